@@ -1,0 +1,231 @@
+//! Named, typed attributes of an operator call (stride, axis, epsilon …).
+//!
+//! Attributes are plain data: they are compared and hashed for common-subexpression elimination,
+//! printed, and serialised into plans. Nothing is addressed by position.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::hash::{Hash, Hasher};
+
+use serde::{Deserialize, Serialize};
+
+use crate::dtype::DType;
+
+/// One attribute value.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Attr {
+    /// An integer.
+    Int(i64),
+    /// A list of integers.
+    Ints(Vec<i64>),
+    /// A real number.
+    Float(f64),
+    /// A flag.
+    Bool(bool),
+    /// A word.
+    Str(String),
+    /// An element type.
+    DType(DType),
+}
+
+impl PartialEq for Attr {
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Attr::Int(a), Attr::Int(b)) => a == b,
+            (Attr::Ints(a), Attr::Ints(b)) => a == b,
+            // By bits, so that equality agrees with the hash and NaN equals itself.
+            (Attr::Float(a), Attr::Float(b)) => a.to_bits() == b.to_bits(),
+            (Attr::Bool(a), Attr::Bool(b)) => a == b,
+            (Attr::Str(a), Attr::Str(b)) => a == b,
+            (Attr::DType(a), Attr::DType(b)) => a == b,
+            _ => false,
+        }
+    }
+}
+
+impl Eq for Attr {}
+
+impl Hash for Attr {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        std::mem::discriminant(self).hash(state);
+        match self {
+            Attr::Int(v) => v.hash(state),
+            Attr::Ints(v) => v.hash(state),
+            Attr::Float(v) => v.to_bits().hash(state),
+            Attr::Bool(v) => v.hash(state),
+            Attr::Str(v) => v.hash(state),
+            Attr::DType(v) => v.hash(state),
+        }
+    }
+}
+
+impl fmt::Display for Attr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Attr::Int(v) => write!(f, "{v}"),
+            Attr::Ints(v) => write!(f, "{v:?}"),
+            Attr::Float(v) => write!(f, "{v}"),
+            Attr::Bool(v) => write!(f, "{v}"),
+            Attr::Str(v) => write!(f, "{v:?}"),
+            Attr::DType(v) => write!(f, "{v}"),
+        }
+    }
+}
+
+/// The attributes of one call, in the order of their declaration.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Attrs(Vec<(Cow<'static, str>, Attr)>);
+
+impl Attrs {
+    /// No attributes.
+    pub fn new() -> Self {
+        Attrs::default()
+    }
+
+    /// Adds or replaces one attribute.
+    #[must_use]
+    pub fn with(mut self, name: &'static str, value: impl Into<Attr>) -> Self {
+        let value = value.into();
+        match self.0.iter_mut().find(|(n, _)| n == name) {
+            Some(slot) => slot.1 = value,
+            None => self.0.push((Cow::Borrowed(name), value)),
+        }
+        self
+    }
+
+    /// The attribute of that name.
+    pub fn get(&self, name: &str) -> Option<&Attr> {
+        self.0.iter().find(|(n, _)| n == name).map(|(_, v)| v)
+    }
+
+    /// Names and values in order.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Attr)> {
+        self.0.iter().map(|(n, v)| (n.as_ref(), v))
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// An integer attribute.
+    ///
+    /// # Errors
+    /// A message when it is absent or of another kind, as for every typed getter here.
+    pub fn int(&self, name: &str) -> Result<i64, String> {
+        match self.get(name) {
+            Some(Attr::Int(v)) => Ok(*v),
+            other => Err(mismatch(name, "an integer", other)),
+        }
+    }
+
+    /// A list of integers.
+    ///
+    /// # Errors
+    /// See [`Attrs::int`].
+    pub fn ints(&self, name: &str) -> Result<&[i64], String> {
+        match self.get(name) {
+            Some(Attr::Ints(v)) => Ok(v),
+            other => Err(mismatch(name, "a list of integers", other)),
+        }
+    }
+
+    /// A list of non-negative integers of a fixed length.
+    ///
+    /// # Errors
+    /// See [`Attrs::int`]; also when the length differs or an entry is negative.
+    pub fn sizes<const N: usize>(&self, name: &str) -> Result<[usize; N], String> {
+        let list = self.ints(name)?;
+        if list.len() != N {
+            return Err(format!("attribute '{name}' needs {N} entries, got {list:?}"));
+        }
+        let mut out = [0; N];
+        for (o, &v) in out.iter_mut().zip(list) {
+            *o = usize::try_from(v).map_err(|_| format!("attribute '{name}' has the negative entry {v}"))?;
+        }
+        Ok(out)
+    }
+
+    /// A non-negative integer.
+    ///
+    /// # Errors
+    /// See [`Attrs::int`]; also when negative.
+    pub fn size(&self, name: &str) -> Result<usize, String> {
+        let v = self.int(name)?;
+        usize::try_from(v).map_err(|_| format!("attribute '{name}' is negative: {v}"))
+    }
+
+    /// A real number.
+    ///
+    /// # Errors
+    /// See [`Attrs::int`].
+    pub fn float(&self, name: &str) -> Result<f64, String> {
+        match self.get(name) {
+            Some(Attr::Float(v)) => Ok(*v),
+            other => Err(mismatch(name, "a real number", other)),
+        }
+    }
+
+    /// A flag.
+    ///
+    /// # Errors
+    /// See [`Attrs::int`].
+    pub fn bool(&self, name: &str) -> Result<bool, String> {
+        match self.get(name) {
+            Some(Attr::Bool(v)) => Ok(*v),
+            other => Err(mismatch(name, "a flag", other)),
+        }
+    }
+
+    /// An element type.
+    ///
+    /// # Errors
+    /// See [`Attrs::int`].
+    pub fn dtype(&self, name: &str) -> Result<DType, String> {
+        match self.get(name) {
+            Some(Attr::DType(v)) => Ok(*v),
+            other => Err(mismatch(name, "an element type", other)),
+        }
+    }
+}
+
+fn mismatch(name: &str, wanted: &str, found: Option<&Attr>) -> String {
+    match found {
+        None => format!("attribute '{name}' is missing; it should be {wanted}"),
+        Some(v) => format!("attribute '{name}' should be {wanted}, not {v}"),
+    }
+}
+
+impl fmt::Display for Attrs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, (name, value)) in self.iter().enumerate() {
+            let comma = if i == 0 { "" } else { ", " };
+            write!(f, "{comma}{name}={value}")?;
+        }
+        Ok(())
+    }
+}
+
+macro_rules! from {
+    ($($t:ty => |$v:ident| $e:expr),* $(,)?) => {
+        $(impl From<$t> for Attr { fn from($v: $t) -> Self { $e } })*
+    };
+}
+
+from! {
+    i64 => |v| Attr::Int(v),
+    i32 => |v| Attr::Int(v.into()),
+    u32 => |v| Attr::Int(v.into()),
+    usize => |v| Attr::Int(v as i64),
+    f64 => |v| Attr::Float(v),
+    f32 => |v| Attr::Float(v.into()),
+    bool => |v| Attr::Bool(v),
+    DType => |v| Attr::DType(v),
+    &str => |v| Attr::Str(v.to_owned()),
+    Vec<i64> => |v| Attr::Ints(v),
+    &[i32] => |v| Attr::Ints(v.iter().map(|&x| x.into()).collect()),
+    &[u32] => |v| Attr::Ints(v.iter().map(|&x| x.into()).collect()),
+    &[usize] => |v| Attr::Ints(v.iter().map(|&x| x as i64).collect()),
+    [u32; 2] => |v| Attr::Ints(v.iter().map(|&x| x.into()).collect()),
+    [usize; 2] => |v| Attr::Ints(v.iter().map(|&x| x as i64).collect()),
+}

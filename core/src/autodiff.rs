@@ -1,0 +1,328 @@
+//! Reverse-mode automatic differentiation of a graph.
+//!
+//! No operator is named here: each brings its own rule ([`Gradient`]).
+
+use std::collections::HashMap;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+use crate::attrs::Attrs;
+use crate::error::{Error, Result, unwrap_report};
+use crate::graph::{Graph, NodeId, NodeKind, Provenance, Value};
+use crate::ops::{Gradient, OpRef};
+use crate::reference::expand_into;
+
+/// Adds to a forward graph the gradients of its first output with respect to every trainable
+/// parameter and every input marked by `require_grad`.
+///
+/// The result has the same outputs; [`Graph::gradients`] lists leaf and gradient.
+///
+/// # Panics
+/// With the report of [`try_differentiate`]'s error.
+#[must_use]
+#[track_caller]
+pub fn differentiate(graph: &Graph) -> Graph {
+    unwrap_report(try_differentiate(graph))
+}
+
+/// [`differentiate`] with errors as values.
+///
+/// # Errors
+/// What [`Graph::verify`] finds; [`Error::NonScalarLoss`] unless the first output has one float
+/// element; [`Error::NotDifferentiable`] where a gradient that is needed cannot flow.
+pub fn try_differentiate(graph: &Graph) -> Result<Graph> {
+    graph.verify()?;
+    let order = graph.topological_order()?;
+    let loss = *graph.outputs().first().ok_or(Error::NoOutputs)?;
+    check_loss(graph, loss)?;
+
+    let wanted = wanted_leaves(graph);
+    let mut needs = vec![false; graph.nodes().len()];
+    for leaf in &wanted {
+        needs[leaf.index()] = true;
+    }
+    for id in &order {
+        let node = &graph.nodes()[id.index()];
+        // Integers carry no gradient, so what is behind an integer operand does not need one.
+        needs[id.index()] |= node
+            .inputs
+            .iter()
+            .any(|v| needs[v.node.index()] && graph.dtype(*v).is_float());
+    }
+
+    let mut out = graph.clone();
+    out.freeze_writes();
+    let mut adjoints = Adjoints::default();
+    let loss_type = graph.ty(loss).map(|t| (t.dtype, t.shape.clone()));
+    if let Some((dtype, shape)) = loss_type {
+        let one = out.scalar_of(dtype, 1.0);
+        let seed = out.reshape(one, &shape);
+        adjoints.add(&mut out, loss, seed.into());
+    }
+    for &id in order.iter().rev() {
+        if needs[id.index()] && graph.nodes()[id.index()].is_op() {
+            backpropagate(&mut out, id, &needs, &mut adjoints)?;
+        }
+    }
+    out.gradients = wanted
+        .into_iter()
+        .map(|leaf| (leaf, adjoints.gradient_of_leaf(&mut out, leaf)))
+        .collect();
+    out.verify()?;
+    Ok(out)
+}
+
+fn check_loss(graph: &Graph, loss: Value) -> Result<()> {
+    let ty = graph.ty(loss).ok_or(Error::NoOutputs)?;
+    if ty.numel() != 1 {
+        return Err(Error::NonScalarLoss {
+            node: graph.label(loss.node),
+            shape: ty.shape.clone(),
+        });
+    }
+    if !ty.dtype.is_float() {
+        return Err(Error::NotDifferentiable {
+            node: graph.label(loss.node),
+            reason: format!("the loss is {}, not floating point", ty.dtype),
+        });
+    }
+    Ok(())
+}
+
+fn wanted_leaves(graph: &Graph) -> Vec<NodeId> {
+    graph
+        .node_ids()
+        .filter(|id| match &graph.nodes()[id.index()].kind {
+            NodeKind::Parameter { trainable, .. } => *trainable,
+            _ => graph.wants_gradient.contains(id),
+        })
+        .collect()
+}
+
+/// Gradients of values seen so far. A value with several consumers gets their sum.
+#[derive(Default)]
+struct Adjoints(HashMap<Value, Value>);
+
+impl Adjoints {
+    fn add(&mut self, graph: &mut Graph, value: Value, gradient: Value) {
+        let sum = match self.0.get(&value) {
+            Some(&earlier) => graph.add(earlier, gradient).into(),
+            None => gradient,
+        };
+        self.0.insert(value, sum);
+    }
+
+    /// The gradient of a leaf; zeros if the loss does not depend on it.
+    fn gradient_of_leaf(&self, out: &mut Graph, leaf: NodeId) -> Value {
+        if let Some(&gradient) = self.0.get(&leaf.into()) {
+            return gradient;
+        }
+        let (dtype, shape) = (out.dtype(leaf), out.shape(leaf).to_vec());
+        out.with_provenance(gradient_provenance(out, leaf), |out| {
+            out.full(dtype, 0.0, &shape).into()
+        })
+    }
+}
+
+fn gradient_provenance(graph: &Graph, id: NodeId) -> Provenance {
+    let Provenance { name, location } = graph.provenance(id);
+    let name = name.unwrap_or_else(|| graph.nodes()[id.index()].kind.noun().into());
+    Provenance {
+        name: Some(Arc::from(format!("{name}.grad"))),
+        location,
+    }
+}
+
+/// Adds to `adjoints` what flows from the results of one call to its operands. `out` holds the forward
+/// nodes under their own ids, and receives the new ones.
+fn backpropagate(out: &mut Graph, id: NodeId, needs: &[bool], adjoints: &mut Adjoints) -> Result<()> {
+    let node = out.nodes()[id.index()].clone();
+    let Some((op, attrs)) = node.op() else {
+        return Ok(());
+    };
+    let values = |count: usize| (0..count as u32).map(move |port| Value { node: id, port });
+    let grads: Vec<Option<Value>> = values(node.outputs.len())
+        .map(|v| adjoints.0.get(&v).copied())
+        .collect();
+    if grads.iter().all(Option::is_none) {
+        return Ok(());
+    }
+    let needs: Vec<bool> = node
+        .inputs
+        .iter()
+        .map(|v| needs[v.node.index()] && out.dtype(*v).is_float())
+        .collect();
+    let call = GradCall {
+        attrs,
+        inputs: node.inputs.clone(),
+        outputs: values(node.outputs.len()).collect(),
+        grads,
+        needs,
+    };
+    let results = out
+        .with_provenance(gradient_provenance(out, id), |out| {
+            vector_jacobian_product(out, op, &call)
+        })
+        .map_err(|reason| Error::NotDifferentiable {
+            node: out.label(id),
+            reason,
+        })?;
+    for ((&value, gradient), needed) in call.inputs.iter().zip(results).zip(&call.needs) {
+        if let (Some(gradient), true) = (gradient, needed) {
+            check_gradient_type(out, op, value, gradient)?;
+            adjoints.add(out, value, gradient);
+        }
+    }
+    Ok(())
+}
+
+// A rule that returns a gradient of another shape is a bug in the operator; say so by name instead of
+// letting `add` broadcast it.
+fn check_gradient_type(graph: &Graph, op: OpRef, value: Value, gradient: Value) -> Result<()> {
+    match (graph.ty(value), graph.ty(gradient)) {
+        (Some(v), Some(g)) if v == g => Ok(()),
+        (v, g) => match graph.errors().first() {
+            Some(error) => Err(error.clone()),
+            None => Err(Error::graph(
+                format!(
+                    "the gradient rule of {} yields {g:?} for an operand of type {v:?}",
+                    op.name()
+                ),
+                "this is a fault of the operator",
+            )),
+        },
+    }
+}
+
+/// A call to differentiate.
+#[derive(Clone, Debug)]
+struct GradCall<'a> {
+    attrs: &'a Attrs,
+    inputs: Vec<Value>,
+    outputs: Vec<Value>,
+    grads: Vec<Option<Value>>,
+    needs: Vec<bool>,
+}
+
+fn vector_jacobian_product(graph: &mut Graph, op: OpRef, call: &GradCall) -> Result<Vec<Option<Value>>, String> {
+    match op.gradient() {
+        Gradient::Rule(rule) => rule(&mut GradCx { graph, call }),
+        Gradient::Zero => Ok(vec![None; call.inputs.len()]),
+        Gradient::NotDifferentiable(reason) => Err(reason.to_owned()),
+        Gradient::Decomposed => decomposed_gradient(graph, op, call),
+    }
+}
+
+/// Differentiates the decomposition of a call, built anew on the graph. What the rules do not use of
+/// it is removed later as dead code, and what equals the forward pass is shared with it.
+fn decomposed_gradient(graph: &mut Graph, op: OpRef, call: &GradCall) -> Result<Vec<Option<Value>>, String> {
+    let start = graph.nodes().len();
+    let outputs: Vec<_> = call.outputs.iter().filter_map(|&v| graph.ty(v).cloned()).collect();
+    let results = expand_into(graph, op, call.attrs, &call.inputs, &outputs).map_err(|e| e.to_string())?;
+    let end = graph.nodes().len();
+    let mut needed: HashMap<NodeId, bool> = HashMap::new();
+    for (v, &n) in call.inputs.iter().zip(&call.needs) {
+        *needed.entry(v.node).or_default() |= n;
+    }
+    let mut adjoints = Adjoints::default();
+    for (&value, gradient) in results.iter().zip(&call.grads) {
+        if let Some(gradient) = gradient {
+            adjoints.add(graph, value, *gradient);
+        }
+    }
+    let needs = inner_needs(graph, start, &needed);
+    for id in (start..end).rev().map(|i| NodeId(i as u32)) {
+        if needs[id.index()] && graph.nodes()[id.index()].is_op() {
+            backpropagate(graph, id, &needs, &mut adjoints).map_err(|e| e.to_string())?;
+        }
+    }
+    // One operand may stand in several places: its gradient is counted once, for the first.
+    let mut seen = Vec::new();
+    Ok(call
+        .inputs
+        .iter()
+        .map(|v| {
+            if seen.contains(v) {
+                return None;
+            }
+            seen.push(*v);
+            adjoints.0.get(v).copied()
+        })
+        .collect())
+}
+
+fn inner_needs(graph: &Graph, start: usize, operands: &HashMap<NodeId, bool>) -> Vec<bool> {
+    let mut needs = vec![false; graph.nodes().len()];
+    for (id, &needed) in operands {
+        needs[id.index()] = needed;
+    }
+    for i in start..graph.nodes().len() {
+        needs[i] = graph.nodes()[i]
+            .inputs
+            .iter()
+            .any(|v| needs[v.node.index()] && graph.dtype(*v).is_float());
+    }
+    needs
+}
+
+/// What a gradient rule works with: the graph (through deref), the call and the gradients of its
+/// results.
+pub struct GradCx<'a> {
+    graph: &'a mut Graph,
+    call: &'a GradCall<'a>,
+}
+
+impl GradCx<'_> {
+    /// Attributes of the call.
+    pub fn attrs(&self) -> &Attrs {
+        self.call.attrs
+    }
+
+    /// Operand `i` of the forward call.
+    pub fn operand(&self, i: usize) -> Value {
+        self.call.inputs[i]
+    }
+
+    /// Number of operands.
+    pub fn arity(&self) -> usize {
+        self.call.inputs.len()
+    }
+
+    /// Result `port` of the forward call.
+    pub fn result(&self, port: usize) -> Value {
+        self.call.outputs[port]
+    }
+
+    /// Whether the gradient of operand `i` will be used; others may be returned as `None`.
+    pub fn needs(&self, i: usize) -> bool {
+        self.call.needs[i]
+    }
+
+    /// Gradient of a result, `None` if the loss does not depend on it.
+    pub fn try_grad(&self, port: usize) -> Option<Value> {
+        self.call.grads[port]
+    }
+
+    /// Gradient of a result, zeros if the loss does not depend on it.
+    pub fn grad(&mut self, port: usize) -> Value {
+        if let Some(g) = self.call.grads[port] {
+            return g;
+        }
+        let result = self.result(port);
+        let (dtype, shape) = (self.graph.dtype(result), self.graph.shape(result).to_vec());
+        self.graph.full(dtype, 0.0, &shape).into()
+    }
+}
+
+impl Deref for GradCx<'_> {
+    type Target = Graph;
+    fn deref(&self) -> &Graph {
+        self.graph
+    }
+}
+
+impl DerefMut for GradCx<'_> {
+    fn deref_mut(&mut self) -> &mut Graph {
+        self.graph
+    }
+}

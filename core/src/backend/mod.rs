@@ -1,0 +1,253 @@
+//! What a backend implements: a few methods, none per operator.
+//!
+//! A [`Backend`] finds [`Device`]s; a device says which kernels it has and compiles an [`ExecutionPlan`] to
+//! an [`Executable`], which a session feeds, runs and reads.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::attrs::Attrs;
+use crate::config::Config;
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::ops::Call;
+use crate::plan::{BufferRef, ExecutionPlan};
+use crate::shape::TensorType;
+
+/// Name, version and origin of a backend.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BackendInfo {
+    /// Name as selectors use it: lower case, without a colon.
+    pub name: String,
+    /// Version of the crate or plugin.
+    pub version: String,
+    /// Where it comes from: a crate, or a file.
+    pub origin: String,
+}
+
+/// Class of a device, which the automatic choice goes by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DeviceKind {
+    /// The host's processor.
+    Cpu,
+    /// A GPU with memory of its own.
+    DiscreteGpu,
+    /// A GPU that shares the host's memory.
+    IntegratedGpu,
+    /// Another accelerator.
+    Accelerator,
+    /// A GPU interface emulated on the processor: never chosen automatically.
+    Software,
+}
+
+impl DeviceKind {
+    /// Word for listings.
+    pub fn name(self) -> &'static str {
+        match self {
+            DeviceKind::Cpu => "cpu",
+            DeviceKind::DiscreteGpu => "discrete GPU",
+            DeviceKind::IntegratedGpu => "integrated GPU",
+            DeviceKind::Accelerator => "accelerator",
+            DeviceKind::Software => "software rasteriser",
+        }
+    }
+}
+
+/// A device that a backend found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// Position in the backend's listing.
+    pub index: usize,
+    /// Human-readable name.
+    pub name: String,
+    /// Class.
+    pub kind: DeviceKind,
+    /// Numeric identity in the backend's own terms (for Vulkan the device id), if it has one.
+    pub numeric_id: Option<u64>,
+    /// Memory in bytes, if known.
+    pub memory_bytes: Option<u64>,
+    /// Driver and its version, if there is one.
+    pub driver: Option<String>,
+    /// Why the device cannot be used, if it cannot.
+    pub rejected: Option<String>,
+    /// Anything a user should know, such as that a second device cannot be told apart from it.
+    pub note: Option<String>,
+}
+
+impl DeviceInfo {
+    /// A usable device with nothing but its name and class known.
+    pub fn new(index: usize, name: impl Into<String>, kind: DeviceKind) -> Self {
+        DeviceInfo {
+            index,
+            name: name.into(),
+            kind,
+            numeric_id: None,
+            memory_bytes: None,
+            driver: None,
+            rejected: None,
+            note: None,
+        }
+    }
+}
+
+/// Rates by which costs are estimated; the device supplies them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CostModel {
+    /// Fixed cost of a dispatch.
+    pub launch: Duration,
+    /// Bytes a second that memory delivers.
+    pub bytes_per_second: f64,
+    /// `f32` operations a second of a large matrix product.
+    pub flops_per_second: f64,
+}
+
+/// What a device can do.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Capabilities {
+    /// Selector-like name, `cpu` or `blade:0`.
+    pub name: String,
+    /// Storage types of buffers.
+    pub dtypes: Vec<DType>,
+    /// Largest buffer in bytes, if limited.
+    pub max_buffer_bytes: Option<u64>,
+    /// Memory in bytes, if known.
+    pub memory_bytes: Option<u64>,
+    /// Whether device and host share memory.
+    pub unified_memory: bool,
+    /// Rates.
+    pub cost: CostModel,
+}
+
+/// A kernel that a plan would like to use.
+#[derive(Clone, Copy, Debug)]
+pub struct KernelDesc<'a> {
+    /// Operator name.
+    pub name: &'a str,
+    /// Version of its meaning.
+    pub version: u32,
+    /// Attributes of the call.
+    pub attrs: &'a Attrs,
+    /// Operand types.
+    pub inputs: &'a [TensorType],
+    /// Result types.
+    pub outputs: &'a [TensorType],
+}
+
+impl KernelDesc<'_> {
+    /// The call as shape rules see it.
+    pub fn call(&self) -> Call<'_> {
+        Call {
+            attrs: self.attrs,
+            inputs: self.inputs,
+            outputs: self.outputs,
+        }
+    }
+}
+
+impl fmt::Display for KernelDesc<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let types: Vec<String> = self.inputs.iter().map(ToString::to_string).collect();
+        write!(f, "{}({})", self.name, types.join(", "))
+    }
+}
+
+/// Answer to whether a device has a kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Support {
+    /// It has.
+    Yes,
+    /// It has not, for this reason.
+    No(String),
+}
+
+/// A family of devices.
+pub trait Backend: Send + Sync {
+    /// Name, version, origin.
+    fn info(&self) -> BackendInfo;
+
+    /// All devices, the rejected ones with their reason.
+    ///
+    /// # Errors
+    /// When the search itself fails (a driver that cannot be loaded is not an error but no device).
+    fn devices(&self, config: &Config) -> Result<Vec<DeviceInfo>>;
+
+    /// Opens the device of that index in the listing.
+    ///
+    /// # Errors
+    /// When it does not exist, is rejected, or fails to open.
+    fn open(&self, index: usize, config: &Config) -> Result<Arc<dyn Device>>;
+}
+
+/// An open device.
+pub trait Device: Send + Sync {
+    /// What it can do.
+    fn capabilities(&self) -> &Capabilities;
+
+    /// Whether it has a kernel for a call.
+    fn supports(&self, kernel: &KernelDesc) -> Support;
+
+    /// Chooses variants and launch geometry for each dispatch, before the plan is cached.
+    ///
+    /// # Errors
+    /// When a dispatch cannot be launched on this device.
+    fn finalize(&self, plan: &mut ExecutionPlan) -> Result<()> {
+        let _ = plan;
+        Ok(())
+    }
+
+    /// Prepares everything that replaying the plan needs, and allocates its buffers: zeroed, constants and
+    /// state fills uploaded.
+    ///
+    /// # Errors
+    /// A plan that is not consistent, kernels that are missing, memory that is not there.
+    fn compile(&self, plan: &ExecutionPlan) -> Result<Box<dyn Executable>>;
+}
+
+/// What one step shall do.
+#[derive(Clone, Copy, Debug)]
+pub struct StepArgs<'a> {
+    /// Segments to run, as indices into [`ExecutionPlan::segments`], in order.
+    pub segments: &'a [usize],
+    /// Scalar buffers and their storage bytes for this step.
+    pub scalars: &'a [(BufferRef, [u8; 4])],
+}
+
+/// A submission.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ticket(pub u64);
+
+/// What is known of a completed submission.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepStats {
+    /// Time that the device spent on it, if measured.
+    pub device_time: Option<Duration>,
+}
+
+/// A compiled plan with its memory.
+pub trait Executable: Send {
+    /// Writes bytes into a buffer before the next step.
+    ///
+    /// # Errors
+    /// Out of bounds; a lost device.
+    fn write(&mut self, buffer: BufferRef, offset: u64, bytes: &[u8]) -> Result<()>;
+
+    /// Reads bytes of a buffer, after all submitted steps.
+    ///
+    /// # Errors
+    /// Out of bounds; a lost device; an error of the step that was waited for.
+    fn read(&mut self, buffer: BufferRef, offset: u64, bytes: &mut [u8]) -> Result<()>;
+
+    /// Submits a step. It need not be complete on return.
+    ///
+    /// # Errors
+    /// A lost device; errors of the step if it is complete already.
+    fn run(&mut self, args: &StepArgs) -> Result<Ticket>;
+
+    /// Blocks until a submission is complete.
+    ///
+    /// # Errors
+    /// Errors of that step, such as an index outside of a table.
+    fn wait(&mut self, ticket: Ticket) -> Result<StepStats>;
+}

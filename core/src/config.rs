@@ -1,0 +1,109 @@
+//! Configuration: `meganeura.toml`, found in the working directory or named by `MEGANEURA_CONFIG`.
+//!
+//! ```toml
+//! device = "cpu"
+//!
+//! [backend.cpu]
+//! threads = 4
+//! ```
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use crate::error::{Error, Result};
+
+/// Variable that names the configuration file.
+pub const CONFIG_VARIABLE: &str = "MEGANEURA_CONFIG";
+/// File that is read from the working directory.
+pub const CONFIG_FILE: &str = "meganeura.toml";
+
+/// Settings of the library and of backends.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Device selector, overridden by the environment and the API.
+    pub device: Option<String>,
+    /// Settings of each backend by its name; their meaning is the backend's.
+    #[serde(default)]
+    pub backend: BTreeMap<String, BTreeMap<String, toml::Value>>,
+    /// The file that this was read from.
+    #[serde(skip)]
+    pub path: Option<PathBuf>,
+}
+
+impl Config {
+    /// Reads the file that `MEGANEURA_CONFIG` names, else `meganeura.toml` in the working directory, else
+    /// gives the defaults.
+    ///
+    /// # Errors
+    /// [`Error::Config`] when a named file is missing, or a file cannot be read or parsed.
+    pub fn load() -> Result<Self> {
+        match std::env::var_os(CONFIG_VARIABLE) {
+            Some(path) => Config::read(Path::new(&path)),
+            None if Path::new(CONFIG_FILE).is_file() => Config::read(Path::new(CONFIG_FILE)),
+            None => Ok(Config::default()),
+        }
+    }
+
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// [`Error::Config`] when it cannot be read or parsed.
+    pub fn read(path: &Path) -> Result<Self> {
+        let fail = |message: String| Error::Config {
+            origin: path.display().to_string(),
+            message,
+        };
+        let text = std::fs::read_to_string(path).map_err(|e| fail(e.to_string()))?;
+        let mut config: Config = toml::from_str(&text).map_err(|e| fail(e.to_string()))?;
+        config.path = Some(path.to_owned());
+        Ok(config)
+    }
+
+    /// A non-negative integer setting of a backend.
+    ///
+    /// # Errors
+    /// [`Error::Config`] when the setting is something else.
+    pub fn backend_size(&self, backend: &str, key: &str) -> Result<Option<usize>> {
+        let Some(value) = self.backend.get(backend).and_then(|b| b.get(key)) else {
+            return Ok(None);
+        };
+        value
+            .as_integer()
+            .and_then(|v| usize::try_from(v).ok())
+            .map(Some)
+            .ok_or_else(|| Error::Config {
+                origin: self.origin(),
+                message: format!("backend.{backend}.{key} is {value:?}, but it is a non-negative integer"),
+            })
+    }
+
+    /// Where the settings came from, for messages.
+    pub fn origin(&self) -> String {
+        self.path
+            .as_ref()
+            .map_or_else(|| "(in code)".to_owned(), |p| p.display().to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_keys_are_errors() {
+        let error = toml::from_str::<Config>("devize = 'cpu'").map_err(|e| e.to_string());
+        assert!(error.is_err_and(|e| e.contains("devize")));
+    }
+
+    #[test]
+    fn backend_settings_are_typed() {
+        let config: Config = toml::from_str("[backend.cpu]\nthreads = 3\npin = 'x'").expect("valid");
+        assert_eq!(config.backend_size("cpu", "threads").expect("an integer"), Some(3));
+        assert_eq!(config.backend_size("cpu", "absent").expect("absent"), None);
+        let error = config.backend_size("cpu", "pin").expect_err("a string");
+        assert!(error.to_string().contains("backend.cpu.pin"), "{error}");
+    }
+}

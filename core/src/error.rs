@@ -1,0 +1,397 @@
+//! The one error type of the library.
+//!
+//! Every message says what went wrong, with which node, tensor or file, and what to do about it
+//! (the `help:` line).
+
+use std::fmt;
+use std::panic::Location;
+
+use serde::{Deserialize, Serialize};
+
+use crate::shape::Shape;
+
+/// Result with the library's [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Source location of the builder call that made a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SourceLocation {
+    /// File, as the compiler names it.
+    pub file: &'static str,
+    /// Line, from 1.
+    pub line: u32,
+}
+
+impl From<&'static Location<'static>> for SourceLocation {
+    fn from(l: &'static Location<'static>) -> Self {
+        SourceLocation {
+            file: l.file(),
+            line: l.line(),
+        }
+    }
+}
+
+impl fmt::Display for SourceLocation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.file, self.line)
+    }
+}
+
+/// A node as errors speak of it: operator, name if it has one, and where it was built.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeLabel(pub String);
+
+impl fmt::Display for NodeLabel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The kinds of tensors that a session knows by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum TensorKind {
+    /// Fed by the caller at each step.
+    Input,
+    /// Trained or loaded weights.
+    Parameter,
+    /// Persistent, untrained.
+    State,
+    /// Derivative of the loss.
+    Gradient,
+    /// A result.
+    Output,
+}
+
+impl fmt::Display for TensorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            TensorKind::Input => "input",
+            TensorKind::Parameter => "parameter",
+            TensorKind::State => "state",
+            TensorKind::Gradient => "gradient",
+            TensorKind::Output => "output",
+        })
+    }
+}
+
+/// One kernel that a device lacks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MissingKernel {
+    /// Kernel name and operand types.
+    pub kernel: String,
+    /// Provenance label of the dispatch.
+    pub label: String,
+    /// The device's own words.
+    pub reason: String,
+}
+
+/// Everything that can go wrong, from a wrong builder call to a lost device.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A builder call was given operands or attributes that the operator rejects.
+    #[error("{node}: {message}{}", help(remedy))]
+    InvalidOp {
+        /// The rejected call.
+        node: NodeLabel,
+        /// What is wrong, in the operator's own words.
+        message: String,
+        /// What to do about it.
+        remedy: String,
+    },
+    /// The graph as a whole is not usable.
+    #[error("invalid graph: {message}{}", help(remedy))]
+    InvalidGraph {
+        /// What is wrong.
+        message: String,
+        /// What to do about it.
+        remedy: String,
+    },
+    /// The nodes depend on each other in a circle.
+    #[error("the graph has a cycle: {}{}", path.join(" -> "), help("break it by feeding one of these nodes from an earlier value; graphs have no loops"))]
+    Cycle {
+        /// Nodes on the cycle, in order of the edges.
+        path: Vec<String>,
+    },
+    /// The graph has nothing to compute.
+    #[error(
+        "the graph has no outputs{}",
+        help("call `set_outputs(vec![loss])` before building; the first output is the loss when training")
+    )]
+    NoOutputs,
+    /// Training needs one number to minimise.
+    #[error(
+        "the loss {node} has shape {shape}, but a loss is one number{}",
+        help("reduce it, for example with `mean_all`")
+    )]
+    NonScalarLoss {
+        /// The first output.
+        node: NodeLabel,
+        /// Its shape.
+        shape: Shape,
+    },
+    /// The loss does not depend differentiably on what should be trained.
+    #[error(
+        "cannot differentiate through {node}: {reason}{}",
+        help("wrap it in `stop_gradient` if no gradient should flow, or use a differentiable form")
+    )]
+    NotDifferentiable {
+        /// Where the gradient stops.
+        node: NodeLabel,
+        /// The operator's reason.
+        reason: String,
+    },
+    /// The session has no tensor of that name.
+    #[error("there is no {kind} named '{name}'{}", known(candidates))]
+    UnknownTensor {
+        /// What was looked for.
+        kind: TensorKind,
+        /// The name given.
+        name: String,
+        /// Names that exist, the closest first.
+        candidates: Vec<String>,
+    },
+    /// Data of the wrong number of elements.
+    #[error("{kind} '{name}' has shape {shape}, that is {} elements, but {found} were given", shape.numel())]
+    WrongLength {
+        /// Kind of tensor.
+        kind: TensorKind,
+        /// Its name.
+        name: String,
+        /// Its shape.
+        shape: Shape,
+        /// Elements given or asked for.
+        found: usize,
+    },
+    /// Data of the wrong element type.
+    #[error("{kind} '{name}' holds {expected}, but {found} was given{}", help(remedy))]
+    WrongDType {
+        /// Kind of tensor.
+        kind: TensorKind,
+        /// Its name.
+        name: String,
+        /// Element type of the tensor.
+        expected: String,
+        /// Element type given.
+        found: String,
+        /// What to do about it.
+        remedy: String,
+    },
+    /// `step` was called before every input had data.
+    #[error("input{} {} {} never set{}", if names.len() == 1 { "" } else { "s" }, quoted(names), if names.len() == 1 { "was" } else { "were" }, help("call `set_input` or `set_input_u32` for each of them before `step`"))]
+    InputNotSet {
+        /// The inputs without data.
+        names: Vec<String>,
+    },
+    /// A kernel met an index outside of its table.
+    #[error(
+        "{label}: index {index} is out of range, the table has {rows} rows{}",
+        help("check the ids that you feed against the vocabulary or the number of classes")
+    )]
+    IndexOutOfRange {
+        /// Provenance label of the dispatch.
+        label: String,
+        /// The offending index.
+        index: u32,
+        /// Rows of the table.
+        rows: usize,
+    },
+    /// A device selector that cannot be parsed, matches nothing, or matches several devices.
+    #[error("cannot select the device '{selector}' (from {source_name}): {reason}\n{listing}")]
+    DeviceSelection {
+        /// The selector as given.
+        selector: String,
+        /// Where it came from: the API, an environment variable, a configuration file.
+        source_name: String,
+        /// What is wrong with it.
+        reason: String,
+        /// The candidates with the strings to paste.
+        listing: String,
+    },
+    /// The device lacks kernels that the plan needs.
+    #[error("device '{device}' lacks {} of the plan's kernels:\n{}{}", missing.len(), list_missing(missing), help("build the plan for this device with `build`, which replaces what it lacks by decompositions"))]
+    MissingKernels {
+        /// The device.
+        device: String,
+        /// What it lacks.
+        missing: Vec<MissingKernel>,
+    },
+    /// A plan that is not consistent.
+    #[error("invalid plan: {message}")]
+    InvalidPlan {
+        /// What is wrong.
+        message: String,
+    },
+    /// Not enough memory.
+    #[error("device '{device}' cannot provide {} for this plan{}", megabytes(*requested), help("use a smaller batch or a smaller model"))]
+    OutOfMemory {
+        /// The device.
+        device: String,
+        /// Bytes asked for.
+        requested: usize,
+    },
+    /// A backend failed.
+    #[error("backend '{backend}': {message}")]
+    Backend {
+        /// Its name.
+        backend: String,
+        /// What it says.
+        message: String,
+    },
+    /// A plugin is missing, duplicated or broken.
+    #[error("plugin '{plugin}': {message}{}", help(remedy))]
+    Plugin {
+        /// Its name.
+        plugin: String,
+        /// What is wrong.
+        message: String,
+        /// What to do about it.
+        remedy: String,
+    },
+    /// A configuration file or environment variable that cannot be used.
+    #[error("configuration {origin}: {message}")]
+    Config {
+        /// File or variable.
+        origin: String,
+        /// What is wrong.
+        message: String,
+    },
+    /// Hyper-parameters or call order that make no sense.
+    #[error("{message}{}", help(remedy))]
+    InvalidUse {
+        /// What is wrong.
+        message: String,
+        /// What to do about it.
+        remedy: String,
+    },
+}
+
+impl Error {
+    /// An [`Error::InvalidGraph`].
+    pub fn graph(message: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Error::InvalidGraph {
+            message: message.into(),
+            remedy: remedy.into(),
+        }
+    }
+
+    /// An [`Error::InvalidPlan`].
+    pub fn plan(message: impl Into<String>) -> Self {
+        Error::InvalidPlan {
+            message: message.into(),
+        }
+    }
+
+    /// An [`Error::Backend`].
+    pub fn backend(backend: impl Into<String>, message: impl Into<String>) -> Self {
+        Error::Backend {
+            backend: backend.into(),
+            message: message.into(),
+        }
+    }
+
+    /// An [`Error::InvalidUse`].
+    pub fn misuse(message: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Error::InvalidUse {
+            message: message.into(),
+            remedy: remedy.into(),
+        }
+    }
+
+    /// An [`Error::UnknownTensor`] with the known names ordered by likeness to the one given.
+    pub fn unknown_tensor<'a>(kind: TensorKind, name: &str, known: impl Iterator<Item = &'a str>) -> Self {
+        let mut candidates: Vec<String> = known.map(str::to_owned).collect();
+        candidates.sort_by_key(|c| (edit_distance(c, name), c.clone()));
+        Error::UnknownTensor {
+            kind,
+            name: name.to_owned(),
+            candidates,
+        }
+    }
+}
+
+/// Panics with the full report of an error: what the plain form of a `try_` method does.
+#[track_caller]
+pub fn unwrap_report<T>(result: Result<T>) -> T {
+    match result {
+        Ok(v) => v,
+        // The documented contract of the plain forms; each has a `try_` twin that returns this.
+        Err(e) => panic!("{e}"),
+    }
+}
+
+fn help(remedy: &str) -> String {
+    if remedy.is_empty() {
+        String::new()
+    } else {
+        format!("\n  help: {remedy}")
+    }
+}
+
+fn quoted(names: &[String]) -> String {
+    let quoted: Vec<String> = names.iter().map(|n| format!("'{n}'")).collect();
+    quoted.join(", ")
+}
+
+fn known(candidates: &[String]) -> String {
+    const SHOWN: usize = 8;
+    if candidates.is_empty() {
+        return "; there are none of that kind".to_owned();
+    }
+    let shown = &candidates[..candidates.len().min(SHOWN)];
+    let rest = candidates.len() - shown.len();
+    let more = if rest > 0 {
+        format!(" and {rest} more")
+    } else {
+        String::new()
+    };
+    format!("; there are {}{more}", quoted(shown))
+}
+
+fn list_missing(missing: &[MissingKernel]) -> String {
+    let lines: Vec<String> = missing
+        .iter()
+        .map(|m| format!("  {} for {}: {}", m.kernel, m.label, m.reason))
+        .collect();
+    lines.join("\n")
+}
+
+fn megabytes(bytes: usize) -> String {
+    format!("{:.1} MB", bytes as f64 / 1e6)
+}
+
+/// Levenshtein distance, to propose the name that was meant.
+fn edit_distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, ca) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, cb) in b.iter().enumerate() {
+            let substituted = diagonal + usize::from(ca != *cb);
+            diagonal = row[j + 1];
+            row[j + 1] = substituted.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_closest_name_comes_first() {
+        let e = Error::unknown_tensor(TensorKind::Parameter, "w2", ["bias", "w1", "loss"].into_iter());
+        assert!(e.to_string().contains("there are 'w1'"), "{e}");
+    }
+
+    #[test]
+    fn messages_carry_their_remedy() {
+        let e = Error::InputNotSet {
+            names: vec!["x".into()],
+        };
+        assert!(e.to_string().contains("input 'x' was never set\n  help: "), "{e}");
+    }
+}

@@ -1,0 +1,93 @@
+//! Data of a constant, as little-endian words of its dtype.
+
+use half::{bf16, f16};
+
+use crate::dtype::DType;
+
+/// Elements of a constant; compared and hashed by bits.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ConstantData {
+    dtype: DType,
+    len: usize,
+    bytes: Vec<u8>,
+}
+
+impl ConstantData {
+    /// From `f32` elements.
+    pub fn from_f32(data: Vec<f32>) -> Self {
+        let bytes = data.iter().flat_map(|v| v.to_le_bytes()).collect();
+        ConstantData {
+            dtype: DType::F32,
+            len: data.len(),
+            bytes,
+        }
+    }
+
+    /// From `u32` elements.
+    pub fn from_u32(data: Vec<u32>) -> Self {
+        let bytes = data.iter().flat_map(|v| v.to_le_bytes()).collect();
+        ConstantData {
+            dtype: DType::U32,
+            len: data.len(),
+            bytes,
+        }
+    }
+
+    /// One element, rounded (floats) or saturated (integers) to the dtype.
+    pub fn splat(dtype: DType, value: f64) -> Self {
+        ConstantData {
+            dtype,
+            len: 1,
+            bytes: encode(dtype, value),
+        }
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Storage bytes, little-endian.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Elements as `f64`.
+    pub fn to_f64(&self) -> Vec<f64> {
+        decode(self.dtype, &self.bytes)
+    }
+}
+
+/// Encodes one number in a dtype's storage: rounds to the nearest float, saturates to integers.
+pub(crate) fn encode(dtype: DType, value: f64) -> Vec<u8> {
+    match dtype {
+        DType::F32 => (value as f32).to_le_bytes().to_vec(),
+        DType::F16 => f16::from_f64(value).to_le_bytes().to_vec(),
+        DType::BF16 => bf16::from_f64(value).to_le_bytes().to_vec(),
+        DType::U32 => (value as u32).to_le_bytes().to_vec(),
+        DType::I32 => (value as i32).to_le_bytes().to_vec(),
+    }
+}
+
+/// Decodes storage bytes to numbers.
+pub(super) fn decode(dtype: DType, bytes: &[u8]) -> Vec<f64> {
+    let quads = || bytes.chunks_exact(4).map(|c| [c[0], c[1], c[2], c[3]]);
+    let pairs = || bytes.chunks_exact(2).map(|c| [c[0], c[1]]);
+    match dtype {
+        DType::F32 => quads().map(|b| f32::from_le_bytes(b).into()).collect(),
+        DType::U32 => quads().map(|b| u32::from_le_bytes(b).into()).collect(),
+        DType::I32 => quads().map(|b| i32::from_le_bytes(b).into()).collect(),
+        DType::F16 => pairs().map(|b| f16::from_le_bytes(b).into()).collect(),
+        DType::BF16 => pairs().map(|b| bf16::from_le_bytes(b).into()).collect(),
+    }
+}

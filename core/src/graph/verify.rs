@@ -1,0 +1,74 @@
+//! Consistency of a whole graph: every stage of the pipeline ends in it.
+
+use super::{Graph, NodeKind, Value, infer};
+use crate::error::{Error, Result};
+
+impl Graph {
+    /// Checks the graph: no rejected builder call, operands and ports that exist, types that the
+    /// operators infer anew, no cycle, outputs present.
+    ///
+    /// # Errors
+    /// The first error in builder order.
+    pub fn verify(&self) -> Result<()> {
+        if let Some(error) = self.errors.first() {
+            return Err(error.clone());
+        }
+        if self.outputs.is_empty() && self.effects.is_empty() {
+            return Err(Error::NoOutputs);
+        }
+        self.topological_order()?;
+        for id in self.node_ids() {
+            self.verify_node(id)?;
+        }
+        for value in self.roots() {
+            self.verify_value(value, "the graph's roots")?;
+        }
+        Ok(())
+    }
+
+    fn verify_node(&self, id: super::NodeId) -> Result<()> {
+        let node = &self.nodes[id.index()];
+        let mut types = Vec::with_capacity(node.inputs.len());
+        for &value in &node.inputs {
+            self.verify_value(value, &self.label(id).0)?;
+            types.extend(self.ty(value).cloned());
+        }
+        match &node.kind {
+            NodeKind::Op { op, attrs } => {
+                let inferred = infer(*op, attrs, &types).map_err(|message| Error::InvalidOp {
+                    node: self.label(id),
+                    message,
+                    remedy: String::new(),
+                })?;
+                if inferred != node.outputs {
+                    let list = |t: &[crate::shape::TensorType]| {
+                        t.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+                    };
+                    return Err(Error::graph(
+                        format!(
+                            "{} is recorded with results {}, but its operands give {}",
+                            self.label(id),
+                            list(&node.outputs),
+                            list(&inferred)
+                        ),
+                        "a pass changed an operand without renewing the types",
+                    ));
+                }
+            }
+            NodeKind::Poison => {
+                return Err(Error::graph(
+                    format!("{} stands for a rejected call", self.label(id)),
+                    "",
+                ));
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn verify_value(&self, value: Value, user: &str) -> Result<()> {
+        self.try_type(value)
+            .map(|_| ())
+            .map_err(|message| Error::graph(format!("{user}: {message}"), "values belong to one graph"))
+    }
+}

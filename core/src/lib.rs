@@ -1,0 +1,42 @@
+//! The hardware-agnostic core of Meganeura.
+//!
+//! One graph's journey, in one direction:
+//!
+//! ```text
+//! Graph --verify--> optimize --> autodiff --> optimize --> plan --> Device::compile --> Session::step
+//! ```
+//!
+//! Each arrow takes a value and returns a value; nothing downstream is known upstream, and no GPU is known
+//! here at all. See `ARCHITECTURE.md` in the repository.
+
+pub mod attrs;
+pub mod autodiff;
+pub mod backend;
+pub mod build;
+pub mod config;
+pub mod dtype;
+pub mod error;
+pub mod graph;
+pub mod init;
+pub mod ops;
+pub mod optimize;
+pub mod plan;
+pub mod random;
+pub mod reference;
+pub mod registry;
+pub mod select;
+pub mod session;
+pub mod shape;
+
+pub use plan as compile;
+
+pub use build::{Mode, SessionConfig, build, build_inference_session, build_session, build_session_with_report};
+pub use dtype::DType;
+pub use error::{Error, Result};
+pub use graph::{Graph, NodeId, Value};
+pub use init::Init;
+pub use optimize::OptimizeReport;
+pub use plan::ExecutionPlan;
+pub use plan::optimizer::{Adam, Optimizer, Sgd};
+pub use session::{MemorySummary, Session};
+pub use shape::{Shape, TensorType};

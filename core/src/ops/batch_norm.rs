@@ -1,0 +1,314 @@
+//! Batch normalisation over all axes but the channels (axis 1).
+
+use super::sample::{Sample, SampleInput, Sizes};
+use super::{
+    Arity, Call, Cost, Doc, Gradient, InferenceForm, OpRef, Operator, Semantics, expect_float, expect_same_dtype,
+};
+use crate::NodeId;
+use crate::attrs::Attrs;
+use crate::graph::{Graph, Value};
+use crate::shape::{Shape, TensorType};
+
+pub(super) struct BatchNorm;
+pub(super) struct BatchNormInference;
+
+/// Checks `x [n, channels, ...]` and the per-channel operands; returns the type of the latter.
+fn channel_type(call: &Call, names: &[&str]) -> Result<TensorType, String> {
+    expect_same_dtype(call)?;
+    expect_float(call, 0, "the operands")?;
+    let x = &call.inputs[0];
+    if x.shape.rank() < 2 {
+        return Err(format!("{x} needs a batch axis and a channel axis"));
+    }
+    if x.numel() == 0 {
+        return Err(format!("the statistics of no elements are not defined: {x}"));
+    }
+    let channels = TensorType::new(x.dtype, Shape::new(&[x.shape[1]])?);
+    for (name, ty) in names.iter().zip(&call.inputs[1..]) {
+        if *ty != channels {
+            return Err(format!(
+                "the {name} is {ty}; the channels of {x} (axis 1) need {channels}"
+            ));
+        }
+    }
+    if call.attrs.float("eps")? < 0.0 {
+        return Err("eps must not be negative".into());
+    }
+    Ok(channels)
+}
+
+/// Shape in which a per-channel vector broadcasts against `x`.
+fn channel_shape(g: &Graph, x: Value) -> Vec<usize> {
+    let shape = g.shape(x);
+    let mut dims = vec![1; shape.len()];
+    dims[1] = shape[1];
+    dims
+}
+
+/// All axes but the channels, and the number of elements of a channel.
+fn reduced(g: &Graph, x: Value) -> (Vec<i32>, usize) {
+    let shape = g.shape(x);
+    let axes = (0..shape.len() as i32).filter(|&a| a != 1).collect();
+    (axes, shape.iter().product::<usize>() / shape[1].max(1))
+}
+
+impl Operator for BatchNorm {
+    fn name(&self) -> &'static str {
+        "core.batch_norm"
+    }
+
+    fn doc(&self) -> Doc {
+        Doc {
+            formula: "(x - mean) * rstd * weight + bias per channel (axis 1), with mean and biased variance of the batch; running statistics become (1 - momentum) * running + momentum * batch (unbiased variance); ports 1 to 4 are the new running mean and variance, the batch mean and rstd",
+            source: "Ioffe and Szegedy, 2015; running statistics as in PyTorch",
+        }
+    }
+
+    fn arity(&self) -> Arity {
+        Arity::Exactly(5)
+    }
+
+    fn ports(&self) -> &'static [&'static str] {
+        &["out", "running_mean", "running_var", "mean", "rstd"]
+    }
+
+    fn writes(&self) -> &'static [(usize, usize)] {
+        &[(3, 1), (4, 2)]
+    }
+
+    fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
+        let c = channel_type(call, &["weight", "bias", "running mean", "running variance"])?;
+        let momentum = call.attrs.float("momentum")?;
+        if !(0.0..=1.0).contains(&momentum) {
+            return Err(format!("the momentum {momentum} is not between 0 and 1"));
+        }
+        Ok(vec![call.inputs[0].clone(), c.clone(), c.clone(), c.clone(), c])
+    }
+
+    fn gradient(&self) -> Gradient<'_> {
+        Gradient::rule(|cx| {
+            if (1..5).any(|port| cx.try_grad(port).is_some()) {
+                return Err("the loss depends on the statistics of a batch norm; compute them with `mean`".into());
+            }
+            let (x, weight) = (cx.operand(0), cx.operand(1));
+            let shape = channel_shape(cx, x);
+            let (axes, count) = reduced(cx, x);
+            let (mean, rstd) = (cx.result(3), cx.result(4));
+            let mean = cx.reshape(mean, &shape);
+            let rstd = cx.reshape(rstd, &shape);
+            let dy = cx.grad(0);
+            let centred = cx.sub(x, mean);
+            let xhat = cx.mul(centred, rstd);
+            let weighted = cx.mul(dy, xhat);
+            let dweight = cx.sum(weighted, &axes, false);
+            let dbias = cx.sum(dy, &axes, false);
+            let mut grads = vec![None; 5];
+            if cx.needs(0) {
+                // weight rstd (dy - mean(dy) - xhat mean(dy xhat))
+                let dtype = cx.dtype(x);
+                let factor = cx.scalar_of(dtype, 1.0 / count as f64);
+                let mean_dy = cx.mul(dbias, factor);
+                let mean_dy = cx.reshape(mean_dy, &shape);
+                let mean_w = cx.mul(dweight, factor);
+                let mean_w = cx.reshape(mean_w, &shape);
+                let along = cx.mul(xhat, mean_w);
+                let inner = cx.sub(dy, mean_dy);
+                let inner = cx.sub(inner, along);
+                let weight = cx.reshape(weight, &shape);
+                let scale = cx.mul(weight, rstd);
+                grads[0] = Some(cx.mul(inner, scale).into());
+            }
+            grads[1] = Some(dweight.into());
+            grads[2] = Some(dbias.into());
+            Ok(grads)
+        })
+    }
+
+    fn semantics(&self) -> Semantics<'_> {
+        Semantics::composite(|cx| {
+            let (eps, momentum) = (cx.attrs.float("eps")?, cx.attrs.float("momentum")?);
+            let dtype = cx.outputs[0].dtype;
+            let (g, x) = (&mut *cx.graph, cx.inputs[0]);
+            let (axes, count) = reduced(g, x);
+            let channels = g.shape(cx.inputs[1]).to_vec();
+            let mean = g.mean(x, &axes, true);
+            let centred = g.sub(x, mean);
+            let square = g.square(centred);
+            let var = g.mean(square, &axes, true);
+            let eps = g.scalar_of(dtype, eps);
+            let shifted = g.add(var, eps);
+            let rstd = g.rsqrt(shifted);
+            let xhat = g.mul(centred, rstd);
+            let shape = channel_shape(g, x);
+            let weight = g.reshape(cx.inputs[1], &shape);
+            let bias = g.reshape(cx.inputs[2], &shape);
+            let scaled = g.mul(xhat, weight);
+            let y = g.add(scaled, bias);
+            let [mean, var, rstd] = [mean, var, rstd].map(|v| g.reshape(v, &channels));
+            // One element has no unbiased variance; the biased one, 0, is kept then.
+            let unbias = g.scalar_of(dtype, count as f64 / (count.max(2) - 1) as f64);
+            let unbiased = g.mul(var, unbias);
+            let keep = g.scalar_of(dtype, 1.0 - momentum);
+            let take = g.scalar_of(dtype, momentum);
+            let mut blend = |running: Value, batch: NodeId| {
+                let kept = g.mul(running, keep);
+                let taken = g.mul(batch, take);
+                g.add(kept, taken)
+            };
+            let new_mean = blend(cx.inputs[3], mean);
+            let new_var = blend(cx.inputs[4], unbiased);
+            Ok([y, new_mean, new_var, mean, rstd].map(Value::from).to_vec())
+        })
+    }
+
+    fn inference(&self) -> InferenceForm<'_> {
+        InferenceForm::Rewrite(Box::new(|cx| {
+            let attrs = Attrs::new().with("eps", cx.attrs.float("eps")?);
+            let y = cx
+                .graph
+                .call(OpRef::new(&BatchNormInference), attrs, cx.inputs.to_vec());
+            // The running statistics stay what they are.
+            Ok(vec![y.into(), cx.inputs[3], cx.inputs[4], cx.inputs[3], cx.inputs[4]])
+        }))
+    }
+
+    fn cost(&self, call: &Call) -> Cost {
+        let flops = 8 * call.inputs[0].numel() as u64;
+        Cost {
+            flops,
+            ..Cost::streaming(call, 0)
+        }
+    }
+
+    fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {
+        let attrs = || Attrs::new().with("eps", 1e-3).with("momentum", 0.1);
+        [
+            vec![5, 3],
+            vec![2, 4, 3, 5],
+            vec![3, 1, 7],
+            vec![2 + sizes.dim(6), sizes.dim(20), sizes.dim(9), 3],
+        ]
+        .iter()
+        .map(|s| {
+            let c = [s[1]];
+            let inputs = vec![
+                SampleInput::f32(s),
+                SampleInput::f32(&c),
+                SampleInput::f32(&c),
+                SampleInput::f32(&c).state(),
+                SampleInput::range(&c, 0.2, 2.0).state(),
+            ];
+            Sample::new(format!("{s:?}"), inputs, attrs())
+        })
+        .collect()
+    }
+}
+
+impl Operator for BatchNormInference {
+    fn name(&self) -> &'static str {
+        "core.batch_norm_inference"
+    }
+
+    fn doc(&self) -> Doc {
+        Doc {
+            formula: "(x - mean) / sqrt(var + eps) * weight + bias per channel (axis 1), with given statistics",
+            source: "Ioffe and Szegedy, 2015, algorithm 2",
+        }
+    }
+
+    fn arity(&self) -> Arity {
+        Arity::Exactly(5)
+    }
+
+    fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
+        channel_type(call, &["weight", "bias", "mean", "variance"])?;
+        Ok(vec![call.inputs[0].clone()])
+    }
+
+    fn gradient(&self) -> Gradient<'_> {
+        Gradient::Decomposed
+    }
+
+    fn semantics(&self) -> Semantics<'_> {
+        Semantics::composite(|cx| {
+            let eps = cx.attrs.float("eps")?;
+            let (g, x) = (&mut *cx.graph, cx.inputs[0]);
+            let shape = channel_shape(g, x);
+            let eps = g.scalar_of(cx.outputs[0].dtype, eps);
+            let var = g.add(cx.inputs[4], eps);
+            let rstd = g.rsqrt(var);
+            let scale = g.mul(cx.inputs[1], rstd);
+            let shifted = g.mul(cx.inputs[3], scale);
+            let shift = g.sub(cx.inputs[2], shifted);
+            let scale = g.reshape(scale, &shape);
+            let shift = g.reshape(shift, &shape);
+            let scaled = g.mul(x, scale);
+            Ok(vec![g.add(scaled, shift).into()])
+        })
+    }
+
+    fn cost(&self, call: &Call) -> Cost {
+        Cost::streaming(call, 2)
+    }
+
+    fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {
+        [vec![5, 3], vec![2, 4, 3, 5], vec![3, sizes.dim(20), sizes.dim(20)]]
+            .iter()
+            .map(|s| {
+                let c = [s[1]];
+                let inputs = vec![
+                    SampleInput::f32(s),
+                    SampleInput::f32(&c),
+                    SampleInput::f32(&c),
+                    SampleInput::f32(&c),
+                    SampleInput::range(&c, 0.2, 2.0),
+                ];
+                Sample::new(format!("{s:?}"), inputs, Attrs::new().with("eps", 1e-3))
+            })
+            .collect()
+    }
+}
+
+impl Graph {
+    /// Batch normalisation of `x [n, channels, ...]` in training form: uses the statistics of the batch
+    /// and moves `running_mean` and `running_var` (states) by `momentum` towards them. In inference
+    /// sessions the same node uses the running statistics instead and writes nothing. `weight`, `bias`
+    /// and the statistics are `[channels]`.
+    #[track_caller]
+    #[expect(clippy::too_many_arguments, reason = "the operands of the published formula")]
+    pub fn batch_norm(
+        &mut self,
+        x: impl Into<Value>,
+        weight: impl Into<Value>,
+        bias: impl Into<Value>,
+        running_mean: impl Into<Value>,
+        running_var: impl Into<Value>,
+        momentum: f32,
+        eps: f32,
+    ) -> NodeId {
+        let attrs = Attrs::new().with("eps", eps).with("momentum", momentum);
+        let inputs = vec![
+            x.into(),
+            weight.into(),
+            bias.into(),
+            running_mean.into(),
+            running_var.into(),
+        ];
+        self.call(OpRef::new(&BatchNorm), attrs, inputs)
+    }
+
+    /// Batch normalisation of `x [n, channels, ...]` with given statistics, all others `[channels]`.
+    #[track_caller]
+    pub fn batch_norm_inference(
+        &mut self,
+        x: impl Into<Value>,
+        weight: impl Into<Value>,
+        bias: impl Into<Value>,
+        mean: impl Into<Value>,
+        var: impl Into<Value>,
+        eps: f32,
+    ) -> NodeId {
+        let inputs = vec![x.into(), weight.into(), bias.into(), mean.into(), var.into()];
+        self.call(OpRef::new(&BatchNormInference), Attrs::new().with("eps", eps), inputs)
+    }
+}

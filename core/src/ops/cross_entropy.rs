@@ -1,0 +1,284 @@
+//! Cross-entropy of logits against class probabilities or class ids, the mean over rows.
+
+use super::sample::{Fill, Sample, SampleInput, Sizes};
+use super::{Arity, Call, Cost, Doc, Expansion, GradCx, Gradient, OpRef, Operator, Semantics, expect_float};
+use crate::NodeId;
+use crate::attrs::Attrs;
+use crate::dtype::DType;
+use crate::graph::{Graph, Value};
+use crate::shape::{Shape, TensorType};
+
+pub(super) struct CrossEntropy;
+pub(super) struct CrossEntropyIds;
+
+fn types(logits: &TensorType) -> Result<Vec<TensorType>, String> {
+    let rank = logits.shape.rank();
+    if rank == 0 || logits.numel() == 0 {
+        return Err(format!("the logits {logits} need rows of at least one class"));
+    }
+    let rows = Shape::new(&logits.shape[..rank - 1])?;
+    Ok(vec![
+        TensorType::new(logits.dtype, Shape::scalar()),
+        TensorType::new(logits.dtype, rows),
+    ])
+}
+
+/// `ln(sum of e^x)` over the last axis, kept as an axis of size 1.
+fn log_sum_exp(g: &mut Graph, logits: Value) -> NodeId {
+    let max = g.max_reduce(logits, &[-1], true);
+    let shifted = g.sub(logits, max);
+    let e = g.exp(shifted);
+    let sum = g.sum(e, &[-1], true);
+    let log = g.log(sum);
+    g.add(log, max)
+}
+
+fn rows_of(g: &Graph, logits: Value) -> usize {
+    let shape = g.shape(logits);
+    shape[..shape.len() - 1].iter().product()
+}
+
+/// Softmax of the logits from the saved log-sum-exp, plus what flows in through that port.
+struct Backward {
+    softmax: Value,
+    /// Gradient of the loss divided by the number of rows.
+    per_row: Value,
+    /// Contribution of the log-sum-exp port to the logits' gradient.
+    through_lse: Option<Value>,
+}
+
+fn backward(cx: &mut GradCx) -> Backward {
+    let logits = cx.operand(0);
+    let mut kept = cx.shape(logits).to_vec();
+    if let Some(last) = kept.last_mut() {
+        *last = 1;
+    }
+    let lse = cx.result(1);
+    let lse = cx.reshape(lse, &kept);
+    let shifted = cx.sub(logits, lse);
+    let softmax: Value = cx.exp(shifted).into();
+    let through_lse = cx.try_grad(1).map(|d| {
+        let d = cx.reshape(d, &kept);
+        cx.mul(softmax, d).into()
+    });
+    let rows = rows_of(cx, logits);
+    let dtype = cx.dtype(logits);
+    let factor = cx.scalar_of(dtype, 1.0 / rows as f64);
+    let dy = cx.grad(0);
+    let per_row = cx.mul(dy, factor).into();
+    Backward {
+        softmax,
+        per_row,
+        through_lse,
+    }
+}
+
+fn finish(cx: &mut GradCx, difference: NodeId, b: &Backward) -> Value {
+    let d = cx.mul(difference, b.per_row);
+    match b.through_lse {
+        Some(extra) => cx.add(d, extra).into(),
+        None => d.into(),
+    }
+}
+
+fn negative_mean(cx: &mut Expansion, per_row_terms: NodeId) -> NodeId {
+    let rows = rows_of(cx.graph, cx.inputs[0]);
+    let sum = cx.graph.sum_all(per_row_terms);
+    let factor = cx.graph.scalar_of(cx.outputs[0].dtype, -1.0 / rows as f64);
+    cx.graph.mul(sum, factor)
+}
+
+impl Operator for CrossEntropy {
+    fn name(&self) -> &'static str {
+        "core.cross_entropy"
+    }
+
+    fn doc(&self) -> Doc {
+        Doc {
+            formula: "-1/rows * sum over rows and classes of labels * log_softmax(logits); port 1 is ln(sum of e^logits) of each row",
+            source: "cross-entropy with class probabilities",
+        }
+    }
+
+    fn arity(&self) -> Arity {
+        Arity::Exactly(2)
+    }
+
+    fn ports(&self) -> &'static [&'static str] {
+        &["loss", "lse"]
+    }
+
+    fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
+        expect_float(call, 0, "the logits")?;
+        let (logits, labels) = (&call.inputs[0], &call.inputs[1]);
+        if logits != labels {
+            return Err(format!(
+                "the labels are {labels}, the logits {logits}: give one probability for each logit, or u32 class ids"
+            ));
+        }
+        types(logits)
+    }
+
+    fn gradient(&self) -> Gradient<'_> {
+        Gradient::rule(|cx| {
+            let labels = cx.operand(1);
+            let b = backward(cx);
+            // Rows need not sum to one: d/dx of -sum(l (x - lse)) is softmax sum(l) - l.
+            let total = cx.sum(labels, &[-1], true);
+            let scaled = cx.mul(b.softmax, total);
+            let difference = cx.sub(scaled, labels);
+            let dx = finish(cx, difference, &b);
+            let mut grads = vec![Some(dx), None];
+            if cx.needs(1) {
+                let logits = cx.operand(0);
+                let log = cx.log_softmax(logits, -1);
+                let d = cx.mul(log, b.per_row);
+                grads[1] = Some(cx.neg(d).into());
+            }
+            Ok(grads)
+        })
+    }
+
+    fn semantics(&self) -> Semantics<'_> {
+        Semantics::composite(|cx| {
+            let (logits, labels) = (cx.inputs[0], cx.inputs[1]);
+            let lse = log_sum_exp(cx.graph, logits);
+            let log = cx.graph.sub(logits, lse);
+            let terms = cx.graph.mul(labels, log);
+            let loss = negative_mean(cx, terms);
+            let lse = cx.graph.reshape(lse, &cx.outputs[1].shape);
+            Ok(vec![loss.into(), lse.into()])
+        })
+    }
+
+    fn cost(&self, call: &Call) -> Cost {
+        let flops = 12 * call.inputs[0].numel() as u64;
+        Cost {
+            flops,
+            ..Cost::streaming(call, 0)
+        }
+    }
+
+    fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {
+        let shapes = [vec![1, 1], vec![4, 10], vec![3], vec![2, 3, 5], sizes.shape(2, 70)];
+        shapes
+            .iter()
+            .map(|s| {
+                let labels = SampleInput::filled(DType::F32, s, Fill::Probabilities);
+                Sample::new(format!("{s:?}"), vec![SampleInput::f32(s), labels], Attrs::new())
+            })
+            .collect()
+    }
+}
+
+impl Operator for CrossEntropyIds {
+    fn name(&self) -> &'static str {
+        "core.cross_entropy_ids"
+    }
+
+    fn doc(&self) -> Doc {
+        Doc {
+            formula: "-1/rows * sum over rows of log_softmax(logits)[id]; port 1 is ln(sum of e^logits) of each row; an id >= classes is an error of the step",
+            source: "cross-entropy with class ids",
+        }
+    }
+
+    fn arity(&self) -> Arity {
+        Arity::Exactly(2)
+    }
+
+    fn ports(&self) -> &'static [&'static str] {
+        &["loss", "lse"]
+    }
+
+    fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
+        expect_float(call, 0, "the logits")?;
+        let (logits, ids) = (&call.inputs[0], &call.inputs[1]);
+        let types = types(logits)?;
+        if ids.dtype != DType::U32 || ids.shape != types[1].shape {
+            return Err(format!(
+                "the class ids are {ids}; logits {logits} need u32{}",
+                types[1].shape
+            ));
+        }
+        Ok(types)
+    }
+
+    fn gradient(&self) -> Gradient<'_> {
+        Gradient::rule(|cx| {
+            let ids = cx.operand(1);
+            let b = backward(cx);
+            let one_hot = one_hot(cx, ids, b.softmax);
+            let difference = cx.sub(b.softmax, one_hot);
+            Ok(vec![Some(finish(cx, difference, &b)), None])
+        })
+    }
+
+    fn semantics(&self) -> Semantics<'_> {
+        Semantics::composite(|cx| {
+            let (logits, ids) = (cx.inputs[0], cx.inputs[1]);
+            let lse = log_sum_exp(cx.graph, logits);
+            let log = cx.graph.sub(logits, lse);
+            // Chosen, not multiplied: 0 * -inf of an impossible class would be NaN.
+            let mask = class_mask(cx.graph, ids, logits);
+            let zero = cx.graph.scalar_of(cx.outputs[0].dtype, 0.0);
+            let terms = cx.graph.select(mask, log, zero);
+            let loss = negative_mean(cx, terms);
+            let lse = cx.graph.reshape(lse, &cx.outputs[1].shape);
+            Ok(vec![loss.into(), lse.into()])
+        })
+    }
+
+    fn cost(&self, call: &Call) -> Cost {
+        let flops = 10 * call.inputs[0].numel() as u64;
+        Cost {
+            flops,
+            ..Cost::streaming(call, 0)
+        }
+    }
+
+    fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {
+        let shapes = [vec![1, 1], vec![4, 10], vec![3], vec![2, 3, 5], sizes.shape(2, 70)];
+        shapes
+            .iter()
+            .map(|s| {
+                let classes = s[s.len() - 1];
+                let ids = SampleInput::below(&s[..s.len() - 1], classes);
+                Sample::new(format!("{s:?}"), vec![SampleInput::f32(s), ids], Attrs::new())
+            })
+            .collect()
+    }
+}
+
+/// `u32` mask `[rows..., classes]` that is 1 at each row's class.
+fn class_mask(g: &mut Graph, ids: Value, like: Value) -> NodeId {
+    let shape = g.shape(like).to_vec();
+    let classes = shape.last().copied().unwrap_or(1);
+    let iota = g.constant_u32((0..classes as u32).collect(), &[classes]);
+    let mut column = g.shape(ids).to_vec();
+    column.push(1);
+    let column = g.reshape(ids, &column);
+    g.equal(iota, column)
+}
+
+fn one_hot(g: &mut Graph, ids: Value, like: Value) -> NodeId {
+    let mask = class_mask(g, ids, like);
+    let dtype = g.dtype(like);
+    g.cast(mask, dtype)
+}
+
+impl Graph {
+    /// Mean over rows of the cross-entropy of `logits [rows..., classes]`, of shape `[]`.
+    ///
+    /// `labels` are class probabilities of the same shape (one-hot rows included), or `u32` class ids of
+    /// shape `[rows...]`.
+    #[track_caller]
+    pub fn cross_entropy_loss(&mut self, logits: impl Into<Value>, labels: impl Into<Value>) -> NodeId {
+        let (logits, labels) = (logits.into(), labels.into());
+        let op = match self.ty(labels) {
+            Some(ty) if ty.dtype == DType::U32 => OpRef::new(&CrossEntropyIds),
+            _ => OpRef::new(&CrossEntropy),
+        };
+        self.call(op, Attrs::new(), vec![logits, labels])
+    }
+}

@@ -1,0 +1,52 @@
+//! Elementwise operators: table rows, one type for each number of operands.
+//!
+//! A row is name, formula, scalar definition, derivative and decomposition; broadcasting, shape rules,
+//! costs and sample cases are the same for all of a table.
+
+mod binary;
+mod binary_table;
+mod compare;
+mod unary;
+mod unary_table;
+
+use super::OpRef;
+use crate::graph::{Graph, Value};
+
+/// All rows as operators.
+pub(super) fn rows() -> Vec<OpRef> {
+    let unary = unary_table::ROWS.iter().map(|r| OpRef::new(r));
+    let binary = binary_table::ROWS.iter().map(|r| OpRef::new(r));
+    let compare = compare::ROWS.iter().map(|r| OpRef::new(r));
+    unary.chain(binary).chain(compare).collect()
+}
+
+impl Graph {
+    /// Sums a gradient over the axes along which its operand was broadcast.
+    pub(crate) fn unbroadcast(&mut self, gradient: Value, operand: Value) -> Value {
+        let (from, to) = (self.shape(gradient).to_vec(), self.shape(operand).to_vec());
+        if from == to {
+            return gradient;
+        }
+        let missing = from.len() - to.len();
+        let axes: Vec<i32> = (0..from.len())
+            .filter(|&i| i < missing || to[i - missing] != from[i])
+            .map(|i| i as i32)
+            .collect();
+        let summed = if axes.is_empty() {
+            gradient
+        } else {
+            self.sum(gradient, &axes, true).into()
+        };
+        self.reshape(summed, &to).into()
+    }
+
+    /// A tensor with every element the same: an expanded constant scalar.
+    #[track_caller]
+    pub fn full(&mut self, dtype: crate::DType, value: f64, shape: &[usize]) -> crate::NodeId {
+        let scalar = self.scalar_of(dtype, value);
+        if shape.is_empty() {
+            return scalar;
+        }
+        self.expand(scalar, shape)
+    }
+}

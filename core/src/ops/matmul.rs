@@ -1,0 +1,233 @@
+//! Matrix product: plain, with either operand transposed, batched.
+
+use super::sample::{Sample, SampleInput, Sizes};
+use super::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, RefCall, Semantics, expect_float, expect_same_dtype};
+use crate::NodeId;
+use crate::attrs::Attrs;
+use crate::graph::{Graph, Value};
+use crate::reference::{broadcast_offset, for_each_index};
+use crate::shape::{Shape, TensorType};
+
+pub(super) struct MatMul;
+
+/// Dimensions of a call: `[batch..., m, k] x [batch..., k, n]` after transposition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MatMulDims {
+    /// Broadcast batch dimensions.
+    pub batch: Vec<usize>,
+    /// Rows of the result.
+    pub m: usize,
+    /// Columns of the result.
+    pub n: usize,
+    /// Summed dimension.
+    pub k: usize,
+    /// Whether `a` is stored `[k, m]`.
+    pub transpose_a: bool,
+    /// Whether `b` is stored `[n, k]`.
+    pub transpose_b: bool,
+}
+
+impl MatMulDims {
+    /// Reads the dimensions of a `core.matmul` call.
+    ///
+    /// # Errors
+    /// When the operands do not fit, in the operator's words.
+    pub fn of(call: &Call) -> Result<Self, String> {
+        let [a, b] = call.inputs else {
+            return Err("takes two operands".into());
+        };
+        let transpose_a = call.attrs.bool("transpose_a")?;
+        let transpose_b = call.attrs.bool("transpose_b")?;
+        let split = |t: &TensorType, transpose: bool, which: &str| {
+            let rank = t.shape.rank();
+            if rank < 2 {
+                return Err(format!(
+                    "{which} is {t}, but a matrix has at least two axes; use `reshape` to add one"
+                ));
+            }
+            let (rows, columns) = (t.shape[rank - 2], t.shape[rank - 1]);
+            let dims = if transpose { (columns, rows) } else { (rows, columns) };
+            Ok((t.shape[..rank - 2].to_vec(), dims))
+        };
+        let (batch_a, (m, ka)) = split(a, transpose_a, "the left operand")?;
+        let (batch_b, (kb, n)) = split(b, transpose_b, "the right operand")?;
+        if ka != kb {
+            let t = |flag| if flag { " transposed" } else { "" };
+            return Err(format!(
+                "the inner dimensions differ: {a}{} has {ka} columns, {b}{} has {kb} rows",
+                t(transpose_a),
+                t(transpose_b)
+            ));
+        }
+        let batch = Shape::broadcast(&batch_a, &batch_b)?.to_vec();
+        Ok(MatMulDims {
+            batch,
+            m,
+            n,
+            k: ka,
+            transpose_a,
+            transpose_b,
+        })
+    }
+}
+
+fn reference(call: &RefCall) -> Vec<Vec<f64>> {
+    let (a, b) = (call.inputs[0], call.inputs[1]);
+    let (ta, tb) = (call.bool("transpose_a"), call.bool("transpose_b"));
+    let rank = |s: &[usize]| s.len() - 2;
+    let (ba, bb) = (&a.shape()[..rank(a.shape())], &b.shape()[..rank(b.shape())]);
+    let out_shape = call.outputs[0].shape.to_vec();
+    let (m, n) = (out_shape[out_shape.len() - 2], out_shape[out_shape.len() - 1]);
+    let k = a.shape()[if ta { ba.len() } else { ba.len() + 1 }];
+    let mut out = Vec::with_capacity(call.outputs[0].numel());
+    for_each_index(&out_shape, |index| {
+        let batch = &index[..index.len() - 2];
+        let (i, j) = (index[index.len() - 2], index[index.len() - 1]);
+        let (oa, ob) = (broadcast_offset(ba, batch) * m * k, broadcast_offset(bb, batch) * k * n);
+        let sum = (0..k).map(|p| {
+            let x = a.data[oa + if ta { p * m + i } else { i * k + p }];
+            let y = b.data[ob + if tb { j * k + p } else { p * n + j }];
+            x * y
+        });
+        out.push(sum.sum());
+    });
+    vec![out]
+}
+
+impl Operator for MatMul {
+    fn name(&self) -> &'static str {
+        "core.matmul"
+    }
+
+    fn doc(&self) -> Doc {
+        Doc {
+            formula: "C[..., i, j] = sum over p of A[..., i, p] B[..., p, j]; transpose_a reads A as [p, i], transpose_b reads B as [j, p]; leading axes broadcast",
+            source: "BLAS `gemm`, NumPy `matmul`",
+        }
+    }
+
+    fn arity(&self) -> Arity {
+        Arity::Exactly(2)
+    }
+
+    fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
+        expect_same_dtype(call)?;
+        expect_float(call, 0, "the operands")?;
+        let dims = MatMulDims::of(call)?;
+        let mut shape = dims.batch;
+        shape.extend([dims.m, dims.n]);
+        Ok(vec![TensorType::new(call.inputs[0].dtype, Shape::new(&shape)?)])
+    }
+
+    fn gradient(&self) -> Gradient<'_> {
+        Gradient::rule(|cx| {
+            let (ta, tb) = (cx.attrs().bool("transpose_a")?, cx.attrs().bool("transpose_b")?);
+            let (a, b) = (cx.operand(0), cx.operand(1));
+            let dy = cx.grad(0);
+            let mut grads = vec![None, None];
+            if cx.needs(0) {
+                // dA = dC op(B)^T, and its transpose when A is stored transposed
+                let da = if ta {
+                    cx.matmul_with(b, dy, tb, true)
+                } else {
+                    cx.matmul_with(dy, b, false, !tb)
+                };
+                grads[0] = Some(cx.unbroadcast(da.into(), a));
+            }
+            if cx.needs(1) {
+                let db = if tb {
+                    cx.matmul_with(dy, a, true, ta)
+                } else {
+                    cx.matmul_with(a, dy, !ta, false)
+                };
+                grads[1] = Some(cx.unbroadcast(db.into(), b));
+            }
+            Ok(grads)
+        })
+    }
+
+    fn semantics(&self) -> Semantics<'_> {
+        Semantics::primitive(reference)
+    }
+
+    fn cost(&self, call: &Call) -> Cost {
+        let k = MatMulDims::of(call).map_or(0, |d| d.k as u64);
+        Cost::streaming(call, 2 * k)
+    }
+
+    fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {
+        let mut samples = Vec::new();
+        for (ta, tb) in [(false, false), (true, false), (false, true), (true, true)] {
+            let mut shapes = vec![
+                (1, 1, 1),
+                (1, 67, 33),
+                (65, 1, 9),
+                (5, 3, 1),
+                (sizes.dim(80), sizes.dim(80), sizes.dim(80)),
+            ];
+            shapes.push((130, 70, 300));
+            for (m, n, k) in shapes {
+                let a = if ta { [k, m] } else { [m, k] };
+                let b = if tb { [n, k] } else { [k, n] };
+                samples.push(sample(&a, &b, ta, tb));
+            }
+            let (m, n, k) = (sizes.dim(9), sizes.dim(9), sizes.dim(9));
+            let a = if ta { [2, 3, k, m] } else { [2, 3, m, k] };
+            let b = if tb { [3, n, k] } else { [3, k, n] };
+            samples.push(sample(&a, &b, ta, tb));
+            let b = if tb { [n, k] } else { [k, n] };
+            samples.push(sample(&a, &b, ta, tb));
+            let mut stretched = a;
+            stretched[0] = 1;
+            let b = if tb { [4, 1, n, k] } else { [4, 1, k, n] };
+            samples.push(sample(&stretched, &b, ta, tb));
+        }
+        samples
+    }
+}
+
+fn sample(a: &[usize], b: &[usize], ta: bool, tb: bool) -> Sample {
+    let t = |flag| if flag { "T" } else { "" };
+    let attrs = Attrs::new().with("transpose_a", ta).with("transpose_b", tb);
+    let inputs = vec![SampleInput::f32(a), SampleInput::f32(b)];
+    Sample::new(format!("{a:?}{} {b:?}{}", t(ta), t(tb)), inputs, attrs)
+}
+
+impl Graph {
+    #[track_caller]
+    pub(crate) fn matmul_with(&mut self, a: impl Into<Value>, b: impl Into<Value>, ta: bool, tb: bool) -> NodeId {
+        let attrs = Attrs::new().with("transpose_a", ta).with("transpose_b", tb);
+        self.call(OpRef::new(&MatMul), attrs, vec![a.into(), b.into()])
+    }
+
+    /// `[..., m, k] x [..., k, n] -> [..., m, n]`; leading axes broadcast.
+    #[track_caller]
+    pub fn matmul(&mut self, a: impl Into<Value>, b: impl Into<Value>) -> NodeId {
+        self.matmul_with(a, b, false, false)
+    }
+
+    /// `[..., k, m]` transposed times `[..., k, n] -> [..., m, n]`.
+    #[track_caller]
+    pub fn matmul_at(&mut self, a: impl Into<Value>, b: impl Into<Value>) -> NodeId {
+        self.matmul_with(a, b, true, false)
+    }
+
+    /// `[..., m, k]` times `[..., n, k]` transposed `-> [..., m, n]`.
+    #[track_caller]
+    pub fn matmul_bt(&mut self, a: impl Into<Value>, b: impl Into<Value>) -> NodeId {
+        self.matmul_with(a, b, false, true)
+    }
+
+    /// Adds `bias [n]` to every row of `x [..., n]`.
+    #[track_caller]
+    pub fn bias_add(&mut self, x: impl Into<Value>, bias: impl Into<Value>) -> NodeId {
+        let (x, bias) = (x.into(), bias.into());
+        if let (Some(tx), Some(tb)) = (self.ty(x), self.ty(bias))
+            && (tb.shape.rank() != 1 || tx.shape.last() != tb.shape.last())
+        {
+            let message = format!("the bias {tb} does not fit the last axis of {tx}");
+            return self.report("bias_add", message, "give the bias one element for each column");
+        }
+        self.add(x, bias)
+    }
+}

@@ -1,0 +1,93 @@
+//! Mean squared error.
+
+use super::sample::{Sample, SampleInput, Sizes};
+use super::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics, expect_float, expect_same_dtype};
+use crate::NodeId;
+use crate::attrs::Attrs;
+use crate::graph::{Graph, Value};
+use crate::shape::{Shape, TensorType};
+
+pub(super) struct Mse;
+
+impl Operator for Mse {
+    fn name(&self) -> &'static str {
+        "core.mse"
+    }
+
+    fn doc(&self) -> Doc {
+        Doc {
+            formula: "mean of (prediction - target)^2 over all elements",
+            source: "mean squared error",
+        }
+    }
+
+    fn arity(&self) -> Arity {
+        Arity::Exactly(2)
+    }
+
+    fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
+        expect_same_dtype(call)?;
+        expect_float(call, 0, "the operands")?;
+        let (p, t) = (&call.inputs[0], &call.inputs[1]);
+        if p.shape != t.shape {
+            return Err(format!("the prediction {p} and the target {t} must have one shape"));
+        }
+        if p.numel() == 0 {
+            return Err(format!("the mean of no elements is not defined: {p}"));
+        }
+        Ok(vec![TensorType::new(p.dtype, Shape::scalar())])
+    }
+
+    fn gradient(&self) -> Gradient<'_> {
+        Gradient::rule(|cx| {
+            // 2 (p - t) dy / n
+            let (p, t, dy) = (cx.operand(0), cx.operand(1), cx.grad(0));
+            let count: usize = cx.shape(p).iter().product();
+            let dtype = cx.dtype(p);
+            let factor = cx.scalar_of(dtype, 2.0 / count as f64);
+            let scale = cx.mul(dy, factor);
+            let difference = cx.sub(p, t);
+            let dp = cx.mul(difference, scale);
+            let dt = cx.needs(1).then(|| cx.neg(dp).into());
+            Ok(vec![Some(dp.into()), dt])
+        })
+    }
+
+    fn semantics(&self) -> Semantics<'_> {
+        Semantics::composite(|cx| {
+            let (g, p, t) = (&mut *cx.graph, cx.inputs[0], cx.inputs[1]);
+            let difference = g.sub(p, t);
+            let square = g.square(difference);
+            Ok(vec![g.mean_all(square).into()])
+        })
+    }
+
+    fn cost(&self, call: &Call) -> Cost {
+        let flops = 3 * call.inputs[0].numel() as u64;
+        Cost {
+            flops,
+            ..Cost::streaming(call, 0)
+        }
+    }
+
+    fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {
+        [vec![1], vec![4, 3], sizes.shape(3, 30)]
+            .iter()
+            .map(|s| {
+                Sample::new(
+                    format!("{s:?}"),
+                    vec![SampleInput::f32(s), SampleInput::f32(s)],
+                    Attrs::new(),
+                )
+            })
+            .collect()
+    }
+}
+
+impl Graph {
+    /// Mean of `(prediction - target)^2` over all elements, of shape `[]`.
+    #[track_caller]
+    pub fn mse_loss(&mut self, prediction: impl Into<Value>, target: impl Into<Value>) -> NodeId {
+        self.call(OpRef::new(&Mse), Attrs::new(), vec![prediction.into(), target.into()])
+    }
+}

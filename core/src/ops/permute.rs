@@ -1,0 +1,128 @@
+//! Reordering of axes.
+
+use super::sample::{Sample, SampleInput, Sizes};
+use super::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
+use crate::NodeId;
+use crate::attrs::Attrs;
+use crate::graph::{Graph, Value};
+use crate::reference::{for_each_index, offset};
+use crate::shape::{Shape, TensorType};
+
+pub(super) struct Permute;
+
+/// The permutation of a call, checked against the operand's rank.
+fn permutation(attrs: &Attrs, rank: usize) -> Result<Vec<usize>, String> {
+    let axes = attrs.ints("axes")?;
+    let mut seen = vec![false; rank];
+    let mut order = Vec::with_capacity(rank);
+    for &a in axes {
+        let axis = usize::try_from(a).ok().filter(|&a| a < rank && !seen[a]);
+        let Some(axis) = axis else { break };
+        seen[axis] = true;
+        order.push(axis);
+    }
+    if order.len() != rank || axes.len() != rank {
+        return Err(format!("{axes:?} is not a permutation of the axes 0..{rank}"));
+    }
+    Ok(order)
+}
+
+impl Operator for Permute {
+    fn name(&self) -> &'static str {
+        "core.permute"
+    }
+
+    fn doc(&self) -> Doc {
+        Doc {
+            formula: "y[i_axes[0], i_axes[1], ...] = x[i_0, i_1, ...]: axis k of y is axis axes[k] of x",
+            source: "NumPy `transpose`",
+        }
+    }
+
+    fn arity(&self) -> Arity {
+        Arity::Exactly(1)
+    }
+
+    fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
+        let x = &call.inputs[0];
+        let axes = permutation(call.attrs, x.shape.rank())?;
+        let dims: Vec<usize> = axes.iter().map(|&a| x.shape[a]).collect();
+        Ok(vec![TensorType::new(x.dtype, Shape::new(&dims)?)])
+    }
+
+    fn gradient(&self) -> Gradient<'_> {
+        Gradient::rule(|cx| {
+            let axes = permutation(cx.attrs(), cx.shape(cx.operand(0)).len())?;
+            let mut inverse = vec![0; axes.len()];
+            for (k, &a) in axes.iter().enumerate() {
+                inverse[a] = k as u32;
+            }
+            let dy = cx.grad(0);
+            Ok(vec![Some(cx.permute(dy, &inverse).into())])
+        })
+    }
+
+    fn semantics(&self) -> Semantics<'_> {
+        Semantics::primitive(|call| {
+            let x = call.inputs[0];
+            let axes = call.ints("axes");
+            let mut out = Vec::with_capacity(x.data.len());
+            let mut source = vec![0; axes.len()];
+            for_each_index(&call.outputs[0].shape, |index| {
+                for (&a, &i) in axes.iter().zip(index) {
+                    source[a as usize] = i;
+                }
+                out.push(x.data[offset(x.shape(), &source)]);
+            });
+            vec![out]
+        })
+    }
+
+    fn cost(&self, call: &Call) -> Cost {
+        Cost::streaming(call, 0)
+    }
+
+    fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {
+        let s2 = sizes.shape(2, 70);
+        let s4 = sizes.shape(4, 9);
+        let cases: Vec<(Vec<usize>, Vec<i64>)> = vec![
+            (vec![5], vec![0]),
+            (vec![3, 4], vec![1, 0]),
+            (s2, vec![1, 0]),
+            (vec![2, 3, 4], vec![2, 0, 1]),
+            (s4.clone(), vec![0, 2, 1, 3]),
+            (s4, vec![3, 1, 0, 2]),
+        ];
+        cases
+            .into_iter()
+            .map(|(shape, axes)| {
+                let label = format!("{shape:?} by {axes:?}");
+                Sample::new(label, vec![SampleInput::f32(&shape)], Attrs::new().with("axes", axes))
+            })
+            .collect()
+    }
+}
+
+impl Graph {
+    /// Reorders the axes: axis `k` of the result is axis `axes[k]` of `x`.
+    #[track_caller]
+    pub fn permute(&mut self, x: impl Into<Value>, axes: &[u32]) -> NodeId {
+        self.call(OpRef::new(&Permute), Attrs::new().with("axes", axes), vec![x.into()])
+    }
+
+    /// Swaps the last two axes.
+    #[track_caller]
+    pub fn transpose(&mut self, x: impl Into<Value>) -> NodeId {
+        let x = x.into();
+        let rank = self.shape(x).len() as u32;
+        if rank < 2 && self.ty(x).is_some() {
+            return self.report("transpose", "a tensor with less than two axes has nothing to swap", "");
+        }
+        let mut axes: Vec<u32> = (0..rank).collect();
+        let len = axes.len();
+        if len >= 2 {
+            axes.swap(len - 1, len - 2);
+        }
+        self.permute(x, &axes)
+    }
+}

@@ -1,0 +1,173 @@
+//! Sample cases: concrete calls that every backend is tested with.
+
+use crate::attrs::Attrs;
+use crate::dtype::DType;
+use crate::random::SplitMix64;
+
+/// Values of one operand.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Fill {
+    /// Uniform in the range, none of them within a small distance of an integer or of zero, so that
+    /// finite differences do not straddle a kink or a step there.
+    Range(f64, f64),
+    /// Integers in `0..bound`.
+    Below(u32),
+    /// Zeros and ones.
+    Mask,
+    /// Rows of non-negative numbers that sum to one along the last axis.
+    Probabilities,
+    /// All different, at least 0.01 apart, in random order: for operators with ties at equal values.
+    Distinct,
+    /// Every element the same.
+    Constant(f64),
+}
+
+/// One operand of a sample case.
+#[derive(Clone, Debug)]
+pub struct SampleInput {
+    /// Dtype.
+    pub dtype: DType,
+    /// Shape.
+    pub shape: Vec<usize>,
+    /// Values.
+    pub fill: Fill,
+    /// Whether the operand must be a state (for operators that write it).
+    pub state: bool,
+}
+
+/// One call of an operator.
+#[derive(Clone, Debug)]
+pub struct Sample {
+    /// Short description.
+    pub label: String,
+    /// Operands.
+    pub inputs: Vec<SampleInput>,
+    /// Attributes.
+    pub attrs: Attrs,
+    /// Largest accepted relative error of an `f32` kernel against the `f64` definition, relative to
+    /// the largest magnitude in the result.
+    pub tolerance: f64,
+}
+
+impl Sample {
+    /// A case with the default tolerance of `1e-5`.
+    pub fn new(label: impl Into<String>, inputs: Vec<SampleInput>, attrs: Attrs) -> Self {
+        Sample {
+            label: label.into(),
+            inputs,
+            attrs,
+            tolerance: 1e-5,
+        }
+    }
+}
+
+impl SampleInput {
+    /// `f32` operand with values in `[-2, 2]`.
+    pub fn f32(shape: &[usize]) -> Self {
+        SampleInput::range(shape, -2.0, 2.0)
+    }
+
+    /// `f32` operand with values in a range.
+    pub fn range(shape: &[usize], low: f64, high: f64) -> Self {
+        SampleInput::filled(DType::F32, shape, Fill::Range(low, high))
+    }
+
+    /// `u32` operand with values in `0..bound`.
+    pub fn below(shape: &[usize], bound: usize) -> Self {
+        SampleInput::filled(DType::U32, shape, Fill::Below(bound as u32))
+    }
+
+    /// Any operand.
+    pub fn filled(dtype: DType, shape: &[usize], fill: Fill) -> Self {
+        SampleInput {
+            dtype,
+            shape: shape.to_vec(),
+            fill,
+            state: false,
+        }
+    }
+
+    /// The same operand as a state.
+    #[must_use]
+    pub fn state(mut self) -> Self {
+        self.state = true;
+        self
+    }
+
+    /// Values of the operand, deterministic in the generator.
+    pub fn values(&self, rng: &mut SplitMix64) -> Vec<f64> {
+        let len: usize = self.shape.iter().product();
+        match self.fill {
+            Fill::Range(low, high) => (0..len)
+                .map(|_| {
+                    let mut v = low + (high - low) * rng.unit();
+                    // f32 grid, so that kernels and references see the same number.
+                    if (v - v.round()).abs() < 0.02 {
+                        v += 0.04 * (high - low).min(1.0);
+                    }
+                    f64::from(v.clamp(low.min(v), high.max(v)) as f32)
+                })
+                .collect(),
+            Fill::Below(bound) => (0..len).map(|_| rng.below(bound as usize) as f64).collect(),
+            Fill::Mask => (0..len).map(|_| rng.below(2) as f64).collect(),
+            Fill::Constant(c) => vec![c; len],
+            Fill::Probabilities => probabilities(len, self.shape.last().copied().unwrap_or(1), rng),
+            Fill::Distinct => distinct(len, rng),
+        }
+    }
+}
+
+fn probabilities(len: usize, row: usize, rng: &mut SplitMix64) -> Vec<f64> {
+    let mut values: Vec<f64> = (0..len).map(|_| 0.05 + rng.unit()).collect();
+    for row in values.chunks_mut(row.max(1)) {
+        let sum: f64 = row.iter().sum();
+        row.iter_mut().for_each(|v| *v = f64::from((*v / sum) as f32));
+    }
+    values
+}
+
+fn distinct(len: usize, rng: &mut SplitMix64) -> Vec<f64> {
+    let mut values: Vec<f64> = (0..len)
+        .map(|i| f64::from((0.01 * (i as f64 - len as f64 / 2.0) + 0.003) as f32))
+        .collect();
+    for i in (1..len).rev() {
+        values.swap(i, rng.below(i + 1));
+    }
+    values
+}
+
+/// Source of dimensions for sample cases: 1, odd, prime and larger-than-a-tile sizes come up often.
+#[derive(Clone, Debug)]
+pub struct Sizes {
+    rng: SplitMix64,
+}
+
+impl Sizes {
+    /// A stream of sizes.
+    pub fn new(seed: u64) -> Self {
+        Sizes {
+            rng: SplitMix64::new(seed ^ 0x5153_e5a1),
+        }
+    }
+
+    /// A dimension in `1..=max`.
+    pub fn dim(&mut self, max: usize) -> usize {
+        const INTERESTING: [usize; 12] = [1, 2, 3, 5, 7, 8, 13, 17, 31, 33, 64, 67];
+        let fitting = INTERESTING.iter().filter(|&&d| d <= max).count();
+        if fitting > 0 && self.rng.below(3) > 0 {
+            INTERESTING[self.rng.below(fitting)]
+        } else {
+            1 + self.rng.below(max)
+        }
+    }
+
+    /// A number in `0..bound`.
+    pub fn below(&mut self, bound: usize) -> usize {
+        self.rng.below(bound)
+    }
+
+    /// A shape of that rank.
+    pub fn shape(&mut self, rank: usize, max: usize) -> Vec<usize> {
+        (0..rank).map(|_| self.dim(max)).collect()
+    }
+}

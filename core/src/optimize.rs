@@ -1,0 +1,266 @@
+//! Graph optimization: what holds on every device.
+//!
+//! Removes what nothing needs and merges equal computations. Fusion rule sets and equality saturation
+//! build on the same entry points.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use crate::attrs::Attrs;
+use crate::error::{Result, unwrap_report};
+use crate::graph::{ConstantData, Graph, NodeId, NodeKind, Value};
+use crate::ops::{Expansion, InferenceForm};
+use crate::shape::TensorType;
+
+/// What optimization did.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct OptimizeReport {
+    /// Rewrite program; empty while no rule set is registered.
+    pub egglog_program: String,
+    /// Equivalence classes after saturation.
+    pub num_eclasses: usize,
+    /// Nodes of the e-graph after saturation.
+    pub num_enodes: usize,
+    /// Rules and how often each fired, in the order of first use.
+    pub rules_fired: Vec<(String, usize)>,
+    /// Nodes of the graph that came in.
+    pub nodes_before: usize,
+    /// Nodes of the graph that went out.
+    pub nodes_after: usize,
+    /// Fusions and the node that each produced.
+    pub fusions_applied: Vec<(String, u32)>,
+    /// Time of saturation.
+    pub egglog_time: Duration,
+    /// Time of choosing and rebuilding the graph.
+    pub extract_time: Duration,
+}
+
+impl OptimizeReport {
+    /// Adds the report of a later pass over the same graph.
+    pub fn merge(&mut self, later: OptimizeReport) {
+        for (rule, count) in later.rules_fired {
+            match self.rules_fired.iter_mut().find(|(r, _)| *r == rule) {
+                Some((_, total)) => *total += count,
+                None => self.rules_fired.push((rule, count)),
+            }
+        }
+        self.egglog_program += &later.egglog_program;
+        self.num_eclasses = self.num_eclasses.max(later.num_eclasses);
+        self.num_enodes = self.num_enodes.max(later.num_enodes);
+        self.nodes_before = later.nodes_before;
+        self.nodes_after = later.nodes_after;
+        self.fusions_applied.extend(later.fusions_applied);
+        self.egglog_time += later.egglog_time;
+        self.extract_time += later.extract_time;
+    }
+}
+
+impl fmt::Display for OptimizeReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ms = |d: Duration| d.as_secs_f64() * 1e3;
+        writeln!(f, "=== Optimization Report ===")?;
+        writeln!(
+            f,
+            "Egglog saturation: {:.1}ms ({} e-classes, {} e-nodes)",
+            ms(self.egglog_time),
+            self.num_eclasses,
+            self.num_enodes
+        )?;
+        writeln!(f, "Rules fired:")?;
+        for (rule, count) in &self.rules_fired {
+            writeln!(f, "  {rule}  x{count}")?;
+        }
+        writeln!(
+            f,
+            "Graph: {} nodes -> {} active nodes ({} fused away)",
+            self.nodes_before,
+            self.nodes_after,
+            self.nodes_before.saturating_sub(self.nodes_after)
+        )?;
+        let fusions: Vec<String> = self
+            .fusions_applied
+            .iter()
+            .map(|(name, node)| format!("{name} @node{node}"))
+            .collect();
+        writeln!(f, "Fusions: {}", fusions.join(", "))?;
+        writeln!(f, "Extract time: {:.1}ms", ms(self.extract_time))
+    }
+}
+
+/// Optimizes a graph.
+///
+/// # Panics
+/// With the report of [`try_optimize`]'s error.
+#[must_use]
+#[track_caller]
+pub fn optimize(graph: &Graph) -> Graph {
+    unwrap_report(try_optimize(graph)).0
+}
+
+/// [`optimize`], with what was done.
+///
+/// # Panics
+/// With the report of [`try_optimize`]'s error.
+#[must_use]
+#[track_caller]
+pub fn optimize_with_report(graph: &Graph) -> (Graph, OptimizeReport) {
+    unwrap_report(try_optimize(graph))
+}
+
+/// [`optimize_with_report`] with errors as values.
+///
+/// # Errors
+/// What [`Graph::verify`] finds.
+pub fn try_optimize(graph: &Graph) -> Result<(Graph, OptimizeReport)> {
+    graph.verify()?;
+    let start = Instant::now();
+    let (optimized, merged, removed) = clean(graph)?;
+    let fired = [("merge equal computations", merged), ("remove unused nodes", removed)];
+    let report = OptimizeReport {
+        rules_fired: fired
+            .into_iter()
+            .filter(|(_, count)| *count > 0)
+            .map(|(rule, count)| (rule.to_owned(), count))
+            .collect(),
+        nodes_before: graph.nodes().len(),
+        nodes_after: optimized.nodes().len(),
+        extract_time: start.elapsed(),
+        ..OptimizeReport::default()
+    };
+    optimized.verify()?;
+    Ok((optimized, report))
+}
+
+/// What makes two nodes compute the same.
+#[derive(PartialEq, Eq, Hash)]
+enum Key {
+    Constant(ConstantData, TensorType),
+    Call(&'static str, Attrs, Vec<Value>),
+}
+
+/// Rebuilds the graph from its roots, one node for each distinct computation. Leaves stay even when
+/// unused: they are what the user feeds by name.
+fn clean(graph: &Graph) -> Result<(Graph, usize, usize)> {
+    let order = graph.topological_order()?;
+    let mut live = vec![false; graph.nodes().len()];
+    for root in graph.roots() {
+        live[root.node.index()] = true;
+    }
+    for id in order.iter().rev() {
+        let node = &graph.nodes()[id.index()];
+        let named_leaf = matches!(
+            node.kind,
+            NodeKind::Input | NodeKind::Parameter { .. } | NodeKind::State { .. }
+        );
+        live[id.index()] |= named_leaf;
+        if live[id.index()] {
+            for v in &node.inputs {
+                live[v.node.index()] = true;
+            }
+        }
+    }
+    let mut out = Graph::new();
+    let mut map: Vec<NodeId> = vec![NodeId(0); graph.nodes().len()];
+    let mut known: HashMap<Key, NodeId> = HashMap::new();
+    let (mut merged, mut removed) = (0, 0);
+    for id in order {
+        if !live[id.index()] {
+            removed += 1;
+            continue;
+        }
+        let node = &graph.nodes()[id.index()];
+        let inputs: Vec<Value> = node
+            .inputs
+            .iter()
+            .map(|v| Value {
+                node: map[v.node.index()],
+                port: v.port,
+            })
+            .collect();
+        let key = match &node.kind {
+            NodeKind::Constant(data) => Some(Key::Constant((**data).clone(), node.outputs[0].clone())),
+            // A write happens where it stands.
+            NodeKind::Op { op, attrs } if op.writes().is_empty() => {
+                Some(Key::Call(op.name(), attrs.clone(), inputs.clone()))
+            }
+            _ => None,
+        };
+        let existing = key.as_ref().and_then(|k| known.get(k)).copied();
+        map[id.index()] = match existing {
+            Some(same) => {
+                merged += 1;
+                same
+            }
+            None => {
+                let new = out.copy_node(graph, id, inputs);
+                if let Some(key) = key {
+                    known.insert(key, new);
+                }
+                new
+            }
+        };
+    }
+    out.adopt_roots(graph, |v| Value {
+        node: map[v.node.index()],
+        port: v.port,
+    });
+    Ok((out, merged, removed))
+}
+
+/// The graph in the form for inference: every operator's own inference form (dropout disappears, batch
+/// norms use their running statistics), and no writes of those that have none there.
+///
+/// # Errors
+/// What [`Graph::verify`] finds, in the graph or in an operator's inference form.
+pub fn for_inference(graph: &Graph) -> Result<Graph> {
+    graph.verify()?;
+    let mut out = Graph::new();
+    let mut map: HashMap<Value, Value> = HashMap::new();
+    let mut dropped_writes = Vec::new();
+    for id in graph.topological_order()? {
+        let node = &graph.nodes()[id.index()];
+        let inputs: Vec<Value> = node.inputs.iter().map(|v| map[v]).collect();
+        let ports = (0..node.outputs.len() as u32).map(|port| Value { node: id, port });
+        let rewritten = match node.op().map(|(op, attrs)| (op, op.get().inference(), attrs)) {
+            Some((op, InferenceForm::Rewrite(rewrite), attrs)) => {
+                dropped_writes.extend(op.writes().iter().map(|w| Value {
+                    node: id,
+                    port: w.1 as u32,
+                }));
+                let expansion = |g: &mut Graph| {
+                    rewrite(&mut Expansion {
+                        graph: g,
+                        attrs,
+                        inputs: &inputs,
+                        outputs: &node.outputs,
+                    })
+                };
+                let provenance = graph.provenance(id);
+                Some(out.with_provenance(provenance, expansion).map_err(|message| {
+                    crate::error::Error::graph(format!("inference form of {}: {message}", graph.label(id)), "")
+                })?)
+            }
+            _ => None,
+        };
+        match rewritten {
+            Some(values) => map.extend(ports.zip(values)),
+            None => {
+                let new = out.copy_node(graph, id, inputs);
+                map.extend(ports.map(|v| {
+                    (
+                        v,
+                        Value {
+                            node: new,
+                            port: v.port,
+                        },
+                    )
+                }));
+            }
+        }
+    }
+    out.adopt_roots(graph, |v| map[&v]);
+    out.retain_effects(|i| !dropped_writes.contains(&graph.effects()[i].value));
+    out.verify()?;
+    Ok(out)
+}

@@ -1,0 +1,461 @@
+//! Lowering of a graph to a plan.
+//!
+//! What a device has no kernel for is replaced here, while the graph is there: half-precision calls are
+//! widened, composites are decomposed. What even that does not cover is an error that lists it.
+
+use std::collections::HashMap;
+
+use super::levels::assign_levels;
+use super::{
+    BufferRef, Dispatch, ExecutionPlan, FORWARD_BACKWARD, KernelRef, Operand, PLAN_VERSION, ParamInfo, Segment,
+    StateBuffer,
+};
+use crate::backend::{Device, KernelDesc, Support};
+use crate::dtype::DType;
+use crate::error::{Error, MissingKernel, Result, unwrap_report};
+use crate::graph::{ConstantData, Graph, Node, NodeId, NodeKind, Value};
+use crate::ops::{COPY, OpRef};
+use crate::reference::{expand_call, operand_name};
+use crate::shape::TensorType;
+
+/// Compiles a graph to a plan in which every operator is one kernel, for a device that has them all (the
+/// CPU backend does).
+///
+/// # Panics
+/// With the report of [`try_compile`]'s error.
+#[must_use]
+#[track_caller]
+pub fn compile(graph: &Graph) -> ExecutionPlan {
+    unwrap_report(try_compile(graph))
+}
+
+/// [`compile`] with errors as values.
+///
+/// # Errors
+/// What [`Graph::verify`] finds.
+pub fn try_compile(graph: &Graph) -> Result<ExecutionPlan> {
+    compile_with(graph, "any", &|_| Support::Yes)
+}
+
+/// Compiles a graph for a device: calls for which it has no kernel are widened or decomposed.
+///
+/// # Errors
+/// What [`Graph::verify`] finds; [`Error::MissingKernels`] when the device lacks primitives that the graph
+/// needs.
+pub fn compile_for(graph: &Graph, device: &dyn Device) -> Result<ExecutionPlan> {
+    let name = device.capabilities().name.clone();
+    let mut plan = compile_with(graph, &name, &|k| device.supports(k))?;
+    device.finalize(&mut plan)?;
+    plan.verify()?;
+    Ok(plan)
+}
+
+pub(super) type Supports<'a> = &'a dyn Fn(&KernelDesc) -> Support;
+
+fn compile_with(graph: &Graph, device: &str, supports: Supports) -> Result<ExecutionPlan> {
+    graph.verify()?;
+    let mut plan = ExecutionPlan {
+        version: PLAN_VERSION,
+        ..ExecutionPlan::default()
+    };
+    let values = lower(graph, &mut plan, &HashMap::new(), FORWARD_BACKWARD, device, supports)?;
+    for output in graph.outputs() {
+        plan.output_buffers.push(values[output]);
+        plan.output_types.extend(graph.ty(*output).cloned());
+    }
+    plan.loss_buffer = plan.output_buffers.first().copied();
+    for &(leaf, gradient) in graph.gradients() {
+        let node = &graph.nodes()[leaf.index()];
+        let buffer = values[&gradient];
+        let name = node.name.as_deref().unwrap_or_default().to_owned();
+        plan.gradient_buffers.push((name, buffer));
+        if matches!(node.kind, NodeKind::Parameter { trainable: true, .. }) {
+            plan.param_grad_pairs.push((values[&leaf.into()], buffer));
+        }
+    }
+    plan.verify()?;
+    Ok(plan)
+}
+
+/// Appends a graph to a plan as a new segment. Leaves in `bound` use those buffers; others get their own.
+pub(super) fn lower(
+    graph: &Graph,
+    plan: &mut ExecutionPlan,
+    bound: &HashMap<NodeId, BufferRef>,
+    segment: &str,
+    device: &str,
+    supports: Supports,
+) -> Result<HashMap<Value, BufferRef>> {
+    let schedule = schedule(graph)?;
+    let first = plan.dispatches.len();
+    let mut lowering = Lowering {
+        plan,
+        supports,
+        missing: Vec::new(),
+    };
+    let values = lowering.graph(graph, &schedule, bound, None)?;
+    let missing = lowering.missing;
+    if !missing.is_empty() {
+        return Err(Error::MissingKernels {
+            device: device.to_owned(),
+            missing,
+        });
+    }
+    assign_levels(&mut plan.dispatches[first..]);
+    plan.segments.push(Segment {
+        name: segment.to_owned(),
+        first,
+        count: plan.dispatches.len() - first,
+    });
+    Ok(values)
+}
+
+/// Order of execution, and the writes that happen in place.
+struct Schedule {
+    order: Vec<NodeId>,
+    /// Values that are computed into the buffer of the persistent data that they replace.
+    in_place: HashMap<Value, Value>,
+}
+
+/// Orders the nodes so that all readers of the old contents of persistent data come before the write that
+/// replaces them. Where that is impossible, because a reader depends on the write, the write goes to a
+/// buffer of its own and is copied at the end of the step.
+fn schedule(graph: &Graph) -> Result<Schedule> {
+    let mut writes = Vec::new();
+    for id in graph.node_ids() {
+        let node = &graph.nodes()[id.index()];
+        if let Some((op, _)) = node.op() {
+            for &(operand, port) in op.writes() {
+                let new = Value {
+                    node: id,
+                    port: port as u32,
+                };
+                writes.push((new, node.inputs[operand]));
+            }
+        }
+    }
+    if writes.is_empty() {
+        return Ok(Schedule {
+            order: graph.topological_order()?,
+            in_place: HashMap::new(),
+        });
+    }
+    let mut ordered = graph.clone();
+    let mut in_place = HashMap::new();
+    for (new, old) in writes {
+        let mut trial = ordered.clone();
+        add_anti_dependencies(&mut trial, new.node, old);
+        let exported = graph.outputs().contains(&old) || graph.gradients().iter().any(|g| g.1 == old);
+        if !exported && trial.topological_order().is_ok() {
+            ordered = trial;
+            in_place.insert(new, old);
+        }
+    }
+    Ok(Schedule {
+        order: ordered.topological_order()?,
+        in_place,
+    })
+}
+
+/// Makes `writer` depend on every other reader of `old`, also through aliases.
+fn add_anti_dependencies(graph: &mut Graph, writer: NodeId, old: Value) {
+    let mut seen = vec![old];
+    let mut readers = Vec::new();
+    let mut next = 0;
+    while let Some(&value) = seen.get(next) {
+        next += 1;
+        for id in graph.node_ids() {
+            let node = &graph.nodes()[id.index()];
+            let Some((op, _)) = node.op() else { continue };
+            if id == writer || !node.inputs.contains(&value) {
+                continue;
+            }
+            if op.alias().is_some_and(|i| node.inputs[i] == value) {
+                seen.push(id.into());
+            } else {
+                readers.push(id);
+            }
+        }
+    }
+    // Only the order of this clone is used, so operands may stand for plain dependencies.
+    graph.nodes[writer.index()]
+        .inputs
+        .extend(readers.into_iter().map(Value::from));
+}
+
+struct Lowering<'a> {
+    plan: &'a mut ExecutionPlan,
+    supports: Supports<'a>,
+    missing: Vec<MissingKernel>,
+}
+
+impl Lowering<'_> {
+    /// Lowers all nodes. `label` replaces the nodes' own when a decomposition is lowered.
+    fn graph(
+        &mut self,
+        graph: &Graph,
+        schedule: &Schedule,
+        bound: &HashMap<NodeId, BufferRef>,
+        label: Option<&str>,
+    ) -> Result<HashMap<Value, BufferRef>> {
+        let mut values: HashMap<Value, BufferRef> = HashMap::new();
+        let mut copies = Vec::new();
+        for &id in &schedule.order {
+            let node = &graph.nodes()[id.index()];
+            if let Some(&buffer) = bound.get(&id) {
+                values.insert(id.into(), buffer);
+                continue;
+            }
+            let Some((op, _)) = node.op() else {
+                let buffer = self.leaf(node);
+                values.insert(id.into(), buffer);
+                continue;
+            };
+            if let Some(operand) = op.alias() {
+                values.insert(id.into(), values[&node.inputs[operand]]);
+                continue;
+            }
+            let ports = || (0..node.outputs.len() as u32).map(|port| Value { node: id, port });
+            let targets: Vec<Option<BufferRef>> = ports()
+                .map(|value| schedule.in_place.get(&value).map(|old| values[old]))
+                .collect();
+            let inputs: Vec<Operand> = node
+                .inputs
+                .iter()
+                .filter_map(|v| {
+                    let ty = graph.ty(*v)?.clone();
+                    Some(Operand { buffer: values[v], ty })
+                })
+                .collect();
+            let label = label.map_or_else(|| dispatch_label(node, id, op), str::to_owned);
+            let outputs = self.call(node, op, inputs, &targets, &label)?;
+            for ((value, &buffer), name) in ports().zip(&outputs).zip(op.ports()) {
+                values.insert(value, buffer);
+                if *name == "lse" {
+                    self.plan.lse_buffers.push((id, buffer));
+                }
+            }
+            for &(operand, port) in op.writes() {
+                if targets[port].is_none() {
+                    let target = values[&node.inputs[operand]];
+                    copies.push((target, outputs[port], node.outputs[port].clone()));
+                }
+            }
+        }
+        for (target, source, ty) in copies {
+            self.copy(target, source, &ty, "deferred write");
+        }
+        Ok(values)
+    }
+
+    fn leaf(&mut self, node: &Node) -> BufferRef {
+        let buffer = self.plan.add_buffer(&node.outputs[0]);
+        let name = || node.name.as_deref().unwrap_or_default().to_owned();
+        match &node.kind {
+            NodeKind::Input => self.plan.input_buffers.push((name(), buffer)),
+            NodeKind::Scalar => self.plan.scalar_buffers.push((name(), buffer)),
+            NodeKind::Parameter { trainable, init } => {
+                self.plan.param_buffers.push((name(), buffer));
+                self.plan.param_info.push(ParamInfo {
+                    trainable: *trainable,
+                    init: *init,
+                });
+            }
+            NodeKind::State { fill } => self.plan.state_buffers.push(StateBuffer {
+                name: name(),
+                buffer,
+                fill: *fill,
+                optimizer: false,
+            }),
+            NodeKind::Constant(data) => self.constant(buffer, data),
+            NodeKind::Op { .. } | NodeKind::Poison => {}
+        }
+        buffer
+    }
+
+    fn constant(&mut self, buffer: BufferRef, data: &ConstantData) {
+        if data.dtype() == DType::F32 {
+            let words = data.bytes().chunks_exact(4);
+            let values = words.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+            self.plan.constant_buffers.push((buffer, values.collect()));
+        } else {
+            self.plan.raw_constant_buffers.push((buffer, data.bytes().to_vec()));
+        }
+    }
+
+    /// Lowers one call: a kernel of the device, a widened call, or the decomposition. Results go to their
+    /// targets, or to buffers of their own; returns where they are.
+    fn call(
+        &mut self,
+        node: &Node,
+        op: OpRef,
+        inputs: Vec<Operand>,
+        targets: &[Option<BufferRef>],
+        label: &str,
+    ) -> Result<Vec<BufferRef>> {
+        let Some((_, attrs)) = node.op() else {
+            return Ok(Vec::new());
+        };
+        let types: Vec<TensorType> = inputs.iter().map(|o| o.ty.clone()).collect();
+        let desc = KernelDesc {
+            name: op.name(),
+            version: op.version(),
+            attrs,
+            inputs: &types,
+            outputs: &node.outputs,
+        };
+        let Support::No(reason) = (self.supports)(&desc) else {
+            return Ok(self.dispatch(&desc, inputs, targets, label));
+        };
+        let (graph, results) = if let Some(widened) = widen(op, &desc)? {
+            widened
+        } else if op.semantics().decomposition().is_some() {
+            expand_call(op, attrs, &types, &node.outputs)?
+        } else {
+            self.missing.push(MissingKernel {
+                kernel: desc.to_string(),
+                label: label.to_owned(),
+                reason,
+            });
+            return Ok(self.targets(targets, &node.outputs));
+        };
+        self.replacement(&graph, &results, &inputs, targets, label)
+    }
+
+    fn targets(&mut self, targets: &[Option<BufferRef>], types: &[TensorType]) -> Vec<BufferRef> {
+        targets
+            .iter()
+            .zip(types)
+            .map(|(target, ty)| target.unwrap_or_else(|| self.plan.add_buffer(ty)))
+            .collect()
+    }
+
+    fn dispatch(
+        &mut self,
+        desc: &KernelDesc,
+        inputs: Vec<Operand>,
+        targets: &[Option<BufferRef>],
+        label: &str,
+    ) -> Vec<BufferRef> {
+        let buffers = self.targets(targets, desc.outputs);
+        let outputs = buffers
+            .iter()
+            .zip(desc.outputs)
+            .map(|(&buffer, ty)| Operand { buffer, ty: ty.clone() });
+        self.plan.dispatches.push(Dispatch {
+            kernel: KernelRef {
+                name: desc.name.to_owned(),
+                version: desc.version,
+            },
+            attrs: desc.attrs.clone(),
+            inputs,
+            outputs: outputs.collect(),
+            level: 0,
+            label: label.to_owned(),
+            use_coop: false,
+        });
+        buffers
+    }
+
+    /// Lowers the graph that stands for a call.
+    fn replacement(
+        &mut self,
+        graph: &Graph,
+        results: &[Value],
+        inputs: &[Operand],
+        targets: &[Option<BufferRef>],
+        label: &str,
+    ) -> Result<Vec<BufferRef>> {
+        let bound: HashMap<NodeId, BufferRef> = inputs
+            .iter()
+            .enumerate()
+            .filter_map(|(i, o)| Some((graph.leaf_named(&operand_name(i))?, o.buffer)))
+            .collect();
+        let schedule = schedule(graph)?;
+        let values = self.graph(graph, &schedule, &bound, Some(label))?;
+        let mut buffers = Vec::new();
+        for (result, target) in results.iter().zip(targets) {
+            let source = values[result];
+            let is_operand = inputs.iter().any(|o| o.buffer == source);
+            let Some(ty) = graph.ty(*result).cloned() else {
+                continue;
+            };
+            // A result that is an operand itself must not change when the operand is written later.
+            let target = target.or_else(|| is_operand.then(|| self.plan.add_buffer(&ty)));
+            if let Some(target) = target {
+                self.copy(target, source, &ty, label);
+            }
+            buffers.push(target.unwrap_or(source));
+        }
+        Ok(buffers)
+    }
+
+    fn copy(&mut self, target: BufferRef, source: BufferRef, ty: &TensorType, label: &str) {
+        let operand = |buffer| Operand { buffer, ty: ty.clone() };
+        self.plan.dispatches.push(Dispatch {
+            kernel: KernelRef {
+                name: COPY.name().to_owned(),
+                version: COPY.version(),
+            },
+            attrs: crate::attrs::Attrs::new(),
+            inputs: vec![operand(target), operand(source)],
+            outputs: vec![operand(target)],
+            level: 0,
+            label: format!("{label}.write"),
+            use_coop: false,
+        });
+    }
+}
+
+/// The same call in `f32` between casts, for operands in a half-precision storage type that the device has
+/// no kernel for; `None` if there are none, or the call is such a cast itself.
+fn widen(op: OpRef, desc: &KernelDesc) -> Result<Option<(Graph, Vec<Value>)>> {
+    let is_half = |ty: &TensorType| matches!(ty.dtype, DType::F16 | DType::BF16);
+    if !desc.inputs.iter().any(is_half) {
+        return Ok(None);
+    }
+    let mut graph = Graph::new();
+    let operands: Vec<Value> = desc
+        .inputs
+        .iter()
+        .enumerate()
+        .map(|(i, ty)| {
+            let operand = graph.input_typed(&operand_name(i), &ty.shape, ty.dtype);
+            match is_half(ty) {
+                true => graph.cast(operand, DType::F32).into(),
+                false => operand.into(),
+            }
+        })
+        .collect();
+    let call = graph.call(op, desc.attrs.clone(), operands);
+    let results: Vec<Value> = desc
+        .outputs
+        .iter()
+        .enumerate()
+        .map(|(port, ty)| {
+            let result = graph.port(call, port as u32);
+            if port == 0 || graph.dtype(result) != ty.dtype {
+                graph.cast(result, ty.dtype).into()
+            } else {
+                result
+            }
+        })
+        .collect();
+    let repeats_itself = graph
+        .nodes()
+        .iter()
+        .any(|n| n.op().is_some_and(|(o, _)| o == op) && n.inputs.iter().any(|v| graph.ty(*v).is_some_and(is_half)));
+    if repeats_itself {
+        return Ok(None);
+    }
+    graph.set_outputs(results.clone());
+    graph.verify()?;
+    Ok(Some((graph, results)))
+}
+
+fn dispatch_label(node: &Node, id: NodeId, op: OpRef) -> String {
+    match &node.name {
+        Some(name) => format!("{name} ({})", op.name()),
+        None => format!("{id} ({})", op.name()),
+    }
+}

@@ -1,0 +1,249 @@
+//! The execution plan: a fully static description of a step, as plain data.
+//!
+//! Every value of the graph owns one logical buffer (reshapes share theirs); leaves are filled before the
+//! dispatches begin. Backends replay the dispatches of the segments that a step asks for, level by level:
+//! dispatches of one level are independent of each other.
+
+mod compile;
+mod levels;
+pub mod optimizer;
+mod verify;
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+pub use compile::{compile, compile_for, try_compile};
+
+use crate::attrs::Attrs;
+use crate::dtype::DType;
+use crate::graph::NodeId;
+use crate::init::Init;
+use crate::shape::TensorType;
+
+/// Version of the plan's data model; raised with every incompatible change.
+pub const PLAN_VERSION: u32 = 1;
+
+/// Index of a logical buffer in [`ExecutionPlan::buffers`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct BufferRef(pub u32);
+
+impl BufferRef {
+    /// As a list index.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl fmt::Display for BufferRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "b{}", self.0)
+    }
+}
+
+/// Kernel that a dispatch runs: an operator's name and its version.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct KernelRef {
+    /// Namespaced operator name.
+    pub name: String,
+    /// Version of its meaning.
+    pub version: u32,
+}
+
+/// A buffer as a dispatch sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Operand {
+    /// The buffer.
+    pub buffer: BufferRef,
+    /// Dtype and shape in which it is seen (aliases may differ in shape).
+    pub ty: TensorType,
+}
+
+/// One kernel launch.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Dispatch {
+    /// What runs.
+    pub kernel: KernelRef,
+    /// Attributes of the call.
+    pub attrs: Attrs,
+    /// Read operands.
+    pub inputs: Vec<Operand>,
+    /// Written operands. One that shares its buffer with an input is computed in place.
+    pub outputs: Vec<Operand>,
+    /// Position in the dependency order of its segment, from 0.
+    pub level: u32,
+    /// Provenance: name or number of the node it came from, and the operator.
+    pub label: String,
+    /// Whether a cooperative-matrix variant was chosen (GPU backends).
+    pub use_coop: bool,
+}
+
+/// A consecutive range of dispatches that a step may include or leave out.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Segment {
+    /// Name; see [`FORWARD_BACKWARD`] and [`UPDATE`].
+    pub name: String,
+    /// First dispatch.
+    pub first: usize,
+    /// Number of dispatches.
+    pub count: usize,
+}
+
+/// Segment that computes outputs and gradients.
+pub const FORWARD_BACKWARD: &str = "forward_backward";
+/// Segment that updates the parameters from the gradients.
+pub const UPDATE: &str = "update";
+
+impl Segment {
+    /// Indices of its dispatches.
+    pub fn range(&self) -> std::ops::Range<usize> {
+        self.first..self.first + self.count
+    }
+}
+
+/// Persistent data that is not a parameter.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StateBuffer {
+    /// Name.
+    pub name: String,
+    /// Where it lives.
+    pub buffer: BufferRef,
+    /// Every element's value in a fresh session.
+    pub fill: f32,
+    /// Whether it belongs to the optimizer (moments).
+    pub optimizer: bool,
+}
+
+/// Facts about a parameter beyond its buffer, in the order of [`ExecutionPlan::param_buffers`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ParamInfo {
+    /// Whether training changes it.
+    pub trainable: bool,
+    /// How a fresh session may fill it.
+    pub init: Init,
+}
+
+/// A step as data: buffers, who fills them, and the dispatches.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ExecutionPlan {
+    /// [`PLAN_VERSION`] at the time of compilation.
+    pub version: u32,
+    /// Bytes of each logical buffer.
+    pub buffers: Vec<usize>,
+    /// Dtype and shape in which each buffer was made.
+    pub buffer_types: Vec<TensorType>,
+    /// Parameters by name.
+    pub param_buffers: Vec<(String, BufferRef)>,
+    /// Facts about each parameter, in the same order.
+    pub param_info: Vec<ParamInfo>,
+    /// Inputs by name.
+    pub input_buffers: Vec<(String, BufferRef)>,
+    /// `f32` constants, uploaded once.
+    pub constant_buffers: Vec<(BufferRef, Vec<f32>)>,
+    /// Constants of other dtypes, as storage bytes, uploaded once.
+    pub raw_constant_buffers: Vec<(BufferRef, Vec<u8>)>,
+    /// Persistent data by name.
+    pub state_buffers: Vec<StateBuffer>,
+    /// Scalars that the session sets at each step, by name.
+    pub scalar_buffers: Vec<(String, BufferRef)>,
+    /// All launches, segment after segment, sorted by level within each.
+    pub dispatches: Vec<Dispatch>,
+    /// Parts of a step.
+    pub segments: Vec<Segment>,
+    /// The first graph output.
+    pub loss_buffer: Option<BufferRef>,
+    /// All graph outputs.
+    pub output_buffers: Vec<BufferRef>,
+    /// Types of the graph outputs.
+    pub output_types: Vec<TensorType>,
+    /// Trainable parameter and its gradient.
+    pub param_grad_pairs: Vec<(BufferRef, BufferRef)>,
+    /// Every gradient by the name of its leaf (parameters and inputs).
+    pub gradient_buffers: Vec<(String, BufferRef)>,
+    /// Log-sum-exp results (ports named `lse`) by node.
+    pub lse_buffers: Vec<(NodeId, BufferRef)>,
+    /// Packed parameters: buffer, and names and sizes of the sources.
+    pub derived_params: Vec<(BufferRef, Vec<(String, usize)>)>,
+}
+
+impl ExecutionPlan {
+    /// Number of levels of a segment.
+    pub fn levels(&self, segment: &Segment) -> usize {
+        self.dispatches[segment.range()]
+            .last()
+            .map_or(0, |d| d.level as usize + 1)
+    }
+
+    /// The segment of that name.
+    pub fn segment(&self, name: &str) -> Option<&Segment> {
+        self.segments.iter().find(|s| s.name == name)
+    }
+
+    /// Bytes of all buffers together.
+    pub fn total_bytes(&self) -> usize {
+        self.buffers.iter().sum()
+    }
+
+    /// Contents of a constant buffer.
+    pub fn constants(&self) -> impl Iterator<Item = (BufferRef, Vec<u8>)> + '_ {
+        let floats = self
+            .constant_buffers
+            .iter()
+            .map(|(b, v)| (*b, v.iter().flat_map(|x| x.to_le_bytes()).collect()));
+        floats.chain(self.raw_constant_buffers.iter().map(|(b, v)| (*b, v.clone())))
+    }
+
+    /// Adds a buffer.
+    pub(crate) fn add_buffer(&mut self, ty: &TensorType) -> BufferRef {
+        let buffer = BufferRef(self.buffers.len() as u32);
+        self.buffers.push(ty.bytes());
+        self.buffer_types.push(ty.clone());
+        buffer
+    }
+}
+
+impl fmt::Display for ExecutionPlan {
+    /// One line a dispatch, by segment and level.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "plan: {} buffers, {} bytes, {} dispatches",
+            self.buffers.len(),
+            self.total_bytes(),
+            self.dispatches.len()
+        )?;
+        let list = |operands: &[Operand]| {
+            let text: Vec<String> = operands.iter().map(|o| format!("{}:{}", o.buffer, o.ty)).collect();
+            text.join(", ")
+        };
+        for segment in &self.segments {
+            writeln!(f, "segment {}: {} levels", segment.name, self.levels(segment))?;
+            for d in &self.dispatches[segment.range()] {
+                let attrs = if d.attrs.is_empty() {
+                    String::new()
+                } else {
+                    format!(" {{{}}}", d.attrs)
+                };
+                writeln!(
+                    f,
+                    "  {:>3}  {} = {}({}){attrs}  # {}",
+                    d.level,
+                    list(&d.outputs),
+                    d.kernel.name,
+                    list(&d.inputs),
+                    d.label
+                )?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Encodes a scalar in the storage of a dtype of four bytes.
+pub(crate) fn scalar_bytes(dtype: DType, value: f64) -> [u8; 4] {
+    let encoded = crate::graph::encode_scalar(dtype, value);
+    let mut bytes = [0; 4];
+    let len = encoded.len().min(4);
+    bytes[..len].copy_from_slice(&encoded[..len]);
+    bytes
+}

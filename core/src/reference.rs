@@ -1,0 +1,305 @@
+//! The oracle: evaluates a graph in `f64` by each operator's own definition.
+//!
+//! Slow and obviously right. It shares no code with any backend.
+
+use std::collections::HashMap;
+
+use crate::attrs::Attrs;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::graph::{Graph, NodeId, NodeKind, Value};
+use crate::ops::{Expansion, OpRef};
+use crate::shape::TensorType;
+
+/// A tensor in row-major `f64`, whatever its dtype (`u32` and `i32` are exact in it).
+#[derive(Clone, Debug, PartialEq)]
+pub struct RefTensor {
+    /// Dtype and shape.
+    pub ty: TensorType,
+    /// Elements.
+    pub data: Vec<f64>,
+}
+
+impl RefTensor {
+    /// Dimensions.
+    pub fn shape(&self) -> &[usize] {
+        self.ty.shape.dims()
+    }
+}
+
+/// What a reference loop works with.
+pub struct RefCall<'a> {
+    /// Attributes.
+    pub attrs: &'a Attrs,
+    /// Operands.
+    pub inputs: &'a [&'a RefTensor],
+    /// Types of the results.
+    pub outputs: &'a [TensorType],
+}
+
+impl RefCall<'_> {
+    /// An integer attribute.
+    ///
+    /// # Panics
+    /// As all getters here: when it is absent, which the operator's own `infer` rules out.
+    pub fn int(&self, name: &str) -> i64 {
+        checked(self.attrs.int(name))
+    }
+
+    /// A list of integers; panics like [`RefCall::int`].
+    pub fn ints(&self, name: &str) -> &[i64] {
+        checked(self.attrs.ints(name))
+    }
+
+    /// A fixed number of sizes; panics like [`RefCall::int`].
+    pub fn sizes<const N: usize>(&self, name: &str) -> [usize; N] {
+        checked(self.attrs.sizes(name))
+    }
+
+    /// A real number; panics like [`RefCall::int`].
+    pub fn float(&self, name: &str) -> f64 {
+        checked(self.attrs.float(name))
+    }
+
+    /// A flag; panics like [`RefCall::int`].
+    pub fn bool(&self, name: &str) -> bool {
+        checked(self.attrs.bool(name))
+    }
+}
+
+fn checked<T>(attr: Result<T, String>) -> T {
+    match attr {
+        Ok(v) => v,
+        // Verified before evaluation: `infer` reads the same attributes.
+        Err(message) => panic!("{message}"),
+    }
+}
+
+/// Values of a graph, and of its persistent leaves after the step.
+#[derive(Clone, Debug, Default)]
+pub struct Evaluation {
+    values: HashMap<Value, RefTensor>,
+    /// Persistent leaves that were written, by name.
+    pub written: HashMap<String, Vec<f64>>,
+}
+
+impl Evaluation {
+    /// A value.
+    pub fn get(&self, value: impl Into<Value>) -> Option<&RefTensor> {
+        self.values.get(&value.into())
+    }
+}
+
+/// Evaluates every node. `feeds` holds inputs, parameters, states and scalars by name; parameters and
+/// states that are absent take their fill (zero for parameters).
+///
+/// # Errors
+/// What [`Graph::verify`] finds; a missing or wrongly sized input.
+pub fn evaluate(graph: &Graph, feeds: &HashMap<String, Vec<f64>>) -> Result<Evaluation> {
+    graph.verify()?;
+    let mut evaluation = Evaluation::default();
+    for id in graph.topological_order()? {
+        let results = evaluate_node(graph, id, feeds, &evaluation)?;
+        for (port, tensor) in results.into_iter().enumerate() {
+            let port = port as u32;
+            evaluation.values.insert(Value { node: id, port }, tensor);
+        }
+    }
+    for effect in graph.effects() {
+        let name = graph.nodes()[effect.target.index()].name.as_deref();
+        let value = evaluation.values.get(&effect.value);
+        if let (Some(name), Some(value)) = (name, value) {
+            evaluation.written.insert(name.to_owned(), value.data.clone());
+        }
+    }
+    Ok(evaluation)
+}
+
+fn evaluate_node(
+    graph: &Graph,
+    id: NodeId,
+    feeds: &HashMap<String, Vec<f64>>,
+    done: &Evaluation,
+) -> Result<Vec<RefTensor>> {
+    let node = &graph.nodes()[id.index()];
+    let fill = match &node.kind {
+        NodeKind::Op { op, attrs } => {
+            let inputs: Vec<&RefTensor> = node.inputs.iter().map(|v| &done.values[v]).collect();
+            return evaluate_call(*op, attrs, &inputs, &node.outputs);
+        }
+        NodeKind::Constant(data) => {
+            return Ok(vec![RefTensor {
+                ty: node.outputs[0].clone(),
+                data: data.to_f64(),
+            }]);
+        }
+        NodeKind::Parameter { .. } => Some(0.0),
+        NodeKind::State { fill } => Some(f64::from(*fill)),
+        NodeKind::Input | NodeKind::Scalar | NodeKind::Poison => None,
+    };
+    let name = node.name.as_deref().unwrap_or_default();
+    let ty = node.outputs[0].clone();
+    let data = match (feeds.get(name), fill) {
+        (Some(data), _) => data.clone(),
+        (None, Some(fill)) => vec![fill; ty.numel()],
+        (None, None) => {
+            return Err(Error::InputNotSet {
+                names: vec![name.to_owned()],
+            });
+        }
+    };
+    if data.len() != ty.numel() {
+        return Err(Error::graph(
+            format!("{} was fed {} elements", graph.label(id), data.len()),
+            "feed as many elements as the shape has",
+        ));
+    }
+    Ok(vec![RefTensor { ty, data }])
+}
+
+/// Evaluates one call by the operator's loop, or by its decomposition if it has no loop.
+///
+/// # Errors
+/// When the decomposition does not build.
+pub fn evaluate_call(
+    op: OpRef,
+    attrs: &Attrs,
+    inputs: &[&RefTensor],
+    outputs: &[TensorType],
+) -> Result<Vec<RefTensor>> {
+    if let Some(reference) = op.semantics().reference() {
+        let call = RefCall { attrs, inputs, outputs };
+        let results = reference(&call);
+        let typed = outputs.iter().cloned().zip(results);
+        return Ok(typed.map(|(ty, data)| RefTensor { ty, data }).collect());
+    }
+    evaluate_decomposed(op, attrs, inputs, outputs)
+}
+
+/// Evaluates one call by the operator's decomposition.
+///
+/// # Errors
+/// When it has none, or it does not build.
+pub fn evaluate_decomposed(
+    op: OpRef,
+    attrs: &Attrs,
+    inputs: &[&RefTensor],
+    outputs: &[TensorType],
+) -> Result<Vec<RefTensor>> {
+    let types: Vec<TensorType> = inputs.iter().map(|t| t.ty.clone()).collect();
+    let (graph, results) = expand_call(op, attrs, &types, outputs)?;
+    let feeds = inputs
+        .iter()
+        .enumerate()
+        .map(|(i, t)| (operand_name(i), t.data.clone()))
+        .collect();
+    let evaluation = evaluate(&graph, &feeds)?;
+    Ok(results.iter().filter_map(|&v| evaluation.get(v).cloned()).collect())
+}
+
+/// Name of the input that stands for operand `i` in [`expand_call`]'s graph.
+pub fn operand_name(i: usize) -> String {
+    format!("operand{i}")
+}
+
+/// The decomposition of a call as a graph of its own, whose inputs are named by [`operand_name`].
+///
+/// # Errors
+/// When the operator has no decomposition, or it does not build or gives other types than `outputs`.
+pub fn expand_call(
+    op: OpRef,
+    attrs: &Attrs,
+    inputs: &[TensorType],
+    outputs: &[TensorType],
+) -> Result<(Graph, Vec<Value>)> {
+    let mut graph = Graph::new();
+    let operands: Vec<Value> = inputs
+        .iter()
+        .enumerate()
+        .map(|(i, ty)| graph.input_typed(&operand_name(i), &ty.shape, ty.dtype).into())
+        .collect();
+    let values = expand_into(&mut graph, op, attrs, &operands, outputs)?;
+    graph.set_outputs(values.clone());
+    graph.verify()?;
+    Ok((graph, values))
+}
+
+/// Builds the decomposition of a call on `graph` and checks the types of the results.
+///
+/// # Errors
+/// When the operator has no decomposition, or it does not build or gives other types than `outputs`.
+pub fn expand_into(
+    graph: &mut Graph,
+    op: OpRef,
+    attrs: &Attrs,
+    inputs: &[Value],
+    outputs: &[TensorType],
+) -> Result<Vec<Value>> {
+    let failed = |message: String| Error::graph(format!("decomposition of {}: {message}", op.name()), "");
+    let rule = op
+        .semantics()
+        .decomposition()
+        .ok_or_else(|| failed("it is a primitive".into()))?;
+    let values = rule(&mut Expansion {
+        graph,
+        attrs,
+        inputs,
+        outputs,
+    })
+    .map_err(failed)?;
+    let types: Vec<Option<&TensorType>> = values.iter().map(|&v| graph.ty(v)).collect();
+    if types.iter().map(|t| t.cloned()).ne(outputs.iter().cloned().map(Some)) {
+        if let Some(error) = graph.errors().first() {
+            return Err(error.clone());
+        }
+        return Err(failed(format!("it yields {types:?} instead of {outputs:?}")));
+    }
+    Ok(values)
+}
+
+/// Row-major index arithmetic for reference loops: calls `visit` with every multi-index of `shape`.
+pub fn for_each_index(shape: &[usize], mut visit: impl FnMut(&[usize])) {
+    if shape.contains(&0) {
+        return;
+    }
+    let mut index = vec![0; shape.len()];
+    loop {
+        visit(&index);
+        let mut axis = shape.len();
+        loop {
+            if axis == 0 {
+                return;
+            }
+            axis -= 1;
+            index[axis] += 1;
+            if index[axis] < shape[axis] {
+                break;
+            }
+            index[axis] = 0;
+        }
+    }
+}
+
+/// Row-major offset of a multi-index.
+pub fn offset(shape: &[usize], index: &[usize]) -> usize {
+    shape.iter().zip(index).fold(0, |o, (&d, &i)| o * d + i)
+}
+
+/// Offset into a tensor that is broadcast to the index's shape.
+pub fn broadcast_offset(shape: &[usize], index: &[usize]) -> usize {
+    let skip = index.len() - shape.len();
+    shape
+        .iter()
+        .zip(&index[skip..])
+        .fold(0, |o, (&d, &i)| o * d + if d == 1 { 0 } else { i })
+}
+
+/// Rounds or wraps a number to what the dtype can hold, as integer arithmetic needs it. Floats pass:
+/// the oracle does not round.
+pub fn wrap(dtype: DType, value: i128) -> f64 {
+    match dtype {
+        DType::U32 => f64::from(value as u32),
+        DType::I32 => f64::from(value as i32),
+        _ => value as f64,
+    }
+}

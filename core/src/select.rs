@@ -1,0 +1,484 @@
+//! Which device to use: grammar, precedence and listing.
+//!
+//! Precedence: API, environment (`MEGANEURA_DEVICE_ID`), configuration file, automatic. The library never
+//! falls back to another device by itself.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use crate::backend::{Backend, Device, DeviceInfo, DeviceKind};
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::registry::{self, KNOWN_BACKENDS};
+
+/// Variable that selects the device.
+pub const DEVICE_VARIABLE: &str = "MEGANEURA_DEVICE_ID";
+
+/// A parsed selector.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Selector {
+    /// The best real GPU, else the CPU.
+    Auto,
+    /// A numeric identity on any backend, `9860` or `0x2684`.
+    NumericId(u64),
+    /// A backend, and which of its devices.
+    Backend {
+        /// Name.
+        name: String,
+        /// Which device.
+        device: DeviceSelector,
+    },
+}
+
+/// The part of a selector after the backend's name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DeviceSelector {
+    /// The best one.
+    Best,
+    /// Index in the listing, `:0`.
+    Index(usize),
+    /// Unique part of the name, without regard to case, `:name=RTX`.
+    Name(String),
+    /// Numeric identity, `:id=0x2684`.
+    NumericId(u64),
+}
+
+impl Selector {
+    /// Parses a selector: `auto`, `cpu`, `blade`, `blade:0`, `blade:name=RTX`, `blade:id=0x2684`, any
+    /// backend's `name[:selector]`, or a bare decimal or `0x...` number (a device id).
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let text = text.trim();
+        if text.is_empty() {
+            return Err("the selector is empty".into());
+        }
+        if text == "auto" {
+            return Ok(Selector::Auto);
+        }
+        if text.starts_with(|c: char| c.is_ascii_digit()) {
+            return parse_number(text).map(Selector::NumericId);
+        }
+        let (name, device) = match text.split_once(':') {
+            None => (text, DeviceSelector::Best),
+            Some((name, device)) => (name, DeviceSelector::parse(device)?),
+        };
+        if name.is_empty() {
+            return Err("there is no backend before the ':'".into());
+        }
+        Ok(Selector::Backend {
+            name: name.to_ascii_lowercase(),
+            device,
+        })
+    }
+}
+
+impl DeviceSelector {
+    fn parse(text: &str) -> Result<Self, String> {
+        if let Some(part) = text.strip_prefix("name=") {
+            if part.is_empty() {
+                return Err("there is nothing after 'name='".into());
+            }
+            return Ok(DeviceSelector::Name(part.to_owned()));
+        }
+        if let Some(number) = text.strip_prefix("id=") {
+            return parse_number(number).map(DeviceSelector::NumericId);
+        }
+        text.parse()
+            .map(DeviceSelector::Index)
+            .map_err(|_| format!("'{text}' is not an index, 'name=PART' or 'id=NUMBER'"))
+    }
+}
+
+fn parse_number(text: &str) -> Result<u64, String> {
+    let parsed = match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
+        Some(hex) => u64::from_str_radix(hex, 16),
+        None => text.parse(),
+    };
+    parsed.map_err(|_| format!("'{text}' is not a number (decimal, or hexadecimal with 0x)"))
+}
+
+/// Where a selector came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SelectorSource {
+    /// The program.
+    Api,
+    /// [`DEVICE_VARIABLE`].
+    Environment,
+    /// A configuration file.
+    File(String),
+    /// Nobody: automatic.
+    Default,
+}
+
+impl std::fmt::Display for SelectorSource {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            SelectorSource::Api => f.write_str("the API"),
+            SelectorSource::Environment => write!(f, "the environment variable {DEVICE_VARIABLE}"),
+            SelectorSource::File(path) => write!(f, "the configuration file {path}"),
+            SelectorSource::Default => f.write_str("the default"),
+        }
+    }
+}
+
+/// The selector in force and where it comes from. An environment variable that is set but empty counts as
+/// not set.
+pub fn effective_selector(api: Option<&str>, config: &Config) -> (String, SelectorSource) {
+    if let Some(selector) = api {
+        return (selector.to_owned(), SelectorSource::Api);
+    }
+    if let Some(value) = std::env::var_os(DEVICE_VARIABLE).filter(|v| !v.is_empty()) {
+        return (value.to_string_lossy().into_owned(), SelectorSource::Environment);
+    }
+    match &config.device {
+        Some(selector) => (selector.clone(), SelectorSource::File(config.origin())),
+        None => ("auto".to_owned(), SelectorSource::Default),
+    }
+}
+
+/// A backend with its devices, or why it has none.
+pub struct BackendListing {
+    /// The backend.
+    pub backend: Arc<dyn Backend>,
+    /// Its name.
+    pub name: String,
+    /// Devices found, or what failed.
+    pub devices: Result<Vec<DeviceInfo>>,
+}
+
+/// Every registered backend with its devices.
+pub fn list(config: &Config) -> Vec<BackendListing> {
+    registry::backends()
+        .into_iter()
+        .map(|backend| BackendListing {
+            name: backend.info().name,
+            devices: backend.devices(config),
+            backend,
+        })
+        .collect()
+}
+
+/// The exact string that selects a device.
+pub fn selector_of(backend: &str, device: &DeviceInfo) -> String {
+    if backend == "cpu" && device.index == 0 {
+        backend.to_owned()
+    } else {
+        format!("{backend}:{}", device.index)
+    }
+}
+
+/// The listing as text: one line a device, with the string to paste.
+pub fn format_listing(listing: &[BackendListing]) -> String {
+    let mut text = String::from("devices:\n");
+    for entry in listing {
+        match &entry.devices {
+            Err(e) => {
+                let _ = writeln!(text, "  {:<12} failed: {e}", entry.name);
+            }
+            Ok(devices) if devices.is_empty() => {
+                let _ = writeln!(text, "  {:<12} no devices found", entry.name);
+            }
+            Ok(devices) => {
+                for d in devices {
+                    let _ = writeln!(text, "  {}", format_device(&entry.name, d));
+                }
+            }
+        }
+    }
+    for known in KNOWN_BACKENDS {
+        if !listing.iter().any(|e| e.name == known.name) {
+            let _ = writeln!(text, "  {:<12} not linked: {}", known.name, known.how);
+        }
+    }
+    text.push_str("  auto         the best real GPU, else cpu");
+    text
+}
+
+fn format_device(backend: &str, d: &DeviceInfo) -> String {
+    let mut line = format!("{:<12} {} ({})", selector_of(backend, d), d.name, d.kind.name());
+    if let Some(id) = d.numeric_id {
+        let _ = write!(line, ", id=0x{id:x}");
+    }
+    if let Some(bytes) = d.memory_bytes {
+        let _ = write!(line, ", {:.1} GB", bytes as f64 / 1e9);
+    }
+    if let Some(driver) = &d.driver {
+        let _ = write!(line, ", {driver}");
+    }
+    if let Some(note) = &d.note {
+        let _ = write!(line, "; {note}");
+    }
+    if let Some(reason) = &d.rejected {
+        let _ = write!(line, "; rejected: {reason}");
+    }
+    line
+}
+
+/// A device that was chosen.
+pub struct Selected {
+    /// Its backend.
+    pub backend: Arc<dyn Backend>,
+    /// The device.
+    pub info: DeviceInfo,
+    /// The string that selects it.
+    pub selector: String,
+    /// What chose it.
+    pub source: SelectorSource,
+}
+
+impl Selected {
+    /// Opens the device.
+    ///
+    /// # Errors
+    /// When the backend cannot open it.
+    pub fn open(&self, config: &Config) -> Result<Arc<dyn Device>> {
+        self.backend.open(self.info.index, config)
+    }
+}
+
+/// Chooses the device for a selector from the API, the environment, the configuration, or automatically,
+/// and logs the choice.
+///
+/// # Errors
+/// [`Error::DeviceSelection`] with the listing, when the selector is malformed, matches nothing or several.
+pub fn select(api: Option<&str>, config: &Config) -> Result<Selected> {
+    let (text, source) = effective_selector(api, config);
+    let listing = list(config);
+    let chosen = Selector::parse(&text)
+        .and_then(|s| resolve(&s, &listing))
+        .map_err(|reason| Error::DeviceSelection {
+            selector: text.clone(),
+            source_name: source.to_string(),
+            reason,
+            listing: format_listing(&listing),
+        })?;
+    let (entry, info) = chosen;
+    let selected = Selected {
+        backend: entry.backend.clone(),
+        selector: selector_of(&entry.name, info),
+        info: info.clone(),
+        source,
+    };
+    log::info!(
+        "device {} ({}), chosen by {} ('{text}')",
+        selected.selector,
+        selected.info.name,
+        selected.source
+    );
+    Ok(selected)
+}
+
+type Candidate<'a> = (&'a BackendListing, &'a DeviceInfo);
+
+fn usable(listing: &[BackendListing]) -> impl Iterator<Item = Candidate<'_>> {
+    listing.iter().flat_map(|entry| {
+        let devices = entry.devices.as_deref().unwrap_or_default();
+        devices.iter().filter(|d| d.rejected.is_none()).map(move |d| (entry, d))
+    })
+}
+
+/// Preference of the automatic choice, higher is better; 0 is never chosen.
+fn rank(kind: DeviceKind) -> u32 {
+    match kind {
+        DeviceKind::DiscreteGpu => 4,
+        DeviceKind::Accelerator => 3,
+        DeviceKind::IntegratedGpu => 2,
+        DeviceKind::Cpu => 1,
+        DeviceKind::Software => 0,
+    }
+}
+
+fn best<'a>(candidates: impl Iterator<Item = Candidate<'a>>, allow_software: bool) -> Option<Candidate<'a>> {
+    candidates
+        .filter(|(_, d)| allow_software || rank(d.kind) > 0)
+        // `max_by_key` keeps the last of equals; reversed indices make that the first listed.
+        .max_by_key(|(_, d)| (rank(d.kind), d.memory_bytes.unwrap_or(0), usize::MAX - d.index))
+}
+
+fn resolve<'a>(selector: &Selector, listing: &'a [BackendListing]) -> Result<Candidate<'a>, String> {
+    match selector {
+        Selector::Auto => best(usable(listing), false).ok_or_else(|| "there is no usable device".to_owned()),
+        Selector::NumericId(id) => unique(
+            usable(listing).filter(|(_, d)| d.numeric_id == Some(*id)).collect(),
+            &format!("the id 0x{id:x}"),
+        ),
+        Selector::Backend { name, device } => {
+            let entry = find_backend(name, listing)?;
+            let devices = match &entry.devices {
+                Ok(devices) => devices,
+                Err(e) => return Err(format!("the backend '{name}' failed: {e}")),
+            };
+            let all = || devices.iter().map(|d| (entry, d));
+            let chosen = match device {
+                DeviceSelector::Best => best(all().filter(|(_, d)| d.rejected.is_none()), true)
+                    .ok_or_else(|| format!("the backend '{name}' has no usable device"))?,
+                DeviceSelector::Index(i) => all()
+                    .find(|(_, d)| d.index == *i)
+                    .ok_or_else(|| format!("'{name}' has {} devices, so there is no index {i}", devices.len()))?,
+                DeviceSelector::Name(part) => {
+                    let part_lower = part.to_lowercase();
+                    let matching = all().filter(|(_, d)| d.name.to_lowercase().contains(&part_lower));
+                    unique(matching.collect(), &format!("the name '{part}'"))?
+                }
+                DeviceSelector::NumericId(id) => unique(
+                    all().filter(|(_, d)| d.numeric_id == Some(*id)).collect(),
+                    &format!("the id 0x{id:x}"),
+                )?,
+            };
+            match &chosen.1.rejected {
+                Some(reason) => Err(format!("the device was rejected: {reason}")),
+                None => Ok(chosen),
+            }
+        }
+    }
+}
+
+fn find_backend<'a>(name: &str, listing: &'a [BackendListing]) -> Result<&'a BackendListing, String> {
+    if let Some(entry) = listing.iter().find(|e| e.name == name) {
+        return Ok(entry);
+    }
+    match KNOWN_BACKENDS.iter().find(|k| k.name == name) {
+        Some(known) => Err(format!("the backend '{name}' is not linked: {}", known.how)),
+        None => Err(format!("there is no backend '{name}'")),
+    }
+}
+
+fn unique<'a>(matching: Vec<Candidate<'a>>, what: &str) -> Result<Candidate<'a>, String> {
+    match matching[..] {
+        [one] => Ok(one),
+        [] => Err(format!("{what} matches no device")),
+        _ => {
+            let names: Vec<String> = matching.iter().map(|(e, d)| selector_of(&e.name, d)).collect();
+            Err(format!("{what} matches several devices: {}", names.join(", ")))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Fake(&'static str, Vec<DeviceInfo>);
+
+    impl Backend for Fake {
+        fn info(&self) -> crate::backend::BackendInfo {
+            crate::backend::BackendInfo {
+                name: self.0.into(),
+                version: "1".into(),
+                origin: "test".into(),
+            }
+        }
+        fn devices(&self, _: &Config) -> Result<Vec<DeviceInfo>> {
+            Ok(self.1.clone())
+        }
+        fn open(&self, _: usize, _: &Config) -> Result<Arc<dyn Device>> {
+            Err(Error::backend(self.0, "a fake"))
+        }
+    }
+
+    fn listing() -> Vec<BackendListing> {
+        let gpu = |i, name: &str, kind, id| DeviceInfo {
+            numeric_id: Some(id),
+            ..DeviceInfo::new(i, name, kind)
+        };
+        let rejected = DeviceInfo {
+            rejected: Some("no compute queue".into()),
+            ..gpu(3, "Broken GPU", DeviceKind::DiscreteGpu, 9)
+        };
+        let fakes = [
+            Fake("cpu", vec![DeviceInfo::new(0, "Processor", DeviceKind::Cpu)]),
+            Fake(
+                "vk",
+                vec![
+                    gpu(0, "Soft Pipe", DeviceKind::Software, 1),
+                    gpu(1, "Little RTX 10", DeviceKind::IntegratedGpu, 0x20),
+                    gpu(2, "Big RTX 90", DeviceKind::DiscreteGpu, 0x2684),
+                    rejected,
+                ],
+            ),
+        ];
+        fakes
+            .into_iter()
+            .map(|f| BackendListing {
+                name: f.0.into(),
+                devices: f.devices(&Config::default()),
+                backend: Arc::new(f),
+            })
+            .collect()
+    }
+
+    fn chosen(text: &str) -> Result<String, String> {
+        let listing = listing();
+        let (entry, d) = resolve(&Selector::parse(text)?, &listing)?;
+        Ok(selector_of(&entry.name, d))
+    }
+
+    #[test]
+    fn every_form_of_the_grammar_selects() {
+        for (text, expected) in [
+            ("auto", "vk:2"),
+            ("cpu", "cpu"),
+            ("cpu:0", "cpu"),
+            ("vk", "vk:2"),
+            ("VK:1", "vk:1"),
+            ("vk:name=big rtx", "vk:2"),
+            ("vk:id=0x20", "vk:1"),
+            ("vk:id=32", "vk:1"),
+            ("0x2684", "vk:2"),
+            ("9860", "vk:2"),
+            ("vk:0", "vk:0"),
+        ] {
+            assert_eq!(chosen(text).as_deref(), Ok(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn wrong_selectors_say_what_is_wrong() {
+        for (text, expected) in [
+            ("", "empty"),
+            ("nonsense", "there is no backend 'nonsense'"),
+            ("blade", "'blade' is not linked"),
+            ("vk:7", "no index 7"),
+            ("vk:name=RTX", "matches several devices: vk:1, vk:2"),
+            ("vk:name=AMD", "matches no device"),
+            ("vk:name=", "nothing after"),
+            ("vk:x", "is not an index"),
+            ("vk:3", "rejected: no compute queue"),
+            ("0xzz", "is not a number"),
+            ("77", "matches no device"),
+            (":0", "no backend before"),
+            ("vk:id=", "is not a number"),
+        ] {
+            let error = chosen(text).expect_err(text);
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn automatic_choice_never_takes_a_software_device() {
+        let mut listing = listing();
+        listing.retain(|e| e.name == "vk");
+        if let Ok(devices) = &mut listing[0].devices {
+            devices.truncate(1);
+        }
+        assert!(resolve(&Selector::Auto, &listing).is_err());
+        let bare = Selector::parse("vk").expect("valid");
+        assert!(resolve(&bare, &listing).is_ok(), "a bare backend accepts it");
+    }
+
+    #[test]
+    fn the_listing_has_the_strings_to_paste() {
+        let text = format_listing(&listing());
+        for part in [
+            "cpu ",
+            "vk:2 ",
+            "id=0x2684",
+            "rejected: no compute queue",
+            "blade        not linked",
+        ] {
+            assert!(text.contains(part), "{part} in\n{text}");
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! Memory of a session.
+
+use std::fmt;
+
+use crate::plan::ExecutionPlan;
+
+/// Sizes of a session's buffers, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemorySummary {
+    /// All buffers together.
+    pub total_buffer_bytes: usize,
+    /// The part that holds the optimizer's moments (for Adam both, twice the parameters' own size).
+    pub adam_state_bytes: usize,
+    /// Number of buffers.
+    pub num_buffers: usize,
+    /// Largest of them.
+    pub largest_buffer_bytes: usize,
+}
+
+impl MemorySummary {
+    pub(super) fn of(plan: &ExecutionPlan) -> Self {
+        let optimizer = plan.state_buffers.iter().filter(|s| s.optimizer);
+        MemorySummary {
+            total_buffer_bytes: plan.total_bytes(),
+            adam_state_bytes: optimizer.map(|s| plan.buffers[s.buffer.index()]).sum(),
+            num_buffers: plan.buffers.len(),
+            largest_buffer_bytes: plan.buffers.iter().copied().max().unwrap_or(0),
+        }
+    }
+}
+
+impl fmt::Display for MemorySummary {
+    /// `42 buffers, 128.4 MB total (64.2 MB adam state), largest 32.0 MB`, in units of 10^6 bytes.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mb = |bytes: usize| bytes as f64 / 1e6;
+        write!(
+            f,
+            "{} buffers, {:.1} MB total ({:.1} MB adam state), largest {:.1} MB",
+            self.num_buffers,
+            mb(self.total_buffer_bytes),
+            mb(self.adam_state_bytes),
+            mb(self.largest_buffer_bytes)
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_as_documented() {
+        let summary = MemorySummary {
+            total_buffer_bytes: 128_400_000,
+            adam_state_bytes: 64_200_000,
+            num_buffers: 42,
+            largest_buffer_bytes: 32_000_000,
+        };
+        assert_eq!(
+            summary.to_string(),
+            "42 buffers, 128.4 MB total (64.2 MB adam state), largest 32.0 MB"
+        );
+    }
+}

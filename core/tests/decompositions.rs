@@ -1,0 +1,133 @@
+//! Every decomposition against the operator's own definition, and down to the primitives.
+
+mod common;
+
+use std::collections::BTreeSet;
+
+use common::case;
+use meganeura_core::ops::sample::Sizes;
+use meganeura_core::ops::{OpRef, Semantics};
+use meganeura_core::reference::{RefTensor, evaluate, evaluate_decomposed, expand_call};
+use meganeura_core::registry;
+use meganeura_core::shape::TensorType;
+
+#[test]
+fn decompositions_agree_with_definitions() {
+    let mut checked = 0;
+    for op in registry::ops() {
+        if !matches!(op.semantics(), Semantics::Both(..)) {
+            continue;
+        }
+        for sample in op.samples(&mut Sizes::new(3)) {
+            let mut c = case(op, &sample, 7);
+            c.graph.set_outputs(vec![c.call]);
+            let values = evaluate(&c.graph, &c.feeds).expect("evaluates");
+            let inputs: Vec<&RefTensor> = c.operands.iter().map(|&o| values.get(o).expect("an operand")).collect();
+            let expected = values.get(c.call).expect("a result");
+            let outputs = c.graph.nodes()[c.call.index()].outputs.clone();
+            let found = evaluate_decomposed(op, &sample.attrs, &inputs, &outputs)
+                .unwrap_or_else(|e| panic!("{} {}: {e}", op.name(), sample.label));
+            for (i, (e, f)) in expected.data.iter().zip(&found[0].data).enumerate() {
+                // Constants of a decomposition are f32 numbers.
+                let error = (e - f).abs() / e.abs().max(1.0);
+                assert!(
+                    error < 1e-6 || e == f,
+                    "{} {} [{i}]: {e} against {f}",
+                    op.name(),
+                    sample.label
+                );
+            }
+            checked += 1;
+        }
+    }
+    assert!(checked > 50, "only {checked}");
+}
+
+/// Collects the primitives that a call comes down to.
+fn primitives(
+    op: OpRef,
+    attrs: &meganeura_core::attrs::Attrs,
+    inputs: &[TensorType],
+    outputs: &[TensorType],
+    found: &mut BTreeSet<&'static str>,
+    depth: usize,
+) {
+    assert!(depth < 12, "{} decomposes without end", op.name());
+    if matches!(op.semantics(), Semantics::Primitive(_)) {
+        found.insert(op.name());
+        return;
+    }
+    let (graph, _) = expand_call(op, attrs, inputs, outputs).expect("it expands");
+    for node in graph.nodes() {
+        if let Some((inner, attrs)) = node.op() {
+            let inputs: Vec<TensorType> = node
+                .inputs
+                .iter()
+                .map(|&v| graph.ty(v).expect("typed").clone())
+                .collect();
+            primitives(inner, attrs, &inputs, &node.outputs, found, depth + 1);
+        }
+    }
+}
+
+#[test]
+fn every_operator_comes_down_to_the_primitive_set() {
+    let mut found = BTreeSet::new();
+    for op in registry::ops() {
+        for sample in op.samples(&mut Sizes::new(4)) {
+            let c = case(op, &sample, 1);
+            let node = &c.graph.nodes()[c.call.index()];
+            let inputs: Vec<TensorType> = c
+                .operands
+                .iter()
+                .map(|&o| c.graph.ty(o).expect("typed").clone())
+                .collect();
+            primitives(op, &sample.attrs, &inputs, &node.outputs, &mut found, 0);
+        }
+    }
+    // A backend must cover these; a new entry needs a reason.
+    let expected: BTreeSet<&str> = [
+        // arithmetic
+        "core.log2",
+        "core.exp2",
+        "core.sin",
+        "core.reciprocal",
+        "core.sqrt",
+        "core.add",
+        "core.mul",
+        "core.mod",
+        "core.less_than",
+        "core.sum",
+        "core.max_reduce",
+        // exactness (IEEE division, integer division, negative bases) or NaN and infinity
+        "core.div",
+        "core.pow",
+        "core.equal",
+        "core.select",
+        "core.cast",
+        // movement
+        "core.reshape",
+        "core.permute",
+        "core.expand",
+        "core.slice",
+        "core.pad",
+        "core.concat",
+        "core.gather",
+        "core.scatter_add",
+        "core.stop_gradient",
+        "core.assign",
+        // integers
+        "core.argmax",
+        "core.random_bits",
+        // patterns whose decomposition would be much larger than themselves
+        "core.matmul",
+        "core.conv2d",
+        "core.conv2d_input_grad",
+        "core.conv2d_weight_grad",
+        "core.max_pool2d",
+        "core.avg_pool2d",
+        "core.avg_pool2d_grad",
+    ]
+    .into();
+    assert_eq!(found, expected);
+}

@@ -1,0 +1,60 @@
+//! Data sets: the shipped digits, MNIST-format files, and mini-batches.
+//!
+//! A [`Dataset`] holds labelled examples in memory: `f32` features of shape
+//! `[n, feature_shape...]` and one `u32` class label each. Every constructor
+//! checks its input, so code that is handed a `Dataset` can rely on matching
+//! lengths, labels below [`Dataset::classes`], and finite features.
+//!
+//! | Source | Function |
+//! |---|---|
+//! | 1,797 handwritten digits, 8×8, embedded in the crate | [`digits()`], [`digits_split`] |
+//! | MNIST or Fashion-MNIST files in a folder | [`mnist()`] |
+//! | any pair of IDX files, plain or gzip | [`idx_dataset`] |
+//! | a single IDX array | [`read_idx`], [`parse_idx`] |
+//! | your own vectors | [`Dataset::new`] |
+//!
+//! [`Batches`] walks a data set in mini-batches of a fixed size.
+//!
+//! # Reproducibility
+//!
+//! Splits and batch orders come from a generator and a shuffle that this
+//! module implements and documents (see [`Dataset::split_indices`]), not from
+//! a dependency, so equal seeds give equal orders on every platform and in
+//! every release.
+//!
+//! # Example
+//!
+//! ```
+//! use meganeura_nn::data::{Batches, Remainder, digits_split};
+//!
+//! # fn main() -> Result<(), meganeura_nn::data::DataError> {
+//! let (train, test) = digits_split()?;
+//! assert_eq!((train.len(), test.len()), (1437, 360));
+//!
+//! let (mut features, mut labels) = (Vec::new(), Vec::new());
+//! let mut batches = Batches::new(&train, 32, 7, 0, Remainder::Drop)?;
+//! while batches.next_into(&mut features, &mut labels).is_some() {
+//!     assert_eq!(features.len(), 32 * 64); // [32, 1, 8, 8]
+//!     assert_eq!(labels.len(), 32);
+//! }
+//! # Ok(())
+//! # }
+//! ```
+
+mod batches;
+mod dataset;
+mod digits;
+mod error;
+mod idx;
+mod mnist;
+mod prng;
+mod standardise;
+mod stream;
+
+pub use batches::{Batch, Batches, Remainder};
+pub use dataset::{Dataset, one_hot};
+pub use digits::{DIGITS_SPLIT_SEED, DIGITS_TEST_FRACTION, digits, digits_split};
+pub use error::DataError;
+pub use idx::{IDX_MAX_BYTES, IdxArray, IdxData, IdxType, parse_idx, read_idx};
+pub use mnist::{idx_dataset, mnist};
+pub use standardise::Standardiser;

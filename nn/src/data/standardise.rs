@@ -1,0 +1,186 @@
+//! Features with mean 0 and standard deviation 1.
+
+use super::dataset::Dataset;
+
+/// The mean and standard deviation of the features of a training set.
+///
+/// Fit it on the training part and apply it to the training and the test part
+/// with [`Dataset::standardised`], so that both get the same transformation:
+///
+/// ```
+/// use meganeura_nn::data::{Standardiser, digits_split};
+///
+/// # fn main() -> Result<(), meganeura_nn::data::DataError> {
+/// let (train, test) = digits_split()?;
+/// let standardiser = Standardiser::fit_global(&train);
+/// let train = train.standardised(&standardiser)?;
+/// let test = test.standardised(&standardiser)?;
+/// # assert_eq!((train.len(), test.len()), (1437, 360));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Standardiser {
+    // Both hold one value (global) or one per feature. `std` is never 0.
+    mean: Vec<f32>,
+    std: Vec<f32>,
+}
+
+impl Standardiser {
+    /// One mean and deviation over all features of all examples.
+    ///
+    /// The usual choice for images, whose border pixels hardly ever vary and
+    /// would be blown up by statistics of their own.
+    pub fn fit_global(data: &Dataset) -> Self {
+        Self::fit(data.features(), 1)
+    }
+
+    /// A mean and deviation for each of the
+    /// [`feature_len`](Dataset::feature_len) features.
+    ///
+    /// The usual choice for tables, whose columns have different units.
+    pub fn fit_per_feature(data: &Dataset) -> Self {
+        Self::fit(data.features(), data.feature_len())
+    }
+
+    /// The means that are subtracted: one, or one per feature.
+    pub fn mean(&self) -> &[f32] {
+        &self.mean
+    }
+
+    /// The population standard deviations that are divided by: one, or one
+    /// per feature. 1 where the feature does not vary.
+    pub fn std(&self) -> &[f32] {
+        &self.std
+    }
+
+    /// Whether examples of `width` features can be transformed.
+    pub(super) fn accepts(&self, width: usize) -> bool {
+        self.mean.len() == 1 || self.mean.len() == width
+    }
+
+    /// Transforms one example in place.
+    pub(super) fn apply(&self, row: &mut [f32]) {
+        // `cycle` repeats the single global pair, and is a no-op otherwise.
+        let pairs = self.mean.iter().zip(&self.std).cycle();
+        for (value, (&mean, &std)) in row.iter_mut().zip(pairs) {
+            // In f64, where the difference of two large values cannot overflow.
+            *value = ((f64::from(*value) - f64::from(mean)) / f64::from(std)) as f32;
+        }
+    }
+
+    /// Two passes in f64: subtracting the mean first keeps small deviations
+    /// from drowning in large values.
+    fn fit(features: &[f32], width: usize) -> Self {
+        let rows = (features.len() / width) as f64;
+        let mut mean = vec![0.0_f64; width];
+        for row in features.chunks_exact(width) {
+            for (sum, &value) in mean.iter_mut().zip(row) {
+                *sum += f64::from(value);
+            }
+        }
+        mean.iter_mut().for_each(|sum| *sum /= rows);
+
+        let mut variance = vec![0.0_f64; width];
+        for row in features.chunks_exact(width) {
+            for ((sum, &mean), &value) in variance.iter_mut().zip(&mean).zip(row) {
+                *sum += (f64::from(value) - mean).powi(2);
+            }
+        }
+        let deviation = |(&sum, &mean): (&f64, &f64)| {
+            let std = (sum / rows).sqrt();
+            // A feature that varies by less than f32 can resolve is constant;
+            // dividing by its deviation would only amplify rounding.
+            let constant = std <= f64::from(f32::EPSILON) * mean.abs() || std as f32 == 0.0;
+            if constant { 1.0 } else { std as f32 }
+        };
+        Self {
+            std: variance.iter().zip(&mean).map(deviation).collect(),
+            mean: mean.iter().map(|&mean| mean as f32).collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::DataError;
+
+    fn table() -> Dataset {
+        // Columns: 1 and 3; constant 5.
+        Dataset::new("t", vec![1.0, 5.0, 3.0, 5.0], vec![2], vec![0, 1], 2).unwrap()
+    }
+
+    #[test]
+    fn per_feature_statistics_and_constant_columns() {
+        let fitted = Standardiser::fit_per_feature(&table());
+        assert_eq!(fitted.mean(), [2.0, 5.0]);
+        assert_eq!(fitted.std(), [1.0, 1.0]);
+        let out = table().standardised(&fitted).unwrap();
+        assert_eq!(out.features(), [-1.0, 0.0, 1.0, 0.0]);
+    }
+
+    #[test]
+    fn global_statistics() {
+        let fitted = Standardiser::fit_global(&table());
+        assert_eq!(fitted.mean(), [3.5]);
+        let out = table().standardised(&fitted).unwrap();
+        let mean: f32 = out.features().iter().sum::<f32>() / 4.0;
+        let var: f32 = out.features().iter().map(|v| v * v).sum::<f32>() / 4.0;
+        assert!(
+            mean.abs() < 1e-6 && (var - 1.0).abs() < 1e-6,
+            "{mean} {var}"
+        );
+    }
+
+    #[test]
+    fn constants_that_are_not_binary_fractions_stay_zero() {
+        let data = Dataset::new("c", vec![0.1; 999], vec![1], vec![0; 999], 1).unwrap();
+        let fitted = Standardiser::fit_per_feature(&data);
+        assert_eq!(fitted.std(), [1.0]);
+        assert!(
+            data.standardised(&fitted)
+                .unwrap()
+                .features()
+                .iter()
+                .all(|&v| v == 0.0)
+        );
+    }
+
+    #[test]
+    fn extreme_values_do_not_overflow_the_fit() {
+        let extreme = vec![f32::MAX, -f32::MAX];
+        let data = Dataset::new("x", extreme, vec![1], vec![0, 0], 1).unwrap();
+        let fitted = Standardiser::fit_global(&data);
+        assert_eq!(data.standardised(&fitted).unwrap().features(), [1.0, -1.0]);
+    }
+
+    #[test]
+    fn overflow_on_other_data_and_wrong_width_are_errors() {
+        let tiny = Dataset::new("tiny", vec![0.0, 1e-30], vec![1], vec![0, 0], 1).unwrap();
+        let fitted = Standardiser::fit_global(&tiny);
+        let big = Dataset::new("big", vec![1.0, 1e30], vec![2], vec![0], 1).unwrap();
+        let error = big.standardised(&fitted).unwrap_err();
+        assert!(
+            matches!(
+                error,
+                DataError::NonFinite {
+                    row: 0,
+                    feature: 1,
+                    ..
+                }
+            ),
+            "{error}"
+        );
+
+        let wide = Dataset::new("wide", vec![0.0; 3], vec![3], vec![0], 1).unwrap();
+        let error = wide
+            .standardised(&Standardiser::fit_per_feature(&table()))
+            .unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "wide: the standardiser was fitted on 2 features per example, these have 3; \
+             fit it on data of the same shape"
+        );
+    }
+}
