@@ -1,0 +1,2 @@
+//! The `meganeura` command.
+fn main() {}
