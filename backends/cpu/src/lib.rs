@@ -1,1 +1,27 @@
-//! x
+//! The CPU backend: what a newcomer runs first, so it is meant to be fast.
+//!
+//! A plan is compiled to stages of independent tasks, which a persistent thread pool runs without any
+//! allocation. How work is divided depends on shapes alone, so results are the same for any number of
+//! threads.
+
+mod backend;
+mod executor;
+mod gemm;
+mod kernels;
+mod memory;
+mod pool;
+mod vmath;
+
+use std::sync::Arc;
+
+pub use backend::{CpuBackend, CpuDevice, THREADS_VARIABLE};
+pub use gemm::{Gemm, GemmSpec, Strides};
+pub use pool::ThreadPool;
+
+meganeura_core::register_plugin!(meganeura_core::registry::PluginManifest {
+    name: env!("CARGO_PKG_NAME"),
+    version: env!("CARGO_PKG_VERSION"),
+    backends: &["cpu"],
+    ops: &[],
+});
+meganeura_core::register_backend!(|| Arc::new(CpuBackend));

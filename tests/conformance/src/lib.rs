@@ -1,1 +1,82 @@
-//! x
+//! The conformance suite: what every backend has to get right, as cases that anybody can run.
+//!
+//! A backend author adds this crate as a development dependency and writes
+//!
+//! ```ignore
+//! meganeura_conformance::conformance!(MyBackend::default());
+//! ```
+//!
+//! in an integration test. The command line runs the same cases on any device (`meganeura conformance`).
+//! [`ReferenceBackend`] is a complete backend of some 300 lines that passes them; read it as an example.
+//!
+//! # What is checked
+//!
+//! | Section | Cases |
+//! |---|---|
+//! | [`Section::Operators`] | every registered operator (plugins included) on its own samples at several seeds: all results, written states, gradients (before and after optimization), half-precision operands, special values |
+//! | [`Section::Training`] | whole training steps of four small models by five update rules: loss, gradients, states, parameters |
+//! | [`Section::Semantics`] | feeding, persistence, order of reads and writes, optimizer changes, aliases, empty tensors, determinism, threads |
+//! | [`Section::Errors`] | typed errors for wrong data, indices out of range, unknown kernels, accesses out of bounds |
+//!
+//! # When a result is right
+//!
+//! The oracle evaluates the graph in `f64` by each operator's definition
+//! ([`meganeura_core::reference`]). This is the only rule:
+//!
+//! - Integers are equal.
+//! - A NaN meets a NaN, and an infinity (also by overflow of the element type) the same infinity.
+//! - For every other element, `|device - oracle| <= limit * scale`, where `scale` is the largest finite
+//!   magnitude in the oracle's tensor, but at least 0.01.
+//! - `limit` is the tolerance of the case times `sqrt(1 + w / 64)`, `w` being the largest number of
+//!   operations for one result element among the calls of the graph: rounding errors of a sum over `k`
+//!   elements grow with `sqrt(k)`.
+//! - The tolerance of a forward case is the sample's own (`1e-5` unless it says otherwise), that of a gradient
+//!   five times as much. Half-precision operands accept at least two units in the last place of the type.
+//!   Whole training steps accept `5e-5` for what the graph computes, and `3e-6` for the update, which is
+//!   compared with the rule applied to the device's own gradients.
+
+mod compare;
+mod errors;
+mod harness;
+mod operators;
+mod options;
+mod reference_backend;
+mod report;
+mod runner;
+mod semantics;
+mod storage;
+mod training;
+
+pub use options::{ExpectedFailure, Options, Section};
+pub use reference_backend::{Hook, ReferenceBackend};
+pub use report::{CaseResult, Outcome, Report};
+pub use runner::{run, run_on_backend, run_with};
+
+/// Makes tests that run the suite, one for each [`Section`], on the first usable device of a backend:
+/// `conformance!(MyBackend::default());`.
+///
+/// Known failures are listed with their reason; a listed case that passes is a failure:
+/// `conformance!(MyBackend::default(), expected: [("core.sin/*", "the driver's sine is imprecise")]);`.
+#[macro_export]
+macro_rules! conformance {
+    ($backend:expr) => {
+        $crate::conformance!($backend, expected: []);
+    };
+    ($backend:expr, expected: [$(($pattern:expr, $reason:expr)),* $(,)?]) => {
+        $crate::conformance!(@test $backend, conformance_operators, Operators, [$(($pattern, $reason)),*]);
+        $crate::conformance!(@test $backend, conformance_training, Training, [$(($pattern, $reason)),*]);
+        $crate::conformance!(@test $backend, conformance_semantics, Semantics, [$(($pattern, $reason)),*]);
+        $crate::conformance!(@test $backend, conformance_errors, Errors, [$(($pattern, $reason)),*]);
+    };
+    (@test $backend:expr, $name:ident, $section:ident, [$(($pattern:expr, $reason:expr)),*]) => {
+        #[test]
+        fn $name() {
+            let expected: &[(&str, &str)] = &[$(($pattern, $reason)),*];
+            match $crate::run_on_backend(&$backend, $crate::Section::$section, expected) {
+                Ok(report) if report.is_ok() => {}
+                Ok(report) => panic!("{report}"),
+                Err(error) => panic!("{error}"),
+            }
+        }
+    };
+}

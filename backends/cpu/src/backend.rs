@@ -1,0 +1,125 @@
+//! The CPU as a backend with one device.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use meganeura_core::backend::{
+    Backend, BackendInfo, Capabilities, CostModel, Device, DeviceInfo, DeviceKind, Executable, KernelDesc, Support,
+};
+use meganeura_core::config::Config;
+use meganeura_core::{DType, Error, ExecutionPlan, Result};
+
+use crate::executor::CpuExecutable;
+use crate::kernels;
+use crate::pool::ThreadPool;
+
+/// Variable that sets the number of threads.
+pub const THREADS_VARIABLE: &str = "MEGANEURA_THREADS";
+
+/// The CPU backend.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CpuBackend;
+
+/// The host's processor with a thread pool.
+pub struct CpuDevice {
+    capabilities: Capabilities,
+    pool: Arc<ThreadPool>,
+}
+
+impl CpuDevice {
+    /// A device that uses so many threads (at least one).
+    pub fn new(threads: usize) -> Self {
+        CpuDevice {
+            capabilities: Capabilities {
+                name: "cpu".into(),
+                dtypes: DType::ALL.to_vec(),
+                max_buffer_bytes: None,
+                memory_bytes: None,
+                unified_memory: true,
+                cost: CostModel {
+                    launch: Duration::from_nanos(200),
+                    bytes_per_second: 10e9 * threads.clamp(1, 8) as f64,
+                    flops_per_second: 50e9 * threads.max(1) as f64,
+                },
+            },
+            pool: Arc::new(ThreadPool::new(threads)),
+        }
+    }
+
+    /// Number of threads.
+    pub fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+}
+
+fn available_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
+/// Threads by environment, configuration (`backend.cpu.threads`) or the number of processors.
+fn thread_count(config: &Config) -> Result<usize> {
+    let fail = |text: &str| Error::Config {
+        origin: THREADS_VARIABLE.into(),
+        message: format!("'{text}' is not a number of threads, which is 1 or more"),
+    };
+    if let Some(value) = std::env::var_os(THREADS_VARIABLE).filter(|v| !v.is_empty()) {
+        let text = value.to_string_lossy();
+        return text.trim().parse().ok().filter(|&n| n > 0).ok_or_else(|| fail(&text));
+    }
+    match config.backend_size("cpu", "threads")? {
+        Some(0) => Err(Error::Config {
+            origin: config.origin(),
+            message: "backend.cpu.threads is 0; it is 1 or more".into(),
+        }),
+        Some(n) => Ok(n),
+        None => Ok(available_threads()),
+    }
+}
+
+impl Backend for CpuBackend {
+    fn info(&self) -> BackendInfo {
+        BackendInfo {
+            name: "cpu".into(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            origin: format!("crate {}", env!("CARGO_PKG_NAME")),
+        }
+    }
+
+    fn devices(&self, config: &Config) -> Result<Vec<DeviceInfo>> {
+        let threads = thread_count(config)?;
+        let plural = if threads == 1 { "" } else { "s" };
+        let name = format!("{} with {threads} thread{plural}, {}", std::env::consts::ARCH, crate::vmath::detect().name());
+        Ok(vec![DeviceInfo::new(0, name, DeviceKind::Cpu)])
+    }
+
+    fn open(&self, index: usize, config: &Config) -> Result<Arc<dyn Device>> {
+        if index != 0 {
+            return Err(Error::backend("cpu", format!("there is one device, so no index {index}")));
+        }
+        Ok(Arc::new(CpuDevice::new(thread_count(config)?)))
+    }
+}
+
+impl Device for CpuDevice {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn supports(&self, kernel: &KernelDesc) -> Support {
+        let Some(def) = kernels::find(kernel.name) else {
+            return Support::No("the CPU backend has no such kernel".into());
+        };
+        if kernel.version != 1 {
+            return Support::No(format!("the CPU backend implements version 1, not {}", kernel.version));
+        }
+        match (def.supports)(kernel) {
+            Ok(()) => Support::Yes,
+            Err(reason) => Support::No(reason),
+        }
+    }
+
+    fn compile(&self, plan: &ExecutionPlan) -> Result<Box<dyn Executable>> {
+        plan.verify()?;
+        Ok(Box::new(CpuExecutable::new(plan, self.pool.clone())?))
+    }
+}

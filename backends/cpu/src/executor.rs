@@ -1,0 +1,294 @@
+//! Replays a plan: stages of independent tasks, without any allocation.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use meganeura_core::backend::{Executable, StepArgs, StepStats, Ticket};
+use meganeura_core::plan::{BufferRef, ExecutionPlan, Segment};
+use meganeura_core::{Error, Result};
+
+use crate::kernels::{self, CompileCx, Kernel};
+use crate::memory::{ALIGNMENT, Arena, Block};
+use crate::pool::ThreadPool;
+use crate::vmath;
+
+/// Stages that take less than this on one thread are not worth waking others for.
+const PARALLEL_NANOS: u64 = 6_000;
+
+/// What a task works with beside its operands.
+pub(crate) struct RunCx<'a> {
+    /// Scratch of the dispatch, shared by its tasks.
+    pub(crate) shared: *mut f32,
+    /// Scratch of the thread.
+    pub(crate) private: *mut f32,
+    faults: &'a Faults,
+}
+
+impl RunCx<'_> {
+    /// Reports an index outside of a table of so many rows, met by the dispatch at that position. The
+    /// first report of a step is kept.
+    pub(crate) fn index_out_of_range(&self, dispatch: usize, index: u32, rows: usize) {
+        self.faults.report(dispatch, index, rows);
+    }
+}
+
+/// The first fault of a step.
+#[derive(Debug, Default)]
+struct Faults {
+    /// Dispatch plus one in the upper half, index in the lower; 0 if there is none.
+    first: AtomicU64,
+    rows: AtomicU64,
+}
+
+impl Faults {
+    fn report(&self, dispatch: usize, index: u32, rows: usize) {
+        let word = ((dispatch as u64 + 1) << 32) | u64::from(index);
+        let stored = self
+            .first
+            .compare_exchange(0, word, Ordering::AcqRel, Ordering::Relaxed);
+        if stored.is_ok() {
+            self.rows.store(rows as u64, Ordering::Release);
+        }
+    }
+
+    fn take(&self) -> Option<(usize, u32, usize)> {
+        let word = self.first.swap(0, Ordering::AcqRel);
+        let dispatch = (word >> 32).checked_sub(1)?;
+        Some((dispatch as usize, word as u32, self.rows.load(Ordering::Acquire) as usize))
+    }
+}
+
+/// A phase of a dispatch and its shared scratch.
+struct Entry {
+    kernel: Box<dyn Kernel>,
+    shared_offset: usize,
+}
+
+/// Tasks that may run at the same time.
+struct Stage {
+    entries: Vec<Entry>,
+    /// Entry and task number of every task.
+    tasks: Vec<(u32, u32)>,
+    parallel: bool,
+}
+
+/// A compiled plan with its memory.
+pub(crate) struct CpuExecutable {
+    arena: Arena,
+    /// Scratch shared by the tasks of a level.
+    shared: Block,
+    /// Scratch of each thread, one after the other.
+    private: Block,
+    private_len: usize,
+    /// Stages of each segment.
+    segments: Vec<Vec<Stage>>,
+    labels: Vec<String>,
+    pool: Arc<ThreadPool>,
+    faults: Faults,
+    poisoned: bool,
+    submissions: u64,
+}
+
+fn aligned(floats: usize) -> usize {
+    floats.next_multiple_of(ALIGNMENT / size_of::<f32>())
+}
+
+fn out_of_memory(bytes: usize) -> Error {
+    Error::OutOfMemory {
+        device: "cpu".into(),
+        requested: bytes,
+    }
+}
+
+impl CpuExecutable {
+    pub(crate) fn new(plan: &ExecutionPlan, pool: Arc<ThreadPool>) -> Result<Self> {
+        let mut arena = Arena::new(&plan.buffers).map_err(out_of_memory)?;
+        for (buffer, data) in plan.constants() {
+            write(&mut arena, buffer, 0, &data)?;
+        }
+        for state in plan.state_buffers.iter().filter(|s| s.fill != 0.0) {
+            let len = plan.buffers[state.buffer.index()] / size_of::<f32>();
+            let bytes = state.fill.to_le_bytes().repeat(len);
+            write(&mut arena, state.buffer, 0, &bytes)?;
+        }
+        let mut sizes = Scratch::default();
+        let segments = plan
+            .segments
+            .iter()
+            .map(|segment| compile_segment(plan, segment, &arena, &mut sizes))
+            .collect::<Result<Vec<_>>>()?;
+        let block = |floats: usize| {
+            let bytes = floats * size_of::<f32>();
+            Block::new(bytes).ok_or_else(|| out_of_memory(bytes))
+        };
+        let private_len = aligned(sizes.private);
+        Ok(CpuExecutable {
+            shared: block(sizes.shared)?,
+            private: block(private_len * pool.threads())?,
+            private_len,
+            arena,
+            segments,
+            labels: plan.dispatches.iter().map(|d| d.label.clone()).collect(),
+            pool,
+            faults: Faults::default(),
+            poisoned: false,
+            submissions: 0,
+        })
+    }
+
+    fn run_stage(&self, stage: &Stage) {
+        let task = |task: usize, worker: usize| {
+            let (entry, number) = stage.tasks[task];
+            let entry = &stage.entries[entry as usize];
+            let cx = RunCx {
+                shared: self.shared.as_ptr().cast::<f32>().wrapping_add(entry.shared_offset),
+                private: self.private.as_ptr().cast::<f32>().wrapping_add(worker * self.private_len),
+                faults: &self.faults,
+            };
+            // SAFETY: the memory lives as long as `self`; the plan was verified, so dispatches of a level
+            // do not conflict, and the tasks of a kernel are independent by its contract.
+            unsafe { entry.kernel.run(number as usize, &cx) }
+        };
+        if stage.parallel {
+            self.pool.run(stage.tasks.len(), &task);
+        } else {
+            (0..stage.tasks.len()).for_each(|t| task(t, 0));
+        }
+    }
+
+    fn check_usable(&self) -> Result<()> {
+        if self.poisoned {
+            return Err(Error::backend(
+                "cpu",
+                "a kernel panicked in an earlier step, so the contents of this session are not reliable; build a new one",
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Largest scratch of any level.
+#[derive(Default)]
+struct Scratch {
+    shared: usize,
+    private: usize,
+}
+
+fn compile_segment(
+    plan: &ExecutionPlan,
+    segment: &Segment,
+    arena: &Arena,
+    scratch: &mut Scratch,
+) -> Result<Vec<Stage>> {
+    let level = vmath::detect();
+    let mut stages = Vec::new();
+    let range = segment.range();
+    let mut next = range.start;
+    while next < range.end {
+        let current = plan.dispatches[next].level;
+        // Phase p of every dispatch of the level runs together.
+        let mut phases: Vec<Vec<Entry>> = Vec::new();
+        let mut shared_end = 0;
+        while next < range.end && plan.dispatches[next].level == current {
+            let dispatch = &plan.dispatches[next];
+            let name = &dispatch.kernel.name;
+            let fail = |m: String| Error::backend("cpu", format!("{}: {m}", dispatch.label));
+            let def = kernels::find(name).ok_or_else(|| fail(format!("there is no kernel {name}")))?;
+            let compiled = (def.compile)(&CompileCx::new(dispatch, next, arena, level)).map_err(fail)?;
+            for (p, kernel) in compiled.phases.into_iter().enumerate() {
+                if phases.len() == p {
+                    phases.push(Vec::new());
+                }
+                phases[p].push(Entry {
+                    kernel,
+                    shared_offset: shared_end,
+                });
+            }
+            shared_end += aligned(compiled.shared);
+            scratch.private = scratch.private.max(compiled.private);
+            next += 1;
+        }
+        scratch.shared = scratch.shared.max(shared_end);
+        stages.extend(phases.into_iter().map(Stage::new).filter(|s| !s.tasks.is_empty()));
+    }
+    Ok(stages)
+}
+
+impl Stage {
+    fn new(entries: Vec<Entry>) -> Self {
+        let tasks: Vec<(u32, u32)> = entries
+            .iter()
+            .enumerate()
+            .flat_map(|(e, entry)| (0..entry.kernel.tasks()).map(move |t| (e as u32, t as u32)))
+            .collect();
+        let nanos: u64 = entries.iter().map(|e| e.kernel.nanos()).sum();
+        Stage {
+            parallel: tasks.len() > 1 && nanos >= PARALLEL_NANOS,
+            entries,
+            tasks,
+        }
+    }
+}
+
+fn write(arena: &mut Arena, buffer: BufferRef, offset: u64, bytes: &[u8]) -> Result<()> {
+    let target = arena
+        .bytes(buffer, offset, bytes.len())
+        .ok_or_else(|| out_of_bounds(buffer, offset, bytes.len()))?;
+    target.copy_from_slice(bytes);
+    Ok(())
+}
+
+fn out_of_bounds(buffer: BufferRef, offset: u64, len: usize) -> Error {
+    Error::backend("cpu", format!("{len} bytes at {offset} are outside of buffer {buffer}"))
+}
+
+impl Executable for CpuExecutable {
+    fn write(&mut self, buffer: BufferRef, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.check_usable()?;
+        write(&mut self.arena, buffer, offset, bytes)
+    }
+
+    fn read(&mut self, buffer: BufferRef, offset: u64, bytes: &mut [u8]) -> Result<()> {
+        self.check_usable()?;
+        let source = self
+            .arena
+            .bytes(buffer, offset, bytes.len())
+            .ok_or_else(|| out_of_bounds(buffer, offset, bytes.len()))?;
+        bytes.copy_from_slice(source);
+        Ok(())
+    }
+
+    fn run(&mut self, args: &StepArgs) -> Result<Ticket> {
+        self.check_usable()?;
+        for (buffer, bytes) in args.scalars {
+            let size = self.arena.size(*buffer).unwrap_or(0).min(bytes.len());
+            write(&mut self.arena, *buffer, 0, &bytes[..size])?;
+        }
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            for &segment in args.segments {
+                for stage in self.segments.get(segment).into_iter().flatten() {
+                    self.run_stage(stage);
+                }
+            }
+        }));
+        if outcome.is_err() {
+            self.poisoned = true;
+            self.check_usable()?;
+        }
+        self.submissions += 1;
+        match self.faults.take() {
+            None => Ok(Ticket(self.submissions)),
+            Some((dispatch, index, rows)) => Err(Error::IndexOutOfRange {
+                label: self.labels.get(dispatch).cloned().unwrap_or_default(),
+                index,
+                rows,
+            }),
+        }
+    }
+
+    fn wait(&mut self, _: Ticket) -> Result<StepStats> {
+        // Steps are complete when `run` returns.
+        Ok(StepStats::default())
+    }
+}

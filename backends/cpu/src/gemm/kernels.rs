@@ -1,0 +1,185 @@
+//! The kernels by instruction set.
+
+use super::simd::Portable;
+#[cfg(target_arch = "x86_64")]
+use super::simd::{Avx2, Avx512};
+use super::tile::TileRow;
+use super::{Kernel, Strides};
+
+/// [`super::pack::panels`] for one instruction set.
+pub(super) type PanelsFn = unsafe fn(*const f32, Strides, usize, usize, usize, *mut f32);
+/// [`super::vector::stream`] or [`super::vector::dots`] for one instruction set.
+pub(super) type VectorFn = unsafe fn(*const f32, *const f32, usize, usize, usize, *mut f32);
+
+/// All that the multiply needs of one instruction set. To call any of the
+/// functions the CPU must have it.
+pub(super) struct KernelSet {
+    pub kernel: Kernel,
+    /// Columns of one vector.
+    pub lanes: usize,
+    /// Columns of the widest tile: two vectors.
+    pub tile_cols: usize,
+    /// Kernels for an A with contiguous columns: `tiles[r - 1]` has r rows.
+    pub by_cols: &'static [TileRow],
+    /// The same for an A with contiguous rows.
+    pub by_rows: &'static [TileRow],
+    pub panels: PanelsFn,
+    pub stream: VectorFn,
+    pub dots: VectorFn,
+}
+
+/// Vectors of columns in the widest tile. With two, all narrower tiles are
+/// either a masked pair or a masked single vector.
+const VECTORS: usize = 2;
+
+/// Defines `pub static SET` in a module: the generic kernels, compiled for one
+/// vector type with its instruction set enabled, for tiles of the given rows.
+macro_rules! kernel_set {
+    ($module:ident, $kernel:expr, $vector:ty, [$(#[$feature:meta])?], [$($rows:literal)+]) => {
+        pub(super) mod $module {
+            use super::*;
+            use crate::gemm::{pack, simd::Vector, tile, vector};
+
+            $(#[$feature])?
+            /// # Safety
+            ///
+            /// As for [`tile::multiply`].
+            unsafe fn multiply<
+                const ROWS: usize,
+                const COLS: usize,
+                const MASKED: bool,
+                const BY_ROWS: bool,
+            >(
+                operands: &tile::Tile,
+            ) {
+                // SAFETY: passed on to the caller.
+                unsafe { tile::multiply::<$vector, ROWS, COLS, MASKED, BY_ROWS>(operands) }
+            }
+
+            /// The kernels for one number of rows.
+            const fn row<const ROWS: usize, const BY_ROWS: bool>() -> TileRow {
+                TileRow {
+                    full: multiply::<ROWS, VECTORS, false, BY_ROWS>,
+                    wide: multiply::<ROWS, VECTORS, true, BY_ROWS>,
+                    narrow: multiply::<ROWS, 1, true, BY_ROWS>,
+                }
+            }
+
+            $(#[$feature])?
+            /// # Safety
+            ///
+            /// As for [`pack::panels`].
+            unsafe fn panels(
+                b: *const f32,
+                strides: Strides,
+                k: usize,
+                cols: usize,
+                width: usize,
+                to: *mut f32,
+            ) {
+                // SAFETY: passed on to the caller.
+                unsafe { pack::panels::<$vector>(b, strides, k, cols, width, to) }
+            }
+
+            $(#[$feature])?
+            /// # Safety
+            ///
+            /// As for [`vector::stream`].
+            unsafe fn stream(
+                x: *const f32,
+                matrix: *const f32,
+                row: usize,
+                k: usize,
+                cols: usize,
+                y: *mut f32,
+            ) {
+                // SAFETY: passed on to the caller.
+                unsafe { vector::stream::<$vector>(x, matrix, row, k, cols, y) }
+            }
+
+            $(#[$feature])?
+            /// # Safety
+            ///
+            /// As for [`vector::dots`].
+            unsafe fn dots(
+                x: *const f32,
+                matrix: *const f32,
+                column: usize,
+                k: usize,
+                cols: usize,
+                y: *mut f32,
+            ) {
+                // SAFETY: passed on to the caller.
+                unsafe { vector::dots::<$vector>(x, matrix, column, k, cols, y) }
+            }
+
+            pub static SET: KernelSet = KernelSet {
+                kernel: $kernel,
+                lanes: <$vector>::LANES,
+                tile_cols: VECTORS * <$vector>::LANES,
+                by_cols: &[$(row::<$rows, false>()),+],
+                by_rows: &[$(row::<$rows, true>()),+],
+                panels,
+                stream,
+                dots,
+            };
+        }
+    };
+}
+
+// The rows are as many as the registers hold sums for, next to the vectors of B
+// and one element of A: 32 registers for AVX-512 and NEON, 16 for the others.
+#[cfg(target_arch = "x86_64")]
+kernel_set!(avx512, Kernel::Avx512, Avx512, [#[target_feature(enable = "avx512f")]],
+    [1 2 3 4 5 6 7 8 9 10 11 12]);
+#[cfg(target_arch = "x86_64")]
+kernel_set!(avx2, Kernel::Avx2, Avx2, [#[target_feature(enable = "avx2,fma")]], [1 2 3 4 5 6]);
+#[cfg(target_arch = "aarch64")]
+kernel_set!(portable, Kernel::Portable, Portable, [], [1 2 3 4 5 6 7 8]);
+#[cfg(not(target_arch = "aarch64"))]
+kernel_set!(portable, Kernel::Portable, Portable, [], [1 2 3 4 5 6]);
+
+impl Kernel {
+    /// The kernels that this CPU can run, the fastest first.
+    pub fn available() -> impl Iterator<Item = Kernel> {
+        [Kernel::Avx512, Kernel::Avx2, Kernel::Portable]
+            .into_iter()
+            .filter(|kernel| kernel.is_available())
+    }
+
+    /// The fastest kernel that this CPU can run.
+    pub fn detect() -> Kernel {
+        Self::available().next().unwrap_or(Kernel::Portable)
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn is_available(self) -> bool {
+        let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+        match self {
+            Kernel::Avx512 => avx2 && is_x86_feature_detected!("avx512f"),
+            Kernel::Avx2 => avx2,
+            Kernel::Portable => true,
+        }
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    fn is_available(self) -> bool {
+        self == Kernel::Portable
+    }
+
+    /// This kernel's functions; the best others if the CPU lacks it.
+    pub(super) fn set(self) -> &'static KernelSet {
+        let kernel = if self.is_available() {
+            self
+        } else {
+            Self::detect()
+        };
+        match kernel {
+            #[cfg(target_arch = "x86_64")]
+            Kernel::Avx512 => &avx512::SET,
+            #[cfg(target_arch = "x86_64")]
+            Kernel::Avx2 => &avx2::SET,
+            _ => &portable::SET,
+        }
+    }
+}

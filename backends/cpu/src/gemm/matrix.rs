@@ -1,0 +1,368 @@
+//! The cut of a product of two matrices.
+
+use std::ops::Range;
+
+use super::kernels::KernelSet;
+use super::tile::Tile;
+use super::{GemmSpec, Operands, Strides, pack, share};
+
+/// Steps along k in a block, at most. A panel of B then has 32 KiB with AVX2 and
+/// comes in part from the second-level cache, which is fast enough; each tile
+/// works so long that its loads and stores of C do not matter.
+const K_BLOCK: usize = 512;
+/// Rows in a block, at most: a block of A has some 400 KB, a part of the
+/// second-level cache.
+const ROW_BLOCK: usize = 192;
+/// Columns that a task packs at a time, about the same size.
+const COL_BLOCK: usize = 256;
+
+/// Operations that are worth a task of their own: some microseconds.
+const TASK_FLOPS: u64 = 400_000;
+/// The most tasks of a product of medium size, and how many operations make it
+/// one more in a large one, where the threads may be many.
+const MEDIUM_TASKS: u64 = 16;
+const LARGE_TASK_FLOPS: u64 = 100_000_000;
+const MAX_TASKS: u64 = 64;
+/// Up to so many rows, C is cut by columns only: then each task packs its columns
+/// of B for itself, in cache, and nobody waits for a common phase.
+const WIDE_ROWS: usize = 128;
+/// Rows of a task in a taller C, at least, and panels if it has to be cut by
+/// columns too.
+const TASK_ROWS: usize = 48;
+const TASK_PANELS: usize = 4;
+
+/// B is not packed up to so many f32s (half of a 1 MiB second-level cache).
+const OPERAND_LEN: usize = 128 * 1024;
+/// f32s of B that are worth a packing task of their own.
+const PACK_LEN: usize = 32 * 1024;
+const MAX_PACK_TASKS: usize = 16;
+/// Lines of A at a distance of a multiple of this, in f32s, share few cache sets.
+const CROWDING: usize = 256;
+
+/// From where the tiles read B.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Source {
+    /// The operand itself.
+    Operand,
+    /// Panels that each task packs for itself: no task shares its columns.
+    Worker,
+    /// Panels that the first phase packs for all.
+    Shared,
+}
+
+/// How to compute a product of two matrices.
+///
+/// C is cut into a grid of tasks. Within its part, a task goes over blocks of k,
+/// blocks of columns (where it packs B for itself), blocks of rows, and then over
+/// tiles: along the columns outside, along the rows inside, so that the panel of B
+/// stays in the first-level cache and the block of A in the second-level one.
+#[derive(Clone, Debug)]
+pub(super) struct MatrixPlan {
+    source: Source,
+    /// Parts of C by rows and by columns.
+    row_parts: usize,
+    col_parts: usize,
+    /// Columns of the widest tile, and panels of that width in B.
+    width: usize,
+    panels: usize,
+    /// Steps along k in a block, and how many blocks there are.
+    k_block: usize,
+    k_blocks: usize,
+    /// Rows and panels in a block, at most.
+    row_block: usize,
+    panel_block: usize,
+    /// Copy blocks of A before use: it has no contiguous axis, or its lines would
+    /// drive each other out of the cache.
+    copy_a: bool,
+    /// Tasks of the packing phase.
+    pack_tasks: usize,
+}
+
+impl MatrixPlan {
+    pub fn new(spec: &GemmSpec, set: &KernelSet) -> Self {
+        let width = set.tile_cols;
+        let panels = spec.n.div_ceil(width);
+        let k_block = spec
+            .k
+            .div_ceil(spec.k.div_ceil(K_BLOCK))
+            .next_multiple_of(4);
+        let k_blocks = spec.k.div_ceil(k_block);
+        let tasks = wanted_tasks(spec);
+        let (row_parts, col_parts) = if spec.m <= WIDE_ROWS {
+            (1, tasks.min(panels))
+        } else {
+            let rows = tasks.min(spec.m.div_ceil(TASK_ROWS));
+            let cols = tasks.div_ceil(rows).min(panels.div_ceil(TASK_PANELS));
+            (rows, cols)
+        };
+        let b_len = spec.k.saturating_mul(spec.n);
+        let (source, pack_tasks, panel_block) = if spec.b.col == 1 && b_len <= OPERAND_LEN {
+            (Source::Operand, 0, panels)
+        } else if row_parts == 1 {
+            let block = (COL_BLOCK / width).min(panels.div_ceil(col_parts));
+            (Source::Worker, 0, block)
+        } else {
+            let tasks = (b_len / PACK_LEN).clamp(1, MAX_PACK_TASKS).min(panels);
+            (Source::Shared, tasks, panels)
+        };
+        let (unit, line) = if spec.a.col == 1 {
+            (true, spec.a.row)
+        } else {
+            (spec.a.row == 1, spec.a.col)
+        };
+        let reused = panels.div_ceil(col_parts) >= TASK_PANELS;
+        Self {
+            source,
+            row_parts,
+            col_parts,
+            width,
+            panels,
+            k_block,
+            k_blocks,
+            row_block: ROW_BLOCK.min(spec.m.div_ceil(row_parts)),
+            panel_block,
+            copy_a: !unit || (reused && line.is_multiple_of(CROWDING)),
+            pack_tasks,
+        }
+    }
+
+    pub fn phases(&self) -> usize {
+        if self.source == Source::Shared { 2 } else { 1 }
+    }
+
+    pub fn tasks(&self, phase: usize) -> usize {
+        if phase + 1 < self.phases() {
+            self.pack_tasks
+        } else {
+            self.row_parts * self.col_parts
+        }
+    }
+
+    pub fn shared_len(&self) -> usize {
+        if self.source == Source::Shared {
+            self.k_blocks * self.k_block * self.panels * self.width
+        } else {
+            0
+        }
+    }
+
+    pub fn worker_len(&self) -> usize {
+        let a_len = if self.copy_a {
+            self.row_block * self.k_block
+        } else {
+            0
+        };
+        self.worker_panels_len() + a_len
+    }
+
+    /// The part of a worker's scratch for panels of B; the copy of A is behind.
+    fn worker_panels_len(&self) -> usize {
+        if self.source == Source::Worker {
+            self.panel_block * self.k_block * self.width
+        } else {
+            0
+        }
+    }
+
+    /// The steps along k of a block.
+    fn steps(&self, spec: &GemmSpec, block: usize) -> Range<usize> {
+        let start = block * self.k_block;
+        start..(start + self.k_block).min(spec.k)
+    }
+
+    /// The offset of a panel in the shared scratch: block by block of k, panel by
+    /// panel, step by step.
+    fn shared_at(&self, steps: &Range<usize>, panel: usize) -> usize {
+        (steps.start * self.panels + steps.len() * panel) * self.width
+    }
+
+    /// A task of the first of two phases: packs some panels of B for all.
+    ///
+    /// # Safety
+    ///
+    /// As for [`super::Gemm::run_task`], with a `set` that the CPU can run.
+    pub unsafe fn pack(&self, spec: &GemmSpec, set: &KernelSet, task: usize, operands: Operands) {
+        let panels = share(self.panels, self.pack_tasks, task);
+        for block in 0..self.k_blocks {
+            let steps = self.steps(spec, block);
+            // SAFETY: steps and columns are within B; each task writes panels of
+            // its own.
+            unsafe {
+                let to = operands.shared.add(self.shared_at(&steps, panels.start));
+                pack_b(spec, set, operands.b, &steps, panels.clone(), to);
+            }
+        }
+    }
+
+    /// A task of the last phase: one part of C.
+    ///
+    /// # Safety
+    ///
+    /// As for [`super::Gemm::run_task`], with a `set` that the CPU can run.
+    pub unsafe fn multiply(
+        &self,
+        spec: &GemmSpec,
+        set: &KernelSet,
+        task: usize,
+        operands: Operands,
+    ) {
+        let rows = share(spec.m, self.row_parts, task / self.col_parts);
+        let panels = share(self.panels, self.col_parts, task % self.col_parts);
+        for block in 0..self.k_blocks {
+            let steps = self.steps(spec, block);
+            for first_panel in panels.clone().step_by(self.panel_block) {
+                let some = first_panel..(first_panel + self.panel_block).min(panels.end);
+                // SAFETY: steps and columns are within B; the panels fit into the
+                // worker's scratch, and into the shared one as the first phase
+                // left them.
+                let b = unsafe {
+                    match self.source {
+                        Source::Operand => None,
+                        Source::Worker => {
+                            pack_b(spec, set, operands.b, &steps, some.clone(), operands.worker);
+                            Some(operands.worker.cast_const())
+                        }
+                        Source::Shared => {
+                            let at = self.shared_at(&steps, some.start);
+                            Some(operands.shared.add(at).cast_const())
+                        }
+                    }
+                };
+                for first_row in rows.clone().step_by(self.row_block) {
+                    let part = Part {
+                        rows: first_row..(first_row + self.row_block).min(rows.end),
+                        panels: some.clone(),
+                        steps: steps.clone(),
+                    };
+                    // SAFETY: the part is within this task's part of C.
+                    unsafe { self.block(spec, set, &part, b, operands) };
+                }
+            }
+        }
+    }
+
+    /// Multiplies one block. `b` points to its panels, if they are packed.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Self::multiply`], for a part of C that this task owns.
+    unsafe fn block(
+        &self,
+        spec: &GemmSpec,
+        set: &KernelSet,
+        part: &Part,
+        b: Option<*const f32>,
+        operands: Operands,
+    ) {
+        let k = part.steps.len();
+        let rows = part.rows.len();
+        let by_rows = spec.a.col == 1;
+        let kernels = if by_rows { set.by_rows } else { set.by_cols };
+        // Tiles of equal heights, or nearly: a low one would starve the pipeline.
+        let tiles = rows.div_ceil(kernels.len());
+        // SAFETY: the first element of the block, and a copy within the scratch.
+        let a = unsafe {
+            let at = part.rows.start * spec.a.row + part.steps.start * spec.a.col;
+            let from = operands.a.add(at);
+            if self.copy_a {
+                let to = operands.worker.add(self.worker_panels_len());
+                pack::tiles(from, spec.a, rows, k, tiles, to);
+                to.cast_const()
+            } else {
+                from
+            }
+        };
+        for (index, panel) in part.panels.clone().enumerate() {
+            let col = panel * self.width;
+            // SAFETY: the first element of the panel, packed or not.
+            let (b, b_row) = unsafe {
+                match b {
+                    Some(b) => (b.add(index * k * self.width), self.width),
+                    None => (
+                        operands.b.add(part.steps.start * spec.b.row + col),
+                        spec.b.row,
+                    ),
+                }
+            };
+            for tile in 0..tiles {
+                let rows = share(rows, tiles, tile);
+                // The copy is in the order of tiles.
+                let (a_at, a_row, a_col) = if !self.copy_a {
+                    (rows.start * spec.a.row, spec.a.row, spec.a.col)
+                } else if by_rows {
+                    (rows.start * k, k, 1)
+                } else {
+                    (rows.start * k, 1, rows.len())
+                };
+                let kernels = &kernels[rows.len() - 1];
+                // SAFETY: elements of the block in A and C; the kernel for the
+                // tile's rows and columns.
+                unsafe {
+                    let tile = Tile {
+                        a: a.add(a_at),
+                        a_row,
+                        a_col,
+                        b,
+                        b_row,
+                        c: operands
+                            .c
+                            .add((part.rows.start + rows.start) * spec.ldc + col),
+                        c_row: spec.ldc,
+                        k,
+                        cols: self.width.min(spec.n - col),
+                        add: spec.accumulate || part.steps.start > 0,
+                    };
+                    if tile.cols == self.width {
+                        (kernels.full)(&tile);
+                    } else if tile.cols > set.lanes {
+                        (kernels.wide)(&tile);
+                    } else {
+                        (kernels.narrow)(&tile);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// How many tasks a product is worth.
+fn wanted_tasks(spec: &GemmSpec) -> usize {
+    let flops = [spec.m, spec.n, spec.k]
+        .iter()
+        .fold(2u64, |product, len| product.saturating_mul(*len as u64));
+    let most = (MEDIUM_TASKS + flops / LARGE_TASK_FLOPS).min(MAX_TASKS);
+    // At most MAX_TASKS, which fits any usize.
+    (flops / TASK_FLOPS).clamp(1, most) as usize
+}
+
+/// A block of the product.
+struct Part {
+    rows: Range<usize>,
+    panels: Range<usize>,
+    steps: Range<usize>,
+}
+
+/// Packs some panels of B for some steps along k.
+///
+/// # Safety
+///
+/// B must be valid, `to` have room for the panels and be accessed by nobody else,
+/// and the CPU able to run `set`.
+unsafe fn pack_b(
+    spec: &GemmSpec,
+    set: &KernelSet,
+    b: *const f32,
+    steps: &Range<usize>,
+    panels: Range<usize>,
+    to: *mut f32,
+) {
+    let width = set.tile_cols;
+    let first = panels.start * width;
+    let cols = (panels.end * width).min(spec.n) - first;
+    let Strides { row, col } = spec.b;
+    // SAFETY: the first element of the panels, which are within B.
+    unsafe {
+        let from = b.add(steps.start * row + first * col);
+        (set.panels)(from, spec.b, steps.len(), cols, width, to);
+    }
+}

@@ -1,0 +1,227 @@
+//! Multiply of f32 matrices, planned once and replayed without allocation.
+//!
+//! A [`Gemm`] cuts `C[m, n] = A[m, k] · B[k, n]` into phases of independent tasks.
+//! The caller distributes the tasks of one phase over any threads, waits for all,
+//! and goes on to the next phase. The cut and the order in which each element of C
+//! is summed up depend on the [`GemmSpec`] and the kernel alone: results are the
+//! same, to the bit, for any number of threads.
+
+mod kernels;
+mod matrix;
+mod pack;
+mod simd;
+mod tile;
+mod vector;
+mod vector_plan;
+
+#[cfg(test)]
+mod tests;
+
+use kernels::KernelSet;
+use matrix::MatrixPlan;
+use vector_plan::VectorPlan;
+
+/// Distances, in f32s, between neighbours in a matrix. Any will do; kernels are
+/// fast where at least one of the two is 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Strides {
+    /// From element (i, j) to (i + 1, j).
+    pub row: usize,
+    /// From element (i, j) to (i, j + 1).
+    pub col: usize,
+}
+
+/// What to multiply: `C[m, n] = A[m, k] · B[k, n]`, or `C += A · B`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GemmSpec {
+    /// Rows of A and C.
+    pub m: usize,
+    /// Columns of B and C.
+    pub n: usize,
+    /// Columns of A, rows of B. With none, the product is all zeros.
+    pub k: usize,
+    /// Strides of A.
+    pub a: Strides,
+    /// Strides of B.
+    pub b: Strides,
+    /// Distance between rows of C, in f32s, at least `n`. C's columns are adjacent.
+    pub ldc: usize,
+    /// Add to C rather than overwrite it.
+    pub accumulate: bool,
+}
+
+/// An implementation of the inner loops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kernel {
+    /// x86-64 with AVX-512F, AVX2 and FMA.
+    Avx512,
+    /// x86-64 with AVX2 and FMA.
+    Avx2,
+    /// Any CPU.
+    Portable,
+}
+
+/// The operands of a call.
+#[derive(Clone, Copy)]
+struct Operands {
+    a: *const f32,
+    b: *const f32,
+    c: *mut f32,
+    shared: *mut f32,
+    worker: *mut f32,
+}
+
+/// How the product is computed.
+#[derive(Clone, Debug)]
+enum Plan {
+    /// There is nothing to do.
+    Nothing,
+    /// C becomes 0, for lack of anything to sum up.
+    Clear,
+    /// A or B is a vector.
+    Vector(VectorPlan),
+    Matrix(MatrixPlan),
+}
+
+/// A planned multiply.
+#[derive(Clone)]
+pub struct Gemm {
+    spec: GemmSpec,
+    set: &'static KernelSet,
+    plan: Plan,
+}
+
+impl Gemm {
+    /// Plans a multiply with the fastest kernel that this CPU can run.
+    pub fn new(spec: GemmSpec) -> Self {
+        Self::with_kernel(spec, Kernel::detect())
+    }
+
+    /// Plans a multiply with the given kernel, or with the fastest one if this CPU
+    /// cannot run that.
+    pub fn with_kernel(spec: GemmSpec, kernel: Kernel) -> Self {
+        let set = kernel.set();
+        let plan = if spec.m == 0 || spec.n == 0 || (spec.k == 0 && spec.accumulate) {
+            Plan::Nothing
+        } else if spec.k == 0 {
+            Plan::Clear
+        } else if spec.m == 1 || spec.n == 1 {
+            Plan::Vector(VectorPlan::new(&spec, set))
+        } else {
+            Plan::Matrix(MatrixPlan::new(&spec, set))
+        };
+        Self { spec, set, plan }
+    }
+
+    /// What is multiplied.
+    pub fn spec(&self) -> &GemmSpec {
+        &self.spec
+    }
+
+    /// The kernel in use.
+    pub fn kernel(&self) -> Kernel {
+        self.set.kernel
+    }
+
+    /// The number of phases, to be run one after the other: 1 or 2.
+    pub fn phases(&self) -> usize {
+        match &self.plan {
+            Plan::Matrix(plan) => plan.phases(),
+            _ => 1,
+        }
+    }
+
+    /// The number of independent tasks in a phase; may be 0.
+    pub fn tasks(&self, phase: usize) -> usize {
+        match &self.plan {
+            _ if phase >= self.phases() => 0,
+            Plan::Nothing => 0,
+            Plan::Clear => 1,
+            Plan::Vector(plan) => plan.tasks(),
+            Plan::Matrix(plan) => plan.tasks(phase),
+        }
+    }
+
+    /// Scratch shared by all tasks, in f32s. It carries data from one phase to the
+    /// next, none from call to call.
+    pub fn shared_len(&self) -> usize {
+        match &self.plan {
+            Plan::Matrix(plan) => plan.shared_len(),
+            _ => 0,
+        }
+    }
+
+    /// Scratch of each worker for itself, in f32s. It carries no data from task to
+    /// task.
+    pub fn worker_len(&self) -> usize {
+        match &self.plan {
+            Plan::Nothing | Plan::Clear => 0,
+            Plan::Vector(plan) => plan.worker_len(),
+            Plan::Matrix(plan) => plan.worker_len(),
+        }
+    }
+
+    /// Floating-point operations of the product: 2 m n k.
+    pub fn flops(&self) -> u64 {
+        2 * self.spec.m as u64 * self.spec.n as u64 * self.spec.k as u64
+    }
+
+    /// Runs one task of a phase.
+    ///
+    /// # Safety
+    ///
+    /// - `phase < phases()` and `task < tasks(phase)`; all tasks of the phases
+    ///   before must be over, with the same operands and the same `shared`.
+    /// - `a`, `b` and `c` must be valid for the elements that the spec names, `c`
+    ///   for writing. C must overlap neither A nor B, and nobody but other tasks
+    ///   of this call may write any of the three meanwhile.
+    /// - `shared` must be valid for [`Self::shared_len`] f32s and accessed by
+    ///   nothing but this call's tasks, `worker` for [`Self::worker_len`] f32s and
+    ///   accessed by nothing but this task. Both should be aligned to 64 bytes (for
+    ///   speed) and may hold anything at first, if only initialised memory.
+    #[expect(clippy::too_many_arguments, reason = "the raw form of a launch")]
+    pub unsafe fn run_task(
+        &self,
+        phase: usize,
+        task: usize,
+        a: *const f32,
+        b: *const f32,
+        c: *mut f32,
+        shared: *mut f32,
+        worker: *mut f32,
+    ) {
+        let operands = Operands {
+            a,
+            b,
+            c,
+            shared,
+            worker,
+        };
+        match &self.plan {
+            Plan::Nothing => {}
+            Plan::Clear => {
+                for i in 0..self.spec.m {
+                    // SAFETY: row `i` of C, which the caller vouches for.
+                    unsafe { std::ptr::write_bytes(c.add(i * self.spec.ldc), 0, self.spec.n) }
+                }
+            }
+            // SAFETY: passed on to the caller; `set` was chosen for this CPU.
+            Plan::Vector(plan) => unsafe { plan.run(self.set, task, operands) },
+            // SAFETY: as above.
+            Plan::Matrix(plan) => unsafe {
+                if phase + 1 < plan.phases() {
+                    plan.pack(&self.spec, self.set, task, operands);
+                } else {
+                    plan.multiply(&self.spec, self.set, task, operands);
+                }
+            },
+        }
+    }
+}
+
+/// The `index`-th of `parts` shares of `0..total` that differ by one at most.
+fn share(total: usize, parts: usize, index: usize) -> std::ops::Range<usize> {
+    let (base, extra) = (total / parts, total % parts);
+    let start = index * base + index.min(extra);
+    start..start + base + usize::from(index < extra)
+}

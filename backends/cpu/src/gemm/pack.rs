@@ -1,0 +1,188 @@
+//! Copies of operand blocks in the order in which the tiles read them.
+
+use super::Strides;
+use super::simd::Vector;
+
+/// Copies B[k, cols] into panels of `width` columns: element (p, j) goes to
+/// `to[(j / width) * k * width + p * width + j % width]`. What the last panel
+/// has beyond `cols` stays as it is; masked tiles do not read it.
+///
+/// # Safety
+///
+/// The CPU must have `V`'s instruction set, `b` must be valid for the block, and
+/// `to` for whole panels, which nobody else accesses meanwhile. `width` must be a
+/// multiple of `V::LANES`.
+#[inline(always)]
+pub(super) unsafe fn panels<V: Vector>(
+    b: *const f32,
+    strides: Strides,
+    k: usize,
+    cols: usize,
+    width: usize,
+    to: *mut f32,
+) {
+    // SAFETY: panel number `first / width` has columns `first..first + here` of the
+    // block and begins at `first * k`.
+    unsafe {
+        if strides.col == 1 {
+            rows::<V>(b, strides.row, k, cols, width, to);
+            return;
+        }
+        for first in (0..cols).step_by(width) {
+            let here = width.min(cols - first);
+            let (from, to) = (b.add(first * strides.col), to.add(first * k));
+            columns::<V>(from, strides, k, here, width, to);
+        }
+    }
+}
+
+/// How many rows ahead [`rows`] asks for memory. Rows are too short, and too far
+/// apart, for the hardware to guess.
+const AHEAD: usize = 8;
+
+/// All panels of a B whose rows are contiguous. Row by row, for the sake of the
+/// memory that it comes from.
+///
+/// # Safety
+///
+/// As for [`panels`].
+#[inline(always)]
+unsafe fn rows<V: Vector>(
+    b: *const f32,
+    row: usize,
+    k: usize,
+    cols: usize,
+    width: usize,
+    to: *mut f32,
+) {
+    // SAFETY: reads rows below `k`, columns below `cols`; writes the same of the
+    // panels. The mask keeps the last vector within `cols`.
+    unsafe {
+        let mask = V::mask(cols % V::LANES);
+        for p in 0..k {
+            let from = b.add(p * row);
+            for first in (0..cols).step_by(width) {
+                let to = to.add(first * k + p * width);
+                V::prefetch(from.wrapping_add(AHEAD * row + first));
+                let mut j = 0;
+                while j < width && first + j + V::LANES <= cols {
+                    V::load(from.add(first + j)).store(to.add(j));
+                    j += V::LANES;
+                }
+                if j < width && first + j < cols {
+                    V::load_masked(from.add(first + j), mask).store_masked(to.add(j), mask);
+                }
+            }
+        }
+    }
+}
+
+/// One panel of any B; fast where its columns are contiguous.
+///
+/// # Safety
+///
+/// As for [`panels`], with `cols <= width`.
+#[inline(always)]
+unsafe fn columns<V: Vector>(
+    b: *const f32,
+    strides: Strides,
+    k: usize,
+    cols: usize,
+    width: usize,
+    to: *mut f32,
+) {
+    // SAFETY: reads rows below `k`, columns below `cols`, squares only where all
+    // of one is inside; writes the same of the panel.
+    unsafe {
+        let mut j = 0;
+        let mut squares = 0;
+        if strides.row == 1 {
+            squares = k / V::LANES;
+            while j + V::LANES <= cols {
+                let (from, to) = (b.add(j * strides.col), to.add(j));
+                for p in 0..squares {
+                    let (from, to) = (from.add(p * V::LANES), to.add(p * V::LANES * width));
+                    V::transpose(from, strides.col, to, width);
+                }
+                j += V::LANES;
+            }
+        }
+        let done_rows = squares * V::LANES;
+        for column in 0..cols {
+            let first = if column < j { done_rows } else { 0 };
+            for p in first..k {
+                *to.add(p * width + column) = *b.add(p * strides.row + column * strides.col);
+            }
+        }
+    }
+}
+
+/// Copies A[rows, k] for tiles, which come one after the other and have the
+/// heights of [`super::share`]`(rows, tiles, _)`: with rows of `k` f32s if A's rows are
+/// contiguous, else with columns of a tile's height. The copy has `rows * k` f32s.
+///
+/// The axis that is contiguous stays so: tiles read A by single elements and do
+/// not care. What matters is that a tile's elements lie close together.
+///
+/// # Safety
+///
+/// `a` must be valid for the block, and `to` for the copy, which nobody else
+/// accesses meanwhile.
+pub(super) unsafe fn tiles(
+    a: *const f32,
+    strides: Strides,
+    rows: usize,
+    k: usize,
+    tiles: usize,
+    to: *mut f32,
+) {
+    if strides.col == 1 {
+        // Rows in order of tiles are rows in order.
+        for i in 0..rows {
+            // SAFETY: row `i` of the block and of the copy.
+            unsafe {
+                std::ptr::copy_nonoverlapping(a.add(i * strides.row), to.add(i * k), k);
+            }
+        }
+        return;
+    }
+    // All tiles at once, column by column: a column is one run of memory.
+    let (low, higher) = (rows / tiles, rows % tiles);
+    for p in 0..k {
+        let mut row = 0;
+        for tile in 0..tiles {
+            let height = low + usize::from(tile < higher);
+            // SAFETY: column `p` of this tile and its place in the copy.
+            unsafe {
+                let from = a.add(row * strides.row + p * strides.col);
+                line(from, strides.row, height, to.add(row * k + p * height));
+            }
+            row += height;
+        }
+    }
+}
+
+/// Copies a few f32s that are `stride` apart.
+///
+/// # Safety
+///
+/// Both pointers must be valid for `len` elements that do not overlap.
+#[inline(always)]
+unsafe fn line(from: *const f32, stride: usize, len: usize, to: *mut f32) {
+    const CHUNK: usize = 4;
+    let mut i = 0;
+    // SAFETY: all indices are below `len`.
+    unsafe {
+        if stride == 1 {
+            // A length that is known spares the call of a library function.
+            while i + CHUNK <= len {
+                std::ptr::copy_nonoverlapping(from.add(i), to.add(i), CHUNK);
+                i += CHUNK;
+            }
+        }
+        while i < len {
+            *to.add(i) = *from.add(i * stride);
+            i += 1;
+        }
+    }
+}

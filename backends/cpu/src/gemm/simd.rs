@@ -1,0 +1,351 @@
+//! The vector registers that the kernels are written for.
+//!
+//! A kernel body is generic over [`Vector`] and inlined into a function that
+//! enables the instruction set, so each method becomes one instruction there.
+
+/// A register of f32 lanes.
+///
+/// # Safety
+///
+/// Every method needs the CPU to have the instruction set of the implementing
+/// type. Pointers need to be valid for the lanes that a method names; they need
+/// no alignment beyond that of f32.
+pub(super) trait Vector: Copy {
+    /// f32s in a register.
+    const LANES: usize;
+    /// Chooses the leading lanes of a register.
+    type Mask: Copy;
+
+    /// All lanes 0.
+    unsafe fn zero() -> Self;
+    /// All lanes `*from`.
+    unsafe fn splat(from: *const f32) -> Self;
+    /// Reads all lanes.
+    unsafe fn load(from: *const f32) -> Self;
+    /// Writes all lanes.
+    unsafe fn store(self, to: *mut f32);
+    /// The mask of the first `lanes` lanes, `lanes <= LANES`.
+    unsafe fn mask(lanes: usize) -> Self::Mask;
+    /// Reads the chosen lanes, touches no memory of the others and makes them 0.
+    unsafe fn load_masked(from: *const f32, mask: Self::Mask) -> Self;
+    /// Writes the chosen lanes, touches no memory of the others.
+    unsafe fn store_masked(self, to: *mut f32, mask: Self::Mask);
+    /// Asks for the cache line of an address, valid or not.
+    unsafe fn prefetch(at: *const f32);
+    /// `self + other` by lane.
+    unsafe fn add(self, other: Self) -> Self;
+    /// `self * factor + addend` by lane.
+    unsafe fn mul_add(self, factor: Self, addend: Self) -> Self;
+    /// The sum of all lanes.
+    unsafe fn sum(self) -> f32;
+    /// Copies a square of `LANES` rows and columns transposed: `to[j][i] =
+    /// from[i][j]`, with the distances between rows in f32s.
+    unsafe fn transpose(from: *const f32, from_row: usize, to: *mut f32, to_row: usize);
+}
+
+/// Lanes of the portable vector: a NEON or SSE register.
+const PORTABLE: usize = 4;
+
+/// Plain arrays, which the compiler maps to whatever registers there are.
+#[derive(Clone, Copy)]
+pub(super) struct Portable([f32; PORTABLE]);
+
+impl Vector for Portable {
+    const LANES: usize = PORTABLE;
+    type Mask = usize;
+
+    #[inline(always)]
+    unsafe fn zero() -> Self {
+        Self([0.0; PORTABLE])
+    }
+
+    #[inline(always)]
+    unsafe fn splat(from: *const f32) -> Self {
+        // SAFETY: the caller's pointer is valid for one lane.
+        Self([unsafe { *from }; PORTABLE])
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        // SAFETY: the caller's pointer is valid for all lanes.
+        Self(unsafe { from.cast::<[f32; PORTABLE]>().read_unaligned() })
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        // SAFETY: the caller's pointer is valid for all lanes.
+        unsafe { to.cast::<[f32; PORTABLE]>().write_unaligned(self.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn mask(lanes: usize) -> usize {
+        lanes
+    }
+
+    #[inline(always)]
+    unsafe fn load_masked(from: *const f32, mask: usize) -> Self {
+        let mut lanes = [0.0; PORTABLE];
+        for (i, lane) in lanes.iter_mut().enumerate().take(mask) {
+            // SAFETY: the caller's pointer is valid for the chosen lanes.
+            *lane = unsafe { *from.add(i) };
+        }
+        Self(lanes)
+    }
+
+    #[inline(always)]
+    unsafe fn store_masked(self, to: *mut f32, mask: usize) {
+        for (i, lane) in self.0.iter().enumerate().take(mask) {
+            // SAFETY: the caller's pointer is valid for the chosen lanes.
+            unsafe { *to.add(i) = *lane };
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(_at: *const f32) {}
+
+    #[inline(always)]
+    unsafe fn add(mut self, other: Self) -> Self {
+        for i in 0..PORTABLE {
+            self.0[i] += other.0[i];
+        }
+        self
+    }
+
+    #[inline(always)]
+    unsafe fn mul_add(self, factor: Self, mut addend: Self) -> Self {
+        for i in 0..PORTABLE {
+            // `mul_add` is a slow library call where the hardware lacks it.
+            addend.0[i] = if cfg!(any(target_arch = "aarch64", target_feature = "fma")) {
+                self.0[i].mul_add(factor.0[i], addend.0[i])
+            } else {
+                self.0[i] * factor.0[i] + addend.0[i]
+            };
+        }
+        addend
+    }
+
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        let [a, b, c, d] = self.0;
+        (a + c) + (b + d)
+    }
+
+    #[inline(always)]
+    unsafe fn transpose(from: *const f32, from_row: usize, to: *mut f32, to_row: usize) {
+        for i in 0..PORTABLE {
+            for j in 0..PORTABLE {
+                // SAFETY: both squares are valid as the caller states.
+                unsafe { *to.add(j * to_row + i) = *from.add(i * from_row + j) };
+            }
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(super) use x86::{Avx2, Avx512};
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::Vector;
+    use std::arch::x86_64::*;
+
+    /// AVX2 with fused multiply-add.
+    #[derive(Clone, Copy)]
+    pub(crate) struct Avx2(__m256);
+
+    /// `MASKS[8 - n..]` is the mask of the first n lanes.
+    static MASKS: [i32; 16] = [-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0];
+
+    // SAFETY of all blocks below: the CPU has AVX2 and FMA, and the pointers are
+    // valid for the lanes touched, as the trait demands of its caller.
+    impl Vector for Avx2 {
+        const LANES: usize = 8;
+        type Mask = __m256i;
+
+        #[inline(always)]
+        unsafe fn zero() -> Self {
+            // SAFETY: see above.
+            Self(unsafe { _mm256_setzero_ps() })
+        }
+
+        #[inline(always)]
+        unsafe fn splat(from: *const f32) -> Self {
+            // SAFETY: see above.
+            Self(unsafe { _mm256_broadcast_ss(&*from) })
+        }
+
+        #[inline(always)]
+        unsafe fn load(from: *const f32) -> Self {
+            // SAFETY: see above.
+            Self(unsafe { _mm256_loadu_ps(from) })
+        }
+
+        #[inline(always)]
+        unsafe fn store(self, to: *mut f32) {
+            // SAFETY: see above.
+            unsafe { _mm256_storeu_ps(to, self.0) }
+        }
+
+        #[inline(always)]
+        unsafe fn mask(lanes: usize) -> __m256i {
+            // SAFETY: see above; with `lanes <= 8` the read stays in the table.
+            unsafe { _mm256_loadu_si256(MASKS.as_ptr().add(8 - lanes).cast()) }
+        }
+
+        #[inline(always)]
+        unsafe fn load_masked(from: *const f32, mask: __m256i) -> Self {
+            // SAFETY: see above.
+            Self(unsafe { _mm256_maskload_ps(from, mask) })
+        }
+
+        #[inline(always)]
+        unsafe fn store_masked(self, to: *mut f32, mask: __m256i) {
+            // SAFETY: see above.
+            unsafe { _mm256_maskstore_ps(to, mask, self.0) }
+        }
+
+        #[inline(always)]
+        unsafe fn prefetch(at: *const f32) {
+            // SAFETY: a prefetch never faults.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+        }
+
+        #[inline(always)]
+        unsafe fn add(self, other: Self) -> Self {
+            // SAFETY: see above.
+            Self(unsafe { _mm256_add_ps(self.0, other.0) })
+        }
+
+        #[inline(always)]
+        unsafe fn mul_add(self, factor: Self, addend: Self) -> Self {
+            // SAFETY: see above.
+            Self(unsafe { _mm256_fmadd_ps(self.0, factor.0, addend.0) })
+        }
+
+        #[inline(always)]
+        unsafe fn sum(self) -> f32 {
+            // SAFETY: see above.
+            unsafe {
+                let halves = _mm_add_ps(
+                    _mm256_castps256_ps128(self.0),
+                    _mm256_extractf128_ps::<1>(self.0),
+                );
+                let pairs = _mm_add_ps(halves, _mm_movehl_ps(halves, halves));
+                _mm_cvtss_f32(_mm_add_ss(pairs, _mm_movehdup_ps(pairs)))
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn transpose(from: *const f32, from_row: usize, to: *mut f32, to_row: usize) {
+            // SAFETY: see above; the squares are 8 by 8.
+            unsafe {
+                // Rows i and i + 4 share a register, four columns at a time, so
+                // that all that is left to do stays within 128-bit halves.
+                for half in 0..2 {
+                    let rows: [__m256; 4] = std::array::from_fn(|i| {
+                        let low = from.add(i * from_row + 4 * half);
+                        let high = _mm_loadu_ps(low.add(4 * from_row));
+                        _mm256_insertf128_ps::<1>(_mm256_castps128_ps256(_mm_loadu_ps(low)), high)
+                    });
+                    let a = _mm256_unpacklo_ps(rows[0], rows[1]);
+                    let b = _mm256_unpackhi_ps(rows[0], rows[1]);
+                    let c = _mm256_unpacklo_ps(rows[2], rows[3]);
+                    let d = _mm256_unpackhi_ps(rows[2], rows[3]);
+                    let to = to.add(4 * half * to_row);
+                    _mm256_storeu_ps(to, _mm256_shuffle_ps::<0x44>(a, c));
+                    _mm256_storeu_ps(to.add(to_row), _mm256_shuffle_ps::<0xee>(a, c));
+                    _mm256_storeu_ps(to.add(2 * to_row), _mm256_shuffle_ps::<0x44>(b, d));
+                    _mm256_storeu_ps(to.add(3 * to_row), _mm256_shuffle_ps::<0xee>(b, d));
+                }
+            }
+        }
+    }
+
+    /// AVX-512 Foundation (which implies AVX2 and FMA).
+    #[derive(Clone, Copy)]
+    pub(crate) struct Avx512(__m512);
+
+    // SAFETY of all blocks below: the CPU has AVX-512F, and the pointers are
+    // valid for the lanes touched, as the trait demands of its caller.
+    impl Vector for Avx512 {
+        const LANES: usize = 16;
+        type Mask = __mmask16;
+
+        #[inline(always)]
+        unsafe fn zero() -> Self {
+            // SAFETY: see above.
+            Self(unsafe { _mm512_setzero_ps() })
+        }
+
+        #[inline(always)]
+        unsafe fn splat(from: *const f32) -> Self {
+            // SAFETY: see above.
+            Self(unsafe { _mm512_set1_ps(*from) })
+        }
+
+        #[inline(always)]
+        unsafe fn load(from: *const f32) -> Self {
+            // SAFETY: see above.
+            Self(unsafe { _mm512_loadu_ps(from) })
+        }
+
+        #[inline(always)]
+        unsafe fn store(self, to: *mut f32) {
+            // SAFETY: see above.
+            unsafe { _mm512_storeu_ps(to, self.0) }
+        }
+
+        #[inline(always)]
+        unsafe fn mask(lanes: usize) -> __mmask16 {
+            ((1u32 << lanes) - 1) as __mmask16
+        }
+
+        #[inline(always)]
+        unsafe fn load_masked(from: *const f32, mask: __mmask16) -> Self {
+            // SAFETY: see above.
+            Self(unsafe { _mm512_maskz_loadu_ps(mask, from) })
+        }
+
+        #[inline(always)]
+        unsafe fn store_masked(self, to: *mut f32, mask: __mmask16) {
+            // SAFETY: see above.
+            unsafe { _mm512_mask_storeu_ps(to, mask, self.0) }
+        }
+
+        #[inline(always)]
+        unsafe fn prefetch(at: *const f32) {
+            // SAFETY: a prefetch never faults.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+        }
+
+        #[inline(always)]
+        unsafe fn add(self, other: Self) -> Self {
+            // SAFETY: see above.
+            Self(unsafe { _mm512_add_ps(self.0, other.0) })
+        }
+
+        #[inline(always)]
+        unsafe fn mul_add(self, factor: Self, addend: Self) -> Self {
+            // SAFETY: see above.
+            Self(unsafe { _mm512_fmadd_ps(self.0, factor.0, addend.0) })
+        }
+
+        #[inline(always)]
+        unsafe fn sum(self) -> f32 {
+            // SAFETY: see above.
+            unsafe { _mm512_reduce_add_ps(self.0) }
+        }
+
+        #[inline(always)]
+        unsafe fn transpose(from: *const f32, from_row: usize, to: *mut f32, to_row: usize) {
+            // SAFETY: see above; the four quarters of a 16 by 16 square, each
+            // transposed into the place of its mirror image.
+            unsafe {
+                for (i, j) in [(0, 0), (0, 8), (8, 0), (8, 8)] {
+                    let to = to.add(j * to_row + i);
+                    Avx2::transpose(from.add(i * from_row + j), from_row, to, to_row);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! Products compared with a plain loop, for all kernels that the CPU has.
+
+use super::*;
+use crate::pool::ThreadPool;
+
+/// Which operands are stored transposed.
+const FORMS: [(bool, bool); 4] = [(false, false), (true, false), (false, true), (true, true)];
+
+/// A little more than a block along k.
+const K_OVER: usize = 517;
+
+/// What C holds between its rows and behind them.
+const UNTOUCHED: f32 = -77.0;
+
+/// Numbers in -1..1 that look random.
+fn numbers(len: usize, seed: u32) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(1);
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 17;
+        state ^= state << 5;
+        state as f32 / u32::MAX as f32 * 2.0 - 1.0
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+/// Strides of a stored matrix, with a gap after each line.
+fn strides(rows: usize, cols: usize, transposed: bool, gap: usize) -> Strides {
+    if transposed {
+        Strides {
+            row: 1,
+            col: rows + gap,
+        }
+    } else {
+        Strides {
+            row: cols + gap,
+            col: 1,
+        }
+    }
+}
+
+fn extent(rows: usize, cols: usize, strides: Strides) -> usize {
+    if rows == 0 || cols == 0 {
+        return 0;
+    }
+    (rows - 1) * strides.row + (cols - 1) * strides.col + 1
+}
+
+/// Memory as the caller of a plan provides it.
+struct Scratch {
+    lines: Vec<[f32; 16]>,
+}
+
+impl Scratch {
+    /// NaN, to be noticed where it gets into a result.
+    fn new(len: usize) -> Self {
+        Self {
+            lines: vec![[f32::NAN; 16]; len.div_ceil(16) + 1],
+        }
+    }
+
+    fn ptr(&mut self) -> *mut f32 {
+        let start = self.lines.as_mut_ptr().cast::<f32>();
+        start.wrapping_add(start.align_offset(64))
+    }
+}
+
+struct Pointers<'a>(&'a Operands, &'a [*mut f32]);
+// SAFETY: tasks write disjoint parts of C and of the shared scratch, and each
+// worker has scratch of its own.
+unsafe impl Sync for Pointers<'_> {}
+
+/// The product in a fresh C that holds 0.5 before.
+fn product(gemm: &Gemm, a: &[f32], b: &[f32], pool: &ThreadPool) -> Vec<f32> {
+    let spec = gemm.spec();
+    let mut c = vec![UNTOUCHED; spec.m * spec.ldc + 3];
+    for i in 0..spec.m {
+        c[i * spec.ldc..][..spec.n].fill(0.5);
+    }
+    let mut shared = Scratch::new(gemm.shared_len());
+    let mut workers: Vec<Scratch> = (0..pool.threads())
+        .map(|_| Scratch::new(gemm.worker_len()))
+        .collect();
+    let workers: Vec<*mut f32> = workers.iter_mut().map(Scratch::ptr).collect();
+    let operands = Operands {
+        a: a.as_ptr(),
+        b: b.as_ptr(),
+        c: c.as_mut_ptr(),
+        shared: shared.ptr(),
+        worker: std::ptr::null_mut(),
+    };
+    let pointers = Pointers(&operands, &workers);
+    for phase in 0..gemm.phases() {
+        pool.run(gemm.tasks(phase), &|task, worker| {
+            let Pointers(o, workers) = &pointers;
+            // SAFETY: the operands have the extents of the spec, the scratch the
+            // lengths that the plan asks for; `run` separates the phases.
+            unsafe { gemm.run_task(phase, task, o.a, o.b, o.c, o.shared, workers[worker]) }
+        });
+    }
+    c
+}
+
+/// The product, summed up in f64.
+fn expected(spec: &GemmSpec, a: &[f32], b: &[f32]) -> Vec<f64> {
+    let mut c = vec![if spec.accumulate { 0.5 } else { 0.0 }; spec.m * spec.n];
+    for i in 0..spec.m {
+        for p in 0..spec.k {
+            let x = f64::from(a[i * spec.a.row + p * spec.a.col]);
+            for j in 0..spec.n {
+                c[i * spec.n + j] += x * f64::from(b[p * spec.b.row + j * spec.b.col]);
+            }
+        }
+    }
+    c
+}
+
+/// Compares C with what it should be, and what is not C with what it was before.
+fn check(gemm: &Gemm, expected: &[f64], c: &[f32]) {
+    let spec = gemm.spec();
+    let bound = 1e-6 * (spec.k as f64 + 4.0);
+    for i in 0..spec.m {
+        for j in 0..spec.n {
+            let (found, right) = (f64::from(c[i * spec.ldc + j]), expected[i * spec.n + j]);
+            assert!(
+                (found - right).abs() <= bound,
+                "{:?} {spec:?}: C[{i}, {j}] is {found}, not {right}",
+                gemm.kernel()
+            );
+        }
+        let gap = i * spec.ldc + spec.n..(i + 1) * spec.ldc;
+        assert!(c[gap].iter().all(|x| *x == UNTOUCHED));
+    }
+    assert!(c[spec.m * spec.ldc..].iter().all(|x| *x == UNTOUCHED));
+}
+
+/// Checks a spec with all kernels, on one thread and on several.
+fn try_spec(spec: GemmSpec, pools: &[ThreadPool]) {
+    let a = numbers(extent(spec.m, spec.k, spec.a), 1);
+    let b = numbers(extent(spec.k, spec.n, spec.b), 2);
+    let right = expected(&spec, &a, &b);
+    for kernel in Kernel::available() {
+        let gemm = Gemm::with_kernel(spec, kernel);
+        assert_eq!(gemm.kernel(), kernel);
+        let first = product(&gemm, &a, &b, &pools[0]);
+        check(&gemm, &right, &first);
+        for pool in &pools[1..] {
+            let again = product(&gemm, &a, &b, pool);
+            let same = |(x, y): (&f32, &f32)| x.to_bits() == y.to_bits();
+            assert!(first.iter().zip(&again).all(same), "{kernel:?} {spec:?}");
+        }
+    }
+}
+
+/// Checks a shape in one form: adding to C and with gaps between lines, or
+/// overwriting it and dense.
+fn try_form(m: usize, k: usize, n: usize, form: (bool, bool), add: bool, pools: &[ThreadPool]) {
+    let gap = if add { 3 } else { 0 };
+    let spec = GemmSpec {
+        m,
+        n,
+        k,
+        a: strides(m, k, form.0, gap),
+        b: strides(k, n, form.1, gap),
+        ldc: n + gap,
+        accumulate: add,
+    };
+    try_spec(spec, pools);
+}
+
+/// Checks a shape in all forms.
+fn try_shape(m: usize, k: usize, n: usize, pools: &[ThreadPool]) {
+    for form in FORMS {
+        for add in [false, true] {
+            try_form(m, k, n, form, add, pools);
+        }
+    }
+}
+
+fn pools() -> Vec<ThreadPool> {
+    (1..=3).map(ThreadPool::new).collect()
+}
+
+#[test]
+fn small_and_odd_sizes() {
+    let pools = [ThreadPool::new(1)];
+    let sizes = [0, 1, 2, 5, 6, 7, 8, 13, 15, 16, 17, 33];
+    for m in sizes {
+        for n in sizes {
+            for k in [0, 1, 7, 17] {
+                try_shape(m, k, n, &pools);
+            }
+        }
+    }
+}
+
+#[test]
+fn sizes_around_tasks_and_blocks() {
+    let pools = pools();
+    let shapes = [
+        // Cut by columns; B read directly, then packed by each task, in blocks.
+        (37, 101, 111),
+        (2, 300, 700),
+        (13, K_OVER, 350),
+        // Cut by rows; B read directly, then packed for all.
+        (131, 83, 47),
+        (145, K_OVER, 349),
+        // One task with several blocks of rows.
+        (700, 11, 7),
+        // Lines of A at a power of two.
+        (130, 256, 80),
+        (256, 129, 80),
+    ];
+    for (m, k, n) in shapes {
+        for (a, b) in FORMS {
+            // Both values of each, in other combinations for other forms.
+            try_form(m, k, n, (a, b), a != b, &pools);
+        }
+    }
+}
+
+#[test]
+fn vectors() {
+    let pools = pools();
+    for (k, len) in [
+        (1, 1),
+        (1, 9000),
+        (40, 9001),
+        (577, 1234),
+        (3001, 5),
+        (70_001, 2),
+    ] {
+        try_shape(1, k, len, &pools);
+        try_shape(len, k, 1, &pools);
+    }
+}
+
+#[test]
+fn no_contiguous_axis() {
+    let pools = pools();
+    for (m, k, n) in [(1, 50, 60), (60, 50, 1), (19, 23, 41), (200, 100, 90)] {
+        let spec = GemmSpec {
+            m,
+            n,
+            k,
+            a: Strides { row: 2 * k, col: 2 },
+            b: Strides { row: 3, col: 3 * k },
+            ldc: n,
+            accumulate: false,
+        };
+        try_spec(spec, &pools);
+    }
+}
+
+#[test]
+fn medium_products_are_cut_for_many_threads() {
+    for (m, k, n) in [
+        (32, 784, 128),
+        (784, 32, 128),
+        (128, 576, 1536),
+        (512, 512, 512),
+    ] {
+        let spec = GemmSpec {
+            m,
+            n,
+            k,
+            a: strides(m, k, false, 0),
+            b: strides(k, n, false, 0),
+            ldc: n,
+            accumulate: false,
+        };
+        for kernel in Kernel::available() {
+            let gemm = Gemm::with_kernel(spec, kernel);
+            let tasks = gemm.tasks(gemm.phases() - 1);
+            assert!((4..=24).contains(&tasks), "{m} {k} {n}: {tasks} tasks");
+        }
+    }
+}
+
+#[test]
+fn a_tiny_product_is_one_task() {
+    let spec = GemmSpec {
+        m: 8,
+        n: 8,
+        k: 8,
+        a: strides(8, 8, false, 0),
+        b: strides(8, 8, false, 0),
+        ldc: 8,
+        accumulate: false,
+    };
+    let gemm = Gemm::new(spec);
+    assert_eq!((gemm.phases(), gemm.tasks(0), gemm.tasks(1)), (1, 1, 0));
+    assert_eq!(gemm.flops(), 1024);
+}

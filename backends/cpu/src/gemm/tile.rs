@@ -1,0 +1,156 @@
+//! The innermost multiply: a few rows of A times a few vectors of B's columns.
+
+use super::simd::Vector;
+
+/// Operands of one tile: C[rows, cols] = (or +=) A[rows, k] · B[k, cols].
+///
+/// The number of rows is that of the kernel called. Distances are in f32s.
+pub(super) struct Tile {
+    /// A's element (0, 0), the distance between its rows and between its columns,
+    /// of which the kernel takes one for granted to be 1.
+    pub a: *const f32,
+    pub a_row: usize,
+    pub a_col: usize,
+    /// B's element (0, 0) and the distance between its rows; columns are adjacent.
+    pub b: *const f32,
+    pub b_row: usize,
+    /// C's element (0, 0) and the distance between its rows; columns are adjacent.
+    pub c: *mut f32,
+    pub c_row: usize,
+    /// Columns of A, rows of B.
+    pub k: usize,
+    /// Columns of B and C.
+    pub cols: usize,
+    /// Add to C rather than overwrite it.
+    pub add: bool,
+}
+
+/// A kernel for tiles of one size. Unsafe to call: the CPU must have the
+/// kernel's instruction set, the operands must be valid, and nobody else may
+/// access the tile of C meanwhile.
+pub(super) type TileFn = unsafe fn(&Tile);
+
+/// The kernels for one number of rows and one of the orders of A.
+pub(super) struct TileRow {
+    /// All columns of the widest tile.
+    pub full: TileFn,
+    /// More than one vector less than that.
+    pub wide: TileFn,
+    /// At most one vector of columns.
+    pub narrow: TileFn,
+}
+
+/// Steps along k between two checks of the loop's end.
+const UNROLL: usize = 4;
+
+/// Multiplies a tile of `ROWS` rows and `VECTORS` vectors of columns, the last of
+/// them cut off at `tile.cols` if `MASKED`. A's rows are contiguous if `BY_ROWS`,
+/// else its columns are.
+///
+/// # Safety
+///
+/// As for [`TileFn`], and `tile.cols` must end in the last vector: exactly at its
+/// end unless `MASKED`.
+#[inline(always)]
+pub(super) unsafe fn multiply<
+    V: Vector,
+    const ROWS: usize,
+    const VECTORS: usize,
+    const MASKED: bool,
+    const BY_ROWS: bool,
+>(
+    tile: &Tile,
+) {
+    // SAFETY: all reads and writes are within the operands that the caller
+    // vouches for: rows below ROWS, k steps below tile.k, columns below tile.cols.
+    unsafe {
+        let mask = V::mask(tile.cols - (VECTORS - 1) * V::LANES);
+        let mut sums = [[V::zero(); VECTORS]; ROWS];
+        // The addresses of A's elements must not depend on multiplications or on
+        // each other, or computing them takes longer than the arithmetic: either
+        // a pointer per row, or one pointer and constant offsets.
+        let mut rows = [tile.a; ROWS];
+        if BY_ROWS {
+            for (i, row) in rows.iter_mut().enumerate() {
+                *row = tile.a.add(i * tile.a_row);
+            }
+        }
+        // C may come from far: ask for it now, so that it is there at the end.
+        for i in 0..ROWS {
+            let row = tile.c.wrapping_add(i * tile.c_row);
+            V::prefetch(row);
+            V::prefetch(row.wrapping_add(tile.cols - 1));
+        }
+        let mut b = tile.b;
+        let mut step = |rows: &[*const f32; ROWS], p: usize, b: *const f32| {
+            let mut line = [V::zero(); VECTORS];
+            for (j, vector) in line.iter_mut().enumerate() {
+                let from = b.add(j * V::LANES);
+                *vector = if MASKED && j == VECTORS - 1 {
+                    V::load_masked(from, mask)
+                } else {
+                    V::load(from)
+                };
+            }
+            for (i, row) in sums.iter_mut().enumerate() {
+                let factor = V::splat(if BY_ROWS {
+                    rows[i].add(p)
+                } else {
+                    rows[0].wrapping_add(p * tile.a_col).add(i)
+                });
+                for (sum, vector) in row.iter_mut().zip(line) {
+                    *sum = vector.mul_add(factor, *sum);
+                }
+            }
+        };
+        let advance = |rows: &mut [*const f32; ROWS], by: usize| {
+            if BY_ROWS {
+                for row in rows {
+                    *row = row.wrapping_add(by);
+                }
+            } else {
+                rows[0] = rows[0].wrapping_add(by * tile.a_col);
+            }
+        };
+        for _ in 0..tile.k / UNROLL {
+            for p in 0..UNROLL {
+                step(&rows, p, b);
+                b = b.wrapping_add(tile.b_row);
+            }
+            advance(&mut rows, UNROLL);
+        }
+        for _ in 0..tile.k % UNROLL {
+            step(&rows, 0, b);
+            b = b.wrapping_add(tile.b_row);
+            advance(&mut rows, 1);
+        }
+        finish::<V, ROWS, VECTORS, MASKED>(tile, &sums);
+    }
+}
+
+/// Writes the sums of a tile to C.
+///
+/// # Safety
+///
+/// As for [`multiply`].
+#[inline(always)]
+unsafe fn finish<V: Vector, const ROWS: usize, const VECTORS: usize, const MASKED: bool>(
+    tile: &Tile,
+    sums: &[[V; VECTORS]; ROWS],
+) {
+    // SAFETY: rows below ROWS, columns below tile.cols.
+    unsafe {
+        let mask = V::mask(tile.cols - (VECTORS - 1) * V::LANES);
+        for (i, row) in sums.iter().enumerate() {
+            for (j, sum) in row.iter().enumerate() {
+                let to = tile.c.add(i * tile.c_row + j * V::LANES);
+                match (MASKED && j == VECTORS - 1, tile.add) {
+                    (false, false) => sum.store(to),
+                    (false, true) => sum.add(V::load(to)).store(to),
+                    (true, false) => sum.store_masked(to, mask),
+                    (true, true) => sum.add(V::load_masked(to, mask)).store_masked(to, mask),
+                }
+            }
+        }
+    }
+}

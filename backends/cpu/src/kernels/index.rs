@@ -1,0 +1,158 @@
+//! Kernels that go by index: gather, scatter-add, argmax.
+
+use meganeura_core::DType;
+
+use super::{CHUNK, CompileCx, Compiled, KernelDef, Task, any_dtype, f32_or_integers, rows_per_task, stream_nanos};
+use crate::executor::RunCx;
+use crate::memory::View;
+use crate::vmath;
+
+pub(super) const KERNELS: &[KernelDef] = &[
+    KernelDef {
+        name: "core.gather",
+        supports: any_dtype,
+        compile: |cx| match cx.output_type(0).dtype.block().bytes {
+            2 => gather::<u16>(cx, half::f16::NAN.to_bits()),
+            _ => gather::<u32>(cx, f32::NAN.to_bits()),
+        },
+    },
+    KernelDef {
+        name: "core.scatter_add",
+        supports: f32_or_integers,
+        compile: |cx| match cx.output_type(0).dtype {
+            DType::F32 => {
+                let level = cx.level;
+                scatter_add::<f32>(cx, move |acc, x| vmath::add_assign(level, acc, x))
+            }
+            _ => scatter_add::<u32>(cx, |acc, x| {
+                acc.iter_mut().zip(x).for_each(|(a, &x)| *a = a.wrapping_add(x));
+            }),
+        },
+    },
+    KernelDef {
+        name: "core.argmax",
+        supports: f32_or_integers,
+        compile: |cx| match cx.input_type(0).dtype {
+            DType::F32 => argmax::<f32>(cx, |a, b| a > b || (a.is_nan() && !b.is_nan())),
+            DType::U32 => argmax::<u32>(cx, |a, b| a > b),
+            _ => argmax::<i32>(cx, |a, b| a > b),
+        },
+    },
+];
+
+/// Rows by index, as words: the dtype does not matter but for what stands in for a missing row.
+fn gather<T: Copy + Send + Sync + 'static>(cx: &CompileCx, missing: T) -> Result<Compiled, String> {
+    let (indices, table, out) = (cx.input::<u32>(0), cx.input::<T>(1), cx.output::<T>(0));
+    let rows = cx.input_type(1).shape[0];
+    let width: usize = cx.input_type(1).shape[1..].iter().product();
+    let per_task = rows_per_task(width);
+    let dispatch = cx.index;
+    Ok(Compiled::one(Task {
+        tasks: indices.len().div_ceil(per_task),
+        nanos: stream_nanos(2 * out.len() * size_of::<T>()) + indices.len() as u64,
+        body: move |task: usize, cx: &RunCx| {
+            let first = task * per_task;
+            let last = (first + per_task).min(indices.len());
+            // SAFETY: this task alone writes these rows; operands are other buffers.
+            let (ids, out) = unsafe { (indices.slice(first..last), out.slice_mut(first * width..last * width)) };
+            for (i, &id) in ids.iter().enumerate() {
+                let target = &mut out[i * width..(i + 1) * width];
+                if (id as usize) < rows {
+                    let start = id as usize * width;
+                    // SAFETY: as above; the row exists.
+                    target.copy_from_slice(unsafe { table.slice(start..start + width) });
+                } else {
+                    cx.index_out_of_range(dispatch, id, rows);
+                    target.fill(missing);
+                }
+            }
+        },
+    }))
+}
+
+/// Each task owns a range of the result: rows, or columns where there are few rows. It walks all indices in
+/// order, so the order of summation is fixed.
+fn scatter_add<T: Copy + Default + Send + Sync + 'static>(
+    cx: &CompileCx,
+    add: impl Fn(&mut [T], &[T]) + Send + Sync + 'static,
+) -> Result<Compiled, String> {
+    let (indices, updates, out) = (cx.input::<u32>(0), cx.input::<T>(1), cx.output::<T>(0));
+    let rows = cx.attrs().size("rows")?;
+    let width = out.len().checked_div(rows).unwrap_or(0);
+    let dispatch = cx.index;
+    // Every task scans all indices, so there should not be many.
+    const MOST_TASKS: usize = 8;
+    let by_columns = width >= 64;
+    let extent = if by_columns { width } else { rows };
+    let smallest = if by_columns { 32 } else { (CHUNK / 4 / width.max(1)).max(1) };
+    let tasks = extent.div_ceil(smallest).clamp(1, MOST_TASKS);
+    let step = extent.div_ceil(tasks).max(1);
+    Ok(Compiled::one(Task {
+        tasks: if out.len() == 0 { usize::from(indices.len() > 0) } else { tasks },
+        nanos: stream_nanos((updates.len() + 2 * out.len()) * size_of::<T>()) + (indices.len() * tasks) as u64,
+        body: move |task: usize, cx: &RunCx| {
+            let start = (task * step).min(extent);
+            let end = (start + step).min(extent);
+            // SAFETY: operands are other buffers than the result.
+            let ids = unsafe { indices.all() };
+            let columns = if by_columns { start..end } else { 0..width };
+            let own_rows = if by_columns { 0..rows } else { start..end };
+            for row in own_rows.clone() {
+                // SAFETY: this task alone writes these columns of these rows.
+                unsafe { part(out, row, width, &columns) }.fill(T::default());
+            }
+            for (i, &id) in ids.iter().enumerate() {
+                let row = id as usize;
+                if row >= rows {
+                    if task == 0 {
+                        cx.index_out_of_range(dispatch, id, rows);
+                    }
+                } else if own_rows.contains(&row) {
+                    // SAFETY: as above.
+                    unsafe {
+                        let source = updates.slice(i * width + columns.start..i * width + columns.end);
+                        add(part(out, row, width, &columns), source);
+                    }
+                }
+            }
+        },
+    }))
+}
+
+/// Some columns of a row.
+///
+/// # Safety
+/// As [`View::slice_mut`].
+unsafe fn part<'a, T>(out: View<T>, row: usize, width: usize, columns: &std::ops::Range<usize>) -> &'a mut [T] {
+    // SAFETY: forwarded.
+    unsafe { out.slice_mut(row * width + columns.start..row * width + columns.end) }
+}
+
+fn argmax<T: Copy + Send + Sync + 'static>(cx: &CompileCx, larger: fn(T, T) -> bool) -> Result<Compiled, String> {
+    let (x, out) = (cx.input::<T>(0), cx.output::<u32>(0));
+    let shape = &cx.input_type(0).shape;
+    let axis = shape.axis(cx.attrs().int("axis")?)?;
+    let len = shape[axis];
+    let inner: usize = shape[axis + 1..].iter().product();
+    let per_task = rows_per_task(len);
+    Ok(Compiled::one(Task {
+        tasks: out.len().div_ceil(per_task),
+        nanos: x.len() as u64,
+        body: move |task: usize, _: &RunCx| {
+            let first = task * per_task;
+            let last = (first + per_task).min(out.len());
+            // SAFETY: this task alone writes these results; the operand is another buffer.
+            let (x, out) = unsafe { (x.all(), out.slice_mut(first..last)) };
+            for (slot, position) in out.iter_mut().zip(first..) {
+                let start = position / inner * len * inner + position % inner;
+                let mut best = 0;
+                for k in 1..len {
+                    if larger(x[start + k * inner], x[start + best * inner]) {
+                        best = k;
+                    }
+                }
+                *slot = best as u32;
+            }
+        },
+    }))
+}

@@ -1,0 +1,263 @@
+//! Kernels that move elements: permute, expand, slice, pad, concat, assign. They copy words of the element's
+//! size, whatever the dtype.
+
+use meganeura_core::DType;
+
+use super::strided::{Nest, broadcast_strides, check_depth, row_major};
+use super::{CompileCx, Compiled, Kernel, KernelDef, Task, any_dtype, chunk, chunks, rows_per_task, stream_nanos};
+use crate::executor::RunCx;
+use crate::memory::View;
+
+macro_rules! by_size {
+    ($name:literal, $compile:ident) => {
+        KernelDef {
+            name: $name,
+            supports: any_dtype,
+            compile: |cx| match cx.output_type(0).dtype.block().bytes {
+                2 => $compile::<u16>(cx),
+                _ => $compile::<u32>(cx),
+            },
+        }
+    };
+}
+
+pub(super) const KERNELS: &[KernelDef] = &[
+    by_size!("core.permute", permute),
+    by_size!("core.expand", expand),
+    by_size!("core.slice", slice),
+    by_size!("core.pad", pad),
+    by_size!("core.concat", concat),
+    by_size!("core.assign", assign),
+];
+
+/// A word of an element's size.
+trait Word: Copy + Default + Send + Sync + 'static {}
+impl Word for u16 {}
+impl Word for u32 {}
+
+/// Copies rows of `x`, starting at `x_start`, to rows of `y`, starting at `y_start`, by the strides of a
+/// nest (operand 0 is `x`, 1 is `y`).
+fn copy_nest<T: Word>(nest: Nest<2>, x: View<T>, x_start: usize, y: View<T>, y_start: usize) -> Result<Box<dyn Kernel>, String> {
+    check_depth(&nest)?;
+    let (inner, rows) = (nest.inner(), nest.rows());
+    let per_task = rows_per_task(inner);
+    let [xs, ys] = [nest.inner_stride(0), nest.inner_stride(1)];
+    let moved = inner * rows;
+    // Strided reads use a fraction of each cache line.
+    let cost = if xs == 1 || xs == 0 { 1 } else { 4 };
+    Ok(Box::new(Task {
+        tasks: if moved == 0 { 0 } else { rows.div_ceil(per_task) },
+        nanos: cost * stream_nanos(2 * moved * size_of::<T>()),
+        body: move |task: usize, _: &RunCx| {
+            let first = task * per_task;
+            nest.for_rows(first..(first + per_task).min(rows), |_, [xo, yo]| {
+                let (xo, yo) = (x_start as isize + xo, y_start as isize + yo);
+                // SAFETY: starts and strides come from the operands' shapes, so that all elements exist; tasks
+                // write disjoint rows; the operand is another buffer.
+                unsafe { copy_row(x.as_ptr().offset(xo), xs, y.as_ptr().offset(yo), ys, inner) }
+            });
+        },
+    }))
+}
+
+/// Copies `len` elements between strided rows.
+///
+/// # Safety
+/// All the elements exist, and the target's are not accessed by anybody else.
+unsafe fn copy_row<T: Word>(x: *const T, xs: isize, y: *mut T, ys: isize, len: usize) {
+    // SAFETY: by contract, in every branch.
+    unsafe {
+        match (xs, ys) {
+            (1, 1) => std::ptr::copy_nonoverlapping(x, y, len),
+            (0, 1) => std::slice::from_raw_parts_mut(y, len).fill(*x),
+            _ => {
+                for i in 0..len as isize {
+                    *y.offset(i * ys) = *x.offset(i * xs);
+                }
+            }
+        }
+    }
+}
+
+fn permute<T: Word>(cx: &CompileCx) -> Result<Compiled, String> {
+    let (x, y) = (cx.input::<T>(0), cx.output::<T>(0));
+    let from = row_major(&cx.input_type(0).shape);
+    let axes = cx.attrs().ints("axes")?;
+    let strides: Vec<isize> = axes.iter().map(|&a| from[a as usize]).collect();
+    let to = &cx.output_type(0).shape;
+    let nest = Nest::collapsed(to, [strides, row_major(to)]);
+    if let Some(kernel) = transpose(&nest, x, y) {
+        return Ok(Compiled::phases(vec![kernel]));
+    }
+    Ok(Compiled::phases(vec![copy_nest(nest, x, 0, y, 0)?]))
+}
+
+/// Side of the square tiles of a transposition: two of them fit in the first-level cache.
+const TILE: usize = 32;
+
+/// A batch of plain transpositions, tile by tile, if that is what the nest is.
+fn transpose<T: Word>(nest: &Nest<2>, x: View<T>, y: View<T>) -> Option<Box<dyn Kernel>> {
+    let (batch, rows, columns) = match nest.dims[..] {
+        [r, c] => (1, r, c),
+        [b, r, c] => (b, r, c),
+        _ => return None,
+    };
+    let last = nest.dims.len() - 1;
+    let [xs, ys] = &nest.strides;
+    let plane = rows * columns;
+    let planes_match = batch == 1 || (xs[0] == plane as isize && ys[0] == plane as isize);
+    if xs[last - 1] != 1 || xs[last] != rows as isize || ys[last] != 1 || !planes_match {
+        return None;
+    }
+    let row_tiles = rows.div_ceil(TILE);
+    Some(Box::new(Task {
+        tasks: if plane == 0 { 0 } else { batch * row_tiles },
+        nanos: 2 * stream_nanos(2 * batch * plane * size_of::<T>()),
+        body: move |task: usize, _: &RunCx| {
+            let (b, tile) = (task / row_tiles, task % row_tiles);
+            let (top, bottom) = (tile * TILE, (tile * TILE + TILE).min(rows));
+            // SAFETY: this task alone writes rows `top..bottom` of its plane; the operand is another buffer.
+            let (x, y) = unsafe {
+                let start = b * plane;
+                (x.slice(start..start + plane), y.slice_mut(start + top * columns..start + bottom * columns))
+            };
+            for left in (0..columns).step_by(TILE) {
+                for c in left..(left + TILE).min(columns) {
+                    for r in top..bottom {
+                        y[(r - top) * columns + c] = x[c * rows + r];
+                    }
+                }
+            }
+        },
+    }))
+}
+
+fn expand<T: Word>(cx: &CompileCx) -> Result<Compiled, String> {
+    let to = &cx.output_type(0).shape;
+    let strides = broadcast_strides(&cx.input_type(0).shape, to);
+    let mut nest = Nest::collapsed(to, [strides, row_major(to)]);
+    if nest.dims.len() == 1 && nest.inner_stride(0) == 0 {
+        // One value everywhere: cut the single row so that threads can share it.
+        nest = cut_row(&nest);
+    }
+    Ok(Compiled::phases(vec![copy_nest(nest, cx.input::<T>(0), 0, cx.output::<T>(0), 0)?]))
+}
+
+/// A nest of one row as a nest of several, if its length divides.
+fn cut_row(nest: &Nest<2>) -> Nest<2> {
+    let len = nest.inner();
+    let Some(piece) = (1..=super::CHUNK).rev().find(|p| len.is_multiple_of(*p)) else {
+        return nest.clone();
+    };
+    let [xs, ys] = [nest.inner_stride(0), nest.inner_stride(1)];
+    Nest {
+        dims: vec![len / piece, piece],
+        strides: [vec![xs * piece as isize, xs], vec![ys * piece as isize, ys]],
+    }
+}
+
+fn slice<T: Word>(cx: &CompileCx) -> Result<Compiled, String> {
+    let from = row_major(&cx.input_type(0).shape);
+    let (starts, steps) = (cx.attrs().ints("starts")?, cx.attrs().ints("steps")?);
+    let start: isize = starts.iter().zip(&from).map(|(&s, &f)| s as isize * f).sum();
+    let strides: Vec<isize> = steps.iter().zip(&from).map(|(&s, &f)| s as isize * f).collect();
+    let to = &cx.output_type(0).shape;
+    let nest = Nest::collapsed(to, [strides, row_major(to)]);
+    let (x, y) = (cx.input::<T>(0), cx.output::<T>(0));
+    Ok(Compiled::phases(vec![copy_nest(nest, x, start as usize, y, 0)?]))
+}
+
+fn pad<T: Word>(cx: &CompileCx) -> Result<Compiled, String> {
+    let value = padding_word(cx)?;
+    let (x, y) = (cx.input::<T>(0), cx.output::<T>(0));
+    let to = row_major(&cx.output_type(0).shape);
+    let (low, interior) = (cx.attrs().ints("low")?, cx.attrs().ints("interior")?);
+    let start: isize = low.iter().zip(&to).map(|(&l, &t)| l as isize * t).sum();
+    let strides: Vec<isize> = interior.iter().zip(&to).map(|(&i, &t)| (i as isize + 1) * t).collect();
+    let from = &cx.input_type(0).shape;
+    let nest = Nest::collapsed(from, [row_major(from), strides]);
+    let words = y.len() * size_of::<T>() / value.len().max(1);
+    let bytes: View<u8> = View::new(y.as_ptr().cast(), y.len() * size_of::<T>());
+    let fill = Task {
+        tasks: chunks(words),
+        nanos: stream_nanos(bytes.len()),
+        body: move |task: usize, _: &RunCx| {
+            let range = chunk(words, task);
+            let width = value.len();
+            // SAFETY: this task alone writes its chunk in this phase.
+            let target = unsafe { bytes.slice_mut(range.start * width..range.end * width) };
+            target.chunks_exact_mut(width).for_each(|word| word.copy_from_slice(&value));
+        },
+    };
+    Ok(Compiled::phases(vec![Box::new(fill), copy_nest(nest, x, 0, y, start as usize)?]))
+}
+
+/// The padding value in the storage of the dtype.
+fn padding_word(cx: &CompileCx) -> Result<Vec<u8>, String> {
+    let value = cx.attrs().float("value")?;
+    Ok(match cx.output_type(0).dtype {
+        DType::F32 => (value as f32).to_le_bytes().to_vec(),
+        DType::F16 => half::f16::from_f64(value).to_le_bytes().to_vec(),
+        DType::BF16 => half::bf16::from_f64(value).to_le_bytes().to_vec(),
+        DType::U32 => (value as u32).to_le_bytes().to_vec(),
+        DType::I32 => (value as i32).to_le_bytes().to_vec(),
+        other => return Err(format!("{other} cannot be padded")),
+    })
+}
+
+fn concat<T: Word>(cx: &CompileCx) -> Result<Compiled, String> {
+    let y = cx.output::<T>(0);
+    let to = &cx.output_type(0).shape;
+    let axis = to.axis(cx.attrs().int("axis")?)?;
+    let strides = row_major(to);
+    let mut start = 0;
+    let mut parts = Vec::new();
+    for i in 0..cx.call().inputs.len() {
+        let shape = &cx.input_type(i).shape;
+        let nest = Nest::collapsed(shape, [row_major(shape), strides.clone()]);
+        parts.push(copy_nest(nest, cx.input::<T>(i), 0, y, start)?);
+        start += shape[axis] * strides[axis] as usize;
+    }
+    Ok(Compiled::one(Together { parts }))
+}
+
+/// Several independent kernels as one phase.
+struct Together {
+    parts: Vec<Box<dyn Kernel>>,
+}
+
+impl Kernel for Together {
+    fn tasks(&self) -> usize {
+        self.parts.iter().map(|p| p.tasks()).sum()
+    }
+
+    fn nanos(&self) -> u64 {
+        self.parts.iter().map(|p| p.nanos()).sum()
+    }
+
+    unsafe fn run(&self, mut task: usize, cx: &RunCx) {
+        for part in &self.parts {
+            if task < part.tasks() {
+                // SAFETY: forwarded; the parts write disjoint regions.
+                return unsafe { part.run(task, cx) };
+            }
+            task -= part.tasks();
+        }
+    }
+}
+
+fn assign<T: Word>(cx: &CompileCx) -> Result<Compiled, String> {
+    let (value, out) = (cx.input::<T>(1), cx.output::<T>(0));
+    if cx.input_buffer(1) == cx.output_buffer(0) {
+        return Ok(Compiled::phases(Vec::new()));
+    }
+    Ok(Compiled::one(Task {
+        tasks: chunks(out.len()),
+        nanos: stream_nanos(2 * out.len() * size_of::<T>()),
+        body: move |task: usize, _: &RunCx| {
+            let range = chunk(out.len(), task);
+            // SAFETY: this task alone writes its chunk; the value is another buffer.
+            unsafe { out.slice_mut(range.clone()).copy_from_slice(value.slice(range)) };
+        },
+    }))
+}

@@ -1,0 +1,1 @@
+use super::KernelDef; pub(super) const KERNELS: &[KernelDef] = &[];

@@ -1,0 +1,297 @@
+//! Elementwise kernels with broadcasting: rows of contiguous elements through the vector functions.
+
+use meganeura_core::DType;
+use meganeura_core::attrs::Attrs;
+
+use super::strided::{Nest, broadcast_strides, check_depth};
+use super::{CHUNK, CompileCx, Compiled, KernelDef, Task, f32_only, f32_or_integers, stream_nanos};
+use crate::executor::RunCx;
+use crate::memory::View;
+use crate::vmath::{self, Binary, Compare, Element, Int, IntBinary, Level, Operand, Unary};
+
+macro_rules! unary {
+    ($($name:literal => $op:expr),* $(,)?) => {
+        &[$(KernelDef {
+            name: $name,
+            supports: f32_only,
+            compile: |cx| {
+                let make: fn(&Attrs) -> Result<Unary, String> = $op;
+                unary(cx, make(cx.attrs())?)
+            },
+        }),*]
+    };
+}
+
+macro_rules! binary {
+    ($($name:literal => $float:ident, $int:expr);* $(;)?) => {
+        &[$(KernelDef {
+            name: $name,
+            supports: f32_or_integers,
+            compile: |cx| binary(cx, Binary::$float, $int),
+        }),*]
+    };
+}
+
+macro_rules! compare {
+    ($($name:literal => $op:ident),* $(,)?) => {
+        &[$(KernelDef {
+            name: $name,
+            supports: f32_or_integers,
+            compile: |cx| compare(cx, Compare::$op),
+        }),*]
+    };
+}
+
+fn number(attrs: &Attrs, name: &str) -> Result<f32, String> {
+    Ok(attrs.float(name)? as f32)
+}
+
+/// Unary kernels.
+pub(super) const UNARY: &[KernelDef] = unary! {
+    "core.log2" => |_| Ok(Unary::Log2),
+    "core.exp2" => |_| Ok(Unary::Exp2),
+    "core.sin" => |_| Ok(Unary::Sin),
+    "core.reciprocal" => |_| Ok(Unary::Reciprocal),
+    "core.sqrt" => |_| Ok(Unary::Sqrt),
+        "core.exp" => |_| Ok(Unary::Exp),
+    "core.log" => |_| Ok(Unary::Log),
+    "core.rsqrt" => |_| Ok(Unary::Rsqrt),
+    "core.square" => |_| Ok(Unary::Square),
+    "core.tanh" => |_| Ok(Unary::Tanh),
+    "core.sigmoid" => |_| Ok(Unary::Sigmoid),
+    "core.relu" => |_| Ok(Unary::Relu),
+    "core.leaky_relu" => |a| Ok(Unary::LeakyRelu(number(a, "negative_slope")?)),
+    "core.softplus" => |_| Ok(Unary::Softplus),
+    "core.silu" => |_| Ok(Unary::Silu),
+    "core.erf" => |_| Ok(Unary::Erf),
+    "core.gelu_tanh" => |_| Ok(Unary::GeluTanh),
+    "core.gelu_erf" => |_| Ok(Unary::GeluErf),
+    "core.clamp" => |a| Ok(Unary::Clamp(number(a, "low")?, number(a, "high")?)),
+};
+
+/// Unary kernels that also take `i32`.
+pub(super) const SIGNED: &[KernelDef] = &[
+    KernelDef {
+        name: "core.neg",
+        supports: f32_or_integers,
+        compile: |cx| signed(cx, Unary::Neg, i32::wrapping_neg),
+    },
+    KernelDef {
+        name: "core.abs",
+        supports: f32_or_integers,
+        compile: |cx| signed(cx, Unary::Abs, i32::wrapping_abs),
+    },
+];
+
+/// Binary kernels and their integer forms.
+pub(super) const BINARY: &[KernelDef] = binary! {
+    "core.add" => Add, Some(IntBinary::Add);
+    "core.sub" => Sub, Some(IntBinary::Sub);
+    "core.mul" => Mul, Some(IntBinary::Mul);
+    "core.div" => Div, Some(IntBinary::Div);
+    "core.mod" => Mod, Some(IntBinary::Mod);
+    "core.pow" => Pow, None;
+    "core.max" => Max, Some(IntBinary::Max);
+    "core.min" => Min, Some(IntBinary::Min);
+};
+
+/// Comparisons.
+pub(super) const COMPARE: &[KernelDef] = compare! {
+    "core.less_than" => Less,
+    "core.less_equal" => LessEqual,
+    "core.greater_than" => Greater,
+    "core.greater_equal" => GreaterEqual,
+    "core.equal" => Equal,
+    "core.not_equal" => NotEqual,
+};
+
+/// Choice.
+pub(super) const SELECT: &[KernelDef] = &[KernelDef {
+    name: "core.select",
+    supports: f32_or_integers,
+    compile: |cx| match cx.output_type(0).dtype {
+        DType::F32 => select::<f32>(cx),
+        DType::U32 => select::<u32>(cx),
+        _ => select::<i32>(cx),
+    },
+}];
+
+fn unary(cx: &CompileCx, op: Unary) -> Result<Compiled, String> {
+    let level = cx.level;
+    let cost = match op {
+        Unary::Neg | Unary::Abs | Unary::Square | Unary::Relu | Unary::LeakyRelu(_) | Unary::Clamp(..) => 1,
+        _ => 8,
+    };
+    rows(cx, cost, [cx.input::<f32>(0)], move |[x], out| match x {
+        Operand::Slice(x) => vmath::unary(op, level, x, out),
+        Operand::Scalar(x) => {
+            out.fill(x);
+            vmath::unary_in_place(op, level, out);
+        }
+    })
+}
+
+fn signed(cx: &CompileCx, op: Unary, int: fn(i32) -> i32) -> Result<Compiled, String> {
+    if cx.output_type(0).dtype == DType::F32 {
+        return unary(cx, op);
+    }
+    rows(cx, 1, [cx.input::<i32>(0)], move |[x], out: &mut [i32]| match x {
+        Operand::Slice(x) => out.iter_mut().zip(x).for_each(|(o, &x)| *o = int(x)),
+        Operand::Scalar(x) => out.fill(int(x)),
+    })
+}
+
+fn binary(cx: &CompileCx, op: Binary, int: Option<IntBinary>) -> Result<Compiled, String> {
+    let level = cx.level;
+    match (cx.output_type(0).dtype, int) {
+        (DType::U32, Some(op)) => binary_int::<u32>(cx, op, level),
+        (DType::I32, Some(op)) => binary_int::<i32>(cx, op, level),
+        (DType::F32, _) => {
+            let operands = [cx.input::<f32>(0), cx.input::<f32>(1)];
+            let cost = if matches!(op, Binary::Pow | Binary::Mod) { 24 } else { 1 };
+            rows(cx, cost, operands, move |[a, b], out| vmath::binary(op, level, a, b, out))
+        }
+        (dtype, _) => Err(format!("is not defined on {dtype}")),
+    }
+}
+
+fn binary_int<T: Int + Send + Sync>(cx: &CompileCx, op: IntBinary, level: Level) -> Result<Compiled, String> {
+    let operands = [cx.input::<T>(0), cx.input::<T>(1)];
+    rows(cx, 2, operands, move |[a, b], out| vmath::binary_int(op, level, a, b, out))
+}
+
+fn compare(cx: &CompileCx, op: Compare) -> Result<Compiled, String> {
+    let level = cx.level;
+    match cx.input_type(0).dtype {
+        DType::F32 => {
+            let operands = [cx.input::<f32>(0), cx.input::<f32>(1)];
+            rows(cx, 1, operands, move |[a, b], out| vmath::compare(op, level, a, b, out))
+        }
+        DType::U32 => compare_int::<u32>(cx, op, level),
+        _ => compare_int::<i32>(cx, op, level),
+    }
+}
+
+fn compare_int<T: Int + Send + Sync>(cx: &CompileCx, op: Compare, level: Level) -> Result<Compiled, String> {
+    let operands = [cx.input::<T>(0), cx.input::<T>(1)];
+    rows(cx, 1, operands, move |[a, b], out| vmath::compare_int(op, level, a, b, out))
+}
+
+/// Compiles a kernel that applies `work` to rows of `N` operands of one type.
+fn rows<T, U, const N: usize>(
+    cx: &CompileCx,
+    cost: u64,
+    operands: [View<T>; N],
+    work: impl Fn([Operand<T>; N], &mut [U]) + Send + Sync + 'static,
+) -> Result<Compiled, String>
+where
+    T: Element + Send + Sync,
+    U: Send + Sync + 'static,
+{
+    let shape = cx.output_type(0).shape.dims();
+    let strides = std::array::from_fn(|i| broadcast_strides(&cx.input_type(i).shape, shape));
+    let nest: Nest<N> = Nest::collapsed(shape, strides);
+    check_depth(&nest)?;
+    let out = cx.output::<U>(0);
+    let split = Split::new(&nest, out.len());
+    let bytes = size_of::<T>() * operands.iter().map(View::len).sum::<usize>() + size_of::<U>() * out.len();
+    Ok(Compiled::one(Task {
+        tasks: split.tasks,
+        nanos: stream_nanos(bytes).max(out.len() as u64 * cost / 8),
+        body: move |task: usize, _: &RunCx| {
+            let (range, piece) = split.part(task);
+            nest.for_rows(range, |row, offsets| {
+                // SAFETY: offsets and strides come from the operands' shapes; this task alone writes these
+                // elements of the result, and no task writes an operand.
+                unsafe {
+                    let inputs = std::array::from_fn(|i| row_operand(operands[i], offsets[i], nest.inner_stride(i), &piece));
+                    let start = row * split.inner;
+                    work(inputs, out.slice_mut(start + piece.start..start + piece.end));
+                }
+            });
+        },
+    }))
+}
+
+/// Part `piece` of the row of an operand that starts at `offset`. Operands are dense and broadcast, so the
+/// innermost stride is 1, or 0 where one element repeats.
+///
+/// # Safety
+/// As [`View::slice`].
+unsafe fn row_operand<'a, T: Element>(
+    view: View<T>,
+    offset: isize,
+    stride: isize,
+    piece: &std::ops::Range<usize>,
+) -> Operand<'a, T> {
+    let start = offset as usize;
+    // SAFETY: forwarded.
+    unsafe {
+        if stride == 0 {
+            Operand::Scalar(view.slice(start..start + 1)[0])
+        } else {
+            Operand::Slice(view.slice(start + piece.start..start + piece.end))
+        }
+    }
+}
+
+/// Division of rows among tasks: long rows are cut, short ones grouped.
+struct Split {
+    inner: usize,
+    rows: usize,
+    rows_per_task: usize,
+    pieces: usize,
+    tasks: usize,
+}
+
+impl Split {
+    fn new<const N: usize>(nest: &Nest<N>, len: usize) -> Self {
+        let (inner, rows) = (nest.inner(), nest.rows());
+        let pieces = inner.div_ceil(CHUNK).max(1);
+        let rows_per_task = if pieces > 1 { 1 } else { (CHUNK / inner.max(1)).max(1) };
+        Split {
+            inner,
+            rows,
+            rows_per_task,
+            pieces,
+            tasks: if len == 0 { 0 } else { rows.div_ceil(rows_per_task) * pieces },
+        }
+    }
+
+    /// Rows of a task, and the part of each.
+    fn part(&self, task: usize) -> (std::ops::Range<usize>, std::ops::Range<usize>) {
+        let (group, piece) = (task / self.pieces, task % self.pieces);
+        let first = group * self.rows_per_task;
+        let start = if self.pieces > 1 { piece * CHUNK } else { 0 };
+        let end = if self.pieces > 1 { (start + CHUNK).min(self.inner) } else { self.inner };
+        (first..(first + self.rows_per_task).min(self.rows), start..end)
+    }
+}
+
+fn select<T: Element + Send + Sync>(cx: &CompileCx) -> Result<Compiled, String> {
+    let level = cx.level;
+    let shape = cx.output_type(0).shape.dims();
+    let strides = std::array::from_fn(|i| broadcast_strides(&cx.input_type(i).shape, shape));
+    let nest: Nest<3> = Nest::collapsed(shape, strides);
+    check_depth(&nest)?;
+    let (condition, a, b) = (cx.input::<u32>(0), cx.input::<T>(1), cx.input::<T>(2));
+    let out = cx.output::<T>(0);
+    let split = Split::new(&nest, out.len());
+    Ok(Compiled::one(Task {
+        tasks: split.tasks,
+        nanos: stream_nanos(4 * (condition.len() + a.len() + b.len() + out.len())),
+        body: move |task: usize, _: &RunCx| {
+            let (range, piece) = split.part(task);
+            nest.for_rows(range, |row, [co, ao, bo]| {
+                // SAFETY: as in `rows`.
+                unsafe {
+                    let c = row_operand(condition, co, nest.inner_stride(0), &piece);
+                    let a = row_operand(a, ao, nest.inner_stride(1), &piece);
+                    let b = row_operand(b, bo, nest.inner_stride(2), &piece);
+                    let start = row * split.inner;
+                    vmath::select(level, c, a, b, out.slice_mut(start + piece.start..start + piece.end));
+                }
+            });
+        },
+    }))
+}

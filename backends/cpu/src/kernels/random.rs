@@ -1,0 +1,62 @@
+//! Counter-based random bits, and dropout.
+
+use meganeura_core::ops::{drop_threshold, random_word};
+
+use super::{CompileCx, Compiled, KernelDef, Task, chunk, chunks, f32_or_integers};
+use crate::executor::RunCx;
+
+pub(super) const KERNELS: &[KernelDef] = &[
+    KernelDef {
+        name: "core.random_bits",
+        supports: f32_or_integers,
+        compile: random_bits,
+    },
+    KernelDef {
+        name: "core.dropout",
+        supports: f32_or_integers,
+        compile: dropout,
+    },
+];
+
+/// Nanoseconds a word costs, roughly.
+const NANOS_PER_WORD: u64 = 2;
+
+fn random_bits(cx: &CompileCx) -> Result<Compiled, String> {
+    let uid = cx.attrs().size("uid")? as u32;
+    let (seed, step, out) = (cx.input::<u32>(0), cx.input::<u32>(1), cx.output::<u32>(0));
+    Ok(Compiled::one(Task {
+        tasks: chunks(out.len()),
+        nanos: out.len() as u64 * NANOS_PER_WORD,
+        body: move |task: usize, _: &RunCx| {
+            let range = chunk(out.len(), task);
+            // SAFETY: this task alone writes its chunk; the scalars are not written during the step.
+            let (seed, step, out) = unsafe { (seed.all()[0], step.all()[0], out.slice_mut(range.clone())) };
+            for (o, i) in out.iter_mut().zip(range) {
+                *o = random_word(seed, uid, step, i as u32);
+            }
+        },
+    }))
+}
+
+fn dropout(cx: &CompileCx) -> Result<Compiled, String> {
+    let p = cx.attrs().float("p")?;
+    let uid = cx.attrs().size("uid")? as u32;
+    let threshold = drop_threshold(p);
+    let scale = (1.0 / (1.0 - p)) as f32;
+    let (x, seed, step, out) = (cx.input::<f32>(0), cx.input::<u32>(1), cx.input::<u32>(2), cx.output::<f32>(0));
+    Ok(Compiled::one(Task {
+        tasks: chunks(out.len()),
+        nanos: out.len() as u64 * NANOS_PER_WORD,
+        body: move |task: usize, _: &RunCx| {
+            let range = chunk(out.len(), task);
+            // SAFETY: this task alone writes its chunk; operands are other buffers.
+            let (x, out) = unsafe { (x.slice(range.clone()), out.slice_mut(range.clone())) };
+            // SAFETY: the scalars are not written during the step.
+            let (seed, step) = unsafe { (seed.all()[0], step.all()[0]) };
+            for ((o, &x), i) in out.iter_mut().zip(x).zip(range) {
+                let dropped = random_word(seed, uid, step, i as u32) < threshold;
+                *o = if dropped { 0.0 } else { x * scale };
+            }
+        },
+    }))
+}

@@ -1,0 +1,295 @@
+//! Reductions over any axes.
+
+use meganeura_core::DType;
+
+use super::strided::{Nest, check_depth, row_major};
+use super::{CHUNK, CompileCx, Compiled, Kernel, KernelDef, Task, f32_only, f32_or_integers, stream_nanos};
+use crate::executor::RunCx;
+use crate::memory::View;
+use crate::vmath::{self, Level};
+
+pub(super) const KERNELS: &[KernelDef] = &[
+    KernelDef {
+        name: "core.sum",
+        supports: f32_or_integers,
+        compile: |cx| match cx.output_type(0).dtype {
+            DType::F32 => float(cx, Fold::Sum(1.0)),
+            _ => integers(cx, 0, u32::wrapping_add),
+        },
+    },
+    KernelDef {
+        name: "core.max_reduce",
+        supports: f32_or_integers,
+        compile: |cx| match cx.output_type(0).dtype {
+            DType::F32 => float(cx, Fold::Max),
+            DType::U32 => integers(cx, 0, u32::max),
+            _ => integers(cx, i32::MIN as u32, |a, b| (a as i32).max(b as i32) as u32),
+        },
+    },
+    KernelDef {
+        name: "core.mean",
+        supports: f32_only,
+        compile: |cx| {
+            let count = cx.input_type(0).numel() / cx.output_type(0).numel().max(1);
+            float(cx, Fold::Sum(1.0 / count.max(1) as f32))
+        },
+    },
+];
+
+/// What is folded, and the factor of the result.
+#[derive(Clone, Copy)]
+enum Fold {
+    Sum(f32),
+    Max,
+}
+
+impl Fold {
+    fn start(self) -> f32 {
+        match self {
+            Fold::Sum(_) => 0.0,
+            Fold::Max => f32::NEG_INFINITY,
+        }
+    }
+
+    fn slice(self, level: Level, x: &[f32]) -> f32 {
+        match self {
+            Fold::Sum(_) => vmath::sum(level, x),
+            Fold::Max => vmath::max(level, x),
+        }
+    }
+
+    fn pair(self, a: f32, b: f32) -> f32 {
+        match self {
+            Fold::Sum(_) => a + b,
+            Fold::Max if a.is_nan() || a > b => a,
+            Fold::Max => b,
+        }
+    }
+
+    fn rows(self, level: Level, acc: &mut [f32], x: &[f32]) {
+        match self {
+            Fold::Sum(_) => vmath::add_assign(level, acc, x),
+            Fold::Max => vmath::max_assign(level, acc, x),
+        }
+    }
+
+    fn finish(self, out: &mut [f32]) {
+        if let Fold::Sum(factor) = self
+            && factor != 1.0
+        {
+            out.iter_mut().for_each(|v| *v *= factor);
+        }
+    }
+}
+
+/// The operand as loops: those that stay in the result, and those that are summed away.
+struct Axes {
+    kept: Nest<1>,
+    reduced: Nest<1>,
+}
+
+fn axes(cx: &CompileCx) -> Result<Axes, String> {
+    let shape = &cx.input_type(0).shape;
+    let reduced = shape.axes(cx.attrs().ints("axes")?)?;
+    let strides = row_major(shape);
+    let part = |keep: bool| {
+        let chosen: Vec<usize> = (0..shape.rank()).filter(|a| reduced.contains(a) != keep).collect();
+        let dims: Vec<usize> = chosen.iter().map(|&a| shape[a]).collect();
+        let strides = chosen.iter().map(|&a| strides[a]).collect();
+        Nest::collapsed(&dims, [strides])
+    };
+    let axes = Axes {
+        kept: part(true),
+        reduced: part(false),
+    };
+    check_depth(&axes.kept)?;
+    check_depth(&axes.reduced)?;
+    Ok(axes)
+}
+
+fn float(cx: &CompileCx, fold: Fold) -> Result<Compiled, String> {
+    let (x, out) = (cx.input::<f32>(0), cx.output::<f32>(0));
+    let axes = axes(cx)?;
+    let level = cx.level;
+    if x.len() == 0 {
+        return Ok(Compiled::one(Task {
+            tasks: 1,
+            nanos: 1,
+            // SAFETY: the only task.
+            body: move |_, _: &RunCx| unsafe { out.slice_mut(0..out.len()) }.fill(fold.start()),
+        }));
+    }
+    if axes.reduced.inner_stride(0) == 1 || axes.reduced.inner() == 1 {
+        if axes.kept.rows() * axes.kept.inner() == 1 && axes.reduced.dims.len() == 1 && x.len() > 2 * CHUNK {
+            return Ok(whole(x, out, fold, level));
+        }
+        return Ok(contiguous(x, out, axes, fold, level));
+    }
+    Ok(columns(x, out, axes, fold, level))
+}
+
+/// The whole tensor to one number: chunks first, then the chunks' results in order.
+fn whole(x: View<f32>, out: View<f32>, fold: Fold, level: Level) -> Compiled {
+    let parts = x.len().div_ceil(CHUNK);
+    let first = Task {
+        tasks: parts,
+        nanos: stream_nanos(4 * x.len()),
+        body: move |task: usize, cx: &RunCx| {
+            let range = super::chunk(x.len(), task);
+            // SAFETY: the operand is not written; slot `task` of the shared scratch is this task's own.
+            unsafe { *cx.shared.add(task) = fold.slice(level, x.slice(range)) };
+        },
+    };
+    let second = Task {
+        tasks: 1,
+        nanos: parts as u64,
+        body: move |_, cx: &RunCx| {
+            // SAFETY: the first phase has filled the slots; the only task of this phase.
+            let (parts, out) = unsafe { (std::slice::from_raw_parts(cx.shared, parts), out.slice_mut(0..1)) };
+            out[0] = fold.slice(level, parts);
+            fold.finish(out);
+        },
+    };
+    Compiled {
+        phases: vec![Box::new(first), Box::new(second)],
+        shared: parts,
+        private: 0,
+    }
+}
+
+/// Folds runs of contiguous elements, one result at a time.
+fn contiguous(x: View<f32>, out: View<f32>, axes: Axes, fold: Fold, level: Level) -> Compiled {
+    let per_result = axes.reduced.inner() * axes.reduced.rows();
+    let per_task = super::rows_per_task(per_result);
+    let (kept_inner, run) = (axes.kept.inner(), axes.reduced.inner());
+    Compiled::one(Task {
+        tasks: out.len().div_ceil(per_task),
+        nanos: stream_nanos(4 * x.len()) + 4 * out.len() as u64,
+        body: move |task: usize, _: &RunCx| {
+            let range = task * per_task..(task * per_task + per_task).min(out.len());
+            // SAFETY: this task alone writes these results; the operand is another buffer.
+            let (x, out) = unsafe { (x.all(), out.slice_mut(range.clone())) };
+            let stride = axes.kept.inner_stride(0);
+            axes.kept.for_rows(range.start / kept_inner..range.end.div_ceil(kept_inner), |row, [offset]| {
+                for column in 0..kept_inner {
+                    let position = row * kept_inner + column;
+                    if !range.contains(&position) {
+                        continue;
+                    }
+                    let base = offset + column as isize * stride;
+                    let mut acc: Option<f32> = None;
+                    axes.reduced.for_rows(0..axes.reduced.rows(), |_, [start]| {
+                        let start = (base + start) as usize;
+                        let value = fold.slice(level, &x[start..start + run]);
+                        acc = Some(acc.map_or(value, |a| fold.pair(a, value)));
+                    });
+                    out[position - range.start] = acc.unwrap_or(fold.start());
+                }
+            });
+            fold.finish(out);
+        },
+    })
+}
+
+/// Columns of one task: a vector accumulator that stays in the first-level cache.
+const COLUMNS: usize = 1024;
+/// Rows that one task of a tall, narrow reduction sums before the partial results are added up.
+const TALL: usize = 2048;
+
+/// Folds rows onto each other where the result's innermost axis is contiguous in the operand.
+fn columns(x: View<f32>, out: View<f32>, axes: Axes, fold: Fold, level: Level) -> Compiled {
+    let (inner, outer) = (axes.kept.inner(), axes.kept.rows());
+    let reduced = axes.reduced.rows() * axes.reduced.inner();
+    let strips = inner.div_ceil(COLUMNS);
+    // Few results from many rows: cut the rows, so that threads can share them.
+    let parts = if outer * strips < 4 { reduced.div_ceil(TALL).clamp(1, 16) } else { 1 };
+    let part_len = reduced.div_ceil(parts);
+    let rows = Nest {
+        dims: [&axes.reduced.dims[..], &[1]].concat(),
+        strides: [[&axes.reduced.strides[0][..], &[0]].concat()],
+    };
+    let total = out.len();
+    let first = Task {
+        tasks: outer * strips * parts,
+        nanos: stream_nanos(4 * x.len()) + 8 * (outer * strips * reduced) as u64,
+        body: move |task: usize, cx: &RunCx| {
+            let (part, rest) = (task % parts, task / parts);
+            let (strip, row) = (rest % strips, rest / strips);
+            let start = strip * COLUMNS;
+            let len = COLUMNS.min(inner - start);
+            // SAFETY: this task alone writes this strip of the result, or of its part of the scratch.
+            let acc = unsafe {
+                if parts == 1 {
+                    out.slice_mut(row * inner + start..row * inner + start + len)
+                } else {
+                    std::slice::from_raw_parts_mut(cx.shared.add(part * total + row * inner + start), len)
+                }
+            };
+            acc.fill(fold.start());
+            // SAFETY: the operand is not written by this dispatch.
+            let x = unsafe { x.all() };
+            axes.kept.for_rows(row..row + 1, |_, [base]| {
+                let own = part * part_len..((part + 1) * part_len).min(reduced);
+                rows.for_rows(own, |_, [offset]| {
+                    let from = (base + offset) as usize + start;
+                    fold.rows(level, acc, &x[from..from + len]);
+                });
+            });
+            if parts == 1 {
+                fold.finish(acc);
+            }
+        },
+    };
+    if parts == 1 {
+        return Compiled::one(first);
+    }
+    let second = Task {
+        tasks: 1,
+        nanos: stream_nanos(4 * parts * total),
+        body: move |_, cx: &RunCx| {
+            // SAFETY: the first phase has filled the scratch; the only task of this phase.
+            let (scratch, out) = unsafe {
+                (std::slice::from_raw_parts(cx.shared, parts * total), out.slice_mut(0..total))
+            };
+            out.copy_from_slice(&scratch[..total]);
+            for part in scratch.chunks_exact(total).skip(1) {
+                fold.rows(level, out, part);
+            }
+            fold.finish(out);
+        },
+    };
+    let phases: Vec<Box<dyn Kernel>> = vec![Box::new(first), Box::new(second)];
+    Compiled {
+        phases,
+        shared: parts * total,
+        private: 0,
+    }
+}
+
+/// Integer reductions, plain: they are rare and small.
+fn integers(cx: &CompileCx, start: u32, fold: fn(u32, u32) -> u32) -> Result<Compiled, String> {
+    let (x, out) = (cx.input::<u32>(0), cx.output::<u32>(0));
+    let axes = axes(cx)?;
+    Ok(Compiled::one(Task {
+        tasks: 1,
+        nanos: 2 * x.len() as u64,
+        body: move |_, _: &RunCx| {
+            // SAFETY: the only task; the operand is another buffer.
+            let (x, out) = unsafe { (x.all(), out.slice_mut(0..out.len())) };
+            let (kept, reduced) = (axes.kept.inner(), axes.reduced.inner());
+            axes.kept.for_rows(0..axes.kept.rows(), |row, [outer]| {
+                for column in 0..kept.min(out.len()) {
+                    let base = outer + column as isize * axes.kept.inner_stride(0);
+                    let mut acc = start;
+                    axes.reduced.for_rows(0..axes.reduced.rows(), |_, [offset]| {
+                        for i in 0..reduced.min(x.len()) {
+                            let at = base + offset + i as isize * axes.reduced.inner_stride(0);
+                            acc = fold(acc, x[at as usize]);
+                        }
+                    });
+                    out[row * kept + column] = acc;
+                }
+            });
+        },
+    }))
+}

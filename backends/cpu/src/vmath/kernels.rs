@@ -1,0 +1,265 @@
+//! Scalar f32 kernels, written so that a loop over them vectorises.
+//!
+//! Every kernel is branch-free (an `if` here is a select), calls nothing from
+//! the C library, and does its rounding to integers with the "add a big number"
+//! trick instead of casts, which in Rust saturate and cost extra instructions.
+//! `FMA` chooses between one fused instruction and a separate multiply and add;
+//! that is the only thing that differs between levels.
+//!
+//! Range reductions are the classic ones (Cody and Waite, "Software Manual for
+//! the Elementary Functions", 1980; Muller, "Elementary Functions", 3rd ed.).
+
+use super::coeffs;
+
+/// `1.5 * 2^23`: adding it to `|t| < 2^22` leaves `t` rounded to the nearest
+/// integer in the low mantissa bits, and subtracting it again gives that integer.
+const ROUND: f32 = 12_582_912.0;
+
+/// Leading bits of ln(2), few enough that `n * LN2_HI` is exact for `|n| < 2^9`.
+const LN2_HI: f32 = f32::from_bits(0x3f31_7200);
+/// `ln(2) - LN2_HI`.
+const LN2_LO: f32 = (std::f64::consts::LN_2 - LN2_HI as f64) as f32;
+
+/// Bits of the float nearest to `sqrt(1/2)`, where mantissas start in [`split`].
+const SQRT_HALF_BITS: u32 = 0x3f35_04f3;
+
+/// `a * b + c`, fused where that is a single instruction.
+#[inline(always)]
+pub(super) fn mul_add<const FMA: bool>(a: f32, b: f32, c: f32) -> f32 {
+    if FMA { a.mul_add(b, c) } else { a * b + c }
+}
+
+/// Horner evaluation, lowest power first.
+#[inline(always)]
+pub(super) fn poly<const FMA: bool, const N: usize>(x: f32, coeffs: &[f32; N]) -> f32 {
+    let mut total = coeffs[N - 1];
+    let mut k = N - 1;
+    while k > 0 {
+        k -= 1;
+        total = mul_add::<FMA>(total, x, coeffs[k]);
+    }
+    total
+}
+
+/// `x` limited to `[lo, hi]`; unlike `f32::max` and `min` it keeps NaN.
+#[inline(always)]
+pub(super) fn clamp(x: f32, lo: f32, hi: f32) -> f32 {
+    let x = if x < lo { lo } else { x };
+    if x > hi { hi } else { x }
+}
+
+/// IEEE 754-2019 `maximum`: NaN if either is, and `+0 > -0`.
+#[inline(always)]
+pub(super) fn maximum(a: f32, b: f32) -> f32 {
+    // Equal operands are either identical or zeros of two signs; the AND of
+    // their bits is right for both.
+    let tie = f32::from_bits(a.to_bits() & b.to_bits());
+    let m = if a > b { a } else { b };
+    let m = if a == b { tie } else { m };
+    if a.is_nan() { a } else { m }
+}
+
+/// IEEE 754-2019 `minimum`: NaN if either is, and `-0 < +0`.
+#[inline(always)]
+pub(super) fn minimum(a: f32, b: f32) -> f32 {
+    let tie = f32::from_bits(a.to_bits() | b.to_bits());
+    let m = if a < b { a } else { b };
+    let m = if a == b { tie } else { m };
+    if a.is_nan() { a } else { m }
+}
+
+/// The nearest integer to `t` as a float, and the same as two exponent halves.
+///
+/// `|t|` must be below 2^22. The halves `2^(n/2)` and `2^(n - n/2)` exist so that
+/// results below the smallest normal number, where `2^n` is not representable,
+/// still come from two multiplications with one rounding.
+#[inline(always)]
+fn split_power(t: f32) -> (f32, f32, f32) {
+    let shifted = t + ROUND;
+    let n = (shifted.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
+    let half = n >> 1;
+    (
+        shifted - ROUND,
+        power_of_two(half),
+        power_of_two(n.wrapping_sub(half)),
+    )
+}
+
+/// `2^n` for `n` in `-126..=127`; arbitrary (but no panic) outside.
+#[inline(always)]
+fn power_of_two(n: i32) -> f32 {
+    f32::from_bits((n.wrapping_add(127) as u32) << 23)
+}
+
+/// `e^(hi + lo)` where `lo` is a small correction, for `hi` in `[-105, 89]`.
+#[inline(always)]
+fn exp_reduced<const FMA: bool>(hi: f32, lo: f32) -> f32 {
+    let (n, scale_a, scale_b) = split_power(hi * std::f32::consts::LOG2_E);
+    let r = mul_add::<FMA>(n, -LN2_HI, hi);
+    let r = mul_add::<FMA>(n, -LN2_LO, r) + lo;
+    let tail = poly::<FMA, 5>(r, &coeffs::EXP) * r;
+    let p = mul_add::<FMA>(tail, r, r) + 1.0;
+    p * scale_a * scale_b
+}
+
+/// `e^x`.
+#[inline(always)]
+pub(super) fn exp<const FMA: bool>(x: f32) -> f32 {
+    // Beyond these bounds the result is 0 or infinity, and the power of two
+    // would leave its range. Adding -0 changes nothing and folds away.
+    exp_reduced::<FMA>(clamp(x, -105.0, 89.0), -0.0)
+}
+
+/// `2^x`.
+#[inline(always)]
+pub(super) fn exp2<const FMA: bool>(x: f32) -> f32 {
+    let x = clamp(x, -151.0, 129.0);
+    let (n, scale_a, scale_b) = split_power(x);
+    poly::<FMA, 7>(x - n, &coeffs::EXP2) * scale_a * scale_b
+}
+
+/// `e^x - 1` for `x` in `[0, 40]`, accurate relative to its own size near 0.
+#[inline(always)]
+fn exp_m1_positive<const FMA: bool>(x: f32) -> f32 {
+    let shifted = mul_add::<FMA>(x, std::f32::consts::LOG2_E, ROUND);
+    let n = shifted - ROUND;
+    let scale = power_of_two((shifted.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32));
+    let r = mul_add::<FMA>(n, -LN2_HI, x);
+    let r = mul_add::<FMA>(n, -LN2_LO, r);
+    let tail = poly::<FMA, 5>(r, &coeffs::EXP) * r;
+    let q = mul_add::<FMA>(tail, r, r);
+    mul_add::<FMA>(q, scale, scale - 1.0)
+}
+
+/// Writes a positive `x` as `2^e * (1 + f)` with `1 + f` in `[sqrt(1/2), sqrt(2))`.
+///
+/// Zero, negative numbers, infinities and NaN give values with no meaning.
+#[inline(always)]
+pub(super) fn split(x: f32) -> (f32, f32) {
+    // Subnormals have no hidden bit, so they are brought up by 2^23 first.
+    let tiny = x < f32::MIN_POSITIVE;
+    let scaled = if tiny { x * 8_388_608.0 } else { x };
+    let bias = if tiny { -23.0 } else { 0.0 };
+    let offset = scaled.to_bits().wrapping_sub(SQRT_HALF_BITS) as i32;
+    let exponent = offset >> 23;
+    let mantissa = ((offset & 0x007f_ffff) as u32).wrapping_add(SQRT_HALF_BITS);
+    (exponent as f32 + bias, f32::from_bits(mantissa) - 1.0)
+}
+
+/// Replaces a logarithm computed for a positive finite `x` where `x` is not one.
+#[inline(always)]
+fn log_special(x: f32, result: f32) -> f32 {
+    let result = if x == f32::INFINITY { x } else { result };
+    let result = if x == 0.0 { f32::NEG_INFINITY } else { result };
+    // Written as "not >=" so that NaN lands here too.
+    if x >= 0.0 { result } else { f32::NAN }
+}
+
+/// Natural logarithm.
+#[inline(always)]
+pub(super) fn log<const FMA: bool>(x: f32) -> f32 {
+    let (e, f) = split(x);
+    let z = f * f;
+    let tail = poly::<FMA, 9>(f, &coeffs::LOG) * (f * z);
+    let tail = mul_add::<FMA>(e, LN2_LO, tail);
+    let tail = mul_add::<FMA>(z, -0.5, tail);
+    log_special(x, mul_add::<FMA>(e, LN2_HI, f + tail))
+}
+
+/// Base-2 logarithm.
+#[inline(always)]
+pub(super) fn log2<const FMA: bool>(x: f32) -> f32 {
+    // log2(e) - 1: splitting off the 1 keeps the leading term `f` exact.
+    const LOG2_E_M1: f32 = (std::f64::consts::LOG2_E - 1.0) as f32;
+    let (e, f) = split(x);
+    let z = f * f;
+    let tail = poly::<FMA, 9>(f, &coeffs::LOG) * (f * z);
+    let tail = mul_add::<FMA>(z, -0.5, tail);
+    let low = mul_add::<FMA>(tail, LOG2_E_M1, tail);
+    let low = mul_add::<FMA>(f, LOG2_E_M1, low);
+    log_special(x, e + (f + low))
+}
+
+/// `ln(1 + z)` for `z` in `[0, 1]`, as `2 atanh(z / (2 + z))`.
+#[inline(always)]
+fn log_1p_unit<const FMA: bool>(z: f32) -> f32 {
+    let s = z / (z + 2.0);
+    let w = s * s;
+    let twice = s + s;
+    mul_add::<FMA>(poly::<FMA, 5>(w, &coeffs::ATANH) * w, twice, twice)
+}
+
+/// Hyperbolic tangent, from `e^(2|x|) - 1` so that small `x` loses nothing.
+#[inline(always)]
+pub(super) fn tanh<const FMA: bool>(x: f32) -> f32 {
+    // tanh rounds to 1 from 9.02 on.
+    let t = exp_m1_positive::<FMA>(clamp(2.0 * x.abs(), 0.0, 20.0));
+    (t / (t + 2.0)).copysign(x)
+}
+
+/// `1 / (1 + e^-x)`; the exponential's argument is never positive, so neither
+/// tail overflows and the left one keeps its relative accuracy.
+#[inline(always)]
+pub(super) fn sigmoid<const FMA: bool>(x: f32) -> f32 {
+    let z = exp::<FMA>(-x.abs());
+    let numerator = if x < 0.0 { z } else { 1.0 };
+    numerator / (1.0 + z)
+}
+
+/// `ln(1 + e^x)`.
+#[inline(always)]
+pub(super) fn softplus<const FMA: bool>(x: f32) -> f32 {
+    let linear = if x < 0.0 { 0.0 } else { x };
+    linear + log_1p_unit::<FMA>(exp::<FMA>(-x.abs()))
+}
+
+/// `x * sigmoid(x)`.
+#[inline(always)]
+pub(super) fn silu<const FMA: bool>(x: f32) -> f32 {
+    // The lower bound is past where the sigmoid is 0: it turns `-inf * 0`, which
+    // would be NaN, into the limit -0.
+    clamp(x, -200.0, f32::INFINITY) * sigmoid::<FMA>(x)
+}
+
+/// `x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))`, which is `x` times the
+/// sigmoid of twice the argument (Hendrycks and Gimpel, arXiv:1606.08415).
+#[inline(always)]
+pub(super) fn gelu_tanh<const FMA: bool>(x: f32) -> f32 {
+    const TWICE_SQRT_2_PI: f32 = 1.595_769_121_605_730_7_f64 as f32;
+    let cubic = mul_add::<FMA>(0.044_715 * x * x, x, x);
+    // As in `silu`; the sigmoid is 0 from about -10.6 down.
+    clamp(x, -20.0, f32::INFINITY) * sigmoid::<FMA>(TWICE_SQRT_2_PI * cubic)
+}
+
+/// `x * Phi(x)` with the normal distribution function `Phi`.
+///
+/// `Phi(-a) = e^(-a^2/2) * g(a) / (1 + a)` with a smooth `g` (the scaled
+/// complementary error function, fitted in `(a - 4)/(a + 4)`), so the left tail
+/// does not come from a cancelling `1 - erf`.
+#[inline(always)]
+pub(super) fn gelu_erf<const FMA: bool>(x: f32) -> f32 {
+    // Phi(-20) is far below the smallest float.
+    let bounded = clamp(x, -20.0, f32::INFINITY);
+    let a = clamp(x.abs(), 0.0, 20.0);
+    // a^2 = hi^2 + (a - hi)(a + hi), where a 12-bit hi makes hi^2 exact: the
+    // exponential would magnify the rounding error of a plain a * a.
+    let hi = f32::from_bits(a.to_bits() & 0xffff_f000);
+    let low = (a - hi) * (a + hi);
+    let e = exp_reduced::<FMA>(clamp(-0.5 * hi * hi, -105.0, 0.0), -0.5 * low);
+    // One division for both quotients: 1/((a + 4)(a + 1)).
+    let (p, q) = (a + 4.0, a + 1.0);
+    let inverse = 1.0 / (p * q);
+    let t = (a - 4.0) * (q * inverse);
+    let tail = e * poly::<FMA, 11>(t, &coeffs::HALF_ERFCX) * (p * inverse);
+    bounded * if x < 0.0 { tail } else { 1.0 - tail }
+}
+
+/// Error function: an odd polynomial up to 1, `1 - e^q(x)` beyond.
+#[inline(always)]
+pub(super) fn erf<const FMA: bool>(x: f32) -> f32 {
+    // erf rounds to 1 from 3.92 on.
+    let a = clamp(x.abs(), 0.0, 4.0);
+    let small = mul_add::<FMA>(poly::<FMA, 7>(a * a, &coeffs::ERF_SMALL), a, a);
+    let large = 1.0 - exp_reduced::<FMA>(poly::<FMA, 8>(a, &coeffs::ERF_LARGE), -0.0);
+    (if a > 1.0 { large } else { small }).copysign(x)
+}

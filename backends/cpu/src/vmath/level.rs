@@ -1,0 +1,128 @@
+//! The instruction-set level, and the macro that compiles a loop once per level.
+
+/// The widest instruction set that the block functions may use.
+///
+/// A `Level` other than [`Level::BASELINE`] can only be had from [`detect`] or
+/// [`Level::available`], so holding one proves that the CPU has its
+/// instructions. That proof is what makes the calls in `multiversion!` sound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Level(pub(super) Isa);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Isa {
+    Baseline,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+}
+
+impl Level {
+    /// Whatever the compilation target guarantees.
+    pub const BASELINE: Self = Self(Isa::Baseline);
+
+    /// Whether the baseline has a fused multiply-add instruction; without one,
+    /// `f32::mul_add` would be a call into the C library for every element.
+    pub(super) const BASELINE_FMA: bool =
+        cfg!(any(target_arch = "aarch64", target_feature = "fma"));
+
+    /// Every level this CPU can run, narrowest first.
+    pub fn available() -> Vec<Self> {
+        #[cfg_attr(not(target_arch = "x86_64"), allow(unused_mut))]
+        let mut levels = vec![Self::BASELINE];
+        #[cfg(target_arch = "x86_64")]
+        {
+            if has_avx2() {
+                levels.push(Self(Isa::Avx2));
+            }
+            if has_avx512() {
+                levels.push(Self(Isa::Avx512));
+            }
+        }
+        levels
+    }
+
+    /// A short name for logs and benchmark labels.
+    pub fn name(self) -> &'static str {
+        match self.0 {
+            Isa::Baseline => "baseline",
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => "avx512",
+        }
+    }
+}
+
+/// The widest level this CPU has. Call once and keep the answer.
+pub fn detect() -> Level {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if has_avx512() {
+            return Level(Isa::Avx512);
+        }
+        if has_avx2() {
+            return Level(Isa::Avx2);
+        }
+    }
+    Level::BASELINE
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_avx2() -> bool {
+    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")
+}
+
+/// Every feature named by the AVX-512 arm of `multiversion!`.
+#[cfg(target_arch = "x86_64")]
+fn has_avx512() -> bool {
+    has_avx2()
+        && is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("avx512bw")
+}
+
+/// Defines a function with a leading `Level` argument that runs `body` compiled
+/// for that level. `Isa` and `Level` must be in scope.
+///
+/// `body` must be `#[inline(always)]`, as must everything hot that it calls:
+/// only code inlined into the `#[target_feature]` functions is compiled with
+/// their instructions. Its first generic parameter is `const FMA: bool`, true
+/// where `f32::mul_add` is one instruction.
+macro_rules! multiversion {
+    (
+        $(#[$meta:meta])*
+        $vis:vis fn $name:ident $(<$g:ident: $bound:path>)? ($($arg:ident: $ty:ty),* $(,)?)
+        $(-> $ret:ty)? = $body:ident;
+    ) => {
+        $(#[$meta])*
+        $vis fn $name $(<$g: $bound>)? (level: Level, $($arg: $ty),*) $(-> $ret)? {
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma")]
+            fn avx2 $(<$g: $bound>)? ($($arg: $ty),*) $(-> $ret)? {
+                $body::<true $(, $g)?>($($arg),*)
+            }
+
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512dq,avx512vl,avx512bw,avx2,fma")]
+            fn avx512 $(<$g: $bound>)? ($($arg: $ty),*) $(-> $ret)? {
+                $body::<true $(, $g)?>($($arg),*)
+            }
+
+            match level.0 {
+                Isa::Baseline => {
+                    $body::<{ Level::BASELINE_FMA } $(, $g)?>($($arg),*)
+                }
+                // SAFETY: a `Level` with this `Isa` exists only after the CPU
+                // was found to have every feature that the function enables.
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx2 => unsafe { avx2($($arg),*) },
+                // SAFETY: as above.
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx512 => unsafe { avx512($($arg),*) },
+            }
+        }
+    };
+}
+pub(super) use multiversion;

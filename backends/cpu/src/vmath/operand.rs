@@ -1,0 +1,64 @@
+//! Operands of two-input functions, and the loops over them.
+
+/// One input of an elementwise function: a slice as long as the output, or one
+/// value for all elements.
+#[derive(Clone, Copy, Debug)]
+pub enum Operand<'a, T = f32> {
+    Slice(&'a [T]),
+    Scalar(T),
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for f32 {}
+    impl Sealed for u32 {}
+    impl Sealed for i32 {}
+}
+
+/// The element types: `f32`, `u32` and `i32`.
+pub trait Element: Copy + Default + sealed::Sealed + 'static {}
+impl Element for f32 {}
+impl Element for u32 {}
+impl Element for i32 {}
+
+impl<T> Operand<'_, T> {
+    /// Panics unless a slice operand has the length of the output.
+    ///
+    /// Checked once up front, so that a wrong length is a clear failure and not
+    /// a partly written output (the loops stop at the shortest slice).
+    #[track_caller]
+    pub(super) fn check_len(&self, expected: usize) {
+        if let Operand::Slice(slice) = self {
+            assert_eq!(slice.len(), expected, "operand and output lengths differ");
+        }
+    }
+}
+
+/// `out[i] = f(a[i], b[i])`, with one loop for each shape of the operands.
+///
+/// A macro and not a function of a closure, as closures cannot be marked
+/// `#[inline(always)]`: one that the compiler decides to call would be compiled
+/// for the baseline, with a call into the C library for each multiply-add.
+macro_rules! zip_map {
+    ($a:expr, $b:expr, $out:expr, |$x:ident, $y:ident| $f:expr) => {
+        match ($a, $b) {
+            (Operand::Slice(a), Operand::Slice(b)) => {
+                for ((o, &$x), &$y) in $out.iter_mut().zip(a).zip(b) {
+                    *o = $f;
+                }
+            }
+            (Operand::Slice(a), Operand::Scalar($y)) => {
+                for (o, &$x) in $out.iter_mut().zip(a) {
+                    *o = $f;
+                }
+            }
+            (Operand::Scalar($x), Operand::Slice(b)) => {
+                for (o, &$y) in $out.iter_mut().zip(b) {
+                    *o = $f;
+                }
+            }
+            (Operand::Scalar($x), Operand::Scalar($y)) => $out.fill($f),
+        }
+    };
+}
+pub(super) use zip_map;

@@ -1,0 +1,122 @@
+//! Reductions of a slice, and the row-wise accumulations behind column ones.
+//!
+//! A reduction keeps [`LANES`] partial results: lane `i` takes the elements
+//! `i`, `i + LANES`, `i + 2 LANES`, ... in order, and the lanes are then folded
+//! in halves (`i` with `i + 16`, then with `i + 8`, and so on). That order is the
+//! definition of the result, the same at every level; it also is what lets the
+//! loop vectorise, since float addition may not be reordered.
+
+use super::kernels as k;
+use super::level::{Isa, Level, multiversion};
+
+/// Partial results of a reduction: four AVX2 registers, enough to hide most of
+/// the latency of an addition.
+const LANES: usize = 32;
+
+/// Elements that `sum_exp_sub` writes before it reads them back to add them up:
+/// a multiple of `LANES` that stays in the first-level cache.
+const EXP_BLOCK: usize = 1024;
+
+multiversion! {
+    /// Sum of all elements, 0 if there are none, in the order given above.
+    pub fn sum(x: &[f32]) -> f32 = sum_body;
+}
+
+multiversion! {
+    /// Greatest element by IEEE 754-2019 `maximum`, so NaN if any element is;
+    /// `-inf` if there are none.
+    pub fn max(x: &[f32]) -> f32 = max_body;
+}
+
+multiversion! {
+    /// Writes `e^(x - m)` to `out` and returns its sum, in the order of [`sum`].
+    ///
+    /// With the greatest element as `m`, the softmax numerators and denominator.
+    /// Where `x` and `m` are the same infinity the difference is NaN.
+    /// Panics if the lengths differ.
+    pub fn sum_exp_sub(x: &[f32], m: f32, out: &mut [f32]) -> f32 = sum_exp_sub_body;
+}
+
+multiversion! {
+    /// `acc[i] += x[i]`. Panics if the lengths differ.
+    pub fn add_assign(acc: &mut [f32], x: &[f32]) = add_assign_body;
+}
+
+multiversion! {
+    /// `acc[i] = maximum(acc[i], x[i])`, NaN if either is. Panics if the lengths
+    /// differ.
+    pub fn max_assign(acc: &mut [f32], x: &[f32]) = max_assign_body;
+}
+
+#[inline(always)]
+fn sum_body<const FMA: bool>(x: &[f32]) -> f32 {
+    let mut lanes = [0.0; LANES];
+    accumulate(&mut lanes, x, |a, b| a + b);
+    fold(lanes, |a, b| a + b)
+}
+
+#[inline(always)]
+fn max_body<const FMA: bool>(x: &[f32]) -> f32 {
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    accumulate(&mut lanes, x, k::maximum);
+    fold(lanes, k::maximum)
+}
+
+#[inline(always)]
+fn sum_exp_sub_body<const FMA: bool>(x: &[f32], m: f32, out: &mut [f32]) -> f32 {
+    assert_eq!(x.len(), out.len(), "input and output lengths differ");
+    let mut lanes = [0.0; LANES];
+    for (x, out) in x.chunks(EXP_BLOCK).zip(out.chunks_mut(EXP_BLOCK)) {
+        for (o, &x) in out.iter_mut().zip(x) {
+            *o = k::exp::<FMA>(x - m);
+        }
+        accumulate(&mut lanes, out, |a, b| a + b);
+    }
+    fold(lanes, |a, b| a + b)
+}
+
+#[inline(always)]
+fn add_assign_body<const FMA: bool>(acc: &mut [f32], x: &[f32]) {
+    assert_eq!(acc.len(), x.len(), "accumulator and input lengths differ");
+    for (a, &x) in acc.iter_mut().zip(x) {
+        *a += x;
+    }
+}
+
+#[inline(always)]
+fn max_assign_body<const FMA: bool>(acc: &mut [f32], x: &[f32]) {
+    assert_eq!(acc.len(), x.len(), "accumulator and input lengths differ");
+    for (a, &x) in acc.iter_mut().zip(x) {
+        *a = k::maximum(*a, x);
+    }
+}
+
+/// Combines `x` into the lanes; `x` must start at a multiple of `LANES`.
+#[inline(always)]
+fn accumulate(lanes: &mut [f32; LANES], x: &[f32], f: impl Fn(f32, f32) -> f32) {
+    // A local copy can live in registers across the loop.
+    let mut local = *lanes;
+    let (chunks, rest) = x.as_chunks::<LANES>();
+    for chunk in chunks {
+        for (lane, &x) in local.iter_mut().zip(chunk) {
+            *lane = f(*lane, x);
+        }
+    }
+    for (lane, &x) in local.iter_mut().zip(rest) {
+        *lane = f(*lane, x);
+    }
+    *lanes = local;
+}
+
+/// Folds the upper half of the lanes onto the lower until one is left.
+#[inline(always)]
+fn fold(mut lanes: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut width = LANES / 2;
+    while width > 0 {
+        for i in 0..width {
+            lanes[i] = f(lanes[i], lanes[i + width]);
+        }
+        width /= 2;
+    }
+    lanes[0]
+}

@@ -1,0 +1,107 @@
+//! Batch normalisation.
+
+use meganeura_core::graph::Value;
+use meganeura_core::{Graph, Init, NodeId};
+
+use super::{reject_zero_sizes, scoped};
+
+/// Options of a [`BatchNorm`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BatchNormConfig {
+    channels: usize,
+    momentum: f32,
+    eps: f32,
+}
+
+impl BatchNormConfig {
+    /// Over an axis 1 of `channels` elements, with momentum 0.1 and `eps` 1e-5.
+    pub fn new(channels: usize) -> Self {
+        BatchNormConfig {
+            channels,
+            momentum: 0.1,
+            eps: 1e-5,
+        }
+    }
+
+    /// Weight of the newest batch in the running statistics, from 0 to 1.
+    #[must_use]
+    pub fn momentum(mut self, momentum: f32) -> Self {
+        self.momentum = momentum;
+        self
+    }
+
+    /// Number added to the variance.
+    #[must_use]
+    pub fn eps(mut self, eps: f32) -> Self {
+        self.eps = eps;
+        self
+    }
+
+    /// Registers the parameters `{name}.weight` (ones) and `{name}.bias` (zeros) and the states
+    /// `{name}.running_mean` (zeros) and `{name}.running_var` (ones), all `[channels]`.
+    #[track_caller]
+    pub fn build(self, g: &mut Graph, name: &str) -> BatchNorm {
+        let channels = &[self.channels];
+        let poison = reject_zero_sizes(g, &format!("batch_norm '{name}'"), &[("channels", self.channels)]);
+        let [weight, bias, running_mean, running_var] = match poison {
+            Some(poison) => [poison; 4],
+            None => [
+                g.parameter_with(&scoped(name, "weight"), channels, Init::Ones),
+                g.parameter(&scoped(name, "bias"), channels),
+                g.state(&scoped(name, "running_mean"), channels),
+                g.state_filled(&scoped(name, "running_var"), channels, 1.0),
+            ],
+        };
+        BatchNorm {
+            name: name.to_owned(),
+            weight,
+            bias,
+            running_mean,
+            running_var,
+            momentum: self.momentum,
+            eps: self.eps,
+        }
+    }
+}
+
+/// Batch normalisation per channel (Ioffe and Szegedy, 2015).
+///
+/// Training sessions normalise by the statistics of the batch and move the running ones towards them;
+/// inference sessions normalise by the running statistics and leave them alone.
+#[derive(Clone, Debug)]
+pub struct BatchNorm {
+    name: String,
+    /// `f32 [channels]`.
+    pub weight: NodeId,
+    /// `f32 [channels]`.
+    pub bias: NodeId,
+    /// State, `f32 [channels]`.
+    pub running_mean: NodeId,
+    /// State, `f32 [channels]`.
+    pub running_var: NodeId,
+    momentum: f32,
+    eps: f32,
+}
+
+impl BatchNorm {
+    /// A layer with the defaults of [`BatchNormConfig`].
+    #[track_caller]
+    pub fn new(g: &mut Graph, name: &str, channels: usize) -> Self {
+        BatchNormConfig::new(channels).build(g, name)
+    }
+
+    /// `x [batch, channels, ...] -> [batch, channels, ...]`, for any rank from 2.
+    #[track_caller]
+    pub fn forward(&self, g: &mut Graph, x: impl Into<Value>) -> NodeId {
+        let y = g.batch_norm(
+            x,
+            self.weight,
+            self.bias,
+            self.running_mean,
+            self.running_var,
+            self.momentum,
+            self.eps,
+        );
+        g.named(y, &self.name)
+    }
+}

@@ -1,0 +1,94 @@
+//! Fully connected layer.
+
+use meganeura_core::graph::Value;
+use meganeura_core::{Graph, Init, NodeId};
+
+use super::{reject_zero_sizes, scoped};
+
+/// Options of a [`Linear`] layer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LinearConfig {
+    inputs: usize,
+    outputs: usize,
+    bias: bool,
+    init: Option<Init>,
+}
+
+impl LinearConfig {
+    /// From `inputs` to `outputs` features, with a bias and Kaiming uniform weights.
+    pub fn new(inputs: usize, outputs: usize) -> Self {
+        LinearConfig {
+            inputs,
+            outputs,
+            bias: true,
+            init: None,
+        }
+    }
+
+    /// Whether there is a bias; there is by default.
+    #[must_use]
+    pub fn bias(mut self, bias: bool) -> Self {
+        self.bias = bias;
+        self
+    }
+
+    /// Initial distribution of the weights instead of `Init::kaiming_uniform(inputs)`.
+    #[must_use]
+    pub fn init(mut self, init: Init) -> Self {
+        self.init = Some(init);
+        self
+    }
+
+    /// Registers `{name}.weight [inputs, outputs]` and `{name}.bias [outputs]` (zeros).
+    #[track_caller]
+    pub fn build(self, g: &mut Graph, name: &str) -> Linear {
+        let sizes = [("inputs", self.inputs), ("outputs", self.outputs)];
+        if let Some(poison) = reject_zero_sizes(g, &format!("linear '{name}'"), &sizes) {
+            return Linear {
+                name: name.to_owned(),
+                weight: poison,
+                bias: None,
+            };
+        }
+        let init = self.init.unwrap_or_else(|| Init::kaiming_uniform(self.inputs));
+        let weight = g.parameter_with(&scoped(name, "weight"), &[self.inputs, self.outputs], init);
+        let bias = self.bias.then(|| g.parameter(&scoped(name, "bias"), &[self.outputs]));
+        Linear {
+            name: name.to_owned(),
+            weight,
+            bias,
+        }
+    }
+}
+
+/// Fully connected layer, `y = x W + b`.
+#[derive(Clone, Debug)]
+pub struct Linear {
+    name: String,
+    /// `f32 [inputs, outputs]`.
+    pub weight: NodeId,
+    /// `f32 [outputs]`.
+    pub bias: Option<NodeId>,
+}
+
+impl Linear {
+    /// A layer with the defaults of [`LinearConfig`].
+    #[track_caller]
+    pub fn new(g: &mut Graph, name: &str, inputs: usize, outputs: usize) -> Self {
+        LinearConfig::new(inputs, outputs).build(g, name)
+    }
+
+    /// `x [..., rows, inputs] -> [..., rows, outputs]`; `x` has at least two axes.
+    #[track_caller]
+    pub fn forward(&self, g: &mut Graph, x: impl Into<Value>) -> NodeId {
+        let y = g.matmul(x, self.weight);
+        g.named(y, &self.name);
+        match self.bias {
+            Some(bias) => {
+                let y = g.bias_add(y, bias);
+                g.named(y, &self.name)
+            }
+            None => y,
+        }
+    }
+}

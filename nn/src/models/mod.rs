@@ -1,0 +1,65 @@
+//! Models as graph builders.
+//!
+//! A model's configuration registers its layers on a graph, and `forward` adds their computation. For the
+//! trainer, [`classifier`] wraps a model into a graph with the inputs and outputs that it expects;
+//! [`mlp_classifier`] and [`cnn_classifier`] do so with the defaults.
+//!
+//! ```
+//! use meganeura_nn::models::{CnnConfig, classifier, mlp_classifier};
+//!
+//! let mlp = mlp_classifier(32, 64, 10);
+//! assert!(mlp.verify().is_ok());
+//!
+//! let cnn = CnnConfig::new([1, 8, 8], 10).dropout(0.1);
+//! let graph = classifier(32, &[1, 8, 8], |g, x| cnn.build(g, "").forward(g, x));
+//! assert!(graph.verify().is_ok());
+//! ```
+
+mod cnn;
+mod mlp;
+
+pub use cnn::{Cnn, CnnConfig};
+pub use mlp::{Mlp, MlpConfig};
+
+use meganeura_core::{Graph, NodeId};
+
+/// Name of the input that holds the features.
+pub const FEATURES: &str = "x";
+/// Name of the input that holds the labels.
+pub const LABELS: &str = "labels";
+
+/// A classifier for the trainer around the model that `logits` builds.
+///
+/// Inputs: `x`, `f32 [batch, feature_shape...]`, and `labels`, `u32 [batch]`, the class ids. Outputs: the
+/// mean cross-entropy in nats, `f32 []`, and the logits, `f32 [batch, classes]`. Wrong sizes reject the graph.
+#[track_caller]
+pub fn classifier(
+    batch: usize,
+    feature_shape: &[usize],
+    logits: impl FnOnce(&mut Graph, NodeId) -> NodeId,
+) -> Graph {
+    let mut g = Graph::new();
+    let mut shape = vec![batch];
+    shape.extend_from_slice(feature_shape);
+    let x = g.input(FEATURES, &shape);
+    let labels = g.input_u32(LABELS, &[batch]);
+    let logits = logits(&mut g, x);
+    let loss = g.cross_entropy_loss(logits, labels);
+    g.named(loss, "loss");
+    g.set_outputs(vec![loss, logits]);
+    g
+}
+
+/// [`classifier`] around the default [`Mlp`], for inputs `[batch, features]`.
+#[track_caller]
+pub fn mlp_classifier(batch: usize, features: usize, classes: usize) -> Graph {
+    let model = MlpConfig::new(features, classes);
+    classifier(batch, &[features], |g, x| model.build(g, "").forward(g, x))
+}
+
+/// [`classifier`] around the default [`Cnn`], for inputs `[batch, channels, height, width]`.
+#[track_caller]
+pub fn cnn_classifier(batch: usize, image: [usize; 3], classes: usize) -> Graph {
+    let model = CnnConfig::new(image, classes);
+    classifier(batch, &image, |g, x| model.build(g, "").forward(g, x))
+}

@@ -1,0 +1,227 @@
+//! Settings of the trainer.
+
+use std::str::FromStr;
+
+use meganeura_core::plan::optimizer::{Adam, Optimizer, Sgd};
+
+use super::{Schedule, TrainError};
+use crate::data::Remainder;
+use crate::models::{FEATURES, LABELS};
+
+/// Settings of a [`Trainer`](super::Trainer). The default trains the default models of [`crate::models`]
+/// on small image data sets.
+#[derive(Clone, Debug)]
+pub struct TrainConfig {
+    /// Passes over the training data; with 0, `fit` only evaluates.
+    pub epochs: usize,
+    /// Examples in a step, at least 1. The model's inputs have it as first axis.
+    pub batch_size: usize,
+    /// Rule of the updates.
+    pub optimizer: OptimizerChoice,
+    /// Learning rate that the schedule scales: finite, at least 0. With 0, parameters stay as they are
+    /// (running statistics of batch norms still move).
+    pub learning_rate: f32,
+    /// How the learning rate changes during training.
+    pub schedule: Schedule,
+    /// Decides initial weights, order of the examples and dropout. On one device, equal seeds give equal
+    /// results, bit for bit.
+    pub seed: u64,
+    /// Whether every epoch has its own order; without, it is that of the data set.
+    pub shuffle: bool,
+    /// What becomes of the examples left over when the batch size does not divide their number.
+    pub remainder: Remainder,
+    /// Device selector; without one, the environment and the configuration file decide.
+    pub device: Option<String>,
+    /// Evaluates after every so many epochs, and always after the last; with 0, only then.
+    pub evaluate_every: usize,
+    /// Reads the loss of every so many steps, for observers and to notice one that is not finite; with 0,
+    /// only the mean of each epoch. Reading makes the host wait for the device, which costs time on a GPU.
+    /// The mean loss of an epoch is that of all its steps, however many are read: the device sums it up.
+    pub loss_every: usize,
+    /// Name of the input for the features, `f32 [batch, ...]`.
+    pub features: String,
+    /// Name of the input for the labels, either `u32 [batch]` for class ids or `f32 [batch, classes]` for
+    /// one-hot rows.
+    pub labels: String,
+}
+
+impl Default for TrainConfig {
+    fn default() -> Self {
+        TrainConfig {
+            epochs: 30,
+            batch_size: 32,
+            optimizer: OptimizerChoice::AdamW { weight_decay: 0.05 },
+            learning_rate: 2e-3,
+            schedule: Schedule::Cosine { final_fraction: 0.0 },
+            seed: 0,
+            shuffle: true,
+            remainder: Remainder::Drop,
+            device: None,
+            evaluate_every: 1,
+            loss_every: 10,
+            features: FEATURES.to_owned(),
+            labels: LABELS.to_owned(),
+        }
+    }
+}
+
+impl TrainConfig {
+    /// Checks every setting that can be checked without a model.
+    pub(super) fn check(&self) -> Result<(), TrainError> {
+        let refuse = |field, message| Err(TrainError::Config { field, message });
+        if self.batch_size == 0 {
+            return refuse("batch_size", "it is 0; use at least 1".into());
+        }
+        if !self.learning_rate.is_finite() || self.learning_rate < 0.0 {
+            let message = format!("{} is not a finite number of at least 0", self.learning_rate);
+            return refuse("learning_rate", message);
+        }
+        if let Err(message) = self.schedule.check() {
+            return refuse("schedule", message);
+        }
+        if let Err(message) = self.optimizer.rule(self.learning_rate).check() {
+            return refuse("optimizer", message);
+        }
+        Ok(())
+    }
+}
+
+/// Rule of the updates. The constants that are not given here are the published ones.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum OptimizerChoice {
+    /// Stochastic gradient descent.
+    Sgd,
+    /// Stochastic gradient descent with momentum 0.9.
+    Momentum,
+    /// Stochastic gradient descent with Nesterov's momentum 0.9.
+    Nesterov,
+    /// Adam.
+    Adam,
+    /// Adam with decoupled weight decay.
+    AdamW {
+        /// Fraction of each parameter, times the learning rate, that a step takes away.
+        weight_decay: f32,
+    },
+    /// Any rule; its learning rate is replaced by the configured one.
+    Custom(Box<dyn Optimizer>),
+}
+
+impl OptimizerChoice {
+    /// The rule with that learning rate.
+    pub fn rule(&self, learning_rate: f32) -> Box<dyn Optimizer> {
+        let sgd = Sgd::new(learning_rate);
+        match self {
+            OptimizerChoice::Sgd => Box::new(sgd),
+            OptimizerChoice::Momentum => Box::new(Sgd { momentum: 0.9, ..sgd }),
+            OptimizerChoice::Nesterov => Box::new(Sgd {
+                momentum: 0.9,
+                nesterov: true,
+                ..sgd
+            }),
+            OptimizerChoice::Adam => Box::new(Adam::new(learning_rate)),
+            OptimizerChoice::AdamW { weight_decay } => Box::new(Adam::adamw(learning_rate, *weight_decay)),
+            OptimizerChoice::Custom(rule) => {
+                let mut rule = rule.clone();
+                rule.set_learning_rate(learning_rate);
+                rule
+            }
+        }
+    }
+}
+
+impl FromStr for OptimizerChoice {
+    type Err = String;
+
+    /// Parses `sgd`, `momentum`, `nesterov`, `adam` or `adamw`, the last with a weight decay of 0.05.
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "sgd" => Ok(OptimizerChoice::Sgd),
+            "momentum" => Ok(OptimizerChoice::Momentum),
+            "nesterov" => Ok(OptimizerChoice::Nesterov),
+            "adam" => Ok(OptimizerChoice::Adam),
+            "adamw" => Ok(OptimizerChoice::AdamW { weight_decay: 0.05 }),
+            _ => Err(format!(
+                "there is no optimizer '{text}'; there are sgd, momentum, nesterov, adam, adamw"
+            )),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_is_valid() {
+        TrainConfig::default().check().expect("valid");
+    }
+
+    #[test]
+    fn wrong_settings_name_their_field() {
+        let base = TrainConfig::default;
+        let nan_decay = OptimizerChoice::AdamW { weight_decay: f32::NAN };
+        let zero_steps = Schedule::Step {
+            every_epochs: 0,
+            factor: 0.1,
+        };
+        let cases = [
+            ("batch_size", TrainConfig { batch_size: 0, ..base() }),
+            (
+                "learning_rate",
+                TrainConfig {
+                    learning_rate: f32::NAN,
+                    ..base()
+                },
+            ),
+            (
+                "learning_rate",
+                TrainConfig {
+                    learning_rate: -1.0,
+                    ..base()
+                },
+            ),
+            (
+                "learning_rate",
+                TrainConfig {
+                    learning_rate: f32::INFINITY,
+                    ..base()
+                },
+            ),
+            (
+                "optimizer",
+                TrainConfig {
+                    optimizer: nan_decay,
+                    ..base()
+                },
+            ),
+            (
+                "schedule",
+                TrainConfig {
+                    schedule: zero_steps,
+                    ..base()
+                },
+            ),
+        ];
+        for (expected, config) in cases {
+            let error = config.check().expect_err(expected);
+            assert!(
+                matches!(error, TrainError::Config { field, .. } if field == expected),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn every_choice_becomes_its_rule_with_the_configured_rate() {
+        let kinds = ["sgd", "momentum", "nesterov", "adam", "adamw"];
+        for kind in kinds {
+            let rule = kind.parse::<OptimizerChoice>().expect(kind).rule(0.25);
+            assert_eq!((rule.kind().as_str(), rule.learning_rate()), (kind, 0.25));
+        }
+        let custom = OptimizerChoice::Custom(Box::new(Adam::new(9.0)));
+        assert_eq!(custom.rule(0.5).learning_rate(), 0.5);
+        let error = "lion".parse::<OptimizerChoice>().expect_err("unknown");
+        assert!(error.contains("adamw"), "{error}");
+    }
+}

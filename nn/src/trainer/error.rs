@@ -1,0 +1,97 @@
+//! What can go wrong in training.
+
+use crate::data::DataError;
+
+/// Why training could not start or go on.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TrainError {
+    /// The graph, the device or a step failed.
+    #[error(transparent)]
+    Core(#[from] meganeura_core::Error),
+
+    /// A data set cannot be walked in batches of the configured size.
+    #[error(transparent)]
+    Data(#[from] DataError),
+
+    /// A setting that makes no sense.
+    #[error("training configuration, {field}: {message}")]
+    Config {
+        /// The field of [`TrainConfig`](super::TrainConfig).
+        field: &'static str,
+        /// What is wrong with it.
+        message: String,
+    },
+
+    /// The graph is not a model that the trainer can train.
+    #[error("the model does not fit the trainer: {message}\n  help: {remedy}")]
+    Model {
+        /// What is wrong.
+        message: String,
+        /// What to do about it.
+        remedy: &'static str,
+    },
+
+    /// The model was built for another batch size than the configured one.
+    #[error(
+        "input '{input}' has shape {shape:?}, a batch of {}, but the configured batch size is {batch_size}\
+         \n  help: build the model with the batch size of the configuration",
+        shape.first().copied().unwrap_or(1)
+    )]
+    BatchSize {
+        /// Name of the input.
+        input: String,
+        /// Its shape.
+        shape: Vec<usize>,
+        /// The configured batch size.
+        batch_size: usize,
+    },
+
+    /// Examples of another shape than the model takes.
+    #[error(
+        "{data}: the examples have shape {found:?}, but input '{input}' takes {expected:?} for each\
+         \n  help: change the data with `Dataset::with_feature_shape`, or build the model for this shape"
+    )]
+    FeatureShape {
+        /// The data set.
+        data: String,
+        /// Name of the input.
+        input: String,
+        /// Shape of one example in the input, without the batch axis.
+        expected: Vec<usize>,
+        /// Shape of one example in the data set.
+        found: Vec<usize>,
+    },
+
+    /// A data set with more classes than the model tells apart.
+    #[error(
+        "{data}: the data set has {found} classes, but the model has logits for {expected}\
+         \n  help: build the model with {found} classes"
+    )]
+    Classes {
+        /// The data set.
+        data: String,
+        /// Classes of the model.
+        expected: usize,
+        /// Classes of the data set.
+        found: usize,
+    },
+
+    /// The loss became NaN or infinite; the weights are of no use any more.
+    #[error(
+        "the loss is {loss} at step {step} of epoch {epoch}, with a learning rate of {learning_rate}\
+         \n  help: lower the learning rate (a tenth is a good first try), and check that features are scaled to \
+         about -1 to 1; `loss_every: 1` finds the first such step"
+    )]
+    NonFiniteLoss {
+        /// The epoch, from 1.
+        epoch: usize,
+        /// The step within the epoch, from 1, at which it was noticed: the first one if the loss is read at
+        /// every step.
+        step: usize,
+        /// The loss of that step, or the mean of the epoch.
+        loss: f32,
+        /// Learning rate of that step.
+        learning_rate: f32,
+    },
+}

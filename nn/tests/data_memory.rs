@@ -1,0 +1,100 @@
+//! Hostile IDX headers must not cost memory: counts the bytes that parsing
+//! asks the allocator for.
+//!
+//! One test only: the count is of the whole process.
+
+#![allow(clippy::unwrap_used)]
+
+use std::{
+    alloc::{GlobalAlloc, Layout, System},
+    io::Write,
+    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+};
+
+use flate2::{Compression, write::GzEncoder};
+use meganeura_nn::data::parse_idx;
+
+struct Counting;
+
+/// Bytes in use now, and the most since the last reset.
+static LIVE: AtomicUsize = AtomicUsize::new(0);
+static PEAK: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call is passed on to the system allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let live = LIVE.fetch_add(layout.size(), Relaxed) + layout.size();
+        PEAK.fetch_max(live, Relaxed);
+        // SAFETY: the caller's obligations are those of `System.alloc`.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        LIVE.fetch_sub(layout.size(), Relaxed);
+        // SAFETY: `pointer` came from `System.alloc` with this layout.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// The most bytes that parsing `bytes` held at once, beyond those in use before.
+fn peak(bytes: &[u8]) -> usize {
+    let before = LIVE.load(Relaxed);
+    PEAK.store(before, Relaxed);
+    drop(parse_idx(bytes, "file"));
+    PEAK.load(Relaxed) - before
+}
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+/// A `u8` array of shape `[declared]` that really holds `present` elements.
+fn idx(declared: u32, present: usize) -> Vec<u8> {
+    let mut bytes = vec![0, 0, 8, 1];
+    bytes.extend(declared.to_be_bytes());
+    bytes.resize(8 + present, 7);
+    bytes
+}
+
+#[test]
+fn memory_follows_the_data_not_the_header() {
+    const SMALL: usize = 256 * 1024;
+    for declared in [1000, 1 << 20, 1 << 30, u32::MAX] {
+        let bytes = idx(declared, 10);
+        assert!(peak(&bytes) < SMALL, "{declared}: {}", peak(&bytes));
+        assert!(
+            peak(&gzip(&bytes)) < SMALL,
+            "{declared}: {}",
+            peak(&gzip(&bytes))
+        );
+    }
+    // 32 MiB behind a header that declares ten bytes are not unpacked.
+    let bomb = gzip(&idx(10, 32 << 20));
+    assert!(peak(&bomb) < SMALL, "{}", peak(&bomb));
+    // A cut megabyte behind a header that declares a gigabyte costs megabytes.
+    let cut = gzip(&idx(1 << 30, 1 << 20));
+    assert!(peak(&cut) < 6 << 20, "{}", peak(&cut));
+
+    flipped_header_bits_stay_cheap();
+}
+
+fn flipped_header_bits_stay_cheap() {
+    let bytes = idx(1000, 1000);
+    let packed = gzip(&bytes);
+    for bit in 0..8 * 8 {
+        let mut damaged = bytes.clone();
+        damaged[bit / 8] ^= 1 << (bit % 8);
+        assert!(peak(&damaged) < 256 * 1024, "plain bit {bit}");
+        assert!(peak(&gzip(&damaged)) < 256 * 1024, "inside gzip bit {bit}");
+    }
+    for bit in 0..8 * packed.len() {
+        let mut damaged = packed.clone();
+        damaged[bit / 8] ^= 1 << (bit % 8);
+        assert!(peak(&damaged) < 4 << 20, "gzip bit {bit}");
+    }
+}

@@ -1,0 +1,220 @@
+//! Every registered operator on its own samples.
+
+mod special;
+
+use std::collections::BTreeSet;
+
+use meganeura_core::autodiff::try_differentiate;
+use meganeura_core::graph::{Graph, NodeId, Value};
+use meganeura_core::ops::sample::{Sample, Sizes};
+use meganeura_core::ops::{Gradient, OpRef};
+use meganeura_core::optimize::try_optimize;
+use meganeura_core::random::SplitMix64;
+use meganeura_core::reference::{Evaluation, evaluate};
+use meganeura_core::{DType, registry};
+
+use crate::compare::{compare, widening, work};
+use crate::harness::{Feeds, feed, open, output, run_once};
+use crate::options::Options;
+use crate::runner::{Case, CaseRun, Check, SharedDevice, ensure, fail};
+use crate::storage::{quantise, wide};
+
+/// Half-precision samples of an operator.
+const HALF_SAMPLES: usize = 3;
+/// Largest half-precision sample: sums of many rounded numbers say little.
+const HALF_ELEMENTS: usize = 1100;
+/// How much more a gradient may be off than a result.
+const GRADIENT_FACTOR: f64 = 5.0;
+
+/// A sample as a graph with values.
+#[derive(Clone)]
+struct SampleGraph {
+    graph: Graph,
+    call: NodeId,
+    operands: Vec<NodeId>,
+    feeds: Feeds,
+}
+
+/// Builds the call of a sample on leaves named `operand0`, `operand1` ...; with `float`, operands that are
+/// `f32` inputs get that type instead.
+fn build(op: OpRef, sample: &Sample, seed: u64, float: DType) -> SampleGraph {
+    let mut graph = Graph::new();
+    let mut rng = SplitMix64::new(seed);
+    let mut feeds = Feeds::new();
+    let mut operands = Vec::new();
+    for (i, input) in sample.inputs.iter().enumerate() {
+        let name = format!("operand{i}");
+        let dtype = match input.dtype {
+            DType::F32 if !input.state => float,
+            other => other,
+        };
+        let values = input.values(&mut rng);
+        // A type that cannot be stored shows when the operand is set.
+        feeds.insert(name.clone(), quantise(dtype, &values).unwrap_or(values));
+        operands.push(if input.state {
+            graph.state(&name, &input.shape)
+        } else {
+            graph.input_typed(&name, &input.shape, dtype)
+        });
+    }
+    let call = graph.call(op, sample.attrs.clone(), operands.iter().map(Value::from).collect());
+    let ports = graph.nodes()[call.index()].outputs.len() as u32;
+    let outputs: Vec<Value> = (0..ports).map(|port| graph.port(call, port)).collect();
+    graph.set_outputs(outputs);
+    SampleGraph {
+        graph,
+        call,
+        operands,
+        feeds,
+    }
+}
+
+pub(crate) fn cases(options: &Options) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for op in registry::ops() {
+        let differentiable = matches!(op.gradient(), Gradient::Rule(_) | Gradient::Decomposed);
+        let mut seen = BTreeSet::new();
+        for seed in options.seeds.clone() {
+            for (i, sample) in op.samples(&mut Sizes::new(seed)).into_iter().enumerate() {
+                let shapes: Vec<_> = sample.inputs.iter().map(|s| s.shape.clone()).collect();
+                // Samples of fixed shapes come back with every seed.
+                if !seen.insert((sample.label.clone(), shapes)) {
+                    continue;
+                }
+                let built = build(op, &sample, seed, DType::F32);
+                if work(&built.graph) > options.max_work {
+                    continue;
+                }
+                let id = |kind: &str| format!("{}/{kind}/{i} {} seed {seed}", op.name(), sample.label);
+                if differentiable && wants_gradients(&built, &sample) {
+                    let (built, sample, max_work) = (built.clone(), sample.clone(), options.max_work);
+                    let run = move |device: &SharedDevice| gradients(device, built, &sample, max_work);
+                    cases.push(Case::new(id("gradient"), run));
+                }
+                let tolerance = sample.tolerance;
+                let run = move |device: &SharedDevice| forward(device, &built, tolerance);
+                cases.push(Case::new(id("forward"), run));
+            }
+        }
+        cases.extend(half_cases(op));
+    }
+    cases.extend(special::cases());
+    cases
+}
+
+/// Results and written states against the oracle.
+fn forward(device: &SharedDevice, case: &SampleGraph, tolerance: f64) -> CaseRun {
+    let oracle = evaluate(&case.graph, &case.feeds)?;
+    let mut session = open(device, &case.graph)?;
+    let results = run_once(&mut session, &case.graph, &case.feeds)?;
+    let limit = tolerance * widening(&case.graph);
+    let mut check = Check::default();
+    for (port, (&value, found)) in case.graph.outputs().iter().zip(&results).enumerate() {
+        let Some(expected) = oracle.get(value) else {
+            return fail(format!("the oracle has no result {port}"));
+        };
+        let what = format!("result {port}");
+        check = check.worse(compare(&what, expected.ty.dtype, found, &expected.data, limit)?);
+    }
+    for (name, expected) in &oracle.written {
+        let found = wide(&session.try_read_state(name)?);
+        let what = format!("{name} after the step");
+        check = check.worse(compare(&what, DType::F32, &found, expected, limit)?);
+    }
+    Ok(check)
+}
+
+fn wants_gradients(case: &SampleGraph, sample: &Sample) -> bool {
+    let operand = |i: &meganeura_core::ops::sample::SampleInput| i.dtype.is_float() && !i.state;
+    case.graph.dtype(case.call).is_float() && sample.inputs.iter().any(operand)
+}
+
+/// Gradients of a loss that weighs every element of the first result differently.
+fn gradients(device: &SharedDevice, mut case: SampleGraph, sample: &Sample, max_work: u64) -> CaseRun {
+    let g = &mut case.graph;
+    let shape = g.shape(case.call).to_vec();
+    let count: usize = shape.iter().product();
+    let mut rng = SplitMix64::new(99);
+    let weights = (0..count).map(|_| (rng.unit() * 2.0 - 1.0) as f32).collect();
+    let weights = g.constant(weights, &shape);
+    let dtype = g.dtype(case.call);
+    let weights = g.cast(weights, dtype);
+    let product = g.mul(case.call, weights);
+    let loss = g.sum_all(product);
+    g.set_outputs(vec![loss]);
+    for (operand, input) in case.operands.iter().zip(&sample.inputs) {
+        if input.dtype.is_float() && !input.state {
+            g.require_grad(*operand);
+        }
+    }
+    let mut full = try_differentiate(g)?;
+    // As outputs, because those can have any type.
+    let gradients: Vec<Value> = full.gradients().iter().map(|&(_, v)| v).collect();
+    full.set_outputs([vec![loss.into()], gradients].concat());
+    if work(&full) > max_work.saturating_mul(4) {
+        return Ok(Check::default());
+    }
+    let oracle = evaluate(&full, &case.feeds)?;
+    let limit = GRADIENT_FACTOR * sample.tolerance * widening(&full);
+    let plain = check_gradients(device, &full, &full, &oracle, &case.feeds, limit)?;
+    let (optimized, _) = try_optimize(&full)?;
+    let optimized = check_gradients(device, &optimized, &full, &oracle, &case.feeds, limit);
+    match optimized {
+        Ok(check) => Ok(plain.worse(check)),
+        Err(crate::runner::Failure::Wrong(message)) => fail(format!("after optimization, {message}")),
+        Err(other) => Err(other),
+    }
+}
+
+/// Runs one form of a graph and compares with the oracle's evaluation of the `original`.
+fn check_gradients(
+    device: &SharedDevice,
+    graph: &Graph,
+    original: &Graph,
+    oracle: &Evaluation,
+    feeds: &Feeds,
+    limit: f64,
+) -> CaseRun {
+    let mut session = open(device, graph)?;
+    feed(&mut session, graph, feeds)?;
+    session.try_step()?;
+    let mut check = Check::default();
+    for (i, &(leaf, value)) in original.gradients().iter().enumerate() {
+        let name = original.nodes()[leaf.index()].name.as_deref().unwrap_or_default();
+        let Some(expected) = oracle.get(value) else {
+            return fail(format!("the oracle has no gradient of {name}"));
+        };
+        let found = output(&mut session, i + 1)?;
+        let what = format!("gradient of {name}");
+        check = check.worse(compare(&what, expected.ty.dtype, &found, &expected.data, limit)?);
+        if expected.ty.dtype == DType::F32 {
+            let read = wide(&session.try_read_grad(name)?);
+            let same = read.iter().zip(&found).all(|(a, b)| a.to_bits() == b.to_bits());
+            ensure!(same, "{what}: reading it by name and as an output gives two results");
+        }
+    }
+    Ok(check)
+}
+
+/// The first samples again with operands in 16 bits, if the operator takes them.
+fn half_cases(op: OpRef) -> Vec<Case> {
+    let suitable = |s: &Sample| {
+        let elements: usize = s.inputs.iter().map(|i| i.shape.iter().product::<usize>()).sum();
+        elements <= HALF_ELEMENTS && s.inputs.iter().any(|i| i.dtype == DType::F32 && !i.state)
+    };
+    let samples: Vec<Sample> = op.samples(&mut Sizes::new(0)).into_iter().filter(suitable).collect();
+    let mut cases = Vec::new();
+    for (dtype, unit) in [(DType::F16, 1.0 / 1024.0), (DType::BF16, 1.0 / 128.0)] {
+        for (i, sample) in samples.iter().take(HALF_SAMPLES).enumerate() {
+            let built = build(op, sample, 0, dtype);
+            if !built.graph.errors().is_empty() {
+                continue;
+            }
+            let tolerance = sample.tolerance.max(2.0 * unit);
+            let run = move |device: &SharedDevice| forward(device, &built, tolerance);
+            let id = format!("{}/{dtype}/{i} {}", op.name(), sample.label);
+            cases.push(Case::new(id, run));
+        }
+    }
+    cases
+}

@@ -1,0 +1,289 @@
+//! A backend that is slow and obviously right: it evaluates plans dispatch by dispatch with the operators' own
+//! definitions. The suite is tested with it, and it shows what a backend consists of.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use meganeura_core::DType;
+use meganeura_core::backend::{
+    Backend, BackendInfo, Capabilities, CostModel, Device, DeviceInfo, DeviceKind, Executable, KernelDesc, StepArgs,
+    StepStats, Support, Ticket,
+};
+use meganeura_core::config::Config;
+use meganeura_core::error::{Error, MissingKernel, Result};
+use meganeura_core::ops::{OpRef, Semantics};
+use meganeura_core::plan::{BufferRef, Dispatch, ExecutionPlan, Operand};
+use meganeura_core::reference::{RefTensor, evaluate_call};
+use meganeura_core::registry;
+use meganeura_core::shape::TensorType;
+
+use crate::storage::{decode, encode};
+
+/// Sees every dispatch with its outcome before it is stored, and may change it: how faults are injected. Results
+/// that it leaves out are not stored.
+pub type Hook = Arc<dyn Fn(&Dispatch, Result<Vec<RefTensor>>) -> Result<Vec<RefTensor>> + Send + Sync>;
+
+/// The backend; see the module's first lines.
+#[derive(Clone, Default)]
+pub struct ReferenceBackend {
+    primitives_only: bool,
+    no_half_arithmetic: bool,
+    hook: Option<Hook>,
+}
+
+impl ReferenceBackend {
+    /// A backend that has a kernel for every registered operator.
+    pub fn new() -> Self {
+        ReferenceBackend::default()
+    }
+
+    /// The same without kernels for operators that have a decomposition.
+    #[must_use]
+    pub fn primitives_only(mut self) -> Self {
+        self.primitives_only = true;
+        self
+    }
+
+    /// The same without kernels on 16-bit floats, conversions excepted.
+    #[must_use]
+    pub fn without_half_arithmetic(mut self) -> Self {
+        self.no_half_arithmetic = true;
+        self
+    }
+
+    /// The same with a hook after each dispatch.
+    #[must_use]
+    pub fn with_hook(mut self, hook: Hook) -> Self {
+        self.hook = Some(hook);
+        self
+    }
+
+    /// Its only device.
+    pub fn device(&self) -> Arc<dyn Device> {
+        Arc::new(ReferenceDevice {
+            backend: self.clone(),
+            capabilities: Capabilities {
+                name: "reference:0".into(),
+                dtypes: DType::ALL.to_vec(),
+                max_buffer_bytes: None,
+                memory_bytes: None,
+                unified_memory: true,
+                cost: CostModel {
+                    launch: Duration::from_micros(1),
+                    bytes_per_second: 1e9,
+                    flops_per_second: 1e8,
+                },
+            },
+        })
+    }
+}
+
+impl fmt::Debug for ReferenceBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReferenceBackend")
+            .field("primitives_only", &self.primitives_only)
+            .field("no_half_arithmetic", &self.no_half_arithmetic)
+            .field("hooked", &self.hook.is_some())
+            .finish()
+    }
+}
+
+impl Backend for ReferenceBackend {
+    fn info(&self) -> BackendInfo {
+        BackendInfo {
+            name: "reference".into(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            origin: env!("CARGO_PKG_NAME").into(),
+        }
+    }
+
+    fn devices(&self, _: &Config) -> Result<Vec<DeviceInfo>> {
+        // Not a processor that anybody should get by the automatic choice.
+        Ok(vec![DeviceInfo::new(0, "reference loops", DeviceKind::Software)])
+    }
+
+    fn open(&self, index: usize, _: &Config) -> Result<Arc<dyn Device>> {
+        match index {
+            0 => Ok(self.device()),
+            _ => Err(failed(format!("there is no device {index}"))),
+        }
+    }
+}
+
+fn failed(message: String) -> Error {
+    Error::backend("reference", message)
+}
+
+struct ReferenceDevice {
+    backend: ReferenceBackend,
+    capabilities: Capabilities,
+}
+
+impl Device for ReferenceDevice {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn supports(&self, kernel: &KernelDesc) -> Support {
+        let Some(op) = registry::op(kernel.name).filter(|op| op.version() == kernel.version) else {
+            return Support::No("there is no such operator".into());
+        };
+        if self.backend.primitives_only && !matches!(op.semantics(), Semantics::Primitive(_)) {
+            return Support::No("this device has primitives only".into());
+        }
+        let is_half = |t: &TensorType| matches!(t.dtype, DType::F16 | DType::BF16);
+        let half = kernel.inputs.iter().chain(kernel.outputs).any(is_half);
+        if self.backend.no_half_arithmetic && half && kernel.name != "core.cast" {
+            return Support::No("this device has no half-precision arithmetic".into());
+        }
+        Support::Yes
+    }
+
+    fn compile(&self, plan: &ExecutionPlan) -> Result<Box<dyn Executable>> {
+        plan.verify()?;
+        let mut ops = Vec::with_capacity(plan.dispatches.len());
+        let mut missing = Vec::new();
+        for d in &plan.dispatches {
+            match registry::op(&d.kernel.name) {
+                Some(op) => ops.push(op),
+                None => missing.push(MissingKernel {
+                    kernel: d.kernel.name.clone(),
+                    label: d.label.clone(),
+                    reason: "there is no such operator".into(),
+                }),
+            }
+        }
+        if !missing.is_empty() {
+            let device = self.capabilities.name.clone();
+            return Err(Error::MissingKernels { device, missing });
+        }
+        let mut executable = ReferenceExecutable {
+            buffers: plan.buffers.iter().map(|&bytes| vec![0; bytes]).collect(),
+            plan: plan.clone(),
+            ops,
+            hook: self.backend.hook.clone(),
+            submitted: 0,
+        };
+        for (buffer, bytes) in plan.constants() {
+            executable.write(buffer, 0, &bytes)?;
+        }
+        for state in &plan.state_buffers {
+            let count = plan.buffer_types[state.buffer.index()].numel();
+            executable.write(state.buffer, 0, &state.fill.to_le_bytes().repeat(count))?;
+        }
+        Ok(Box::new(executable))
+    }
+}
+
+struct ReferenceExecutable {
+    plan: ExecutionPlan,
+    /// The operator of each dispatch.
+    ops: Vec<OpRef>,
+    buffers: Vec<Vec<u8>>,
+    hook: Option<Hook>,
+    submitted: u64,
+}
+
+impl ReferenceExecutable {
+    fn range(&mut self, buffer: BufferRef, offset: u64, len: usize) -> Result<&mut [u8]> {
+        let start = usize::try_from(offset).ok();
+        let end = start.and_then(|s| s.checked_add(len));
+        let found = self.buffers.get_mut(buffer.index());
+        match (found, start, end) {
+            (Some(bytes), Some(start), Some(end)) if end <= bytes.len() => Ok(&mut bytes[start..end]),
+            _ => Err(failed(format!("{len} bytes at {offset} of {buffer} are out of bounds"))),
+        }
+    }
+
+    fn dispatch(&mut self, index: usize) -> Result<()> {
+        let dispatch = &self.plan.dispatches[index];
+        let load = |o: &Operand| {
+            let bytes = &self.buffers[o.buffer.index()][..o.ty.bytes()];
+            Ok(RefTensor {
+                ty: o.ty.clone(),
+                data: decode(o.ty.dtype, bytes)?,
+            })
+        };
+        let inputs = dispatch.inputs.iter().map(load).collect::<Result<Vec<_>>>()?;
+        let inputs: Vec<&RefTensor> = inputs.iter().collect();
+        let types: Vec<TensorType> = dispatch.outputs.iter().map(|o| o.ty.clone()).collect();
+        let mut results = check_indices(dispatch, &inputs)
+            .and_then(|()| evaluate_call(self.ops[index], &dispatch.attrs, &inputs, &types));
+        if let Some(hook) = &self.hook {
+            results = hook(dispatch, results);
+        }
+        for (operand, tensor) in dispatch.outputs.iter().zip(results?) {
+            let bytes = encode(operand.ty.dtype, &tensor.data)?;
+            self.buffers[operand.buffer.index()][..bytes.len()].copy_from_slice(&bytes);
+        }
+        Ok(())
+    }
+
+    /// Runs a segment level by level. Within a level the last dispatch comes first: a plan that relies on their
+    /// order is wrong, and shall not work here by chance.
+    fn segment(&mut self, index: usize) -> Result<()> {
+        let Some(range) = self.plan.segments.get(index).map(|s| s.range()) else {
+            return Err(failed(format!("there is no segment {index}")));
+        };
+        let levels: Vec<u32> = self.plan.dispatches[range.clone()].iter().map(|d| d.level).collect();
+        let mut start = range.start;
+        for level in levels.chunk_by(|a, b| a == b) {
+            for i in (start..start + level.len()).rev() {
+                self.dispatch(i)?;
+            }
+            start += level.len();
+        }
+        Ok(())
+    }
+}
+
+impl Executable for ReferenceExecutable {
+    fn write(&mut self, buffer: BufferRef, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.range(buffer, offset, bytes.len())?.copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn read(&mut self, buffer: BufferRef, offset: u64, bytes: &mut [u8]) -> Result<()> {
+        bytes.copy_from_slice(self.range(buffer, offset, bytes.len())?);
+        Ok(())
+    }
+
+    fn run(&mut self, args: &StepArgs) -> Result<Ticket> {
+        for &(buffer, bytes) in args.scalars {
+            let len = self.plan.buffers.get(buffer.index()).map_or(0, |&b| b.min(bytes.len()));
+            self.write(buffer, 0, &bytes[..len])?;
+        }
+        for &segment in args.segments {
+            self.segment(segment)?;
+        }
+        self.submitted += 1;
+        Ok(Ticket(self.submitted))
+    }
+
+    fn wait(&mut self, ticket: Ticket) -> Result<StepStats> {
+        if ticket.0 > self.submitted {
+            return Err(failed(format!("{ticket:?} was never submitted")));
+        }
+        Ok(StepStats::default())
+    }
+}
+
+/// The operators' loops ignore indices outside of a table; a device must not.
+fn check_indices(dispatch: &Dispatch, inputs: &[&RefTensor]) -> Result<()> {
+    let (operand, rows) = match dispatch.kernel.name.as_str() {
+        "core.gather" => (0, inputs[1].shape().first().copied()),
+        "core.scatter_add" => (0, dispatch.outputs[0].ty.shape.first().copied()),
+        "core.cross_entropy_ids" => (1, inputs[0].shape().last().copied()),
+        _ => return Ok(()),
+    };
+    let rows = rows.unwrap_or(0);
+    match inputs[operand].data.iter().find(|&&i| i >= rows as f64) {
+        Some(&index) => Err(Error::IndexOutOfRange {
+            label: dispatch.label.clone(),
+            index: index as u32,
+            rows,
+        }),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,218 @@
+//! What came out of a run.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde_json::json;
+
+/// How a case ended.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "outcome", rename_all = "snake_case")]
+pub enum Outcome {
+    /// It passed.
+    Pass {
+        /// Worst error, in the terms of the tolerance.
+        error: f64,
+    },
+    /// It failed.
+    Fail {
+        /// What was found and what was expected.
+        message: String,
+    },
+    /// The device lacks kernels, also those of the decompositions.
+    Unsupported {
+        /// Which ones.
+        reason: String,
+    },
+    /// It failed as it was expected to.
+    ExpectedFailure {
+        /// Why it is expected to.
+        reason: String,
+        /// How it failed.
+        message: String,
+    },
+    /// It passed although it was expected to fail.
+    UnexpectedPass {
+        /// Why it was expected to.
+        reason: String,
+    },
+}
+
+impl Outcome {
+    /// Whether the device is to blame, or the list of expected failures.
+    pub fn is_failure(&self) -> bool {
+        match self {
+            Outcome::Pass { .. } | Outcome::ExpectedFailure { .. } => false,
+            Outcome::Fail { .. } | Outcome::Unsupported { .. } | Outcome::UnexpectedPass { .. } => true,
+        }
+    }
+
+    /// One word.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Outcome::Pass { .. } => "pass",
+            Outcome::Fail { .. } => "FAIL",
+            Outcome::Unsupported { .. } => "UNSUPPORTED",
+            Outcome::ExpectedFailure { .. } => "expected failure",
+            Outcome::UnexpectedPass { .. } => "UNEXPECTED PASS",
+        }
+    }
+
+    /// What there is to say beyond the word.
+    pub fn detail(&self) -> &str {
+        match self {
+            Outcome::Pass { .. } => "",
+            Outcome::Fail { message } => message,
+            Outcome::Unsupported { reason }
+            | Outcome::ExpectedFailure { reason, .. }
+            | Outcome::UnexpectedPass { reason } => reason,
+        }
+    }
+}
+
+/// One case.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct CaseResult {
+    /// `operator/kind/sample`, or `section/subject/variant`.
+    pub id: String,
+    /// How it ended.
+    #[serde(flatten)]
+    pub outcome: Outcome,
+    /// Largest accepted error; 0 where results must be exact.
+    pub tolerance: f64,
+    /// Time it took, the oracle included.
+    #[serde(rename = "seconds", serialize_with = "seconds")]
+    pub elapsed: Duration,
+}
+
+fn seconds<S: serde::Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(duration.as_secs_f64())
+}
+
+impl CaseResult {
+    /// The operator or section: the id up to its first slash.
+    pub fn group(&self) -> &str {
+        self.id.split('/').next().unwrap_or(&self.id)
+    }
+}
+
+impl fmt::Display for CaseResult {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.outcome.word(), self.id)?;
+        match self.outcome.detail() {
+            "" => Ok(()),
+            detail => write!(f, "\n    {}", detail.replace('\n', "\n    ")),
+        }
+    }
+}
+
+/// All cases of a run; displays as a table.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// Name of the device.
+    pub device: String,
+    /// The cases, in the order in which they ran.
+    pub cases: Vec<CaseResult>,
+    /// Number of cases that the filter left out.
+    pub skipped: usize,
+    /// Time of the whole run.
+    pub elapsed: Duration,
+}
+
+impl Report {
+    /// Number of cases that passed.
+    pub fn passed(&self) -> usize {
+        let passed = |c: &&CaseResult| matches!(c.outcome, Outcome::Pass { .. });
+        self.cases.iter().filter(passed).count()
+    }
+
+    /// Number of failures, kernels that are missing and unexpected passes included.
+    pub fn failed(&self) -> usize {
+        self.failures().count()
+    }
+
+    /// Number of cases that the filter left out.
+    pub fn skipped(&self) -> usize {
+        self.skipped
+    }
+
+    /// The failures.
+    pub fn failures(&self) -> impl Iterator<Item = &CaseResult> {
+        self.cases.iter().filter(|c| c.outcome.is_failure())
+    }
+
+    /// Whether something ran and nothing failed.
+    pub fn is_ok(&self) -> bool {
+        !self.cases.is_empty() && self.failed() == 0
+    }
+
+    /// One JSON object a line: the cases, then a summary.
+    ///
+    /// # Errors
+    /// Those of the serialiser, which none of these types cause.
+    pub fn to_json_lines(&self) -> serde_json::Result<String> {
+        let mut text = String::new();
+        for case in &self.cases {
+            text += &serde_json::to_string(case)?;
+            text.push('\n');
+        }
+        let summary = json!({
+            "device": self.device,
+            "passed": self.passed(),
+            "failed": self.failed(),
+            "skipped": self.skipped,
+            "seconds": self.elapsed.as_secs_f64(),
+        });
+        text += &summary.to_string();
+        text.push('\n');
+        Ok(text)
+    }
+}
+
+/// A line of the table.
+#[derive(Default)]
+struct Row {
+    cases: usize,
+    failed: usize,
+    expected: usize,
+    worst: f64,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut rows: BTreeMap<&str, Row> = BTreeMap::new();
+        for case in &self.cases {
+            let row = rows.entry(case.group()).or_default();
+            row.cases += 1;
+            row.failed += usize::from(case.outcome.is_failure());
+            match &case.outcome {
+                Outcome::Pass { error } => row.worst = row.worst.max(*error),
+                Outcome::ExpectedFailure { .. } => row.expected += 1,
+                _ => {}
+            }
+        }
+        let width = rows.keys().map(|k| k.len()).max().unwrap_or(0).max(5);
+        writeln!(f, "conformance of '{}'", self.device)?;
+        writeln!(f, "{:width$}  {:>5}  {:>11}  status", "group", "cases", "worst error")?;
+        for (group, row) in &rows {
+            let status = match (row.failed, row.expected) {
+                (0, 0) => "ok".to_owned(),
+                (0, expected) => format!("ok ({expected} expected to fail)"),
+                (failed, _) => format!("{failed} FAILED"),
+            };
+            writeln!(f, "{group:width$}  {:>5}  {:>11.1e}  {status}", row.cases, row.worst)?;
+        }
+        for case in self.failures() {
+            writeln!(f, "\n{case}")?;
+        }
+        let (passed, failed) = (self.passed(), self.failed());
+        writeln!(
+            f,
+            "\n{passed} passed, {failed} failed, {} skipped in {:.1} s",
+            self.skipped,
+            self.elapsed.as_secs_f64()
+        )
+    }
+}

@@ -1,0 +1,207 @@
+//! Runs cases one after the other.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Instant;
+
+use meganeura_core::backend::{Backend, Device};
+use meganeura_core::config::Config;
+use meganeura_core::error::{Error, Result};
+
+use crate::options::{ExpectedFailure, Options, Section};
+use crate::report::{CaseResult, Outcome, Report};
+use crate::{errors, operators, semantics, training};
+
+/// What a passing case found.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Check {
+    /// Worst error.
+    pub(crate) error: f64,
+    /// Its limit.
+    pub(crate) tolerance: f64,
+}
+
+impl Check {
+    /// The one that is closer to its limit.
+    pub(crate) fn worse(self, other: Check) -> Check {
+        if other.error * self.tolerance > self.error * other.tolerance || self.tolerance == 0.0 {
+            other
+        } else {
+            self
+        }
+    }
+}
+
+/// Why a case did not pass.
+#[derive(Clone, Debug)]
+pub(crate) enum Failure {
+    /// A wrong result.
+    Wrong(String),
+    /// Kernels that are missing.
+    Unsupported(String),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::MissingKernels { .. } => Failure::Unsupported(error.to_string()),
+            _ => Failure::Wrong(error.to_string()),
+        }
+    }
+}
+
+pub(crate) fn fail<T>(message: impl Into<String>) -> Result<T, Failure> {
+    Err(Failure::Wrong(message.into()))
+}
+
+/// Fails the case with a message unless the condition holds.
+macro_rules! ensure {
+    ($condition:expr, $($message:tt)*) => {
+        if !$condition {
+            return $crate::runner::fail(format!($($message)*));
+        }
+    };
+}
+pub(crate) use ensure;
+
+pub(crate) type CaseRun = Result<Check, Failure>;
+pub(crate) type SharedDevice = Arc<dyn Device>;
+
+/// A case that has not run yet.
+pub(crate) struct Case {
+    pub(crate) id: String,
+    pub(crate) run: Box<dyn FnOnce(&SharedDevice) -> CaseRun>,
+}
+
+impl Case {
+    pub(crate) fn new(id: impl Into<String>, run: impl FnOnce(&SharedDevice) -> CaseRun + 'static) -> Self {
+        Case {
+            id: id.into(),
+            run: Box::new(run),
+        }
+    }
+}
+
+/// Runs the suite on a device.
+pub fn run(device: Arc<dyn Device>, options: &Options) -> Report {
+    run_with(device, options, &[], &mut |_| {})
+}
+
+/// Runs the suite on a device of which some failures are known; `on_case` sees each case as it ends.
+pub fn run_with(
+    device: Arc<dyn Device>,
+    options: &Options,
+    expected: &[ExpectedFailure],
+    on_case: &mut dyn FnMut(&CaseResult),
+) -> Report {
+    let start = Instant::now();
+    let mut report = Report {
+        device: device.capabilities().name.clone(),
+        cases: Vec::new(),
+        skipped: 0,
+        elapsed: start.elapsed(),
+    };
+    let mut used = vec![false; expected.len()];
+    for section in Section::ALL.into_iter().filter(|s| options.sections.contains(s)) {
+        for case in cases(section, options) {
+            if options.filter.as_ref().is_some_and(|f| !case.id.contains(f)) {
+                report.skipped += 1;
+                continue;
+            }
+            let position = expected.iter().position(|e| e.matches(&case.id));
+            let known = position.map(|i| {
+                used[i] = true;
+                &expected[i]
+            });
+            let result = run_case(&device, case, known);
+            on_case(&result);
+            report.cases.push(result);
+        }
+    }
+    if options.is_complete() {
+        let unused = expected.iter().zip(&used).filter(|(_, used)| !**used);
+        for result in unused.map(|(e, _)| unused_expectation(e)) {
+            on_case(&result);
+            report.cases.push(result);
+        }
+    }
+    report.elapsed = start.elapsed();
+    report
+}
+
+/// Runs a section on the first usable device of a backend; what [`conformance!`](crate::conformance) calls.
+/// `expected` holds patterns and reasons of [`ExpectedFailure`]s.
+///
+/// # Errors
+/// A backend without a usable device; expected failures without a reason.
+pub fn run_on_backend(backend: &dyn Backend, section: Section, expected: &[(&str, &str)]) -> Result<Report> {
+    let expected = expected
+        .iter()
+        .map(|&(pattern, reason)| ExpectedFailure::new(pattern, reason))
+        .collect::<Result<Vec<_>>>()?;
+    let config = Config::default();
+    let devices = backend.devices(&config)?;
+    let usable = devices
+        .iter()
+        .find(|d| d.rejected.is_none())
+        .ok_or_else(|| Error::backend(backend.info().name, format!("none of {} devices is usable", devices.len())))?;
+    let device = backend.open(usable.index, &config)?;
+    let options = Options {
+        sections: vec![section],
+        ..Options::default()
+    };
+    Ok(run_with(device, &options, &expected, &mut |_| {}))
+}
+
+fn cases(section: Section, options: &Options) -> Vec<Case> {
+    match section {
+        Section::Operators => operators::cases(options),
+        Section::Training => training::cases(),
+        Section::Semantics => semantics::cases(),
+        Section::Errors => errors::cases(),
+    }
+}
+
+fn run_case(device: &SharedDevice, case: Case, expected: Option<&ExpectedFailure>) -> CaseResult {
+    let start = Instant::now();
+    let run = case.run;
+    // A backend that panics fails the case, not the run.
+    let result = catch_unwind(AssertUnwindSafe(|| run(device)))
+        .unwrap_or_else(|payload| fail(format!("panicked: {}", panic_message(&*payload))));
+    let tolerance = result.as_ref().map_or(0.0, |c| c.tolerance);
+    let outcome = match (result, expected) {
+        (Ok(check), None) => Outcome::Pass { error: check.error },
+        (Ok(_), Some(e)) => Outcome::UnexpectedPass {
+            reason: e.reason().to_owned(),
+        },
+        (Err(Failure::Wrong(message) | Failure::Unsupported(message)), Some(e)) => Outcome::ExpectedFailure {
+            reason: e.reason().to_owned(),
+            message,
+        },
+        (Err(Failure::Wrong(message)), None) => Outcome::Fail { message },
+        (Err(Failure::Unsupported(reason)), None) => Outcome::Unsupported { reason },
+    };
+    CaseResult {
+        id: case.id,
+        outcome,
+        tolerance,
+        elapsed: start.elapsed(),
+    }
+}
+
+fn panic_message(payload: &(dyn std::any::Any + Send)) -> &str {
+    let text = payload.downcast_ref::<&str>().copied();
+    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("without a message")
+}
+
+fn unused_expectation(expected: &ExpectedFailure) -> CaseResult {
+    CaseResult {
+        id: format!("expected failures/{}", expected.pattern()),
+        outcome: Outcome::Fail {
+            message: "no case matches this pattern".into(),
+        },
+        tolerance: 0.0,
+        elapsed: std::time::Duration::ZERO,
+    }
+}

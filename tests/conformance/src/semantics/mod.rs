@@ -1,0 +1,3 @@
+//! stub
+use crate::runner::Case;
+pub(crate) fn cases() -> Vec<Case> { Vec::new() }
