@@ -67,11 +67,7 @@ fn memory_follows_the_data_not_the_header() {
     for declared in [1000, 1 << 20, 1 << 30, u32::MAX] {
         let bytes = idx(declared, 10);
         assert!(peak(&bytes) < SMALL, "{declared}: {}", peak(&bytes));
-        assert!(
-            peak(&gzip(&bytes)) < SMALL,
-            "{declared}: {}",
-            peak(&gzip(&bytes))
-        );
+        assert!(peak(&gzip(&bytes)) < SMALL, "{declared}: {}", peak(&gzip(&bytes)));
     }
     // 32 MiB behind a header that declares ten bytes are not unpacked.
     let bomb = gzip(&idx(10, 32 << 20));

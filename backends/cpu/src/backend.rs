@@ -88,13 +88,20 @@ impl Backend for CpuBackend {
     fn devices(&self, config: &Config) -> Result<Vec<DeviceInfo>> {
         let threads = thread_count(config)?;
         let plural = if threads == 1 { "" } else { "s" };
-        let name = format!("{} with {threads} thread{plural}, {}", std::env::consts::ARCH, crate::vmath::detect().name());
+        let name = format!(
+            "{} with {threads} thread{plural}, {}",
+            std::env::consts::ARCH,
+            crate::vmath::detect().name()
+        );
         Ok(vec![DeviceInfo::new(0, name, DeviceKind::Cpu)])
     }
 
     fn open(&self, index: usize, config: &Config) -> Result<Arc<dyn Device>> {
         if index != 0 {
-            return Err(Error::backend("cpu", format!("there is one device, so no index {index}")));
+            return Err(Error::backend(
+                "cpu",
+                format!("there is one device, so no index {index}"),
+            ));
         }
         Ok(Arc::new(CpuDevice::new(thread_count(config)?)))
     }

@@ -55,7 +55,11 @@ impl Faults {
     fn take(&self) -> Option<(usize, u32, usize)> {
         let word = self.first.swap(0, Ordering::AcqRel);
         let dispatch = (word >> 32).checked_sub(1)?;
-        Some((dispatch as usize, word as u32, self.rows.load(Ordering::Acquire) as usize))
+        Some((
+            dispatch as usize,
+            word as u32,
+            self.rows.load(Ordering::Acquire) as usize,
+        ))
     }
 }
 
@@ -143,7 +147,11 @@ impl CpuExecutable {
             let entry = &stage.entries[entry as usize];
             let cx = RunCx {
                 shared: self.shared.as_ptr().cast::<f32>().wrapping_add(entry.shared_offset),
-                private: self.private.as_ptr().cast::<f32>().wrapping_add(worker * self.private_len),
+                private: self
+                    .private
+                    .as_ptr()
+                    .cast::<f32>()
+                    .wrapping_add(worker * self.private_len),
                 faults: &self.faults,
             };
             // SAFETY: the memory lives as long as `self`; the plan was verified, so dispatches of a level

@@ -6,17 +6,15 @@
 
 mod backend;
 mod executor;
-mod gemm;
+pub mod gemm;
 mod kernels;
 mod memory;
-mod pool;
+pub mod pool;
 mod vmath;
 
 use std::sync::Arc;
 
 pub use backend::{CpuBackend, CpuDevice, THREADS_VARIABLE};
-pub use gemm::{Gemm, GemmSpec, Strides};
-pub use pool::ThreadPool;
 
 meganeura_core::register_plugin!(meganeura_core::registry::PluginManifest {
     name: env!("CARGO_PKG_NAME"),

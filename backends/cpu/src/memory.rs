@@ -140,7 +140,10 @@ impl<T> View<T> {
     /// # Safety
     /// The executable is alive, and nobody writes these elements during the borrow.
     pub(crate) unsafe fn slice<'a>(&self, range: std::ops::Range<usize>) -> &'a [T] {
-        assert!(range.start <= range.end && range.end <= self.len, "a kernel left its operand");
+        assert!(
+            range.start <= range.end && range.end <= self.len,
+            "a kernel left its operand"
+        );
         // SAFETY: within the view by the assertion; liveness and absence of writers by contract.
         unsafe { std::slice::from_raw_parts(self.start.add(range.start), range.end - range.start) }
     }
@@ -159,7 +162,10 @@ impl<T> View<T> {
     /// # Safety
     /// The executable is alive, and nobody else reads or writes these elements during the borrow.
     pub(crate) unsafe fn slice_mut<'a>(&self, range: std::ops::Range<usize>) -> &'a mut [T] {
-        assert!(range.start <= range.end && range.end <= self.len, "a kernel left its operand");
+        assert!(
+            range.start <= range.end && range.end <= self.len,
+            "a kernel left its operand"
+        );
         // SAFETY: within the view by the assertion; liveness and exclusivity by contract.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.end - range.start) }
     }

@@ -114,11 +114,7 @@ impl ThreadPool {
         // With more threads than processors a spinning worker only takes the
         // processor from one that has work.
         let cores = thread::available_parallelism().map_or(1, |n| n.get());
-        let spin = if wanted <= cores {
-            SPIN
-        } else {
-            Duration::ZERO
-        };
+        let spin = if wanted <= cores { SPIN } else { Duration::ZERO };
         let shared = Arc::new(Shared {
             state: Line(AtomicU64::new(0)),
             next: Line(AtomicUsize::new(0)),
@@ -187,8 +183,7 @@ impl ThreadPool {
         // SAFETY: only the lifetime changes. The job is closed and empty of
         // workers again before this function returns or unwinds (`work` catches
         // every panic of a task), so nobody uses the reference after its end.
-        let task =
-            unsafe { std::mem::transmute::<&(dyn Fn(usize, usize) + Sync), &'static Task>(job) };
+        let task = unsafe { std::mem::transmute::<&(dyn Fn(usize, usize) + Sync), &'static Task>(job) };
         let job = Job { task, tasks };
         self.open(job);
         shared.work(job, 0);
@@ -285,12 +280,10 @@ impl Shared {
             let joined = poll(self.spin, || {
                 let state = self.state.0.load(Ordering::Relaxed);
                 if Self::fresh(state, last) {
-                    let entered = self.state.0.compare_exchange_weak(
-                        state,
-                        state + 1,
-                        Ordering::Acquire,
-                        Ordering::Relaxed,
-                    );
+                    let entered =
+                        self.state
+                            .0
+                            .compare_exchange_weak(state, state + 1, Ordering::Acquire, Ordering::Relaxed);
                     return entered.is_ok().then_some(Some(state >> EPOCH_SHIFT));
                 }
                 self.stop.load(Ordering::Relaxed).then_some(None)

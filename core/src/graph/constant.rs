@@ -38,7 +38,7 @@ impl ConstantData {
         ConstantData {
             dtype,
             len: 1,
-            bytes: encode(dtype, value),
+            bytes: crate::plan::scalar_bytes(dtype, value)[..dtype.block().bytes].to_vec(),
         }
     }
 
@@ -65,17 +65,6 @@ impl ConstantData {
     /// Elements as `f64`.
     pub fn to_f64(&self) -> Vec<f64> {
         decode(self.dtype, &self.bytes)
-    }
-}
-
-/// Encodes one number in a dtype's storage: rounds to the nearest float, saturates to integers.
-pub(crate) fn encode(dtype: DType, value: f64) -> Vec<u8> {
-    match dtype {
-        DType::F32 => (value as f32).to_le_bytes().to_vec(),
-        DType::F16 => f16::from_f64(value).to_le_bytes().to_vec(),
-        DType::BF16 => bf16::from_f64(value).to_le_bytes().to_vec(),
-        DType::U32 => (value as u32).to_le_bytes().to_vec(),
-        DType::I32 => (value as i32).to_le_bytes().to_vec(),
     }
 }
 

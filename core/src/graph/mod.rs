@@ -18,7 +18,6 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 pub use constant::ConstantData;
-pub(crate) use constant::encode as encode_scalar;
 
 use crate::attrs::Attrs;
 use crate::dtype::DType;

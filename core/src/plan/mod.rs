@@ -239,11 +239,14 @@ impl fmt::Display for ExecutionPlan {
     }
 }
 
-/// Encodes a scalar in the storage of a dtype of four bytes.
+/// Encodes a scalar in the storage of its dtype, without allocation; two-byte types use the first half.
 pub(crate) fn scalar_bytes(dtype: DType, value: f64) -> [u8; 4] {
-    let encoded = crate::graph::encode_scalar(dtype, value);
-    let mut bytes = [0; 4];
-    let len = encoded.len().min(4);
-    bytes[..len].copy_from_slice(&encoded[..len]);
-    bytes
+    let pair = |b: [u8; 2]| [b[0], b[1], 0, 0];
+    match dtype {
+        DType::F32 => (value as f32).to_le_bytes(),
+        DType::U32 => (value as u32).to_le_bytes(),
+        DType::I32 => (value as i32).to_le_bytes(),
+        DType::F16 => pair(half::f16::from_f64(value).to_le_bytes()),
+        DType::BF16 => pair(half::bf16::from_f64(value).to_le_bytes()),
+    }
 }

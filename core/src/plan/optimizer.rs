@@ -15,12 +15,13 @@ use crate::ops::AdamScalars;
 ///
 /// Hyper-parameters are scalars of each step; changing them changes no plan as long as
 /// [`Optimizer::kind`] stays the same.
-pub trait Optimizer: Send + Debug {
+pub trait Optimizer: Send + Sync + Debug {
     /// Word that names the form of the update: plans are rebuilt, and moments start anew, when it changes.
     fn kind(&self) -> String;
 
-    /// Names and values of the scalars of update `t` (from 1).
-    fn scalars(&self, t: u64) -> Vec<(&'static str, f64)>;
+    /// Tells names and values of the scalars of update `t` (from 1). Called in every step, so it allocates
+    /// nothing.
+    fn scalars(&self, t: u64, set: &mut dyn FnMut(&'static str, f64));
 
     /// Builds the update of one parameter: states are made on `graph` under names that contain `name`, the
     /// parameter is written by an operator with effects.
@@ -136,12 +137,10 @@ impl Optimizer for Sgd {
         }
     }
 
-    fn scalars(&self, _: u64) -> Vec<(&'static str, f64)> {
-        vec![
-            ("optimizer.lr", self.lr.into()),
-            ("optimizer.weight_decay", self.weight_decay.into()),
-            ("optimizer.momentum", self.momentum.into()),
-        ]
+    fn scalars(&self, _: u64, set: &mut dyn FnMut(&'static str, f64)) {
+        set("optimizer.lr", self.lr.into());
+        set("optimizer.weight_decay", self.weight_decay.into());
+        set("optimizer.momentum", self.momentum.into());
     }
 
     fn update(&self, graph: &mut Graph, name: &str, parameter: NodeId, gradient: NodeId) {
@@ -185,19 +184,17 @@ impl Optimizer for Adam {
         if self.decoupled { "adamw" } else { "adam" }.into()
     }
 
-    fn scalars(&self, t: u64) -> Vec<(&'static str, f64)> {
+    fn scalars(&self, t: u64, set: &mut dyn FnMut(&'static str, f64)) {
         let (beta1, beta2) = (f64::from(self.beta1), f64::from(self.beta2));
         let t = t.min(i32::MAX as u64) as i32;
-        vec![
-            ("optimizer.lr", self.lr.into()),
-            ("optimizer.beta1", beta1),
-            ("optimizer.beta2", beta2),
-            ("optimizer.eps", self.eps.into()),
-            ("optimizer.weight_decay", self.weight_decay.into()),
-            // On the host in f64: 1 - 0.999 in f32 would be off by 1e-5.
-            ("optimizer.correction1", 1.0 - beta1.powi(t)),
-            ("optimizer.correction2", 1.0 - beta2.powi(t)),
-        ]
+        set("optimizer.lr", self.lr.into());
+        set("optimizer.beta1", beta1);
+        set("optimizer.beta2", beta2);
+        set("optimizer.eps", self.eps.into());
+        set("optimizer.weight_decay", self.weight_decay.into());
+        // On the host in f64: 1 - 0.999 in f32 would be off by 1e-5.
+        set("optimizer.correction1", 1.0 - beta1.powi(t));
+        set("optimizer.correction2", 1.0 - beta2.powi(t));
     }
 
     fn update(&self, graph: &mut Graph, name: &str, parameter: NodeId, gradient: NodeId) {

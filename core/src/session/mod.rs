@@ -399,22 +399,29 @@ impl Session {
         unwrap_report(self.try_wait());
     }
 
-    /// Values of all scalars for the next step. Reuses its memory.
+    /// Values of all scalars for the next step, in memory that is reused.
     fn gather_scalars(&mut self) {
-        let rule = self.optimizer.as_ref().map(|a| a.rule.scalars(a.updates + 1));
+        let plan = &self.plan;
         self.scalars.clear();
-        for (name, buffer) in &self.plan.scalar_buffers {
-            let from_rule = rule.iter().flatten().find(|(n, _)| n == name).map(|(_, v)| *v);
+        for (name, buffer) in &plan.scalar_buffers {
             let value = match name.as_str() {
                 SEED_SCALAR => f64::from(self.seed),
                 STEP_SCALAR => f64::from(self.steps as u32),
-                _ => from_rule
-                    .or_else(|| self.user_scalars.get(name).copied())
-                    .unwrap_or(0.0),
+                _ => self.user_scalars.get(name).copied().unwrap_or(0.0),
             };
-            let dtype = self.plan.buffer_types[buffer.index()].dtype;
+            let dtype = plan.buffer_types[buffer.index()].dtype;
             self.scalars.push((*buffer, scalar_bytes(dtype, value)));
         }
+        let Some(active) = &self.optimizer else { return };
+        let scalars = &mut self.scalars;
+        active.rule.scalars(active.updates + 1, &mut |name, value| {
+            for ((n, buffer), slot) in plan.scalar_buffers.iter().zip(scalars.iter_mut()) {
+                if n == name {
+                    let dtype = plan.buffer_types[buffer.index()].dtype;
+                    slot.1 = scalar_bytes(dtype, value);
+                }
+            }
+        });
     }
 
     // ---- data out -----------------------------------------------------------------------------

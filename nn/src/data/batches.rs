@@ -74,11 +74,7 @@ impl<'a> Batches<'a> {
     /// # Errors
     ///
     /// As for [`new`](Self::new).
-    pub fn sequential(
-        data: &'a Dataset,
-        batch_size: usize,
-        remainder: Remainder,
-    ) -> Result<Self, DataError> {
+    pub fn sequential(data: &'a Dataset, batch_size: usize, remainder: Remainder) -> Result<Self, DataError> {
         let len = data.len();
         if batch_size == 0 {
             return Err(DataError::ZeroBatch {
@@ -138,10 +134,7 @@ impl<'a> Batches<'a> {
         labels.clear();
         labels.reserve(self.batch_size);
         // The last batch may run past the end, on into the start of the order.
-        let rows = self.order[start..]
-            .iter()
-            .chain(&self.order)
-            .take(self.batch_size);
+        let rows = self.order[start..].iter().chain(&self.order).take(self.batch_size);
         for (values, label) in rows.filter_map(|&row| self.data.example(row)) {
             features.extend_from_slice(values);
             labels.push(label);
@@ -185,9 +178,7 @@ mod tests {
     #[test]
     fn drop_leaves_out_the_remainder() {
         let data = rows(10);
-        let batches: Vec<Batch> = Batches::new(&data, 4, 1, 0, Remainder::Drop)
-            .unwrap()
-            .collect();
+        let batches: Vec<Batch> = Batches::new(&data, 4, 1, 0, Remainder::Drop).unwrap().collect();
         assert_eq!(batches.len(), 2);
         let mut seen: Vec<u32> = batches.iter().flat_map(|b| b.labels.clone()).collect();
         seen.sort_unstable();
@@ -202,21 +193,14 @@ mod tests {
         let batches = Batches::new(&data, 4, 1, 0, Remainder::Wrap).unwrap();
         let order: Vec<u32> = batches.order().iter().map(|&i| i as u32).collect();
         let batches: Vec<Batch> = batches.collect();
-        assert_eq!(
-            batches.iter().map(|b| b.fresh).collect::<Vec<_>>(),
-            [4, 4, 2]
-        );
+        assert_eq!(batches.iter().map(|b| b.fresh).collect::<Vec<_>>(), [4, 4, 2]);
         assert_eq!(batches[2].labels, [order[8], order[9], order[0], order[1]]);
     }
 
     #[test]
     fn both_modes_agree_when_nothing_remains() {
         let data = rows(8);
-        let collect = |mode| {
-            Batches::new(&data, 4, 1, 0, mode)
-                .unwrap()
-                .collect::<Vec<_>>()
-        };
+        let collect = |mode| Batches::new(&data, 4, 1, 0, mode).unwrap().collect::<Vec<_>>();
         assert_eq!(collect(Remainder::Drop), collect(Remainder::Wrap));
     }
 
@@ -265,9 +249,7 @@ mod tests {
     #[test]
     fn sequential_keeps_the_order() {
         let data = rows(5);
-        let batches: Vec<Batch> = Batches::sequential(&data, 2, Remainder::Wrap)
-            .unwrap()
-            .collect();
+        let batches: Vec<Batch> = Batches::sequential(&data, 2, Remainder::Wrap).unwrap().collect();
         let labels: Vec<_> = batches.iter().map(|b| b.labels.clone()).collect();
         assert_eq!(labels, [[0, 1], [2, 3], [4, 0]]);
         assert_eq!(batches[2].fresh, 1);
@@ -276,18 +258,8 @@ mod tests {
     #[test]
     fn whole_set_and_single_examples_are_valid_batches() {
         let data = rows(5);
-        assert_eq!(
-            Batches::new(&data, 5, 0, 0, Remainder::Wrap)
-                .unwrap()
-                .count(),
-            1
-        );
-        assert_eq!(
-            Batches::new(&data, 1, 0, 0, Remainder::Drop)
-                .unwrap()
-                .count(),
-            5
-        );
+        assert_eq!(Batches::new(&data, 5, 0, 0, Remainder::Wrap).unwrap().count(), 1);
+        assert_eq!(Batches::new(&data, 1, 0, 0, Remainder::Drop).unwrap().count(), 5);
     }
 
     #[test]

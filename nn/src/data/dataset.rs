@@ -154,9 +154,7 @@ impl Dataset {
         let mut features = reserve(&self.name, rows.len(), self.feature_len())?;
         let mut labels = Vec::with_capacity(rows.len());
         for &row in rows {
-            let (values, label) = self
-                .example(row)
-                .ok_or_else(|| self.row_out_of_range(row))?;
+            let (values, label) = self.example(row).ok_or_else(|| self.row_out_of_range(row))?;
             features.extend_from_slice(values);
             labels.push(label);
         }
@@ -178,12 +176,8 @@ impl Dataset {
     /// [`DataError::Split`] or [`DataError::OutOfMemory`].
     pub fn split(&self, test_fraction: f64, seed: u64) -> Result<(Self, Self), DataError> {
         let (train, test) = self.split_indices(test_fraction, seed)?;
-        let train = self
-            .subset(&train)?
-            .with_name(format!("{} (train)", self.name));
-        let test = self
-            .subset(&test)?
-            .with_name(format!("{} (test)", self.name));
+        let train = self.subset(&train)?.with_name(format!("{} (train)", self.name));
+        let test = self.subset(&test)?.with_name(format!("{} (test)", self.name));
         Ok((train, test))
     }
 
@@ -205,11 +199,7 @@ impl Dataset {
     ///
     /// [`DataError::Split`] when `test_fraction` is not strictly between 0 and
     /// 1, or when a part would be empty.
-    pub fn split_indices(
-        &self,
-        test_fraction: f64,
-        seed: u64,
-    ) -> Result<(Vec<usize>, Vec<usize>), DataError> {
+    pub fn split_indices(&self, test_fraction: f64, seed: u64) -> Result<(Vec<usize>, Vec<usize>), DataError> {
         let len = self.len();
         let in_range = test_fraction > 0.0 && test_fraction < 1.0; // false for NaN
         let test_len = (len as f64 * test_fraction - 1e-9).ceil().max(0.0) as usize;
@@ -295,10 +285,7 @@ impl Dataset {
     pub fn one_hot(&self, rows: &[usize]) -> Result<Vec<f32>, DataError> {
         let mut labels = Vec::with_capacity(rows.len());
         for &row in rows {
-            let label = self
-                .labels
-                .get(row)
-                .ok_or_else(|| self.row_out_of_range(row))?;
+            let label = self.labels.get(row).ok_or_else(|| self.row_out_of_range(row))?;
             labels.push(*label);
         }
         let mut out = Vec::new();
@@ -403,10 +390,7 @@ fn shape_len(name: &str, shape: &[usize]) -> Result<usize, DataError> {
     if shape.contains(&0) {
         return refuse("a dimension is 0");
     }
-    match shape
-        .iter()
-        .try_fold(1_usize, |product, &dim| product.checked_mul(dim))
-    {
+    match shape.iter().try_fold(1_usize, |product, &dim| product.checked_mul(dim)) {
         Some(len) => Ok(len),
         None => refuse("it holds more elements than can be addressed"),
     }
@@ -416,10 +400,7 @@ fn shape_len(name: &str, shape: &[usize]) -> Result<usize, DataError> {
 /// process when that is more memory than there is.
 fn reserve(name: &str, rows: usize, columns: usize) -> Result<Vec<f32>, DataError> {
     let mut out = Vec::new();
-    match rows
-        .checked_mul(columns)
-        .map(|size| out.try_reserve_exact(size))
-    {
+    match rows.checked_mul(columns).map(|size| out.try_reserve_exact(size)) {
         Some(Ok(())) => Ok(out),
         _ => Err(DataError::OutOfMemory {
             name: name.into(),

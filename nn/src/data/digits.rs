@@ -49,8 +49,7 @@ pub const DIGITS_SPLIT_SEED: u64 = 0;
 pub fn digits() -> Result<Dataset, DataError> {
     let csv = Stream::from_bytes(DIGITS_CSV_GZ, NAME)?.rest(CSV_LEN)?;
     let (pixels, labels) = parse_csv(&csv, NAME)?;
-    Dataset::new("digits", pixels, vec![1, SIDE, SIDE], labels, CLASSES)?
-        .normalised(FULL_SCALE as f32)
+    Dataset::new("digits", pixels, vec![1, SIDE, SIDE], labels, CLASSES)?.normalised(FULL_SCALE as f32)
 }
 
 /// [`digits`] as `(train, test)` with 1,437 and 360 examples, the same ones in
@@ -99,9 +98,7 @@ fn parse_line(text: &[u8]) -> Result<[u32; COLUMNS], (usize, String)> {
         } else {
             CLASSES as u32 - 1
         };
-        let parsed = str::from_utf8(field)
-            .ok()
-            .and_then(|text| text.parse().ok());
+        let parsed = str::from_utf8(field).ok().and_then(|text| text.parse().ok());
         *value = parsed.filter(|&value| value <= limit).ok_or_else(|| {
             // No more than a glimpse of what may be a very long line.
             let found = String::from_utf8_lossy(&field[..field.len().min(20)]);
@@ -110,10 +107,7 @@ fn parse_line(text: &[u8]) -> Result<[u32; COLUMNS], (usize, String)> {
         })?;
     }
     if columns < COLUMNS {
-        return Err((
-            columns,
-            format!("expected {COLUMNS} columns, found {columns}"),
-        ));
+        return Err((columns, format!("expected {COLUMNS} columns, found {columns}")));
     }
     Ok(row)
 }
@@ -136,10 +130,7 @@ mod tests {
         assert_eq!(ink, 561_718.0);
         assert_eq!(data.labels()[..10], [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
         let (first, label) = data.example(0).unwrap();
-        assert_eq!(
-            first[..8],
-            [0.0, 0.0, 5.0, 13.0, 9.0, 1.0, 0.0, 0.0].map(|v| v / 16.0)
-        );
+        assert_eq!(first[..8], [0.0, 0.0, 5.0, 13.0, 9.0, 1.0, 0.0, 0.0].map(|v| v / 16.0));
         assert_eq!(label, 0);
     }
 
@@ -147,26 +138,15 @@ mod tests {
     fn hold_out_never_changes() {
         let all = digits().unwrap();
         // Computed by an independent implementation of the documented split.
-        let (train, test) = all
-            .split_indices(DIGITS_TEST_FRACTION, DIGITS_SPLIT_SEED)
-            .unwrap();
-        assert_eq!(
-            test[..10],
-            [339, 635, 1747, 1063, 1709, 661, 1221, 774, 452, 920]
-        );
-        assert_eq!(
-            train[..10],
-            [1442, 155, 104, 1269, 781, 759, 1583, 1644, 738, 1109]
-        );
+        let (train, test) = all.split_indices(DIGITS_TEST_FRACTION, DIGITS_SPLIT_SEED).unwrap();
+        assert_eq!(test[..10], [339, 635, 1747, 1063, 1709, 661, 1221, 774, 452, 920]);
+        assert_eq!(train[..10], [1442, 155, 104, 1269, 781, 759, 1583, 1644, 738, 1109]);
 
         let (train, test) = digits_split().unwrap();
         assert_eq!((train.len(), test.len()), (1437, 360));
         let counts: Vec<usize> = test.class_counts().into_iter().map(|(_, n)| n).collect();
         assert_eq!(counts, [37, 38, 39, 35, 29, 42, 32, 37, 32, 39]);
-        assert_eq!(
-            (train.name(), test.name()),
-            ("digits (train)", "digits (test)")
-        );
+        assert_eq!((train.name(), test.name()), ("digits (train)", "digits (test)"));
     }
 
     fn line(pixel: &str, label: &str) -> String {
@@ -206,10 +186,7 @@ mod tests {
                 line("1", "1,1"),
                 "d: line 2, column 66: expected 65 columns, found more",
             ),
-            (
-                "1,2".into(),
-                "d: line 2, column 2: expected 65 columns, found 2",
-            ),
+            ("1,2".into(), "d: line 2, column 2: expected 65 columns, found 2"),
             (
                 String::new(),
                 "d: line 2, column 1: expected a whole number 0 to 16, found \"\"",
@@ -222,10 +199,7 @@ mod tests {
     #[test]
     fn damaged_embedded_bytes_are_errors() {
         let cut = &DIGITS_CSV_GZ[..DIGITS_CSV_GZ.len() - 9];
-        let error = Stream::from_bytes(cut, NAME)
-            .unwrap()
-            .rest(CSV_LEN)
-            .unwrap_err();
+        let error = Stream::from_bytes(cut, NAME).unwrap().rest(CSV_LEN).unwrap_err();
         assert!(matches!(error, DataError::Gzip { .. }), "{error}");
     }
 }

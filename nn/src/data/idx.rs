@@ -99,12 +99,7 @@ impl IdxData {
     fn decode(dtype: IdxType, bytes: Vec<u8>) -> Self {
         /// Applies `convert` to each `N` bytes.
         fn each<const N: usize, T>(bytes: &[u8], convert: fn([u8; N]) -> T) -> Vec<T> {
-            bytes
-                .as_chunks::<N>()
-                .0
-                .iter()
-                .map(|&chunk| convert(chunk))
-                .collect()
+            bytes.as_chunks::<N>().0.iter().map(|&chunk| convert(chunk)).collect()
         }
         match dtype {
             IdxType::U8 => Self::U8(bytes),
@@ -221,9 +216,7 @@ fn parse(mut stream: Stream<'_>) -> Result<IdxArray, DataError> {
             shape,
         });
     }
-    let size = shape
-        .iter()
-        .try_fold(dtype.size(), |size, &dim| size.checked_mul(dim));
+    let size = shape.iter().try_fold(dtype.size(), |size, &dim| size.checked_mul(dim));
     match size {
         Some(size) if size <= IDX_MAX_BYTES => {
             let data = IdxData::decode(dtype, stream.rest(size)?);

@@ -67,11 +67,7 @@ pub fn mnist(dir: impl AsRef<Path>) -> Result<(Dataset, Dataset), DataError> {
 /// Those of [`read_idx`], [`DataError::IdxKind`] for another element type or
 /// number of dimensions, [`DataError::CountMismatch`], and
 /// [`DataError::LabelOutOfRange`] for a label that is not below `classes`.
-pub fn idx_dataset(
-    images: impl AsRef<Path>,
-    labels: impl AsRef<Path>,
-    classes: usize,
-) -> Result<Dataset, DataError> {
+pub fn idx_dataset(images: impl AsRef<Path>, labels: impl AsRef<Path>, classes: usize) -> Result<Dataset, DataError> {
     let images_name = images.as_ref().display().to_string();
     let labels_name = labels.as_ref().display().to_string();
 
@@ -89,25 +85,15 @@ pub fn idx_dataset(
     // `Dataset::new` checks this too, but would blame the image file.
     check_labels(&labels_name, &labels, classes)?;
 
-    let features = pixels
-        .into_iter()
-        .map(|pixel| f32::from(pixel) / FULL_SCALE)
-        .collect();
+    let features = pixels.into_iter().map(|pixel| f32::from(pixel) / FULL_SCALE).collect();
     let feature_shape = vec![1, image_shape[1], image_shape[2]];
-    log::debug!(
-        "{images_name}: {} images of {feature_shape:?}",
-        labels.len()
-    );
+    log::debug!("{images_name}: {} images of {feature_shape:?}", labels.len());
     Dataset::new(images_name, features, feature_shape, labels, classes)
 }
 
 /// Shape and elements of the file at `path`, which must hold `u8` of `rank`
 /// dimensions; `expected` describes that to the reader of the error.
-fn read_u8(
-    path: &Path,
-    rank: usize,
-    expected: &'static str,
-) -> Result<(Vec<usize>, Vec<u8>), DataError> {
+fn read_u8(path: &Path, rank: usize, expected: &'static str) -> Result<(Vec<usize>, Vec<u8>), DataError> {
     let array: IdxArray = read_idx(path)?;
     let found = format!("{} of shape {:?}", array.dtype(), array.shape());
     match array.into_parts() {
@@ -145,8 +131,7 @@ fn find_file(dir: &Path, (stem, suffix): FileName) -> Result<Option<PathBuf>, Da
             match fs::metadata(&path) {
                 Ok(metadata) if metadata.is_file() => return Ok(Some(path)),
                 Ok(_) => {} // a folder: some tools unpack into one of that name
-                Err(error)
-                    if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {}
+                Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {}
                 // A file that exists but may not be looked at is not missing.
                 Err(source) => {
                     return Err(DataError::Io {

@@ -109,10 +109,7 @@ mod tests {
             counts[rng.up_to(5) as usize] += 1;
         }
         // Mean 10,000, standard deviation about 91: five deviations.
-        assert!(
-            counts.iter().all(|&c| (9_540..=10_460).contains(&c)),
-            "{counts:?}"
-        );
+        assert!(counts.iter().all(|&c| (9_540..=10_460).contains(&c)), "{counts:?}");
         assert_eq!(rng.up_to(0), 0);
         rng.up_to(u64::MAX); // must not overflow
     }

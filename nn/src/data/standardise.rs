@@ -127,10 +127,7 @@ mod tests {
         let out = table().standardised(&fitted).unwrap();
         let mean: f32 = out.features().iter().sum::<f32>() / 4.0;
         let var: f32 = out.features().iter().map(|v| v * v).sum::<f32>() / 4.0;
-        assert!(
-            mean.abs() < 1e-6 && (var - 1.0).abs() < 1e-6,
-            "{mean} {var}"
-        );
+        assert!(mean.abs() < 1e-6 && (var - 1.0).abs() < 1e-6, "{mean} {var}");
     }
 
     #[test]
@@ -138,13 +135,7 @@ mod tests {
         let data = Dataset::new("c", vec![0.1; 999], vec![1], vec![0; 999], 1).unwrap();
         let fitted = Standardiser::fit_per_feature(&data);
         assert_eq!(fitted.std(), [1.0]);
-        assert!(
-            data.standardised(&fitted)
-                .unwrap()
-                .features()
-                .iter()
-                .all(|&v| v == 0.0)
-        );
+        assert!(data.standardised(&fitted).unwrap().features().iter().all(|&v| v == 0.0));
     }
 
     #[test]
@@ -162,21 +153,12 @@ mod tests {
         let big = Dataset::new("big", vec![1.0, 1e30], vec![2], vec![0], 1).unwrap();
         let error = big.standardised(&fitted).unwrap_err();
         assert!(
-            matches!(
-                error,
-                DataError::NonFinite {
-                    row: 0,
-                    feature: 1,
-                    ..
-                }
-            ),
+            matches!(error, DataError::NonFinite { row: 0, feature: 1, .. }),
             "{error}"
         );
 
         let wide = Dataset::new("wide", vec![0.0; 3], vec![3], vec![0], 1).unwrap();
-        let error = wide
-            .standardised(&Standardiser::fit_per_feature(&table()))
-            .unwrap_err();
+        let error = wide.standardised(&Standardiser::fit_per_feature(&table())).unwrap_err();
         assert_eq!(
             error.to_string(),
             "wide: the standardiser was fitted on 2 features per example, these have 3; \

@@ -115,7 +115,7 @@ impl Conv2dConfig {
         if let Some(poison) = reject_zero_sizes(g, &layer, &sizes) {
             return Some(poison);
         }
-        if self.inputs % groups == 0 && self.outputs % groups == 0 {
+        if self.inputs.is_multiple_of(groups) && self.outputs.is_multiple_of(groups) {
             return None;
         }
         let (inputs, outputs) = (self.inputs, self.outputs);

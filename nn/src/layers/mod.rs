@@ -65,5 +65,9 @@ pub(crate) fn scoped(parent: &str, child: &str) -> String {
 #[track_caller]
 fn reject_zero_sizes(g: &mut Graph, layer: &str, sizes: &[(&str, usize)]) -> Option<NodeId> {
     let (what, _) = sizes.iter().find(|(_, size)| *size == 0)?;
-    Some(g.report(layer, format!("the number of {what} is 0"), "every size of a layer is at least 1"))
+    Some(g.report(
+        layer,
+        format!("the number of {what} is 0"),
+        "every size of a layer is at least 1",
+    ))
 }

@@ -33,11 +33,7 @@ pub const LABELS: &str = "labels";
 /// Inputs: `x`, `f32 [batch, feature_shape...]`, and `labels`, `u32 [batch]`, the class ids. Outputs: the
 /// mean cross-entropy in nats, `f32 []`, and the logits, `f32 [batch, classes]`. Wrong sizes reject the graph.
 #[track_caller]
-pub fn classifier(
-    batch: usize,
-    feature_shape: &[usize],
-    logits: impl FnOnce(&mut Graph, NodeId) -> NodeId,
-) -> Graph {
+pub fn classifier(batch: usize, feature_shape: &[usize], logits: impl FnOnce(&mut Graph, NodeId) -> NodeId) -> Graph {
     let mut g = Graph::new();
     let mut shape = vec![batch];
     shape.extend_from_slice(feature_shape);

@@ -166,7 +166,13 @@ mod tests {
             factor: 0.1,
         };
         let cases = [
-            ("batch_size", TrainConfig { batch_size: 0, ..base() }),
+            (
+                "batch_size",
+                TrainConfig {
+                    batch_size: 0,
+                    ..base()
+                },
+            ),
             (
                 "learning_rate",
                 TrainConfig {

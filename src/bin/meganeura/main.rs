@@ -1,2 +1,70 @@
 //! The `meganeura` command.
-fn main() {}
+
+mod commands;
+mod output;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use commands::{conformance, devices, plugins, train};
+
+/// Train and run neural networks on any hardware.
+#[derive(Debug, Parser)]
+#[command(name = "meganeura", version, about, after_help = AFTER_HELP)]
+struct Cli {
+    /// Show what is going on (device choice, timings); twice for more. MEGANEURA_LOG sets it in detail.
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    verbose: u8,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+const AFTER_HELP: &str = "\
+Devices: --device beats MEGANEURA_DEVICE_ID, which beats `device = ...` in meganeura.toml \
+(MEGANEURA_CONFIG names another file). A selector is auto, cpu, BACKEND, BACKEND:INDEX, \
+BACKEND:name=PART or BACKEND:id=NUMBER; `meganeura devices` lists them.";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Train a classifier on handwritten digits and report its accuracy on held-out images.
+    Train(train::Args),
+    /// List the devices and the strings that select them.
+    Devices(devices::Args),
+    /// List the linked backends, operators and rule sets, and where they come from.
+    Plugins(plugins::Args),
+    /// Check a device against the reference implementation of every operator.
+    Conformance(conformance::Args),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    start_logging(cli.verbose);
+    let outcome = match &cli.command {
+        Command::Train(args) => train::run(args),
+        Command::Devices(args) => devices::run(args),
+        Command::Plugins(args) => plugins::run(args),
+        Command::Conformance(args) => conformance::run(args),
+    };
+    match outcome {
+        Ok(code) => code,
+        Err(error) => {
+            output::report(&*error);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn start_logging(verbose: u8) {
+    let default = match verbose {
+        0 => "warn",
+        1 => "info",
+        _ => "debug",
+    };
+    let environment = env_logger::Env::new().filter_or("MEGANEURA_LOG", default);
+    env_logger::Builder::from_env(environment)
+        .format_target(false)
+        .format_timestamp(None)
+        .init();
+}

@@ -45,13 +45,7 @@ pub(crate) fn work(graph: &Graph) -> u64 {
 }
 
 /// Compares a tensor with the oracle's. `limit` is relative to the tensor's largest magnitude.
-pub(crate) fn compare(
-    what: &str,
-    dtype: DType,
-    device: &[f64],
-    oracle: &[f64],
-    limit: f64,
-) -> Result<Check, Failure> {
+pub(crate) fn compare(what: &str, dtype: DType, device: &[f64], oracle: &[f64], limit: f64) -> Result<Check, Failure> {
     let scale = oracle
         .iter()
         .filter(|v| v.is_finite())

@@ -177,6 +177,7 @@ struct Row {
     cases: usize,
     failed: usize,
     expected: usize,
+    /// Largest error as a part of what is accepted.
     worst: f64,
 }
 
@@ -188,21 +189,30 @@ impl fmt::Display for Report {
             row.cases += 1;
             row.failed += usize::from(case.outcome.is_failure());
             match &case.outcome {
-                Outcome::Pass { error } => row.worst = row.worst.max(*error),
+                Outcome::Pass { error } if case.tolerance > 0.0 => row.worst = row.worst.max(error / case.tolerance),
                 Outcome::ExpectedFailure { .. } => row.expected += 1,
                 _ => {}
             }
         }
         let width = rows.keys().map(|k| k.len()).max().unwrap_or(0).max(5);
         writeln!(f, "conformance of '{}'", self.device)?;
-        writeln!(f, "{:width$}  {:>5}  {:>11}  status", "group", "cases", "worst error")?;
+        writeln!(
+            f,
+            "{:width$}  {:>5}  {:>16}  status",
+            "group", "cases", "worst / accepted"
+        )?;
         for (group, row) in &rows {
             let status = match (row.failed, row.expected) {
                 (0, 0) => "ok".to_owned(),
                 (0, expected) => format!("ok ({expected} expected to fail)"),
                 (failed, _) => format!("{failed} FAILED"),
             };
-            writeln!(f, "{group:width$}  {:>5}  {:>11.1e}  {status}", row.cases, row.worst)?;
+            writeln!(
+                f,
+                "{group:width$}  {:>5}  {:>15.1}%  {status}",
+                row.cases,
+                100.0 * row.worst
+            )?;
         }
         for case in self.failures() {
             writeln!(f, "\n{case}")?;

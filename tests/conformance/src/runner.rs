@@ -57,7 +57,9 @@ pub(crate) fn fail<T>(message: impl Into<String>) -> Result<T, Failure> {
 /// Fails the case with a message unless the condition holds.
 macro_rules! ensure {
     ($condition:expr, $($message:tt)*) => {
-        if !$condition {
+        // Not negated, so that a comparison with NaN fails the case.
+        if $condition {
+        } else {
             return $crate::runner::fail(format!($($message)*));
         }
     };
@@ -141,10 +143,12 @@ pub fn run_on_backend(backend: &dyn Backend, section: Section, expected: &[(&str
         .collect::<Result<Vec<_>>>()?;
     let config = Config::default();
     let devices = backend.devices(&config)?;
-    let usable = devices
-        .iter()
-        .find(|d| d.rejected.is_none())
-        .ok_or_else(|| Error::backend(backend.info().name, format!("none of {} devices is usable", devices.len())))?;
+    let usable = devices.iter().find(|d| d.rejected.is_none()).ok_or_else(|| {
+        Error::backend(
+            backend.info().name,
+            format!("none of {} devices is usable", devices.len()),
+        )
+    })?;
     let device = backend.open(usable.index, &config)?;
     let options = Options {
         sections: vec![section],

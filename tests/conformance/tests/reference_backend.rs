@@ -1,12 +1,187 @@
-//! x
-use meganeura_conformance::*;
+//! The suite passes a right backend, whatever kernels it lacks, and catches wrong ones.
+
+use std::sync::Arc;
+
+use meganeura_conformance::{
+    ExpectedFailure, Hook, Options, Outcome, ReferenceBackend, Report, Section, run, run_with,
+};
+use meganeura_core::error::{Error, Result};
+use meganeura_core::ops::RefTensor;
+use meganeura_core::plan::Dispatch;
+
+mod every_kernel {
+    use super::ReferenceBackend;
+
+    meganeura_conformance::conformance!(
+        ReferenceBackend::new(),
+        expected: [
+            ("semantics/writes/written twice, both deferred", "deferred copies run in the wrong order"),
+            ("semantics/writes/an output keeps*", "outputs share the buffer of the data that is written"),
+            ("semantics/writes/an alias as output*", "outputs share the buffer of the data that is written"),
+        ]
+    );
+}
+
+mod primitives_only {
+    use super::ReferenceBackend;
+
+    meganeura_conformance::conformance!(
+        ReferenceBackend::new().primitives_only().without_half_arithmetic(),
+        expected: [
+            ("semantics/writes/written twice, both deferred", "deferred copies run in the wrong order"),
+            ("semantics/writes/an output keeps*", "outputs share the buffer of the data that is written"),
+            ("semantics/writes/an alias as output*", "outputs share the buffer of the data that is written"),
+            ("errors/index/class ids", "the decomposition does not check its ids"),
+        ]
+    );
+}
+
+type Outcomes = Result<Vec<RefTensor>>;
+
+/// A backend whose dispatches of one kernel go through `fault`.
+fn broken(kernel: &'static str, fault: fn(Outcomes) -> Outcomes) -> ReferenceBackend {
+    let hook: Hook = Arc::new(move |dispatch: &Dispatch, outcome| {
+        if dispatch.kernel.name == kernel {
+            fault(outcome)
+        } else {
+            outcome
+        }
+    });
+    ReferenceBackend::new().with_hook(hook)
+}
+
+fn run_part(backend: &ReferenceBackend, section: Section, filter: &str) -> Report {
+    let options = Options {
+        filter: Some(filter.to_owned()),
+        sections: vec![section],
+        seeds: 0..1,
+        ..Options::default()
+    };
+    run(backend.device(), &options)
+}
+
+/// Checks that exactly the cases fail whose id starts so.
+fn assert_fails_on(report: &Report, prefixes: &[&str]) {
+    assert!(!report.is_ok());
+    for prefix in prefixes {
+        let meant = report.cases.iter().any(|c| c.id.starts_with(prefix));
+        assert!(meant, "there is no case {prefix}");
+    }
+    for case in &report.cases {
+        let meant = prefixes.iter().any(|p| case.id.starts_with(p));
+        assert_eq!(case.outcome.is_failure(), meant, "{case}");
+    }
+}
+
 #[test]
-fn t() {
-    let r = run(ReferenceBackend::new().device(), &Options::default());
-    println!("{r}");
-    let mut slow: Vec<_> = r.cases.iter().collect();
-    slow.sort_by_key(|c| std::cmp::Reverse(c.elapsed));
-    for c in slow.iter().take(12) { println!("{:?} {}", c.elapsed, c.id); }
-    let r = run(ReferenceBackend::new().primitives_only().device(), &Options::default());
-    println!("{r}");
+fn a_relu_that_ignores_nan_is_caught() {
+    let backend = broken("core.relu", |outcome| {
+        let mut tensors = outcome?;
+        for v in &mut tensors[0].data {
+            *v = v.max(0.0);
+        }
+        Ok(tensors)
+    });
+    let report = run_part(&backend, Section::Operators, "core.relu/");
+    assert_fails_on(&report, &["core.relu/special/"]);
+}
+
+#[test]
+fn an_addition_off_by_one_is_caught() {
+    let backend = broken("core.add", |outcome| {
+        let mut tensors = outcome?;
+        tensors[0].data.iter_mut().for_each(|v| *v += 1.0);
+        Ok(tensors)
+    });
+    let report = run_part(&backend, Section::Operators, "/forward/");
+    assert_fails_on(&report, &["core.add/forward/"]);
+}
+
+#[test]
+fn a_slightly_wrong_gradient_is_caught() {
+    // One element of one gradient, by less than the eye would notice in a training curve.
+    let backend = broken("core.conv2d_weight_grad", |outcome| {
+        let mut tensors = outcome?;
+        if let Some(last) = tensors[0].data.last_mut() {
+            *last += 0.01;
+        }
+        Ok(tensors)
+    });
+    let report = run_part(&backend, Section::Training, "training/");
+    assert_fails_on(&report, &["training/convolutions/"]);
+}
+
+#[test]
+fn a_lost_write_is_caught() {
+    let backend = broken("core.assign", |_| Ok(Vec::new()));
+    let report = run_part(&backend, Section::Operators, "/forward/");
+    assert_fails_on(&report, &["core.assign/forward/"]);
+    let backend = broken("optim.sgd", |_| Ok(Vec::new()));
+    let report = run_part(&backend, Section::Training, "training/mlp/");
+    assert_fails_on(&report, &["training/mlp/sgd"]);
+}
+
+#[test]
+fn an_index_that_is_not_reported_is_caught() {
+    let backend = broken("core.gather", |outcome| match outcome {
+        Err(Error::IndexOutOfRange { .. }) => Ok(Vec::new()),
+        other => other,
+    });
+    let report = run_part(&backend, Section::Errors, "errors/");
+    assert_fails_on(&report, &["errors/index/gather", "errors/index/several at once"]);
+}
+
+#[test]
+fn a_panic_is_a_failure_of_its_case() {
+    let backend = broken("core.sin", |_| panic!("no sine today"));
+    let report = run_part(&backend, Section::Operators, "core.si");
+    assert_fails_on(&report, &["core.sin/"]);
+    let first = report.failures().next().map(|c| c.outcome.detail().to_owned());
+    assert_eq!(first.as_deref(), Some("panicked: no sine today"));
+}
+
+#[test]
+fn expected_failures_are_accounted_for() {
+    let options = Options {
+        filter: Some("core.relu/forward".into()),
+        seeds: 0..1,
+        ..Options::default()
+    };
+    let known = [ExpectedFailure::new("core.relu/*", "for this test").expect("it has a reason")];
+    let mut seen = 0;
+    let good = run_with(ReferenceBackend::new().device(), &options, &known, &mut |_| seen += 1);
+    assert_eq!((seen, good.failed()), (good.cases.len(), good.cases.len()));
+    let unexpected = |o: &Outcome| matches!(o, Outcome::UnexpectedPass { .. });
+    assert!(good.cases.iter().all(|c| unexpected(&c.outcome)));
+
+    let backend = broken("core.relu", |_| Ok(Vec::new()));
+    let bad = run_with(backend.device(), &options, &known, &mut |_| {});
+    assert!(bad.is_ok() && bad.passed() == 0, "{bad}");
+}
+
+#[test]
+fn an_expected_failure_without_a_case_is_a_failure() {
+    let options = Options {
+        seeds: 0..0,
+        max_work: 0,
+        ..Options::default()
+    };
+    let known = [ExpectedFailure::new("core.typo/*", "for this test").expect("it has a reason")];
+    let report = run_with(ReferenceBackend::new().device(), &options, &known, &mut |_| {});
+    let found = report.failures().any(|c| c.id == "expected failures/core.typo/*");
+    assert!(found, "{report}");
+}
+
+#[test]
+fn reports_are_json_lines() {
+    let report = run_part(&ReferenceBackend::new(), Section::Operators, "core.relu/forward");
+    assert!(report.is_ok() && report.skipped() > 0, "{report}");
+    let text = report.to_json_lines().expect("it serialises");
+    let lines: Vec<serde_json::Value> = text
+        .lines()
+        .map(|l| serde_json::from_str(l).expect("a line is JSON"))
+        .collect();
+    assert_eq!(lines.len(), report.cases.len() + 1);
+    assert_eq!(lines[0]["outcome"], "pass");
+    assert_eq!(lines[report.cases.len()]["passed"], report.passed());
 }

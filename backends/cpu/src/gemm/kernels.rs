@@ -113,7 +113,7 @@ macro_rules! kernel_set {
                 unsafe { vector::dots::<$vector>(x, matrix, column, k, cols, y) }
             }
 
-            pub static SET: KernelSet = KernelSet {
+            pub(crate) static SET: KernelSet = KernelSet {
                 kernel: $kernel,
                 lanes: <$vector>::LANES,
                 tile_cols: VECTORS * <$vector>::LANES,
@@ -169,11 +169,7 @@ impl Kernel {
 
     /// This kernel's functions; the best others if the CPU lacks it.
     pub(super) fn set(self) -> &'static KernelSet {
-        let kernel = if self.is_available() {
-            self
-        } else {
-            Self::detect()
-        };
+        let kernel = if self.is_available() { self } else { Self::detect() };
         match kernel {
             #[cfg(target_arch = "x86_64")]
             Kernel::Avx512 => &avx512::SET,

@@ -79,13 +79,10 @@ pub(super) struct MatrixPlan {
 }
 
 impl MatrixPlan {
-    pub fn new(spec: &GemmSpec, set: &KernelSet) -> Self {
+    pub(super) fn new(spec: &GemmSpec, set: &KernelSet) -> Self {
         let width = set.tile_cols;
         let panels = spec.n.div_ceil(width);
-        let k_block = spec
-            .k
-            .div_ceil(spec.k.div_ceil(K_BLOCK))
-            .next_multiple_of(4);
+        let k_block = spec.k.div_ceil(spec.k.div_ceil(K_BLOCK)).next_multiple_of(4);
         let k_blocks = spec.k.div_ceil(k_block);
         let tasks = wanted_tasks(spec);
         let (row_parts, col_parts) = if spec.m <= WIDE_ROWS {
@@ -126,11 +123,11 @@ impl MatrixPlan {
         }
     }
 
-    pub fn phases(&self) -> usize {
+    pub(super) fn phases(&self) -> usize {
         if self.source == Source::Shared { 2 } else { 1 }
     }
 
-    pub fn tasks(&self, phase: usize) -> usize {
+    pub(super) fn tasks(&self, phase: usize) -> usize {
         if phase + 1 < self.phases() {
             self.pack_tasks
         } else {
@@ -138,7 +135,7 @@ impl MatrixPlan {
         }
     }
 
-    pub fn shared_len(&self) -> usize {
+    pub(super) fn shared_len(&self) -> usize {
         if self.source == Source::Shared {
             self.k_blocks * self.k_block * self.panels * self.width
         } else {
@@ -146,12 +143,8 @@ impl MatrixPlan {
         }
     }
 
-    pub fn worker_len(&self) -> usize {
-        let a_len = if self.copy_a {
-            self.row_block * self.k_block
-        } else {
-            0
-        };
+    pub(super) fn worker_len(&self) -> usize {
+        let a_len = if self.copy_a { self.row_block * self.k_block } else { 0 };
         self.worker_panels_len() + a_len
     }
 
@@ -181,7 +174,7 @@ impl MatrixPlan {
     /// # Safety
     ///
     /// As for [`super::Gemm::run_task`], with a `set` that the CPU can run.
-    pub unsafe fn pack(&self, spec: &GemmSpec, set: &KernelSet, task: usize, operands: Operands) {
+    pub(super) unsafe fn pack(&self, spec: &GemmSpec, set: &KernelSet, task: usize, operands: Operands) {
         let panels = share(self.panels, self.pack_tasks, task);
         for block in 0..self.k_blocks {
             let steps = self.steps(spec, block);
@@ -199,13 +192,7 @@ impl MatrixPlan {
     /// # Safety
     ///
     /// As for [`super::Gemm::run_task`], with a `set` that the CPU can run.
-    pub unsafe fn multiply(
-        &self,
-        spec: &GemmSpec,
-        set: &KernelSet,
-        task: usize,
-        operands: Operands,
-    ) {
+    pub(super) unsafe fn multiply(&self, spec: &GemmSpec, set: &KernelSet, task: usize, operands: Operands) {
         let rows = share(spec.m, self.row_parts, task / self.col_parts);
         let panels = share(self.panels, self.col_parts, task % self.col_parts);
         for block in 0..self.k_blocks {
@@ -246,14 +233,7 @@ impl MatrixPlan {
     /// # Safety
     ///
     /// As for [`Self::multiply`], for a part of C that this task owns.
-    unsafe fn block(
-        &self,
-        spec: &GemmSpec,
-        set: &KernelSet,
-        part: &Part,
-        b: Option<*const f32>,
-        operands: Operands,
-    ) {
+    unsafe fn block(&self, spec: &GemmSpec, set: &KernelSet, part: &Part, b: Option<*const f32>, operands: Operands) {
         let k = part.steps.len();
         let rows = part.rows.len();
         let by_rows = spec.a.col == 1;
@@ -278,10 +258,7 @@ impl MatrixPlan {
             let (b, b_row) = unsafe {
                 match b {
                     Some(b) => (b.add(index * k * self.width), self.width),
-                    None => (
-                        operands.b.add(part.steps.start * spec.b.row + col),
-                        spec.b.row,
-                    ),
+                    None => (operands.b.add(part.steps.start * spec.b.row + col), spec.b.row),
                 }
             };
             for tile in 0..tiles {
@@ -304,9 +281,7 @@ impl MatrixPlan {
                         a_col,
                         b,
                         b_row,
-                        c: operands
-                            .c
-                            .add((part.rows.start + rows.start) * spec.ldc + col),
+                        c: operands.c.add((part.rows.start + rows.start) * spec.ldc + col),
                         c_row: spec.ldc,
                         k,
                         cols: self.width.min(spec.n - col),

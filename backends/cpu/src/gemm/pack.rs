@@ -47,14 +47,7 @@ const AHEAD: usize = 8;
 ///
 /// As for [`panels`].
 #[inline(always)]
-unsafe fn rows<V: Vector>(
-    b: *const f32,
-    row: usize,
-    k: usize,
-    cols: usize,
-    width: usize,
-    to: *mut f32,
-) {
+unsafe fn rows<V: Vector>(b: *const f32, row: usize, k: usize, cols: usize, width: usize, to: *mut f32) {
     // SAFETY: reads rows below `k`, columns below `cols`; writes the same of the
     // panels. The mask keeps the last vector within `cols`.
     unsafe {
@@ -83,14 +76,7 @@ unsafe fn rows<V: Vector>(
 ///
 /// As for [`panels`], with `cols <= width`.
 #[inline(always)]
-unsafe fn columns<V: Vector>(
-    b: *const f32,
-    strides: Strides,
-    k: usize,
-    cols: usize,
-    width: usize,
-    to: *mut f32,
-) {
+unsafe fn columns<V: Vector>(b: *const f32, strides: Strides, k: usize, cols: usize, width: usize, to: *mut f32) {
     // SAFETY: reads rows below `k`, columns below `cols`, squares only where all
     // of one is inside; writes the same of the panel.
     unsafe {
@@ -128,14 +114,7 @@ unsafe fn columns<V: Vector>(
 ///
 /// `a` must be valid for the block, and `to` for the copy, which nobody else
 /// accesses meanwhile.
-pub(super) unsafe fn tiles(
-    a: *const f32,
-    strides: Strides,
-    rows: usize,
-    k: usize,
-    tiles: usize,
-    to: *mut f32,
-) {
+pub(super) unsafe fn tiles(a: *const f32, strides: Strides, rows: usize, k: usize, tiles: usize, to: *mut f32) {
     if strides.col == 1 {
         // Rows in order of tiles are rows in order.
         for i in 0..rows {

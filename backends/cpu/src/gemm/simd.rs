@@ -226,10 +226,7 @@ mod x86 {
         unsafe fn sum(self) -> f32 {
             // SAFETY: see above.
             unsafe {
-                let halves = _mm_add_ps(
-                    _mm256_castps256_ps128(self.0),
-                    _mm256_extractf128_ps::<1>(self.0),
-                );
+                let halves = _mm_add_ps(_mm256_castps256_ps128(self.0), _mm256_extractf128_ps::<1>(self.0));
                 let pairs = _mm_add_ps(halves, _mm_movehl_ps(halves, halves));
                 _mm_cvtss_f32(_mm_add_ss(pairs, _mm_movehdup_ps(pairs)))
             }

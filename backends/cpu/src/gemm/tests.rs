@@ -78,9 +78,7 @@ fn product(gemm: &Gemm, a: &[f32], b: &[f32], pool: &ThreadPool) -> Vec<f32> {
         c[i * spec.ldc..][..spec.n].fill(0.5);
     }
     let mut shared = Scratch::new(gemm.shared_len());
-    let mut workers: Vec<Scratch> = (0..pool.threads())
-        .map(|_| Scratch::new(gemm.worker_len()))
-        .collect();
+    let mut workers: Vec<Scratch> = (0..pool.threads()).map(|_| Scratch::new(gemm.worker_len())).collect();
     let workers: Vec<*mut f32> = workers.iter_mut().map(Scratch::ptr).collect();
     let operands = Operands {
         a: a.as_ptr(),
@@ -222,14 +220,7 @@ fn sizes_around_tasks_and_blocks() {
 #[test]
 fn vectors() {
     let pools = pools();
-    for (k, len) in [
-        (1, 1),
-        (1, 9000),
-        (40, 9001),
-        (577, 1234),
-        (3001, 5),
-        (70_001, 2),
-    ] {
+    for (k, len) in [(1, 1), (1, 9000), (40, 9001), (577, 1234), (3001, 5), (70_001, 2)] {
         try_shape(1, k, len, &pools);
         try_shape(len, k, 1, &pools);
     }
@@ -254,12 +245,7 @@ fn no_contiguous_axis() {
 
 #[test]
 fn medium_products_are_cut_for_many_threads() {
-    for (m, k, n) in [
-        (32, 784, 128),
-        (784, 32, 128),
-        (128, 576, 1536),
-        (512, 512, 512),
-    ] {
+    for (m, k, n) in [(32, 784, 128), (784, 32, 128), (128, 576, 1536), (512, 512, 512)] {
         let spec = GemmSpec {
             m,
             n,

@@ -45,13 +45,7 @@ pub(super) unsafe fn stream<V: Vector>(
 ///
 /// As for [`stream`], with `k == N`.
 #[inline(always)]
-unsafe fn add_rows<V: Vector, const N: usize>(
-    x: *const f32,
-    matrix: *const f32,
-    row: usize,
-    cols: usize,
-    y: *mut f32,
-) {
+unsafe fn add_rows<V: Vector, const N: usize>(x: *const f32, matrix: *const f32, row: usize, cols: usize, y: *mut f32) {
     // SAFETY: N elements of `x`, N rows and `cols` columns of the matrix; the
     // mask keeps the last vector within `cols`.
     unsafe {
@@ -128,8 +122,7 @@ unsafe fn dot<V: Vector>(x: *const f32, y: *const f32, k: usize) -> f32 {
         }
         if p < k {
             let mask = V::mask(k - p);
-            sums[1] =
-                V::load_masked(y.add(p), mask).mul_add(V::load_masked(x.add(p), mask), sums[1]);
+            sums[1] = V::load_masked(y.add(p), mask).mul_add(V::load_masked(x.add(p), mask), sums[1]);
         }
         let [a, b, c, d] = sums;
         a.add(b).add(c.add(d)).sum()

@@ -43,7 +43,7 @@ pub(super) struct VectorPlan {
 }
 
 impl VectorPlan {
-    pub fn new(spec: &GemmSpec, set: &KernelSet) -> Self {
+    pub(super) fn new(spec: &GemmSpec, set: &KernelSet) -> Self {
         let matrix_is_a = spec.m != 1;
         let (len, x_stride, k_stride, len_stride, y_stride) = if matrix_is_a {
             (spec.m, spec.b.row, spec.a.col, spec.a.row, spec.ldc)
@@ -72,12 +72,12 @@ impl VectorPlan {
         }
     }
 
-    pub fn tasks(&self) -> usize {
+    pub(super) fn tasks(&self) -> usize {
         self.tasks
     }
 
     /// A block of results, and the vector's copy where it is not contiguous.
-    pub fn worker_len(&self) -> usize {
+    pub(super) fn worker_len(&self) -> usize {
         self.block() + if self.x_stride == 1 { 0 } else { self.k }
     }
 
@@ -89,7 +89,7 @@ impl VectorPlan {
     /// # Safety
     ///
     /// As for [`super::Gemm::run_task`], with a `set` that the CPU can run.
-    pub unsafe fn run(&self, set: &KernelSet, task: usize, operands: Operands) {
+    pub(super) unsafe fn run(&self, set: &KernelSet, task: usize, operands: Operands) {
         let (vector, matrix) = if self.matrix_is_a {
             (operands.b, operands.a)
         } else {

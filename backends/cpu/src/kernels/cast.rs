@@ -78,9 +78,7 @@ fn compile(cx: &CompileCx) -> Result<Compiled, String> {
 fn from<S: Storage>(cx: &CompileCx) -> Result<Compiled, String> {
     match (cx.input_type(0).dtype, cx.output_type(0).dtype) {
         // The same words: integers wrap, equal types copy.
-        (DType::U32 | DType::I32, DType::U32 | DType::I32) | (DType::F32, DType::F32) => {
-            convert::<u32, u32>(cx, |v| v)
-        }
+        (DType::U32 | DType::I32, DType::U32 | DType::I32) | (DType::F32, DType::F32) => convert::<u32, u32>(cx, |v| v),
         (_, DType::F32) => convert::<S, f32>(cx, S::to_f32),
         (_, DType::F16) => convert::<S, f16>(cx, |v| f16::from_f32(v.to_f32())),
         (_, DType::BF16) => convert::<S, bf16>(cx, |v| bf16::from_f32(v.to_f32())),

@@ -84,11 +84,19 @@ fn scatter_add<T: Copy + Default + Send + Sync + 'static>(
     const MOST_TASKS: usize = 8;
     let by_columns = width >= 64;
     let extent = if by_columns { width } else { rows };
-    let smallest = if by_columns { 32 } else { (CHUNK / 4 / width.max(1)).max(1) };
+    let smallest = if by_columns {
+        32
+    } else {
+        (CHUNK / 4 / width.max(1)).max(1)
+    };
     let tasks = extent.div_ceil(smallest).clamp(1, MOST_TASKS);
     let step = extent.div_ceil(tasks).max(1);
     Ok(Compiled::one(Task {
-        tasks: if out.len() == 0 { usize::from(indices.len() > 0) } else { tasks },
+        tasks: if out.len() == 0 {
+            usize::from(indices.len() > 0)
+        } else {
+            tasks
+        },
         nanos: stream_nanos((updates.len() + 2 * out.len()) * size_of::<T>()) + (indices.len() * tasks) as u64,
         body: move |task: usize, cx: &RunCx| {
             let start = (task * step).min(extent);

@@ -79,9 +79,15 @@ fn compile(cx: &CompileCx) -> Result<Compiled, String> {
     }
     let strides = |rows_stride, transposed| {
         if transposed {
-            Strides { row: 1, col: rows_stride }
+            Strides {
+                row: 1,
+                col: rows_stride,
+            }
         } else {
-            Strides { row: rows_stride, col: 1 }
+            Strides {
+                row: rows_stride,
+                col: 1,
+            }
         }
     };
     let gemm = Arc::new(Gemm::new(GemmSpec {
@@ -116,7 +122,10 @@ fn compile(cx: &CompileCx) -> Result<Compiled, String> {
 
 /// Where each product's operands start, with batch axes broadcast.
 fn product_offsets(dims: &MatMulDims, batch_a: &[usize], batch_b: &[usize]) -> Vec<[usize; 2]> {
-    let strides = [broadcast_strides(batch_a, &dims.batch), broadcast_strides(batch_b, &dims.batch)];
+    let strides = [
+        broadcast_strides(batch_a, &dims.batch),
+        broadcast_strides(batch_b, &dims.batch),
+    ];
     let sizes = [dims.m * dims.k, dims.k * dims.n];
     let own = row_major(&dims.batch);
     let count: usize = dims.batch.iter().product();

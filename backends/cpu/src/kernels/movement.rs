@@ -37,7 +37,13 @@ impl Word for u32 {}
 
 /// Copies rows of `x`, starting at `x_start`, to rows of `y`, starting at `y_start`, by the strides of a
 /// nest (operand 0 is `x`, 1 is `y`).
-fn copy_nest<T: Word>(nest: Nest<2>, x: View<T>, x_start: usize, y: View<T>, y_start: usize) -> Result<Box<dyn Kernel>, String> {
+fn copy_nest<T: Word>(
+    nest: Nest<2>,
+    x: View<T>,
+    x_start: usize,
+    y: View<T>,
+    y_start: usize,
+) -> Result<Box<dyn Kernel>, String> {
     check_depth(&nest)?;
     let (inner, rows) = (nest.inner(), nest.rows());
     let per_task = rows_per_task(inner);
@@ -119,7 +125,10 @@ fn transpose<T: Word>(nest: &Nest<2>, x: View<T>, y: View<T>) -> Option<Box<dyn 
             // SAFETY: this task alone writes rows `top..bottom` of its plane; the operand is another buffer.
             let (x, y) = unsafe {
                 let start = b * plane;
-                (x.slice(start..start + plane), y.slice_mut(start + top * columns..start + bottom * columns))
+                (
+                    x.slice(start..start + plane),
+                    y.slice_mut(start + top * columns..start + bottom * columns),
+                )
             };
             for left in (0..columns).step_by(TILE) {
                 for c in left..(left + TILE).min(columns) {
@@ -140,7 +149,13 @@ fn expand<T: Word>(cx: &CompileCx) -> Result<Compiled, String> {
         // One value everywhere: cut the single row so that threads can share it.
         nest = cut_row(&nest);
     }
-    Ok(Compiled::phases(vec![copy_nest(nest, cx.input::<T>(0), 0, cx.output::<T>(0), 0)?]))
+    Ok(Compiled::phases(vec![copy_nest(
+        nest,
+        cx.input::<T>(0),
+        0,
+        cx.output::<T>(0),
+        0,
+    )?]))
 }
 
 /// A nest of one row as a nest of several, if its length divides.
@@ -186,10 +201,15 @@ fn pad<T: Word>(cx: &CompileCx) -> Result<Compiled, String> {
             let width = value.len();
             // SAFETY: this task alone writes its chunk in this phase.
             let target = unsafe { bytes.slice_mut(range.start * width..range.end * width) };
-            target.chunks_exact_mut(width).for_each(|word| word.copy_from_slice(&value));
+            target
+                .chunks_exact_mut(width)
+                .for_each(|word| word.copy_from_slice(&value));
         },
     };
-    Ok(Compiled::phases(vec![Box::new(fill), copy_nest(nest, x, 0, y, start as usize)?]))
+    Ok(Compiled::phases(vec![
+        Box::new(fill),
+        copy_nest(nest, x, 0, y, start as usize)?,
+    ]))
 }
 
 /// The padding value in the storage of the dtype.

@@ -1,1 +1,2 @@
-use super::KernelDef; pub(super) const KERNELS: &[KernelDef] = &[];
+use super::KernelDef;
+pub(super) const KERNELS: &[KernelDef] = &[];

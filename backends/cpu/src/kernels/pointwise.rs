@@ -149,7 +149,9 @@ fn binary(cx: &CompileCx, op: Binary, int: Option<IntBinary>) -> Result<Compiled
         (DType::F32, _) => {
             let operands = [cx.input::<f32>(0), cx.input::<f32>(1)];
             let cost = if matches!(op, Binary::Pow | Binary::Mod) { 24 } else { 1 };
-            rows(cx, cost, operands, move |[a, b], out| vmath::binary(op, level, a, b, out))
+            rows(cx, cost, operands, move |[a, b], out| {
+                vmath::binary(op, level, a, b, out)
+            })
         }
         (dtype, _) => Err(format!("is not defined on {dtype}")),
     }
@@ -157,7 +159,9 @@ fn binary(cx: &CompileCx, op: Binary, int: Option<IntBinary>) -> Result<Compiled
 
 fn binary_int<T: Int + Send + Sync>(cx: &CompileCx, op: IntBinary, level: Level) -> Result<Compiled, String> {
     let operands = [cx.input::<T>(0), cx.input::<T>(1)];
-    rows(cx, 2, operands, move |[a, b], out| vmath::binary_int(op, level, a, b, out))
+    rows(cx, 2, operands, move |[a, b], out| {
+        vmath::binary_int(op, level, a, b, out)
+    })
 }
 
 fn compare(cx: &CompileCx, op: Compare) -> Result<Compiled, String> {
@@ -174,7 +178,9 @@ fn compare(cx: &CompileCx, op: Compare) -> Result<Compiled, String> {
 
 fn compare_int<T: Int + Send + Sync>(cx: &CompileCx, op: Compare, level: Level) -> Result<Compiled, String> {
     let operands = [cx.input::<T>(0), cx.input::<T>(1)];
-    rows(cx, 1, operands, move |[a, b], out| vmath::compare_int(op, level, a, b, out))
+    rows(cx, 1, operands, move |[a, b], out| {
+        vmath::compare_int(op, level, a, b, out)
+    })
 }
 
 /// Compiles a kernel that applies `work` to rows of `N` operands of one type.
@@ -204,7 +210,8 @@ where
                 // SAFETY: offsets and strides come from the operands' shapes; this task alone writes these
                 // elements of the result, and no task writes an operand.
                 unsafe {
-                    let inputs = std::array::from_fn(|i| row_operand(operands[i], offsets[i], nest.inner_stride(i), &piece));
+                    let inputs =
+                        std::array::from_fn(|i| row_operand(operands[i], offsets[i], nest.inner_stride(i), &piece));
                     let start = row * split.inner;
                     work(inputs, out.slice_mut(start + piece.start..start + piece.end));
                 }
@@ -254,7 +261,11 @@ impl Split {
             rows,
             rows_per_task,
             pieces,
-            tasks: if len == 0 { 0 } else { rows.div_ceil(rows_per_task) * pieces },
+            tasks: if len == 0 {
+                0
+            } else {
+                rows.div_ceil(rows_per_task) * pieces
+            },
         }
     }
 
@@ -263,7 +274,11 @@ impl Split {
         let (group, piece) = (task / self.pieces, task % self.pieces);
         let first = group * self.rows_per_task;
         let start = if self.pieces > 1 { piece * CHUNK } else { 0 };
-        let end = if self.pieces > 1 { (start + CHUNK).min(self.inner) } else { self.inner };
+        let end = if self.pieces > 1 {
+            (start + CHUNK).min(self.inner)
+        } else {
+            self.inner
+        };
         (first..(first + self.rows_per_task).min(self.rows), start..end)
     }
 }

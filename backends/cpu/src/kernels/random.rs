@@ -43,7 +43,12 @@ fn dropout(cx: &CompileCx) -> Result<Compiled, String> {
     let uid = cx.attrs().size("uid")? as u32;
     let threshold = drop_threshold(p);
     let scale = (1.0 / (1.0 - p)) as f32;
-    let (x, seed, step, out) = (cx.input::<f32>(0), cx.input::<u32>(1), cx.input::<u32>(2), cx.output::<f32>(0));
+    let (x, seed, step, out) = (
+        cx.input::<f32>(0),
+        cx.input::<u32>(1),
+        cx.input::<u32>(2),
+        cx.output::<f32>(0),
+    );
     Ok(Compiled::one(Task {
         tasks: chunks(out.len()),
         nanos: out.len() as u64 * NANOS_PER_WORD,

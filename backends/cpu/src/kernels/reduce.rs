@@ -170,22 +170,25 @@ fn contiguous(x: View<f32>, out: View<f32>, axes: Axes, fold: Fold, level: Level
             // SAFETY: this task alone writes these results; the operand is another buffer.
             let (x, out) = unsafe { (x.all(), out.slice_mut(range.clone())) };
             let stride = axes.kept.inner_stride(0);
-            axes.kept.for_rows(range.start / kept_inner..range.end.div_ceil(kept_inner), |row, [offset]| {
-                for column in 0..kept_inner {
-                    let position = row * kept_inner + column;
-                    if !range.contains(&position) {
-                        continue;
+            axes.kept.for_rows(
+                range.start / kept_inner..range.end.div_ceil(kept_inner),
+                |row, [offset]| {
+                    for column in 0..kept_inner {
+                        let position = row * kept_inner + column;
+                        if !range.contains(&position) {
+                            continue;
+                        }
+                        let base = offset + column as isize * stride;
+                        let mut acc: Option<f32> = None;
+                        axes.reduced.for_rows(0..axes.reduced.rows(), |_, [start]| {
+                            let start = (base + start) as usize;
+                            let value = fold.slice(level, &x[start..start + run]);
+                            acc = Some(acc.map_or(value, |a| fold.pair(a, value)));
+                        });
+                        out[position - range.start] = acc.unwrap_or(fold.start());
                     }
-                    let base = offset + column as isize * stride;
-                    let mut acc: Option<f32> = None;
-                    axes.reduced.for_rows(0..axes.reduced.rows(), |_, [start]| {
-                        let start = (base + start) as usize;
-                        let value = fold.slice(level, &x[start..start + run]);
-                        acc = Some(acc.map_or(value, |a| fold.pair(a, value)));
-                    });
-                    out[position - range.start] = acc.unwrap_or(fold.start());
-                }
-            });
+                },
+            );
             fold.finish(out);
         },
     })
@@ -202,7 +205,11 @@ fn columns(x: View<f32>, out: View<f32>, axes: Axes, fold: Fold, level: Level) -
     let reduced = axes.reduced.rows() * axes.reduced.inner();
     let strips = inner.div_ceil(COLUMNS);
     // Few results from many rows: cut the rows, so that threads can share them.
-    let parts = if outer * strips < 4 { reduced.div_ceil(TALL).clamp(1, 16) } else { 1 };
+    let parts = if outer * strips < 4 {
+        reduced.div_ceil(TALL).clamp(1, 16)
+    } else {
+        1
+    };
     let part_len = reduced.div_ceil(parts);
     let rows = Nest {
         dims: [&axes.reduced.dims[..], &[1]].concat(),
@@ -249,7 +256,10 @@ fn columns(x: View<f32>, out: View<f32>, axes: Axes, fold: Fold, level: Level) -
         body: move |_, cx: &RunCx| {
             // SAFETY: the first phase has filled the scratch; the only task of this phase.
             let (scratch, out) = unsafe {
-                (std::slice::from_raw_parts(cx.shared, parts * total), out.slice_mut(0..total))
+                (
+                    std::slice::from_raw_parts(cx.shared, parts * total),
+                    out.slice_mut(0..total),
+                )
             };
             out.copy_from_slice(&scratch[..total]);
             for part in scratch.chunks_exact(total).skip(1) {

@@ -144,7 +144,10 @@ mod tests {
     #[test]
     fn rows_are_visited_with_the_right_offsets() {
         let to = [2, 3, 4];
-        let nest = Nest::collapsed(&to, [broadcast_strides(&[3, 1], &to), broadcast_strides(&[2, 1, 4], &to)]);
+        let nest = Nest::collapsed(
+            &to,
+            [broadcast_strides(&[3, 1], &to), broadcast_strides(&[2, 1, 4], &to)],
+        );
         let mut seen = Vec::new();
         nest.for_rows(1..5, |row, offsets| seen.push((row, offsets)));
         assert_eq!(nest.inner(), 4);

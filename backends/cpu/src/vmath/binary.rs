@@ -7,7 +7,7 @@ use super::wide;
 
 /// A function of two floats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Binary {
+pub(crate) enum Binary {
     Add,
     Sub,
     Mul,
@@ -25,7 +25,7 @@ pub enum Binary {
 
 /// A comparison. IEEE rules: with a NaN all are false but `NotEqual`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Compare {
+pub(crate) enum Compare {
     Less,
     LessEqual,
     Greater,
@@ -37,7 +37,7 @@ pub enum Compare {
 /// Writes `op` of the elements of `a` and `b` to `out`.
 ///
 /// Panics if a slice operand differs from `out` in length.
-pub fn binary(op: Binary, level: Level, a: Operand<'_>, b: Operand<'_>, out: &mut [f32]) {
+pub(crate) fn binary(op: Binary, level: Level, a: Operand<'_>, b: Operand<'_>, out: &mut [f32]) {
     a.check_len(out.len());
     b.check_len(out.len());
     binary_multi(level, op, a, b, out);
@@ -46,14 +46,14 @@ pub fn binary(op: Binary, level: Level, a: Operand<'_>, b: Operand<'_>, out: &mu
 /// Writes 1 where the comparison holds and 0 where it does not.
 ///
 /// Panics if a slice operand differs from `out` in length.
-pub fn compare(op: Compare, level: Level, a: Operand<'_>, b: Operand<'_>, out: &mut [u32]) {
+pub(crate) fn compare(op: Compare, level: Level, a: Operand<'_>, b: Operand<'_>, out: &mut [u32]) {
     compare_elements(op, level, a, b, out);
 }
 
 /// Writes the element of `a` where the condition is not 0, else that of `b`.
 ///
 /// Panics if a slice operand differs from `out` in length.
-pub fn select<T: Element>(
+pub(crate) fn select<T: Element>(
     level: Level,
     cond: Operand<'_, u32>,
     a: Operand<'_, T>,
@@ -120,12 +120,7 @@ fn binary_body<const FMA: bool>(op: Binary, a: Operand<'_>, b: Operand<'_>, out:
 }
 
 #[inline(always)]
-fn compare_body<const FMA: bool, T: Ordered>(
-    op: Compare,
-    a: Operand<'_, T>,
-    b: Operand<'_, T>,
-    out: &mut [u32],
-) {
+fn compare_body<const FMA: bool, T: Ordered>(op: Compare, a: Operand<'_, T>, b: Operand<'_, T>, out: &mut [u32]) {
     match op {
         Compare::Less => zip_map!(a, b, out, |a, b| u32::from(a < b)),
         Compare::LessEqual => zip_map!(a, b, out, |a, b| u32::from(a <= b)),
@@ -137,12 +132,7 @@ fn compare_body<const FMA: bool, T: Ordered>(
 }
 
 #[inline(always)]
-fn select_body<const FMA: bool, T: Element>(
-    cond: &[u32],
-    a: Operand<'_, T>,
-    b: Operand<'_, T>,
-    out: &mut [T],
-) {
+fn select_body<const FMA: bool, T: Element>(cond: &[u32], a: Operand<'_, T>, b: Operand<'_, T>, out: &mut [T]) {
     match (a, b) {
         (Operand::Slice(a), Operand::Slice(b)) => {
             for (((o, &c), &a), &b) in out.iter_mut().zip(cond).zip(a).zip(b) {

@@ -6,7 +6,7 @@ use super::operand::{Element, Operand, zip_map};
 
 /// A function of two integers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum IntBinary {
+pub(crate) enum IntBinary {
     /// Wraps around on overflow, as do `Sub` and `Mul`.
     Add,
     Sub,
@@ -20,7 +20,7 @@ pub enum IntBinary {
 }
 
 /// The integer element types: `u32` and `i32`.
-pub trait Int: Element + Ord {
+pub(crate) trait Int: Element + Ord {
     fn apply_add(self, other: Self) -> Self;
     fn apply_sub(self, other: Self) -> Self;
     fn apply_mul(self, other: Self) -> Self;
@@ -47,11 +47,7 @@ macro_rules! impl_int {
             }
             #[inline(always)]
             fn apply_div(self, other: Self) -> Self {
-                if other == 0 {
-                    0
-                } else {
-                    self.wrapping_div(other)
-                }
+                if other == 0 { 0 } else { self.wrapping_div(other) }
             }
             #[inline(always)]
             fn apply_mod(self, other: Self) -> Self {
@@ -64,23 +60,13 @@ macro_rules! impl_int {
 impl_int!(u32, |a: u32, b: u32| a % b);
 impl_int!(i32, |a: i32, b: i32| {
     let r = a.wrapping_rem(b);
-    if r != 0 && (r < 0) != (b < 0) {
-        r + b
-    } else {
-        r
-    }
+    if r != 0 && (r < 0) != (b < 0) { r + b } else { r }
 });
 
 /// Writes `op` of the elements of `a` and `b` to `out`.
 ///
 /// Panics if a slice operand differs from `out` in length.
-pub fn binary_int<T: Int>(
-    op: IntBinary,
-    level: Level,
-    a: Operand<'_, T>,
-    b: Operand<'_, T>,
-    out: &mut [T],
-) {
+pub(crate) fn binary_int<T: Int>(op: IntBinary, level: Level, a: Operand<'_, T>, b: Operand<'_, T>, out: &mut [T]) {
     a.check_len(out.len());
     b.check_len(out.len());
     binary_int_multi(level, op, a, b, out);
@@ -89,13 +75,7 @@ pub fn binary_int<T: Int>(
 /// Writes 1 where the comparison holds and 0 where it does not.
 ///
 /// Panics if a slice operand differs from `out` in length.
-pub fn compare_int<T: Int>(
-    op: Compare,
-    level: Level,
-    a: Operand<'_, T>,
-    b: Operand<'_, T>,
-    out: &mut [u32],
-) {
+pub(crate) fn compare_int<T: Int>(op: Compare, level: Level, a: Operand<'_, T>, b: Operand<'_, T>, out: &mut [u32]) {
     compare_elements(op, level, a, b, out);
 }
 
@@ -106,12 +86,7 @@ multiversion! {
 }
 
 #[inline(always)]
-fn binary_int_body<const FMA: bool, T: Int>(
-    op: IntBinary,
-    a: Operand<'_, T>,
-    b: Operand<'_, T>,
-    out: &mut [T],
-) {
+fn binary_int_body<const FMA: bool, T: Int>(op: IntBinary, a: Operand<'_, T>, b: Operand<'_, T>, out: &mut [T]) {
     match op {
         IntBinary::Add => zip_map!(a, b, out, |a, b| a.apply_add(b)),
         IntBinary::Sub => zip_map!(a, b, out, |a, b| a.apply_sub(b)),

@@ -78,11 +78,7 @@ fn split_power(t: f32) -> (f32, f32, f32) {
     let shifted = t + ROUND;
     let n = (shifted.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
     let half = n >> 1;
-    (
-        shifted - ROUND,
-        power_of_two(half),
-        power_of_two(n.wrapping_sub(half)),
-    )
+    (shifted - ROUND, power_of_two(half), power_of_two(n.wrapping_sub(half)))
 }
 
 /// `2^n` for `n` in `-126..=127`; arbitrary (but no panic) outside.

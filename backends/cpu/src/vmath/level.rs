@@ -6,7 +6,7 @@
 /// [`Level::available`], so holding one proves that the CPU has its
 /// instructions. That proof is what makes the calls in `multiversion!` sound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Level(pub(super) Isa);
+pub(crate) struct Level(pub(super) Isa);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Isa {
@@ -19,15 +19,15 @@ pub(super) enum Isa {
 
 impl Level {
     /// Whatever the compilation target guarantees.
-    pub const BASELINE: Self = Self(Isa::Baseline);
+    pub(crate) const BASELINE: Self = Self(Isa::Baseline);
 
     /// Whether the baseline has a fused multiply-add instruction; without one,
     /// `f32::mul_add` would be a call into the C library for every element.
-    pub(super) const BASELINE_FMA: bool =
-        cfg!(any(target_arch = "aarch64", target_feature = "fma"));
+    pub(super) const BASELINE_FMA: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
 
     /// Every level this CPU can run, narrowest first.
-    pub fn available() -> Vec<Self> {
+    #[cfg(test)]
+    pub(crate) fn available() -> Vec<Self> {
         #[cfg_attr(not(target_arch = "x86_64"), allow(unused_mut))]
         let mut levels = vec![Self::BASELINE];
         #[cfg(target_arch = "x86_64")]
@@ -43,7 +43,7 @@ impl Level {
     }
 
     /// A short name for logs and benchmark labels.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self.0 {
             Isa::Baseline => "baseline",
             #[cfg(target_arch = "x86_64")]
@@ -55,7 +55,7 @@ impl Level {
 }
 
 /// The widest level this CPU has. Call once and keep the answer.
-pub fn detect() -> Level {
+pub(crate) fn detect() -> Level {
     #[cfg(target_arch = "x86_64")]
     {
         if has_avx512() {

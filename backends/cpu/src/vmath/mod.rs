@@ -59,9 +59,9 @@ mod tests;
 mod unary;
 mod wide;
 
-pub use binary::{Binary, Compare, binary, compare, select};
-pub use int::{Int, IntBinary, binary_int, compare_int};
-pub use level::{Level, detect};
-pub use operand::{Element, Operand};
-pub use reduce::{add_assign, max, max_assign, sum, sum_exp_sub};
-pub use unary::{Unary, unary, unary_in_place};
+pub(crate) use binary::{Binary, Compare, binary, compare, select};
+pub(crate) use int::{Int, IntBinary, binary_int, compare_int};
+pub(crate) use level::{Level, detect};
+pub(crate) use operand::{Element, Operand};
+pub(crate) use reduce::{add_assign, max, max_assign, sum};
+pub(crate) use unary::{Unary, unary, unary_in_place};

@@ -3,20 +3,20 @@
 /// One input of an elementwise function: a slice as long as the output, or one
 /// value for all elements.
 #[derive(Clone, Copy, Debug)]
-pub enum Operand<'a, T = f32> {
+pub(crate) enum Operand<'a, T = f32> {
     Slice(&'a [T]),
     Scalar(T),
 }
 
 mod sealed {
-    pub trait Sealed {}
+    pub(crate) trait Sealed {}
     impl Sealed for f32 {}
     impl Sealed for u32 {}
     impl Sealed for i32 {}
 }
 
 /// The element types: `f32`, `u32` and `i32`.
-pub trait Element: Copy + Default + sealed::Sealed + 'static {}
+pub(crate) trait Element: Copy + Default + sealed::Sealed + 'static {}
 impl Element for f32 {}
 impl Element for u32 {}
 impl Element for i32 {}

@@ -19,13 +19,13 @@ const EXP_BLOCK: usize = 1024;
 
 multiversion! {
     /// Sum of all elements, 0 if there are none, in the order given above.
-    pub fn sum(x: &[f32]) -> f32 = sum_body;
+    pub(crate) fn sum(x: &[f32]) -> f32 = sum_body;
 }
 
 multiversion! {
     /// Greatest element by IEEE 754-2019 `maximum`, so NaN if any element is;
     /// `-inf` if there are none.
-    pub fn max(x: &[f32]) -> f32 = max_body;
+    pub(crate) fn max(x: &[f32]) -> f32 = max_body;
 }
 
 multiversion! {
@@ -34,18 +34,18 @@ multiversion! {
     /// With the greatest element as `m`, the softmax numerators and denominator.
     /// Where `x` and `m` are the same infinity the difference is NaN.
     /// Panics if the lengths differ.
-    pub fn sum_exp_sub(x: &[f32], m: f32, out: &mut [f32]) -> f32 = sum_exp_sub_body;
+    pub(crate) fn sum_exp_sub(x: &[f32], m: f32, out: &mut [f32]) -> f32 = sum_exp_sub_body;
 }
 
 multiversion! {
     /// `acc[i] += x[i]`. Panics if the lengths differ.
-    pub fn add_assign(acc: &mut [f32], x: &[f32]) = add_assign_body;
+    pub(crate) fn add_assign(acc: &mut [f32], x: &[f32]) = add_assign_body;
 }
 
 multiversion! {
     /// `acc[i] = maximum(acc[i], x[i])`, NaN if either is. Panics if the lengths
     /// differ.
-    pub fn max_assign(acc: &mut [f32], x: &[f32]) = max_assign_body;
+    pub(crate) fn max_assign(acc: &mut [f32], x: &[f32]) = max_assign_body;
 }
 
 #[inline(always)]

@@ -6,8 +6,7 @@ use super::wide;
 
 /// A function of one float. `NaN` gives `NaN` in all of them.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Unary {
-    Identity,
+pub(crate) enum Unary {
     Neg,
     Abs,
     /// `e^x`; overflows to infinity and underflows through subnormals to 0.
@@ -46,13 +45,13 @@ pub enum Unary {
 }
 
 /// Writes `op` of every element of `x` to `out`. Panics if the lengths differ.
-pub fn unary(op: Unary, level: Level, x: &[f32], out: &mut [f32]) {
+pub(crate) fn unary(op: Unary, level: Level, x: &[f32], out: &mut [f32]) {
     assert_eq!(x.len(), out.len(), "input and output lengths differ");
     apply(level, op, x, out);
 }
 
 /// Replaces every element of `x` by its `op`.
-pub fn unary_in_place(op: Unary, level: Level, x: &mut [f32]) {
+pub(crate) fn unary_in_place(op: Unary, level: Level, x: &mut [f32]) {
     apply_in_place(level, op, x);
 }
 
@@ -139,7 +138,6 @@ macro_rules! map {
 #[inline(always)]
 fn run<const FMA: bool>(op: Unary, mut target: impl Target) {
     match op {
-        Unary::Identity => map!(target, |x| x),
         Unary::Neg => map!(target, |x| -x),
         Unary::Abs => map!(target, |x| x.abs()),
         Unary::Exp => map!(target, |x| k::exp::<FMA>(x)),

@@ -57,11 +57,7 @@ pub(super) fn pow<const FMA: bool>(x: f32, y: f32) -> f32 {
     let result = pow_positive::<FMA>(base, y);
 
     // Zero and infinite bases have no finite logarithm.
-    let result = if base == 0.0 {
-        power_of_limit(y < 0.0)
-    } else {
-        result
-    };
+    let result = if base == 0.0 { power_of_limit(y < 0.0) } else { result };
     let result = if base == f32::INFINITY {
         power_of_limit(y > 0.0)
     } else {
@@ -102,11 +98,7 @@ fn pow_positive<const FMA: bool>(x: f32, y: f32) -> f32 {
     let (e, f) = split(x);
     let f = f64::from(f);
     let s = f / (f + 2.0);
-    let log2 = mul_add::<FMA>(
-        poly_wide::<FMA, 5>(s * s, &coeffs::LOG2_WIDE),
-        s,
-        f64::from(e),
-    );
+    let log2 = mul_add::<FMA>(poly_wide::<FMA, 5>(s * s, &coeffs::LOG2_WIDE), s, f64::from(e));
     // An infinite y would make 0 * inf of the logarithm of 1; a huge one will do,
     // as the logarithm of any other float is above 2^-25.
     let y = f64::from(super::kernels::clamp(y, -1e30, 1e30));

@@ -3,39 +3,19 @@ use super::*;
 /// `n` examples of shape [2]: row `i` holds `i` and `-i`; labels alternate.
 fn sample(n: u32) -> Dataset {
     let features = (0..n).flat_map(|i| [i as f32, -(i as f32)]).collect();
-    Dataset::new(
-        "sample",
-        features,
-        vec![2],
-        (0..n).map(|i| i % 2).collect(),
-        3,
-    )
-    .unwrap()
+    Dataset::new("sample", features, vec![2], (0..n).map(|i| i % 2).collect(), 3).unwrap()
 }
 
 fn new(features: &[f32], shape: &[usize], labels: &[u32], classes: usize) -> DataError {
-    Dataset::new(
-        "bad",
-        features.to_vec(),
-        shape.to_vec(),
-        labels.to_vec(),
-        classes,
-    )
-    .unwrap_err()
+    Dataset::new("bad", features.to_vec(), shape.to_vec(), labels.to_vec(), classes).unwrap_err()
 }
 
 #[test]
 fn accessors_tell_what_was_given() {
     let data = sample(4);
-    assert_eq!(
-        (data.name(), data.len(), data.is_empty()),
-        ("sample", 4, false)
-    );
+    assert_eq!((data.name(), data.len(), data.is_empty()), ("sample", 4, false));
     assert_eq!((data.feature_shape(), data.feature_len()), (&[2][..], 2));
-    assert_eq!(
-        data.features(),
-        [0.0, -0.0, 1.0, -1.0, 2.0, -2.0, 3.0, -3.0]
-    );
+    assert_eq!(data.features(), [0.0, -0.0, 1.0, -1.0, 2.0, -2.0, 3.0, -3.0]);
     assert_eq!((data.labels(), data.classes()), (&[0, 1, 0, 1][..], 3));
     assert_eq!(data.example(3), Some((&[3.0, -3.0][..], 1)));
     assert_eq!(data.example(4), None);
@@ -62,10 +42,7 @@ fn a_valid_shape_is_required() {
         "bad: feature shape [2, 0] is not usable: a dimension is 0"
     );
     let huge = reason(&[usize::MAX, 2]);
-    assert!(
-        huge.contains("more elements than can be addressed"),
-        "{huge}"
-    );
+    assert!(huge.contains("more elements than can be addressed"), "{huge}");
 }
 
 #[test]
@@ -91,10 +68,7 @@ fn lengths_must_match() {
 #[test]
 fn an_example_and_a_class_are_required() {
     assert!(matches!(new(&[], &[2], &[], 1), DataError::Empty { .. }));
-    assert!(matches!(
-        new(&[0.0], &[1], &[0], 0),
-        DataError::NoClasses { .. }
-    ));
+    assert!(matches!(new(&[0.0], &[1], &[0], 0), DataError::NoClasses { .. }));
 }
 
 #[test]
@@ -110,14 +84,7 @@ fn labels_must_be_classes() {
 fn non_finite_features_are_located() {
     for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         let error = new(&[0.0, 0.0, 0.0, 0.0, 0.0, value], &[3], &[0, 0], 1);
-        assert!(matches!(
-            error,
-            DataError::NonFinite {
-                row: 1,
-                feature: 2,
-                ..
-            }
-        ));
+        assert!(matches!(error, DataError::NonFinite { row: 1, feature: 2, .. }));
         let expected = format!("bad: feature 2 of row 1 is {value}; ");
         assert!(error.to_string().starts_with(&expected), "{error}");
     }
@@ -148,12 +115,7 @@ fn subset_refuses_no_rows_and_unknown_rows() {
 fn split_parts_are_disjoint_and_complete() {
     let (train, test) = sample(100).split(0.25, 3).unwrap();
     assert_eq!((train.len(), test.len()), (75, 25));
-    let first = |part: &Dataset| -> Vec<u32> {
-        part.features()
-            .chunks_exact(2)
-            .map(|pair| pair[0] as u32)
-            .collect()
-    };
+    let first = |part: &Dataset| -> Vec<u32> { part.features().chunks_exact(2).map(|pair| pair[0] as u32).collect() };
     let mut all = [first(&train), first(&test)].concat();
     all.sort_unstable();
     assert_eq!(all, (0..100).collect::<Vec<_>>());
@@ -163,10 +125,7 @@ fn split_parts_are_disjoint_and_complete() {
 fn split_depends_on_the_seed_alone() {
     let data = sample(100);
     assert_eq!(data.split(0.2, 1).unwrap(), data.split(0.2, 1).unwrap());
-    assert_ne!(
-        data.split_indices(0.2, 1).unwrap(),
-        data.split_indices(0.2, 2).unwrap()
-    );
+    assert_ne!(data.split_indices(0.2, 1).unwrap(), data.split_indices(0.2, 2).unwrap());
 }
 
 #[test]
@@ -190,10 +149,7 @@ fn impossible_splits_are_refused() {
         (10, 0.95),
     ] {
         let error = sample(n).split(fraction, 0).unwrap_err();
-        assert!(
-            matches!(error, DataError::Split { .. }),
-            "{n} {fraction}: {error}"
-        );
+        assert!(matches!(error, DataError::Split { .. }), "{n} {fraction}: {error}");
     }
     let error = sample(2).split(2.0, 0).unwrap_err();
     assert!(
@@ -216,10 +172,7 @@ fn normalised_refuses_useless_scales_and_overflow() {
         assert!(matches!(error, DataError::Scale { .. }), "{error}");
     }
     let big = Dataset::new("big", vec![1e30], vec![1], vec![0], 1).unwrap();
-    assert!(matches!(
-        big.normalised(1e-30),
-        Err(DataError::NonFinite { .. })
-    ));
+    assert!(matches!(big.normalised(1e-30), Err(DataError::NonFinite { .. })));
 }
 
 #[test]
@@ -237,21 +190,11 @@ fn feature_shape_can_change_but_not_its_size() {
 #[test]
 fn one_hot_of_rows() {
     let data = sample(4);
-    assert_eq!(
-        data.one_hot(&[1, 0]).unwrap(),
-        [0.0, 1.0, 0.0, 1.0, 0.0, 0.0]
-    );
+    assert_eq!(data.one_hot(&[1, 0]).unwrap(), [0.0, 1.0, 0.0, 1.0, 0.0, 0.0]);
     assert_eq!(data.one_hot(&[]).unwrap(), []);
     let error = data.one_hot(&[9]).unwrap_err();
     assert!(
-        matches!(
-            error,
-            DataError::RowOutOfRange {
-                index: 9,
-                len: 4,
-                ..
-            }
-        ),
+        matches!(error, DataError::RowOutOfRange { index: 9, len: 4, .. }),
         "{error}"
     );
 }
@@ -271,15 +214,9 @@ fn one_hot_of_labels_reuses_memory() {
 fn one_hot_refuses_bad_labels_and_absurd_sizes() {
     let mut out = vec![1.0];
     let error = one_hot(&[2], 2, &mut out).unwrap_err();
-    assert!(
-        matches!(error, DataError::LabelOutOfRange { .. }),
-        "{error}"
-    );
+    assert!(matches!(error, DataError::LabelOutOfRange { .. }), "{error}");
     assert!(out.is_empty());
-    assert!(matches!(
-        one_hot(&[0], 0, &mut out),
-        Err(DataError::NoClasses { .. })
-    ));
+    assert!(matches!(one_hot(&[0], 0, &mut out), Err(DataError::NoClasses { .. })));
     for labels in [&[0][..], &[0, 0]] {
         let error = one_hot(labels, usize::MAX, &mut out).unwrap_err();
         assert!(matches!(error, DataError::OutOfMemory { .. }), "{error}");

@@ -33,10 +33,7 @@ fn plain_and_gzip_images_are_read() {
         let array = parse_idx(&bytes, "file").unwrap();
         assert_eq!(array.shape(), [2, 3, 2]);
         assert_eq!(array.dtype(), IdxType::U8);
-        assert_eq!(
-            array.data(),
-            &IdxData::U8(vec![0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 255])
-        );
+        assert_eq!(array.data(), &IdxData::U8(vec![0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 255]));
     }
 }
 
@@ -76,24 +73,15 @@ fn every_element_type_is_big_endian() {
 
 #[test]
 fn conversion_to_f32() {
-    assert_eq!(
-        IdxData::I32(vec![16_777_217, -3]).to_f32(),
-        [16_777_216.0, -3.0]
-    );
-    assert_eq!(
-        IdxData::F64(vec![1e300, 0.5]).to_f32(),
-        [f32::INFINITY, 0.5]
-    );
+    assert_eq!(IdxData::I32(vec![16_777_217, -3]).to_f32(), [16_777_216.0, -3.0]);
+    assert_eq!(IdxData::F64(vec![1e300, 0.5]).to_f32(), [f32::INFINITY, 0.5]);
     assert_eq!(IdxData::I8(vec![-128]).to_f32(), [-128.0]);
 }
 
 #[test]
 fn large_arrays_take_several_steps() {
     let payload: Vec<u8> = (0..300_000_u32).map(|i| (i % 251) as u8).collect();
-    for bytes in [
-        idx(8, &[300_000], &payload),
-        gzip(&idx(8, &[300_000], &payload)),
-    ] {
+    for bytes in [idx(8, &[300_000], &payload), gzip(&idx(8, &[300_000], &payload))] {
         let array = parse_idx(&bytes, "file").unwrap();
         assert_eq!(array.data(), &IdxData::U8(payload.clone()));
     }
@@ -119,12 +107,7 @@ fn unknown_type_codes_are_refused() {
 
 #[test]
 fn empty_shapes_are_refused() {
-    for dims in [
-        &[][..],
-        &[0],
-        &[5, 0, 5],
-        &[0, u32::MAX, u32::MAX, u32::MAX],
-    ] {
+    for dims in [&[][..], &[0], &[5, 0, 5], &[0, u32::MAX, u32::MAX, u32::MAX]] {
         let error = error(&idx(8, dims, &[]));
         assert!(matches!(error, DataError::IdxEmpty { .. }), "{error}");
     }
@@ -135,10 +118,7 @@ fn every_cut_of_a_plain_file_is_truncated() {
     let whole = images();
     for len in 0..whole.len() {
         let error = error(&whole[..len]);
-        let DataError::Truncated {
-            expected, found, ..
-        } = error
-        else {
+        let DataError::Truncated { expected, found, .. } = error else {
             panic!("{len}: {error}");
         };
         // Before the header is known, no more than the header can be expected.
@@ -236,14 +216,8 @@ fn wrong_checksum_length_and_rubbish_after_gzip_are_refused() {
         assert!(matches!(error(&bad), DataError::Gzip { .. }), "{at}");
     }
     let message = error(&[&good[..], b"rubbish"].concat()).to_string();
-    assert!(
-        message.starts_with("file: damaged gzip data: "),
-        "{message}"
-    );
-    assert!(
-        message.ends_with("; download or copy the file again"),
-        "{message}"
-    );
+    assert!(message.starts_with("file: damaged gzip data: "), "{message}");
+    assert!(message.ends_with("; download or copy the file again"), "{message}");
 }
 
 #[test]
@@ -260,12 +234,7 @@ fn gzip_members_are_joined() {
 #[test]
 fn absurd_sizes_are_refused_before_anything_is_allocated() {
     let max = u32::MAX;
-    for dims in [
-        &[max, max, max][..],
-        &[max, max],
-        &[max; 255],
-        &[(1 << 30) + 1],
-    ] {
+    for dims in [&[max, max, max][..], &[max, max], &[max; 255], &[(1 << 30) + 1]] {
         for bytes in [idx(8, dims, &[]), gzip(&idx(8, dims, &[]))] {
             let error = error(&bytes);
             assert!(matches!(error, DataError::IdxTooLarge { .. }), "{error}");
@@ -277,10 +246,7 @@ fn absurd_sizes_are_refused_before_anything_is_allocated() {
         DataError::IdxTooLarge { .. }
     ));
     // Just within the limit, but not there.
-    assert!(matches!(
-        error(&idx(8, &[1 << 30], &[0])),
-        DataError::Truncated { .. }
-    ));
+    assert!(matches!(error(&idx(8, &[1 << 30], &[0])), DataError::Truncated { .. }));
     assert!(matches!(
         error(&gzip(&idx(8, &[1 << 30], &[0]))),
         DataError::Truncated { .. }

@@ -37,12 +37,7 @@ fn labels(labels: &[u8]) -> Vec<u8> {
 /// A folder with a training set of 3 and a test set of 2 images.
 fn folder(rename: impl Fn(&str) -> String, pack: fn(&[u8]) -> Vec<u8>) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
-    let files = [
-        images(3, 255),
-        labels(&[9, 0, 4]),
-        images(2, 51),
-        labels(&[1, 2]),
-    ];
+    let files = [images(3, 255), labels(&[9, 0, 4]), images(2, 51), labels(&[1, 2])];
     for (name, bytes) in NAMES.iter().zip(files) {
         fs::write(dir.path().join(rename(name)), pack(&bytes)).unwrap();
     }
@@ -175,10 +170,7 @@ fn image_sizes_must_agree() {
 fn damage_is_reported_with_the_path() {
     let (dir, error) = with_replaced(2, &images(2, 0)[..20]);
     let file = dir.path().join(NAMES[2]).display().to_string();
-    assert!(
-        error.to_string().starts_with(&format!("{file}: truncated")),
-        "{error}"
-    );
+    assert!(error.to_string().starts_with(&format!("{file}: truncated")), "{error}");
 }
 
 #[test]

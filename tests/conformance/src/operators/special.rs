@@ -172,8 +172,22 @@ fn casts() -> Vec<Case> {
         cast(DType::U32, DType::F32, UNSIGNED),
     ];
     // Ties go to the even neighbour; what is too large becomes infinite.
-    let f16 = [(2049.0, 2048.0), (2051.0, 2052.0), (65519.0, 65504.0), (65520.0, INF), (-1e6, -INF), (NAN, NAN)];
-    let bf16 = [(257.0, 256.0), (259.0, 260.0), (-257.0, -256.0), (INF, INF), (3.4e38, INF), (NAN, NAN)];
+    let f16 = [
+        (2049.0, 2048.0),
+        (2051.0, 2052.0),
+        (65519.0, 65504.0),
+        (65520.0, INF),
+        (-1e6, -INF),
+        (NAN, NAN),
+    ];
+    let bf16 = [
+        (257.0, 256.0),
+        (259.0, 260.0),
+        (-257.0, -256.0),
+        (INF, INF),
+        (3.4e38, INF),
+        (NAN, NAN),
+    ];
     for (to, table) in [(DType::F16, f16), (DType::BF16, bf16)] {
         let run = move |device: &SharedDevice| rounding(device, to, &table);
         cases.push(Case::new(format!("core.cast/rounding/{to}"), run));

@@ -17,9 +17,7 @@ fn erfc_positive(x: f64) -> f64 {
     if x < 2.0 {
         1.0 - erf_series(x)
     } else {
-        let fraction = (1..=150)
-            .rev()
-            .fold(x, |rest, k| x + 0.5 * f64::from(k) / rest);
+        let fraction = (1..=150).rev().fold(x, |rest, k| x + 0.5 * f64::from(k) / rest);
         0.5 * scale * (-x * x).exp() / fraction
     }
 }
@@ -35,12 +33,7 @@ fn erf_series(x: f64) -> f64 {
 
 fn erf(x: f64) -> f64 {
     let a = x.abs();
-    (if a < 2.0 {
-        erf_series(a)
-    } else {
-        1.0 - erfc_positive(a)
-    })
-    .copysign(x)
+    (if a < 2.0 { erf_series(a) } else { 1.0 - erfc_positive(a) }).copysign(x)
 }
 
 fn sigmoid(x: f64) -> f64 {
@@ -106,12 +99,7 @@ fn worst(op: Unary, level: Level, x: &[f32], truth: Truth, keep: Keep) -> f64 {
             worst = (error, x);
         }
     }
-    println!(
-        "{:9} {op:?}: {:.2} ulp at {:e}",
-        level.name(),
-        worst.0,
-        worst.1
-    );
+    println!("{:9} {op:?}: {:.2} ulp at {:e}", level.name(), worst.0, worst.1);
     worst.0
 }
 
@@ -156,18 +144,10 @@ fn accuracy_of_left_tails() {
     for level in Level::available() {
         for (op, truth, below, bound) in cases {
             let out = run(op, level, &x);
-            let errors = x
-                .iter()
-                .zip(&out)
-                .map(|(&x, &y)| (f64::from(x), f64::from(y)));
-            let errors = errors
-                .filter(|(x, _)| *x < below)
-                .map(|(x, y)| (y - truth(x)).abs());
+            let errors = x.iter().zip(&out).map(|(&x, &y)| (f64::from(x), f64::from(y)));
+            let errors = errors.filter(|(x, _)| *x < below).map(|(x, y)| (y - truth(x)).abs());
             let worst = errors.fold(0.0, f64::max);
-            println!(
-                "{:9} {op:?}: {worst:.1e} absolute below {below}",
-                level.name()
-            );
+            println!("{:9} {op:?}: {worst:.1e} absolute below {below}", level.name());
             assert!(worst <= bound, "{op:?} at {}: {worst:e}", level.name());
         }
     }
@@ -188,13 +168,7 @@ fn accuracy_of_pow() {
         .collect();
     for level in Level::available() {
         let mut out = vec![0.0; count];
-        binary(
-            Binary::Pow,
-            level,
-            Operand::Slice(&x),
-            Operand::Slice(&y),
-            &mut out,
-        );
+        binary(Binary::Pow, level, Operand::Slice(&x), Operand::Slice(&y), &mut out);
         let errors = x.iter().zip(&y).zip(&out);
         let worst = errors
             .map(|((&x, &y), &got)| ulps(got, f64::from(x).powf(f64::from(y))))

@@ -1,0 +1,112 @@
+//! What the benchmarks share.
+
+#![allow(unreachable_pub, reason = "a module of several benchmark programs")]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use meganeura::backend::Device;
+use meganeura::build::build_on;
+use meganeura::cpu::CpuDevice;
+use meganeura::{Graph, Mode, Session};
+
+/// Threads of every contestant.
+pub const THREADS: usize = 2;
+
+/// The CPU device with [`THREADS`] threads.
+pub fn cpu() -> Arc<dyn Device> {
+    Arc::new(CpuDevice::new(THREADS))
+}
+
+/// A forward-only session.
+pub fn inference(graph: &Graph) -> Session {
+    match build_on(graph, cpu(), Mode::Inference, None) {
+        Ok((session, _)) => session,
+        Err(e) => panic!("{e}"),
+    }
+}
+
+/// Numbers between -1 and 1.
+pub fn noise(len: usize) -> Vec<f32> {
+    let mut state = 1u32;
+    let next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        f64::from(state) / 2_147_483_648.0 - 1.0
+    };
+    std::iter::repeat_with(next).take(len).map(|v| v as f32).collect()
+}
+
+/// Middle value.
+pub fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// A contestant: a name and what it does.
+pub type Contestant<'a> = (&'a str, Box<dyn FnMut() + 'a>);
+
+/// Contestants that take turns within every sample, so that whatever else the machine does slows all of
+/// them alike; on a machine that is not quiet the ratios are the figures to go by.
+pub struct Race<'a> {
+    contestants: Vec<Contestant<'a>>,
+    /// Calls in a row in each turn, after one that warms the caches up again.
+    calls: u32,
+    /// Seconds of a call of each contestant, turn by turn.
+    times: Vec<Vec<f64>>,
+}
+
+impl<'a> Race<'a> {
+    /// A race with that many calls in a turn.
+    pub fn new(contestants: Vec<Contestant<'a>>, calls: u32) -> Self {
+        Race {
+            times: vec![Vec::new(); contestants.len()],
+            contestants,
+            calls,
+        }
+    }
+
+    /// Names in order.
+    pub fn names(&self) -> Vec<String> {
+        self.contestants.iter().map(|c| c.0.to_owned()).collect()
+    }
+
+    /// Takes `turns` turns and gives the time of one contestant.
+    pub fn run(&mut self, timed: usize, turns: u64) -> Duration {
+        let count = self.contestants.len();
+        let mut total = 0.0;
+        for _ in 0..turns {
+            // The order changes: the predecessor leaves its cache behind.
+            let turn = self.times[0].len();
+            for place in 0..count {
+                let at = if turn.is_multiple_of(2) {
+                    (turn + place) % count
+                } else {
+                    (turn + count - place) % count
+                };
+                let work = &mut self.contestants[at].1;
+                work();
+                let start = Instant::now();
+                for _ in 0..self.calls {
+                    work();
+                }
+                let time = start.elapsed().as_secs_f64() / f64::from(self.calls);
+                self.times[at].push(time);
+                if at == timed {
+                    total += time;
+                }
+            }
+        }
+        Duration::from_secs_f64(total)
+    }
+
+    /// Median seconds of a contestant.
+    pub fn seconds(&self, contestant: usize) -> f64 {
+        median(self.times[contestant].clone())
+    }
+
+    /// Median over the turns of time(contestant) / time(first).
+    pub fn ratio(&self, contestant: usize) -> f64 {
+        let pairs = self.times[contestant].iter().zip(&self.times[0]);
+        median(pairs.map(|(other, first)| other / first).collect())
+    }
+}

@@ -1,0 +1,202 @@
+//! Matrix products inside a plan against the crates `gemm` and `matrixmultiply` called directly, two threads
+//! each, and matrix-vector products against copying the matrix.
+//!
+//! The line after each shape has GFLOP/s and, in parentheses, the median of time(crate) / time(plan): above 1
+//! the plan is faster.
+
+mod common;
+
+use std::cell::RefCell;
+use std::time::Duration;
+
+use common::{Contestant, Race, THREADS, inference, noise};
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use meganeura::Graph;
+use meganeura::cpu::pool::ThreadPool;
+
+/// Which operand is stored transposed.
+#[derive(Clone, Copy, PartialEq)]
+enum Form {
+    Plain,
+    A,
+    B,
+}
+
+type Shape = (usize, usize, usize, Form);
+
+/// m, k, n and the form.
+const SHAPES: &[Shape] = &[
+    (1024, 1024, 1024, Form::Plain),
+    (128, 576, 1536, Form::Plain),
+    (32, 784, 128, Form::Plain),
+    (784, 32, 128, Form::A),
+    (32, 128, 784, Form::B),
+    (64, 576, 3136, Form::Plain),
+    // Products of a vector with a matrix of 113 MB.
+    (1, 576, 49152, Form::Plain),
+    (1, 576, 49152, Form::B),
+];
+
+fn name((m, k, n, form): Shape) -> String {
+    let form = match form {
+        Form::Plain => "",
+        Form::A => " A^T",
+        Form::B => " B^T",
+    };
+    format!("{m}x{k}x{n}{form}")
+}
+
+fn graph((m, k, n, form): Shape) -> Graph {
+    let mut g = Graph::new();
+    let a = g.input("a", &if form == Form::A { [k, m] } else { [m, k] });
+    let b = g.input("b", &if form == Form::B { [n, k] } else { [k, n] });
+    let c = match form {
+        Form::Plain => g.matmul(a, b),
+        Form::A => g.matmul_at(a, b),
+        Form::B => g.matmul_bt(a, b),
+    };
+    g.set_outputs(vec![c]);
+    g
+}
+
+/// Row and column stride of an operand.
+fn strides(columns: usize, rows: usize, transposed: bool) -> (isize, isize) {
+    if transposed {
+        (1, rows as isize)
+    } else {
+        (columns as isize, 1)
+    }
+}
+
+fn crates<'a>((m, k, n, form): Shape, a: &'a [f32], b: &'a [f32], c: &'a RefCell<Vec<f32>>) -> Vec<Contestant<'a>> {
+    let (ar, ac) = strides(k, m, form == Form::A);
+    let (br, bc) = strides(n, k, form == Form::B);
+    let by_gemm = move || {
+        let c = c.borrow_mut().as_mut_ptr();
+        let parallelism = gemm::Parallelism::Rayon(THREADS);
+        // SAFETY: operands of the lengths that the shape implies; `c` is borrowed exclusively.
+        unsafe {
+            gemm::gemm(
+                m,
+                n,
+                k,
+                c,
+                1,
+                n as isize,
+                false,
+                a.as_ptr(),
+                ac,
+                ar,
+                b.as_ptr(),
+                bc,
+                br,
+                0.0,
+                1.0,
+                false,
+                false,
+                false,
+                parallelism,
+            );
+        }
+    };
+    let by_matrixmultiply = move || {
+        let c = c.borrow_mut().as_mut_ptr();
+        // SAFETY: as above.
+        unsafe {
+            matrixmultiply::sgemm(
+                m,
+                k,
+                n,
+                1.0,
+                a.as_ptr(),
+                ar,
+                ac,
+                b.as_ptr(),
+                br,
+                bc,
+                0.0,
+                c,
+                n as isize,
+                1,
+            );
+        }
+    };
+    vec![
+        ("gemm", Box::new(by_gemm)),
+        ("matrixmultiply", Box::new(by_matrixmultiply)),
+    ]
+}
+
+/// Copies on all threads.
+fn copy(pool: &ThreadPool, from: &[f32], to: &mut [f32]) {
+    const PARTS: usize = 32;
+    let len = from.len().div_ceil(PARTS);
+    let parts: Vec<_> = from
+        .chunks(len)
+        .zip(to.chunks_mut(len))
+        .map(std::sync::Mutex::new)
+        .collect();
+    pool.run(parts.len(), &|task, _| {
+        if let Ok(mut part) = parts[task].lock() {
+            let (from, to) = &mut *part;
+            to.copy_from_slice(from);
+        }
+    });
+}
+
+fn bench(criterion: &mut Criterion) {
+    // SAFETY: no other thread runs yet. `matrixmultiply` reads it at first use.
+    unsafe { std::env::set_var("MATMUL_NUM_THREADS", THREADS.to_string()) };
+    let pool = ThreadPool::new(THREADS);
+    for &shape in SHAPES {
+        let (m, k, n, _) = shape;
+        let (a, b) = (noise(m * k), noise(k * n));
+        let mut session = inference(&graph(shape));
+        session.set_input("a", &a);
+        session.set_input("b", &b);
+        let c = RefCell::new(vec![0.0; m * n]);
+        let mut copied = vec![0.0; if m == 1 { k * n } else { 0 }];
+        let mut contestants: Vec<Contestant> = vec![("plan", Box::new(move || session.step()))];
+        contestants.extend(crates(shape, &a, &b, &c));
+        if m == 1 {
+            contestants.push(("copy", Box::new(|| copy(&pool, &b, &mut copied))));
+        }
+        let flops = 2 * (m * k * n) as u64;
+        let mut race = Race::new(contestants, (4_000_000 / flops).clamp(1, 50) as u32);
+        let mut group = criterion.benchmark_group(format!("matmul/cpu/{}", name(shape)));
+        group.throughput(Throughput::Elements(flops));
+        for (i, label) in race.names().iter().enumerate() {
+            group.bench_function(BenchmarkId::from_parameter(label), |bench| {
+                bench.iter_custom(|turns| race.run(i, turns));
+            });
+        }
+        group.finish();
+        let rates = race.names().into_iter().enumerate().map(|(i, label)| {
+            format!(
+                "{label} {:.1} ({:.2})",
+                flops as f64 / race.seconds(i) / 1e9,
+                race.ratio(i)
+            )
+        });
+        println!("{} GFLOP/s: {}", name(shape), rates.collect::<Vec<_>>().join("  "));
+        if m == 1 {
+            // The matrix is read once; a copy writes as much again, which is not counted.
+            let bandwidth = |i| 4e-9 * (k * n) as f64 / race.seconds(i);
+            println!(
+                "matrix read at {:.1} GB/s, copied at {:.1} GB/s",
+                bandwidth(0),
+                bandwidth(3)
+            );
+        }
+    }
+}
+
+criterion_group! {
+    name = benches;
+    config = Criterion::default()
+        .sample_size(15)
+        .warm_up_time(Duration::from_millis(200))
+        .measurement_time(Duration::from_secs(2));
+    targets = bench
+}
+criterion_main!(benches);

@@ -1,0 +1,183 @@
+//! From batches of a data set to the inputs of a session.
+
+use meganeura_core::error::TensorKind;
+use meganeura_core::graph::{NodeKind, Value};
+use meganeura_core::shape::TensorType;
+use meganeura_core::{DType, Error, Graph, Session};
+
+use super::{TrainConfig, TrainError};
+use crate::data::{Batches, Dataset, one_hot};
+
+/// Form in which the model takes labels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LabelForm {
+    /// `u32 [batch]`.
+    Ids,
+    /// `f32 [batch, classes]`.
+    OneHot,
+}
+
+/// The inputs of a model, and memory for one batch that every step reuses.
+#[derive(Debug)]
+pub(super) struct Feed {
+    features_name: String,
+    /// Shape of one example.
+    feature_shape: Vec<usize>,
+    labels_name: String,
+    form: LabelForm,
+    batch_size: usize,
+    classes: usize,
+    features: Vec<f32>,
+    labels: Vec<u32>,
+    one_hot: Vec<f32>,
+}
+
+impl Feed {
+    /// Finds the inputs of the model and checks that they and its outputs fit together.
+    pub(super) fn of(graph: &Graph, config: &TrainConfig) -> Result<Self, TrainError> {
+        let x = input(graph, &config.features)?;
+        if x.dtype != DType::F32 || x.shape.rank() == 0 {
+            return Err(TrainError::Model {
+                message: format!("input '{}' is {x}", config.features),
+                remedy: "features are f32, with the examples along the first axis",
+            });
+        }
+        if x.shape[0] != config.batch_size {
+            return Err(TrainError::BatchSize {
+                input: config.features.clone(),
+                shape: x.shape.to_vec(),
+                batch_size: config.batch_size,
+            });
+        }
+        let classes = classes(graph, config.batch_size)?;
+        let labels = input(graph, &config.labels)?;
+        let form = match (labels.dtype, labels.shape.dims()) {
+            (DType::U32, dims) if *dims == [config.batch_size] => LabelForm::Ids,
+            (DType::F32, dims) if *dims == [config.batch_size, classes] => LabelForm::OneHot,
+            _ => {
+                return Err(TrainError::Model {
+                    message: format!(
+                        "input '{}' is {labels}; with this batch size and the model's logits it would be u32[{}] or f32[{}, {classes}]",
+                        config.labels, config.batch_size, config.batch_size
+                    ),
+                    remedy: "take labels as class ids, one for each example, or as one-hot rows",
+                });
+            }
+        };
+        Ok(Feed {
+            features_name: config.features.clone(),
+            feature_shape: x.shape[1..].to_vec(),
+            labels_name: config.labels.clone(),
+            form,
+            batch_size: config.batch_size,
+            classes,
+            features: Vec::new(),
+            labels: Vec::new(),
+            one_hot: Vec::new(),
+        })
+    }
+
+    /// Number of logits of an example.
+    pub(super) fn classes(&self) -> usize {
+        self.classes
+    }
+
+    /// Examples in a batch.
+    pub(super) fn batch_size(&self) -> usize {
+        self.batch_size
+    }
+
+    /// Labels of the batch that was loaded last.
+    pub(super) fn labels(&self) -> &[u32] {
+        &self.labels
+    }
+
+    /// Checks that the model can take the examples and labels of a data set.
+    pub(super) fn check(&self, data: &Dataset) -> Result<(), TrainError> {
+        if data.feature_shape() != self.feature_shape {
+            return Err(TrainError::FeatureShape {
+                data: data.name().to_owned(),
+                input: self.features_name.clone(),
+                expected: self.feature_shape.clone(),
+                found: data.feature_shape().to_vec(),
+            });
+        }
+        if data.classes() > self.classes {
+            return Err(TrainError::Classes {
+                data: data.name().to_owned(),
+                expected: self.classes,
+                found: data.classes(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Loads the next batch: features into the session, labels into this feed. Returns how many leading rows
+    /// are new in this epoch, or `None` after the last batch.
+    pub(super) fn load(&mut self, batches: &mut Batches, session: &mut Session) -> Result<Option<usize>, TrainError> {
+        let fresh = batches.next_into(&mut self.features, &mut self.labels);
+        if fresh.is_some() {
+            session.try_set_input(&self.features_name, &self.features)?;
+        }
+        Ok(fresh)
+    }
+
+    /// Writes the labels that were loaded last into a session.
+    pub(super) fn load_labels(&mut self, session: &mut Session) -> Result<(), TrainError> {
+        match self.form {
+            LabelForm::Ids => session.try_set_input_u32(&self.labels_name, &self.labels)?,
+            LabelForm::OneHot => {
+                one_hot(&self.labels, self.classes, &mut self.one_hot)?;
+                session.try_set_input(&self.labels_name, &self.one_hot)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the labels of a session that computes no loss some value: a step needs all inputs to be set.
+    pub(super) fn load_no_labels(&self, session: &mut Session) -> Result<(), TrainError> {
+        let plan = session.plan();
+        let buffer = plan.input_buffers.iter().find(|(name, _)| *name == self.labels_name);
+        if let Some((_, buffer)) = buffer {
+            let zeros = vec![0; plan.buffers[buffer.index()]];
+            session.try_set_input_bytes(&self.labels_name, &zeros)?;
+        }
+        Ok(())
+    }
+}
+
+/// Type of the input of that name.
+fn input<'g>(graph: &'g Graph, name: &str) -> Result<&'g TensorType, TrainError> {
+    let is_input = |kind: &NodeKind| matches!(kind, NodeKind::Input);
+    let found = graph
+        .leaf_named(name)
+        .filter(|id| is_input(&graph.nodes()[id.index()].kind));
+    let ty = found.and_then(|id| graph.ty(id));
+    ty.ok_or_else(|| {
+        let inputs = graph.nodes().iter().filter(|n| is_input(&n.kind));
+        Error::unknown_tensor(TensorKind::Input, name, inputs.filter_map(|n| n.name.as_deref())).into()
+    })
+}
+
+/// The value of the logits, the second output.
+pub(super) fn logits(graph: &Graph) -> Result<Value, TrainError> {
+    graph.outputs().get(1).copied().ok_or_else(|| TrainError::Model {
+        message: format!("it has {} outputs", graph.outputs().len()),
+        remedy: "set the outputs to the loss, f32[], and the logits, f32[batch, classes]",
+    })
+}
+
+/// Number of classes, from the shape of the logits.
+fn classes(graph: &Graph, batch_size: usize) -> Result<usize, TrainError> {
+    let ty = graph.ty(logits(graph)?);
+    match ty.map(|ty| (ty.dtype, ty.shape.dims())) {
+        Some((DType::F32, &[rows, classes])) if rows == batch_size && classes > 0 => Ok(classes),
+        _ => Err(TrainError::Model {
+            message: match ty {
+                Some(ty) => format!("the second output is {ty}"),
+                None => "the second output is not valid".to_owned(),
+            },
+            remedy: "the second output is the logits, f32[batch, classes]",
+        }),
+    }
+}

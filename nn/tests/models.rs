@@ -1,0 +1,109 @@
+//! Models as graphs: names, shapes, wrong sizes.
+
+use meganeura_core::Graph;
+use meganeura_core::autodiff::try_differentiate;
+use meganeura_core::graph::NodeKind;
+use meganeura_nn::layers::Activation;
+use meganeura_nn::models::{CnnConfig, MlpConfig, classifier, cnn_classifier, mlp_classifier};
+
+fn parameter_names(g: &Graph) -> Vec<&str> {
+    let parameters = g
+        .nodes()
+        .iter()
+        .filter(|n| matches!(n.kind, NodeKind::Parameter { .. }));
+    parameters.filter_map(|n| n.name.as_deref()).collect()
+}
+
+#[test]
+fn the_default_mlp() {
+    let g = mlp_classifier(32, 64, 10);
+    g.verify().expect("a valid graph");
+    assert_eq!(
+        parameter_names(&g),
+        [
+            "fc1.weight",
+            "fc1.bias",
+            "fc2.weight",
+            "fc2.bias",
+            "fc3.weight",
+            "fc3.bias"
+        ]
+    );
+    let leaf = |name| g.leaf_named(name).map(|id| g.shape(id).to_vec());
+    assert_eq!(leaf("x"), Some(vec![32, 64]));
+    assert_eq!(leaf("labels"), Some(vec![32]));
+    assert_eq!(leaf("fc1.weight"), Some(vec![64, 256]));
+    assert_eq!(leaf("fc3.weight"), Some(vec![128, 10]));
+    let shapes: Vec<&[usize]> = g.outputs().iter().map(|&v| g.shape(v)).collect();
+    assert_eq!(shapes, [&[][..], &[32, 10][..]]);
+    try_differentiate(&g).expect("differentiates");
+}
+
+#[test]
+fn the_default_cnn() {
+    let g = cnn_classifier(8, [1, 8, 8], 10);
+    g.verify().expect("a valid graph");
+    let names = parameter_names(&g);
+    for name in ["conv1.weight", "bn3.bias", "fc1.weight", "fc2.bias"] {
+        assert!(names.contains(&name), "{name} in {names:?}");
+    }
+    assert!(!names.contains(&"conv1.bias"));
+    let weight = g.leaf_named("fc1.weight").expect("a parameter");
+    assert_eq!(g.shape(weight), [256, 64]);
+    assert!(g.leaf_named("bn2.running_var").is_some());
+    assert_eq!(g.shape(g.outputs()[1]), [8, 10]);
+    try_differentiate(&g).expect("differentiates");
+}
+
+#[test]
+fn images_of_any_size_from_four_by_four() {
+    for image in [[3, 4, 4], [1, 7, 9], [3, 28, 32]] {
+        let g = cnn_classifier(2, image, 5);
+        g.verify().unwrap_or_else(|e| panic!("{image:?}: {e}"));
+    }
+    for image in [[1, 3, 8], [0, 8, 8]] {
+        let error = cnn_classifier(2, image, 5).verify().expect_err("too small").to_string();
+        assert!(error.contains("is 0"), "{image:?}: {error}");
+    }
+}
+
+#[test]
+fn options_change_the_model() {
+    let mut g = Graph::new();
+    let x = g.input("x", &[3, 4]);
+    let config = MlpConfig::new(4, 2)
+        .hidden([5])
+        .activation(Activation::Tanh)
+        .dropout(0.0);
+    let mlp = config.build(&mut g, "mlp");
+    let y = mlp.forward(&mut g, x);
+    assert_eq!((g.shape(y), mlp.layers().len()), (&[3, 2][..], 2));
+    assert_eq!(
+        parameter_names(&g),
+        ["mlp.fc1.weight", "mlp.fc1.bias", "mlp.fc2.weight", "mlp.fc2.bias"]
+    );
+    let linear = MlpConfig::new(4, 2).hidden([]).build(&mut g, "linear");
+    assert_eq!(linear.layers().len(), 1);
+
+    let image = g.input("image", &[2, 3, 8, 8]);
+    let config = CnnConfig::new([3, 8, 8], 7).channels([2, 4, 6]).hidden(9).dropout(0.0);
+    let y = config.build(&mut g, "cnn").forward(&mut g, image);
+    assert_eq!(g.shape(y), [2, 7]);
+    assert!(g.errors().is_empty());
+}
+
+#[test]
+fn wrong_models_reject_the_graph() {
+    let classes = mlp_classifier(2, 3, 0).verify().expect_err("no classes").to_string();
+    assert!(classes.contains("linear 'fc3'"), "{classes}");
+    let wrong = classifier(2, &[5], |g, x| MlpConfig::new(4, 3).build(g, "").forward(g, x));
+    let error = wrong.verify().expect_err("features do not fit").to_string();
+    assert!(
+        error.contains("inner dimensions") && error.contains("models.rs"),
+        "{error}"
+    );
+    let dropout = classifier(2, &[4], |g, x| {
+        MlpConfig::new(4, 3).dropout(1.0).build(g, "").forward(g, x)
+    });
+    assert!(dropout.verify().is_err());
+}

@@ -1,0 +1,64 @@
+//! `meganeura conformance`.
+
+use std::process::ExitCode;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use meganeura::config::Config;
+use meganeura::conformance::{CaseResult, Options, run_with};
+use meganeura::select;
+
+use super::Outcome;
+use crate::output::line;
+
+/// Options of `conformance`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Device to check; see `meganeura devices`.
+    #[arg(long, value_name = "SEL")]
+    device: Option<String>,
+
+    /// Run only the cases whose name contains this text, such as `core.matmul` or `backward`.
+    #[arg(long, value_name = "TEXT")]
+    filter: Option<String>,
+
+    /// Number of different sets of random shapes.
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    seeds: u64,
+
+    /// Print one JSON object a line: the cases, then a summary.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Outcome {
+    let config = Config::load()?;
+    let device = select::select(args.device.as_deref(), &config)?.open(&config)?;
+    let options = Options {
+        filter: args.filter.clone(),
+        seeds: 0..args.seeds,
+        ..Options::default()
+    };
+    let progress = ProgressBar::new_spinner();
+    if let Ok(style) = ProgressStyle::with_template("{spinner} {pos} cases, {elapsed}: {msg}") {
+        progress.set_style(style);
+    }
+    let mut show = |case: &CaseResult| {
+        progress.inc(1);
+        progress.set_message(case.group().to_owned());
+    };
+    let report = run_with(device, &options, &[], &mut show);
+    progress.finish_and_clear();
+    if args.json {
+        line(report.to_json_lines()?.trim_end())?;
+    } else {
+        line(&report)?;
+    }
+    if report.cases.is_empty() {
+        return Err("no case matches the filter".into());
+    }
+    Ok(if report.is_ok() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}

@@ -1,0 +1,12 @@
+//! One file a command.
+
+pub(crate) mod conformance;
+pub(crate) mod devices;
+pub(crate) mod plugins;
+pub(crate) mod train;
+
+use std::error::Error;
+use std::process::ExitCode;
+
+/// What a command ends with.
+pub(crate) type Outcome = Result<ExitCode, Box<dyn Error>>;

@@ -1,0 +1,24 @@
+//! What commands print. A closed pipe (`| head`) ends the program quietly instead of with a panic.
+
+use std::error::Error;
+use std::fmt::Display;
+use std::io::{self, Write};
+
+/// Prints to standard output and ends the line.
+pub(crate) fn line(text: impl Display) -> io::Result<()> {
+    match writeln!(io::stdout(), "{text}") {
+        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
+        result => result,
+    }
+}
+
+/// Prints an error and its causes to standard error.
+pub(crate) fn report(error: &dyn Error) {
+    // Nobody is left to tell if this fails.
+    let _ = writeln!(io::stderr(), "error: {error}");
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        let _ = writeln!(io::stderr(), "  caused by: {inner}");
+        cause = inner.source();
+    }
+}

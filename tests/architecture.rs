@@ -1,0 +1,148 @@
+//! The invariants of ARCHITECTURE.md, checked.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn sources(folder: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut folders = vec![root().join(folder)];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).expect("the folder exists") {
+            let path = entry.expect("readable").path();
+            if path.is_dir() && path.file_name().is_none_or(|n| n != "target") {
+                folders.push(path);
+            } else if path.extension().is_some_and(|e| e == "rs") {
+                found.push(path);
+            }
+        }
+    }
+    assert!(!found.is_empty(), "{folder} has no sources");
+    found.sort();
+    found
+}
+
+/// Text of a file up to its unit tests.
+fn code(path: &Path) -> String {
+    let text = fs::read_to_string(path).expect("readable");
+    text.split("#[cfg(test)]").next().unwrap_or_default().to_owned()
+}
+
+fn dependencies(package: &str) -> String {
+    let output = Command::new(env!("CARGO"))
+        .args([
+            "tree",
+            "--offline",
+            "--edges",
+            "normal",
+            "--prefix",
+            "none",
+            "-p",
+            package,
+        ])
+        .current_dir(root())
+        .output()
+        .expect("cargo runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+fn the_core_depends_on_no_gpu_crate_and_no_backend() {
+    let tree = dependencies("meganeura-core");
+    for banned in [
+        "blade",
+        "ash",
+        "wgpu",
+        "naga",
+        "metal",
+        "vulkan",
+        "cuda",
+        "meganeura-cpu",
+        "meganeura-nn",
+        "libloading",
+    ] {
+        let found = tree.lines().find(|l| l.starts_with(banned));
+        assert!(found.is_none(), "{found:?}");
+    }
+    assert!(tree.contains("inventory"), "the tree is the real one");
+}
+
+#[test]
+fn backends_know_the_core_only() {
+    let tree = dependencies("meganeura-cpu");
+    let own: Vec<&str> = tree.lines().filter(|l| l.starts_with("meganeura")).collect();
+    assert!(
+        own.iter()
+            .all(|l| l.starts_with("meganeura-cpu") || l.starts_with("meganeura-core")),
+        "{own:?}"
+    );
+}
+
+#[test]
+fn passes_name_no_operator() {
+    let mut files = sources("core/src");
+    let ops = root().join("core/src/ops");
+    files.retain(|f| !f.starts_with(&ops));
+    for folder in ["backends/cpu/src"] {
+        let kernels = root().join(folder).join("kernels");
+        files.extend(sources(folder).into_iter().filter(|f| !f.starts_with(&kernels)));
+    }
+    assert!(files.len() > 20);
+    for file in files {
+        let code = code(&file);
+        // Documentation may name an operator; a string literal in code is a dependency on it.
+        let named = code
+            .lines()
+            .filter(|l| !l.trim_start().starts_with("//"))
+            .find(|l| l.contains("\"core.") || l.contains("\"optim."));
+        assert!(named.is_none(), "{}: {named:?}", file.display());
+    }
+}
+
+#[test]
+fn every_operator_has_its_line_in_the_table_and_its_documentation() {
+    let ops = meganeura::registry::ops();
+    assert!(ops.len() > 60, "{}", ops.len());
+    for op in ops {
+        assert!(op.name().contains('.'), "{} has no namespace", op.name());
+        assert!(
+            !op.doc().formula.is_empty() && !op.doc().source.is_empty(),
+            "{}",
+            op.name()
+        );
+    }
+}
+
+#[test]
+fn files_stay_readable() {
+    // Tables may be longer.
+    let exempt = ["unary_table.rs"];
+    for folder in ["core/src", "backends/cpu/src", "nn/src", "src", "tests"] {
+        for file in sources(folder) {
+            let lines = fs::read_to_string(&file).expect("readable").lines().count();
+            let name = file.file_name().and_then(|n| n.to_str()).unwrap_or_default();
+            assert!(
+                lines <= 600 || exempt.contains(&name),
+                "{} has {lines} lines",
+                file.display()
+            );
+        }
+    }
+}
+
+#[test]
+fn no_unfinished_code() {
+    for folder in ["core/src", "backends/cpu/src", "nn/src", "src", "tests/conformance/src"] {
+        for file in sources(folder) {
+            let code = code(&file);
+            for word in ["todo!(", "unimplemented!(", "FIXME", "XXX"] {
+                assert!(!code.contains(word), "{} contains {word}", file.display());
+            }
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! Several sessions on one device.
+
+use std::thread;
+
+use meganeura_core::build::{Mode, build_on};
+use meganeura_core::error::{Error, Result};
+use meganeura_core::graph::Graph;
+use meganeura_core::{Session, Sgd};
+
+use super::{case, same_f32};
+use crate::harness::numbers;
+use crate::runner::{Case, CaseRun, Check, SharedDevice, ensure, fail};
+use crate::storage::narrow;
+
+pub(super) fn cases() -> Vec<Case> {
+    vec![
+        case("sessions/two at once from two threads", two_threads),
+        case("sessions/moved to another thread", moved),
+        case("sessions/do not share memory", separate_memory),
+        case("sessions/weights from training to inference", copied_weights),
+        case("sessions/a plan survives storage", stored_plan),
+    ]
+}
+
+fn model(width: usize) -> Graph {
+    let mut g = Graph::new();
+    let x = g.input("x", &[16, width]);
+    let w = g.parameter("w", &[width, 8]);
+    let y = g.matmul(x, w);
+    let y = g.tanh(y);
+    let loss = g.mean_all(y);
+    g.set_outputs(vec![loss]);
+    g
+}
+
+fn session(device: &SharedDevice, width: usize) -> Result<Session> {
+    let (mut session, _) = build_on(
+        &model(width),
+        device.clone(),
+        Mode::Training,
+        Some(Box::new(Sgd::new(0.5))),
+    )?;
+    session.try_set_input("x", &narrow(&numbers(16 * width, 1)))?;
+    session.try_set_parameter("w", &narrow(&numbers(8 * width, 2)))?;
+    Ok(session)
+}
+
+fn losses(session: &mut Session) -> Result<Vec<f32>> {
+    let step = |_| {
+        session.try_step()?;
+        session.try_read_loss()
+    };
+    (0..5).map(step).collect()
+}
+
+fn two_threads(device: &SharedDevice) -> CaseRun {
+    let alone = |width| -> Result<Vec<f32>> { losses(&mut session(device, width)?) };
+    let expected = [alone(20)?, alone(33)?];
+    for _ in 0..3 {
+        let (a, b) = thread::scope(|scope| {
+            let handles = [20, 33].map(|width| {
+                let device = device.clone();
+                scope.spawn(move || -> Result<Vec<f32>> { losses(&mut session(&device, width)?) })
+            });
+            let [a, b] = handles.map(|h| h.join().unwrap_or_else(|_| Err(Error::backend("device", "panicked"))));
+            (a, b)
+        });
+        same_f32("the first session's losses", &a?, &expected[0])?;
+        same_f32("the second session's losses", &b?, &expected[1])?;
+    }
+    Ok(Check::default())
+}
+
+fn moved(device: &SharedDevice) -> CaseRun {
+    let expected = losses(&mut session(device, 9)?)?;
+    let mut here = session(device, 9)?;
+    here.try_step()?;
+    let first = here.try_read_loss()?;
+    let there = thread::spawn(move || -> Result<f32> {
+        here.try_step()?;
+        here.try_read_loss()
+    });
+    match there.join() {
+        Ok(second) => same_f32("the losses", &[first, second?], &expected[..2]),
+        Err(_) => fail("the session panicked on another thread"),
+    }
+}
+
+fn separate_memory(device: &SharedDevice) -> CaseRun {
+    let mut a = session(device, 5)?;
+    let mut b = session(device, 5)?;
+    let start = b.try_read_parameter("w")?;
+    a.try_step()?;
+    ensure!(a.try_read_parameter("w")? != start, "the first session did not train");
+    same_f32("w of the second session", &b.try_read_parameter("w")?, &start)?;
+    drop(a);
+    b.try_step()?;
+    b.try_wait()?;
+    Ok(Check::default())
+}
+
+fn copied_weights(device: &SharedDevice) -> CaseRun {
+    let mut training = session(device, 7)?;
+    losses(&mut training)?;
+    let (mut inference, _) = build_on(&model(7), device.clone(), Mode::Inference, None)?;
+    inference.try_copy_weights_from(&mut training)?;
+    let trained = training.try_read_parameter("w")?;
+    same_f32("w", &inference.try_read_parameter("w")?, &trained)?;
+    inference.try_set_input("x", &narrow(&numbers(16 * 7, 1)))?;
+    inference.try_step()?;
+    training.clear_optimizer();
+    training.try_step()?;
+    same_f32("the loss", &[inference.try_read_loss()?], &[training.try_read_loss()?])
+}
+
+/// A plan is plain data: written and read again, it does the same.
+fn stored_plan(device: &SharedDevice) -> CaseRun {
+    let mut original = session(device, 6)?;
+    let text = serde_json::to_string(original.plan()).map_err(|e| Error::plan(e.to_string()))?;
+    let plan = serde_json::from_str(&text).map_err(|e| Error::plan(e.to_string()))?;
+    ensure!(original.plan() == &plan, "the plan changed when it was stored");
+    let mut again = Session::on(device.clone(), plan)?;
+    again.try_set_input("x", &narrow(&numbers(16 * 6, 1)))?;
+    again.try_set_parameter("w", &narrow(&numbers(8 * 6, 2)))?;
+    original.clear_optimizer();
+    original.try_step()?;
+    again.try_step()?;
+    same_f32("the loss", &[again.try_read_loss()?], &[original.try_read_loss()?])?;
+    same_f32(
+        "the gradient",
+        &again.try_read_grad("w")?,
+        &original.try_read_grad("w")?,
+    )
+}

@@ -1,0 +1,111 @@
+//! The update rules as published, in plain loops: they share nothing with those that are compiled into plans.
+
+use meganeura_core::{Adam, Optimizer, Sgd};
+
+/// A rule with hyper-parameters.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Rule {
+    /// Gradient descent in all its forms.
+    Sgd(Sgd),
+    /// Adam and AdamW.
+    Adam(Adam),
+}
+
+/// One rule of each form.
+pub(crate) fn all() -> Vec<Rule> {
+    let sgd = |momentum, nesterov| {
+        Rule::Sgd(Sgd {
+            momentum,
+            nesterov,
+            weight_decay: 0.02,
+            ..Sgd::new(0.1)
+        })
+    };
+    let adam = Adam {
+        weight_decay: 0.02,
+        ..Adam::new(0.01)
+    };
+    vec![
+        sgd(0.0, false),
+        sgd(0.9, false),
+        sgd(0.8, true),
+        Rule::Adam(adam),
+        Rule::Adam(Adam::adamw(0.02, 0.1)),
+    ]
+}
+
+impl Rule {
+    /// The same rule as the library has it.
+    pub(crate) fn optimizer(self) -> Box<dyn Optimizer> {
+        match self {
+            Rule::Sgd(sgd) => Box::new(sgd),
+            Rule::Adam(adam) => Box::new(adam),
+        }
+    }
+
+    /// Name for case ids.
+    pub(crate) fn name(self) -> String {
+        self.optimizer().kind()
+    }
+
+    /// Names of the states that belong to a parameter.
+    pub(crate) fn states(self, parameter: &str) -> Vec<String> {
+        let words: &[&str] = match self {
+            Rule::Sgd(sgd) if sgd.momentum == 0.0 => &[],
+            Rule::Sgd(_) => &["velocity"],
+            Rule::Adam(_) => &["m", "v"],
+        };
+        words.iter().map(|w| format!("optimizer.{w}.{parameter}")).collect()
+    }
+
+    /// Makes update `t` (from 1) of one parameter and its states.
+    pub(crate) fn apply(self, t: u64, parameter: &mut [f64], gradient: &[f64], states: &mut [Vec<f64>]) {
+        match (self, states) {
+            (Rule::Sgd(r), []) => sgd(r, parameter, gradient),
+            (Rule::Sgd(r), [velocity]) => momentum(r, parameter, gradient, velocity),
+            (Rule::Adam(r), [m, v]) => adam(r, t, parameter, gradient, m, v),
+            _ => {}
+        }
+    }
+}
+
+fn sgd(rule: Sgd, parameter: &mut [f64], gradient: &[f64]) {
+    let (lr, decay) = (f64::from(rule.lr), f64::from(rule.weight_decay));
+    for (p, g) in parameter.iter_mut().zip(gradient) {
+        *p -= lr * (g + decay * *p);
+    }
+}
+
+fn momentum(rule: Sgd, parameter: &mut [f64], gradient: &[f64], velocity: &mut [f64]) {
+    let (lr, decay, mu) = (
+        f64::from(rule.lr),
+        f64::from(rule.weight_decay),
+        f64::from(rule.momentum),
+    );
+    for ((p, g), v) in parameter.iter_mut().zip(gradient).zip(velocity) {
+        let g: f64 = g + decay * *p;
+        *v = mu * *v + g;
+        let direction: f64 = if rule.nesterov { g + mu * *v } else { *v };
+        *p -= direction * lr;
+    }
+}
+
+fn adam(rule: Adam, t: u64, parameter: &mut [f64], gradient: &[f64], m: &mut [f64], v: &mut [f64]) {
+    let (lr, eps, decay) = (f64::from(rule.lr), f64::from(rule.eps), f64::from(rule.weight_decay));
+    let (b1, b2) = (f64::from(rule.beta1), f64::from(rule.beta2));
+    let (c1, c2) = (1.0 - b1.powf(t as f64), 1.0 - b2.powf(t as f64));
+    for (i, p) in parameter.iter_mut().enumerate() {
+        let g = if rule.decoupled {
+            gradient[i]
+        } else {
+            gradient[i] + decay * *p
+        };
+        m[i] = b1 * m[i] + (1.0 - b1) * g;
+        v[i] = b2 * v[i] + (1.0 - b2) * g * g;
+        let step = m[i] / c1 / ((v[i] / c2).sqrt() + eps);
+        if rule.decoupled {
+            *p -= lr * decay * *p;
+        }
+        *p -= lr * step;
+    }
+}
