@@ -43,7 +43,6 @@ mod observer;
 mod report;
 mod schedule;
 
-use std::ops::ControlFlow;
 use std::time::Instant;
 
 use meganeura_core::build::{build, build_on};
@@ -151,7 +150,7 @@ impl Trainer {
     /// # Errors
     /// [`TrainError::FeatureShape`] and [`TrainError::Classes`] for data that do not fit the model;
     /// [`TrainError::Data`] when there are fewer training examples than in one batch (test data may be of
-    /// any size); [`TrainError::NonFiniteLoss`]; [`TrainError::Core`] when a step fails.
+    /// any size, and with 0 epochs so may training data); [`TrainError::NonFiniteLoss`]; [`TrainError::Core`] when a step fails.
     pub fn fit(
         &mut self,
         train: &Dataset,
@@ -163,7 +162,10 @@ impl Trainer {
         if let Some(test) = test {
             self.feed.check(test)?;
         }
-        let steps = self.batches(train)?.len();
+        let steps = match self.config.epochs {
+            0 => 0,
+            _ => self.batches(train)?.len(),
+        };
         let mut report = TrainReport {
             epochs: Vec::with_capacity(self.config.epochs.min(1024)),
             evaluation: None,
@@ -260,44 +262,37 @@ impl Trainer {
         let mut batches = self.batches(data)?;
         self.epochs_begun += 1;
         self.training.try_set_state(LOSS_SUM, &[0.0])?;
-        let (mut step, mut learning_rate) = (0, self.config.learning_rate);
+        let mut info = StepInfo {
+            epoch: place.epoch,
+            step: 0,
+            steps: place.steps,
+            loss: None,
+            learning_rate: self.config.learning_rate,
+        };
         while self.feed.load(&mut batches, &mut self.training)?.is_some() {
             self.feed.load_labels(&mut self.training)?;
-            learning_rate = self.rate(place, step);
-            self.training.adjust_learning_rate(learning_rate);
+            info.learning_rate = self.rate(place, info.step);
+            self.training.adjust_learning_rate(info.learning_rate);
             self.training.try_step()?;
-            step += 1;
-            let info = StepInfo {
-                epoch: place.epoch,
-                step,
-                steps: place.steps,
-                loss: self.read_loss(step)?,
-                learning_rate,
-            };
+            info.step += 1;
+            info.loss = self.read_loss(info.step)?;
             if let Some(loss) = info.loss {
-                finite(loss, &info)?;
+                check_finite(loss, &info)?;
             }
-            if let ControlFlow::Break(()) = observer.on_step(&info) {
+            if observer.on_step(&info).is_break() {
                 return Ok(None);
             }
         }
         // Reading waits for the last step, so that the time of the epoch is all of its time.
         let sum = self.training.try_read_state(LOSS_SUM)?;
-        let train_loss = sum.iter().copied().map(f64::from).sum::<f64>() / step as f64;
-        let last = StepInfo {
-            epoch: place.epoch,
-            step,
-            steps: place.steps,
-            loss: None,
-            learning_rate,
-        };
-        finite(train_loss as f32, &last)?;
+        let train_loss = sum.iter().copied().map(f64::from).sum::<f64>() / info.step as f64;
+        check_finite(train_loss as f32, &info)?;
         Ok(Some(EpochReport {
             epoch: place.epoch,
-            steps: step,
+            steps: info.step,
             train_loss,
             evaluation: None,
-            learning_rate,
+            learning_rate: info.learning_rate,
             train_seconds: 0.0,
             evaluation_seconds: 0.0,
         }))
@@ -309,7 +304,7 @@ impl Trainer {
         let position = Position {
             step: (place.epoch as u64 - 1) * steps + step as u64,
             steps_per_epoch: steps,
-            total_steps: self.config.epochs as u64 * steps,
+            total_steps: (self.config.epochs as u64).saturating_mul(steps),
         };
         self.config.schedule.rate(self.config.learning_rate, position)
     }
@@ -325,7 +320,7 @@ impl Trainer {
 }
 
 /// An error if a loss is not finite.
-fn finite(loss: f32, at: &StepInfo) -> Result<(), TrainError> {
+fn check_finite(loss: f32, at: &StepInfo) -> Result<(), TrainError> {
     if loss.is_finite() {
         return Ok(());
     }

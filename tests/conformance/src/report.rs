@@ -171,6 +171,34 @@ impl Report {
     }
 }
 
+/// Failures of a group that are shown in full: the others are usually the same.
+const SHOWN: usize = 4;
+
+impl Report {
+    fn fmt_failures(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut groups: BTreeMap<&str, Vec<&CaseResult>> = BTreeMap::new();
+        for case in self.failures() {
+            groups.entry(case.group()).or_default().push(case);
+        }
+        for (group, cases) in groups {
+            for case in cases.iter().take(SHOWN) {
+                writeln!(f, "\n{case}")?;
+            }
+            for case in cases.iter().skip(SHOWN) {
+                writeln!(f, "{} {}", case.outcome.word(), case.id)?;
+            }
+            if cases.len() > SHOWN {
+                let hidden = cases.len() - SHOWN;
+                writeln!(
+                    f,
+                    "    ({hidden} of the failures of {group} without their messages; filter by id to see one)"
+                )?;
+            }
+        }
+        Ok(())
+    }
+}
+
 /// A line of the table.
 #[derive(Default)]
 struct Row {
@@ -214,9 +242,7 @@ impl fmt::Display for Report {
                 100.0 * row.worst
             )?;
         }
-        for case in self.failures() {
-            writeln!(f, "\n{case}")?;
-        }
+        self.fmt_failures(f)?;
         let (passed, failed) = (self.passed(), self.failed());
         writeln!(
             f,

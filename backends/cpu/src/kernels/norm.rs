@@ -1,2 +1,314 @@
-use super::KernelDef;
-pub(super) const KERNELS: &[KernelDef] = &[];
+//! Layer and batch normalisation.
+
+use super::{CHUNK, CompileCx, Compiled, Kernel, KernelDef, Task, f32_only, rows_per_task, stream_nanos};
+use crate::executor::RunCx;
+use crate::memory::View;
+use crate::vmath::{self, Level};
+
+pub(super) const KERNELS: &[KernelDef] = &[
+    KernelDef {
+        name: "core.layer_norm",
+        supports: f32_only,
+        compile: layer_norm,
+    },
+    KernelDef {
+        name: "core.batch_norm",
+        supports: f32_only,
+        compile: batch_norm,
+    },
+    KernelDef {
+        name: "core.batch_norm_inference",
+        supports: f32_only,
+        compile: batch_norm_inference,
+    },
+];
+
+/// `sum of (x - mean)^2`, by partial sums of a fixed number of lanes.
+fn sum_squares(x: &[f32], mean: f32) -> f32 {
+    const LANES: usize = 32;
+    let mut lanes = [0.0; LANES];
+    let (blocks, rest) = x.as_chunks::<LANES>();
+    for block in blocks {
+        for (lane, &x) in lanes.iter_mut().zip(block) {
+            *lane += (x - mean) * (x - mean);
+        }
+    }
+    for (lane, &x) in lanes.iter_mut().zip(rest) {
+        *lane += (x - mean) * (x - mean);
+    }
+    lanes.iter().sum()
+}
+
+fn layer_norm(cx: &CompileCx) -> Result<Compiled, String> {
+    let [x, weight, bias] = [0, 1, 2].map(|i| cx.input::<f32>(i));
+    let [out, mean, rstd] = [0, 1, 2].map(|i| cx.output::<f32>(i));
+    let eps = cx.attrs().float("eps")? as f32;
+    let (rows, width, level) = (mean.len(), weight.len(), cx.level);
+    let per_task = rows_per_task(width);
+    Ok(Compiled::one(Task {
+        tasks: rows.div_ceil(per_task),
+        nanos: stream_nanos(12 * x.len()),
+        body: move |task: usize, _: &RunCx| {
+            let own = task * per_task..((task + 1) * per_task).min(rows);
+            let elements = own.start * width..own.end * width;
+            // SAFETY: this task alone writes these rows; no operand is written by this dispatch.
+            let (x, weight, bias, out, means, rstds) = unsafe {
+                (
+                    x.slice(elements.clone()),
+                    weight.all(),
+                    bias.all(),
+                    out.slice_mut(elements),
+                    mean.slice_mut(own.clone()),
+                    rstd.slice_mut(own),
+                )
+            };
+            let rows = x.chunks_exact(width).zip(out.chunks_exact_mut(width));
+            for ((x, out), (mean, rstd)) in rows.zip(means.iter_mut().zip(rstds)) {
+                *mean = vmath::sum(level, x) / width as f32;
+                *rstd = 1.0 / (sum_squares(x, *mean) / width as f32 + eps).sqrt();
+                for (((o, &x), &w), &b) in out.iter_mut().zip(x).zip(weight).zip(bias) {
+                    *o = (x - *mean) * *rstd * w + b;
+                }
+            }
+        },
+    }))
+}
+
+/// Sizes of `x [images, channels, plane]`.
+#[derive(Clone, Copy)]
+struct Dims {
+    images: usize,
+    channels: usize,
+    plane: usize,
+}
+
+impl Dims {
+    fn of(cx: &CompileCx) -> Self {
+        let shape = &cx.input_type(0).shape;
+        Dims {
+            images: shape[0],
+            channels: shape[1],
+            plane: shape[2..].iter().product(),
+        }
+    }
+
+    fn len(self) -> usize {
+        self.images * self.channels * self.plane
+    }
+
+    /// Elements of a channel.
+    fn count(self) -> f32 {
+        (self.images * self.plane) as f32
+    }
+
+    /// Elements of some channels in each image, which are contiguous.
+    fn segments(self, channels: std::ops::Range<usize>) -> impl Iterator<Item = std::ops::Range<usize>> {
+        let first = channels.start * self.plane;
+        let len = channels.len() * self.plane;
+        (0..self.images).map(move |image| {
+            let start = image * self.channels * self.plane + first;
+            start..start + len
+        })
+    }
+}
+
+/// Planes below this size are summed side by side rather than one after the other.
+const SMALL_PLANE: usize = 16;
+/// Elements of an image that are summed side by side.
+const SIDE_BY_SIDE: usize = 256;
+
+/// Mean and sum of squared deviations of some channels, of which there are at most [`Statistics::batch`].
+#[derive(Clone, Copy)]
+struct Statistics {
+    dims: Dims,
+    level: Level,
+}
+
+impl Statistics {
+    /// Channels of one task.
+    fn batch(self) -> usize {
+        if self.dims.plane < SMALL_PLANE {
+            (SIDE_BY_SIDE / self.dims.plane.max(1)).min(self.dims.channels).max(1)
+        } else {
+            (CHUNK / (self.dims.images * self.dims.plane).max(1)).clamp(1, SMALL_PLANE)
+        }
+    }
+
+    /// Totals over the channel of a function of its elements, in an order that depends on shapes alone:
+    /// `by_slice` gives the total of a slice, `side_by_side` adds to a total for each element.
+    fn totals(
+        self,
+        x: &[f32],
+        channels: std::ops::Range<usize>,
+        totals: &mut [f32],
+        by_slice: impl Fn(usize, &[f32]) -> f32,
+        side_by_side: impl Fn(&mut [f32], &[f32]),
+    ) {
+        let plane = self.dims.plane;
+        if plane >= SMALL_PLANE {
+            for (i, (channel, total)) in channels.zip(totals).enumerate() {
+                let sums = self
+                    .dims
+                    .segments(channel..channel + 1)
+                    .map(|s| f64::from(by_slice(i, &x[s])));
+                *total = sums.sum::<f64>() as f32;
+            }
+            return;
+        }
+        let mut columns = [0.0; SIDE_BY_SIDE];
+        let columns = &mut columns[..channels.len() * plane];
+        for segment in self.dims.segments(channels) {
+            side_by_side(columns, &x[segment]);
+        }
+        for (total, columns) in totals.iter_mut().zip(columns.chunks_exact(plane)) {
+            *total = columns.iter().sum();
+        }
+    }
+
+    /// Writes means and biased variances.
+    fn compute(self, x: &[f32], channels: std::ops::Range<usize>, means: &mut [f32], variances: &mut [f32]) {
+        let (level, count, plane) = (self.level, self.dims.count(), self.dims.plane);
+        self.totals(
+            x,
+            channels.clone(),
+            means,
+            |_, x| vmath::sum(level, x),
+            |sums, x| {
+                vmath::add_assign(level, sums, x);
+            },
+        );
+        means.iter_mut().for_each(|m| *m /= count);
+        let means = &*means;
+        let squares = |sums: &mut [f32], x: &[f32]| {
+            let planes = sums.chunks_exact_mut(plane).zip(x.chunks_exact(plane));
+            for ((sums, x), &mean) in planes.zip(means) {
+                for (sum, &x) in sums.iter_mut().zip(x) {
+                    *sum += (x - mean) * (x - mean);
+                }
+            }
+        };
+        self.totals(x, channels, variances, |i, x| sum_squares(x, means[i]), squares);
+        variances.iter_mut().for_each(|v| *v /= count);
+    }
+}
+
+/// Largest value of [`Statistics::batch`].
+const MAX_BATCH: usize = SIDE_BY_SIDE;
+
+/// Shared scratch of the normalising phase: mean, factor and bias of each channel. A copy of the operands,
+/// since the running statistics may be overwritten before it runs.
+const TABLES: usize = 3;
+
+fn batch_norm(cx: &CompileCx) -> Result<Compiled, String> {
+    let dims = Dims::of(cx);
+    let [x, weight, bias, old_mean, old_var] = [0, 1, 2, 3, 4].map(|i| cx.input::<f32>(i));
+    let [out, new_mean, new_var, mean, rstd] = [0, 1, 2, 3, 4].map(|i| cx.output::<f32>(i));
+    let (eps, momentum) = (cx.attrs().float("eps")? as f32, cx.attrs().float("momentum")? as f32);
+    let statistics = Statistics { dims, level: cx.level };
+    let batch = statistics.batch();
+    // One element has no unbiased variance; the biased one, 0, is kept then.
+    let unbias = dims.count() / (dims.count().max(2.0) - 1.0);
+    let measure = Task {
+        tasks: dims.channels.div_ceil(batch),
+        nanos: stream_nanos(8 * dims.len()),
+        body: move |task: usize, cx: &RunCx| {
+            let own = task * batch..((task + 1) * batch).min(dims.channels);
+            let (mut means, mut variances) = ([0.0; MAX_BATCH], [0.0; MAX_BATCH]);
+            let (means, variances) = (&mut means[..own.len()], &mut variances[..own.len()]);
+            // SAFETY: `x` is written by no dispatch of this level.
+            statistics.compute(unsafe { x.all() }, own.clone(), means, variances);
+            for ((c, &m), &var) in own.zip(&*means).zip(&*variances) {
+                let r = 1.0 / (var + eps).sqrt();
+                // SAFETY: this task alone touches this channel of the per-channel operands, results and
+                // tables. Operands may share buffers with results, so no reference to one outlives its read.
+                unsafe {
+                    let read = |v: &View<f32>| v.slice(c..c + 1)[0];
+                    let write = |v: &View<f32>, value| v.slice_mut(c..c + 1)[0] = value;
+                    let (w, b, running, running_var) = (read(&weight), read(&bias), read(&old_mean), read(&old_var));
+                    write(&new_mean, running * (1.0 - momentum) + m * momentum);
+                    write(&new_var, running_var * (1.0 - momentum) + var * unbias * momentum);
+                    write(&mean, m);
+                    write(&rstd, r);
+                    for (table, value) in [m, r * w, b].into_iter().enumerate() {
+                        *cx.shared.add(table * dims.channels + c) = value;
+                    }
+                }
+            }
+        },
+    };
+    Ok(Compiled {
+        phases: vec![Box::new(measure), normalise(x, out, dims)],
+        shared: TABLES * dims.channels,
+        private: 0,
+    })
+}
+
+fn batch_norm_inference(cx: &CompileCx) -> Result<Compiled, String> {
+    let dims = Dims::of(cx);
+    let [x, weight, bias, mean, var] = [0, 1, 2, 3, 4].map(|i| cx.input::<f32>(i));
+    let eps = cx.attrs().float("eps")? as f32;
+    let tables = Task {
+        tasks: 1,
+        nanos: 4 * dims.channels as u64,
+        body: move |_, cx: &RunCx| {
+            // SAFETY: no operand is written by this dispatch; the only task of its phase has the scratch.
+            let (weight, bias, mean, var, tables) = unsafe {
+                let tables = std::slice::from_raw_parts_mut(cx.shared, TABLES * dims.channels);
+                (weight.all(), bias.all(), mean.all(), var.all(), tables)
+            };
+            let (means, rest) = tables.split_at_mut(dims.channels);
+            let (scales, biases) = rest.split_at_mut(dims.channels);
+            means.copy_from_slice(mean);
+            biases.copy_from_slice(bias);
+            for ((scale, &w), &var) in scales.iter_mut().zip(weight).zip(var) {
+                *scale = w / (var + eps).sqrt();
+            }
+        },
+    };
+    Ok(Compiled {
+        phases: vec![Box::new(tables), normalise(x, cx.output(0), dims)],
+        shared: TABLES * dims.channels,
+        private: 0,
+    })
+}
+
+/// `(x - mean) * factor + bias` with the tables in shared scratch.
+fn normalise(x: View<f32>, out: View<f32>, dims: Dims) -> Box<dyn Kernel> {
+    // Single elements go by images, whose channels are contiguous; larger planes one by one.
+    let (rows, width) = if dims.plane == 1 {
+        (dims.images, dims.channels)
+    } else {
+        (dims.images * dims.channels, dims.plane)
+    };
+    let per_task = rows_per_task(width);
+    Box::new(Task {
+        tasks: rows.div_ceil(per_task),
+        nanos: stream_nanos(8 * dims.len()),
+        body: move |task: usize, cx: &RunCx| {
+            let own = task * per_task..((task + 1) * per_task).min(rows);
+            let elements = own.start * width..own.end * width;
+            // SAFETY: this task alone writes these elements; the phase before has filled the tables, and `x`
+            // is no result of this dispatch.
+            let (tables, x, out) = unsafe {
+                let tables = std::slice::from_raw_parts(cx.shared, TABLES * dims.channels);
+                (tables, x.slice(elements.clone()), out.slice_mut(elements))
+            };
+            let (means, rest) = tables.split_at(dims.channels);
+            let (scales, biases) = rest.split_at(dims.channels);
+            for (row, (x, out)) in own.zip(x.chunks_exact(width).zip(out.chunks_exact_mut(width))) {
+                if dims.plane == 1 {
+                    let tables = means.iter().zip(scales).zip(biases);
+                    for ((o, &x), ((&mean, &scale), &bias)) in out.iter_mut().zip(x).zip(tables) {
+                        *o = (x - mean) * scale + bias;
+                    }
+                } else {
+                    let c = row % dims.channels;
+                    let (mean, scale, bias) = (means[c], scales[c], biases[c]);
+                    for (o, &x) in out.iter_mut().zip(x) {
+                        *o = (x - mean) * scale + bias;
+                    }
+                }
+            }
+        },
+    })
+}

@@ -1,2 +1,112 @@
-use super::KernelDef;
-pub(super) const KERNELS: &[KernelDef] = &[];
+//! Parameter updates: one pass over a parameter, its gradient and its moments, in place.
+
+use super::{CHUNK, CompileCx, Compiled, KernelDef, Task, chunk, chunks, f32_only, stream_nanos};
+use crate::executor::RunCx;
+use crate::memory::View;
+
+pub(super) const KERNELS: &[KernelDef] = &[
+    KernelDef {
+        name: "optim.sgd",
+        supports: f32_only,
+        compile: |cx| update(cx, sgd),
+    },
+    KernelDef {
+        name: "optim.momentum",
+        supports: f32_only,
+        compile: |cx| match cx.attrs().bool("nesterov")? {
+            true => update(cx, momentum::<true>),
+            false => update(cx, momentum::<false>),
+        },
+    },
+    KernelDef {
+        name: "optim.adam",
+        supports: f32_only,
+        compile: |cx| match cx.attrs().bool("decoupled")? {
+            true => update(cx, adam::<true>),
+            false => update(cx, adam::<false>),
+        },
+    },
+];
+
+/// An update of `T` tensors (the parameter first) by a gradient and `S` scalars.
+type Rule<const T: usize, const S: usize> = fn([&mut [f32]; T], &[f32], [f32; S]);
+
+/// Operands are the parameter, the gradient, the other tensors and the scalars; results are the tensors.
+fn update<const T: usize, const S: usize>(cx: &CompileCx, rule: Rule<T, S>) -> Result<Compiled, String> {
+    let operand = |tensor: usize| if tensor == 0 { 0 } else { tensor + 1 };
+    let old: [View<f32>; T] = std::array::from_fn(|t| cx.input(operand(t)));
+    let new: [View<f32>; T] = std::array::from_fn(|t| cx.output(t));
+    let in_place: [bool; T] = std::array::from_fn(|t| cx.input_buffer(operand(t)) == cx.output_buffer(t));
+    if (1..T).any(|t| (0..t).any(|u| cx.output_buffer(t) == cx.output_buffer(u))) {
+        return Err("two results of an update share one buffer".into());
+    }
+    let grad = cx.input::<f32>(1);
+    let scalars: [View<f32>; S] = std::array::from_fn(|s| cx.input(T + 1 + s));
+    // A gradient that is one of the written tensors is set aside before it changes.
+    let copy_grad = (0..T).any(|t| cx.output_buffer(t) == cx.input_buffer(1));
+    let task = Task {
+        tasks: chunks(grad.len()),
+        nanos: stream_nanos(4 * (2 * T + 1) * grad.len()),
+        body: move |task: usize, cx: &RunCx| {
+            let range = chunk(grad.len(), task);
+            // SAFETY: scalars are written by no dispatch of this level, unless one is also a written tensor:
+            // that has a single element then, and no reference to it exists yet.
+            let scalars = scalars.map(|s| unsafe { s.slice(0..1)[0] });
+            for t in (0..T).filter(|&t| !in_place[t]) {
+                // SAFETY: two buffers; this task alone touches the range of the result.
+                unsafe {
+                    new[t]
+                        .slice_mut(range.clone())
+                        .copy_from_slice(old[t].slice(range.clone()))
+                }
+            }
+            // SAFETY: nobody else touches these elements of the results, which are different buffers; the
+            // gradient is none of them, or is copied to scratch of `CHUNK` elements before they are borrowed.
+            let (tensors, grad) = unsafe {
+                let mut own = grad.slice(range.clone());
+                if copy_grad {
+                    let copy = std::slice::from_raw_parts_mut(cx.private, own.len());
+                    copy.copy_from_slice(own);
+                    own = copy;
+                }
+                (new.map(|n| n.slice_mut(range.clone())), own)
+            };
+            rule(tensors, grad, scalars);
+        },
+    };
+    Ok(Compiled {
+        phases: vec![Box::new(task)],
+        shared: 0,
+        private: if copy_grad { CHUNK } else { 0 },
+    })
+}
+
+fn sgd([p]: [&mut [f32]; 1], grad: &[f32], [lr, decay]: [f32; 2]) {
+    for (p, &g) in p.iter_mut().zip(grad) {
+        *p -= lr * (g + *p * decay);
+    }
+}
+
+fn momentum<const NESTEROV: bool>([p, v]: [&mut [f32]; 2], grad: &[f32], [lr, decay, momentum]: [f32; 3]) {
+    for ((p, v), &g) in p.iter_mut().zip(v).zip(grad) {
+        let g = g + *p * decay;
+        *v = *v * momentum + g;
+        let direction = if NESTEROV { g + *v * momentum } else { *v };
+        *p -= lr * direction;
+    }
+}
+
+fn adam<const DECOUPLED: bool>([p, m, v]: [&mut [f32]; 3], grad: &[f32], [lr, b1, b2, eps, decay, c1, c2]: [f32; 7]) {
+    let (rest1, rest2) = (1.0 - b1, 1.0 - b2);
+    // Reciprocals once: the square root and the one division left are the slowest operations here.
+    let (unbias1, unbias2) = (1.0 / c1, 1.0 / c2);
+    for (((p, m), v), &g) in p.iter_mut().zip(m).zip(v).zip(grad) {
+        let decayed = *p * decay;
+        let g = if DECOUPLED { g } else { g + decayed };
+        *m = *m * b1 + g * rest1;
+        *v = *v * b2 + g * g * rest2;
+        let direction = *m * unbias1 / ((*v * unbias2).sqrt() + eps);
+        let direction = if DECOUPLED { direction + decayed } else { direction };
+        *p -= lr * direction;
+    }
+}

@@ -1,2 +1,284 @@
-use super::KernelDef;
-pub(super) const KERNELS: &[KernelDef] = &[];
+//! Softmax, its logarithm, and cross-entropy.
+
+use super::{CompileCx, Compiled, KernelDef, Task, f32_only, f32_or_integers, rows_per_task};
+use crate::executor::RunCx;
+use crate::memory::View;
+use crate::vmath::{self, Binary, Level, Operand, Unary};
+
+pub(super) const KERNELS: &[KernelDef] = &[
+    KernelDef {
+        name: "core.softmax",
+        supports: f32_only,
+        compile: |cx| along_axis(cx, Form::Plain),
+    },
+    KernelDef {
+        name: "core.log_softmax",
+        supports: f32_only,
+        compile: |cx| along_axis(cx, Form::Log),
+    },
+    KernelDef {
+        name: "core.cross_entropy",
+        supports: f32_only,
+        compile: |cx| cross_entropy(cx, Labels::Probabilities(cx.input(1))),
+    },
+    KernelDef {
+        name: "core.cross_entropy_ids",
+        supports: f32_or_integers,
+        compile: |cx| {
+            let (ids, dispatch) = (cx.input(1), cx.index);
+            cross_entropy(cx, Labels::Ids { ids, dispatch })
+        },
+    },
+];
+
+/// Which of the two is computed.
+#[derive(Clone, Copy, PartialEq)]
+enum Form {
+    Plain,
+    Log,
+}
+
+/// Columns of a block when the axis is not the last: their maxima and sums stay on the stack.
+const COLUMNS: usize = 256;
+
+/// Exponentials that are computed and summed at a time: they stay in the first-level cache.
+const EXP_BLOCK: usize = 2048;
+
+/// Estimated duration for so many elements: an exponential and three passes.
+fn nanos(elements: usize) -> u64 {
+    elements as u64
+}
+
+fn along_axis(cx: &CompileCx, form: Form) -> Result<Compiled, String> {
+    let (x, out, level) = (cx.input::<f32>(0), cx.output::<f32>(0), cx.level);
+    let shape = &cx.input_type(0).shape;
+    let axis = shape.axis(cx.attrs().int("axis")?)?;
+    let len = shape[axis];
+    let inner: usize = shape[axis + 1..].iter().product();
+    let outer: usize = shape[..axis].iter().product();
+    if inner > 1 {
+        return Ok(columns(x, out, [outer, len, inner], form, level));
+    }
+    let per_task = rows_per_task(len);
+    Ok(Compiled::one(Task {
+        tasks: x.len().div_ceil(per_task * len),
+        nanos: nanos(x.len()),
+        body: move |task: usize, _: &RunCx| {
+            let rows = task * per_task * len..((task + 1) * per_task * len).min(x.len());
+            // SAFETY: this task alone writes these rows; the operand is another buffer.
+            let (x, out) = unsafe { (x.slice(rows.clone()), out.slice_mut(rows)) };
+            for (x, out) in x.chunks_exact(len).zip(out.chunks_exact_mut(len)) {
+                row(level, form, x, out);
+            }
+        },
+    }))
+}
+
+/// Writes `e^(x - max)` and returns its sum.
+fn exp_block(level: Level, x: &[f32], max: f32, out: &mut [f32]) -> f32 {
+    vmath::binary(Binary::Sub, level, Operand::Slice(x), Operand::Scalar(max), out);
+    vmath::unary_in_place(Unary::Exp, level, out);
+    vmath::sum(level, out)
+}
+
+/// One contiguous row.
+fn row(level: Level, form: Form, x: &[f32], out: &mut [f32]) {
+    let max = vmath::max(level, x);
+    let blocks = x.chunks(EXP_BLOCK).zip(out.chunks_mut(EXP_BLOCK));
+    let sum: f32 = blocks.map(|(x, out)| exp_block(level, x, max, out)).sum();
+    match form {
+        Form::Plain => {
+            let scale = 1.0 / sum;
+            out.iter_mut().for_each(|v| *v *= scale);
+        }
+        Form::Log => {
+            let log = sum.ln();
+            for (o, &x) in out.iter_mut().zip(x) {
+                *o = (x - max) - log;
+            }
+        }
+    }
+}
+
+/// An axis that is not the last: `[outer, len, inner]`, by blocks of columns.
+fn columns(x: View<f32>, out: View<f32>, [outer, len, inner]: [usize; 3], form: Form, level: Level) -> Compiled {
+    let blocks = inner.div_ceil(COLUMNS);
+    let items = outer * blocks;
+    let per_task = rows_per_task(len * inner.min(COLUMNS));
+    Compiled::one(Task {
+        tasks: items.div_ceil(per_task),
+        nanos: nanos(x.len()),
+        body: move |task: usize, _: &RunCx| {
+            for item in task * per_task..((task + 1) * per_task).min(items) {
+                let start = item % blocks * COLUMNS;
+                let block = Block {
+                    x,
+                    out,
+                    base: item / blocks * len * inner + start,
+                    width: COLUMNS.min(inner - start),
+                    len,
+                    stride: inner,
+                };
+                // SAFETY: blocks are disjoint, and this task alone has this one.
+                unsafe { block.run(form, level) };
+            }
+        },
+    })
+}
+
+/// Some neighbouring columns over the whole axis.
+struct Block {
+    x: View<f32>,
+    out: View<f32>,
+    /// First element.
+    base: usize,
+    width: usize,
+    len: usize,
+    /// Distance between neighbours along the axis.
+    stride: usize,
+}
+
+impl Block {
+    /// # Safety
+    /// Nobody else touches this block of the result, or writes to the operand.
+    unsafe fn run(&self, form: Form, level: Level) {
+        let (mut max, mut sum) = ([f32::NEG_INFINITY; COLUMNS], [0.0; COLUMNS]);
+        let (max, sum) = (&mut max[..self.width], &mut sum[..self.width]);
+        let rows = || {
+            (0..self.len).map(|i| {
+                let at = self.base + i * self.stride;
+                let row = at..at + self.width;
+                // SAFETY: the row lies within the block, for which the caller vouches; one row is borrowed at
+                // a time.
+                unsafe { (self.x.slice(row.clone()), self.out.slice_mut(row)) }
+            })
+        };
+        for (x, _) in rows() {
+            vmath::max_assign(level, max, x);
+        }
+        for (x, out) in rows() {
+            vmath::binary(Binary::Sub, level, Operand::Slice(x), Operand::Slice(max), out);
+            vmath::unary_in_place(Unary::Exp, level, out);
+            vmath::add_assign(level, sum, out);
+        }
+        match form {
+            Form::Plain => {
+                vmath::unary_in_place(Unary::Reciprocal, level, sum);
+                for (_, out) in rows() {
+                    out.iter_mut().zip(&*sum).for_each(|(o, &s)| *o *= s);
+                }
+            }
+            Form::Log => {
+                vmath::unary_in_place(Unary::Log, level, sum);
+                for (x, out) in rows() {
+                    for (((o, &x), &m), &log) in out.iter_mut().zip(x).zip(&*max).zip(&*sum) {
+                        *o = (x - m) - log;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What rows are compared with.
+#[derive(Clone, Copy)]
+enum Labels {
+    /// A probability for each logit.
+    Probabilities(View<f32>),
+    /// A class for each row; `dispatch` is for the report of one that does not exist.
+    Ids { ids: View<u32>, dispatch: usize },
+}
+
+/// Losses of the rows to shared scratch, then their mean in a fixed order.
+fn cross_entropy(cx: &CompileCx, labels: Labels) -> Result<Compiled, String> {
+    let (x, loss, lse, level) = (cx.input::<f32>(0), cx.output::<f32>(0), cx.output::<f32>(1), cx.level);
+    let rows = lse.len();
+    let classes = x.len() / rows.max(1);
+    let per_task = rows_per_task(classes);
+    let each = Task {
+        tasks: rows.div_ceil(per_task),
+        nanos: nanos(x.len()),
+        body: move |task: usize, cx: &RunCx| {
+            let own = task * per_task..((task + 1) * per_task).min(rows);
+            // SAFETY: this task alone writes these rows of the scratch and of the result; private scratch has
+            // room for a block.
+            let (losses, lse, scratch) = unsafe {
+                (
+                    std::slice::from_raw_parts_mut(cx.shared.add(own.start), own.len()),
+                    lse.slice_mut(own.clone()),
+                    std::slice::from_raw_parts_mut(cx.private, classes.min(EXP_BLOCK)),
+                )
+            };
+            for ((row, loss), lse) in own.zip(losses).zip(lse) {
+                // SAFETY: no operand is written by this dispatch.
+                let x = unsafe { x.slice(row * classes..(row + 1) * classes) };
+                let (max, log) = log_sum_exp(level, x, scratch);
+                *lse = max + log;
+                *loss = row_loss(labels, row, x, [max, log], cx);
+            }
+        },
+    };
+    let mean = Task {
+        tasks: 1,
+        nanos: rows as u64 / 4,
+        body: move |_, cx: &RunCx| {
+            // SAFETY: the first phase has filled the scratch; this is the only task of its phase.
+            let (losses, loss) = unsafe { (std::slice::from_raw_parts(cx.shared, rows), loss.slice_mut(0..1)) };
+            loss[0] = vmath::sum(level, losses) / rows as f32;
+        },
+    };
+    Ok(Compiled {
+        phases: vec![Box::new(each), Box::new(mean)],
+        shared: rows,
+        private: classes.min(EXP_BLOCK),
+    })
+}
+
+/// The greatest element and `ln(sum of e^(x - greatest))`: kept apart, their sum would lose the bits that a
+/// small loss of large logits consists of.
+fn log_sum_exp(level: Level, x: &[f32], scratch: &mut [f32]) -> (f32, f32) {
+    let max = vmath::max(level, x);
+    let blocks = x.chunks(EXP_BLOCK);
+    let sum: f32 = blocks.map(|x| exp_block(level, x, max, &mut scratch[..x.len()])).sum();
+    (max, sum.ln())
+}
+
+fn row_loss(labels: Labels, row: usize, x: &[f32], [max, log]: [f32; 2], cx: &RunCx) -> f32 {
+    match labels {
+        Labels::Probabilities(labels) => {
+            let start = row * x.len();
+            // SAFETY: no operand is written by this dispatch.
+            let labels = unsafe { labels.slice(start..start + x.len()) };
+            weighted(labels, x, max, log)
+        }
+        Labels::Ids { ids, dispatch } => {
+            // SAFETY: as above.
+            let id = unsafe { ids.slice(row..row + 1)[0] };
+            match x.get(id as usize) {
+                Some(&x) => log - (x - max),
+                None => {
+                    cx.index_out_of_range(dispatch, id, x.len());
+                    f32::NAN
+                }
+            }
+        }
+    }
+}
+
+/// `-(sum of labels * (x - max - log))`, by partial sums of a fixed number of lanes.
+fn weighted(labels: &[f32], x: &[f32], max: f32, log: f32) -> f32 {
+    const LANES: usize = 16;
+    let mut lanes = [0.0; LANES];
+    let (x_blocks, x_rest) = x.as_chunks::<LANES>();
+    let (label_blocks, label_rest) = labels.as_chunks::<LANES>();
+    let mut add = |x: &[f32], labels: &[f32]| {
+        for ((lane, &x), &label) in lanes.iter_mut().zip(x).zip(labels) {
+            *lane += label * (log - (x - max));
+        }
+    };
+    for (x, labels) in x_blocks.iter().zip(label_blocks) {
+        add(x, labels);
+    }
+    add(x_rest, label_rest);
+    lanes.iter().sum()
+}

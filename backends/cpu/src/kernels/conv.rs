@@ -1,2 +1,0 @@
-use super::KernelDef;
-pub(super) const KERNELS: &[KernelDef] = &[];

@@ -1,0 +1,194 @@
+//! Convolutions with one input channel per group: no product of matrices, but windows over planes.
+
+use meganeura_core::ops::Conv2dDims;
+
+use super::plane::{Axis, LANES, Plane, lanes};
+use crate::executor::RunCx;
+use crate::kernels::{CompileCx, Compiled, Task, rows_per_task};
+
+/// Products and sums a nanosecond that one thread is expected to do.
+const FLOPS_PER_NANO: u64 = 10;
+
+/// Whether these kernels are the better ones.
+pub(super) fn applies(dims: &Conv2dDims) -> bool {
+    dims.groups > 1 && dims.c == dims.groups
+}
+
+fn nanos(dims: &Conv2dDims) -> u64 {
+    dims.flops() / FLOPS_PER_NANO
+}
+
+/// Rows and columns of the windows.
+fn axes(dims: &Conv2dDims) -> [Axis; 2] {
+    [0, 1].map(|a| Axis {
+        elements: dims.input[a],
+        windows: dims.output[a],
+        taps: dims.kernel[a],
+        stride: dims.stride[a],
+        dilation: dims.dilation[a],
+        spread: 1,
+        offset: dims.padding[a] as isize,
+    })
+}
+
+/// The scratch of a task, of which it asked for so many `f32`s.
+///
+/// # Safety
+/// The task asked for them, and borrows them once at a time.
+unsafe fn private<'a>(cx: &RunCx, len: usize) -> &'a mut [f32] {
+    // SAFETY: the executor gives each thread initialised scratch of its own.
+    unsafe { std::slice::from_raw_parts_mut(cx.private, len) }
+}
+
+pub(super) fn forward(cx: &CompileCx, dims: Conv2dDims) -> Compiled {
+    let (x, w, y) = (cx.input::<f32>(0), cx.input::<f32>(1), cx.output::<f32>(0));
+    let [rows, columns] = axes(&dims);
+    let plane = Plane::new(rows, columns);
+    let taps = plane.taps.len();
+    let multiplier = dims.o / dims.c;
+    let items = dims.n * dims.o * plane.strips();
+    let per_task = rows_per_task(plane.windows() * taps / plane.strips().max(1));
+    let scratch_len = plane.scratch_len();
+    let task = Task {
+        tasks: items.div_ceil(per_task),
+        nanos: nanos(&dims),
+        body: move |task: usize, cx: &RunCx| {
+            // SAFETY: asked for below, borrowed here alone.
+            let scratch = unsafe { private(cx, scratch_len) };
+            for item in task * per_task..((task + 1) * per_task).min(items) {
+                let (channel, strip) = (item / plane.strips(), plane.strip(item % plane.strips()));
+                let source = channel / multiplier * plane.elements();
+                let kernel = channel % dims.o * taps;
+                let out = channel * plane.windows();
+                let width = dims.output[1];
+                // SAFETY: this task alone touches the strip's results; no operand is written by this dispatch.
+                let (x, w, y) = unsafe {
+                    (
+                        x.slice(source..source + plane.elements()),
+                        w.slice(kernel..kernel + taps),
+                        y.slice_mut(out + strip.start * width..out + strip.end * width),
+                    )
+                };
+                y.fill(0.0);
+                plane.load(x, &strip, 0.0, scratch);
+                plane.correlate(scratch, &strip, w, y);
+            }
+        },
+    };
+    Compiled {
+        phases: vec![Box::new(task)],
+        shared: 0,
+        private: scratch_len,
+    }
+}
+
+pub(super) fn input_grad(cx: &CompileCx, dims: Conv2dDims) -> Compiled {
+    let (dy, w, dx) = (cx.input::<f32>(0), cx.input::<f32>(1), cx.output::<f32>(0));
+    let [rows, columns] = axes(&dims);
+    let plane = Plane::transposed(rows, columns);
+    let taps = plane.taps.len();
+    let multiplier = dims.o / dims.c;
+    let items = dims.n * dims.c * plane.strips();
+    let per_task = rows_per_task(plane.windows() * taps * multiplier / plane.strips().max(1));
+    let scratch_len = plane.scratch_len();
+    let task = Task {
+        tasks: items.div_ceil(per_task),
+        nanos: nanos(&dims) * (dims.stride[0] * dims.stride[1]) as u64,
+        body: move |task: usize, cx: &RunCx| {
+            // SAFETY: asked for below, borrowed here alone.
+            let scratch = unsafe { private(cx, scratch_len) };
+            for item in task * per_task..((task + 1) * per_task).min(items) {
+                let (channel, strip) = (item / plane.strips(), plane.strip(item % plane.strips()));
+                let out = channel * plane.windows();
+                let width = dims.input[1];
+                // SAFETY: this task alone touches the strip's results.
+                let dx = unsafe { dx.slice_mut(out + strip.start * width..out + strip.end * width) };
+                dx.fill(0.0);
+                for output in channel * multiplier..(channel + 1) * multiplier {
+                    let kernel = output % dims.o * taps;
+                    let source = output * plane.elements();
+                    // SAFETY: no operand is written by this dispatch.
+                    let (dy, w) = unsafe {
+                        (
+                            dy.slice(source..source + plane.elements()),
+                            w.slice(kernel..kernel + taps),
+                        )
+                    };
+                    plane.load(dy, &strip, 0.0, scratch);
+                    plane.correlate(scratch, &strip, w, dx);
+                }
+            }
+        },
+    };
+    Compiled {
+        phases: vec![Box::new(task)],
+        shared: 0,
+        private: scratch_len,
+    }
+}
+
+pub(super) fn weight_grad(cx: &CompileCx, dims: Conv2dDims) -> Compiled {
+    let (x, dy, dw) = (cx.input::<f32>(0), cx.input::<f32>(1), cx.output::<f32>(0));
+    let [rows, columns] = axes(&dims);
+    let plane = Plane::new(rows, columns);
+    let taps = plane.taps.len();
+    let multiplier = dims.o / dims.c;
+    let per_task = rows_per_task(dims.n * plane.windows() * taps);
+    let scratch_len = plane.scratch_len();
+    let task = Task {
+        tasks: dims.o.div_ceil(per_task),
+        nanos: nanos(&dims),
+        body: move |task: usize, cx: &RunCx| {
+            // SAFETY: asked for below, borrowed here alone.
+            let scratch = unsafe { private(cx, scratch_len) };
+            for output in task * per_task..((task + 1) * per_task).min(dims.o) {
+                // SAFETY: this task alone touches its kernels of the result.
+                let dw = unsafe { dw.slice_mut(output * taps..(output + 1) * taps) };
+                dw.fill(0.0);
+                for image in 0..dims.n {
+                    let grads = (image * dims.o + output) * plane.windows();
+                    let source = (image * dims.c + output / multiplier) * plane.elements();
+                    // SAFETY: no operand is written by this dispatch.
+                    let (x, dy) = unsafe {
+                        (
+                            x.slice(source..source + plane.elements()),
+                            dy.slice(grads..grads + plane.windows()),
+                        )
+                    };
+                    for strip in (0..plane.strips()).map(|s| plane.strip(s)) {
+                        plane.load(x, &strip, 0.0, scratch);
+                        for (&tap, dw) in plane.taps.iter().zip(&mut *dw) {
+                            *dw += dot(&plane, scratch, &strip, tap, dy);
+                        }
+                    }
+                }
+            }
+        },
+    };
+    Compiled {
+        phases: vec![Box::new(task)],
+        shared: 0,
+        private: scratch_len,
+    }
+}
+
+/// Sum over the windows of a strip of what a tap sees times the window's gradient, by partial sums of a fixed
+/// number of lanes.
+fn dot(plane: &Plane, scratch: &[f32], strip: &std::ops::Range<usize>, tap: usize, dy: &[f32]) -> f32 {
+    let width = plane.columns.windows;
+    let mut sums = [0.0; LANES];
+    for row in strip.clone() {
+        let x = plane.row(scratch, strip, row);
+        let (blocks, rest) = dy[row * width..(row + 1) * width].as_chunks::<LANES>();
+        for (block, dy) in blocks.iter().enumerate() {
+            for ((sum, &x), &dy) in sums.iter_mut().zip(lanes(x, tap + block * LANES)).zip(dy) {
+                *sum += x * dy;
+            }
+        }
+        let x = lanes(x, tap + blocks.len() * LANES);
+        for ((sum, &x), &dy) in sums.iter_mut().zip(x).zip(rest) {
+            *sum += x * dy;
+        }
+    }
+    sums.iter().sum()
+}

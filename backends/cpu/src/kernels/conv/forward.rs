@@ -1,0 +1,186 @@
+//! `y = w * patches(x)` for each image and group.
+
+use std::sync::Arc;
+
+use meganeura_core::ops::Conv2dDims;
+
+use super::serial::StripProduct;
+use super::{CROWDING, STRIP_LEN, Sizes, Strips, Window, aligned, depthwise};
+use crate::executor::RunCx;
+use crate::gemm::{Gemm, GemmSpec, Strides};
+use crate::kernels::{CHUNK, CompileCx, Compiled, Kernel, Task, stream_nanos};
+use crate::memory::View;
+
+/// Operations of a convolution that is worth cutting within a strip.
+const LARGE_FLOPS: u64 = 4_000_000;
+/// The largest patch matrix, in `f32`s, that all threads build together.
+const MAX_SHARED: usize = 8 * 1024 * 1024;
+
+pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
+    let dims = Conv2dDims::of_conv2d(&cx.call())?;
+    if depthwise::applies(&dims) {
+        return Ok(depthwise::forward(cx, dims));
+    }
+    let operands = Operands {
+        sizes: Sizes::new(&dims),
+        x: cx.input(0),
+        w: cx.input(1),
+        y: cx.output(0),
+    };
+    let sizes = &operands.sizes;
+    let wanted = sizes.wanted_tasks().div_ceil(sizes.products().max(1));
+    let strips = Strips::new(sizes.windows, wanted, STRIP_LEN / sizes.patch().max(1));
+    let patches = sizes.products() * sizes.patch() * sizes.windows;
+    if sizes.products() * strips.count() < 4 && sizes.flops >= LARGE_FLOPS && patches <= MAX_SHARED {
+        return Ok(together(operands, Window::new(&dims)));
+    }
+    Ok(by_strips(operands, Window::new(&dims), strips))
+}
+
+struct Operands {
+    sizes: Sizes,
+    x: View<f32>,
+    w: View<f32>,
+    y: View<f32>,
+}
+
+impl Sizes {
+    /// The product for some windows, whose patches have rows of some length.
+    fn forward_spec(&self, windows: usize, row_len: usize) -> GemmSpec {
+        GemmSpec {
+            m: self.outputs,
+            n: windows,
+            k: self.patch(),
+            a: Strides {
+                row: self.patch(),
+                col: 1,
+            },
+            b: Strides { row: row_len, col: 1 },
+            ldc: self.windows,
+            accumulate: false,
+        }
+    }
+}
+
+/// A task for each strip of each image and group, which unfolds and multiplies in its own scratch.
+fn by_strips(operands: Operands, window: Window, strips: Strips) -> Compiled {
+    let Operands { sizes, x, w, y } = operands;
+    // Rows of pointwise patches can be read where they are, unless they would share too few cache sets.
+    let direct = sizes.pointwise && !sizes.windows.is_multiple_of(CROWDING);
+    let row_len = if direct { sizes.windows } else { strips.row_len() };
+    let product = StripProduct::new(strips, |len| sizes.forward_spec(len, row_len));
+    let patches_len = if direct { 0 } else { aligned(sizes.patch() * row_len) };
+    let private = patches_len + product.scratch_len();
+    let body = move |task: usize, cx: &RunCx| {
+        let (image, strip) = (task / strips.count(), task % strips.count());
+        let range = strips.range(strip);
+        // SAFETY: no operand is written by this dispatch, and this task alone writes its windows of the
+        // result; private scratch is as long as asked for below, and the task's own. Offsets follow from the
+        // shapes.
+        unsafe {
+            let patches = if direct {
+                x.as_ptr().add(sizes.input_at(image) + range.start).cast_const()
+            } else {
+                let patches = std::slice::from_raw_parts_mut(cx.private, sizes.patch() * row_len);
+                let input = x.slice(sizes.input_at(image)..sizes.input_at(image + 1));
+                let channels = input.chunks_exact(sizes.plane.max(1));
+                for (plane, patches) in channels.zip(patches.chunks_exact_mut(sizes.taps * row_len)) {
+                    window.unfold(plane, &range, patches, row_len);
+                }
+                cx.private.cast_const()
+            };
+            let weights = w.as_ptr().add(sizes.weight_at(image));
+            let out = y.as_ptr().add(sizes.output_at(image) + range.start);
+            product.run(strip, weights, patches, out, cx.private.add(patches_len));
+        }
+    };
+    let task = Task {
+        tasks: sizes.products() * strips.count(),
+        nanos: sizes.nanos(),
+        body,
+    };
+    Compiled {
+        phases: vec![Box::new(task)],
+        shared: 0,
+        private,
+    }
+}
+
+/// For few small images with many channels: all threads unfold, then they share the products.
+fn together(operands: Operands, window: Window) -> Compiled {
+    let Operands { sizes, x, w, y } = operands;
+    let row_len = if sizes.pointwise {
+        sizes.windows
+    } else {
+        aligned(sizes.windows)
+    };
+    let gemm = Arc::new(Gemm::new(sizes.forward_spec(sizes.windows, row_len)));
+    let channel_len = sizes.taps * row_len;
+    let patches_len = if sizes.pointwise {
+        0
+    } else {
+        aligned(sizes.patch() * row_len)
+    };
+    let product_len = patches_len + aligned(gemm.shared_len());
+    let mut phases: Vec<Box<dyn Kernel>> = Vec::new();
+    if !sizes.pointwise {
+        let per_task = (CHUNK / channel_len.max(1)).max(1);
+        let blocks = sizes.inputs.div_ceil(per_task);
+        phases.push(Box::new(Task {
+            tasks: sizes.products() * blocks,
+            nanos: stream_nanos(8 * sizes.products() * patches_len),
+            body: move |task: usize, cx: &RunCx| {
+                let image = task / blocks;
+                for channel in super::block(sizes.inputs, per_task, task % blocks) {
+                    let from = sizes.input_at(image) + channel * sizes.plane;
+                    // SAFETY: the operand is not written by this dispatch; this task alone writes its channels
+                    // in the shared scratch, which has room for all.
+                    let (plane, patches) = unsafe {
+                        let to = cx.shared.add(image * product_len + channel * channel_len);
+                        (
+                            x.slice(from..from + sizes.plane),
+                            std::slice::from_raw_parts_mut(to, channel_len),
+                        )
+                    };
+                    window.unfold(plane, &(0..sizes.windows), patches, row_len);
+                }
+            },
+        }));
+    }
+    for phase in 0..gemm.phases() {
+        let (gemm, tasks) = (gemm.clone(), gemm.tasks(phase));
+        phases.push(Box::new(Task {
+            tasks: sizes.products() * tasks,
+            nanos: sizes.nanos() / gemm.phases() as u64,
+            body: move |task: usize, cx: &RunCx| {
+                let image = task / tasks;
+                // SAFETY: operands of this product, in part in the shared scratch that the first phase filled;
+                // tasks of the product write disjoint parts of the result and of their scratch.
+                unsafe {
+                    let own = cx.shared.add(image * product_len);
+                    let patches = if sizes.pointwise {
+                        x.as_ptr().add(sizes.input_at(image))
+                    } else {
+                        own
+                    };
+                    let weights = w.as_ptr().add(sizes.weight_at(image));
+                    let out = y.as_ptr().add(sizes.output_at(image));
+                    gemm.run_task(
+                        phase,
+                        task % tasks,
+                        weights,
+                        patches,
+                        out,
+                        own.add(patches_len),
+                        cx.private,
+                    );
+                }
+            },
+        }));
+    }
+    Compiled {
+        phases,
+        shared: sizes.products() * product_len,
+        private: gemm.worker_len(),
+    }
+}

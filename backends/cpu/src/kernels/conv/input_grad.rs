@@ -1,0 +1,107 @@
+//! `dx = fold(w^T * dy)` for each image and block of input channels.
+
+use meganeura_core::ops::Conv2dDims;
+
+use super::serial::StripProduct;
+use super::{STRIP_LEN, Sizes, Strips, Window, aligned, block, depthwise};
+use crate::executor::RunCx;
+use crate::gemm::{GemmSpec, Strides};
+use crate::kernels::{CompileCx, Compiled, Task};
+
+/// Rows of a block's product, at least and at most, where channels allow.
+const MIN_ROWS: usize = 48;
+const MAX_ROWS: usize = 512;
+
+pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
+    let dims = Conv2dDims::of_input_grad(&cx.call())?;
+    if depthwise::applies(&dims) {
+        return Ok(depthwise::input_grad(cx, dims));
+    }
+    let (sizes, window) = (Sizes::new(&dims), Window::new(&dims));
+    let (dy, w, dx) = (cx.input::<f32>(0), cx.input::<f32>(1), cx.output::<f32>(0));
+    // Patches of one channel overlap, those of two do not: tasks share an image by channels.
+    let channels = channels_per_task(&sizes, sizes.products());
+    let blocks = sizes.inputs.div_ceil(channels);
+    let rows = channels * sizes.taps;
+    let strips = Strips::new(sizes.windows, 1, STRIP_LEN / rows.max(sizes.outputs).max(1));
+    let row_len = if sizes.pointwise {
+        sizes.windows
+    } else {
+        strips.row_len()
+    };
+    let spec = |rows: usize| {
+        move |len: usize| GemmSpec {
+            m: rows,
+            n: len,
+            k: sizes.outputs,
+            a: Strides {
+                row: 1,
+                col: sizes.patch(),
+            },
+            b: Strides {
+                row: sizes.windows,
+                col: 1,
+            },
+            ldc: row_len,
+            accumulate: false,
+        }
+    };
+    let last_rows = block(sizes.inputs, channels, blocks.saturating_sub(1)).len() * sizes.taps;
+    let products = [spec(rows), spec(last_rows)].map(|spec| StripProduct::new(strips, spec));
+    let patches_len = if sizes.pointwise { 0 } else { aligned(rows * row_len) };
+    let private = patches_len + products.iter().map(StripProduct::scratch_len).max().unwrap_or(0);
+    let body = move |task: usize, cx: &RunCx| {
+        let (image, index) = (task / blocks, task % blocks);
+        let own = block(sizes.inputs, channels, index);
+        let product = &products[usize::from(index + 1 == blocks)];
+        let start = sizes.input_at(image) + own.start * sizes.plane;
+        let planes = start..start + own.len() * sizes.plane;
+        // SAFETY: no operand is written by this dispatch, and this task alone touches its channels of the
+        // result; private scratch is as long as asked for below, and the task's own. Offsets follow from the
+        // shapes.
+        unsafe {
+            let weights = w.as_ptr().add(sizes.weight_at(image) + own.start * sizes.taps);
+            if !sizes.pointwise {
+                dx.slice_mut(planes.clone()).fill(0.0);
+            }
+            for strip in 0..strips.count() {
+                let range = strips.range(strip);
+                let grads = dy.as_ptr().add(sizes.output_at(image) + range.start);
+                let scratch = cx.private.add(patches_len);
+                if sizes.pointwise {
+                    product.run(strip, weights, grads, dx.as_ptr().add(start + range.start), scratch);
+                    continue;
+                }
+                product.run(strip, weights, grads, cx.private, scratch);
+                let patches = std::slice::from_raw_parts(cx.private, own.len() * sizes.taps * row_len);
+                let channels = dx.slice_mut(planes.clone()).chunks_exact_mut(sizes.plane.max(1));
+                for (plane, patches) in channels.zip(patches.chunks_exact(sizes.taps * row_len)) {
+                    window.fold(patches, row_len, &range, plane);
+                }
+            }
+        }
+    };
+    let task = Task {
+        tasks: sizes.products() * blocks,
+        nanos: sizes.nanos(),
+        body,
+    };
+    Ok(Compiled {
+        phases: vec![Box::new(task)],
+        shared: 0,
+        private,
+    })
+}
+
+/// Channels of one task if there are so many tasks without a division of channels.
+pub(super) fn channels_per_task(sizes: &Sizes, tasks: usize) -> usize {
+    let fewest = MIN_ROWS.div_ceil(sizes.taps);
+    let most = (MAX_ROWS / sizes.taps).max(fewest);
+    let blocks = sizes.wanted_tasks().div_ceil(tasks.max(1));
+    sizes
+        .inputs
+        .div_ceil(blocks)
+        .clamp(fewest, most)
+        .min(sizes.inputs)
+        .max(1)
+}

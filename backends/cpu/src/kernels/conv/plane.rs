@@ -1,0 +1,195 @@
+//! Windows that slide over padded planes, for depthwise convolution and pooling.
+//!
+//! Rows of a plane are copied to scratch with their padding, and columns that a stride takes apart are put
+//! side by side. What a tap contributes to neighbouring windows is then contiguous, whatever stride and
+//! padding are, and a vector of results stays in registers while all taps pass.
+
+use std::ops::Range;
+
+use super::aligned;
+
+/// Results that are computed together.
+pub(in crate::kernels) const LANES: usize = 16;
+/// `f32`s of padded rows that are copied at a time, where windows are not larger: they stay in cache.
+const STRIP_LEN: usize = 32 * 1024;
+
+/// Windows along one axis of a plane. Element `i` is at position `i * spread + offset` of the padded axis;
+/// window `o` sees the positions `o * stride + k * dilation`.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::kernels) struct Axis {
+    pub(in crate::kernels) elements: usize,
+    pub(in crate::kernels) windows: usize,
+    pub(in crate::kernels) taps: usize,
+    pub(in crate::kernels) stride: usize,
+    pub(in crate::kernels) dilation: usize,
+    pub(in crate::kernels) spread: usize,
+    pub(in crate::kernels) offset: isize,
+}
+
+impl Axis {
+    /// The same products seen from the other side: windows become elements. Taps are in reverse.
+    pub(in crate::kernels) fn transposed(self) -> Self {
+        Axis {
+            elements: self.windows,
+            windows: self.elements,
+            stride: 1,
+            spread: self.stride,
+            offset: ((self.taps - 1) * self.dilation) as isize - self.offset,
+            ..self
+        }
+    }
+
+    /// Positions that so many windows see.
+    fn extent(&self, windows: usize) -> usize {
+        windows.saturating_sub(1) * self.stride + (self.taps - 1) * self.dilation + 1
+    }
+
+    /// Elements at positions in a range.
+    fn elements_at(&self, positions: Range<usize>) -> Range<usize> {
+        let first_from = |position: usize| {
+            let distance = (position as isize - self.offset).max(0) as usize;
+            distance.div_ceil(self.spread).min(self.elements)
+        };
+        first_from(positions.start)..first_from(positions.end)
+    }
+
+    /// Position of an element that has one.
+    fn position(&self, element: usize) -> usize {
+        ((element * self.spread) as isize + self.offset) as usize
+    }
+}
+
+/// Windows over a plane. Of the columns' stride and spread one is 1.
+#[derive(Clone, Debug)]
+pub(in crate::kernels) struct Plane {
+    pub(in crate::kernels) rows: Axis,
+    pub(in crate::kernels) columns: Axis,
+    /// Length of a padded row, and of the columns of it that a stride leaves together.
+    row_len: usize,
+    part_len: usize,
+    /// Rows of windows in a strip, at most.
+    strip: usize,
+    /// Where each tap finds what the first window of a row sees, in the kernel's order.
+    pub(in crate::kernels) taps: Vec<usize>,
+}
+
+impl Plane {
+    pub(in crate::kernels) fn new(rows: Axis, columns: Axis) -> Self {
+        let split = columns.stride;
+        let part_len = columns.extent(columns.windows).div_ceil(split);
+        let row_len = part_len * split;
+        let spare = (STRIP_LEN / row_len).saturating_sub(rows.extent(1));
+        let column_at = |k: usize| k * columns.dilation % split * part_len + k * columns.dilation / split;
+        let taps = (0..rows.taps).flat_map(|j| (0..columns.taps).map(move |k| (j, k)));
+        Plane {
+            rows,
+            columns,
+            row_len,
+            part_len,
+            strip: (spare / rows.stride + 1).min(rows.windows.max(1)),
+            taps: taps.map(|(j, k)| j * rows.dilation * row_len + column_at(k)).collect(),
+        }
+    }
+
+    /// The plane in which the windows are the elements, for gradients; taps stay in the kernel's order.
+    pub(in crate::kernels) fn transposed(rows: Axis, columns: Axis) -> Self {
+        let mut plane = Plane::new(rows.transposed(), columns.transposed());
+        plane.taps.reverse();
+        plane
+    }
+
+    /// `f32`s of scratch for a strip: its rows, and what the last vector reads beyond them.
+    pub(in crate::kernels) fn scratch_len(&self) -> usize {
+        aligned(self.rows.extent(self.strip) * self.row_len + LANES)
+    }
+
+    /// Number of strips.
+    pub(in crate::kernels) fn strips(&self) -> usize {
+        self.rows.windows.div_ceil(self.strip)
+    }
+
+    /// Rows of windows of a strip.
+    pub(in crate::kernels) fn strip(&self, index: usize) -> Range<usize> {
+        index * self.strip..((index + 1) * self.strip).min(self.rows.windows)
+    }
+
+    /// Elements of the plane, and results.
+    pub(in crate::kernels) fn elements(&self) -> usize {
+        self.rows.elements * self.columns.elements
+    }
+
+    pub(in crate::kernels) fn windows(&self) -> usize {
+        self.rows.windows * self.columns.windows
+    }
+
+    /// Copies the elements that the rows of a strip see.
+    pub(in crate::kernels) fn load(&self, x: &[f32], strip: &Range<usize>, padding: f32, scratch: &mut [f32]) {
+        scratch.fill(padding);
+        let first = strip.start * self.rows.stride;
+        let width = self.columns.elements;
+        let columns = self.columns.elements_at(0..self.columns.extent(self.columns.windows));
+        for row in self.rows.elements_at(first..first + self.rows.extent(strip.len())) {
+            let to = &mut scratch[(self.rows.position(row) - first) * self.row_len..][..self.row_len];
+            let from = &x[row * width..][columns.clone()];
+            if from.is_empty() {
+                continue;
+            }
+            let start = self.columns.position(columns.start);
+            match (self.columns.stride, self.columns.spread) {
+                (1, 1) => to[start..start + from.len()].copy_from_slice(from),
+                (1, spread) => to[start..]
+                    .iter_mut()
+                    .step_by(spread)
+                    .zip(from)
+                    .for_each(|(t, &x)| *t = x),
+                (split, _) => {
+                    for (skip, position) in (start..start + split.min(from.len())).enumerate() {
+                        let to = &mut to[position % split * self.part_len + position / split..];
+                        to.iter_mut()
+                            .zip(from[skip..].iter().step_by(split))
+                            .for_each(|(t, &x)| *t = x);
+                    }
+                }
+            }
+        }
+    }
+
+    /// What the taps of a row of windows see: add [`Plane::taps`] and the column.
+    pub(in crate::kernels) fn row<'a>(&self, scratch: &'a [f32], strip: &Range<usize>, row: usize) -> &'a [f32] {
+        &scratch[(row - strip.start) * self.rows.stride * self.row_len..]
+    }
+
+    /// Adds the weighted taps of a strip that was loaded to its results.
+    pub(in crate::kernels) fn correlate(
+        &self,
+        scratch: &[f32],
+        strip: &Range<usize>,
+        weights: &[f32],
+        out: &mut [f32],
+    ) {
+        let width = self.columns.windows.max(1);
+        for (row, out) in strip.clone().zip(out.chunks_exact_mut(width)) {
+            let x = self.row(scratch, strip, row);
+            for (block, out) in out.chunks_mut(LANES).enumerate() {
+                let mut sums = [0.0; LANES];
+                for (&tap, &w) in self.taps.iter().zip(weights) {
+                    for (sum, &x) in sums.iter_mut().zip(lanes(x, tap + block * LANES)) {
+                        *sum += w * x;
+                    }
+                }
+                for (out, sum) in out.iter_mut().zip(sums) {
+                    *out += sum;
+                }
+            }
+        }
+    }
+}
+
+/// A vector of elements.
+pub(in crate::kernels) fn lanes(x: &[f32], at: usize) -> &[f32; LANES] {
+    match x[at..].first_chunk() {
+        Some(lanes) => lanes,
+        // The scratch is longer than anything that windows see by a vector.
+        None => unreachable!("a window left its plane"),
+    }
+}

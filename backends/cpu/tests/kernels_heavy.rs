@@ -1,0 +1,413 @@
+//! Convolution, pooling, normalisation, softmax and optimizer kernels against the operators' definitions.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use meganeura_core::attrs::Attrs;
+use meganeura_core::backend::Device;
+use meganeura_core::ops::sample::{Sample, SampleInput, Sizes};
+use meganeura_core::ops::{Conv2dOptions, OpRef, Pool2dOptions};
+use meganeura_core::plan::compile_for;
+use meganeura_core::random::SplitMix64;
+use meganeura_core::{DType, Error, Graph, Session, reference, registry};
+use meganeura_cpu::CpuDevice;
+
+const OPS: [&str; 16] = [
+    "core.conv2d",
+    "core.conv2d_input_grad",
+    "core.conv2d_weight_grad",
+    "core.max_pool2d",
+    "core.avg_pool2d",
+    "core.avg_pool2d_grad",
+    "core.layer_norm",
+    "core.batch_norm",
+    "core.batch_norm_inference",
+    "core.softmax",
+    "core.log_softmax",
+    "core.cross_entropy",
+    "core.cross_entropy_ids",
+    "optim.sgd",
+    "optim.momentum",
+    "optim.adam",
+];
+
+fn op(name: &str) -> OpRef {
+    registry::ops()
+        .into_iter()
+        .find(|op| op.name() == name)
+        .expect("a registered operator")
+}
+
+/// A graph with one call, and values for its operands.
+struct Case {
+    graph: Graph,
+    values: HashMap<String, Vec<f64>>,
+    inputs: Vec<SampleInput>,
+    ports: usize,
+}
+
+fn case(op: OpRef, sample: &Sample, seed: u64) -> Case {
+    let mut graph = Graph::new();
+    let mut rng = SplitMix64::new(seed);
+    let mut values = HashMap::new();
+    let operands: Vec<_> = (sample.inputs.iter().enumerate())
+        .map(|(i, input)| {
+            let name = format!("operand{i}");
+            values.insert(name.clone(), input.values(&mut rng));
+            match input.state {
+                true => graph.state(&name, &input.shape).into(),
+                false => graph.input_typed(&name, &input.shape, input.dtype).into(),
+            }
+        })
+        .collect();
+    let call = graph.call(op, sample.attrs.clone(), operands);
+    let ports = graph.nodes()[call.index()].outputs.len();
+    graph.set_outputs((0..ports as u32).map(|p| graph.port(call, p)).collect());
+    Case {
+        graph,
+        values,
+        inputs: sample.inputs.clone(),
+        ports,
+    }
+}
+
+fn bytes(values: &[f64], dtype: DType) -> Vec<u8> {
+    match dtype {
+        DType::U32 => values.iter().flat_map(|&v| (v as u32).to_le_bytes()).collect(),
+        _ => values.iter().flat_map(|&v| (v as f32).to_le_bytes()).collect(),
+    }
+}
+
+fn session(case: &Case, threads: usize) -> Session {
+    let device: Arc<dyn Device> = Arc::new(CpuDevice::new(threads));
+    let plan = compile_for(&case.graph, &*device).expect("a plan");
+    assert_eq!(
+        plan.dispatches
+            .iter()
+            .filter(|d| OPS.contains(&&*d.kernel.name))
+            .count(),
+        1,
+        "decomposed"
+    );
+    let mut session = Session::on(device, plan).expect("a session");
+    for (i, input) in case.inputs.iter().enumerate() {
+        let name = format!("operand{i}");
+        let values = &case.values[&name];
+        if input.state {
+            let values: Vec<f32> = values.iter().map(|&v| v as f32).collect();
+            session.try_set_state(&name, &values).expect("a state");
+        } else {
+            session
+                .try_set_input_bytes(&name, &bytes(values, input.dtype))
+                .expect("an input");
+        }
+    }
+    session
+}
+
+/// Bytes of all results after a step.
+fn results(case: &Case, threads: usize) -> Vec<Vec<u8>> {
+    let mut session = session(case, threads);
+    session.step();
+    (0..case.ports)
+        .map(|p| session.try_read_output_bytes(p).expect("a result"))
+        .collect()
+}
+
+fn number(bytes: &[u8], dtype: DType) -> f64 {
+    let bytes: [u8; 4] = bytes.try_into().expect("four bytes");
+    match dtype {
+        DType::U32 => f64::from(u32::from_le_bytes(bytes)),
+        _ => f64::from(f32::from_le_bytes(bytes)),
+    }
+}
+
+fn check(name: &str, sample: &Sample, seed: u64) {
+    let case = case(op(name), sample, seed);
+    let want = reference::evaluate(&case.graph, &case.values).expect("an evaluation");
+    let got = results(&case, 2);
+    for threads in [1, 3] {
+        assert!(
+            got == results(&case, threads),
+            "{name} {}: {threads} threads differ",
+            sample.label
+        );
+    }
+    for (port, (value, got)) in case.graph.outputs().iter().zip(&got).enumerate() {
+        let want = want.get(*value).expect("a result");
+        let scale = want.data.iter().fold(1e-3f64, |m, v| m.max(v.abs()));
+        for (i, (&want, got_bytes)) in want.data.iter().zip(got.chunks(4)).enumerate() {
+            let got = number(got_bytes, case.graph.ty(*value).expect("a type").dtype);
+            let close = (want - got).abs() <= sample.tolerance * scale || (want.is_nan() && got.is_nan());
+            assert!(close, "{name} {} port {port} [{i}]: {got}, not {want}", sample.label);
+        }
+    }
+}
+
+fn sample(inputs: Vec<SampleInput>, attrs: Attrs) -> Sample {
+    let shapes: Vec<_> = inputs.iter().map(|i| &i.shape).collect();
+    Sample::new(format!("{shapes:?} {attrs}"), inputs, attrs)
+}
+
+#[test]
+fn samples_agree_with_the_reference() {
+    for name in OPS {
+        for seed in 0..12 {
+            for sample in op(name).samples(&mut Sizes::new(seed)) {
+                check(name, &sample, seed);
+            }
+        }
+    }
+}
+
+/// Samples of the three convolutions for one geometry.
+fn convolutions(x: [usize; 4], w: [usize; 4], options: Conv2dOptions) -> [(&'static str, Sample); 3] {
+    let mut graph = Graph::new();
+    let (xi, wi) = (graph.input("x", &x), graph.input("w", &w));
+    let y = graph.conv2d(xi, wi, options);
+    let y_shape = graph.shape(y).to_vec();
+    let attrs = graph.nodes()[y.index()].op().expect("a call").1.clone();
+    let [x_in, w_in, y_in] = [&x[..], &w, &y_shape].map(SampleInput::f32);
+    let input_size = attrs.clone().with("input_size", [x[2], x[3]]);
+    let kernel_size = attrs.clone().with("kernel_size", [w[2], w[3]]);
+    [
+        ("core.conv2d", sample(vec![x_in.clone(), w_in.clone()], attrs)),
+        ("core.conv2d_input_grad", sample(vec![y_in.clone(), w_in], input_size)),
+        ("core.conv2d_weight_grad", sample(vec![x_in, y_in], kernel_size)),
+    ]
+}
+
+fn geometry(stride: u32, padding: u32, dilation: u32, groups: u32) -> Conv2dOptions {
+    Conv2dOptions {
+        stride: [stride; 2],
+        padding: [padding; 2],
+        dilation: [dilation; 2],
+        groups,
+    }
+}
+
+#[test]
+fn convolutions_of_many_shapes() {
+    let cases = [
+        ([1, 24, 30, 33], [20, 24, 3, 3], geometry(1, 1, 1, 1)),
+        ([1, 160, 7, 7], [150, 160, 3, 3], geometry(1, 1, 1, 1)),
+        ([2, 300, 4, 4], [260, 300, 1, 1], geometry(1, 0, 1, 1)),
+        ([1, 300, 4, 4], [260, 300, 1, 1], geometry(1, 0, 1, 1)),
+        ([3, 20, 16, 16], [36, 20, 1, 1], geometry(1, 0, 1, 1)),
+        ([3, 20, 15, 15], [36, 20, 1, 1], geometry(1, 0, 1, 1)),
+        ([3, 20, 15, 15], [36, 20, 1, 1], geometry(2, 0, 1, 1)),
+        ([2, 16, 33, 20], [24, 8, 5, 5], geometry(2, 2, 1, 2)),
+        ([2, 12, 21, 40], [12, 1, 3, 3], geometry(1, 1, 1, 12)),
+        ([2, 12, 21, 40], [24, 1, 5, 5], geometry(2, 3, 2, 12)),
+        ([1, 1, 28, 28], [32, 1, 3, 3], geometry(1, 1, 1, 1)),
+        ([2, 3, 60, 61], [8, 3, 7, 7], geometry(4, 9, 1, 1)),
+        ([5, 3, 9, 9], [1, 3, 9, 9], geometry(1, 0, 1, 1)),
+        ([2, 2, 3, 3], [2, 2, 3, 3], geometry(1, 4, 3, 1)),
+        ([0, 4, 8, 8], [4, 4, 3, 3], geometry(1, 1, 1, 1)),
+    ];
+    for (seed, (x, w, options)) in cases.into_iter().enumerate() {
+        for (name, mut sample) in convolutions(x, w, options) {
+            sample.tolerance = 3e-6;
+            check(name, &sample, seed as u64);
+        }
+    }
+}
+
+/// The reference would take minutes here, so the test computes some elements itself.
+#[test]
+fn large_convolution_at_some_elements() {
+    let (n, c, size) = (2, 64, 56);
+    let [(name, sample), (_, dx_sample), (_, dw_sample)] =
+        convolutions([n, c, size, size], [c, c, 3, 3], geometry(1, 1, 1, 1));
+    let run = |name: &str, sample: &Sample| {
+        let case = case(op(name), sample, 7);
+        let got = results(&case, 2);
+        assert!(
+            got == results(&case, 1) && got == results(&case, 3),
+            "{name}: threads matter"
+        );
+        let [a, b] = ["operand0", "operand1"].map(|o| case.values[o].clone());
+        let got: Vec<f64> = got[0].chunks(4).map(|b| number(b, DType::F32)).collect();
+        (a, b, got)
+    };
+    let pixel = |image: usize, channel: usize, y: usize, x: usize| ((image * c + channel) * size + y) * size + x;
+    // Offset by a tap, if inside.
+    let shift = |at: usize, tap: usize, sign: isize| {
+        usize::try_from(at as isize + sign * (tap as isize - 1))
+            .ok()
+            .filter(|&i| i < size)
+    };
+    let close = |got: f64, want: f64| assert!((got - want).abs() < 2e-3, "{got}, not {want}");
+    let taps = || (0..c).flat_map(|c| (0..3).flat_map(move |p| (0..3).map(move |q| (c, p, q))));
+    let (x, w, y) = run(name, &sample);
+    let (dy, w2, dx) = run("core.conv2d_input_grad", &dx_sample);
+    for i in 0..300 {
+        let (image, o, row, column) = (i % n, i * 7 % c, i * 5 % size, i * 11 % size);
+        let sum = |sign: isize, a: &[f64], w: &dyn Fn(usize, usize, usize) -> f64| -> f64 {
+            taps()
+                .filter_map(|(c, p, q)| {
+                    Some(a[pixel(image, c, shift(row, p, sign)?, shift(column, q, sign)?)] * w(c, p, q))
+                })
+                .sum()
+        };
+        let at = pixel(image, o, row, column);
+        close(y[at], sum(1, &x, &|ch, p, q| w[((o * c + ch) * 3 + p) * 3 + q]));
+        close(dx[at], sum(-1, &dy, &|ch, p, q| w2[((ch * c + o) * 3 + p) * 3 + q]));
+    }
+    let (x, dy, dw) = run("core.conv2d_weight_grad", &dw_sample);
+    for i in 0..60 {
+        let (o, ch, p, q) = (i * 7 % c, i * 13 % c, i % 3, i / 3 % 3);
+        let mut want = 0.0;
+        for (image, row, column) in (0..n * size * size).map(|i| (i / size / size, i / size % size, i % size)) {
+            if let (Some(r), Some(s)) = (shift(row, p, 1), shift(column, q, 1)) {
+                want += x[pixel(image, ch, r, s)] * dy[pixel(image, o, row, column)];
+            }
+        }
+        close(dw[((o * c + ch) * 3 + p) * 3 + q], want);
+    }
+}
+
+#[test]
+fn wide_and_tall_softmax() {
+    for (shape, axis) in [
+        (vec![3, 4097], -1i64),
+        (vec![1, 70_000], -1),
+        (vec![2, 4097, 3], 1),
+        (vec![3, 5, 600], 0),
+        (vec![40, 3, 7], 1),
+        (vec![0, 4], 1),
+    ] {
+        for name in ["core.softmax", "core.log_softmax"] {
+            check(
+                name,
+                &sample(vec![SampleInput::f32(&shape)], Attrs::new().with("axis", axis)),
+                1,
+            );
+        }
+    }
+    for (low, high) in [(9_000.0, 9_010.0), (-9_010.0, -9_000.0)] {
+        let x = SampleInput::range(&[5, 300], low, high);
+        let ids = SampleInput::below(&[5], 300);
+        check("core.cross_entropy_ids", &sample(vec![x, ids], Attrs::new()), 1);
+    }
+    let x = SampleInput::f32(&[30, 5000]);
+    let ids = SampleInput::below(&[30], 5000);
+    check("core.cross_entropy_ids", &sample(vec![x.clone(), ids], Attrs::new()), 1);
+}
+
+#[test]
+fn class_that_does_not_exist() {
+    let inputs = vec![SampleInput::f32(&[4, 10]), SampleInput::below(&[4], 1)];
+    let mut case = case(op("core.cross_entropy_ids"), &sample(inputs, Attrs::new()), 1);
+    case.values.insert("operand1".into(), vec![3.0, 0.0, 10.0, 9.0]);
+    let mut session = session(&case, 2);
+    match session.try_step() {
+        Err(Error::IndexOutOfRange {
+            index: 10, rows: 10, ..
+        }) => {}
+        other => panic!("{other:?}"),
+    }
+    let mut loss = [0.0];
+    session.try_read_output_by_index(0, &mut loss).expect("a loss");
+    assert!(loss[0].is_nan());
+}
+
+#[test]
+fn norms_of_many_shapes() {
+    for shape in [vec![40, 1000], vec![3, 50_000], vec![300, 33]] {
+        let width = [shape[shape.len() - 1]];
+        let inputs = [&shape[..], &width, &width].map(SampleInput::f32).to_vec();
+        check("core.layer_norm", &sample(inputs, Attrs::new().with("eps", 1e-5)), 2);
+    }
+    // A mean that is large against the deviation.
+    let inputs = vec![
+        SampleInput::range(&[4, 500], 99.0, 101.0),
+        SampleInput::f32(&[500]),
+        SampleInput::f32(&[500]),
+    ];
+    let mut far = sample(inputs, Attrs::new().with("eps", 1e-5));
+    far.tolerance = 2e-5;
+    check("core.layer_norm", &far, 2);
+    for shape in [
+        vec![64, 700],
+        vec![9, 300, 2],
+        vec![5, 40, 17],
+        vec![3, 2, 90, 91],
+        vec![16, 64, 4, 4],
+        vec![2, 3, 300],
+    ] {
+        let c = [shape[1]];
+        let state = |low| SampleInput::range(&c, low, 2.0).state();
+        let inputs = vec![
+            SampleInput::f32(&shape),
+            SampleInput::f32(&c),
+            SampleInput::f32(&c),
+            state(-2.0),
+            state(0.2),
+        ];
+        let attrs = Attrs::new().with("eps", 1e-3);
+        let mut inference = inputs.clone();
+        inference.iter_mut().for_each(|i| i.state = false);
+        check("core.batch_norm_inference", &sample(inference, attrs.clone()), 3);
+        check("core.batch_norm", &sample(inputs, attrs.with("momentum", 0.1)), 3);
+    }
+}
+
+#[test]
+fn max_pool_of_special_values() {
+    let options = Attrs::new()
+        .with("kernel", [2usize, 2])
+        .with("stride", [1usize, 1])
+        .with("padding", [1usize, 1]);
+    let inputs = vec![SampleInput::f32(&[1, 1, 3, 4])];
+    let mut case = case(op("core.max_pool2d"), &sample(inputs, options), 1);
+    let (nan, low) = (f64::NAN, f64::NEG_INFINITY);
+    case.values.insert(
+        "operand0".into(),
+        vec![1.0, 1.0, nan, 2.0, low, low, 3.0, nan, low, low, 3.0, 3.0],
+    );
+    let want = reference::evaluate(&case.graph, &case.values).expect("an evaluation");
+    let got = results(&case, 1);
+    for (port, value) in case.graph.outputs().iter().enumerate() {
+        let want = &want.get(*value).expect("a result").data;
+        for (i, (&want, got)) in want.iter().zip(got[port].chunks(4)).enumerate() {
+            let got = number(got, [DType::F32, DType::U32][port]);
+            assert!(
+                got == want || (got.is_nan() && want.is_nan()),
+                "port {port} [{i}]: {got}, not {want}"
+            );
+        }
+    }
+}
+
+#[test]
+fn pooling_of_many_shapes() {
+    let cases = [
+        ([2, 3, 40, 41], [3, 3], [2, 2], [1, 1]),
+        ([1, 40, 28, 28], [2, 2], [2, 2], [0, 0]),
+        ([1, 2, 30, 30], [7, 5], [3, 4], [3, 2]),
+        ([1, 2, 9, 9], [2, 2], [5, 5], [0, 0]),
+    ];
+    for (x, kernel, stride, padding) in cases {
+        let mut graph = Graph::new();
+        let input = graph.input("x", &x);
+        let y = graph.avg_pool2d(
+            input,
+            Pool2dOptions {
+                kernel,
+                stride,
+                padding,
+            },
+        );
+        let y_shape = graph.shape(y).to_vec();
+        let attrs = graph.nodes()[y.index()].op().expect("a call").1.clone();
+        check("core.max_pool2d", &sample(vec![SampleInput::f32(&x)], attrs.clone()), 4);
+        check("core.avg_pool2d", &sample(vec![SampleInput::f32(&x)], attrs.clone()), 4);
+        let attrs = attrs.with("input_size", [x[2], x[3]]);
+        check(
+            "core.avg_pool2d_grad",
+            &sample(vec![SampleInput::f32(&y_shape)], attrs),
+            4,
+        );
+    }
+}
