@@ -54,7 +54,7 @@ fn an_mlp_learns_the_digits() {
 #[test]
 fn a_cnn_learns_the_digits() {
     let (train, test) = digits_split().expect("embedded");
-    let config = TrainConfig { epochs: 2, ..config() };
+    let config = TrainConfig { epochs: 5, ..config() };
     let small = CnnConfig::new([1, 8, 8], 10).channels([8, 16, 32]).hidden(32);
     let model = |batch| classifier(batch, &[1, 8, 8], |g, x| small.build(g, "").forward(g, x));
     let mut trainer = Trainer::new(model, config).expect("builds");

@@ -218,6 +218,7 @@ impl Operator for CrossEntropyIds {
         Semantics::composite(|cx| {
             let (logits, ids) = (cx.inputs[0], cx.inputs[1]);
             let lse = log_sum_exp(cx.graph, logits);
+            let lse = checked_ids(cx.graph, ids, lse, logits);
             let log = cx.graph.sub(logits, lse);
             // Chosen, not multiplied: 0 * -inf of an impossible class would be NaN.
             let mask = class_mask(cx.graph, ids, logits);
@@ -248,6 +249,17 @@ impl Operator for CrossEntropyIds {
             })
             .collect()
     }
+}
+
+/// Adds 0 to each row's log-sum-exp `[rows..., 1]` by way of a lookup, which reports ids out of range.
+fn checked_ids(g: &mut Graph, ids: Value, lse: NodeId, logits: Value) -> NodeId {
+    let classes = g.shape(logits).last().copied().unwrap_or(1);
+    let dtype = g.dtype(lse);
+    let zeros = g.full(dtype, 0.0, &[classes]);
+    let zero = g.gather(ids, zeros);
+    let shape = g.shape(lse).to_vec();
+    let zero = g.reshape(zero, &shape);
+    g.add(lse, zero)
 }
 
 /// `u32` mask `[rows..., classes]` that is 1 at each row's class.

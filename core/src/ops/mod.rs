@@ -55,6 +55,10 @@ pub use random::{SEED_SCALAR, STEP_SCALAR, random_word};
 /// could not be computed in place.
 pub(crate) const COPY: OpRef = OpRef::new(&write::Assign);
 
+/// The operator that, given the operand's own dtype, copies its operand: how the planner keeps contents that
+/// are about to be overwritten.
+pub(crate) const SNAPSHOT: OpRef = OpRef::new(&cast::Cast);
+
 /// The operators of this crate, one line each.
 pub(crate) fn builtin() -> Vec<OpRef> {
     let mut ops: Vec<OpRef> = ops![

@@ -3,18 +3,19 @@
 //! What a device has no kernel for is replaced here, while the graph is there: half-precision calls are
 //! widened, composites are decomposed. What even that does not cover is an error that lists it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::levels::assign_levels;
 use super::{
     BufferRef, Dispatch, ExecutionPlan, FORWARD_BACKWARD, KernelRef, Operand, PLAN_VERSION, ParamInfo, Segment,
     StateBuffer,
 };
+use crate::attrs::Attrs;
 use crate::backend::{Device, KernelDesc, Support};
 use crate::dtype::DType;
 use crate::error::{Error, MissingKernel, Result, unwrap_report};
 use crate::graph::{ConstantData, Graph, Node, NodeId, NodeKind, Value};
-use crate::ops::{COPY, OpRef};
+use crate::ops::{COPY, OpRef, SNAPSHOT};
 use crate::reference::{expand_call, operand_name};
 use crate::shape::TensorType;
 
@@ -50,10 +51,59 @@ pub fn compile_for(graph: &Graph, device: &dyn Device) -> Result<ExecutionPlan> 
     Ok(plan)
 }
 
+/// Lets outputs and gradients that are old contents of persistent data be copies of them: the data itself is
+/// overwritten within the step, by a write of the graph or by an optimizer.
+fn snapshot_overwritten(graph: &Graph) -> Graph {
+    let written: HashSet<Value> = writes(graph).into_iter().map(|(_, old)| old).collect();
+    let trains = !graph.gradients().is_empty();
+    let overwritten = |mut value: Value| {
+        loop {
+            let node = &graph.nodes()[value.node.index()];
+            let updated = trains && matches!(node.kind, NodeKind::Parameter { trainable: true, .. });
+            if updated || written.contains(&value) {
+                return true;
+            }
+            match node.op().and_then(|(op, _)| op.alias()) {
+                Some(operand) => value = node.inputs[operand],
+                None => return false,
+            }
+        }
+    };
+    let mut out = graph.clone();
+    out.freeze_writes();
+    let mut snapshot = |value: Value| {
+        if !overwritten(value) {
+            return value;
+        }
+        let attrs = Attrs::new().with("to", graph.dtype(value));
+        let provenance = graph.provenance(value.node);
+        out.with_provenance(provenance, |out| out.call(SNAPSHOT, attrs, vec![value]).into())
+    };
+    let outputs: Vec<Value> = graph.outputs().iter().map(|&v| snapshot(v)).collect();
+    let gradients: Vec<(NodeId, Value)> = graph.gradients().iter().map(|&(l, v)| (l, snapshot(v))).collect();
+    out.outputs = outputs;
+    out.gradients = gradients;
+    out
+}
+
+/// Every write of persistent data: new value and old.
+fn writes(graph: &Graph) -> Vec<(Value, Value)> {
+    let mut writes = Vec::new();
+    for id in graph.node_ids() {
+        let node = &graph.nodes()[id.index()];
+        for &(operand, port) in node.op().map_or(&[][..], |(op, _)| op.get().writes()) {
+            let port = port as u32;
+            writes.push((Value { node: id, port }, node.inputs[operand]));
+        }
+    }
+    writes
+}
+
 pub(super) type Supports<'a> = &'a dyn Fn(&KernelDesc) -> Support;
 
 fn compile_with(graph: &Graph, device: &str, supports: Supports) -> Result<ExecutionPlan> {
     graph.verify()?;
+    let graph = &snapshot_overwritten(graph);
     let mut plan = ExecutionPlan {
         version: PLAN_VERSION,
         ..ExecutionPlan::default()
@@ -121,19 +171,7 @@ struct Schedule {
 /// replaces them. Where that is impossible, because a reader depends on the write, the write goes to a
 /// buffer of its own and is copied at the end of the step.
 fn schedule(graph: &Graph) -> Result<Schedule> {
-    let mut writes = Vec::new();
-    for id in graph.node_ids() {
-        let node = &graph.nodes()[id.index()];
-        if let Some((op, _)) = node.op() {
-            for &(operand, port) in op.writes() {
-                let new = Value {
-                    node: id,
-                    port: port as u32,
-                };
-                writes.push((new, node.inputs[operand]));
-            }
-        }
-    }
+    let writes = writes(graph);
     if writes.is_empty() {
         return Ok(Schedule {
             order: graph.topological_order()?,
@@ -145,8 +183,7 @@ fn schedule(graph: &Graph) -> Result<Schedule> {
     for (new, old) in writes {
         let mut trial = ordered.clone();
         add_anti_dependencies(&mut trial, new.node, old);
-        let exported = graph.outputs().contains(&old) || graph.gradients().iter().any(|g| g.1 == old);
-        if !exported && trial.topological_order().is_ok() {
+        if trial.topological_order().is_ok() {
             ordered = trial;
             in_place.insert(new, old);
         }
@@ -199,7 +236,6 @@ impl Lowering<'_> {
         label: Option<&str>,
     ) -> Result<HashMap<Value, BufferRef>> {
         let mut values: HashMap<Value, BufferRef> = HashMap::new();
-        let mut copies = Vec::new();
         for &id in &schedule.order {
             let node = &graph.nodes()[id.index()];
             if let Some(&buffer) = bound.get(&id) {
@@ -235,15 +271,14 @@ impl Lowering<'_> {
                     self.plan.lse_buffers.push((id, buffer));
                 }
             }
-            for &(operand, port) in op.writes() {
-                if targets[port].is_none() {
-                    let target = values[&node.inputs[operand]];
-                    copies.push((target, outputs[port], node.outputs[port].clone()));
-                }
-            }
         }
-        for (target, source, ty) in copies {
-            self.copy(target, source, &ty, "deferred write");
+        // Writes that could not happen in place: only the last one of each leaf counts.
+        for effect in graph.effects() {
+            let (target, source) = (values[&effect.target.into()], values[&effect.value]);
+            if target != source {
+                let ty = &graph.nodes()[effect.target.index()].outputs[0];
+                self.copy(target, source, ty, "deferred write");
+            }
         }
         Ok(values)
     }
@@ -397,7 +432,7 @@ impl Lowering<'_> {
                 name: COPY.name().to_owned(),
                 version: COPY.version(),
             },
-            attrs: crate::attrs::Attrs::new(),
+            attrs: Attrs::new(),
             inputs: vec![operand(target), operand(source)],
             outputs: vec![operand(target)],
             level: 0,

@@ -255,11 +255,12 @@ pub fn attach(plan: &mut ExecutionPlan, optimizer: &dyn Optimizer, device: &dyn 
     let mut graph = Graph::new();
     let mut bound = HashMap::new();
     let names: HashMap<BufferRef, &str> = plan.param_buffers.iter().map(|(n, b)| (*b, n.as_str())).collect();
-    for &(parameter, gradient) in &plan.param_grad_pairs {
+    for (i, &(parameter, gradient)) in plan.param_grad_pairs.iter().enumerate() {
         let name = names.get(&parameter).copied().unwrap_or_default();
         let ty = &plan.buffer_types[parameter.index()];
-        let p = graph.parameter(name, &ty.shape);
-        let g = graph.input(&format!("{name}.grad"), &ty.shape);
+        // Numbered: names of parameters are the user's, and any suffix could be one of them.
+        let p = graph.parameter(&format!("parameter {i}"), &ty.shape);
+        let g = graph.input(&format!("gradient {i}"), &ty.shape);
         bound.insert(p, parameter);
         bound.insert(g, gradient);
         optimizer.update(&mut graph, name, p, g);
@@ -278,8 +279,18 @@ pub fn attach(plan: &mut ExecutionPlan, optimizer: &dyn Optimizer, device: &dyn 
     let states = plan.state_buffers.len();
     let supports: Supports = &|k| device.supports(k);
     lower(&graph, plan, &bound, UPDATE, &device.capabilities().name, supports)?;
-    for state in &mut plan.state_buffers[states..] {
+    let (others, own) = plan.state_buffers.split_at_mut(states);
+    for state in own {
         state.optimizer = true;
+        if others.iter().any(|s| s.name == state.name) {
+            return Err(Error::misuse(
+                format!(
+                    "the optimizer needs a state named '{}', but the model has one",
+                    state.name
+                ),
+                "rename the model's state: names that start with 'optimizer.' belong to the optimizer",
+            ));
+        }
     }
     device.finalize(plan)?;
     plan.verify()

@@ -333,7 +333,10 @@ impl Session {
         let mut executable = self.device.compile(&plan)?;
         let named = plan.param_buffers.iter().chain(&plan.input_buffers).map(|(_, b)| *b);
         let states = plan.state_buffers.iter().filter(|s| !s.optimizer).map(|s| s.buffer);
-        for buffer in named.chain(states) {
+        // Results of the last step stay readable.
+        let results = plan.output_buffers.iter().copied();
+        let gradients = plan.gradient_buffers.iter().map(|(_, b)| *b);
+        for buffer in named.chain(states).chain(results).chain(gradients) {
             let mut bytes = vec![0; plan.buffers[buffer.index()]];
             self.executable.read(buffer, 0, &mut bytes)?;
             executable.write(buffer, 0, &bytes)?;

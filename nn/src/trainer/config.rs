@@ -48,7 +48,7 @@ pub struct TrainConfig {
 impl Default for TrainConfig {
     fn default() -> Self {
         TrainConfig {
-            epochs: 30,
+            epochs: 20,
             batch_size: 32,
             optimizer: OptimizerChoice::AdamW { weight_decay: 0.05 },
             learning_rate: 2e-3,

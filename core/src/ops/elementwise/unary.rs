@@ -5,6 +5,7 @@ use crate::dtype::DType;
 use crate::graph::{Graph, Value};
 use crate::ops::sample::{Sample, SampleInput, Sizes};
 use crate::ops::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, RefCall, Semantics, expect_float};
+use crate::reference::wrap;
 use crate::shape::TensorType;
 
 /// Attribute values of a call, in the order of [`Unary::attrs`].
@@ -67,8 +68,12 @@ impl Unary {
 
     fn evaluate(&self, call: &RefCall) -> Vec<Vec<f64>> {
         let params: Vec<f64> = self.attrs.iter().map(|name| call.float(name)).collect();
-        let x = &call.inputs[0].data;
-        vec![x.iter().map(|&x| (self.reference)(x, &params)).collect()]
+        let dtype = call.outputs[0].dtype;
+        let value = |&x: &f64| match dtype.is_integer() {
+            true => wrap(dtype, (self.reference)(x, &params) as i128),
+            false => (self.reference)(x, &params),
+        };
+        vec![call.inputs[0].data.iter().map(value).collect()]
     }
 }
 
