@@ -261,6 +261,8 @@ pub fn for_inference(graph: &Graph) -> Result<Graph> {
     }
     out.adopt_roots(graph, |v| map[&v]);
     out.retain_effects(|i| !dropped_writes.contains(&graph.effects()[i].value));
+    // Scalars and whatever else fed only what is gone.
+    let (out, _, _) = clean(&out)?;
     out.verify()?;
     Ok(out)
 }

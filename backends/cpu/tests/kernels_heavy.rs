@@ -411,3 +411,47 @@ fn pooling_of_many_shapes() {
         );
     }
 }
+
+/// Updates where the old parameter is its own gradient, and where it is still needed after the update.
+#[test]
+fn updates_of_shared_parameters() {
+    for (own_gradient, needed_after) in [(true, false), (false, true), (true, true)] {
+        let mut graph = Graph::new();
+        let p = graph.state("p", &[200, 200]);
+        let before = graph.reshape(p, &[40_000]);
+        let g = graph.input("g", &[200, 200]);
+        let [lr, decay] = ["lr", "decay"].map(|s| graph.input(s, &[]));
+        let grad = if own_gradient { p } else { g };
+        let new = graph.sgd_update([p.into(), grad.into()], [lr, decay]);
+        // Without a use of the old parameter together with the new one, the update happens in place.
+        let other = if needed_after {
+            before
+        } else {
+            graph.reshape(g, &[40_000])
+        };
+        let new = graph.reshape(new, &[40_000]);
+        let product = graph.mul(other, new);
+        graph.set_outputs(vec![product]);
+        let data: Vec<f32> = (0..40_000).map(|i| (i % 13) as f32 - 5.0).collect();
+        let device: Arc<dyn Device> = Arc::new(CpuDevice::new(2));
+        let plan = compile_for(&graph, &*device).expect("a plan");
+        let sgd = plan
+            .dispatches
+            .iter()
+            .find(|d| d.kernel.name == "optim.sgd")
+            .expect("an update");
+        assert_eq!(sgd.inputs[0].buffer != sgd.outputs[0].buffer, needed_after);
+        let mut session = Session::on(device, plan).expect("a session");
+        session.try_set_state("p", &data).expect("a state");
+        session.set_input("g", &data);
+        session.set_input("lr", &[0.5]);
+        session.set_input("decay", &[0.25]);
+        session.step();
+        let product = session.read_output(data.len());
+        let new = session.try_read_state("p").expect("a state");
+        for (i, &old) in data.iter().enumerate() {
+            assert_eq!(new[i], old - 0.5 * (old + 0.25 * old));
+            assert_eq!(product[i], old * new[i]);
+        }
+    }
+}

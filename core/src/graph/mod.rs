@@ -6,6 +6,8 @@
 //! location of the call.
 
 mod constant;
+mod derive;
+mod leaves;
 mod order;
 mod print;
 mod verify;
@@ -24,7 +26,7 @@ use crate::dtype::DType;
 use crate::error::{Error, NodeLabel, SourceLocation};
 use crate::init::Init;
 use crate::ops::{Call, OpRef};
-use crate::shape::{Shape, TensorType};
+use crate::shape::TensorType;
 
 /// Index of a node; as an operand it means the node's port 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -165,159 +167,6 @@ impl Graph {
     /// An empty graph.
     pub fn new() -> Self {
         Graph::default()
-    }
-
-    // ---- leaves -------------------------------------------------------------------------------
-
-    /// An `f32` input of that shape, fed with `set_input` before each step.
-    #[track_caller]
-    pub fn input(&mut self, name: &str, shape: &[usize]) -> NodeId {
-        self.input_typed(name, shape, DType::F32)
-    }
-
-    /// A `u32` input (token ids, class ids, positions), fed with `set_input_u32`.
-    #[track_caller]
-    pub fn input_u32(&mut self, name: &str, shape: &[usize]) -> NodeId {
-        self.input_typed(name, shape, DType::U32)
-    }
-
-    /// An input of any dtype.
-    #[track_caller]
-    pub fn input_typed(&mut self, name: &str, shape: &[usize], dtype: DType) -> NodeId {
-        self.leaf(NodeKind::Input, name, shape, dtype)
-    }
-
-    /// A trainable `f32` parameter, zero until it is set.
-    #[track_caller]
-    pub fn parameter(&mut self, name: &str, shape: &[usize]) -> NodeId {
-        self.parameter_with(name, shape, Init::Zeros)
-    }
-
-    /// A trainable `f32` parameter that `Session::initialize_parameters` fills by `init`.
-    #[track_caller]
-    pub fn parameter_with(&mut self, name: &str, shape: &[usize], init: Init) -> NodeId {
-        let kind = NodeKind::Parameter { trainable: true, init };
-        self.leaf(kind, name, shape, DType::F32)
-    }
-
-    /// Freezes (`false`) or unfreezes a parameter: a frozen one gets no gradient, no update and no
-    /// optimizer state.
-    #[track_caller]
-    pub fn trainable(&mut self, parameter: NodeId, trainable: bool) -> NodeId {
-        let location = Location::caller();
-        match self.nodes.get_mut(parameter.index()).map(|n| &mut n.kind) {
-            Some(NodeKind::Parameter { trainable: t, .. }) => *t = trainable,
-            Some(NodeKind::Poison) => {}
-            _ => self.reject(
-                "trainable",
-                location,
-                format!("{parameter} is not a parameter"),
-                "pass what `parameter` returned",
-            ),
-        }
-        parameter
-    }
-
-    /// Persistent `f32` data that is not trained, zero in a fresh session.
-    #[track_caller]
-    pub fn state(&mut self, name: &str, shape: &[usize]) -> NodeId {
-        self.state_filled(name, shape, 0.0)
-    }
-
-    /// Persistent `f32` data with another initial value in every element.
-    #[track_caller]
-    pub fn state_filled(&mut self, name: &str, shape: &[usize], fill: f32) -> NodeId {
-        self.leaf(NodeKind::State { fill }, name, shape, DType::F32)
-    }
-
-    /// A scalar that the session supplies at each step; one node per name.
-    #[track_caller]
-    pub fn scalar_input(&mut self, name: &str, dtype: DType) -> NodeId {
-        match self.leaf_names.get(name) {
-            Some(&id) if matches!(self.nodes[id.index()].kind, NodeKind::Scalar) => id,
-            _ => self.leaf(NodeKind::Scalar, name, &[], dtype),
-        }
-    }
-
-    /// An `f32` constant in row-major order.
-    #[track_caller]
-    pub fn constant(&mut self, data: Vec<f32>, shape: &[usize]) -> NodeId {
-        self.constant_data(ConstantData::from_f32(data), shape)
-    }
-
-    /// A `u32` constant in row-major order.
-    #[track_caller]
-    pub fn constant_u32(&mut self, data: Vec<u32>, shape: &[usize]) -> NodeId {
-        self.constant_data(ConstantData::from_u32(data), shape)
-    }
-
-    /// An `f32` constant of shape `[]`.
-    #[track_caller]
-    pub fn scalar(&mut self, value: f32) -> NodeId {
-        self.constant(vec![value], &[])
-    }
-
-    /// A constant scalar of a given dtype (rounded or truncated to it).
-    #[track_caller]
-    pub fn scalar_of(&mut self, dtype: DType, value: f64) -> NodeId {
-        self.constant_data(ConstantData::splat(dtype, value), &[])
-    }
-
-    #[track_caller]
-    pub(crate) fn constant_data(&mut self, data: ConstantData, shape: &[usize]) -> NodeId {
-        let location = Location::caller();
-        let ty = match Shape::new(shape) {
-            Ok(shape) => TensorType::new(data.dtype(), shape),
-            Err(message) => return self.poison("constant", location, message, OVERFLOW_HELP),
-        };
-        if ty.numel() != data.len() {
-            let message = format!(
-                "shape {} has {} elements, but the data has {}",
-                ty.shape,
-                ty.numel(),
-                data.len()
-            );
-            return self.poison("constant", location, message, "make the data fit the shape");
-        }
-        self.push(Node {
-            kind: NodeKind::Constant(Arc::new(data)),
-            inputs: Vec::new(),
-            outputs: vec![ty],
-            name: None,
-            location: Some(location.into()),
-        })
-    }
-
-    #[track_caller]
-    fn leaf(&mut self, kind: NodeKind, name: &str, shape: &[usize], dtype: DType) -> NodeId {
-        let location = Location::caller();
-        let what = kind.noun();
-        let shape = match Shape::new(shape) {
-            Ok(s) => s,
-            Err(m) => return self.poison(&format!("{what} '{name}'"), location, m, OVERFLOW_HELP),
-        };
-        if name.is_empty() {
-            return self.poison(what, location, "the name is empty".into(), "give it a name");
-        }
-        let name: Arc<str> = name.into();
-        if let Some(&other) = self.leaf_names.get(&name) {
-            let message = format!("the name is already taken by {}", self.label(other));
-            return self.poison(
-                &format!("{what} '{name}'"),
-                location,
-                message,
-                "names of inputs, parameters and states are unique in a graph",
-            );
-        }
-        let id = self.push(Node {
-            kind,
-            inputs: Vec::new(),
-            outputs: vec![TensorType::new(dtype, shape)],
-            name: Some(name.clone()),
-            location: Some(location.into()),
-        });
-        self.leaf_names.insert(name, id);
-        id
     }
 
     // ---- operators ----------------------------------------------------------------------------
@@ -530,94 +379,10 @@ impl Graph {
         }
     }
 
-    // ---- derived graphs -----------------------------------------------------------------------
-
-    /// Runs `build` with every new node inheriting this name and location, as passes do that
-    /// replace or differentiate a node.
-    pub fn with_provenance<R>(&mut self, provenance: Provenance, build: impl FnOnce(&mut Graph) -> R) -> R {
-        let outer = self.provenance.replace(provenance);
-        let result = build(self);
-        self.provenance = outer;
-        result
-    }
-
-    /// Name and location of a node.
-    pub fn provenance(&self, id: NodeId) -> Provenance {
-        self.nodes
-            .get(id.index())
-            .map_or_else(Provenance::default, |n| Provenance {
-                name: n.name.clone(),
-                location: n.location,
-            })
-    }
-
-    /// Rewires one operand by hand, without any check until [`Graph::verify`].
-    pub fn replace_operand(&mut self, node: NodeId, operand: usize, value: impl Into<Value>) {
-        if let Some(slot) = self.nodes.get_mut(node.index()).and_then(|n| n.inputs.get_mut(operand)) {
-            *slot = value.into();
-        }
-    }
-
     /// Rejects the graph for a reason that only a builder method above this crate can see.
     #[track_caller]
     pub fn report(&mut self, what: &str, message: impl Into<String>, remedy: &str) -> NodeId {
         self.poison(what, Location::caller(), message.into(), remedy)
-    }
-
-    /// Copies a node with new operands, keeping name, location and effects; for passes.
-    pub(crate) fn copy_node(&mut self, source: &Graph, id: NodeId, inputs: Vec<Value>) -> NodeId {
-        let node = &source.nodes[id.index()];
-        let new = self.push_raw(Node { inputs, ..node.clone() });
-        if let (Some(name), false) = (&node.name, node.is_op()) {
-            self.leaf_names.insert(name.clone(), new);
-        }
-        new
-    }
-
-    /// Takes over everything that is not a node from the graph that this one is derived from.
-    pub(crate) fn adopt_roots(&mut self, source: &Graph, map: impl Fn(Value) -> Value) {
-        let leaf = |id: NodeId| map(id.into()).node;
-        self.outputs = source.outputs.iter().map(|&v| map(v)).collect();
-        self.gradients = source.gradients.iter().map(|&(l, v)| (leaf(l), map(v))).collect();
-        self.wants_gradient = source.wants_gradient.iter().map(|&l| leaf(l)).collect();
-        self.effects = source
-            .effects
-            .iter()
-            .map(|e| Effect {
-                target: leaf(e.target),
-                value: map(e.value),
-            })
-            .collect();
-        self.errors.clone_from(&source.errors);
-        self.next_uid = self.next_uid.max(source.next_uid);
-    }
-
-    /// Keeps the effects for which `keep` says so, by position.
-    pub(crate) fn retain_effects(&mut self, keep: impl Fn(usize) -> bool) {
-        let mut position = 0;
-        self.effects.retain(|_| {
-            position += 1;
-            keep(position - 1)
-        });
-    }
-
-    /// Ends the rewiring of reads to written values: passes mean the exact value that they name.
-    pub(crate) fn freeze_writes(&mut self) {
-        self.current.clear();
-    }
-
-    /// Values that must be computed: outputs, gradients and effects; and the leaves that effects
-    /// write or gradients belong to.
-    pub(crate) fn roots(&self) -> impl Iterator<Item = Value> + '_ {
-        let gradients = self.gradients.iter().flat_map(|&(leaf, value)| [leaf.into(), value]);
-        let effects = self.effects.iter().flat_map(|e| [e.target.into(), e.value]);
-        let wanted = self.wants_gradient.iter().map(|&l| l.into());
-        self.outputs
-            .iter()
-            .copied()
-            .chain(gradients)
-            .chain(effects)
-            .chain(wanted)
     }
 
     fn push(&mut self, mut node: Node) -> NodeId {
@@ -661,8 +426,6 @@ impl Graph {
         })
     }
 }
-
-const OVERFLOW_HELP: &str = "check the dimensions: a tensor must fit in memory";
 
 /// Checks arity and asks the operator for the types of its results.
 fn infer(op: OpRef, attrs: &Attrs, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {

@@ -3,6 +3,8 @@
 //! Every method that can fail has a `try_` form that returns a `Result`; the plain form panics with the
 //! same message.
 
+mod optimizer;
+mod read;
 mod summary;
 mod tensors;
 
@@ -15,9 +17,8 @@ use crate::backend::{Device, Executable, KernelDesc, StepArgs, StepStats, Suppor
 use crate::config::Config;
 use crate::dtype::DType;
 use crate::error::{Error, MissingKernel, Result, TensorKind, unwrap_report};
-use crate::init::Init;
 use crate::ops::{SEED_SCALAR, STEP_SCALAR};
-use crate::plan::optimizer::{Adam, Optimizer, Sgd, attach};
+use crate::plan::optimizer::Optimizer;
 use crate::plan::{BufferRef, ExecutionPlan, FORWARD_BACKWARD, UPDATE, scalar_bytes};
 use crate::select;
 use tensors::Tensors;
@@ -42,6 +43,8 @@ struct ActiveOptimizer {
     rule: Box<dyn Optimizer>,
     /// Updates made so far.
     updates: u64,
+    /// Whether updates are stopped for the time being.
+    paused: bool,
 }
 
 impl Session {
@@ -94,7 +97,11 @@ impl Session {
     /// Takes an optimizer whose update the plan holds already.
     pub(crate) fn adopt_optimizer(&mut self, rule: Box<dyn Optimizer>) {
         self.attached = Some(rule.kind());
-        self.optimizer = Some(ActiveOptimizer { rule, updates: 0 });
+        self.optimizer = Some(ActiveOptimizer {
+            rule,
+            updates: 0,
+            paused: false,
+        });
     }
 
     /// The plan.
@@ -141,16 +148,13 @@ impl Session {
         unwrap_report(self.try_upload_param(name, data));
     }
 
-    /// Fills every parameter that has an initial distribution; the values depend on the seed and the
-    /// parameter's name alone.
+    /// Fills every parameter by its initial distribution (zeros if it was given none); the values depend on
+    /// the seed and the parameter's name alone.
     ///
     /// # Errors
     /// A lost device.
     pub fn try_initialize_parameters(&mut self, seed: u64) -> Result<()> {
         for ((name, buffer), info) in self.plan.param_buffers.iter().zip(&self.plan.param_info) {
-            if info.init == Init::Zeros {
-                continue;
-            }
             let len = self.plan.buffer_types[buffer.index()].numel();
             let values = info.init.values(name, len, seed);
             self.executable.write(*buffer, 0, bytes_of(&values))?;
@@ -243,110 +247,6 @@ impl Session {
         self.seed = (seed ^ (seed >> 32)) as u32;
     }
 
-    // ---- optimizer ----------------------------------------------------------------------------
-
-    /// Makes an update by this rule part of every following step. A change of hyper-parameters alone keeps
-    /// the moments; another kind of rule starts with new ones.
-    ///
-    /// # Errors
-    /// Hyper-parameters out of range; a plan without gradients.
-    pub fn try_set_optimizer(&mut self, rule: impl Optimizer + 'static) -> Result<()> {
-        self.try_set_boxed_optimizer(Box::new(rule))
-    }
-
-    /// [`Session::try_set_optimizer`] for a rule behind a pointer.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn try_set_boxed_optimizer(&mut self, rule: Box<dyn Optimizer>) -> Result<()> {
-        rule.check()
-            .map_err(|m| Error::misuse(m, "correct the hyper-parameter"))?;
-        let kind = rule.kind();
-        if self.attached.as_deref() != Some(&kind) {
-            self.rebuild_with(&*rule)?;
-            self.optimizer = None;
-        }
-        let updates = match &self.optimizer {
-            Some(active) if active.rule.kind() == kind => active.updates,
-            _ => 0,
-        };
-        self.attached = Some(kind);
-        self.optimizer = Some(ActiveOptimizer { rule, updates });
-        Ok(())
-    }
-
-    /// [`Session::try_set_optimizer`], panicking with its report.
-    #[track_caller]
-    pub fn set_optimizer(&mut self, rule: impl Optimizer + 'static) {
-        unwrap_report(self.try_set_optimizer(rule));
-    }
-
-    /// Makes a plain SGD update part of every following step. The last optimizer call wins.
-    ///
-    /// # Errors
-    /// As [`Session::try_set_optimizer`].
-    pub fn try_set_learning_rate(&mut self, lr: f32) -> Result<()> {
-        self.try_set_optimizer(Sgd::new(lr))
-    }
-
-    /// [`Session::try_set_learning_rate`], panicking with its report.
-    #[track_caller]
-    pub fn set_learning_rate(&mut self, lr: f32) {
-        unwrap_report(self.try_set_learning_rate(lr));
-    }
-
-    /// Makes an Adam update part of every following step. The last optimizer call wins.
-    ///
-    /// # Errors
-    /// As [`Session::try_set_optimizer`].
-    pub fn try_set_adam(&mut self, lr: f32, beta1: f32, beta2: f32, eps: f32) -> Result<()> {
-        self.try_set_optimizer(Adam {
-            beta1,
-            beta2,
-            eps,
-            ..Adam::new(lr)
-        })
-    }
-
-    /// [`Session::try_set_adam`], panicking with its report.
-    #[track_caller]
-    pub fn set_adam(&mut self, lr: f32, beta1: f32, beta2: f32, eps: f32) {
-        unwrap_report(self.try_set_adam(lr, beta1, beta2, eps));
-    }
-
-    /// Stops updates: following steps compute gradients and change no parameter.
-    pub fn clear_optimizer(&mut self) {
-        self.optimizer = None;
-    }
-
-    /// Changes the rate of the optimizer in force, whatever its rule. Without one, nothing.
-    pub fn adjust_learning_rate(&mut self, lr: f32) {
-        if let Some(active) = &mut self.optimizer {
-            active.rule.set_learning_rate(lr);
-        }
-    }
-
-    /// Compiles the plan anew with the update of this rule, carrying parameters, states and inputs over.
-    fn rebuild_with(&mut self, rule: &dyn Optimizer) -> Result<()> {
-        let mut plan = self.plan.clone();
-        attach(&mut plan, rule, &*self.device)?;
-        let mut executable = self.device.compile(&plan)?;
-        let named = plan.param_buffers.iter().chain(&plan.input_buffers).map(|(_, b)| *b);
-        let states = plan.state_buffers.iter().filter(|s| !s.optimizer).map(|s| s.buffer);
-        // Results of the last step stay readable.
-        let results = plan.output_buffers.iter().copied();
-        let gradients = plan.gradient_buffers.iter().map(|(_, b)| *b);
-        for buffer in named.chain(states).chain(results).chain(gradients) {
-            let mut bytes = vec![0; plan.buffers[buffer.index()]];
-            self.executable.read(buffer, 0, &mut bytes)?;
-            executable.write(buffer, 0, &bytes)?;
-        }
-        self.executable = executable;
-        self.plan = plan;
-        self.tensors.renew(&self.plan);
-        Ok(())
-    }
-
     // ---- execution ----------------------------------------------------------------------------
 
     /// Submits forward, backward and, with an optimizer set, the update, as one submission.
@@ -356,7 +256,7 @@ impl Session {
     /// the next call that waits).
     pub fn try_step(&mut self) -> Result<()> {
         self.tensors.check_inputs_set()?;
-        let update = self.optimizer.is_some();
+        let update = self.optimizer.as_ref().is_some_and(|active| !active.paused);
         self.gather_scalars();
         let mut segments = [0; 2];
         let mut count = 0;
@@ -373,7 +273,7 @@ impl Session {
         })?;
         self.last_ticket = Some(ticket);
         self.steps += 1;
-        if let Some(active) = &mut self.optimizer {
+        if let Some(active) = self.optimizer.as_mut().filter(|_| update) {
             active.updates += 1;
         }
         Ok(())
@@ -425,153 +325,6 @@ impl Session {
                 }
             }
         });
-    }
-
-    // ---- data out -----------------------------------------------------------------------------
-
-    /// The loss of the last step: the first output.
-    ///
-    /// # Errors
-    /// A plan without outputs, or whose first output is not one `f32`; errors of the step.
-    pub fn try_read_loss(&mut self) -> Result<f32> {
-        let mut loss = [0.0];
-        self.try_read_output_by_index(0, &mut loss)?;
-        Ok(loss[0])
-    }
-
-    /// [`Session::try_read_loss`], panicking with its report.
-    #[track_caller]
-    pub fn read_loss(&mut self) -> f32 {
-        unwrap_report(self.try_read_loss())
-    }
-
-    /// The first `len` elements of the first output.
-    ///
-    /// # Errors
-    /// As [`Session::try_read_output_by_index`].
-    pub fn try_read_output(&mut self, len: usize) -> Result<Vec<f32>> {
-        let mut data = vec![0.0; len];
-        self.read_output_prefix(0, &mut data, true)?;
-        Ok(data)
-    }
-
-    /// [`Session::try_read_output`], panicking with its report.
-    #[track_caller]
-    pub fn read_output(&mut self, len: usize) -> Vec<f32> {
-        unwrap_report(self.try_read_output(len))
-    }
-
-    /// The whole output of that index.
-    ///
-    /// # Errors
-    /// No such output, another number of elements or another dtype; errors of the step.
-    pub fn try_read_output_by_index(&mut self, index: usize, data: &mut [f32]) -> Result<()> {
-        self.read_output_prefix(index, data, false)
-    }
-
-    /// [`Session::try_read_output_by_index`], panicking with its report.
-    #[track_caller]
-    pub fn read_output_by_index(&mut self, index: usize, data: &mut [f32]) {
-        unwrap_report(self.try_read_output_by_index(index, data));
-    }
-
-    /// The whole `u32` output of that index.
-    ///
-    /// # Errors
-    /// As [`Session::try_read_output_by_index`].
-    pub fn try_read_output_u32(&mut self, index: usize, data: &mut [u32]) -> Result<()> {
-        let buffer = self
-            .tensors
-            .output(&self.plan, index)?
-            .checked(DType::U32, data.len())?;
-        self.executable.read(buffer, 0, bytes_of_mut(data))
-    }
-
-    /// Storage bytes of the output of that index.
-    ///
-    /// # Errors
-    /// No such output; errors of the step.
-    pub fn try_read_output_bytes(&mut self, index: usize) -> Result<Vec<u8>> {
-        let tensor = self.tensors.output(&self.plan, index)?;
-        let mut bytes = vec![0; tensor.ty.bytes()];
-        self.executable.read(tensor.buffer, 0, &mut bytes)?;
-        Ok(bytes)
-    }
-
-    fn read_output_prefix(&mut self, index: usize, data: &mut [f32], prefix: bool) -> Result<()> {
-        let tensor = self.tensors.output(&self.plan, index)?;
-        let enough = prefix && data.len() <= tensor.ty.numel();
-        let len = if enough { tensor.ty.numel() } else { data.len() };
-        let buffer = tensor.checked(DType::F32, len)?;
-        self.executable.read(buffer, 0, bytes_of_mut(data))
-    }
-
-    /// A parameter.
-    ///
-    /// # Errors
-    /// Unknown name; errors of the step.
-    pub fn try_read_parameter(&mut self, name: &str) -> Result<Vec<f32>> {
-        self.read_named(TensorKind::Parameter, name)
-    }
-
-    /// [`Session::try_read_parameter`], panicking with its report.
-    #[track_caller]
-    pub fn read_parameter(&mut self, name: &str) -> Vec<f32> {
-        unwrap_report(self.try_read_parameter(name))
-    }
-
-    /// The gradient of a parameter, or of an input marked by `require_grad`, in the last step.
-    ///
-    /// # Errors
-    /// Unknown name, or one without a gradient; errors of the step.
-    pub fn try_read_grad(&mut self, name: &str) -> Result<Vec<f32>> {
-        self.read_named(TensorKind::Gradient, name)
-    }
-
-    /// [`Session::try_read_grad`], panicking with its report.
-    #[track_caller]
-    pub fn read_grad(&mut self, name: &str) -> Vec<f32> {
-        unwrap_report(self.try_read_grad(name))
-    }
-
-    /// Persistent data that is not a parameter.
-    ///
-    /// # Errors
-    /// Unknown name; errors of the step.
-    pub fn try_read_state(&mut self, name: &str) -> Result<Vec<f32>> {
-        self.read_named(TensorKind::State, name)
-    }
-
-    fn read_named(&mut self, kind: TensorKind, name: &str) -> Result<Vec<f32>> {
-        let tensor = self.tensors.find(kind, name)?;
-        let len = tensor.ty.numel();
-        let buffer = tensor.checked(DType::F32, len)?;
-        let mut data = vec![0.0; len];
-        self.executable.read(buffer, 0, bytes_of_mut(&mut data))?;
-        Ok(data)
-    }
-
-    /// Copies parameters and states (not the optimizer's) of the same names and types from another session,
-    /// such as from a training to an evaluation session.
-    ///
-    /// # Errors
-    /// A tensor of another size; errors of either device.
-    pub fn try_copy_weights_from(&mut self, other: &mut Session) -> Result<()> {
-        let params: Vec<String> = self.plan.param_buffers.iter().map(|(n, _)| n.clone()).collect();
-        for name in params {
-            if other.tensors.find(TensorKind::Parameter, &name).is_ok() {
-                let data = other.try_read_parameter(&name)?;
-                self.try_set_parameter(&name, &data)?;
-            }
-        }
-        let states: Vec<String> = self.plan.state_buffers.iter().map(|s| s.name.clone()).collect();
-        for name in states {
-            if other.tensors.find(TensorKind::State, &name).is_ok() {
-                let data = other.try_read_state(&name)?;
-                self.try_set_state(&name, &data)?;
-            }
-        }
-        Ok(())
     }
 
     /// Memory of the session.

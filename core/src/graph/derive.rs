@@ -1,0 +1,87 @@
+//! What passes need to build one graph from another.
+
+use super::{Effect, Graph, Node, NodeId, Provenance, Value};
+
+impl Graph {
+    /// Runs `build` with every new node inheriting this name and location, as passes do that
+    /// replace or differentiate a node.
+    pub fn with_provenance<R>(&mut self, provenance: Provenance, build: impl FnOnce(&mut Graph) -> R) -> R {
+        let outer = self.provenance.replace(provenance);
+        let result = build(self);
+        self.provenance = outer;
+        result
+    }
+
+    /// Name and location of a node.
+    pub fn provenance(&self, id: NodeId) -> Provenance {
+        self.nodes
+            .get(id.index())
+            .map_or_else(Provenance::default, |n| Provenance {
+                name: n.name.clone(),
+                location: n.location,
+            })
+    }
+
+    /// Rewires one operand by hand, without any check until [`Graph::verify`].
+    pub fn replace_operand(&mut self, node: NodeId, operand: usize, value: impl Into<Value>) {
+        if let Some(slot) = self.nodes.get_mut(node.index()).and_then(|n| n.inputs.get_mut(operand)) {
+            *slot = value.into();
+        }
+    }
+
+    /// Copies a node with new operands, keeping name, location and effects; for passes.
+    pub(crate) fn copy_node(&mut self, source: &Graph, id: NodeId, inputs: Vec<Value>) -> NodeId {
+        let node = &source.nodes[id.index()];
+        let new = self.push_raw(Node { inputs, ..node.clone() });
+        if let (Some(name), false) = (&node.name, node.is_op()) {
+            self.leaf_names.insert(name.clone(), new);
+        }
+        new
+    }
+
+    /// Takes over everything that is not a node from the graph that this one is derived from.
+    pub(crate) fn adopt_roots(&mut self, source: &Graph, map: impl Fn(Value) -> Value) {
+        let leaf = |id: NodeId| map(id.into()).node;
+        self.outputs = source.outputs.iter().map(|&v| map(v)).collect();
+        self.gradients = source.gradients.iter().map(|&(l, v)| (leaf(l), map(v))).collect();
+        self.wants_gradient = source.wants_gradient.iter().map(|&l| leaf(l)).collect();
+        self.effects = source
+            .effects
+            .iter()
+            .map(|e| Effect {
+                target: leaf(e.target),
+                value: map(e.value),
+            })
+            .collect();
+        self.errors.clone_from(&source.errors);
+        self.next_uid = self.next_uid.max(source.next_uid);
+    }
+
+    /// Keeps the effects for which `keep` says so, by position.
+    pub(crate) fn retain_effects(&mut self, keep: impl Fn(usize) -> bool) {
+        let mut position = 0;
+        self.effects.retain(|_| {
+            position += 1;
+            keep(position - 1)
+        });
+    }
+
+    /// Ends the rewiring of reads to written values: passes mean the exact value that they name.
+    pub(crate) fn freeze_writes(&mut self) {
+        self.current.clear();
+    }
+
+    /// Values that must be computed: outputs, gradients and effects; and the leaves that effects
+    /// write or gradients belong to.
+    pub(crate) fn roots(&self) -> impl Iterator<Item = Value> + '_ {
+        let gradients = self.gradients.iter().flat_map(|&(leaf, value)| [leaf.into(), value]);
+        let effects = self.effects.iter().flat_map(|e| [e.target.into(), e.value]);
+        let wanted = self.wants_gradient.iter().map(|&l| l.into());
+        self.outputs
+            .iter()
+            .copied()
+            .chain(gradients)
+            .chain(effects)
+            .chain(wanted)
+    }
+}

@@ -1,0 +1,152 @@
+//! Results of a session, and its weights.
+
+use super::{Session, bytes_of_mut};
+use crate::dtype::DType;
+use crate::error::{Result, TensorKind, unwrap_report};
+
+impl Session {
+    /// The loss of the last step: the first output.
+    ///
+    /// # Errors
+    /// A plan without outputs, or whose first output is not one `f32`; errors of the step.
+    pub fn try_read_loss(&mut self) -> Result<f32> {
+        let mut loss = [0.0];
+        self.try_read_output_by_index(0, &mut loss)?;
+        Ok(loss[0])
+    }
+
+    /// [`Session::try_read_loss`], panicking with its report.
+    #[track_caller]
+    pub fn read_loss(&mut self) -> f32 {
+        unwrap_report(self.try_read_loss())
+    }
+
+    /// The first `len` elements of the first output.
+    ///
+    /// # Errors
+    /// As [`Session::try_read_output_by_index`].
+    pub fn try_read_output(&mut self, len: usize) -> Result<Vec<f32>> {
+        let mut data = vec![0.0; len];
+        self.read_output_prefix(0, &mut data, true)?;
+        Ok(data)
+    }
+
+    /// [`Session::try_read_output`], panicking with its report.
+    #[track_caller]
+    pub fn read_output(&mut self, len: usize) -> Vec<f32> {
+        unwrap_report(self.try_read_output(len))
+    }
+
+    /// The whole output of that index.
+    ///
+    /// # Errors
+    /// No such output, another number of elements or another dtype; errors of the step.
+    pub fn try_read_output_by_index(&mut self, index: usize, data: &mut [f32]) -> Result<()> {
+        self.read_output_prefix(index, data, false)
+    }
+
+    /// [`Session::try_read_output_by_index`], panicking with its report.
+    #[track_caller]
+    pub fn read_output_by_index(&mut self, index: usize, data: &mut [f32]) {
+        unwrap_report(self.try_read_output_by_index(index, data));
+    }
+
+    /// The whole `u32` output of that index.
+    ///
+    /// # Errors
+    /// As [`Session::try_read_output_by_index`].
+    pub fn try_read_output_u32(&mut self, index: usize, data: &mut [u32]) -> Result<()> {
+        let buffer = self
+            .tensors
+            .output(&self.plan, index)?
+            .checked(DType::U32, data.len())?;
+        self.executable.read(buffer, 0, bytes_of_mut(data))
+    }
+
+    /// Storage bytes of the output of that index.
+    ///
+    /// # Errors
+    /// No such output; errors of the step.
+    pub fn try_read_output_bytes(&mut self, index: usize) -> Result<Vec<u8>> {
+        let tensor = self.tensors.output(&self.plan, index)?;
+        let mut bytes = vec![0; tensor.ty.bytes()];
+        self.executable.read(tensor.buffer, 0, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    fn read_output_prefix(&mut self, index: usize, data: &mut [f32], prefix: bool) -> Result<()> {
+        let tensor = self.tensors.output(&self.plan, index)?;
+        let enough = prefix && data.len() <= tensor.ty.numel();
+        let len = if enough { tensor.ty.numel() } else { data.len() };
+        let buffer = tensor.checked(DType::F32, len)?;
+        self.executable.read(buffer, 0, bytes_of_mut(data))
+    }
+
+    /// A parameter.
+    ///
+    /// # Errors
+    /// Unknown name; errors of the step.
+    pub fn try_read_parameter(&mut self, name: &str) -> Result<Vec<f32>> {
+        self.read_named(TensorKind::Parameter, name)
+    }
+
+    /// [`Session::try_read_parameter`], panicking with its report.
+    #[track_caller]
+    pub fn read_parameter(&mut self, name: &str) -> Vec<f32> {
+        unwrap_report(self.try_read_parameter(name))
+    }
+
+    /// The gradient of a parameter, or of an input marked by `require_grad`, in the last step.
+    ///
+    /// # Errors
+    /// Unknown name, or one without a gradient; errors of the step.
+    pub fn try_read_grad(&mut self, name: &str) -> Result<Vec<f32>> {
+        self.read_named(TensorKind::Gradient, name)
+    }
+
+    /// [`Session::try_read_grad`], panicking with its report.
+    #[track_caller]
+    pub fn read_grad(&mut self, name: &str) -> Vec<f32> {
+        unwrap_report(self.try_read_grad(name))
+    }
+
+    /// Persistent data that is not a parameter.
+    ///
+    /// # Errors
+    /// Unknown name; errors of the step.
+    pub fn try_read_state(&mut self, name: &str) -> Result<Vec<f32>> {
+        self.read_named(TensorKind::State, name)
+    }
+
+    fn read_named(&mut self, kind: TensorKind, name: &str) -> Result<Vec<f32>> {
+        let tensor = self.tensors.find(kind, name)?;
+        let len = tensor.ty.numel();
+        let buffer = tensor.checked(DType::F32, len)?;
+        let mut data = vec![0.0; len];
+        self.executable.read(buffer, 0, bytes_of_mut(&mut data))?;
+        Ok(data)
+    }
+
+    /// Copies parameters and states (not the optimizer's) of the same names and types from another session,
+    /// such as from a training to an evaluation session.
+    ///
+    /// # Errors
+    /// A tensor of another size; errors of either device.
+    pub fn try_copy_weights_from(&mut self, other: &mut Session) -> Result<()> {
+        let params: Vec<String> = self.plan.param_buffers.iter().map(|(n, _)| n.clone()).collect();
+        for name in params {
+            if other.tensors.find(TensorKind::Parameter, &name).is_ok() {
+                let data = other.try_read_parameter(&name)?;
+                self.try_set_parameter(&name, &data)?;
+            }
+        }
+        let states: Vec<String> = self.plan.state_buffers.iter().map(|s| s.name.clone()).collect();
+        for name in states {
+            if other.tensors.find(TensorKind::State, &name).is_ok() {
+                let data = other.try_read_state(&name)?;
+                self.try_set_state(&name, &data)?;
+            }
+        }
+        Ok(())
+    }
+}
