@@ -61,3 +61,8 @@ pub use meganeura_nn::trainer::{TrainConfig, Trainer};
 pub fn verify_plugins() -> Result<()> {
     link_plugins!(cpu)
 }
+
+/// The README's programs are compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

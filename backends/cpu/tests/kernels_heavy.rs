@@ -215,6 +215,7 @@ fn convolutions_of_many_shapes() {
 
 /// The reference would take minutes here, so the test computes some elements itself.
 #[test]
+#[cfg_attr(debug_assertions, ignore = "takes minutes without optimisation")]
 fn large_convolution_at_some_elements() {
     let (n, c, size) = (2, 64, 56);
     let [(name, sample), (_, dx_sample), (_, dw_sample)] =

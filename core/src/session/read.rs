@@ -58,7 +58,7 @@ impl Session {
     pub fn try_read_output_u32(&mut self, index: usize, data: &mut [u32]) -> Result<()> {
         let buffer = self
             .tensors
-            .output(&self.plan, index)?
+            .output(index)?
             .checked(DType::U32, data.len())?;
         self.executable.read(buffer, 0, bytes_of_mut(data))
     }
@@ -68,14 +68,14 @@ impl Session {
     /// # Errors
     /// No such output; errors of the step.
     pub fn try_read_output_bytes(&mut self, index: usize) -> Result<Vec<u8>> {
-        let tensor = self.tensors.output(&self.plan, index)?;
-        let mut bytes = vec![0; tensor.ty.bytes()];
-        self.executable.read(tensor.buffer, 0, &mut bytes)?;
+        let tensor = self.tensors.output(index)?;
+        let (buffer, mut bytes) = (tensor.buffer, vec![0; tensor.ty.bytes()]);
+        self.executable.read(buffer, 0, &mut bytes)?;
         Ok(bytes)
     }
 
     fn read_output_prefix(&mut self, index: usize, data: &mut [f32], prefix: bool) -> Result<()> {
-        let tensor = self.tensors.output(&self.plan, index)?;
+        let tensor = self.tensors.output(index)?;
         let enough = prefix && data.len() <= tensor.ty.numel();
         let len = if enough { tensor.ty.numel() } else { data.len() };
         let buffer = tensor.checked(DType::F32, len)?;

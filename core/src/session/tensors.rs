@@ -23,6 +23,7 @@ pub(super) struct Tensors {
     inputs: BTreeMap<String, Tensor>,
     states: BTreeMap<String, Tensor>,
     gradients: BTreeMap<String, Tensor>,
+    outputs: Vec<Tensor>,
     unset: BTreeSet<String>,
 }
 
@@ -55,7 +56,16 @@ impl Tensors {
                 gradient.ty = leaf.ty.clone();
             }
         }
+        let outputs = plan.output_buffers.iter().zip(&plan.output_types).enumerate();
         Tensors {
+            outputs: outputs
+                .map(|(index, (&buffer, ty))| Tensor {
+                    kind: TensorKind::Output,
+                    name: index.to_string(),
+                    buffer,
+                    ty: ty.clone(),
+                })
+                .collect(),
             unset: inputs.keys().cloned().collect(),
             states: map(
                 TensorKind::State,
@@ -88,19 +98,10 @@ impl Tensors {
     }
 
     /// Output `index` as a tensor.
-    pub(super) fn output(&self, plan: &ExecutionPlan, index: usize) -> Result<Tensor> {
-        let name = index.to_string();
-        let found = plan.output_buffers.get(index).zip(plan.output_types.get(index));
-        let Some((&buffer, ty)) = found else {
-            let names: Vec<String> = (0..plan.output_buffers.len()).map(|i| i.to_string()).collect();
-            let known = names.iter().map(String::as_str);
-            return Err(Error::unknown_tensor(TensorKind::Output, &name, known));
-        };
-        Ok(Tensor {
-            kind: TensorKind::Output,
-            name,
-            buffer,
-            ty: ty.clone(),
+    pub(super) fn output(&self, index: usize) -> Result<&Tensor> {
+        self.outputs.get(index).ok_or_else(|| {
+            let known = self.outputs.iter().map(|t| t.name.as_str());
+            Error::unknown_tensor(TensorKind::Output, &index.to_string(), known)
         })
     }
 
