@@ -10,7 +10,7 @@ use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use meganeura::backend::{Executable, StepArgs};
 use meganeura::build::build_on;
 use meganeura::plan::{ExecutionPlan, Segment};
-use meganeura::{Graph, Mode, Session, Sgd};
+use meganeura::{Adam, Graph, Mode, Session, Sgd};
 
 /// A chain of dispatches of one element each: nothing but overhead.
 fn chain(dispatches: usize) -> Session {
@@ -40,9 +40,10 @@ fn replay(criterion: &mut Criterion) {
     group.finish();
     let each = (race.seconds(1) - race.seconds(0)) / (LONG - 1) as f64;
     println!(
-        "one replayed dispatch, its kernel included: {:.0} ns; an empty step: {:.0} ns",
+        "one replayed dispatch, its kernel included: {:.0} ns; a step of one: {:.0} ns; ratio of the steps {:.0}",
         each * 1e9,
-        race.seconds(0) * 1e9
+        race.seconds(0) * 1e9,
+        race.ratio(1)
     );
 }
 
@@ -101,8 +102,23 @@ fn executable(plan: &ExecutionPlan) -> Box<dyn Executable> {
     }
 }
 
-fn mlp_step(criterion: &mut Criterion) {
-    let mut session = mlp();
+/// The convolutional network for the digits, batch 32, AdamW.
+fn cnn() -> Session {
+    let graph = meganeura::nn::models::cnn_classifier(32, [1, 8, 8], 10);
+    let optimizer = Box::new(Adam::adamw(1e-3, 0.05));
+    let mut session = match build_on(&graph, cpu(), Mode::Training, Some(optimizer)) {
+        Ok((session, _)) => session,
+        Err(e) => panic!("{e}"),
+    };
+    session.initialize_parameters(0);
+    session.set_input("x", &noise(32 * 64));
+    let ids: Vec<u32> = (0..32).map(|i| i % 10).collect();
+    session.set_input_u32("labels", &ids);
+    session
+}
+
+/// Times a whole step in turns with each of its kernels alone.
+fn step_and_kernels(criterion: &mut Criterion, name: &str, mut session: Session) {
     let plan = session.plan().clone();
     let mut contestants: Vec<Contestant> = vec![("whole step", Box::new(move || session.step()))];
     let mut empty = plan.clone();
@@ -124,21 +140,32 @@ fn mlp_step(criterion: &mut Criterion) {
         contestants.push(("kernel", Box::new(run)));
     }
     let mut race = Race::new(contestants, 20);
-    criterion.bench_function("session/cpu/mlp 784-128-10 batch 32/step", |b| {
+    criterion.bench_function(&format!("session/cpu/{name}/step"), |b| {
         b.iter_custom(|turns| race.run(0, turns));
     });
     let empty = race.seconds(1);
     let kernels: f64 = (2..race.names().len()).map(|i| race.seconds(i) - empty).sum();
     println!(
-        "step {:.1} us, sum of its {} kernels {:.1} us: ratio {:.2}",
+        "{name}: step {:.1} us, sum of its {} kernels {:.1} us: ratio {:.2}",
         race.seconds(0) * 1e6,
         plan.dispatches.len(),
         kernels * 1e6,
         race.seconds(0) / kernels
     );
     for (i, d) in plan.dispatches.iter().enumerate() {
-        println!("  {:>8.2} us  {}", (race.seconds(i + 2) - empty) * 1e6, d.label);
+        let inputs: Vec<String> = d.inputs.iter().map(|o| o.ty.to_string()).collect();
+        println!(
+            "  {:>8.2} us  {}  {}",
+            (race.seconds(i + 2) - empty) * 1e6,
+            d.label,
+            inputs.join(" ")
+        );
     }
+}
+
+fn steps(criterion: &mut Criterion) {
+    step_and_kernels(criterion, "mlp 784-128-10 batch 32", mlp());
+    step_and_kernels(criterion, "cnn digits batch 32", cnn());
 }
 
 criterion_group! {
@@ -147,6 +174,6 @@ criterion_group! {
         .sample_size(20)
         .warm_up_time(Duration::from_millis(200))
         .measurement_time(Duration::from_secs(2));
-    targets = replay, mlp_step
+    targets = replay, steps
 }
 criterion_main!(benches);

@@ -50,7 +50,7 @@ def rounded(value):
 def text_of(document):
     """JSON with one entry of the main list on each line, so that changes are readable."""
     (key, entries), *rest = document.items()
-    compact = lambda v: json.dumps(v, separators=(",", ":"))  # noqa: E731
+    compact = lambda v: json.dumps(v, separators=(",", ":"))
     head = "".join(f"{compact(k)}:{compact(v)},\n" for k, v in rest)
     lines = ",\n".join(compact(rounded(entry)) for entry in entries)
     return f"{{{head}{compact(key)}:[\n{lines}\n]}}\n"
@@ -58,7 +58,7 @@ def text_of(document):
 
 def differences(ours, theirs, path=""):
     """Places where two documents differ by more than rounding."""
-    numbers = lambda v: isinstance(v, list) and v and all(isinstance(x, (int, float)) for x in v)  # noqa: E731
+    numbers = lambda v: isinstance(v, list) and v and all(isinstance(x, (int, float)) for x in v)
     if numbers(ours) and numbers(theirs) and len(ours) == len(theirs):
         scale = max(max(abs(x) for x in theirs), 1e-300)
         worst = max(abs(a - b) for a, b in zip(ours, theirs)) / scale

@@ -56,10 +56,7 @@ impl Session {
     /// # Errors
     /// As [`Session::try_read_output_by_index`].
     pub fn try_read_output_u32(&mut self, index: usize, data: &mut [u32]) -> Result<()> {
-        let buffer = self
-            .tensors
-            .output(index)?
-            .checked(DType::U32, data.len())?;
+        let buffer = self.tensors.output(index)?.checked(DType::U32, data.len())?;
         self.executable.read(buffer, 0, bytes_of_mut(data))
     }
 

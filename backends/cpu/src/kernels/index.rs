@@ -22,11 +22,14 @@ pub(super) const KERNELS: &[KernelDef] = &[
         compile: |cx| match cx.output_type(0).dtype {
             DType::F32 => {
                 let level = cx.level;
-                scatter_add::<f32>(cx, move |acc, x| vmath::add_assign(level, acc, x))
+                scatter_add::<f32>(cx, move |acc, x| vmath::add_assign(level, acc, x), |a, b| a + b)
             }
-            _ => scatter_add::<u32>(cx, |acc, x| {
-                acc.iter_mut().zip(x).for_each(|(a, &x)| *a = a.wrapping_add(x));
-            }),
+            _ => {
+                let rows = |acc: &mut [u32], x: &[u32]| {
+                    acc.iter_mut().zip(x).for_each(|(a, &x)| *a = a.wrapping_add(x));
+                };
+                scatter_add::<u32>(cx, rows, u32::wrapping_add)
+            }
         },
     },
     KernelDef {
@@ -75,6 +78,7 @@ fn gather<T: Copy + Send + Sync + 'static>(cx: &CompileCx, missing: T) -> Result
 fn scatter_add<T: Copy + Default + Send + Sync + 'static>(
     cx: &CompileCx,
     add: impl Fn(&mut [T], &[T]) + Send + Sync + 'static,
+    add_one: fn(T, T) -> T,
 ) -> Result<Compiled, String> {
     let (indices, updates, out) = (cx.input::<u32>(0), cx.input::<T>(1), cx.output::<T>(0));
     let rows = cx.attrs().size("rows")?;
@@ -109,6 +113,15 @@ fn scatter_add<T: Copy + Default + Send + Sync + 'static>(
                 // SAFETY: this task alone writes these columns of these rows.
                 unsafe { part(out, row, width, &columns) }.fill(T::default());
             }
+            if width == 1 {
+                // SAFETY: as above.
+                let (updates, out) = unsafe { (updates.all(), out.slice_mut(own_rows.clone())) };
+                return scalars(ids, updates, out, own_rows.start, add_one, |id| {
+                    if task == 0 && id as usize >= rows {
+                        cx.index_out_of_range(dispatch, id, rows);
+                    }
+                });
+            }
             for (i, &id) in ids.iter().enumerate() {
                 let row = id as usize;
                 if row >= rows {
@@ -125,6 +138,17 @@ fn scatter_add<T: Copy + Default + Send + Sync + 'static>(
             }
         },
     }))
+}
+
+/// Rows of one element: adds each update whose row is in `out`, which starts at row `first`. `other` sees the
+/// other rows.
+fn scalars<T: Copy>(ids: &[u32], updates: &[T], out: &mut [T], first: usize, add: fn(T, T) -> T, other: impl Fn(u32)) {
+    for (&id, &update) in ids.iter().zip(updates) {
+        match out.get_mut((id as usize).wrapping_sub(first)) {
+            Some(slot) => *slot = add(*slot, update),
+            None => other(id),
+        }
+    }
 }
 
 /// Some columns of a row.

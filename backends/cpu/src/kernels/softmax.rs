@@ -74,18 +74,11 @@ fn along_axis(cx: &CompileCx, form: Form) -> Result<Compiled, String> {
     }))
 }
 
-/// Writes `e^(x - max)` and returns its sum.
-fn exp_block(level: Level, x: &[f32], max: f32, out: &mut [f32]) -> f32 {
-    vmath::binary(Binary::Sub, level, Operand::Slice(x), Operand::Scalar(max), out);
-    vmath::unary_in_place(Unary::Exp, level, out);
-    vmath::sum(level, out)
-}
-
 /// One contiguous row.
 fn row(level: Level, form: Form, x: &[f32], out: &mut [f32]) {
     let max = vmath::max(level, x);
     let blocks = x.chunks(EXP_BLOCK).zip(out.chunks_mut(EXP_BLOCK));
-    let sum: f32 = blocks.map(|(x, out)| exp_block(level, x, max, out)).sum();
+    let sum: f32 = blocks.map(|(x, out)| vmath::sum_exp_sub(level, x, max, out)).sum();
     match form {
         Form::Plain => {
             let scale = 1.0 / sum;
@@ -239,7 +232,7 @@ fn cross_entropy(cx: &CompileCx, labels: Labels) -> Result<Compiled, String> {
 fn log_sum_exp(level: Level, x: &[f32], scratch: &mut [f32]) -> (f32, f32) {
     let max = vmath::max(level, x);
     let blocks = x.chunks(EXP_BLOCK);
-    let sum: f32 = blocks.map(|x| exp_block(level, x, max, &mut scratch[..x.len()])).sum();
+    let sum: f32 = blocks.map(|x| vmath::sum_exp_sub(level, x, max, &mut scratch[..x.len()])).sum();
     (max, sum.ln())
 }
 

@@ -63,5 +63,5 @@ pub(crate) use binary::{Binary, Compare, binary, compare, select};
 pub(crate) use int::{Int, IntBinary, binary_int, compare_int};
 pub(crate) use level::{Level, detect};
 pub(crate) use operand::{Element, Operand};
-pub(crate) use reduce::{add_assign, max, max_assign, sum};
+pub(crate) use reduce::{add_assign, max, max_assign, sum, sum_exp_sub};
 pub(crate) use unary::{Unary, unary, unary_in_place};

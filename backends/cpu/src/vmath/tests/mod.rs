@@ -11,7 +11,7 @@ const NAN: f32 = f32::NAN;
 const TINY: f32 = f32::from_bits(1);
 const LENGTHS: [usize; 8] = [0, 1, 7, 8, 9, 31, 33, 1000];
 
-const UNARY: [Unary; 22] = [
+const UNARY: [Unary; 21] = [
     Unary::Neg,
     Unary::Abs,
     Unary::Exp,
