@@ -2,6 +2,13 @@
 //!
 //! The fixtures are written by `scripts/verify-external/make_torch_fixtures.py`. Every case runs through the
 //! oracle, which must agree to rounding errors of `f64`, and through a session on the CPU, to those of `f32`.
+//!
+//! Definitions differ in three places. The fixture leaves out the derivative of `pow` by the exponent where the
+//! base is negative (0 here, NaN there) and that of `clamp` exactly at a limit (1 here; there 1 in release 2.12,
+//! 0 in 2.15). It converts the offsets of `max_pool2d`, which count from the start of the tensor here and of the
+//! plane there.
+
+mod fixtures;
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -12,30 +19,47 @@ use meganeura::build::build_on;
 use meganeura::cpu::CpuDevice;
 use meganeura::graph::{NodeKind, Value};
 use meganeura::nn::layers::{BatchNorm, Conv2dConfig, Linear};
-use meganeura::ops::{Conv2dOptions, Pool2dOptions};
+use meganeura::ops::Pool2dOptions;
 use meganeura::optimize::for_inference;
 use meganeura::reference::evaluate;
 use meganeura::registry;
-use meganeura::{Adam, DType, Graph, Mode, NodeId, Optimizer, Session, Sgd};
-use serde_json::Value as Json;
+use meganeura::{DType, Graph, Mode, NodeId};
+
+use fixtures::{Attrs, Case, Model, Named, Run, Tensor, cases, dtype, models, text};
 
 /// Cases in the fixture: one that vanishes is noticed.
-const CASES: usize = 164;
+const CASES: usize = 165;
 /// Operators without a counterpart in the fixture: random numbers are Meganeura's own, an assignment has
 /// nothing to compute.
 const NOT_COVERED: [&str; 3] = ["core.assign", "core.dropout", "core.random_bits"];
 /// Operators that appear in gradients only, and have no builder method.
 const IN_GRADIENTS: [&str; 1] = ["core.avg_pool2d_grad"];
 
+/// Updates of a training run.
+const STEPS: u64 = 20;
+
 const ORACLE_LIMIT: f64 = 1e-9;
-/// Where the definition contains a constant that is not exact in binary32: constants of a graph have the
-/// dtype of the operands, so `ln 2`, a mean's `1 / n` or a momentum's `1 - m` are rounded in the oracle too.
+/// For the operators of `ROUNDED`.
 const CONSTANT_LIMIT: f64 = 1e-7;
+/// Operators whose definition or derivative contains a constant that is not exact in binary32. Constants of a
+/// graph have the dtype of the operands, so `ln 2` or a mean's `1 / n` are rounded in the oracle too.
+const ROUNDED: &[&str] = &[
+    "log2",
+    "exp2",
+    "sin",
+    "erf",
+    "gelu_tanh",
+    "gelu_erf",
+    "mean",
+    "mean_all",
+    "mse_loss",
+    "cross_entropy_loss",
+    "layer_norm",
+    "batch_norm",
+];
 const SESSION_LIMIT: f64 = 1e-5;
 const TRAINING_LIMIT: f64 = 1e-4;
 
-/// Named numbers, in the order of the fixture.
-type Named = Vec<(String, Vec<f64>)>;
 type Feeds = HashMap<String, Vec<f64>>;
 
 // ---- from a case to a graph ---------------------------------------------------------------------------
@@ -177,17 +201,16 @@ fn expected(case: &Case) -> Named {
     named
 }
 
-fn by_oracle(case: &Case) -> Named {
+fn by_oracle(case: &Case) -> meganeura::Result<Named> {
     let g = graph_of(case);
     let inputs = case.inputs.iter().enumerate();
     let feeds: Feeds = inputs.map(|(i, t)| (format!("x{i}"), t.data.clone())).collect();
     let full = if has_gradients(case) {
-        try_differentiate(&g)
+        try_differentiate(&g)?
     } else {
-        for_inference(&g)
+        for_inference(&g)?
     };
-    let full = full.unwrap_or_else(|e| panic!("{}: {e}", case.name));
-    let values = evaluate(&full, &feeds).unwrap_or_else(|e| panic!("{}: {e}", case.name));
+    let values = evaluate(&full, &feeds)?;
     let read = |v: Value| values.get(v).expect("evaluated").data.clone();
     let skip = full.outputs().len() - case.outputs.len();
     let outputs = full.outputs()[skip..].iter().enumerate();
@@ -201,7 +224,7 @@ fn by_oracle(case: &Case) -> Named {
         let after = values.written.get(&name).unwrap_or(&feeds[&name]).clone();
         named.push((format!("state {name}"), after));
     }
-    named
+    Ok(named)
 }
 
 fn bytes(t: &Tensor) -> Vec<u8> {
@@ -267,7 +290,7 @@ fn by_session(case: &Case, device: &Arc<dyn Device>) -> meganeura::Result<Named>
 // ---- comparison ---------------------------------------------------------------------------------------
 
 /// Differences beyond the limit, relative to the largest expected magnitude of each list.
-fn differences(case: &str, found: &Named, expected: &Named, limit: f64) -> Vec<String> {
+fn differences(case: &str, found: &Named, expected: &Named, limit: impl Fn(&str) -> f64) -> Vec<String> {
     let names = |n: &Named| {
         n.iter()
             .map(|(name, data)| (name.clone(), data.len()))
@@ -278,6 +301,7 @@ fn differences(case: &str, found: &Named, expected: &Named, limit: f64) -> Vec<S
     }
     let mut failures = Vec::new();
     for ((name, ours), (_, theirs)) in found.iter().zip(expected) {
+        let limit = limit(name);
         let largest = theirs.iter().fold(0.0, |m: f64, v| m.max(v.abs()));
         let scale = if largest == 0.0 { 1.0 } else { largest };
         let errors = ours.iter().zip(theirs).map(|(a, b)| (a - b).abs() / scale);
@@ -314,8 +338,6 @@ fn names_of_ops(graph: &Graph) -> impl Iterator<Item = &'static str> + '_ {
 fn the_fixture_covers_every_operator() {
     let cases = cases();
     assert_eq!(cases.len(), CASES, "cases appeared or vanished: correct the number");
-    let labels: BTreeSet<&str> = cases.iter().map(|c| c.name.as_str()).collect();
-    println!("{} distinct names", labels.len());
     let mut covered = BTreeSet::new();
     let mut differentiated = BTreeSet::new();
     for case in &cases {
@@ -335,46 +357,30 @@ fn the_fixture_covers_every_operator() {
     assert_eq!(covered, wanted);
 }
 
-/// Whether the definition, or its derivative, holds a constant that binary32 rounds.
-fn rounds_a_constant(case: &Case) -> bool {
-    const OPS: [&str; 12] = [
-        "log2",
-        "exp2",
-        "sin",
-        "erf",
-        "gelu_tanh",
-        "gelu_erf",
-        "mean",
-        "mean_all",
-        "mse_loss",
-        "cross_entropy_loss",
-        "avg_pool2d",
-        "batch_norm",
-    ];
-    OPS.contains(&case.op.as_str())
+/// Runs all cases and reports where the results of `run` are beyond the limits.
+fn check_operators(run: impl Fn(&Case) -> meganeura::Result<Named>, limit: impl Fn(&Case) -> f64) {
+    let check = |case: &Case| match run(case) {
+        Ok(found) => differences(&case.name, &found, &expected(case), |_| limit(case)),
+        Err(error) => vec![format!("{}: {error}", case.name)],
+    };
+    report(&cases().iter().flat_map(check).collect::<Vec<_>>());
 }
 
 #[test]
 fn operators_agree_in_the_oracle() {
-    let check = |case: &Case| {
-        let limit = if rounds_a_constant(case) {
+    check_operators(by_oracle, |case| {
+        if ROUNDED.contains(&case.op.as_str()) {
             CONSTANT_LIMIT
         } else {
             ORACLE_LIMIT
-        };
-        differences(&case.name, &by_oracle(case), &expected(case), limit)
-    };
-    report(&cases().iter().flat_map(check).collect::<Vec<_>>());
+        }
+    });
 }
 
 #[test]
 fn operators_agree_on_the_cpu() {
     let device = device();
-    let check = |case: &Case| match by_session(case, &device) {
-        Ok(found) => differences(&case.name, &found, &expected(case), SESSION_LIMIT),
-        Err(error) => vec![format!("{}: {error}", case.name)],
-    };
-    report(&cases().iter().flat_map(check).collect::<Vec<_>>());
+    check_operators(|case| by_session(case, &device), |_| SESSION_LIMIT);
 }
 
 // ---- training -----------------------------------------------------------------------------------------
@@ -407,8 +413,8 @@ fn cnn() -> Graph {
     g
 }
 
-fn train_by_oracle(model: &Model, run: &Run) -> Named {
-    let mut g = try_differentiate(&model.graph).unwrap_or_else(|e| panic!("{}: {e}", model.name));
+fn train_by_oracle(graph: &Graph, model: &Model, run: &Run) -> meganeura::Result<Named> {
+    let mut g = try_differentiate(graph)?;
     for (leaf, gradient) in g.gradients().to_vec() {
         let name = g.nodes()[leaf.index()].name.clone().unwrap_or_default();
         assert_eq!(gradient.port, 0, "an update takes the first result of a node");
@@ -418,10 +424,10 @@ fn train_by_oracle(model: &Model, run: &Run) -> Named {
     feeds.insert("x".into(), model.x.clone());
     feeds.insert("labels".into(), model.labels.clone());
     let mut losses = Vec::new();
-    for step in 1..=run.expected[0].1.len() as u64 {
+    for step in 1..=STEPS {
         let mut set = |name: &'static str, value| drop(feeds.insert(name.to_owned(), vec![value]));
         run.optimizer.scalars(step, &mut set);
-        let values = evaluate(&g, &feeds).unwrap_or_else(|e| panic!("{}: {e}", model.name));
+        let values = evaluate(&g, &feeds)?;
         losses.extend(&values.get(g.outputs()[0]).expect("evaluated").data);
         feeds.extend(values.written);
     }
@@ -432,7 +438,7 @@ fn train_by_oracle(model: &Model, run: &Run) -> Named {
             .iter()
             .map(|(name, _)| (name.clone(), feeds[name].clone())),
     );
-    named
+    Ok(named)
 }
 
 fn is_parameter(graph: &Graph, name: &str) -> bool {
@@ -442,11 +448,11 @@ fn is_parameter(graph: &Graph, name: &str) -> bool {
     matches!(graph.nodes()[leaf.index()].kind, NodeKind::Parameter { .. })
 }
 
-fn train_by_session(model: &Model, run: &Run, device: &Arc<dyn Device>) -> meganeura::Result<Named> {
+fn train_by_session(graph: &Graph, model: &Model, run: &Run, device: &Arc<dyn Device>) -> meganeura::Result<Named> {
     let optimizer = Some(run.optimizer.clone());
-    let (mut session, _): (Session, _) = build_on(&model.graph, device.clone(), Mode::Training, optimizer)?;
+    let (mut session, _) = build_on(graph, device.clone(), Mode::Training, optimizer)?;
     for (name, data) in &model.initial {
-        if is_parameter(&model.graph, name) {
+        if is_parameter(graph, name) {
             session.try_set_parameter(name, &narrow(data))?;
         } else {
             session.try_set_state(name, &narrow(data))?;
@@ -460,13 +466,13 @@ fn train_by_session(model: &Model, run: &Run, device: &Arc<dyn Device>) -> megan
         session.try_set_input_u32("labels", &ids)?;
     }
     let mut losses = Vec::new();
-    for _ in &run.expected[0].1 {
+    for _ in 0..STEPS {
         session.try_step()?;
         losses.push(session.try_read_loss()?);
     }
     let mut named = vec![("loss".to_owned(), wide(&losses))];
     for (name, _) in &model.initial {
-        let data = if is_parameter(&model.graph, name) {
+        let data = if is_parameter(graph, name) {
             session.try_read_parameter(name)?
         } else {
             session.try_read_state(name)?
@@ -476,44 +482,49 @@ fn train_by_session(model: &Model, run: &Run, device: &Arc<dyn Device>) -> megan
     Ok(named)
 }
 
-#[test]
-fn training_agrees_in_the_oracle_and_on_the_cpu() {
-    let device = device();
-    let models = models();
-    let runs: Vec<String> = models
-        .iter()
-        .flat_map(|m| m.runs.iter().map(|r| format!("{} {}", m.name, r.name)))
-        .collect();
-    let kinds = ["sgd", "momentum", "nesterov", "adam", "adamw"];
-    let wanted: Vec<String> = ["mlp", "cnn"]
-        .iter()
-        .flat_map(|m| kinds.map(|k| format!("{m} {k}")))
-        .collect();
-    assert_eq!(runs, wanted);
+/// Runs all models with all optimizers and reports where the results of `train` are beyond the limits.
+fn check_training(
+    train: impl Fn(&Graph, &Model, &Run) -> meganeura::Result<Named>,
+    limit: impl Fn(&str) -> f64 + Copy,
+) {
+    let mut covered = Vec::new();
     let mut failures = Vec::new();
-    for (model, run) in models.iter().flat_map(|m| m.runs.iter().map(move |r| (m, r))) {
-        assert_eq!(
-            run.optimizer.kind(),
-            run.name,
-            "the fixture's settings make another rule"
-        );
-        let name = format!("{} with {}", model.name, run.name);
-        let oracle = train_by_oracle(model, run);
-        failures.extend(differences(
-            &format!("{name}, oracle"),
-            &oracle,
-            &run.expected,
-            CONSTANT_LIMIT,
-        ));
-        match train_by_session(model, run, &device) {
-            Ok(found) => failures.extend(differences(
-                &format!("{name}, CPU"),
-                &found,
-                &run.expected,
-                TRAINING_LIMIT,
-            )),
-            Err(error) => failures.push(format!("{name}: {error}")),
+    for model in models() {
+        let graph = if model.name == "mlp" { mlp() } else { cnn() };
+        for run in &model.runs {
+            let name = format!("{} {}", model.name, run.name);
+            assert_eq!(run.optimizer.kind(), run.name, "{name}: the settings make another rule");
+            match train(&graph, &model, run) {
+                Ok(found) => failures.extend(differences(&name, &found, &run.expected, limit)),
+                Err(error) => failures.push(format!("{name}: {error}")),
+            }
+            covered.push(name);
         }
     }
+    let rules = ["sgd", "momentum", "nesterov", "adam", "adamw"];
+    let wanted = ["mlp", "cnn"].iter().flat_map(|m| rules.map(|r| format!("{m} {r}")));
+    assert_eq!(covered, wanted.collect::<Vec<_>>());
     report(&failures);
+}
+
+#[test]
+fn training_agrees_in_the_oracle() {
+    // Only the running statistics depend on a rounded constant, once in each step.
+    let limit = |name: &str| {
+        if name.contains("running") {
+            STEPS as f64 * CONSTANT_LIMIT
+        } else {
+            ORACLE_LIMIT
+        }
+    };
+    check_training(train_by_oracle, limit);
+}
+
+#[test]
+fn training_agrees_on_the_cpu() {
+    let device = device();
+    check_training(
+        |g, model, run| train_by_session(g, model, run, &device),
+        |_| TRAINING_LIMIT,
+    );
 }

@@ -22,8 +22,11 @@ from pathlib import Path
 import numpy
 import torch
 
-import torch_ops
-import torch_training
+# The modules beside this file leave no compiled copies in the repository.
+sys.dont_write_bytecode = True
+
+import torch_ops  # noqa: E402
+import torch_training  # noqa: E402
 
 FIXTURES = Path(__file__).resolve().parents[2] / "tests" / "fixtures"
 

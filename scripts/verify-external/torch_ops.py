@@ -143,7 +143,7 @@ def unary(c):
     c.add("at zero", "leaky_relu", leaky, np.array([-1.0, 0.0, 1.0]), attrs={"negative_slope": slope})
     clamp = lambda x: torch.clamp(x, -1.0, 1.5)
     c.add("random", "clamp", clamp, c.grid(5, 3), attrs={"low": -1.0, "high": 1.5})
-    # PyTorch's derivative exactly at a limit became 0 in 2.15; it was 1 before, as in Meganeura.
+    # Exactly at a limit PyTorch's derivative is 0 in release 2.15 and was 1, as in Meganeura, in 2.12.
     limits = np.array([-1.0, 1.5])
     c.add("at the limits", "clamp", clamp, limits, attrs={"low": -1.0, "high": 1.5}, fixed=(0,))
     near = np.array([-1.00390625, -0.99609375, 1.49609375, 1.50390625])

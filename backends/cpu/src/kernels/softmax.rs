@@ -232,7 +232,9 @@ fn cross_entropy(cx: &CompileCx, labels: Labels) -> Result<Compiled, String> {
 fn log_sum_exp(level: Level, x: &[f32], scratch: &mut [f32]) -> (f32, f32) {
     let max = vmath::max(level, x);
     let blocks = x.chunks(EXP_BLOCK);
-    let sum: f32 = blocks.map(|x| vmath::sum_exp_sub(level, x, max, &mut scratch[..x.len()])).sum();
+    let sum: f32 = blocks
+        .map(|x| vmath::sum_exp_sub(level, x, max, &mut scratch[..x.len()]))
+        .sum();
     (max, sum.ln())
 }
 
