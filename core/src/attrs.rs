@@ -146,6 +146,15 @@ impl Attrs {
         Ok(out)
     }
 
+    /// A list of any number of non-negative integers: a shape.
+    ///
+    /// # Errors
+    /// See [`Attrs::int`]; also when an entry is negative.
+    pub fn dims(&self, name: &str) -> Result<Vec<usize>, String> {
+        let entry = |&v: &i64| usize::try_from(v).map_err(|_| format!("attribute '{name}' has the negative entry {v}"));
+        self.ints(name)?.iter().map(entry).collect()
+    }
+
     /// A non-negative integer.
     ///
     /// # Errors

@@ -68,6 +68,7 @@ pub fn try_differentiate(graph: &Graph) -> Result<Graph> {
         .into_iter()
         .map(|leaf| (leaf, adjoints.gradient_of_leaf(&mut out, leaf)))
         .collect();
+    out.thaw_writes();
     out.verify()?;
     Ok(out)
 }

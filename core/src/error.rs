@@ -61,6 +61,8 @@ pub enum TensorKind {
     Gradient,
     /// A result.
     Output,
+    /// A number that is set for each step.
+    Scalar,
 }
 
 impl fmt::Display for TensorKind {
@@ -71,6 +73,7 @@ impl fmt::Display for TensorKind {
             TensorKind::State => "state",
             TensorKind::Gradient => "gradient",
             TensorKind::Output => "output",
+            TensorKind::Scalar => "scalar",
         })
     }
 }
@@ -153,7 +156,7 @@ pub enum Error {
         candidates: Vec<String>,
     },
     /// Data of the wrong number of elements.
-    #[error("{kind} '{name}' has shape {shape}, that is {} elements, but {found} were given", shape.numel())]
+    #[error("{kind} '{name}' has shape {shape}, that is {} elements, but {found} were given{}", shape.numel(), help("give every element, in row-major order"))]
     WrongLength {
         /// Kind of tensor.
         kind: TensorKind,
@@ -179,7 +182,7 @@ pub enum Error {
         remedy: String,
     },
     /// `step` was called before every input had data.
-    #[error("input{} {} {} never set{}", if names.len() == 1 { "" } else { "s" }, quoted(names), if names.len() == 1 { "was" } else { "were" }, help("call `set_input` or `set_input_u32` for each of them before `step`"))]
+    #[error("input{} {} {} never set{}", if names.len() == 1 { "" } else { "s" }, quoted(names), if names.len() == 1 { "was" } else { "were" }, help("call `set_input`, `set_input_u32` or `set_scalar` for each of them before `step`"))]
     InputNotSet {
         /// The inputs without data.
         names: Vec<String>,

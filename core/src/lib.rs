@@ -29,6 +29,7 @@ pub mod session;
 pub mod shape;
 
 pub use plan as compile;
+pub use session as runtime;
 
 pub use build::{Mode, SessionConfig, build, build_inference_session, build_session, build_session_with_report};
 pub use dtype::DType;

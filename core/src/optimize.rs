@@ -190,6 +190,7 @@ fn clean(graph: &Graph) -> Result<(Graph, usize, usize)> {
         map[id.index()] = match existing {
             Some(same) => {
                 merged += 1;
+                out.name_if_unnamed(same, node);
                 same
             }
             None => {
@@ -217,17 +218,12 @@ pub fn for_inference(graph: &Graph) -> Result<Graph> {
     graph.verify()?;
     let mut out = Graph::new();
     let mut map: HashMap<Value, Value> = HashMap::new();
-    let mut dropped_writes = Vec::new();
     for id in graph.topological_order()? {
         let node = &graph.nodes()[id.index()];
         let inputs: Vec<Value> = node.inputs.iter().map(|v| map[v]).collect();
         let ports = (0..node.outputs.len() as u32).map(|port| Value { node: id, port });
-        let rewritten = match node.op().map(|(op, attrs)| (op, op.get().inference(), attrs)) {
-            Some((op, InferenceForm::Rewrite(rewrite), attrs)) => {
-                dropped_writes.extend(op.writes().iter().map(|w| Value {
-                    node: id,
-                    port: w.1 as u32,
-                }));
+        let rewritten = match node.op().map(|(op, attrs)| (op.get().inference(), attrs)) {
+            Some((InferenceForm::Rewrite(rewrite), attrs)) => {
                 let expansion = |g: &mut Graph| {
                     rewrite(&mut Expansion {
                         graph: g,
@@ -260,7 +256,7 @@ pub fn for_inference(graph: &Graph) -> Result<Graph> {
         }
     }
     out.adopt_roots(graph, |v| map[&v]);
-    out.retain_effects(|i| !dropped_writes.contains(&graph.effects()[i].value));
+    out.drop_idle_effects();
     // Scalars and whatever else fed only what is gone.
     let (out, _, _) = clean(&out)?;
     out.verify()?;

@@ -4,6 +4,7 @@
 //! so that the linker keeps them, and checks that each is really there. Order never depends on the linker:
 //! everything is sorted by name.
 
+use std::collections::HashMap;
 use std::sync::{Arc, OnceLock, RwLock};
 
 use crate::backend::Backend;
@@ -174,18 +175,36 @@ pub fn problems() -> Vec<Error> {
         .clone()
 }
 
+/// The operators and what was wrong with some. What is linked does not change while the program runs, so this
+/// is collected once.
+struct OpTable {
+    ops: Vec<OpRef>,
+    by_name: HashMap<&'static str, OpRef>,
+    problems: Vec<Error>,
+}
+
+fn op_table() -> &'static OpTable {
+    static TABLE: OnceLock<OpTable> = OnceLock::new();
+    TABLE.get_or_init(collect_ops)
+}
+
 /// All operators by name: this crate's and the plugins'. Of two with one name the first is kept and the
 /// other reported by [`op_problems`].
 pub fn ops() -> Vec<OpRef> {
-    collect_ops().0
+    op_table().ops.clone()
 }
 
 /// Operators that were rejected because their name is taken.
 pub fn op_problems() -> Vec<Error> {
-    collect_ops().1
+    op_table().problems.clone()
 }
 
-fn collect_ops() -> (Vec<OpRef>, Vec<Error>) {
+/// The operator of that name.
+pub fn op(name: &str) -> Option<OpRef> {
+    op_table().by_name.get(name).copied()
+}
+
+fn collect_ops() -> OpTable {
     let mut ops = builtin();
     let mut plugins: Vec<OpRef> = inventory::iter::<OpEntry>.into_iter().map(|e| e.0).collect();
     plugins.sort_by_key(|op| op.name());
@@ -202,12 +221,11 @@ fn collect_ops() -> (Vec<OpRef>, Vec<Error>) {
         }
     }
     ops.sort_by_key(|op| op.name());
-    (ops, problems)
-}
-
-/// The operator of that name.
-pub fn op(name: &str) -> Option<OpRef> {
-    ops().into_iter().find(|op| op.name() == name)
+    OpTable {
+        by_name: ops.iter().map(|op| (op.get().name(), *op)).collect(),
+        ops,
+        problems,
+    }
 }
 
 /// Manifests of all linked plugins, by name.

@@ -54,7 +54,7 @@ impl Selector {
         if text.is_empty() {
             return Err("the selector is empty".into());
         }
-        if text == "auto" {
+        if text.eq_ignore_ascii_case("auto") {
             return Ok(Selector::Auto);
         }
         if text.starts_with(|c: char| c.is_ascii_digit()) {
@@ -272,6 +272,16 @@ pub fn select(api: Option<&str>, config: &Config) -> Result<Selected> {
 
 type Candidate<'a> = (&'a BackendListing, &'a DeviceInfo);
 
+/// A backend that failed is left out of the automatic choice, but not without a word.
+fn warn_of_failures(listing: &[BackendListing]) -> &[BackendListing] {
+    for entry in listing {
+        if let Err(e) = &entry.devices {
+            log::warn!("the backend '{}' is not considered: {e}", entry.name);
+        }
+    }
+    listing
+}
+
 fn usable(listing: &[BackendListing]) -> impl Iterator<Item = Candidate<'_>> {
     listing.iter().flat_map(|entry| {
         let devices = entry.devices.as_deref().unwrap_or_default();
@@ -290,20 +300,36 @@ fn rank(kind: DeviceKind) -> u32 {
     }
 }
 
+/// The best of the candidates, the first listed of equals. Among processors the CPU backend comes first.
 fn best<'a>(candidates: impl Iterator<Item = Candidate<'a>>, allow_software: bool) -> Option<Candidate<'a>> {
-    candidates
-        .filter(|(_, d)| allow_software || rank(d.kind) > 0)
-        // `max_by_key` keeps the last of equals; reversed indices make that the first listed.
-        .max_by_key(|(_, d)| (rank(d.kind), d.memory_bytes.unwrap_or(0), usize::MAX - d.index))
+    let mut best: Option<(Candidate<'a>, (u32, bool, u64))> = None;
+    for candidate in candidates {
+        let (entry, d) = candidate;
+        if !allow_software && rank(d.kind) == 0 {
+            continue;
+        }
+        let is_cpu = d.kind == DeviceKind::Cpu;
+        let memory = if is_cpu { 0 } else { d.memory_bytes.unwrap_or(0) };
+        let key = (rank(d.kind), is_cpu && entry.name == "cpu", memory);
+        if best.as_ref().is_none_or(|(_, k)| key > *k) {
+            best = Some((candidate, key));
+        }
+    }
+    best.map(|(candidate, _)| candidate)
 }
 
 fn resolve<'a>(selector: &Selector, listing: &'a [BackendListing]) -> Result<Candidate<'a>, String> {
     match selector {
-        Selector::Auto => best(usable(listing), false).ok_or_else(|| "there is no usable device".to_owned()),
-        Selector::NumericId(id) => unique(
-            usable(listing).filter(|(_, d)| d.numeric_id == Some(*id)).collect(),
-            &format!("the id 0x{id:x}"),
-        ),
+        Selector::Auto => {
+            best(usable(warn_of_failures(listing)), false).ok_or_else(|| "there is no usable device".to_owned())
+        }
+        Selector::NumericId(id) => {
+            let all = listing
+                .iter()
+                .flat_map(|e| e.devices.as_deref().unwrap_or_default().iter().map(move |d| (e, d)));
+            let matching = all.filter(|(_, d)| d.numeric_id == Some(*id)).collect();
+            not_rejected(unique(matching, &format!("the id 0x{id:x}"))?)
+        }
         Selector::Backend { name, device } => {
             let entry = find_backend(name, listing)?;
             let devices = match &entry.devices {
@@ -327,11 +353,15 @@ fn resolve<'a>(selector: &Selector, listing: &'a [BackendListing]) -> Result<Can
                     &format!("the id 0x{id:x}"),
                 )?,
             };
-            match &chosen.1.rejected {
-                Some(reason) => Err(format!("the device was rejected: {reason}")),
-                None => Ok(chosen),
-            }
+            not_rejected(chosen)
         }
+    }
+}
+
+fn not_rejected(chosen: Candidate) -> Result<Candidate, String> {
+    match &chosen.1.rejected {
+        Some(reason) => Err(format!("the device was rejected: {reason}")),
+        None => Ok(chosen),
     }
 }
 
@@ -419,6 +449,7 @@ mod tests {
     fn every_form_of_the_grammar_selects() {
         for (text, expected) in [
             ("auto", "vk:2"),
+            ("AUTO", "vk:2"),
             ("cpu", "cpu"),
             ("cpu:0", "cpu"),
             ("vk", "vk:2"),

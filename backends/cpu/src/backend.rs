@@ -1,6 +1,7 @@
 //! The CPU as a backend with one device.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use meganeura_core::backend::{
@@ -42,7 +43,7 @@ impl CpuDevice {
                     flops_per_second: 50e9 * threads.max(1) as f64,
                 },
             },
-            pool: Arc::new(ThreadPool::new(threads)),
+            pool: shared_pool(threads.max(1)),
         }
     }
 
@@ -50,6 +51,21 @@ impl CpuDevice {
     pub fn threads(&self) -> usize {
         self.pool.threads()
     }
+}
+
+/// The pool of so many threads. All devices of the process share it: idle workers of a second one would take
+/// processor time from the first, and sessions that run at the same time take turns anyway.
+fn shared_pool(threads: usize) -> Arc<ThreadPool> {
+    static POOLS: Mutex<BTreeMap<usize, Weak<ThreadPool>>> = Mutex::new(BTreeMap::new());
+    // A panic cannot leave the map half changed.
+    let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(pool) = pools.get(&threads).and_then(Weak::upgrade) {
+        return pool;
+    }
+    let pool = Arc::new(ThreadPool::new(threads));
+    pools.retain(|_, other| other.strong_count() > 0);
+    pools.insert(threads, Arc::downgrade(&pool));
+    pool
 }
 
 fn available_threads() -> usize {
@@ -128,5 +144,22 @@ impl Device for CpuDevice {
     fn compile(&self, plan: &ExecutionPlan) -> Result<Box<dyn Executable>> {
         plan.verify()?;
         Ok(Box::new(CpuExecutable::new(plan, self.pool.clone())?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_share_a_pool_while_one_is_open() {
+        // A number that no other test of this process uses.
+        let (first, second) = (CpuDevice::new(5), CpuDevice::new(5));
+        assert!(Arc::ptr_eq(&first.pool, &second.pool));
+        assert!(!Arc::ptr_eq(&first.pool, &CpuDevice::new(6).pool));
+        let pool = Arc::downgrade(&first.pool);
+        drop((first, second));
+        assert!(pool.upgrade().is_none(), "its threads end with the last device");
+        assert_eq!(CpuDevice::new(5).threads(), 5);
     }
 }

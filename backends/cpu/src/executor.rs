@@ -52,6 +52,11 @@ impl Faults {
         }
     }
 
+    /// Whether there was one. The tasks that may have reported it are over: the pool has waited for them.
+    fn any(&self) -> bool {
+        self.first.load(Ordering::Relaxed) != 0
+    }
+
     fn take(&self) -> Option<(usize, u32, usize)> {
         let word = self.first.swap(0, Ordering::AcqRel);
         let dispatch = (word >> 32).checked_sub(1)?;
@@ -154,8 +159,10 @@ impl CpuExecutable {
                     .wrapping_add(worker * self.private_len),
                 faults: &self.faults,
             };
-            // SAFETY: the memory lives as long as `self`; the plan was verified, so dispatches of a level
-            // do not conflict, and the tasks of a kernel are independent by its contract.
+            // SAFETY: the memory lives as long as `self`; the plan was verified, so of two dispatches of a level
+            // neither writes what the other touches, and their shared scratch lies apart; the tasks of a
+            // phase are independent by the kernel's contract; no two threads have one worker number at a
+            // time, so private scratch is the task's own.
             unsafe { entry.kernel.run(number as usize, &cx) }
         };
         if stage.parallel {
@@ -203,7 +210,9 @@ fn compile_segment(
             let name = &dispatch.kernel.name;
             let fail = |m: String| Error::backend("cpu", format!("{}: {m}", dispatch.label));
             let def = kernels::find(name).ok_or_else(|| fail(format!("there is no kernel {name}")))?;
-            let compiled = (def.compile)(&CompileCx::new(dispatch, next, arena, level)).map_err(fail)?;
+            let compiled = def
+                .compile_checked(&CompileCx::new(dispatch, next, arena, level))
+                .map_err(fail)?;
             for (p, kernel) in compiled.phases.into_iter().enumerate() {
                 if phases.len() == p {
                     phases.push(Vec::new());
@@ -274,9 +283,12 @@ impl Executable for CpuExecutable {
             write(&mut self.arena, *buffer, 0, &bytes[..size])?;
         }
         let outcome = catch_unwind(AssertUnwindSafe(|| {
-            for &segment in args.segments {
-                for stage in self.segments.get(segment).into_iter().flatten() {
-                    self.run_stage(stage);
+            let segments = args.segments.iter().filter_map(|&s| self.segments.get(s));
+            for stage in segments.flatten() {
+                self.run_stage(stage);
+                // Nothing may be computed from what stands in for a missing row, least of all an update.
+                if self.faults.any() {
+                    break;
                 }
             }
         }));

@@ -39,6 +39,15 @@ impl Graph {
         new
     }
 
+    /// Gives a node without a name the name and place of an equal one.
+    pub(crate) fn name_if_unnamed(&mut self, id: NodeId, equal: &Node) {
+        let node = &mut self.nodes[id.index()];
+        if node.name.is_none() && node.is_op() && equal.name.is_some() {
+            node.name.clone_from(&equal.name);
+            node.location = equal.location;
+        }
+    }
+
     /// Takes over everything that is not a node from the graph that this one is derived from.
     pub(crate) fn adopt_roots(&mut self, source: &Graph, map: impl Fn(Value) -> Value) {
         let leaf = |id: NodeId| map(id.into()).node;
@@ -53,17 +62,20 @@ impl Graph {
                 value: map(e.value),
             })
             .collect();
+        self.thaw_writes();
         self.errors.clone_from(&source.errors);
         self.next_uid = self.next_uid.max(source.next_uid);
     }
 
-    /// Keeps the effects for which `keep` says so, by position.
-    pub(crate) fn retain_effects(&mut self, keep: impl Fn(usize) -> bool) {
-        let mut position = 0;
-        self.effects.retain(|_| {
-            position += 1;
-            keep(position - 1)
-        });
+    /// Drops effects that leave their target as it is.
+    pub(crate) fn drop_idle_effects(&mut self) {
+        self.effects.retain(|e| e.value != e.target.into());
+        self.thaw_writes();
+    }
+
+    /// Rewires reads of written leaves from now on, as while the graph was built.
+    pub(crate) fn thaw_writes(&mut self) {
+        self.current = self.effects.iter().map(|e| (e.target, e.value)).collect();
     }
 
     /// Ends the rewiring of reads to written values: passes mean the exact value that they name.

@@ -76,7 +76,7 @@ impl Graph {
     #[track_caller]
     pub fn scalar_input(&mut self, name: &str, dtype: DType) -> NodeId {
         match self.leaf_names.get(name) {
-            Some(&id) if matches!(self.nodes[id.index()].kind, NodeKind::Scalar) => id,
+            Some(&id) if matches!(self.nodes[id.index()].kind, NodeKind::Scalar) && self.dtype(id) == dtype => id,
             _ => self.leaf(NodeKind::Scalar, name, &[], dtype),
         }
     }

@@ -191,8 +191,16 @@ impl Graph {
         }
         let outputs = match infer(op, &attrs, &types) {
             Ok(outputs) => outputs,
-            Err(message) => return self.poison(op.name(), location, message, ""),
+            Err(message) => {
+                let remedy = format!("{} is {}", op.name(), op.doc().formula);
+                return self.poison(op.name(), location, message, &remedy);
+            }
         };
+        let written: Vec<Value> = op.writes().iter().map(|&(input, _)| inputs[input]).collect();
+        if (1..written.len()).any(|i| written[..i].contains(&written[i])) {
+            let message = "one state stands for two of those that it writes".to_owned();
+            return self.poison(op.name(), location, message, "give each its own state");
+        }
         let node = self.push(Node {
             kind: NodeKind::Op { op, attrs },
             inputs: inputs.clone(),

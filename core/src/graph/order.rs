@@ -41,6 +41,11 @@ impl Graph {
     /// Node ids, operands first; by depth-first search in list order, without recursion because
     /// training graphs are deep.
     pub(crate) fn topological_order(&self) -> Result<Vec<NodeId>, Error> {
+        self.topological_order_after(&[])
+    }
+
+    /// The same with, for each node, others that must come before it although it does not use them.
+    pub(crate) fn topological_order_after(&self, extra: &[Vec<NodeId>]) -> Result<Vec<NodeId>, Error> {
         #[derive(Clone, Copy, PartialEq)]
         enum Mark {
             New,
@@ -58,14 +63,16 @@ impl Graph {
             stack.push((root, 0));
             while let Some((id, next)) = stack.last_mut() {
                 let id = *id;
-                let Some(input) = self.nodes[id.index()].inputs.get(*next) else {
+                let inputs = &self.nodes[id.index()].inputs;
+                let before = || extra.get(id.index())?.get(*next - inputs.len()).copied();
+                let operand = inputs.get(*next).map(|v| v.node).or_else(before);
+                let Some(operand) = operand else {
                     marks[id.index()] = Mark::Done;
                     order.push(id);
                     stack.pop();
                     continue;
                 };
                 *next += 1;
-                let operand = input.node;
                 match marks.get(operand.index()) {
                     Some(Mark::New) => {
                         marks[operand.index()] = Mark::Open;

@@ -28,8 +28,7 @@ impl Operator for Expand {
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
         let x = &call.inputs[0];
-        let dims = call.attrs.ints("shape")?;
-        let dims: Vec<usize> = dims.iter().map(|&d| d.max(0) as usize).collect();
+        let dims = call.attrs.dims("shape")?;
         let target = Shape::new(&dims)?;
         match Shape::broadcast(&x.shape, &target) {
             Ok(shape) if shape == target => Ok(vec![TensorType::new(x.dtype, target)]),

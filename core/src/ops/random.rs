@@ -57,8 +57,7 @@ impl Operator for RandomBits {
             }
         }
         call.attrs.size("uid")?;
-        let dims = call.attrs.ints("shape")?;
-        let dims: Vec<usize> = dims.iter().map(|&d| d.max(0) as usize).collect();
+        let dims = call.attrs.dims("shape")?;
         let shape = Shape::new(&dims)?;
         if u32::try_from(shape.numel()).is_err() {
             return Err(format!("{shape} has more elements than a u32 counter can number"));

@@ -26,8 +26,7 @@ impl Operator for Reshape {
     }
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
-        let dims = call.attrs.ints("shape")?;
-        let dims: Vec<usize> = dims.iter().map(|&d| d.max(0) as usize).collect();
+        let dims = call.attrs.dims("shape")?;
         let shape = Shape::new(&dims)?;
         let from = &call.inputs[0];
         if shape.numel() != from.numel() {

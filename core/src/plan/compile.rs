@@ -52,15 +52,27 @@ pub fn compile_for(graph: &Graph, device: &dyn Device) -> Result<ExecutionPlan> 
 }
 
 /// Lets outputs and gradients that are old contents of persistent data be copies of them: the data itself is
-/// overwritten within the step, by a write of the graph or by an optimizer.
+/// overwritten within the step, by a write of the graph or by an optimizer, or before the next one.
 fn snapshot_overwritten(graph: &Graph) -> Graph {
     let written: HashSet<Value> = writes(graph).into_iter().map(|(_, old)| old).collect();
     let trains = !graph.gradients().is_empty();
+    let is_trained = |id: NodeId| {
+        let kind = &graph.nodes()[id.index()].kind;
+        trains && matches!(kind, NodeKind::Parameter { trainable: true, .. })
+    };
+    // What a graph assigns to a trained parameter is in the parameter's own buffer, which updates overwrite.
+    let assigned: HashSet<Value> = graph
+        .effects()
+        .iter()
+        .filter(|e| is_trained(e.target))
+        .map(|e| e.value)
+        .collect();
     let overwritten = |mut value: Value| {
         loop {
             let node = &graph.nodes()[value.node.index()];
-            let updated = trains && matches!(node.kind, NodeKind::Parameter { trainable: true, .. });
-            if updated || written.contains(&value) {
+            // Inputs are overwritten by the caller, before the result of the step may have been read.
+            let fed = matches!(node.kind, NodeKind::Input);
+            if fed || is_trained(value.node) || written.contains(&value) || assigned.contains(&value) {
                 return true;
             }
             match node.op().and_then(|(op, _)| op.alias()) {
@@ -178,46 +190,94 @@ fn schedule(graph: &Graph) -> Result<Schedule> {
             in_place: HashMap::new(),
         });
     }
-    let mut ordered = graph.clone();
+    let mut order = Ordering::of(graph);
     let mut in_place = HashMap::new();
     for (new, old) in writes {
-        let mut trial = ordered.clone();
-        add_anti_dependencies(&mut trial, new.node, old);
-        if trial.topological_order().is_ok() {
-            ordered = trial;
+        if order.put_readers_first(graph, new.node, old) {
             in_place.insert(new, old);
         }
     }
     Ok(Schedule {
-        order: ordered.topological_order()?,
+        order: graph.topological_order_after(&order.extra)?,
         in_place,
     })
 }
 
-/// Makes `writer` depend on every other reader of `old`, also through aliases.
-fn add_anti_dependencies(graph: &mut Graph, writer: NodeId, old: Value) {
-    let mut seen = vec![old];
-    let mut readers = Vec::new();
-    let mut next = 0;
-    while let Some(&value) = seen.get(next) {
-        next += 1;
+/// The edges of a graph from a value's node to its users, and edges that only order.
+struct Ordering {
+    users: Vec<Vec<NodeId>>,
+    /// For each node those that must come before it although it does not use them.
+    extra: Vec<Vec<NodeId>>,
+}
+
+impl Ordering {
+    fn of(graph: &Graph) -> Self {
+        let mut users = vec![Vec::new(); graph.nodes().len()];
         for id in graph.node_ids() {
-            let node = &graph.nodes()[id.index()];
-            let Some((op, _)) = node.op() else { continue };
-            if id == writer || !node.inputs.contains(&value) {
-                continue;
-            }
-            if op.alias().is_some_and(|i| node.inputs[i] == value) {
-                seen.push(id.into());
-            } else {
-                readers.push(id);
+            for v in &graph.nodes()[id.index()].inputs {
+                users[v.node.index()].push(id);
             }
         }
+        Ordering {
+            extra: vec![Vec::new(); users.len()],
+            users,
+        }
     }
-    // Only the order of this clone is used, so operands may stand for plain dependencies.
-    graph.nodes[writer.index()]
-        .inputs
-        .extend(readers.into_iter().map(Value::from));
+
+    /// Makes every other reader of `old` come before `writer`, unless one of them depends on the writer.
+    fn put_readers_first(&mut self, graph: &Graph, writer: NodeId, old: Value) -> bool {
+        let readers = self.readers(graph, writer, old);
+        if readers.is_empty() {
+            return true;
+        }
+        let after = self.reachable(writer);
+        if readers.iter().any(|r| after.contains(r)) {
+            return false;
+        }
+        for &reader in &readers {
+            // An edge like any other from now on, so that later writes see it.
+            self.users[reader.index()].push(writer);
+        }
+        self.extra[writer.index()].extend(readers);
+        true
+    }
+
+    /// Calls that read a value, also through aliases.
+    fn readers(&self, graph: &Graph, writer: NodeId, old: Value) -> Vec<NodeId> {
+        let mut aliases = vec![old];
+        let mut readers = Vec::new();
+        let mut next = 0;
+        while let Some(&value) = aliases.get(next) {
+            next += 1;
+            for &id in &self.users[value.node.index()] {
+                let node = &graph.nodes()[id.index()];
+                let Some((op, _)) = node.op() else { continue };
+                if id == writer || !node.inputs.contains(&value) {
+                    continue;
+                }
+                if op.alias().is_some_and(|i| node.inputs[i] == value) {
+                    aliases.push(id.into());
+                } else {
+                    readers.push(id);
+                }
+            }
+        }
+        readers
+    }
+
+    /// Everything that depends on a node.
+    fn reachable(&self, from: NodeId) -> HashSet<NodeId> {
+        let mut seen = HashSet::new();
+        let mut open = vec![from];
+        while let Some(id) = open.pop() {
+            for &user in &self.users[id.index()] {
+                if seen.insert(user) {
+                    open.push(user);
+                }
+            }
+        }
+        seen
+    }
 }
 
 struct Lowering<'a> {

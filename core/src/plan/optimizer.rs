@@ -237,21 +237,55 @@ impl Optimizer for Adam {
     }
 }
 
-/// Adds the update segment to a plan, replacing an earlier one.
+/// Adds the update segment to a plan, replacing an earlier one. On an error the plan stays as it was.
 ///
 /// # Errors
-/// [`Error::InvalidUse`] when the plan has no gradients; what lowering for the device finds.
+/// [`Error::InvalidUse`] when the plan has no gradients, or names that belong to the optimizer; an invalid
+/// plan; what lowering for the device finds.
 pub fn attach(plan: &mut ExecutionPlan, optimizer: &dyn Optimizer, device: &dyn Device) -> Result<()> {
     optimizer
         .check()
         .map_err(|message| Error::misuse(message, "correct the hyper-parameter"))?;
+    plan.verify()?;
     if plan.param_grad_pairs.is_empty() {
         return Err(Error::misuse(
             "an optimizer needs gradients, but the plan has none",
             "build a training session (`build_session`, or `Mode::Training`) with at least one trainable parameter",
         ));
     }
-    detach(plan);
+    let mut next = plan.clone();
+    detach(&mut next);
+    check_reserved_names(&next)?;
+    let (graph, bound) = update_graph(&next, optimizer)?;
+    let states = next.state_buffers.len();
+    let supports: Supports = &|k| device.supports(k);
+    lower(&graph, &mut next, &bound, UPDATE, &device.capabilities().name, supports)?;
+    for state in &mut next.state_buffers[states..] {
+        state.optimizer = true;
+    }
+    device.finalize(&mut next)?;
+    next.verify()?;
+    *plan = next;
+    Ok(())
+}
+
+/// Prefix of the names of an optimizer's states and scalars.
+const RESERVED: &str = "optimizer.";
+
+fn check_reserved_names(plan: &ExecutionPlan) -> Result<()> {
+    let states = plan.state_buffers.iter().map(|s| s.name.as_str());
+    let scalars = plan.scalar_buffers.iter().map(|(n, _)| n.as_str());
+    match states.chain(scalars).find(|n| n.starts_with(RESERVED)) {
+        None => Ok(()),
+        Some(name) => Err(Error::misuse(
+            format!("the model has a state or scalar named '{name}', but these names belong to the optimizer"),
+            "rename it: names that start with 'optimizer.' are reserved",
+        )),
+    }
+}
+
+/// The updates of all parameters, and the buffers that their leaves stand for.
+fn update_graph(plan: &ExecutionPlan, optimizer: &dyn Optimizer) -> Result<(Graph, HashMap<NodeId, BufferRef>)> {
     let mut graph = Graph::new();
     let mut bound = HashMap::new();
     let names: HashMap<BufferRef, &str> = plan.param_buffers.iter().map(|(n, b)| (*b, n.as_str())).collect();
@@ -259,50 +293,35 @@ pub fn attach(plan: &mut ExecutionPlan, optimizer: &dyn Optimizer, device: &dyn 
         let name = names.get(&parameter).copied().unwrap_or_default();
         let ty = &plan.buffer_types[parameter.index()];
         // Numbered: names of parameters are the user's, and any suffix could be one of them.
-        let p = graph.parameter(&format!("parameter {i}"), &ty.shape);
-        let g = graph.input(&format!("gradient {i}"), &ty.shape);
+        let p = graph.parameter(&format!("{RESERVED}parameter.{i}"), &ty.shape);
+        let g = graph.input(&format!("{RESERVED}gradient.{i}"), &ty.shape);
         bound.insert(p, parameter);
         bound.insert(g, gradient);
+        let first = graph.nodes().len();
         optimizer.update(&mut graph, name, p, g);
-        for id in graph.node_ids().collect::<Vec<_>>() {
+        for id in (first..graph.nodes().len()).map(|i| NodeId(i as u32)) {
             if graph.nodes()[id.index()].is_op() && graph.nodes()[id.index()].name.is_none() {
                 graph.named(id, name);
             }
         }
     }
-    for (name, buffer) in &plan.scalar_buffers {
-        let ty = &plan.buffer_types[buffer.index()];
-        let scalar = graph.scalar_input(name, ty.dtype);
-        bound.insert(scalar, *buffer);
-    }
     graph.verify()?;
-    let states = plan.state_buffers.len();
-    let supports: Supports = &|k| device.supports(k);
-    lower(&graph, plan, &bound, UPDATE, &device.capabilities().name, supports)?;
-    let (others, own) = plan.state_buffers.split_at_mut(states);
-    for state in own {
-        state.optimizer = true;
-        if others.iter().any(|s| s.name == state.name) {
-            return Err(Error::misuse(
-                format!(
-                    "the optimizer needs a state named '{}', but the model has one",
-                    state.name
-                ),
-                "rename the model's state: names that start with 'optimizer.' belong to the optimizer",
-            ));
-        }
-    }
-    device.finalize(plan)?;
-    plan.verify()
+    Ok((graph, bound))
 }
 
-/// Removes the update segment. Its buffers are the last of the plan, so the others keep their numbers.
+/// Removes the update segment and what only it needs. Its buffers are the last of the plan, so the others
+/// keep their numbers.
 pub fn detach(plan: &mut ExecutionPlan) {
     let Some(at) = plan.segments.iter().position(|s| s.name == UPDATE) else {
         return;
     };
     let segment = plan.segments.remove(at);
-    plan.dispatches.drain(segment.range());
+    let end = plan.dispatches.len();
+    plan.dispatches
+        .drain(segment.first.min(end)..(segment.first + segment.count).min(end));
+    for later in &mut plan.segments[at..] {
+        later.first = later.first.saturating_sub(segment.count);
+    }
     plan.state_buffers.retain(|s| !s.optimizer);
     let used = plan.first_unused_buffer();
     plan.buffers.truncate(used);

@@ -1,7 +1,9 @@
 //! Consistency of a plan, checked after compilation and before execution.
 
-use super::{BufferRef, ExecutionPlan, PLAN_VERSION, levels};
+use super::{BufferRef, Dispatch, ExecutionPlan, Operand, PLAN_VERSION, levels};
 use crate::error::{Error, Result};
+use crate::ops::Call;
+use crate::registry;
 
 impl ExecutionPlan {
     /// Checks versions, indices, sizes, segment bounds, levels and hazards.
@@ -18,9 +20,15 @@ impl ExecutionPlan {
         if self.buffers.len() != self.buffer_types.len() || self.param_info.len() != self.param_buffers.len() {
             return Err(Error::plan("its tables have different lengths"));
         }
+        for (i, (bytes, ty)) in self.buffers.iter().zip(&self.buffer_types).enumerate() {
+            if *bytes < ty.bytes() {
+                return Err(Error::plan(format!("buffer b{i} has {bytes} bytes, too few for {ty}")));
+            }
+        }
         self.verify_tables()?;
         self.verify_segments()?;
         for d in &self.dispatches {
+            verify_dispatch(d).map_err(|m| Error::plan(format!("{}: {m}", d.label)))?;
             for operand in d.inputs.iter().chain(&d.outputs) {
                 let bytes = self.size_of(operand.buffer, &d.label)?;
                 if operand.ty.bytes() > bytes {
@@ -52,6 +60,10 @@ impl ExecutionPlan {
         for state in &self.state_buffers {
             self.size_of(state.buffer, &state.name)?;
         }
+        let others = self.loss_buffer.iter().chain(self.lse_buffers.iter().map(|(_, b)| b));
+        for buffer in others.chain(self.derived_params.iter().map(|(b, _)| b)) {
+            self.size_of(*buffer, "tables")?;
+        }
         for &(parameter, gradient) in &self.param_grad_pairs {
             let (p, g) = (
                 self.size_of(parameter, "parameter and gradient")?,
@@ -69,12 +81,12 @@ impl ExecutionPlan {
                 return Err(Error::plan(format!("output {buffer} is smaller than its type {ty}")));
             }
         }
-        for (buffer, data) in self.constants() {
+        let floats = self.constant_buffers.iter().map(|(b, v)| (*b, size_of_val(&v[..])));
+        for (buffer, len) in floats.chain(self.raw_constant_buffers.iter().map(|(b, v)| (*b, v.len()))) {
             let bytes = self.size_of(buffer, "constants")?;
-            if data.len() != bytes {
+            if len != bytes {
                 return Err(Error::plan(format!(
-                    "constant {buffer} has {} bytes of data for {bytes}",
-                    data.len()
+                    "constant {buffer} has {len} bytes of data for {bytes}"
                 )));
             }
         }
@@ -107,4 +119,47 @@ impl ExecutionPlan {
         }
         Ok(())
     }
+}
+
+/// Holds a dispatch against its operator: kernels rely on what is checked here, so that a plan from a file
+/// cannot make them leave their operands.
+fn verify_dispatch(d: &Dispatch) -> Result<(), String> {
+    let op = registry::op(&d.kernel.name).ok_or_else(|| format!("there is no operator '{}'", d.kernel.name))?;
+    if op.version() != d.kernel.version {
+        return Err(format!(
+            "it was compiled for version {} of '{}', this program has {}",
+            d.kernel.version,
+            d.kernel.name,
+            op.version()
+        ));
+    }
+    let types = |operands: &[Operand]| operands.iter().map(|o| o.ty.clone()).collect::<Vec<_>>();
+    let (inputs, outputs) = (types(&d.inputs), types(&d.outputs));
+    op.arity().check(inputs.len())?;
+    let inferred = op.infer(&Call {
+        attrs: &d.attrs,
+        inputs: &inputs,
+        outputs: &[],
+    })?;
+    if inferred != outputs {
+        return Err(format!("its results are listed as {outputs:?}, but are {inferred:?}"));
+    }
+    for (port, output) in d.outputs.iter().enumerate() {
+        if d.outputs[..port].iter().any(|o| o.buffer == output.buffer) {
+            return Err(format!("two of its results share {}", output.buffer));
+        }
+        for (operand, input) in d.inputs.iter().enumerate() {
+            if input.buffer == output.buffer && !op.writes().contains(&(operand, port)) {
+                // A written operand may be read under a second name, as a gradient that is the parameter.
+                let written = op
+                    .writes()
+                    .iter()
+                    .any(|&(o, p)| p == port && d.inputs[o].buffer == output.buffer);
+                if !written {
+                    return Err(format!("a result overwrites its operand in {}", output.buffer));
+                }
+            }
+        }
+    }
+    Ok(())
 }

@@ -228,17 +228,42 @@ impl Session {
         self.executable.write(buffer, 0, bytes_of(data))
     }
 
+    /// [`Session::try_set_state`], panicking with its report.
+    #[track_caller]
+    pub fn set_state(&mut self, name: &str, data: &[f32]) {
+        unwrap_report(self.try_set_state(name, data));
+    }
+
     /// Sets a scalar of the graph for all following steps.
     ///
     /// # Errors
-    /// Unknown name.
+    /// Unknown name; a value that the scalar's dtype cannot hold.
     pub fn try_set_scalar(&mut self, name: &str, value: f64) -> Result<()> {
-        if !self.plan.scalar_buffers.iter().any(|(n, _)| n == name) {
+        let found = self.plan.scalar_buffers.iter().find(|(n, _)| n == name);
+        let Some((_, buffer)) = found else {
             let known = self.plan.scalar_buffers.iter().map(|(n, _)| n.as_str());
-            return Err(Error::unknown_tensor(TensorKind::Input, name, known));
+            return Err(Error::unknown_tensor(TensorKind::Scalar, name, known));
+        };
+        let dtype = self.plan.buffer_types[buffer.index()].dtype;
+        let fits = match dtype {
+            DType::U32 => value >= 0.0 && value <= f64::from(u32::MAX),
+            DType::I32 => value >= f64::from(i32::MIN) && value <= f64::from(i32::MAX),
+            _ => true,
+        };
+        if !fits {
+            return Err(Error::misuse(
+                format!("scalar '{name}' is {dtype}, which cannot hold {value}"),
+                "give a number in the range of the type",
+            ));
         }
         self.user_scalars.insert(name.to_owned(), value);
         Ok(())
+    }
+
+    /// [`Session::try_set_scalar`], panicking with its report.
+    #[track_caller]
+    pub fn set_scalar(&mut self, name: &str, value: f64) {
+        unwrap_report(self.try_set_scalar(name, value));
     }
 
     /// Seed of the random numbers of the following steps (dropout masks).
@@ -257,7 +282,7 @@ impl Session {
     pub fn try_step(&mut self) -> Result<()> {
         self.tensors.check_inputs_set()?;
         let update = self.optimizer.as_ref().is_some_and(|active| !active.paused);
-        self.gather_scalars();
+        self.gather_scalars()?;
         let mut segments = [0; 2];
         let mut count = 0;
         for (i, segment) in self.plan.segments.iter().enumerate() {
@@ -303,19 +328,28 @@ impl Session {
     }
 
     /// Values of all scalars for the next step, in memory that is reused.
-    fn gather_scalars(&mut self) {
+    fn gather_scalars(&mut self) -> Result<()> {
         let plan = &self.plan;
         self.scalars.clear();
         for (name, buffer) in &plan.scalar_buffers {
             let value = match name.as_str() {
                 SEED_SCALAR => f64::from(self.seed),
                 STEP_SCALAR => f64::from(self.steps as u32),
-                _ => self.user_scalars.get(name).copied().unwrap_or(0.0),
+                name => match self.user_scalars.get(name) {
+                    Some(&value) => value,
+                    // Set below, or unused while updates are paused.
+                    None if name.starts_with("optimizer.") => 0.0,
+                    None => {
+                        return Err(Error::InputNotSet {
+                            names: vec![name.to_owned()],
+                        });
+                    }
+                },
             };
             let dtype = plan.buffer_types[buffer.index()].dtype;
             self.scalars.push((*buffer, scalar_bytes(dtype, value)));
         }
-        let Some(active) = &self.optimizer else { return };
+        let Some(active) = &self.optimizer else { return Ok(()) };
         let scalars = &mut self.scalars;
         active.rule.scalars(active.updates + 1, &mut |name, value| {
             for ((n, buffer), slot) in plan.scalar_buffers.iter().zip(scalars.iter_mut()) {
@@ -325,6 +359,7 @@ impl Session {
                 }
             }
         });
+        Ok(())
     }
 
     /// Memory of the session.

@@ -85,10 +85,25 @@ impl Session {
     }
 
     /// Changes the rate of the optimizer in force, whatever its rule. Without one, nothing.
+    ///
+    /// # Errors
+    /// A rate that is not a finite number of at least 0.
+    pub fn try_adjust_learning_rate(&mut self, lr: f32) -> Result<()> {
+        let Some(active) = &mut self.optimizer else {
+            return Ok(());
+        };
+        let before = active.rule.learning_rate();
+        active.rule.set_learning_rate(lr);
+        active.rule.check().map_err(|message| {
+            active.rule.set_learning_rate(before);
+            Error::misuse(message, "the rate stays what it was")
+        })
+    }
+
+    /// [`Session::try_adjust_learning_rate`], panicking with its report.
+    #[track_caller]
     pub fn adjust_learning_rate(&mut self, lr: f32) {
-        if let Some(active) = &mut self.optimizer {
-            active.rule.set_learning_rate(lr);
-        }
+        unwrap_report(self.try_adjust_learning_rate(lr));
     }
 
     /// Compiles the plan anew with the update of this rule, carrying parameters, states and inputs over.
@@ -107,6 +122,7 @@ impl Session {
             executable.write(buffer, 0, &bytes)?;
         }
         self.executable = executable;
+        self.last_ticket = None;
         self.plan = plan;
         self.tensors.renew(&self.plan);
         Ok(())

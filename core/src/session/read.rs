@@ -2,7 +2,7 @@
 
 use super::{Session, bytes_of_mut};
 use crate::dtype::DType;
-use crate::error::{Result, TensorKind, unwrap_report};
+use crate::error::{Error, Result, TensorKind, unwrap_report};
 
 impl Session {
     /// The loss of the last step: the first output.
@@ -56,6 +56,7 @@ impl Session {
     /// # Errors
     /// As [`Session::try_read_output_by_index`].
     pub fn try_read_output_u32(&mut self, index: usize, data: &mut [u32]) -> Result<()> {
+        self.check_stepped()?;
         let buffer = self.tensors.output(index)?.checked(DType::U32, data.len())?;
         self.executable.read(buffer, 0, bytes_of_mut(data))
     }
@@ -66,6 +67,7 @@ impl Session {
     /// No such output; errors of the step.
     pub fn try_read_output_bytes(&mut self, index: usize) -> Result<Vec<u8>> {
         let tensor = self.tensors.output(index)?;
+        self.check_stepped()?;
         let (buffer, mut bytes) = (tensor.buffer, vec![0; tensor.ty.bytes()]);
         self.executable.read(buffer, 0, &mut bytes)?;
         Ok(bytes)
@@ -73,10 +75,35 @@ impl Session {
 
     fn read_output_prefix(&mut self, index: usize, data: &mut [f32], prefix: bool) -> Result<()> {
         let tensor = self.tensors.output(index)?;
+        self.check_stepped()?;
         let enough = prefix && data.len() <= tensor.ty.numel();
         let len = if enough { tensor.ty.numel() } else { data.len() };
+        if matches!(tensor.ty.dtype, DType::F16 | DType::BF16) {
+            let (dtype, buffer) = (tensor.ty.dtype, tensor.checked(tensor.ty.dtype, len)?);
+            let mut bytes = vec![0; 2 * data.len()];
+            self.executable.read(buffer, 0, &mut bytes)?;
+            for (value, pair) in data.iter_mut().zip(bytes.chunks_exact(2)) {
+                let pair = [pair[0], pair[1]];
+                *value = match dtype {
+                    DType::F16 => half::f16::from_le_bytes(pair).to_f32(),
+                    _ => half::bf16::from_le_bytes(pair).to_f32(),
+                };
+            }
+            return Ok(());
+        }
         let buffer = tensor.checked(DType::F32, len)?;
         self.executable.read(buffer, 0, bytes_of_mut(data))
+    }
+
+    /// Results exist only after a step.
+    fn check_stepped(&self) -> Result<()> {
+        if self.steps > 0 {
+            return Ok(());
+        }
+        Err(Error::misuse(
+            "the session has made no step yet, so there are no results",
+            "call `step` first",
+        ))
     }
 
     /// A parameter.
@@ -98,6 +125,8 @@ impl Session {
     /// # Errors
     /// Unknown name, or one without a gradient; errors of the step.
     pub fn try_read_grad(&mut self, name: &str) -> Result<Vec<f32>> {
+        self.tensors.find(TensorKind::Gradient, name)?;
+        self.check_stepped()?;
         self.read_named(TensorKind::Gradient, name)
     }
 
@@ -113,6 +142,12 @@ impl Session {
     /// Unknown name; errors of the step.
     pub fn try_read_state(&mut self, name: &str) -> Result<Vec<f32>> {
         self.read_named(TensorKind::State, name)
+    }
+
+    /// [`Session::try_read_state`], panicking with its report.
+    #[track_caller]
+    pub fn read_state(&mut self, name: &str) -> Vec<f32> {
+        unwrap_report(self.try_read_state(name))
     }
 
     fn read_named(&mut self, kind: TensorKind, name: &str) -> Result<Vec<f32>> {
@@ -137,12 +172,15 @@ impl Session {
                 self.try_set_parameter(&name, &data)?;
             }
         }
-        let states: Vec<String> = self.plan.state_buffers.iter().map(|s| s.name.clone()).collect();
+        let own = |s: &Session| -> Vec<String> {
+            let states = s.plan.state_buffers.iter().filter(|s| !s.optimizer);
+            states.map(|s| s.name.clone()).collect()
+        };
+        let theirs = own(other);
+        let states = own(self).into_iter().filter(|name| theirs.contains(name));
         for name in states {
-            if other.tensors.find(TensorKind::State, &name).is_ok() {
-                let data = other.try_read_state(&name)?;
-                self.try_set_state(&name, &data)?;
-            }
+            let data = other.try_read_state(&name)?;
+            self.try_set_state(&name, &data)?;
         }
         Ok(())
     }

@@ -66,7 +66,11 @@ impl Tensors {
                     ty: ty.clone(),
                 })
                 .collect(),
-            unset: inputs.keys().cloned().collect(),
+            unset: inputs
+                .iter()
+                .filter(|(_, t)| is_used(plan, t.buffer))
+                .map(|(name, _)| name.clone())
+                .collect(),
             states: map(
                 TensorKind::State,
                 &mut plan.state_buffers.iter().map(|s| (&s.name, s.buffer)),
@@ -91,7 +95,7 @@ impl Tensors {
             TensorKind::Parameter => &self.parameters,
             TensorKind::State => &self.states,
             TensorKind::Gradient => &self.gradients,
-            TensorKind::Input | TensorKind::Output => &self.inputs,
+            TensorKind::Input | TensorKind::Output | TensorKind::Scalar => &self.inputs,
         };
         map.get(name)
             .ok_or_else(|| Error::unknown_tensor(kind, name, map.keys().map(String::as_str)))
@@ -117,6 +121,14 @@ impl Tensors {
             names: self.unset.iter().cloned().collect(),
         })
     }
+}
+
+/// Whether a step reads a buffer: an input that nothing reads needs no data.
+fn is_used(plan: &ExecutionPlan, buffer: BufferRef) -> bool {
+    plan.dispatches
+        .iter()
+        .any(|d| d.inputs.iter().any(|o| o.buffer == buffer))
+        || plan.output_buffers.contains(&buffer)
 }
 
 impl Tensor {

@@ -40,8 +40,9 @@ pub(crate) trait Kernel: Send + Sync {
     /// Runs one task.
     ///
     /// # Safety
-    /// The executable's memory is alive, and no other task that touches what this one writes runs at the
-    /// same time.
+    /// The task exists; the executable's memory is alive; scratch is as long as asked for, the private one the
+    /// caller's own; the phases before are over; and no dispatch but this one touches what it writes, or
+    /// writes what it reads, at the same time.
     unsafe fn run(&self, task: usize, cx: &RunCx);
 }
 
@@ -169,8 +170,25 @@ pub(crate) struct KernelDef {
     pub(crate) name: &'static str,
     /// Whether the kernel can run a call, or why not.
     pub(crate) supports: fn(&KernelDesc) -> Result<(), String>,
-    /// Compiles a dispatch that `supports` accepted.
-    pub(crate) compile: fn(&CompileCx) -> Result<Compiled, String>,
+    /// Compiles a dispatch that `supports` accepted, of a plan that was verified: its types follow from the
+    /// operator's shape rule, its results are different buffers, and an operand that shares its buffer with
+    /// a result shares it with one that the operator updates in place.
+    compile: fn(&CompileCx) -> Result<Compiled, String>,
+}
+
+impl KernelDef {
+    /// Compiles a dispatch of a verified plan. A plan may come from elsewhere than this device's answers, so
+    /// they are given again: operands are seen as the types that `supports` accepted.
+    pub(crate) fn compile_checked(&self, cx: &CompileCx) -> Result<Compiled, String> {
+        (self.supports)(&KernelDesc {
+            name: &cx.dispatch.kernel.name,
+            version: cx.dispatch.kernel.version,
+            attrs: &cx.dispatch.attrs,
+            inputs: &cx.input_types,
+            outputs: &cx.output_types,
+        })?;
+        (self.compile)(cx)
+    }
 }
 
 /// The kernel of an operator.

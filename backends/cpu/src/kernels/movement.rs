@@ -3,8 +3,8 @@
 
 use meganeura_core::DType;
 
-use super::strided::{Nest, broadcast_strides, check_depth, row_major};
-use super::{CompileCx, Compiled, Kernel, KernelDef, Task, any_dtype, chunk, chunks, rows_per_task, stream_nanos};
+use super::strided::{Nest, Split, broadcast_strides, row_major};
+use super::{CompileCx, Compiled, Kernel, KernelDef, Task, any_dtype, chunk, chunks, stream_nanos};
 use crate::executor::RunCx;
 use crate::memory::View;
 
@@ -36,40 +36,34 @@ impl Word for u16 {}
 impl Word for u32 {}
 
 /// Copies rows of `x`, starting at `x_start`, to rows of `y`, starting at `y_start`, by the strides of a
-/// nest (operand 0 is `x`, 1 is `y`).
-fn copy_nest<T: Word>(
-    nest: Nest<2>,
-    x: View<T>,
-    x_start: usize,
-    y: View<T>,
-    y_start: usize,
-) -> Result<Box<dyn Kernel>, String> {
-    check_depth(&nest)?;
-    let (inner, rows) = (nest.inner(), nest.rows());
-    let per_task = rows_per_task(inner);
+/// nest (operand 0 is `x`, 1 is `y`), in which every element of `y` occurs once.
+fn copy_nest<T: Word>(nest: Nest<2>, x: View<T>, x_start: usize, y: View<T>, y_start: usize) -> Box<dyn Kernel> {
     let [xs, ys] = [nest.inner_stride(0), nest.inner_stride(1)];
-    let moved = inner * rows;
+    let split = Split::new(&nest);
     // Strided reads use a fraction of each cache line.
     let cost = if xs == 1 || xs == 0 { 1 } else { 4 };
-    Ok(Box::new(Task {
-        tasks: if moved == 0 { 0 } else { rows.div_ceil(per_task) },
-        nanos: cost * stream_nanos(2 * moved * size_of::<T>()),
+    Box::new(Task {
+        tasks: split.tasks(),
+        nanos: cost * stream_nanos(2 * nest.inner() * nest.rows() * size_of::<T>()),
         body: move |task: usize, _: &RunCx| {
-            let first = task * per_task;
-            nest.for_rows(first..(first + per_task).min(rows), |_, [xo, yo]| {
-                let (xo, yo) = (x_start as isize + xo, y_start as isize + yo);
-                // SAFETY: starts and strides come from the operands' shapes, so that all elements exist; tasks
-                // write disjoint rows; the operand is another buffer.
-                unsafe { copy_row(x.as_ptr().offset(xo), xs, y.as_ptr().offset(yo), ys, inner) }
+            let (rows, piece) = split.part(task);
+            let skip = piece.start as isize;
+            nest.for_rows(rows, |_, [xo, yo]| {
+                let (xo, yo) = (x_start as isize + xo + skip * xs, y_start as isize + yo + skip * ys);
+                // SAFETY: starts and strides follow from shapes and attributes that fit each other by the
+                // operator's shape rule, so all these elements exist; tasks write different elements; the
+                // operand is another buffer than the result.
+                unsafe { copy_row(x.as_ptr().offset(xo), xs, y.as_ptr().offset(yo), ys, piece.len()) }
             });
         },
-    }))
+    })
 }
 
 /// Copies `len` elements between strided rows.
 ///
 /// # Safety
-/// All the elements exist, and the target's are not accessed by anybody else.
+/// There is at least one element, all exist, nobody writes the source's, and the target's are others, which
+/// nobody else accesses.
 unsafe fn copy_row<T: Word>(x: *const T, xs: isize, y: *mut T, ys: isize, len: usize) {
     // SAFETY: by contract, in every branch.
     unsafe {
@@ -95,7 +89,7 @@ fn permute<T: Word>(cx: &CompileCx) -> Result<Compiled, String> {
     if let Some(kernel) = transpose(&nest, x, y) {
         return Ok(Compiled::phases(vec![kernel]));
     }
-    Ok(Compiled::phases(vec![copy_nest(nest, x, 0, y, 0)?]))
+    Ok(Compiled::phases(vec![copy_nest(nest, x, 0, y, 0)]))
 }
 
 /// Side of the square tiles of a transposition: two of them fit in the first-level cache.
@@ -144,42 +138,21 @@ fn transpose<T: Word>(nest: &Nest<2>, x: View<T>, y: View<T>) -> Option<Box<dyn 
 fn expand<T: Word>(cx: &CompileCx) -> Result<Compiled, String> {
     let to = &cx.output_type(0).shape;
     let strides = broadcast_strides(&cx.input_type(0).shape, to);
-    let mut nest = Nest::collapsed(to, [strides, row_major(to)]);
-    if nest.dims.len() == 1 && nest.inner_stride(0) == 0 {
-        // One value everywhere: cut the single row so that threads can share it.
-        nest = cut_row(&nest);
-    }
-    Ok(Compiled::phases(vec![copy_nest(
-        nest,
-        cx.input::<T>(0),
-        0,
-        cx.output::<T>(0),
-        0,
-    )?]))
-}
-
-/// A nest of one row as a nest of several, if its length divides.
-fn cut_row(nest: &Nest<2>) -> Nest<2> {
-    let len = nest.inner();
-    let Some(piece) = (1..=super::CHUNK).rev().find(|p| len.is_multiple_of(*p)) else {
-        return nest.clone();
-    };
-    let [xs, ys] = [nest.inner_stride(0), nest.inner_stride(1)];
-    Nest {
-        dims: vec![len / piece, piece],
-        strides: [vec![xs * piece as isize, xs], vec![ys * piece as isize, ys]],
-    }
+    let nest = Nest::collapsed(to, [strides, row_major(to)]);
+    let (x, y) = (cx.input::<T>(0), cx.output::<T>(0));
+    Ok(Compiled::phases(vec![copy_nest(nest, x, 0, y, 0)]))
 }
 
 fn slice<T: Word>(cx: &CompileCx) -> Result<Compiled, String> {
     let from = row_major(&cx.input_type(0).shape);
     let (starts, steps) = (cx.attrs().ints("starts")?, cx.attrs().ints("steps")?);
     let start: isize = starts.iter().zip(&from).map(|(&s, &f)| s as isize * f).sum();
-    let strides: Vec<isize> = steps.iter().zip(&from).map(|(&s, &f)| s as isize * f).collect();
+    // A product wraps only where at most one element is taken: its stride does not matter.
+    let strides = steps.iter().zip(&from).map(|(&s, &f)| f.wrapping_mul(s as isize));
     let to = &cx.output_type(0).shape;
-    let nest = Nest::collapsed(to, [strides, row_major(to)]);
+    let nest = Nest::collapsed(to, [strides.collect(), row_major(to)]);
     let (x, y) = (cx.input::<T>(0), cx.output::<T>(0));
-    Ok(Compiled::phases(vec![copy_nest(nest, x, start as usize, y, 0)?]))
+    Ok(Compiled::phases(vec![copy_nest(nest, x, start as usize, y, 0)]))
 }
 
 fn pad<T: Word>(cx: &CompileCx) -> Result<Compiled, String> {
@@ -188,9 +161,11 @@ fn pad<T: Word>(cx: &CompileCx) -> Result<Compiled, String> {
     let to = row_major(&cx.output_type(0).shape);
     let (low, interior) = (cx.attrs().ints("low")?, cx.attrs().ints("interior")?);
     let start: isize = low.iter().zip(&to).map(|(&l, &t)| l as isize * t).sum();
-    let strides: Vec<isize> = interior.iter().zip(&to).map(|(&i, &t)| (i as isize + 1) * t).collect();
+    // As in `slice`: a product wraps only where there is at most one element.
+    let strides = interior.iter().zip(&to);
+    let strides = strides.map(|(&i, &t)| t.wrapping_mul((i as isize).wrapping_add(1)));
     let from = &cx.input_type(0).shape;
-    let nest = Nest::collapsed(from, [row_major(from), strides]);
+    let nest = Nest::collapsed(from, [row_major(from), strides.collect()]);
     let words = y.len() * size_of::<T>() / value.len().max(1);
     let bytes: View<u8> = View::new(y.as_ptr().cast(), y.len() * size_of::<T>());
     let fill = Task {
@@ -208,7 +183,7 @@ fn pad<T: Word>(cx: &CompileCx) -> Result<Compiled, String> {
     };
     Ok(Compiled::phases(vec![
         Box::new(fill),
-        copy_nest(nest, x, 0, y, start as usize)?,
+        copy_nest(nest, x, 0, y, start as usize),
     ]))
 }
 
@@ -235,7 +210,7 @@ fn concat<T: Word>(cx: &CompileCx) -> Result<Compiled, String> {
     for i in 0..cx.call().inputs.len() {
         let shape = &cx.input_type(i).shape;
         let nest = Nest::collapsed(shape, [row_major(shape), strides.clone()]);
-        parts.push(copy_nest(nest, cx.input::<T>(i), 0, y, start)?);
+        parts.push(copy_nest(nest, cx.input::<T>(i), 0, y, start));
         start += shape[axis] * strides[axis] as usize;
     }
     Ok(Compiled::one(Together { parts }))

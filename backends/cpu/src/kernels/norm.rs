@@ -195,19 +195,16 @@ impl Statistics {
 /// Largest value of [`Statistics::batch`].
 const MAX_BATCH: usize = SIDE_BY_SIDE;
 
-/// Shared scratch of the normalising phase: mean, factor and bias of each channel. A copy of the operands,
-/// since the running statistics may be overwritten before it runs.
+/// Shared scratch of the normalising phase: mean, factor and bias of each channel.
 const TABLES: usize = 3;
 
 fn batch_norm(cx: &CompileCx) -> Result<Compiled, String> {
     let dims = Dims::of(cx);
-    let [x, weight, bias, old_mean, old_var] = [0, 1, 2, 3, 4].map(|i| cx.input::<f32>(i));
-    let [out, new_mean, new_var, mean, rstd] = [0, 1, 2, 3, 4].map(|i| cx.output::<f32>(i));
-    let (eps, momentum) = (cx.attrs().float("eps")? as f32, cx.attrs().float("momentum")? as f32);
+    let [x, weight, bias] = [0, 1, 2].map(|i| cx.input::<f32>(i));
+    let [out, mean, rstd] = [0, 3, 4].map(|i| cx.output::<f32>(i));
+    let eps = cx.attrs().float("eps")? as f32;
     let statistics = Statistics { dims, level: cx.level };
     let batch = statistics.batch();
-    // One element has no unbiased variance; the biased one, 0, is kept then.
-    let unbias = dims.count() / (dims.count().max(2.0) - 1.0);
     let measure = Task {
         tasks: dims.channels.div_ceil(batch),
         nanos: stream_nanos(8 * dims.len()),
@@ -215,32 +212,69 @@ fn batch_norm(cx: &CompileCx) -> Result<Compiled, String> {
             let own = task * batch..((task + 1) * batch).min(dims.channels);
             let (mut means, mut variances) = ([0.0; MAX_BATCH], [0.0; MAX_BATCH]);
             let (means, variances) = (&mut means[..own.len()], &mut variances[..own.len()]);
-            // SAFETY: `x` is written by no dispatch of this level.
-            statistics.compute(unsafe { x.all() }, own.clone(), means, variances);
-            for ((c, &m), &var) in own.zip(&*means).zip(&*variances) {
-                let r = 1.0 / (var + eps).sqrt();
-                // SAFETY: this task alone touches this channel of the per-channel operands, results and
-                // tables. Operands may share buffers with results, so no reference to one outlives its read.
-                unsafe {
-                    let read = |v: &View<f32>| v.slice(c..c + 1)[0];
-                    let write = |v: &View<f32>, value| v.slice_mut(c..c + 1)[0] = value;
-                    let (w, b, running, running_var) = (read(&weight), read(&bias), read(&old_mean), read(&old_var));
-                    write(&new_mean, running * (1.0 - momentum) + m * momentum);
-                    write(&new_var, running_var * (1.0 - momentum) + var * unbias * momentum);
-                    write(&mean, m);
-                    write(&rstd, r);
-                    for (table, value) in [m, r * w, b].into_iter().enumerate() {
-                        *cx.shared.add(table * dims.channels + c) = value;
-                    }
-                }
+            // SAFETY: operands are written in the last phase at the earliest.
+            let (x, weight, bias) = unsafe { (x.all(), weight.slice(own.clone()), bias.slice(own.clone())) };
+            statistics.compute(x, own.clone(), means, variances);
+            // SAFETY: this task alone touches these channels of the results and of the tables, of which there
+            // are the three of normalisation and one of variances; results of this phase are no operands.
+            let (mean, rstd, tables) = unsafe {
+                let table = |t: usize| cx.shared.add(t * dims.channels + own.start);
+                let tables: [&mut [f32]; TABLES + 1] =
+                    std::array::from_fn(|t| std::slice::from_raw_parts_mut(table(t), own.len()));
+                (mean.slice_mut(own.clone()), rstd.slice_mut(own.clone()), tables)
+            };
+            let [shifts, scales, biases, kept] = tables;
+            mean.copy_from_slice(means);
+            shifts.copy_from_slice(means);
+            biases.copy_from_slice(bias);
+            kept.copy_from_slice(variances);
+            for (((scale, r), &w), &var) in scales.iter_mut().zip(rstd).zip(weight).zip(&*variances) {
+                *r = 1.0 / (var + eps).sqrt();
+                *scale = *r * w;
             }
         },
     };
     Ok(Compiled {
-        phases: vec![Box::new(measure), normalise(x, out, dims)],
-        shared: TABLES * dims.channels,
+        phases: vec![
+            Box::new(measure),
+            normalise(x, out, dims),
+            running_statistics(cx, dims)?,
+        ],
+        shared: (TABLES + 1) * dims.channels,
         private: 0,
     })
+}
+
+/// The last phase: other operands may share a buffer with the running statistics, and have been read by then.
+fn running_statistics(cx: &CompileCx, dims: Dims) -> Result<Box<dyn Kernel>, String> {
+    let momentum = cx.attrs().float("momentum")? as f32;
+    let old = [3, 4].map(|i| cx.input::<f32>(i));
+    let new = [1, 2].map(|i| cx.output::<f32>(i));
+    // One element has no unbiased variance; the biased one, 0, is kept then.
+    let unbias = dims.count() / (dims.count().max(2.0) - 1.0);
+    Ok(Box::new(Task {
+        tasks: 1,
+        nanos: 4 * dims.channels as u64,
+        body: move |_, cx: &RunCx| {
+            // SAFETY: the first phase has filled the tables, and nobody writes them since.
+            let tables = unsafe { std::slice::from_raw_parts(cx.shared, (TABLES + 1) * dims.channels) };
+            let (means, variances) = (&tables[..dims.channels], &tables[TABLES * dims.channels..]);
+            for (c, (&mean, &variance)) in means.iter().zip(variances).enumerate() {
+                // SAFETY: the only task. Old and new statistics may be one buffer, so no reference to an
+                // element outlives its read or write.
+                unsafe {
+                    let [running_mean, running_variance] = old.map(|view| view.slice(c..c + 1)[0]);
+                    let values = [
+                        running_mean * (1.0 - momentum) + mean * momentum,
+                        running_variance * (1.0 - momentum) + variance * unbias * momentum,
+                    ];
+                    for (view, value) in new.iter().zip(values) {
+                        view.slice_mut(c..c + 1)[0] = value;
+                    }
+                }
+            }
+        },
+    }))
 }
 
 fn batch_norm_inference(cx: &CompileCx) -> Result<Compiled, String> {
@@ -287,8 +321,8 @@ fn normalise(x: View<f32>, out: View<f32>, dims: Dims) -> Box<dyn Kernel> {
         body: move |task: usize, cx: &RunCx| {
             let own = task * per_task..((task + 1) * per_task).min(rows);
             let elements = own.start * width..own.end * width;
-            // SAFETY: this task alone writes these elements; the phase before has filled the tables, and `x`
-            // is no result of this dispatch.
+            // SAFETY: this task alone writes these elements; the phase before has filled the tables; `x` is
+            // another buffer than `out`, and nothing else is written in this phase.
             let (tables, x, out) = unsafe {
                 let tables = std::slice::from_raw_parts(cx.shared, TABLES * dims.channels);
                 (tables, x.slice(elements.clone()), out.slice_mut(elements))

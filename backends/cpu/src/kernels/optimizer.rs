@@ -37,31 +37,34 @@ fn update<const T: usize, const S: usize>(cx: &CompileCx, rule: Rule<T, S>) -> R
     let old: [View<f32>; T] = std::array::from_fn(|t| cx.input(operand(t)));
     let new: [View<f32>; T] = std::array::from_fn(|t| cx.output(t));
     let in_place: [bool; T] = std::array::from_fn(|t| cx.input_buffer(operand(t)) == cx.output_buffer(t));
-    if (1..T).any(|t| (0..t).any(|u| cx.output_buffer(t) == cx.output_buffer(u))) {
-        return Err("two results of an update share one buffer".into());
-    }
     let grad = cx.input::<f32>(1);
     let scalars: [View<f32>; S] = std::array::from_fn(|s| cx.input(T + 1 + s));
+    let written = |operand: usize| (0..T).any(|t| cx.output_buffer(t) == cx.input_buffer(operand));
     // A gradient that is one of the written tensors is set aside before it changes.
-    let copy_grad = (0..T).any(|t| cx.output_buffer(t) == cx.input_buffer(1));
+    let copy_grad = written(1);
+    if chunks(grad.len()) > 1 && (T + 1..T + 1 + S).any(written) {
+        return Err("a hyper-parameter is part of a tensor that the update changes".into());
+    }
     let task = Task {
         tasks: chunks(grad.len()),
         nanos: stream_nanos(4 * (2 * T + 1) * grad.len()),
         body: move |task: usize, cx: &RunCx| {
             let range = chunk(grad.len(), task);
-            // SAFETY: scalars are written by no dispatch of this level, unless one is also a written tensor:
-            // that has a single element then, and no reference to it exists yet.
+            // SAFETY: no other dispatch writes scalars meanwhile, and this one only if there is but one task,
+            // which has no reference to a written tensor yet.
             let scalars = scalars.map(|s| unsafe { s.slice(0..1)[0] });
             for t in (0..T).filter(|&t| !in_place[t]) {
-                // SAFETY: two buffers; this task alone touches the range of the result.
+                // SAFETY: a result that is not computed in place is no operand's buffer; this task alone touches
+                // its range.
                 unsafe {
                     new[t]
                         .slice_mut(range.clone())
                         .copy_from_slice(old[t].slice(range.clone()))
                 }
             }
-            // SAFETY: nobody else touches these elements of the results, which are different buffers; the
-            // gradient is none of them, or is copied to scratch of `CHUNK` elements before they are borrowed.
+            // SAFETY: this task alone touches these elements of the results, which are different buffers, and
+            // of operands that share one; the gradient is none of them, or is copied to scratch of `CHUNK`
+            // elements before they are borrowed.
             let (tensors, grad) = unsafe {
                 let mut own = grad.slice(range.clone());
                 if copy_grad {

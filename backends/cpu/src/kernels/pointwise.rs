@@ -3,8 +3,8 @@
 use meganeura_core::DType;
 use meganeura_core::attrs::Attrs;
 
-use super::strided::{Nest, broadcast_strides, check_depth};
-use super::{CHUNK, CompileCx, Compiled, KernelDef, Task, f32_only, f32_or_integers, stream_nanos};
+use super::strided::{Nest, Split, broadcast_strides};
+use super::{CompileCx, Compiled, KernelDef, Task, f32_only, f32_or_integers, stream_nanos};
 use crate::executor::RunCx;
 use crate::memory::View;
 use crate::vmath::{self, Binary, Compare, Element, Int, IntBinary, Level, Operand, Unary};
@@ -53,7 +53,7 @@ pub(super) const UNARY: &[KernelDef] = unary! {
     "core.sin" => |_| Ok(Unary::Sin),
     "core.reciprocal" => |_| Ok(Unary::Reciprocal),
     "core.sqrt" => |_| Ok(Unary::Sqrt),
-        "core.exp" => |_| Ok(Unary::Exp),
+    "core.exp" => |_| Ok(Unary::Exp),
     "core.log" => |_| Ok(Unary::Log),
     "core.rsqrt" => |_| Ok(Unary::Rsqrt),
     "core.square" => |_| Ok(Unary::Square),
@@ -197,22 +197,21 @@ where
     let shape = cx.output_type(0).shape.dims();
     let strides = std::array::from_fn(|i| broadcast_strides(&cx.input_type(i).shape, shape));
     let nest: Nest<N> = Nest::collapsed(shape, strides);
-    check_depth(&nest)?;
     let out = cx.output::<U>(0);
-    let split = Split::new(&nest, out.len());
+    let split = Split::new(&nest);
     let bytes = size_of::<T>() * operands.iter().map(View::len).sum::<usize>() + size_of::<U>() * out.len();
     Ok(Compiled::one(Task {
-        tasks: split.tasks,
+        tasks: split.tasks(),
         nanos: stream_nanos(bytes).max(out.len() as u64 * cost / 8),
         body: move |task: usize, _: &RunCx| {
             let (range, piece) = split.part(task);
             nest.for_rows(range, |row, offsets| {
-                // SAFETY: offsets and strides come from the operands' shapes; this task alone writes these
-                // elements of the result, and no task writes an operand.
+                // SAFETY: this task alone touches these elements of the result, which is no operand's buffer; no
+                // task writes an operand.
                 unsafe {
                     let inputs =
                         std::array::from_fn(|i| row_operand(operands[i], offsets[i], nest.inner_stride(i), &piece));
-                    let start = row * split.inner;
+                    let start = row * nest.inner();
                     work(inputs, out.slice_mut(start + piece.start..start + piece.end));
                 }
             });
@@ -242,58 +241,16 @@ unsafe fn row_operand<'a, T: Element>(
     }
 }
 
-/// Division of rows among tasks: long rows are cut, short ones grouped.
-struct Split {
-    inner: usize,
-    rows: usize,
-    rows_per_task: usize,
-    pieces: usize,
-    tasks: usize,
-}
-
-impl Split {
-    fn new<const N: usize>(nest: &Nest<N>, len: usize) -> Self {
-        let (inner, rows) = (nest.inner(), nest.rows());
-        let pieces = inner.div_ceil(CHUNK).max(1);
-        let rows_per_task = if pieces > 1 { 1 } else { (CHUNK / inner.max(1)).max(1) };
-        Split {
-            inner,
-            rows,
-            rows_per_task,
-            pieces,
-            tasks: if len == 0 {
-                0
-            } else {
-                rows.div_ceil(rows_per_task) * pieces
-            },
-        }
-    }
-
-    /// Rows of a task, and the part of each.
-    fn part(&self, task: usize) -> (std::ops::Range<usize>, std::ops::Range<usize>) {
-        let (group, piece) = (task / self.pieces, task % self.pieces);
-        let first = group * self.rows_per_task;
-        let start = if self.pieces > 1 { piece * CHUNK } else { 0 };
-        let end = if self.pieces > 1 {
-            (start + CHUNK).min(self.inner)
-        } else {
-            self.inner
-        };
-        (first..(first + self.rows_per_task).min(self.rows), start..end)
-    }
-}
-
 fn select<T: Element + Send + Sync>(cx: &CompileCx) -> Result<Compiled, String> {
     let level = cx.level;
     let shape = cx.output_type(0).shape.dims();
     let strides = std::array::from_fn(|i| broadcast_strides(&cx.input_type(i).shape, shape));
     let nest: Nest<3> = Nest::collapsed(shape, strides);
-    check_depth(&nest)?;
     let (condition, a, b) = (cx.input::<u32>(0), cx.input::<T>(1), cx.input::<T>(2));
     let out = cx.output::<T>(0);
-    let split = Split::new(&nest, out.len());
+    let split = Split::new(&nest);
     Ok(Compiled::one(Task {
-        tasks: split.tasks,
+        tasks: split.tasks(),
         nanos: stream_nanos(4 * (condition.len() + a.len() + b.len() + out.len())),
         body: move |task: usize, _: &RunCx| {
             let (range, piece) = split.part(task);
@@ -303,7 +260,7 @@ fn select<T: Element + Send + Sync>(cx: &CompileCx) -> Result<Compiled, String> 
                     let c = row_operand(condition, co, nest.inner_stride(0), &piece);
                     let a = row_operand(a, ao, nest.inner_stride(1), &piece);
                     let b = row_operand(b, bo, nest.inner_stride(2), &piece);
-                    let start = row * split.inner;
+                    let start = row * nest.inner();
                     vmath::select(level, c, a, b, out.slice_mut(start + piece.start..start + piece.end));
                 }
             });

@@ -2,7 +2,7 @@
 
 use meganeura_core::DType;
 
-use super::strided::{Nest, check_depth, row_major};
+use super::strided::{Nest, row_major};
 use super::{CHUNK, CompileCx, Compiled, Kernel, KernelDef, Task, f32_only, f32_or_integers, stream_nanos};
 use crate::executor::RunCx;
 use crate::memory::View;
@@ -98,13 +98,10 @@ fn axes(cx: &CompileCx) -> Result<Axes, String> {
         let strides = chosen.iter().map(|&a| strides[a]).collect();
         Nest::collapsed(&dims, [strides])
     };
-    let axes = Axes {
+    Ok(Axes {
         kept: part(true),
         reduced: part(false),
-    };
-    check_depth(&axes.kept)?;
-    check_depth(&axes.reduced)?;
-    Ok(axes)
+    })
 }
 
 fn float(cx: &CompileCx, fold: Fold) -> Result<Compiled, String> {
@@ -112,12 +109,7 @@ fn float(cx: &CompileCx, fold: Fold) -> Result<Compiled, String> {
     let axes = axes(cx)?;
     let level = cx.level;
     if x.len() == 0 {
-        return Ok(Compiled::one(Task {
-            tasks: 1,
-            nanos: 1,
-            // SAFETY: the only task.
-            body: move |_, _: &RunCx| unsafe { out.slice_mut(0..out.len()) }.fill(fold.start()),
-        }));
+        return Ok(of_nothing(out, fold.start()));
     }
     if axes.reduced.inner_stride(0) == 1 || axes.reduced.inner() == 1 {
         if axes.kept.rows() * axes.kept.inner() == 1 && axes.reduced.dims.len() == 1 && x.len() > 2 * CHUNK {
@@ -126,6 +118,16 @@ fn float(cx: &CompileCx, fold: Fold) -> Result<Compiled, String> {
         return Ok(contiguous(x, out, axes, fold, level));
     }
     Ok(columns(x, out, axes, fold, level))
+}
+
+/// The results of a fold over no elements.
+fn of_nothing<T: Copy + Send + Sync + 'static>(out: View<T>, start: T) -> Compiled {
+    Compiled::one(Task {
+        tasks: usize::from(out.len() > 0),
+        nanos: out.len() as u64,
+        // SAFETY: the only task.
+        body: move |_, _: &RunCx| unsafe { out.slice_mut(0..out.len()) }.fill(start),
+    })
 }
 
 /// The whole tensor to one number: chunks first, then the chunks' results in order.
@@ -280,6 +282,9 @@ fn columns(x: View<f32>, out: View<f32>, axes: Axes, fold: Fold, level: Level) -
 fn integers(cx: &CompileCx, start: u32, fold: fn(u32, u32) -> u32) -> Result<Compiled, String> {
     let (x, out) = (cx.input::<u32>(0), cx.output::<u32>(0));
     let axes = axes(cx)?;
+    if x.len() == 0 {
+        return Ok(of_nothing(out, start));
+    }
     Ok(Compiled::one(Task {
         tasks: 1,
         nanos: 2 * x.len() as u64,
@@ -288,11 +293,11 @@ fn integers(cx: &CompileCx, start: u32, fold: fn(u32, u32) -> u32) -> Result<Com
             let (x, out) = unsafe { (x.all(), out.slice_mut(0..out.len())) };
             let (kept, reduced) = (axes.kept.inner(), axes.reduced.inner());
             axes.kept.for_rows(0..axes.kept.rows(), |row, [outer]| {
-                for column in 0..kept.min(out.len()) {
+                for column in 0..kept {
                     let base = outer + column as isize * axes.kept.inner_stride(0);
                     let mut acc = start;
                     axes.reduced.for_rows(0..axes.reduced.rows(), |_, [offset]| {
-                        for i in 0..reduced.min(x.len()) {
+                        for i in 0..reduced {
                             let at = base + offset + i as isize * axes.reduced.inner_stride(0);
                             acc = fold(acc, x[at as usize]);
                         }

@@ -1,7 +1,10 @@
 //! Index arithmetic of broadcasting and permuting kernels, done once when a plan is compiled.
 
-/// Up to this many dimensions after collapsing: real plans have two or three.
-pub(super) const MAX_DIMS: usize = 8;
+use super::CHUNK;
+
+/// Outer dimensions, innermost first, whose indices are counted up from row to row: real plans have one or
+/// two after collapsing. Any further out are resolved by division, once for all rows below them.
+const COUNTED: usize = 8;
 
 /// A loop nest over an output in row-major order, with an element stride of each operand for each
 /// dimension (0 along broadcast axes). The innermost dimension is the last.
@@ -67,36 +70,95 @@ impl<const N: usize> Nest<N> {
         self.strides[operand].last().copied().unwrap_or(0)
     }
 
-    /// Calls `visit(row, offsets)` for a range of rows, with the element offset of each operand's row.
+    /// Calls `visit(row, offsets)` for a range of the nest's rows, with the element offset of each operand's
+    /// row.
     pub(super) fn for_rows(&self, rows: std::ops::Range<usize>, mut visit: impl FnMut(usize, [isize; N])) {
-        let outer = self.dims.len().saturating_sub(1).min(MAX_DIMS);
-        let mut index = [0usize; MAX_DIMS];
-        let mut rest = rows.start;
-        for axis in (0..outer).rev() {
-            index[axis] = rest % self.dims[axis];
-            rest /= self.dims[axis];
+        let outer = self.dims.len().saturating_sub(1);
+        let counted = outer.saturating_sub(COUNTED)..outer;
+        let period: usize = self.dims[counted.clone()].iter().product();
+        let mut row = rows.start;
+        // No division by a dimension of size 0 is reached: such a nest has no rows.
+        while row < rows.end {
+            let end = rows.end.min((row / period + 1) * period);
+            self.count_rows(row..end, counted.clone(), &mut visit);
+            row = end;
         }
-        let mut offsets: [isize; N] = std::array::from_fn(|o| {
-            (0..outer)
-                .map(|axis| index[axis] as isize * self.strides[o][axis])
-                .sum()
-        });
+    }
+
+    /// As [`Nest::for_rows`], for rows that differ on the counted dimensions alone.
+    fn count_rows(
+        &self,
+        rows: std::ops::Range<usize>,
+        counted: std::ops::Range<usize>,
+        visit: &mut impl FnMut(usize, [isize; N]),
+    ) {
+        let first = counted.start;
+        let mut index = [0usize; COUNTED];
+        let mut offsets = [0isize; N];
+        let mut rest = rows.start;
+        for axis in (0..counted.end).rev() {
+            let at = rest % self.dims[axis];
+            rest /= self.dims[axis];
+            if axis >= first {
+                index[axis - first] = at;
+            }
+            for (offset, strides) in offsets.iter_mut().zip(&self.strides) {
+                *offset += at as isize * strides[axis];
+            }
+        }
         for row in rows {
             visit(row, offsets);
-            for axis in (0..outer).rev() {
-                index[axis] += 1;
+            for axis in counted.clone().rev() {
+                let index = &mut index[axis - first];
+                *index += 1;
                 for (offset, strides) in offsets.iter_mut().zip(&self.strides) {
                     *offset += strides[axis];
                 }
-                if index[axis] < self.dims[axis] {
+                if *index < self.dims[axis] {
                     break;
                 }
                 for (offset, strides) in offsets.iter_mut().zip(&self.strides) {
                     *offset -= strides[axis] * self.dims[axis] as isize;
                 }
-                index[axis] = 0;
+                *index = 0;
             }
         }
+    }
+}
+
+/// Division of the rows of a nest among tasks: long rows are cut, short ones grouped.
+pub(super) struct Split {
+    inner: usize,
+    rows: usize,
+    rows_per_task: usize,
+    pieces: usize,
+}
+
+impl Split {
+    pub(super) fn new<const N: usize>(nest: &Nest<N>) -> Self {
+        let inner = nest.inner();
+        Split {
+            inner,
+            rows: nest.rows(),
+            rows_per_task: super::rows_per_task(inner),
+            pieces: inner.div_ceil(CHUNK),
+        }
+    }
+
+    /// Number of tasks: none if there are no elements.
+    pub(super) fn tasks(&self) -> usize {
+        self.rows.div_ceil(self.rows_per_task) * self.pieces
+    }
+
+    /// Rows of a task, and the part of each.
+    pub(super) fn part(&self, task: usize) -> (std::ops::Range<usize>, std::ops::Range<usize>) {
+        let (group, piece) = (task / self.pieces, task % self.pieces);
+        let first = group * self.rows_per_task;
+        let start = piece * CHUNK;
+        (
+            first..(first + self.rows_per_task).min(self.rows),
+            start..(start + CHUNK).min(self.inner),
+        )
     }
 }
 
@@ -119,14 +181,6 @@ pub(super) fn broadcast_strides(shape: &[usize], to: &[usize]) -> Vec<isize> {
             _ => 0,
         })
         .collect()
-}
-
-/// Refuses nests that are deeper than the fixed index array.
-pub(super) fn check_depth<const N: usize>(nest: &Nest<N>) -> Result<(), String> {
-    if nest.dims.len() > MAX_DIMS {
-        return Err(format!("more than {MAX_DIMS} dimensions that cannot be joined"));
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -152,5 +206,61 @@ mod tests {
         nest.for_rows(1..5, |row, offsets| seen.push((row, offsets)));
         assert_eq!(nest.inner(), 4);
         assert_eq!(seen, [(1, [1, 0]), (2, [2, 0]), (3, [0, 4]), (4, [1, 4])]);
+    }
+
+    #[test]
+    fn deep_nests_resolve_the_outermost_dimensions_by_division() {
+        // Alternating broadcast axes do not collapse.
+        let to: Vec<usize> = (0..13).map(|axis| 2 + axis % 2).collect();
+        let own: Vec<usize> = (0..13).map(|axis| if axis % 2 == 0 { 1 } else { to[axis] }).collect();
+        let nest = Nest::collapsed(&to, [broadcast_strides(&own, &to)]);
+        assert_eq!(nest.dims.len(), 13);
+        let strides = broadcast_strides(&own, &to);
+        let expected = |row: usize| {
+            let mut rest = row;
+            let offsets = (0..12).rev().map(|axis| {
+                let at = rest % to[axis];
+                rest /= to[axis];
+                at as isize * strides[axis]
+            });
+            offsets.sum::<isize>()
+        };
+        for rows in [0..nest.rows(), 5..3000, nest.rows() - 1..nest.rows(), 7..7] {
+            let mut next = rows.start;
+            nest.for_rows(rows.clone(), |row, [offset]| {
+                assert_eq!((row, offset), (next, expected(row)));
+                next += 1;
+            });
+            assert_eq!(next, rows.end);
+        }
+    }
+
+    #[test]
+    fn empty_nests_have_no_rows_and_no_tasks() {
+        for to in [&[0, 3][..], &[3, 0], &[2, 0, 3], &[0]] {
+            let nest = Nest::collapsed(to, [broadcast_strides(&vec![1; to.len()], to), row_major(to)]);
+            assert_eq!(Split::new(&nest).tasks(), 0, "{to:?}");
+            if nest.inner() > 0 {
+                nest.for_rows(0..nest.rows(), |_, _| panic!("there are no rows"));
+            }
+        }
+    }
+
+    #[test]
+    fn tasks_cover_every_element_once() {
+        for (rows, inner) in [(1, 1), (1, CHUNK + 1), (3, 2 * CHUNK), (100_003, 3), (7, CHUNK - 1)] {
+            let nest = Nest {
+                dims: vec![rows, inner],
+                strides: [vec![0, 1], vec![inner as isize, 1]],
+            };
+            let split = Split::new(&nest);
+            let mut seen = vec![0u8; rows * inner];
+            for task in 0..split.tasks() {
+                let (rows, piece) = split.part(task);
+                assert!(rows.len() * piece.len() <= CHUNK);
+                rows.for_each(|row| seen[row * inner..][piece.clone()].iter_mut().for_each(|s| *s += 1));
+            }
+            assert!(seen.iter().all(|&s| s == 1), "{rows} rows of {inner}");
+        }
     }
 }

@@ -94,7 +94,7 @@ const MOD: Binary = Binary {
 
 const POW: Binary = Binary {
     name: "core.pow",
-    formula: "a ^ b",
+    formula: "a ^ b; the derivative by b is 0 where a <= 0",
     reference: f64::powf,
     integers: None,
     vjp: |g, a, b, y, dy| {
@@ -104,13 +104,17 @@ const POW: Binary = Binary {
         let b1 = g.sub(b, one);
         let power = g.pow(a, b1);
         let slope = g.mul(b, power);
+        // a^0 is 1 everywhere; 0 * 0^-1 would be NaN
+        let zero = g.scalar_of(dtype, 0.0);
+        let constant = g.equal(b, zero);
+        let slope = g.select(constant, zero, slope);
         let da = g.mul(dy, slope);
         // ln(a) y, and 0 where a = 0: the limit for b > 0
-        let zero = g.scalar_of(dtype, 0.0);
         let log = g.log(a);
         let positive = g.greater_than(a, zero);
         let log = g.select(positive, log, zero);
         let r = g.mul(y, log);
+        let r = g.select(positive, r, zero);
         let db = g.mul(dy, r);
         [Some(da.into()), Some(db.into())]
     },

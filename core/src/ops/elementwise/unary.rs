@@ -28,6 +28,8 @@ pub(super) struct Unary {
     pub(super) attrs: &'static [&'static str],
     /// Attribute values of the sample cases.
     pub(super) sample_attrs: &'static [f64],
+    /// What is wrong with the attribute values, if something is.
+    pub(super) check: fn(Params) -> Option<&'static str>,
     /// The definition.
     pub(super) reference: fn(f64, Params) -> f64,
     pub(super) derivative: Derivative,
@@ -49,6 +51,7 @@ impl Unary {
         source: "elementary",
         attrs: &[],
         sample_attrs: &[],
+        check: |_| None,
         reference: |x, _| x,
         derivative: Derivative::Zero,
         decompose: None,
@@ -94,7 +97,10 @@ impl Operator for Unary {
     }
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
-        self.params(call.attrs)?;
+        let params = self.params(call.attrs)?;
+        if let Some(wrong) = (self.check)(&params) {
+            return Err(format!("{wrong}: {}", call.attrs));
+        }
         let integer = self.integers && call.inputs[0].dtype == DType::I32;
         if !integer {
             expect_float(call, 0, "the operand")?;

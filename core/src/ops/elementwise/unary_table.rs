@@ -469,6 +469,9 @@ const CLAMP: Unary = Unary {
     formula: "min(max(x, low), high); the derivative is 1 for low <= x <= high, else 0",
     attrs: &["low", "high"],
     sample_attrs: &[-1.0, 1.5],
+    check: |p| {
+        (p[0].partial_cmp(&p[1]).is_none_or(|o| o.is_gt())).then_some("low must not be above high, nor either NaN")
+    },
     reference: |x, p| if x.is_nan() { x } else { x.max(p[0]).min(p[1]) },
     derivative: Vjp(|g, x, y, dy, _| {
         // x is inside exactly where clamping left it alone.
