@@ -56,8 +56,8 @@ impl Session {
     /// # Errors
     /// As [`Session::try_read_output_by_index`].
     pub fn try_read_output_u32(&mut self, index: usize, data: &mut [u32]) -> Result<()> {
-        self.check_stepped()?;
         let buffer = self.tensors.output(index)?.checked(DType::U32, data.len())?;
+        self.check_stepped()?;
         self.executable.read(buffer, 0, bytes_of_mut(data))
     }
 
@@ -67,7 +67,6 @@ impl Session {
     /// No such output; errors of the step.
     pub fn try_read_output_bytes(&mut self, index: usize) -> Result<Vec<u8>> {
         let tensor = self.tensors.output(index)?;
-        self.check_stepped()?;
         let (buffer, mut bytes) = (tensor.buffer, vec![0; tensor.ty.bytes()]);
         self.executable.read(buffer, 0, &mut bytes)?;
         Ok(bytes)
@@ -75,11 +74,11 @@ impl Session {
 
     fn read_output_prefix(&mut self, index: usize, data: &mut [f32], prefix: bool) -> Result<()> {
         let tensor = self.tensors.output(index)?;
-        self.check_stepped()?;
         let enough = prefix && data.len() <= tensor.ty.numel();
         let len = if enough { tensor.ty.numel() } else { data.len() };
         if matches!(tensor.ty.dtype, DType::F16 | DType::BF16) {
             let (dtype, buffer) = (tensor.ty.dtype, tensor.checked(tensor.ty.dtype, len)?);
+            self.check_stepped()?;
             let mut bytes = vec![0; 2 * data.len()];
             self.executable.read(buffer, 0, &mut bytes)?;
             for (value, pair) in data.iter_mut().zip(bytes.chunks_exact(2)) {
@@ -92,6 +91,7 @@ impl Session {
             return Ok(());
         }
         let buffer = tensor.checked(DType::F32, len)?;
+        self.check_stepped()?;
         self.executable.read(buffer, 0, bytes_of_mut(data))
     }
 
