@@ -12,11 +12,9 @@ impl SplitMix64 {
 
     /// The next 64 bits.
     pub fn next_u64(&mut self) -> u64 {
+        // The fractional part of the golden ratio as 64 bits, made odd.
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        mix(self.0)
     }
 
     /// Uniform in `[0, 1)`, 53 bits.
@@ -35,4 +33,11 @@ impl SplitMix64 {
         let radius = (-2.0 * (1.0 - self.unit()).ln()).sqrt();
         radius * (std::f64::consts::TAU * self.unit()).cos()
     }
+}
+
+/// The output function of SplitMix64 (David Stafford's "variant 13"): a bijection of 64-bit words.
+pub fn mix(mut z: u64) -> u64 {
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
 }

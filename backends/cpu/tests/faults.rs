@@ -213,7 +213,11 @@ fn twelve_dimensions() {
         &sample(vec![condition, even.clone(), odd], Attrs::new()),
         1,
     );
-    check("core.expand", &sample(vec![even], Attrs::new().with("shape", full)), 1);
+    check(
+        "core.expand",
+        &sample(vec![even], Attrs::new().with("shape", &full[..])),
+        1,
+    );
     let whole = SampleInput::f32(&full);
     for axes in [
         [11i64, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0],
@@ -260,14 +264,13 @@ fn long_rows_are_cut() {
     let x = SampleInput::f32(&[]);
     check(
         "core.expand",
-        &sample(vec![x], Attrs::new().with("shape", vec![prime])),
+        &sample(vec![x], Attrs::new().with("shape", &[prime][..])),
         1,
     );
-    let range = |name: &str, value: i64| (name.to_owned(), value);
-    let mut attrs = Attrs::new();
-    for (name, value) in [range("starts", 2), range("ends", prime as i64), range("steps", 3)] {
-        attrs = attrs.with(&name, vec![value]);
-    }
+    let attrs = Attrs::new()
+        .with("starts", vec![2i64])
+        .with("ends", &[prime][..])
+        .with("steps", vec![3i64]);
     check("core.slice", &sample(vec![SampleInput::f32(&[prime])], attrs), 1);
     let parts = [100_003, 7].map(|len| SampleInput::f32(&[len])).to_vec();
     check("core.concat", &sample(parts, Attrs::new().with("axis", 0i64)), 1);

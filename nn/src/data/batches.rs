@@ -5,7 +5,7 @@ use std::iter::FusedIterator;
 use super::{
     dataset::Dataset,
     error::DataError,
-    prng::{EPOCH_DOMAIN, SplitMix64},
+    prng::{EPOCH_DOMAIN, Shuffler},
 };
 
 /// What to do with the examples left over when the batch size does not divide
@@ -64,7 +64,7 @@ impl<'a> Batches<'a> {
         remainder: Remainder,
     ) -> Result<Self, DataError> {
         let mut batches = Self::sequential(data, batch_size, remainder)?;
-        SplitMix64::derive(seed, EPOCH_DOMAIN, epoch).shuffle(&mut batches.order);
+        Shuffler::derive(seed, EPOCH_DOMAIN, epoch).shuffle(&mut batches.order);
         Ok(batches)
     }
 

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt};
 
 use super::{
     error::DataError,
-    prng::{SPLIT_DOMAIN, SplitMix64},
+    prng::{SPLIT_DOMAIN, Shuffler},
     standardise::Standardiser,
 };
 
@@ -210,7 +210,7 @@ impl Dataset {
                 len,
             });
         }
-        let mut test = SplitMix64::derive(seed, SPLIT_DOMAIN, 0).permutation(len);
+        let mut test = Shuffler::derive(seed, SPLIT_DOMAIN, 0).permutation(len);
         let train = test.split_off(test_len);
         Ok((train, test))
     }

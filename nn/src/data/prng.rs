@@ -4,6 +4,8 @@
 //! never change by itself. `rand` does not promise that its `StdRng` or its
 //! shuffle stay the same between releases; the few lines here do.
 
+use meganeura_core::random::{SplitMix64, mix};
+
 /// Separates the random stream of [`super::Dataset::split`] from the one of
 /// [`super::Batches`] when both get the same seed. ASCII `"split"`.
 pub(super) const SPLIT_DOMAIN: u64 = 0x73_70_6c_69_74;
@@ -11,35 +13,17 @@ pub(super) const SPLIT_DOMAIN: u64 = 0x73_70_6c_69_74;
 /// The stream of [`super::Batches`]; see [`SPLIT_DOMAIN`]. ASCII `"epoch"`.
 pub(super) const EPOCH_DOMAIN: u64 = 0x65_70_6f_63_68;
 
-/// SplitMix64 (Steele, Lea, Flood 2014): state advances by a constant, the
-/// output is a bijective hash of the state. Small, fast, full period 2⁶⁴ and
-/// fully specified by the two functions below. Not for cryptography.
+/// Unbiased shuffles by SplitMix64. Not for cryptography.
 #[derive(Clone, Debug)]
-pub(super) struct SplitMix64 {
-    state: u64,
-}
+pub(super) struct Shuffler(SplitMix64);
 
-impl SplitMix64 {
-    /// The fractional part of the golden ratio as 64 bits, made odd.
-    const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
-
-    /// A generator whose first output is `mix(state + GAMMA)`.
-    pub(super) fn new(state: u64) -> Self {
-        Self { state }
-    }
-
+impl Shuffler {
     /// The generator of one purpose: `state = mix(mix(seed ^ domain) + counter)`.
     ///
     /// `mix` is a bijection, so for one seed and domain no two counters share
     /// a state.
     pub(super) fn derive(seed: u64, domain: u64, counter: u64) -> Self {
-        Self::new(mix(mix(seed ^ domain).wrapping_add(counter)))
-    }
-
-    /// The next 64 uniformly distributed bits.
-    pub(super) fn next_u64(&mut self) -> u64 {
-        self.state = self.state.wrapping_add(Self::GAMMA);
-        mix(self.state)
+        Shuffler(SplitMix64::new(mix(mix(seed ^ domain).wrapping_add(counter))))
     }
 
     /// An integer uniform in `0..=last`, without modulo bias.
@@ -49,11 +33,11 @@ impl SplitMix64 {
     /// results more likely than others; then the draw is repeated.
     fn up_to(&mut self, last: u64) -> u64 {
         let Some(bound) = last.checked_add(1) else {
-            return self.next_u64(); // every 64-bit value is in range
+            return self.0.next_u64(); // every 64-bit value is in range
         };
         let reject_below = bound.wrapping_neg() % bound;
         loop {
-            let product = u128::from(self.next_u64()) * u128::from(bound);
+            let product = u128::from(self.0.next_u64()) * u128::from(bound);
             if product as u64 >= reject_below {
                 return (product >> 64) as u64;
             }
@@ -76,13 +60,6 @@ impl SplitMix64 {
     }
 }
 
-/// The SplitMix64 output function (David Stafford's "variant 13").
-fn mix(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -103,7 +80,7 @@ mod tests {
 
     #[test]
     fn bounded_draws_are_in_range_and_even() {
-        let mut rng = SplitMix64::new(1);
+        let mut rng = Shuffler(SplitMix64::new(1));
         let mut counts = [0_u32; 6];
         for _ in 0..60_000 {
             counts[rng.up_to(5) as usize] += 1;
@@ -118,7 +95,7 @@ mod tests {
     /// of data sets. Values from an independent implementation.
     #[test]
     fn biased_draws_are_repeated() {
-        let mut rng = SplitMix64::new(1);
+        let mut rng = Shuffler(SplitMix64::new(1));
         let got: Vec<u64> = (0..4).map(|_| rng.up_to(1 << 63)).collect();
         let expected = [
             8_955_919_645_141_445_295,
@@ -132,7 +109,7 @@ mod tests {
     #[test]
     fn permutations_hold_every_index_once() {
         for len in [0, 1, 2, 3, 17, 1000] {
-            let mut order = SplitMix64::new(9).permutation(len);
+            let mut order = Shuffler(SplitMix64::new(9)).permutation(len);
             order.sort_unstable();
             assert_eq!(order, (0..len).collect::<Vec<_>>());
         }
@@ -140,7 +117,7 @@ mod tests {
 
     #[test]
     fn domains_and_counters_give_different_streams() {
-        let first = |seed, domain, counter| SplitMix64::derive(seed, domain, counter).next_u64();
+        let first = |seed, domain, counter| Shuffler::derive(seed, domain, counter).0.next_u64();
         let base = first(0, EPOCH_DOMAIN, 0);
         assert_ne!(base, first(0, SPLIT_DOMAIN, 0));
         assert_ne!(base, first(0, EPOCH_DOMAIN, 1));

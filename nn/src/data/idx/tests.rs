@@ -3,7 +3,7 @@ use std::io::Write;
 use flate2::{Compression, write::GzEncoder};
 
 use super::*;
-use crate::data::prng::SplitMix64;
+use meganeura_core::random::SplitMix64;
 
 fn idx(code: u8, dims: &[u32], payload: &[u8]) -> Vec<u8> {
     let mut bytes = vec![0, 0, code, dims.len() as u8];
