@@ -83,10 +83,10 @@ impl Graph {
 fn description(node: &Node) -> String {
     match (&node.kind, &node.name) {
         (NodeKind::Op { op, .. }, _) => op.name().to_owned(),
-        (kind, Some(name)) => format!("{} {}", kind.noun(), escape(name)),
-        (NodeKind::Constant(data), None) if data.len() == 1 => {
+        (NodeKind::Constant(data), _) if data.len() == 1 => {
             format!("constant {}", data.to_f64()[0])
         }
+        (kind, Some(name)) => format!("{} {}", kind.noun(), escape(name)),
         (kind, None) => kind.noun().to_owned(),
     }
 }

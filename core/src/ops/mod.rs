@@ -2,7 +2,7 @@
 //!
 //! Everything the library knows about an operator is in its own file here: types, gradient, reference
 //! semantics or decomposition, cost, sample cases and the builder method. Adding one is a new file and
-//! one line in [`builtin`]. Passes, planning and backends never match on an operator's name; a plugin's
+//! one line in the table below. Passes, planning and backends never match on an operator's name; a plugin's
 //! operator is registered with [`register_op!`](crate::register_op) and is in no way different.
 
 pub mod sample;
