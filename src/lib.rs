@@ -44,7 +44,7 @@
 //!
 //! # Errors
 //!
-//! Builder methods never panic: a wrong call is reported by [`build`] with the place in your source. The
+//! Builder methods never panic: a wrong call is reported by [`build()`] with the place in your source. The
 //! short forms such as [`build_session`] and [`Session::step`] panic with the full report; each has a form
 //! that returns [`Result`].
 

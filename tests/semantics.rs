@@ -349,3 +349,33 @@ fn clamp_refuses_limits_in_the_wrong_order() {
         );
     }
 }
+
+#[test]
+fn profiling_names_and_times_the_passes() {
+    let mut g = Graph::new();
+    let x = g.input("x", &[8, 16]);
+    let w = g.parameter("w", &[16, 4]);
+    let y = g.matmul(x, w);
+    let y = g.tanh(y);
+    let loss = g.mean_all(y);
+    g.set_outputs(vec![loss]);
+    let mut s = training(&g);
+    s.set_input("x", &[0.5; 128]);
+    s.step();
+    assert!(s.take_timings().rows.is_empty(), "nothing is measured unless asked for");
+    s.set_profiling(true);
+    s.set_optimizer(Sgd::new(0.1));
+    for _ in 0..3 {
+        s.step();
+    }
+    let timings = s.take_timings();
+    let tanh = timings
+        .rows
+        .iter()
+        .find(|r| r.label.contains("core.tanh"))
+        .expect("a pass of its own");
+    assert_eq!(tanh.count, 3);
+    assert!(timings.rows.iter().any(|r| r.label.contains("optim.sgd")), "{timings}");
+    assert!(s.take_timings().rows.is_empty(), "taken");
+    s.dump_gpu_timings();
+}

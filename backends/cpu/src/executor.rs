@@ -3,8 +3,9 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
-use meganeura_core::backend::{Executable, StepArgs, StepStats, Ticket};
+use meganeura_core::backend::{Executable, PassTiming, StepArgs, StepStats, Ticket};
 use meganeura_core::plan::{BufferRef, ExecutionPlan, Segment};
 use meganeura_core::{Error, Result};
 
@@ -70,6 +71,8 @@ impl Faults {
 
 /// A phase of a dispatch and its shared scratch.
 struct Entry {
+    /// Name of the kernel.
+    name: String,
     kernel: Box<dyn Kernel>,
     shared_offset: usize,
 }
@@ -80,6 +83,8 @@ struct Stage {
     /// Entry and task number of every task.
     tasks: Vec<(u32, u32)>,
     parallel: bool,
+    /// Its kernels, for profiles.
+    label: String,
 }
 
 /// A compiled plan with its memory.
@@ -97,6 +102,8 @@ pub(crate) struct CpuExecutable {
     faults: Faults,
     poisoned: bool,
     submissions: u64,
+    /// Times of the stages, while profiling.
+    timings: Option<Vec<PassTiming>>,
 }
 
 fn aligned(floats: usize) -> usize {
@@ -143,6 +150,7 @@ impl CpuExecutable {
             faults: Faults::default(),
             poisoned: false,
             submissions: 0,
+            timings: None,
         })
     }
 
@@ -218,6 +226,7 @@ fn compile_segment(
                     phases.push(Vec::new());
                 }
                 phases[p].push(Entry {
+                    name: name.clone(),
                     kernel,
                     shared_offset: shared_end,
                 });
@@ -240,7 +249,19 @@ impl Stage {
             .flat_map(|(e, entry)| (0..entry.kernel.tasks()).map(move |t| (e as u32, t as u32)))
             .collect();
         let nanos: u64 = entries.iter().map(|e| e.kernel.nanos()).sum();
+        let mut kernels: Vec<(&str, usize)> = Vec::new();
+        for entry in &entries {
+            match kernels.iter_mut().find(|(name, _)| *name == entry.name) {
+                Some((_, count)) => *count += 1,
+                None => kernels.push((&entry.name, 1)),
+            }
+        }
+        let words = kernels.iter().map(|(name, count)| match count {
+            1 => (*name).to_owned(),
+            _ => format!("{count} {name}"),
+        });
         Stage {
+            label: words.collect::<Vec<_>>().join(" + "),
             parallel: tasks.len() > 1 && nanos >= PARALLEL_NANOS,
             entries,
             tasks,
@@ -282,16 +303,28 @@ impl Executable for CpuExecutable {
             let size = self.arena.size(*buffer).unwrap_or(0).min(bytes.len());
             write(&mut self.arena, *buffer, 0, &bytes[..size])?;
         }
+        let mut timings = self.timings.take();
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             let segments = args.segments.iter().filter_map(|&s| self.segments.get(s));
             for stage in segments.flatten() {
-                self.run_stage(stage);
+                match &mut timings {
+                    None => self.run_stage(stage),
+                    Some(timings) => {
+                        let start = Instant::now();
+                        self.run_stage(stage);
+                        timings.push(PassTiming {
+                            label: stage.label.clone(),
+                            duration: start.elapsed(),
+                        });
+                    }
+                }
                 // Nothing may be computed from what stands in for a missing row, least of all an update.
                 if self.faults.any() {
                     break;
                 }
             }
         }));
+        self.timings = timings;
         if outcome.is_err() {
             self.poisoned = true;
             self.check_usable()?;
@@ -310,5 +343,13 @@ impl Executable for CpuExecutable {
     fn wait(&mut self, _: Ticket) -> Result<StepStats> {
         // Steps are complete when `run` returns.
         Ok(StepStats::default())
+    }
+
+    fn set_profiling(&mut self, on: bool) {
+        self.timings = on.then(|| self.timings.take().unwrap_or_default());
+    }
+
+    fn take_timings(&mut self) -> Vec<PassTiming> {
+        self.timings.as_mut().map(std::mem::take).unwrap_or_default()
     }
 }

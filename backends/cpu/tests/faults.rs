@@ -8,7 +8,7 @@ use meganeura_core::attrs::Attrs;
 use meganeura_core::backend::{Backend, Device, KernelDesc, Support};
 use meganeura_core::build::{Mode, build_on};
 use meganeura_core::config::Config;
-use meganeura_core::ops::sample::{Sample, SampleInput, Sizes};
+use meganeura_core::ops::sample::{Fill, Sample, SampleInput, Sizes};
 use meganeura_core::ops::{Call, OpRef};
 use meganeura_core::plan::{compile_for, try_compile};
 use meganeura_core::{DType, Error, Graph, Session, TensorType, reference, registry};
@@ -136,6 +136,16 @@ fn possible(op: OpRef, sample: &Sample, device: &CpuDevice) -> bool {
     matches!(device.supports(&desc), Support::Yes)
 }
 
+/// Calls of the right shape whose result is not defined: rows of an empty table, which are out of range, and
+/// the largest element of windows that see padding alone.
+fn has_no_answer(name: &str, sample: &Sample) -> bool {
+    match name {
+        "core.gather" => sample.inputs[1].shape[0] == 0,
+        "core.max_pool2d" => sample.inputs[0].shape[2..].contains(&0),
+        _ => false,
+    }
+}
+
 #[test]
 fn every_kernel_takes_tensors_without_elements() {
     let device = CpuDevice::new(1);
@@ -150,7 +160,7 @@ fn every_kernel_takes_tensors_without_elements() {
             for operand in operands.chain([None]) {
                 for &size in &sizes {
                     let empty = emptied(&sample, size, operand);
-                    if possible(op, &empty, &device) {
+                    if possible(op, &empty, &device) && !has_no_answer(op.name(), &empty) {
                         check(op.name(), &empty, 1);
                         count += 1;
                     }
@@ -159,13 +169,48 @@ fn every_kernel_takes_tensors_without_elements() {
         }
         empty_calls.push((op.name(), count));
     }
-    // Operators that accept no such tensors, have no kernel, or are tried below.
-    let without: Vec<_> = empty_calls
-        .iter()
-        .filter(|(_, n)| *n == 0)
-        .map(|(name, _)| *name)
-        .collect();
-    assert_eq!(without, [""; 0]);
+    let without = empty_calls.iter().filter(|(_, calls)| *calls == 0);
+    let without: Vec<_> = without.map(|(name, _)| *name).collect();
+    let by_shape = ["core.expand", "core.random_bits", "core.slice"];
+    let never_empty = ["core.cross_entropy"];
+    let no_kernel = ["core.mse", "core.reshape", "core.stop_gradient"];
+    for name in &without {
+        let known = by_shape.iter().chain(&never_empty).chain(&no_kernel);
+        assert!(known.into_iter().any(|n| n == name), "no case of {name} is empty");
+    }
+}
+
+/// The operators whose attributes say that there are no elements.
+#[test]
+fn shapes_without_elements() {
+    for dtype in [DType::F32, DType::F16, DType::U32] {
+        let input = |shape: &[usize]| SampleInput::filled(dtype, shape, Fill::Below(5));
+        let lists = |starts: [i64; 2], ends: [i64; 2]| {
+            Attrs::new()
+                .with("starts", starts.to_vec())
+                .with("ends", ends.to_vec())
+                .with("steps", vec![1i64, 2])
+        };
+        check("core.slice", &sample(vec![input(&[3, 5])], lists([3, 0], [3, 5])), 1);
+        check("core.slice", &sample(vec![input(&[3, 5])], lists([0, 2], [3, 2])), 1);
+        check("core.slice", &sample(vec![input(&[0, 5])], lists([0, 0], [0, 5])), 1);
+        for (from, to) in [(vec![], vec![0]), (vec![1, 3], vec![0, 3]), (vec![3, 1], vec![2, 3, 0])] {
+            let attrs = Attrs::new().with("shape", &to[..]);
+            check("core.expand", &sample(vec![input(&from)], attrs), 1);
+        }
+        let widths = |name, value: i64| (name, vec![value; 2]);
+        let mut attrs = Attrs::new().with("value", 2.0);
+        for (name, value) in [widths("low", 1), widths("high", 2), widths("interior", 3)] {
+            attrs = attrs.with(name, value);
+        }
+        check("core.pad", &sample(vec![input(&[0, 2])], attrs.clone()), 1);
+        check("core.pad", &sample(vec![input(&[0, 0])], attrs), 1);
+    }
+    let scalars = vec![SampleInput::below(&[], 5); 2];
+    let attrs = Attrs::new().with("shape", vec![3i64, 0]).with("uid", 1i64);
+    check("core.random_bits", &sample(scalars, attrs), 1);
+    let rows = vec![SampleInput::below(&[0], 1), SampleInput::f32(&[0, 3])];
+    check("core.scatter_add", &sample(rows, Attrs::new().with("rows", 4i64)), 1);
 }
 
 #[test]
@@ -182,7 +227,7 @@ fn reductions_of_nothing() {
             (vec![0, 4, 0, 5], vec![1, 3]),
         ] {
             for name in ["core.sum", "core.max_reduce", "core.mean"] {
-                let input = SampleInput::filled(dtype, &shape, meganeura_core::ops::sample::Fill::Below(5));
+                let input = SampleInput::filled(dtype, &shape, Fill::Below(5));
                 let attrs = Attrs::new().with("axes", axes.clone()).with("keep_dims", false);
                 let sample = sample(vec![input], attrs);
                 if possible(common::op(name), &sample, &CpuDevice::new(1)) {

@@ -225,6 +225,15 @@ pub struct StepStats {
     pub device_time: Option<Duration>,
 }
 
+/// Measured time of one pass of a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PassTiming {
+    /// The dispatches of the pass by their kernels.
+    pub label: String,
+    /// How long it took on the device.
+    pub duration: Duration,
+}
+
 /// A compiled plan with its memory.
 pub trait Executable: Send {
     /// Writes bytes into a buffer before the next step.
@@ -241,6 +250,9 @@ pub trait Executable: Send {
 
     /// Submits a step. It need not be complete on return.
     ///
+    /// A fault that a kernel meets (an index outside of its table) ends the step: later segments do not run,
+    /// so nothing is trained on what the faulty kernel left.
+    ///
     /// # Errors
     /// A lost device; errors of the step if it is complete already.
     fn run(&mut self, args: &StepArgs) -> Result<Ticket>;
@@ -250,4 +262,15 @@ pub trait Executable: Send {
     /// # Errors
     /// Errors of that step, such as an index outside of a table.
     fn wait(&mut self, ticket: Ticket) -> Result<StepStats>;
+
+    /// Starts or stops measuring the passes of each step; devices that cannot measure ignore it.
+    fn set_profiling(&mut self, on: bool) {
+        let _ = on;
+    }
+
+    /// Takes what was measured since the last call, in the order of execution. A device may deliver the times
+    /// of a step at the following one.
+    fn take_timings(&mut self) -> Vec<PassTiming> {
+        Vec::new()
+    }
 }

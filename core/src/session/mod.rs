@@ -4,6 +4,7 @@
 //! same message.
 
 mod optimizer;
+mod profile;
 mod read;
 mod summary;
 mod tensors;
@@ -11,6 +12,7 @@ mod tensors;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+pub use profile::{TimingRow, Timings};
 pub use summary::MemorySummary;
 
 use crate::backend::{Device, Executable, KernelDesc, StepArgs, StepStats, Support, Ticket};
@@ -37,6 +39,7 @@ pub struct Session {
     scalars: Vec<(BufferRef, [u8; 4])>,
     user_scalars: HashMap<String, f64>,
     last_ticket: Option<Ticket>,
+    profiling: bool,
 }
 
 struct ActiveOptimizer {
@@ -91,6 +94,7 @@ impl Session {
             scalars: Vec::new(),
             user_scalars: HashMap::new(),
             last_ticket: None,
+            profiling: false,
         })
     }
 

@@ -121,6 +121,7 @@ impl Session {
             self.executable.read(buffer, 0, &mut bytes)?;
             executable.write(buffer, 0, &bytes)?;
         }
+        executable.set_profiling(self.profiling);
         self.executable = executable;
         self.last_ticket = None;
         self.plan = plan;

@@ -29,7 +29,7 @@ fn random_bits(cx: &CompileCx) -> Result<Compiled, String> {
         nanos: out.len() as u64 * NANOS_PER_WORD,
         body: move |task: usize, _: &RunCx| {
             let range = chunk(out.len(), task);
-            // SAFETY: this task alone writes its chunk; the scalars are not written during the step.
+            // SAFETY: this task alone writes its chunk; operands, scalars of one element, are other buffers.
             let (seed, step, out) = unsafe { (seed.all()[0], step.all()[0], out.slice_mut(range.clone())) };
             for (o, i) in out.iter_mut().zip(range) {
                 *o = random_word(seed, uid, step, i as u32);
@@ -56,7 +56,7 @@ fn dropout(cx: &CompileCx) -> Result<Compiled, String> {
             let range = chunk(out.len(), task);
             // SAFETY: this task alone writes its chunk; operands are other buffers.
             let (x, out) = unsafe { (x.slice(range.clone()), out.slice_mut(range.clone())) };
-            // SAFETY: the scalars are not written during the step.
+            // SAFETY: the scalars are other buffers than the result, and have one element.
             let (seed, step) = unsafe { (seed.all()[0], step.all()[0]) };
             for ((o, &x), i) in out.iter_mut().zip(x).zip(range) {
                 let dropped = random_word(seed, uid, step, i as u32) < threshold;

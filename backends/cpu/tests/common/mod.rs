@@ -13,7 +13,7 @@ use meganeura_core::random::SplitMix64;
 use meganeura_core::{DType, Graph, Session, reference, registry};
 use meganeura_cpu::CpuDevice;
 
-pub fn op(name: &str) -> OpRef {
+pub(crate) fn op(name: &str) -> OpRef {
     registry::ops()
         .into_iter()
         .find(|op| op.name() == name)
@@ -21,15 +21,15 @@ pub fn op(name: &str) -> OpRef {
 }
 
 /// A graph with one call, and values for its operands.
-pub struct Case {
-    pub graph: Graph,
-    pub values: HashMap<String, Vec<f64>>,
+pub(crate) struct Case {
+    pub(crate) graph: Graph,
+    pub(crate) values: HashMap<String, Vec<f64>>,
     inputs: Vec<SampleInput>,
     name: &'static str,
     ports: usize,
 }
 
-pub fn case(op: OpRef, sample: &Sample, seed: u64) -> Case {
+pub(crate) fn case(op: OpRef, sample: &Sample, seed: u64) -> Case {
     let mut graph = Graph::new();
     let mut rng = SplitMix64::new(seed);
     let mut values = HashMap::new();
@@ -56,7 +56,7 @@ pub fn case(op: OpRef, sample: &Sample, seed: u64) -> Case {
 }
 
 /// Storage of some numbers.
-pub fn bytes(values: &[f64], dtype: DType) -> Vec<u8> {
+pub(crate) fn bytes(values: &[f64], dtype: DType) -> Vec<u8> {
     let each = values.iter();
     match dtype {
         DType::U32 => each.flat_map(|&v| (v as u32).to_le_bytes()).collect(),
@@ -68,7 +68,7 @@ pub fn bytes(values: &[f64], dtype: DType) -> Vec<u8> {
 }
 
 /// Numbers in storage.
-pub fn numbers(bytes: &[u8], dtype: DType) -> Vec<f64> {
+pub(crate) fn numbers(bytes: &[u8], dtype: DType) -> Vec<f64> {
     let (words, _) = bytes.as_chunks::<4>();
     let (halves, _) = bytes.as_chunks::<2>();
     match dtype {
@@ -80,7 +80,7 @@ pub fn numbers(bytes: &[u8], dtype: DType) -> Vec<f64> {
     }
 }
 
-pub fn session(case: &Case, threads: usize) -> Session {
+pub(crate) fn session(case: &Case, threads: usize) -> Session {
     let device: Arc<dyn Device> = Arc::new(CpuDevice::new(threads));
     let plan = compile_for(&case.graph, &*device).expect("a plan");
     let own = plan.dispatches.iter().filter(|d| d.kernel.name == case.name);
@@ -102,7 +102,7 @@ pub fn session(case: &Case, threads: usize) -> Session {
 }
 
 /// Bytes of all results after a step.
-pub fn results(case: &Case, threads: usize) -> Vec<Vec<u8>> {
+pub(crate) fn results(case: &Case, threads: usize) -> Vec<Vec<u8>> {
     let mut session = session(case, threads);
     session.step();
     (0..case.ports)
@@ -111,7 +111,7 @@ pub fn results(case: &Case, threads: usize) -> Vec<Vec<u8>> {
 }
 
 /// Compares the results of one call with the definition, and those of several numbers of threads.
-pub fn check(name: &str, sample: &Sample, seed: u64) {
+pub(crate) fn check(name: &str, sample: &Sample, seed: u64) {
     let case = case(op(name), sample, seed);
     let want = reference::evaluate(&case.graph, &case.values).expect("an evaluation");
     let got = results(&case, 2);
@@ -134,7 +134,7 @@ pub fn check(name: &str, sample: &Sample, seed: u64) {
     }
 }
 
-pub fn sample(inputs: Vec<SampleInput>, attrs: Attrs) -> Sample {
+pub(crate) fn sample(inputs: Vec<SampleInput>, attrs: Attrs) -> Sample {
     let shapes: Vec<_> = inputs.iter().map(|i| &i.shape).collect();
     Sample::new(format!("{shapes:?} {attrs}"), inputs, attrs)
 }

@@ -1,0 +1,112 @@
+//! Device times of a session's passes.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::time::Duration;
+
+use super::Session;
+use crate::backend::PassTiming;
+
+/// Times of equal passes together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TimingRow {
+    /// The kernels of the pass.
+    pub label: String,
+    /// How often it ran.
+    pub count: usize,
+    /// Time of all its runs.
+    pub total: Duration,
+}
+
+/// Measured times, the costliest passes first; displays as a table.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Timings {
+    /// One row for each kind of pass.
+    pub rows: Vec<TimingRow>,
+}
+
+impl Timings {
+    fn of(passes: Vec<PassTiming>) -> Self {
+        let mut rows: Vec<TimingRow> = Vec::new();
+        let mut known: HashMap<String, usize> = HashMap::new();
+        for pass in passes {
+            let at = *known.entry(pass.label.clone()).or_insert_with(|| {
+                rows.push(TimingRow {
+                    label: pass.label,
+                    count: 0,
+                    total: Duration::ZERO,
+                });
+                rows.len() - 1
+            });
+            rows[at].count += 1;
+            rows[at].total += pass.duration;
+        }
+        rows.sort_by_key(|row| std::cmp::Reverse(row.total));
+        Timings { rows }
+    }
+}
+
+impl fmt::Display for Timings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let all: Duration = self.rows.iter().map(|r| r.total).sum();
+        writeln!(
+            f,
+            "{:>10} {:>6} {:>8} {:>10}  pass",
+            "total ms", "share", "count", "mean us"
+        )?;
+        for row in &self.rows {
+            writeln!(
+                f,
+                "{:>10.3} {:>5.1}% {:>8} {:>10.2}  {}",
+                row.total.as_secs_f64() * 1e3,
+                100.0 * row.total.as_secs_f64() / all.as_secs_f64().max(f64::MIN_POSITIVE),
+                row.count,
+                row.total.as_secs_f64() * 1e6 / row.count as f64,
+                row.label
+            )?;
+        }
+        write!(f, "{:>10.3} ms in all", all.as_secs_f64() * 1e3)
+    }
+}
+
+impl Session {
+    /// Starts or stops measuring the time of every pass. Those of a step may be collected at the following
+    /// one; measuring makes steps slower.
+    pub fn set_profiling(&mut self, on: bool) {
+        self.profiling = on;
+        self.executable.set_profiling(on);
+    }
+
+    /// Times measured since the last call, equal passes together.
+    pub fn take_timings(&mut self) -> Timings {
+        Timings::of(self.executable.take_timings())
+    }
+
+    /// Prints [`Session::take_timings`] to standard error.
+    pub fn dump_gpu_timings(&mut self) {
+        let timings = self.take_timings();
+        if timings.rows.is_empty() {
+            eprintln!("no timings: call `set_profiling(true)` before `step`, on a device that can measure");
+        } else {
+            eprintln!("{timings}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_passes_are_added_and_the_costliest_comes_first() {
+        let pass = |label: &str, us| PassTiming {
+            label: label.into(),
+            duration: Duration::from_micros(us),
+        };
+        let timings = Timings::of(vec![pass("a", 10), pass("b", 50), pass("a", 20)]);
+        let rows: Vec<(&str, usize)> = timings.rows.iter().map(|r| (r.label.as_str(), r.count)).collect();
+        assert_eq!(rows, [("b", 1), ("a", 2)]);
+        let text = timings.to_string();
+        assert!(text.contains("62.5%") && text.contains("0.080 ms in all"), "{text}");
+    }
+}
