@@ -80,6 +80,9 @@ impl Pool2dDims {
             ));
         }
         let input = [h, w];
+        if input.contains(&0) {
+            return Err(format!("an image of {h}x{w} has no elements to pool"));
+        }
         let mut output = [0; 2];
         for a in 0..2 {
             output[a] = window_count(input[a], kernel[a], stride[a], padding[a], 1)?;

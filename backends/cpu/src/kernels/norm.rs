@@ -3,7 +3,7 @@
 use super::{CHUNK, CompileCx, Compiled, Kernel, KernelDef, Task, f32_only, rows_per_task, stream_nanos};
 use crate::executor::RunCx;
 use crate::memory::View;
-use crate::vmath::{self, Level};
+use crate::vmath::{self, Isa, Level, multiversion};
 
 pub(super) const KERNELS: &[KernelDef] = &[
     KernelDef {
@@ -23,8 +23,67 @@ pub(super) const KERNELS: &[KernelDef] = &[
     },
 ];
 
-/// `sum of (x - mean)^2`, by partial sums of a fixed number of lanes.
-fn sum_squares(x: &[f32], mean: f32) -> f32 {
+multiversion! {
+    /// `sum of (x - mean)^2`, by partial sums of a fixed number of lanes.
+    fn sum_squares(x: &[f32], mean: f32) -> f32 = sum_squares_body;
+}
+multiversion! {
+    /// `(x - mean) * scale + bias`, each constant over the slice.
+    fn scale_row(x: &[f32], parameters: [f32; 3], out: &mut [f32]) = scale_row_body;
+}
+multiversion! {
+    /// `(x - mean) * scale + bias`, each with a value for every element.
+    fn scale_columns(x: &[f32], parameters: [&[f32]; 3], out: &mut [f32]) = scale_columns_body;
+}
+multiversion! {
+    /// `(x - mean) * rstd * weight + bias`, the first two constant over the row.
+    fn scale_layer(x: &[f32], statistics: [f32; 2], parameters: [&[f32]; 2], out: &mut [f32]) = scale_layer_body;
+}
+multiversion! {
+    /// Adds `(x - mean)^2` to `sums`, of which each `plane` neighbours have a mean of their own.
+    fn add_squares(sums: &mut [f32], x: &[f32], means: &[f32], plane: usize) = add_squares_body;
+}
+
+#[inline(always)]
+fn scale_row_body<const FMA: bool>(x: &[f32], [mean, scale, bias]: [f32; 3], out: &mut [f32]) {
+    for (o, &x) in out.iter_mut().zip(x) {
+        *o = (x - mean) * scale + bias;
+    }
+}
+
+#[inline(always)]
+fn scale_columns_body<const FMA: bool>(x: &[f32], [means, scales, biases]: [&[f32]; 3], out: &mut [f32]) {
+    let tables = means.iter().zip(scales).zip(biases);
+    for ((o, &x), ((&mean, &scale), &bias)) in out.iter_mut().zip(x).zip(tables) {
+        *o = (x - mean) * scale + bias;
+    }
+}
+
+#[inline(always)]
+fn scale_layer_body<const FMA: bool>(x: &[f32], [mean, rstd]: [f32; 2], [weight, bias]: [&[f32]; 2], out: &mut [f32]) {
+    for (((o, &x), &w), &b) in out.iter_mut().zip(x).zip(weight).zip(bias) {
+        *o = (x - mean) * rstd * w + b;
+    }
+}
+
+#[inline(always)]
+fn add_squares_body<const FMA: bool>(sums: &mut [f32], x: &[f32], means: &[f32], plane: usize) {
+    if plane == 1 {
+        for ((sum, &x), &mean) in sums.iter_mut().zip(x).zip(means) {
+            *sum += (x - mean) * (x - mean);
+        }
+        return;
+    }
+    let planes = sums.chunks_exact_mut(plane).zip(x.chunks_exact(plane));
+    for ((sums, x), &mean) in planes.zip(means) {
+        for (sum, &x) in sums.iter_mut().zip(x) {
+            *sum += (x - mean) * (x - mean);
+        }
+    }
+}
+
+#[inline(always)]
+fn sum_squares_body<const FMA: bool>(x: &[f32], mean: f32) -> f32 {
     const LANES: usize = 32;
     let mut lanes = [0.0; LANES];
     let (blocks, rest) = x.as_chunks::<LANES>();
@@ -65,10 +124,8 @@ fn layer_norm(cx: &CompileCx) -> Result<Compiled, String> {
             let rows = x.chunks_exact(width).zip(out.chunks_exact_mut(width));
             for ((x, out), (mean, rstd)) in rows.zip(means.iter_mut().zip(rstds)) {
                 *mean = vmath::sum(level, x) / width as f32;
-                *rstd = 1.0 / (sum_squares(x, *mean) / width as f32 + eps).sqrt();
-                for (((o, &x), &w), &b) in out.iter_mut().zip(x).zip(weight).zip(bias) {
-                    *o = (x - *mean) * *rstd * w + b;
-                }
+                *rstd = 1.0 / (sum_squares(level, x, *mean) / width as f32 + eps).sqrt();
+                scale_layer(level, x, [*mean, *rstd], [weight, bias], out);
             }
         },
     }))
@@ -114,6 +171,8 @@ impl Dims {
 
 /// Planes below this size are summed side by side rather than one after the other.
 const SMALL_PLANE: usize = 16;
+/// Rows below this size are over before a wider vector would pay for the call.
+const SHORT: usize = 64;
 /// Elements of an image that are summed side by side.
 const SIDE_BY_SIDE: usize = 256;
 
@@ -179,15 +238,8 @@ impl Statistics {
         );
         means.iter_mut().for_each(|m| *m /= count);
         let means = &*means;
-        let squares = |sums: &mut [f32], x: &[f32]| {
-            let planes = sums.chunks_exact_mut(plane).zip(x.chunks_exact(plane));
-            for ((sums, x), &mean) in planes.zip(means) {
-                for (sum, &x) in sums.iter_mut().zip(x) {
-                    *sum += (x - mean) * (x - mean);
-                }
-            }
-        };
-        self.totals(x, channels, variances, |i, x| sum_squares(x, means[i]), squares);
+        let squares = |sums: &mut [f32], x: &[f32]| add_squares(level, sums, x, means, plane);
+        self.totals(x, channels, variances, |i, x| sum_squares(level, x, means[i]), squares);
         variances.iter_mut().for_each(|v| *v /= count);
     }
 }
@@ -237,7 +289,7 @@ fn batch_norm(cx: &CompileCx) -> Result<Compiled, String> {
     Ok(Compiled {
         phases: vec![
             Box::new(measure),
-            normalise(x, out, dims),
+            normalise(x, out, dims, cx.level),
             running_statistics(cx, dims)?,
         ],
         shared: (TABLES + 1) * dims.channels,
@@ -300,14 +352,14 @@ fn batch_norm_inference(cx: &CompileCx) -> Result<Compiled, String> {
         },
     };
     Ok(Compiled {
-        phases: vec![Box::new(tables), normalise(x, cx.output(0), dims)],
+        phases: vec![Box::new(tables), normalise(x, cx.output(0), dims, cx.level)],
         shared: TABLES * dims.channels,
         private: 0,
     })
 }
 
 /// `(x - mean) * factor + bias` with the tables in shared scratch.
-fn normalise(x: View<f32>, out: View<f32>, dims: Dims) -> Box<dyn Kernel> {
+fn normalise(x: View<f32>, out: View<f32>, dims: Dims, level: Level) -> Box<dyn Kernel> {
     // Single elements go by images, whose channels are contiguous; larger planes one by one.
     let (rows, width) = if dims.plane == 1 {
         (dims.images, dims.channels)
@@ -331,15 +383,14 @@ fn normalise(x: View<f32>, out: View<f32>, dims: Dims) -> Box<dyn Kernel> {
             let (scales, biases) = rest.split_at(dims.channels);
             for (row, (x, out)) in own.zip(x.chunks_exact(width).zip(out.chunks_exact_mut(width))) {
                 if dims.plane == 1 {
-                    let tables = means.iter().zip(scales).zip(biases);
-                    for ((o, &x), ((&mean, &scale), &bias)) in out.iter_mut().zip(x).zip(tables) {
-                        *o = (x - mean) * scale + bias;
-                    }
+                    scale_columns(level, x, [means, scales, biases], out);
                 } else {
                     let c = row % dims.channels;
-                    let (mean, scale, bias) = (means[c], scales[c], biases[c]);
-                    for (o, &x) in out.iter_mut().zip(x) {
-                        *o = (x - mean) * scale + bias;
+                    let parameters = [means[c], scales[c], biases[c]];
+                    if width < SHORT {
+                        scale_row_body::<false>(x, parameters, out);
+                    } else {
+                        scale_row(level, x, parameters, out);
                     }
                 }
             }

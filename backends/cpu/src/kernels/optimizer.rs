@@ -3,6 +3,7 @@
 use super::{CHUNK, CompileCx, Compiled, KernelDef, Task, chunk, chunks, f32_only, stream_nanos};
 use crate::executor::RunCx;
 use crate::memory::View;
+use crate::vmath::{Isa, Level, multiversion};
 
 pub(super) const KERNELS: &[KernelDef] = &[
     KernelDef {
@@ -14,22 +15,22 @@ pub(super) const KERNELS: &[KernelDef] = &[
         name: "optim.momentum",
         supports: f32_only,
         compile: |cx| match cx.attrs().bool("nesterov")? {
-            true => update(cx, momentum::<true>),
-            false => update(cx, momentum::<false>),
+            true => update(cx, nesterov),
+            false => update(cx, momentum),
         },
     },
     KernelDef {
         name: "optim.adam",
         supports: f32_only,
         compile: |cx| match cx.attrs().bool("decoupled")? {
-            true => update(cx, adam::<true>),
-            false => update(cx, adam::<false>),
+            true => update(cx, adamw),
+            false => update(cx, adam),
         },
     },
 ];
 
 /// An update of `T` tensors (the parameter first) by a gradient and `S` scalars.
-type Rule<const T: usize, const S: usize> = fn([&mut [f32]; T], &[f32], [f32; S]);
+type Rule<const T: usize, const S: usize> = fn(Level, [&mut [f32]; T], &[f32], [f32; S]);
 
 /// Operands are the parameter, the gradient, the other tensors and the scalars; results are the tensors.
 fn update<const T: usize, const S: usize>(cx: &CompileCx, rule: Rule<T, S>) -> Result<Compiled, String> {
@@ -37,7 +38,7 @@ fn update<const T: usize, const S: usize>(cx: &CompileCx, rule: Rule<T, S>) -> R
     let old: [View<f32>; T] = std::array::from_fn(|t| cx.input(operand(t)));
     let new: [View<f32>; T] = std::array::from_fn(|t| cx.output(t));
     let in_place: [bool; T] = std::array::from_fn(|t| cx.input_buffer(operand(t)) == cx.output_buffer(t));
-    let grad = cx.input::<f32>(1);
+    let (grad, level) = (cx.input::<f32>(1), cx.level);
     let scalars: [View<f32>; S] = std::array::from_fn(|s| cx.input(T + 1 + s));
     let written = |operand: usize| (0..T).any(|t| cx.output_buffer(t) == cx.input_buffer(operand));
     // A gradient that is one of the written tensors is set aside before it changes.
@@ -74,7 +75,7 @@ fn update<const T: usize, const S: usize>(cx: &CompileCx, rule: Rule<T, S>) -> R
                 }
                 (new.map(|n| n.slice_mut(range.clone())), own)
             };
-            rule(tensors, grad, scalars);
+            rule(level, tensors, grad, scalars);
         },
     };
     Ok(Compiled {
@@ -84,13 +85,53 @@ fn update<const T: usize, const S: usize>(cx: &CompileCx, rule: Rule<T, S>) -> R
     })
 }
 
-fn sgd([p]: [&mut [f32]; 1], grad: &[f32], [lr, decay]: [f32; 2]) {
+multiversion! {
+    fn sgd(tensors: [&mut [f32]; 1], grad: &[f32], scalars: [f32; 2]) = sgd_body;
+}
+multiversion! {
+    fn momentum(tensors: [&mut [f32]; 2], grad: &[f32], scalars: [f32; 3]) = momentum_body;
+}
+multiversion! {
+    fn nesterov(tensors: [&mut [f32]; 2], grad: &[f32], scalars: [f32; 3]) = nesterov_body;
+}
+multiversion! {
+    fn adam(tensors: [&mut [f32]; 3], grad: &[f32], scalars: [f32; 7]) = adam_body;
+}
+multiversion! {
+    fn adamw(tensors: [&mut [f32]; 3], grad: &[f32], scalars: [f32; 7]) = adamw_body;
+}
+
+// None of the bodies fuses products and sums: updates are the same on every processor.
+
+#[inline(always)]
+fn momentum_body<const FMA: bool>(tensors: [&mut [f32]; 2], grad: &[f32], scalars: [f32; 3]) {
+    momentum_rule::<false>(tensors, grad, scalars);
+}
+
+#[inline(always)]
+fn nesterov_body<const FMA: bool>(tensors: [&mut [f32]; 2], grad: &[f32], scalars: [f32; 3]) {
+    momentum_rule::<true>(tensors, grad, scalars);
+}
+
+#[inline(always)]
+fn adam_body<const FMA: bool>(tensors: [&mut [f32]; 3], grad: &[f32], scalars: [f32; 7]) {
+    adam_rule::<false>(tensors, grad, scalars);
+}
+
+#[inline(always)]
+fn adamw_body<const FMA: bool>(tensors: [&mut [f32]; 3], grad: &[f32], scalars: [f32; 7]) {
+    adam_rule::<true>(tensors, grad, scalars);
+}
+
+#[inline(always)]
+fn sgd_body<const FMA: bool>([p]: [&mut [f32]; 1], grad: &[f32], [lr, decay]: [f32; 2]) {
     for (p, &g) in p.iter_mut().zip(grad) {
         *p -= lr * (g + *p * decay);
     }
 }
 
-fn momentum<const NESTEROV: bool>([p, v]: [&mut [f32]; 2], grad: &[f32], [lr, decay, momentum]: [f32; 3]) {
+#[inline(always)]
+fn momentum_rule<const NESTEROV: bool>([p, v]: [&mut [f32]; 2], grad: &[f32], [lr, decay, momentum]: [f32; 3]) {
     for ((p, v), &g) in p.iter_mut().zip(v).zip(grad) {
         let g = g + *p * decay;
         *v = *v * momentum + g;
@@ -99,7 +140,12 @@ fn momentum<const NESTEROV: bool>([p, v]: [&mut [f32]; 2], grad: &[f32], [lr, de
     }
 }
 
-fn adam<const DECOUPLED: bool>([p, m, v]: [&mut [f32]; 3], grad: &[f32], [lr, b1, b2, eps, decay, c1, c2]: [f32; 7]) {
+#[inline(always)]
+fn adam_rule<const DECOUPLED: bool>(
+    [p, m, v]: [&mut [f32]; 3],
+    grad: &[f32],
+    [lr, b1, b2, eps, decay, c1, c2]: [f32; 7],
+) {
     let (rest1, rest2) = (1.0 - b1, 1.0 - b2);
     // Reciprocals once: the square root and the one division left are the slowest operations here.
     let (unbias1, unbias2) = (1.0 / c1, 1.0 / c2);

@@ -81,7 +81,7 @@ fn by_strips(
 }
 
 fn average(cx: &CompileCx, planes: usize, plane: Plane) -> Compiled {
-    let (x, out) = (cx.input::<f32>(0), cx.output::<f32>(0));
+    let (x, out, level) = (cx.input::<f32>(0), cx.output::<f32>(0), cx.level);
     let weights = vec![1.0 / plane.taps.len() as f32; plane.taps.len()];
     by_strips(planes, plane, move |plane, index, strip, scratch| {
         let (source, result) = (index * plane.elements(), index * plane.windows());
@@ -95,7 +95,7 @@ fn average(cx: &CompileCx, planes: usize, plane: Plane) -> Compiled {
         };
         out.fill(0.0);
         plane.load(x, &strip, 0.0, scratch);
-        plane.correlate(scratch, &strip, &weights, out);
+        plane.correlate(level, scratch, &strip, &weights, out);
     })
 }
 

@@ -25,7 +25,7 @@ const SQRT_HALF_BITS: u32 = 0x3f35_04f3;
 
 /// `a * b + c`, fused where that is a single instruction.
 #[inline(always)]
-pub(super) fn mul_add<const FMA: bool>(a: f32, b: f32, c: f32) -> f32 {
+pub(crate) fn mul_add<const FMA: bool>(a: f32, b: f32, c: f32) -> f32 {
     if FMA { a.mul_add(b, c) } else { a * b + c }
 }
 

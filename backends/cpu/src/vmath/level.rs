@@ -1,15 +1,15 @@
 //! The instruction-set level, and the macro that compiles a loop once per level.
 
-/// The widest instruction set that the block functions may use.
+/// The widest instruction set that loops compiled by `multiversion!` may use.
 ///
-/// A `Level` other than [`Level::BASELINE`] can only be had from [`detect`] or
-/// [`Level::available`], so holding one proves that the CPU has its
-/// instructions. That proof is what makes the calls in `multiversion!` sound.
+/// A `Level` other than [`Level::BASELINE`] comes from [`detect`] or
+/// [`Level::available`] alone, so holding one proves that the CPU has its instructions. That proof is what makes the calls in `multiversion!` sound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Level(pub(super) Isa);
+pub(crate) struct Level(Isa);
 
+/// What a [`Level`] stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Isa {
+pub(crate) enum Isa {
     Baseline,
     #[cfg(target_arch = "x86_64")]
     Avx2,
@@ -23,7 +23,12 @@ impl Level {
 
     /// Whether the baseline has a fused multiply-add instruction; without one,
     /// `f32::mul_add` would be a call into the C library for every element.
-    pub(super) const BASELINE_FMA: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
+    pub(crate) const BASELINE_FMA: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
+
+    /// The instruction set, for `multiversion!`.
+    pub(crate) fn isa(self) -> Isa {
+        self.0
+    }
 
     /// Every level this CPU can run, narrowest first.
     #[cfg(test)]
@@ -110,7 +115,7 @@ macro_rules! multiversion {
                 $body::<true $(, $g)?>($($arg),*)
             }
 
-            match level.0 {
+            match level.isa() {
                 Isa::Baseline => {
                     $body::<{ Level::BASELINE_FMA } $(, $g)?>($($arg),*)
                 }
@@ -125,4 +130,4 @@ macro_rules! multiversion {
         }
     };
 }
-pub(super) use multiversion;
+pub(crate) use multiversion;

@@ -61,7 +61,8 @@ mod wide;
 
 pub(crate) use binary::{Binary, Compare, binary, compare, select};
 pub(crate) use int::{Int, IntBinary, binary_int, compare_int};
-pub(crate) use level::{Level, detect};
+pub(crate) use kernels::mul_add;
+pub(crate) use level::{Isa, Level, detect, multiversion};
 pub(crate) use operand::{Element, Operand};
 pub(crate) use reduce::{add_assign, max, max_assign, sum, sum_exp_sub};
 pub(crate) use unary::{Unary, unary, unary_in_place};

@@ -1,5 +1,7 @@
 //! Convolutions with one input channel per group: no product of matrices, but windows over planes.
 
+use std::ops::Range;
+
 use meganeura_core::ops::Conv2dDims;
 
 use super::plane::{Axis, LANES, Plane, lanes};
@@ -44,7 +46,7 @@ pub(super) fn forward(cx: &CompileCx, dims: Conv2dDims) -> Compiled {
     let (x, w, y) = (cx.input::<f32>(0), cx.input::<f32>(1), cx.output::<f32>(0));
     let [rows, columns] = axes(&dims);
     let plane = Plane::new(rows, columns);
-    let taps = plane.taps.len();
+    let (taps, level) = (plane.taps.len(), cx.level);
     let multiplier = dims.o / dims.c;
     let items = dims.n * dims.o * plane.strips();
     let per_task = rows_per_task(plane.windows() * taps / plane.strips().max(1));
@@ -71,7 +73,7 @@ pub(super) fn forward(cx: &CompileCx, dims: Conv2dDims) -> Compiled {
                 };
                 y.fill(0.0);
                 plane.load(x, &strip, 0.0, scratch);
-                plane.correlate(scratch, &strip, w, y);
+                plane.correlate(level, scratch, &strip, w, y);
             }
         },
     };
@@ -86,7 +88,7 @@ pub(super) fn input_grad(cx: &CompileCx, dims: Conv2dDims) -> Compiled {
     let (dy, w, dx) = (cx.input::<f32>(0), cx.input::<f32>(1), cx.output::<f32>(0));
     let [rows, columns] = axes(&dims);
     let plane = Plane::transposed(rows, columns);
-    let taps = plane.taps.len();
+    let (taps, level) = (plane.taps.len(), cx.level);
     let multiplier = dims.o / dims.c;
     let items = dims.n * dims.c * plane.strips();
     let per_task = rows_per_task(plane.windows() * taps * multiplier / plane.strips().max(1));
@@ -115,7 +117,7 @@ pub(super) fn input_grad(cx: &CompileCx, dims: Conv2dDims) -> Compiled {
                         )
                     };
                     plane.load(dy, &strip, 0.0, scratch);
-                    plane.correlate(scratch, &strip, w, dx);
+                    plane.correlate(level, scratch, &strip, w, dx);
                 }
             }
         },
@@ -174,7 +176,7 @@ pub(super) fn weight_grad(cx: &CompileCx, dims: Conv2dDims) -> Compiled {
 
 /// Sum over the windows of a strip of what a tap sees times the window's gradient, by partial sums of a fixed
 /// number of lanes.
-fn dot(plane: &Plane, scratch: &[f32], strip: &std::ops::Range<usize>, tap: usize, dy: &[f32]) -> f32 {
+fn dot(plane: &Plane, scratch: &[f32], strip: &Range<usize>, tap: usize, dy: &[f32]) -> f32 {
     let width = plane.columns.windows;
     let mut sums = [0.0; LANES];
     for row in strip.clone() {

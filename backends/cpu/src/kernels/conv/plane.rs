@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 use super::aligned;
+use crate::vmath::{Isa, Level, mul_add, multiversion};
 
 /// Results that are computed together.
 pub(in crate::kernels) const LANES: usize = 16;
@@ -142,6 +143,22 @@ impl Plane {
                     .step_by(spread)
                     .zip(from)
                     .for_each(|(t, &x)| *t = x),
+                (2, _) => {
+                    let (even, odd) = to.split_at_mut(self.part_len);
+                    let [first, second] = if start.is_multiple_of(2) {
+                        [even, odd]
+                    } else {
+                        [odd, even]
+                    };
+                    let (first, second) = (&mut first[start / 2..], &mut second[start.div_ceil(2)..]);
+                    let (pairs, rest) = from.as_chunks::<2>();
+                    for ((a, b), &[x, y]) in first.iter_mut().zip(second).zip(pairs) {
+                        (*a, *b) = (x, y);
+                    }
+                    if let [x] = rest {
+                        first[pairs.len()] = *x;
+                    }
+                }
                 (split, _) => {
                     for (skip, position) in (start..start + split.min(from.len())).enumerate() {
                         let to = &mut to[position % split * self.part_len + position / split..];
@@ -162,6 +179,7 @@ impl Plane {
     /// Adds the weighted taps of a strip that was loaded to its results.
     pub(in crate::kernels) fn correlate(
         &self,
+        level: Level,
         scratch: &[f32],
         strip: &Range<usize>,
         weights: &[f32],
@@ -170,22 +188,32 @@ impl Plane {
         let width = self.columns.windows.max(1);
         for (row, out) in strip.clone().zip(out.chunks_exact_mut(width)) {
             let x = self.row(scratch, strip, row);
-            for (block, out) in out.chunks_mut(LANES).enumerate() {
-                let mut sums = [0.0; LANES];
-                for (&tap, &w) in self.taps.iter().zip(weights) {
-                    for (sum, &x) in sums.iter_mut().zip(lanes(x, tap + block * LANES)) {
-                        *sum += w * x;
-                    }
-                }
-                for (out, sum) in out.iter_mut().zip(sums) {
-                    *out += sum;
-                }
+            correlate_row(level, x, &self.taps, weights, out);
+        }
+    }
+}
+
+multiversion! {
+    fn correlate_row(x: &[f32], taps: &[usize], weights: &[f32], out: &mut [f32]) = correlate_row_body;
+}
+
+#[inline(always)]
+fn correlate_row_body<const FMA: bool>(x: &[f32], taps: &[usize], weights: &[f32], out: &mut [f32]) {
+    for (block, out) in out.chunks_mut(LANES).enumerate() {
+        let mut sums = [0.0; LANES];
+        for (&tap, &w) in taps.iter().zip(weights) {
+            for (sum, &x) in sums.iter_mut().zip(lanes(x, tap + block * LANES)) {
+                *sum = mul_add::<FMA>(w, x, *sum);
             }
+        }
+        for (out, sum) in out.iter_mut().zip(sums) {
+            *out += sum;
         }
     }
 }
 
 /// A vector of elements.
+#[inline(always)]
 pub(in crate::kernels) fn lanes(x: &[f32], at: usize) -> &[f32; LANES] {
     match x[at..].first_chunk() {
         Some(lanes) => lanes,
