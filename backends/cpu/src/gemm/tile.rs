@@ -82,49 +82,72 @@ pub(super) unsafe fn multiply<
             V::prefetch(row.wrapping_add(tile.cols - 1));
         }
         let mut b = tile.b;
-        let mut step = |rows: &[*const f32; ROWS], p: usize, b: *const f32| {
-            let mut line = [V::zero(); VECTORS];
-            for (j, vector) in line.iter_mut().enumerate() {
-                let from = b.add(j * V::LANES);
-                *vector = if MASKED && j == VECTORS - 1 {
-                    V::load_masked(from, mask)
-                } else {
-                    V::load(from)
-                };
-            }
-            for (i, row) in sums.iter_mut().enumerate() {
-                let factor = V::splat(if BY_ROWS {
-                    rows[i].add(p)
-                } else {
-                    rows[0].wrapping_add(p * tile.a_col).add(i)
-                });
-                for (sum, vector) in row.iter_mut().zip(line) {
-                    *sum = vector.mul_add(factor, *sum);
-                }
-            }
-        };
-        let advance = |rows: &mut [*const f32; ROWS], by: usize| {
-            if BY_ROWS {
-                for row in rows {
-                    *row = row.wrapping_add(by);
-                }
-            } else {
-                rows[0] = rows[0].wrapping_add(by * tile.a_col);
-            }
-        };
         for _ in 0..tile.k / UNROLL {
             for p in 0..UNROLL {
-                step(&rows, p, b);
+                step::<V, ROWS, VECTORS, MASKED, BY_ROWS>(tile, mask, &rows, p, b, &mut sums);
                 b = b.wrapping_add(tile.b_row);
             }
-            advance(&mut rows, UNROLL);
+            advance::<ROWS, BY_ROWS>(tile, &mut rows, UNROLL);
         }
         for _ in 0..tile.k % UNROLL {
-            step(&rows, 0, b);
+            step::<V, ROWS, VECTORS, MASKED, BY_ROWS>(tile, mask, &rows, 0, b, &mut sums);
             b = b.wrapping_add(tile.b_row);
-            advance(&mut rows, 1);
+            advance::<ROWS, BY_ROWS>(tile, &mut rows, 1);
         }
         finish::<V, ROWS, VECTORS, MASKED>(tile, &sums);
+    }
+}
+
+/// Adds one step along k to the sums: the line of B at `b`, times column `p` of A counted from `rows`.
+///
+/// A function, not a closure: a closure cannot be forced inline, and out of line it would lack the kernel's
+/// instruction set, so that every multiplication became a call.
+///
+/// # Safety
+///
+/// As for [`multiply`].
+#[inline(always)]
+unsafe fn step<V: Vector, const ROWS: usize, const VECTORS: usize, const MASKED: bool, const BY_ROWS: bool>(
+    tile: &Tile,
+    mask: V::Mask,
+    rows: &[*const f32; ROWS],
+    p: usize,
+    b: *const f32,
+    sums: &mut [[V; VECTORS]; ROWS],
+) {
+    // SAFETY: rows below ROWS, k steps below tile.k, columns below tile.cols.
+    unsafe {
+        let mut line = [V::zero(); VECTORS];
+        for (j, vector) in line.iter_mut().enumerate() {
+            let from = b.add(j * V::LANES);
+            *vector = if MASKED && j == VECTORS - 1 {
+                V::load_masked(from, mask)
+            } else {
+                V::load(from)
+            };
+        }
+        for (i, row) in sums.iter_mut().enumerate() {
+            let factor = V::splat(if BY_ROWS {
+                rows[i].add(p)
+            } else {
+                rows[0].wrapping_add(p * tile.a_col).add(i)
+            });
+            for (sum, vector) in row.iter_mut().zip(line) {
+                *sum = vector.mul_add(factor, *sum);
+            }
+        }
+    }
+}
+
+/// Moves the addresses of A by some steps along k.
+#[inline(always)]
+fn advance<const ROWS: usize, const BY_ROWS: bool>(tile: &Tile, rows: &mut [*const f32; ROWS], by: usize) {
+    if BY_ROWS {
+        for row in rows {
+            *row = row.wrapping_add(by);
+        }
+    } else {
+        rows[0] = rows[0].wrapping_add(by * tile.a_col);
     }
 }
 
