@@ -148,17 +148,12 @@ fn verify_dispatch(d: &Dispatch) -> Result<(), String> {
         if d.outputs[..port].iter().any(|o| o.buffer == output.buffer) {
             return Err(format!("two of its results share {}", output.buffer));
         }
-        for (operand, input) in d.inputs.iter().enumerate() {
-            if input.buffer == output.buffer && !op.writes().contains(&(operand, port)) {
-                // A written operand may be read under a second name, as a gradient that is the parameter.
-                let written = op
-                    .writes()
-                    .iter()
-                    .any(|&(o, p)| p == port && d.inputs[o].buffer == output.buffer);
-                if !written {
-                    return Err(format!("a result overwrites its operand in {}", output.buffer));
-                }
-            }
+        // In place only over the operand that the operator writes, under whatever other names it is read too, as
+        // a gradient that is the parameter.
+        let shares = |operand: &Operand| operand.buffer == output.buffer;
+        let declared = op.writes().iter().any(|&(o, p)| p == port && shares(&d.inputs[o]));
+        if d.inputs.iter().any(shares) && !declared {
+            return Err(format!("a result overwrites its operand in {}", output.buffer));
         }
     }
     Ok(())
