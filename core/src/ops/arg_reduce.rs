@@ -17,6 +17,7 @@ impl Operator for Argmax {
 
     fn doc(&self) -> Doc {
         Doc {
+            shapes: "x: any shape with at least one axis -> x without the axis",
             formula: "u32 index of the first largest element along an axis, which is removed; a NaN counts as largest",
             source: "NumPy `argmax`",
         }

@@ -59,6 +59,7 @@ impl Operator for BatchNorm {
 
     fn doc(&self) -> Doc {
         Doc {
+            shapes: "x [batch, c, ...], weight, bias, running mean and variance [c] -> out as x, the others [c]",
             formula: "(x - mean) * rstd * weight + bias per channel (axis 1), with mean and biased variance of the batch; running statistics become (1 - momentum) * running + momentum * batch (unbiased variance); ports 1 to 4 are the new running mean and variance, the batch mean and rstd",
             source: "Ioffe and Szegedy, 2015; running statistics as in PyTorch",
         }
@@ -211,6 +212,7 @@ impl Operator for BatchNormInference {
 
     fn doc(&self) -> Doc {
         Doc {
+            shapes: "x [batch, c, ...], weight, bias, mean, variance [c] -> as x",
             formula: "(x - mean) / sqrt(var + eps) * weight + bias per channel (axis 1), with given statistics",
             source: "Ioffe and Szegedy, 2015, algorithm 2",
         }

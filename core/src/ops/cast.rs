@@ -17,6 +17,7 @@ impl Operator for Cast {
 
     fn doc(&self) -> Doc {
         Doc {
+            shapes: "x: any shape -> the same",
             formula: "x in another element type: floats round to nearest even, floats to integers truncate and saturate (NaN to 0), integers to integers wrap",
             source: "IEEE 754 and Rust's `as`",
         }

@@ -16,6 +16,7 @@ impl Operator for Concat {
 
     fn doc(&self) -> Doc {
         Doc {
+            shapes: "operands equal in all axes but one -> their sizes added up along it",
             formula: "the operands one after the other along an axis",
             source: "NumPy `concatenate`",
         }

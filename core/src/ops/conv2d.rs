@@ -378,6 +378,7 @@ impl Operator for Conv2d {
 
     fn doc(&self) -> Doc {
         Doc {
+            shapes: "x [batch, channels, height, width], w [out channels, channels / groups, kernel height, kernel width] -> [batch, out channels, out height, out width], out = (size + 2 padding - dilation (kernel - 1) - 1) / stride + 1 rounded down",
             formula: "y[n, o, i, j] = sum over c, p, q of x[n, c, i stride - padding + p dilation, j stride - padding + q dilation] w[o, c, p, q]; zero outside, per group",
             source: "cross-correlation, as deep learning calls convolution (LeCun et al., 1989)",
         }
@@ -436,6 +437,7 @@ impl Operator for Conv2dInputGrad {
 
     fn doc(&self) -> Doc {
         Doc {
+            shapes: "dy [batch, out channels, out height, out width], w as in conv2d -> [batch, channels, input_size]",
             formula: "dx of conv2d: each product x w -> y of the convolution adds dy w to dx",
             source: "transpose of conv2d in its first operand",
         }
@@ -494,6 +496,7 @@ impl Operator for Conv2dWeightGrad {
 
     fn doc(&self) -> Doc {
         Doc {
+            shapes: "x, dy as in conv2d -> [out channels, channels / groups, kernel_size]",
             formula: "dw of conv2d: each product x w -> y of the convolution adds x dy to dw",
             source: "transpose of conv2d in its second operand",
         }

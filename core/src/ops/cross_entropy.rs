@@ -95,6 +95,7 @@ impl Operator for CrossEntropy {
 
     fn doc(&self) -> Doc {
         Doc {
+            shapes: "logits [rows..., classes], labels [rows..., classes] -> loss [], lse [rows...]",
             formula: "-1/rows * sum over rows and classes of labels * log_softmax(logits); port 1 is ln(sum of e^logits) of each row",
             source: "cross-entropy with class probabilities",
         }
@@ -178,6 +179,7 @@ impl Operator for CrossEntropyIds {
 
     fn doc(&self) -> Doc {
         Doc {
+            shapes: "logits [rows..., classes], ids [rows...] -> loss [], lse [rows...]",
             formula: "-1/rows * sum over rows of log_softmax(logits)[id]; port 1 is ln(sum of e^logits) of each row; an id >= classes is an error of the step",
             source: "cross-entropy with class ids",
         }
@@ -202,6 +204,10 @@ impl Operator for CrossEntropyIds {
             ));
         }
         Ok(types)
+    }
+
+    fn index_bound(&self, call: &Call) -> Option<(usize, usize)> {
+        Some((1, *call.inputs[0].shape.last()?))
     }
 
     fn gradient(&self) -> Gradient<'_> {

@@ -22,6 +22,7 @@ impl Operator for Dropout {
 
     fn doc(&self) -> Doc {
         Doc {
+            shapes: "x: any shape; seed, step: [] -> x",
             formula: "0 with probability p, else x / (1 - p); the choice depends on (seed, uid, step, element)",
             source: "Srivastava et al., 2014, in its inverted form",
         }

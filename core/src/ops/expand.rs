@@ -17,6 +17,7 @@ impl Operator for Expand {
 
     fn doc(&self) -> Doc {
         Doc {
+            shapes: "x: any shape; shape: one that x broadcasts to -> that shape",
             formula: "x repeated along axes of size 1 and along new leading axes",
             source: "NumPy `broadcast_to`",
         }

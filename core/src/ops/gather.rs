@@ -1,4 +1,4 @@
-//! Rows of a table, chosen by index.
+//! Parts of a tensor along an axis, chosen by index.
 
 use super::sample::{Sample, SampleInput, Sizes};
 use super::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
@@ -17,8 +17,9 @@ impl Operator for Gather {
 
     fn doc(&self) -> Doc {
         Doc {
-            formula: "y[i..., j...] = table[indices[i...], j...]; an index outside of the table is an error of the step",
-            source: "NumPy `take` along axis 0; an embedding lookup",
+            shapes: "indices [i...] (u32), table [o..., n, j...] with n at the axis -> [o..., i..., j...]",
+            formula: "y[o..., i..., j...] = table[o..., indices[i...], j...]; an index outside of the axis is an error of the step",
+            source: "NumPy `take`; an embedding lookup along axis 0",
         }
     }
 
@@ -38,30 +39,45 @@ impl Operator for Gather {
         if table.shape.rank() == 0 {
             return Err("the table is a scalar; it needs rows".into());
         }
-        let mut dims = indices.shape.to_vec();
-        dims.extend_from_slice(&table.shape[1..]);
+        let axis = table.shape.axis(call.attrs.int("axis")?)?;
+        let mut dims = table.shape[..axis].to_vec();
+        dims.extend_from_slice(&indices.shape);
+        dims.extend_from_slice(&table.shape[axis + 1..]);
         Ok(vec![TensorType::new(table.dtype, Shape::new(&dims)?)])
+    }
+
+    fn index_bound(&self, call: &Call) -> Option<(usize, usize)> {
+        let [_, rows, _] = around_axis(&call.inputs[1].shape, call.attrs.int("axis").ok()?);
+        Some((0, rows))
     }
 
     fn gradient(&self) -> Gradient<'_> {
         Gradient::rule(|cx| {
             let (indices, table) = (cx.operand(0), cx.operand(1));
-            let rows = cx.shape(table)[0];
+            let shape = Shape::new(cx.shape(table))?;
+            let axis = shape.axis(cx.attrs().int("axis")?)?;
             let dy = cx.grad(0);
-            Ok(vec![None, Some(cx.scatter_add(indices, dy, rows).into())])
+            let rows = shape[axis];
+            Ok(vec![
+                None,
+                Some(cx.scatter_add_axis(indices, dy, rows, axis as i32).into()),
+            ])
         })
     }
 
     fn semantics(&self) -> Semantics<'_> {
         Semantics::primitive(|call| {
             let (indices, table) = (call.inputs[0], call.inputs[1]);
-            let row: usize = table.shape()[1..].iter().product();
+            let [outer, rows, row] = around_axis(&table.ty.shape, call.int("axis"));
             let mut out = Vec::new();
-            for &i in &indices.data {
-                let start = i as usize * row;
-                match table.data.get(start..start + row) {
-                    Some(data) => out.extend_from_slice(data),
-                    None => out.extend(std::iter::repeat_n(f64::NAN, row)),
+            for o in 0..outer {
+                for &i in &indices.data {
+                    let i = i as usize;
+                    let start = (o * rows + i) * row;
+                    match table.data.get(start..start + row).filter(|_| i < rows) {
+                        Some(data) => out.extend_from_slice(data),
+                        None => out.extend(std::iter::repeat_n(f64::NAN, row)),
+                    }
                 }
             }
             vec![out]
@@ -78,22 +94,34 @@ impl Operator for Gather {
 
     fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {
         let (rows, width, count) = (sizes.dim(60), sizes.dim(40), sizes.dim(50));
-        let cases: Vec<(Vec<usize>, Vec<usize>)> = vec![
-            (vec![5], vec![3, 4]),
-            (vec![2, 3], vec![7, 2]),
-            (vec![], vec![4, 2]),
-            (vec![6], vec![9]),
-            (vec![3], vec![4, 2, 3]),
-            (vec![count], vec![rows, width]),
+        let cases: Vec<(Vec<usize>, Vec<usize>, usize)> = vec![
+            (vec![5], vec![3, 4], 0),
+            (vec![2, 3], vec![7, 2], 0),
+            (vec![], vec![4, 2], 0),
+            (vec![6], vec![9], 0),
+            (vec![3], vec![4, 2, 3], 0),
+            (vec![count], vec![rows, width], 0),
+            (vec![3], vec![4, 2, 3], 1),
+            (vec![2, 2], vec![4, 5], 1),
+            (vec![count], vec![3, rows, width], 1),
+            (vec![count], vec![width, rows], 1),
         ];
         cases
             .into_iter()
-            .map(|(indices, table)| {
-                let inputs = vec![SampleInput::below(&indices, table[0]), SampleInput::f32(&table)];
-                Sample::new(format!("{indices:?} of {table:?}"), inputs, Attrs::new())
+            .map(|(indices, table, axis)| {
+                let inputs = vec![SampleInput::below(&indices, table[axis]), SampleInput::f32(&table)];
+                let label = format!("{indices:?} of {table:?} along {axis}");
+                Sample::new(label, inputs, Attrs::new().with("axis", axis))
             })
             .collect()
     }
+}
+
+/// Numbers of elements before, at and after an axis that `infer` has accepted.
+pub(super) fn around_axis(shape: &Shape, axis: i64) -> [usize; 3] {
+    let axis = shape.axis(axis).unwrap_or(0);
+    let product = |dims: &[usize]| dims.iter().product();
+    [product(&shape[..axis]), shape[axis], product(&shape[axis + 1..])]
 }
 
 impl Graph {
@@ -101,7 +129,16 @@ impl Graph {
     /// table is an error of the step that meets it.
     #[track_caller]
     pub fn gather(&mut self, indices: impl Into<Value>, table: impl Into<Value>) -> NodeId {
-        self.call(OpRef::new(&Gather), Attrs::new(), vec![indices.into(), table.into()])
+        self.gather_axis(indices, table, 0)
+    }
+
+    /// Parts `indices [i...]` (`u32`) of `table [o..., n, j...]` along the axis of size `n`, as
+    /// `[o..., i..., j...]`; a negative axis counts from the last. An index outside of the axis is an error
+    /// of the step that meets it.
+    #[track_caller]
+    pub fn gather_axis(&mut self, indices: impl Into<Value>, table: impl Into<Value>, axis: i32) -> NodeId {
+        let attrs = Attrs::new().with("axis", axis);
+        self.call(OpRef::new(&Gather), attrs, vec![indices.into(), table.into()])
     }
 
     /// Embedding lookup: [`Graph::gather`] under its usual name.

@@ -26,6 +26,7 @@ impl Operator for LayerNorm {
 
     fn doc(&self) -> Doc {
         Doc {
+            shapes: "x [..., d], weight [d], bias [d] -> out [..., d], mean [..., 1], rstd [..., 1]",
             formula: "(x - mean) * rstd * weight + bias over the last axis, rstd = 1 / sqrt(var + eps) with the biased variance; ports 1 and 2 are mean and rstd",
             source: "Ba, Kiros and Hinton, 2016",
         }

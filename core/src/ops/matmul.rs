@@ -101,6 +101,7 @@ impl Operator for MatMul {
 
     fn doc(&self) -> Doc {
         Doc {
+            shapes: "A [..., m, k], B [..., k, n] (either with its last axes swapped if transposed); leading axes broadcast -> [..., m, n]",
             formula: "C[..., i, j] = sum over p of A[..., i, p] B[..., p, j]; transpose_a reads A as [p, i], transpose_b reads B as [j, p]; leading axes broadcast",
             source: "BLAS `gemm`, NumPy `matmul`",
         }

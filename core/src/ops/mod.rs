@@ -1,10 +1,11 @@
 //! Operators: an open set, one place each.
 //!
 //! Everything the library knows about an operator is in its own file here: types, gradient, reference
-//! semantics or decomposition, cost, sample cases and the builder method. Adding one is a new file and
-//! one line in the table below. Passes, planning and backends never match on an operator's name; a plugin's
-//! operator is registered with [`register_op!`](crate::register_op) and is in no way different.
+//! semantics or decomposition, cost, sample cases and the builder method. This file is the list: adding an
+//! operator is a new file and its entry here ([`operator`] says what an operator is). Passes,
+//! planning and backends never match on an operator's name; a plugin's operator is registered with [`register_op!`](crate::register_op) and is in no way different.
 
+mod operator;
 pub mod sample;
 
 mod arg_reduce;
@@ -34,15 +35,7 @@ mod softmax;
 mod stop_gradient;
 mod write;
 
-use std::fmt;
-use std::ops::Deref;
-
-use crate::attrs::Attrs;
-pub use crate::autodiff::GradCx;
-use crate::graph::{Graph, Value};
-pub use crate::reference::{RefCall, RefTensor};
-use crate::shape::TensorType;
-use sample::{Sample, Sizes};
+pub use operator::*;
 
 pub use conv2d::{Conv2dDims, Conv2dOptions};
 pub use dropout::drop_threshold;
@@ -50,6 +43,10 @@ pub use matmul::MatMulDims;
 pub use optimizer::AdamScalars;
 pub use pool2d::{Pool2dDims, Pool2dOptions};
 pub use random::{SEED_SCALAR, STEP_SCALAR, random_word};
+
+macro_rules! ops {
+    ($($op:expr),* $(,)?) => { vec![$(OpRef::new(&$op)),*] };
+}
 
 /// The operator whose kernel copies operand 1 over operand 0: how the planner writes persistent data that
 /// could not be computed in place.
@@ -101,279 +98,4 @@ pub(crate) fn builtin() -> Vec<OpRef> {
     ];
     ops.extend(elementwise::rows());
     ops
-}
-
-macro_rules! ops {
-    ($($op:expr),* $(,)?) => { vec![$(OpRef::new(&$op)),*] };
-}
-use ops;
-
-/// Number of operands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Arity {
-    /// Exactly so many.
-    Exactly(usize),
-    /// So many or more.
-    AtLeast(usize),
-    /// From the first to the second, both included.
-    Between(usize, usize),
-}
-
-impl Arity {
-    /// Whether `count` operands are right.
-    ///
-    /// # Errors
-    /// A message with both numbers.
-    pub fn check(self, count: usize) -> Result<(), String> {
-        let (ok, wanted) = match self {
-            Arity::Exactly(n) => (count == n, format!("{n}")),
-            Arity::AtLeast(n) => (count >= n, format!("at least {n}")),
-            Arity::Between(a, b) => ((a..=b).contains(&count), format!("{a} to {b}")),
-        };
-        if ok {
-            Ok(())
-        } else {
-            Err(format!("takes {wanted} operands, got {count}"))
-        }
-    }
-}
-
-/// One call as shape rules, costs and kernels see it.
-#[derive(Clone, Copy, Debug)]
-pub struct Call<'a> {
-    /// Attributes.
-    pub attrs: &'a Attrs,
-    /// Operand types.
-    pub inputs: &'a [TensorType],
-    /// Result types; empty while they are being inferred.
-    pub outputs: &'a [TensorType],
-}
-
-/// Work of one call, for cost models and benchmarks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Cost {
-    /// Floating-point (or integer) operations.
-    pub flops: u64,
-    /// Bytes read and written at least once.
-    pub bytes: u64,
-}
-
-impl Cost {
-    /// Reads every operand and writes every result once, with some operations per result element.
-    pub fn streaming(call: &Call, flops_per_element: u64) -> Self {
-        let bytes = |types: &[TensorType]| types.iter().map(|t| t.bytes() as u64).sum::<u64>();
-        let results: u64 = call.outputs.iter().map(|t| t.numel() as u64).sum();
-        Cost {
-            flops: results * flops_per_element,
-            bytes: bytes(call.inputs) + bytes(call.outputs),
-        }
-    }
-}
-
-/// Results of a gradient rule: one derivative per operand, `None` where none flows.
-pub type Gradients = Result<Vec<Option<Value>>, String>;
-
-type GradRule<'a> = Box<dyn Fn(&mut GradCx) -> Gradients + 'a>;
-type ReferenceRule<'a> = Box<dyn Fn(&RefCall) -> Vec<Vec<f64>> + 'a>;
-type DecomposeRule<'a> = Box<dyn Fn(&mut Expansion) -> Result<Vec<Value>, String> + 'a>;
-
-/// How gradients flow through an operator. There is no default, so an approximation cannot hide.
-pub enum Gradient<'a> {
-    /// By this rule, which is the exact derivative.
-    Rule(GradRule<'a>),
-    /// By differentiating the decomposition.
-    Decomposed,
-    /// The derivative is zero wherever it exists (comparisons, integer results).
-    Zero,
-    /// There is none, for this reason.
-    NotDifferentiable(&'static str),
-}
-
-impl<'a> Gradient<'a> {
-    /// A [`Gradient::Rule`].
-    pub fn rule(rule: impl Fn(&mut GradCx) -> Gradients + 'a) -> Self {
-        Gradient::Rule(Box::new(rule))
-    }
-}
-
-/// What an operator computes.
-pub enum Semantics<'a> {
-    /// A primitive: an obviously right loop in `f64` is its definition.
-    Primitive(ReferenceRule<'a>),
-    /// A composite: its definition is a graph of other operators.
-    Composite(DecomposeRule<'a>),
-    /// Both: the loop defines it, and a backend without a kernel for it can use the graph. A test
-    /// holds the two together.
-    Both(ReferenceRule<'a>, DecomposeRule<'a>),
-}
-
-impl<'a> Semantics<'a> {
-    /// A [`Semantics::Primitive`].
-    pub fn primitive(reference: impl Fn(&RefCall) -> Vec<Vec<f64>> + 'a) -> Self {
-        Semantics::Primitive(Box::new(reference))
-    }
-
-    /// A [`Semantics::Composite`].
-    pub fn composite(decompose: impl Fn(&mut Expansion) -> Result<Vec<Value>, String> + 'a) -> Self {
-        Semantics::Composite(Box::new(decompose))
-    }
-
-    /// A [`Semantics::Both`].
-    pub fn both(
-        reference: impl Fn(&RefCall) -> Vec<Vec<f64>> + 'a,
-        decompose: impl Fn(&mut Expansion) -> Result<Vec<Value>, String> + 'a,
-    ) -> Self {
-        Semantics::Both(Box::new(reference), Box::new(decompose))
-    }
-
-    /// The graph form, if there is one.
-    pub fn decomposition(self) -> Option<DecomposeRule<'a>> {
-        match self {
-            Semantics::Primitive(_) => None,
-            Semantics::Composite(d) | Semantics::Both(_, d) => Some(d),
-        }
-    }
-
-    /// The loop, if there is one.
-    pub fn reference(self) -> Option<ReferenceRule<'a>> {
-        match self {
-            Semantics::Primitive(r) | Semantics::Both(r, _) => Some(r),
-            Semantics::Composite(_) => None,
-        }
-    }
-}
-
-/// What a decomposition rule (or an inference form) works with: it builds on `graph` and returns one
-/// value per port of the operator.
-pub struct Expansion<'a> {
-    /// The graph to build on.
-    pub graph: &'a mut Graph,
-    /// Attributes of the call.
-    pub attrs: &'a Attrs,
-    /// Operands.
-    pub inputs: &'a [Value],
-    /// Types of the results.
-    pub outputs: &'a [TensorType],
-}
-
-/// What an operator becomes when a graph is built for inference.
-pub enum InferenceForm<'a> {
-    /// Itself.
-    Same,
-    /// Something else (dropout: its operand; batch norm: the form with running statistics).
-    Rewrite(DecomposeRule<'a>),
-}
-
-/// Formula and source of an operator, for the reference documentation.
-#[derive(Clone, Copy, Debug)]
-pub struct Doc {
-    /// The formula, in plain text.
-    pub formula: &'static str,
-    /// Where it comes from, or how it is commonly known.
-    pub source: &'static str,
-}
-
-/// An operator. Implementors are stateless; attributes are data of each call.
-///
-/// The required methods have no default: each is a fact that somebody must have thought about.
-pub trait Operator: Send + Sync + 'static {
-    /// Namespaced name, `core.matmul`.
-    fn name(&self) -> &'static str;
-    /// Formula and source.
-    fn doc(&self) -> Doc;
-    /// Number of operands.
-    fn arity(&self) -> Arity;
-    /// Types of the results, or why the call is wrong (in the words a user needs).
-    fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String>;
-    /// How gradients flow.
-    fn gradient(&self) -> Gradient<'_>;
-    /// What is computed.
-    fn semantics(&self) -> Semantics<'_>;
-    /// Work of a call.
-    fn cost(&self, call: &Call) -> Cost;
-    /// Cases that tests run on every backend; `sizes` varies the shapes from run to run.
-    fn samples(&self, sizes: &mut Sizes) -> Vec<Sample>;
-
-    /// Names of the results.
-    fn ports(&self) -> &'static [&'static str] {
-        &["out"]
-    }
-    /// The operand whose bytes port 0 shares, for operators that only change the type.
-    fn alias(&self) -> Option<usize> {
-        None
-    }
-    /// Operands that are persistent data overwritten by a port: `(operand, port)`.
-    fn writes(&self) -> &'static [(usize, usize)] {
-        &[]
-    }
-    /// The form to use in inference graphs.
-    fn inference(&self) -> InferenceForm<'_> {
-        InferenceForm::Same
-    }
-    /// Raised when the meaning of the kernel changes, so that cached plans are rejected.
-    fn version(&self) -> u32 {
-        1
-    }
-}
-
-/// A registered operator.
-#[derive(Clone, Copy)]
-pub struct OpRef(&'static dyn Operator);
-
-impl OpRef {
-    /// Wraps an operator.
-    pub const fn new(op: &'static dyn Operator) -> Self {
-        OpRef(op)
-    }
-
-    /// The operator, which lives as long as the program.
-    pub fn get(self) -> &'static dyn Operator {
-        self.0
-    }
-}
-
-impl Deref for OpRef {
-    type Target = dyn Operator;
-    fn deref(&self) -> &Self::Target {
-        self.0
-    }
-}
-
-impl PartialEq for OpRef {
-    fn eq(&self, other: &Self) -> bool {
-        self.name() == other.name()
-    }
-}
-
-impl Eq for OpRef {}
-
-impl fmt::Debug for OpRef {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-// ---- helpers that shape rules share ----------------------------------------------------------------
-
-/// The operand is a float, or an error that says which one is not.
-pub fn expect_float(call: &Call, operand: usize, what: &str) -> Result<(), String> {
-    let ty = &call.inputs[operand];
-    if ty.dtype.is_float() {
-        Ok(())
-    } else {
-        Err(format!(
-            "{what} must be floating point, not {ty}; use `cast` to convert it"
-        ))
-    }
-}
-
-/// All operands have one dtype, or an error that names two that differ.
-pub fn expect_same_dtype(call: &Call) -> Result<(), String> {
-    match call.inputs.iter().find(|t| t.dtype != call.inputs[0].dtype) {
-        None => Ok(()),
-        Some(other) => Err(format!(
-            "the operands {} and {other} have different element types; use `cast` to convert one",
-            call.inputs[0]
-        )),
-    }
 }

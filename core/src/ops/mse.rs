@@ -16,6 +16,7 @@ impl Operator for Mse {
 
     fn doc(&self) -> Doc {
         Doc {
+            shapes: "prediction, target: one shape -> []",
             formula: "mean of (prediction - target)^2 over all elements",
             source: "mean squared error",
         }

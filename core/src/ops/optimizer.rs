@@ -34,6 +34,7 @@ impl Operator for Sgd {
 
     fn doc(&self) -> Doc {
         Doc {
+            shapes: "p, g: one shape; scalars [] -> p",
             formula: "p' = p - lr (g + weight_decay p). Operands: p, g, lr, weight_decay",
             source: "stochastic gradient descent (Robbins and Monro, 1951)",
         }
@@ -96,6 +97,7 @@ impl Operator for Momentum {
 
     fn doc(&self) -> Doc {
         Doc {
+            shapes: "p, g, v: one shape; scalars [] -> p, v",
             formula: "g' = g + weight_decay p; v' = momentum v + g'; p' = p - lr v', with Nesterov's momentum p - lr (g' + momentum v'). Operands: p, g, v, lr, weight_decay, momentum",
             source: "SGD with momentum (Sutskever et al., 2013), in PyTorch's form",
         }
@@ -180,6 +182,7 @@ impl Operator for Adam {
 
     fn doc(&self) -> Doc {
         Doc {
+            shapes: "p, g, m, v: one shape; scalars [] -> p, m, v",
             formula: "g' = g + weight_decay p unless decoupled; m' = b1 m + (1 - b1) g'; v' = b2 v + (1 - b2) g'^2; p' = p - lr (m' / c1) / (sqrt(v' / c2) + eps), minus lr weight_decay p if decoupled, with c1 = 1 - b1^t and c2 = 1 - b2^t. Operands: p, g, m, v, lr, b1, b2, eps, weight_decay, c1, c2",
             source: "Kingma and Ba, 2015; decoupled: Loshchilov and Hutter, 2019 (AdamW)",
         }

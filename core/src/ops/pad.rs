@@ -30,6 +30,7 @@ impl Operator for Pad {
 
     fn doc(&self) -> Doc {
         Doc {
+            shapes: "x: any shape; low, high, interior: one for each axis -> size + low + high + interior (size - 1)",
             formula: "x with `low` values before, `high` after and `interior` between its elements on each axis",
             source: "XLA `Pad`",
         }

@@ -34,6 +34,7 @@ impl Operator for Permute {
 
     fn doc(&self) -> Doc {
         Doc {
+            shapes: "x: any shape; axes: a permutation of its axes -> the sizes in that order",
             formula: "y[i_axes[0], i_axes[1], ...] = x[i_0, i_1, ...]: axis k of y is axis axes[k] of x",
             source: "NumPy `transpose`",
         }

@@ -180,6 +180,7 @@ impl Operator for MaxPool2d {
 
     fn doc(&self) -> Doc {
         Doc {
+            shapes: "x [batch, channels, height, width] -> [batch, channels, out height, out width], out = (size + 2 padding - kernel) / stride + 1 rounded down; padding at most half of the kernel",
             formula: "largest element of each window, the first at a tie; port 1 is its u32 offset in x",
             source: "max pooling; the gradient goes to the chosen element alone",
         }
@@ -264,6 +265,7 @@ impl Operator for AvgPool2d {
 
     fn doc(&self) -> Doc {
         Doc {
+            shapes: "x [batch, channels, height, width] -> [batch, channels, out height, out width], out = (size + 2 padding - kernel) / stride + 1 rounded down; padding at most half of the kernel",
             formula: "sum of each window divided by its size, padding counted as zeros",
             source: "average pooling (PyTorch's count_include_pad)",
         }
@@ -333,6 +335,7 @@ impl Operator for AvgPool2dGrad {
 
     fn doc(&self) -> Doc {
         Doc {
+            shapes: "dy [batch, channels, out height, out width] -> [batch, channels, input_size]",
             formula: "dx of avg_pool2d: each window adds dy / size to its elements",
             source: "transpose of average pooling",
         }

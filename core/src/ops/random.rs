@@ -41,6 +41,7 @@ impl Operator for RandomBits {
 
     fn doc(&self) -> Doc {
         Doc {
+            shapes: "seed, step: []; shape -> that shape",
             formula: "u32 hash of (seed, uid, step, element index)",
             source: "counter-based generator with the lowbias32 mixing function",
         }

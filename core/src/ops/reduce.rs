@@ -99,6 +99,7 @@ impl Operator for Sum {
 
     fn doc(&self) -> Doc {
         Doc {
+            shapes: "x: any shape -> x without the reduced axes, or with size 1 there (keep_dims); axes: distinct axes of x, negative ones count from the last, none means all",
             formula: "sum of x over the axes (all if none are named); integers wrap",
             source: "NumPy `sum`",
         }
@@ -158,6 +159,7 @@ impl Operator for Max {
 
     fn doc(&self) -> Doc {
         Doc {
+            shapes: "x: any shape -> x without the reduced axes, or with size 1 there (keep_dims); axes: distinct axes of x, negative ones count from the last, none means all",
             formula: "largest element over the axes (all if none are named), NaN if there is one; equal largest elements share the gradient evenly",
             source: "NumPy `max`",
         }
@@ -217,6 +219,7 @@ impl Operator for Mean {
 
     fn doc(&self) -> Doc {
         Doc {
+            shapes: "x: any shape -> x without the reduced axes, or with size 1 there (keep_dims); axes: distinct axes of x, negative ones count from the last, none means all",
             formula: "sum of x over the axes, divided by the number of elements summed",
             source: "NumPy `mean`",
         }

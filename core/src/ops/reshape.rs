@@ -16,6 +16,7 @@ impl Operator for Reshape {
 
     fn doc(&self) -> Doc {
         Doc {
+            shapes: "x: any shape; shape: as many elements -> that shape",
             formula: "the elements of x in row-major order, in another shape",
             source: "NumPy `reshape`",
         }

@@ -1,5 +1,6 @@
-//! Sums of rows that share an index.
+//! Sums of the parts along an axis that share an index.
 
+use super::gather::around_axis;
 use super::sample::{Sample, SampleInput, Sizes};
 use super::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
 use crate::NodeId;
@@ -10,6 +11,21 @@ use crate::shape::{Shape, TensorType};
 
 pub(super) struct ScatterAdd;
 
+/// The axis of the result along which it is indexed.
+fn axis(attrs: &Attrs, indices: &Shape, updates: &Shape) -> Result<usize, String> {
+    let given = attrs.int("axis")?;
+    let Some(rank) = (updates.rank() + 1).checked_sub(indices.rank()) else {
+        return Err(format!(
+            "the updates {updates} have fewer axes than the indices {indices}"
+        ));
+    };
+    let axis = if given < 0 { given + rank as i64 } else { given };
+    match usize::try_from(axis) {
+        Ok(axis) if axis < rank => Ok(axis),
+        _ => Err(format!("axis {given} is out of range for a result with {rank} axes")),
+    }
+}
+
 impl Operator for ScatterAdd {
     fn name(&self) -> &'static str {
         "core.scatter_add"
@@ -17,7 +33,8 @@ impl Operator for ScatterAdd {
 
     fn doc(&self) -> Doc {
         Doc {
-            formula: "y[r, j...] = sum of updates[i..., j...] over all i... with indices[i...] = r; an index >= rows is an error of the step",
+            shapes: "indices [i...] (u32), updates [o..., i..., j...] with i... from the axis on -> [o..., rows, j...]",
+            formula: "y[o..., r, j...] = sum of updates[o..., i..., j...] over all i... with indices[i...] = r; an index >= rows is an error of the step",
             source: "the transpose of gather",
         }
     }
@@ -33,35 +50,44 @@ impl Operator for ScatterAdd {
         if indices.dtype != DType::U32 {
             return Err(format!("the indices must be u32, not {indices}"));
         }
-        let rank = indices.shape.rank();
-        if updates.shape.rank() < rank || updates.shape[..rank] != indices.shape[..] {
+        let axis = axis(call.attrs, &indices.shape, &updates.shape)?;
+        let end = axis + indices.shape.rank();
+        if updates.shape[axis..end] != indices.shape[..] {
             return Err(format!(
-                "the leading axes of the updates {updates} must be those of the indices {indices}"
+                "the axes of the updates {updates} from axis {axis} on must be those of the indices {indices}"
             ));
         }
-        let mut dims = vec![call.attrs.size("rows")?];
-        dims.extend_from_slice(&updates.shape[rank..]);
+        let mut dims = updates.shape[..axis].to_vec();
+        dims.push(call.attrs.size("rows")?);
+        dims.extend_from_slice(&updates.shape[end..]);
         Ok(vec![TensorType::new(updates.dtype, Shape::new(&dims)?)])
+    }
+
+    fn index_bound(&self, call: &Call) -> Option<(usize, usize)> {
+        Some((0, call.attrs.size("rows").ok()?))
     }
 
     fn gradient(&self) -> Gradient<'_> {
         Gradient::rule(|cx| {
             let indices = cx.operand(0);
             let dy = cx.grad(0);
-            Ok(vec![None, Some(cx.gather(indices, dy).into())])
+            let axis = cx.attrs().int("axis")? as i32;
+            Ok(vec![None, Some(cx.gather_axis(indices, dy, axis).into())])
         })
     }
 
     fn semantics(&self) -> Semantics<'_> {
         Semantics::primitive(|call| {
             let (indices, updates) = (call.inputs[0], call.inputs[1]);
-            let rows = call.int("rows") as usize;
-            let mut out = vec![0.0; call.outputs[0].numel()];
-            let width = out.len().checked_div(rows).unwrap_or(0);
-            for (i, &r) in indices.data.iter().enumerate() {
-                for j in 0..width {
-                    if (r as usize) < rows {
-                        out[r as usize * width + j] += updates.data[i * width + j];
+            let [outer, rows, width] = around_axis(&call.outputs[0].shape, call.int("axis"));
+            let mut out = vec![0.0; outer * rows * width];
+            for o in 0..outer {
+                for (i, &r) in indices.data.iter().enumerate() {
+                    for j in 0..width {
+                        if (r as usize) < rows {
+                            let update = (o * indices.data.len() + i) * width + j;
+                            out[(o * rows + r as usize) * width + j] += updates.data[update];
+                        }
                     }
                 }
             }
@@ -79,19 +105,23 @@ impl Operator for ScatterAdd {
 
     fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {
         let (count, width, rows) = (sizes.dim(60), sizes.dim(30), sizes.dim(20));
-        let cases: Vec<(Vec<usize>, Vec<usize>, usize)> = vec![
-            (vec![5], vec![5, 3], 4),
-            (vec![2, 3], vec![2, 3], 7),
-            (vec![6], vec![6, 2, 2], 3),
-            (vec![40], vec![40, 2], 1),
-            (vec![count], vec![count, width], rows),
+        let cases: Vec<(Vec<usize>, Vec<usize>, usize, usize)> = vec![
+            (vec![5], vec![5, 3], 4, 0),
+            (vec![2, 3], vec![2, 3], 7, 0),
+            (vec![6], vec![6, 2, 2], 3, 0),
+            (vec![40], vec![40, 2], 1, 0),
+            (vec![count], vec![count, width], rows, 0),
+            (vec![2, 3], vec![4, 2, 3], 5, 1),
+            (vec![6], vec![2, 2, 6, 2], 3, 2),
+            (vec![count], vec![3, count, width], rows, 1),
+            (vec![count], vec![width, count], rows, 1),
         ];
         cases
             .into_iter()
-            .map(|(indices, updates, rows)| {
-                let label = format!("{indices:?} {updates:?} into {rows}");
+            .map(|(indices, updates, rows, axis)| {
+                let label = format!("{indices:?} {updates:?} into {rows} along {axis}");
                 let inputs = vec![SampleInput::below(&indices, rows), SampleInput::f32(&updates)];
-                Sample::new(label, inputs, Attrs::new().with("rows", rows))
+                Sample::new(label, inputs, Attrs::new().with("rows", rows).with("axis", axis))
             })
             .collect()
     }
@@ -102,7 +132,20 @@ impl Graph {
     /// `indices [i...]` (`u32`) is `r`. The order of summation is fixed.
     #[track_caller]
     pub fn scatter_add(&mut self, indices: impl Into<Value>, updates: impl Into<Value>, rows: usize) -> NodeId {
-        let attrs = Attrs::new().with("rows", rows);
+        self.scatter_add_axis(indices, updates, rows, 0)
+    }
+
+    /// [`Graph::scatter_add`] along an axis: `updates [o..., i..., j...]`, whose axes from `axis` on are those
+    /// of `indices [i...]`, summed into `[o..., rows, j...]`. A negative axis counts from the last of the result.
+    #[track_caller]
+    pub fn scatter_add_axis(
+        &mut self,
+        indices: impl Into<Value>,
+        updates: impl Into<Value>,
+        rows: usize,
+        axis: i32,
+    ) -> NodeId {
+        let attrs = Attrs::new().with("rows", rows).with("axis", axis);
         self.call(OpRef::new(&ScatterAdd), attrs, vec![indices.into(), updates.into()])
     }
 }

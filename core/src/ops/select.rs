@@ -18,6 +18,7 @@ impl Operator for Select {
 
     fn doc(&self) -> Doc {
         Doc {
+            shapes: "condition, a, b: shapes that broadcast -> the broadcast shape",
             formula: "a where the condition is not 0, else b",
             source: "NumPy `where`, with broadcasting",
         }

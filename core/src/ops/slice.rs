@@ -17,6 +17,7 @@ impl Operator for Slice {
 
     fn doc(&self) -> Doc {
         Doc {
+            shapes: "x: any shape; starts, ends, steps: one for each axis -> (ends - starts) / steps rounded up on each axis",
             formula: "y[i] = x[starts + i * steps] on each axis, up to but not including ends",
             source: "NumPy basic slicing with positive steps",
         }

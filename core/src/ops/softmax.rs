@@ -59,6 +59,7 @@ impl Operator for Softmax {
 
     fn doc(&self) -> Doc {
         Doc {
+            shapes: "x: any shape with at least one axis -> the same",
             formula: "e^(x - max) / sum of e^(x - max), along an axis",
             source: "Bridle, 1990; shifted by the maximum against overflow",
         }
@@ -113,6 +114,7 @@ impl Operator for LogSoftmax {
 
     fn doc(&self) -> Doc {
         Doc {
+            shapes: "x: any shape with at least one axis -> the same",
             formula: "x - max - ln(sum of e^(x - max)), along an axis",
             source: "logarithm of softmax, without its underflow",
         }

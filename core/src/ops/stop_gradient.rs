@@ -16,6 +16,7 @@ impl Operator for StopGradient {
 
     fn doc(&self) -> Doc {
         Doc {
+            shapes: "x: any shape -> the same",
             formula: "x; treated as a constant by differentiation",
             source: "common; also called detach",
         }

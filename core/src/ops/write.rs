@@ -16,6 +16,7 @@ impl Operator for Assign {
 
     fn doc(&self) -> Doc {
         Doc {
+            shapes: "target, value: one shape -> the same",
             formula: "value; the state or parameter holds it from now on",
             source: "assignment",
         }

@@ -325,12 +325,10 @@ impl Lowering<'_> {
                 .collect();
             let label = label.map_or_else(|| dispatch_label(node, id, op), str::to_owned);
             let outputs = self.call(node, op, inputs, &targets, &label)?;
-            for ((value, &buffer), name) in ports().zip(&outputs).zip(op.ports()) {
-                values.insert(value, buffer);
-                if *name == "lse" {
-                    self.plan.lse_buffers.push((id, buffer));
-                }
-            }
+            values.extend(ports().zip(outputs.iter().copied()));
+            let names = op.ports().iter().zip(&outputs);
+            let saved = names.filter(|(name, _)| **name == "lse");
+            self.plan.lse_buffers.extend(saved.map(|(_, &buffer)| (id, buffer)));
         }
         // Writes that could not happen in place: only the last one of each leaf counts.
         for effect in graph.effects() {

@@ -12,7 +12,7 @@ use meganeura_core::backend::{
 };
 use meganeura_core::config::Config;
 use meganeura_core::error::{Error, MissingKernel, Result};
-use meganeura_core::ops::{OpRef, Semantics};
+use meganeura_core::ops::{Call, OpRef, Semantics};
 use meganeura_core::plan::{BufferRef, Dispatch, ExecutionPlan, Operand};
 use meganeura_core::reference::{RefTensor, evaluate_call};
 use meganeura_core::registry;
@@ -208,7 +208,7 @@ impl ReferenceExecutable {
         let inputs = dispatch.inputs.iter().map(load).collect::<Result<Vec<_>>>()?;
         let inputs: Vec<&RefTensor> = inputs.iter().collect();
         let types: Vec<TensorType> = dispatch.outputs.iter().map(|o| o.ty.clone()).collect();
-        let mut results = check_indices(dispatch, &inputs)
+        let mut results = check_indices(self.ops[index], dispatch, &inputs)
             .and_then(|()| evaluate_call(self.ops[index], &dispatch.attrs, &inputs, &types));
         if let Some(hook) = &self.hook {
             results = hook(dispatch, results);
@@ -270,14 +270,16 @@ impl Executable for ReferenceExecutable {
 }
 
 /// The operators' loops ignore indices outside of a table; a device must not.
-fn check_indices(dispatch: &Dispatch, inputs: &[&RefTensor]) -> Result<()> {
-    let (operand, rows) = match dispatch.kernel.name.as_str() {
-        "core.gather" => (0, inputs[1].shape().first().copied()),
-        "core.scatter_add" => (0, dispatch.outputs[0].ty.shape.first().copied()),
-        "core.cross_entropy_ids" => (1, inputs[0].shape().last().copied()),
-        _ => return Ok(()),
+fn check_indices(op: OpRef, dispatch: &Dispatch, inputs: &[&RefTensor]) -> Result<()> {
+    let types: Vec<TensorType> = inputs.iter().map(|t| t.ty.clone()).collect();
+    let call = Call {
+        attrs: &dispatch.attrs,
+        inputs: &types,
+        outputs: &[],
     };
-    let rows = rows.unwrap_or(0);
+    let Some((operand, rows)) = op.index_bound(&call) else {
+        return Ok(());
+    };
     match inputs[operand].data.iter().find(|&&i| i >= rows as f64) {
         Some(&index) => Err(Error::IndexOutOfRange {
             label: dispatch.label.clone(),

@@ -1,6 +1,6 @@
 //! Kernels that go by index: gather, scatter-add, argmax.
 
-use meganeura_core::DType;
+use meganeura_core::{DType, Shape};
 
 use super::{CHUNK, CompileCx, Compiled, KernelDef, Task, any_dtype, f32_or_integers, rows_per_task, stream_nanos};
 use crate::executor::RunCx;
@@ -43,25 +43,37 @@ pub(super) const KERNELS: &[KernelDef] = &[
     },
 ];
 
+/// Numbers of elements before, at and after an axis.
+fn around_axis(shape: &Shape, axis: i64) -> Result<[usize; 3], String> {
+    let axis = shape.axis(axis)?;
+    let product = |dims: &[usize]| dims.iter().product();
+    Ok([product(&shape[..axis]), shape[axis], product(&shape[axis + 1..])])
+}
+
 /// Rows by index, as words: the dtype does not matter but for what stands in for a missing row.
 fn gather<T: Copy + Send + Sync + 'static>(cx: &CompileCx, missing: T) -> Result<Compiled, String> {
     let (indices, table, out) = (cx.input::<u32>(0), cx.input::<T>(1), cx.output::<T>(0));
-    let rows = cx.input_type(1).shape[0];
-    let width: usize = cx.input_type(1).shape[1..].iter().product();
-    let per_task = rows_per_task(width);
+    let [outer, rows, width] = around_axis(&cx.input_type(1).shape, cx.attrs().int("axis")?)?;
+    let (per_task, count) = (rows_per_task(width), indices.len());
     let dispatch = cx.index;
     Ok(Compiled::one(Task {
-        tasks: indices.len().div_ceil(per_task),
-        nanos: stream_nanos(2 * out.len() * size_of::<T>()) + indices.len() as u64,
+        tasks: (outer * count).div_ceil(per_task),
+        nanos: stream_nanos(2 * out.len() * size_of::<T>()) + (outer * count) as u64,
         body: move |task: usize, cx: &RunCx| {
             let first = task * per_task;
-            let last = (first + per_task).min(indices.len());
+            let last = (first + per_task).min(outer * count);
             // SAFETY: this task alone writes these rows; operands are other buffers.
-            let (ids, out) = unsafe { (indices.slice(first..last), out.slice_mut(first * width..last * width)) };
-            for (i, &id) in ids.iter().enumerate() {
-                let target = &mut out[i * width..(i + 1) * width];
+            let (ids, out) = unsafe { (indices.all(), out.slice_mut(first * width..last * width)) };
+            let (mut o, mut i) = (first / count, first % count);
+            for row in 0..last - first {
+                let (id, source) = (ids[i], o);
+                let target = &mut out[row * width..(row + 1) * width];
+                i += 1;
+                if i == count {
+                    (o, i) = (o + 1, 0);
+                }
                 if (id as usize) < rows {
-                    let start = id as usize * width;
+                    let start = (source * rows + id as usize) * width;
                     // SAFETY: as above; the row exists.
                     target.copy_from_slice(unsafe { table.slice(start..start + width) });
                 } else {
@@ -81,9 +93,24 @@ fn scatter_add<T: Copy + Default + Send + Sync + 'static>(
     add_one: fn(T, T) -> T,
 ) -> Result<Compiled, String> {
     let (indices, updates, out) = (cx.input::<u32>(0), cx.input::<T>(1), cx.output::<T>(0));
-    let rows = cx.attrs().size("rows")?;
-    let width = out.len().checked_div(rows).unwrap_or(0);
+    let [outer, rows, width] = around_axis(&cx.output_type(0).shape, cx.attrs().int("axis")?)?;
     let dispatch = cx.index;
+    if out.len() == 0 {
+        return Ok(Compiled::one(Task {
+            tasks: 1,
+            nanos: indices.len() as u64,
+            body: move |_, cx: &RunCx| {
+                // SAFETY: the operand is not written by this dispatch.
+                let ids = unsafe { indices.all() };
+                if let Some(&id) = ids.iter().find(|&&id| id as usize >= rows) {
+                    cx.index_out_of_range(dispatch, id, rows);
+                }
+            },
+        }));
+    }
+    if outer > 1 {
+        return Ok(scatter_add_slices(cx, [outer, rows, width], add));
+    }
     // Every task scans all indices, so there should not be many.
     const MOST_TASKS: usize = 8;
     let by_columns = width >= 64;
@@ -96,11 +123,7 @@ fn scatter_add<T: Copy + Default + Send + Sync + 'static>(
     let tasks = extent.div_ceil(smallest).clamp(1, MOST_TASKS);
     let step = extent.div_ceil(tasks).max(1);
     Ok(Compiled::one(Task {
-        tasks: if out.len() == 0 {
-            usize::from(indices.len() > 0)
-        } else {
-            tasks
-        },
+        tasks,
         nanos: stream_nanos((updates.len() + 2 * out.len()) * size_of::<T>()) + (indices.len() * tasks) as u64,
         body: move |task: usize, cx: &RunCx| {
             let start = (task * step).min(extent);
@@ -138,6 +161,43 @@ fn scatter_add<T: Copy + Default + Send + Sync + 'static>(
             }
         },
     }))
+}
+
+/// [`scatter_add`] along an inner axis: the parts before it are independent.
+fn scatter_add_slices<T: Copy + Default + Send + Sync + 'static>(
+    cx: &CompileCx,
+    [outer, rows, width]: [usize; 3],
+    add: impl Fn(&mut [T], &[T]) + Send + Sync + 'static,
+) -> Compiled {
+    let (indices, updates, out) = (cx.input::<u32>(0), cx.input::<T>(1), cx.output::<T>(0));
+    let dispatch = cx.index;
+    let per_task = rows_per_task(rows * width);
+    let size = indices.len() * width;
+    Compiled::one(Task {
+        tasks: outer.div_ceil(per_task),
+        nanos: stream_nanos((updates.len() + 2 * out.len()) * size_of::<T>()) + (outer * indices.len()) as u64,
+        body: move |task: usize, cx: &RunCx| {
+            let own = task * per_task..((task + 1) * per_task).min(outer);
+            // SAFETY: this task alone writes these parts of the result; operands are other buffers.
+            let (ids, updates, out) = unsafe {
+                (
+                    indices.all(),
+                    updates.slice(own.start * size..own.end * size),
+                    out.slice_mut(own.start * rows * width..own.end * rows * width),
+                )
+            };
+            out.fill(T::default());
+            for (part, out) in out.chunks_exact_mut(rows * width).enumerate() {
+                for (i, &id) in ids.iter().enumerate() {
+                    match out.get_mut(id as usize * width..(id as usize + 1) * width) {
+                        Some(target) => add(target, &updates[part * size + i * width..][..width]),
+                        None if task == 0 && part == 0 => cx.index_out_of_range(dispatch, id, rows),
+                        None => {}
+                    }
+                }
+            }
+        },
+    })
 }
 
 /// Rows of one element: adds each update whose row is in `out`, which starts at row `first`. `other` sees the

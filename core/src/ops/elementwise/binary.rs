@@ -62,6 +62,7 @@ impl Operator for Binary {
 
     fn doc(&self) -> Doc {
         Doc {
+            shapes: "a, b: shapes that broadcast -> the broadcast shape",
             formula: self.formula,
             source: "elementary; NumPy broadcasting",
         }

@@ -77,6 +77,7 @@ impl Operator for Compare {
 
     fn doc(&self) -> Doc {
         Doc {
+            shapes: "a, b: shapes that broadcast -> the broadcast shape",
             formula: self.formula,
             source: "IEEE 754 comparisons; NumPy broadcasting",
         }

@@ -87,6 +87,7 @@ impl Operator for Unary {
 
     fn doc(&self) -> Doc {
         Doc {
+            shapes: "x: any shape -> the same",
             formula: self.formula,
             source: self.source,
         }

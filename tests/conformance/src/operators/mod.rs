@@ -1,5 +1,6 @@
 //! Every registered operator on its own samples.
 
+mod faults;
 mod special;
 
 use std::collections::BTreeSet;
@@ -97,6 +98,7 @@ pub(crate) fn cases(options: &Options) -> Vec<Case> {
             }
         }
         cases.extend(half_cases(op));
+        cases.extend(faults::cases(op));
     }
     cases.extend(special::cases());
     cases
