@@ -1,7 +1,9 @@
 //! Bad input: each a typed error that names the thing, the place and the remedy.
 
 use meganeura::graph::Value;
-use meganeura::{Error, Graph, Mode, NodeId, Session, SessionConfig, autodiff, build, compile, optimize};
+use meganeura::{
+    Error, Graph, Mode, NodeId, ParameterGroup, Session, SessionConfig, Sgd, Update, autodiff, build, compile, optimize,
+};
 
 fn cpu() -> SessionConfig {
     SessionConfig {
@@ -251,6 +253,22 @@ fn an_id_out_of_range_is_an_error_of_the_step_and_the_session_goes_on() {
     s.set_input_u32("ids", &[1, 3]);
     s.step();
     assert!(s.read_loss().is_finite());
+}
+
+#[test]
+fn a_parameter_group_must_name_a_parameter() {
+    let mut g = Graph::new();
+    let w = g.parameter("fc.weight", &[2]);
+    let loss = g.sum_all(w);
+    g.set_outputs(vec![loss]);
+    let mut session = build(&g, cpu()).expect("builds").0;
+    session.set_optimizer(Sgd::new(0.5));
+    let update = Update::new(Sgd::new(0.5)).group(ParameterGroup::new(["*.weight", "fc.bias"]));
+    let error = session.try_set_optimizer(update).expect_err("no fc.bias").to_string();
+    assert!(error.contains("'fc.bias'") && error.contains("fc.weight"), "{error}");
+    // The rule before is still in force.
+    session.step();
+    assert_eq!(session.read_parameter("fc.weight"), [-0.5, -0.5]);
 }
 
 #[test]

@@ -23,7 +23,7 @@ use meganeura::ops::Pool2dOptions;
 use meganeura::optimize::for_inference;
 use meganeura::reference::evaluate;
 use meganeura::registry;
-use meganeura::{DType, Graph, Mode, NodeId};
+use meganeura::{DType, Graph, Mode, NodeId, Update};
 
 use fixtures::{Attrs, Case, Model, Named, Run, Tensor, cases, dtype, models, text};
 
@@ -415,18 +415,19 @@ fn cnn() -> Graph {
 
 fn train_by_oracle(graph: &Graph, model: &Model, run: &Run) -> meganeura::Result<Named> {
     let mut g = try_differentiate(graph)?;
-    for (leaf, gradient) in g.gradients().to_vec() {
-        let name = g.nodes()[leaf.index()].name.clone().unwrap_or_default();
-        assert_eq!(gradient.port, 0, "an update takes the first result of a node");
-        run.optimizer.update(&mut g, &name, leaf, gradient.node);
-    }
+    let update = Update::from(run.optimizer.clone());
+    let name = |leaf: NodeId| g.nodes()[leaf.index()].name.clone().unwrap_or_default();
+    let named: Vec<_> = g.gradients().iter().map(|&(leaf, v)| (name(leaf), leaf, v)).collect();
+    let parameters: Vec<_> = named.iter().map(|(name, leaf, v)| (&**name, *leaf, *v)).collect();
+    update.build(&mut g, &parameters);
     let mut feeds: Feeds = model.initial.iter().cloned().collect();
     feeds.insert("x".into(), model.x.clone());
     feeds.insert("labels".into(), model.labels.clone());
     let mut losses = Vec::new();
     for step in 1..=STEPS {
-        let mut set = |name: &'static str, value| drop(feeds.insert(name.to_owned(), vec![value]));
-        run.optimizer.scalars(step, &mut set);
+        update.scalars(step, &mut |name, value| {
+            drop(feeds.insert(name.to_owned(), vec![value]))
+        });
         let values = evaluate(&g, &feeds)?;
         losses.extend(&values.get(g.outputs()[0]).expect("evaluated").data);
         feeds.extend(values.written);
@@ -449,7 +450,7 @@ fn is_parameter(graph: &Graph, name: &str) -> bool {
 }
 
 fn train_by_session(graph: &Graph, model: &Model, run: &Run, device: &Arc<dyn Device>) -> meganeura::Result<Named> {
-    let optimizer = Some(run.optimizer.clone());
+    let optimizer = Some(run.optimizer.clone().into());
     let (mut session, _) = build_on(graph, device.clone(), Mode::Training, optimizer)?;
     for (name, data) in &model.initial {
         if is_parameter(graph, name) {

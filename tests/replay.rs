@@ -8,7 +8,7 @@ use meganeura::backend::Device;
 use meganeura::build::build_on;
 use meganeura::cpu::CpuDevice;
 use meganeura::nn::models::{cnn_classifier, mlp_classifier};
-use meganeura::{Adam, Graph, Mode, Session};
+use meganeura::{Adam, GradientClip, Graph, Mode, ParameterGroup, Session, Update};
 
 /// Counts the allocations of the whole process.
 struct Counting;
@@ -38,8 +38,11 @@ static GLOBAL: Counting = Counting;
 
 fn session(graph: &Graph, threads: usize) -> Session {
     let device: Arc<dyn Device> = Arc::new(CpuDevice::new(threads));
-    let optimizer = Box::new(Adam::adamw(1e-3, 0.01));
-    let (mut session, _) = build_on(graph, device, Mode::Training, Some(optimizer)).expect("builds");
+    let update = Update::new(Adam::adamw(1e-3, 0.01))
+        .clip(GradientClip::Norm(1.0))
+        .accumulate(2)
+        .group(ParameterGroup::new(["*.bias"]).weight_decay(0.0));
+    let (mut session, _) = build_on(graph, device, Mode::Training, Some(update)).expect("builds");
     session.initialize_parameters(3);
     session
 }
@@ -61,11 +64,14 @@ fn steps_allocate_nothing_and_agree_for_every_number_of_threads() {
         for threads in [1, 2, 3] {
             let mut s = session(graph, threads);
             feed(&mut s, images, labels);
+            // One update.
+            s.step();
             s.step();
             let x: Vec<f32> = vec![0.25; images];
             let before = ALLOCATIONS.load(Ordering::SeqCst);
-            for _ in 0..5 {
+            for _ in 0..6 {
                 s.set_input("x", &x);
+                s.adjust_learning_rate(1e-3);
                 s.step();
                 s.wait();
                 s.read_loss();

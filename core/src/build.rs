@@ -9,7 +9,7 @@ use crate::error::{Result, unwrap_report};
 use crate::graph::Graph;
 use crate::optimize::{OptimizeReport, for_inference, try_optimize};
 use crate::plan::compile_for;
-use crate::plan::optimizer::Optimizer;
+use crate::plan::optimizer::Update;
 use crate::select;
 use crate::session::Session;
 
@@ -31,8 +31,8 @@ pub struct SessionConfig {
     pub device: Option<String>,
     /// Training or inference.
     pub mode: Mode,
-    /// Optimizer to compile in from the start (it can be set later too).
-    pub optimizer: Option<Box<dyn Optimizer>>,
+    /// Updates to compile in from the start (they can be set later too); an optimizer converts to one.
+    pub optimizer: Option<Update>,
     /// Settings instead of those of the configuration file.
     pub config: Option<Config>,
 }
@@ -97,7 +97,7 @@ pub fn build_on(
     graph: &Graph,
     device: Arc<dyn Device>,
     mode: Mode,
-    optimizer: Option<Box<dyn Optimizer>>,
+    optimizer: Option<Update>,
 ) -> Result<(Session, OptimizeReport)> {
     let (optimized, report) = prepare(graph, mode)?;
     Ok((compile_on(&optimized, device, optimizer)?, report))
@@ -117,10 +117,10 @@ fn prepare(graph: &Graph, mode: Mode) -> Result<(Graph, OptimizeReport)> {
     }
 }
 
-fn compile_on(graph: &Graph, device: Arc<dyn Device>, optimizer: Option<Box<dyn Optimizer>>) -> Result<Session> {
+fn compile_on(graph: &Graph, device: Arc<dyn Device>, optimizer: Option<Update>) -> Result<Session> {
     let mut plan = compile_for(graph, &*device)?;
     if let Some(optimizer) = &optimizer {
-        crate::plan::optimizer::attach(&mut plan, &**optimizer, &*device)?;
+        crate::plan::optimizer::attach(&mut plan, optimizer, &*device)?;
     }
     let mut session = Session::on(device, plan)?;
     if let Some(optimizer) = optimizer {

@@ -38,6 +38,6 @@ pub use graph::{Graph, NodeId, Value};
 pub use init::Init;
 pub use optimize::OptimizeReport;
 pub use plan::ExecutionPlan;
-pub use plan::optimizer::{Adam, Optimizer, Sgd};
+pub use plan::optimizer::{Adam, GradientClip, Optimizer, ParameterGroup, Sgd, Update};
 pub use session::{MemorySummary, Session};
 pub use shape::{Shape, TensorType};

@@ -33,6 +33,7 @@ mod select;
 mod slice;
 mod softmax;
 mod stop_gradient;
+mod sum_squares;
 mod write;
 
 pub use operator::*;
@@ -75,6 +76,7 @@ pub(crate) fn builtin() -> Vec<OpRef> {
         layer_norm::LayerNorm,
         matmul::MatMul,
         mse::Mse,
+        optimizer::Accumulate,
         optimizer::Adam,
         optimizer::Momentum,
         optimizer::Sgd,
@@ -94,6 +96,7 @@ pub(crate) fn builtin() -> Vec<OpRef> {
         softmax::LogSoftmax,
         softmax::Softmax,
         stop_gradient::StopGradient,
+        sum_squares::SumSquares,
         write::Assign,
     ];
     ops.extend(elementwise::rows());

@@ -9,6 +9,7 @@ use crate::attrs::Attrs;
 use crate::graph::{Graph, Value};
 use crate::shape::TensorType;
 
+pub(super) struct Accumulate;
 pub(super) struct Sgd;
 pub(super) struct Momentum;
 pub(super) struct Adam;
@@ -24,6 +25,71 @@ fn check(call: &Call, tensors: usize) -> Result<(), String> {
     match call.inputs[tensors..].iter().find(|t| t.numel() != 1) {
         Some(ty) => Err(format!("the hyper-parameter {ty} is not a scalar")),
         None => Ok(()),
+    }
+}
+
+impl Operator for Accumulate {
+    fn name(&self) -> &'static str {
+        "optim.accumulate"
+    }
+
+    fn doc(&self) -> Doc {
+        Doc {
+            shapes: "sum, g: one shape; scalars [] -> sum",
+            formula: "sum' = scale g where keep = 0, else sum + scale g. Operands: sum, g, scale, keep",
+            source: "gradient accumulation",
+        }
+    }
+
+    fn arity(&self) -> Arity {
+        Arity::Exactly(4)
+    }
+
+    fn ports(&self) -> &'static [&'static str] {
+        &["sum"]
+    }
+
+    fn writes(&self) -> &'static [(usize, usize)] {
+        &[(0, 0)]
+    }
+
+    fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
+        check(call, 2)?;
+        Ok(vec![call.inputs[0].clone()])
+    }
+
+    fn gradient(&self) -> Gradient<'_> {
+        Gradient::NotDifferentiable("an update step is not part of the loss")
+    }
+
+    fn semantics(&self) -> Semantics<'_> {
+        Semantics::composite(|cx| {
+            let &[sum, grad, scale, keep] = cx.inputs else {
+                return Err("takes four operands".into());
+            };
+            let g = &mut *cx.graph;
+            let new = g.mul(grad, scale);
+            let more = g.add(sum, new);
+            let zero = g.scalar_of(cx.outputs[0].dtype, 0.0);
+            // Chosen, not multiplied: 0 times a NaN of the last average would be NaN.
+            let first = g.equal(keep, zero);
+            Ok(vec![g.select(first, new, more).into()])
+        })
+    }
+
+    fn cost(&self, call: &Call) -> Cost {
+        Cost::streaming(call, 2)
+    }
+
+    fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {
+        [(vec![5], 0.0), (vec![5], 1.0), (sizes.shape(2, 60), 1.0)]
+            .into_iter()
+            .map(|(s, keep)| {
+                let mut inputs = vec![SampleInput::f32(&s).state(), SampleInput::f32(&s)];
+                inputs.extend([0.25, keep].map(scalar));
+                Sample::new(format!("{s:?} keep={keep}"), inputs, Attrs::new())
+            })
+            .collect()
     }
 }
 
@@ -286,6 +352,13 @@ pub struct AdamScalars {
 }
 
 impl Graph {
+    /// Adds `scale * grad` to `sum` in place, or starts a new sum with it where `keep` is 0.
+    #[track_caller]
+    pub fn accumulate_gradient(&mut self, [sum, grad]: [Value; 2], [scale, keep]: [NodeId; 2]) -> NodeId {
+        let inputs = vec![sum, grad, scale.into(), keep.into()];
+        self.call(OpRef::new(&Accumulate), Attrs::new(), inputs)
+    }
+
     /// Plain SGD: writes `p` in place.
     #[track_caller]
     pub fn sgd_update(&mut self, [p, grad]: [Value; 2], [lr, weight_decay]: [NodeId; 2]) -> NodeId {

@@ -81,7 +81,7 @@ pub struct Dispatch {
 /// A consecutive range of dispatches that a step may include or leave out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Segment {
-    /// Name; see [`FORWARD_BACKWARD`] and [`UPDATE`].
+    /// Name; see [`FORWARD_BACKWARD`], [`ACCUMULATE`] and [`UPDATE`].
     pub name: String,
     /// First dispatch.
     pub first: usize,
@@ -91,7 +91,9 @@ pub struct Segment {
 
 /// Segment that computes outputs and gradients.
 pub const FORWARD_BACKWARD: &str = "forward_backward";
-/// Segment that updates the parameters from the gradients.
+/// Segment that adds the gradients to their averages, where several steps make one update.
+pub const ACCUMULATE: &str = "accumulate";
+/// Segment that updates the parameters from the gradients, or from their averages.
 pub const UPDATE: &str = "update";
 
 impl Segment {

@@ -20,9 +20,10 @@ use crate::config::Config;
 use crate::dtype::DType;
 use crate::error::{Error, MissingKernel, Result, TensorKind, unwrap_report};
 use crate::ops::{SEED_SCALAR, STEP_SCALAR};
-use crate::plan::optimizer::Optimizer;
-use crate::plan::{BufferRef, ExecutionPlan, FORWARD_BACKWARD, UPDATE, scalar_bytes};
+use crate::plan::optimizer::Update;
+use crate::plan::{ACCUMULATE, BufferRef, ExecutionPlan, FORWARD_BACKWARD, UPDATE, scalar_bytes};
 use crate::select;
+use optimizer::ActiveOptimizer;
 use tensors::Tensors;
 
 /// A compiled plan with its memory on a device.
@@ -40,14 +41,6 @@ pub struct Session {
     user_scalars: HashMap<String, f64>,
     last_ticket: Option<Ticket>,
     profiling: bool,
-}
-
-struct ActiveOptimizer {
-    rule: Box<dyn Optimizer>,
-    /// Updates made so far.
-    updates: u64,
-    /// Whether updates are stopped for the time being.
-    paused: bool,
 }
 
 impl Session {
@@ -99,13 +92,9 @@ impl Session {
     }
 
     /// Takes an optimizer whose update the plan holds already.
-    pub(crate) fn adopt_optimizer(&mut self, rule: Box<dyn Optimizer>) {
-        self.attached = Some(rule.kind());
-        self.optimizer = Some(ActiveOptimizer {
-            rule,
-            updates: 0,
-            paused: false,
-        });
+    pub(crate) fn adopt_optimizer(&mut self, update: Update) {
+        self.attached = Some(update.form());
+        self.optimizer = Some(ActiveOptimizer::new(update));
     }
 
     /// The plan.
@@ -285,12 +274,18 @@ impl Session {
     /// the next call that waits).
     pub fn try_step(&mut self) -> Result<()> {
         self.tensors.check_inputs_set()?;
-        let update = self.optimizer.as_ref().is_some_and(|active| !active.paused);
+        let active = self.optimizer.as_ref().filter(|active| !active.paused);
+        let (accumulate, update) = (active.is_some(), active.is_some_and(ActiveOptimizer::is_due));
         self.gather_scalars()?;
-        let mut segments = [0; 2];
+        let mut segments = [0; 3];
         let mut count = 0;
         for (i, segment) in self.plan.segments.iter().enumerate() {
-            let wanted = segment.name == FORWARD_BACKWARD || (segment.name == UPDATE && update);
+            let wanted = match segment.name.as_str() {
+                FORWARD_BACKWARD => true,
+                ACCUMULATE => accumulate,
+                UPDATE => update,
+                _ => false,
+            };
             if wanted && count < segments.len() {
                 segments[count] = i;
                 count += 1;
@@ -302,8 +297,8 @@ impl Session {
         })?;
         self.last_ticket = Some(ticket);
         self.steps += 1;
-        if let Some(active) = self.optimizer.as_mut().filter(|_| update) {
-            active.updates += 1;
+        if let Some(active) = self.optimizer.as_mut().filter(|_| accumulate) {
+            active.advance();
         }
         Ok(())
     }
@@ -354,15 +349,12 @@ impl Session {
             self.scalars.push((*buffer, scalar_bytes(dtype, value)));
         }
         let Some(active) = &self.optimizer else { return Ok(()) };
-        let scalars = &mut self.scalars;
-        active.rule.scalars(active.updates + 1, &mut |name, value| {
-            for ((n, buffer), slot) in plan.scalar_buffers.iter().zip(scalars.iter_mut()) {
-                if n == name {
-                    let dtype = plan.buffer_types[buffer.index()].dtype;
-                    slot.1 = scalar_bytes(dtype, value);
-                }
+        let slots = plan.scalar_buffers.iter().zip(&mut self.scalars);
+        for ((name, buffer), slot) in slots.filter(|((name, _), _)| name.starts_with("optimizer.")) {
+            if let Some(value) = active.scalar(name) {
+                slot.1 = scalar_bytes(plan.buffer_types[buffer.index()].dtype, value);
             }
-        });
+        }
         Ok(())
     }
 

@@ -1,46 +1,120 @@
 //! The optimizer of a session.
 
-use super::{ActiveOptimizer, Session};
+use super::Session;
 use crate::error::{Error, Result, unwrap_report};
-use crate::plan::optimizer::{Adam, Optimizer, Sgd, attach};
+use crate::plan::optimizer::{
+    ACCUMULATION_KEEP, ACCUMULATION_SCALE, Adam, CLIP_LIMIT, GradientClip, Optimizer, Sgd, Update, attach, is_scalar,
+};
 
-impl Session {
-    /// Makes an update by this rule part of every following step. A change of hyper-parameters alone keeps
-    /// the moments; another kind of rule starts with new ones.
-    ///
-    /// # Errors
-    /// Hyper-parameters out of range; a plan without gradients.
-    pub fn try_set_optimizer(&mut self, rule: impl Optimizer + 'static) -> Result<()> {
-        self.try_set_boxed_optimizer(Box::new(rule))
+/// The update in force.
+pub(super) struct ActiveOptimizer {
+    update: Update,
+    /// The rule of each parameter group, that of parameters in none first.
+    rules: Vec<Box<dyn Optimizer>>,
+    /// Updates made so far.
+    updates: u64,
+    /// Steps since the last update whose gradients were accumulated.
+    accumulated: u32,
+    /// Whether updates are stopped for the time being.
+    pub(super) paused: bool,
+}
+
+impl ActiveOptimizer {
+    pub(super) fn new(update: Update) -> Self {
+        ActiveOptimizer {
+            rules: update.rules(),
+            update,
+            updates: 0,
+            accumulated: 0,
+            paused: false,
+        }
     }
 
-    /// [`Session::try_set_optimizer`] for a rule behind a pointer.
+    /// Whether the next step makes an update.
+    pub(super) fn is_due(&self) -> bool {
+        self.accumulated + 1 >= self.update.accumulate
+    }
+
+    /// Counts a step.
+    pub(super) fn advance(&mut self) {
+        if self.is_due() {
+            self.accumulated = 0;
+            self.updates += 1;
+        } else {
+            self.accumulated += 1;
+        }
+    }
+
+    /// Value of a scalar of the plan for the next step, if it belongs to the optimizer.
+    pub(super) fn scalar(&self, name: &str) -> Option<f64> {
+        match name {
+            ACCUMULATION_SCALE => return Some(1.0 / f64::from(self.update.accumulate)),
+            ACCUMULATION_KEEP => return Some(f64::from(u8::from(self.accumulated > 0))),
+            CLIP_LIMIT => return self.update.clip.map(GradientClip::limit).map(f64::from),
+            _ => {}
+        }
+        let mut found = None;
+        for (group, rule) in self.rules.iter().enumerate() {
+            rule.scalars(self.updates + 1, &mut |scalar, value| {
+                if is_scalar(name, scalar, group) {
+                    found = Some(value);
+                }
+            });
+        }
+        found
+    }
+
+    /// Sets the rate of every group; an error leaves them as they are.
+    fn set_learning_rate(&mut self, lr: f32) -> Result<(), String> {
+        let before = self.update.rule.learning_rate();
+        self.update.rule.set_learning_rate(lr);
+        if let Err(message) = self.update.rule.check() {
+            self.update.rule.set_learning_rate(before);
+            return Err(message);
+        }
+        let scales = self.update.groups.iter().map(|group| group.learning_rate_scale);
+        for (rule, scale) in self.rules.iter_mut().zip(std::iter::once(1.0).chain(scales)) {
+            rule.set_learning_rate(lr * scale);
+        }
+        Ok(())
+    }
+}
+
+impl Session {
+    /// Makes updates part of the following steps: an optimizer, or an [`Update`] with clipping, accumulation and
+    /// parameter groups around one. A change of numbers alone keeps the moments, also when what is around the
+    /// rule changes; another kind of rule starts with new ones.
     ///
     /// # Errors
-    /// As there.
-    pub fn try_set_boxed_optimizer(&mut self, rule: Box<dyn Optimizer>) -> Result<()> {
-        rule.check()
+    /// Hyper-parameters out of range; a parameter group that names no parameter; a plan without gradients.
+    pub fn try_set_optimizer(&mut self, update: impl Into<Update>) -> Result<()> {
+        let update = update.into();
+        update
+            .check()
             .map_err(|m| Error::misuse(m, "correct the hyper-parameter"))?;
-        let kind = rule.kind();
-        if self.attached.as_deref() != Some(&kind) {
-            self.rebuild_with(&*rule)?;
-            self.optimizer = None;
-        }
+        let form = update.form();
+        let before = self.optimizer.as_ref();
+        let keeps = before.is_some_and(|active| active.update.rule.kind() == update.rule.kind());
+        let rebuilt = self.attached.as_deref() != Some(&form);
         // Moments and the number of updates belong together, also after a pause.
-        let updates = self.optimizer.as_ref().map_or(0, |active| active.updates);
-        self.attached = Some(kind);
+        let updates = before.filter(|_| keeps).map_or(0, |active| active.updates);
+        let accumulated = before.filter(|_| !rebuilt).map_or(0, |active| active.accumulated);
+        if rebuilt {
+            self.rebuild_with(&update, keeps)?;
+        }
+        self.attached = Some(form);
         self.optimizer = Some(ActiveOptimizer {
-            rule,
             updates,
-            paused: false,
+            accumulated,
+            ..ActiveOptimizer::new(update)
         });
         Ok(())
     }
 
     /// [`Session::try_set_optimizer`], panicking with its report.
     #[track_caller]
-    pub fn set_optimizer(&mut self, rule: impl Optimizer + 'static) {
-        unwrap_report(self.try_set_optimizer(rule));
+    pub fn set_optimizer(&mut self, update: impl Into<Update>) {
+        unwrap_report(self.try_set_optimizer(update));
     }
 
     /// Makes a plain SGD update part of every following step. The last optimizer call wins.
@@ -77,7 +151,7 @@ impl Session {
     }
 
     /// Stops updates: following steps compute gradients and change no parameter. Setting a rule of the same
-    /// kind later goes on with the same moments.
+    /// kind later goes on with the same moments, and with what was accumulated.
     pub fn clear_optimizer(&mut self) {
         if let Some(active) = &mut self.optimizer {
             active.paused = true;
@@ -92,12 +166,9 @@ impl Session {
         let Some(active) = &mut self.optimizer else {
             return Ok(());
         };
-        let before = active.rule.learning_rate();
-        active.rule.set_learning_rate(lr);
-        active.rule.check().map_err(|message| {
-            active.rule.set_learning_rate(before);
-            Error::misuse(message, "the rate stays what it was")
-        })
+        active
+            .set_learning_rate(lr)
+            .map_err(|message| Error::misuse(message, "the rate stays what it was"))
     }
 
     /// [`Session::try_adjust_learning_rate`], panicking with its report.
@@ -106,10 +177,11 @@ impl Session {
         unwrap_report(self.try_adjust_learning_rate(lr));
     }
 
-    /// Compiles the plan anew with the update of this rule, carrying parameters, states and inputs over.
-    fn rebuild_with(&mut self, rule: &dyn Optimizer) -> Result<()> {
+    /// Compiles the plan anew with this update, carrying parameters, states and inputs over, and moments if
+    /// they are to be kept.
+    fn rebuild_with(&mut self, update: &Update, keep_moments: bool) -> Result<()> {
         let mut plan = self.plan.clone();
-        attach(&mut plan, rule, &*self.device)?;
+        attach(&mut plan, update, &*self.device)?;
         let mut executable = self.device.compile(&plan)?;
         let named = plan.param_buffers.iter().chain(&plan.input_buffers).map(|(_, b)| *b);
         let states = plan.state_buffers.iter().filter(|s| !s.optimizer).map(|s| s.buffer);
@@ -120,6 +192,14 @@ impl Session {
             let mut bytes = vec![0; plan.buffers[buffer.index()]];
             self.executable.read(buffer, 0, &mut bytes)?;
             executable.write(buffer, 0, &bytes)?;
+        }
+        for state in plan.state_buffers.iter().filter(|s| s.optimizer && keep_moments) {
+            let mut old = self.plan.state_buffers.iter();
+            if let Some(old) = old.find(|old| old.optimizer && old.name == state.name) {
+                let mut bytes = vec![0; self.plan.buffers[old.buffer.index()]];
+                self.executable.read(old.buffer, 0, &mut bytes)?;
+                executable.write(state.buffer, 0, &bytes)?;
+            }
         }
         executable.set_profiling(self.profiling);
         self.executable = executable;

@@ -109,7 +109,7 @@ impl Trainer {
         let training_config = SessionConfig {
             device: config.device.clone(),
             mode: Mode::Training,
-            optimizer: Some(config.optimizer.rule(config.learning_rate)),
+            optimizer: Some(config.optimizer.rule(config.learning_rate).into()),
             ..SessionConfig::default()
         };
         let (mut training, _) = build(&training_graph(graph), training_config)?;

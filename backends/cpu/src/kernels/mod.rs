@@ -18,6 +18,7 @@ mod random;
 mod reduce;
 mod softmax;
 mod strided;
+mod sum_squares;
 
 pub(crate) use kernel::*;
 
@@ -46,4 +47,5 @@ const TABLES: &[&[KernelDef]] = &[
     random::KERNELS,
     reduce::KERNELS,
     softmax::KERNELS,
+    sum_squares::KERNELS,
 ];

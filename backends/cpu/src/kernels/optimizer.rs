@@ -7,6 +7,11 @@ use crate::vmath::{Isa, Level, multiversion};
 
 pub(super) const KERNELS: &[KernelDef] = &[
     KernelDef {
+        name: "optim.accumulate",
+        supports: f32_only,
+        compile: |cx| update(cx, accumulate),
+    },
+    KernelDef {
         name: "optim.sgd",
         supports: f32_only,
         compile: |cx| update(cx, sgd),
@@ -86,6 +91,9 @@ fn update<const T: usize, const S: usize>(cx: &CompileCx, rule: Rule<T, S>) -> R
 }
 
 multiversion! {
+    fn accumulate(tensors: [&mut [f32]; 1], grad: &[f32], scalars: [f32; 2]) = accumulate_body;
+}
+multiversion! {
     fn sgd(tensors: [&mut [f32]; 1], grad: &[f32], scalars: [f32; 2]) = sgd_body;
 }
 multiversion! {
@@ -121,6 +129,19 @@ fn adam_body<const FMA: bool>(tensors: [&mut [f32]; 3], grad: &[f32], scalars: [
 #[inline(always)]
 fn adamw_body<const FMA: bool>(tensors: [&mut [f32]; 3], grad: &[f32], scalars: [f32; 7]) {
     adam_rule::<true>(tensors, grad, scalars);
+}
+
+#[inline(always)]
+fn accumulate_body<const FMA: bool>([sum]: [&mut [f32]; 1], grad: &[f32], [scale, keep]: [f32; 2]) {
+    if keep == 0.0 {
+        for (sum, &g) in sum.iter_mut().zip(grad) {
+            *sum = g * scale;
+        }
+    } else {
+        for (sum, &g) in sum.iter_mut().zip(grad) {
+            *sum += g * scale;
+        }
+    }
 }
 
 #[inline(always)]

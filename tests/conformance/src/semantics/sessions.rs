@@ -38,7 +38,7 @@ fn session(device: &SharedDevice, width: usize) -> Result<Session> {
         &model(width),
         device.clone(),
         Mode::Training,
-        Some(Box::new(Sgd::new(0.5))),
+        Some(Sgd::new(0.5).into()),
     )?;
     session.try_set_input("x", &narrow(&numbers(16 * width, 1)))?;
     session.try_set_parameter("w", &narrow(&numbers(8 * width, 2)))?;

@@ -119,7 +119,7 @@ fn deterministic(device: &SharedDevice) -> CaseRun {
     let loss = g.sum_all(y);
     g.set_outputs(vec![loss]);
     let run = || -> Result<Vec<u32>> {
-        let (mut session, _) = build_on(&g, device.clone(), Mode::Training, Some(Box::new(Adam::new(0.1))))?;
+        let (mut session, _) = build_on(&g, device.clone(), Mode::Training, Some(Adam::new(0.1).into()))?;
         session.set_seed(5);
         session.try_set_input("x", &narrow(&numbers(32 * 64, 1)))?;
         session.try_set_parameter("w", &narrow(&numbers(64 * 48, 2)))?;
@@ -235,7 +235,7 @@ fn frozen_and_unused(device: &SharedDevice) -> CaseRun {
     let y = g.mul(y, frozen);
     let loss = g.sum_all(y);
     g.set_outputs(vec![loss]);
-    let (mut session, _) = build_on(&g, device.clone(), Mode::Training, Some(Box::new(Sgd::new(1.0))))?;
+    let (mut session, _) = build_on(&g, device.clone(), Mode::Training, Some(Sgd::new(1.0).into()))?;
     session.try_set_input("x", &[1.0, 2.0])?;
     for name in ["used", "frozen", "unused"] {
         session.try_set_parameter(name, &[3.0, 4.0])?;

@@ -4,6 +4,7 @@
 //! rounding does not add up. What the graph computes is compared with the oracle's evaluation of the
 //! differentiated graph, and the update with an independent form of its rule applied to the device's gradients.
 
+mod around;
 mod models;
 mod rules;
 
@@ -37,6 +38,7 @@ pub(crate) fn cases() -> Vec<Case> {
             cases.push(Case::new(id, move |device| train(device, &(model.build)(), rule)));
         }
     }
+    cases.extend(around::cases());
     cases
 }
 
@@ -58,7 +60,12 @@ fn persistent(session: &mut Session, graph: &Graph) -> Result<Feeds> {
 fn train(device: &SharedDevice, model: &Model, rule: Rule) -> CaseRun {
     let full = try_differentiate(&model.graph)?;
     let limit = GRAPH_LIMIT * widening(&full);
-    let (mut session, _) = build_on(&model.graph, device.clone(), Mode::Training, Some(rule.optimizer()))?;
+    let (mut session, _) = build_on(
+        &model.graph,
+        device.clone(),
+        Mode::Training,
+        Some(rule.optimizer().into()),
+    )?;
     feed(&mut session, &model.graph, &model.initial)?;
     session.set_seed(SEED);
     let mut check = Check::default();

@@ -1,0 +1,60 @@
+//! Sum of squares of all elements: chunks first, then the chunks' results in order.
+
+use super::{CompileCx, Compiled, KernelDef, Task, chunk, chunks, f32_only, stream_nanos};
+use crate::executor::RunCx;
+use crate::vmath::{Isa, Level, multiversion};
+
+pub(super) const KERNELS: &[KernelDef] = &[KernelDef {
+    name: "core.sum_squares",
+    supports: f32_only,
+    compile: sum_squares,
+}];
+
+multiversion! {
+    /// Sum of squares by partial sums of a fixed number of lanes.
+    fn squares(x: &[f32]) -> f32 = squares_body;
+}
+
+#[inline(always)]
+fn squares_body<const FMA: bool>(x: &[f32]) -> f32 {
+    const LANES: usize = 32;
+    let mut lanes = [0.0f32; LANES];
+    let (blocks, rest) = x.as_chunks::<LANES>();
+    for block in blocks {
+        for (lane, &x) in lanes.iter_mut().zip(block) {
+            *lane += x * x;
+        }
+    }
+    for (lane, &x) in lanes.iter_mut().zip(rest) {
+        *lane += x * x;
+    }
+    lanes.iter().sum()
+}
+
+fn sum_squares(cx: &CompileCx) -> Result<Compiled, String> {
+    let (x, out, level) = (cx.input::<f32>(0), cx.output::<f32>(0), cx.level);
+    let parts = chunks(x.len());
+    let first = Task {
+        tasks: parts,
+        nanos: stream_nanos(4 * x.len()),
+        body: move |task: usize, cx: &RunCx| {
+            // SAFETY: the operand is not written; slot `task` of the shared scratch is this task's own.
+            unsafe { *cx.shared.add(task) = squares(level, x.slice(chunk(x.len(), task))) };
+        },
+    };
+    let second = Task {
+        tasks: 1,
+        nanos: parts as u64,
+        body: move |_, cx: &RunCx| {
+            // SAFETY: the first phase has filled the slots; the only task of this phase.
+            let (parts, out) = unsafe { (std::slice::from_raw_parts(cx.shared, parts), out.slice_mut(0..1)) };
+            // Partial sums differ in size by orders of magnitude for long tensors.
+            out[0] = parts.iter().map(|&part| f64::from(part)).sum::<f64>() as f32;
+        },
+    };
+    Ok(Compiled {
+        phases: vec![Box::new(first), Box::new(second)],
+        shared: parts.max(1),
+        private: 0,
+    })
+}

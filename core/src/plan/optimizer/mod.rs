@@ -1,0 +1,111 @@
+//! Optimizers: parameter updates, compiled from ordinary operators into segments of the plan.
+
+mod attach;
+mod rules;
+mod update;
+
+use std::fmt::Debug;
+use std::ops::{Deref, DerefMut};
+
+pub(crate) use attach::{ACCUMULATION_KEEP, ACCUMULATION_SCALE};
+pub use attach::{attach, detach};
+pub use rules::{Adam, Sgd};
+pub(crate) use update::CLIP_LIMIT;
+pub use update::{GradientClip, ParameterGroup, Update};
+
+use crate::dtype::DType;
+use crate::graph::{Graph, NodeId, Value};
+
+/// A rule that turns gradients into parameter updates.
+///
+/// Hyper-parameters are scalars of each step; changing them changes no plan as long as
+/// [`Optimizer::kind`] stays the same.
+pub trait Optimizer: Send + Sync + Debug {
+    /// Word that names the form of the update: plans are rebuilt, and moments start anew, when it changes.
+    fn kind(&self) -> String;
+
+    /// Tells names and values of the scalars of update `t` (from 1). Called in every step, so it allocates
+    /// nothing.
+    fn scalars(&self, t: u64, set: &mut dyn FnMut(&'static str, f64));
+
+    /// Builds the update of one parameter: scalars and states come from [`UpdateCx::scalar`] and
+    /// [`UpdateCx::moment`], the parameter is written by an operator with effects.
+    fn update(&self, cx: &mut UpdateCx, parameter: NodeId, gradient: Value);
+
+    /// The learning rate, for displays and schedules.
+    fn learning_rate(&self) -> f32;
+
+    /// Sets the learning rate.
+    fn set_learning_rate(&mut self, lr: f32);
+
+    /// Sets the weight decay, which a [`ParameterGroup`] may have of its own.
+    fn set_weight_decay(&mut self, weight_decay: f32);
+
+    /// Checks the hyper-parameters.
+    ///
+    /// # Errors
+    /// What is wrong with them.
+    fn check(&self) -> Result<(), String>;
+
+    /// A copy behind a new pointer.
+    fn clone_box(&self) -> Box<dyn Optimizer>;
+}
+
+impl Clone for Box<dyn Optimizer> {
+    fn clone(&self) -> Self {
+        self.clone_box()
+    }
+}
+
+/// What a rule builds the update of one parameter on: the graph, and the names of scalars and states.
+pub struct UpdateCx<'a> {
+    graph: &'a mut Graph,
+    /// The parameter's name.
+    name: &'a str,
+    /// Group of the parameter; 0 for those in none.
+    group: usize,
+}
+
+impl UpdateCx<'_> {
+    /// A scalar that [`Optimizer::scalars`] sets under the same name, which starts with `optimizer.`. Each
+    /// parameter group has its own.
+    pub fn scalar(&mut self, name: &'static str) -> NodeId {
+        self.graph.scalar_input(&scalar_name(name, self.group), DType::F32)
+    }
+
+    /// A state of the shape of `parameter` that starts at zero.
+    pub fn moment(&mut self, kind: &str, parameter: NodeId) -> NodeId {
+        let shape = self.graph.shape(parameter).to_vec();
+        self.graph.state(&format!("optimizer.{kind}.{}", self.name), &shape)
+    }
+}
+
+impl Deref for UpdateCx<'_> {
+    type Target = Graph;
+    fn deref(&self) -> &Graph {
+        self.graph
+    }
+}
+
+impl DerefMut for UpdateCx<'_> {
+    fn deref_mut(&mut self) -> &mut Graph {
+        self.graph
+    }
+}
+
+/// Name in a plan of the scalar that the rule of a parameter group calls `name`.
+fn scalar_name(name: &str, group: usize) -> String {
+    match group {
+        0 => name.to_owned(),
+        group => format!("{name}@{group}"),
+    }
+}
+
+/// Whether the scalar of that name in a plan is the one that the rule of a parameter group calls `name`.
+pub(crate) fn is_scalar(plan_name: &str, name: &str, group: usize) -> bool {
+    match (plan_name.strip_prefix(name), group) {
+        (Some(rest), 0) => rest.is_empty(),
+        (Some(rest), group) => rest.strip_prefix('@').and_then(|g| g.parse().ok()) == Some(group),
+        (None, _) => false,
+    }
+}

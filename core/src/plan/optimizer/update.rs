@@ -1,0 +1,376 @@
+//! Everything about the update of a step: the rule, and what happens around it.
+
+use super::{Optimizer, UpdateCx, scalar_name};
+use crate::dtype::DType;
+use crate::graph::{Graph, NodeId, Value};
+
+/// Scalar with the limit on gradients.
+pub(crate) const CLIP_LIMIT: &str = "optimizer.clip_limit";
+
+/// How gradients become updates.
+///
+/// ```
+/// use meganeura_core::Adam;
+/// use meganeura_core::plan::optimizer::{GradientClip, ParameterGroup, Update};
+///
+/// let update = Update::new(Adam::adamw(1e-3, 0.05))
+///     .clip(GradientClip::Norm(1.0))
+///     .accumulate(4)
+///     .group(ParameterGroup::new(["*.bias", "norm*"]).weight_decay(0.0));
+/// assert!(update.check().is_ok());
+/// ```
+///
+/// Any [`Optimizer`] converts to an update with nothing around it.
+#[derive(Clone, Debug)]
+pub struct Update {
+    /// The rule.
+    pub rule: Box<dyn Optimizer>,
+    /// Limit on the gradients, applied after accumulation.
+    pub clip: Option<GradientClip>,
+    /// Parameters with a rate or weight decay of their own. A parameter belongs to the first group that names
+    /// it, the others follow the rule as it is.
+    pub groups: Vec<ParameterGroup>,
+    /// Steps whose gradients are averaged for one update, at least 1. Each of the last but one only adds to
+    /// the average; that takes memory of the parameters' size when there is more than one.
+    pub accumulate: u32,
+}
+
+/// Limit on gradients.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum GradientClip {
+    /// Every element is limited to `[-limit, limit]`.
+    Value(f32),
+    /// All gradients together are scaled by `min(1, limit / (norm + 1e-6))`, where `norm` is the Euclidean norm
+    /// of all elements of all gradients (Pascanu, Mikolov and Bengio, 2013; in PyTorch's form). The state
+    /// [`GradientClip::NORM_STATE`] holds the norm before scaling.
+    Norm(f32),
+}
+
+impl GradientClip {
+    /// Name of the state `f32 []` that holds the gradients' norm of the last update under
+    /// [`GradientClip::Norm`].
+    pub const NORM_STATE: &str = "optimizer.gradient_norm";
+
+    /// The limit.
+    pub fn limit(self) -> f32 {
+        match self {
+            GradientClip::Value(limit) | GradientClip::Norm(limit) => limit,
+        }
+    }
+
+    fn kind(self) -> &'static str {
+        match self {
+            GradientClip::Value(_) => "value",
+            GradientClip::Norm(_) => "norm",
+        }
+    }
+}
+
+/// Parameters with hyper-parameters of their own.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ParameterGroup {
+    /// Names of the parameters; `*` stands for any characters. Each must name at least one.
+    pub patterns: Vec<String>,
+    /// Their learning rate as a multiple of the rule's, which a schedule may change.
+    pub learning_rate_scale: f32,
+    /// Their weight decay instead of the rule's.
+    pub weight_decay: Option<f32>,
+}
+
+impl ParameterGroup {
+    /// The parameters that one of the patterns names, with the rule's own rate and weight decay so far.
+    pub fn new<S: Into<String>>(patterns: impl IntoIterator<Item = S>) -> Self {
+        ParameterGroup {
+            patterns: patterns.into_iter().map(Into::into).collect(),
+            learning_rate_scale: 1.0,
+            weight_decay: None,
+        }
+    }
+
+    /// Sets the learning rate, as a multiple of the rule's; 0 freezes the group.
+    #[must_use]
+    pub fn learning_rate_scale(mut self, scale: f32) -> Self {
+        self.learning_rate_scale = scale;
+        self
+    }
+
+    /// Sets the weight decay.
+    #[must_use]
+    pub fn weight_decay(mut self, weight_decay: f32) -> Self {
+        self.weight_decay = Some(weight_decay);
+        self
+    }
+
+    /// Whether a parameter belongs to the group.
+    pub fn contains(&self, parameter: &str) -> bool {
+        self.patterns.iter().any(|pattern| matches(pattern, parameter))
+    }
+
+    /// The rule with this group's hyper-parameters.
+    fn adapt(&self, rule: &dyn Optimizer) -> Box<dyn Optimizer> {
+        let mut rule = rule.clone_box();
+        rule.set_learning_rate(rule.learning_rate() * self.learning_rate_scale);
+        if let Some(decay) = self.weight_decay {
+            rule.set_weight_decay(decay);
+        }
+        rule
+    }
+}
+
+/// Whether a name fits a pattern in which `*` stands for any characters.
+pub(super) fn matches(pattern: &str, name: &str) -> bool {
+    let Some((head, rest)) = pattern.split_once('*') else {
+        return pattern == name;
+    };
+    let Some(mut name) = name.strip_prefix(head) else {
+        return false;
+    };
+    let mut parts: Vec<&str> = rest.split('*').collect();
+    let tail = parts.pop().unwrap_or_default();
+    for part in parts {
+        match name.find(part) {
+            Some(at) => name = &name[at + part.len()..],
+            None => return false,
+        }
+    }
+    name.ends_with(tail)
+}
+
+impl Update {
+    /// The rule with nothing around it.
+    pub fn new(rule: impl Optimizer + 'static) -> Self {
+        Update::from(rule)
+    }
+
+    /// Sets the limit on gradients.
+    #[must_use]
+    pub fn clip(mut self, clip: GradientClip) -> Self {
+        self.clip = Some(clip);
+        self
+    }
+
+    /// Sets the number of steps whose gradients are averaged.
+    #[must_use]
+    pub fn accumulate(mut self, steps: u32) -> Self {
+        self.accumulate = steps;
+        self
+    }
+
+    /// Adds a parameter group.
+    #[must_use]
+    pub fn group(mut self, group: ParameterGroup) -> Self {
+        self.groups.push(group);
+        self
+    }
+
+    /// Checks all numbers.
+    ///
+    /// # Errors
+    /// What is wrong with them.
+    pub fn check(&self) -> Result<(), String> {
+        self.rule.check()?;
+        if self.accumulate == 0 {
+            return Err("gradients cannot be accumulated over 0 steps; 1 updates at every step".into());
+        }
+        if let Some(limit) = self.clip.map(GradientClip::limit)
+            && !(limit.is_finite() && limit > 0.0)
+        {
+            return Err(format!("the gradients' limit {limit} is not a finite number above 0"));
+        }
+        for group in &self.groups {
+            let scale = group.learning_rate_scale;
+            if !scale.is_finite() || scale < 0.0 {
+                return Err(format!(
+                    "the learning rate scale {scale} of the group {:?} is not a finite number of at least 0",
+                    group.patterns
+                ));
+            }
+            let rule = group.adapt(&*self.rule);
+            rule.check()
+                .map_err(|message| format!("in the group {:?}, {message}", group.patterns))?;
+        }
+        Ok(())
+    }
+
+    /// Builds the updates of parameters, each with its name and its gradient (the average, where gradients are
+    /// accumulated), with clipping and groups.
+    pub fn build(&self, graph: &mut Graph, parameters: &[(&str, NodeId, Value)]) {
+        let mut gradients: Vec<Value> = parameters.iter().map(|&(_, _, gradient)| gradient).collect();
+        if let Some(clip) = self.clip {
+            gradients = clipped(graph, clip, gradients);
+        }
+        for (&(name, parameter, _), gradient) in parameters.iter().zip(gradients) {
+            let first = graph.nodes().len();
+            let group = self.group_of(name);
+            self.rule
+                .update(&mut UpdateCx { graph, name, group }, parameter, gradient);
+            for id in (first..graph.nodes().len()).map(|i| NodeId(i as u32)) {
+                if graph.nodes()[id.index()].is_op() && graph.nodes()[id.index()].name.is_none() {
+                    graph.named(id, name);
+                }
+            }
+        }
+    }
+
+    /// Tells names and values of the scalars that the graph of [`Update::build`] reads in update `t` (from 1).
+    pub fn scalars(&self, t: u64, set: &mut dyn FnMut(&str, f64)) {
+        for (group, rule) in self.rules().iter().enumerate() {
+            rule.scalars(t, &mut |name, value| set(&scalar_name(name, group), value));
+        }
+        if let Some(clip) = self.clip {
+            set(CLIP_LIMIT, clip.limit().into());
+        }
+    }
+
+    /// Group of a parameter: 0 for those in none, else its position counted from 1.
+    pub(super) fn group_of(&self, parameter: &str) -> usize {
+        self.groups
+            .iter()
+            .position(|group| group.contains(parameter))
+            .map_or(0, |i| i + 1)
+    }
+
+    /// The rule of each group, that of parameters in none first.
+    pub(crate) fn rules(&self) -> Vec<Box<dyn Optimizer>> {
+        let own = self.groups.iter().map(|group| group.adapt(&*self.rule));
+        std::iter::once(self.rule.clone()).chain(own).collect()
+    }
+
+    /// What the plan of the update depends on.
+    pub(crate) fn form(&self) -> String {
+        let clip = self.clip.map_or("none", GradientClip::kind);
+        let groups: Vec<&[String]> = self.groups.iter().map(|g| &g.patterns[..]).collect();
+        let accumulates = self.accumulate > 1;
+        format!(
+            "{} clip={clip} groups={groups:?} accumulate={accumulates}",
+            self.rule.kind()
+        )
+    }
+}
+
+/// The gradients within their limit.
+fn clipped(graph: &mut Graph, clip: GradientClip, gradients: Vec<Value>) -> Vec<Value> {
+    let limit = graph.scalar_input(CLIP_LIMIT, DType::F32);
+    let named = |graph: &mut Graph, node| Value::from(graph.named(node, "gradient clipping"));
+    match clip {
+        GradientClip::Value(_) => {
+            let low = graph.neg(limit);
+            let low = named(graph, low);
+            let mut limited = |g| {
+                let g = graph.max(g, low);
+                let g = graph.min(g, limit);
+                named(graph, g)
+            };
+            gradients.into_iter().map(&mut limited).collect()
+        }
+        GradientClip::Norm(_) => {
+            let mut squares = Vec::new();
+            for &g in &gradients {
+                let sum = graph.sum_squares(g);
+                let sum = graph.named(sum, "gradient clipping");
+                squares.push(graph.reshape(sum, &[1]));
+            }
+            let squares = graph.concat(&squares, 0);
+            let sum = graph.sum_all(squares);
+            let norm = graph.sqrt(sum);
+            let record = graph.state(GradientClip::NORM_STATE, &[]);
+            let written = graph.assign(record, norm);
+            // As in PyTorch: no division by zero where all gradients are zero.
+            let tiny = graph.scalar(1e-6);
+            let denominator = graph.add(norm, tiny);
+            let scale = graph.div(limit, denominator);
+            let one = graph.scalar(1.0);
+            let scale = graph.min(scale, one);
+            for node in [squares, sum, norm, written, denominator, scale] {
+                graph.named(node, "gradient clipping");
+            }
+            let mut scaled = |g| {
+                let g = graph.mul(g, scale);
+                named(graph, g)
+            };
+            gradients.into_iter().map(&mut scaled).collect()
+        }
+    }
+}
+
+impl<O: Optimizer + 'static> From<O> for Update {
+    fn from(rule: O) -> Self {
+        Update::from(Box::new(rule) as Box<dyn Optimizer>)
+    }
+}
+
+impl From<Box<dyn Optimizer>> for Update {
+    fn from(rule: Box<dyn Optimizer>) -> Self {
+        Update {
+            rule,
+            clip: None,
+            groups: Vec::new(),
+            accumulate: 1,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Adam, Sgd};
+
+    #[test]
+    fn patterns_match_whole_names() {
+        for (pattern, name, expected) in [
+            ("fc1.bias", "fc1.bias", true),
+            ("fc1.bias", "fc1.bias2", false),
+            ("*.bias", "block.fc.bias", true),
+            ("*.bias", "bias", false),
+            ("*", "", true),
+            ("layer*.norm*.weight", "layer3.norm2.weight", true),
+            ("layer*.norm*.weight", "layer3.weight", false),
+            ("a*a", "a", false),
+            ("a*a", "aa", true),
+            ("*ab*ab", "ab", false),
+            ("*ab*ab", "xabab", true),
+        ] {
+            assert_eq!(matches(pattern, name), expected, "{pattern} {name}");
+        }
+    }
+
+    #[test]
+    fn numbers_that_make_no_sense_are_refused() {
+        let base = || Update::new(Sgd::new(0.1));
+        let cases = [
+            (base().accumulate(0), "0 steps"),
+            (base().clip(GradientClip::Norm(0.0)), "limit 0"),
+            (base().clip(GradientClip::Value(f32::NAN)), "limit NaN"),
+            (
+                base().group(ParameterGroup::new(["x"]).learning_rate_scale(-1.0)),
+                "scale -1",
+            ),
+            (
+                base().group(ParameterGroup::new(["x"]).weight_decay(f32::NAN)),
+                "group [\"x\"]",
+            ),
+            (Update::new(Adam::new(f32::NAN)), "learning rate"),
+        ];
+        for (update, expected) in cases {
+            let message = update.check().expect_err(expected);
+            assert!(message.contains(expected), "{message}");
+        }
+    }
+
+    #[test]
+    fn groups_adapt_the_rule() {
+        let group = ParameterGroup::new(["b"]).learning_rate_scale(0.5).weight_decay(0.25);
+        let update = Update::new(Adam::adamw(0.5, 0.125)).group(group);
+        let rules = update.rules();
+        assert_eq!(rules[0].learning_rate(), 0.5);
+        assert_eq!(rules[1].learning_rate(), 0.25);
+        let mut decay = 0.0;
+        rules[1].scalars(1, &mut |name, value| {
+            if name == "optimizer.weight_decay" {
+                decay = value;
+            }
+        });
+        assert_eq!(decay, 0.25);
+        assert_eq!((update.group_of("b"), update.group_of("a")), (1, 0));
+    }
+}

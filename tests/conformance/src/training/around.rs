@@ -1,0 +1,203 @@
+//! What happens around the rule of an update: clipping, accumulation and parameter groups, against plain loops
+//! over the device's own gradients.
+
+use std::collections::HashMap;
+
+use meganeura_core::autodiff::try_differentiate;
+use meganeura_core::build::{Mode, build_on};
+use meganeura_core::graph::Graph;
+use meganeura_core::{Adam, DType, GradientClip, ParameterGroup, Session, Sgd, Update};
+
+use super::models::{self, Model};
+use super::rules::Rule;
+use super::{UPDATE_LIMIT, persistent};
+use crate::compare::compare;
+use crate::harness::feed;
+use crate::runner::{Case, CaseRun, Check, SharedDevice, ensure};
+use crate::storage::wide;
+
+const STEPS: u64 = 7;
+
+/// An update and the rule that each parameter should follow.
+struct Setting {
+    name: &'static str,
+    rule: Rule,
+    update: fn(Update) -> Update,
+}
+
+fn settings() -> Vec<Setting> {
+    let sgd = Rule::Sgd(Sgd {
+        momentum: 0.9,
+        weight_decay: 0.02,
+        ..Sgd::new(0.1)
+    });
+    let adam = Rule::Adam(Adam::adamw(0.02, 0.1));
+    let setting = |name, rule, update| Setting { name, rule, update };
+    vec![
+        setting("clipped by a small norm", sgd, |u| u.clip(GradientClip::Norm(0.05))),
+        setting("clipped by a large norm", sgd, |u| u.clip(GradientClip::Norm(1e6))),
+        setting("clipped by value", adam, |u| u.clip(GradientClip::Value(0.01))),
+        setting("accumulated over 3 steps", adam, |u| u.accumulate(3)),
+        setting("groups", adam, |u| u.group(group())),
+        setting("everything", sgd, |u| {
+            u.clip(GradientClip::Norm(0.05)).accumulate(2).group(group())
+        }),
+    ]
+}
+
+/// Biases, at half of the rate and without weight decay.
+fn group() -> ParameterGroup {
+    ParameterGroup::new(["*b*"]).learning_rate_scale(0.5).weight_decay(0.0)
+}
+
+/// The rule that a parameter of [`group`] follows.
+fn grouped(rule: Rule) -> Rule {
+    match rule {
+        Rule::Sgd(r) => Rule::Sgd(Sgd {
+            lr: 0.5 * r.lr,
+            weight_decay: 0.0,
+            ..r
+        }),
+        Rule::Adam(r) => Rule::Adam(Adam {
+            lr: 0.5 * r.lr,
+            weight_decay: 0.0,
+            ..r
+        }),
+    }
+}
+
+pub(super) fn cases() -> Vec<Case> {
+    let run = |setting: Setting| {
+        let id = format!("training/updates/{}", setting.name);
+        Case::new(id, move |device| train(device, &setting))
+    };
+    let mut cases: Vec<Case> = settings().into_iter().map(run).collect();
+    cases.push(Case::new("training/updates/changed on the way", changed_on_the_way));
+    cases
+}
+
+fn model() -> Model {
+    let named = models::all().into_iter().find(|m| m.name == "mlp with class ids");
+    named.map_or_else(|| (models::all()[0].build)(), |m| (m.build)())
+}
+
+fn trained(graph: &Graph) -> Vec<String> {
+    let name = |&(leaf, _): &(meganeura_core::NodeId, _)| graph.nodes()[leaf.index()].name.as_deref();
+    let names = graph.gradients().iter().filter_map(name);
+    names.map(str::to_owned).collect()
+}
+
+/// One parameter as the loops see it.
+struct Parameter {
+    value: Vec<f64>,
+    moments: Vec<Vec<f64>>,
+    average: Vec<f64>,
+}
+
+fn train(device: &SharedDevice, setting: &Setting) -> CaseRun {
+    let model = model();
+    let update = (setting.update)(setting.rule.optimizer().into());
+    let names = trained(&try_differentiate(&model.graph)?);
+    let (mut session, _) = build_on(&model.graph, device.clone(), Mode::Training, Some(update.clone()))?;
+    feed(&mut session, &model.graph, &model.initial)?;
+    let mut parameters = HashMap::new();
+    for name in &names {
+        let value = wide(&session.try_read_parameter(name)?);
+        let moments = vec![vec![0.0; value.len()]; setting.rule.states(name).len()];
+        let average = vec![0.0; value.len()];
+        parameters.insert(
+            name.clone(),
+            Parameter {
+                value,
+                moments,
+                average,
+            },
+        );
+    }
+    let every = u64::from(update.accumulate);
+    let mut check = Check::default();
+    for step in 0..STEPS {
+        let before = persistent(&mut session, &model.graph)?;
+        feed(&mut session, &model.graph, &(model.inputs)(step))?;
+        session.try_step()?;
+        for (name, p) in &mut parameters {
+            let gradient = wide(&session.try_read_grad(name)?);
+            for (average, g) in p.average.iter_mut().zip(gradient) {
+                let kept = if step % every == 0 { 0.0 } else { *average };
+                *average = kept + g / every as f64;
+            }
+        }
+        if (step + 1) % every != 0 {
+            let after = persistent(&mut session, &model.graph)?;
+            ensure!(
+                names.iter().all(|n| after[n] == before[n]),
+                "step {step} changed parameters before its update was due"
+            );
+            continue;
+        }
+        check = check.worse(apply(
+            &mut session,
+            setting.rule,
+            &update,
+            (step + 1) / every,
+            &mut parameters,
+        )?);
+    }
+    Ok(check)
+}
+
+/// Makes update `t` of the loops and compares.
+fn apply(
+    session: &mut Session,
+    rule: Rule,
+    update: &Update,
+    t: u64,
+    parameters: &mut HashMap<String, Parameter>,
+) -> CaseRun {
+    let mut check = Check::default();
+    let squares = parameters.values().flat_map(|p| &p.average).map(|g| g * g);
+    let norm = squares.sum::<f64>().sqrt();
+    let limited = |g: f64| match update.clip {
+        None => g,
+        Some(GradientClip::Value(limit)) => g.clamp(-f64::from(limit), limit.into()),
+        Some(GradientClip::Norm(limit)) => g * (f64::from(limit) / (norm + 1e-6)).min(1.0),
+    };
+    if let Some(GradientClip::Norm(_)) = update.clip {
+        let found = wide(&session.try_read_state(GradientClip::NORM_STATE)?);
+        check = check.worse(compare("the norm", DType::F32, &found, &[norm], UPDATE_LIMIT)?);
+    }
+    for (name, p) in parameters {
+        let gradient: Vec<f64> = p.average.iter().map(|&g| limited(g)).collect();
+        let in_group = update.groups.iter().any(|group| group.contains(name));
+        let rule = if in_group { grouped(rule) } else { rule };
+        rule.apply(t, &mut p.value, &gradient, &mut p.moments);
+        let found = wide(&session.try_read_parameter(name)?);
+        let what = format!("{name} after update {t}");
+        // Rounding adds up, as the loops go on from their own values.
+        let limit = UPDATE_LIMIT * t as f64 * 2.0;
+        check = check.worse(compare(&what, DType::F32, &found, &p.value, limit)?);
+    }
+    Ok(check)
+}
+
+/// Moments stay when what is around the rule changes, and end with the rule.
+fn changed_on_the_way(device: &SharedDevice) -> CaseRun {
+    let model = model();
+    let rule = Adam::new(0.02);
+    let (mut session, _) = build_on(&model.graph, device.clone(), Mode::Training, Some(rule.into()))?;
+    feed(&mut session, &model.graph, &model.initial)?;
+    feed(&mut session, &model.graph, &(model.inputs)(0))?;
+    session.try_step()?;
+    let name = trained(&try_differentiate(&model.graph)?).remove(0);
+    let state = format!("optimizer.m.{name}");
+    let moments = session.try_read_state(&state)?;
+    ensure!(moments.iter().any(|&m| m != 0.0), "no moments after a step");
+    session.try_set_optimizer(Update::new(rule).clip(GradientClip::Norm(1.0)).accumulate(2))?;
+    ensure!(session.try_read_state(&state)? == moments, "clipping lost the moments");
+    session.try_set_optimizer(Adam::adamw(0.02, 0.1))?;
+    ensure!(
+        session.try_read_state(&state)?.iter().all(|&m| m == 0.0),
+        "another rule took over the moments"
+    );
+    Ok(Check::default())
+}
