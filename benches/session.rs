@@ -63,7 +63,7 @@ fn mlp() -> Session {
     let logits = g.bias_add(h, b2);
     let loss = g.cross_entropy_loss(logits, labels);
     g.set_outputs(vec![loss]);
-    let optimizer = Box::new(Sgd::new(0.01));
+    let optimizer = Sgd::new(0.01);
     let mut session = match build_on(&g, cpu(), Mode::Training, Some(optimizer.into())) {
         Ok((session, _)) => session,
         Err(e) => panic!("{e}"),
@@ -105,7 +105,7 @@ fn executable(plan: &ExecutionPlan) -> Box<dyn Executable> {
 /// The convolutional network for the digits, batch 32, AdamW.
 fn cnn() -> Session {
     let graph = meganeura::nn::models::cnn_classifier(32, [1, 8, 8], 10);
-    let optimizer = Box::new(Adam::adamw(1e-3, 0.05));
+    let optimizer = Adam::adamw(1e-3, 0.05);
     let mut session = match build_on(&graph, cpu(), Mode::Training, Some(optimizer.into())) {
         Ok((session, _)) => session,
         Err(e) => panic!("{e}"),

@@ -10,14 +10,18 @@ use crate::shape::{Shape, TensorType};
 
 pub(super) struct CrossEntropy;
 pub(super) struct CrossEntropyIds;
+pub(super) use grad::{CrossEntropyGrad, CrossEntropyIdsGrad};
 
-fn types(logits: &TensorType) -> Result<Vec<TensorType>, String> {
+mod grad;
+
+/// Types of the loss and of the log-sum-exp.
+fn types(logits: &TensorType) -> Result<[TensorType; 2], String> {
     let rank = logits.shape.rank();
     if rank == 0 || logits.numel() == 0 {
         return Err(format!("the logits {logits} need rows of at least one class"));
     }
     let rows = Shape::new(&logits.shape[..rank - 1])?;
-    Ok(vec![
+    Ok([
         TensorType::new(logits.dtype, Shape::scalar()),
         TensorType::new(logits.dtype, rows),
     ])
@@ -38,47 +42,42 @@ fn rows_of(g: &Graph, logits: Value) -> usize {
     shape[..shape.len() - 1].iter().product()
 }
 
-/// Softmax of the logits from the saved log-sum-exp, plus what flows in through that port.
-struct Backward {
-    softmax: Value,
-    /// Gradient of the loss divided by the number of rows.
-    per_row: Value,
-    /// Contribution of the log-sum-exp port to the logits' gradient.
-    through_lse: Option<Value>,
+/// Adds to the gradient of the logits what flows in through the log-sum-exp port: softmax times its gradient.
+fn with_lse_gradient(cx: &mut GradCx, dx: NodeId) -> Value {
+    let Some(dlse) = cx.try_grad(1) else {
+        return dx.into();
+    };
+    let (logits, lse) = (cx.operand(0), cx.result(1));
+    let softmax = softmax_of(cx, logits, lse);
+    let kept = kept_shape(cx, logits);
+    let dlse = cx.reshape(dlse, &kept);
+    let through = cx.mul(softmax, dlse);
+    cx.add(dx, through).into()
 }
 
-fn backward(cx: &mut GradCx) -> Backward {
-    let logits = cx.operand(0);
-    let mut kept = cx.shape(logits).to_vec();
+/// Shape of the logits with one element a row.
+fn kept_shape(g: &Graph, logits: Value) -> Vec<usize> {
+    let mut kept = g.shape(logits).to_vec();
     if let Some(last) = kept.last_mut() {
         *last = 1;
     }
-    let lse = cx.result(1);
-    let lse = cx.reshape(lse, &kept);
-    let shifted = cx.sub(logits, lse);
-    let softmax: Value = cx.exp(shifted).into();
-    let through_lse = cx.try_grad(1).map(|d| {
-        let d = cx.reshape(d, &kept);
-        cx.mul(softmax, d).into()
-    });
-    let rows = rows_of(cx, logits);
-    let dtype = cx.dtype(logits);
-    let factor = cx.scalar_of(dtype, 1.0 / rows as f64);
-    let dy = cx.grad(0);
-    let per_row = cx.mul(dy, factor).into();
-    Backward {
-        softmax,
-        per_row,
-        through_lse,
-    }
+    kept
 }
 
-fn finish(cx: &mut GradCx, difference: NodeId, b: &Backward) -> Value {
-    let d = cx.mul(difference, b.per_row);
-    match b.through_lse {
-        Some(extra) => cx.add(d, extra).into(),
-        None => d.into(),
-    }
+/// Softmax of the logits from their log-sum-exp `[rows...]`.
+fn softmax_of(g: &mut Graph, logits: Value, lse: Value) -> NodeId {
+    let kept = kept_shape(g, logits);
+    let lse = g.reshape(lse, &kept);
+    let shifted = g.sub(logits, lse);
+    g.exp(shifted)
+}
+
+/// Gradient of the loss divided by the number of rows.
+fn per_row(g: &mut Graph, logits: Value, dloss: Value) -> NodeId {
+    let rows = rows_of(g, logits);
+    let dtype = g.dtype(logits);
+    let factor = g.scalar_of(dtype, 1.0 / rows as f64);
+    g.mul(dloss, factor)
 }
 
 fn negative_mean(cx: &mut Expansion, per_row_terms: NodeId) -> NodeId {
@@ -117,23 +116,19 @@ impl Operator for CrossEntropy {
                 "the labels are {labels}, the logits {logits}: give one probability for each logit, or u32 class ids"
             ));
         }
-        types(logits)
+        Ok(types(logits)?.into())
     }
 
     fn gradient(&self) -> Gradient<'_> {
         Gradient::rule(|cx| {
-            let labels = cx.operand(1);
-            let b = backward(cx);
-            // Rows need not sum to one: d/dx of -sum(l (x - lse)) is softmax sum(l) - l.
-            let total = cx.sum(labels, &[-1], true);
-            let scaled = cx.mul(b.softmax, total);
-            let difference = cx.sub(scaled, labels);
-            let dx = finish(cx, difference, &b);
-            let mut grads = vec![Some(dx), None];
+            let (logits, labels, dloss) = (cx.operand(0), cx.operand(1), cx.grad(0));
+            let inputs = vec![logits, labels, cx.result(1), dloss];
+            let dx = cx.call(OpRef::new(&CrossEntropyGrad), Attrs::new(), inputs);
+            let mut grads = vec![Some(with_lse_gradient(cx, dx)), None];
             if cx.needs(1) {
-                let logits = cx.operand(0);
                 let log = cx.log_softmax(logits, -1);
-                let d = cx.mul(log, b.per_row);
+                let scale = per_row(cx, logits, dloss);
+                let d = cx.mul(log, scale);
                 grads[1] = Some(cx.neg(d).into());
             }
             Ok(grads)
@@ -203,7 +198,7 @@ impl Operator for CrossEntropyIds {
                 types[1].shape
             ));
         }
-        Ok(types)
+        Ok(types.into())
     }
 
     fn index_bound(&self, call: &Call) -> Option<(usize, usize)> {
@@ -212,11 +207,9 @@ impl Operator for CrossEntropyIds {
 
     fn gradient(&self) -> Gradient<'_> {
         Gradient::rule(|cx| {
-            let ids = cx.operand(1);
-            let b = backward(cx);
-            let one_hot = one_hot(cx, ids, b.softmax);
-            let difference = cx.sub(b.softmax, one_hot);
-            Ok(vec![Some(finish(cx, difference, &b)), None])
+            let inputs = vec![cx.operand(0), cx.operand(1), cx.result(1), cx.grad(0)];
+            let dx = cx.call(OpRef::new(&CrossEntropyIdsGrad), Attrs::new(), inputs);
+            Ok(vec![Some(with_lse_gradient(cx, dx)), None])
         })
     }
 
@@ -257,8 +250,9 @@ impl Operator for CrossEntropyIds {
     }
 }
 
-/// Adds 0 to each row's log-sum-exp `[rows..., 1]` by way of a lookup, which reports ids out of range.
-fn checked_ids(g: &mut Graph, ids: Value, lse: NodeId, logits: Value) -> NodeId {
+/// Adds 0 to each row's log-sum-exp by way of a lookup, which reports ids out of range.
+fn checked_ids(g: &mut Graph, ids: Value, lse: impl Into<Value>, logits: Value) -> NodeId {
+    let lse = lse.into();
     let classes = g.shape(logits).last().copied().unwrap_or(1);
     let dtype = g.dtype(lse);
     let zeros = g.full(dtype, 0.0, &[classes]);
@@ -277,12 +271,6 @@ fn class_mask(g: &mut Graph, ids: Value, like: Value) -> NodeId {
     column.push(1);
     let column = g.reshape(ids, &column);
     g.equal(iota, column)
-}
-
-fn one_hot(g: &mut Graph, ids: Value, like: Value) -> NodeId {
-    let mask = class_mask(g, ids, like);
-    let dtype = g.dtype(like);
-    g.cast(mask, dtype)
 }
 
 impl Graph {

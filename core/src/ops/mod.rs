@@ -10,6 +10,7 @@ pub mod sample;
 
 mod arg_reduce;
 mod batch_norm;
+mod bce;
 mod cast;
 mod concat;
 mod conv2d;
@@ -18,7 +19,9 @@ mod dropout;
 pub(crate) mod elementwise;
 mod expand;
 mod gather;
+mod l1;
 mod layer_norm;
+mod loss;
 mod matmul;
 mod mse;
 mod optimizer;
@@ -63,16 +66,21 @@ pub(crate) fn builtin() -> Vec<OpRef> {
         arg_reduce::Argmax,
         batch_norm::BatchNorm,
         batch_norm::BatchNormInference,
+        bce::BceLoss,
+        bce::BceWithLogitsLoss,
         cast::Cast,
         concat::Concat,
         conv2d::Conv2d,
         conv2d::Conv2dInputGrad,
         conv2d::Conv2dWeightGrad,
         cross_entropy::CrossEntropy,
+        cross_entropy::CrossEntropyGrad,
         cross_entropy::CrossEntropyIds,
+        cross_entropy::CrossEntropyIdsGrad,
         dropout::Dropout,
         expand::Expand,
         gather::Gather,
+        l1::L1Loss,
         layer_norm::LayerNorm,
         matmul::MatMul,
         mse::Mse,

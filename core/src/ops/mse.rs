@@ -1,11 +1,12 @@
 //! Mean squared error.
 
-use super::sample::{Sample, SampleInput, Sizes};
-use super::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics, expect_float, expect_same_dtype};
+use super::loss::{PAIR_SHAPES, infer_pair, pair_samples};
+use super::sample::{Sample, Sizes};
+use super::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::graph::{Graph, Value};
-use crate::shape::{Shape, TensorType};
+use crate::shape::TensorType;
 
 pub(super) struct Mse;
 
@@ -16,7 +17,7 @@ impl Operator for Mse {
 
     fn doc(&self) -> Doc {
         Doc {
-            shapes: "prediction, target: one shape -> []",
+            shapes: PAIR_SHAPES,
             formula: "mean of (prediction - target)^2 over all elements",
             source: "mean squared error",
         }
@@ -27,16 +28,7 @@ impl Operator for Mse {
     }
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
-        expect_same_dtype(call)?;
-        expect_float(call, 0, "the operands")?;
-        let (p, t) = (&call.inputs[0], &call.inputs[1]);
-        if p.shape != t.shape {
-            return Err(format!("the prediction {p} and the target {t} must have one shape"));
-        }
-        if p.numel() == 0 {
-            return Err(format!("the mean of no elements is not defined: {p}"));
-        }
-        Ok(vec![TensorType::new(p.dtype, Shape::scalar())])
+        infer_pair(call, ["prediction", "target"])
     }
 
     fn gradient(&self) -> Gradient<'_> {
@@ -72,16 +64,7 @@ impl Operator for Mse {
     }
 
     fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {
-        [vec![1], vec![4, 3], sizes.shape(3, 30)]
-            .iter()
-            .map(|s| {
-                Sample::new(
-                    format!("{s:?}"),
-                    vec![SampleInput::f32(s), SampleInput::f32(s)],
-                    Attrs::new(),
-                )
-            })
-            .collect()
+        pair_samples(sizes, [(-2.0, 2.0); 2], &Attrs::new())
     }
 }
 

@@ -29,6 +29,19 @@ pub(super) const KERNELS: &[KernelDef] = &[
             cross_entropy(cx, Labels::Ids { ids, dispatch })
         },
     },
+    KernelDef {
+        name: "core.cross_entropy_grad",
+        supports: f32_only,
+        compile: |cx| cross_entropy_grad(cx, Labels::Probabilities(cx.input(1))),
+    },
+    KernelDef {
+        name: "core.cross_entropy_ids_grad",
+        supports: f32_or_integers,
+        compile: |cx| {
+            let (ids, dispatch) = (cx.input(1), cx.index);
+            cross_entropy_grad(cx, Labels::Ids { ids, dispatch })
+        },
+    },
 ];
 
 /// Which of the two is computed.
@@ -276,4 +289,54 @@ fn weighted(labels: &[f32], x: &[f32], max: f32, log: f32) -> f32 {
     }
     add(x_rest, label_rest);
     lanes.iter().sum()
+}
+
+/// `(e^(x - lse) total - label) dloss / rows` of every element.
+fn cross_entropy_grad(cx: &CompileCx, labels: Labels) -> Result<Compiled, String> {
+    let (x, lse, dloss) = (cx.input::<f32>(0), cx.input::<f32>(2), cx.input::<f32>(3));
+    let (out, level) = (cx.output::<f32>(0), cx.level);
+    let rows = lse.len();
+    let classes = x.len() / rows.max(1);
+    let per_task = rows_per_task(classes);
+    Ok(Compiled::one(Task {
+        tasks: rows.div_ceil(per_task),
+        nanos: nanos(x.len()),
+        body: move |task: usize, cx: &RunCx| {
+            let own = task * per_task..((task + 1) * per_task).min(rows);
+            let elements = own.start * classes..own.end * classes;
+            // SAFETY: this task alone writes these rows of the result; no operand is written by this dispatch.
+            let (x, lse, dloss, out) = unsafe {
+                (
+                    x.slice(elements.clone()),
+                    lse.slice(own.clone()),
+                    dloss.slice(0..1)[0],
+                    out.slice_mut(elements),
+                )
+            };
+            let scale = dloss / rows as f32;
+            let each = x.chunks_exact(classes).zip(out.chunks_exact_mut(classes)).zip(lse);
+            for (((x, out), &lse), row) in each.zip(own) {
+                vmath::sum_exp_sub(level, x, lse, out);
+                match labels {
+                    Labels::Probabilities(labels) => {
+                        // SAFETY: as above.
+                        let labels = unsafe { labels.slice(row * classes..(row + 1) * classes) };
+                        let total = vmath::sum(level, labels);
+                        for (o, &l) in out.iter_mut().zip(labels) {
+                            *o = (*o * total - l) * scale;
+                        }
+                    }
+                    Labels::Ids { ids, dispatch } => {
+                        // SAFETY: as above.
+                        let id = unsafe { ids.slice(row..row + 1)[0] };
+                        out.iter_mut().for_each(|o| *o *= scale);
+                        match out.get_mut(id as usize) {
+                            Some(o) => *o -= scale,
+                            None => cx.index_out_of_range(dispatch, id, classes),
+                        }
+                    }
+                }
+            }
+        },
+    }))
 }
