@@ -178,3 +178,33 @@ fn help_explains_every_command() {
         assert!(out.contains(part), "{part} in {out}");
     }
 }
+
+#[test]
+fn the_operator_reference_is_current() {
+    let (output, out, err) = run(&mut meganeura(&["ops", "--markdown"]));
+    assert!(output.status.success(), "{err}");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/operators.md");
+    let committed = std::fs::read_to_string(path).expect("docs/operators.md");
+    assert!(
+        committed == out,
+        "docs/operators.md is not current; run `cargo run -- ops --markdown > docs/operators.md`"
+    );
+}
+
+#[test]
+fn operators_are_looked_up_by_a_part_of_their_names() {
+    let (output, out, _) = run(&mut meganeura(&["ops", "scatter_add"]));
+    assert!(output.status.success());
+    for part in [
+        "## core.scatter_add",
+        "Shapes",
+        "Element types",
+        "Gradient",
+        "error of the step",
+    ] {
+        assert!(out.contains(part), "{part}: {out}");
+    }
+    let (output, _, err) = run(&mut meganeura(&["ops", "core.matmull"]));
+    assert!(!output.status.success());
+    assert!(err.contains("core.matmul") && err.contains("help"), "{err}");
+}

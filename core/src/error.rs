@@ -314,6 +314,15 @@ impl Error {
     }
 }
 
+/// The known names that are most like the one given, as a list for a message.
+pub fn closest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> String {
+    const SHOWN: usize = 5;
+    let mut known: Vec<&str> = known.collect();
+    known.sort_by_key(|k| (edit_distance(k, name), *k));
+    known.truncate(SHOWN);
+    known.join(", ")
+}
+
 /// Panics with the full report of an error: what the plain form of a `try_` method does.
 #[track_caller]
 pub fn unwrap_report<T>(result: Result<T>) -> T {

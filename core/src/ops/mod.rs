@@ -5,6 +5,7 @@
 //! operator is a new file and its entry here ([`operator`] says what an operator is). Passes,
 //! planning and backends never match on an operator's name; a plugin's operator is registered with [`register_op!`](crate::register_op) and is in no way different.
 
+pub mod document;
 mod operator;
 pub mod sample;
 

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use commands::{conformance, devices, plugins, train};
+use commands::{conformance, devices, ops, plugins, train};
 
 /// Train and run neural networks on any hardware.
 #[derive(Debug, Parser)]
@@ -34,6 +34,8 @@ enum Command {
     Devices(devices::Args),
     /// List the linked backends, operators and rule sets, and where they come from.
     Plugins(plugins::Args),
+    /// Look up operators: formula, shapes, element types, gradient, source.
+    Ops(ops::Args),
     /// Check a device against the reference implementation of every operator.
     Conformance(conformance::Args),
 }
@@ -45,6 +47,7 @@ fn main() -> ExitCode {
         Command::Train(args) => train::run(args),
         Command::Devices(args) => devices::run(args),
         Command::Plugins(args) => plugins::run(args),
+        Command::Ops(args) => ops::run(args),
         Command::Conformance(args) => conformance::run(args),
     };
     match outcome {

@@ -1,0 +1,54 @@
+//! `meganeura ops`.
+
+use std::process::ExitCode;
+
+use meganeura::ops::{OpRef, document};
+use meganeura::registry;
+
+use super::Outcome;
+use crate::output::line;
+
+/// Options of `ops`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Part of the operators' names; without it, all names are listed.
+    name: Option<String>,
+
+    /// Print the reference of all operators as Markdown.
+    #[arg(long, conflicts_with = "name")]
+    markdown: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Outcome {
+    let ops = registry::ops();
+    if args.markdown {
+        // Only those of the core: plugins have references of their own.
+        let own: Vec<OpRef> = ops.into_iter().filter(|op| is_builtin(op.name())).collect();
+        line(document::markdown(&own).trim_end())?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let Some(part) = &args.name else {
+        for op in ops {
+            line(format_args!("{:<32} {}", op.name(), op.doc().formula))?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    };
+    let found: Vec<OpRef> = ops.iter().copied().filter(|op| op.name().contains(part)).collect();
+    if found.is_empty() {
+        let closest = meganeura::error::closest(part, ops.iter().map(|op| op.name()));
+        return Err(format!(
+            "no operator's name contains '{part}'\n  help: `meganeura ops` lists them; the closest are {closest}"
+        )
+        .into());
+    }
+    for op in found {
+        line(document::section(op).trim_end())?;
+        line("")?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Whether no plugin announces the operator.
+fn is_builtin(name: &str) -> bool {
+    !registry::plugins().iter().any(|p| p.ops.contains(&name))
+}
