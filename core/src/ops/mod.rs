@@ -18,9 +18,11 @@ mod dropout;
 pub(crate) mod elementwise;
 mod expand;
 mod gather;
+mod group_norm;
 mod layer_norm;
 mod matmul;
 mod mse;
+mod norm_grad;
 mod optimizer;
 mod pad;
 mod permute;
@@ -28,6 +30,7 @@ mod pool2d;
 mod random;
 mod reduce;
 mod reshape;
+mod rms_norm;
 mod scatter_add;
 mod select;
 mod slice;
@@ -39,6 +42,7 @@ pub use operator::*;
 
 pub use conv2d::{Conv2dDims, Conv2dOptions};
 pub use dropout::drop_threshold;
+pub use group_norm::GroupDims;
 pub use matmul::MatMulDims;
 pub use optimizer::AdamScalars;
 pub use pool2d::{Pool2dDims, Pool2dOptions};
@@ -72,9 +76,14 @@ pub(crate) fn builtin() -> Vec<OpRef> {
         dropout::Dropout,
         expand::Expand,
         gather::Gather,
+        group_norm::GroupNorm,
         layer_norm::LayerNorm,
         matmul::MatMul,
         mse::Mse,
+        norm_grad::BatchNormGrad,
+        norm_grad::GroupNormGrad,
+        norm_grad::LayerNormGrad,
+        norm_grad::RmsNormGrad,
         optimizer::Adam,
         optimizer::Momentum,
         optimizer::Sgd,
@@ -88,6 +97,7 @@ pub(crate) fn builtin() -> Vec<OpRef> {
         reduce::Mean,
         reduce::Sum,
         reshape::Reshape,
+        rms_norm::RmsNorm,
         scatter_add::ScatterAdd,
         select::Select,
         slice::Slice,

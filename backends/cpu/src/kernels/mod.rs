@@ -5,12 +5,14 @@
 //! shapes alone, so results do not depend on the number of threads.
 
 mod cast;
+mod channel_norm_grad;
 mod conv;
 mod index;
 mod kernel;
 mod matmul;
 mod movement;
 mod norm;
+mod norm_grad;
 mod optimizer;
 mod pointwise;
 mod pool2d;
@@ -31,11 +33,13 @@ pub(crate) fn find(name: &str) -> Option<&'static KernelDef> {
 
 const TABLES: &[&[KernelDef]] = &[
     cast::KERNELS,
+    channel_norm_grad::KERNELS,
     conv::KERNELS,
     index::KERNELS,
     matmul::KERNELS,
     movement::KERNELS,
     norm::KERNELS,
+    norm_grad::KERNELS,
     optimizer::KERNELS,
     pointwise::UNARY,
     pointwise::SIGNED,
