@@ -239,7 +239,11 @@ impl Graph {
         let channels = self.ty(x).and_then(|t| t.shape.get(1).copied()).unwrap_or(1);
         match u32::try_from(channels) {
             Ok(groups) => self.group_norm(x, weight, bias, groups.max(1), eps),
-            Err(_) => self.report("instance_norm", format!("{channels} channels are too many"), "use fewer"),
+            Err(_) => self.report(
+                "instance_norm",
+                format!("{channels} channels are too many"),
+                "use fewer",
+            ),
         }
     }
 }

@@ -8,12 +8,16 @@
 mod operator;
 pub mod sample;
 
+mod adaptive_pool2d;
 mod arg_reduce;
 mod batch_norm;
 mod cast;
 mod concat;
+mod conv1d;
 mod conv2d;
+mod conv_transpose2d;
 mod cross_entropy;
+mod depthwise_conv2d;
 mod dropout;
 pub(crate) mod elementwise;
 mod expand;
@@ -36,10 +40,13 @@ mod select;
 mod slice;
 mod softmax;
 mod stop_gradient;
+mod upsample2d;
 mod write;
 
 pub use operator::*;
 
+pub use conv_transpose2d::ConvTranspose2dOptions;
+pub use conv1d::Conv1dOptions;
 pub use conv2d::{Conv2dDims, Conv2dOptions};
 pub use dropout::drop_threshold;
 pub use group_norm::GroupDims;
@@ -47,6 +54,7 @@ pub use matmul::MatMulDims;
 pub use optimizer::AdamScalars;
 pub use pool2d::{Pool2dDims, Pool2dOptions};
 pub use random::{SEED_SCALAR, STEP_SCALAR, random_word};
+pub use upsample2d::AxisTaps;
 
 macro_rules! ops {
     ($($op:expr),* $(,)?) => { vec![$(OpRef::new(&$op)),*] };
@@ -63,14 +71,18 @@ pub(crate) const SNAPSHOT: OpRef = OpRef::new(&cast::Cast);
 /// The operators of this crate, one line each.
 pub(crate) fn builtin() -> Vec<OpRef> {
     let mut ops: Vec<OpRef> = ops![
+        adaptive_pool2d::AdaptiveAvgPool2d,
+        adaptive_pool2d::AdaptiveMaxPool2d,
         arg_reduce::Argmax,
         batch_norm::BatchNorm,
         batch_norm::BatchNormInference,
         cast::Cast,
         concat::Concat,
+        conv1d::Conv1d,
         conv2d::Conv2d,
         conv2d::Conv2dInputGrad,
         conv2d::Conv2dWeightGrad,
+        conv_transpose2d::ConvTranspose2d,
         cross_entropy::CrossEntropy,
         cross_entropy::CrossEntropyIds,
         dropout::Dropout,
@@ -104,6 +116,10 @@ pub(crate) fn builtin() -> Vec<OpRef> {
         softmax::LogSoftmax,
         softmax::Softmax,
         stop_gradient::StopGradient,
+        upsample2d::UpsampleBilinear2d,
+        upsample2d::UpsampleBilinear2dGrad,
+        upsample2d::UpsampleNearest2d,
+        upsample2d::UpsampleNearest2dGrad,
         write::Assign,
     ];
     ops.extend(elementwise::rows());

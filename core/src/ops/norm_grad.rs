@@ -384,7 +384,10 @@ impl Operator for BatchNormGrad {
 fn expect_statistics(call: &Call, operands: &[(&str, usize)], wanted: &TensorType) -> Result<(), String> {
     for &(name, i) in operands {
         if call.inputs[i] != *wanted {
-            return Err(format!("the {name} is {}; {} needs {wanted}", call.inputs[i], call.inputs[0]));
+            return Err(format!(
+                "the {name} is {}; {} needs {wanted}",
+                call.inputs[i], call.inputs[0]
+            ));
         }
     }
     Ok(())

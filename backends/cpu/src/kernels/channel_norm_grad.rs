@@ -100,7 +100,12 @@ fn gradient_body<const FMA: bool>(x: &[f32], dy: &[f32], f: Factors, dx: &mut [f
 }
 
 #[inline(always)]
-fn gradient_columns_body<const FMA: bool>(x: &[f32], dy: &[f32], [mean, by_dy, by_x, shift]: [&[f32]; 4], dx: &mut [f32]) {
+fn gradient_columns_body<const FMA: bool>(
+    x: &[f32],
+    dy: &[f32],
+    [mean, by_dy, by_x, shift]: [&[f32]; 4],
+    dx: &mut [f32],
+) {
     let len = dx.len();
     let (x, dy, mean) = (&x[..len], &dy[..len], &mean[..len]);
     let (by_dy, by_x, shift) = (&by_dy[..len], &by_x[..len], &shift[..len]);
@@ -165,7 +170,11 @@ fn batch_norm(cx: &CompileCx) -> Compiled {
         parts: if plane == 1 { images.div_ceil(IMAGES) } else { images },
         level: cx.level,
     };
-    let measure = if plane == 1 { batch.column_sums() } else { batch.plane_sums() };
+    let measure = if plane == 1 {
+        batch.column_sums()
+    } else {
+        batch.plane_sums()
+    };
     Compiled {
         phases: vec![measure, batch.tables(cx), batch.gradients(cx.output(0))],
         shared: (2 * batch.parts + TABLES) * channels,
@@ -289,7 +298,10 @@ impl Batch {
                         tables,
                     )
                 };
-                let rows = x.chunks_exact(width).zip(dy.chunks_exact(width)).zip(dx.chunks_exact_mut(width));
+                let rows = x
+                    .chunks_exact(width)
+                    .zip(dy.chunks_exact(width))
+                    .zip(dx.chunks_exact_mut(width));
                 for (row, ((x, dy), dx)) in own.zip(rows) {
                     if self.plane == 1 {
                         gradient_columns(self.level, x, dy, tables, dx);
@@ -384,7 +396,12 @@ fn group_norm(cx: &CompileCx, dims: GroupDims) -> Compiled {
             // SAFETY: this task alone writes these channels; the phase before has filled the sums.
             let (rstd, sums, dweight, dbias) = unsafe {
                 let sums = std::slice::from_raw_parts(cx.shared, 2 * dims.batch * dims.channels);
-                (rstd.all(), sums, dweight.slice_mut(own.clone()), dbias.slice_mut(own.clone()))
+                (
+                    rstd.all(),
+                    sums,
+                    dweight.slice_mut(own.clone()),
+                    dbias.slice_mut(own.clone()),
+                )
             };
             let mut totals = [[0.0f64; 2]; STRIP];
             for (image, sums) in sums.chunks_exact(2 * dims.channels).enumerate() {

@@ -20,6 +20,7 @@ mod random;
 mod reduce;
 mod softmax;
 mod strided;
+mod upsample2d;
 
 pub(crate) use kernel::*;
 
@@ -50,4 +51,5 @@ const TABLES: &[&[KernelDef]] = &[
     random::KERNELS,
     reduce::KERNELS,
     softmax::KERNELS,
+    upsample2d::KERNELS,
 ];

@@ -43,11 +43,13 @@ pub(super) fn group_rows(cx: &CompileCx, groups: usize) -> Compiled {
 }
 
 /// Whether rows were centred before they were scaled: only then is there a bias.
-trait Form: Send + Sync + 'static {
+trait Form: Copy + Default + Send + Sync + 'static {
     const CENTRED: bool;
 }
 
+#[derive(Clone, Copy, Default)]
 struct Centred;
+#[derive(Clone, Copy, Default)]
 struct AboutZero;
 
 impl Form for Centred {
@@ -61,18 +63,18 @@ impl Form for AboutZero {
 multiversion! {
     /// Sums of `d` (if centred) and of `d (x - mean)` for `d = dy weight`, by partial sums of a fixed number
     /// of lanes.
-    fn row_sums<F: Form>(x: &[f32], dy: &[f32], weight: &[f32], mean: f32) -> [f32; 2] = row_sums_body;
+    fn row_sums<F: Form>(form: F, x: &[f32], dy: &[f32], weight: &[f32], mean: f32) -> [f32; 2] = row_sums_body;
 }
 multiversion! {
     /// `dx` from the row's constants, and the row's part of the parameters' gradients.
-    fn row_gradient<F: Form>(row: [&[f32]; 3], constants: Constants, dx: &mut [f32], parameters: [&mut [f32]; 2])
+    fn row_gradient<F: Form>(form: F, row: [&[f32]; 3], constants: Constants, dx: &mut [f32], parameters: [&mut [f32]; 2])
         = row_gradient_body;
 }
 
 const LANES: usize = 16;
 
 #[inline(always)]
-fn row_sums_body<const FMA: bool, F: Form>(x: &[f32], dy: &[f32], weight: &[f32], mean: f32) -> [f32; 2] {
+fn row_sums_body<const FMA: bool, F: Form>(_: F, x: &[f32], dy: &[f32], weight: &[f32], mean: f32) -> [f32; 2] {
     let (mut plain, mut along) = ([0.0; LANES], [0.0; LANES]);
     let (x, x_rest) = x.as_chunks::<LANES>();
     let (dy, dy_rest) = dy.as_chunks::<LANES>();
@@ -104,6 +106,7 @@ struct Constants {
 
 #[inline(always)]
 fn row_gradient_body<const FMA: bool, F: Form>(
+    _: F,
     [x, dy, weight]: [&[f32]; 3],
     c: Constants,
     dx: &mut [f32],
@@ -168,13 +171,16 @@ fn rows<F: Form>(cx: &CompileCx, statistics: Statistics, dy: View<f32>, groups: 
             };
             sums.fill(0.0);
             let (dweight, dbias) = sums.split_at_mut(period);
-            let rows = x.chunks_exact(width).zip(dy.chunks_exact(width)).zip(dx.chunks_exact_mut(width));
+            let rows = x
+                .chunks_exact(width)
+                .zip(dy.chunks_exact(width))
+                .zip(dx.chunks_exact_mut(width));
             for (i, (((x, dy), dx), &rstd)) in rows.zip(rstd).enumerate() {
                 let mean = mean.map_or(0.0, |mean| mean[i]);
                 let column = (own.start + i) % groups * width;
                 let columns = column..column + width;
                 let weight = &weight[columns.clone()];
-                let [plain, along] = row_sums::<F>(level, x, dy, weight, mean);
+                let [plain, along] = row_sums(level, F::default(), x, dy, weight, mean);
                 let constants = Constants {
                     mean,
                     rstd,
@@ -182,7 +188,14 @@ fn rows<F: Form>(cx: &CompileCx, statistics: Statistics, dy: View<f32>, groups: 
                     slope: along * rstd * rstd / width as f32,
                 };
                 let dbias = dbias.get_mut(columns.clone()).unwrap_or_default();
-                row_gradient::<F>(level, [x, dy, weight], constants, dx, [&mut dweight[columns], dbias]);
+                row_gradient(
+                    level,
+                    F::default(),
+                    [x, dy, weight],
+                    constants,
+                    dx,
+                    [&mut dweight[columns], dbias],
+                );
             }
         },
     };
