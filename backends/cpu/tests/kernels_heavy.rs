@@ -14,7 +14,7 @@ use meganeura_cpu::CpuDevice;
 
 use common::{case, check, numbers, op, results, sample, session};
 
-const OPS: [&str; 16] = [
+const OPS: [&str; 26] = [
     "core.conv2d",
     "core.conv2d_input_grad",
     "core.conv2d_weight_grad",
@@ -22,12 +22,22 @@ const OPS: [&str; 16] = [
     "core.avg_pool2d",
     "core.avg_pool2d_grad",
     "core.layer_norm",
+    "core.layer_norm_grad",
+    "core.rms_norm",
+    "core.rms_norm_grad",
+    "core.group_norm",
+    "core.group_norm_grad",
     "core.batch_norm",
+    "core.batch_norm_grad",
     "core.batch_norm_inference",
     "core.softmax",
     "core.log_softmax",
     "core.cross_entropy",
     "core.cross_entropy_ids",
+    "core.upsample_nearest2d",
+    "core.upsample_nearest2d_grad",
+    "core.upsample_bilinear2d",
+    "core.upsample_bilinear2d_grad",
     "optim.sgd",
     "optim.momentum",
     "optim.adam",

@@ -1,5 +1,7 @@
 //! Batch normalisation over all axes but the channels (axis 1).
 
+use super::layer_norm::expect_eps;
+use super::norm_grad::{BatchNormGrad, Saved, through_statistics};
 use super::sample::{Sample, SampleInput, Sizes};
 use super::{
     Arity, Call, Cost, Doc, Gradient, InferenceForm, OpRef, Operator, Semantics, expect_float, expect_same_dtype,
@@ -13,7 +15,7 @@ pub(super) struct BatchNorm;
 pub(super) struct BatchNormInference;
 
 /// Checks `x [n, channels, ...]` and the per-channel operands; returns the type of the latter.
-fn channel_type(call: &Call, names: &[&str]) -> Result<TensorType, String> {
+pub(super) fn channel_type(call: &Call, names: &[&str]) -> Result<TensorType, String> {
     expect_same_dtype(call)?;
     expect_float(call, 0, "the operands")?;
     let x = &call.inputs[0];
@@ -31,14 +33,11 @@ fn channel_type(call: &Call, names: &[&str]) -> Result<TensorType, String> {
             ));
         }
     }
-    if call.attrs.float("eps")? < 0.0 {
-        return Err("eps must not be negative".into());
-    }
     Ok(channels)
 }
 
 /// Shape in which a per-channel vector broadcasts against `x`.
-fn channel_shape(g: &Graph, x: Value) -> Vec<usize> {
+pub(super) fn channel_shape(g: &Graph, x: Value) -> Vec<usize> {
     let shape = g.shape(x);
     let mut dims = vec![1; shape.len()];
     dims[1] = shape[1];
@@ -46,7 +45,7 @@ fn channel_shape(g: &Graph, x: Value) -> Vec<usize> {
 }
 
 /// All axes but the channels, and the number of elements of a channel.
-fn reduced(g: &Graph, x: Value) -> (Vec<i32>, usize) {
+pub(super) fn reduced(g: &Graph, x: Value) -> (Vec<i32>, usize) {
     let shape = g.shape(x);
     let axes = (0..shape.len() as i32).filter(|&a| a != 1).collect();
     (axes, shape.iter().product::<usize>() / shape[1].max(1))
@@ -79,6 +78,7 @@ impl Operator for BatchNorm {
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
         let c = channel_type(call, &["weight", "bias", "running mean", "running variance"])?;
+        expect_eps(call)?;
         let momentum = call.attrs.float("momentum")?;
         if !(0.0..=1.0).contains(&momentum) {
             return Err(format!("the momentum {momentum} is not between 0 and 1"));
@@ -88,39 +88,33 @@ impl Operator for BatchNorm {
 
     fn gradient(&self) -> Gradient<'_> {
         Gradient::rule(|cx| {
-            if (1..5).any(|port| cx.try_grad(port).is_some()) {
-                return Err("the loss depends on the statistics of a batch norm; compute them with `mean`".into());
+            if cx.try_grad(1).is_some() || cx.try_grad(2).is_some() {
+                return Err("the loss depends on running statistics; use the batch's own, ports 3 and 4".into());
             }
-            let (x, weight) = (cx.operand(0), cx.operand(1));
-            let shape = channel_shape(cx, x);
-            let (axes, count) = reduced(cx, x);
+            let (x, weight, dy) = (cx.operand(0), cx.operand(1), cx.grad(0));
             let (mean, rstd) = (cx.result(3), cx.result(4));
-            let mean = cx.reshape(mean, &shape);
-            let rstd = cx.reshape(rstd, &shape);
-            let dy = cx.grad(0);
-            let centred = cx.sub(x, mean);
-            let xhat = cx.mul(centred, rstd);
-            let weighted = cx.mul(dy, xhat);
-            let dweight = cx.sum(weighted, &axes, false);
-            let dbias = cx.sum(dy, &axes, false);
+            let (axes, count) = reduced(cx, x);
             let mut grads = vec![None; 5];
-            if cx.needs(0) {
-                // weight rstd (dy - mean(dy) - xhat mean(dy xhat))
-                let dtype = cx.dtype(x);
-                let factor = cx.scalar_of(dtype, 1.0 / count as f64);
-                let mean_dy = cx.mul(dbias, factor);
-                let mean_dy = cx.reshape(mean_dy, &shape);
-                let mean_w = cx.mul(dweight, factor);
-                let mean_w = cx.reshape(mean_w, &shape);
-                let along = cx.mul(xhat, mean_w);
-                let inner = cx.sub(dy, mean_dy);
-                let inner = cx.sub(inner, along);
-                let weight = cx.reshape(weight, &shape);
-                let scale = cx.mul(weight, rstd);
-                grads[0] = Some(cx.mul(inner, scale).into());
+            if !cx.needs(0) && !cx.needs(1) {
+                grads[2] = Some(cx.sum(dy, &axes, false).into());
+                return Ok(grads);
             }
-            grads[1] = Some(dweight.into());
-            grads[2] = Some(dbias.into());
+            let operands = vec![x, weight, mean, rstd, dy];
+            let call = cx.call(OpRef::new(&BatchNormGrad), Attrs::new(), operands);
+            let dx = cx.port(call, 0);
+            let shape = channel_shape(cx, x);
+            let (dmean, drstd) = (cx.try_grad(3), cx.try_grad(4));
+            let mut along = |v: Value| Value::from(cx.reshape(v, &shape));
+            let saved = Saved {
+                mean: Some(along(mean)),
+                rstd: along(rstd),
+                dmean: dmean.map(&mut along),
+                drstd: drstd.map(&mut along),
+                count,
+            };
+            grads[0] = Some(through_statistics(cx, x, dx, &saved));
+            grads[1] = Some(cx.port(call, 1));
+            grads[2] = Some(cx.port(call, 2));
             Ok(grads)
         })
     }
@@ -224,6 +218,7 @@ impl Operator for BatchNormInference {
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
         channel_type(call, &["weight", "bias", "mean", "variance"])?;
+        expect_eps(call)?;
         Ok(vec![call.inputs[0].clone()])
     }
 

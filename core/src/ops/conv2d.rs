@@ -41,7 +41,7 @@ impl Default for Conv2dOptions {
 }
 
 impl Conv2dOptions {
-    fn attrs(self) -> Attrs {
+    pub(super) fn attrs(self) -> Attrs {
         Attrs::new()
             .with("stride", self.stride)
             .with("padding", self.padding)
@@ -49,7 +49,7 @@ impl Conv2dOptions {
             .with("groups", self.groups)
     }
 
-    fn of(attrs: &Attrs) -> Result<Self, String> {
+    pub(super) fn of(attrs: &Attrs) -> Result<Self, String> {
         let pair = |name| -> Result<[u32; 2], String> {
             let v: [usize; 2] = attrs.sizes(name)?;
             let narrow = |v: usize| u32::try_from(v).map_err(|_| format!("{name} {v} is too large"));
@@ -95,7 +95,7 @@ pub struct Conv2dDims {
 
 impl Conv2dDims {
     /// Derives and checks all sizes from the shapes of `x` and `w`.
-    fn forward(x: &[usize], w: &[usize], options: Conv2dOptions) -> Result<Self, String> {
+    pub(super) fn forward(x: &[usize], w: &[usize], options: Conv2dOptions) -> Result<Self, String> {
         let (&[n, c, h, width], &[o, cg, kh, kw]) = (x, w) else {
             return Err(format!(
                 "the operands are {x:?} and {w:?}; it takes [batch, channels, height, width] and [out channels, channels / groups, kernel height, kernel width]"

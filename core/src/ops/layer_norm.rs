@@ -1,5 +1,6 @@
 //! Layer normalisation over the last axis.
 
+use super::norm_grad::{LayerNormGrad, Saved, through_statistics};
 use super::sample::{Sample, SampleInput, Sizes};
 use super::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics, expect_float, expect_same_dtype};
 use crate::NodeId;
@@ -9,14 +10,34 @@ use crate::shape::{Shape, TensorType};
 
 pub(super) struct LayerNorm;
 
-/// Shape of the saved statistics: one entry for each row, the last axis kept.
-fn row_shape(x: &TensorType) -> Result<Shape, String> {
+/// Type of the saved statistics: one entry for each row, the last axis kept.
+pub(super) fn row_type(x: &TensorType) -> Result<TensorType, String> {
     let mut dims = x.shape.to_vec();
     match dims.last_mut() {
         Some(last) if *last > 0 => *last = 1,
         _ => return Err(format!("{x} has no rows to normalise")),
     }
-    Shape::new(&dims)
+    Ok(TensorType::new(x.dtype, Shape::new(&dims)?))
+}
+
+/// The operands have one entry for each element of a row of `x`.
+pub(super) fn expect_rows(x: &TensorType, operands: &[(&str, &TensorType)]) -> Result<(), String> {
+    for (what, ty) in operands {
+        if ty.shape.rank() != 1 || ty.shape.last() != x.shape.last() {
+            return Err(format!("the {what} {ty} does not fit the last axis of {x}"));
+        }
+    }
+    Ok(())
+}
+
+/// The `eps` of a normalisation, a number that is not negative.
+pub(super) fn expect_eps(call: &Call) -> Result<(), String> {
+    let eps = call.attrs.float("eps")?;
+    if eps >= 0.0 && eps.is_finite() {
+        Ok(())
+    } else {
+        Err(format!("eps must not be negative, but finite; it is {eps}"))
+    }
 }
 
 impl Operator for LayerNorm {
@@ -44,49 +65,32 @@ impl Operator for LayerNorm {
         expect_same_dtype(call)?;
         expect_float(call, 0, "the operands")?;
         let x = &call.inputs[0];
-        let rows = TensorType::new(x.dtype, row_shape(x)?);
-        for (what, ty) in [("weight", &call.inputs[1]), ("bias", &call.inputs[2])] {
-            if ty.shape.rank() != 1 || ty.shape.last() != x.shape.last() {
-                return Err(format!("the {what} {ty} does not fit the last axis of {x}"));
-            }
-        }
-        if call.attrs.float("eps")? < 0.0 {
-            return Err("eps must not be negative".into());
-        }
+        let rows = row_type(x)?;
+        expect_rows(x, &[("weight", &call.inputs[1]), ("bias", &call.inputs[2])])?;
+        expect_eps(call)?;
         Ok(vec![x.clone(), rows.clone(), rows])
     }
 
     fn gradient(&self) -> Gradient<'_> {
         Gradient::rule(|cx| {
-            if cx.try_grad(1).is_some() || cx.try_grad(2).is_some() {
-                return Err("the loss depends on the saved mean or rstd; use the operand's own `mean`".into());
-            }
-            let (x, weight) = (cx.operand(0), cx.operand(1));
+            let (x, dy) = (cx.operand(0), cx.grad(0));
             let (mean, rstd) = (cx.result(1), cx.result(2));
-            let dy = cx.grad(0);
-            let centred = cx.sub(x, mean);
-            let xhat = cx.mul(centred, rstd);
-            let weighted = cx.mul(dy, xhat);
-            let mut grads = vec![None; 3];
-            if cx.needs(0) {
-                // rstd (d - mean(d) - xhat mean(d xhat)), d = dy weight
-                let d = cx.mul(dy, weight);
-                let mean_d = cx.mean(d, &[-1], true);
-                let dx = cx.mul(d, xhat);
-                let mean_dx = cx.mean(dx, &[-1], true);
-                let along = cx.mul(xhat, mean_dx);
-                let inner = cx.sub(d, mean_d);
-                let inner = cx.sub(inner, along);
-                grads[0] = Some(cx.mul(inner, rstd).into());
-            }
-            if cx.needs(1) {
-                grads[1] = Some(cx.unbroadcast(weighted.into(), weight));
-            }
-            if cx.needs(2) {
+            if !cx.needs(0) && !cx.needs(1) {
                 let bias = cx.operand(2);
-                grads[2] = Some(cx.unbroadcast(dy, bias));
+                return Ok(vec![None, None, Some(cx.unbroadcast(dy, bias))]);
             }
-            Ok(grads)
+            let operands = vec![x, cx.operand(1), mean, rstd, dy];
+            let call = cx.call(OpRef::new(&LayerNormGrad), Attrs::new(), operands);
+            let [dx, dweight, dbias] = [0, 1, 2].map(|port| cx.port(call, port));
+            let saved = Saved {
+                mean: Some(mean),
+                rstd,
+                dmean: cx.try_grad(1),
+                drstd: cx.try_grad(2),
+                count: cx.shape(x).last().copied().unwrap_or(1),
+            };
+            let dx = through_statistics(cx, x, dx, &saved);
+            Ok(vec![Some(dx), Some(dweight), Some(dbias)])
         })
     }
 

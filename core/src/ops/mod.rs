@@ -9,22 +9,28 @@ pub mod document;
 mod operator;
 pub mod sample;
 
+mod adaptive_pool2d;
 mod arg_reduce;
 mod batch_norm;
 mod bce;
 mod cast;
 mod concat;
+mod conv1d;
 mod conv2d;
+mod conv_transpose2d;
 mod cross_entropy;
+mod depthwise_conv2d;
 mod dropout;
 pub(crate) mod elementwise;
 mod expand;
 mod gather;
 mod l1;
+mod group_norm;
 mod layer_norm;
 mod loss;
 mod matmul;
 mod mse;
+mod norm_grad;
 mod optimizer;
 mod pad;
 mod permute;
@@ -32,22 +38,28 @@ mod pool2d;
 mod random;
 mod reduce;
 mod reshape;
+mod rms_norm;
 mod scatter_add;
 mod select;
 mod slice;
 mod softmax;
 mod stop_gradient;
 mod sum_squares;
+mod upsample2d;
 mod write;
 
 pub use operator::*;
 
+pub use conv_transpose2d::ConvTranspose2dOptions;
+pub use conv1d::Conv1dOptions;
 pub use conv2d::{Conv2dDims, Conv2dOptions};
 pub use dropout::drop_threshold;
+pub use group_norm::GroupDims;
 pub use matmul::MatMulDims;
 pub use optimizer::AdamScalars;
 pub use pool2d::{Pool2dDims, Pool2dOptions};
 pub use random::{SEED_SCALAR, STEP_SCALAR, random_word};
+pub use upsample2d::AxisTaps;
 
 macro_rules! ops {
     ($($op:expr),* $(,)?) => { vec![$(OpRef::new(&$op)),*] };
@@ -64,6 +76,8 @@ pub(crate) const SNAPSHOT: OpRef = OpRef::new(&cast::Cast);
 /// The operators of this crate, one line each.
 pub(crate) fn builtin() -> Vec<OpRef> {
     let mut ops: Vec<OpRef> = ops![
+        adaptive_pool2d::AdaptiveAvgPool2d,
+        adaptive_pool2d::AdaptiveMaxPool2d,
         arg_reduce::Argmax,
         batch_norm::BatchNorm,
         batch_norm::BatchNormInference,
@@ -71,9 +85,11 @@ pub(crate) fn builtin() -> Vec<OpRef> {
         bce::BceWithLogitsLoss,
         cast::Cast,
         concat::Concat,
+        conv1d::Conv1d,
         conv2d::Conv2d,
         conv2d::Conv2dInputGrad,
         conv2d::Conv2dWeightGrad,
+        conv_transpose2d::ConvTranspose2d,
         cross_entropy::CrossEntropy,
         cross_entropy::CrossEntropyGrad,
         cross_entropy::CrossEntropyIds,
@@ -86,6 +102,14 @@ pub(crate) fn builtin() -> Vec<OpRef> {
         matmul::MatMul,
         mse::Mse,
         optimizer::Accumulate,
+        group_norm::GroupNorm,
+        layer_norm::LayerNorm,
+        matmul::MatMul,
+        mse::Mse,
+        norm_grad::BatchNormGrad,
+        norm_grad::GroupNormGrad,
+        norm_grad::LayerNormGrad,
+        norm_grad::RmsNormGrad,
         optimizer::Adam,
         optimizer::Momentum,
         optimizer::Sgd,
@@ -99,6 +123,7 @@ pub(crate) fn builtin() -> Vec<OpRef> {
         reduce::Mean,
         reduce::Sum,
         reshape::Reshape,
+        rms_norm::RmsNorm,
         scatter_add::ScatterAdd,
         select::Select,
         slice::Slice,
@@ -106,6 +131,10 @@ pub(crate) fn builtin() -> Vec<OpRef> {
         softmax::Softmax,
         stop_gradient::StopGradient,
         sum_squares::SumSquares,
+        upsample2d::UpsampleBilinear2d,
+        upsample2d::UpsampleBilinear2dGrad,
+        upsample2d::UpsampleNearest2d,
+        upsample2d::UpsampleNearest2dGrad,
         write::Assign,
     ];
     ops.extend(elementwise::rows());

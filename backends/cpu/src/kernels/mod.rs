@@ -5,12 +5,14 @@
 //! shapes alone, so results do not depend on the number of threads.
 
 mod cast;
+mod channel_norm_grad;
 mod conv;
 mod index;
 mod kernel;
 mod matmul;
 mod movement;
 mod norm;
+mod norm_grad;
 mod optimizer;
 mod pointwise;
 mod pool2d;
@@ -19,6 +21,7 @@ mod reduce;
 mod softmax;
 mod strided;
 mod sum_squares;
+mod upsample2d;
 
 pub(crate) use kernel::*;
 
@@ -32,11 +35,13 @@ pub(crate) fn find(name: &str) -> Option<&'static KernelDef> {
 
 const TABLES: &[&[KernelDef]] = &[
     cast::KERNELS,
+    channel_norm_grad::KERNELS,
     conv::KERNELS,
     index::KERNELS,
     matmul::KERNELS,
     movement::KERNELS,
     norm::KERNELS,
+    norm_grad::KERNELS,
     optimizer::KERNELS,
     pointwise::UNARY,
     pointwise::SIGNED,
@@ -48,4 +53,5 @@ const TABLES: &[&[KernelDef]] = &[
     reduce::KERNELS,
     softmax::KERNELS,
     sum_squares::KERNELS,
+    upsample2d::KERNELS,
 ];

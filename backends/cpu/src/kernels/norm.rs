@@ -1,4 +1,6 @@
-//! Layer and batch normalisation.
+//! Layer, RMS, group and batch normalisation.
+
+use meganeura_core::ops::GroupDims;
 
 use super::{CHUNK, CompileCx, Compiled, Kernel, KernelDef, Task, f32_only, rows_per_task, stream_nanos};
 use crate::executor::RunCx;
@@ -10,6 +12,16 @@ pub(super) const KERNELS: &[KernelDef] = &[
         name: "core.layer_norm",
         supports: f32_only,
         compile: layer_norm,
+    },
+    KernelDef {
+        name: "core.rms_norm",
+        supports: f32_only,
+        compile: rms_norm,
+    },
+    KernelDef {
+        name: "core.group_norm",
+        supports: f32_only,
+        compile: group_norm,
     },
     KernelDef {
         name: "core.batch_norm",
@@ -40,6 +52,10 @@ multiversion! {
     fn scale_layer(x: &[f32], statistics: [f32; 2], parameters: [&[f32]; 2], out: &mut [f32]) = scale_layer_body;
 }
 multiversion! {
+    /// `x * rstd * weight`, the factor constant over the row.
+    fn scale_rms(x: &[f32], rstd: f32, weight: &[f32], out: &mut [f32]) = scale_rms_body;
+}
+multiversion! {
     /// Adds `(x - mean)^2` to `sums`, of which each `plane` neighbours have a mean of their own.
     fn add_squares(sums: &mut [f32], x: &[f32], means: &[f32], plane: usize) = add_squares_body;
 }
@@ -63,6 +79,13 @@ fn scale_columns_body<const FMA: bool>(x: &[f32], [means, scales, biases]: [&[f3
 fn scale_layer_body<const FMA: bool>(x: &[f32], [mean, rstd]: [f32; 2], [weight, bias]: [&[f32]; 2], out: &mut [f32]) {
     for (((o, &x), &w), &b) in out.iter_mut().zip(x).zip(weight).zip(bias) {
         *o = (x - mean) * rstd * w + b;
+    }
+}
+
+#[inline(always)]
+fn scale_rms_body<const FMA: bool>(x: &[f32], rstd: f32, weight: &[f32], out: &mut [f32]) {
+    for ((o, &x), &w) in out.iter_mut().zip(x).zip(weight) {
+        *o = x * rstd * w;
     }
 }
 
@@ -129,6 +152,96 @@ fn layer_norm(cx: &CompileCx) -> Result<Compiled, String> {
             }
         },
     }))
+}
+
+fn rms_norm(cx: &CompileCx) -> Result<Compiled, String> {
+    let [x, weight] = [0, 1].map(|i| cx.input::<f32>(i));
+    let [out, rstd] = [0, 1].map(|i| cx.output::<f32>(i));
+    let eps = cx.attrs().float("eps")? as f32;
+    let (rows, width, level) = (rstd.len(), weight.len(), cx.level);
+    let per_task = rows_per_task(width);
+    Ok(Compiled::one(Task {
+        tasks: rows.div_ceil(per_task),
+        nanos: stream_nanos(8 * x.len()),
+        body: move |task: usize, _: &RunCx| {
+            let own = task * per_task..((task + 1) * per_task).min(rows);
+            let elements = own.start * width..own.end * width;
+            // SAFETY: this task alone writes these rows; no operand is written by this dispatch.
+            let (x, weight, out, rstds) = unsafe {
+                (
+                    x.slice(elements.clone()),
+                    weight.all(),
+                    out.slice_mut(elements),
+                    rstd.slice_mut(own),
+                )
+            };
+            let rows = x.chunks_exact(width).zip(out.chunks_exact_mut(width));
+            for ((x, out), rstd) in rows.zip(rstds) {
+                *rstd = 1.0 / (sum_squares(level, x, 0.0) / width as f32 + eps).sqrt();
+                scale_rms(level, x, *rstd, weight, out);
+            }
+        },
+    }))
+}
+
+/// A task is some groups of some images, each measured and then normalised from the cache.
+fn group_norm(cx: &CompileCx) -> Result<Compiled, String> {
+    let dims = GroupDims::of(&cx.call())?;
+    let [x, weight, bias] = [0, 1, 2].map(|i| cx.input::<f32>(i));
+    let [out, mean, rstd] = [0, 1, 2].map(|i| cx.output::<f32>(i));
+    let eps = cx.attrs().float("eps")? as f32;
+    let (groups, width, level) = (mean.len(), dims.elements(), cx.level);
+    let per_group = dims.channels / dims.groups;
+    let per_task = rows_per_task(width);
+    Ok(Compiled::one(Task {
+        tasks: groups.div_ceil(per_task),
+        nanos: stream_nanos(12 * x.len()),
+        body: move |task: usize, _: &RunCx| {
+            let own = task * per_task..((task + 1) * per_task).min(groups);
+            let elements = own.start * width..own.end * width;
+            // SAFETY: this task alone writes these groups; no operand is written by this dispatch.
+            let (x, weight, bias, out, means, rstds) = unsafe {
+                (
+                    x.slice(elements.clone()),
+                    weight.all(),
+                    bias.all(),
+                    out.slice_mut(elements),
+                    mean.slice_mut(own.clone()),
+                    rstd.slice_mut(own.clone()),
+                )
+            };
+            let rows = x.chunks_exact(width).zip(out.chunks_exact_mut(width));
+            for ((group, (x, out)), (mean, rstd)) in own.zip(rows).zip(means.iter_mut().zip(rstds)) {
+                *mean = long_sum(x, |x| vmath::sum(level, x)) / width as f32;
+                let variance = long_sum(x, |x| sum_squares(level, x, *mean)) / width as f32;
+                *rstd = 1.0 / (variance + eps).sqrt();
+                let channels = group % dims.groups * per_group..(group % dims.groups + 1) * per_group;
+                let (weight, bias) = (&weight[channels.clone()], &bias[channels]);
+                if dims.plane == 1 {
+                    scale_layer(level, x, [*mean, *rstd], [weight, bias], out);
+                    continue;
+                }
+                let planes = x.chunks_exact(dims.plane).zip(out.chunks_exact_mut(dims.plane));
+                for ((x, out), (&w, &b)) in planes.zip(weight.iter().zip(bias)) {
+                    scale_channel(level, x, [*mean, *rstd * w, b], out);
+                }
+            }
+        },
+    }))
+}
+
+/// Totals of blocks added in `f64`, for slices so long that a running `f32` sum would lose digits.
+fn long_sum(x: &[f32], block_sum: impl Fn(&[f32]) -> f32) -> f32 {
+    x.chunks(CHUNK).map(|block| f64::from(block_sum(block))).sum::<f64>() as f32
+}
+
+/// [`scale_row`], or its body where a call would cost more.
+fn scale_channel(level: Level, x: &[f32], parameters: [f32; 3], out: &mut [f32]) {
+    if x.len() < SHORT {
+        scale_row_body::<false>(x, parameters, out);
+    } else {
+        scale_row(level, x, parameters, out);
+    }
 }
 
 /// Sizes of `x [images, channels, plane]`.
@@ -387,11 +500,7 @@ fn normalise(x: View<f32>, out: View<f32>, dims: Dims, level: Level) -> Box<dyn 
                 } else {
                     let c = row % dims.channels;
                     let parameters = [means[c], scales[c], biases[c]];
-                    if width < SHORT {
-                        scale_row_body::<false>(x, parameters, out);
-                    } else {
-                        scale_row(level, x, parameters, out);
-                    }
+                    scale_channel(level, x, parameters, out);
                 }
             }
         },

@@ -1,0 +1,278 @@
+//! Resizing images and its transposes: an output row at a time, first between rows, then within the row.
+
+use meganeura_core::ops::AxisTaps;
+
+use super::{CompileCx, Compiled, KernelDef, Task, f32_only, rows_per_task, stream_nanos};
+use crate::executor::RunCx;
+use crate::vmath::{self, Isa, Level, multiversion};
+
+pub(super) const KERNELS: &[KernelDef] = &[
+    KernelDef {
+        name: "core.upsample_nearest2d",
+        supports: f32_only,
+        compile: |cx| Ok(nearest(cx, Image::of(cx, false, false)?)),
+    },
+    KernelDef {
+        name: "core.upsample_nearest2d_grad",
+        supports: f32_only,
+        compile: |cx| Ok(nearest_grad(cx, Image::of(cx, true, false)?)),
+    },
+    KernelDef {
+        name: "core.upsample_bilinear2d",
+        supports: f32_only,
+        compile: |cx| Ok(bilinear(cx, Image::of(cx, false, true)?)),
+    },
+    KernelDef {
+        name: "core.upsample_bilinear2d_grad",
+        supports: f32_only,
+        compile: |cx| Ok(bilinear_grad(cx, Image::of(cx, true, true)?)),
+    },
+];
+
+multiversion! {
+    /// `out = a (1 - fraction) + b fraction`.
+    fn mix(a: &[f32], b: &[f32], fraction: f32, out: &mut [f32]) = mix_body;
+}
+multiversion! {
+    /// `acc += x scale`.
+    fn add_scaled(acc: &mut [f32], x: &[f32], scale: f32) = add_scaled_body;
+}
+
+#[inline(always)]
+fn mix_body<const FMA: bool>(a: &[f32], b: &[f32], fraction: f32, out: &mut [f32]) {
+    let rest = 1.0 - fraction;
+    for ((o, &a), &b) in out.iter_mut().zip(a).zip(b) {
+        *o = a * rest + b * fraction;
+    }
+}
+
+#[inline(always)]
+fn add_scaled_body<const FMA: bool>(acc: &mut [f32], x: &[f32], scale: f32) {
+    for (acc, &x) in acc.iter_mut().zip(x) {
+        *acc = vmath::mul_add::<FMA>(x, scale, *acc);
+    }
+}
+
+/// A resizing of planes, seen from its forward direction.
+struct Image {
+    planes: usize,
+    /// Rows and columns before and after.
+    from: [usize; 2],
+    to: [usize; 2],
+    rows: AxisTaps,
+    columns: AxisTaps,
+    /// Axes of equal sizes stay as they are.
+    same: [bool; 2],
+    level: Level,
+}
+
+impl Image {
+    fn of(cx: &CompileCx, transposed: bool, bilinear: bool) -> Result<Self, String> {
+        let (operand, result) = (&cx.input_type(0).shape, &cx.output_type(0).shape);
+        let (mut from, mut to) = ([operand[2], operand[3]], [result[2], result[3]]);
+        if transposed {
+            (from, to) = (to, from);
+        }
+        let [rows, columns] = AxisTaps::of(cx.attrs(), from, to, bilinear)?;
+        Ok(Image {
+            planes: operand[0] * operand[1],
+            from,
+            to,
+            rows,
+            columns,
+            same: [from[0] == to[0], from[1] == to[1]],
+            level: cx.level,
+        })
+    }
+
+    /// Elements of a plane before and after.
+    fn elements(&self) -> [usize; 2] {
+        [self.from, self.to].map(|[h, w]| h * w)
+    }
+
+    /// The two rows of a plane that an output row mixes, and the share of the second; one row alone where
+    /// that is so.
+    fn neighbours<'a>(&self, plane: &'a [f32], row: usize) -> (&'a [f32], Option<(&'a [f32], f32)>) {
+        let width = self.from[1];
+        let at = |i: u32| &plane[i as usize * width..(i as usize + 1) * width];
+        let first = at(if self.same[0] { row as u32 } else { self.rows.lower[row] });
+        let second = (!self.same[0]).then(|| (at(self.rows.upper[row]), self.rows.fraction[row]));
+        (first, second)
+    }
+}
+
+/// Some output rows a task.
+fn nearest(cx: &CompileCx, image: Image) -> Compiled {
+    let (x, out) = (cx.input::<f32>(0), cx.output::<f32>(0));
+    let ([h, w], [before, _]) = (image.to, image.elements());
+    let (count, per_task) = (image.planes * h, rows_per_task(w));
+    Compiled::one(Task {
+        tasks: count.div_ceil(per_task),
+        nanos: stream_nanos(4 * x.len()) + out.len() as u64 / 2,
+        body: move |task: usize, _: &RunCx| {
+            let own = task * per_task..((task + 1) * per_task).min(count);
+            // SAFETY: this task alone writes these rows; the operand is another buffer.
+            let (x, out) = unsafe { (x.all(), out.slice_mut(own.start * w..own.end * w)) };
+            let mut written: Option<(usize, u32)> = None;
+            for (i, row) in own.clone().enumerate() {
+                let (plane, source) = (row / h, image.rows.lower[row % h]);
+                let (done, rest) = out.split_at_mut(i * w);
+                if written == Some((plane, source)) {
+                    rest[..w].copy_from_slice(&done[(i - 1) * w..]);
+                    continue;
+                }
+                written = Some((plane, source));
+                let start = plane * before + source as usize * image.from[1];
+                let x = &x[start..start + image.from[1]];
+                if image.same[1] {
+                    rest[..w].copy_from_slice(x);
+                } else {
+                    for (out, &j) in rest.iter_mut().zip(&image.columns.lower) {
+                        *out = x[j as usize];
+                    }
+                }
+            }
+        },
+    })
+}
+
+/// Some planes a task.
+fn nearest_grad(cx: &CompileCx, image: Image) -> Compiled {
+    let (dy, dx) = (cx.input::<f32>(0), cx.output::<f32>(0));
+    let ([before, after], [_, width]) = (image.elements(), image.from);
+    let per_task = rows_per_task(after.max(before));
+    Compiled::one(Task {
+        tasks: image.planes.div_ceil(per_task),
+        nanos: stream_nanos(4 * dx.len()) + dy.len() as u64,
+        body: move |task: usize, _: &RunCx| {
+            let own = task * per_task..((task + 1) * per_task).min(image.planes);
+            // SAFETY: this task alone writes these planes; the operand is another buffer.
+            let (dy, dx) = unsafe {
+                (
+                    dy.slice(own.start * after..own.end * after),
+                    dx.slice_mut(own.start * before..own.end * before),
+                )
+            };
+            dx.fill(0.0);
+            for (dy, dx) in dy.chunks_exact(after).zip(dx.chunks_exact_mut(before)) {
+                for (dy, &i) in dy.chunks_exact(image.to[1]).zip(&image.rows.lower) {
+                    let dx = &mut dx[i as usize * width..(i as usize + 1) * width];
+                    if image.same[1] {
+                        vmath::add_assign(image.level, dx, dy);
+                        continue;
+                    }
+                    for (&dy, &j) in dy.iter().zip(&image.columns.lower) {
+                        dx[j as usize] += dy;
+                    }
+                }
+            }
+        },
+    })
+}
+
+/// Some output rows a task; private scratch holds the mix of two rows.
+fn bilinear(cx: &CompileCx, image: Image) -> Compiled {
+    let (x, out) = (cx.input::<f32>(0), cx.output::<f32>(0));
+    let ([h, w], [before, _]) = (image.to, image.elements());
+    let (count, width) = (image.planes * h, image.from[1]);
+    let per_task = rows_per_task(w.max(width));
+    let task = Task {
+        tasks: count.div_ceil(per_task),
+        nanos: stream_nanos(8 * x.len()) + out.len() as u64,
+        body: move |task: usize, cx: &RunCx| {
+            let own = task * per_task..((task + 1) * per_task).min(count);
+            // SAFETY: this task alone writes these rows and the private scratch, whose length is asked for
+            // below; the operand is another buffer.
+            let (x, out, mixed) = unsafe {
+                (
+                    x.all(),
+                    out.slice_mut(own.start * w..own.end * w),
+                    std::slice::from_raw_parts_mut(cx.private, width),
+                )
+            };
+            for (row, out) in own.zip(out.chunks_exact_mut(w)) {
+                let plane = row / h;
+                let x = &x[plane * before..(plane + 1) * before];
+                let (first, second) = image.neighbours(x, row % h);
+                let x = match second {
+                    Some((second, fraction)) => {
+                        mix(image.level, first, second, fraction, mixed);
+                        &*mixed
+                    }
+                    None => first,
+                };
+                if image.same[1] {
+                    out.copy_from_slice(x);
+                    continue;
+                }
+                let taps = image.columns.lower.iter().zip(&image.columns.upper);
+                for ((out, (&a, &b)), &fraction) in out.iter_mut().zip(taps).zip(&image.columns.fraction) {
+                    *out = x[a as usize] * (1.0 - fraction) + x[b as usize] * fraction;
+                }
+            }
+        },
+    };
+    Compiled {
+        phases: vec![Box::new(task)],
+        shared: 0,
+        private: width,
+    }
+}
+
+/// Some planes a task; private scratch holds what a row gives to the columns before it goes to two rows.
+fn bilinear_grad(cx: &CompileCx, image: Image) -> Compiled {
+    let (dy, dx) = (cx.input::<f32>(0), cx.output::<f32>(0));
+    let ([before, after], [_, width]) = (image.elements(), image.from);
+    let per_task = rows_per_task(after.max(before));
+    let task = Task {
+        tasks: image.planes.div_ceil(per_task),
+        nanos: stream_nanos(8 * dx.len()) + 2 * dy.len() as u64,
+        body: move |task: usize, cx: &RunCx| {
+            let own = task * per_task..((task + 1) * per_task).min(image.planes);
+            // SAFETY: as in `bilinear`, for planes.
+            let (dy, dx, columns) = unsafe {
+                (
+                    dy.slice(own.start * after..own.end * after),
+                    dx.slice_mut(own.start * before..own.end * before),
+                    std::slice::from_raw_parts_mut(cx.private, width),
+                )
+            };
+            dx.fill(0.0);
+            for (dy, dx) in dy.chunks_exact(after).zip(dx.chunks_exact_mut(before)) {
+                for (row, dy) in dy.chunks_exact(image.to[1]).enumerate() {
+                    let dy = if image.same[1] {
+                        dy
+                    } else {
+                        gather_columns(&image.columns, dy, columns);
+                        &*columns
+                    };
+                    let mut give = |i: usize, share: f32| {
+                        add_scaled(image.level, &mut dx[i * width..(i + 1) * width], dy, share);
+                    };
+                    if image.same[0] {
+                        give(row, 1.0);
+                    } else {
+                        let fraction = image.rows.fraction[row];
+                        give(image.rows.lower[row] as usize, 1.0 - fraction);
+                        give(image.rows.upper[row] as usize, fraction);
+                    }
+                }
+            }
+        },
+    };
+    Compiled {
+        phases: vec![Box::new(task)],
+        shared: 0,
+        private: width,
+    }
+}
+
+/// What a row of results gives to the columns.
+fn gather_columns(taps: &AxisTaps, dy: &[f32], columns: &mut [f32]) {
+    columns.fill(0.0);
+    let places = taps.lower.iter().zip(&taps.upper);
+    for ((&dy, (&a, &b)), &fraction) in dy.iter().zip(places).zip(&taps.fraction) {
+        columns[a as usize] += dy * (1.0 - fraction);
+        columns[b as usize] += dy * fraction;
+    }
+}
