@@ -24,8 +24,8 @@ mod dropout;
 pub(crate) mod elementwise;
 mod expand;
 mod gather;
-mod l1;
 mod group_norm;
+mod l1;
 mod layer_norm;
 mod loss;
 mod matmul;
@@ -97,12 +97,8 @@ pub(crate) fn builtin() -> Vec<OpRef> {
         dropout::Dropout,
         expand::Expand,
         gather::Gather,
-        l1::L1Loss,
-        layer_norm::LayerNorm,
-        matmul::MatMul,
-        mse::Mse,
-        optimizer::Accumulate,
         group_norm::GroupNorm,
+        l1::L1Loss,
         layer_norm::LayerNorm,
         matmul::MatMul,
         mse::Mse,
@@ -110,6 +106,7 @@ pub(crate) fn builtin() -> Vec<OpRef> {
         norm_grad::GroupNormGrad,
         norm_grad::LayerNormGrad,
         norm_grad::RmsNormGrad,
+        optimizer::Accumulate,
         optimizer::Adam,
         optimizer::Momentum,
         optimizer::Sgd,
