@@ -11,7 +11,7 @@ const NAN: f32 = f32::NAN;
 const TINY: f32 = f32::from_bits(1);
 const LENGTHS: [usize; 8] = [0, 1, 7, 8, 9, 31, 33, 1000];
 
-const UNARY: [Unary; 21] = [
+const UNARY: [Unary; 31] = [
     Unary::Neg,
     Unary::Abs,
     Unary::Exp,
@@ -33,6 +33,16 @@ const UNARY: [Unary; 21] = [
     Unary::GeluErf,
     Unary::Erf,
     Unary::Clamp(-0.5, 2.0),
+    Unary::Cos,
+    Unary::Expm1,
+    Unary::Log1p,
+    Unary::Elu(0.75),
+    Unary::HardSigmoid,
+    Unary::HardSwish,
+    Unary::Sign,
+    Unary::Floor,
+    Unary::Ceil,
+    Unary::Round,
 ];
 const BINARY: [Binary; 8] = [
     Binary::Add,
@@ -140,6 +150,63 @@ fn special_values_of_sine_and_activations() {
         &[(0.0, 0.0), (-0.0, -0.0), (INF, 1.0), (-INF, -1.0), (4.0, 1.0)],
     );
     check_unary(Unary::Clamp(-1.0, SQRT_2), &[(INF, SQRT_2), (-INF, -1.0), (-0.0, -0.0)]);
+}
+
+#[test]
+fn special_values_near_zero_and_of_pieces() {
+    check_unary(
+        Unary::Cos,
+        &[(0.0, 1.0), (-0.0, 1.0), (TINY, 1.0), (INF, NAN), (-INF, NAN)],
+    );
+    check_unary(Unary::Cos, &[(2e9, 2e9f32.cos()), (f32::MAX, f32::MAX.cos())]);
+    for op in [Unary::Expm1, Unary::Log1p] {
+        check_unary(
+            op,
+            &[(0.0, 0.0), (-0.0, -0.0), (TINY, TINY), (-TINY, -TINY), (INF, INF)],
+        );
+        check_unary(op, &[(3e-20, 3e-20), (-3e-20, -3e-20)]);
+    }
+    check_unary(
+        Unary::Expm1,
+        &[(-INF, -1.0), (-50.0, -1.0), (89.5, INF), (f32::MAX, INF)],
+    );
+    check_unary(Unary::Log1p, &[(-1.0, -INF), (-1.5, NAN), (-INF, NAN)]);
+    check_unary(Unary::Elu(0.5), &[(2.0, 2.0), (INF, INF), (-INF, -0.5), (-200.0, -0.5)]);
+    check_unary(
+        Unary::HardSigmoid,
+        &[(-INF, 0.0), (-3.0, 0.0), (0.0, 0.5), (3.0, 1.0), (INF, 1.0)],
+    );
+    check_unary(
+        Unary::HardSwish,
+        &[(-4.0, -0.0), (-3.0, -0.0), (3.0, 3.0), (7.5, 7.5), (INF, INF)],
+    );
+    check_unary(
+        Unary::Sign,
+        &[(0.0, 0.0), (-0.0, -0.0), (INF, 1.0), (-INF, -1.0), (-TINY, -1.0)],
+    );
+}
+
+/// All rounding functions on all magnitudes, with exact halves.
+#[test]
+fn rounding_is_exact() {
+    let mut x: Vec<f32> = (0..400_000u32)
+        .map(|i| f32::from_bits(i.wrapping_mul(10_739)))
+        .collect();
+    x.extend((-100..100).map(|i| i as f32 / 2.0));
+    x.extend([0.499_999_97, 8_388_607.5, 8_388_609.0, INF, TINY, 0.0]);
+    x.extend(x.clone().iter().map(|x| -x));
+    type Exact = fn(f32) -> f32;
+    let cases: [(Unary, Exact); 3] = [
+        (Unary::Floor, f32::floor),
+        (Unary::Ceil, f32::ceil),
+        (Unary::Round, f32::round_ties_even),
+    ];
+    for level in Level::available() {
+        for (op, want) in cases {
+            let want: Vec<f32> = x.iter().map(|&x| want(x)).collect();
+            assert_same(&run(op, level, &x), &want, &op);
+        }
+    }
 }
 
 /// Operands for which two-input functions have special cases.
