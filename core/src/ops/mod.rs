@@ -8,31 +8,47 @@
 mod operator;
 pub mod sample;
 
+mod arg_min;
 mod arg_reduce;
 mod batch_norm;
 mod cast;
 mod concat;
 mod conv2d;
 mod cross_entropy;
+mod cumsum;
 mod dropout;
 pub(crate) mod elementwise;
 mod expand;
+mod flip;
 mod gather;
 mod layer_norm;
+mod masked_fill;
+mod masked_scatter;
 mod matmul;
+mod min_reduce;
 mod mse;
+mod one_hot;
 mod optimizer;
 mod pad;
 mod permute;
 mod pool2d;
+mod prod;
+mod put_along_axis;
 mod random;
 mod reduce;
 mod reshape;
+mod scatter;
 mod scatter_add;
 mod select;
 mod slice;
 mod softmax;
+mod split;
 mod stop_gradient;
+mod take_along_axis;
+mod tile;
+mod top_k;
+mod triangle;
+mod variance;
 mod write;
 
 pub use operator::*;
@@ -59,6 +75,7 @@ pub(crate) const SNAPSHOT: OpRef = OpRef::new(&cast::Cast);
 /// The operators of this crate, one line each.
 pub(crate) fn builtin() -> Vec<OpRef> {
     let mut ops: Vec<OpRef> = ops![
+        arg_min::Argmin,
         arg_reduce::Argmax,
         batch_norm::BatchNorm,
         batch_norm::BatchNormInference,
@@ -69,12 +86,18 @@ pub(crate) fn builtin() -> Vec<OpRef> {
         conv2d::Conv2dWeightGrad,
         cross_entropy::CrossEntropy,
         cross_entropy::CrossEntropyIds,
+        cumsum::Cumsum,
         dropout::Dropout,
         expand::Expand,
+        flip::Flip,
         gather::Gather,
         layer_norm::LayerNorm,
+        masked_fill::MaskedFill,
+        masked_scatter::MaskedScatter,
         matmul::MatMul,
+        min_reduce::Min,
         mse::Mse,
+        one_hot::OneHot,
         optimizer::Adam,
         optimizer::Momentum,
         optimizer::Sgd,
@@ -83,17 +106,27 @@ pub(crate) fn builtin() -> Vec<OpRef> {
         pool2d::AvgPool2d,
         pool2d::AvgPool2dGrad,
         pool2d::MaxPool2d,
+        prod::Prod,
+        put_along_axis::PutAlongAxis,
         random::RandomBits,
         reduce::Max,
         reduce::Mean,
         reduce::Sum,
         reshape::Reshape,
+        scatter::Scatter,
         scatter_add::ScatterAdd,
         select::Select,
         slice::Slice,
         softmax::LogSoftmax,
         softmax::Softmax,
+        split::Split,
         stop_gradient::StopGradient,
+        take_along_axis::TakeAlongAxis,
+        tile::Tile,
+        top_k::TopK,
+        triangle::TRIL,
+        triangle::TRIU,
+        variance::Variance,
         write::Assign,
     ];
     ops.extend(elementwise::rows());

@@ -4,6 +4,7 @@
 //! run on any thread in any order, phases run one after the other. The division into tasks depends on
 //! shapes alone, so results do not depend on the number of threads.
 
+mod along_axis;
 mod cast;
 mod conv;
 mod index;
@@ -16,8 +17,12 @@ mod pointwise;
 mod pool2d;
 mod random;
 mod reduce;
+mod scan;
+mod scatter;
 mod softmax;
 mod strided;
+mod top_k;
+mod triangle;
 
 pub(crate) use kernel::*;
 
@@ -30,6 +35,7 @@ pub(crate) fn find(name: &str) -> Option<&'static KernelDef> {
 }
 
 const TABLES: &[&[KernelDef]] = &[
+    along_axis::KERNELS,
     cast::KERNELS,
     conv::KERNELS,
     index::KERNELS,
@@ -40,10 +46,16 @@ const TABLES: &[&[KernelDef]] = &[
     pointwise::UNARY,
     pointwise::SIGNED,
     pointwise::BINARY,
+    pointwise::BITS,
     pointwise::COMPARE,
+    pointwise::LOGICAL_NOT,
     pointwise::SELECT,
     pool2d::KERNELS,
     random::KERNELS,
     reduce::KERNELS,
+    scan::KERNELS,
+    scatter::KERNELS,
     softmax::KERNELS,
+    top_k::KERNELS,
+    triangle::KERNELS,
 ];
