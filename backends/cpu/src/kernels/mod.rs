@@ -23,6 +23,7 @@ mod softmax;
 mod strided;
 mod top_k;
 mod triangle;
+mod variance;
 
 pub(crate) use kernel::*;
 
@@ -58,4 +59,5 @@ const TABLES: &[&[KernelDef]] = &[
     softmax::KERNELS,
     top_k::KERNELS,
     triangle::KERNELS,
+    variance::KERNELS,
 ];

@@ -99,6 +99,7 @@ mod tests {
     use crate::reference::{evaluate, evaluate_decomposed};
 
     type Build = fn(&mut Graph, NodeId) -> NodeId;
+    type Exact = fn(f64) -> f64;
 
     fn decomposed(build: Build, values: &[f64]) -> Vec<f64> {
         let mut g = Graph::new();
@@ -120,7 +121,7 @@ mod tests {
         let x = [
             inf, -inf, 0.0, -0.0, 0.5, -0.5, 1.5, 2.5, -1.5, -2.5, 1e-9, -1e-9, 0.4999999, 1e15, -3e20, 7.0, -7.0,
         ];
-        let cases: [(Build, fn(f64) -> f64); 4] = [
+        let cases: [(Build, Exact); 4] = [
             (|g, x| g.floor(x), f64::floor),
             (|g, x| g.ceil(x), f64::ceil),
             (|g, x| g.round(x), f64::round_ties_even),

@@ -394,6 +394,41 @@ fn integers() {
     assert_eq!(out, [1, 0]);
 }
 
+#[test]
+fn bits_of_words() {
+    let cases = [
+        (Bits::And, 0b1100, 0b1010, 0b1000),
+        (Bits::Or, 0b1100, 0b1010, 0b1110),
+        (Bits::Xor, 0b1100, 0b1010, 0b0110),
+        (Bits::ShiftLeft, 3, 31, 1 << 31),
+        (Bits::ShiftLeft, 3, 32, 0),
+        (Bits::ShiftLeft, 3, u32::MAX, 0),
+        (Bits::ShiftRight, u32::MAX, 31, 1),
+        (Bits::ShiftRight, u32::MAX, 33, 0),
+        (Bits::LogicalAnd, 4, 2, 1),
+        (Bits::LogicalAnd, 4, 0, 0),
+        (Bits::LogicalOr, 0, 2, 1),
+        (Bits::LogicalOr, 0, 0, 0),
+        (Bits::LogicalXor, 4, 2, 0),
+        (Bits::LogicalXor, 4, 0, 1),
+    ];
+    for level in Level::available() {
+        for (op, a, b, want) in cases {
+            let (a, b) = ([a; 19], [b; 19]);
+            for (a, b) in [
+                (Operand::Slice(&a[..]), Operand::Slice(&b[..])),
+                (Operand::Scalar(a[0]), Operand::Slice(&b)),
+                (Operand::Slice(&a), Operand::Scalar(b[0])),
+                (Operand::Scalar(a[0]), Operand::Scalar(b[0])),
+            ] {
+                let mut out = [7; 19];
+                bits(op, level, a, b, &mut out);
+                assert_eq!(out, [want; 19], "{op:?}");
+            }
+        }
+    }
+}
+
 /// Numbers of all sizes, with some zeros, infinities and large arguments.
 fn mixed(len: usize, seed: u64) -> Vec<f32> {
     let mut rng = StdRng::seed_from_u64(seed);
@@ -454,6 +489,14 @@ fn reductions() {
             assert_eq!(total.to_bits(), reference.to_bits());
             assert!((f64::from(total) - exact).abs() < 1e-6 * 5.0 * len as f64 + 1e-6);
             assert_eq!(max(level, &x), greatest);
+            assert_eq!(min(level, &x), x.iter().copied().fold(INF, f32::min));
+            let near_one: Vec<f32> = x.iter().map(|x| 1.0 + x / 500.0).collect();
+            let exact: f64 = near_one.iter().map(|x| f64::from(*x)).product();
+            assert!((f64::from(product(level, &near_one)) / exact - 1.0).abs() < 1e-3);
+            assert_eq!(
+                product(level, &near_one).to_bits(),
+                product(Level::BASELINE, &near_one).to_bits()
+            );
 
             let mut numerators = vec![0.0; len];
             let denominator = sum_exp_sub(level, &x, 5.0, &mut numerators);
@@ -465,15 +508,23 @@ fn reductions() {
                 let mut with_nan = x.clone();
                 with_nan[i] = NAN;
                 assert!(max(level, &with_nan).is_nan());
+                assert!(min(level, &with_nan).is_nan() && product(level, &with_nan).is_nan());
+                min_assign(level, &mut with_nan, &x);
+                assert!(with_nan[i].is_nan());
                 max_assign(level, &mut with_nan, &x);
                 assert!(with_nan[i].is_nan());
             }
             let (mut added, mut largest) = (x.clone(), x.clone());
+            let (mut multiplied, mut smallest) = (x.clone(), x.clone());
+            mul_assign(level, &mut multiplied, &shifted);
+            min_assign(level, &mut smallest, &shifted);
             add_assign(level, &mut added, &shifted);
             max_assign(level, &mut largest, &shifted);
             for i in 0..len {
                 assert_eq!(added[i], x[i] + shifted[i]);
                 assert_eq!(largest[i], x[i]);
+                assert_eq!(multiplied[i], x[i] * shifted[i]);
+                assert_eq!(smallest[i], shifted[i]);
             }
         }
     }
