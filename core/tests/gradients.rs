@@ -4,7 +4,8 @@ mod common;
 
 use common::{Case, case};
 use meganeura_core::autodiff::try_differentiate;
-use meganeura_core::graph::Value;
+use meganeura_core::error::Error;
+use meganeura_core::graph::{Graph, Value};
 use meganeura_core::ops::sample::{Sample, Sizes};
 use meganeura_core::ops::{Gradient, OpRef};
 use meganeura_core::random::SplitMix64;
@@ -14,39 +15,64 @@ use meganeura_core::registry;
 /// Operand elements that are probed; a sample of them in large operands.
 const PROBES: usize = 12;
 
-/// A loss that weighs every element of the first result differently.
-fn add_loss(c: &mut Case) -> Value {
-    let shape = c.graph.shape(c.call).to_vec();
-    let len: usize = shape.iter().product();
+/// Adds a loss that weighs every element of some results differently.
+fn add_loss(c: &mut Case, ports: &[u32]) -> Value {
     let mut rng = SplitMix64::new(99);
-    let weights: Vec<f32> = (0..len).map(|_| (rng.unit() * 2.0 - 1.0) as f32).collect();
-    let dtype = c.graph.dtype(c.call);
-    let weights = c.graph.constant(weights, &shape);
-    let weights = c.graph.cast(weights, dtype);
-    let product = c.graph.mul(c.call, weights);
-    let loss = c.graph.sum_all(product);
+    let mut loss: Option<Value> = None;
+    for &port in ports {
+        let result = c.graph.port(c.call, port);
+        let shape = c.graph.shape(result).to_vec();
+        let len: usize = shape.iter().product();
+        let weights: Vec<f32> = (0..len).map(|_| (rng.unit() * 2.0 - 1.0) as f32).collect();
+        let dtype = c.graph.dtype(result);
+        let weights = c.graph.constant(weights, &shape);
+        let weights = c.graph.cast(weights, dtype);
+        let product = c.graph.mul(result, weights);
+        let part = c.graph.sum_all(product).into();
+        loss = Some(loss.map_or(part, |sum| c.graph.add(sum, part).into()));
+    }
+    let loss = loss.expect("a float result");
     c.graph.set_outputs(vec![loss]);
-    loss.into()
+    loss
+}
+
+/// A case with its loss and the derivatives: of all float results if the operator allows that, else of the first.
+fn differentiated(op: OpRef, sample: &Sample, probed: &[usize]) -> (Case, Value, Graph) {
+    let build = |ports: &dyn Fn(u32) -> bool| {
+        let mut c = case(op, sample, 5);
+        for &i in probed {
+            c.graph.require_grad(c.operands[i]);
+        }
+        let results = c.graph.nodes()[c.call.index()].outputs.len() as u32;
+        let float = |&p: &u32| c.graph.dtype(c.graph.port(c.call, p)).is_float();
+        let ports: Vec<u32> = (0..results).filter(float).filter(|&p| ports(p)).collect();
+        let loss = add_loss(&mut c, &ports);
+        let full = try_differentiate(&c.graph);
+        (c, loss, full)
+    };
+    match build(&|_| true) {
+        (_, _, Err(Error::NotDifferentiable { .. })) => {}
+        (c, loss, Ok(full)) => return (c, loss, full),
+        (_, _, Err(e)) => panic!("{} {}: {e}", op.name(), sample.label),
+    }
+    let (c, loss, full) = build(&|p| p == 0);
+    let full = full.unwrap_or_else(|e| panic!("{} {}: {e}", op.name(), sample.label));
+    (c, loss, full)
 }
 
 fn check(op: OpRef, sample: &Sample) {
-    let mut c = case(op, sample, 5);
-    let call = c.call;
+    let c = case(op, sample, 5);
     assert!(c.graph.errors().is_empty(), "{}: {:?}", op.name(), c.graph.errors());
-    if !c.graph.dtype(call).is_float() {
+    if !c.graph.dtype(c.call).is_float() {
         return;
     }
-    let loss = add_loss(&mut c);
     let probed: Vec<usize> = (0..c.operands.len())
         .filter(|&i| sample.inputs[i].dtype.is_float() && !sample.inputs[i].state)
         .collect();
     if probed.is_empty() {
         return;
     }
-    for &i in &probed {
-        c.graph.require_grad(c.operands[i]);
-    }
-    let full = try_differentiate(&c.graph).unwrap_or_else(|e| panic!("{} {}: {e}", op.name(), sample.label));
+    let (mut c, loss, full) = differentiated(op, sample, &probed);
     let values = evaluate(&full, &c.feeds).expect("evaluates");
     let gradients = full.gradients().to_vec();
     let mut rng = SplitMix64::new(17);

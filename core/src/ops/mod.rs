@@ -10,6 +10,7 @@ mod operator;
 pub mod sample;
 
 mod adaptive_pool2d;
+mod arg_min;
 mod arg_reduce;
 mod batch_norm;
 mod bce;
@@ -20,32 +21,47 @@ mod conv2d;
 mod conv_transpose2d;
 mod cross_entropy;
 mod depthwise_conv2d;
+mod cumsum;
 mod dropout;
 pub(crate) mod elementwise;
 mod expand;
+mod flip;
 mod gather;
 mod group_norm;
 mod l1;
 mod layer_norm;
 mod loss;
+mod masked_fill;
+mod masked_scatter;
 mod matmul;
+mod min_reduce;
 mod mse;
 mod norm_grad;
+mod one_hot;
 mod optimizer;
 mod pad;
 mod permute;
 mod pool2d;
+mod prod;
+mod put_along_axis;
 mod random;
 mod reduce;
 mod reshape;
 mod rms_norm;
+mod scatter;
 mod scatter_add;
 mod select;
 mod slice;
 mod softmax;
+mod split;
 mod stop_gradient;
 mod sum_squares;
 mod upsample2d;
+mod take_along_axis;
+mod tile;
+mod top_k;
+mod triangle;
+mod variance;
 mod write;
 
 pub use operator::*;
@@ -78,6 +94,7 @@ pub(crate) fn builtin() -> Vec<OpRef> {
     let mut ops: Vec<OpRef> = ops![
         adaptive_pool2d::AdaptiveAvgPool2d,
         adaptive_pool2d::AdaptiveMaxPool2d,
+        arg_min::Argmin,
         arg_reduce::Argmax,
         batch_norm::BatchNorm,
         batch_norm::BatchNormInference,
@@ -94,19 +111,25 @@ pub(crate) fn builtin() -> Vec<OpRef> {
         cross_entropy::CrossEntropyGrad,
         cross_entropy::CrossEntropyIds,
         cross_entropy::CrossEntropyIdsGrad,
+        cumsum::Cumsum,
         dropout::Dropout,
         expand::Expand,
+        flip::Flip,
         gather::Gather,
         group_norm::GroupNorm,
         l1::L1Loss,
         layer_norm::LayerNorm,
+        masked_fill::MaskedFill,
+        masked_scatter::MaskedScatter,
         matmul::MatMul,
+        min_reduce::Min,
         mse::Mse,
         norm_grad::BatchNormGrad,
         norm_grad::GroupNormGrad,
         norm_grad::LayerNormGrad,
         norm_grad::RmsNormGrad,
         optimizer::Accumulate,
+        one_hot::OneHot,
         optimizer::Adam,
         optimizer::Momentum,
         optimizer::Sgd,
@@ -115,23 +138,33 @@ pub(crate) fn builtin() -> Vec<OpRef> {
         pool2d::AvgPool2d,
         pool2d::AvgPool2dGrad,
         pool2d::MaxPool2d,
+        prod::Prod,
+        put_along_axis::PutAlongAxis,
         random::RandomBits,
         reduce::Max,
         reduce::Mean,
         reduce::Sum,
         reshape::Reshape,
         rms_norm::RmsNorm,
+        scatter::Scatter,
         scatter_add::ScatterAdd,
         select::Select,
         slice::Slice,
         softmax::LogSoftmax,
         softmax::Softmax,
+        split::Split,
         stop_gradient::StopGradient,
         sum_squares::SumSquares,
         upsample2d::UpsampleBilinear2d,
         upsample2d::UpsampleBilinear2dGrad,
         upsample2d::UpsampleNearest2d,
         upsample2d::UpsampleNearest2dGrad,
+        take_along_axis::TakeAlongAxis,
+        tile::Tile,
+        top_k::TopK,
+        triangle::TRIL,
+        triangle::TRIU,
+        variance::Variance,
         write::Assign,
     ];
     ops.extend(elementwise::rows());

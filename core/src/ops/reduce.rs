@@ -22,7 +22,8 @@ pub(super) fn kept_shape(shape: &Shape, attrs: &Attrs) -> Result<Vec<usize>, Str
     Ok(dims)
 }
 
-fn infer(call: &Call) -> Result<Vec<TensorType>, String> {
+/// Types of the result of a reduction.
+pub(super) fn infer(call: &Call) -> Result<Vec<TensorType>, String> {
     let x = &call.inputs[0];
     let axes = x.shape.axes(call.attrs.ints("axes")?)?;
     let keep = call.attrs.bool("keep_dims")?;
@@ -36,7 +37,8 @@ fn infer(call: &Call) -> Result<Vec<TensorType>, String> {
     Ok(vec![TensorType::new(x.dtype, Shape::new(&dims)?)])
 }
 
-fn fold(call: &RefCall, start: f64, f: impl Fn(f64, f64) -> f64) -> Vec<f64> {
+/// Folds the operand over the axes of the call, in row-major order.
+pub(super) fn fold(call: &RefCall, start: f64, f: impl Fn(f64, f64) -> f64) -> Vec<f64> {
     let x = call.inputs[0];
     let mut kept = x.shape().to_vec();
     let axes = call.ints("axes");
@@ -56,7 +58,8 @@ fn fold(call: &RefCall, start: f64, f: impl Fn(f64, f64) -> f64) -> Vec<f64> {
     out
 }
 
-fn samples(sizes: &mut Sizes, fill: Option<Fill>) -> Vec<Sample> {
+/// Sample cases of any reduction.
+pub(super) fn samples(sizes: &mut Sizes, fill: Option<Fill>) -> Vec<Sample> {
     let s = sizes.shape(3, 40);
     let cases: Vec<(Vec<usize>, Vec<i64>, bool)> = vec![
         (vec![], vec![], false),
@@ -86,7 +89,7 @@ fn samples(sizes: &mut Sizes, fill: Option<Fill>) -> Vec<Sample> {
 }
 
 /// Brings a reduced value back to the operand's rank, so that it broadcasts against the operand.
-fn keep_dims(cx: &mut GradCx, reduced: Value) -> Result<Value, String> {
+pub(super) fn keep_dims(cx: &mut GradCx, reduced: Value) -> Result<Value, String> {
     let shape = Shape::new(cx.shape(cx.operand(0)))?;
     let kept = kept_shape(&shape, cx.attrs())?;
     Ok(cx.reshape(reduced, &kept).into())
@@ -281,7 +284,7 @@ impl Operator for Mean {
 
 impl Graph {
     #[track_caller]
-    fn reduce(&mut self, op: &'static dyn Operator, x: Value, axes: &[i32], keep_dims: bool) -> NodeId {
+    pub(super) fn reduce(&mut self, op: &'static dyn Operator, x: Value, axes: &[i32], keep_dims: bool) -> NodeId {
         let attrs = Attrs::new().with("axes", axes).with("keep_dims", keep_dims);
         self.call(OpRef::new(op), attrs, vec![x])
     }

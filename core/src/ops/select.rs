@@ -121,4 +121,10 @@ impl Graph {
             vec![condition.into(), a.into(), b.into()],
         )
     }
+
+    /// [`Graph::select`] under the name that it has in NumPy and PyTorch.
+    #[track_caller]
+    pub fn where_(&mut self, condition: impl Into<Value>, a: impl Into<Value>, b: impl Into<Value>) -> NodeId {
+        self.select(condition, a, b)
+    }
 }

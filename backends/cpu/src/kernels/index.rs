@@ -1,4 +1,4 @@
-//! Kernels that go by index: gather, scatter-add, argmax.
+//! Kernels that go by index: gather, scatter-add, argmax, argmin.
 
 use meganeura_core::{DType, Shape};
 
@@ -41,10 +41,19 @@ pub(super) const KERNELS: &[KernelDef] = &[
             _ => argmax::<i32>(cx, |a, b| a > b),
         },
     },
+    KernelDef {
+        name: "core.argmin",
+        supports: f32_or_integers,
+        compile: |cx| match cx.input_type(0).dtype {
+            DType::F32 => argmax::<f32>(cx, |a, b| a < b || (a.is_nan() && !b.is_nan())),
+            DType::U32 => argmax::<u32>(cx, |a, b| a < b),
+            _ => argmax::<i32>(cx, |a, b| a < b),
+        },
+    },
 ];
 
 /// Numbers of elements before, at and after an axis.
-fn around_axis(shape: &Shape, axis: i64) -> Result<[usize; 3], String> {
+pub(super) fn around_axis(shape: &Shape, axis: i64) -> Result<[usize; 3], String> {
     let axis = shape.axis(axis)?;
     let product = |dims: &[usize]| dims.iter().product();
     Ok([product(&shape[..axis]), shape[axis], product(&shape[axis + 1..])])
@@ -220,7 +229,8 @@ unsafe fn part<'a, T>(out: View<T>, row: usize, width: usize, columns: &std::ops
     unsafe { out.slice_mut(row * width + columns.start..row * width + columns.end) }
 }
 
-fn argmax<T: Copy + Send + Sync + 'static>(cx: &CompileCx, larger: fn(T, T) -> bool) -> Result<Compiled, String> {
+/// The first element that no other is better than.
+fn argmax<T: Copy + Send + Sync + 'static>(cx: &CompileCx, better: fn(T, T) -> bool) -> Result<Compiled, String> {
     let (x, out) = (cx.input::<T>(0), cx.output::<u32>(0));
     let shape = &cx.input_type(0).shape;
     let axis = shape.axis(cx.attrs().int("axis")?)?;
@@ -239,7 +249,7 @@ fn argmax<T: Copy + Send + Sync + 'static>(cx: &CompileCx, larger: fn(T, T) -> b
                 let start = position / inner * len * inner + position % inner;
                 let mut best = 0;
                 for k in 1..len {
-                    if larger(x[start + k * inner], x[start + best * inner]) {
+                    if better(x[start + k * inner], x[start + best * inner]) {
                         best = k;
                     }
                 }

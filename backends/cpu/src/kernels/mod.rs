@@ -4,6 +4,7 @@
 //! run on any thread in any order, phases run one after the other. The division into tasks depends on
 //! shapes alone, so results do not depend on the number of threads.
 
+mod along_axis;
 mod cast;
 mod channel_norm_grad;
 mod conv;
@@ -18,10 +19,15 @@ mod pointwise;
 mod pool2d;
 mod random;
 mod reduce;
+mod scan;
+mod scatter;
 mod softmax;
 mod strided;
 mod sum_squares;
 mod upsample2d;
+mod top_k;
+mod triangle;
+mod variance;
 
 pub(crate) use kernel::*;
 
@@ -34,6 +40,7 @@ pub(crate) fn find(name: &str) -> Option<&'static KernelDef> {
 }
 
 const TABLES: &[&[KernelDef]] = &[
+    along_axis::KERNELS,
     cast::KERNELS,
     channel_norm_grad::KERNELS,
     conv::KERNELS,
@@ -44,14 +51,21 @@ const TABLES: &[&[KernelDef]] = &[
     norm_grad::KERNELS,
     optimizer::KERNELS,
     pointwise::BINARY,
+    pointwise::BITS,
     pointwise::COMPARE,
+    pointwise::LOGICAL_NOT,
     pointwise::SELECT,
     pointwise::SIGNED,
     pointwise::UNARY,
     pool2d::KERNELS,
     random::KERNELS,
     reduce::KERNELS,
+    scan::KERNELS,
+    scatter::KERNELS,
     softmax::KERNELS,
     sum_squares::KERNELS,
     upsample2d::KERNELS,
+    top_k::KERNELS,
+    triangle::KERNELS,
+    variance::KERNELS,
 ];

@@ -1,4 +1,4 @@
-//! Kernels that move elements: permute, expand, slice, pad, concat, assign. They copy words of the element's
+//! Kernels that move elements: permute, expand, flip, slice, pad, concat, assign. They copy words of the element's
 //! size, whatever the dtype.
 
 use meganeura_core::DType;
@@ -24,6 +24,7 @@ macro_rules! by_size {
 pub(super) const KERNELS: &[KernelDef] = &[
     by_size!("core.permute", permute),
     by_size!("core.expand", expand),
+    by_size!("core.flip", flip),
     by_size!("core.slice", slice),
     by_size!("core.pad", pad),
     by_size!("core.concat", concat),
@@ -41,7 +42,7 @@ fn copy_nest<T: Word>(nest: Nest<2>, x: View<T>, x_start: usize, y: View<T>, y_s
     let [xs, ys] = [nest.inner_stride(0), nest.inner_stride(1)];
     let split = Split::new(&nest);
     // Strided reads use a fraction of each cache line.
-    let cost = if xs == 1 || xs == 0 { 1 } else { 4 };
+    let cost = if (-1..=1).contains(&xs) { 1 } else { 4 };
     Box::new(Task {
         tasks: split.tasks(),
         nanos: cost * stream_nanos(2 * nest.inner() * nest.rows() * size_of::<T>()),
@@ -70,6 +71,12 @@ unsafe fn copy_row<T: Word>(x: *const T, xs: isize, y: *mut T, ys: isize, len: u
         match (xs, ys) {
             (1, 1) => std::ptr::copy_nonoverlapping(x, y, len),
             (0, 1) => std::slice::from_raw_parts_mut(y, len).fill(*x),
+            (-1, 1) => {
+                // Slices, so that the loop is vectorised.
+                let x = std::slice::from_raw_parts(x.offset(1 - len as isize), len);
+                let y = std::slice::from_raw_parts_mut(y, len);
+                y.iter_mut().zip(x.iter().rev()).for_each(|(y, &x)| *y = x);
+            }
             _ => {
                 for i in 0..len as isize {
                     *y.offset(i * ys) = *x.offset(i * xs);
@@ -141,6 +148,23 @@ fn expand<T: Word>(cx: &CompileCx) -> Result<Compiled, String> {
     let nest = Nest::collapsed(to, [strides, row_major(to)]);
     let (x, y) = (cx.input::<T>(0), cx.output::<T>(0));
     Ok(Compiled::phases(vec![copy_nest(nest, x, 0, y, 0)]))
+}
+
+fn flip<T: Word>(cx: &CompileCx) -> Result<Compiled, String> {
+    let (x, y) = (cx.input::<T>(0), cx.output::<T>(0));
+    let shape = &cx.input_type(0).shape;
+    if shape.numel() == 0 {
+        return Ok(Compiled::phases(Vec::new()));
+    }
+    // Reversed axes are read from their last element backwards.
+    let mut strides = row_major(shape);
+    let mut start = 0;
+    for axis in shape.axes(cx.attrs().ints("axes")?)? {
+        start += (shape[axis] - 1) * strides[axis] as usize;
+        strides[axis] = -strides[axis];
+    }
+    let nest = Nest::collapsed(shape, [strides, row_major(shape)]);
+    Ok(Compiled::phases(vec![copy_nest(nest, x, start, y, 0)]))
 }
 
 fn slice<T: Word>(cx: &CompileCx) -> Result<Compiled, String> {

@@ -37,7 +37,7 @@ pub(super) const KERNELS: &[KernelDef] = &[
 
 multiversion! {
     /// `sum of (x - mean)^2`, by partial sums of a fixed number of lanes.
-    fn sum_squares(x: &[f32], mean: f32) -> f32 = sum_squares_body;
+    pub(super) fn sum_squares(x: &[f32], mean: f32) -> f32 = sum_squares_body;
 }
 multiversion! {
     /// `(x - mean) * scale + bias`, each constant over the slice.

@@ -7,7 +7,7 @@ use super::strided::{Nest, Split, broadcast_strides};
 use super::{CompileCx, Compiled, KernelDef, Task, f32_only, f32_or_integers, stream_nanos};
 use crate::executor::RunCx;
 use crate::memory::View;
-use crate::vmath::{self, Binary, Compare, Element, Int, IntBinary, Level, Operand, Unary};
+use crate::vmath::{self, Binary, Bits, Compare, Element, Int, IntBinary, Level, Operand, Unary};
 
 macro_rules! unary {
     ($($name:literal => $op:expr),* $(,)?) => {
@@ -42,6 +42,16 @@ macro_rules! compare {
     };
 }
 
+macro_rules! bits {
+    ($($name:literal => $op:ident, $second:expr);* $(;)?) => {
+        &[$(KernelDef {
+            name: $name,
+            supports: f32_or_integers,
+            compile: |cx| bits(cx, Bits::$op, $second),
+        }),*]
+    };
+}
+
 fn number(attrs: &Attrs, name: &str) -> Result<f32, String> {
     Ok(attrs.float(name)? as f32)
 }
@@ -66,6 +76,15 @@ pub(super) const UNARY: &[KernelDef] = unary! {
     "core.erf" => |_| Ok(Unary::Erf),
     "core.gelu_tanh" => |_| Ok(Unary::GeluTanh),
     "core.gelu_erf" => |_| Ok(Unary::GeluErf),
+    "core.cos" => |_| Ok(Unary::Cos),
+    "core.expm1" => |_| Ok(Unary::Expm1),
+    "core.log1p" => |_| Ok(Unary::Log1p),
+    "core.elu" => |a| Ok(Unary::Elu(number(a, "alpha")?)),
+    "core.hard_sigmoid" => |_| Ok(Unary::HardSigmoid),
+    "core.hard_swish" => |_| Ok(Unary::HardSwish),
+    "core.floor" => |_| Ok(Unary::Floor),
+    "core.ceil" => |_| Ok(Unary::Ceil),
+    "core.round" => |_| Ok(Unary::Round),
     "core.clamp" => |a| Ok(Unary::Clamp(number(a, "low")?, number(a, "high")?)),
 };
 
@@ -81,6 +100,11 @@ pub(super) const SIGNED: &[KernelDef] = &[
         supports: f32_or_integers,
         compile: |cx| signed(cx, Unary::Abs, i32::wrapping_abs),
     },
+    KernelDef {
+        name: "core.sign",
+        supports: f32_or_integers,
+        compile: |cx| signed(cx, Unary::Sign, i32::signum),
+    },
 ];
 
 /// Binary kernels and their integer forms.
@@ -95,6 +119,19 @@ pub(super) const BINARY: &[KernelDef] = binary! {
     "core.min" => Min, Some(IntBinary::Min);
 };
 
+/// Bits and truth values of words.
+pub(super) const BITS: &[KernelDef] = bits! {
+    "core.bit_and" => And, None;
+    "core.bit_or" => Or, None;
+    "core.bit_xor" => Xor, None;
+    "core.shift_left" => ShiftLeft, None;
+    "core.shift_right" => ShiftRight, None;
+    "core.logical_and" => LogicalAnd, None;
+    "core.logical_or" => LogicalOr, None;
+    "core.logical_xor" => LogicalXor, None;
+    "core.bit_not" => Xor, Some(u32::MAX);
+};
+
 /// Comparisons.
 pub(super) const COMPARE: &[KernelDef] = compare! {
     "core.less_than" => Less,
@@ -104,6 +141,13 @@ pub(super) const COMPARE: &[KernelDef] = compare! {
     "core.equal" => Equal,
     "core.not_equal" => NotEqual,
 };
+
+/// Negation of truth values.
+pub(super) const LOGICAL_NOT: &[KernelDef] = &[KernelDef {
+    name: "core.logical_not",
+    supports: f32_or_integers,
+    compile: logical_not,
+}];
 
 /// Choice.
 pub(super) const SELECT: &[KernelDef] = &[KernelDef {
@@ -120,6 +164,8 @@ fn unary(cx: &CompileCx, op: Unary) -> Result<Compiled, String> {
     let level = cx.level;
     let cost = match op {
         Unary::Neg | Unary::Abs | Unary::Square | Unary::Relu | Unary::LeakyRelu(_) | Unary::Clamp(..) => 1,
+        Unary::HardSigmoid | Unary::HardSwish => 1,
+        Unary::Floor | Unary::Ceil | Unary::Round | Unary::Sign => 1,
         _ => 8,
     };
     rows(cx, cost, [cx.input::<f32>(0)], move |[x], out| match x {
@@ -161,6 +207,29 @@ fn binary_int<T: Int + Send + Sync>(cx: &CompileCx, op: IntBinary, level: Level)
     let operands = [cx.input::<T>(0), cx.input::<T>(1)];
     rows(cx, 2, operands, move |[a, b], out| {
         vmath::binary_int(op, level, a, b, out)
+    })
+}
+
+/// A function of words, the second of them a constant for operators of one operand. Signed numbers have the same
+/// bits.
+fn bits(cx: &CompileCx, op: Bits, second: Option<u32>) -> Result<Compiled, String> {
+    let level = cx.level;
+    let a = cx.input::<u32>(0);
+    match second {
+        Some(b) => rows(cx, 1, [a], move |[a], out| {
+            vmath::bits(op, level, a, Operand::Scalar(b), out);
+        }),
+        None => rows(cx, 1, [a, cx.input::<u32>(1)], move |[a, b], out| {
+            vmath::bits(op, level, a, b, out);
+        }),
+    }
+}
+
+/// Where a word is 0.
+fn logical_not(cx: &CompileCx) -> Result<Compiled, String> {
+    let level = cx.level;
+    rows(cx, 1, [cx.input::<u32>(0)], move |[x], out| {
+        vmath::compare_int(Compare::Equal, level, x, Operand::Scalar(0), out);
     })
 }
 

@@ -27,6 +27,23 @@ pub(super) const KERNELS: &[KernelDef] = &[
         },
     },
     KernelDef {
+        name: "core.min_reduce",
+        supports: f32_or_integers,
+        compile: |cx| match cx.output_type(0).dtype {
+            DType::F32 => float(cx, Fold::Min),
+            DType::U32 => integers(cx, u32::MAX, u32::min),
+            _ => integers(cx, i32::MAX as u32, |a, b| (a as i32).min(b as i32) as u32),
+        },
+    },
+    KernelDef {
+        name: "core.prod",
+        supports: f32_or_integers,
+        compile: |cx| match cx.output_type(0).dtype {
+            DType::F32 => float(cx, Fold::Product),
+            _ => integers(cx, 1, u32::wrapping_mul),
+        },
+    },
+    KernelDef {
         name: "core.mean",
         supports: f32_only,
         compile: |cx| {
@@ -40,36 +57,46 @@ pub(super) const KERNELS: &[KernelDef] = &[
 #[derive(Clone, Copy)]
 enum Fold {
     Sum(f32),
+    Product,
     Max,
+    Min,
 }
 
 impl Fold {
     fn start(self) -> f32 {
         match self {
             Fold::Sum(_) => 0.0,
+            Fold::Product => 1.0,
             Fold::Max => f32::NEG_INFINITY,
+            Fold::Min => f32::INFINITY,
         }
     }
 
     fn slice(self, level: Level, x: &[f32]) -> f32 {
         match self {
             Fold::Sum(_) => vmath::sum(level, x),
+            Fold::Product => vmath::product(level, x),
             Fold::Max => vmath::max(level, x),
+            Fold::Min => vmath::min(level, x),
         }
     }
 
     fn pair(self, a: f32, b: f32) -> f32 {
         match self {
             Fold::Sum(_) => a + b,
+            Fold::Product => a * b,
             Fold::Max if a.is_nan() || a > b => a,
-            Fold::Max => b,
+            Fold::Min if a.is_nan() || a < b => a,
+            Fold::Max | Fold::Min => b,
         }
     }
 
     fn rows(self, level: Level, acc: &mut [f32], x: &[f32]) {
         match self {
             Fold::Sum(_) => vmath::add_assign(level, acc, x),
+            Fold::Product => vmath::mul_assign(level, acc, x),
             Fold::Max => vmath::max_assign(level, acc, x),
+            Fold::Min => vmath::min_assign(level, acc, x),
         }
     }
 

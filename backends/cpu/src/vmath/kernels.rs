@@ -127,6 +127,29 @@ fn exp_m1_positive<const FMA: bool>(x: f32) -> f32 {
     mul_add::<FMA>(q, scale, scale - 1.0)
 }
 
+/// Arguments below this in magnitude are their own `expm1` and `log1p`, to the last bit.
+const OWN_IMAGE: f32 = 1e-10;
+
+/// `e^x - 1`.
+///
+/// With `e^x = 2^n e^r` it is `2^n (e^r - 1) + (2^n - 1)`, in which neither term loses anything to the other near
+/// 0. All is computed halved, as `2^128` is not a float.
+#[inline(always)]
+pub(super) fn expm1<const FMA: bool>(x: f32) -> f32 {
+    // It rounds to -1 below -17.4, and overflows from 88.8 on.
+    let bounded = clamp(x, -18.0, 89.0);
+    let shifted = bounded * std::f32::consts::LOG2_E + ROUND;
+    let n = shifted - ROUND;
+    let exponent = (shifted.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
+    let scale = power_of_two(exponent.wrapping_sub(1));
+    let r = mul_add::<FMA>(n, -LN2_HI, bounded);
+    let r = mul_add::<FMA>(n, -LN2_LO, r);
+    let tail = poly::<FMA, 5>(r, &coeffs::EXP) * r;
+    let q = mul_add::<FMA>(tail, r, r);
+    let half = mul_add::<FMA>(q, scale, scale - 0.5);
+    if x.abs() < OWN_IMAGE { x } else { half + half }
+}
+
 /// Writes a positive `x` as `2^e * (1 + f)` with `1 + f` in `[sqrt(1/2), sqrt(2))`.
 ///
 /// Zero, negative numbers, infinities and NaN give values with no meaning.
@@ -176,6 +199,22 @@ pub(super) fn log2<const FMA: bool>(x: f32) -> f32 {
     log_special(x, e + (f + low))
 }
 
+/// `ln(1 + x)`.
+///
+/// The sum `u = 1 + x` rounds, by an error that the two-sum algorithm (Knuth, 4.2.2) gives exactly; the logarithm
+/// there is larger by the error over `u`.
+#[inline(always)]
+pub(super) fn log1p<const FMA: bool>(x: f32) -> f32 {
+    let u = 1.0 + x;
+    let back = u - 1.0;
+    let error = (1.0 - (u - back)) + (x - back);
+    let whole = log::<FMA>(u);
+    let result = whole + error / u;
+    // An infinite logarithm has no correction.
+    let result = if whole.abs() == f32::INFINITY { whole } else { result };
+    if x.abs() < OWN_IMAGE { x } else { result }
+}
+
 /// `ln(1 + z)` for `z` in `[0, 1]`, as `2 atanh(z / (2 + z))`.
 #[inline(always)]
 fn log_1p_unit<const FMA: bool>(z: f32) -> f32 {
@@ -183,6 +222,53 @@ fn log_1p_unit<const FMA: bool>(z: f32) -> f32 {
     let w = s * s;
     let twice = s + s;
     mul_add::<FMA>(poly::<FMA, 5>(w, &coeffs::ATANH) * w, twice, twice)
+}
+
+/// `x` where positive, else `alpha * (e^x - 1)`.
+#[inline(always)]
+pub(super) fn elu<const FMA: bool>(x: f32, alpha: f32) -> f32 {
+    let left = alpha * expm1::<FMA>(x);
+    if x > 0.0 { x } else { left }
+}
+
+/// `min(max(x + 3, 0), 6) / 6`.
+#[inline(always)]
+pub(super) fn hard_sigmoid(x: f32) -> f32 {
+    clamp(x + 3.0, 0.0, 6.0) * (1.0 / 6.0)
+}
+
+/// From this magnitude on every float is an integer.
+const WHOLE: f32 = 8_388_608.0;
+
+/// The nearest integer, the even one of two. Not `f32::round_ties_even`, which at the baseline of x86-64 is a call
+/// into the C library.
+#[inline(always)]
+pub(super) fn round(x: f32) -> f32 {
+    let a = x.abs();
+    let rounded = ((a + WHOLE) - WHOLE).copysign(x);
+    // Also false for NaN.
+    if a < WHOLE { rounded } else { x }
+}
+
+/// The greatest integer that is not above `x`.
+#[inline(always)]
+pub(super) fn floor(x: f32) -> f32 {
+    let r = round(x);
+    if r > x { r - 1.0 } else { r }
+}
+
+/// The smallest integer that is not below `x`.
+#[inline(always)]
+pub(super) fn ceil(x: f32) -> f32 {
+    let r = round(x);
+    (if r < x { r + 1.0 } else { r }).copysign(x)
+}
+
+/// 1, -1, or `x` where it is neither positive nor negative.
+#[inline(always)]
+pub(super) fn sign(x: f32) -> f32 {
+    let s = if x > 0.0 { 1.0 } else { x };
+    if x < 0.0 { -1.0 } else { s }
 }
 
 /// Hyperbolic tangent, from `e^(2|x|) - 1` so that small `x` loses nothing.

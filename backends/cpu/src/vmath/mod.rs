@@ -48,6 +48,7 @@
 //! Min, Max and Mod are exact or correctly rounded; Rsqrt rounds twice.
 
 mod binary;
+mod bits;
 mod coeffs;
 mod int;
 mod kernels;
@@ -60,9 +61,10 @@ mod unary;
 mod wide;
 
 pub(crate) use binary::{Binary, Compare, binary, compare, select};
+pub(crate) use bits::{Bits, bits};
 pub(crate) use int::{Int, IntBinary, binary_int, compare_int};
 pub(crate) use kernels::mul_add;
 pub(crate) use level::{Isa, Level, detect, multiversion};
 pub(crate) use operand::{Element, Operand};
-pub(crate) use reduce::{add_assign, max, max_assign, sum, sum_exp_sub};
+pub(crate) use reduce::{add_assign, max, max_assign, min, min_assign, mul_assign, product, sum, sum_exp_sub};
 pub(crate) use unary::{Unary, unary, unary_in_place};

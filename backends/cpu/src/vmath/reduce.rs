@@ -29,6 +29,28 @@ multiversion! {
 }
 
 multiversion! {
+    /// Smallest element by IEEE 754-2019 `minimum`, so NaN if any element is;
+    /// `inf` if there are none.
+    pub(crate) fn min(x: &[f32]) -> f32 = min_body;
+}
+
+multiversion! {
+    /// Product of all elements, 1 if there are none, in the order given above.
+    pub(crate) fn product(x: &[f32]) -> f32 = product_body;
+}
+
+multiversion! {
+    /// `acc[i] = minimum(acc[i], x[i])`, NaN if either is. Panics if the lengths
+    /// differ.
+    pub(crate) fn min_assign(acc: &mut [f32], x: &[f32]) = min_assign_body;
+}
+
+multiversion! {
+    /// `acc[i] *= x[i]`. Panics if the lengths differ.
+    pub(crate) fn mul_assign(acc: &mut [f32], x: &[f32]) = mul_assign_body;
+}
+
+multiversion! {
     /// Writes `e^(x - m)` to `out` and returns its sum, in the order of [`sum`].
     ///
     /// With the greatest element as `m`, the softmax numerators and denominator.
@@ -60,6 +82,36 @@ fn max_body<const FMA: bool>(x: &[f32]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; LANES];
     accumulate(&mut lanes, x, k::maximum);
     fold(lanes, k::maximum)
+}
+
+#[inline(always)]
+fn min_body<const FMA: bool>(x: &[f32]) -> f32 {
+    let mut lanes = [f32::INFINITY; LANES];
+    accumulate(&mut lanes, x, k::minimum);
+    fold(lanes, k::minimum)
+}
+
+#[inline(always)]
+fn product_body<const FMA: bool>(x: &[f32]) -> f32 {
+    let mut lanes = [1.0; LANES];
+    accumulate(&mut lanes, x, |a, b| a * b);
+    fold(lanes, |a, b| a * b)
+}
+
+#[inline(always)]
+fn min_assign_body<const FMA: bool>(acc: &mut [f32], x: &[f32]) {
+    assert_eq!(acc.len(), x.len(), "accumulator and input lengths differ");
+    for (a, &x) in acc.iter_mut().zip(x) {
+        *a = k::minimum(*a, x);
+    }
+}
+
+#[inline(always)]
+fn mul_assign_body<const FMA: bool>(acc: &mut [f32], x: &[f32]) {
+    assert_eq!(acc.len(), x.len(), "accumulator and input lengths differ");
+    for (a, &x) in acc.iter_mut().zip(x) {
+        *a *= x;
+    }
 }
 
 #[inline(always)]

@@ -40,6 +40,24 @@ pub(crate) enum Unary {
     /// `x/2 (1 + erf(x / sqrt(2)))`, tending to -0 at `-inf`.
     GeluErf,
     Erf,
+    /// Cosine; elements above 6.5e6 in magnitude take the slower `f32::cos`.
+    Cos,
+    /// `e^x - 1`, accurate near 0.
+    Expm1,
+    /// `ln(1 + x)`, accurate near 0: `-inf` at -1, NaN below.
+    Log1p,
+    /// `x` where positive, else the factor times `e^x - 1`.
+    Elu(f32),
+    /// `min(max(x + 3, 0), 6) / 6`.
+    HardSigmoid,
+    /// `x min(max(x + 3, 0), 6) / 6`.
+    HardSwish,
+    /// 1 above 0, -1 below, else `x`.
+    Sign,
+    Floor,
+    Ceil,
+    /// To the nearest integer, the even one of two.
+    Round,
     /// Limits to `lo..=hi`; a NaN bound does not limit, and `hi` wins over `lo`.
     Clamp(f32, f32),
 }
@@ -158,6 +176,16 @@ fn run<const FMA: bool>(op: Unary, mut target: impl Target) {
         Unary::GeluTanh => map!(target, |x| k::gelu_tanh::<FMA>(x)),
         Unary::GeluErf => map!(target, |x| k::gelu_erf::<FMA>(x)),
         Unary::Erf => map!(target, |x| k::erf::<FMA>(x)),
+        Unary::Cos => target.for_blocks(cos_block::<FMA>),
+        Unary::Expm1 => map!(target, |x| k::expm1::<FMA>(x)),
+        Unary::Log1p => map!(target, |x| k::log1p::<FMA>(x)),
+        Unary::Elu(alpha) => map!(target, |x| k::elu::<FMA>(x, alpha)),
+        Unary::HardSigmoid => map!(target, |x| k::hard_sigmoid(x)),
+        Unary::HardSwish => map!(target, |x| x * k::hard_sigmoid(x)),
+        Unary::Sign => map!(target, |x| k::sign(x)),
+        Unary::Floor => map!(target, |x| k::floor(x)),
+        Unary::Ceil => map!(target, |x| k::ceil(x)),
+        Unary::Round => map!(target, |x| k::round(x)),
         Unary::Clamp(lo, hi) => map!(target, |x| k::clamp(x, lo, hi)),
     }
 }
@@ -175,6 +203,23 @@ fn sin_block<const FMA: bool>(x: &[f32], out: &mut [f32]) {
         for (o, &x) in out.iter_mut().zip(x) {
             if x.abs() > wide::SIN_LIMIT {
                 *o = x.sin();
+            }
+        }
+    }
+}
+
+/// Cosine of a block, as [`sin_block`].
+#[inline(always)]
+fn cos_block<const FMA: bool>(x: &[f32], out: &mut [f32]) {
+    let mut any_large = false;
+    for (o, &x) in out.iter_mut().zip(x) {
+        any_large |= x.abs() > wide::COS_LIMIT;
+        *o = wide::cos_reduced::<FMA>(x);
+    }
+    if any_large {
+        for (o, &x) in out.iter_mut().zip(x) {
+            if x.abs() > wide::COS_LIMIT {
+                *o = x.cos();
             }
         }
     }

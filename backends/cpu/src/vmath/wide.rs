@@ -1,6 +1,6 @@
-//! Kernels that work in f64 inside: sine and power.
+//! Kernels that work in f64 inside: sine, cosine and power.
 //!
-//! Both lose many bits in f32, the sine to the subtraction of multiples of pi
+//! They lose many bits in f32, the sine and cosine to the subtraction of multiples of pi
 //! and the power to the multiplication of the logarithm. Two f64 halves of a
 //! vector are cheaper than emulating the extra bits with pairs of f32.
 
@@ -48,6 +48,26 @@ pub(super) fn sin_reduced<const FMA: bool>(x: f32) -> f32 {
     let z = r * r;
     let sine = super::kernels::mul_add::<FMA>(poly::<FMA, 4>(z, &coeffs::SIN) * z, r, r);
     if x == 0.0 { x } else { sine }
+}
+
+/// The greatest `|x|` whose cosine [`cos_reduced`] gives: half as many multiples of pi as for the sine, since
+/// those in the middle between two have one bit more.
+pub(super) const COS_LIMIT: f32 = 6.5e6;
+
+/// `cos(x)` for `|x| <= COS_LIMIT`; some finite number or NaN beyond.
+#[inline(always)]
+pub(super) fn cos_reduced<const FMA: bool>(x: f32) -> f32 {
+    // cos(x) = sin(x + pi/2), and as in `sin_reduced` from there.
+    let wide = f64::from(x);
+    let shifted = mul_add::<FMA>(wide, std::f64::consts::FRAC_1_PI, 0.5) + ROUND;
+    let n = (shifted - ROUND) - 0.5;
+    let r = mul_add::<FMA>(n, -PI_HI, wide);
+    let r = mul_add::<FMA>(n, -PI_LO, r);
+    let r = f64::from_bits(r.to_bits() ^ (shifted.to_bits() << 63)) as f32;
+    let z = r * r;
+    let cosine = super::kernels::mul_add::<FMA>(poly::<FMA, 4>(z, &coeffs::SIN) * z, r, r);
+    // 1 - x^2/2 rounds to 1.
+    if x.abs() < 2.4e-4 { 1.0 } else { cosine }
 }
 
 /// `x^y` with the special cases of C's `powf`, which `f32::powf` has as well.

@@ -3,21 +3,34 @@
 //! A row is name, formula, scalar definition, derivative and decomposition; broadcasting, shape rules,
 //! costs and sample cases are the same for all of a table.
 
+mod activation_table;
 mod binary;
 mod binary_table;
 mod compare;
+mod integer;
+mod integer_table;
+mod precise_table;
+mod rounding_table;
 mod unary;
 mod unary_table;
 
-use super::OpRef;
+use super::{OpRef, Operator};
 use crate::graph::{Graph, Value};
 
 /// All rows as operators.
 pub(super) fn rows() -> Vec<OpRef> {
-    let unary = unary_table::ROWS.iter().map(|r| OpRef::new(r));
-    let binary = binary_table::ROWS.iter().map(|r| OpRef::new(r));
-    let compare = compare::ROWS.iter().map(|r| OpRef::new(r));
-    unary.chain(binary).chain(compare).collect()
+    fn table<T: Operator>(rows: &'static [T]) -> impl Iterator<Item = OpRef> {
+        rows.iter().map(|r| OpRef::new(r))
+    }
+    table(unary_table::ROWS)
+        .chain(table(activation_table::ROWS))
+        .chain(table(precise_table::ROWS))
+        .chain(table(rounding_table::ROWS))
+        .chain(table(binary_table::ROWS))
+        .chain(table(compare::ROWS))
+        .chain(table(integer_table::UNARY))
+        .chain(table(integer_table::BINARY))
+        .collect()
 }
 
 impl Graph {

@@ -163,3 +163,18 @@ pub(super) fn call(graph: &mut Graph, row: &'static Unary, x: Value, params: &[f
         .fold(Attrs::new(), |a, (name, v)| a.with(name, *v));
     graph.call(OpRef::new(row), attrs, vec![x])
 }
+
+/// Builder methods of rows: name, row, and the names of its attributes.
+macro_rules! builders {
+    ($($(#[$doc:meta])* $name:ident($row:ident $(, $param:ident)*);)*) => {
+        impl $crate::graph::Graph {
+            $($(#[$doc])*
+            #[track_caller]
+            pub fn $name(&mut self, x: impl Into<$crate::graph::Value> $(, $param: f32)*) -> $crate::NodeId {
+                static ROW: $crate::ops::elementwise::unary::Unary = $row;
+                $crate::ops::elementwise::unary::call(self, &ROW, x.into(), &[$($param),*])
+            })*
+        }
+    };
+}
+pub(super) use builders;

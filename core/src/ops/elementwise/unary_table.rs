@@ -2,24 +2,24 @@
 
 use std::f64::consts::{LN_2, LOG2_E, PI};
 
-use super::unary::{Derivative::Vjp, Unary, call};
+use super::unary::{Derivative::Vjp, Unary, builders};
 use crate::NodeId;
 use crate::graph::{Graph, Value};
 
 impl Graph {
     /// A scalar of the dtype of `like`.
-    fn num(&mut self, like: Value, v: f64) -> NodeId {
+    pub(super) fn num(&mut self, like: Value, v: f64) -> NodeId {
         let dtype = self.dtype(like);
         self.scalar_of(dtype, v)
     }
 
-    fn times(&mut self, x: impl Into<Value>, factor: f64) -> NodeId {
+    pub(super) fn times(&mut self, x: impl Into<Value>, factor: f64) -> NodeId {
         let x = x.into();
         let factor = self.num(x, factor);
         self.mul(x, factor)
     }
 
-    fn plus(&mut self, x: impl Into<Value>, term: f64) -> NodeId {
+    pub(super) fn plus(&mut self, x: impl Into<Value>, term: f64) -> NodeId {
         let x = x.into();
         let term = self.num(x, term);
         self.add(x, term)
@@ -488,19 +488,6 @@ const CLAMP: Unary = Unary {
     flops: 2,
     ..Unary::BASE
 };
-
-macro_rules! builders {
-    ($($(#[$doc:meta])* $name:ident($row:ident $(, $param:ident)*);)*) => {
-        impl Graph {
-            $($(#[$doc])*
-            #[track_caller]
-            pub fn $name(&mut self, x: impl Into<Value> $(, $param: f32)*) -> NodeId {
-                static ROW: Unary = $row;
-                call(self, &ROW, x.into(), &[$($param),*])
-            })*
-        }
-    };
-}
 
 builders! {
     /// Base-2 logarithm.

@@ -6,6 +6,7 @@ mod special;
 use std::collections::BTreeSet;
 
 use meganeura_core::autodiff::try_differentiate;
+use meganeura_core::error::Error;
 use meganeura_core::graph::{Graph, NodeId, Value};
 use meganeura_core::ops::sample::{Sample, Sizes};
 use meganeura_core::ops::{Gradient, OpRef};
@@ -131,28 +132,48 @@ fn wants_gradients(case: &SampleGraph, sample: &Sample) -> bool {
     case.graph.dtype(case.call).is_float() && sample.inputs.iter().any(operand)
 }
 
-/// Gradients of a loss that weighs every element of the first result differently.
-fn gradients(device: &SharedDevice, mut case: SampleGraph, sample: &Sample) -> CaseRun {
+/// A loss that weighs every element of some results differently, and the graph with its gradients.
+fn differentiated(mut case: SampleGraph, sample: &Sample, ports: &[u32]) -> Result<(Value, Graph), Error> {
     let g = &mut case.graph;
-    let shape = g.shape(case.call).to_vec();
-    let count: usize = shape.iter().product();
     let mut rng = SplitMix64::new(99);
-    let weights = (0..count).map(|_| (rng.unit() * 2.0 - 1.0) as f32).collect();
-    let weights = g.constant(weights, &shape);
-    let dtype = g.dtype(case.call);
-    let weights = g.cast(weights, dtype);
-    let product = g.mul(case.call, weights);
-    let loss = g.sum_all(product);
+    let mut loss: Option<Value> = None;
+    for &port in ports {
+        let result = g.port(case.call, port);
+        let shape = g.shape(result).to_vec();
+        let count: usize = shape.iter().product();
+        let weights = (0..count).map(|_| (rng.unit() * 2.0 - 1.0) as f32).collect();
+        let weights = g.constant(weights, &shape);
+        let dtype = g.dtype(result);
+        let weights = g.cast(weights, dtype);
+        let product = g.mul(result, weights);
+        let part = g.sum_all(product).into();
+        loss = Some(loss.map_or(part, |sum| g.add(sum, part).into()));
+    }
+    let loss = loss.ok_or(Error::NoOutputs)?;
     g.set_outputs(vec![loss]);
     for (operand, input) in case.operands.iter().zip(&sample.inputs) {
         if input.dtype.is_float() && !input.state {
             g.require_grad(*operand);
         }
     }
-    let mut full = try_differentiate(g)?;
+    Ok((loss, try_differentiate(g)?))
+}
+
+/// Gradients of a loss of all float results, or of the first where the operator differentiates no other.
+fn gradients(device: &SharedDevice, case: SampleGraph, sample: &Sample) -> CaseRun {
+    let results = case.graph.nodes()[case.call.index()].outputs.iter();
+    let ports: Vec<u32> = (0..)
+        .zip(results)
+        .filter(|(_, ty)| ty.dtype.is_float())
+        .map(|(p, _)| p)
+        .collect();
+    let (loss, mut full) = match differentiated(case.clone(), sample, &ports) {
+        Err(Error::NotDifferentiable { .. }) => differentiated(case.clone(), sample, &[0])?,
+        other => other?,
+    };
     // As outputs, because those can have any type.
     let gradients: Vec<Value> = full.gradients().iter().map(|&(_, v)| v).collect();
-    full.set_outputs([vec![loss.into()], gradients].concat());
+    full.set_outputs([vec![loss], gradients].concat());
     let oracle = evaluate(&full, &case.feeds)?;
     let limit = GRADIENT_FACTOR * sample.tolerance * widening(&full);
     let plain = check_gradients(device, &full, &full, &oracle, &case.feeds, limit)?;

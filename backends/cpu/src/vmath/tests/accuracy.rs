@@ -108,12 +108,15 @@ fn accuracy_in_ulps() {
     let x = dense();
     let all: Keep = |_| true;
     let positive: Keep = |x| x > 0.0;
-    let cases: [(Unary, Truth, Keep, f64); 13] = [
+    let cases: [(Unary, Truth, Keep, f64); 16] = [
         (Unary::Exp, f64::exp, all, 1.5),
         (Unary::Exp2, f64::exp2, all, 1.5),
         (Unary::Log, f64::ln, positive, 1.5),
         (Unary::Log2, f64::log2, positive, 2.0),
         (Unary::Sin, f64::sin, all, 2.0),
+        (Unary::Cos, f64::cos, all, 2.0),
+        (Unary::Expm1, f64::exp_m1, all, 2.0),
+        (Unary::Log1p, f64::ln_1p, |x| x > -1.0, 2.0),
         (Unary::Tanh, f64::tanh, all, 4.0),
         (Unary::Erf, erf, all, 2.0),
         (Unary::Sigmoid, sigmoid, all, 3.0),

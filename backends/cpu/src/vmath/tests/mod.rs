@@ -11,7 +11,7 @@ const NAN: f32 = f32::NAN;
 const TINY: f32 = f32::from_bits(1);
 const LENGTHS: [usize; 8] = [0, 1, 7, 8, 9, 31, 33, 1000];
 
-const UNARY: [Unary; 21] = [
+const UNARY: [Unary; 31] = [
     Unary::Neg,
     Unary::Abs,
     Unary::Exp,
@@ -33,6 +33,16 @@ const UNARY: [Unary; 21] = [
     Unary::GeluErf,
     Unary::Erf,
     Unary::Clamp(-0.5, 2.0),
+    Unary::Cos,
+    Unary::Expm1,
+    Unary::Log1p,
+    Unary::Elu(0.75),
+    Unary::HardSigmoid,
+    Unary::HardSwish,
+    Unary::Sign,
+    Unary::Floor,
+    Unary::Ceil,
+    Unary::Round,
 ];
 const BINARY: [Binary; 8] = [
     Binary::Add,
@@ -140,6 +150,63 @@ fn special_values_of_sine_and_activations() {
         &[(0.0, 0.0), (-0.0, -0.0), (INF, 1.0), (-INF, -1.0), (4.0, 1.0)],
     );
     check_unary(Unary::Clamp(-1.0, SQRT_2), &[(INF, SQRT_2), (-INF, -1.0), (-0.0, -0.0)]);
+}
+
+#[test]
+fn special_values_near_zero_and_of_pieces() {
+    check_unary(
+        Unary::Cos,
+        &[(0.0, 1.0), (-0.0, 1.0), (TINY, 1.0), (INF, NAN), (-INF, NAN)],
+    );
+    check_unary(Unary::Cos, &[(2e9, 2e9f32.cos()), (f32::MAX, f32::MAX.cos())]);
+    for op in [Unary::Expm1, Unary::Log1p] {
+        check_unary(
+            op,
+            &[(0.0, 0.0), (-0.0, -0.0), (TINY, TINY), (-TINY, -TINY), (INF, INF)],
+        );
+        check_unary(op, &[(3e-20, 3e-20), (-3e-20, -3e-20)]);
+    }
+    check_unary(
+        Unary::Expm1,
+        &[(-INF, -1.0), (-50.0, -1.0), (89.5, INF), (f32::MAX, INF)],
+    );
+    check_unary(Unary::Log1p, &[(-1.0, -INF), (-1.5, NAN), (-INF, NAN)]);
+    check_unary(Unary::Elu(0.5), &[(2.0, 2.0), (INF, INF), (-INF, -0.5), (-200.0, -0.5)]);
+    check_unary(
+        Unary::HardSigmoid,
+        &[(-INF, 0.0), (-3.0, 0.0), (0.0, 0.5), (3.0, 1.0), (INF, 1.0)],
+    );
+    check_unary(
+        Unary::HardSwish,
+        &[(-4.0, -0.0), (-3.0, -0.0), (3.0, 3.0), (7.5, 7.5), (INF, INF)],
+    );
+    check_unary(
+        Unary::Sign,
+        &[(0.0, 0.0), (-0.0, -0.0), (INF, 1.0), (-INF, -1.0), (-TINY, -1.0)],
+    );
+}
+
+/// All rounding functions on all magnitudes, with exact halves.
+#[test]
+fn rounding_is_exact() {
+    let mut x: Vec<f32> = (0..400_000u32)
+        .map(|i| f32::from_bits(i.wrapping_mul(10_739)))
+        .collect();
+    x.extend((-100..100).map(|i| i as f32 / 2.0));
+    x.extend([0.499_999_97, 8_388_607.5, 8_388_609.0, INF, TINY, 0.0]);
+    x.extend(x.clone().iter().map(|x| -x));
+    type Exact = fn(f32) -> f32;
+    let cases: [(Unary, Exact); 3] = [
+        (Unary::Floor, f32::floor),
+        (Unary::Ceil, f32::ceil),
+        (Unary::Round, f32::round_ties_even),
+    ];
+    for level in Level::available() {
+        for (op, want) in cases {
+            let want: Vec<f32> = x.iter().map(|&x| want(x)).collect();
+            assert_same(&run(op, level, &x), &want, &op);
+        }
+    }
 }
 
 /// Operands for which two-input functions have special cases.
@@ -327,6 +394,41 @@ fn integers() {
     assert_eq!(out, [1, 0]);
 }
 
+#[test]
+fn bits_of_words() {
+    let cases = [
+        (Bits::And, 0b1100, 0b1010, 0b1000),
+        (Bits::Or, 0b1100, 0b1010, 0b1110),
+        (Bits::Xor, 0b1100, 0b1010, 0b0110),
+        (Bits::ShiftLeft, 3, 31, 1 << 31),
+        (Bits::ShiftLeft, 3, 32, 0),
+        (Bits::ShiftLeft, 3, u32::MAX, 0),
+        (Bits::ShiftRight, u32::MAX, 31, 1),
+        (Bits::ShiftRight, u32::MAX, 33, 0),
+        (Bits::LogicalAnd, 4, 2, 1),
+        (Bits::LogicalAnd, 4, 0, 0),
+        (Bits::LogicalOr, 0, 2, 1),
+        (Bits::LogicalOr, 0, 0, 0),
+        (Bits::LogicalXor, 4, 2, 0),
+        (Bits::LogicalXor, 4, 0, 1),
+    ];
+    for level in Level::available() {
+        for (op, a, b, want) in cases {
+            let (a, b) = ([a; 19], [b; 19]);
+            for (a, b) in [
+                (Operand::Slice(&a[..]), Operand::Slice(&b[..])),
+                (Operand::Scalar(a[0]), Operand::Slice(&b)),
+                (Operand::Slice(&a), Operand::Scalar(b[0])),
+                (Operand::Scalar(a[0]), Operand::Scalar(b[0])),
+            ] {
+                let mut out = [7; 19];
+                bits(op, level, a, b, &mut out);
+                assert_eq!(out, [want; 19], "{op:?}");
+            }
+        }
+    }
+}
+
 /// Numbers of all sizes, with some zeros, infinities and large arguments.
 fn mixed(len: usize, seed: u64) -> Vec<f32> {
     let mut rng = StdRng::seed_from_u64(seed);
@@ -387,6 +489,14 @@ fn reductions() {
             assert_eq!(total.to_bits(), reference.to_bits());
             assert!((f64::from(total) - exact).abs() < 1e-6 * 5.0 * len as f64 + 1e-6);
             assert_eq!(max(level, &x), greatest);
+            assert_eq!(min(level, &x), x.iter().copied().fold(INF, f32::min));
+            let near_one: Vec<f32> = x.iter().map(|x| 1.0 + x / 500.0).collect();
+            let exact: f64 = near_one.iter().map(|x| f64::from(*x)).product();
+            assert!((f64::from(product(level, &near_one)) / exact - 1.0).abs() < 1e-3);
+            assert_eq!(
+                product(level, &near_one).to_bits(),
+                product(Level::BASELINE, &near_one).to_bits()
+            );
 
             let mut numerators = vec![0.0; len];
             let denominator = sum_exp_sub(level, &x, 5.0, &mut numerators);
@@ -398,15 +508,23 @@ fn reductions() {
                 let mut with_nan = x.clone();
                 with_nan[i] = NAN;
                 assert!(max(level, &with_nan).is_nan());
+                assert!(min(level, &with_nan).is_nan() && product(level, &with_nan).is_nan());
+                min_assign(level, &mut with_nan, &x);
+                assert!(with_nan[i].is_nan());
                 max_assign(level, &mut with_nan, &x);
                 assert!(with_nan[i].is_nan());
             }
             let (mut added, mut largest) = (x.clone(), x.clone());
+            let (mut multiplied, mut smallest) = (x.clone(), x.clone());
+            mul_assign(level, &mut multiplied, &shifted);
+            min_assign(level, &mut smallest, &shifted);
             add_assign(level, &mut added, &shifted);
             max_assign(level, &mut largest, &shifted);
             for i in 0..len {
                 assert_eq!(added[i], x[i] + shifted[i]);
                 assert_eq!(largest[i], x[i]);
+                assert_eq!(multiplied[i], x[i] * shifted[i]);
+                assert_eq!(smallest[i], shifted[i]);
             }
         }
     }

@@ -1,0 +1,70 @@
+//! Position of the smallest element.
+
+use super::arg_reduce::Argmax;
+use super::sample::{Sample, Sizes};
+use super::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
+use crate::NodeId;
+use crate::attrs::Attrs;
+use crate::graph::{Graph, Value};
+use crate::shape::TensorType;
+
+pub(super) struct Argmin;
+
+/// `x` in the opposite order: negated, or as the complement where negation has no room.
+pub(super) fn reversed_order(graph: &mut Graph, x: Value) -> NodeId {
+    if graph.dtype(x).is_integer() {
+        graph.bit_not(x)
+    } else {
+        graph.neg(x)
+    }
+}
+
+impl Operator for Argmin {
+    fn name(&self) -> &'static str {
+        "core.argmin"
+    }
+
+    fn doc(&self) -> Doc {
+        Doc {
+            shapes: "x: any shape with at least one axis -> x without the axis",
+            formula: "u32 index of the first smallest element along an axis, which is removed; a NaN counts as smallest",
+            source: "NumPy `argmin`",
+        }
+    }
+
+    fn arity(&self) -> Arity {
+        Arity::Exactly(1)
+    }
+
+    fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
+        Argmax.infer(call)
+    }
+
+    fn gradient(&self) -> Gradient<'_> {
+        Gradient::Zero
+    }
+
+    fn semantics(&self) -> Semantics<'_> {
+        Semantics::composite(|cx| {
+            let axis = cx.attrs.int("axis")? as i32;
+            let reversed = reversed_order(cx.graph, cx.inputs[0]);
+            Ok(vec![cx.graph.argmax(reversed, axis).into()])
+        })
+    }
+
+    fn cost(&self, call: &Call) -> Cost {
+        Argmax.cost(call)
+    }
+
+    fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {
+        Argmax.samples(sizes)
+    }
+}
+
+impl Graph {
+    /// Index (`u32`) of the first smallest element along an axis, which is removed.
+    #[track_caller]
+    pub fn argmin(&mut self, x: impl Into<Value>, axis: i32) -> NodeId {
+        self.call(OpRef::new(&Argmin), Attrs::new().with("axis", axis), vec![x.into()])
+    }
+}
