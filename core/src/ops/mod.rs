@@ -20,8 +20,8 @@ mod conv1d;
 mod conv2d;
 mod conv_transpose2d;
 mod cross_entropy;
-mod depthwise_conv2d;
 mod cumsum;
+mod depthwise_conv2d;
 mod dropout;
 pub(crate) mod elementwise;
 mod expand;
@@ -56,11 +56,11 @@ mod softmax;
 mod split;
 mod stop_gradient;
 mod sum_squares;
-mod upsample2d;
 mod take_along_axis;
 mod tile;
 mod top_k;
 mod triangle;
+mod upsample2d;
 mod variance;
 mod write;
 
@@ -128,8 +128,8 @@ pub(crate) fn builtin() -> Vec<OpRef> {
         norm_grad::GroupNormGrad,
         norm_grad::LayerNormGrad,
         norm_grad::RmsNormGrad,
-        optimizer::Accumulate,
         one_hot::OneHot,
+        optimizer::Accumulate,
         optimizer::Adam,
         optimizer::Momentum,
         optimizer::Sgd,
@@ -155,15 +155,15 @@ pub(crate) fn builtin() -> Vec<OpRef> {
         split::Split,
         stop_gradient::StopGradient,
         sum_squares::SumSquares,
-        upsample2d::UpsampleBilinear2d,
-        upsample2d::UpsampleBilinear2dGrad,
-        upsample2d::UpsampleNearest2d,
-        upsample2d::UpsampleNearest2dGrad,
         take_along_axis::TakeAlongAxis,
         tile::Tile,
         top_k::TopK,
         triangle::TRIL,
         triangle::TRIU,
+        upsample2d::UpsampleBilinear2d,
+        upsample2d::UpsampleBilinear2dGrad,
+        upsample2d::UpsampleNearest2d,
+        upsample2d::UpsampleNearest2dGrad,
         variance::Variance,
         write::Assign,
     ];

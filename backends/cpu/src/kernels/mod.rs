@@ -24,9 +24,9 @@ mod scatter;
 mod softmax;
 mod strided;
 mod sum_squares;
-mod upsample2d;
 mod top_k;
 mod triangle;
+mod upsample2d;
 mod variance;
 
 pub(crate) use kernel::*;
@@ -64,8 +64,8 @@ const TABLES: &[&[KernelDef]] = &[
     scatter::KERNELS,
     softmax::KERNELS,
     sum_squares::KERNELS,
-    upsample2d::KERNELS,
     top_k::KERNELS,
     triangle::KERNELS,
+    upsample2d::KERNELS,
     variance::KERNELS,
 ];
