@@ -78,6 +78,11 @@ impl Linear {
         LinearConfig::new(inputs, outputs).build(g, name)
     }
 
+    /// The name that it was built with.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
     /// `x [..., rows, inputs] -> [..., rows, outputs]`; `x` has at least two axes.
     #[track_caller]
     pub fn forward(&self, g: &mut Graph, x: impl Into<Value>) -> NodeId {

@@ -36,18 +36,24 @@
 mod activation;
 mod batch_norm;
 mod conv2d;
+mod conv_norm;
 mod dropout;
 mod embedding;
 mod layer_norm;
 mod linear;
+mod rms_norm;
+mod self_attention;
 
 pub use activation::Activation;
 pub use batch_norm::{BatchNorm, BatchNormConfig};
 pub use conv2d::{Conv2d, Conv2dConfig};
+pub use conv_norm::ConvNorm;
 pub use dropout::Dropout;
 pub use embedding::{Embedding, EmbeddingConfig};
 pub use layer_norm::{LayerNorm, LayerNormConfig};
 pub use linear::{Linear, LinearConfig};
+pub use rms_norm::RmsNorm;
+pub use self_attention::{SelfAttention, SelfAttentionConfig};
 
 use meganeura_core::{Graph, NodeId};
 

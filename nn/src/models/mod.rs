@@ -16,10 +16,18 @@
 //! ```
 
 mod cnn;
+mod llama;
 mod mlp;
+mod resnet;
+mod unet;
+mod vit;
 
 pub use cnn::{Cnn, CnnConfig};
+pub use llama::{Llama, LlamaBlock, LlamaConfig, TARGETS, TOKENS, language_model};
 pub use mlp::{Mlp, MlpConfig};
+pub use resnet::{ResNet, ResNetConfig};
+pub use unet::{Unet, UnetConfig, segmentation};
+pub use vit::{Vit, VitConfig};
 
 use meganeura_core::{Graph, NodeId};
 

@@ -1,0 +1,164 @@
+//! Whole models on the CPU: inference of ResNet-50, and a training step of each model.
+//!
+//! The line after each model has its share of the rate of a large matrix product, counting the operations that
+//! its operators declare.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{Contestant, Race, cpu, inference, noise};
+use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use meganeura::build::build_on;
+use meganeura::graph::NodeKind;
+use meganeura::nn::models::{
+    LlamaConfig, ResNetConfig, UnetConfig, VitConfig, classifier, cnn_classifier, language_model, mlp_classifier,
+    segmentation,
+};
+use meganeura::ops::Call;
+use meganeura::plan::FORWARD_BACKWARD;
+use meganeura::{Adam, DType, Graph, Mode, Session, registry};
+
+/// Random inputs; integers are below `classes`.
+fn feed(session: &mut Session, graph: &Graph, classes: u32) {
+    for node in graph.nodes().iter().filter(|n| matches!(n.kind, NodeKind::Input)) {
+        let name = node.name.as_deref().unwrap_or_default();
+        let len = node.outputs[0].numel();
+        if node.outputs[0].dtype == DType::U32 {
+            let ids: Vec<u32> = (0..len as u32).map(|i| i.wrapping_mul(2_654_435_761) % classes).collect();
+            session.set_input_u32(name, &ids);
+        } else {
+            session.set_input(name, &noise(len));
+        }
+    }
+}
+
+fn training(graph: &Graph, classes: u32) -> Session {
+    let mut session = match build_on(graph, cpu(), Mode::Training, Some(Adam::adamw(1e-3, 0.05).into())) {
+        Ok((session, _)) => session,
+        Err(e) => panic!("{e}"),
+    };
+    session.initialize_parameters(0);
+    feed(&mut session, graph, classes);
+    session
+}
+
+/// Operations of forward and backward pass, as the operators declare them.
+fn flops(session: &Session) -> f64 {
+    let plan = session.plan();
+    let Some(segment) = plan.segment(FORWARD_BACKWARD) else { return 0.0 };
+    let of = |d: &meganeura::plan::Dispatch| {
+        let types = |o: &[meganeura::plan::Operand]| o.iter().map(|o| o.ty.clone()).collect::<Vec<_>>();
+        let (inputs, outputs) = (types(&d.inputs), types(&d.outputs));
+        let call = Call {
+            attrs: &d.attrs,
+            inputs: &inputs,
+            outputs: &outputs,
+        };
+        registry::op(&d.kernel.name).map_or(0, |op| op.cost(&call).flops)
+    };
+    plan.dispatches[segment.range()].iter().map(|d| of(d) as f64).sum()
+}
+
+const SIDE: usize = 768;
+
+fn product() -> Session {
+    let mut g = Graph::new();
+    let a = g.input("a", &[SIDE, SIDE]);
+    let b = g.input("b", &[SIDE, SIDE]);
+    let c = g.matmul(a, b);
+    g.set_outputs(vec![c]);
+    let mut session = inference(&g);
+    feed(&mut session, &g, 1);
+    session
+}
+
+fn bench(criterion: &mut Criterion, name: &str, mut session: Session) {
+    let (flops, memory) = (flops(&session), session.memory_summary());
+    let (dispatches, mut product) = (session.plan().dispatches.len(), product());
+    let contestants: Vec<Contestant> = vec![
+        ("model", Box::new(move || session.step())),
+        ("product", Box::new(move || product.step())),
+    ];
+    let mut race = Race::new(contestants, 1);
+    let mut group = criterion.benchmark_group("models/cpu");
+    group.bench_function(BenchmarkId::from_parameter(name), |b| {
+        b.iter_custom(|turns| race.run(0, turns));
+    });
+    group.finish();
+    let rate = 2.0 * (SIDE * SIDE * SIDE) as f64 / race.seconds(1);
+    println!(
+        "{name}: {:.2} ms, {dispatches} dispatches, {:.2} GFLOP, {:.1} GFLOP/s, {:.2} of the product's rate; {memory}",
+        race.seconds(0) * 1e3,
+        flops * 1e-9,
+        flops / race.seconds(0) * 1e-9,
+        flops / rate / race.seconds(0),
+    );
+}
+
+fn resnet50() -> Session {
+    let config = ResNetConfig::resnet50(1000).folded(true);
+    let mut g = Graph::new();
+    let x = g.input("x", &[1, 3, 224, 224]);
+    let y = config.build(&mut g, "").forward(&mut g, x);
+    g.set_outputs(vec![y]);
+    let mut session = inference(&g);
+    session.initialize_parameters(0);
+    feed(&mut session, &g, 1);
+    session
+}
+
+/// A model by name, built only if it is asked for.
+type Entry = (&'static str, fn() -> Session);
+
+const MODELS: &[Entry] = &[
+    ("resnet50 inference, batch 1, 224x224, folded", resnet50),
+    ("mlp training, batch 32", || training(&mlp_classifier(32, 784, 10), 10)),
+    ("cnn training, batch 32, 8x8", || {
+        training(&cnn_classifier(32, [1, 8, 8], 10), 10)
+    }),
+    ("resnet18 training, batch 8, 32x32", || {
+        let config = ResNetConfig::resnet18(10).small_images(true);
+        let graph = classifier(8, &[3, 32, 32], |g, x| config.build(g, "").forward(g, x));
+        training(&graph, 10)
+    }),
+    ("resnet50 training, batch 2, 128x128", || {
+        let config = ResNetConfig::resnet50(1000);
+        let graph = classifier(2, &[3, 128, 128], |g, x| config.build(g, "").forward(g, x));
+        training(&graph, 1000)
+    }),
+    ("llama training, 4 blocks of 128, batch 4, 128 tokens", || {
+        let config = LlamaConfig::small(1000);
+        let graph = language_model(4, 128, |g, tokens| config.build(g, "").forward(g, tokens));
+        training(&graph, 1000)
+    }),
+    ("vit training, 4 blocks of 64, batch 16, 32x32", || {
+        let config = VitConfig::new([3, 32, 32], 4, 10);
+        let graph = classifier(16, &[3, 32, 32], |g, x| config.build(g, "").forward(g, x));
+        training(&graph, 10)
+    }),
+    ("unet training, width 16, batch 4, 64x64", || {
+        let config = UnetConfig::new(3, 4);
+        let graph = segmentation(4, [3, 64, 64], |g, x| config.build(g, "").forward(g, x));
+        training(&graph, 4)
+    }),
+];
+
+fn models(criterion: &mut Criterion) {
+    let filters: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
+    for (name, build) in MODELS {
+        if filters.is_empty() || filters.iter().any(|f| name.contains(f.as_str())) {
+            bench(criterion, name, build());
+        }
+    }
+}
+
+criterion_group! {
+    name = benches;
+    config = Criterion::default()
+        .sample_size(10)
+        .warm_up_time(Duration::from_millis(100))
+        .measurement_time(Duration::from_secs(2));
+    targets = models
+}
+criterion_main!(benches);

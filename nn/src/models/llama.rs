@@ -1,0 +1,196 @@
+//! Decoder-only language models of the Llama family.
+
+use meganeura_core::graph::Value;
+use meganeura_core::{Graph, Init, NodeId};
+
+use crate::layers::{
+    Embedding, EmbeddingConfig, Linear, LinearConfig, RmsNorm, SelfAttention, SelfAttentionConfig, scoped,
+};
+
+/// Options of a [`Llama`] model.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LlamaConfig {
+    /// Number of tokens that there are.
+    pub vocab: usize,
+    /// Features of a token.
+    pub dim: usize,
+    /// Number of blocks.
+    pub layers: usize,
+    /// Query heads, each of `dim / heads` features.
+    pub heads: usize,
+    /// Key and value heads, a divisor of `heads`.
+    pub kv_heads: usize,
+    /// Features inside the feed-forward layers.
+    pub hidden: usize,
+    /// Base of the rotary position embedding.
+    pub rope_theta: f32,
+    /// Number added to the mean square in the norms.
+    pub eps: f32,
+    /// Whether the logits are products with the token embeddings; otherwise `lm_head` is a matrix of its own.
+    pub tied_embeddings: bool,
+}
+
+impl LlamaConfig {
+    /// A model small enough to train on a CPU: 4 blocks of 128 features with 4 heads, 2 key-value heads and tied
+    /// embeddings.
+    pub fn small(vocab: usize) -> Self {
+        LlamaConfig {
+            vocab,
+            dim: 128,
+            layers: 4,
+            heads: 4,
+            kv_heads: 2,
+            hidden: 344,
+            rope_theta: 10_000.0,
+            eps: 1e-5,
+            tied_embeddings: true,
+        }
+    }
+
+    /// SmolLM2-135M: 30 blocks of 576 features with 9 heads and 3 key-value heads, 49,152 tokens.
+    pub fn smollm2_135m() -> Self {
+        LlamaConfig {
+            vocab: 49_152,
+            dim: 576,
+            layers: 30,
+            heads: 9,
+            kv_heads: 3,
+            hidden: 1536,
+            rope_theta: 100_000.0,
+            eps: 1e-5,
+            tied_embeddings: true,
+        }
+    }
+
+    /// Registers the layers under the names of published checkpoints: `{name}.model.embed_tokens`,
+    /// `model.layers.0.input_layernorm`, `.self_attn.q_proj` (`k_proj`, `v_proj`, `o_proj`),
+    /// `.post_attention_layernorm`, `.mlp.gate_proj` (`up_proj`, `down_proj`) ..., `model.norm` and, if embeddings
+    /// are not tied, `lm_head`. Weights of linear layers are `[inputs, outputs]`, the transpose of a checkpoint's.
+    #[track_caller]
+    pub fn build(self, g: &mut Graph, name: &str) -> Llama {
+        // Of the order of the residual stream's own size, as language models have it.
+        let init = Init::Normal { std: 0.02 };
+        let model = scoped(name, "model");
+        let embedding = EmbeddingConfig::new(self.vocab, self.dim).init(init);
+        let embedding = embedding.build(g, &scoped(&model, "embed_tokens"));
+        let blocks = (0..self.layers).map(|i| self.block(g, &scoped(&model, &format!("layers.{i}"))));
+        let blocks = blocks.collect();
+        let norm = RmsNorm::new(g, &scoped(&model, "norm"), self.dim, self.eps);
+        let head = (!self.tied_embeddings).then(|| {
+            let head = LinearConfig::new(self.dim, self.vocab).bias(false).init(init);
+            head.build(g, &scoped(name, "lm_head"))
+        });
+        Llama {
+            embedding,
+            blocks,
+            norm,
+            head,
+        }
+    }
+
+    /// Registers one block, for models of one's own.
+    #[track_caller]
+    pub fn block(&self, g: &mut Graph, name: &str) -> LlamaBlock {
+        let norm = |g: &mut Graph, child| RmsNorm::new(g, &scoped(name, child), self.dim, self.eps);
+        let linear = |g: &mut Graph, child: &str, [inputs, outputs]: [usize; 2]| {
+            LinearConfig::new(inputs, outputs)
+                .bias(false)
+                .init(Init::xavier_uniform(inputs, outputs))
+                .build(g, &scoped(name, &format!("mlp.{child}")))
+        };
+        let attention = SelfAttentionConfig::new(self.dim, self.heads)
+            .kv_heads(self.kv_heads)
+            .causal(true)
+            .rope(self.rope_theta);
+        LlamaBlock {
+            name: name.to_owned(),
+            attention_norm: norm(g, "input_layernorm"),
+            attention: attention.build(g, &scoped(name, "self_attn")),
+            feed_forward_norm: norm(g, "post_attention_layernorm"),
+            gate: linear(g, "gate_proj", [self.dim, self.hidden]),
+            up: linear(g, "up_proj", [self.dim, self.hidden]),
+            down: linear(g, "down_proj", [self.hidden, self.dim]),
+        }
+    }
+}
+
+/// One block: causal self-attention with rotary positions, then a gated feed-forward layer (SwiGLU; Shazeer,
+/// 2020), each behind a norm and added to its input.
+#[derive(Clone, Debug)]
+pub struct LlamaBlock {
+    name: String,
+    attention_norm: RmsNorm,
+    attention: SelfAttention,
+    feed_forward_norm: RmsNorm,
+    gate: Linear,
+    up: Linear,
+    down: Linear,
+}
+
+impl LlamaBlock {
+    /// `x [..., rows, dim] -> [..., rows, dim]`.
+    #[track_caller]
+    pub fn forward(&self, g: &mut Graph, x: impl Into<Value>) -> NodeId {
+        let x = x.into();
+        let y = self.attention_norm.forward(g, x);
+        let y = self.attention.forward(g, y);
+        let x = g.add(x, y);
+        let y = self.feed_forward_norm.forward(g, x);
+        let gate = self.gate.forward(g, y);
+        let up = self.up.forward(g, y);
+        let y = g.swiglu(gate, up);
+        g.named(y, &self.name);
+        let y = self.down.forward(g, y);
+        g.add(x, y)
+    }
+}
+
+/// A decoder-only language model (Touvron et al., "LLaMA", 2023).
+#[derive(Clone, Debug)]
+pub struct Llama {
+    embedding: Embedding,
+    blocks: Vec<LlamaBlock>,
+    norm: RmsNorm,
+    head: Option<Linear>,
+}
+
+impl Llama {
+    /// `u32` tokens `[..., rows] -> f32 [..., rows, vocab]`: for each position the logits of the token that
+    /// follows it. A token that is not in the vocabulary is an error of the step.
+    #[track_caller]
+    pub fn forward(&self, g: &mut Graph, tokens: impl Into<Value>) -> NodeId {
+        let mut x = self.embedding.forward(g, tokens);
+        for block in &self.blocks {
+            x = block.forward(g, x);
+        }
+        let x = self.norm.forward(g, x);
+        match &self.head {
+            Some(head) => head.forward(g, x),
+            None => {
+                let logits = g.matmul_bt(x, self.embedding.weight);
+                g.named(logits, "lm_head")
+            }
+        }
+    }
+}
+
+/// Name of the input that holds the tokens of a [`language_model`].
+pub const TOKENS: &str = "tokens";
+/// Name of the input that holds the tokens that follow them.
+pub const TARGETS: &str = "targets";
+
+/// A graph that trains the language model that `logits` builds.
+///
+/// Inputs: `tokens` and `targets`, `u32 [batch, rows]`; `targets` is usually `tokens` moved by one. Outputs: the
+/// mean cross-entropy in nats over all positions, `f32 []`, and the logits, `f32 [batch, rows, vocab]`.
+#[track_caller]
+pub fn language_model(batch: usize, rows: usize, logits: impl FnOnce(&mut Graph, NodeId) -> NodeId) -> Graph {
+    let mut g = Graph::new();
+    let tokens = g.input_u32(TOKENS, &[batch, rows]);
+    let targets = g.input_u32(TARGETS, &[batch, rows]);
+    let logits = logits(&mut g, tokens);
+    let loss = g.cross_entropy_loss(logits, targets);
+    g.named(loss, "loss");
+    g.set_outputs(vec![loss, logits]);
+    g
+}

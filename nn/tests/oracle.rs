@@ -1,0 +1,222 @@
+//! One training step of every model against the oracle: loss, all gradients, and the update.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use meganeura_core::autodiff::try_differentiate;
+use meganeura_core::backend::Device;
+use meganeura_core::build::build_on;
+use meganeura_core::graph::NodeKind;
+use meganeura_core::ops::{SEED_SCALAR, STEP_SCALAR};
+use meganeura_core::random::SplitMix64;
+use meganeura_core::reference::evaluate;
+use meganeura_core::{DType, Graph, Mode, Session, Sgd};
+use meganeura_cpu::CpuDevice;
+use meganeura_nn::models::{
+    CnnConfig, LlamaConfig, MlpConfig, ResNetConfig, UnetConfig, VitConfig, classifier, language_model, segmentation,
+};
+
+const SEED: u64 = 11;
+const RATE: f32 = 0.05;
+
+type Feeds = HashMap<String, Vec<f64>>;
+
+fn device() -> Arc<dyn Device> {
+    Arc::new(CpuDevice::new(2))
+}
+
+/// Random values for every input; integers are below `classes`.
+fn feed(session: &mut Session, graph: &Graph, classes: usize) -> Feeds {
+    let mut rng = SplitMix64::new(SEED);
+    let mut feeds = Feeds::new();
+    for node in graph.nodes().iter().filter(|n| matches!(n.kind, NodeKind::Input)) {
+        let name = node.name.as_deref().expect("inputs have names");
+        let ty = &node.outputs[0];
+        let values: Vec<f64> = match ty.dtype {
+            DType::U32 => (0..ty.numel()).map(|_| rng.below(classes) as f64).collect(),
+            _ => (0..ty.numel())
+                .map(|_| f64::from((rng.unit() * 2.0 - 1.0) as f32))
+                .collect(),
+        };
+        if ty.dtype == DType::U32 {
+            let ids: Vec<u32> = values.iter().map(|&v| v as u32).collect();
+            session.set_input_u32(name, &ids);
+        } else {
+            session.set_input(name, &narrow(&values));
+        }
+        feeds.insert(name.to_owned(), values);
+    }
+    feeds
+}
+
+fn narrow(values: &[f64]) -> Vec<f32> {
+    values.iter().map(|&v| v as f32).collect()
+}
+
+/// Largest difference, relative to the largest expected number.
+fn error(found: &[f32], expected: &[f64]) -> f64 {
+    assert_eq!(found.len(), expected.len());
+    let scale = expected.iter().fold(1e-6f64, |m, v| m.max(v.abs()));
+    let worst = found.iter().zip(expected).map(|(&f, e)| (f64::from(f) - e).abs());
+    worst.fold(0.0, f64::max) / scale
+}
+
+/// Trains one step on the CPU and in the oracle, and compares. `limit` is that of gradients.
+fn check(graph: &Graph, classes: usize, limit: f64) {
+    graph.verify().expect("a valid graph");
+    let (mut session, _) = build_on(graph, device(), Mode::Training, Some(Sgd::new(RATE).into())).expect("builds");
+    session.initialize_parameters(SEED);
+    session.set_seed(SEED);
+    let mut feeds = feed(&mut session, graph, classes);
+    let full = try_differentiate(graph).expect("differentiates");
+    let parameters: Vec<String> = session.plan().param_buffers.iter().map(|(n, _)| n.clone()).collect();
+    for name in &parameters {
+        let values = session.read_parameter(name).iter().map(|&v| v.into()).collect();
+        feeds.insert(name.clone(), values);
+    }
+    feeds.insert(SEED_SCALAR.to_owned(), vec![SEED as f64]);
+    feeds.insert(STEP_SCALAR.to_owned(), vec![0.0]);
+    session.step();
+    let oracle = evaluate(&full, &feeds).expect("evaluates");
+
+    let loss = &oracle.get(full.outputs()[0]).expect("a loss").data;
+    let found = session.read_loss();
+    assert!(error(&[found], loss) < 1e-4, "loss {found}, expected {loss:?}");
+    assert!(!full.gradients().is_empty());
+    for &(leaf, value) in full.gradients() {
+        let name = full.nodes()[leaf.index()].name.as_deref().expect("a name");
+        let expected = &oracle.get(value).expect("a gradient").data;
+        let e = error(&session.read_grad(name), expected);
+        assert!(e < limit, "gradient of {name} is off by {e:.1e}");
+        let updated: Vec<f64> = feeds[name]
+            .iter()
+            .zip(expected)
+            .map(|(p, g)| p - f64::from(RATE) * g)
+            .collect();
+        let e = error(&session.read_parameter(name), &updated);
+        assert!(e < limit, "{name} after the step is off by {e:.1e}");
+    }
+    for (name, expected) in &oracle.written {
+        let e = error(&session.read_state(name), expected);
+        assert!(e < 1e-4, "state {name} is off by {e:.1e}");
+    }
+}
+
+#[test]
+fn mlp() {
+    let config = MlpConfig::new(7, 5).hidden([13, 9]);
+    check(
+        &classifier(6, &[7], |g, x| config.build(g, "").forward(g, x)),
+        5,
+        1e-4,
+    );
+}
+
+#[test]
+fn cnn() {
+    let config = CnnConfig::new([2, 9, 8], 5).channels([3, 4, 5]).hidden(11);
+    check(
+        &classifier(5, &[2, 9, 8], |g, x| config.build(g, "").forward(g, x)),
+        5,
+        1e-3,
+    );
+}
+
+#[test]
+fn resnet_with_basic_blocks() {
+    let config = ResNetConfig::resnet18(5).width(3).depths([1, 1, 1, 1]).small_images(true);
+    let graph = classifier(3, &[3, 16, 16], |g, x| config.build(g, "").forward(g, x));
+    check(&graph, 5, 2e-3);
+}
+
+#[test]
+fn resnet_with_bottlenecks() {
+    let config = ResNetConfig::resnet50(5).width(2).depths([1, 1, 1, 1]).channels(2);
+    let graph = classifier(3, &[2, 64, 64], |g, x| config.build(g, "").forward(g, x));
+    check(&graph, 5, 2e-3);
+}
+
+#[test]
+#[ignore = "takes minutes without optimisation"]
+fn resnet50_of_full_width() {
+    let config = ResNetConfig::resnet50(1000);
+    let graph = classifier(2, &[3, 64, 64], |g, x| config.build(g, "").forward(g, x));
+    check(&graph, 1000, 1e-2);
+}
+
+#[test]
+fn llama() {
+    let config = LlamaConfig {
+        dim: 24,
+        layers: 2,
+        heads: 4,
+        kv_heads: 2,
+        hidden: 31,
+        ..LlamaConfig::small(19)
+    };
+    for tied_embeddings in [true, false] {
+        let config = LlamaConfig {
+            tied_embeddings,
+            ..config
+        };
+        let graph = language_model(2, 7, |g, tokens| config.build(g, "").forward(g, tokens));
+        check(&graph, 19, 1e-4);
+    }
+}
+
+#[test]
+fn vit() {
+    let config = VitConfig::new([2, 6, 9], 3, 5).size(20, 2, 4, 33);
+    let graph = classifier(3, &[2, 6, 9], |g, x| config.build(g, "").forward(g, x));
+    check(&graph, 5, 1e-4);
+}
+
+#[test]
+fn unet() {
+    let config = UnetConfig::new(2, 4).width(3).depth(2);
+    let graph = segmentation(2, [2, 13, 10], |g, x| config.build(g, "").forward(g, x));
+    check(&graph, 4, 2e-3);
+}
+
+/// A folded network computes what the trained one does at inference.
+#[test]
+fn folding_changes_nothing_at_inference() {
+    let config = ResNetConfig::resnet50(5).width(2).depths([1, 1, 1, 1]).small_images(true);
+    let shape = [4, 3, 16, 16];
+    let model = config.build(&mut Graph::new(), "");
+    let graph = classifier(4, &shape[1..], |g, x| config.build(g, "").forward(g, x));
+    let (mut training, _) = build_on(&graph, device(), Mode::Training, Some(Sgd::new(RATE).into())).expect("builds");
+    training.initialize_parameters(SEED);
+    feed(&mut training, &graph, 5);
+    for _ in 0..5 {
+        training.step();
+    }
+    let logits = |config: &ResNetConfig| {
+        let mut g = Graph::new();
+        let x = g.input("x", &shape);
+        let y = config.build(&mut g, "").forward(&mut g, x);
+        g.set_outputs(vec![y]);
+        let (session, _) = build_on(&g, device(), Mode::Inference, None).expect("builds");
+        session
+    };
+    let mut plain = logits(&config);
+    plain.try_copy_weights_from(&mut training).expect("the same parameters");
+    let mut folded = logits(&config.folded(true));
+    let parameters = model.folded_parameters(&mut training).expect("trained parameters");
+    assert_eq!(parameters.len(), folded.plan().param_buffers.len(), "every parameter has a value");
+    for (name, values) in &parameters {
+        folded.set_parameter(name, values);
+    }
+    let x: Vec<f32> = (0..shape.iter().product::<usize>())
+        .map(|i| ((i * 37 % 101) as f32) / 50.0 - 1.0)
+        .collect();
+    let results = [&mut plain, &mut folded].map(|session| {
+        session.set_input("x", &x);
+        session.step();
+        session.read_output(20)
+    });
+    let expected: Vec<f64> = results[0].iter().map(|&v| v.into()).collect();
+    let e = error(&results[1], &expected);
+    assert!(e < 1e-5, "off by {e:.1e}");
+    assert!(folded.plan().dispatches.len() < plain.plan().dispatches.len());
+}
