@@ -135,6 +135,31 @@ fn writes_by_index_are_cut() {
     }
 }
 
+#[test]
+fn reductions_of_many_short_rows_and_few_long_ones() {
+    let attrs = |axis: i64| {
+        let attrs = Attrs::new().with("axes", vec![axis]).with("keep_dims", false);
+        attrs.with("correction", 1i64)
+    };
+    for shape in [[20_011, 4], [3, 5000], [5, 40_003]] {
+        for axis in [0, 1] {
+            let x = || vec![SampleInput::range(&shape, 0.999, 1.001)];
+            for name in ["core.sum", "core.min_reduce", "core.max_reduce"] {
+                check(name, &sample(x(), attrs(axis)), 11);
+            }
+            let mut product = sample(x(), attrs(axis));
+            // A product of n factors may be off by n roundings.
+            product.tolerance = 5e-3;
+            check("core.prod", &product, 12);
+        }
+        if shape[0] > 3 {
+            let mut variance = sample(vec![SampleInput::f32(&shape)], attrs(1));
+            variance.tolerance = 1e-4;
+            check("core.variance", &variance, 13);
+        }
+    }
+}
+
 /// A step with a bad index fails with the index and the bound, and one with good indices goes on.
 fn bad_index(graph: &mut Graph, y: NodeId, bad: &[u32], good: &[u32], want: (u32, usize)) -> Vec<f32> {
     let count = graph.shape(y).iter().product();

@@ -1,12 +1,13 @@
 //! Kernels with an index of its own for each element: take and put along an axis.
 
+use std::ops::Range;
+
 use meganeura_core::DType;
 
 use super::index::around_axis;
-use super::{
-    CompileCx, Compiled, KernelDef, Task, any_dtype, chunk, chunks, f32_or_integers, rows_per_task, stream_nanos,
-};
+use super::{CHUNK, CompileCx, Compiled, KernelDef, Task, any_dtype, f32_or_integers, rows_per_task, stream_nanos};
 use crate::executor::RunCx;
+use crate::memory::View;
 
 pub(super) const KERNELS: &[KernelDef] = &[
     KernelDef {
@@ -27,96 +28,153 @@ pub(super) const KERNELS: &[KernelDef] = &[
     },
 ];
 
+/// Parts before, elements along the axis of both tensors, and elements after it.
+#[derive(Clone, Copy)]
+struct Dims {
+    outer: usize,
+    /// Along the axis of the indices.
+    count: usize,
+    /// Along the axis that is indexed.
+    size: usize,
+    inner: usize,
+}
+
+impl Dims {
+    /// Columns of a task: so many that what they index stays in the second-level cache, and a cache line at
+    /// least.
+    fn columns(self) -> usize {
+        const LINE: usize = 16;
+        (2 * CHUNK / self.size.max(1)).clamp(LINE, 16 * LINE).min(self.inner)
+    }
+
+    /// Tasks, each with its parts and their columns: some whole parts, or some columns of one.
+    fn strips(self) -> Strips {
+        let columns = self.columns();
+        let per_part = self.inner.div_ceil(columns.max(1));
+        let items = self.outer * per_part;
+        let per_task = rows_per_task((self.size + self.count) * columns);
+        Strips {
+            dims: self,
+            columns,
+            per_part,
+            items,
+            per_task,
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Strips {
+    dims: Dims,
+    columns: usize,
+    per_part: usize,
+    items: usize,
+    per_task: usize,
+}
+
+impl Strips {
+    fn tasks(self) -> usize {
+        self.items.div_ceil(self.per_task)
+    }
+
+    /// Calls `visit` with each part of a task, and the columns of it.
+    fn for_each(self, task: usize, mut visit: impl FnMut(usize, Range<usize>)) {
+        for item in task * self.per_task..((task + 1) * self.per_task).min(self.items) {
+            let start = item % self.per_part * self.columns;
+            visit(item / self.per_part, start..(start + self.columns).min(self.dims.inner));
+        }
+    }
+}
+
 /// Elements by index, as words: the dtype does not matter but for what stands in for a missing one.
 fn take<T: Copy + Send + Sync + 'static>(cx: &CompileCx, missing: T) -> Result<Compiled, String> {
     let (x, indices, out) = (cx.input::<T>(0), cx.input::<u32>(1), cx.output::<T>(0));
     let axis = cx.attrs().int("axis")?;
-    let [_, len, inner] = around_axis(&cx.input_type(0).shape, axis)?;
+    let [outer, size, inner] = around_axis(&cx.input_type(0).shape, axis)?;
     let [_, count, _] = around_axis(&cx.input_type(1).shape, axis)?;
-    let dispatch = cx.index;
-    // Results that read the same part of the operand.
-    let part = count * inner;
+    let dims = Dims {
+        outer,
+        count,
+        size,
+        inner,
+    };
+    let (strips, dispatch) = (dims.strips(), cx.index);
     Ok(Compiled::one(Task {
-        tasks: chunks(out.len()),
+        tasks: strips.tasks(),
         nanos: stream_nanos((x.len() + 2 * out.len()) * size_of::<T>()) + out.len() as u64,
         body: move |task: usize, cx: &RunCx| {
-            let own = chunk(out.len(), task);
-            let mut at = own.start;
-            while at < own.end {
-                let outer = at / part;
-                let end = own.end.min((outer + 1) * part);
-                // SAFETY: this task alone writes its chunk; operands are other buffers.
-                let (x, ids, out) = unsafe {
-                    (
-                        x.slice(outer * len * inner..(outer + 1) * len * inner),
-                        indices.slice(at..end),
-                        out.slice_mut(at..end),
-                    )
-                };
-                let mut column = at % inner;
-                for (slot, &id) in out.iter_mut().zip(ids) {
-                    *slot = if (id as usize) < len {
-                        x[id as usize * inner + column]
-                    } else {
-                        cx.index_out_of_range(dispatch, id, len);
-                        missing
-                    };
-                    column += 1;
-                    if column == inner {
-                        column = 0;
+            strips.for_each(task, |outer, columns| {
+                // SAFETY: the operand is not written by this dispatch.
+                let x = unsafe { x.slice(outer * size * inner..(outer + 1) * size * inner) };
+                // With one column the rows are one slice.
+                let (rows, step) = if inner == 1 { (1, count) } else { (count, columns.len()) };
+                for i in 0..rows {
+                    let start = (outer * count + i) * inner + columns.start;
+                    // SAFETY: this task alone writes these columns; the indices are another buffer.
+                    let (ids, out) =
+                        unsafe { (indices.slice(start..start + step), out.slice_mut(start..start + step)) };
+                    for ((slot, &id), j) in out.iter_mut().zip(ids).zip(columns.start..) {
+                        let column = if inner == 1 { 0 } else { j };
+                        *slot = if (id as usize) < size {
+                            x[id as usize * inner + column]
+                        } else {
+                            cx.index_out_of_range(dispatch, id, size);
+                            missing
+                        };
                     }
                 }
-                at = end;
-            }
+            });
         },
     }))
 }
 
-/// Columns of a task where there are few parts before the axis.
-const COLUMNS: usize = 64;
-
 /// Each task owns whole columns of the result, and walks the indices in order.
-fn put<T: Copy + Default + Send + Sync + 'static>(cx: &CompileCx, add: fn(T, T) -> T) -> Result<Compiled, String> {
+fn put<T: Copy + Default + Send + Sync + 'static>(
+    cx: &CompileCx,
+    add: impl Fn(T, T) -> T + Send + Sync + 'static,
+) -> Result<Compiled, String> {
     let (indices, updates, out) = (cx.input::<u32>(0), cx.input::<T>(1), cx.output::<T>(0));
     let axis = cx.attrs().int("axis")?;
     let [outer, count, inner] = around_axis(&cx.input_type(0).shape, axis)?;
     let [_, size, _] = around_axis(&cx.output_type(0).shape, axis)?;
-    let dispatch = cx.index;
-    let strips = inner.div_ceil(COLUMNS);
-    let per_task = rows_per_task((size + count) * inner.min(COLUMNS));
-    let items = outer * strips;
+    let dims = Dims {
+        outer,
+        count,
+        size,
+        inner,
+    };
+    let (strips, dispatch) = (dims.strips(), cx.index);
     Ok(Compiled::one(Task {
-        tasks: items.div_ceil(per_task),
+        tasks: strips.tasks(),
         nanos: stream_nanos(2 * (updates.len() + out.len()) * size_of::<T>()) + updates.len() as u64,
         body: move |task: usize, cx: &RunCx| {
-            for item in task * per_task..((task + 1) * per_task).min(items) {
-                let (outer, strip) = (item / strips, item % strips);
-                let columns = strip * COLUMNS..((strip + 1) * COLUMNS).min(inner);
-                let width = columns.len();
-                let row = |base: usize, r: usize| {
-                    let start = (base + r) * inner + columns.start;
-                    start..start + width
-                };
-                for r in 0..size {
+            strips.for_each(task, |outer, columns| {
+                // With one column the rows are one slice.
+                let (rows, step) = if inner == 1 { (1, count) } else { (count, columns.len()) };
+                let (out_rows, out_step) = if inner == 1 { (1, size) } else { (size, columns.len()) };
+                for r in 0..out_rows {
+                    let start = (outer * size + r) * inner + columns.start;
                     // SAFETY: this task alone touches these columns of this part of the result.
-                    unsafe { out.slice_mut(row(outer * size, r)) }.fill(T::default());
+                    unsafe { out.slice_mut(start..start + out_step) }.fill(T::default());
                 }
-                for i in 0..count {
-                    let from = row(outer * count, i);
+                let part = View::new(out.as_ptr().wrapping_add(outer * size * inner).cast(), size * inner);
+                for i in 0..rows {
+                    let start = (outer * count + i) * inner + columns.start;
                     // SAFETY: operands are other buffers than the result.
-                    let (ids, updates) = unsafe { (indices.slice(from.clone()), updates.slice(from)) };
-                    for (column, (&id, &update)) in ids.iter().zip(updates).enumerate() {
-                        if (id as usize) < size {
-                            let at = row(outer * size, id as usize).start + column;
-                            // SAFETY: as above.
-                            let slot = unsafe { &mut out.slice_mut(at..at + 1)[0] };
-                            *slot = add(*slot, update);
-                        } else {
+                    let (ids, updates) =
+                        unsafe { (indices.slice(start..start + step), updates.slice(start..start + step)) };
+                    for ((&id, &update), j) in ids.iter().zip(updates).zip(columns.start..) {
+                        if id as usize >= size {
                             cx.index_out_of_range(dispatch, id, size);
+                            continue;
                         }
+                        let at = id as usize * inner + if inner == 1 { 0 } else { j };
+                        // SAFETY: as above.
+                        let slot: &mut [T] = unsafe { part.slice_mut(at..at + 1) };
+                        slot[0] = add(slot[0], update);
                     }
                 }
-            }
+            });
         },
     }))
 }

@@ -73,6 +73,17 @@ fn gather<T: Copy + Send + Sync + 'static>(cx: &CompileCx, missing: T) -> Result
             let last = (first + per_task).min(outer * count);
             // SAFETY: this task alone writes these rows; operands are other buffers.
             let (ids, out) = unsafe { (indices.all(), out.slice_mut(first * width..last * width)) };
+            if width == 1 && outer == 1 {
+                // SAFETY: operands are not written by this dispatch.
+                let table = unsafe { table.all() };
+                for (slot, &id) in out.iter_mut().zip(&ids[first..last]) {
+                    *slot = *table.get(id as usize).unwrap_or(&missing);
+                    if id as usize >= rows {
+                        cx.index_out_of_range(dispatch, id, rows);
+                    }
+                }
+                return;
+            }
             let (mut o, mut i) = (first / count, first % count);
             for row in 0..last - first {
                 let (id, source) = (ids[i], o);

@@ -202,11 +202,11 @@ fn contiguous(x: View<f32>, out: View<f32>, axes: Axes, fold: Fold, level: Level
             axes.kept.for_rows(
                 range.start / kept_inner..range.end.div_ceil(kept_inner),
                 |row, [offset]| {
-                    for column in 0..kept_inner {
-                        let position = row * kept_inner + column;
-                        if !range.contains(&position) {
-                            continue;
-                        }
+                    // The task's part of the row: others do the rest.
+                    let first = range.start.max(row * kept_inner);
+                    let last = range.end.min((row + 1) * kept_inner);
+                    for position in first..last {
+                        let column = position - row * kept_inner;
                         let base = offset + column as isize * stride;
                         let mut acc: Option<f32> = None;
                         axes.reduced.for_rows(0..axes.reduced.rows(), |_, [start]| {

@@ -35,9 +35,9 @@ const EXPM1: Unary = Unary {
     }),
     decompose: Some(|g, x, _| {
         // (u - 1) x / ln(u) with u = e^x: the rounding errors of u - 1 and ln(u) cancel in the quotient. Where u
-        // rounds to 1 the result is x; where u is 0 or infinite, u - 1 is the limit itself.
-        let (zero, one) = (g.num(x, 0.0), g.num(x, 1.0));
-        let infinity = g.num(x, f64::INFINITY);
+        // rounds to 1 the result is x; far from 1, where u may be 0, subnormal or infinite, u - 1 loses nothing.
+        let one = g.num(x, 1.0);
+        let (low, high) = (g.num(x, 0.25), g.num(x, 4.0));
         let u = g.exp(x);
         let d = g.plus(u, -1.0);
         let log = g.log(u);
@@ -45,10 +45,10 @@ const EXPM1: Unary = Unary {
         let corrected = g.mul(d, ratio);
         let flat = g.equal(u, one);
         let r = g.select(flat, x, corrected);
-        let vanished = g.equal(u, zero);
-        let r = g.select(vanished, d, r);
-        let infinite = g.equal(u, infinity);
-        g.select(infinite, d, r).into()
+        let below = g.less_than(u, low);
+        let r = g.select(below, d, r);
+        let above = g.less_than(high, u);
+        g.select(above, d, r).into()
     }),
     flops: 10,
     ..Unary::BASE
