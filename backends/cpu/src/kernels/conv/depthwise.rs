@@ -181,8 +181,8 @@ pub(super) fn weight_grad(cx: &CompileCx, dims: Conv2dDims) -> Compiled {
     }
 }
 
-/// Taps whose sums run side by side: enough to hide the latency of an addition.
-const TOGETHER: usize = 5;
+/// Taps whose sums run side by side: they hide the latency of an addition and stay in registers.
+const TOGETHER: usize = 3;
 
 multiversion! {
     /// Sums over the windows of a strip, rows of `width`, of what each tap sees times the window's gradient,
@@ -200,6 +200,9 @@ fn dots_body<const FMA: bool>(
     width: usize,
 ) -> [f32; TOGETHER] {
     let mut sums = [[0.0; LANES]; TOGETHER];
+    // Beyond the row there may be anything, which a zero would not cancel.
+    let mut within = [0; LANES];
+    within[..width % LANES].fill(u32::MAX);
     for (row, dy) in dy.chunks_exact(width.max(1)).enumerate() {
         let x = &x[row * row_step..];
         let (blocks, rest) = dy.as_chunks::<LANES>();
@@ -214,13 +217,12 @@ fn dots_body<const FMA: bool>(
         if rest.is_empty() {
             continue;
         }
-        // Beyond the row there may be anything, which a zero would not cancel.
         let mut last = [0.0; LANES];
         last[..rest.len()].copy_from_slice(rest);
         for t in 0..TOGETHER {
             let x = lanes(x, taps[t] + blocks.len() * LANES);
             for i in 0..LANES {
-                let x = if i < rest.len() { x[i] } else { 0.0 };
+                let x = f32::from_bits(x[i].to_bits() & within[i]);
                 sums[t][i] = mul_add::<FMA>(x, last[i], sums[t][i]);
             }
         }
