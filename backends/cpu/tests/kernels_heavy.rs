@@ -251,6 +251,68 @@ fn norms_of_many_shapes() {
     }
 }
 
+/// Derivatives of the normalisations, with many rows, with rows longer than a task, and with every form of
+/// planes: one element, few, many.
+#[test]
+fn norm_gradients_of_many_shapes() {
+    let rstd = |shape: &[usize]| SampleInput::range(shape, 0.2, 2.0);
+    for shape in [vec![40, 1000], vec![3, 50_000], vec![3000, 33], vec![0, 5]] {
+        let (width, rows) = ([shape[1]], [shape[0], 1]);
+        let [x, weight, mean] = [&shape[..], &width, &rows].map(SampleInput::f32);
+        let layer = vec![x.clone(), weight.clone(), mean, rstd(&rows), x.clone()];
+        let rms = vec![x.clone(), weight.clone(), rstd(&rows), x.clone()];
+        check("core.layer_norm_grad", &sample(layer, Attrs::new()), 4);
+        check("core.rms_norm_grad", &sample(rms, Attrs::new()), 4);
+        check(
+            "core.rms_norm",
+            &sample(vec![x, weight], Attrs::new().with("eps", 1e-5)),
+            4,
+        );
+    }
+    for (shape, groups) in [
+        (vec![600, 700], 7),
+        (vec![9, 300, 2], 3),
+        (vec![5, 40, 17], 40),
+        (vec![3, 2, 90, 91], 1),
+        (vec![16, 64, 4, 4], 8),
+        (vec![0, 4, 3], 2),
+    ] {
+        let (c, statistics) = ([shape[1]], [shape[0], groups]);
+        let [x, weight, mean] = [&shape[..], &c, &statistics].map(SampleInput::f32);
+        let attrs = Attrs::new().with("groups", groups);
+        let group = vec![x.clone(), weight.clone(), mean, rstd(&statistics), x.clone()];
+        check("core.group_norm_grad", &sample(group, attrs.clone()), 5);
+        let group = vec![x.clone(), weight.clone(), weight.clone()];
+        check("core.group_norm", &sample(group, attrs.with("eps", 1e-3)), 5);
+        if shape[0] > 0 {
+            let batch = vec![x.clone(), weight.clone(), weight, rstd(&c), x];
+            check("core.batch_norm_grad", &sample(batch, Attrs::new()), 5);
+        }
+    }
+}
+
+#[test]
+fn resizing_of_many_shapes() {
+    for (x, to) in [
+        ([2, 3, 40, 50], [80, 100]),
+        ([1, 2, 33, 7], [11, 300]),
+        ([3, 1, 1, 1], [9, 1]),
+        ([1, 1, 2, 300], [2, 4]),
+        ([0, 2, 3, 3], [5, 5]),
+    ] {
+        let y = [x[0], x[1], to[0], to[1]];
+        let forward = |attrs: Attrs| sample(vec![SampleInput::f32(&x)], attrs.with("output_size", to));
+        let back = |attrs: Attrs| sample(vec![SampleInput::f32(&y)], attrs.with("input_size", [x[2], x[3]]));
+        check("core.upsample_nearest2d", &forward(Attrs::new()), 6);
+        check("core.upsample_nearest2d_grad", &back(Attrs::new()), 6);
+        for align in [false, true] {
+            let attrs = Attrs::new().with("align_corners", align);
+            check("core.upsample_bilinear2d", &forward(attrs.clone()), 6);
+            check("core.upsample_bilinear2d_grad", &back(attrs), 6);
+        }
+    }
+}
+
 #[test]
 fn max_pool_of_special_values() {
     let options = Attrs::new()

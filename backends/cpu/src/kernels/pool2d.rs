@@ -7,6 +7,7 @@ use meganeura_core::ops::Pool2dDims;
 use super::conv::plane::{Axis, LANES, Plane, lanes};
 use super::{CompileCx, Compiled, KernelDef, Task, f32_only, f32_or_integers, rows_per_task};
 use crate::executor::RunCx;
+use crate::vmath::{Isa, Level, multiversion};
 
 pub(super) const KERNELS: &[KernelDef] = &[
     KernelDef {
@@ -105,11 +106,12 @@ const NO_TAP: u32 = u32::MAX;
 fn max_pool(cx: &CompileCx) -> Result<Compiled, String> {
     let dims = Pool2dDims::of(&cx.input_type(0).shape, cx.attrs())?;
     let (x, out, indices) = (cx.input::<f32>(0), cx.output::<f32>(0), cx.output::<u32>(1));
+    let level = cx.level;
     let [rows, columns] = axes(&dims);
     // Distance of what a tap sees from what the first one sees.
     let width = dims.input[1];
-    let deltas: Vec<u32> = (0..dims.kernel[0])
-        .flat_map(|j| (0..dims.kernel[1]).map(move |k| (j * width + k) as u32))
+    let steps: Vec<usize> = (0..dims.kernel[0])
+        .flat_map(|j| (0..dims.kernel[1]).map(move |k| j * width + k))
         .collect();
     let visit = move |plane: &Plane, index: usize, strip: Range<usize>, scratch: &mut [f32]| {
         let (source, result, width) = (index * plane.elements(), index * plane.windows(), dims.output[1]);
@@ -126,41 +128,74 @@ fn max_pool(cx: &CompileCx) -> Result<Compiled, String> {
         let rows = out.chunks_exact_mut(width).zip(indices.chunks_exact_mut(width));
         for (row, (out, indices)) in strip.clone().zip(rows) {
             let x = plane.row(scratch, &strip, row);
-            let blocks = out.chunks_mut(LANES).zip(indices.chunks_mut(LANES));
-            for (block, (out, indices)) in blocks.enumerate() {
-                let column = block * LANES;
-                let (best, chosen) = largest(x, column, plane, &deltas);
-                out.copy_from_slice(&best[..out.len()]);
-                for (i, (index, delta)) in indices.iter_mut().zip(chosen).enumerate() {
-                    *index = (source + chosen_input(&dims, row, column + i, delta)) as u32;
-                }
+            let base = source + row * dims.stride[0] * dims.input[1];
+            let base = (base as u32).wrapping_sub((dims.padding[0] * dims.input[1] + dims.padding[1]) as u32);
+            largest_of_row(
+                level,
+                x,
+                [&plane.taps, &steps],
+                [base, dims.stride[1] as u32],
+                out,
+                indices,
+            );
+            for (column, index) in indices.iter_mut().enumerate().filter(|(_, i)| **i == NO_TAP) {
+                *index = (source + first_input(&dims, row, column)) as u32;
             }
         }
     };
     Ok(by_strips(dims.planes, Plane::new(rows, columns), visit))
 }
 
-/// The largest elements of neighbouring windows, and the taps that saw them first; NaN counts as largest.
-fn largest(x: &[f32], column: usize, plane: &Plane, deltas: &[u32]) -> ([f32; LANES], [u32; LANES]) {
-    let (mut best, mut chosen) = ([f32::NEG_INFINITY; LANES], [NO_TAP; LANES]);
-    for (&tap, &delta) in plane.taps.iter().zip(deltas) {
-        let seen = best.iter_mut().zip(&mut chosen).zip(lanes(x, tap + column));
-        for ((best, chosen), &x) in seen {
-            let better = (x > *best) | (x.is_nan() & !best.is_nan());
-            *chosen = if better { delta } else { *chosen };
-            *best = if better { x } else { *best };
-        }
-    }
-    (best, chosen)
+multiversion! {
+    /// The largest elements of a row of windows, and the offsets of those in the tensor: of tap `t` of the
+    /// window `i` it is `base + i stride + steps[t]`. [`NO_TAP`] where no tap saw more than negative infinity.
+    fn largest_of_row(
+        x: &[f32],
+        taps: [&[usize]; 2],
+        places: [u32; 2],
+        best: &mut [f32],
+        chosen: &mut [u32],
+    ) = largest_of_row_body;
 }
 
-/// Offset in the plane of what a tap of a window sees, or of the first element that the window sees at all.
-fn chosen_input(dims: &Pool2dDims, row: usize, column: usize, delta: u32) -> usize {
-    let (y, x) = (row * dims.stride[0], column * dims.stride[1]);
-    if delta == NO_TAP {
-        let (y, x) = (y.saturating_sub(dims.padding[0]), x.saturating_sub(dims.padding[1]));
-        return y * dims.input[1] + x;
+#[inline(always)]
+fn largest_of_row_body<const FMA: bool>(
+    x: &[f32],
+    [taps, steps]: [&[usize]; 2],
+    [base, stride]: [u32; 2],
+    best: &mut [f32],
+    chosen: &mut [u32],
+) {
+    let blocks = best.chunks_mut(LANES).zip(chosen.chunks_mut(LANES));
+    for (block, (best, chosen)) in blocks.enumerate() {
+        let (mut values, mut places) = ([f32::NEG_INFINITY; LANES], [NO_TAP; LANES]);
+        for (&tap, &step) in taps.iter().zip(steps) {
+            let (x, step) = (lanes(x, tap + block * LANES), step as u32);
+            for i in 0..LANES {
+                // The first of equal ones; NaN counts as largest. By masks: the compiler makes branches of a
+                // choice between the two, which random data mispredicts.
+                let better = (x[i] > values[i]) | (x[i].is_nan() & !values[i].is_nan());
+                let mask = u32::from(better).wrapping_neg();
+                places[i] = (step & mask) | (places[i] & !mask);
+                values[i] = f32::from_bits((x[i].to_bits() & mask) | (values[i].to_bits() & !mask));
+            }
+        }
+        if let (Some(best), Some(chosen)) = (best.first_chunk_mut(), chosen.first_chunk_mut()) {
+            (*best, *chosen) = (values, places);
+        } else {
+            best.copy_from_slice(&values[..best.len()]);
+            chosen.copy_from_slice(&places[..chosen.len()]);
+        }
     }
-    // The first tap may see padding before the plane, but the chosen one does not.
-    y * dims.input[1] + x + delta as usize - (dims.padding[0] * dims.input[1] + dims.padding[1])
+    for (i, chosen) in chosen.iter_mut().enumerate() {
+        let place = (i as u32).wrapping_mul(stride).wrapping_add(base).wrapping_add(*chosen);
+        *chosen = if *chosen == NO_TAP { NO_TAP } else { place };
+    }
+}
+
+/// Offset in the plane of the first element that a window sees at all.
+fn first_input(dims: &Pool2dDims, row: usize, column: usize) -> usize {
+    let (y, x) = (row * dims.stride[0], column * dims.stride[1]);
+    let (y, x) = (y.saturating_sub(dims.padding[0]), x.saturating_sub(dims.padding[1]));
+    y * dims.input[1] + x
 }

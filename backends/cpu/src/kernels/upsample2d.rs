@@ -15,7 +15,7 @@ pub(super) const KERNELS: &[KernelDef] = &[
     KernelDef {
         name: "core.upsample_nearest2d_grad",
         supports: f32_only,
-        compile: |cx| Ok(nearest_grad(cx, Image::of(cx, true, false)?)),
+        compile: |cx| Ok(transposed(cx, Image::of(cx, true, false)?, false)),
     },
     KernelDef {
         name: "core.upsample_bilinear2d",
@@ -25,7 +25,7 @@ pub(super) const KERNELS: &[KernelDef] = &[
     KernelDef {
         name: "core.upsample_bilinear2d_grad",
         supports: f32_only,
-        compile: |cx| Ok(bilinear_grad(cx, Image::of(cx, true, true)?)),
+        compile: |cx| Ok(transposed(cx, Image::of(cx, true, true)?, true)),
     },
 ];
 
@@ -136,40 +136,6 @@ fn nearest(cx: &CompileCx, image: Image) -> Compiled {
     })
 }
 
-/// Some planes a task.
-fn nearest_grad(cx: &CompileCx, image: Image) -> Compiled {
-    let (dy, dx) = (cx.input::<f32>(0), cx.output::<f32>(0));
-    let ([before, after], [_, width]) = (image.elements(), image.from);
-    let per_task = rows_per_task(after.max(before));
-    Compiled::one(Task {
-        tasks: image.planes.div_ceil(per_task),
-        nanos: stream_nanos(4 * dx.len()) + dy.len() as u64,
-        body: move |task: usize, _: &RunCx| {
-            let own = task * per_task..((task + 1) * per_task).min(image.planes);
-            // SAFETY: this task alone writes these planes; the operand is another buffer.
-            let (dy, dx) = unsafe {
-                (
-                    dy.slice(own.start * after..own.end * after),
-                    dx.slice_mut(own.start * before..own.end * before),
-                )
-            };
-            dx.fill(0.0);
-            for (dy, dx) in dy.chunks_exact(after).zip(dx.chunks_exact_mut(before)) {
-                for (dy, &i) in dy.chunks_exact(image.to[1]).zip(&image.rows.lower) {
-                    let dx = &mut dx[i as usize * width..(i as usize + 1) * width];
-                    if image.same[1] {
-                        vmath::add_assign(image.level, dx, dy);
-                        continue;
-                    }
-                    for (&dy, &j) in dy.iter().zip(&image.columns.lower) {
-                        dx[j as usize] += dy;
-                    }
-                }
-            }
-        },
-    })
-}
-
 /// Some output rows a task; private scratch holds the mix of two rows.
 fn bilinear(cx: &CompileCx, image: Image) -> Compiled {
     let (x, out) = (cx.input::<f32>(0), cx.output::<f32>(0));
@@ -219,42 +185,82 @@ fn bilinear(cx: &CompileCx, image: Image) -> Compiled {
     }
 }
 
-/// Some planes a task; private scratch holds what a row gives to the columns before it goes to two rows.
-fn bilinear_grad(cx: &CompileCx, image: Image) -> Compiled {
+/// What each element along an axis gives to the results, seen from the element. All elements have equally
+/// many receivers, `[receivers, elements]`; those that are missing are the place behind the last result, with
+/// no share.
+struct Receivers {
+    elements: usize,
+    places: Vec<u32>,
+    shares: Vec<f32>,
+}
+
+impl Receivers {
+    /// Nearest neighbours have one tap, of share 1; so have all elements of an axis that stays as it is.
+    fn of(taps: &AxisTaps, elements: usize, two_taps: bool) -> Self {
+        let mut lists = vec![Vec::new(); elements];
+        for (i, &fraction) in taps.fraction.iter().enumerate() {
+            let rest = if two_taps { 1.0 - fraction } else { 1.0 };
+            lists[taps.lower[i] as usize].push((i as u32, rest));
+            if two_taps {
+                lists[taps.upper[i] as usize].push((i as u32, fraction));
+            }
+        }
+        let most = lists.iter().map(Vec::len).max().unwrap_or(0);
+        let nobody = (taps.fraction.len() as u32, 0.0);
+        let column = |k: usize| lists.iter().map(move |list| list.get(k).copied().unwrap_or(nobody));
+        let (places, shares) = (0..most).flat_map(column).unzip();
+        Receivers {
+            elements,
+            places,
+            shares,
+        }
+    }
+
+    /// Receivers and shares, one of each element at a time.
+    fn turns(&self) -> impl Iterator<Item = (&[u32], &[f32])> {
+        let places = self.places.chunks_exact(self.elements);
+        places.zip(self.shares.chunks_exact(self.elements))
+    }
+}
+
+/// Some rows of `dx` a task; private scratch holds the sum of the rows that each has given to, and a zero.
+fn transposed(cx: &CompileCx, image: Image, bilinear: bool) -> Compiled {
     let (dy, dx) = (cx.input::<f32>(0), cx.output::<f32>(0));
-    let ([before, after], [_, width]) = (image.elements(), image.from);
-    let per_task = rows_per_task(after.max(before));
+    let ([h, w], [_, after], [rows_after, width]) = (image.from, image.elements(), image.to);
+    let rows = Receivers::of(&image.rows, h, bilinear && !image.same[0]);
+    let columns = Receivers::of(&image.columns, w, bilinear && !image.same[1]);
+    let (count, per_task) = (image.planes * h, rows_per_task(w + 2 * after / h));
     let task = Task {
-        tasks: image.planes.div_ceil(per_task),
-        nanos: stream_nanos(8 * dx.len()) + 2 * dy.len() as u64,
+        tasks: count.div_ceil(per_task),
+        nanos: stream_nanos(8 * dx.len()) + dy.len() as u64,
         body: move |task: usize, cx: &RunCx| {
-            let own = task * per_task..((task + 1) * per_task).min(image.planes);
-            // SAFETY: as in `bilinear`, for planes.
-            let (dy, dx, columns) = unsafe {
+            let own = task * per_task..((task + 1) * per_task).min(count);
+            // SAFETY: as in `bilinear`.
+            let (dy, dx, sum) = unsafe {
                 (
-                    dy.slice(own.start * after..own.end * after),
-                    dx.slice_mut(own.start * before..own.end * before),
-                    std::slice::from_raw_parts_mut(cx.private, width),
+                    dy.all(),
+                    dx.slice_mut(own.start * w..own.end * w),
+                    std::slice::from_raw_parts_mut(cx.private, width + 1),
                 )
             };
-            dx.fill(0.0);
-            for (dy, dx) in dy.chunks_exact(after).zip(dx.chunks_exact_mut(before)) {
-                for (row, dy) in dy.chunks_exact(image.to[1]).enumerate() {
-                    let dy = if image.same[1] {
-                        dy
-                    } else {
-                        gather_columns(&image.columns, dy, columns);
-                        &*columns
-                    };
-                    let mut give = |i: usize, share: f32| {
-                        add_scaled(image.level, &mut dx[i * width..(i + 1) * width], dy, share);
-                    };
-                    if image.same[0] {
-                        give(row, 1.0);
-                    } else {
-                        let fraction = image.rows.fraction[row];
-                        give(image.rows.lower[row] as usize, 1.0 - fraction);
-                        give(image.rows.upper[row] as usize, fraction);
+            for (row, dx) in own.zip(dx.chunks_exact_mut(w)) {
+                let (plane, row) = (row / h, row % h);
+                sum.fill(0.0);
+                for (places, shares) in rows.turns() {
+                    let (place, share) = (places[row] as usize, shares[row]);
+                    if place < rows_after {
+                        let start = plane * after + place * width;
+                        add_scaled(image.level, &mut sum[..width], &dy[start..start + width], share);
+                    }
+                }
+                if image.same[1] {
+                    dx.copy_from_slice(&sum[..width]);
+                    continue;
+                }
+                dx.fill(0.0);
+                for (places, shares) in columns.turns() {
+                    for ((dx, &place), &share) in dx.iter_mut().zip(places).zip(shares) {
+                        *dx += sum[place as usize] * share;
                     }
                 }
             }
@@ -263,16 +269,6 @@ fn bilinear_grad(cx: &CompileCx, image: Image) -> Compiled {
     Compiled {
         phases: vec![Box::new(task)],
         shared: 0,
-        private: width,
-    }
-}
-
-/// What a row of results gives to the columns.
-fn gather_columns(taps: &AxisTaps, dy: &[f32], columns: &mut [f32]) {
-    columns.fill(0.0);
-    let places = taps.lower.iter().zip(&taps.upper);
-    for ((&dy, (&a, &b)), &fraction) in dy.iter().zip(places).zip(&taps.fraction) {
-        columns[a as usize] += dy * (1.0 - fraction);
-        columns[b as usize] += dy * fraction;
+        private: width + 1,
     }
 }

@@ -1,12 +1,11 @@
 //! Convolutions with one input channel per group: no product of matrices, but windows over planes.
 
-use std::ops::Range;
-
 use meganeura_core::ops::Conv2dDims;
 
 use super::plane::{Axis, LANES, Plane, lanes};
 use crate::executor::RunCx;
 use crate::kernels::{CompileCx, Compiled, Task, rows_per_task};
+use crate::vmath::{Isa, Level, mul_add, multiversion};
 
 /// Products and sums a nanosecond that one thread is expected to do.
 const FLOPS_PER_NANO: u64 = 10;
@@ -133,7 +132,7 @@ pub(super) fn weight_grad(cx: &CompileCx, dims: Conv2dDims) -> Compiled {
     let (x, dy, dw) = (cx.input::<f32>(0), cx.input::<f32>(1), cx.output::<f32>(0));
     let [rows, columns] = axes(&dims);
     let plane = Plane::new(rows, columns);
-    let taps = plane.taps.len();
+    let (taps, level) = (plane.taps.len(), cx.level);
     let multiplier = dims.o / dims.c;
     let per_task = rows_per_task(dims.n * plane.windows() * taps);
     let scratch_len = plane.scratch_len();
@@ -159,8 +158,16 @@ pub(super) fn weight_grad(cx: &CompileCx, dims: Conv2dDims) -> Compiled {
                     };
                     for strip in (0..plane.strips()).map(|s| plane.strip(s)) {
                         plane.load(x, &strip, 0.0, scratch);
-                        for (&tap, dw) in plane.taps.iter().zip(&mut *dw) {
-                            *dw += dot(&plane, scratch, &strip, tap, dy);
+                        let width = plane.columns.windows;
+                        let dy = &dy[strip.start * width..strip.end * width];
+                        let taps = plane.taps.chunks(TOGETHER).zip(dw.chunks_mut(TOGETHER));
+                        for (taps, dw) in taps {
+                            // What a short last group repeats is dropped.
+                            let at = std::array::from_fn(|i| taps[i.min(taps.len() - 1)]);
+                            let sums = dots(level, scratch, plane.row_step(), at, dy, width);
+                            for (dw, sum) in dw.iter_mut().zip(sums) {
+                                *dw += sum;
+                            }
                         }
                     }
                 }
@@ -174,23 +181,55 @@ pub(super) fn weight_grad(cx: &CompileCx, dims: Conv2dDims) -> Compiled {
     }
 }
 
-/// Sum over the windows of a strip of what a tap sees times the window's gradient, by partial sums of a fixed
-/// number of lanes.
-fn dot(plane: &Plane, scratch: &[f32], strip: &Range<usize>, tap: usize, dy: &[f32]) -> f32 {
-    let width = plane.columns.windows;
-    let mut sums = [0.0; LANES];
-    for row in strip.clone() {
-        let x = plane.row(scratch, strip, row);
-        let (blocks, rest) = dy[row * width..(row + 1) * width].as_chunks::<LANES>();
+/// Taps whose sums run side by side: they hide the latency of an addition and stay in registers.
+const TOGETHER: usize = 3;
+
+multiversion! {
+    /// Sums over the windows of a strip, rows of `width`, of what each tap sees times the window's gradient,
+    /// by partial sums of a fixed number of lanes.
+    fn dots(x: &[f32], row_step: usize, taps: [usize; TOGETHER], dy: &[f32], width: usize) -> [f32; TOGETHER]
+        = dots_body;
+}
+
+#[inline(always)]
+fn dots_body<const FMA: bool>(
+    x: &[f32],
+    row_step: usize,
+    taps: [usize; TOGETHER],
+    dy: &[f32],
+    width: usize,
+) -> [f32; TOGETHER] {
+    let mut sums = [[0.0; LANES]; TOGETHER];
+    // Beyond the row there may be anything, which a zero would not cancel.
+    let mut within = [0; LANES];
+    within[..width % LANES].fill(u32::MAX);
+    for (row, dy) in dy.chunks_exact(width.max(1)).enumerate() {
+        let x = &x[row * row_step..];
+        let (blocks, rest) = dy.as_chunks::<LANES>();
         for (block, dy) in blocks.iter().enumerate() {
-            for ((sum, &x), &dy) in sums.iter_mut().zip(lanes(x, tap + block * LANES)).zip(dy) {
-                *sum += x * dy;
+            for t in 0..TOGETHER {
+                let x = lanes(x, taps[t] + block * LANES);
+                for i in 0..LANES {
+                    sums[t][i] = mul_add::<FMA>(x[i], dy[i], sums[t][i]);
+                }
             }
         }
-        let x = lanes(x, tap + blocks.len() * LANES);
-        for ((sum, &x), &dy) in sums.iter_mut().zip(x).zip(rest) {
-            *sum += x * dy;
+        if rest.is_empty() {
+            continue;
+        }
+        let mut last = [0.0; LANES];
+        last[..rest.len()].copy_from_slice(rest);
+        for t in 0..TOGETHER {
+            let x = lanes(x, taps[t] + blocks.len() * LANES);
+            for i in 0..LANES {
+                let x = f32::from_bits(x[i].to_bits() & within[i]);
+                sums[t][i] = mul_add::<FMA>(x, last[i], sums[t][i]);
+            }
         }
     }
-    sums.iter().sum()
+    let mut totals = [0.0; TOGETHER];
+    for t in 0..TOGETHER {
+        totals[t] = sums[t].iter().sum();
+    }
+    totals
 }

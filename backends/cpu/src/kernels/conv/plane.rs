@@ -173,7 +173,12 @@ impl Plane {
 
     /// What the taps of a row of windows see: add [`Plane::taps`] and the column.
     pub(in crate::kernels) fn row<'a>(&self, scratch: &'a [f32], strip: &Range<usize>, row: usize) -> &'a [f32] {
-        &scratch[(row - strip.start) * self.rows.stride * self.row_len..]
+        &scratch[(row - strip.start) * self.row_step()..]
+    }
+
+    /// Distance in scratch between rows of windows.
+    pub(in crate::kernels) fn row_step(&self) -> usize {
+        self.rows.stride * self.row_len
     }
 
     /// Adds the weighted taps of a strip that was loaded to its results.
