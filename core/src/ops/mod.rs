@@ -9,6 +9,7 @@ mod operator;
 pub mod sample;
 
 mod arg_reduce;
+mod attention;
 mod batch_norm;
 mod cast;
 mod concat;
@@ -17,6 +18,7 @@ mod cross_entropy;
 mod dropout;
 pub(crate) mod elementwise;
 mod expand;
+mod gated;
 mod gather;
 mod layer_norm;
 mod matmul;
@@ -28,6 +30,7 @@ mod pool2d;
 mod random;
 mod reduce;
 mod reshape;
+mod rope;
 mod scatter_add;
 mod select;
 mod slice;
@@ -37,12 +40,14 @@ mod write;
 
 pub use operator::*;
 
+pub use attention::{AttentionDims, AttentionOptions};
 pub use conv2d::{Conv2dDims, Conv2dOptions};
 pub use dropout::drop_threshold;
 pub use matmul::MatMulDims;
 pub use optimizer::AdamScalars;
 pub use pool2d::{Pool2dDims, Pool2dOptions};
 pub use random::{SEED_SCALAR, STEP_SCALAR, random_word};
+pub use rope::RopeDims;
 
 macro_rules! ops {
     ($($op:expr),* $(,)?) => { vec![$(OpRef::new(&$op)),*] };
@@ -60,6 +65,8 @@ pub(crate) const SNAPSHOT: OpRef = OpRef::new(&cast::Cast);
 pub(crate) fn builtin() -> Vec<OpRef> {
     let mut ops: Vec<OpRef> = ops![
         arg_reduce::Argmax,
+        attention::Attention,
+        attention::AttentionGrad,
         batch_norm::BatchNorm,
         batch_norm::BatchNormInference,
         cast::Cast,
@@ -71,6 +78,12 @@ pub(crate) fn builtin() -> Vec<OpRef> {
         cross_entropy::CrossEntropyIds,
         dropout::Dropout,
         expand::Expand,
+        gated::Geglu,
+        gated::GegluGrad,
+        gated::Swiglu,
+        gated::SwigluConcat,
+        gated::SwigluConcatGrad,
+        gated::SwigluGrad,
         gather::Gather,
         layer_norm::LayerNorm,
         matmul::MatMul,
@@ -88,6 +101,7 @@ pub(crate) fn builtin() -> Vec<OpRef> {
         reduce::Mean,
         reduce::Sum,
         reshape::Reshape,
+        rope::Rope,
         scatter_add::ScatterAdd,
         select::Select,
         slice::Slice,

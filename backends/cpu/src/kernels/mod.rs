@@ -4,8 +4,10 @@
 //! run on any thread in any order, phases run one after the other. The division into tasks depends on
 //! shapes alone, so results do not depend on the number of threads.
 
+mod attention;
 mod cast;
 mod conv;
+mod gated;
 mod index;
 mod kernel;
 mod matmul;
@@ -16,6 +18,7 @@ mod pointwise;
 mod pool2d;
 mod random;
 mod reduce;
+mod rope;
 mod softmax;
 mod strided;
 
@@ -30,8 +33,10 @@ pub(crate) fn find(name: &str) -> Option<&'static KernelDef> {
 }
 
 const TABLES: &[&[KernelDef]] = &[
+    attention::KERNELS,
     cast::KERNELS,
     conv::KERNELS,
+    gated::KERNELS,
     index::KERNELS,
     matmul::KERNELS,
     movement::KERNELS,
@@ -45,5 +50,6 @@ const TABLES: &[&[KernelDef]] = &[
     pool2d::KERNELS,
     random::KERNELS,
     reduce::KERNELS,
+    rope::KERNELS,
     softmax::KERNELS,
 ];
