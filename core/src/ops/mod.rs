@@ -12,6 +12,7 @@ pub mod sample;
 mod adaptive_pool2d;
 mod arg_min;
 mod arg_reduce;
+mod attention;
 mod batch_norm;
 mod bce;
 mod cast;
@@ -26,6 +27,7 @@ mod dropout;
 pub(crate) mod elementwise;
 mod expand;
 mod flip;
+mod gated;
 mod gather;
 mod group_norm;
 mod l1;
@@ -48,6 +50,7 @@ mod random;
 mod reduce;
 mod reshape;
 mod rms_norm;
+mod rope;
 mod scatter;
 mod scatter_add;
 mod select;
@@ -68,6 +71,7 @@ pub use operator::*;
 
 pub use conv_transpose2d::ConvTranspose2dOptions;
 pub use conv1d::Conv1dOptions;
+pub use attention::{AttentionDims, AttentionOptions};
 pub use conv2d::{Conv2dDims, Conv2dOptions};
 pub use dropout::drop_threshold;
 pub use group_norm::GroupDims;
@@ -76,6 +80,7 @@ pub use optimizer::AdamScalars;
 pub use pool2d::{Pool2dDims, Pool2dOptions};
 pub use random::{SEED_SCALAR, STEP_SCALAR, random_word};
 pub use upsample2d::AxisTaps;
+pub use rope::RopeDims;
 
 macro_rules! ops {
     ($($op:expr),* $(,)?) => { vec![$(OpRef::new(&$op)),*] };
@@ -96,6 +101,8 @@ pub(crate) fn builtin() -> Vec<OpRef> {
         adaptive_pool2d::AdaptiveMaxPool2d,
         arg_min::Argmin,
         arg_reduce::Argmax,
+        attention::Attention,
+        attention::AttentionGrad,
         batch_norm::BatchNorm,
         batch_norm::BatchNormInference,
         bce::BceLoss,
@@ -115,6 +122,12 @@ pub(crate) fn builtin() -> Vec<OpRef> {
         dropout::Dropout,
         expand::Expand,
         flip::Flip,
+        gated::Geglu,
+        gated::GegluGrad,
+        gated::Swiglu,
+        gated::SwigluConcat,
+        gated::SwigluConcatGrad,
+        gated::SwigluGrad,
         gather::Gather,
         group_norm::GroupNorm,
         l1::L1Loss,
@@ -146,6 +159,7 @@ pub(crate) fn builtin() -> Vec<OpRef> {
         reduce::Sum,
         reshape::Reshape,
         rms_norm::RmsNorm,
+        rope::Rope,
         scatter::Scatter,
         scatter_add::ScatterAdd,
         select::Select,

@@ -6,6 +6,7 @@
 //! is summed up depend on the [`GemmSpec`] and the kernel alone: results are the
 //! same, to the bit, for any number of threads.
 
+mod block;
 mod kernels;
 mod matrix;
 mod pack;
@@ -17,6 +18,7 @@ mod vector_plan;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use block::{Blocks, Left, Target};
 use kernels::KernelSet;
 use matrix::MatrixPlan;
 use vector_plan::VectorPlan;

@@ -5,9 +5,11 @@
 //! shapes alone, so results do not depend on the number of threads.
 
 mod along_axis;
+mod attention;
 mod cast;
 mod channel_norm_grad;
 mod conv;
+mod gated;
 mod index;
 mod kernel;
 mod matmul;
@@ -19,6 +21,7 @@ mod pointwise;
 mod pool2d;
 mod random;
 mod reduce;
+mod rope;
 mod scan;
 mod scatter;
 mod softmax;
@@ -41,9 +44,11 @@ pub(crate) fn find(name: &str) -> Option<&'static KernelDef> {
 
 const TABLES: &[&[KernelDef]] = &[
     along_axis::KERNELS,
+    attention::KERNELS,
     cast::KERNELS,
     channel_norm_grad::KERNELS,
     conv::KERNELS,
+    gated::KERNELS,
     index::KERNELS,
     matmul::KERNELS,
     movement::KERNELS,
@@ -60,6 +65,7 @@ const TABLES: &[&[KernelDef]] = &[
     pool2d::KERNELS,
     random::KERNELS,
     reduce::KERNELS,
+    rope::KERNELS,
     scan::KERNELS,
     scatter::KERNELS,
     softmax::KERNELS,

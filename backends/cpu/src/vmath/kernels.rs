@@ -100,7 +100,7 @@ fn exp_reduced<const FMA: bool>(hi: f32, lo: f32) -> f32 {
 
 /// `e^x`.
 #[inline(always)]
-pub(super) fn exp<const FMA: bool>(x: f32) -> f32 {
+pub(crate) fn exp<const FMA: bool>(x: f32) -> f32 {
     // Beyond these bounds the result is 0 or infinity, and the power of two
     // would leave its range. Adding -0 changes nothing and folds away.
     exp_reduced::<FMA>(clamp(x, -105.0, 89.0), -0.0)
@@ -313,15 +313,14 @@ pub(super) fn gelu_tanh<const FMA: bool>(x: f32) -> f32 {
     clamp(x, -20.0, f32::INFINITY) * sigmoid::<FMA>(TWICE_SQRT_2_PI * cubic)
 }
 
-/// `x * Phi(x)` with the normal distribution function `Phi`.
+/// The normal distribution function `Phi(x)`, and `e^(-x^2/2)`.
 ///
 /// `Phi(-a) = e^(-a^2/2) * g(a) / (1 + a)` with a smooth `g` (the scaled
 /// complementary error function, fitted in `(a - 4)/(a + 4)`), so the left tail
 /// does not come from a cancelling `1 - erf`.
 #[inline(always)]
-pub(super) fn gelu_erf<const FMA: bool>(x: f32) -> f32 {
+pub(super) fn normal<const FMA: bool>(x: f32) -> (f32, f32) {
     // Phi(-20) is far below the smallest float.
-    let bounded = clamp(x, -20.0, f32::INFINITY);
     let a = clamp(x.abs(), 0.0, 20.0);
     // a^2 = hi^2 + (a - hi)(a + hi), where a 12-bit hi makes hi^2 exact: the
     // exponential would magnify the rounding error of a plain a * a.
@@ -333,7 +332,13 @@ pub(super) fn gelu_erf<const FMA: bool>(x: f32) -> f32 {
     let inverse = 1.0 / (p * q);
     let t = (a - 4.0) * (q * inverse);
     let tail = e * poly::<FMA, 11>(t, &coeffs::HALF_ERFCX) * (p * inverse);
-    bounded * if x < 0.0 { tail } else { 1.0 - tail }
+    (if x < 0.0 { tail } else { 1.0 - tail }, e)
+}
+
+/// `x * Phi(x)` with the normal distribution function `Phi`.
+#[inline(always)]
+pub(super) fn gelu_erf<const FMA: bool>(x: f32) -> f32 {
+    clamp(x, -20.0, f32::INFINITY) * normal::<FMA>(x).0
 }
 
 /// Error function: an odd polynomial up to 1, `1 - e^q(x)` beyond.

@@ -1,0 +1,253 @@
+//! Attention backwards.
+
+use std::ops::Range;
+
+use meganeura_core::ops::AttentionDims;
+
+use super::super::{CompileCx, Compiled, Task, stream_nanos};
+use super::tile::{Tile, gradient_step, scaled_sum};
+use super::{Head, KEYS, QUERIES, columns, nanos, rows, scratch, scratch_len, target};
+use crate::executor::RunCx;
+use crate::gemm::Blocks;
+use crate::memory::View;
+use crate::vmath::Level;
+
+/// Tasks that are wanted: with fewer heads than that, the keys of a head are shared out among several.
+const WANTED_TASKS: usize = 16;
+/// Parts of the keys of a head, at most: each has its own sums of the queries' gradients.
+const MAX_PARTS: usize = 8;
+
+/// A call. The tasks of the first phase go over some keys of a key-value head each and write their gradients;
+/// what they add to the gradients of the queries goes to shared scratch, which the second phase sums up.
+struct Backward {
+    dims: AttentionDims,
+    blocks: Blocks,
+    level: Level,
+    /// q, k, v, lse, delta, dout.
+    inputs: [View<f32>; 6],
+    /// dq, dk, dv.
+    outputs: [View<f32>; 3],
+    /// Tiles of keys of each part.
+    parts: Vec<Range<usize>>,
+}
+
+pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
+    let dims = AttentionDims::of(&cx.call())?;
+    let call = std::sync::Arc::new(Backward {
+        dims,
+        blocks: Blocks::detect(),
+        level: cx.level,
+        inputs: std::array::from_fn(|i| cx.input::<f32>(i)),
+        outputs: std::array::from_fn(|i| cx.output::<f32>(i)),
+        parts: parts(&dims),
+    });
+    let (shared, private) = (call.shared_len(), scratch_len(&call.private_lens()));
+    let (first, second) = (call.clone(), call.clone());
+    let keys = Task {
+        tasks: dims.batch * dims.kv_heads * call.parts.len(),
+        nanos: nanos(&dims, 5),
+        // SAFETY: the contract of `Kernel::run`.
+        body: move |task: usize, cx: &RunCx| unsafe { first.keys(task, cx) },
+    };
+    let queries = Task {
+        tasks: dims.batch * dims.rows_q.div_ceil(QUERIES),
+        nanos: stream_nanos(4 * shared),
+        // SAFETY: as above.
+        body: move |task: usize, cx: &RunCx| unsafe { second.queries(task, cx) },
+    };
+    Ok(Compiled {
+        phases: vec![Box::new(keys), Box::new(queries)],
+        shared,
+        private,
+    })
+}
+
+/// Cuts the tiles of keys into parts of about the same number of queries that see them.
+fn parts(dims: &AttentionDims) -> Vec<Range<usize>> {
+    let heads = dims.batch * dims.kv_heads;
+    let tiles = dims.rows_k.div_ceil(KEYS);
+    if heads == 0 {
+        // Nothing in memory bounds the number of rows then.
+        return std::iter::once(0..tiles).collect();
+    }
+    let count = WANTED_TASKS.div_ceil(heads).min(MAX_PARTS).min(tiles);
+    // One more for the work that a tile is without any query.
+    let weight = |tile: usize| {
+        let end = ((tile + 1) * KEYS).min(dims.rows_k);
+        dims.queries_of(tile * KEYS..end).len() as u128 + 1
+    };
+    let total: u128 = (0..tiles).map(weight).sum();
+    let (mut parts, mut start, mut sum) = (Vec::new(), 0, 0);
+    for tile in 0..tiles {
+        sum += weight(tile);
+        let done = parts.len() as u128 + 1;
+        if sum * count as u128 >= done * total || tile + 1 == tiles {
+            parts.push(start..tile + 1);
+            start = tile + 1;
+        }
+    }
+    parts
+}
+
+/// A tile of keys in private scratch.
+struct KeyTile<'a> {
+    keys: Range<usize>,
+    packed: [&'a mut [f32]; 3],
+    dk: &'a mut [f32],
+    dv: &'a mut [f32],
+}
+
+impl Backward {
+    /// Sums of the queries' gradients of all heads, part by part.
+    fn shared_len(&self) -> usize {
+        let d = &self.dims;
+        d.batch * d.heads * self.parts.len() * d.rows_q * d.head_dim
+    }
+
+    /// The transposed keys, transposed values and keys of a tile, packed; their gradients; queries and
+    /// gradients of the results of a tile; its scores and their gradients.
+    fn private_lens(&self) -> [usize; 9] {
+        let d = &self.dims;
+        let (keys, queries, width) = (KEYS.min(d.rows_k), QUERIES.min(d.rows_q), d.head_dim);
+        let across = self.blocks.packed_len(width, keys);
+        let along = self.blocks.packed_len(keys, width);
+        let (kv, q, scores) = (keys * width, queries * width, queries * KEYS);
+        [across, across, along, kv, kv, q, q, scores, scores]
+    }
+
+    /// Sums of a head in one part, where a row has `head_dim` elements.
+    ///
+    /// # Safety
+    /// Head and part exist, and the caller alone uses the sums meanwhile.
+    unsafe fn sums<'a>(&self, cx: &RunCx, head: usize, part: usize) -> &'a mut [f32] {
+        let len = self.dims.rows_q * self.dims.head_dim;
+        // SAFETY: within the shared scratch.
+        unsafe { std::slice::from_raw_parts_mut(cx.shared.add((head * self.parts.len() + part) * len), len) }
+    }
+
+    /// Gradients of some keys and values of a head, and what they add to those of the queries.
+    ///
+    /// # Safety
+    /// As for `Kernel::run`.
+    unsafe fn keys(&self, task: usize, cx: &RunCx) {
+        let (d, width) = (&self.dims, self.dims.head_dim);
+        let heads = d.batch * d.kv_heads;
+        let (part, index) = (task / heads, task % heads);
+        let (entry, kv_head) = (index / d.kv_heads, index % d.kv_heads);
+        let place = [entry, kv_head, d.kv_heads];
+        let [_, k, v, ..] = self.inputs.map(|view| Head::of(view, d.rows_k, place, width));
+        let [_, dk_out, dv_out] = self.outputs.map(|view| Head::of(view, d.rows_k, place, width));
+        let own_heads = kv_head * d.group()..(kv_head + 1) * d.group();
+        for head in own_heads.clone() {
+            // SAFETY: this task alone uses the sums of its heads in its part.
+            unsafe { self.sums(cx, entry * d.heads + head, part).fill(0.0) };
+        }
+        for tile in self.parts[part].clone() {
+            let keys = tile * KEYS..((tile + 1) * KEYS).min(d.rows_k);
+            let count = keys.len();
+            // SAFETY: private scratch is as long as asked for; operands are not written by this dispatch.
+            unsafe {
+                let [k_across, v_across, k_along, dk, dv, q, dout, scores, dp] =
+                    scratch(cx.private, self.private_lens());
+                let (k_start, v_start) = (k.pointer(keys.start), v.pointer(keys.start));
+                let blocks = &self.blocks;
+                blocks.pack(k_start, k.transposed(), width, count, k_across.as_mut_ptr());
+                blocks.pack(v_start, v.transposed(), width, count, v_across.as_mut_ptr());
+                blocks.pack(k_start, k.strides(), count, width, k_along.as_mut_ptr());
+                dk.fill(0.0);
+                dv.fill(0.0);
+                let mut key_tile = KeyTile {
+                    keys: keys.clone(),
+                    packed: [k_across, v_across, k_along],
+                    dk,
+                    dv,
+                };
+                for head in own_heads.clone() {
+                    let sums = self.sums(cx, entry * d.heads + head, part);
+                    let tiles = [&mut *q, &mut *dout, &mut *scores, &mut *dp];
+                    self.head([entry, head], &mut key_tile, tiles, sums);
+                }
+                for (row, key) in keys.enumerate() {
+                    let own = row * width..(row + 1) * width;
+                    dk_out.get_mut(key).copy_from_slice(&key_tile.dk[own.clone()]);
+                    dv_out.get_mut(key).copy_from_slice(&key_tile.dv[own]);
+                }
+            }
+        }
+    }
+
+    /// Adds what the queries of one head contribute to a tile of keys, and the other way round.
+    ///
+    /// # Safety
+    /// As for `Kernel::run`, for a head and keys that exist.
+    unsafe fn head(
+        &self,
+        [entry, head]: [usize; 2],
+        tile: &mut KeyTile,
+        [q, dout, scores, dp]: [&mut [f32]; 4],
+        sums: &mut [f32],
+    ) {
+        let (d, width, blocks) = (&self.dims, self.dims.head_dim, &self.blocks);
+        let place = [entry, head, d.heads];
+        let (all_q, all_dout) = (
+            Head::of(self.inputs[0], d.rows_q, place, width),
+            Head::of(self.inputs[5], d.rows_q, place, width),
+        );
+        let queries = d.queries_of(tile.keys.clone());
+        let cols = tile.keys.len();
+        for first in queries.clone().step_by(QUERIES) {
+            let count = QUERIES.min(queries.end - first);
+            let row = (entry * d.heads + head) * d.rows_q + first;
+            let part = Tile {
+                dims: d,
+                query: first,
+                rows: count,
+                key: tile.keys.start,
+                cols,
+            };
+            // SAFETY: operands are not written by this dispatch; the blocks have these sizes.
+            unsafe {
+                all_q.copy(first..first + count, d.scale as f32, q);
+                all_dout.copy(first..first + count, 1.0, dout);
+                let [k_across, v_across] = [0, 1].map(|i| blocks.packed(tile.packed[i].as_ptr(), width));
+                let k_along = blocks.packed(tile.packed[2].as_ptr(), cols);
+                let size = [count, cols, width];
+                blocks.multiply(rows(q, width), k_across, target(scores, KEYS, false), size);
+                blocks.multiply(rows(dout, width), v_across, target(dp, KEYS, false), size);
+                let [lse, delta] = [3, 4].map(|i: usize| self.inputs[i].slice(row..row + count));
+                gradient_step(self.level, scores, dp, [lse, delta], part);
+                let size = [cols, width, count];
+                let (dv, dk) = (target(tile.dv, width, true), target(tile.dk, width, true));
+                let dout = blocks.in_place(dout.as_ptr(), width);
+                blocks.multiply(columns(scores, KEYS), dout, dv, size);
+                let q = blocks.in_place(q.as_ptr(), width);
+                blocks.multiply(columns(dp, KEYS), q, dk, size);
+                let sums = target(&mut sums[first * width..], width, true);
+                blocks.multiply(rows(dp, KEYS), k_along, sums, [count, width, cols]);
+            }
+        }
+    }
+
+    /// Gradients of some queries of all heads.
+    ///
+    /// # Safety
+    /// As for `Kernel::run`.
+    unsafe fn queries(&self, task: usize, cx: &RunCx) {
+        let (d, width) = (&self.dims, self.dims.head_dim);
+        let tiles = d.rows_q.div_ceil(QUERIES);
+        let (entry, tile) = (task / tiles, task % tiles);
+        let stride = d.rows_q * width;
+        for row in tile * QUERIES..((tile + 1) * QUERIES).min(d.rows_q) {
+            for head in 0..d.heads {
+                let dq = Head::of(self.outputs[0], d.rows_q, [entry, head, d.heads], width);
+                let first = (entry * d.heads + head) * self.parts.len() * stride + row * width;
+                let len = (self.parts.len() - 1) * stride + width;
+                // SAFETY: the first phase is over; this task alone writes these rows of the result.
+                unsafe {
+                    let sums = std::slice::from_raw_parts(cx.shared.add(first).cast_const(), len);
+                    scaled_sum(self.level, sums, stride, d.scale as f32, dq.get_mut(row));
+                }
+            }
+        }
+    }
+}

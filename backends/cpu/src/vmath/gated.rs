@@ -1,0 +1,63 @@
+//! Activations times another operand, and their gradients in one pass.
+
+use super::kernels as k;
+use super::level::{Isa, Level, multiversion};
+
+multiversion! {
+    /// `silu(gate) * up`. Ends with the shortest slice, as all functions here.
+    pub(crate) fn swiglu(gate: &[f32], up: &[f32], out: &mut [f32]) = swiglu_body;
+}
+
+multiversion! {
+    /// Gradients of `[gate, up]` from those of [`swiglu`]'s result, the last operand.
+    pub(crate) fn swiglu_grad(operands: [&[f32]; 3], results: [&mut [f32]; 2]) = swiglu_grad_body;
+}
+
+multiversion! {
+    /// `gelu(gate) * up` with the exact GELU.
+    pub(crate) fn geglu(gate: &[f32], up: &[f32], out: &mut [f32]) = geglu_body;
+}
+
+multiversion! {
+    /// Gradients of `[gate, up]` from those of [`geglu`]'s result, the last operand.
+    pub(crate) fn geglu_grad(operands: [&[f32]; 3], results: [&mut [f32]; 2]) = geglu_grad_body;
+}
+
+#[inline(always)]
+fn swiglu_body<const FMA: bool>(gate: &[f32], up: &[f32], out: &mut [f32]) {
+    for ((o, &x), &up) in out.iter_mut().zip(gate).zip(up) {
+        *o = k::silu::<FMA>(x) * up;
+    }
+}
+
+#[inline(always)]
+fn geglu_body<const FMA: bool>(gate: &[f32], up: &[f32], out: &mut [f32]) {
+    for ((o, &x), &up) in out.iter_mut().zip(gate).zip(up) {
+        *o = k::gelu_erf::<FMA>(x) * up;
+    }
+}
+
+#[inline(always)]
+fn swiglu_grad_body<const FMA: bool>([gate, up, dy]: [&[f32]; 3], [dgate, dup]: [&mut [f32]; 2]) {
+    let operands = gate.iter().zip(up).zip(dy);
+    for ((dgate, dup), ((&x, &up), &dy)) in dgate.iter_mut().zip(dup).zip(operands) {
+        let s = k::sigmoid::<FMA>(x);
+        // As in `silu`: the bound turns `-inf * 0` into its limit.
+        let y = k::clamp(x, -200.0, f32::INFINITY) * s;
+        *dup = dy * y;
+        *dgate = dy * up * k::mul_add::<FMA>(y, 1.0 - s, s);
+    }
+}
+
+#[inline(always)]
+fn geglu_grad_body<const FMA: bool>([gate, up, dy]: [&[f32]; 3], [dgate, dup]: [&mut [f32]; 2]) {
+    const INV_SQRT_2_PI: f32 = 0.398_942_280_401_432_7_f64 as f32;
+    let operands = gate.iter().zip(up).zip(dy);
+    for ((dgate, dup), ((&x, &up), &dy)) in dgate.iter_mut().zip(dup).zip(operands) {
+        let (cdf, bell) = k::normal::<FMA>(x);
+        *dup = dy * (k::clamp(x, -20.0, f32::INFINITY) * cdf);
+        // The bell is 0 beyond the bounds, which turn `inf * 0` into its limit.
+        let along = k::clamp(x, -20.0, 20.0) * INV_SQRT_2_PI;
+        *dgate = dy * up * k::mul_add::<FMA>(along, bell, cdf);
+    }
+}

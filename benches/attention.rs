@@ -1,0 +1,181 @@
+//! Attention inside a plan against matrix products of the same number of operations by the same library, two
+//! threads each: how much of the rate of a multiply is left after softmax and masks. Gated units and rotary
+//! embedding against copies of the same number of bytes.
+//!
+//! The line after each case has the rate and, in parentheses, its ratio to the reference: 1 is as fast.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{Contestant, Race, THREADS, cpu, inference, noise};
+use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use meganeura::build::build_on;
+use meganeura::cpu::pool::ThreadPool;
+use meganeura::{Graph, Mode, Session};
+
+const HEADS: u32 = 8;
+const HEAD_DIM: u32 = 64;
+/// Queries and keys.
+const ROWS: &[usize] = &[512, 2048];
+
+fn attention(rows: usize, causal: bool, training: bool) -> Session {
+    let width = (HEADS * HEAD_DIM) as usize;
+    let mut g = Graph::new();
+    let [q, k, v] = ["q", "k", "v"].map(|name| {
+        let x = g.input(name, &[rows, width]);
+        g.require_grad(x)
+    });
+    let y = if causal {
+        g.causal_attention(q, k, v, HEADS, HEADS, HEAD_DIM)
+    } else {
+        g.full_attention(q, k, v, HEADS, HEADS, HEAD_DIM)
+    };
+    let mut session = if training {
+        // The mean adds a few passes over the result.
+        let loss = g.mean_all(y);
+        g.set_outputs(vec![loss]);
+        match build_on(&g, cpu(), Mode::Training, None) {
+            Ok((session, _)) => session,
+            Err(e) => panic!("{e}"),
+        }
+    } else {
+        g.set_outputs(vec![y]);
+        inference(&g)
+    };
+    for name in ["q", "k", "v"] {
+        session.set_input(name, &noise(rows * width));
+    }
+    session
+}
+
+/// A square product, as the rate to be compared with.
+fn product(size: usize) -> Session {
+    let mut g = Graph::new();
+    let [a, b] = ["a", "b"].map(|name| g.input(name, &[size, size]));
+    let c = g.matmul(a, b);
+    g.set_outputs(vec![c]);
+    let mut session = inference(&g);
+    session.set_input("a", &noise(size * size));
+    session.set_input("b", &noise(size * size));
+    session
+}
+
+fn attention_rates(criterion: &mut Criterion) {
+    const SIZE: usize = 512;
+    for &rows in ROWS {
+        for causal in [false, true] {
+            let (mut forward, mut training, mut product) = (
+                attention(rows, causal, false),
+                attention(rows, causal, true),
+                product(SIZE),
+            );
+            let contestants: Vec<Contestant> = vec![
+                ("gemm", Box::new(move || product.step())),
+                ("forward", Box::new(move || forward.step())),
+                ("forward and backward", Box::new(move || training.step())),
+            ];
+            let mask = if causal { "causal" } else { "full" };
+            let name = format!("attention/cpu/{mask} {rows}");
+            let mut race = Race::new(contestants, 3);
+            measure(criterion, &name, &mut race);
+            let pairs = if causal { rows * (rows + 1) / 2 } else { rows * rows };
+            let once = (2 * pairs * (HEADS * HEAD_DIM) as usize) as f64;
+            let gemm = 2.0 * (SIZE as f64).powi(3) / race.seconds(0);
+            let (forward, both) = (race.seconds(1), race.seconds(2));
+            let rate = |products: f64, seconds: f64| products * once / seconds;
+            let report = |rate: f64| format!("{:.1} ({:.2})", rate / 1e9, rate / gemm);
+            println!(
+                "{name} GFLOP/s: product {:.1}  forward {}  backward {}",
+                gemm / 1e9,
+                report(rate(2.0, forward)),
+                report(rate(5.0, both - forward)),
+            );
+        }
+    }
+}
+
+/// A graph of one call on inputs of one shape, which reads and writes so many bytes.
+fn streaming(name: &str, rows: usize, width: usize) -> (Session, usize) {
+    let mut g = Graph::new();
+    let input = |g: &mut Graph, name: &str, width: usize| g.input(name, &[rows, width]);
+    let a = input(&mut g, "a", width);
+    let (y, inputs, tensors) = match name {
+        "swiglu" => {
+            let b = input(&mut g, "b", width);
+            (g.swiglu(a, b), 2, 3)
+        }
+        "geglu" => {
+            let b = input(&mut g, "b", width);
+            (g.geglu(a, b), 2, 3)
+        }
+        _ => (g.rope(a, 10_000.0, HEAD_DIM), 1, 2),
+    };
+    g.set_outputs(vec![y]);
+    let mut session = inference(&g);
+    for name in ["a", "b"].iter().take(inputs) {
+        session.set_input(name, &noise(rows * width));
+    }
+    (session, tensors * 4 * rows * width)
+}
+
+/// Copies on all threads.
+fn copy(pool: &ThreadPool, from: &[f32], to: &mut [f32]) {
+    const PARTS: usize = 32;
+    let len = from.len().div_ceil(PARTS);
+    let parts: Vec<_> = from
+        .chunks(len)
+        .zip(to.chunks_mut(len))
+        .map(std::sync::Mutex::new)
+        .collect();
+    pool.run(parts.len(), &|task, _| {
+        if let Ok(mut part) = parts[task].lock() {
+            let (from, to) = &mut *part;
+            to.copy_from_slice(from);
+        }
+    });
+}
+
+fn streaming_rates(criterion: &mut Criterion) {
+    const ROWS: usize = 4096;
+    const WIDTH: usize = 2048;
+    let pool = ThreadPool::new(THREADS);
+    let (from, mut to) = (noise(ROWS * WIDTH), vec![0.0; ROWS * WIDTH]);
+    for name in ["swiglu", "geglu", "rope"] {
+        let (mut session, bytes) = streaming(name, ROWS, WIDTH);
+        let contestants: Vec<Contestant> = vec![
+            ("copy", Box::new(|| copy(&pool, &from, &mut to))),
+            (name, Box::new(move || session.step())),
+        ];
+        let mut race = Race::new(contestants, 2);
+        measure(criterion, &format!("{name}/cpu/{ROWS}x{WIDTH}"), &mut race);
+        let copied = 8.0 * from.len() as f64 / race.seconds(0);
+        let rate = bytes as f64 / race.seconds(1);
+        println!(
+            "{name} {:.1} GB/s, copy {:.1} GB/s ({:.2})",
+            rate / 1e9,
+            copied / 1e9,
+            rate / copied
+        );
+    }
+}
+
+fn measure(criterion: &mut Criterion, name: &str, race: &mut Race) {
+    let mut group = criterion.benchmark_group(name);
+    for (i, label) in race.names().iter().enumerate() {
+        group.bench_function(BenchmarkId::from_parameter(label), |bench| {
+            bench.iter_custom(|turns| race.run(i, turns));
+        });
+    }
+    group.finish();
+}
+
+criterion_group! {
+    name = benches;
+    config = Criterion::default()
+        .sample_size(10)
+        .warm_up_time(Duration::from_millis(200))
+        .measurement_time(Duration::from_secs(2));
+    targets = attention_rates, streaming_rates
+}
+criterion_main!(benches);

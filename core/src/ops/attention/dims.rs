@@ -1,0 +1,249 @@
+//! Sizes and mask of an attention call.
+
+use std::ops::Range;
+
+use crate::ops::{Call, expect_float, expect_same_dtype};
+use crate::shape::TensorType;
+
+/// Sizes and mask of a `core.attention` or `core.attention_grad` call.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionDims {
+    /// Product of the leading axes.
+    pub batch: usize,
+    /// Queries.
+    pub rows_q: usize,
+    /// Keys and values, at least one.
+    pub rows_k: usize,
+    /// Heads of the queries.
+    pub heads: usize,
+    /// Heads of the keys and values, a divisor of `heads`.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Whether a query sees no key behind its own position.
+    pub causal: bool,
+    /// How many keys a query sees at most, counted back from its own position; 0 if all. Only if causal.
+    pub window: usize,
+    /// Factor of the scores.
+    pub scale: f64,
+}
+
+impl AttentionDims {
+    /// Reads the dimensions of a call, of which the first three operands are queries, keys and values.
+    ///
+    /// # Errors
+    /// When operands and attributes do not fit, in the operator's words.
+    pub fn of(call: &Call) -> Result<Self, String> {
+        let [q, k, v, ..] = call.inputs else {
+            return Err("takes queries, keys and values".into());
+        };
+        expect_same_dtype(call)?;
+        expect_float(call, 0, "the operands")?;
+        let dims = AttentionDims {
+            heads: call.attrs.size("num_heads")?,
+            kv_heads: call.attrs.size("num_kv_heads")?,
+            head_dim: call.attrs.size("head_dim")?,
+            causal: call.attrs.bool("causal")?,
+            window: call.attrs.size("window")?,
+            scale: call.attrs.float("scale")?,
+            batch: 0,
+            rows_q: 0,
+            rows_k: 0,
+        };
+        dims.check_attributes()?;
+        dims.with_shapes(q, k, v)
+    }
+
+    fn check_attributes(&self) -> Result<(), String> {
+        let (heads, kv_heads) = (self.heads, self.kv_heads);
+        if heads == 0 || kv_heads == 0 || self.head_dim == 0 {
+            return Err(format!(
+                "needs at least one head of at least one element, not {heads} query heads and {kv_heads} \
+                 key-value heads of {} elements",
+                self.head_dim
+            ));
+        }
+        if kv_heads > heads {
+            return Err(format!(
+                "has more key-value heads ({kv_heads}) than query heads ({heads}); each query head reads exactly one"
+            ));
+        }
+        if !heads.is_multiple_of(kv_heads) {
+            return Err(format!(
+                "{heads} query heads cannot share {kv_heads} key-value heads evenly; \
+                 num_heads must be a multiple of num_kv_heads"
+            ));
+        }
+        if self.window > 0 && !self.causal {
+            return Err("a sliding window looks back from each query, so the attention must be causal".into());
+        }
+        if !self.scale.is_finite() {
+            return Err(format!(
+                "the scale {} is not a finite number; it multiplies the scores",
+                self.scale
+            ));
+        }
+        Ok(())
+    }
+
+    fn with_shapes(self, q: &TensorType, k: &TensorType, v: &TensorType) -> Result<Self, String> {
+        let (batch, rows_q) = operand("the queries", q, self.heads, self.head_dim)?;
+        let (batch_k, rows_k) = operand("the keys", k, self.kv_heads, self.head_dim)?;
+        let (batch_v, rows_v) = operand("the values", v, self.kv_heads, self.head_dim)?;
+        if batch != batch_k || batch != batch_v {
+            return Err(format!(
+                "the queries {q}, keys {k} and values {v} differ in their leading axes; \
+                 all but the last two must be equal"
+            ));
+        }
+        if rows_k != rows_v {
+            return Err(format!(
+                "there are {rows_k} keys ({k}) but {rows_v} values ({v}); each key needs its value"
+            ));
+        }
+        if rows_k == 0 {
+            return Err(format!("the keys {k} have no rows, so there is nothing to attend to"));
+        }
+        if self.causal && rows_q > rows_k {
+            return Err(format!(
+                "causal attention aligns the last query with the last key, so {rows_q} queries need at least as \
+                 many keys, not {rows_k}; without a mask use `cross_attention`"
+            ));
+        }
+        Ok(AttentionDims {
+            batch: batch.iter().product(),
+            rows_q,
+            rows_k,
+            ..self
+        })
+    }
+
+    /// Query heads of one key-value head.
+    pub fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    /// The keys that a query sees; never none.
+    pub fn keys_of(&self, query: usize) -> Range<usize> {
+        if !self.causal {
+            return 0..self.rows_k;
+        }
+        let end = query + (self.rows_k - self.rows_q) + 1;
+        let start = if self.window == 0 {
+            0
+        } else {
+            end.saturating_sub(self.window)
+        };
+        start..end
+    }
+
+    /// The queries that see any of some keys.
+    pub fn queries_of(&self, keys: Range<usize>) -> Range<usize> {
+        if !self.causal {
+            return 0..self.rows_q;
+        }
+        let shift = self.rows_k - self.rows_q;
+        let end = if self.window == 0 {
+            self.rows_q
+        } else {
+            let last = keys.end.saturating_sub(1);
+            last.saturating_add(self.window).saturating_sub(shift).min(self.rows_q)
+        };
+        let start = keys.start.saturating_sub(shift).min(end);
+        start..end
+    }
+
+    /// Pairs of a query and a key that it sees, of one head; saturates.
+    pub fn pairs(&self) -> u64 {
+        let (q, k) = (self.rows_q as u128, self.rows_k as u128);
+        // Sum of 1, 2, ... n.
+        let triangle = |n: u128| n * (n + 1) / 2;
+        let pairs = if self.causal {
+            let below = |limit: u128| triangle(limit) - triangle(limit.saturating_sub(q));
+            let hidden = if self.window == 0 {
+                0
+            } else {
+                let most = k.saturating_sub(self.window as u128);
+                triangle(most) - triangle(most.saturating_sub(q))
+            };
+            below(k) - hidden
+        } else {
+            q * k
+        };
+        u64::try_from(pairs).unwrap_or(u64::MAX)
+    }
+
+    /// Pairs of all heads times the width of a head; saturates.
+    pub(super) fn multiplications(&self) -> u64 {
+        [self.batch, self.heads, self.head_dim]
+            .iter()
+            .fold(self.pairs(), |product, &n| product.saturating_mul(n as u64))
+    }
+}
+
+/// Leading axes and rows of an operand whose last axis must hold so many heads.
+fn operand<'a>(what: &str, ty: &'a TensorType, heads: usize, head_dim: usize) -> Result<(&'a [usize], usize), String> {
+    let rank = ty.shape.rank();
+    if rank < 2 {
+        return Err(format!(
+            "{what} are {ty}, but need rows of heads: [..., rows, heads * head_dim]"
+        ));
+    }
+    let width = ty.shape[rank - 1];
+    if heads.checked_mul(head_dim) != Some(width) {
+        return Err(format!(
+            "{what} {ty} have rows of {width} elements, but {heads} heads of {head_dim} were announced"
+        ));
+    }
+    Ok((&ty.shape[..rank - 2], ty.shape[rank - 2]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The mask's closed forms against its definition.
+    #[test]
+    fn ranges_and_counts_agree() {
+        for (rows_q, rows_k) in [(1, 1), (1, 5), (4, 4), (3, 7), (7, 9), (0, 3)] {
+            for (causal, window) in [
+                (false, 0),
+                (true, 0),
+                (true, 1),
+                (true, 2),
+                (true, 5),
+                (true, usize::MAX),
+            ] {
+                let dims = AttentionDims {
+                    batch: 1,
+                    rows_q,
+                    rows_k,
+                    heads: 1,
+                    kv_heads: 1,
+                    head_dim: 1,
+                    causal,
+                    window,
+                    scale: 1.0,
+                };
+                let sees = |i: usize, j: usize| {
+                    let own = i + rows_k - rows_q;
+                    !causal || (j <= own && (window == 0 || own - j < window))
+                };
+                let mut pairs = 0;
+                for i in 0..rows_q {
+                    let keys: Vec<usize> = (0..rows_k).filter(|&j| sees(i, j)).collect();
+                    assert_eq!(dims.keys_of(i).collect::<Vec<_>>(), keys, "{dims:?}");
+                    assert!(!keys.is_empty());
+                    pairs += keys.len() as u64;
+                }
+                assert_eq!(dims.pairs(), pairs, "{dims:?}");
+                for start in 0..rows_k {
+                    for end in start + 1..=rows_k {
+                        let queries: Vec<usize> = (0..rows_q).filter(|&i| (start..end).any(|j| sees(i, j))).collect();
+                        assert_eq!(dims.queries_of(start..end).collect::<Vec<_>>(), queries, "{dims:?}");
+                    }
+                }
+            }
+        }
+    }
+}

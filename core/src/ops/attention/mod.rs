@@ -1,0 +1,410 @@
+//! Scaled dot-product attention with several heads, masks and shared keys.
+
+mod dims;
+mod grad;
+
+pub use dims::AttentionDims;
+pub(super) use grad::AttentionGrad;
+
+use super::sample::{Sample, SampleInput, Sizes};
+use super::{Arity, Call, Cost, Doc, Expansion, Gradient, OpRef, Operator, Semantics};
+use crate::NodeId;
+use crate::attrs::Attrs;
+use crate::graph::{Graph, Value};
+use crate::shape::{Shape, TensorType};
+
+pub(super) struct Attention;
+
+/// Type of a number for each query of each head: `[batch..., num_heads, rows_q]`.
+fn per_query(q: &TensorType, heads: usize) -> Result<TensorType, String> {
+    let mut dims = q.shape.to_vec();
+    if let [.., rows, last] = dims.as_mut_slice() {
+        (*rows, *last) = (heads, *rows);
+    }
+    Ok(TensorType::new(q.dtype, Shape::new(&dims)?))
+}
+
+/// The heads of `[batch..., rows, heads * head_dim]` as `[batch, kv_heads, group, rows, head_dim]`.
+fn split_heads(g: &mut Graph, x: Value, rows: usize, dims: &AttentionDims, group: usize) -> NodeId {
+    let split = g.reshape(x, &[dims.batch, rows, dims.kv_heads, group, dims.head_dim]);
+    g.permute(split, &[0, 2, 3, 1, 4])
+}
+
+/// The inverse of [`split_heads`].
+fn join_heads(g: &mut Graph, x: NodeId, shape: &[usize]) -> Value {
+    let joined = g.permute(x, &[0, 3, 1, 2, 4]);
+    g.reshape(joined, shape).into()
+}
+
+/// Scaled scores `[batch, kv_heads, group, rows_q, rows_k]` of split heads; a hidden key's is minus infinity.
+fn scores(g: &mut Graph, q: NodeId, k: NodeId, dims: &AttentionDims) -> NodeId {
+    let dtype = g.dtype(q);
+    let products = g.matmul_bt(q, k);
+    let scale = g.scalar_of(dtype, dims.scale);
+    let scores = g.mul(products, scale);
+    if !dims.causal {
+        return scores;
+    }
+    // The last key that each query sees, and the first one that it does not see any more because of the window.
+    let shift = dims.rows_k - dims.rows_q;
+    let last: Vec<u32> = (0..dims.rows_q).map(|i| (i + shift) as u32).collect();
+    let keys: Vec<u32> = (0..dims.rows_k).map(|j| j as u32).collect();
+    let hidden = g.scalar_of(dtype, f64::NEG_INFINITY);
+    let last = g.constant_u32(last, &[dims.rows_q, 1]);
+    let mut shown = scores;
+    if dims.window > 0 {
+        let window = u32::try_from(dims.window).unwrap_or(u32::MAX);
+        let ends = keys.iter().map(|j| j.saturating_add(window)).collect();
+        let ends = g.constant_u32(ends, &[dims.rows_k]);
+        let near = g.less_than(last, ends);
+        shown = g.select(near, shown, hidden);
+    }
+    let keys = g.constant_u32(keys, &[dims.rows_k]);
+    let past = g.less_equal(keys, last);
+    g.select(past, shown, hidden)
+}
+
+/// Results without elements, which come of operands without elements.
+fn empty_results(cx: &mut Expansion) -> Vec<Value> {
+    let types = cx.outputs.iter();
+    types.map(|ty| cx.graph.full(ty.dtype, 0.0, &ty.shape).into()).collect()
+}
+
+fn decompose(cx: &mut Expansion) -> Result<Vec<Value>, String> {
+    let dims = dims_of(cx)?;
+    if dims.batch == 0 {
+        return Ok(empty_results(cx));
+    }
+    let (g, group) = (&mut *cx.graph, dims.group());
+    let q = split_heads(g, cx.inputs[0], dims.rows_q, &dims, group);
+    let k = split_heads(g, cx.inputs[1], dims.rows_k, &dims, 1);
+    let v = split_heads(g, cx.inputs[2], dims.rows_k, &dims, 1);
+    let scores = scores(g, q, k, &dims);
+    let max = g.max_reduce(scores, &[-1], true);
+    let shifted = g.sub(scores, max);
+    let e = g.exp(shifted);
+    let sum = g.sum(e, &[-1], true);
+    let p = g.div(e, sum);
+    let out = g.matmul(p, v);
+    let out = join_heads(g, out, &cx.outputs[0].shape);
+    let log = g.log(sum);
+    let lse = g.add(max, log);
+    let lse = g.reshape(lse, &cx.outputs[1].shape);
+    Ok(vec![out, lse.into()])
+}
+
+fn dims_of(cx: &Expansion) -> Result<AttentionDims, String> {
+    let inputs: Vec<TensorType> = cx.inputs.iter().filter_map(|&v| cx.graph.ty(v).cloned()).collect();
+    AttentionDims::of(&Call {
+        attrs: cx.attrs,
+        inputs: &inputs,
+        outputs: cx.outputs,
+    })
+}
+
+impl Operator for Attention {
+    fn name(&self) -> &'static str {
+        "core.attention"
+    }
+
+    fn doc(&self) -> Doc {
+        Doc {
+            shapes: "q [batch..., rows_q, num_heads * head_dim], k, v [batch..., rows_k, num_kv_heads * head_dim] -> out as q, lse [batch..., num_heads, rows_q]",
+            formula: "per head softmax(scale q k^T + mask) v, where query head h reads key-value head h / (num_heads / num_kv_heads); lse is the natural logarithm of the sum of e^score. Causal: query i sees keys j <= i + rows_k - rows_q; window w: of these the last w",
+            source: "Vaswani et al., 2017; grouped heads: Ainslie et al., 2023; window: Beltagy, Peters and Cohan, 2020",
+        }
+    }
+
+    fn arity(&self) -> Arity {
+        Arity::Exactly(3)
+    }
+
+    fn ports(&self) -> &'static [&'static str] {
+        &["out", "lse"]
+    }
+
+    fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
+        let dims = AttentionDims::of(call)?;
+        let q = &call.inputs[0];
+        Ok(vec![q.clone(), per_query(q, dims.heads)?])
+    }
+
+    fn gradient(&self) -> Gradient<'_> {
+        Gradient::rule(|cx| {
+            let (q, k, v) = (cx.operand(0), cx.operand(1), cx.operand(2));
+            let (out, lse, dout) = (cx.result(0), cx.result(1), cx.grad(0));
+            // delta = sum over a head of dout out, minus dlse: both enter the softmax's derivative alike.
+            let heads = cx.attrs().size("num_heads")?;
+            let width = cx.attrs().size("head_dim")?;
+            let mut split = cx.shape(q).to_vec();
+            let rank = split.len() as u32;
+            split.pop();
+            split.extend([heads, width]);
+            let product = cx.mul(dout, out);
+            let product = cx.reshape(product, &split);
+            let sums = cx.sum(product, &[-1], false);
+            let mut axes: Vec<u32> = (0..rank - 2).collect();
+            axes.extend([rank - 1, rank - 2]);
+            let mut delta = cx.permute(sums, &axes);
+            if let Some(dlse) = cx.try_grad(1) {
+                delta = cx.sub(delta, dlse);
+            }
+            let attrs = cx.attrs().clone();
+            let inputs = vec![q, k, v, lse, delta.into(), dout];
+            let grads = cx.call(OpRef::new(&AttentionGrad), attrs, inputs);
+            Ok((0..3).map(|port| Some(cx.port(grads, port))).collect())
+        })
+    }
+
+    fn semantics(&self) -> Semantics<'_> {
+        Semantics::composite(decompose)
+    }
+
+    fn cost(&self, call: &Call) -> Cost {
+        // Two products, and some ten operations for each exponential.
+        let flops = AttentionDims::of(call).map_or(0, |d| {
+            let exponentials = d.multiplications() / d.head_dim as u64;
+            d.multiplications()
+                .saturating_mul(4)
+                .saturating_add(exponentials.saturating_mul(10))
+        });
+        Cost {
+            flops,
+            ..Cost::streaming(call, 0)
+        }
+    }
+
+    fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {
+        let mut samples = cases(sizes);
+        // Scores in the hundreds: a kernel that does not subtract the maximum overflows.
+        let mut large = call_of(&[], [5, 9], [2, 1, 4], true, 0);
+        for input in &mut large.inputs[..2] {
+            *input = SampleInput::range(&input.shape.clone(), 12.0, 15.0);
+        }
+        large.label = "large scores".into();
+        large.tolerance = 1e-4;
+        samples.push(large);
+        samples
+    }
+}
+
+/// A call with operands of these sizes: queries and keys; heads, key-value heads and their width.
+fn call_of(
+    batch: &[usize],
+    [rows_q, rows_k]: [usize; 2],
+    [heads, kv_heads, width]: [usize; 3],
+    causal: bool,
+    window: i64,
+) -> Sample {
+    let operand = |rows: usize, heads: usize| {
+        let mut shape = batch.to_vec();
+        shape.extend([rows, heads * width]);
+        SampleInput::f32(&shape)
+    };
+    let attrs = Attrs::new()
+        .with("num_heads", heads)
+        .with("num_kv_heads", kv_heads)
+        .with("head_dim", width)
+        .with("causal", causal)
+        .with("window", window)
+        .with("scale", 1.0 / (width as f64).sqrt());
+    let mask = match (causal, window) {
+        (false, _) => "full".into(),
+        (true, 0) => "causal".into(),
+        (true, w) => format!("window {w}"),
+    };
+    let label = format!("{mask}, {batch:?} x {rows_q} by {rows_k}, {heads} on {kv_heads} heads of {width}");
+    let inputs = vec![
+        operand(rows_q, heads),
+        operand(rows_k, kv_heads),
+        operand(rows_k, kv_heads),
+    ];
+    Sample::new(label, inputs, attrs)
+}
+
+/// Calls with every kind of mask, from one element to more rows than a tile.
+fn cases(sizes: &mut Sizes) -> Vec<Sample> {
+    let (rows, more, kv) = (sizes.dim(60), sizes.below(60), 1 + sizes.below(3));
+    let heads = kv * (1 + sizes.below(3));
+    let width = sizes.dim(17);
+    let mut samples = vec![
+        call_of(&[], [1, 1], [1, 1, 1], false, 0),
+        call_of(&[], [5, 5], [2, 2, 4], true, 0),
+        call_of(&[], [3, 7], [4, 2, 3], true, 0),
+        call_of(&[2], [6, 6], [6, 2, 2], true, 3),
+        call_of(&[], [4, 9], [3, 1, 5], false, 0),
+        call_of(&[2, 2], [3, 3], [2, 1, 2], true, 100),
+        call_of(&[], [1, 13], [2, 1, 8], true, 0),
+        call_of(&[], [9, 9], [1, 1, 1], true, 1),
+        call_of(&[], [70, 131], [1, 1, 17], true, 40),
+        call_of(&[], [75, 101], [2, 1, 5], false, 0),
+        call_of(&[], [133, 133], [1, 1, 6], true, 0),
+        call_of(&[], [rows, rows + more], [heads, kv, width], true, 0),
+    ];
+    let scaled = &mut samples[2];
+    scaled.attrs = scaled.attrs.clone().with("scale", -0.75);
+    samples
+}
+
+/// Heads, mask and scale of [`Graph::attention`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionOptions {
+    /// Heads of the queries.
+    pub num_heads: u32,
+    /// Heads of the keys and values, a divisor of `num_heads`.
+    pub num_kv_heads: u32,
+    /// Width of a head.
+    pub head_dim: u32,
+    /// Whether query `i` sees only keys `j <= i + rows_k - rows_q`.
+    pub causal: bool,
+    /// How many keys a query sees at most, counted back from its own position; needs `causal`.
+    pub window: Option<u32>,
+    /// Factor of the scores, `1 / sqrt(head_dim)` if `None`.
+    pub scale: Option<f32>,
+}
+
+impl AttentionOptions {
+    /// Attention of every query to every key, with the usual scale.
+    pub fn new(num_heads: u32, num_kv_heads: u32, head_dim: u32) -> Self {
+        AttentionOptions {
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            causal: false,
+            window: None,
+            scale: None,
+        }
+    }
+}
+
+impl Graph {
+    /// Scaled dot-product attention of `q [batch..., rows_q, num_heads * head_dim]` to `k` and `v`
+    /// `[batch..., rows_k, num_kv_heads * head_dim]` (Vaswani et al., 2017): per head
+    /// `softmax(scale q k^T + mask) v`, shaped as `q`. Query head `h` reads key-value head
+    /// `h / (num_heads / num_kv_heads)`. Port 1 (`lse [batch..., num_heads, rows_q]`) is the natural logarithm
+    /// of the sum of the exponentials of a query's scores.
+    ///
+    /// Rejected: heads that do not divide, widths other than heads times `head_dim`, no keys, causal attention
+    /// of more queries than keys, a window of 0 or without `causal`.
+    #[track_caller]
+    pub fn attention(
+        &mut self,
+        q: impl Into<Value>,
+        k: impl Into<Value>,
+        v: impl Into<Value>,
+        options: AttentionOptions,
+    ) -> NodeId {
+        if options.window == Some(0) {
+            let message = "a window of 0 keys would leave a query nothing to see";
+            return self.report("core.attention", message, "give a window of at least 1, or none");
+        }
+        let scale = match options.scale {
+            Some(scale) => f64::from(scale),
+            None => 1.0 / f64::from(options.head_dim).sqrt(),
+        };
+        let attrs = Attrs::new()
+            .with("num_heads", options.num_heads)
+            .with("num_kv_heads", options.num_kv_heads)
+            .with("head_dim", options.head_dim)
+            .with("causal", options.causal)
+            .with("window", options.window.unwrap_or(0))
+            .with("scale", scale);
+        self.call(OpRef::new(&Attention), attrs, vec![q.into(), k.into(), v.into()])
+    }
+
+    /// [`Graph::attention`] where each query sees the keys up to its own position: query `i` those with
+    /// `j <= i + rows_k - rows_q`.
+    #[track_caller]
+    pub fn causal_attention(
+        &mut self,
+        q: impl Into<Value>,
+        k: impl Into<Value>,
+        v: impl Into<Value>,
+        num_heads: u32,
+        num_kv_heads: u32,
+        head_dim: u32,
+    ) -> NodeId {
+        let options = AttentionOptions {
+            causal: true,
+            ..AttentionOptions::new(num_heads, num_kv_heads, head_dim)
+        };
+        self.attention(q, k, v, options)
+    }
+
+    /// [`Graph::causal_attention`] where each query sees no more than the last `window` keys of those.
+    #[track_caller]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the operands and sizes of the published formula"
+    )]
+    pub fn sliding_window_attention(
+        &mut self,
+        q: impl Into<Value>,
+        k: impl Into<Value>,
+        v: impl Into<Value>,
+        num_heads: u32,
+        num_kv_heads: u32,
+        head_dim: u32,
+        window: u32,
+    ) -> NodeId {
+        let options = AttentionOptions {
+            causal: true,
+            window: Some(window),
+            ..AttentionOptions::new(num_heads, num_kv_heads, head_dim)
+        };
+        self.attention(q, k, v, options)
+    }
+
+    /// [`Graph::attention`] where every query sees every key.
+    #[track_caller]
+    pub fn full_attention(
+        &mut self,
+        q: impl Into<Value>,
+        k: impl Into<Value>,
+        v: impl Into<Value>,
+        num_heads: u32,
+        num_kv_heads: u32,
+        head_dim: u32,
+    ) -> NodeId {
+        self.attention(q, k, v, AttentionOptions::new(num_heads, num_kv_heads, head_dim))
+    }
+
+    /// [`Graph::full_attention`] to keys and values of another sequence, whose number of rows may differ.
+    #[track_caller]
+    pub fn cross_attention(
+        &mut self,
+        q: impl Into<Value>,
+        k: impl Into<Value>,
+        v: impl Into<Value>,
+        num_heads: u32,
+        num_kv_heads: u32,
+        head_dim: u32,
+    ) -> NodeId {
+        self.full_attention(q, k, v, num_heads, num_kv_heads, head_dim)
+    }
+
+    /// [`Graph::full_attention`] with as many key-value heads as query heads: `num_heads` equal parts of the
+    /// last axis of `q`, `k` and `v`.
+    #[track_caller]
+    pub fn multi_head_attn(
+        &mut self,
+        q: impl Into<Value>,
+        k: impl Into<Value>,
+        v: impl Into<Value>,
+        num_heads: u32,
+    ) -> NodeId {
+        let q = q.into();
+        let width = self.shape(q).last().copied().unwrap_or(1);
+        if !width.is_multiple_of(num_heads as usize) {
+            let message = format!("rows of {width} elements do not divide into {num_heads} heads");
+            return self.report(
+                "core.attention",
+                message,
+                "choose a number of heads that divides the width",
+            );
+        }
+        let head_dim = width.checked_div(num_heads as usize).unwrap_or(0);
+        let head_dim = u32::try_from(head_dim).unwrap_or(u32::MAX);
+        self.full_attention(q, k, v, num_heads, num_heads, head_dim)
+    }
+}

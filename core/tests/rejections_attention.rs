@@ -1,0 +1,270 @@
+//! Calls of attention, rotary embedding and gated units that cannot be, and what is said of them.
+
+use meganeura_core::attrs::Attrs;
+use meganeura_core::dtype::DType;
+use meganeura_core::graph::{Graph, NodeId};
+use meganeura_core::ops::{AttentionOptions, OpRef};
+use meganeura_core::registry;
+
+/// What is said of the graph that `build` makes; it is said once, and `verify` repeats it.
+fn rejection(build: impl FnOnce(&mut Graph) -> NodeId) -> String {
+    let mut graph = Graph::new();
+    let node = build(&mut graph);
+    graph.set_outputs(vec![node]);
+    assert_eq!(graph.errors().len(), 1, "{:?}", graph.errors());
+    let error = graph.errors()[0].to_string();
+    assert_eq!(graph.verify().expect_err("a wrong graph").to_string(), error);
+    error
+}
+
+#[track_caller]
+fn says(message: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(message.contains(part), "{message:?} lacks {part:?}");
+    }
+}
+
+/// Attention of operands of these shapes.
+fn attention(shapes: [&[usize]; 3], options: AttentionOptions) -> String {
+    rejection(|g| {
+        let [q, k, v] = ["q", "k", "v"].map(|name| name.to_owned());
+        let q = g.input(&q, shapes[0]);
+        let k = g.input(&k, shapes[1]);
+        let v = g.input(&v, shapes[2]);
+        g.attention(q, k, v, options)
+    })
+}
+
+fn op(name: &str) -> OpRef {
+    let found = registry::ops().into_iter().find(|op| op.name() == name);
+    found.expect("a registered operator")
+}
+
+#[test]
+fn heads_that_do_not_divide() {
+    let message = attention([&[4, 12], &[4, 8], &[4, 8]], AttentionOptions::new(3, 2, 4));
+    says(&message, &["3 query heads", "2 key-value heads", "multiple"]);
+    let message = attention([&[4, 8], &[4, 16], &[4, 16]], AttentionOptions::new(2, 4, 4));
+    says(&message, &["more key-value heads (4) than query heads (2)"]);
+    for (heads, kv, width) in [(0, 1, 4), (1, 0, 4), (1, 1, 0)] {
+        let message = attention([&[4, 8], &[4, 8], &[4, 8]], AttentionOptions::new(heads, kv, width));
+        says(&message, &["at least one head of at least one element"]);
+    }
+    let message = rejection(|g| {
+        let x = g.input("x", &[4, 10]);
+        g.multi_head_attn(x, x, x, 3)
+    });
+    says(&message, &["10 elements do not divide into 3 heads"]);
+    let message = rejection(|g| {
+        let x = g.input("x", &[4, 10]);
+        g.multi_head_attn(x, x, x, 0)
+    });
+    says(&message, &["0 heads"]);
+}
+
+#[test]
+fn widths_that_do_not_fit() {
+    let options = AttentionOptions::new(2, 1, 4);
+    let message = attention([&[4, 9], &[4, 4], &[4, 4]], options);
+    says(&message, &["the queries", "9 elements", "2 heads of 4"]);
+    let message = attention([&[4, 8], &[4, 8], &[4, 4]], options);
+    says(&message, &["the keys", "8 elements", "1 heads of 4"]);
+    let message = attention([&[4, 8], &[4, 4], &[4, 5]], options);
+    says(&message, &["the values", "5 elements"]);
+    let message = attention([&[8], &[4, 4], &[4, 4]], options);
+    says(&message, &["the queries", "[..., rows, heads * head_dim]"]);
+    // A product of heads and width beyond any number is no panic.
+    let huge = AttentionOptions::new(u32::MAX, u32::MAX, u32::MAX);
+    let message = attention([&[4, 8], &[4, 8], &[4, 8]], huge);
+    says(&message, &["were announced"]);
+}
+
+#[test]
+fn rows_that_do_not_fit() {
+    let options = AttentionOptions::new(1, 1, 4);
+    let message = attention([&[2, 4], &[3, 4], &[5, 4]], options);
+    says(&message, &["3 keys", "5 values"]);
+    let message = attention([&[2, 4], &[0, 4], &[0, 4]], options);
+    says(&message, &["nothing to attend to"]);
+    let message = attention([&[2, 2, 4], &[3, 2, 4], &[2, 2, 4]], options);
+    says(&message, &["leading axes"]);
+    let message = attention([&[2, 4], &[1, 2, 4], &[1, 2, 4]], options);
+    says(&message, &["leading axes"]);
+    let causal = AttentionOptions {
+        causal: true,
+        ..options
+    };
+    let message = attention([&[5, 4], &[3, 4], &[3, 4]], causal);
+    says(&message, &["5 queries", "not 3", "cross_attention"]);
+}
+
+#[test]
+fn windows_and_scales() {
+    let options = AttentionOptions::new(1, 1, 4);
+    let shapes: [&[usize]; 3] = [&[4, 4]; 3];
+    let message = rejection(|g| {
+        let x = g.input("x", &[4, 4]);
+        g.sliding_window_attention(x, x, x, 1, 1, 4, 0)
+    });
+    says(&message, &["window of 0"]);
+    let window = AttentionOptions {
+        window: Some(2),
+        ..options
+    };
+    says(&attention(shapes, window), &["must be causal"]);
+    for scale in [f32::NAN, f32::INFINITY] {
+        let scaled = AttentionOptions {
+            scale: Some(scale),
+            ..options
+        };
+        says(&attention(shapes, scaled), &["not a finite number"]);
+    }
+}
+
+#[test]
+fn element_types_of_attention() {
+    let options = AttentionOptions::new(1, 1, 4);
+    let message = rejection(|g| {
+        let x = g.input_u32("x", &[4, 4]);
+        g.attention(x, x, x, options)
+    });
+    says(&message, &["floating point", "cast"]);
+    let message = rejection(|g| {
+        let q = g.input("q", &[4, 4]);
+        let k = g.input_typed("k", &[4, 4], DType::F16);
+        g.attention(q, k, q, options)
+    });
+    says(&message, &["different element types", "cast"]);
+}
+
+/// A call with raw attributes, as a plugin or a file could make it.
+fn raw(name: &str, shapes: &[&[usize]], attrs: Attrs) -> String {
+    rejection(|g| {
+        let inputs = shapes.iter().enumerate();
+        let inputs = inputs.map(|(i, shape)| g.input(&format!("x{i}"), shape).into());
+        let inputs = inputs.collect();
+        g.call(op(name), attrs, inputs)
+    })
+}
+
+fn attention_attrs() -> Attrs {
+    Attrs::new()
+        .with("num_heads", 2i64)
+        .with("num_kv_heads", 1i64)
+        .with("head_dim", 4i64)
+        .with("causal", true)
+        .with("window", 0i64)
+        .with("scale", 0.5)
+}
+
+#[test]
+fn attributes_of_attention() {
+    let shapes: [&[usize]; 3] = [&[4, 8], &[4, 4], &[4, 4]];
+    for name in ["num_heads", "num_kv_heads", "head_dim", "window"] {
+        let message = raw("core.attention", &shapes, attention_attrs().with(name, -1i64));
+        says(&message, &[name, "negative"]);
+        let message = raw("core.attention", &shapes, attention_attrs().with(name, true));
+        says(&message, &[name, "an integer"]);
+    }
+    says(
+        &raw("core.attention", &shapes, attention_attrs().with("causal", 1i64)),
+        &["causal", "a flag"],
+    );
+    says(
+        &raw("core.attention", &shapes, attention_attrs().with("scale", 1i64)),
+        &["scale", "a real number"],
+    );
+    says(&raw("core.attention", &shapes, Attrs::new()), &["missing"]);
+    says(&raw("core.attention", &shapes[..2], attention_attrs()), &["3 operands"]);
+}
+
+#[test]
+fn operands_of_attention_grad() {
+    let good: [&[usize]; 6] = [&[3, 8], &[4, 4], &[4, 4], &[2, 3], &[2, 3], &[3, 8]];
+    let with = |i: usize, shape: &'static [usize]| {
+        let mut shapes = good;
+        shapes[i] = shape;
+        raw("core.attention_grad", &shapes, attention_attrs())
+    };
+    says(&with(3, &[3, 2]), &["lse", "must be"]);
+    says(&with(4, &[1, 3]), &["delta", "must be"]);
+    says(&with(5, &[3, 4]), &["gradient of the result", "must be"]);
+    says(&with(1, &[4, 5]), &["the keys"]);
+    let message = raw("core.attention_grad", &good[..5], attention_attrs());
+    says(&message, &["6 operands"]);
+}
+
+#[test]
+fn wrong_rotations() {
+    let rope = |shape: &'static [usize], theta: f32, head_dim: u32| {
+        rejection(|g| {
+            let x = g.input("x", shape);
+            g.rope(x, theta, head_dim)
+        })
+    };
+    says(&rope(&[4, 6], 1e4, 3), &["3 elements", "pairs", "even"]);
+    says(&rope(&[4, 6], 1e4, 0), &["0 elements", "above 0"]);
+    says(&rope(&[4, 6], 1e4, 4), &["6 elements", "heads of 4"]);
+    says(&rope(&[6], 1e4, 2), &["two axes"]);
+    for theta in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+        says(&rope(&[4, 6], theta, 2), &["theta", "positive and finite"]);
+    }
+    let message = rejection(|g| {
+        let x = g.input_u32("x", &[4, 6]);
+        g.rope(x, 1e4, 2)
+    });
+    says(&message, &["floating point"]);
+    let attrs = || {
+        Attrs::new()
+            .with("theta", 1e4)
+            .with("offset", 0i64)
+            .with("head_dim", 2i64)
+            .with("inverse", false)
+    };
+    let shape: &[usize] = &[4, 6];
+    says(
+        &raw("core.rope", &[shape], attrs().with("offset", -1i64)),
+        &["offset", "negative"],
+    );
+    says(
+        &raw("core.rope", &[shape], attrs().with("inverse", 0i64)),
+        &["inverse", "a flag"],
+    );
+}
+
+#[test]
+fn wrong_gates() {
+    for name in ["core.swiglu", "core.geglu"] {
+        says(
+            &raw(name, &[&[2, 3], &[3]], Attrs::new()),
+            &["shapes must be equal", "[2, 3]"],
+        );
+        says(&raw(name, &[&[2, 3]], Attrs::new()), &["2 operands"]);
+        let message = rejection(|g| {
+            let x = g.input_u32("x", &[2]);
+            g.call(op(name), Attrs::new(), vec![x.into(), x.into()])
+        });
+        says(&message, &["floating point"]);
+    }
+    for name in ["core.swiglu_grad", "core.geglu_grad"] {
+        says(
+            &raw(name, &[&[2, 3], &[2, 3], &[2, 1]], Attrs::new()),
+            &["shapes must be equal"],
+        );
+    }
+    let message = rejection(|g| {
+        let gate = g.input("gate", &[2]);
+        let up = g.input_typed("up", &[2], DType::F16);
+        g.swiglu(gate, up)
+    });
+    says(&message, &["different element types"]);
+    says(
+        &raw("core.swiglu_concat", &[&[2, 3]], Attrs::new()),
+        &["3 must be even"],
+    );
+    says(&raw("core.swiglu_concat", &[&[]], Attrs::new()), &["no axis"]);
+    says(
+        &raw("core.swiglu_concat_grad", &[&[2, 6], &[2, 6]], Attrs::new()),
+        &["must be", "[2, 3]"],
+    );
+}
