@@ -190,6 +190,15 @@ pub enum DataError {
         reason: String,
     },
 
+    /// An augmentation with a setting that makes no sense, or for examples of another shape.
+    #[error("augmentation '{transform}': {reason}")]
+    Augment {
+        /// The transform.
+        transform: String,
+        /// What is wrong, and what to do about it.
+        reason: String,
+    },
+
     /// A file does not start like an IDX file.
     #[error(
         "{name}: not an IDX file: expected the first two bytes 00 00, found {:02x} {:02x}; \

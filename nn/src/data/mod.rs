@@ -41,6 +41,7 @@
 //! # }
 //! ```
 
+pub mod augment;
 mod batches;
 mod dataset;
 mod digits;
@@ -51,6 +52,7 @@ mod prng;
 mod standardise;
 mod stream;
 
+pub use augment::{Augmentation, Transform};
 pub use batches::{Batch, Batches, Remainder};
 pub use dataset::{Dataset, one_hot};
 pub use digits::{DIGITS_SPLIT_SEED, DIGITS_TEST_FRACTION, digits, digits_split};
