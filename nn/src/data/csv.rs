@@ -1,28 +1,4 @@
 //! Tables of numbers in CSV files.
-//!
-//! ```
-//! use meganeura_nn::data::{Column, CsvOptions, Standardiser, parse_csv};
-//!
-//! # fn main() -> Result<(), meganeura_nn::data::DataError> {
-//! let text = "id,length,width,kind\n1,5.1,3.5,setosa\n2,6.3,2.9,virginica\n3,4.9,3.0,setosa\n4,6.5,3.0,virginica\n";
-//! let options = CsvOptions {
-//!     label: Column::name("kind"),
-//!     ignore: vec![Column::name("id")],
-//!     ..CsvOptions::default()
-//! };
-//! let table = parse_csv(text.as_bytes(), "flowers.csv", &options)?;
-//! assert_eq!(table.feature_names, ["length", "width"]);
-//! assert_eq!(table.class_names, ["setosa", "virginica"]);
-//! assert_eq!(table.data.labels(), [0, 1, 0, 1]);
-//!
-//! // Columns have different units: scale each of them before training.
-//! let (train, test) = table.data.split(0.25, 0)?;
-//! let scale = Standardiser::fit_per_feature(&train);
-//! let (train, test) = (train.standardised(&scale)?, test.standardised(&scale)?);
-//! # assert_eq!((train.len(), test.len()), (3, 1));
-//! # Ok(())
-//! # }
-//! ```
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -129,6 +105,32 @@ pub fn read_csv(path: impl AsRef<Path>, options: &CsvOptions) -> Result<Table, D
 /// of another length, a feature that is not a finite number, a label that is empty, a fraction, or none of the
 /// given classes, and bytes that are not UTF-8; [`DataError::Empty`] without examples;
 /// [`DataError::OutOfMemory`]; [`DataError::Io`].
+///
+/// # Example
+///
+/// ```
+/// use meganeura_nn::data::{Column, CsvOptions, Standardiser, parse_csv};
+///
+/// # fn main() -> Result<(), meganeura_nn::data::DataError> {
+/// let text = "id,length,width,kind\n1,5.1,3.5,setosa\n2,6.3,2.9,virginica\n3,4.9,3.0,setosa\n4,6.5,3.0,virginica\n";
+/// let options = CsvOptions {
+///     label: Column::name("kind"),
+///     ignore: vec![Column::name("id")],
+///     ..CsvOptions::default()
+/// };
+/// let table = parse_csv(text.as_bytes(), "flowers.csv", &options)?;
+/// assert_eq!(table.feature_names, ["length", "width"]);
+/// assert_eq!(table.class_names, ["setosa", "virginica"]);
+/// assert_eq!(table.data.labels(), [0, 1, 0, 1]);
+///
+/// // Columns have different units: scale each of them before training.
+/// let (train, test) = table.data.split(0.25, 0)?;
+/// let scale = Standardiser::fit_per_feature(&train);
+/// let (train, test) = (train.standardised(&scale)?, test.standardised(&scale)?);
+/// # assert_eq!((train.len(), test.len()), (3, 1));
+/// # Ok(())
+/// # }
+/// ```
 pub fn parse_csv(reader: impl Read, name: &str, options: &CsvOptions) -> Result<Table, DataError> {
     let mut records = Records {
         name,

@@ -1,18 +1,4 @@
 //! Data sets from arrays of NumPy: `.npz` archives, and pairs of `.npy` files.
-//!
-//! ```no_run
-//! use meganeura_nn::data::{Standardiser, npz_dataset};
-//!
-//! # fn main() -> Result<(), meganeura_nn::data::DataError> {
-//! // In Python: numpy.savez("images.npz", x=images, y=labels)
-//! let arrays = npz_dataset("images.npz", "x", "y", None)?;
-//! let (train, test) = arrays.data.split(0.2, 0)?;
-//! let scale = Standardiser::fit_global(&train);
-//! let (train, test) = (train.standardised(&scale)?, test.standardised(&scale)?);
-//! # let _ = (train, test);
-//! # Ok(())
-//! # }
-//! ```
 
 use std::fs::File;
 use std::io::BufReader;
@@ -85,6 +71,22 @@ pub fn read_npz(path: impl AsRef<Path>, array: &str) -> Result<NpyArray, DataErr
 ///
 /// Those of [`read_npz`]; [`DataError::Npy`] for arrays of other shapes, labels that are not whole numbers, or
 /// none of the given classes; [`DataError::CountMismatch`]; those of [`Dataset::new`].
+///
+/// # Example
+///
+/// ```no_run
+/// use meganeura_nn::data::{Standardiser, npz_dataset};
+///
+/// # fn main() -> Result<(), meganeura_nn::data::DataError> {
+/// // In Python: numpy.savez("images.npz", x=images, y=labels)
+/// let arrays = npz_dataset("images.npz", "x", "y", None)?;
+/// let (train, test) = arrays.data.split(0.2, 0)?;
+/// let scale = Standardiser::fit_global(&train);
+/// let (train, test) = (train.standardised(&scale)?, test.standardised(&scale)?);
+/// # let _ = (train, test);
+/// # Ok(())
+/// # }
+/// ```
 pub fn npz_dataset(path: impl AsRef<Path>, x: &str, y: &str, classes: Option<&[String]>) -> Result<Arrays, DataError> {
     let path = path.as_ref();
     combine(&read_npz(path, x)?, &read_npz(path, y)?, classes)

@@ -1,42 +1,4 @@
 //! Watching and stopping a training run.
-//!
-//! Several observers watch one run as a tuple or a `Vec`: each of them sees every event, and the run ends if
-//! any of them wants it to.
-//!
-//! ```
-//! use std::ops::ControlFlow;
-//!
-//! use meganeura_nn::trainer::{EvaluationInfo, Observer, Silent, StepInfo};
-//!
-//! /// Ends the run once the model is good enough.
-//! struct GoodEnough(f64);
-//!
-//! impl Observer for GoodEnough {
-//!     fn on_evaluation(&mut self, info: &EvaluationInfo) -> ControlFlow<()> {
-//!         if info.evaluation.accuracy() >= self.0 {
-//!             return ControlFlow::Break(());
-//!         }
-//!         ControlFlow::Continue(())
-//!     }
-//! }
-//!
-//! /// Counts examples.
-//! #[derive(Default)]
-//! struct Counter(usize);
-//!
-//! impl Observer for Counter {
-//!     fn on_step(&mut self, step: &StepInfo) -> ControlFlow<()> {
-//!         self.0 += step.examples;
-//!         ControlFlow::Continue(())
-//!     }
-//! }
-//!
-//! let mut counter = Counter::default();
-//! // The counter is lent, to be read after the run.
-//! let mut observers = (GoodEnough(0.98), &mut counter, Silent);
-//! let observer: &mut dyn Observer = &mut observers;
-//! # let _ = observer;
-//! ```
 
 use std::ops::ControlFlow;
 
@@ -122,6 +84,44 @@ pub struct EvaluationInfo {
 /// The order of the calls: `on_train_begin`; for each epoch `on_epoch_begin`, `on_step` after every step,
 /// `on_evaluation` after every evaluation, also one between steps, and `on_epoch_end` unless the epoch was cut
 /// short; `on_train_end`, unless the run failed.
+///
+/// Several observers watch one run as a tuple or a `Vec`: each of them sees every event, and the run ends if
+/// any of them wants it to.
+///
+/// ```
+/// use std::ops::ControlFlow;
+///
+/// use meganeura_nn::trainer::{EvaluationInfo, Observer, Silent, StepInfo};
+///
+/// /// Ends the run once the model is good enough.
+/// struct GoodEnough(f64);
+///
+/// impl Observer for GoodEnough {
+///     fn on_evaluation(&mut self, info: &EvaluationInfo) -> ControlFlow<()> {
+///         if info.evaluation.accuracy() >= self.0 {
+///             return ControlFlow::Break(());
+///         }
+///         ControlFlow::Continue(())
+///     }
+/// }
+///
+/// /// Counts examples.
+/// #[derive(Default)]
+/// struct Counter(usize);
+///
+/// impl Observer for Counter {
+///     fn on_step(&mut self, step: &StepInfo) -> ControlFlow<()> {
+///         self.0 += step.examples;
+///         ControlFlow::Continue(())
+///     }
+/// }
+///
+/// let mut counter = Counter::default();
+/// // The counter is lent, to be read after the run.
+/// let mut observers = (GoodEnough(0.98), &mut counter, Silent);
+/// let observer: &mut dyn Observer = &mut observers;
+/// # let _ = observer;
+/// ```
 pub trait Observer {
     /// Before the first epoch.
     fn on_train_begin(&mut self, run: &TrainBegin) -> ControlFlow<()> {

@@ -2,21 +2,6 @@
 //!
 //! A [`Schedule`] gives the shape of the curve, a [`Warmup`] raises the rate to it over the first steps. They
 //! compose: `rate = configured rate x schedule x warm-up`, see [`TrainConfig::rate_at`](super::TrainConfig::rate_at).
-//!
-//! ```
-//! use meganeura_nn::trainer::{Position, Schedule, TrainConfig, Warmup};
-//!
-//! let config = TrainConfig {
-//!     learning_rate: 1.0,
-//!     warmup: Warmup::Steps(4),
-//!     schedule: Schedule::Cosine { final_fraction: 0.0 },
-//!     ..TrainConfig::default()
-//! };
-//! let at = |step| config.rate_at(Position { step, steps_per_epoch: 12, total_steps: 12 });
-//! assert_eq!([at(0), at(1), at(2), at(3)], [0.25, 0.5, 0.75, 1.0]);
-//! // Four of the other eight steps later, the cosine is half way down.
-//! assert!((at(8) - 0.5).abs() < 1e-6);
-//! ```
 
 use std::f64::consts::PI;
 use std::str::FromStr;
@@ -178,6 +163,21 @@ impl FromStr for Schedule {
 ///
 /// [`Schedule::Cosine`] and [`Schedule::OneCycle`] start after the warm-up and are stretched over the steps
 /// left; [`Schedule::Step`] counts its epochs from the start.
+///
+/// ```
+/// use meganeura_nn::trainer::{Position, Schedule, TrainConfig, Warmup};
+///
+/// let config = TrainConfig {
+///     learning_rate: 1.0,
+///     warmup: Warmup::Steps(4),
+///     schedule: Schedule::Cosine { final_fraction: 0.0 },
+///     ..TrainConfig::default()
+/// };
+/// let at = |step| config.rate_at(Position { step, steps_per_epoch: 12, total_steps: 12 });
+/// assert_eq!([at(0), at(1), at(2), at(3)], [0.25, 0.5, 0.75, 1.0]);
+/// // Four of the other eight steps later, the cosine is half way down.
+/// assert!((at(8) - 0.5).abs() < 1e-6);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Warmup {
     /// Over that many steps; 0 for none.
