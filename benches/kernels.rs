@@ -131,8 +131,12 @@ fn movement() -> Vec<Case> {
             .with("offset", 0i64)
             .with("head_dim", 64i64)
             .with("inverse", false),
-        case("move/upsample_nearest2d", "core.upsample_nearest2d", &[&[16, 64, 32, 32]])
-            .with("output_size", vec![64i64, 64]),
+        case(
+            "move/upsample_nearest2d",
+            "core.upsample_nearest2d",
+            &[&[16, 64, 32, 32]],
+        )
+        .with("output_size", vec![64i64, 64]),
     ]
 }
 
@@ -152,12 +156,20 @@ fn windows() -> Vec<Case> {
     let pooled: &[usize] = &[32, 64, 64, 64];
     vec![
         conv(case("conv/3x3 64 to 64 at 56x56", "core.conv2d", &[image, weight])).with("groups", 1i64),
-        conv(case("conv/its input gradient", "core.conv2d_input_grad", &[image, weight]))
-            .with("groups", 1i64)
-            .with("input_size", vec![56i64, 56]),
-        conv(case("conv/its weight gradient", "core.conv2d_weight_grad", &[image, image]))
-            .with("groups", 1i64)
-            .with("kernel_size", vec![3i64, 3]),
+        conv(case(
+            "conv/its input gradient",
+            "core.conv2d_input_grad",
+            &[image, weight],
+        ))
+        .with("groups", 1i64)
+        .with("input_size", vec![56i64, 56]),
+        conv(case(
+            "conv/its weight gradient",
+            "core.conv2d_weight_grad",
+            &[image, image],
+        ))
+        .with("groups", 1i64)
+        .with("kernel_size", vec![3i64, 3]),
         conv(case("conv/depthwise 3x3", "core.conv2d", &[image, &[64, 1, 3, 3]])).with("groups", 64i64),
         pool(case("pool/max 2x2", "core.max_pool2d", &[pooled])),
         pool(case("pool/average 2x2", "core.avg_pool2d", &[pooled])),
@@ -194,7 +206,9 @@ fn session(case: &Case) -> (Session, meganeura::ops::Cost) {
         let name = node.name.as_deref().unwrap_or_default();
         let len = node.outputs[0].numel();
         if node.outputs[0].dtype == DType::U32 {
-            let ids: Vec<u32> = (0..len as u32).map(|i| i.wrapping_mul(2_654_435_761) % case.bound).collect();
+            let ids: Vec<u32> = (0..len as u32)
+                .map(|i| i.wrapping_mul(2_654_435_761) % case.bound)
+                .collect();
             session.set_input_u32(name, &ids);
         } else {
             // Positive: variances are among them.

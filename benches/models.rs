@@ -25,7 +25,9 @@ fn feed(session: &mut Session, graph: &Graph, classes: u32) {
         let name = node.name.as_deref().unwrap_or_default();
         let len = node.outputs[0].numel();
         if node.outputs[0].dtype == DType::U32 {
-            let ids: Vec<u32> = (0..len as u32).map(|i| i.wrapping_mul(2_654_435_761) % classes).collect();
+            let ids: Vec<u32> = (0..len as u32)
+                .map(|i| i.wrapping_mul(2_654_435_761) % classes)
+                .collect();
             session.set_input_u32(name, &ids);
         } else {
             session.set_input(name, &noise(len));
@@ -46,7 +48,9 @@ fn training(graph: &Graph, classes: u32) -> Session {
 /// Operations of forward and backward pass, as the operators declare them.
 fn flops(session: &Session) -> f64 {
     let plan = session.plan();
-    let Some(segment) = plan.segment(FORWARD_BACKWARD) else { return 0.0 };
+    let Some(segment) = plan.segment(FORWARD_BACKWARD) else {
+        return 0.0;
+    };
     let of = |d: &meganeura::plan::Dispatch| {
         let types = |o: &[meganeura::plan::Operand]| o.iter().map(|o| o.ty.clone()).collect::<Vec<_>>();
         let (inputs, outputs) = (types(&d.inputs), types(&d.outputs));

@@ -125,6 +125,32 @@ fn impossible_settings_are_errors() {
         (vec!["train", "digits", "--lr=-1"], "learning_rate"),
         (vec!["train", "digits", "--optimizer", "magic"], "adamw"),
         (vec!["train", "cats"], "digits"),
+        (vec!["train"], "--csv"),
+        (vec!["train", "digits", "--csv", "x.csv"], "cannot be used with"),
+        (vec!["train", "digits", "--label", "kind"], "cannot be used with"),
+        (vec!["train", "digits", "--test-fraction", "0.5"], "cannot be used with"),
+        (vec!["train", "--csv", "x.csv", "--x", "images"], "cannot be used with"),
+        (
+            vec!["train", "--npz", "x.npz", "--label", "kind"],
+            "cannot be used with",
+        ),
+        (vec!["train", "--npz", "x.npz", "--test-x", "images"], "--test-y"),
+        (vec!["train", "--csv", "no-such.csv"], "no-such.csv"),
+        (
+            vec!["train", "--csv", "x.csv", "--delimiter", "ab"],
+            "one ASCII character",
+        ),
+        (vec!["train", "digits", "--patience", "0"], "early_stopping"),
+        (vec!["train", "digits", "--min-delta", "1"], "--patience"),
+        (vec!["train", "digits", "--schedule", "magic"], "onecycle"),
+        (vec!["train", "digits", "--warmup", "200%"], "0 to 1"),
+        (vec!["train", "digits", "--augment", "spin"], "cutout"),
+        (vec!["train", "digits", "--augment", "shift=8"], "fewer pixels"),
+        (vec!["train", "digits", "--prefetch", "9999999"], "prefetch"),
+        (
+            vec!["train", "digits", "--log", "no/such/folder/log"],
+            "no/such/folder/log",
+        ),
         (vec!["train", "digits", "--device", "cpu:7"], "index 7"),
         (vec!["conformance", "--filter", "no-such-case"], "no case"),
     ] {
@@ -207,4 +233,161 @@ fn operators_are_looked_up_by_a_part_of_their_names() {
     let (output, _, err) = run(&mut meganeura(&["ops", "core.matmull"]));
     assert!(!output.status.success());
     assert!(err.contains("core.matmul") && err.contains("help"), "{err}");
+}
+
+// ---- training on files ---------------------------------------------------------------------------------
+
+/// Three kinds of flowers, told apart by two of three columns; the first column numbers the lines.
+fn flowers(lines: usize) -> String {
+    let mut text = "id,length,width,kind\n".to_owned();
+    for i in 0..lines {
+        let (kind, length, width) = [("rose", 500, 3), ("iris", 500, 9), ("lily", 900, 3)][i % 3];
+        // Some scatter, the same at every run.
+        let (dx, dy) = ((i * 37 % 20) as f32 - 10.0, (i * 53 % 20) as f32 / 20.0);
+        text.push_str(&format!("{i},{},{},{kind}\n", length as f32 + dx, width as f32 + dy));
+    }
+    text
+}
+
+/// Runs in that folder, and returns the summary.
+fn summary(folder: &std::path::Path, args: &[&str]) -> serde_json::Value {
+    let args = [&["train", "--device", "cpu", "--json"], args].concat();
+    let (output, out, err) = run(meganeura(&args).current_dir(folder));
+    assert!(output.status.success(), "{args:?}: {err}");
+    json_lines(&out).pop().expect("a summary")
+}
+
+#[test]
+fn tables_are_trained_on_and_logged() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path();
+    std::fs::write(path.join("f.csv"), flowers(150)).expect("written");
+    let args = [
+        "--csv",
+        "f.csv",
+        "--label",
+        "kind",
+        "--ignore",
+        "id",
+        "--patience",
+        "10",
+        "--log",
+        "run.jsonl",
+    ];
+    let first = summary(path, &args);
+    assert!(first["test_accuracy"].as_f64() > Some(0.95), "{first}");
+    assert_eq!(
+        (&first["data"], &first["classes"]),
+        (&"f.csv".into(), &serde_json::json!(["iris", "lily", "rose"]))
+    );
+    let log = json_lines(&std::fs::read_to_string(path.join("run.jsonl")).expect("a log"));
+    assert_eq!(
+        (&log[0]["event"], &log[0]["test_examples"]),
+        (&"train_begin".into(), &30.into())
+    );
+    let end = &log[log.len() - 1];
+    assert_eq!(
+        (&end["event"], &end["accuracy"]),
+        (&"train_end".into(), &first["test_accuracy"])
+    );
+    assert_eq!(end["best_epoch"], first["best_epoch"]);
+
+    // Prefetching changes nothing, another choice of test examples does.
+    let prefetched = summary(path, &[&args[..], &["--prefetch", "2"]].concat());
+    assert_eq!(first["test_loss"], prefetched["test_loss"]);
+    let split = summary(
+        path,
+        &[&args[..], &["--split-seed", "1", "--test-fraction", "0.3"]].concat(),
+    );
+    assert_ne!(first["test_loss"], split["test_loss"]);
+
+    std::fs::write(path.join("test.csv"), flowers(7)).expect("written");
+    let tested = summary(
+        path,
+        &[
+            "--csv",
+            "f.csv",
+            "--ignore",
+            "id",
+            "--test-csv",
+            "test.csv",
+            "--epochs",
+            "30",
+        ],
+    );
+    assert!(tested["test_accuracy"].as_f64() > Some(0.95), "{tested}");
+    std::fs::write(path.join("test.csv"), flowers(7).replace("length", "height")).expect("written");
+    let (output, _, err) = run(meganeura(&["train", "--csv", "f.csv", "--test-csv", "test.csv"]).current_dir(path));
+    assert!(!output.status.success() && err.contains("height"), "{err}");
+    for (text, part) in [
+        (flowers(9).replace(",rose", "big,rose"), "f.csv: line 2, column 3"),
+        (flowers(0), "no examples"),
+        (flowers(1), "cannot hold out"),
+        (String::new(), "no examples"),
+    ] {
+        std::fs::write(path.join("f.csv"), text).expect("written");
+        let (output, _, err) = run(meganeura(&["train", "--csv", "f.csv"]).current_dir(path));
+        assert!(!output.status.success() && err.contains(part), "{part}: {err}");
+    }
+}
+
+/// A `.npz` file of images `[n, 4, 4]` of bytes, bright at the top or at the bottom, and their labels.
+fn write_images(path: &std::path::Path, x: &str, y: &str, n: usize) {
+    use std::io::Write;
+    let npy = |descr: &str, shape: &str, elements: &[u8]| {
+        let header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}\n");
+        let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+        bytes.extend((header.len() as u16).to_le_bytes());
+        bytes.extend(header.as_bytes());
+        bytes.extend(elements);
+        bytes
+    };
+    let pixel = |i: usize| {
+        if (i / 8) % 2 == i / 16 % 2 {
+            200 + (i * 7 % 50) as u8
+        } else {
+            (i * 11 % 60) as u8
+        }
+    };
+    let pixels: Vec<u8> = (0..16 * n).map(pixel).collect();
+    let labels: Vec<u8> = (0..n)
+        .flat_map(|i| (if i % 2 == 0 { -1_i64 } else { 5 }).to_le_bytes())
+        .collect();
+    let mut writer = zip::ZipWriter::new(std::fs::File::create(path).expect("created"));
+    for (name, bytes) in [
+        (x, npy("|u1", &format!("({n}, 4, 4)"), &pixels)),
+        (y, npy("<i8", &format!("({n},)"), &labels)),
+    ] {
+        let options = zip::write::SimpleFileOptions::default();
+        writer.start_file(format!("{name}.npy"), options).expect("started");
+        writer.write_all(&bytes).expect("written");
+    }
+    writer.finish().expect("finished");
+}
+
+#[test]
+fn numpy_arrays_are_trained_on() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path();
+    write_images(&path.join("a.npz"), "images", "labels", 80);
+    let named = ["--npz", "a.npz", "--x", "images", "--y", "labels", "--epochs", "15"];
+    for model in ["mlp", "cnn"] {
+        let args = [&named[..], &["--model", model, "--augment", "noise=0.1,shift=0"]].concat();
+        let result = summary(path, &args);
+        assert!(result["test_accuracy"].as_f64() > Some(0.9), "{result}");
+        assert_eq!(result["classes"], serde_json::json!(["-1", "5"]));
+    }
+    let both = [
+        "--test-x",
+        "images",
+        "--test-y",
+        "labels",
+        "--schedule",
+        "onecycle",
+        "--warmup",
+        "5%",
+    ];
+    assert!(summary(path, &[&named[..], &both].concat())["test_loss"].is_f64());
+    let (output, _, err) = run(meganeura(&["train", "--npz", "a.npz"]).current_dir(path));
+    assert!(!output.status.success() && err.contains("'images', 'labels'"), "{err}");
 }

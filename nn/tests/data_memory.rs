@@ -1,4 +1,4 @@
-//! Hostile IDX headers must not cost memory: counts the bytes that parsing
+//! Hostile headers of IDX and NumPy files must not cost memory: counts the bytes that parsing
 //! asks the allocator for.
 //!
 //! One test only: the count is of the whole process.
@@ -12,7 +12,7 @@ use std::{
 };
 
 use flate2::{Compression, write::GzEncoder};
-use meganeura_nn::data::parse_idx;
+use meganeura_nn::data::{parse_idx, parse_npy};
 
 struct Counting;
 
@@ -41,9 +41,13 @@ static ALLOCATOR: Counting = Counting;
 
 /// The most bytes that parsing `bytes` held at once, beyond those in use before.
 fn peak(bytes: &[u8]) -> usize {
+    peak_of(|| drop(parse_idx(bytes, "file")))
+}
+
+fn peak_of(parse: impl FnOnce()) -> usize {
     let before = LIVE.load(Relaxed);
     PEAK.store(before, Relaxed);
-    drop(parse_idx(bytes, "file"));
+    parse();
     PEAK.load(Relaxed) - before
 }
 
@@ -77,6 +81,28 @@ fn memory_follows_the_data_not_the_header() {
     assert!(peak(&cut) < 6 << 20, "{}", peak(&cut));
 
     flipped_header_bits_stay_cheap();
+    numpy_headers_stay_cheap();
+}
+
+fn numpy_headers_stay_cheap() {
+    let npy = |shape: &str, present: usize| {
+        let header = format!("{{'descr': '<f8', 'fortran_order': True, 'shape': {shape}}}");
+        let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+        bytes.extend((header.len() as u16).to_le_bytes());
+        bytes.extend(header.as_bytes());
+        bytes.resize(bytes.len() + present, 0);
+        bytes
+    };
+    for shape in [
+        "(1000000, 500)",
+        "(4294967296, 4294967296)",
+        "(18446744073709551615, 0)",
+    ] {
+        for bytes in [npy(shape, 10), gzip(&npy(shape, 10)), gzip(&npy("(1,)", 32 << 20))] {
+            let peak = peak_of(|| drop(parse_npy(&bytes, "file")));
+            assert!(peak < 256 * 1024, "{shape}: {peak}");
+        }
+    }
 }
 
 fn flipped_header_bits_stay_cheap() {

@@ -105,11 +105,7 @@ fn check(graph: &Graph, classes: usize, limit: f64) {
 #[test]
 fn mlp() {
     let config = MlpConfig::new(7, 5).hidden([13, 9]);
-    check(
-        &classifier(6, &[7], |g, x| config.build(g, "").forward(g, x)),
-        5,
-        1e-4,
-    );
+    check(&classifier(6, &[7], |g, x| config.build(g, "").forward(g, x)), 5, 1e-4);
 }
 
 #[test]
@@ -124,7 +120,10 @@ fn cnn() {
 
 #[test]
 fn resnet_with_basic_blocks() {
-    let config = ResNetConfig::resnet18(5).width(3).depths([1, 1, 1, 1]).small_images(true);
+    let config = ResNetConfig::resnet18(5)
+        .width(3)
+        .depths([1, 1, 1, 1])
+        .small_images(true);
     let graph = classifier(3, &[3, 16, 16], |g, x| config.build(g, "").forward(g, x));
     check(&graph, 5, 2e-3);
 }
@@ -181,7 +180,10 @@ fn unet() {
 /// A folded network computes what the trained one does at inference.
 #[test]
 fn folding_changes_nothing_at_inference() {
-    let config = ResNetConfig::resnet50(5).width(2).depths([1, 1, 1, 1]).small_images(true);
+    let config = ResNetConfig::resnet50(5)
+        .width(2)
+        .depths([1, 1, 1, 1])
+        .small_images(true);
     let shape = [4, 3, 16, 16];
     let model = config.build(&mut Graph::new(), "");
     let graph = classifier(4, &shape[1..], |g, x| config.build(g, "").forward(g, x));
@@ -203,7 +205,11 @@ fn folding_changes_nothing_at_inference() {
     plain.try_copy_weights_from(&mut training).expect("the same parameters");
     let mut folded = logits(&config.folded(true));
     let parameters = model.folded_parameters(&mut training).expect("trained parameters");
-    assert_eq!(parameters.len(), folded.plan().param_buffers.len(), "every parameter has a value");
+    assert_eq!(
+        parameters.len(),
+        folded.plan().param_buffers.len(),
+        "every parameter has a value"
+    );
     for (name, values) in &parameters {
         folded.set_parameter(name, values);
     }

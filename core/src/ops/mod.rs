@@ -69,9 +69,9 @@ mod write;
 
 pub use operator::*;
 
+pub use attention::{AttentionDims, AttentionOptions};
 pub use conv_transpose2d::ConvTranspose2dOptions;
 pub use conv1d::Conv1dOptions;
-pub use attention::{AttentionDims, AttentionOptions};
 pub use conv2d::{Conv2dDims, Conv2dOptions};
 pub use dropout::drop_threshold;
 pub use group_norm::GroupDims;
@@ -79,8 +79,8 @@ pub use matmul::MatMulDims;
 pub use optimizer::AdamScalars;
 pub use pool2d::{Pool2dDims, Pool2dOptions};
 pub use random::{SEED_SCALAR, STEP_SCALAR, random_word};
-pub use upsample2d::AxisTaps;
 pub use rope::RopeDims;
+pub use upsample2d::AxisTaps;
 
 macro_rules! ops {
     ($($op:expr),* $(,)?) => { vec![$(OpRef::new(&$op)),*] };

@@ -133,13 +133,25 @@ impl<'a> Batches<'a> {
         features.reserve(self.batch_size * self.data.feature_len());
         labels.clear();
         labels.reserve(self.batch_size);
-        // The last batch may run past the end, on into the start of the order.
-        let rows = self.order[start..].iter().chain(&self.order).take(self.batch_size);
-        for (values, label) in rows.filter_map(|&row| self.data.example(row)) {
+        for (values, label) in self.rows_from(start).filter_map(|row| self.data.example(row)) {
             features.extend_from_slice(values);
             labels.push(label);
         }
         Some(self.batch_size.min(self.order.len() - start))
+    }
+
+    /// The rows of the data set that the last batch holds, `[batch_size]`; none
+    /// before the first batch.
+    pub fn rows(&self) -> impl Iterator<Item = usize> + '_ {
+        let last = self.done.checked_sub(1).map(|batch| batch * self.batch_size);
+        last.into_iter().flat_map(|start| self.rows_from(start))
+    }
+
+    /// The rows of the batch that starts at that position of the order. The
+    /// last batch may run past the end, on into the start of the order.
+    fn rows_from(&self, start: usize) -> impl Iterator<Item = usize> + '_ {
+        let rows = self.order[start..].iter().chain(&self.order);
+        rows.take(self.batch_size).copied()
     }
 }
 
@@ -253,6 +265,17 @@ mod tests {
         let labels: Vec<_> = batches.iter().map(|b| b.labels.clone()).collect();
         assert_eq!(labels, [[0, 1], [2, 3], [4, 0]]);
         assert_eq!(batches[2].fresh, 1);
+    }
+
+    #[test]
+    fn rows_tell_where_a_batch_came_from() {
+        let data = rows(7);
+        let mut batches = Batches::new(&data, 3, 4, 1, Remainder::Wrap).unwrap();
+        assert_eq!(batches.rows().count(), 0);
+        let (mut features, mut labels) = (Vec::new(), Vec::new());
+        while batches.next_into(&mut features, &mut labels).is_some() {
+            assert!(batches.rows().eq(labels.iter().map(|&label| label as usize)));
+        }
     }
 
     #[test]

@@ -190,6 +190,37 @@ pub enum DataError {
         reason: String,
     },
 
+    /// A file has no column or array of that name.
+    #[error("{name}: there is no {what} '{wanted}'; there are {}", listed(there))]
+    NotFound {
+        /// The file.
+        name: String,
+        /// What was looked for: a column or an array.
+        what: &'static str,
+        /// The name asked for.
+        wanted: String,
+        /// The names there are.
+        there: Vec<String>,
+    },
+
+    /// A NumPy file is damaged, or holds what cannot be used here.
+    #[error("{name}: {reason}")]
+    Npy {
+        /// The file, and the array if it holds several.
+        name: String,
+        /// What was expected and found.
+        reason: String,
+    },
+
+    /// An augmentation with a setting that makes no sense, or for examples of another shape.
+    #[error("augmentation '{transform}': {reason}")]
+    Augment {
+        /// The transform.
+        transform: String,
+        /// What is wrong, and what to do about it.
+        reason: String,
+    },
+
     /// A file does not start like an IDX file.
     #[error(
         "{name}: not an IDX file: expected the first two bytes 00 00, found {:02x} {:02x}; \
@@ -335,4 +366,21 @@ pub enum DataError {
         /// The files to download, by their usual names.
         missing: Vec<String>,
     },
+}
+
+/// The names with commas between them, unless they are too many to help.
+fn listed(names: &[String]) -> String {
+    const MOST: usize = 20;
+    let mut text = names
+        .iter()
+        .take(MOST)
+        .map(|n| format!("'{n}'"))
+        .collect::<Vec<_>>()
+        .join(", ");
+    if names.is_empty() {
+        text.push_str("none");
+    } else if names.len() > MOST {
+        text.push_str(&format!(" and {} more", names.len() - MOST));
+    }
+    text
 }

@@ -1,4 +1,4 @@
-//! Data sets: the shipped digits, MNIST-format files, and mini-batches.
+//! Data sets: the shipped digits, files in the formats of MNIST, CSV and NumPy, and mini-batches.
 //!
 //! A [`Dataset`] holds labelled examples in memory: `f32` features of shape
 //! `[n, feature_shape...]` and one `u32` class label each. Every constructor
@@ -11,9 +11,13 @@
 //! | MNIST or Fashion-MNIST files in a folder | [`mnist()`] |
 //! | any pair of IDX files, plain or gzip | [`idx_dataset`] |
 //! | a single IDX array | [`read_idx`], [`parse_idx`] |
+//! | a table of numbers as CSV | [`read_csv`], [`parse_csv`] |
+//! | arrays of NumPy, `.npz` or `.npy` | [`npz_dataset`], [`npy_dataset`] |
+//! | a single NumPy array | [`read_npy`], [`parse_npy`], [`read_npz`] |
 //! | your own vectors | [`Dataset::new`] |
 //!
-//! [`Batches`] walks a data set in mini-batches of a fixed size.
+//! [`Batches`] walks a data set in mini-batches of a fixed size, [`Standardiser`] scales features, and
+//! [`augment`] changes training examples at random.
 //!
 //! # Reproducibility
 //!
@@ -41,20 +45,29 @@
 //! # }
 //! ```
 
+pub mod augment;
 mod batches;
+mod classes;
+mod csv;
 mod dataset;
 mod digits;
 mod error;
 mod idx;
 mod mnist;
+mod npy;
+mod npz;
 mod prng;
 mod standardise;
 mod stream;
 
+pub use augment::{Augmentation, Transform};
 pub use batches::{Batch, Batches, Remainder};
+pub use csv::{Column, CsvOptions, Header, Table, parse_csv, read_csv};
 pub use dataset::{Dataset, one_hot};
 pub use digits::{DIGITS_SPLIT_SEED, DIGITS_TEST_FRACTION, digits, digits_split};
 pub use error::DataError;
 pub use idx::{IDX_MAX_BYTES, IdxArray, IdxData, IdxType, parse_idx, read_idx};
 pub use mnist::{idx_dataset, mnist};
+pub use npy::{NPY_MAX_BYTES, NpyArray, NpyType, parse_npy, read_npy};
+pub use npz::{Arrays, npy_dataset, npz_dataset, npz_names, read_npz};
 pub use standardise::Standardiser;

@@ -13,6 +13,15 @@ pub(super) const SPLIT_DOMAIN: u64 = 0x73_70_6c_69_74;
 /// The stream of [`super::Batches`]; see [`SPLIT_DOMAIN`]. ASCII `"epoch"`.
 pub(super) const EPOCH_DOMAIN: u64 = 0x65_70_6f_63_68;
 
+/// The stream of [`super::Augmentation`]; see [`SPLIT_DOMAIN`]. ASCII `"augment"`.
+pub(super) const AUGMENT_DOMAIN: u64 = 0x61_75_67_6d_65_6e_74;
+
+/// The generator of one example in one epoch: `state = mix(mix(mix(seed ^ domain) + epoch) + example)`.
+pub(super) fn derive_example(seed: u64, domain: u64, epoch: u64, example: u64) -> SplitMix64 {
+    let of_epoch = mix(mix(seed ^ domain).wrapping_add(epoch));
+    SplitMix64::new(mix(of_epoch.wrapping_add(example)))
+}
+
 /// Unbiased shuffles by SplitMix64. Not for cryptography.
 #[derive(Clone, Debug)]
 pub(super) struct Shuffler(SplitMix64);

@@ -52,6 +52,11 @@ impl<'a> Stream<'a> {
         Self::new(BufReader::new(file), metadata.len(), name)
     }
 
+    /// Reads from any reader; `len` is the length that is declared for it.
+    pub(super) fn from_reader(reader: impl Read + 'a, len: u64, name: &'a str) -> Result<Self, DataError> {
+        Self::new(BufReader::new(reader), len, name)
+    }
+
     fn new(mut input: impl BufRead + 'a, len: u64, name: &'a str) -> Result<Self, DataError> {
         let start = input.fill_buf().map_err(|source| DataError::Io {
             name: name.into(),
@@ -82,6 +87,16 @@ impl<'a> Stream<'a> {
     pub(super) fn array<const N: usize>(&mut self, expected: u64) -> Result<[u8; N], DataError> {
         let mut out = [0; N];
         if self.fill(&mut out)? < N {
+            return Err(self.truncated(expected));
+        }
+        Ok(out)
+    }
+
+    /// The next `len` bytes, part of a header whose length is known to be small.
+    pub(super) fn bytes(&mut self, len: usize) -> Result<Vec<u8>, DataError> {
+        let expected = self.position.saturating_add(len as u64);
+        let mut out = vec![0; len];
+        if self.fill(&mut out)? < len {
             return Err(self.truncated(expected));
         }
         Ok(out)

@@ -46,8 +46,8 @@ mod self_attention;
 
 pub use activation::Activation;
 pub use batch_norm::{BatchNorm, BatchNormConfig};
-pub use conv2d::{Conv2d, Conv2dConfig};
 pub use conv_norm::ConvNorm;
+pub use conv2d::{Conv2d, Conv2dConfig};
 pub use dropout::Dropout;
 pub use embedding::{Embedding, EmbeddingConfig};
 pub use layer_norm::{LayerNorm, LayerNormConfig};

@@ -143,11 +143,7 @@ impl Unet {
 /// `u32 [batch, height, width]`, the class of each pixel. Outputs: the mean cross-entropy in nats over all pixels,
 /// `f32 []`, and the logits, `f32 [batch, classes, height, width]`.
 #[track_caller]
-pub fn segmentation(
-    batch: usize,
-    image: [usize; 3],
-    logits: impl FnOnce(&mut Graph, NodeId) -> NodeId,
-) -> Graph {
+pub fn segmentation(batch: usize, image: [usize; 3], logits: impl FnOnce(&mut Graph, NodeId) -> NodeId) -> Graph {
     let [channels, height, width] = image;
     let mut g = Graph::new();
     let x = g.input(FEATURES, &[batch, channels, height, width]);

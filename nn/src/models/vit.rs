@@ -54,7 +54,10 @@ impl VitConfig {
         if divides(height) && divides(width) {
             Ok((height / self.patch) * (width / self.patch))
         } else {
-            Err(format!("patches of {} do not divide an image of {height}x{width}", self.patch))
+            Err(format!(
+                "patches of {} do not divide an image of {height}x{width}",
+                self.patch
+            ))
         }
     }
 

@@ -4,9 +4,13 @@ use std::str::FromStr;
 
 use meganeura_core::plan::optimizer::{Adam, Optimizer, Sgd};
 
-use super::{Schedule, TrainError};
-use crate::data::Remainder;
+use super::schedule::rate;
+use super::{EarlyStopping, Position, Schedule, TrainError, Warmup};
+use crate::data::{Augmentation, Remainder};
 use crate::models::{FEATURES, LABELS};
+
+/// The longest queue of prefetched batches that is accepted: more only costs memory.
+const MAX_PREFETCH: usize = 1024;
 
 /// Settings of a [`Trainer`](super::Trainer). The default trains the default models of [`crate::models`]
 /// on small image data sets.
@@ -23,7 +27,9 @@ pub struct TrainConfig {
     pub learning_rate: f32,
     /// How the learning rate changes during training.
     pub schedule: Schedule,
-    /// Decides initial weights, order of the examples and dropout. On one device, equal seeds give equal
+    /// Rise of the learning rate over the first steps, on top of the schedule; none by default.
+    pub warmup: Warmup,
+    /// Decides initial weights, order of the examples, augmentation and dropout. On one device, equal seeds give equal
     /// results, bit for bit.
     pub seed: u64,
     /// Whether every epoch has its own order; without, it is that of the data set.
@@ -34,10 +40,20 @@ pub struct TrainConfig {
     pub device: Option<String>,
     /// Evaluates after every so many epochs, and always after the last; with 0, only then.
     pub evaluate_every: usize,
+    /// Evaluates also after every so many steps, counted over the whole run; with 0, after epochs only.
+    pub evaluate_every_steps: usize,
+    /// Ends the run when evaluations stop getting better; needs test data.
+    pub early_stopping: Option<EarlyStopping>,
     /// Reads the loss of every so many steps, for observers and to notice one that is not finite; with 0,
     /// only the mean of each epoch. Reading makes the host wait for the device, which costs time on a GPU.
     /// The mean loss of an epoch is that of all its steps, however many are read: the device sums it up.
     pub loss_every: usize,
+    /// Random changes of the training examples; none by default. Evaluation sees the examples as they are.
+    pub augmentation: Augmentation,
+    /// Batches that a thread of its own assembles ahead of the steps; with 0, they are assembled between the
+    /// steps. Results are the same bits. It pays where the device works on its own, and where augmentation
+    /// costs as much as a step; memory is that of `prefetch + 2` batches.
+    pub prefetch: usize,
     /// Name of the input for the features, `f32 [batch, ...]`.
     pub features: String,
     /// Name of the input for the labels, either `u32 [batch]` for class ids or `f32 [batch, classes]` for
@@ -53,12 +69,17 @@ impl Default for TrainConfig {
             optimizer: OptimizerChoice::AdamW { weight_decay: 0.05 },
             learning_rate: 2e-3,
             schedule: Schedule::Cosine { final_fraction: 0.0 },
+            warmup: Warmup::default(),
             seed: 0,
             shuffle: true,
             remainder: Remainder::Drop,
             device: None,
             evaluate_every: 1,
+            evaluate_every_steps: 0,
+            early_stopping: None,
             loss_every: 10,
+            augmentation: Augmentation::default(),
+            prefetch: 0,
             features: FEATURES.to_owned(),
             labels: LABELS.to_owned(),
         }
@@ -66,6 +87,11 @@ impl Default for TrainConfig {
 }
 
 impl TrainConfig {
+    /// The learning rate of a step: the configured one times schedule and warm-up.
+    pub fn rate_at(&self, at: Position) -> f32 {
+        rate(self.learning_rate, self.schedule, self.warmup, at)
+    }
+
     /// Checks every setting that can be checked without a model.
     pub(super) fn check(&self) -> Result<(), TrainError> {
         let refuse = |field, message| Err(TrainError::Config { field, message });
@@ -78,6 +104,16 @@ impl TrainConfig {
         }
         if let Err(message) = self.schedule.check() {
             return refuse("schedule", message);
+        }
+        if let Err(message) = self.warmup.check() {
+            return refuse("warmup", message);
+        }
+        if let Some(Err(message)) = self.early_stopping.map(EarlyStopping::check) {
+            return refuse("early_stopping", message);
+        }
+        if self.prefetch > MAX_PREFETCH {
+            let message = format!("{} batches are too many; use at most {MAX_PREFETCH}", self.prefetch);
+            return refuse("prefetch", message);
         }
         if let Err(message) = self.optimizer.rule(self.learning_rate).check() {
             return refuse("optimizer", message);
@@ -165,51 +201,30 @@ mod tests {
             every_epochs: 0,
             factor: 0.1,
         };
-        let cases = [
-            (
-                "batch_size",
-                TrainConfig {
-                    batch_size: 0,
-                    ..base()
-                },
-            ),
-            (
-                "learning_rate",
-                TrainConfig {
-                    learning_rate: f32::NAN,
-                    ..base()
-                },
-            ),
-            (
-                "learning_rate",
-                TrainConfig {
-                    learning_rate: -1.0,
-                    ..base()
-                },
-            ),
-            (
-                "learning_rate",
-                TrainConfig {
-                    learning_rate: f32::INFINITY,
-                    ..base()
-                },
-            ),
-            (
-                "optimizer",
-                TrainConfig {
-                    optimizer: nan_decay,
-                    ..base()
-                },
-            ),
-            (
-                "schedule",
-                TrainConfig {
-                    schedule: zero_steps,
-                    ..base()
-                },
-            ),
+        let stopping = |patience, min_delta| {
+            Some(EarlyStopping {
+                patience,
+                min_delta,
+                ..EarlyStopping::default()
+            })
+        };
+        type Change<'c> = Box<dyn Fn(&mut TrainConfig) + 'c>;
+        let cases: [(&str, Change); 11] = [
+            ("batch_size", Box::new(|c| c.batch_size = 0)),
+            ("learning_rate", Box::new(|c| c.learning_rate = f32::NAN)),
+            ("learning_rate", Box::new(|c| c.learning_rate = -1.0)),
+            ("learning_rate", Box::new(|c| c.learning_rate = f32::INFINITY)),
+            ("optimizer", Box::new(|c| c.optimizer = nan_decay.clone())),
+            ("schedule", Box::new(|c| c.schedule = zero_steps)),
+            ("warmup", Box::new(|c| c.warmup = Warmup::Fraction(1.5))),
+            ("early_stopping", Box::new(|c| c.early_stopping = stopping(0, 0.0))),
+            ("early_stopping", Box::new(|c| c.early_stopping = stopping(3, -0.1))),
+            ("early_stopping", Box::new(|c| c.early_stopping = stopping(3, f64::NAN))),
+            ("prefetch", Box::new(|c| c.prefetch = usize::MAX)),
         ];
-        for (expected, config) in cases {
+        for (expected, change) in cases {
+            let mut config = base();
+            change(&mut config);
             let error = config.check().expect_err(expected);
             assert!(
                 matches!(error, TrainError::Config { field, .. } if field == expected),

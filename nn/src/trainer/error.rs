@@ -14,6 +14,10 @@ pub enum TrainError {
     #[error(transparent)]
     Data(#[from] DataError),
 
+    /// The thread that assembles batches could not be started, or ended too early.
+    #[error("cannot prefetch batches: {0}\n  help: train with `prefetch: 0`")]
+    Prefetch(#[source] std::io::Error),
+
     /// A setting that makes no sense.
     #[error("training configuration, {field}: {message}")]
     Config {

@@ -24,7 +24,12 @@ pub(super) fn evaluate(
     let mut batches = Batches::sequential(&padded, batch_size, Remainder::Wrap)?;
     logits.resize(batch_size * classes, 0.0);
     let (mut loss, mut correct, mut left) = (0.0, 0, data.len());
-    while let Some(fresh) = feed.load(&mut batches, session)? {
+    loop {
+        let buffer = feed.buffer();
+        let Some(fresh) = batches.next_into(&mut buffer.features, &mut buffer.labels) else {
+            break;
+        };
+        feed.upload(session)?;
         session.try_step()?;
         session.try_read_output_by_index(0, logits)?;
         let rows = logits.chunks_exact(classes).zip(feed.labels());

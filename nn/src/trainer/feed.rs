@@ -5,8 +5,9 @@ use meganeura_core::graph::{NodeKind, Value};
 use meganeura_core::shape::TensorType;
 use meganeura_core::{DType, Error, Graph, Session};
 
+use super::source::BatchBuffer;
 use super::{TrainConfig, TrainError};
-use crate::data::{Batches, Dataset, one_hot};
+use crate::data::{Dataset, one_hot};
 
 /// Form in which the model takes labels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,8 +28,7 @@ pub(super) struct Feed {
     form: LabelForm,
     batch_size: usize,
     classes: usize,
-    features: Vec<f32>,
-    labels: Vec<u32>,
+    buffer: BatchBuffer,
     one_hot: Vec<f32>,
 }
 
@@ -71,8 +71,7 @@ impl Feed {
             form,
             batch_size: config.batch_size,
             classes,
-            features: Vec::new(),
-            labels: Vec::new(),
+            buffer: BatchBuffer::default(),
             one_hot: Vec::new(),
         })
     }
@@ -87,9 +86,14 @@ impl Feed {
         self.batch_size
     }
 
-    /// Labels of the batch that was loaded last.
+    /// Memory for the batch that the other methods upload.
+    pub(super) fn buffer(&mut self) -> &mut BatchBuffer {
+        &mut self.buffer
+    }
+
+    /// Labels of the batch in the buffer.
     pub(super) fn labels(&self) -> &[u32] {
-        &self.labels
+        &self.buffer.labels
     }
 
     /// Checks that the model can take the examples and labels of a data set.
@@ -112,22 +116,18 @@ impl Feed {
         Ok(())
     }
 
-    /// Loads the next batch: features into the session, labels into this feed. Returns how many leading rows
-    /// are new in this epoch, or `None` after the last batch.
-    pub(super) fn load(&mut self, batches: &mut Batches, session: &mut Session) -> Result<Option<usize>, TrainError> {
-        let fresh = batches.next_into(&mut self.features, &mut self.labels);
-        if fresh.is_some() {
-            session.try_set_input(&self.features_name, &self.features)?;
-        }
-        Ok(fresh)
+    /// Writes the features of the batch into a session.
+    pub(super) fn upload(&self, session: &mut Session) -> Result<(), TrainError> {
+        Ok(session.try_set_input(&self.features_name, &self.buffer.features)?)
     }
 
-    /// Writes the labels that were loaded last into a session.
-    pub(super) fn load_labels(&mut self, session: &mut Session) -> Result<(), TrainError> {
+    /// Writes the labels of the batch into a session.
+    pub(super) fn upload_labels(&mut self, session: &mut Session) -> Result<(), TrainError> {
+        let labels = &self.buffer.labels;
         match self.form {
-            LabelForm::Ids => session.try_set_input_u32(&self.labels_name, &self.labels)?,
+            LabelForm::Ids => session.try_set_input_u32(&self.labels_name, labels)?,
             LabelForm::OneHot => {
-                one_hot(&self.labels, self.classes, &mut self.one_hot)?;
+                one_hot(labels, self.classes, &mut self.one_hot)?;
                 session.try_set_input(&self.labels_name, &self.one_hot)?;
             }
         }

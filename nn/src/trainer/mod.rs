@@ -30,32 +30,54 @@
 //! (`f32 [batch, classes]`). [`crate::models::classifier`] makes one of any function from features to
 //! logits. Outputs after these are ignored.
 //!
+//! # During a run
+//!
+//! | What | Where |
+//! |---|---|
+//! | learning rate | [`Schedule`] and [`Warmup`] |
+//! | evaluation between epochs or steps | [`TrainConfig::evaluate_every`], [`TrainConfig::evaluate_every_steps`] |
+//! | ending early, keeping the best weights | [`EarlyStopping`] |
+//! | watching and ending it, several at once | [`Observer`] |
+//! | a log file | [`JsonLinesLog`] |
+//! | random changes of the examples | [`TrainConfig::augmentation`] |
+//! | assembling batches on a thread | [`TrainConfig::prefetch`] |
+//!
 //! # Reproducibility
 //!
-//! Initial weights, the order of the examples and dropout masks all come from [`TrainConfig::seed`]; equal
-//! seeds give equal results on a device whose kernels are deterministic.
+//! Initial weights, the order of the examples, augmentation and dropout masks all come from
+//! [`TrainConfig::seed`]; equal seeds give equal results on a device whose kernels are deterministic.
 
 mod config;
+mod early_stopping;
 mod error;
 mod evaluate;
 mod feed;
+mod log;
 mod observer;
 mod report;
+mod run;
 mod schedule;
+mod source;
 
+use std::panic::resume_unwind;
+use std::thread;
 use std::time::Instant;
 
 use meganeura_core::build::{build, build_on};
 use meganeura_core::{Graph, Mode, Session, SessionConfig};
 
 pub use config::{OptimizerChoice, TrainConfig};
+pub use early_stopping::{EarlyStopping, Metric};
 pub use error::TrainError;
-pub use observer::{EpochBegin, Observer, Silent, StepInfo};
-pub use report::{EpochReport, Evaluation, TrainReport};
-pub use schedule::{Position, Schedule};
+pub use log::JsonLinesLog;
+pub use observer::{EpochBegin, EvaluationInfo, Observer, Silent, StepInfo, TrainBegin};
+pub use report::{Best, EpochReport, Evaluation, TrainReport};
+pub use schedule::{Position, Schedule, Warmup};
 
-use crate::data::{Batches, Dataset};
+use crate::data::Dataset;
 use feed::Feed;
+use run::Run;
+use source::{Maker, Source};
 
 /// State in which the device sums up the losses of an epoch, so that their mean is exact without waiting
 /// for every step.
@@ -73,15 +95,6 @@ pub struct Trainer {
     compile_seconds: f64,
     /// Epochs begun by all runs, so that a second one goes on with other orders of the examples.
     epochs_begun: u64,
-}
-
-/// Place of an epoch in a run.
-#[derive(Clone, Copy)]
-struct Place {
-    /// From 1.
-    epoch: usize,
-    /// Steps in each epoch.
-    steps: usize,
 }
 
 impl Trainer {
@@ -145,54 +158,55 @@ impl Trainer {
     }
 
     /// Trains for the configured number of epochs, starting from the present weights, and evaluates on
-    /// `test` as configured. The schedule starts anew with every call.
+    /// `test` as configured. The schedule starts anew with every call, and early stopping knows nothing of
+    /// earlier ones.
     ///
     /// # Errors
     /// [`TrainError::FeatureShape`] and [`TrainError::Classes`] for data that do not fit the model;
     /// [`TrainError::Data`] when there are fewer training examples than in one batch (test data may be of
-    /// any size, and with 0 epochs so may training data); [`TrainError::NonFiniteLoss`]; [`TrainError::Core`] when a step fails.
+    /// any size, and with 0 epochs so may training data), or examples that the augmentation is not for;
+    /// [`TrainError::Config`] for early stopping without test data; [`TrainError::NonFiniteLoss`];
+    /// [`TrainError::Prefetch`] when there is no thread to be had; [`TrainError::Core`] when a step fails.
     pub fn fit(
         &mut self,
         train: &Dataset,
         test: Option<&Dataset>,
         observer: &mut dyn Observer,
     ) -> Result<TrainReport, TrainError> {
-        let start = Instant::now();
         self.feed.check(train)?;
         if let Some(test) = test {
             self.feed.check(test)?;
         }
-        let steps = match self.config.epochs {
+        self.check_run(test)?;
+        let epochs = self.config.epochs;
+        let maker = Maker::new(train, &self.config, self.epochs_begun)?;
+        let steps = match epochs {
             0 => 0,
-            _ => self.batches(train)?.len(),
+            _ => maker.steps()?,
         };
-        let mut report = TrainReport {
-            epochs: Vec::with_capacity(self.config.epochs.min(1024)),
-            evaluation: None,
-            compile_seconds: self.compile_seconds,
-            seconds: 0.0,
-            stopped: false,
-        };
-        for epoch in 1..=self.config.epochs {
-            let epoch_report = self.epoch(Place { epoch, steps }, train, test, observer)?;
-            let Some(epoch_report) = epoch_report else {
-                // Part of an epoch may have been trained since the last evaluation.
-                (report.stopped, report.evaluation) = (true, None);
-                break;
-            };
-            log::debug!("{epoch_report}");
-            report.epochs.push(epoch_report);
-            report.evaluation = epoch_report.evaluation;
-            if observer.on_epoch_end(&epoch_report).is_break() {
-                report.stopped = true;
-                break;
-            }
+        match self.config.prefetch {
+            0 => Run::new(self, Source::direct(maker), steps, test, observer).go(train.len()),
+            ahead => thread::scope(|scope| {
+                let (source, thread) = Source::thread(scope, maker, epochs, ahead).map_err(TrainError::Prefetch)?;
+                // The run drops the source, which ends the thread.
+                let report = Run::new(self, source, steps, test, observer).go(train.len());
+                match thread.join() {
+                    Ok(()) => report,
+                    Err(panic) => resume_unwind(panic),
+                }
+            }),
         }
-        if let (None, Some(test)) = (report.evaluation, test) {
-            report.evaluation = Some(self.evaluate(test)?);
+    }
+
+    /// Checks the settings that depend on whether there is test data.
+    fn check_run(&self, test: Option<&Dataset>) -> Result<(), TrainError> {
+        match (self.config.early_stopping, test) {
+            (Some(_), None) => Err(TrainError::Config {
+                field: "early_stopping",
+                message: "there is no test data to evaluate on; give some to `fit`".into(),
+            }),
+            _ => Ok(()),
         }
-        report.seconds = start.elapsed().as_secs_f64();
-        Ok(report)
     }
 
     /// Loss and accuracy of the present weights on a data set of any size, every example counted once.
@@ -204,132 +218,6 @@ impl Trainer {
         self.evaluation.try_copy_weights_from(&mut self.training)?;
         evaluate::evaluate(&mut self.evaluation, &mut self.feed, &mut self.logits, data)
     }
-
-    /// Batches of the next epoch.
-    fn batches<'a>(&self, train: &'a Dataset) -> Result<Batches<'a>, TrainError> {
-        let TrainConfig {
-            batch_size,
-            seed,
-            remainder,
-            ..
-        } = self.config;
-        let batches = match self.config.shuffle {
-            true => Batches::new(train, batch_size, seed, self.epochs_begun, remainder),
-            false => Batches::sequential(train, batch_size, remainder),
-        };
-        Ok(batches?)
-    }
-
-    /// One epoch with its evaluation, or `None` if the observer ended it.
-    fn epoch(
-        &mut self,
-        place: Place,
-        train: &Dataset,
-        test: Option<&Dataset>,
-        observer: &mut dyn Observer,
-    ) -> Result<Option<EpochReport>, TrainError> {
-        let epochs = self.config.epochs;
-        let begin = EpochBegin {
-            epoch: place.epoch,
-            epochs,
-            steps: place.steps,
-        };
-        if observer.on_epoch_begin(&begin).is_break() {
-            return Ok(None);
-        }
-        let start = Instant::now();
-        let Some(mut report) = self.train(place, train, observer)? else {
-            return Ok(None);
-        };
-        report.train_seconds = start.elapsed().as_secs_f64();
-        // No epoch is a multiple of 0, as they count from 1.
-        let due = place.epoch == epochs || place.epoch.is_multiple_of(self.config.evaluate_every);
-        if let (Some(test), true) = (test, due) {
-            let start = Instant::now();
-            report.evaluation = Some(self.evaluate(test)?);
-            report.evaluation_seconds = start.elapsed().as_secs_f64();
-        }
-        Ok(Some(report))
-    }
-
-    /// The steps of one epoch, or `None` if the observer ended them.
-    fn train(
-        &mut self,
-        place: Place,
-        data: &Dataset,
-        observer: &mut dyn Observer,
-    ) -> Result<Option<EpochReport>, TrainError> {
-        let mut batches = self.batches(data)?;
-        self.epochs_begun += 1;
-        self.training.try_set_state(LOSS_SUM, &[0.0])?;
-        let mut info = StepInfo {
-            epoch: place.epoch,
-            step: 0,
-            steps: place.steps,
-            loss: None,
-            learning_rate: self.config.learning_rate,
-        };
-        while self.feed.load(&mut batches, &mut self.training)?.is_some() {
-            self.feed.load_labels(&mut self.training)?;
-            info.learning_rate = self.rate(place, info.step);
-            self.training.adjust_learning_rate(info.learning_rate);
-            self.training.try_step()?;
-            info.step += 1;
-            info.loss = self.read_loss(info.step)?;
-            if let Some(loss) = info.loss {
-                check_finite(loss, &info)?;
-            }
-            if observer.on_step(&info).is_break() {
-                return Ok(None);
-            }
-        }
-        // Reading waits for the last step, so that the time of the epoch is all of its time.
-        let sum = self.training.try_read_state(LOSS_SUM)?;
-        let train_loss = sum.iter().copied().map(f64::from).sum::<f64>() / info.step as f64;
-        check_finite(train_loss as f32, &info)?;
-        Ok(Some(EpochReport {
-            epoch: place.epoch,
-            steps: info.step,
-            train_loss,
-            evaluation: None,
-            learning_rate: info.learning_rate,
-            train_seconds: 0.0,
-            evaluation_seconds: 0.0,
-        }))
-    }
-
-    /// Learning rate of a step, counted from 0 in its epoch.
-    fn rate(&self, place: Place, step: usize) -> f32 {
-        let steps = place.steps as u64;
-        let position = Position {
-            step: (place.epoch as u64 - 1) * steps + step as u64,
-            steps_per_epoch: steps,
-            total_steps: (self.config.epochs as u64).saturating_mul(steps),
-        };
-        self.config.schedule.rate(self.config.learning_rate, position)
-    }
-
-    /// Loss of the step just made, the `step`-th of its epoch, if it is one of those to be read.
-    fn read_loss(&mut self, step: usize) -> Result<Option<f32>, TrainError> {
-        if step.is_multiple_of(self.config.loss_every) {
-            Ok(Some(self.training.try_read_loss()?))
-        } else {
-            Ok(None)
-        }
-    }
-}
-
-/// An error if a loss is not finite.
-fn check_finite(loss: f32, at: &StepInfo) -> Result<(), TrainError> {
-    if loss.is_finite() {
-        return Ok(());
-    }
-    Err(TrainError::NonFiniteLoss {
-        epoch: at.epoch,
-        step: at.step,
-        loss,
-        learning_rate: at.learning_rate,
-    })
 }
 
 /// The model with the sum of its losses as a state.

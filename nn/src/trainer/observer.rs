@@ -2,7 +2,26 @@
 
 use std::ops::ControlFlow;
 
-use super::EpochReport;
+use super::{EpochReport, Evaluation, TrainReport};
+
+/// What an observer learns before the first epoch of a run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TrainBegin {
+    /// Epochs that there will be, unless the run is ended.
+    pub epochs: usize,
+    /// Steps in each.
+    pub steps: usize,
+    /// Examples in a step.
+    pub batch_size: usize,
+    /// Training examples.
+    pub examples: usize,
+    /// Test examples, if there is test data.
+    pub test_examples: Option<usize>,
+    /// The configured learning rate, which schedule and warm-up scale.
+    pub learning_rate: f32,
+    /// The seed.
+    pub seed: u64,
+}
 
 /// What an observer learns before an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,15 +43,92 @@ pub struct StepInfo {
     pub step: usize,
     /// Steps in the epoch.
     pub steps: usize,
+    /// The step in the run, from 1.
+    pub total_step: u64,
+    /// Examples in the step.
+    pub examples: usize,
     /// Mean loss of the step's batch, if it was read; see `TrainConfig::loss_every`.
     pub loss: Option<f32>,
     /// Learning rate of the step.
     pub learning_rate: f32,
+    /// Seconds since the run began.
+    pub seconds: f64,
+    /// Examples trained a second in this epoch so far, evaluations left out. On an asynchronous device these
+    /// are the examples submitted.
+    pub examples_per_second: f64,
 }
 
-/// Called during training: progress bars, logs, early stopping. Every method may end the training by
-/// returning [`ControlFlow::Break`]; the default implementations do nothing and go on.
+/// What an observer learns after an evaluation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EvaluationInfo {
+    /// The epoch, from 1; 0 before the first one.
+    pub epoch: usize,
+    /// Steps made in the run.
+    pub total_step: u64,
+    /// Quality on the test data.
+    pub evaluation: Evaluation,
+    /// Whether it is the best one of the run so far, by the metric of `TrainConfig::early_stopping`, or else by
+    /// the loss.
+    pub best: bool,
+    /// Learning rate of the last step.
+    pub learning_rate: f32,
+    /// Seconds since the run began.
+    pub seconds: f64,
+    /// Seconds that the evaluation took.
+    pub evaluation_seconds: f64,
+}
+
+/// Called during training: progress bars, logs, conditions to stop. The methods that return a
+/// [`ControlFlow`] may end the run by [`ControlFlow::Break`]; the default implementations do nothing and go on.
+///
+/// The order of the calls: `on_train_begin`; for each epoch `on_epoch_begin`, `on_step` after every step,
+/// `on_evaluation` after every evaluation, also one between steps, and `on_epoch_end` unless the epoch was cut
+/// short; `on_train_end`, unless the run failed.
+///
+/// Several observers watch one run as a tuple or a `Vec`: each of them sees every event, and the run ends if
+/// any of them wants it to.
+///
+/// ```
+/// use std::ops::ControlFlow;
+///
+/// use meganeura_nn::trainer::{EvaluationInfo, Observer, Silent, StepInfo};
+///
+/// /// Ends the run once the model is good enough.
+/// struct GoodEnough(f64);
+///
+/// impl Observer for GoodEnough {
+///     fn on_evaluation(&mut self, info: &EvaluationInfo) -> ControlFlow<()> {
+///         if info.evaluation.accuracy() >= self.0 {
+///             return ControlFlow::Break(());
+///         }
+///         ControlFlow::Continue(())
+///     }
+/// }
+///
+/// /// Counts examples.
+/// #[derive(Default)]
+/// struct Counter(usize);
+///
+/// impl Observer for Counter {
+///     fn on_step(&mut self, step: &StepInfo) -> ControlFlow<()> {
+///         self.0 += step.examples;
+///         ControlFlow::Continue(())
+///     }
+/// }
+///
+/// let mut counter = Counter::default();
+/// // The counter is lent, to be read after the run.
+/// let mut observers = (GoodEnough(0.98), &mut counter, Silent);
+/// let observer: &mut dyn Observer = &mut observers;
+/// # let _ = observer;
+/// ```
 pub trait Observer {
+    /// Before the first epoch.
+    fn on_train_begin(&mut self, run: &TrainBegin) -> ControlFlow<()> {
+        let _ = run;
+        ControlFlow::Continue(())
+    }
+
     /// Before the first step of an epoch.
     fn on_epoch_begin(&mut self, epoch: &EpochBegin) -> ControlFlow<()> {
         let _ = epoch;
@@ -45,10 +141,21 @@ pub trait Observer {
         ControlFlow::Continue(())
     }
 
+    /// After an evaluation on the test data.
+    fn on_evaluation(&mut self, evaluation: &EvaluationInfo) -> ControlFlow<()> {
+        let _ = evaluation;
+        ControlFlow::Continue(())
+    }
+
     /// After an epoch and its evaluation, if there was one.
     fn on_epoch_end(&mut self, report: &EpochReport) -> ControlFlow<()> {
         let _ = report;
         ControlFlow::Continue(())
+    }
+
+    /// After the run, whoever ended it; not after one that failed.
+    fn on_train_end(&mut self, report: &TrainReport) {
+        let _ = report;
     }
 }
 
@@ -57,3 +164,95 @@ pub trait Observer {
 pub struct Silent;
 
 impl Observer for Silent {}
+
+/// An observer behind a pointer.
+macro_rules! delegate {
+    ($($pointer:ty),+) => {$(
+        impl<O: Observer + ?Sized> Observer for $pointer {
+            fn on_train_begin(&mut self, run: &TrainBegin) -> ControlFlow<()> {
+                (**self).on_train_begin(run)
+            }
+
+            fn on_epoch_begin(&mut self, epoch: &EpochBegin) -> ControlFlow<()> {
+                (**self).on_epoch_begin(epoch)
+            }
+
+            fn on_step(&mut self, step: &StepInfo) -> ControlFlow<()> {
+                (**self).on_step(step)
+            }
+
+            fn on_evaluation(&mut self, evaluation: &EvaluationInfo) -> ControlFlow<()> {
+                (**self).on_evaluation(evaluation)
+            }
+
+            fn on_epoch_end(&mut self, report: &EpochReport) -> ControlFlow<()> {
+                (**self).on_epoch_end(report)
+            }
+
+            fn on_train_end(&mut self, report: &TrainReport) {
+                (**self).on_train_end(report);
+            }
+        }
+    )+};
+}
+
+delegate!(&mut O, Box<O>);
+
+/// Several observers; `$each` iterates over them.
+macro_rules! fan_out {
+    ([$($observer:ident),+] $several:ty, $this:ident => $each:expr) => {
+        impl<$($observer: Observer),+> Observer for $several {
+            fn on_train_begin(&mut self, run: &TrainBegin) -> ControlFlow<()> {
+                let $this = self;
+                all($each, |o| o.on_train_begin(run))
+            }
+
+            fn on_epoch_begin(&mut self, epoch: &EpochBegin) -> ControlFlow<()> {
+                let $this = self;
+                all($each, |o| o.on_epoch_begin(epoch))
+            }
+
+            fn on_step(&mut self, step: &StepInfo) -> ControlFlow<()> {
+                let $this = self;
+                all($each, |o| o.on_step(step))
+            }
+
+            fn on_evaluation(&mut self, evaluation: &EvaluationInfo) -> ControlFlow<()> {
+                let $this = self;
+                all($each, |o| o.on_evaluation(evaluation))
+            }
+
+            fn on_epoch_end(&mut self, report: &EpochReport) -> ControlFlow<()> {
+                let $this = self;
+                all($each, |o| o.on_epoch_end(report))
+            }
+
+            fn on_train_end(&mut self, report: &TrainReport) {
+                let $this = self;
+                for o in $each {
+                    o.on_train_end(report);
+                }
+            }
+        }
+    };
+}
+
+fan_out!([A, B] (A, B), this => [&mut this.0 as &mut dyn Observer, &mut this.1]);
+fan_out!([A, B, C] (A, B, C), this => [&mut this.0 as &mut dyn Observer, &mut this.1, &mut this.2]);
+fan_out!([A, B, C, D] (A, B, C, D), this => [&mut this.0 as &mut dyn Observer, &mut this.1, &mut this.2, &mut this.3]);
+fan_out!([O] Vec<O>, this => this.iter_mut().map(|o| o as &mut dyn Observer));
+fan_out!([O] Option<O>, this => this.iter_mut().map(|o| o as &mut dyn Observer));
+
+/// Calls every observer, also after one that wants to end the run.
+fn all<'o>(
+    observers: impl IntoIterator<Item = &'o mut (dyn Observer + 'o)>,
+    mut call: impl FnMut(&mut (dyn Observer + 'o)) -> ControlFlow<()>,
+) -> ControlFlow<()> {
+    let mut flow = ControlFlow::Continue(());
+    for observer in observers {
+        if call(observer).is_break() {
+            flow = ControlFlow::Break(());
+        }
+    }
+    flow
+}

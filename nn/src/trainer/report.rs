@@ -42,6 +42,10 @@ pub struct EpochReport {
     pub epoch: usize,
     /// Steps made.
     pub steps: usize,
+    /// Steps made in the run, this epoch included.
+    pub total_steps: u64,
+    /// Examples trained, counting the repeats of a filled last batch.
+    pub examples: usize,
     /// Mean loss of all steps, each before its update and with dropout.
     pub train_loss: f64,
     /// Quality on the test data, if it was measured after this epoch.
@@ -50,15 +54,27 @@ pub struct EpochReport {
     pub learning_rate: f32,
     /// Seconds spent on training.
     pub train_seconds: f64,
-    /// Seconds spent on evaluation.
+    /// Seconds spent on evaluation, also between steps.
     pub evaluation_seconds: f64,
+    /// Seconds from the begin of the run to the end of this epoch.
+    pub seconds: f64,
 }
 
 impl EpochReport {
     /// Training steps a second.
     pub fn steps_per_second(&self) -> f64 {
-        self.steps as f64 / self.train_seconds.max(f64::MIN_POSITIVE)
+        per_second(self.steps, self.train_seconds)
     }
+
+    /// Examples trained a second.
+    pub fn examples_per_second(&self) -> f64 {
+        per_second(self.examples, self.train_seconds)
+    }
+}
+
+/// A rate that is finite even if the clock did not advance.
+pub(super) fn per_second(count: usize, seconds: f64) -> f64 {
+    count as f64 / seconds.max(1e-9)
 }
 
 impl fmt::Display for EpochReport {
@@ -69,6 +85,17 @@ impl fmt::Display for EpochReport {
         }
         write!(f, ", {:.0} steps/s", self.steps_per_second())
     }
+}
+
+/// The best evaluation of a run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Best {
+    /// Its epoch, from 1; 0 before the first one.
+    pub epoch: usize,
+    /// Steps made in the run by then.
+    pub total_step: u64,
+    /// Its quality.
+    pub evaluation: Evaluation,
 }
 
 /// A whole training run.
@@ -84,4 +111,11 @@ pub struct TrainReport {
     pub seconds: f64,
     /// Whether an observer ended the run.
     pub stopped: bool,
+    /// Whether early stopping ended the run.
+    pub early_stopped: bool,
+    /// The best evaluation, by the metric of `TrainConfig::early_stopping`, or else by the loss. With
+    /// `restore_best` these are the weights that the model has now.
+    pub best: Option<Best>,
+    /// Steps made.
+    pub total_steps: u64,
 }

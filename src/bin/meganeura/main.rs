@@ -28,8 +28,8 @@ BACKEND:name=PART or BACKEND:id=NUMBER; `meganeura devices` lists them.";
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Train a classifier on handwritten digits and report its accuracy on held-out images.
-    Train(train::Args),
+    /// Train a classifier on handwritten digits or your own data and report its accuracy on held-out examples.
+    Train(Box<train::Args>),
     /// List the devices and the strings that select them.
     Devices(devices::Args),
     /// List the linked backends, operators and rule sets, and where they come from.

@@ -1,0 +1,146 @@
+//! Class ids for labels that are words or any whole numbers.
+
+use std::collections::{BTreeMap, HashMap};
+
+/// The largest magnitude up to which every whole `f64` is exact.
+const EXACT: f64 = 9_007_199_254_740_992.0;
+
+/// Ids for label texts, in the order in which they came up.
+#[derive(Debug, Default)]
+pub(super) struct Labels {
+    ids: HashMap<String, u32>,
+    names: Vec<String>,
+    labels: Vec<u32>,
+    /// Whether only labels that are known already are accepted.
+    closed: bool,
+}
+
+impl Labels {
+    /// Ids are the positions in `classes`, and other labels are refused.
+    pub(super) fn of(classes: &[String]) -> Self {
+        let ids = classes.iter().enumerate();
+        Labels {
+            ids: ids.map(|(id, name)| (normal(name), id as u32)).collect(),
+            names: classes.to_vec(),
+            labels: Vec::new(),
+            closed: true,
+        }
+    }
+
+    /// Takes the label of the next example; an error says why it cannot be one.
+    pub(super) fn push(&mut self, text: &str) -> Result<(), String> {
+        if text.is_empty() {
+            return Err("the label is empty; fill it in, or remove the line".into());
+        }
+        let name = normal(text);
+        let id = match self.ids.get(&name) {
+            Some(&id) => id,
+            None if self.closed => {
+                return Err(format!("'{text}' is none of the {} known classes", self.names.len()));
+            }
+            None => {
+                let id = u32::try_from(self.names.len()).map_err(|_| "there are too many classes".to_owned())?;
+                self.names.push(name.clone());
+                self.ids.insert(name, id);
+                id
+            }
+        };
+        self.labels.push(id);
+        Ok(())
+    }
+
+    /// Labels of all examples and the names of the classes. Ids that were not given are by the order of the
+    /// names: of numbers if all are, or else of their bytes. The error is a label that is a fraction among
+    /// numbers: those are quantities, not classes.
+    pub(super) fn finish(self) -> Result<(Vec<u32>, Vec<String>), String> {
+        if self.closed {
+            return Ok((self.labels, self.names));
+        }
+        let all_numbers = self.names.iter().all(|n| n.parse::<f64>().is_ok());
+        if let (true, Some(name)) = (all_numbers, self.names.iter().find(|n| n.parse::<i64>().is_err())) {
+            return Err(name.clone());
+        }
+        let mut order: Vec<usize> = (0..self.names.len()).collect();
+        order.sort_by(|&a, &b| {
+            let (a, b) = (&self.names[a], &self.names[b]);
+            match (a.parse::<i64>(), b.parse::<i64>()) {
+                (Ok(a), Ok(b)) if all_numbers => a.cmp(&b),
+                _ => a.cmp(b),
+            }
+        });
+        let mut new_ids = vec![0; order.len()];
+        for (new, &old) in order.iter().enumerate() {
+            new_ids[old] = new as u32;
+        }
+        let labels = self.labels.iter().map(|&old| new_ids[old as usize]).collect();
+        Ok((labels, order.iter().map(|&old| self.names[old].clone()).collect()))
+    }
+}
+
+/// The text, or for a whole number the one way to write it: `01` and `1.0` are `1`.
+fn normal(text: &str) -> String {
+    match (text.parse::<i64>(), text.parse::<f64>()) {
+        (Ok(number), _) => number.to_string(),
+        (_, Ok(number)) if number.fract() == 0.0 && number.abs() <= EXACT => (number as i64).to_string(),
+        _ => text.to_owned(),
+    }
+}
+
+/// Ids for whole numbers, by their order, and the numbers as names.
+pub(super) fn of_numbers(numbers: &[i64]) -> (Vec<u32>, Vec<String>) {
+    let mut ids: BTreeMap<i64, u32> = numbers.iter().map(|&n| (n, 0)).collect();
+    for (new, id) in ids.values_mut().enumerate() {
+        *id = new as u32;
+    }
+    let labels = numbers.iter().filter_map(|n| ids.get(n).copied()).collect();
+    (labels, ids.keys().map(i64::to_string).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ids(texts: &[&str]) -> Result<(Vec<u32>, Vec<String>), String> {
+        let mut labels = Labels::default();
+        for text in texts {
+            labels.push(text)?;
+        }
+        labels.finish()
+    }
+
+    #[test]
+    fn words_are_sorted_as_words_and_numbers_as_numbers() {
+        let (labels, names) = ids(&["cat", "ant", "bee", "ant"]).unwrap();
+        assert_eq!((labels, names.join(" ")), (vec![2, 0, 1, 0], "ant bee cat".into()));
+        let (labels, names) = ids(&["10", "9", "-1", "010", "9.0", "1e1"]).unwrap();
+        assert_eq!((labels, names.join(" ")), (vec![2, 1, 0, 2, 1, 2], "-1 9 10".into()));
+        let (labels, names) = ids(&["10", "9", "none"]).unwrap();
+        assert_eq!((labels, names.join(" ")), (vec![0, 1, 2], "10 9 none".into()));
+        assert_eq!(
+            of_numbers(&[7, -2, 7, 300]),
+            (vec![1, 0, 1, 2], vec!["-2".into(), "7".into(), "300".into()])
+        );
+    }
+
+    #[test]
+    fn quantities_and_nothing_are_no_classes() {
+        assert_eq!(ids(&["1", "2.5", "3"]).unwrap_err(), "2.5");
+        assert!(ids(&["1", ""]).unwrap_err().contains("empty"));
+        assert_eq!(
+            ids(&["2.5", "tall"]).unwrap().1,
+            ["2.5", "tall"],
+            "a name may look like a number"
+        );
+    }
+
+    #[test]
+    fn known_classes_keep_their_ids_and_others_are_refused() {
+        let classes = ["10".to_owned(), "9".into(), "x".into()];
+        let mut labels = Labels::of(&classes);
+        for text in ["x", "10.0", "09"] {
+            labels.push(text).unwrap();
+        }
+        assert!(labels.push("y").unwrap_err().contains("none of the 3"));
+        assert_eq!(labels.finish().unwrap(), (vec![2, 0, 1], classes.to_vec()));
+    }
+}

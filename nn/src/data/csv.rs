@@ -1,0 +1,413 @@
+//! Tables of numbers in CSV files.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+use csv::{ByteRecord, Reader, ReaderBuilder, Trim};
+
+use super::classes::Labels;
+use super::dataset::Dataset;
+use super::error::DataError;
+
+/// A column of a table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Column {
+    /// By its name in the header; a name that no column has, but that is a number, counts columns from 1.
+    Name(String),
+    /// By its number, from 1, as in error messages.
+    Number(usize),
+    /// The last one.
+    Last,
+}
+
+impl Column {
+    /// [`Column::Name`].
+    pub fn name(name: impl Into<String>) -> Self {
+        Column::Name(name.into())
+    }
+}
+
+/// Whether the first line of a table names its columns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Header {
+    /// It does if none of its fields is a number.
+    #[default]
+    Auto,
+    /// It does.
+    Yes,
+    /// It is an example like the others.
+    No,
+}
+
+/// How to read a CSV file. The default takes the last column for the label and all others for features.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CsvOptions {
+    /// The column of the class labels: words, or whole numbers.
+    pub label: Column,
+    /// Whether there is a header.
+    pub header: Header,
+    /// What stands between fields; a comma unless given.
+    pub delimiter: u8,
+    /// Columns that are neither label nor features; they may hold anything.
+    pub ignore: Vec<Column>,
+    /// Names of the classes by id, such as those of the training data for the test data. Without, they are
+    /// the labels that occur, sorted: as numbers if all are, or else as text.
+    pub classes: Option<Vec<String>>,
+}
+
+impl Default for CsvOptions {
+    fn default() -> Self {
+        CsvOptions {
+            label: Column::Last,
+            header: Header::Auto,
+            delimiter: b',',
+            ignore: Vec::new(),
+            classes: None,
+        }
+    }
+}
+
+/// What a CSV file holds.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Table {
+    /// The examples, with one feature for each feature column.
+    pub data: Dataset,
+    /// Names of the feature columns; without a header, `column 1` and so on.
+    pub feature_names: Vec<String>,
+    /// Name of the label column.
+    pub label_name: String,
+    /// Labels as they are in the file, by class id; numbers in their shortest form.
+    pub class_names: Vec<String>,
+}
+
+/// Reads the CSV file at `path`: one example a line, one of its columns the label, the others numbers.
+///
+/// Fields may be quoted, and have spaces around them; empty lines do not count; a byte order mark is skipped.
+///
+/// # Errors
+///
+/// [`DataError::Io`], and those of [`parse_csv`].
+pub fn read_csv(path: impl AsRef<Path>, options: &CsvOptions) -> Result<Table, DataError> {
+    let name = path.as_ref().display().to_string();
+    match File::open(path) {
+        Ok(file) => parse_csv(file, &name, options),
+        Err(source) => Err(DataError::Io { name, source }),
+    }
+}
+
+/// [`read_csv`] from any reader; `name` appears in errors. Memory grows with the lines that are really there.
+///
+/// # Errors
+///
+/// [`DataError::NotFound`] when there is no such column; [`DataError::Csv`], with line and column, for a line
+/// of another length, a feature that is not a finite number, a label that is empty, a fraction, or none of the
+/// given classes, and bytes that are not UTF-8; [`DataError::Empty`] without examples;
+/// [`DataError::OutOfMemory`]; [`DataError::Io`].
+///
+/// # Example
+///
+/// ```
+/// use meganeura_nn::data::{Column, CsvOptions, Standardiser, parse_csv};
+///
+/// # fn main() -> Result<(), meganeura_nn::data::DataError> {
+/// let text = "id,length,width,kind\n1,5.1,3.5,setosa\n2,6.3,2.9,virginica\n3,4.9,3.0,setosa\n4,6.5,3.0,virginica\n";
+/// let options = CsvOptions {
+///     label: Column::name("kind"),
+///     ignore: vec![Column::name("id")],
+///     ..CsvOptions::default()
+/// };
+/// let table = parse_csv(text.as_bytes(), "flowers.csv", &options)?;
+/// assert_eq!(table.feature_names, ["length", "width"]);
+/// assert_eq!(table.class_names, ["setosa", "virginica"]);
+/// assert_eq!(table.data.labels(), [0, 1, 0, 1]);
+///
+/// // Columns have different units: scale each of them before training.
+/// let (train, test) = table.data.split(0.25, 0)?;
+/// let scale = Standardiser::fit_per_feature(&train);
+/// let (train, test) = (train.standardised(&scale)?, test.standardised(&scale)?);
+/// # assert_eq!((train.len(), test.len()), (3, 1));
+/// # Ok(())
+/// # }
+/// ```
+pub fn parse_csv(reader: impl Read, name: &str, options: &CsvOptions) -> Result<Table, DataError> {
+    let mut records = Records {
+        name,
+        reader: ReaderBuilder::new()
+            .has_headers(false)
+            .flexible(true)
+            .trim(Trim::All)
+            .delimiter(options.delimiter)
+            .from_reader(Newlines::of(reader)),
+        record: ByteRecord::new(),
+        lines: 0,
+    };
+    let Some(first) = records.next()? else {
+        return Err(DataError::Empty { name: name.into() });
+    };
+    let mut rows = Rows::of(name, &first, options)?;
+    if !rows.header {
+        rows.push(&first)?;
+    }
+    while let Some(line) = records.next()? {
+        rows.push(&line)?;
+    }
+    rows.finish()
+}
+
+/// Passes bytes on, and keeps the places of line ends among them. The `csv` crate counts lines as well, but
+/// its number of a record is that of the first empty line in front of it.
+struct Newlines<R> {
+    reader: R,
+    read: u64,
+    places: VecDeque<u64>,
+}
+
+impl<R> Newlines<R> {
+    fn of(reader: R) -> Self {
+        Newlines {
+            reader,
+            read: 0,
+            places: VecDeque::new(),
+        }
+    }
+}
+
+impl<R: Read> Read for Newlines<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.reader.read(buffer)?;
+        let bytes = (self.read..).zip(&buffer[..count]);
+        self.places
+            .extend(bytes.filter(|&(_, &b)| b == b'\n').map(|(place, _)| place));
+        self.read += count as u64;
+        Ok(count)
+    }
+}
+
+/// The records of a file, in memory that is reused.
+struct Records<'n, R> {
+    name: &'n str,
+    reader: Reader<Newlines<R>>,
+    record: ByteRecord,
+    /// Line ends up to the end of the last record.
+    lines: usize,
+}
+
+impl<R: Read> Records<'_, R> {
+    fn next(&mut self) -> Result<Option<Line<'_>>, DataError> {
+        let more = self.reader.read_byte_record(&mut self.record);
+        let more = more.map_err(|error| DataError::Io {
+            name: self.name.into(),
+            source: error.into(),
+        })?;
+        if !more {
+            return Ok(None);
+        }
+        let end = self.reader.position().byte();
+        let places = &mut self.reader.get_mut().places;
+        let mut last = None;
+        while let Some(&place) = places.front().filter(|&&place| place < end) {
+            places.pop_front();
+            self.lines += 1;
+            last = Some(place);
+        }
+        // Its own line end, if it was read already, and those in quotes come after its first line.
+        let own = usize::from(last.is_some_and(|place| place + 1 == end));
+        let quoted = self.record.as_slice().iter().filter(|&&b| b == b'\n').count();
+        line(self.name, (1 + self.lines).saturating_sub(own + quoted), &self.record).map(Some)
+    }
+}
+
+/// One line: its number, and its fields.
+struct Line<'r> {
+    number: usize,
+    fields: Vec<&'r str>,
+}
+
+/// The fields of a record, which must be UTF-8.
+fn line<'r>(name: &str, number: usize, record: &'r ByteRecord) -> Result<Line<'r>, DataError> {
+    let mut fields = Vec::with_capacity(record.len());
+    for (i, bytes) in record.iter().enumerate() {
+        let field = std::str::from_utf8(bytes).map_err(|_| DataError::Csv {
+            name: name.into(),
+            line: number,
+            column: i + 1,
+            reason: format!(
+                "'{}' is not UTF-8; save the file in that encoding",
+                String::from_utf8_lossy(bytes)
+            ),
+        })?;
+        fields.push(field);
+    }
+    if let (1, Some(field)) = (number, fields.first_mut()) {
+        *field = field.trim_start_matches('\u{feff}').trim();
+    }
+    Ok(Line { number, fields })
+}
+
+/// The examples read so far.
+struct Rows<'o> {
+    file: &'o str,
+    delimiter: u8,
+    /// Whether the first line was the header.
+    header: bool,
+    columns: Vec<String>,
+    label: usize,
+    /// Whether each column is a feature.
+    is_feature: Vec<bool>,
+    features: Vec<f32>,
+    labels: Labels,
+}
+
+impl<'o> Rows<'o> {
+    /// Finds out about the columns from the first line.
+    fn of(file: &'o str, first: &Line, options: &CsvOptions) -> Result<Self, DataError> {
+        let is_number = |field: &&str| field.parse::<f64>().is_ok();
+        let header = match options.header {
+            Header::Auto => !first.fields.iter().any(is_number),
+            Header::Yes => true,
+            Header::No => false,
+        };
+        let columns: Vec<String> = match header {
+            true => first.fields.iter().map(|&f| f.to_owned()).collect(),
+            false => (1..=first.fields.len()).map(|n| format!("column {n}")).collect(),
+        };
+        let find = |column: &Column| find(file, column, &columns, header);
+        let label = find(&options.label)?;
+        let mut is_feature = vec![true; columns.len()];
+        is_feature[label] = false;
+        for column in &options.ignore {
+            is_feature[find(column)?] = false;
+        }
+        if !is_feature.contains(&true) {
+            let reason = format!(
+                "of the {} columns none is left for features; is '{}' what stands between the fields?",
+                columns.len(),
+                char::from(options.delimiter)
+            );
+            return Err(DataError::Csv {
+                name: file.into(),
+                line: first.number,
+                column: 1,
+                reason,
+            });
+        }
+        Ok(Rows {
+            file,
+            delimiter: options.delimiter,
+            header,
+            columns,
+            label,
+            is_feature,
+            features: Vec::new(),
+            labels: options.classes.as_deref().map_or_else(Labels::default, Labels::of),
+        })
+    }
+
+    /// Takes an example.
+    fn push(&mut self, line: &Line) -> Result<(), DataError> {
+        let (found, expected) = (line.fields.len(), self.columns.len());
+        if found != expected {
+            let reason = format!(
+                "the line has {found} fields, the first one {expected}; separate them by '{}', and quote a field \
+                 that contains it",
+                char::from(self.delimiter)
+            );
+            return Err(self.refuse(line, found.min(expected), reason));
+        }
+        if self.features.try_reserve(expected).is_err() {
+            return Err(DataError::OutOfMemory {
+                name: self.file.into(),
+                rows: line.number,
+                columns: expected,
+            });
+        }
+        for (at, &field) in line.fields.iter().enumerate().filter(|&(at, _)| self.is_feature[at]) {
+            let value = number(field).map_err(|what| {
+                let reason = format!(
+                    "{what} in '{}'; features are finite numbers: correct it, remove the line, or ignore the column",
+                    self.columns[at]
+                );
+                self.refuse(line, at, reason)
+            })?;
+            self.features.push(value);
+        }
+        let pushed = self.labels.push(line.fields[self.label]);
+        pushed.map_err(|reason| self.refuse(line, self.label, reason))
+    }
+
+    fn refuse(&self, line: &Line, column: usize, reason: String) -> DataError {
+        DataError::Csv {
+            name: self.file.into(),
+            line: line.number,
+            column: column + 1,
+            reason,
+        }
+    }
+
+    fn finish(mut self) -> Result<Table, DataError> {
+        let label_name = self.columns[self.label].clone();
+        let (labels, class_names) = self.labels.finish().map_err(|fraction| DataError::Csv {
+            name: self.file.into(),
+            line: 1,
+            column: self.label + 1,
+            reason: format!(
+                "the labels in '{label_name}' are numbers with fractions, such as {fraction}; class labels are words \
+                 or whole numbers: is this the label column?"
+            ),
+        })?;
+        let mut is_feature = self.is_feature.iter();
+        self.columns.retain(|_| is_feature.next() == Some(&true));
+        let width = self.columns.len();
+        Ok(Table {
+            data: Dataset::new(self.file, self.features, vec![width], labels, class_names.len().max(1))?,
+            feature_names: self.columns,
+            label_name,
+            class_names,
+        })
+    }
+}
+
+/// Position of a column.
+fn find(file: &str, column: &Column, columns: &[String], header: bool) -> Result<usize, DataError> {
+    let by_number = |number: usize| number.checked_sub(1).filter(|&at| at < columns.len());
+    let (wanted, found) = match column {
+        Column::Last => ("last".to_owned(), columns.len().checked_sub(1)),
+        Column::Number(number) => (number.to_string(), by_number(*number)),
+        Column::Name(name) => {
+            let mut same = (0..columns.len()).filter(|&at| header && columns[at] == *name);
+            let found = same.next();
+            if let (Some(first), Some(second)) = (found, same.next()) {
+                return Err(DataError::Csv {
+                    name: file.into(),
+                    line: 1,
+                    column: second + 1,
+                    reason: format!("column {} is called '{name}', too; give its number instead", first + 1),
+                });
+            }
+            (name.clone(), found.or_else(|| by_number(name.parse().ok()?)))
+        }
+    };
+    found.ok_or_else(|| DataError::NotFound {
+        name: file.into(),
+        what: "column",
+        wanted,
+        there: columns.to_vec(),
+    })
+}
+
+/// A finite number, or what is there instead.
+fn number(field: &str) -> Result<f32, String> {
+    if field.is_empty() {
+        return Err("there is nothing".into());
+    }
+    match field.parse::<f32>() {
+        Ok(value) if value.is_finite() => Ok(value),
+        Ok(_) => Err(format!("'{field}' is not a finite f32")),
+        Err(_) => Err(format!("'{field}' is not a number")),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,450 @@
+//! Arrays in the `.npy` format of NumPy.
+//!
+//! ```text
+//! bytes 0-5    93 4e 55 4d 50 59 (\x93NUMPY)
+//! bytes 6-7    version: 1.0, 2.0 or 3.0
+//! next 2 or 4  length of the header, u16 in version 1, u32 after
+//! the header   {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }
+//! the rest     elements, row-major, or column-major in Fortran's order
+//! ```
+//!
+//! The numbers are little-endian, the elements as `descr` says. The format is described in NumPy's
+//! documentation of `numpy.lib.format`.
+
+use std::{fmt, path::Path};
+
+use half::f16;
+
+use super::{error::DataError, stream::Stream};
+
+/// The most bytes of elements that the reader accepts: 4 GiB. A limit keeps a damaged or hostile file that
+/// decompresses without end from filling the memory.
+pub const NPY_MAX_BYTES: u64 = 1 << 32;
+
+/// The longest header that is read; NumPy's own are some 100 bytes.
+const MAX_HEADER: usize = 1 << 16;
+
+/// The most dimensions of an array of NumPy.
+const MAX_RANK: usize = 64;
+
+/// The element type of an array.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum NpyType {
+    /// `bool`, a byte of 0 or 1.
+    Bool,
+    /// `int8`.
+    I8,
+    /// `int16`.
+    I16,
+    /// `int32`.
+    I32,
+    /// `int64`.
+    I64,
+    /// `uint8`.
+    U8,
+    /// `uint16`.
+    U16,
+    /// `uint32`.
+    U32,
+    /// `uint64`.
+    U64,
+    /// `float16`.
+    F16,
+    /// `float32`.
+    F32,
+    /// `float64`.
+    F64,
+}
+
+impl NpyType {
+    /// The type of a description without its byte order.
+    fn from_code(code: &str) -> Option<Self> {
+        Some(match code {
+            "b1" => Self::Bool,
+            "i1" => Self::I8,
+            "i2" => Self::I16,
+            "i4" => Self::I32,
+            "i8" => Self::I64,
+            "u1" => Self::U8,
+            "u2" => Self::U16,
+            "u4" => Self::U32,
+            "u8" => Self::U64,
+            "f2" => Self::F16,
+            "f4" => Self::F32,
+            "f8" => Self::F64,
+            _ => return None,
+        })
+    }
+
+    /// Bytes per element.
+    pub fn size(self) -> usize {
+        match self {
+            Self::Bool | Self::I8 | Self::U8 => 1,
+            Self::I16 | Self::U16 | Self::F16 => 2,
+            Self::I32 | Self::U32 | Self::F32 => 4,
+            Self::I64 | Self::U64 | Self::F64 => 8,
+        }
+    }
+
+    /// Value of a little-endian element. Whole numbers of 64 bits are rounded above 2^53.
+    fn to_f64(self, bytes: &[u8]) -> f64 {
+        match self {
+            Self::F16 => f16::from_bits(bits(bytes) as u16).to_f64(),
+            Self::F32 => f32::from_bits(bits(bytes) as u32).into(),
+            Self::F64 => f64::from_bits(bits(bytes)),
+            Self::U64 => bits(bytes) as f64,
+            _ => self.to_i64(bytes).map_or(f64::NAN, |n| n as f64),
+        }
+    }
+
+    /// Value of a little-endian element, if it is a whole number that fits.
+    fn to_i64(self, bytes: &[u8]) -> Option<i64> {
+        /// Beyond, floats do not tell whole numbers apart.
+        const EXACT: f64 = 9_007_199_254_740_992.0;
+        match self {
+            Self::Bool | Self::U8 | Self::U16 | Self::U32 | Self::U64 => i64::try_from(bits(bytes)).ok(),
+            Self::I8 => Some((bits(bytes) as i8).into()),
+            Self::I16 => Some((bits(bytes) as i16).into()),
+            Self::I32 => Some((bits(bytes) as i32).into()),
+            Self::I64 => Some(bits(bytes) as i64),
+            Self::F16 | Self::F32 | Self::F64 => {
+                let value = self.to_f64(bytes);
+                (value.fract() == 0.0 && value.abs() <= EXACT).then_some(value as i64)
+            }
+        }
+    }
+}
+
+/// The bits of a little-endian number of at most 8 bytes.
+fn bits(bytes: &[u8]) -> u64 {
+    bytes.iter().rev().fold(0, |bits, &byte| bits << 8 | u64::from(byte))
+}
+
+/// The name in NumPy: `float32`.
+impl fmt::Display for NpyType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Bool => "bool",
+            Self::I8 => "int8",
+            Self::I16 => "int16",
+            Self::I32 => "int32",
+            Self::I64 => "int64",
+            Self::U8 => "uint8",
+            Self::U16 => "uint16",
+            Self::U32 => "uint32",
+            Self::U64 => "uint64",
+            Self::F16 => "float16",
+            Self::F32 => "float32",
+            Self::F64 => "float64",
+        })
+    }
+}
+
+/// An array, in row-major order whatever the file's was.
+#[derive(Clone, PartialEq)]
+pub struct NpyArray {
+    name: String,
+    shape: Vec<usize>,
+    dtype: NpyType,
+    /// Little-endian elements.
+    bytes: Vec<u8>,
+}
+
+impl NpyArray {
+    /// The file, and the array in it; appears in error messages.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The size of each dimension; none for a single number.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> NpyType {
+        self.dtype
+    }
+
+    /// The elements as `f32`, row-major, rounded to the nearest where they are more precise; a `float64`
+    /// beyond its range becomes infinite.
+    pub fn to_f32(&self) -> Vec<f32> {
+        self.elements().map(|e| self.dtype.to_f64(e) as f32).collect()
+    }
+
+    /// The elements as whole numbers, row-major.
+    ///
+    /// # Errors
+    ///
+    /// [`DataError::Npy`] for the first one that is not whole, or beyond `i64`.
+    pub fn to_i64(&self) -> Result<Vec<i64>, DataError> {
+        let whole = |(at, element)| {
+            self.dtype.to_i64(element).ok_or_else(|| DataError::Npy {
+                name: self.name.clone(),
+                reason: format!("element {at} is {}, not a whole number", self.dtype.to_f64(element)),
+            })
+        };
+        self.elements().enumerate().map(whole).collect()
+    }
+
+    fn elements(&self) -> impl Iterator<Item = &[u8]> {
+        self.bytes.chunks_exact(self.dtype.size())
+    }
+}
+
+/// Sizes only: printing every element would help nobody.
+impl fmt::Debug for NpyArray {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NpyArray")
+            .field("name", &self.name)
+            .field("shape", &self.shape)
+            .field("dtype", &self.dtype)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Reads the `.npy` file at `path`, plain or gzip-compressed.
+///
+/// # Errors
+///
+/// [`DataError::Io`] when the file cannot be read, and those of [`parse_npy`].
+pub fn read_npy(path: impl AsRef<Path>) -> Result<NpyArray, DataError> {
+    let path = path.as_ref();
+    parse(Stream::open(path, &path.display().to_string())?)
+}
+
+/// Parses the content of a `.npy` file, plain or gzip-compressed (told apart by content); `name` appears in
+/// errors.
+///
+/// # Errors
+///
+/// [`DataError::Npy`] for something else than such a file, an element type that is no number, or more than
+/// [`NPY_MAX_BYTES`]; [`DataError::Truncated`], [`DataError::TrailingBytes`], or [`DataError::Gzip`] for
+/// damage. No more memory is used than the bytes that are really there call for, whatever the header declares.
+pub fn parse_npy(bytes: &[u8], name: &str) -> Result<NpyArray, DataError> {
+    parse(Stream::from_bytes(bytes, name)?)
+}
+
+pub(super) fn parse(mut stream: Stream<'_>) -> Result<NpyArray, DataError> {
+    let name = stream.name();
+    let refuse = |reason: String| DataError::Npy {
+        name: name.into(),
+        reason,
+    };
+    let [magic @ .., major, _] = stream.array::<8>(10)?;
+    if magic != *b"\x93NUMPY" {
+        return Err(refuse(
+            "not a .npy file: it does not start with \\x93NUMPY; save the array with numpy.save".into(),
+        ));
+    }
+    let length = match major {
+        1 => u16::from_le_bytes(stream.array(10)?).into(),
+        2 | 3 => u32::from_le_bytes(stream.array(12)?) as usize,
+        _ => return Err(refuse(format!("version {major} of the .npy format is not known"))),
+    };
+    if length > MAX_HEADER {
+        return Err(refuse(format!(
+            "the header declares {length} bytes for itself, at most {MAX_HEADER} are accepted; the file is damaged"
+        )));
+    }
+    let text = stream.bytes(length)?;
+    let header = Header::parse(&text).map_err(|what| refuse(format!("the header is damaged: {what}")))?;
+    let dtype = element_type(&header.descr).map_err(refuse)?;
+
+    let count = header
+        .shape
+        .iter()
+        .try_fold(1_u64, |product, &dim| product.checked_mul(dim));
+    let size = count.and_then(|count| count.checked_mul(dtype.size() as u64));
+    let Some(size) = size.filter(|&size| size <= NPY_MAX_BYTES && usize::try_from(size).is_ok()) else {
+        return Err(refuse(format!(
+            "the header declares the shape {:?} of {dtype}; at most {NPY_MAX_BYTES} bytes are accepted: the file is \
+             damaged, or split it into smaller ones",
+            header.shape
+        )));
+    };
+    let mut bytes = stream.rest(size as usize)?;
+    if header.descr.starts_with('>') {
+        bytes.chunks_exact_mut(dtype.size()).for_each(<[u8]>::reverse);
+    }
+    // A dimension that does not fit stands beside one of 0: there are no elements then.
+    let shape = header
+        .shape
+        .iter()
+        .map(|&dim| usize::try_from(dim).unwrap_or(usize::MAX));
+    let shape: Vec<usize> = shape.collect();
+    if header.fortran && !bytes.is_empty() {
+        bytes = row_major(&bytes, &shape, dtype.size());
+    }
+    Ok(NpyArray {
+        name: name.into(),
+        shape,
+        dtype,
+        bytes,
+    })
+}
+
+/// The type of a description like `<f4`.
+fn element_type(descr: &str) -> Result<NpyType, String> {
+    let code = descr.strip_prefix(['<', '>', '|', '=']).unwrap_or(descr);
+    NpyType::from_code(code).ok_or_else(|| {
+        let what = match code.get(..1) {
+            Some("O") => " (Python objects)",
+            Some("U" | "S") => " (text)",
+            Some("c") => " (complex numbers)",
+            Some("[") => " (records)",
+            _ => "",
+        };
+        format!(
+            "elements of type '{descr}'{what} cannot be read; save an array of float16 to float64, int8 to int64, \
+             uint8 to uint64 or bool"
+        )
+    })
+}
+
+/// Elements of `size` bytes in row-major order, given those in column-major order.
+fn row_major(bytes: &[u8], shape: &[usize], size: usize) -> Vec<u8> {
+    // Distance between neighbours along each axis in the source, whose first axis varies fastest.
+    let mut strides = Vec::with_capacity(shape.len());
+    let mut stride = size;
+    for &dim in shape {
+        strides.push(stride);
+        stride *= dim;
+    }
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut index = vec![0; shape.len()];
+    let mut from = 0;
+    while out.len() < bytes.len() {
+        out.extend_from_slice(&bytes[from..from + size]);
+        // Count up the last axis, and carry.
+        for axis in (0..shape.len()).rev() {
+            index[axis] += 1;
+            from += strides[axis];
+            if index[axis] < shape[axis] {
+                break;
+            }
+            from -= strides[axis] * shape[axis];
+            index[axis] = 0;
+        }
+    }
+    out
+}
+
+/// What a header says.
+#[derive(Debug, PartialEq)]
+struct Header {
+    /// The element type, or the whole list of a record's.
+    descr: String,
+    fortran: bool,
+    shape: Vec<u64>,
+}
+
+impl Header {
+    /// Parses the Python dictionary, of which only the forms that NumPy writes are known. The error says what
+    /// is wrong.
+    fn parse(bytes: &[u8]) -> Result<Self, String> {
+        let text = std::str::from_utf8(bytes).map_err(|_| "it is not text")?;
+        let mut cursor = Cursor(text);
+        let (mut descr, mut fortran, mut shape) = (None, None, None);
+        cursor.expect("{")?;
+        while !cursor.eat("}") {
+            let key = cursor.string()?;
+            cursor.expect(":")?;
+            match key {
+                "descr" => descr = Some(cursor.description()?),
+                "fortran_order" => fortran = Some(cursor.boolean()?),
+                "shape" => shape = Some(cursor.sizes()?),
+                _ => return Err(format!("'{key}' is not known")),
+            }
+            if !cursor.eat(",") {
+                cursor.expect("}")?;
+                break;
+            }
+        }
+        if !cursor.0.trim().is_empty() {
+            return Err("there is more after its end".into());
+        }
+        match (descr, fortran, shape) {
+            (Some(descr), Some(fortran), Some(shape)) => Ok(Header { descr, fortran, shape }),
+            _ => Err("it lacks 'descr', 'fortran_order' or 'shape'".into()),
+        }
+    }
+}
+
+/// The rest of a text to be parsed.
+struct Cursor<'t>(&'t str);
+
+impl<'t> Cursor<'t> {
+    /// Skips spaces, and the token if it comes next.
+    fn eat(&mut self, token: &str) -> bool {
+        self.0 = self.0.trim_start();
+        let rest = self.0.strip_prefix(token);
+        self.0 = rest.unwrap_or(self.0);
+        rest.is_some()
+    }
+
+    fn expect(&mut self, token: &str) -> Result<(), String> {
+        match self.eat(token) {
+            true => Ok(()),
+            false => Err(format!(
+                "expected {token}, found '{}'",
+                self.0.chars().take(20).collect::<String>()
+            )),
+        }
+    }
+
+    /// A string in quotes of either kind, without escapes.
+    fn string(&mut self) -> Result<&'t str, String> {
+        let quote = if self.eat("\"") { '"' } else { '\'' };
+        if quote == '\'' {
+            self.expect("'")?;
+        }
+        let (string, rest) = self.0.split_once(quote).ok_or("a string does not end")?;
+        self.0 = rest;
+        Ok(string)
+    }
+
+    /// A type: a string, or a list, which is returned as text and not looked into.
+    fn description(&mut self) -> Result<String, String> {
+        if !self.eat("[") {
+            return self.string().map(str::to_owned);
+        }
+        let (list, rest) = self.0.split_once(']').ok_or("a list does not end")?;
+        self.0 = rest;
+        Ok(format!("[{list}]"))
+    }
+
+    fn boolean(&mut self) -> Result<bool, String> {
+        if self.eat("True") {
+            return Ok(true);
+        }
+        self.expect("False").map(|()| false)
+    }
+
+    /// A tuple of sizes.
+    fn sizes(&mut self) -> Result<Vec<u64>, String> {
+        let mut sizes = Vec::new();
+        self.expect("(")?;
+        while !self.eat(")") {
+            let digits = self.0.find(|c: char| !c.is_ascii_digit()).unwrap_or(self.0.len());
+            let (number, rest) = self.0.split_at(digits);
+            let size = number.parse();
+            sizes.push(size.map_err(|_| format!("'{number}' is not a size"))?);
+            self.0 = rest;
+            if sizes.len() > MAX_RANK {
+                return Err(format!("there are more than {MAX_RANK} dimensions"));
+            }
+            // Python 2 wrote long numbers with this suffix.
+            self.eat("L");
+            if !self.eat(",") {
+                self.expect(")")?;
+                break;
+            }
+        }
+        Ok(sizes)
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests;

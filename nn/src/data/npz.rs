@@ -1,0 +1,183 @@
+//! Data sets from arrays of NumPy: `.npz` archives, and pairs of `.npy` files.
+
+use std::fs::File;
+use std::io::BufReader;
+use std::path::Path;
+
+use zip::ZipArchive;
+
+use super::classes::{Labels, of_numbers};
+use super::dataset::Dataset;
+use super::error::DataError;
+use super::npy::{NpyArray, parse, read_npy};
+use super::stream::Stream;
+
+type Archive = ZipArchive<BufReader<File>>;
+
+/// What two arrays hold.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Arrays {
+    /// The examples.
+    pub data: Dataset,
+    /// Labels as they are in the file, by class id.
+    pub class_names: Vec<String>,
+}
+
+/// The names of the arrays in the `.npz` file at `path`, sorted.
+///
+/// # Errors
+///
+/// [`DataError::Io`], or [`DataError::Npy`] for a file that is not an archive.
+pub fn npz_names(path: impl AsRef<Path>) -> Result<Vec<String>, DataError> {
+    let path = path.as_ref();
+    Ok(names(&open(path, &path.display().to_string())?))
+}
+
+/// Reads one array of the `.npz` file at `path`, as `numpy.savez` and `numpy.savez_compressed` write them.
+///
+/// # Errors
+///
+/// [`DataError::NotFound`] when it holds no such array; [`DataError::Io`]; [`DataError::Npy`] for a file that
+/// is not an archive, or damaged, and as [`parse_npy`](super::parse_npy).
+pub fn read_npz(path: impl AsRef<Path>, array: &str) -> Result<NpyArray, DataError> {
+    let path = path.as_ref();
+    let name = path.display().to_string();
+    let mut archive = open(path, &name)?;
+    let there = names(&archive);
+    // NumPy takes names with and without the ending.
+    let array = array.strip_suffix(".npy").unwrap_or(array);
+    if !there.iter().any(|n| n == array) {
+        return Err(DataError::NotFound {
+            name,
+            what: "array",
+            wanted: array.into(),
+            there,
+        });
+    }
+    let entry = archive
+        .by_name(&format!("{array}.npy"))
+        .map_err(|e| damaged(&name, &e))?;
+    let (size, full_name) = (entry.size(), format!("{name}: array '{array}'"));
+    parse(Stream::from_reader(entry, size, &full_name)?)
+}
+
+/// Builds a data set from two arrays of the `.npz` file at `path`: `x` holds the features, `[n,
+/// feature_shape...]` or `[n]`, `y` the labels, `[n]` or `[n, 1]`, whole numbers of any type and range.
+///
+/// Features become `f32` and are not scaled. `classes` are the labels by class id, such as those of the
+/// training data for the test data; without, they are the numbers that occur, in their order.
+///
+/// # Errors
+///
+/// Those of [`read_npz`]; [`DataError::Npy`] for arrays of other shapes, labels that are not whole numbers, or
+/// none of the given classes; [`DataError::CountMismatch`]; those of [`Dataset::new`].
+///
+/// # Example
+///
+/// ```no_run
+/// use meganeura_nn::data::{Standardiser, npz_dataset};
+///
+/// # fn main() -> Result<(), meganeura_nn::data::DataError> {
+/// // In Python: numpy.savez("images.npz", x=images, y=labels)
+/// let arrays = npz_dataset("images.npz", "x", "y", None)?;
+/// let (train, test) = arrays.data.split(0.2, 0)?;
+/// let scale = Standardiser::fit_global(&train);
+/// let (train, test) = (train.standardised(&scale)?, test.standardised(&scale)?);
+/// # let _ = (train, test);
+/// # Ok(())
+/// # }
+/// ```
+pub fn npz_dataset(path: impl AsRef<Path>, x: &str, y: &str, classes: Option<&[String]>) -> Result<Arrays, DataError> {
+    let path = path.as_ref();
+    combine(&read_npz(path, x)?, &read_npz(path, y)?, classes)
+}
+
+/// [`npz_dataset`] for two `.npy` files.
+///
+/// # Errors
+///
+/// As there.
+pub fn npy_dataset(x: impl AsRef<Path>, y: impl AsRef<Path>, classes: Option<&[String]>) -> Result<Arrays, DataError> {
+    combine(&read_npy(x)?, &read_npy(y)?, classes)
+}
+
+fn combine(x: &NpyArray, y: &NpyArray, classes: Option<&[String]>) -> Result<Arrays, DataError> {
+    let (images, feature_shape) = match *x.shape() {
+        [n] => (n, vec![1]),
+        [n, ref shape @ ..] => (n, shape.to_vec()),
+        [] => {
+            return Err(refuse(
+                x,
+                "features need a shape [examples, ...], this is a single number".into(),
+            ));
+        }
+    };
+    let labels = match *y.shape() {
+        [n] | [n, 1] => n,
+        ref shape => {
+            let reason = format!(
+                "labels need the shape [examples], found {shape:?}; make class ids of one-hot rows with numpy.argmax"
+            );
+            return Err(refuse(y, reason));
+        }
+    };
+    if images != labels {
+        return Err(DataError::CountMismatch {
+            images_name: x.name().into(),
+            labels_name: y.name().into(),
+            images,
+            labels,
+        });
+    }
+    let numbers = y.to_i64()?;
+    let (labels, class_names) = match classes {
+        None => of_numbers(&numbers),
+        Some(classes) => known(y, &numbers, classes)?,
+    };
+    let data = Dataset::new(x.name(), x.to_f32(), feature_shape, labels, class_names.len().max(1))?;
+    Ok(Arrays { data, class_names })
+}
+
+/// Ids of labels that are among the given classes.
+fn known(y: &NpyArray, numbers: &[i64], classes: &[String]) -> Result<(Vec<u32>, Vec<String>), DataError> {
+    let mut labels = Labels::of(classes);
+    for (row, number) in numbers.iter().enumerate() {
+        let pushed = labels.push(&number.to_string());
+        pushed.map_err(|reason| refuse(y, format!("row {row}: {reason}")))?;
+    }
+    labels.finish().map_err(|reason| refuse(y, reason))
+}
+
+fn refuse(array: &NpyArray, reason: String) -> DataError {
+    DataError::Npy {
+        name: array.name().into(),
+        reason,
+    }
+}
+
+fn open(path: &Path, name: &str) -> Result<Archive, DataError> {
+    let file = File::open(path).map_err(|source| DataError::Io {
+        name: name.into(),
+        source,
+    })?;
+    ZipArchive::new(BufReader::new(file)).map_err(|e| damaged(name, &e))
+}
+
+fn damaged(name: &str, error: &zip::result::ZipError) -> DataError {
+    DataError::Npy {
+        name: name.into(),
+        reason: format!("not a .npz file, or a damaged one: {error}; save the arrays with numpy.savez"),
+    }
+}
+
+fn names(archive: &Archive) -> Vec<String> {
+    let files = archive.file_names().filter_map(Result::ok);
+    let mut names: Vec<String> = files
+        .filter_map(|n| n.strip_suffix(".npy").map(str::to_owned))
+        .collect();
+    names.sort_unstable();
+    names
+}
+
+#[cfg(test)]
+mod tests;

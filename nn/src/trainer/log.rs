@@ -1,0 +1,233 @@
+//! A log of a run as JSON lines.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use serde::Serialize;
+
+use super::{EpochReport, EvaluationInfo, Observer, StepInfo, TrainBegin, TrainReport};
+
+/// Writes one JSON object a line for every event of a run.
+///
+/// | `event` | When | Fields besides it |
+/// |---|---|---|
+/// | `train_begin` | once, first | `epochs`, `steps_per_epoch`, `batch_size`, `examples`, `test_examples` (null without test data), `lr` (the configured one), `seed` |
+/// | `step` | after each step whose loss was read, see `TrainConfig::loss_every` | `epoch`, `step`, `loss`, `lr`, `seconds`, `examples_per_second` |
+/// | `evaluation` | after each evaluation on the test data | `epoch`, `step`, `loss`, `accuracy`, `correct`, `examples`, `best`, `lr`, `seconds`, `evaluation_seconds` |
+/// | `epoch` | after each complete epoch | `epoch`, `step`, `loss` (mean of all its steps), `lr`, `seconds`, `examples_per_second`, `steps_per_second` |
+/// | `train_end` | once, last, unless the run failed | `epochs` (complete ones), `step`, `loss` and `accuracy` (of the final weights on the test data), `best_epoch`, `best_step`, `stopped`, `early_stopped`, `seconds`, `compile_seconds` |
+///
+/// `epoch` counts from 1, `step` is the number of steps made in the whole run, `seconds` are those since the
+/// run began, `accuracy` is from 0 to 1, `lr` is the learning rate of the last step. Numbers that are not
+/// finite, and those that there are none of, are null. Fields may be added in later versions.
+///
+/// Lines are flushed after every epoch and at the end. An error of the file ends the run, and
+/// [`finish`](Self::finish) tells it.
+///
+/// ```
+/// use meganeura_nn::trainer::{EpochReport, JsonLinesLog, Observer, TrainBegin};
+///
+/// # fn main() -> std::io::Result<()> {
+/// let mut lines = Vec::new();
+/// let mut log = JsonLinesLog::new(&mut lines);
+/// let _ = log.on_train_begin(&TrainBegin {
+///     epochs: 2,
+///     steps: 40,
+///     batch_size: 32,
+///     examples: 1300,
+///     test_examples: None,
+///     learning_rate: 0.1,
+///     seed: 0,
+/// });
+/// log.finish()?;
+/// assert!(lines.starts_with(br#"{"event":"train_begin","epochs":2,"steps_per_epoch":40,"#));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct JsonLinesLog<W: Write = BufWriter<File>> {
+    writer: W,
+    error: Option<io::Error>,
+}
+
+impl JsonLinesLog {
+    /// Creates the file, or empties it if there is one.
+    ///
+    /// # Errors
+    /// A path that cannot be written, at once.
+    pub fn create(path: impl AsRef<Path>) -> io::Result<Self> {
+        Ok(JsonLinesLog::new(BufWriter::new(File::create(path)?)))
+    }
+}
+
+impl<W: Write> JsonLinesLog<W> {
+    /// Writes to any writer.
+    pub fn new(writer: W) -> Self {
+        JsonLinesLog { writer, error: None }
+    }
+
+    /// Flushes the lines.
+    ///
+    /// # Errors
+    /// The first error of the writer since the log was made.
+    pub fn finish(mut self) -> io::Result<()> {
+        match self.error.take() {
+            Some(error) => Err(error),
+            None => self.writer.flush(),
+        }
+    }
+
+    /// Writes a line, and ends the run if that fails.
+    fn line(&mut self, event: &impl Serialize, flush: bool) -> ControlFlow<()> {
+        if self.error.is_none() {
+            self.error = self.try_line(event, flush).err();
+        }
+        match self.error {
+            Some(_) => ControlFlow::Break(()),
+            None => ControlFlow::Continue(()),
+        }
+    }
+
+    fn try_line(&mut self, event: &impl Serialize, flush: bool) -> io::Result<()> {
+        serde_json::to_writer(&mut self.writer, event)?;
+        self.writer.write_all(b"\n")?;
+        if flush {
+            self.writer.flush()?;
+        }
+        Ok(())
+    }
+}
+
+/// A line. The fields are in the order of the documentation; serde writes numbers that are not finite as null.
+#[derive(Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+enum Event {
+    TrainBegin {
+        epochs: usize,
+        steps_per_epoch: usize,
+        batch_size: usize,
+        examples: usize,
+        test_examples: Option<usize>,
+        lr: f32,
+        seed: u64,
+    },
+    Step {
+        epoch: usize,
+        step: u64,
+        loss: f32,
+        lr: f32,
+        seconds: f64,
+        examples_per_second: f64,
+    },
+    Evaluation {
+        epoch: usize,
+        step: u64,
+        loss: f64,
+        accuracy: f64,
+        correct: usize,
+        examples: usize,
+        best: bool,
+        lr: f32,
+        seconds: f64,
+        evaluation_seconds: f64,
+    },
+    Epoch {
+        epoch: usize,
+        step: u64,
+        loss: f64,
+        lr: f32,
+        seconds: f64,
+        examples_per_second: f64,
+        steps_per_second: f64,
+    },
+    TrainEnd {
+        epochs: usize,
+        step: u64,
+        loss: Option<f64>,
+        accuracy: Option<f64>,
+        best_epoch: Option<usize>,
+        best_step: Option<u64>,
+        stopped: bool,
+        early_stopped: bool,
+        seconds: f64,
+        compile_seconds: f64,
+    },
+}
+
+impl<W: Write> Observer for JsonLinesLog<W> {
+    fn on_train_begin(&mut self, run: &TrainBegin) -> ControlFlow<()> {
+        let event = Event::TrainBegin {
+            epochs: run.epochs,
+            steps_per_epoch: run.steps,
+            batch_size: run.batch_size,
+            examples: run.examples,
+            test_examples: run.test_examples,
+            lr: run.learning_rate,
+            seed: run.seed,
+        };
+        self.line(&event, true)
+    }
+
+    fn on_step(&mut self, step: &StepInfo) -> ControlFlow<()> {
+        let Some(loss) = step.loss else {
+            return ControlFlow::Continue(());
+        };
+        let event = Event::Step {
+            epoch: step.epoch,
+            step: step.total_step,
+            loss,
+            lr: step.learning_rate,
+            seconds: step.seconds,
+            examples_per_second: step.examples_per_second,
+        };
+        self.line(&event, false)
+    }
+
+    fn on_evaluation(&mut self, info: &EvaluationInfo) -> ControlFlow<()> {
+        let event = Event::Evaluation {
+            epoch: info.epoch,
+            step: info.total_step,
+            loss: info.evaluation.loss,
+            accuracy: info.evaluation.accuracy(),
+            correct: info.evaluation.correct,
+            examples: info.evaluation.examples,
+            best: info.best,
+            lr: info.learning_rate,
+            seconds: info.seconds,
+            evaluation_seconds: info.evaluation_seconds,
+        };
+        self.line(&event, false)
+    }
+
+    fn on_epoch_end(&mut self, report: &EpochReport) -> ControlFlow<()> {
+        let event = Event::Epoch {
+            epoch: report.epoch,
+            step: report.total_steps,
+            loss: report.train_loss,
+            lr: report.learning_rate,
+            seconds: report.seconds,
+            examples_per_second: report.examples_per_second(),
+            steps_per_second: report.steps_per_second(),
+        };
+        self.line(&event, true)
+    }
+
+    fn on_train_end(&mut self, report: &TrainReport) {
+        let event = Event::TrainEnd {
+            epochs: report.epochs.len(),
+            step: report.total_steps,
+            loss: report.evaluation.map(|e| e.loss),
+            accuracy: report.evaluation.map(|e| e.accuracy()),
+            best_epoch: report.best.map(|b| b.epoch),
+            best_step: report.best.map(|b| b.total_step),
+            stopped: report.stopped,
+            early_stopped: report.early_stopped,
+            seconds: report.seconds,
+            compile_seconds: report.compile_seconds,
+        };
+        // An error is kept for `finish`; there is no run left to end.
+        let _ = self.line(&event, true);
+    }
+}

@@ -1,0 +1,284 @@
+//! One run of the training loop.
+
+use std::ops::ControlFlow;
+use std::time::Instant;
+
+use super::early_stopping::Tracker;
+use super::report::per_second;
+use super::source::Source;
+use super::{
+    Best, EpochBegin, EpochReport, Evaluation, EvaluationInfo, LOSS_SUM, Observer, Position, StepInfo, TrainBegin,
+    TrainError, TrainReport, Trainer,
+};
+use crate::data::Dataset;
+
+/// Who ended a run before its last epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stop {
+    Observer,
+    EarlyStopping,
+}
+
+/// What a run reads and keeps.
+pub(super) struct Run<'r, 'd> {
+    trainer: &'r mut Trainer,
+    source: Source<'d>,
+    test: Option<&'r Dataset>,
+    observer: &'r mut dyn Observer,
+    /// Steps in each epoch.
+    steps: usize,
+    start: Instant,
+    tracker: Tracker,
+    stop: Option<Stop>,
+    /// The present epoch, from 1.
+    epoch: usize,
+    /// Steps made.
+    total: u64,
+    learning_rate: f32,
+    /// Seconds of evaluations between the steps of the present epoch.
+    evaluating: f64,
+    /// The last evaluation, and how many steps had been made by then.
+    evaluated: Option<(u64, Evaluation)>,
+}
+
+impl<'r, 'd> Run<'r, 'd> {
+    pub(super) fn new(
+        trainer: &'r mut Trainer,
+        source: Source<'d>,
+        steps: usize,
+        test: Option<&'r Dataset>,
+        observer: &'r mut dyn Observer,
+    ) -> Self {
+        let config = &trainer.config;
+        Run {
+            tracker: Tracker::new(config.early_stopping),
+            learning_rate: config.learning_rate,
+            trainer,
+            source,
+            test,
+            observer,
+            steps,
+            start: Instant::now(),
+            stop: None,
+            epoch: 0,
+            total: 0,
+            evaluating: 0.0,
+            evaluated: None,
+        }
+    }
+
+    /// The whole run; `examples` is the number of training examples.
+    pub(super) fn go(mut self, examples: usize) -> Result<TrainReport, TrainError> {
+        let config = &self.trainer.config;
+        let epochs = config.epochs;
+        let begin = TrainBegin {
+            epochs,
+            steps: self.steps,
+            batch_size: config.batch_size,
+            examples,
+            test_examples: self.test.map(Dataset::len),
+            learning_rate: config.learning_rate,
+            seed: config.seed,
+        };
+        let flow = self.observer.on_train_begin(&begin);
+        self.heed(flow);
+        let mut reports = Vec::with_capacity(epochs.min(1024));
+        while self.stop.is_none() && reports.len() < epochs {
+            self.epoch = reports.len() + 1;
+            let Some(report) = self.epoch()? else { break };
+            ::log::debug!("{report}");
+            reports.push(report);
+            let flow = self.observer.on_epoch_end(&report);
+            self.heed(flow);
+        }
+        self.finish(reports)
+    }
+
+    /// Evaluates the final weights, if that was not done yet, and restores the best ones if asked for.
+    fn finish(mut self, epochs: Vec<EpochReport>) -> Result<TrainReport, TrainError> {
+        if self.test.is_some() && self.evaluated.is_none_or(|(at, _)| at != self.total) {
+            self.evaluate()?;
+        }
+        let last = self.evaluated.map(|(_, evaluation)| evaluation);
+        let restored = self.tracker.restore(&mut self.trainer.training)?;
+        let report = TrainReport {
+            epochs,
+            evaluation: restored.or(last),
+            compile_seconds: self.trainer.compile_seconds,
+            seconds: self.seconds(),
+            stopped: self.stop == Some(Stop::Observer),
+            early_stopped: self.stop == Some(Stop::EarlyStopping),
+            best: self.tracker.best(),
+            total_steps: self.total,
+        };
+        self.observer.on_train_end(&report);
+        Ok(report)
+    }
+
+    /// One epoch with its evaluation, or `None` if it was cut short.
+    fn epoch(&mut self) -> Result<Option<EpochReport>, TrainError> {
+        let begin = EpochBegin {
+            epoch: self.epoch,
+            epochs: self.trainer.config.epochs,
+            steps: self.steps,
+        };
+        let flow = self.observer.on_epoch_begin(&begin);
+        self.heed(flow);
+        if self.stop.is_some() {
+            return Ok(None);
+        }
+        let start = Instant::now();
+        self.evaluating = 0.0;
+        let Some(train_loss) = self.train(start)? else {
+            return Ok(None);
+        };
+        let mut report = EpochReport {
+            epoch: self.epoch,
+            steps: self.steps,
+            total_steps: self.total,
+            examples: self.steps * self.trainer.config.batch_size,
+            train_loss,
+            evaluation: None,
+            learning_rate: self.learning_rate,
+            train_seconds: start.elapsed().as_secs_f64() - self.evaluating,
+            evaluation_seconds: 0.0,
+            seconds: 0.0,
+        };
+        if self.evaluates_epoch() {
+            report.evaluation = self.evaluate()?;
+        }
+        report.evaluation_seconds = self.evaluating;
+        report.seconds = self.seconds();
+        Ok(Some(report))
+    }
+
+    /// Whether there is an evaluation after the present epoch.
+    fn evaluates_epoch(&self) -> bool {
+        let config = &self.trainer.config;
+        // No epoch is a multiple of 0, as they count from 1.
+        let due = self.epoch == config.epochs || self.epoch.is_multiple_of(config.evaluate_every);
+        self.test.is_some() && due
+    }
+
+    /// The steps of one epoch: their mean loss, or `None` if they were cut short.
+    fn train(&mut self, start: Instant) -> Result<Option<f64>, TrainError> {
+        self.trainer.epochs_begun += 1;
+        self.trainer.training.try_set_state(LOSS_SUM, &[0.0])?;
+        for step in 1..=self.steps {
+            let info = self.step(step, start)?;
+            let flow = self.observer.on_step(&info);
+            self.heed(flow);
+            let last = step == self.steps;
+            if self.stop.is_none() && self.evaluates_step() && !(last && self.evaluates_epoch()) {
+                self.evaluate()?;
+            }
+            if self.stop.is_some() {
+                return Ok(None);
+            }
+        }
+        // Reading waits for the last step, so that the time of the epoch is all of its time.
+        let sum = self.trainer.training.try_read_state(LOSS_SUM)?;
+        let train_loss = sum.iter().copied().map(f64::from).sum::<f64>() / self.steps as f64;
+        self.check_finite(train_loss as f32, self.steps)?;
+        Ok(Some(train_loss))
+    }
+
+    /// Whether there is an evaluation after the step just made, wherever it is in its epoch.
+    fn evaluates_step(&self) -> bool {
+        let every = self.trainer.config.evaluate_every_steps as u64;
+        self.test.is_some() && self.total.is_multiple_of(every)
+    }
+
+    /// The `step`-th step of the present epoch, which began at `start`.
+    fn step(&mut self, step: usize, start: Instant) -> Result<StepInfo, TrainError> {
+        let Trainer {
+            config, training, feed, ..
+        } = &mut *self.trainer;
+        self.source.next(feed.buffer())?;
+        feed.upload(training)?;
+        feed.upload_labels(training)?;
+        let steps = self.steps as u64;
+        self.learning_rate = config.rate_at(Position {
+            step: self.total,
+            steps_per_epoch: steps,
+            total_steps: (config.epochs as u64).saturating_mul(steps),
+        });
+        training.try_adjust_learning_rate(self.learning_rate)?;
+        training.try_step()?;
+        self.total += 1;
+        let loss = match step.is_multiple_of(config.loss_every) {
+            true => Some(training.try_read_loss()?),
+            false => None,
+        };
+        let examples = config.batch_size;
+        if let Some(loss) = loss {
+            self.check_finite(loss, step)?;
+        }
+        Ok(StepInfo {
+            epoch: self.epoch,
+            step,
+            steps: self.steps,
+            total_step: self.total,
+            examples,
+            loss,
+            learning_rate: self.learning_rate,
+            seconds: self.seconds(),
+            examples_per_second: per_second(step * examples, start.elapsed().as_secs_f64() - self.evaluating),
+        })
+    }
+
+    /// Evaluates the present weights and tells the observer; may stop the run.
+    fn evaluate(&mut self) -> Result<Option<Evaluation>, TrainError> {
+        let Some(test) = self.test else { return Ok(None) };
+        let start = Instant::now();
+        let evaluation = self.trainer.evaluate(test)?;
+        let candidate = Best {
+            epoch: self.epoch,
+            total_step: self.total,
+            evaluation,
+        };
+        let best = self.tracker.note(candidate, &mut self.trainer.training)?;
+        let evaluation_seconds = start.elapsed().as_secs_f64();
+        self.evaluating += evaluation_seconds;
+        self.evaluated = Some((self.total, evaluation));
+        let flow = self.observer.on_evaluation(&EvaluationInfo {
+            epoch: self.epoch,
+            total_step: self.total,
+            evaluation,
+            best,
+            learning_rate: self.learning_rate,
+            seconds: self.seconds(),
+            evaluation_seconds,
+        });
+        self.heed(flow);
+        let unfinished = self.total < (self.trainer.config.epochs as u64).saturating_mul(self.steps as u64);
+        if self.stop.is_none() && unfinished && self.tracker.out_of_patience() {
+            self.stop = Some(Stop::EarlyStopping);
+        }
+        Ok(Some(evaluation))
+    }
+
+    /// Ends the run if the observer wants it to, unless it is ending.
+    fn heed(&mut self, flow: ControlFlow<()>) {
+        if flow.is_break() && self.stop.is_none() {
+            self.stop = Some(Stop::Observer);
+        }
+    }
+
+    fn seconds(&self) -> f64 {
+        self.start.elapsed().as_secs_f64()
+    }
+
+    /// An error if a loss, noticed at that step of the present epoch, is not finite.
+    fn check_finite(&self, loss: f32, step: usize) -> Result<(), TrainError> {
+        if loss.is_finite() {
+            return Ok(());
+        }
+        Err(TrainError::NonFiniteLoss {
+            epoch: self.epoch,
+            step,
+            loss,
+            learning_rate: self.learning_rate,
+        })
+    }
+}
