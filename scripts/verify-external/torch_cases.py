@@ -27,6 +27,13 @@ class Int:
         self.data = np.asarray(data, dtype=np.int64)
 
 
+class DType:
+    """An attribute that is an element type."""
+
+    def __init__(self, name):
+        self.name = name
+
+
 def u32(data):
     return Int("u32", data)
 
@@ -115,6 +122,8 @@ class Cases:
 
 def attribute(value):
     """An attribute as `Attrs` are stored; the type in Python decides."""
+    if isinstance(value, DType):
+        return {"DType": value.name.upper()}
     kinds = [(bool, "Bool"), (int, "Int"), (float, "Float"), (str, "Str")]
     for kind, name in kinds:
         if isinstance(value, kind):

@@ -1,4 +1,4 @@
-"""Pooling over windows that follow from the sizes, resampling, and derivatives of pools."""
+"""Derivatives of pools."""
 
 import torch
 import torch.nn.functional as F
