@@ -55,9 +55,10 @@ def variances(c):
             attrs = {"axes": axes, "correction": correction, "keep_dims": keep}
             if np.prod([shape[a] for a in axes or range(len(shape))]) > correction:
                 c.add(label, "core.variance", reduce, c.grid(*shape), attrs=attrs, rounded=True)
+    # The derivative subtracts the mean, whose factor 1 / n is rounded: it cannot be as close here.
     far = 1000.0 + c.grid(2, 7)
     attrs = {"axes": [1], "correction": 1, "keep_dims": False}
-    c.add("far from zero", "core.variance", lambda x: torch.var(x, dim=1), far, attrs=attrs, rounded=True)
+    c.add("far from zero", "core.variance", lambda x: torch.var(x, dim=1), far, attrs=attrs, fixed=(0,))
 
 
 def running(x, axis, exclusive, reverse):
