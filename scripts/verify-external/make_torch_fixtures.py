@@ -1,22 +1,25 @@
 #!/usr/bin/env python3
-"""Write or check tests/fixtures/torch_ops.json and tests/fixtures/torch_training.json.
+"""Write or check the fixtures of tests/external: tests/fixtures/torch/*.json and torch_training.json.
 
-Both hold numbers that PyTorch computed in float64 on the CPU: values and
-gradients of single operators, and training runs of two small networks.
-`tests/external.rs` compares Meganeura with them.
+They hold numbers that PyTorch computed in float64 on the CPU: values and
+gradients of single operators, and training runs of small networks.
+`tests/external` compares Meganeura with them.
 
-    make_torch_fixtures.py           write both files
-    make_torch_fixtures.py --check   compute anew and compare with the committed
-                                     numbers, which another release of PyTorch
-                                     may miss by rounding errors
+    make_torch_fixtures.py               write all files
+    make_torch_fixtures.py losses        write one of them: torch/losses.json, from ops/losses.py
+    make_torch_fixtures.py --check       compute anew and compare with the committed
+                                         numbers, which another release of PyTorch
+                                         may miss by rounding errors
 
 See README.md beside this file for what it needs.
 """
 
 import argparse
+import importlib
 import json
 import math
 import sys
+import zlib
 from pathlib import Path
 
 import numpy
@@ -25,10 +28,13 @@ import torch
 # The modules beside this file leave no compiled copies in the repository.
 sys.dont_write_bytecode = True
 
-import torch_ops  # noqa: E402
 import torch_training  # noqa: E402
+from torch_cases import Cases  # noqa: E402
 
-FIXTURES = Path(__file__).resolve().parents[2] / "tests" / "fixtures"
+HERE = Path(__file__).resolve().parent
+FIXTURES = HERE.parents[1] / "tests" / "fixtures"
+# Not a family of operators.
+TRAINING = "training"
 
 # Numbers are rounded to this many digits, which is below every tolerance of the test.
 DIGITS = 11
@@ -37,9 +43,10 @@ CHECK_TOLERANCE = 1e-9
 
 
 def rounded(value):
-    """The same structure with rounded floats; whole ones become integers, which are shorter."""
+    """The same structure with rounded floats; whole ones become integers, which are shorter. Attributes stay
+    as they are: there the type matters."""
     if isinstance(value, dict):
-        return {key: rounded(v) for key, v in value.items()}
+        return {key: v if key == "attrs" else rounded(v) for key, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [rounded(v) for v in value]
     if isinstance(value, float):
@@ -73,29 +80,67 @@ def differences(ours, theirs, path=""):
     return [] if ours == theirs else [f"{path}: {ours!r:.60} here, {theirs!r:.60} in the file"]
 
 
+def families():
+    """The case files, by name."""
+    return sorted(path.stem for path in (HERE / "ops").glob("*.py"))
+
+
+def cases_of(family):
+    module = importlib.import_module(f"ops.{family}")
+    # Random operands depend on the file alone, not on what other files there are.
+    cases = Cases(getattr(module, "SEED", zlib.crc32(family.encode())))
+    module.cases(cases)
+    return cases.found
+
+
+def documents(wanted):
+    """Path and contents of the fixtures of these families."""
+    made_with = f"torch {torch.__version__}, numpy {numpy.__version__}, float64 on the CPU"
+    for family in wanted:
+        if family == TRAINING:
+            yield FIXTURES / "torch_training.json", {"models": torch_training.models(), "made_with": made_with}
+        else:
+            yield FIXTURES / "torch" / f"{family}.json", {"cases": cases_of(family), "made_with": made_with}
+
+
+def check(path, document):
+    """Whether the file holds what was computed now."""
+    if not path.exists():
+        print(f"{path.name}: is missing")
+        return False
+    (key, *_) = document
+    found = differences(json.loads(text_of(document))[key], json.loads(path.read_text())[key])
+    print(f"{path.name}: {len(found)} differences", *found[:20], sep="\n  ")
+    return not found
+
+
+def write(path, document):
+    text = text_of(document)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    print(f"{path.name}: {len(document[next(iter(document))])} entries, {len(text)} bytes")
+
+
 def main():
+    everything = families() + [TRAINING]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
+    parser.add_argument("only", nargs="*", help=f"which fixtures, of {', '.join(everything)}; all if none is named")
     options = parser.parse_args()
+    unknown = set(options.only) - set(everything)
+    if unknown:
+        parser.error(f"there is no case file for {', '.join(sorted(unknown))}")
     torch.set_num_threads(1)
-    made_with = f"torch {torch.__version__}, numpy {numpy.__version__}, float64 on the CPU"
-    documents = {
-        "torch_ops.json": {"cases": torch_ops.cases(), "made_with": made_with},
-        "torch_training.json": {"models": torch_training.models(), "made_with": made_with},
-    }
-    failed = False
-    for name, document in documents.items():
-        path, text = FIXTURES / name, text_of(document)
+    good = True
+    for path, document in documents(options.only or everything):
         if options.check:
-            (key, *_) = document
-            found = differences(json.loads(text)[key], json.loads(path.read_text())[key])
-            failed |= bool(found)
-            print(f"{name}: {len(found)} differences", *found[:20], sep="\n  ")
+            good &= check(path, document)
         else:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-            print(f"{name}: {len(document[next(iter(document))])} entries, {len(text)} bytes")
-    sys.exit(failed)
+            write(path, document)
+    left = {path.stem for path in (FIXTURES / "torch").glob("*.json")} - set(families())
+    for family in sorted(left):
+        print(f"torch/{family}.json: has no case file")
+    sys.exit(not good or bool(left))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from torch_ops import f32
+from torch_cases import f32
 
 STEPS = 20
 GRID = 1024

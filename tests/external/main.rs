@@ -1,0 +1,78 @@
+//! Operators and training runs against numbers that PyTorch computed in `f64`.
+//!
+//! The fixtures are written by `scripts/verify-external/make_torch_fixtures.py`, whose case files and fixtures are
+//! found by their place: a new operator needs nothing here. Every case runs through the
+//! oracle, which must agree to rounding errors of `f64`, and through a session on the CPU, to those of `f32`.
+//!
+//! Definitions differ in three places. The fixture leaves out the derivative of `pow` by the exponent where the
+//! base is negative (0 here, NaN there) and that of `clamp` exactly at a limit (1 here; there 1 in release 2.12,
+//! 0 in 2.15). It converts the offsets of `max_pool2d`, which count from the start of the tensor here and of the
+//! plane there.
+
+mod builders;
+mod fixtures;
+mod operators;
+mod training;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use meganeura::backend::Device;
+use meganeura::cpu::CpuDevice;
+
+use fixtures::Named;
+
+const ORACLE_LIMIT: f64 = 1e-9;
+/// Where a constant of a definition or a derivative is not exact in binary32.
+const CONSTANT_LIMIT: f64 = 1e-7;
+
+type Feeds = HashMap<String, Vec<f64>>;
+
+/// Differences beyond the limit, relative to the largest expected magnitude of each list.
+fn differences(case: &str, found: &Named, expected: &Named, limit: impl Fn(&str) -> f64) -> Vec<String> {
+    let names = |n: &Named| {
+        n.iter()
+            .map(|(name, data)| (name.clone(), data.len()))
+            .collect::<Vec<_>>()
+    };
+    if names(found) != names(expected) {
+        return vec![format!("{case}: has {:?}, not {:?}", names(found), names(expected))];
+    }
+    let mut failures = Vec::new();
+    for ((name, ours), (_, theirs)) in found.iter().zip(expected) {
+        let limit = limit(name);
+        let largest = theirs.iter().fold(0.0, |m: f64, v| m.max(v.abs()));
+        let scale = if largest == 0.0 { 1.0 } else { largest };
+        let errors = ours.iter().zip(theirs).map(|(a, b)| (a - b).abs() / scale);
+        // Not `<=` alone, which a NaN would pass.
+        let wrong = errors.enumerate().find(|(_, e)| e.is_nan() || *e > limit);
+        if let Some((i, error)) = wrong {
+            failures.push(format!(
+                "{case}: {name}[{i}] is {}, not {} ({error:.1e} of the largest, limit {limit:.0e})",
+                ours[i], theirs[i]
+            ));
+        }
+    }
+    failures
+}
+
+fn report(failures: &[String]) {
+    assert!(
+        failures.is_empty(),
+        "{} differences:\n{}",
+        failures.len(),
+        failures.join("\n")
+    );
+}
+
+fn device() -> Arc<dyn Device> {
+    Arc::new(CpuDevice::new(2))
+}
+
+fn narrow(data: &[f64]) -> Vec<f32> {
+    data.iter().map(|&v| v as f32).collect()
+}
+
+fn wide(data: &[f32]) -> Vec<f64> {
+    data.iter().map(|&v| v.into()).collect()
+}
