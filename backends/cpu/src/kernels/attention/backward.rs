@@ -89,6 +89,20 @@ fn parts(dims: &AttentionDims) -> Vec<Range<usize>> {
     parts
 }
 
+/// f32s of shared and of private scratch of a call.
+#[cfg(test)]
+pub(super) fn scratch_of(dims: AttentionDims, view: View<f32>) -> [usize; 2] {
+    let call = Backward {
+        dims,
+        blocks: Blocks::detect(),
+        level: crate::vmath::detect(),
+        inputs: [view; 6],
+        outputs: [view; 3],
+        parts: parts(&dims),
+    };
+    [call.shared_len(), scratch_len(&call.private_lens())]
+}
+
 /// A tile of keys in private scratch.
 struct KeyTile<'a> {
     keys: Range<usize>,

@@ -55,6 +55,22 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
     })
 }
 
+/// f32s of shared and of private scratch of a call.
+#[cfg(test)]
+pub(super) fn scratch_of(dims: AttentionDims, view: View<f32>) -> [usize; 2] {
+    let call = Forward {
+        dims,
+        blocks: Blocks::detect(),
+        level: crate::vmath::detect(),
+        q: view,
+        k: view,
+        v: view,
+        out: view,
+        lse: view,
+    };
+    [call.shared_len(), scratch_len(&call.private_lens())]
+}
+
 impl Forward {
     /// Tiles of keys of a head.
     fn key_tiles(&self) -> usize {

@@ -159,3 +159,41 @@ fn target(block: &mut [f32], row: usize, add: bool) -> Target {
         add,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dims(rows: usize, causal: bool) -> AttentionDims {
+        AttentionDims {
+            batch: 1,
+            rows_q: rows,
+            rows_k: rows,
+            heads: 8,
+            kv_heads: 8,
+            head_dim: 64,
+            causal,
+            window: 0,
+            scale: 0.125,
+        }
+    }
+
+    /// Packed keys and values, or as many sums of the queries' gradients as there are parts.
+    const OPERANDS: usize = 3;
+
+    /// Scratch of 4096 rows is at most twice that of 2048, and a small multiple of the operands.
+    #[test]
+    fn scratch_grows_with_the_rows_only() {
+        let view = View::new(std::ptr::NonNull::<f32>::dangling().as_ptr().cast(), 0);
+        for causal in [false, true] {
+            for scratch_of in [forward::scratch_of, backward::scratch_of] {
+                let [short, long] = [2048, 4096].map(|rows| scratch_of(dims(rows, causal), view));
+                // The last tile of keys may be a short one.
+                assert!(long[0] <= 2 * short[0] + 2 * 8 * KEYS * 64, "{short:?}, then {long:?}");
+                assert!(long[0] <= OPERANDS * 4096 * 8 * 64, "{long:?}");
+                assert_eq!(short[1], long[1]);
+                assert!(long[1] < 4096 * 64, "{long:?}");
+            }
+        }
+    }
+}
