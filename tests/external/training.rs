@@ -59,7 +59,9 @@ fn train_by_oracle(graph: &Graph, model: &Model, run: &Run) -> meganeura::Result
     feeds.insert("labels".into(), model.labels.clone());
     let mut losses = Vec::new();
     for step in 1..=STEPS {
-        update.scalars(step, &mut |name, value| drop(feeds.insert(name.to_owned(), vec![value])));
+        update.scalars(step, &mut |name, value| {
+            drop(feeds.insert(name.to_owned(), vec![value]))
+        });
         let values = evaluate(&g, &feeds)?;
         losses.extend(&values.get(g.outputs()[0]).expect("evaluated").data);
         feeds.extend(values.written);
