@@ -1,4 +1,10 @@
-"""Training runs of two small networks with every optimizer: losses and final parameters."""
+"""Training runs of small networks: losses and final parameters.
+
+Every network is trained with every optimizer, and with each of the things that may be around one: limits on the
+gradients, several batches for one update, and groups of parameters with numbers of their own.
+"""
+
+from fnmatch import fnmatchcase
 
 import numpy as np
 import torch
@@ -25,6 +31,44 @@ def optimizers():
     }
 
 
+def variations(groups):
+    """What may be around an optimizer, each with the rule that it is tried with."""
+    rules = optimizers()
+    plain = {"clip": None, "accumulate": 1, "groups": []}
+    runs = {name: {"optimizer": settings} | plain for name, settings in rules.items()}
+    around = {
+        "clip by norm": ("momentum", {"clip": {"norm": 0.0625}}),
+        "clip by value": ("adamw", {"clip": {"value": 0.0078125}}),
+        "accumulate": ("adam", {"accumulate": 2}),
+        "groups": ("adamw", {"groups": groups}),
+        "everything": ("nesterov", {"clip": {"norm": 0.0625}, "accumulate": 2, "groups": groups}),
+    }
+    for name, (rule, changed) in around.items():
+        runs[name] = {"optimizer": rules[rule]} | plain | changed
+    return runs
+
+
+def group(patterns, scale=1.0, weight_decay=None):
+    """Parameters whose learning rate is a multiple of the others', and whose weight decay may be another."""
+    return {"patterns": patterns, "learning_rate_scale": scale, "weight_decay": weight_decay}
+
+
+def grouped(settings, groups, parameters):
+    """The parameters as PyTorch takes them. Each belongs to the first group that names it."""
+    rest = {"params": []}
+    found = [{"params": []} for _ in groups]
+    for name, parameter in parameters.items():
+        names = lambda g: any(fnmatchcase(name, pattern) for pattern in g["patterns"])
+        index = next((i for i, g in enumerate(groups) if names(g)), None)
+        (rest if index is None else found[index])["params"].append(parameter)
+    for theirs, ours in zip(found, groups):
+        theirs["lr"] = settings["lr"] * ours["learning_rate_scale"]
+        if ours["weight_decay"] is not None:
+            theirs["weight_decay"] = ours["weight_decay"]
+        assert theirs["params"], "a group without parameters"
+    return [g for g in [rest, *found] if g["params"]]
+
+
 def make_optimizer(settings, parameters):
     if settings["kind"] == "sgd":
         keys = ["lr", "momentum", "nesterov", "weight_decay"]
@@ -34,9 +78,26 @@ def make_optimizer(settings, parameters):
     return rule(parameters, lr=settings["lr"], betas=betas, eps=settings["eps"], weight_decay=settings["weight_decay"])
 
 
+def clip(limit, parameters):
+    """Limits the gradients and tells whether that changed them."""
+    if limit is None:
+        return False
+    before = [p.grad.clone() for p in parameters]
+    if "norm" in limit:
+        torch.nn.utils.clip_grad_norm_(parameters, limit["norm"])
+    else:
+        torch.nn.utils.clip_grad_value_(parameters, limit["value"])
+    return any(not torch.equal(p.grad, b) for p, b in zip(parameters, before))
+
+
 def grid(rng, shape, scale):
     """Random multiples of 1/1024 in [-scale, scale]: exact in binary32."""
     return rng.integers(-round(scale * GRID), round(scale * GRID), size=shape, endpoint=True) / GRID
+
+
+def rng_of_more():
+    """For the second batch, which only runs with accumulation have."""
+    return np.random.default_rng(11)
 
 
 def mlp(rng):
@@ -53,7 +114,10 @@ def mlp(rng):
         h = F.relu(F.linear(x, p["fc1.weight"].t(), p["fc1.bias"]))
         return F.cross_entropy(F.linear(h, p["fc2.weight"].t(), p["fc2.bias"]), labels)
 
-    return "mlp", grid(rng, (8, 8), 2.0), labels, parameters, {}, loss
+    more = rng_of_more()
+    batches = [(grid(rng, (8, 8), 2.0), labels), (grid(more, (8, 8), 2.0), more.multinomial(8, [0.25] * 4, size=8) / 8)]
+    groups = [group(["*.bias"], weight_decay=0.0), group(["fc2.weight"], scale=0.5)]
+    return "mlp", batches, parameters, {}, loss, groups
 
 
 def cnn(rng):
@@ -76,20 +140,82 @@ def cnn(rng):
         y = F.max_pool2d(F.relu(y), 2).flatten(1)
         return F.cross_entropy(F.linear(y, p["fc.weight"].t(), p["fc.bias"]), labels)
 
-    return "cnn", grid(rng, (4, 1, 8, 8), 2.0), labels, parameters, states, loss
+    more = rng_of_more()
+    batches = [(grid(rng, (4, 1, 8, 8), 2.0), labels), (grid(more, (4, 1, 8, 8), 2.0), np.array([0, 0, 2, 1]))]
+    groups = [group(["*.bias", "bn.*"], weight_decay=0.0), group(["fc.weight"], scale=2.0, weight_decay=0.03125)]
+    return "cnn", batches, parameters, states, loss, groups
 
 
-def run(settings, x, labels, parameters, states, loss):
+def transformer(rng):
+    """Two layers in the manner of Llama on rows of 5 tokens, without a bias but for the last layer: RMS norm,
+    two heads of attention that share one head of keys and values, rotary positions, SwiGLU."""
+    vocabulary, dim, heads, head_dim, hidden, rows = 13, 16, 2, 8, 20, 5
+    shapes = {"embedding": (vocabulary, dim)}
+    for layer in ["layer0", "layer1"]:
+        shapes |= {
+            f"{layer}.norm1": (dim,),
+            f"{layer}.q": (dim, dim),
+            f"{layer}.k": (dim, head_dim),
+            f"{layer}.v": (dim, head_dim),
+            f"{layer}.o": (dim, dim),
+            f"{layer}.norm2": (dim,),
+            f"{layer}.gate": (dim, hidden),
+            f"{layer}.up": (dim, hidden),
+            f"{layer}.down": (hidden, dim),
+        }
+    shapes |= {"norm": (dim,), "head.weight": (dim, vocabulary), "head.bias": (vocabulary,)}
+    parameters = {name: grid(rng, shape, 1.0 if name == "embedding" else 0.3) for name, shape in shapes.items()}
+    for name in parameters:
+        if "norm" in name:
+            parameters[name] += 1.0
+    # The angles' cosines and sines are constants of the graph, in binary32.
+    angles = np.outer(np.arange(rows), 10000.0 ** (-2.0 * np.arange(head_dim // 2) / head_dim))
+    cos, sin = (torch.tensor(f(angles).astype(np.float32).astype(np.float64)) for f in (np.cos, np.sin))
+    norm = lambda x, weight: F.rms_norm(x, (dim,), weight, f32(1e-5))
+
+    def rope(x):
+        a, b = x.chunk(2, dim=-1)
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+    def loss(ids, labels, p, _):
+        split = lambda x: x.reshape(*x.shape[:2], -1, head_dim).transpose(1, 2)
+        x = F.embedding(ids, p["embedding"])
+        for layer in ["layer0", "layer1"]:
+            w = lambda name: p[f"{layer}.{name}"]
+            h = norm(x, w("norm1"))
+            q, k, v = (split(h @ w(name)) for name in "qkv")
+            k, v = rope(k).expand(-1, heads, -1, -1), v.expand(-1, heads, -1, -1)
+            # The scale, like 1 / sqrt(head_dim) but exact.
+            a = F.scaled_dot_product_attention(rope(q), k, v, is_causal=True, scale=0.375)
+            x = x + a.transpose(1, 2).flatten(2) @ w("o")
+            h = norm(x, w("norm2"))
+            x = x + (F.silu(h @ w("gate")) * (h @ w("up"))) @ w("down")
+        logits = norm(x, p["norm"]) @ p["head.weight"] + p["head.bias"]
+        # The mean over 15 rows, whose factor is a constant of the graph, too.
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum") * f32(1.0 / labels.numel())
+
+    batches = [tuple(rng.integers(vocabulary, size=(3, rows)) for _ in range(2)) for _ in range(2)]
+    groups = [group(["*norm*", "*.bias"], weight_decay=0.0), group(["layer1.*"], scale=0.25)]
+    return "transformer", batches, parameters, {}, loss, groups
+
+
+def run(settings, batches, parameters, states, loss):
     p = {name: torch.tensor(v, dtype=torch.float64, requires_grad=True) for name, v in parameters.items()}
     s = {name: torch.tensor(v, dtype=torch.float64) for name, v in states.items()}
-    optimizer = make_optimizer(settings, list(p.values()))
-    losses = []
-    for _ in range(STEPS):
-        optimizer.zero_grad()
+    optimizer = make_optimizer(settings["optimizer"], grouped(settings["optimizer"], settings["groups"], p))
+    accumulate = settings["accumulate"]
+    losses, clipped = [], 0
+    for step in range(STEPS):
+        x, labels = batches[step % accumulate]
         value = loss(torch.tensor(x), torch.tensor(labels), p, s)
-        value.backward()
-        optimizer.step()
+        (value / accumulate).backward()
         losses.append(value.item())
+        if (step + 1) % accumulate == 0:
+            clipped += clip(settings["clip"], list(p.values()))
+            optimizer.step()
+            optimizer.zero_grad()
+    if settings["clip"] and 2 * clipped < STEPS // accumulate:
+        raise SystemExit(f"only {clipped} updates were clipped: choose a smaller limit")
     return losses, flat(p), flat(s)
 
 
@@ -98,14 +224,14 @@ def flat(tensors):
 
 
 def models():
-    """Both networks, each with a run for every optimizer."""
+    """All networks, each with all runs."""
     entries = []
-    for make in [mlp, cnn]:
-        name, x, labels, parameters, states, loss = make(np.random.default_rng(7))
+    for make in [mlp, cnn, transformer]:
+        name, batches, parameters, states, loss, groups = make(np.random.default_rng(7))
         runs = []
-        for label, settings in optimizers().items():
-            losses, final, after = run(settings, x, labels, parameters, states, loss)
-            runs.append({"name": label, "optimizer": settings, "losses": losses, "parameters": final, "states": after})
-        entry = {"name": name, "x": x.flatten().tolist(), "labels": labels.flatten().tolist()}
-        entries.append(entry | {"parameters": flat(parameters), "states": flat(states), "runs": runs})
+        for label, settings in variations(groups).items():
+            losses, final, after = run(settings, batches, parameters, states, loss)
+            runs.append({"name": label} | settings | {"losses": losses, "parameters": final, "states": after})
+        pairs = [{"x": x.flatten().tolist(), "labels": labels.flatten().tolist()} for x, labels in batches]
+        entries.append({"name": name, "batches": pairs, "parameters": flat(parameters), "states": flat(states), "runs": runs})
     return entries

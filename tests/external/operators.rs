@@ -15,8 +15,8 @@ use meganeura::registry;
 use meganeura::{DType, Graph, Mode, NodeId};
 
 use super::builders;
-use super::fixtures::{Case, Named, Tensor, cases, without_counterpart};
-use super::{CONSTANT_LIMIT, Feeds, ORACLE_LIMIT, device, differences, narrow, report, wide};
+use super::fixtures::{Case, Named, cases, without_counterpart};
+use super::{CONSTANT_LIMIT, Feeds, ORACLE_LIMIT, bytes, device, differences, narrow, report, wide};
 
 const SESSION_LIMIT: f64 = 1e-5;
 
@@ -130,15 +130,6 @@ fn by_oracle(case: &Case, g: &Graph) -> meganeura::Result<Named> {
     Ok(named)
 }
 
-fn bytes(t: &Tensor) -> Vec<u8> {
-    let word = |&v: &f64| match t.dtype {
-        DType::U32 => (v as u32).to_le_bytes(),
-        DType::I32 => (v as i32).to_le_bytes(),
-        _ => (v as f32).to_le_bytes(),
-    };
-    t.data.iter().flat_map(word).collect()
-}
-
 fn from_bytes(dtype: DType, bytes: &[u8]) -> Vec<f64> {
     let words = bytes.chunks_exact(4).map(|c| [c[0], c[1], c[2], c[3]]);
     let number = |word| match dtype {
@@ -161,7 +152,7 @@ fn by_session(case: &Case, g: &Graph, device: &Arc<dyn Device>) -> meganeura::Re
         if case.states.contains(&i) {
             session.try_set_state(&name, &narrow(&t.data))?;
         } else {
-            session.try_set_input_bytes(&name, &bytes(t))?;
+            session.try_set_input_bytes(&name, &bytes(t.dtype, &t.data))?;
         }
     }
     session.try_step()?;

@@ -21,7 +21,7 @@ def groups(c):
         ("two groups", (2, 4, 3, 5), 2),
         ("one group", (2, 3, 5), 1),
         ("a group a channel", (3, 3, 2, 2), 3),
-        ("three groups without axes behind", (4, 6), 3),
+        ("two groups without axes behind", (4, 8), 2),
         ("volumes", (1, 4, 2, 3, 2), 2),
     ]
     for label, shape, count in cases:

@@ -25,7 +25,7 @@ def cases(c):
     for shape, to in POOLED:
         label, attrs = f"{list(shape)} to {to}", {"output_size": to}
         mean = lambda x: F.adaptive_avg_pool2d(x, to)
-        c.add(label, "core.adaptive_avg_pool2d", mean, c.grid(*shape), attrs=attrs, rounded=True)
+        c.add(label, "core.adaptive_avg_pool2d", mean, c.grid(*shape), attrs=attrs)
         largest = lambda x: F.adaptive_max_pool2d(x, to)
         c.add(label, "core.adaptive_max_pool2d", largest, c.grid(*shape), attrs=attrs)
     for shape, to in RESAMPLED:
