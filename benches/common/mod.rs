@@ -1,6 +1,6 @@
 //! What the benchmarks share.
 
-#![allow(unreachable_pub, reason = "a module of several benchmark programs")]
+#![allow(unreachable_pub, dead_code, reason = "a module of several benchmark programs")]
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
