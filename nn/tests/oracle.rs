@@ -106,7 +106,7 @@ fn check(graph: &Graph, classes: usize, limit: f64) {
             .zip(expected)
             .map(|(p, g)| p - f64::from(RATE) * g)
             .collect();
-        let e = error(&session.read_parameter(name), &updated);
+        let e = error_at_least(&session.read_parameter(name), &updated, least);
         assert!(e < limit, "{name} after the step is off by {e:.1e}");
     }
     for (name, expected) in &oracle.written {
