@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use meganeura_core::plan::optimizer::{Adam, Optimizer, Sgd};
+use meganeura_core::plan::optimizer::{Adam, GradientClip, Optimizer, ParameterGroup, Sgd, Update};
 
 use super::schedule::rate;
 use super::{EarlyStopping, Position, Schedule, TrainError, Warmup};
@@ -29,6 +29,13 @@ pub struct TrainConfig {
     pub schedule: Schedule,
     /// Rise of the learning rate over the first steps, on top of the schedule; none by default.
     pub warmup: Warmup,
+    /// Limit on the gradients; none by default.
+    pub clip: Option<GradientClip>,
+    /// Steps whose gradients are averaged for one update, at least 1: as if the batch were so many times as
+    /// large, at the cost of memory of the parameters' size.
+    pub accumulate: u32,
+    /// Parameters with a rate or weight decay of their own, by name.
+    pub groups: Vec<ParameterGroup>,
     /// Decides initial weights, order of the examples, augmentation and dropout. On one device, equal seeds give equal
     /// results, bit for bit.
     pub seed: u64,
@@ -70,6 +77,9 @@ impl Default for TrainConfig {
             learning_rate: 2e-3,
             schedule: Schedule::Cosine { final_fraction: 0.0 },
             warmup: Warmup::default(),
+            clip: None,
+            accumulate: 1,
+            groups: Vec::new(),
             seed: 0,
             shuffle: true,
             remainder: Remainder::Drop,
@@ -90,6 +100,16 @@ impl TrainConfig {
     /// The learning rate of a step: the configured one times schedule and warm-up.
     pub fn rate_at(&self, at: Position) -> f32 {
         rate(self.learning_rate, self.schedule, self.warmup, at)
+    }
+
+    /// The optimizer with everything around it.
+    pub fn update(&self) -> Update {
+        Update {
+            clip: self.clip,
+            accumulate: self.accumulate,
+            groups: self.groups.clone(),
+            ..self.optimizer.rule(self.learning_rate).into()
+        }
     }
 
     /// Checks every setting that can be checked without a model.
@@ -117,6 +137,9 @@ impl TrainConfig {
         }
         if let Err(message) = self.optimizer.rule(self.learning_rate).check() {
             return refuse("optimizer", message);
+        }
+        if let Err(message) = self.update().check() {
+            return refuse("clip, accumulate or groups", message);
         }
         Ok(())
     }

@@ -14,7 +14,7 @@ use super::{EpochReport, EvaluationInfo, Observer, StepInfo, TrainBegin, TrainRe
 /// | `event` | When | Fields besides it |
 /// |---|---|---|
 /// | `train_begin` | once, first | `epochs`, `steps_per_epoch`, `batch_size`, `examples`, `test_examples` (null without test data), `lr` (the configured one), `seed` |
-/// | `step` | after each step whose loss was read, see `TrainConfig::loss_every` | `epoch`, `step`, `loss`, `lr`, `seconds`, `examples_per_second` |
+/// | `step` | after each step whose loss was read, see `TrainConfig::loss_every` | `epoch`, `step`, `loss`, `gradient_norm` (null unless gradients are limited by their norm), `lr`, `seconds`, `examples_per_second` |
 /// | `evaluation` | after each evaluation on the test data | `epoch`, `step`, `loss`, `accuracy`, `correct`, `examples`, `best`, `lr`, `seconds`, `evaluation_seconds` |
 /// | `epoch` | after each complete epoch | `epoch`, `step`, `loss` (mean of all its steps), `lr`, `seconds`, `examples_per_second`, `steps_per_second` |
 /// | `train_end` | once, last, unless the run failed | `epochs` (complete ones), `step`, `loss` and `accuracy` (of the final weights on the test data), `best_epoch`, `best_step`, `stopped`, `early_stopped`, `seconds`, `compile_seconds` |
@@ -117,6 +117,7 @@ enum Event {
         epoch: usize,
         step: u64,
         loss: f32,
+        gradient_norm: Option<f32>,
         lr: f32,
         seconds: f64,
         examples_per_second: f64,
@@ -178,6 +179,7 @@ impl<W: Write> Observer for JsonLinesLog<W> {
             epoch: step.epoch,
             step: step.total_step,
             loss,
+            gradient_norm: step.gradient_norm,
             lr: step.learning_rate,
             seconds: step.seconds,
             examples_per_second: step.examples_per_second,

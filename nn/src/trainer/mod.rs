@@ -122,7 +122,7 @@ impl Trainer {
         let training_config = SessionConfig {
             device: config.device.clone(),
             mode: Mode::Training,
-            optimizer: Some(config.optimizer.rule(config.learning_rate).into()),
+            optimizer: Some(config.update()),
             ..SessionConfig::default()
         };
         let (mut training, _) = build(&training_graph(graph), training_config)?;

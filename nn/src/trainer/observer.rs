@@ -49,6 +49,9 @@ pub struct StepInfo {
     pub examples: usize,
     /// Mean loss of the step's batch, if it was read; see `TrainConfig::loss_every`.
     pub loss: Option<f32>,
+    /// Euclidean norm of all gradients of the last update before it was limited, if the loss was read and
+    /// gradients are limited by their norm.
+    pub gradient_norm: Option<f32>,
     /// Learning rate of the step.
     pub learning_rate: f32,
     /// Seconds since the run began.

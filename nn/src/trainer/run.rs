@@ -3,6 +3,8 @@
 use std::ops::ControlFlow;
 use std::time::Instant;
 
+use meganeura_core::GradientClip;
+
 use super::early_stopping::Tracker;
 use super::report::per_second;
 use super::source::Source;
@@ -210,6 +212,12 @@ impl<'r, 'd> Run<'r, 'd> {
             true => Some(training.try_read_loss()?),
             false => None,
         };
+        let gradient_norm = match (loss, config.clip) {
+            (Some(_), Some(GradientClip::Norm(_))) => {
+                training.try_read_state(GradientClip::NORM_STATE)?.first().copied()
+            }
+            _ => None,
+        };
         let examples = config.batch_size;
         if let Some(loss) = loss {
             self.check_finite(loss, step)?;
@@ -221,6 +229,7 @@ impl<'r, 'd> Run<'r, 'd> {
             total_step: self.total,
             examples,
             loss,
+            gradient_norm,
             learning_rate: self.learning_rate,
             seconds: self.seconds(),
             examples_per_second: per_second(step * examples, start.elapsed().as_secs_f64() - self.evaluating),

@@ -8,13 +8,13 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::ValueEnum;
-use meganeura::Graph;
 use meganeura::nn::data::{Augmentation, Dataset};
 use meganeura::nn::models::{MlpConfig, classifier, cnn_classifier, mlp_classifier};
 use meganeura::nn::trainer::{
     EarlyStopping, Evaluation, JsonLinesLog, Metric, Observer, OptimizerChoice, Schedule, TrainConfig, TrainReport,
     Trainer, Warmup,
 };
+use meganeura::{GradientClip, Graph, ParameterGroup};
 use serde_json::{Value, json};
 
 use super::Outcome;
@@ -67,6 +67,22 @@ pub(crate) struct Args {
     /// Let the learning rate rise over the first steps: their number, or a percentage of all steps like 5%.
     #[arg(long, value_name = "STEPS", default_value = "0")]
     warmup: Warmup,
+
+    /// Scale gradients down to this Euclidean norm where they are longer.
+    #[arg(long, value_name = "NORM")]
+    clip_norm: Option<f32>,
+
+    /// Limit every element of the gradients to plus or minus this value.
+    #[arg(long, value_name = "VALUE", conflicts_with = "clip_norm")]
+    clip_value: Option<f32>,
+
+    /// Average the gradients of so many steps for each update.
+    #[arg(long, value_name = "STEPS", default_value_t = 1)]
+    accumulate: u32,
+
+    /// Apply no weight decay to parameters with such names; `*` stands for any characters, as in `*.bias`.
+    #[arg(long, value_name = "PATTERN")]
+    no_decay: Vec<String>,
 
     /// Stop after so many evaluations in a row without a better one, and keep the best weights.
     #[arg(long, value_name = "N")]
@@ -276,6 +292,15 @@ fn config(args: &Args, train: &Dataset) -> TrainConfig {
         learning_rate: args.lr.unwrap_or_else(|| default_rate(&args.optimizer)),
         schedule: args.schedule,
         warmup: args.warmup,
+        clip: args
+            .clip_norm
+            .map(GradientClip::Norm)
+            .or(args.clip_value.map(GradientClip::Value)),
+        accumulate: args.accumulate,
+        groups: match args.no_decay.is_empty() {
+            true => Vec::new(),
+            false => vec![ParameterGroup::new(args.no_decay.iter().cloned()).weight_decay(0.0)],
+        },
         seed: args.seed,
         device: args.device.clone(),
         evaluate_every_steps: args.evaluate_every_steps,
