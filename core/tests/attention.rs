@@ -159,7 +159,7 @@ fn gradients_through_both_results() {
             let name = full.nodes()[leaf.index()].name.clone().expect("a name");
             let analytic = &values.get(gradient).expect("a gradient").data;
             for (at, &found) in analytic.iter().enumerate() {
-                let mut probe = |by: f64| {
+                let probe = |by: f64| {
                     let mut feeds = feeds.clone();
                     feeds.get_mut(&*name).expect("fed")[at] += by;
                     let values = evaluate(&g, &feeds).expect("evaluates");

@@ -63,7 +63,7 @@ mod wide;
 pub(crate) use binary::{Binary, Compare, binary, compare, select};
 pub(crate) use gated::{geglu, geglu_grad, swiglu, swiglu_grad};
 pub(crate) use int::{Int, IntBinary, binary_int, compare_int};
-pub(crate) use kernels::{exp, mul_add};
+pub(crate) use kernels::{exp, exp_nonpositive, mul_add};
 pub(crate) use level::{Isa, Level, detect, multiversion};
 pub(crate) use operand::{Element, Operand};
 pub(crate) use reduce::{add_assign, max, max_assign, sum, sum_exp_sub};
