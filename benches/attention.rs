@@ -155,7 +155,7 @@ fn streaming_rates(criterion: &mut Criterion) {
             "{name} {:.1} GB/s, copy {:.1} GB/s ({:.2})",
             rate / 1e9,
             copied / 1e9,
-            rate / copied
+            bytes as f64 / (8.0 * from.len() as f64) / race.ratio(1)
         );
     }
 }

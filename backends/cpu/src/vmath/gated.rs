@@ -23,10 +23,20 @@ multiversion! {
     pub(crate) fn geglu_grad(operands: [&[f32]; 3], results: [&mut [f32]; 2]) = geglu_grad_body;
 }
 
+/// Logistic function and `x` times it. Unlike [`k::sigmoid`] it is 0, not subnormal, below -87.3, where a gate is
+/// shut.
+#[inline(always)]
+fn open<const FMA: bool>(x: f32) -> (f32, f32) {
+    let z = k::exp_nonpositive::<FMA>(-x.abs());
+    let s = (if x < 0.0 { z } else { 1.0 }) / (1.0 + z);
+    // As in `silu`: the bound turns `-inf * 0` into its limit.
+    (s, k::clamp(x, -200.0, f32::INFINITY) * s)
+}
+
 #[inline(always)]
 fn swiglu_body<const FMA: bool>(gate: &[f32], up: &[f32], out: &mut [f32]) {
     for ((o, &x), &up) in out.iter_mut().zip(gate).zip(up) {
-        *o = k::silu::<FMA>(x) * up;
+        *o = open::<FMA>(x).1 * up;
     }
 }
 
@@ -41,9 +51,7 @@ fn geglu_body<const FMA: bool>(gate: &[f32], up: &[f32], out: &mut [f32]) {
 fn swiglu_grad_body<const FMA: bool>([gate, up, dy]: [&[f32]; 3], [dgate, dup]: [&mut [f32]; 2]) {
     let operands = gate.iter().zip(up).zip(dy);
     for ((dgate, dup), ((&x, &up), &dy)) in dgate.iter_mut().zip(dup).zip(operands) {
-        let s = k::sigmoid::<FMA>(x);
-        // As in `silu`: the bound turns `-inf * 0` into its limit.
-        let y = k::clamp(x, -200.0, f32::INFINITY) * s;
+        let (s, y) = open::<FMA>(x);
         *dup = dy * y;
         *dgate = dy * up * k::mul_add::<FMA>(y, 1.0 - s, s);
     }

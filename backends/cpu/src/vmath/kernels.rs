@@ -106,6 +106,22 @@ pub(crate) fn exp<const FMA: bool>(x: f32) -> f32 {
     exp_reduced::<FMA>(clamp(x, -105.0, 89.0), -0.0)
 }
 
+/// `e^x` for `x` that is not positive: what a softmax needs, with a third fewer instructions than [`exp`].
+/// Below -87.3, where normal numbers end, it is 0.
+#[inline(always)]
+pub(crate) fn exp_nonpositive<const FMA: bool>(x: f32) -> f32 {
+    const LEAST: f32 = -87.3;
+    let bounded = if x < LEAST { LEAST } else { x };
+    let shifted = mul_add::<FMA>(bounded, std::f32::consts::LOG2_E, ROUND);
+    let n = shifted - ROUND;
+    let scale = power_of_two((shifted.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32));
+    let r = mul_add::<FMA>(n, -LN2_HI, bounded);
+    let r = mul_add::<FMA>(n, -LN2_LO, r);
+    let tail = poly::<FMA, 5>(r, &coeffs::EXP) * r;
+    let y = (mul_add::<FMA>(tail, r, r) + 1.0) * scale;
+    if x < LEAST { 0.0 } else { y }
+}
+
 /// `2^x`.
 #[inline(always)]
 pub(super) fn exp2<const FMA: bool>(x: f32) -> f32 {

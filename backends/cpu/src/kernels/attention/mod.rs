@@ -27,9 +27,11 @@ pub(super) const KERNELS: &[KernelDef] = &[
     },
 ];
 
-/// Queries in a tile: whole tiles of 6 and of 11 rows, those of AVX2 and AVX-512.
-const QUERIES: usize = 66;
-/// Keys in a tile: whole vectors. Its scores are as large as most of the first-level cache.
+/// Queries in a tile: whole tiles of 6 rows, those of AVX2. More would leave more of the tiles along a causal
+/// mask's diagonal unused.
+const QUERIES: usize = 48;
+/// Keys in a tile: whole vectors, and enough that loading and storing results does not matter. The scores of a
+/// tile are as large as half of the first-level cache.
 const KEYS: usize = 96;
 /// Floating-point operations a nanosecond that one thread is expected to do, exponentials counted apart.
 const FLOPS_PER_NANO: u64 = 30;

@@ -70,19 +70,19 @@ fn greatest(x: &[f32], start: f32) -> f32 {
     greatest
 }
 
-/// Replaces every element by `e^(x - shift)` and sums up.
+/// Replaces every element by `e^(x - shift)` and sums up; none is above the shift.
 #[inline(always)]
 fn exponentials<const FMA: bool>(x: &mut [f32], shift: f32) -> f32 {
     let mut lanes = [0.0; LANES];
     let (blocks, rest) = x.as_chunks_mut::<LANES>();
     for block in blocks {
         for (lane, x) in lanes.iter_mut().zip(block) {
-            *x = vmath::exp::<FMA>(*x - shift);
+            *x = vmath::exp_nonpositive::<FMA>(*x - shift);
             *lane += *x;
         }
     }
     for (lane, x) in lanes.iter_mut().zip(rest) {
-        *x = vmath::exp::<FMA>(*x - shift);
+        *x = vmath::exp_nonpositive::<FMA>(*x - shift);
         *lane += *x;
     }
     let mut sum = 0.0;
@@ -115,7 +115,7 @@ fn softmax_body<const FMA: bool>(
         // Scores that are all minus infinity have no exponential relative to each other.
         let shift = if now == f32::NEG_INFINITY { 0.0 } else { now };
         let sum = exponentials::<FMA>(scores, shift);
-        let correction = vmath::exp::<FMA>(before - shift);
+        let correction = vmath::exp_nonpositive::<FMA>(before - shift);
         greatest_so_far[row] = now;
         sums[row] = sums[row] * correction + sum;
         if correction != 1.0

@@ -542,3 +542,27 @@ fn lengths_are_checked() {
         &mut out,
     );
 }
+
+#[test]
+fn exponentials_of_nonpositive_numbers() {
+    for step in 0..200_000 {
+        let x = -0.000_5 * step as f32;
+        let want = f64::from(x).exp();
+        for found in [
+            kernels::exp_nonpositive::<true>(x),
+            kernels::exp_nonpositive::<false>(x),
+        ] {
+            if x < -87.3 {
+                assert_eq!(found, 0.0, "{x}");
+            } else {
+                assert!(
+                    (f64::from(found) - want).abs() <= 1.3e-7 * want,
+                    "{x}: {found}, not {want}"
+                );
+            }
+        }
+    }
+    assert_eq!(kernels::exp_nonpositive::<true>(f32::NEG_INFINITY), 0.0);
+    assert_eq!(kernels::exp_nonpositive::<true>(0.0), 1.0);
+    assert!(kernels::exp_nonpositive::<true>(NAN).is_nan());
+}
