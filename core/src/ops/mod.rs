@@ -30,6 +30,8 @@ mod flip;
 mod gated;
 mod gather;
 mod group_norm;
+mod huber;
+mod kl_div;
 mod l1;
 mod layer_norm;
 mod loss;
@@ -38,6 +40,7 @@ mod masked_scatter;
 mod matmul;
 mod min_reduce;
 mod mse;
+mod nll;
 mod norm_grad;
 mod one_hot;
 mod optimizer;
@@ -130,6 +133,8 @@ pub(crate) fn builtin() -> Vec<OpRef> {
         gated::SwigluGrad,
         gather::Gather,
         group_norm::GroupNorm,
+        huber::HuberLoss,
+        kl_div::KlDivLoss,
         l1::L1Loss,
         layer_norm::LayerNorm,
         masked_fill::MaskedFill,
@@ -137,6 +142,7 @@ pub(crate) fn builtin() -> Vec<OpRef> {
         matmul::MatMul,
         min_reduce::Min,
         mse::Mse,
+        nll::NllLoss,
         norm_grad::BatchNormGrad,
         norm_grad::GroupNormGrad,
         norm_grad::LayerNormGrad,
