@@ -8,7 +8,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Contestant, Race, THREADS, cpu, inference, noise};
+use common::{Contestant, Race, THREADS, copy, cpu, inference, noise, product};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use meganeura::build::build_on;
 use meganeura::cpu::pool::ThreadPool;
@@ -46,18 +46,6 @@ fn attention(rows: usize, causal: bool, training: bool) -> Session {
     for name in ["q", "k", "v"] {
         session.set_input(name, &noise(rows * width));
     }
-    session
-}
-
-/// A square product, as the rate to be compared with.
-fn product(size: usize) -> Session {
-    let mut g = Graph::new();
-    let [a, b] = ["a", "b"].map(|name| g.input(name, &[size, size]));
-    let c = g.matmul(a, b);
-    g.set_outputs(vec![c]);
-    let mut session = inference(&g);
-    session.set_input("a", &noise(size * size));
-    session.set_input("b", &noise(size * size));
     session
 }
 
@@ -117,23 +105,6 @@ fn streaming(name: &str, rows: usize, width: usize) -> (Session, usize) {
         session.set_input(name, &noise(rows * width));
     }
     (session, tensors * 4 * rows * width)
-}
-
-/// Copies on all threads.
-fn copy(pool: &ThreadPool, from: &[f32], to: &mut [f32]) {
-    const PARTS: usize = 32;
-    let len = from.len().div_ceil(PARTS);
-    let parts: Vec<_> = from
-        .chunks(len)
-        .zip(to.chunks_mut(len))
-        .map(std::sync::Mutex::new)
-        .collect();
-    pool.run(parts.len(), &|task, _| {
-        if let Ok(mut part) = parts[task].lock() {
-            let (from, to) = &mut *part;
-            to.copy_from_slice(from);
-        }
-    });
 }
 
 fn streaming_rates(criterion: &mut Criterion) {

@@ -9,7 +9,7 @@ mod common;
 use std::cell::RefCell;
 use std::time::Duration;
 
-use common::{Contestant, Race, THREADS, inference, noise};
+use common::{Contestant, Race, THREADS, copy, inference, noise};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use meganeura::Graph;
 use meganeura::cpu::pool::ThreadPool;
@@ -125,23 +125,6 @@ fn crates<'a>((m, k, n, form): Shape, a: &'a [f32], b: &'a [f32], c: &'a RefCell
         ("gemm", Box::new(by_gemm)),
         ("matrixmultiply", Box::new(by_matrixmultiply)),
     ]
-}
-
-/// Copies on all threads.
-fn copy(pool: &ThreadPool, from: &[f32], to: &mut [f32]) {
-    const PARTS: usize = 32;
-    let len = from.len().div_ceil(PARTS);
-    let parts: Vec<_> = from
-        .chunks(len)
-        .zip(to.chunks_mut(len))
-        .map(std::sync::Mutex::new)
-        .collect();
-    pool.run(parts.len(), &|task, _| {
-        if let Ok(mut part) = parts[task].lock() {
-            let (from, to) = &mut *part;
-            to.copy_from_slice(from);
-        }
-    });
 }
 
 fn bench(criterion: &mut Criterion) {

@@ -8,7 +8,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Contestant, Race, THREADS, cpu, inference, noise};
+use common::{Contestant, Race, THREADS, copy, cpu, inference, noise, product};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use meganeura::attrs::Attrs;
 use meganeura::build::build_on;
@@ -219,45 +219,17 @@ fn session(case: &Case) -> (Session, meganeura::ops::Cost) {
     (session, cost)
 }
 
-/// Copies half as many bytes, which moves as many, on all threads.
-fn copy(pool: &ThreadPool, from: &[f32], to: &mut [f32]) {
-    const PARTS: usize = 64;
-    let len = from.len().div_ceil(PARTS).max(1);
-    let parts: Vec<_> = from
-        .chunks(len)
-        .zip(to.chunks_mut(len))
-        .map(std::sync::Mutex::new)
-        .collect();
-    pool.run(parts.len(), &|task, _| {
-        if let Ok(mut part) = parts[task].lock() {
-            let (from, to) = &mut *part;
-            to.copy_from_slice(from);
-        }
-    });
-}
-
 /// Side of the matrix product that stands for the rate of multiplications and additions.
 const SIDE: usize = 768;
-
-fn product() -> Session {
-    let mut g = Graph::new();
-    let a = g.input("a", &[SIDE, SIDE]);
-    let b = g.input("b", &[SIDE, SIDE]);
-    let c = g.matmul(a, b);
-    g.set_outputs(vec![c]);
-    let mut session = inference(&g);
-    session.set_input("a", &noise(SIDE * SIDE));
-    session.set_input("b", &noise(SIDE * SIDE));
-    session
-}
 
 fn run(criterion: &mut Criterion, cases: Vec<Case>) {
     let pool = ThreadPool::new(THREADS);
     for case in cases {
         let (mut kernel, cost) = session(&case);
+        // A copy reads and writes.
         let half = cost.bytes as usize / 8;
         let (from, mut to) = (noise(half), vec![0.0; half]);
-        let mut product = product();
+        let mut product = product(SIDE);
         let contestants: Vec<Contestant> = vec![
             ("kernel", Box::new(move || kernel.step())),
             ("copy", Box::new(|| copy(&pool, &from, &mut to))),

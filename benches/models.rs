@@ -7,7 +7,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Contestant, Race, cpu, inference, noise};
+use common::{Contestant, Race, cpu, inference, noise, product};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use meganeura::build::build_on;
 use meganeura::graph::NodeKind;
@@ -64,22 +64,12 @@ fn flops(session: &Session) -> f64 {
     plan.dispatches[segment.range()].iter().map(|d| of(d) as f64).sum()
 }
 
+/// Side of the matrix product that stands for the rate of multiplications and additions.
 const SIDE: usize = 768;
-
-fn product() -> Session {
-    let mut g = Graph::new();
-    let a = g.input("a", &[SIDE, SIDE]);
-    let b = g.input("b", &[SIDE, SIDE]);
-    let c = g.matmul(a, b);
-    g.set_outputs(vec![c]);
-    let mut session = inference(&g);
-    feed(&mut session, &g, 1);
-    session
-}
 
 fn bench(criterion: &mut Criterion, name: &str, mut session: Session) {
     let (flops, memory) = (flops(&session), session.memory_summary());
-    let (dispatches, mut product) = (session.plan().dispatches.len(), product());
+    let (dispatches, mut product) = (session.plan().dispatches.len(), product(SIDE));
     let contestants: Vec<Contestant> = vec![
         ("model", Box::new(move || session.step())),
         ("product", Box::new(move || product.step())),

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use meganeura::backend::Device;
 use meganeura::build::build_on;
 use meganeura::cpu::CpuDevice;
+use meganeura::cpu::pool::ThreadPool;
 use meganeura::{Graph, Mode, Session};
 
 /// Threads of every contestant.
@@ -34,6 +35,35 @@ pub fn noise(len: usize) -> Vec<f32> {
         f64::from(state) / 2_147_483_648.0 - 1.0
     };
     std::iter::repeat_with(next).take(len).map(|v| v as f32).collect()
+}
+
+/// Copies on all threads of the pool.
+pub fn copy(pool: &ThreadPool, from: &[f32], to: &mut [f32]) {
+    const PARTS: usize = 32;
+    let len = from.len().div_ceil(PARTS).max(1);
+    let parts: Vec<_> = from
+        .chunks(len)
+        .zip(to.chunks_mut(len))
+        .map(std::sync::Mutex::new)
+        .collect();
+    pool.run(parts.len(), &|task, _| {
+        if let Ok(mut part) = parts[task].lock() {
+            let (from, to) = &mut *part;
+            to.copy_from_slice(from);
+        }
+    });
+}
+
+/// A square matrix product of so many rows: the rate of multiplications and additions to compare with.
+pub fn product(size: usize) -> Session {
+    let mut g = Graph::new();
+    let [a, b] = ["a", "b"].map(|name| g.input(name, &[size, size]));
+    let c = g.matmul(a, b);
+    g.set_outputs(vec![c]);
+    let mut session = inference(&g);
+    session.set_input("a", &noise(size * size));
+    session.set_input("b", &noise(size * size));
+    session
 }
 
 /// Middle value.
