@@ -66,3 +66,8 @@ pub fn verify_plugins() -> Result<()> {
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+/// So are those of the tutorial.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/tutorial.md")]
+struct Tutorial;
