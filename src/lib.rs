@@ -2,7 +2,8 @@
 //!
 //! A [`Graph`] is optimized, differentiated, optimized again and compiled to a static [`ExecutionPlan`],
 //! which a backend replays. This crate is the facade: it re-exports the core, links the CPU backend, and
-//! carries the layers, data sets and the trainer of [`nn`].
+//! carries the layers, models, data sets and the trainer of [`nn`]. `docs/tutorial.md` in the repository goes from a
+//! new project to a model of your own, `docs/operators.md` lists all operators.
 //!
 //! # A network from scratch
 //!
@@ -66,3 +67,8 @@ pub fn verify_plugins() -> Result<()> {
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+/// So are those of the tutorial.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/tutorial.md")]
+struct Tutorial;

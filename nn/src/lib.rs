@@ -2,10 +2,10 @@
 //!
 //! | Module | What it has |
 //! |---|---|
-//! | [`data`] | data sets that ship with the crate or are read from files, and mini-batches |
-//! | [`layers`] | linear, convolution, embedding, norms, dropout, activations |
-//! | [`models`] | multi-layer perceptron and small convolutional network, as graph builders |
-//! | [`trainer`] | the training loop with evaluation, learning-rate schedules and observers |
+//! | [`data`] | data sets that ship with the crate or are read from CSV, NumPy and IDX files, augmentation, mini-batches |
+//! | [`layers`] | linear, convolution, embedding, self-attention, norms, dropout, activations |
+//! | [`models`] | multi-layer perceptron, convolutional and residual networks, vision transformer, U-Net, Llama family, as graph builders |
+//! | [`trainer`] | the training loop with evaluation, learning-rate schedules, early stopping, observers and a log |
 //!
 //! Everything here builds on the public interface of `meganeura-core` alone: a layer is a few calls of
 //! graph builders, the trainer drives an ordinary session.

@@ -2,8 +2,9 @@
 //!
 //! Everything the library knows about an operator is in its own file here: types, gradient, reference
 //! semantics or decomposition, cost, sample cases and the builder method. This file is the list: adding an
-//! operator is a new file and its entry here ([`operator`] says what an operator is). Passes,
-//! planning and backends never match on an operator's name; a plugin's operator is registered with [`register_op!`](crate::register_op) and is in no way different.
+//! operator is a new file and its entry here. What an operator is, says the trait [`Operator`]. Passes, planning
+//! and backends never match on an operator's name; a plugin's operator is registered with
+//! [`register_op!`](crate::register_op) and is in no way different.
 
 pub mod document;
 mod operator;

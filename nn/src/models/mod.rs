@@ -2,7 +2,17 @@
 //!
 //! A model's configuration registers its layers on a graph, and `forward` adds their computation. For the
 //! trainer, [`classifier`] wraps a model into a graph with the inputs and outputs that it expects;
-//! [`mlp_classifier`] and [`cnn_classifier`] do so with the defaults.
+//! [`mlp_classifier`] and [`cnn_classifier`] do so with the defaults. [`language_model`] and [`segmentation`] make
+//! graphs for a training loop of one's own.
+//!
+//! | Configuration | Model |
+//! |---|---|
+//! | [`MlpConfig`] | multi-layer perceptron |
+//! | [`CnnConfig`] | small convolutional network |
+//! | [`ResNetConfig`] | residual networks |
+//! | [`VitConfig`] | vision transformer |
+//! | [`UnetConfig`] | U-Net, images in and images out |
+//! | [`LlamaConfig`] | decoder-only language models of the Llama family |
 //!
 //! ```
 //! use meganeura_nn::models::{CnnConfig, classifier, mlp_classifier};
