@@ -185,6 +185,13 @@ fn what_used_to_fail_later_is_refused_with_a_reason() {
         attrs,
     );
     assert!(message.contains("groups"), "{message}");
+    let attrs = (Attrs::new().with("num_heads", 1i64).with("num_kv_heads", 1i64))
+        .with("head_dim", 2i64)
+        .with("causal", false)
+        .with("window", 0i64)
+        .with("scale", 1e300);
+    let message = refusal("core.attention", &[(f, &[3, 2]), (f, &[3, 2]), (f, &[3, 2])], attrs);
+    assert!(message.contains("is not a finite number in f32"), "{message}");
     for (dtype, value) in [
         (DType::U32, 0.5),
         (DType::U32, -1.0),
