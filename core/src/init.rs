@@ -35,14 +35,14 @@ impl Init {
     /// networks", 2010, equation 16.
     pub fn xavier_uniform(fan_in: usize, fan_out: usize) -> Self {
         Init::Uniform {
-            bound: (6.0 / (fan_in + fan_out).max(1) as f32).sqrt(),
+            bound: (6.0 / fan_in.saturating_add(fan_out).max(1) as f32).sqrt(),
         }
     }
 
     /// Xavier (Glorot) normal: standard deviation `sqrt(2 / (fan_in + fan_out))`.
     pub fn xavier_normal(fan_in: usize, fan_out: usize) -> Self {
         Init::Normal {
-            std: (2.0 / (fan_in + fan_out).max(1) as f32).sqrt(),
+            std: (2.0 / fan_in.saturating_add(fan_out).max(1) as f32).sqrt(),
         }
     }
 

@@ -134,6 +134,7 @@ impl Conv2dDims {
                 dims.padding[axis],
                 dims.dilation[axis],
             )?;
+            dims.stride[axis] = used_stride(dims.stride[axis], dims.output[axis]);
         }
         Ok(dims)
     }
@@ -161,7 +162,13 @@ impl Conv2dDims {
         let (Some(&n), Some(&cg)) = (dy.first(), w.get(1)) else {
             return Err(format!("the operands are {dy} and {w}; it takes four axes each"));
         };
-        let dims = Self::forward(&[n, cg * options.groups as usize, h, width], w, options)?;
+        let c = cg.checked_mul(options.groups as usize).ok_or_else(|| {
+            format!(
+                "{} groups of the kernel {w} have more channels than can be counted",
+                options.groups
+            )
+        })?;
+        let dims = Self::forward(&[n, c, h, width], w, options)?;
         dims.check_output(dy)
     }
 
@@ -266,6 +273,12 @@ pub(super) fn window_count(
         )),
         _ => Err("the window sizes overflow".into()),
     }
+}
+
+/// The stride between so many windows: where there is only one, any stride will do, and kernels would reserve
+/// memory for a large one.
+pub(super) fn used_stride(stride: usize, windows: usize) -> usize {
+    if windows > 1 { stride } else { 1 }
 }
 
 fn checked(dims: Result<Conv2dDims, String>) -> Conv2dDims {

@@ -39,6 +39,11 @@ impl Operator for Dropout {
             return Err(format!("the probability {p} is not in [0, 1)"));
         }
         call.attrs.size("uid")?;
+        for (what, ty) in ["seed", "step"].iter().zip(&call.inputs[1..]) {
+            if ty.dtype != DType::U32 || ty.numel() != 1 {
+                return Err(format!("the {what} must be one u32, not {ty}"));
+            }
+        }
         let x = &call.inputs[0];
         if u32::try_from(x.numel()).is_err() {
             return Err(format!("{x} has more elements than a u32 counter can number"));

@@ -4,6 +4,7 @@ use super::sample::{Sample, SampleInput, Sizes};
 use super::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
 use crate::NodeId;
 use crate::attrs::Attrs;
+use crate::dtype::DType;
 use crate::graph::{Graph, Value};
 use crate::reference::{for_each_index, offset};
 use crate::shape::{Shape, TensorType};
@@ -43,7 +44,15 @@ impl Operator for Pad {
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
         let x = &call.inputs[0];
         let [low, high, interior] = widths(call.attrs, x.shape.rank())?;
-        call.attrs.float("value")?;
+        let value = call.attrs.float("value")?;
+        let held = match x.dtype {
+            DType::U32 => value as u32 as f64 == value,
+            DType::I32 => value as i32 as f64 == value,
+            _ => true,
+        };
+        if !held {
+            return Err(format!("the value {value} is not one of {}", x.dtype));
+        }
         let mut dims = Vec::new();
         for (axis, &size) in x.shape.iter().enumerate() {
             let gaps = (size.saturating_sub(1) as i64).checked_mul(interior[axis]);
@@ -62,7 +71,9 @@ impl Operator for Pad {
             let shape = cx.shape(cx.operand(0)).to_vec();
             let [low, _, interior] = widths(cx.attrs(), shape.len())?;
             let starts: Vec<usize> = low.iter().map(|&l| l as usize).collect();
-            let steps: Vec<usize> = interior.iter().map(|&i| i as usize + 1).collect();
+            // Where there is at most one element, any step will do; the widest gap has one that no i64 holds.
+            let step = |(&gap, &size): (&i64, &usize)| if size > 1 { gap as usize + 1 } else { 1 };
+            let steps: Vec<usize> = interior.iter().zip(&shape).map(step).collect();
             let ends: Vec<usize> = (0..shape.len())
                 .map(|a| starts[a] + shape[a].checked_sub(1).map_or(0, |n| n * steps[a] + 1))
                 .collect();

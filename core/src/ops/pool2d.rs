@@ -1,6 +1,6 @@
 //! Two-dimensional pooling.
 
-use super::conv2d::window_count;
+use super::conv2d::{used_stride, window_count};
 use super::sample::{Fill, Sample, SampleInput, Sizes};
 use super::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, RefCall, Semantics, expect_float};
 use crate::NodeId;
@@ -59,6 +59,9 @@ pub struct Pool2dDims {
     pub padding: [usize; 2],
 }
 
+/// Elements that every window may have; larger ones must not be larger than four images.
+const MAX_TAPS: usize = 1 << 24;
+
 impl Pool2dDims {
     /// Sizes for an input of that shape.
     ///
@@ -70,11 +73,12 @@ impl Pool2dDims {
                 "the operand is {x:?}; it takes [batch, channels, height, width]"
             ));
         };
-        let (kernel, stride, padding) = (attrs.sizes("kernel")?, attrs.sizes("stride")?, attrs.sizes("padding")?);
+        let (kernel, padding) = (attrs.sizes("kernel")?, attrs.sizes("padding")?);
+        let mut stride: [usize; 2] = attrs.sizes("stride")?;
         if stride.contains(&0) {
             return Err("the stride must be at least 1".into());
         }
-        if (0..2).any(|a| 2 * padding[a] > kernel[a]) {
+        if (0..2).any(|a| padding[a] > kernel[a] / 2) {
             return Err(format!(
                 "the padding {padding:?} is more than half of the window {kernel:?}, so some windows would see padding only"
             ));
@@ -86,6 +90,14 @@ impl Pool2dDims {
         let mut output = [0; 2];
         for a in 0..2 {
             output[a] = window_count(input[a], kernel[a], stride[a], padding[a], 1)?;
+            stride[a] = used_stride(stride[a], output[a]);
+        }
+        // Kernels have a table of all taps; padding lets windows outgrow every image.
+        let taps = kernel[0].saturating_mul(kernel[1]);
+        if taps > MAX_TAPS.max(input[0].saturating_mul(input[1]).saturating_mul(4)) {
+            return Err(format!(
+                "the window {kernel:?} is far larger than the image of {h}x{w}; use at most {MAX_TAPS} elements"
+            ));
         }
         Ok(Pool2dDims {
             planes: n * c,

@@ -67,23 +67,31 @@ impl ActiveOptimizer {
     /// Sets the rate of every group; an error leaves them as they are.
     fn set_learning_rate(&mut self, lr: f32) -> Result<(), String> {
         let before = self.update.rule.learning_rate();
+        let Err(message) = self.apply_learning_rate(lr) else {
+            return Ok(());
+        };
+        // The check of the whole update names the group.
+        let message = self.update.check().err().unwrap_or(message);
+        self.apply_learning_rate(before)?;
+        Err(message)
+    }
+
+    /// Sets the rate of every group, then checks them all. Called in every step, so it allocates nothing.
+    fn apply_learning_rate(&mut self, lr: f32) -> Result<(), String> {
         self.update.rule.set_learning_rate(lr);
-        if let Err(message) = self.update.rule.check() {
-            self.update.rule.set_learning_rate(before);
-            return Err(message);
-        }
         let scales = self.update.groups.iter().map(|group| group.learning_rate_scale);
         for (rule, scale) in self.rules.iter_mut().zip(std::iter::once(1.0).chain(scales)) {
             rule.set_learning_rate(lr * scale);
         }
-        Ok(())
+        self.rules.iter().try_for_each(|rule| rule.check())
     }
 }
 
 impl Session {
     /// Makes updates part of the following steps: an optimizer, or an [`Update`] with clipping, accumulation and
     /// parameter groups around one. A change of numbers alone keeps the moments, also when what is around the
-    /// rule changes; another kind of rule starts with new ones.
+    /// rule changes; another kind of rule starts with new ones. Another number of accumulated steps starts with a
+    /// new average.
     ///
     /// # Errors
     /// Hyper-parameters out of range; a parameter group that names no parameter; a plan without gradients.
@@ -98,7 +106,9 @@ impl Session {
         let rebuilt = self.attached.as_deref() != Some(&form);
         // Moments and the number of updates belong together, also after a pause.
         let updates = before.filter(|_| keeps).map_or(0, |active| active.updates);
-        let accumulated = before.filter(|_| !rebuilt).map_or(0, |active| active.accumulated);
+        // Gradients that were added up with another weight belong to no average of the new kind.
+        let goes_on = before.filter(|active| !rebuilt && active.update.accumulate == update.accumulate);
+        let accumulated = goes_on.map_or(0, |active| active.accumulated);
         if rebuilt {
             self.rebuild_with(&update, keeps)?;
         }

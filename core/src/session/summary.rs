@@ -3,13 +3,15 @@
 use std::fmt;
 
 use crate::plan::ExecutionPlan;
+use crate::plan::optimizer::is_moment;
 
 /// Sizes of a session's buffers, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemorySummary {
     /// All buffers together.
     pub total_buffer_bytes: usize,
-    /// The part that holds the optimizer's moments (for Adam both, twice the parameters' own size).
+    /// The part that holds the optimizer's moments (for Adam both, twice the parameters' own size). Gradients
+    /// that are accumulated, and their norm, are not among them.
     pub adam_state_bytes: usize,
     /// Number of buffers.
     pub num_buffers: usize,
@@ -19,10 +21,10 @@ pub struct MemorySummary {
 
 impl MemorySummary {
     pub(super) fn of(plan: &ExecutionPlan) -> Self {
-        let optimizer = plan.state_buffers.iter().filter(|s| s.optimizer);
+        let moments = plan.state_buffers.iter().filter(|s| s.optimizer && is_moment(&s.name));
         MemorySummary {
             total_buffer_bytes: plan.total_bytes(),
-            adam_state_bytes: optimizer.map(|s| plan.buffers[s.buffer.index()]).sum(),
+            adam_state_bytes: moments.map(|s| plan.buffers[s.buffer.index()]).sum(),
             num_buffers: plan.buffers.len(),
             largest_buffer_bytes: plan.buffers.iter().copied().max().unwrap_or(0),
         }

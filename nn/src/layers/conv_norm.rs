@@ -57,7 +57,7 @@ impl ConvNorm {
     /// of each output channel.
     ///
     /// # Errors
-    /// A session without these parameters and states.
+    /// A session without these parameters and states, or with some that are no such layer's.
     pub fn folded(&self, trained: &mut Session) -> Result<[(String, Vec<f32>); 2], Error> {
         let name = |child| scoped(&self.conv_name, child);
         let norm = |child| scoped(&self.norm_name, child);
@@ -66,8 +66,21 @@ impl ConvNorm {
         let beta = trained.try_read_parameter(&norm("bias"))?;
         let mean = trained.try_read_state(&norm("running_mean"))?;
         let var = trained.try_read_state(&norm("running_var"))?;
-        let per_channel = weight.len() / gamma.len().max(1);
-        let mut bias = Vec::with_capacity(gamma.len());
+        let channels = gamma.len();
+        let fits = [beta.len(), mean.len(), var.len()] == [channels; 3];
+        if !fits || channels == 0 || !weight.len().is_multiple_of(channels) {
+            return Err(Error::misuse(
+                format!(
+                    "'{}' has {} weights and '{}' {channels} channels, which do not belong together",
+                    self.conv_name,
+                    weight.len(),
+                    self.norm_name
+                ),
+                "give the session of the model that this one was folded from",
+            ));
+        }
+        let per_channel = weight.len() / channels;
+        let mut bias = Vec::with_capacity(channels);
         for (channel, taps) in weight.chunks_exact_mut(per_channel.max(1)).enumerate() {
             // In f64: this happens once, the rounding stays for good.
             let scale = f64::from(gamma[channel]) / (f64::from(var[channel]) + f64::from(self.eps)).sqrt();

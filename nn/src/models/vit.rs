@@ -52,7 +52,8 @@ impl VitConfig {
         let [_, height, width] = self.image;
         let divides = |size: usize| self.patch > 0 && size > 0 && size.is_multiple_of(self.patch);
         if divides(height) && divides(width) {
-            Ok((height / self.patch) * (width / self.patch))
+            // A size that overflows is refused as a shape.
+            Ok((height / self.patch).saturating_mul(width / self.patch))
         } else {
             Err(format!(
                 "patches of {} do not divide an image of {height}x{width}",
@@ -70,16 +71,21 @@ impl VitConfig {
             0
         });
         let small = Init::Normal { std: 0.02 };
+        let fan_in = self.image[0].saturating_mul(self.patch).saturating_mul(self.patch);
         let patch = Conv2dConfig::new(self.image[0], self.dim, [self.patch; 2])
             .stride([u32::try_from(self.patch).unwrap_or(u32::MAX); 2])
-            .init(Init::xavier_uniform(self.image[0] * self.patch * self.patch, self.dim));
+            .init(Init::xavier_uniform(fan_in, self.dim));
         let head = LinearConfig::new(self.dim, self.classes).init(Init::xavier_uniform(self.dim, self.classes));
         Vit {
             patches,
             dim: self.dim,
             patch: patch.build(g, &scoped(name, "patch_embed")),
             class_token: g.parameter_with(&scoped(name, "class_token"), &[1, 1, self.dim], small),
-            positions: g.parameter_with(&scoped(name, "positions"), &[patches + 1, self.dim], small),
+            positions: g.parameter_with(
+                &scoped(name, "positions"),
+                &[patches.saturating_add(1), self.dim],
+                small,
+            ),
             blocks: (0..self.layers)
                 .map(|i| self.block(g, &scoped(name, &format!("blocks.{i}"))))
                 .collect(),

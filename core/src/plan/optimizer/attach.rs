@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::Update;
+use super::{GradientClip, Update};
 use crate::backend::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -110,9 +110,17 @@ fn trained(plan: &ExecutionPlan) -> Vec<(&str, BufferRef, BufferRef)> {
     plan.param_grad_pairs.iter().map(named).collect()
 }
 
+/// Prefix of the names of the states in which gradients add up.
+const ACCUMULATED: &str = "optimizer.accumulated.";
+
 /// Name of the state in which the gradients of a parameter add up.
 fn accumulated(parameter: &str) -> String {
-    format!("{RESERVED}accumulated.{parameter}")
+    format!("{ACCUMULATED}{parameter}")
+}
+
+/// Whether the state of an optimizer of that name is a moment of the rule, not part of what is around it.
+pub(crate) fn is_moment(state: &str) -> bool {
+    state != GradientClip::NORM_STATE && !state.starts_with(ACCUMULATED)
 }
 
 /// Adds every gradient to its average.

@@ -7,7 +7,7 @@ mod update;
 use std::fmt::Debug;
 use std::ops::{Deref, DerefMut};
 
-pub(crate) use attach::{ACCUMULATION_KEEP, ACCUMULATION_SCALE};
+pub(crate) use attach::{ACCUMULATION_KEEP, ACCUMULATION_SCALE, is_moment};
 pub use attach::{attach, detach};
 pub use rules::{Adam, Sgd};
 pub(crate) use update::CLIP_LIMIT;
