@@ -28,6 +28,7 @@ mod softmax;
 mod strided;
 mod sum_squares;
 mod top_k;
+mod transpose;
 mod triangle;
 mod upsample2d;
 mod variance;
