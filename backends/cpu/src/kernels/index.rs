@@ -1,4 +1,4 @@
-//! Kernels that go by index: gather, scatter-add, argmax, argmin.
+//! Kernels that go by index: gather and scatter-add.
 
 use meganeura_core::{DType, Shape};
 
@@ -30,24 +30,6 @@ pub(super) const KERNELS: &[KernelDef] = &[
                 };
                 scatter_add::<u32>(cx, rows, u32::wrapping_add)
             }
-        },
-    },
-    KernelDef {
-        name: "core.argmax",
-        supports: f32_or_integers,
-        compile: |cx| match cx.input_type(0).dtype {
-            DType::F32 => argmax::<f32>(cx, |a, b| a > b || (a.is_nan() && !b.is_nan())),
-            DType::U32 => argmax::<u32>(cx, |a, b| a > b),
-            _ => argmax::<i32>(cx, |a, b| a > b),
-        },
-    },
-    KernelDef {
-        name: "core.argmin",
-        supports: f32_or_integers,
-        compile: |cx| match cx.input_type(0).dtype {
-            DType::F32 => argmax::<f32>(cx, |a, b| a < b || (a.is_nan() && !b.is_nan())),
-            DType::U32 => argmax::<u32>(cx, |a, b| a < b),
-            _ => argmax::<i32>(cx, |a, b| a < b),
         },
     },
 ];
@@ -238,34 +220,4 @@ fn scalars<T: Copy>(ids: &[u32], updates: &[T], out: &mut [T], first: usize, add
 unsafe fn part<'a, T>(out: View<T>, row: usize, width: usize, columns: &std::ops::Range<usize>) -> &'a mut [T] {
     // SAFETY: forwarded.
     unsafe { out.slice_mut(row * width + columns.start..row * width + columns.end) }
-}
-
-/// The first element that no other is better than.
-fn argmax<T: Copy + Send + Sync + 'static>(cx: &CompileCx, better: fn(T, T) -> bool) -> Result<Compiled, String> {
-    let (x, out) = (cx.input::<T>(0), cx.output::<u32>(0));
-    let shape = &cx.input_type(0).shape;
-    let axis = shape.axis(cx.attrs().int("axis")?)?;
-    let len = shape[axis];
-    let inner: usize = shape[axis + 1..].iter().product();
-    let per_task = rows_per_task(len);
-    Ok(Compiled::one(Task {
-        tasks: out.len().div_ceil(per_task),
-        nanos: x.len() as u64,
-        body: move |task: usize, _: &RunCx| {
-            let first = task * per_task;
-            let last = (first + per_task).min(out.len());
-            // SAFETY: this task alone writes these results; the operand is another buffer.
-            let (x, out) = unsafe { (x.all(), out.slice_mut(first..last)) };
-            for (slot, position) in out.iter_mut().zip(first..) {
-                let start = position / inner * len * inner + position % inner;
-                let mut best = 0;
-                for k in 1..len {
-                    if better(x[start + k * inner], x[start + best * inner]) {
-                        best = k;
-                    }
-                }
-                *slot = best as u32;
-            }
-        },
-    }))
 }

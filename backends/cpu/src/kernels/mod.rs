@@ -5,6 +5,7 @@
 //! shapes alone, so results do not depend on the number of threads.
 
 mod along_axis;
+mod arg_extreme;
 mod attention;
 mod cast;
 mod channel_norm_grad;
@@ -28,6 +29,7 @@ mod softmax;
 mod strided;
 mod sum_squares;
 mod top_k;
+mod transpose;
 mod triangle;
 mod upsample2d;
 mod variance;
@@ -44,6 +46,7 @@ pub(crate) fn find(name: &str) -> Option<&'static KernelDef> {
 
 const TABLES: &[&[KernelDef]] = &[
     along_axis::KERNELS,
+    arg_extreme::KERNELS,
     attention::KERNELS,
     cast::KERNELS,
     channel_norm_grad::KERNELS,

@@ -4,6 +4,7 @@
 use meganeura_core::DType;
 
 use super::strided::{Nest, Split, broadcast_strides, row_major};
+use super::transpose::{Word, transpose};
 use super::{CompileCx, Compiled, Kernel, KernelDef, Task, any_dtype, chunk, chunks, stream_nanos};
 use crate::executor::RunCx;
 use crate::memory::View;
@@ -30,11 +31,6 @@ pub(super) const KERNELS: &[KernelDef] = &[
     by_size!("core.concat", concat),
     by_size!("core.assign", assign),
 ];
-
-/// A word of an element's size.
-trait Word: Copy + Default + Send + Sync + 'static {}
-impl Word for u16 {}
-impl Word for u32 {}
 
 /// Copies rows of `x`, starting at `x_start`, to rows of `y`, starting at `y_start`, by the strides of a
 /// nest (operand 0 is `x`, 1 is `y`), in which every element of `y` occurs once.
@@ -93,53 +89,10 @@ fn permute<T: Word>(cx: &CompileCx) -> Result<Compiled, String> {
     let strides: Vec<isize> = axes.iter().map(|&a| from[a as usize]).collect();
     let to = &cx.output_type(0).shape;
     let nest = Nest::collapsed(to, [strides, row_major(to)]);
-    if let Some(kernel) = transpose(&nest, x, y) {
-        return Ok(Compiled::phases(vec![kernel]));
+    if nest.inner_stride(0) != 1 {
+        return Ok(transpose(&nest, x, y));
     }
     Ok(Compiled::phases(vec![copy_nest(nest, x, 0, y, 0)]))
-}
-
-/// Side of the square tiles of a transposition: two of them fit in the first-level cache.
-const TILE: usize = 32;
-
-/// A batch of plain transpositions, tile by tile, if that is what the nest is.
-fn transpose<T: Word>(nest: &Nest<2>, x: View<T>, y: View<T>) -> Option<Box<dyn Kernel>> {
-    let (batch, rows, columns) = match nest.dims[..] {
-        [r, c] => (1, r, c),
-        [b, r, c] => (b, r, c),
-        _ => return None,
-    };
-    let last = nest.dims.len() - 1;
-    let [xs, ys] = &nest.strides;
-    let plane = rows * columns;
-    let planes_match = batch == 1 || (xs[0] == plane as isize && ys[0] == plane as isize);
-    if xs[last - 1] != 1 || xs[last] != rows as isize || ys[last] != 1 || !planes_match {
-        return None;
-    }
-    let row_tiles = rows.div_ceil(TILE);
-    Some(Box::new(Task {
-        tasks: if plane == 0 { 0 } else { batch * row_tiles },
-        nanos: 2 * stream_nanos(2 * batch * plane * size_of::<T>()),
-        body: move |task: usize, _: &RunCx| {
-            let (b, tile) = (task / row_tiles, task % row_tiles);
-            let (top, bottom) = (tile * TILE, (tile * TILE + TILE).min(rows));
-            // SAFETY: this task alone writes rows `top..bottom` of its plane; the operand is another buffer.
-            let (x, y) = unsafe {
-                let start = b * plane;
-                (
-                    x.slice(start..start + plane),
-                    y.slice_mut(start + top * columns..start + bottom * columns),
-                )
-            };
-            for left in (0..columns).step_by(TILE) {
-                for c in left..(left + TILE).min(columns) {
-                    for r in top..bottom {
-                        y[(r - top) * columns + c] = x[c * rows + r];
-                    }
-                }
-            }
-        },
-    }))
 }
 
 fn expand<T: Word>(cx: &CompileCx) -> Result<Compiled, String> {

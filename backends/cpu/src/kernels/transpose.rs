@@ -1,0 +1,154 @@
+//! Permutations whose innermost axes differ between the operand and the result: batches of transpositions, tile by
+//! tile.
+//!
+//! Of the plane that both innermost axes span, a tile is read line by line, turned around on the stack, and written
+//! line by line. So every cache line is touched once and whole, and strides of powers of two, whose lines all
+//! fall into the same few places of the cache, cost no more than others.
+
+use std::mem::MaybeUninit;
+
+use super::strided::Nest;
+use super::{CHUNK, Compiled, Task, rows_per_task, stream_nanos};
+use crate::executor::RunCx;
+use crate::memory::View;
+
+/// A word of an element's size.
+pub(super) trait Word: Copy + Default + Send + Sync + 'static {}
+impl Word for u16 {}
+impl Word for u32 {}
+
+/// Side of a tile: a few lines long, so that pages are not changed at every line, and small enough that the turned
+/// tile stays in the first-level cache.
+const TILE: usize = 64;
+
+/// Side of the squares that are turned around in registers.
+const SQUARE: usize = 8;
+
+/// Columns of a block, which a task does tile by tile.
+const BLOCK_COLUMNS: usize = 512;
+
+/// A plane of the operand and of the result. Rows are the result's: neighbours in a row of the result are `x_stride`
+/// apart in the operand, neighbours in a column of it are neighbours in the operand and `y_stride` apart in the
+/// result.
+#[derive(Clone, Copy)]
+struct Plane {
+    rows: usize,
+    columns: usize,
+    x_stride: isize,
+    y_stride: isize,
+}
+
+/// Copies by a nest (operand 0 is `x`, 1 is `y`, which is in row-major order) that is a permutation of axes whose
+/// last is not the last of `x`.
+pub(super) fn transpose<T: Word>(nest: &Nest<2>, x: View<T>, y: View<T>) -> Compiled {
+    let last = nest.dims.len() - 1;
+    let Some(axis) = nest.strides[0].iter().position(|&s| s == 1) else {
+        // The operand has one element, or none: a nest of several has its innermost axis.
+        return Compiled::one(Task {
+            tasks: x.len().min(1),
+            nanos: 0,
+            // SAFETY: the only task; the operand is another buffer.
+            body: move |_, _: &RunCx| unsafe { y.slice_mut(0..1).copy_from_slice(x.slice(0..1)) },
+        });
+    };
+    let plane = Plane {
+        rows: nest.dims[axis],
+        columns: nest.dims[last],
+        x_stride: nest.inner_stride(0),
+        y_stride: nest.strides[1][axis],
+    };
+    let size = plane.rows * plane.columns;
+    // The other axes; a last one of size 1 makes each of their positions a row.
+    let others: Vec<usize> = (0..last).filter(|&a| a != axis).collect();
+    let pick = |of: &[isize]| others.iter().map(|&a| of[a]).chain([0]).collect();
+    let planes = Nest {
+        dims: others.iter().map(|&a| nest.dims[a]).chain([1]).collect(),
+        strides: [pick(&nest.strides[0]), pick(&nest.strides[1])],
+    };
+    let count = if size == 0 { 0 } else { planes.rows() };
+    let block_columns = plane.columns.min(BLOCK_COLUMNS);
+    let block_rows = (CHUNK / block_columns.max(1)).next_multiple_of(TILE);
+    let row_blocks = plane.rows.div_ceil(block_rows);
+    // Either some whole planes are a task, or a block of one.
+    let blocks = row_blocks * plane.columns.div_ceil(BLOCK_COLUMNS);
+    let per_task = if blocks > 1 { 1 } else { rows_per_task(size) };
+    Compiled::one(Task {
+        tasks: count.div_ceil(per_task) * blocks,
+        nanos: 2 * stream_nanos(2 * count * size * size_of::<T>()),
+        body: move |task: usize, _: &RunCx| {
+            let (group, block) = (task / blocks, task % blocks);
+            let top = block % row_blocks * block_rows;
+            let left = block / row_blocks * BLOCK_COLUMNS;
+            let rows = top..(top + block_rows).min(plane.rows);
+            let columns = left..(left + BLOCK_COLUMNS).min(plane.columns);
+            planes.for_rows(group * per_task..((group + 1) * per_task).min(count), |_, [xo, yo]| {
+                for r in rows.clone().step_by(TILE) {
+                    for c in columns.clone().step_by(TILE) {
+                        let (height, width) = (TILE.min(rows.end - r), TILE.min(columns.end - c));
+                        let (r, c) = (r as isize, c as isize);
+                        // SAFETY: offsets and strides come from the shapes of both tensors, which hold these
+                        // elements; tasks write different ones; the operand is another buffer.
+                        unsafe {
+                            let x = x.as_ptr().offset(xo + r + c * plane.x_stride);
+                            let y = y.as_ptr().offset(yo + r * plane.y_stride + c);
+                            tile(plane, x, y, height, width);
+                        }
+                    }
+                }
+            });
+        },
+    })
+}
+
+/// Copies a tile of at most [`TILE`] rows and columns.
+///
+/// # Safety
+/// All its elements exist from `x` and `y` on, nobody writes the operand's, and nobody else accesses the result's.
+unsafe fn tile<T: Word>(plane: Plane, x: *const T, y: *mut T, rows: usize, columns: usize) {
+    let mut turned = [const { MaybeUninit::<T>::uninit() }; TILE * TILE];
+    let turned: *mut T = turned.as_mut_ptr().cast();
+    let (square_rows, square_columns) = (rows / SQUARE * SQUARE, columns / SQUARE * SQUARE);
+    // SAFETY: rows and columns are at most a tile's side, so all places lie within the buffer; those of the operand
+    // and the result exist by contract. Every place of the buffer that is read was written before.
+    unsafe {
+        for c in (0..square_columns).step_by(SQUARE) {
+            let x = x.offset(c as isize * plane.x_stride);
+            for r in (0..square_rows).step_by(SQUARE) {
+                square(x.add(r), plane.x_stride, turned.add(r * TILE + c));
+            }
+        }
+        for c in 0..columns {
+            let x = x.offset(c as isize * plane.x_stride);
+            let first = if c < square_columns { square_rows } else { 0 };
+            for r in first..rows {
+                *turned.add(r * TILE + c) = *x.add(r);
+            }
+        }
+        for r in 0..rows {
+            let (from, to) = (turned.add(r * TILE), y.offset(r as isize * plane.y_stride));
+            if columns == TILE {
+                std::ptr::copy_nonoverlapping(from, to, TILE);
+            } else {
+                std::ptr::copy_nonoverlapping(from, to, columns);
+            }
+        }
+    }
+}
+
+/// Turns a square around: its rows are `stride` apart in `x`, and those of the result a tile's side.
+///
+/// # Safety
+/// All elements of both exist.
+#[inline(always)]
+unsafe fn square<T: Word>(x: *const T, stride: isize, turned: *mut T) {
+    let mut rows = [[T::default(); SQUARE]; SQUARE];
+    for (i, row) in rows.iter_mut().enumerate() {
+        // SAFETY: by contract.
+        *row = unsafe { *x.offset(i as isize * stride).cast::<[T; SQUARE]>() };
+    }
+    for j in 0..SQUARE {
+        let column: [T; SQUARE] = std::array::from_fn(|i| rows[i][j]);
+        // SAFETY: by contract.
+        unsafe { *turned.add(j * TILE).cast::<[T; SQUARE]>() = column };
+    }
+}
