@@ -43,7 +43,7 @@
 //! | Silu, `x > -87` | 3.08 | 3.08 |
 //! | Silu, `x <= -87` | 1.3e-43 absolute | 1.2e-43 absolute |
 //! | GeluErf, `x > -12` | 5.20 | 5.20 |
-//! | GeluErf, `x <= -12` | 3.6e-39 absolute | 3.6e-39 absolute |
+//! | GeluErf, `x <= -12` | 3.6e-39 absolute | 4.9e-39 absolute |
 //! | GeluTanh, `x > -1` | 2.85 | 2.85 |
 //! | GeluTanh, `x <= -1` | 4.7e-8 absolute | 4.7e-8 absolute |
 //!
