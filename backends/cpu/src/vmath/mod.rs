@@ -61,6 +61,7 @@ mod kernels;
 mod level;
 mod operand;
 mod reduce;
+mod softmax;
 #[cfg(test)]
 mod tests;
 mod unary;
@@ -74,4 +75,5 @@ pub(crate) use kernels::{exp, exp_nonpositive, mul_add};
 pub(crate) use level::{Isa, Level, detect, multiversion};
 pub(crate) use operand::{Element, Operand};
 pub(crate) use reduce::{add_assign, max, max_assign, min, min_assign, mul_assign, product, sum, sum_exp_sub};
+pub(crate) use softmax::{exp_columns, greatest_assign, log_softmax_row, log_sum_exp, softmax_row, weighted_loss};
 pub(crate) use unary::{Unary, unary, unary_in_place};
