@@ -66,6 +66,55 @@ fn long_running_sums_are_cut() {
 }
 
 #[test]
+fn transpositions_are_cut_into_tiles() {
+    let cases: [(&[usize], &[i64]); 10] = [
+        (&[1, 1], &[1, 0]),
+        (&[70, 1], &[1, 0]),
+        (&[131, 137], &[1, 0]),
+        (&[64, 1100], &[1, 0]),
+        (&[1100, 64], &[1, 0]),
+        (&[700, 7, 3], &[0, 2, 1]),
+        (&[5, 67, 9, 70], &[3, 1, 2, 0]),
+        (&[3, 66, 5, 13], &[0, 2, 3, 1]),
+        (&[2, 3, 4, 5, 6], &[4, 2, 0, 3, 1]),
+        (&[3, 0, 4], &[2, 1, 0]),
+    ];
+    for (shape, axes) in cases {
+        for dtype in [DType::F32, DType::F16, DType::U32] {
+            let x = SampleInput::filled(dtype, shape, Fill::Below(2000));
+            check(
+                "core.permute",
+                &sample(vec![x], Attrs::new().with("axes", axes.to_vec())),
+                6,
+            );
+        }
+    }
+}
+
+#[test]
+fn extremes_of_long_rows_and_many_columns() {
+    for name in ["core.argmax", "core.argmin"] {
+        for fill in [Fill::Below(3), Fill::Below(3000), Fill::Constant(2.0), Fill::Distinct] {
+            for (shape, axis) in [
+                (vec![3, 5000], 1i64),
+                (vec![301, 517], 0),
+                (vec![2, 40, 300], 1),
+                (vec![400, 63], 1),
+            ] {
+                for dtype in [DType::F32, DType::U32, DType::I32] {
+                    // Distinct numbers are not whole.
+                    if fill == Fill::Distinct && dtype != DType::F32 {
+                        continue;
+                    }
+                    let x = SampleInput::filled(dtype, &shape, fill);
+                    check(name, &sample(vec![x], Attrs::new().with("axis", axis)), 7);
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn the_largest_of_many_with_ties() {
     for k in [1, 3, 64, 65, 1000, 5000] {
         for fill in [Fill::Below(7), Fill::Below(5000), Fill::Constant(2.0), Fill::Distinct] {

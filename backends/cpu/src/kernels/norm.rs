@@ -118,7 +118,14 @@ fn sum_squares_body<const FMA: bool>(x: &[f32], mean: f32) -> f32 {
     for (lane, &x) in lanes.iter_mut().zip(rest) {
         *lane += (x - mean) * (x - mean);
     }
-    lanes.iter().sum()
+    let mut width = LANES / 2;
+    while width > 0 {
+        for i in 0..width {
+            lanes[i] += lanes[i + width];
+        }
+        width /= 2;
+    }
+    lanes[0]
 }
 
 fn layer_norm(cx: &CompileCx) -> Result<Compiled, String> {

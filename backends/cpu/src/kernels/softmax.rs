@@ -3,7 +3,7 @@
 use super::{CompileCx, Compiled, KernelDef, Task, f32_only, f32_or_integers, rows_per_task};
 use crate::executor::RunCx;
 use crate::memory::View;
-use crate::vmath::{self, Binary, Level, Operand, Unary};
+use crate::vmath::{self, Level, Unary};
 
 pub(super) const KERNELS: &[KernelDef] = &[
     KernelDef {
@@ -54,9 +54,6 @@ enum Form {
 /// Columns of a block when the axis is not the last: their maxima and sums stay on the stack.
 const COLUMNS: usize = 256;
 
-/// Exponentials that are computed and summed at a time: they stay in the first-level cache.
-const EXP_BLOCK: usize = 2048;
-
 /// Estimated duration for so many elements: an exponential and three passes.
 fn nanos(elements: usize) -> u64 {
     elements as u64
@@ -81,29 +78,13 @@ fn along_axis(cx: &CompileCx, form: Form) -> Result<Compiled, String> {
             // SAFETY: this task alone writes these rows; the operand is another buffer.
             let (x, out) = unsafe { (x.slice(rows.clone()), out.slice_mut(rows)) };
             for (x, out) in x.chunks_exact(len).zip(out.chunks_exact_mut(len)) {
-                row(level, form, x, out);
+                match form {
+                    Form::Plain => vmath::softmax_row(level, x, out),
+                    Form::Log => vmath::log_softmax_row(level, x, out),
+                }
             }
         },
     }))
-}
-
-/// One contiguous row.
-fn row(level: Level, form: Form, x: &[f32], out: &mut [f32]) {
-    let max = vmath::max(level, x);
-    let blocks = x.chunks(EXP_BLOCK).zip(out.chunks_mut(EXP_BLOCK));
-    let sum: f32 = blocks.map(|(x, out)| vmath::sum_exp_sub(level, x, max, out)).sum();
-    match form {
-        Form::Plain => {
-            let scale = 1.0 / sum;
-            out.iter_mut().for_each(|v| *v *= scale);
-        }
-        Form::Log => {
-            let log = sum.ln();
-            for (o, &x) in out.iter_mut().zip(x) {
-                *o = (x - max) - log;
-            }
-        }
-    }
 }
 
 /// An axis that is not the last: `[outer, len, inner]`, by blocks of columns.
@@ -160,12 +141,10 @@ impl Block {
             })
         };
         for (x, _) in rows() {
-            vmath::max_assign(level, max, x);
+            vmath::greatest_assign(level, max, x);
         }
         for (x, out) in rows() {
-            vmath::binary(Binary::Sub, level, Operand::Slice(x), Operand::Slice(max), out);
-            vmath::unary_in_place(Unary::Exp, level, out);
-            vmath::add_assign(level, sum, out);
+            vmath::exp_columns(level, x, max, sum, out);
         }
         match form {
             Form::Plain => {
@@ -206,21 +185,19 @@ fn cross_entropy(cx: &CompileCx, labels: Labels) -> Result<Compiled, String> {
         nanos: nanos(x.len()),
         body: move |task: usize, cx: &RunCx| {
             let own = task * per_task..((task + 1) * per_task).min(rows);
-            // SAFETY: this task alone writes these rows of the scratch and of the result; private scratch has
-            // room for a block.
-            let (losses, lse, scratch) = unsafe {
+            // SAFETY: this task alone writes these rows of the scratch and of the result.
+            let (losses, lse) = unsafe {
                 (
                     std::slice::from_raw_parts_mut(cx.shared.add(own.start), own.len()),
                     lse.slice_mut(own.clone()),
-                    std::slice::from_raw_parts_mut(cx.private, classes.min(EXP_BLOCK)),
                 )
             };
             for ((row, loss), lse) in own.zip(losses).zip(lse) {
                 // SAFETY: no operand is written by this dispatch.
                 let x = unsafe { x.slice(row * classes..(row + 1) * classes) };
-                let (max, log) = log_sum_exp(level, x, scratch);
+                let [max, log] = vmath::log_sum_exp(level, x);
                 *lse = max + log;
-                *loss = row_loss(labels, row, x, [max, log], cx);
+                *loss = row_loss(level, labels, row, x, [max, log], cx);
             }
         },
     };
@@ -236,28 +213,17 @@ fn cross_entropy(cx: &CompileCx, labels: Labels) -> Result<Compiled, String> {
     Ok(Compiled {
         phases: vec![Box::new(each), Box::new(mean)],
         shared: rows,
-        private: classes.min(EXP_BLOCK),
+        private: 0,
     })
 }
 
-/// The greatest element and `ln(sum of e^(x - greatest))`: kept apart, their sum would lose the bits that a
-/// small loss of large logits consists of.
-fn log_sum_exp(level: Level, x: &[f32], scratch: &mut [f32]) -> (f32, f32) {
-    let max = vmath::max(level, x);
-    let blocks = x.chunks(EXP_BLOCK);
-    let sum: f32 = blocks
-        .map(|x| vmath::sum_exp_sub(level, x, max, &mut scratch[..x.len()]))
-        .sum();
-    (max, sum.ln())
-}
-
-fn row_loss(labels: Labels, row: usize, x: &[f32], [max, log]: [f32; 2], cx: &RunCx) -> f32 {
+fn row_loss(level: Level, labels: Labels, row: usize, x: &[f32], [max, log]: [f32; 2], cx: &RunCx) -> f32 {
     match labels {
         Labels::Probabilities(labels) => {
             let start = row * x.len();
             // SAFETY: no operand is written by this dispatch.
             let labels = unsafe { labels.slice(start..start + x.len()) };
-            weighted(labels, x, max, log)
+            vmath::weighted_loss(level, labels, x, [max, log])
         }
         Labels::Ids { ids, dispatch } => {
             // SAFETY: as above.
@@ -271,24 +237,6 @@ fn row_loss(labels: Labels, row: usize, x: &[f32], [max, log]: [f32; 2], cx: &Ru
             }
         }
     }
-}
-
-/// `-(sum of labels * (x - max - log))`, by partial sums of a fixed number of lanes.
-fn weighted(labels: &[f32], x: &[f32], max: f32, log: f32) -> f32 {
-    const LANES: usize = 16;
-    let mut lanes = [0.0; LANES];
-    let (x_blocks, x_rest) = x.as_chunks::<LANES>();
-    let (label_blocks, label_rest) = labels.as_chunks::<LANES>();
-    let mut add = |x: &[f32], labels: &[f32]| {
-        for ((lane, &x), &label) in lanes.iter_mut().zip(x).zip(labels) {
-            *lane += label * (log - (x - max));
-        }
-    };
-    for (x, labels) in x_blocks.iter().zip(label_blocks) {
-        add(x, labels);
-    }
-    add(x_rest, label_rest);
-    lanes.iter().sum()
 }
 
 /// `(e^(x - lse) total - label) dloss / rows` of every element.

@@ -146,8 +146,8 @@ unsafe fn square<T: Word>(x: *const T, stride: isize, turned: *mut T) {
         // SAFETY: by contract.
         *row = unsafe { *x.offset(i as isize * stride).cast::<[T; SQUARE]>() };
     }
-    for j in 0..SQUARE {
-        let column: [T; SQUARE] = std::array::from_fn(|i| rows[i][j]);
+    let columns: [[T; SQUARE]; SQUARE] = std::array::from_fn(|j| std::array::from_fn(|i| rows[i][j]));
+    for (j, column) in columns.into_iter().enumerate() {
         // SAFETY: by contract.
         unsafe { *turned.add(j * TILE).cast::<[T; SQUARE]>() = column };
     }

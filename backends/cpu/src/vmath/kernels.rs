@@ -48,6 +48,25 @@ pub(super) fn clamp(x: f32, lo: f32, hi: f32) -> f32 {
     if x > hi { hi } else { x }
 }
 
+/// The smaller of the two, or `x` if it is NaN.
+#[inline(always)]
+fn at_most(x: f32, hi: f32) -> f32 {
+    if x > hi { hi } else { x }
+}
+
+/// `a^2` as a float and a small correction.
+#[inline(always)]
+fn square<const FMA: bool>(a: f32) -> (f32, f32) {
+    if FMA {
+        let square = a * a;
+        (square, a.mul_add(a, -square))
+    } else {
+        // a^2 = hi^2 + (a - hi)(a + hi), where a 12-bit hi makes hi^2 exact.
+        let hi = f32::from_bits(a.to_bits() & 0xffff_f000);
+        (hi * hi, (a - hi) * (a + hi))
+    }
+}
+
 /// IEEE 754-2019 `maximum`: NaN if either is, and `+0 > -0`.
 #[inline(always)]
 pub(super) fn maximum(a: f32, b: f32) -> f32 {
@@ -87,23 +106,18 @@ fn power_of_two(n: i32) -> f32 {
     f32::from_bits((n.wrapping_add(127) as u32) << 23)
 }
 
-/// `e^(hi + lo)` where `lo` is a small correction, for `hi` in `[-105, 89]`.
-#[inline(always)]
-fn exp_reduced<const FMA: bool>(hi: f32, lo: f32) -> f32 {
-    let (n, scale_a, scale_b) = split_power(hi * std::f32::consts::LOG2_E);
-    let r = mul_add::<FMA>(n, -LN2_HI, hi);
-    let r = mul_add::<FMA>(n, -LN2_LO, r) + lo;
-    let tail = poly::<FMA, 5>(r, &coeffs::EXP) * r;
-    let p = mul_add::<FMA>(tail, r, r) + 1.0;
-    p * scale_a * scale_b
-}
-
 /// `e^x`.
 #[inline(always)]
 pub(crate) fn exp<const FMA: bool>(x: f32) -> f32 {
     // Beyond these bounds the result is 0 or infinity, and the power of two
-    // would leave its range. Adding -0 changes nothing and folds away.
-    exp_reduced::<FMA>(clamp(x, -105.0, 89.0), -0.0)
+    // would leave its range.
+    let x = clamp(x, -105.0, 89.0);
+    let (n, scale_a, scale_b) = split_power(x * std::f32::consts::LOG2_E);
+    let r = mul_add::<FMA>(n, -LN2_HI, x);
+    let r = mul_add::<FMA>(n, -LN2_LO, r);
+    let tail = poly::<FMA, 5>(r, &coeffs::EXP) * r;
+    let p = mul_add::<FMA>(tail, r, r) + 1.0;
+    p * scale_a * scale_b
 }
 
 /// `e^x` for `x` that is not positive: what a softmax needs, with a third fewer instructions than [`exp`].
@@ -120,6 +134,25 @@ pub(crate) fn exp_nonpositive<const FMA: bool>(x: f32) -> f32 {
     let tail = poly::<FMA, 5>(r, &coeffs::EXP) * r;
     let y = (mul_add::<FMA>(tail, r, r) + 1.0) * scale;
     if x < LEAST { 0.0 } else { y }
+}
+
+/// `e^(hi + lo)` where `lo` is a small correction, for `hi` that is not positive; underflow is gradual.
+#[inline(always)]
+fn exp_gradual<const FMA: bool>(hi: f32, lo: f32) -> f32 {
+    // Below this bound the result is 0.
+    const LEAST: f32 = -105.0;
+    // The power of two is built larger by 2^64, so that it is a normal number; the factor that undoes it does the
+    // only rounding.
+    const RAISED: i32 = 64;
+    const LOWERED: f32 = 1.0 / (1u128 << RAISED) as f32;
+    let bounded = if hi < LEAST { LEAST } else { hi };
+    let shifted = mul_add::<FMA>(bounded, std::f32::consts::LOG2_E, ROUND);
+    let n = shifted - ROUND;
+    let scale = power_of_two((shifted.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32 - RAISED));
+    let r = mul_add::<FMA>(n, -LN2_HI, bounded);
+    let r = mul_add::<FMA>(n, -LN2_LO, r) + lo;
+    let tail = poly::<FMA, 5>(r, &coeffs::EXP) * r;
+    (mul_add::<FMA>(tail, r, r) + 1.0) * scale * LOWERED
 }
 
 /// `2^x`.
@@ -291,7 +324,7 @@ pub(super) fn sign(x: f32) -> f32 {
 #[inline(always)]
 pub(super) fn tanh<const FMA: bool>(x: f32) -> f32 {
     // tanh rounds to 1 from 9.02 on.
-    let t = exp_m1_positive::<FMA>(clamp(2.0 * x.abs(), 0.0, 20.0));
+    let t = exp_m1_positive::<FMA>(at_most(2.0 * x.abs(), 20.0));
     (t / (t + 2.0)).copysign(x)
 }
 
@@ -299,7 +332,7 @@ pub(super) fn tanh<const FMA: bool>(x: f32) -> f32 {
 /// tail overflows and the left one keeps its relative accuracy.
 #[inline(always)]
 pub(super) fn sigmoid<const FMA: bool>(x: f32) -> f32 {
-    let z = exp::<FMA>(-x.abs());
+    let z = exp_gradual::<FMA>(-x.abs(), -0.0);
     let numerator = if x < 0.0 { z } else { 1.0 };
     numerator / (1.0 + z)
 }
@@ -308,7 +341,7 @@ pub(super) fn sigmoid<const FMA: bool>(x: f32) -> f32 {
 #[inline(always)]
 pub(super) fn softplus<const FMA: bool>(x: f32) -> f32 {
     let linear = if x < 0.0 { 0.0 } else { x };
-    linear + log_1p_unit::<FMA>(exp::<FMA>(-x.abs()))
+    linear + log_1p_unit::<FMA>(exp_gradual::<FMA>(-x.abs(), -0.0))
 }
 
 /// `x * sigmoid(x)`.
@@ -337,12 +370,10 @@ pub(super) fn gelu_tanh<const FMA: bool>(x: f32) -> f32 {
 #[inline(always)]
 pub(super) fn normal<const FMA: bool>(x: f32) -> (f32, f32) {
     // Phi(-20) is far below the smallest float.
-    let a = clamp(x.abs(), 0.0, 20.0);
-    // a^2 = hi^2 + (a - hi)(a + hi), where a 12-bit hi makes hi^2 exact: the
-    // exponential would magnify the rounding error of a plain a * a.
-    let hi = f32::from_bits(a.to_bits() & 0xffff_f000);
-    let low = (a - hi) * (a + hi);
-    let e = exp_reduced::<FMA>(clamp(-0.5 * hi * hi, -105.0, 0.0), -0.5 * low);
+    let a = at_most(x.abs(), 20.0);
+    // The exponential would magnify the rounding error of a plain a * a.
+    let (square, low) = square::<FMA>(a);
+    let e = exp_gradual::<FMA>(-0.5 * square, -0.5 * low);
     // One division for both quotients: 1/((a + 4)(a + 1)).
     let (p, q) = (a + 4.0, a + 1.0);
     let inverse = 1.0 / (p * q);
@@ -361,8 +392,8 @@ pub(super) fn gelu_erf<const FMA: bool>(x: f32) -> f32 {
 #[inline(always)]
 pub(super) fn erf<const FMA: bool>(x: f32) -> f32 {
     // erf rounds to 1 from 3.92 on.
-    let a = clamp(x.abs(), 0.0, 4.0);
+    let a = at_most(x.abs(), 4.0);
     let small = mul_add::<FMA>(poly::<FMA, 7>(a * a, &coeffs::ERF_SMALL), a, a);
-    let large = 1.0 - exp_reduced::<FMA>(poly::<FMA, 8>(a, &coeffs::ERF_LARGE), -0.0);
+    let large = 1.0 - exp_gradual::<FMA>(poly::<FMA, 8>(a, &coeffs::ERF_LARGE), -0.0);
     (if a > 1.0 { large } else { small }).copysign(x)
 }

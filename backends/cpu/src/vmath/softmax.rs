@@ -1,0 +1,260 @@
+//! Rows of a softmax, its logarithm, and the logarithm of its denominator.
+//!
+//! Elements are shifted by the greatest one, so no exponential is above 1, and those below `e^-87.3` are 0. A row
+//! with a NaN has only NaN as results, though its greatest element is then some other number: the sum is NaN.
+
+use super::kernels as k;
+use super::level::{Isa, Level, multiversion};
+
+/// Partial results: lane `i` has the elements `i`, `i + LANES`, ... in order, and the lanes are folded in halves.
+const LANES: usize = 32;
+
+/// Elements whose exponentials are summed up by lanes; the sums of such blocks are added in order. A running sum of
+/// more would lose digits.
+const BLOCK: usize = 2048;
+
+multiversion! {
+    /// Writes the softmax of a row.
+    pub(crate) fn softmax_row(x: &[f32], out: &mut [f32]) = softmax_row_body;
+}
+
+multiversion! {
+    /// Writes the softmax's logarithm.
+    pub(crate) fn log_softmax_row(x: &[f32], out: &mut [f32]) = log_softmax_row_body;
+}
+
+multiversion! {
+    /// The greatest element and `ln(sum of e^(x - greatest))`: kept apart, their sum would lose the bits that a
+    /// small loss of large logits consists of.
+    pub(crate) fn log_sum_exp(x: &[f32]) -> [f32; 2] = log_sum_exp_body;
+}
+
+multiversion! {
+    /// `acc[i] = max(acc[i], x[i])`, or `acc[i]` if `x[i]` is NaN. Ends with the shortest slice.
+    pub(crate) fn greatest_assign(acc: &mut [f32], x: &[f32]) = greatest_assign_body;
+}
+
+multiversion! {
+    /// Writes `e^(x - shift)` of each element, none of which is above its shift, and adds it to its sum. Ends with
+    /// the shortest slice.
+    pub(crate) fn exp_columns(x: &[f32], shift: &[f32], sum: &mut [f32], out: &mut [f32]) = exp_columns_body;
+}
+
+multiversion! {
+    /// `-(sum of weight * (x - max - log))`.
+    pub(crate) fn weighted_loss(weights: &[f32], x: &[f32], shift: [f32; 2]) -> f32 = weighted_loss_body;
+}
+
+#[inline(always)]
+fn softmax_row_body<const FMA: bool>(x: &[f32], out: &mut [f32]) {
+    let shift = greatest(x);
+    let mut sum = 0.0;
+    for (x, out) in x.chunks(BLOCK).zip(out.chunks_mut(BLOCK)) {
+        sum += exponentials::<FMA>(x, shift, out);
+    }
+    let scale = 1.0 / sum;
+    for o in out {
+        *o *= scale;
+    }
+}
+
+#[inline(always)]
+fn log_softmax_row_body<const FMA: bool>(x: &[f32], out: &mut [f32]) {
+    let [shift, log] = log_sum_exp_body::<FMA>(x);
+    for (o, &x) in out.iter_mut().zip(x) {
+        *o = (x - shift) - log;
+    }
+}
+
+#[inline(always)]
+fn log_sum_exp_body<const FMA: bool>(x: &[f32]) -> [f32; 2] {
+    let shift = greatest(x);
+    let mut sum = 0.0;
+    for x in x.chunks(BLOCK) {
+        sum += sum_exponentials::<FMA>(x, shift);
+    }
+    [shift, sum.ln()]
+}
+
+/// The greatest element; some number if one is NaN.
+#[inline(always)]
+fn greatest(x: &[f32]) -> f32 {
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let (blocks, rest) = x.as_chunks::<LANES>();
+    for block in blocks {
+        for (lane, &x) in lanes.iter_mut().zip(block) {
+            *lane = if x > *lane { x } else { *lane };
+        }
+    }
+    for (lane, x) in lanes.iter_mut().zip(filled(rest)) {
+        *lane = if x > *lane { x } else { *lane };
+    }
+    let mut width = LANES / 2;
+    while width > 0 {
+        for i in 0..width {
+            let other = lanes[i + width];
+            lanes[i] = if other > lanes[i] { other } else { lanes[i] };
+        }
+        width /= 2;
+    }
+    lanes[0]
+}
+
+/// Some elements, and minus infinity, whose exponential is 0, as the others.
+#[inline(always)]
+fn filled(x: &[f32]) -> [f32; LANES] {
+    let mut all = [f32::NEG_INFINITY; LANES];
+    all[..x.len()].copy_from_slice(x);
+    all
+}
+
+/// Writes `e^(x - shift)` and returns the sum.
+#[inline(always)]
+fn exponentials<const FMA: bool>(x: &[f32], shift: f32, out: &mut [f32]) -> f32 {
+    let mut lanes = [0.0; LANES];
+    let (blocks, rest) = x.as_chunks::<LANES>();
+    let (out_blocks, out_rest) = out.as_chunks_mut::<LANES>();
+    for (x, out) in blocks.iter().zip(out_blocks) {
+        for ((lane, o), &x) in lanes.iter_mut().zip(out).zip(x) {
+            *o = k::exp_nonpositive::<FMA>(x - shift);
+            *lane += *o;
+        }
+    }
+    if !rest.is_empty() {
+        let mut last = filled(rest);
+        for (lane, x) in lanes.iter_mut().zip(&mut last) {
+            *x = k::exp_nonpositive::<FMA>(*x - shift);
+            *lane += *x;
+        }
+        out_rest.copy_from_slice(&last[..rest.len()]);
+    }
+    total(lanes)
+}
+
+/// The sum that [`exponentials`] returns.
+#[inline(always)]
+fn sum_exponentials<const FMA: bool>(x: &[f32], shift: f32) -> f32 {
+    let mut lanes = [0.0; LANES];
+    let (blocks, rest) = x.as_chunks::<LANES>();
+    for block in blocks {
+        for (lane, &x) in lanes.iter_mut().zip(block) {
+            *lane += k::exp_nonpositive::<FMA>(x - shift);
+        }
+    }
+    if !rest.is_empty() {
+        for (lane, x) in lanes.iter_mut().zip(filled(rest)) {
+            *lane += k::exp_nonpositive::<FMA>(x - shift);
+        }
+    }
+    total(lanes)
+}
+
+/// Folds the upper half of the lanes onto the lower until one is left.
+#[inline(always)]
+fn total(mut lanes: [f32; LANES]) -> f32 {
+    let mut width = LANES / 2;
+    while width > 0 {
+        for i in 0..width {
+            lanes[i] += lanes[i + width];
+        }
+        width /= 2;
+    }
+    lanes[0]
+}
+
+#[inline(always)]
+fn greatest_assign_body<const FMA: bool>(acc: &mut [f32], x: &[f32]) {
+    for (a, &x) in acc.iter_mut().zip(x) {
+        *a = if x > *a { x } else { *a };
+    }
+}
+
+#[inline(always)]
+fn exp_columns_body<const FMA: bool>(x: &[f32], shift: &[f32], sum: &mut [f32], out: &mut [f32]) {
+    let operands = x.iter().zip(shift);
+    for ((o, sum), (&x, &shift)) in out.iter_mut().zip(sum).zip(operands) {
+        *o = k::exp_nonpositive::<FMA>(x - shift);
+        *sum += *o;
+    }
+}
+
+#[inline(always)]
+fn weighted_loss_body<const FMA: bool>(weights: &[f32], x: &[f32], [max, log]: [f32; 2]) -> f32 {
+    let mut lanes = [0.0; LANES];
+    let (blocks, rest) = x.as_chunks::<LANES>();
+    let (weight_blocks, weight_rest) = weights.as_chunks::<LANES>();
+    for (x, weights) in blocks.iter().zip(weight_blocks) {
+        for ((lane, &x), &weight) in lanes.iter_mut().zip(x).zip(weights) {
+            *lane += weight * (log - (x - max));
+        }
+    }
+    for ((lane, &x), &weight) in lanes.iter_mut().zip(rest).zip(weight_rest) {
+        *lane += weight * (log - (x - max));
+    }
+    total(lanes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn levels() -> Vec<Level> {
+        Level::available()
+    }
+
+    #[test]
+    fn rows_of_all_lengths() {
+        for len in [1, 2, 17, 31, 32, 33, 64, 2047, 2048, 2049, 5000] {
+            let x: Vec<f32> = (0..len).map(|i| ((i * 37) % 101) as f32 * 0.3 - 9.0).collect();
+            let exact: f64 = x.iter().map(|&x| f64::from(x).exp()).sum();
+            for level in levels() {
+                let (mut plain, mut logarithm) = (vec![7.0; len], vec![7.0; len]);
+                softmax_row(level, &x, &mut plain);
+                log_softmax_row(level, &x, &mut logarithm);
+                for ((&x, &p), &l) in x.iter().zip(&plain).zip(&logarithm) {
+                    let want = f64::from(x).exp() / exact;
+                    // Differences from the greatest are rounded: to 2^-20 from 16 on.
+                    assert!((f64::from(p) - want).abs() <= 4e-6 * want, "{len}: {p}, not {want}");
+                    assert!(
+                        (f64::from(l) - want.ln()).abs() <= 4e-6,
+                        "{len}: {l}, not {}",
+                        want.ln()
+                    );
+                }
+                let [max, log] = log_sum_exp(level, &x);
+                assert!((f64::from(max) + f64::from(log) - exact.ln()).abs() <= 4e-6);
+            }
+        }
+    }
+
+    #[test]
+    fn one_bad_element_spoils_the_row() {
+        for (len, at) in [(5, 0), (5, 4), (100, 0), (100, 50), (100, 99)] {
+            for level in levels() {
+                for bad in [f32::NAN, f32::INFINITY] {
+                    let mut x: Vec<f32> = (0..len).map(|i| i as f32).collect();
+                    x[at] = bad;
+                    let mut out = vec![7.0; len];
+                    softmax_row(level, &x, &mut out);
+                    // With an infinity the others are 0 times NaN as well.
+                    assert!(out.iter().all(|o| o.is_nan()), "{bad} at {at} of {len}");
+                    log_softmax_row(level, &x, &mut out);
+                    assert!(out.iter().all(|o| o.is_nan()), "{bad} at {at} of {len}");
+                    assert!(log_sum_exp(level, &x)[1].is_nan());
+                }
+                let nothing = vec![f32::NEG_INFINITY; len];
+                let mut out = vec![7.0; len];
+                softmax_row(level, &nothing, &mut out);
+                assert!(out.iter().all(|o| o.is_nan()));
+                let mut one = nothing;
+                one[at] = -3.0e38;
+                softmax_row(level, &one, &mut out);
+                assert!(
+                    out.iter()
+                        .enumerate()
+                        .all(|(i, &o)| o == if i == at { 1.0 } else { 0.0 })
+                );
+            }
+        }
+    }
+}
