@@ -1,6 +1,6 @@
 //! Polynomial coefficients, lowest power first.
 //!
-//! Written by `scripts/fit.py` (weighted Remez exchange); do not edit by hand.
+//! Written by `scripts/fit_vmath.py` (weighted Remez exchange); do not edit by hand.
 //! Errors are relative to the whole function, with rounded coefficients.
 
 // Fitted values may come close to well-known constants without being them.

@@ -22,7 +22,7 @@
 //! Greatest error seen against f64 references, in units in the last place of the
 //! true result, over some 4 million arguments spread over the whole finite range
 //! (`tests/accuracy.rs`, which asserts bounds a little above). The polynomials
-//! are fitted by `scripts/fit.py`.
+//! are fitted by `scripts/fit_vmath.py`.
 //!
 //! | function | baseline | AVX2 + FMA |
 //! | --- | --- | --- |
