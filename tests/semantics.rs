@@ -243,6 +243,20 @@ fn names_of_the_optimizer_are_reserved() {
 }
 
 #[test]
+fn scalars_of_the_optimizer_are_its_own() {
+    let mut g = Graph::new();
+    let w = g.parameter("w", &[1]);
+    let loss = g.sum_all(w);
+    g.set_outputs(vec![loss]);
+    let mut s = training(&g);
+    s.set_learning_rate(0.5);
+    let error = s.try_set_scalar("optimizer.lr", 0.0).expect_err("not the user's");
+    assert!(error.to_string().contains("adjust_learning_rate"), "{error}");
+    s.step();
+    assert_eq!(s.read_parameter("w"), [-0.5]);
+}
+
+#[test]
 fn a_wrong_rate_changes_nothing() {
     let mut g = Graph::new();
     let w = g.parameter("w", &[1]);
@@ -281,6 +295,7 @@ fn results_exist_only_after_a_step_and_belong_to_it() {
     g.set_outputs(vec![loss, x]);
     let mut s = training(&g);
     assert!(s.try_read_loss().is_err() && s.try_read_grad("w").is_err());
+    assert!(s.try_read_output_bytes(1).is_err());
     s.set_input("x", &[1.0, 2.0]);
     s.step();
     s.set_input("x", &[9.0, 9.0]);

@@ -230,13 +230,19 @@ impl Session {
     /// Sets a scalar of the graph for all following steps.
     ///
     /// # Errors
-    /// Unknown name; a value that the scalar's dtype cannot hold.
+    /// Unknown name; a scalar of the optimizer; a value that the scalar's dtype cannot hold.
     pub fn try_set_scalar(&mut self, name: &str, value: f64) -> Result<()> {
         let found = self.plan.scalar_buffers.iter().find(|(n, _)| n == name);
         let Some((_, buffer)) = found else {
             let known = self.plan.scalar_buffers.iter().map(|(n, _)| n.as_str());
             return Err(Error::unknown_tensor(TensorKind::Scalar, name, known));
         };
+        if self.optimizer.is_some() && name.starts_with("optimizer.") {
+            return Err(Error::misuse(
+                format!("scalar '{name}' belongs to the optimizer, which sets it at every step"),
+                "change the optimizer: `adjust_learning_rate`, or `set_optimizer` with other numbers",
+            ));
+        }
         let dtype = self.plan.buffer_types[buffer.index()].dtype;
         let fits = match dtype {
             DType::U32 => value >= 0.0 && value <= f64::from(u32::MAX),

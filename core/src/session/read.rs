@@ -64,10 +64,11 @@ impl Session {
     /// Storage bytes of the output of that index.
     ///
     /// # Errors
-    /// No such output; errors of the step.
+    /// No such output; no step made yet; errors of the step.
     pub fn try_read_output_bytes(&mut self, index: usize) -> Result<Vec<u8>> {
         let tensor = self.tensors.output(index)?;
         let (buffer, mut bytes) = (tensor.buffer, vec![0; tensor.ty.bytes()]);
+        self.check_stepped()?;
         self.executable.read(buffer, 0, &mut bytes)?;
         Ok(bytes)
     }
