@@ -10,7 +10,7 @@ mod block;
 mod kernels;
 mod matrix;
 mod pack;
-mod simd;
+pub(crate) mod simd;
 mod tile;
 mod vector;
 mod vector_plan;

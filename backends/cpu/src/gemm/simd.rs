@@ -10,7 +10,7 @@
 /// Every method needs the CPU to have the instruction set of the implementing
 /// type. Pointers need to be valid for the lanes that a method names; they need
 /// no alignment beyond that of f32.
-pub(super) trait Vector: Copy {
+pub(crate) trait Vector: Copy {
     /// f32s in a register.
     const LANES: usize;
     /// Chooses the leading lanes of a register.
@@ -142,7 +142,7 @@ impl Vector for Portable {
 }
 
 #[cfg(target_arch = "x86_64")]
-pub(super) use x86::{Avx2, Avx512};
+pub(crate) use x86::{Avx2, Avx512};
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {

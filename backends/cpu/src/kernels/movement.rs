@@ -90,7 +90,7 @@ fn permute<T: Word>(cx: &CompileCx) -> Result<Compiled, String> {
     let to = &cx.output_type(0).shape;
     let nest = Nest::collapsed(to, [strides, row_major(to)]);
     if nest.inner_stride(0) != 1 {
-        return Ok(transpose(&nest, x, y));
+        return Ok(transpose(cx.level, &nest, x, y));
     }
     Ok(Compiled::phases(vec![copy_nest(nest, x, 0, y, 0)]))
 }

@@ -10,12 +10,41 @@ use std::mem::MaybeUninit;
 use super::strided::Nest;
 use super::{CHUNK, Compiled, Task, rows_per_task, stream_nanos};
 use crate::executor::RunCx;
+#[cfg(target_arch = "x86_64")]
+use crate::gemm::simd::{Avx2, Vector};
 use crate::memory::View;
+use crate::vmath::Level;
 
 /// A word of an element's size.
-pub(super) trait Word: Copy + Default + Send + Sync + 'static {}
-impl Word for u16 {}
-impl Word for u32 {}
+pub(super) trait Word: Copy + Default + Send + Sync + 'static {
+    /// Turns the squares of a tile around: `rows` and `columns` are multiples of [`SQUARE`], the operand's rows are
+    /// `stride` apart, those of the turned tile [`TILE`].
+    ///
+    /// # Safety
+    /// All elements of both exist, and nobody else accesses the turned ones.
+    unsafe fn squares(level: Level, x: *const Self, stride: isize, turned: *mut Self, size: [usize; 2]);
+}
+
+impl Word for u16 {
+    unsafe fn squares(_: Level, x: *const u16, stride: isize, turned: *mut u16, size: [usize; 2]) {
+        // SAFETY: forwarded.
+        unsafe { portable_squares(x, stride, turned, size) }
+    }
+}
+
+impl Word for u32 {
+    unsafe fn squares(level: Level, x: *const u32, stride: isize, turned: *mut u32, size: [usize; 2]) {
+        // SAFETY: forwarded; a level other than the baseline has AVX2.
+        unsafe {
+            #[cfg(target_arch = "x86_64")]
+            if level != Level::BASELINE {
+                return avx2_squares(x, stride, turned, size);
+            }
+            let _ = level;
+            portable_squares(x, stride, turned, size);
+        }
+    }
+}
 
 /// Side of a tile: a few lines long, so that pages are not changed at every line, and small enough that the turned
 /// tile stays in the first-level cache.
@@ -40,7 +69,7 @@ struct Plane {
 
 /// Copies by a nest (operand 0 is `x`, 1 is `y`, which is in row-major order) that is a permutation of axes whose
 /// last is not the last of `x`.
-pub(super) fn transpose<T: Word>(nest: &Nest<2>, x: View<T>, y: View<T>) -> Compiled {
+pub(super) fn transpose<T: Word>(level: Level, nest: &Nest<2>, x: View<T>, y: View<T>) -> Compiled {
     let last = nest.dims.len() - 1;
     let Some(axis) = nest.strides[0].iter().position(|&s| s == 1) else {
         // The operand has one element, or none: a nest of several has its innermost axis.
@@ -91,7 +120,7 @@ pub(super) fn transpose<T: Word>(nest: &Nest<2>, x: View<T>, y: View<T>) -> Comp
                         unsafe {
                             let x = x.as_ptr().offset(xo + r + c * plane.x_stride);
                             let y = y.as_ptr().offset(yo + r * plane.y_stride + c);
-                            tile(plane, x, y, height, width);
+                            tile(level, plane, x, y, [height, width]);
                         }
                     }
                 }
@@ -104,19 +133,14 @@ pub(super) fn transpose<T: Word>(nest: &Nest<2>, x: View<T>, y: View<T>) -> Comp
 ///
 /// # Safety
 /// All its elements exist from `x` and `y` on, nobody writes the operand's, and nobody else accesses the result's.
-unsafe fn tile<T: Word>(plane: Plane, x: *const T, y: *mut T, rows: usize, columns: usize) {
+unsafe fn tile<T: Word>(level: Level, plane: Plane, x: *const T, y: *mut T, [rows, columns]: [usize; 2]) {
     let mut turned = [const { MaybeUninit::<T>::uninit() }; TILE * TILE];
     let turned: *mut T = turned.as_mut_ptr().cast();
     let (square_rows, square_columns) = (rows / SQUARE * SQUARE, columns / SQUARE * SQUARE);
     // SAFETY: rows and columns are at most a tile's side, so all places lie within the buffer; those of the operand
     // and the result exist by contract. Every place of the buffer that is read was written before.
     unsafe {
-        for c in (0..square_columns).step_by(SQUARE) {
-            let x = x.offset(c as isize * plane.x_stride);
-            for r in (0..square_rows).step_by(SQUARE) {
-                square(x.add(r), plane.x_stride, turned.add(r * TILE + c));
-            }
-        }
+        T::squares(level, x, plane.x_stride, turned, [square_rows, square_columns]);
         for c in 0..columns {
             let x = x.offset(c as isize * plane.x_stride);
             let first = if c < square_columns { square_rows } else { 0 };
@@ -131,6 +155,37 @@ unsafe fn tile<T: Word>(plane: Plane, x: *const T, y: *mut T, rows: usize, colum
             } else {
                 std::ptr::copy_nonoverlapping(from, to, columns);
             }
+        }
+    }
+}
+
+/// [`Word::squares`] as the compiler has it.
+///
+/// # Safety
+/// As there.
+unsafe fn portable_squares<T: Word>(x: *const T, stride: isize, turned: *mut T, [rows, columns]: [usize; 2]) {
+    for c in (0..columns).step_by(SQUARE) {
+        for r in (0..rows).step_by(SQUARE) {
+            // SAFETY: by contract.
+            unsafe { square(x.offset(c as isize * stride).add(r), stride, turned.add(r * TILE + c)) };
+        }
+    }
+}
+
+/// [`Word::squares`] in registers.
+///
+/// # Safety
+/// As there, on a processor with AVX2.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn avx2_squares(x: *const u32, stride: isize, turned: *mut u32, [rows, columns]: [usize; 2]) {
+    const { assert!(Avx2::LANES == SQUARE) };
+    // Strides of a dense tensor are not negative. The bits pass through float registers unchanged.
+    let (from_row, x, turned) = (stride.unsigned_abs(), x.cast::<f32>(), turned.cast::<f32>());
+    for c in (0..columns).step_by(SQUARE) {
+        for r in (0..rows).step_by(SQUARE) {
+            // SAFETY: by contract.
+            unsafe { Avx2::transpose(x.add(c * from_row + r), from_row, turned.add(r * TILE + c), TILE) };
         }
     }
 }
