@@ -7,12 +7,8 @@ use crate::attrs::Attrs;
 use crate::graph::{Graph, Value};
 use crate::shape::{Shape, TensorType};
 
-pub(super) struct Swiglu;
-pub(super) struct SwigluGrad;
 pub(super) struct SwigluConcat;
 pub(super) struct SwigluConcatGrad;
-pub(super) struct Geglu;
-pub(super) struct GegluGrad;
 
 /// Gate and up, and a gradient if there is one, of one float type.
 fn one_type(call: &Call) -> Result<TensorType, String> {
@@ -51,6 +47,11 @@ fn halves(g: &mut Graph, packed: Value) -> [NodeId; 2] {
 
 fn swiglu(g: &mut Graph, gate: Value, up: Value) -> NodeId {
     let activated = g.silu(gate);
+    g.mul(activated, up)
+}
+
+fn geglu(g: &mut Graph, gate: Value, up: Value) -> NodeId {
+    let activated = g.gelu_erf(gate);
     g.mul(activated, up)
 }
 
@@ -140,15 +141,65 @@ fn packed_shapes(sizes: &mut Sizes, with_gradient: bool) -> Vec<Sample> {
 /// Source of all of them.
 const SOURCE: &str = "Shazeer, 2020";
 
-impl Operator for Swiglu {
+/// `activation(gate) * up`.
+pub(super) struct Gated {
+    name: &'static str,
+    formula: &'static str,
+    flops: u64,
+    forward: fn(&mut Graph, Value, Value) -> NodeId,
+    backward: &'static GatedGrad,
+}
+
+/// The derivative of a [`Gated`] unit in one pass.
+pub(super) struct GatedGrad {
+    name: &'static str,
+    formula: &'static str,
+    source: &'static str,
+    flops: u64,
+    backward: fn(&mut Graph, Value, Value, Value) -> [NodeId; 2],
+}
+
+pub(super) static SWIGLU: Gated = Gated {
+    name: "core.swiglu",
+    formula: "silu(gate) * up, silu(x) = x / (1 + e^-x)",
+    flops: 14,
+    forward: swiglu,
+    backward: &SWIGLU_GRAD,
+};
+
+pub(super) static SWIGLU_GRAD: GatedGrad = GatedGrad {
+    name: "core.swiglu_grad",
+    formula: "with s = sigmoid(gate): dgate = dy up (s + gate s (1 - s)), dup = dy gate s",
+    source: "derivative of core.swiglu",
+    flops: 10,
+    backward: swiglu_grad,
+};
+
+pub(super) static GEGLU: Gated = Gated {
+    name: "core.geglu",
+    formula: "gelu(gate) * up, gelu(x) = x/2 (1 + erf(x / sqrt(2)))",
+    flops: 25,
+    forward: geglu,
+    backward: &GEGLU_GRAD,
+};
+
+pub(super) static GEGLU_GRAD: GatedGrad = GatedGrad {
+    name: "core.geglu_grad",
+    formula: "dgate = dy up (cdf(gate) + gate pdf(gate)) with those of the standard normal, dup = dy gelu(gate)",
+    source: "derivative of core.geglu",
+    flops: 24,
+    backward: geglu_grad,
+};
+
+impl Operator for Gated {
     fn name(&self) -> &'static str {
-        "core.swiglu"
+        self.name
     }
 
     fn doc(&self) -> Doc {
         Doc {
             shapes: "gate, up: one shape -> the same",
-            formula: "silu(gate) * up, silu(x) = x / (1 + e^-x)",
+            formula: self.formula,
             source: SOURCE,
         }
     }
@@ -162,15 +213,15 @@ impl Operator for Swiglu {
     }
 
     fn gradient(&self) -> Gradient<'_> {
-        fused(&SwigluGrad)
+        fused(self.backward)
     }
 
     fn semantics(&self) -> Semantics<'_> {
-        Semantics::composite(|cx| Ok(vec![swiglu(cx.graph, cx.inputs[0], cx.inputs[1]).into()]))
+        Semantics::composite(|cx| Ok(vec![(self.forward)(cx.graph, cx.inputs[0], cx.inputs[1]).into()]))
     }
 
     fn cost(&self, call: &Call) -> Cost {
-        Cost::streaming(call, 14)
+        Cost::streaming(call, self.flops)
     }
 
     fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {
@@ -178,16 +229,16 @@ impl Operator for Swiglu {
     }
 }
 
-impl Operator for SwigluGrad {
+impl Operator for GatedGrad {
     fn name(&self) -> &'static str {
-        "core.swiglu_grad"
+        self.name
     }
 
     fn doc(&self) -> Doc {
         Doc {
             shapes: "gate, up, dy: one shape -> dgate, dup: the same",
-            formula: "with s = sigmoid(gate): dgate = dy up (s + gate s (1 - s)), dup = dy gate s",
-            source: "derivative of core.swiglu",
+            formula: self.formula,
+            source: self.source,
         }
     }
 
@@ -212,12 +263,12 @@ impl Operator for SwigluGrad {
             let &[gate, up, dy] = cx.inputs else {
                 return Err("takes three operands".into());
             };
-            Ok(swiglu_grad(cx.graph, gate, up, dy).map(Value::from).to_vec())
+            Ok((self.backward)(cx.graph, gate, up, dy).map(Value::from).to_vec())
         })
     }
 
     fn cost(&self, call: &Call) -> Cost {
-        Cost::streaming(call, 10)
+        Cost::streaming(call, self.flops)
     }
 
     fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {
@@ -316,99 +367,11 @@ impl Operator for SwigluConcatGrad {
     }
 }
 
-impl Operator for Geglu {
-    fn name(&self) -> &'static str {
-        "core.geglu"
-    }
-
-    fn doc(&self) -> Doc {
-        Doc {
-            shapes: "gate, up: one shape -> the same",
-            formula: "gelu(gate) * up, gelu(x) = x/2 (1 + erf(x / sqrt(2)))",
-            source: SOURCE,
-        }
-    }
-
-    fn arity(&self) -> Arity {
-        Arity::Exactly(2)
-    }
-
-    fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
-        Ok(vec![one_type(call)?])
-    }
-
-    fn gradient(&self) -> Gradient<'_> {
-        fused(&GegluGrad)
-    }
-
-    fn semantics(&self) -> Semantics<'_> {
-        Semantics::composite(|cx| {
-            let activated = cx.graph.gelu_erf(cx.inputs[0]);
-            Ok(vec![cx.graph.mul(activated, cx.inputs[1]).into()])
-        })
-    }
-
-    fn cost(&self, call: &Call) -> Cost {
-        Cost::streaming(call, 25)
-    }
-
-    fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {
-        same_shapes(sizes, 2)
-    }
-}
-
-impl Operator for GegluGrad {
-    fn name(&self) -> &'static str {
-        "core.geglu_grad"
-    }
-
-    fn doc(&self) -> Doc {
-        Doc {
-            shapes: "gate, up, dy: one shape -> dgate, dup: the same",
-            formula: "dgate = dy up (cdf(gate) + gate pdf(gate)) with those of the standard normal, dup = dy gelu(gate)",
-            source: "derivative of core.geglu",
-        }
-    }
-
-    fn arity(&self) -> Arity {
-        Arity::Exactly(3)
-    }
-
-    fn ports(&self) -> &'static [&'static str] {
-        &["dgate", "dup"]
-    }
-
-    fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
-        Ok(vec![one_type(call)?; 2])
-    }
-
-    fn gradient(&self) -> Gradient<'_> {
-        Gradient::Decomposed
-    }
-
-    fn semantics(&self) -> Semantics<'_> {
-        Semantics::composite(|cx| {
-            let &[gate, up, dy] = cx.inputs else {
-                return Err("takes three operands".into());
-            };
-            Ok(geglu_grad(cx.graph, gate, up, dy).map(Value::from).to_vec())
-        })
-    }
-
-    fn cost(&self, call: &Call) -> Cost {
-        Cost::streaming(call, 24)
-    }
-
-    fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {
-        same_shapes(sizes, 3)
-    }
-}
-
 impl Graph {
     /// `silu(gate) * up` (Shazeer, 2020), of two operands of one float type, element by element.
     #[track_caller]
     pub fn swiglu(&mut self, gate: impl Into<Value>, up: impl Into<Value>) -> NodeId {
-        self.call(OpRef::new(&Swiglu), Attrs::new(), vec![gate.into(), up.into()])
+        self.call(OpRef::new(&SWIGLU), Attrs::new(), vec![gate.into(), up.into()])
     }
 
     /// [`Graph::swiglu`] of the halves of the last axis: `packed [..., 2d]`, gate first, gives `[..., d]`. The
@@ -422,6 +385,6 @@ impl Graph {
     /// element.
     #[track_caller]
     pub fn geglu(&mut self, gate: impl Into<Value>, up: impl Into<Value>) -> NodeId {
-        self.call(OpRef::new(&Geglu), Attrs::new(), vec![gate.into(), up.into()])
+        self.call(OpRef::new(&GEGLU), Attrs::new(), vec![gate.into(), up.into()])
     }
 }
