@@ -1,7 +1,7 @@
 //! Smallest element over any axes.
 
 use super::arg_min::reversed_order;
-use super::reduce::{fold, infer, keep_dims, samples};
+use super::reduce::{extremum_gradient, fold, infer, samples};
 use super::sample::{Fill, Sample, SampleInput, Sizes};
 use super::{Arity, Call, Cost, Doc, Gradient, Operator, Semantics};
 use crate::NodeId;
@@ -41,18 +41,7 @@ impl Operator for Min {
     }
 
     fn gradient(&self) -> Gradient<'_> {
-        Gradient::rule(|cx| {
-            let (x, y, dy) = (cx.operand(0), cx.result(0), cx.grad(0));
-            let dtype = cx.dtype(x);
-            let y = keep_dims(cx, y)?;
-            let dy = keep_dims(cx, dy)?;
-            let axes: Vec<i32> = cx.attrs().ints("axes")?.iter().map(|&a| a as i32).collect();
-            let is_smallest = cx.equal(x, y);
-            let ones = cx.cast(is_smallest, dtype);
-            let count = cx.sum(ones, &axes, true);
-            let share = cx.div(dy, count);
-            Ok(vec![Some(cx.mul(ones, share).into())])
-        })
+        extremum_gradient()
     }
 
     fn semantics(&self) -> Semantics<'_> {

@@ -95,6 +95,22 @@ pub(super) fn keep_dims(cx: &mut GradCx, reduced: Value) -> Result<Value, String
     Ok(cx.reshape(reduced, &kept).into())
 }
 
+/// The gradient of a smallest or largest element: equal ones share it evenly.
+pub(super) fn extremum_gradient() -> Gradient<'static> {
+    Gradient::rule(|cx| {
+        let (x, y, dy) = (cx.operand(0), cx.result(0), cx.grad(0));
+        let dtype = cx.dtype(x);
+        let y = keep_dims(cx, y)?;
+        let dy = keep_dims(cx, dy)?;
+        let axes: Vec<i32> = cx.attrs().ints("axes")?.iter().map(|&a| a as i32).collect();
+        let is_extreme = cx.equal(x, y);
+        let ones = cx.cast(is_extreme, dtype);
+        let count = cx.sum(ones, &axes, true);
+        let share = cx.div(dy, count);
+        Ok(vec![Some(cx.mul(ones, share).into())])
+    })
+}
+
 impl Operator for Sum {
     fn name(&self) -> &'static str {
         "core.sum"
@@ -181,18 +197,7 @@ impl Operator for Max {
     }
 
     fn gradient(&self) -> Gradient<'_> {
-        Gradient::rule(|cx| {
-            let (x, y, dy) = (cx.operand(0), cx.result(0), cx.grad(0));
-            let dtype = cx.dtype(x);
-            let y = keep_dims(cx, y)?;
-            let dy = keep_dims(cx, dy)?;
-            let axes: Vec<i32> = cx.attrs().ints("axes")?.iter().map(|&a| a as i32).collect();
-            let is_largest = cx.equal(x, y);
-            let ones = cx.cast(is_largest, dtype);
-            let count = cx.sum(ones, &axes, true);
-            let share = cx.div(dy, count);
-            Ok(vec![Some(cx.mul(ones, share).into())])
-        })
+        extremum_gradient()
     }
 
     fn semantics(&self) -> Semantics<'_> {

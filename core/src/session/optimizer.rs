@@ -3,7 +3,8 @@
 use super::Session;
 use crate::error::{Error, Result, unwrap_report};
 use crate::plan::optimizer::{
-    ACCUMULATION_KEEP, ACCUMULATION_SCALE, Adam, CLIP_LIMIT, GradientClip, Optimizer, Sgd, Update, attach, is_scalar,
+    ACCUMULATION_KEEP, ACCUMULATION_SCALE, Adam, CLIP_LIMIT, GradientClip, Optimizer, Sgd, Update, attach,
+    split_scalar_name,
 };
 
 /// The update in force.
@@ -53,14 +54,13 @@ impl ActiveOptimizer {
             CLIP_LIMIT => return self.update.clip.map(GradientClip::limit).map(f64::from),
             _ => {}
         }
+        let (name, group) = split_scalar_name(name);
         let mut found = None;
-        for (group, rule) in self.rules.iter().enumerate() {
-            rule.scalars(self.updates + 1, &mut |scalar, value| {
-                if is_scalar(name, scalar, group) {
-                    found = Some(value);
-                }
-            });
-        }
+        self.rules.get(group)?.scalars(self.updates + 1, &mut |scalar, value| {
+            if scalar == name {
+                found = Some(value);
+            }
+        });
         found
     }
 

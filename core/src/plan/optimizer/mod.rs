@@ -101,11 +101,10 @@ fn scalar_name(name: &str, group: usize) -> String {
     }
 }
 
-/// Whether the scalar of that name in a plan is the one that the rule of a parameter group calls `name`.
-pub(crate) fn is_scalar(plan_name: &str, name: &str, group: usize) -> bool {
-    match (plan_name.strip_prefix(name), group) {
-        (Some(rest), 0) => rest.is_empty(),
-        (Some(rest), group) => rest.strip_prefix('@').and_then(|g| g.parse().ok()) == Some(group),
-        (None, _) => false,
-    }
+/// A scalar's name in a plan as the rule calls it, and its parameter group: what [`scalar_name`] joined.
+pub(crate) fn split_scalar_name(plan_name: &str) -> (&str, usize) {
+    let parts = plan_name.rsplit_once('@');
+    parts
+        .and_then(|(name, group)| Some((name, group.parse().ok()?)))
+        .unwrap_or((plan_name, 0))
 }
