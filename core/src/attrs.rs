@@ -28,6 +28,37 @@ pub enum Attr {
     DType(DType),
 }
 
+/// Kind of an attribute's values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AttrKind {
+    /// [`Attr::Int`].
+    Int,
+    /// [`Attr::Ints`].
+    Ints,
+    /// [`Attr::Float`].
+    Float,
+    /// [`Attr::Bool`].
+    Bool,
+    /// [`Attr::Str`].
+    Str,
+    /// [`Attr::DType`].
+    DType,
+}
+
+impl Attr {
+    /// Its kind.
+    pub fn kind(&self) -> AttrKind {
+        match self {
+            Attr::Int(_) => AttrKind::Int,
+            Attr::Ints(_) => AttrKind::Ints,
+            Attr::Float(_) => AttrKind::Float,
+            Attr::Bool(_) => AttrKind::Bool,
+            Attr::Str(_) => AttrKind::Str,
+            Attr::DType(_) => AttrKind::DType,
+        }
+    }
+}
+
 impl PartialEq for Attr {
     fn eq(&self, other: &Self) -> bool {
         match (self, other) {

@@ -2,7 +2,9 @@
 
 use super::sample::{Fill, Sample, SampleInput, Sizes};
 use super::upsample2d::{image_sizes, resized};
-use super::{Arity, Call, Cost, Doc, Expansion, Gradient, OpRef, Operator, Pool2dOptions, Semantics};
+use super::{
+    Arity, AttrDecls, AttrKind, Call, Cost, Doc, Expansion, Gradient, OpRef, Operator, Pool2dOptions, Semantics,
+};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::dtype::DType;
@@ -138,6 +140,10 @@ impl Operator for AdaptiveAvgPool2d {
         Arity::Exactly(1)
     }
 
+    fn attributes(&self) -> AttrDecls {
+        vec![("output_size", AttrKind::Ints)]
+    }
+
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
         infer(call)
     }
@@ -174,6 +180,10 @@ impl Operator for AdaptiveMaxPool2d {
 
     fn arity(&self) -> Arity {
         Arity::Exactly(1)
+    }
+
+    fn attributes(&self) -> AttrDecls {
+        vec![("output_size", AttrKind::Ints)]
     }
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {

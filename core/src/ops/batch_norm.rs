@@ -4,7 +4,8 @@ use super::layer_norm::expect_eps;
 use super::norm_grad::{BatchNormGrad, Saved, through_statistics};
 use super::sample::{Sample, SampleInput, Sizes};
 use super::{
-    Arity, Call, Cost, Doc, Gradient, InferenceForm, OpRef, Operator, Semantics, expect_float, expect_same_dtype,
+    Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, InferenceForm, OpRef, Operator, Semantics, expect_float,
+    expect_same_dtype,
 };
 use crate::NodeId;
 use crate::attrs::Attrs;
@@ -66,6 +67,10 @@ impl Operator for BatchNorm {
 
     fn arity(&self) -> Arity {
         Arity::Exactly(5)
+    }
+
+    fn attributes(&self) -> AttrDecls {
+        vec![("eps", AttrKind::Float), ("momentum", AttrKind::Float)]
     }
 
     fn ports(&self) -> &'static [&'static str] {
@@ -214,6 +219,10 @@ impl Operator for BatchNormInference {
 
     fn arity(&self) -> Arity {
         Arity::Exactly(5)
+    }
+
+    fn attributes(&self) -> AttrDecls {
+        vec![("eps", AttrKind::Float)]
     }
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {

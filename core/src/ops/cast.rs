@@ -1,7 +1,7 @@
 //! Conversion between element types.
 
 use super::sample::{Fill, Sample, SampleInput, Sizes};
-use super::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
+use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::dtype::DType;
@@ -25,6 +25,10 @@ impl Operator for Cast {
 
     fn arity(&self) -> Arity {
         Arity::Exactly(1)
+    }
+
+    fn attributes(&self) -> AttrDecls {
+        vec![("to", AttrKind::DType)]
     }
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {

@@ -1,7 +1,7 @@
 //! Joining tensors along an axis.
 
 use super::sample::{Sample, SampleInput, Sizes};
-use super::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics, expect_same_dtype};
+use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics, expect_same_dtype};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::graph::{Graph, Value};
@@ -24,6 +24,10 @@ impl Operator for Concat {
 
     fn arity(&self) -> Arity {
         Arity::AtLeast(1)
+    }
+
+    fn attributes(&self) -> AttrDecls {
+        vec![("axis", AttrKind::Int)]
     }
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {

@@ -2,7 +2,9 @@
 
 use super::conv2d::{Conv2dDims, Conv2dOptions};
 use super::sample::{Sample, SampleInput, Sizes};
-use super::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics, expect_float, expect_same_dtype};
+use super::{
+    Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics, expect_float, expect_same_dtype,
+};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::graph::{Graph, Value};
@@ -100,6 +102,15 @@ impl Operator for Conv1d {
 
     fn arity(&self) -> Arity {
         Arity::Exactly(2)
+    }
+
+    fn attributes(&self) -> AttrDecls {
+        vec![
+            ("stride", AttrKind::Int),
+            ("padding", AttrKind::Int),
+            ("dilation", AttrKind::Int),
+            ("groups", AttrKind::Int),
+        ]
     }
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {

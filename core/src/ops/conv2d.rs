@@ -5,7 +5,8 @@
 
 use super::sample::{Sample, SampleInput, Sizes};
 use super::{
-    Arity, Call, Cost, Doc, GradCx, Gradient, OpRef, Operator, RefCall, Semantics, expect_float, expect_same_dtype,
+    Arity, AttrDecls, AttrKind, Call, Cost, Doc, GradCx, Gradient, OpRef, Operator, RefCall, Semantics, expect_float,
+    expect_same_dtype,
 };
 use crate::NodeId;
 use crate::attrs::Attrs;
@@ -401,6 +402,15 @@ impl Operator for Conv2d {
         Arity::Exactly(2)
     }
 
+    fn attributes(&self) -> AttrDecls {
+        vec![
+            ("stride", AttrKind::Ints),
+            ("padding", AttrKind::Ints),
+            ("dilation", AttrKind::Ints),
+            ("groups", AttrKind::Int),
+        ]
+    }
+
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
         infer(call, Conv2dDims::of_conv2d(call), Conv2dDims::y_shape)
     }
@@ -460,6 +470,16 @@ impl Operator for Conv2dInputGrad {
         Arity::Exactly(2)
     }
 
+    fn attributes(&self) -> AttrDecls {
+        vec![
+            ("stride", AttrKind::Ints),
+            ("padding", AttrKind::Ints),
+            ("dilation", AttrKind::Ints),
+            ("groups", AttrKind::Int),
+            ("input_size", AttrKind::Ints),
+        ]
+    }
+
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
         infer(call, Conv2dDims::of_input_grad(call), Conv2dDims::x_shape)
     }
@@ -517,6 +537,16 @@ impl Operator for Conv2dWeightGrad {
 
     fn arity(&self) -> Arity {
         Arity::Exactly(2)
+    }
+
+    fn attributes(&self) -> AttrDecls {
+        vec![
+            ("stride", AttrKind::Ints),
+            ("padding", AttrKind::Ints),
+            ("dilation", AttrKind::Ints),
+            ("groups", AttrKind::Int),
+            ("kernel_size", AttrKind::Ints),
+        ]
     }
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {

@@ -2,7 +2,9 @@
 
 use super::conv2d::{Conv2dDims, Conv2dOptions};
 use super::sample::{Sample, SampleInput, Sizes};
-use super::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics, expect_float, expect_same_dtype};
+use super::{
+    Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics, expect_float, expect_same_dtype,
+};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::graph::{Graph, Value};
@@ -124,6 +126,16 @@ impl Operator for ConvTranspose2d {
 
     fn arity(&self) -> Arity {
         Arity::Exactly(2)
+    }
+
+    fn attributes(&self) -> AttrDecls {
+        vec![
+            ("stride", AttrKind::Ints),
+            ("padding", AttrKind::Ints),
+            ("dilation", AttrKind::Ints),
+            ("groups", AttrKind::Int),
+            ("output_padding", AttrKind::Ints),
+        ]
     }
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {

@@ -1,7 +1,9 @@
 //! Dropout.
 
 use super::sample::{Sample, SampleInput, Sizes};
-use super::{Arity, Call, Cost, Doc, Gradient, InferenceForm, OpRef, Operator, Semantics, expect_float};
+use super::{
+    Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, InferenceForm, OpRef, Operator, Semantics, expect_float,
+};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::dtype::DType;
@@ -30,6 +32,10 @@ impl Operator for Dropout {
 
     fn arity(&self) -> Arity {
         Arity::Exactly(3)
+    }
+
+    fn attributes(&self) -> AttrDecls {
+        vec![("p", AttrKind::Float), ("uid", AttrKind::Int)]
     }
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {

@@ -1,7 +1,7 @@
 //! Broadcasting to a given shape.
 
 use super::sample::{Sample, SampleInput, Sizes};
-use super::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
+use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::graph::{Graph, Value};
@@ -25,6 +25,10 @@ impl Operator for Expand {
 
     fn arity(&self) -> Arity {
         Arity::Exactly(1)
+    }
+
+    fn attributes(&self) -> AttrDecls {
+        vec![("shape", AttrKind::Ints)]
     }
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {

@@ -1,7 +1,7 @@
 //! Parts of a tensor along an axis, chosen by index.
 
 use super::sample::{Sample, SampleInput, Sizes};
-use super::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
+use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::dtype::DType;
@@ -25,6 +25,10 @@ impl Operator for Gather {
 
     fn arity(&self) -> Arity {
         Arity::Exactly(2)
+    }
+
+    fn attributes(&self) -> AttrDecls {
+        vec![("axis", AttrKind::Int)]
     }
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {

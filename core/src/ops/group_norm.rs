@@ -4,7 +4,9 @@ use super::batch_norm::channel_shape;
 use super::layer_norm::expect_eps;
 use super::norm_grad::{GroupNormGrad, Saved, through_statistics};
 use super::sample::{Sample, SampleInput, Sizes};
-use super::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics, expect_float, expect_same_dtype};
+use super::{
+    Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics, expect_float, expect_same_dtype,
+};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::graph::{Graph, Value};
@@ -114,6 +116,10 @@ impl Operator for GroupNorm {
 
     fn arity(&self) -> Arity {
         Arity::Exactly(3)
+    }
+
+    fn attributes(&self) -> AttrDecls {
+        vec![("eps", AttrKind::Float), ("groups", AttrKind::Int)]
     }
 
     fn ports(&self) -> &'static [&'static str] {

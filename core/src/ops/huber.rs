@@ -2,7 +2,7 @@
 
 use super::loss::{PAIR_SHAPES, element_scale, infer_pair, pair_samples};
 use super::sample::{Sample, Sizes};
-use super::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
+use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::graph::{Graph, Value};
@@ -25,6 +25,10 @@ impl Operator for HuberLoss {
 
     fn arity(&self) -> Arity {
         Arity::Exactly(2)
+    }
+
+    fn attributes(&self) -> AttrDecls {
+        vec![("delta", AttrKind::Float)]
     }
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {

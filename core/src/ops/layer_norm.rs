@@ -2,7 +2,9 @@
 
 use super::norm_grad::{LayerNormGrad, Saved, through_statistics};
 use super::sample::{Sample, SampleInput, Sizes};
-use super::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics, expect_float, expect_same_dtype};
+use super::{
+    Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics, expect_float, expect_same_dtype,
+};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::graph::{Graph, Value};
@@ -55,6 +57,10 @@ impl Operator for LayerNorm {
 
     fn arity(&self) -> Arity {
         Arity::Exactly(3)
+    }
+
+    fn attributes(&self) -> AttrDecls {
+        vec![("eps", AttrKind::Float)]
     }
 
     fn ports(&self) -> &'static [&'static str] {

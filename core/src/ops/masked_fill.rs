@@ -1,7 +1,7 @@
 //! A number in place of masked elements.
 
 use super::sample::{Fill, Sample, SampleInput, Sizes};
-use super::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
+use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::dtype::DType;
@@ -50,6 +50,10 @@ impl Operator for MaskedFill {
 
     fn arity(&self) -> Arity {
         Arity::Exactly(2)
+    }
+
+    fn attributes(&self) -> AttrDecls {
+        vec![("value", AttrKind::Float)]
     }
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {

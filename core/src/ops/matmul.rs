@@ -1,7 +1,10 @@
 //! Matrix product: plain, with either operand transposed, batched.
 
 use super::sample::{Sample, SampleInput, Sizes};
-use super::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, RefCall, Semantics, expect_float, expect_same_dtype};
+use super::{
+    Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, RefCall, Semantics, expect_float,
+    expect_same_dtype,
+};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::graph::{Graph, Value};
@@ -109,6 +112,10 @@ impl Operator for MatMul {
 
     fn arity(&self) -> Arity {
         Arity::Exactly(2)
+    }
+
+    fn attributes(&self) -> AttrDecls {
+        vec![("transpose_a", AttrKind::Bool), ("transpose_b", AttrKind::Bool)]
     }
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {

@@ -3,7 +3,7 @@
 use super::arg_min::reversed_order;
 use super::reduce::{extremum_gradient, fold, infer, samples};
 use super::sample::{Fill, Sample, SampleInput, Sizes};
-use super::{Arity, Call, Cost, Doc, Gradient, Operator, Semantics};
+use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, Operator, Semantics};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::dtype::DType;
@@ -27,6 +27,10 @@ impl Operator for Min {
 
     fn arity(&self) -> Arity {
         Arity::Exactly(1)
+    }
+
+    fn attributes(&self) -> AttrDecls {
+        vec![("axes", AttrKind::Ints), ("keep_dims", AttrKind::Bool)]
     }
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {

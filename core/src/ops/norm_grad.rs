@@ -9,7 +9,9 @@ use super::batch_norm::{channel_shape, channel_type, reduced};
 use super::group_norm::{GroupDims, statistics_shape};
 use super::layer_norm::{expect_rows, row_type};
 use super::sample::{Sample, SampleInput, Sizes};
-use super::{Arity, Call, Cost, Doc, Gradient, Operator, Semantics, expect_float, expect_same_dtype};
+use super::{
+    Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, Operator, Semantics, expect_float, expect_same_dtype,
+};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::graph::{Graph, Value};
@@ -222,6 +224,10 @@ impl Operator for GroupNormGrad {
 
     fn arity(&self) -> Arity {
         Arity::Exactly(5)
+    }
+
+    fn attributes(&self) -> AttrDecls {
+        vec![("groups", AttrKind::Int)]
     }
 
     fn ports(&self) -> &'static [&'static str] {

@@ -1,7 +1,7 @@
 //! Class ids as rows of zeros with a single one.
 
 use super::sample::{Sample, SampleInput, Sizes};
-use super::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
+use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::dtype::DType;
@@ -25,6 +25,10 @@ impl Operator for OneHot {
 
     fn arity(&self) -> Arity {
         Arity::Exactly(1)
+    }
+
+    fn attributes(&self) -> AttrDecls {
+        vec![("classes", AttrKind::Int), ("dtype", AttrKind::DType)]
     }
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {

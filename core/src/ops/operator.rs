@@ -4,6 +4,7 @@ use std::fmt;
 use std::ops::Deref;
 
 use super::sample::{Sample, Sizes};
+pub use crate::attrs::AttrKind;
 use crate::attrs::Attrs;
 pub use crate::autodiff::GradCx;
 use crate::graph::{Graph, Value};
@@ -39,6 +40,9 @@ impl Arity {
         }
     }
 }
+
+/// Declared attributes: name and kind of each.
+pub type AttrDecls = Vec<(&'static str, AttrKind)>;
 
 /// One call as shape rules, costs and kernels see it.
 #[derive(Clone, Copy, Debug)]
@@ -198,6 +202,11 @@ pub trait Operator: Send + Sync + 'static {
     /// Cases that tests run on every backend; `sizes` varies the shapes from run to run.
     fn samples(&self, sizes: &mut Sizes) -> Vec<Sample>;
 
+    /// Names and kinds of the attributes that every call has, in order: how the rules of a rewrite spell them
+    /// before the operands.
+    fn attributes(&self) -> AttrDecls {
+        Vec::new()
+    }
     /// Names of the results. Where their number depends on the call, the first ones have names.
     fn ports(&self) -> &'static [&'static str] {
         &["out"]

@@ -3,7 +3,9 @@
 //! Hyper-parameters are scalar operands, so that changing the learning rate changes no plan.
 
 use super::sample::{Sample, SampleInput, Sizes};
-use super::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics, expect_float, expect_same_dtype};
+use super::{
+    Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics, expect_float, expect_same_dtype,
+};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::graph::{Graph, Value};
@@ -173,6 +175,10 @@ impl Operator for Momentum {
         Arity::Exactly(6)
     }
 
+    fn attributes(&self) -> AttrDecls {
+        vec![("nesterov", AttrKind::Bool)]
+    }
+
     fn ports(&self) -> &'static [&'static str] {
         &["parameter", "velocity"]
     }
@@ -256,6 +262,10 @@ impl Operator for Adam {
 
     fn arity(&self) -> Arity {
         Arity::Exactly(11)
+    }
+
+    fn attributes(&self) -> AttrDecls {
+        vec![("decoupled", AttrKind::Bool)]
     }
 
     fn ports(&self) -> &'static [&'static str] {

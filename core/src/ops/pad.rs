@@ -1,7 +1,7 @@
 //! Padding around and between elements.
 
 use super::sample::{Sample, SampleInput, Sizes};
-use super::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
+use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::dtype::DType;
@@ -39,6 +39,15 @@ impl Operator for Pad {
 
     fn arity(&self) -> Arity {
         Arity::Exactly(1)
+    }
+
+    fn attributes(&self) -> AttrDecls {
+        vec![
+            ("low", AttrKind::Ints),
+            ("high", AttrKind::Ints),
+            ("interior", AttrKind::Ints),
+            ("value", AttrKind::Float),
+        ]
     }
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {

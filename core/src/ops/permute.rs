@@ -1,7 +1,7 @@
 //! Reordering of axes.
 
 use super::sample::{Sample, SampleInput, Sizes};
-use super::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
+use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::graph::{Graph, Value};
@@ -42,6 +42,10 @@ impl Operator for Permute {
 
     fn arity(&self) -> Arity {
         Arity::Exactly(1)
+    }
+
+    fn attributes(&self) -> AttrDecls {
+        vec![("axes", AttrKind::Ints)]
     }
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {

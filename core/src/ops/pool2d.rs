@@ -2,7 +2,7 @@
 
 use super::conv2d::{used_stride, window_count};
 use super::sample::{Fill, Sample, SampleInput, Sizes};
-use super::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, RefCall, Semantics, expect_float};
+use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, RefCall, Semantics, expect_float};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::dtype::DType;
@@ -202,6 +202,14 @@ impl Operator for MaxPool2d {
         Arity::Exactly(1)
     }
 
+    fn attributes(&self) -> AttrDecls {
+        vec![
+            ("kernel", AttrKind::Ints),
+            ("stride", AttrKind::Ints),
+            ("padding", AttrKind::Ints),
+        ]
+    }
+
     fn ports(&self) -> &'static [&'static str] {
         &["out", "indices"]
     }
@@ -287,6 +295,14 @@ impl Operator for AvgPool2d {
         Arity::Exactly(1)
     }
 
+    fn attributes(&self) -> AttrDecls {
+        vec![
+            ("kernel", AttrKind::Ints),
+            ("stride", AttrKind::Ints),
+            ("padding", AttrKind::Ints),
+        ]
+    }
+
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
         expect_float(call, 0, "the operand")?;
         Ok(vec![y_type(&call.inputs[0], call.attrs)?])
@@ -355,6 +371,15 @@ impl Operator for AvgPool2dGrad {
 
     fn arity(&self) -> Arity {
         Arity::Exactly(1)
+    }
+
+    fn attributes(&self) -> AttrDecls {
+        vec![
+            ("kernel", AttrKind::Ints),
+            ("stride", AttrKind::Ints),
+            ("padding", AttrKind::Ints),
+            ("input_size", AttrKind::Ints),
+        ]
     }
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {

@@ -1,7 +1,7 @@
 //! Random bits by counter: the same on every backend, reproducible, and recomputable.
 
 use super::sample::{Sample, SampleInput, Sizes};
-use super::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
+use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::dtype::DType;
@@ -49,6 +49,10 @@ impl Operator for RandomBits {
 
     fn arity(&self) -> Arity {
         Arity::Exactly(2)
+    }
+
+    fn attributes(&self) -> AttrDecls {
+        vec![("uid", AttrKind::Int), ("shape", AttrKind::Ints)]
     }
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {

@@ -1,7 +1,9 @@
 //! Reductions over any axes: sum, max, mean.
 
 use super::sample::{Fill, Sample, SampleInput, Sizes};
-use super::{Arity, Call, Cost, Doc, GradCx, Gradient, OpRef, Operator, RefCall, Semantics, expect_float};
+use super::{
+    Arity, AttrDecls, AttrKind, Call, Cost, Doc, GradCx, Gradient, OpRef, Operator, RefCall, Semantics, expect_float,
+};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::dtype::DType;
@@ -128,6 +130,10 @@ impl Operator for Sum {
         Arity::Exactly(1)
     }
 
+    fn attributes(&self) -> AttrDecls {
+        vec![("axes", AttrKind::Ints), ("keep_dims", AttrKind::Bool)]
+    }
+
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
         infer(call)
     }
@@ -188,6 +194,10 @@ impl Operator for Max {
         Arity::Exactly(1)
     }
 
+    fn attributes(&self) -> AttrDecls {
+        vec![("axes", AttrKind::Ints), ("keep_dims", AttrKind::Bool)]
+    }
+
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
         let types = infer(call)?;
         if call.inputs[0].numel() == 0 && types[0].numel() > 0 {
@@ -235,6 +245,10 @@ impl Operator for Mean {
 
     fn arity(&self) -> Arity {
         Arity::Exactly(1)
+    }
+
+    fn attributes(&self) -> AttrDecls {
+        vec![("axes", AttrKind::Ints), ("keep_dims", AttrKind::Bool)]
     }
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {

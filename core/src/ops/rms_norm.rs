@@ -3,7 +3,9 @@
 use super::layer_norm::{expect_eps, expect_rows, row_type};
 use super::norm_grad::{RmsNormGrad, Saved, through_statistics};
 use super::sample::{Sample, SampleInput, Sizes};
-use super::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics, expect_float, expect_same_dtype};
+use super::{
+    Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics, expect_float, expect_same_dtype,
+};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::graph::{Graph, Value};
@@ -26,6 +28,10 @@ impl Operator for RmsNorm {
 
     fn arity(&self) -> Arity {
         Arity::Exactly(2)
+    }
+
+    fn attributes(&self) -> AttrDecls {
+        vec![("eps", AttrKind::Float)]
     }
 
     fn ports(&self) -> &'static [&'static str] {

@@ -3,7 +3,7 @@
 use super::gather::around_axis;
 use super::sample::{Sample, SampleInput, Sizes};
 use super::take_along_axis::equal_but;
-use super::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
+use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::dtype::DType;
@@ -38,6 +38,10 @@ impl Operator for Scatter {
 
     fn arity(&self) -> Arity {
         Arity::Exactly(3)
+    }
+
+    fn attributes(&self) -> AttrDecls {
+        vec![("axis", AttrKind::Int)]
     }
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {

@@ -1,7 +1,7 @@
 //! Rectangular, strided parts of a tensor.
 
 use super::sample::{Sample, SampleInput, Sizes};
-use super::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
+use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::graph::{Graph, Value};
@@ -25,6 +25,14 @@ impl Operator for Slice {
 
     fn arity(&self) -> Arity {
         Arity::Exactly(1)
+    }
+
+    fn attributes(&self) -> AttrDecls {
+        vec![
+            ("starts", AttrKind::Ints),
+            ("ends", AttrKind::Ints),
+            ("steps", AttrKind::Ints),
+        ]
     }
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {

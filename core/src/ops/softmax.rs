@@ -1,7 +1,7 @@
 //! Softmax and its logarithm along one axis.
 
 use super::sample::{Sample, SampleInput, Sizes};
-use super::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics, expect_float};
+use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics, expect_float};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::graph::{Graph, Value};
@@ -69,6 +69,10 @@ impl Operator for Softmax {
         Arity::Exactly(1)
     }
 
+    fn attributes(&self) -> AttrDecls {
+        vec![("axis", AttrKind::Int)]
+    }
+
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
         infer(call)
     }
@@ -122,6 +126,10 @@ impl Operator for LogSoftmax {
 
     fn arity(&self) -> Arity {
         Arity::Exactly(1)
+    }
+
+    fn attributes(&self) -> AttrDecls {
+        vec![("axis", AttrKind::Int)]
     }
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {

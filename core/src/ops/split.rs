@@ -1,7 +1,7 @@
 //! Cutting a tensor into parts along an axis.
 
 use super::sample::{Sample, SampleInput, Sizes};
-use super::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
+use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
 use crate::attrs::Attrs;
 use crate::graph::{Graph, Value};
 use crate::shape::{Shape, TensorType};
@@ -23,6 +23,10 @@ impl Operator for Split {
 
     fn arity(&self) -> Arity {
         Arity::Exactly(1)
+    }
+
+    fn attributes(&self) -> AttrDecls {
+        vec![("sizes", AttrKind::Ints), ("axis", AttrKind::Int)]
     }
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {

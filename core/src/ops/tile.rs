@@ -1,7 +1,7 @@
 //! Repetition of a whole tensor along its axes.
 
 use super::sample::{Sample, SampleInput, Sizes};
-use super::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
+use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::graph::{Graph, Value};
@@ -24,6 +24,10 @@ impl Operator for Tile {
 
     fn arity(&self) -> Arity {
         Arity::Exactly(1)
+    }
+
+    fn attributes(&self) -> AttrDecls {
+        vec![("repeats", AttrKind::Ints)]
     }
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {

@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 
 use super::gather::around_axis;
 use super::sample::{Fill, Sample, SampleInput, Sizes};
-use super::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
+use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::dtype::DType;
@@ -36,6 +36,10 @@ impl Operator for TopK {
 
     fn arity(&self) -> Arity {
         Arity::Exactly(1)
+    }
+
+    fn attributes(&self) -> AttrDecls {
+        vec![("k", AttrKind::Int), ("axis", AttrKind::Int)]
     }
 
     fn ports(&self) -> &'static [&'static str] {

@@ -2,7 +2,9 @@
 //! mix of at most two neighbours.
 
 use super::sample::{Sample, SampleInput, Sizes};
-use super::{Arity, Call, Cost, Doc, Expansion, Gradient, OpRef, Operator, Semantics, expect_float};
+use super::{
+    Arity, AttrDecls, AttrKind, Call, Cost, Doc, Expansion, Gradient, OpRef, Operator, Semantics, expect_float,
+};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::graph::{Graph, Value};
@@ -231,6 +233,10 @@ impl Operator for UpsampleNearest2d {
         Arity::Exactly(1)
     }
 
+    fn attributes(&self) -> AttrDecls {
+        vec![("output_size", AttrKind::Ints)]
+    }
+
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
         let [_, to] = image_sizes(call, "output_size")?;
         resized(&call.inputs[0], to)
@@ -268,6 +274,10 @@ impl Operator for UpsampleNearest2dGrad {
 
     fn arity(&self) -> Arity {
         Arity::Exactly(1)
+    }
+
+    fn attributes(&self) -> AttrDecls {
+        vec![("input_size", AttrKind::Ints)]
     }
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
@@ -313,6 +323,10 @@ impl Operator for UpsampleBilinear2d {
         Arity::Exactly(1)
     }
 
+    fn attributes(&self) -> AttrDecls {
+        vec![("output_size", AttrKind::Ints), ("align_corners", AttrKind::Bool)]
+    }
+
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
         let [_, to] = image_sizes(call, "output_size")?;
         call.attrs.bool("align_corners")?;
@@ -351,6 +365,10 @@ impl Operator for UpsampleBilinear2dGrad {
 
     fn arity(&self) -> Arity {
         Arity::Exactly(1)
+    }
+
+    fn attributes(&self) -> AttrDecls {
+        vec![("input_size", AttrKind::Ints), ("align_corners", AttrKind::Bool)]
     }
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {

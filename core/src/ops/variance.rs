@@ -2,7 +2,7 @@
 
 use super::reduce::{infer, keep_dims, samples};
 use super::sample::{Sample, Sizes};
-use super::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics, expect_float};
+use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics, expect_float};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::graph::{Graph, Value};
@@ -31,6 +31,14 @@ impl Operator for Variance {
 
     fn arity(&self) -> Arity {
         Arity::Exactly(1)
+    }
+
+    fn attributes(&self) -> AttrDecls {
+        vec![
+            ("axes", AttrKind::Ints),
+            ("keep_dims", AttrKind::Bool),
+            ("correction", AttrKind::Int),
+        ]
     }
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {

@@ -3,7 +3,7 @@
 use super::{AttentionDims, cases, dims_of, empty_results, join_heads, per_query, scores, split_heads};
 use crate::graph::{Graph, Value};
 use crate::ops::sample::{Sample, SampleInput, Sizes};
-use crate::ops::{Arity, Call, Cost, Doc, Expansion, Gradient, Operator, Semantics};
+use crate::ops::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Expansion, Gradient, Operator, Semantics};
 use crate::shape::TensorType;
 
 pub(in crate::ops) struct AttentionGrad;
@@ -70,6 +70,17 @@ impl Operator for AttentionGrad {
 
     fn arity(&self) -> Arity {
         Arity::Exactly(6)
+    }
+
+    fn attributes(&self) -> AttrDecls {
+        vec![
+            ("num_heads", AttrKind::Int),
+            ("num_kv_heads", AttrKind::Int),
+            ("head_dim", AttrKind::Int),
+            ("causal", AttrKind::Bool),
+            ("window", AttrKind::Int),
+            ("scale", AttrKind::Float),
+        ]
     }
 
     fn ports(&self) -> &'static [&'static str] {

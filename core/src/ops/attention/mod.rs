@@ -7,7 +7,7 @@ pub use dims::AttentionDims;
 pub(super) use grad::AttentionGrad;
 
 use super::sample::{Sample, SampleInput, Sizes};
-use super::{Arity, Call, Cost, Doc, Expansion, Gradient, OpRef, Operator, Semantics};
+use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Expansion, Gradient, OpRef, Operator, Semantics};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::graph::{Graph, Value};
@@ -117,6 +117,17 @@ impl Operator for Attention {
 
     fn arity(&self) -> Arity {
         Arity::Exactly(3)
+    }
+
+    fn attributes(&self) -> AttrDecls {
+        vec![
+            ("num_heads", AttrKind::Int),
+            ("num_kv_heads", AttrKind::Int),
+            ("head_dim", AttrKind::Int),
+            ("causal", AttrKind::Bool),
+            ("window", AttrKind::Int),
+            ("scale", AttrKind::Float),
+        ]
     }
 
     fn ports(&self) -> &'static [&'static str] {

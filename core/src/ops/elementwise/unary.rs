@@ -4,7 +4,9 @@ use crate::attrs::Attrs;
 use crate::dtype::DType;
 use crate::graph::{Graph, Value};
 use crate::ops::sample::{Sample, SampleInput, Sizes};
-use crate::ops::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, RefCall, Semantics, expect_float};
+use crate::ops::{
+    Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, RefCall, Semantics, expect_float,
+};
 use crate::reference::wrap;
 use crate::shape::TensorType;
 
@@ -95,6 +97,10 @@ impl Operator for Unary {
 
     fn arity(&self) -> Arity {
         Arity::Exactly(1)
+    }
+
+    fn attributes(&self) -> AttrDecls {
+        self.attrs.iter().map(|name| (*name, AttrKind::Float)).collect()
     }
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
