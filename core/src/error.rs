@@ -252,6 +252,18 @@ pub enum Error {
         /// What to do about it.
         remedy: String,
     },
+    /// A rule set that cannot be used.
+    #[error("rule set '{set}'{}{}: {message}", rule.as_ref().map(|r| format!(", rule '{r}'")).unwrap_or_default(), span.as_ref().map(|s| format!(" ({s})")).unwrap_or_default())]
+    RuleSet {
+        /// Its namespace.
+        set: String,
+        /// The rule, where one is at fault.
+        rule: Option<String>,
+        /// Place in its text, and the text there.
+        span: Option<String>,
+        /// What is wrong, and the failing case if there is one.
+        message: String,
+    },
     /// A configuration file or environment variable that cannot be used.
     #[error("configuration {origin}: {message}")]
     Config {

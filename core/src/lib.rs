@@ -24,6 +24,7 @@ pub mod plan;
 pub mod random;
 pub mod reference;
 pub mod registry;
+pub mod rewrite;
 pub mod select;
 pub mod session;
 pub mod shape;

@@ -101,6 +101,11 @@ pub struct CostModel {
     pub bytes_per_second: f64,
     /// `f32` operations a second of a large matrix product.
     pub flops_per_second: f64,
+    /// The same of half-precision operands.
+    pub half_flops_per_second: f64,
+    /// Whether kernels read and write parts of wider rows in place, so that a part of the columns of a matrix
+    /// costs nothing.
+    pub free_views: bool,
 }
 
 /// What a device can do.

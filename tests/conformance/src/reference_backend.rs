@@ -73,6 +73,8 @@ impl ReferenceBackend {
                     launch: Duration::from_micros(1),
                     bytes_per_second: 1e9,
                     flops_per_second: 1e8,
+                    half_flops_per_second: 1e8,
+                    free_views: false,
                 },
             },
         })

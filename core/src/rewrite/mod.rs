@@ -1,0 +1,9 @@
+//! Rewriting by equality saturation.
+
+pub mod problem;
+pub mod rule;
+mod rule_set;
+mod target;
+
+pub use rule_set::{Applies, RuleSet};
+pub use target::{Modelled, Target};
