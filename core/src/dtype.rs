@@ -39,6 +39,12 @@ impl DType {
     /// All dtypes, in declaration order.
     pub const ALL: [DType; 5] = [DType::F32, DType::F16, DType::BF16, DType::U32, DType::I32];
 
+    /// The type of that [`name`](DType::name).
+    pub fn from_name(name: &str) -> Option<Self> {
+        let all = [DType::F32, DType::F16, DType::BF16, DType::U32, DType::I32];
+        all.into_iter().find(|t| t.name() == name)
+    }
+
     /// Lower-case name, as printed in graphs and errors.
     pub fn name(self) -> &'static str {
         match self {

@@ -1,9 +1,232 @@
 //! Rewriting by equality saturation.
+//!
+//! ```text
+//! Graph -> encode (state) -> saturate -> snapshot -> extract -> decode -> pack parameters -> Graph
+//! ```
+//!
+//! Rules come as text from [rule sets](RuleSet), which are plugins; operators say themselves how they are
+//! spelled ([`Operator::attributes`](crate::ops::Operator::attributes)), typed and priced. Nothing here knows an
+//! operator by name. `docs/rules.md` describes the language of rules.
 
+mod attr;
+mod columns;
+mod config;
+mod cost;
+mod decode;
+mod dialect;
+pub mod extract;
+mod pack;
 pub mod problem;
+mod report;
 pub mod rule;
 mod rule_set;
+mod saturate;
+mod snapshot;
+mod state;
 mod target;
+mod types;
 
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+pub use config::RewriteConfig;
+pub use cost::graph_cost;
 pub use rule_set::{Applies, RuleSet};
+pub use saturate::Limits;
 pub use target::{Modelled, Target};
+
+use crate::build::Mode;
+use crate::error::{Error, Result};
+use crate::graph::{Graph, NodeId, NodeKind};
+use crate::optimize::OptimizeReport;
+use crate::registry;
+use cost::Costs;
+use dialect::Dialect;
+use extract::{Budget, extract};
+use rule::{Phase, Rule};
+use snapshot::Snapshot;
+use state::{Setting, State};
+
+/// Which rules take part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pass {
+    /// Those for forward graphs that will be differentiated.
+    Forward,
+    /// Those for graphs with gradients.
+    Backward,
+    /// All of them, for forward graphs that are final.
+    Inference,
+}
+
+impl Pass {
+    fn takes(self, phase: Phase) -> bool {
+        match self {
+            Pass::Forward => phase != Phase::AfterAutodiff,
+            Pass::Backward => phase != Phase::BeforeAutodiff,
+            Pass::Inference => true,
+        }
+    }
+
+    fn mode(self) -> Mode {
+        match self {
+            Pass::Inference => Mode::Inference,
+            Pass::Forward | Pass::Backward => Mode::Training,
+        }
+    }
+}
+
+/// What to rewrite for.
+#[derive(Clone, Copy)]
+pub struct Request<'a> {
+    /// Which rules take part.
+    pub pass: Pass,
+    /// Rates and kernels.
+    pub target: &'a dyn Target,
+    /// Settings.
+    pub config: &'a RewriteConfig,
+    /// Number of a parameter's group by its name: parameters of different groups are not packed together.
+    pub group_of: &'a dyn Fn(&str) -> u64,
+}
+
+/// The rules that a request selects, sorted by set.
+///
+/// # Errors
+/// [`Error::Config`] when a set to leave out does not exist.
+fn select(request: &Request) -> Result<Vec<Arc<Rule>>> {
+    let sets = registry::rule_sets();
+    for name in &request.config.disable {
+        if !sets.iter().any(|s| s.set.namespace == *name) {
+            let known: Vec<&str> = sets.iter().map(|s| s.set.namespace.as_ref()).collect();
+            return Err(Error::Config {
+                origin: "rewrite.disable".into(),
+                message: format!("there is no rule set '{name}'; there are: {}", known.join(", ")),
+            });
+        }
+    }
+    let applies = |applies: Applies| match applies {
+        Applies::Always => true,
+        Applies::Training => request.pass.mode() == Mode::Training,
+        Applies::Inference => request.pass.mode() == Mode::Inference,
+    };
+    Ok(sets
+        .iter()
+        .filter(|s| applies(s.set.applies) && !request.config.disable.iter().any(|d| s.set.namespace == *d))
+        .flat_map(|s| s.rules.iter())
+        .filter(|rule| request.pass.takes(rule.phase))
+        .cloned()
+        .collect())
+}
+
+/// The vocabulary with these rules: loading them takes longer than rewriting a small graph, so the last few are
+/// kept.
+fn dialect(rules: Vec<Arc<Rule>>) -> Result<Arc<Dialect>> {
+    static KEPT: Mutex<VecDeque<Arc<Dialect>>> = Mutex::new(VecDeque::new());
+    const MOST: usize = 8;
+    let same = |d: &&Arc<Dialect>| {
+        d.rules.len() == rules.len() && d.rules.iter().zip(&rules).all(|(a, b)| Arc::ptr_eq(a, b))
+    };
+    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(found) = kept.iter().find(same) {
+        return Ok(found.clone());
+    }
+    let made = Arc::new(Dialect::new(rules)?);
+    kept.push_back(made.clone());
+    if kept.len() > MOST {
+        kept.pop_front();
+    }
+    Ok(made)
+}
+
+/// Rewrites a graph.
+///
+/// # Errors
+/// What [`Graph::verify`] finds; [`Error::RuleSet`] for an unsound rule; [`Error::Config`] for a rule set that
+/// does not exist.
+pub fn rewrite(graph: &Graph, request: &Request) -> Result<(Graph, OptimizeReport)> {
+    let mut report = OptimizeReport {
+        nodes_before: graph.nodes().len(),
+        nodes_after: graph.nodes().len(),
+        ..OptimizeReport::default()
+    };
+    if !request.config.enabled {
+        return Ok((graph.clone(), report));
+    }
+    let rules = select(request)?;
+    if rules.is_empty() {
+        return Ok((graph.clone(), report));
+    }
+    let dialect = dialect(rules)?;
+    let saturation_start = Instant::now();
+    let pack_group = |graph: &Graph, id: NodeId| pack_group(graph, id, request.group_of);
+    let mode = match request.pass.mode() {
+        Mode::Training => "training",
+        Mode::Inference => "inference",
+    };
+    let setting = Setting {
+        caps: vec![mode.to_owned()],
+        pack_group: &pack_group,
+    };
+    let mut state = State::new(graph, dialect.clone(), &setting)?;
+    let saturation = saturate::saturate(&mut state, &request.config.limits())?;
+    report.egglog_time = saturation_start.elapsed();
+
+    let start = Instant::now();
+    let mut costs = Costs::new(request.target);
+    let snapshot = Snapshot::new(&mut state, &mut costs)?;
+    let groups = state.class_facts("pack-group")?;
+    let packable = |class: u32| groups.contains_key(&snapshot.keys[class as usize]);
+    let problem = snapshot.problem(&state, graph, &packable);
+    let budget = Budget {
+        steps: request.config.steps,
+        time: Some(Duration::from_millis(request.config.time_ms)),
+    };
+    let extraction = extract(&problem, &budget)?;
+    let decoded = decode::decode(graph, &state, &snapshot, &problem, &extraction.selection)?;
+    let packed = pack::pack_parameters(&decoded.graph, request.group_of)?;
+    report.extract_time = start.elapsed();
+
+    let (_, counts) = state.fired()?;
+    report.rules_fired = titles(&dialect.rules, &counts);
+    report.egglog_program.clone_from(&dialect.program);
+    report.num_eclasses = snapshot.classes.len();
+    report.num_enodes = snapshot.num_enodes;
+    report.budget_hit = saturation.budget;
+    report.extraction_exact = extraction.exact;
+    report.cost_before_ps = graph_cost(graph, request.target)?;
+    report.cost_after_ps = graph_cost(&packed, request.target)?;
+    report.nodes_after = packed.nodes().len();
+    report.fusions = report::Fusions {
+        graph,
+        state: &state,
+        snapshot: &snapshot,
+        problem: &problem,
+        selection: &extraction.selection,
+        values: &decoded.values,
+    }
+    .list()?;
+    Ok((packed, report))
+}
+
+/// Counts by the rules' titles, in the order of the rules.
+fn titles(rules: &[Arc<Rule>], counts: &[usize]) -> Vec<(String, usize)> {
+    let mut titles: Vec<(String, usize)> = Vec::new();
+    for (rule, &count) in rules.iter().zip(counts).filter(|(_, count)| **count > 0) {
+        match titles.iter_mut().find(|(title, _)| title == rule.title()) {
+            Some((_, total)) => *total += count,
+            None => titles.push((rule.title().to_owned(), count)),
+        }
+    }
+    titles
+}
+
+/// Number of the group in which a parameter may be packed.
+fn pack_group(graph: &Graph, id: NodeId, group_of: &dyn Fn(&str) -> u64) -> Option<i64> {
+    let node = &graph.nodes()[id.index()];
+    let NodeKind::Parameter { trainable, .. } = &node.kind else {
+        return None;
+    };
+    let written = graph.effects().iter().any(|e| e.target == id);
+    let group = group_of(node.name.as_deref().unwrap_or_default());
+    (!written).then_some((group as i64).wrapping_mul(2) + i64::from(*trainable))
+}

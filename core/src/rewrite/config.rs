@@ -1,0 +1,70 @@
+//! Settings of rewriting: `[rewrite]` in `meganeura.toml`, or in code.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::saturate::Limits;
+
+/// Settings of rewriting.
+///
+/// ```toml
+/// [rewrite]
+/// disable = ["swiglu"]
+/// time_ms = 500
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RewriteConfig {
+    /// Whether rules are applied at all. Equal computations are merged and unused ones removed in any case.
+    pub enabled: bool,
+    /// Whether elementwise calls are gathered into fused ones.
+    pub cluster: bool,
+    /// Rule sets to leave out, by namespace.
+    pub disable: Vec<String>,
+    /// Most rounds of saturation.
+    pub iterations: usize,
+    /// Most rows of the e-graph's tables.
+    pub tuples: usize,
+    /// Most milliseconds of saturation, and again of extraction.
+    pub time_ms: u64,
+    /// Most steps of the exact search.
+    pub steps: u64,
+    /// Whether to find the price that greedy rewriting reaches too, for comparison.
+    pub baseline: bool,
+}
+
+impl Default for RewriteConfig {
+    fn default() -> Self {
+        RewriteConfig {
+            enabled: true,
+            cluster: true,
+            disable: Vec::new(),
+            iterations: 24,
+            tuples: 400_000,
+            time_ms: 2000,
+            steps: 5_000_000,
+            baseline: false,
+        }
+    }
+}
+
+impl RewriteConfig {
+    /// No rewriting and no clustering.
+    pub fn off() -> Self {
+        RewriteConfig {
+            enabled: false,
+            cluster: false,
+            ..RewriteConfig::default()
+        }
+    }
+
+    /// The budgets of saturation.
+    pub(crate) fn limits(&self) -> Limits {
+        Limits {
+            iterations: self.iterations,
+            tuples: self.tuples,
+            time: Duration::from_millis(self.time_ms),
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! The price of a call on a device, in picoseconds.
+//!
+//! A call takes a launch, and the longer of moving its bytes and doing its arithmetic (the roofline model of
+//! Williams, Waterman and Patterson, 2009). A call without a kernel costs what its decomposition costs.
+
+use rustc_hash::FxHashMap;
+
+use super::target::Target;
+use super::types::{LabelId, Labels, TypeId, Types};
+use crate::attrs::Attrs;
+use crate::backend::{CostModel, KernelDesc};
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::graph::Graph;
+use crate::ops::{Call, Cost, OpRef};
+use crate::reference::expand_call;
+use crate::shape::TensorType;
+
+/// Price of what cannot be computed: more than any graph, and small enough to be summed.
+pub(super) const IMPOSSIBLE: u64 = u64::MAX >> 16;
+
+/// What decomposing costs beside the parts, so that of two equal ways the whole call is taken.
+const DECOMPOSING: u64 = 1;
+
+fn is_half(ty: &TensorType) -> bool {
+    matches!(ty.dtype, DType::F16 | DType::BF16)
+}
+
+/// Time of one launch doing that work.
+fn time(model: &CostModel, cost: Cost, half: bool) -> u64 {
+    let flops = if half { model.half_flops_per_second } else { model.flops_per_second };
+    let seconds = (cost.bytes as f64 / model.bytes_per_second).max(cost.flops as f64 / flops);
+    let picoseconds = model.launch.as_nanos() as f64 * 1e3 + seconds * 1e12;
+    // The conversion saturates, also for rates of zero.
+    (picoseconds as u64).min(IMPOSSIBLE)
+}
+
+/// Price of a call.
+pub(super) fn call_cost(target: &dyn Target, op: OpRef, call: &Call) -> u64 {
+    let model = target.cost_model();
+    if op.alias().is_some() || (model.free_views && op.part(call.attrs)) {
+        return 0;
+    }
+    let desc = KernelDesc {
+        name: op.get().name(),
+        version: op.version(),
+        attrs: call.attrs,
+        inputs: call.inputs,
+        outputs: call.outputs,
+    };
+    let half = call.inputs.iter().any(is_half);
+    if target.has_kernel(&desc) {
+        return time(&model, op.cost(call), half);
+    }
+    if half {
+        // The planner casts, computes in f32 and casts back.
+        let cost = op.cost(call);
+        let bytes = 4 * cost.bytes;
+        let launches = model.launch.as_nanos() as u64 * 1000 * (call.inputs.len() + call.outputs.len()) as u64;
+        return time(&model, Cost { bytes, ..cost }, false).saturating_add(launches);
+    }
+    match expand_call(op, call.attrs, call.inputs, call.outputs) {
+        Ok((graph, _)) => graph_cost(&graph, target)
+            .unwrap_or(IMPOSSIBLE)
+            .saturating_add(DECOMPOSING)
+            .min(IMPOSSIBLE),
+        Err(_) => IMPOSSIBLE,
+    }
+}
+
+/// Price of a graph: of every call that its results need.
+///
+/// # Errors
+/// A cycle.
+pub fn graph_cost(graph: &Graph, target: &dyn Target) -> Result<u64> {
+    let order = graph.topological_order()?;
+    let mut live = vec![false; graph.nodes().len()];
+    graph.roots().for_each(|root| live[root.node.index()] = true);
+    let mut total = 0u64;
+    for id in order.iter().rev().filter(|_| true) {
+        let node = &graph.nodes()[id.index()];
+        if !live[id.index()] {
+            continue;
+        }
+        node.inputs.iter().for_each(|v| live[v.node.index()] = true);
+        if let Some((op, attrs)) = node.op() {
+            let inputs: Vec<TensorType> = node.inputs.iter().filter_map(|&v| graph.ty(v).cloned()).collect();
+            let call = Call {
+                attrs,
+                inputs: &inputs,
+                outputs: &node.outputs,
+            };
+            total = total.saturating_add(call_cost(target, op, &call));
+        }
+    }
+    Ok(total)
+}
+
+/// Prices with a memory.
+pub(super) struct Costs<'a> {
+    target: &'a dyn Target,
+    known: FxHashMap<(LabelId, Vec<TypeId>), u64>,
+}
+
+impl<'a> Costs<'a> {
+    pub(super) fn new(target: &'a dyn Target) -> Self {
+        Costs {
+            target,
+            known: FxHashMap::default(),
+        }
+    }
+
+    /// Price of a call with operands and results of these types; nothing for what is not a call.
+    pub(super) fn call(
+        &mut self,
+        labels: &Labels,
+        types: &Types,
+        label: LabelId,
+        operands: Vec<TypeId>,
+        results: &[TypeId],
+    ) -> u64 {
+        let Some((op, attrs)) = labels.call(label) else {
+            return 0;
+        };
+        let key = (label, operands);
+        if let Some(&known) = self.known.get(&key) {
+            return known;
+        }
+        let list = |ids: &[TypeId]| -> Vec<TensorType> { ids.iter().map(|&id| types.get(id).clone()).collect() };
+        let (inputs, outputs) = (list(&key.1), list(results));
+        let cost = self.of(op, attrs, &inputs, &outputs);
+        self.known.insert(key, cost);
+        cost
+    }
+
+    fn of(&self, op: OpRef, attrs: &Attrs, inputs: &[TensorType], outputs: &[TensorType]) -> u64 {
+        call_cost(self.target, op, &Call { attrs, inputs, outputs })
+    }
+}

@@ -1,0 +1,298 @@
+//! The e-graph's vocabulary: an e-graph with the declarations and rules loaded, made once for each selection of
+//! rules and copied for each graph.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use egglog::EGraph;
+use egglog::ast::{Action, Command, Expr, Fact, Literal, Span};
+
+use super::rule::Rule;
+use crate::attrs::AttrKind;
+use crate::error::{Error, Result};
+use crate::ops::{Arity, AttrDecls, OpRef};
+use crate::registry;
+
+/// Sorts, leaves and facts that every e-graph has.
+const PRELUDE: &str = r#"
+(sort T)
+(sort Tup)
+(constructor Input (i64) T)
+(constructor Parameter (i64) T)
+(constructor State (i64) T)
+(constructor Scalar (i64) T)
+(constructor Constant (i64) T)
+(constructor Get (i64 Tup) T)
+(function node (i64 i64) T :no-merge)
+(function tnode (i64) Tup :no-merge)
+(function type (T) i64 :merge (min old new))
+(function ord (T) i64 :merge (min old new))
+(function uniform (T) f64 :merge (min old new))
+(function pack-group (T) i64 :merge (min old new))
+(function rank (i64) i64 :no-merge)
+(function rows (i64) i64 :no-merge)
+(function cols (i64) i64 :no-merge)
+(function numel (i64) i64 :no-merge)
+(function dim (i64 i64) i64 :no-merge)
+(function dtype (i64) String :no-merge)
+(function last-axis (i64) String :no-merge)
+(function swap-last (i64) String :no-merge)
+(relation cap (String))
+(relation fired (i64 T))
+(relation fired-tup (i64 Tup))
+(ruleset rules)
+"#;
+
+/// Constructors of the leaves, by what [`NodeKind::noun`](crate::graph::NodeKind::noun) calls them.
+pub(super) const LEAVES: &[(&str, &str)] = &[
+    ("input", "Input"),
+    ("parameter", "Parameter"),
+    ("state", "State"),
+    ("scalar", "Scalar"),
+    ("constant", "Constant"),
+];
+
+/// Most operands of a call whose constructor is declared beforehand.
+const DECLARED_ARITY: usize = 8;
+
+/// An operator as the rules spell it.
+#[derive(Clone, Debug)]
+pub(super) struct Symbol {
+    pub(super) op: OpRef,
+    pub(super) attrs: AttrDecls,
+    pub(super) operands: usize,
+    /// Whether it stands for several results.
+    pub(super) tuple: bool,
+}
+
+/// Declarations and rules.
+#[derive(Clone)]
+pub(super) struct Dialect {
+    /// An e-graph with everything loaded and no values.
+    pub(super) template: EGraph,
+    /// Operators that occur in rules, by their constructors.
+    pub(super) symbols: HashMap<String, Symbol>,
+    /// The rules, as the numbers of `fired` name them.
+    pub(super) rules: Vec<Arc<Rule>>,
+    /// Everything as text.
+    pub(super) program: String,
+}
+
+/// Name of an operator's constructor for a call with so many operands.
+pub(super) fn constructor_name(op: OpRef, operands: usize) -> String {
+    match op.arity() {
+        Arity::Exactly(_) => op.name().to_owned(),
+        _ => format!("{}/{operands}", op.name()),
+    }
+}
+
+/// The operator and number of operands that a constructor's name stands for.
+pub(super) fn symbol(name: &str) -> Option<Symbol> {
+    let (op, operands) = match name.split_once('/') {
+        Some((base, count)) => {
+            let op = registry::op(base)?;
+            let count = count.parse().ok()?;
+            let fixed = matches!(op.arity(), Arity::Exactly(_));
+            (!fixed && op.arity().check(count).is_ok()).then_some((op, count))?
+        }
+        None => {
+            let op = registry::op(name)?;
+            let Arity::Exactly(count) = op.arity() else {
+                return None;
+            };
+            (op, count)
+        }
+    };
+    Some(Symbol {
+        op,
+        attrs: op.attributes(),
+        operands,
+        tuple: op.ports().len() > 1,
+    })
+}
+
+/// egglog's sort for a kind of attribute.
+fn sort_name(kind: AttrKind) -> &'static str {
+    match kind {
+        AttrKind::Int => "i64",
+        AttrKind::Float => "f64",
+        AttrKind::Bool => "bool",
+        AttrKind::Ints | AttrKind::Str | AttrKind::DType => "String",
+    }
+}
+
+fn declaration(name: &str, symbol: &Symbol) -> String {
+    let mut columns: Vec<&str> = symbol.attrs.iter().map(|(_, kind)| sort_name(*kind)).collect();
+    columns.extend(std::iter::repeat_n("T", symbol.operands));
+    let output = if symbol.tuple { "Tup" } else { "T" };
+    format!("(constructor {name} ({}) {output})\n", columns.join(" "))
+}
+
+/// Name of the constructor for calls of operators that no rule mentions: a number for operator and attributes,
+/// and the operands.
+pub(super) fn opaque_name(operands: usize, tuple: bool) -> String {
+    match tuple {
+        false => format!("Call/{operands}"),
+        true => format!("CallTup/{operands}"),
+    }
+}
+
+/// The declaration of [`opaque_name`].
+pub(super) fn opaque_declaration(operands: usize, tuple: bool) -> String {
+    let output = if tuple { "Tup" } else { "T" };
+    let columns = " T".repeat(operands);
+    format!("(constructor {} (i64{columns}) {output})\n", opaque_name(operands, tuple))
+}
+
+/// Whether the constructor for so many operands need not be declared.
+pub(super) fn opaque_is_declared(operands: usize) -> bool {
+    operands <= DECLARED_ARITY
+}
+
+impl Dialect {
+    /// Loads rules.
+    ///
+    /// # Errors
+    /// [`Error::RuleSet`] with the rule that does not type-check.
+    pub(super) fn new(rules: Vec<Arc<Rule>>) -> Result<Self> {
+        let mut program = PRELUDE.to_owned();
+        for operands in 0..=DECLARED_ARITY {
+            program += &opaque_declaration(operands, false);
+            program += &opaque_declaration(operands, true);
+        }
+        let mut symbols = HashMap::new();
+        for rule in &rules {
+            for name in names(rule) {
+                if !symbols.contains_key(&name)
+                    && let Some(symbol) = symbol(&name)
+                {
+                    program += &declaration(&name, &symbol);
+                    symbols.insert(name, symbol);
+                }
+            }
+        }
+        let mut template = EGraph::default();
+        template
+            .parse_and_run_program(Some("prelude".into()), &program)
+            .map_err(|e| Error::graph(format!("the vocabulary of rewriting does not load: {e}"), ""))?;
+        for (number, rule) in rules.iter().enumerate() {
+            let command = with_provenance(rule, number as i64, &symbols);
+            program += &format!("{command}\n");
+            template.run_program(vec![command]).map_err(|e| Error::RuleSet {
+                set: rule.set.clone(),
+                rule: Some(rule.name.clone()),
+                span: Some(rule.span.to_string()),
+                message: e.to_string(),
+            })?;
+        }
+        Ok(Dialect {
+            template,
+            symbols,
+            rules,
+            program,
+        })
+    }
+}
+
+/// The rule with an action for each union that records that it fired.
+fn with_provenance(rule: &Rule, number: i64, symbols: &HashMap<String, Symbol>) -> Command {
+    let tuples = tuple_variables(rule, symbols);
+    let mut head = rule.head.clone();
+    for action in &rule.head {
+        if let Action::Union(span, target, _) = action {
+            let relation = match is_tuple(target, &tuples, symbols) {
+                true => "fired-tup",
+                false => "fired",
+            };
+            let number = Expr::Lit(span.clone(), Literal::Int(number));
+            let call = Expr::Call(span.clone(), relation.into(), vec![number, target.clone()]);
+            head.push(Action::Expr(span.clone(), call));
+        }
+    }
+    rule.command("rules", head)
+}
+
+fn is_tuple(expr: &Expr, tuples: &[String], symbols: &HashMap<String, Symbol>) -> bool {
+    match expr {
+        Expr::Var(_, name) => tuples.contains(name),
+        Expr::Call(_, name, _) => symbols.get(name).is_some_and(|s| s.tuple),
+        Expr::Lit(..) => false,
+    }
+}
+
+/// Variables that stand for the results of a call with several.
+fn tuple_variables(rule: &Rule, symbols: &HashMap<String, Symbol>) -> Vec<String> {
+    let mut tuples = Vec::new();
+    let mut note = |expr: &Expr| {
+        if let Expr::Var(_, name) = expr {
+            tuples.push(name.clone());
+        }
+    };
+    let is_tuple_call = |e: &Expr| matches!(e, Expr::Call(_, name, _) if symbols.get(name).is_some_and(|s| s.tuple));
+    for fact in &rule.body {
+        if let Fact::Eq(_, a, b) = fact {
+            if is_tuple_call(b) {
+                note(a);
+            }
+            if is_tuple_call(a) {
+                note(b);
+            }
+        }
+    }
+    for action in &rule.head {
+        if let Action::Let(span, name, value) = action
+            && is_tuple_call(value)
+        {
+            note(&Expr::Var(span.clone(), name.clone()));
+        }
+    }
+    for_each_expr(rule, &mut |expr| {
+        if let Expr::Call(_, name, args) = expr
+            && name == "Get"
+        {
+            args.iter().skip(1).for_each(&mut note);
+        }
+    });
+    tuples
+}
+
+/// All names that a rule applies, in order of appearance.
+fn names(rule: &Rule) -> Vec<String> {
+    let mut names = Vec::new();
+    for_each_expr(rule, &mut |expr| {
+        if let Expr::Call(_, name, _) = expr {
+            names.push(name.clone());
+        }
+    });
+    names
+}
+
+/// Visits every expression of a rule with its parts.
+fn for_each_expr(rule: &Rule, visit: &mut dyn FnMut(&Expr)) {
+    fn walk(expr: &Expr, visit: &mut dyn FnMut(&Expr)) {
+        visit(expr);
+        if let Expr::Call(_, _, args) = expr {
+            args.iter().for_each(|a| walk(a, visit));
+        }
+    }
+    for fact in &rule.body {
+        match fact {
+            Fact::Eq(_, a, b) => [a, b].into_iter().for_each(|e| walk(e, visit)),
+            Fact::Fact(e) => walk(e, visit),
+        }
+    }
+    for action in &rule.head {
+        match action {
+            Action::Let(_, _, e) | Action::Expr(_, e) => walk(e, visit),
+            Action::Union(_, a, b) => [a, b].into_iter().for_each(|e| walk(e, visit)),
+            Action::Set(_, _, args, e) => args.iter().chain([e]).for_each(|e| walk(e, visit)),
+            Action::Change(_, _, _, args) => args.iter().for_each(|e| walk(e, visit)),
+            Action::Panic(..) => {}
+        }
+    }
+}
+
+/// A span for errors that stand for no text.
+pub(super) fn span_text(span: &Span) -> String {
+    span.to_string()
+}
