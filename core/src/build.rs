@@ -7,9 +7,10 @@ use crate::backend::Device;
 use crate::config::Config;
 use crate::error::{Result, unwrap_report};
 use crate::graph::Graph;
-use crate::optimize::{OptimizeReport, for_inference, try_optimize};
+use crate::optimize::{OptimizeReport, for_inference, optimize_for};
 use crate::plan::compile_for;
 use crate::plan::optimizer::Update;
+use crate::rewrite::{Pass, Request, RewriteConfig, Target};
 use crate::select;
 use crate::session::Session;
 
@@ -33,6 +34,8 @@ pub struct SessionConfig {
     pub mode: Mode,
     /// Updates to compile in from the start (they can be set later too); an optimizer converts to one.
     pub optimizer: Option<Update>,
+    /// Settings of rewriting instead of those of the configuration file.
+    pub rewrite: Option<RewriteConfig>,
     /// Settings instead of those of the configuration file.
     pub config: Option<Config>,
 }
@@ -78,13 +81,15 @@ pub fn build_inference_session(graph: &Graph) -> Session {
 /// lacks kernels, not enough memory.
 pub fn build(graph: &Graph, config: SessionConfig) -> Result<(Session, OptimizeReport)> {
     // The graph first: its errors should not need a device to show.
-    let (optimized, report) = prepare(graph, config.mode)?;
+    graph.verify()?;
     let settings = match config.config {
         Some(settings) => settings,
         None => Config::load()?,
     };
     let selected = select::select(config.device.as_deref(), &settings)?;
     let device = selected.open(&settings)?;
+    let rewrite = config.rewrite.unwrap_or(settings.rewrite);
+    let (optimized, report) = prepare(graph, config.mode, &device, &rewrite, config.optimizer.as_ref())?;
     let session = compile_on(&optimized, device, config.optimizer)?;
     Ok((session, report))
 }
@@ -99,18 +104,35 @@ pub fn build_on(
     mode: Mode,
     optimizer: Option<Update>,
 ) -> Result<(Session, OptimizeReport)> {
-    let (optimized, report) = prepare(graph, mode)?;
+    let rewrite = RewriteConfig::default();
+    let (optimized, report) = prepare(graph, mode, &device, &rewrite, optimizer.as_ref())?;
     Ok((compile_on(&optimized, device, optimizer)?, report))
 }
 
-/// All graph passes before compilation.
-fn prepare(graph: &Graph, mode: Mode) -> Result<(Graph, OptimizeReport)> {
+/// All graph passes before compilation, for a device or a model of one.
+///
+/// # Errors
+/// What the passes find in the graph; settings and rules that cannot be used.
+pub fn prepare(
+    graph: &Graph,
+    mode: Mode,
+    target: &dyn Target,
+    config: &RewriteConfig,
+    optimizer: Option<&Update>,
+) -> Result<(Graph, OptimizeReport)> {
+    let group_of = |name: &str| optimizer.map_or(0, |update| update.group_of(name) as u64);
+    let request = |pass| Request {
+        pass,
+        target,
+        config,
+        group_of: &group_of,
+    };
     match mode {
-        Mode::Inference => try_optimize(&for_inference(graph)?),
+        Mode::Inference => optimize_for(&for_inference(graph)?, &request(Pass::Inference)),
         Mode::Training => {
-            let (forward, mut report) = try_optimize(graph)?;
+            let (forward, mut report) = optimize_for(graph, &request(Pass::Forward))?;
             let full = try_differentiate(&forward.try_toposort()?)?;
-            let (optimized, second) = try_optimize(&full)?;
+            let (optimized, second) = optimize_for(&full, &request(Pass::Backward))?;
             report.merge(second);
             Ok((optimized, report))
         }

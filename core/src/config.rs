@@ -5,6 +5,9 @@
 //!
 //! [backend.cpu]
 //! threads = 4
+//!
+//! [rewrite]
+//! disable = ["packing"]
 //! ```
 
 use std::collections::BTreeMap;
@@ -13,6 +16,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use crate::error::{Error, Result};
+use crate::rewrite::RewriteConfig;
 
 /// Variable that names the configuration file.
 pub const CONFIG_VARIABLE: &str = "MEGANEURA_CONFIG";
@@ -28,6 +32,9 @@ pub struct Config {
     /// Settings of each backend by its name; their meaning is the backend's.
     #[serde(default)]
     pub backend: BTreeMap<String, BTreeMap<String, toml::Value>>,
+    /// Settings of rewriting.
+    #[serde(default)]
+    pub rewrite: RewriteConfig,
     /// The file that this was read from.
     #[serde(skip)]
     pub path: Option<PathBuf>,

@@ -8,10 +8,28 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use crate::attrs::Attrs;
+use crate::config::Config;
 use crate::error::{Result, unwrap_report};
 use crate::graph::{ConstantData, Graph, NodeId, NodeKind, Value};
 use crate::ops::{Expansion, InferenceForm};
+use crate::rewrite::{Modelled, Pass, Request, rewrite};
+use crate::select;
 use crate::shape::TensorType;
+
+/// One use of a rule.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Fusion {
+    /// The rule.
+    pub rule: String,
+    /// Its rule set.
+    pub rule_set: String,
+    /// The node that it made, in the graph that came out.
+    pub node: u32,
+    /// Names of the nodes that it replaced.
+    pub node_name: String,
+    /// Estimated saving a step, in picoseconds. One fusion may cost what another saves.
+    pub saving_ps: i64,
+}
 
 /// What optimization did.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -30,6 +48,18 @@ pub struct OptimizeReport {
     pub nodes_after: usize,
     /// Fusions and the node that each produced.
     pub fusions_applied: Vec<(String, u32)>,
+    /// The fusions with their places and savings.
+    pub fusions: Vec<Fusion>,
+    /// Estimated time of a step before rewriting, in picoseconds, by the device's cost model.
+    pub cost_before_ps: u64,
+    /// The same after rewriting.
+    pub cost_after_ps: u64,
+    /// What greedy rewriting with the same rules reaches, if it was asked for.
+    pub greedy_cost_ps: Option<u64>,
+    /// Whether the graph is the cheapest of all that the rules reach.
+    pub extraction_exact: bool,
+    /// The budget that ended saturation, if one did.
+    pub budget_hit: Option<String>,
     /// Time of saturation.
     pub egglog_time: Duration,
     /// Time of choosing and rebuilding the graph.
@@ -51,6 +81,12 @@ impl OptimizeReport {
         self.nodes_before = later.nodes_before;
         self.nodes_after = later.nodes_after;
         self.fusions_applied.extend(later.fusions_applied);
+        self.fusions.extend(later.fusions);
+        self.cost_before_ps = later.cost_before_ps;
+        self.cost_after_ps = later.cost_after_ps;
+        self.greedy_cost_ps = later.greedy_cost_ps;
+        self.extraction_exact &= later.extraction_exact;
+        self.budget_hit = self.budget_hit.take().or(later.budget_hit);
         self.egglog_time += later.egglog_time;
         self.extract_time += later.extract_time;
     }
@@ -88,7 +124,8 @@ impl fmt::Display for OptimizeReport {
     }
 }
 
-/// Optimizes a graph.
+/// Optimizes a graph for the device that environment and configuration file select: the rules for graphs with
+/// gradients if it has some, else those for graphs that will be differentiated.
 ///
 /// # Panics
 /// With the report of [`try_optimize`]'s error.
@@ -108,26 +145,47 @@ pub fn optimize_with_report(graph: &Graph) -> (Graph, OptimizeReport) {
     unwrap_report(try_optimize(graph))
 }
 
-/// [`optimize_with_report`] with errors as values.
+/// [`optimize_with_report`] with errors as values. Where no device can be opened, the graph is optimized for a
+/// discrete GPU of which only the rates are known.
 ///
 /// # Errors
-/// What [`Graph::verify`] finds.
+/// What [`Graph::verify`] finds; a configuration that cannot be read; an unsound rule.
 pub fn try_optimize(graph: &Graph) -> Result<(Graph, OptimizeReport)> {
     graph.verify()?;
-    let start = Instant::now();
-    let (optimized, merged, removed) = clean(graph)?;
-    let fired = [("merge equal computations", merged), ("remove unused nodes", removed)];
-    let report = OptimizeReport {
-        rules_fired: fired
-            .into_iter()
-            .filter(|(_, count)| *count > 0)
-            .map(|(rule, count)| (rule.to_owned(), count))
-            .collect(),
-        nodes_before: graph.nodes().len(),
-        nodes_after: optimized.nodes().len(),
-        extract_time: start.elapsed(),
-        ..OptimizeReport::default()
+    let config = Config::load()?;
+    let device = select::select(None, &config).and_then(|selected| selected.open(&config));
+    let request = |target| Request {
+        pass: match graph.gradients().is_empty() {
+            true => Pass::Forward,
+            false => Pass::Backward,
+        },
+        target,
+        config: &config.rewrite,
+        group_of: &|_| 0,
     };
+    match &device {
+        Ok(device) => optimize_for(graph, &request(device)),
+        Err(_) => optimize_for(graph, &request(&Modelled::discrete_gpu())),
+    }
+}
+
+/// Optimizes a graph: merges what is equal, removes what nothing needs, applies the rules of a pass, and gathers
+/// elementwise calls where no further pass follows.
+///
+/// # Errors
+/// What [`Graph::verify`] finds; a rule set to leave out that does not exist; an unsound rule.
+pub fn optimize_for(graph: &Graph, request: &Request) -> Result<(Graph, OptimizeReport)> {
+    graph.verify()?;
+    let start = Instant::now();
+    let (cleaned, merged, removed) = clean(graph)?;
+    let cleaning = start.elapsed();
+    let (optimized, mut report) = rewrite(&cleaned, request)?;
+    let fired = [("merge equal computations", merged), ("remove unused nodes", removed)];
+    let fired = fired.into_iter().filter(|(_, count)| *count > 0);
+    let fired = fired.map(|(rule, count)| (rule.to_owned(), count));
+    report.rules_fired.splice(0..0, fired);
+    report.nodes_before = graph.nodes().len();
+    report.extract_time += cleaning;
     optimized.verify()?;
     Ok((optimized, report))
 }
@@ -149,11 +207,7 @@ fn clean(graph: &Graph) -> Result<(Graph, usize, usize)> {
     }
     for id in order.iter().rev() {
         let node = &graph.nodes()[id.index()];
-        let named_leaf = matches!(
-            node.kind,
-            NodeKind::Input | NodeKind::Parameter { .. } | NodeKind::State { .. }
-        );
-        live[id.index()] |= named_leaf;
+        live[id.index()] |= node.is_named_leaf();
         if live[id.index()] {
             for v in &node.inputs {
                 live[v.node.index()] = true;

@@ -257,3 +257,25 @@ pub fn verify_linked(wanted: &[&'static PluginManifest]) -> Result<()> {
     }
     Ok(())
 }
+
+/// A rule set with its rules.
+pub struct RegisteredSet {
+    /// The set.
+    pub set: crate::rewrite::RuleSet,
+    /// Its rules.
+    pub rules: Vec<Arc<crate::rewrite::rule::Rule>>,
+}
+
+static SETS: RwLock<Vec<Arc<RegisteredSet>>> = RwLock::new(Vec::new());
+
+/// All rule sets.
+pub fn rule_sets() -> Vec<Arc<RegisteredSet>> {
+    SETS.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+}
+
+/// Registers a rule set.
+pub fn register_rule_set(set: crate::rewrite::RuleSet) -> Result<()> {
+    let rules = crate::rewrite::rule::parse(&set)?.into_iter().map(Arc::new).collect();
+    SETS.write().unwrap_or_else(std::sync::PoisonError::into_inner).push(Arc::new(RegisteredSet { set, rules }));
+    Ok(())
+}

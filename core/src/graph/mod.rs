@@ -448,6 +448,14 @@ fn infer(op: OpRef, attrs: &Attrs, inputs: &[TensorType]) -> Result<Vec<TensorTy
 }
 
 impl Node {
+    /// Whether this is a leaf that users fill by its name.
+    pub fn is_named_leaf(&self) -> bool {
+        matches!(
+            self.kind,
+            NodeKind::Input | NodeKind::Parameter { .. } | NodeKind::State { .. }
+        )
+    }
+
     /// Whether this is a call of an operator.
     pub fn is_op(&self) -> bool {
         matches!(self.kind, NodeKind::Op { .. })

@@ -211,6 +211,17 @@ pub trait Operator: Send + Sync + 'static {
     fn ports(&self) -> &'static [&'static str] {
         &["out"]
     }
+    /// Whether port 0 is a part of the operand that a device with free views reads where it is.
+    fn part(&self, attrs: &Attrs) -> bool {
+        let _ = attrs;
+        false
+    }
+    /// The axis along which the operands stand one after the other in the result, for the operator that does
+    /// nothing else: parameters that it joins may be stored so.
+    fn packs(&self, attrs: &Attrs) -> Option<i64> {
+        let _ = attrs;
+        None
+    }
     /// The operand whose bytes port 0 shares, for operators that only change the type.
     fn alias(&self) -> Option<usize> {
         None

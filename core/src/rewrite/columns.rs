@@ -1,52 +1,42 @@
 //! Attributes as columns of e-nodes.
 
+use egglog::ast::Literal;
 use egglog::sort::{F, S};
 use egglog::{Core, EGraph, FullState, Value};
-use ordered_float::OrderedFloat;
 
+use super::attr;
 use crate::attrs::{Attr, AttrKind, Attrs};
-use crate::dtype::DType;
-use crate::ops::AttrDecls;
+use crate::ops::OpRef;
 
 /// An attribute as a value of an e-graph.
-pub(super) fn to_value(state: &FullState<'_, '_>, attr: &Attr) -> Value {
-    match attr {
-        Attr::Int(v) => state.base_to_value(*v),
-        Attr::Float(v) => state.base_to_value(F::new(OrderedFloat(*v))),
-        Attr::Bool(v) => state.base_to_value(*v),
-        Attr::Str(v) => state.base_to_value(S::new(v.clone())),
-        other => state.base_to_value(S::new(other.to_string())),
+pub(super) fn to_value(state: &FullState<'_, '_>, value: &Attr) -> Value {
+    match attr::to_literal(value) {
+        Literal::Int(v) => state.base_to_value(v),
+        Literal::Float(v) => state.base_to_value(F::new(v)),
+        Literal::Bool(v) => state.base_to_value(v),
+        Literal::String(v) => state.base_to_value(S::new(v)),
+        Literal::Unit => state.base_to_value(()),
     }
 }
 
-/// The attribute of a kind that a value stands for; `None` for text that is no list or element type.
-fn from_value(egraph: &EGraph, kind: AttrKind, value: Value) -> Option<Attr> {
-    let text = || egraph.value_to_base::<S>(value).into_inner();
-    Some(match kind {
-        AttrKind::Int => Attr::Int(egraph.value_to_base(value)),
-        AttrKind::Float => Attr::Float(egraph.value_to_base::<F>(value).into_inner().into_inner()),
-        AttrKind::Bool => Attr::Bool(egraph.value_to_base(value)),
-        AttrKind::Str => Attr::Str(text()),
-        AttrKind::Ints => Attr::Ints(parse_ints(&text())?),
-        AttrKind::DType => Attr::DType(DType::from_name(&text())?),
-    })
-}
-
-/// A list of integers as [`Attr`] prints it: `[1, 0]`.
-pub(super) fn parse_ints(text: &str) -> Option<Vec<i64>> {
-    let inner = text.trim().strip_prefix('[')?.strip_suffix(']')?.trim();
-    if inner.is_empty() {
-        return Some(Vec::new());
+fn to_literal(egraph: &EGraph, kind: AttrKind, value: Value) -> Literal {
+    match kind {
+        AttrKind::Int => Literal::Int(egraph.value_to_base(value)),
+        AttrKind::Float => Literal::Float(egraph.value_to_base::<F>(value).into_inner()),
+        AttrKind::Bool => Literal::Bool(egraph.value_to_base(value)),
+        AttrKind::Str | AttrKind::Ints | AttrKind::DType => {
+            Literal::String(egraph.value_to_base::<S>(value).into_inner())
+        }
     }
-    inner.split(',').map(|part| part.trim().parse().ok()).collect()
 }
 
-/// The attributes of an e-node.
-pub(super) fn attrs(egraph: &EGraph, declared: &AttrDecls, columns: &[Value]) -> Option<Attrs> {
-    declared
+/// The attributes of an e-node; `None` where text is no list or element type.
+pub(super) fn attrs(egraph: &EGraph, op: OpRef, columns: &[Value]) -> Option<Attrs> {
+    let declared = op.attributes();
+    let literals: Vec<Literal> = declared
         .iter()
         .zip(columns)
-        .try_fold(Attrs::new(), |attrs, (&(name, kind), &value)| {
-            Some(attrs.with(name, from_value(egraph, kind, value)?))
-        })
+        .map(|(&(_, kind), &value)| to_literal(egraph, kind, value))
+        .collect();
+    attr::attrs(op, &literals)
 }

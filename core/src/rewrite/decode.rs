@@ -125,7 +125,7 @@ impl Decoder<'_> {
             if let Some(&child) = node.children.get(next) {
                 stack.push((class, next + 1));
                 if self.provenance[child as usize].is_none() {
-                    self.provenance[child as usize].clone_from(&self.provenance[class as usize]);
+                    self.provenance[child as usize] = self.provenance[class as usize].clone();
                 }
                 stack.push((child, 0));
                 continue;

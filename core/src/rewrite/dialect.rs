@@ -5,13 +5,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use egglog::EGraph;
-use egglog::ast::{Action, Command, Expr, Fact, Literal, Span};
+use egglog::ast::{Action, Command, Expr, Fact, Literal};
 
+use super::attr::{Constructor, TENSOR, TUPLE};
 use super::rule::Rule;
-use crate::attrs::AttrKind;
 use crate::error::{Error, Result};
-use crate::ops::{Arity, AttrDecls, OpRef};
-use crate::registry;
 
 /// Sorts, leaves and facts that every e-graph has.
 const PRELUDE: &str = r#"
@@ -55,77 +53,22 @@ pub(super) const LEAVES: &[(&str, &str)] = &[
 /// Most operands of a call whose constructor is declared beforehand.
 const DECLARED_ARITY: usize = 8;
 
-/// An operator as the rules spell it.
-#[derive(Clone, Debug)]
-pub(super) struct Symbol {
-    pub(super) op: OpRef,
-    pub(super) attrs: AttrDecls,
-    pub(super) operands: usize,
-    /// Whether it stands for several results.
-    pub(super) tuple: bool,
-}
-
 /// Declarations and rules.
 #[derive(Clone)]
 pub(super) struct Dialect {
     /// An e-graph with everything loaded and no values.
     pub(super) template: EGraph,
     /// Operators that occur in rules, by their constructors.
-    pub(super) symbols: HashMap<String, Symbol>,
+    pub(super) symbols: HashMap<String, Constructor>,
     /// The rules, as the numbers of `fired` name them.
     pub(super) rules: Vec<Arc<Rule>>,
     /// Everything as text.
     pub(super) program: String,
 }
 
-/// Name of an operator's constructor for a call with so many operands.
-pub(super) fn constructor_name(op: OpRef, operands: usize) -> String {
-    match op.arity() {
-        Arity::Exactly(_) => op.name().to_owned(),
-        _ => format!("{}/{operands}", op.name()),
-    }
-}
-
-/// The operator and number of operands that a constructor's name stands for.
-pub(super) fn symbol(name: &str) -> Option<Symbol> {
-    let (op, operands) = match name.split_once('/') {
-        Some((base, count)) => {
-            let op = registry::op(base)?;
-            let count = count.parse().ok()?;
-            let fixed = matches!(op.arity(), Arity::Exactly(_));
-            (!fixed && op.arity().check(count).is_ok()).then_some((op, count))?
-        }
-        None => {
-            let op = registry::op(name)?;
-            let Arity::Exactly(count) = op.arity() else {
-                return None;
-            };
-            (op, count)
-        }
-    };
-    Some(Symbol {
-        op,
-        attrs: op.attributes(),
-        operands,
-        tuple: op.ports().len() > 1,
-    })
-}
-
-/// egglog's sort for a kind of attribute.
-fn sort_name(kind: AttrKind) -> &'static str {
-    match kind {
-        AttrKind::Int => "i64",
-        AttrKind::Float => "f64",
-        AttrKind::Bool => "bool",
-        AttrKind::Ints | AttrKind::Str | AttrKind::DType => "String",
-    }
-}
-
-fn declaration(name: &str, symbol: &Symbol) -> String {
-    let mut columns: Vec<&str> = symbol.attrs.iter().map(|(_, kind)| sort_name(*kind)).collect();
-    columns.extend(std::iter::repeat_n("T", symbol.operands));
-    let output = if symbol.tuple { "Tup" } else { "T" };
-    format!("(constructor {name} ({}) {output})\n", columns.join(" "))
+fn declaration(symbol: &Constructor) -> String {
+    let output = if symbol.is_tuple() { TUPLE } else { TENSOR };
+    format!("(constructor {} ({}) {output})\n", symbol.name(), symbol.argument_sorts().join(" "))
 }
 
 /// Name of the constructor for calls of operators that no rule mentions: a number for operator and attributes,
@@ -164,9 +107,9 @@ impl Dialect {
         for rule in &rules {
             for name in names(rule) {
                 if !symbols.contains_key(&name)
-                    && let Some(symbol) = symbol(&name)
+                    && let Ok(symbol) = Constructor::resolve(&name, &[])
                 {
-                    program += &declaration(&name, &symbol);
+                    program += &declaration(&symbol);
                     symbols.insert(name, symbol);
                 }
             }
@@ -195,7 +138,7 @@ impl Dialect {
 }
 
 /// The rule with an action for each union that records that it fired.
-fn with_provenance(rule: &Rule, number: i64, symbols: &HashMap<String, Symbol>) -> Command {
+fn with_provenance(rule: &Rule, number: i64, symbols: &HashMap<String, Constructor>) -> Command {
     let tuples = tuple_variables(rule, symbols);
     let mut head = rule.head.clone();
     for action in &rule.head {
@@ -212,23 +155,23 @@ fn with_provenance(rule: &Rule, number: i64, symbols: &HashMap<String, Symbol>) 
     rule.command("rules", head)
 }
 
-fn is_tuple(expr: &Expr, tuples: &[String], symbols: &HashMap<String, Symbol>) -> bool {
+fn is_tuple(expr: &Expr, tuples: &[String], symbols: &HashMap<String, Constructor>) -> bool {
     match expr {
         Expr::Var(_, name) => tuples.contains(name),
-        Expr::Call(_, name, _) => symbols.get(name).is_some_and(|s| s.tuple),
+        Expr::Call(_, name, _) => symbols.get(name).is_some_and(|s| s.is_tuple()),
         Expr::Lit(..) => false,
     }
 }
 
 /// Variables that stand for the results of a call with several.
-fn tuple_variables(rule: &Rule, symbols: &HashMap<String, Symbol>) -> Vec<String> {
+fn tuple_variables(rule: &Rule, symbols: &HashMap<String, Constructor>) -> Vec<String> {
     let mut tuples = Vec::new();
     let mut note = |expr: &Expr| {
         if let Expr::Var(_, name) = expr {
             tuples.push(name.clone());
         }
     };
-    let is_tuple_call = |e: &Expr| matches!(e, Expr::Call(_, name, _) if symbols.get(name).is_some_and(|s| s.tuple));
+    let is_tuple_call = |e: &Expr| matches!(e, Expr::Call(_, name, _) if symbols.get(name).is_some_and(|s| s.is_tuple()));
     for fact in &rule.body {
         if let Fact::Eq(_, a, b) = fact {
             if is_tuple_call(b) {
@@ -290,9 +233,4 @@ fn for_each_expr(rule: &Rule, visit: &mut dyn FnMut(&Expr)) {
             Action::Panic(..) => {}
         }
     }
-}
-
-/// A span for errors that stand for no text.
-pub(super) fn span_text(span: &Span) -> String {
-    span.to_string()
 }

@@ -15,7 +15,6 @@ mod cost;
 mod decode;
 mod dialect;
 pub mod extract;
-mod pack;
 pub mod problem;
 mod report;
 pub mod rule;
@@ -183,7 +182,7 @@ pub fn rewrite(graph: &Graph, request: &Request) -> Result<(Graph, OptimizeRepor
     };
     let extraction = extract(&problem, &budget)?;
     let decoded = decode::decode(graph, &state, &snapshot, &problem, &extraction.selection)?;
-    let packed = pack::pack_parameters(&decoded.graph, request.group_of)?;
+    let packed = decoded.graph;
     report.extract_time = start.elapsed();
 
     let (_, counts) = state.fired()?;
@@ -205,6 +204,8 @@ pub fn rewrite(graph: &Graph, request: &Request) -> Result<(Graph, OptimizeRepor
         values: &decoded.values,
     }
     .list()?;
+    let applied = report.fusions.iter().map(|f| (f.rule.clone(), f.node));
+    report.fusions_applied = applied.collect();
     Ok((packed, report))
 }
 

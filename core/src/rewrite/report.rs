@@ -22,36 +22,46 @@ pub(super) struct Fusions<'a> {
     pub(super) values: &'a FxHashMap<u32, Value>,
 }
 
+/// The nodes of the graph that came in, by the classes of their values: each with its own e-node.
+type Originals = FxHashMap<u32, Vec<(Value, u32)>>;
+
 impl Fusions<'_> {
     /// All fusions in the order of the nodes that they replace. What a fusion saves is the price of the calls
     /// that it makes superfluous less that of the calls that it adds; each is counted for one fusion.
     pub(super) fn list(&self) -> Result<Vec<Fusion>> {
         let (fired, _) = self.state.fired()?;
         let originals = self.originals();
-        let mut classes: Vec<(Value, u32)> = originals.iter().map(|(class, (value, _))| (*value, *class)).collect();
-        classes.sort_unstable();
+        let mut values: Vec<(Value, u32, u32)> = originals
+            .iter()
+            .flat_map(|(&class, list)| list.iter().map(move |&(value, at)| (value, class, at)))
+            .collect();
+        values.sort_unstable();
         let mut claimed = FxHashSet::default();
         let mut fusions: Vec<Fusion> = Vec::new();
         // Several parts of one packed result are one fusion.
         let mut packed: FxHashMap<(usize, u32), usize> = FxHashMap::default();
-        for (value, class) in classes {
+        for (value, class, at) in values {
             let Some(choice) = self.selection[class as usize] else { continue };
-            let (_, original) = originals[&class];
-            let (node, _) = self.snapshot.chosen(self.problem, class, choice);
-            let before = &self.snapshot.classes[class as usize][original as usize];
-            if node.label == before.label && !self.differs(node.children.as_slice(), &before.children, &originals) {
+            let (node, is_packed) = self.snapshot.chosen(self.problem, class, choice);
+            let before = &self.snapshot.classes[class as usize][at as usize];
+            let kept = originals[&class].iter().any(|(_, own)| *own == choice);
+            let same = node.label == before.label && !is_packed && !self.is_new(&node.children, &originals);
+            if choice == at || (same && !kept) {
                 continue;
             }
             let key = self.snapshot.keys[class as usize];
             let Some(rule) = fired.get(&key).and_then(|rules| self.maker(rules, node.label)) else {
                 continue;
             };
-            let saving = before.cost as i64 - node.cost as i64 + self.vanished(&before.children, &originals, &mut claimed)
-                - self.added(&node.children, &originals, &mut claimed);
+            let mut saving = before.cost as i64 + self.vanished(&before.children, &originals, &mut claimed);
+            if !kept && claimed.insert(class) {
+                saving -= node.cost as i64;
+                saving -= self.added(&node.children, &originals, &mut claimed);
+            }
             let shared = node.children.first().copied().unwrap_or(class);
             let name = place(self.graph, value).to_string();
             let at = packed.get(&(rule, shared)).copied();
-            match at.filter(|_| node.cost == 0) {
+            match at.filter(|_| node.cost == 0 && !node.children.is_empty()) {
                 Some(at) => {
                     fusions[at].saving_ps += saving;
                     fusions[at].node_name += &format!(" + {name}");
@@ -71,25 +81,24 @@ impl Fusions<'_> {
         Ok(fusions)
     }
 
-    /// Classes of the graph's values with one of them and its e-node.
-    fn originals(&self) -> FxHashMap<u32, (Value, u32)> {
+    fn originals(&self) -> Originals {
         let mut values: Vec<(&Value, &u32)> = self.snapshot.values.iter().collect();
         values.sort_unstable();
-        let mut originals = FxHashMap::default();
+        let mut originals = Originals::default();
         for (&value, &class) in values {
             if value.port == u32::MAX {
                 continue;
             }
             if let Some(at) = self.snapshot.original(self.state, self.graph, value) {
-                originals.entry(class).or_insert((value, at));
+                originals.entry(class).or_default().push((value, at));
             }
         }
         originals
     }
 
-    /// Whether operands are other classes, some of them new.
-    fn differs(&self, new: &[u32], old: &[u32], originals: &FxHashMap<u32, (Value, u32)>) -> bool {
-        new != old && new.iter().any(|c| !originals.contains_key(c))
+    /// Whether some of these classes stand for nothing in the graph that came in.
+    fn is_new(&self, classes: &[u32], originals: &Originals) -> bool {
+        classes.iter().any(|c| !originals.contains_key(c))
     }
 
     /// The rule that made an e-node, of those that fired on its class: one whose actions name its operator.
@@ -107,33 +116,31 @@ impl Fusions<'_> {
     }
 
     /// Price of the calls of the graph behind these classes that nothing needs any more.
-    fn vanished(
-        &self,
-        classes: &[u32],
-        originals: &FxHashMap<u32, (Value, u32)>,
-        claimed: &mut FxHashSet<u32>,
-    ) -> i64 {
+    fn vanished(&self, classes: &[u32], originals: &Originals, claimed: &mut FxHashSet<u32>) -> i64 {
         let mut saved = 0;
         let mut open = classes.to_vec();
         while let Some(class) = open.pop() {
             if self.selection[class as usize].is_some() || !claimed.insert(class) {
                 continue;
             }
-            let at = originals.get(&class).map_or(0, |(_, at)| *at as usize);
-            let node = &self.snapshot.classes[class as usize][at];
-            saved += node.cost as i64;
-            open.extend(&node.children);
+            for &(_, at) in originals.get(&class).into_iter().flatten() {
+                let node = &self.snapshot.classes[class as usize][at as usize];
+                saved += node.cost as i64;
+                open.extend(&node.children);
+            }
+            // The results of a call with several have no values of their own.
+            if !originals.contains_key(&class)
+                && let [node] = self.snapshot.classes[class as usize].as_slice()
+            {
+                saved += node.cost as i64;
+                open.extend(&node.children);
+            }
         }
         saved
     }
 
     /// Price of the calls behind these classes that the graph did not have.
-    fn added(
-        &self,
-        classes: &[u32],
-        originals: &FxHashMap<u32, (Value, u32)>,
-        claimed: &mut FxHashSet<u32>,
-    ) -> i64 {
+    fn added(&self, classes: &[u32], originals: &Originals, claimed: &mut FxHashSet<u32>) -> i64 {
         let mut price = 0;
         let mut open = classes.to_vec();
         while let Some(class) = open.pop() {

@@ -6,8 +6,9 @@ use egglog::ast::FunctionSubtype;
 use egglog::{Core, EGraph, FullState, RawValues, Value as EValue, Write};
 use rustc_hash::FxHashMap;
 
+use super::attr::{self, Constructor};
 use super::columns;
-use super::dialect::{Dialect, LEAVES, constructor_name, opaque_declaration, opaque_is_declared, opaque_name};
+use super::dialect::{Dialect, LEAVES, opaque_declaration, opaque_is_declared, opaque_name};
 use super::types::{ClassType, Inference, Label, LabelId, Labels, TypeId, Types};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId, NodeKind, Value};
@@ -125,7 +126,11 @@ impl State {
     ) -> std::result::Result<(), egglog::Error> {
         let node = &graph.nodes()[id.index()];
         let number = i64::from(id.0);
-        let mut single = |state: &mut Self, fs: &mut FullState<'_, '_>, port: u32, value: EValue| {
+        let single = |state: &mut Self,
+                      fs: &mut FullState<'_, '_>,
+                      values: &mut FxHashMap<Value, EValue>,
+                      port: u32,
+                      value: EValue| {
             let ty = state.types.id(&node.outputs[port as usize]);
             fs.set("node", (number, i64::from(port)), value)?;
             fs.set("type", (value,), i64::from(ty))?;
@@ -137,7 +142,7 @@ impl State {
             let noun = node.kind.noun();
             let name = LEAVES.iter().find(|(n, _)| *n == noun).map_or("Constant", |(_, c)| c);
             let value = fs.add(name, (number,))?;
-            single(self, fs, 0, value)?;
+            single(self, fs, values, 0, value)?;
             if let NodeKind::Constant(data) = &node.kind
                 && let Some(uniform) = uniform(&data.to_f64())
             {
@@ -150,16 +155,17 @@ impl State {
         };
         let tuple = node.outputs.len() > 1;
         let operands: Vec<EValue> = node.inputs.iter().map(|v| values[v]).collect();
-        let name = constructor_name(op, operands.len());
-        let symbol = self.dialect.symbols.get(&name);
+        let constructor = Constructor { op, operands: operands.len() };
+        let name = constructor.name();
+        let spelled = self.dialect.symbols.contains_key(name.as_ref()) && attr::literals(op, attrs).is_some();
         let pinned = !op.writes().is_empty();
-        let value = match symbol {
-            Some(symbol) if symbol.tuple == tuple && !pinned => {
+        let value = match spelled && constructor.is_tuple() == tuple && !pinned {
+            true => {
                 let mut row: Vec<EValue> = attrs.iter().map(|(_, a)| columns::to_value(fs, a)).collect();
                 row.extend(&operands);
                 fs.add(&name, RawValues(row))?
             }
-            _ => {
+            false => {
                 let label = match pinned {
                     true => Label::Pinned(id),
                     false => Label::Call(op.get().name(), attrs.clone()),
@@ -177,10 +183,10 @@ impl State {
             self.class_types.insert((true, value), ClassType::Several(ids));
             for port in 0..node.outputs.len() as u32 {
                 let result = fs.add("Get", (i64::from(port), value))?;
-                single(self, fs, port, result)?;
+                single(self, fs, values, port, result)?;
             }
         } else {
-            single(self, fs, 0, value)?;
+            single(self, fs, values, 0, value)?;
         }
         Ok(())
     }
@@ -257,7 +263,7 @@ impl State {
             let (attrs, child_is_tuple) = match table.kind {
                 TableKind::Leaf | TableKind::Opaque => (1, false),
                 TableKind::Get => (1, true),
-                TableKind::Symbol => (symbol.map_or(0, |s| s.attrs.len()), false),
+                TableKind::Symbol => (symbol.map_or(0, |s| s.op.attributes().len()), false),
             };
             let (labels, opaque, symbol_labels) = (&mut self.labels, &self.opaque, &mut self.symbol_labels);
             let egraph = &self.egraph;
@@ -272,7 +278,7 @@ impl State {
                         TableKind::Symbol => symbol_labels.get(&(index, columns.to_vec())).copied().or_else(|| {
                             let symbol = symbol?;
                             // Text that is no list or element type cannot come from a graph, and makes no call.
-                            let attrs = columns::attrs(egraph, &symbol.attrs, columns)?;
+                            let attrs = columns::attrs(egraph, symbol.op, columns)?;
                             let label = labels.id(Label::Call(symbol.op.get().name(), attrs), Some(symbol.op));
                             symbol_labels.insert((index, columns.to_vec()), label);
                             Some(label)

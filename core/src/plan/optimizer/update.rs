@@ -223,7 +223,7 @@ impl Update {
     }
 
     /// Group of a parameter: 0 for those in none, else its position counted from 1.
-    pub(super) fn group_of(&self, parameter: &str) -> usize {
+    pub(crate) fn group_of(&self, parameter: &str) -> usize {
         self.groups
             .iter()
             .position(|group| group.contains(parameter))
