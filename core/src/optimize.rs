@@ -114,14 +114,35 @@ impl fmt::Display for OptimizeReport {
             self.nodes_after,
             self.nodes_before.saturating_sub(self.nodes_after)
         )?;
-        let fusions: Vec<String> = self
-            .fusions_applied
-            .iter()
-            .map(|(name, node)| format!("{name} @node{node}"))
-            .collect();
-        writeln!(f, "Fusions: {}", fusions.join(", "))?;
-        writeln!(f, "Extract time: {:.1}ms", ms(self.extract_time))
+        writeln!(f, "Fusions: {}", shortened(&self.fusions_applied))?;
+        writeln!(f, "Extract time: {:.1}ms", ms(self.extract_time))?;
+        let us = |ps: u64| ps as f64 * 1e-6;
+        let (before, after) = (us(self.cost_before_ps), us(self.cost_after_ps));
+        if self.cost_before_ps > 0 {
+            write!(f, "Estimated step: {before:.1}us -> {after:.1}us")?;
+            if let Some(greedy) = self.greedy_cost_ps {
+                write!(f, " (greedy rewriting: {:.1}us)", us(greedy))?;
+            }
+            writeln!(f)?;
+            writeln!(f, "Extraction: {}", if self.extraction_exact { "exact" } else { "not exact" })?;
+            writeln!(f, "Budget hit: {}", self.budget_hit.as_deref().unwrap_or("none"))?;
+        }
+        Ok(())
     }
+}
+
+/// The first fusions, and how many more there are.
+fn shortened(fusions: &[(String, u32)]) -> String {
+    const SHOWN: usize = 12;
+    let mut list: Vec<String> = fusions
+        .iter()
+        .take(SHOWN)
+        .map(|(name, node)| format!("{name} @node{node}"))
+        .collect();
+    if fusions.len() > SHOWN {
+        list.push(format!("... ({} more)", fusions.len() - SHOWN));
+    }
+    list.join(", ")
 }
 
 /// Optimizes a graph for the device that environment and configuration file select: the rules for graphs with

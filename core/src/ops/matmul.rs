@@ -74,6 +74,13 @@ impl MatMulDims {
     }
 }
 
+/// A batch of matrices as one, under each other.
+fn rows(g: &mut Graph, x: Value) -> Value {
+    let shape = g.shape(x).to_vec();
+    let (columns, batch) = shape.split_last().map_or((1, &[][..]), |(c, batch)| (*c, batch));
+    g.reshape(x, &[batch.iter().product(), columns]).into()
+}
+
 fn reference(call: &RefCall) -> Vec<Vec<f64>> {
     let (a, b) = (call.inputs[0], call.inputs[1]);
     let (ta, tb) = (call.bool("transpose_a"), call.bool("transpose_b"));
@@ -143,6 +150,12 @@ impl Operator for MatMul {
                 grads[0] = Some(cx.unbroadcast(da.into(), a));
             }
             if cx.needs(1) {
+                // One right operand for a whole batch: all rows of the batch are one sum, instead of a sum of
+                // one product for each.
+                let (a, dy) = match (cx.shape(a).len() > 2, cx.shape(b).len() == 2 && !ta) {
+                    (true, true) => (rows(cx, a), rows(cx, dy)),
+                    _ => (a, dy),
+                };
                 let db = if tb {
                     cx.matmul_with(dy, a, true, ta)
                 } else {

@@ -28,6 +28,7 @@
 mod cnn;
 mod llama;
 mod mlp;
+mod preset;
 mod resnet;
 mod unet;
 mod vit;
@@ -35,6 +36,7 @@ mod vit;
 pub use cnn::{Cnn, CnnConfig};
 pub use llama::{Llama, LlamaBlock, LlamaConfig, TARGETS, TOKENS, language_model};
 pub use mlp::{Mlp, MlpConfig};
+pub use preset::{PRESETS, Preset, preset};
 pub use resnet::{ResNet, ResNetConfig};
 pub use unet::{Unet, UnetConfig, segmentation};
 pub use vit::{Vit, VitConfig};

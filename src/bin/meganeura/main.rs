@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use commands::{conformance, devices, ops, plugins, train};
+use commands::{conformance, devices, explain, ops, plugins, train};
 
 /// Train and run neural networks on any hardware.
 #[derive(Debug, Parser)]
@@ -36,6 +36,8 @@ enum Command {
     Plugins(plugins::Args),
     /// Look up operators: formula, shapes, element types, gradient, source.
     Ops(ops::Args),
+    /// Show how a model is rewritten for a device: which rules fire, where, and what each saves.
+    Explain(explain::Args),
     /// Check a device against the reference implementation of every operator.
     Conformance(conformance::Args),
 }
@@ -48,6 +50,7 @@ fn main() -> ExitCode {
         Command::Devices(args) => devices::run(args),
         Command::Plugins(args) => plugins::run(args),
         Command::Ops(args) => ops::run(args),
+        Command::Explain(args) => explain::run(args),
         Command::Conformance(args) => conformance::run(args),
     };
     match outcome {

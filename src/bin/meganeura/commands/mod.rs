@@ -2,6 +2,7 @@
 
 pub(crate) mod conformance;
 pub(crate) mod devices;
+pub(crate) mod explain;
 pub(crate) mod ops;
 pub(crate) mod plugins;
 pub(crate) mod train;

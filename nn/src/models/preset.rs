@@ -1,0 +1,65 @@
+//! Models by name, in the sizes that they are known in: for reports and measurements.
+
+use meganeura_core::Graph;
+
+use super::{LlamaConfig, ResNetConfig, classifier, cnn_classifier, language_model, mlp_classifier};
+
+/// A model of known sizes.
+#[derive(Clone, Copy, Debug)]
+pub struct Preset {
+    /// Name.
+    pub name: &'static str,
+    /// What it is.
+    pub about: &'static str,
+    /// Rows that a graph has unless others are asked for: examples, or tokens of a sequence.
+    pub rows: usize,
+    build: fn(rows: usize) -> Graph,
+}
+
+impl Preset {
+    /// The graph that trains the model on `rows` examples (or one sequence of so many tokens), before
+    /// differentiation. No weights are made or loaded.
+    #[track_caller]
+    pub fn graph(&self, rows: usize) -> Graph {
+        (self.build)(rows)
+    }
+}
+
+/// All presets.
+pub const PRESETS: &[Preset] = &[
+    Preset {
+        name: "mlp",
+        about: "784 -> 256 -> 128 -> 10 with ReLU and dropout, for 28x28 digits",
+        rows: 32,
+        build: |rows| mlp_classifier(rows, 784, 10),
+    },
+    Preset {
+        name: "cnn",
+        about: "small convolutional network for 28x28 digits",
+        rows: 32,
+        build: |rows| cnn_classifier(rows, [1, 28, 28], 10),
+    },
+    Preset {
+        name: "resnet50",
+        about: "ResNet-50 for 224x224 images in 1000 classes",
+        rows: 8,
+        build: |rows| {
+            let config = ResNetConfig::resnet50(1000);
+            classifier(rows, &[3, 224, 224], |g, x| config.build(g, "").forward(g, x))
+        },
+    },
+    Preset {
+        name: "smollm2-135m",
+        about: "language model of the Llama family: 30 blocks of 576, 49,152 tokens",
+        rows: 128,
+        build: |rows| {
+            let config = LlamaConfig::smollm2_135m();
+            language_model(1, rows, |g, tokens| config.build(g, "").forward(g, tokens))
+        },
+    },
+];
+
+/// The preset of that name.
+pub fn preset(name: &str) -> Option<&'static Preset> {
+    PRESETS.iter().find(|p| p.name == name)
+}

@@ -1,0 +1,159 @@
+//! `meganeura explain`.
+
+use std::process::ExitCode;
+
+use meganeura::build::prepare;
+use meganeura::config::Config;
+use meganeura::nn::models::{PRESETS, preset};
+use meganeura::optimize::{Fusion, OptimizeReport};
+use meganeura::rewrite::{Modelled, RewriteConfig, Target};
+use meganeura::{Mode, select};
+use serde_json::{Value, json};
+
+use super::Outcome;
+use crate::output::line;
+
+/// Options of `explain`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Model to explain; without one, the models are listed.
+    model: Option<String>,
+
+    /// Explain a training step instead of inference.
+    #[arg(long)]
+    train: bool,
+
+    /// Device to rewrite for; see `meganeura devices`.
+    #[arg(long, value_name = "SEL", conflicts_with = "modelled_gpu")]
+    device: Option<String>,
+
+    /// Rewrite for the rates of a discrete GPU (5 us a launch, 500 GB/s, 20 TFLOP/s, a kernel for everything)
+    /// instead of a device that is here.
+    #[arg(long)]
+    modelled_gpu: bool,
+
+    /// Rows: tokens of a sequence, or examples of a batch.
+    #[arg(long, value_name = "N")]
+    seq: Option<usize>,
+
+    /// Rule set to leave out; may be given several times.
+    #[arg(long, value_name = "SET")]
+    disable: Vec<String>,
+
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+
+    /// Print the rewrite program, in egglog, and nothing else.
+    #[arg(long, conflicts_with = "json")]
+    program: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Outcome {
+    let Some(name) = &args.model else {
+        for p in PRESETS {
+            line(format_args!("{:14} {} ({} rows)", p.name, p.about, p.rows))?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    };
+    let Some(model) = preset(name) else {
+        let known: Vec<&str> = PRESETS.iter().map(|p| p.name).collect();
+        return Err(format!("there is no model '{name}'; there are: {}", known.join(", ")).into());
+    };
+    let settings = Config::load()?;
+    let (target, device): (Box<dyn Target>, String) = if args.modelled_gpu {
+        (Box::new(Modelled::discrete_gpu()), "a discrete GPU (modelled)".into())
+    } else {
+        let selected = select::select(args.device.as_deref(), &settings)?;
+        (Box::new(selected.open(&settings)?), selected.selector.clone())
+    };
+    let mut config = RewriteConfig {
+        baseline: true,
+        ..settings.rewrite
+    };
+    config.disable.extend(args.disable.iter().cloned());
+    let mode = if args.train { Mode::Training } else { Mode::Inference };
+    let rows = args.seq.unwrap_or(model.rows);
+    let graph = model.graph(rows);
+    let (_, report) = prepare(&graph, mode, &*target, &config, None)?;
+    if args.program {
+        line(&report.egglog_program)?;
+    } else if args.json {
+        line(object(name, mode, rows, &device, &report))?;
+    } else {
+        let what = if args.train { "training step" } else { "inference" };
+        line(format_args!("{name}, {what}, {rows} rows, for {device}\n"))?;
+        line(report.to_string().trim_end())?;
+        places(&report)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Fusions by rule: how often, what they save, and where the first ones are.
+fn places(report: &OptimizeReport) -> std::io::Result<()> {
+    let mut rules: Vec<(&str, Vec<&Fusion>)> = Vec::new();
+    for fusion in &report.fusions {
+        match rules.iter_mut().find(|(rule, _)| *rule == fusion.rule) {
+            Some((_, list)) => list.push(fusion),
+            None => rules.push((&fusion.rule, vec![fusion])),
+        }
+    }
+    let saving = |list: &[&Fusion]| list.iter().map(|f| f.saving_ps).sum::<i64>();
+    rules.sort_by_key(|(_, list)| -saving(list));
+    if !rules.is_empty() {
+        line("\nSavings by rule (estimated, a step):")?;
+    }
+    for (rule, list) in rules {
+        const SHOWN: usize = 3;
+        let names: Vec<&str> = list.iter().take(SHOWN).map(|f| f.node_name.as_str()).collect();
+        let rest = match list.len().saturating_sub(SHOWN) {
+            0 => String::new(),
+            n => format!(" and {n} more"),
+        };
+        line(format_args!(
+            "  {:>10.1} us  {rule}  x{}  at {}{rest}",
+            saving(&list) as f64 * 1e-6,
+            list.len(),
+            names.join(", ")
+        ))?;
+    }
+    Ok(())
+}
+
+fn object(model: &str, mode: Mode, rows: usize, device: &str, report: &OptimizeReport) -> Value {
+    let fusions: Vec<Value> = report
+        .fusions
+        .iter()
+        .map(|f| {
+            json!({
+                "rule": f.rule,
+                "rule_set": f.rule_set,
+                "node": f.node,
+                "name": f.node_name,
+                "saving_ps": f.saving_ps,
+            })
+        })
+        .collect();
+    let ms = |d: std::time::Duration| d.as_secs_f64() * 1e3;
+    let fired: serde_json::Map<String, Value> = report.rules_fired.iter().map(|(r, n)| (r.clone(), json!(n))).collect();
+    json!({
+        "model": model,
+        "mode": if mode == Mode::Training { "training" } else { "inference" },
+        "rows": rows,
+        "device": device,
+        "nodes_before": report.nodes_before,
+        "nodes_after": report.nodes_after,
+        "num_enodes": report.num_enodes,
+        "num_eclasses": report.num_eclasses,
+        "rewrite_ms": ms(report.egglog_time + report.extract_time),
+        "saturation_ms": ms(report.egglog_time),
+        "extraction_ms": ms(report.extract_time),
+        "extraction_exact": report.extraction_exact,
+        "budget_hit": report.budget_hit,
+        "cost_before_ps": report.cost_before_ps,
+        "cost_after_ps": report.cost_after_ps,
+        "greedy_cost_ps": report.greedy_cost_ps,
+        "rules_fired": fired,
+        "fusions": fusions,
+    })
+}
