@@ -2,7 +2,7 @@
 
 use super::sample::{Sample, SampleInput, Sizes};
 use super::{
-    Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, RefCall, Semantics, expect_float,
+    Arity, AttrDecls, AttrKind, Call, Cost, Doc, GradCx, Gradient, OpRef, Operator, RefCall, Semantics, expect_float,
     expect_same_dtype,
 };
 use crate::NodeId;
@@ -31,13 +31,13 @@ pub struct MatMulDims {
 }
 
 impl MatMulDims {
-    /// Reads the dimensions of a `core.matmul` call.
+    /// Reads the dimensions of a `core.matmul` or `core.matmul_add` call.
     ///
     /// # Errors
     /// When the operands do not fit, in the operator's words.
     pub fn of(call: &Call) -> Result<Self, String> {
-        let [a, b] = call.inputs else {
-            return Err("takes two operands".into());
+        let [a, b, ..] = call.inputs else {
+            return Err("takes two matrices".into());
         };
         let transpose_a = call.attrs.bool("transpose_a")?;
         let transpose_b = call.attrs.bool("transpose_b")?;
@@ -104,6 +104,39 @@ fn reference(call: &RefCall) -> Vec<Vec<f64>> {
     vec![out]
 }
 
+/// Gradients of the two matrices of a call, of which they are the first operands and the result a product to
+/// which something may be added.
+pub(super) fn product_gradients(cx: &mut GradCx) -> Result<[Option<Value>; 2], String> {
+    let (ta, tb) = (cx.attrs().bool("transpose_a")?, cx.attrs().bool("transpose_b")?);
+    let (a, b) = (cx.operand(0), cx.operand(1));
+    let dy = cx.grad(0);
+    let mut grads = [None, None];
+    if cx.needs(0) {
+        // dA = dC op(B)^T, and its transpose when A is stored transposed
+        let da = if ta {
+            cx.matmul_with(b, dy, tb, true)
+        } else {
+            cx.matmul_with(dy, b, false, !tb)
+        };
+        grads[0] = Some(cx.unbroadcast(da.into(), a));
+    }
+    if cx.needs(1) {
+        // One right operand for a whole batch: all rows of the batch are one sum, instead of a sum of one
+        // product for each.
+        let (a, dy) = match (cx.shape(a).len() > 2, cx.shape(b).len() == 2 && !ta) {
+            (true, true) => (rows(cx, a), rows(cx, dy)),
+            _ => (a, dy),
+        };
+        let db = if tb {
+            cx.matmul_with(dy, a, true, ta)
+        } else {
+            cx.matmul_with(a, dy, !ta, false)
+        };
+        grads[1] = Some(cx.unbroadcast(db.into(), b));
+    }
+    Ok(grads)
+}
+
 impl Operator for MatMul {
     fn name(&self) -> &'static str {
         "core.matmul"
@@ -135,36 +168,7 @@ impl Operator for MatMul {
     }
 
     fn gradient(&self) -> Gradient<'_> {
-        Gradient::rule(|cx| {
-            let (ta, tb) = (cx.attrs().bool("transpose_a")?, cx.attrs().bool("transpose_b")?);
-            let (a, b) = (cx.operand(0), cx.operand(1));
-            let dy = cx.grad(0);
-            let mut grads = vec![None, None];
-            if cx.needs(0) {
-                // dA = dC op(B)^T, and its transpose when A is stored transposed
-                let da = if ta {
-                    cx.matmul_with(b, dy, tb, true)
-                } else {
-                    cx.matmul_with(dy, b, false, !tb)
-                };
-                grads[0] = Some(cx.unbroadcast(da.into(), a));
-            }
-            if cx.needs(1) {
-                // One right operand for a whole batch: all rows of the batch are one sum, instead of a sum of
-                // one product for each.
-                let (a, dy) = match (cx.shape(a).len() > 2, cx.shape(b).len() == 2 && !ta) {
-                    (true, true) => (rows(cx, a), rows(cx, dy)),
-                    _ => (a, dy),
-                };
-                let db = if tb {
-                    cx.matmul_with(dy, a, true, ta)
-                } else {
-                    cx.matmul_with(a, dy, !ta, false)
-                };
-                grads[1] = Some(cx.unbroadcast(db.into(), b));
-            }
-            Ok(grads)
-        })
+        Gradient::rule(|cx| Ok(product_gradients(cx)?.to_vec()))
     }
 
     fn semantics(&self) -> Semantics<'_> {

@@ -11,6 +11,7 @@ mod operator;
 pub mod sample;
 
 mod adaptive_pool2d;
+mod add_norm;
 mod arg_min;
 mod arg_reduce;
 mod attention;
@@ -31,6 +32,7 @@ mod flip;
 mod gated;
 mod gather;
 mod group_norm;
+mod group_norm_silu;
 mod huber;
 mod kl_div;
 mod l1;
@@ -39,10 +41,13 @@ mod loss;
 mod masked_fill;
 mod masked_scatter;
 mod matmul;
+mod matmul_add;
 mod min_reduce;
 mod mse;
+mod narrow;
 mod nll;
 mod norm_grad;
+mod norm_grad_add;
 mod one_hot;
 mod optimizer;
 mod pad;
@@ -54,6 +59,7 @@ mod random;
 mod reduce;
 mod reshape;
 mod rms_norm;
+mod rms_norm_matmul;
 mod rope;
 mod scatter;
 mod scatter_add;
@@ -103,6 +109,8 @@ pub(crate) fn builtin() -> Vec<OpRef> {
     let mut ops: Vec<OpRef> = ops![
         adaptive_pool2d::AdaptiveAvgPool2d,
         adaptive_pool2d::AdaptiveMaxPool2d,
+        add_norm::ADD_LAYER_NORM,
+        add_norm::ADD_RMS_NORM,
         arg_min::Argmin,
         arg_reduce::Argmax,
         attention::Attention,
@@ -134,6 +142,7 @@ pub(crate) fn builtin() -> Vec<OpRef> {
         gated::SwigluConcatGrad,
         gather::Gather,
         group_norm::GroupNorm,
+        group_norm_silu::GroupNormSilu,
         huber::HuberLoss,
         kl_div::KlDivLoss,
         l1::L1Loss,
@@ -141,13 +150,17 @@ pub(crate) fn builtin() -> Vec<OpRef> {
         masked_fill::MaskedFill,
         masked_scatter::MaskedScatter,
         matmul::MatMul,
+        matmul_add::MatMulAdd,
         min_reduce::Min,
         mse::Mse,
+        narrow::Narrow,
         nll::NllLoss,
         norm_grad::BatchNormGrad,
         norm_grad::GroupNormGrad,
         norm_grad::LayerNormGrad,
         norm_grad::RmsNormGrad,
+        norm_grad_add::LAYER_NORM_GRAD_ADD,
+        norm_grad_add::RMS_NORM_GRAD_ADD,
         one_hot::OneHot,
         optimizer::Accumulate,
         optimizer::Adam,
@@ -166,6 +179,7 @@ pub(crate) fn builtin() -> Vec<OpRef> {
         reduce::Sum,
         reshape::Reshape,
         rms_norm::RmsNorm,
+        rms_norm_matmul::RmsNormMatMul,
         rope::Rope,
         scatter::Scatter,
         scatter_add::ScatterAdd,

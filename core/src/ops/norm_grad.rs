@@ -404,7 +404,7 @@ fn five(inputs: &[Value]) -> Result<[Value; 5], String> {
 }
 
 /// Cases of the normalisations of rows, with a saved mean or without.
-fn row_samples(sizes: &mut Sizes, with_mean: bool) -> Vec<Sample> {
+pub(super) fn row_samples(sizes: &mut Sizes, with_mean: bool) -> Vec<Sample> {
     [
         vec![3],
         vec![1, 7],

@@ -13,6 +13,11 @@ use crate::shape::TensorType;
 
 pub(super) struct RmsNorm;
 
+/// The `eps` of a sample case with rows of so many elements: the gradient of the shortest is dominated by it.
+pub(super) fn sample_eps(width: usize) -> f64 {
+    if width < 3 { 0.5 } else { 1e-5 }
+}
+
 impl Operator for RmsNorm {
     fn name(&self) -> &'static str {
         "core.rms_norm"
@@ -94,8 +99,7 @@ impl Operator for RmsNorm {
             .iter()
             .map(|s| {
                 let width = [s[s.len() - 1]];
-                // The gradient of a row of one element is dominated by eps.
-                let eps = if width[0] < 3 { 0.5 } else { 1e-5 };
+                let eps = sample_eps(width[0]);
                 let inputs = vec![SampleInput::f32(s), SampleInput::f32(&width)];
                 Sample::new(format!("{s:?}"), inputs, Attrs::new().with("eps", eps))
             })
