@@ -1,5 +1,6 @@
 //! Rewriting by equality saturation.
 
+pub mod extract;
 pub mod problem;
 pub mod rule;
 mod rule_set;
