@@ -180,7 +180,7 @@ pub fn rewrite(graph: &Graph, request: &Request) -> Result<(Graph, OptimizeRepor
         steps: request.config.steps,
         time: Some(Duration::from_millis(request.config.time_ms)),
     };
-    let extraction = extract(&problem, &budget)?;
+    let extraction = extract(&problem, &budget).map_err(|e| Error::graph(e.to_string(), "this is a fault of a rule set"))?;
     let decoded = decode::decode(graph, &state, &snapshot, &problem, &extraction.selection)?;
     let packed = decoded.graph;
     report.extract_time = start.elapsed();
