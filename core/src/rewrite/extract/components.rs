@@ -194,7 +194,10 @@ impl Splitter<'_> {
         while let Some(x) = seen.pop() {
             if self.component[x as usize] == component {
                 kids.push(self.local[x as usize]);
-            } else if conduits && self.r.walk.group[x as usize] == group && self.r.count[x as usize] == 1 && met.insert(x)
+            } else if conduits
+                && self.r.walk.group[x as usize] == group
+                && self.r.count[x as usize] == 1
+                && met.insert(x)
             {
                 seen.extend(self.alive(x).flat_map(|k| self.flat.kids(k)));
             }

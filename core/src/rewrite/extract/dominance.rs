@@ -11,6 +11,9 @@
 use super::flat::NONE;
 use super::reduce::Reducer;
 
+/// Choices of a class that others are compared with, the cheapest: so that a class with very many does no harm.
+const COMPARED: usize = 64;
+
 /// Bounds on what a class adds to a solution.
 struct Bounds {
     /// Cost of computing a class with nothing shared; `u64::MAX` where no such way was found.
@@ -26,7 +29,7 @@ impl Reducer<'_> {
     pub(super) fn dominate(&mut self) -> bool {
         let bounds = self.bounds();
         let mut changed = false;
-        let mut choices = Vec::new();
+        let (mut choices, mut cheapest) = (Vec::new(), Vec::new());
         for i in 0..self.r.walk.order.len() {
             let c = self.r.walk.order[i];
             if self.r.count[c as usize] < 2 {
@@ -34,12 +37,15 @@ impl Reducer<'_> {
             }
             choices.clear();
             choices.extend(self.alive(c));
+            cheapest.clone_from(&choices);
+            cheapest.sort_by_key(|&k: &usize| self.flat.cost[k]);
+            cheapest.truncate(COMPARED);
             for &a in choices.iter().rev() {
-                if !self.meter.tick(choices.len()) {
+                if !self.meter.tick(cheapest.len()) {
                     return changed;
                 }
-                let dominates = |&&b: &&usize| b != a && self.r.alive[b] && self.dominates(&bounds, c, b, a);
-                if choices.iter().find(dominates).is_some() {
+                let dominates = |&b: &usize| b != a && self.r.alive[b] && self.dominates(&bounds, c, b, a);
+                if cheapest.iter().any(dominates) {
                     self.kill(a);
                     changed = true;
                 }

@@ -29,12 +29,12 @@ pub(super) fn greedy(flat: &Flat) -> Option<Chosen> {
         let members: Vec<u32> = used(set, &chosen.1).collect();
         let possible = members.iter().find_map(|keep| {
             let mut banned = banned.clone();
-            set.iter().filter(|c| *c != keep).for_each(|&c| banned[c as usize] = true);
+            set.iter()
+                .filter(|c| *c != keep)
+                .for_each(|&c| banned[c as usize] = true);
             groundable(flat, &banned).then_some(banned)
         });
-        banned = possible
-            .filter(|_| attempt < ATTEMPTS)
-            .or_else(|| without_sets(flat))?;
+        banned = possible.filter(|_| attempt < ATTEMPTS).or_else(|| without_sets(flat))?;
     }
     None
 }

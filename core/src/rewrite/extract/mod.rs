@@ -29,6 +29,7 @@ mod greedy_dag;
 mod meter;
 mod reduce;
 mod search;
+pub mod synthetic;
 mod walk;
 
 use std::time::Duration;
@@ -134,7 +135,11 @@ pub fn extract(problem: &Problem, budget: &Budget) -> Result<Extraction, Extract
     let mut solver = Solver::new(Meter::new(budget));
     let answer = whole(&mut solver, &flat);
     let Some((cost, chosen)) = answer.best else {
-        return Err(if answer.proven { ExtractError::Infeasible } else { ExtractError::NotFound });
+        return Err(if answer.proven {
+            ExtractError::Infeasible
+        } else {
+            ExtractError::NotFound
+        });
     };
     let origin = |&k: &u32| (k != NONE).then(|| flat.origin[k as usize]);
     Ok(Extraction {

@@ -15,6 +15,9 @@ const ROUNDS: u32 = 16;
 /// Branches within branches, so that the stack stays small.
 const DEPTH: u32 = 128;
 
+/// Times that components which made a cycle are joined, before a greedy choice is taken.
+const JOINS: u32 = 64;
+
 /// What is known of the solutions below a bound.
 #[derive(Clone)]
 pub(super) struct Answer {
@@ -80,7 +83,7 @@ impl Solver {
         let fixed = fixed.fold(0u64, u64::saturating_add);
         let mut joined: Vec<Vec<u32>> = Vec::new();
         let mut last = None;
-        loop {
+        for _ in 0..JOINS {
             let components = split(flat, &r, &joined);
             let state = (components.len(), distinct(&joined));
             if last == Some(state) {
@@ -102,6 +105,7 @@ impl Solver {
             self.stats.joins += cycles.len() as u32;
             joined.extend(cycles);
         }
+        Answer::UNKNOWN
     }
 
     fn note(&mut self, r: &Reduction, components: &[Component]) {
@@ -142,7 +146,11 @@ impl Solver {
             proven &= answer.proven;
             cost = cost.saturating_add(more);
             for (&c, &k) in component.classes.iter().zip(&choices) {
-                chosen[c as usize] = if k == NONE { NONE } else { component.flat.origin[k as usize] };
+                chosen[c as usize] = if k == NONE {
+                    NONE
+                } else {
+                    component.flat.origin[k as usize]
+                };
             }
         }
         Ok((cost, proven))
