@@ -103,17 +103,19 @@ impl Blocks {
                 let kernels = &kernels[rows.len() - 1];
                 // SAFETY: elements of the block in A, B and C; the kernel for the tile's rows and columns.
                 unsafe {
+                    let to = c.start.add(rows.start * c.row + col);
                     let tile = Tile {
                         a: a.start.add(rows.start * a.strides.row),
                         a_row: a.strides.row,
                         a_col: a.strides.col,
                         b: b.start.add(panel * b.panel),
                         b_row: b.row,
-                        c: c.start.add(rows.start * c.row + col),
+                        c: to,
                         c_row: c.row,
                         k,
                         cols: width.min(cols - col),
-                        add: c.add,
+                        base: if c.add { to.cast_const() } else { std::ptr::null() },
+                        base_row: c.row,
                     };
                     if tile.cols == width {
                         (kernels.full)(&tile);

@@ -272,20 +272,30 @@ impl MatrixPlan {
                     (rows.start * k, 1, rows.len())
                 };
                 let kernels = &kernels[rows.len() - 1];
+                let first_row = part.rows.start + rows.start;
                 // SAFETY: elements of the block in A and C; the kernel for the
                 // tile's rows and columns.
                 unsafe {
+                    let c = operands.c.add(first_row * spec.ldc + col);
+                    // Later blocks of k add to what the earlier ones left in C.
+                    let (base, base_row) = if spec.accumulate || part.steps.start > 0 {
+                        (c.cast_const(), spec.ldc)
+                    } else {
+                        let start = operands.addend.at(first_row, col);
+                        (start.unwrap_or(std::ptr::null()), operands.addend.row)
+                    };
                     let tile = Tile {
                         a: a.add(a_at),
                         a_row,
                         a_col,
                         b,
                         b_row,
-                        c: operands.c.add((part.rows.start + rows.start) * spec.ldc + col),
+                        c,
                         c_row: spec.ldc,
                         k,
                         cols: self.width.min(spec.n - col),
-                        add: spec.accumulate || part.steps.start > 0,
+                        base,
+                        base_row,
                     };
                     if tile.cols == self.width {
                         (kernels.full)(&tile);

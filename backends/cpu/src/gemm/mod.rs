@@ -63,14 +63,43 @@ pub enum Kernel {
     Portable,
 }
 
-/// The operands of a call.
+/// What a call adds to the product: element (i, j) lies `i * row + j` behind `start`.
+#[derive(Clone, Copy, Debug)]
+pub struct Addend {
+    /// Element (0, 0); null to add nothing.
+    pub start: *const f32,
+    /// Distance between rows, in f32s: 0 where all rows add the same.
+    pub row: usize,
+}
+
+impl Addend {
+    /// Adds nothing.
+    pub const NONE: Addend = Addend {
+        start: std::ptr::null(),
+        row: 0,
+    };
+
+    /// Element (i, j), if there is one. The address is valid where the addend is.
+    fn at(self, i: usize, j: usize) -> Option<*const f32> {
+        (!self.start.is_null()).then(|| self.start.wrapping_add(i * self.row + j))
+    }
+}
+
+/// The operands of a call, which are what [`Gemm::run_task`] says.
 #[derive(Clone, Copy)]
-struct Operands {
-    a: *const f32,
-    b: *const f32,
-    c: *mut f32,
-    shared: *mut f32,
-    worker: *mut f32,
+pub struct Operands {
+    /// A.
+    pub a: *const f32,
+    /// B.
+    pub b: *const f32,
+    /// C.
+    pub c: *mut f32,
+    /// Added to the product, in the pass that writes C. With [`GemmSpec::accumulate`] it is not looked at.
+    pub addend: Addend,
+    /// Scratch of all tasks.
+    pub shared: *mut f32,
+    /// Scratch of the worker.
+    pub worker: *mut f32,
 }
 
 /// How the product is computed.
@@ -196,15 +225,33 @@ impl Gemm {
             a,
             b,
             c,
+            addend: Addend::NONE,
             shared,
             worker,
         };
+        // SAFETY: passed on to the caller.
+        unsafe { self.run_task_on(phase, task, operands) }
+    }
+
+    /// [`Self::run_task`], with an addend.
+    ///
+    /// # Safety
+    ///
+    /// As there; the addend must be null or valid for the elements of C, and nobody may write it meanwhile.
+    pub unsafe fn run_task_on(&self, phase: usize, task: usize, operands: Operands) {
+        let c = operands.c;
         match &self.plan {
             Plan::Nothing => {}
             Plan::Clear => {
                 for i in 0..self.spec.m {
-                    // SAFETY: row `i` of C, which the caller vouches for.
-                    unsafe { std::ptr::write_bytes(c.add(i * self.spec.ldc), 0, self.spec.n) }
+                    // SAFETY: row `i` of C and of the addend, which the caller vouches for.
+                    unsafe {
+                        let row = c.add(i * self.spec.ldc);
+                        match operands.addend.at(i, 0) {
+                            Some(from) => std::ptr::copy_nonoverlapping(from, row, self.spec.n),
+                            None => std::ptr::write_bytes(row, 0, self.spec.n),
+                        }
+                    }
                 }
             }
             // SAFETY: passed on to the caller; `set` was chosen for this CPU.

@@ -71,7 +71,7 @@ struct Pointers<'a>(&'a Operands, &'a [*mut f32]);
 unsafe impl Sync for Pointers<'_> {}
 
 /// The product in a fresh C that holds 0.5 before.
-fn product(gemm: &Gemm, a: &[f32], b: &[f32], pool: &ThreadPool) -> Vec<f32> {
+fn product(gemm: &Gemm, a: &[f32], b: &[f32], addend: Addend, pool: &ThreadPool) -> Vec<f32> {
     let spec = gemm.spec();
     let mut c = vec![UNTOUCHED; spec.m * spec.ldc + 3];
     for i in 0..spec.m {
@@ -84,6 +84,7 @@ fn product(gemm: &Gemm, a: &[f32], b: &[f32], pool: &ThreadPool) -> Vec<f32> {
         a: a.as_ptr(),
         b: b.as_ptr(),
         c: c.as_mut_ptr(),
+        addend,
         shared: shared.ptr(),
         worker: std::ptr::null_mut(),
     };
@@ -93,7 +94,15 @@ fn product(gemm: &Gemm, a: &[f32], b: &[f32], pool: &ThreadPool) -> Vec<f32> {
             let Pointers(o, workers) = &pointers;
             // SAFETY: the operands have the extents of the spec, the scratch the
             // lengths that the plan asks for; `run` separates the phases.
-            unsafe { gemm.run_task(phase, task, o.a, o.b, o.c, o.shared, workers[worker]) }
+            unsafe {
+                match o.addend.start.is_null() {
+                    true => gemm.run_task(phase, task, o.a, o.b, o.c, o.shared, workers[worker]),
+                    false => {
+                        let worker = workers[worker];
+                        gemm.run_task_on(phase, task, Operands { worker, ..**o });
+                    }
+                }
+            }
         });
     }
     c
@@ -134,16 +143,31 @@ fn check(gemm: &Gemm, expected: &[f64], c: &[f32]) {
 
 /// Checks a spec with all kernels, on one thread and on several.
 fn try_spec(spec: GemmSpec, pools: &[ThreadPool]) {
+    try_plus(spec, None, pools);
+}
+
+/// The same with an addend whose rows are at this distance.
+fn try_plus(spec: GemmSpec, addend_row: Option<usize>, pools: &[ThreadPool]) {
+    let d = numbers(addend_row.map_or(0, |row| spec.m * row + spec.n), 3);
+    let addend = match addend_row {
+        Some(row) => Addend { start: d.as_ptr(), row },
+        None => Addend::NONE,
+    };
     let a = numbers(extent(spec.m, spec.k, spec.a), 1);
     let b = numbers(extent(spec.k, spec.n, spec.b), 2);
-    let right = expected(&spec, &a, &b);
+    let mut right = expected(&spec, &a, &b);
+    if let Some(row) = addend_row {
+        for (at, sum) in right.iter_mut().enumerate() {
+            *sum += f64::from(d[at / spec.n * row + at % spec.n]);
+        }
+    }
     for kernel in Kernel::available() {
         let gemm = Gemm::with_kernel(spec, kernel);
         assert_eq!(gemm.kernel(), kernel);
-        let first = product(&gemm, &a, &b, &pools[0]);
+        let first = product(&gemm, &a, &b, addend, &pools[0]);
         check(&gemm, &right, &first);
         for pool in &pools[1..] {
-            let again = product(&gemm, &a, &b, pool);
+            let again = product(&gemm, &a, &b, addend, pool);
             let same = |(x, y): (&f32, &f32)| x.to_bits() == y.to_bits();
             assert!(first.iter().zip(&again).all(same), "{kernel:?} {spec:?}");
         }
@@ -223,6 +247,36 @@ fn vectors() {
     for (k, len) in [(1, 1), (1, 9000), (40, 9001), (577, 1234), (3001, 5), (70_001, 2)] {
         try_shape(1, k, len, &pools);
         try_shape(len, k, 1, &pools);
+    }
+}
+
+#[test]
+fn addends() {
+    let pools = pools();
+    let shapes = [
+        (7, 0, 5),
+        (1, 40, 300),
+        (300, 40, 1),
+        (17, 9, 33),
+        (13, K_OVER, 350),
+        (131, 83, 47),
+        (145, K_OVER, 349),
+    ];
+    for (m, k, n) in shapes {
+        for form in FORMS {
+            for row in [0, n, n + 5] {
+                let spec = GemmSpec {
+                    m,
+                    n,
+                    k,
+                    a: strides(m, k, form.0, 0),
+                    b: strides(k, n, form.1, 0),
+                    ldc: n + 2,
+                    accumulate: false,
+                };
+                try_plus(spec, Some(row), &pools);
+            }
+        }
     }
 }
 

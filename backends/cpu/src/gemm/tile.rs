@@ -2,7 +2,7 @@
 
 use super::simd::Vector;
 
-/// Operands of one tile: C[rows, cols] = (or +=) A[rows, k] · B[k, cols].
+/// Operands of one tile: C[rows, cols] = A[rows, k] · B[k, cols], plus a base.
 ///
 /// The number of rows is that of the kernel called. Distances are in f32s.
 pub(super) struct Tile {
@@ -21,8 +21,10 @@ pub(super) struct Tile {
     pub k: usize,
     /// Columns of B and C.
     pub cols: usize,
-    /// Add to C rather than overwrite it.
-    pub add: bool,
+    /// Added to the product: element (0, 0), or null; it may be C's own. And the
+    /// distance between its rows.
+    pub base: *const f32,
+    pub base_row: usize,
 }
 
 /// A kernel for tiles of one size. Unsafe to call: the CPU must have the
@@ -80,6 +82,9 @@ pub(super) unsafe fn multiply<
             let row = tile.c.wrapping_add(i * tile.c_row);
             V::prefetch(row);
             V::prefetch(row.wrapping_add(tile.cols - 1));
+            if !tile.base.is_null() {
+                V::prefetch(tile.base.wrapping_add(i * tile.base_row));
+            }
         }
         let mut b = tile.b;
         for _ in 0..tile.k / UNROLL {
@@ -167,11 +172,12 @@ unsafe fn finish<V: Vector, const ROWS: usize, const VECTORS: usize, const MASKE
         for (i, row) in sums.iter().enumerate() {
             for (j, sum) in row.iter().enumerate() {
                 let to = tile.c.add(i * tile.c_row + j * V::LANES);
-                match (MASKED && j == VECTORS - 1, tile.add) {
+                let base = tile.base.wrapping_add(i * tile.base_row + j * V::LANES);
+                match (MASKED && j == VECTORS - 1, !tile.base.is_null()) {
                     (false, false) => sum.store(to),
-                    (false, true) => sum.add(V::load(to)).store(to),
+                    (false, true) => sum.add(V::load(base)).store(to),
                     (true, false) => sum.store_masked(to, mask),
-                    (true, true) => sum.add(V::load_masked(to, mask)).store_masked(to, mask),
+                    (true, true) => sum.add(V::load_masked(base, mask)).store_masked(to, mask),
                 }
             }
         }

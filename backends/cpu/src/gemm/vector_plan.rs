@@ -122,7 +122,16 @@ impl VectorPlan {
                 }
                 for j in 0..count {
                     let to = operands.c.add((first + j) * self.y_stride);
-                    let before = if self.accumulate { *to } else { 0.0 };
+                    let [row, column] = if self.matrix_is_a {
+                        [first + j, 0]
+                    } else {
+                        [0, first + j]
+                    };
+                    let before = match operands.addend.at(row, column) {
+                        _ if self.accumulate => *to,
+                        Some(addend) => *addend,
+                        None => 0.0,
+                    };
                     *to = before + *sums.add(j);
                 }
                 first += count;

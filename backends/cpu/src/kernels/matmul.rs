@@ -2,19 +2,55 @@
 
 use std::sync::Arc;
 
+use meganeura_core::TensorType;
+use meganeura_core::backend::KernelDesc;
 use meganeura_core::ops::MatMulDims;
 
 use super::strided::{broadcast_strides, row_major};
 use super::{CompileCx, Compiled, Kernel, KernelDef, f32_only};
 use crate::executor::RunCx;
-use crate::gemm::{Gemm, GemmSpec, Strides};
+use crate::gemm::{Addend, Gemm, GemmSpec, Operands, Strides};
 use crate::memory::{ALIGNMENT, View};
 
-pub(super) const KERNELS: &[KernelDef] = &[KernelDef {
-    name: "core.matmul",
-    supports: f32_only,
-    compile,
-}];
+pub(super) const KERNELS: &[KernelDef] = &[
+    KernelDef {
+        name: "core.matmul",
+        supports: f32_only,
+        compile: |cx| compile(cx, None),
+    },
+    KernelDef {
+        name: "core.matmul_add",
+        supports: |k| {
+            f32_only(k)?;
+            addend_row(k).map(|_| ())
+        },
+        compile: |cx| {
+            let row = row_distance(cx.input_type(2), cx.output_type(0)).ok_or(NO_ADDEND)?;
+            compile(cx, Some((cx.input(2), row)))
+        },
+    },
+];
+
+const NO_ADDEND: &str = "the CPU kernel adds rows as wide as the product's";
+
+fn addend_row(k: &KernelDesc) -> Result<usize, String> {
+    match (k.inputs, k.outputs) {
+        ([_, _, d], [product]) => row_distance(d, product).ok_or_else(|| NO_ADDEND.into()),
+        _ => Err("takes two matrices and an addend".into()),
+    }
+}
+
+/// Distance between the rows of an addend, if they are as wide as the product's: 0 if all rows add the same.
+fn row_distance(d: &TensorType, product: &TensorType) -> Option<usize> {
+    let [.., m, n] = product.shape.dims() else {
+        return None;
+    };
+    match d.shape.dims() {
+        [width] | [.., 1, width] if width == n => Some(0),
+        [.., rows, width] if rows == m && width == n => Some(*n),
+        _ => None,
+    }
+}
 
 /// Floating-point operations a nanosecond that one thread is expected to do.
 const FLOPS_PER_NANO: u64 = 40;
@@ -26,8 +62,10 @@ struct Phase {
     a: View<f32>,
     b: View<f32>,
     c: View<f32>,
-    /// Element offsets of the operands of each product.
-    offsets: Arc<Vec<[usize; 2]>>,
+    /// What is added, with the distance between its rows.
+    addend: Option<(View<f32>, usize)>,
+    /// Element offsets of the operands and the addend of each product.
+    offsets: Arc<Vec<[usize; 3]>>,
     /// `f32`s of shared scratch of one product.
     shared: usize,
     c_len: usize,
@@ -46,34 +84,39 @@ impl Kernel for Phase {
     unsafe fn run(&self, task: usize, cx: &RunCx) {
         let tasks = self.gemm.tasks(self.phase);
         let (product, task) = (task / tasks, task % tasks);
-        let [a, b] = self.offsets[product];
+        let [a, b, d] = self.offsets[product];
         // SAFETY: offsets and sizes come from the operands' shapes; tasks of a phase write disjoint parts of
         // the result and of the scratch, as the multiplication promises; scratch is as long as it asked.
         unsafe {
-            self.gemm.run_task(
-                self.phase,
-                task,
-                self.a.as_ptr().add(a),
-                self.b.as_ptr().add(b),
-                self.c.as_ptr().add(product * self.c_len),
-                cx.shared.add(product * self.shared),
-                cx.private,
-            );
+            let addend = match self.addend {
+                Some((view, row)) => Addend {
+                    start: view.as_ptr().add(d),
+                    row,
+                },
+                None => Addend::NONE,
+            };
+            let operands = Operands {
+                a: self.a.as_ptr().add(a),
+                b: self.b.as_ptr().add(b),
+                c: self.c.as_ptr().add(product * self.c_len),
+                addend,
+                shared: cx.shared.add(product * self.shared),
+                worker: cx.private,
+            };
+            self.gemm.run_task_on(self.phase, task, operands);
         }
     }
 }
 
-fn compile(cx: &CompileCx) -> Result<Compiled, String> {
+fn compile(cx: &CompileCx, addend: Option<(View<f32>, usize)>) -> Result<Compiled, String> {
     let mut dims = MatMulDims::of(&cx.call())?;
     let (a, b, c) = (cx.input::<f32>(0), cx.input::<f32>(1), cx.output::<f32>(0));
-    let batch_of = |i: usize| {
-        let shape = cx.input_type(i).shape.dims();
-        shape[..shape.len() - 2].to_vec()
-    };
-    let mut offsets = product_offsets(&dims, &batch_of(0), &batch_of(1));
+    let mut offsets = product_offsets(&dims, cx.call().inputs);
     // One right operand for the whole batch: the rows of all products are one matrix.
     let shares_b = b.len() == dims.k * dims.n && !dims.transpose_a && a.len() == offsets.len() * dims.m * dims.k;
-    if shares_b && offsets.len() > 1 {
+    // An addend has to go on in the same way: one row for all, or one for each.
+    let goes_on = addend.is_none_or(|(d, row)| d.len() == if row == 0 { dims.n } else { c.len() });
+    if shares_b && goes_on && offsets.len() > 1 {
         dims.m *= offsets.len();
         offsets.truncate(1);
     }
@@ -108,6 +151,7 @@ fn compile(cx: &CompileCx) -> Result<Compiled, String> {
             a,
             b,
             c,
+            addend,
             offsets: offsets.clone(),
             shared,
             c_len: dims.m * dims.n,
@@ -120,25 +164,27 @@ fn compile(cx: &CompileCx) -> Result<Compiled, String> {
     })
 }
 
-/// Where each product's operands start, with batch axes broadcast.
-fn product_offsets(dims: &MatMulDims, batch_a: &[usize], batch_b: &[usize]) -> Vec<[usize; 2]> {
-    let strides = [
-        broadcast_strides(batch_a, &dims.batch),
-        broadcast_strides(batch_b, &dims.batch),
-    ];
-    let sizes = [dims.m * dims.k, dims.k * dims.n];
+/// Where each product's operands start, and its addend if there is one, with batch axes broadcast.
+fn product_offsets(dims: &MatMulDims, operands: &[TensorType]) -> Vec<[usize; 3]> {
+    let mut strides = [const { Vec::new() }; 3];
+    let mut sizes = [0; 3];
+    for (i, ty) in operands.iter().enumerate().take(3) {
+        let (batch, matrix) = ty.shape.split_at(ty.shape.rank().saturating_sub(2));
+        strides[i] = broadcast_strides(batch, &dims.batch);
+        sizes[i] = matrix.iter().product();
+    }
     let own = row_major(&dims.batch);
     let count: usize = dims.batch.iter().product();
     (0..count)
         .map(|product| {
-            let mut offset = [0; 2];
+            let mut offset = [0; 3];
             for (axis, &size) in dims.batch.iter().enumerate() {
                 let index = product / own[axis] as usize % size;
-                for o in 0..2 {
-                    offset[o] += index * strides[o][axis] as usize;
+                for (offset, strides) in offset.iter_mut().zip(&strides) {
+                    *offset += index * strides.get(axis).map_or(0, |&s| s as usize);
                 }
             }
-            [offset[0] * sizes[0], offset[1] * sizes[1]]
+            [offset[0] * sizes[0], offset[1] * sizes[1], offset[2] * sizes[2]]
         })
         .collect()
 }

@@ -7,6 +7,7 @@
 mod along_axis;
 mod arg_extreme;
 mod attention;
+mod batch_norm;
 mod cast;
 mod channel_norm_grad;
 mod conv;
@@ -48,6 +49,7 @@ const TABLES: &[&[KernelDef]] = &[
     along_axis::KERNELS,
     arg_extreme::KERNELS,
     attention::KERNELS,
+    batch_norm::KERNELS,
     cast::KERNELS,
     channel_norm_grad::KERNELS,
     conv::KERNELS,

@@ -1,4 +1,4 @@
-//! Kernels that move elements: permute, expand, flip, slice, pad, concat, assign. They copy words of the element's
+//! Kernels that move elements: permute, expand, flip, slice, narrow, pad, concat, assign. They copy words of the element's
 //! size, whatever the dtype.
 
 use meganeura_core::DType;
@@ -27,6 +27,7 @@ pub(super) const KERNELS: &[KernelDef] = &[
     by_size!("core.expand", expand),
     by_size!("core.flip", flip),
     by_size!("core.slice", slice),
+    by_size!("core.narrow", narrow),
     by_size!("core.pad", pad),
     by_size!("core.concat", concat),
     by_size!("core.assign", assign),
@@ -130,6 +131,16 @@ fn slice<T: Word>(cx: &CompileCx) -> Result<Compiled, String> {
     let nest = Nest::collapsed(to, [strides.collect(), row_major(to)]);
     let (x, y) = (cx.input::<T>(0), cx.output::<T>(0));
     Ok(Compiled::phases(vec![copy_nest(nest, x, start as usize, y, 0)]))
+}
+
+fn narrow<T: Word>(cx: &CompileCx) -> Result<Compiled, String> {
+    let (from, to) = (&cx.input_type(0).shape, &cx.output_type(0).shape);
+    let axis = from.axis(cx.attrs().int("axis")?)?;
+    let strides = row_major(from);
+    let start = cx.attrs().size("start")? * strides[axis] as usize;
+    let nest = Nest::collapsed(to, [strides, row_major(to)]);
+    let (x, y) = (cx.input::<T>(0), cx.output::<T>(0));
+    Ok(Compiled::phases(vec![copy_nest(nest, x, start, y, 0)]))
 }
 
 fn pad<T: Word>(cx: &CompileCx) -> Result<Compiled, String> {

@@ -12,34 +12,46 @@ pub(super) const KERNELS: &[KernelDef] = &[
     KernelDef {
         name: "core.layer_norm_grad",
         supports: f32_only,
-        compile: |cx| {
-            let statistics = Statistics {
-                mean: Some(cx.input(2)),
-                rstd: cx.input(3),
-            };
-            Ok(rows::<Centred>(cx, statistics, cx.input(4), 1))
-        },
+        compile: |cx| Ok(rows::<Centred>(cx, centred(cx), None, 1)),
+    },
+    KernelDef {
+        name: "core.layer_norm_grad_add",
+        supports: f32_only,
+        compile: |cx| Ok(rows::<Centred>(cx, centred(cx), Some(cx.input(5)), 1)),
     },
     KernelDef {
         name: "core.rms_norm_grad",
         supports: f32_only,
-        compile: |cx| {
-            let statistics = Statistics {
-                mean: None,
-                rstd: cx.input(2),
-            };
-            Ok(rows::<AboutZero>(cx, statistics, cx.input(3), 1))
-        },
+        compile: |cx| Ok(rows::<AboutZero>(cx, about_zero(cx), None, 1)),
+    },
+    KernelDef {
+        name: "core.rms_norm_grad_add",
+        supports: f32_only,
+        compile: |cx| Ok(rows::<AboutZero>(cx, about_zero(cx), Some(cx.input(4)), 1)),
     },
 ];
 
-/// Group normalisation of `[batch, channels]`: each image has a row for each group, with weights of its own.
-pub(super) fn group_rows(cx: &CompileCx, groups: usize) -> Compiled {
+/// What the forward call has saved, and the gradient of its result.
+fn centred(cx: &CompileCx) -> (Statistics, View<f32>) {
     let statistics = Statistics {
         mean: Some(cx.input(2)),
         rstd: cx.input(3),
     };
-    rows::<Centred>(cx, statistics, cx.input(4), groups)
+    (statistics, cx.input(4))
+}
+
+/// The same where nothing was centred.
+fn about_zero(cx: &CompileCx) -> (Statistics, View<f32>) {
+    let statistics = Statistics {
+        mean: None,
+        rstd: cx.input(2),
+    };
+    (statistics, cx.input(3))
+}
+
+/// Group normalisation of `[batch, channels]`: each image has a row for each group, with weights of its own.
+pub(super) fn group_rows(cx: &CompileCx, groups: usize) -> Compiled {
+    rows::<Centred>(cx, centred(cx), None, groups)
 }
 
 /// Whether rows were centred before they were scaled: only then is there a bias.
@@ -143,8 +155,13 @@ const MOST_TASKS: usize = 64;
 /// Columns of one task of the second phase.
 const STRIP: usize = 2048;
 
-/// Rows of which each `groups` neighbours share a row of weights.
-fn rows<F: Form>(cx: &CompileCx, statistics: Statistics, dy: View<f32>, groups: usize) -> Compiled {
+/// Rows of which each `groups` neighbours share a row of weights. `residual` is added to `dx`, row by row.
+fn rows<F: Form>(
+    cx: &CompileCx,
+    (statistics, dy): (Statistics, View<f32>),
+    residual: Option<View<f32>>,
+    groups: usize,
+) -> Compiled {
     let (x, weight, dx, level) = (cx.input::<f32>(0), cx.input::<f32>(1), cx.output::<f32>(0), cx.level);
     let (count, period) = (statistics.rstd.len(), weight.len());
     let width = period / groups.max(1);
@@ -153,7 +170,7 @@ fn rows<F: Form>(cx: &CompileCx, statistics: Statistics, dy: View<f32>, groups: 
     let tasks = count.div_ceil(per_task);
     let first = Task {
         tasks,
-        nanos: stream_nanos(12 * x.len()) + 20 * count as u64,
+        nanos: stream_nanos(if residual.is_some() { 16 } else { 12 } * x.len()) + 20 * count as u64,
         body: move |task: usize, cx: &RunCx| {
             let own = task * per_task..((task + 1) * per_task).min(count);
             let elements = own.start * width..own.end * width;
@@ -196,6 +213,12 @@ fn rows<F: Form>(cx: &CompileCx, statistics: Statistics, dy: View<f32>, groups: 
                     dx,
                     [&mut dweight[columns], dbias],
                 );
+                if let Some(residual) = residual {
+                    let row = own.start + i;
+                    // SAFETY: no operand is written by this dispatch.
+                    let residual = unsafe { residual.slice(row * width..(row + 1) * width) };
+                    vmath::add_assign(level, dx, residual);
+                }
             }
         },
     };

@@ -1,0 +1,47 @@
+//! The rule sets that ship: a file of egglog text each in `rules/`, with the reason of every rule above it.
+//!
+//! `docs/rules.md` describes the language. Every rule is sound for all types that its pattern admits; the rewriter
+//! checks that, and the tests of this crate compare values.
+
+use meganeura_core::rewrite::RuleSet;
+
+macro_rules! rule_sets {
+    ($($name:literal $version:literal,)*) => {
+        /// The sets, sorted by name.
+        pub fn rule_sets() -> Vec<RuleSet> {
+            vec![$(RuleSet::new($name, $version, include_str!(concat!("../rules/", $name, ".egg")))),*]
+        }
+    };
+}
+
+rule_sets! {
+    "algebra" 1,
+    "attention" 1,
+    "matmul" 1,
+    "norm" 1,
+    "packing" 1,
+    "swiglu" 1,
+}
+
+#[cfg(test)]
+mod tests {
+    use meganeura_core::rewrite::rule::parse;
+
+    use super::*;
+
+    #[test]
+    fn every_set_parses_and_explains_its_rules() {
+        let mut count = 0;
+        for set in rule_sets() {
+            let rules = parse(&set).unwrap_or_else(|e| panic!("{}: {e}", set.namespace));
+            assert!(!rules.is_empty(), "{}", set.namespace);
+            assert!(
+                set.rules.starts_with("; "),
+                "{} does not say what it is for",
+                set.namespace
+            );
+            count += rules.len();
+        }
+        assert!(count > 100, "only {count} rules");
+    }
+}
