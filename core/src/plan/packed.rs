@@ -57,10 +57,12 @@ impl Part {
             true => whole.dtype.storage_bytes(entries * inner),
             false => None,
         };
+        let (offset, runs, run) = (bytes(start)?, whole.shape[..axis].iter().product(), bytes(size)?);
         Some(Part {
-            offset: bytes(start)?,
-            runs: whole.shape[..axis].iter().product(),
-            run: bytes(size)?,
+            // Nothing begins at the beginning, so that its empty span lies within any storage.
+            offset: if runs == 0 || run == 0 { 0 } else { offset },
+            runs,
+            run,
             stride: bytes(length)?,
         })
     }
