@@ -89,12 +89,9 @@ fn steps_allocate_nothing_and_agree_for_every_number_of_threads() {
             s.step();
             let weights: Vec<u32> = s
                 .plan()
-                .param_buffers
+                .parameters()
                 .iter()
-                .map(|(name, _)| name.clone())
-                .collect::<Vec<_>>()
-                .iter()
-                .flat_map(|name| s.read_parameter(name))
+                .flat_map(|p| s.read_parameter(&p.name))
                 .map(f32::to_bits)
                 .collect();
             losses.push((s.read_loss().to_bits(), weights));

@@ -91,7 +91,7 @@ impl Evaluation {
 }
 
 /// Evaluates every node. `feeds` holds inputs, parameters, states and scalars by name; parameters and
-/// states that are absent take their fill (zero for parameters).
+/// states that are absent take their fill (zero for parameters), packed ones are fed by their sources.
 ///
 /// # Errors
 /// What [`Graph::verify`] finds; a missing or wrongly sized input.
@@ -141,6 +141,7 @@ fn evaluate_node(
     let ty = node.outputs[0].clone();
     let data = match (feeds.get(name), fill) {
         (Some(data), _) => data.clone(),
+        (None, Some(fill)) if node.packing().is_some() => packed_values(graph, id, feeds, fill)?,
         (None, Some(fill)) => vec![fill; ty.numel()],
         (None, None) => {
             return Err(Error::InputNotSet {
@@ -155,6 +156,35 @@ fn evaluate_node(
         ));
     }
     Ok(vec![RefTensor { ty, data }])
+}
+
+/// Contents of a packed parameter from those of its sources.
+fn packed_values(graph: &Graph, id: NodeId, feeds: &HashMap<String, Vec<f64>>, fill: f64) -> Result<Vec<f64>> {
+    let node = &graph.nodes()[id.index()];
+    let (Some(packing), Some(ty)) = (node.packing(), node.outputs.first()) else {
+        return Ok(Vec::new());
+    };
+    let outer: usize = ty.shape[..packing.axis].iter().product();
+    let inner: usize = ty.shape[packing.axis + 1..].iter().product();
+    let mut data = vec![fill; ty.numel()];
+    let (stride, mut start) = (ty.shape[packing.axis] * inner, 0);
+    for source in &packing.sources {
+        let run = source.size * inner;
+        if let Some(values) = feeds.get(&*source.name) {
+            if values.len() != outer * run {
+                return Err(Error::graph(
+                    format!("parameter '{}' was fed {} elements", source.name, values.len()),
+                    "feed as many elements as the shape has",
+                ));
+            }
+            for row in 0..outer {
+                let to = row * stride + start;
+                data[to..to + run].copy_from_slice(&values[row * run..(row + 1) * run]);
+            }
+        }
+        start += run;
+    }
+    Ok(data)
 }
 
 /// Evaluates one call by the operator's loop, or by its decomposition if it has no loop.

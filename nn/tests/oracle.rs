@@ -83,7 +83,7 @@ fn check_filled(graph: &Graph, classes: usize, limit: f64, fill: impl Fn(&str) -
     session.set_seed(SEED);
     let mut feeds = feed(&mut session, graph, classes);
     let full = try_differentiate(graph).expect("differentiates");
-    let parameters: Vec<String> = session.plan().param_buffers.iter().map(|(n, _)| n.clone()).collect();
+    let parameters: Vec<String> = session.plan().parameters().into_iter().map(|p| p.name).collect();
     for name in &parameters {
         if let Some(value) = fill(name) {
             let len = session.read_parameter(name).len();
@@ -232,7 +232,7 @@ fn folding_changes_nothing_at_inference() {
     let parameters = model.folded_parameters(&mut training).expect("trained parameters");
     assert_eq!(
         parameters.len(),
-        folded.plan().param_buffers.len(),
+        folded.plan().parameters().len(),
         "every parameter has a value"
     );
     for (name, values) in &parameters {

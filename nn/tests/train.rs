@@ -12,8 +12,8 @@ use meganeura_nn::trainer::{OptimizerChoice, Schedule, Silent, TrainConfig, Trai
 /// Bits of all parameters and states of the training session.
 fn weights(trainer: &mut Trainer) -> Vec<u32> {
     let session = trainer.session_mut();
-    let parameters: Vec<String> = session.plan().param_buffers.iter().map(|(n, _)| n.clone()).collect();
-    let states: Vec<String> = session.plan().state_buffers.iter().map(|s| s.name.clone()).collect();
+    let parameters: Vec<String> = session.plan().parameters().into_iter().map(|p| p.name).collect();
+    let states: Vec<String> = session.plan().states().into_iter().map(|s| s.name).collect();
     let mut bits = Vec::new();
     for name in parameters {
         bits.extend(session.read_parameter(&name).into_iter().map(f32::to_bits));

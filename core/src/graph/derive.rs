@@ -33,9 +33,7 @@ impl Graph {
     pub(crate) fn copy_node(&mut self, source: &Graph, id: NodeId, inputs: Vec<Value>) -> NodeId {
         let node = &source.nodes[id.index()];
         let new = self.push_raw(Node { inputs, ..node.clone() });
-        if let (Some(name), false) = (&node.name, node.is_op()) {
-            self.leaf_names.insert(name.clone(), new);
-        }
+        self.register_leaf(new);
         new
     }
 

@@ -38,7 +38,11 @@ impl Graph {
     /// A trainable `f32` parameter that `Session::initialize_parameters` fills by `init`.
     #[track_caller]
     pub fn parameter_with(&mut self, name: &str, shape: &[usize], init: Init) -> NodeId {
-        let kind = NodeKind::Parameter { trainable: true, init };
+        let kind = NodeKind::Parameter {
+            trainable: true,
+            init,
+            packing: None,
+        };
         self.leaf(kind, name, shape, DType::F32)
     }
 

@@ -9,6 +9,7 @@ mod constant;
 mod derive;
 mod leaves;
 mod order;
+mod packing;
 mod print;
 mod verify;
 
@@ -20,6 +21,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 pub use constant::ConstantData;
+pub use packing::{PackedSource, Packing};
 
 use crate::attrs::Attrs;
 use crate::dtype::DType;
@@ -90,8 +92,10 @@ pub enum NodeKind {
     Parameter {
         /// Whether training changes it.
         trainable: bool,
-        /// How a fresh session may fill it.
+        /// How a fresh session may fill it; that of a packed one is its sources'.
         init: Init,
+        /// What it holds, if it holds other parameters.
+        packing: Option<Arc<Packing>>,
     },
     /// Persistent, untrained data that effects may write (running statistics, caches).
     State {
@@ -343,7 +347,7 @@ impl Graph {
         self.ty(value).map_or(DType::F32, |t| t.dtype)
     }
 
-    /// The leaf of that name.
+    /// The leaf of that name; where a packed parameter holds a parameter of that name, the packed one.
     pub fn leaf_named(&self, name: &str) -> Option<NodeId> {
         self.leaf_names.get(name).copied()
     }

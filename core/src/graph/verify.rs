@@ -61,7 +61,13 @@ impl Graph {
                     "",
                 ));
             }
-            _ => {}
+            _ => {
+                if let (Some(packing), Some(ty)) = (node.packing(), node.outputs.first()) {
+                    packing
+                        .check(ty)
+                        .map_err(|message| Error::graph(format!("{}: {message}", self.label(id)), ""))?;
+                }
+            }
         }
         Ok(())
     }

@@ -30,6 +30,10 @@ impl Operator for Concat {
         vec![("axis", AttrKind::Int)]
     }
 
+    fn packs(&self, attrs: &Attrs) -> Option<i64> {
+        attrs.int("axis").ok()
+    }
+
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
         expect_same_dtype(call)?;
         let first = &call.inputs[0];

@@ -56,6 +56,11 @@ impl Operator for Narrow {
         Ok(vec![TensorType::new(x.dtype, Shape::new(&dims)?)])
     }
 
+    fn entries(&self, call: &Call) -> Option<(usize, usize)> {
+        let (axis, start, _) = part(&call.inputs[0], call.attrs).ok()?;
+        Some((axis, start))
+    }
+
     fn gradient(&self) -> Gradient<'_> {
         Gradient::rule(|cx| {
             let x = TensorType::new(DType::F32, Shape::new(cx.shape(cx.operand(0)))?);

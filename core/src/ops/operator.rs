@@ -222,6 +222,12 @@ pub trait Operator: Send + Sync + 'static {
         let _ = attrs;
         None
     }
+    /// The axis and the first entry, for operators whose port 0 is consecutive entries of an axis of operand 0:
+    /// parts that stand one after the other are known again by it.
+    fn entries(&self, call: &Call) -> Option<(usize, usize)> {
+        let _ = call;
+        None
+    }
     /// The operand whose bytes port 0 shares, for operators that only change the type.
     fn alias(&self) -> Option<usize> {
         None

@@ -61,6 +61,17 @@ impl Operator for Slice {
         Ok(vec![TensorType::new(x.dtype, Shape::new(&dims)?)])
     }
 
+    fn entries(&self, call: &Call) -> Option<(usize, usize)> {
+        let list = |name| call.attrs.ints(name).ok();
+        let (starts, ends, steps) = (list("starts")?, list("ends")?, list("steps")?);
+        let shape = &call.inputs[0].shape;
+        let is_whole = |axis: &usize| starts[*axis] == 0 && ends[*axis] == shape[*axis] as i64;
+        let mut cut = (0..shape.rank()).filter(|axis| !is_whole(axis));
+        let axis = cut.next().unwrap_or(0);
+        let one = cut.next().is_none() && !shape.is_empty() && steps.iter().all(|&step| step == 1);
+        one.then(|| (axis, starts[axis] as usize))
+    }
+
     fn gradient(&self) -> Gradient<'_> {
         Gradient::rule(|cx| {
             let shape = cx.shape(cx.operand(0)).to_vec();

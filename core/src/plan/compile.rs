@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::levels::assign_levels;
 use super::{
-    BufferRef, Dispatch, ExecutionPlan, FORWARD_BACKWARD, KernelRef, Operand, PLAN_VERSION, ParamInfo, Segment,
+    BufferRef, DerivedInfo, Dispatch, ExecutionPlan, FORWARD_BACKWARD, KernelRef, Operand, PLAN_VERSION, ParamInfo, Segment,
     StateBuffer,
 };
 use crate::attrs::Attrs;
@@ -347,7 +347,15 @@ impl Lowering<'_> {
         match &node.kind {
             NodeKind::Input => self.plan.input_buffers.push((name(), buffer)),
             NodeKind::Scalar => self.plan.scalar_buffers.push((name(), buffer)),
-            NodeKind::Parameter { trainable, init } => {
+            NodeKind::Parameter { trainable, init, .. } => {
+                if let Some(packing) = node.packing() {
+                    let sources = packing.sources.iter().map(|s| (s.name.to_string(), s.size));
+                    self.plan.derived_params.push((buffer, sources.collect()));
+                    self.plan.derived_info.push(DerivedInfo {
+                        axis: packing.axis,
+                        init: packing.sources.iter().map(|s| s.init).collect(),
+                    });
+                }
                 self.plan.param_buffers.push((name(), buffer));
                 self.plan.param_info.push(ParamInfo {
                     trainable: *trainable,
@@ -359,6 +367,7 @@ impl Lowering<'_> {
                 buffer,
                 fill: *fill,
                 optimizer: false,
+                packed: None,
             }),
             NodeKind::Constant(data) => self.constant(buffer, data),
             NodeKind::Op { .. } | NodeKind::Poison => {}

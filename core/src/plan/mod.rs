@@ -7,6 +7,7 @@
 mod compile;
 mod levels;
 pub mod optimizer;
+mod packed;
 mod verify;
 
 use std::fmt;
@@ -14,6 +15,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 pub use compile::{compile, compile_for, try_compile};
+pub use packed::{DerivedInfo, Part, TensorView};
 
 use crate::attrs::Attrs;
 use crate::dtype::DType;
@@ -22,7 +24,7 @@ use crate::init::Init;
 use crate::shape::TensorType;
 
 /// Version of the plan's data model; raised with every incompatible change.
-pub const PLAN_VERSION: u32 = 1;
+pub const PLAN_VERSION: u32 = 2;
 
 /// Index of a logical buffer in [`ExecutionPlan::buffers`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -114,6 +116,9 @@ pub struct StateBuffer {
     pub fill: f32,
     /// Whether it belongs to the optimizer (moments).
     pub optimizer: bool,
+    /// The packed parameter whose layout it has: its name ends in that of the parameter, and with that of a source
+    /// instead it names the part that belongs to the source.
+    pub packed: Option<BufferRef>,
 }
 
 /// Facts about a parameter beyond its buffer, in the order of [`ExecutionPlan::param_buffers`].
@@ -121,7 +126,7 @@ pub struct StateBuffer {
 pub struct ParamInfo {
     /// Whether training changes it.
     pub trainable: bool,
-    /// How a fresh session may fill it.
+    /// How a fresh session may fill it; a packed one is filled source by source.
     pub init: Init,
 }
 
@@ -134,7 +139,8 @@ pub struct ExecutionPlan {
     pub buffers: Vec<usize>,
     /// Dtype and shape in which each buffer was made.
     pub buffer_types: Vec<TensorType>,
-    /// Parameters by name.
+    /// Parameters by name. A packed one has a name of its own here, which is not for users: they speak of what
+    /// [`ExecutionPlan::parameters`] lists.
     pub param_buffers: Vec<(String, BufferRef)>,
     /// Facts about each parameter, in the same order.
     pub param_info: Vec<ParamInfo>,
@@ -164,8 +170,10 @@ pub struct ExecutionPlan {
     pub gradient_buffers: Vec<(String, BufferRef)>,
     /// Log-sum-exp results (ports named `lse`) by node.
     pub lse_buffers: Vec<(NodeId, BufferRef)>,
-    /// Packed parameters: buffer, and names and sizes of the sources.
+    /// Packed parameters: buffer, and names of the sources with their sizes along the axis.
     pub derived_params: Vec<(BufferRef, Vec<(String, usize)>)>,
+    /// Facts about each packed parameter, in the same order.
+    pub derived_info: Vec<DerivedInfo>,
 }
 
 impl ExecutionPlan {

@@ -1,5 +1,7 @@
 //! Consistency of a plan, checked after compilation and before execution.
 
+use std::collections::HashSet;
+
 use super::{BufferRef, Dispatch, ExecutionPlan, Operand, PLAN_VERSION, levels};
 use crate::error::{Error, Result};
 use crate::ops::Call;
@@ -61,9 +63,11 @@ impl ExecutionPlan {
             self.size_of(state.buffer, &state.name)?;
         }
         let others = self.loss_buffer.iter().chain(self.lse_buffers.iter().map(|(_, b)| b));
-        for buffer in others.chain(self.derived_params.iter().map(|(b, _)| b)) {
+        for buffer in others {
             self.size_of(*buffer, "tables")?;
         }
+        self.verify_packed()?;
+        self.verify_names()?;
         for &(parameter, gradient) in &self.param_grad_pairs {
             let (p, g) = (
                 self.size_of(parameter, "parameter and gradient")?,
@@ -91,6 +95,56 @@ impl ExecutionPlan {
             }
         }
         Ok(())
+    }
+
+    /// Packed parameters are filled by their sources, and what has their layout has their size.
+    fn verify_packed(&self) -> Result<()> {
+        if self.derived_params.len() != self.derived_info.len() {
+            return Err(Error::plan("its tables have different lengths"));
+        }
+        for (i, ((buffer, sources), info)) in self.derived_params.iter().zip(&self.derived_info).enumerate() {
+            let Some(name) = self.parameter_name(*buffer) else {
+                return Err(Error::plan(format!("{buffer} is packed, but no parameter")));
+            };
+            let whole = &self.buffer_types[buffer.index()];
+            let sizes = sources.iter().map(|(_, size)| *size);
+            let total = sizes.into_iter().try_fold(0usize, usize::checked_add);
+            let fills = total.is_some() && total == whole.shape.get(info.axis).copied();
+            if !fills || info.init.len() != sources.len() || self.sources(i).len() != sources.len() {
+                return Err(Error::plan(format!(
+                    "the packed parameter '{name}' of type {whole} is not filled by its sources {sources:?} along axis {}",
+                    info.axis
+                )));
+            }
+            if self.derived(*buffer) != Some(i) {
+                return Err(Error::plan(format!("'{name}' is packed twice")));
+            }
+        }
+        for state in &self.state_buffers {
+            let Some(parameter) = state.packed else { continue };
+            let name = self.derived(parameter).and_then(|_| self.parameter_name(parameter));
+            let fits = name.is_some_and(|name| state.name.ends_with(name))
+                && self.buffer_types[state.buffer.index()] == self.buffer_types[parameter.index()];
+            if !fits {
+                return Err(Error::plan(format!(
+                    "the state '{}' does not have the layout of a packed parameter in {parameter}",
+                    state.name
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// No two inputs, parameters, sources of packed parameters or states have one name.
+    fn verify_names(&self) -> Result<()> {
+        let mut seen = HashSet::new();
+        let leaves = self.param_buffers.iter().chain(&self.input_buffers).map(|(n, _)| n);
+        let sources = self.derived_params.iter().flat_map(|(_, s)| s.iter().map(|(n, _)| n));
+        let states = self.state_buffers.iter().map(|s| &s.name);
+        match leaves.chain(sources).chain(states).find(|name| !seen.insert(*name)) {
+            None => Ok(()),
+            Some(name) => Err(Error::plan(format!("two of its tensors are named '{name}'"))),
+        }
     }
 
     fn verify_segments(&self) -> Result<()> {

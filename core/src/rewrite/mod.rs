@@ -15,6 +15,7 @@ mod cost;
 mod decode;
 mod dialect;
 pub mod extract;
+mod pack;
 pub mod problem;
 mod report;
 pub mod rule;
@@ -31,6 +32,7 @@ use std::time::{Duration, Instant};
 
 pub use config::RewriteConfig;
 pub use cost::graph_cost;
+pub use pack::{pack_calls, pack_parameters};
 pub use rule_set::{Applies, RuleSet};
 pub use saturate::Limits;
 pub use target::{Modelled, Target};
@@ -224,7 +226,13 @@ fn titles(rules: &[Arc<Rule>], counts: &[usize]) -> Vec<(String, usize)> {
 /// Number of the group in which a parameter may be packed.
 fn pack_group(graph: &Graph, id: NodeId, group_of: &dyn Fn(&str) -> u64) -> Option<i64> {
     let node = &graph.nodes()[id.index()];
-    let NodeKind::Parameter { trainable, .. } = &node.kind else {
+    // What is packed stays so: its parts may have to stand in other places already.
+    let NodeKind::Parameter {
+        trainable,
+        packing: None,
+        ..
+    } = &node.kind
+    else {
         return None;
     };
     let written = graph.effects().iter().any(|e| e.target == id);

@@ -109,16 +109,14 @@ impl Session {
 
     // ---- data in ------------------------------------------------------------------------------
 
-    /// Uploads a parameter.
+    /// Uploads a parameter. One that is stored packed with others goes to its place among them.
     ///
     /// # Errors
-    /// Unknown name, wrong number of elements, a parameter that is not `f32`.
+    /// Unknown name, one of packed storage, wrong number of elements, a parameter that is not `f32`.
     pub fn try_set_parameter(&mut self, name: &str, data: &[f32]) -> Result<()> {
-        let buffer = self
-            .tensors
-            .find(TensorKind::Parameter, name)?
-            .checked(DType::F32, data.len())?;
-        self.executable.write(buffer, 0, bytes_of(data))
+        let tensor = self.tensors.find(TensorKind::Parameter, name)?;
+        tensor.checked(DType::F32, data.len())?;
+        tensor.write(&mut *self.executable, bytes_of(data))
     }
 
     /// [`Session::try_set_parameter`], panicking with its report.
@@ -142,15 +140,26 @@ impl Session {
     }
 
     /// Fills every parameter by its initial distribution (zeros if it was given none); the values depend on
-    /// the seed and the parameter's name alone.
+    /// the seed and the parameter's name alone, also where parameters are stored packed.
     ///
     /// # Errors
     /// A lost device.
     pub fn try_initialize_parameters(&mut self, seed: u64) -> Result<()> {
         for ((name, buffer), info) in self.plan.param_buffers.iter().zip(&self.plan.param_info) {
-            let len = self.plan.buffer_types[buffer.index()].numel();
-            let values = info.init.values(name, len, seed);
-            self.executable.write(*buffer, 0, bytes_of(&values))?;
+            let ty = &self.plan.buffer_types[buffer.index()];
+            let Some(derived) = self.plan.derived(*buffer) else {
+                let values = info.init.values(name, ty.numel(), seed);
+                self.executable.write(*buffer, 0, bytes_of(&values))?;
+                continue;
+            };
+            let mut storage = vec![0; ty.bytes()];
+            let inits = self.plan.derived_info[derived].init.iter();
+            for ((source, ty, part), init) in self.plan.sources(derived).into_iter().zip(inits) {
+                let values = init.values(source, ty.numel(), seed);
+                let span = part.offset..part.offset + part.span();
+                part.scatter(bytes_of(&values), &mut storage[span]);
+            }
+            self.executable.write(*buffer, 0, &storage)?;
         }
         Ok(())
     }
@@ -214,11 +223,9 @@ impl Session {
     /// # Errors
     /// Unknown name, wrong number of elements.
     pub fn try_set_state(&mut self, name: &str, data: &[f32]) -> Result<()> {
-        let buffer = self
-            .tensors
-            .find(TensorKind::State, name)?
-            .checked(DType::F32, data.len())?;
-        self.executable.write(buffer, 0, bytes_of(data))
+        let tensor = self.tensors.find(TensorKind::State, name)?;
+        tensor.checked(DType::F32, data.len())?;
+        tensor.write(&mut *self.executable, bytes_of(data))
     }
 
     /// [`Session::try_set_state`], panicking with its report.

@@ -1,7 +1,8 @@
 //! The optimizer of a session.
 
 use super::Session;
-use crate::error::{Error, Result, unwrap_report};
+use super::tensors::Tensors;
+use crate::error::{Error, Result, TensorKind, unwrap_report};
 use crate::plan::optimizer::{
     ACCUMULATION_KEEP, ACCUMULATION_SCALE, Adam, CLIP_LIMIT, GradientClip, Optimizer, Sgd, Update, attach,
     split_scalar_name,
@@ -203,12 +204,16 @@ impl Session {
             self.executable.read(buffer, 0, &mut bytes)?;
             executable.write(buffer, 0, &bytes)?;
         }
-        for state in plan.state_buffers.iter().filter(|s| s.optimizer && keep_moments) {
-            let mut old = self.plan.state_buffers.iter();
-            if let Some(old) = old.find(|old| old.optimizer && old.name == state.name) {
-                let mut bytes = vec![0; self.plan.buffers[old.buffer.index()]];
-                self.executable.read(old.buffer, 0, &mut bytes)?;
-                executable.write(state.buffer, 0, &bytes)?;
+        let tensors = Tensors::of(&plan);
+        let moments = plan.state_buffers.iter().filter(|s| s.optimizer && keep_moments);
+        for state in moments {
+            // By the names that users know: the sources of a packed parameter may have moments in common or not.
+            for new in tensors.states_in(state.buffer) {
+                if let Ok(old) = self.tensors.find(TensorKind::State, &new.name) {
+                    let mut bytes = vec![0; old.ty.bytes()];
+                    old.read(&mut *self.executable, &mut bytes)?;
+                    new.write(&mut *executable, &bytes)?;
+                }
             }
         }
         executable.set_profiling(self.profiling);

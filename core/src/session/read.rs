@@ -3,6 +3,7 @@
 use super::{Session, bytes_of_mut};
 use crate::dtype::DType;
 use crate::error::{Error, Result, TensorKind, unwrap_report};
+use crate::plan::TensorView;
 
 impl Session {
     /// The loss of the last step: the first output.
@@ -154,9 +155,9 @@ impl Session {
     fn read_named(&mut self, kind: TensorKind, name: &str) -> Result<Vec<f32>> {
         let tensor = self.tensors.find(kind, name)?;
         let len = tensor.ty.numel();
-        let buffer = tensor.checked(DType::F32, len)?;
+        tensor.checked(DType::F32, len)?;
         let mut data = vec![0.0; len];
-        self.executable.read(buffer, 0, bytes_of_mut(&mut data))?;
+        tensor.read(&mut *self.executable, bytes_of_mut(&mut data))?;
         Ok(data)
     }
 
@@ -166,8 +167,7 @@ impl Session {
     /// # Errors
     /// A tensor of another size; errors of either device.
     pub fn try_copy_weights_from(&mut self, other: &mut Session) -> Result<()> {
-        let params: Vec<String> = self.plan.param_buffers.iter().map(|(n, _)| n.clone()).collect();
-        for name in params {
+        for TensorView { name, .. } in self.plan.parameters() {
             if other.tensors.find(TensorKind::Parameter, &name).is_ok() {
                 let data = other.try_read_parameter(&name)?;
                 self.try_set_parameter(&name, &data)?;

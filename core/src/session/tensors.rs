@@ -2,18 +2,21 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::backend::Executable;
 use crate::dtype::DType;
 use crate::error::{Error, Result, TensorKind};
-use crate::plan::{BufferRef, ExecutionPlan};
+use crate::plan::{BufferRef, ExecutionPlan, Part, TensorView};
 use crate::shape::TensorType;
 
 /// A named tensor.
 #[derive(Clone, Debug)]
 pub(super) struct Tensor {
     kind: TensorKind,
-    name: String,
+    pub(super) name: String,
     pub(super) buffer: BufferRef,
     pub(super) ty: TensorType,
+    /// Where it lies in the buffer, if it is not all of it.
+    part: Option<Part>,
 }
 
 /// All named tensors, and which inputs have data.
@@ -24,60 +27,42 @@ pub(super) struct Tensors {
     states: BTreeMap<String, Tensor>,
     gradients: BTreeMap<String, Tensor>,
     outputs: Vec<Tensor>,
+    /// Names of storage that holds several tensors, which are not for users, and the names of the tensors.
+    packed: BTreeMap<String, Vec<String>>,
     unset: BTreeSet<String>,
 }
 
 impl Tensors {
     pub(super) fn of(plan: &ExecutionPlan) -> Self {
-        let map = |kind, list: &mut dyn Iterator<Item = (&String, BufferRef)>| {
-            list.map(|(name, buffer)| {
-                let tensor = Tensor {
-                    kind,
-                    name: name.clone(),
-                    buffer,
-                    ty: plan.buffer_types[buffer.index()].clone(),
-                };
-                (name.clone(), tensor)
-            })
-            .collect::<BTreeMap<_, _>>()
+        let map = |kind, list: Vec<TensorView>| {
+            let tensor = |view: TensorView| (view.name.clone(), Tensor::new(kind, view));
+            list.into_iter().map(tensor).collect::<BTreeMap<_, _>>()
         };
-        let inputs = map(TensorKind::Input, &mut plan.input_buffers.iter().map(|(n, b)| (n, *b)));
-        let parameters = map(
-            TensorKind::Parameter,
-            &mut plan.param_buffers.iter().map(|(n, b)| (n, *b)),
-        );
-        let mut gradients = map(
-            TensorKind::Gradient,
-            &mut plan.gradient_buffers.iter().map(|(n, b)| (n, *b)),
-        );
-        // A gradient may be an alias of a buffer of another shape; its own shape is the leaf's.
-        for (name, gradient) in &mut gradients {
-            if let Some(leaf) = parameters.get(name).or_else(|| inputs.get(name)) {
-                gradient.ty = leaf.ty.clone();
-            }
-        }
+        let whole = |(name, &buffer): (String, &BufferRef), ty: &TensorType| TensorView {
+            name,
+            ty: ty.clone(),
+            buffer,
+            part: None,
+        };
+        let input = |(name, buffer): &(String, BufferRef)| {
+            let ty = &plan.buffer_types[buffer.index()];
+            whole((name.clone(), buffer), ty)
+        };
+        let inputs = map(TensorKind::Input, plan.input_buffers.iter().map(input).collect());
         let outputs = plan.output_buffers.iter().zip(&plan.output_types).enumerate();
+        let outputs = outputs.map(|(index, (buffer, ty))| whole((index.to_string(), buffer), ty));
         Tensors {
-            outputs: outputs
-                .map(|(index, (&buffer, ty))| Tensor {
-                    kind: TensorKind::Output,
-                    name: index.to_string(),
-                    buffer,
-                    ty: ty.clone(),
-                })
-                .collect(),
+            outputs: outputs.map(|view| Tensor::new(TensorKind::Output, view)).collect(),
             unset: inputs
                 .iter()
                 .filter(|(_, t)| is_used(plan, t.buffer))
                 .map(|(name, _)| name.clone())
                 .collect(),
-            states: map(
-                TensorKind::State,
-                &mut plan.state_buffers.iter().map(|s| (&s.name, s.buffer)),
-            ),
-            parameters,
+            parameters: map(TensorKind::Parameter, plan.parameters()),
+            states: map(TensorKind::State, plan.states()),
+            gradients: map(TensorKind::Gradient, plan.gradients()),
+            packed: packed_names(plan),
             inputs,
-            gradients,
         }
     }
 
@@ -97,8 +82,15 @@ impl Tensors {
             TensorKind::Gradient => &self.gradients,
             TensorKind::Input | TensorKind::Output | TensorKind::Scalar => &self.inputs,
         };
-        map.get(name)
-            .ok_or_else(|| Error::unknown_tensor(kind, name, map.keys().map(String::as_str)))
+        map.get(name).ok_or_else(|| match self.packed.get(name) {
+            Some(sources) if sources.iter().any(|s| map.contains_key(s)) => packed_error(kind, name, sources),
+            _ => Error::unknown_tensor(kind, name, map.keys().map(String::as_str)),
+        })
+    }
+
+    /// The states in a buffer.
+    pub(super) fn states_in(&self, buffer: BufferRef) -> impl Iterator<Item = &Tensor> {
+        self.states.values().filter(move |t| t.buffer == buffer)
     }
 
     /// Output `index` as a tensor.
@@ -123,6 +115,30 @@ impl Tensors {
     }
 }
 
+/// Names of storage that holds several tensors, and theirs.
+fn packed_names(plan: &ExecutionPlan) -> BTreeMap<String, Vec<String>> {
+    let derived = plan.derived_params.iter();
+    let parameters = derived.filter_map(|(buffer, sources)| {
+        let names = sources.iter().map(|(name, _)| name.clone());
+        Some((plan.parameter_name(*buffer)?.to_owned(), names.collect()))
+    });
+    let mut names: BTreeMap<String, Vec<String>> = parameters.collect();
+    let views = plan.states();
+    for state in plan.state_buffers.iter().filter(|s| s.packed.is_some()) {
+        let own = views.iter().filter(|v| v.buffer == state.buffer);
+        names.insert(state.name.clone(), own.map(|v| v.name.clone()).collect());
+    }
+    names
+}
+
+fn packed_error(kind: TensorKind, name: &str, sources: &[String]) -> Error {
+    let list = sources.iter().map(|s| format!("'{s}'")).collect::<Vec<_>>().join(", ");
+    Error::misuse(
+        format!("'{name}' is the common storage of several {kind}s, not one of them"),
+        format!("they have names of their own: {list}"),
+    )
+}
+
 /// Whether a step reads a buffer: an input that nothing reads needs no data.
 fn is_used(plan: &ExecutionPlan, buffer: BufferRef) -> bool {
     plan.dispatches
@@ -132,6 +148,53 @@ fn is_used(plan: &ExecutionPlan, buffer: BufferRef) -> bool {
 }
 
 impl Tensor {
+    fn new(kind: TensorKind, view: TensorView) -> Self {
+        Tensor {
+            kind,
+            name: view.name,
+            buffer: view.buffer,
+            ty: view.ty,
+            part: view.part,
+        }
+    }
+
+    /// Writes its storage bytes, as many as it has. Where they are not one run, what lies between them is read and
+    /// written back.
+    pub(super) fn write(&self, executable: &mut dyn Executable, bytes: &[u8]) -> Result<()> {
+        let Some(part) = self.part else {
+            return executable.write(self.buffer, 0, bytes);
+        };
+        let offset = part.offset as u64;
+        if part.is_contiguous() {
+            return match bytes.is_empty() {
+                true => Ok(()),
+                false => executable.write(self.buffer, offset, bytes),
+            };
+        }
+        let mut span = vec![0; part.span()];
+        executable.read(self.buffer, offset, &mut span)?;
+        part.scatter(bytes, &mut span);
+        executable.write(self.buffer, offset, &span)
+    }
+
+    /// Reads its storage bytes, as many as it has.
+    pub(super) fn read(&self, executable: &mut dyn Executable, bytes: &mut [u8]) -> Result<()> {
+        let Some(part) = self.part else {
+            return executable.read(self.buffer, 0, bytes);
+        };
+        let offset = part.offset as u64;
+        if part.is_contiguous() {
+            return match bytes.is_empty() {
+                true => Ok(()),
+                false => executable.read(self.buffer, offset, bytes),
+            };
+        }
+        let mut span = vec![0; part.span()];
+        executable.read(self.buffer, offset, &mut span)?;
+        part.gather(&span, bytes);
+        Ok(())
+    }
+
     /// The buffer, if data of this dtype and length is right for it.
     pub(super) fn checked(&self, dtype: DType, len: usize) -> Result<BufferRef> {
         if self.ty.dtype != dtype {

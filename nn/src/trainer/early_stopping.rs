@@ -159,7 +159,7 @@ impl Weights {
     fn save(&mut self, session: &mut Session) -> Result<(), TrainError> {
         if self.parameters.is_empty() && self.states.is_empty() {
             let plan = session.plan();
-            let parameters = plan.param_buffers.iter().map(|(name, _)| name.clone());
+            let parameters = plan.parameters().into_iter().map(|p| p.name);
             let states = plan.state_buffers.iter().filter(|s| !s.optimizer && s.name != LOSS_SUM);
             self.states = states.map(|s| (s.name.clone(), Vec::new())).collect();
             self.parameters = parameters.map(|name| (name, Vec::new())).collect();

@@ -1,14 +1,10 @@
 //! From an update to segments of a plan, and back.
 
-use std::collections::HashMap;
-
-use super::{GradientClip, Update};
+use super::Update;
+use super::leaves::{RESERVED, accumulation, updates};
 use crate::backend::Device;
-use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::graph::{Graph, NodeId, Value};
-use crate::plan::compile::{Supports, lower};
-use crate::plan::{ACCUMULATE, BufferRef, ExecutionPlan, UPDATE};
+use crate::plan::{ACCUMULATE, ExecutionPlan, UPDATE};
 
 /// Adds the segments of an update to a plan, replacing earlier ones. On an error the plan stays as it was.
 ///
@@ -46,32 +42,6 @@ pub fn attach(plan: &mut ExecutionPlan, update: &Update, device: &dyn Device) ->
     Ok(())
 }
 
-/// Prefix of the names of an optimizer's states and scalars.
-const RESERVED: &str = "optimizer.";
-
-/// A graph some of whose leaves stand for buffers of the plan.
-#[derive(Default)]
-struct Leaves {
-    graph: Graph,
-    bound: HashMap<NodeId, BufferRef>,
-}
-
-impl Leaves {
-    fn bind(&mut self, node: NodeId, buffer: BufferRef) -> NodeId {
-        self.bound.insert(node, buffer);
-        node
-    }
-
-    /// Appends the graph to a plan.
-    fn lower(&self, plan: &mut ExecutionPlan, segment: &str, device: &dyn Device) -> Result<()> {
-        self.graph.verify()?;
-        let supports: Supports = &|k| device.supports(k);
-        let name = &device.capabilities().name;
-        lower(&self.graph, plan, &self.bound, segment, name, supports)?;
-        Ok(())
-    }
-}
-
 fn check_reserved_names(plan: &ExecutionPlan) -> Result<()> {
     let states = plan.state_buffers.iter().map(|s| s.name.as_str());
     let scalars = plan.scalar_buffers.iter().map(|(n, _)| n.as_str());
@@ -86,7 +56,10 @@ fn check_reserved_names(plan: &ExecutionPlan) -> Result<()> {
 
 /// Every pattern of every group must name a trainable parameter.
 fn check_groups(plan: &ExecutionPlan, update: &Update) -> Result<()> {
-    let names: Vec<&str> = trained(plan).into_iter().map(|(name, ..)| name).collect();
+    let parameters = plan.parameters();
+    let is_trained = |buffer| plan.param_grad_pairs.iter().any(|(p, _)| *p == buffer);
+    let trained = parameters.iter().filter(|p| is_trained(p.buffer));
+    let names: Vec<&str> = trained.map(|p| p.name.as_str()).collect();
     let mut patterns = update.groups.iter().flat_map(|group| &group.patterns);
     match patterns.find(|pattern| !names.iter().any(|name| super::update::matches(pattern, name))) {
         None => Ok(()),
@@ -98,70 +71,6 @@ fn check_groups(plan: &ExecutionPlan, update: &Update) -> Result<()> {
             "correct the pattern; `*` stands for any characters",
         )),
     }
-}
-
-/// Name, parameter and gradient of every trained parameter.
-fn trained(plan: &ExecutionPlan) -> Vec<(&str, BufferRef, BufferRef)> {
-    let names: HashMap<BufferRef, &str> = plan.param_buffers.iter().map(|(n, b)| (*b, n.as_str())).collect();
-    let named = |&(parameter, gradient): &(BufferRef, BufferRef)| {
-        let name = names.get(&parameter).copied().unwrap_or_default();
-        (name, parameter, gradient)
-    };
-    plan.param_grad_pairs.iter().map(named).collect()
-}
-
-/// Prefix of the names of the states in which gradients add up.
-const ACCUMULATED: &str = "optimizer.accumulated.";
-
-/// Name of the state in which the gradients of a parameter add up.
-fn accumulated(parameter: &str) -> String {
-    format!("{ACCUMULATED}{parameter}")
-}
-
-/// Whether the state of an optimizer of that name is a moment of the rule, not part of what is around it.
-pub(crate) fn is_moment(state: &str) -> bool {
-    state != GradientClip::NORM_STATE && !state.starts_with(ACCUMULATED)
-}
-
-/// Adds every gradient to its average.
-fn accumulation(plan: &ExecutionPlan) -> Leaves {
-    let mut leaves = Leaves::default();
-    for (i, (name, _, gradient)) in trained(plan).into_iter().enumerate() {
-        let shape = &plan.buffer_types[gradient.index()].shape;
-        let g = leaves.graph.input(&format!("{RESERVED}gradient.{i}"), shape);
-        let g = leaves.bind(g, gradient);
-        let graph = &mut leaves.graph;
-        let sum = graph.state(&accumulated(name), shape);
-        let scale = graph.scalar_input(ACCUMULATION_SCALE, DType::F32);
-        let keep = graph.scalar_input(ACCUMULATION_KEEP, DType::F32);
-        let next = graph.accumulate_gradient([sum, g].map(Value::from), [scale, keep]);
-        graph.named(next, name);
-    }
-    leaves
-}
-
-/// Scalar by which gradients are multiplied before they are added up.
-pub(crate) const ACCUMULATION_SCALE: &str = "optimizer.accumulation_scale";
-/// Scalar that is 0 where a gradient is the first of its average, else 1.
-pub(crate) const ACCUMULATION_KEEP: &str = "optimizer.accumulation_keep";
-
-/// The updates of all parameters. `plan` has the averages, if there are any.
-fn updates(plan: &ExecutionPlan, update: &Update) -> Leaves {
-    let mut leaves = Leaves::default();
-    let mut parameters = Vec::new();
-    for (i, (name, parameter, gradient)) in trained(plan).into_iter().enumerate() {
-        let shape = &plan.buffer_types[parameter.index()].shape;
-        // Numbered: names of parameters are the user's, and any suffix could be one of them.
-        let p = leaves.graph.parameter(&format!("{RESERVED}parameter.{i}"), shape);
-        let g = leaves.graph.input(&format!("{RESERVED}gradient.{i}"), shape);
-        let average = accumulated(name);
-        let average = plan.state_buffers.iter().find(|s| s.name == average);
-        let p = leaves.bind(p, parameter);
-        let g = leaves.bind(g, average.map_or(gradient, |s| s.buffer));
-        parameters.push((name, p, g.into()));
-    }
-    update.build(&mut leaves.graph, &parameters);
-    leaves
 }
 
 /// Removes the segments of an update and what only they need. Their buffers are the last of the plan, so the

@@ -1,14 +1,15 @@
 //! Optimizers: parameter updates, compiled from ordinary operators into segments of the plan.
 
 mod attach;
+mod leaves;
 mod rules;
 mod update;
 
 use std::fmt::Debug;
 use std::ops::{Deref, DerefMut};
 
-pub(crate) use attach::{ACCUMULATION_KEEP, ACCUMULATION_SCALE, is_moment};
 pub use attach::{attach, detach};
+pub(crate) use leaves::{ACCUMULATION_KEEP, ACCUMULATION_SCALE, is_moment};
 pub use rules::{Adam, Sgd};
 pub(crate) use update::CLIP_LIMIT;
 pub use update::{GradientClip, ParameterGroup, Update};
@@ -31,6 +32,13 @@ pub trait Optimizer: Send + Sync + Debug {
     /// Builds the update of one parameter: scalars and states come from [`UpdateCx::scalar`] and
     /// [`UpdateCx::moment`], the parameter is written by an operator with effects.
     fn update(&self, cx: &mut UpdateCx, parameter: NodeId, gradient: Value);
+
+    /// Whether each element's update depends on nothing but that element of the parameter, its gradient and the
+    /// moments, and on scalars: then parameters that are stored as one may be updated as one. Rules that look at a
+    /// parameter as a whole (its norm, its rows) must leave this `false`, as it is by default.
+    fn is_elementwise(&self) -> bool {
+        false
+    }
 
     /// The learning rate, for displays and schedules.
     fn learning_rate(&self) -> f32;

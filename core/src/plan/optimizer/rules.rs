@@ -111,6 +111,10 @@ impl Optimizer for Sgd {
         cx.momentum_update(operands, [lr, decay, momentum], self.nesterov);
     }
 
+    fn is_elementwise(&self) -> bool {
+        true
+    }
+
     fn learning_rate(&self) -> f32 {
         self.lr
     }
@@ -169,6 +173,10 @@ impl Optimizer for Adam {
         let v = cx.moment("v", parameter);
         let operands = [parameter.into(), gradient, m.into(), v.into()];
         cx.adam_update(operands, scalars, self.decoupled);
+    }
+
+    fn is_elementwise(&self) -> bool {
+        true
     }
 
     fn learning_rate(&self) -> f32 {

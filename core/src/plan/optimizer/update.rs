@@ -1,5 +1,7 @@
 //! Everything about the update of a step: the rule, and what happens around it.
 
+use std::ops::Range;
+
 use super::{Optimizer, UpdateCx, scalar_name};
 use crate::dtype::DType;
 use crate::graph::{Graph, NodeId, Value};
@@ -33,6 +35,16 @@ pub struct Update {
     /// Steps whose gradients are averaged for one update, at least 1. Each of the last but one only adds to
     /// the average; that takes memory of the parameters' size when there is more than one.
     pub accumulate: u32,
+}
+
+/// A parameter and what its update is built from.
+pub(super) struct Updated {
+    /// Name of the parameter; moments are named after it.
+    pub(super) name: String,
+    /// Its group, as [`Update::group_of`] counts.
+    pub(super) group: usize,
+    pub(super) parameter: NodeId,
+    pub(super) gradient: Value,
 }
 
 /// Limit on gradients.
@@ -195,21 +207,35 @@ impl Update {
     /// Builds the updates of parameters, each with its name and its gradient (the average, where gradients are
     /// accumulated), with clipping and groups.
     pub fn build(&self, graph: &mut Graph, parameters: &[(&str, NodeId, Value)]) {
-        let mut gradients: Vec<Value> = parameters.iter().map(|&(_, _, gradient)| gradient).collect();
+        let updated = |&(name, parameter, gradient): &(&'_ str, NodeId, Value)| Updated {
+            name: name.to_owned(),
+            group: self.group_of(name),
+            parameter,
+            gradient,
+        };
+        self.build_all(graph, &parameters.iter().map(updated).collect::<Vec<_>>());
+    }
+
+    /// [`Update::build`] with groups that are known; returns the nodes that each update added.
+    pub(super) fn build_all(&self, graph: &mut Graph, parameters: &[Updated]) -> Vec<Range<usize>> {
+        let mut gradients: Vec<Value> = parameters.iter().map(|p| p.gradient).collect();
         if let Some(clip) = self.clip {
             gradients = clipped(graph, clip, gradients);
         }
-        for (&(name, parameter, _), gradient) in parameters.iter().zip(gradients) {
+        let mut added = Vec::with_capacity(parameters.len());
+        for (updated, gradient) in parameters.iter().zip(gradients) {
             let first = graph.nodes().len();
-            let group = self.group_of(name);
+            let (name, group) = (&*updated.name, updated.group);
             self.rule
-                .update(&mut UpdateCx { graph, name, group }, parameter, gradient);
+                .update(&mut UpdateCx { graph, name, group }, updated.parameter, gradient);
             for id in (first..graph.nodes().len()).map(|i| NodeId(i as u32)) {
                 if graph.nodes()[id.index()].is_op() && graph.nodes()[id.index()].name.is_none() {
                     graph.named(id, name);
                 }
             }
+            added.push(first..graph.nodes().len());
         }
+        added
     }
 
     /// Tells names and values of the scalars that the graph of [`Update::build`] reads in update `t` (from 1).

@@ -1,0 +1,228 @@
+//! Updates as graphs on the buffers of a plan.
+
+use std::collections::HashMap;
+
+use super::update::Updated;
+use super::{GradientClip, Update};
+use crate::backend::Device;
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::graph::{Graph, NodeId, NodeKind};
+use crate::plan::compile::{Supports, lower};
+use crate::plan::{BufferRef, ExecutionPlan};
+
+/// Prefix of the names of an optimizer's states and scalars.
+pub(super) const RESERVED: &str = "optimizer.";
+/// Prefix of the names of the states in which gradients add up.
+const ACCUMULATED: &str = "optimizer.accumulated.";
+/// Prefix of the names of the states that stand for sources of a packed parameter during an update.
+const UNPACKED: &str = "optimizer.unpacked.";
+/// Scalar by which gradients are multiplied before they are added up.
+pub(crate) const ACCUMULATION_SCALE: &str = "optimizer.accumulation_scale";
+/// Scalar that is 0 where a gradient is the first of its average, else 1.
+pub(crate) const ACCUMULATION_KEEP: &str = "optimizer.accumulation_keep";
+
+/// Name of the state in which the gradients of a parameter add up.
+fn accumulated(parameter: &str) -> String {
+    format!("{ACCUMULATED}{parameter}")
+}
+
+/// Whether the state of an optimizer of that name is a moment of the rule, not part of what is around it.
+pub(crate) fn is_moment(state: &str) -> bool {
+    state != GradientClip::NORM_STATE && !state.starts_with(ACCUMULATED) && !state.starts_with(UNPACKED)
+}
+
+/// A graph some of whose leaves stand for buffers of the plan.
+#[derive(Default)]
+pub(super) struct Leaves {
+    graph: Graph,
+    bound: HashMap<NodeId, BufferRef>,
+    /// States with the layout of a packed parameter, by name.
+    packed: HashMap<String, BufferRef>,
+}
+
+impl Leaves {
+    fn bind(&mut self, node: NodeId, buffer: BufferRef) -> NodeId {
+        self.bound.insert(node, buffer);
+        node
+    }
+
+    /// Appends the graph to a plan.
+    pub(super) fn lower(&self, plan: &mut ExecutionPlan, segment: &str, device: &dyn Device) -> Result<()> {
+        self.graph.verify()?;
+        let supports: Supports = &|k| device.supports(k);
+        let name = &device.capabilities().name;
+        lower(&self.graph, plan, &self.bound, segment, name, supports)?;
+        for state in &mut plan.state_buffers {
+            state.packed = state.packed.or_else(|| self.packed.get(&state.name).copied());
+        }
+        Ok(())
+    }
+
+    /// Notes which of the states that the update of a packed parameter added are as large as it: moments of all its
+    /// sources.
+    fn note_packed(&mut self, added: std::ops::Range<usize>, updated: &Updated, buffer: BufferRef) {
+        let ty = self.graph.ty(updated.parameter);
+        let states = self.graph.nodes()[added].iter().filter(|node| {
+            let is_state = matches!(node.kind, NodeKind::State { .. });
+            is_state && node.outputs.first() == ty
+        });
+        let names = states.filter_map(|node| node.name.as_deref());
+        let names = names.filter(|name| name.ends_with(&*updated.name));
+        self.packed.extend(names.map(|name| (name.to_owned(), buffer)));
+    }
+}
+
+/// A parameter that the plan has a gradient of.
+struct Trained<'a> {
+    /// Its own name, also if it is packed.
+    name: &'a str,
+    parameter: BufferRef,
+    gradient: BufferRef,
+    /// Its position among the packed ones.
+    derived: Option<usize>,
+}
+
+fn trained(plan: &ExecutionPlan) -> Vec<Trained<'_>> {
+    let names: HashMap<BufferRef, &str> = plan.param_buffers.iter().map(|(n, b)| (*b, n.as_str())).collect();
+    let named = |&(parameter, gradient): &(BufferRef, BufferRef)| Trained {
+        name: names.get(&parameter).copied().unwrap_or_default(),
+        parameter,
+        gradient,
+        derived: plan.derived(parameter),
+    };
+    plan.param_grad_pairs.iter().map(named).collect()
+}
+
+/// Adds every gradient to its average.
+pub(super) fn accumulation(plan: &ExecutionPlan) -> Leaves {
+    let mut leaves = Leaves::default();
+    for (i, trained) in trained(plan).into_iter().enumerate() {
+        let shape = &plan.buffer_types[trained.parameter.index()].shape;
+        let g = leaves.graph.input(&format!("{RESERVED}gradient.{i}"), shape);
+        let g = leaves.bind(g, trained.gradient);
+        let graph = &mut leaves.graph;
+        let name = accumulated(trained.name);
+        let sum = graph.state(&name, shape);
+        let scale = graph.scalar_input(ACCUMULATION_SCALE, DType::F32);
+        let keep = graph.scalar_input(ACCUMULATION_KEEP, DType::F32);
+        let next = graph.accumulate_gradient([sum.into(), g.into()], [scale, keep]);
+        graph.named(next, trained.name);
+        if trained.derived.is_some() {
+            leaves.packed.insert(name, trained.parameter);
+        }
+    }
+    leaves
+}
+
+/// The updates of all parameters. `plan` has the averages, if there are any.
+pub(super) fn updates(plan: &ExecutionPlan, update: &Update) -> Leaves {
+    let mut leaves = Leaves::default();
+    let mut parameters: Vec<Updated> = Vec::new();
+    // Packed parameters that are updated as one, by their place in the list, and those that are not.
+    let mut packed: Vec<(usize, BufferRef)> = Vec::new();
+    let mut unpacked: Vec<Unpacked> = Vec::new();
+    for (i, trained) in trained(plan).into_iter().enumerate() {
+        let shape = &plan.buffer_types[trained.parameter.index()].shape;
+        // Numbered: names of parameters are the user's, and any suffix could be one of them.
+        let p = leaves.graph.parameter(&format!("{RESERVED}parameter.{i}"), shape);
+        let g = leaves.graph.input(&format!("{RESERVED}gradient.{i}"), shape);
+        let average = accumulated(trained.name);
+        let average = plan.state_buffers.iter().find(|s| s.name == average);
+        let p = leaves.bind(p, trained.parameter);
+        let g = leaves.bind(g, average.map_or(trained.gradient, |s| s.buffer));
+        let name = trained.name.to_owned();
+        let group = match trained.derived {
+            None => update.group_of(trained.name),
+            Some(derived) => match common_group(plan, derived, update) {
+                Some(group) => {
+                    packed.push((parameters.len(), trained.parameter));
+                    group
+                }
+                None => {
+                    unpacked.push(unpack(&mut leaves.graph, plan, derived, p, g, update, &mut parameters));
+                    continue;
+                }
+            },
+        };
+        parameters.push(Updated {
+            name,
+            group,
+            parameter: p,
+            gradient: g.into(),
+        });
+    }
+    let added = update.build_all(&mut leaves.graph, &parameters);
+    for (i, buffer) in packed {
+        leaves.note_packed(added[i].clone(), &parameters[i], buffer);
+    }
+    for unpacked in unpacked {
+        unpacked.pack(&mut leaves.graph);
+    }
+    leaves
+}
+
+/// The group of all sources of a packed parameter, if one update of the whole is right for all of them.
+fn common_group(plan: &ExecutionPlan, derived: usize, update: &Update) -> Option<usize> {
+    let mut groups = plan.derived_params[derived].1.iter().map(|(name, _)| update.group_of(name));
+    let group = groups.next()?;
+    (update.rule.is_elementwise() && groups.all(|g| g == group)).then_some(group)
+}
+
+/// A packed parameter whose sources are updated on copies of their own, because their rules differ.
+struct Unpacked {
+    name: Option<String>,
+    parameter: NodeId,
+    axis: usize,
+    copies: Vec<NodeId>,
+}
+
+/// Copies the sources of a packed parameter, and lists them for updates.
+fn unpack(
+    graph: &mut Graph,
+    plan: &ExecutionPlan,
+    derived: usize,
+    parameter: NodeId,
+    gradient: NodeId,
+    update: &Update,
+    parameters: &mut Vec<Updated>,
+) -> Unpacked {
+    let axis = plan.derived_info.get(derived).map_or(0, |info| info.axis);
+    let mut copies = Vec::new();
+    let mut start = 0;
+    for (name, ty, _) in plan.sources(derived) {
+        let size = ty.shape[axis];
+        let copy = graph.state(&format!("{UNPACKED}{name}"), &ty.shape);
+        let part = graph.narrow(parameter, axis as i32, start, size);
+        let copied = graph.assign(copy, part);
+        let gradient = graph.narrow(gradient, axis as i32, start, size);
+        for node in [part, copied, gradient] {
+            graph.named(node, name);
+        }
+        parameters.push(Updated {
+            name: name.to_owned(),
+            group: update.group_of(name),
+            parameter: copy,
+            gradient: gradient.into(),
+        });
+        copies.push(copy);
+        start += size;
+    }
+    Unpacked {
+        name: plan.parameter_name(plan.derived_params[derived].0).map(str::to_owned),
+        parameter,
+        axis,
+        copies,
+    }
+}
+
+impl Unpacked {
+    /// Writes the updated sources back.
+    fn pack(self, graph: &mut Graph) {
+        let joined = graph.concat(&self.copies, self.axis as i32);
+        let written = graph.assign(self.parameter, joined);
+        for node in [joined, written] {
+            graph.named(node, self.name.as_deref().unwrap_or_default());
+        }
+    }
+}
