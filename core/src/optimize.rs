@@ -124,7 +124,11 @@ impl fmt::Display for OptimizeReport {
                 write!(f, " (greedy rewriting: {:.1}us)", us(greedy))?;
             }
             writeln!(f)?;
-            writeln!(f, "Extraction: {}", if self.extraction_exact { "exact" } else { "not exact" })?;
+            writeln!(
+                f,
+                "Extraction: {}",
+                if self.extraction_exact { "exact" } else { "not exact" }
+            )?;
             writeln!(f, "Budget hit: {}", self.budget_hit.as_deref().unwrap_or("none"))?;
         }
         Ok(())

@@ -276,6 +276,8 @@ pub fn rule_sets() -> Vec<Arc<RegisteredSet>> {
 /// Registers a rule set.
 pub fn register_rule_set(set: crate::rewrite::RuleSet) -> Result<()> {
     let rules = crate::rewrite::rule::parse(&set)?.into_iter().map(Arc::new).collect();
-    SETS.write().unwrap_or_else(std::sync::PoisonError::into_inner).push(Arc::new(RegisteredSet { set, rules }));
+    SETS.write()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+        .push(Arc::new(RegisteredSet { set, rules }));
     Ok(())
 }

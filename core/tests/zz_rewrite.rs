@@ -1,4 +1,3 @@
-
 use meganeura_core::backend::CostModel;
 use meganeura_core::rewrite::*;
 use meganeura_core::*;
@@ -14,7 +13,8 @@ fn small() {
     let mut g = Graph::new();
     let x = g.input("x", &[4, 8]);
     let w = g.parameter("w", &[8, 8]);
-    let n = g.neg(x); let n = g.neg(n);
+    let n = g.neg(x);
+    let n = g.neg(n);
     let wt = g.permute(w, &[1, 0]);
     let h = g.matmul(n, wt);
     let h = g.named(h, "proj");
@@ -23,9 +23,23 @@ fn small() {
     let y = g.relu(y);
     let y = g.relu(y);
     g.set_outputs(vec![y]);
-    let model = CostModel { launch: Duration::from_micros(5), bytes_per_second: 5e11, flops_per_second: 2e13, half_flops_per_second: 4e13, free_views: true };
+    let model = CostModel {
+        launch: Duration::from_micros(5),
+        bytes_per_second: 5e11,
+        flops_per_second: 2e13,
+        half_flops_per_second: 4e13,
+        free_views: true,
+    };
     let config = RewriteConfig::default();
-    let r = Request { pass: Pass::Inference, target: &Modelled(model), config: &config, group_of: &|_| 0 };
+    let r = Request {
+        pass: Pass::Inference,
+        target: &Modelled(model),
+        config: &config,
+        group_of: &|_| 0,
+    };
     let (out, report) = rewrite(&g, &r).unwrap();
-    println!("{out}\n{report}\n{:#?} before {} after {}", report.fusions, report.cost_before_ps, report.cost_after_ps);
+    println!(
+        "{out}\n{report}\n{:#?} before {} after {}",
+        report.fusions, report.cost_before_ps, report.cost_after_ps
+    );
 }

@@ -62,6 +62,12 @@ impl ConstantData {
         &self.bytes
     }
 
+    /// The first element; `None` if there is none.
+    pub fn first(&self) -> Option<f64> {
+        let bytes = self.bytes.get(..self.dtype.block().bytes)?;
+        decode(self.dtype, bytes).first().copied()
+    }
+
     /// Elements as `f64`.
     pub fn to_f64(&self) -> Vec<f64> {
         decode(self.dtype, &self.bytes)

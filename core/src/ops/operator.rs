@@ -211,11 +211,6 @@ pub trait Operator: Send + Sync + 'static {
     fn ports(&self) -> &'static [&'static str] {
         &["out"]
     }
-    /// Whether port 0 is a part of the operand that a device with free views reads where it is.
-    fn part(&self, attrs: &Attrs) -> bool {
-        let _ = attrs;
-        false
-    }
     /// The axis along which the operands stand one after the other in the result, for the operator that does
     /// nothing else: parameters that it joins may be stored so.
     fn packs(&self, attrs: &Attrs) -> Option<i64> {

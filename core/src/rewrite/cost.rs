@@ -28,7 +28,11 @@ fn is_half(ty: &TensorType) -> bool {
 
 /// Time of one launch doing that work.
 fn time(model: &CostModel, cost: Cost, half: bool) -> u64 {
-    let flops = if half { model.half_flops_per_second } else { model.flops_per_second };
+    let flops = if half {
+        model.half_flops_per_second
+    } else {
+        model.flops_per_second
+    };
     let seconds = (cost.bytes as f64 / model.bytes_per_second).max(cost.flops as f64 / flops);
     let picoseconds = model.launch.as_nanos() as f64 * 1e3 + seconds * 1e12;
     // The conversion saturates, also for rates of zero.
@@ -38,7 +42,7 @@ fn time(model: &CostModel, cost: Cost, half: bool) -> u64 {
 /// Price of a call.
 pub(super) fn call_cost(target: &dyn Target, op: OpRef, call: &Call) -> u64 {
     let model = target.cost_model();
-    if op.alias().is_some() || (model.free_views && op.part(call.attrs)) {
+    if op.alias().is_some() || (model.free_views && op.entries(call).is_some()) {
         return 0;
     }
     let desc = KernelDesc {

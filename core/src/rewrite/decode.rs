@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::problem::{Problem, Selection};
 use super::snapshot::Snapshot;
@@ -16,6 +16,8 @@ pub(super) struct Decoded {
     pub(super) graph: Graph,
     /// Values of single classes.
     pub(super) values: FxHashMap<u32, Value>,
+    /// Calls whose results are stored packed.
+    pub(super) packed: FxHashSet<NodeId>,
 }
 
 struct Decoder<'a> {
@@ -32,6 +34,7 @@ struct Decoder<'a> {
     nodes: FxHashMap<u32, NodeId>,
     /// Value of each class of single values.
     values: FxHashMap<u32, Value>,
+    packed: FxHashSet<NodeId>,
 }
 
 /// Builds the graph of a selection. Leaves keep their order, names and places; calls inherit those of the nodes
@@ -56,6 +59,7 @@ pub(super) fn decode(
         out: Graph::new(),
         nodes: FxHashMap::default(),
         values: FxHashMap::default(),
+        packed: FxHashSet::default(),
     };
     decoder.leaves();
     let mut roots: Vec<u32> = Vec::new();
@@ -68,14 +72,23 @@ pub(super) fn decode(
     for root in roots {
         decoder.build(root)?;
     }
-    let Decoder { mut out, values, .. } = decoder;
+    let Decoder {
+        mut out,
+        values,
+        packed,
+        ..
+    } = decoder;
     let at = |v: Value| snapshot.values.get(&v).and_then(|class| values.get(class)).copied();
     if graph.roots().any(|v| at(v).is_none()) {
         return Err(lost("a result"));
     }
     out.adopt_roots(graph, |v| at(v).unwrap_or(v));
     out.verify()?;
-    Ok(Decoded { graph: out, values })
+    Ok(Decoded {
+        graph: out,
+        values,
+        packed,
+    })
 }
 
 fn lost(what: &str) -> Error {
@@ -137,12 +150,18 @@ impl Decoder<'_> {
 
     fn emit(&mut self, class: u32) -> Result<()> {
         let choice = self.selection[class as usize].ok_or_else(|| lost("a value"))?;
-        let (node, _) = self.snapshot.chosen(self.problem, class, choice);
+        let (node, is_packed) = self.snapshot.chosen(self.problem, class, choice);
         let label = self.state.labels.get(node.label);
         if let Label::Get(port) = label {
             let tuple = self.nodes[&node.children[0]];
             self.nodes.insert(class, tuple);
-            self.values.insert(class, Value { node: tuple, port: *port });
+            self.values.insert(
+                class,
+                Value {
+                    node: tuple,
+                    port: *port,
+                },
+            );
             return Ok(());
         }
         let inputs: Vec<Value> = node.children.iter().map(|c| self.values[c]).collect();
@@ -157,6 +176,9 @@ impl Decoder<'_> {
         };
         if let Some(error) = self.out.errors().first() {
             return Err(error.clone());
+        }
+        if is_packed {
+            self.packed.insert(new);
         }
         self.nodes.insert(class, new);
         self.values.insert(class, new.into());

@@ -68,7 +68,11 @@ pub(super) struct Dialect {
 
 fn declaration(symbol: &Constructor) -> String {
     let output = if symbol.is_tuple() { TUPLE } else { TENSOR };
-    format!("(constructor {} ({}) {output})\n", symbol.name(), symbol.argument_sorts().join(" "))
+    format!(
+        "(constructor {} ({}) {output})\n",
+        symbol.name(),
+        symbol.argument_sorts().join(" ")
+    )
 }
 
 /// Name of the constructor for calls of operators that no rule mentions: a number for operator and attributes,
@@ -84,7 +88,10 @@ pub(super) fn opaque_name(operands: usize, tuple: bool) -> String {
 pub(super) fn opaque_declaration(operands: usize, tuple: bool) -> String {
     let output = if tuple { "Tup" } else { "T" };
     let columns = " T".repeat(operands);
-    format!("(constructor {} (i64{columns}) {output})\n", opaque_name(operands, tuple))
+    format!(
+        "(constructor {} (i64{columns}) {output})\n",
+        opaque_name(operands, tuple)
+    )
 }
 
 /// Whether the constructor for so many operands need not be declared.
@@ -171,7 +178,8 @@ fn tuple_variables(rule: &Rule, symbols: &HashMap<String, Constructor>) -> Vec<S
             tuples.push(name.clone());
         }
     };
-    let is_tuple_call = |e: &Expr| matches!(e, Expr::Call(_, name, _) if symbols.get(name).is_some_and(|s| s.is_tuple()));
+    let is_tuple_call =
+        |e: &Expr| matches!(e, Expr::Call(_, name, _) if symbols.get(name).is_some_and(|s| s.is_tuple()));
     for fact in &rule.body {
         if let Fact::Eq(_, a, b) = fact {
             if is_tuple_call(b) {

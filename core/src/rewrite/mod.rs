@@ -9,24 +9,34 @@
 //! operator by name. `docs/rules.md` describes the language of rules.
 
 mod attr;
+mod baseline;
 mod columns;
 mod config;
 mod cost;
 mod decode;
 mod dialect;
+mod elaborate;
 pub mod extract;
+mod facts;
+mod greedy;
+mod matcher;
 mod pack;
+mod pattern;
 pub mod problem;
 mod report;
 pub mod rule;
 mod rule_set;
 mod saturate;
+mod scalar;
 mod snapshot;
 mod state;
 mod target;
+mod terms;
 mod types;
+mod validate;
 
 use std::collections::VecDeque;
+use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -39,7 +49,7 @@ pub use target::{Modelled, Target};
 
 use crate::build::Mode;
 use crate::error::{Error, Result};
-use crate::graph::{Graph, NodeId, NodeKind};
+use crate::graph::{Graph, NodeId};
 use crate::optimize::OptimizeReport;
 use crate::registry;
 use cost::Costs;
@@ -124,9 +134,8 @@ fn select(request: &Request) -> Result<Vec<Arc<Rule>>> {
 fn dialect(rules: Vec<Arc<Rule>>) -> Result<Arc<Dialect>> {
     static KEPT: Mutex<VecDeque<Arc<Dialect>>> = Mutex::new(VecDeque::new());
     const MOST: usize = 8;
-    let same = |d: &&Arc<Dialect>| {
-        d.rules.len() == rules.len() && d.rules.iter().zip(&rules).all(|(a, b)| Arc::ptr_eq(a, b))
-    };
+    let same =
+        |d: &&Arc<Dialect>| d.rules.len() == rules.len() && d.rules.iter().zip(&rules).all(|(a, b)| Arc::ptr_eq(a, b));
     let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(found) = kept.iter().find(same) {
         return Ok(found.clone());
@@ -164,8 +173,9 @@ pub fn rewrite(graph: &Graph, request: &Request) -> Result<(Graph, OptimizeRepor
         Mode::Training => "training",
         Mode::Inference => "inference",
     };
+    let caps = vec![mode.to_owned()];
     let setting = Setting {
-        caps: vec![mode.to_owned()],
+        caps: caps.clone(),
         pack_group: &pack_group,
     };
     let mut state = State::new(graph, dialect.clone(), &setting)?;
@@ -182,9 +192,10 @@ pub fn rewrite(graph: &Graph, request: &Request) -> Result<(Graph, OptimizeRepor
         steps: request.config.steps,
         time: Some(Duration::from_millis(request.config.time_ms)),
     };
-    let extraction = extract(&problem, &budget).map_err(|e| Error::graph(e.to_string(), "this is a fault of a rule set"))?;
+    let extraction =
+        extract(&problem, &budget).map_err(|e| Error::graph(e.to_string(), "this is a fault of a rule set"))?;
     let decoded = decode::decode(graph, &state, &snapshot, &problem, &extraction.selection)?;
-    let packed = decoded.graph;
+    let packed = pack_calls(&decoded.graph, &|id| decoded.packed.contains(&id), request.group_of)?;
     report.extract_time = start.elapsed();
 
     let (_, counts) = state.fired()?;
@@ -206,9 +217,22 @@ pub fn rewrite(graph: &Graph, request: &Request) -> Result<(Graph, OptimizeRepor
         values: &decoded.values,
     }
     .list()?;
+    let mut result = packed;
+    if request.config.baseline || report.budget_hit.is_some() {
+        let baseline = baseline::rewrite(graph, &dialect.rules, &caps, request)?;
+        report.greedy_cost_ps = Some(baseline.cost);
+        // Only where a budget ended saturation can the matcher be ahead.
+        if report.budget_hit.is_some() && baseline.cost < report.cost_after_ps {
+            report.cost_after_ps = baseline.cost;
+            report.extraction_exact = false;
+            report.nodes_after = baseline.graph.nodes().len();
+            report.fusions = baseline.fusions;
+            result = baseline.graph;
+        }
+    }
     let applied = report.fusions.iter().map(|f| (f.rule.clone(), f.node));
     report.fusions_applied = applied.collect();
-    Ok((packed, report))
+    Ok((result, report))
 }
 
 /// Counts by the rules' titles, in the order of the rules.
@@ -223,19 +247,10 @@ fn titles(rules: &[Arc<Rule>], counts: &[usize]) -> Vec<(String, usize)> {
     titles
 }
 
-/// Number of the group in which a parameter may be packed.
+/// Number of the group in which a parameter may be packed: what [`pack_calls`] asks parameters to agree in.
 fn pack_group(graph: &Graph, id: NodeId, group_of: &dyn Fn(&str) -> u64) -> Option<i64> {
-    let node = &graph.nodes()[id.index()];
-    // What is packed stays so: its parts may have to stand in other places already.
-    let NodeKind::Parameter {
-        trainable,
-        packing: None,
-        ..
-    } = &node.kind
-    else {
-        return None;
-    };
-    let written = graph.effects().iter().any(|e| e.target == id);
-    let group = group_of(node.name.as_deref().unwrap_or_default());
-    (!written).then_some((group as i64).wrapping_mul(2) + i64::from(*trainable))
+    let kind = pack::kind_of(graph, id, group_of)?;
+    let mut hasher = rustc_hash::FxHasher::default();
+    kind.hash(&mut hasher);
+    Some((hasher.finish() >> 1) as i64)
 }

@@ -52,26 +52,32 @@ struct Pack {
 
 /// What parameters must agree in to be packed together: trainability, whether their gradient is wanted and whether
 /// they have one, and their group.
-type Kind = (bool, bool, bool, u64);
+pub(super) type Kind = (bool, bool, bool, u64);
+
+/// What a parameter must have in common with others to be packed with them; `None` for what cannot be packed.
+pub(super) fn kind_of(graph: &Graph, id: NodeId, group_of: &dyn Fn(&str) -> u64) -> Option<Kind> {
+    let node = &graph.nodes()[id.index()];
+    let NodeKind::Parameter {
+        trainable,
+        packing: None,
+        ..
+    } = node.kind
+    else {
+        return None;
+    };
+    let wanted = graph.wants_gradient.contains(&id);
+    let has_gradient = graph.gradients().iter().any(|(leaf, _)| *leaf == id);
+    let written = graph.effects().iter().any(|e| e.target == id);
+    let group = group_of(node.name.as_deref().unwrap_or_default());
+    (!written).then_some((trainable, wanted, has_gradient, group))
+}
 
 /// The calls to store joined, larger ones before others with the same operands.
 fn choose(graph: &Graph, wanted: &dyn Fn(NodeId) -> bool, group_of: &dyn Fn(&str) -> u64) -> Vec<Pack> {
-    let written: HashSet<NodeId> = graph.effects().iter().map(|e| e.target).collect();
-    let with_gradient: HashSet<NodeId> = graph.gradients().iter().map(|(leaf, _)| *leaf).collect();
-    let kind_of = |value: &Value| -> Option<Kind> {
-        let node = &graph.nodes()[value.node.index()];
-        let NodeKind::Parameter {
-            trainable,
-            packing: None,
-            ..
-        } = node.kind
-        else {
-            return None;
-        };
-        let wanted = graph.wants_gradient.contains(&value.node);
-        let group = group_of(node.name.as_deref().unwrap_or_default());
-        let kind = (trainable, wanted, with_gradient.contains(&value.node), group);
-        (!written.contains(&value.node)).then_some(kind)
+    let kind_of = |value: &Value| {
+        (value.port == 0)
+            .then(|| kind_of(graph, value.node, group_of))
+            .flatten()
     };
     let mut packs: Vec<Pack> = Vec::new();
     for id in graph.node_ids() {
@@ -184,7 +190,9 @@ impl<'a> Packer<'a> {
         for root in self.graph.outputs().iter().copied().chain(effects) {
             self.value(root);
         }
-        let Packer { graph, mut out, map, .. } = self;
+        let Packer {
+            graph, mut out, map, ..
+        } = self;
         // Sources have no value of their own any more where nothing uses them; what belongs to them follows.
         out.adopt_roots(graph, |v| map.get(&v).copied().unwrap_or(v));
         out.gradients = gradients;

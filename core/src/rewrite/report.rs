@@ -41,7 +41,9 @@ impl Fusions<'_> {
         // Several parts of one packed result are one fusion.
         let mut packed: FxHashMap<(usize, u32), usize> = FxHashMap::default();
         for (value, class, at) in values {
-            let Some(choice) = self.selection[class as usize] else { continue };
+            let Some(choice) = self.selection[class as usize] else {
+                continue;
+            };
             let (node, is_packed) = self.snapshot.chosen(self.problem, class, choice);
             let before = &self.snapshot.classes[class as usize][at as usize];
             let kept = originals[&class].iter().any(|(_, own)| *own == choice);
@@ -144,7 +146,9 @@ impl Fusions<'_> {
         let mut price = 0;
         let mut open = classes.to_vec();
         while let Some(class) = open.pop() {
-            let Some(choice) = self.selection[class as usize] else { continue };
+            let Some(choice) = self.selection[class as usize] else {
+                continue;
+            };
             if originals.contains_key(&class) || !claimed.insert(class) {
                 continue;
             }

@@ -50,7 +50,10 @@ pub(super) fn saturate(state: &mut State, limits: &Limits) -> Result<Saturation>
         if outcome.budget.is_some() {
             return Ok(outcome);
         }
-        let step = state.egraph.step_rules("rules").map_err(|e| Error::graph(e.to_string(), ""))?;
+        let step = state
+            .egraph
+            .step_rules("rules")
+            .map_err(|e| Error::graph(e.to_string(), ""))?;
         outcome.iterations += 1;
         if step.can_stop && !typed {
             return Ok(outcome);
@@ -124,7 +127,9 @@ fn type_of(state: &mut State, row: &Row) -> Result<Option<ClassType>> {
             None => Err(ill_typed(state, row, &format!("there is no result {port}"))),
         },
         Label::Call(..) => {
-            let results = state.inference.results(&state.labels, &mut state.types, row.label, &operands);
+            let results = state
+                .inference
+                .results(&state.labels, &mut state.types, row.label, &operands);
             match results {
                 Ok(ids) if row.class.0 => Ok(Some(ClassType::Several(ids))),
                 Ok(ids) => match ids.first() {
@@ -157,11 +162,7 @@ fn record(state: &mut State, rows: &[Row], fresh: &[(ClassKey, ClassType)]) -> R
 }
 
 /// Numbers for new classes: the smallest of their operands'.
-fn order_numbers(
-    state: &State,
-    rows: &[Row],
-    fresh: &[(ClassKey, ClassType)],
-) -> Result<FxHashMap<ClassKey, i64>> {
+fn order_numbers(state: &State, rows: &[Row], fresh: &[(ClassKey, ClassType)]) -> Result<FxHashMap<ClassKey, i64>> {
     let mut ords = state.class_facts("ord")?;
     let mut open: FxHashMap<ClassKey, Vec<&Row>> = fresh.iter().map(|(class, _)| (*class, Vec::new())).collect();
     for row in rows {
@@ -233,6 +234,9 @@ fn blame(state: &State, row: &Row, message: String) -> Error {
             span: Some(rules[i].span.to_string()),
             message,
         },
-        None => Error::graph(format!("a rewrite rule is unsound: {message}"), "switch rule sets off to find it"),
+        None => Error::graph(
+            format!("a rewrite rule is unsound: {message}"),
+            "switch rule sets off to find it",
+        ),
     }
 }

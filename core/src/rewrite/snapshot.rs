@@ -84,7 +84,11 @@ impl Snapshot {
     /// The extractor's problem for the roots of a graph. Classes beyond those of the snapshot stand for packings.
     pub(super) fn problem(&self, state: &State, graph: &Graph, packable: &dyn Fn(u32) -> bool) -> Problem {
         let mut problem = Problem {
-            classes: self.classes.iter().map(|nodes| nodes.iter().map(choice).collect()).collect(),
+            classes: self
+                .classes
+                .iter()
+                .map(|nodes| nodes.iter().map(choice).collect())
+                .collect(),
             ..Problem::default()
         };
         let mut roots: Vec<u32> = graph.roots().filter_map(|v| self.values.get(&v)).copied().collect();
@@ -94,12 +98,17 @@ impl Snapshot {
         let mut packings: FxHashMap<u32, Vec<u32>> = FxHashMap::default();
         for class in 0..self.classes.len() {
             for node in &self.classes[class] {
-                let packs = state.operator(node.label).is_some_and(|(op, attrs)| op.packs(attrs).is_some());
+                let packs = state
+                    .operator(node.label)
+                    .is_some_and(|(op, attrs)| op.packs(attrs).is_some());
                 if !packs || node.children.len() < 2 || !node.children.iter().all(|&c| packable(c)) {
                     continue;
                 }
                 let packing = problem.classes.len() as u32;
-                problem.classes.push(vec![choice(&Node { cost: 0, ..node.clone() })]);
+                problem.classes.push(vec![choice(&Node {
+                    cost: 0,
+                    ..node.clone()
+                })]);
                 problem.classes[class].push(Choice {
                     label: PACKED,
                     cost: 0,
@@ -142,7 +151,10 @@ impl Snapshot {
             Label::Call(name, attrs) => {
                 node.op().is_some_and(|(op, a)| op.get().name() == *name && a == attrs)
                     && n.children.len() == node.inputs.len()
-                    && n.children.iter().zip(&node.inputs).all(|(c, v)| self.values.get(v) == Some(c))
+                    && n.children
+                        .iter()
+                        .zip(&node.inputs)
+                        .all(|(c, v)| self.values.get(v) == Some(c))
             }
         };
         nodes.iter().position(|n| matches(&n)).map(|i| i as u32)

@@ -9,6 +9,8 @@ use rustc_hash::FxHashMap;
 use super::attr::{self, Constructor};
 use super::columns;
 use super::dialect::{Dialect, LEAVES, opaque_declaration, opaque_is_declared, opaque_name};
+use super::facts;
+use super::scalar::Scalar;
 use super::types::{ClassType, Inference, Label, LabelId, Labels, TypeId, Types};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId, NodeKind, Value};
@@ -144,7 +146,7 @@ impl State {
             let value = fs.add(name, (number,))?;
             single(self, fs, values, 0, value)?;
             if let NodeKind::Constant(data) = &node.kind
-                && let Some(uniform) = uniform(&data.to_f64())
+                && let Some(uniform) = facts::uniform(data)
             {
                 fs.set("uniform", (value,), uniform)?;
             }
@@ -155,7 +157,10 @@ impl State {
         };
         let tuple = node.outputs.len() > 1;
         let operands: Vec<EValue> = node.inputs.iter().map(|v| values[v]).collect();
-        let constructor = Constructor { op, operands: operands.len() };
+        let constructor = Constructor {
+            op,
+            operands: operands.len(),
+        };
         let name = constructor.name();
         let spelled = self.dialect.symbols.contains_key(name.as_ref()) && attr::literals(op, attrs).is_some();
         let pinned = !op.writes().is_empty();
@@ -207,23 +212,15 @@ impl State {
             let id = self.described as i64;
             let ty = self.types.get(self.described as TypeId);
             self.described += 1;
-            let dims = ty.shape.dims();
-            let rank = dims.len();
-            fs.set("rank", (id,), rank as i64)?;
-            fs.set("numel", (id,), ty.numel() as i64)?;
-            fs.set("dtype", (id,), ty.dtype.to_string())?;
-            for (axis, &dim) in dims.iter().enumerate() {
+            for (name, fact) in facts::OF_TYPE {
+                match facts::of_type(*fact, ty, None) {
+                    Some(Scalar::Int(v)) => fs.set(name, (id,), v)?,
+                    Some(Scalar::Str(v)) => fs.set(name, (id,), v.to_string())?,
+                    _ => {}
+                }
+            }
+            for (axis, &dim) in ty.shape.iter().enumerate() {
                 fs.set("dim", (id, axis as i64), dim as i64)?;
-            }
-            if rank >= 1 {
-                fs.set("cols", (id,), dims[rank - 1] as i64)?;
-                fs.set("last-axis", (id,), format!("[{}]", rank - 1))?;
-            }
-            if rank >= 2 {
-                fs.set("rows", (id,), dims[rank - 2] as i64)?;
-                let mut axes: Vec<usize> = (0..rank).collect();
-                axes.swap(rank - 2, rank - 1);
-                fs.set("swap-last", (id,), format!("{axes:?}"))?;
             }
         }
         Ok(())
@@ -352,16 +349,4 @@ pub(super) struct Setting<'a> {
     pub(super) caps: Vec<String>,
     /// Parameters with equal numbers may be packed together.
     pub(super) pack_group: &'a dyn Fn(&Graph, NodeId) -> Option<i64>,
-}
-
-/// The value of all elements, as the shortest decimal that rounds to it in `f32`: what people write.
-fn uniform(data: &[f64]) -> Option<f64> {
-    let first = *data.first()?;
-    if !data.iter().all(|v| v.to_bits() == first.to_bits()) || !first.is_finite() {
-        return None;
-    }
-    match f64::from(first as f32) == first {
-        true => (first as f32).to_string().parse().ok(),
-        false => Some(first),
-    }
 }

@@ -1,0 +1,90 @@
+//! Greedy rewriting with the rules and prices of a request: the fallback when a budget of saturation is spent, and
+//! what reports compare with.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::cost::{call_cost, graph_cost};
+use super::greedy::{Budget, greedy};
+use super::matcher::World;
+use super::pack::{kind_of, pack_parameters};
+use super::rule::Rule;
+use super::terms::{Label, TermId, Terms};
+use super::{Request, pack_group};
+use crate::attrs::Attrs;
+use crate::error::Result;
+use crate::graph::{Graph, NodeId};
+use crate::ops::Call;
+use crate::optimize::Fusion;
+use crate::shape::TensorType;
+
+/// A greedily rewritten graph.
+pub(super) struct Baseline {
+    pub(super) graph: Graph,
+    pub(super) cost: u64,
+    pub(super) fusions: Vec<Fusion>,
+}
+
+/// What a price depends on.
+type PriceKey = (&'static str, Attrs, Vec<TensorType>);
+
+/// Rewrites greedily.
+///
+/// # Errors
+/// See [`greedy`].
+pub(super) fn rewrite(graph: &Graph, rules: &[Arc<Rule>], caps: &[String], request: &Request) -> Result<Baseline> {
+    let known: RefCell<HashMap<PriceKey, u64>> = RefCell::default();
+    let packable = |terms: &Terms, id: TermId| {
+        let node = terms.node(id).filter(|_| matches!(terms.label(id), Label::Leaf(..)));
+        node.is_some_and(|node| kind_of(graph, node, request.group_of).is_some())
+    };
+    let cost = |terms: &Terms, id: TermId| {
+        let Label::Call { op, attrs, .. } = terms.label(id) else {
+            return 0;
+        };
+        let children = terms.children(id);
+        if op.packs(attrs).is_some() && children.len() > 1 && children.iter().all(|&c| packable(terms, c)) {
+            return 0;
+        }
+        let inputs: Vec<TensorType> = children.iter().flat_map(|&c| terms.types(c).cloned()).collect();
+        let key = (op.get().name(), attrs.clone(), inputs);
+        if let Some(&price) = known.borrow().get(&key) {
+            return price;
+        }
+        let outputs: Vec<TensorType> = terms.types(id).cloned().collect();
+        let call = Call {
+            attrs,
+            inputs: &key.2,
+            outputs: &outputs,
+        };
+        let price = call_cost(request.target, *op, &call);
+        known.borrow_mut().insert(key, price);
+        price
+    };
+    let group = |id: NodeId| pack_group(graph, id, request.group_of);
+    let world = World {
+        caps: caps.iter().cloned().collect(),
+        pack_group: &group,
+    };
+    let budget = Budget {
+        steps: request.config.steps,
+        time: Some(Duration::from_millis(request.config.time_ms)),
+    };
+    let list: Vec<&Rule> = rules.iter().map(|r| &**r).collect();
+    let done = greedy(graph, &list, &world, &cost, budget)?;
+    let rebuilt = pack_parameters(&done.rebuild(graph)?, request.group_of)?;
+    let fusions = done.applied.iter().map(|applied| Fusion {
+        rule: rules[applied.rule].title().to_owned(),
+        rule_set: rules[applied.rule].set.clone(),
+        node: applied.node.0,
+        node_name: super::decode::place(graph, applied.node.into()).to_string(),
+        saving_ps: i64::try_from(applied.saving).unwrap_or(i64::MAX),
+    });
+    Ok(Baseline {
+        fusions: fusions.collect(),
+        cost: graph_cost(&rebuilt, request.target)?,
+        graph: rebuilt,
+    })
+}
