@@ -349,7 +349,9 @@ impl Elaborator<'_> {
         }
         let mut chars = name.chars();
         // The parser turns `_` into a fresh name that starts with `@`.
-        let first = chars.next().is_some_and(|c| c.is_ascii_alphabetic() || c == '_' || c == '@');
+        let first = chars
+            .next()
+            .is_some_and(|c| c.is_ascii_alphabetic() || c == '_' || c == '@');
         let rest = chars.all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '\''));
         if !first || !rest || name.len() > MAX_NAME {
             let message = format!("'{}' is no name for a variable", super::rule::shortened(name));
@@ -623,7 +625,10 @@ impl Elaborator<'_> {
         if let Shape::Leaf(kind) = shape
             && !self.is_matched_leaf(kind, &scalars[0])
         {
-            let message = format!("rules cannot make leaves; bind the number with ({} i) before", kind.name());
+            let message = format!(
+                "rules cannot make leaves; bind the number with ({} i) before",
+                kind.name()
+            );
             return Err(Fault::new(span, message));
         }
         let children = arguments[split..]

@@ -234,7 +234,11 @@ impl Search<'_, '_> {
                 // Flattened to variables with a condition.
                 _ => false,
             })
-            && atom.children.iter().zip(children).all(|(&v, &child)| unify(v, Bound::Term(child)))
+            && atom
+                .children
+                .iter()
+                .zip(children)
+                .all(|(&v, &child)| unify(v, Bound::Term(child)))
     }
 
     fn holds(&self, condition: &Condition, binds: Option<VarId>, bindings: &mut Bindings) -> bool {
@@ -246,7 +250,11 @@ impl Search<'_, '_> {
                     left.is_some() && left == self.eval(b, bindings)
                 }
                 Some(v) => {
-                    let other = if matches!(a, ScalarExpr::Var(u) if *u == v) { b } else { a };
+                    let other = if matches!(a, ScalarExpr::Var(u) if *u == v) {
+                        b
+                    } else {
+                        a
+                    };
                     let value = self.eval(other, bindings);
                     bindings[v] = value;
                     bindings[v].is_some()

@@ -9,6 +9,8 @@ mod pattern;
 pub mod problem;
 pub mod rule;
 mod rule_set;
+#[cfg(test)]
+mod rule_tests;
 mod scalar;
 mod target;
 mod terms;

@@ -273,7 +273,10 @@ impl Pattern {
                 });
             }
             if let Some(v) = loose {
-                let message = format!("'{}' stands in facts only; some operator must have it as operand", self.name(v));
+                let message = format!(
+                    "'{}' stands in facts only; some operator must have it as operand",
+                    self.name(v)
+                );
                 return Err(Fault::new(span, message));
             }
         }

@@ -29,14 +29,7 @@ pub(super) enum Sort {
 impl Sort {
     /// The sort that egglog calls so.
     pub(super) fn named(name: &str) -> Option<Sort> {
-        let all = [
-            Sort::Tensor,
-            Sort::Tuple,
-            Sort::Int,
-            Sort::Float,
-            Sort::Bool,
-            Sort::Str,
-        ];
+        let all = [Sort::Tensor, Sort::Tuple, Sort::Int, Sort::Float, Sort::Bool, Sort::Str];
         all.into_iter().find(|sort| sort.name() == name)
     }
 

@@ -143,7 +143,9 @@ pub(super) fn size(body: &[Fact], head: &[Action]) -> Result<(), String> {
     });
     let total: usize = facts.chain(actions).sum();
     if total > MAX_NODES {
-        return Err(format!("the rule has {total} calls, variables and literals; {MAX_NODES} are allowed"));
+        return Err(format!(
+            "the rule has {total} calls, variables and literals; {MAX_NODES} are allowed"
+        ));
     }
     Ok(())
 }
@@ -197,4 +199,3 @@ fn operator(op: OpRef) -> Result<(), String> {
     }
     Ok(())
 }
-
