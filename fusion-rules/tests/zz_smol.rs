@@ -12,7 +12,9 @@ fn smol() {
     for layers in only {
         let mut config = LlamaConfig::smollm2_135m();
         config.layers = layers;
-        let graph = language_model(1, 128, |g, tokens| config.build(g, "").forward(g, tokens));
+        let mut graph = Graph::new();
+        let tokens = graph.input_u32("tokens", &[128]); let targets = graph.input_u32("targets", &[128]);
+        let logits = config.build(&mut graph, "").forward(&mut graph, tokens); let loss = graph.cross_entropy_loss(logits, targets); graph.set_outputs(vec![loss, logits]);
         let t = std::time::Instant::now();
         let (_, report) = prepare(&graph, Mode::Training, &target, &RewriteConfig { baseline: std::env::var("BASE").is_ok(), ..RewriteConfig::default() }, None).unwrap();
         println!("{layers} layers: {:?}\n{report}", t.elapsed());

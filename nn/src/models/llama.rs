@@ -185,9 +185,15 @@ pub const TARGETS: &str = "targets";
 /// mean cross-entropy in nats over all positions, `f32 []`, and the logits, `f32 [batch, rows, vocab]`.
 #[track_caller]
 pub fn language_model(batch: usize, rows: usize, logits: impl FnOnce(&mut Graph, NodeId) -> NodeId) -> Graph {
+    language_model_of(&[batch, rows], logits)
+}
+
+/// [`language_model`] of tokens in any shape that ends in the rows.
+#[track_caller]
+pub(super) fn language_model_of(shape: &[usize], logits: impl FnOnce(&mut Graph, NodeId) -> NodeId) -> Graph {
     let mut g = Graph::new();
-    let tokens = g.input_u32(TOKENS, &[batch, rows]);
-    let targets = g.input_u32(TARGETS, &[batch, rows]);
+    let tokens = g.input_u32(TOKENS, shape);
+    let targets = g.input_u32(TARGETS, shape);
     let logits = logits(&mut g, tokens);
     let loss = g.cross_entropy_loss(logits, targets);
     g.named(loss, "loss");

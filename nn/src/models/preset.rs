@@ -2,7 +2,8 @@
 
 use meganeura_core::Graph;
 
-use super::{LlamaConfig, ResNetConfig, classifier, cnn_classifier, language_model, mlp_classifier};
+use super::llama::language_model_of;
+use super::{LlamaConfig, ResNetConfig, classifier, cnn_classifier, mlp_classifier};
 
 /// A model of known sizes.
 #[derive(Clone, Copy, Debug)]
@@ -54,7 +55,8 @@ pub const PRESETS: &[Preset] = &[
         rows: 128,
         build: |rows| {
             let config = LlamaConfig::smollm2_135m();
-            language_model(1, rows, |g, tokens| config.build(g, "").forward(g, tokens))
+            // One sequence, without an axis for the batch.
+            language_model_of(&[rows], |g, tokens| config.build(g, "").forward(g, tokens))
         },
     },
 ];
