@@ -53,7 +53,10 @@ impl Packing {
             return Err(format!("its parts do not fill the {whole} entries of axis {axis}"));
         }
         let names = || self.sources.iter().map(|s| &s.name);
-        match names().enumerate().find(|(i, name)| names().skip(i + 1).any(|n| n == *name)) {
+        match names()
+            .enumerate()
+            .find(|(i, name)| names().skip(i + 1).any(|n| n == *name))
+        {
             None => Ok(()),
             Some((_, name)) => Err(format!("two of its parts are named '{name}'")),
         }

@@ -7,8 +7,8 @@ use std::collections::{HashMap, HashSet};
 
 use super::levels::assign_levels;
 use super::{
-    BufferRef, DerivedInfo, Dispatch, ExecutionPlan, FORWARD_BACKWARD, KernelRef, Operand, PLAN_VERSION, ParamInfo, Segment,
-    StateBuffer,
+    BufferRef, DerivedInfo, Dispatch, ExecutionPlan, FORWARD_BACKWARD, KernelRef, Operand, PLAN_VERSION, ParamInfo,
+    Segment, StateBuffer,
 };
 use crate::attrs::Attrs;
 use crate::backend::{Device, KernelDesc, Support};

@@ -184,7 +184,9 @@ impl<'a> Packer<'a> {
         for root in self.graph.outputs().iter().copied().chain(effects) {
             self.value(root);
         }
-        let Packer { graph, mut out, map, .. } = self;
+        let Packer {
+            graph, mut out, map, ..
+        } = self;
         // Sources have no value of their own any more where nothing uses them; what belongs to them follows.
         out.adopt_roots(graph, |v| map.get(&v).copied().unwrap_or(v));
         out.gradients = gradients;

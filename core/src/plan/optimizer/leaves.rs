@@ -164,7 +164,10 @@ pub(super) fn updates(plan: &ExecutionPlan, update: &Update) -> Leaves {
 
 /// The group of all sources of a packed parameter, if one update of the whole is right for all of them.
 fn common_group(plan: &ExecutionPlan, derived: usize, update: &Update) -> Option<usize> {
-    let mut groups = plan.derived_params[derived].1.iter().map(|(name, _)| update.group_of(name));
+    let mut groups = plan.derived_params[derived]
+        .1
+        .iter()
+        .map(|(name, _)| update.group_of(name));
     let group = groups.next()?;
     (update.rule.is_elementwise() && groups.all(|g| g == group)).then_some(group)
 }
