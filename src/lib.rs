@@ -54,13 +54,14 @@ pub use meganeura_core::*;
 pub use meganeura_cpu as cpu;
 pub use meganeura_nn as nn;
 pub use meganeura_nn::trainer::{TrainConfig, Trainer};
+pub use meganeura_rules as fusion_rules;
 
 /// Checks that the plugins linked into this crate are registered (they are, unless a linker drops them).
 ///
 /// # Errors
 /// [`Error::Plugin`] naming what is absent.
 pub fn verify_plugins() -> Result<()> {
-    link_plugins!(cpu)
+    link_plugins!(cpu, fusion_rules)
 }
 
 /// The README's programs are compiled and run.

@@ -3,6 +3,7 @@
 //! `docs/rules.md` describes the language. Every rule is sound for all types that its pattern admits; the rewriter
 //! checks that, and the tests of this crate compare values.
 
+use meganeura_core::registry::PluginManifest;
 use meganeura_core::rewrite::RuleSet;
 
 macro_rules! rule_sets {
@@ -11,6 +12,18 @@ macro_rules! rule_sets {
         pub fn rule_sets() -> Vec<RuleSet> {
             vec![$(RuleSet::new($name, $version, include_str!(concat!("../rules/", $name, ".egg")))),*]
         }
+
+        $(meganeura_core::register_rule_set!(|| {
+            RuleSet::new($name, $version, include_str!(concat!("../rules/", $name, ".egg")))
+        });)*
+
+        meganeura_core::register_plugin!(PluginManifest {
+            name: env!("CARGO_PKG_NAME"),
+            version: env!("CARGO_PKG_VERSION"),
+            backends: &[],
+            ops: &[],
+            rule_sets: &[$($name),*],
+        });
     };
 }
 

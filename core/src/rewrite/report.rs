@@ -2,9 +2,10 @@
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use super::attr::Constructor;
 use super::decode::place;
 use super::problem::{Problem, Selection};
-use super::snapshot::Snapshot;
+use super::snapshot::{Node, Snapshot};
 use super::state::State;
 use super::types::Label;
 use crate::error::Result;
@@ -52,7 +53,7 @@ impl Fusions<'_> {
                 continue;
             }
             let key = self.snapshot.keys[class as usize];
-            let Some(rule) = fired.get(&key).and_then(|rules| self.maker(rules, node.label)) else {
+            let Some(rule) = fired.get(&key).and_then(|rules| self.maker(rules, node, &originals)) else {
                 continue;
             };
             let mut saving = before.cost as i64 + self.vanished(&before.children, &originals, &mut claimed);
@@ -103,18 +104,35 @@ impl Fusions<'_> {
         classes.iter().any(|c| !originals.contains_key(c))
     }
 
-    /// The rule that made an e-node, of those that fired on its class: one whose actions name its operator.
-    fn maker(&self, rules: &[usize], label: u32) -> Option<usize> {
-        let name = match (self.state.labels.get(label), self.state.operator(label)) {
-            (Label::Get(_), _) => "Get",
-            (_, Some((op, _))) => op.get().name(),
-            _ => return rules.last().copied(),
+    /// The rule that made an e-node, of those that fired on its class: the one whose actions name most of the
+    /// operators of it and of what is new behind it.
+    fn maker(&self, rules: &[usize], node: &Node, originals: &Originals) -> Option<usize> {
+        let mut names = Vec::new();
+        self.new_names(node, originals, 3, &mut names);
+        let score = |rule: usize| {
+            let head = self.state.dialect.rules[rule].head.iter().map(ToString::to_string);
+            let head = head.collect::<String>();
+            names.iter().filter(|name| head.contains(name.as_str())).count()
         };
-        let names = |rule: &&usize| {
-            let head = self.state.dialect.rules[**rule].head.iter().map(ToString::to_string);
-            head.collect::<String>().contains(&format!("({name}"))
-        };
-        rules.iter().find(names).or(rules.last()).copied()
+        rules.iter().copied().rev().max_by_key(|&rule| score(rule))
+    }
+
+    /// Constructors of an e-node and of what is new behind it, as the text of rules has them.
+    fn new_names(&self, node: &Node, originals: &Originals, depth: usize, names: &mut Vec<String>) {
+        match (self.state.labels.get(node.label), self.state.operator(node.label)) {
+            (Label::Get(port), _) => names.push(format!("(Get {port} ")),
+            (_, Some((op, _))) => {
+                let operands = node.children.len();
+                names.push(format!("({} ", Constructor { op, operands }.name()));
+            }
+            _ => return,
+        }
+        for &child in node.children.iter().filter(|c| depth > 0 && !originals.contains_key(c)) {
+            if let Some(choice) = self.selection[child as usize] {
+                let (node, _) = self.snapshot.chosen(self.problem, child, choice);
+                self.new_names(node, originals, depth - 1, names);
+            }
+        }
     }
 
     /// Price of the calls of the graph behind these classes that nothing needs any more.
