@@ -253,9 +253,13 @@ fn training_graphs_are_solved_exactly_and_repeated_layers_once() {
     for layers in [4, 30, 60] {
         let problem = layered(layers);
         let choices: usize = problem.classes.iter().map(Vec::len).sum();
-        let start = Instant::now();
+        let mut time = Duration::MAX;
+        for _ in 0..10 {
+            let start = Instant::now();
+            extract(&problem, &Budget::default()).expect("a selection");
+            time = time.min(start.elapsed());
+        }
         let found = extract(&problem, &Budget::default()).expect("a selection");
-        let time = start.elapsed();
         let greedy = greedy_dag(&problem).expect("a selection");
         println!(
             "{layers} layers, {} classes, {choices} choices: {time:?}, {} (greedy {}), {:?}",

@@ -6,9 +6,15 @@
 //! saves at least the cost of `a` and of those kids that only `c` can use. No cycle comes of it when the kids of
 //! `b` that are not kids of `a` cannot reach `c` at all: they lie in another group of the walk. And it uses no
 //! class that excludes another, unless the solution uses it already. By induction over the groups from the roots
-//! down this holds for all choices dropped in one pass together, although the bounds were taken before it.
+//! down this holds for all choices dropped in one pass together, although the bounds were taken before it: what a
+//! replacement adds lies in groups below, and there further replacements follow; classes once forced stay in the
+//! solution, for only unpaid ones are counted as saved.
+//!
+//! The pass goes from the roots down, and what a forced class is left with becomes forced at once, so that one pass
+//! can settle a whole chain of classes each of which waits for the one above.
 
 use super::flat::NONE;
+use super::forced::MustSets;
 use super::reduce::Reducer;
 
 /// Choices of a class that others are compared with, the cheapest: so that a class with very many does no harm.
@@ -25,12 +31,12 @@ struct Bounds {
 }
 
 impl Reducer<'_> {
-    /// Drops dominated choices; whether there were any.
-    pub(super) fn dominate(&mut self) -> bool {
+    /// Drops dominated choices, and forces what then has to be; whether there were any.
+    pub(super) fn dominate(&mut self, must: &MustSets) -> bool {
         let bounds = self.bounds();
         let mut changed = false;
         let (mut choices, mut cheapest) = (Vec::new(), Vec::new());
-        for i in 0..self.r.walk.order.len() {
+        for i in (0..self.r.walk.order.len()).rev() {
             let c = self.r.walk.order[i];
             if self.r.count[c as usize] < 2 {
                 continue;
@@ -49,6 +55,9 @@ impl Reducer<'_> {
                     self.kill(a);
                     changed = true;
                 }
+            }
+            if self.r.forced[c as usize] && self.r.count[c as usize] == 1 {
+                self.spread(vec![c], Some(must));
             }
         }
         changed

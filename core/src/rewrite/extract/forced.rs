@@ -87,12 +87,15 @@ impl MustSets {
 }
 
 impl Reducer<'_> {
-    /// Forces what forced classes need: the kids of an only choice, and their must set. Whether a class became
-    /// forced.
+    /// Forces what forced classes need. Whether a class became forced.
     pub(super) fn propagate(&mut self, must: Option<&MustSets>) -> bool {
-        let mut queue: Vec<u32> = (0..self.flat.len() as u32)
-            .filter(|&c| self.r.forced[c as usize])
-            .collect();
+        let forced = (0..self.flat.len() as u32).filter(|&c| self.r.forced[c as usize]);
+        self.spread(forced.collect(), must)
+    }
+
+    /// Forces what some forced classes need: the kids of an only choice, and their must set. Whether a class became
+    /// forced.
+    pub(super) fn spread(&mut self, mut queue: Vec<u32>, must: Option<&MustSets>) -> bool {
         let known = queue.len();
         let mut next = 0;
         while next < queue.len() {

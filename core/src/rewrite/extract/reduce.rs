@@ -89,7 +89,7 @@ impl Reducer<'_> {
         if self.unsettled {
             return true;
         }
-        changed |= self.dominate();
+        changed |= self.dominate(&must);
         changed | self.gratis()
     }
 
