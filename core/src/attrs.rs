@@ -6,10 +6,12 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::hash::{Hash, Hasher};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
 use crate::dtype::DType;
+use crate::program::Program;
 
 /// One attribute value.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -26,6 +28,8 @@ pub enum Attr {
     Str(String),
     /// An element type.
     DType(DType),
+    /// Calls that become one: what a fused operator computes.
+    Program(Arc<Program>),
 }
 
 /// Kind of an attribute's values.
@@ -43,6 +47,8 @@ pub enum AttrKind {
     Str,
     /// [`Attr::DType`].
     DType,
+    /// [`Attr::Program`].
+    Program,
 }
 
 impl Attr {
@@ -55,6 +61,7 @@ impl Attr {
             Attr::Bool(_) => AttrKind::Bool,
             Attr::Str(_) => AttrKind::Str,
             Attr::DType(_) => AttrKind::DType,
+            Attr::Program(_) => AttrKind::Program,
         }
     }
 }
@@ -69,6 +76,7 @@ impl PartialEq for Attr {
             (Attr::Bool(a), Attr::Bool(b)) => a == b,
             (Attr::Str(a), Attr::Str(b)) => a == b,
             (Attr::DType(a), Attr::DType(b)) => a == b,
+            (Attr::Program(a), Attr::Program(b)) => a == b,
             _ => false,
         }
     }
@@ -86,6 +94,7 @@ impl Hash for Attr {
             Attr::Bool(v) => v.hash(state),
             Attr::Str(v) => v.hash(state),
             Attr::DType(v) => v.hash(state),
+            Attr::Program(v) => v.hash(state),
         }
     }
 }
@@ -99,6 +108,7 @@ impl fmt::Display for Attr {
             Attr::Bool(v) => write!(f, "{v}"),
             Attr::Str(v) => write!(f, "{v:?}"),
             Attr::DType(v) => write!(f, "{v}"),
+            Attr::Program(v) => write!(f, "{v}"),
         }
     }
 }
@@ -227,6 +237,17 @@ impl Attrs {
             other => Err(mismatch(name, "an element type", other)),
         }
     }
+
+    /// A program.
+    ///
+    /// # Errors
+    /// See [`Attrs::int`].
+    pub fn program(&self, name: &str) -> Result<&Arc<Program>, String> {
+        match self.get(name) {
+            Some(Attr::Program(v)) => Ok(v),
+            other => Err(mismatch(name, "a program", other)),
+        }
+    }
 }
 
 fn mismatch(name: &str, wanted: &str, found: Option<&Attr>) -> String {
@@ -261,6 +282,8 @@ from! {
     f32 => |v| Attr::Float(v.into()),
     bool => |v| Attr::Bool(v),
     DType => |v| Attr::DType(v),
+    Program => |v| Attr::Program(Arc::new(v)),
+    Arc<Program> => |v| Attr::Program(v),
     &str => |v| Attr::Str(v.to_owned()),
     Vec<i64> => |v| Attr::Ints(v),
     &[i32] => |v| Attr::Ints(v.iter().map(|&x| x.into()).collect()),

@@ -1,7 +1,7 @@
 //! Conversion between element types.
 
 use super::sample::{Fill, Sample, SampleInput, Sizes};
-use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
+use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Fusing, Gradient, OpRef, Operator, Semantics};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::dtype::DType;
@@ -62,6 +62,10 @@ impl Operator for Cast {
             };
             vec![call.inputs[0].data.iter().map(convert).collect()]
         })
+    }
+
+    fn fusing(&self) -> Fusing {
+        Fusing::Pointwise
     }
 
     fn cost(&self, call: &Call) -> Cost {

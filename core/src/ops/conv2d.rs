@@ -5,8 +5,8 @@
 
 use super::sample::{Sample, SampleInput, Sizes};
 use super::{
-    Arity, AttrDecls, AttrKind, Call, Cost, Doc, GradCx, Gradient, OpRef, Operator, RefCall, Semantics, expect_float,
-    expect_same_dtype,
+    Arity, AttrDecls, AttrKind, Call, Cost, Doc, Fusing, GradCx, Gradient, OpRef, Operator, RefCall, Semantics,
+    expect_float, expect_same_dtype,
 };
 use crate::NodeId;
 use crate::attrs::Attrs;
@@ -436,6 +436,10 @@ impl Operator for Conv2d {
                 out[y] += a[x] * b[w]
             })
         })
+    }
+
+    fn fusing(&self) -> Fusing {
+        Fusing::Contraction
     }
 
     fn cost(&self, call: &Call) -> Cost {

@@ -133,6 +133,7 @@ fn kind(attr: &Attr) -> &'static str {
         Attr::Bool(_) => "flag",
         Attr::Str(_) => "text",
         Attr::DType(_) => "element type",
+        Attr::Program(_) => "program",
     }
 }
 

@@ -2,7 +2,8 @@
 
 use super::sample::{Sample, SampleInput, Sizes};
 use super::{
-    Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, InferenceForm, OpRef, Operator, Semantics, expect_float,
+    Arity, AttrDecls, AttrKind, Call, Cost, Doc, Fusing, Gradient, InferenceForm, OpRef, Operator, Semantics,
+    expect_float,
 };
 use crate::NodeId;
 use crate::attrs::Attrs;
@@ -89,6 +90,10 @@ impl Operator for Dropout {
 
     fn inference(&self) -> InferenceForm<'_> {
         InferenceForm::Rewrite(Box::new(|cx| Ok(vec![cx.inputs[0]])))
+    }
+
+    fn fusing(&self) -> Fusing {
+        Fusing::Pointwise
     }
 
     fn cost(&self, call: &Call) -> Cost {

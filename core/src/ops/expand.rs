@@ -1,7 +1,7 @@
 //! Broadcasting to a given shape.
 
 use super::sample::{Sample, SampleInput, Sizes};
-use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
+use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Fusing, Gradient, OpRef, Operator, Semantics};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::graph::{Graph, Value};
@@ -60,6 +60,10 @@ impl Operator for Expand {
             });
             vec![out]
         })
+    }
+
+    fn fusing(&self) -> Fusing {
+        Fusing::View
     }
 
     fn cost(&self, call: &Call) -> Cost {

@@ -1,7 +1,7 @@
 //! A number in place of masked elements.
 
 use super::sample::{Fill, Sample, SampleInput, Sizes};
-use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
+use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Fusing, Gradient, OpRef, Operator, Semantics};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::dtype::DType;
@@ -79,6 +79,10 @@ impl Operator for MaskedFill {
             let value = cx.graph.scalar_of(cx.outputs[0].dtype, value);
             Ok(vec![cx.graph.select(cx.inputs[1], value, cx.inputs[0]).into()])
         })
+    }
+
+    fn fusing(&self) -> Fusing {
+        Fusing::Pointwise
     }
 
     fn cost(&self, call: &Call) -> Cost {

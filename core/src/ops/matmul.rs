@@ -2,8 +2,8 @@
 
 use super::sample::{Sample, SampleInput, Sizes};
 use super::{
-    Arity, AttrDecls, AttrKind, Call, Cost, Doc, GradCx, Gradient, OpRef, Operator, RefCall, Semantics, expect_float,
-    expect_same_dtype,
+    Arity, AttrDecls, AttrKind, Call, Cost, Doc, Fusing, GradCx, Gradient, OpRef, Operator, RefCall, Semantics,
+    expect_float, expect_same_dtype,
 };
 use crate::NodeId;
 use crate::attrs::Attrs;
@@ -173,6 +173,10 @@ impl Operator for MatMul {
 
     fn semantics(&self) -> Semantics<'_> {
         Semantics::primitive(reference)
+    }
+
+    fn fusing(&self) -> Fusing {
+        Fusing::Contraction
     }
 
     fn cost(&self, call: &Call) -> Cost {

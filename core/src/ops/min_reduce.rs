@@ -3,7 +3,7 @@
 use super::arg_min::reversed_order;
 use super::reduce::{extremum_gradient, fold, infer, samples};
 use super::sample::{Fill, Sample, SampleInput, Sizes};
-use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, Operator, Semantics};
+use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Fusing, Gradient, Operator, Semantics};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::dtype::DType;
@@ -62,6 +62,10 @@ impl Operator for Min {
                 Ok(vec![reversed_order(cx.graph, largest.into()).into()])
             },
         )
+    }
+
+    fn fusing(&self) -> Fusing {
+        Fusing::Reduction
     }
 
     fn cost(&self, call: &Call) -> Cost {

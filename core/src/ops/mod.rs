@@ -29,6 +29,7 @@ mod dropout;
 pub(crate) mod elementwise;
 mod expand;
 mod flip;
+mod fused;
 mod gated;
 mod gather;
 mod group_norm;
@@ -84,6 +85,7 @@ pub use conv_transpose2d::ConvTranspose2dOptions;
 pub use conv1d::Conv1dOptions;
 pub use conv2d::{Conv2dDims, Conv2dOptions};
 pub use dropout::drop_threshold;
+pub use fused::FUSED;
 pub use group_norm::GroupDims;
 pub use matmul::MatMulDims;
 pub use optimizer::AdamScalars;
@@ -134,6 +136,7 @@ pub(crate) fn builtin() -> Vec<OpRef> {
         dropout::Dropout,
         expand::Expand,
         flip::Flip,
+        fused::Fused,
         gated::GEGLU,
         gated::GEGLU_GRAD,
         gated::SWIGLU,

@@ -170,6 +170,23 @@ pub enum InferenceForm<'a> {
     Rewrite(DecomposeRule<'a>),
 }
 
+/// How a call may become part of a larger one, [`core.fused`](crate::program): what clustering goes by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Fusing {
+    /// Not at all.
+    #[default]
+    Opaque,
+    /// Element by element, with broadcasting: an element of the result depends on the elements of the operands
+    /// at its place, and at most on the number of the place.
+    Pointwise,
+    /// The elements of operand 0 at other places, and nothing else.
+    View,
+    /// Folds operand 0 over axes; what comes before may be computed on the way.
+    Reduction,
+    /// A product that is long compared with its result; what comes after may be computed on the way.
+    Contraction,
+}
+
 /// What the reference documentation says of an operator beyond what can be derived from it.
 #[derive(Clone, Copy, Debug)]
 pub struct Doc {
@@ -240,6 +257,10 @@ pub trait Operator: Send + Sync + 'static {
     /// The form to use in inference graphs.
     fn inference(&self) -> InferenceForm<'_> {
         InferenceForm::Same
+    }
+    /// How a call may become part of a larger one.
+    fn fusing(&self) -> Fusing {
+        Fusing::Opaque
     }
     /// Raised when the meaning of the kernel changes, so that cached plans are rejected.
     fn version(&self) -> u32 {

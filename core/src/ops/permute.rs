@@ -1,7 +1,7 @@
 //! Reordering of axes.
 
 use super::sample::{Sample, SampleInput, Sizes};
-use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
+use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Fusing, Gradient, OpRef, Operator, Semantics};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::graph::{Graph, Value};
@@ -81,6 +81,10 @@ impl Operator for Permute {
             });
             vec![out]
         })
+    }
+
+    fn fusing(&self) -> Fusing {
+        Fusing::View
     }
 
     fn cost(&self, call: &Call) -> Cost {

@@ -2,7 +2,8 @@
 
 use super::sample::{Fill, Sample, SampleInput, Sizes};
 use super::{
-    Arity, AttrDecls, AttrKind, Call, Cost, Doc, GradCx, Gradient, OpRef, Operator, RefCall, Semantics, expect_float,
+    Arity, AttrDecls, AttrKind, Call, Cost, Doc, Fusing, GradCx, Gradient, OpRef, Operator, RefCall, Semantics,
+    expect_float,
 };
 use crate::NodeId;
 use crate::attrs::Attrs;
@@ -158,6 +159,10 @@ impl Operator for Sum {
         })
     }
 
+    fn fusing(&self) -> Fusing {
+        Fusing::Reduction
+    }
+
     fn cost(&self, call: &Call) -> Cost {
         let flops = call.inputs[0].numel() as u64;
         Cost {
@@ -215,6 +220,10 @@ impl Operator for Max {
             let largest = |a: f64, b: f64| if a.is_nan() || a > b { a } else { b };
             vec![fold(call, f64::NEG_INFINITY, largest)]
         })
+    }
+
+    fn fusing(&self) -> Fusing {
+        Fusing::Reduction
     }
 
     fn cost(&self, call: &Call) -> Cost {
@@ -286,6 +295,10 @@ impl Operator for Mean {
             let factor = cx.graph.scalar_of(dtype, 1.0 / count as f64);
             Ok(vec![cx.graph.mul(sum, factor).into()])
         })
+    }
+
+    fn fusing(&self) -> Fusing {
+        Fusing::Reduction
     }
 
     fn cost(&self, call: &Call) -> Cost {

@@ -1,7 +1,7 @@
 //! The same elements in another shape.
 
 use super::sample::{Sample, SampleInput, Sizes};
-use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
+use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Fusing, Gradient, OpRef, Operator, Semantics};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::graph::{Graph, Value};
@@ -59,6 +59,10 @@ impl Operator for Reshape {
 
     fn alias(&self) -> Option<usize> {
         Some(0)
+    }
+
+    fn fusing(&self) -> Fusing {
+        Fusing::View
     }
 
     fn cost(&self, _: &Call) -> Cost {

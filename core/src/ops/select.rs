@@ -1,7 +1,7 @@
 //! Choice between two operands, element by element.
 
 use super::sample::{Fill, Sample, SampleInput, Sizes};
-use super::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
+use super::{Arity, Call, Cost, Doc, Fusing, Gradient, OpRef, Operator, Semantics};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::dtype::DType;
@@ -82,6 +82,10 @@ impl Operator for Select {
             });
             vec![out]
         })
+    }
+
+    fn fusing(&self) -> Fusing {
+        Fusing::Pointwise
     }
 
     fn cost(&self, call: &Call) -> Cost {

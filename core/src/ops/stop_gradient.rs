@@ -1,7 +1,7 @@
 //! Identity through which no gradient flows.
 
 use super::sample::{Sample, SampleInput, Sizes};
-use super::{Arity, Call, Cost, Doc, Gradient, InferenceForm, OpRef, Operator, Semantics};
+use super::{Arity, Call, Cost, Doc, Fusing, Gradient, InferenceForm, OpRef, Operator, Semantics};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::graph::{Graph, Value};
@@ -44,6 +44,10 @@ impl Operator for StopGradient {
 
     fn inference(&self) -> InferenceForm<'_> {
         InferenceForm::Rewrite(Box::new(|cx| Ok(vec![cx.inputs[0]])))
+    }
+
+    fn fusing(&self) -> Fusing {
+        Fusing::View
     }
 
     fn cost(&self, _: &Call) -> Cost {

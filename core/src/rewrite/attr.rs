@@ -23,7 +23,7 @@ pub(super) fn sort(kind: AttrKind) -> &'static str {
         AttrKind::Int => "i64",
         AttrKind::Float => "f64",
         AttrKind::Bool => "bool",
-        AttrKind::Str | AttrKind::DType | AttrKind::Ints => "String",
+        AttrKind::Str | AttrKind::DType | AttrKind::Ints | AttrKind::Program => "String",
     }
 }
 
@@ -55,6 +55,8 @@ pub(super) fn to_literal(attr: &Attr) -> Literal {
         Attr::Str(v) => Literal::String(v.clone()),
         Attr::DType(v) => Literal::String(v.name().to_owned()),
         Attr::Ints(v) => Literal::String(ints_text(v)),
+        // For messages alone: `literals` gives calls with a program to no rule.
+        Attr::Program(v) => Literal::String(v.to_string()),
     }
 }
 
@@ -83,7 +85,9 @@ pub(super) fn literals(op: OpRef, attrs: &Attrs) -> Option<Vec<Literal>> {
         .iter()
         .map(|&(name, kind)| {
             let (given_name, value) = given.next()?;
-            (given_name == name && value.kind() == kind).then(|| to_literal(value))
+            // A program is not a word that a rule could spell.
+            let spelled = given_name == name && value.kind() == kind && kind != AttrKind::Program;
+            spelled.then(|| to_literal(value))
         })
         .collect();
     literals.filter(|_| given.next().is_none())

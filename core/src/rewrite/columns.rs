@@ -24,7 +24,7 @@ fn to_literal(egraph: &EGraph, kind: AttrKind, value: Value) -> Literal {
         AttrKind::Int => Literal::Int(egraph.value_to_base(value)),
         AttrKind::Float => Literal::Float(egraph.value_to_base::<F>(value).into_inner()),
         AttrKind::Bool => Literal::Bool(egraph.value_to_base(value)),
-        AttrKind::Str | AttrKind::Ints | AttrKind::DType => {
+        AttrKind::Str | AttrKind::Ints | AttrKind::DType | AttrKind::Program => {
             Literal::String(egraph.value_to_base::<S>(value).into_inner())
         }
     }

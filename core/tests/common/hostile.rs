@@ -95,6 +95,8 @@ fn change_attr(rng: &mut SplitMix64, attrs: &Attrs) -> Attrs {
                 Attr::Bool(v) => *v = !*v,
                 Attr::Str(v) => v.push('x'),
                 Attr::DType(v) => *v = pick(rng, &DTYPES),
+                // A changed program would be rejected where it is made.
+                Attr::Program(_) => {}
             }
         }
         // Names of attributes are static; those of a test live long enough.

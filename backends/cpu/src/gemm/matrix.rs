@@ -135,6 +135,13 @@ impl MatrixPlan {
         }
     }
 
+    /// Rows and columns of C that a task of the last phase computes, to the end.
+    pub(super) fn part(&self, spec: &GemmSpec, task: usize) -> (Range<usize>, Range<usize>) {
+        let rows = share(spec.m, self.row_parts, task / self.col_parts);
+        let panels = share(self.panels, self.col_parts, task % self.col_parts);
+        (rows, panels.start * self.width..(panels.end * self.width).min(spec.n))
+    }
+
     pub(super) fn shared_len(&self) -> usize {
         if self.source == Source::Shared {
             self.k_blocks * self.k_block * self.panels * self.width

@@ -18,6 +18,8 @@ mod vector_plan;
 #[cfg(test)]
 mod tests;
 
+use std::ops::Range;
+
 pub(crate) use block::{Blocks, Left, Target};
 use kernels::KernelSet;
 use matrix::MatrixPlan;
@@ -170,6 +172,15 @@ impl Gemm {
             Plan::Clear => 1,
             Plan::Vector(plan) => plan.tasks(),
             Plan::Matrix(plan) => plan.tasks(phase),
+        }
+    }
+
+    /// Rows and columns of C that a task of the last phase computes, where they are a rectangle: complete when
+    /// the task is over.
+    pub fn part(&self, task: usize) -> Option<(Range<usize>, Range<usize>)> {
+        match &self.plan {
+            Plan::Matrix(plan) => Some(plan.part(&self.spec, task)),
+            _ => None,
         }
     }
 

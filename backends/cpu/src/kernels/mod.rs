@@ -11,6 +11,7 @@ mod batch_norm;
 mod cast;
 mod channel_norm_grad;
 mod conv;
+mod fused;
 mod gated;
 mod index;
 mod kernel;
@@ -53,6 +54,7 @@ const TABLES: &[&[KernelDef]] = &[
     cast::KERNELS,
     channel_norm_grad::KERNELS,
     conv::KERNELS,
+    fused::KERNELS,
     gated::KERNELS,
     index::KERNELS,
     matmul::KERNELS,

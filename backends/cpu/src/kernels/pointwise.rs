@@ -9,46 +9,86 @@ use crate::executor::RunCx;
 use crate::memory::View;
 use crate::vmath::{self, Binary, Bits, Compare, Element, Int, IntBinary, Level, Operand, Unary};
 
+// Each macro makes the kernels of a table, and the function that finds the table's row for an operator: fused
+// kernels compute with the rows.
+
 macro_rules! unary {
     ($($name:literal => $op:expr),* $(,)?) => {
-        &[$(KernelDef {
+        /// Unary kernels.
+        pub(super) const UNARY: &[KernelDef] = &[$(KernelDef {
             name: $name,
             supports: f32_only,
             compile: |cx| {
                 let make: fn(&Attrs) -> Result<Unary, String> = $op;
                 unary(cx, make(cx.attrs())?)
             },
-        }),*]
+        }),*];
+
+        /// The function of an operator on one float.
+        pub(super) fn unary_of(name: &str, attrs: &Attrs) -> Option<Result<Unary, String>> {
+            let make: fn(&Attrs) -> Result<Unary, String> = match name {
+                $($name => $op,)*
+                _ => return None,
+            };
+            Some(make(attrs))
+        }
     };
 }
 
 macro_rules! binary {
     ($($name:literal => $float:ident, $int:expr);* $(;)?) => {
-        &[$(KernelDef {
+        /// Binary kernels and their integer forms.
+        pub(super) const BINARY: &[KernelDef] = &[$(KernelDef {
             name: $name,
             supports: f32_or_integers,
             compile: |cx| binary(cx, Binary::$float, $int),
-        }),*]
+        }),*];
+
+        /// The functions of an operator on two floats, and on two integers if there is one.
+        pub(super) fn binary_of(name: &str) -> Option<(Binary, Option<IntBinary>)> {
+            match name {
+                $($name => Some((Binary::$float, $int)),)*
+                _ => None,
+            }
+        }
     };
 }
 
 macro_rules! compare {
     ($($name:literal => $op:ident),* $(,)?) => {
-        &[$(KernelDef {
+        /// Comparisons.
+        pub(super) const COMPARE: &[KernelDef] = &[$(KernelDef {
             name: $name,
             supports: f32_or_integers,
             compile: |cx| compare(cx, Compare::$op),
-        }),*]
+        }),*];
+
+        /// The comparison of an operator.
+        pub(super) fn compare_of(name: &str) -> Option<Compare> {
+            match name {
+                $($name => Some(Compare::$op),)*
+                _ => None,
+            }
+        }
     };
 }
 
 macro_rules! bits {
     ($($name:literal => $op:ident, $second:expr);* $(;)?) => {
-        &[$(KernelDef {
+        /// Bits and truth values of words.
+        pub(super) const BITS: &[KernelDef] = &[$(KernelDef {
             name: $name,
             supports: f32_or_integers,
             compile: |cx| bits(cx, Bits::$op, $second),
-        }),*]
+        }),*];
+
+        /// The function of an operator on words, and its second operand if that is a constant.
+        pub(super) fn bits_of(name: &str) -> Option<(Bits, Option<u32>)> {
+            match name {
+                $($name => Some((Bits::$op, $second)),)*
+                _ => None,
+            }
+        }
     };
 }
 
@@ -56,8 +96,7 @@ fn number(attrs: &Attrs, name: &str) -> Result<f32, String> {
     Ok(attrs.float(name)? as f32)
 }
 
-/// Unary kernels.
-pub(super) const UNARY: &[KernelDef] = unary! {
+unary! {
     "core.log2" => |_| Ok(Unary::Log2),
     "core.exp2" => |_| Ok(Unary::Exp2),
     "core.sin" => |_| Ok(Unary::Sin),
@@ -86,7 +125,7 @@ pub(super) const UNARY: &[KernelDef] = unary! {
     "core.ceil" => |_| Ok(Unary::Ceil),
     "core.round" => |_| Ok(Unary::Round),
     "core.clamp" => |a| Ok(Unary::Clamp(number(a, "low")?, number(a, "high")?)),
-};
+}
 
 /// Unary kernels that also take `i32`.
 pub(super) const SIGNED: &[KernelDef] = &[
@@ -107,8 +146,7 @@ pub(super) const SIGNED: &[KernelDef] = &[
     },
 ];
 
-/// Binary kernels and their integer forms.
-pub(super) const BINARY: &[KernelDef] = binary! {
+binary! {
     "core.add" => Add, Some(IntBinary::Add);
     "core.sub" => Sub, Some(IntBinary::Sub);
     "core.mul" => Mul, Some(IntBinary::Mul);
@@ -117,10 +155,9 @@ pub(super) const BINARY: &[KernelDef] = binary! {
     "core.pow" => Pow, None;
     "core.max" => Max, Some(IntBinary::Max);
     "core.min" => Min, Some(IntBinary::Min);
-};
+}
 
-/// Bits and truth values of words.
-pub(super) const BITS: &[KernelDef] = bits! {
+bits! {
     "core.bit_and" => And, None;
     "core.bit_or" => Or, None;
     "core.bit_xor" => Xor, None;
@@ -130,17 +167,16 @@ pub(super) const BITS: &[KernelDef] = bits! {
     "core.logical_or" => LogicalOr, None;
     "core.logical_xor" => LogicalXor, None;
     "core.bit_not" => Xor, Some(u32::MAX);
-};
+}
 
-/// Comparisons.
-pub(super) const COMPARE: &[KernelDef] = compare! {
+compare! {
     "core.less_than" => Less,
     "core.less_equal" => LessEqual,
     "core.greater_than" => Greater,
     "core.greater_equal" => GreaterEqual,
     "core.equal" => Equal,
     "core.not_equal" => NotEqual,
-};
+}
 
 /// Negation of truth values.
 pub(super) const LOGICAL_NOT: &[KernelDef] = &[KernelDef {

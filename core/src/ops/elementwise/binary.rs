@@ -4,7 +4,7 @@ use crate::attrs::Attrs;
 use crate::dtype::DType;
 use crate::graph::{Graph, Value};
 use crate::ops::sample::{Fill, Sample, SampleInput, Sizes};
-use crate::ops::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, RefCall, Semantics, expect_same_dtype};
+use crate::ops::{Arity, Call, Cost, Doc, Fusing, Gradient, OpRef, Operator, RefCall, Semantics, expect_same_dtype};
 use crate::reference::{broadcast_offset, for_each_index, wrap};
 use crate::shape::{Shape, TensorType};
 
@@ -107,6 +107,10 @@ impl Operator for Binary {
                 Ok(vec![decompose(cx.graph, a, b)])
             }),
         }
+    }
+
+    fn fusing(&self) -> Fusing {
+        Fusing::Pointwise
     }
 
     fn cost(&self, call: &Call) -> Cost {

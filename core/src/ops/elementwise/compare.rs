@@ -6,7 +6,7 @@ use crate::attrs::Attrs;
 use crate::dtype::DType;
 use crate::graph::{Graph, Value};
 use crate::ops::sample::{Fill, Sample, SampleInput, Sizes};
-use crate::ops::{Arity, Call, Cost, Doc, Gradient, Operator, RefCall, Semantics, expect_same_dtype};
+use crate::ops::{Arity, Call, Cost, Doc, Fusing, Gradient, Operator, RefCall, Semantics, expect_same_dtype};
 use crate::shape::{Shape, TensorType};
 
 /// A row of the table.
@@ -106,6 +106,10 @@ impl Operator for Compare {
                 Ok(vec![decompose(cx.graph, a, b).into()])
             }),
         }
+    }
+
+    fn fusing(&self) -> Fusing {
+        Fusing::Pointwise
     }
 
     fn cost(&self, call: &Call) -> Cost {

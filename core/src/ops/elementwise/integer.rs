@@ -4,7 +4,7 @@ use crate::attrs::Attrs;
 use crate::dtype::DType;
 use crate::graph::{Graph, Value};
 use crate::ops::sample::{Fill, Sample, SampleInput, Sizes};
-use crate::ops::{Arity, Call, Cost, Doc, Gradient, Operator, RefCall, Semantics, expect_same_dtype};
+use crate::ops::{Arity, Call, Cost, Doc, Fusing, Gradient, Operator, RefCall, Semantics, expect_same_dtype};
 use crate::reference::wrap;
 use crate::shape::{Shape, TensorType};
 
@@ -107,6 +107,10 @@ impl Operator for IntBinary {
         }
     }
 
+    fn fusing(&self) -> Fusing {
+        Fusing::Pointwise
+    }
+
     fn cost(&self, call: &Call) -> Cost {
         Cost::streaming(call, 1)
     }
@@ -160,6 +164,10 @@ impl Operator for IntUnary {
             let x = cx.inputs[0];
             Ok(vec![(self.decompose)(cx.graph, x)])
         })
+    }
+
+    fn fusing(&self) -> Fusing {
+        Fusing::Pointwise
     }
 
     fn cost(&self, call: &Call) -> Cost {

@@ -5,7 +5,7 @@ use crate::dtype::DType;
 use crate::graph::{Graph, Value};
 use crate::ops::sample::{Sample, SampleInput, Sizes};
 use crate::ops::{
-    Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, RefCall, Semantics, expect_float,
+    Arity, AttrDecls, AttrKind, Call, Cost, Doc, Fusing, Gradient, OpRef, Operator, RefCall, Semantics, expect_float,
 };
 use crate::reference::wrap;
 use crate::shape::TensorType;
@@ -135,6 +135,10 @@ impl Operator for Unary {
                 self.decomposed(cx.graph, x, cx.attrs)
             }),
         }
+    }
+
+    fn fusing(&self) -> Fusing {
+        Fusing::Pointwise
     }
 
     fn cost(&self, call: &Call) -> Cost {

@@ -1,0 +1,254 @@
+//! Runs instructions over parts of a domain, through buffers that stay in the first-level cache.
+
+use std::ops::Range;
+
+use super::layout::Map;
+use super::lower::{Instruction, Lowered, MOST_LOADS, Origin, Src};
+use super::scalar::{MOST_OPERANDS, Source};
+use crate::kernels::CompileCx;
+use crate::memory::View;
+use crate::vmath::Level;
+
+/// Elements of a buffer: four times a kilobyte, of which a first-level cache holds several.
+pub(super) const RUN: usize = 1024;
+
+/// Where the result of an instruction goes.
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    /// A buffer of the scratch.
+    Scratch(usize),
+    /// The result itself, whose elements are in the order of the domain.
+    Result(usize),
+}
+
+struct Read {
+    view: View<u32>,
+    map: Map,
+    /// Buffer of the scratch for elements that have to be gathered.
+    buffer: usize,
+    /// Gather elements even if they lie in order: they are overwritten meanwhile.
+    copied: bool,
+}
+
+struct Write {
+    view: View<u32>,
+    map: Map,
+    from: Src,
+    /// Whether an instruction writes it.
+    direct: bool,
+}
+
+/// Instructions with their operands' addresses.
+pub(super) struct Engine {
+    level: Level,
+    pub(super) len: usize,
+    reads: Vec<Read>,
+    instructions: Vec<(Instruction, Place)>,
+    writes: Vec<Write>,
+    folded: Option<Src>,
+    buffers: usize,
+    /// Bytes of operands and results, and cost of the instructions in nanoseconds.
+    pub(super) bytes: usize,
+    pub(super) nanos: u64,
+}
+
+impl Engine {
+    /// `product` is where the product lies that the program begins with.
+    pub(super) fn new(cx: &CompileCx, lowered: Lowered, product: Option<View<u32>>) -> Result<Self, String> {
+        let mut buffers = 0;
+        let mut next = || {
+            buffers += 1;
+            buffers - 1
+        };
+        let mut reads = Vec::new();
+        for load in &lowered.loads {
+            let (view, copied) = match load.origin {
+                Origin::Operand(i) => (cx.input::<u32>(i), false),
+                Origin::Product => (product.ok_or("it has no product")?, true),
+            };
+            let gathered = copied || !(load.map.is_dense() || load.map.is_one());
+            reads.push(Read {
+                view,
+                map: load.map.clone(),
+                buffer: if gathered { next() } else { 0 },
+                copied,
+            });
+        }
+        let mut writes: Vec<Write> = Vec::new();
+        let mut places: Vec<Option<Place>> = vec![None; lowered.instructions.len()];
+        for store in &lowered.stores {
+            let direct = match store.from {
+                Src::Of(i) if store.map.is_dense() && places[i].is_none() && !lowered.instructions[i].one => {
+                    places[i] = Some(Place::Result(writes.len()));
+                    true
+                }
+                _ => false,
+            };
+            writes.push(Write {
+                view: cx.output::<u32>(store.result),
+                map: store.map.clone(),
+                from: store.from,
+                direct,
+            });
+        }
+        let last = last_uses(&lowered);
+        let mut free: Vec<usize> = Vec::new();
+        let mut nanos = 0;
+        for (i, instruction) in lowered.instructions.iter().enumerate() {
+            if places[i].is_none() {
+                places[i] = Some(Place::Scratch(free.pop().unwrap_or_else(&mut next)));
+            }
+            for (j, place) in places[..i].iter().enumerate() {
+                if let (Some(Place::Scratch(buffer)), true) = (place, last[j] == i) {
+                    free.push(*buffer);
+                }
+            }
+            nanos += instruction.scalar.cost() * lowered.len as u64 / 8;
+        }
+        let bytes = |views: usize| 4 * views;
+        let instructions = lowered.instructions.into_iter().zip(places);
+        Ok(Engine {
+            level: cx.level,
+            len: lowered.len,
+            bytes: bytes(reads.iter().map(|r| r.view.len()).sum()) + bytes(writes.iter().map(|w| w.view.len()).sum()),
+            reads,
+            instructions: instructions.filter_map(|(i, place)| Some((i, place?))).collect(),
+            writes,
+            folded: lowered.folded,
+            buffers,
+            nanos,
+        })
+    }
+
+    /// `f32`s of scratch of a thread.
+    pub(super) fn scratch(&self) -> usize {
+        self.buffers * RUN
+    }
+
+    /// Computes a part of the domain of at most [`RUN`] elements. Returns the values that are folded, if any are.
+    ///
+    /// # Safety
+    /// The executable is alive, nobody writes the operands or touches these elements of the results, and the
+    /// scratch is as long as asked for and the caller's own.
+    pub(super) unsafe fn run<'a>(&self, part: Range<usize>, scratch: *mut f32) -> Option<&'a [f32]> {
+        debug_assert!(part.len() <= RUN && part.end <= self.len);
+        let scratch: *mut u32 = scratch.cast();
+        let buffer = |i: usize| scratch.wrapping_add(i * RUN);
+        let mut loaded = [Source::One(0); MOST_LOADS];
+        for (source, read) in loaded.iter_mut().zip(&self.reads) {
+            // SAFETY: the operand is not written meanwhile, but for a product, which is copied; the buffer is
+            // this read's own.
+            *source = unsafe { load(read, &part, buffer(read.buffer)) };
+        }
+        let source = |src: Src| match src {
+            Src::Load(i) => loaded[i],
+            Src::Of(i) => {
+                let (instruction, place) = &self.instructions[i];
+                let words = match *place {
+                    Place::Scratch(b) => buffer(b),
+                    Place::Result(w) => self.writes[w].view.as_ptr().wrapping_add(part.start),
+                };
+                if instruction.one {
+                    // SAFETY: computed before, as instructions come after their operands.
+                    Source::One(unsafe { *words })
+                } else {
+                    Source::Words(words)
+                }
+            }
+        };
+        for (instruction, place) in &self.instructions {
+            let mut inputs = [Source::One(0); MOST_OPERANDS];
+            for (input, &src) in inputs.iter_mut().zip(&instruction.inputs[..instruction.count]) {
+                *input = source(src);
+            }
+            let len = if instruction.one { 1 } else { part.len() };
+            let out = match *place {
+                Place::Scratch(b) => buffer(b),
+                Place::Result(w) => self.writes[w].view.as_ptr().wrapping_add(part.start),
+            };
+            // SAFETY: buffers have RUN elements, results the domain's; a buffer is given out again only when
+            // nothing reads it any more; the types are those that the program was checked with.
+            unsafe { instruction.scalar.run(self.level, inputs, out, len, part.start) };
+        }
+        for write in self.writes.iter().filter(|w| !w.direct) {
+            // SAFETY: maps of results lie within them, and elements of other parts are others.
+            unsafe { store(write, &part, source(write.from)) };
+        }
+        self.folded.and_then(|src| match source(src) {
+            // SAFETY: as long as the part; nobody writes it before the next run.
+            Source::Words(words) => Some(unsafe { std::slice::from_raw_parts(words.cast(), part.len()) }),
+            Source::One(_) => None,
+        })
+    }
+}
+
+/// The last instruction that reads each instruction's result; none where something else does later.
+fn last_uses(lowered: &Lowered) -> Vec<usize> {
+    let mut last = vec![0; lowered.instructions.len()];
+    for (i, instruction) in lowered.instructions.iter().enumerate() {
+        for src in &instruction.inputs[..instruction.count] {
+            if let Src::Of(j) = src {
+                last[*j] = i;
+            }
+        }
+    }
+    let kept = lowered.stores.iter().map(|s| s.from).chain(lowered.folded);
+    for src in kept {
+        if let Src::Of(j) = src {
+            last[j] = usize::MAX;
+        }
+    }
+    last
+}
+
+/// # Safety
+/// As [`Engine::run`].
+unsafe fn load(read: &Read, part: &Range<usize>, buffer: *mut u32) -> Source {
+    // SAFETY: maps lie within their operands, by the rules of broadcasting.
+    unsafe {
+        if !read.copied {
+            if read.map.is_one() {
+                return Source::One(read.view.slice(0..1)[0]);
+            }
+            match read.map.run_of(part) {
+                Some((offset, 1)) => return Source::Words(read.view.slice(offset..offset + part.len()).as_ptr()),
+                Some((offset, 0)) => return Source::One(read.view.slice(offset..offset + 1)[0]),
+                _ => {}
+            }
+        }
+        let out = std::slice::from_raw_parts_mut(buffer, part.len());
+        read.map.for_runs(part.clone(), |at, offset, stride, len| {
+            let out = &mut out[at..at + len];
+            match stride {
+                1 => out.copy_from_slice(read.view.slice(offset..offset + len)),
+                0 => out.fill(read.view.slice(offset..offset + 1)[0]),
+                _ => {
+                    let stride = stride as usize;
+                    let from = read.view.slice(offset..offset + (len - 1) * stride + 1);
+                    out.iter_mut()
+                        .zip(from.iter().step_by(stride))
+                        .for_each(|(o, &v)| *o = v);
+                }
+            }
+        });
+        Source::Words(buffer)
+    }
+}
+
+/// # Safety
+/// As [`Engine::run`].
+unsafe fn store(write: &Write, part: &Range<usize>, from: Source) {
+    write.map.for_runs(part.clone(), |at, offset, stride, len| {
+        for i in 0..len {
+            // SAFETY: within the part and, by its map, the result.
+            unsafe {
+                let value = match from {
+                    Source::Words(p) => *p.add(at + i),
+                    Source::One(v) => v,
+                };
+                let to = offset + i * stride as usize;
+                write.view.slice_mut(to..to + 1)[0] = value;
+            }
+        }
+    });
+}

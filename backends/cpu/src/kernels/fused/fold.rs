@@ -1,0 +1,295 @@
+//! Elementwise steps whose result is folded as it comes about, and need not be stored.
+
+use meganeura_core::DType;
+use meganeura_core::program::Slot;
+
+use super::FOLD_TASK;
+use super::engine::{Engine, RUN};
+use super::lower::{Lowered, Typed, lower};
+use crate::executor::RunCx;
+use crate::kernels::{CompileCx, Compiled, Kernel, Task, stream_nanos};
+use crate::memory::View;
+use crate::vmath::{self, Level};
+
+/// What is folded, and the factor of the result.
+#[derive(Clone, Copy, Debug)]
+enum Fold {
+    Sum(f32),
+    Max,
+    Min,
+}
+
+impl Fold {
+    fn start(self) -> f32 {
+        match self {
+            Fold::Sum(_) => 0.0,
+            Fold::Max => f32::NEG_INFINITY,
+            Fold::Min => f32::INFINITY,
+        }
+    }
+
+    fn slice(self, level: Level, x: &[f32]) -> f32 {
+        match self {
+            Fold::Sum(_) => vmath::sum(level, x),
+            Fold::Max => vmath::max(level, x),
+            Fold::Min => vmath::min(level, x),
+        }
+    }
+
+    fn rows(self, level: Level, acc: &mut [f32], x: &[f32]) {
+        match self {
+            Fold::Sum(_) => vmath::add_assign(level, acc, x),
+            Fold::Max => vmath::max_assign(level, acc, x),
+            Fold::Min => vmath::min_assign(level, acc, x),
+        }
+    }
+
+    fn finish(self, out: &mut [f32]) {
+        if let Fold::Sum(factor) = self
+            && factor != 1.0
+        {
+            out.iter_mut().for_each(|v| *v *= factor);
+        }
+    }
+}
+
+/// Which axes are folded: the last ones, or the first ones.
+#[derive(Clone, Copy, Debug)]
+enum Axes {
+    /// `kept` results of `folded` adjacent elements each.
+    Last,
+    /// `folded` rows of `kept` elements each.
+    First,
+}
+
+/// How a program with a reduction at its end is run.
+pub(super) struct Plan {
+    lowered: Lowered,
+    fold: Fold,
+    axes: Axes,
+    kept: usize,
+    folded: usize,
+    /// Number of the result that is folded.
+    result: usize,
+}
+
+/// The plan of a program in which step `step` folds.
+pub(super) fn plan(typed: &Typed, step: usize) -> Result<Plan, String> {
+    let steps = typed.program.steps();
+    let (call, slot) = (&steps[step], Slot::Step(step as u32));
+    if steps.iter().any(|s| s.inputs.contains(&slot)) {
+        return Err("what follows a reduction is a call of its own".into());
+    }
+    let result = typed.program.results().iter().position(|&r| r == slot);
+    let from = typed.ty(call.inputs[0]);
+    if from.dtype != DType::F32 {
+        return Err(format!("the CPU kernel does not fold {}", from.dtype));
+    }
+    let axes = from.shape.axes(call.attrs.ints("axes")?)?;
+    let size = |folds: bool| -> usize {
+        let chosen = (0..from.shape.rank()).filter(|a| axes.contains(a) == folds);
+        chosen.map(|a| from.shape[a]).product()
+    };
+    let (kept, folded) = (size(false), size(true));
+    let fold = match call.op.name() {
+        "core.sum" => Fold::Sum(1.0),
+        "core.mean" => Fold::Sum(1.0 / folded as f32),
+        "core.max_reduce" => Fold::Max,
+        "core.min_reduce" => Fold::Min,
+        name => return Err(format!("the CPU backend has no fused {name}")),
+    };
+    // Axes of size 1 stand anywhere.
+    let flags: Vec<bool> = (0..from.shape.rank())
+        .filter(|&a| from.shape[a] != 1)
+        .map(|a| axes.contains(&a))
+        .collect();
+    let axes = if flags.is_sorted() {
+        Axes::Last
+    } else if flags.is_sorted_by(|a, b| a >= b) && kept <= RUN {
+        Axes::First
+    } else {
+        return Err("the CPU kernel folds the first or the last axes".into());
+    };
+    let lowered = lower(typed, None, Some((call.inputs[0], step)))?;
+    let varies = match lowered.folded {
+        Some(super::lower::Src::Of(i)) => !lowered.instructions[i].one,
+        Some(super::lower::Src::Load(i)) => !lowered.loads[i].map.is_one(),
+        None => false,
+    };
+    match result {
+        Some(result) if varies => Ok(Plan {
+            lowered,
+            fold,
+            axes,
+            kept,
+            folded,
+            result,
+        }),
+        _ => Err("there is nothing to fold".into()),
+    }
+}
+
+pub(super) fn compile(cx: &CompileCx, typed: &Typed, step: usize) -> Result<Compiled, String> {
+    let plan = plan(typed, step)?;
+    let work = Work {
+        out: cx.output::<f32>(plan.result),
+        engine: Engine::new(cx, plan.lowered, None)?,
+        level: cx.level,
+        fold: plan.fold,
+        kept: plan.kept,
+        folded: plan.folded,
+    };
+    Ok(match plan.axes {
+        Axes::Last => last(work),
+        Axes::First => first(work),
+    })
+}
+
+struct Work {
+    engine: Engine,
+    out: View<f32>,
+    level: Level,
+    fold: Fold,
+    kept: usize,
+    folded: usize,
+}
+
+impl Work {
+    fn nanos(&self) -> u64 {
+        stream_nanos(self.engine.bytes).max(self.engine.nanos) + self.engine.len as u64 / 16
+    }
+}
+
+/// Most parts of one result.
+const MOST_PARTS: usize = 16;
+
+/// Folds adjacent elements. Long rows are cut into parts, whose results are folded afterwards.
+fn last(work: Work) -> Compiled {
+    let (kept, folded) = (work.kept, work.folded);
+    let parts = folded.div_ceil(FOLD_TASK).min(MOST_PARTS);
+    let part_len = folded.div_ceil(parts);
+    let rows = (FOLD_TASK / folded).max(1);
+    let private = work.engine.scratch();
+    let (fold, level, out, nanos) = (work.fold, work.level, work.out, work.nanos());
+    let main = Task {
+        tasks: kept.div_ceil(rows) * parts,
+        nanos,
+        body: move |task: usize, cx: &RunCx| {
+            let (group, part) = (task / parts, task % parts);
+            let range = group * rows..(group * rows + rows).min(kept);
+            // SAFETY: this task alone computes these results, or their parts.
+            let slots = unsafe {
+                match parts {
+                    1 => out.slice_mut(range.clone()),
+                    _ => std::slice::from_raw_parts_mut(cx.shared.add(range.start * parts + part), 1),
+                }
+            };
+            let within = part * part_len..((part + 1) * part_len).min(folded);
+            if within.len() <= RUN && parts == 1 {
+                // Several rows in a run.
+                let together = RUN / folded;
+                for start in range.clone().step_by(together) {
+                    let end = (start + together).min(range.end);
+                    // SAFETY: the task's own elements.
+                    let values = unsafe { work.engine.run(start * folded..end * folded, cx.private) };
+                    let values = values.unwrap_or_default().chunks_exact(folded);
+                    for (slot, row) in slots[start - range.start..].iter_mut().zip(values) {
+                        *slot = fold.slice(level, row);
+                    }
+                }
+            } else {
+                for (slot, row) in slots.iter_mut().zip(range) {
+                    let (from, to) = (row * folded + within.start, row * folded + within.end);
+                    let mut acc = [fold.start()];
+                    for start in (from..to).step_by(RUN) {
+                        // SAFETY: the task's own elements.
+                        let values = unsafe { work.engine.run(start..(start + RUN).min(to), cx.private) };
+                        fold.rows(level, &mut acc, &[fold.slice(level, values.unwrap_or_default())]);
+                    }
+                    *slot = acc[0];
+                }
+            }
+            if parts == 1 {
+                fold.finish(slots);
+            }
+        },
+    };
+    let mut phases: Vec<Box<dyn Kernel>> = vec![Box::new(main)];
+    if parts > 1 {
+        phases.push(Box::new(Task {
+            tasks: 1,
+            nanos: (kept * parts) as u64,
+            body: move |_, cx: &RunCx| {
+                // SAFETY: the first phase has filled the scratch; the only task of this phase.
+                let (from, out) = unsafe {
+                    (
+                        std::slice::from_raw_parts(cx.shared, kept * parts),
+                        out.slice_mut(0..kept),
+                    )
+                };
+                for (o, parts) in out.iter_mut().zip(from.chunks_exact(parts)) {
+                    *o = fold.slice(level, parts);
+                }
+                fold.finish(out);
+            },
+        }));
+    }
+    Compiled {
+        phases,
+        shared: if parts > 1 { kept * parts } else { 0 },
+        private,
+    }
+}
+
+/// Folds rows onto each other. Parts of the rows are folded on their own at first.
+fn first(work: Work) -> Compiled {
+    let (kept, folded) = (work.kept, work.folded);
+    let parts = (kept * folded).div_ceil(FOLD_TASK).min(MOST_PARTS);
+    let part_len = folded.div_ceil(parts);
+    // Empty parts would be folds of nothing.
+    let parts = folded.div_ceil(part_len);
+    let private = work.engine.scratch();
+    let (fold, level, out, nanos) = (work.fold, work.level, work.out, work.nanos());
+    let main = Task {
+        tasks: parts,
+        nanos,
+        body: move |part: usize, cx: &RunCx| {
+            // SAFETY: this task alone writes its part of the scratch.
+            let acc = unsafe { std::slice::from_raw_parts_mut(cx.shared.add(part * kept), kept) };
+            acc.fill(fold.start());
+            let rows = part * part_len..((part + 1) * part_len).min(folded);
+            let together = RUN / kept;
+            for start in rows.clone().step_by(together) {
+                let end = (start + together).min(rows.end);
+                // SAFETY: the task's own elements.
+                let values = unsafe { work.engine.run(start * kept..end * kept, cx.private) };
+                for row in values.unwrap_or_default().chunks_exact(kept) {
+                    fold.rows(level, acc, row);
+                }
+            }
+        },
+    };
+    let join = Task {
+        tasks: 1,
+        nanos: stream_nanos(4 * kept * parts),
+        body: move |_, cx: &RunCx| {
+            // SAFETY: the first phase has filled the scratch; the only task of this phase.
+            let (from, out) = unsafe {
+                (
+                    std::slice::from_raw_parts(cx.shared, kept * parts),
+                    out.slice_mut(0..kept),
+                )
+            };
+            out.copy_from_slice(&from[..kept]);
+            for part in from.chunks_exact(kept).skip(1) {
+                fold.rows(level, out, part);
+            }
+            fold.finish(out);
+        },
+    };
+    Compiled {
+        phases: vec![Box::new(main), Box::new(join)],
+        shared: kept * parts,
+        private,
+    }
+}

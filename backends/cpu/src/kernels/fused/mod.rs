@@ -1,0 +1,101 @@
+//! Programs: elementwise steps as one pass, what they feed into a reduction, and what follows a product.
+//!
+//! A pass goes over its elements in runs that fit the first-level cache ([`engine`]): each step of the program is a
+//! vector function from short buffers to a short buffer, and only operands and results touch memory.
+
+mod engine;
+mod fold;
+mod layout;
+mod lower;
+mod product;
+mod scalar;
+
+use meganeura_core::DType;
+use meganeura_core::backend::KernelDesc;
+use meganeura_core::ops::Fusing;
+
+use super::{CHUNK, CompileCx, Compiled, KernelDef, Task, chunk, chunks, f32_or_integers, stream_nanos};
+use crate::executor::RunCx;
+use engine::{Engine, RUN};
+use lower::{Typed, lower};
+
+pub(super) const KERNELS: &[KernelDef] = &[KernelDef {
+    name: "core.fused",
+    supports,
+    compile,
+}];
+
+/// How a program is run.
+enum Form {
+    Pointwise,
+    /// The step that folds, which is the last.
+    Fold(usize),
+    /// The step that multiplies, which is the first.
+    Product(usize),
+}
+
+/// The form of a program, by what its operators say of themselves.
+fn form(typed: &Typed) -> Result<Form, String> {
+    for ty in typed.operands.iter().chain(&typed.steps) {
+        if !matches!(ty.dtype, DType::F32 | DType::U32 | DType::I32) {
+            return Err(format!("the CPU kernel does not compute in {}", ty.dtype));
+        }
+        if ty.numel() == 0 {
+            return Err("there are no elements".into());
+        }
+    }
+    let steps = typed.program.steps();
+    let mut special = (0..steps.len()).filter(|&i| !matches!(steps[i].op.fusing(), Fusing::Pointwise | Fusing::View));
+    match (special.next(), special.next()) {
+        (None, _) => Ok(Form::Pointwise),
+        (Some(i), None) if steps[i].op.fusing() == Fusing::Reduction => Ok(Form::Fold(i)),
+        (Some(i), None) if steps[i].op.fusing() == Fusing::Contraction => Ok(Form::Product(i)),
+        _ => Err("the CPU kernel has one reduction or product in a program".into()),
+    }
+}
+
+fn supports(k: &KernelDesc) -> Result<(), String> {
+    f32_or_integers(k)?;
+    let typed = Typed::new(k.attrs.program("program")?, k.inputs)?;
+    match form(&typed)? {
+        Form::Pointwise => lower(&typed, None, None).map(|_| ()),
+        Form::Fold(step) => fold::plan(&typed, step).map(|_| ()),
+        Form::Product(step) => product::plan(&typed, step).map(|_| ()),
+    }
+}
+
+fn compile(cx: &CompileCx) -> Result<Compiled, String> {
+    let call = cx.call();
+    let typed = Typed::new(call.attrs.program("program")?, call.inputs)?;
+    match form(&typed)? {
+        Form::Pointwise => {
+            let engine = Engine::new(cx, lower(&typed, None, None)?, None)?;
+            Ok(pointwise(engine))
+        }
+        Form::Fold(step) => fold::compile(cx, &typed, step),
+        Form::Product(step) => product::compile(cx, &typed, step),
+    }
+}
+
+/// Elementwise steps alone.
+fn pointwise(engine: Engine) -> Compiled {
+    let private = engine.scratch();
+    Compiled {
+        shared: 0,
+        private,
+        phases: vec![Box::new(Task {
+            tasks: chunks(engine.len),
+            nanos: stream_nanos(engine.bytes).max(engine.nanos),
+            body: move |task: usize, cx: &RunCx| {
+                let range = chunk(engine.len, task);
+                for start in range.clone().step_by(RUN) {
+                    // SAFETY: this task alone computes these elements; the operands are other buffers.
+                    unsafe { engine.run(start..(start + RUN).min(range.end), cx.private) };
+                }
+            },
+        })],
+    }
+}
+
+/// Elements of a task that folds: as of any streaming one.
+const FOLD_TASK: usize = CHUNK;

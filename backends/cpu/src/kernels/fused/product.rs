@@ -1,0 +1,151 @@
+//! A matrix product, and elementwise steps on its result while that is in the cache.
+
+use meganeura_core::DType;
+use meganeura_core::ops::Call;
+use meganeura_core::program::Slot;
+
+use super::engine::{Engine, RUN};
+use super::lower::{Lowered, Typed, lower};
+use super::pointwise;
+use crate::executor::RunCx;
+use crate::kernels::matmul::{Phase, Products};
+use crate::kernels::{CompileCx, Compiled, Kernel};
+use crate::memory::{ALIGNMENT, View};
+
+/// How a program that begins with a product is run.
+pub(super) struct Plan {
+    lowered: Lowered,
+    /// Numbers of the operands that are multiplied.
+    factors: [usize; 2],
+    /// The result that holds the product, for good or until what follows overwrites it.
+    place: usize,
+}
+
+/// The plan of a program in which step `step` is a product.
+pub(super) fn plan(typed: &Typed, step: usize) -> Result<Plan, String> {
+    let call = &typed.program.steps()[step];
+    if call.op.name() != "core.matmul" {
+        return Err(format!("the CPU backend has no fused {}", call.op.name()));
+    }
+    let &[Slot::Operand(a), Slot::Operand(b)] = &call.inputs[..] else {
+        return Err("the CPU kernel multiplies operands".into());
+    };
+    if [a, b].iter().any(|&i| typed.operands[i as usize].dtype != DType::F32) {
+        return Err("the CPU kernel multiplies f32".into());
+    }
+    let lowered = lower(typed, Some(step), None)?;
+    let slot = Slot::Step(step as u32);
+    let place = match typed.program.results().iter().position(|&r| r == slot) {
+        Some(result) => result,
+        None => {
+            // Both are written at the same places, the product first.
+            let fits = |s: &&super::lower::Store| {
+                s.map.is_dense() && typed.ty(typed.program.results()[s.result]).dtype == DType::F32
+            };
+            let store = lowered.stores.iter().find(fits);
+            store.ok_or("no result has room for the product")?.result
+        }
+    };
+    Ok(Plan {
+        lowered,
+        factors: [a as usize, b as usize],
+        place,
+    })
+}
+
+/// Columns of a task from which on its part of the result is gone over at once.
+const WIDE: usize = 128;
+
+pub(super) fn compile(cx: &CompileCx, typed: &Typed, step: usize) -> Result<Compiled, String> {
+    let plan = plan(typed, step)?;
+    let call = &typed.program.steps()[step];
+    let products = Products::new(
+        &Call {
+            attrs: &call.attrs,
+            inputs: &typed.program.inputs_of(call, typed.operands, &typed.steps),
+            outputs: std::slice::from_ref(&typed.steps[step]),
+        },
+        [
+            cx.input(plan.factors[0]),
+            cx.input(plan.factors[1]),
+            cx.output(plan.place),
+        ],
+    )?;
+    let product: View<u32> = cx.output(plan.place);
+    let engine = Engine::new(cx, plan.lowered, Some(product))?;
+    let phases = products.gemm.phases();
+    let worker = products.gemm.worker_len().next_multiple_of(ALIGNMENT / size_of::<f32>());
+    let (shared, scratch) = (products.shared_len(), engine.scratch());
+    let n = products.gemm.spec().n;
+    let at_once = |task| {
+        let part = products.gemm.part(task);
+        part.is_some_and(|(_, columns)| columns.len() == n || columns.len() >= WIDE)
+    };
+    let whole = (0..products.gemm.tasks(phases - 1)).all(at_once);
+    let mut kernels: Vec<Box<dyn Kernel>> = Vec::new();
+    for phase in 0..phases - 1 {
+        let products = products.clone();
+        kernels.push(Box::new(Phase { products, phase }));
+    }
+    if whole {
+        let phase = phases - 1;
+        kernels.push(Box::new(WithRest {
+            phase: Phase { products, phase },
+            engine,
+            worker,
+        }));
+    } else {
+        let phase = phases - 1;
+        kernels.push(Box::new(Phase { products, phase }));
+        kernels.extend(pointwise(engine).phases);
+    }
+    Ok(Compiled {
+        phases: kernels,
+        shared,
+        private: worker + scratch,
+    })
+}
+
+/// The last phase of a product, each task of which goes on with its part of the result.
+struct WithRest {
+    phase: Phase,
+    engine: Engine,
+    /// `f32`s of private scratch that the product needs.
+    worker: usize,
+}
+
+impl Kernel for WithRest {
+    fn tasks(&self) -> usize {
+        self.phase.tasks()
+    }
+
+    fn nanos(&self) -> u64 {
+        self.phase.nanos() + self.engine.nanos
+    }
+
+    unsafe fn run(&self, task: usize, cx: &RunCx) {
+        let products = &self.phase.products;
+        // SAFETY: forwarded.
+        let (product, task) = unsafe { products.run(self.phase.phase, task, cx) };
+        let Some((rows, columns)) = products.gemm.part(task) else {
+            return;
+        };
+        let n = products.gemm.spec().n;
+        let base = product * products.c_len;
+        let scratch = cx.private.wrapping_add(self.worker);
+        let go_over = |from: usize, to: usize| {
+            for start in (from..to).step_by(RUN) {
+                // SAFETY: this task alone computes these elements, and has computed the product's; the scratch
+                // is behind the product's own.
+                unsafe { self.engine.run(start..(start + RUN).min(to), scratch) };
+            }
+        };
+        if columns.len() == n {
+            go_over(base + rows.start * n, base + rows.end * n);
+        } else {
+            for row in rows {
+                go_over(base + row * n + columns.start, base + row * n + columns.end);
+            }
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! What a step of a program does to a run of elements.
+
+use meganeura_core::attrs::Attrs;
+use meganeura_core::ops::{drop_threshold, random_word};
+use meganeura_core::{DType, TensorType};
+
+use crate::kernels::pointwise::{binary_of, bits_of, compare_of, unary_of};
+use crate::vmath::{self, Binary, Bits, Compare, Element, IntBinary, Level, Operand, Unary};
+
+/// An elementwise function.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Scalar {
+    Unary(Unary),
+    /// Of a signed integer.
+    Signed(fn(i32) -> i32),
+    Binary(Binary),
+    Unsigned2(IntBinary),
+    Signed2(IntBinary),
+    CompareFloats(Compare),
+    CompareUnsigned(Compare),
+    CompareSigned(Compare),
+    Bits(Bits),
+    /// With a constant as the second operand.
+    BitsWith(Bits, u32),
+    /// 1 where the word is 0.
+    Not,
+    /// The second operand where the first is not 0, else the third, whatever their type.
+    Select,
+    /// The word where the second operand is not 0, else the first.
+    Fill(u32),
+    /// The same words.
+    Copy,
+    UnsignedToFloat,
+    SignedToFloat,
+    FloatToUnsigned,
+    FloatToSigned,
+    /// The first operand, or 0 by chance.
+    Dropout {
+        uid: u32,
+        threshold: u32,
+        scale: f32,
+    },
+}
+
+/// An operand of a step: words of some type, as many as the step has elements, or one for all of them.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Source {
+    Words(*const u32),
+    One(u32),
+}
+
+/// The longest list of operands.
+pub(super) const MOST_OPERANDS: usize = 3;
+
+fn word(dtype: DType, value: f64) -> u32 {
+    match dtype {
+        DType::U32 => value as u32,
+        DType::I32 => value as i32 as u32,
+        _ => (value as f32).to_bits(),
+    }
+}
+
+impl Scalar {
+    /// The function of an operator, if this backend has it for these types.
+    pub(super) fn of(name: &str, attrs: &Attrs, inputs: &[TensorType], output: &TensorType) -> Result<Self, String> {
+        let from = inputs.first().map_or(output.dtype, |t| t.dtype);
+        if let Some(unary) = unary_of(name, attrs).filter(|_| from == DType::F32) {
+            return unary.map(Scalar::Unary);
+        }
+        if let Some((float, integer)) = binary_of(name) {
+            return match (from, integer) {
+                (DType::F32, _) => Ok(Scalar::Binary(float)),
+                (DType::U32, Some(op)) => Ok(Scalar::Unsigned2(op)),
+                (DType::I32, Some(op)) => Ok(Scalar::Signed2(op)),
+                _ => Err(format!("{name} has no form for {from}")),
+            };
+        }
+        if let Some(op) = compare_of(name) {
+            return Ok(match from {
+                DType::F32 => Scalar::CompareFloats(op),
+                DType::U32 => Scalar::CompareUnsigned(op),
+                _ => Scalar::CompareSigned(op),
+            });
+        }
+        if let Some((op, second)) = bits_of(name) {
+            return Ok(second.map_or(Scalar::Bits(op), |word| Scalar::BitsWith(op, word)));
+        }
+        match (name, from, output.dtype) {
+            ("core.neg", DType::F32, _) => Ok(Scalar::Unary(Unary::Neg)),
+            ("core.abs", DType::F32, _) => Ok(Scalar::Unary(Unary::Abs)),
+            ("core.sign", DType::F32, _) => Ok(Scalar::Unary(Unary::Sign)),
+            ("core.neg", ..) => Ok(Scalar::Signed(i32::wrapping_neg)),
+            ("core.abs", ..) => Ok(Scalar::Signed(i32::wrapping_abs)),
+            ("core.sign", ..) => Ok(Scalar::Signed(i32::signum)),
+            ("core.logical_not", ..) => Ok(Scalar::Not),
+            ("core.select", ..) => Ok(Scalar::Select),
+            ("core.masked_fill", ..) => Ok(Scalar::Fill(word(from, attrs.float("value")?))),
+            ("core.cast", DType::U32, DType::F32) => Ok(Scalar::UnsignedToFloat),
+            ("core.cast", DType::I32, DType::F32) => Ok(Scalar::SignedToFloat),
+            ("core.cast", DType::F32, DType::U32) => Ok(Scalar::FloatToUnsigned),
+            ("core.cast", DType::F32, DType::I32) => Ok(Scalar::FloatToSigned),
+            ("core.cast", ..) => Ok(Scalar::Copy),
+            ("core.dropout", ..) => {
+                let p = attrs.float("p")?;
+                Ok(Scalar::Dropout {
+                    uid: attrs.size("uid")? as u32,
+                    threshold: drop_threshold(p),
+                    scale: (1.0 / (1.0 - p)) as f32,
+                })
+            }
+            _ => Err(format!("the CPU backend has no fused {name} of {from}")),
+        }
+    }
+
+    /// Whether an element depends on its number, too.
+    pub(super) fn counts(self) -> bool {
+        matches!(self, Scalar::Dropout { .. })
+    }
+
+    /// Rough cost of eight elements, in nanoseconds.
+    pub(super) fn cost(self) -> u64 {
+        match self {
+            Scalar::Unary(Unary::Neg | Unary::Abs | Unary::Square | Unary::Relu | Unary::Clamp(..)) => 1,
+            Scalar::Unary(_) => 8,
+            Scalar::Binary(Binary::Pow | Binary::Mod) => 24,
+            Scalar::Dropout { .. } => 16,
+            _ => 1,
+        }
+    }
+
+    /// Computes a run of `len` elements, the first of which has the number `first`.
+    ///
+    /// # Safety
+    /// Operands that are words are valid for `len` of them, `out` for writing as many, which overlap no operand;
+    /// words have the types that the function was made for.
+    pub(super) unsafe fn run(self, level: Level, x: [Source; MOST_OPERANDS], out: *mut u32, len: usize, first: usize) {
+        // SAFETY: forwarded; every bit pattern is a word of each of the types.
+        unsafe {
+            match self {
+                Scalar::Unary(op) => match x[0] {
+                    Source::Words(p) => vmath::unary(op, level, slice(p, len), slice_mut(out, len)),
+                    Source::One(v) => {
+                        let mut one = [f32::from_bits(v)];
+                        vmath::unary_in_place(op, level, &mut one);
+                        slice_mut::<f32>(out, len).fill(one[0]);
+                    }
+                },
+                Scalar::Signed(f) => map(x[0], out, len, f),
+                Scalar::Binary(op) => vmath::binary(op, level, x[0].of(len), x[1].of(len), slice_mut(out, len)),
+                Scalar::Unsigned2(op) => {
+                    vmath::binary_int::<u32>(op, level, x[0].of(len), x[1].of(len), slice_mut(out, len));
+                }
+                Scalar::Signed2(op) => {
+                    vmath::binary_int::<i32>(op, level, x[0].of(len), x[1].of(len), slice_mut(out, len));
+                }
+                Scalar::CompareFloats(op) => {
+                    vmath::compare(op, level, x[0].of(len), x[1].of(len), slice_mut(out, len));
+                }
+                Scalar::CompareUnsigned(op) => {
+                    vmath::compare_int::<u32>(op, level, x[0].of(len), x[1].of(len), slice_mut(out, len));
+                }
+                Scalar::CompareSigned(op) => {
+                    vmath::compare_int::<i32>(op, level, x[0].of(len), x[1].of(len), slice_mut(out, len));
+                }
+                Scalar::Bits(op) => vmath::bits(op, level, x[0].of(len), x[1].of(len), slice_mut(out, len)),
+                Scalar::BitsWith(op, word) => {
+                    vmath::bits(op, level, x[0].of(len), Operand::Scalar(word), slice_mut(out, len));
+                }
+                Scalar::Not => {
+                    let zero = Operand::Scalar(0u32);
+                    vmath::compare_int(Compare::Equal, level, x[0].of(len), zero, slice_mut(out, len));
+                }
+                Scalar::Select => {
+                    vmath::select::<u32>(level, x[0].of(len), x[1].of(len), x[2].of(len), slice_mut(out, len));
+                }
+                Scalar::Fill(word) => {
+                    let word = Operand::Scalar(word);
+                    vmath::select::<u32>(level, x[1].of(len), word, x[0].of(len), slice_mut(out, len));
+                }
+                Scalar::Copy => map::<u32, u32>(x[0], out, len, |v| v),
+                Scalar::UnsignedToFloat => map::<u32, f32>(x[0], out, len, |v| v as f32),
+                Scalar::SignedToFloat => map::<i32, f32>(x[0], out, len, |v| v as f32),
+                Scalar::FloatToUnsigned => map::<f32, u32>(x[0], out, len, |v| v as u32),
+                Scalar::FloatToSigned => map::<f32, i32>(x[0], out, len, |v| v as i32),
+                Scalar::Dropout { uid, threshold, scale } => {
+                    let one = |s: Source| match s {
+                        Source::One(v) => v,
+                        Source::Words(p) => *p,
+                    };
+                    let (seed, step) = (one(x[1]), one(x[2]));
+                    let out: &mut [f32] = slice_mut(out, len);
+                    let keep = |i: usize| random_word(seed, uid, step, i as u32) >= threshold;
+                    let drop = |(i, o): (usize, &mut f32), x: f32| *o = if keep(first + i) { x * scale } else { 0.0 };
+                    match x[0].of::<f32>(len) {
+                        Operand::Slice(x) => out.iter_mut().enumerate().zip(x).for_each(|(o, &x)| drop(o, x)),
+                        Operand::Scalar(x) => out.iter_mut().enumerate().for_each(|o| drop(o, x)),
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A 32-bit type and its words.
+trait Word: Element {
+    fn from_word(word: u32) -> Self;
+}
+
+impl Word for f32 {
+    fn from_word(word: u32) -> Self {
+        f32::from_bits(word)
+    }
+}
+
+impl Word for u32 {
+    fn from_word(word: u32) -> Self {
+        word
+    }
+}
+
+impl Word for i32 {
+    fn from_word(word: u32) -> Self {
+        word as i32
+    }
+}
+
+impl Source {
+    /// # Safety
+    /// As [`Scalar::run`].
+    unsafe fn of<'a, T: Word>(self, len: usize) -> Operand<'a, T> {
+        match self {
+            // SAFETY: forwarded.
+            Source::Words(p) => Operand::Slice(unsafe { slice(p, len) }),
+            Source::One(v) => Operand::Scalar(T::from_word(v)),
+        }
+    }
+}
+
+/// # Safety
+/// As [`Scalar::run`].
+unsafe fn slice<'a, T: Element>(start: *const u32, len: usize) -> &'a [T] {
+    // SAFETY: forwarded; all element types are 32-bit words.
+    unsafe { std::slice::from_raw_parts(start.cast(), len) }
+}
+
+/// # Safety
+/// As [`Scalar::run`].
+unsafe fn slice_mut<'a, T: Element>(start: *mut u32, len: usize) -> &'a mut [T] {
+    // SAFETY: forwarded; all element types are 32-bit words.
+    unsafe { std::slice::from_raw_parts_mut(start.cast(), len) }
+}
+
+/// # Safety
+/// As [`Scalar::run`].
+unsafe fn map<A: Word, B: Element>(x: Source, out: *mut u32, len: usize, f: fn(A) -> B) {
+    // SAFETY: forwarded.
+    unsafe {
+        let out: &mut [B] = slice_mut(out, len);
+        match x.of::<A>(len) {
+            Operand::Slice(x) => out.iter_mut().zip(x).for_each(|(o, &x)| *o = f(x)),
+            Operand::Scalar(x) => out.fill(f(x)),
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! Which calls become one.
+
+use std::collections::HashSet;
+
+use super::draft::{Draft, Uses, behind_views, fusing};
+use crate::error::Result;
+use crate::graph::{Graph, NodeId, Value};
+use crate::ops::Fusing;
+use crate::rewrite::Target;
+
+/// Most calls of a cluster: programs stay short enough to be understood, and trying a merge takes bounded time.
+const MAX_MEMBERS: usize = 32;
+/// Most units that the search for a path visits before it takes one for granted.
+const MAX_VISITS: usize = 2048;
+
+/// Calls that become one.
+pub(super) struct Grown {
+    /// In topological order.
+    pub(super) members: Vec<NodeId>,
+    /// The call.
+    pub(super) draft: Draft,
+    /// Picoseconds saved.
+    pub(super) saving: u64,
+}
+
+/// A set of calls, of one at first.
+struct Unit {
+    /// In topological order.
+    members: Vec<NodeId>,
+    /// Elements that it goes over.
+    domain: usize,
+    contraction: bool,
+    reduction: bool,
+    /// Estimated picoseconds.
+    cost: u64,
+    /// Estimated picoseconds of its calls on their own.
+    apart: u64,
+}
+
+struct Growth<'a> {
+    graph: &'a Graph,
+    target: &'a dyn Target,
+    uses: Uses,
+    /// Place of each node in the topological order.
+    place: Vec<usize>,
+    /// Unit of each node that may be merged.
+    unit_of: Vec<Option<usize>>,
+    units: Vec<Option<Unit>>,
+    launch_ps: f64,
+    ps_per_byte: f64,
+}
+
+/// Finds the clusters of a graph.
+///
+/// # Errors
+/// A cycle.
+pub(super) fn grow(graph: &Graph, target: &dyn Target) -> Result<Vec<Grown>> {
+    let order = graph.topological_order()?;
+    let mut place = vec![0; order.len()];
+    for (i, id) in order.iter().enumerate() {
+        place[id.index()] = i;
+    }
+    let model = target.cost_model();
+    let mut growth = Growth {
+        graph,
+        target,
+        uses: Uses::of(graph),
+        place,
+        unit_of: vec![None; order.len()],
+        units: Vec::new(),
+        launch_ps: model.launch.as_secs_f64() * 1e12,
+        ps_per_byte: 1e12 / model.bytes_per_second.max(1.0),
+    };
+    for &id in &order {
+        growth.add(id);
+        growth.merge_with_producers(id);
+    }
+    for &id in &order {
+        growth.merge_readers(id);
+    }
+    Ok(growth.finish())
+}
+
+impl Growth<'_> {
+    fn cost(&self, draft: &Draft) -> u64 {
+        (self.launch_ps + draft.bytes() as f64 * self.ps_per_byte) as u64
+    }
+
+    /// Makes a unit of a node that may be merged with others.
+    fn add(&mut self, id: NodeId) {
+        let kind = fusing(self.graph, id);
+        if matches!(kind, Fusing::Opaque | Fusing::View) {
+            return;
+        }
+        let Some(draft) = Draft::new(self.graph, &self.uses, &[id]) else {
+            return;
+        };
+        let node = &self.graph.nodes()[id.index()];
+        let read = node.inputs.first().and_then(|&v| self.graph.ty(v));
+        let domain = match (kind, read) {
+            (Fusing::Reduction, Some(ty)) => ty.numel(),
+            _ => node.outputs[0].numel(),
+        };
+        if domain == 0 {
+            return;
+        }
+        let cost = self.cost(&draft);
+        self.unit_of[id.index()] = Some(self.units.len());
+        self.units.push(Some(Unit {
+            members: vec![id],
+            domain,
+            contraction: kind == Fusing::Contraction,
+            reduction: kind == Fusing::Reduction,
+            cost,
+            apart: cost,
+        }));
+    }
+
+    fn unit(&self, id: NodeId) -> Option<(usize, &Unit)> {
+        let index = self.unit_of[id.index()]?;
+        Some((index, self.units[index].as_ref()?))
+    }
+
+    /// Merges a node's unit with those that produce its operands, the latest first.
+    fn merge_with_producers(&mut self, id: NodeId) {
+        if self.unit(id).is_none_or(|(_, unit)| unit.contraction) {
+            return;
+        }
+        let inputs = &self.graph.nodes()[id.index()].inputs;
+        let mut producers: Vec<NodeId> = inputs.iter().map(|&v| behind_views(self.graph, v).0.node).collect();
+        producers.sort_by_key(|p| std::cmp::Reverse(self.place[p.index()]));
+        for producer in producers {
+            let (Some((a, _)), Some((b, _))) = (self.unit(producer), self.unit(id)) else {
+                continue;
+            };
+            if a != b && self.fits(a, b) && !self.leads_round(a, b) {
+                self.try_merge(a, b);
+            }
+        }
+    }
+
+    /// Merges elementwise units that read one value.
+    fn merge_readers(&mut self, id: NodeId) {
+        let elements = self.graph.nodes()[id.index()].outputs.first().map_or(0, |t| t.numel());
+        let mut readers: Vec<NodeId> = self.uses.users[id.index()].clone();
+        readers.dedup();
+        readers.retain(|&r| fusing(self.graph, r) == Fusing::Pointwise);
+        for pair in readers.windows(2) {
+            let (Some((a, first)), Some((b, second))) = (self.unit(pair[0]), self.unit(pair[1])) else {
+                continue;
+            };
+            let whole = first.domain == elements && second.domain == elements;
+            if a == b || !whole || first.reduction || second.reduction || first.contraction || second.contraction {
+                continue;
+            }
+            if !self.leads_to(a, b) && !self.leads_to(b, a) {
+                self.try_merge(a, b);
+            }
+        }
+    }
+
+    /// Whether `b`, which reads results of `a`, may be one call with it as far as their kinds go.
+    fn fits(&self, a: usize, b: usize) -> bool {
+        let (Some(first), Some(second)) = (&self.units[a], &self.units[b]) else {
+            return false;
+        };
+        let one_domain = first.domain == second.domain || first.domain == 1;
+        // Nothing follows a reduction or precedes a product, and there is one of them at most.
+        let plain = !first.reduction && !second.contraction && !(first.contraction && second.reduction);
+        one_domain && plain && first.members.len() + second.members.len() <= MAX_MEMBERS
+    }
+
+    /// Whether a path leads from `a` to `b` other than directly, or through views that `b` reads.
+    fn leads_round(&self, a: usize, b: usize) -> bool {
+        let direct = |v: Value| {
+            let (base, _) = behind_views(self.graph, v);
+            self.unit_of[base.node.index()] == Some(a)
+        };
+        let starts = self.operands(b).filter(|&v| !direct(v)).map(|v| v.node).collect();
+        self.reaches_back(starts, a, b)
+    }
+
+    /// Whether any path leads from `a` to `b`.
+    fn leads_to(&self, a: usize, b: usize) -> bool {
+        let starts = self.operands(b).map(|v| v.node).collect();
+        self.reaches_back(starts, a, b)
+    }
+
+    fn operands(&self, unit: usize) -> impl Iterator<Item = Value> + '_ {
+        let members = self.units[unit].iter().flat_map(|u| &u.members);
+        members.flat_map(|m| self.graph.nodes()[m.index()].inputs.iter().copied())
+    }
+
+    /// Whether what these nodes depend on includes unit `goal`, not looking through unit `from`. Whatever comes
+    /// before the goal's first member in the order cannot depend on it.
+    fn reaches_back(&self, mut open: Vec<NodeId>, goal: usize, from: usize) -> bool {
+        let members = |unit: usize| self.units[unit].iter().flat_map(|u| &u.members);
+        let Some(first) = members(goal).map(|m| self.place[m.index()]).min() else {
+            return true;
+        };
+        let mut seen_nodes: HashSet<NodeId> = HashSet::new();
+        let mut seen_units: HashSet<usize> = HashSet::from([from]);
+        let mut visits = 0;
+        while let Some(id) = open.pop() {
+            match self.unit_of[id.index()] {
+                Some(unit) if unit == goal => return true,
+                Some(unit) => {
+                    if !seen_units.insert(unit) {
+                        continue;
+                    }
+                    visits += members(unit).count();
+                    if members(unit).all(|m| self.place[m.index()] < first) {
+                        continue;
+                    }
+                    open.extend(self.operands(unit).map(|v| v.node));
+                }
+                None => {
+                    if self.place[id.index()] < first || !seen_nodes.insert(id) {
+                        continue;
+                    }
+                    visits += 1;
+                    open.extend(self.graph.nodes()[id.index()].inputs.iter().map(|v| v.node));
+                }
+            }
+            if visits > MAX_VISITS {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Merges two units if the device can run the call and it is estimated to be faster.
+    fn try_merge(&mut self, a: usize, b: usize) {
+        let (Some(first), Some(second)) = (&self.units[a], &self.units[b]) else {
+            return;
+        };
+        let mut members: Vec<NodeId> = first.members.iter().chain(&second.members).copied().collect();
+        if members.len() > MAX_MEMBERS {
+            return;
+        }
+        members.sort_by_key(|m| self.place[m.index()]);
+        let Some(draft) = Draft::new(self.graph, &self.uses, &members) else {
+            return;
+        };
+        let cost = self.cost(&draft);
+        if cost >= first.cost.saturating_add(second.cost) || !draft.runs_on(self.target) {
+            return;
+        }
+        let merged = Unit {
+            domain: first.domain.max(second.domain),
+            contraction: first.contraction || second.contraction,
+            reduction: first.reduction || second.reduction,
+            cost,
+            apart: first.apart.saturating_add(second.apart),
+            members,
+        };
+        for m in &merged.members {
+            self.unit_of[m.index()] = Some(a);
+        }
+        self.units[a] = Some(merged);
+        self.units[b] = None;
+    }
+
+    /// The units that are worth a call of their own.
+    fn finish(mut self) -> Vec<Grown> {
+        let units = std::mem::take(&mut self.units);
+        units
+            .into_iter()
+            .flatten()
+            .filter_map(|unit| self.finished(unit))
+            .collect()
+    }
+
+    /// A unit of several members, or one that reads through views, as a call.
+    fn finished(&self, unit: Unit) -> Option<Grown> {
+        let draft = Draft::new(self.graph, &self.uses, &unit.members)?;
+        if unit.members.len() == 1 && (draft.views == 0 || !draft.runs_on(self.target)) {
+            return None;
+        }
+        let views = (draft.views as f64 * self.launch_ps) as u64;
+        Some(Grown {
+            saving: unit.apart.saturating_add(views).saturating_sub(unit.cost),
+            members: unit.members,
+            draft,
+        })
+    }
+}

@@ -1,0 +1,251 @@
+//! Programs: several calls as one, the attribute of the fused operator.
+//!
+//! A program is a list of calls, each on operands of the whole or on results of earlier calls, and a list of what
+//! it yields. It is data: compared, hashed, printed and serialised as any attribute. What is read from elsewhere
+//! is checked as it is read, so a program that exists is well formed: slots exist, operators are registered, each
+//! step has one result, and no step has a program of its own.
+
+use std::fmt;
+use std::hash::{Hash, Hasher};
+
+use serde::{Deserialize, Serialize};
+
+use crate::attrs::{Attr, Attrs};
+use crate::graph::{Graph, Value};
+use crate::ops::{Call, OpRef};
+use crate::registry;
+use crate::shape::TensorType;
+
+/// Most operands of a program.
+pub const MAX_OPERANDS: usize = 64;
+/// Most steps of a program.
+pub const MAX_STEPS: usize = 256;
+/// Most results of a program.
+pub const MAX_RESULTS: usize = 64;
+
+/// A value within a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Slot {
+    /// An operand of the whole.
+    Operand(u32),
+    /// The result of a step.
+    Step(u32),
+}
+
+impl fmt::Display for Slot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Slot::Operand(i) => write!(f, "{i}"),
+            Slot::Step(i) => write!(f, "%{i}"),
+        }
+    }
+}
+
+/// One call of a program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// The operator.
+    pub op: OpRef,
+    /// Its attributes.
+    pub attrs: Attrs,
+    /// Its operands.
+    pub inputs: Vec<Slot>,
+}
+
+impl Hash for Step {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (self.op.name(), &self.attrs, &self.inputs).hash(state);
+    }
+}
+
+/// Calls that become one; see the [module documentation](self).
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "Stored", into = "Stored")]
+pub struct Program {
+    operands: usize,
+    steps: Vec<Step>,
+    results: Vec<Slot>,
+}
+
+/// A program in storage: operators by name.
+#[derive(Serialize, Deserialize)]
+struct Stored {
+    operands: usize,
+    steps: Vec<(String, Attrs, Vec<Slot>)>,
+    results: Vec<Slot>,
+}
+
+impl From<Program> for Stored {
+    fn from(program: Program) -> Self {
+        let steps = program.steps.into_iter();
+        Stored {
+            operands: program.operands,
+            steps: steps.map(|s| (s.op.name().to_owned(), s.attrs, s.inputs)).collect(),
+            results: program.results,
+        }
+    }
+}
+
+impl TryFrom<Stored> for Program {
+    type Error = String;
+
+    fn try_from(stored: Stored) -> Result<Self, String> {
+        let steps = stored.steps.into_iter().map(|(name, attrs, inputs)| {
+            let op = registry::op(&name).ok_or_else(|| format!("a program calls '{name}', which does not exist"))?;
+            Ok(Step { op, attrs, inputs })
+        });
+        Program::new(stored.operands, steps.collect::<Result<_, String>>()?, stored.results)
+    }
+}
+
+impl Program {
+    /// A program on so many operands.
+    ///
+    /// # Errors
+    /// A message when a slot does not exist yet where it is used, an operator writes data or has not exactly one
+    /// result, a step has a program of its own, or there are too many or none of anything.
+    pub fn new(operands: usize, steps: Vec<Step>, results: Vec<Slot>) -> Result<Self, String> {
+        let counts = [
+            ("operands", operands, MAX_OPERANDS),
+            ("steps", steps.len(), MAX_STEPS),
+            ("results", results.len(), MAX_RESULTS),
+        ];
+        for (what, count, most) in counts {
+            if count == 0 || count > most {
+                return Err(format!("a program has 1 to {most} {what}, not {count}"));
+            }
+        }
+        let exists = |slot: Slot, before: usize| match slot {
+            Slot::Operand(i) if (i as usize) < operands => Ok(()),
+            Slot::Step(i) if (i as usize) < before => Ok(()),
+            _ => Err(format!("there is no value {slot} in this place of a program")),
+        };
+        for (at, step) in steps.iter().enumerate() {
+            let fail = |message: String| format!("step {at} of a program, {}: {message}", step.op.name());
+            step.op.arity().check(step.inputs.len()).map_err(fail)?;
+            for &slot in &step.inputs {
+                exists(slot, at).map_err(fail)?;
+            }
+            if !step.op.writes().is_empty() || step.op.ports().len() != 1 {
+                return Err(fail("it must have one result and write nothing".into()));
+            }
+            if step.attrs.iter().any(|(_, attr)| matches!(attr, Attr::Program(_))) {
+                return Err(fail("a program must not contain another".into()));
+            }
+        }
+        for &slot in &results {
+            exists(slot, steps.len())?;
+            if matches!(slot, Slot::Operand(_)) {
+                return Err(format!("the operand {slot} cannot be a result of a program"));
+            }
+        }
+        if (1..results.len()).any(|i| results[..i].contains(&results[i])) {
+            return Err("a program yields a value twice".into());
+        }
+        Ok(Program {
+            operands,
+            steps,
+            results,
+        })
+    }
+
+    /// Number of operands.
+    pub fn operands(&self) -> usize {
+        self.operands
+    }
+
+    /// The calls in order.
+    pub fn steps(&self) -> &[Step] {
+        &self.steps
+    }
+
+    /// What it yields: results of steps.
+    pub fn results(&self) -> &[Slot] {
+        &self.results
+    }
+
+    /// Types of the steps' results for operands of these types.
+    ///
+    /// # Errors
+    /// The number of operands, or what a step's shape rule finds.
+    pub fn infer(&self, operands: &[TensorType]) -> Result<Vec<TensorType>, String> {
+        if operands.len() != self.operands {
+            return Err(format!(
+                "the program takes {} operands, got {}",
+                self.operands,
+                operands.len()
+            ));
+        }
+        let mut types: Vec<TensorType> = Vec::with_capacity(self.steps.len());
+        for step in &self.steps {
+            let inputs = self.inputs_of(step, operands, &types);
+            let call = Call {
+                attrs: &step.attrs,
+                inputs: &inputs,
+                outputs: &[],
+            };
+            let fail = |message: String| format!("{} in the program: {message}", step.op.name());
+            let mut outputs = step.op.infer(&call).map_err(fail)?;
+            match (outputs.pop(), outputs.is_empty()) {
+                (Some(only), true) => types.push(only),
+                _ => return Err(fail("it has not exactly one result".into())),
+            }
+        }
+        Ok(types)
+    }
+
+    /// Operand types of a step, given those of the whole and of the steps before.
+    pub fn inputs_of(&self, step: &Step, operands: &[TensorType], steps: &[TensorType]) -> Vec<TensorType> {
+        step.inputs
+            .iter()
+            .map(|slot| match *slot {
+                Slot::Operand(i) => operands[i as usize].clone(),
+                Slot::Step(i) => steps[i as usize].clone(),
+            })
+            .collect()
+    }
+
+    /// The type of a slot.
+    pub fn type_of<'a>(&self, slot: Slot, operands: &'a [TensorType], steps: &'a [TensorType]) -> &'a TensorType {
+        match slot {
+            Slot::Operand(i) => &operands[i as usize],
+            Slot::Step(i) => &steps[i as usize],
+        }
+    }
+
+    /// Makes the calls on a graph and returns the results.
+    pub fn build(&self, graph: &mut Graph, operands: &[Value]) -> Vec<Value> {
+        let mut steps: Vec<Value> = Vec::with_capacity(self.steps.len());
+        for step in &self.steps {
+            let inputs = step.inputs.iter().map(|slot| match *slot {
+                Slot::Operand(i) => operands[i as usize],
+                Slot::Step(i) => steps[i as usize],
+            });
+            let inputs = inputs.collect();
+            steps.push(graph.call(step.op, step.attrs.clone(), inputs).into());
+        }
+        let results = self.results.iter().filter_map(|slot| match *slot {
+            Slot::Step(i) => Some(steps[i as usize]),
+            Slot::Operand(_) => None,
+        });
+        results.collect()
+    }
+}
+
+/// Short: `matmul(0, 1); add(%0, 2); relu(%1) -> %2`.
+impl fmt::Display for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let list = |slots: &[Slot]| slots.iter().map(Slot::to_string).collect::<Vec<_>>().join(", ");
+        for (i, step) in self.steps.iter().enumerate() {
+            let semicolon = if i == 0 { "" } else { "; " };
+            let name = step.op.name();
+            let short = name.split_once('.').map_or(name, |(_, short)| short);
+            write!(f, "{semicolon}{short}({}", list(&step.inputs))?;
+            if !step.attrs.is_empty() {
+                write!(f, ", {}", step.attrs)?;
+            }
+            f.write_str(")")?;
+        }
+        write!(f, " -> {}", list(&self.results))
+    }
+}

@@ -1,0 +1,240 @@
+//! Clustering: graphs mean what they meant, and what should become one call does.
+
+#[path = "common/dag.rs"]
+mod dag;
+
+use dag::dag;
+use meganeura_core::autodiff::try_differentiate;
+use meganeura_core::backend::KernelDesc;
+use meganeura_core::cluster::{ClusterReport, cluster};
+use meganeura_core::graph::{Graph, NodeKind};
+use meganeura_core::ops::FUSED;
+use meganeura_core::program::{Program, Slot, Step};
+use meganeura_core::random::SplitMix64;
+use meganeura_core::reference::evaluate;
+use meganeura_core::rewrite::{Modelled, Target};
+use meganeura_core::{DType, registry};
+
+fn gpu() -> Modelled {
+    Modelled::discrete_gpu()
+}
+
+fn clustered(graph: &Graph) -> (Graph, ClusterReport) {
+    cluster(graph, &gpu()).expect("it clusters")
+}
+
+fn calls(graph: &Graph) -> Vec<String> {
+    let ops = graph.nodes().iter().filter_map(|n| match &n.kind {
+        NodeKind::Op { op, attrs } if *op == FUSED => Some(attrs.program("program").expect("a program").to_string()),
+        NodeKind::Op { op, .. } => Some(op.name().to_owned()),
+        _ => None,
+    });
+    ops.collect()
+}
+
+#[test]
+fn random_graphs_mean_what_they_meant() {
+    let mut rng = SplitMix64::new(11);
+    let (mut fused, mut several) = (0, 0);
+    for case in 0..300 {
+        let dag = dag(&mut rng);
+        dag.graph.verify().expect("a graph");
+        let (new, report) = clustered(&dag.graph);
+        let (again, _) = clustered(&dag.graph);
+        assert_eq!(calls(&new), calls(&again), "case {case}");
+        assert!(new.nodes().len() <= dag.graph.nodes().len());
+        fused += report.clusters.len();
+        let want = evaluate(&dag.graph, &dag.feeds).expect("an evaluation");
+        let got = evaluate(&new, &dag.feeds).expect("an evaluation");
+        for (&a, &b) in dag.graph.outputs().iter().zip(new.outputs()) {
+            let (a, b) = (want.get(a).expect("a value"), got.get(b).expect("a value"));
+            assert_eq!(a.ty, b.ty, "case {case}");
+            assert!(
+                a.data.iter().zip(&b.data).all(|(x, y)| (x - y).abs() <= 1e-9 * x.abs().max(1.0)),
+                "case {case}: {report}"
+            );
+        }
+        several += new.nodes().iter().filter(|n| n.is_op() && n.outputs.len() > 1).count();
+    }
+    assert!(fused > 300 && several > 30, "{fused} clusters, {several} with several results");
+}
+
+/// A layer with its gradients.
+fn layer() -> Graph {
+    let mut g = Graph::new();
+    let x = g.input("x", &[6, 5]);
+    let w = g.parameter("w", &[5, 4]);
+    let b = g.parameter("b", &[4]);
+    let product = g.matmul(x, w);
+    let sum = g.add(product, b);
+    let y = g.relu(sum);
+    let dropped = g.dropout(y, 0.5);
+    let loss = g.mean_all(dropped);
+    g.set_outputs(vec![loss]);
+    try_differentiate(&g.try_toposort().expect("sorted")).expect("differentiable")
+}
+
+#[test]
+fn gradients_and_random_numbers_stay() {
+    let graph = layer();
+    let (new, report) = clustered(&graph);
+    assert!(!report.clusters.is_empty());
+    let mut feeds = std::collections::HashMap::new();
+    let mut rng = SplitMix64::new(5);
+    for node in graph.nodes().iter().filter(|n| !n.is_op()) {
+        if let Some(name) = node.name.as_deref() {
+            let len = node.outputs[0].numel();
+            let value = |rng: &mut SplitMix64| match node.outputs[0].dtype {
+                DType::F32 => rng.unit() - 0.5,
+                _ => rng.below(1000) as f64,
+            };
+            feeds.insert(name.to_owned(), (0..len).map(|_| value(&mut rng)).collect());
+        }
+    }
+    let want = evaluate(&graph, &feeds).expect("an evaluation");
+    let got = evaluate(&new, &feeds).expect("an evaluation");
+    assert_eq!(graph.gradients().len(), 2);
+    assert_eq!(new.gradients().len(), 2);
+    for ((leaf, a), (new_leaf, b)) in graph.gradients().iter().zip(new.gradients()) {
+        let name = |g: &Graph, id: meganeura_core::NodeId| g.nodes()[id.index()].name.clone();
+        assert_eq!(name(&graph, *leaf), name(&new, *new_leaf));
+        assert_eq!(want.get(*a).expect("a value").data, got.get(*b).expect("a value").data);
+    }
+}
+
+#[test]
+fn a_product_takes_its_bias_and_activation_along() {
+    let mut g = Graph::new();
+    let (x, w, b) = (g.input("x", &[6, 5]), g.parameter("w", &[5, 4]), g.parameter("b", &[4]));
+    let product = g.matmul(x, w);
+    let sum = g.add(product, b);
+    let y = g.relu(sum);
+    let y = g.named(y, "activation");
+    g.set_outputs(vec![y]);
+    let (new, report) = clustered(&g);
+    assert_eq!(
+        calls(&new),
+        ["matmul(0, 1, transpose_a=false, transpose_b=false); add(%0, 2); relu(%1) -> %2"]
+    );
+    assert_eq!(report.clusters.len(), 1);
+    assert_eq!(report.clusters[0].calls, 3);
+    assert!(report.clusters[0].saving_ps > 0);
+    assert!(report.clusters[0].label.contains("activation"), "{report}");
+}
+
+#[test]
+fn no_path_leaves_a_cluster_and_comes_back() {
+    let mut g = Graph::new();
+    let x = g.input("x", &[4, 4]);
+    let a = g.relu(x);
+    let middle = g.softmax(a, -1);
+    let b = g.tanh(middle);
+    let y = g.add(a, b);
+    g.set_outputs(vec![y]);
+    let (new, _) = clustered(&g);
+    assert_eq!(calls(&new), ["core.relu", "core.softmax", "tanh(0); add(1, %0) -> %1"]);
+}
+
+#[test]
+fn a_value_that_is_used_elsewhere_is_a_second_result() {
+    let mut g = Graph::new();
+    let x = g.input("x", &[64, 64]);
+    let a = g.tanh(x);
+    let b = g.square(a);
+    let other = g.softmax(a, -1);
+    g.set_outputs(vec![b, other]);
+    let (new, _) = clustered(&g);
+    assert_eq!(calls(&new), ["tanh(0); square(%0) -> %0, %1", "core.softmax"]);
+}
+
+#[test]
+fn calls_join_across_views() {
+    let mut g = Graph::new();
+    let x = g.input("x", &[6, 4]);
+    let a = g.tanh(x);
+    let turned = g.permute(a, &[1, 0]);
+    let flat = g.reshape(turned, &[2, 12]);
+    let bias = g.input("bias", &[12]);
+    let y = g.add(flat, bias);
+    g.set_outputs(vec![y]);
+    let (new, _) = clustered(&g);
+    assert_eq!(calls(&new).len(), 1, "{:?}", calls(&new));
+}
+
+/// A device whose only fused kernels have two steps.
+struct Small;
+
+impl Target for Small {
+    fn cost_model(&self) -> meganeura_core::backend::CostModel {
+        gpu().0
+    }
+
+    fn has_kernel(&self, kernel: &KernelDesc) -> bool {
+        kernel.attrs.program("program").is_ok_and(|p| p.steps().len() <= 2)
+    }
+}
+
+#[test]
+fn the_device_decides_what_it_can_run() {
+    let mut g = Graph::new();
+    let mut y = g.input("x", &[8]);
+    for _ in 0..6 {
+        y = g.tanh(y);
+    }
+    g.set_outputs(vec![y]);
+    let (new, _) = cluster(&g, &Small).expect("it clusters");
+    assert_eq!(calls(&new).len(), 3);
+}
+
+fn step(name: &str, inputs: &[Slot]) -> Step {
+    Step {
+        op: registry::op(name).expect("an operator"),
+        attrs: meganeura_core::attrs::Attrs::new(),
+        inputs: inputs.to_vec(),
+    }
+}
+
+#[test]
+fn programs_are_checked_where_they_are_made() {
+    let relu = |slot| vec![step("core.relu", &[slot])];
+    let refused = [
+        Program::new(1, relu(Slot::Step(0)), vec![Slot::Step(0)]),
+        Program::new(1, relu(Slot::Operand(1)), vec![Slot::Step(0)]),
+        Program::new(1, relu(Slot::Operand(0)), vec![Slot::Step(1)]),
+        Program::new(1, relu(Slot::Operand(0)), vec![Slot::Operand(0)]),
+        Program::new(1, relu(Slot::Operand(0)), vec![Slot::Step(0), Slot::Step(0)]),
+        Program::new(1, relu(Slot::Operand(0)), vec![]),
+        Program::new(1, vec![], vec![Slot::Step(0)]),
+        Program::new(0, relu(Slot::Operand(0)), vec![Slot::Step(0)]),
+        Program::new(1, vec![step("core.add", &[Slot::Operand(0)])], vec![Slot::Step(0)]),
+        Program::new(2, vec![step("core.assign", &[Slot::Operand(0), Slot::Operand(1)])], vec![Slot::Step(0)]),
+    ];
+    for (i, program) in refused.into_iter().enumerate() {
+        assert!(program.is_err(), "{i}");
+    }
+    let inner = Program::new(1, relu(Slot::Operand(0)), vec![Slot::Step(0)]).expect("a program");
+    let mut nested = step("core.fused", &[Slot::Operand(0)]);
+    nested.attrs = nested.attrs.with("program", inner);
+    let error = Program::new(1, vec![nested], vec![Slot::Step(0)]).expect_err("nested");
+    assert!(error.contains("another"), "{error}");
+}
+
+#[test]
+fn programs_survive_storage_and_bad_ones_are_refused() {
+    let steps = vec![
+        step("core.add", &[Slot::Operand(0), Slot::Operand(1)]),
+        step("core.relu", &[Slot::Step(0)]),
+    ];
+    let program = Program::new(2, steps, vec![Slot::Step(1)]).expect("a program");
+    let text = serde_json::to_string(&program).expect("text");
+    assert_eq!(serde_json::from_str::<Program>(&text).expect("a program"), program);
+    for (from, to) in [
+        ("core.relu", "core.nothing"),
+        ("{\"Step\":0}", "{\"Step\":7}"),
+        ("\"operands\":2", "\"operands\":1"),
+    ] {
+        let bad = text.replace(from, to);
+        assert_ne!(bad, text);
+        assert!(serde_json::from_str::<Program>(&bad).is_err(), "{bad}");
+    }
+}
