@@ -11,6 +11,18 @@ macro_rules! rule_sets {
         pub fn rule_sets() -> Vec<RuleSet> {
             vec![$(RuleSet::new($name, $version, include_str!(concat!("../rules/", $name, ".egg")))),*]
         }
+
+        $(meganeura_core::register_rule_set!(|| {
+            RuleSet::new($name, $version, include_str!(concat!("../rules/", $name, ".egg")))
+        });)*
+
+        meganeura_core::register_plugin!(meganeura_core::registry::PluginManifest {
+            name: env!("CARGO_PKG_NAME"),
+            version: env!("CARGO_PKG_VERSION"),
+            backends: &[],
+            ops: &[],
+            rule_sets: &[$($name),*],
+        });
     };
 }
 
@@ -28,6 +40,12 @@ mod tests {
     use meganeura_core::rewrite::rule::parse;
 
     use super::*;
+
+    #[test]
+    fn every_set_is_registered() {
+        meganeura_core::registry::verify_linked(&[&PLUGIN]).unwrap_or_else(|e| panic!("{e}"));
+        assert!(meganeura_core::registry::rule_set_problems().is_empty());
+    }
 
     #[test]
     fn every_set_parses_and_explains_its_rules() {

@@ -21,5 +21,6 @@ meganeura_core::register_plugin!(meganeura_core::registry::PluginManifest {
     version: env!("CARGO_PKG_VERSION"),
     backends: &["cpu"],
     ops: &[],
+    rule_sets: &[],
 });
 meganeura_core::register_backend!(|| Arc::new(CpuBackend));

@@ -26,6 +26,8 @@ pub mod problem;
 mod report;
 pub mod rule;
 mod rule_set;
+#[cfg(test)]
+mod rule_tests;
 mod saturate;
 mod scalar;
 mod snapshot;

@@ -25,6 +25,14 @@ fn origin_of_op(name: &str) -> String {
         .map_or_else(core_origin, |p| format!("crate {} {}", p.name, p.version))
 }
 
+/// The plugin crate that announces a rule set; none if it was registered otherwise.
+fn origin_of_set(namespace: &str) -> String {
+    registry::plugins()
+        .iter()
+        .find(|p| p.rule_sets.contains(&namespace))
+        .map_or_else(String::new, |p| format!("crate {} {}", p.name, p.version))
+}
+
 fn core_origin() -> String {
     format!("crate meganeura-core {}", env!("CARGO_PKG_VERSION"))
 }
@@ -33,6 +41,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let problems: Vec<String> = registry::problems()
         .iter()
         .chain(&registry::op_problems())
+        .chain(&registry::rule_set_problems())
         .map(ToString::to_string)
         .collect();
     if args.json {
@@ -59,6 +68,15 @@ fn print_json(problems: &[String]) -> std::io::Result<()> {
         line(json!({
             "kind": "op", "name": op.name(), "version": op.version(), "origin": origin_of_op(op.name()),
             "formula": op.doc().formula, "source": op.doc().source,
+        }))?;
+    }
+    for registered in registry::rule_sets() {
+        let set = &registered.set;
+        let ops: Vec<&str> = set.ops.iter().map(|op| op.name()).collect();
+        let rules: Vec<&str> = registered.rules.iter().map(|r| r.name.as_str()).collect();
+        line(json!({
+            "kind": "rule_set", "name": set.namespace, "version": set.version, "applies": set.applies.name(),
+            "rules": rules, "ops": ops, "kernels": set.kernels, "origin": origin_of_set(&set.namespace),
         }))?;
     }
     for problem in problems {
@@ -90,9 +108,36 @@ fn print_text(problems: &[String]) -> std::io::Result<()> {
             line(format_args!("  {}", cells.concat().trim_end()))?;
         }
     }
-    line("rule sets:\n  none registered")?;
+    print_rule_sets()?;
     for problem in problems {
         line(format_args!("problem: {problem}"))?;
+    }
+    Ok(())
+}
+
+fn print_rule_sets() -> std::io::Result<()> {
+    line("rule sets:")?;
+    let sets = registry::rule_sets();
+    if sets.is_empty() {
+        line("  none registered")?;
+    }
+    for registered in sets {
+        let set = &registered.set;
+        let version = format!("v{}", set.version);
+        let rules = format!("{} rules", registered.rules.len());
+        let origin = origin_of_set(&set.namespace);
+        let row = format!(
+            "  {:<12} {version:<8} {rules:<10} {:<10} {origin}",
+            set.namespace,
+            set.applies.name()
+        );
+        line(row.trim_end())?;
+        for op in set.ops.iter() {
+            line(format_args!("    operator {}", op.name()))?;
+        }
+        for (backend, op) in set.kernels.iter() {
+            line(format_args!("    kernel   {backend} {op}"))?;
+        }
     }
     Ok(())
 }

@@ -4,12 +4,17 @@
 //! so that the linker keeps them, and checks that each is really there. Order never depends on the linker:
 //! everything is sorted by name.
 
+mod rule_sets;
+
 use std::collections::HashMap;
-use std::sync::{Arc, OnceLock, RwLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+
+pub use rule_sets::{RegisteredSet, register_rule_set, rule_set_problems, rule_sets};
 
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::ops::{OpRef, builtin};
+use crate::rewrite::RuleSet;
 
 /// A linked crate that brings backends, operators or rule sets. Announce it with
 /// [`register_plugin!`](crate::register_plugin).
@@ -23,6 +28,8 @@ pub struct PluginManifest {
     pub backends: &'static [&'static str],
     /// Names of its operators.
     pub ops: &'static [&'static str],
+    /// Namespaces of its rule sets.
+    pub rule_sets: &'static [&'static str],
 }
 
 /// Entry of the registry of plugins.
@@ -31,10 +38,13 @@ pub struct PluginEntry(pub &'static PluginManifest);
 pub struct BackendEntry(pub fn() -> Arc<dyn Backend>);
 /// Entry of the registry of operators.
 pub struct OpEntry(pub OpRef);
+/// Entry of the registry of rule sets.
+pub struct RuleSetEntry(pub fn() -> RuleSet);
 
 inventory::collect!(PluginEntry);
 inventory::collect!(BackendEntry);
 inventory::collect!(OpEntry);
+inventory::collect!(RuleSetEntry);
 
 #[doc(hidden)]
 pub use inventory;
@@ -65,6 +75,15 @@ macro_rules! register_op {
         $crate::registry::inventory::submit! {
             $crate::registry::OpEntry($crate::ops::OpRef::new(&$op))
         }
+    };
+}
+
+/// Announces a rule set with the operators that it brings:
+/// `register_rule_set!(|| RuleSet::new("mine", 1, include_str!("mine.egg")).with_ops(&[..]));`
+#[macro_export]
+macro_rules! register_rule_set {
+    ($make:expr) => {
+        $crate::registry::inventory::submit! { $crate::registry::RuleSetEntry($make) }
     };
 }
 
@@ -175,57 +194,86 @@ pub fn problems() -> Vec<Error> {
         .clone()
 }
 
-/// The operators and what was wrong with some. What is linked does not change while the program runs, so this
-/// is collected once.
+/// The operators and what was wrong with some. What is linked is collected once; rule sets that are registered
+/// at run time add theirs.
 struct OpTable {
     ops: Vec<OpRef>,
     by_name: HashMap<&'static str, OpRef>,
+    /// Operators that linked rule sets bring, with the place of the set.
+    of_sets: HashMap<&'static str, usize>,
     problems: Vec<Error>,
 }
 
-fn op_table() -> &'static OpTable {
-    static TABLE: OnceLock<OpTable> = OnceLock::new();
-    TABLE.get_or_init(collect_ops)
+fn op_table() -> &'static RwLock<OpTable> {
+    static TABLE: OnceLock<RwLock<OpTable>> = OnceLock::new();
+    TABLE.get_or_init(|| RwLock::new(collect_ops()))
 }
 
-/// All operators by name: this crate's and the plugins'. Of two with one name the first is kept and the
-/// other reported by [`op_problems`].
+/// All operators by name: this crate's, the plugins' and those of rule sets. Of two with one name the first is
+/// kept and the other reported by [`op_problems`].
 pub fn ops() -> Vec<OpRef> {
-    op_table().ops.clone()
+    op_table().read().unwrap_or_else(PoisonError::into_inner).ops.clone()
 }
 
 /// Operators that were rejected because their name is taken.
 pub fn op_problems() -> Vec<Error> {
-    op_table().problems.clone()
+    let table = op_table().read().unwrap_or_else(PoisonError::into_inner);
+    table.problems.clone()
 }
 
 /// The operator of that name.
 pub fn op(name: &str) -> Option<OpRef> {
-    op_table().by_name.get(name).copied()
+    let table = op_table().read().unwrap_or_else(PoisonError::into_inner);
+    table.by_name.get(name).copied()
+}
+
+impl OpTable {
+    /// The place of the linked rule set that brought an operator.
+    fn of_linked_set(&self, name: &str) -> Option<usize> {
+        self.of_sets.get(name).copied()
+    }
+
+    /// Adds operators whose names are free.
+    fn extend(&mut self, ops: &[OpRef]) {
+        for op in ops {
+            self.by_name.insert(op.get().name(), *op);
+            self.ops.push(*op);
+        }
+        self.ops.sort_by_key(|op| op.get().name());
+    }
 }
 
 fn collect_ops() -> OpTable {
-    let mut ops = builtin();
+    let mut table = OpTable {
+        ops: Vec::new(),
+        by_name: HashMap::new(),
+        of_sets: HashMap::new(),
+        problems: Vec::new(),
+    };
+    table.extend(&builtin());
     let mut plugins: Vec<OpRef> = inventory::iter::<OpEntry>.into_iter().map(|e| e.0).collect();
     plugins.sort_by_key(|op| op.name());
-    let mut problems = Vec::new();
     for op in plugins {
-        if ops.contains(&op) {
-            problems.push(Error::Plugin {
+        if table.by_name.contains_key(op.name()) {
+            table.problems.push(Error::Plugin {
                 plugin: op.name().to_owned(),
                 message: "an operator of that name exists already".into(),
                 remedy: "give it a namespace of its own".into(),
             });
         } else {
-            ops.push(op);
+            table.extend(&[op]);
         }
     }
-    ops.sort_by_key(|op| op.name());
-    OpTable {
-        by_name: ops.iter().map(|op| (op.get().name(), *op)).collect(),
-        ops,
-        problems,
+    // A name that is taken is a problem of the set, which is rejected as a whole.
+    for (place, set) in rule_sets::linked().iter().enumerate() {
+        for op in set.ops.iter() {
+            if !table.by_name.contains_key(op.name()) {
+                table.of_sets.insert(op.get().name(), place);
+                table.extend(&[*op]);
+            }
+        }
     }
+    table
 }
 
 /// Manifests of all linked plugins, by name.
@@ -242,6 +290,7 @@ pub fn plugins() -> Vec<&'static PluginManifest> {
 /// [`Error::Plugin`] naming the plugin and what is absent.
 pub fn verify_linked(wanted: &[&'static PluginManifest]) -> Result<()> {
     let backends: Vec<String> = backends().iter().map(|b| b.info().name).collect();
+    let sets = rule_sets();
     for plugin in wanted {
         let missing = |what: String| Error::Plugin {
             plugin: plugin.name.to_owned(),
@@ -254,30 +303,13 @@ pub fn verify_linked(wanted: &[&'static PluginManifest]) -> Result<()> {
         if let Some(o) = plugin.ops.iter().find(|o| op(o).is_none()) {
             return Err(missing(format!("its operator '{o}'")));
         }
+        if let Some(r) = plugin
+            .rule_sets
+            .iter()
+            .find(|r| !sets.iter().any(|s| s.set.namespace == **r))
+        {
+            return Err(missing(format!("its rule set '{r}'")));
+        }
     }
-    Ok(())
-}
-
-/// A rule set with its rules.
-pub struct RegisteredSet {
-    /// The set.
-    pub set: crate::rewrite::RuleSet,
-    /// Its rules.
-    pub rules: Vec<Arc<crate::rewrite::rule::Rule>>,
-}
-
-static SETS: RwLock<Vec<Arc<RegisteredSet>>> = RwLock::new(Vec::new());
-
-/// All rule sets.
-pub fn rule_sets() -> Vec<Arc<RegisteredSet>> {
-    SETS.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
-}
-
-/// Registers a rule set.
-pub fn register_rule_set(set: crate::rewrite::RuleSet) -> Result<()> {
-    let rules = crate::rewrite::rule::parse(&set)?.into_iter().map(Arc::new).collect();
-    SETS.write()
-        .unwrap_or_else(std::sync::PoisonError::into_inner)
-        .push(Arc::new(RegisteredSet { set, rules }));
     Ok(())
 }
