@@ -43,6 +43,12 @@ mod tests {
     use super::*;
 
     #[test]
+    fn every_set_is_registered() {
+        meganeura_core::registry::verify_linked(&[&PLUGIN]).unwrap_or_else(|e| panic!("{e}"));
+        assert!(meganeura_core::registry::rule_set_problems().is_empty());
+    }
+
+    #[test]
     fn every_set_parses_and_explains_its_rules() {
         let mut count = 0;
         for set in rule_sets() {

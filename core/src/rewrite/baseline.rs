@@ -74,6 +74,13 @@ pub(super) fn rewrite(graph: &Graph, rules: &[Arc<Rule>], caps: &[String], reque
     };
     let list: Vec<&Rule> = rules.iter().map(|r| &**r).collect();
     let done = greedy(graph, &list, &world, &cost, budget)?;
+    log::debug!(
+        "greedy rewriting: {} ps to {} ps by {} rewrites{}",
+        done.cost_before,
+        done.cost_after,
+        done.applied.len(),
+        if done.finished { "" } else { ", ended by its budget" }
+    );
     let rebuilt = pack_parameters(&done.rebuild(graph)?, request.group_of)?;
     let fusions = done.applied.iter().map(|applied| Fusion {
         rule: rules[applied.rule].title().to_owned(),

@@ -28,8 +28,8 @@ impl Applies {
 }
 
 /// A set of rewrite rules with the operators that they introduce. Announce it with
-/// `register_rule_set!` or
-/// `registry::register_rule_set`.
+/// [`register_rule_set!`](crate::register_rule_set) or
+/// [`registry::register_rule_set`](crate::registry::register_rule_set).
 #[derive(Clone, Debug)]
 pub struct RuleSet {
     /// Name: lower case, digits, `-` and `_`. It prefixes the names of the rules and switches the set off in
