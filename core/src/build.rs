@@ -104,8 +104,21 @@ pub fn build_on(
     mode: Mode,
     optimizer: Option<Update>,
 ) -> Result<(Session, OptimizeReport)> {
-    let rewrite = RewriteConfig::default();
-    let (optimized, report) = prepare(graph, mode, &device, &rewrite, optimizer.as_ref())?;
+    build_rewritten(graph, device, mode, optimizer, &RewriteConfig::default())
+}
+
+/// [`build_on`] with settings of rewriting.
+///
+/// # Errors
+/// See [`build`].
+pub fn build_rewritten(
+    graph: &Graph,
+    device: Arc<dyn Device>,
+    mode: Mode,
+    optimizer: Option<Update>,
+    rewrite: &RewriteConfig,
+) -> Result<(Session, OptimizeReport)> {
+    let (optimized, report) = prepare(graph, mode, &device, rewrite, optimizer.as_ref())?;
     Ok((compile_on(&optimized, device, optimizer)?, report))
 }
 

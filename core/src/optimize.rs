@@ -8,11 +8,12 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use crate::attrs::Attrs;
+use crate::cluster::{Cluster, cluster};
 use crate::config::Config;
 use crate::error::{Result, unwrap_report};
 use crate::graph::{ConstantData, Graph, NodeId, NodeKind, Value};
 use crate::ops::{Expansion, InferenceForm};
-use crate::rewrite::{Modelled, Pass, Request, rewrite};
+use crate::rewrite::{Modelled, Pass, Request, graph_cost, rewrite};
 use crate::select;
 use crate::shape::TensorType;
 
@@ -54,6 +55,12 @@ pub struct OptimizeReport {
     pub cost_before_ps: u64,
     /// The same after rewriting.
     pub cost_after_ps: u64,
+    /// The same after gathering elementwise calls.
+    pub clustered_cost_ps: u64,
+    /// Elementwise calls that became one, with their neighbours.
+    pub clusters: Vec<Cluster>,
+    /// Time of gathering them.
+    pub cluster_time: Duration,
     /// What greedy rewriting with the same rules reaches, if it was asked for.
     pub greedy_cost_ps: Option<u64>,
     /// Whether the graph is the cheapest of all that the rules reach.
@@ -84,6 +91,9 @@ impl OptimizeReport {
         self.fusions.extend(later.fusions);
         self.cost_before_ps = later.cost_before_ps;
         self.cost_after_ps = later.cost_after_ps;
+        self.clustered_cost_ps = later.clustered_cost_ps;
+        self.clusters = later.clusters;
+        self.cluster_time += later.cluster_time;
         self.greedy_cost_ps = later.greedy_cost_ps;
         self.extraction_exact &= later.extraction_exact;
         self.budget_hit = self.budget_hit.take().or(later.budget_hit);
@@ -124,6 +134,15 @@ impl fmt::Display for OptimizeReport {
                 write!(f, " (greedy rewriting: {:.1}us)", us(greedy))?;
             }
             writeln!(f)?;
+            if self.clustered_cost_ps > 0 {
+                let calls: usize = self.clusters.iter().map(|c| c.calls).sum();
+                let (count, time) = (self.clusters.len(), ms(self.cluster_time));
+                let clustered = us(self.clustered_cost_ps);
+                writeln!(
+                    f,
+                    "Clusters: {count} of {calls} calls -> {clustered:.1}us ({time:.1}ms)"
+                )?;
+            }
             writeln!(
                 f,
                 "Extraction: {}",
@@ -204,13 +223,21 @@ pub fn optimize_for(graph: &Graph, request: &Request) -> Result<(Graph, Optimize
     let start = Instant::now();
     let (cleaned, merged, removed) = clean(graph)?;
     let cleaning = start.elapsed();
-    let (optimized, mut report) = rewrite(&cleaned, request)?;
+    let (mut optimized, mut report) = rewrite(&cleaned, request)?;
     let fired = [("merge equal computations", merged), ("remove unused nodes", removed)];
     let fired = fired.into_iter().filter(|(_, count)| *count > 0);
     let fired = fired.map(|(rule, count)| (rule.to_owned(), count));
     report.rules_fired.splice(0..0, fired);
     report.nodes_before = graph.nodes().len();
     report.extract_time += cleaning;
+    if request.config.cluster && request.pass != Pass::Forward {
+        let (clustered, clusters) = cluster(&optimized, request.target)?;
+        optimized = clustered;
+        report.clustered_cost_ps = graph_cost(&optimized, request.target)?;
+        report.nodes_after = clusters.nodes_after;
+        report.cluster_time = clusters.time;
+        report.clusters = clusters.clusters;
+    }
     optimized.verify()?;
     Ok((optimized, report))
 }

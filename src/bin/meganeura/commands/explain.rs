@@ -153,6 +153,8 @@ fn object(model: &str, mode: Mode, rows: usize, device: &str, report: &OptimizeR
         "cost_before_ps": report.cost_before_ps,
         "cost_after_ps": report.cost_after_ps,
         "greedy_cost_ps": report.greedy_cost_ps,
+        "clustered_cost_ps": report.clustered_cost_ps,
+        "clusters": report.clusters.iter().map(|c| json!({ "name": c.label, "calls": c.calls, "program": c.program })).collect::<Vec<_>>(),
         "rules_fired": fired,
         "fusions": fusions,
     })
