@@ -50,13 +50,19 @@ fn random_graphs_mean_what_they_meant() {
             let (a, b) = (want.get(a).expect("a value"), got.get(b).expect("a value"));
             assert_eq!(a.ty, b.ty, "case {case}");
             assert!(
-                a.data.iter().zip(&b.data).all(|(x, y)| (x - y).abs() <= 1e-9 * x.abs().max(1.0)),
+                a.data
+                    .iter()
+                    .zip(&b.data)
+                    .all(|(x, y)| (x - y).abs() <= 1e-9 * x.abs().max(1.0)),
                 "case {case}: {report}"
             );
         }
         several += new.nodes().iter().filter(|n| n.is_op() && n.outputs.len() > 1).count();
     }
-    assert!(fused > 300 && several > 30, "{fused} clusters, {several} with several results");
+    assert!(
+        fused > 300 && several > 30,
+        "{fused} clusters, {several} with several results"
+    );
 }
 
 /// A layer with its gradients.
@@ -207,7 +213,11 @@ fn programs_are_checked_where_they_are_made() {
         Program::new(1, vec![], vec![Slot::Step(0)]),
         Program::new(0, relu(Slot::Operand(0)), vec![Slot::Step(0)]),
         Program::new(1, vec![step("core.add", &[Slot::Operand(0)])], vec![Slot::Step(0)]),
-        Program::new(2, vec![step("core.assign", &[Slot::Operand(0), Slot::Operand(1)])], vec![Slot::Step(0)]),
+        Program::new(
+            2,
+            vec![step("core.assign", &[Slot::Operand(0), Slot::Operand(1)])],
+            vec![Slot::Step(0)],
+        ),
     ];
     for (i, program) in refused.into_iter().enumerate() {
         assert!(program.is_err(), "{i}");

@@ -1,5 +1,6 @@
 //! Programs on the CPU: sample cases, random clusters, and sizes that are cut into runs and tasks.
 
+#[allow(dead_code, reason = "a part of what tests share")]
 mod common;
 #[path = "../../../core/tests/common/dag.rs"]
 mod dag;
@@ -33,7 +34,11 @@ fn samples_agree_with_the_definition() {
 }
 
 /// Bytes of the outputs of a graph after a step, and how many dispatches were programs.
-fn outputs(graph: &Graph, feeds: &std::collections::HashMap<String, Vec<f64>>, threads: usize) -> (Vec<Vec<f32>>, usize) {
+fn outputs(
+    graph: &Graph,
+    feeds: &std::collections::HashMap<String, Vec<f64>>,
+    threads: usize,
+) -> (Vec<Vec<f32>>, usize) {
     let device = device(threads);
     let plan = compile_for(graph, &*device).expect("a plan");
     let programs = plan.dispatches.iter().filter(|d| d.kernel.name == FUSED.name()).count();
@@ -69,7 +74,10 @@ fn compare(what: &str, Dag { graph, feeds }: &Dag) -> usize {
             let error = (w - f64::from(g)).abs();
             // A comparison may fall the other way where the unclustered graph's does, too.
             let close = error <= 2e-5 * scale || (f64::from(g) - own).abs() <= 2e-5 * scale;
-            assert!(close, "{what} output {port} [{i}]: {g}, not {w} (unclustered {own})\n{report}");
+            assert!(
+                close,
+                "{what} output {port} [{i}]: {g}, not {w} (unclustered {own})\n{report}"
+            );
         }
     }
     programs
@@ -78,7 +86,9 @@ fn compare(what: &str, Dag { graph, feeds }: &Dag) -> usize {
 #[test]
 fn random_graphs_compute_the_same_in_clusters() {
     let mut rng = SplitMix64::new(23);
-    let programs: usize = (0..120).map(|case| compare(&format!("case {case}"), &dag(&mut rng))).sum();
+    let programs: usize = (0..120)
+        .map(|case| compare(&format!("case {case}"), &dag(&mut rng)))
+        .sum();
     assert!(programs > 120, "{programs}");
 }
 
@@ -91,7 +101,10 @@ fn large(name: &str, shape: &[usize], build: impl Fn(&mut Graph, &[usize]) -> Ve
     for node in graph.nodes().iter().filter(|n| !n.is_op()) {
         if let Some(name) = node.name.as_deref() {
             let len = node.outputs[0].numel();
-            feeds.insert(name.to_owned(), (0..len).map(|_| f64::from((rng.unit() - 0.5) as f32)).collect());
+            feeds.insert(
+                name.to_owned(),
+                (0..len).map(|_| f64::from((rng.unit() - 0.5) as f32)).collect(),
+            );
         }
     }
     compare(&format!("{name} {shape:?}"), &Dag { graph, feeds })
@@ -99,7 +112,15 @@ fn large(name: &str, shape: &[usize], build: impl Fn(&mut Graph, &[usize]) -> Ve
 
 #[test]
 fn sizes_beyond_runs_and_tasks() {
-    for shape in [[3, 1025], [1030, 3], [129, 257], [1, 70_000], [70_000, 1], [20_000, 3], [17, 4099]] {
+    for shape in [
+        [3, 1025],
+        [1030, 3],
+        [129, 257],
+        [1, 70_000],
+        [70_000, 1],
+        [20_000, 3],
+        [17, 4099],
+    ] {
         let elementwise = large("elementwise", &shape, |g, s| {
             let (x, row, column) = (g.input("x", s), g.input("row", &[s[1]]), g.input("column", &[s[0], 1]));
             let a = g.add(x, row);
@@ -128,7 +149,14 @@ fn sizes_beyond_runs_and_tasks() {
 
 #[test]
 fn products_of_many_shapes_go_on_with_their_results() {
-    for [m, k, n] in [[1, 40, 300], [300, 40, 1], [33, 7, 130], [200, 600, 300], [64, 64, 1030], [500, 9, 64]] {
+    for [m, k, n] in [
+        [1, 40, 300],
+        [300, 40, 1],
+        [33, 7, 130],
+        [200, 600, 300],
+        [64, 64, 1030],
+        [500, 9, 64],
+    ] {
         for batch in [&[][..], &[3]] {
             let shape = [batch, &[m, k]].concat();
             let programs = large("product", &shape, |g, s| {

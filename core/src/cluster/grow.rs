@@ -166,8 +166,8 @@ impl Growth<'_> {
         };
         let one_domain = first.domain == second.domain || first.domain == 1;
         // Nothing follows a reduction or precedes a product, and there is one of them at most.
-        let plain = !first.reduction && !second.contraction && !(first.contraction && second.reduction);
-        one_domain && plain && first.members.len() + second.members.len() <= MAX_MEMBERS
+        let special = first.reduction || second.contraction || (first.contraction && second.reduction);
+        one_domain && !special && first.members.len() + second.members.len() <= MAX_MEMBERS
     }
 
     /// Whether a path leads from `a` to `b` other than directly, or through views that `b` reads.

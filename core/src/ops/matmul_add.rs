@@ -3,7 +3,8 @@
 use super::matmul::{MatMulDims, product_gradients};
 use super::sample::{Sample, SampleInput, Sizes};
 use super::{
-    Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics, expect_float, expect_same_dtype,
+    Arity, AttrDecls, AttrKind, Call, Cost, Doc, Fusing, Gradient, OpRef, Operator, Semantics, expect_float,
+    expect_same_dtype,
 };
 use crate::NodeId;
 use crate::attrs::Attrs;
@@ -67,6 +68,10 @@ impl Operator for MatMulAdd {
             let product = cx.graph.matmul_with(a, b, ta, tb);
             Ok(vec![cx.graph.add(product, d).into()])
         })
+    }
+
+    fn fusing(&self) -> Fusing {
+        Fusing::Contraction
     }
 
     fn cost(&self, call: &Call) -> Cost {

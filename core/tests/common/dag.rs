@@ -85,7 +85,11 @@ impl Maker<'_> {
             }
             8 => {
                 let len: usize = shape.iter().product();
-                let other = if rank > 1 { vec![len / shape[rank - 1], shape[rank - 1]] } else { vec![1, len] };
+                let other = if rank > 1 {
+                    vec![len / shape[rank - 1], shape[rank - 1]]
+                } else {
+                    vec![1, len]
+                };
                 self.graph.reshape(x, &other)
             }
             9 if rank > 1 => {

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use meganeura_core::TensorType;
-use meganeura_core::backend::KernelDesc;
-use meganeura_core::ops::MatMulDims;
+use meganeura_core::ops::{Call, MatMulDims};
 
 use super::strided::{broadcast_strides, row_major};
 use super::{CompileCx, Compiled, Kernel, KernelDef, f32_only};
@@ -16,29 +15,22 @@ pub(super) const KERNELS: &[KernelDef] = &[
     KernelDef {
         name: "core.matmul",
         supports: f32_only,
-        compile: |cx| compile(cx, None),
+        compile,
     },
     KernelDef {
         name: "core.matmul_add",
         supports: |k| {
             f32_only(k)?;
-            addend_row(k).map(|_| ())
+            match k.outputs {
+                [product] => addend_of(k.inputs, product).map(|_| ()),
+                _ => Err("has one result".into()),
+            }
         },
-        compile: |cx| {
-            let row = row_distance(cx.input_type(2), cx.output_type(0)).ok_or(NO_ADDEND)?;
-            compile(cx, Some((cx.input(2), row)))
-        },
+        compile,
     },
 ];
 
 const NO_ADDEND: &str = "the CPU kernel adds rows as wide as the product's";
-
-fn addend_row(k: &KernelDesc) -> Result<usize, String> {
-    match (k.inputs, k.outputs) {
-        ([_, _, d], [product]) => row_distance(d, product).ok_or_else(|| NO_ADDEND.into()),
-        _ => Err("takes two matrices and an addend".into()),
-    }
-}
 
 /// Distance between the rows of an addend, if they are as wide as the product's: 0 if all rows add the same.
 fn row_distance(d: &TensorType, product: &TensorType) -> Option<usize> {
@@ -55,10 +47,10 @@ fn row_distance(d: &TensorType, product: &TensorType) -> Option<usize> {
 /// Floating-point operations a nanosecond that one thread is expected to do.
 const FLOPS_PER_NANO: u64 = 40;
 
-/// One phase of a batch of products of one shape.
-struct Phase {
-    gemm: Arc<Gemm>,
-    phase: usize,
+/// A batch of products of one shape.
+#[derive(Clone)]
+pub(super) struct Products {
+    pub(super) gemm: Arc<Gemm>,
     a: View<f32>,
     b: View<f32>,
     c: View<f32>,
@@ -68,21 +60,82 @@ struct Phase {
     offsets: Arc<Vec<[usize; 3]>>,
     /// `f32`s of shared scratch of one product.
     shared: usize,
-    c_len: usize,
+    /// Elements of one product.
+    pub(super) c_len: usize,
 }
 
-impl Kernel for Phase {
-    fn tasks(&self) -> usize {
-        self.gemm.tasks(self.phase) * self.offsets.len()
+/// Distance between the rows of the third operand of a call, `None` if there is none.
+///
+/// # Errors
+/// When it is none that the kernel adds.
+pub(super) fn addend_of(inputs: &[TensorType], product: &TensorType) -> Result<Option<usize>, String> {
+    let distance = |d| row_distance(d, product).ok_or_else(|| NO_ADDEND.to_owned());
+    inputs.get(2).map(distance).transpose()
+}
+
+impl Products {
+    /// The products of a call, on its two or three operands and its result.
+    pub(super) fn new(call: &Call, operands: &[View<f32>], c: View<f32>) -> Result<Self, String> {
+        let mut dims = MatMulDims::of(call)?;
+        let &[a, b, ref addend @ ..] = operands else {
+            return Err("takes two matrices".into());
+        };
+        let row = addend_of(call.inputs, &call.outputs[0])?;
+        let addend = addend.first().copied().zip(row);
+        let mut offsets = product_offsets(&dims, call.inputs);
+        // One right operand for the whole batch: the rows of all products are one matrix.
+        let shares_b = b.len() == dims.k * dims.n && !dims.transpose_a && a.len() == offsets.len() * dims.m * dims.k;
+        // An addend has to go on in the same way: one row for all, or one for each.
+        let goes_on = addend.is_none_or(|(d, row)| d.len() == if row == 0 { dims.n } else { c.len() });
+        if shares_b && goes_on && offsets.len() > 1 {
+            dims.m *= offsets.len();
+            offsets.truncate(1);
+        }
+        let strides = |rows_stride, transposed| {
+            if transposed {
+                Strides {
+                    row: 1,
+                    col: rows_stride,
+                }
+            } else {
+                Strides {
+                    row: rows_stride,
+                    col: 1,
+                }
+            }
+        };
+        let gemm = Arc::new(Gemm::new(GemmSpec {
+            m: dims.m,
+            n: dims.n,
+            k: dims.k,
+            a: strides(if dims.transpose_a { dims.m } else { dims.k }, dims.transpose_a),
+            b: strides(if dims.transpose_b { dims.k } else { dims.n }, dims.transpose_b),
+            ldc: dims.n,
+            accumulate: false,
+        }));
+        Ok(Products {
+            shared: gemm.shared_len().next_multiple_of(ALIGNMENT / size_of::<f32>()),
+            gemm,
+            a,
+            b,
+            c,
+            addend,
+            offsets: Arc::new(offsets),
+            c_len: dims.m * dims.n,
+        })
     }
 
-    fn nanos(&self) -> u64 {
-        let flops = self.gemm.flops() * self.offsets.len() as u64 / FLOPS_PER_NANO;
-        flops / self.gemm.phases() as u64
+    /// `f32`s of shared scratch.
+    pub(super) fn shared_len(&self) -> usize {
+        self.shared * self.offsets.len()
     }
 
-    unsafe fn run(&self, task: usize, cx: &RunCx) {
-        let tasks = self.gemm.tasks(self.phase);
+    /// Runs a task of a phase, and returns the number of its product and its number within that product's.
+    ///
+    /// # Safety
+    /// As [`Kernel::run`].
+    unsafe fn run(&self, phase: usize, task: usize, cx: &RunCx) -> (usize, usize) {
+        let tasks = self.gemm.tasks(phase);
         let (product, task) = (task / tasks, task % tasks);
         let [a, b, d] = self.offsets[product];
         // SAFETY: offsets and sizes come from the operands' shapes; tasks of a phase write disjoint parts of
@@ -103,64 +156,60 @@ impl Kernel for Phase {
                 shared: cx.shared.add(product * self.shared),
                 worker: cx.private,
             };
-            self.gemm.run_task_on(self.phase, task, operands);
+            self.gemm.run_task_on(phase, task, operands);
         }
+        (product, task)
     }
 }
 
-fn compile(cx: &CompileCx, addend: Option<(View<f32>, usize)>) -> Result<Compiled, String> {
-    let mut dims = MatMulDims::of(&cx.call())?;
-    let (a, b, c) = (cx.input::<f32>(0), cx.input::<f32>(1), cx.output::<f32>(0));
-    let mut offsets = product_offsets(&dims, cx.call().inputs);
-    // One right operand for the whole batch: the rows of all products are one matrix.
-    let shares_b = b.len() == dims.k * dims.n && !dims.transpose_a && a.len() == offsets.len() * dims.m * dims.k;
-    // An addend has to go on in the same way: one row for all, or one for each.
-    let goes_on = addend.is_none_or(|(d, row)| d.len() == if row == 0 { dims.n } else { c.len() });
-    if shares_b && goes_on && offsets.len() > 1 {
-        dims.m *= offsets.len();
-        offsets.truncate(1);
+/// One phase of a batch of products.
+pub(super) struct Phase {
+    pub(super) products: Products,
+    pub(super) phase: usize,
+}
+
+impl Phase {
+    /// Runs a task; returns the number of its product and its number within that product's.
+    ///
+    /// # Safety
+    /// As [`Kernel::run`].
+    pub(super) unsafe fn run_task(&self, task: usize, cx: &RunCx) -> (usize, usize) {
+        // SAFETY: forwarded.
+        unsafe { self.products.run(self.phase, task, cx) }
     }
-    let strides = |rows_stride, transposed| {
-        if transposed {
-            Strides {
-                row: 1,
-                col: rows_stride,
-            }
-        } else {
-            Strides {
-                row: rows_stride,
-                col: 1,
-            }
-        }
-    };
-    let gemm = Arc::new(Gemm::new(GemmSpec {
-        m: dims.m,
-        n: dims.n,
-        k: dims.k,
-        a: strides(if dims.transpose_a { dims.m } else { dims.k }, dims.transpose_a),
-        b: strides(if dims.transpose_b { dims.k } else { dims.n }, dims.transpose_b),
-        ldc: dims.n,
-        accumulate: false,
-    }));
-    let shared = gemm.shared_len().next_multiple_of(ALIGNMENT / size_of::<f32>());
-    let offsets = Arc::new(offsets);
-    let phases = (0..gemm.phases()).map(|phase| -> Box<dyn Kernel> {
+}
+
+impl Kernel for Phase {
+    fn tasks(&self) -> usize {
+        self.products.gemm.tasks(self.phase) * self.products.offsets.len()
+    }
+
+    fn nanos(&self) -> u64 {
+        let gemm = &self.products.gemm;
+        let flops = gemm.flops() * self.products.offsets.len() as u64 / FLOPS_PER_NANO;
+        flops / gemm.phases() as u64
+    }
+
+    unsafe fn run(&self, task: usize, cx: &RunCx) {
+        // SAFETY: forwarded.
+        unsafe { self.run_task(task, cx) };
+    }
+}
+
+fn compile(cx: &CompileCx) -> Result<Compiled, String> {
+    let call = cx.call();
+    let operands: Vec<View<f32>> = (0..call.inputs.len()).map(|i| cx.input(i)).collect();
+    let products = Products::new(&call, &operands, cx.output(0))?;
+    let phase = |phase| -> Box<dyn Kernel> {
         Box::new(Phase {
-            gemm: gemm.clone(),
+            products: products.clone(),
             phase,
-            a,
-            b,
-            c,
-            addend,
-            offsets: offsets.clone(),
-            shared,
-            c_len: dims.m * dims.n,
         })
-    });
+    };
     Ok(Compiled {
-        phases: phases.collect(),
-        shared: shared * offsets.len(),
-        private: gemm.worker_len(),
+        phases: (0..products.gemm.phases()).map(phase).collect(),
+        shared: products.shared_len(),
+        private: products.gemm.worker_len(),
     })
 }
 

@@ -8,15 +8,15 @@ use super::engine::{Engine, RUN};
 use super::lower::{Lowered, Typed, lower};
 use super::pointwise;
 use crate::executor::RunCx;
-use crate::kernels::matmul::{Phase, Products};
+use crate::kernels::matmul::{Phase, Products, addend_of};
 use crate::kernels::{CompileCx, Compiled, Kernel};
 use crate::memory::{ALIGNMENT, View};
 
 /// How a program that begins with a product is run.
 pub(super) struct Plan {
     lowered: Lowered,
-    /// Numbers of the operands that are multiplied.
-    factors: [usize; 2],
+    /// Numbers of the operands that are multiplied, and of what is added if there is such a one.
+    operands: Vec<usize>,
     /// The result that holds the product, for good or until what follows overwrites it.
     place: usize,
 }
@@ -24,15 +24,16 @@ pub(super) struct Plan {
 /// The plan of a program in which step `step` is a product.
 pub(super) fn plan(typed: &Typed, step: usize) -> Result<Plan, String> {
     let call = &typed.program.steps()[step];
-    if call.op.name() != "core.matmul" {
+    if !["core.matmul", "core.matmul_add"].contains(&call.op.name()) {
         return Err(format!("the CPU backend has no fused {}", call.op.name()));
     }
-    let &[Slot::Operand(a), Slot::Operand(b)] = &call.inputs[..] else {
-        return Err("the CPU kernel multiplies operands".into());
+    let operand = |slot: &Slot| match *slot {
+        Slot::Operand(i) if typed.operands[i as usize].dtype == DType::F32 => Ok(i as usize),
+        _ => Err("the CPU kernel multiplies operands of f32".to_owned()),
     };
-    if [a, b].iter().any(|&i| typed.operands[i as usize].dtype != DType::F32) {
-        return Err("the CPU kernel multiplies f32".into());
-    }
+    let operands: Vec<usize> = call.inputs.iter().map(operand).collect::<Result<_, _>>()?;
+    let types = typed.program.inputs_of(call, typed.operands, &typed.steps);
+    addend_of(&types, &typed.steps[step])?;
     let lowered = lower(typed, Some(step), None)?;
     let slot = Slot::Step(step as u32);
     let place = match typed.program.results().iter().position(|&r| r == slot) {
@@ -48,7 +49,7 @@ pub(super) fn plan(typed: &Typed, step: usize) -> Result<Plan, String> {
     };
     Ok(Plan {
         lowered,
-        factors: [a as usize, b as usize],
+        operands,
         place,
     })
 }
@@ -65,16 +66,16 @@ pub(super) fn compile(cx: &CompileCx, typed: &Typed, step: usize) -> Result<Comp
             inputs: &typed.program.inputs_of(call, typed.operands, &typed.steps),
             outputs: std::slice::from_ref(&typed.steps[step]),
         },
-        [
-            cx.input(plan.factors[0]),
-            cx.input(plan.factors[1]),
-            cx.output(plan.place),
-        ],
+        &plan.operands.iter().map(|&i| cx.input(i)).collect::<Vec<_>>(),
+        cx.output(plan.place),
     )?;
     let product: View<u32> = cx.output(plan.place);
     let engine = Engine::new(cx, plan.lowered, Some(product))?;
     let phases = products.gemm.phases();
-    let worker = products.gemm.worker_len().next_multiple_of(ALIGNMENT / size_of::<f32>());
+    let worker = products
+        .gemm
+        .worker_len()
+        .next_multiple_of(ALIGNMENT / size_of::<f32>());
     let (shared, scratch) = (products.shared_len(), engine.scratch());
     let n = products.gemm.spec().n;
     let at_once = |task| {
@@ -126,7 +127,7 @@ impl Kernel for WithRest {
     unsafe fn run(&self, task: usize, cx: &RunCx) {
         let products = &self.phase.products;
         // SAFETY: forwarded.
-        let (product, task) = unsafe { products.run(self.phase.phase, task, cx) };
+        let (product, task) = unsafe { self.phase.run_task(task, cx) };
         let Some((rows, columns)) = products.gemm.part(task) else {
             return;
         };
