@@ -112,7 +112,8 @@ impl Session {
     /// Uploads a parameter. One that is stored packed with others goes to its place among them.
     ///
     /// # Errors
-    /// Unknown name, one of packed storage, wrong number of elements, a parameter that is not `f32`.
+    /// Unknown name, one of packed storage, wrong number of elements, a parameter that is not `f32`; where its place is
+    /// not contiguous, errors of the last step.
     pub fn try_set_parameter(&mut self, name: &str, data: &[f32]) -> Result<()> {
         let tensor = self.tensors.find(TensorKind::Parameter, name)?;
         tensor.checked(DType::F32, data.len())?;
