@@ -1,0 +1,153 @@
+//! Products, gated units and normalisations with what comes before and after.
+
+use meganeura_core::graph::{Graph, Value};
+use meganeura_core::rewrite::Pass::{Backward, Forward, Inference};
+
+use super::{of, of_gradients};
+
+#[test]
+fn transpositions_become_flags() {
+    for batch in [vec![], vec![3]] {
+        let shape = |rows: usize, columns: usize| [batch.clone(), vec![rows, columns]].concat();
+        let r = of(Inference, |g| {
+            let (a, b) = (g.input("a", &shape(5, 4)), g.input("b", &shape(6, 5)));
+            let (a, b) = (g.transpose(a), g.transpose(b));
+            let c = g.matmul(a, b);
+            g.transpose(c).into()
+        });
+        r.fires("MatMul+Transpose→MatMulBT")
+            .fires("MatMul+Transpose→MatMulAT")
+            .fires("Transpose(MatMul)→MatMul")
+            .gives(&["core.matmul"]);
+    }
+}
+
+#[test]
+fn additions_join_products() {
+    for (ta, tb, name) in [(false, false, ""), (true, false, "AT"), (false, true, "BT")] {
+        for addend in [vec![4], vec![6, 4], vec![6, 1], vec![]] {
+            for left in [false, true] {
+                let r = of(Backward, |g| {
+                    let a = g.input("a", if ta { &[5, 6] } else { &[6, 5] });
+                    let b = g.input("b", if tb { &[4, 5] } else { &[5, 4] });
+                    let d = g.input("d", &addend);
+                    let m = match (ta, tb) {
+                        (true, _) => g.matmul_at(a, b),
+                        (_, true) => g.matmul_bt(a, b),
+                        _ => g.matmul(a, b),
+                    };
+                    if left { g.add(d, m).into() } else { g.add(m, d).into() }
+                });
+                r.fires(&format!("MatMul{name}+Add→FusedMatMul{name}Add"))
+                    .gives(&["core.matmul_add"]);
+            }
+        }
+    }
+    // The addend makes the shape.
+    let r = of(Backward, |g| {
+        let (a, b, d) = (g.input("a", &[6, 5]), g.input("b", &[5, 4]), g.input("d", &[2, 6, 4]));
+        let m = g.matmul(a, b);
+        g.add(m, d).into()
+    });
+    r.spares("MatMul+Add→FusedMatMulAdd");
+}
+
+#[test]
+fn gated_units() {
+    for left in [false, true] {
+        for (title, op) in [("Silu*u→SwiGLU", "core.swiglu"), ("Gelu*u→GeGLU", "core.geglu")] {
+            let r = of(Forward, |g| {
+                let (x, u) = (g.input("x", &[3, 5]), g.input("u", &[3, 5]));
+                let a = if op == "core.swiglu" { g.silu(x) } else { g.gelu_erf(x) };
+                if left { g.mul(u, a).into() } else { g.mul(a, u).into() }
+            });
+            r.fires(title).gives(&[op]);
+        }
+    }
+    let r = of(Forward, |g| {
+        let (x, u) = (g.input("x", &[3, 5]), g.input("u", &[5]));
+        let a = g.silu(x);
+        g.mul(a, u).into()
+    });
+    r.spares("Silu*u→SwiGLU");
+}
+
+fn residual(g: &mut Graph) -> (Value, Value, Value, Value) {
+    let [a, b] = ["a", "b"].map(|name| g.input(name, &[6, 5]).into());
+    let [w, c] = ["w", "c"].map(|name| g.parameter(name, &[5]).into());
+    (a, b, w, c)
+}
+
+#[test]
+fn residuals_join_normalisations() {
+    let r = of(Inference, |g| {
+        let (a, b, w, _) = residual(g);
+        let s = g.add(a, b);
+        let n = g.rms_norm(s, w, 1e-5);
+        let n = g.tanh(n);
+        g.mul(s, n).into()
+    });
+    r.fires("Add+RmsNorm→AddRmsNorm")
+        .gives(&["core.add_rms_norm", "core.tanh", "core.mul"]);
+    let r = of(Inference, |g| {
+        let (a, b, w, c) = residual(g);
+        let s = g.add(a, b);
+        let n = g.layer_norm(s, w, c, 1e-5);
+        let n = g.tanh(n);
+        g.mul(s, n).into()
+    });
+    r.fires("Add+LayerNorm→AddLayerNorm")
+        .gives(&["core.add_layer_norm", "core.tanh", "core.mul"]);
+}
+
+#[test]
+fn gradients_of_residuals_join_those_of_normalisations() {
+    for layer in [false, true] {
+        for left in [false, true] {
+            let r = of_gradients(|g| {
+                let (_, b, w, c) = residual(g);
+                let x = g.parameter("x", &[6, 5]);
+                let x = g.tanh(x);
+                let n = if layer {
+                    g.layer_norm(x, w, c, 1e-5)
+                } else {
+                    g.rms_norm(x, w, 1e-5)
+                };
+                let n = g.mul(n, b);
+                if left { g.add(n, x).into() } else { g.add(x, n).into() }
+            });
+            let (title, op) = match layer {
+                true => ("LayerNormGrad+Add→LayerNormGradAdd", "core.layer_norm_grad_add"),
+                false => ("RmsNormGrad+Add→RmsNormGradAdd", "core.rms_norm_grad_add"),
+            };
+            r.fires(title).has(op, 1);
+        }
+    }
+}
+
+#[test]
+fn normalisation_as_the_prologue_of_a_product() {
+    let r = of(Inference, |g| {
+        let (x, g1, w) = (g.input("x", &[6, 5]), g.parameter("g", &[5]), g.input("w", &[5, 4]));
+        let n = g.rms_norm(x, g1, 1e-5);
+        g.matmul(n, w).into()
+    });
+    r.fires("MatMul(RmsNorm)→FusedRmsNormMatMul")
+        .gives(&["core.rms_norm_matmul"]);
+}
+
+#[test]
+fn group_norm_and_silu_for_inference_only() {
+    for pass in [Inference, Backward] {
+        let r = of(pass, |g| {
+            let x = g.input("x", &[2, 6, 3]);
+            let [w, b] = ["w", "b"].map(|name| g.parameter(name, &[6]));
+            let n = g.group_norm(x, w, b, 2, 1e-5);
+            g.silu(n).into()
+        });
+        match pass {
+            Inference => r.fires("GroupNorm+Silu→GroupNormSilu").gives(&["core.group_norm_silu"]),
+            _ => r.spares("GroupNorm+Silu→GroupNormSilu"),
+        };
+    }
+}

@@ -1,0 +1,153 @@
+//! Every family of rules on the graphs that it is for: the rule fires, the graph that comes out has the operators
+//! that it should have, and computes the same.
+
+mod algebra;
+mod fusion;
+mod packing;
+mod recognition;
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Once;
+
+use meganeura_core::autodiff::try_differentiate;
+use meganeura_core::graph::{Graph, NodeKind, Value};
+use meganeura_core::random::SplitMix64;
+use meganeura_core::reference::evaluate;
+use meganeura_core::registry::register_rule_set;
+use meganeura_core::rewrite::{Modelled, Pass, Request, RewriteConfig, rewrite};
+use meganeura_rules::rule_sets;
+
+/// A graph before and after, and what happened in between.
+pub(crate) struct Rewritten {
+    pub(crate) before: Graph,
+    pub(crate) after: Graph,
+    /// Titles of the rules that fired.
+    pub(crate) fired: BTreeSet<String>,
+}
+
+/// Names of the operators of a graph, with repetitions.
+fn operators(graph: &Graph) -> Vec<&'static str> {
+    let calls = graph.nodes().iter().filter_map(|node| node.op());
+    calls.map(|(op, _)| op.get().name()).collect()
+}
+
+/// Rewrites a graph for a device with kernels for everything.
+pub(crate) fn rewritten(before: Graph, pass: Pass) -> Rewritten {
+    static REGISTER: Once = Once::new();
+    REGISTER.call_once(|| {
+        for set in rule_sets() {
+            register_rule_set(set).expect("the sets that ship are well formed");
+        }
+    });
+    let request = Request {
+        pass,
+        target: &Modelled::discrete_gpu(),
+        config: &RewriteConfig::default(),
+        group_of: &|_| 0,
+    };
+    let (after, report) = rewrite(&before, &request).unwrap_or_else(|e| panic!("{e}\n{before}"));
+    assert_eq!(report.budget_hit, None, "{before}");
+    let result = Rewritten {
+        fired: report.rules_fired.into_iter().map(|(title, _)| title).collect(),
+        before,
+        after,
+    };
+    result.compare();
+    result
+}
+
+/// Builds a graph with one output, and rewrites it.
+pub(crate) fn of(pass: Pass, build: impl FnOnce(&mut Graph) -> Value) -> Rewritten {
+    let mut g = Graph::new();
+    let y = build(&mut g);
+    g.set_outputs(vec![y]);
+    g.verify().unwrap_or_else(|e| panic!("{e}"));
+    rewritten(g, pass)
+}
+
+/// The same with the sum of the output as loss, differentiated.
+pub(crate) fn of_gradients(build: impl FnOnce(&mut Graph) -> Value) -> Rewritten {
+    let mut g = Graph::new();
+    let y = build(&mut g);
+    let wavy = g.sin(y);
+    let loss = g.sum_all(wavy);
+    g.set_outputs(vec![loss]);
+    let full = try_differentiate(&g).unwrap_or_else(|e| panic!("{e}"));
+    rewritten(full, Pass::Backward)
+}
+
+impl Rewritten {
+    /// Outputs and gradients before and after, on random numbers.
+    fn compare(&self) {
+        let mut rng = SplitMix64::new(11);
+        let mut feeds = HashMap::new();
+        for node in self.before.nodes() {
+            if matches!(
+                node.kind,
+                NodeKind::Input | NodeKind::Parameter { .. } | NodeKind::State { .. }
+            ) {
+                let ty = &node.outputs[0];
+                let number = |_| match ty.dtype.is_integer() {
+                    true => rng.below(3) as f64,
+                    false => f64::from((rng.unit() * 3.0 - 1.5) as f32),
+                };
+                let values: Vec<f64> = (0..ty.numel()).map(number).collect();
+                feeds.insert(node.name.as_deref().expect("leaves are named").to_owned(), values);
+            }
+        }
+        let [before, after] = [&self.before, &self.after].map(|g| {
+            let values = evaluate(g, &feeds).unwrap_or_else(|e| panic!("{e}\n{g}"));
+            let gradients = g.gradients().iter().map(|&(_, gradient)| gradient);
+            let wanted = g.outputs().iter().copied().chain(gradients);
+            let data = |v: Value| values.get(v).expect("a value").data.clone();
+            wanted.map(data).collect::<Vec<_>>()
+        });
+        assert_eq!(before.len(), after.len(), "{}\n{}", self.before, self.after);
+        for (before, after) in before.iter().zip(&after) {
+            assert_eq!(before.len(), after.len());
+            let scale = before
+                .iter()
+                .filter(|v| v.is_finite())
+                .fold(1e-3f64, |m, v| m.max(v.abs()));
+            for (x, y) in before.iter().zip(after) {
+                // Constants are f32 numbers, and so is what a rule makes of them.
+                let same = (x - y).abs() <= 3e-6 * scale || (x.is_nan() && y.is_nan()) || x == y;
+                assert!(same, "{x} became {y}\n{}\n{}", self.before, self.after);
+            }
+        }
+    }
+
+    /// The rule fired, whether or not what it made is in the graph.
+    pub(crate) fn fires(&self, title: &str) -> &Self {
+        assert!(
+            self.fired.contains(title),
+            "{title} is not among {:?}\n{}",
+            self.fired,
+            self.before
+        );
+        self
+    }
+
+    /// The rule did not fire.
+    pub(crate) fn spares(&self, title: &str) -> &Self {
+        assert!(!self.fired.contains(title), "{title} fired\n{}", self.before);
+        self
+    }
+
+    /// The operators of the graph that came out, as often as they occur, in any order.
+    pub(crate) fn gives(&self, expected: &[&str]) -> &Self {
+        let mut found = operators(&self.after);
+        let mut expected = expected.to_vec();
+        found.sort_unstable();
+        expected.sort_unstable();
+        assert_eq!(found, expected, "{:?}\n{}\n{}", self.fired, self.before, self.after);
+        self
+    }
+
+    /// The graph that came out has so many calls of an operator.
+    pub(crate) fn has(&self, op: &str, count: usize) -> &Self {
+        let found = operators(&self.after).into_iter().filter(|name| *name == op).count();
+        assert_eq!(found, count, "{op}; {:?}\n{}\n{}", self.fired, self.before, self.after);
+        self
+    }
+}
