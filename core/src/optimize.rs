@@ -24,7 +24,7 @@ pub struct Fusion {
     pub rule: String,
     /// Its rule set.
     pub rule_set: String,
-    /// The node that it made, in the graph that came out.
+    /// The node that it made, in the graph before elementwise calls are gathered.
     pub node: u32,
     /// Names of the nodes that it replaced.
     pub node_name: String,

@@ -197,7 +197,8 @@ pub fn rewrite(graph: &Graph, request: &Request) -> Result<(Graph, OptimizeRepor
     let extraction =
         extract(&problem, &budget).map_err(|e| Error::graph(e.to_string(), "this is a fault of a rule set"))?;
     let decoded = decode::decode(graph, &state, &snapshot, &problem, &extraction.selection)?;
-    let packed = pack_calls(&decoded.graph, &|id| decoded.packed.contains(&id), request.group_of)?;
+    let (packed, moved) =
+        pack::pack_calls_mapped(&decoded.graph, &|id| decoded.packed.contains(&id), request.group_of)?;
     report.extract_time = start.elapsed();
 
     let (_, counts) = state.fired()?;
@@ -216,7 +217,10 @@ pub fn rewrite(graph: &Graph, request: &Request) -> Result<(Graph, OptimizeRepor
         snapshot: &snapshot,
         problem: &problem,
         selection: &extraction.selection,
-        values: &decoded.values,
+        place: &|class| {
+            let value = decoded.values.get(&class)?;
+            Some(moved.get(value).unwrap_or(value).node)
+        },
     }
     .list()?;
     let mut result = packed;

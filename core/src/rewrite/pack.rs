@@ -30,14 +30,26 @@ pub fn pack_parameters(graph: &Graph, group_of: &dyn Fn(&str) -> u64) -> Result<
 /// # Errors
 /// As there.
 pub fn pack_calls(graph: &Graph, wanted: &dyn Fn(NodeId) -> bool, group_of: &dyn Fn(&str) -> u64) -> Result<Graph> {
+    Ok(pack_calls_mapped(graph, wanted, group_of)?.0)
+}
+
+/// Where the values of a graph are in the one made of it; absent ones are where they were.
+pub(super) type ValueMap = HashMap<Value, Value>;
+
+/// [`pack_calls`], and where the values went.
+pub(super) fn pack_calls_mapped(
+    graph: &Graph,
+    wanted: &dyn Fn(NodeId) -> bool,
+    group_of: &dyn Fn(&str) -> u64,
+) -> Result<(Graph, ValueMap)> {
     graph.verify()?;
     let packs = choose(graph, wanted, group_of);
     if packs.is_empty() {
-        return Ok(graph.clone());
+        return Ok((graph.clone(), ValueMap::new()));
     }
-    let packed = Packer::new(graph, packs).build()?;
+    let (packed, map) = Packer::new(graph, packs).build()?;
     packed.verify()?;
-    Ok(packed)
+    Ok((packed, map))
 }
 
 /// Parameters to be stored joined.
@@ -164,7 +176,7 @@ impl<'a> Packer<'a> {
         }
     }
 
-    fn build(mut self) -> Result<Graph> {
+    fn build(mut self) -> Result<(Graph, ValueMap)> {
         let derivatives = self.derivatives();
         let order = self.graph.topological_order()?;
         let live = self.live(&order, &derivatives);
@@ -197,7 +209,7 @@ impl<'a> Packer<'a> {
         out.adopt_roots(graph, |v| map.get(&v).copied().unwrap_or(v));
         out.gradients = gradients;
         out.wants_gradient = wanted;
-        Ok(out)
+        Ok((out, map))
     }
 
     /// The gradients of the new graph.

@@ -9,7 +9,7 @@ use super::snapshot::{Node, Snapshot};
 use super::state::State;
 use super::types::Label;
 use crate::error::Result;
-use crate::graph::{Graph, Value};
+use crate::graph::{Graph, NodeId, Value};
 use crate::optimize::Fusion;
 
 /// Collects the fusions of a selection.
@@ -19,8 +19,8 @@ pub(super) struct Fusions<'a> {
     pub(super) snapshot: &'a Snapshot,
     pub(super) problem: &'a Problem,
     pub(super) selection: &'a Selection,
-    /// Values in the graph that came out, by class.
-    pub(super) values: &'a FxHashMap<u32, Value>,
+    /// Nodes of the graph that came out, by class.
+    pub(super) place: &'a dyn Fn(u32) -> Option<NodeId>,
 }
 
 /// The nodes of the graph that came in, by the classes of their values: each with its own e-node.
@@ -74,7 +74,7 @@ impl Fusions<'_> {
                     fusions.push(Fusion {
                         rule: self.state.dialect.rules[rule].title().to_owned(),
                         rule_set: self.state.dialect.rules[rule].set.clone(),
-                        node: self.values.get(&class).map_or(0, |v| v.node.0),
+                        node: (self.place)(class).map_or(0, |node| node.0),
                         node_name: name,
                         saving_ps: saving,
                     });
