@@ -373,7 +373,7 @@ fn random_graphs_keep_their_values() {
     assert_eq!(fired.len(), 5, "{fired:?}");
 }
 
-/// Layers of a transformer: about 3,000 nodes with the backward pass.
+/// Layers of a transformer, with the backward pass.
 fn layers(count: usize) -> Graph {
     let mut g = Graph::new();
     let mut x = g.input("x", &[32, 48]);
@@ -425,8 +425,9 @@ const FUSIONS: &str = r#"
 "#;
 
 #[test]
-fn a_training_graph_of_thirty_layers_is_rewritten_quickly() {
-    let graph = layers(30);
+fn a_training_graph_of_three_thousand_nodes_is_rewritten_quickly() {
+    let graph = layers(52);
+    assert!(graph.nodes().len() >= 3000);
     let mut text = FUSIONS.to_owned();
     // Variants that match as often and pay as much, to have as many rules as there are in practice.
     for i in 0..11 {
@@ -447,7 +448,8 @@ fn a_training_graph_of_thirty_layers_is_rewritten_quickly() {
         result.cost_before,
         result.cost_after
     );
-    assert!(result.finished && result.applied.len() > 100);
+    // The activation of every layer; the rest costs as much as before, or more.
+    assert!(result.finished && result.applied.len() >= 52);
     result.rebuild(&graph).unwrap();
     // Far above what is needed, for machines that do other things.
     assert!(time < Duration::from_secs(3), "{time:?}");
