@@ -6,16 +6,13 @@ mod fusion;
 mod packing;
 mod recognition;
 
-use std::collections::{BTreeSet, HashMap};
-use std::sync::Once;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use meganeura_core::autodiff::try_differentiate;
 use meganeura_core::graph::{Graph, NodeKind, Value};
 use meganeura_core::random::SplitMix64;
-use meganeura_core::reference::evaluate;
-use meganeura_core::registry::register_rule_set;
+use meganeura_core::reference::{Evaluation, evaluate};
 use meganeura_core::rewrite::{Modelled, Pass, Request, RewriteConfig, rewrite};
-use meganeura_rules::rule_sets;
 
 /// A graph before and after, and what happened in between.
 pub(crate) struct Rewritten {
@@ -31,22 +28,48 @@ fn operators(graph: &Graph) -> Vec<&'static str> {
     calls.map(|(op, _)| op.get().name()).collect()
 }
 
+/// Outputs by their places, and gradients by the names of their leaves; those of packed parameters by their sources.
+fn results(graph: &Graph, values: &Evaluation) -> BTreeMap<String, Vec<f64>> {
+    let data = |v: Value| &values.get(v).expect("a value").data;
+    let outputs = graph.outputs().iter().enumerate();
+    let mut results: BTreeMap<String, Vec<f64>> = outputs
+        .map(|(i, &v)| (format!("output {i}"), data(v).clone()))
+        .collect();
+    for &(leaf, gradient) in graph.gradients() {
+        let node = &graph.nodes()[leaf.index()];
+        let Some(packing) = node.packing() else {
+            let name = node.name.as_deref().expect("leaves are named").to_owned();
+            results.insert(name, data(gradient).clone());
+            continue;
+        };
+        let shape = graph.shape(gradient);
+        let inner: usize = shape[packing.axis + 1..].iter().product();
+        let mut start = 0;
+        for source in &packing.sources {
+            let rows = data(gradient).chunks(shape[packing.axis] * inner);
+            let part = rows.flat_map(|row| &row[start * inner..(start + source.size) * inner]);
+            results.insert(source.name.to_string(), part.copied().collect());
+            start += source.size;
+        }
+    }
+    results
+}
+
 /// Rewrites a graph for a device with kernels for everything.
 pub(crate) fn rewritten(before: Graph, pass: Pass) -> Rewritten {
-    static REGISTER: Once = Once::new();
-    REGISTER.call_once(|| {
-        for set in rule_sets() {
-            register_rule_set(set).expect("the sets that ship are well formed");
-        }
-    });
+    meganeura_core::link_plugins!(meganeura_rules).expect("the sets that ship are well formed");
     let request = Request {
         pass,
         target: &Modelled::discrete_gpu(),
-        config: &RewriteConfig::default(),
+        config: &RewriteConfig {
+            time_ms: 60_000,
+            ..RewriteConfig::default()
+        },
         group_of: &|_| 0,
     };
     let (after, report) = rewrite(&before, &request).unwrap_or_else(|e| panic!("{e}\n{before}"));
     assert_eq!(report.budget_hit, None, "{before}");
+    assert!(report.extraction_exact, "{before}");
     let result = Rewritten {
         fired: report.rules_fired.into_iter().map(|(title, _)| title).collect(),
         before,
@@ -97,14 +120,12 @@ impl Rewritten {
         }
         let [before, after] = [&self.before, &self.after].map(|g| {
             let values = evaluate(g, &feeds).unwrap_or_else(|e| panic!("{e}\n{g}"));
-            let gradients = g.gradients().iter().map(|&(_, gradient)| gradient);
-            let wanted = g.outputs().iter().copied().chain(gradients);
-            let data = |v: Value| values.get(v).expect("a value").data.clone();
-            wanted.map(data).collect::<Vec<_>>()
+            results(g, &values)
         });
-        assert_eq!(before.len(), after.len(), "{}\n{}", self.before, self.after);
-        for (before, after) in before.iter().zip(&after) {
-            assert_eq!(before.len(), after.len());
+        assert!(before.keys().eq(after.keys()), "{:?} {:?}", before.keys(), after.keys());
+        for (name, before) in &before {
+            let after = &after[name];
+            assert_eq!(before.len(), after.len(), "{name}");
             let scale = before
                 .iter()
                 .filter(|v| v.is_finite())
@@ -112,7 +133,7 @@ impl Rewritten {
             for (x, y) in before.iter().zip(after) {
                 // Constants are f32 numbers, and so is what a rule makes of them.
                 let same = (x - y).abs() <= 3e-6 * scale || (x.is_nan() && y.is_nan()) || x == y;
-                assert!(same, "{x} became {y}\n{}\n{}", self.before, self.after);
+                assert!(same, "{name}: {x} became {y}\n{}\n{}", self.before, self.after);
             }
         }
     }
