@@ -20,7 +20,8 @@ register_op!(SQUARED_RELU);
 /// Sum and difference of `a` and a multiple of `b`, which broadcasts.
 static PAIR: Composite = Composite::new("test.pair", 2, "a + k b and a - k b", |g, x, attrs| {
     let k = attrs.float("k")? as f32;
-    let scaled = g.scale(x[1], k);
+    let k = g.scalar(k);
+    let scaled = g.mul(x[1], k);
     Ok(vec![g.add(x[0], scaled).into(), g.sub(x[0], scaled).into()])
 })
 .with_ports(&["sum", "difference"])
@@ -73,7 +74,8 @@ fn network(composite: bool, m: usize, n: usize) -> Graph {
         let pair = g.call(op, Attrs::new().with("k", 0.75), vec![x.into(), w.into()]);
         (g.port(pair, 0), g.port(pair, 1))
     } else {
-        let scaled = g.scale(w, 0.75);
+        let k = g.scalar(0.75);
+        let scaled = g.mul(w, k);
         (g.add(x, scaled).into(), g.sub(x, scaled).into())
     };
     let active: Value = if composite {

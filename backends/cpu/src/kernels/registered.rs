@@ -123,7 +123,7 @@ fn table() -> &'static RwLock<Table> {
             .into_iter()
             .map(|e| e.0)
             .collect();
-        linked.sort_by_key(|k| k.name);
+        linked.sort_by_key(|k| (k.name, k.operands));
         let mut table = Table::default();
         for kernel in linked {
             if let Err(problem) = table.add(kernel) {
