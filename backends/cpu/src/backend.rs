@@ -123,6 +123,10 @@ impl Backend for CpuBackend {
         }
         Ok(Arc::new(CpuDevice::new(thread_count(config)?)))
     }
+
+    fn problems(&self) -> Vec<Error> {
+        kernels::problems()
+    }
 }
 
 impl Device for CpuDevice {

@@ -3,6 +3,8 @@
 //! A plan is compiled to stages of independent tasks, which a persistent thread pool runs without any
 //! allocation. How work is divided depends on shapes alone, so results are the same for any number of
 //! threads.
+//!
+//! Other crates bring kernels for their operators with [`register_kernel!`].
 
 mod backend;
 mod executor;
@@ -15,6 +17,13 @@ mod vmath;
 use std::sync::Arc;
 
 pub use backend::{CpuBackend, CpuDevice, THREADS_VARIABLE};
+pub use kernels::{CpuKernel, Elementwise, register_kernel, registered_kernels};
+
+// For `register_kernel!`.
+#[doc(hidden)]
+pub use kernels::KernelEntry;
+#[doc(hidden)]
+pub use meganeura_core::registry::inventory;
 
 meganeura_core::register_plugin!(meganeura_core::registry::PluginManifest {
     name: env!("CARGO_PKG_NAME"),

@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::attrs::Attrs;
 use crate::config::Config;
 use crate::dtype::DType;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ops::Call;
 use crate::plan::{BufferRef, ExecutionPlan};
 use crate::shape::TensorType;
@@ -183,6 +183,11 @@ pub trait Backend: Send + Sync {
     /// # Errors
     /// When it does not exist, is rejected, or fails to open.
     fn open(&self, index: usize, config: &Config) -> Result<Arc<dyn Device>>;
+
+    /// What of the kernels and the like that other crates brought to it was rejected, and why.
+    fn problems(&self) -> Vec<Error> {
+        Vec::new()
+    }
 }
 
 /// An open device.

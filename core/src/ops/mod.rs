@@ -18,6 +18,7 @@ mod attention;
 mod batch_norm;
 mod bce;
 mod cast;
+mod composite;
 mod concat;
 mod conv1d;
 mod conv2d;
@@ -81,6 +82,7 @@ mod write;
 pub use operator::*;
 
 pub use attention::{AttentionDims, AttentionOptions};
+pub use composite::{Composite, Decompose};
 pub use conv_transpose2d::ConvTranspose2dOptions;
 pub use conv1d::Conv1dOptions;
 pub use conv2d::{Conv2dDims, Conv2dOptions};

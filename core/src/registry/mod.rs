@@ -185,13 +185,14 @@ pub fn register_backend(backend: Arc<dyn Backend>) -> Result<()> {
         .add(backend)
 }
 
-/// What went wrong when linked plugins were registered.
+/// What went wrong when linked backends, and the kernels that other crates bring to them, were registered.
 pub fn problems() -> Vec<Error> {
-    global()
-        .read()
-        .unwrap_or_else(std::sync::PoisonError::into_inner)
-        .problems
-        .clone()
+    let mut problems = {
+        let registry = global().read().unwrap_or_else(PoisonError::into_inner);
+        registry.problems.clone()
+    };
+    problems.extend(backends().iter().flat_map(|b| b.problems()));
+    problems
 }
 
 /// The operators and what was wrong with some. What is linked is collected once; rule sets that are registered

@@ -24,6 +24,7 @@ mod pointwise;
 mod pool2d;
 mod random;
 mod reduce;
+mod registered;
 mod rope;
 mod scan;
 mod scatter;
@@ -37,9 +38,16 @@ mod upsample2d;
 mod variance;
 
 pub(crate) use kernel::*;
+pub(crate) use registered::problems;
+pub use registered::{CpuKernel, Elementwise, KernelEntry, register_kernel, registered_kernels};
 
-/// The kernel of an operator.
+/// The kernel of an operator: of this crate, or registered by another.
 pub(crate) fn find(name: &str) -> Option<&'static KernelDef> {
+    built_in(name).or_else(|| registered::find(name))
+}
+
+/// The kernel of this crate for an operator.
+fn built_in(name: &str) -> Option<&'static KernelDef> {
     TABLES
         .iter()
         .flat_map(|table| table.iter())
