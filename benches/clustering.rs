@@ -43,13 +43,20 @@ fn bench(criterion: &mut Criterion, name: &str, graph: &Graph, classes: u32) -> 
     let device = cpu();
     let (plain, _) = prepare(graph, Mode::Training, &device, &RewriteConfig::off(), None)?;
     let (clustered, report) = cluster(&plain, &device)?;
-    if std::env::var_os("MEGANEURA_BENCH_REPORT").is_some() {
-        println!("{report}");
-    }
     let [mut before, mut after] = [
         session(&plain, &device, classes)?,
         session(&clustered, &device, classes)?,
     ];
+    if std::env::var_os("MEGANEURA_BENCH_REPORT").is_some() {
+        println!("{report}");
+        for session in [&mut before, &mut after] {
+            session.step();
+            session.set_profiling(true);
+            (0..5).for_each(|_| session.step());
+            println!("{}", session.take_timings());
+            session.set_profiling(false);
+        }
+    }
     let dispatches = [&before, &after].map(|s| s.plan().dispatches.len());
     let contestants: Vec<Contestant> = vec![
         ("clustered", Box::new(move || after.step())),
