@@ -524,7 +524,6 @@ fn disabling_a_rule_set_changes_the_report() {
     assert!(fusions_of(&with, "packing") > 0);
     assert_eq!(fusions_of(&without, "packing"), 0);
     assert!(with["cost_after_ps"].as_u64() < without["cost_after_ps"].as_u64());
-    assert_eq!(with["cost_before_ps"], without["cost_before_ps"]);
     let names = |report: &serde_json::Value| -> Vec<String> {
         let fired = report["rules_fired"].as_object().expect("an object");
         fired.keys().filter(|k| k.contains("Packed")).cloned().collect()
