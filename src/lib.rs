@@ -3,7 +3,8 @@
 //! A [`Graph`] is optimized, differentiated, optimized again and compiled to a static [`ExecutionPlan`],
 //! which a backend replays. This crate is the facade: it re-exports the core, links the CPU backend, and
 //! carries the layers, models, data sets and the trainer of [`nn`]. `docs/tutorial.md` in the repository goes from a
-//! new project to a model of your own, `docs/operators.md` lists all operators.
+//! new project to a model of your own, `docs/operators.md` lists all operators, `docs/rules.md` is about rewriting and
+//! fusion rules of your own.
 //!
 //! # A network from scratch
 //!
@@ -73,3 +74,8 @@ struct Readme;
 #[cfg(doctest)]
 #[doc = include_str!("../docs/tutorial.md")]
 struct Tutorial;
+
+/// And the one of the page about rules.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/rules.md")]
+struct Rules;
