@@ -43,6 +43,9 @@ pub(super) struct Row {
     pub(super) children: Vec<ClassKey>,
 }
 
+/// Rules that fired, by class, and how often each rule did.
+pub(super) type Fired = (FxHashMap<ClassKey, Vec<usize>>, Vec<usize>);
+
 /// An e-graph with what Rust knows of it.
 pub(super) struct State {
     pub(super) egraph: EGraph,
@@ -322,7 +325,7 @@ impl State {
     }
 
     /// Rules that fired, by class, and how often each did.
-    pub(super) fn fired(&self) -> Result<(FxHashMap<ClassKey, Vec<usize>>, Vec<usize>)> {
+    pub(super) fn fired(&self) -> Result<Fired> {
         let mut by_class: FxHashMap<ClassKey, Vec<usize>> = FxHashMap::default();
         let mut counts = vec![0; self.dialect.rules.len()];
         for (relation, tuple) in [("fired", false), ("fired-tup", true)] {

@@ -185,7 +185,12 @@ fn constant(g: &mut Graph, v: f64) -> Value {
 /// `x/2 (1 + t)` in the ways in which it is written.
 fn halves(g: &mut Graph, x: Value, t: Value, way: usize) -> Value {
     let (one, half) = (constant(g, 1.0), constant(g, 0.5));
-    let t1: Value = if way % 2 == 0 { g.add(t, one) } else { g.add(one, t) }.into();
+    let t1: Value = if way.is_multiple_of(2) {
+        g.add(t, one)
+    } else {
+        g.add(one, t)
+    }
+    .into();
     match way / 2 {
         0 => {
             let h = g.mul(half, x);

@@ -1,0 +1,270 @@
+//! Sizes of convolutions, and windows along an axis.
+
+use crate::attrs::Attrs;
+use crate::ops::Call;
+use crate::shape::Shape;
+
+/// Geometry of a convolution; heights come before widths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Conv2dOptions {
+    /// Distance between windows.
+    pub stride: [u32; 2],
+    /// Zeros added on both sides.
+    pub padding: [u32; 2],
+    /// Distance between the taps of the kernel.
+    pub dilation: [u32; 2],
+    /// Number of groups into which both channel axes are divided.
+    pub groups: u32,
+}
+
+impl Default for Conv2dOptions {
+    fn default() -> Self {
+        Conv2dOptions {
+            stride: [1, 1],
+            padding: [0, 0],
+            dilation: [1, 1],
+            groups: 1,
+        }
+    }
+}
+
+impl Conv2dOptions {
+    pub(in crate::ops) fn attrs(self) -> Attrs {
+        Attrs::new()
+            .with("stride", self.stride)
+            .with("padding", self.padding)
+            .with("dilation", self.dilation)
+            .with("groups", self.groups)
+    }
+
+    pub(in crate::ops) fn of(attrs: &Attrs) -> Result<Self, String> {
+        let pair = |name| -> Result<[u32; 2], String> {
+            let v: [usize; 2] = attrs.sizes(name)?;
+            let narrow = |v: usize| u32::try_from(v).map_err(|_| format!("{name} {v} is too large"));
+            Ok([narrow(v[0])?, narrow(v[1])?])
+        };
+        let options = Conv2dOptions {
+            stride: pair("stride")?,
+            padding: pair("padding")?,
+            dilation: pair("dilation")?,
+            groups: u32::try_from(attrs.int("groups")?).map_err(|_| "groups must not be negative")?,
+        };
+        if options.stride.contains(&0) || options.dilation.contains(&0) || options.groups == 0 {
+            return Err("stride, dilation and groups must be at least 1".into());
+        }
+        Ok(options)
+    }
+}
+
+/// All sizes of a convolution `x [n, c, h, w] * w [o, c / groups, kh, kw] -> y [n, o, oh, ow]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Conv2dDims {
+    /// Batch.
+    pub n: usize,
+    /// Input channels.
+    pub c: usize,
+    /// Output channels.
+    pub o: usize,
+    /// Groups.
+    pub groups: usize,
+    /// Input height and width.
+    pub input: [usize; 2],
+    /// Kernel height and width.
+    pub kernel: [usize; 2],
+    /// Output height and width.
+    pub output: [usize; 2],
+    /// Stride.
+    pub stride: [usize; 2],
+    /// Padding.
+    pub padding: [usize; 2],
+    /// Dilation.
+    pub dilation: [usize; 2],
+}
+
+impl Conv2dDims {
+    /// Derives and checks all sizes from the shapes of `x` and `w`.
+    pub(in crate::ops) fn forward(x: &[usize], w: &[usize], options: Conv2dOptions) -> Result<Self, String> {
+        let (&[n, c, h, width], &[o, cg, kh, kw]) = (x, w) else {
+            return Err(format!(
+                "the operands are {x:?} and {w:?}; it takes [batch, channels, height, width] and [out channels, channels / groups, kernel height, kernel width]"
+            ));
+        };
+        let groups = options.groups as usize;
+        if c % groups != 0 || o % groups != 0 {
+            return Err(format!(
+                "{groups} groups do not divide {c} input and {o} output channels"
+            ));
+        }
+        if cg != c / groups {
+            return Err(format!(
+                "the kernel {w:?} has {cg} input channels; {c} channels in {groups} groups need {}",
+                c / groups
+            ));
+        }
+        let wide = |v: [u32; 2]| v.map(|v| v as usize);
+        let mut dims = Conv2dDims {
+            n,
+            c,
+            o,
+            groups,
+            input: [h, width],
+            kernel: [kh, kw],
+            output: [0, 0],
+            stride: wide(options.stride),
+            padding: wide(options.padding),
+            dilation: wide(options.dilation),
+        };
+        for axis in 0..2 {
+            dims.output[axis] = window_count(
+                dims.input[axis],
+                dims.kernel[axis],
+                dims.stride[axis],
+                dims.padding[axis],
+                dims.dilation[axis],
+            )?;
+            dims.stride[axis] = used_stride(dims.stride[axis], dims.output[axis]);
+        }
+        Ok(dims)
+    }
+
+    /// Sizes of a `core.conv2d` call.
+    ///
+    /// # Errors
+    /// When the operands do not fit, in the operator's words; also for the two below.
+    pub fn of_conv2d(call: &Call) -> Result<Self, String> {
+        Self::forward(
+            &call.inputs[0].shape,
+            &call.inputs[1].shape,
+            Conv2dOptions::of(call.attrs)?,
+        )
+    }
+
+    /// Sizes of a `core.conv2d_input_grad` call (`dy`, `w`).
+    ///
+    /// # Errors
+    /// See [`Conv2dDims::of_conv2d`].
+    pub fn of_input_grad(call: &Call) -> Result<Self, String> {
+        let (dy, w) = (&call.inputs[0].shape, &call.inputs[1].shape);
+        let [h, width] = call.attrs.sizes("input_size")?;
+        let options = Conv2dOptions::of(call.attrs)?;
+        let (Some(&n), Some(&cg)) = (dy.first(), w.get(1)) else {
+            return Err(format!("the operands are {dy} and {w}; it takes four axes each"));
+        };
+        let c = cg.checked_mul(options.groups as usize).ok_or_else(|| {
+            format!(
+                "{} groups of the kernel {w} have more channels than can be counted",
+                options.groups
+            )
+        })?;
+        let dims = Self::forward(&[n, c, h, width], w, options)?;
+        dims.check_output(dy)
+    }
+
+    /// Sizes of a `core.conv2d_weight_grad` call (`x`, `dy`).
+    ///
+    /// # Errors
+    /// See [`Conv2dDims::of_conv2d`].
+    pub fn of_weight_grad(call: &Call) -> Result<Self, String> {
+        let (x, dy) = (&call.inputs[0].shape, &call.inputs[1].shape);
+        let [kh, kw] = call.attrs.sizes("kernel_size")?;
+        let options = Conv2dOptions::of(call.attrs)?;
+        let (Some(&c), Some(&o)) = (x.get(1), dy.get(1)) else {
+            return Err(format!("the operands are {x} and {dy}; it takes four axes each"));
+        };
+        let dims = Self::forward(x, &[o, c / (options.groups as usize), kh, kw], options)?;
+        dims.check_output(dy)
+    }
+
+    pub(super) fn check_output(self, dy: &Shape) -> Result<Self, String> {
+        let expected = self.y_shape();
+        if dy[..] != expected {
+            return Err(format!("the gradient is {dy}, but the convolution yields {expected:?}"));
+        }
+        Ok(self)
+    }
+
+    /// Shape of `x`.
+    pub fn x_shape(&self) -> [usize; 4] {
+        [self.n, self.c, self.input[0], self.input[1]]
+    }
+
+    /// Shape of `w`.
+    pub fn w_shape(&self) -> [usize; 4] {
+        [self.o, self.c / self.groups, self.kernel[0], self.kernel[1]]
+    }
+
+    /// Shape of `y`.
+    pub fn y_shape(&self) -> [usize; 4] {
+        [self.n, self.o, self.output[0], self.output[1]]
+    }
+
+    /// Multiplications and additions.
+    pub fn flops(&self) -> u64 {
+        let taps = self.c / self.groups * self.kernel[0] * self.kernel[1];
+        2 * self.y_shape().iter().product::<usize>() as u64 * taps as u64
+    }
+
+    /// Calls `visit(x, w, y)` with the flat offsets of every product of the convolution.
+    pub(super) fn for_each_product(&self, mut visit: impl FnMut(usize, usize, usize)) {
+        let (cg, og) = (self.c / self.groups, self.o / self.groups);
+        let [ih, iw] = self.input;
+        let [kh, kw] = self.kernel;
+        let mut y = 0;
+        for n in 0..self.n {
+            for o in 0..self.o {
+                for oy in 0..self.output[0] {
+                    for ox in 0..self.output[1] {
+                        for c in 0..cg {
+                            for ky in 0..kh {
+                                for kx in 0..kw {
+                                    let iy = oy * self.stride[0] + ky * self.dilation[0];
+                                    let ix = ox * self.stride[1] + kx * self.dilation[1];
+                                    let (Some(iy), Some(ix)) =
+                                        (iy.checked_sub(self.padding[0]), ix.checked_sub(self.padding[1]))
+                                    else {
+                                        continue;
+                                    };
+                                    if iy < ih && ix < iw {
+                                        let channel = o / og * cg + c;
+                                        let x = ((n * self.c + channel) * ih + iy) * iw + ix;
+                                        let w = ((o * cg + c) * kh + ky) * kw + kx;
+                                        visit(x, w, y);
+                                    }
+                                }
+                            }
+                        }
+                        y += 1;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Number of windows along one axis.
+pub(in crate::ops) fn window_count(
+    input: usize,
+    kernel: usize,
+    stride: usize,
+    padding: usize,
+    dilation: usize,
+) -> Result<usize, String> {
+    if kernel == 0 {
+        return Err("the kernel has no elements".into());
+    }
+    let reach = (kernel - 1).checked_mul(dilation).and_then(|r| r.checked_add(1));
+    let padded = padding.checked_mul(2).and_then(|p| p.checked_add(input));
+    match (padded, reach) {
+        (Some(padded), Some(reach)) if reach <= padded => Ok((padded - reach) / stride + 1),
+        (Some(padded), Some(reach)) => Err(format!(
+            "the kernel reaches over {reach} elements (size {kernel}, dilation {dilation}), but the padded input has {padded}"
+        )),
+        _ => Err("the window sizes overflow".into()),
+    }
+}
+
+/// The stride between so many windows: where there is only one, any stride will do, and kernels would reserve
+/// memory for a large one.
+pub(in crate::ops) fn used_stride(stride: usize, windows: usize) -> usize {
+    if windows > 1 { stride } else { 1 }
+}
