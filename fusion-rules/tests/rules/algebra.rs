@@ -185,7 +185,12 @@ fn constant(g: &mut Graph, v: f64) -> Value {
 /// `x/2 (1 + t)` in the ways in which it is written.
 fn halves(g: &mut Graph, x: Value, t: Value, way: usize) -> Value {
     let (one, half) = (constant(g, 1.0), constant(g, 0.5));
-    let t1: Value = if way % 2 == 0 { g.add(t, one) } else { g.add(one, t) }.into();
+    let t1: Value = if way.is_multiple_of(2) {
+        g.add(t, one)
+    } else {
+        g.add(one, t)
+    }
+    .into();
     match way / 2 {
         0 => {
             let h = g.mul(half, x);
@@ -204,7 +209,7 @@ fn halves(g: &mut Graph, x: Value, t: Value, way: usize) -> Value {
 
 #[test]
 fn gelu_in_its_tanh_form() {
-    for way in 0..6 {
+    for way in 0..6usize {
         for inner in 0..4 {
             let r = of(Forward, |g| {
                 let x = x(g);
@@ -238,7 +243,7 @@ fn gelu_in_its_tanh_form() {
 
 #[test]
 fn gelu_in_its_exact_form() {
-    for way in 0..6 {
+    for way in 0..6usize {
         for divided in [false, true] {
             let r = of(Forward, |g| {
                 let x = x(g);
