@@ -209,7 +209,7 @@ fn halves(g: &mut Graph, x: Value, t: Value, way: usize) -> Value {
 
 #[test]
 fn gelu_in_its_tanh_form() {
-    for way in 0..6 {
+    for way in 0..6usize {
         for inner in 0..4 {
             let r = of(Forward, |g| {
                 let x = x(g);
@@ -243,7 +243,7 @@ fn gelu_in_its_tanh_form() {
 
 #[test]
 fn gelu_in_its_exact_form() {
-    for way in 0..6 {
+    for way in 0..6usize {
         for divided in [false, true] {
             let r = of(Forward, |g| {
                 let x = x(g);

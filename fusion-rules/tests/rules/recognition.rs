@@ -38,11 +38,15 @@ fn means_and_variances() {
 
 #[test]
 fn rms_norm() {
-    for way in 0..4 {
+    for way in 0..4usize {
         let r = of(Forward, |g| {
             let (x, w) = (g.input("x", &[2, 3, 7]), g.parameter("w", &[7]));
-            let square = if way % 2 == 0 { g.square(x) } else { g.mul(x, x) };
-            let m = g.mean(square, if way % 2 == 0 { &[-1] } else { &[2] }, true);
+            let square = if way.is_multiple_of(2) {
+                g.square(x)
+            } else {
+                g.mul(x, x)
+            };
+            let m = g.mean(square, if way.is_multiple_of(2) { &[-1] } else { &[2] }, true);
             let eps = constant(g, 1e-6);
             let v = g.add(m, eps);
             let xhat = if way < 2 {
@@ -52,7 +56,7 @@ fn rms_norm() {
                 let root = g.sqrt(v);
                 g.div(x, root)
             };
-            if way % 2 == 0 {
+            if way.is_multiple_of(2) {
                 g.mul(w, xhat).into()
             } else {
                 g.mul(xhat, w).into()
@@ -79,7 +83,7 @@ fn a_mean_over_other_axes_is_no_rms_norm() {
 
 #[test]
 fn layer_norm() {
-    for way in 0..8 {
+    for way in 0..8usize {
         let r = of(Forward, |g| {
             let (x, w, b) = (g.input("x", &[6, 5]), g.parameter("w", &[5]), g.parameter("b", &[5]));
             let m = g.mean(x, &[-1], true);
@@ -95,8 +99,12 @@ fn layer_norm() {
                 let root = g.sqrt(v);
                 g.div(c, root)
             };
-            let s = if way % 2 == 0 { g.mul(w, xhat) } else { g.mul(xhat, w) };
-            if way / 2 % 2 == 0 {
+            let s = if way.is_multiple_of(2) {
+                g.mul(w, xhat)
+            } else {
+                g.mul(xhat, w)
+            };
+            if (way / 2).is_multiple_of(2) {
                 g.add(b, s).into()
             } else {
                 g.add(s, b).into()
@@ -167,11 +175,15 @@ fn a_softmax_over_two_axes_is_none() {
 
 #[test]
 fn cross_entropy() {
-    for way in 0..4 {
+    for way in 0..4usize {
         let r = of(Forward, |g| {
             let (x, y) = (g.input("x", &[6, 5]), g.input("y", &[6, 5]));
             let l = g.log_softmax(x, if way == 0 { 1 } else { -1 });
-            let p = if way % 2 == 0 { g.mul(l, y) } else { g.mul(y, l) };
+            let p = if way.is_multiple_of(2) {
+                g.mul(l, y)
+            } else {
+                g.mul(y, l)
+            };
             match way {
                 0 => {
                     let s = g.sum(p, &[-1], false);
