@@ -21,8 +21,10 @@ use crate::shape::{Shape as Dims, TensorType};
 
 /// Most elements of a value within a witness.
 const MOST_ELEMENTS: usize = 4096;
-/// Steps of one attempt.
-const ATTEMPT_STEPS: u64 = 4000;
+/// Steps of one attempt that lead further.
+const ATTEMPT_STEPS: u64 = 1500;
+/// Most values of a constant that are tried with one type, of those that its own conditions accept.
+const MOST_VALUES: usize = 4;
 
 /// A leaf of a witness.
 #[derive(Clone, Debug)]
@@ -168,7 +170,7 @@ impl<'p> Search<'p> {
                 hints: HashMap::new(),
                 attr_hint: None,
             };
-            if !self.settle(&mut state) {
+            if !self.settle(&mut state, None) {
                 self.steps = self.steps.saturating_sub(1);
                 continue;
             }
@@ -205,16 +207,16 @@ impl<'p> Search<'p> {
         }
     }
 
-    /// Counts a step, checks what can be checked and goes on.
+    /// Counts a step, checks what can be checked and goes on. What fails at once does not count for the attempt.
     fn step(&mut self, at: usize, mut next: Witness) -> Option<Witness> {
         if self.attempt_steps == 0 || self.steps == 0 {
             return None;
         }
-        self.attempt_steps -= 1;
         self.steps -= 1;
-        if !self.settle(&mut next) {
+        if !self.settle(&mut next, None) {
             return None;
         }
+        self.attempt_steps -= 1;
         self.descend(at + 1, &next)
     }
 
@@ -245,33 +247,54 @@ impl<'p> Search<'p> {
             if !matches!(kind, LeafKind::Input | LeafKind::Constant) && ty.dtype != crate::DType::F32 {
                 continue;
             }
+            self.intern(&ty);
+            let mut open = values.len().min(MOST_VALUES);
             for &value in &values {
-                let mut next = state.clone();
-                next.bindings[var] = Some(Bound::Term(TermId(var as u32)));
-                next.types[var] = Some(vec![ty.clone()]);
-                let slot = self.slots.get(state.leaves.len()).copied().unwrap_or_default();
-                // A pattern that names a leaf by its number gets the one that it will have.
-                for atom in self.pattern.atoms.iter().filter(|a| a.root == var) {
-                    if let [ScalarExpr::Var(number)] = atom.scalars[..] {
-                        next.bindings[number] = Some(Bound::Scalar(Scalar::Int(slot as i64)));
+                let next = self.with_leaf(state, var, kind, &ty, value);
+                if kind == LeafKind::Constant {
+                    self.steps = self.steps.saturating_sub(1);
+                    // What is wrong with the type is wrong for all values.
+                    if !self.settle(&mut next.clone(), Some((FactName::Uniform, var))) {
+                        break;
+                    }
+                    if !self.settle(&mut next.clone(), Some((FactName::Type, var))) {
+                        continue;
                     }
                 }
-                next.leaves.push(Leaf {
-                    var,
-                    kind,
-                    ty: ty.clone(),
-                    value,
-                    slot,
-                });
                 if let Some(found) = self.step(at, next) {
                     return Some(found);
                 }
-                if self.attempt_steps == 0 {
-                    return None;
+                open = open.saturating_sub(1);
+                if self.attempt_steps == 0 || open == 0 {
+                    break;
                 }
+            }
+            if self.attempt_steps == 0 || self.steps == 0 {
+                return None;
             }
         }
         None
+    }
+
+    fn with_leaf(&self, state: &Witness, var: VarId, kind: LeafKind, ty: &TensorType, value: f64) -> Witness {
+        let mut next = state.clone();
+        next.bindings[var] = Some(Bound::Term(TermId(var as u32)));
+        next.types[var] = Some(vec![ty.clone()]);
+        let slot = self.slots.get(state.leaves.len()).copied().unwrap_or_default();
+        // A pattern that names a leaf by its number gets the one that it will have.
+        for atom in self.pattern.atoms.iter().filter(|a| a.root == var) {
+            if let [ScalarExpr::Var(number)] = atom.scalars[..] {
+                next.bindings[number] = Some(Bound::Scalar(Scalar::Int(slot as i64)));
+            }
+        }
+        next.leaves.push(Leaf {
+            var,
+            kind,
+            ty: ty.clone(),
+            value,
+            slot,
+        });
+        next
     }
 
     fn attribute(&mut self, at: usize, a: usize, i: usize, state: &Witness) -> Option<Witness> {
@@ -419,13 +442,15 @@ impl<'p> Search<'p> {
         if state.types[atom.root].is_some() || types.iter().any(|t| t.numel() > MOST_ELEMENTS) {
             return None;
         }
+        types.iter().for_each(|ty| self.intern(ty));
         state.types[atom.root] = Some(types);
         state.bindings[atom.root] = Some(Bound::Term(TermId(atom.root as u32)));
         Some(())
     }
 
-    /// Checks the conditions whose variables are known, and binds what they define. `false` when one fails.
-    fn settle(&mut self, state: &mut Witness) -> bool {
+    /// Checks the conditions whose variables are known, and binds what they define. `false` when one fails. Those
+    /// that ask `without` of a value are left out.
+    fn settle(&self, state: &mut Witness, without: Option<(FactName, VarId)>) -> bool {
         loop {
             let mut progress = false;
             for c in 0..self.pattern.conditions.len() {
@@ -433,6 +458,9 @@ impl<'p> Search<'p> {
                     continue;
                 }
                 let condition = &self.pattern.conditions[c].0;
+                if without.is_some_and(|(fact, of)| asks(condition, fact, of)) {
+                    continue;
+                }
                 let Some(binds) = condition.ready(&|v| state.bindings[v].is_some()) else {
                     continue;
                 };
@@ -465,15 +493,14 @@ impl<'p> Search<'p> {
         }
     }
 
-    fn eval(&mut self, expr: &ScalarExpr, state: &Witness) -> Option<Bound> {
-        // Types get their numbers before the evaluation, which only reads.
-        for types in state.types.iter().flatten() {
-            if let [ty] = types.as_slice()
-                && !self.type_ids.contains(ty)
-            {
-                self.type_ids.push(ty.clone());
-            }
+    /// Gives a type a number.
+    fn intern(&mut self, ty: &TensorType) {
+        if !self.type_ids.contains(ty) {
+            self.type_ids.push(ty.clone());
         }
+    }
+
+    fn eval(&self, expr: &ScalarExpr, state: &Witness) -> Option<Bound> {
         eval_with(expr, &state.bindings, &|fact, first, second| {
             fact_of(&self.type_ids, state, fact, first, second)
         })
@@ -514,6 +541,25 @@ fn fact_of(
             facts::of_type(of_type, type_ids.get(usize::try_from(*ty).ok()?)?, axis)
         }
         _ => None,
+    }
+}
+
+/// Whether a condition asks a fact of a value.
+fn asks(condition: &Condition, fact: FactName, of: VarId) -> bool {
+    fn inside(expr: &ScalarExpr, fact: FactName, of: VarId) -> bool {
+        match expr {
+            ScalarExpr::Literal(_) | ScalarExpr::Var(_) => false,
+            ScalarExpr::Fact(name, arguments) => {
+                let asked = matches!(arguments.first(), Some(ScalarExpr::Var(v)) if *v == of);
+                (*name == fact && asked) || arguments.iter().any(|a| inside(a, fact, of))
+            }
+            ScalarExpr::Primitive(_, arguments) => arguments.iter().any(|a| inside(a, fact, of)),
+            ScalarExpr::NotEqual(sides) => sides.iter().any(|a| inside(a, fact, of)),
+        }
+    }
+    match condition {
+        Condition::Holds(a) => inside(a, fact, of),
+        Condition::Equal(a, b) => inside(a, fact, of) || inside(b, fact, of),
     }
 }
 
