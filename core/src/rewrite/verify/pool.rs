@@ -186,7 +186,7 @@ impl Pool {
         if self.rng.below(3) == 0 {
             self.shuffle(&mut types);
         }
-        types.truncate(MOST_TYPES / 2);
+        types.truncate(MOST_TYPES);
         types
     }
 

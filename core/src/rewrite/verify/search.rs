@@ -98,12 +98,13 @@ pub(super) struct Search<'p> {
 impl<'p> Search<'p> {
     /// A search; `None` for patterns in which a value is the result of two calls, or of itself.
     pub(super) fn new(pattern: &'p Pattern, seed: u64, steps: u64) -> Option<Self> {
-        let order = order(pattern)?;
+        let leaf_kinds = leaf_kinds(pattern);
+        let order = order(pattern, &leaf_kinds)?;
         let mut search = Search {
             pattern,
             decisions: Vec::new(),
             order,
-            leaf_kinds: leaf_kinds(pattern),
+            leaf_kinds,
             samples: HashMap::new(),
             type_ids: Vec::new(),
             slots: Vec::new(),
@@ -576,16 +577,21 @@ fn operand_types(state: &Witness, children: &[VarId]) -> Vec<TensorType> {
     types.flatten().collect()
 }
 
-/// Calls of a pattern, operands first; those with the fewest new leaves before others.
-fn order(pattern: &Pattern) -> Option<Vec<usize>> {
+/// Calls of a pattern, operands first; those with the fewest new leaves before others, and those with constants, which
+/// depend on the types of other values, last.
+fn order(pattern: &Pattern, kinds: &HashMap<VarId, LeafKind>) -> Option<Vec<usize>> {
     let mut made = vec![false; pattern.variables.len()];
     let mut open: Vec<usize> = (0..pattern.atoms.len()).collect();
     let mut order = Vec::new();
     while !open.is_empty() {
         let waits = |v: &VarId| open.iter().any(|&b| pattern.atoms[b].root == *v);
         let ready = open.iter().filter(|&&a| !pattern.atoms[a].children.iter().any(waits));
-        let fresh = |a: usize| pattern.atoms[a].children.iter().filter(|v| !made[**v]).count();
-        let &next = ready.min_by_key(|&&a| (fresh(a), a))?;
+        let place = |a: usize| {
+            let fresh = || pattern.atoms[a].children.iter().filter(|v| !made[**v]);
+            let constant = fresh().any(|v| kinds.get(v) == Some(&LeafKind::Constant));
+            (constant, fresh().count(), a)
+        };
+        let &next = ready.min_by_key(|&&a| place(a))?;
         let atom = &pattern.atoms[next];
         if made[atom.root] {
             return None;
