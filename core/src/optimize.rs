@@ -251,7 +251,7 @@ enum Key {
 
 /// Rebuilds the graph from its roots, one node for each distinct computation. Leaves stay even when
 /// unused: they are what the user feeds by name.
-fn clean(graph: &Graph) -> Result<(Graph, usize, usize)> {
+pub(crate) fn clean(graph: &Graph) -> Result<(Graph, usize, usize)> {
     let order = graph.topological_order()?;
     let mut live = vec![false; graph.nodes().len()];
     for root in graph.roots() {

@@ -42,6 +42,16 @@ impl ConstantData {
         }
     }
 
+    /// So many elements as [`ConstantData::splat`] rounds one.
+    pub(crate) fn repeated(dtype: DType, value: f64, len: usize) -> Self {
+        let one = ConstantData::splat(dtype, value);
+        ConstantData {
+            dtype,
+            len,
+            bytes: one.bytes.repeat(len),
+        }
+    }
+
     /// Element type.
     pub fn dtype(&self) -> DType {
         self.dtype

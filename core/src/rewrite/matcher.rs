@@ -296,9 +296,11 @@ pub(super) fn eval_plain(expr: &ScalarExpr, bindings: &Bindings) -> Option<Bound
     eval_with(expr, bindings, &|_, _, _| None)
 }
 
-type FactRule<'a> = &'a dyn Fn(FactName, &Bound, Option<&Bound>) -> Option<Scalar>;
+/// Value of a fact of one or two arguments.
+pub(super) type FactRule<'a> = &'a dyn Fn(FactName, &Bound, Option<&Bound>) -> Option<Scalar>;
 
-fn eval_with(expr: &ScalarExpr, bindings: &Bindings, fact: FactRule) -> Option<Bound> {
+/// Evaluates an expression with a rule for facts; `None` where it has no value or a variable is unbound.
+pub(super) fn eval_with(expr: &ScalarExpr, bindings: &Bindings, fact: FactRule) -> Option<Bound> {
     match expr {
         ScalarExpr::Literal(value) => Some(Bound::Scalar(value.clone())),
         ScalarExpr::Var(v) => bindings[*v].clone(),

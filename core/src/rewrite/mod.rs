@@ -36,6 +36,7 @@ mod target;
 mod terms;
 mod types;
 mod validate;
+pub mod verify;
 
 use std::collections::VecDeque;
 use std::hash::{Hash, Hasher};

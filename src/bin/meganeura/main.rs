@@ -32,7 +32,7 @@ enum Command {
     Train(Box<train::Args>),
     /// List the devices and the strings that select them.
     Devices(devices::Args),
-    /// List the linked backends, operators and rule sets, and where they come from.
+    /// List the linked backends, operators and rule sets, and where they come from; `plugins verify` checks rules.
     Plugins(plugins::Args),
     /// Look up operators: formula, shapes, element types, gradient, source.
     Ops(ops::Args),

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use meganeura::registry;
+use meganeura::rewrite::verify::{Outcome as Found, RuleVerdict, VerifyOptions, verify_rule};
 use serde_json::json;
 
 use super::Outcome;
@@ -13,8 +14,38 @@ use crate::output::line;
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Print one JSON object a line.
-    #[arg(long)]
+    #[arg(long, global = true)]
     json: bool,
+
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    /// Check the rules of a rule set, or of all, on graphs that are found for them.
+    ///
+    /// For each rule graphs are searched on which its left-hand side matches. Both sides are computed by the
+    /// reference definitions of the operators and compared, for rules that take part before differentiation also
+    /// their gradients. A rule that differs, or for which no graph is found, is printed with the failing case, and the
+    /// command ends with code 1.
+    Verify(VerifyArgs),
+}
+
+/// Options of `plugins verify`.
+#[derive(Debug, clap::Args)]
+struct VerifyArgs {
+    /// Rule set to check; see `meganeura plugins`. All of them if it is left out.
+    #[arg(value_name = "SET")]
+    set: Option<String>,
+
+    /// Number of different graphs for each rule.
+    #[arg(long, value_name = "N", default_value_t = VerifyOptions::default().cases)]
+    cases: usize,
+
+    /// Where random numbers begin.
+    #[arg(long, value_name = "N", default_value_t = VerifyOptions::default().seed)]
+    seed: u64,
 }
 
 /// The plugin crate that announces an operator, or the core.
@@ -38,6 +69,9 @@ fn core_origin() -> String {
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {
+    if let Some(Command::Verify(verify)) = &args.command {
+        return run_verify(verify, args.json);
+    }
     let problems: Vec<String> = registry::problems()
         .iter()
         .chain(&registry::op_problems())
@@ -140,4 +174,56 @@ fn print_rule_sets() -> std::io::Result<()> {
         }
     }
     Ok(())
+}
+
+fn run_verify(args: &VerifyArgs, json: bool) -> Outcome {
+    let mut sets = registry::rule_sets();
+    if let Some(wanted) = &args.set {
+        let known: Vec<String> = sets.iter().map(|s| s.set.namespace.to_string()).collect();
+        sets.retain(|s| s.set.namespace == *wanted);
+        if sets.is_empty() {
+            return Err(format!("there is no rule set '{wanted}'; there are: {}", known.join(", ")).into());
+        }
+    }
+    let options = VerifyOptions {
+        cases: args.cases.max(1),
+        seed: args.seed,
+        ..VerifyOptions::default()
+    };
+    let (mut count, mut failures) = (0, 0);
+    for rule in sets.iter().flat_map(|s| &s.rules) {
+        let verdict = verify_rule(rule, &options);
+        count += 1;
+        failures += usize::from(!verdict.is_sound());
+        if json {
+            line(verdict_json(&verdict))?;
+        } else {
+            line(&verdict)?;
+        }
+    }
+    if json {
+        line(json!({ "kind": "summary", "rules": count, "failures": failures }))?;
+    } else {
+        line(format_args!("{count} rules, {failures} failures"))?;
+    }
+    Ok(if failures == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+fn verdict_json(verdict: &RuleVerdict) -> serde_json::Value {
+    let (sides, cases, message) = match &verdict.outcome {
+        Found::Sound { cases, .. } => (None, *cases, None),
+        Found::Wrong { case, difference } => (Some(case), 0, Some(difference)),
+        Found::IllTyped { case, message } => (Some(case), 0, Some(message)),
+        Found::Failed { message } => (None, 0, Some(message)),
+        Found::NoWitness => (None, 0, None),
+    };
+    json!({
+        "kind": "rule", "set": verdict.rule.set, "rule": verdict.rule.name, "verdict": verdict.outcome.name(),
+        "place": verdict.rule.place(), "cases": cases, "message": message,
+        "before": sides.map(|s| &s.before), "after": sides.map(|s| &s.after),
+    })
 }
