@@ -194,14 +194,22 @@ fn rules_are_verified_on_request() {
     assert!(output.status.success(), "{out}{err}");
     assert!(out.contains("swiglu/Silu*u→SwiGLU: sound on 2 graphs"), "{out}");
     assert!(out.trim_end().ends_with("0 failures"), "{out}");
-    let (output, out, _) = run(&mut meganeura(&["plugins", "verify", "swiglu", "--cases", "1", "--json"]));
+    let (output, out, _) = run(&mut meganeura(&[
+        "plugins", "verify", "swiglu", "--cases", "1", "--json",
+    ]));
     assert!(output.status.success());
     let lines = json_lines(&out);
-    assert!(lines.iter().any(|l| l["set"] == "swiglu" && l["verdict"] == "sound"), "{out}");
+    assert!(
+        lines.iter().any(|l| l["set"] == "swiglu" && l["verdict"] == "sound"),
+        "{out}"
+    );
     assert_eq!(lines.last().expect("a summary")["failures"], 0);
     let (output, _, err) = run(&mut meganeura(&["plugins", "verify", "swigloo"]));
     assert!(!output.status.success());
-    assert!(err.contains("there is no rule set 'swigloo'") && err.contains("swiglu"), "{err}");
+    assert!(
+        err.contains("there is no rule set 'swigloo'") && err.contains("swiglu"),
+        "{err}"
+    );
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! rules and copied for each graph.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use egglog::EGraph;
 use egglog::ast::{Action, Command, Expr, Fact, Literal};
@@ -54,10 +54,12 @@ pub(super) const LEAVES: &[(&str, &str)] = &[
 const DECLARED_ARITY: usize = 8;
 
 /// Declarations and rules.
-#[derive(Clone)]
 pub(super) struct Dialect {
     /// An e-graph with everything loaded and no values.
     pub(super) template: EGraph,
+    /// Held while a copy of the template is in use: copies share egglog's counters, among them the time by which it
+    /// knows what is new, so that two copies at work at the same time lose matches and merges.
+    pub(super) in_use: Mutex<()>,
     /// Operators that occur in rules, by their constructors.
     pub(super) symbols: HashMap<String, Constructor>,
     /// The rules, as the numbers of `fired` name them.
@@ -137,6 +139,7 @@ impl Dialect {
         }
         Ok(Dialect {
             template,
+            in_use: Mutex::new(()),
             symbols,
             rules,
             program,

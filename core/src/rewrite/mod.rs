@@ -170,6 +170,8 @@ pub fn rewrite(graph: &Graph, request: &Request) -> Result<(Graph, OptimizeRepor
         return Ok((graph.clone(), report));
     }
     let dialect = dialect(rules)?;
+    // Nothing is left half done by a panic: each graph has a copy of its own.
+    let _in_use = dialect.in_use.lock().unwrap_or_else(PoisonError::into_inner);
     let saturation_start = Instant::now();
     let pack_group = |graph: &Graph, id: NodeId| pack_group(graph, id, request.group_of);
     let mode = match request.pass.mode() {

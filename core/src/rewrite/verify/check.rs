@@ -447,7 +447,7 @@ impl<'p> Case<'p> {
 fn difference(before: &RefTensor, after: &RefTensor, tolerance: f64) -> Option<String> {
     let finite = before.data.iter().copied().filter(|v| v.is_finite());
     let scale = finite.fold(1e-3f64, |m, v| m.max(v.abs()));
-    let differs = |(a, b): (&f64, &f64)| a.is_finite() && !((a - b).abs() <= tolerance * scale);
+    let differs = |(a, b): (&f64, &f64)| a.is_finite() && (b.is_nan() || (a - b).abs() > tolerance * scale);
     let at = before.data.iter().zip(&after.data).position(differs)?;
     let mut rest = at;
     let mut index: Vec<usize> = before

@@ -101,7 +101,7 @@ impl Pool {
         let b = small[self.rng.below(small.len())];
         let other = [1, 2, 3, 4, 6, 7][self.rng.below(6)];
         // Products of sizes let reshapes split and join axes.
-        self.dims = if attempt % 2 == 0 {
+        self.dims = if attempt.is_multiple_of(2) {
             vec![1, a, b, other]
         } else {
             vec![1, a, b, a * b]

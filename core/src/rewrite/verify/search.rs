@@ -78,6 +78,9 @@ enum Decision {
     Call(usize),
 }
 
+/// Types for the open operands of a call, and its attributes.
+type Template = (Vec<(VarId, TensorType)>, Vec<Scalar>);
+
 /// See the [module documentation](self).
 pub(super) struct Search<'p> {
     pattern: &'p Pattern,
@@ -128,7 +131,7 @@ impl<'p> Search<'p> {
             }
             let open = |v: &VarId| !made[*v];
             if let Shape::Call(constructor) = atom.shape
-                && atom.children.iter().any(|v| open(v))
+                && atom.children.iter().any(open)
             {
                 let all = (0..4).flat_map(|seed| constructor.op.samples(&mut Sizes::new(seed)));
                 let fitting = all.filter(|s| s.inputs.len() == atom.children.len());
@@ -350,7 +353,7 @@ impl<'p> Search<'p> {
     }
 
     /// Operand types and attributes of samples, with their sizes replaced by those that are there.
-    fn sampled(&mut self, a: usize, state: &Witness) -> Vec<(Vec<(VarId, TensorType)>, Vec<Scalar>)> {
+    fn sampled(&mut self, a: usize, state: &Witness) -> Vec<Template> {
         let atom = &self.pattern.atoms[a];
         let Shape::Call(constructor) = atom.shape else {
             return Vec::new();
