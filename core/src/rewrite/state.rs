@@ -19,9 +19,6 @@ use crate::ops::OpRef;
 /// A class as egglog names it; the flag tells results of several from single values.
 pub(super) type ClassKey = (bool, EValue);
 
-/// Rules that fired, by class, and how often each did.
-pub(super) type Fired = (FxHashMap<ClassKey, Vec<usize>>, Vec<usize>);
-
 /// A constructor's table.
 #[derive(Clone, Debug)]
 pub(super) struct Table {
