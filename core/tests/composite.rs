@@ -60,7 +60,8 @@ fn types_and_work_follow_from_the_decomposition() {
         assert_eq!((cost.flops, cost.bytes), (2 * numel, 8 * numel));
     }
     let half = TensorType::new(DType::F16, Shape::new(&[3]).unwrap());
-    assert_eq!(infer(&SQUARED_RELU, &Attrs::new(), &[half.clone()]).unwrap(), [half]);
+    let single = std::slice::from_ref(&half);
+    assert_eq!(infer(&SQUARED_RELU, &Attrs::new(), single).unwrap(), single);
     let types = infer(&PAIR, &Attrs::new().with("k", 2.0), &[f32s(&[5, 3]), f32s(&[3])]).unwrap();
     assert_eq!(types, [f32s(&[5, 3]), f32s(&[5, 3])]);
 }
@@ -105,7 +106,8 @@ fn values_and_gradients_are_those_of_the_decomposition() {
             wanted.iter().flat_map(value).collect::<Vec<f64>>()
         });
         assert_eq!(values[0].len(), 1 + n);
-        assert!(values[0].iter().any(|v| *v != 0.0));
+        // One element alone may well be cut off.
+        assert!(m * n == 1 || values[0].iter().any(|v| *v != 0.0));
         for (got, want) in values[0].iter().zip(&values[1]) {
             assert!(
                 (got - want).abs() <= 1e-12 * (1.0 + want.abs()),

@@ -62,6 +62,9 @@ register_kernel!(CpuKernel::elementwise("linked.twice", 2, |_, _, _| ()));
 static LATE: Composite = Composite::new("late.double", 1, "2 x", |g, x, _| Ok(vec![g.add(x[0], x[0]).into()]));
 static FAULTY: Composite = Composite::new("late.faulty", 1, "x", |g, x, _| Ok(vec![g.neg(x[0]).into()]));
 
+register_op!(LATE);
+register_op!(FAULTY);
+
 fn device() -> Arc<dyn Device> {
     Arc::new(CpuDevice::new(2))
 }
