@@ -4,11 +4,11 @@ mod common;
 
 use std::sync::Arc;
 
-use common::check;
+use common::{check, sample};
 use meganeura_core::attrs::{AttrKind, Attrs};
 use meganeura_core::backend::Device;
 use meganeura_core::graph::Graph;
-use meganeura_core::ops::sample::{Sample, SampleInput, Sizes};
+use meganeura_core::ops::sample::{SampleInput, Sizes};
 use meganeura_core::ops::{Composite, OpRef, Operator};
 use meganeura_core::plan::compile_for;
 use meganeura_core::{DType, Session, register_op, registry};
@@ -33,13 +33,7 @@ static BLEND: Composite = Composite::new("linked.blend", 2, "k a + (1 - k) b", |
         vec![7, long - 1],
     ]
     .iter()
-    .map(|s| {
-        Sample::new(
-            format!("{s:?}"),
-            vec![SampleInput::f32(s); 2],
-            Attrs::new().with("k", 0.25),
-        )
-    })
+    .map(|s| sample(vec![SampleInput::f32(s); 2], Attrs::new().with("k", 0.25)))
     .collect()
 });
 register_op!(BLEND);
