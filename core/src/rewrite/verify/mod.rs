@@ -1,6 +1,6 @@
 //! Checks rules by trying them.
 //!
-//! For each rule graphs are [searched](search) on which its left-hand side matches. Both sides are built and compared
+//! For each rule graphs are searched on which its left-hand side matches. Both sides are built and compared
 //! by the [oracle](crate::reference): every value that the rule equates, and for rules that take part before
 //! differentiation also the gradients of a random weighted sum of them. A rule that passes is not proven; one that
 //! fails comes with the case.
