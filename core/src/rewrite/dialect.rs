@@ -10,6 +10,7 @@ use egglog::ast::{Action, Command, Expr, Fact, Literal};
 use super::attr::{Constructor, TENSOR, TUPLE};
 use super::rule::Rule;
 use crate::error::{Error, Result};
+use crate::registry;
 
 /// Sorts, leaves and facts that every e-graph has.
 const PRELUDE: &str = r#"
@@ -115,7 +116,10 @@ impl Dialect {
         let mut symbols = HashMap::new();
         for rule in &rules {
             for name in names(rule) {
+                // Facts and arithmetic have names too; looking for operators like them would take long.
+                let base = name.split('/').next().unwrap_or_default();
                 if !symbols.contains_key(&name)
+                    && registry::op(base).is_some()
                     && let Ok(symbol) = Constructor::resolve(&name, &[])
                 {
                     program += &declaration(&symbol);
