@@ -21,7 +21,7 @@ impl Graph {
             self.verify_node(id)?;
         }
         for value in self.roots() {
-            self.verify_value(value, "the graph's roots")?;
+            self.verify_value(value, || "the graph's roots".to_owned())?;
         }
         Ok(())
     }
@@ -30,7 +30,7 @@ impl Graph {
         let node = &self.nodes[id.index()];
         let mut types = Vec::with_capacity(node.inputs.len());
         for &value in &node.inputs {
-            self.verify_value(value, &self.label(id).0)?;
+            self.verify_value(value, || self.label(id).0)?;
             types.extend(self.ty(value).cloned());
         }
         match &node.kind {
@@ -72,9 +72,10 @@ impl Graph {
         Ok(())
     }
 
-    fn verify_value(&self, value: Value, user: &str) -> Result<()> {
+    /// Messages are made only where there is something to say: graphs are verified after every pass.
+    fn verify_value(&self, value: Value, user: impl Fn() -> String) -> Result<()> {
         self.try_type(value)
             .map(|_| ())
-            .map_err(|message| Error::graph(format!("{user}: {message}"), "values belong to one graph"))
+            .map_err(|message| Error::graph(format!("{}: {message}", user()), "values belong to one graph"))
     }
 }

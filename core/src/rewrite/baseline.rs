@@ -34,7 +34,7 @@ type PriceKey = (&'static str, Attrs, Vec<TensorType>);
 ///
 /// # Errors
 /// See [`greedy`].
-pub(super) fn rewrite(graph: &Graph, rules: &[Arc<Rule>], caps: &[String], request: &Request) -> Result<Baseline> {
+pub(super) fn rewrite(graph: &Graph, rules: &[Arc<Rule>], caps: &[&str], request: &Request) -> Result<Baseline> {
     let known: RefCell<HashMap<PriceKey, u64>> = RefCell::default();
     let packable = |terms: &Terms, id: TermId| {
         let node = terms.node(id).filter(|_| matches!(terms.label(id), Label::Leaf(..)));
@@ -65,7 +65,7 @@ pub(super) fn rewrite(graph: &Graph, rules: &[Arc<Rule>], caps: &[String], reque
     };
     let group = |id: NodeId| pack_group(graph, id, request.group_of);
     let world = World {
-        caps: caps.iter().cloned().collect(),
+        caps: caps.iter().map(|cap| (*cap).to_owned()).collect(),
         pack_group: &group,
     };
     let budget = Budget {

@@ -81,7 +81,7 @@ pub fn graph_cost(graph: &Graph, target: &dyn Target) -> Result<u64> {
     let mut live = vec![false; graph.nodes().len()];
     graph.roots().for_each(|root| live[root.node.index()] = true);
     let mut total = 0u64;
-    for id in order.iter().rev().filter(|_| true) {
+    for id in order.iter().rev() {
         let node = &graph.nodes()[id.index()];
         if !live[id.index()] {
             continue;

@@ -10,6 +10,7 @@ use egglog::ast::{Action, Command, Expr, Fact, Literal};
 use super::attr::{Constructor, TENSOR, TUPLE};
 use super::rule::Rule;
 use crate::error::{Error, Result};
+use crate::graph::NodeKind;
 use crate::registry;
 
 /// Sorts, leaves and facts that every e-graph has.
@@ -50,6 +51,12 @@ pub(super) const LEAVES: &[(&str, &str)] = &[
     ("scalar", "Scalar"),
     ("constant", "Constant"),
 ];
+
+/// Constructor of a leaf.
+pub(super) fn leaf_constructor(kind: &NodeKind) -> &'static str {
+    let noun = kind.noun();
+    LEAVES.iter().find(|(n, _)| *n == noun).map_or("Constant", |(_, c)| c)
+}
 
 /// Most operands of a call whose constructor is declared beforehand.
 const DECLARED_ARITY: usize = 8;

@@ -30,6 +30,7 @@ mod rule_set;
 mod rule_tests;
 mod saturate;
 mod scalar;
+mod select;
 mod snapshot;
 mod state;
 mod target;
@@ -38,9 +39,8 @@ mod types;
 mod validate;
 pub mod verify;
 
-use std::collections::VecDeque;
 use std::hash::{Hash, Hasher};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 pub use config::RewriteConfig;
@@ -54,9 +54,7 @@ use crate::build::Mode;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId};
 use crate::optimize::OptimizeReport;
-use crate::registry;
 use cost::Costs;
-use dialect::Dialect;
 use extract::{Budget, extract};
 use rule::{Phase, Rule};
 use snapshot::Snapshot;
@@ -82,6 +80,14 @@ impl Pass {
         }
     }
 
+    /// The fact by which rules know of the pass.
+    fn cap(self) -> &'static str {
+        match self.mode() {
+            Mode::Training => "training",
+            Mode::Inference => "inference",
+        }
+    }
+
     fn mode(self) -> Mode {
         match self {
             Pass::Inference => Mode::Inference,
@@ -103,54 +109,6 @@ pub struct Request<'a> {
     pub group_of: &'a dyn Fn(&str) -> u64,
 }
 
-/// The rules that a request selects, sorted by set.
-///
-/// # Errors
-/// [`Error::Config`] when a set to leave out does not exist.
-fn select(request: &Request) -> Result<Vec<Arc<Rule>>> {
-    let sets = registry::rule_sets();
-    for name in &request.config.disable {
-        if !sets.iter().any(|s| s.set.namespace == *name) {
-            let known: Vec<&str> = sets.iter().map(|s| s.set.namespace.as_ref()).collect();
-            return Err(Error::Config {
-                origin: "rewrite.disable".into(),
-                message: format!("there is no rule set '{name}'; there are: {}", known.join(", ")),
-            });
-        }
-    }
-    let applies = |applies: Applies| match applies {
-        Applies::Always => true,
-        Applies::Training => request.pass.mode() == Mode::Training,
-        Applies::Inference => request.pass.mode() == Mode::Inference,
-    };
-    Ok(sets
-        .iter()
-        .filter(|s| applies(s.set.applies) && !request.config.disable.iter().any(|d| s.set.namespace == *d))
-        .flat_map(|s| s.rules.iter())
-        .filter(|rule| request.pass.takes(rule.phase))
-        .cloned()
-        .collect())
-}
-
-/// The vocabulary with these rules: loading them takes longer than rewriting a small graph, so the last few are
-/// kept.
-fn dialect(rules: Vec<Arc<Rule>>) -> Result<Arc<Dialect>> {
-    static KEPT: Mutex<VecDeque<Arc<Dialect>>> = Mutex::new(VecDeque::new());
-    const MOST: usize = 8;
-    let same =
-        |d: &&Arc<Dialect>| d.rules.len() == rules.len() && d.rules.iter().zip(&rules).all(|(a, b)| Arc::ptr_eq(a, b));
-    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(found) = kept.iter().find(same) {
-        return Ok(found.clone());
-    }
-    let made = Arc::new(Dialect::new(rules)?);
-    kept.push_back(made.clone());
-    if kept.len() > MOST {
-        kept.pop_front();
-    }
-    Ok(made)
-}
-
 /// Rewrites a graph.
 ///
 /// # Errors
@@ -165,58 +123,70 @@ pub fn rewrite(graph: &Graph, request: &Request) -> Result<(Graph, OptimizeRepor
     if !request.config.enabled {
         return Ok((graph.clone(), report));
     }
-    let rules = select(request)?;
+    let rules = select::rules(graph, request)?;
     if rules.is_empty() {
         return Ok((graph.clone(), report));
     }
-    let dialect = dialect(rules)?;
+    let dialect = select::dialect(rules)?;
     // Nothing is left half done by a panic: each graph has a copy of its own.
     let _in_use = dialect.in_use.lock().unwrap_or_else(PoisonError::into_inner);
-    let saturation_start = Instant::now();
+    let start = Instant::now();
     let pack_group = |graph: &Graph, id: NodeId| pack_group(graph, id, request.group_of);
-    let mode = match request.pass.mode() {
-        Mode::Training => "training",
-        Mode::Inference => "inference",
-    };
-    let caps = vec![mode.to_owned()];
     let setting = Setting {
-        caps: caps.clone(),
+        caps: &[request.pass.cap()],
         pack_group: &pack_group,
     };
     let mut state = State::new(graph, dialect.clone(), &setting)?;
-    let saturation = saturate::saturate(&mut state, &request.config.limits())?;
-    report.egglog_time = saturation_start.elapsed();
+    report.budget_hit = saturate::saturate(&mut state, &request.config.limits())?.budget;
+    report.egglog_time = start.elapsed();
+    let (_, counts) = state.fired()?;
+    report.rules_fired = titles(&dialect.rules, &counts);
+    report.egglog_program.clone_from(&dialect.program);
 
     let start = Instant::now();
+    let mut chosen = choose(graph, &mut state, request, &mut report)?;
+    report.extract_time = start.elapsed();
+    report.cost_before_ps = graph_cost(graph, request.target)?;
+    if request.config.baseline || report.budget_hit.is_some() {
+        let baseline = baseline::rewrite(graph, &dialect.rules, setting.caps, request)?;
+        report.greedy_cost_ps = Some(baseline.cost);
+        // Only where a budget ended saturation can the matcher be ahead.
+        if report.budget_hit.is_some() && baseline.cost < report.cost_after_ps {
+            report.cost_after_ps = baseline.cost;
+            report.extraction_exact = false;
+            report.fusions = baseline.fusions;
+            chosen = baseline.graph;
+        }
+    }
+    report.nodes_after = chosen.nodes().len();
+    let applied = report.fusions.iter().map(|f| (f.rule.clone(), f.node));
+    report.fusions_applied = applied.collect();
+    Ok((chosen, report))
+}
+
+/// The cheapest graph in a saturated e-graph; the report learns of its cost and its fusions.
+fn choose(graph: &Graph, state: &mut State, request: &Request, report: &mut OptimizeReport) -> Result<Graph> {
     let mut costs = Costs::new(request.target);
-    let snapshot = Snapshot::new(&mut state, &mut costs)?;
+    let snapshot = Snapshot::new(state, &mut costs)?;
+    report.num_eclasses = snapshot.classes.len();
+    report.num_enodes = snapshot.num_enodes;
     let groups = state.class_facts("pack-group")?;
     let packable = |class: u32| groups.contains_key(&snapshot.keys[class as usize]);
-    let problem = snapshot.problem(&state, graph, &packable);
+    let problem = snapshot.problem(state, graph, &packable);
     let budget = Budget {
         steps: request.config.steps,
         time: Some(Duration::from_millis(request.config.time_ms)),
     };
     let extraction =
         extract(&problem, &budget).map_err(|e| Error::graph(e.to_string(), "this is a fault of a rule set"))?;
-    let decoded = decode::decode(graph, &state, &snapshot, &problem, &extraction.selection)?;
+    report.extraction_exact = extraction.exact;
+    let decoded = decode::decode(graph, state, &snapshot, &problem, &extraction.selection)?;
     let (packed, moved) =
         pack::pack_calls_mapped(&decoded.graph, &|id| decoded.packed.contains(&id), request.group_of)?;
-    report.extract_time = start.elapsed();
-
-    let (_, counts) = state.fired()?;
-    report.rules_fired = titles(&dialect.rules, &counts);
-    report.egglog_program.clone_from(&dialect.program);
-    report.num_eclasses = snapshot.classes.len();
-    report.num_enodes = snapshot.num_enodes;
-    report.budget_hit = saturation.budget;
-    report.extraction_exact = extraction.exact;
-    report.cost_before_ps = graph_cost(graph, request.target)?;
     report.cost_after_ps = graph_cost(&packed, request.target)?;
-    report.nodes_after = packed.nodes().len();
     report.fusions = report::Fusions {
         graph,
-        state: &state,
+        state,
         snapshot: &snapshot,
         problem: &problem,
         selection: &extraction.selection,
@@ -226,22 +196,7 @@ pub fn rewrite(graph: &Graph, request: &Request) -> Result<(Graph, OptimizeRepor
         },
     }
     .list()?;
-    let mut result = packed;
-    if request.config.baseline || report.budget_hit.is_some() {
-        let baseline = baseline::rewrite(graph, &dialect.rules, &caps, request)?;
-        report.greedy_cost_ps = Some(baseline.cost);
-        // Only where a budget ended saturation can the matcher be ahead.
-        if report.budget_hit.is_some() && baseline.cost < report.cost_after_ps {
-            report.cost_after_ps = baseline.cost;
-            report.extraction_exact = false;
-            report.nodes_after = baseline.graph.nodes().len();
-            report.fusions = baseline.fusions;
-            result = baseline.graph;
-        }
-    }
-    let applied = report.fusions.iter().map(|f| (f.rule.clone(), f.node));
-    report.fusions_applied = applied.collect();
-    Ok((result, report))
+    Ok(packed)
 }
 
 /// Counts by the rules' titles, in the order of the rules.

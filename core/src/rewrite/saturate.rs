@@ -55,6 +55,11 @@ pub(super) fn saturate(state: &mut State, limits: &Limits) -> Result<Saturation>
             .step_rules("rules")
             .map_err(|e| Error::graph(e.to_string(), ""))?;
         outcome.iterations += 1;
+        log::trace!(
+            "rewriting, round {}: {tuples} rows before, {:.1} ms since the start; times of rules, least first:\n{step}",
+            outcome.iterations,
+            start.elapsed().as_secs_f64() * 1e3
+        );
         if step.can_stop && !typed {
             return Ok(outcome);
         }

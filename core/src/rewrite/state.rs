@@ -8,7 +8,7 @@ use rustc_hash::FxHashMap;
 
 use super::attr::{self, Constructor};
 use super::columns;
-use super::dialect::{Dialect, LEAVES, opaque_declaration, opaque_is_declared, opaque_name};
+use super::dialect::{Dialect, LEAVES, leaf_constructor, opaque_declaration, opaque_is_declared, opaque_name};
 use super::facts;
 use super::scalar::Scalar;
 use super::types::{ClassType, Inference, Label, LabelId, Labels, TypeId, Types};
@@ -108,8 +108,8 @@ impl State {
         // Split borrows: the closure writes the e-graph while labels and types grow.
         let mut egraph = std::mem::take(&mut self.egraph);
         let result = egraph.update(|mut fs| {
-            for cap in &setting.caps {
-                fs.add("cap", (cap.as_str(),))?;
+            for &cap in setting.caps {
+                fs.add("cap", (cap,))?;
             }
             let mut values: FxHashMap<Value, EValue> = FxHashMap::default();
             for &id in &order {
@@ -144,9 +144,7 @@ impl State {
             Ok::<(), egglog::Error>(())
         };
         let Some((op, attrs)) = node.op() else {
-            let noun = node.kind.noun();
-            let name = LEAVES.iter().find(|(n, _)| *n == noun).map_or("Constant", |(_, c)| c);
-            let value = fs.add(name, (number,))?;
+            let value = fs.add(leaf_constructor(&node.kind), (number,))?;
             single(self, fs, values, 0, value)?;
             if let NodeKind::Constant(data) = &node.kind
                 && let Some(uniform) = facts::uniform(data)
@@ -349,7 +347,7 @@ impl State {
 /// What the encoder needs to know beside the graph.
 pub(super) struct Setting<'a> {
     /// Facts of the build and the device.
-    pub(super) caps: Vec<String>,
+    pub(super) caps: &'a [&'a str],
     /// Parameters with equal numbers may be packed together.
     pub(super) pack_group: &'a dyn Fn(&Graph, NodeId) -> Option<i64>,
 }
