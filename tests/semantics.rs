@@ -398,3 +398,21 @@ fn profiling_names_and_times_the_passes() {
     assert!(s.take_timings().rows.is_empty(), "taken");
     s.dump_gpu_timings();
 }
+
+#[test]
+fn profiles_say_what_is_in_a_fused_pass() {
+    let mut g = Graph::new();
+    let x = g.input("x", &[8, 16]);
+    let y = g.tanh(x);
+    let y = g.exp(y);
+    let y = g.mul(y, x);
+    g.set_outputs(vec![y]);
+    let mut s = inference(&g);
+    s.set_input("x", &[0.5; 128]);
+    s.set_profiling(true);
+    s.step();
+    let timings = s.take_timings();
+    assert_eq!(timings.rows[0].label, "core.fused[tanh, exp, mul]", "{timings}");
+    let label = &s.plan().dispatches[0].label;
+    assert!(label.ends_with("(core.fused[tanh, exp, mul])"), "{label}");
+}

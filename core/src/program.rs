@@ -232,15 +232,33 @@ impl Program {
     }
 }
 
+impl Program {
+    /// The names of the calls in order, for labels: `matmul, add, relu`; of a long program, the first and how many
+    /// more there are.
+    pub fn title(&self) -> String {
+        const SHOWN: usize = 6;
+        let names = self.steps.iter().map(|step| short_name(step.op));
+        let mut title = names.take(SHOWN).collect::<Vec<_>>().join(", ");
+        if self.steps.len() > SHOWN {
+            title += &format!(" and {} more", self.steps.len() - SHOWN);
+        }
+        title
+    }
+}
+
+/// An operator's name without its namespace.
+fn short_name(op: OpRef) -> &'static str {
+    let name = op.get().name();
+    name.split_once('.').map_or(name, |(_, short)| short)
+}
+
 /// Short: `matmul(0, 1); add(%0, 2); relu(%1) -> %2`.
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let list = |slots: &[Slot]| slots.iter().map(Slot::to_string).collect::<Vec<_>>().join(", ");
         for (i, step) in self.steps.iter().enumerate() {
             let semicolon = if i == 0 { "" } else { "; " };
-            let name = step.op.name();
-            let short = name.split_once('.').map_or(name, |(_, short)| short);
-            write!(f, "{semicolon}{short}({}", list(&step.inputs))?;
+            write!(f, "{semicolon}{}({}", short_name(step.op), list(&step.inputs))?;
             if !step.attrs.is_empty() {
                 write!(f, ", {}", step.attrs)?;
             }

@@ -226,7 +226,7 @@ fn compile_segment(
                     phases.push(Vec::new());
                 }
                 phases[p].push(Entry {
-                    name: name.clone(),
+                    name: dispatch.title(),
                     kernel,
                     shared_offset: shared_end,
                 });

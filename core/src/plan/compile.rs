@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use super::levels::assign_levels;
 use super::{
     BufferRef, DerivedInfo, Dispatch, ExecutionPlan, FORWARD_BACKWARD, KernelRef, Operand, PLAN_VERSION, ParamInfo,
-    Segment, StateBuffer,
+    Segment, StateBuffer, call_title,
 };
 use crate::attrs::Attrs;
 use crate::backend::{Device, KernelDesc, Support};
@@ -556,8 +556,12 @@ fn widen(op: OpRef, desc: &KernelDesc) -> Result<Option<(Graph, Vec<Value>)>> {
 }
 
 fn dispatch_label(node: &Node, id: NodeId, op: OpRef) -> String {
+    let title = match node.op() {
+        Some((_, attrs)) => call_title(op.name(), attrs),
+        None => op.name().to_owned(),
+    };
     match &node.name {
-        Some(name) => format!("{name} ({})", op.name()),
-        None => format!("{id} ({})", op.name()),
+        Some(name) => format!("{name} ({title})"),
+        None => format!("{id} ({title})"),
     }
 }

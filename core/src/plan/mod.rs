@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 pub use compile::{compile, compile_for, try_compile};
 pub use packed::{DerivedInfo, Part, TensorView};
 
-use crate::attrs::Attrs;
+use crate::attrs::{Attr, Attrs};
 use crate::dtype::DType;
 use crate::graph::NodeId;
 use crate::init::Init;
@@ -78,6 +78,22 @@ pub struct Dispatch {
     pub label: String,
     /// Whether a cooperative-matrix variant was chosen (GPU backends).
     pub use_coop: bool,
+}
+
+impl Dispatch {
+    /// What runs, for listings: the kernel's name, and of a program its calls, as in `core.fused[add, relu]`.
+    pub fn title(&self) -> String {
+        call_title(&self.kernel.name, &self.attrs)
+    }
+}
+
+/// An operator's name, and of a program the calls.
+fn call_title(name: &str, attrs: &Attrs) -> String {
+    let programs = attrs.iter().filter_map(|(_, attr)| match attr {
+        Attr::Program(program) => Some(format!("[{}]", program.title())),
+        _ => None,
+    });
+    std::iter::once(name.to_owned()).chain(programs).collect()
 }
 
 /// A consecutive range of dispatches that a step may include or leave out.
