@@ -24,8 +24,11 @@ pub struct Fusion {
     pub rule: String,
     /// Its rule set.
     pub rule_set: String,
-    /// The node that it made, in the graph before elementwise calls are gathered.
+    /// The node that it made, or the one that this became a part of, in the graph of its pass.
     pub node: u32,
+    /// Whether its pass was the one before differentiation, so that [`Fusion::node`] counts in another graph than
+    /// the final one.
+    pub before_autodiff: bool,
     /// Names of the nodes that it replaced.
     pub node_name: String,
     /// Estimated saving a step, in picoseconds. One fusion may cost what another saves.
@@ -74,8 +77,11 @@ pub struct OptimizeReport {
 }
 
 impl OptimizeReport {
-    /// Adds the report of a later pass over the same graph.
+    /// Adds the report of the pass after differentiation to that of the one before.
     pub fn merge(&mut self, later: OptimizeReport) {
+        for fusion in &mut self.fusions {
+            fusion.before_autodiff = true;
+        }
         for (rule, count) in later.rules_fired {
             match self.rules_fired.iter_mut().find(|(r, _)| *r == rule) {
                 Some((_, total)) => *total += count,
@@ -233,6 +239,13 @@ pub fn optimize_for(graph: &Graph, request: &Request) -> Result<(Graph, Optimize
     if request.config.cluster && request.pass != Pass::Forward {
         let (clustered, clusters) = cluster(&optimized, request.target)?;
         optimized = clustered;
+        for fusion in &mut report.fusions {
+            // What a rule made is needed by the result, so that it is somewhere in it.
+            if let Some(&node) = clusters.moved.get(&NodeId(fusion.node)) {
+                fusion.node = node.0;
+            }
+        }
+        report.fusions_applied = report.fusions.iter().map(|f| (f.rule.clone(), f.node)).collect();
         report.clustered_cost_ps = graph_cost(&optimized, request.target)?;
         report.nodes_after = clusters.nodes_after;
         report.cluster_time = clusters.time;

@@ -8,23 +8,32 @@ use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId, NodeKind, Value};
 use crate::ops::FUSED;
 
+/// A graph with its clusters.
+pub(super) struct Emitted {
+    pub(super) graph: Graph,
+    pub(super) clusters: Vec<Cluster>,
+    /// What each node became, or became a part of.
+    pub(super) moved: HashMap<NodeId, NodeId>,
+}
+
 /// Rebuilds the graph with a call for each cluster.
 ///
 /// # Errors
 /// A cycle, if a path left a cluster and came back.
-pub(super) fn emit(graph: &Graph, clusters: Vec<Grown>) -> Result<(Graph, Vec<Cluster>)> {
+pub(super) fn emit(graph: &Graph, grown: Vec<Grown>) -> Result<Emitted> {
     let mut cluster_of: Vec<Option<usize>> = vec![None; graph.nodes().len()];
-    for (index, cluster) in clusters.iter().enumerate() {
+    for (index, cluster) in grown.iter().enumerate() {
         for m in &cluster.members {
             cluster_of[m.index()] = Some(index);
         }
     }
     let mut out = Graph::new();
     let mut map: HashMap<Value, Value> = HashMap::new();
+    let mut moved: HashMap<NodeId, NodeId> = HashMap::new();
     let mut made: Vec<(NodeId, usize)> = Vec::new();
     let units = Units {
         graph,
-        clusters: &clusters,
+        clusters: &grown,
         cluster_of: &cluster_of,
     };
     for unit in units.ordered()? {
@@ -33,11 +42,12 @@ pub(super) fn emit(graph: &Graph, clusters: Vec<Grown>) -> Result<(Graph, Vec<Cl
             Unit::Node(id) => {
                 let node = &graph.nodes()[id.index()];
                 let new = out.copy_node(graph, id, mapped(&node.inputs));
+                moved.insert(id, new);
                 let ports = 0..node.outputs.len() as u32;
                 map.extend(ports.map(|port| (Value { node: id, port }, Value { node: new, port })));
             }
             Unit::Cluster(index) => {
-                let Grown { members, draft, .. } = &clusters[index];
+                let Grown { members, draft, .. } = &grown[index];
                 let operands = mapped(&draft.operands);
                 // A cluster has members.
                 let last = members.last().copied().unwrap_or(NodeId(0));
@@ -45,15 +55,16 @@ pub(super) fn emit(graph: &Graph, clusters: Vec<Grown>) -> Result<(Graph, Vec<Cl
                 let new = out.with_provenance(provenance, |out| out.call(FUSED, draft.attrs(), operands));
                 let ports = draft.results.iter().zip(0u32..);
                 map.extend(ports.map(|(&value, port)| (value, Value { node: new, port })));
+                moved.extend(members.iter().map(|&member| (member, new)));
                 made.push((new, index));
             }
         }
     }
     out.adopt_roots(graph, |v| map[&v]);
-    let reports = made.into_iter().map(|(node, index)| {
+    let clusters = made.into_iter().map(|(node, index)| {
         let Grown {
             members, draft, saving, ..
-        } = &clusters[index];
+        } = &grown[index];
         Cluster {
             node,
             label: out.label(node).0,
@@ -62,8 +73,12 @@ pub(super) fn emit(graph: &Graph, clusters: Vec<Grown>) -> Result<(Graph, Vec<Cl
             saving_ps: *saving,
         }
     });
-    let reports = reports.collect();
-    Ok((out, reports))
+    let clusters = clusters.collect();
+    Ok(Emitted {
+        graph: out,
+        clusters,
+        moved,
+    })
 }
 
 /// What becomes one node.

@@ -13,6 +13,7 @@ mod draft;
 mod emit;
 mod grow;
 
+use std::collections::HashMap;
 use std::fmt;
 use std::time::{Duration, Instant};
 
@@ -40,6 +41,8 @@ pub struct Cluster {
 pub struct ClusterReport {
     /// The clusters in the order of the new graph.
     pub clusters: Vec<Cluster>,
+    /// What each node that is still needed became, or became a part of.
+    pub moved: HashMap<NodeId, NodeId>,
     /// Nodes of the graph that came in.
     pub nodes_before: usize,
     /// Nodes of the graph that went out.
@@ -83,13 +86,14 @@ pub fn cluster(graph: &Graph, target: &dyn Target) -> Result<(Graph, ClusterRepo
     graph.verify()?;
     let start = Instant::now();
     let clusters = grow::grow(graph, target)?;
-    let (clustered, clusters) = emit::emit(graph, clusters)?;
-    clustered.verify()?;
+    let emitted = emit::emit(graph, clusters)?;
+    emitted.graph.verify()?;
     let report = ClusterReport {
-        clusters,
+        clusters: emitted.clusters,
+        moved: emitted.moved,
         nodes_before: graph.nodes().len(),
-        nodes_after: clustered.nodes().len(),
+        nodes_after: emitted.graph.nodes().len(),
         time: start.elapsed(),
     };
-    Ok((clustered, report))
+    Ok((emitted.graph, report))
 }

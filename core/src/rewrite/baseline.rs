@@ -86,6 +86,7 @@ pub(super) fn rewrite(graph: &Graph, rules: &[Arc<Rule>], caps: &[&str], request
         rule: rules[applied.rule].title().to_owned(),
         rule_set: rules[applied.rule].set.clone(),
         node: applied.node.0,
+        before_autodiff: false,
         node_name: super::decode::place(graph, applied.node.into()).to_string(),
         saving_ps: i64::try_from(applied.saving).unwrap_or(i64::MAX),
     });

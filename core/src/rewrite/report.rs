@@ -75,6 +75,7 @@ impl Fusions<'_> {
                         rule: self.state.dialect.rules[rule].title().to_owned(),
                         rule_set: self.state.dialect.rules[rule].set.clone(),
                         node: (self.place)(class).map_or(0, |node| node.0),
+                        before_autodiff: false,
                         node_name: name,
                         saving_ps: saving,
                     });
