@@ -50,6 +50,8 @@
 //! short forms such as [`build_session`] and [`Session::step`] panic with the full report; each has a form
 //! that returns [`Result`].
 
+pub mod report;
+
 pub use meganeura_conformance as conformance;
 pub use meganeura_core::*;
 pub use meganeura_cpu as cpu;

@@ -83,7 +83,7 @@ impl Graph {
 
     /// Values that must be computed: outputs, gradients and effects; and the leaves that effects
     /// write or gradients belong to.
-    pub(crate) fn roots(&self) -> impl Iterator<Item = Value> + '_ {
+    pub fn roots(&self) -> impl Iterator<Item = Value> + '_ {
         let gradients = self.gradients.iter().flat_map(|&(leaf, value)| [leaf.into(), value]);
         let effects = self.effects.iter().flat_map(|e| [e.target.into(), e.value]);
         let wanted = self.wants_gradient.iter().map(|&l| l.into());

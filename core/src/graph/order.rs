@@ -40,12 +40,15 @@ impl Graph {
 
     /// Node ids, operands first; by depth-first search in list order, without recursion because
     /// training graphs are deep.
-    pub(crate) fn topological_order(&self) -> Result<Vec<NodeId>, Error> {
+    ///
+    /// # Errors
+    /// A cycle.
+    pub fn topological_order(&self) -> Result<Vec<NodeId>, Error> {
         self.topological_order_after(&[])
     }
 
     /// The same with, for each node, others that must come before it although it does not use them.
-    pub(crate) fn topological_order_after(&self, extra: &[Vec<NodeId>]) -> Result<Vec<NodeId>, Error> {
+    pub fn topological_order_after(&self, extra: &[Vec<NodeId>]) -> Result<Vec<NodeId>, Error> {
         #[derive(Clone, Copy, PartialEq)]
         enum Mark {
             New,

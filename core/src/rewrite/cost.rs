@@ -39,8 +39,8 @@ fn time(model: &CostModel, cost: Cost, half: bool) -> u64 {
     (picoseconds as u64).min(IMPOSSIBLE)
 }
 
-/// Price of a call.
-pub(super) fn call_cost(target: &dyn Target, op: OpRef, call: &Call) -> u64 {
+/// Price of a call on a device, in picoseconds: of its kernel, or of its decomposition where there is none.
+pub fn call_cost(target: &dyn Target, op: OpRef, call: &Call) -> u64 {
     let model = target.cost_model();
     if op.alias().is_some() || (model.free_views && op.entries(call).is_some()) {
         return 0;

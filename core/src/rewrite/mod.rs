@@ -44,7 +44,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 pub use config::RewriteConfig;
-pub use cost::graph_cost;
+pub use cost::{call_cost, graph_cost};
 pub use pack::{pack_calls, pack_parameters};
 pub use rule_set::{Applies, RuleSet};
 pub use saturate::Limits;

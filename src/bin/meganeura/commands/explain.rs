@@ -1,16 +1,18 @@
 //! `meganeura explain`.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use meganeura::build::prepare;
 use meganeura::config::Config;
 use meganeura::nn::models::{PRESETS, preset};
 use meganeura::optimize::{Fusion, OptimizeReport};
+use meganeura::report::dot;
 use meganeura::rewrite::{Modelled, RewriteConfig, Target};
 use meganeura::{Mode, select};
 use serde_json::{Value, json};
 
-use super::Outcome;
+use super::{Outcome, page};
 use crate::output::line;
 
 /// Options of `explain`.
@@ -47,6 +49,18 @@ pub(crate) struct Args {
     /// Print the rewrite program, in egglog, and nothing else.
     #[arg(long, conflicts_with = "json")]
     program: bool,
+
+    /// Print the rewritten graph in the language of Graphviz, and nothing else.
+    #[arg(long, conflicts_with_all = ["json", "program"])]
+    dot: bool,
+
+    /// Write a page that shows graphs, plan and costs, to be opened in a browser.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+
+    /// With --html: run so many steps on the device, with random data, and show the measured times.
+    #[arg(long, value_name = "N", requires = "html", conflicts_with = "modelled_gpu")]
+    profile: Option<usize>,
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {
@@ -61,12 +75,14 @@ pub(crate) fn run(args: &Args) -> Outcome {
         return Err(format!("there is no model '{name}'; there are: {}", known.join(", ")).into());
     };
     let settings = Config::load()?;
-    let (target, device): (Box<dyn Target>, String) = if args.modelled_gpu {
-        (Box::new(Modelled::discrete_gpu()), "a discrete GPU (modelled)".into())
+    let modelled = Modelled::discrete_gpu();
+    let (opened, device) = if args.modelled_gpu {
+        (None, "a discrete GPU (modelled)".to_owned())
     } else {
         let selected = select::select(args.device.as_deref(), &settings)?;
-        (Box::new(selected.open(&settings)?), selected.selector.clone())
+        (Some(selected.open(&settings)?), selected.selector.clone())
     };
+    let target: &dyn Target = opened.as_ref().map_or(&modelled, |device| device);
     let mut config = RewriteConfig {
         baseline: true,
         ..settings.rewrite
@@ -75,16 +91,34 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let mode = if args.train { Mode::Training } else { Mode::Inference };
     let rows = args.seq.unwrap_or(model.rows);
     let graph = model.graph(rows);
-    let (_, report) = prepare(&graph, mode, &*target, &config, None)?;
-    if args.program {
+    let (rewritten, report) = prepare(&graph, mode, target, &config, None)?;
+    let what = if args.train { "training step" } else { "inference" };
+    if let Some(file) = &args.html {
+        let subject = page::Subject {
+            title: format!("{name}, {what}, {rows} rows, for {device}"),
+            device: opened.as_ref(),
+            target,
+            graph: &graph,
+            rewritten: &rewritten,
+            mode,
+            config: &config,
+            report: &report,
+        };
+        subject.write(file, args.profile)?;
+    }
+    if args.dot {
+        line(dot(&rewritten).trim_end())?;
+    } else if args.program {
         line(&report.egglog_program)?;
     } else if args.json {
         line(object(name, mode, rows, &device, &report))?;
     } else {
-        let what = if args.train { "training step" } else { "inference" };
         line(format_args!("{name}, {what}, {rows} rows, for {device}\n"))?;
         line(report.to_string().trim_end())?;
         places(&report)?;
+        if let Some(file) = &args.html {
+            line(format_args!("\nThe page is in {}", file.display()))?;
+        }
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -4,6 +4,7 @@ pub(crate) mod conformance;
 pub(crate) mod devices;
 pub(crate) mod explain;
 pub(crate) mod ops;
+mod page;
 pub(crate) mod plugins;
 pub(crate) mod train;
 

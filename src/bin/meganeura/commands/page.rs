@@ -1,0 +1,137 @@
+//! The page of `meganeura explain --html`.
+
+use std::error::Error;
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use meganeura::backend::Device;
+use meganeura::build::prepare;
+use meganeura::optimize::OptimizeReport;
+use meganeura::plan::{compile_for, try_compile};
+use meganeura::report::Report;
+use meganeura::rewrite::{RewriteConfig, Target};
+use meganeura::session::Timings;
+use meganeura::{DType, ExecutionPlan, Graph, Mode, Session, registry};
+
+/// What the page is about.
+pub(crate) struct Subject<'a> {
+    pub(crate) title: String,
+    /// None where the device is only modelled.
+    pub(crate) device: Option<&'a Arc<dyn Device>>,
+    pub(crate) target: &'a dyn Target,
+    /// As the user built it.
+    pub(crate) graph: &'a Graph,
+    pub(crate) rewritten: &'a Graph,
+    pub(crate) mode: Mode,
+    pub(crate) config: &'a RewriteConfig,
+    pub(crate) report: &'a OptimizeReport,
+}
+
+impl Subject<'_> {
+    /// Writes the page; with `profile`, runs so many steps to show their times.
+    pub(crate) fn write(&self, file: &Path, profile: Option<usize>) -> Result<(), Box<dyn Error>> {
+        let (before, _) = prepare(self.graph, self.mode, self.target, &RewriteConfig::off(), None)?;
+        let plan = match self.device {
+            Some(device) => compile_for(self.rewritten, &**device)?,
+            None => try_compile(self.rewritten)?,
+        };
+        let timings = match (profile, self.device) {
+            (Some(steps), Some(device)) => Some(measured(device, &plan, steps)?),
+            _ => None,
+        };
+        let page = Report {
+            title: self.title.clone(),
+            environment: self.environment(),
+            before: &before,
+            after: self.rewritten,
+            optimization: self.report,
+            plan: &plan,
+            target: self.target,
+            timings: timings.as_ref(),
+        };
+        write_whole(file, &page.html()?)
+            .map_err(|e| format!("the page cannot be written to {}: {e}", file.display()))?;
+        Ok(())
+    }
+
+    fn environment(&self) -> Vec<(String, String)> {
+        let rates = self.target.cost_model();
+        let sets = registry::rule_sets();
+        let sets = sets.iter().map(|s| {
+            let off = self.config.disable.iter().any(|d| s.set.namespace == *d);
+            let state = if off { " (left out)" } else { "" };
+            format!("{} {}{state}", s.set.namespace, s.set.version)
+        });
+        let mut facts = vec![
+            ("Meganeura", env!("CARGO_PKG_VERSION").to_owned()),
+            (
+                "system",
+                format!("{} on {}", std::env::consts::OS, std::env::consts::ARCH),
+            ),
+        ];
+        if let Some(device) = self.device {
+            let capabilities = device.capabilities();
+            facts.push(("device", capabilities.name.clone()));
+            let dtypes: Vec<&str> = capabilities.dtypes.iter().map(|d| d.name()).collect();
+            facts.push(("storage types", dtypes.join(", ")));
+            if let Some(bytes) = capabilities.memory_bytes {
+                facts.push(("memory", format!("{:.1} GB", bytes as f64 * 1e-9)));
+            }
+        }
+        facts.extend([
+            ("launch", format!("{:.2} µs", rates.launch.as_secs_f64() * 1e6)),
+            ("memory rate", format!("{:.1} GB/s", rates.bytes_per_second * 1e-9)),
+            ("f32 rate", format!("{:.2} TFLOP/s", rates.flops_per_second * 1e-12)),
+            (
+                "half-precision rate",
+                format!("{:.2} TFLOP/s", rates.half_flops_per_second * 1e-12),
+            ),
+            ("rule sets", sets.collect::<Vec<_>>().join(", ")),
+        ]);
+        facts
+            .into_iter()
+            .map(|(name, value)| (name.to_owned(), value))
+            .collect()
+    }
+}
+
+/// Times of the passes of some steps on random data.
+fn measured(device: &Arc<dyn Device>, plan: &ExecutionPlan, steps: usize) -> Result<Timings, Box<dyn Error>> {
+    let mut session = Session::on(device.clone(), plan.clone())?;
+    session.initialize_parameters(0);
+    for (name, buffer) in &plan.input_buffers {
+        let ty = &plan.buffer_types[buffer.index()];
+        match ty.dtype {
+            // Ids of any vocabulary.
+            DType::U32 => {
+                session.try_set_input_u32(name, &(0..ty.numel() as u32).map(|i| i % 2).collect::<Vec<_>>())?
+            }
+            _ => session.try_set_input(
+                name,
+                &(0..ty.numel()).map(|i| (i % 13) as f32 / 13.0).collect::<Vec<_>>(),
+            )?,
+        }
+    }
+    // The first step pays for pages touched for the first time.
+    session.try_step()?;
+    session.set_profiling(true);
+    for _ in 0..steps {
+        session.try_step()?;
+    }
+    session.wait();
+    Ok(session.take_timings())
+}
+
+/// Writes a file under another name and renames it: whoever opens it sees the old page or the new one.
+fn write_whole(file: &Path, text: &str) -> std::io::Result<()> {
+    let mut name = file.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}.new", std::process::id()));
+    let beside = file.with_file_name(name);
+    fs::write(&beside, text)
+        .and_then(|()| fs::rename(&beside, file))
+        .inspect_err(|_| {
+            // What is half written helps nobody; that it cannot be removed either changes nothing.
+            let _ = fs::remove_file(&beside);
+        })
+}

@@ -1,0 +1,241 @@
+//! What became of a graph, as a page to look at: before and after rewriting, the plan, and what it costs.
+//!
+//! The page is one file without references to others, so that it opens anywhere and can be sent around.
+
+mod layout;
+
+use std::collections::HashMap;
+use std::fmt::Write;
+
+use serde_json::{Value as Json, json};
+
+use crate::graph::{Graph, Node, NodeId, NodeKind};
+use crate::ops::Call;
+use crate::optimize::OptimizeReport;
+use crate::rewrite::{Target, call_cost};
+use crate::session::Timings;
+use crate::shape::TensorType;
+use crate::{ExecutionPlan, Result, registry};
+use layout::Layout;
+
+/// What the page shows.
+pub struct Report<'a> {
+    /// Its heading: model and mode.
+    pub title: String,
+    /// Device, versions, settings: what somebody needs to know who wants to repeat it.
+    pub environment: Vec<(String, String)>,
+    /// The graph with its gradients, not rewritten.
+    pub before: &'a Graph,
+    /// The graph that is compiled.
+    pub after: &'a Graph,
+    /// What rewriting did.
+    pub optimization: &'a OptimizeReport,
+    /// The compiled graph.
+    pub plan: &'a ExecutionPlan,
+    /// Rates and kernels by which dispatches are priced.
+    pub target: &'a dyn Target,
+    /// Measured times of passes, if there are some.
+    pub timings: Option<&'a Timings>,
+}
+
+impl Report<'_> {
+    /// The page, as HTML.
+    ///
+    /// # Errors
+    /// A graph with a cycle.
+    pub fn html(&self) -> Result<String> {
+        // `</script>` in a name must not end the data.
+        let data = self.data()?.to_string().replace('<', "\\u003c");
+        let title = escaped(&self.title);
+        Ok(include_str!("page/page.html")
+            .replace("{{title}}", &title)
+            .replace("{{style}}", include_str!("page/page.css"))
+            .replace("{{data}}", &data)
+            .replace(
+                "{{program}}",
+                concat!(
+                    include_str!("page/graph.js"),
+                    include_str!("page/plan.js"),
+                    include_str!("page/page.js")
+                ),
+            ))
+    }
+
+    /// What the page is made from.
+    ///
+    /// # Errors
+    /// A graph with a cycle.
+    pub fn data(&self) -> Result<Json> {
+        let report = self.optimization;
+        let mut marks: HashMap<NodeId, String> = HashMap::new();
+        for cluster in &report.clusters {
+            marks.insert(cluster.node, "cluster".into());
+        }
+        for fusion in report.fusions.iter().filter(|f| !f.before_autodiff) {
+            marks.insert(NodeId(fusion.node), fusion.rule.clone());
+        }
+        // The forward pass counted in another graph; names are the same in all.
+        let early = report.fusions.iter().filter(|f| f.before_autodiff);
+        let early: HashMap<&str, &str> = early.map(|f| (f.node_name.as_str(), f.rule.as_str())).collect();
+        for id in self.after.node_ids() {
+            let name = self.after.nodes()[id.index()].name.as_deref().unwrap_or_default();
+            if let Some(rule) = early.get(name) {
+                marks.entry(id).or_insert_with(|| (*rule).to_owned());
+            }
+        }
+        let fusions = report.fusions.iter().map(|f| {
+            json!({ "rule": f.rule, "set": f.rule_set, "name": f.node_name, "ps": f.saving_ps,
+                "node": if f.before_autodiff { Json::Null } else { json!(f.node) } })
+        });
+        let clusters = report.clusters.iter().map(
+            |c| json!({ "node": c.node.0, "name": c.label, "calls": c.calls, "program": c.program, "ps": c.saving_ps }),
+        );
+        let timings = self.timings.map(|t| {
+            let rows = t.rows.iter();
+            rows.map(|r| json!({ "label": r.label, "count": r.count, "us": r.total.as_secs_f64() * 1e6 }))
+                .collect::<Vec<_>>()
+        });
+        Ok(json!({
+            "title": self.title,
+            "environment": self.environment,
+            "before": graph_data(self.before, &HashMap::new())?,
+            "after": graph_data(self.after, &marks)?,
+            "fusions": fusions.collect::<Vec<_>>(),
+            "clusters": clusters.collect::<Vec<_>>(),
+            "fired": report.rules_fired,
+            "cost": {
+                "before": report.cost_before_ps,
+                "rewritten": report.cost_after_ps,
+                "clustered": report.clustered_cost_ps,
+                "greedy": report.greedy_cost_ps,
+                "exact": report.extraction_exact,
+                "budget": report.budget_hit,
+            },
+            "ms": {
+                "saturation": report.egglog_time.as_secs_f64() * 1e3,
+                "extraction": report.extract_time.as_secs_f64() * 1e3,
+                "clustering": report.cluster_time.as_secs_f64() * 1e3,
+            },
+            "plan": self.plan_data(),
+            "timings": timings,
+        }))
+    }
+
+    fn plan_data(&self) -> Json {
+        let plan = self.plan;
+        let dispatches: Vec<Json> = plan
+            .dispatches
+            .iter()
+            .map(|d| {
+                let types = |list: &[crate::plan::Operand]| list.iter().map(|o| o.ty.clone()).collect::<Vec<_>>();
+                let (inputs, outputs) = (types(&d.inputs), types(&d.outputs));
+                let call = Call {
+                    attrs: &d.attrs,
+                    inputs: &inputs,
+                    outputs: &outputs,
+                };
+                let ps = registry::op(&d.kernel.name).map(|op| call_cost(self.target, op, &call));
+                json!({
+                    "kernel": d.title(),
+                    "label": d.label,
+                    "level": d.level,
+                    "ps": ps,
+                    "in": inputs.iter().map(ToString::to_string).collect::<Vec<_>>(),
+                    "out": outputs.iter().map(ToString::to_string).collect::<Vec<_>>(),
+                    "bytes": inputs.iter().chain(&outputs).map(TensorType::bytes).sum::<usize>(),
+                })
+            })
+            .collect();
+        let segments = plan.segments.iter();
+        let segments = segments.map(|s| json!({ "name": s.name, "first": s.first, "count": s.count }));
+        json!({
+            "dispatches": dispatches,
+            "segments": segments.collect::<Vec<_>>(),
+            "buffers": plan.buffers.len(),
+            "bytes": plan.total_bytes(),
+        })
+    }
+}
+
+/// Nodes with their places. Text that repeats is written once and named by number: pages stay small.
+fn graph_data(graph: &Graph, marks: &HashMap<NodeId, String>) -> Result<Json> {
+    let order: Vec<usize> = graph.topological_order()?.iter().map(|id| id.index()).collect();
+    let layout = Layout::new(graph, &order);
+    let mut texts = Texts::default();
+    let nodes: Vec<Json> = graph
+        .nodes()
+        .iter()
+        .enumerate()
+        .map(|(i, node)| {
+            let types: Vec<String> = node.outputs.iter().map(ToString::to_string).collect();
+            json!([
+                texts.number(node.name.as_deref().unwrap_or_default()),
+                texts.number(node.kind.noun()),
+                texts.number(&types.join(", ")),
+                texts.number(&details(node)),
+                texts.number(&node.location.map(|l| l.to_string()).unwrap_or_default()),
+                texts.number(marks.get(&NodeId(i as u32)).map_or("", String::as_str)),
+                (layout.x[i] * 100.0).round() / 100.0,
+                layout.y[i],
+                node.inputs.iter().map(|v| v.node.0).collect::<Vec<_>>(),
+            ])
+        })
+        .collect();
+    let outputs: Vec<u32> = graph.roots().map(|v| v.node.0).collect();
+    Ok(json!({ "nodes": nodes, "texts": texts.list, "roots": outputs }))
+}
+
+/// Attributes of a call, or what a leaf holds.
+fn details(node: &Node) -> String {
+    match &node.kind {
+        NodeKind::Op { attrs, .. } => attrs.to_string(),
+        NodeKind::Parameter { trainable: false, .. } => "frozen".into(),
+        NodeKind::Parameter { packing: Some(_), .. } => "packed".into(),
+        _ => String::new(),
+    }
+}
+
+/// Distinct texts by number.
+#[derive(Default)]
+struct Texts {
+    list: Vec<String>,
+    numbers: HashMap<String, usize>,
+}
+
+impl Texts {
+    fn number(&mut self, text: &str) -> usize {
+        if let Some(&number) = self.numbers.get(text) {
+            return number;
+        }
+        self.list.push(text.to_owned());
+        self.numbers.insert(text.to_owned(), self.list.len() - 1);
+        self.list.len() - 1
+    }
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}
+
+/// A graph in the language of Graphviz.
+pub fn dot(graph: &Graph) -> String {
+    let quoted = |text: String| text.replace('\\', "\\\\").replace('"', "\\\"");
+    let mut out = String::from("digraph {\n  node [shape=box, fontname=\"sans-serif\", fontsize=10];\n");
+    for (i, node) in graph.nodes().iter().enumerate() {
+        let types: Vec<String> = node.outputs.iter().map(ToString::to_string).collect();
+        let name = node.name.as_deref().unwrap_or_default().to_owned();
+        let label = [node.kind.noun().to_owned(), name, types.join(", ")];
+        let lines = label.into_iter().filter(|line| !line.is_empty()).map(quoted);
+        let shape = if node.is_op() { "" } else { ", style=rounded" };
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            out,
+            "  n{i} [label=\"{}\"{shape}];",
+            lines.collect::<Vec<_>>().join("\\n")
+        );
+        for v in &node.inputs {
+            let _ = writeln!(out, "  n{} -> n{i};", v.node.0);
+        }
+    }
+    out + "}\n"
+}

@@ -1,0 +1,131 @@
+// The page: tiles, tables, the legend, the search, and what connects the two graphs.
+
+const data = JSON.parse(document.getElementById("data").textContent);
+const byId = (id) => document.getElementById(id);
+
+function colours(nodes) {
+  const counts = new Map();
+  for (const { mark } of nodes) if (mark) counts.set(mark, (counts.get(mark) || 0) + 1);
+  const ranked = [...counts].sort((a, b) => b[1] - a[1]);
+  return { ranked, colours: new Map(ranked.map(([mark], i) => [mark, PALETTE[i] || "#a5acb8"])) };
+}
+
+const before = unpack(data.before), after = unpack(data.after);
+const marks = colours(after);
+const views = [new GraphView(byId("before"), before, new Map()), new GraphView(byId("after"), after, marks.colours)];
+byId("before-count").textContent = `${before.length} nodes`;
+byId("after-count").textContent = `${after.length} nodes`;
+
+// ---- legend ------------------------------------------------------------------------------------------
+
+for (const [mark, count] of marks.ranked) {
+  const button = document.createElement("button");
+  button.innerHTML = `<i style="background:${marks.colours.get(mark)}"></i>${escapeHtml(mark)} ×${count}`;
+  button.title = "Click to fade";
+  button.onclick = () => {
+    const hidden = views[1].hidden;
+    hidden.has(mark) ? hidden.delete(mark) : hidden.add(mark);
+    button.classList.toggle("off");
+    views[1].paint();
+  };
+  byId("legend").append(button);
+}
+
+// ---- selection ---------------------------------------------------------------------------------------
+
+views.forEach((view, side) => {
+  view.onselect = (node) => {
+    const other = views[1 - side];
+    view.select(node);
+    other.select(null);
+    other.hits = new Set();
+    if (node) {
+      const same = other.nodes.filter((n) => (node.name ? n.name === node.name : n.place && n.place === node.place));
+      other.hits = new Set(same.map((n) => n.id));
+      if (same.length) other.show(same[0]);
+      const count = `${same.length || "no"} node${same.length === 1 ? "" : "s"} of its name or place on the other side`;
+      byId("selected").innerHTML = describe(node) + `<div class="hint">${count}</div>`;
+    } else {
+      byId("selected").textContent = "No node is selected.";
+    }
+    other.paint();
+  };
+});
+
+let hit = -1;
+function search(forward) {
+  const wanted = byId("search").value.trim().toLowerCase();
+  const matches = (n) => [n.name, n.op, n.place, n.mark].some((t) => t.toLowerCase().includes(wanted));
+  const lists = views.map((v) => (wanted ? v.nodes.filter(matches) : []));
+  views.forEach((v, i) => { v.hits = new Set(lists[i].map((n) => n.id)); v.paint(); });
+  hit = forward ? hit + 1 : 0;
+  views.forEach((v, i) => { if (lists[i].length) v.show(lists[i][hit % lists[i].length]); });
+  byId("found").textContent = wanted ? `${lists[0].length} before, ${lists[1].length} after` : "";
+}
+byId("search").addEventListener("input", () => search(false));
+byId("search").addEventListener("keydown", (e) => { if (e.key === "Enter") search(true); });
+
+// ---- tables ------------------------------------------------------------------------------------------
+
+/** Fills a table: heads as [text, whether it holds numbers], cells as HTML. */
+function table(id, heads, rows) {
+  const cell = (tag, [text, number]) => `<${tag}${number ? ' class="number"' : ""}>${text}</${tag}>`;
+  const head = heads.map((h) => cell("th", h)).join("");
+  const body = rows.map((r) => `<tr>${r.map((text, i) => cell("td", [text, heads[i][1]])).join("")}</tr>`).join("");
+  const empty = rows.length ? "" : `<tr><td colspan="${heads.length}">none</td></tr>`;
+  byId(id).innerHTML = `<thead><tr>${head}</tr></thead><tbody>${body}${empty}</tbody>`;
+}
+const share = (part) => `<span class="share" style="width:${Math.min(100, part * 100).toFixed(1)}%"></span>`;
+
+const timeline = new Timeline(byId("timeline"), data.plan);
+const whole = timeline.bars.reduce((sum, b) => sum + b.ps, 0) || 1;
+byId("time-source").textContent = "estimated by the device's cost model";
+table("dispatches", [["estimated", true], ["share", true], ["kernel", false], ["from", false], ["reads → writes", false], ["traffic", true]],
+  [...timeline.bars].sort((a, b) => b.ps - a.ps).slice(0, 40).map((b) => [
+    time(b.ps), `${(100 * b.ps / whole).toFixed(1)} %${share(b.ps / whole)}`, escapeHtml(b.kernel), escapeHtml(b.label),
+    escapeHtml(`${b.in.join(", ")} → ${b.out.join(", ")}`), bytes(b.bytes)]));
+
+if (data.timings) {
+  const total = data.timings.reduce((sum, r) => sum + r.us, 0) || 1;
+  byId("measured").innerHTML = '<h2>Measured passes</h2><table id="passes"></table>';
+  table("passes", [["total", true], ["share", true], ["runs", true], ["mean", true], ["pass", false]],
+    data.timings.map((r) => [time(r.us * 1e6), `${(100 * r.us / total).toFixed(1)} %${share(r.us / total)}`, r.count,
+      time(r.us * 1e6 / r.count), escapeHtml(r.label)]));
+}
+
+const rules = new Map();
+for (const f of data.fusions) {
+  const entry = rules.get(f.rule) || { set: f.set, ps: 0, names: [] };
+  entry.ps += f.ps;
+  entry.names.push(f.name);
+  rules.set(f.rule, entry);
+}
+table("fusions", [["saves a step", true], ["times", true], ["rule", false], ["set", false], ["at", false]],
+  [...rules].sort((a, b) => b[1].ps - a[1].ps).map(([rule, r]) => [
+    time(r.ps), r.names.length, escapeHtml(rule), escapeHtml(r.set),
+    escapeHtml(r.names.slice(0, 4).join(", ")) + (r.names.length > 4 ? ` and ${r.names.length - 4} more` : "")]));
+table("clusters", [["saves a step", true], ["calls", true], ["name", false], ["program", false]],
+  [...data.clusters].sort((a, b) => b.ps - a.ps).slice(0, 40).map((c) => [
+    time(c.ps), c.calls, escapeHtml(c.name), `<code>${escapeHtml(c.program)}</code>`]));
+table("facts", [["", false], ["", false]], data.environment.map(([k, v]) => [escapeHtml(k), escapeHtml(v)]));
+
+if (data.memory) new MemoryMap(byId("map"), data.memory);
+else for (const id of ["memory", "memory-link"]) byId(id).remove();
+
+// ---- tiles -------------------------------------------------------------------------------------------
+
+const saved = (from, to) => (from > 0 ? ` (${to <= from ? "−" : "+"}${Math.abs(100 * (1 - to / from)).toFixed(1)} %)` : "");
+const levels = data.plan.segments.map((s) => data.plan.dispatches[s.first + s.count - 1]?.level + 1 || 0);
+const cost = data.cost, last = cost.clustered || cost.rewritten;
+const tiles = [
+  [`${before.length} → ${after.length}`, "nodes"],
+  [`${time(cost.before)} → ${time(last)}`, `estimated step${saved(cost.before, last)}`],
+  [cost.greedy ? time(cost.greedy) : "–", "greedy rewriting, for comparison"],
+  [cost.exact ? "exact" : "not exact", cost.budget ? `extraction; budget hit: ${cost.budget}` : "extraction; no budget hit"],
+  [`${data.plan.dispatches.length} in ${levels.reduce((a, b) => a + b, 0)}`, "dispatches in levels"],
+  data.memory
+    ? [bytes(data.memory.peak), `peak memory; ${bytes(data.plan.bytes)} without sharing`]
+    : [bytes(data.plan.bytes), `in ${data.plan.buffers} buffers`],
+  [`${(data.ms.saturation + data.ms.extraction + data.ms.clustering).toFixed(0)} ms`, "rewriting"],
+];
+byId("tiles").innerHTML = tiles.map(([value, what]) => `<div><b>${escapeHtml(value)}</b><span>${escapeHtml(what)}</span></div>`).join("");

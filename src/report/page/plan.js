@@ -1,0 +1,167 @@
+// The plan on canvases: levels over time, and who lives where in memory.
+
+const KINDS = new Map();
+/** A colour for a kernel: the same for the same one. */
+function kernelColour(kernel) {
+  const name = kernel.split("[")[0];
+  if (!KINDS.has(name)) KINDS.set(name, PALETTE[KINDS.size % PALETTE.length]);
+  return KINDS.get(name);
+}
+
+const micro = (ps) => ps * 1e-6;
+function time(ps) {
+  const us = micro(ps);
+  return us >= 1e3 ? `${(us / 1e3).toFixed(2)} ms` : us >= 1 ? `${us.toFixed(1)} µs` : `${(us * 1e3).toFixed(0)} ns`;
+}
+function bytes(n) {
+  for (const [unit, size] of [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]) if (n >= size) return `${(n / size).toFixed(1)} ${unit}`;
+  return `${n} B`;
+}
+
+/** Dispatches with where they start: levels one after the other, the dispatches of one side by side. */
+function timelineOf(plan) {
+  const bars = [];
+  let start = 0, lanes = 1;
+  for (const segment of plan.segments) {
+    const list = plan.dispatches.slice(segment.first, segment.first + segment.count);
+    for (let i = 0; i < list.length;) {
+      let j = i, longest = 0;
+      for (; j < list.length && list[j].level === list[i].level; j++) {
+        const ps = list[j].ps ?? 0;
+        bars.push({ ...list[j], segment: segment.name, start, ps, lane: j - i, number: segment.first + j });
+        longest = Math.max(longest, ps);
+      }
+      lanes = Math.max(lanes, j - i);
+      start += longest;
+      i = j;
+    }
+  }
+  return { bars, end: start, lanes };
+}
+
+class Timeline extends Board {
+  constructor(canvas, plan) {
+    super(canvas, (c, w, h) => this.drawBars(c, w, h));
+    Object.assign(this, timelineOf(plan));
+    this.axes.y = false;
+    this.most = 1e6;
+    this.hover = (x, y, e) => {
+      const bar = this.at(x, y);
+      bar ? showTip(e, describeDispatch(bar)) : hideTip();
+    };
+  }
+
+  start() {
+    this.scale = (this.canvas.clientWidth - 20) / Math.max(this.end, 1) * 1e6;
+    this.least = this.scale;
+    this.left = 10;
+  }
+
+  lane() { return Math.min(26, (this.canvas.clientHeight - 34) / this.shownLanes()); }
+  shownLanes() { return Math.max(1, Math.min(this.lanes, 12)); }
+  x(ps) { return this.left + micro(ps) * this.scale; }
+
+  at(px, py) {
+    const lane = Math.floor((py - 24) / this.lane());
+    return this.bars.find((b) => Math.min(b.lane, 11) === lane && px >= this.x(b.start) && px <= this.x(b.start + b.ps));
+  }
+
+  drawBars(c, w, h) {
+    const lane = this.lane();
+    c.font = "11px system-ui, sans-serif";
+    c.textBaseline = "middle";
+    const step = niceStep(micro(this.end), Math.max(1, (w / 110) * (this.scale / this.least)));
+    c.strokeStyle = css("--line");
+    c.fillStyle = css("--faint");
+    for (let us = 0; us <= micro(this.end); us += step) {
+      const x = this.x(us * 1e6);
+      if (x < -50 || x > w) continue;
+      c.beginPath();
+      c.moveTo(x, 18);
+      c.lineTo(x, h);
+      c.stroke();
+      c.fillText(time(us * 1e6), x + 3, 10);
+    }
+    for (const bar of this.bars) {
+      const x = this.x(bar.start), width = Math.max(micro(bar.ps) * this.scale, 0.5);
+      if (x > w || x + width < 0) continue;
+      const y = 24 + Math.min(bar.lane, 11) * lane;
+      c.fillStyle = kernelColour(bar.kernel);
+      c.fillRect(x, y, Math.max(width - (width > 3 ? 1 : 0), 0.5), lane - 2);
+      if (width > 48) {
+        c.save();
+        c.beginPath();
+        c.rect(x, y, width - 3, lane);
+        c.clip();
+        c.fillStyle = "#10131a";
+        c.fillText(short(bar.kernel), x + 4, y + lane / 2 - 1);
+        c.restore();
+      }
+    }
+  }
+}
+
+function niceStep(whole, parts) {
+  const raw = whole / parts, power = 10 ** Math.floor(Math.log10(raw || 1));
+  return [1, 2, 5, 10].map((f) => f * power).find((s) => s >= raw) || 1;
+}
+
+function describeDispatch(d) {
+  return `<b>${escapeHtml(d.kernel)}</b>` + facts([
+    ["from", d.label], ["segment", d.segment], ["level", d.level], ["time", `${time(d.ps)} (estimated)`],
+    ["reads", d.in.join(", ")], ["writes", d.out.join(", ")], ["traffic", bytes(d.bytes)],
+  ]);
+}
+
+/** Buffers in the arena over their lives. */
+class MemoryMap extends Board {
+  constructor(canvas, memory) {
+    super(canvas, (c, w, h) => this.drawMap(c, w, h));
+    this.memory = memory;
+    this.axes.y = false;
+    this.most = 2000;
+    this.levels = Math.max(1, ...memory.slots.map((s) => s.last + 1));
+    this.hover = (x, y, e) => {
+      const slot = this.at(x, y);
+      slot ? showTip(e, `<b>${escapeHtml(slot.name)}</b>` + facts([
+        ["kind", slot.kind], ["bytes", bytes(slot.bytes)], ["at", bytes(slot.offset)],
+        ["alive", `levels ${slot.first} to ${slot.last}`]])) : hideTip();
+    };
+  }
+
+  start() {
+    this.scale = (this.canvas.clientWidth - 20) / this.levels;
+    this.least = this.scale;
+    this.left = 10;
+  }
+
+  y(at) { return this.canvas.clientHeight - 8 - (at / this.memory.peak) * (this.canvas.clientHeight - 34); }
+
+  at(px, py) {
+    return this.memory.slots.find((s) => px >= this.left + s.first * this.scale && px <= this.left + (s.last + 1) * this.scale
+      && py <= this.y(s.offset) && py >= this.y(s.offset + s.bytes));
+  }
+
+  drawMap(c, w) {
+    const kinds = new Map(["pinned", "transient", "output", "gradient", "state"].map((k, i) => [k, PALETTE[i + 1]]));
+    for (const slot of this.memory.slots) {
+      const x = this.left + slot.first * this.scale, width = (slot.last + 1 - slot.first) * this.scale;
+      if (x > w || x + width < 0) continue;
+      const top = this.y(slot.offset + slot.bytes), high = this.y(slot.offset) - top;
+      c.fillStyle = kinds.get(slot.kind) || css("--far");
+      c.globalAlpha = 0.75;
+      c.fillRect(x, top, Math.max(width - 0.5, 0.5), Math.max(high - 0.5, 0.5));
+      c.globalAlpha = 1;
+    }
+    c.fillStyle = css("--ink");
+    c.font = "11px system-ui, sans-serif";
+    c.fillText(`peak ${bytes(this.memory.peak)}`, 12, 16);
+    c.strokeStyle = css("--ink");
+    c.setLineDash([4, 3]);
+    c.beginPath();
+    c.moveTo(0, this.y(this.memory.peak));
+    c.lineTo(w, this.y(this.memory.peak));
+    c.stroke();
+    c.setLineDash([]);
+  }
+}

@@ -1,0 +1,159 @@
+//! The page of `meganeura explain --html`, and the graph for Graphviz.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use meganeura::{Graph, report};
+use serde_json::Value;
+
+fn explain(args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_meganeura"));
+    command.arg("explain").args(args).env_remove("MEGANEURA_DEVICE_ID");
+    command.output().expect("the program runs")
+}
+
+fn folder(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    std::fs::create_dir_all(&folder).expect("a folder");
+    folder
+}
+
+/// The data that a page carries.
+fn data(page: &str) -> Value {
+    let begin = page
+        .split_once(r#"<script type="application/json" id="data">"#)
+        .expect("data")
+        .1;
+    let text = begin.split_once("</script>").expect("an end").0;
+    serde_json::from_str(text).expect(text)
+}
+
+#[test]
+fn the_page_holds_both_graphs_and_the_plan() {
+    let file = folder("page").join("mlp.html");
+    let path = file.to_str().expect("a path");
+    let output = explain(&["mlp", "--train", "--device", "cpu", "--html", path, "--profile", "2"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("The page is in"));
+    let page = std::fs::read_to_string(&file).expect("a page");
+    assert!(!page.contains("{{"), "a part is missing");
+    // It must open without a network.
+    for reference in ["http://", "https://", "src=", "@import", "<link"] {
+        assert!(!page.contains(reference), "{reference}");
+    }
+    let data = data(&page);
+    let count = |side: &str| data[side]["nodes"].as_array().expect("nodes").len();
+    assert!(
+        count("before") > count("after"),
+        "{} and {}",
+        count("before"),
+        count("after")
+    );
+    for side in ["before", "after"] {
+        let texts = data[side]["texts"].as_array().expect("texts").len();
+        for (id, node) in data[side]["nodes"].as_array().expect("nodes").iter().enumerate() {
+            assert!(
+                node.as_array().expect("a node")[..6]
+                    .iter()
+                    .all(|t| t.as_u64().is_some_and(|t| t < texts as u64))
+            );
+            for input in node[8].as_array().expect("operands") {
+                let input = input.as_u64().expect("a number") as usize;
+                let y = |i: usize| data[side]["nodes"][i][7].as_u64();
+                assert!(y(input) < y(id), "{side}: {input} above {id}");
+            }
+        }
+    }
+    let dispatches = data["plan"]["dispatches"].as_array().expect("dispatches");
+    assert!(
+        dispatches.iter().all(|d| d["ps"].as_u64() > Some(0)),
+        "each has a price"
+    );
+    let in_segments: u64 = data["plan"]["segments"]
+        .as_array()
+        .expect("segments")
+        .iter()
+        .map(|s| s["count"].as_u64().expect("a count"))
+        .sum();
+    assert_eq!(in_segments, dispatches.len() as u64);
+    let timings = data["timings"].as_array().expect("measured passes");
+    assert!(
+        timings
+            .iter()
+            .all(|t| t["count"].as_u64() >= Some(2) && t["us"].as_f64() > Some(0.0)),
+        "{timings:?}"
+    );
+    // Somebody wants to know where it came from.
+    let facts = data["environment"].to_string();
+    assert!(
+        facts.contains("rule sets") && facts.contains(env!("CARGO_PKG_VERSION")),
+        "{facts}"
+    );
+    let left = std::fs::read_dir(file.parent().expect("a folder"))
+        .expect("a listing")
+        .count();
+    assert_eq!(left, 1, "nothing but the page stays");
+}
+
+#[test]
+fn names_cannot_break_the_page() {
+    let name = "</script><b>\"bold\"</b>";
+    let mut g = Graph::new();
+    let x = g.input(name, &[2]);
+    let y = g.relu(x);
+    g.set_outputs(vec![y]);
+    let plan = meganeura::plan::try_compile(&g).expect("a plan");
+    let page = report::Report {
+        title: name.into(),
+        environment: Vec::new(),
+        before: &g,
+        after: &g,
+        optimization: &meganeura::OptimizeReport::default(),
+        plan: &plan,
+        target: &meganeura::rewrite::Modelled::discrete_gpu(),
+        timings: None,
+    };
+    let page = page.html().expect("a page");
+    assert_eq!(page.matches("</script>").count(), 2, "the data's and the program's");
+    let data = data(&page);
+    assert!(
+        data["before"]["texts"]
+            .as_array()
+            .expect("texts")
+            .contains(&Value::from(name))
+    );
+    let dot = report::dot(&g);
+    assert!(dot.contains(r#"label="input\n</script><b>\"bold\"</b>"#), "{dot}");
+}
+
+#[test]
+fn graphviz_gets_every_node_and_edge() {
+    let output = explain(&["mlp", "--device", "cpu", "--dot"]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        text.starts_with("digraph {") && text.trim_end().ends_with('}'),
+        "{text}"
+    );
+    assert!(text.contains("core.fused") && text.contains("f32["), "{text}");
+    assert!(
+        text.matches(" -> ").count() >= text.matches("[label=").count() - 1,
+        "{text}"
+    );
+}
+
+#[test]
+fn a_page_that_cannot_be_written_is_an_error() {
+    let missing = folder("nowhere").join("absent").join("page.html");
+    let output = explain(&["mlp", "--device", "cpu", "--html", missing.to_str().expect("a path")]);
+    assert!(!output.status.success());
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        err.contains("the page cannot be written to") && err.contains("absent"),
+        "{err}"
+    );
+    let output = explain(&["mlp", "--device", "cpu", "--profile", "3"]);
+    assert!(
+        String::from_utf8_lossy(&output.stderr).contains("--html"),
+        "profiling is for the page"
+    );
+}
