@@ -7,6 +7,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
+use super::sink::Sink;
 use super::{EpochReport, EvaluationInfo, Observer, StepInfo, TrainBegin, TrainReport};
 
 /// Writes one JSON object a line for every event of a run.
@@ -47,10 +48,7 @@ use super::{EpochReport, EvaluationInfo, Observer, StepInfo, TrainBegin, TrainRe
 /// # }
 /// ```
 #[derive(Debug)]
-pub struct JsonLinesLog<W: Write = BufWriter<File>> {
-    writer: W,
-    error: Option<io::Error>,
-}
+pub struct JsonLinesLog<W: Write = BufWriter<File>>(Sink<W>);
 
 impl JsonLinesLog {
     /// Creates the file, or empties it if there is one.
@@ -65,38 +63,24 @@ impl JsonLinesLog {
 impl<W: Write> JsonLinesLog<W> {
     /// Writes to any writer.
     pub fn new(writer: W) -> Self {
-        JsonLinesLog { writer, error: None }
+        JsonLinesLog(Sink::new(writer))
     }
 
     /// Flushes the lines.
     ///
     /// # Errors
     /// The first error of the writer since the log was made.
-    pub fn finish(mut self) -> io::Result<()> {
-        match self.error.take() {
-            Some(error) => Err(error),
-            None => self.writer.flush(),
-        }
+    pub fn finish(self) -> io::Result<()> {
+        self.0.finish(W::flush)
     }
 
     /// Writes a line, and ends the run if that fails.
     fn line(&mut self, event: &impl Serialize, flush: bool) -> ControlFlow<()> {
-        if self.error.is_none() {
-            self.error = self.try_line(event, flush).err();
-        }
-        match self.error {
-            Some(_) => ControlFlow::Break(()),
-            None => ControlFlow::Continue(()),
-        }
-    }
-
-    fn try_line(&mut self, event: &impl Serialize, flush: bool) -> io::Result<()> {
-        serde_json::to_writer(&mut self.writer, event)?;
-        self.writer.write_all(b"\n")?;
-        if flush {
-            self.writer.flush()?;
-        }
-        Ok(())
+        self.0.write(|writer| {
+            serde_json::to_writer(&mut *writer, event)?;
+            writer.write_all(b"\n")?;
+            if flush { writer.flush() } else { Ok(()) }
+        })
     }
 }
 

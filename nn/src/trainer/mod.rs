@@ -38,7 +38,7 @@
 //! | evaluation between epochs or steps | [`TrainConfig::evaluate_every`], [`TrainConfig::evaluate_every_steps`] |
 //! | ending early, keeping the best weights | [`EarlyStopping`] |
 //! | watching and ending it, several at once | [`Observer`] |
-//! | a log file | [`JsonLinesLog`] |
+//! | a log file | [`JsonLinesLog`], [`CsvLog`], [`EventLog`] for TensorBoard, or all three in a [`LogFolder`] |
 //! | random changes of the examples | [`TrainConfig::augmentation`] |
 //! | assembling batches on a thread | [`TrainConfig::prefetch`] |
 //!
@@ -53,11 +53,15 @@ mod error;
 mod evaluate;
 mod feed;
 mod log;
+mod log_folder;
+mod metrics;
 mod observer;
 mod report;
 mod run;
 mod schedule;
+mod sink;
 mod source;
+mod tensorboard;
 
 use std::panic::resume_unwind;
 use std::thread;
@@ -70,9 +74,12 @@ pub use config::{OptimizerChoice, TrainConfig};
 pub use early_stopping::{EarlyStopping, Metric};
 pub use error::TrainError;
 pub use log::JsonLinesLog;
+pub use log_folder::LogFolder;
+pub use metrics::CsvLog;
 pub use observer::{EpochBegin, EvaluationInfo, Observer, Silent, StepInfo, TrainBegin};
 pub use report::{Best, EpochReport, Evaluation, TrainReport};
 pub use schedule::{Position, Schedule, Warmup};
+pub use tensorboard::EventLog;
 
 use crate::data::Dataset;
 use feed::Feed;

@@ -11,8 +11,8 @@ use clap::ValueEnum;
 use meganeura::nn::data::{Augmentation, Dataset};
 use meganeura::nn::models::{MlpConfig, classifier, cnn_classifier, mlp_classifier};
 use meganeura::nn::trainer::{
-    EarlyStopping, Evaluation, JsonLinesLog, Metric, Observer, OptimizerChoice, Schedule, TrainConfig, TrainReport,
-    Trainer, Warmup,
+    EarlyStopping, Evaluation, JsonLinesLog, LogFolder, Metric, Observer, OptimizerChoice, Schedule, TrainConfig,
+    TrainReport, Trainer, Warmup,
 };
 use meganeura::{GradientClip, Graph, ParameterGroup};
 use serde_json::{Value, json};
@@ -125,6 +125,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
 
+    /// Write the run into a folder: an event file for TensorBoard, metrics.csv and metrics.jsonl.
+    #[arg(long, value_name = "DIR")]
+    log_dir: Option<PathBuf>,
+
     #[command(flatten)]
     files: FileOptions,
 }
@@ -170,6 +174,7 @@ impl Model {
 pub(crate) fn run(args: &Args) -> Outcome {
     // Before anything that takes time: a path that cannot be written is an error at once.
     let mut log = args.log.as_deref().map(open_log).transpose()?;
+    let mut folder = args.log_dir.as_deref().map(open_folder).transpose()?;
     let loaded = load(
         &args.source,
         &args.files,
@@ -187,9 +192,12 @@ pub(crate) fn run(args: &Args) -> Outcome {
         introduce(args, &loaded, &trainer)?;
         &mut display
     };
-    let report = trainer.fit(train, Some(test), &mut (printing, log.as_mut()))?;
+    let report = trainer.fit(train, Some(test), &mut (printing, log.as_mut(), folder.as_mut()))?;
     if let (Some(log), Some(path)) = (log, &args.log) {
         log.finish().map_err(|e| unwritable(path, &e))?;
+    }
+    if let (Some(folder), Some(path)) = (folder, &args.log_dir) {
+        folder.finish().map_err(|e| unwritable(path, &e))?;
     }
     let evaluation = report.evaluation.ok_or("the model was not evaluated")?;
     if args.json {
@@ -202,6 +210,10 @@ pub(crate) fn run(args: &Args) -> Outcome {
 
 fn open_log(path: &Path) -> Result<JsonLinesLog, Box<dyn Error>> {
     Ok(JsonLinesLog::create(path).map_err(|e| unwritable(path, &e))?)
+}
+
+fn open_folder(path: &Path) -> Result<LogFolder, Box<dyn Error>> {
+    Ok(LogFolder::create(path).map_err(|e| unwritable(path, &e))?)
 }
 
 fn unwritable(path: &Path, error: &std::io::Error) -> String {

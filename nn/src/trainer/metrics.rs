@@ -1,0 +1,114 @@
+//! A log of a run as a table.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use serde::Serialize;
+
+use super::sink::Sink;
+use super::{EpochReport, EvaluationInfo, Observer, StepInfo};
+
+/// Writes a table with a row for every step whose loss was read, for every evaluation and for every epoch.
+///
+/// The columns are `event` (`step`, `evaluation` or `epoch`), `epoch`, `step`, `loss`, `accuracy`,
+/// `gradient_norm`, `lr`, `seconds` and `examples_per_second`, with the meaning that
+/// [`JsonLinesLog`](super::JsonLinesLog) gives them. A cell that has no value is empty; numbers that are not finite
+/// are `NaN`, `inf` and `-inf`. Rows are flushed after every epoch.
+#[derive(Debug)]
+pub struct CsvLog<W: Write = File>(Sink<csv::Writer<W>>);
+
+/// A row; the fields are the columns.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+struct Row {
+    event: &'static str,
+    epoch: usize,
+    step: u64,
+    loss: f64,
+    accuracy: Option<f64>,
+    gradient_norm: Option<f32>,
+    lr: f32,
+    seconds: f64,
+    examples_per_second: Option<f64>,
+}
+
+impl CsvLog {
+    /// Creates the file, or empties it if there is one.
+    ///
+    /// # Errors
+    /// A path that cannot be written, at once.
+    pub fn create(path: impl AsRef<Path>) -> io::Result<Self> {
+        Ok(CsvLog::new(File::create(path)?))
+    }
+}
+
+impl<W: Write> CsvLog<W> {
+    /// Writes to any writer; rows are gathered before they are passed on.
+    pub fn new(writer: W) -> Self {
+        CsvLog(Sink::new(csv::Writer::from_writer(writer)))
+    }
+
+    /// Flushes the rows.
+    ///
+    /// # Errors
+    /// The first error of the writer since the log was made.
+    pub fn finish(self) -> io::Result<()> {
+        self.0.finish(csv::Writer::flush)
+    }
+
+    fn row(&mut self, row: Row) -> ControlFlow<()> {
+        self.0.write(|table| table.serialize(row).map_err(io::Error::from))
+    }
+}
+
+impl<W: Write> Observer for CsvLog<W> {
+    fn on_step(&mut self, step: &StepInfo) -> ControlFlow<()> {
+        let Some(loss) = step.loss else {
+            return ControlFlow::Continue(());
+        };
+        self.row(Row {
+            event: "step",
+            epoch: step.epoch,
+            step: step.total_step,
+            loss: f64::from(loss),
+            accuracy: None,
+            gradient_norm: step.gradient_norm,
+            lr: step.learning_rate,
+            seconds: step.seconds,
+            examples_per_second: Some(step.examples_per_second),
+        })
+    }
+
+    fn on_evaluation(&mut self, info: &EvaluationInfo) -> ControlFlow<()> {
+        self.row(Row {
+            event: "evaluation",
+            epoch: info.epoch,
+            step: info.total_step,
+            loss: info.evaluation.loss,
+            accuracy: Some(info.evaluation.accuracy()),
+            gradient_norm: None,
+            lr: info.learning_rate,
+            seconds: info.seconds,
+            examples_per_second: None,
+        })
+    }
+
+    fn on_epoch_end(&mut self, report: &EpochReport) -> ControlFlow<()> {
+        let row = Row {
+            event: "epoch",
+            epoch: report.epoch,
+            step: report.total_steps,
+            loss: report.train_loss,
+            accuracy: None,
+            gradient_norm: None,
+            lr: report.learning_rate,
+            seconds: report.seconds,
+            examples_per_second: Some(report.examples_per_second()),
+        };
+        self.0.write(|table| {
+            table.serialize(row)?;
+            table.flush()
+        })
+    }
+}

@@ -1,0 +1,305 @@
+//! A log of a run as an event file, which TensorBoard shows.
+//!
+//! The format is that of TensorFlow's summaries: records (length, checksum, message, checksum, as in
+//! `tensorflow/core/lib/io/record_writer.h`) of protocol buffers (`tensorflow/core/util/event.proto` and
+//! `tensorflow/core/framework/summary.proto`).
+
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use prost::Message;
+
+use super::sink::Sink;
+use super::{EpochReport, EvaluationInfo, Observer, StepInfo, TrainBegin, TrainReport};
+
+/// Writes an event file for TensorBoard: `tensorboard --logdir DIR` shows what it is told while the run goes on.
+///
+/// | Tag | What | When |
+/// |---|---|---|
+/// | `train/loss` | mean loss of the batch | after each step whose loss was read |
+/// | `train/gradient_norm` | norm of all gradients, where they are limited by it | the same |
+/// | `train/learning_rate` | learning rate of the step | the same |
+/// | `train/examples_per_second` | examples a second since the epoch began | the same |
+/// | `epoch/loss` | mean loss of all steps of an epoch | after each epoch |
+/// | `test/loss`, `test/accuracy` | quality on the test data, accuracy from 0 to 1 | after each evaluation |
+///
+/// The step of every value is the number of steps made in the run. Values are f32, as the format has them.
+#[derive(Debug)]
+pub struct EventLog<W: Write = BufWriter<File>>(Sink<W>);
+
+impl EventLog {
+    /// Makes a new event file in a folder, which is made too if it is absent. TensorBoard takes the files of a
+    /// folder for one run, in the order of their names, which begin with the time.
+    ///
+    /// # Errors
+    /// A folder or file that cannot be written, at once.
+    pub fn create_in(folder: impl AsRef<Path>) -> io::Result<Self> {
+        let folder = folder.as_ref();
+        fs::create_dir_all(folder)?;
+        let (seconds, process) = (wall_time() as u64, std::process::id());
+        // The name of another file of this second and process is taken: another number then.
+        for number in 0.. {
+            let name = format!("events.out.tfevents.{seconds:010}.meganeura.{process}.{number}");
+            match File::create_new(folder.join(name)) {
+                Ok(file) => return Ok(EventLog::new(BufWriter::new(file))),
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Err(io::ErrorKind::AlreadyExists.into())
+    }
+}
+
+impl<W: Write> EventLog<W> {
+    /// Writes to any writer, the line that says of which version the file is first.
+    pub fn new(writer: W) -> Self {
+        let mut log = EventLog(Sink::new(writer));
+        // An error is kept for the next event.
+        let _ = log.event(0, What::FileVersion("brain.Event:2".into()), true);
+        log
+    }
+
+    /// Flushes the events.
+    ///
+    /// # Errors
+    /// The first error of the writer since the log was made.
+    pub fn finish(self) -> io::Result<()> {
+        self.0.finish(W::flush)
+    }
+
+    fn scalars(&mut self, step: u64, values: &[(&str, f32)], flush: bool) -> ControlFlow<()> {
+        let value = values
+            .iter()
+            .map(|&(tag, value)| SummaryValue {
+                tag: tag.to_owned(),
+                simple_value: Some(value),
+            })
+            .collect();
+        self.event(step, What::Summary(Summary { value }), flush)
+    }
+
+    fn event(&mut self, step: u64, what: What, flush: bool) -> ControlFlow<()> {
+        let event = Event {
+            wall_time: wall_time(),
+            step: i64::try_from(step).unwrap_or(i64::MAX),
+            what: Some(what),
+        };
+        self.0.write(|writer| {
+            write_record(writer, &event.encode_to_vec())?;
+            if flush { writer.flush() } else { Ok(()) }
+        })
+    }
+}
+
+impl<W: Write> Observer for EventLog<W> {
+    fn on_train_begin(&mut self, run: &TrainBegin) -> ControlFlow<()> {
+        self.scalars(0, &[("train/learning_rate", run.learning_rate)], true)
+    }
+
+    fn on_step(&mut self, step: &StepInfo) -> ControlFlow<()> {
+        let Some(loss) = step.loss else {
+            return ControlFlow::Continue(());
+        };
+        let mut values = vec![
+            ("train/loss", loss),
+            ("train/learning_rate", step.learning_rate),
+            ("train/examples_per_second", step.examples_per_second as f32),
+        ];
+        values.extend(step.gradient_norm.map(|norm| ("train/gradient_norm", norm)));
+        self.scalars(step.total_step, &values, false)
+    }
+
+    fn on_evaluation(&mut self, info: &EvaluationInfo) -> ControlFlow<()> {
+        let values = [
+            ("test/loss", info.evaluation.loss as f32),
+            ("test/accuracy", info.evaluation.accuracy() as f32),
+        ];
+        self.scalars(info.total_step, &values, true)
+    }
+
+    fn on_epoch_end(&mut self, report: &EpochReport) -> ControlFlow<()> {
+        self.scalars(report.total_steps, &[("epoch/loss", report.train_loss as f32)], true)
+    }
+
+    fn on_train_end(&mut self, _: &TrainReport) {
+        // An error is kept for `finish`; there is no run left to end.
+        let _ = self.0.write(W::flush);
+    }
+}
+
+/// Seconds since 1970.
+fn wall_time() -> f64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    // A clock before 1970 is wrong anyway.
+    since.map_or(0.0, |d| d.as_secs_f64())
+}
+
+/// One entry of a file.
+#[derive(Clone, PartialEq, Message)]
+struct Event {
+    #[prost(double, tag = "1")]
+    wall_time: f64,
+    #[prost(int64, tag = "2")]
+    step: i64,
+    #[prost(oneof = "What", tags = "3, 5")]
+    what: Option<What>,
+}
+
+#[derive(Clone, PartialEq, prost::Oneof)]
+enum What {
+    #[prost(string, tag = "3")]
+    FileVersion(String),
+    #[prost(message, tag = "5")]
+    Summary(Summary),
+}
+
+/// Values of one step.
+#[derive(Clone, PartialEq, Message)]
+struct Summary {
+    #[prost(message, repeated, tag = "1")]
+    value: Vec<SummaryValue>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct SummaryValue {
+    #[prost(string, tag = "1")]
+    tag: String,
+    // One of several in the original, so that a zero is written too.
+    #[prost(float, optional, tag = "2")]
+    simple_value: Option<f32>,
+}
+
+/// A record: length, its checksum, the bytes, their checksum.
+fn write_record(writer: &mut impl Write, bytes: &[u8]) -> io::Result<()> {
+    let length = (bytes.len() as u64).to_le_bytes();
+    writer.write_all(&length)?;
+    writer.write_all(&checksum(&length).to_le_bytes())?;
+    writer.write_all(bytes)?;
+    writer.write_all(&checksum(bytes).to_le_bytes())
+}
+
+/// CRC-32C, masked because the checksum of data with checksums in it would be weak.
+fn checksum(bytes: &[u8]) -> u32 {
+    crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trainer::Evaluation;
+
+    /// The events of a file, after its checksums were held against its bytes.
+    fn decoded(mut file: &[u8]) -> Vec<Event> {
+        let mut events = Vec::new();
+        while !file.is_empty() {
+            let (head, rest) = file.split_at(12);
+            let (length, sum) = head.split_at(8);
+            assert_eq!(sum, checksum(length).to_le_bytes());
+            let length = u64::from_le_bytes(length.try_into().unwrap()) as usize;
+            let (bytes, rest) = rest.split_at(length);
+            let (sum, rest) = rest.split_at(4);
+            assert_eq!(sum, checksum(bytes).to_le_bytes());
+            events.push(Event::decode(bytes).unwrap());
+            file = rest;
+        }
+        events
+    }
+
+    #[test]
+    fn the_checksum_is_that_of_the_format() {
+        // "123456789" is the check value of CRC-32C, 0xe3069283; masked by hand.
+        assert_eq!(crc32c::crc32c(b"123456789"), 0xe306_9283);
+        let masked = ((0xe306_9283u32 >> 15) | (0xe306_9283u32 << 17)).wrapping_add(0xa282_ead8);
+        assert_eq!(checksum(b"123456789"), masked);
+    }
+
+    #[test]
+    fn values_come_back_as_they_were_written() {
+        let mut file = Vec::new();
+        let mut log = EventLog::new(&mut file);
+        let step = StepInfo {
+            epoch: 1,
+            step: 3,
+            steps: 10,
+            total_step: 3,
+            examples: 32,
+            loss: Some(0.0),
+            gradient_norm: Some(2.5),
+            learning_rate: 0.125,
+            seconds: 1.0,
+            examples_per_second: 64.0,
+        };
+        assert!(log.on_step(&step).is_continue());
+        // A step whose loss was not read says nothing.
+        assert!(log.on_step(&StepInfo { loss: None, ..step }).is_continue());
+        let evaluation = EvaluationInfo {
+            epoch: 1,
+            total_step: 10,
+            evaluation: Evaluation {
+                loss: 0.5,
+                correct: 3,
+                examples: 4,
+            },
+            best: true,
+            learning_rate: 0.125,
+            seconds: 2.0,
+            evaluation_seconds: 0.5,
+        };
+        assert!(log.on_evaluation(&evaluation).is_continue());
+        log.finish().unwrap();
+        let events = decoded(&file);
+        assert_eq!(events[0].what, Some(What::FileVersion("brain.Event:2".into())));
+        let values = |event: &Event| match &event.what {
+            Some(What::Summary(s)) => s
+                .value
+                .iter()
+                .map(|v| (v.tag.clone(), v.simple_value))
+                .collect::<Vec<_>>(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(events.len(), 3);
+        assert_eq!((events[1].step, events[2].step), (3, 10));
+        assert!(events[1].wall_time > 1.6e9);
+        let expected = [
+            ("train/loss", 0.0),
+            ("train/learning_rate", 0.125),
+            ("train/examples_per_second", 64.0),
+            ("train/gradient_norm", 2.5),
+        ];
+        assert_eq!(values(&events[1]), expected.map(|(tag, v)| (tag.to_owned(), Some(v))));
+        let expected = [("test/loss", 0.5), ("test/accuracy", 0.75)];
+        assert_eq!(values(&events[2]), expected.map(|(tag, v)| (tag.to_owned(), Some(v))));
+    }
+
+    #[test]
+    fn files_of_one_second_do_not_meet() {
+        let folder = tempfile::tempdir().unwrap();
+        let logs = [(); 3].map(|()| EventLog::create_in(folder.path().join("a/b")).unwrap());
+        logs.into_iter().for_each(|log| log.finish().unwrap());
+        assert_eq!(fs::read_dir(folder.path().join("a/b")).unwrap().count(), 3);
+        let file = folder.path().join("file");
+        fs::write(&file, "").unwrap();
+        EventLog::create_in(&file).unwrap_err();
+    }
+
+    #[test]
+    fn a_full_disk_ends_the_run() {
+        let mut room = [0u8; 60];
+        let mut log = EventLog::new(&mut room[..]);
+        let run = TrainBegin {
+            epochs: 1,
+            steps: 1,
+            batch_size: 1,
+            examples: 1,
+            test_examples: None,
+            learning_rate: 0.1,
+            seed: 0,
+        };
+        let flows: Vec<_> = (0..3).map(|_| log.on_train_begin(&run).is_break()).collect();
+        assert!(flows.contains(&true), "{flows:?}");
+        assert_eq!(log.finish().unwrap_err().kind(), io::ErrorKind::WriteZero);
+    }
+}

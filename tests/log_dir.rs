@@ -1,0 +1,55 @@
+//! `meganeura train --log-dir`.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn train(args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_meganeura"));
+    command
+        .args(["train", "digits", "--epochs", "2", "--device", "cpu"])
+        .args(args)
+        .env_remove("MEGANEURA_DEVICE_ID");
+    command.output().expect("the program runs")
+}
+
+#[test]
+fn a_folder_gets_all_three_logs() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("runs").join("first");
+    for run in 1..=2 {
+        let output = train(&["--log-dir", path.to_str().expect("a path")]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let events = names(&path)
+            .into_iter()
+            .filter(|n| n.starts_with("events.out.tfevents."))
+            .count();
+        assert_eq!(events, run, "event files are added, {:?}", names(&path));
+    }
+    let table = std::fs::read_to_string(path.join("metrics.csv")).expect("a table");
+    let header = "event,epoch,step,loss,accuracy,gradient_norm,lr,seconds,examples_per_second";
+    assert_eq!(table.lines().next(), Some(header));
+    let rows = |event: &str| table.lines().filter(|l| l.starts_with(event)).count();
+    assert_eq!((rows("epoch,"), rows("evaluation,")), (2, 2), "{table}");
+    let lines = std::fs::read_to_string(path.join("metrics.jsonl")).expect("lines");
+    let steps = lines.lines().filter(|l| l.contains(r#""event":"step""#)).count();
+    assert_eq!(rows("step,"), steps);
+    assert!(steps > 10, "{steps}");
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).expect("a listing");
+    entries
+        .map(|e| e.expect("an entry").file_name().to_string_lossy().into_owned())
+        .collect()
+}
+
+#[test]
+fn a_folder_that_cannot_be_made_is_an_error_at_once() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("file");
+    std::fs::write(&file, "").expect("a file");
+    let output = train(&["--log-dir", file.to_str().expect("a path")]);
+    assert!(!output.status.success());
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert!(err.contains("cannot write the log"), "{err}");
+}
