@@ -7,33 +7,16 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Contestant, Race, cpu, inference, noise, product};
+use common::{Contestant, Race, cpu, feed, inference, is_wanted, product};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use meganeura::build::build_on;
-use meganeura::graph::NodeKind;
 use meganeura::nn::models::{
     LlamaConfig, ResNetConfig, UnetConfig, VitConfig, classifier, cnn_classifier, language_model, mlp_classifier,
     segmentation,
 };
 use meganeura::ops::Call;
 use meganeura::plan::FORWARD_BACKWARD;
-use meganeura::{Adam, DType, Graph, Mode, Session, registry};
-
-/// Random inputs; integers are below `classes`.
-fn feed(session: &mut Session, graph: &Graph, classes: u32) {
-    for node in graph.nodes().iter().filter(|n| matches!(n.kind, NodeKind::Input)) {
-        let name = node.name.as_deref().unwrap_or_default();
-        let len = node.outputs[0].numel();
-        if node.outputs[0].dtype == DType::U32 {
-            let ids: Vec<u32> = (0..len as u32)
-                .map(|i| i.wrapping_mul(2_654_435_761) % classes)
-                .collect();
-            session.set_input_u32(name, &ids);
-        } else {
-            session.set_input(name, &noise(len));
-        }
-    }
-}
+use meganeura::{Adam, Graph, Mode, Session, registry};
 
 fn training(graph: &Graph, classes: u32) -> Session {
     let mut session = match build_on(graph, cpu(), Mode::Training, Some(Adam::adamw(1e-3, 0.05).into())) {
@@ -139,9 +122,8 @@ const MODELS: &[Entry] = &[
 ];
 
 fn models(criterion: &mut Criterion) {
-    let filters: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
     for (name, build) in MODELS {
-        if filters.is_empty() || filters.iter().any(|f| name.contains(f.as_str())) {
+        if is_wanted(name) {
             bench(criterion, name, build());
         }
     }

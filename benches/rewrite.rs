@@ -1,17 +1,19 @@
 //! Rewriting: how long it takes on training graphs of a language model, and what it gains on the CPU.
 //!
-//! The line after each model has the ratio of a training step without rewriting and clustering to one with them,
-//! measured by turns in one run.
+//! The line after each model has the ratio of a training step without rewriting and clustering to one with them, and
+//! to one with clustering alone: medians over turns in one run. With `MEGANEURA_BENCH_REPORT` set, the report of the
+//! passes and the times of the steps' stages come first.
 
 mod common;
 
-use common::{Contestant, Race, cpu, noise};
+use std::time::Duration;
+
+use common::{Contestant, Race, cpu, feed, is_wanted};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use meganeura::build::{build_rewritten, prepare};
-use meganeura::graph::NodeKind;
-use meganeura::nn::models::{LlamaConfig, cnn_classifier, language_model, mlp_classifier};
+use meganeura::nn::models::{LlamaConfig, VitConfig, classifier, cnn_classifier, language_model, mlp_classifier};
 use meganeura::rewrite::{Modelled, RewriteConfig};
-use meganeura::{Adam, DType, Graph, Mode, Session};
+use meganeura::{Adam, Graph, Mode, Session};
 
 /// SmolLM2-135M with so many blocks, on one sequence of 128 tokens.
 fn language_graph(layers: usize) -> Graph {
@@ -33,7 +35,7 @@ fn rewriting(criterion: &mut Criterion) {
     group.sample_size(10);
     let target = Modelled::discrete_gpu();
     let config = RewriteConfig::default();
-    for layers in [4, 30, 60] {
+    for layers in [4, 30, 60].into_iter().filter(|l| is_wanted(&format!("layers/{l}"))) {
         let graph = language_graph(layers);
         let run = || prepare(&graph, Mode::Training, &target, &config, None);
         group.bench_function(BenchmarkId::new("layers", layers), |b| b.iter(run));
@@ -52,59 +54,101 @@ fn rewriting(criterion: &mut Criterion) {
     group.finish();
 }
 
-fn session(graph: &Graph, config: &RewriteConfig) -> Session {
+/// A session that trains a graph with AdamW, and a report of the passes.
+fn session(graph: &Graph, classes: u32, config: &RewriteConfig) -> (Session, String) {
     let optimizer = Some(Adam::adamw(1e-3, 0.05).into());
-    let mut session = match build_rewritten(graph, cpu(), Mode::Training, optimizer, config) {
-        Ok((session, _)) => session,
+    let (mut session, report) = match build_rewritten(graph, cpu(), Mode::Training, optimizer, config) {
+        Ok((session, report)) => (session, report.to_string()),
         Err(e) => panic!("{e}"),
     };
     session.initialize_parameters(0);
-    for node in graph.nodes().iter().filter(|n| matches!(n.kind, NodeKind::Input)) {
-        let name = node.name.as_deref().unwrap_or_default();
-        let len = node.outputs[0].numel();
-        if node.outputs[0].dtype == DType::U32 {
-            let ids: Vec<u32> = (0..len as u32).map(|i| i.wrapping_mul(2_654_435_761) % 10).collect();
-            session.set_input_u32(name, &ids);
-        } else {
-            session.set_input(name, &noise(len));
-        }
-    }
-    session
+    feed(&mut session, graph, classes);
+    (session, report)
 }
 
-type Entry = (&'static str, fn() -> Graph);
+/// A model by name, and its number of classes.
+type Entry = (&'static str, fn() -> Graph, u32);
 
 const MODELS: &[Entry] = &[
-    ("mlp, batch 32", || mlp_classifier(32, 784, 10)),
-    ("cnn, batch 32, 28x28", || cnn_classifier(32, [1, 28, 28], 10)),
-    ("llama, 4 blocks of 128, batch 4, 128 tokens", || {
-        let config = LlamaConfig::small(1000);
-        language_model(4, 128, |g, tokens| config.build(g, "").forward(g, tokens))
-    }),
+    ("mlp, batch 32", || mlp_classifier(32, 784, 10), 10),
+    ("mlp, batch 256", || mlp_classifier(256, 784, 10), 10),
+    ("cnn, batch 32, 28x28", || cnn_classifier(32, [1, 28, 28], 10), 10),
+    ("cnn, batch 32, 8x8", || cnn_classifier(32, [1, 8, 8], 10), 10),
+    (
+        "llama, 4 blocks of 128, batch 4, 128 tokens",
+        || {
+            let config = LlamaConfig::small(1000);
+            language_model(4, 128, |g, tokens| config.build(g, "").forward(g, tokens))
+        },
+        1000,
+    ),
+    (
+        "vit, 4 blocks of 64, batch 16, 32x32",
+        || {
+            let config = VitConfig::new([3, 32, 32], 4, 10);
+            classifier(16, &[3, 32, 32], |g, x| config.build(g, "").forward(g, x))
+        },
+        10,
+    ),
 ];
+
+/// Steps of a turn: as many as take some milliseconds.
+fn calls(session: &mut Session) -> u32 {
+    session.step();
+    let start = std::time::Instant::now();
+    session.step();
+    let step = start.elapsed().max(Duration::from_micros(1));
+    (Duration::from_millis(5).as_nanos() / step.as_nanos()).clamp(1, 50) as u32
+}
+
+/// Prints how long the stages of a step take.
+fn print_stages(session: &mut Session) {
+    (0..5).for_each(|_| session.step());
+    session.set_profiling(true);
+    (0..20).for_each(|_| session.step());
+    println!("{}", session.take_timings());
+    session.set_profiling(false);
+}
 
 fn gains(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("rewrite/cpu training step");
-    for (name, build) in MODELS {
+    group.sample_size(20).warm_up_time(Duration::from_millis(300));
+    group.measurement_time(Duration::from_secs(3));
+    let clustering = RewriteConfig {
+        cluster: true,
+        ..RewriteConfig::off()
+    };
+    for &(name, build, classes) in MODELS.iter().filter(|m| is_wanted(m.0)) {
         let graph = build();
-        let mut rewritten = session(&graph, &RewriteConfig::default());
-        let mut plain = session(&graph, &RewriteConfig::off());
-        let dispatches = (plain.plan().dispatches.len(), rewritten.plan().dispatches.len());
-        let contestants: Vec<Contestant> = vec![
-            ("rewritten", Box::new(move || rewritten.step())),
-            ("plain", Box::new(move || plain.step())),
-        ];
-        let mut race = Race::new(contestants, 1);
+        let configs = [RewriteConfig::default(), clustering.clone(), RewriteConfig::off()];
+        let mut sessions = configs.map(|config| session(&graph, classes, &config));
+        if std::env::var_os("MEGANEURA_BENCH_REPORT").is_some() {
+            for (session, report) in &mut sessions {
+                println!("{report}");
+                print_stages(session);
+            }
+        }
+        let dispatches: Vec<String> = sessions
+            .iter()
+            .map(|(s, _)| s.plan().dispatches.len().to_string())
+            .collect();
+        let calls = calls(&mut sessions[0].0);
+        let names = ["rewritten", "clustered", "plain"];
+        let contestants = names.into_iter().zip(sessions).map(|(label, (mut session, _))| {
+            let step = move || session.step();
+            (label, Box::new(step) as Box<dyn FnMut()>)
+        });
+        let mut race = Race::new(contestants.collect::<Vec<Contestant>>(), calls);
         group.bench_function(BenchmarkId::from_parameter(name), |b| {
             b.iter_custom(|turns| race.run(0, turns));
         });
+        let [rewritten, clustered, plain] = [0, 1, 2].map(|i| race.seconds(i) * 1e3);
         println!(
-            "{name}: {:.3} ms rewritten, {:.3} ms plain, {:.2}x faster; {} -> {} dispatches",
-            race.seconds(0) * 1e3,
-            race.seconds(1) * 1e3,
-            race.seconds(1) / race.seconds(0),
-            dispatches.0,
-            dispatches.1,
+            "{name}: {rewritten:.3} ms rewritten, {clustered:.3} ms clustered only, {plain:.3} ms plain: {:.3} times as \
+             fast as plain, {:.3} as clustered only; dispatches {}",
+            race.ratio(2),
+            race.ratio(1),
+            dispatches.join(", "),
         );
     }
     group.finish();

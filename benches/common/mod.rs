@@ -9,7 +9,8 @@ use meganeura::backend::Device;
 use meganeura::build::build_on;
 use meganeura::cpu::CpuDevice;
 use meganeura::cpu::pool::ThreadPool;
-use meganeura::{Graph, Mode, Session};
+use meganeura::graph::NodeKind;
+use meganeura::{DType, Graph, Mode, Session};
 
 /// Threads of every contestant.
 pub const THREADS: usize = 2;
@@ -35,6 +36,28 @@ pub fn noise(len: usize) -> Vec<f32> {
         f64::from(state) / 2_147_483_648.0 - 1.0
     };
     std::iter::repeat_with(next).take(len).map(|v| v as f32).collect()
+}
+
+/// Feeds random inputs to a session of a graph; integers are below `classes`.
+pub fn feed(session: &mut Session, graph: &Graph, classes: u32) {
+    for node in graph.nodes().iter().filter(|n| matches!(n.kind, NodeKind::Input)) {
+        let name = node.name.as_deref().unwrap_or_default();
+        let len = node.outputs[0].numel();
+        if node.outputs[0].dtype == DType::U32 {
+            let ids: Vec<u32> = (0..len as u32)
+                .map(|i| i.wrapping_mul(2_654_435_761) % classes)
+                .collect();
+            session.set_input_u32(name, &ids);
+        } else {
+            session.set_input(name, &noise(len));
+        }
+    }
+}
+
+/// Whether the command line asks for a case of this name: parts of names are listed there, or nothing.
+pub fn is_wanted(name: &str) -> bool {
+    let filters: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
+    filters.is_empty() || filters.iter().any(|f| name.contains(f.as_str()))
 }
 
 /// Copies on all threads of the pool.
