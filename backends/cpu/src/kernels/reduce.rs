@@ -54,8 +54,8 @@ pub(super) const KERNELS: &[KernelDef] = &[
 ];
 
 /// What is folded, and the factor of the result.
-#[derive(Clone, Copy)]
-enum Fold {
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Fold {
     Sum(f32),
     Product,
     Max,
@@ -63,7 +63,7 @@ enum Fold {
 }
 
 impl Fold {
-    fn start(self) -> f32 {
+    pub(super) fn start(self) -> f32 {
         match self {
             Fold::Sum(_) => 0.0,
             Fold::Product => 1.0,
@@ -72,7 +72,7 @@ impl Fold {
         }
     }
 
-    fn slice(self, level: Level, x: &[f32]) -> f32 {
+    pub(super) fn slice(self, level: Level, x: &[f32]) -> f32 {
         match self {
             Fold::Sum(_) => vmath::sum(level, x),
             Fold::Product => vmath::product(level, x),
@@ -91,7 +91,7 @@ impl Fold {
         }
     }
 
-    fn rows(self, level: Level, acc: &mut [f32], x: &[f32]) {
+    pub(super) fn rows(self, level: Level, acc: &mut [f32], x: &[f32]) {
         match self {
             Fold::Sum(_) => vmath::add_assign(level, acc, x),
             Fold::Product => vmath::mul_assign(level, acc, x),
@@ -100,7 +100,7 @@ impl Fold {
         }
     }
 
-    fn finish(self, out: &mut [f32]) {
+    pub(super) fn finish(self, out: &mut [f32]) {
         if let Fold::Sum(factor) = self
             && factor != 1.0
         {
@@ -169,21 +169,47 @@ fn whole(x: View<f32>, out: View<f32>, fold: Fold, level: Level) -> Compiled {
             unsafe { *cx.shared.add(task) = fold.slice(level, x.slice(range)) };
         },
     };
-    let second = Task {
-        tasks: 1,
-        nanos: parts as u64,
-        body: move |_, cx: &RunCx| {
-            // SAFETY: the first phase has filled the slots; the only task of this phase.
-            let (parts, out) = unsafe { (std::slice::from_raw_parts(cx.shared, parts), out.slice_mut(0..1)) };
-            out[0] = fold.slice(level, parts);
-            fold.finish(out);
-        },
-    };
     Compiled {
-        phases: vec![Box::new(first), Box::new(second)],
+        phases: vec![Box::new(first), join_adjacent(out, parts, fold, level)],
         shared: parts,
         private: 0,
     }
+}
+
+/// A phase that folds `parts` adjacent elements of the shared scratch to each result.
+pub(super) fn join_adjacent(out: View<f32>, parts: usize, fold: Fold, level: Level) -> Box<dyn Kernel> {
+    join(out, parts, move |scratch, out| {
+        for (o, parts) in out.iter_mut().zip(scratch.chunks_exact(parts)) {
+            *o = fold.slice(level, parts);
+        }
+        fold.finish(out);
+    })
+}
+
+/// A phase that folds `parts` rows of the shared scratch, as long as the result, onto each other.
+pub(super) fn join_rows(out: View<f32>, parts: usize, fold: Fold, level: Level) -> Box<dyn Kernel> {
+    join(out, parts, move |scratch, out| {
+        let (first, rest) = scratch.split_at(out.len());
+        out.copy_from_slice(first);
+        for part in rest.chunks_exact(out.len().max(1)) {
+            fold.rows(level, out, part);
+        }
+        fold.finish(out);
+    })
+}
+
+/// A phase of one task, which makes the results of `parts` times as many elements of the shared scratch.
+fn join(out: View<f32>, parts: usize, fold: impl Fn(&[f32], &mut [f32]) + Send + Sync + 'static) -> Box<dyn Kernel> {
+    let len = parts * out.len();
+    Box::new(Task {
+        tasks: 1,
+        nanos: stream_nanos(4 * len),
+        body: move |_, cx: &RunCx| {
+            // SAFETY: the phases before have filled the scratch; the only task of this phase.
+            let (scratch, out) = unsafe { (std::slice::from_raw_parts(cx.shared, len), out.slice_mut(0..out.len())) };
+            fold(scratch, out);
+        },
+    })
 }
 
 /// Folds runs of contiguous elements, one result at a time.
@@ -279,27 +305,8 @@ fn columns(x: View<f32>, out: View<f32>, axes: Axes, fold: Fold, level: Level) -
     if parts == 1 {
         return Compiled::one(first);
     }
-    let second = Task {
-        tasks: 1,
-        nanos: stream_nanos(4 * parts * total),
-        body: move |_, cx: &RunCx| {
-            // SAFETY: the first phase has filled the scratch; the only task of this phase.
-            let (scratch, out) = unsafe {
-                (
-                    std::slice::from_raw_parts(cx.shared, parts * total),
-                    out.slice_mut(0..total),
-                )
-            };
-            out.copy_from_slice(&scratch[..total]);
-            for part in scratch.chunks_exact(total).skip(1) {
-                fold.rows(level, out, part);
-            }
-            fold.finish(out);
-        },
-    };
-    let phases: Vec<Box<dyn Kernel>> = vec![Box::new(first), Box::new(second)];
     Compiled {
-        phases,
+        phases: vec![Box::new(first), join_rows(out, parts, fold, level)],
         shared: parts * total,
         private: 0,
     }

@@ -7,51 +7,10 @@ use super::FOLD_TASK;
 use super::engine::{Engine, RUN};
 use super::lower::{Lowered, Typed, lower};
 use crate::executor::RunCx;
+use crate::kernels::reduce::{Fold, join_adjacent, join_rows};
 use crate::kernels::{CompileCx, Compiled, Kernel, Task, stream_nanos};
 use crate::memory::View;
-use crate::vmath::{self, Level};
-
-/// What is folded, and the factor of the result.
-#[derive(Clone, Copy, Debug)]
-enum Fold {
-    Sum(f32),
-    Max,
-    Min,
-}
-
-impl Fold {
-    fn start(self) -> f32 {
-        match self {
-            Fold::Sum(_) => 0.0,
-            Fold::Max => f32::NEG_INFINITY,
-            Fold::Min => f32::INFINITY,
-        }
-    }
-
-    fn slice(self, level: Level, x: &[f32]) -> f32 {
-        match self {
-            Fold::Sum(_) => vmath::sum(level, x),
-            Fold::Max => vmath::max(level, x),
-            Fold::Min => vmath::min(level, x),
-        }
-    }
-
-    fn rows(self, level: Level, acc: &mut [f32], x: &[f32]) {
-        match self {
-            Fold::Sum(_) => vmath::add_assign(level, acc, x),
-            Fold::Max => vmath::max_assign(level, acc, x),
-            Fold::Min => vmath::min_assign(level, acc, x),
-        }
-    }
-
-    fn finish(self, out: &mut [f32]) {
-        if let Fold::Sum(factor) = self
-            && factor != 1.0
-        {
-            out.iter_mut().for_each(|v| *v *= factor);
-        }
-    }
-}
+use crate::vmath::Level;
 
 /// Which axes are folded: the last ones, or the first ones.
 #[derive(Clone, Copy, Debug)]
@@ -216,23 +175,7 @@ fn last(work: Work) -> Compiled {
     };
     let mut phases: Vec<Box<dyn Kernel>> = vec![Box::new(main)];
     if parts > 1 {
-        phases.push(Box::new(Task {
-            tasks: 1,
-            nanos: (kept * parts) as u64,
-            body: move |_, cx: &RunCx| {
-                // SAFETY: the first phase has filled the scratch; the only task of this phase.
-                let (from, out) = unsafe {
-                    (
-                        std::slice::from_raw_parts(cx.shared, kept * parts),
-                        out.slice_mut(0..kept),
-                    )
-                };
-                for (o, parts) in out.iter_mut().zip(from.chunks_exact(parts)) {
-                    *o = fold.slice(level, parts);
-                }
-                fold.finish(out);
-            },
-        }));
+        phases.push(join_adjacent(out, parts, fold, level));
     }
     Compiled {
         phases,
@@ -269,26 +212,8 @@ fn first(work: Work) -> Compiled {
             }
         },
     };
-    let join = Task {
-        tasks: 1,
-        nanos: stream_nanos(4 * kept * parts),
-        body: move |_, cx: &RunCx| {
-            // SAFETY: the first phase has filled the scratch; the only task of this phase.
-            let (from, out) = unsafe {
-                (
-                    std::slice::from_raw_parts(cx.shared, kept * parts),
-                    out.slice_mut(0..kept),
-                )
-            };
-            out.copy_from_slice(&from[..kept]);
-            for part in from.chunks_exact(kept).skip(1) {
-                fold.rows(level, out, part);
-            }
-            fold.finish(out);
-        },
-    };
     Compiled {
-        phases: vec![Box::new(main), Box::new(join)],
+        phases: vec![Box::new(main), join_rows(out, parts, fold, level)],
         shared: kept * parts,
         private,
     }
