@@ -4,6 +4,7 @@ use meganeura_core::ops::{drop_threshold, random_word};
 
 use super::{CompileCx, Compiled, KernelDef, Task, chunk, chunks, f32_or_integers};
 use crate::executor::RunCx;
+use crate::vmath::{Isa, Level, multiversion};
 
 pub(super) const KERNELS: &[KernelDef] = &[
     KernelDef {
@@ -38,6 +39,32 @@ fn random_bits(cx: &CompileCx) -> Result<Compiled, String> {
     }))
 }
 
+/// The random words of a dropout, and what they decide.
+#[derive(Clone, Copy)]
+pub(super) struct Chances {
+    pub(super) seed: u32,
+    pub(super) uid: u32,
+    pub(super) step: u32,
+    /// Words below are zeros of the result.
+    pub(super) threshold: u32,
+    /// Factor of the others.
+    pub(super) scale: f32,
+}
+
+multiversion! {
+    /// Each element by chance 0, else times the factor; `first` is the number of the first one.
+    pub(super) fn drop_some(x: &[f32], chances: Chances, first: u32, out: &mut [f32]) = drop_some_body;
+}
+
+#[inline(always)]
+fn drop_some_body<const FMA: bool>(x: &[f32], chances: Chances, first: u32, out: &mut [f32]) {
+    let Chances { seed, uid, step, .. } = chances;
+    for (i, (o, &x)) in (0u32..).zip(out.iter_mut().zip(x)) {
+        let dropped = random_word(seed, uid, step, first.wrapping_add(i)) < chances.threshold;
+        *o = if dropped { 0.0 } else { x * chances.scale };
+    }
+}
+
 fn dropout(cx: &CompileCx) -> Result<Compiled, String> {
     let p = cx.attrs().float("p")?;
     let uid = cx.attrs().size("uid")? as u32;
@@ -49,6 +76,7 @@ fn dropout(cx: &CompileCx) -> Result<Compiled, String> {
         cx.input::<u32>(2),
         cx.output::<f32>(0),
     );
+    let level = cx.level;
     Ok(Compiled::one(Task {
         tasks: chunks(out.len()),
         nanos: out.len() as u64 * NANOS_PER_WORD,
@@ -58,10 +86,14 @@ fn dropout(cx: &CompileCx) -> Result<Compiled, String> {
             let (x, out) = unsafe { (x.slice(range.clone()), out.slice_mut(range.clone())) };
             // SAFETY: the scalars are other buffers than the result, and have one element.
             let (seed, step) = unsafe { (seed.all()[0], step.all()[0]) };
-            for ((o, &x), i) in out.iter_mut().zip(x).zip(range) {
-                let dropped = random_word(seed, uid, step, i as u32) < threshold;
-                *o = if dropped { 0.0 } else { x * scale };
-            }
+            let chances = Chances {
+                seed,
+                uid,
+                step,
+                threshold,
+                scale,
+            };
+            drop_some(level, x, chances, range.start as u32, out);
         },
     }))
 }

@@ -1,10 +1,11 @@
 //! What a step of a program does to a run of elements.
 
 use meganeura_core::attrs::Attrs;
-use meganeura_core::ops::{drop_threshold, random_word};
+use meganeura_core::ops::drop_threshold;
 use meganeura_core::{DType, TensorType};
 
 use crate::kernels::pointwise::{binary_of, bits_of, compare_of, unary_of};
+use crate::kernels::random::{Chances, drop_some};
 use crate::vmath::{self, Binary, Bits, Compare, Element, IntBinary, Level, Operand, Unary};
 
 /// An elementwise function.
@@ -187,13 +188,22 @@ impl Scalar {
                         Source::One(v) => v,
                         Source::Words(p) => *p,
                     };
-                    let (seed, step) = (one(x[1]), one(x[2]));
+                    let chances = Chances {
+                        seed: one(x[1]),
+                        uid,
+                        step: one(x[2]),
+                        threshold,
+                        scale,
+                    };
                     let out: &mut [f32] = slice_mut(out, len);
-                    let keep = |i: usize| random_word(seed, uid, step, i as u32) >= threshold;
-                    let drop = |(i, o): (usize, &mut f32), x: f32| *o = if keep(first + i) { x * scale } else { 0.0 };
                     match x[0].of::<f32>(len) {
-                        Operand::Slice(x) => out.iter_mut().enumerate().zip(x).for_each(|(o, &x)| drop(o, x)),
-                        Operand::Scalar(x) => out.iter_mut().enumerate().for_each(|o| drop(o, x)),
+                        Operand::Slice(x) => drop_some(level, x, chances, first as u32, out),
+                        Operand::Scalar(x) => {
+                            let same = [x; 64];
+                            for (at, out) in (first..).step_by(same.len()).zip(out.chunks_mut(same.len())) {
+                                drop_some(level, &same, chances, at as u32, out);
+                            }
+                        }
                     }
                 }
             }
