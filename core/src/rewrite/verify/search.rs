@@ -10,12 +10,12 @@ use super::order::{leaf_kinds, order};
 use super::pool::Pool;
 use crate::attrs::AttrKind;
 use crate::graph::ConstantData;
-use crate::ops::Call;
 use crate::ops::sample::{Sample, Sizes};
+use crate::ops::{Call, OpRef};
 use crate::rewrite::attr::{self, ints_text, parse_ints};
 use crate::rewrite::facts::{self, FactName};
 use crate::rewrite::matcher::{Bindings, Bound, eval_with};
-use crate::rewrite::pattern::{Condition, LeafKind, Pattern, ScalarExpr, Shape, VarId};
+use crate::rewrite::pattern::{Atom, Condition, LeafKind, Pattern, ScalarExpr, Shape, VarId};
 use crate::rewrite::scalar::Scalar;
 use crate::rewrite::terms::TermId;
 use crate::shape::{Shape as Dims, TensorType};
@@ -79,6 +79,18 @@ enum Decision {
     Call(usize),
 }
 
+/// Whether a call has several lists among its open attributes, as windows have: lists that fit each other hardly come
+/// out of a pool.
+fn has_windows(atom: &Atom, op: OpRef) -> bool {
+    let kinds = op.attributes();
+    let open = atom
+        .scalars
+        .iter()
+        .zip(&kinds)
+        .filter(|(s, _)| matches!(s, ScalarExpr::Var(_)));
+    open.filter(|(_, (_, kind))| *kind == AttrKind::Ints).count() > 1
+}
+
 /// Types for the open operands of a call, and its attributes.
 type Template = (Vec<(VarId, TensorType)>, Vec<Scalar>);
 
@@ -132,7 +144,7 @@ impl<'p> Search<'p> {
             }
             let open = |v: &VarId| !made[*v];
             if let Shape::Call(constructor) = atom.shape
-                && atom.children.iter().any(open)
+                && (atom.children.iter().any(open) || has_windows(atom, constructor.op))
             {
                 let all = (0..4).flat_map(|seed| constructor.op.samples(&mut Sizes::new(seed)));
                 let fitting = all.filter(|s| s.inputs.len() == atom.children.len());
