@@ -12,13 +12,14 @@ use meganeura_core::plan::compile_for;
 use meganeura_core::{DType, Error, Graph, Session, reference};
 use meganeura_cpu::CpuDevice;
 
-use common::{case, check, numbers, op, results, sample, session};
+use common::{case, check, check_case, numbers, op, results, sample, session};
 
-const OPS: [&str; 26] = [
+const OPS: [&str; 27] = [
     "core.conv2d",
     "core.conv2d_input_grad",
     "core.conv2d_weight_grad",
     "core.max_pool2d",
+    "core.max_pool2d_grad",
     "core.avg_pool2d",
     "core.avg_pool2d_grad",
     "core.layer_norm",
@@ -372,6 +373,35 @@ fn pooling_of_many_shapes() {
             &sample(vec![SampleInput::f32(&y_shape)], attrs),
             4,
         );
+    }
+}
+
+/// Offsets that stay in their planes, as those of a pooling do, and one that does not.
+#[test]
+fn gradients_of_max_pooling() {
+    const NAME: &str = "core.max_pool2d_grad";
+    let cases = [
+        ([3, 5, 7, 6], [3, 5, 14, 13]),
+        ([1, 70, 9, 9], [1, 70, 19, 20]),
+        ([2, 1, 1, 1], [2, 1, 200, 201]),
+    ];
+    for (dy, shape) in cases {
+        let (planes, plane): (usize, usize) = (dy[0] * dy[1], shape[2] * shape[3]);
+        let inputs = vec![SampleInput::below(&dy, plane), SampleInput::f32(&dy)];
+        let sample = sample(inputs, Attrs::new().with("shape", shape));
+        for strays in [false, true] {
+            let mut case = case(op(NAME), &sample, 5);
+            let offsets = case.values.get_mut("operand0").expect("offsets");
+            let windows = offsets.len() / planes;
+            for (i, offset) in offsets.iter_mut().enumerate() {
+                *offset += (i / windows * plane) as f64;
+            }
+            if strays {
+                offsets[0] = (planes * plane - 1) as f64;
+            }
+            case.values.get_mut("operand1").expect("a gradient")[planes / 2] = f64::NAN;
+            check_case(NAME, &sample, &case);
+        }
     }
 }
 

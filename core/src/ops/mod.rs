@@ -44,6 +44,7 @@ mod masked_fill;
 mod masked_scatter;
 mod matmul;
 mod matmul_add;
+mod max_pool2d_grad;
 mod min_reduce;
 mod mse;
 mod narrow;
@@ -156,6 +157,7 @@ pub(crate) fn builtin() -> Vec<OpRef> {
         masked_scatter::MaskedScatter,
         matmul::MatMul,
         matmul_add::MatMulAdd,
+        max_pool2d_grad::MaxPool2dGrad,
         min_reduce::Min,
         mse::Mse,
         narrow::Narrow,

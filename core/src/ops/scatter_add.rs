@@ -100,10 +100,12 @@ impl Operator for ScatterAdd {
     }
 
     fn cost(&self, call: &Call) -> Cost {
-        let flops = call.inputs[1].numel() as u64;
+        let updates = &call.inputs[1];
+        let streaming = Cost::streaming(call, 0);
         Cost {
-            flops,
-            ..Cost::streaming(call, 0)
+            flops: updates.numel() as u64,
+            // Each row that is added to is read and written once more, wherever it lies.
+            bytes: streaming.bytes.saturating_add(2 * updates.bytes() as u64),
         }
     }
 

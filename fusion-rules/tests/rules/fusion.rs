@@ -3,6 +3,8 @@
 use meganeura_core::graph::{Graph, Value};
 use meganeura_core::rewrite::Pass::{Backward, Forward, Inference};
 
+use meganeura_core::ops::Pool2dOptions;
+
 use super::{of, of_gradients};
 
 #[test]
@@ -150,4 +152,56 @@ fn group_norm_and_silu_for_inference_only() {
             _ => r.spares("GroupNorm+Silu→GroupNormSilu"),
         };
     }
+}
+
+#[test]
+fn rectifiers_come_after_pooling() {
+    let overlapping = Pool2dOptions {
+        kernel: [3, 2],
+        stride: [2, 1],
+        padding: [1, 0],
+    };
+    for options in [Pool2dOptions::square(2), overlapping] {
+        let r = of(Forward, |g| {
+            let x = g.input("x", &[2, 3, 6, 7]);
+            let x = g.relu(x);
+            g.max_pool2d(x, options).into()
+        });
+        r.fires("MaxPool(Relu)→Relu(MaxPool)")
+            .gives(&["core.max_pool2d", "core.relu"]);
+        assert_eq!(
+            r.after.shape(r.after.outputs()[0]),
+            r.before.shape(r.before.outputs()[0])
+        );
+    }
+    // Elsewhere the rectified tensor and the offsets are needed as they are.
+    let r = of(Forward, |g| {
+        let x = g.input("x", &[2, 3, 6, 7]);
+        let x = g.relu(x);
+        let y = g.max_pool2d(x, Pool2dOptions::square(2));
+        let offsets = g.port(y, 1);
+        g.scatter_add(offsets, y, 252).into()
+    });
+    r.has("core.max_pool2d", 1);
+}
+
+#[test]
+fn gradients_of_pooling_go_plane_by_plane() {
+    let r = of_gradients(|g| {
+        let x = g.parameter("x", &[2, 3, 6, 7]);
+        let y = g.max_pool2d(x, Pool2dOptions::square(2));
+        g.tanh(y).into()
+    });
+    r.fires("Reshape(ScatterAdd)→MaxPoolGrad")
+        .has("core.max_pool2d_grad", 1)
+        .has("core.scatter_add", 0);
+    // Offsets of other planes than the pooled tensor's.
+    let r = of(Backward, |g| {
+        let (x, dy) = (g.input("x", &[2, 3, 6, 7]), g.input("dy", &[2, 3, 3, 3]));
+        let y = g.max_pool2d(x, Pool2dOptions::square(2));
+        let offsets = g.port(y, 1);
+        let flat = g.scatter_add(offsets, dy, 252);
+        g.reshape(flat, &[3, 2, 6, 7]).into()
+    });
+    r.spares("Reshape(ScatterAdd)→MaxPoolGrad");
 }

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use meganeura_core::DType;
 use meganeura_core::ops::Pool2dDims;
 
 use super::conv::plane::{Axis, LANES, Plane, lanes};
@@ -14,6 +15,14 @@ pub(super) const KERNELS: &[KernelDef] = &[
         name: "core.max_pool2d",
         supports: f32_or_integers,
         compile: max_pool,
+    },
+    KernelDef {
+        name: "core.max_pool2d_grad",
+        supports: f32_or_integers,
+        compile: |cx| match cx.output_type(0).dtype {
+            DType::F32 => Ok(max_pool_grad::<f32>(cx, |a, b| a + b)),
+            _ => Ok(max_pool_grad::<u32>(cx, u32::wrapping_add)),
+        },
     },
     KernelDef {
         name: "core.avg_pool2d",
@@ -190,6 +199,66 @@ fn largest_of_row_body<const FMA: bool>(
     for (i, chosen) in chosen.iter_mut().enumerate() {
         let place = (i as u32).wrapping_mul(stride).wrapping_add(base).wrapping_add(*chosen);
         *chosen = if *chosen == NO_TAP { NO_TAP } else { place };
+    }
+}
+
+/// Plane by plane, as long as offsets stay in the planes that they come from: those of a pooling do. If there is
+/// another, one task does all once more.
+fn max_pool_grad<T: Copy + Default + Send + Sync + 'static>(cx: &CompileCx, add: fn(T, T) -> T) -> Compiled {
+    let (indices, dy, dx) = (cx.input::<u32>(0), cx.input::<T>(1), cx.output::<T>(0));
+    let shape = &cx.output_type(0).shape;
+    let (planes, dispatch) = (shape[0] * shape[1], cx.index);
+    let (windows, elements) = (dy.len() / planes.max(1), dx.len() / planes.max(1));
+    let per_task = rows_per_task(windows.max(elements));
+    let tasks = planes.div_ceil(per_task);
+    let main = Task {
+        tasks,
+        nanos: (2 * dy.len() + dx.len() / ELEMENTS_PER_NANO) as u64,
+        body: move |task: usize, cx: &RunCx| {
+            let mut strays = false;
+            for plane in task * per_task..((task + 1) * per_task).min(planes) {
+                let (own, first) = (plane * windows..(plane + 1) * windows, plane * elements);
+                // SAFETY: operands are not written by this dispatch; this task alone writes these planes.
+                let (ids, dy, dx) = unsafe {
+                    let dx = dx.slice_mut(first..first + elements);
+                    (indices.slice(own.clone()), dy.slice(own), dx)
+                };
+                dx.fill(T::default());
+                for (&id, &dy) in ids.iter().zip(dy) {
+                    match dx.get_mut((id as usize).wrapping_sub(first)) {
+                        Some(slot) => *slot = add(*slot, dy),
+                        None => strays = true,
+                    }
+                }
+            }
+            // SAFETY: slot `task` of the shared scratch is this task's own.
+            unsafe { *cx.shared.add(task) = f32::from(u8::from(strays)) };
+        },
+    };
+    let again = Task {
+        tasks: 1,
+        nanos: tasks as u64,
+        body: move |_, cx: &RunCx| {
+            // SAFETY: the first phase has filled the slots.
+            let strays = unsafe { std::slice::from_raw_parts(cx.shared, tasks) };
+            if strays.iter().all(|&s| s == 0.0) {
+                return;
+            }
+            // SAFETY: the only task of this phase; operands are not written.
+            let (ids, dy, dx) = unsafe { (indices.all(), dy.all(), dx.slice_mut(0..dx.len())) };
+            dx.fill(T::default());
+            for (&id, &dy) in ids.iter().zip(dy) {
+                match dx.get_mut(id as usize) {
+                    Some(slot) => *slot = add(*slot, dy),
+                    None => cx.index_out_of_range(dispatch, id, dx.len()),
+                }
+            }
+        },
+    };
+    Compiled {
+        phases: vec![Box::new(main), Box::new(again)],
+        shared: tasks,
+        private: 0,
     }
 }
 

@@ -112,12 +112,16 @@ pub(crate) fn results(case: &Case, threads: usize) -> Vec<Vec<u8>> {
 
 /// Compares the results of one call with the definition, and those of several numbers of threads.
 pub(crate) fn check(name: &str, sample: &Sample, seed: u64) {
-    let case = case(op(name), sample, seed);
+    check_case(name, sample, &case(op(name), sample, seed));
+}
+
+/// [`check`] of a case of the sample, which may have values of its own.
+pub(crate) fn check_case(name: &str, sample: &Sample, case: &Case) {
     let want = reference::evaluate(&case.graph, &case.values).expect("an evaluation");
-    let got = results(&case, 2);
+    let got = results(case, 2);
     for threads in [1, 3] {
         assert!(
-            got == results(&case, threads),
+            got == results(case, threads),
             "{name} {}: {threads} threads differ",
             sample.label
         );

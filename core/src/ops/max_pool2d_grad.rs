@@ -1,0 +1,96 @@
+//! The gradient of max pooling, from the offsets of the chosen elements.
+
+use super::pool2d::{MaxPool2d, Pool2dDims};
+use super::sample::{Sample, SampleInput, Sizes};
+use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, Operator, Semantics};
+use crate::attrs::Attrs;
+use crate::dtype::DType;
+use crate::shape::{Shape, TensorType};
+
+pub(super) struct MaxPool2dGrad;
+
+/// The shape of the pooled tensor's operand, whose planes the offsets and gradients must have.
+fn x_shape(call: &Call) -> Result<Shape, String> {
+    let [indices, dy] = call.inputs else {
+        return Err("takes offsets and gradients".into());
+    };
+    let shape = call.attrs.sizes::<4>("shape")?;
+    if indices.dtype != DType::U32 {
+        return Err(format!("the offsets must be u32, not {indices}"));
+    }
+    if indices.shape != dy.shape || dy.shape.rank() != 4 {
+        return Err(format!(
+            "the offsets {indices} and the gradient {dy} must have the four axes of the pooled tensor"
+        ));
+    }
+    if dy.shape[..2] != shape[..2] {
+        return Err(format!("the gradient {dy} has other planes than {shape:?}"));
+    }
+    Shape::new(&shape)
+}
+
+impl Operator for MaxPool2dGrad {
+    fn name(&self) -> &'static str {
+        "core.max_pool2d_grad"
+    }
+
+    fn doc(&self) -> Doc {
+        Doc {
+            shapes: "offsets (u32), dy [batch, channels, out height, out width] -> shape [batch, channels, height, width]",
+            formula: "y[r] = sum of dy[i] over all i with offsets[i] = r, r counting the elements of the whole result; an offset beyond it is an error of the step",
+            source: "the derivative of max pooling: core.scatter_add of dy, whose offsets are known to stay in the planes that they come from",
+        }
+    }
+
+    fn arity(&self) -> Arity {
+        Arity::Exactly(2)
+    }
+
+    fn attributes(&self) -> AttrDecls {
+        vec![("shape", AttrKind::Ints)]
+    }
+
+    fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
+        let shape = x_shape(call)?;
+        Ok(vec![TensorType::new(call.inputs[1].dtype, shape)])
+    }
+
+    fn index_bound(&self, call: &Call) -> Option<(usize, usize)> {
+        Some((0, x_shape(call).ok()?.numel()))
+    }
+
+    fn gradient(&self) -> Gradient<'_> {
+        Gradient::Decomposed
+    }
+
+    fn semantics(&self) -> Semantics<'_> {
+        Semantics::composite(|cx| {
+            let &[indices, dy] = cx.inputs else {
+                return Err("takes offsets and gradients".into());
+            };
+            let shape = cx.outputs[0].shape.clone();
+            let flat = cx.graph.scatter_add(indices, dy, shape.numel());
+            Ok(vec![cx.graph.reshape(flat, &shape).into()])
+        })
+    }
+
+    fn cost(&self, call: &Call) -> Cost {
+        Cost {
+            flops: call.inputs[1].numel() as u64,
+            ..Cost::streaming(call, 0)
+        }
+    }
+
+    /// The gradients of the samples of max pooling, with offsets of any plane.
+    fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {
+        let of = |pooling: Sample| {
+            let x = &pooling.inputs[0].shape;
+            let dims = Pool2dDims::of(x, &pooling.attrs).ok()?;
+            let dy = [x[0], x[1], dims.output[0], dims.output[1]];
+            let offsets = SampleInput::below(&dy, x.iter().product());
+            let attrs = Attrs::new().with("shape", x.as_slice());
+            Some(Sample::new(pooling.label, vec![offsets, SampleInput::f32(&dy)], attrs))
+        };
+        MaxPool2d.samples(sizes).into_iter().filter_map(of).collect()
+    }
+}
