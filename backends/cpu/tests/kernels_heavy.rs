@@ -388,7 +388,7 @@ fn gradients_of_max_pooling() {
     for (dy, shape) in cases {
         let (planes, plane): (usize, usize) = (dy[0] * dy[1], shape[2] * shape[3]);
         let inputs = vec![SampleInput::below(&dy, plane), SampleInput::f32(&dy)];
-        let sample = sample(inputs, Attrs::new().with("shape", shape));
+        let sample = sample(inputs, Attrs::new().with("shape", shape.as_slice()));
         for strays in [false, true] {
             let mut case = case(op(NAME), &sample, 5);
             let offsets = case.values.get_mut("operand0").expect("offsets");

@@ -94,3 +94,39 @@ impl Operator for MaxPool2dGrad {
         MaxPool2d.samples(sizes).into_iter().filter_map(of).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn impossible_calls_say_why() {
+        let ty = |dtype, shape: &[usize]| TensorType::new(dtype, Shape::new(shape).expect("a shape"));
+        let (ids, dy) = (ty(DType::U32, &[2, 3, 4, 4]), ty(DType::F32, &[2, 3, 4, 4]));
+        let cases = [
+            ([dy.clone(), dy.clone()], vec![2usize, 3, 8, 8], "must be u32"),
+            (
+                [ids.clone(), ty(DType::F32, &[2, 3, 4, 5])],
+                vec![2, 3, 8, 8],
+                "four axes",
+            ),
+            (
+                [ty(DType::U32, &[24]), ty(DType::F32, &[24])],
+                vec![2, 3, 8, 8],
+                "four axes",
+            ),
+            ([ids.clone(), dy.clone()], vec![3, 2, 8, 8], "other planes"),
+            ([ids.clone(), dy.clone()], vec![2, 3, 8], "shape"),
+        ];
+        for (inputs, shape, expected) in cases {
+            let attrs = Attrs::new().with("shape", shape.as_slice());
+            let call = Call {
+                attrs: &attrs,
+                inputs: &inputs,
+                outputs: &[],
+            };
+            let message = MaxPool2dGrad.infer(&call).expect_err(expected);
+            assert!(message.contains(expected), "{message}");
+        }
+    }
+}
