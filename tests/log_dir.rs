@@ -33,7 +33,7 @@ fn a_folder_gets_all_three_logs() {
     let lines = std::fs::read_to_string(path.join("metrics.jsonl")).expect("lines");
     let steps = lines.lines().filter(|l| l.contains(r#""event":"step""#)).count();
     assert_eq!(rows("step,"), steps);
-    assert!(steps > 10, "{steps}");
+    assert!(steps > 4, "the loss of every tenth step is read: {steps}");
 }
 
 fn names(folder: &Path) -> Vec<String> {
