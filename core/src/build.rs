@@ -1,21 +1,25 @@
 //! From a graph to a session in one call.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
 
 use crate::autodiff::try_differentiate;
 use crate::backend::Device;
+use crate::cache::{self, BuildKey, Loaded};
 use crate::config::Config;
 use crate::error::{Result, unwrap_report};
 use crate::graph::Graph;
 use crate::optimize::{OptimizeReport, for_inference, optimize_for};
-use crate::plan::compile_for;
-use crate::plan::optimizer::Update;
+use crate::plan::optimizer::{Update, attach};
+use crate::plan::{ExecutionPlan, compile_for};
 use crate::rewrite::{Pass, Request, RewriteConfig, Target};
 use crate::select;
 use crate::session::Session;
 
 /// Whether a session trains.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Mode {
     /// Forward, backward and parameter updates.
     #[default]
@@ -34,6 +38,8 @@ pub struct SessionConfig {
     pub mode: Mode,
     /// Updates to compile in from the start (they can be set later too); an optimizer converts to one.
     pub optimizer: Option<Update>,
+    /// File that keeps the plan from one build to the next; see [`cache`](crate::cache).
+    pub cache: Option<PathBuf>,
     /// Settings of rewriting instead of those of the configuration file.
     pub rewrite: Option<RewriteConfig>,
     /// Settings instead of those of the configuration file.
@@ -74,11 +80,30 @@ pub fn build_inference_session(graph: &Graph) -> Session {
     unwrap_report(build(graph, config)).0
 }
 
+/// Builds a training session whose plan is kept in a file: the first time it is made and saved, later it is read and
+/// goes straight to the device. Where the file is of another graph, program, device or setting, the log says
+/// `cache invalidated: ...`, and the plan is made anew and replaces it.
+///
+/// # Panics
+/// With the full report of [`build`]'s error.
+#[must_use]
+#[track_caller]
+pub fn build_session_cached(graph: &Graph, path: impl AsRef<Path>) -> Session {
+    let config = SessionConfig {
+        cache: Some(path.as_ref().to_owned()),
+        ..SessionConfig::default()
+    };
+    unwrap_report(build(graph, config)).0
+}
+
 /// Builds a session; every other build function calls this.
+///
+/// Where a plan comes from a file ([`SessionConfig::cache`]), nothing is optimized, and the report says so. A plan that
+/// cannot be saved is a warning in the log; so is a file of a plan that is damaged, which is replaced.
 ///
 /// # Errors
 /// Whatever any stage finds: a wrong graph, a loss that is not scalar, a device that cannot be selected or
-/// lacks kernels, not enough memory.
+/// lacks kernels, not enough memory; a path for the plan that names a file of something else.
 pub fn build(graph: &Graph, config: SessionConfig) -> Result<(Session, OptimizeReport)> {
     // The graph first: its errors should not need a device to show.
     graph.verify()?;
@@ -89,9 +114,10 @@ pub fn build(graph: &Graph, config: SessionConfig) -> Result<(Session, OptimizeR
     let selected = select::select(config.device.as_deref(), &settings)?;
     let device = selected.open(&settings)?;
     let rewrite = config.rewrite.unwrap_or(settings.rewrite);
-    let (optimized, report) = prepare(graph, config.mode, &device, &rewrite, config.optimizer.as_ref())?;
-    let session = compile_on(&optimized, device, config.optimizer)?;
-    Ok((session, report))
+    match &config.cache {
+        None => build_rewritten(graph, device, config.mode, config.optimizer, &rewrite),
+        Some(path) => build_cached(graph, device, config.mode, config.optimizer, &rewrite, path),
+    }
 }
 
 /// Builds a session on a device that is already open.
@@ -118,8 +144,87 @@ pub fn build_rewritten(
     optimizer: Option<Update>,
     rewrite: &RewriteConfig,
 ) -> Result<(Session, OptimizeReport)> {
-    let (optimized, report) = prepare(graph, mode, &device, rewrite, optimizer.as_ref())?;
-    Ok((compile_on(&optimized, device, optimizer)?, report))
+    let (plan, report) = plan_for(graph, &device, mode, optimizer.as_ref(), rewrite)?;
+    Ok((session_on(device, plan, optimizer)?, report))
+}
+
+/// [`build_rewritten`] with the plan in a file; see [`build_session_cached`].
+///
+/// # Errors
+/// See [`build`].
+pub fn build_cached(
+    graph: &Graph,
+    device: Arc<dyn Device>,
+    mode: Mode,
+    optimizer: Option<Update>,
+    rewrite: &RewriteConfig,
+    path: &Path,
+) -> Result<(Session, OptimizeReport)> {
+    graph.verify()?;
+    if let Some(update) = &optimizer {
+        // Its numbers are not in the plan, so a plan from a file says nothing of them.
+        update.checked()?;
+    }
+    let key = BuildKey::new(mode, &*device, rewrite, optimizer.as_ref());
+    let (plan, report) = match cached_plan(graph, &key, path)? {
+        Some(plan) => {
+            log::info!("plan read from {}", path.display());
+            let report = OptimizeReport {
+                from_cache: true,
+                ..OptimizeReport::default()
+            };
+            (plan, report)
+        }
+        None => {
+            let (plan, report) = plan_for(graph, &device, mode, optimizer.as_ref(), rewrite)?;
+            match cache::save_plan(&plan, graph, path) {
+                Ok(()) => log::info!("plan saved to {}", path.display()),
+                Err(error) => log::warn!("the plan is not kept for the next time: {error}"),
+            }
+            (plan, report)
+        }
+    };
+    Ok((session_on(device, plan, optimizer)?, report))
+}
+
+/// The plan in a file, if it is the one that a build would make.
+fn cached_plan(graph: &Graph, key: &BuildKey, path: &Path) -> Result<Option<ExecutionPlan>> {
+    let reason = match cache::load(graph, path) {
+        Ok(Loaded::Missing) => return Ok(None),
+        Ok(Loaded::Plan(plan)) => match plan.build_key.differences(key)[..] {
+            [] => return Ok(Some(*plan)),
+            ref parts => format!("build key mismatch ({})", parts.join(", ")),
+        },
+        Ok(Loaded::Stale(reason)) => reason,
+        // Overwriting it would destroy something that is not ours.
+        Err(error) if !cache::may_replace(path) => return Err(error),
+        Err(error) => {
+            log::warn!("the plan is made anew: {error}");
+            return Ok(None);
+        }
+    };
+    cache::log_invalidated(&reason);
+    Ok(None)
+}
+
+/// Makes the plan of a graph for a device, with the segments of an update.
+///
+/// # Errors
+/// See [`build`].
+pub fn plan_for(
+    graph: &Graph,
+    device: &Arc<dyn Device>,
+    mode: Mode,
+    optimizer: Option<&Update>,
+    rewrite: &RewriteConfig,
+) -> Result<(ExecutionPlan, OptimizeReport)> {
+    let (optimized, report) = prepare(graph, mode, device, rewrite, optimizer)?;
+    let mut plan = compile_for(&optimized, &**device)?;
+    if let Some(optimizer) = optimizer {
+        attach(&mut plan, optimizer, &**device)?;
+    }
+    plan.build_key = BuildKey::new(mode, &**device, rewrite, optimizer);
+    Ok((plan, report))
 }
 
 /// All graph passes before compilation, for a device or a model of one.
@@ -152,11 +257,7 @@ pub fn prepare(
     }
 }
 
-fn compile_on(graph: &Graph, device: Arc<dyn Device>, optimizer: Option<Update>) -> Result<Session> {
-    let mut plan = compile_for(graph, &*device)?;
-    if let Some(optimizer) = &optimizer {
-        crate::plan::optimizer::attach(&mut plan, optimizer, &*device)?;
-    }
+fn session_on(device: Arc<dyn Device>, plan: ExecutionPlan, optimizer: Option<Update>) -> Result<Session> {
     let mut session = Session::on(device, plan)?;
     if let Some(optimizer) = optimizer {
         session.adopt_optimizer(optimizer);

@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::panic::Location;
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
@@ -272,6 +273,16 @@ pub enum Error {
         /// What is wrong.
         message: String,
     },
+    /// A file that cannot be read or written, or that holds something else than it should.
+    #[error("'{path}' {message}{}", help(remedy))]
+    File {
+        /// The file.
+        path: String,
+        /// What is wrong, with the file as the subject.
+        message: String,
+        /// What to do about it.
+        remedy: String,
+    },
     /// Hyper-parameters or call order that make no sense.
     #[error("{message}{}", help(remedy))]
     InvalidUse {
@@ -303,6 +314,15 @@ impl Error {
         Error::Backend {
             backend: backend.into(),
             message: message.into(),
+        }
+    }
+
+    /// An [`Error::File`].
+    pub fn file(path: &Path, message: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Error::File {
+            path: path.display().to_string(),
+            message: message.into(),
+            remedy: remedy.into(),
         }
     }
 

@@ -13,10 +13,12 @@ pub mod attrs;
 pub mod autodiff;
 pub mod backend;
 pub mod build;
+pub mod cache;
 pub mod cluster;
 pub mod config;
 pub mod dtype;
 pub mod error;
+pub mod files;
 pub mod graph;
 pub mod init;
 pub mod ops;
@@ -34,7 +36,9 @@ pub mod shape;
 pub use plan as compile;
 pub use session as runtime;
 
-pub use build::{Mode, SessionConfig, build, build_inference_session, build_session, build_session_with_report};
+pub use build::{
+    Mode, SessionConfig, build, build_inference_session, build_session, build_session_cached, build_session_with_report,
+};
 pub use dtype::DType;
 pub use error::{Error, Result};
 pub use graph::{Graph, NodeId, Value};

@@ -38,6 +38,8 @@ pub struct Fusion {
 /// What optimization did.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OptimizeReport {
+    /// Whether the plan came from a file, so that nothing was done and nothing else here is known.
+    pub from_cache: bool,
     /// Rewrite program; empty while no rule set is registered.
     pub egglog_program: String,
     /// Equivalence classes after saturation.
@@ -112,6 +114,9 @@ impl fmt::Display for OptimizeReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ms = |d: Duration| d.as_secs_f64() * 1e3;
         writeln!(f, "=== Optimization Report ===")?;
+        if self.from_cache {
+            return writeln!(f, "The plan came from a file; nothing was optimized.");
+        }
         writeln!(
             f,
             "Egglog saturation: {:.1}ms ({} e-classes, {} e-nodes)",

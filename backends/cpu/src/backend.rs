@@ -147,6 +147,10 @@ impl Device for CpuDevice {
         }
     }
 
+    fn kernels(&self) -> String {
+        format!("{} {:?}", env!("CARGO_PKG_VERSION"), kernels::registered_kernels())
+    }
+
     fn compile(&self, plan: &ExecutionPlan) -> Result<Box<dyn Executable>> {
         plan.verify()?;
         Ok(Box::new(CpuExecutable::new(plan, self.pool.clone())?))

@@ -198,6 +198,12 @@ pub trait Device: Send + Sync {
     /// Whether it has a kernel for a call.
     fn supports(&self, kernel: &KernelDesc) -> Support;
 
+    /// What tells its kernels from those of another version or build. It is part of the key of cached plans, which
+    /// are made anew when it changes.
+    fn kernels(&self) -> String {
+        String::new()
+    }
+
     /// Chooses variants and launch geometry for each dispatch, before the plan is cached.
     ///
     /// # Errors

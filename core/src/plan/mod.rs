@@ -18,13 +18,14 @@ pub use compile::{compile, compile_for, try_compile};
 pub use packed::{DerivedInfo, Part, TensorView};
 
 use crate::attrs::{Attr, Attrs};
+use crate::cache::BuildKey;
 use crate::dtype::DType;
 use crate::graph::NodeId;
 use crate::init::Init;
 use crate::shape::TensorType;
 
 /// Version of the plan's data model; raised with every incompatible change.
-pub const PLAN_VERSION: u32 = 2;
+pub const PLAN_VERSION: u32 = 3;
 
 /// Index of a logical buffer in [`ExecutionPlan::buffers`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -151,6 +152,8 @@ pub struct ParamInfo {
 pub struct ExecutionPlan {
     /// [`PLAN_VERSION`] at the time of compilation.
     pub version: u32,
+    /// What it was built with, beside the graph.
+    pub build_key: BuildKey,
     /// Bytes of each logical buffer.
     pub buffers: Vec<usize>,
     /// Dtype and shape in which each buffer was made.

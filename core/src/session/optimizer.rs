@@ -98,9 +98,7 @@ impl Session {
     /// Hyper-parameters out of range; a parameter group that names no parameter; a plan without gradients.
     pub fn try_set_optimizer(&mut self, update: impl Into<Update>) -> Result<()> {
         let update = update.into();
-        update
-            .check()
-            .map_err(|m| Error::misuse(m, "correct the hyper-parameter"))?;
+        update.checked()?;
         let form = update.form();
         let before = self.optimizer.as_ref();
         let keeps = before.is_some_and(|active| active.update.rule.kind() == update.rule.kind());

@@ -12,9 +12,7 @@ use crate::plan::{ACCUMULATE, ExecutionPlan, UPDATE};
 /// [`Error::InvalidUse`] when the plan has no gradients, or names that belong to the optimizer, or a parameter
 /// group names no parameter; an invalid plan; what lowering for the device finds.
 pub fn attach(plan: &mut ExecutionPlan, update: &Update, device: &dyn Device) -> Result<()> {
-    update
-        .check()
-        .map_err(|message| Error::misuse(message, "correct the hyper-parameter"))?;
+    update.checked()?;
     plan.verify()?;
     if plan.param_grad_pairs.is_empty() {
         return Err(Error::misuse(

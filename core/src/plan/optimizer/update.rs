@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::{Optimizer, UpdateCx, scalar_name};
 use crate::dtype::DType;
+use crate::error::Error;
 use crate::graph::{Graph, NodeId, Value};
 
 /// Scalar with the limit on gradients.
@@ -202,6 +203,12 @@ impl Update {
                 .map_err(|message| format!("in the group {:?}, {message}", group.patterns))?;
         }
         Ok(())
+    }
+
+    /// [`Update::check`] as an error of the library.
+    pub(crate) fn checked(&self) -> Result<(), Error> {
+        self.check()
+            .map_err(|message| Error::misuse(message, "correct the hyper-parameter"))
     }
 
     /// Builds the updates of parameters, each with its name and its gradient (the average, where gradients are

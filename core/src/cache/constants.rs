@@ -1,0 +1,141 @@
+//! Large constants of a cached plan, in a file beside it.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::fingerprint::hex_digest;
+use crate::error::{Error, Result};
+use crate::files::{folder_of, write_atomically};
+use crate::plan::{BufferRef, ExecutionPlan};
+
+/// Constants of more bytes stand beside the plan.
+const INLINE_BYTES: usize = 1024;
+
+const SUFFIX: &str = ".constants";
+
+/// A file that holds, one after the other and little-endian, the constants that the plan lists as empty.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct SideFile {
+    bytes: usize,
+    sha256: String,
+}
+
+/// Constants taken out of a plan.
+pub(super) struct Taken {
+    parts: Vec<Vec<u8>>,
+    pub(super) file: SideFile,
+}
+
+/// The plan without its large constants, and these. Text would not keep every NaN, so they count as large.
+pub(super) fn take(plan: &ExecutionPlan) -> (ExecutionPlan, Option<Taken>) {
+    let mut plan = plan.clone();
+    let mut parts: Vec<Vec<u8>> = Vec::new();
+    for (_, data) in &mut plan.constant_buffers {
+        if size_of_val(&data[..]) > INLINE_BYTES || data.iter().any(|v| v.is_nan()) {
+            parts.push(data.iter().flat_map(|v| v.to_le_bytes()).collect());
+            *data = Vec::new();
+        }
+    }
+    for (_, data) in &mut plan.raw_constant_buffers {
+        if data.len() > INLINE_BYTES {
+            parts.push(std::mem::take(data));
+        }
+    }
+    if parts.is_empty() {
+        return (plan, None);
+    }
+    let file = SideFile {
+        bytes: parts.iter().map(Vec::len).sum(),
+        sha256: hex_digest(parts.iter().map(Vec::as_slice)),
+    };
+    (plan, Some(Taken { parts, file }))
+}
+
+impl SideFile {
+    fn path(&self, plan: &Path) -> PathBuf {
+        let hash = self.sha256.get(..16).unwrap_or(&self.sha256);
+        // A hash from a file must not lead to another folder.
+        let hash: String = hash.chars().filter(char::is_ascii_hexdigit).collect();
+        let mut name = plan.file_name().unwrap_or_default().to_owned();
+        name.push(format!(".{hash}{SUFFIX}"));
+        folder_of(plan).join(name)
+    }
+}
+
+impl Taken {
+    /// Writes the file that belongs to a plan.
+    pub(super) fn save(&self, plan: &Path) -> Result<()> {
+        let all = |w: &mut dyn Write| self.parts.iter().try_for_each(|part| w.write_all(part));
+        write_atomically(&self.file.path(plan), all)
+    }
+}
+
+/// Removes the files of earlier plans of this name. Another process that has just read such a plan finds its constants
+/// gone, and makes its plan anew.
+pub(super) fn remove_others(plan: &Path, current: Option<&SideFile>) {
+    let keep = current.map(|file| file.path(plan));
+    let prefix = format!("{}.", plan.file_name().unwrap_or_default().to_string_lossy());
+    for entry in fs::read_dir(folder_of(plan)).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let hash = name.strip_prefix(&prefix).and_then(|rest| rest.strip_suffix(SUFFIX));
+        let is_hash = |hash: &str| hash.len() == 16 && hash.chars().all(|c| c.is_ascii_hexdigit());
+        if hash.is_some_and(is_hash) && keep.as_deref() != Some(&entry.path()) {
+            // One that cannot be removed is only in the way.
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// Puts constants back. `false` when their file is not there.
+pub(super) fn put_back(plan: &mut ExecutionPlan, file: &SideFile, path: &Path) -> Result<bool> {
+    let side = file.path(path);
+    let damaged = |message: String| Error::file(&side, message, "delete it, and the plan is made anew");
+    let sizes = missing_sizes(plan);
+    let total = sizes.iter().try_fold(0usize, |sum, size| sum.checked_add(*size));
+    if total != Some(file.bytes) {
+        return Err(damaged(format!(
+            "should hold {} bytes of constants, but the plan lacks {total:?}",
+            file.bytes
+        )));
+    }
+    // Its size before its contents, so that no more is read than the plan has room for.
+    let found = match fs::metadata(&side) {
+        Ok(metadata) => metadata.len(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(damaged(format!("could not be read: {error}"))),
+    };
+    if found != file.bytes as u64 {
+        return Err(damaged(format!("has {found} bytes, but should have {}", file.bytes)));
+    }
+    let data = fs::read(&side).map_err(|error| damaged(format!("could not be read: {error}")))?;
+    if data.len() != file.bytes || hex_digest([&data[..]]) != file.sha256 {
+        return Err(damaged("is damaged: its contents do not have its hash".to_owned()));
+    }
+    let mut rest = &data[..];
+    let mut next = |bytes: usize| {
+        let (part, after) = rest.split_at(bytes);
+        rest = after;
+        part
+    };
+    for (buffer, values) in plan.constant_buffers.iter_mut().filter(|(_, v)| v.is_empty()) {
+        let words = next(plan.buffers[buffer.index()]).chunks_exact(4);
+        *values = words.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+    }
+    for (buffer, values) in plan.raw_constant_buffers.iter_mut().filter(|(_, v)| v.is_empty()) {
+        *values = next(plan.buffers[buffer.index()]).to_vec();
+    }
+    Ok(true)
+}
+
+/// Bytes of each constant that has no data, in order.
+fn missing_sizes(plan: &ExecutionPlan) -> Vec<usize> {
+    let floats = plan.constant_buffers.iter().map(|(b, v)| (*b, v.is_empty()));
+    let raw = plan.raw_constant_buffers.iter().map(|(b, v)| (*b, v.is_empty()));
+    let missing = floats.chain(raw).filter(|(_, empty)| *empty);
+    // A buffer that does not exist takes part with what no file can have.
+    let size = |(buffer, _): (BufferRef, bool)| plan.buffers.get(buffer.index()).copied().unwrap_or(usize::MAX);
+    missing.map(size).collect()
+}

@@ -1,0 +1,178 @@
+//! The file of a cached plan.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::Path;
+
+use ron::ser::PrettyConfig;
+use serde::{Deserialize, Serialize};
+
+use super::Loaded;
+use super::constants::{self, SideFile};
+use super::fingerprint::hex_digest;
+use crate::error::{Error, Result};
+use crate::files::write_atomically;
+use crate::plan::{ExecutionPlan, PLAN_VERSION};
+
+/// Files that are larger are not read.
+pub const MAX_FILE_BYTES: u64 = 1 << 29;
+
+/// First words of every file.
+const MAGIC: &str = "// meganeura plan, format ";
+
+/// What a file holds.
+#[derive(Serialize, Deserialize)]
+struct CachedPlan {
+    graph_hash: String,
+    constants: Option<SideFile>,
+    plan: ExecutionPlan,
+}
+
+pub(super) fn save(plan: &ExecutionPlan, graph_hash: &str, path: &Path) -> Result<()> {
+    let (plan, taken) = constants::take(plan);
+    if let Some(taken) = &taken {
+        taken.save(path)?;
+    }
+    let side = taken.map(|t| t.file);
+    let body = encode(&plan, graph_hash, side.as_ref()).map_err(|e| Error::file(path, e, "please report this"))?;
+    write_atomically(path, |w| {
+        w.write_all(header(&body).as_bytes())?;
+        w.write_all(body.as_bytes())
+    })?;
+    constants::remove_others(path, side.as_ref());
+    Ok(())
+}
+
+/// The text after the first line. Names of types only where people look first: they would double the file, and
+/// reading does not need them.
+fn encode(plan: &ExecutionPlan, graph_hash: &str, side: Option<&SideFile>) -> Result<String, String> {
+    // The lists of the plan have an entry a line, so that versions can be compared.
+    let pretty = PrettyConfig::new().depth_limit(2).new_line("\n").indentor("  ");
+    let fail = |e: ron::Error| format!("cannot be written as text: {e}");
+    let plan = ron::ser::to_string_pretty(plan, pretty).map_err(fail)?;
+    let side = ron::to_string(&side).map_err(fail)?;
+    Ok(format!(
+        "CachedPlan(\n  graph_hash: \"{graph_hash}\",\n  constants: {side},\n  plan: ExecutionPlan{plan},\n)\n"
+    ))
+}
+
+/// The first line: format version, and the hash of what follows it.
+fn header(body: &str) -> String {
+    format!("{MAGIC}{PLAN_VERSION}, sha256 {}\n", checksum(body))
+}
+
+/// Hash of a text without regard to carriage returns, which version control may add.
+fn checksum(text: &str) -> String {
+    hex_digest(text.as_bytes().split(|b| *b == b'\r'))
+}
+
+pub(super) fn load(graph_hash: &str, path: &Path) -> Result<Loaded> {
+    let Some(text) = read(path)? else {
+        return Ok(Loaded::Missing);
+    };
+    let damaged = |message: &str| Error::file(path, message, "delete it, and the plan is made anew");
+    let body = match split(&text) {
+        Split::Foreign => {
+            return Err(Error::file(
+                path,
+                "is not a file of a plan",
+                "name another file, or delete this one if nobody needs it",
+            ));
+        }
+        Split::Damaged => {
+            return Err(damaged(
+                "is damaged: its contents do not have its checksum, or were edited",
+            ));
+        }
+        Split::OtherVersion(version) => {
+            let reason = format!("format version mismatch ({version}, this program has {PLAN_VERSION})");
+            return Ok(Loaded::Stale(reason));
+        }
+        Split::Whole(body) => body,
+    };
+    let cached: CachedPlan = ron::from_str(body).map_err(|e| damaged(&format!("does not hold a plan: {e}")))?;
+    if cached.graph_hash != graph_hash {
+        return Ok(Loaded::Stale("graph hash mismatch".into()));
+    }
+    let mut plan = cached.plan;
+    if let Some(side) = &cached.constants
+        && !constants::put_back(&mut plan, side, path)?
+    {
+        return Ok(Loaded::Stale("its constants are missing".into()));
+    }
+    plan.verify()
+        .map_err(|e| damaged(&format!("holds a plan that cannot be used: {e}")))?;
+    Ok(Loaded::Plan(Box::new(plan)))
+}
+
+fn read(path: &Path) -> Result<Option<String>> {
+    let fail = |e: io::Error| {
+        Error::file(
+            path,
+            format!("could not be read: {e}"),
+            "check what it is and who may read it, or name another file",
+        )
+    };
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(fail(error)),
+    };
+    let mut bytes = Vec::new();
+    // A device has no size, but an end comes after this many bytes.
+    file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(fail)?;
+    if bytes.len() as u64 > MAX_FILE_BYTES {
+        let most = format!("has more than {MAX_FILE_BYTES} bytes, so it is not a file of a plan");
+        return Err(Error::file(path, most, "name another file"));
+    }
+    // What is no text does not have its checksum either.
+    Ok(Some(match String::from_utf8(bytes) {
+        Ok(text) => text,
+        Err(error) => String::from_utf8_lossy(error.as_bytes()).into_owned(),
+    }))
+}
+
+/// What the first line says of a file.
+#[derive(Debug, PartialEq, Eq)]
+enum Split<'a> {
+    /// It has none of ours.
+    Foreign,
+    /// What follows is not what it speaks of.
+    Damaged,
+    /// It is of another version.
+    OtherVersion(u32),
+    /// What follows is as it was written.
+    Whole(&'a str),
+}
+
+fn split(text: &str) -> Split<'_> {
+    let Some(rest) = text.strip_prefix(MAGIC) else {
+        return match text.is_empty() {
+            true => Split::Damaged,
+            false => Split::Foreign,
+        };
+    };
+    let Some((line, body)) = rest.split_once('\n') else {
+        return Split::Damaged;
+    };
+    let Some((version, hash)) = line.trim_end_matches('\r').split_once(", sha256 ") else {
+        return Split::Damaged;
+    };
+    match version.parse::<u32>() {
+        Err(_) => Split::Damaged,
+        Ok(PLAN_VERSION) if checksum(body) == hash => Split::Whole(body),
+        Ok(PLAN_VERSION) => Split::Damaged,
+        Ok(other) => Split::OtherVersion(other),
+    }
+}
+
+pub(super) fn may_replace(path: &Path) -> bool {
+    let Ok(file) = File::open(path) else {
+        return !path.exists();
+    };
+    let is_file = fs::metadata(path).is_ok_and(|m| m.is_file());
+    let mut start = Vec::new();
+    let read = file.take(MAGIC.len() as u64).read_to_end(&mut start);
+    // A file that was cut short within its first words is ours too.
+    is_file && read.is_ok() && MAGIC.as_bytes().starts_with(&start)
+}

@@ -1,0 +1,85 @@
+//! Plans in files.
+//!
+//! A file holds a plan as [RON](https://docs.rs/ron), after a comment with the format's version and a checksum:
+//!
+//! ```text
+//! // meganeura plan, format 3, sha256 5c1f…
+//! CachedPlan(
+//!     graph_hash: "9e02…",
+//!     constants: None,
+//!     plan: ExecutionPlan(…),
+//! )
+//! ```
+//!
+//! It is safe to delete, and can be looked at and kept under version control (line endings may change, nothing else
+//! may). Weights, inputs and the state of optimizers are not in it. Large constants stand beside it, in a file whose
+//! name ends in the hash of its contents.
+//!
+//! Files are written under a temporary name and renamed, so processes that use one file at the same time see a whole
+//! plan, and the last one to write wins. What is read is checked twice: by the checksum, and as a plan
+//! ([`ExecutionPlan::verify`]).
+
+mod constants;
+mod file;
+mod fingerprint;
+mod key;
+
+use std::path::Path;
+
+pub use file::MAX_FILE_BYTES;
+pub use fingerprint::graph_hash;
+pub use key::BuildKey;
+
+use crate::error::Result;
+use crate::graph::Graph;
+use crate::plan::ExecutionPlan;
+
+/// What a file gave.
+pub(crate) enum Loaded {
+    /// There is no file.
+    Missing,
+    /// It is whole, but not for this graph or this program.
+    Stale(String),
+    /// A plan that was verified.
+    Plan(Box<ExecutionPlan>),
+}
+
+/// Writes a plan to a file, with the hash of the graph that it was made from (as it was before any pass).
+///
+/// # Errors
+/// [`Error::File`](crate::Error::File) when the file cannot be written; an earlier one is as it was.
+pub fn save_plan(plan: &ExecutionPlan, forward_graph: &Graph, path: impl AsRef<Path>) -> Result<()> {
+    file::save(plan, &graph_hash(forward_graph), path.as_ref())
+}
+
+/// Reads the plan of a graph. `None` when there is no file, or it is of another graph or format; the log says which.
+/// Whether the plan's [`BuildKey`] is the one that is wanted is for the caller to see.
+///
+/// # Errors
+/// [`Error::File`](crate::Error::File) when a file is damaged or cannot be read, and when what it holds is not a plan
+/// that this program can run.
+pub fn load_plan(forward_graph: &Graph, path: impl AsRef<Path>) -> Result<Option<ExecutionPlan>> {
+    match load(forward_graph, path.as_ref())? {
+        Loaded::Plan(plan) => Ok(Some(*plan)),
+        Loaded::Missing => Ok(None),
+        Loaded::Stale(reason) => {
+            log_invalidated(&reason);
+            Ok(None)
+        }
+    }
+}
+
+/// Says in the log why a file is not used.
+pub(crate) fn log_invalidated(reason: &str) {
+    log::info!("cache invalidated: {reason}");
+}
+
+/// [`load_plan`] with the reason where there is no plan.
+pub(crate) fn load(forward_graph: &Graph, path: &Path) -> Result<Loaded> {
+    file::load(&graph_hash(forward_graph), path)
+}
+
+/// Whether a file may be overwritten by a plan: it is one, or empty, or does not exist.
+pub(crate) fn may_replace(path: &Path) -> bool {
+    file::may_replace(path)
+}

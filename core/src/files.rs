@@ -1,0 +1,131 @@
+//! Files that are either written as a whole or not at all.
+
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+
+/// Writes a file under a temporary name in the same folder and renames it when it is complete and on the disk. Whoever
+/// reads the path sees the old file or the new one, also when the process is killed or several of them write at once.
+///
+/// What is left of a killed process is a file whose name begins with `.`, the file's own name and `.partial`.
+///
+/// # Errors
+/// [`Error::File`] when the folder does not exist or cannot be written, or the disk is full; the old file is as it was.
+pub fn write_atomically(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<()> {
+    // Through a link, so that it is its target that is replaced.
+    let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    try_write(&target, write).map_err(|error| {
+        let remedy = match error.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "make room on the disk, or write elsewhere",
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => "make the folder first",
+            io::ErrorKind::IsADirectory => "name a file, not a folder",
+            _ => "check that the folder can be written, or write elsewhere",
+        };
+        Error::file(
+            path,
+            format!("could not be written: {error}; what was there is as it was"),
+            remedy,
+        )
+    })
+}
+
+fn try_write(target: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+    if target.is_dir() {
+        return Err(io::ErrorKind::IsADirectory.into());
+    }
+    let name = target.file_name().unwrap_or_default().to_string_lossy();
+    let prefix = format!(".{name}.partial");
+    let mut temporary = tempfile::Builder::new();
+    temporary.prefix(&prefix);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        // Those of the file that is replaced; else those of any new file, which the user's mask limits.
+        let mode = fs::metadata(target).map_or(0o666, |m| m.permissions().mode() & 0o777);
+        temporary.permissions(fs::Permissions::from_mode(mode));
+    }
+    let mut file = temporary.tempfile_in(folder_of(target))?;
+    let mut buffered = BufWriter::with_capacity(1 << 16, file.as_file_mut());
+    write(&mut buffered)?;
+    buffered.flush()?;
+    drop(buffered);
+    // Without this, a crash of the machine could leave the new name with the old file's contents gone.
+    file.as_file().sync_all()?;
+    file.persist(target)?;
+    // The rename is in the folder; where that cannot be synchronised, the file system does it in its time.
+    if let Ok(folder) = File::open(folder_of(target)) {
+        let _ = folder.sync_all();
+    }
+    Ok(())
+}
+
+/// The folder that a file is in.
+pub fn folder_of(file: &Path) -> PathBuf {
+    match file.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+        _ => PathBuf::from("."),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(folder: &Path) -> Vec<String> {
+        let entries = fs::read_dir(folder).expect("it exists");
+        let mut names: Vec<String> = entries
+            .map(|e| e.expect("readable").file_name().to_string_lossy().into_owned())
+            .collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn a_failed_write_leaves_the_old_file_and_nothing_else() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("data");
+        write_atomically(&path, |w| w.write_all(b"old")).expect("writes");
+        let full = |w: &mut dyn Write| {
+            w.write_all(&[0; 100_000])?;
+            Err(io::ErrorKind::StorageFull.into())
+        };
+        let error = write_atomically(&path, full).expect_err("it is full").to_string();
+        assert!(error.contains("make room on the disk"), "{error}");
+        assert_eq!(fs::read(&path).expect("it is there"), b"old");
+        assert_eq!(names(folder.path()), ["data"]);
+        write_atomically(&path, |w| w.write_all(b"new")).expect("writes");
+        assert_eq!(fs::read(&path).expect("it is there"), b"new");
+    }
+
+    #[test]
+    fn folders_that_are_none_are_errors() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let inside = folder.path().join("missing/data");
+        let error = write_atomically(&inside, |_| Ok(()))
+            .expect_err("no folder")
+            .to_string();
+        assert!(error.contains("make the folder first"), "{error}");
+        let error = write_atomically(folder.path(), |_| Ok(()))
+            .expect_err("a folder")
+            .to_string();
+        assert!(error.contains("name a file"), "{error}");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn links_and_permissions_stay() {
+        use std::os::unix::fs::{PermissionsExt, symlink};
+        let folder = tempfile::tempdir().expect("a folder");
+        let (file, link) = (folder.path().join("file"), folder.path().join("link"));
+        fs::write(&file, b"old").expect("writes");
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).expect("its own file");
+        symlink(&file, &link).expect("links");
+        write_atomically(&link, |w| w.write_all(b"new")).expect("writes");
+        assert_eq!(fs::read(&file).expect("it is there"), b"new");
+        let mode = fs::metadata(&file).expect("it is there").permissions().mode();
+        assert_eq!(mode & 0o777, 0o640);
+        assert!(fs::symlink_metadata(&link).expect("it is there").is_symlink());
+    }
+}
