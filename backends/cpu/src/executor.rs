@@ -124,9 +124,10 @@ impl CpuExecutable {
             write(&mut arena, buffer, 0, &data)?;
         }
         for state in plan.state_buffers.iter().filter(|s| s.fill != 0.0) {
-            let len = plan.buffers[state.buffer.index()] / size_of::<f32>();
-            let bytes = state.fill.to_le_bytes().repeat(len);
-            write(&mut arena, state.buffer, 0, &bytes)?;
+            let len = plan.buffers[state.buffer.index()];
+            let bytes = arena.bytes(state.buffer, 0, len).unwrap_or_default();
+            let words = bytes.chunks_exact_mut(size_of::<f32>());
+            words.for_each(|word| word.copy_from_slice(&state.fill.to_le_bytes()));
         }
         let mut sizes = Scratch::default();
         let segments = plan

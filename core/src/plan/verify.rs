@@ -23,8 +23,11 @@ impl ExecutionPlan {
             return Err(Error::plan("its tables have different lengths"));
         }
         for (i, (bytes, ty)) in self.buffers.iter().zip(&self.buffer_types).enumerate() {
-            if *bytes < ty.bytes() {
-                return Err(Error::plan(format!("buffer b{i} has {bytes} bytes, too few for {ty}")));
+            if *bytes != ty.bytes() {
+                let wanted = ty.bytes();
+                return Err(Error::plan(format!(
+                    "buffer b{i} has {bytes} bytes, but {ty} takes {wanted}"
+                )));
             }
         }
         self.verify_tables()?;

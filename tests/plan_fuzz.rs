@@ -1,0 +1,176 @@
+//! Files of plans that were changed at random: never a crash, never more memory than they could be worth.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use meganeura::backend::Device;
+use meganeura::build::plan_for;
+use meganeura::cache::{load_plan, save_plan};
+use meganeura::cpu::CpuDevice;
+use meganeura::nn::models::{LlamaConfig, cnn_classifier, language_model, mlp_classifier};
+use meganeura::random::SplitMix64;
+use meganeura::rewrite::RewriteConfig;
+use meganeura::{Adam, ExecutionPlan, Graph, Mode, Session};
+use sha2::{Digest, Sha256};
+
+/// Notes the largest allocation of the process.
+struct Largest;
+
+static LARGEST: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: forwards to the system's allocator; noting sizes has no other effect.
+unsafe impl GlobalAlloc for Largest {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        LARGEST.fetch_max(layout.size(), Ordering::Relaxed);
+        // SAFETY: forwarded.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: forwarded.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static GLOBAL: Largest = Largest;
+
+/// Plans with larger memory are verified, but not run.
+const RUN_BYTES: usize = 1 << 24;
+
+fn models() -> Vec<Graph> {
+    let llama = LlamaConfig {
+        layers: 1,
+        dim: 16,
+        hidden: 24,
+        ..LlamaConfig::small(11)
+    };
+    vec![
+        mlp_classifier(2, 5, 3),
+        cnn_classifier(2, [1, 4, 4], 3),
+        language_model(1, 5, |g, tokens| llama.build(g, "").forward(g, tokens)),
+    ]
+}
+
+/// One random change: bytes flipped, removed or repeated, or a number replaced by another.
+fn mutate(bytes: &mut Vec<u8>, rng: &mut SplitMix64) {
+    const NUMBERS: [&str; 8] = [
+        "0",
+        "1",
+        "7",
+        "65536",
+        "4294967295",
+        "18446744073709551615",
+        "1e300",
+        "-1",
+    ];
+    let at = rng.below(bytes.len());
+    let len = (1 + rng.below(24)).min(bytes.len() - at);
+    match rng.below(8) {
+        0 => bytes[at] ^= 1 << rng.below(8),
+        1 => drop(bytes.drain(at..at + len)),
+        2 => {
+            let again = bytes[at..at + len].to_vec();
+            bytes.splice(at..at, again);
+        }
+        3 => bytes.truncate(at),
+        _ => {
+            // The next number from there.
+            let Some(start) = bytes[at..].iter().position(u8::is_ascii_digit).map(|i| at + i) else {
+                return;
+            };
+            let digits = bytes[start..].iter().take_while(|b| b.is_ascii_digit()).count();
+            let number = match rng.below(2) {
+                0 => NUMBERS[rng.below(NUMBERS.len())].to_owned(),
+                _ => rng.below(64).to_string(),
+            };
+            bytes.splice(start..start + digits, number.into_bytes());
+        }
+    }
+}
+
+/// The file with the checksum that belongs to what follows the first line.
+fn signed(body: &[u8]) -> Vec<u8> {
+    let digest: String = Sha256::digest(body).iter().map(|b| format!("{b:02x}")).collect();
+    let version = meganeura::compile::PLAN_VERSION;
+    let mut file = format!("// meganeura plan, format {version}, sha256 {digest}\n").into_bytes();
+    file.extend(body);
+    file
+}
+
+/// Runs a step; what it computes is nobody's business, and errors are welcome.
+fn run(plan: ExecutionPlan, device: &Arc<dyn Device>) {
+    let inputs: Vec<(String, usize)> = plan
+        .input_buffers
+        .iter()
+        .map(|(name, buffer)| (name.clone(), plan.buffers[buffer.index()]))
+        .collect();
+    let Ok(mut session) = Session::on(device.clone(), plan) else {
+        return;
+    };
+    let _ = session.try_initialize_parameters(1);
+    for (name, bytes) in inputs {
+        let _ = session.try_set_input_bytes(&name, &vec![0; bytes]);
+    }
+    let _ = session.try_step().and_then(|()| session.try_wait());
+    let _ = session.try_read_loss();
+}
+
+// One test, so that no other one allocates meanwhile.
+#[test]
+fn changed_files_are_refused_or_harmless() {
+    let device: Arc<dyn Device> = Arc::new(CpuDevice::new(1));
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("plan.ron");
+    // MEGANEURA_FUZZ_RUNS makes it a long run.
+    let runs = std::env::var("MEGANEURA_FUZZ_RUNS").ok().and_then(|n| n.parse().ok());
+    let runs: usize = runs.unwrap_or(400);
+    let (mut loaded, mut refused) = (0, 0);
+    for (m, graph) in models().iter().enumerate() {
+        let adam = Adam::new(1e-3).into();
+        let rewrite = RewriteConfig::default();
+        let (plan, _) = plan_for(graph, &device, Mode::Training, Some(&adam), &rewrite).expect("builds");
+        save_plan(&plan, graph, &path).expect("saves");
+        let good = fs::read(&path).expect("it was saved");
+        let line = good.iter().position(|b| *b == b'\n').expect("a first line") + 1;
+        let mut rng = SplitMix64::new(m as u64);
+        for i in 0..runs {
+            let mut body = good[line..].to_vec();
+            for _ in 0..1 + rng.below(3) {
+                if !body.is_empty() {
+                    mutate(&mut body, &mut rng);
+                }
+            }
+            // Without a new checksum nothing gets through.
+            if i % 8 == 0 && body != good[line..] {
+                fs::write(&path, [&good[..line], &body[..]].concat()).expect("writes");
+                assert!(load_plan(graph, &path).is_err(), "model {m}, change {i}");
+            }
+            let file = signed(&body);
+            fs::write(&path, &file).expect("writes");
+            LARGEST.store(0, Ordering::Relaxed);
+            let result = load_plan(graph, &path);
+            let largest = LARGEST.load(Ordering::Relaxed);
+            assert!(
+                largest < 8 * file.len() + (1 << 16),
+                "model {m}, change {i}: {largest} bytes"
+            );
+            match result {
+                Ok(Some(plan)) => {
+                    loaded += 1;
+                    if plan.total_bytes() < RUN_BYTES {
+                        run(plan, &device);
+                    }
+                }
+                Ok(None) => refused += 1,
+                Err(error) => {
+                    assert!(error.to_string().contains("delete it"), "{error}");
+                    refused += 1;
+                }
+            }
+        }
+    }
+    println!("{loaded} loaded, {refused} refused");
+    assert!(loaded > 10 && refused > 10, "{loaded} loaded, {refused} refused");
+}
