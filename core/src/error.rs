@@ -228,12 +228,16 @@ pub enum Error {
         message: String,
     },
     /// Not enough memory.
-    #[error("device '{device}' cannot provide {} for this plan{}", megabytes(*requested), help("use a smaller batch or a smaller model"))]
+    #[error("device '{device}' cannot provide {} for this plan{}{}", megabytes(*requested), shortage(*requested, *available), help(remedy))]
     OutOfMemory {
         /// The device.
         device: String,
         /// Bytes asked for.
         requested: usize,
+        /// Bytes that the device has, if known.
+        available: Option<u64>,
+        /// What to do about it.
+        remedy: String,
     },
     /// A backend failed.
     #[error("backend '{backend}': {message}")]
@@ -399,6 +403,18 @@ fn list_missing(missing: &[MissingKernel]) -> String {
         .map(|m| format!("  {} for {}: {}", m.kernel, m.label, m.reason))
         .collect();
     lines.join("\n")
+}
+
+/// How much is missing of memory of a known size.
+fn shortage(requested: usize, available: Option<u64>) -> String {
+    match available {
+        None => String::new(),
+        Some(available) => {
+            let missing = (requested as u64).saturating_sub(available);
+            let (has, missing) = (megabytes(available as usize), megabytes(missing as usize));
+            format!(": it has {has}, {missing} too little")
+        }
+    }
 }
 
 fn megabytes(bytes: usize) -> String {

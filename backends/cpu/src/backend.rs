@@ -12,6 +12,7 @@ use meganeura_core::{DType, Error, ExecutionPlan, Result};
 
 use crate::executor::CpuExecutable;
 use crate::kernels;
+use crate::memory::host_memory;
 use crate::pool::ThreadPool;
 
 /// Variable that sets the number of threads.
@@ -35,7 +36,7 @@ impl CpuDevice {
                 name: "cpu".into(),
                 dtypes: DType::ALL.to_vec(),
                 max_buffer_bytes: None,
-                memory_bytes: None,
+                memory_bytes: host_memory(),
                 unified_memory: true,
                 cost: CostModel {
                     launch: Duration::from_nanos(200),

@@ -114,12 +114,14 @@ fn out_of_memory(bytes: usize) -> Error {
     Error::OutOfMemory {
         device: "cpu".into(),
         requested: bytes,
+        available: None,
+        remedy: "use a smaller batch or a smaller model".into(),
     }
 }
 
 impl CpuExecutable {
     pub(crate) fn new(plan: &ExecutionPlan, pool: Arc<ThreadPool>) -> Result<Self> {
-        let mut arena = Arena::new(&plan.buffers).map_err(out_of_memory)?;
+        let mut arena = Arena::new(plan).map_err(out_of_memory)?;
         for (buffer, data) in plan.constants() {
             write(&mut arena, buffer, 0, &data)?;
         }

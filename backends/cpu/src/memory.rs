@@ -1,9 +1,10 @@
-//! Memory of an executable: one zeroed allocation with every buffer on a cache line of its own.
+//! Memory of an executable: one zeroed allocation with every buffer on cache lines of its own, or of those that are not
+//! needed at the same time.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
-use meganeura_core::plan::BufferRef;
+use meganeura_core::plan::{BufferRef, ExecutionPlan};
 
 /// Cache line, and the width of the widest vector register.
 pub(crate) const ALIGNMENT: usize = 64;
@@ -51,21 +52,17 @@ pub(crate) struct Arena {
 }
 
 impl Arena {
-    /// Lays out and allocates buffers of these sizes; the error is the number of bytes that are not there.
-    pub(crate) fn new(sizes: &[usize]) -> Result<Self, usize> {
-        let mut offsets = Vec::with_capacity(sizes.len());
-        let mut end = 0usize;
-        for &size in sizes {
-            offsets.push(end);
-            end = size
-                .checked_next_multiple_of(ALIGNMENT)
-                .and_then(|s| end.checked_add(s))
-                .ok_or(usize::MAX)?;
-        }
+    /// Allocates the buffers of a plan where it places them, or side by side if it places none; the error is the
+    /// number of bytes that are not there.
+    pub(crate) fn new(plan: &ExecutionPlan) -> Result<Self, usize> {
+        let (offsets, bytes) = match plan.memory.offsets.is_empty() {
+            false => (plan.memory.offsets.clone(), plan.memory.bytes),
+            true => side_by_side(&plan.buffers).ok_or(usize::MAX)?,
+        };
         Ok(Arena {
-            block: Block::new(end).ok_or(end)?,
+            block: Block::new(bytes).ok_or(bytes)?,
             offsets,
-            sizes: sizes.to_vec(),
+            sizes: plan.buffers.clone(),
         })
     }
 
@@ -76,7 +73,7 @@ impl Arena {
 
     /// First byte of a buffer that exists.
     pub(crate) fn pointer(&self, buffer: BufferRef) -> *mut u8 {
-        // SAFETY: offsets lie within the block by construction.
+        // SAFETY: offsets lie within the block: the plan was verified, or they were laid out here.
         unsafe { self.block.as_ptr().add(self.offsets[buffer.index()]) }
     }
 
@@ -91,6 +88,17 @@ impl Arena {
         // borrow of the arena keeps kernels from running meanwhile.
         Some(unsafe { std::slice::from_raw_parts_mut(self.pointer(buffer).add(offset), len) })
     }
+}
+
+/// Offsets of buffers of these sizes, one after the other, and where they end.
+fn side_by_side(sizes: &[usize]) -> Option<(Vec<usize>, usize)> {
+    let mut offsets = Vec::with_capacity(sizes.len());
+    let mut end = 0usize;
+    for size in sizes {
+        offsets.push(end);
+        end = end.checked_add(size.checked_next_multiple_of(ALIGNMENT)?)?;
+    }
+    Some((offsets, end))
 }
 
 /// A typed view of a buffer that kernels hold.
@@ -168,5 +176,49 @@ impl<T> View<T> {
         );
         // SAFETY: within the view by the assertion; liveness and exclusivity by contract.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.end - range.start) }
+    }
+}
+
+/// Bytes of memory that this process can have: the machine's, with swap, and the limit of its control group. `None`
+/// where neither is known.
+pub(crate) fn host_memory() -> Option<u64> {
+    let machine = std::fs::read_to_string("/proc/meminfo")
+        .ok()
+        .and_then(|text| total(&text));
+    let group = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok();
+    let group = group.and_then(|text| text.trim().parse().ok());
+    machine.into_iter().chain(group).min()
+}
+
+/// Memory and swap in the words of the Linux kernel, in bytes.
+fn total(meminfo: &str) -> Option<u64> {
+    let kilobytes = |name: &str| -> Option<u64> {
+        let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
+        line.trim().strip_suffix("kB")?.trim().parse().ok()
+    };
+    let memory = kilobytes("MemTotal:")?;
+    memory
+        .checked_add(kilobytes("SwapTotal:").unwrap_or(0))?
+        .checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_read_in_the_kernels_words() {
+        let text = "MemTotal:       1000 kB\nMemFree:         10 kB\nSwapTotal:        24 kB\n";
+        assert_eq!(total(text), Some(1024 * 1024));
+        assert_eq!(total("MemTotal: 1000 kB"), Some(1000 * 1024));
+        assert_eq!(total("MemTotal: many kB"), None);
+        assert_eq!(total(""), None);
+    }
+
+    #[test]
+    fn buffers_of_impossible_sizes_have_no_places() {
+        assert_eq!(side_by_side(&[3, 0, 65]), Some((vec![0, 64, 64], 192)));
+        assert_eq!(side_by_side(&[64, usize::MAX]), None);
+        assert_eq!(side_by_side(&[usize::MAX - 63, 64]), None);
     }
 }

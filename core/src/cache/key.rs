@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::fingerprint::hex_digest;
-use crate::backend::Device;
+use crate::backend::{Capabilities, Device};
 use crate::build::Mode;
 use crate::plan::optimizer::Update;
 use crate::registry;
@@ -46,6 +46,11 @@ impl BuildKey {
             baseline: false,
             ..rewrite.clone()
         };
+        // How much memory there is decides whether a plan runs, not what it is.
+        let capabilities = Capabilities {
+            memory_bytes: None,
+            ..device.capabilities().clone()
+        };
         BuildKey {
             program: env!("CARGO_PKG_VERSION").to_owned(),
             mode,
@@ -59,7 +64,7 @@ impl BuildKey {
                 })
                 .collect(),
             operators: hex_digest(operators.iter().map(String::as_bytes)),
-            device: format!("{:?}", device.capabilities()),
+            device: format!("{capabilities:?}"),
             kernels: device.kernels(),
         }
     }

@@ -35,7 +35,9 @@ pub fn compile(graph: &Graph) -> ExecutionPlan {
 /// # Errors
 /// What [`Graph::verify`] finds.
 pub fn try_compile(graph: &Graph) -> Result<ExecutionPlan> {
-    compile_with(graph, "any", &|_| Support::Yes)
+    let mut plan = compile_with(graph, "any", &|_| Support::Yes)?;
+    plan.place_buffers(None)?;
+    Ok(plan)
 }
 
 /// Compiles a graph for a device: calls for which it has no kernel are widened or decomposed.
@@ -47,6 +49,7 @@ pub fn compile_for(graph: &Graph, device: &dyn Device) -> Result<ExecutionPlan> 
     let name = device.capabilities().name.clone();
     let mut plan = compile_with(graph, &name, &|k| device.supports(k))?;
     device.finalize(&mut plan)?;
+    plan.place_buffers(device.capabilities().max_buffer_bytes)?;
     plan.verify()?;
     Ok(plan)
 }

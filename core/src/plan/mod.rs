@@ -6,6 +6,7 @@
 
 mod compile;
 mod levels;
+pub mod memory;
 pub mod optimizer;
 mod packed;
 mod verify;
@@ -15,6 +16,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 pub use compile::{compile, compile_for, try_compile};
+pub use memory::{Lifetime, MemoryForecast, MemoryLayout};
 pub use packed::{DerivedInfo, Part, TensorView};
 
 use crate::attrs::{Attr, Attrs};
@@ -25,7 +27,7 @@ use crate::init::Init;
 use crate::shape::TensorType;
 
 /// Version of the plan's data model; raised with every incompatible change.
-pub const PLAN_VERSION: u32 = 3;
+pub const PLAN_VERSION: u32 = 4;
 
 /// Index of a logical buffer in [`ExecutionPlan::buffers`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -193,6 +195,8 @@ pub struct ExecutionPlan {
     pub derived_params: Vec<(BufferRef, Vec<(String, usize)>)>,
     /// Facts about each packed parameter, in the same order.
     pub derived_info: Vec<DerivedInfo>,
+    /// Where the buffers lie.
+    pub memory: MemoryLayout,
 }
 
 impl ExecutionPlan {
@@ -208,7 +212,7 @@ impl ExecutionPlan {
         self.segments.iter().find(|s| s.name == name)
     }
 
-    /// Bytes of all buffers together.
+    /// Bytes of all buffers together, as if none shared memory with another.
     pub fn total_bytes(&self) -> usize {
         self.buffers.iter().sum()
     }

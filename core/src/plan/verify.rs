@@ -32,6 +32,7 @@ impl ExecutionPlan {
         }
         self.verify_tables()?;
         self.verify_segments()?;
+        self.verify_memory()?;
         for d in &self.dispatches {
             verify_dispatch(d).map_err(|m| Error::plan(format!("{}: {m}", d.label)))?;
             for operand in d.inputs.iter().chain(&d.outputs) {

@@ -20,6 +20,7 @@ use crate::config::Config;
 use crate::dtype::DType;
 use crate::error::{Error, MissingKernel, Result, TensorKind, unwrap_report};
 use crate::ops::{SEED_SCALAR, STEP_SCALAR};
+use crate::plan::memory::check_fit;
 use crate::plan::optimizer::Update;
 use crate::plan::{ACCUMULATE, BufferRef, ExecutionPlan, FORWARD_BACKWARD, UPDATE, scalar_bytes};
 use crate::select;
@@ -73,6 +74,7 @@ impl Session {
     pub fn on(device: Arc<dyn Device>, plan: ExecutionPlan) -> Result<Self> {
         plan.verify()?;
         check_kernels(&*device, &plan)?;
+        check_fit(&plan, device.capabilities())?;
         let executable = device.compile(&plan)?;
         let attached = plan.segment(UPDATE).map(|_| String::new());
         Ok(Session {

@@ -3,6 +3,7 @@
 use super::Session;
 use super::tensors::Tensors;
 use crate::error::{Error, Result, TensorKind, unwrap_report};
+use crate::plan::memory::check_fit;
 use crate::plan::optimizer::{
     ACCUMULATION_KEEP, ACCUMULATION_SCALE, Adam, CLIP_LIMIT, GradientClip, Optimizer, Sgd, Update, attach,
     split_scalar_name,
@@ -191,6 +192,7 @@ impl Session {
     fn rebuild_with(&mut self, update: &Update, keep_moments: bool) -> Result<()> {
         let mut plan = self.plan.clone();
         attach(&mut plan, update, &*self.device)?;
+        check_fit(&plan, self.device.capabilities())?;
         let mut executable = self.device.compile(&plan)?;
         let named = plan.param_buffers.iter().chain(&plan.input_buffers).map(|(_, b)| *b);
         let states = plan.state_buffers.iter().filter(|s| !s.optimizer).map(|s| s.buffer);

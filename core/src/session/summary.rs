@@ -8,7 +8,7 @@ use crate::plan::optimizer::is_moment;
 /// Sizes of a session's buffers, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemorySummary {
-    /// All buffers together.
+    /// All buffers together, those that share memory counted once.
     pub total_buffer_bytes: usize,
     /// The part that holds the optimizer's moments (for Adam both, twice the parameters' own size). Gradients
     /// that are accumulated, and their norm, are not among them.
@@ -23,7 +23,7 @@ impl MemorySummary {
     pub(super) fn of(plan: &ExecutionPlan) -> Self {
         let moments = plan.state_buffers.iter().filter(|s| s.optimizer && is_moment(&s.name));
         MemorySummary {
-            total_buffer_bytes: plan.total_bytes(),
+            total_buffer_bytes: plan.memory_forecast().planned,
             adam_state_bytes: moments.map(|s| plan.buffers[s.buffer.index()]).sum(),
             num_buffers: plan.buffers.len(),
             largest_buffer_bytes: plan.buffers.iter().copied().max().unwrap_or(0),

@@ -35,6 +35,7 @@ pub fn attach(plan: &mut ExecutionPlan, update: &Update, device: &dyn Device) ->
         state.optimizer = true;
     }
     device.finalize(&mut next)?;
+    next.place_buffers(device.capabilities().max_buffer_bytes)?;
     next.verify()?;
     *plan = next;
     Ok(())
@@ -72,7 +73,7 @@ fn check_groups(plan: &ExecutionPlan, update: &Update) -> Result<()> {
 }
 
 /// Removes the segments of an update and what only they need. Their buffers are the last of the plan, so the
-/// others keep their numbers.
+/// others keep their numbers and places.
 pub fn detach(plan: &mut ExecutionPlan) {
     let is_update = |name: &str| name == UPDATE || name == ACCUMULATE;
     while let Some(at) = plan.segments.iter().position(|s| is_update(&s.name)) {
@@ -88,6 +89,7 @@ pub fn detach(plan: &mut ExecutionPlan) {
     let used = plan.first_unused_buffer();
     plan.buffers.truncate(used);
     plan.buffer_types.truncate(used);
+    plan.memory.offsets.truncate(used);
     plan.scalar_buffers.retain(|(_, b)| b.index() < used);
     plan.constant_buffers.retain(|(b, _)| b.index() < used);
     plan.raw_constant_buffers.retain(|(b, _)| b.index() < used);

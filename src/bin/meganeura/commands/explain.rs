@@ -12,6 +12,7 @@ use meganeura::rewrite::{Modelled, RewriteConfig, Target};
 use meganeura::{Mode, select};
 use serde_json::{Value, json};
 
+use super::planned::Planned;
 use super::{Outcome, page};
 use crate::output::line;
 
@@ -41,6 +42,10 @@ pub(crate) struct Args {
     /// Rule set to leave out; may be given several times.
     #[arg(long, value_name = "SET")]
     disable: Vec<String>,
+
+    /// File for the plan: it is saved there if it is not there yet, and the time of reading it is measured.
+    #[arg(long, value_name = "FILE")]
+    cache: Option<PathBuf>,
 
     /// Print one JSON object.
     #[arg(long)]
@@ -83,11 +88,12 @@ pub(crate) fn run(args: &Args) -> Outcome {
         (Some(selected.open(&settings)?), selected.selector.clone())
     };
     let target: &dyn Target = opened.as_ref().map_or(&modelled, |device| device);
-    let mut config = RewriteConfig {
+    let mut plain = settings.rewrite;
+    plain.disable.extend(args.disable.iter().cloned());
+    let config = RewriteConfig {
         baseline: true,
-        ..settings.rewrite
+        ..plain.clone()
     };
-    config.disable.extend(args.disable.iter().cloned());
     let mode = if args.train { Mode::Training } else { Mode::Inference };
     let rows = args.seq.unwrap_or(model.rows);
     let graph = model.graph(rows);
@@ -108,13 +114,22 @@ pub(crate) fn run(args: &Args) -> Outcome {
     }
     if args.dot {
         line(dot(&rewritten).trim_end())?;
-    } else if args.program {
+        return Ok(ExitCode::SUCCESS);
+    }
+    if args.program {
         line(&report.egglog_program)?;
-    } else if args.json {
-        line(object(name, mode, rows, &device, &report))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let planned = match &opened {
+        Some(device) => Planned::on(device, &graph, mode, &plain, args.cache.as_deref())?,
+        None => Planned::modelled(&modelled, &graph, mode, &plain, args.cache.as_deref())?,
+    };
+    if args.json {
+        line(object(name, mode, rows, &device, &report, &planned))?;
     } else {
         line(format_args!("{name}, {what}, {rows} rows, for {device}\n"))?;
         line(report.to_string().trim_end())?;
+        planned.show()?;
         places(&report)?;
         if let Some(file) = &args.html {
             line(format_args!("\nThe page is in {}", file.display()))?;
@@ -154,7 +169,14 @@ fn places(report: &OptimizeReport) -> std::io::Result<()> {
     Ok(())
 }
 
-fn object(model: &str, mode: Mode, rows: usize, device: &str, report: &OptimizeReport) -> Value {
+fn object(
+    model: &str,
+    mode: Mode,
+    rows: usize,
+    device: &str,
+    report: &OptimizeReport,
+    planned: &Planned,
+) -> Value {
     let fusions: Vec<Value> = report
         .fusions
         .iter()
@@ -169,6 +191,7 @@ fn object(model: &str, mode: Mode, rows: usize, device: &str, report: &OptimizeR
         })
         .collect();
     let ms = |d: std::time::Duration| d.as_secs_f64() * 1e3;
+    let forecast = planned.plan.memory_forecast();
     let fired: serde_json::Map<String, Value> = report.rules_fired.iter().map(|(r, n)| (r.clone(), json!(n))).collect();
     json!({
         "model": model,
@@ -189,6 +212,13 @@ fn object(model: &str, mode: Mode, rows: usize, device: &str, report: &OptimizeR
         "greedy_cost_ps": report.greedy_cost_ps,
         "clustered_cost_ps": report.clustered_cost_ps,
         "clusters": report.clusters.iter().map(|c| json!({ "name": c.label, "calls": c.calls, "program": c.program })).collect::<Vec<_>>(),
+        "dispatches": planned.plan.dispatches.len(),
+        "levels": planned.levels(),
+        "peak_bytes_planned": forecast.planned,
+        "peak_bytes_unplanned": forecast.unplanned,
+        "peak_bytes_lower_bound": forecast.lower_bound,
+        "build_ms": planned.build_ms,
+        "cached_load_ms": planned.cached_load_ms,
         "rules_fired": fired,
         "fusions": fusions,
     })

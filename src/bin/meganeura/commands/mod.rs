@@ -5,6 +5,7 @@ pub(crate) mod devices;
 pub(crate) mod explain;
 pub(crate) mod ops;
 mod page;
+mod planned;
 pub(crate) mod plugins;
 pub(crate) mod train;
 

@@ -1,0 +1,72 @@
+//! Whether a plan fits into a device.
+
+use super::MemoryForecast;
+use crate::backend::Capabilities;
+use crate::error::{Error, Result};
+use crate::plan::ExecutionPlan;
+
+/// Refuses a plan that needs more memory than the device has.
+pub(crate) fn check_fit(plan: &ExecutionPlan, capabilities: &Capabilities) -> Result<()> {
+    let Some(available) = capabilities.memory_bytes else {
+        return Ok(());
+    };
+    let forecast = plan.memory_forecast();
+    if forecast.planned as u64 <= available {
+        return Ok(());
+    }
+    Err(Error::OutOfMemory {
+        device: capabilities.name.clone(),
+        requested: forecast.planned,
+        available: Some(available),
+        remedy: remedy(&forecast, available),
+    })
+}
+
+/// What would make it fit.
+fn remedy(forecast: &MemoryForecast, available: u64) -> String {
+    let mb = |bytes: usize| format!("{:.1} MB", bytes as f64 / 1e6);
+    let lasting = forecast.planned - forecast.transient;
+    let parts = format!(
+        "parameters take {}, gradients {}, the optimizer {}, inputs and results {}, what a step computes on the way {}",
+        mb(forecast.parameters),
+        mb(forecast.gradients),
+        mb(forecast.optimizer),
+        mb(forecast.others),
+        mb(forecast.transient)
+    );
+    let room = available.saturating_sub(lasting as u64);
+    let advice = if room > 0 && forecast.transient > 0 {
+        // What is computed on the way grows with the rows of a batch; the estimate leaves the rest as it is.
+        let percent = (100.0 * room as f64 / forecast.transient as f64).floor();
+        format!("a batch of {percent:.0} % of this one's rows would fit")
+    } else if forecast.optimizer > 0 && available >= (lasting - forecast.optimizer) as u64 {
+        "no batch is small enough; an optimizer without moments (`Sgd` without momentum) and a smaller batch may be"
+            .to_owned()
+    } else {
+        "no batch is small enough; use a smaller model or a device with more memory".to_owned()
+    };
+    format!("{advice}: {parts}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn forecast() -> MemoryForecast {
+        MemoryForecast {
+            planned: 1_000_000_000,
+            parameters: 100_000_000,
+            gradients: 100_000_000,
+            optimizer: 200_000_000,
+            transient: 600_000_000,
+            ..MemoryForecast::default()
+        }
+    }
+
+    #[test]
+    fn the_remedy_fits_the_cause() {
+        assert!(remedy(&forecast(), 700_000_000).starts_with("a batch of 50 % of this one"));
+        assert!(remedy(&forecast(), 300_000_000).contains("`Sgd` without momentum"));
+        assert!(remedy(&forecast(), 100_000_000).contains("a smaller model"));
+    }
+}

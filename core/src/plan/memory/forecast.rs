@@ -1,0 +1,94 @@
+//! How much memory a plan takes, known before any is allocated.
+
+use std::fmt;
+
+use super::aligned;
+use crate::plan::{BufferRef, ExecutionPlan};
+
+/// Memory of a plan's buffers, in bytes. Backends add scratch of their kernels, which is small next to it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryForecast {
+    /// What a device allocates.
+    pub planned: usize,
+    /// The same if no two buffers shared memory.
+    pub unplanned: usize,
+    /// What is needed at the same time, at the level where that is most: no placement takes less.
+    pub lower_bound: usize,
+    /// Parameters.
+    pub parameters: usize,
+    /// Gradients of parameters and inputs.
+    pub gradients: usize,
+    /// State of the optimizer: moments, and what gradients add up in.
+    pub optimizer: usize,
+    /// Inputs, outputs, constants, scalars and other states.
+    pub others: usize,
+    /// The part of `planned` that buffers share which are needed within a step only.
+    pub transient: usize,
+}
+
+impl ExecutionPlan {
+    /// The memory that the plan will take.
+    pub fn memory_forecast(&self) -> MemoryForecast {
+        let lives = self.lifetimes();
+        let size = |buffer: BufferRef| self.buffers.get(buffer.index()).copied().unwrap_or(0);
+        let mut counted = vec![false; self.buffers.len()];
+        let mut sum = |buffers: &mut dyn Iterator<Item = BufferRef>| -> usize {
+            let new = buffers.filter(|b| counted.get_mut(b.index()).is_some_and(|c| !std::mem::replace(c, true)));
+            new.map(size).sum()
+        };
+        let parameters = sum(&mut self.param_buffers.iter().map(|(_, b)| *b));
+        let trained = self.param_grad_pairs.iter().map(|(_, g)| *g);
+        let gradients = sum(&mut trained.chain(self.gradient_buffers.iter().map(|(_, b)| *b)));
+        let optimizer = sum(&mut self.state_buffers.iter().filter(|s| s.optimizer).map(|s| s.buffer));
+        let rest = (0..self.buffers.len()).filter(|i| lives[*i].is_none());
+        let others = sum(&mut rest.map(|i| BufferRef(i as u32)));
+        let lasting = parameters + gradients + optimizer + others;
+        let unplanned = self.buffers.iter().fold(0, |sum: usize, &bytes| sum.saturating_add(aligned(bytes)));
+        let planned = match self.memory.offsets.is_empty() {
+            true => unplanned,
+            false => self.memory.bytes,
+        };
+        let mut changes: Vec<(usize, bool, usize)> = Vec::new();
+        for (life, &bytes) in lives.iter().zip(&self.buffers) {
+            if let Some(life) = life {
+                changes.push((life.first, false, bytes));
+                changes.push((life.last, true, bytes));
+            }
+        }
+        changes.sort_unstable();
+        let (mut live, mut most) = (0, 0);
+        for (_, ends, bytes) in changes {
+            live = if ends { live - bytes } else { live + bytes };
+            most = most.max(live);
+        }
+        MemoryForecast {
+            planned,
+            unplanned,
+            lower_bound: lasting + most,
+            parameters,
+            gradients,
+            optimizer,
+            others,
+            transient: planned.saturating_sub(lasting),
+        }
+    }
+}
+
+impl fmt::Display for MemoryForecast {
+    /// `128.4 MB (300.1 MB without sharing): 20.0 MB parameters, ...`, in units of 10^6 bytes.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mb = |bytes: usize| bytes as f64 / 1e6;
+        write!(
+            f,
+            "{:.1} MB ({:.1} MB without sharing): {:.1} MB parameters, {:.1} MB gradients, {:.1} MB optimizer, {:.1} MB \
+             inputs, outputs and states, {:.1} MB within a step",
+            mb(self.planned),
+            mb(self.unplanned),
+            mb(self.parameters),
+            mb(self.gradients),
+            mb(self.optimizer),
+            mb(self.others),
+            mb(self.transient)
+        )
+    }
+}

@@ -1,0 +1,174 @@
+//! Offsets by lifetimes.
+
+use std::cmp::Reverse;
+
+use super::{Lifetime, MemoryLayout, aligned};
+use crate::error::{Error, Result};
+use crate::plan::ExecutionPlan;
+
+/// A buffer that shares memory.
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    buffer: usize,
+    bytes: usize,
+    life: Lifetime,
+}
+
+/// A place that is taken for a time.
+#[derive(Clone, Copy, Debug)]
+struct Taken {
+    start: usize,
+    end: usize,
+    life: Lifetime,
+}
+
+/// Places all buffers: first, side by side, those that last; then the others, each at the lowest offset that is free
+/// for all of its time. That is tried in several orders, and the shortest arena wins. Which order is best depends on
+/// the graph; large buffers first is best for most.
+pub(super) fn place(plan: &ExecutionPlan, slab: Option<usize>) -> Result<MemoryLayout> {
+    if let Some(limit) = slab
+        && let Some(i) = plan.buffers.iter().position(|&bytes| aligned(bytes) > limit)
+    {
+        return Err(Error::plan(format!(
+            "buffer b{i} of type {} has {} bytes, but the device binds at most {limit}",
+            plan.buffer_types[i], plan.buffers[i]
+        )));
+    }
+    let lives = plan.lifetimes();
+    let mut offsets = vec![0; plan.buffers.len()];
+    let mut blocks = Vec::new();
+    let mut lasting = 0;
+    for (i, &bytes) in plan.buffers.iter().enumerate() {
+        match lives[i] {
+            Some(life) => blocks.push(Block {
+                buffer: i,
+                bytes: aligned(bytes),
+                life,
+            }),
+            None => {
+                offsets[i] = fitting(lasting, aligned(bytes), slab);
+                lasting = end(offsets[i], aligned(bytes))?;
+            }
+        }
+    }
+    blocks.retain(|b| b.bytes > 0);
+    let mut best: Option<(usize, Vec<usize>)> = None;
+    for order in ORDERS {
+        blocks.sort_by_key(|b| (order(b), b.buffer));
+        let (found, bytes) = first_fit(&blocks, lasting, slab)?;
+        if best.as_ref().is_none_or(|(least, _)| bytes < *least) {
+            for (block, offset) in blocks.iter().zip(&found) {
+                offsets[block.buffer] = *offset;
+            }
+            best = Some((bytes, offsets.clone()));
+        }
+    }
+    let (bytes, offsets) = best.unwrap_or((lasting, offsets));
+    Ok(MemoryLayout { bytes, slab, offsets })
+}
+
+/// Sorts blocks: large numbers first, equals by a second number.
+type Order = fn(&Block) -> (Reverse<usize>, Reverse<usize>);
+
+/// Largest first; longest first; most memory over time first; as they come.
+const ORDERS: [Order; 4] = [
+    |b| (Reverse(b.bytes), Reverse(levels(b))),
+    |b| (Reverse(levels(b)), Reverse(b.bytes)),
+    |b| (Reverse(levels(b).saturating_mul(b.bytes)), Reverse(b.bytes)),
+    |b| (Reverse(usize::MAX - b.life.first), Reverse(b.bytes)),
+];
+
+fn levels(block: &Block) -> usize {
+    block.life.last - block.life.first + 1
+}
+
+/// Offsets of the blocks in their order, and the end of the arena that begins with so many bytes that last.
+fn first_fit(blocks: &[Block], lasting: usize, slab: Option<usize>) -> Result<(Vec<usize>, usize)> {
+    let mut taken: Vec<Taken> = Vec::with_capacity(blocks.len());
+    let mut offsets = Vec::with_capacity(blocks.len());
+    let mut arena = lasting;
+    for block in blocks {
+        let mut offset = fitting(lasting, block.bytes, slab);
+        // By their starts, so that what lies before the offset is seen before what lies after it.
+        for other in &taken {
+            if end(offset, block.bytes)? <= other.start {
+                break;
+            }
+            let overlaps = other.life.first <= block.life.last && block.life.first <= other.life.last;
+            if overlaps && other.end > offset {
+                offset = fitting(other.end, block.bytes, slab);
+            }
+        }
+        let place = Taken {
+            start: offset,
+            end: end(offset, block.bytes)?,
+            life: block.life,
+        };
+        arena = arena.max(place.end);
+        let at = taken.partition_point(|t| t.start <= offset);
+        taken.insert(at, place);
+        offsets.push(offset);
+    }
+    Ok((offsets, arena))
+}
+
+fn end(offset: usize, bytes: usize) -> Result<usize> {
+    let end = offset.checked_add(bytes).filter(|&end| end <= isize::MAX as usize);
+    end.ok_or_else(|| Error::plan("its buffers have more bytes than memory can have"))
+}
+
+/// The offset itself, or the beginning of the next slab where the buffer would lie in two.
+fn fitting(offset: usize, bytes: usize, slab: Option<usize>) -> usize {
+    match slab {
+        Some(slab) if bytes > 0 && offset / slab != (offset + bytes - 1) / slab => offset.next_multiple_of(slab),
+        _ => offset,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::SplitMix64;
+
+    fn random_blocks(count: usize, rng: &mut SplitMix64) -> Vec<Block> {
+        let block = |buffer: usize, rng: &mut SplitMix64| {
+            let first = rng.below(60);
+            Block {
+                buffer,
+                bytes: aligned(1 + rng.below(9000)),
+                life: Lifetime {
+                    first,
+                    last: first + rng.below(1 + rng.below(30)),
+                },
+            }
+        };
+        (0..count).map(|i| block(i, rng)).collect()
+    }
+
+    #[test]
+    fn no_two_blocks_share_memory_at_one_time_and_none_lies_in_two_slabs() {
+        let mut rng = SplitMix64::new(4);
+        for slab in [None, Some(aligned(9000)), Some(40 * super::super::ALIGNMENT)] {
+            for count in [1, 2, 7, 80] {
+                let blocks = random_blocks(count, &mut rng);
+                let (offsets, bytes) = first_fit(&blocks, 512, slab).expect("small");
+                for (i, a) in blocks.iter().enumerate() {
+                    assert!(offsets[i] >= 512 && offsets[i] + a.bytes <= bytes);
+                    if let Some(slab) = slab {
+                        assert_eq!(offsets[i] / slab, (offsets[i] + a.bytes - 1) / slab);
+                    }
+                    for (j, b) in blocks.iter().enumerate().skip(i + 1) {
+                        let together = a.life.first <= b.life.last && b.life.first <= a.life.last;
+                        let apart = offsets[i] + a.bytes <= offsets[j] || offsets[j] + b.bytes <= offsets[i];
+                        assert!(
+                            !together || apart,
+                            "{a:?} at {} and {b:?} at {}",
+                            offsets[i],
+                            offsets[j]
+                        );
+                    }
+                }
+            }
+        }
+    }
+}

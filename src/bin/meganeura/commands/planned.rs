@@ -1,0 +1,94 @@
+//! The plan of an explained model: its size, its memory, and how long it takes to have it.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use meganeura::backend::Device;
+use meganeura::build::{plan_for, prepare};
+use meganeura::compile::{FORWARD_BACKWARD, try_compile};
+use meganeura::rewrite::{Modelled, RewriteConfig};
+use meganeura::{ExecutionPlan, Graph, Mode, Result, cache};
+
+use crate::output::line;
+
+/// The plan of a model, and how long it took to have it.
+pub(super) struct Planned {
+    pub(super) plan: ExecutionPlan,
+    pub(super) build_ms: f64,
+    pub(super) cached_load_ms: Option<f64>,
+}
+
+impl Planned {
+    /// Makes the plan for a device, and keeps it in a file if there is one.
+    pub(super) fn on(
+        device: &Arc<dyn Device>,
+        graph: &Graph,
+        mode: Mode,
+        config: &RewriteConfig,
+        file: Option<&Path>,
+    ) -> Result<Self> {
+        Planned::new(graph, file, || Ok(plan_for(graph, device, mode, None, config)?.0))
+    }
+
+    /// The same for a model of a device, which has a kernel for everything.
+    pub(super) fn modelled(
+        rates: &Modelled,
+        graph: &Graph,
+        mode: Mode,
+        config: &RewriteConfig,
+        file: Option<&Path>,
+    ) -> Result<Self> {
+        Planned::new(graph, file, || try_compile(&prepare(graph, mode, rates, config, None)?.0))
+    }
+
+    fn new(graph: &Graph, file: Option<&Path>, make: impl FnOnce() -> Result<ExecutionPlan>) -> Result<Self> {
+        let start = Instant::now();
+        let plan = make()?;
+        let build_ms = milliseconds(start);
+        let mut cached_load_ms = None;
+        if let Some(file) = file {
+            // What cannot be read is an error here, so that no file of something else is overwritten.
+            if cache::load_plan(graph, file)?.is_none_or(|saved| saved != plan) {
+                cache::save_plan(&plan, graph, file)?;
+            }
+            let start = Instant::now();
+            cache::load_plan(graph, file)?;
+            cached_load_ms = Some(milliseconds(start));
+        }
+        Ok(Planned {
+            plan,
+            build_ms,
+            cached_load_ms,
+        })
+    }
+
+    /// Levels of a step.
+    pub(super) fn levels(&self) -> usize {
+        let segment = self.plan.segment(FORWARD_BACKWARD);
+        segment.map_or(0, |segment| self.plan.levels(segment))
+    }
+
+    /// Prints what there is to know.
+    pub(super) fn show(&self) -> std::io::Result<()> {
+        let forecast = self.plan.memory_forecast();
+        line(format_args!(
+            "\nPlan: {} dispatches in {} levels, made in {:.0} ms",
+            self.plan.dispatches.len(),
+            self.levels(),
+            self.build_ms
+        ))?;
+        if let Some(ms) = self.cached_load_ms {
+            line(format_args!("Read from its file in {ms:.0} ms"))?;
+        }
+        line(format_args!("Memory: {forecast}"))?;
+        line(format_args!(
+            "  {:.1} MB are needed at the same time at the level that needs most",
+            forecast.lower_bound as f64 / 1e6
+        ))
+    }
+}
+
+fn milliseconds(since: Instant) -> f64 {
+    since.elapsed().as_secs_f64() * 1e3
+}
