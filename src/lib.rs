@@ -52,6 +52,8 @@
 
 pub mod report;
 
+#[cfg(feature = "blade")]
+pub use meganeura_blade as blade;
 pub use meganeura_conformance as conformance;
 pub use meganeura_core::*;
 pub use meganeura_cpu as cpu;
@@ -64,6 +66,8 @@ pub use meganeura_rules as fusion_rules;
 /// # Errors
 /// [`Error::Plugin`] naming what is absent.
 pub fn verify_plugins() -> Result<()> {
+    #[cfg(feature = "blade")]
+    link_plugins!(blade)?;
     link_plugins!(cpu, fusion_rules)
 }
 

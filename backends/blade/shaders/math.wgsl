@@ -1,0 +1,410 @@
+// Scalar functions. WGSL leaves NaN, infinities and the accuracy of most built-in functions to the driver; these
+// say what happens. A kernel gets the functions that it uses, and those that they use.
+
+// Not a constant, so that no compiler evaluates what comes out of these bits.
+fn from_bits(bits: u32) -> f32 {
+    var word = bits;
+    return bitcast<f32>(word);
+}
+
+fn is_nan(x: f32) -> bool {
+    return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u;
+}
+
+fn is_inf(x: f32) -> bool {
+    return (bitcast<u32>(x) & 0x7fffffffu) == 0x7f800000u;
+}
+
+fn max_f32(a: f32, b: f32) -> f32 {
+    let larger = select(a, b, a < b);
+    return select(larger, b, is_nan(b));
+}
+
+fn min_f32(a: f32, b: f32) -> f32 {
+    let smaller = select(a, b, b < a);
+    return select(smaller, b, is_nan(b));
+}
+
+// 2^n for whole n from -126 to 127.
+fn power_of_two(n: i32) -> f32 {
+    return bitcast<f32>(u32(n + 127) << 23u);
+}
+
+// x 2^n, through two factors, so that n may be beyond the range of one.
+fn scale_by_power(x: f32, n: i32) -> f32 {
+    let half = n / 2;
+    return x * power_of_two(half) * power_of_two(n - half);
+}
+
+// e^r for |r| <= ln(2) / 2: the Taylor series.
+fn exp_core(r: f32) -> f32 {
+    var p = 1.0 / 5040.0;
+    p = fma(p, r, 1.0 / 720.0);
+    p = fma(p, r, 1.0 / 120.0);
+    p = fma(p, r, 1.0 / 24.0);
+    p = fma(p, r, 1.0 / 6.0);
+    p = fma(p, r, 0.5);
+    p = fma(p, r, 1.0);
+    return fma(p, r, 1.0);
+}
+
+fn exp_f32(x: f32) -> f32 {
+    // Beyond this the result is 0 or infinite; NaN passes both comparisons.
+    let limited = select(select(x, 90.0, x > 90.0), -105.0, x < -105.0);
+    let n = round(limited * 1.44269504);
+    // ln(2) in two parts, the first with trailing zeros.
+    let r = fma(n, -1.42860682e-6, fma(n, -0.693145752, limited));
+    let whole = i32(select(n, 0.0, is_nan(x)));
+    return select(scale_by_power(exp_core(r), whole), x, is_nan(x));
+}
+
+fn exp2_f32(x: f32) -> f32 {
+    let limited = select(select(x, 130.0, x > 130.0), -151.0, x < -151.0);
+    let n = round(limited);
+    let whole = i32(select(n, 0.0, is_nan(x)));
+    return select(scale_by_power(exp_core((limited - n) * 0.693147181), whole), x, is_nan(x));
+}
+
+// The natural logarithm of 1 + m, where 1 + m is between sqrt(1/2) and sqrt(2): 2 artanh(m / (2 + m)).
+fn log_core(m: f32) -> f32 {
+    let s = m / (2.0 + m);
+    let z = s * s;
+    var p = 2.0 / 11.0;
+    p = fma(p, z, 2.0 / 9.0);
+    p = fma(p, z, 2.0 / 7.0);
+    p = fma(p, z, 2.0 / 5.0);
+    p = fma(p, z, 2.0 / 3.0);
+    return s * fma(p, z, 2.0);
+}
+
+// Exponent, and mantissa less 1, of a normal positive number.
+fn split_number(x: f32) -> vec2<f32> {
+    let bits = bitcast<u32>(x) - 0x3f3504f3u;
+    let exponent = bitcast<i32>(bits) >> 23u;
+    let mantissa = bitcast<f32>((bits & 0x007fffffu) + 0x3f3504f3u);
+    return vec2<f32>(f32(exponent), mantissa - 1.0);
+}
+
+// What a logarithm is where it is no number; else 0.
+fn log_special(x: f32) -> f32 {
+    if (is_nan(x) || x < 0.0) {
+        return from_bits(0x7fc00000u);
+    }
+    if (x == 0.0) {
+        return from_bits(0xff800000u);
+    }
+    return select(0.0, x, is_inf(x));
+}
+
+fn log_f32(x: f32) -> f32 {
+    let special = log_special(x);
+    if (special != 0.0 || is_nan(special)) {
+        return special;
+    }
+    let small = x < 1.17549435e-38;
+    let parts = split_number(select(x, x * 8388608.0, small));
+    let exponent = parts.x - select(0.0, 23.0, small);
+    return fma(exponent, 0.693147181, log_core(parts.y));
+}
+
+fn log2_f32(x: f32) -> f32 {
+    let special = log_special(x);
+    if (special != 0.0 || is_nan(special)) {
+        return special;
+    }
+    let small = x < 1.17549435e-38;
+    let parts = split_number(select(x, x * 8388608.0, small));
+    let exponent = parts.x - select(0.0, 23.0, small);
+    return fma(log_core(parts.y), 1.44269504, exponent);
+}
+
+fn log1p_f32(x: f32) -> f32 {
+    if (abs(x) < 0.29) {
+        return log_core(x);
+    }
+    return log_f32(1.0 + x);
+}
+
+fn expm1_f32(x: f32) -> f32 {
+    if (abs(x) < 0.35) {
+        var p = 1.0 / 40320.0;
+        p = fma(p, x, 1.0 / 5040.0);
+        p = fma(p, x, 1.0 / 720.0);
+        p = fma(p, x, 1.0 / 120.0);
+        p = fma(p, x, 1.0 / 24.0);
+        p = fma(p, x, 1.0 / 6.0);
+        p = fma(p, x, 0.5);
+        return fma(p * x, x, x);
+    }
+    return exp_f32(x) - 1.0;
+}
+
+fn sqrt_f32(x: f32) -> f32 {
+    // Drivers may compute x / sqrt(x).
+    return select(sqrt(x), x, x == 0.0 || is_inf(x) && x > 0.0);
+}
+
+fn rsqrt_f32(x: f32) -> f32 {
+    return 1.0 / sqrt_f32(x);
+}
+
+fn sigmoid_f32(x: f32) -> f32 {
+    return 1.0 / (1.0 + exp_f32(-x));
+}
+
+fn tanh_f32(x: f32) -> f32 {
+    let a = abs(x);
+    if (a < 0.15) {
+        let z = x * x;
+        return fma(x * z, fma(z, fma(z, -17.0 / 315.0, 2.0 / 15.0), -1.0 / 3.0), x);
+    }
+    let t = 1.0 - 2.0 / (exp_f32(2.0 * min(a, 20.0)) + 1.0);
+    return select(select(t, -t, x < 0.0), x, is_nan(x));
+}
+
+fn softplus_f32(x: f32) -> f32 {
+    return max_f32(x, 0.0) + log1p_f32(exp_f32(-abs(x)));
+}
+
+fn silu_f32(x: f32) -> f32 {
+    return x / (1.0 + exp_f32(-x));
+}
+
+// Abramowitz and Stegun, 7.1.26.
+fn erf_f32(x: f32) -> f32 {
+    let a = abs(x);
+    let t = 1.0 / fma(a, 0.3275911, 1.0);
+    var p = 1.061405429;
+    p = fma(p, t, -1.453152027);
+    p = fma(p, t, 1.421413741);
+    p = fma(p, t, -0.284496736);
+    p = fma(p, t, 0.254829592);
+    let tail = p * t * exp_f32(-a * a);
+    // Near 0 the difference from 1 has lost its digits.
+    let near = x * fma(a * a, fma(a * a, 0.112837917, -0.376126389), 1.12837917);
+    let y = select(1.0 - tail, -(1.0 - tail), x < 0.0);
+    return select(select(y, near, a < 0.1), x, is_nan(x));
+}
+
+fn gelu_tanh_f32(x: f32) -> f32 {
+    return 0.5 * x * (1.0 + tanh_f32(0.797884561 * fma(0.044715 * x * x, x, x)));
+}
+
+fn gelu_erf_f32(x: f32) -> f32 {
+    return 0.5 * x * (1.0 + erf_f32(x * 0.707106781));
+}
+
+// Remainder of x by pi / 2, and the number of the quadrant. Cody and Waite: pi / 2 in three parts, whose products
+// with k are exact also where `fma` rounds twice.
+fn quadrant(x: f32) -> vec2<f32> {
+    let k = round(x * 0.636619772);
+    let r = fma(k, -7.54978995e-8, fma(k, -4.83751297e-4, fma(k, -1.5703125, x)));
+    return vec2<f32>(r, k);
+}
+
+fn sin_core(r: f32) -> f32 {
+    let z = r * r;
+    var p = 2.75573192e-6;
+    p = fma(p, z, -1.98412698e-4);
+    p = fma(p, z, 8.33333333e-3);
+    p = fma(p, z, -1.66666667e-1);
+    return fma(p * z, r, r);
+}
+
+fn cos_core(r: f32) -> f32 {
+    let z = r * r;
+    var p = 2.48015873e-5;
+    p = fma(p, z, -1.38888889e-3);
+    p = fma(p, z, 4.16666667e-2);
+    p = fma(p, z, -0.5);
+    return fma(p, z, 1.0);
+}
+
+fn sin_of_quadrants(x: f32, offset: u32) -> f32 {
+    if (is_nan(x) || is_inf(x)) {
+        return from_bits(0x7fc00000u);
+    }
+    let q = quadrant(x);
+    let number = (bitcast<u32>(i32(q.y)) + offset) & 3u;
+    let y = select(sin_core(q.x), cos_core(q.x), (number & 1u) == 1u);
+    return select(y, -y, number >= 2u);
+}
+
+fn sin_f32(x: f32) -> f32 {
+    return sin_of_quadrants(x, 0u);
+}
+
+fn cos_f32(x: f32) -> f32 {
+    return sin_of_quadrants(x, 1u);
+}
+
+fn sign_f32(x: f32) -> f32 {
+    return select(select(x, 1.0, x > 0.0), -1.0, x < 0.0);
+}
+
+fn clamp_f32(x: f32, low: f32, high: f32) -> f32 {
+    return select(select(x, low, x < low), high, x > high);
+}
+
+fn leaky_relu_f32(x: f32, slope: f32) -> f32 {
+    return select(slope * x, x, x > 0.0);
+}
+
+fn elu_f32(x: f32, alpha: f32) -> f32 {
+    if (x > 0.0) {
+        return x;
+    }
+    return alpha * expm1_f32(x);
+}
+
+fn relu_f32(x: f32) -> f32 {
+    return select(x, 0.0, x < 0.0);
+}
+
+fn hard_sigmoid_f32(x: f32) -> f32 {
+    return clamp_f32(x + 3.0, 0.0, 6.0) * (1.0 / 6.0);
+}
+
+fn mod_f32(a: f32, b: f32) -> f32 {
+    var r = fma(-floor(a / b), b, a);
+    // The quotient may have been rounded to the next whole number.
+    if (r != 0.0 && (r < 0.0) != (b < 0.0)) {
+        r += b;
+    }
+    if (abs(r) >= abs(b)) {
+        r -= b;
+    }
+    return r;
+}
+
+fn pow_f32(a: f32, b: f32) -> f32 {
+    if (b == 0.0 || a == 1.0) {
+        return 1.0;
+    }
+    if (is_nan(a) || is_nan(b)) {
+        return from_bits(0x7fc00000u);
+    }
+    let size = abs(a);
+    var p = 1.0;
+    if (size != 1.0) {
+        p = exp2_f32(b * log2_f32(size));
+    }
+    // An infinite exponent is even.
+    let whole = is_inf(b) || floor(b) == b;
+    let odd = !is_inf(b) && whole && abs(b) < 16777216.0 && (bitcast<u32>(i32(b)) & 1u) == 1u;
+    if (bitcast<u32>(a) >> 31u == 0u) {
+        return p;
+    }
+    if (!whole && a != 0.0 && !is_inf(a)) {
+        return from_bits(0x7fc00000u);
+    }
+    return select(p, -p, odd);
+}
+
+fn div_u32(a: u32, b: u32) -> u32 {
+    return select(a / max(b, 1u), 0u, b == 0u);
+}
+
+fn mod_u32(a: u32, b: u32) -> u32 {
+    return select(a % max(b, 1u), 0u, b == 0u);
+}
+
+fn div_i32(a: i32, b: i32) -> i32 {
+    // Neither 0 nor -1 reach the division, which may trap.
+    let safe = select(b, 1, b == 0 || b == -1);
+    return select(select(a / safe, 0 - a, b == -1), 0, b == 0);
+}
+
+fn mod_i32(a: i32, b: i32) -> i32 {
+    let safe = select(b, 1, b == 0 || b == -1);
+    let r = a - (a / safe) * safe;
+    return select(r, r + b, r != 0 && (r < 0) != (b < 0));
+}
+
+fn shift_left_u32(a: u32, b: u32) -> u32 {
+    return select(a << (b & 31u), 0u, b > 31u);
+}
+
+fn shift_right_u32(a: u32, b: u32) -> u32 {
+    return select(a >> (b & 31u), 0u, b > 31u);
+}
+
+fn f32_to_u32(x: f32) -> u32 {
+    if (x >= 4294967296.0) {
+        return 0xffffffffu;
+    }
+    return u32(select(0.0, x, x > 0.0));
+}
+
+fn f32_to_i32(x: f32) -> i32 {
+    if (x >= 2147483648.0) {
+        return 0x7fffffff;
+    }
+    if (x <= -2147483648.0) {
+        return -0x7fffffff - 1;
+    }
+    return i32(select(x, 0.0, is_nan(x)));
+}
+
+// Half precision in 16 bits, without the device's own conversions: these may flush small numbers.
+fn f16_to_f32(half: u32) -> f32 {
+    let sign = (half & 0x8000u) << 16u;
+    let magnitude = half & 0x7fffu;
+    if (magnitude >= 0x7c00u) {
+        return from_bits(sign | 0x7f800000u | ((magnitude & 0x3ffu) << 13u));
+    }
+    if (magnitude < 0x400u) {
+        let tiny = f32(magnitude) * 5.9604644775390625e-8;
+        return select(tiny, -tiny, sign != 0u);
+    }
+    return bitcast<f32>(sign | ((magnitude << 13u) + 0x38000000u));
+}
+
+fn f32_to_f16(x: f32) -> u32 {
+    let bits = bitcast<u32>(x);
+    let sign = (bits >> 16u) & 0x8000u;
+    let magnitude = bits & 0x7fffffffu;
+    if (magnitude > 0x7f800000u) {
+        return sign | 0x7e00u;
+    }
+    if (magnitude >= 0x47800000u) {
+        return sign | 0x7c00u;
+    }
+    if (magnitude < 0x38800000u) {
+        // A multiple of 2^-24; the sum rounds to it.
+        let shifted = bitcast<f32>(magnitude) + 0.5;
+        return sign | (bitcast<u32>(shifted) - 0x3f000000u);
+    }
+    let odd = (magnitude >> 13u) & 1u;
+    return sign | ((magnitude - 0x38000000u + 0xfffu + odd) >> 13u);
+}
+
+fn bf16_to_f32(half: u32) -> f32 {
+    return from_bits(half << 16u);
+}
+
+fn f32_to_bf16(x: f32) -> u32 {
+    let bits = bitcast<u32>(x);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) {
+        return (bits >> 16u) | 0x40u;
+    }
+    let odd = (bits >> 16u) & 1u;
+    return (bits + 0x7fffu + odd) >> 16u;
+}
+
+// Counter-based random words, the same as the core's `random_word`.
+fn random_mix(word: u32) -> u32 {
+    var x = word;
+    x ^= x >> 16u;
+    x *= 0x7feb352du;
+    x ^= x >> 15u;
+    x *= 0x846ca68bu;
+    return x ^ (x >> 16u);
+}
+
+fn random_word(seed: u32, uid: u32, step: u32, element: u32) -> u32 {
+    var h = random_mix(seed ^ 0x9e3779b9u);
+    h = random_mix(h ^ (uid * 0x85ebca6bu));
+    h = random_mix(h ^ step);
+    return random_mix(h ^ element);
+}

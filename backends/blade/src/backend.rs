@@ -1,0 +1,121 @@
+//! The devices that blade-graphics finds.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use blade_graphics as bg;
+use meganeura_core::backend::{Backend, BackendInfo, Device, DeviceInfo, DeviceKind};
+use meganeura_core::config::Config;
+use meganeura_core::{Error, Result};
+
+use crate::device::BladeDevice;
+use crate::gpu::NAME;
+use crate::probe::{self, Probed};
+
+/// Vulkan on Linux and Windows, Metal on macOS.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct BladeBackend;
+
+impl Backend for BladeBackend {
+    fn info(&self) -> BackendInfo {
+        BackendInfo {
+            name: NAME.into(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            origin: format!("crate {}", env!("CARGO_PKG_NAME")),
+        }
+    }
+
+    fn devices(&self, _: &Config) -> Result<Vec<DeviceInfo>> {
+        let reports = enumerate()?;
+        let probed = probe::probe();
+        Ok((0..reports.len()).map(|i| describe(&reports, i, &probed)).collect())
+    }
+
+    fn open(&self, index: usize, _: &Config) -> Result<Arc<dyn Device>> {
+        let reports = enumerate()?;
+        let Some(report) = reports.get(index) else {
+            return Err(Error::backend(
+                NAME,
+                format!("there are {} devices, so no index {index}", reports.len()),
+            ));
+        };
+        let probed = probe::probe();
+        if let Some(reason) = describe(&reports, index, &probed).rejected {
+            return Err(Error::backend(NAME, format!("device {index} was rejected: {reason}")));
+        }
+        open(index, report.device_id, limits_of(report, &probed))
+    }
+}
+
+/// A look at all devices. That there is no driver is the reason why there are none, and is said.
+fn enumerate() -> Result<Vec<bg::DeviceReport>> {
+    let listed = std::panic::catch_unwind(bg::Context::enumerate);
+    match listed {
+        Ok(Ok(reports)) => Ok(reports),
+        Ok(Err(error)) => Err(Error::backend(NAME, format!("there is no usable driver: {error}"))),
+        Err(_) => Err(Error::backend(NAME, "the driver failed while it listed its devices")),
+    }
+}
+
+fn limits_of(report: &bg::DeviceReport, probed: &[Probed]) -> Option<Probed> {
+    let same = |p: &&Probed| p.device_id == report.device_id && p.name == report.information.device_name;
+    probed.iter().find(same).cloned()
+}
+
+fn describe(reports: &[bg::DeviceReport], index: usize, probed: &[Probed]) -> DeviceInfo {
+    let report = &reports[index];
+    let limits = limits_of(report, probed).map(|p| p.limits);
+    let kind = match (report.information.is_software_emulated, limits.and_then(|l| l.discrete)) {
+        (true, _) => DeviceKind::Software,
+        (_, Some(true)) => DeviceKind::DiscreteGpu,
+        _ => DeviceKind::IntegratedGpu,
+    };
+    let same_id = |r: &bg::DeviceReport| r.device_id == report.device_id;
+    let first = reports[..index].iter().position(same_id);
+    let rejected = match (&report.status, first) {
+        (bg::DeviceReportStatus::Rejected(reason), _) => Some(reason.clone()),
+        (_, Some(first)) => Some(format!(
+            "its Vulkan device id 0x{:x} is also that of {NAME}:{first}, which is always opened instead; \
+             hide that one from the driver to use this one",
+            report.device_id
+        )),
+        _ => None,
+    };
+    let twins = reports.iter().filter(|r| same_id(r)).count() > 1;
+    let driver = [&report.information.driver_name, &report.information.driver_info];
+    let driver: Vec<&str> = driver.iter().map(|s| s.as_str()).filter(|s| !s.is_empty()).collect();
+    DeviceInfo {
+        numeric_id: Some(u64::from(report.device_id)),
+        memory_bytes: limits.and_then(|l| l.memory_bytes),
+        driver: (!driver.is_empty()).then(|| driver.join(" ")),
+        note: twins.then(|| "another device has the same id and cannot be told apart from it".into()),
+        rejected,
+        ..DeviceInfo::new(index, report.information.device_name.clone(), kind)
+    }
+}
+
+/// Opens a device, or gives the one that is open already.
+fn open(index: usize, device_id: u32, probed: Option<Probed>) -> Result<Arc<dyn Device>> {
+    static OPEN: Mutex<BTreeMap<u32, Weak<BladeDevice>>> = Mutex::new(BTreeMap::new());
+    // A panic cannot leave the map half changed.
+    let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(device) = open.get(&device_id).and_then(Weak::upgrade)
+        && !device.gpu().is_lost()
+    {
+        return Ok(device);
+    }
+    let desc = bg::ContextDesc {
+        validation: cfg!(debug_assertions),
+        timing: true,
+        device_id: Some(device_id),
+        ..bg::ContextDesc::default()
+    };
+    // SAFETY: blade asks for `unsafe` because a driver is loaded; no other requirement is stated.
+    let context = std::panic::catch_unwind(|| unsafe { bg::Context::init(desc) });
+    let context = context
+        .map_err(|_| Error::backend(NAME, format!("the driver of device {index} failed while it was opened")))?
+        .map_err(|e| Error::backend(NAME, format!("device {index} cannot be opened: {e}")))?;
+    let device = Arc::new(BladeDevice::named(Arc::new(context), format!("{NAME}:{index}"), probed));
+    open.insert(device_id, Arc::downgrade(&device));
+    Ok(device)
+}

@@ -1,0 +1,402 @@
+//! Replays a plan: one submission for each step, which the host does not wait for.
+
+use std::sync::Arc;
+
+use blade_graphics as bg;
+use meganeura_core::backend::{Executable, StepArgs, StepStats, Ticket};
+use meganeura_core::plan::{BufferRef, ExecutionPlan};
+use meganeura_core::{Error, Result};
+
+use crate::device::BladeDevice;
+use crate::gpu::{Gpu, NAME};
+use crate::memory::{Arena, HostBuffer, Place};
+use crate::pipeline::BoundLaunch;
+use crate::program::{DispatchInfo, Draft, Extra, Phase};
+
+/// Submissions that may be on their way at the same time.
+const FRAMES: usize = 2;
+/// Bytes of writes that are collected before they are submitted without a step.
+const MOST_PENDING: usize = 64 << 20;
+/// Bytes of results that a step copies for the host because the last one was asked for them.
+const MOST_EXPECTED: u64 = 64 << 10;
+/// Bytes of a fault report, at the start of the memory that the host reads.
+const REPORT: u64 = 16;
+
+/// A copy between device and host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Copy {
+    buffer: BufferRef,
+    offset: u64,
+    len: u64,
+    /// Place in the host's memory.
+    host: u64,
+}
+
+impl Copy {
+    fn overlaps(&self, other: &Copy) -> bool {
+        self.buffer == other.buffer && self.offset < other.offset + other.len && other.offset < self.offset + self.len
+    }
+}
+
+/// An encoder that may move to another thread.
+struct Encoder(bg::CommandEncoder);
+
+// SAFETY: what it points to, mapped memory and objects of the driver, belongs to it alone and to no thread; it is used
+// through exclusive references only.
+unsafe impl Send for Encoder {}
+
+/// What belongs to one submission.
+struct Frame {
+    upload: HostBuffer,
+    download: HostBuffer,
+    /// Results that are copied to `download`.
+    copied: Vec<Copy>,
+    sync: Option<bg::SyncPoint>,
+    ticket: Ticket,
+    /// Whether `download` begins with a fault report that nobody has looked at.
+    unread_report: bool,
+}
+
+/// A compiled plan with its memory.
+pub(crate) struct BladeExecutable {
+    gpu: Arc<Gpu>,
+    encoder: Encoder,
+    arena: Arena,
+    extra: Extra,
+    plan_buffers: usize,
+    scalars: Vec<BufferRef>,
+    /// Phases of each segment.
+    segments: Vec<Vec<Phase>>,
+    info: Vec<DispatchInfo>,
+    faults: bool,
+    frames: [Frame; FRAMES],
+    /// The frame of the last submission.
+    current: usize,
+    submissions: u64,
+    /// Bytes that have been written since the last submission, and where they belong.
+    pending: Vec<u8>,
+    copies: Vec<Copy>,
+    /// What the host has read since the last step.
+    expected: Vec<Copy>,
+}
+
+impl BladeExecutable {
+    pub(crate) fn new(device: &BladeDevice, plan: &ExecutionPlan) -> Result<Self> {
+        let gpu = device.gpu();
+        let draft = Draft::of(plan)?;
+        let arena = Arena::new(gpu, device.name(), &draft.sizes, device.limits().binding_bytes)?;
+        let segments = draft.ready(plan, gpu, device.pipelines(), &arena)?;
+        let encoder = gpu.guard("making a command encoder", |context| {
+            context.create_command_encoder(bg::CommandEncoderDesc {
+                name: "meganeura",
+                buffer_count: FRAMES as u32,
+                manual_barriers: false,
+            })
+        })?;
+        let frame = || Frame {
+            upload: HostBuffer::new(gpu, bg::Memory::Upload),
+            download: HostBuffer::new(gpu, bg::Memory::Download),
+            copied: Vec::new(),
+            sync: None,
+            ticket: Ticket(0),
+            unread_report: false,
+        };
+        let mut executable = BladeExecutable {
+            gpu: gpu.clone(),
+            encoder: Encoder(encoder),
+            arena,
+            extra: draft.extra,
+            plan_buffers: plan.buffers.len(),
+            scalars: plan.scalar_buffers.iter().map(|(_, b)| *b).collect(),
+            segments,
+            info: draft.info,
+            faults: draft.faults,
+            frames: [frame(), frame()],
+            current: 0,
+            submissions: 0,
+            pending: Vec::new(),
+            copies: Vec::new(),
+            expected: Vec::new(),
+        };
+        executable.fill(plan)?;
+        Ok(executable)
+    }
+
+    /// Zeros, constants, and states that begin with another number.
+    fn fill(&mut self, plan: &ExecutionPlan) -> Result<()> {
+        self.begin()?;
+        let arena = &self.arena;
+        let encoder = &mut self.encoder.0;
+        self.gpu.guard("clearing memory", |_| arena.clear(&mut encoder.transfer("clear")))?;
+        self.submit()?;
+        for (buffer, data) in plan.constants() {
+            self.write(buffer, 0, &data)?;
+        }
+        for state in plan.state_buffers.iter().filter(|s| s.fill != 0.0) {
+            let words = plan.buffers[state.buffer.index()] / size_of::<f32>();
+            let bytes = state.fill.to_le_bytes().repeat(words);
+            self.write(state.buffer, 0, &bytes)?;
+        }
+        Ok(())
+    }
+
+    /// The place of a range of a buffer.
+    fn place(&self, buffer: BufferRef, offset: u64, len: u64) -> Result<(Place, u64)> {
+        let outside = || Error::backend(NAME, format!("{len} bytes at {offset} are outside of buffer {buffer}"));
+        let scalar = self.scalars.iter().position(|s| *s == buffer);
+        let exists = Some(buffer.index()).filter(|&i| i < self.plan_buffers);
+        let own = exists.and_then(|i| self.arena.place(i)).ok_or_else(outside)?;
+        if offset.checked_add(len).is_none_or(|end| end > own.bytes) {
+            return Err(outside());
+        }
+        match scalar {
+            // Scalars are together, where kernels read them.
+            Some(number) => {
+                let all = self.arena.place(self.extra.scalars).ok_or_else(outside)?;
+                Ok((all, 4 * number as u64 + offset))
+            }
+            None => Ok((own, offset)),
+        }
+    }
+
+    fn piece(&self, copy: &Copy) -> Result<bg::BufferPiece> {
+        let (place, offset) = self.place(copy.buffer, copy.offset, copy.len)?;
+        Ok(self.arena.piece(place, offset))
+    }
+
+    /// Waits until the next frame is free, and begins to record its submission, with the pending writes at first.
+    fn begin(&mut self) -> Result<()> {
+        let next = (self.current + 1) % FRAMES;
+        self.finish(next)?;
+        self.current = next;
+        let targets: Vec<bg::BufferPiece> = self.copies.iter().map(|c| self.piece(c)).collect::<Result<_>>()?;
+        let frame = &mut self.frames[self.current];
+        frame.copied.clear();
+        let staged = match self.copies.is_empty() {
+            true => None,
+            false => Some(frame.upload.fill(&self.pending)?),
+        };
+        let (encoder, copies) = (&mut self.encoder.0, &self.copies);
+        self.gpu.guard("recording", |_| {
+            encoder.start();
+            let Some(staged) = staged else { return };
+            // Copies to the same place need an order, which copies of one pass do not have.
+            let mut first = 0;
+            while first < copies.len() {
+                let clash = |&end: &usize| copies[first..end].iter().any(|c| c.overlaps(&copies[end]));
+                let end = (first + 1..copies.len()).find(clash).unwrap_or(copies.len());
+                let mut pass = encoder.transfer("upload");
+                for (copy, target) in copies[first..end].iter().zip(&targets[first..end]) {
+                    pass.copy_buffer_to_buffer(staged.at(copy.host), *target, copy.len);
+                }
+                first = end;
+            }
+        })?;
+        self.copies.clear();
+        self.pending.clear();
+        Ok(())
+    }
+
+    fn submit(&mut self) -> Result<Ticket> {
+        let encoder = &mut self.encoder.0;
+        let sync = self.gpu.guard("submitting", |context| context.submit(encoder))?;
+        self.submissions += 1;
+        let frame = &mut self.frames[self.current];
+        frame.sync = Some(sync);
+        frame.ticket = Ticket(self.submissions);
+        Ok(frame.ticket)
+    }
+
+    /// Waits for the submission of a frame, and says what went wrong in it.
+    fn finish(&mut self, frame: usize) -> Result<()> {
+        let frame = &mut self.frames[frame];
+        if let Some(sync) = frame.sync.take() {
+            let done = self.gpu.guard("waiting", |context| context.wait_for(&sync, u32::MAX))?;
+            match done {
+                Ok(true) => {}
+                Ok(false) => return Err(self.gpu.lose("waiting ended early")),
+                Err(error) => return Err(self.gpu.lose(&error.to_string())),
+            }
+        }
+        if !std::mem::take(&mut frame.unread_report) {
+            return Ok(());
+        }
+        let mut report = [0; REPORT as usize];
+        frame.download.read(0, &mut report);
+        let word = |i: usize| u32::from_le_bytes([report[i], report[i + 1], report[i + 2], report[i + 3]]);
+        if word(0) == 0 {
+            return Ok(());
+        }
+        let info = self.info.get(word(4) as usize);
+        Err(Error::IndexOutOfRange {
+            label: info.map(|i| i.label.clone()).unwrap_or_default(),
+            index: word(8),
+            rows: info.map_or(0, |i| i.rows),
+        })
+    }
+
+    /// Records copies to the host's memory of the current frame.
+    fn record_downloads(&mut self, copies: Vec<Copy>, report: bool) -> Result<()> {
+        let end = copies.iter().map(|c| c.host + c.len).max().unwrap_or(REPORT);
+        let sources: Vec<bg::BufferPiece> = copies.iter().map(|c| self.piece(c)).collect::<Result<_>>()?;
+        let fault = self.arena.place(self.extra.fault).filter(|_| report);
+        let fault = fault.map(|place| self.arena.piece(place, 0));
+        if sources.is_empty() && fault.is_none() {
+            return Ok(());
+        }
+        let frame = &mut self.frames[self.current];
+        let target = frame.download.with_capacity(end)?;
+        let encoder = &mut self.encoder.0;
+        self.gpu.guard("recording", |_| {
+            let mut pass = encoder.transfer("download");
+            if let Some(fault) = fault {
+                pass.copy_buffer_to_buffer(fault, target.at(0), REPORT);
+            }
+            for (copy, source) in copies.iter().zip(&sources) {
+                pass.copy_buffer_to_buffer(*source, target.at(copy.host), copy.len);
+            }
+        })?;
+        frame.unread_report = fault.is_some();
+        frame.copied = copies;
+        Ok(())
+    }
+
+    /// Places in the host's memory for what is expected to be read, as far as there is room.
+    fn expected_copies(&mut self) -> Vec<Copy> {
+        let mut next = REPORT;
+        let mut copies = Vec::new();
+        for mut copy in self.expected.drain(..) {
+            if next + copy.len <= MOST_EXPECTED {
+                copy.host = next;
+                next = (next + copy.len).next_multiple_of(4);
+                copies.push(copy);
+            }
+        }
+        copies
+    }
+
+    /// Records the kernels of a step.
+    fn record_step(&mut self, args: &StepArgs) -> Result<()> {
+        let fault = self.arena.place(self.extra.fault).filter(|_| self.faults);
+        let fault = fault.map(|place| self.arena.piece(place, 0));
+        let (encoder, segments) = (&mut self.encoder.0, &self.segments);
+        self.gpu.guard("recording", |_| {
+            if let Some(fault) = fault {
+                encoder.transfer("faults").fill_buffer(fault, REPORT, 0);
+            }
+            let mut pass = encoder.compute("step");
+            let phases = args.segments.iter().filter_map(|&s| segments.get(s)).flatten();
+            for (i, phase) in phases.enumerate() {
+                if i > 0 {
+                    pass.barrier();
+                }
+                for launch in phase {
+                    let mut pipeline = pass.with(&launch.pipeline.raw);
+                    pipeline.bind(0, &BoundLaunch(&launch.bound));
+                    pipeline.dispatch(launch.groups);
+                }
+            }
+        })
+    }
+}
+
+impl Executable for BladeExecutable {
+    fn write(&mut self, buffer: BufferRef, offset: u64, bytes: &[u8]) -> Result<()> {
+        let len = bytes.len() as u64;
+        self.place(buffer, offset, len)?;
+        if self.gpu.is_lost() {
+            return Err(self.gpu.lose("it failed in an earlier call"));
+        }
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        if self.pending.len() + bytes.len() > MOST_PENDING && !self.copies.is_empty() {
+            self.begin()?;
+            self.submit()?;
+        }
+        let mut copy = Copy {
+            buffer,
+            offset,
+            len,
+            host: self.pending.len() as u64,
+        };
+        let same = |c: &&Copy| (c.buffer, c.offset, c.len) == (buffer, offset, len);
+        let known = self.copies.iter().rposition(|c| same(&c));
+        let last = known.filter(|&i| !self.copies[i + 1..].iter().any(|c| c.overlaps(&copy)));
+        if let Some(at) = last {
+            // Written again before anybody has seen it.
+            let start = self.copies[at].host as usize;
+            self.pending[start..start + bytes.len()].copy_from_slice(bytes);
+            return Ok(());
+        }
+        self.pending.resize(self.pending.len().next_multiple_of(4), 0);
+        copy.host = self.pending.len() as u64;
+        self.pending.extend_from_slice(bytes);
+        self.copies.push(copy);
+        Ok(())
+    }
+
+    fn read(&mut self, buffer: BufferRef, offset: u64, bytes: &mut [u8]) -> Result<()> {
+        let len = bytes.len() as u64;
+        self.place(buffer, offset, len)?;
+        let mut wanted = Copy {
+            buffer,
+            offset,
+            len,
+            host: REPORT,
+        };
+        let same = |c: &&Copy| (c.buffer, c.offset, c.len) == (buffer, offset, len);
+        if !self.expected.iter().any(|c| same(&c)) {
+            self.expected.push(wanted);
+        }
+        let changed = self.copies.iter().any(|c| c.overlaps(&wanted));
+        let copied = self.frames[self.current].copied.iter().find(same).filter(|_| !changed);
+        match copied {
+            Some(copy) => {
+                wanted = *copy;
+                self.finish(self.current)?;
+            }
+            None => {
+                // Faults of the step before come first.
+                self.finish(self.current)?;
+                self.begin()?;
+                self.record_downloads(vec![wanted], false)?;
+                self.submit()?;
+                self.finish(self.current)?;
+            }
+        }
+        self.frames[self.current].download.read(wanted.host, bytes);
+        Ok(())
+    }
+
+    fn run(&mut self, args: &StepArgs) -> Result<Ticket> {
+        for (buffer, bytes) in args.scalars {
+            let (place, _) = self.place(*buffer, 0, 0)?;
+            let len = place.bytes.min(bytes.len() as u64) as usize;
+            self.write(*buffer, 0, &bytes[..len])?;
+        }
+        let expected = self.expected_copies();
+        self.begin()?;
+        self.record_step(args)?;
+        self.record_downloads(expected, self.faults)?;
+        self.submit()
+    }
+
+    fn wait(&mut self, ticket: Ticket) -> Result<StepStats> {
+        for frame in (0..FRAMES).filter(|&f| self.frames[f].ticket <= ticket).collect::<Vec<_>>() {
+            self.finish(frame)?;
+        }
+        Ok(StepStats::default())
+    }
+}
+
+impl Drop for BladeExecutable {
+    fn drop(&mut self) {
+        for frame in 0..FRAMES {
+            // Whatever the step's outcome, nobody is there to be told.
+            let _ = self.finish(frame);
+        }
+        let encoder = &mut self.encoder.0;
+        self.gpu.free(|context| context.destroy_command_encoder(encoder));
+    }
+}

@@ -1,0 +1,73 @@
+//! A context of blade-graphics, and what protects the rest from its panics.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use blade_graphics::Context;
+use meganeura_core::{Error, Result};
+
+/// Name of the backend, in selectors and messages.
+pub(crate) const NAME: &str = "blade";
+
+/// A context that may be lost.
+pub(crate) struct Gpu {
+    context: Arc<Context>,
+    lost: AtomicBool,
+}
+
+impl Gpu {
+    pub(crate) fn new(context: Arc<Context>) -> Self {
+        Gpu {
+            context,
+            lost: AtomicBool::new(false),
+        }
+    }
+
+    /// Whether nothing can be done with the context any more.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Acquire)
+    }
+
+    /// Marks the context as lost, and says so.
+    pub(crate) fn lose(&self, why: &str) -> Error {
+        self.lost.store(true, Ordering::Release);
+        Error::backend(NAME, format!("{why}; the device is lost to this session, build a new one"))
+    }
+
+    /// Does something that panics where the device is lost or out of memory. Afterwards blade's locks are poisoned,
+    /// so the context is not used again.
+    ///
+    /// # Errors
+    /// A lost device.
+    pub(crate) fn guard<T>(&self, doing: &str, work: impl FnOnce(&Context) -> T) -> Result<T> {
+        if self.is_lost() {
+            return Err(self.lose("it failed in an earlier call"));
+        }
+        catch_unwind(AssertUnwindSafe(|| work(&self.context)))
+            .map_err(|panic| self.lose(&format!("{doing}: {}", message(&*panic))))
+    }
+
+    /// Does something whose panic harms nothing.
+    ///
+    /// # Errors
+    /// The panic's message.
+    pub(crate) fn attempt<T>(&self, work: impl FnOnce(&Context) -> T) -> Result<T, String> {
+        catch_unwind(AssertUnwindSafe(|| work(&self.context))).map_err(|panic| message(&*panic))
+    }
+
+    /// Frees something, unless the context is lost and goes with all that it has.
+    pub(crate) fn free(&self, work: impl FnOnce(&Context)) {
+        if !self.is_lost() && self.attempt(work).is_err() {
+            self.lost.store(true, Ordering::Release);
+        }
+    }
+}
+
+/// The message of a panic.
+fn message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+    text.unwrap_or("the driver's layer panicked").to_owned()
+}

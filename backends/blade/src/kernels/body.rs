@@ -1,0 +1,256 @@
+//! What a dispatch computes, as calls that kernels are generated from: a call, a program, or a decomposition taken
+//! apart until every call is one that a generator knows.
+
+use std::collections::HashMap;
+
+use meganeura_core::attrs::Attrs;
+use meganeura_core::backend::KernelDesc;
+use meganeura_core::graph::{Graph, NodeKind, Value};
+use meganeura_core::ops::{Call, OpRef};
+use meganeura_core::program::{Program, Slot};
+use meganeura_core::reference::{expand_call, operand_name};
+use meganeura_core::{DType, TensorType, registry};
+
+use super::{Role, role};
+
+/// Most nodes of a body.
+const MOST_NODES: usize = 400;
+/// Deepest decomposition of decompositions.
+const MOST_DEPTH: usize = 12;
+
+/// A value of a body, by its number.
+pub(crate) type Id = usize;
+
+/// A constant, as kernels know it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Constant {
+    /// Every element has these bits.
+    Same(u32),
+    /// The elements are 0, 1, 2 ...
+    Count,
+}
+
+/// How a value comes about.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Def {
+    /// An operand of the dispatch.
+    Operand(usize),
+    Constant(Constant),
+    Call {
+        /// The operator's name; bodies are keys of tables.
+        op: &'static str,
+        attrs: Attrs,
+        inputs: Vec<Id>,
+        role: Role,
+    },
+}
+
+/// A value of a body.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Node {
+    pub(crate) def: Def,
+    pub(crate) ty: TensorType,
+}
+
+/// Calls in an order in which operands come before their users.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Body {
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) results: Vec<Id>,
+}
+
+impl Body {
+    /// The body of a kernel.
+    ///
+    /// # Errors
+    /// The reason why no kernel is generated for it.
+    pub(crate) fn of(kernel: &KernelDesc) -> Result<Self, String> {
+        let op = registry::op(kernel.name).ok_or("there is no such operator")?;
+        let operand = |(i, ty): (usize, &TensorType)| Node {
+            def: Def::Operand(i),
+            ty: ty.clone(),
+        };
+        let mut builder = Builder {
+            nodes: kernel.inputs.iter().enumerate().map(operand).collect(),
+            known: HashMap::new(),
+        };
+        let inputs: Vec<Id> = (0..kernel.inputs.len()).collect();
+        let results = builder.call(op, kernel.attrs, &inputs, kernel.outputs, 0)?;
+        let mut body = Body {
+            nodes: builder.nodes,
+            results,
+        };
+        body.remove_unused();
+        Ok(body)
+    }
+
+    /// The type of a value.
+    pub(crate) fn ty(&self, id: Id) -> &TensorType {
+        &self.nodes[id].ty
+    }
+
+    /// Operands of a value.
+    pub(crate) fn inputs(&self, id: Id) -> &[Id] {
+        match &self.nodes[id].def {
+            Def::Call { inputs, .. } => inputs,
+            _ => &[],
+        }
+    }
+
+    /// The role of a value, if it is a call.
+    pub(crate) fn role(&self, id: Id) -> Option<Role> {
+        match &self.nodes[id].def {
+            Def::Call { role, .. } => Some(*role),
+            _ => None,
+        }
+    }
+
+    /// Calls of a role.
+    pub(crate) fn calls(&self, role: Role) -> Vec<Id> {
+        (0..self.nodes.len()).filter(|&id| self.role(id) == Some(role)).collect()
+    }
+
+    /// Keeps what the results need, and the operands.
+    fn remove_unused(&mut self) {
+        let mut used = vec![false; self.nodes.len()];
+        self.results.iter().for_each(|&r| used[r] = true);
+        for id in (0..self.nodes.len()).rev() {
+            if used[id] {
+                for &input in self.inputs(id) {
+                    used[input] = true;
+                }
+            }
+        }
+        let mut new = vec![usize::MAX; self.nodes.len()];
+        let mut kept = Vec::new();
+        for (id, mut node) in std::mem::take(&mut self.nodes).into_iter().enumerate() {
+            if used[id] || matches!(node.def, Def::Operand(_)) {
+                if let Def::Call { inputs, .. } = &mut node.def {
+                    inputs.iter_mut().for_each(|i| *i = new[*i]);
+                }
+                new[id] = kept.len();
+                kept.push(node);
+            }
+        }
+        self.nodes = kept;
+        self.results.iter_mut().for_each(|r| *r = new[*r]);
+    }
+}
+
+struct Builder {
+    nodes: Vec<Node>,
+    /// Equal values are one.
+    known: HashMap<Node, Id>,
+}
+
+impl Builder {
+    fn add(&mut self, def: Def, ty: TensorType) -> Id {
+        let node = Node { def, ty };
+        if let Some(&id) = self.known.get(&node) {
+            return id;
+        }
+        self.known.insert(node.clone(), self.nodes.len());
+        self.nodes.push(node);
+        self.nodes.len() - 1
+    }
+
+    fn call(
+        &mut self,
+        op: OpRef,
+        attrs: &Attrs,
+        inputs: &[Id],
+        outputs: &[TensorType],
+        depth: usize,
+    ) -> Result<Vec<Id>, String> {
+        if depth > MOST_DEPTH || self.nodes.len() > MOST_NODES {
+            return Err("it is too large for one kernel".into());
+        }
+        let types: Vec<TensorType> = inputs.iter().map(|&i| self.nodes[i].ty.clone()).collect();
+        let call = Call {
+            attrs,
+            inputs: &types,
+            outputs,
+        };
+        if let ([ty], Some(role)) = (outputs, role(op.name(), &call)?) {
+            let def = Def::Call {
+                op: op.get().name(),
+                attrs: attrs.clone(),
+                inputs: inputs.to_vec(),
+                role,
+            };
+            return Ok(vec![self.add(def, ty.clone())]);
+        }
+        if let Ok(program) = attrs.program("program") {
+            return self.program(program, inputs, depth);
+        }
+        if op.semantics().decomposition().is_none() {
+            return Err(format!("the blade backend has no kernel for {}", op.name()));
+        }
+        let (graph, results) = expand_call(op, attrs, &types, outputs).map_err(|e| e.to_string())?;
+        self.graph(&graph, &results, inputs, depth)
+    }
+
+    fn program(&mut self, program: &Program, operands: &[Id], depth: usize) -> Result<Vec<Id>, String> {
+        let types: Vec<TensorType> = operands.iter().map(|&i| self.nodes[i].ty.clone()).collect();
+        let outputs = program.infer(&types)?;
+        let mut steps: Vec<Id> = Vec::new();
+        let of = |slot: &Slot, steps: &[Id]| match *slot {
+            Slot::Operand(i) => operands[i as usize],
+            Slot::Step(i) => steps[i as usize],
+        };
+        for (step, ty) in program.steps().iter().zip(&outputs) {
+            let inputs: Vec<Id> = step.inputs.iter().map(|s| of(s, &steps)).collect();
+            let ids = self.call(step.op, &step.attrs, &inputs, std::slice::from_ref(ty), depth + 1)?;
+            steps.extend(ids);
+        }
+        Ok(program.results().iter().map(|s| of(s, &steps)).collect())
+    }
+
+    fn graph(&mut self, graph: &Graph, results: &[Value], operands: &[Id], depth: usize) -> Result<Vec<Id>, String> {
+        let mut values: HashMap<Value, Id> = HashMap::new();
+        for (i, &operand) in operands.iter().enumerate() {
+            if let Some(leaf) = graph.leaf_named(&operand_name(i)) {
+                values.insert(leaf.into(), operand);
+            }
+        }
+        // Built call by call, so operands come before their users.
+        for id in graph.node_ids() {
+            let node = &graph.nodes()[id.index()];
+            if values.contains_key(&id.into()) {
+                continue;
+            }
+            let ids = match &node.kind {
+                NodeKind::Constant(data) => {
+                    let constant = constant_of(data.dtype(), data.bytes())?;
+                    vec![self.add(Def::Constant(constant), node.outputs[0].clone())]
+                }
+                _ => {
+                    let (op, attrs) = node.op().ok_or("its decomposition has leaves of its own")?;
+                    let inputs: Vec<Id> = node.inputs.iter().map(|v| values[v]).collect();
+                    self.call(op, attrs, &inputs, &node.outputs, depth + 1)?
+                }
+            };
+            values.extend((0u32..).map(|port| Value { node: id, port }).zip(ids));
+        }
+        Ok(results.iter().map(|v| values[v]).collect())
+    }
+}
+
+fn constant_of(dtype: DType, bytes: &[u8]) -> Result<Constant, String> {
+    if !matches!(dtype, DType::F32 | DType::U32 | DType::I32) {
+        return Err(format!("its decomposition has a constant of {dtype}"));
+    }
+    let words: Vec<u32> = bytes
+        .chunks_exact(4)
+        .map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+        .collect();
+    if let Some(&first) = words.first()
+        && words.iter().all(|&w| w == first)
+    {
+        return Ok(Constant::Same(first));
+    }
+    if dtype != DType::F32 && words.iter().zip(0u32..).all(|(&w, i)| w == i) {
+        return Ok(Constant::Count);
+    }
+    Err("its decomposition has a table of constants".into())
+}

@@ -1,0 +1,96 @@
+//! Kernels: WGSL made for each dispatch, its shapes as constants.
+//!
+//! A dispatch is taken apart ([`body`]) until all calls are ones that are known here, each in one place: elementwise
+//! operators ([`scalar`]), views ([`view`]), operators that pick elements ([`pull`]), reductions ([`rows`]) and
+//! products ([`matmul`]). So a norm, a loss or an update needs no kernel of its own: what it is taken apart to is
+//! computed in one launch. Operators that do not fit this have a table of their own ([`alone`]).
+
+mod body;
+mod emit;
+mod matmul;
+mod module;
+mod place;
+mod pointwise;
+mod pull;
+mod rows;
+mod scalar;
+mod view;
+
+use meganeura_core::DType;
+use meganeura_core::backend::KernelDesc;
+use meganeura_core::ops::Call;
+
+use body::Body;
+pub(crate) use module::{Binding, CompileCx, Compiled, Launch, Memory, Source, variable_name};
+
+/// What a call is to the generators.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Role {
+    /// An element of the result depends on the operands' elements at its place.
+    Pointwise,
+    /// Operand 0's elements at other places.
+    View,
+    /// Elements of the operands, chosen one by one.
+    Pull,
+    /// Operand 0 folded over axes.
+    Reduction,
+    /// A matrix product.
+    Product,
+    /// Computed by a kernel of its own, with nothing else in it.
+    Alone,
+}
+
+/// Dtypes of operands. Half precision is computed in `f32`, and rounded where a result is stored.
+pub(crate) const DTYPES: [DType; 5] = [DType::F32, DType::F16, DType::BF16, DType::U32, DType::I32];
+
+/// The role of an operator, if it has one.
+fn role(name: &str, call: &Call) -> Result<Option<Role>, String> {
+    if view::is_known(name) {
+        return Ok(Some(Role::View));
+    }
+    if pull::is_known(name, call) {
+        return Ok(Some(Role::Pull));
+    }
+    if rows::is_known(name) {
+        return Ok(Some(Role::Reduction));
+    }
+    if matmul::is_known(name) {
+        matmul::check(call)?;
+        return Ok(Some(Role::Product));
+    }
+    Ok(scalar::is_known(name, call)?.then_some(Role::Pointwise))
+}
+
+/// Compiles a dispatch.
+///
+/// # Errors
+/// The reason why there is no kernel for it.
+pub(crate) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
+    for ty in cx.kernel.inputs.iter().chain(cx.kernel.outputs) {
+        if !DTYPES.contains(&ty.dtype) {
+            return Err(format!("there are no kernels of {}", ty.dtype));
+        }
+        if i32::try_from(ty.numel()).is_err() {
+            return Err(format!("{ty} has more elements than a kernel can number"));
+        }
+    }
+    let body = Body::of(&cx.kernel)?;
+    let has = |role: Role| !body.calls(role).is_empty();
+    match (has(Role::Product), has(Role::Reduction)) {
+        (true, true) => Err("it has both a matrix product and a reduction".into()),
+        (true, false) => matmul::compile(&body, cx),
+        (false, true) => rows::compile(&body, cx),
+        (false, false) => Ok(Compiled {
+            launches: pointwise::launches(&body, cx)?,
+            scratch: Vec::new(),
+        }),
+    }
+}
+
+/// Whether there is a kernel for a call.
+///
+/// # Errors
+/// The reason why not.
+pub(crate) fn supports(kernel: &KernelDesc) -> Result<(), String> {
+    compile(&CompileCx::apart(*kernel)).map(|_| ())
+}

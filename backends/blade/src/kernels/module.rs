@@ -1,0 +1,347 @@
+//! A WGSL module in the making: what it binds, and what it is put together from.
+
+use std::collections::HashSet;
+use std::fmt::Write as _;
+
+use meganeura_core::DType;
+use meganeura_core::backend::KernelDesc;
+use meganeura_core::plan::BufferRef;
+
+use super::scalar::{literal, wgsl_type};
+
+/// Most buffers of a kernel, one less than of which Vulkan devices commonly have sixteen.
+const MOST_BINDINGS: usize = 15;
+/// Largest number of workgroups along an axis that every device has.
+const MOST_GROUPS: usize = 65_535;
+
+/// Where data are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Memory {
+    /// A buffer of the plan.
+    Buffer(BufferRef),
+    /// Scratch of the dispatch, by number.
+    Scratch(usize),
+}
+
+/// Where an operand comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// Every element has these bits, known when the kernel is made.
+    Constant(u32),
+    /// A scalar of the session, at this place of their list.
+    Scalar(usize),
+    Memory(Memory),
+}
+
+/// A variable of a module that the executor binds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Binding {
+    Memory(Memory),
+    /// The scalars of the session.
+    Scalars,
+    /// Where faults are reported.
+    Fault,
+    /// The same, to see whether there was one.
+    Guard,
+    /// Number of the dispatch, for reports.
+    Dispatch,
+}
+
+/// One launch of a kernel.
+#[derive(Clone, Debug)]
+pub(crate) struct Launch {
+    pub(crate) source: String,
+    pub(crate) bindings: Vec<Binding>,
+    pub(crate) groups: [u32; 3],
+}
+
+/// What a dispatch is compiled to: launches one after the other.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Compiled {
+    pub(crate) launches: Vec<Launch>,
+    /// Bytes of each scratch buffer.
+    pub(crate) scratch: Vec<usize>,
+}
+
+/// What a kernel is compiled from.
+pub(crate) struct CompileCx<'a> {
+    pub(crate) kernel: KernelDesc<'a>,
+    pub(crate) inputs: Vec<Source>,
+    pub(crate) outputs: Vec<Memory>,
+    /// Whether nothing may be written after a fault.
+    pub(crate) guarded: bool,
+}
+
+impl<'a> CompileCx<'a> {
+    /// Every operand and result in a buffer of its own: the kernel that needs the most.
+    pub(crate) fn apart(kernel: KernelDesc<'a>) -> Self {
+        let inputs = kernel.inputs.len();
+        let buffer = |i: usize| Memory::Buffer(BufferRef(i as u32));
+        CompileCx {
+            inputs: (0..inputs).map(|i| Source::Memory(buffer(i))).collect(),
+            outputs: (inputs..inputs + kernel.outputs.len()).map(buffer).collect(),
+            guarded: false,
+            kernel,
+        }
+    }
+
+    /// Whether an operand is overwritten.
+    pub(crate) fn is_overwritten(&self, operand: usize) -> bool {
+        match self.inputs[operand] {
+            Source::Memory(memory) => self.outputs.contains(&memory),
+            _ => false,
+        }
+    }
+}
+
+struct Slot {
+    binding: Binding,
+    /// Declaration without the access.
+    declared: String,
+    element: &'static str,
+    writes: bool,
+}
+
+/// The module of one launch.
+pub(crate) struct Module<'a> {
+    cx: &'a CompileCx<'a>,
+    slots: Vec<Slot>,
+    /// Declarations of the module beside its bindings.
+    pub(crate) items: String,
+}
+
+impl<'a> Module<'a> {
+    pub(crate) fn new(cx: &'a CompileCx<'a>) -> Self {
+        Module {
+            cx,
+            slots: Vec::new(),
+            items: String::new(),
+        }
+    }
+
+    /// Name of the variable for a binding.
+    fn slot(&mut self, binding: Binding, element: &'static str, writes: bool) -> String {
+        let known = |s: &Slot| s.binding == binding && s.element == element;
+        let at = match self.slots.iter().position(known) {
+            Some(at) => at,
+            None => {
+                let declared = match binding {
+                    Binding::Memory(_) => format!("{}: array<{element}>", NAMES[self.slots.len() % NAMES.len()]),
+                    Binding::Scalars => "scalars: array<u32>".to_owned(),
+                    Binding::Fault => "fault: array<atomic<u32>, 4>".to_owned(),
+                    Binding::Guard => "guard: array<u32, 4>".to_owned(),
+                    Binding::Dispatch => "dispatch: u32".to_owned(),
+                };
+                self.slots.push(Slot {
+                    binding,
+                    declared,
+                    element,
+                    writes,
+                });
+                self.slots.len() - 1
+            }
+        };
+        let slot = &mut self.slots[at];
+        slot.writes |= writes;
+        slot.declared.split(':').next().unwrap_or_default().to_owned()
+    }
+
+    /// Storage of memory as an array of elements of a dtype; halves are pairs in words.
+    pub(crate) fn array(&mut self, memory: Memory, dtype: DType, writes: bool) -> String {
+        let element = match dtype {
+            DType::F16 | DType::BF16 => "u32",
+            other => wgsl_type(other),
+        };
+        self.slot(Binding::Memory(memory), element, writes)
+    }
+
+    /// An element of an operand, as computed with.
+    pub(crate) fn load(&mut self, operand: usize, index: &str) -> String {
+        let dtype = self.cx.kernel.inputs[operand].dtype;
+        match self.cx.inputs[operand] {
+            Source::Constant(bits) => literal(dtype, bits),
+            Source::Scalar(place) => {
+                let name = self.slot(Binding::Scalars, "u32", false);
+                match dtype {
+                    DType::U32 => format!("{name}[{place}u]"),
+                    _ => format!("bitcast<{}>({name}[{place}u])", wgsl_type(dtype)),
+                }
+            }
+            Source::Memory(memory) => {
+                let name = self.array(memory, dtype, false);
+                match dtype {
+                    DType::F16 | DType::BF16 => {
+                        let half = format!("(({name}[({index}) >> 1u] >> ((({index}) & 1u) * 16u)) & 0xffffu)");
+                        format!("{dtype}_to_f32{half}")
+                    }
+                    _ => format!("{name}[{index}]"),
+                }
+            }
+        }
+    }
+
+    /// A statement that stores an element of a result that is not of half precision.
+    pub(crate) fn store(&mut self, output: usize, index: &str, value: &str) -> String {
+        let (memory, dtype) = (self.cx.outputs[output], self.cx.kernel.outputs[output].dtype);
+        let name = self.array(memory, dtype, true);
+        format!("{name}[{index}] = {value};\n")
+    }
+
+    /// An index below `rows`: the expression's, or 0 after a report.
+    pub(crate) fn checked_index(&mut self, index: &str, rows: usize) -> String {
+        self.slot(Binding::Fault, "atomic", true);
+        self.slot(Binding::Dispatch, "u32", false);
+        format!("checked_index({index}, {rows}u)")
+    }
+
+    /// Puts the module together. `body` is the code of a workgroup of `threads`; it may use `group_number`, below
+    /// `groups`, and `local`, the number of the thread.
+    ///
+    /// # Errors
+    /// When there are too many bindings or workgroups.
+    pub(crate) fn finish(mut self, body: &str, threads: usize, groups: usize) -> Result<Launch, String> {
+        if self.cx.guarded {
+            self.slot(Binding::Guard, "u32", false);
+        }
+        if self.slots.len() > MOST_BINDINGS {
+            return Err(format!(
+                "it has {} operands and results, more than a kernel binds",
+                self.slots.len()
+            ));
+        }
+        let [x, y] = fold(groups)?;
+        let mut main = format!(
+            "@compute @workgroup_size({threads})\n\
+             fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {{\n"
+        );
+        if self.cx.guarded {
+            main.push_str("if (guard[0] != 0u) {\nreturn;\n}\n");
+        }
+        match y {
+            1 => main.push_str("let group_number = group.x;\n"),
+            _ => {
+                let _ = writeln!(main, "let group_number = group.y * {x}u + group.x;");
+                if x * y != groups {
+                    let _ = writeln!(main, "if (group_number >= {groups}u) {{\nreturn;\n}}");
+                }
+            }
+        }
+        main.push_str(body);
+        main.push_str("}\n");
+        let mut declarations = String::new();
+        for slot in &self.slots {
+            let space = match (slot.binding, slot.writes) {
+                (Binding::Dispatch, _) => "uniform",
+                (_, true) => "storage, read_write",
+                (_, false) => "storage, read",
+            };
+            let _ = writeln!(declarations, "var<{space}> {};", slot.declared);
+        }
+        let code = format!("{}{main}", self.items);
+        Ok(Launch {
+            source: format!("{declarations}{}{code}", library(&code)),
+            bindings: self.slots.iter().map(|s| s.binding).collect(),
+            groups: [x as u32, y as u32, 1],
+        })
+    }
+}
+
+/// Names of the buffers of a kernel in the order of their use.
+const NAMES: [&str; 16] = [
+    "b0", "b1", "b2", "b3", "b4", "b5", "b6", "b7", "b8", "b9", "b10", "b11", "b12", "b13", "b14", "b15",
+];
+
+/// The variable of binding `i`.
+pub(crate) fn variable_name(i: usize, binding: Binding) -> &'static str {
+    match binding {
+        Binding::Memory(_) => NAMES[i % NAMES.len()],
+        Binding::Scalars => "scalars",
+        Binding::Fault => "fault",
+        Binding::Guard => "guard",
+        Binding::Dispatch => "dispatch",
+    }
+}
+
+/// Workgroups in two dimensions, as few more as possible.
+fn fold(groups: usize) -> Result<[usize; 2], String> {
+    if groups <= MOST_GROUPS {
+        return Ok([groups, 1]);
+    }
+    let y = groups.div_ceil(MOST_GROUPS);
+    if y > MOST_GROUPS {
+        return Err(format!("it needs {groups} workgroups, more than a device launches"));
+    }
+    Ok([groups.div_ceil(y), y])
+}
+
+/// Functions that code uses, and those that they use, of the files in `shaders/`.
+fn library(code: &str) -> String {
+    const FILES: [&str; 2] = [
+        include_str!("../../shaders/math.wgsl"),
+        include_str!("../../shaders/fault.wgsl"),
+    ];
+    let functions: Vec<(&str, &str)> = FILES.iter().flat_map(|file| functions(file)).collect();
+    let mut used: HashSet<&str> = HashSet::new();
+    let mut open: Vec<&str> = vec![code];
+    while let Some(text) = open.pop() {
+        for &(name, function) in &functions {
+            if calls(text, name) && used.insert(name) {
+                open.push(function);
+            }
+        }
+    }
+    let kept = functions.iter().filter(|(name, _)| used.contains(name));
+    kept.map(|(_, text)| *text).collect()
+}
+
+/// Whether a text calls a function.
+fn calls(text: &str, name: &str) -> bool {
+    text.match_indices(name).any(|(at, _)| {
+        let before = text[..at].chars().next_back();
+        let starts = before.is_none_or(|c| !c.is_alphanumeric() && c != '_');
+        starts && text[at + name.len()..].starts_with('(')
+    })
+}
+
+/// Names and texts of the functions of a file; each begins a line with `fn` and ends with a brace of its own line.
+fn functions(file: &str) -> Vec<(&str, &str)> {
+    let mut found = Vec::new();
+    let mut rest = file;
+    while let Some(start) = rest.find("fn ") {
+        if start > 0 && !rest[..start].ends_with('\n') {
+            rest = &rest[start + 3..];
+            continue;
+        }
+        let text = &rest[start..];
+        let (Some(paren), Some(end)) = (text.find('('), text.find("\n}\n")) else {
+            break;
+        };
+        found.push((&text[3..paren], &text[..end + 3]));
+        rest = &text[end + 3..];
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_library_is_what_is_used() {
+        let text = library("let y = softplus_f32(x);");
+        for name in ["softplus_f32", "max_f32", "log1p_f32", "log_core", "exp_core", "is_nan"] {
+            assert!(text.contains(&format!("fn {name}(")), "{name} in\n{text}");
+        }
+        assert!(!text.contains("fn erf_f32("));
+        assert_eq!(library("let y = x;"), "");
+    }
+
+    #[test]
+    fn large_grids_are_folded() {
+        assert_eq!(fold(65_535), Ok([65_535, 1]));
+        assert_eq!(fold(65_536), Ok([32_768, 2]));
+        let [x, y] = fold(1_000_000).expect("it fits");
+        assert!(x <= MOST_GROUPS && x * y >= 1_000_000);
+        assert!(fold(usize::MAX / 2).is_err());
+    }
+}

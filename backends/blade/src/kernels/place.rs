@@ -1,0 +1,189 @@
+//! Where an element of a value is: an index for each axis, as WGSL text that is still understood.
+//!
+//! A kernel goes over the elements of a domain by a number, the *base*. Indices of values are parts of it,
+//! `base / div % size`, and stay so through reshapes and permutations; so neighbouring parts can be put together
+//! again, and where all of it comes together the element's number is the base itself.
+
+use std::fmt::Write as _;
+use std::rc::Rc;
+
+use meganeura_core::Shape;
+
+/// A number in a kernel: a variable, and the bound that it stays below.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Base {
+    /// The WGSL variable.
+    pub(crate) name: Rc<str>,
+    pub(crate) extent: usize,
+}
+
+impl Base {
+    pub(crate) fn new(name: &str, extent: usize) -> Self {
+        Base {
+            name: name.into(),
+            extent,
+        }
+    }
+}
+
+/// The index along an axis.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Index {
+    /// Always 0.
+    Zero,
+    /// `base / div % size`.
+    Part { base: Base, div: usize, size: usize },
+    /// A WGSL expression.
+    Text(Rc<str>),
+}
+
+impl Index {
+    pub(crate) fn text(text: impl Into<String>) -> Self {
+        Index::Text(text.into().into())
+    }
+
+    /// As WGSL, in parentheses where it is not one word.
+    pub(crate) fn wgsl(&self) -> String {
+        match self {
+            Index::Zero => "0u".to_owned(),
+            Index::Text(text) => text.to_string(),
+            Index::Part { base, div, size } => {
+                let name = &base.name;
+                let whole = div * size >= base.extent;
+                match (*div, whole) {
+                    (1, true) => name.to_string(),
+                    (1, false) => format!("({name} % {size}u)"),
+                    (_, true) => format!("({name} / {div}u)"),
+                    (_, false) => format!("({name} / {div}u % {size}u)"),
+                }
+            }
+        }
+    }
+}
+
+/// An index for each axis of a value.
+pub(crate) type Place = Vec<Index>;
+
+/// The place of element `base / div` of a shape.
+pub(crate) fn split(base: &Base, div: usize, shape: &Shape) -> Place {
+    let strides = shape.strides();
+    let part = |(&size, stride): (&usize, usize)| match size {
+        0 | 1 => Index::Zero,
+        _ => Index::Part {
+            base: base.clone(),
+            div: div * stride,
+            size,
+        },
+    };
+    shape.iter().zip(strides).map(part).collect()
+}
+
+/// The place in an operand that is broadcast to what is read at `place`.
+pub(crate) fn broadcast(place: &[Index], operand: &Shape) -> Place {
+    let skip = place.len() - operand.rank();
+    let index = |(&size, index): (&usize, &Index)| if size == 1 { Index::Zero } else { index.clone() };
+    operand.iter().zip(&place[skip..]).map(index).collect()
+}
+
+/// A sum of indices times strides, neighbouring parts of one base put together.
+pub(crate) fn terms(place: &[Index], shape: &Shape) -> Vec<(Index, usize)> {
+    let mut terms: Vec<(Index, usize)> = Vec::new();
+    for (index, stride) in place.iter().zip(shape.strides()) {
+        if *index == Index::Zero {
+            continue;
+        }
+        if let Some((last, last_stride)) = terms.last_mut()
+            && let Some(joined) = join(last, *last_stride, index, stride)
+        {
+            *last = joined;
+            *last_stride = stride;
+            continue;
+        }
+        terms.push((index.clone(), stride));
+    }
+    terms
+}
+
+/// Two parts of one base that follow each other there and in memory as one.
+fn join(outer: &Index, outer_stride: usize, inner: &Index, stride: usize) -> Option<Index> {
+    let (
+        Index::Part { base, div, size },
+        Index::Part {
+            base: other,
+            div: inner_div,
+            size: inner_size,
+        },
+    ) = (outer, inner)
+    else {
+        return None;
+    };
+    let follows = base == other && *div == inner_div * inner_size && outer_stride == stride * inner_size;
+    follows.then(|| Index::Part {
+        base: base.clone(),
+        div: *inner_div,
+        size: size * inner_size,
+    })
+}
+
+/// The number of the element at a place, as WGSL.
+pub(crate) fn linear(place: &[Index], shape: &Shape) -> String {
+    let mut text = String::new();
+    for (index, stride) in terms(place, shape) {
+        if !text.is_empty() {
+            text.push_str(" + ");
+        }
+        // Writing to a string does not fail.
+        let _ = match stride {
+            1 => write!(text, "{}", index.wgsl()),
+            _ => write!(text, "{} * {stride}u", index.wgsl()),
+        };
+    }
+    if text.is_empty() { "0u".to_owned() } else { text }
+}
+
+/// The place in `to` of the element that is at a place of `from`, if that is understood without a variable for its
+/// number.
+pub(crate) fn reshape(place: &[Index], from: &Shape, to: &Shape) -> Option<Place> {
+    match &terms(place, from)[..] {
+        [] => Some(vec![Index::Zero; to.rank()]),
+        [(Index::Part { base, div, size }, 1)] if *size == to.numel() => Some(split(base, *div, to)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shape(dims: &[usize]) -> Shape {
+        Shape::new(dims).expect("a shape")
+    }
+
+    #[test]
+    fn the_whole_is_its_base() {
+        let s = shape(&[4, 5, 6]);
+        let place = split(&Base::new("i", 120), 1, &s);
+        assert_eq!(linear(&place, &s), "i");
+        let other = reshape(&place, &s, &shape(&[20, 6])).expect("regrouped");
+        assert_eq!(linear(&other, &shape(&[20, 6])), "i");
+    }
+
+    #[test]
+    fn permuted_and_broadcast_indices_are_parts() {
+        let s = shape(&[4, 5]);
+        let place = split(&Base::new("i", 20), 1, &s);
+        let turned = vec![place[1].clone(), place[0].clone()];
+        assert_eq!(linear(&turned, &shape(&[5, 4])), "(i % 5u) * 4u + (i / 5u)");
+        assert_eq!(linear(&broadcast(&place, &shape(&[5])), &shape(&[5])), "(i % 5u)");
+        assert_eq!(linear(&broadcast(&place, &shape(&[4, 1])), &shape(&[4, 1])), "(i / 5u)");
+        assert!(reshape(&turned, &shape(&[5, 4]), &shape(&[20])).is_none());
+    }
+
+    #[test]
+    fn axes_of_one_element_are_no_obstacle() {
+        let s = shape(&[4, 1, 5]);
+        let place = split(&Base::new("i", 20), 1, &s);
+        assert_eq!(linear(&place, &s), "i");
+        assert_eq!(reshape(&place, &s, &shape(&[])), None);
+    }
+}

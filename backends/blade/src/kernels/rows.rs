@@ -1,0 +1,513 @@
+//! Bodies with reductions: sums and extremes over some axes, what is computed before, and what is computed from them
+//! for the same row. Norms, softmaxes and losses are such bodies once they are overwritten apart.
+//!
+//! The kept axes of what is reduced number its *rows*, the reduced ones its *columns*. A workgroup has `width` rows of
+//! `lanes` threads each. It goes over the columns once for every reduction that depends on another, and once more
+//! where results have an element for each of them. Long reductions with few rows are cut into parts, which a second
+//! launch puts together.
+
+use std::fmt::Write as _;
+
+use meganeura_core::{DType, Shape, TensorType};
+
+use super::body::{Body, Def, Id};
+use super::emit::Emitter;
+use super::module::{CompileCx, Compiled, Launch, Memory};
+use super::place::{self, Base, Index, Place};
+use super::pointwise::is_half;
+use super::scalar::{literal, wgsl_type};
+use super::Role;
+
+/// Threads of a workgroup.
+const THREADS: usize = 256;
+/// Rows side by side where neighbouring rows are neighbours in memory.
+const WIDE_ROWS: usize = 32;
+/// Threads that a device should have at least; below, reductions are cut into parts.
+const ENOUGH_THREADS: usize = 16_384;
+/// Fewest columns of a part.
+const SHORTEST_PART: usize = 2_048;
+/// Most parts of a row.
+const MOST_PARTS: usize = 64;
+
+/// How elements are folded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fold {
+    Sum,
+    Product,
+    Max,
+    Min,
+}
+
+impl Fold {
+    fn of(name: &str) -> Result<Self, String> {
+        match name {
+            "core.sum" => Ok(Fold::Sum),
+            "core.prod" => Ok(Fold::Product),
+            "core.max_reduce" => Ok(Fold::Max),
+            "core.min_reduce" => Ok(Fold::Min),
+            _ => Err(format!("{name} is no reduction")),
+        }
+    }
+
+    /// The value of no elements.
+    fn start(self, dtype: DType) -> String {
+        let bits = match (self, dtype) {
+            (Fold::Sum, _) => 0,
+            (Fold::Product, DType::U32 | DType::I32) => 1,
+            (Fold::Product, _) => 1f32.to_bits(),
+            (Fold::Max, DType::U32) => 0,
+            (Fold::Max, DType::I32) => i32::MIN as u32,
+            (Fold::Max, _) => f32::NEG_INFINITY.to_bits(),
+            (Fold::Min, DType::U32) => u32::MAX,
+            (Fold::Min, DType::I32) => i32::MAX as u32,
+            (Fold::Min, _) => f32::INFINITY.to_bits(),
+        };
+        literal(dtype, bits)
+    }
+
+    fn join(self, dtype: DType, a: &str, b: &str) -> String {
+        let float = wgsl_type(dtype) == "f32";
+        match self {
+            Fold::Sum => format!("{a} + {b}"),
+            Fold::Product => format!("{a} * {b}"),
+            Fold::Max if float => format!("max_f32({a}, {b})"),
+            Fold::Min if float => format!("min_f32({a}, {b})"),
+            Fold::Max => format!("max({a}, {b})"),
+            Fold::Min => format!("min({a}, {b})"),
+        }
+    }
+}
+
+/// Whether an operator is a reduction.
+pub(super) fn is_known(name: &str) -> bool {
+    Fold::of(name).is_ok()
+}
+
+/// A reduction of a body.
+#[derive(Clone, Debug)]
+struct Reduction {
+    id: Id,
+    input: Id,
+    fold: Fold,
+    /// One more than the highest level of the reductions that it depends on.
+    level: usize,
+}
+
+/// What all reductions of a body have in common.
+struct Rows<'a> {
+    body: &'a Body,
+    reductions: Vec<Reduction>,
+    /// What is reduced.
+    domain: Shape,
+    reduced: Vec<bool>,
+    rows: usize,
+    columns: usize,
+    /// Results with an element for each row, and for each element of the domain.
+    by_row: Vec<usize>,
+    by_element: Vec<usize>,
+}
+
+/// Launches for a body with reductions.
+pub(super) fn compile(body: &Body, cx: &CompileCx) -> Result<Compiled, String> {
+    let rows = Rows::new(body, cx)?;
+    if rows.rows == 0 {
+        return Ok(Compiled::default());
+    }
+    let layout = Layout::of(&rows);
+    let parts = rows.parts(&layout);
+    if parts <= 1 {
+        return Ok(Compiled {
+            launches: vec![rows.whole(cx, &layout)?],
+            scratch: Vec::new(),
+        });
+    }
+    let bytes = 4 * rows.rows * parts;
+    Ok(Compiled {
+        launches: vec![rows.partial(cx, &layout, parts)?, rows.join_parts(cx, parts)?],
+        scratch: vec![bytes; rows.reductions.len()],
+    })
+}
+
+/// How a workgroup is divided.
+struct Layout {
+    width: usize,
+    lanes: usize,
+    /// Whether neighbouring threads have neighbouring rows rather than columns.
+    rows_first: bool,
+}
+
+impl Layout {
+    fn of(rows: &Rows) -> Self {
+        let last = (0..rows.domain.rank()).rev().find(|&a| rows.domain[a] > 1);
+        let rows_first = last.is_some_and(|a| !rows.reduced[a]);
+        let most_lanes = if rows_first { THREADS / WIDE_ROWS } else { THREADS };
+        let lanes = rows.columns.next_power_of_two().clamp(1, most_lanes);
+        // A few columns are no work for several threads.
+        let lanes = if rows.columns <= 8 { 1 } else { lanes };
+        Layout {
+            width: THREADS / lanes,
+            lanes,
+            rows_first,
+        }
+    }
+
+    /// Code that gives a thread its row and lane.
+    fn threads(&self) -> String {
+        let Layout { width, lanes, .. } = self;
+        let (row, lane) = match (self.rows_first, lanes) {
+            (_, 1) => ("local".to_owned(), "0u".to_owned()),
+            (true, _) => (format!("local % {width}u"), format!("local / {width}u")),
+            (false, _) => (format!("local / {lanes}u"), format!("local % {lanes}u")),
+        };
+        format!("let row_here = {row};\nlet lane = {lane};\n")
+    }
+}
+
+impl<'a> Rows<'a> {
+    fn new(body: &'a Body, cx: &CompileCx) -> Result<Self, String> {
+        let mut levels = vec![0; body.nodes.len()];
+        let mut reductions = Vec::new();
+        let mut common: Option<(Shape, Vec<bool>)> = None;
+        for id in 0..body.nodes.len() {
+            let below = body.inputs(id).iter().map(|&i| levels[i]).max().unwrap_or(0);
+            levels[id] = below;
+            let Def::Call { op, attrs, inputs, role } = &body.nodes[id].def else {
+                continue;
+            };
+            if *role != Role::Reduction {
+                continue;
+            }
+            let domain = body.ty(inputs[0]).shape.clone();
+            let axes = domain.axes(attrs.ints("axes")?)?;
+            let reduced = (0..domain.rank()).map(|a| axes.contains(&a)).collect();
+            let one = (domain, reduced);
+            if common.get_or_insert_with(|| one.clone()) != &one {
+                return Err("its reductions are over different axes".into());
+            }
+            reductions.push(Reduction {
+                id,
+                input: inputs[0],
+                fold: Fold::of(op)?,
+                level: below,
+            });
+            levels[id] = below + 1;
+        }
+        let (domain, reduced) = common.ok_or("there is nothing to reduce")?;
+        let size = |of: bool| -> usize { (0..domain.rank()).filter(|&a| reduced[a] == of).map(|a| domain[a]).product() };
+        let (rows, columns) = (size(false), size(true));
+        let mut found = Rows {
+            body,
+            reductions,
+            rows,
+            columns,
+            by_row: Vec::new(),
+            by_element: Vec::new(),
+            domain,
+            reduced,
+        };
+        for (output, ty) in cx.kernel.outputs.iter().enumerate() {
+            found.classify(output, ty)?;
+        }
+        Ok(found)
+    }
+
+    fn classify(&mut self, output: usize, ty: &TensorType) -> Result<(), String> {
+        if is_half(ty) {
+            return Err(format!("it has a result of {}", ty.dtype));
+        }
+        match ty.numel() {
+            0 => {}
+            n if n == self.rows => self.by_row.push(output),
+            n if n == self.rows * self.columns => self.by_element.push(output),
+            _ => return Err("a result has neither a row's nor an element's place".into()),
+        }
+        Ok(())
+    }
+
+    /// Parts into which rows are cut.
+    fn parts(&self, layout: &Layout) -> usize {
+        let simple = self.by_element.is_empty() && self.reductions.iter().all(|r| r.level == 0);
+        let threads = self.rows * layout.lanes;
+        if !simple || threads >= ENOUGH_THREADS {
+            return 1;
+        }
+        let wanted = ENOUGH_THREADS.div_ceil(threads.max(1)).min(MOST_PARTS);
+        wanted.min(self.columns / SHORTEST_PART).max(1)
+    }
+
+    /// The place of an element of the domain by the numbers of its row and column.
+    fn place(&self) -> Place {
+        let dims = |of: bool| -> Vec<usize> { self.axes(of).map(|a| self.domain[a]).collect() };
+        let place = |name: &str, of: bool| {
+            let shape = Shape::new(&dims(of)).unwrap_or_else(|_| Shape::scalar());
+            place::split(&Base::new(name, shape.numel()), 1, &shape).into_iter()
+        };
+        let (mut rows, mut columns) = (place("row", false), place("column", true));
+        let mut next = |&reduced: &bool| if reduced { columns.next() } else { rows.next() };
+        self.reduced.iter().map(|r| next(r).unwrap_or(Index::Zero)).collect()
+    }
+
+    fn axes(&self, reduced: bool) -> impl Iterator<Item = usize> + '_ {
+        (0..self.domain.rank()).filter(move |&a| self.reduced[a] == reduced)
+    }
+
+    /// The base of the domain's elements.
+    fn element(&self) -> Base {
+        Base::new("i", self.rows * self.columns)
+    }
+
+    fn row(&self) -> Base {
+        Base::new("row", self.rows)
+    }
+
+    /// Fixes a value that has one element for each row.
+    fn fix(&self, e: &mut Emitter, id: Id, variable: &str) {
+        let shape = self.body.ty(id).shape.clone();
+        let by_row = place::split(&self.row(), 1, &shape);
+        // As it is met at an element of the domain: without the axes that were reduced.
+        let whole = place::split(&self.element(), 1, &self.domain);
+        let kept: Place = self.axes(false).map(|a| whole[a].clone()).collect();
+        let dims: Vec<usize> = self.axes(false).map(|a| self.domain[a]).collect();
+        let by_element = Shape::new(&dims).map(|s| place::terms(&kept, &s)).unwrap_or_default();
+        e.fix_terms(id, variable, vec![place::terms(&by_row, &shape), by_element]);
+    }
+
+    /// Code over the columns of a row from `from` up to `to`.
+    fn loop_over(&self, lanes: usize, from: &str, to: &str, code: &str) -> String {
+        let number = place::linear(&self.place(), &self.domain);
+        format!("for (var column = {from} + lane; column < {to}; column += {lanes}u) {{\nlet i = {number};\n{code}}}\n")
+    }
+
+    /// An element's value within a loop over columns.
+    fn in_loop<T>(
+        &self,
+        e: &mut Emitter,
+        make: impl FnOnce(&mut Emitter, &Base) -> Result<T, String>,
+    ) -> Result<(String, T), String> {
+        let base = self.element();
+        e.block(|e| {
+            let (whole, known) = (place::split(&base, 1, &self.domain), self.place());
+            for (index, name) in whole.into_iter().zip(known) {
+                if index != Index::Zero && !name.wgsl().contains(' ') {
+                    e.name_index(index, &name.wgsl());
+                }
+            }
+            make(e, &base)
+        })
+    }
+
+    /// Accumulators of some reductions, and the loop that fills them.
+    fn accumulate(
+        &self,
+        e: &mut Emitter,
+        level: usize,
+        lanes: usize,
+        range: (&str, &str),
+    ) -> Result<Vec<(Reduction, String)>, String> {
+        let reductions: Vec<Reduction> = self.reductions.iter().filter(|r| r.level == level).cloned().collect();
+        let mut accumulators = Vec::new();
+        for r in reductions {
+            let (name, dtype) = (e.fresh(), self.body.ty(r.id).dtype);
+            let _ = writeln!(e.code, "var {name} = {};", r.fold.start(dtype));
+            accumulators.push((r, name));
+        }
+        let (code, ()) = self.in_loop(e, |e, base| {
+            for (r, name) in &accumulators {
+                let ty = self.body.ty(r.input).clone();
+                let value = e.value(r.input, &place::split(base, 1, &ty.shape))?;
+                let _ = writeln!(e.code, "{name} = {};", r.fold.join(ty.dtype, name, &value));
+            }
+            Ok(())
+        })?;
+        let code = self.loop_over(lanes, range.0, range.1, &code);
+        e.code.push_str(&code);
+        Ok(accumulators)
+    }
+
+    /// Joins the lanes of each row; every thread has the result.
+    fn join_lanes(&self, e: &mut Emitter, layout: &Layout, r: &Reduction, accumulator: &str) -> Result<String, String> {
+        if layout.lanes == 1 {
+            return e.bind(accumulator);
+        }
+        let dtype = self.body.ty(r.id).dtype;
+        let ty = wgsl_type(dtype);
+        let shared = format!("shared_{ty}");
+        let declaration = format!("var<workgroup> {shared}: array<{ty}, {THREADS}>;\n");
+        if !e.module.items.contains(&declaration) {
+            e.module.items.push_str(&declaration);
+        }
+        let width = layout.width;
+        let at = |lane: &str| format!("{shared}[({lane}) * {width}u + row_here]");
+        let _ = writeln!(e.code, "workgroupBarrier();\n{} = {accumulator};\nworkgroupBarrier();", at("lane"));
+        let mut step = layout.lanes / 2;
+        while step > 0 {
+            let joined = r.fold.join(dtype, &at("lane"), &at(&format!("lane + {step}u")));
+            let mine = at("lane");
+            let _ = writeln!(e.code, "if (lane < {step}u) {{\n{mine} = {joined};\n}}\nworkgroupBarrier();");
+            step /= 2;
+        }
+        e.bind(&at("0u"))
+    }
+
+    /// Computes values of which there is one for each row as soon as what they depend on is there.
+    fn hoist(&self, e: &mut Emitter) -> Result<(), String> {
+        let count = self.body.nodes.len();
+        let (mut depends, mut overwritten) = (vec![false; count], vec![false; count]);
+        for id in 0..count {
+            let inputs = self.body.inputs(id);
+            depends[id] = inputs.iter().any(|&i| depends[i]);
+            overwritten[id] = match self.body.nodes[id].def {
+                Def::Operand(operand) => e.cx.is_overwritten(operand),
+                _ => inputs.iter().any(|&i| overwritten[i]),
+            };
+            let is_reduction = self.body.role(id) == Some(Role::Reduction);
+            depends[id] |= is_reduction;
+            let ready = self.body.ty(id).numel() == self.rows && depends[id] && !overwritten[id];
+            if is_reduction || !ready || self.body.role(id) != Some(Role::Pointwise) || !self.is_ready(e, id) {
+                continue;
+            }
+            let place = place::split(&self.row(), 1, &self.body.ty(id).shape);
+            let value = e.value(id, &place)?;
+            self.fix(e, id, &value);
+        }
+        Ok(())
+    }
+
+    /// Whether all reductions that a value depends on have been computed.
+    fn is_ready(&self, e: &Emitter, id: Id) -> bool {
+        if e.is_fixed(id) {
+            return true;
+        }
+        self.body.role(id) != Some(Role::Reduction) && self.body.inputs(id).iter().all(|&i| self.is_ready(e, i))
+    }
+
+    /// Stores the results that have an element for each row.
+    fn store_rows(&self, e: &mut Emitter, condition: &str) -> Result<(), String> {
+        if self.by_row.is_empty() {
+            return Ok(());
+        }
+        let base = self.row();
+        let (code, ()) = e.writing_block(&base, |e| {
+            let mut stores = String::new();
+            for &output in &self.by_row {
+                let id = self.body.results[output];
+                let place = place::split(&base, 1, &self.body.ty(id).shape);
+                let value = e.value(id, &place)?;
+                stores.push_str(&e.module.store(output, "row", &value));
+            }
+            e.code.push_str(&stores);
+            Ok(())
+        })?;
+        let _ = writeln!(e.code, "if ({condition}) {{\n{code}}}");
+        Ok(())
+    }
+
+    fn store_elements(&self, e: &mut Emitter, layout: &Layout) -> Result<(), String> {
+        if self.by_element.is_empty() {
+            return Ok(());
+        }
+        let (code, ()) = self.in_loop(e, |e, base| {
+            let mut stores = String::new();
+            for &output in &self.by_element {
+                let id = self.body.results[output];
+                let place = place::split(base, 1, &self.body.ty(id).shape);
+                let value = e.value(id, &place)?;
+                stores.push_str(&e.module.store(output, "i", &value));
+            }
+            e.code.push_str(&stores);
+            Ok(())
+        })?;
+        let code = self.loop_over(layout.lanes, "0u", &format!("{}u", self.columns), &code);
+        let _ = writeln!(e.code, "if (exists) {{\n{code}}}");
+        Ok(())
+    }
+
+    /// Code that gives a thread its row; threads without one do the work of the last and store nothing.
+    fn row_of(&self, layout: &Layout, group: &str) -> String {
+        let last = self.rows - 1;
+        format!(
+            "{}let wanted = {group} * {}u + row_here;\nlet exists = wanted <= {last}u;\nlet row = min(wanted, {last}u);\n",
+            layout.threads(),
+            layout.width,
+        )
+    }
+
+    fn check_size(&self) -> Result<(), String> {
+        match u32::try_from((self.rows + THREADS).saturating_mul(self.columns.max(1))) {
+            Ok(_) => Ok(()),
+            Err(_) => Err("it has more elements than a kernel can number".into()),
+        }
+    }
+
+    /// Everything in one launch.
+    fn whole(&self, cx: &CompileCx, layout: &Layout) -> Result<Launch, String> {
+        self.check_size()?;
+        let mut e = Emitter::new(self.body, cx);
+        e.code = self.row_of(layout, "group_number");
+        let levels = self.reductions.iter().map(|r| r.level + 1).max().unwrap_or(0);
+        for level in 0..levels {
+            let columns = format!("{}u", self.columns);
+            for (r, accumulator) in self.accumulate(&mut e, level, layout.lanes, ("0u", &columns))? {
+                let value = self.join_lanes(&mut e, layout, &r, &accumulator)?;
+                self.fix(&mut e, r.id, &value);
+            }
+            self.hoist(&mut e)?;
+        }
+        self.store_elements(&mut e, layout)?;
+        self.store_rows(&mut e, "exists && lane == 0u")?;
+        let code = std::mem::take(&mut e.code);
+        e.module.finish(&code, THREADS, self.rows.div_ceil(layout.width))
+    }
+
+    /// The reductions of parts of the rows.
+    fn partial(&self, cx: &CompileCx, layout: &Layout, parts: usize) -> Result<Launch, String> {
+        self.check_size()?;
+        let mut e = Emitter::new(self.body, cx);
+        let length = self.columns.div_ceil(parts);
+        e.code = format!(
+            "let part = group_number % {parts}u;\nlet row_group = group_number / {parts}u;\n{}\
+             let first = part * {length}u;\nlet end = min(first + {length}u, {}u);\n",
+            self.row_of(layout, "row_group"),
+            self.columns
+        );
+        for (number, (r, accumulator)) in self
+            .accumulate(&mut e, 0, layout.lanes, ("first", "end"))?
+            .into_iter()
+            .enumerate()
+        {
+            let value = self.join_lanes(&mut e, layout, &r, &accumulator)?;
+            let array = e.module.array(Memory::Scratch(number), self.body.ty(r.id).dtype, true);
+            let _ = writeln!(
+                e.code,
+                "if (exists && lane == 0u) {{\n{array}[row * {parts}u + part] = {value};\n}}"
+            );
+        }
+        let code = std::mem::take(&mut e.code);
+        e.module.finish(&code, THREADS, self.rows.div_ceil(layout.width) * parts)
+    }
+
+    /// What is computed from the parts: one thread for each row.
+    fn join_parts(&self, cx: &CompileCx, parts: usize) -> Result<Launch, String> {
+        let mut e = Emitter::new(self.body, cx);
+        e.code = format!(
+            "let row = group_number * {THREADS}u + local;\nif (row >= {}u) {{\nreturn;\n}}\n",
+            self.rows
+        );
+        for (number, r) in self.reductions.iter().enumerate() {
+            let (name, dtype) = (e.fresh(), self.body.ty(r.id).dtype);
+            let array = e.module.array(Memory::Scratch(number), dtype, false);
+            let part = format!("{array}[row * {parts}u + part]");
+            let _ = writeln!(
+                e.code,
+                "var {name} = {};\nfor (var part = 0u; part < {parts}u; part += 1u) {{\n{name} = {};\n}}",
+                r.fold.start(dtype),
+                r.fold.join(dtype, &name, &part)
+            );
+            let value = e.bind(&name)?;
+            self.fix(&mut e, r.id, &value);
+        }
+        self.store_rows(&mut e, "true")?;
+        let code = std::mem::take(&mut e.code);
+        e.module.finish(&code, THREADS, self.rows.div_ceil(THREADS))
+    }
+}

@@ -1,0 +1,58 @@
+//! Operators that only say where elements are found: kernels read through them.
+
+use meganeura_core::ops::Call;
+
+use super::emit::Emitter;
+use super::place::{self, Index, Place};
+
+/// Whether an operator is one of these.
+pub(super) fn is_known(name: &str) -> bool {
+    matches!(
+        name,
+        "core.reshape" | "core.expand" | "core.permute" | "core.stop_gradient" | "core.slice" | "core.flip"
+    )
+}
+
+/// The place in operand 0 of what is at `place` of the result.
+pub(super) fn place(emitter: &mut Emitter, name: &str, call: &Call, place: &[Index]) -> Result<Place, String> {
+    let shape = &call.inputs[0].shape;
+    match name {
+        "core.stop_gradient" => Ok(place.to_vec()),
+        "core.reshape" => emitter.reshape(place, &call.outputs[0].shape, shape),
+        "core.expand" => Ok(place::broadcast(place, shape)),
+        "core.permute" => {
+            let mut inner = vec![Index::Zero; shape.rank()];
+            for (index, &axis) in place.iter().zip(call.attrs.ints("axes")?) {
+                inner[shape.axis(axis)?] = index.clone();
+            }
+            Ok(inner)
+        }
+        "core.slice" => {
+            let (starts, steps) = (call.attrs.ints("starts")?, call.attrs.ints("steps")?);
+            let parts = place.iter().zip(starts.iter().zip(steps));
+            parts.map(|(index, (&start, &step))| slice(emitter, index, start, step)).collect()
+        }
+        "core.flip" => {
+            let mut inner = place.to_vec();
+            for axis in shape.axes(call.attrs.ints("axes")?)? {
+                if shape[axis] > 1 {
+                    let index = emitter.index(&place[axis])?;
+                    let from_end = emitter.bind(&format!("{}u - {index}", shape[axis] - 1))?;
+                    inner[axis] = Index::text(from_end);
+                }
+            }
+            Ok(inner)
+        }
+        _ => Err(format!("{name} is no view")),
+    }
+}
+
+fn slice(emitter: &mut Emitter, index: &Index, start: i64, step: i64) -> Result<Index, String> {
+    let text = match (index, start, step) {
+        (_, 0, 1) | (Index::Zero, 0, _) => return Ok(index.clone()),
+        (Index::Zero, ..) => return Ok(Index::text(format!("{start}u"))),
+        (_, _, 1) => format!("{} + {start}u", emitter.index(index)?),
+        _ => format!("{} * {step}u + {start}u", emitter.index(index)?),
+    };
+    Ok(Index::text(emitter.bind(&text)?))
+}

@@ -1,0 +1,37 @@
+//! The blade backend: plans on GPUs, through [`blade_graphics`], which is Vulkan on Linux and Windows and Metal on macOS.
+//!
+//! Kernels are WGSL, generated for every dispatch with its shapes as constants; a step is one submission, and the host
+//! does not wait for it. A host application that has a context shares it:
+//!
+//! ```no_run
+//! # use std::sync::Arc;
+//! # fn run(context: Arc<blade_graphics::Context>, plan: meganeura_core::ExecutionPlan) -> meganeura_core::Result<()> {
+//! let device = Arc::new(meganeura_blade::BladeDevice::from_context(context));
+//! let session = meganeura_core::Session::on(device, plan)?;
+//! # Ok(())
+//! # }
+//! ```
+
+mod backend;
+mod device;
+mod executable;
+mod gpu;
+mod kernels;
+mod memory;
+mod pipeline;
+mod probe;
+mod program;
+
+use std::sync::Arc;
+
+pub use backend::BladeBackend;
+pub use device::BladeDevice;
+
+meganeura_core::register_plugin!(meganeura_core::registry::PluginManifest {
+    name: env!("CARGO_PKG_NAME"),
+    version: env!("CARGO_PKG_VERSION"),
+    backends: &["blade"],
+    ops: &[],
+    rule_sets: &[],
+});
+meganeura_core::register_backend!(|| Arc::new(BladeBackend));

@@ -1,0 +1,145 @@
+//! Pipelines: made for the kernels of a plan, shared by equal ones, several at a time.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use blade_graphics as bg;
+use blade_graphics::ShaderBindable as _;
+use meganeura_core::{Error, Result};
+
+use crate::gpu::{Gpu, NAME};
+use crate::kernels::{Binding, Launch, variable_name};
+
+/// A compiled kernel.
+pub(crate) struct Pipeline {
+    gpu: Arc<Gpu>,
+    pub(crate) raw: bg::ComputePipeline,
+}
+
+impl Drop for Pipeline {
+    fn drop(&mut self) {
+        let raw = &mut self.raw;
+        self.gpu.free(|context| context.destroy_compute_pipeline(raw));
+    }
+}
+
+/// The pipelines in use on a device, by their source.
+#[derive(Default)]
+pub(crate) struct Pipelines {
+    known: Mutex<HashMap<String, Weak<Pipeline>>>,
+}
+
+impl Pipelines {
+    /// Pipelines of launches, in their order; the labels name them in errors.
+    ///
+    /// # Errors
+    /// A kernel that the driver refuses, a lost device.
+    pub(crate) fn of(&self, gpu: &Arc<Gpu>, launches: &[(&str, &Launch)]) -> Result<Vec<Arc<Pipeline>>> {
+        // A panic cannot leave the map half changed.
+        let lock = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut found: HashMap<&str, Arc<Pipeline>> = HashMap::new();
+        let mut missing: Vec<(&str, &Launch)> = Vec::new();
+        {
+            let mut known = lock();
+            known.retain(|_, pipeline| pipeline.strong_count() > 0);
+            for &(label, launch) in launches {
+                let source = launch.source.as_str();
+                if found.contains_key(source) || missing.iter().any(|(_, m)| m.source == source) {
+                    continue;
+                }
+                match known.get(source).and_then(Weak::upgrade) {
+                    Some(pipeline) => {
+                        found.insert(source, pipeline);
+                    }
+                    None => missing.push((label, launch)),
+                }
+            }
+        }
+        let made = create_all(gpu, &missing)?;
+        let mut known = lock();
+        for ((_, launch), pipeline) in missing.iter().zip(made) {
+            known.insert(launch.source.clone(), Arc::downgrade(&pipeline));
+            found.insert(&launch.source, pipeline);
+        }
+        Ok(launches.iter().map(|(_, l)| found[l.source.as_str()].clone()).collect())
+    }
+}
+
+/// Makes pipelines on several threads.
+fn create_all(gpu: &Arc<Gpu>, launches: &[(&str, &Launch)]) -> Result<Vec<Arc<Pipeline>>> {
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let share = launches.len().div_ceil(threads).max(1);
+    let create_share = |share: &[(&str, &Launch)]| -> Result<Vec<Arc<Pipeline>>> {
+        share.iter().map(|(label, launch)| create(gpu, label, launch)).collect()
+    };
+    std::thread::scope(|scope| {
+        let shares = launches.chunks(share);
+        let workers: Vec<_> = shares.map(|share| scope.spawn(move || create_share(share))).collect();
+        let mut all = Vec::with_capacity(launches.len());
+        for worker in workers {
+            let made = worker.join();
+            all.extend(made.map_err(|_| Error::backend(NAME, "making a pipeline panicked"))??);
+        }
+        Ok(all)
+    })
+}
+
+fn create(gpu: &Arc<Gpu>, label: &str, launch: &Launch) -> Result<Arc<Pipeline>> {
+    let refused = |why: String| {
+        log::debug!("the refused kernel of {label}:\n{}", launch.source);
+        Error::backend(NAME, format!("{label}: the driver refuses the kernel: {why}"))
+    };
+    let layout = layout(&launch.bindings);
+    let raw = gpu.attempt(|context| {
+        let shader = context.try_create_shader(bg::ShaderDesc {
+            source: &launch.source,
+            naga_module: None,
+        })?;
+        Ok::<_, &str>(context.create_compute_pipeline(bg::ComputePipelineDesc {
+            name: label,
+            data_layouts: &[&layout],
+            compute: shader.at("main"),
+        }))
+    });
+    let raw = raw.map_err(refused)?.map_err(|e| refused(e.to_owned()))?;
+    Ok(Arc::new(Pipeline { gpu: gpu.clone(), raw }))
+}
+
+fn layout(bindings: &[Binding]) -> bg::ShaderDataLayout {
+    let binding = |(i, &binding): (usize, &Binding)| {
+        let kind = match binding {
+            Binding::Dispatch => bg::ShaderBinding::Plain { size: 4 },
+            _ => bg::ShaderBinding::Buffer,
+        };
+        (variable_name(i, binding), kind)
+    };
+    bg::ShaderDataLayout {
+        bindings: bindings.iter().enumerate().map(binding).collect(),
+    }
+}
+
+/// What a variable of a kernel is bound to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Bound {
+    Piece(bg::BufferPiece),
+    Number(u32),
+}
+
+/// All that a launch is bound to, in the order of its bindings.
+pub(crate) struct BoundLaunch<'a>(pub(crate) &'a [Bound]);
+
+impl bg::ShaderData for BoundLaunch<'_> {
+    // Layouts belong to launches, not to this type.
+    fn layout() -> bg::ShaderDataLayout {
+        bg::ShaderDataLayout::default()
+    }
+
+    fn fill(&self, mut context: bg::PipelineContext) {
+        for (i, bound) in (0u32..).zip(self.0) {
+            match bound {
+                Bound::Piece(piece) => piece.bind_to(&mut context, i),
+                Bound::Number(number) => number.bind_to(&mut context, i),
+            }
+        }
+    }
+}

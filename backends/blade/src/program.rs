@@ -1,0 +1,261 @@
+//! A plan as launches: what the executable records at each step.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use meganeura_core::backend::KernelDesc;
+use meganeura_core::ops::Call;
+use meganeura_core::plan::{BufferRef, Dispatch, ExecutionPlan, Operand, Segment};
+use meganeura_core::{DType, Error, Result, TensorType, registry};
+
+use crate::gpu::{Gpu, NAME};
+use crate::kernels::{self, Binding, CompileCx, Compiled, Launch, Memory, Source};
+use crate::memory::Arena;
+use crate::pipeline::{Bound, Pipeline, Pipelines};
+
+/// A launch, ready to be recorded.
+pub(crate) struct Ready {
+    pub(crate) pipeline: Arc<Pipeline>,
+    pub(crate) bound: Vec<Bound>,
+    pub(crate) groups: [u32; 3],
+}
+
+/// Launches between two barriers.
+pub(crate) type Phase = Vec<Ready>;
+
+/// What an error says of a dispatch.
+#[derive(Clone, Debug)]
+pub(crate) struct DispatchInfo {
+    pub(crate) label: String,
+    /// Number that indices must be below.
+    pub(crate) rows: usize,
+}
+
+/// Buffers of the executable beyond those of the plan, in this order.
+pub(crate) struct Extra {
+    /// Scalars of the session.
+    pub(crate) scalars: usize,
+    /// Report of a fault.
+    pub(crate) fault: usize,
+    /// First of the scratch buffers.
+    scratch: usize,
+}
+
+/// Kernels of a plan, and the memory that they need.
+pub(crate) struct Draft {
+    /// For each dispatch.
+    compiled: Vec<Compiled>,
+    /// Bytes of all buffers: the plan's, then [`Extra`].
+    pub(crate) sizes: Vec<u64>,
+    pub(crate) extra: Extra,
+    /// First scratch buffer of each dispatch.
+    scratch: Vec<usize>,
+    pub(crate) info: Vec<DispatchInfo>,
+    /// Whether some kernel can report a fault.
+    pub(crate) faults: bool,
+}
+
+impl Draft {
+    /// Generates the kernels of a plan.
+    ///
+    /// # Errors
+    /// A dispatch for which there is none.
+    pub(crate) fn of(plan: &ExecutionPlan) -> Result<Self> {
+        let sources = Sources::of(plan);
+        let faults = plan.dispatches.iter().any(|d| info(d).rows > 0) || {
+            // Decompositions may check indices, too.
+            let compiled = plan.dispatches.iter().map(|d| compile(d, &sources, false));
+            compiled.collect::<Result<Vec<_>>>()?.iter().any(reports)
+        };
+        let persistent: HashSet<BufferRef> = plan
+            .param_buffers
+            .iter()
+            .map(|(_, b)| *b)
+            .chain(plan.state_buffers.iter().map(|s| s.buffer))
+            .collect();
+        let mut compiled = Vec::with_capacity(plan.dispatches.len());
+        for dispatch in &plan.dispatches {
+            let guarded = faults && dispatch.outputs.iter().any(|o| persistent.contains(&o.buffer));
+            compiled.push(compile(dispatch, &sources, guarded)?);
+        }
+        let mut sizes: Vec<u64> = plan.buffers.iter().map(|&b| b as u64).collect();
+        let scalars = sizes.len();
+        sizes.extend([4 * plan.scalar_buffers.len() as u64, 16]);
+        let first = sizes.len();
+        let scratch = lay_out_scratch(plan, &compiled, first, &mut sizes);
+        Ok(Draft {
+            compiled,
+            sizes,
+            extra: Extra {
+                scalars,
+                fault: scalars + 1,
+                scratch: first,
+            },
+            scratch,
+            info: plan.dispatches.iter().map(info).collect(),
+            faults,
+        })
+    }
+
+    /// The phases of each segment, with pipelines and memory.
+    ///
+    /// # Errors
+    /// A kernel that the driver refuses.
+    pub(crate) fn ready(
+        &self,
+        plan: &ExecutionPlan,
+        gpu: &Arc<Gpu>,
+        pipelines: &Pipelines,
+        arena: &Arena,
+    ) -> Result<Vec<Vec<Phase>>> {
+        let launches: Vec<(&str, &Launch)> = plan
+            .dispatches
+            .iter()
+            .zip(&self.compiled)
+            .flat_map(|(d, compiled)| compiled.launches.iter().map(move |l| (d.label.as_str(), l)))
+            .collect();
+        let mut made = pipelines.of(gpu, &launches)?.into_iter();
+        let mut ready: Vec<Vec<Ready>> = Vec::with_capacity(self.compiled.len());
+        for (number, compiled) in self.compiled.iter().enumerate() {
+            let mut list = Vec::with_capacity(compiled.launches.len());
+            for (launch, pipeline) in compiled.launches.iter().zip(made.by_ref()) {
+                let bound = launch.bindings.iter().map(|b| self.bound(*b, number, arena));
+                list.push(Ready {
+                    pipeline,
+                    bound: bound.collect::<Result<_>>()?,
+                    groups: launch.groups,
+                });
+            }
+            ready.push(list);
+        }
+        let mut ready = ready.into_iter();
+        Ok(plan.segments.iter().map(|s| phases(plan, s, &mut ready)).collect())
+    }
+
+    fn bound(&self, binding: Binding, dispatch: usize, arena: &Arena) -> Result<Bound> {
+        let buffer = match binding {
+            Binding::Memory(Memory::Buffer(buffer)) => buffer.index(),
+            Binding::Memory(Memory::Scratch(number)) => self.extra.scratch + self.scratch[dispatch] + number,
+            Binding::Scalars => self.extra.scalars,
+            Binding::Fault | Binding::Guard => self.extra.fault,
+            Binding::Dispatch => return Ok(Bound::Number(dispatch as u32)),
+        };
+        let place = arena.place(buffer);
+        let place = place.ok_or_else(|| Error::plan(format!("there is no buffer b{buffer}")))?;
+        Ok(Bound::Piece(arena.piece(place, 0)))
+    }
+}
+
+fn reports(compiled: &Compiled) -> bool {
+    compiled.launches.iter().any(|l| l.bindings.contains(&Binding::Fault))
+}
+
+/// Scratch of the dispatches of a level lies apart; levels share it. Returns the first scratch buffer of each
+/// dispatch, counted from `first`.
+fn lay_out_scratch(plan: &ExecutionPlan, compiled: &[Compiled], first: usize, sizes: &mut Vec<u64>) -> Vec<usize> {
+    let mut places = vec![0; compiled.len()];
+    for segment in &plan.segments {
+        let (mut level, mut next) = (None, 0);
+        for index in segment.range() {
+            if level != Some(plan.dispatches[index].level) {
+                (level, next) = (Some(plan.dispatches[index].level), 0);
+            }
+            places[index] = next;
+            for &bytes in &compiled[index].scratch {
+                if sizes.len() == first + next {
+                    sizes.push(0);
+                }
+                sizes[first + next] = sizes[first + next].max(bytes as u64);
+                next += 1;
+            }
+        }
+    }
+    places
+}
+
+/// Phase p of every dispatch of a level runs together.
+fn phases(plan: &ExecutionPlan, segment: &Segment, ready: &mut impl Iterator<Item = Vec<Ready>>) -> Vec<Phase> {
+    let mut phases: Vec<Phase> = Vec::new();
+    let (mut level, mut first) = (None, 0);
+    for (dispatch, launches) in plan.dispatches[segment.range()].iter().zip(ready) {
+        if level != Some(dispatch.level) {
+            (level, first) = (Some(dispatch.level), phases.len());
+        }
+        for (p, launch) in launches.into_iter().enumerate() {
+            if phases.len() == first + p {
+                phases.push(Vec::new());
+            }
+            phases[first + p].push(launch);
+        }
+    }
+    phases
+}
+
+fn info(dispatch: &Dispatch) -> DispatchInfo {
+    let inputs = types(&dispatch.inputs);
+    let call = Call {
+        attrs: &dispatch.attrs,
+        inputs: &inputs,
+        outputs: &types(&dispatch.outputs),
+    };
+    let bound = registry::op(&dispatch.kernel.name).and_then(|op| op.index_bound(&call));
+    DispatchInfo {
+        label: dispatch.label.clone(),
+        rows: bound.map_or(0, |(_, rows)| rows),
+    }
+}
+
+fn types(operands: &[Operand]) -> Vec<TensorType> {
+    operands.iter().map(|o| o.ty.clone()).collect()
+}
+
+/// What is known of buffers when kernels are made.
+struct Sources {
+    constants: HashMap<BufferRef, u32>,
+    scalars: HashMap<BufferRef, usize>,
+}
+
+impl Sources {
+    fn of(plan: &ExecutionPlan) -> Self {
+        let constants = plan.constants().filter_map(|(buffer, bytes)| {
+            let dtype = plan.buffer_types.get(buffer.index())?.dtype;
+            let words: Vec<&[u8]> = bytes.chunks_exact(4).collect();
+            let first: [u8; 4] = (*words.first()?).try_into().ok()?;
+            let wide = matches!(dtype, DType::F32 | DType::U32 | DType::I32);
+            let same = wide && words.iter().all(|w| *w == first);
+            same.then(|| (buffer, u32::from_le_bytes(first)))
+        });
+        let scalars = plan.scalar_buffers.iter().enumerate().map(|(i, (_, b))| (*b, i));
+        Sources {
+            constants: constants.collect(),
+            scalars: scalars.collect(),
+        }
+    }
+
+    fn source(&self, operand: &Operand) -> Source {
+        if let Some(&bits) = self.constants.get(&operand.buffer) {
+            return Source::Constant(bits);
+        }
+        match self.scalars.get(&operand.buffer) {
+            Some(&place) => Source::Scalar(place),
+            None => Source::Memory(Memory::Buffer(operand.buffer)),
+        }
+    }
+}
+
+fn compile(dispatch: &Dispatch, sources: &Sources, guarded: bool) -> Result<Compiled> {
+    let (inputs, outputs) = (types(&dispatch.inputs), types(&dispatch.outputs));
+    let cx = CompileCx {
+        kernel: KernelDesc {
+            name: &dispatch.kernel.name,
+            version: dispatch.kernel.version,
+            attrs: &dispatch.attrs,
+            inputs: &inputs,
+            outputs: &outputs,
+        },
+        inputs: dispatch.inputs.iter().map(|o| sources.source(o)).collect(),
+        outputs: dispatch.outputs.iter().map(|o| Memory::Buffer(o.buffer)).collect(),
+        guarded,
+    };
+    kernels::compile(&cx).map_err(|m| Error::backend(NAME, format!("{}: {m}", dispatch.label)))
+}
