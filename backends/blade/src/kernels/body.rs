@@ -11,7 +11,7 @@ use meganeura_core::program::{Program, Slot};
 use meganeura_core::reference::{expand_call, operand_name};
 use meganeura_core::{DType, TensorType, registry};
 
-use super::{Role, role};
+use super::{Role, role, view};
 
 /// Most nodes of a body.
 const MOST_NODES: usize = 400;
@@ -105,6 +105,11 @@ impl Body {
         }
     }
 
+    /// Whether a value is a call of an operator with such a name.
+    pub(crate) fn is_call(&self, id: Id, named: fn(&str) -> bool) -> bool {
+        matches!(&self.nodes[id].def, Def::Call { op, .. } if named(op))
+    }
+
     /// Calls of a role.
     pub(crate) fn calls(&self, role: Role) -> Vec<Id> {
         (0..self.nodes.len()).filter(|&id| self.role(id) == Some(role)).collect()
@@ -164,6 +169,9 @@ impl Builder {
     ) -> Result<Vec<Id>, String> {
         if depth > MOST_DEPTH || self.nodes.len() > MOST_NODES {
             return Err("it is too large for one kernel".into());
+        }
+        if let Some(operand) = view::stands_for(op.name()) {
+            return Ok(vec![inputs[operand]]);
         }
         let types: Vec<TensorType> = inputs.iter().map(|&i| self.nodes[i].ty.clone()).collect();
         let call = Call {

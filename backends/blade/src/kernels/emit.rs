@@ -208,7 +208,7 @@ impl<'a> Emitter<'a> {
                 self.value(inputs[0], &place)
             }
             Role::Pull => pull::value(self, op, call, inputs, place),
-            Role::Reduction | Role::Product | Role::Alone => {
+            Role::Reduction | Role::Product => {
                 Err(format!("{op} is used where it has not been computed"))
             }
         }

@@ -1,11 +1,13 @@
 //! Kernels: WGSL made for each dispatch, its shapes as constants.
 //!
 //! A dispatch is taken apart ([`body`]) until all calls are ones that are known here, each in one place: elementwise
-//! operators ([`scalar`]), views ([`view`]), operators that pick elements ([`pull`]), reductions ([`rows`]) and
-//! products ([`matmul`]). So a norm, a loss or an update needs no kernel of its own: what it is taken apart to is
+//! operators ([`scalar`]), views ([`view`]), operators that pick elements ([`pull`]), reductions ([`rows`]), and matrix
+//! products and convolutions ([`matmul`], [`conv`], both by [`tiled`]). So a norm, a loss or an update needs no kernel of its own: what it is taken apart to is
 //! computed in one launch. Operators that do not fit this have a table of their own ([`alone`]).
 
+mod alone;
 mod body;
+mod conv;
 mod emit;
 mod matmul;
 mod module;
@@ -14,6 +16,7 @@ mod pointwise;
 mod pull;
 mod rows;
 mod scalar;
+mod tiled;
 mod view;
 
 use meganeura_core::DType;
@@ -34,10 +37,8 @@ pub(crate) enum Role {
     Pull,
     /// Operand 0 folded over axes.
     Reduction,
-    /// A matrix product.
+    /// A matrix product or a convolution.
     Product,
-    /// Computed by a kernel of its own, with nothing else in it.
-    Alone,
 }
 
 /// Dtypes of operands. Half precision is computed in `f32`, and rounded where a result is stored.
@@ -54,9 +55,11 @@ fn role(name: &str, call: &Call) -> Result<Option<Role>, String> {
     if rows::is_known(name) {
         return Ok(Some(Role::Reduction));
     }
-    if matmul::is_known(name) {
-        matmul::check(call)?;
-        return Ok(Some(Role::Product));
+    if matmul::is_known(name) || conv::is_known(name) {
+        return match call.inputs.iter().find(|t| scalar::wgsl_type(t.dtype) != "f32") {
+            None => Ok(Some(Role::Product)),
+            Some(ty) => Err(format!("there is no product of {ty}")),
+        };
     }
     Ok(scalar::is_known(name, call)?.then_some(Role::Pointwise))
 }
@@ -74,16 +77,17 @@ pub(crate) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
             return Err(format!("{ty} has more elements than a kernel can number"));
         }
     }
+    if let Some(compiled) = alone::compile(cx)? {
+        return Ok(compiled);
+    }
     let body = Body::of(&cx.kernel)?;
-    let has = |role: Role| !body.calls(role).is_empty();
-    match (has(Role::Product), has(Role::Reduction)) {
-        (true, true) => Err("it has both a matrix product and a reduction".into()),
-        (true, false) => matmul::compile(&body, cx),
-        (false, true) => rows::compile(&body, cx),
-        (false, false) => Ok(Compiled {
-            launches: pointwise::launches(&body, cx)?,
-            scratch: Vec::new(),
-        }),
+    let (products, reductions) = (body.calls(Role::Product), body.calls(Role::Reduction));
+    match (&products[..], &reductions[..]) {
+        ([], []) => pointwise::compile(&body, cx),
+        ([], _) => rows::compile(&body, cx),
+        (&[product], []) if body.is_call(product, matmul::is_known) => matmul::compile(&body, product, cx),
+        (&[product], []) => conv::compile(&body, product, cx),
+        _ => Err("it has a product together with another one or with a reduction".into()),
     }
 }
 

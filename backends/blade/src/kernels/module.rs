@@ -194,6 +194,16 @@ impl<'a> Module<'a> {
         format!("checked_index({index}, {rows}u)")
     }
 
+    /// Puts a module together whose `code` is run for each number `i` below `count`.
+    ///
+    /// # Errors
+    /// As [`Module::finish`].
+    pub(crate) fn finish_elements(self, code: &str, count: usize) -> Result<Launch, String> {
+        const THREADS: usize = 256;
+        let body = format!("let i = group_number * {THREADS}u + local;\nif (i >= {count}u) {{\nreturn;\n}}\n{code}");
+        self.finish(&body, THREADS, count.div_ceil(THREADS))
+    }
+
     /// Puts the module together. `body` is the code of a workgroup of `threads`; it may use `group_number`, below
     /// `groups`, and `local`, the number of the thread.
     ///

@@ -6,14 +6,11 @@ use meganeura_core::{DType, TensorType};
 
 use super::body::Body;
 use super::emit::Emitter;
-use super::module::{CompileCx, Launch};
+use super::module::{CompileCx, Compiled, Launch};
 use super::place::{self, Base};
 
-/// Threads of a workgroup.
-const THREADS: usize = 256;
-
-/// Launches that compute these results of a body: those of equally many elements together.
-pub(super) fn launches(body: &Body, cx: &CompileCx) -> Result<Vec<Launch>, String> {
+/// Launches for a body without reductions: results of equally many elements are computed together.
+pub(super) fn compile(body: &Body, cx: &CompileCx) -> Result<Compiled, String> {
     let mut groups: Vec<(usize, Vec<usize>)> = Vec::new();
     let outputs = cx.kernel.outputs;
     for (output, ty) in outputs.iter().enumerate() {
@@ -28,7 +25,11 @@ pub(super) fn launches(body: &Body, cx: &CompileCx) -> Result<Vec<Launch>, Strin
     if overwrites && groups.len() > 1 {
         return Err("it overwrites operands in several launches".into());
     }
-    groups.into_iter().map(|(numel, outputs)| launch(body, cx, numel, &outputs)).collect()
+    let launches = groups.into_iter().map(|(numel, outputs)| launch(body, cx, numel, &outputs));
+    Ok(Compiled {
+        launches: launches.collect::<Result<_, _>>()?,
+        scratch: Vec::new(),
+    })
 }
 
 pub(super) fn is_half(ty: &TensorType) -> bool {
@@ -41,7 +42,7 @@ fn launch(body: &Body, cx: &CompileCx, numel: usize, outputs: &[usize]) -> Resul
         && is_half(&cx.kernel.outputs[*output])
     {
         let code = pairs(&mut e, numel, *output)?;
-        return finish(e, &code, numel.div_ceil(2));
+        return e.module.finish_elements(&code, numel.div_ceil(2));
     }
     let base = Base::new("i", numel);
     let (code, ()) = e.writing_block(&base, |e| {
@@ -53,7 +54,7 @@ fn launch(body: &Body, cx: &CompileCx, numel: usize, outputs: &[usize]) -> Resul
         e.code.push_str(&stores);
         Ok(())
     })?;
-    finish(e, &code, numel)
+    e.module.finish_elements(&code, numel)
 }
 
 /// The element of a result that has the number of a base.
@@ -82,11 +83,3 @@ fn pairs(e: &mut Emitter, numel: usize, output: usize) -> Result<String, String>
     Ok(code)
 }
 
-/// One thread for each of `count` numbers `i`.
-fn finish(e: Emitter, code: &str, count: usize) -> Result<Launch, String> {
-    if u32::try_from(count.next_multiple_of(THREADS)).is_err() {
-        return Err("it has more elements than a kernel can number".into());
-    }
-    let body = format!("let i = group_number * {THREADS}u + local;\nif (i >= {count}u) {{\nreturn;\n}}\n{code}");
-    e.module.finish(&body, THREADS, count.div_ceil(THREADS))
-}

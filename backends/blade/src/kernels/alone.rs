@@ -1,0 +1,230 @@
+//! Operators that need loops of their own: nothing is computed together with them.
+
+use meganeura_core::ops::Pool2dDims;
+use meganeura_core::{DType, Shape};
+
+use super::module::{CompileCx, Compiled, Launch, Module};
+use super::pointwise::is_half;
+use super::scalar::wgsl_type;
+
+/// Launches for an operator of this file.
+pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
+    let make: fn(&CompileCx) -> Result<Launch, String> = match cx.kernel.name {
+        "core.argmax" => argmax,
+        "core.top_k" => top_k,
+        "core.scatter_add" => |cx| scatter(cx, Scatter::add(cx, false)?),
+        "core.put_along_axis" => |cx| scatter(cx, Scatter::add(cx, true)?),
+        "core.scatter" => |cx| scatter(cx, Scatter::replace(cx)?),
+        "core.max_pool2d" => max_pool,
+        "core.avg_pool2d" => avg_pool,
+        "core.avg_pool2d_grad" => avg_pool_grad,
+        _ => return Ok(None),
+    };
+    if let Some(ty) = cx.kernel.outputs.iter().find(|t| is_half(t)) {
+        return Err(format!("it has a result of {}", ty.dtype));
+    }
+    // Scatters look at their indices even where there is no result.
+    let checks = cx.kernel.name.contains("scatter") || cx.kernel.name.contains("put_");
+    if !checks && cx.kernel.outputs.iter().all(|t| t.numel() == 0) {
+        return Ok(Some(Compiled::default()));
+    }
+    Ok(Some(Compiled {
+        launches: vec![make(cx)?],
+        scratch: Vec::new(),
+    }))
+}
+
+/// Elements before an axis, along it, and after it.
+fn around(shape: &Shape, axis: i64) -> Result<[usize; 3], String> {
+    let axis = shape.axis(axis)?;
+    Ok([
+        shape[..axis].iter().product(),
+        shape[axis],
+        shape[axis + 1..].iter().product(),
+    ])
+}
+
+/// Whether `a`, at a later place, comes before `b` in descending order, NaN first.
+fn above(dtype: DType, a: &str, b: &str) -> String {
+    match wgsl_type(dtype) {
+        "f32" => format!("({a} > {b} && !is_nan({b}) || is_nan({a}) && !is_nan({b}))"),
+        _ => format!("{a} > {b}"),
+    }
+}
+
+fn argmax(cx: &CompileCx) -> Result<Launch, String> {
+    let ty = &cx.kernel.inputs[0];
+    let [_, len, inner] = around(&ty.shape, cx.kernel.attrs.int("axis")?)?;
+    let mut module = Module::new(cx);
+    let first = module.load(0, "start");
+    let next = module.load(0, &format!("start + k * {inner}u"));
+    let above = above(ty.dtype, "value", "most");
+    let store = module.store(0, "i", "best");
+    let code = format!(
+        "let start = i / {inner}u * {}u + i % {inner}u;\nvar best = 0u;\nvar most = {first};\n\
+         for (var k = 1u; k < {len}u; k += 1u) {{\nlet value = {next};\nif ({above}) {{\nbest = k;\nmost = value;\n}}\n}}\n{store}",
+        len * inner
+    );
+    module.finish_elements(&code, cx.kernel.outputs[0].numel())
+}
+
+/// Every element counts those that come before it, and so knows its own place.
+fn top_k(cx: &CompileCx) -> Result<Launch, String> {
+    let ty = &cx.kernel.inputs[0];
+    let [_, len, inner] = around(&ty.shape, cx.kernel.attrs.int("axis")?)?;
+    let k = cx.kernel.attrs.size("k")?;
+    let mut module = Module::new(cx);
+    let own = module.load(0, "i");
+    let other = module.load(0, &format!("start + q * {inner}u"));
+    let (before, behind) = (above(ty.dtype, "other", "own"), above(ty.dtype, "own", "other"));
+    let target = format!("(outer * {k}u + rank) * {inner}u + i % {inner}u");
+    let stores = module.store(0, &target, "own") + &module.store(1, &target, "p");
+    let code = format!(
+        "let outer = i / {0}u;\nlet p = i / {inner}u % {len}u;\nlet start = outer * {0}u + i % {inner}u;\n\
+         let own = {own};\nvar rank = 0u;\nfor (var q = 0u; q < {len}u; q += 1u) {{\nlet other = {other};\n\
+         if ({before} || q < p && !({behind})) {{\nrank += 1u;\n}}\n}}\nif (rank < {k}u) {{\n{stores}}}\n",
+        len * inner
+    );
+    module.finish_elements(&code, ty.numel())
+}
+
+/// Elements that go to rows which indices name.
+struct Scatter {
+    /// Operands: the indices, the updates, and what is there otherwise.
+    indices: usize,
+    updates: usize,
+    base: Option<usize>,
+    /// Number of indices along the axis.
+    count: usize,
+    rows: usize,
+    inner: usize,
+    /// Whether every element of the updates has an index of its own.
+    each: bool,
+}
+
+impl Scatter {
+    fn add(cx: &CompileCx, each: bool) -> Result<Self, String> {
+        let (inputs, output) = (cx.kernel.inputs, &cx.kernel.outputs[0].shape);
+        let axis = cx.kernel.attrs.int("axis")?;
+        let [_, rows, inner] = around(output, axis)?;
+        let count = match each {
+            true => around(&inputs[0].shape, axis)?[1],
+            false => inputs[0].numel(),
+        };
+        Ok(Scatter {
+            indices: 0,
+            updates: 1,
+            base: None,
+            count,
+            rows,
+            inner,
+            each,
+        })
+    }
+
+    fn replace(cx: &CompileCx) -> Result<Self, String> {
+        let [_, rows, inner] = around(&cx.kernel.outputs[0].shape, cx.kernel.attrs.int("axis")?)?;
+        Ok(Scatter {
+            indices: 1,
+            updates: 2,
+            base: Some(0),
+            count: cx.kernel.inputs[1].numel(),
+            rows,
+            inner,
+            each: false,
+        })
+    }
+}
+
+/// One thread for each element of the result looks for the updates of its row, in their order.
+fn scatter(cx: &CompileCx, s: Scatter) -> Result<Launch, String> {
+    let Scatter { count, rows, inner, .. } = s;
+    let (total, indices) = (cx.kernel.outputs[0].numel(), cx.kernel.inputs[s.indices].numel());
+    let mut module = Module::new(cx);
+    let checked = {
+        let index = module.load(s.indices, "number");
+        module.checked_index(&index, rows)
+    };
+    // Together the threads look at every index.
+    let mut code = format!(
+        "for (var number = i; number < {indices}u; number += {}u) {{\nlet found = {checked};\n}}\n",
+        total.max(1)
+    );
+    if total > 0 {
+        let update = format!("(outer * {count}u + k) * {inner}u + column");
+        let index = if s.each { &update } else { "k" };
+        let index = module.load(s.indices, index);
+        let update = module.load(s.updates, &update);
+        let (start, join) = match s.base {
+            Some(base) => (module.load(base, "i"), "="),
+            None => (format!("{}(0)", wgsl_type(cx.kernel.outputs[0].dtype)), "+="),
+        };
+        let store = module.store(0, "i", "value");
+        code.push_str(&format!(
+            "let outer = i / {0}u;\nlet row = i / {inner}u % {rows}u;\nlet column = i % {inner}u;\nvar value = {start};\n\
+             for (var k = 0u; k < {count}u; k += 1u) {{\nif ({index} == row) {{\nvalue {join} {update};\n}}\n}}\n{store}",
+            rows * inner
+        ));
+    }
+    module.finish_elements(&code, total.max(1))
+}
+
+/// Code that gives a thread its plane and place in a plane of this size.
+fn plane([height, width]: [usize; 2]) -> String {
+    format!(
+        "let plane = i / {0}u;\nlet y = i / {width}u % {height}u;\nlet x = i % {width}u;\n",
+        height * width
+    )
+}
+
+/// A loop over the elements of the window of output `y`, `x` that lie in the image.
+fn window(d: &Pool2dDims, inner: &str) -> String {
+    let ([h, w], [kh, kw], [sh, sw], [ph, pw]) = (d.input, d.kernel, d.stride, d.padding);
+    // Numbers before the first wrap to large ones.
+    format!(
+        "for (var p = 0u; p < {kh}u; p += 1u) {{\nfor (var q = 0u; q < {kw}u; q += 1u) {{\n\
+         let row = y * {sh}u + p - {ph}u;\nlet column = x * {sw}u + q - {pw}u;\n\
+         if (row < {h}u && column < {w}u) {{\nlet at = (plane * {h}u + row) * {w}u + column;\n{inner}}}\n}}\n}}\n"
+    )
+}
+
+fn max_pool(cx: &CompileCx) -> Result<Launch, String> {
+    let d = Pool2dDims::of(&cx.kernel.inputs[0].shape, cx.kernel.attrs)?;
+    let mut module = Module::new(cx);
+    let value = module.load(0, "at");
+    let above = above(DType::F32, "value", "most");
+    let stores = module.store(0, "i", "most") + &module.store(1, "i", "best");
+    let search = window(
+        &d,
+        &format!("let value = {value};\nif (best == 0xffffffffu || {above}) {{\nbest = at;\nmost = value;\n}}\n"),
+    );
+    let code = format!("{}var best = 0xffffffffu;\nvar most = 0.0;\n{search}{stores}", plane(d.output));
+    module.finish_elements(&code, cx.kernel.outputs[0].numel())
+}
+
+fn avg_pool(cx: &CompileCx) -> Result<Launch, String> {
+    let d = Pool2dDims::of(&cx.kernel.inputs[0].shape, cx.kernel.attrs)?;
+    let mut module = Module::new(cx);
+    let value = module.load(0, "at");
+    let store = module.store(0, "i", &format!("sum / {}.0", d.kernel[0] * d.kernel[1]));
+    let sum = window(&d, &format!("sum += {value};\n"));
+    let code = format!("{}var sum = 0.0;\n{sum}{store}", plane(d.output));
+    module.finish_elements(&code, cx.kernel.outputs[0].numel())
+}
+
+fn avg_pool_grad(cx: &CompileCx) -> Result<Launch, String> {
+    let d = Pool2dDims::of(&cx.kernel.outputs[0].shape, cx.kernel.attrs)?;
+    let ([oh, ow], [kh, kw], [sh, sw], [ph, pw]) = (d.output, d.kernel, d.stride, d.padding);
+    let mut module = Module::new(cx);
+    let value = module.load(0, &format!("(plane * {oh}u + row) * {ow}u + column"));
+    let store = module.store(0, "i", &format!("sum / {}.0", kh * kw));
+    // The windows that an element is in, by the tap that meets it.
+    let code = format!(
+        "{}var sum = 0.0;\nfor (var p = 0u; p < {kh}u; p += 1u) {{\nfor (var q = 0u; q < {kw}u; q += 1u) {{\n\
+         let down = y + {ph}u - p;\nlet across = x + {pw}u - q;\nlet row = down / {sh}u;\nlet column = across / {sw}u;\n\
+         if (row * {sh}u == down && column * {sw}u == across && row < {oh}u && column < {ow}u) {{\nsum += {value};\n}}\n\
+         }}\n}}\n{store}",
+        plane(d.input)
+    );
+    module.finish_elements(&code, cx.kernel.outputs[0].numel())
+}

@@ -1,0 +1,245 @@
+//! Sums of products in tiles: what matrix products and convolutions have in common.
+//!
+//! A workgroup computes a tile of `m` by `n` results of a batch. It goes over the summed dimension in steps, for which
+//! it copies a piece of both operands to shared memory; every thread sums up some elements of the tile. Where there
+//! are too few tiles for a device, the summed dimension is cut into parts, which a second launch puts together.
+
+use std::fmt::Write as _;
+
+use super::body::{Body, Id};
+use super::emit::Emitter;
+use super::module::{CompileCx, Compiled, Launch, Memory};
+use super::place::{self, Base};
+use super::pointwise::is_half;
+
+/// Threads along each side of a tile.
+const SIDE: usize = 16;
+/// Threads of a workgroup.
+const THREADS: usize = SIDE * SIDE;
+/// Length of a step along the summed dimension.
+const STEP: usize = 16;
+/// Workgroups from which on the larger of two tiles is better.
+const ENOUGH_GROUPS: usize = 64;
+/// Elements along each side of the tile of one thread, the largest first.
+const TILES: [usize; 3] = [4, 2, 1];
+/// Shortest part of the summed dimension.
+const SHORTEST_PART: usize = 8 * STEP;
+/// Most bytes of partial sums.
+const MOST_PARTIAL: usize = 16 << 20;
+
+/// Sizes of sums of products.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Sizes {
+    pub(super) batch: usize,
+    pub(super) m: usize,
+    pub(super) n: usize,
+    /// Of the summed dimension.
+    pub(super) k: usize,
+}
+
+/// What is summed up, and where the sum belongs. Numbers are WGSL variables; `batch` is one of them.
+pub(super) trait Products {
+    fn sizes(&self) -> Sizes;
+
+    /// Whether neighbours along the summed dimension, rather than along `m` or `n`, are neighbours in the memory of
+    /// the first or second operand.
+    fn is_along_k(&self, operand: usize) -> bool;
+
+    /// A variable with an element of an operand: `line` is a row for the first, a column for the second.
+    fn load(&self, e: &mut Emitter, operand: usize, line: &str, k: &str) -> Result<String, String>;
+
+    /// The number of a result's element.
+    fn number(&self, row: &str, column: &str) -> String;
+}
+
+/// Launches for a body whose only product is `id`.
+pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx, products: &dyn Products) -> Result<Compiled, String> {
+    let total = body.ty(id).numel();
+    for ty in cx.kernel.outputs {
+        if is_half(ty) {
+            return Err(format!("it has a result of {}", ty.dtype));
+        }
+        if ty.numel() != total {
+            return Err("a result has other elements than the product".into());
+        }
+    }
+    if total == 0 {
+        return Ok(Compiled::default());
+    }
+    let tiling = Tiling::new(products, total);
+    if tiling.parts == 1 {
+        let mut e = Emitter::new(body, cx);
+        epilogue(&mut e, id, total)?;
+        let launch = tiling.launch(e, &|number, sum| format!("finish({number}, {sum});\n"))?;
+        return Ok(Compiled {
+            launches: vec![launch],
+            scratch: Vec::new(),
+        });
+    }
+    let mut e = Emitter::new(body, cx);
+    let partial = e.module.array(Memory::Scratch(0), body.ty(id).dtype, true);
+    let first = tiling.launch(e, &|number, sum| format!("{partial}[part * {total}u + {number}] = {sum};\n"))?;
+    Ok(Compiled {
+        launches: vec![first, join(Emitter::new(body, cx), id, total, tiling.parts)?],
+        scratch: vec![4 * total * tiling.parts],
+    })
+}
+
+/// Declares the function that stores what becomes of an element of the product.
+fn epilogue(e: &mut Emitter, id: Id, total: usize) -> Result<(), String> {
+    let (base, body) = (Base::new("i", total), e.body);
+    let shape = &body.ty(id).shape;
+    e.fix_terms(id, "product", vec![place::terms(&place::split(&base, 1, shape), shape)]);
+    let (code, ()) = e.writing_block(&base, |e| {
+        let mut stores = String::new();
+        for (output, &id) in body.results.iter().enumerate() {
+            let value = e.value(id, &place::split(&base, 1, &body.ty(id).shape))?;
+            stores.push_str(&e.module.store(output, "i", &value));
+        }
+        e.code.push_str(&stores);
+        Ok(())
+    })?;
+    let _ = write!(e.module.items, "fn finish(i: u32, product: f32) {{\n{code}}}\n");
+    Ok(())
+}
+
+/// Adds up the parts of each element.
+fn join(mut e: Emitter, id: Id, total: usize, parts: usize) -> Result<Launch, String> {
+    epilogue(&mut e, id, total)?;
+    let partial = e.module.array(Memory::Scratch(0), e.body.ty(id).dtype, false);
+    let code = format!(
+        "let i = group_number * {THREADS}u + local;\nif (i >= {total}u) {{\nreturn;\n}}\nvar sum = 0.0;\n\
+         for (var part = 0u; part < {parts}u; part += 1u) {{\nsum += {partial}[part * {total}u + i];\n}}\nfinish(i, sum);\n"
+    );
+    e.module.finish(&code, THREADS, total.div_ceil(THREADS))
+}
+
+struct Tiling<'a> {
+    products: &'a dyn Products,
+    sizes: Sizes,
+    /// Rows, and columns, of the tile of one thread.
+    tile: usize,
+    parts: usize,
+}
+
+impl<'a> Tiling<'a> {
+    fn new(products: &'a dyn Products, total: usize) -> Self {
+        let sizes = products.sizes();
+        let groups =
+            |tile: usize| sizes.batch * sizes.m.div_ceil(tile * SIDE) * sizes.n.div_ceil(tile * SIDE);
+        let tile = TILES.into_iter().find(|&tile| groups(tile) >= ENOUGH_GROUPS).unwrap_or(1);
+        let wanted = ENOUGH_GROUPS.div_ceil(groups(tile).max(1));
+        let room = MOST_PARTIAL / (4 * total.max(1));
+        Tiling {
+            parts: wanted.min(sizes.k / SHORTEST_PART).min(room).max(1),
+            products,
+            sizes,
+            tile,
+        }
+    }
+
+    fn side(&self) -> usize {
+        self.tile * SIDE
+    }
+
+    /// A launch that does something with each sum: WGSL from its number and value.
+    fn launch(&self, mut e: Emitter, each: &dyn Fn(&str, &str) -> String) -> Result<Launch, String> {
+        let Sizes { batch, m, n, k } = self.sizes;
+        let side = self.side();
+        let (across, down) = (n.div_ceil(side), m.div_ceil(side));
+        let _ = write!(
+            e.module.items,
+            "var<workgroup> shared_a: array<f32, {0}>;\nvar<workgroup> shared_b: array<f32, {0}>;\n",
+            side * STEP
+        );
+        let length = k.div_ceil(self.parts).next_multiple_of(STEP);
+        let mut code = format!(
+            "let first_column = group_number % {across}u * {side}u;\n\
+             let first_row = group_number / {across}u % {down}u * {side}u;\n\
+             let batch = group_number / {0}u % {batch}u;\nlet part = group_number / {1}u;\n\
+             let y = local / {SIDE}u;\nlet x = local % {SIDE}u;\n",
+            across * down,
+            across * down * batch
+        );
+        for (i, j) in self.pairs() {
+            let _ = writeln!(code, "var sum_{i}_{j} = 0.0;");
+        }
+        let (from, to) = match self.parts {
+            1 => ("0u".to_owned(), format!("{k}u")),
+            _ => (format!("part * {length}u"), format!("min(part * {length}u + {length}u, {k}u)")),
+        };
+        let _ = writeln!(code, "let end = {to};\nfor (var first_k = {from}; first_k < end; first_k += {STEP}u) {{");
+        for operand in 0..2 {
+            for piece in 0..self.tile {
+                code.push_str(&self.copy(&mut e, operand, piece)?);
+            }
+        }
+        code.push_str("workgroupBarrier();\n");
+        code.push_str(&self.multiply());
+        code.push_str("workgroupBarrier();\n}\n");
+        for i in 0..self.tile {
+            let _ = writeln!(code, "let row_{i} = first_row + y + {}u;", i * SIDE);
+            let _ = writeln!(code, "let column_{i} = first_column + x + {}u;", i * SIDE);
+        }
+        for (i, j) in self.pairs() {
+            let number = self.products.number(&format!("row_{i}"), &format!("column_{j}"));
+            let done = each(&number, &format!("sum_{i}_{j}"));
+            let _ = writeln!(code, "if (row_{i} < {m}u && column_{j} < {n}u) {{\n{done}}}");
+        }
+        e.module.finish(&code, THREADS, across * down * batch * self.parts)
+    }
+
+    fn pairs(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let tile = self.tile;
+        (0..tile).flat_map(move |i| (0..tile).map(move |j| (i, j)))
+    }
+
+    /// Code that copies one element of an operand for each thread to shared memory, in the order in which they are in
+    /// memory.
+    fn copy(&self, e: &mut Emitter, operand: usize, piece: usize) -> Result<String, String> {
+        let side = self.side();
+        let k = self.sizes.k;
+        let (name, first, count) = match operand {
+            0 => ("a", "first_row", self.sizes.m),
+            _ => ("b", "first_column", self.sizes.n),
+        };
+        let (line, depth) = match self.products.is_along_k(operand) {
+            true => (format!("e / {STEP}u"), format!("e % {STEP}u")),
+            false => (format!("e % {side}u"), format!("e / {side}u")),
+        };
+        let (line_at, k_at) = (format!("line_{name}{piece}"), format!("k_{name}{piece}"));
+        let (code, value) = e.block(|e| self.products.load(e, operand, &line_at, &k_at))?;
+        let mut text = format!(
+            "{{\nlet e = local + {}u;\nlet line = {line};\nlet depth = {depth};\n\
+             let {line_at} = min({first} + line, {}u);\nlet {k_at} = min(first_k + depth, {}u);\n{code}",
+            piece * THREADS,
+            count - 1,
+            k.saturating_sub(1),
+        );
+        // Beyond the end of the summed dimension nothing may come in, not even NaN.
+        let value = match k % STEP {
+            0 => value,
+            _ => format!("select(0.0, {value}, first_k + depth < {k}u)"),
+        };
+        let _ = writeln!(text, "shared_{name}[depth * {side}u + line] = {value};\n}}");
+        Ok(text)
+    }
+
+    /// Code that goes over the step in shared memory.
+    fn multiply(&self) -> String {
+        let side = self.side();
+        let mut code = format!("for (var d = 0u; d < {STEP}u; d += 1u) {{\n");
+        for i in 0..self.tile {
+            let _ = write!(
+                code,
+                "let a_{i} = shared_a[d * {side}u + y + {0}u];\nlet b_{i} = shared_b[d * {side}u + x + {0}u];\n",
+                i * SIDE
+            );
+        }
+        for (i, j) in self.pairs() {
+            let _ = writeln!(code, "sum_{i}_{j} = fma(a_{i}, b_{j}, sum_{i}_{j});");
+        }
+        code.push_str("}\n");
+        code
+    }
+}
