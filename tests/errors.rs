@@ -187,7 +187,7 @@ fn malformed_selectors_list_the_candidates() {
     let y = g.mul(x, w);
     let loss = g.sum_all(y);
     g.set_outputs(vec![loss]);
-    for selector in ["nonsense", "cpu:9", "cpu:name=", "blade", "0xzz", ""] {
+    for selector in ["nonsense", "cpu:9", "cpu:name=", "blade:999", "0xzz", ""] {
         let config = SessionConfig {
             device: Some(selector.into()),
             ..SessionConfig::default()

@@ -178,7 +178,8 @@ pub fn format_listing(listing: &[BackendListing]) -> String {
                 let _ = writeln!(text, "  {:<12} failed: {e}", entry.name);
             }
             Ok(devices) if devices.is_empty() => {
-                let _ = writeln!(text, "  {:<12} no devices found", entry.name);
+                let why = entry.backend.absence().map_or_else(String::new, |why| format!(": {why}"));
+                let _ = writeln!(text, "  {:<12} no devices found{why}", entry.name);
             }
             Ok(devices) => {
                 for d in devices {
@@ -338,8 +339,10 @@ fn resolve<'a>(selector: &Selector, listing: &'a [BackendListing]) -> Result<Can
             };
             let all = || devices.iter().map(|d| (entry, d));
             let chosen = match device {
-                DeviceSelector::Best => best(all().filter(|(_, d)| d.rejected.is_none()), true)
-                    .ok_or_else(|| format!("the backend '{name}' has no usable device"))?,
+                DeviceSelector::Best => best(all().filter(|(_, d)| d.rejected.is_none()), true).ok_or_else(|| {
+                    let why = entry.backend.absence().map_or_else(String::new, |why| format!(": {why}"));
+                    format!("the backend '{name}' has no usable device{why}")
+                })?,
                 DeviceSelector::Index(i) => all()
                     .find(|(_, d)| d.index == *i)
                     .ok_or_else(|| format!("'{name}' has {} devices, so there is no index {i}", devices.len()))?,
@@ -405,6 +408,9 @@ mod tests {
         }
         fn open(&self, _: usize, _: &Config) -> Result<Arc<dyn Device>> {
             Err(Error::backend(self.0, "a fake"))
+        }
+        fn absence(&self) -> Option<String> {
+            self.1.is_empty().then(|| "its driver is missing".into())
         }
     }
 
@@ -497,6 +503,19 @@ mod tests {
         assert!(resolve(&Selector::Auto, &listing).is_err());
         let bare = Selector::parse("vk").expect("valid");
         assert!(resolve(&bare, &listing).is_ok(), "a bare backend accepts it");
+    }
+
+    #[test]
+    fn a_backend_without_devices_says_why() {
+        let fake = Fake("vk", Vec::new());
+        let listing = vec![BackendListing {
+            name: "vk".into(),
+            devices: fake.devices(&Config::default()),
+            backend: Arc::new(fake),
+        }];
+        assert!(format_listing(&listing).contains("no devices found: its driver is missing"));
+        let error = resolve(&Selector::parse("vk").expect("valid"), &listing).map(|_| ());
+        assert!(error.is_err_and(|e| e.contains("no usable device: its driver is missing")));
     }
 
     #[test]

@@ -26,13 +26,22 @@ impl Backend for BladeBackend {
     }
 
     fn devices(&self, _: &Config) -> Result<Vec<DeviceInfo>> {
-        let reports = enumerate()?;
+        // That there is no driver is no error, but the reason why there are none.
+        let reports = enumerate().unwrap_or_default();
         let probed = probe::probe();
         Ok((0..reports.len()).map(|i| describe(&reports, i, &probed)).collect())
     }
 
+    fn absence(&self) -> Option<String> {
+        match enumerate() {
+            Ok(reports) if reports.is_empty() => Some("the driver lists none".into()),
+            Ok(_) => None,
+            Err(why) => Some(why),
+        }
+    }
+
     fn open(&self, index: usize, _: &Config) -> Result<Arc<dyn Device>> {
-        let reports = enumerate()?;
+        let reports = enumerate().map_err(|why| Error::backend(NAME, why))?;
         let Some(report) = reports.get(index) else {
             return Err(Error::backend(
                 NAME,
@@ -47,13 +56,13 @@ impl Backend for BladeBackend {
     }
 }
 
-/// A look at all devices. That there is no driver is the reason why there are none, and is said.
-fn enumerate() -> Result<Vec<bg::DeviceReport>> {
-    let listed = std::panic::catch_unwind(bg::Context::enumerate);
-    match listed {
+/// All devices, or why there is no look at them.
+fn enumerate() -> Result<Vec<bg::DeviceReport>, String> {
+    const REMEDY: &str = "install the Vulkan driver of your GPU, or Mesa's software driver";
+    match std::panic::catch_unwind(bg::Context::enumerate) {
         Ok(Ok(reports)) => Ok(reports),
-        Ok(Err(error)) => Err(Error::backend(NAME, format!("there is no usable driver: {error}"))),
-        Err(_) => Err(Error::backend(NAME, "the driver failed while it listed its devices")),
+        Ok(Err(error)) => Err(format!("there is no usable Vulkan or Metal driver ({error}); {REMEDY}")),
+        Err(_) => Err("the driver failed while it listed its devices".into()),
     }
 }
 

@@ -71,3 +71,25 @@ fn message(panic: &(dyn Any + Send)) -> String {
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
     text.unwrap_or("the driver's layer panicked").to_owned()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_loses_the_device_and_says_why() {
+        // SAFETY: blade asks for `unsafe` because a driver is loaded; no other requirement is stated.
+        let Ok(context) = (unsafe { Context::init(blade_graphics::ContextDesc::default()) }) else {
+            // The integration tests say that there is no device.
+            return;
+        };
+        let gpu = Gpu::new(Arc::new(context));
+        assert_eq!(gpu.guard("counting", |_| 3).ok(), Some(3));
+        assert_eq!(gpu.attempt(|_| panic!("refused")).err(), Some("refused".to_owned()));
+        assert!(!gpu.is_lost(), "a refusal harms nothing");
+        let error = gpu.guard("submitting", |_| panic!("GPU has crashed")).map(|()| ()).expect_err("lost");
+        assert!(error.to_string().contains("submitting: GPU has crashed"), "{error}");
+        let error = gpu.guard("counting", |_| 3).expect_err("still lost");
+        assert!(error.to_string().contains("build a new one"), "{error}");
+    }
+}

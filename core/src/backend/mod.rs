@@ -184,6 +184,11 @@ pub trait Backend: Send + Sync {
     /// When it does not exist, is rejected, or fails to open.
     fn open(&self, index: usize, config: &Config) -> Result<Arc<dyn Device>>;
 
+    /// Why there are no devices, where [`Backend::devices`] lists none: no driver, for instance.
+    fn absence(&self) -> Option<String> {
+        None
+    }
+
     /// What of the kernels and the like that other crates brought to it was rejected, and why.
     fn problems(&self) -> Vec<Error> {
         Vec::new()

@@ -98,3 +98,6 @@ pub(crate) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
 pub(crate) fn supports(kernel: &KernelDesc) -> Result<(), String> {
     compile(&CompileCx::apart(*kernel)).map(|_| ())
 }
+
+#[cfg(test)]
+mod tests;

@@ -338,14 +338,13 @@ impl<'a> Rows<'a> {
         }
         let width = layout.width;
         let at = |lane: &str| format!("{shared}[({lane}) * {width}u + row_here]");
-        let _ = writeln!(e.code, "workgroupBarrier();\n{} = {accumulator};\nworkgroupBarrier();", at("lane"));
-        let mut step = layout.lanes / 2;
-        while step > 0 {
-            let joined = r.fold.join(dtype, &at("lane"), &at(&format!("lane + {step}u")));
-            let mine = at("lane");
-            let _ = writeln!(e.code, "if (lane < {step}u) {{\n{mine} = {joined};\n}}\nworkgroupBarrier();");
-            step /= 2;
-        }
+        let (mine, joined) = (at("lane"), r.fold.join(dtype, &at("lane"), &at("lane + step")));
+        let _ = writeln!(
+            e.code,
+            "workgroupBarrier();\n{mine} = {accumulator};\nworkgroupBarrier();\n\
+             for (var step = {}u; step > 0u; step /= 2u) {{\nif (lane < step) {{\n{mine} = {joined};\n}}\nworkgroupBarrier();\n}}",
+            layout.lanes / 2,
+        );
         e.bind(&at("0u"))
     }
 

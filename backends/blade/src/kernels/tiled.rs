@@ -2,7 +2,8 @@
 //!
 //! A workgroup computes a tile of `m` by `n` results of a batch. It goes over the summed dimension in steps, for which
 //! it copies a piece of both operands to shared memory; every thread sums up some elements of the tile. Where there
-//! are too few tiles for a device, the summed dimension is cut into parts, which a second launch puts together.
+//! are too few tiles for a device, the summed dimension is cut into parts, which a second launch puts together. Small
+//! products have a thread for each result, without any of this.
 
 use std::fmt::Write as _;
 
@@ -24,6 +25,10 @@ const ENOUGH_GROUPS: usize = 64;
 const TILES: [usize; 3] = [4, 2, 1];
 /// Shortest part of the summed dimension.
 const SHORTEST_PART: usize = 8 * STEP;
+/// Products up to which a thread for each result is as good, and simpler.
+const FEW_PRODUCTS: usize = 1 << 16;
+/// Longest sum of such a thread.
+const SHORT_SUM: usize = 256;
 /// Most bytes of partial sums.
 const MOST_PARTIAL: usize = 16 << 20;
 
@@ -65,6 +70,15 @@ pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx, products: &dyn Produc
     }
     if total == 0 {
         return Ok(Compiled::default());
+    }
+    let sizes = products.sizes();
+    if total.saturating_mul(sizes.k) <= FEW_PRODUCTS && sizes.k <= SHORT_SUM {
+        let mut e = Emitter::new(body, cx);
+        epilogue(&mut e, id, total)?;
+        return Ok(Compiled {
+            launches: vec![direct(e, products, total)?],
+            scratch: Vec::new(),
+        });
     }
     let tiling = Tiling::new(products, total);
     if tiling.parts == 1 {
@@ -112,6 +126,19 @@ fn join(mut e: Emitter, id: Id, total: usize, parts: usize) -> Result<Launch, St
          for (var part = 0u; part < {parts}u; part += 1u) {{\nsum += {partial}[part * {total}u + i];\n}}\nfinish(i, sum);\n"
     );
     e.module.finish(&code, THREADS, total.div_ceil(THREADS))
+}
+
+/// A thread for each result.
+fn direct(mut e: Emitter, products: &dyn Products, total: usize) -> Result<Launch, String> {
+    let Sizes { m, n, k, .. } = products.sizes();
+    let (code, [a, b]) = e.block(|e| Ok([products.load(e, 0, "row", "k")?, products.load(e, 1, "column", "k")?]))?;
+    let number = products.number("row", "column");
+    let code = format!(
+        "let batch = i / {0}u;\nlet row = i / {n}u % {m}u;\nlet column = i % {n}u;\nvar sum = 0.0;\n\
+         for (var k = 0u; k < {k}u; k += 1u) {{\n{code}sum = fma({a}, {b}, sum);\n}}\nfinish({number}, sum);\n",
+        m * n
+    );
+    e.module.finish_elements(&code, total)
 }
 
 struct Tiling<'a> {

@@ -1,0 +1,139 @@
+//! Every kernel of every operator's samples, without a device: that it is valid, and translates.
+
+use std::collections::HashSet;
+
+use meganeura_core::attrs::Attrs;
+use meganeura_core::backend::KernelDesc;
+use meganeura_core::ops::OpRef;
+use meganeura_core::ops::sample::{Sample, Sizes};
+use meganeura_core::{DType, Graph, TensorType, registry};
+use naga::valid::{Capabilities, ValidationFlags, Validator};
+
+use super::{Binding, CompileCx, Launch, compile};
+
+/// Types of a sample's operands and results; floats may be of half precision.
+fn types(op: OpRef, sample: &Sample, float: DType) -> Option<(Vec<TensorType>, Vec<TensorType>)> {
+    let mut graph = Graph::new();
+    let operand = |dtype: DType| if dtype == DType::F32 { float } else { dtype };
+    let inputs: Vec<_> = sample
+        .inputs
+        .iter()
+        .enumerate()
+        .map(|(i, x)| graph.input_typed(&format!("x{i}"), &x.shape, operand(x.dtype)).into())
+        .collect();
+    let types = sample.inputs.iter().zip(&inputs).filter_map(|(_, &x)| graph.ty(x).cloned()).collect();
+    let call = graph.call(op, sample.attrs.clone(), inputs);
+    graph.errors().is_empty().then(|| (types, graph.nodes()[call.index()].outputs.clone()))
+}
+
+/// The launches of the samples of all operators.
+fn launches() -> Vec<(String, Launch)> {
+    let mut all = Vec::new();
+    let mut seen = HashSet::new();
+    for op in registry::ops() {
+        for (sample, float) in op.samples(&mut Sizes::new(0)).iter().flat_map(|s| [(s, DType::F32), (s, DType::F16)]) {
+            let Some((inputs, outputs)) = types(op, sample, float) else { continue };
+            let kernel = KernelDesc {
+                name: op.name(),
+                version: op.version(),
+                attrs: &sample.attrs,
+                inputs: &inputs,
+                outputs: &outputs,
+            };
+            for guarded in [false, true] {
+                let cx = CompileCx {
+                    guarded,
+                    ..CompileCx::apart(kernel)
+                };
+                let made = compile(&cx).map(|c| c.launches).unwrap_or_default();
+                let new = made.into_iter().filter(|l| seen.insert(l.source.clone()));
+                all.extend(new.map(|l| (format!("{} {}", op.name(), sample.label), l)).collect::<Vec<_>>());
+            }
+        }
+    }
+    all
+}
+
+/// Parses and validates with no capability but those of every device, and binds the variables.
+fn validated(label: &str, launch: &Launch) -> (naga::Module, naga::valid::ModuleInfo) {
+    let fail = |what: &str| -> ! { panic!("{label}: {what}\n{}", launch.source) };
+    let mut module = match naga::front::wgsl::parse_str(&launch.source) {
+        Ok(module) => module,
+        Err(e) => fail(&e.emit_to_string(&launch.source)),
+    };
+    for (binding, (_, variable)) in (0u32..).zip(
+        module
+            .global_variables
+            .iter_mut()
+            .filter(|(_, v)| !matches!(v.space, naga::AddressSpace::WorkGroup | naga::AddressSpace::Private)),
+    ) {
+        variable.binding = Some(naga::ResourceBinding { group: 0, binding });
+    }
+    match Validator::new(ValidationFlags::all(), Capabilities::empty()).validate(&module) {
+        Ok(info) => (module, info),
+        Err(e) => fail(&format!("{e:?}")),
+    }
+}
+
+#[test]
+fn every_kernel_is_valid_and_translates() {
+    let launches = launches();
+    assert!(launches.len() > 500, "{}", launches.len());
+    for (label, launch) in &launches {
+        let (module, info) = validated(label, launch);
+        let options = naga::back::spv::Options {
+            lang_version: (1, 3),
+            ..naga::back::spv::Options::default()
+        };
+        let spv = naga::back::spv::write_vec(&module, &info, &options, None);
+        assert!(spv.is_ok_and(|words| !words.is_empty()), "{label} as SPIR-V\n{}", launch.source);
+        let options = naga::back::msl::Options {
+            fake_missing_bindings: true,
+            ..naga::back::msl::Options::default()
+        };
+        let pipeline = naga::back::msl::PipelineOptions::default();
+        let msl = naga::back::msl::write_string(&module, &info, &options, &pipeline);
+        assert!(msl.is_ok(), "{label} as MSL: {:?}\n{}", msl.err(), launch.source);
+    }
+}
+
+#[test]
+fn no_kernel_asks_for_the_length_of_its_memory() {
+    // It would see the rest of the slab.
+    for (label, launch) in launches() {
+        assert!(!launch.source.contains("arrayLength"), "{label}");
+    }
+}
+
+#[test]
+fn variables_are_bound_by_the_names_that_they_have() {
+    for (label, launch) in launches() {
+        for (i, &binding) in launch.bindings.iter().enumerate() {
+            let name = super::variable_name(i, binding);
+            let declared = launch.source.contains(&format!("> {name}: "));
+            assert!(declared, "{label}: {name} of {binding:?} in\n{}", launch.source);
+        }
+    }
+}
+
+#[test]
+fn guarded_kernels_look_for_faults_before_anything_else() {
+    let ty = [TensorType::f32(meganeura_core::Shape::new(&[70]).expect("a shape"))];
+    let inputs = [ty[0].clone(), ty[0].clone()];
+    let (name, attrs) = ("core.add", Attrs::new());
+    let cx = CompileCx {
+        guarded: true,
+        ..CompileCx::apart(KernelDesc {
+            name,
+            version: 1,
+            attrs: &attrs,
+            inputs: &inputs,
+            outputs: &ty,
+        })
+    };
+    let made = compile(&cx).expect("a kernel");
+    assert!(made.launches[0].bindings.contains(&Binding::Guard));
+    let source = &made.launches[0].source;
+    let (guard, load) = (source.find("if (guard[0]"), source.find("b0[i]"));
+    assert!(guard.is_some() && guard < load, "{source}");
+}
