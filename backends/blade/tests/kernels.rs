@@ -1,0 +1,140 @@
+//! Kernels at sizes that the conformance suite does not reach, where other variants are taken.
+
+mod common;
+
+use std::collections::HashMap;
+
+use meganeura_core::graph::{Graph, Value};
+use meganeura_core::ops::Conv2dOptions;
+use meganeura_core::ops::sample::SampleInput;
+use meganeura_core::plan::compile_for;
+use meganeura_core::random::SplitMix64;
+use meganeura_core::reference::evaluate;
+use meganeura_core::{NodeId, Session, optimize};
+
+/// Runs a graph of inputs of these shapes on the device, and compares its outputs with the oracle's.
+fn check(shapes: &[&[usize]], tolerance: f64, build: impl Fn(&mut Graph, &[NodeId]) -> Vec<NodeId>) {
+    let Some(device) = common::device() else { return };
+    let mut g = Graph::new();
+    let name = |i: usize| format!("x{i}");
+    let inputs: Vec<NodeId> = shapes.iter().enumerate().map(|(i, s)| g.input(&name(i), s)).collect();
+    let outputs = build(&mut g, &inputs);
+    g.set_outputs(outputs.clone());
+    let mut feeds = HashMap::new();
+    for (i, shape) in shapes.iter().enumerate() {
+        let values = SampleInput::f32(shape).values(&mut SplitMix64::new(i as u64));
+        feeds.insert(name(i), values);
+    }
+    let expected = evaluate(&g, &feeds).expect("the oracle evaluates it");
+    for graph in [g.clone(), optimize::optimize(&g)] {
+        let plan = compile_for(&graph, &*device).expect("a plan");
+        let mut session = Session::on(device.clone(), plan).expect("a session");
+        for (name, values) in &feeds {
+            let values: Vec<f32> = values.iter().map(|&v| v as f32).collect();
+            session.set_input(name, &values);
+        }
+        session.step();
+        for (i, &output) in outputs.iter().enumerate() {
+            let expected = &expected.get(Value::from(output)).expect("a value").data;
+            let mut found = vec![0.0; expected.len()];
+            session.read_output_by_index(i, &mut found);
+            let scale = expected.iter().fold(0.01, |m: f64, v| m.max(v.abs()));
+            let worst = expected.iter().zip(&found).map(|(e, &f)| (e - f64::from(f)).abs()).fold(0.0, f64::max);
+            let wrong = found.iter().any(|f| f.is_nan()) || worst > tolerance * scale;
+            assert!(!wrong, "{shapes:?}, output {i}: off by {worst} of {scale}");
+        }
+    }
+}
+
+#[test]
+fn products_in_tiles_of_all_sizes() {
+    // The summed dimension is no multiple of a step, and the sides none of a tile.
+    for [m, n, k] in [[530, 530, 41], [270, 290, 61], [100, 110, 130], [1, 700, 300]] {
+        check(&[&[m, k], &[k, n]], 2e-5, |g, x| vec![g.matmul(x[0], x[1])]);
+    }
+}
+
+#[test]
+fn transposed_and_batched_products() {
+    check(&[&[130, 150], &[130, 170]], 2e-5, |g, x| vec![g.matmul_at(x[0], x[1])]);
+    check(&[&[150, 130], &[170, 130]], 2e-5, |g, x| vec![g.matmul_bt(x[0], x[1])]);
+    check(&[&[9, 1, 70, 50], &[3, 50, 66]], 2e-5, |g, x| vec![g.matmul(x[0], x[1])]);
+}
+
+#[test]
+fn long_products_are_cut_into_parts() {
+    check(&[&[20, 4001], &[4001, 24]], 1e-4, |g, x| vec![g.matmul(x[0], x[1])]);
+}
+
+#[test]
+fn what_follows_a_product_is_computed_with_it() {
+    check(&[&[70, 300], &[300, 90], &[90], &[70, 90]], 1e-4, |g, x| {
+        let product = g.matmul(x[0], x[1]);
+        let biased = g.bias_add(product, x[2]);
+        let active = g.gelu_tanh(biased);
+        vec![g.add(active, x[3])]
+    });
+}
+
+#[test]
+fn convolutions_and_their_derivatives() {
+    let options = Conv2dOptions {
+        stride: [2, 1],
+        padding: [1, 2],
+        dilation: [1, 2],
+        groups: 2,
+    };
+    check(&[&[3, 8, 33, 31], &[16, 4, 3, 3]], 1e-4, |g, x| {
+        let y = g.conv2d(x[0], x[1], options);
+        let square = g.square(y);
+        vec![y, g.sum_all(square)]
+    });
+    let Some(_) = common::device() else { return };
+    check(&[&[3, 8, 17, 15], &[16, 4, 3, 3]], 1e-4, |g, x| {
+        // dx and dw by the rule of the convolution, with y itself as its gradient.
+        let y = g.conv2d(x[0], x[1], options);
+        let shape = g.shape(y).to_vec();
+        let ones = g.full(meganeura_core::DType::F32, 1.0, &shape);
+        let dy = g.add(y, ones);
+        let dx = g.conv2d_input_grad(dy, x[1], [17, 15], options);
+        let dw = g.conv2d_weight_grad(x[0], dy, [3, 3], options);
+        vec![dx, dw]
+    });
+}
+
+#[test]
+fn reductions_of_all_forms() {
+    check(&[&[300_001]], 1e-4, |g, x| {
+        let sum = g.sum_all(x[0]);
+        let most = g.max_reduce(x[0], &[], false);
+        vec![sum, most]
+    });
+    check(&[&[5_001, 70]], 1e-4, |g, x| vec![g.sum(x[0], &[0], false), g.mean(x[0], &[1], false)]);
+    check(&[&[3, 20_001]], 1e-4, |g, x| vec![g.sum(x[0], &[1], true), g.max_reduce(x[0], &[1], false)]);
+    check(&[&[40, 300, 9]], 1e-4, |g, x| vec![g.sum(x[0], &[1], false), g.sum(x[0], &[0, 2], false)]);
+}
+
+#[test]
+fn rows_with_several_reductions() {
+    check(&[&[3, 5_001]], 1e-4, |g, x| vec![g.softmax(x[0], -1), g.log_softmax(x[0], -1)]);
+    check(&[&[201, 700], &[700], &[700]], 1e-4, |g, x| vec![g.layer_norm(x[0], x[1], x[2], 1e-5)]);
+    check(&[&[1_000, 17], &[17]], 1e-4, |g, x| vec![g.rms_norm(x[0], x[1], 1e-5)]);
+    check(&[&[500, 40, 3]], 1e-4, |g, x| vec![g.softmax(x[0], 0)]);
+}
+
+#[test]
+fn more_elements_than_one_row_of_workgroups() {
+    let Some(device) = common::device() else { return };
+    let count = 65_535 * 256 + 777;
+    let mut g = Graph::new();
+    let x = g.input("x", &[count]);
+    let y = g.neg(x);
+    g.set_outputs(vec![y]);
+    let mut session = Session::on(device.clone(), compile_for(&g, &*device).expect("a plan")).expect("a session");
+    let data: Vec<f32> = (0..count).map(|i| (i % 1_000_003) as f32).collect();
+    session.set_input("x", &data);
+    session.step();
+    let mut found = vec![0.0; count];
+    session.read_output_by_index(0, &mut found);
+    assert!(found.iter().zip(&data).all(|(f, d)| *f == -d));
+}
