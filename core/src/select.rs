@@ -178,7 +178,10 @@ pub fn format_listing(listing: &[BackendListing]) -> String {
                 let _ = writeln!(text, "  {:<12} failed: {e}", entry.name);
             }
             Ok(devices) if devices.is_empty() => {
-                let why = entry.backend.absence().map_or_else(String::new, |why| format!(": {why}"));
+                let why = entry
+                    .backend
+                    .absence()
+                    .map_or_else(String::new, |why| format!(": {why}"));
                 let _ = writeln!(text, "  {:<12} no devices found{why}", entry.name);
             }
             Ok(devices) => {
@@ -340,7 +343,10 @@ fn resolve<'a>(selector: &Selector, listing: &'a [BackendListing]) -> Result<Can
             let all = || devices.iter().map(|d| (entry, d));
             let chosen = match device {
                 DeviceSelector::Best => best(all().filter(|(_, d)| d.rejected.is_none()), true).ok_or_else(|| {
-                    let why = entry.backend.absence().map_or_else(String::new, |why| format!(": {why}"));
+                    let why = entry
+                        .backend
+                        .absence()
+                        .map_or_else(String::new, |why| format!(": {why}"));
                     format!("the backend '{name}' has no usable device{why}")
                 })?,
                 DeviceSelector::Index(i) => all()

@@ -127,7 +127,8 @@ impl BladeExecutable {
         self.begin()?;
         let arena = &self.arena;
         let encoder = &mut self.encoder.0;
-        self.gpu.guard("clearing memory", |_| arena.clear(&mut encoder.transfer("clear")))?;
+        self.gpu
+            .guard("clearing memory", |_| arena.clear(&mut encoder.transfer("clear")))?;
         self.submit()?;
         for (buffer, data) in plan.constants() {
             self.write(buffer, 0, &data)?;
@@ -383,7 +384,10 @@ impl Executable for BladeExecutable {
     }
 
     fn wait(&mut self, ticket: Ticket) -> Result<StepStats> {
-        for frame in (0..FRAMES).filter(|&f| self.frames[f].ticket <= ticket).collect::<Vec<_>>() {
+        for frame in (0..FRAMES)
+            .filter(|&f| self.frames[f].ticket <= ticket)
+            .collect::<Vec<_>>()
+        {
             self.finish(frame)?;
         }
         Ok(StepStats::default())

@@ -33,7 +33,10 @@ impl Gpu {
     /// Marks the context as lost, and says so.
     pub(crate) fn lose(&self, why: &str) -> Error {
         self.lost.store(true, Ordering::Release);
-        Error::backend(NAME, format!("{why}; the device is lost to this session, build a new one"))
+        Error::backend(
+            NAME,
+            format!("{why}; the device is lost to this session, build a new one"),
+        )
     }
 
     /// Does something that panics where the device is lost or out of memory. Afterwards blade's locks are poisoned,
@@ -87,7 +90,9 @@ mod tests {
         assert_eq!(gpu.guard("counting", |_| 3).ok(), Some(3));
         assert_eq!(gpu.attempt(|_| panic!("refused")).err(), Some("refused".to_owned()));
         assert!(!gpu.is_lost(), "a refusal harms nothing");
-        let error = gpu.guard("submitting", |_| panic!("GPU has crashed")).map(|()| ()).expect_err("lost");
+        let error = gpu
+            .guard("submitting", |_| panic!("GPU has crashed"))
+            .expect_err("lost");
         assert!(error.to_string().contains("submitting: GPU has crashed"), "{error}");
         let error = gpu.guard("counting", |_| 3).expect_err("still lost");
         assert!(error.to_string().contains("build a new one"), "{error}");

@@ -164,7 +164,10 @@ impl HostBuffer {
     /// Copies bytes out of it, which the device has written and is done with.
     pub(crate) fn read(&self, offset: u64, bytes: &mut [u8]) {
         let Some(raw) = self.raw else { return };
-        assert!(offset + bytes.len() as u64 <= raw.size(), "a read leaves the staging buffer");
+        assert!(
+            offset + bytes.len() as u64 <= raw.size(),
+            "a read leaves the staging buffer"
+        );
         // SAFETY: within the mapped buffer by the assertion, and the device is done with it.
         unsafe { std::ptr::copy_nonoverlapping(raw.data().add(offset as usize), bytes.as_mut_ptr(), bytes.len()) };
     }

@@ -39,7 +39,11 @@ fn check(shapes: &[&[usize]], tolerance: f64, build: impl Fn(&mut Graph, &[NodeI
             let mut found = vec![0.0; expected.len()];
             session.read_output_by_index(i, &mut found);
             let scale = expected.iter().fold(0.01, |m: f64, v| m.max(v.abs()));
-            let worst = expected.iter().zip(&found).map(|(e, &f)| (e - f64::from(f)).abs()).fold(0.0, f64::max);
+            let worst = expected
+                .iter()
+                .zip(&found)
+                .map(|(e, &f)| (e - f64::from(f)).abs())
+                .fold(0.0, f64::max);
             let wrong = found.iter().any(|f| f.is_nan()) || worst > tolerance * scale;
             assert!(!wrong, "{shapes:?}, output {i}: off by {worst} of {scale}");
         }
@@ -58,7 +62,9 @@ fn products_in_tiles_of_all_sizes() {
 fn transposed_and_batched_products() {
     check(&[&[130, 150], &[130, 170]], 2e-5, |g, x| vec![g.matmul_at(x[0], x[1])]);
     check(&[&[150, 130], &[170, 130]], 2e-5, |g, x| vec![g.matmul_bt(x[0], x[1])]);
-    check(&[&[9, 1, 70, 50], &[3, 50, 66]], 2e-5, |g, x| vec![g.matmul(x[0], x[1])]);
+    check(&[&[9, 1, 70, 50], &[3, 50, 66]], 2e-5, |g, x| {
+        vec![g.matmul(x[0], x[1])]
+    });
 }
 
 #[test]
@@ -109,15 +115,25 @@ fn reductions_of_all_forms() {
         let most = g.max_reduce(x[0], &[], false);
         vec![sum, most]
     });
-    check(&[&[5_001, 70]], 1e-4, |g, x| vec![g.sum(x[0], &[0], false), g.mean(x[0], &[1], false)]);
-    check(&[&[3, 20_001]], 1e-4, |g, x| vec![g.sum(x[0], &[1], true), g.max_reduce(x[0], &[1], false)]);
-    check(&[&[40, 300, 9]], 1e-4, |g, x| vec![g.sum(x[0], &[1], false), g.sum(x[0], &[0, 2], false)]);
+    check(&[&[5_001, 70]], 1e-4, |g, x| {
+        vec![g.sum(x[0], &[0], false), g.mean(x[0], &[1], false)]
+    });
+    check(&[&[3, 20_001]], 1e-4, |g, x| {
+        vec![g.sum(x[0], &[1], true), g.max_reduce(x[0], &[1], false)]
+    });
+    check(&[&[40, 300, 9]], 1e-4, |g, x| {
+        vec![g.sum(x[0], &[1], false), g.sum(x[0], &[0, 2], false)]
+    });
 }
 
 #[test]
 fn rows_with_several_reductions() {
-    check(&[&[3, 5_001]], 1e-4, |g, x| vec![g.softmax(x[0], -1), g.log_softmax(x[0], -1)]);
-    check(&[&[201, 700], &[700], &[700]], 1e-4, |g, x| vec![g.layer_norm(x[0], x[1], x[2], 1e-5)]);
+    check(&[&[3, 5_001]], 1e-4, |g, x| {
+        vec![g.softmax(x[0], -1), g.log_softmax(x[0], -1)]
+    });
+    check(&[&[201, 700], &[700], &[700]], 1e-4, |g, x| {
+        vec![g.layer_norm(x[0], x[1], x[2], 1e-5)]
+    });
     check(&[&[1_000, 17], &[17]], 1e-4, |g, x| vec![g.rms_norm(x[0], x[1], 1e-5)]);
     check(&[&[500, 40, 3]], 1e-4, |g, x| vec![g.softmax(x[0], 0)]);
 }

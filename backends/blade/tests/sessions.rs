@@ -80,7 +80,9 @@ fn sessions_and_threads_work_side_by_side() {
         assert_eq!([a.read_loss().to_bits(), b.read_loss().to_bits()], [expected; 2]);
     }
     let found: Vec<Vec<u32>> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..2).map(|_| scope.spawn(|| losses(&mut training(&device), 12))).collect();
+        let threads: Vec<_> = (0..2)
+            .map(|_| scope.spawn(|| losses(&mut training(&device), 12)))
+            .collect();
         threads.into_iter().map(|t| t.join().expect("no panic")).collect()
     });
     assert_eq!(found, [alone.clone(), alone]);
@@ -94,7 +96,8 @@ fn a_context_of_the_host_is_shared() {
     // SAFETY: blade asks for `unsafe` because a driver is loaded; no other requirement is stated.
     let context = unsafe { bg::Context::init(bg::ContextDesc::default()) }.expect("a context");
     let context = Arc::new(context);
-    let device = |context: &Arc<bg::Context>| -> Arc<dyn Device> { Arc::new(BladeDevice::from_context(context.clone())) };
+    let device =
+        |context: &Arc<bg::Context>| -> Arc<dyn Device> { Arc::new(BladeDevice::from_context(context.clone())) };
     let (a, b) = (device(&context), device(&context));
     assert_eq!(losses(&mut training(&a), 5), losses(&mut training(&b), 5));
     drop((a, b));
@@ -107,7 +110,10 @@ fn a_fault_trains_nothing_and_passes() {
     let mut session = training(&device);
     let before = session.read_parameter("table");
     session.set_input_u32("ids", &[1, 7, 0, 1]);
-    let error = session.try_step().and_then(|()| session.try_wait().map(|_| ())).expect_err("a fault");
+    let error = session
+        .try_step()
+        .and_then(|()| session.try_wait().map(|_| ()))
+        .expect_err("a fault");
     let Error::IndexOutOfRange { label, index, rows } = &error else {
         panic!("{error}")
     };
@@ -154,12 +160,18 @@ fn a_buffer_beyond_the_limit_is_an_error_with_its_size() {
     let error = compile_for(&g, &*device)
         .and_then(|plan| device.compile(&plan).map(|_| ()))
         .expect_err("too large");
-    assert!(matches!(error, Error::Backend { .. } | Error::MissingKernels { .. }), "{error}");
+    assert!(
+        matches!(error, Error::Backend { .. } | Error::MissingKernels { .. }),
+        "{error}"
+    );
 }
 
 #[test]
 fn devices_that_are_not_there_are_errors() {
     let Some(_) = common::device() else { return };
-    let error = BladeBackend.open(999, &Config::default()).map(|_| ()).expect_err("no such device");
+    let error = BladeBackend
+        .open(999, &Config::default())
+        .map(|_| ())
+        .expect_err("no such device");
     assert!(error.to_string().contains("no index 999"), "{error}");
 }

@@ -198,7 +198,10 @@ fn max_pool(cx: &CompileCx) -> Result<Launch, String> {
         &d,
         &format!("let value = {value};\nif (best == 0xffffffffu || {above}) {{\nbest = at;\nmost = value;\n}}\n"),
     );
-    let code = format!("{}var best = 0xffffffffu;\nvar most = 0.0;\n{search}{stores}", plane(d.output));
+    let code = format!(
+        "{}var best = 0xffffffffu;\nvar most = 0.0;\n{search}{stores}",
+        plane(d.output)
+    );
     module.finish_elements(&code, cx.kernel.outputs[0].numel())
 }
 

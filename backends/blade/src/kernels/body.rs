@@ -112,7 +112,9 @@ impl Body {
 
     /// Calls of a role.
     pub(crate) fn calls(&self, role: Role) -> Vec<Id> {
-        (0..self.nodes.len()).filter(|&id| self.role(id) == Some(role)).collect()
+        (0..self.nodes.len())
+            .filter(|&id| self.role(id) == Some(role))
+            .collect()
     }
 
     /// Keeps what the results need, and the operands.

@@ -50,7 +50,16 @@ pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx) -> Result<Compiled, S
         Of::InputGrad => Conv2dDims::of_input_grad(&call)?,
         Of::WeightGrad => Conv2dDims::of_weight_grad(&call)?,
     };
-    tiled::compile(body, id, cx, &Convolution { of, dims, operands: [a, b] })
+    tiled::compile(
+        body,
+        id,
+        cx,
+        &Convolution {
+            of,
+            dims,
+            operands: [a, b],
+        },
+    )
 }
 
 struct Convolution {
@@ -82,7 +91,11 @@ impl Convolution {
     /// An element of a weight: channels within the group and number of the tap.
     fn weight(&self, e: &mut Emitter, operand: usize, o: &str, c: &str, tap: &str) -> Result<String, String> {
         let ([cg, og], taps) = (self.channels(), plane(self.dims.kernel));
-        self.element(e, operand, &format!("((batch * {og}u + {o}) * {cg}u + {c}) * {taps}u + {tap}"))
+        self.element(
+            e,
+            operand,
+            &format!("((batch * {og}u + {o}) * {cg}u + {c}) * {taps}u + {tap}"),
+        )
     }
 
     /// The element of the image that a tap meets at a place of the output, or 0 where that is padding.
@@ -124,7 +137,10 @@ impl Convolution {
             let (stride, dilation, padding) = (d.stride[axis], d.dilation[axis], d.padding[axis]);
             let distance = e.bind(&format!("{at} + {padding}u - {tap} * {dilation}u"))?;
             let window = e.bind(&format!("{distance} / {stride}u"))?;
-            conditions.push(format!("{window} * {stride}u == {distance} && {window} < {}u", d.output[axis]));
+            conditions.push(format!(
+                "{window} * {stride}u == {distance} && {window} < {}u",
+                d.output[axis]
+            ));
             found.push(e.bind(&format!("min({window}, {}u)", d.output[axis].saturating_sub(1)))?);
         }
         let [oh, ow] = d.output;
@@ -138,7 +154,10 @@ impl Convolution {
 
     /// Quotient and remainder of a number in variables.
     fn split(&self, e: &mut Emitter, number: &str, by: usize) -> Result<[String; 2], String> {
-        Ok([e.bind(&format!("{number} / {by}u"))?, e.bind(&format!("{number} % {by}u"))?])
+        Ok([
+            e.bind(&format!("{number} / {by}u"))?,
+            e.bind(&format!("{number} % {by}u"))?,
+        ])
     }
 }
 
@@ -189,7 +208,11 @@ impl Products for Convolution {
             (Of::WeightGrad, 0) => {
                 let ([n, at], [_, og]) = (self.split(e, k, output)?, self.channels());
                 let channels = self.dims.o;
-                self.element(e, 1, &format!("({n} * {channels}u + batch * {og}u + {line}) * {output}u + {at}"))
+                self.element(
+                    e,
+                    1,
+                    &format!("({n} * {channels}u + batch * {og}u + {line}) * {output}u + {at}"),
+                )
             }
             (Of::WeightGrad, _) => {
                 let ([c, tap], [n, at]) = (self.split(e, line, taps)?, self.split(e, k, output)?);

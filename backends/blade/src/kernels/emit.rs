@@ -67,7 +67,10 @@ impl<'a> Emitter<'a> {
     }
 
     /// Makes the code of a block: variables of it are not known afterwards.
-    pub(crate) fn block<T>(&mut self, make: impl FnOnce(&mut Self) -> Result<T, String>) -> Result<(String, T), String> {
+    pub(crate) fn block<T>(
+        &mut self,
+        make: impl FnOnce(&mut Self) -> Result<T, String>,
+    ) -> Result<(String, T), String> {
         let (known, indices) = (self.known.clone(), self.indices.clone());
         let outer = std::mem::take(&mut self.code);
         let made = make(self);
@@ -208,9 +211,7 @@ impl<'a> Emitter<'a> {
                 self.value(inputs[0], &place)
             }
             Role::Pull => pull::value(self, op, call, inputs, place),
-            Role::Reduction | Role::Product => {
-                Err(format!("{op} is used where it has not been computed"))
-            }
+            Role::Reduction | Role::Product => Err(format!("{op} is used where it has not been computed")),
         }
     }
 

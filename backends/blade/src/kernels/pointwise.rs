@@ -25,7 +25,9 @@ pub(super) fn compile(body: &Body, cx: &CompileCx) -> Result<Compiled, String> {
     if overwrites && groups.len() > 1 {
         return Err("it overwrites operands in several launches".into());
     }
-    let launches = groups.into_iter().map(|(numel, outputs)| launch(body, cx, numel, &outputs));
+    let launches = groups
+        .into_iter()
+        .map(|(numel, outputs)| launch(body, cx, numel, &outputs));
     Ok(Compiled {
         launches: launches.collect::<Result<_, _>>()?,
         scratch: Vec::new(),
@@ -82,4 +84,3 @@ fn pairs(e: &mut Emitter, numel: usize, output: usize) -> Result<String, String>
     let _ = writeln!(code, "{name}[i] = word;");
     Ok(code)
 }
-

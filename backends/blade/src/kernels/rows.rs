@@ -10,13 +10,13 @@ use std::fmt::Write as _;
 
 use meganeura_core::{DType, Shape, TensorType};
 
+use super::Role;
 use super::body::{Body, Def, Id};
 use super::emit::Emitter;
 use super::module::{CompileCx, Compiled, Launch, Memory};
 use super::place::{self, Base, Index, Place};
 use super::pointwise::is_half;
 use super::scalar::{literal, wgsl_type};
-use super::Role;
 
 /// Threads of a workgroup.
 const THREADS: usize = 256;
@@ -171,7 +171,13 @@ impl<'a> Rows<'a> {
         for id in 0..body.nodes.len() {
             let below = body.inputs(id).iter().map(|&i| levels[i]).max().unwrap_or(0);
             levels[id] = below;
-            let Def::Call { op, attrs, inputs, role } = &body.nodes[id].def else {
+            let Def::Call {
+                op,
+                attrs,
+                inputs,
+                role,
+            } = &body.nodes[id].def
+            else {
                 continue;
             };
             if *role != Role::Reduction {
@@ -193,7 +199,12 @@ impl<'a> Rows<'a> {
             levels[id] = below + 1;
         }
         let (domain, reduced) = common.ok_or("there is nothing to reduce")?;
-        let size = |of: bool| -> usize { (0..domain.rank()).filter(|&a| reduced[a] == of).map(|a| domain[a]).product() };
+        let size = |of: bool| -> usize {
+            (0..domain.rank())
+                .filter(|&a| reduced[a] == of)
+                .map(|a| domain[a])
+                .product()
+        };
         let (rows, columns) = (size(false), size(true));
         let mut found = Rows {
             body,
@@ -482,7 +493,8 @@ impl<'a> Rows<'a> {
             );
         }
         let code = std::mem::take(&mut e.code);
-        e.module.finish(&code, THREADS, self.rows.div_ceil(layout.width) * parts)
+        e.module
+            .finish(&code, THREADS, self.rows.div_ceil(layout.width) * parts)
     }
 
     /// What is computed from the parts: one thread for each row.

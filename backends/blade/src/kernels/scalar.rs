@@ -196,7 +196,10 @@ mod tests {
     #[test]
     fn literals_are_exact() {
         assert_eq!(literal(DType::F32, 0.1f32.to_bits()), "(1e-1f)");
-        assert_eq!(literal(DType::F32, f32::NEG_INFINITY.to_bits()), "from_bits(0xff800000u)");
+        assert_eq!(
+            literal(DType::F32, f32::NEG_INFINITY.to_bits()),
+            "from_bits(0xff800000u)"
+        );
         assert_eq!(literal(DType::F32, (-0.0f32).to_bits()), "from_bits(0x80000000u)");
         assert_eq!(literal(DType::U32, u32::MAX), "4294967295u");
         assert_eq!(literal(DType::I32, i32::MIN as u32), "bitcast<i32>(2147483648u)");

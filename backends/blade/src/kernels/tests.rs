@@ -21,9 +21,17 @@ fn types(op: OpRef, sample: &Sample, float: DType) -> Option<(Vec<TensorType>, V
         .enumerate()
         .map(|(i, x)| graph.input_typed(&format!("x{i}"), &x.shape, operand(x.dtype)).into())
         .collect();
-    let types = sample.inputs.iter().zip(&inputs).filter_map(|(_, &x)| graph.ty(x).cloned()).collect();
+    let types = sample
+        .inputs
+        .iter()
+        .zip(&inputs)
+        .filter_map(|(_, &x)| graph.ty(x).cloned())
+        .collect();
     let call = graph.call(op, sample.attrs.clone(), inputs);
-    graph.errors().is_empty().then(|| (types, graph.nodes()[call.index()].outputs.clone()))
+    graph
+        .errors()
+        .is_empty()
+        .then(|| (types, graph.nodes()[call.index()].outputs.clone()))
 }
 
 /// The launches of the samples of all operators.
@@ -31,8 +39,14 @@ fn launches() -> Vec<(String, Launch)> {
     let mut all = Vec::new();
     let mut seen = HashSet::new();
     for op in registry::ops() {
-        for (sample, float) in op.samples(&mut Sizes::new(0)).iter().flat_map(|s| [(s, DType::F32), (s, DType::F16)]) {
-            let Some((inputs, outputs)) = types(op, sample, float) else { continue };
+        for (sample, float) in op
+            .samples(&mut Sizes::new(0))
+            .iter()
+            .flat_map(|s| [(s, DType::F32), (s, DType::F16)])
+        {
+            let Some((inputs, outputs)) = types(op, sample, float) else {
+                continue;
+            };
             let kernel = KernelDesc {
                 name: op.name(),
                 version: op.version(),
@@ -47,7 +61,10 @@ fn launches() -> Vec<(String, Launch)> {
                 };
                 let made = compile(&cx).map(|c| c.launches).unwrap_or_default();
                 let new = made.into_iter().filter(|l| seen.insert(l.source.clone()));
-                all.extend(new.map(|l| (format!("{} {}", op.name(), sample.label), l)).collect::<Vec<_>>());
+                all.extend(
+                    new.map(|l| (format!("{} {}", op.name(), sample.label), l))
+                        .collect::<Vec<_>>(),
+                );
             }
         }
     }
@@ -86,7 +103,11 @@ fn every_kernel_is_valid_and_translates() {
             ..naga::back::spv::Options::default()
         };
         let spv = naga::back::spv::write_vec(&module, &info, &options, None);
-        assert!(spv.is_ok_and(|words| !words.is_empty()), "{label} as SPIR-V\n{}", launch.source);
+        assert!(
+            spv.is_ok_and(|words| !words.is_empty()),
+            "{label} as SPIR-V\n{}",
+            launch.source
+        );
         let options = naga::back::msl::Options {
             fake_missing_bindings: true,
             ..naga::back::msl::Options::default()

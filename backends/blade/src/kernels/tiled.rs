@@ -92,7 +92,9 @@ pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx, products: &dyn Produc
     }
     let mut e = Emitter::new(body, cx);
     let partial = e.module.array(Memory::Scratch(0), body.ty(id).dtype, true);
-    let first = tiling.launch(e, &|number, sum| format!("{partial}[part * {total}u + {number}] = {sum};\n"))?;
+    let first = tiling.launch(e, &|number, sum| {
+        format!("{partial}[part * {total}u + {number}] = {sum};\n")
+    })?;
     Ok(Compiled {
         launches: vec![first, join(Emitter::new(body, cx), id, total, tiling.parts)?],
         scratch: vec![4 * total * tiling.parts],
@@ -152,9 +154,11 @@ struct Tiling<'a> {
 impl<'a> Tiling<'a> {
     fn new(products: &'a dyn Products, total: usize) -> Self {
         let sizes = products.sizes();
-        let groups =
-            |tile: usize| sizes.batch * sizes.m.div_ceil(tile * SIDE) * sizes.n.div_ceil(tile * SIDE);
-        let tile = TILES.into_iter().find(|&tile| groups(tile) >= ENOUGH_GROUPS).unwrap_or(1);
+        let groups = |tile: usize| sizes.batch * sizes.m.div_ceil(tile * SIDE) * sizes.n.div_ceil(tile * SIDE);
+        let tile = TILES
+            .into_iter()
+            .find(|&tile| groups(tile) >= ENOUGH_GROUPS)
+            .unwrap_or(1);
         let wanted = ENOUGH_GROUPS.div_ceil(groups(tile).max(1));
         let room = MOST_PARTIAL / (4 * total.max(1));
         Tiling {
@@ -193,9 +197,15 @@ impl<'a> Tiling<'a> {
         }
         let (from, to) = match self.parts {
             1 => ("0u".to_owned(), format!("{k}u")),
-            _ => (format!("part * {length}u"), format!("min(part * {length}u + {length}u, {k}u)")),
+            _ => (
+                format!("part * {length}u"),
+                format!("min(part * {length}u + {length}u, {k}u)"),
+            ),
         };
-        let _ = writeln!(code, "let end = {to};\nfor (var first_k = {from}; first_k < end; first_k += {STEP}u) {{");
+        let _ = writeln!(
+            code,
+            "let end = {to};\nfor (var first_k = {from}; first_k < end; first_k += {STEP}u) {{"
+        );
         for operand in 0..2 {
             for piece in 0..self.tile {
                 code.push_str(&self.copy(&mut e, operand, piece)?);

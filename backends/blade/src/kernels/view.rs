@@ -39,7 +39,9 @@ pub(super) fn place(emitter: &mut Emitter, name: &str, call: &Call, place: &[Ind
         "core.slice" => {
             let (starts, steps) = (call.attrs.ints("starts")?, call.attrs.ints("steps")?);
             let parts = place.iter().zip(starts.iter().zip(steps));
-            parts.map(|(index, (&start, &step))| slice(emitter, index, start, step)).collect()
+            parts
+                .map(|(index, (&start, &step))| slice(emitter, index, start, step))
+                .collect()
         }
         "core.flip" => {
             let mut inner = place.to_vec();

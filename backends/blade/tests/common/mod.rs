@@ -11,16 +11,24 @@ use meganeura_core::config::Config;
 const REQUIRE: &str = "MEGANEURA_REQUIRE_VULKAN";
 
 /// The first usable device. Without one a test has nothing to run on: it says so, or fails if that is asked for.
-pub fn device() -> Option<Arc<dyn Device>> {
+pub(crate) fn device() -> Option<Arc<dyn Device>> {
     let config = Config::default();
     let devices = BladeBackend.devices(&config).expect("a listing");
     if let Some(usable) = devices.iter().find(|d| d.rejected.is_none()) {
         return Some(BladeBackend.open(usable.index, &config).expect("it opens"));
     }
-    let why = BladeBackend.absence().unwrap_or_else(|| format!("all are rejected: {devices:?}"));
-    assert!(std::env::var(REQUIRE).as_deref() != Ok("1"), "{REQUIRE} is 1, but there is no device: {why}");
+    let why = BladeBackend
+        .absence()
+        .unwrap_or_else(|| format!("all are rejected: {devices:?}"));
+    assert!(
+        std::env::var(REQUIRE).as_deref() != Ok("1"),
+        "{REQUIRE} is 1, but there is no device: {why}"
+    );
     let name = std::thread::current().name().unwrap_or("a test").to_owned();
     // Not by a macro, whose output tests hold back.
-    let _ = writeln!(std::io::stderr(), "NOT TESTED: {name} needs a Vulkan or Metal device: {why}");
+    let _ = writeln!(
+        std::io::stderr(),
+        "NOT TESTED: {name} needs a Vulkan or Metal device: {why}"
+    );
     None
 }
