@@ -17,7 +17,7 @@ struct Limited {
 }
 
 impl Limited {
-    fn new(memory_bytes: Option<u64>, max_buffer_bytes: Option<u64>) -> Arc<dyn Device> {
+    fn device(memory_bytes: Option<u64>, max_buffer_bytes: Option<u64>) -> Arc<dyn Device> {
         let device = CpuDevice::new(2);
         let capabilities = Capabilities {
             memory_bytes,
@@ -41,7 +41,7 @@ impl Device for Limited {
 }
 
 fn cpu() -> Arc<dyn Device> {
-    Limited::new(None, None)
+    Limited::device(None, None)
 }
 
 fn plan(graph: &Graph, mode: Mode, update: Option<&Update>, device: &Arc<dyn Device>) -> ExecutionPlan {
@@ -192,7 +192,7 @@ fn a_plan_that_does_not_fit_says_what_would() {
     let adam = || Some(Update::new(Adam::new(1e-3)));
     let needed = plan(&graph, Mode::Training, adam().as_ref(), &cpu()).memory_forecast();
     let start = |memory: usize, update| {
-        let device = Limited::new(Some(memory as u64), None);
+        let device = Limited::device(Some(memory as u64), None);
         build_on(&graph, device, Mode::Training, update).map(drop)
     };
     start(needed.planned, adam()).expect("it fits exactly");
@@ -217,7 +217,7 @@ fn a_plan_that_does_not_fit_says_what_would() {
     // An optimizer that is set later is held to the same limit, and the session goes on without it.
     let without = plan(&graph, Mode::Training, None, &cpu()).memory_forecast();
     // Room for the scalars of an update.
-    let device = Limited::new(Some(without.planned as u64 + 4096), None);
+    let device = Limited::device(Some(without.planned as u64 + 4096), None);
     let (mut session, _) = build_on(&graph, device, Mode::Training, None).expect("it fits");
     let error = session
         .try_set_optimizer(Adam::new(1e-3))
@@ -231,14 +231,14 @@ fn no_buffer_lies_in_two_slabs() {
     let graph = cnn_classifier(3, [1, 8, 8], 5);
     let whole = plan(&graph, Mode::Training, None, &cpu());
     let largest = whole.buffers.iter().copied().max().expect("some").next_multiple_of(256);
-    let device = Limited::new(None, Some(largest as u64 + 7));
+    let device = Limited::device(None, Some(largest as u64 + 7));
     let slabs = plan(&graph, Mode::Training, None, &device);
     assert_eq!(slabs.memory.slab, Some(largest));
     assert!(slabs.memory.bytes > largest);
     for (offset, bytes) in slabs.memory.offsets.iter().zip(&slabs.buffers) {
         assert_eq!(offset / largest, (offset + bytes.saturating_sub(1)) / largest);
     }
-    let small = Limited::new(None, Some(largest as u64 - 1));
+    let small = Limited::device(None, Some(largest as u64 - 1));
     let error = plan_for(&graph, &small, Mode::Training, None, &RewriteConfig::default()).expect_err("too small");
     assert!(error.to_string().contains("the device binds at most"), "{error}");
 }

@@ -84,7 +84,8 @@ impl BladeExecutable {
     pub(crate) fn new(device: &BladeDevice, plan: &ExecutionPlan) -> Result<Self> {
         let gpu = device.gpu();
         let draft = Draft::of(plan)?;
-        let arena = Arena::new(gpu, device.name(), &draft.sizes, device.limits().binding_bytes)?;
+        let limit = device.limits().binding_bytes;
+        let arena = Arena::new(gpu, device.name(), &draft.sizes, &plan.memory, limit)?;
         let segments = draft.ready(plan, gpu, device.pipelines(), &arena)?;
         let encoder = gpu.guard("making a command encoder", |context| {
             context.create_command_encoder(bg::CommandEncoderDesc {

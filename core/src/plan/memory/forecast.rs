@@ -43,7 +43,10 @@ impl ExecutionPlan {
         let rest = (0..self.buffers.len()).filter(|i| lives[*i].is_none());
         let others = sum(&mut rest.map(|i| BufferRef(i as u32)));
         let lasting = parameters + gradients + optimizer + others;
-        let unplanned = self.buffers.iter().fold(0, |sum: usize, &bytes| sum.saturating_add(aligned(bytes)));
+        let unplanned = self
+            .buffers
+            .iter()
+            .fold(0, |sum: usize, &bytes| sum.saturating_add(aligned(bytes)));
         let planned = match self.memory.offsets.is_empty() {
             true => unplanned,
             false => self.memory.bytes,

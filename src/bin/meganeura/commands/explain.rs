@@ -169,14 +169,7 @@ fn places(report: &OptimizeReport) -> std::io::Result<()> {
     Ok(())
 }
 
-fn object(
-    model: &str,
-    mode: Mode,
-    rows: usize,
-    device: &str,
-    report: &OptimizeReport,
-    planned: &Planned,
-) -> Value {
+fn object(model: &str, mode: Mode, rows: usize, device: &str, report: &OptimizeReport, planned: &Planned) -> Value {
     let fusions: Vec<Value> = report
         .fusions
         .iter()

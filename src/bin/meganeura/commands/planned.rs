@@ -39,7 +39,9 @@ impl Planned {
         config: &RewriteConfig,
         file: Option<&Path>,
     ) -> Result<Self> {
-        Planned::new(graph, file, || try_compile(&prepare(graph, mode, rates, config, None)?.0))
+        Planned::new(graph, file, || {
+            try_compile(&prepare(graph, mode, rates, config, None)?.0)
+        })
     }
 
     fn new(graph: &Graph, file: Option<&Path>, make: impl FnOnce() -> Result<ExecutionPlan>) -> Result<Self> {
