@@ -4,6 +4,8 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
+use sha2::{Digest, Sha256};
+
 use crate::error::{Error, Result};
 
 /// Writes a file under a temporary name in the same folder and renames it when it is complete and on the disk. Whoever
@@ -61,6 +63,19 @@ fn try_write(target: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>
     Ok(())
 }
 
+/// SHA-256 (FIPS 180-4) of bytes, as lower-case hexadecimal digits.
+pub fn sha256<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> String {
+    let mut hash = Sha256::new();
+    for part in parts {
+        hash.update(part);
+    }
+    hex(hash)
+}
+
+pub(crate) fn hex(hash: Sha256) -> String {
+    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// The folder that a file is in.
 pub fn folder_of(file: &Path) -> PathBuf {
     match file.parent() {
@@ -80,6 +95,15 @@ mod tests {
             .collect();
         names.sort();
         names
+    }
+
+    #[test]
+    fn the_hash_is_sha256() {
+        // The examples of FIPS 180-4: no bytes, and "abc".
+        let nothing = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+        let abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        assert_eq!(sha256([]), nothing);
+        assert_eq!(sha256([&b"a"[..], b"bc"]), abc);
     }
 
     #[test]

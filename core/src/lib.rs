@@ -46,5 +46,5 @@ pub use init::Init;
 pub use optimize::OptimizeReport;
 pub use plan::ExecutionPlan;
 pub use plan::optimizer::{Adam, GradientClip, Optimizer, ParameterGroup, Sgd, Update};
-pub use session::{MemorySummary, Session};
+pub use session::{MemorySummary, NonFinite, Session};
 pub use shape::{Shape, TensorType};

@@ -6,9 +6,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::fingerprint::hex_digest;
 use crate::error::{Error, Result};
-use crate::files::{folder_of, write_atomically};
+use crate::files::{folder_of, sha256, write_atomically};
 use crate::plan::{BufferRef, ExecutionPlan};
 
 /// Constants of more bytes stand beside the plan.
@@ -49,7 +48,7 @@ pub(super) fn take(plan: &ExecutionPlan) -> (ExecutionPlan, Option<Taken>) {
     }
     let file = SideFile {
         bytes: parts.iter().map(Vec::len).sum(),
-        sha256: hex_digest(parts.iter().map(Vec::as_slice)),
+        sha256: sha256(parts.iter().map(Vec::as_slice)),
     };
     (plan, Some(Taken { parts, file }))
 }
@@ -111,7 +110,7 @@ pub(super) fn put_back(plan: &mut ExecutionPlan, file: &SideFile, path: &Path) -
         return Err(damaged(format!("has {found} bytes, but should have {}", file.bytes)));
     }
     let data = fs::read(&side).map_err(|error| damaged(format!("could not be read: {error}")))?;
-    if data.len() != file.bytes || hex_digest([&data[..]]) != file.sha256 {
+    if data.len() != file.bytes || sha256([&data[..]]) != file.sha256 {
         return Err(damaged("is damaged: its contents do not have its hash".to_owned()));
     }
     let mut rest = &data[..];

@@ -9,9 +9,10 @@ use serde::{Deserialize, Serialize};
 
 use super::Loaded;
 use super::constants::{self, SideFile};
-use super::fingerprint::hex_digest;
+use super::fingerprint::graph_hash;
 use crate::error::{Error, Result};
-use crate::files::write_atomically;
+use crate::files::{sha256, write_atomically};
+use crate::graph::Graph;
 use crate::plan::{ExecutionPlan, PLAN_VERSION};
 
 /// Files that are larger are not read.
@@ -28,13 +29,15 @@ struct CachedPlan {
     plan: ExecutionPlan,
 }
 
-pub(super) fn save(plan: &ExecutionPlan, graph_hash: &str, path: &Path) -> Result<()> {
-    let (plan, taken) = constants::take(plan);
+pub(super) fn save(plan: &ExecutionPlan, graph: &Graph, path: &Path) -> Result<()> {
+    let (mut plan, taken) = constants::take(plan);
+    plan.tie_sources(graph);
     if let Some(taken) = &taken {
         taken.save(path)?;
     }
     let side = taken.map(|t| t.file);
-    let body = encode(&plan, graph_hash, side.as_ref()).map_err(|e| Error::file(path, e, "please report this"))?;
+    let body =
+        encode(&plan, &graph_hash(graph), side.as_ref()).map_err(|e| Error::file(path, e, "please report this"))?;
     write_atomically(path, |w| {
         w.write_all(header(&body).as_bytes())?;
         w.write_all(body.as_bytes())
@@ -63,7 +66,7 @@ fn header(body: &str) -> String {
 
 /// Hash of a text without regard to carriage returns, which version control may add.
 fn checksum(text: &str) -> String {
-    hex_digest(text.as_bytes().split(|b| *b == b'\r'))
+    sha256(text.as_bytes().split(|b| *b == b'\r'))
 }
 
 pub(super) fn load(graph_hash: &str, path: &Path) -> Result<Loaded> {

@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::fingerprint::hex_digest;
 use crate::backend::{Capabilities, Device};
 use crate::build::Mode;
+use crate::files::sha256;
 use crate::plan::optimizer::Update;
 use crate::registry;
 use crate::rewrite::RewriteConfig;
@@ -59,11 +59,11 @@ impl BuildKey {
             rewrite: format!("{rewrite:?}"),
             rule_sets: sets
                 .map(|set| {
-                    let text = hex_digest([set.rules.as_bytes()]);
+                    let text = sha256([set.rules.as_bytes()]);
                     format!("{} {} {}", set.namespace, set.version, &text[..16])
                 })
                 .collect(),
-            operators: hex_digest(operators.iter().map(String::as_bytes)),
+            operators: sha256(operators.iter().map(String::as_bytes)),
             device: format!("{capabilities:?}"),
             kernels: device.kernels(),
         }

@@ -3,7 +3,7 @@
 //! A file holds a plan as [RON](https://docs.rs/ron), after a comment with the format's version and a checksum:
 //!
 //! ```text
-//! // meganeura plan, format 4, sha256 5c1f…
+//! // meganeura plan, format 5, sha256 5c1f…
 //! CachedPlan(
 //!     graph_hash: "9e02…",
 //!     constants: None,
@@ -49,7 +49,7 @@ pub(crate) enum Loaded {
 /// # Errors
 /// [`Error::File`](crate::Error::File) when the file cannot be written; an earlier one is as it was.
 pub fn save_plan(plan: &ExecutionPlan, forward_graph: &Graph, path: impl AsRef<Path>) -> Result<()> {
-    file::save(plan, &graph_hash(forward_graph), path.as_ref())
+    file::save(plan, forward_graph, path.as_ref())
 }
 
 /// Reads the plan of a graph. `None` when there is no file, or it is of another graph or format; the log says which.
@@ -76,7 +76,11 @@ pub(crate) fn log_invalidated(reason: &str) {
 
 /// [`load_plan`] with the reason where there is no plan.
 pub(crate) fn load(forward_graph: &Graph, path: &Path) -> Result<Loaded> {
-    file::load(&graph_hash(forward_graph), path)
+    let mut loaded = file::load(&graph_hash(forward_graph), path)?;
+    if let Loaded::Plan(plan) = &mut loaded {
+        plan.renew_sources(forward_graph);
+    }
+    Ok(loaded)
 }
 
 /// Whether a file may be overwritten by a plan: it is one, or empty, or does not exist.

@@ -157,6 +157,9 @@ pub(super) fn lower(
         plan,
         supports,
         missing: Vec::new(),
+        // The builders of updates are the library's.
+        sourced: segment == FORWARD_BACKWARD,
+        source: None,
     };
     let values = lowering.graph(graph, &schedule, bound, None)?;
     let missing = lowering.missing;
@@ -287,6 +290,10 @@ struct Lowering<'a> {
     plan: &'a mut ExecutionPlan,
     supports: Supports<'a>,
     missing: Vec<MissingKernel>,
+    /// Whether lines of source are the user's.
+    sourced: bool,
+    /// The line that the present call came from.
+    source: Option<u32>,
 }
 
 impl Lowering<'_> {
@@ -326,6 +333,9 @@ impl Lowering<'_> {
                     Some(Operand { buffer: values[v], ty })
                 })
                 .collect();
+            if label.is_none() && self.sourced {
+                self.source = node.location.map(|location| self.plan.source_index(location));
+            }
             let label = label.map_or_else(|| dispatch_label(node, id, op), str::to_owned);
             let outputs = self.call(node, op, inputs, &targets, &label)?;
             values.extend(ports().zip(outputs.iter().copied()));
@@ -457,6 +467,7 @@ impl Lowering<'_> {
             outputs: outputs.collect(),
             level: 0,
             label: label.to_owned(),
+            source: self.source,
             use_coop: false,
         });
         buffers
@@ -507,6 +518,7 @@ impl Lowering<'_> {
             outputs: vec![operand(target)],
             level: 0,
             label: format!("{label}.write"),
+            source: self.source,
             use_coop: false,
         });
     }

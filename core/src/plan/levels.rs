@@ -98,6 +98,7 @@ mod tests {
             outputs: operands(writes),
             level: 0,
             label: format!("{reads:?} {writes:?}"),
+            source: None,
             use_coop: false,
         }
     }

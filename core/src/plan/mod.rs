@@ -9,6 +9,7 @@ mod levels;
 pub mod memory;
 pub mod optimizer;
 mod packed;
+mod source;
 mod verify;
 
 use std::fmt;
@@ -18,6 +19,7 @@ use serde::{Deserialize, Serialize};
 pub use compile::{compile, compile_for, try_compile};
 pub use memory::{Lifetime, MemoryForecast, MemoryLayout};
 pub use packed::{DerivedInfo, Part, TensorView};
+pub use source::SourceLine;
 
 use crate::attrs::{Attr, Attrs};
 use crate::cache::BuildKey;
@@ -27,7 +29,7 @@ use crate::init::Init;
 use crate::shape::TensorType;
 
 /// Version of the plan's data model; raised with every incompatible change.
-pub const PLAN_VERSION: u32 = 4;
+pub const PLAN_VERSION: u32 = 5;
 
 /// Index of a logical buffer in [`ExecutionPlan::buffers`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -79,6 +81,8 @@ pub struct Dispatch {
     pub level: u32,
     /// Provenance: name or number of the node it came from, and the operator.
     pub label: String,
+    /// The line that the call came from, as an index into [`ExecutionPlan::sources`].
+    pub source: Option<u32>,
     /// Whether a cooperative-matrix variant was chosen (GPU backends).
     pub use_coop: bool,
 }
@@ -197,6 +201,8 @@ pub struct ExecutionPlan {
     pub derived_info: Vec<DerivedInfo>,
     /// Where the buffers lie.
     pub memory: MemoryLayout,
+    /// Lines of source that dispatches came from.
+    pub sources: Vec<SourceLine>,
 }
 
 impl ExecutionPlan {

@@ -34,6 +34,9 @@ impl ExecutionPlan {
         self.verify_segments()?;
         self.verify_memory()?;
         for d in &self.dispatches {
+            if d.source.is_some() && self.source_of(d).is_none() {
+                return Err(Error::plan(format!("{}: its line of source is not listed", d.label)));
+            }
             verify_dispatch(d).map_err(|m| Error::plan(format!("{}: {m}", d.label)))?;
             for operand in d.inputs.iter().chain(&d.outputs) {
                 let bytes = self.size_of(operand.buffer, &d.label)?;

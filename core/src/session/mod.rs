@@ -3,8 +3,10 @@
 //! Every method that can fail has a `try_` form that returns a `Result`; the plain form panics with the
 //! same message.
 
+mod debug;
 mod optimizer;
 mod profile;
+mod progress;
 mod read;
 mod summary;
 mod tensors;
@@ -12,7 +14,9 @@ mod tensors;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+pub use debug::{Defect, NonFinite, Stage};
 pub use profile::{TimingRow, Timings};
+pub use progress::Progress;
 pub use summary::MemorySummary;
 
 use crate::backend::{Device, Executable, KernelDesc, StepArgs, StepStats, Support, Ticket};
@@ -290,19 +294,11 @@ impl Session {
     /// the next call that waits).
     pub fn try_step(&mut self) -> Result<()> {
         self.tensors.check_inputs_set()?;
-        let active = self.optimizer.as_ref().filter(|active| !active.paused);
-        let (accumulate, update) = (active.is_some(), active.is_some_and(ActiveOptimizer::is_due));
         self.gather_scalars()?;
         let mut segments = [0; 3];
         let mut count = 0;
-        for (i, segment) in self.plan.segments.iter().enumerate() {
-            let wanted = match segment.name.as_str() {
-                FORWARD_BACKWARD => true,
-                ACCUMULATE => accumulate,
-                UPDATE => update,
-                _ => false,
-            };
-            if wanted && count < segments.len() {
+        for i in 0..self.plan.segments.len() {
+            if count < segments.len() && self.is_due(i) {
                 segments[count] = i;
                 count += 1;
             }
@@ -312,11 +308,26 @@ impl Session {
             scalars: &self.scalars,
         })?;
         self.last_ticket = Some(ticket);
+        self.count_step();
+        Ok(())
+    }
+
+    /// Whether a segment of the plan is part of the next step.
+    fn is_due(&self, segment: usize) -> bool {
+        let active = self.optimizer.as_ref().filter(|active| !active.paused);
+        match self.plan.segments[segment].name.as_str() {
+            FORWARD_BACKWARD => true,
+            ACCUMULATE => active.is_some(),
+            UPDATE => active.is_some_and(ActiveOptimizer::is_due),
+            _ => false,
+        }
+    }
+
+    fn count_step(&mut self) {
         self.steps += 1;
-        if let Some(active) = self.optimizer.as_mut().filter(|_| accumulate) {
+        if let Some(active) = self.optimizer.as_mut().filter(|active| !active.paused) {
             active.advance();
         }
-        Ok(())
     }
 
     /// [`Session::try_step`], panicking with its report.

@@ -38,6 +38,21 @@ impl ActiveOptimizer {
         self.accumulated + 1 >= self.update.accumulate
     }
 
+    pub(super) fn updates(&self) -> u64 {
+        self.updates
+    }
+
+    pub(super) fn accumulated(&self) -> u32 {
+        self.accumulated
+    }
+
+    /// Counts on from there.
+    pub(super) fn go_on(&mut self, updates: u64, accumulated: u32) {
+        self.updates = updates;
+        // What a file says must not skip an update.
+        self.accumulated = accumulated.min(self.update.accumulate - 1);
+    }
+
     /// Counts a step.
     pub(super) fn advance(&mut self) {
         if self.is_due() {

@@ -1,0 +1,365 @@
+//! A step that looks for the first NaN or infinity.
+
+use std::collections::HashSet;
+use std::fmt;
+
+use half::{bf16, f16};
+
+use super::Session;
+use crate::backend::{Executable, StepArgs};
+use crate::dtype::DType;
+use crate::error::{Result, TensorKind, unwrap_report};
+use crate::plan::memory::{MemoryLayout, check_fit};
+use crate::plan::{ACCUMULATE, BufferRef, Dispatch, ExecutionPlan, FORWARD_BACKWARD, Operand, Segment, UPDATE};
+
+/// Part of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// What is there before the step: inputs, parameters and states.
+    Before(TensorKind),
+    /// Outputs and states.
+    Forward,
+    /// Gradients.
+    Backward,
+    /// The average of several steps' gradients.
+    Accumulate,
+    /// The optimizer.
+    Update,
+}
+
+impl fmt::Display for Stage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Stage::Before(kind) => write!(f, "before the step, {kind}"),
+            Stage::Forward => f.write_str("forward"),
+            Stage::Backward => f.write_str("backward"),
+            Stage::Accumulate => f.write_str("accumulate"),
+            Stage::Update => f.write_str("update"),
+        }
+    }
+}
+
+/// What is wrong with a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Defect {
+    /// Not a number.
+    NaN,
+    /// Plus or minus infinity.
+    Infinity,
+}
+
+/// The first result of a step that has a NaN which none of its operands has, or an infinity where all operands are
+/// finite.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NonFinite {
+    /// The call: name or number of its node, and the operator. A tensor's name where it was there before the step.
+    pub name: String,
+    /// File and line of the call, if it came from one.
+    pub source: Option<String>,
+    /// Part of the step.
+    pub stage: Stage,
+    /// Which of its results.
+    pub result: usize,
+    /// What is wrong.
+    pub defect: Defect,
+    /// The first element that is wrong, in row-major order.
+    pub index: usize,
+    /// How many elements are.
+    pub count: usize,
+    /// Number of elements.
+    pub len: usize,
+    /// Smallest and largest finite element of each float operand; `None` where none is finite, or the type has none.
+    pub operands: Vec<Option<(f32, f32)>>,
+}
+
+impl fmt::Display for NonFinite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = match self.defect {
+            Defect::NaN => "NaN",
+            Defect::Infinity => "infinity",
+        };
+        let NonFinite {
+            name,
+            index,
+            count,
+            len,
+            stage,
+            ..
+        } = self;
+        write!(
+            f,
+            "{name}: {what} at element {index} ({count} of {len} elements), {stage}"
+        )?;
+        if let Some(source) = &self.source {
+            write!(f, ", from {source}")?;
+        }
+        for (i, range) in self.operands.iter().enumerate() {
+            match range {
+                Some((low, high)) => write!(f, "\n  operand {i} lies in {low:e} ..= {high:e}")?,
+                None => write!(f, "\n  operand {i} has no finite numbers")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What is known of the contents of a buffer.
+#[derive(Clone, Copy, Debug, Default)]
+struct Contents {
+    nan: Option<usize>,
+    infinite: Option<usize>,
+    /// Elements that are not finite.
+    count: usize,
+    len: usize,
+    range: Option<(f32, f32)>,
+}
+
+impl Contents {
+    fn of(dtype: DType, bytes: &[u8]) -> Contents {
+        let mut contents = Contents::default();
+        let pairs = || bytes.chunks_exact(2).map(|b| [b[0], b[1]]);
+        match dtype {
+            DType::F32 => {
+                let words = bytes.chunks_exact(4);
+                contents.note(words.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])));
+            }
+            DType::F16 => contents.note(pairs().map(|b| f16::from_le_bytes(b).to_f32())),
+            DType::BF16 => contents.note(pairs().map(|b| bf16::from_le_bytes(b).to_f32())),
+            DType::U32 | DType::I32 => {}
+        }
+        contents
+    }
+
+    fn note(&mut self, values: impl Iterator<Item = f32>) {
+        for (i, v) in values.enumerate() {
+            self.len = i + 1;
+            if v.is_finite() {
+                let (low, high) = self.range.unwrap_or((v, v));
+                self.range = Some((low.min(v), high.max(v)));
+                continue;
+            }
+            self.count += 1;
+            let first = if v.is_nan() { &mut self.nan } else { &mut self.infinite };
+            first.get_or_insert(i);
+        }
+    }
+}
+
+impl Session {
+    /// Makes a step, one level after the other, and looks at every result: the first one that brought a NaN or an
+    /// infinity into the step, or `None` if there is none.
+    ///
+    /// Without one it is a step like any other, with the same results. Where one is found, the step is given up:
+    /// parameters, states and counters are what they were before it.
+    ///
+    /// It runs on a copy of the session's memory in which no buffers share, so it needs room for that, and takes many
+    /// times as long.
+    ///
+    /// # Errors
+    /// Those of [`Session::try_step`]; not enough memory.
+    pub fn try_step_debug(&mut self) -> Result<Option<NonFinite>> {
+        self.tensors.check_inputs_set()?;
+        let (plan, segments) = self.plan_by_levels();
+        check_fit(&plan, self.device.capabilities())?;
+        let mut copy = self.device.compile(&plan)?;
+        let lasting: HashSet<BufferRef> = plan.lasting().collect();
+        copy_buffers(&mut *self.executable, &mut *copy, &plan, &lasting)?;
+        self.gather_scalars()?;
+        let mut hunt = Hunt {
+            executable: &mut *copy,
+            plan: &plan,
+            contents: vec![Contents::default(); plan.buffers.len()],
+        };
+        if let Some(found) = hunt.leaves()? {
+            return Ok(Some(found));
+        }
+        let forward = forward_dispatches(&plan);
+        for (number, original) in segments.iter().enumerate() {
+            if !self.is_due(*original) {
+                continue;
+            }
+            let args = StepArgs {
+                segments: &[number],
+                scalars: &self.scalars,
+            };
+            let ticket = hunt.executable.run(&args)?;
+            hunt.executable.wait(ticket)?;
+            let stage = |dispatch: usize| match self.plan.segments[*original].name.as_str() {
+                UPDATE => Stage::Update,
+                ACCUMULATE => Stage::Accumulate,
+                _ if forward[dispatch] => Stage::Forward,
+                _ => Stage::Backward,
+            };
+            if let Some(found) = hunt.level(&plan.segments[number], stage)? {
+                return Ok(Some(found));
+            }
+        }
+        copy_buffers(&mut *copy, &mut *self.executable, &plan, &lasting)?;
+        self.count_step();
+        Ok(None)
+    }
+
+    /// [`Session::try_step_debug`], panicking with its report.
+    #[track_caller]
+    pub fn step_debug(&mut self) -> Option<NonFinite> {
+        unwrap_report(self.try_step_debug())
+    }
+
+    /// The plan with a segment for each level, and the segment that each came from. Nothing shares memory, as what a
+    /// level leaves is looked at after it.
+    fn plan_by_levels(&self) -> (ExecutionPlan, Vec<usize>) {
+        let mut plan = self.plan.clone();
+        plan.memory = MemoryLayout::default();
+        plan.segments.clear();
+        let mut origins = Vec::new();
+        for (number, segment) in self.plan.segments.iter().enumerate() {
+            let mut first = segment.first;
+            for level in self.plan.dispatches[segment.range()].chunk_by(|a, b| a.level == b.level) {
+                plan.segments.push(Segment {
+                    name: format!("{} {}", segment.name, level[0].level),
+                    first,
+                    count: level.len(),
+                });
+                first += level.len();
+                origins.push(number);
+            }
+        }
+        (plan, origins)
+    }
+}
+
+/// Copies the contents of buffers between executables of plans with the same ones.
+fn copy_buffers(
+    from: &mut dyn Executable,
+    to: &mut dyn Executable,
+    plan: &ExecutionPlan,
+    buffers: &HashSet<BufferRef>,
+) -> Result<()> {
+    let mut bytes = Vec::new();
+    for &buffer in buffers {
+        bytes.resize(plan.buffers[buffer.index()], 0);
+        from.read(buffer, 0, &mut bytes)?;
+        to.write(buffer, 0, &bytes)?;
+    }
+    Ok(())
+}
+
+/// For each dispatch whether outputs or states need it.
+fn forward_dispatches(plan: &ExecutionPlan) -> Vec<bool> {
+    let states = plan.state_buffers.iter().filter(|s| !s.optimizer).map(|s| s.buffer);
+    let mut needed: HashSet<BufferRef> = plan.output_buffers.iter().copied().chain(states).collect();
+    let mut forward = vec![false; plan.dispatches.len()];
+    let own = plan.segments.iter().filter(|s| s.name.starts_with(FORWARD_BACKWARD));
+    let own: Vec<usize> = own.flat_map(Segment::range).collect();
+    for &i in own.iter().rev() {
+        let d = &plan.dispatches[i];
+        if d.outputs.iter().any(|o| needed.contains(&o.buffer)) {
+            forward[i] = true;
+            needed.extend(d.inputs.iter().map(|o| o.buffer));
+        }
+    }
+    forward
+}
+
+/// The search, with what the buffers are known to hold.
+struct Hunt<'a> {
+    executable: &'a mut dyn Executable,
+    plan: &'a ExecutionPlan,
+    contents: Vec<Contents>,
+}
+
+impl Hunt<'_> {
+    fn read(&mut self, buffer: BufferRef) -> Result<Contents> {
+        let ty = &self.plan.buffer_types[buffer.index()];
+        if ty.dtype.is_integer() {
+            return Ok(Contents::default());
+        }
+        let mut bytes = vec![0; self.plan.buffers[buffer.index()]];
+        self.executable.read(buffer, 0, &mut bytes)?;
+        Ok(Contents::of(ty.dtype, &bytes))
+    }
+
+    /// Looks at what is there before the step. Only parameters have no use for infinities: masks are infinite, and so
+    /// are states that keep a minimum.
+    fn leaves(&mut self) -> Result<Option<NonFinite>> {
+        let plan = self.plan;
+        for (buffer, bytes) in plan.constants() {
+            self.contents[buffer.index()] = Contents::of(plan.buffer_types[buffer.index()].dtype, &bytes);
+        }
+        let inputs = plan.input_buffers.iter().map(|(n, b)| (TensorKind::Input, n, *b));
+        let parameters = plan.param_buffers.iter().map(|(n, b)| (TensorKind::Parameter, n, *b));
+        let states = plan
+            .state_buffers
+            .iter()
+            .map(|s| (TensorKind::State, &s.name, s.buffer));
+        for (kind, name, buffer) in inputs.chain(parameters).chain(states) {
+            let contents = self.read(buffer)?;
+            self.contents[buffer.index()] = contents;
+            let nan = contents.nan.map(|i| (Defect::NaN, i));
+            let infinite = contents.infinite.filter(|_| kind == TensorKind::Parameter);
+            if let Some((defect, index)) = nan.or(infinite.map(|i| (Defect::Infinity, i))) {
+                return Ok(Some(NonFinite {
+                    name: name.clone(),
+                    source: None,
+                    stage: Stage::Before(kind),
+                    result: 0,
+                    defect,
+                    index,
+                    count: contents.count,
+                    len: contents.len,
+                    operands: Vec::new(),
+                }));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Looks at what a level left, in the order of its dispatches.
+    fn level(&mut self, segment: &Segment, stage: impl Fn(usize) -> Stage) -> Result<Option<NonFinite>> {
+        for i in segment.range() {
+            let plan = self.plan;
+            let dispatch = &plan.dispatches[i];
+            let operands: Vec<Contents> = dispatch
+                .inputs
+                .iter()
+                .map(|o| self.contents[o.buffer.index()])
+                .collect();
+            for (result, output) in dispatch.outputs.iter().enumerate() {
+                let contents = self.read(output.buffer)?;
+                self.contents[output.buffer.index()] = contents;
+                if let Some((defect, index)) = made(&operands, &contents) {
+                    return Ok(Some(NonFinite {
+                        name: dispatch.label.clone(),
+                        source: plan.source_of(dispatch).map(ToString::to_string),
+                        stage: stage(i),
+                        result,
+                        defect,
+                        index,
+                        count: contents.count,
+                        len: contents.len,
+                        operands: ranges(dispatch, &operands),
+                    }));
+                }
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// What a call brought into its result, and where it is first.
+fn made(operands: &[Contents], result: &Contents) -> Option<(Defect, usize)> {
+    let had_nan = operands.iter().any(|o| o.nan.is_some());
+    let had_any = operands.iter().any(|o| o.count > 0);
+    match (result.nan, result.infinite) {
+        (Some(index), _) if !had_nan => Some((Defect::NaN, index)),
+        (_, Some(index)) if !had_any => Some((Defect::Infinity, index)),
+        _ => None,
+    }
+}
+
+/// Ranges of the float operands.
+fn ranges(dispatch: &Dispatch, operands: &[Contents]) -> Vec<Option<(f32, f32)>> {
+    let floats = |(operand, _): &(&Operand, &Contents)| operand.ty.dtype.is_float();
+    let pairs = dispatch.inputs.iter().zip(operands).filter(floats);
+    pairs.map(|(_, contents)| contents.range).collect()
+}
