@@ -132,13 +132,13 @@ mod tests {
 
     fn random_blocks(count: usize, rng: &mut SplitMix64) -> Vec<Block> {
         let block = |buffer: usize, rng: &mut SplitMix64| {
-            let first = rng.below(60);
+            let (first, longest) = (rng.below(60), 1 + rng.below(30));
             Block {
                 buffer,
                 bytes: aligned(1 + rng.below(9000)),
                 life: Lifetime {
                     first,
-                    last: first + rng.below(1 + rng.below(30)),
+                    last: first + rng.below(longest),
                 },
             }
         };
