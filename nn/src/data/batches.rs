@@ -113,6 +113,11 @@ impl<'a> Batches<'a> {
         self.batch_size
     }
 
+    /// Leaves out so many batches, or all that are left.
+    pub fn skip_batches(&mut self, count: usize) {
+        self.done = self.done.saturating_add(count).min(self.total);
+    }
+
     /// Writes the next batch into `features`, `[batch_size, feature_shape...]`
     /// row-major, and `labels`, `[batch_size]`.
     ///

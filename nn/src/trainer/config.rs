@@ -5,7 +5,7 @@ use std::str::FromStr;
 use meganeura_core::plan::optimizer::{Adam, GradientClip, Optimizer, ParameterGroup, Sgd, Update};
 
 use super::schedule::rate;
-use super::{EarlyStopping, Position, Schedule, TrainError, Warmup};
+use super::{Checkpoints, EarlyStopping, Position, Schedule, TrainError, Warmup};
 use crate::data::{Augmentation, Remainder};
 use crate::models::{FEATURES, LABELS};
 
@@ -61,6 +61,9 @@ pub struct TrainConfig {
     /// steps. Results are the same bits. It pays where the device works on its own, and where augmentation
     /// costs as much as a step; memory is that of `prefetch + 2` batches.
     pub prefetch: usize,
+    /// Saves the run, so that another one can go on from there; not by default. The other one then gives what this one
+    /// would have given, bit for bit on one device.
+    pub checkpoints: Option<Checkpoints>,
     /// Name of the input for the features, `f32 [batch, ...]`.
     pub features: String,
     /// Name of the input for the labels, either `u32 [batch]` for class ids or `f32 [batch, classes]` for
@@ -90,6 +93,7 @@ impl Default for TrainConfig {
             loss_every: 10,
             augmentation: Augmentation::default(),
             prefetch: 0,
+            checkpoints: None,
             features: FEATURES.to_owned(),
             labels: LABELS.to_owned(),
         }
@@ -130,6 +134,9 @@ impl TrainConfig {
         }
         if let Some(Err(message)) = self.early_stopping.map(EarlyStopping::check) {
             return refuse("early_stopping", message);
+        }
+        if self.checkpoints.as_ref().is_some_and(|c| c.every == 0) {
+            return refuse("checkpoints", "every 0 steps is never; use at least 1".into());
         }
         if self.prefetch > MAX_PREFETCH {
             let message = format!("{} batches are too many; use at most {MAX_PREFETCH}", self.prefetch);

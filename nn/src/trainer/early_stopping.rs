@@ -100,6 +100,23 @@ impl Tracker {
         self.best
     }
 
+    /// Evaluations since the best one.
+    pub(super) fn since(&self) -> usize {
+        self.since
+    }
+
+    /// The weights of the best one, if they are kept.
+    pub(super) fn weights(&self) -> &Weights {
+        &self.weights
+    }
+
+    /// Goes on from where another tracker was.
+    pub(super) fn go_on(&mut self, best: Option<Best>, since: usize, weights: Weights) {
+        self.best = best;
+        self.since = since;
+        self.weights = weights;
+    }
+
     /// Whether the run should end.
     pub(super) fn out_of_patience(&self) -> bool {
         self.settings.is_some_and(|s| self.since >= s.patience)
@@ -150,9 +167,9 @@ impl Tracker {
 
 /// Values of parameters and states by name, in memory that is reused.
 #[derive(Debug, Default)]
-struct Weights {
-    parameters: Vec<(String, Vec<f32>)>,
-    states: Vec<(String, Vec<f32>)>,
+pub(super) struct Weights {
+    pub(super) parameters: Vec<(String, Vec<f32>)>,
+    pub(super) states: Vec<(String, Vec<f32>)>,
 }
 
 impl Weights {

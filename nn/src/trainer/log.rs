@@ -41,6 +41,7 @@ use super::{EpochReport, EvaluationInfo, Observer, StepInfo, TrainBegin, TrainRe
 ///     test_examples: None,
 ///     learning_rate: 0.1,
 ///     seed: 0,
+///     resumed_steps: 0,
 /// });
 /// log.finish()?;
 /// assert!(lines.starts_with(br#"{"event":"train_begin","epochs":2,"steps_per_epoch":40,"#));

@@ -41,12 +41,14 @@
 //! | a log file | [`JsonLinesLog`], [`CsvLog`], [`EventLog`] for TensorBoard, or all three in a [`LogFolder`] |
 //! | random changes of the examples | [`TrainConfig::augmentation`] |
 //! | assembling batches on a thread | [`TrainConfig::prefetch`] |
+//! | saving the run and going on later | [`TrainConfig::checkpoints`] |
 //!
 //! # Reproducibility
 //!
 //! Initial weights, the order of the examples, augmentation and dropout masks all come from
 //! [`TrainConfig::seed`]; equal seeds give equal results on a device whose kernels are deterministic.
 
+mod checkpoint;
 mod config;
 mod early_stopping;
 mod error;
@@ -70,6 +72,7 @@ use std::time::Instant;
 use meganeura_core::build::{build, build_on};
 use meganeura_core::{Graph, Mode, Session, SessionConfig};
 
+pub use checkpoint::Checkpoints;
 pub use config::{OptimizerChoice, TrainConfig};
 pub use early_stopping::{EarlyStopping, Metric};
 pub use error::TrainError;
@@ -82,8 +85,9 @@ pub use schedule::{Position, Schedule, Warmup};
 pub use tensorboard::EventLog;
 
 use crate::data::Dataset;
+use early_stopping::Tracker;
 use feed::Feed;
-use run::Run;
+use run::{Begin, Run};
 use source::{Maker, Source};
 
 /// State in which the device sums up the losses of an epoch, so that their mean is exact without waiting
@@ -173,7 +177,8 @@ impl Trainer {
     /// [`TrainError::Data`] when there are fewer training examples than in one batch (test data may be of
     /// any size, and with 0 epochs so may training data), or examples that the augmentation is not for;
     /// [`TrainError::Config`] for early stopping without test data; [`TrainError::NonFiniteLoss`];
-    /// [`TrainError::Prefetch`] when there is no thread to be had; [`TrainError::Core`] when a step fails.
+    /// [`TrainError::Prefetch`] when there is no thread to be had; [`TrainError::Core`] when a step fails, or a
+    /// checkpoint cannot be read or written.
     pub fn fit(
         &mut self,
         train: &Dataset,
@@ -186,17 +191,34 @@ impl Trainer {
         }
         self.check_run(test)?;
         let epochs = self.config.epochs;
-        let maker = Maker::new(train, &self.config, self.epochs_begun)?;
         let steps = match epochs {
             0 => 0,
-            _ => maker.steps()?,
+            _ => Maker::new(train, &self.config, self.epochs_begun, 0)?.steps()?,
+        };
+        let mut tracker = Tracker::new(self.config.early_stopping);
+        let resumed = match self.config.checkpoints.clone() {
+            Some(checkpoints) => checkpoint::begin(&checkpoints, self, &mut tracker, train, steps)?,
+            None => None,
+        };
+        // The present epoch of a run that goes on was begun already.
+        let skip = resumed.as_ref().and_then(|state| state.in_epoch);
+        let first = self.epochs_begun - u64::from(skip.is_some());
+        let maker = Maker::new(train, &self.config, first, skip.unwrap_or(0))?;
+        let settings = checkpoint::settings(&self.config, train);
+        let begin = |source| Begin {
+            source,
+            steps,
+            test,
+            tracker,
+            resumed,
+            settings,
         };
         match self.config.prefetch {
-            0 => Run::new(self, Source::direct(maker), steps, test, observer).go(train.len()),
+            0 => Run::new(self, begin(Source::direct(maker)), observer).go(train.len()),
             ahead => thread::scope(|scope| {
                 let (source, thread) = Source::thread(scope, maker, epochs, ahead).map_err(TrainError::Prefetch)?;
                 // The run drops the source, which ends the thread.
-                let report = Run::new(self, source, steps, test, observer).go(train.len());
+                let report = Run::new(self, begin(source), observer).go(train.len());
                 match thread.join() {
                     Ok(()) => report,
                     Err(panic) => resume_unwind(panic),

@@ -21,6 +21,8 @@ pub struct TrainBegin {
     pub learning_rate: f32,
     /// The seed.
     pub seed: u64,
+    /// Steps that were made before, where the run goes on from a checkpoint; else 0.
+    pub resumed_steps: u64,
 }
 
 /// What an observer learns before an epoch.

@@ -2,8 +2,10 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 /// Quality of a classifier on a data set, every example counted once.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Evaluation {
     /// Mean cross-entropy in nats.
     pub loss: f64,
@@ -36,7 +38,7 @@ impl fmt::Display for Evaluation {
 }
 
 /// One completed epoch.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EpochReport {
     /// The epoch, from 1.
     pub epoch: usize,
@@ -88,7 +90,7 @@ impl fmt::Display for EpochReport {
 }
 
 /// The best evaluation of a run.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Best {
     /// Its epoch, from 1; 0 before the first one.
     pub epoch: usize,

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use meganeura_core::GradientClip;
 
+use super::checkpoint::{self, RunState};
 use super::early_stopping::Tracker;
 use super::report::per_second;
 use super::source::Source;
@@ -41,31 +42,48 @@ pub(super) struct Run<'r, 'd> {
     evaluating: f64,
     /// The last evaluation, and how many steps had been made by then.
     evaluated: Option<(u64, Evaluation)>,
+    /// Completed epochs.
+    reports: Vec<EpochReport>,
+    /// Steps made of the present epoch; `None` between epochs.
+    in_epoch: Option<usize>,
+    is_resumed: bool,
+    settings: Vec<(String, String)>,
+}
+
+/// What a run begins with.
+pub(super) struct Begin<'r, 'd> {
+    pub(super) source: Source<'d>,
+    pub(super) steps: usize,
+    pub(super) test: Option<&'r Dataset>,
+    pub(super) tracker: Tracker,
+    /// The checkpoint that it goes on from.
+    pub(super) resumed: Option<RunState>,
+    /// What the next checkpoint must agree with.
+    pub(super) settings: Vec<(String, String)>,
 }
 
 impl<'r, 'd> Run<'r, 'd> {
-    pub(super) fn new(
-        trainer: &'r mut Trainer,
-        source: Source<'d>,
-        steps: usize,
-        test: Option<&'r Dataset>,
-        observer: &'r mut dyn Observer,
-    ) -> Self {
+    pub(super) fn new(trainer: &'r mut Trainer, begin: Begin<'r, 'd>, observer: &'r mut dyn Observer) -> Self {
+        let resumed = begin.resumed;
         let config = &trainer.config;
         Run {
-            tracker: Tracker::new(config.early_stopping),
-            learning_rate: config.learning_rate,
+            learning_rate: resumed.as_ref().map_or(config.learning_rate, |r| r.learning_rate),
+            total: resumed.as_ref().map_or(0, |r| r.total),
+            evaluated: resumed.as_ref().and_then(|r| r.evaluated),
+            in_epoch: resumed.as_ref().and_then(|r| r.in_epoch),
+            is_resumed: resumed.is_some(),
+            reports: resumed.map(|r| r.reports).unwrap_or_default(),
+            tracker: begin.tracker,
+            source: begin.source,
+            test: begin.test,
+            steps: begin.steps,
+            settings: begin.settings,
             trainer,
-            source,
-            test,
             observer,
-            steps,
             start: Instant::now(),
             stop: None,
             epoch: 0,
-            total: 0,
             evaluating: 0.0,
-            evaluated: None,
         }
     }
 
@@ -81,30 +99,68 @@ impl<'r, 'd> Run<'r, 'd> {
             test_examples: self.test.map(Dataset::len),
             learning_rate: config.learning_rate,
             seed: config.seed,
+            resumed_steps: self.total,
         };
         let flow = self.observer.on_train_begin(&begin);
         self.heed(flow);
-        let mut reports = Vec::with_capacity(epochs.min(1024));
-        while self.stop.is_none() && reports.len() < epochs {
-            self.epoch = reports.len() + 1;
+        if !self.is_resumed {
+            // What cannot be written is an error now, not after hours.
+            self.save()?;
+        }
+        while self.stop.is_none() && self.reports.len() < epochs {
+            self.epoch = self.reports.len() + 1;
             let Some(report) = self.epoch()? else { break };
             ::log::debug!("{report}");
-            reports.push(report);
+            self.reports.push(report);
             let flow = self.observer.on_epoch_end(&report);
             self.heed(flow);
         }
-        self.finish(reports)
+        if self.in_epoch.is_none() {
+            self.save()?;
+        }
+        self.finish()
+    }
+
+    /// Writes a checkpoint, if there are to be any.
+    fn save(&mut self) -> Result<(), TrainError> {
+        let Some(checkpoints) = &self.trainer.config.checkpoints else {
+            return Ok(());
+        };
+        let state = RunState {
+            settings: self.settings.clone(),
+            progress: self.trainer.training.progress(),
+            epochs_begun: self.trainer.epochs_begun,
+            in_epoch: self.in_epoch,
+            total: self.total,
+            learning_rate: self.learning_rate,
+            evaluated: self.evaluated,
+            reports: self.reports.clone(),
+            best: self.tracker.best(),
+            since: self.tracker.since(),
+        };
+        checkpoint::save(
+            &checkpoints.folder,
+            &state,
+            &mut self.trainer.training,
+            self.tracker.weights(),
+        )
+    }
+
+    /// Whether there is a checkpoint after the step just made.
+    fn saves_step(&self) -> bool {
+        let checkpoints = self.trainer.config.checkpoints.as_ref();
+        checkpoints.is_some_and(|c| self.total.is_multiple_of(c.every as u64))
     }
 
     /// Evaluates the final weights, if that was not done yet, and restores the best ones if asked for.
-    fn finish(mut self, epochs: Vec<EpochReport>) -> Result<TrainReport, TrainError> {
+    fn finish(mut self) -> Result<TrainReport, TrainError> {
         if self.test.is_some() && self.evaluated.is_none_or(|(at, _)| at != self.total) {
             self.evaluate()?;
         }
         let last = self.evaluated.map(|(_, evaluation)| evaluation);
         let restored = self.tracker.restore(&mut self.trainer.training)?;
         let report = TrainReport {
-            epochs,
+            epochs: std::mem::take(&mut self.reports),
             evaluation: restored.or(last),
             compile_seconds: self.trainer.compile_seconds,
             seconds: self.seconds(),
@@ -134,6 +190,7 @@ impl<'r, 'd> Run<'r, 'd> {
         let Some(train_loss) = self.train(start)? else {
             return Ok(None);
         };
+        self.in_epoch = None;
         let mut report = EpochReport {
             epoch: self.epoch,
             steps: self.steps,
@@ -164,15 +221,26 @@ impl<'r, 'd> Run<'r, 'd> {
 
     /// The steps of one epoch: their mean loss, or `None` if they were cut short.
     fn train(&mut self, start: Instant) -> Result<Option<f64>, TrainError> {
-        self.trainer.epochs_begun += 1;
-        self.trainer.training.try_set_state(LOSS_SUM, &[0.0])?;
-        for step in 1..=self.steps {
+        let done = match self.in_epoch {
+            // Goes on where a checkpoint was made; the sum of the losses came with it.
+            Some(done) => done,
+            None => {
+                self.trainer.epochs_begun += 1;
+                self.trainer.training.try_set_state(LOSS_SUM, &[0.0])?;
+                0
+            }
+        };
+        for step in done + 1..=self.steps {
             let info = self.step(step, start)?;
+            self.in_epoch = Some(step);
             let flow = self.observer.on_step(&info);
             self.heed(flow);
             let last = step == self.steps;
             if self.stop.is_none() && self.evaluates_step() && !(last && self.evaluates_epoch()) {
                 self.evaluate()?;
+            }
+            if self.saves_step() {
+                self.save()?;
             }
             if self.stop.is_some() {
                 return Ok(None);

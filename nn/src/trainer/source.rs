@@ -28,11 +28,13 @@ pub(super) struct Maker<'d> {
     augmentation: Augmentation,
     /// Number of the next epoch, over all runs of a trainer.
     epoch: u64,
+    /// Batches of that epoch that were used before.
+    skip: usize,
 }
 
 impl<'d> Maker<'d> {
-    /// Checks that the data can be walked so, and augmented.
-    pub(super) fn new(data: &'d Dataset, config: &TrainConfig, epoch: u64) -> Result<Self, DataError> {
+    /// Checks that the data can be walked so, and augmented. `skip` batches of the first epoch were used before.
+    pub(super) fn new(data: &'d Dataset, config: &TrainConfig, epoch: u64, skip: usize) -> Result<Self, DataError> {
         config.augmentation.check(data.feature_shape())?;
         let maker = Maker {
             data,
@@ -42,6 +44,7 @@ impl<'d> Maker<'d> {
             remainder: config.remainder,
             augmentation: config.augmentation.clone(),
             epoch,
+            skip,
         };
         Ok(maker)
     }
@@ -59,10 +62,9 @@ impl<'d> Maker<'d> {
             true => Batches::new(self.data, self.batch_size, self.seed, number, self.remainder),
             false => Batches::sequential(self.data, self.batch_size, self.remainder),
         };
-        Ok(Epoch {
-            batches: batches?,
-            number,
-        })
+        let mut batches = batches?;
+        batches.skip_batches(mem::take(&mut self.skip));
+        Ok(Epoch { batches, number })
     }
 
     /// Fills the buffer with the epoch's next batch; false after the last one.
@@ -225,7 +227,7 @@ mod tests {
     #[test]
     fn a_thread_gives_the_same_batches() {
         let data = data();
-        let maker = |prefetch| Maker::new(&data, &config(prefetch), 5).expect("valid");
+        let maker = |prefetch| Maker::new(&data, &config(prefetch), 5, 0).expect("valid");
         let direct = all(Source::direct(maker(0)));
         for prefetch in [1, 2, 7, 100] {
             let threaded = thread::scope(|scope| {
@@ -240,10 +242,30 @@ mod tests {
     }
 
     #[test]
+    fn skipped_batches_are_those_that_come_first() {
+        let data = data();
+        let direct = all(Source::direct(Maker::new(&data, &config(0), 5, 0).expect("valid")));
+        for skip in [0, 1, 3, 4] {
+            let maker = || Maker::new(&data, &config(1), 5, skip).expect("valid");
+            let mut buffer = BatchBuffer::default();
+            let mut first = |mut source: Source| {
+                source.next(&mut buffer).expect("a batch");
+                buffer.labels.clone()
+            };
+            let threaded = thread::scope(|scope| {
+                let (source, _) = Source::thread(scope, maker(), 3, 1).expect("a thread");
+                first(source)
+            });
+            assert_eq!(threaded, direct[skip].1, "{skip}");
+            assert_eq!(first(Source::direct(maker())), direct[skip].1, "{skip}");
+        }
+    }
+
+    #[test]
     fn buffers_are_reused() {
         let data = data();
         thread::scope(|scope| {
-            let maker = Maker::new(&data, &config(1), 0).expect("valid");
+            let maker = Maker::new(&data, &config(1), 0, 0).expect("valid");
             let (mut source, _) = Source::thread(scope, maker, 5, 1).expect("a thread");
             let mut buffer = BatchBuffer::default();
             let mut seen = Vec::new();
@@ -262,7 +284,7 @@ mod tests {
         let data = data();
         for wanted in [0, 1, 4] {
             thread::scope(|scope| {
-                let maker = Maker::new(&data, &config(2), 0).expect("valid");
+                let maker = Maker::new(&data, &config(2), 0, 0).expect("valid");
                 let (mut source, _) = Source::thread(scope, maker, 1000, 2).expect("a thread");
                 let mut buffer = BatchBuffer::default();
                 for _ in 0..wanted {
@@ -271,7 +293,7 @@ mod tests {
             });
         }
         thread::scope(|scope| {
-            let maker = Maker::new(&data, &config(2), 0).expect("valid");
+            let maker = Maker::new(&data, &config(2), 0, 0).expect("valid");
             let (mut source, _) = Source::thread(scope, maker, 0, 2).expect("a thread");
             let error = source.next(&mut BatchBuffer::default()).expect_err("no epochs");
             assert!(matches!(error, TrainError::Prefetch(_)), "{error}");
@@ -286,7 +308,7 @@ mod tests {
             ..config(2)
         };
         thread::scope(|scope| {
-            let maker = Maker::new(&data, &config, 0).expect("the size is not looked at");
+            let maker = Maker::new(&data, &config, 0, 0).expect("the size is not looked at");
             assert!(maker.steps().is_err());
             let (mut source, _) = Source::thread(scope, maker, 3, 2).expect("a thread");
             let error = source.next(&mut BatchBuffer::default()).expect_err("too large");

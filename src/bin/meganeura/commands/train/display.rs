@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use meganeura::nn::trainer::{EpochBegin, EpochReport, Observer, StepInfo};
+use meganeura::nn::trainer::{EpochBegin, EpochReport, Observer, StepInfo, TrainBegin};
 use serde_json::json;
 
 use super::finite;
@@ -39,6 +39,15 @@ pub(super) struct Display {
 }
 
 impl Observer for Display {
+    fn on_train_begin(&mut self, begin: &TrainBegin) -> ControlFlow<()> {
+        let said = match begin.resumed_steps {
+            0 => Ok(()),
+            steps => line(format_args!("going on after step {steps}")),
+        };
+        // Nobody reads any more.
+        said.map_or(ControlFlow::Break(()), ControlFlow::Continue)
+    }
+
     fn on_epoch_begin(&mut self, begin: &EpochBegin) -> ControlFlow<()> {
         let bar = ProgressBar::new(begin.steps as u64);
         let template = "epoch {prefix} [{bar:30}] {pos}/{len} {msg}";

@@ -11,8 +11,8 @@ use clap::ValueEnum;
 use meganeura::nn::data::{Augmentation, Dataset};
 use meganeura::nn::models::{MlpConfig, classifier, cnn_classifier, mlp_classifier};
 use meganeura::nn::trainer::{
-    EarlyStopping, Evaluation, JsonLinesLog, LogFolder, Metric, Observer, OptimizerChoice, Schedule, TrainConfig,
-    TrainReport, Trainer, Warmup,
+    Checkpoints, EarlyStopping, Evaluation, JsonLinesLog, LogFolder, Metric, Observer, OptimizerChoice, Schedule,
+    TrainConfig, TrainReport, Trainer, Warmup,
 };
 use meganeura::{GradientClip, Graph, ParameterGroup};
 use serde_json::{Value, json};
@@ -26,7 +26,8 @@ const EXAMPLES: &str = "\
 Examples:
   meganeura train digits --model cnn
   meganeura train --csv flowers.csv --label species --patience 20
-  meganeura train --npz images.npz --model cnn --augment flip,shift=2 --log run.jsonl";
+  meganeura train --npz images.npz --model cnn --augment flip,shift=2 --log run.jsonl
+  meganeura train digits --epochs 100 --checkpoint run --every 200 --resume";
 
 /// Options of `train`.
 #[derive(Debug, clap::Args)]
@@ -116,6 +117,18 @@ pub(crate) struct Args {
     /// Folder with the MNIST files.
     #[arg(long, value_name = "DIR", default_value = "data/mnist")]
     data: PathBuf,
+
+    /// Folder in which the run is saved, to go on from there after it was ended in whatever way.
+    #[arg(long, value_name = "DIR")]
+    checkpoint: Option<PathBuf>,
+
+    /// Steps from one --checkpoint to the next.
+    #[arg(long, value_name = "STEPS", default_value_t = 100, requires = "checkpoint")]
+    every: usize,
+
+    /// Go on from the --checkpoint, if there is one: the result is that of a run that was never ended.
+    #[arg(long, requires = "checkpoint")]
+    resume: bool,
 
     /// Print one JSON object a line: each epoch, then a summary.
     #[arg(long)]
@@ -319,6 +332,11 @@ fn config(args: &Args, train: &Dataset) -> TrainConfig {
         early_stopping,
         augmentation: args.augment.clone().unwrap_or_default(),
         prefetch: args.prefetch,
+        checkpoints: args.checkpoint.as_ref().map(|folder| Checkpoints {
+            folder: folder.clone(),
+            every: args.every,
+            resume: args.resume,
+        }),
         ..default
     }
 }

@@ -1,5 +1,7 @@
 //! The command line as a user meets it.
 
+mod saved;
+
 use std::process::{Command, Output};
 
 fn meganeura(args: &[&str]) -> Command {
@@ -510,37 +512,6 @@ fn explained(args: &[&str]) -> serde_json::Value {
 fn fusions_of(report: &serde_json::Value, set: &str) -> usize {
     let fusions = report["fusions"].as_array().expect("a list");
     fusions.iter().filter(|f| f["rule_set"] == set).count()
-}
-
-#[test]
-fn plans_are_explained_from_files() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let (file, other) = (folder.path().join("plan.ron"), folder.path().join("other"));
-    let path = file.to_str().expect("text");
-    assert!(explained(&["mlp", "--device", "cpu"])["cached_load_ms"].is_null());
-    for _ in 0..2 {
-        let report = explained(&["mlp", "--train", "--device", "cpu", "--cache", path]);
-        assert!(report["cached_load_ms"].as_f64().is_some_and(|ms| ms > 0.0), "{report}");
-        assert!(file.is_file());
-    }
-    let (_, out, _) = run(&mut meganeura(&["explain", "mlp", "--device", "cpu", "--cache", path]));
-    for part in [
-        "Plan: ",
-        "Read from its file in",
-        "Memory: ",
-        "without sharing",
-        "at the same time",
-    ] {
-        assert!(out.contains(part), "{part} in {out}");
-    }
-    std::fs::write(&other, "notes").expect("writes");
-    let other = other.to_str().expect("text");
-    let (output, _, err) = run(&mut meganeura(&["explain", "mlp", "--device", "cpu", "--cache", other]));
-    assert!(
-        !output.status.success() && err.contains("is not a file of a plan"),
-        "{err}"
-    );
-    assert_eq!(std::fs::read_to_string(other).expect("it is there"), "notes");
 }
 
 #[test]

@@ -1,0 +1,336 @@
+//! Checkpoints: a run in a folder, to go on from after it was ended in whatever way.
+//!
+//! `checkpoint.json` is a small manifest. It names a [safetensors](https://github.com/huggingface/safetensors) file with
+//! its length and SHA-256. That file holds the parameters under their names, states (the optimizer's among them) as
+//! `state/NAME`, the best weights of early stopping as `best/parameter/NAME` and `best/state/NAME`, and in its metadata,
+//! as RON, everything else that the following steps depend on.
+//!
+//! A checkpoint is written beside the last one: first the tensors, under a name that no other contents have, then the
+//! manifest by a rename, then the old tensors are removed. Killed at any moment, the folder holds a whole checkpoint.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use meganeura_core::files::{sha256, write_atomically};
+use meganeura_core::plan::TensorView as PlanTensor;
+use meganeura_core::session::Progress;
+use meganeura_core::{DType, Error, Session};
+use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use serde::{Deserialize, Serialize};
+
+use super::early_stopping::{Tracker, Weights};
+use super::{Best, EpochReport, Evaluation, TrainConfig, TrainError, Trainer};
+use crate::data::Dataset;
+
+/// Where and how often a run is saved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Checkpoints {
+    /// Folder of the run. It is made if it does not exist, and is for nothing else.
+    pub folder: PathBuf,
+    /// Saves after every so many steps, at least 1, and at the begin and the end of the run.
+    pub every: usize,
+    /// Goes on from the checkpoint in the folder, if there is one. Otherwise the folder must not hold one.
+    pub resume: bool,
+}
+
+/// Version of what is written.
+const FORMAT: u32 = 1;
+const MANIFEST: &str = "checkpoint.json";
+/// Key of the run in the metadata of the tensors.
+const RUN: &str = "meganeura";
+/// A manifest is small.
+const MAX_MANIFEST_BYTES: u64 = 1 << 16;
+const STATE: &str = "state/";
+const BEST_PARAMETER: &str = "best/parameter/";
+const BEST_STATE: &str = "best/state/";
+
+#[derive(Serialize, Deserialize)]
+struct Manifest {
+    format: u32,
+    file: String,
+    bytes: u64,
+    sha256: String,
+}
+
+/// A run, beside its tensors.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct RunState {
+    /// What must be as it was, by name: data, and settings that decide what a step computes.
+    pub(super) settings: Vec<(String, String)>,
+    /// Counters of the training session.
+    pub(super) progress: Progress,
+    /// Epochs begun by all runs of the trainer.
+    pub(super) epochs_begun: u64,
+    /// Steps made of the present epoch; `None` between epochs.
+    pub(super) in_epoch: Option<usize>,
+    /// Steps made in the run.
+    pub(super) total: u64,
+    /// Learning rate of the last step.
+    pub(super) learning_rate: f32,
+    /// The last evaluation, and how many steps had been made by then.
+    pub(super) evaluated: Option<(u64, Evaluation)>,
+    /// Completed epochs.
+    pub(super) reports: Vec<EpochReport>,
+    /// The best evaluation, and evaluations since.
+    pub(super) best: Option<Best>,
+    pub(super) since: usize,
+}
+
+/// What decides the following steps and is not in the tensors: a run goes on only with the same.
+pub(super) fn settings(config: &TrainConfig, data: &Dataset) -> Vec<(String, String)> {
+    let labels = data.labels().iter().map(|label| label.to_le_bytes());
+    let labels: Vec<u8> = labels.flatten().collect();
+    let pairs = [
+        ("seed", config.seed.to_string()),
+        ("batch size", config.batch_size.to_string()),
+        (
+            "order of the examples",
+            format!("shuffle {}, {:?}", config.shuffle, config.remainder),
+        ),
+        ("augmentation", format!("{:?}", config.augmentation)),
+        (
+            "training data",
+            format!("{} examples of shape {:?}", data.len(), data.feature_shape()),
+        ),
+        ("labels of the training data", sha256([&labels[..]])),
+    ];
+    pairs.map(|(name, value)| (name.to_owned(), value)).to_vec()
+}
+
+/// Begins a run: makes the folder, or goes on from what is there. The trainer and the tracker are as they were if that
+/// fails.
+pub(super) fn begin(
+    checkpoints: &Checkpoints,
+    trainer: &mut Trainer,
+    tracker: &mut Tracker,
+    data: &Dataset,
+    steps: usize,
+) -> Result<Option<RunState>, TrainError> {
+    let folder = &checkpoints.folder;
+    fs::create_dir_all(folder).map_err(|e| {
+        let message = format!("could not be made: {e}");
+        Error::file(folder, message, "name a folder that you can write to")
+    })?;
+    let manifest = folder.join(MANIFEST);
+    if !manifest.exists() {
+        return Ok(None);
+    }
+    if !checkpoints.resume {
+        return Err(Error::file(
+            folder,
+            "holds the checkpoint of a run",
+            "go on with it (`--resume`, or `resume: true`), or name another folder",
+        )
+        .into());
+    }
+    let bytes = read(folder, &manifest)?;
+    restore(&bytes, &manifest, trainer, tracker, data, steps).map(Some)
+}
+
+fn damaged(path: &Path, message: impl Into<String>) -> TrainError {
+    let remedy = "restore it from a copy, or begin anew in another folder; nothing was changed";
+    Error::file(path, message, remedy).into()
+}
+
+/// The tensors that the manifest names, if they are as they were written.
+fn read(folder: &Path, manifest: &Path) -> Result<Vec<u8>, TrainError> {
+    let unreadable = |path: &Path| {
+        let path = path.to_owned();
+        move |e: io::Error| damaged(&path, format!("could not be read: {e}"))
+    };
+    if fs::metadata(manifest).map_err(unreadable(manifest))?.len() > MAX_MANIFEST_BYTES {
+        return Err(damaged(manifest, "is too large for a manifest"));
+    }
+    let text = fs::read(manifest).map_err(unreadable(manifest))?;
+    let found: Manifest = serde_json::from_slice(&text).map_err(|e| damaged(manifest, format!("is damaged: {e}")))?;
+    if found.format != FORMAT {
+        let message = format!("is of format {}, this program reads {FORMAT}", found.format);
+        return Err(Error::file(manifest, message, "go on with the program that wrote it").into());
+    }
+    if Path::new(&found.file).file_name() != Some(found.file.as_ref()) {
+        return Err(damaged(manifest, "is damaged: it names a file in another folder"));
+    }
+    let path = folder.join(&found.file);
+    // The length first, so that no more is read than was written.
+    let length = fs::metadata(&path).map_err(unreadable(&path))?.len();
+    if length != found.bytes {
+        let message = format!("is damaged: it has {length} bytes, not {}", found.bytes);
+        return Err(damaged(&path, message));
+    }
+    let bytes = fs::read(&path).map_err(unreadable(&path))?;
+    match sha256([&bytes[..]]) == found.sha256 {
+        true => Ok(bytes),
+        false => Err(damaged(&path, "is damaged: its contents are not what was written")),
+    }
+}
+
+/// Sets everything, after everything was checked.
+fn restore(
+    bytes: &[u8],
+    manifest: &Path,
+    trainer: &mut Trainer,
+    tracker: &mut Tracker,
+    data: &Dataset,
+    steps: usize,
+) -> Result<RunState, TrainError> {
+    let fail = |message: String| damaged(manifest, format!("names tensors that are no checkpoint: {message}"));
+    let tensors = SafeTensors::deserialize(bytes).map_err(|e| fail(e.to_string()))?;
+    let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(|e| fail(e.to_string()))?;
+    let run = metadata.metadata().as_ref().and_then(|m| m.get(RUN));
+    let run = run.ok_or_else(|| fail("they say nothing of a run".into()))?;
+    let state: RunState = ron::from_str(run).map_err(|e| fail(e.to_string()))?;
+    let differs = |message: String| {
+        let remedy = "go on with the model, the data and the settings that the run began with";
+        TrainError::from(Error::file(manifest, format!("is of another run: {message}"), remedy))
+    };
+    for ((name, now), (_, then)) in settings(&trainer.config, data).iter().zip(&state.settings) {
+        if now != then {
+            return Err(differs(format!("{name} was {then}, and is {now}")));
+        }
+    }
+    if state.in_epoch.is_some_and(|step| step > steps) || state.in_epoch.is_some() && state.epochs_begun == 0 {
+        return Err(fail("they are at a step that there is not".into()));
+    }
+    let session = &mut trainer.training;
+    let (parameters, states) = (session.plan().parameters(), session.plan().states());
+    let parameters = parameters.iter().map(|view| (view.name.clone(), false, view));
+    let states = states.iter().map(|view| (format!("{STATE}{}", view.name), true, view));
+    // Name in the file, whether it is a state, and the tensor.
+    let wanted: Vec<(String, bool, &PlanTensor)> = parameters.chain(states).collect();
+    for (name, _, view) in &wanted {
+        let Ok(found) = tensors.tensor(name) else {
+            return Err(differs(format!("it has no '{name}'")));
+        };
+        if found.dtype() != Dtype::F32 || view.ty.dtype != DType::F32 || found.shape() != view.ty.shape.dims() {
+            let (dtype, shape) = (found.dtype(), found.shape());
+            return Err(differs(format!("'{name}' is {dtype:?} {shape:?}, not {}", view.ty)));
+        }
+    }
+    let own = |name: &str| wanted.iter().any(|(w, ..)| w == name);
+    let is_best = |name: &str| name.starts_with(BEST_PARAMETER) || name.starts_with(BEST_STATE);
+    if let Some(name) = tensors.names().into_iter().filter(|n| !own(n) && !is_best(n)).min() {
+        return Err(differs(format!("the model has no '{name}'")));
+    }
+    let best = best_weights(&tensors, session).map_err(differs)?;
+    session.try_set_progress(&state.progress)?;
+    for (name, is_state, view) in &wanted {
+        let values = tensors.tensor(name).map(|t| floats(t.data())).unwrap_or_default();
+        match is_state {
+            true => session.try_set_state(&view.name, &values)?,
+            false => session.try_set_parameter(&view.name, &values)?,
+        }
+    }
+    trainer.epochs_begun = state.epochs_begun;
+    tracker.go_on(state.best, state.since, best);
+    Ok(state)
+}
+
+/// The weights that early stopping keeps, if they fit the session.
+fn best_weights(tensors: &SafeTensors, session: &Session) -> Result<Weights, String> {
+    let own: HashMap<String, usize> = {
+        let plan = session.plan();
+        let parameters = plan.parameters().into_iter();
+        let parameters = parameters.map(|v| (format!("{BEST_PARAMETER}{}", v.name), v.ty.numel()));
+        let states = plan.states().into_iter();
+        let states = states.map(|v| (format!("{BEST_STATE}{}", v.name), v.ty.numel()));
+        parameters.chain(states).collect()
+    };
+    let mut weights = Weights::default();
+    for (name, tensor) in tensors.iter() {
+        let lists = [
+            (BEST_PARAMETER, &mut weights.parameters),
+            (BEST_STATE, &mut weights.states),
+        ];
+        for (prefix, list) in lists {
+            let Some(own_name) = name.strip_prefix(prefix) else {
+                continue;
+            };
+            let values = floats(tensor.data());
+            if tensor.dtype() != Dtype::F32 || own.get(name) != Some(&values.len()) {
+                return Err(format!("'{name}' does not fit the model"));
+            }
+            list.push((own_name.to_owned(), values));
+        }
+    }
+    Ok(weights)
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    let words = bytes.chunks_exact(4);
+    words.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+}
+
+/// Writes a checkpoint and removes the one before it.
+pub(super) fn save(folder: &Path, state: &RunState, session: &mut Session, best: &Weights) -> Result<(), TrainError> {
+    let bytes = encode(folder, state, session, best)?;
+    let hash = sha256([&bytes[..]]);
+    let file = format!("step-{:08}-{}.safetensors", state.total, &hash[..8]);
+    write_atomically(&folder.join(&file), |w| w.write_all(&bytes))?;
+    let manifest = Manifest {
+        format: FORMAT,
+        bytes: bytes.len() as u64,
+        sha256: hash,
+        file: file.clone(),
+    };
+    let path = folder.join(MANIFEST);
+    let text = serde_json::to_vec_pretty(&manifest).map_err(|e| damaged(&path, e.to_string()))?;
+    write_atomically(&path, |w| w.write_all(&text))?;
+    clean(folder, &file);
+    Ok(())
+}
+
+/// Removes what belongs to earlier checkpoints, and what killed processes left.
+fn clean(folder: &Path, current: &str) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let old = name.starts_with("step-") && name.ends_with(".safetensors") && name != current;
+        let partial = name.starts_with(".step-") || name.starts_with(&format!(".{MANIFEST}"));
+        if old || partial && name.contains(".partial") {
+            // One that cannot be removed is only in the way.
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+fn encode(folder: &Path, state: &RunState, session: &mut Session, best: &Weights) -> Result<Vec<u8>, TrainError> {
+    let mut tensors: Vec<(String, Vec<usize>, Vec<u8>)> = Vec::new();
+    let mut add = |name: String, shape: &[usize], values: &[f32]| {
+        let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        tensors.push((name, shape.to_vec(), bytes));
+    };
+    for view in session.plan().parameters() {
+        let values = session.try_read_parameter(&view.name)?;
+        add(view.name, view.ty.shape.dims(), &values);
+    }
+    for view in session.plan().states() {
+        let values = session.try_read_state(&view.name)?;
+        add(format!("{STATE}{}", view.name), view.ty.shape.dims(), &values);
+    }
+    for (prefix, list) in [(BEST_PARAMETER, &best.parameters), (BEST_STATE, &best.states)] {
+        for (name, values) in list {
+            add(format!("{prefix}{name}"), &[values.len()], values);
+        }
+    }
+    tensors.sort_by(|a, b| a.0.cmp(&b.0));
+    let unwritable = |message: String| {
+        TrainError::from(Error::file(
+            folder,
+            format!("cannot hold this model: {message}"),
+            "rename the parameter: names that begin with 'state/' or 'best/' are taken",
+        ))
+    };
+    if let Some(pair) = tensors.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+        return Err(unwritable(format!("two of its tensors are named '{}'", pair[0].0)));
+    }
+    let run = ron::to_string(state).map_err(|e| unwritable(e.to_string()))?;
+    let views = tensors.iter().map(|(name, shape, bytes)| {
+        let view = TensorView::new(Dtype::F32, shape.clone(), bytes);
+        view.map(|view| (name, view))
+    });
+    let views = views
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|e| unwritable(e.to_string()))?;
+    safetensors::serialize(views, Some(HashMap::from([(RUN.to_owned(), run)]))).map_err(|e| unwritable(e.to_string()))
+}
