@@ -256,6 +256,7 @@ fn compile(dispatch: &Dispatch, sources: &Sources, guarded: bool) -> Result<Comp
         inputs: dispatch.inputs.iter().map(|o| sources.source(o)).collect(),
         outputs: dispatch.outputs.iter().map(|o| Memory::Buffer(o.buffer)).collect(),
         guarded,
+        first_scratch: 0,
     };
     kernels::compile(&cx).map_err(|m| Error::backend(NAME, format!("{}: {m}", dispatch.label)))
 }

@@ -139,6 +139,25 @@ fn rows_with_several_reductions() {
 }
 
 #[test]
+fn what_takes_several_kernels() {
+    // Scores, their softmax and the values; heads are shared by pairs of queries.
+    check(&[&[90, 4 * 16], &[90, 2 * 16], &[90, 2 * 16]], 1e-4, |g, x| {
+        vec![g.causal_attention(x[0], x[1], x[2], 4, 2, 16)]
+    });
+    // Rows, and the mean over them.
+    check(&[&[300, 40], &[300, 40]], 1e-4, |g, x| {
+        let labels = g.softmax(x[1], -1);
+        vec![g.cross_entropy_loss(x[0], labels)]
+    });
+    // Statistics of rows, and sums over all rows.
+    check(&[&[150, 60], &[60], &[60]], 1e-4, |g, x| {
+        let y = g.layer_norm(x[0], x[1], x[2], 1e-5);
+        let weighted = g.mul(y, x[0]);
+        vec![g.sum(weighted, &[0], false), y]
+    });
+}
+
+#[test]
 fn more_elements_than_one_row_of_workgroups() {
     let Some(device) = common::device() else { return };
     let count = 65_535 * 256 + 777;

@@ -26,8 +26,8 @@ pub(crate) type Id = usize;
 pub(crate) enum Constant {
     /// Every element has these bits.
     Same(u32),
-    /// The elements are 0, 1, 2 ...
-    Count,
+    /// The elements are this number and those that follow it.
+    Count(u32),
 }
 
 /// How a value comes about.
@@ -254,13 +254,14 @@ fn constant_of(dtype: DType, bytes: &[u8]) -> Result<Constant, String> {
         .chunks_exact(4)
         .map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
         .collect();
-    if let Some(&first) = words.first()
-        && words.iter().all(|&w| w == first)
-    {
+    let Some(&first) = words.first() else {
+        return Ok(Constant::Same(0));
+    };
+    if words.iter().all(|&w| w == first) {
         return Ok(Constant::Same(first));
     }
-    if dtype != DType::F32 && words.iter().zip(0u32..).all(|(&w, i)| w == i) {
-        return Ok(Constant::Count);
+    if dtype != DType::F32 && words.iter().zip(0u32..).all(|(&w, i)| w == first.wrapping_add(i)) {
+        return Ok(Constant::Count(first));
     }
     Err("its decomposition has a table of constants".into())
 }

@@ -218,8 +218,12 @@ impl<'a> Emitter<'a> {
     fn constant(&mut self, constant: &Constant, ty: &TensorType, place: &[Index]) -> Result<String, String> {
         Ok(match constant {
             Constant::Same(bits) => literal(ty.dtype, *bits),
-            Constant::Count => {
+            Constant::Count(first) => {
                 let number = self.linear(place, &ty.shape)?;
+                let number = match first {
+                    0 => number,
+                    _ => format!("{number} + {first}u"),
+                };
                 match ty.dtype {
                     DType::U32 => self.bind(&number)?,
                     _ => self.bind(&format!("{}({number})", wgsl_type(ty.dtype)))?,

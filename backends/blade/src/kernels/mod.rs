@@ -3,7 +3,7 @@
 //! A dispatch is taken apart ([`body`]) until all calls are ones that are known here, each in one place: elementwise
 //! operators ([`scalar`]), views ([`view`]), operators that pick elements ([`pull`]), reductions ([`rows`]), and matrix
 //! products and convolutions ([`matmul`], [`conv`], both by [`tiled`]). So a norm, a loss or an update needs no kernel of its own: what it is taken apart to is
-//! computed in one launch. Operators that do not fit this have a table of their own ([`alone`]).
+//! computed in one launch, or in the few that [`stages`] cuts it to. Operators that do not fit this have a table of their own ([`alone`]).
 
 mod alone;
 mod body;
@@ -16,6 +16,7 @@ mod pointwise;
 mod pull;
 mod rows;
 mod scalar;
+mod stages;
 mod tiled;
 mod view;
 
@@ -81,12 +82,24 @@ pub(crate) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
         return Ok(compiled);
     }
     let body = Body::of(&cx.kernel)?;
+    match compile_body(&body, cx) {
+        Ok(compiled) => Ok(compiled),
+        // One that is not to be cut is refused for the first reason.
+        Err(reason) => stages::compile(&body, cx).map_err(|cut| match body.calls(Role::Product).is_empty() {
+            true if body.calls(Role::Reduction).is_empty() => reason,
+            _ => format!("{reason}; in several kernels: {cut}"),
+        }),
+    }
+}
+
+/// Compiles a body to one kernel, or to one whose parts a second puts together.
+fn compile_body(body: &Body, cx: &CompileCx) -> Result<Compiled, String> {
     let (products, reductions) = (body.calls(Role::Product), body.calls(Role::Reduction));
     match (&products[..], &reductions[..]) {
-        ([], []) => pointwise::compile(&body, cx),
-        ([], _) => rows::compile(&body, cx),
-        (&[product], []) if body.is_call(product, matmul::is_known) => matmul::compile(&body, product, cx),
-        (&[product], []) => conv::compile(&body, product, cx),
+        ([], []) => pointwise::compile(body, cx),
+        ([], _) => rows::compile(body, cx),
+        (&[product], []) if body.is_call(product, matmul::is_known) => matmul::compile(body, product, cx),
+        (&[product], []) => conv::compile(body, product, cx),
         _ => Err("it has a product together with another one or with a reduction".into()),
     }
 }

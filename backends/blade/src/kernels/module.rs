@@ -70,6 +70,8 @@ pub(crate) struct CompileCx<'a> {
     pub(crate) outputs: Vec<Memory>,
     /// Whether nothing may be written after a fault.
     pub(crate) guarded: bool,
+    /// Scratch buffers of the dispatch that are not the kernel's own.
+    pub(crate) first_scratch: usize,
 }
 
 impl<'a> CompileCx<'a> {
@@ -81,8 +83,14 @@ impl<'a> CompileCx<'a> {
             inputs: (0..inputs).map(|i| Source::Memory(buffer(i))).collect(),
             outputs: (inputs..inputs + kernel.outputs.len()).map(buffer).collect(),
             guarded: false,
+            first_scratch: 0,
             kernel,
         }
+    }
+
+    /// A scratch buffer of the kernel's own.
+    pub(crate) fn scratch(&self, number: usize) -> Memory {
+        Memory::Scratch(self.first_scratch + number)
     }
 
     /// Whether an operand is overwritten.

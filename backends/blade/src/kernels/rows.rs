@@ -13,7 +13,7 @@ use meganeura_core::{DType, Shape, TensorType};
 use super::Role;
 use super::body::{Body, Def, Id};
 use super::emit::Emitter;
-use super::module::{CompileCx, Compiled, Launch, Memory};
+use super::module::{CompileCx, Compiled, Launch};
 use super::place::{self, Base, Index, Place};
 use super::pointwise::is_half;
 use super::scalar::{literal, wgsl_type};
@@ -486,7 +486,7 @@ impl<'a> Rows<'a> {
             .enumerate()
         {
             let value = self.join_lanes(&mut e, layout, &r, &accumulator)?;
-            let array = e.module.array(Memory::Scratch(number), self.body.ty(r.id).dtype, true);
+            let array = e.module.array(cx.scratch(number), self.body.ty(r.id).dtype, true);
             let _ = writeln!(
                 e.code,
                 "if (exists && lane == 0u) {{\n{array}[row * {parts}u + part] = {value};\n}}"
@@ -506,7 +506,7 @@ impl<'a> Rows<'a> {
         );
         for (number, r) in self.reductions.iter().enumerate() {
             let (name, dtype) = (e.fresh(), self.body.ty(r.id).dtype);
-            let array = e.module.array(Memory::Scratch(number), dtype, false);
+            let array = e.module.array(cx.scratch(number), dtype, false);
             let part = format!("{array}[row * {parts}u + part]");
             let _ = writeln!(
                 e.code,

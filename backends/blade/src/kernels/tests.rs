@@ -19,7 +19,10 @@ fn types(op: OpRef, sample: &Sample, float: DType) -> Option<(Vec<TensorType>, V
         .inputs
         .iter()
         .enumerate()
-        .map(|(i, x)| graph.input_typed(&format!("x{i}"), &x.shape, operand(x.dtype)).into())
+        .map(|(i, x)| match x.state {
+            true => graph.state(&format!("x{i}"), &x.shape).into(),
+            false => graph.input_typed(&format!("x{i}"), &x.shape, operand(x.dtype)).into(),
+        })
         .collect();
     let types = sample
         .inputs
@@ -157,4 +160,38 @@ fn guarded_kernels_look_for_faults_before_anything_else() {
     let source = &made.launches[0].source;
     let (guard, load) = (source.find("if (guard[0]"), source.find("b0[i]"));
     assert!(guard.is_some() && guard < load, "{source}");
+}
+
+/// Launches of the first sample of an operator that one kernel is not enough for.
+fn most_launches(name: &str) -> usize {
+    let op = registry::op(name).expect("an operator");
+    let counts = op.samples(&mut Sizes::new(0)).into_iter().filter_map(|sample| {
+        let (inputs, outputs) = types(op, &sample, DType::F32)?;
+        let cx = CompileCx::apart(KernelDesc {
+            name,
+            version: op.version(),
+            attrs: &sample.attrs,
+            inputs: &inputs,
+            outputs: &outputs,
+        });
+        Some(compile(&cx).expect("a kernel").launches.len())
+    });
+    counts.max().expect("samples")
+}
+
+#[test]
+fn losses_norms_and_attention_take_few_kernels() {
+    for (name, most) in [
+        ("core.softmax", 1),
+        ("core.layer_norm", 1),
+        ("core.cross_entropy", 2),
+        ("core.rms_norm_grad", 3),
+        ("core.layer_norm_grad", 3),
+        ("core.rms_norm_matmul", 2),
+        ("core.attention", 4),
+        ("optim.adam", 1),
+    ] {
+        let found = most_launches(name);
+        assert!(found <= most, "{name} takes {found} launches");
+    }
 }

@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 
 use super::body::{Body, Id};
 use super::emit::Emitter;
-use super::module::{CompileCx, Compiled, Launch, Memory};
+use super::module::{CompileCx, Compiled, Launch};
 use super::place::{self, Base};
 use super::pointwise::is_half;
 
@@ -91,7 +91,7 @@ pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx, products: &dyn Produc
         });
     }
     let mut e = Emitter::new(body, cx);
-    let partial = e.module.array(Memory::Scratch(0), body.ty(id).dtype, true);
+    let partial = e.module.array(e.cx.scratch(0), body.ty(id).dtype, true);
     let first = tiling.launch(e, &|number, sum| {
         format!("{partial}[part * {total}u + {number}] = {sum};\n")
     })?;
@@ -122,7 +122,7 @@ fn epilogue(e: &mut Emitter, id: Id, total: usize) -> Result<(), String> {
 /// Adds up the parts of each element.
 fn join(mut e: Emitter, id: Id, total: usize, parts: usize) -> Result<Launch, String> {
     epilogue(&mut e, id, total)?;
-    let partial = e.module.array(Memory::Scratch(0), e.body.ty(id).dtype, false);
+    let partial = e.module.array(e.cx.scratch(0), e.body.ty(id).dtype, false);
     let code = format!(
         "let i = group_number * {THREADS}u + local;\nif (i >= {total}u) {{\nreturn;\n}}\nvar sum = 0.0;\n\
          for (var part = 0u; part < {parts}u; part += 1u) {{\nsum += {partial}[part * {total}u + i];\n}}\nfinish(i, sum);\n"
