@@ -7,25 +7,41 @@ use super::module::{CompileCx, Compiled, Launch, Module};
 use super::pointwise::is_half;
 use super::scalar::wgsl_type;
 
+/// Makes the launch of an operator.
+type Make = fn(&CompileCx) -> Result<Launch, String>;
+
+/// Operators whose results are looked for, element by element.
+const LOOPS: &[(&str, Make)] = &[
+    ("core.argmax", argmax),
+    ("core.avg_pool2d", avg_pool),
+    ("core.avg_pool2d_grad", avg_pool_grad),
+    ("core.max_pool2d", max_pool),
+    ("core.top_k", top_k),
+];
+
+/// Operators that look at their indices even where there is no result.
+const SCATTERS: &[(&str, Make)] = &[
+    ("core.put_along_axis", |cx| scatter(cx, Scatter::add(cx, true)?)),
+    ("core.scatter", |cx| scatter(cx, Scatter::replace(cx)?)),
+    ("core.scatter_add", |cx| scatter(cx, Scatter::add(cx, false)?)),
+];
+
 /// Launches for an operator of this file.
 pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
-    let make: fn(&CompileCx) -> Result<Launch, String> = match cx.kernel.name {
-        "core.argmax" => argmax,
-        "core.top_k" => top_k,
-        "core.scatter_add" => |cx| scatter(cx, Scatter::add(cx, false)?),
-        "core.put_along_axis" => |cx| scatter(cx, Scatter::add(cx, true)?),
-        "core.scatter" => |cx| scatter(cx, Scatter::replace(cx)?),
-        "core.max_pool2d" => max_pool,
-        "core.avg_pool2d" => avg_pool,
-        "core.avg_pool2d_grad" => avg_pool_grad,
-        _ => return Ok(None),
+    let find = |table: &[(&str, Make)]| {
+        table
+            .iter()
+            .find(|(name, _)| *name == cx.kernel.name)
+            .map(|entry| entry.1)
+    };
+    let (looping, scattering) = (find(LOOPS), find(SCATTERS));
+    let Some(make) = looping.or(scattering) else {
+        return Ok(None);
     };
     if let Some(ty) = cx.kernel.outputs.iter().find(|t| is_half(t)) {
         return Err(format!("it has a result of {}", ty.dtype));
     }
-    // Scatters look at their indices even where there is no result.
-    let checks = cx.kernel.name.contains("scatter") || cx.kernel.name.contains("put_");
-    if !checks && cx.kernel.outputs.iter().all(|t| t.numel() == 0) {
+    if looping.is_some() && cx.kernel.outputs.iter().all(|t| t.numel() == 0) {
         return Ok(Some(Compiled::default()));
     }
     Ok(Some(Compiled {
