@@ -36,6 +36,23 @@ fn a_folder_gets_all_three_logs() {
     assert!(steps > 4, "the loss of every tenth step is read: {steps}");
 }
 
+#[test]
+fn a_resumed_run_goes_on_with_its_logs() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name).to_str().expect("a path").to_owned();
+    let (logs, log, saved) = (path("logs"), path("log.jsonl"), path("saved"));
+    for _ in 0..2 {
+        let args = ["--log-dir", &logs, "--log", &log, "--checkpoint", &saved, "--resume"];
+        let output = train(&args);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    let table = std::fs::read_to_string(Path::new(&logs).join("metrics.csv")).expect("a table");
+    assert_eq!(table.matches("event,epoch").count(), 1, "one header: {table}");
+    assert_eq!(table.lines().filter(|l| l.starts_with("epoch,")).count(), 2, "{table}");
+    let lines = std::fs::read_to_string(&log).expect("lines");
+    assert_eq!(lines.matches("\"train_begin\"").count(), 2, "{lines}");
+}
+
 fn names(folder: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(folder).expect("a listing");
     entries

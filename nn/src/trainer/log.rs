@@ -59,6 +59,15 @@ impl JsonLinesLog {
     pub fn create(path: impl AsRef<Path>) -> io::Result<Self> {
         Ok(JsonLinesLog::new(BufWriter::new(File::create(path)?)))
     }
+
+    /// Goes on with the file of a run that is resumed, or creates it.
+    ///
+    /// # Errors
+    /// A path that cannot be written, at once.
+    pub fn append(path: impl AsRef<Path>) -> io::Result<Self> {
+        let file = File::options().append(true).create(true).open(path)?;
+        Ok(JsonLinesLog::new(BufWriter::new(file)))
+    }
 }
 
 impl<W: Write> JsonLinesLog<W> {

@@ -3,14 +3,15 @@
 use std::fs;
 use std::io;
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::{CsvLog, EpochReport, EvaluationInfo, EventLog, JsonLinesLog, Observer, StepInfo, TrainBegin, TrainReport};
 
 /// Writes the log of a run in three forms into a folder: `metrics.csv` ([`CsvLog`]), `metrics.jsonl`
 /// ([`JsonLinesLog`]) and an event file for TensorBoard ([`EventLog`]).
 ///
-/// The first two replace those of an earlier run in the folder; event files are added to it.
+/// The first two replace those of an earlier run in the folder, unless that is gone on with; event files are added to
+/// it.
 #[derive(Debug)]
 pub struct LogFolder {
     table: CsvLog,
@@ -24,11 +25,26 @@ impl LogFolder {
     /// # Errors
     /// A folder or file that cannot be written, at once.
     pub fn create(folder: impl AsRef<Path>) -> io::Result<Self> {
-        let folder = folder.as_ref();
+        Self::with(folder.as_ref(), CsvLog::create, JsonLinesLog::create)
+    }
+
+    /// Goes on with the files of a run that is resumed, or makes them.
+    ///
+    /// # Errors
+    /// A folder or file that cannot be written, at once.
+    pub fn append(folder: impl AsRef<Path>) -> io::Result<Self> {
+        Self::with(folder.as_ref(), CsvLog::append, JsonLinesLog::append)
+    }
+
+    fn with(
+        folder: &Path,
+        table: fn(PathBuf) -> io::Result<CsvLog>,
+        lines: fn(PathBuf) -> io::Result<JsonLinesLog>,
+    ) -> io::Result<Self> {
         fs::create_dir_all(folder)?;
         Ok(LogFolder {
-            table: CsvLog::create(folder.join("metrics.csv"))?,
-            lines: JsonLinesLog::create(folder.join("metrics.jsonl"))?,
+            table: table(folder.join("metrics.csv"))?,
+            lines: lines(folder.join("metrics.jsonl"))?,
             events: EventLog::create_in(folder)?,
         })
     }

@@ -41,6 +41,17 @@ impl CsvLog {
     pub fn create(path: impl AsRef<Path>) -> io::Result<Self> {
         Ok(CsvLog::new(File::create(path)?))
     }
+
+    /// Goes on with the file of a run that is resumed, or creates it.
+    ///
+    /// # Errors
+    /// A path that cannot be written, at once.
+    pub fn append(path: impl AsRef<Path>) -> io::Result<Self> {
+        let file = File::options().append(true).create(true).open(path)?;
+        let begun = file.metadata()?.len() > 0;
+        let table = csv::WriterBuilder::new().has_headers(!begun).from_writer(file);
+        Ok(CsvLog(Sink::new(table)))
+    }
 }
 
 impl<W: Write> CsvLog<W> {

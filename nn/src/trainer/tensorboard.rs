@@ -96,7 +96,7 @@ impl<W: Write> EventLog<W> {
 
 impl<W: Write> Observer for EventLog<W> {
     fn on_train_begin(&mut self, run: &TrainBegin) -> ControlFlow<()> {
-        self.scalars(0, &[("train/learning_rate", run.learning_rate)], true)
+        self.scalars(run.resumed_steps, &[("train/learning_rate", run.learning_rate)], true)
     }
 
     fn on_step(&mut self, step: &StepInfo) -> ControlFlow<()> {
@@ -297,6 +297,7 @@ mod tests {
             test_examples: None,
             learning_rate: 0.1,
             seed: 0,
+            resumed_steps: 0,
         };
         let flows: Vec<_> = (0..3).map(|_| log.on_train_begin(&run).is_break()).collect();
         assert!(flows.contains(&true), "{flows:?}");

@@ -186,8 +186,13 @@ impl Model {
 
 pub(crate) fn run(args: &Args) -> Outcome {
     // Before anything that takes time: a path that cannot be written is an error at once.
-    let mut log = args.log.as_deref().map(open_log).transpose()?;
-    let mut folder = args.log_dir.as_deref().map(open_folder).transpose()?;
+    let mut log = args
+        .log
+        .as_deref()
+        .map(|path| open_log(path, args.resume))
+        .transpose()?;
+    let folder = args.log_dir.as_deref().map(|path| open_folder(path, args.resume));
+    let mut folder = folder.transpose()?;
     let loaded = load(
         &args.source,
         &args.files,
@@ -221,12 +226,22 @@ pub(crate) fn run(args: &Args) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-fn open_log(path: &Path) -> Result<JsonLinesLog, Box<dyn Error>> {
-    Ok(JsonLinesLog::create(path).map_err(|e| unwritable(path, &e))?)
+fn open_log(path: &Path, resume: bool) -> Result<JsonLinesLog, Box<dyn Error>> {
+    let opened = if resume {
+        JsonLinesLog::append(path)
+    } else {
+        JsonLinesLog::create(path)
+    };
+    Ok(opened.map_err(|e| unwritable(path, &e))?)
 }
 
-fn open_folder(path: &Path) -> Result<LogFolder, Box<dyn Error>> {
-    Ok(LogFolder::create(path).map_err(|e| unwritable(path, &e))?)
+fn open_folder(path: &Path, resume: bool) -> Result<LogFolder, Box<dyn Error>> {
+    let opened = if resume {
+        LogFolder::append(path)
+    } else {
+        LogFolder::create(path)
+    };
+    Ok(opened.map_err(|e| unwritable(path, &e))?)
 }
 
 fn unwritable(path: &Path, error: &std::io::Error) -> String {
