@@ -148,7 +148,7 @@ fn a_page_that_cannot_be_written_is_an_error() {
     assert!(!output.status.success());
     let err = String::from_utf8_lossy(&output.stderr);
     assert!(
-        err.contains("the page cannot be written to") && err.contains("absent"),
+        err.contains("could not be written") && err.contains("absent"),
         "{err}"
     );
     let output = explain(&["mlp", "--device", "cpu", "--profile", "3"]);

@@ -12,6 +12,7 @@ use serde_json::{Value as Json, json};
 use crate::graph::{Graph, Node, NodeId, NodeKind};
 use crate::ops::Call;
 use crate::optimize::OptimizeReport;
+use crate::plan::BufferRef;
 use crate::rewrite::{Target, call_cost};
 use crate::session::Timings;
 use crate::shape::TensorType;
@@ -117,6 +118,7 @@ impl Report<'_> {
                 "clustering": report.cluster_time.as_secs_f64() * 1e3,
             },
             "plan": self.plan_data(),
+            "memory": self.memory_data(),
             "timings": timings,
         }))
     }
@@ -153,6 +155,61 @@ impl Report<'_> {
             "segments": segments.collect::<Vec<_>>(),
             "buffers": plan.buffers.len(),
             "bytes": plan.total_bytes(),
+        })
+    }
+}
+
+impl Report<'_> {
+    /// Who lies where in memory and when; null for a plan whose buffers were not placed.
+    fn memory_data(&self) -> Json {
+        let plan = self.plan;
+        if plan.memory.offsets.is_empty() {
+            return Json::Null;
+        }
+        let mut names: Vec<Option<(&str, &str)>> = vec![None; plan.buffers.len()];
+        for d in plan.dispatches.iter().rev() {
+            for output in &d.outputs {
+                names[output.buffer.index()] = Some((&d.label, "transient"));
+            }
+        }
+        let constants = plan.constant_buffers.iter().map(|(b, _)| (*b, "constant"));
+        let raw = plan.raw_constant_buffers.iter().map(|(b, _)| (*b, "constant"));
+        let results = plan.output_buffers.iter().map(|b| (*b, "output"));
+        for (buffer, kind) in constants.chain(raw).chain(results) {
+            let label = names[buffer.index()].map_or(kind, |(label, _)| label);
+            names[buffer.index()] = Some((label, kind));
+        }
+        let named = |list: &'_ [(String, BufferRef)], kind: &'static str| -> Vec<(BufferRef, String, &'static str)> {
+            list.iter().map(|(name, b)| (*b, name.clone(), kind)).collect()
+        };
+        let lasting = [
+            named(&plan.gradient_buffers, "gradient"),
+            named(&plan.scalar_buffers, "scalar"),
+            named(&plan.input_buffers, "input"),
+            named(&plan.param_buffers, "parameter"),
+        ];
+        let lasting = lasting.concat();
+        for (buffer, name, kind) in &lasting {
+            names[buffer.index()] = Some((name, kind));
+        }
+        for state in &plan.state_buffers {
+            names[state.buffer.index()] = Some((&state.name, "state"));
+        }
+        let levels: usize = plan.segments.iter().map(|s| plan.levels(s)).sum();
+        let lives = plan.lifetimes();
+        let slots = (0..plan.buffers.len()).filter(|&i| plan.buffers[i] > 0).map(|i| {
+            let (name, kind) = names[i].unwrap_or(("", "unused"));
+            let (first, last) = lives[i].map_or((0, levels.saturating_sub(1)), |l| (l.first, l.last));
+            json!({ "name": name, "kind": kind, "offset": plan.memory.offsets[i], "bytes": plan.buffers[i],
+                "first": first, "last": last })
+        });
+        let forecast = plan.memory_forecast();
+        json!({
+            "peak": plan.memory.bytes,
+            "bound": forecast.lower_bound,
+            "unplanned": forecast.unplanned,
+            "levels": levels,
+            "slots": slots.collect::<Vec<_>>(),
         })
     }
 }

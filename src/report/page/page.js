@@ -109,8 +109,11 @@ table("clusters", [["saves a step", true], ["calls", true], ["name", false], ["p
     time(c.ps), c.calls, escapeHtml(c.name), `<code>${escapeHtml(c.program)}</code>`]));
 table("facts", [["", false], ["", false]], data.environment.map(([k, v]) => [escapeHtml(k), escapeHtml(v)]));
 
-if (data.memory) new MemoryMap(byId("map"), data.memory);
-else for (const id of ["memory", "memory-link"]) byId(id).remove();
+if (data.memory) {
+  new MemoryMap(byId("map"), data.memory);
+  const { peak, bound, unplanned } = data.memory;
+  byId("memory-facts").textContent = `${bytes(peak)} planned; ${bytes(unplanned)} if nothing shared memory; no plan needs less than ${bytes(bound)}.`;
+} else for (const id of ["memory", "memory-link"]) byId(id).remove();
 
 // ---- tiles -------------------------------------------------------------------------------------------
 
@@ -124,7 +127,7 @@ const tiles = [
   [cost.exact ? "exact" : "not exact", cost.budget ? `extraction; budget hit: ${cost.budget}` : "extraction; no budget hit"],
   [`${data.plan.dispatches.length} in ${levels.reduce((a, b) => a + b, 0)}`, "dispatches in levels"],
   data.memory
-    ? [bytes(data.memory.peak), `peak memory; ${bytes(data.plan.bytes)} without sharing`]
+    ? [bytes(data.memory.peak), `memory; ${bytes(data.memory.unplanned)} without sharing`]
     : [bytes(data.plan.bytes), `in ${data.plan.buffers} buffers`],
   [`${(data.ms.saturation + data.ms.extraction + data.ms.clustering).toFixed(0)} ms`, "rewriting"],
 ];

@@ -120,13 +120,24 @@ class MemoryMap extends Board {
     this.memory = memory;
     this.axes.y = false;
     this.most = 2000;
-    this.levels = Math.max(1, ...memory.slots.map((s) => s.last + 1));
+    this.levels = Math.max(1, memory.levels);
+    this.kinds = new Map([...new Set(memory.slots.map((s) => s.kind))].sort().map((kind, i) => [kind, PALETTE[i % PALETTE.length]]));
+    this.peak = this.busiest();
     this.hover = (x, y, e) => {
       const slot = this.at(x, y);
       slot ? showTip(e, `<b>${escapeHtml(slot.name)}</b>` + facts([
         ["kind", slot.kind], ["bytes", bytes(slot.bytes)], ["at", bytes(slot.offset)],
         ["alive", `levels ${slot.first} to ${slot.last}`]])) : hideTip();
     };
+  }
+
+  // The level at which most bytes are in use.
+  busiest() {
+    const change = new Float64Array(this.levels + 1);
+    for (const s of this.memory.slots) { change[s.first] += s.bytes; change[s.last + 1] -= s.bytes; }
+    let sum = 0, best = 0, level = 0;
+    change.forEach((c, i) => { sum += c; if (sum > best) { best = sum; level = i; } });
+    return { level, bytes: best };
   }
 
   start() {
@@ -143,25 +154,35 @@ class MemoryMap extends Board {
   }
 
   drawMap(c, w) {
-    const kinds = new Map(["pinned", "transient", "output", "gradient", "state"].map((k, i) => [k, PALETTE[i + 1]]));
     for (const slot of this.memory.slots) {
       const x = this.left + slot.first * this.scale, width = (slot.last + 1 - slot.first) * this.scale;
       if (x > w || x + width < 0) continue;
       const top = this.y(slot.offset + slot.bytes), high = this.y(slot.offset) - top;
-      c.fillStyle = kinds.get(slot.kind) || css("--far");
+      c.fillStyle = this.kinds.get(slot.kind) || css("--far");
       c.globalAlpha = 0.75;
       c.fillRect(x, top, Math.max(width - 0.5, 0.5), Math.max(high - 0.5, 0.5));
       c.globalAlpha = 1;
     }
     c.fillStyle = css("--ink");
     c.font = "11px system-ui, sans-serif";
-    c.fillText(`peak ${bytes(this.memory.peak)}`, 12, 16);
+    c.textBaseline = "middle";
+    const peak = this.left + (this.peak.level + 0.5) * this.scale;
     c.strokeStyle = css("--ink");
     c.setLineDash([4, 3]);
     c.beginPath();
-    c.moveTo(0, this.y(this.memory.peak));
-    c.lineTo(w, this.y(this.memory.peak));
+    c.moveTo(peak, 18);
+    c.lineTo(peak, this.canvas.clientHeight);
     c.stroke();
     c.setLineDash([]);
+    const note = `${bytes(this.peak.bytes)} in use at level ${this.peak.level}`;
+    c.fillText(note, Math.min(Math.max(4, peak - 60), w - c.measureText(note).width - 4), 10);
+    let x = 12;
+    for (const [kind, colour] of this.kinds) {
+      c.fillStyle = colour;
+      c.fillRect(x, 22, 10, 10);
+      c.fillStyle = css("--ink");
+      c.fillText(kind, x + 14, 27);
+      x += c.measureText(kind).width + 30;
+    }
   }
 }

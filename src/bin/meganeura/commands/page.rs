@@ -1,12 +1,12 @@
 //! The page of `meganeura explain --html`.
 
 use std::error::Error;
-use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
 use meganeura::backend::Device;
 use meganeura::build::prepare;
+use meganeura::files::write_atomically;
 use meganeura::optimize::OptimizeReport;
 use meganeura::plan::{compile_for, try_compile};
 use meganeura::report::Report;
@@ -50,8 +50,8 @@ impl Subject<'_> {
             target: self.target,
             timings: timings.as_ref(),
         };
-        write_whole(file, &page.html()?)
-            .map_err(|e| format!("the page cannot be written to {}: {e}", file.display()))?;
+        let html = page.html()?;
+        write_atomically(file, |out| out.write_all(html.as_bytes()))?;
         Ok(())
     }
 
@@ -121,17 +121,4 @@ fn measured(device: &Arc<dyn Device>, plan: &ExecutionPlan, steps: usize) -> Res
     }
     session.wait();
     Ok(session.take_timings())
-}
-
-/// Writes a file under another name and renames it: whoever opens it sees the old page or the new one.
-fn write_whole(file: &Path, text: &str) -> std::io::Result<()> {
-    let mut name = file.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}.new", std::process::id()));
-    let beside = file.with_file_name(name);
-    fs::write(&beside, text)
-        .and_then(|()| fs::rename(&beside, file))
-        .inspect_err(|_| {
-            // What is half written helps nobody; that it cannot be removed either changes nothing.
-            let _ = fs::remove_file(&beside);
-        })
 }
