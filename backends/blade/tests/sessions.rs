@@ -161,7 +161,7 @@ fn a_buffer_beyond_the_limit_is_an_error_with_its_size() {
         .and_then(|plan| device.compile(&plan).map(|_| ()))
         .expect_err("too large");
     assert!(
-        matches!(error, Error::Backend { .. } | Error::MissingKernels { .. }),
+        matches!(error, Error::InvalidPlan { .. } | Error::MissingKernels { .. }),
         "{error}"
     );
 }
