@@ -62,7 +62,7 @@ fn a_plan_that_lies_is_refused_before_it_runs() {
     refused(plan, "no buffer b99");
     let mut plan = slice_plan();
     plan.buffers[0] = 4;
-    refused(plan, "too few");
+    refused(plan, "but f32[8] takes 32");
     let mut plan = slice_plan();
     plan.version += 1;
     refused(plan, "format version");

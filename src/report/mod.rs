@@ -5,7 +5,6 @@
 mod layout;
 
 use std::collections::HashMap;
-use std::fmt::Write;
 
 use serde_json::{Value as Json, json};
 
@@ -272,27 +271,4 @@ impl Texts {
 
 fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
-}
-
-/// A graph in the language of Graphviz.
-pub fn dot(graph: &Graph) -> String {
-    let quoted = |text: String| text.replace('\\', "\\\\").replace('"', "\\\"");
-    let mut out = String::from("digraph {\n  node [shape=box, fontname=\"sans-serif\", fontsize=10];\n");
-    for (i, node) in graph.nodes().iter().enumerate() {
-        let types: Vec<String> = node.outputs.iter().map(ToString::to_string).collect();
-        let name = node.name.as_deref().unwrap_or_default().to_owned();
-        let label = [node.kind.noun().to_owned(), name, types.join(", ")];
-        let lines = label.into_iter().filter(|line| !line.is_empty()).map(quoted);
-        let shape = if node.is_op() { "" } else { ", style=rounded" };
-        // Writing to a string cannot fail.
-        let _ = writeln!(
-            out,
-            "  n{i} [label=\"{}\"{shape}];",
-            lines.collect::<Vec<_>>().join("\\n")
-        );
-        for v in &node.inputs {
-            let _ = writeln!(out, "  n{} -> n{i};", v.node.0);
-        }
-    }
-    out + "}\n"
 }

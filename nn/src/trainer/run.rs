@@ -66,13 +66,16 @@ impl<'r, 'd> Run<'r, 'd> {
     pub(super) fn new(trainer: &'r mut Trainer, begin: Begin<'r, 'd>, observer: &'r mut dyn Observer) -> Self {
         let resumed = begin.resumed;
         let config = &trainer.config;
+        let mut reports = resumed.as_ref().map(|r| r.reports.clone()).unwrap_or_default();
+        // At once, so that memory does not grow with the epochs.
+        reports.reserve(config.epochs.saturating_sub(reports.len()).min(1024));
         Run {
             learning_rate: resumed.as_ref().map_or(config.learning_rate, |r| r.learning_rate),
             total: resumed.as_ref().map_or(0, |r| r.total),
             evaluated: resumed.as_ref().and_then(|r| r.evaluated),
             in_epoch: resumed.as_ref().and_then(|r| r.in_epoch),
             is_resumed: resumed.is_some(),
-            reports: resumed.map(|r| r.reports).unwrap_or_default(),
+            reports,
             tracker: begin.tracker,
             source: begin.source,
             test: begin.test,

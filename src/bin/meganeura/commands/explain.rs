@@ -7,7 +7,6 @@ use meganeura::build::prepare;
 use meganeura::config::Config;
 use meganeura::nn::models::{PRESETS, preset};
 use meganeura::optimize::{Fusion, OptimizeReport};
-use meganeura::report::dot;
 use meganeura::rewrite::{Modelled, RewriteConfig, Target};
 use meganeura::{Mode, select};
 use serde_json::{Value, json};
@@ -113,7 +112,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         subject.write(file, args.profile)?;
     }
     if args.dot {
-        line(dot(&rewritten).trim_end())?;
+        line(rewritten.to_dot().trim_end())?;
         return Ok(ExitCode::SUCCESS);
     }
     if args.program {
