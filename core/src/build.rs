@@ -38,7 +38,7 @@ pub struct SessionConfig {
     pub mode: Mode,
     /// Updates to compile in from the start (they can be set later too); an optimizer converts to one.
     pub optimizer: Option<Update>,
-    /// File that keeps the plan from one build to the next; see [`cache`](crate::cache).
+    /// File that keeps the plan from one build to the next; see [`crate::cache`].
     pub cache: Option<PathBuf>,
     /// Settings of rewriting instead of those of the configuration file.
     pub rewrite: Option<RewriteConfig>,

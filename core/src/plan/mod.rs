@@ -81,7 +81,7 @@ pub struct Dispatch {
     pub level: u32,
     /// Provenance: name or number of the node it came from, and the operator.
     pub label: String,
-    /// The line that the call came from, as an index into [`ExecutionPlan::sources`].
+    /// The line that the call came from, as an index into the list of source lines of the plan.
     pub source: Option<u32>,
     /// Whether a cooperative-matrix variant was chosen (GPU backends).
     pub use_coop: bool,
