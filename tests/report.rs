@@ -97,7 +97,7 @@ fn the_page_holds_both_graphs_and_the_plan() {
 
 #[test]
 fn names_cannot_break_the_page() {
-    let name = "</script><b>\"bold\"</b>";
+    let name = "</script><b>\"bold\"</b>{{program}}{{data}}";
     let mut g = Graph::new();
     let x = g.input(name, &[2]);
     let y = g.relu(x);

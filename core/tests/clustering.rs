@@ -142,6 +142,23 @@ fn no_path_leaves_a_cluster_and_comes_back() {
 }
 
 #[test]
+fn clusters_do_not_wait_for_each_other() {
+    let mut g = Graph::new();
+    let (x, y) = (g.input("x", &[64, 64]), g.input("y", &[64, 64]));
+    let v1 = g.relu(x);
+    // Before `a`, but behind it once `v1` and `v2`, which waits for `a`, are one call.
+    let u = g.softmax(v1, -1);
+    let a = g.tanh(y);
+    let o = g.softmax(a, -1);
+    let v2 = g.mul(v1, o);
+    let b = g.add(a, u);
+    g.set_outputs(vec![u, v2, b]);
+    let (new, report) = clustered(&g);
+    assert_eq!(report.clusters.len(), 1, "{report}");
+    new.verify().expect("no cycle");
+}
+
+#[test]
 fn a_value_that_is_used_elsewhere_is_a_second_result() {
     let mut g = Graph::new();
     let x = g.input("x", &[64, 64]);

@@ -44,21 +44,23 @@ impl Report<'_> {
     /// # Errors
     /// A graph with a cycle.
     pub fn html(&self) -> Result<String> {
-        // `</script>` in a name must not end the data.
-        let data = self.data()?.to_string().replace('<', "\\u003c");
-        let title = escaped(&self.title);
+        // Neither `</script>` nor what looks like a place of the template may come out of a name. Both can only stand
+        // within strings here.
+        let data = self
+            .data()?
+            .to_string()
+            .replace('<', "\\u003c")
+            .replace("{{", "{\\u007b");
+        let program = concat!(
+            include_str!("page/graph.js"),
+            include_str!("page/plan.js"),
+            include_str!("page/page.js")
+        );
         Ok(include_str!("page/page.html")
-            .replace("{{title}}", &title)
             .replace("{{style}}", include_str!("page/page.css"))
+            .replace("{{program}}", program)
             .replace("{{data}}", &data)
-            .replace(
-                "{{program}}",
-                concat!(
-                    include_str!("page/graph.js"),
-                    include_str!("page/plan.js"),
-                    include_str!("page/page.js")
-                ),
-            ))
+            .replace("{{title}}", &escaped(&self.title)))
     }
 
     /// What the page is made from.

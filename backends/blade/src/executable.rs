@@ -341,6 +341,9 @@ impl Executable for BladeExecutable {
     fn read(&mut self, buffer: BufferRef, offset: u64, bytes: &mut [u8]) -> Result<()> {
         let len = bytes.len() as u64;
         self.place(buffer, offset, len)?;
+        if bytes.is_empty() {
+            return self.finish(self.current);
+        }
         let mut wanted = Copy {
             buffer,
             offset,

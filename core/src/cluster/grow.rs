@@ -191,13 +191,13 @@ impl Growth<'_> {
         members.flat_map(|m| self.graph.nodes()[m.index()].inputs.iter().copied())
     }
 
-    /// Whether what these nodes depend on includes unit `goal`, not looking through unit `from`. Whatever comes
-    /// before the goal's first member in the order cannot depend on it.
+    /// Whether what these nodes depend on includes unit `goal`, not looking through unit `from`.
     fn reaches_back(&self, mut open: Vec<NodeId>, goal: usize, from: usize) -> bool {
         let members = |unit: usize| self.units[unit].iter().flat_map(|u| &u.members);
         let Some(first) = members(goal).map(|m| self.place[m.index()]).min() else {
             return true;
         };
+        let low = self.independent_below(first);
         let mut seen_nodes: HashSet<NodeId> = HashSet::new();
         let mut seen_units: HashSet<usize> = HashSet::from([from]);
         let mut visits = 0;
@@ -209,13 +209,13 @@ impl Growth<'_> {
                         continue;
                     }
                     visits += members(unit).count();
-                    if members(unit).all(|m| self.place[m.index()] < first) {
+                    if members(unit).all(|m| self.place[m.index()] < low) {
                         continue;
                     }
                     open.extend(self.operands(unit).map(|v| v.node));
                 }
                 None => {
-                    if self.place[id.index()] < first || !seen_nodes.insert(id) {
+                    if self.place[id.index()] < low || !seen_nodes.insert(id) {
                         continue;
                     }
                     visits += 1;
@@ -227,6 +227,25 @@ impl Growth<'_> {
             }
         }
         false
+    }
+
+    /// The place below which nothing depends on what is at `place` or behind it. Operands come earlier, but a unit is
+    /// one call: what reads its first member waits for the operands of its last one too. So no unit may lie on both
+    /// sides.
+    fn independent_below(&self, place: usize) -> usize {
+        let mut low = place;
+        loop {
+            let across = self.units.iter().flatten().filter_map(|unit| {
+                // Members are in topological order.
+                let at = |m: Option<&NodeId>| m.map(|m| self.place[m.index()]);
+                let (first, last) = (at(unit.members.first())?, at(unit.members.last())?);
+                (first < low && last >= low).then_some(first)
+            });
+            match across.min() {
+                Some(first) => low = first,
+                None => return low,
+            }
+        }
     }
 
     /// Merges two units if the device can run the call and it is estimated to be faster.

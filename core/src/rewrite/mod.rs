@@ -52,7 +52,7 @@ pub use target::{Modelled, Target};
 
 use crate::build::Mode;
 use crate::error::{Error, Result};
-use crate::graph::{Graph, NodeId};
+use crate::graph::{Graph, NodeId, NodeKind};
 use crate::optimize::OptimizeReport;
 use cost::Costs;
 use extract::{Budget, extract};
@@ -123,8 +123,19 @@ pub fn rewrite(graph: &Graph, request: &Request) -> Result<(Graph, OptimizeRepor
     if !request.config.enabled {
         return Ok((graph.clone(), report));
     }
-    let rules = select::rules(graph, request)?;
-    if rules.is_empty() {
+    let Some(rules) = select::rules(graph, request)? else {
+        return Ok((graph.clone(), report));
+    };
+    // Without rules, parameters side by side may still be packed.
+    let parameters = graph
+        .nodes()
+        .iter()
+        .any(|n| matches!(n.kind, NodeKind::Parameter { .. }));
+    if rules.is_empty() && !parameters {
+        report.extraction_exact = true;
+        report.cost_before_ps = graph_cost(graph, request.target)?;
+        report.cost_after_ps = report.cost_before_ps;
+        report.greedy_cost_ps = request.config.baseline.then_some(report.cost_before_ps);
         return Ok((graph.clone(), report));
     }
     let dialect = select::dialect(rules)?;

@@ -21,12 +21,13 @@ use crate::registry;
 /// An operator with a number of operands, or a kind of leaf.
 type Key = (&'static str, usize);
 
-/// The rules that a request selects and that can fire on a graph, sorted by set.
+/// The rules that a request selects and that can fire on a graph, sorted by set; `None` if it selects none at all.
 ///
 /// # Errors
 /// [`Error::Config`] when a set to leave out does not exist.
-pub(super) fn rules(graph: &Graph, request: &Request) -> Result<Vec<Arc<Rule>>> {
-    Ok(possible(graph, requested(request)?))
+pub(super) fn rules(graph: &Graph, request: &Request) -> Result<Option<Vec<Arc<Rule>>>> {
+    let requested = requested(request)?;
+    Ok((!requested.is_empty()).then(|| possible(graph, requested)))
 }
 
 /// The rules that the configuration and the pass select.

@@ -139,7 +139,8 @@ impl Tracker {
     /// Gives the session the best weights, if they were to be kept; returns their evaluation then.
     pub(super) fn restore(&self, session: &mut Session) -> Result<Option<Evaluation>, TrainError> {
         match self.best {
-            Some(best) if self.settings.is_some_and(|s| s.restore_best) => {
+            // A run that is gone on with may not have kept the weights before.
+            Some(best) if self.settings.is_some_and(|s| s.restore_best) && !self.weights.is_empty() => {
                 self.weights.restore(session)?;
                 Ok(Some(best.evaluation))
             }
@@ -188,6 +189,10 @@ impl Weights {
             *values = session.try_read_state(name)?;
         }
         Ok(())
+    }
+
+    fn is_empty(&self) -> bool {
+        self.parameters.is_empty() && self.states.is_empty()
     }
 
     fn restore(&self, session: &mut Session) -> Result<(), TrainError> {

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use super::sink::Sink;
+use super::sink::{Sink, open_at_end};
 use super::{EpochReport, EvaluationInfo, Observer, StepInfo, TrainBegin, TrainReport};
 
 /// Writes one JSON object a line for every event of a run.
@@ -65,7 +65,7 @@ impl JsonLinesLog {
     /// # Errors
     /// A path that cannot be written, at once.
     pub fn append(path: impl AsRef<Path>) -> io::Result<Self> {
-        let file = File::options().append(true).create(true).open(path)?;
+        let (file, _) = open_at_end(path.as_ref())?;
         Ok(JsonLinesLog::new(BufWriter::new(file)))
     }
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use super::sink::Sink;
+use super::sink::{Sink, open_at_end};
 use super::{EpochReport, EvaluationInfo, Observer, StepInfo};
 
 /// Writes a table with a row for every step whose loss was read, for every evaluation and for every epoch.
@@ -47,8 +47,7 @@ impl CsvLog {
     /// # Errors
     /// A path that cannot be written, at once.
     pub fn append(path: impl AsRef<Path>) -> io::Result<Self> {
-        let file = File::options().append(true).create(true).open(path)?;
-        let begun = file.metadata()?.len() > 0;
+        let (file, begun) = open_at_end(path.as_ref())?;
         let table = csv::WriterBuilder::new().has_headers(!begun).from_writer(file);
         Ok(CsvLog(Sink::new(table)))
     }

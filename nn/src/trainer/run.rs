@@ -110,6 +110,10 @@ impl<'r, 'd> Run<'r, 'd> {
             // What cannot be written is an error now, not after hours.
             self.save()?;
         }
+        if self.is_resumed && self.stop.is_none() && self.reports.len() < epochs && self.tracker.out_of_patience() {
+            // It had ended already.
+            self.stop = Some(Stop::EarlyStopping);
+        }
         while self.stop.is_none() && self.reports.len() < epochs {
             self.epoch = self.reports.len() + 1;
             let Some(report) = self.epoch()? else { break };
@@ -242,7 +246,8 @@ impl<'r, 'd> Run<'r, 'd> {
             if self.stop.is_none() && self.evaluates_step() && !(last && self.evaluates_epoch()) {
                 self.evaluate()?;
             }
-            if self.saves_step() {
+            // The end of a run is saved, also within an epoch.
+            if self.saves_step() || self.stop.is_some() {
                 self.save()?;
             }
             if self.stop.is_some() {

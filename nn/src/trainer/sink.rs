@@ -1,7 +1,9 @@
 //! A file that a run is logged to.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
 use std::ops::ControlFlow;
+use std::path::Path;
 
 /// A writer that keeps its first error: observers have nobody to return one to but whoever made them.
 #[derive(Debug)]
@@ -31,6 +33,63 @@ impl<W> Sink<W> {
         match self.error.take() {
             Some(error) => Err(error),
             None => flush(&mut self.writer),
+        }
+    }
+}
+
+/// Opens a text file to go on behind its last whole line, or creates it: what writes into it may have been killed in
+/// the middle of one. Says whether there are any lines.
+pub(super) fn open_at_end(path: &Path) -> io::Result<(File, bool)> {
+    let mut file = File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(path)?;
+    let mut end = file.metadata()?.len();
+    let mut block = [0; 4096];
+    while end > 0 {
+        let start = end.saturating_sub(block.len() as u64);
+        let part = &mut block[..(end - start) as usize];
+        file.seek(SeekFrom::Start(start))?;
+        file.read_exact(part)?;
+        match part.iter().rposition(|&b| b == b'\n') {
+            Some(at) => {
+                end = start + at as u64 + 1;
+                break;
+            }
+            None => end = start,
+        }
+    }
+    file.set_len(end)?;
+    file.seek(SeekFrom::Start(end))?;
+    Ok((file, end > 0))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn what_a_killed_run_left_of_a_line_goes() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("log");
+        let long = "x".repeat(5000);
+        for (before, kept) in [
+            (String::new(), ""),
+            ("a\nb\n".into(), "a\nb\n"),
+            ("a\nhalf".into(), "a\n"),
+            ("half".into(), ""),
+            (format!("a\n{long}"), "a\n"),
+            (long, ""),
+        ] {
+            std::fs::write(&path, &before).unwrap();
+            let (mut file, lines) = open_at_end(&path).unwrap();
+            file.write_all(b"next\n").unwrap();
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), format!("{kept}next\n"));
+            assert_eq!(lines, !kept.is_empty());
         }
     }
 }

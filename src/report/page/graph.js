@@ -116,7 +116,7 @@ class GraphView extends Board {
     this.hidden = new Set();
     this.rows = [];
     for (const node of nodes) (this.rows[node.y] ||= []).push(node);
-    this.width = (Math.max(0, ...nodes.map((n) => n.x)) + 1) * COLUMN;
+    this.width = (nodes.reduce((most, n) => Math.max(most, n.x), 0) + 1) * COLUMN;
     this.height = this.rows.length * ROW;
     this.hover = (x, y, e) => { const node = this.at(x, y); node ? showTip(e, describe(node)) : hideTip(); };
     this.click = (x, y) => this.onselect?.(this.at(x, y));

@@ -118,7 +118,7 @@ if (data.memory) {
 // ---- tiles -------------------------------------------------------------------------------------------
 
 const saved = (from, to) => (from > 0 ? ` (${to <= from ? "−" : "+"}${Math.abs(100 * (1 - to / from)).toFixed(1)} %)` : "");
-const levels = data.plan.segments.map((s) => data.plan.dispatches[s.first + s.count - 1]?.level + 1 || 0);
+const levels = data.plan.segments.map((s) => (s.count ? data.plan.dispatches[s.first + s.count - 1].level + 1 : 0));
 const cost = data.cost, last = cost.clustered || cost.rewritten;
 const tiles = [
   [`${before.length} → ${after.length}`, "nodes"],

@@ -73,9 +73,10 @@ class Timeline extends Board {
     const step = niceStep(micro(this.end), Math.max(1, (w / 110) * (this.scale / this.least)));
     c.strokeStyle = css("--line");
     c.fillStyle = css("--faint");
-    for (let us = 0; us <= micro(this.end); us += step) {
+    const shown = Math.max(0, Math.floor(-this.left / this.scale / step) * step);
+    for (let us = shown; us <= micro(this.end); us += step) {
       const x = this.x(us * 1e6);
-      if (x < -50 || x > w) continue;
+      if (x > w) break;
       c.beginPath();
       c.moveTo(x, 18);
       c.lineTo(x, h);
