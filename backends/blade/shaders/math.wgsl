@@ -242,8 +242,10 @@ fn sign_f32(x: f32) -> f32 {
     return select(select(x, 1.0, x > 0.0), -1.0, x < 0.0);
 }
 
+// Drivers make a minimum and a maximum of the comparisons, which lose NaN.
 fn clamp_f32(x: f32, low: f32, high: f32) -> f32 {
-    return select(select(x, low, x < low), high, x > high);
+    let limited = select(select(x, low, x < low), high, x > high);
+    return select(limited, x, is_nan(x));
 }
 
 fn leaky_relu_f32(x: f32, slope: f32) -> f32 {
@@ -258,7 +260,8 @@ fn elu_f32(x: f32, alpha: f32) -> f32 {
 }
 
 fn relu_f32(x: f32) -> f32 {
-    return select(x, 0.0, x < 0.0);
+    let positive = select(x, 0.0, x < 0.0);
+    return select(positive, x, is_nan(x));
 }
 
 fn hard_sigmoid_f32(x: f32) -> f32 {
