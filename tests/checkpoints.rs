@@ -1,10 +1,13 @@
 //! A run that was ended and goes on is the run that was not.
 
+mod common;
+
 use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use common::files;
 use meganeura::nn::data::{Augmentation, Dataset};
 use meganeura::nn::models::mlp_classifier;
 use meganeura::nn::trainer::{Checkpoints, EarlyStopping, Observer, OptimizerChoice, StepInfo, TrainBegin, TrainError};
@@ -124,15 +127,6 @@ fn assert_same(found: &[(String, Vec<u32>)], expected: &[(String, Vec<u32>)], wh
     let other = found.iter().zip(expected).filter(|(a, b)| a != b);
     let names: Vec<&str> = other.map(|((name, _), _)| name.as_str()).collect();
     assert!(names.is_empty() && found.len() == expected.len(), "{what}: {names:?}");
-}
-
-fn files(folder: &Path) -> Vec<String> {
-    let entries = fs::read_dir(folder).expect("it exists");
-    let mut names: Vec<String> = entries
-        .map(|e| e.expect("readable").file_name().to_string_lossy().into_owned())
-        .collect();
-    names.sort();
-    names
 }
 
 #[test]

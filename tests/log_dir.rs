@@ -1,7 +1,11 @@
 //! `meganeura train --log-dir`.
 
+mod common;
+
 use std::path::Path;
 use std::process::{Command, Output};
+
+use common::files;
 
 fn train(args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_meganeura"));
@@ -19,11 +23,11 @@ fn a_folder_gets_all_three_logs() {
     for run in 1..=2 {
         let output = train(&["--log-dir", path.to_str().expect("a path")]);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let events = names(&path)
+        let events = files(&path)
             .into_iter()
             .filter(|n| n.starts_with("events.out.tfevents."))
             .count();
-        assert_eq!(events, run, "event files are added, {:?}", names(&path));
+        assert_eq!(events, run, "event files are added, {:?}", files(&path));
     }
     let table = std::fs::read_to_string(path.join("metrics.csv")).expect("a table");
     let header = "event,epoch,step,loss,accuracy,gradient_norm,lr,seconds,examples_per_second";
@@ -51,13 +55,6 @@ fn a_resumed_run_goes_on_with_its_logs() {
     assert_eq!(table.lines().filter(|l| l.starts_with("epoch,")).count(), 2, "{table}");
     let lines = std::fs::read_to_string(&log).expect("lines");
     assert_eq!(lines.matches("\"train_begin\"").count(), 2, "{lines}");
-}
-
-fn names(folder: &Path) -> Vec<String> {
-    let entries = std::fs::read_dir(folder).expect("a listing");
-    entries
-        .map(|e| e.expect("an entry").file_name().to_string_lossy().into_owned())
-        .collect()
 }
 
 #[test]

@@ -1,10 +1,13 @@
 //! Plans in files: made once, read later, and never trusted.
 
+mod common;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use common::files;
 use meganeura::backend::Device;
 use meganeura::build::{build_cached, plan_for};
 use meganeura::cache::{load_plan, save_plan};
@@ -61,15 +64,6 @@ fn cached(graph: &Graph, path: &Path) -> (Session, bool) {
     )
     .expect("builds");
     (session, report.from_cache)
-}
-
-fn files(folder: &Path) -> Vec<String> {
-    let entries = fs::read_dir(folder).expect("it exists");
-    let mut names: Vec<String> = entries
-        .map(|e| e.expect("readable").file_name().to_string_lossy().into_owned())
-        .collect();
-    names.sort();
-    names
 }
 
 /// A model with packed parameters, fused programs, states, a large constant, and one that holds a NaN.
