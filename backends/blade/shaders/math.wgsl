@@ -96,15 +96,20 @@ fn log_special(x: f32) -> f32 {
     return select(0.0, x, is_inf(x));
 }
 
+// A whole number of binary orders, and the natural logarithm of the rest; subnormal numbers are scaled first.
+fn log_parts(x: f32) -> vec2<f32> {
+    let small = x < 1.17549435e-38;
+    let parts = split_number(select(x, x * 8388608.0, small));
+    return vec2<f32>(parts.x - select(0.0, 23.0, small), log_core(parts.y));
+}
+
 fn log_f32(x: f32) -> f32 {
     let special = log_special(x);
     if (special != 0.0 || is_nan(special)) {
         return special;
     }
-    let small = x < 1.17549435e-38;
-    let parts = split_number(select(x, x * 8388608.0, small));
-    let exponent = parts.x - select(0.0, 23.0, small);
-    return fma(exponent, 0.693147181, log_core(parts.y));
+    let parts = log_parts(x);
+    return fma(parts.x, 0.693147181, parts.y);
 }
 
 fn log2_f32(x: f32) -> f32 {
@@ -112,10 +117,8 @@ fn log2_f32(x: f32) -> f32 {
     if (special != 0.0 || is_nan(special)) {
         return special;
     }
-    let small = x < 1.17549435e-38;
-    let parts = split_number(select(x, x * 8388608.0, small));
-    let exponent = parts.x - select(0.0, 23.0, small);
-    return fma(log_core(parts.y), 1.44269504, exponent);
+    let parts = log_parts(x);
+    return fma(parts.y, 1.44269504, parts.x);
 }
 
 fn log1p_f32(x: f32) -> f32 {
