@@ -2,8 +2,8 @@
 //!
 //! A program is a list of calls, each on operands of the whole or on results of earlier calls, and a list of what
 //! it yields. It is data: compared, hashed, printed and serialised as any attribute. What is read from elsewhere
-//! is checked as it is read, so a program that exists is well formed: slots exist, operators are registered, each
-//! step has one result, and no step has a program of its own.
+//! is checked as it is read, so a program that exists is well formed: slots exist, operators are registered, no step
+//! writes data, and none has a program of its own.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -11,7 +11,7 @@ use std::hash::{Hash, Hasher};
 use serde::{Deserialize, Serialize};
 
 use crate::attrs::{Attr, Attrs};
-use crate::graph::{Graph, Value};
+use crate::graph::{Graph, NodeId, Value};
 use crate::ops::{Call, OpRef};
 use crate::registry;
 use crate::shape::TensorType;
@@ -28,8 +28,25 @@ pub const MAX_RESULTS: usize = 64;
 pub enum Slot {
     /// An operand of the whole.
     Operand(u32),
-    /// The result of a step.
+    /// The result of a step, or the first of them.
     Step(u32),
+    /// A further result of a step; `port` is 1 or more.
+    Port {
+        /// The step.
+        step: u32,
+        /// Which of its results.
+        port: u32,
+    },
+}
+
+impl Slot {
+    /// A result of a step.
+    pub fn result(step: u32, port: u32) -> Self {
+        match port {
+            0 => Slot::Step(step),
+            _ => Slot::Port { step, port },
+        }
+    }
 }
 
 impl fmt::Display for Slot {
@@ -37,6 +54,7 @@ impl fmt::Display for Slot {
         match self {
             Slot::Operand(i) => write!(f, "{i}"),
             Slot::Step(i) => write!(f, "%{i}"),
+            Slot::Port { step, port } => write!(f, "%{step}.{port}"),
         }
     }
 }
@@ -102,8 +120,8 @@ impl Program {
     /// A program on so many operands.
     ///
     /// # Errors
-    /// A message when a slot does not exist yet where it is used, an operator writes data or has not exactly one
-    /// result, a step has a program of its own, or there are too many or none of anything.
+    /// A message when a slot does not exist yet where it is used, an operator writes data, a step has a program of
+    /// its own, or there are too many or none of anything.
     pub fn new(operands: usize, steps: Vec<Step>, results: Vec<Slot>) -> Result<Self, String> {
         let counts = [
             ("operands", operands, MAX_OPERANDS),
@@ -118,6 +136,7 @@ impl Program {
         let exists = |slot: Slot, before: usize| match slot {
             Slot::Operand(i) if (i as usize) < operands => Ok(()),
             Slot::Step(i) if (i as usize) < before => Ok(()),
+            Slot::Port { step, port } if (step as usize) < before && has_port(&steps[step as usize], port) => Ok(()),
             _ => Err(format!("there is no value {slot} in this place of a program")),
         };
         for (at, step) in steps.iter().enumerate() {
@@ -126,8 +145,8 @@ impl Program {
             for &slot in &step.inputs {
                 exists(slot, at).map_err(fail)?;
             }
-            if !step.op.writes().is_empty() || step.op.ports().len() != 1 {
-                return Err(fail("it must have one result and write nothing".into()));
+            if !step.op.writes().is_empty() {
+                return Err(fail("it must write nothing".into()));
             }
             if step.attrs.iter().any(|(_, attr)| matches!(attr, Attr::Program(_))) {
                 return Err(fail("a program must not contain another".into()));
@@ -164,11 +183,11 @@ impl Program {
         &self.results
     }
 
-    /// Types of the steps' results for operands of these types.
+    /// Types of the results of each step for operands of these types.
     ///
     /// # Errors
-    /// The number of operands, or what a step's shape rule finds.
-    pub fn infer(&self, operands: &[TensorType]) -> Result<Vec<TensorType>, String> {
+    /// The number of operands, what a step's shape rule finds, or a result that a step does not have.
+    pub fn infer(&self, operands: &[TensorType]) -> Result<Vec<Vec<TensorType>>, String> {
         if operands.len() != self.operands {
             return Err(format!(
                 "the program takes {} operands, got {}",
@@ -176,8 +195,8 @@ impl Program {
                 operands.len()
             ));
         }
-        let mut types: Vec<TensorType> = Vec::with_capacity(self.steps.len());
-        for step in &self.steps {
+        let mut types: Vec<Vec<TensorType>> = Vec::with_capacity(self.steps.len());
+        for (at, step) in self.steps.iter().enumerate() {
             let inputs = self.inputs_of(step, operands, &types);
             let call = Call {
                 attrs: &step.attrs,
@@ -185,50 +204,56 @@ impl Program {
                 outputs: &[],
             };
             let fail = |message: String| format!("{} in the program: {message}", step.op.name());
-            let mut outputs = step.op.infer(&call).map_err(fail)?;
-            match (outputs.pop(), outputs.is_empty()) {
-                (Some(only), true) => types.push(only),
-                _ => return Err(fail("it has not exactly one result".into())),
+            let outputs = step.op.infer(&call).map_err(fail)?;
+            if outputs.len() <= self.last_port(at) {
+                return Err(fail(format!("it has {} results", outputs.len())));
             }
+            types.push(outputs);
         }
         Ok(types)
     }
 
-    /// Operand types of a step, given those of the whole and of the steps before.
-    pub fn inputs_of(&self, step: &Step, operands: &[TensorType], steps: &[TensorType]) -> Vec<TensorType> {
-        step.inputs
-            .iter()
-            .map(|slot| match *slot {
-                Slot::Operand(i) => operands[i as usize].clone(),
-                Slot::Step(i) => steps[i as usize].clone(),
-            })
-            .collect()
+    /// The last result of a step that anything uses.
+    fn last_port(&self, at: usize) -> usize {
+        let used = self.steps.iter().flat_map(|step| &step.inputs).chain(&self.results);
+        let ports = used.filter_map(|&slot| match slot {
+            Slot::Port { step, port } if step as usize == at => Some(port as usize),
+            _ => None,
+        });
+        ports.max().unwrap_or(0)
+    }
+
+    /// Operand types of a step, given those of the whole and of the results of the steps before.
+    pub fn inputs_of(&self, step: &Step, operands: &[TensorType], steps: &[Vec<TensorType>]) -> Vec<TensorType> {
+        let types = step.inputs.iter().map(|&slot| self.type_of(slot, operands, steps));
+        types.cloned().collect()
     }
 
     /// The type of a slot.
-    pub fn type_of<'a>(&self, slot: Slot, operands: &'a [TensorType], steps: &'a [TensorType]) -> &'a TensorType {
+    pub fn type_of<'a>(&self, slot: Slot, operands: &'a [TensorType], steps: &'a [Vec<TensorType>]) -> &'a TensorType {
         match slot {
             Slot::Operand(i) => &operands[i as usize],
-            Slot::Step(i) => &steps[i as usize],
+            Slot::Step(i) => &steps[i as usize][0],
+            Slot::Port { step, port } => &steps[step as usize][port as usize],
         }
     }
 
     /// Makes the calls on a graph and returns the results.
     pub fn build(&self, graph: &mut Graph, operands: &[Value]) -> Vec<Value> {
-        let mut steps: Vec<Value> = Vec::with_capacity(self.steps.len());
+        let mut steps: Vec<NodeId> = Vec::with_capacity(self.steps.len());
+        let value = |slot: &Slot, steps: &[NodeId]| match *slot {
+            Slot::Operand(i) => operands[i as usize],
+            Slot::Step(i) => steps[i as usize].into(),
+            Slot::Port { step, port } => Value {
+                node: steps[step as usize],
+                port,
+            },
+        };
         for step in &self.steps {
-            let inputs = step.inputs.iter().map(|slot| match *slot {
-                Slot::Operand(i) => operands[i as usize],
-                Slot::Step(i) => steps[i as usize],
-            });
-            let inputs = inputs.collect();
-            steps.push(graph.call(step.op, step.attrs.clone(), inputs).into());
+            let inputs = step.inputs.iter().map(|slot| value(slot, &steps)).collect();
+            steps.push(graph.call(step.op, step.attrs.clone(), inputs));
         }
-        let results = self.results.iter().filter_map(|slot| match *slot {
-            Slot::Step(i) => Some(steps[i as usize]),
-            Slot::Operand(_) => None,
-        });
-        results.collect()
+        self.results.iter().map(|slot| value(slot, &steps)).collect()
     }
 }
 
@@ -244,6 +269,11 @@ impl Program {
         }
         title
     }
+}
+
+/// Whether a step can have such a further result, before its types are known.
+fn has_port(step: &Step, port: u32) -> bool {
+    port > 0 && (port as usize) < MAX_RESULTS && step.op.get().ports().len() != 1
 }
 
 /// An operator's name without its namespace.

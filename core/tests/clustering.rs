@@ -13,7 +13,7 @@ use meganeura_core::program::{Program, Slot, Step};
 use meganeura_core::random::SplitMix64;
 use meganeura_core::reference::evaluate;
 use meganeura_core::rewrite::{Modelled, Target};
-use meganeura_core::{DType, registry};
+use meganeura_core::{DType, Shape, TensorType, registry};
 
 fn gpu() -> Modelled {
     Modelled::discrete_gpu()
@@ -129,16 +129,50 @@ fn a_product_takes_its_bias_and_activation_along() {
 }
 
 #[test]
+fn norms_take_along_what_stands_around_them() {
+    let mut g = Graph::new();
+    let (x, r) = (g.input("x", &[6, 5]), g.input("r", &[6, 5]));
+    let weight = g.parameter("weight", &[5]);
+    let sum = g.add(x, r);
+    let norm = g.rms_norm(sum, weight, 1e-5);
+    let y = g.silu(norm);
+    let y = g.sum_all(y);
+    g.set_outputs(vec![y]);
+    let one_call = "add(0, 1); rms_norm(%0, 2, eps=0.000009999999747378752); silu(%1) -> %2";
+    assert_eq!(calls(&clustered(&g).0)[0], one_call);
+    // Its statistics are a result where the gradient needs them, and so is the sum.
+    let graph = try_differentiate(&g.try_toposort().expect("sorted")).expect("differentiable");
+    let all = calls(&clustered(&graph).0);
+    assert!(all[1].ends_with("-> %0, %1.1, %2, %8"), "{all:?}");
+}
+
+#[test]
+fn views_inside_a_cluster_moved_with_it() {
+    let mut g = Graph::new();
+    let (x, y) = (g.input("x", &[6, 5]), g.input("y", &[5, 6]));
+    let a = g.relu(x);
+    let turned = g.permute(a, &[1, 0]);
+    let sum = g.add(turned, y);
+    g.set_outputs(vec![sum]);
+    let (new, report) = clustered(&g);
+    assert_eq!(report.clusters.len(), 1);
+    for id in [a, turned, sum] {
+        assert_eq!(report.moved.get(&id), Some(&report.clusters[0].node), "{id}");
+    }
+    assert_eq!(new.outputs()[0].node, report.clusters[0].node);
+}
+
+#[test]
 fn no_path_leaves_a_cluster_and_comes_back() {
     let mut g = Graph::new();
     let x = g.input("x", &[4, 4]);
     let a = g.relu(x);
-    let middle = g.softmax(a, -1);
+    let middle = g.cumsum(a, -1, false, false);
     let b = g.tanh(middle);
     let y = g.add(a, b);
     g.set_outputs(vec![y]);
     let (new, _) = clustered(&g);
-    assert_eq!(calls(&new), ["core.relu", "core.softmax", "tanh(0); add(1, %0) -> %1"]);
+    assert_eq!(calls(&new), ["core.relu", "core.cumsum", "tanh(0); add(1, %0) -> %1"]);
 }
 
 #[test]
@@ -147,9 +181,9 @@ fn clusters_do_not_wait_for_each_other() {
     let (x, y) = (g.input("x", &[64, 64]), g.input("y", &[64, 64]));
     let v1 = g.relu(x);
     // Before `a`, but behind it once `v1` and `v2`, which waits for `a`, are one call.
-    let u = g.softmax(v1, -1);
+    let u = g.cumsum(v1, -1, false, false);
     let a = g.tanh(y);
-    let o = g.softmax(a, -1);
+    let o = g.cumsum(a, -1, false, false);
     let v2 = g.mul(v1, o);
     let b = g.add(a, u);
     g.set_outputs(vec![u, v2, b]);
@@ -164,10 +198,10 @@ fn a_value_that_is_used_elsewhere_is_a_second_result() {
     let x = g.input("x", &[64, 64]);
     let a = g.tanh(x);
     let b = g.square(a);
-    let other = g.softmax(a, -1);
+    let other = g.cumsum(a, -1, false, false);
     g.set_outputs(vec![b, other]);
     let (new, _) = clustered(&g);
-    assert_eq!(calls(&new), ["tanh(0); square(%0) -> %0, %1", "core.softmax"]);
+    assert_eq!(calls(&new), ["tanh(0); square(%0) -> %0, %1", "core.cumsum"]);
 }
 
 #[test]
@@ -224,6 +258,9 @@ fn programs_are_checked_where_they_are_made() {
         Program::new(1, relu(Slot::Step(0)), vec![Slot::Step(0)]),
         Program::new(1, relu(Slot::Operand(1)), vec![Slot::Step(0)]),
         Program::new(1, relu(Slot::Operand(0)), vec![Slot::Step(1)]),
+        Program::new(1, relu(Slot::Operand(0)), vec![Slot::Port { step: 0, port: 0 }]),
+        Program::new(1, relu(Slot::Operand(0)), vec![Slot::Port { step: 0, port: 1 }]),
+        Program::new(1, relu(Slot::Operand(0)), vec![Slot::Port { step: 1, port: 1 }]),
         Program::new(1, relu(Slot::Operand(0)), vec![Slot::Operand(0)]),
         Program::new(1, relu(Slot::Operand(0)), vec![Slot::Step(0), Slot::Step(0)]),
         Program::new(1, relu(Slot::Operand(0)), vec![]),
@@ -244,6 +281,31 @@ fn programs_are_checked_where_they_are_made() {
     nested.attrs = nested.attrs.with("program", inner);
     let error = Program::new(1, vec![nested], vec![Slot::Step(0)]).expect_err("nested");
     assert!(error.contains("another"), "{error}");
+}
+
+#[test]
+fn programs_name_further_results_that_exist() {
+    let norm = |port| {
+        let mut norm = step("core.rms_norm", &[Slot::Operand(0), Slot::Operand(1)]);
+        norm.attrs = norm.attrs.with("eps", 0.5);
+        Program::new(2, vec![norm], vec![Slot::Step(0), Slot::Port { step: 0, port }])
+    };
+    let operands = [[4, 3].as_slice(), &[3]].map(|s| TensorType::f32(Shape::new(s).expect("a shape")));
+    let types = norm(1).expect("a program").infer(&operands).expect("types");
+    assert_eq!(
+        types,
+        [[[4, 3].as_slice(), &[4, 1]].map(|s| TensorType::f32(Shape::new(s).expect("a shape")))]
+    );
+    let error = norm(2)
+        .expect("a program")
+        .infer(&operands)
+        .expect_err("no such result");
+    assert!(error.contains("2 results"), "{error}");
+    let text = serde_json::to_string(&norm(1).expect("a program")).expect("text");
+    assert_eq!(
+        serde_json::from_str::<Program>(&text).expect("a program"),
+        norm(1).expect("a program")
+    );
 }
 
 #[test]

@@ -138,6 +138,23 @@ fn sizes_beyond_runs_and_tasks() {
                 vec![sum, top]
             });
         }
+        let around = large("norms", &shape, |g, s| {
+            let (x, r) = (g.input("x", s), g.input("r", s));
+            let [weight, bias] = ["weight", "bias"].map(|name| g.input(name, &[s[1]]));
+            let (sum, difference) = (g.add(x, r), g.sub(r, x));
+            let norm = g.layer_norm(sum, weight, bias, 1e-2);
+            let y = g.silu(norm);
+            let root = g.rms_norm(difference, weight, 1e-2);
+            let (mean, rstd) = (g.port(norm, 1), g.port(root, 1));
+            let root = g.relu(root);
+            let log = g.log_softmax(r, 1);
+            let scaled = g.mul(log, x);
+            let values = [sum, y, root, scaled].map(meganeura_core::Value::from);
+            let all = [&values[..], &[mean, rstd]].concat();
+            // Ports are outputs by way of a call.
+            all.into_iter().map(|v| g.stop_gradient(v)).collect()
+        });
+        assert!(around >= 3, "{around}");
         large("turned", &shape, |g, s| {
             let (x, y) = (g.input("x", s), g.input("y", &[s[1], s[0]]));
             let turned = g.permute(y, &[1, 0]);

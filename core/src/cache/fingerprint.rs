@@ -160,12 +160,14 @@ impl Canonical {
     }
 
     fn slot(&mut self, slot: Slot) {
-        let (word, index) = match slot {
-            Slot::Operand(i) => ("operand", i),
-            Slot::Step(i) => ("step", i),
+        let (word, index, port) = match slot {
+            Slot::Operand(i) => ("operand", i, 0),
+            Slot::Step(i) => ("step", i, 0),
+            Slot::Port { step, port } => ("port", step, port),
         };
         self.text(word);
         self.word(index as usize);
+        self.word(port as usize);
     }
 }
 

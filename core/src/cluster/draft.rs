@@ -42,7 +42,11 @@ impl Uses {
 pub(super) fn fusing(graph: &Graph, id: NodeId) -> Fusing {
     let node = &graph.nodes()[id.index()];
     match &node.kind {
-        NodeKind::Op { op, .. } if op.writes().is_empty() && node.outputs.len() == 1 => op.fusing(),
+        NodeKind::Op { op, .. } if op.writes().is_empty() => match op.fusing() {
+            Fusing::Rows => Fusing::Rows,
+            kind if node.outputs.len() == 1 => kind,
+            _ => Fusing::Opaque,
+        },
         _ => Fusing::Opaque,
     }
 }
@@ -67,8 +71,10 @@ pub(super) struct Draft {
     pub(super) results: Vec<Value>,
     operand_types: Vec<TensorType>,
     result_types: Vec<TensorType>,
-    /// Views that cost something and are read through.
-    pub(super) views: usize,
+    /// Views that are read through.
+    pub(super) views: Vec<NodeId>,
+    /// How many of these would cost something on their own.
+    pub(super) costly_views: usize,
 }
 
 impl Draft {
@@ -82,15 +88,16 @@ impl Draft {
             slots: HashMap::new(),
             steps: Vec::new(),
             operands: Vec::new(),
-            views: 0,
+            views: Vec::new(),
+            costly_views: 0,
         };
         for &id in members {
             builder.member(id)?;
         }
         let results: Vec<Value> = members
             .iter()
-            .filter(|&&id| is_needed(graph, uses, &inside, id.into()))
-            .map(|&id| id.into())
+            .flat_map(|&id| graph.values(id))
+            .filter(|&value| is_needed(graph, uses, &inside, value))
             .collect();
         let slots = results.iter().map(|v| builder.slots[v]).collect();
         let types = |values: &[Value]| values.iter().map(|&v| graph.ty(v).cloned()).collect::<Option<Vec<_>>>();
@@ -104,6 +111,7 @@ impl Draft {
             operand_types,
             result_types,
             views: builder.views,
+            costly_views: builder.costly_views,
         })
     }
 
@@ -138,7 +146,7 @@ fn is_needed(graph: &Graph, uses: &Uses, inside: &HashSet<NodeId>, value: Value)
             return true;
         }
         for &user in &uses.users[value.node.index()] {
-            if inside.contains(&user) {
+            if inside.contains(&user) || !graph.nodes()[user.index()].inputs.contains(&value) {
                 continue;
             }
             if fusing(graph, user) != Fusing::View {
@@ -157,25 +165,39 @@ struct Builder<'a> {
     slots: HashMap<Value, Slot>,
     steps: Vec<Step>,
     operands: Vec<Value>,
-    views: usize,
+    views: Vec<NodeId>,
+    costly_views: usize,
 }
 
 impl Builder<'_> {
     fn member(&mut self, id: NodeId) -> Option<()> {
         let node = &self.graph.nodes()[id.index()];
-        // Products read their operands where they are.
-        let through = fusing(self.graph, id) != Fusing::Contraction;
-        let inputs: Vec<Slot> = node
-            .inputs
-            .iter()
-            .map(|&v| if through { self.read(v) } else { Some(self.operand(v)) })
+        // Products read their operands where they are, and norms their parameters.
+        let kind = fusing(self.graph, id);
+        let through = |at: usize| match kind {
+            Fusing::Contraction => false,
+            Fusing::Rows => at == 0,
+            _ => true,
+        };
+        let inputs = node.inputs.iter().enumerate();
+        let inputs: Vec<Slot> = inputs
+            .map(|(at, &v)| {
+                if through(at) {
+                    self.read(v)
+                } else {
+                    Some(self.operand(v))
+                }
+            })
             .collect::<Option<_>>()?;
         self.push(id, inputs)
     }
 
     fn push(&mut self, id: NodeId, inputs: Vec<Slot>) -> Option<()> {
         let (op, attrs) = self.graph.nodes()[id.index()].op()?;
-        self.slots.insert(id.into(), Slot::Step(self.steps.len() as u32));
+        let step = self.steps.len() as u32;
+        for value in self.graph.values(id) {
+            self.slots.insert(value, Slot::result(step, value.port));
+        }
         self.steps.push(Step {
             op,
             attrs: attrs.clone(),
@@ -226,7 +248,8 @@ impl Builder<'_> {
                 continue;
             }
             let free = self.graph.nodes()[view.index()].op()?.0.alias().is_some();
-            self.views += usize::from(!free);
+            self.costly_views += usize::from(!free);
+            self.views.push(view);
             self.push(view, vec![slot])?;
             slot = self.slots[&view.into()];
         }

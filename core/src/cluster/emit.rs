@@ -56,6 +56,10 @@ pub(super) fn emit(graph: &Graph, grown: Vec<Grown>) -> Result<Emitted> {
                 let ports = draft.results.iter().zip(0u32..);
                 map.extend(ports.map(|(&value, port)| (value, Value { node: new, port })));
                 moved.extend(members.iter().map(|&member| (member, new)));
+                // Those that others need too are calls of their own.
+                for &view in &draft.views {
+                    moved.entry(view).or_insert(new);
+                }
                 made.push((new, index));
             }
         }
@@ -68,7 +72,7 @@ pub(super) fn emit(graph: &Graph, grown: Vec<Grown>) -> Result<Emitted> {
         Cluster {
             node,
             label: out.label(node).0,
-            calls: members.len() + draft.views,
+            calls: members.len() + draft.costly_views,
             program: draft.program.to_string(),
             saving_ps: *saving,
         }

@@ -29,8 +29,8 @@ struct Unit {
     members: Vec<NodeId>,
     /// Elements that it goes over.
     domain: usize,
-    contraction: bool,
-    reduction: bool,
+    /// The kind of the one member that is not elementwise, if there is one.
+    anchor: Option<Fusing>,
     /// Estimated picoseconds.
     cost: u64,
     /// Estimated picoseconds of its calls on their own.
@@ -109,8 +109,7 @@ impl Growth<'_> {
         self.units.push(Some(Unit {
             members: vec![id],
             domain,
-            contraction: kind == Fusing::Contraction,
-            reduction: kind == Fusing::Reduction,
+            anchor: (kind != Fusing::Pointwise).then_some(kind),
             cost,
             apart: cost,
         }));
@@ -123,7 +122,10 @@ impl Growth<'_> {
 
     /// Merges a node's unit with those that produce its operands, the latest first.
     fn merge_with_producers(&mut self, id: NodeId) {
-        if self.unit(id).is_none_or(|(_, unit)| unit.contraction) {
+        if self
+            .unit(id)
+            .is_none_or(|(_, unit)| unit.anchor == Some(Fusing::Contraction))
+        {
             return;
         }
         let inputs = &self.graph.nodes()[id.index()].inputs;
@@ -150,7 +152,7 @@ impl Growth<'_> {
                 continue;
             };
             let whole = first.domain == elements && second.domain == elements;
-            if a == b || !whole || first.reduction || second.reduction || first.contraction || second.contraction {
+            if a == b || !whole || first.anchor.is_some() || second.anchor.is_some() {
                 continue;
             }
             if !self.leads_to(a, b) && !self.leads_to(b, a) {
@@ -166,7 +168,9 @@ impl Growth<'_> {
         };
         let one_domain = first.domain == second.domain || first.domain == 1;
         // Nothing follows a reduction or precedes a product, and there is one of them at most.
-        let special = first.reduction || second.contraction || (first.contraction && second.reduction);
+        let special = first.anchor == Some(Fusing::Reduction)
+            || second.anchor == Some(Fusing::Contraction)
+            || (first.anchor.is_some() && second.anchor.is_some());
         one_domain && !special && first.members.len() + second.members.len() <= MAX_MEMBERS
     }
 
@@ -267,8 +271,7 @@ impl Growth<'_> {
         }
         let merged = Unit {
             domain: first.domain.max(second.domain),
-            contraction: first.contraction || second.contraction,
-            reduction: first.reduction || second.reduction,
+            anchor: first.anchor.or(second.anchor),
             cost,
             apart: first.apart.saturating_add(second.apart),
             members,
@@ -293,10 +296,10 @@ impl Growth<'_> {
     /// A unit of several members, or one that reads through views, as a call.
     fn finished(&self, unit: Unit) -> Option<Grown> {
         let draft = Draft::new(self.graph, &self.uses, &unit.members)?;
-        if unit.members.len() == 1 && (draft.views == 0 || !draft.runs_on(self.target)) {
+        if unit.members.len() == 1 && (draft.costly_views == 0 || !draft.runs_on(self.target)) {
             return None;
         }
-        let views = (draft.views as f64 * self.launch_ps) as u64;
+        let views = (draft.costly_views as f64 * self.launch_ps) as u64;
         Some(Grown {
             saving: unit.apart.saturating_add(views).saturating_sub(unit.cost),
             members: unit.members,

@@ -257,6 +257,12 @@ impl Graph {
         }
     }
 
+    /// The results of a node.
+    pub fn values(&self, node: NodeId) -> impl Iterator<Item = Value> + use<> {
+        let ports = self.nodes[node.index()].outputs.len() as u32;
+        (0..ports).map(move |port| Value { node, port })
+    }
+
     /// The value of another port of a node with several results.
     pub fn port(&self, node: NodeId, port: u32) -> Value {
         Value { node, port }

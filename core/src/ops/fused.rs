@@ -1,5 +1,6 @@
 //! Several calls as one.
 
+use super::rms_norm::sample_eps;
 use super::sample::{Fill, Sample, SampleInput, Sizes};
 use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
 use crate::attrs::Attrs;
@@ -59,11 +60,11 @@ impl Operator for Fused {
         let flops = || -> Result<u64, String> {
             let program = call.attrs.program("program")?;
             let types = program.infer(call.inputs)?;
-            let steps = program.steps().iter().zip(&types).map(|(step, ty)| {
+            let steps = program.steps().iter().zip(&types).map(|(step, outputs)| {
                 let step_call = Call {
                     attrs: &step.attrs,
                     inputs: &program.inputs_of(step, call.inputs, &types),
-                    outputs: std::slice::from_ref(ty),
+                    outputs,
                 };
                 step.op.cost(&step_call).flops
             });
@@ -128,6 +129,10 @@ fn samples(sizes: &mut Sizes) -> Vec<Sample> {
     all.push(transposed_sum(m, n));
     all.extend([vec![0], vec![1], vec![0, 1]].map(|axes| folded(m, n, axes)));
     all.push(through_views(sizes.dim(6), sizes.dim(7), sizes.dim(9)));
+    // The last is longer than what a kernel goes over at once.
+    for [m, n] in [[m, n], [1, 1], [2, 1531]] {
+        all.extend([around_a_softmax(m, n), around_a_norm(m, n)]);
+    }
     all.into_iter().flatten().collect()
 }
 
@@ -202,4 +207,41 @@ fn through_views(a: usize, b: usize, c: usize) -> Option<Sample> {
     let sum = d.of("core.add", &[flat, wide]);
     let inputs = vec![SampleInput::f32(&[a, b, c]), SampleInput::f32(&[1, c])];
     d.sample("a reshaped and an expanded value", inputs, &[sum])
+}
+
+fn around_a_softmax(m: usize, n: usize) -> Option<Sample> {
+    let mut d = Draft::new();
+    let scores = d.of("core.mul", &[operand(0), operand(1)]);
+    let scores = d.of("core.add", &[scores, operand(2)]);
+    let weights = d.call("core.softmax", Attrs::new().with("axis", -1i64), &[scores]);
+    let gated = d.of("core.mul", &[weights, operand(3)]);
+    let inputs = vec![
+        SampleInput::f32(&[m, n]),
+        SampleInput::f32(&[]),
+        SampleInput::f32(&[m, n]),
+        SampleInput::f32(&[m, 1]),
+    ];
+    d.sample(
+        "a softmax of scaled scores, and a factor for each row",
+        inputs,
+        &[gated],
+    )
+}
+
+fn around_a_norm(m: usize, n: usize) -> Option<Sample> {
+    let mut d = Draft::new();
+    let sum = d.of("core.add", &[operand(0), operand(1)]);
+    let eps = Attrs::new().with("eps", sample_eps(n));
+    let norm = d.call("core.layer_norm", eps, &[sum, operand(2), operand(3)]);
+    let y = d.of("core.silu", &[norm]);
+    let y = d.of("core.add", &[y, sum]);
+    let inputs = vec![
+        SampleInput::f32(&[m, n]),
+        SampleInput::f32(&[m, n]),
+        SampleInput::f32(&[n]),
+        SampleInput::f32(&[n]),
+    ];
+    let Slot::Step(step) = norm else { return None };
+    let rstd = Slot::result(step, 2);
+    d.sample("a norm of a sum, and its activation", inputs, &[sum, rstd, y])
 }

@@ -4,7 +4,8 @@ use super::norm_grad::{LayerNormGrad, Saved, through_statistics};
 use super::rms_norm::sample_eps;
 use super::sample::{Sample, SampleInput, Sizes};
 use super::{
-    Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics, expect_float, expect_same_dtype,
+    Arity, AttrDecls, AttrKind, Call, Cost, Doc, Fusing, Gradient, OpRef, Operator, Semantics, expect_float,
+    expect_same_dtype,
 };
 use crate::NodeId;
 use crate::attrs::Attrs;
@@ -125,6 +126,10 @@ impl Operator for LayerNorm {
             flops,
             ..Cost::streaming(call, 0)
         }
+    }
+
+    fn fusing(&self) -> Fusing {
+        Fusing::Rows
     }
 
     fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {

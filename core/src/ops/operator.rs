@@ -185,6 +185,9 @@ pub enum Fusing {
     Reduction,
     /// A product that is long compared with its result; what comes after may be computed on the way.
     Contraction,
+    /// Makes a value of operand 0's shape from whole rows of it, as softmax and the norms do; what comes before
+    /// operand 0 and what comes after port 0 may be computed on the way.
+    Rows,
 }
 
 /// What the reference documentation says of an operator beyond what can be derived from it.

@@ -4,7 +4,8 @@ use super::layer_norm::{expect_eps, expect_rows, row_type};
 use super::norm_grad::{RmsNormGrad, Saved, through_statistics};
 use super::sample::{Sample, SampleInput, Sizes};
 use super::{
-    Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics, expect_float, expect_same_dtype,
+    Arity, AttrDecls, AttrKind, Call, Cost, Doc, Fusing, Gradient, OpRef, Operator, Semantics, expect_float,
+    expect_same_dtype,
 };
 use crate::NodeId;
 use crate::attrs::Attrs;
@@ -92,6 +93,10 @@ impl Operator for RmsNorm {
             flops,
             ..Cost::streaming(call, 0)
         }
+    }
+
+    fn fusing(&self) -> Fusing {
+        Fusing::Rows
     }
 
     fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {

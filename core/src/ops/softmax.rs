@@ -1,7 +1,7 @@
 //! Softmax and its logarithm along one axis.
 
 use super::sample::{Sample, SampleInput, Sizes};
-use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics, expect_float};
+use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Fusing, Gradient, OpRef, Operator, Semantics, expect_float};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::graph::{Graph, Value};
@@ -106,6 +106,10 @@ impl Operator for Softmax {
         Cost::streaming(call, 12)
     }
 
+    fn fusing(&self) -> Fusing {
+        Fusing::Rows
+    }
+
     fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {
         samples(sizes)
     }
@@ -164,6 +168,10 @@ impl Operator for LogSoftmax {
 
     fn cost(&self, call: &Call) -> Cost {
         Cost::streaming(call, 12)
+    }
+
+    fn fusing(&self) -> Fusing {
+        Fusing::Rows
     }
 
     fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {

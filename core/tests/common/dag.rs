@@ -1,4 +1,4 @@
-//! Random graphs of elementwise calls with views, several users of a value, reductions and products.
+//! Random graphs of elementwise calls with views, several users of a value, reductions, norms and products.
 
 use std::collections::HashMap;
 
@@ -62,7 +62,7 @@ impl Maker<'_> {
         let x = self.pick();
         let shape = self.graph.shape(x).to_vec();
         let rank = shape.len();
-        let new = match self.rng.below(14) {
+        let new = match self.rng.below(16) {
             0 => self.graph.relu(x),
             1 => self.graph.tanh(x),
             2 => self.graph.sigmoid(x),
@@ -113,6 +113,18 @@ impl Maker<'_> {
                 let product = self.graph.matmul(x, weight);
                 let bias = self.input(&[n]);
                 self.graph.add(product, bias)
+            }
+            13 if rank > 0 => {
+                let softmax = self.graph.softmax(x, -1);
+                self.graph.mul(softmax, x)
+            }
+            14 if rank > 0 => {
+                let width = shape[rank - 1];
+                let [weight, bias] = [0, 1].map(|_| self.input(&[width]));
+                match self.rng.below(2) {
+                    0 => self.graph.rms_norm(x, weight, 1e-2),
+                    _ => self.graph.layer_norm(x, weight, bias, 1e-2),
+                }
             }
             _ => {
                 let wide: Vec<usize> = [&[1 + self.rng.below(4)], &shape[..]].concat();

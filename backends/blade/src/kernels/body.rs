@@ -203,15 +203,15 @@ impl Builder {
     fn program(&mut self, program: &Program, operands: &[Id], depth: usize) -> Result<Vec<Id>, String> {
         let types: Vec<TensorType> = operands.iter().map(|&i| self.nodes[i].ty.clone()).collect();
         let outputs = program.infer(&types)?;
-        let mut steps: Vec<Id> = Vec::new();
-        let of = |slot: &Slot, steps: &[Id]| match *slot {
+        let mut steps: Vec<Vec<Id>> = Vec::new();
+        let of = |slot: &Slot, steps: &[Vec<Id>]| match *slot {
             Slot::Operand(i) => operands[i as usize],
-            Slot::Step(i) => steps[i as usize],
+            Slot::Step(i) => steps[i as usize][0],
+            Slot::Port { step, port } => steps[step as usize][port as usize],
         };
-        for (step, ty) in program.steps().iter().zip(&outputs) {
+        for (step, types) in program.steps().iter().zip(&outputs) {
             let inputs: Vec<Id> = step.inputs.iter().map(|s| of(s, &steps)).collect();
-            let ids = self.call(step.op, &step.attrs, &inputs, std::slice::from_ref(ty), depth + 1)?;
-            steps.extend(ids);
+            steps.push(self.call(step.op, &step.attrs, &inputs, types, depth + 1)?);
         }
         Ok(program.results().iter().map(|s| of(s, &steps)).collect())
     }

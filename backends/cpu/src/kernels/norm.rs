@@ -179,6 +179,22 @@ fn sum_squares_body<const FMA: bool>(x: &[f32], mean: f32) -> f32 {
     lanes[0]
 }
 
+/// Normalises a row, and returns its mean and reciprocal standard deviation.
+pub(super) fn layer_norm_row(level: Level, x: &[f32], parameters: [&[f32]; 2], eps: f32, out: &mut [f32]) -> [f32; 2] {
+    let width = x.len() as f32;
+    let mean = vmath::sum(level, x) / width;
+    let rstd = 1.0 / (sum_squares(level, x, mean) / width + eps).sqrt();
+    scale_layer(level, x, [mean, rstd], parameters, out);
+    [mean, rstd]
+}
+
+/// Normalises a row, and returns the reciprocal root of its mean square.
+pub(super) fn rms_norm_row(level: Level, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) -> f32 {
+    let rstd = 1.0 / (sum_squares(level, x, 0.0) / x.len() as f32 + eps).sqrt();
+    scale_rms(level, x, rstd, weight, out);
+    rstd
+}
+
 /// A row is added up, measured and normalised while it is in the first-level cache.
 fn layer_norm(cx: &CompileCx, residual: Option<Residual>) -> Result<Compiled, String> {
     let first = usize::from(residual.is_some());
@@ -203,9 +219,7 @@ fn layer_norm(cx: &CompileCx, residual: Option<Residual>) -> Result<Compiled, St
                     let [mean, rstd] = statistics;
                     (x, weight.all(), bias.all(), out.slice_mut(elements), mean, rstd)
                 };
-                *mean = vmath::sum(level, x) / width as f32;
-                *rstd = 1.0 / (sum_squares(level, x, *mean) / width as f32 + eps).sqrt();
-                scale_layer(level, x, [*mean, *rstd], [weight, bias], out);
+                [*mean, *rstd] = layer_norm_row(level, x, [weight, bias], eps, out);
             }
         },
     }))
@@ -233,8 +247,7 @@ fn rms_norm(cx: &CompileCx, residual: Option<Residual>) -> Result<Compiled, Stri
                     let rstd = &mut rstd.slice_mut(row..row + 1)[0];
                     (x, weight.all(), out.slice_mut(elements), rstd)
                 };
-                *rstd = 1.0 / (sum_squares(level, x, 0.0) / width as f32 + eps).sqrt();
-                scale_rms(level, x, *rstd, weight, out);
+                *rstd = rms_norm_row(level, x, weight, eps, out);
             }
         },
     }))

@@ -46,6 +46,8 @@ pub(super) struct Engine {
     instructions: Vec<(Instruction, Place)>,
     writes: Vec<Write>,
     folded: Option<Src>,
+    /// Where equal values that something else goes on with are spread out.
+    spread: Option<usize>,
     buffers: usize,
     /// Bytes of operands and results, and cost of the instructions in nanoseconds.
     pub(super) bytes: usize,
@@ -91,6 +93,7 @@ impl Engine {
                 direct,
             });
         }
+        let spread = (lowered.folded.is_some() && !lowered.folds_many()).then(&mut next);
         let last = last_uses(&lowered);
         let mut free: Vec<usize> = Vec::new();
         let mut nanos = 0;
@@ -115,6 +118,7 @@ impl Engine {
             instructions: instructions.filter_map(|(i, place)| Some((i, place?))).collect(),
             writes,
             folded: lowered.folded,
+            spread,
             buffers,
             nanos,
         })
@@ -174,11 +178,17 @@ impl Engine {
             // SAFETY: maps of results lie within them, and elements of other parts are others.
             unsafe { store(write, &part, source(write.from)) };
         }
-        self.folded.and_then(|src| match source(src) {
-            // SAFETY: as long as the part; nobody writes it before the next run.
-            Source::Words(words) => Some(unsafe { std::slice::from_raw_parts(words.cast(), part.len()) }),
-            Source::One(_) => None,
-        })
+        let words = match (source(self.folded?), self.spread) {
+            (Source::Words(words), _) => words,
+            (Source::One(value), spread) => {
+                let words = buffer(spread?);
+                // SAFETY: the buffer is for this alone.
+                unsafe { std::slice::from_raw_parts_mut(words, part.len()) }.fill(value);
+                words
+            }
+        };
+        // SAFETY: as long as the part; nobody writes it before the next run.
+        Some(unsafe { std::slice::from_raw_parts(words.cast(), part.len()) })
     }
 }
 

@@ -5,7 +5,7 @@ use meganeura_core::program::Slot;
 
 use super::FOLD_TASK;
 use super::engine::{Engine, RUN};
-use super::lower::{Lowered, Typed, lower};
+use super::lower::{Lowered, Part, Typed, lower};
 use crate::executor::RunCx;
 use crate::kernels::reduce::{Fold, join_adjacent, join_rows};
 use crate::kernels::{CompileCx, Compiled, Kernel, Task, stream_nanos};
@@ -69,14 +69,14 @@ pub(super) fn plan(typed: &Typed, step: usize) -> Result<Plan, String> {
     } else {
         return Err("the CPU kernel folds the first or the last axes".into());
     };
-    let lowered = lower(typed, None, Some((call.inputs[0], step)))?;
-    let varies = match lowered.folded {
-        Some(super::lower::Src::Of(i)) => !lowered.instructions[i].one,
-        Some(super::lower::Src::Load(i)) => !lowered.loads[i].map.is_one(),
-        None => false,
+    let part = Part {
+        results: typed.results(|r| r != slot),
+        folded: Some(call.inputs[0]),
+        ..Part::default()
     };
+    let lowered = lower(typed, &part)?;
     match result {
-        Some(result) if varies => Ok(Plan {
+        Some(result) => Ok(Plan {
             lowered,
             fold,
             axes,
@@ -84,7 +84,7 @@ pub(super) fn plan(typed: &Typed, step: usize) -> Result<Plan, String> {
             folded,
             result,
         }),
-        _ => Err("there is nothing to fold".into()),
+        None => Err("nobody needs what it folds".into()),
     }
 }
 

@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 
-use meganeura_core::TensorType;
+use meganeura_core::ops::Call;
 use meganeura_core::program::{Program, Slot, Step};
+use meganeura_core::{DType, TensorType};
 
 use super::layout::{Access, Map, Stop, broadcast, is_whole, permute, regroup};
 use super::scalar::{MOST_OPERANDS, Scalar};
@@ -68,15 +69,40 @@ pub(super) struct Lowered {
     pub(super) loads: Vec<Load>,
     pub(super) instructions: Vec<Instruction>,
     pub(super) stores: Vec<Store>,
-    /// What is folded, if the program ends in a reduction.
+    /// What something else goes on with, if anything does.
     pub(super) folded: Option<Src>,
+}
+
+impl Lowered {
+    /// Whether what something else goes on with has different elements.
+    pub(super) fn folds_many(&self) -> bool {
+        match self.folded {
+            Some(Src::Of(i)) => !self.instructions[i].one,
+            Some(Src::Load(i)) => !self.loads[i].map.is_one(),
+            None => false,
+        }
+    }
+
+    /// The result that holds what step `step` computes, for good or until these instructions overwrite it.
+    pub(super) fn place_of(&self, typed: &Typed, step: usize) -> Result<usize, String> {
+        let slots = typed.program.results();
+        if let Some(result) = slots.iter().position(|&r| r == Slot::Step(step as u32)) {
+            return Ok(result);
+        }
+        // Both are written at the same places, the step's first.
+        let in_order = |s: &Store| s.map.is_dense() || self.len == 1;
+        let fits = |s: &&Store| in_order(s) && typed.ty(slots[s.result]).dtype == DType::F32;
+        let store = self.stores.iter().find(fits);
+        Ok(store.ok_or("no result has room for what they follow")?.result)
+    }
 }
 
 /// A program whose types are known.
 pub(super) struct Typed<'a> {
     pub(super) program: &'a Program,
     pub(super) operands: &'a [TensorType],
-    pub(super) steps: Vec<TensorType>,
+    /// Types of the results of each step.
+    pub(super) steps: Vec<Vec<TensorType>>,
 }
 
 impl<'a> Typed<'a> {
@@ -91,17 +117,66 @@ impl<'a> Typed<'a> {
     pub(super) fn ty(&self, slot: Slot) -> &TensorType {
         self.program.type_of(slot, self.operands, &self.steps)
     }
+
+    /// Numbers of the results whose slots are such.
+    pub(super) fn results(&self, wanted: impl Fn(Slot) -> bool) -> Vec<usize> {
+        let slots = self.program.results();
+        (0..slots.len()).filter(|&i| wanted(slots[i])).collect()
+    }
+
+    /// Whether each step depends on step `on`, which does.
+    pub(super) fn dependent(&self, on: usize) -> Vec<bool> {
+        let mut depends = vec![false; self.steps.len()];
+        depends[on] = true;
+        for (at, step) in self.program.steps().iter().enumerate().skip(on + 1) {
+            depends[at] = step.inputs.iter().filter_map(|&s| step_of(s)).any(|s| depends[s]);
+        }
+        depends
+    }
+
+    /// The call of a step.
+    pub(super) fn call<'b>(&'b self, step: usize, inputs: &'b [TensorType]) -> Call<'b> {
+        Call {
+            attrs: &self.program.steps()[step].attrs,
+            inputs,
+            outputs: &self.steps[step],
+        }
+    }
+
+    /// Operand types of a step.
+    pub(super) fn inputs_of(&self, step: usize) -> Vec<TensorType> {
+        let step = &self.program.steps()[step];
+        self.program.inputs_of(step, self.operands, &self.steps)
+    }
 }
 
-/// Lowers a program. `product` is a step that something else has computed; `folded` a value that a reduction
-/// folds, whose type is the domain's. Results that are `product` or the reduction's are left out.
-pub(super) fn lower(typed: &Typed, product: Option<usize>, folded: Option<(Slot, usize)>) -> Result<Lowered, String> {
-    let mut results: Vec<(usize, Slot)> = typed.program.results().iter().copied().enumerate().collect();
-    let elsewhere = [product, folded.map(|(_, reduction)| reduction)];
-    results.retain(|(_, slot)| !elsewhere.iter().flatten().any(|&s| *slot == Slot::Step(s as u32)));
+/// The step that a slot is a result of.
+pub(super) fn step_of(slot: Slot) -> Option<usize> {
+    match slot {
+        Slot::Operand(_) => None,
+        Slot::Step(step) | Slot::Port { step, .. } => Some(step as usize),
+    }
+}
+
+/// What of a program is lowered.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Part {
+    /// Numbers of the results.
+    pub(super) results: Vec<usize>,
+    /// A step that something else has computed, and whose result is read.
+    pub(super) product: Option<usize>,
+    /// A value that something else goes on with; the domain is that of its elements.
+    pub(super) folded: Option<Slot>,
+}
+
+/// Lowers a part of a program.
+pub(super) fn lower(typed: &Typed, part: &Part) -> Result<Lowered, String> {
+    let Part { product, folded, .. } = *part;
+    let slots = typed.program.results();
+    let results: Vec<(usize, Slot)> = part.results.iter().map(|&i| (i, slots[i])).collect();
     let domain = match (folded, product, results.first()) {
-        (Some((slot, _)), ..) | (None, None, Some(&(_, slot))) => typed.ty(slot),
-        (None, Some(step), _) => &typed.steps[step],
+        (Some(slot), ..) | (None, None, Some(&(_, slot))) => typed.ty(slot),
+        (None, Some(step), _) => &typed.steps[step][0],
         (None, None, None) => return Err("it has no result".into()),
     };
     let mut factors: Vec<usize> = domain.shape.iter().copied().filter(|&d| d != 1).collect();
@@ -116,7 +191,7 @@ pub(super) fn lower(typed: &Typed, product: Option<usize>, folded: Option<(Slot,
             computed: HashMap::new(),
             accesses: HashMap::new(),
         };
-        match lowering.all(&results, folded.map(|(slot, _)| slot)) {
+        match lowering.all(&results, folded) {
             Ok((stores, folded)) => {
                 return Ok(Lowered {
                     len: domain.numel(),
@@ -184,6 +259,7 @@ impl Lowering<'_> {
             Slot::Operand(i) => return self.load(Origin::Operand(i as usize), slot, access),
             Slot::Step(i) if self.product == Some(i as usize) => return self.load(Origin::Product, slot, access),
             Slot::Step(i) => i,
+            Slot::Port { .. } => return Stop::no("it uses a further result of a step"),
         };
         let step = &self.typed.program.steps()[index as usize];
         if let Some((slot, access)) = self.through_view(step, &access)? {
@@ -232,8 +308,11 @@ impl Lowering<'_> {
 
     fn instruction(&mut self, index: u32, step: &Step, access: &Access) -> Result<usize, Stop> {
         let typed = self.typed;
-        let types = typed.program.inputs_of(step, typed.operands, &typed.steps);
-        let scalar = Scalar::of(step.op.name(), &step.attrs, &types, &typed.steps[index as usize]).map_err(Stop::No)?;
+        let types = typed.inputs_of(index as usize);
+        let [result] = &typed.steps[index as usize][..] else {
+            return Stop::no("a step has several results");
+        };
+        let scalar = Scalar::of(step.op.name(), &step.attrs, &types, result).map_err(Stop::No)?;
         if step.inputs.is_empty() || step.inputs.len() > MOST_OPERANDS {
             return Stop::no("a step has too many operands");
         }

@@ -1,4 +1,5 @@
-//! Programs: elementwise steps as one pass, what they feed into a reduction, and what follows a product.
+//! Programs: elementwise steps as one pass, what they feed into a reduction, what follows a product, and what
+//! stands around a norm or softmax.
 //!
 //! A pass goes over its elements in runs that fit the first-level cache ([`engine`]): each step of the program is a
 //! vector function from short buffers to a short buffer, and only operands and results touch memory.
@@ -8,6 +9,7 @@ mod fold;
 mod layout;
 mod lower;
 mod product;
+mod rows;
 mod scalar;
 
 use meganeura_core::DType;
@@ -17,7 +19,7 @@ use meganeura_core::ops::Fusing;
 use super::{CHUNK, CompileCx, Compiled, KernelDef, Task, chunk, chunks, f32_or_integers, stream_nanos};
 use crate::executor::RunCx;
 use engine::{Engine, RUN};
-use lower::{Typed, lower};
+use lower::{Part, Typed, lower};
 
 pub(super) const KERNELS: &[KernelDef] = &[KernelDef {
     name: "core.fused",
@@ -32,11 +34,13 @@ enum Form {
     Fold(usize),
     /// The step that multiplies, which is the first.
     Product(usize),
+    /// The step that goes over rows.
+    Rows(usize),
 }
 
 /// The form of a program, by what its operators say of themselves.
 fn form(typed: &Typed) -> Result<Form, String> {
-    for ty in typed.operands.iter().chain(&typed.steps) {
+    for ty in typed.operands.iter().chain(typed.steps.iter().flatten()) {
         if !matches!(ty.dtype, DType::F32 | DType::U32 | DType::I32) {
             return Err(format!("the CPU kernel does not compute in {}", ty.dtype));
         }
@@ -50,7 +54,8 @@ fn form(typed: &Typed) -> Result<Form, String> {
         (None, _) => Ok(Form::Pointwise),
         (Some(i), None) if steps[i].op.fusing() == Fusing::Reduction => Ok(Form::Fold(i)),
         (Some(i), None) if steps[i].op.fusing() == Fusing::Contraction => Ok(Form::Product(i)),
-        _ => Err("the CPU kernel has one reduction or product in a program".into()),
+        (Some(i), None) if steps[i].op.fusing() == Fusing::Rows => Ok(Form::Rows(i)),
+        _ => Err("the CPU kernel has one reduction, product or norm in a program".into()),
     }
 }
 
@@ -58,9 +63,10 @@ fn supports(k: &KernelDesc) -> Result<(), String> {
     f32_or_integers(k)?;
     let typed = Typed::new(k.attrs.program("program")?, k.inputs)?;
     match form(&typed)? {
-        Form::Pointwise => lower(&typed, None, None).map(|_| ()),
+        Form::Pointwise => lower(&typed, &whole(&typed)).map(|_| ()),
         Form::Fold(step) => fold::plan(&typed, step).map(|_| ()),
         Form::Product(step) => product::plan(&typed, step).map(|_| ()),
+        Form::Rows(step) => rows::plan(&typed, step).map(|_| ()),
     }
 }
 
@@ -69,11 +75,20 @@ fn compile(cx: &CompileCx) -> Result<Compiled, String> {
     let typed = Typed::new(call.attrs.program("program")?, call.inputs)?;
     match form(&typed)? {
         Form::Pointwise => {
-            let engine = Engine::new(cx, lower(&typed, None, None)?, None)?;
+            let engine = Engine::new(cx, lower(&typed, &whole(&typed))?, None)?;
             Ok(pointwise(engine))
         }
         Form::Fold(step) => fold::compile(cx, &typed, step),
         Form::Product(step) => product::compile(cx, &typed, step),
+        Form::Rows(step) => rows::compile(cx, &typed, step),
+    }
+}
+
+/// All results of a program.
+fn whole(typed: &Typed) -> Part {
+    Part {
+        results: typed.results(|_| true),
+        ..Part::default()
     }
 }
 

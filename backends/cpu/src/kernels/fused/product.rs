@@ -1,11 +1,10 @@
 //! A matrix product, and elementwise steps on its result while that is in the cache.
 
 use meganeura_core::DType;
-use meganeura_core::ops::Call;
 use meganeura_core::program::Slot;
 
 use super::engine::{Engine, RUN};
-use super::lower::{Lowered, Typed, lower};
+use super::lower::{Lowered, Part, Typed, lower};
 use super::pointwise;
 use crate::executor::RunCx;
 use crate::kernels::matmul::{Phase, Products, addend_of};
@@ -32,25 +31,17 @@ pub(super) fn plan(typed: &Typed, step: usize) -> Result<Plan, String> {
         _ => Err("the CPU kernel multiplies operands of f32".to_owned()),
     };
     let operands: Vec<usize> = call.inputs.iter().map(operand).collect::<Result<_, _>>()?;
-    let types = typed.program.inputs_of(call, typed.operands, &typed.steps);
-    addend_of(&types, &typed.steps[step])?;
-    let lowered = lower(typed, Some(step), None)?;
-    let slot = Slot::Step(step as u32);
-    let place = match typed.program.results().iter().position(|&r| r == slot) {
-        Some(result) => result,
-        None => {
-            // Both are written at the same places, the product first.
-            let fits = |s: &&super::lower::Store| {
-                s.map.is_dense() && typed.ty(typed.program.results()[s.result]).dtype == DType::F32
-            };
-            let store = lowered.stores.iter().find(fits);
-            store.ok_or("no result has room for the product")?.result
-        }
+    addend_of(&typed.inputs_of(step), &typed.steps[step][0])?;
+    let part = Part {
+        results: typed.results(|r| r != Slot::Step(step as u32)),
+        product: Some(step),
+        ..Part::default()
     };
+    let lowered = lower(typed, &part)?;
     Ok(Plan {
+        place: lowered.place_of(typed, step)?,
         lowered,
         operands,
-        place,
     })
 }
 
@@ -59,13 +50,8 @@ const WIDE: usize = 128;
 
 pub(super) fn compile(cx: &CompileCx, typed: &Typed, step: usize) -> Result<Compiled, String> {
     let plan = plan(typed, step)?;
-    let call = &typed.program.steps()[step];
     let products = Products::new(
-        &Call {
-            attrs: &call.attrs,
-            inputs: &typed.program.inputs_of(call, typed.operands, &typed.steps),
-            outputs: std::slice::from_ref(&typed.steps[step]),
-        },
+        &typed.call(step, &typed.inputs_of(step)),
         &plan.operands.iter().map(|&i| cx.input(i)).collect::<Vec<_>>(),
         cx.output(plan.place),
     )?;
