@@ -24,10 +24,10 @@ pub struct Fusion {
     pub rule: String,
     /// Its rule set.
     pub rule_set: String,
-    /// The node that it made, or the one that this became a part of, in the graph of its pass.
-    pub node: u32,
-    /// Whether its pass was the one before differentiation, so that [`Fusion::node`] counts in another graph than
-    /// the final one.
+    /// The node of the final graph that it made, or that what it made became a part of. `None` if that cannot be told,
+    /// as of a fusion before differentiation, which counted in another graph.
+    pub node: Option<NodeId>,
+    /// Whether its pass was the one before differentiation.
     pub before_autodiff: bool,
     /// Names of the nodes that it replaced.
     pub node_name: String,
@@ -52,7 +52,7 @@ pub struct OptimizeReport {
     pub nodes_before: usize,
     /// Nodes of the graph that went out.
     pub nodes_after: usize,
-    /// Fusions and the node that each produced.
+    /// Fusions and the node that each produced, of those of which it is known.
     pub fusions_applied: Vec<(String, u32)>,
     /// The fusions with their places and savings.
     pub fusions: Vec<Fusion>,
@@ -83,6 +83,7 @@ impl OptimizeReport {
     pub fn merge(&mut self, later: OptimizeReport) {
         for fusion in &mut self.fusions {
             fusion.before_autodiff = true;
+            fusion.node = None;
         }
         for (rule, count) in later.rules_fired {
             match self.rules_fired.iter_mut().find(|(r, _)| *r == rule) {
@@ -245,12 +246,9 @@ pub fn optimize_for(graph: &Graph, request: &Request) -> Result<(Graph, Optimize
         let (clustered, clusters) = cluster(&optimized, request.target)?;
         optimized = clustered;
         for fusion in &mut report.fusions {
-            // What a rule made is needed by the result, so that it is somewhere in it.
-            if let Some(&node) = clusters.moved.get(&NodeId(fusion.node)) {
-                fusion.node = node.0;
-            }
+            fusion.node = fusion.node.and_then(|node| clusters.moved.get(&node).copied());
         }
-        report.fusions_applied = report.fusions.iter().map(|f| (f.rule.clone(), f.node)).collect();
+        report.fusions_applied = places(&report.fusions);
         report.clustered_cost_ps = graph_cost(&optimized, request.target)?;
         report.nodes_after = clusters.nodes_after;
         report.cluster_time = clusters.time;
@@ -258,6 +256,12 @@ pub fn optimize_for(graph: &Graph, request: &Request) -> Result<(Graph, Optimize
     }
     optimized.verify()?;
     Ok((optimized, report))
+}
+
+/// Rules and the nodes that each made, as far as these are known.
+pub(crate) fn places(fusions: &[Fusion]) -> Vec<(String, u32)> {
+    let places = fusions.iter().filter_map(|f| Some((f.rule.clone(), f.node?.0)));
+    places.collect()
 }
 
 /// What makes two nodes compute the same.

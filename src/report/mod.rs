@@ -73,8 +73,10 @@ impl Report<'_> {
         for cluster in &report.clusters {
             marks.insert(cluster.node, "cluster".into());
         }
-        for fusion in report.fusions.iter().filter(|f| !f.before_autodiff) {
-            marks.insert(NodeId(fusion.node), fusion.rule.clone());
+        for fusion in &report.fusions {
+            if let Some(node) = fusion.node {
+                marks.insert(node, fusion.rule.clone());
+            }
         }
         // The forward pass counted in another graph; names are the same in all.
         let early = report.fusions.iter().filter(|f| f.before_autodiff);
@@ -87,7 +89,7 @@ impl Report<'_> {
         }
         let fusions = report.fusions.iter().map(|f| {
             json!({ "rule": f.rule, "set": f.rule_set, "name": f.node_name, "ps": f.saving_ps,
-                "node": if f.before_autodiff { Json::Null } else { json!(f.node) } })
+                "node": f.node.map(|node| node.0) })
         });
         let clusters = report.clusters.iter().map(
             |c| json!({ "node": c.node.0, "name": c.label, "calls": c.calls, "program": c.program, "ps": c.saving_ps }),

@@ -9,13 +9,13 @@ use std::time::Duration;
 use super::cost::{call_cost, graph_cost};
 use super::greedy::{Budget, greedy};
 use super::matcher::World;
-use super::pack::{kind_of, pack_parameters};
+use super::pack::{kind_of, pack_calls_mapped};
 use super::rule::Rule;
 use super::terms::{Label, TermId, Terms};
 use super::{Request, pack_group};
 use crate::attrs::Attrs;
 use crate::error::Result;
-use crate::graph::{Graph, NodeId};
+use crate::graph::{Graph, NodeId, Value};
 use crate::ops::Call;
 use crate::optimize::Fusion;
 use crate::shape::TensorType;
@@ -81,18 +81,23 @@ pub(super) fn rewrite(graph: &Graph, rules: &[Arc<Rule>], caps: &[&str], request
         done.applied.len(),
         if done.finished { "" } else { ", ended by its budget" }
     );
-    let rebuilt = pack_parameters(&done.rebuild(graph)?, request.group_of)?;
+    let rebuilt = done.rebuild(graph)?;
+    let (packed, moved) = pack_calls_mapped(&rebuilt.graph, &|_| true, request.group_of)?;
+    let place = |node: NodeId| {
+        let value: Value = (*rebuilt.places.get(&node)?).into();
+        Some(moved.get(&value).unwrap_or(&value).node)
+    };
     let fusions = done.applied.iter().map(|applied| Fusion {
         rule: rules[applied.rule].title().to_owned(),
         rule_set: rules[applied.rule].set.clone(),
-        node: applied.node.0,
+        node: place(applied.node),
         before_autodiff: false,
         node_name: super::decode::place(graph, applied.node.into()).to_string(),
         saving_ps: i64::try_from(applied.saving).unwrap_or(i64::MAX),
     });
     Ok(Baseline {
         fusions: fusions.collect(),
-        cost: graph_cost(&rebuilt, request.target)?,
-        graph: rebuilt,
+        cost: graph_cost(&packed, request.target)?,
+        graph: packed,
     })
 }

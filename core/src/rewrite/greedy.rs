@@ -346,8 +346,9 @@ impl Greedy<'_> {
     ///
     /// # Errors
     /// What [`Graph::verify`] finds.
-    pub(super) fn rebuild(&self, source: &Graph) -> Result<Graph> {
+    pub(super) fn rebuild(&self, source: &Graph) -> Result<Rebuilt> {
         let mut out = Graph::new();
+        let mut places: HashMap<NodeId, NodeId> = HashMap::new();
         let mut map: HashMap<TermId, Value> = HashMap::new();
         let mut leaves: HashMap<NodeId, Value> = HashMap::new();
         for id in source.node_ids() {
@@ -364,11 +365,17 @@ impl Greedy<'_> {
                     node: inputs[0].node,
                     port: *port,
                 },
-                (_, Some(node)) => out.copy_node(source, node, inputs).into(),
+                (_, Some(node)) => {
+                    let copy = out.copy_node(source, node, inputs);
+                    places.entry(node).or_insert(copy);
+                    copy.into()
+                }
                 (Label::Call { op, attrs, .. }, None) => {
-                    let provenance = source.provenance(self.terms.origin(id));
+                    let origin = self.terms.origin(id);
                     let make = |g: &mut Graph| g.call(*op, attrs.clone(), inputs);
-                    out.with_provenance(provenance, make).into()
+                    let made = out.with_provenance(source.provenance(origin), make);
+                    places.insert(origin, made);
+                    made.into()
                 }
                 (Label::Write(node), None) => out.copy_node(source, *node, inputs).into(),
             };
@@ -380,8 +387,16 @@ impl Greedy<'_> {
         };
         out.adopt_roots(source, new);
         out.verify()?;
-        Ok(out)
+        Ok(Rebuilt { graph: out, places })
     }
+}
+
+/// The graph that the terms stand for.
+#[derive(Debug)]
+pub(super) struct Rebuilt {
+    pub(super) graph: Graph,
+    /// For nodes of the graph that came in, what has their name now: themselves, or what was made in their place.
+    pub(super) places: HashMap<NodeId, NodeId>,
 }
 
 #[cfg(test)]

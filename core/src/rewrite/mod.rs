@@ -53,7 +53,7 @@ pub use target::{Modelled, Target};
 use crate::build::Mode;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId, NodeKind};
-use crate::optimize::OptimizeReport;
+use crate::optimize::{OptimizeReport, places};
 use cost::Costs;
 use extract::{Budget, extract};
 use rule::{Phase, Rule};
@@ -170,8 +170,7 @@ pub fn rewrite(graph: &Graph, request: &Request) -> Result<(Graph, OptimizeRepor
         }
     }
     report.nodes_after = chosen.nodes().len();
-    let applied = report.fusions.iter().map(|f| (f.rule.clone(), f.node));
-    report.fusions_applied = applied.collect();
+    report.fusions_applied = places(&report.fusions);
     Ok((chosen, report))
 }
 

@@ -74,7 +74,7 @@ impl Fusions<'_> {
                     fusions.push(Fusion {
                         rule: self.state.dialect.rules[rule].title().to_owned(),
                         rule_set: self.state.dialect.rules[rule].set.clone(),
-                        node: (self.place)(class).map_or(0, |node| node.0),
+                        node: (self.place)(class),
                         before_autodiff: false,
                         node_name: name,
                         saving_ps: saving,

@@ -76,7 +76,7 @@ fn rewrite(graph: &Graph, text: &'static str, caps: &[&str]) -> (Vec<String>, Ve
     assert!(result.finished);
     let saved: u128 = result.applied.iter().map(|a| a.saving).sum();
     assert_eq!(result.cost_before - saved, result.cost_after);
-    let rebuilt = result.rebuild(graph).unwrap();
+    let rebuilt = result.rebuild(graph).unwrap().graph;
     same_values(graph, &rebuilt);
     // The cost kept while rewriting is that of the graph made of it.
     let again = Terms::new(&rebuilt, &cost).unwrap();
@@ -308,7 +308,7 @@ fn equal_computations_are_one_and_gradients_are_kept() {
     let rules = rules(TRANSPOSES);
     let borrowed: Vec<&Rule> = rules.iter().collect();
     let result = greedy(&full, &borrowed, &world(&["training"]), &cost, BUDGET).unwrap();
-    let rebuilt = result.rebuild(&full).unwrap();
+    let rebuilt = result.rebuild(&full).unwrap().graph;
     let feeds = feeds(&full, 3);
     let before = reference::evaluate(&full, &feeds).unwrap();
     let after = reference::evaluate(&rebuilt, &feeds).unwrap();
@@ -337,7 +337,7 @@ fn the_budget_ends_the_search_with_a_right_graph() {
         let budget = Budget { steps, time: None };
         let result = greedy(&g, &borrowed, &world(&[]), &cost, budget).unwrap();
         assert!(!result.finished);
-        same_values(&g, &result.rebuild(&g).unwrap());
+        same_values(&g, &result.rebuild(&g).unwrap().graph);
     }
     let result = greedy(&g, &borrowed, &world(&[]), &cost, BUDGET).unwrap();
     assert!(result.finished);

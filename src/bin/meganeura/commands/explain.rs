@@ -176,7 +176,7 @@ fn object(model: &str, mode: Mode, rows: usize, device: &str, report: &OptimizeR
             json!({
                 "rule": f.rule,
                 "rule_set": f.rule_set,
-                "node": f.node,
+                "node": f.node.map(|node| node.0),
                 "name": f.node_name,
                 "saving_ps": f.saving_ps,
             })
