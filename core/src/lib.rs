@@ -24,6 +24,7 @@ pub mod init;
 pub mod ops;
 pub mod optimize;
 pub mod plan;
+pub mod precision;
 pub mod program;
 pub mod random;
 pub mod reference;

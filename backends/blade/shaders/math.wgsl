@@ -366,6 +366,12 @@ fn f16_to_f32(half: u32) -> f32 {
     return bitcast<f32>(sign | ((magnitude << 13u) + 0x38000000u));
 }
 
+// Four halves in two words.
+fn bf16_to_f32x4(pairs: vec2<u32>) -> vec4<f32> {
+    let words = vec4<u32>(pairs.x << 16u, pairs.x & 0xffff0000u, pairs.y << 16u, pairs.y & 0xffff0000u);
+    return bitcast<vec4<f32>>(words);
+}
+
 fn f32_to_f16(x: f32) -> u32 {
     let bits = bitcast<u32>(x);
     let sign = (bits >> 16u) & 0x8000u;

@@ -12,6 +12,9 @@ use crate::device::BladeDevice;
 use crate::gpu::NAME;
 use crate::probe::{self, Probed};
 
+/// The setting that chooses the tile of cooperative matrices.
+const TILE: &str = "coop_tile";
+
 /// Vulkan on Linux and Windows, Metal on macOS.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BladeBackend;
@@ -40,7 +43,7 @@ impl Backend for BladeBackend {
         }
     }
 
-    fn open(&self, index: usize, _: &Config) -> Result<Arc<dyn Device>> {
+    fn open(&self, index: usize, config: &Config) -> Result<Arc<dyn Device>> {
         let reports = enumerate().map_err(|why| Error::backend(NAME, why))?;
         let Some(report) = reports.get(index) else {
             return Err(Error::backend(
@@ -52,7 +55,14 @@ impl Backend for BladeBackend {
         if let Some(reason) = describe(&reports, index, &probed).rejected {
             return Err(Error::backend(NAME, format!("device {index} was rejected: {reason}")));
         }
-        open(index, report.device_id, limits_of(report, &probed))
+        let wanted = config.backend_size(NAME, TILE)?.map(|tile| {
+            let known = u32::try_from(tile).ok().filter(|tile| [0, 8, 16].contains(tile));
+            known.ok_or_else(|| Error::Config {
+                origin: config.origin(),
+                message: format!("backend.{NAME}.{TILE} is {tile}; use 8 or 16, or 0 for no cooperative matrices"),
+            })
+        });
+        open(index, report.device_id, limits_of(report, &probed), wanted.transpose()?)
     }
 }
 
@@ -104,11 +114,11 @@ fn describe(reports: &[bg::DeviceReport], index: usize, probed: &[Probed]) -> De
 }
 
 /// Opens a device, or gives the one that is open already.
-fn open(index: usize, device_id: u32, probed: Option<Probed>) -> Result<Arc<dyn Device>> {
-    static OPEN: Mutex<BTreeMap<u32, Weak<BladeDevice>>> = Mutex::new(BTreeMap::new());
+fn open(index: usize, device_id: u32, probed: Option<Probed>, wanted_tile: Option<u32>) -> Result<Arc<dyn Device>> {
+    static OPEN: Mutex<BTreeMap<(u32, Option<u32>), Weak<BladeDevice>>> = Mutex::new(BTreeMap::new());
     // A panic cannot leave the map half changed.
     let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(device) = open.get(&device_id).and_then(Weak::upgrade)
+    if let Some(device) = open.get(&(device_id, wanted_tile)).and_then(Weak::upgrade)
         && !device.gpu().is_lost()
     {
         return Ok(device);
@@ -124,7 +134,8 @@ fn open(index: usize, device_id: u32, probed: Option<Probed>) -> Result<Arc<dyn 
     let context = context
         .map_err(|_| Error::backend(NAME, format!("the driver of device {index} failed while it was opened")))?
         .map_err(|e| Error::backend(NAME, format!("device {index} cannot be opened: {e}")))?;
-    let device = Arc::new(BladeDevice::named(Arc::new(context), format!("{NAME}:{index}"), probed));
-    open.insert(device_id, Arc::downgrade(&device));
+    let name = format!("{NAME}:{index}");
+    let device = Arc::new(BladeDevice::named(Arc::new(context), name, probed, wanted_tile));
+    open.insert((device_id, wanted_tile), Arc::downgrade(&device));
     Ok(device)
 }

@@ -1,19 +1,22 @@
 //! An open device.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use blade_graphics as bg;
 use meganeura_core::attrs::Attrs;
 use meganeura_core::backend::{Capabilities, CostModel, Device, Executable, KernelDesc, Support};
+use meganeura_core::precision::Precision;
 use meganeura_core::{ExecutionPlan, Result, TensorType};
 
+use crate::coop::{self, CoopConfig};
 use crate::executable::BladeExecutable;
 use crate::gpu::Gpu;
 use crate::kernels;
 use crate::pipeline::Pipelines;
 use crate::probe::{self, Limits, Probed};
+use crate::program;
 
 /// A kernel that was asked about: name, attributes, types of operands and results.
 type Asked = (String, Attrs, Vec<TensorType>, Vec<TensorType>);
@@ -24,6 +27,10 @@ pub struct BladeDevice {
     limits: Limits,
     capabilities: Capabilities,
     pipelines: Pipelines,
+    /// The tile of matrix units that was asked for; 0 for none.
+    wanted_tile: Option<u32>,
+    /// The matrix units in use, once they have been tested.
+    coop: OnceLock<Option<CoopConfig>>,
     /// Answers that were given, because the same calls are asked about again and again.
     answers: Mutex<HashMap<Asked, Support>>,
 }
@@ -33,10 +40,15 @@ impl BladeDevice {
     pub fn from_context(context: Arc<bg::Context>) -> Self {
         let name = context.device_information().device_name.clone();
         let probed = probe::probe().into_iter().find(|p| p.name == name);
-        Self::named(context, name, probed)
+        Self::named(context, name, probed, None)
     }
 
-    pub(crate) fn named(context: Arc<bg::Context>, name: String, probed: Option<Probed>) -> Self {
+    pub(crate) fn named(
+        context: Arc<bg::Context>,
+        name: String,
+        probed: Option<Probed>,
+        wanted_tile: Option<u32>,
+    ) -> Self {
         let software = context.device_information().is_software_emulated;
         let limits = probed.map(|p| p.limits).unwrap_or_default();
         BladeDevice {
@@ -51,6 +63,8 @@ impl BladeDevice {
             gpu: Arc::new(Gpu::new(context)),
             limits,
             pipelines: Pipelines::default(),
+            wanted_tile,
+            coop: OnceLock::new(),
             answers: Mutex::default(),
         }
     }
@@ -65,6 +79,22 @@ impl BladeDevice {
 
     pub(crate) fn limits(&self) -> &Limits {
         &self.limits
+    }
+
+    /// The matrix units that products may use: those that have passed their test, which is made when this is asked for
+    /// the first time.
+    pub fn coop_config(&self) -> Option<CoopConfig> {
+        let choose = || {
+            let units = self
+                .gpu
+                .attempt(|context| context.capabilities().cooperative_matrix)
+                .ok()?;
+            let size = self.limits.subgroup_size;
+            coop::choose(self.name(), &units, size, self.wanted_tile, |config| {
+                coop::test_coop_matmul(self, config)
+            })
+        };
+        *self.coop.get_or_init(choose)
     }
 
     pub(crate) fn pipelines(&self) -> &Pipelines {
@@ -114,8 +144,27 @@ impl Device for BladeDevice {
         answer
     }
 
+    fn has_mixed_precision(&self) -> bool {
+        self.coop_config().is_some_and(|config| config.use_f16_input)
+    }
+
+    fn finalize(&self, plan: &mut ExecutionPlan) -> Result<()> {
+        // Without units of f32 there is nothing to test.
+        let units = self.gpu.attempt(|context| context.capabilities().cooperative_matrix);
+        let rounds = units.is_ok_and(|units| units.f16_tile > 0);
+        if rounds && plan.precision == Precision::F32 {
+            return Ok(());
+        }
+        match self.coop_config() {
+            Some(config) => program::choose_coop(plan, config),
+            None => Ok(()),
+        }
+    }
+
     fn compile(&self, plan: &ExecutionPlan) -> Result<Box<dyn Executable>> {
         plan.verify()?;
-        Ok(Box::new(BladeExecutable::new(self, plan)?))
+        let uses_coop = plan.dispatches.iter().any(|d| d.use_coop);
+        let coop = if uses_coop { self.coop_config() } else { None };
+        Ok(Box::new(BladeExecutable::new(self, plan, coop)?))
     }
 }

@@ -9,6 +9,7 @@ use meganeura_core::{Error, Result};
 
 use crate::device::BladeDevice;
 use crate::gpu::{Gpu, NAME};
+use crate::kernels::coop::CoopConfig;
 use crate::memory::{Arena, HostBuffer, Place};
 use crate::pipeline::BoundLaunch;
 use crate::program::{DispatchInfo, Draft, Extra, Phase};
@@ -81,9 +82,10 @@ pub(crate) struct BladeExecutable {
 }
 
 impl BladeExecutable {
-    pub(crate) fn new(device: &BladeDevice, plan: &ExecutionPlan) -> Result<Self> {
+    /// An executable whose dispatches use these matrix units where the plan says so.
+    pub(crate) fn new(device: &BladeDevice, plan: &ExecutionPlan, coop: Option<CoopConfig>) -> Result<Self> {
         let gpu = device.gpu();
-        let draft = Draft::of(plan)?;
+        let draft = Draft::of(plan, coop)?;
         let limit = device.limits().binding_bytes;
         let arena = Arena::new(gpu, device.name(), &draft.sizes, &plan.memory, limit)?;
         let segments = draft.ready(plan, gpu, device.pipelines(), &arena)?;

@@ -13,6 +13,7 @@
 //! ```
 
 mod backend;
+mod coop;
 mod device;
 mod executable;
 mod gpu;
@@ -25,6 +26,7 @@ mod program;
 use std::sync::Arc;
 
 pub use backend::BladeBackend;
+pub use coop::{CoopConfig, prefers_coop, select_coop_config};
 pub use device::BladeDevice;
 
 meganeura_core::register_plugin!(meganeura_core::registry::PluginManifest {

@@ -15,6 +15,8 @@ pub(crate) struct Limits {
     pub(crate) binding_bytes: u64,
     /// Bytes of device-local memory.
     pub(crate) memory_bytes: Option<u64>,
+    /// Threads of a subgroup, if known.
+    pub(crate) subgroup_size: Option<u32>,
     /// Whether the GPU has memory of its own, if known.
     pub(crate) discrete: Option<bool>,
 }
@@ -24,6 +26,7 @@ impl Default for Limits {
         Limits {
             binding_bytes: LEAST_BINDING,
             memory_bytes: None,
+            subgroup_size: None,
             discrete: None,
         }
     }
@@ -66,12 +69,12 @@ pub(crate) fn probe() -> Vec<Probed> {
 #[cfg(not(any(target_os = "ios", target_os = "macos")))]
 fn describe(instance: &ash::Instance, device: ash::vk::PhysicalDevice) -> Probed {
     use ash::vk;
-    // SAFETY: the device was listed by the instance, which is alive.
+    let mut subgroup = vk::PhysicalDeviceSubgroupProperties::default();
+    let mut all = vk::PhysicalDeviceProperties2::default().push_next(&mut subgroup);
+    // SAFETY: the device was listed by the instance, which is alive; the structures live through the calls.
     let (properties, memory) = unsafe {
-        (
-            instance.get_physical_device_properties(device),
-            instance.get_physical_device_memory_properties(device),
-        )
+        instance.get_physical_device_properties2(device, &mut all);
+        (all.properties, instance.get_physical_device_memory_properties(device))
     };
     let heaps = memory.memory_heaps.iter().take(memory.memory_heap_count as usize);
     let local = heaps.filter(|h| h.flags.contains(vk::MemoryHeapFlags::DEVICE_LOCAL));
@@ -83,6 +86,7 @@ fn describe(instance: &ash::Instance, device: ash::vk::PhysicalDevice) -> Probed
         limits: Limits {
             binding_bytes: binding.clamp(LEAST_BINDING, MOST_BINDING) / 256 * 256,
             memory_bytes: Some(local.map(|h| h.size).sum()),
+            subgroup_size: Some(subgroup.subgroup_size).filter(|&size| size > 0),
             discrete: Some(properties.device_type == vk::PhysicalDeviceType::DISCRETE_GPU),
         },
     }

@@ -9,6 +9,7 @@ use meganeura_core::plan::{BufferRef, Dispatch, ExecutionPlan, Operand, Segment}
 use meganeura_core::{DType, Error, Result, TensorType, registry};
 
 use crate::gpu::{Gpu, NAME};
+use crate::kernels::coop::CoopConfig;
 use crate::kernels::{self, Binding, CompileCx, Compiled, Launch, Memory, Source};
 use crate::memory::Arena;
 use crate::pipeline::{Bound, Pipeline, Pipelines};
@@ -60,11 +61,15 @@ impl Draft {
     ///
     /// # Errors
     /// A dispatch for which there is none.
-    pub(crate) fn of(plan: &ExecutionPlan) -> Result<Self> {
+    pub(crate) fn of(plan: &ExecutionPlan, coop: Option<CoopConfig>) -> Result<Self> {
         let sources = Sources::of(plan);
+        let compile = |dispatch: &Dispatch, guarded: bool| {
+            let coop = coop.filter(|_| dispatch.use_coop);
+            compile(dispatch, &sources, guarded, coop)
+        };
         let faults = plan.dispatches.iter().any(|d| info(d).rows > 0) || {
             // Decompositions may check indices, too.
-            let compiled = plan.dispatches.iter().map(|d| compile(d, &sources, false));
+            let compiled = plan.dispatches.iter().map(|d| compile(d, false));
             compiled.collect::<Result<Vec<_>>>()?.iter().any(reports)
         };
         let persistent: HashSet<BufferRef> = plan
@@ -76,7 +81,7 @@ impl Draft {
         let mut compiled = Vec::with_capacity(plan.dispatches.len());
         for dispatch in &plan.dispatches {
             let guarded = faults && dispatch.outputs.iter().any(|o| persistent.contains(&o.buffer));
-            compiled.push(compile(dispatch, &sources, guarded)?);
+            compiled.push(compile(dispatch, guarded)?);
         }
         let mut sizes: Vec<u64> = plan.buffers.iter().map(|&b| b as u64).collect();
         let scalars = sizes.len();
@@ -243,7 +248,20 @@ impl Sources {
     }
 }
 
-fn compile(dispatch: &Dispatch, sources: &Sources, guarded: bool) -> Result<Compiled> {
+/// Decides for each dispatch whether it uses matrix units.
+///
+/// # Errors
+/// A dispatch for which there is no kernel.
+pub(crate) fn choose_coop(plan: &mut ExecutionPlan, config: CoopConfig) -> Result<()> {
+    let sources = Sources::of(plan);
+    for dispatch in &mut plan.dispatches {
+        let compiled = compile(dispatch, &sources, false, Some(config))?;
+        dispatch.use_coop = compiled.launches.iter().any(|l| l.coop);
+    }
+    Ok(())
+}
+
+fn compile(dispatch: &Dispatch, sources: &Sources, guarded: bool, coop: Option<CoopConfig>) -> Result<Compiled> {
     let (inputs, outputs) = (types(&dispatch.inputs), types(&dispatch.outputs));
     let cx = CompileCx {
         kernel: KernelDesc {
@@ -256,6 +274,7 @@ fn compile(dispatch: &Dispatch, sources: &Sources, guarded: bool) -> Result<Comp
         inputs: dispatch.inputs.iter().map(|o| sources.source(o)).collect(),
         outputs: dispatch.outputs.iter().map(|o| Memory::Buffer(o.buffer)).collect(),
         guarded,
+        coop,
         first_scratch: 0,
     };
     kernels::compile(&cx).map_err(|m| Error::backend(NAME, format!("{}: {m}", dispatch.label)))

@@ -209,6 +209,11 @@ pub trait Device: Send + Sync {
         String::new()
     }
 
+    /// Whether products are faster where their operands may be rounded to `f16`, and right within that.
+    fn has_mixed_precision(&self) -> bool {
+        false
+    }
+
     /// Chooses variants and launch geometry for each dispatch, before the plan is cached.
     ///
     /// # Errors

@@ -16,6 +16,7 @@ use crate::dtype::DType;
 use crate::error::{Error, MissingKernel, Result, unwrap_report};
 use crate::graph::{ConstantData, Graph, Node, NodeId, NodeKind, Value};
 use crate::ops::{COPY, OpRef, SNAPSHOT};
+use crate::precision::Precision;
 use crate::reference::{expand_call, operand_name};
 use crate::shape::TensorType;
 
@@ -40,14 +41,23 @@ pub fn try_compile(graph: &Graph) -> Result<ExecutionPlan> {
     Ok(plan)
 }
 
-/// Compiles a graph for a device: calls for which it has no kernel are widened or decomposed.
+/// Compiles a graph for a device, at full precision: calls for which it has no kernel are widened or decomposed.
 ///
 /// # Errors
 /// What [`Graph::verify`] finds; [`Error::MissingKernels`] when the device lacks primitives that the graph
 /// needs.
 pub fn compile_for(graph: &Graph, device: &dyn Device) -> Result<ExecutionPlan> {
+    compile_at(graph, device, Precision::F32)
+}
+
+/// [`compile_for`] at a precision.
+///
+/// # Errors
+/// See [`compile_for`].
+pub fn compile_at(graph: &Graph, device: &dyn Device, precision: Precision) -> Result<ExecutionPlan> {
     let name = device.capabilities().name.clone();
     let mut plan = compile_with(graph, &name, &|k| device.supports(k))?;
+    plan.precision = precision;
     device.finalize(&mut plan)?;
     plan.place_buffers(device.capabilities().max_buffer_bytes)?;
     plan.verify()?;

@@ -16,7 +16,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-pub use compile::{compile, compile_for, try_compile};
+pub use compile::{compile, compile_at, compile_for, try_compile};
 pub use memory::{Lifetime, MemoryForecast, MemoryLayout};
 pub use packed::{DerivedInfo, Part, TensorView};
 pub use source::SourceLine;
@@ -26,10 +26,11 @@ use crate::cache::BuildKey;
 use crate::dtype::DType;
 use crate::graph::NodeId;
 use crate::init::Init;
+use crate::precision::Precision;
 use crate::shape::TensorType;
 
 /// Version of the plan's data model; raised with every incompatible change.
-pub const PLAN_VERSION: u32 = 5;
+pub const PLAN_VERSION: u32 = 6;
 
 /// Index of a logical buffer in [`ExecutionPlan::buffers`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -160,6 +161,8 @@ pub struct ExecutionPlan {
     pub version: u32,
     /// What it was built with, beside the graph.
     pub build_key: BuildKey,
+    /// How exactly products are computed.
+    pub precision: Precision,
     /// Bytes of each logical buffer.
     pub buffers: Vec<usize>,
     /// Dtype and shape in which each buffer was made.

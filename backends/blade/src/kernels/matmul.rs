@@ -6,7 +6,7 @@ use meganeura_core::{Shape, TensorType};
 use super::body::{Body, Def, Id};
 use super::emit::Emitter;
 use super::module::{CompileCx, Compiled};
-use super::place::{self, Base, Index};
+use super::place::{self, Base, Index, Place};
 use super::tiled::{self, Products, Sizes};
 
 /// Whether an operator is a product.
@@ -28,6 +28,10 @@ pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx) -> Result<Compiled, S
         outputs: &[],
     })?;
     let product = Product {
+        stored: [a, b].map(|id| match body.nodes[id].def {
+            Def::Operand(operand) => Some(operand),
+            _ => None,
+        }),
         batch: Shape::new(&dims.batch)?,
         shapes: [types[0].shape.clone(), types[1].shape.clone()],
         operands: [a, b],
@@ -41,6 +45,22 @@ struct Product {
     batch: Shape,
     operands: [Id; 2],
     shapes: [Shape; 2],
+    /// The operands of the dispatch that they are, where they are.
+    stored: [Option<usize>; 2],
+}
+
+impl Product {
+    /// The place of an operand's element.
+    fn place(&self, operand: usize, line: &str, k: &str) -> Result<Place, String> {
+        let shape = &self.shapes[operand];
+        let of = |size: usize, text: &str| if size == 1 { Index::Zero } else { Index::text(text) };
+        let batch = place::split(&Base::new("batch", self.batch.numel()), 1, &self.batch);
+        let mut at = place::broadcast(&batch, &Shape::new(&shape[..shape.rank() - 2])?);
+        let lines = if operand == 0 { self.dims.m } else { self.dims.n };
+        let (line, k) = (of(lines, line), of(self.dims.k, k));
+        at.extend(if self.is_along_k(operand) { [line, k] } else { [k, line] });
+        Ok(at)
+    }
 }
 
 impl Products for Product {
@@ -62,14 +82,21 @@ impl Products for Product {
     }
 
     fn load(&self, e: &mut Emitter, operand: usize, line: &str, k: &str) -> Result<String, String> {
-        let shape = &self.shapes[operand];
-        let of = |size: usize, text: &str| if size == 1 { Index::Zero } else { Index::text(text) };
-        let batch = place::split(&Base::new("batch", self.batch.numel()), 1, &self.batch);
-        let mut at = place::broadcast(&batch, &Shape::new(&shape[..shape.rank() - 2])?);
-        let lines = if operand == 0 { self.dims.m } else { self.dims.n };
-        let (line, k) = (of(lines, line), of(self.dims.k, k));
-        at.extend(if self.is_along_k(operand) { [line, k] } else { [k, line] });
+        let at = self.place(operand, line, k)?;
         e.value(self.operands[operand], &at)
+    }
+
+    fn is_by_rows(&self) -> bool {
+        true
+    }
+
+    fn stored(&self, operand: usize) -> Option<usize> {
+        self.stored[operand]
+    }
+
+    fn number_of(&self, e: &mut Emitter, operand: usize, line: &str, k: &str) -> Result<String, String> {
+        let at = self.place(operand, line, k)?;
+        e.linear(&at, &self.shapes[operand])
     }
 
     fn number(&self, row: &str, column: &str) -> String {

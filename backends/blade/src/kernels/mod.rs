@@ -8,6 +8,7 @@
 mod alone;
 mod body;
 mod conv;
+pub(crate) mod coop;
 mod emit;
 mod matmul;
 mod module;

@@ -7,10 +7,13 @@ use meganeura_core::DType;
 use meganeura_core::backend::KernelDesc;
 use meganeura_core::plan::BufferRef;
 
+use super::coop::CoopConfig;
 use super::scalar::{literal, wgsl_type};
 
 /// Most buffers of a kernel, one less than of which Vulkan devices commonly have sixteen.
 const MOST_BINDINGS: usize = 15;
+/// The extension of WGSL for matrix units.
+pub(crate) const COOP: &str = "wgpu_cooperative_matrix";
 /// Largest number of workgroups along an axis that every device has.
 const MOST_GROUPS: usize = 65_535;
 
@@ -53,6 +56,8 @@ pub(crate) struct Launch {
     pub(crate) source: String,
     pub(crate) bindings: Vec<Binding>,
     pub(crate) groups: [u32; 3],
+    /// Whether it uses matrix units.
+    pub(crate) coop: bool,
 }
 
 /// What a dispatch is compiled to: launches one after the other.
@@ -70,6 +75,8 @@ pub(crate) struct CompileCx<'a> {
     pub(crate) outputs: Vec<Memory>,
     /// Whether nothing may be written after a fault.
     pub(crate) guarded: bool,
+    /// The matrix units that products may use.
+    pub(crate) coop: Option<CoopConfig>,
     /// Scratch buffers of the dispatch that are not the kernel's own.
     pub(crate) first_scratch: usize,
 }
@@ -83,6 +90,7 @@ impl<'a> CompileCx<'a> {
             inputs: (0..inputs).map(|i| Source::Memory(buffer(i))).collect(),
             outputs: (inputs..inputs + kernel.outputs.len()).map(buffer).collect(),
             guarded: false,
+            coop: None,
             first_scratch: 0,
             kernel,
         }
@@ -91,6 +99,14 @@ impl<'a> CompileCx<'a> {
     /// A scratch buffer of the kernel's own.
     pub(crate) fn scratch(&self, number: usize) -> Memory {
         Memory::Scratch(self.first_scratch + number)
+    }
+
+    /// The memory of an operand that is nowhere else and not overwritten.
+    pub(crate) fn memory_of(&self, operand: usize) -> Option<Memory> {
+        match self.inputs[operand] {
+            Source::Memory(memory) if !self.is_overwritten(operand) => Some(memory),
+            _ => None,
+        }
     }
 
     /// Whether an operand is overwritten.
@@ -114,6 +130,8 @@ struct Slot {
 pub(crate) struct Module<'a> {
     cx: &'a CompileCx<'a>,
     slots: Vec<Slot>,
+    /// Extensions of the language that it needs.
+    enabled: Vec<&'static str>,
     /// Declarations of the module beside its bindings.
     pub(crate) items: String,
 }
@@ -123,8 +141,14 @@ impl<'a> Module<'a> {
         Module {
             cx,
             slots: Vec::new(),
+            enabled: Vec::new(),
             items: String::new(),
         }
+    }
+
+    /// Uses an extension of the language.
+    pub(crate) fn enable(&mut self, extension: &'static str) {
+        self.enabled.push(extension);
     }
 
     /// Name of the variable for a binding.
@@ -185,6 +209,24 @@ impl<'a> Module<'a> {
                     _ => format!("{name}[{index}]"),
                 }
             }
+        }
+    }
+
+    /// Four elements of a float operand, from one whose number is four times `index`; `None` for one without memory of
+    /// its own, or a dtype without such vectors. Operands of which a kernel also reads single elements are bound twice.
+    pub(crate) fn load_vector(&mut self, operand: usize, index: &str) -> Option<String> {
+        let memory = Binding::Memory(self.cx.memory_of(operand)?);
+        match self.cx.kernel.inputs[operand].dtype {
+            DType::F32 => Some(format!("{}[{index}]", self.slot(memory, "vec4<f32>", false))),
+            DType::F16 if self.enabled.contains(&"f16") => {
+                let halves = self.slot(memory, "vec4<f16>", false);
+                Some(format!("vec4<f32>({halves}[{index}])"))
+            }
+            DType::BF16 => {
+                let pairs = self.slot(memory, "vec2<u32>", false);
+                Some(format!("bf16_to_f32x4({pairs}[{index}])"))
+            }
+            _ => None,
         }
     }
 
@@ -256,10 +298,12 @@ impl<'a> Module<'a> {
             let _ = writeln!(declarations, "var<{space}> {};", slot.declared);
         }
         let code = format!("{}{main}", self.items);
+        let enabled: String = self.enabled.iter().map(|name| format!("enable {name};\n")).collect();
         Ok(Launch {
-            source: format!("{declarations}{}{code}", library(&code)),
+            source: format!("{enabled}{declarations}{}{code}", library(&code)),
             bindings: self.slots.iter().map(|s| s.binding).collect(),
             groups: [x as u32, y as u32, 1],
+            coop: self.enabled.contains(&COOP),
         })
     }
 }

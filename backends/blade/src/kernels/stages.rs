@@ -309,6 +309,7 @@ impl Part {
                 inputs,
                 outputs,
                 guarded: cx.guarded,
+                coop: cx.coop,
                 first_scratch,
             },
         )

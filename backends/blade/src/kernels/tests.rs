@@ -6,9 +6,10 @@ use meganeura_core::attrs::Attrs;
 use meganeura_core::backend::KernelDesc;
 use meganeura_core::ops::OpRef;
 use meganeura_core::ops::sample::{Sample, Sizes};
-use meganeura_core::{DType, Graph, TensorType, registry};
+use meganeura_core::{DType, Graph, TensorType, Value, registry};
 use naga::valid::{Capabilities, ValidationFlags, Validator};
 
+use super::coop::CoopConfig;
 use super::{Binding, CompileCx, Launch, compile};
 
 /// Types of a sample's operands and results; floats may be of half precision.
@@ -74,8 +75,103 @@ fn launches() -> Vec<(String, Launch)> {
     all
 }
 
-/// Parses and validates with no capability but those of every device, and binds the variables.
-fn validated(label: &str, launch: &Launch) -> (naga::Module, naga::valid::ModuleInfo) {
+/// Launches of large products on matrix units of every kind.
+fn coop_launches() -> Vec<(String, Launch)> {
+    let transposed = |a: bool, b: bool| Attrs::new().with("transpose_a", a).with("transpose_b", b);
+    let window = |attrs: Attrs| {
+        let pair = |v: i64| vec![v, v];
+        attrs
+            .with("stride", pair(1))
+            .with("padding", pair(1))
+            .with("dilation", pair(1))
+            .with("groups", 1i64)
+    };
+    let calls = [
+        (
+            "core.matmul",
+            transposed(false, false),
+            vec![vec![768, 96], vec![96, 512]],
+        ),
+        (
+            "core.matmul",
+            transposed(true, false),
+            vec![vec![96, 770], vec![96, 510]],
+        ),
+        (
+            "core.matmul",
+            transposed(false, true),
+            vec![vec![6, 390, 77], vec![6, 250, 77]],
+        ),
+        (
+            "core.matmul_add",
+            transposed(false, false),
+            vec![vec![512, 3000], vec![3000, 512], vec![512]],
+        ),
+        (
+            "core.conv2d",
+            window(Attrs::new()),
+            vec![vec![4, 24, 40, 40], vec![70, 24, 3, 3]],
+        ),
+    ];
+    let mut all = Vec::new();
+    for (name, attrs, shapes) in calls {
+        // Only a product alone has a result of another type than its operands.
+        let floats = if name == "core.matmul_add" {
+            &[DType::F32][..]
+        } else {
+            &[DType::F32, DType::F16]
+        };
+        for &float in floats {
+            let mut graph = Graph::new();
+            let inputs: Vec<Value> = (0..)
+                .zip(&shapes)
+                .map(|(i, s): (usize, _)| graph.input_typed(&format!("x{i}"), s, float).into())
+                .collect();
+            let types: Vec<TensorType> = inputs.iter().filter_map(|&x| graph.ty(x).cloned()).collect();
+            let outputs: Vec<TensorType> = {
+                let op = registry::op(name).expect("an operator");
+                let call = graph.call(op, attrs.clone(), inputs);
+                let outputs = graph.nodes()[call.index()].outputs.clone();
+                let wide = |ty: TensorType| TensorType::f32(ty.shape);
+                outputs.into_iter().map(wide).collect()
+            };
+            for (tile_size, use_f16_input, subgroup_size) in
+                [(16, true, 32), (8, true, 8), (8, false, 32), (16, true, 64)]
+            {
+                let cx = CompileCx {
+                    coop: Some(CoopConfig {
+                        tile_size,
+                        use_f16_input,
+                        subgroup_size,
+                    }),
+                    ..CompileCx::apart(KernelDesc {
+                        name,
+                        version: 1,
+                        attrs: &attrs,
+                        inputs: &types,
+                        outputs: &outputs,
+                    })
+                };
+                let label = format!("{name} {shapes:?} {float} {tile_size} {use_f16_input} {subgroup_size}");
+                let made = compile(&cx).unwrap_or_else(|e| panic!("{label}: {e}"));
+                assert!(made.launches[0].coop, "{label}");
+                all.push((label, made.launches[0].clone()));
+            }
+        }
+    }
+    all
+}
+
+#[test]
+fn kernels_for_matrix_units_are_valid_and_translate() {
+    let units = Capabilities::COOPERATIVE_MATRIX | Capabilities::SHADER_FLOAT16;
+    for (label, launch) in coop_launches() {
+        translate(&label, &launch, units);
+    }
+}
+
+/// Parses and validates with no capability but these, and binds the variables.
+fn validated(label: &str, launch: &Launch, capabilities: Capabilities) -> (naga::Module, naga::valid::ModuleInfo) {
     let fail = |what: &str| -> ! { panic!("{label}: {what}\n{}", launch.source) };
     let mut module = match naga::front::wgsl::parse_str(&launch.source) {
         Ok(module) => module,
@@ -89,7 +185,7 @@ fn validated(label: &str, launch: &Launch) -> (naga::Module, naga::valid::Module
     ) {
         variable.binding = Some(naga::ResourceBinding { group: 0, binding });
     }
-    match Validator::new(ValidationFlags::all(), Capabilities::empty()).validate(&module) {
+    match Validator::new(ValidationFlags::all(), capabilities).validate(&module) {
         Ok(info) => (module, info),
         Err(e) => fail(&format!("{e:?}")),
     }
@@ -99,26 +195,33 @@ fn validated(label: &str, launch: &Launch) -> (naga::Module, naga::valid::Module
 fn every_kernel_is_valid_and_translates() {
     let launches = launches();
     assert!(launches.len() > 500, "{}", launches.len());
+    // No capability but those of every device.
     for (label, launch) in &launches {
-        let (module, info) = validated(label, launch);
-        let options = naga::back::spv::Options {
-            lang_version: (1, 3),
-            ..naga::back::spv::Options::default()
-        };
-        let spv = naga::back::spv::write_vec(&module, &info, &options, None);
-        assert!(
-            spv.is_ok_and(|words| !words.is_empty()),
-            "{label} as SPIR-V\n{}",
-            launch.source
-        );
-        let options = naga::back::msl::Options {
-            fake_missing_bindings: true,
-            ..naga::back::msl::Options::default()
-        };
-        let pipeline = naga::back::msl::PipelineOptions::default();
-        let msl = naga::back::msl::write_string(&module, &info, &options, &pipeline);
-        assert!(msl.is_ok(), "{label} as MSL: {:?}\n{}", msl.err(), launch.source);
+        translate(label, launch, Capabilities::empty());
     }
+}
+
+/// Translates to the languages of Vulkan and Metal.
+fn translate(label: &str, launch: &Launch, capabilities: Capabilities) {
+    let (module, info) = validated(label, launch, capabilities);
+    let options = naga::back::spv::Options {
+        lang_version: (1, 3),
+        ..naga::back::spv::Options::default()
+    };
+    let spv = naga::back::spv::write_vec(&module, &info, &options, None);
+    assert!(
+        spv.is_ok_and(|words| !words.is_empty()),
+        "{label} as SPIR-V\n{}",
+        launch.source
+    );
+    let options = naga::back::msl::Options {
+        fake_missing_bindings: true,
+        lang_version: (2, 4),
+        ..naga::back::msl::Options::default()
+    };
+    let pipeline = naga::back::msl::PipelineOptions::default();
+    let msl = naga::back::msl::write_string(&module, &info, &options, &pipeline);
+    assert!(msl.is_ok(), "{label} as MSL: {:?}\n{}", msl.err(), launch.source);
 }
 
 #[test]

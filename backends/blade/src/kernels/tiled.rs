@@ -7,7 +7,10 @@
 
 use std::fmt::Write as _;
 
+use meganeura_core::DType;
+
 use super::body::{Body, Id};
+use super::coop;
 use super::emit::Emitter;
 use super::module::{CompileCx, Compiled, Launch};
 use super::place::{self, Base};
@@ -55,6 +58,53 @@ pub(super) trait Products {
 
     /// The number of a result's element.
     fn number(&self, row: &str, column: &str) -> String;
+
+    /// Whether results lie row by row, so that a tile of them can be stored as it is.
+    fn is_by_rows(&self) -> bool {
+        false
+    }
+
+    /// The operand of the dispatch that an operand of the product is, element by element.
+    fn stored(&self, operand: usize) -> Option<usize> {
+        let _ = operand;
+        None
+    }
+
+    /// The number of the element that [`Products::load`] loads, of an operand that is [stored](Products::stored).
+    fn number_of(&self, e: &mut Emitter, operand: usize, line: &str, k: &str) -> Result<String, String> {
+        let _ = (e, operand, line, k);
+        Err("it is computed on the way".into())
+    }
+}
+
+/// What is done with the sums.
+pub(super) struct Sink<'a> {
+    /// A statement, from the number of a result's element and its sum.
+    pub(super) each: &'a dyn Fn(&str, &str) -> String,
+    /// Where the sums are stored by their numbers, and what is added to these, if nothing else is done with them.
+    pub(super) plain: Option<(String, String)>,
+}
+
+/// A product cut into tiles of one kind or the other.
+enum Tiles<'a> {
+    Threads(Tiling<'a>),
+    Units(coop::Blocks<'a>),
+}
+
+impl Tiles<'_> {
+    fn parts(&self) -> usize {
+        match self {
+            Tiles::Threads(tiling) => tiling.parts,
+            Tiles::Units(blocks) => blocks.parts(),
+        }
+    }
+
+    fn launch(&self, e: Emitter, sink: &Sink) -> Result<Launch, String> {
+        match self {
+            Tiles::Threads(tiling) => tiling.launch(e, sink.each),
+            Tiles::Units(blocks) => blocks.launch(e, sink),
+        }
+    }
 }
 
 /// Launches for a body whose only product is `id`.
@@ -80,11 +130,21 @@ pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx, products: &dyn Produc
             scratch: Vec::new(),
         });
     }
-    let tiling = Tiling::new(products, total);
-    if tiling.parts == 1 {
+    let units = cx.coop.and_then(|config| coop::Blocks::new(products, config, total));
+    let tiling = match units {
+        Some(blocks) => Tiles::Units(blocks),
+        None => Tiles::Threads(Tiling::new(products, total)),
+    };
+    if tiling.parts() == 1 {
         let mut e = Emitter::new(body, cx);
         epilogue(&mut e, id, total)?;
-        let launch = tiling.launch(e, &|number, sum| format!("finish({number}, {sum});\n"))?;
+        let plain = products.is_by_rows() && body.results == [id] && cx.kernel.outputs[0].dtype == DType::F32;
+        let plain = plain.then(|| (e.module.array(cx.outputs[0], DType::F32, true), String::new()));
+        let sink = Sink {
+            each: &|number, sum| format!("finish({number}, {sum});\n"),
+            plain,
+        };
+        let launch = tiling.launch(e, &sink)?;
         return Ok(Compiled {
             launches: vec![launch],
             scratch: Vec::new(),
@@ -92,12 +152,16 @@ pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx, products: &dyn Produc
     }
     let mut e = Emitter::new(body, cx);
     let partial = e.module.array(e.cx.scratch(0), body.ty(id).dtype, true);
-    let first = tiling.launch(e, &|number, sum| {
-        format!("{partial}[part * {total}u + {number}] = {sum};\n")
-    })?;
+    let sink = Sink {
+        each: &|number, sum| format!("{partial}[part * {total}u + {number}] = {sum};\n"),
+        plain: products
+            .is_by_rows()
+            .then(|| (partial.clone(), format!("part * {total}u + "))),
+    };
+    let first = tiling.launch(e, &sink)?;
     Ok(Compiled {
-        launches: vec![first, join(Emitter::new(body, cx), id, total, tiling.parts)?],
-        scratch: vec![4 * total * tiling.parts],
+        launches: vec![first, join(Emitter::new(body, cx), id, total, tiling.parts())?],
+        scratch: vec![4 * total * tiling.parts()],
     })
 }
 

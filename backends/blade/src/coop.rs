@@ -1,0 +1,270 @@
+//! Which matrix units of a device are used: those that are there, and multiply right.
+//!
+//! Drivers that list cooperative matrices may still refuse kernels that use them, or compute something else; and what
+//! blade does not tell, such as the size of a subgroup, may be guessed wrongly. So whatever is chosen has to multiply
+//! some matrices first, and is not used if it fails.
+
+use std::collections::HashMap;
+
+use blade_graphics as bg;
+use meganeura_core::backend::{Executable as _, StepArgs};
+use meganeura_core::plan::{BufferRef, compile_for};
+use meganeura_core::random::SplitMix64;
+use meganeura_core::{Error, Graph, Result};
+
+use crate::device::BladeDevice;
+use crate::executable::BladeExecutable;
+use crate::gpu::NAME;
+pub use crate::kernels::coop::{CoopConfig, prefers_coop};
+
+/// Threads of a subgroup where the driver does not say: as on NVIDIA's GPUs, and others in one of their modes.
+const USUAL_SUBGROUP: u32 = 32;
+
+/// The configuration for what a device lists: tiles of `f16` if there are such, else of `f32`, else `None`.
+pub fn select_coop_config(units: &bg::CooperativeMatrix) -> Option<CoopConfig> {
+    let config = |tile_size, use_f16_input| CoopConfig {
+        tile_size,
+        use_f16_input,
+        subgroup_size: USUAL_SUBGROUP,
+    };
+    match (units.f16_tile, units.f32_tile) {
+        (0, 0) => None,
+        (0, tile) => Some(config(tile, false)),
+        (tile, _) => Some(config(tile, true)),
+    }
+}
+
+/// The configuration that a device uses: the one for its units, with the tile that is `wanted` if any is (0 for none), if
+/// it passes the test that `multiplies` makes of it.
+pub(crate) fn choose(
+    device: &str,
+    units: &bg::CooperativeMatrix,
+    subgroup_size: Option<u32>,
+    wanted: Option<u32>,
+    multiplies: impl Fn(&CoopConfig) -> Result<()>,
+) -> Option<CoopConfig> {
+    let mut config = select_coop_config(units)?;
+    match wanted {
+        Some(0) => return None,
+        Some(tile) => config.tile_size = tile,
+        None => {}
+    }
+    config.subgroup_size = subgroup_size.unwrap_or(USUAL_SUBGROUP);
+    match multiplies(&config) {
+        Ok(()) => {
+            log::info!("{device}: cooperative matrices pass their test: {config:?}");
+            Some(config)
+        }
+        Err(error) => {
+            log::warn!("{device}: cooperative matrices are not used, they fail their test ({config:?}): {error}");
+            None
+        }
+    }
+}
+
+/// A product of the test: `output` is the factor times `a` times `b`, where `a` may be stored transposed, and `b`, too.
+struct Product {
+    operands: [&'static str; 2],
+    sizes: [usize; 3],
+    transposed: [bool; 2],
+    factor: f64,
+}
+
+/// What the test multiplies: whole blocks, whose tiles are stored as they are, and odd sizes, whose elements go on one by
+/// one; operands as they are and transposed.
+fn products(config: &CoopConfig) -> [Product; 3] {
+    // As many tiles as make a product worth the units.
+    let side = 24 * config.tile_size as usize;
+    let product = |operands, sizes, transposed, factor| Product {
+        operands,
+        sizes,
+        transposed,
+        factor,
+    };
+    [
+        product(["a", "b"], [side, side, 64], [false, false], 1.0),
+        product(["c", "d"], [side - 6, side + 5, 75], [true, false], -1.0),
+        product(["e", "f"], [side + 4, side - 8, 76], [false, true], -1.0),
+    ]
+}
+
+fn test_graph(products: &[Product]) -> Graph {
+    let mut g = Graph::new();
+    let mut outputs = Vec::new();
+    for product in products {
+        let [m, n, k] = product.sizes;
+        let shapes = [[m, k], [k, n]];
+        let [a, b] = [0, 1].map(|i| {
+            let mut shape = shapes[i];
+            if product.transposed[i] {
+                shape.reverse();
+            }
+            g.input(product.operands[i], &shape)
+        });
+        let result = match product.transposed {
+            [true, _] => g.matmul_at(a, b),
+            [_, true] => g.matmul_bt(a, b),
+            _ => g.matmul(a, b),
+        };
+        outputs.push(if product.factor < 0.0 { g.neg(result) } else { result });
+    }
+    g.set_outputs(outputs);
+    g
+}
+
+/// Multiplies matrices with a configuration, and compares with sums in `f64`.
+///
+/// # Errors
+/// A driver that refuses the kernels; a result that is further from the right one than rounding explains.
+pub(crate) fn test_coop_matmul(device: &BladeDevice, config: &CoopConfig) -> Result<()> {
+    check_products(config, |graph, operands| {
+        let mut plan = compile_for(graph, device)?;
+        plan.dispatches.iter_mut().for_each(|d| d.use_coop = true);
+        let mut executable = BladeExecutable::new(device, &plan, Some(*config))?;
+        for (name, buffer) in &plan.input_buffers {
+            let bytes: Vec<u8> = operands[name].iter().flat_map(|v| v.to_le_bytes()).collect();
+            executable.write(*buffer, 0, &bytes)?;
+        }
+        let ticket = executable.run(&StepArgs {
+            segments: &[0],
+            scalars: &[],
+        })?;
+        executable.wait(ticket)?;
+        let read = |&buffer: &BufferRef| {
+            let mut bytes = vec![0; plan.buffers[buffer.index()]];
+            executable.read(buffer, 0, &mut bytes)?;
+            let (words, _) = bytes.as_chunks::<4>();
+            Ok(words.iter().map(|&w| f32::from_le_bytes(w)).collect())
+        };
+        plan.output_buffers.iter().map(read).collect()
+    })
+}
+
+/// Values of inputs by name.
+type Operands = HashMap<String, Vec<f32>>;
+
+/// [`test_coop_matmul`] of what `multiply` makes of a graph and its inputs.
+fn check_products(
+    config: &CoopConfig,
+    multiply: impl FnOnce(&Graph, &Operands) -> Result<Vec<Vec<f32>>>,
+) -> Result<()> {
+    /// Elements of a result that are looked at, beside the corners.
+    const LOOKED_AT: usize = 500;
+    let products = products(config);
+    let graph = test_graph(&products);
+    let mut rng = SplitMix64::new(17);
+    let mut operands = Operands::new();
+    for id in graph.node_ids() {
+        let node = &graph.nodes()[id.index()];
+        if let (false, Some(name)) = (node.is_op(), &node.name) {
+            let len = node.outputs[0].numel();
+            let values = (0..len).map(|_| (2.0 * rng.unit() - 1.0) as f32).collect();
+            operands.insert(name.to_string(), values);
+        }
+    }
+    let results = multiply(&graph, &operands)?;
+    for (product, result) in products.iter().zip(&results) {
+        let [m, n, k] = product.sizes;
+        let [a, b] = product.operands.map(|name| &operands[name]);
+        let corners = [(0, 0), (0, n - 1), (m - 1, 0), (m - 1, n - 1)];
+        let inner: Vec<(usize, usize)> = (0..LOOKED_AT).map(|_| (rng.below(m), rng.below(n))).collect();
+        for (row, column) in corners.into_iter().chain(inner) {
+            let term = |i: usize| {
+                let a = if product.transposed[0] {
+                    a[i * m + row]
+                } else {
+                    a[row * k + i]
+                };
+                let b = if product.transposed[1] {
+                    b[column * k + i]
+                } else {
+                    b[i * n + column]
+                };
+                f64::from(a) * f64::from(b)
+            };
+            let want = product.factor * (0..k).map(term).sum::<f64>();
+            let got = f64::from(result[row * n + column]);
+            // Each factor is off by 2^-11 of it at most, and no product is above 1.
+            let close = 2e-3 * (k as f64).sqrt();
+            if (got - want).abs() > close || got.is_nan() {
+                return Err(Error::backend(
+                    NAME,
+                    format!("element [{row}, {column}] of a product of {m}x{k} and {k}x{n} is {got}, not {want}"),
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use meganeura_core::reference::evaluate;
+
+    const UNITS: bg::CooperativeMatrix = bg::CooperativeMatrix {
+        f32_tile: 0,
+        f16_tile: 8,
+    };
+
+    /// Right results, with `change` made to them.
+    fn choice(change: impl Fn(&mut Vec<Vec<f32>>)) -> Option<CoopConfig> {
+        choose("a device", &UNITS, Some(8), None, |config| {
+            check_products(config, |graph, operands| {
+                let feeds = operands.iter().map(|(name, values)| {
+                    let values = values.iter().map(|&v| f64::from(v)).collect();
+                    (name.clone(), values)
+                });
+                let evaluation = evaluate(graph, &feeds.collect())?;
+                let mut results: Vec<Vec<f32>> = graph
+                    .outputs()
+                    .iter()
+                    .filter_map(|&v| evaluation.get(v))
+                    .map(|tensor| tensor.data.iter().map(|&v| v as f32).collect())
+                    .collect();
+                change(&mut results);
+                Ok(results)
+            })
+        })
+    }
+
+    #[test]
+    fn tiles_of_half_precision_come_first() {
+        let tile = |f16_tile, f32_tile| {
+            let config = select_coop_config(&bg::CooperativeMatrix { f32_tile, f16_tile })?;
+            Some((config.tile_size, config.use_f16_input))
+        };
+        assert_eq!(tile(16, 8), Some((16, true)));
+        assert_eq!(tile(0, 8), Some((8, false)));
+        assert_eq!(tile(0, 0), None);
+    }
+
+    #[test]
+    fn only_units_that_multiply_right_are_used() {
+        let config = choice(|_| ()).expect("right results");
+        assert_eq!((config.tile_size, config.subgroup_size), (8, 8));
+        // A tile in the wrong place, and what a driver does that computes nothing.
+        assert_eq!(choice(|results| results[1].swap(0, 8)), None);
+        assert_eq!(choice(|results| results[2].fill(0.0)), None);
+        assert_eq!(choice(|results| results[0].fill(f32::NAN)), None);
+        let refusing = choose("a device", &UNITS, None, None, |_| Err(Error::backend(NAME, "refused")));
+        assert_eq!(refusing, None);
+        assert_eq!(choose("a device", &UNITS, None, Some(0), |_| Ok(())), None);
+    }
+
+    #[test]
+    fn small_products_are_left_to_single_threads() {
+        let config = select_coop_config(&bg::CooperativeMatrix {
+            f32_tile: 0,
+            f16_tile: 16,
+        });
+        let config = config.expect("tiles");
+        assert!(
+            prefers_coop(&config, 1, 50, 2048, 64),
+            "two times 64 workgroups are just enough"
+        );
+        assert!(!prefers_coop(&config, 1, 50, 2047 - 31, 64));
+        assert!(prefers_coop(&config, 1, 32, 1024, 1024));
+        assert!(!prefers_coop(&config, 1, 32, 1024, 1023));
+    }
+}

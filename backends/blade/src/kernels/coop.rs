@@ -1,0 +1,463 @@
+//! Sums of products on the matrix units of a GPU, through cooperative matrices: what [`tiled`](super::tiled) does with
+//! single threads, done by subgroups.
+//!
+//! A workgroup computes a block of the result, each of its subgroups a part of it, held as square tiles in registers.
+//! It goes over the summed dimension in steps: pieces of both operands are rounded to the units' input type and put
+//! into shared memory as they lie in memory, the next ones are on their way from memory meanwhile, and every subgroup
+//! multiplies tiles. In the end tiles are stored as they are, or go through shared memory to what follows the product.
+
+use std::fmt::Write as _;
+
+use super::emit::Emitter;
+use super::module::{COOP, Launch};
+use super::tiled::{Products, Sink, Sizes};
+
+/// How matrix units are used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CoopConfig {
+    /// Rows and columns of a tile: 8 or 16.
+    pub tile_size: u32,
+    /// Whether operands are rounded to `f16`; sums are in `f32` in any case.
+    pub use_f16_input: bool,
+    /// Threads of a subgroup, which compute a tile together.
+    pub subgroup_size: u32,
+}
+
+/// Workgroups of two by two tiles from which on a product is given to the matrix units.
+pub(crate) const MIN_COOP_WORKGROUPS: usize = 128;
+/// The same of long sums.
+pub(crate) const MIN_COOP_WORKGROUPS_HIGH_K: usize = 32;
+/// Terms of a long sum.
+const HIGH_K: usize = 1024;
+/// Workgroups from which on the larger of two blocks is better, and up to which the summed dimension is cut.
+const ENOUGH_GROUPS: usize = 100;
+/// Fewest steps of a part of the summed dimension.
+const FEWEST_STEPS: usize = 4;
+/// Most bytes of partial sums.
+const MOST_PARTIAL: usize = 16 << 20;
+
+/// Sizes of a workgroup's block, and of a subgroup's part of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Block {
+    rows: usize,
+    columns: usize,
+    /// Length of a step along the summed dimension.
+    step: usize,
+    sub_rows: usize,
+    sub_columns: usize,
+}
+
+/// Blocks for tiles of 16, the largest first.
+const BLOCKS_16: [Block; 2] = [
+    Block {
+        rows: 128,
+        columns: 128,
+        step: 32,
+        sub_rows: 64,
+        sub_columns: 64,
+    },
+    Block {
+        rows: 64,
+        columns: 64,
+        step: 64,
+        sub_rows: 32,
+        sub_columns: 32,
+    },
+];
+
+/// The block for tiles of 8.
+const BLOCKS_8: [Block; 1] = [Block {
+    rows: 32,
+    columns: 32,
+    step: 16,
+    sub_rows: 16,
+    sub_columns: 16,
+}];
+
+/// Threads of a subgroup below which each computes one tile: more would need too many registers, and software drivers
+/// minutes to compile.
+const SMALL_SUBGROUP: u32 = 16;
+
+impl Block {
+    fn subgroups(&self) -> usize {
+        (self.rows / self.sub_rows) * (self.columns / self.sub_columns)
+    }
+
+    fn groups(&self, sizes: &Sizes) -> usize {
+        sizes.batch * sizes.m.div_ceil(self.rows) * sizes.n.div_ceil(self.columns)
+    }
+}
+
+/// Whether matrix units are likely to be faster: whether there are enough tiles, by the number of workgroups of two by
+/// two tiles each.
+pub fn prefers_coop(config: &CoopConfig, batch: usize, m: usize, n: usize, k: usize) -> bool {
+    let side = 2 * config.tile_size as usize;
+    let groups = batch.saturating_mul(m.div_ceil(side)).saturating_mul(n.div_ceil(side));
+    groups >= MIN_COOP_WORKGROUPS || (groups >= MIN_COOP_WORKGROUPS_HIGH_K && k >= HIGH_K)
+}
+
+/// A product cut into blocks.
+pub(super) struct Blocks<'a> {
+    products: &'a dyn Products,
+    sizes: Sizes,
+    config: CoopConfig,
+    block: Block,
+    parts: usize,
+}
+
+impl<'a> Blocks<'a> {
+    /// `None` where single threads are likely to be faster.
+    pub(super) fn new(products: &'a dyn Products, config: CoopConfig, total: usize) -> Option<Self> {
+        let sizes = products.sizes();
+        let Sizes { batch, m, n, k } = sizes;
+        if k == 0 || !prefers_coop(&config, batch, m, n, k) {
+            return None;
+        }
+        let tile = config.tile_size as usize;
+        let two_by_two = [Block {
+            rows: 2 * tile,
+            columns: 2 * tile,
+            step: 2 * tile,
+            sub_rows: tile,
+            sub_columns: tile,
+        }];
+        let blocks: &[Block] = match tile {
+            8 | 16 if config.subgroup_size < SMALL_SUBGROUP => &two_by_two,
+            16 => &BLOCKS_16,
+            8 => &BLOCKS_8,
+            _ => return None,
+        };
+        let large = blocks.iter().find(|b| b.groups(&sizes) >= ENOUGH_GROUPS);
+        let block = *large.or(blocks.last())?;
+        let wanted = ENOUGH_GROUPS.div_ceil(block.groups(&sizes));
+        let room = MOST_PARTIAL / (4 * total.max(1));
+        let parts = wanted.min(k / (FEWEST_STEPS * block.step)).min(room).max(1);
+        let length = k.div_ceil(parts).next_multiple_of(block.step);
+        Some(Blocks {
+            products,
+            sizes,
+            config,
+            block,
+            // Rounding the parts up may leave fewer.
+            parts: k.div_ceil(length),
+        })
+    }
+
+    pub(super) fn parts(&self) -> usize {
+        self.parts
+    }
+
+    fn tile(&self) -> usize {
+        self.config.tile_size as usize
+    }
+
+    fn threads(&self) -> usize {
+        self.block.subgroups() * self.config.subgroup_size as usize
+    }
+
+    /// The element type of tiles of the operands.
+    fn element(&self) -> &'static str {
+        if self.config.use_f16_input { "f16" } else { "f32" }
+    }
+
+    /// A tile's type in a role: `A`, `B` or `C`.
+    fn matrix(&self, role: char) -> String {
+        let (tile, element) = (self.tile(), if role == 'C' { "f32" } else { self.element() });
+        format!("coop_mat{tile}x{tile}<{element},{role}>")
+    }
+
+    /// Rows and columns of tiles of a subgroup.
+    fn tiles(&self) -> (usize, usize) {
+        (self.block.sub_rows / self.tile(), self.block.sub_columns / self.tile())
+    }
+
+    /// Lines of an operand in a block: rows of the first, columns of the second.
+    fn lines(&self, operand: usize) -> usize {
+        if operand == 0 {
+            self.block.rows
+        } else {
+            self.block.columns
+        }
+    }
+
+    /// Vectors of four elements that lie side by side in memory, of an operand's piece in shared memory.
+    fn width(&self, operand: usize) -> usize {
+        match self.products.is_along_k(operand) {
+            true => self.block.step / 4,
+            false => self.lines(operand) / 4,
+        }
+    }
+
+    /// Vectors from one such row of an operand's piece to the next. The padding keeps rows apart in the banks of
+    /// shared memory.
+    fn stride(&self, operand: usize) -> usize {
+        self.width(operand) + if self.config.use_f16_input { 2 } else { 1 }
+    }
+
+    /// Vectors of a piece.
+    fn vectors(&self, operand: usize) -> usize {
+        self.lines(operand) * self.block.step / 4
+    }
+
+    /// A launch that gives each sum to a sink.
+    pub(super) fn launch(&self, mut e: Emitter, sink: &Sink) -> Result<Launch, String> {
+        let Sizes { batch, m, n, k } = self.sizes;
+        let Block {
+            rows,
+            columns,
+            step,
+            sub_rows,
+            sub_columns,
+        } = self.block;
+        let (across, down) = (n.div_ceil(columns), m.div_ceil(rows));
+        let (threads, size) = (self.threads(), self.config.subgroup_size);
+        let element = self.element();
+        e.module.enable(COOP);
+        if self.config.use_f16_input {
+            e.module.enable("f16");
+        }
+        for (operand, name) in [(0, "a"), (1, "b")] {
+            let rows = self.vectors(operand) / self.width(operand);
+            let _ = writeln!(
+                e.module.items,
+                "var<workgroup> shared_{name}: array<vec4<{element}>, {}>;",
+                rows * self.stride(operand)
+            );
+            self.fetch(&mut e, operand, name)?;
+        }
+        let beside = columns / sub_columns;
+        let mut code = format!(
+            "let first_column = group_number % {across}u * {columns}u;\n\
+             let first_row = group_number / {across}u % {down}u * {rows}u;\n\
+             let batch = group_number / {0}u % {batch}u;\nlet part = group_number / {1}u;\n\
+             let subgroup = local / {size}u;\n\
+             let sub_row = subgroup / {beside}u * {sub_rows}u;\nlet sub_column = subgroup % {beside}u * {sub_columns}u;\n",
+            across * down,
+            across * down * batch
+        );
+        let (down_tiles, across_tiles) = self.tiles();
+        let matrix = self.matrix('C');
+        for (i, j) in self.pairs() {
+            let _ = writeln!(code, "var sum_{i}_{j} = {matrix}();");
+        }
+        let length = k.div_ceil(self.parts).next_multiple_of(step);
+        let (from, to) = match self.parts {
+            1 => ("0u".to_owned(), format!("{k}u")),
+            _ => (
+                format!("part * {length}u"),
+                format!("min(part * {length}u + {length}u, {k}u)"),
+            ),
+        };
+        let _ = writeln!(code, "var first_k = {from};\nlet end = {to};");
+        self.copies(&mut code, |copy| {
+            format!("var {0} = {1};\n", copy.variable, copy.fetch("first_k"))
+        });
+        code.push_str("loop {\n");
+        self.copies(&mut code, |copy| {
+            format!("shared_{}[{}] = {};\n", copy.name, copy.place, copy.variable)
+        });
+        let _ = write!(
+            code,
+            "workgroupBarrier();\nlet next_k = first_k + {step}u;\nif (next_k < end) {{\n"
+        );
+        self.copies(&mut code, |copy| {
+            format!("{0} = {1};\n", copy.variable, copy.fetch("next_k"))
+        });
+        code.push_str("}\n");
+        for depth in (0..step).step_by(self.tile()) {
+            self.multiply(&mut code, depth);
+        }
+        code.push_str("workgroupBarrier();\nfirst_k = next_k;\nif (first_k >= end) {\nbreak;\n}\n}\n");
+        debug_assert_eq!(threads % size as usize, 0);
+        match &sink.plain {
+            Some((array, offset)) if m % self.tile() == 0 && n % self.tile() == 0 => {
+                for (i, j) in self.pairs() {
+                    let (row, column) = (i * self.tile(), j * self.tile());
+                    let _ = write!(
+                        code,
+                        "{{\nlet row = first_row + sub_row + {row}u;\nlet column = first_column + sub_column + {column}u;\n\
+                         if (row < {m}u && column < {n}u) {{\nlet at = {offset}{};\n\
+                         coopStoreT(sum_{i}_{j}, &{array}[at], {n}u);\n}}\n}}\n",
+                        self.products.number("row", "column")
+                    );
+                }
+            }
+            _ => self.finish_elements(&mut e, &mut code, sink, down_tiles, across_tiles),
+        }
+        e.module.finish(&code, threads, across * down * batch * self.parts)
+    }
+
+    fn pairs(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let (down, across) = self.tiles();
+        (0..down).flat_map(move |i| (0..across).map(move |j| (i, j)))
+    }
+
+    /// Code for every vector that a thread copies to shared memory.
+    fn copies(&self, code: &mut String, text: impl Fn(Copy) -> String) {
+        for (operand, name, first) in [(0, "a", "first_row"), (1, "b", "first_column")] {
+            let (width, stride) = (self.width(operand), self.stride(operand));
+            for piece in 0..self.vectors(operand) / self.threads() {
+                let at = format!("(local + {}u)", piece * self.threads());
+                let (outer, inner) = (format!("{at} / {width}u"), format!("{at} % {width}u"));
+                let (line, depth) = match self.products.is_along_k(operand) {
+                    true => (outer.clone(), format!("{inner} * 4u")),
+                    false => (format!("{inner} * 4u"), outer.clone()),
+                };
+                code.push_str(&text(Copy {
+                    name,
+                    variable: format!("{name}_{piece}"),
+                    place: format!("{outer} * {stride}u + {inner}"),
+                    line: format!("{first} + {line}"),
+                    depth,
+                }));
+            }
+        }
+    }
+
+    /// Declares the function that fetches four elements of an operand that lie side by side in memory; those beyond
+    /// the end of the summed dimension are zero.
+    fn fetch(&self, e: &mut Emitter, operand: usize, name: &str) -> Result<(), String> {
+        let Sizes { m, n, k, .. } = self.sizes;
+        let count = if operand == 0 { m } else { n };
+        let element = self.element();
+        let along_k = self.products.is_along_k(operand);
+        let whole_k = k.is_multiple_of(self.block.step);
+        let whole_lines = count.is_multiple_of(self.lines(operand));
+        let contiguous = if along_k { k } else { count };
+        let below = |name: &str, whole: bool, size: usize, together: usize| match whole {
+            true => name.to_owned(),
+            false => format!("min({name}, {}u)", size.saturating_sub(together)),
+        };
+        let stored = self.products.stored(operand).filter(|_| contiguous.is_multiple_of(4));
+        let vector = match stored {
+            Some(stored) => {
+                let (line_step, k_step) = if along_k { (1, 4) } else { (4, 1) };
+                let (code, at) = e.block(|e| {
+                    let line = e.bind(&below("line", whole_lines, count, line_step))?;
+                    let k = e.bind(&below("k", whole_k, k, k_step))?;
+                    self.products.number_of(e, operand, &line, &k)
+                })?;
+                let vector = e.module.load_vector(stored, &format!("({at}) / 4u"));
+                vector.map(|vector| (code, vector))
+            }
+            None => None,
+        };
+        let (code, value) = match vector {
+            Some((code, vector)) => {
+                let value = match whole_k {
+                    true => format!("vec4<{element}>({vector})"),
+                    false => format!("select(vec4<{element}>(), vec4<{element}>({vector}), k < {k}u)"),
+                };
+                (code, value)
+            }
+            None => {
+                let (code, parts) = e.block(|e| {
+                    let mut parts = Vec::new();
+                    for q in 0..4 {
+                        let of = |name: &str, moves: bool| {
+                            if moves {
+                                format!("{name} + {q}u")
+                            } else {
+                                name.to_owned()
+                            }
+                        };
+                        let (line, k_at) = (of("line", !along_k), of("k", along_k));
+                        let bound_line = e.bind(&below(&line, whole_lines, count, 1))?;
+                        let bound_k = e.bind(&below(&k_at, whole_k, k, 1))?;
+                        let value = self.products.load(e, operand, &bound_line, &bound_k)?;
+                        parts.push(match whole_k {
+                            true => value,
+                            false => format!("select(0.0, {value}, {k_at} < {k}u)"),
+                        });
+                    }
+                    Ok(parts)
+                })?;
+                (code, format!("vec4<{element}>(vec4<f32>({}))", parts.join(", ")))
+            }
+        };
+        let _ = write!(
+            e.module.items,
+            "fn fetch_{name}(batch: u32, line: u32, k: u32) -> vec4<{element}> {{\n{code}return {value};\n}}\n"
+        );
+        Ok(())
+    }
+
+    /// Code that multiplies the tiles at a depth of the step in shared memory.
+    fn multiply(&self, code: &mut String, depth: usize) {
+        let tile = self.tile();
+        let (down, across) = self.tiles();
+        code.push_str("{\n");
+        for (operand, name, role, count, first) in [(0, "a", 'A', down, "sub_row"), (1, "b", 'B', across, "sub_column")]
+        {
+            let (matrix, stride) = (self.matrix(role), self.stride(operand));
+            // Rows of a tile of the second operand are along the summed dimension.
+            let by_rows = self.products.is_along_k(operand) == (operand == 0);
+            let load = if by_rows { "coopLoadT" } else { "coopLoad" };
+            for i in 0..count {
+                let line = format!("{first} + {}u", i * tile);
+                let at = match self.products.is_along_k(operand) {
+                    true => format!("({line}) * {stride}u + {}u", depth / 4),
+                    false => format!("{}u + ({line}) / 4u", depth * stride),
+                };
+                let _ = write!(
+                    code,
+                    "let at_{name}{i} = {at};\nlet {name}{i} = {load}<{matrix}>(&shared_{name}[at_{name}{i}], {stride}u);\n"
+                );
+            }
+        }
+        for (i, j) in self.pairs() {
+            let _ = writeln!(code, "sum_{i}_{j} = coopMultiplyAdd(a{i}, b{j}, sum_{i}_{j});");
+        }
+        code.push_str("}\n");
+    }
+
+    /// Code that brings tiles to shared memory, a row of them at a time, and gives their elements to a sink.
+    fn finish_elements(&self, e: &mut Emitter, code: &mut String, sink: &Sink, down: usize, across: usize) {
+        let (tile, size) = (self.tile(), self.config.subgroup_size as usize);
+        let Sizes { m, n, .. } = self.sizes;
+        let width = self.block.sub_columns;
+        let slab = tile * width;
+        let _ = writeln!(
+            e.module.items,
+            "var<workgroup> slab: array<f32, {}>;",
+            slab * self.block.subgroups()
+        );
+        let done = (sink.each)(&self.products.number("row", "column"), "sum");
+        for i in 0..down {
+            for j in 0..across {
+                let _ = write!(
+                    code,
+                    "let slab_{i}_{j} = subgroup * {slab}u + {}u;\ncoopStoreT(sum_{i}_{j}, &slab[slab_{i}_{j}], {width}u);\n",
+                    j * tile
+                );
+            }
+            let _ = write!(
+                code,
+                "workgroupBarrier();\nfor (var e = local % {size}u; e < {slab}u; e += {size}u) {{\n\
+                 let row = first_row + sub_row + {}u + e / {width}u;\nlet column = first_column + sub_column + e % {width}u;\n\
+                 if (row < {m}u && column < {n}u) {{\nlet sum = slab[subgroup * {slab}u + e];\n{done}}}\n}}\n\
+                 workgroupBarrier();\n",
+                i * tile
+            );
+        }
+    }
+}
+
+/// A vector that a thread copies to shared memory.
+struct Copy {
+    name: &'static str,
+    /// Where it is on the way.
+    variable: String,
+    /// Its number in shared memory.
+    place: String,
+    line: String,
+    /// Its place in the step.
+    depth: String,
+}
+
+impl Copy {
+    /// Fetches the vector for a step that begins at a place of the summed dimension.
+    fn fetch(&self, first_k: &str) -> String {
+        format!("fetch_{}(batch, {}, {first_k} + {})", self.name, self.line, self.depth)
+    }
+}

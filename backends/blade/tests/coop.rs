@@ -1,0 +1,169 @@
+//! Products on matrix units, on devices that have such: with every tile, odd sizes, transposed, batched, with what
+//! precedes and follows them.
+
+mod common;
+
+use std::collections::HashMap;
+use std::io::Write as _;
+use std::sync::Arc;
+
+use meganeura_blade::BladeBackend;
+use meganeura_core::backend::{Backend, Device};
+use meganeura_core::config::Config;
+use meganeura_core::graph::{Graph, Value};
+use meganeura_core::ops::Conv2dOptions;
+use meganeura_core::ops::sample::SampleInput;
+use meganeura_core::plan::{compile_at, compile_for};
+use meganeura_core::precision::Precision;
+use meganeura_core::random::SplitMix64;
+use meganeura_core::reference::evaluate;
+use meganeura_core::{NodeId, Session};
+
+/// Variable that makes these tests fail where there are no matrix units, with the value 1.
+const REQUIRE: &str = "MEGANEURA_REQUIRE_COOP";
+
+/// The first usable device with each tile that it can be made to use.
+fn devices() -> Vec<Arc<dyn Device>> {
+    let mut found = Vec::new();
+    if common::device().is_some() {
+        let index = BladeBackend.devices(&Config::default()).expect("a listing");
+        let index = index.iter().find(|d| d.rejected.is_none()).expect("a device").index;
+        for tile in [8, 16] {
+            let config = format!("[backend.blade]\ncoop_tile = {tile}");
+            let config: Config = toml::from_str(&config).expect("a configuration");
+            let device = BladeBackend.open(index, &config).expect("it opens");
+            if device.has_mixed_precision() {
+                found.push(device);
+            }
+        }
+    }
+    if found.is_empty() {
+        assert!(
+            std::env::var(REQUIRE).as_deref() != Ok("1"),
+            "{REQUIRE} is 1, but there are no matrix units that pass their test"
+        );
+        let name = std::thread::current().name().unwrap_or("a test").to_owned();
+        // Not by a macro, whose output tests hold back.
+        let _ = writeln!(
+            std::io::stderr(),
+            "COOP-NOT-TESTED: {name} needs a device with cooperative matrices"
+        );
+    }
+    found
+}
+
+/// Runs a graph in mixed precision, and compares its outputs with the oracle's. `used` is how many dispatches use
+/// matrix units.
+fn check(shapes: &[&[usize]], used: usize, build: impl Fn(&mut Graph, &[NodeId]) -> Vec<NodeId>) {
+    let devices = devices();
+    if devices.is_empty() {
+        return;
+    }
+    let mut g = Graph::new();
+    let name = |i: usize| format!("x{i}");
+    let inputs: Vec<NodeId> = shapes.iter().enumerate().map(|(i, s)| g.input(&name(i), s)).collect();
+    let outputs = build(&mut g, &inputs);
+    g.set_outputs(outputs.clone());
+    let mut feeds = HashMap::new();
+    for (i, shape) in shapes.iter().enumerate() {
+        feeds.insert(name(i), SampleInput::f32(shape).values(&mut SplitMix64::new(i as u64)));
+    }
+    let expected = evaluate(&g, &feeds).expect("the oracle evaluates it");
+    for device in devices {
+        let plan = compile_at(&g, &*device, Precision::Mixed).expect("a plan");
+        let found = plan.dispatches.iter().filter(|d| d.use_coop).count();
+        assert_eq!(found, used, "{shapes:?}");
+        let mut session = Session::on(device, plan).expect("a session");
+        for (name, values) in &feeds {
+            let values: Vec<f32> = values.iter().map(|&v| v as f32).collect();
+            session.set_input(name, &values);
+        }
+        session.step();
+        for (i, &output) in outputs.iter().enumerate() {
+            let expected = &expected.get(Value::from(output)).expect("a value").data;
+            let mut found = vec![0.0; expected.len()];
+            session.read_output_by_index(i, &mut found);
+            let scale = expected.iter().fold(0.01, |m: f64, v| m.max(v.abs()));
+            for (at, (e, &f)) in expected.iter().zip(&found).enumerate() {
+                let error = (e - f64::from(f)).abs();
+                // Operands are rounded to 11 bits.
+                assert!(error <= 2e-3 * scale, "{shapes:?}, output {i} [{at}]: {f}, not {e}");
+            }
+        }
+    }
+}
+
+#[test]
+fn products_of_whole_and_odd_sizes() {
+    for [m, n, k] in [[384, 384, 64], [385, 390, 77], [512, 388, 36], [379, 391, 1]] {
+        check(&[&[m, k], &[k, n]], 1, |g, x| vec![g.matmul(x[0], x[1])]);
+    }
+}
+
+#[test]
+fn transposed_and_batched_products() {
+    check(&[&[68, 384], &[68, 388]], 1, |g, x| vec![g.matmul_at(x[0], x[1])]);
+    check(&[&[383, 61], &[390, 61]], 1, |g, x| vec![g.matmul_bt(x[0], x[1])]);
+    check(&[&[9, 1, 130, 52], &[3, 52, 132]], 1, |g, x| vec![g.matmul(x[0], x[1])]);
+}
+
+#[test]
+fn long_sums_are_cut_into_parts() {
+    check(&[&[200, 2060], &[2060, 200]], 1, |g, x| vec![g.matmul(x[0], x[1])]);
+    check(&[&[203, 2061], &[2061, 199]], 1, |g, x| {
+        let product = g.matmul(x[0], x[1]);
+        vec![g.neg(product)]
+    });
+}
+
+#[test]
+fn what_follows_a_product_is_done_with_it() {
+    check(&[&[380, 100], &[100, 390], &[390]], 1, |g, x| {
+        let product = g.matmul(x[0], x[1]);
+        let sum = g.add(product, x[2]);
+        vec![g.relu(sum)]
+    });
+}
+
+#[test]
+fn convolutions() {
+    let options = Conv2dOptions {
+        padding: [1, 1],
+        ..Conv2dOptions::default()
+    };
+    check(&[&[3, 20, 33, 31], &[66, 20, 3, 3]], 1, |g, x| {
+        vec![g.conv2d(x[0], x[1], options)]
+    });
+}
+
+#[test]
+fn small_products_and_full_precision_use_no_matrix_units() {
+    check(&[&[30, 40], &[40, 50]], 0, |g, x| vec![g.matmul(x[0], x[1])]);
+    for device in devices() {
+        let mut g = Graph::new();
+        let (a, b) = (g.input("a", &[512, 512]), g.input("b", &[512, 512]));
+        let product = g.matmul(a, b);
+        g.set_outputs(vec![product]);
+        let plan = compile_for(&g, &*device).expect("a plan");
+        assert!(plan.dispatches.iter().all(|d| !d.use_coop));
+    }
+}
+
+/// 65,504 is the largest `f16`: beyond, products are infinite rather than wrong.
+#[test]
+fn what_no_half_holds_becomes_infinite() {
+    for device in devices() {
+        let mut g = Graph::new();
+        let (a, b) = (g.input("a", &[384, 32]), g.input("b", &[32, 384]));
+        let product = g.matmul(a, b);
+        g.set_outputs(vec![product]);
+        let plan = compile_at(&g, &*device, Precision::Mixed).expect("a plan");
+        let mut session = Session::on(device, plan).expect("a session");
+        session.set_input("a", &vec![1e6; 384 * 32]);
+        session.set_input("b", &vec![1.0; 384 * 32]);
+        session.step();
+        let mut found = vec![0.0; 384 * 384];
+        session.read_output_by_index(0, &mut found);
+        assert!(found.iter().all(|v| *v == f32::INFINITY), "{}", found[0]);
+    }
+}

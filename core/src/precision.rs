@@ -1,0 +1,86 @@
+//! How exactly products are computed.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::backend::Device;
+use crate::build::Mode;
+use crate::error::{Error, Result};
+
+/// How exactly products are computed; everything else, and everything that is stored, is as its type says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    /// Operands of `f32` are never rounded.
+    #[default]
+    F32,
+    /// Operands of matrix products and convolutions may be rounded to `f16` (relative error 2^-11; infinite beyond
+    /// 65,504, down to 6e-8) where the device is faster then. Sums are in `f32`.
+    Mixed,
+}
+
+impl Precision {
+    /// What a build uses unless it is told: [`Precision::Mixed`] for inference on devices that are faster with it, else
+    /// [`Precision::F32`].
+    pub fn default_for(mode: Mode, device: &dyn Device) -> Self {
+        match mode {
+            Mode::Inference if device.has_mixed_precision() => Precision::Mixed,
+            _ => Precision::F32,
+        }
+    }
+
+    /// A precision that was asked for, or the default.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for training in mixed precision: small gradients would be lost.
+    pub fn resolve(wanted: Option<Self>, mode: Mode, device: &dyn Device) -> Result<Self> {
+        match (wanted, mode) {
+            (Some(Precision::Mixed), Mode::Training) => Err(Error::Config {
+                origin: "precision".into(),
+                message: "training in mixed precision needs its loss scaled, which is not there yet; use f32".into(),
+            }),
+            (Some(precision), _) => Ok(precision),
+            (None, _) => Ok(Precision::default_for(mode, device)),
+        }
+    }
+}
+
+impl fmt::Display for Precision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Precision::F32 => "f32",
+            Precision::Mixed => "mixed",
+        })
+    }
+}
+
+impl FromStr for Precision {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "f32" => Ok(Precision::F32),
+            "mixed" => Ok(Precision::Mixed),
+            _ => Err(Error::Config {
+                origin: "precision".into(),
+                message: format!("there is no precision '{text}'; use f32 or mixed"),
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn precisions_have_names() {
+        for precision in [Precision::F32, Precision::Mixed] {
+            assert_eq!(precision.to_string().parse::<Precision>().ok(), Some(precision));
+        }
+        let error = "f64".parse::<Precision>().expect_err("no such precision");
+        assert!(error.to_string().contains("f32 or mixed"), "{error}");
+    }
+}
