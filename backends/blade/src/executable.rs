@@ -378,8 +378,9 @@ impl Executable for BladeExecutable {
 
     fn run(&mut self, args: &StepArgs) -> Result<Ticket> {
         for (buffer, bytes) in args.scalars {
-            let (place, _) = self.place(*buffer, 0, 0)?;
-            let len = place.bytes.min(bytes.len() as u64) as usize;
+            // The place of all scalars is longer than that of one.
+            let own = self.arena.place(buffer.index()).map_or(0, |place| place.bytes);
+            let len = own.min(bytes.len() as u64) as usize;
             self.write(*buffer, 0, &bytes[..len])?;
         }
         let expected = self.expected_copies();

@@ -9,7 +9,7 @@ use meganeura_blade::{BladeBackend, BladeDevice};
 use meganeura_core::backend::{Backend, Device};
 use meganeura_core::config::Config;
 use meganeura_core::plan::compile_for;
-use meganeura_core::{Error, Graph, Session, autodiff};
+use meganeura_core::{DType, Error, Graph, Session, autodiff};
 
 /// A classifier with an embedding, so that it has a table whose index can be out of range.
 fn classifier() -> Graph {
@@ -174,4 +174,47 @@ fn devices_that_are_not_there_are_errors() {
         .map(|_| ())
         .expect_err("no such device");
     assert!(error.to_string().contains("no index 999"), "{error}");
+}
+
+#[test]
+fn scalars_and_single_elements_of_half_precision() {
+    let Some(device) = common::device() else { return };
+    for dtype in [DType::F16, DType::BF16] {
+        let mut g = Graph::new();
+        let x = g.input_typed("x", &[5], dtype);
+        let [single, number] = [("single", &[1][..]), ("number", &[])].map(|(n, s)| g.input_typed(n, s, dtype));
+        let [a, b] = ["a", "b"].map(|name| g.scalar_input(name, dtype));
+        let scaled = g.mul(x, a);
+        let shifted = g.add(scaled, b);
+        let sum = g.add(shifted, single);
+        let sum = g.add(sum, number);
+        let small = g.mul(number, a);
+        g.set_outputs(vec![sum, small]);
+        let mut session = Session::on(device.clone(), compile_for(&g, &*device).expect("a plan")).expect("a session");
+        let bytes = |values: &[f32]| -> Vec<u8> {
+            let half = |&v: &f32| match dtype {
+                DType::F16 => half::f16::from_f32(v).to_le_bytes(),
+                _ => half::bf16::from_f32(v).to_le_bytes(),
+            };
+            values.iter().flat_map(half).collect()
+        };
+        for (name, values) in [
+            ("x", &[1.0, -2.0, 0.5, 0.0, 8.0][..]),
+            ("single", &[4.0]),
+            ("number", &[16.0]),
+        ] {
+            session.try_set_input_bytes(name, &bytes(values)).expect("an input");
+        }
+        for (a, b) in [(3.0, 0.25), (-0.5, 1.0)] {
+            session.set_scalar("a", a);
+            session.set_scalar("b", b);
+            session.try_step().expect("a step");
+            let (mut sum, mut small) = ([0.0; 5], [0.0]);
+            session.read_output_by_index(0, &mut sum);
+            session.read_output_by_index(1, &mut small);
+            let (a, b) = (a as f32, b as f32);
+            assert_eq!(sum, [1.0, -2.0, 0.5, 0.0, 8.0].map(|x| x * a + b + 20.0), "{dtype}");
+            assert_eq!(small, [16.0 * a], "{dtype}");
+        }
+    }
 }

@@ -196,6 +196,8 @@ impl<'a> Module<'a> {
                 let name = self.slot(Binding::Scalars, "u32", false);
                 match dtype {
                     DType::U32 => format!("{name}[{place}u]"),
+                    // The half is the lower one of its word.
+                    DType::F16 | DType::BF16 => format!("{dtype}_to_f32({name}[{place}u] & 0xffffu)"),
                     _ => format!("bitcast<{}>({name}[{place}u])", wgsl_type(dtype)),
                 }
             }
