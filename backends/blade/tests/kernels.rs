@@ -4,13 +4,15 @@ mod common;
 
 use std::collections::HashMap;
 
+use meganeura_core::attrs::Attrs;
 use meganeura_core::graph::{Graph, Value};
 use meganeura_core::ops::Conv2dOptions;
 use meganeura_core::ops::sample::SampleInput;
 use meganeura_core::plan::compile_for;
+use meganeura_core::program::{Program, Slot, Step};
 use meganeura_core::random::SplitMix64;
 use meganeura_core::reference::evaluate;
-use meganeura_core::{NodeId, Session, optimize};
+use meganeura_core::{DType, NodeId, Session, optimize, registry};
 
 /// Runs a graph of inputs of these shapes on the device, and compares its outputs with the oracle's.
 fn check(shapes: &[&[usize]], tolerance: f64, build: impl Fn(&mut Graph, &[NodeId]) -> Vec<NodeId>) {
@@ -124,6 +126,33 @@ fn reductions_of_all_forms() {
     check(&[&[40, 300, 9]], 1e-4, |g, x| {
         vec![g.sum(x[0], &[1], false), g.sum(x[0], &[0, 2], false)]
     });
+}
+
+/// The parts are in `f32`, whatever the type of the whole.
+#[test]
+fn parts_of_half_precision() {
+    let step = |name, attrs, inputs: &[Slot]| Step {
+        op: registry::op(name).expect("an operator"),
+        attrs,
+        inputs: inputs.to_vec(),
+    };
+    let to = |dtype: DType| Attrs::new().with("to", dtype);
+    let sum = Attrs::new().with("axes", vec![0i64]).with("keep_dims", false);
+    let matmul = Attrs::new().with("transpose_a", true).with("transpose_b", false);
+    let x = Slot::Step(0);
+    for (name, attrs, inputs) in [("core.sum", sum, &[x][..]), ("core.matmul", matmul, &[x, x])] {
+        let steps = vec![
+            step("core.cast", to(DType::F16), &[Slot::Operand(0)]),
+            step(name, attrs, inputs),
+            step("core.cast", to(DType::F32), &[Slot::Step(1)]),
+        ];
+        let program = Program::new(1, steps, vec![Slot::Step(2)]).expect("a program");
+        let attrs = Attrs::new().with("program", program);
+        check(&[&[9_001, 2]], 2e-3, |g, x| {
+            let op = registry::op("core.fused").expect("an operator");
+            vec![g.call(op, attrs.clone(), vec![x[0].into()])]
+        });
+    }
 }
 
 #[test]

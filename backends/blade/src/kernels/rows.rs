@@ -16,7 +16,7 @@ use super::emit::Emitter;
 use super::module::{CompileCx, Compiled, Launch};
 use super::place::{self, Base, Index, Place};
 use super::pointwise::is_half;
-use super::scalar::{literal, wgsl_type};
+use super::scalar::{compute_type, literal, wgsl_type};
 
 /// Threads of a workgroup.
 const THREADS: usize = 256;
@@ -486,7 +486,9 @@ impl<'a> Rows<'a> {
             .enumerate()
         {
             let value = self.join_lanes(&mut e, layout, &r, &accumulator)?;
-            let array = e.module.array(cx.scratch(number), self.body.ty(r.id).dtype, true);
+            // In the type that is computed with, also where the sum is of half precision.
+            let dtype = compute_type(self.body.ty(r.id).dtype);
+            let array = e.module.array(cx.scratch(number), dtype, true);
             let _ = writeln!(
                 e.code,
                 "if (exists && lane == 0u) {{\n{array}[row * {parts}u + part] = {value};\n}}"
@@ -505,7 +507,7 @@ impl<'a> Rows<'a> {
             self.rows
         );
         for (number, r) in self.reductions.iter().enumerate() {
-            let (name, dtype) = (e.fresh(), self.body.ty(r.id).dtype);
+            let (name, dtype) = (e.fresh(), compute_type(self.body.ty(r.id).dtype));
             let array = e.module.array(cx.scratch(number), dtype, false);
             let part = format!("{array}[row * {parts}u + part]");
             let _ = writeln!(

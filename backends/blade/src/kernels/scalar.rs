@@ -59,7 +59,7 @@ pub(super) fn expression(name: &str, call: &Call, x: &[String], number: &str) ->
 }
 
 /// The dtype in which elements of a dtype are computed.
-fn compute_type(dtype: DType) -> DType {
+pub(super) fn compute_type(dtype: DType) -> DType {
     match dtype {
         DType::F16 | DType::BF16 => DType::F32,
         other => other,

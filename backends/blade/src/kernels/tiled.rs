@@ -32,6 +32,8 @@ const SHORTEST_PART: usize = 8 * STEP;
 const FEW_PRODUCTS: usize = 1 << 16;
 /// Longest sum of such a thread.
 const SHORT_SUM: usize = 256;
+/// Type of partial sums: that of all sums, whatever the products are of.
+const PARTIAL: DType = DType::F32;
 /// Most bytes of partial sums.
 const MOST_PARTIAL: usize = 16 << 20;
 
@@ -151,7 +153,7 @@ pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx, products: &dyn Produc
         });
     }
     let mut e = Emitter::new(body, cx);
-    let partial = e.module.array(e.cx.scratch(0), body.ty(id).dtype, true);
+    let partial = e.module.array(e.cx.scratch(0), PARTIAL, true);
     let sink = Sink {
         each: &|number, sum| format!("{partial}[part * {total}u + {number}] = {sum};\n"),
         plain: products
@@ -186,7 +188,7 @@ fn epilogue(e: &mut Emitter, id: Id, total: usize) -> Result<(), String> {
 /// Adds up the parts of each element.
 fn join(mut e: Emitter, id: Id, total: usize, parts: usize) -> Result<Launch, String> {
     epilogue(&mut e, id, total)?;
-    let partial = e.module.array(e.cx.scratch(0), e.body.ty(id).dtype, false);
+    let partial = e.module.array(e.cx.scratch(0), PARTIAL, false);
     let code = format!(
         "let i = group_number * {THREADS}u + local;\nif (i >= {total}u) {{\nreturn;\n}}\nvar sum = 0.0;\n\
          for (var part = 0u; part < {parts}u; part += 1u) {{\nsum += {partial}[part * {total}u + i];\n}}\nfinish(i, sum);\n"
