@@ -136,7 +136,7 @@ impl Device for BladeDevice {
         if let Some(answer) = lock().get(&asked) {
             return answer.clone();
         }
-        let answer = match kernels::supports(kernel) {
+        let answer = match kernels::supports(kernel, self.limits.binding_bytes) {
             Ok(()) => Support::Yes,
             Err(reason) => Support::No(reason),
         };

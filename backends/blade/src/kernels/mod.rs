@@ -21,9 +21,9 @@ mod stages;
 mod tiled;
 mod view;
 
-use meganeura_core::DType;
 use meganeura_core::backend::KernelDesc;
 use meganeura_core::ops::Call;
+use meganeura_core::{DType, TensorType};
 
 use body::Body;
 pub(crate) use module::{Binding, CompileCx, Compiled, Launch, Memory, Source, variable_name};
@@ -66,6 +66,14 @@ fn role(name: &str, call: &Call) -> Result<Option<Role>, String> {
     Ok(scalar::is_known(name, call)?.then_some(Role::Pointwise))
 }
 
+/// Elements of a value, whether it is kept in memory or not, are numbered in 32 bits.
+fn check_count(ty: &TensorType) -> Result<(), String> {
+    match i32::try_from(ty.numel()) {
+        Ok(_) => Ok(()),
+        Err(_) => Err(format!("{ty} has more elements than a kernel can number")),
+    }
+}
+
 /// Compiles a dispatch.
 ///
 /// # Errors
@@ -75,14 +83,13 @@ pub(crate) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
         if !DTYPES.contains(&ty.dtype) {
             return Err(format!("there are no kernels of {}", ty.dtype));
         }
-        if i32::try_from(ty.numel()).is_err() {
-            return Err(format!("{ty} has more elements than a kernel can number"));
-        }
+        check_count(ty)?;
     }
     if let Some(compiled) = alone::compile(cx)? {
         return Ok(compiled);
     }
     let body = Body::of(&cx.kernel)?;
+    body.nodes.iter().try_for_each(|node| check_count(&node.ty))?;
     match compile_body(&body, cx) {
         Ok(compiled) => Ok(compiled),
         // One that is not to be cut is refused for the first reason.
@@ -105,12 +112,18 @@ fn compile_body(body: &Body, cx: &CompileCx) -> Result<Compiled, String> {
     }
 }
 
-/// Whether there is a kernel for a call.
+/// Whether there is a kernel for a call on a device whose buffers have at most so many bytes.
 ///
 /// # Errors
 /// The reason why not.
-pub(crate) fn supports(kernel: &KernelDesc) -> Result<(), String> {
-    compile(&CompileCx::apart(*kernel)).map(|_| ())
+pub(crate) fn supports(kernel: &KernelDesc, most_bytes: u64) -> Result<(), String> {
+    let compiled = compile(&CompileCx::apart(*kernel))?;
+    match compiled.scratch.iter().max() {
+        Some(&bytes) if bytes as u64 > most_bytes => Err(format!(
+            "it keeps {bytes} bytes on the way, but the device's largest buffer has {most_bytes}"
+        )),
+        _ => Ok(()),
+    }
 }
 
 #[cfg(test)]

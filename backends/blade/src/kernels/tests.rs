@@ -6,11 +6,12 @@ use meganeura_core::attrs::Attrs;
 use meganeura_core::backend::KernelDesc;
 use meganeura_core::ops::OpRef;
 use meganeura_core::ops::sample::{Sample, Sizes};
-use meganeura_core::{DType, Graph, TensorType, Value, registry};
+use meganeura_core::program::{Program, Slot, Step};
+use meganeura_core::{DType, Graph, Shape, TensorType, Value, registry};
 use naga::valid::{Capabilities, ValidationFlags, Validator};
 
 use super::coop::CoopConfig;
-use super::{Binding, CompileCx, Launch, compile};
+use super::{Binding, CompileCx, Launch, compile, supports};
 
 /// Types of a sample's operands and results; floats may be of half precision.
 fn types(op: OpRef, sample: &Sample, float: DType) -> Option<(Vec<TensorType>, Vec<TensorType>)> {
@@ -297,4 +298,94 @@ fn losses_norms_and_attention_take_few_kernels() {
         let found = most_launches(name);
         assert!(found <= most, "{name} takes {found} launches");
     }
+}
+
+/// Calls as one: each has an operator, attributes and operands.
+fn program(operands: usize, calls: &[(&str, Attrs, &[Slot])]) -> Attrs {
+    let step = |(name, attrs, inputs): &(&str, Attrs, &[Slot])| Step {
+        op: registry::op(name).expect("an operator"),
+        attrs: attrs.clone(),
+        inputs: inputs.to_vec(),
+    };
+    let last = Slot::Step(calls.len() as u32 - 1);
+    let program = Program::new(operands, calls.iter().map(step).collect(), vec![last]);
+    Attrs::new().with("program", program.expect("a program"))
+}
+
+fn tensor(dtype: DType, dims: &[usize]) -> TensorType {
+    TensorType::new(dtype, Shape::new(dims).expect("a shape"))
+}
+
+fn matmul() -> Attrs {
+    Attrs::new().with("transpose_a", false).with("transpose_b", false)
+}
+
+/// Compiles a program.
+fn compile_program(attrs: &Attrs, inputs: &[TensorType], output: TensorType) -> Result<Vec<Launch>, String> {
+    let outputs = [output];
+    let cx = CompileCx::apart(KernelDesc {
+        name: "core.fused",
+        version: 1,
+        attrs,
+        inputs,
+        outputs: &outputs,
+    });
+    compile(&cx).map(|made| made.launches)
+}
+
+#[test]
+fn parts_of_half_precision_are_valid() {
+    let sum = Attrs::new().with("axes", vec![0i64]).with("keep_dims", false);
+    let cast = ("core.cast", Attrs::new().with("to", DType::F32), &[Slot::Step(0)][..]);
+    let sum = program(1, &[("core.sum", sum, &[Slot::Operand(0)]), cast.clone()]);
+    let operands = [Slot::Operand(0), Slot::Operand(1)];
+    let product = program(2, &[("core.matmul", matmul(), &operands), cast]);
+    for dtype in [DType::F16, DType::BF16] {
+        let factors = [tensor(dtype, &[20, 4001]), tensor(dtype, &[4001, 24])];
+        let made = [
+            compile_program(&sum, &[tensor(dtype, &[300_001])], tensor(DType::F32, &[])),
+            compile_program(&product, &factors, tensor(DType::F32, &[20, 24])),
+        ];
+        for launches in made {
+            let launches = launches.expect("kernels");
+            assert_eq!(launches.len(), 2, "it is cut into parts");
+            for launch in &launches {
+                validated("in parts", launch);
+            }
+        }
+    }
+}
+
+#[test]
+fn what_a_dispatch_computes_on_the_way_is_counted() {
+    // The first product alone has more elements than 32 bits can number.
+    let first = [Slot::Operand(0), Slot::Operand(1)];
+    let second = [Slot::Step(0), Slot::Operand(0)];
+    let calls: [(&str, Attrs, &[Slot]); 2] = [("core.matmul", matmul(), &first), ("core.matmul", matmul(), &second)];
+    let [tall, wide] = [[70_000, 16], [16, 70_000]].map(|dims| tensor(DType::F32, &dims));
+    let made = compile_program(&program(2, &calls), &[tall.clone(), wide], tall);
+    let reason = made.err().expect("too many elements");
+    assert!(
+        reason.contains("f32[70000, 70000] has more elements than a kernel can number"),
+        "{reason}"
+    );
+}
+
+#[test]
+fn what_a_dispatch_keeps_on_the_way_fits_into_a_buffer() {
+    let mut g = Graph::new();
+    let x = g.input("x", &[100, 16]);
+    let y = g.causal_attention(x, x, x, 1, 1, 16);
+    let node = &g.nodes()[y.index()];
+    let (op, attrs) = node.op().expect("a call");
+    let kernel = KernelDesc {
+        name: op.name(),
+        version: op.version(),
+        attrs,
+        inputs: &vec![tensor(DType::F32, &[100, 16]); 3],
+        outputs: &node.outputs,
+    };
+    assert_eq!(supports(&kernel, 1 << 20), Ok(()));
+    let reason = supports(&kernel, 39_999).expect_err("the scores");
+    assert!(reason.contains("it keeps 40000 bytes on the way"), "{reason}");
 }
