@@ -239,6 +239,19 @@ pub enum Error {
         /// What to do about it.
         remedy: String,
     },
+    /// A tensor that is larger than any buffer of the device.
+    #[error(
+        "{tensor} has {bytes} bytes, but the device binds at most {limit} at once{}",
+        help("use a smaller batch or model, or split the tensor")
+    )]
+    BufferTooLarge {
+        /// What it is: a parameter or input by name, or the result of a call.
+        tensor: String,
+        /// Its size.
+        bytes: u64,
+        /// The largest that the device has.
+        limit: u64,
+    },
     /// A backend failed.
     #[error("backend '{backend}': {message}")]
     Backend {

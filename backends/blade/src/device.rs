@@ -55,7 +55,7 @@ impl BladeDevice {
             capabilities: Capabilities {
                 name,
                 dtypes: kernels::DTYPES.to_vec(),
-                max_buffer_bytes: Some(limits.binding_bytes),
+                max_buffer_bytes: Some(limits.buffer_bytes),
                 memory_bytes: limits.memory_bytes,
                 unified_memory: limits.discrete == Some(false),
                 cost: cost_model(software, limits.discrete),
@@ -136,7 +136,7 @@ impl Device for BladeDevice {
         if let Some(answer) = lock().get(&asked) {
             return answer.clone();
         }
-        let answer = match kernels::supports(kernel, self.limits.binding_bytes) {
+        let answer = match kernels::supports(kernel, self.limits.buffer_bytes) {
             Ok(()) => Support::Yes,
             Err(reason) => Support::No(reason),
         };

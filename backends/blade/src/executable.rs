@@ -1,5 +1,8 @@
 //! Replays a plan: one submission for each step, which the host does not wait for.
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 
 use blade_graphics as bg;
@@ -16,8 +19,9 @@ use crate::program::{DispatchInfo, Draft, Extra, Phase};
 
 /// Submissions that may be on their way at the same time.
 const FRAMES: usize = 2;
-/// Bytes of writes that are collected before they are submitted without a step.
-const MOST_PENDING: usize = 64 << 20;
+/// Bytes that are copied between host and device at once. Writes are collected up to so many before they are submitted
+/// without a step.
+const STAGED: usize = 64 << 20;
 /// Bytes of results that a step copies for the host because the last one was asked for them.
 const MOST_EXPECTED: u64 = 64 << 10;
 /// Bytes of a fault report, at the start of the memory that the host reads.
@@ -34,6 +38,10 @@ struct Copy {
 }
 
 impl Copy {
+    fn is_same(&self, other: &Copy) -> bool {
+        (self.buffer, self.offset, self.len) == (other.buffer, other.offset, other.len)
+    }
+
     fn overlaps(&self, other: &Copy) -> bool {
         self.buffer == other.buffer && self.offset < other.offset + other.len && other.offset < self.offset + self.len
     }
@@ -70,6 +78,8 @@ pub(crate) struct BladeExecutable {
     segments: Vec<Vec<Phase>>,
     info: Vec<DispatchInfo>,
     faults: bool,
+    /// Most bytes that are staged at once.
+    staged: usize,
     frames: [Frame; FRAMES],
     /// The frame of the last submission.
     current: usize,
@@ -86,8 +96,8 @@ impl BladeExecutable {
     pub(crate) fn new(device: &BladeDevice, plan: &ExecutionPlan, coop: Option<CoopConfig>) -> Result<Self> {
         let gpu = device.gpu();
         let draft = Draft::of(plan, coop)?;
-        let limit = device.limits().binding_bytes;
-        let arena = Arena::new(gpu, device.name(), &draft.sizes, &plan.memory, limit)?;
+        let limit = device.limits().buffer_bytes;
+        let arena = Arena::new(gpu, device.name(), &draft.sizes, plan, limit)?;
         let segments = draft.ready(plan, gpu, device.pipelines(), &arena)?;
         let encoder = gpu.guard("making a command encoder", |context| {
             context.create_command_encoder(bg::CommandEncoderDesc {
@@ -114,6 +124,7 @@ impl BladeExecutable {
             segments,
             info: draft.info,
             faults: draft.faults,
+            staged: usize::try_from(limit).map_or(STAGED, |limit| limit.min(STAGED)),
             frames: [frame(), frame()],
             current: 0,
             submissions: 0,
@@ -302,30 +313,16 @@ impl BladeExecutable {
             }
         })
     }
-}
 
-impl Executable for BladeExecutable {
-    fn write(&mut self, buffer: BufferRef, offset: u64, bytes: &[u8]) -> Result<()> {
-        let len = bytes.len() as u64;
-        self.place(buffer, offset, len)?;
-        if self.gpu.is_lost() {
-            return Err(self.gpu.lose("it failed in an earlier call"));
-        }
-        if bytes.is_empty() {
-            return Ok(());
-        }
-        if self.pending.len() + bytes.len() > MOST_PENDING && !self.copies.is_empty() {
-            self.begin()?;
-            self.submit()?;
-        }
+    /// Collects a write of a piece that can be staged.
+    fn write_piece(&mut self, buffer: BufferRef, offset: u64, bytes: &[u8]) -> Result<()> {
         let mut copy = Copy {
             buffer,
             offset,
-            len,
-            host: self.pending.len() as u64,
+            len: bytes.len() as u64,
+            host: 0,
         };
-        let same = |c: &&Copy| (c.buffer, c.offset, c.len) == (buffer, offset, len);
-        let known = self.copies.iter().rposition(|c| same(&c));
+        let known = self.copies.iter().rposition(|c| c.is_same(&copy));
         let last = known.filter(|&i| !self.copies[i + 1..].iter().any(|c| c.overlaps(&copy)));
         if let Some(at) = last {
             // Written again before anybody has seen it.
@@ -333,39 +330,35 @@ impl Executable for BladeExecutable {
             self.pending[start..start + bytes.len()].copy_from_slice(bytes);
             return Ok(());
         }
-        self.pending.resize(self.pending.len().next_multiple_of(4), 0);
-        copy.host = self.pending.len() as u64;
+        let mut start = self.pending.len().next_multiple_of(4);
+        if start + bytes.len() > self.staged && !self.copies.is_empty() {
+            self.begin()?;
+            self.submit()?;
+            start = 0;
+        }
+        self.pending.resize(start, 0);
+        copy.host = start as u64;
         self.pending.extend_from_slice(bytes);
         self.copies.push(copy);
         Ok(())
     }
 
-    fn read(&mut self, buffer: BufferRef, offset: u64, bytes: &mut [u8]) -> Result<()> {
-        let len = bytes.len() as u64;
-        self.place(buffer, offset, len)?;
-        if bytes.is_empty() {
-            return self.finish(self.current);
-        }
+    /// Reads a piece that can be staged. All submissions are finished.
+    fn read_piece(&mut self, buffer: BufferRef, offset: u64, bytes: &mut [u8]) -> Result<()> {
         let mut wanted = Copy {
             buffer,
             offset,
-            len,
+            len: bytes.len() as u64,
             host: REPORT,
         };
-        let same = |c: &&Copy| (c.buffer, c.offset, c.len) == (buffer, offset, len);
-        if !self.expected.iter().any(|c| same(&c)) {
+        if wanted.len <= MOST_EXPECTED && !self.expected.iter().any(|c| c.is_same(&wanted)) {
             self.expected.push(wanted);
         }
         let changed = self.copies.iter().any(|c| c.overlaps(&wanted));
-        let copied = self.frames[self.current].copied.iter().find(same).filter(|_| !changed);
-        match copied {
-            Some(copy) => {
-                wanted = *copy;
-                self.finish(self.current)?;
-            }
+        let mut copied = self.frames[self.current].copied.iter();
+        match copied.find(|c| c.is_same(&wanted)).filter(|_| !changed) {
+            Some(copy) => wanted = *copy,
             None => {
-                // Faults of the step before come first.
-                self.finish(self.current)?;
                 self.begin()?;
                 self.record_downloads(vec![wanted], false)?;
                 self.submit()?;
@@ -373,6 +366,31 @@ impl Executable for BladeExecutable {
             }
         }
         self.frames[self.current].download.read(wanted.host, bytes);
+        Ok(())
+    }
+}
+
+impl Executable for BladeExecutable {
+    fn write(&mut self, buffer: BufferRef, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.place(buffer, offset, bytes.len() as u64)?;
+        if self.gpu.is_lost() {
+            return Err(self.gpu.lose("it failed in an earlier call"));
+        }
+        let pieces = (offset..).step_by(self.staged).zip(bytes.chunks(self.staged));
+        for (offset, piece) in pieces {
+            self.write_piece(buffer, offset, piece)?;
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, buffer: BufferRef, offset: u64, bytes: &mut [u8]) -> Result<()> {
+        self.place(buffer, offset, bytes.len() as u64)?;
+        // Faults of the step before come first.
+        self.finish(self.current)?;
+        let staged = self.staged;
+        for (offset, piece) in (offset..).step_by(staged).zip(bytes.chunks_mut(staged)) {
+            self.read_piece(buffer, offset, piece)?;
+        }
         Ok(())
     }
 

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use blade_graphics as bg;
 use meganeura_core::plan::memory::MemoryLayout;
+use meganeura_core::plan::{BufferRef, ExecutionPlan};
 use meganeura_core::{Error, Result};
 
-use crate::gpu::{Gpu, NAME};
+use crate::gpu::Gpu;
 
 /// Alignment of offsets that every device accepts for storage buffers.
 pub(crate) const ALIGNMENT: u64 = 256;
@@ -24,8 +25,8 @@ pub(crate) struct Place {
 /// these.
 ///
 /// # Errors
-/// The size of a buffer that exceeds the limit.
-fn lay_out(sizes: &[u64], planned: &MemoryLayout, limit: u64) -> Result<(Vec<u64>, Vec<Place>), u64> {
+/// The number of a buffer that exceeds the limit.
+fn lay_out(sizes: &[u64], planned: &MemoryLayout, limit: u64) -> Result<(Vec<u64>, Vec<Place>), usize> {
     let slab_bytes = planned
         .slab
         .map_or(planned.bytes as u64, |bytes| bytes as u64)
@@ -54,7 +55,7 @@ fn lay_out(sizes: &[u64], planned: &MemoryLayout, limit: u64) -> Result<(Vec<u64
             continue;
         }
         let room = bytes.max(4).checked_next_multiple_of(ALIGNMENT).filter(|&r| r <= limit);
-        let room = room.ok_or(bytes)?;
+        let room = room.ok_or(buffer)?;
         let slab = match slabs.iter().position(|&used| used + room <= limit) {
             Some(slab) => slab,
             None => {
@@ -80,16 +81,18 @@ pub(crate) struct Arena {
 }
 
 impl Arena {
-    /// Allocates buffers of these sizes, the first of them as the plan lays them out. Their contents are undefined.
+    /// Allocates buffers of these sizes, the first of them those of the plan, as it lays them out. Their contents are undefined.
     ///
     /// # Errors
     /// A buffer beyond the device's limit, memory that is not there.
-    pub(crate) fn new(gpu: &Arc<Gpu>, device: &str, sizes: &[u64], planned: &MemoryLayout, limit: u64) -> Result<Self> {
-        let (slabs, places) = lay_out(sizes, planned, limit).map_err(|bytes| {
-            Error::backend(
-                NAME,
-                format!("a buffer has {bytes} bytes, but device '{device}' binds at most {limit}; use a smaller batch or model"),
-            )
+    pub(crate) fn new(gpu: &Arc<Gpu>, device: &str, sizes: &[u64], plan: &ExecutionPlan, limit: u64) -> Result<Self> {
+        let (slabs, places) = lay_out(sizes, &plan.memory, limit).map_err(|buffer| Error::BufferTooLarge {
+            tensor: match plan.buffers.len() > buffer {
+                true => plan.describe(BufferRef(buffer as u32)),
+                false => "what a kernel keeps on the way".to_owned(),
+            },
+            bytes: sizes[buffer],
+            limit,
         })?;
         let total: u64 = slabs.iter().sum();
         // Refused beforehand, because blade panics where the driver refuses.
@@ -148,7 +151,7 @@ fn create(gpu: &Gpu, name: &str, size: u64, memory: bg::Memory) -> Result<bg::Bu
     })
 }
 
-/// A buffer that the host sees, which grows.
+/// A buffer that the host sees, which grows; users keep it small by transferring in pieces.
 pub(crate) struct HostBuffer {
     gpu: Arc<Gpu>,
     memory: bg::Memory,
@@ -202,6 +205,12 @@ impl HostBuffer {
         unsafe { std::ptr::copy_nonoverlapping(raw.data().add(offset as usize), bytes.as_mut_ptr(), bytes.len()) };
     }
 
+    /// Its size.
+    #[cfg(test)]
+    pub(crate) fn capacity(&self) -> u64 {
+        self.raw.map_or(0, |raw| raw.size())
+    }
+
     fn release(&mut self) {
         if let Some(raw) = self.raw.take() {
             self.gpu.free(|context| context.destroy_buffer(raw));
@@ -246,13 +255,13 @@ mod tests {
         assert_eq!([of(3), of(5), of(6)], [(2, 256, 0), (3, 0, 8), (4, 0, 500)]);
         assert_eq!(slabs, [512, 512, 512, 256, 512]);
         // A layout for a device that binds more is of no use here.
-        assert_eq!(lay_out(&[256, 200, 512, 0, 256], &planned, 256), Err(512));
+        assert_eq!(lay_out(&[256, 200, 512, 0, 256], &planned, 256), Err(2));
     }
 
     #[test]
     fn a_buffer_beyond_the_limit_is_refused() {
         let none = MemoryLayout::default();
-        assert_eq!(lay_out(&[16, 2000], &none, 1024), Err(2000));
-        assert_eq!(lay_out(&[u64::MAX], &none, 1024), Err(u64::MAX));
+        assert_eq!(lay_out(&[16, 2000], &none, 1024), Err(1));
+        assert_eq!(lay_out(&[u64::MAX], &none, 1024), Err(0));
     }
 }

@@ -3,16 +3,18 @@
 //! A read-only look through Vulkan. Where there is none (Metal), or it does not work, devices are taken to have what
 //! every one has.
 
-/// Bytes of a storage buffer that every Vulkan device binds.
-const LEAST_BINDING: u64 = 128 << 20;
+/// Bytes of a storage buffer that every Vulkan device allocates and binds.
+const LEAST_BUFFER: u64 = 128 << 20;
 /// Bytes beyond which numbers of elements do not fit 32 bits.
-const MOST_BINDING: u64 = 4 << 30;
+const MOST_BUFFER: u64 = 4 << 30;
+/// Sizes are multiples of this, so that an allocation is not rounded up beyond the limit.
+const GRAIN: u64 = 64 << 10;
 
 /// Limits of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Limits {
-    /// Most bytes that a kernel sees of a buffer.
-    pub(crate) binding_bytes: u64,
+    /// Bytes of the largest buffer: what can be allocated at once, and what a kernel sees.
+    pub(crate) buffer_bytes: u64,
     /// Bytes of device-local memory.
     pub(crate) memory_bytes: Option<u64>,
     /// Threads of a subgroup, if known.
@@ -24,7 +26,7 @@ pub(crate) struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Limits {
-            binding_bytes: LEAST_BINDING,
+            buffer_bytes: LEAST_BUFFER,
             memory_bytes: None,
             subgroup_size: None,
             discrete: None,
@@ -78,16 +80,58 @@ fn describe(instance: &ash::Instance, device: ash::vk::PhysicalDevice) -> Probed
     };
     let heaps = memory.memory_heaps.iter().take(memory.memory_heap_count as usize);
     let local = heaps.filter(|h| h.flags.contains(vk::MemoryHeapFlags::DEVICE_LOCAL));
-    let binding = u64::from(properties.limits.max_storage_buffer_range);
+    let mut limits = vec![u64::from(properties.limits.max_storage_buffer_range)];
+    limits.extend(allocation_limits(instance, device, properties.api_version));
     let name = properties.device_name_as_c_str().unwrap_or_default();
     Probed {
         device_id: properties.device_id,
         name: name.to_string_lossy().into_owned(),
         limits: Limits {
-            binding_bytes: binding.clamp(LEAST_BINDING, MOST_BINDING) / 256 * 256,
+            buffer_bytes: largest_buffer(&limits),
             memory_bytes: Some(local.map(|h| h.size).sum()),
             subgroup_size: Some(subgroup.subgroup_size).filter(|&size| size > 0),
             discrete: Some(properties.device_type == vk::PhysicalDeviceType::DISCRETE_GPU),
         },
+    }
+}
+
+/// The largest buffer within these limits, none of which may be below what every device has.
+fn largest_buffer(limits: &[u64]) -> u64 {
+    let least = limits.iter().copied().min().unwrap_or(LEAST_BUFFER);
+    least.clamp(LEAST_BUFFER, MOST_BUFFER) / GRAIN * GRAIN
+}
+
+/// Most bytes of an allocation and of a buffer, as far as a device of this version says.
+#[cfg(not(any(target_os = "ios", target_os = "macos")))]
+fn allocation_limits(instance: &ash::Instance, device: ash::vk::PhysicalDevice, version: u32) -> Vec<u64> {
+    use ash::vk;
+    if version < vk::API_VERSION_1_1 {
+        return Vec::new();
+    }
+    let mut allocation = vk::PhysicalDeviceMaintenance3Properties::default();
+    let mut buffer = vk::PhysicalDeviceMaintenance4Properties::default();
+    let mut all = vk::PhysicalDeviceProperties2::default().push_next(&mut allocation);
+    if version >= vk::API_VERSION_1_3 {
+        all = all.push_next(&mut buffer);
+    }
+    // SAFETY: the device was listed by the instance, which is alive and of version 1.1; the structures live through the
+    // call and are known to a device of this version.
+    unsafe { instance.get_physical_device_properties2(device, &mut all) };
+    // What a driver leaves alone stays 0.
+    let found = [allocation.max_memory_allocation_size, buffer.max_buffer_size];
+    found.into_iter().filter(|&bytes| bytes > 0).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_least_limit_counts() {
+        assert_eq!(largest_buffer(&[u64::MAX, 1 << 30, 2 << 30]), 1 << 30);
+        assert_eq!(largest_buffer(&[u64::from(u32::MAX), 1 << 40]), (4 << 30) - GRAIN);
+        assert_eq!(largest_buffer(&[1 << 33]), MOST_BUFFER);
+        assert_eq!(largest_buffer(&[3]), LEAST_BUFFER, "a driver's mistake");
+        assert_eq!(largest_buffer(&[]), LEAST_BUFFER);
     }
 }

@@ -115,7 +115,7 @@ pub struct Capabilities {
     pub name: String,
     /// Storage types of buffers.
     pub dtypes: Vec<DType>,
-    /// Largest buffer in bytes, if limited.
+    /// Largest buffer in bytes, if limited: the least of what is allocated, and what a kernel binds, at once.
     pub max_buffer_bytes: Option<u64>,
     /// Memory in bytes, if known.
     pub memory_bytes: Option<u64>,

@@ -24,6 +24,7 @@ pub use source::SourceLine;
 use crate::attrs::{Attr, Attrs};
 use crate::cache::BuildKey;
 use crate::dtype::DType;
+use crate::error::TensorKind;
 use crate::graph::NodeId;
 use crate::init::Init;
 use crate::precision::Precision;
@@ -233,6 +234,26 @@ impl ExecutionPlan {
             .iter()
             .map(|(b, v)| (*b, v.iter().flat_map(|x| x.to_le_bytes()).collect()));
         floats.chain(self.raw_constant_buffers.iter().map(|(b, v)| (*b, v.clone())))
+    }
+
+    /// What a buffer is, for messages: a leaf by its name, or the result of a call; with its type.
+    pub fn describe(&self, buffer: BufferRef) -> String {
+        let leaf = |kind: TensorKind, list: &[(String, BufferRef)]| {
+            let found = list.iter().find(|(_, b)| *b == buffer);
+            found.map(|(name, _)| format!("{kind} '{name}'"))
+        };
+        let state = || self.state_buffers.iter().find(|s| s.buffer == buffer);
+        let writes = |d: &&Dispatch| d.outputs.iter().any(|o| o.buffer == buffer);
+        let what = leaf(TensorKind::Parameter, &self.param_buffers)
+            .or_else(|| leaf(TensorKind::Input, &self.input_buffers))
+            .or_else(|| state().map(|s| format!("{} '{}'", TensorKind::State, s.name)))
+            .or_else(|| {
+                let made = self.dispatches.iter().find(writes);
+                made.map(|d| format!("the result of {}", d.label))
+            });
+        let ty = self.buffer_types.get(buffer.index());
+        let ty = ty.map(|ty| format!(" of type {ty}")).unwrap_or_default();
+        format!("{}{ty}", what.unwrap_or_else(|| format!("buffer {buffer}")))
     }
 
     /// Adds a buffer.

@@ -50,7 +50,8 @@ impl ExecutionPlan {
     /// Places the buffers so that they share memory where they can, for a device that binds at most so many bytes.
     ///
     /// # Errors
-    /// [`Error::InvalidPlan`] when a buffer alone is larger than that, or all together are more than can be counted.
+    /// [`Error::BufferTooLarge`] when a buffer alone is larger than that, [`Error::InvalidPlan`] when all together are more
+    /// than can be counted.
     pub fn place_buffers(&mut self, max_buffer_bytes: Option<u64>) -> Result<()> {
         let slab = max_buffer_bytes.and_then(|bytes| usize::try_from(bytes).ok());
         let slab = slab.map(|bytes| (bytes - bytes % ALIGNMENT).max(ALIGNMENT));

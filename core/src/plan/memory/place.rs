@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 
 use super::{Lifetime, MemoryLayout, aligned};
 use crate::error::{Error, Result};
-use crate::plan::ExecutionPlan;
+use crate::plan::{BufferRef, ExecutionPlan};
 
 /// A buffer that shares memory.
 #[derive(Clone, Copy, Debug)]
@@ -29,10 +29,11 @@ pub(super) fn place(plan: &ExecutionPlan, slab: Option<usize>) -> Result<MemoryL
     if let Some(limit) = slab
         && let Some(i) = plan.buffers.iter().position(|&bytes| aligned(bytes) > limit)
     {
-        return Err(Error::plan(format!(
-            "buffer b{i} of type {} has {} bytes, but the device binds at most {limit}",
-            plan.buffer_types[i], plan.buffers[i]
-        )));
+        return Err(Error::BufferTooLarge {
+            tensor: plan.describe(BufferRef(i as u32)),
+            bytes: plan.buffers[i] as u64,
+            limit: limit as u64,
+        });
     }
     let lives = plan.lifetimes();
     let mut offsets = vec![0; plan.buffers.len()];
