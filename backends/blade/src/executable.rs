@@ -1,5 +1,6 @@
 //! Replays a plan: one submission for each step, which the host does not wait for.
 
+mod faults;
 #[cfg(test)]
 mod tests;
 
@@ -15,17 +16,17 @@ use crate::gpu::{Gpu, NAME};
 use crate::kernels::coop::CoopConfig;
 use crate::memory::{Arena, HostBuffer, Place};
 use crate::pipeline::BoundLaunch;
-use crate::program::{DispatchInfo, Draft, Extra, Phase};
+use crate::program::{Draft, Extra, Phase, Reporter};
+use faults::Faults;
+pub(crate) use faults::{Saved, joined, report_bytes};
 
 /// Submissions that may be on their way at the same time.
-const FRAMES: usize = 2;
+pub(crate) const FRAMES: usize = 2;
 /// Bytes that are copied between host and device at once. Writes are collected up to so many before they are submitted
 /// without a step.
 const STAGED: usize = 64 << 20;
 /// Bytes of results that a step copies for the host because the last one was asked for them.
 const MOST_EXPECTED: u64 = 64 << 10;
-/// Bytes of a fault report, at the start of the memory that the host reads.
-const REPORT: u64 = 16;
 
 /// A copy between device and host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,8 +77,12 @@ pub(crate) struct BladeExecutable {
     scalars: Vec<BufferRef>,
     /// Phases of each segment.
     segments: Vec<Vec<Phase>>,
-    info: Vec<DispatchInfo>,
-    faults: bool,
+    reporters: Vec<Reporter>,
+    /// Parameters and states that are written before the last fault can be found.
+    exposed: Vec<BufferRef>,
+    /// Where these are saved by the step of each frame.
+    saved: [Vec<Saved>; FRAMES],
+    faults: Faults,
     /// Most bytes that are staged at once.
     staged: usize,
     frames: [Frame; FRAMES],
@@ -117,13 +122,15 @@ impl BladeExecutable {
         let mut executable = BladeExecutable {
             gpu: gpu.clone(),
             encoder: Encoder(encoder),
+            saved: [0, 1].map(|frame| draft.saved_by(frame, &arena)),
             arena,
             extra: draft.extra,
             plan_buffers: plan.buffers.len(),
             scalars: plan.scalar_buffers.iter().map(|(_, b)| *b).collect(),
             segments,
-            info: draft.info,
-            faults: draft.faults,
+            reporters: draft.reporters,
+            exposed: draft.saved,
+            faults: Faults::default(),
             staged: usize::try_from(limit).map_or(STAGED, |limit| limit.min(STAGED)),
             frames: [frame(), frame()],
             current: 0,
@@ -179,11 +186,15 @@ impl BladeExecutable {
         Ok(self.arena.piece(place, offset))
     }
 
-    /// Waits until the next frame is free, and begins to record its submission, with the pending writes at first.
+    fn next(&self) -> usize {
+        (self.current + 1) % FRAMES
+    }
+
+    /// Waits until the next frame is free, and begins to record its submission: first what undoes a faulty step, then
+    /// the pending writes.
     fn begin(&mut self) -> Result<()> {
-        let next = (self.current + 1) % FRAMES;
-        self.finish(next)?;
-        self.current = next;
+        self.finish(self.next())?;
+        self.current = self.next();
         let targets: Vec<bg::BufferPiece> = self.copies.iter().map(|c| self.piece(c)).collect::<Result<_>>()?;
         let frame = &mut self.frames[self.current];
         frame.copied.clear();
@@ -192,8 +203,18 @@ impl BladeExecutable {
             false => Some(frame.upload.fill(&self.pending)?),
         };
         let (encoder, copies) = (&mut self.encoder.0, &self.copies);
+        let fault = self.arena.place(self.extra.fault);
+        let undone = self.faults.to_undo.take().zip(fault);
+        let undone = undone.map(|(frame, fault)| (&self.saved[frame], self.arena.piece(fault, 0), fault.bytes));
         self.gpu.guard("recording", |_| {
             encoder.start();
+            if let Some((saved, fault, bytes)) = undone {
+                let mut pass = encoder.transfer("undo");
+                pass.fill_buffer(fault, bytes, 0);
+                for part in saved {
+                    pass.copy_buffer_to_buffer(part.copy, part.own, part.len);
+                }
+            }
             let Some(staged) = staged else { return };
             // Copies to the same place need an order, which copies of one pass do not have.
             let mut first = 0;
@@ -222,39 +243,12 @@ impl BladeExecutable {
         Ok(frame.ticket)
     }
 
-    /// Waits for the submission of a frame, and says what went wrong in it.
-    fn finish(&mut self, frame: usize) -> Result<()> {
-        let frame = &mut self.frames[frame];
-        if let Some(sync) = frame.sync.take() {
-            let done = self.gpu.guard("waiting", |context| context.wait_for(&sync, u32::MAX))?;
-            match done {
-                Ok(true) => {}
-                Ok(false) => return Err(self.gpu.lose("waiting ended early")),
-                Err(error) => return Err(self.gpu.lose(&error.to_string())),
-            }
-        }
-        if !std::mem::take(&mut frame.unread_report) {
-            return Ok(());
-        }
-        let mut report = [0; REPORT as usize];
-        frame.download.read(0, &mut report);
-        let word = |i: usize| u32::from_le_bytes([report[i], report[i + 1], report[i + 2], report[i + 3]]);
-        if word(0) == 0 {
-            return Ok(());
-        }
-        let info = self.info.get(word(4) as usize);
-        Err(Error::IndexOutOfRange {
-            label: info.map(|i| i.label.clone()).unwrap_or_default(),
-            index: word(8),
-            rows: info.map_or(0, |i| i.rows),
-        })
-    }
-
     /// Records copies to the host's memory of the current frame.
     fn record_downloads(&mut self, copies: Vec<Copy>, report: bool) -> Result<()> {
-        let end = copies.iter().map(|c| c.host + c.len).max().unwrap_or(REPORT);
+        let bytes = self.report_bytes() as u64;
+        let end = copies.iter().map(|c| c.host + c.len).max().unwrap_or(0).max(bytes);
         let sources: Vec<bg::BufferPiece> = copies.iter().map(|c| self.piece(c)).collect::<Result<_>>()?;
-        let fault = self.arena.place(self.extra.fault).filter(|_| report);
+        let fault = self.arena.place(self.extra.fault).filter(|_| report && bytes > 0);
         let fault = fault.map(|place| self.arena.piece(place, 0));
         if sources.is_empty() && fault.is_none() {
             return Ok(());
@@ -265,7 +259,7 @@ impl BladeExecutable {
         self.gpu.guard("recording", |_| {
             let mut pass = encoder.transfer("download");
             if let Some(fault) = fault {
-                pass.copy_buffer_to_buffer(fault, target.at(0), REPORT);
+                pass.copy_buffer_to_buffer(fault, target.at(0), bytes);
             }
             for (copy, source) in copies.iter().zip(&sources) {
                 pass.copy_buffer_to_buffer(*source, target.at(copy.host), copy.len);
@@ -278,10 +272,10 @@ impl BladeExecutable {
 
     /// Places in the host's memory for what is expected to be read, as far as there is room.
     fn expected_copies(&mut self) -> Vec<Copy> {
-        let mut next = REPORT;
+        let mut next = self.report_bytes() as u64;
         let mut copies = Vec::new();
         for mut copy in self.expected.drain(..) {
-            if next + copy.len <= MOST_EXPECTED {
+            if copies.iter().map(|c: &Copy| c.len).sum::<u64>() + copy.len <= MOST_EXPECTED {
                 copy.host = next;
                 next = (next + copy.len).next_multiple_of(4);
                 copies.push(copy);
@@ -292,12 +286,13 @@ impl BladeExecutable {
 
     /// Records the kernels of a step.
     fn record_step(&mut self, args: &StepArgs) -> Result<()> {
-        let fault = self.arena.place(self.extra.fault).filter(|_| self.faults);
-        let fault = fault.map(|place| self.arena.piece(place, 0));
-        let (encoder, segments) = (&mut self.encoder.0, &self.segments);
+        let (encoder, segments, saved) = (&mut self.encoder.0, &self.segments, &self.saved[self.current]);
         self.gpu.guard("recording", |_| {
-            if let Some(fault) = fault {
-                encoder.transfer("faults").fill_buffer(fault, REPORT, 0);
+            if !saved.is_empty() {
+                let mut pass = encoder.transfer("save");
+                for part in saved {
+                    pass.copy_buffer_to_buffer(part.own, part.copy, part.len);
+                }
             }
             let mut pass = encoder.compute("step");
             let phases = args.segments.iter().filter_map(|&s| segments.get(s)).flatten();
@@ -349,7 +344,7 @@ impl BladeExecutable {
             buffer,
             offset,
             len: bytes.len() as u64,
-            host: REPORT,
+            host: 0,
         };
         if wanted.len <= MOST_EXPECTED && !self.expected.iter().any(|c| c.is_same(&wanted)) {
             self.expected.push(wanted);
@@ -376,6 +371,10 @@ impl Executable for BladeExecutable {
         if self.gpu.is_lost() {
             return Err(self.gpu.lose("it failed in an earlier call"));
         }
+        if self.exposed.contains(&buffer) {
+            // Undoing a step must not undo this.
+            self.finish_all()?;
+        }
         let pieces = (offset..).step_by(self.staged).zip(bytes.chunks(self.staged));
         for (offset, piece) in pieces {
             self.write_piece(buffer, offset, piece)?;
@@ -385,8 +384,8 @@ impl Executable for BladeExecutable {
 
     fn read(&mut self, buffer: BufferRef, offset: u64, bytes: &mut [u8]) -> Result<()> {
         self.place(buffer, offset, bytes.len() as u64)?;
-        // Faults of the step before come first.
-        self.finish(self.current)?;
+        self.finish_all()?;
+        self.tell()?;
         let staged = self.staged;
         for (offset, piece) in (offset..).step_by(staged).zip(bytes.chunks_mut(staged)) {
             self.read_piece(buffer, offset, piece)?;
@@ -401,30 +400,39 @@ impl Executable for BladeExecutable {
             let len = own.min(bytes.len() as u64) as usize;
             self.write(*buffer, 0, &bytes[..len])?;
         }
+        self.finish(self.next())?;
+        self.tell()?;
         let expected = self.expected_copies();
         self.begin()?;
         self.record_step(args)?;
-        self.record_downloads(expected, self.faults)?;
+        self.record_downloads(expected, true)?;
         self.submit()
     }
 
     fn wait(&mut self, ticket: Ticket) -> Result<StepStats> {
-        for frame in (0..FRAMES)
-            .filter(|&f| self.frames[f].ticket <= ticket)
-            .collect::<Vec<_>>()
-        {
-            self.finish(frame)?;
+        for i in 1..=FRAMES {
+            let frame = (self.current + i) % FRAMES;
+            if self.frames[frame].ticket <= ticket {
+                self.finish(frame)?;
+            }
         }
+        self.tell()?;
         Ok(StepStats::default())
+    }
+
+    fn unsettled(&self) -> usize {
+        self.frames.iter().filter(|frame| frame.unread_report).count()
+    }
+
+    fn given_up(&self) -> u64 {
+        self.faults.given_up
     }
 }
 
 impl Drop for BladeExecutable {
     fn drop(&mut self) {
-        for frame in 0..FRAMES {
-            // Whatever the step's outcome, nobody is there to be told.
-            let _ = self.finish(frame);
-        }
+        // Whatever the steps' outcome, nobody is there to be told.
+        let _ = self.finish_all();
         let encoder = &mut self.encoder.0;
         self.gpu.free(|context| context.destroy_command_encoder(encoder));
     }

@@ -108,7 +108,7 @@ fn create(gpu: &Arc<Gpu>, label: &str, launch: &Launch) -> Result<Arc<Pipeline>>
 fn layout(bindings: &[Binding]) -> bg::ShaderDataLayout {
     let binding = |(i, &binding): (usize, &Binding)| {
         let kind = match binding {
-            Binding::Dispatch => bg::ShaderBinding::Plain { size: 4 },
+            Binding::Reporter => bg::ShaderBinding::Plain { size: 4 },
             _ => bg::ShaderBinding::Buffer,
         };
         (variable_name(i, binding), kind)

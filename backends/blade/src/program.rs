@@ -4,10 +4,10 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use meganeura_core::backend::KernelDesc;
-use meganeura_core::ops::Call;
 use meganeura_core::plan::{BufferRef, Dispatch, ExecutionPlan, Operand, Segment};
-use meganeura_core::{DType, Error, Result, TensorType, registry};
+use meganeura_core::{DType, Error, Result, TensorType};
 
+use crate::executable::{FRAMES, Saved, joined, report_bytes};
 use crate::gpu::{Gpu, NAME};
 use crate::kernels::coop::CoopConfig;
 use crate::kernels::{self, Binding, CompileCx, Compiled, Launch, Memory, Source};
@@ -24,9 +24,9 @@ pub(crate) struct Ready {
 /// Launches between two barriers.
 pub(crate) type Phase = Vec<Ready>;
 
-/// What an error says of a dispatch.
+/// A dispatch that may report a fault, and what the error says of it.
 #[derive(Clone, Debug)]
-pub(crate) struct DispatchInfo {
+pub(crate) struct Reporter {
     pub(crate) label: String,
     /// Number that indices must be below.
     pub(crate) rows: usize,
@@ -38,6 +38,8 @@ pub(crate) struct Extra {
     pub(crate) scalars: usize,
     /// Report of a fault.
     pub(crate) fault: usize,
+    /// First of the copies of what is saved, as many as [`Draft::saved`] for each submission on its way.
+    pub(crate) copies: usize,
     /// First of the scratch buffers.
     scratch: usize,
 }
@@ -51,9 +53,12 @@ pub(crate) struct Draft {
     pub(crate) extra: Extra,
     /// First scratch buffer of each dispatch.
     scratch: Vec<usize>,
-    pub(crate) info: Vec<DispatchInfo>,
-    /// Whether some kernel can report a fault.
-    pub(crate) faults: bool,
+    /// Dispatches that can report a fault, in their order.
+    pub(crate) reporters: Vec<Reporter>,
+    /// Place of each dispatch among them.
+    reporter: Vec<usize>,
+    /// Parameters and states that are written before the last fault can be found.
+    pub(crate) saved: Vec<BufferRef>,
 }
 
 impl Draft {
@@ -67,25 +72,39 @@ impl Draft {
             let coop = coop.filter(|_| dispatch.use_coop);
             compile(dispatch, &sources, guarded, coop)
         };
-        let faults = plan.dispatches.iter().any(|d| info(d).rows > 0) || {
-            // Decompositions may check indices, too.
-            let compiled = plan.dispatches.iter().map(|d| compile(d, false));
-            compiled.collect::<Result<Vec<_>>>()?.iter().any(reports)
-        };
-        let persistent: HashSet<BufferRef> = plan
-            .param_buffers
-            .iter()
-            .map(|(_, b)| *b)
-            .chain(plan.state_buffers.iter().map(|s| s.buffer))
-            .collect();
-        let mut compiled = Vec::with_capacity(plan.dispatches.len());
-        for dispatch in &plan.dispatches {
-            let guarded = faults && dispatch.outputs.iter().any(|o| persistent.contains(&o.buffer));
-            compiled.push(compile(dispatch, guarded)?);
+        let compiled = plan.dispatches.iter().map(|d| compile(d, false));
+        let mut compiled: Vec<Compiled> = compiled.collect::<Result<_>>()?;
+        let (mut reporters, mut reporter) = (Vec::new(), Vec::new());
+        for (dispatch, compiled) in plan.dispatches.iter().zip(&compiled) {
+            reporter.push(reporters.len());
+            if reports(compiled) {
+                reporters.push(Reporter {
+                    label: dispatch.label.clone(),
+                    rows: dispatch.index_bound().unwrap_or_default(),
+                });
+            }
+        }
+        let saved = plan.exposed_to_faults(&|i| reports(&compiled[i]));
+        if !reporters.is_empty() {
+            // What is written after the last fault can be found is not written after one.
+            let mut guarded: HashSet<BufferRef> = plan.persistent().collect();
+            saved.iter().for_each(|buffer| _ = guarded.remove(buffer));
+            for (dispatch, compiled) in plan.dispatches.iter().zip(&mut compiled) {
+                if dispatch.outputs.iter().any(|o| guarded.contains(&o.buffer)) {
+                    *compiled = compile(dispatch, true)?;
+                }
+            }
         }
         let mut sizes: Vec<u64> = plan.buffers.iter().map(|&b| b as u64).collect();
         let scalars = sizes.len();
-        sizes.extend([4 * plan.scalar_buffers.len() as u64, 16]);
+        sizes.extend([
+            4 * plan.scalar_buffers.len() as u64,
+            report_bytes(reporters.len()) as u64,
+        ]);
+        let copies = sizes.len();
+        for _ in 0..FRAMES {
+            sizes.extend(saved.iter().map(|b| plan.buffers[b.index()] as u64));
+        }
         let first = sizes.len();
         let scratch = lay_out_scratch(plan, &compiled, first, &mut sizes);
         Ok(Draft {
@@ -94,11 +113,13 @@ impl Draft {
             extra: Extra {
                 scalars,
                 fault: scalars + 1,
+                copies,
                 scratch: first,
             },
             scratch,
-            info: plan.dispatches.iter().map(info).collect(),
-            faults,
+            reporters,
+            reporter,
+            saved,
         })
     }
 
@@ -137,13 +158,27 @@ impl Draft {
         Ok(plan.segments.iter().map(|s| phases(plan, s, &mut ready)).collect())
     }
 
+    /// What the step of a frame saves.
+    pub(crate) fn saved_by(&self, frame: usize, arena: &Arena) -> Vec<Saved> {
+        let first = self.extra.copies + frame * self.saved.len();
+        let parts = self.saved.iter().enumerate().filter_map(|(i, buffer)| {
+            let (own, copy) = (arena.place(buffer.index())?, arena.place(first + i)?);
+            Some(Saved {
+                own: arena.piece(own, 0),
+                copy: arena.piece(copy, 0),
+                len: own.bytes,
+            })
+        });
+        joined(parts)
+    }
+
     fn bound(&self, binding: Binding, dispatch: usize, arena: &Arena) -> Result<Bound> {
         let buffer = match binding {
             Binding::Memory(Memory::Buffer(buffer)) => buffer.index(),
             Binding::Memory(Memory::Scratch(number)) => self.extra.scratch + self.scratch[dispatch] + number,
             Binding::Scalars => self.extra.scalars,
             Binding::Fault | Binding::Guard => self.extra.fault,
-            Binding::Dispatch => return Ok(Bound::Number(dispatch as u32)),
+            Binding::Reporter => return Ok(Bound::Number(self.reporter[dispatch] as u32)),
         };
         let place = arena.place(buffer);
         let place = place.ok_or_else(|| Error::plan(format!("there is no buffer b{buffer}")))?;
@@ -194,20 +229,6 @@ fn phases(plan: &ExecutionPlan, segment: &Segment, ready: &mut impl Iterator<Ite
         }
     }
     phases
-}
-
-fn info(dispatch: &Dispatch) -> DispatchInfo {
-    let inputs = types(&dispatch.inputs);
-    let call = Call {
-        attrs: &dispatch.attrs,
-        inputs: &inputs,
-        outputs: &types(&dispatch.outputs),
-    };
-    let bound = registry::op(&dispatch.kernel.name).and_then(|op| op.index_bound(&call));
-    DispatchInfo {
-        label: dispatch.label.clone(),
-        rows: bound.map_or(0, |(_, rows)| rows),
-    }
 }
 
 fn types(operands: &[Operand]) -> Vec<TensorType> {

@@ -276,8 +276,10 @@ pub trait Executable: Send {
 
     /// Submits a step. It need not be complete on return.
     ///
-    /// A fault that a kernel meets (an index outside of its table) ends the step: later segments do not run,
-    /// so nothing is trained on what the faulty kernel left.
+    /// A step that meets a fault (an index outside of its table) changes no parameter and no state: it is as if it had
+    /// not been made. The same holds for steps that are submitted after it and before its error is told; so whoever
+    /// goes on after the error goes on from where the faulty step began. [`Executable::given_up`] counts these steps.
+    /// What else they compute, results and gradients, is undefined.
     ///
     /// # Errors
     /// A lost device; errors of the step if it is complete already.
@@ -288,6 +290,17 @@ pub trait Executable: Send {
     /// # Errors
     /// Errors of that step, such as an index outside of a table.
     fn wait(&mut self, ticket: Ticket) -> Result<StepStats>;
+
+    /// How many steps that [`Executable::run`] accepted may still turn out to have met a fault.
+    fn unsettled(&self) -> usize {
+        0
+    }
+
+    /// How many steps that [`Executable::run`] accepted were given up so far, because of a fault in them or in one
+    /// before. Steps for which it returned an error itself do not count.
+    fn given_up(&self) -> u64 {
+        0
+    }
 
     /// Starts or stops measuring the passes of each step; devices that cannot measure ignore it.
     fn set_profiling(&mut self, on: bool) {

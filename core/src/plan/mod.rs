@@ -5,6 +5,7 @@
 //! dispatches of one level are independent of each other.
 
 mod compile;
+mod faults;
 mod levels;
 pub mod memory;
 pub mod optimizer;

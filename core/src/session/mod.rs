@@ -3,6 +3,7 @@
 //! Every method that can fail has a `try_` form that returns a `Result`; the plain form panics with the
 //! same message.
 
+mod counters;
 mod debug;
 mod optimizer;
 mod profile;
@@ -28,6 +29,7 @@ use crate::plan::memory::check_fit;
 use crate::plan::optimizer::Update;
 use crate::plan::{ACCUMULATE, BufferRef, ExecutionPlan, FORWARD_BACKWARD, UPDATE, scalar_bytes};
 use crate::select;
+use counters::Unsettled;
 use optimizer::ActiveOptimizer;
 use tensors::Tensors;
 
@@ -42,6 +44,7 @@ pub struct Session {
     attached: Option<String>,
     seed: u32,
     steps: u64,
+    unsettled: Unsettled,
     scalars: Vec<(BufferRef, [u8; 4])>,
     user_scalars: HashMap<String, f64>,
     last_ticket: Option<Ticket>,
@@ -90,6 +93,7 @@ impl Session {
             attached,
             seed: 0,
             steps: 0,
+            unsettled: Unsettled::default(),
             scalars: Vec::new(),
             user_scalars: HashMap::new(),
             last_ticket: None,
@@ -289,9 +293,12 @@ impl Session {
 
     /// Submits forward, backward and, with an optimizer set, the update, as one submission.
     ///
+    /// A step that meets a fault, such as an index outside of its table, changes no parameter, no state and no counter.
+    /// Where its error comes out of a later call, the steps that were submitted in between are given up with it.
+    ///
     /// # Errors
     /// Inputs that were never set; a lost device; errors of the step's kernels (they may also come out of
-    /// the next call that waits).
+    /// the next call that waits, or of one of the next steps, which is not made then).
     pub fn try_step(&mut self) -> Result<()> {
         self.tensors.check_inputs_set()?;
         self.gather_scalars()?;
@@ -323,13 +330,6 @@ impl Session {
         }
     }
 
-    fn count_step(&mut self) {
-        self.steps += 1;
-        if let Some(active) = self.optimizer.as_mut().filter(|active| !active.paused) {
-            active.advance();
-        }
-    }
-
     /// [`Session::try_step`], panicking with its report.
     #[track_caller]
     pub fn step(&mut self) {
@@ -355,6 +355,7 @@ impl Session {
 
     /// Values of all scalars for the next step, in memory that is reused.
     fn gather_scalars(&mut self) -> Result<()> {
+        self.settle();
         let plan = &self.plan;
         self.scalars.clear();
         for (name, buffer) in &plan.scalar_buffers {
@@ -396,7 +397,7 @@ impl std::fmt::Debug for Session {
         f.debug_struct("Session")
             .field("device", &self.device.capabilities().name)
             .field("dispatches", &self.plan.dispatches.len())
-            .field("steps", &self.steps)
+            .field("steps", &self.counters().steps)
             .finish_non_exhaustive()
     }
 }

@@ -1,6 +1,7 @@
 //! The optimizer of a session.
 
 use super::Session;
+use super::counters::Unsettled;
 use super::tensors::Tensors;
 use crate::error::{Error, Result, TensorKind, unwrap_report};
 use crate::plan::memory::check_fit;
@@ -115,6 +116,7 @@ impl Session {
     pub fn try_set_optimizer(&mut self, update: impl Into<Update>) -> Result<()> {
         let update = update.into();
         update.checked()?;
+        self.settle();
         let form = update.form();
         let before = self.optimizer.as_ref();
         let keeps = before.is_some_and(|active| active.update.rule.kind() == update.rule.kind());
@@ -124,6 +126,9 @@ impl Session {
         // Gradients that were added up with another weight belong to no average of the new kind.
         let goes_on = before.filter(|active| !rebuilt && active.update.accumulate == update.accumulate);
         let accumulated = goes_on.map_or(0, |active| active.accumulated);
+        if goes_on.is_none() {
+            self.unsettled.forget_average();
+        }
         if rebuilt {
             self.rebuild_with(&update, keeps)?;
         }
@@ -233,6 +238,7 @@ impl Session {
         }
         executable.set_profiling(self.profiling);
         self.executable = executable;
+        self.unsettled = Unsettled::default();
         self.last_ticket = None;
         self.plan = plan;
         self.tensors.renew(&self.plan);

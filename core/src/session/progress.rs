@@ -24,17 +24,18 @@ pub struct Progress {
 }
 
 impl Session {
-    /// How far the session has come.
+    /// How far the session has come. Steps count that nobody has waited for; [`Session::try_wait`] says whether they met a
+    /// fault.
     pub fn progress(&self) -> Progress {
-        let optimizer = self.optimizer.as_ref();
+        let counters = self.counters();
         let mut scalars: Vec<(String, f64)> = self.user_scalars.iter().map(|(n, v)| (n.clone(), *v)).collect();
         scalars.sort_by(|a, b| a.0.cmp(&b.0));
         Progress {
             seed: self.seed,
-            steps: self.steps,
-            optimizer: optimizer.and(self.attached.clone()),
-            updates: optimizer.map_or(0, |active| active.updates()),
-            accumulated: optimizer.map_or(0, |active| active.accumulated()),
+            steps: counters.steps,
+            optimizer: self.optimizer.as_ref().and(self.attached.clone()),
+            updates: counters.updates,
+            accumulated: counters.accumulated,
             scalars,
         }
     }
@@ -42,9 +43,11 @@ impl Session {
     /// Goes on from where another session of the same plan had come to. Its parameters and states are to be set too.
     ///
     /// # Errors
-    /// [`Error::InvalidUse`] when the optimizer is of another form, or a scalar does not exist; nothing has changed
-    /// then.
+    /// [`Error::InvalidUse`] when the optimizer is of another form, or a scalar does not exist; errors of the last step.
+    /// Nothing has changed then.
     pub fn try_set_progress(&mut self, progress: &Progress) -> Result<()> {
+        self.try_wait()?;
+        self.settle();
         let own = self.progress().optimizer;
         if own != progress.optimizer {
             let word = |form: &Option<String>| form.clone().unwrap_or_else(|| "none".into());

@@ -99,7 +99,7 @@ impl Session {
 
     /// Results exist only after a step.
     fn check_stepped(&self) -> Result<()> {
-        if self.steps > 0 {
+        if self.counters().steps > 0 {
             return Ok(());
         }
         Err(Error::misuse(

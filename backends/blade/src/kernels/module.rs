@@ -46,8 +46,8 @@ pub(crate) enum Binding {
     Fault,
     /// The same, to see whether there was one.
     Guard,
-    /// Number of the dispatch, for reports.
-    Dispatch,
+    /// Number of the dispatch among those that report.
+    Reporter,
 }
 
 /// One launch of a kernel.
@@ -160,9 +160,9 @@ impl<'a> Module<'a> {
                 let declared = match binding {
                     Binding::Memory(_) => format!("{}: array<{element}>", NAMES[self.slots.len() % NAMES.len()]),
                     Binding::Scalars => "scalars: array<u32>".to_owned(),
-                    Binding::Fault => "fault: array<atomic<u32>, 4>".to_owned(),
-                    Binding::Guard => "guard: array<u32, 4>".to_owned(),
-                    Binding::Dispatch => "dispatch: u32".to_owned(),
+                    Binding::Fault => "fault: array<atomic<u32>>".to_owned(),
+                    Binding::Guard => "guard: array<u32>".to_owned(),
+                    Binding::Reporter => "reporter: u32".to_owned(),
                 };
                 self.slots.push(Slot {
                     binding,
@@ -242,7 +242,7 @@ impl<'a> Module<'a> {
     /// An index below `rows`: the expression's, or 0 after a report.
     pub(crate) fn checked_index(&mut self, index: &str, rows: usize) -> String {
         self.slot(Binding::Fault, "atomic", true);
-        self.slot(Binding::Dispatch, "u32", false);
+        self.slot(Binding::Reporter, "u32", false);
         format!("checked_index({index}, {rows}u)")
     }
 
@@ -293,7 +293,7 @@ impl<'a> Module<'a> {
         let mut declarations = String::new();
         for slot in &self.slots {
             let space = match (slot.binding, slot.writes) {
-                (Binding::Dispatch, _) => "uniform",
+                (Binding::Reporter, _) => "uniform",
                 (_, true) => "storage, read_write",
                 (_, false) => "storage, read",
             };
@@ -322,7 +322,7 @@ pub(crate) fn variable_name(i: usize, binding: Binding) -> &'static str {
         Binding::Scalars => "scalars",
         Binding::Fault => "fault",
         Binding::Guard => "guard",
-        Binding::Dispatch => "dispatch",
+        Binding::Reporter => "reporter",
     }
 }
 

@@ -1,0 +1,165 @@
+//! Steps that meet a fault, and how they are undone.
+//!
+//! A kernel that finds an index out of range notes it in a few words, which are copied for the host at the end of the
+//! step. Kernels that write parameters or states after the last place where a fault can be found look at these words
+//! and do nothing if there was one; what is written before is saved when the step begins. The words stay until the host
+//! has seen them, so a step that was submitted in the meantime does nothing, either. Then the host restores what was
+//! saved, clears the words, and tells the error.
+
+use blade_graphics as bg;
+use meganeura_core::{Error, Result};
+
+use super::{BladeExecutable, FRAMES};
+use crate::program::Reporter;
+
+/// Words of a report for each dispatch that reports: whether it found a fault, and the largest index.
+const REPORT_WORDS: usize = 2;
+
+/// A part of memory that is saved, and where to.
+#[derive(Clone, Copy)]
+pub(crate) struct Saved {
+    pub(crate) own: bg::BufferPiece,
+    pub(crate) copy: bg::BufferPiece,
+    pub(crate) len: u64,
+}
+
+/// Faults that were found, and what is to be done about them.
+#[derive(Default)]
+pub(super) struct Faults {
+    /// The frame of the step that met one, until it is undone.
+    pub(super) to_undo: Option<usize>,
+    /// The error that nobody has been told.
+    untold: Option<Error>,
+    /// Steps that were given up.
+    pub(super) given_up: u64,
+}
+
+impl BladeExecutable {
+    /// Waits for the submission of a frame, and notes a fault in it. Older submissions are to be finished before.
+    pub(super) fn finish(&mut self, at: usize) -> Result<()> {
+        self.wait_for(at)?;
+        if !std::mem::take(&mut self.frames[at].unread_report) {
+            return Ok(());
+        }
+        let mut report = vec![0; self.report_bytes()];
+        self.frames[at].download.read(0, &mut report);
+        let Some(error) = fault_in(&report, &self.reporters) else {
+            return Ok(());
+        };
+        self.faults.given_up += 1;
+        // What was submitted since has seen the fault, and done nothing.
+        for later in (1..FRAMES).map(|i| (at + i) % FRAMES) {
+            if self.frames[later].ticket > self.frames[at].ticket {
+                self.wait_for(later)?;
+                let is_step = std::mem::take(&mut self.frames[later].unread_report);
+                self.faults.given_up += u64::from(is_step);
+            }
+        }
+        // Copied before it is undone.
+        self.frames.iter_mut().for_each(|frame| frame.copied.clear());
+        self.faults.to_undo = Some(at);
+        self.faults.untold = Some(error);
+        Ok(())
+    }
+
+    /// Waits for the submission of a frame.
+    fn wait_for(&mut self, at: usize) -> Result<()> {
+        let Some(sync) = self.frames[at].sync.take() else {
+            return Ok(());
+        };
+        let done = self.gpu.guard("waiting", |context| context.wait_for(&sync, u32::MAX))?;
+        match done {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(self.gpu.lose("waiting ended early")),
+            Err(error) => Err(self.gpu.lose(&error.to_string())),
+        }
+    }
+
+    /// Waits for all submissions, the oldest first.
+    pub(super) fn finish_all(&mut self) -> Result<()> {
+        (1..=FRAMES).try_for_each(|i| self.finish((self.current + i) % FRAMES))
+    }
+
+    /// Tells a fault that was noted.
+    ///
+    /// # Errors
+    /// The fault.
+    pub(super) fn tell(&mut self) -> Result<()> {
+        self.faults.untold.take().map_or(Ok(()), Err)
+    }
+
+    /// Bytes of a report.
+    pub(super) fn report_bytes(&self) -> usize {
+        report_bytes(self.reporters.len())
+    }
+}
+
+/// Bytes of the report of so many dispatches: a word that says whether there is anything in it, then a few for each.
+pub(crate) fn report_bytes(reporters: usize) -> usize {
+    match reporters {
+        0 => 0,
+        _ => 4 * (1 + REPORT_WORDS * reporters),
+    }
+}
+
+/// The fault of the first dispatch that found one.
+fn fault_in(report: &[u8], reporters: &[Reporter]) -> Option<Error> {
+    let words: Vec<u32> = report
+        .chunks_exact(4)
+        .map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+        .collect();
+    let (any, found) = words.split_first()?;
+    if *any == 0 {
+        return None;
+    }
+    let mut parts = found.chunks_exact(REPORT_WORDS).zip(reporters);
+    let (words, reporter) = parts.find(|(words, _)| words[0] != 0)?;
+    Some(Error::IndexOutOfRange {
+        label: reporter.label.clone(),
+        index: words[1],
+        rows: reporter.rows,
+    })
+}
+
+/// Puts parts together that are neighbours both where they are and where they are saved.
+pub(crate) fn joined(parts: impl Iterator<Item = Saved>) -> Vec<Saved> {
+    // Offsets are multiples of this; what lies between is nobody's.
+    let aligned = |len: u64| len.next_multiple_of(crate::memory::ALIGNMENT);
+    let follows = |a: bg::BufferPiece, b: bg::BufferPiece, len: u64| a.buffer == b.buffer && a.offset + len == b.offset;
+    let mut all: Vec<Saved> = Vec::new();
+    for part in parts.filter(|part| part.len > 0) {
+        if let Some(last) = all.last_mut() {
+            let len = aligned(last.len);
+            if follows(last.own, part.own, len) && follows(last.copy, part.copy, len) {
+                last.len = len + part.len;
+                continue;
+            }
+        }
+        all.push(part);
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_dispatch_that_found_a_fault_is_named() {
+        let reporter = |label: &str, rows| Reporter {
+            label: label.into(),
+            rows,
+        };
+        let reporters = [reporter("a", 4), reporter("b", 7), reporter("c", 9)];
+        let report = |words: [u32; 7]| words.map(u32::to_le_bytes).concat();
+        assert!(fault_in(&report([0; 7]), &reporters).is_none());
+        let error = fault_in(&report([1, 0, 0, 1, 12, 1, 99]), &reporters).expect("a fault");
+        let Error::IndexOutOfRange { label, index, rows } = error else {
+            panic!("{error}")
+        };
+        assert_eq!((label.as_str(), index, rows), ("b", 12, 7));
+        // The only index into nothing.
+        let empty = fault_in(&report([1, 1, 0, 0, 0, 0, 0]), &reporters);
+        assert!(matches!(empty, Some(Error::IndexOutOfRange { index: 0, .. })));
+    }
+}

@@ -1,0 +1,98 @@
+//! What a step that meets a fault could have changed before.
+
+use std::collections::HashSet;
+
+use super::{BufferRef, Dispatch, ExecutionPlan};
+use crate::ops::Call;
+use crate::registry;
+use crate::shape::TensorType;
+
+impl ExecutionPlan {
+    /// Parameters and states that a step writes while it may still meet a fault: at the level of the last dispatch
+    /// that may have one, or before it. A backend that undoes a faulty step saves these; writes that come later it can
+    /// leave out.
+    pub fn exposed_to_faults(&self, may_fault: &dyn Fn(usize) -> bool) -> Vec<BufferRef> {
+        let positions = || {
+            let segments = self.segments.iter().enumerate();
+            segments.flat_map(|(s, segment)| segment.range().map(move |i| (i, (s, self.dispatches[i].level))))
+        };
+        let Some(last) = positions().filter(|(i, _)| may_fault(*i)).map(|(_, at)| at).max() else {
+            return Vec::new();
+        };
+        let before = positions().filter(|(_, at)| *at <= last);
+        let written: HashSet<BufferRef> = before
+            .flat_map(|(i, _)| self.dispatches[i].outputs.iter().map(|o| o.buffer))
+            .collect();
+        let mut exposed: Vec<BufferRef> = self.persistent().filter(|b| written.contains(b)).collect();
+        exposed.sort_unstable();
+        exposed.dedup();
+        exposed
+    }
+
+    /// Parameters and states: what one step leaves to the next.
+    pub fn persistent(&self) -> impl Iterator<Item = BufferRef> + '_ {
+        let parameters = self.param_buffers.iter().map(|(_, b)| *b);
+        parameters.chain(self.state_buffers.iter().map(|s| s.buffer))
+    }
+}
+
+impl Dispatch {
+    /// The number that indices which it reads must be below, if its operator reads any.
+    pub fn index_bound(&self) -> Option<usize> {
+        let types =
+            |operands: &[super::Operand]| -> Vec<TensorType> { operands.iter().map(|o| o.ty.clone()).collect() };
+        let (inputs, outputs) = (types(&self.inputs), types(&self.outputs));
+        let call = Call {
+            attrs: &self.attrs,
+            inputs: &inputs,
+            outputs: &outputs,
+        };
+        let bound = registry::op(&self.kernel.name).and_then(|op| op.index_bound(&call));
+        bound.map(|(_, rows)| rows)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Graph;
+    use crate::plan::try_compile;
+
+    /// Writes a state before an index is read, and another after it.
+    #[test]
+    fn what_is_written_before_the_last_fault_is_exposed() {
+        let mut g = Graph::new();
+        let x = g.input("x", &[4]);
+        let [early, late, unrelated] = ["early", "late", "unrelated"].map(|name| g.state(name, &[4]));
+        let doubled = g.add(x, x);
+        let written = g.assign(early, doubled);
+        let scaled = g.mul(written, x);
+        let ids = g.input_u32("ids", &[4]);
+        let row = g.gather(scaled, ids, 0);
+        g.assign(late, row);
+        let y = g.add(row, unrelated);
+        g.set_outputs(vec![y]);
+        let plan = try_compile(&g).expect("a plan");
+        let state = |name: &str| {
+            plan.state_buffers
+                .iter()
+                .find(|s| s.name == name)
+                .expect("a state")
+                .buffer
+        };
+        let reads = |i: usize| plan.dispatches[i].index_bound().is_some();
+        assert_eq!(
+            plan.dispatches
+                .iter()
+                .filter_map(Dispatch::index_bound)
+                .collect::<Vec<_>>(),
+            [4]
+        );
+        let exposed = plan.exposed_to_faults(&reads);
+        assert!(exposed.contains(&state("early")), "{exposed:?}\n{plan}");
+        assert!(!exposed.contains(&state("unrelated")), "{exposed:?}\n{plan}");
+        assert_eq!(plan.exposed_to_faults(&|_| false), []);
+        let all = plan.exposed_to_faults(&|_| true);
+        assert_eq!(all.len(), 2, "{all:?}\n{plan}");
+    }
+}
