@@ -100,6 +100,8 @@ pub(crate) struct CpuExecutable {
     labels: Vec<String>,
     pool: Arc<ThreadPool>,
     faults: Faults,
+    /// Parameters and states that are written before the last fault can be met, as they were before the step.
+    saved: Vec<(BufferRef, Vec<u8>)>,
     poisoned: bool,
     submissions: u64,
     /// Times of the stages, while profiling.
@@ -142,6 +144,8 @@ impl CpuExecutable {
             Block::new(bytes).ok_or_else(|| out_of_memory(bytes))
         };
         let private_len = aligned(sizes.private);
+        let reads = |i: usize| plan.dispatches[i].index_bound().is_some();
+        let exposed = plan.exposed_to_faults(&reads).into_iter();
         Ok(CpuExecutable {
             shared: block(sizes.shared)?,
             private: block(private_len * pool.threads())?,
@@ -151,6 +155,9 @@ impl CpuExecutable {
             labels: plan.dispatches.iter().map(|d| d.label.clone()).collect(),
             pool,
             faults: Faults::default(),
+            saved: exposed
+                .map(|buffer| (buffer, vec![0; plan.buffers[buffer.index()]]))
+                .collect(),
             poisoned: false,
             submissions: 0,
             timings: None,
@@ -306,6 +313,10 @@ impl Executable for CpuExecutable {
             let size = self.arena.size(*buffer).unwrap_or(0).min(bytes.len());
             write(&mut self.arena, *buffer, 0, &bytes[..size])?;
         }
+        for (buffer, saved) in &mut self.saved {
+            let own = self.arena.bytes(*buffer, 0, saved.len()).unwrap_or_default();
+            saved.copy_from_slice(own);
+        }
         let mut timings = self.timings.take();
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             let segments = args.segments.iter().filter_map(|&s| self.segments.get(s));
@@ -333,14 +344,17 @@ impl Executable for CpuExecutable {
             self.check_usable()?;
         }
         self.submissions += 1;
-        match self.faults.take() {
-            None => Ok(Ticket(self.submissions)),
-            Some((dispatch, index, rows)) => Err(Error::IndexOutOfRange {
-                label: self.labels.get(dispatch).cloned().unwrap_or_default(),
-                index,
-                rows,
-            }),
+        let Some((dispatch, index, rows)) = self.faults.take() else {
+            return Ok(Ticket(self.submissions));
+        };
+        for (buffer, saved) in &self.saved {
+            write(&mut self.arena, *buffer, 0, saved)?;
         }
+        Err(Error::IndexOutOfRange {
+            label: self.labels.get(dispatch).cloned().unwrap_or_default(),
+            index,
+            rows,
+        })
     }
 
     fn wait(&mut self, _: Ticket) -> Result<StepStats> {

@@ -4,8 +4,9 @@ use meganeura_core::autodiff::try_differentiate;
 use meganeura_core::backend::Executable;
 use meganeura_core::error::{Error, Result};
 use meganeura_core::graph::Graph;
+use meganeura_core::plan::optimizer::Update;
 use meganeura_core::plan::{BufferRef, ExecutionPlan, compile_for};
-use meganeura_core::{DType, Session};
+use meganeura_core::{Adam, DType, Session};
 
 use crate::harness::open;
 use crate::runner::{Case, CaseRun, Check, SharedDevice, ensure, fail};
@@ -22,6 +23,7 @@ pub(crate) fn cases() -> Vec<Case> {
         case("index/class ids", |d| index_out_of_range(d, class_ids())),
         case("index/several at once", several_indices),
         case("index/no update after a fault", no_update_after_a_fault),
+        case("index/a faulty step changes nothing", faulty_step_changes_nothing),
         case("plan/unknown kernel", unknown_kernel),
         case("plan/unknown kernel at the device", unknown_kernel_at_device),
         case("memory/bounds", bounds),
@@ -259,6 +261,70 @@ fn no_update_after_a_fault(device: &SharedDevice) -> CaseRun {
     step_and_read(&mut s)?;
     let moved = s.try_read_parameter("table")? != weights;
     ensure!(moved, "the step after the fault changed nothing");
+    Ok(Check::default())
+}
+
+/// States are written before the index is read, beside it and after it; gradients are averaged over two steps.
+fn stateful() -> Graph {
+    let mut g = Graph::new();
+    let ids = g.input_u32("ids", &[2]);
+    let table = g.parameter("table", &[4, 3]);
+    let x = g.input("x", &[2, 3]);
+    let mut value = x;
+    for name in ["first", "second", "third"] {
+        let state = g.state(name, &[2, 3]);
+        let sum = g.add(state, value);
+        value = g.assign(state, sum);
+    }
+    let zeros = g.input_u32("zeros", &[2]);
+    let ids = g.add(ids, zeros);
+    let rows = g.embedding(ids, table);
+    let product = g.mul(rows, value);
+    let last = g.state("last", &[2, 3]);
+    let product = g.assign(last, product);
+    let loss = g.mean_all(product);
+    g.set_outputs(vec![loss]);
+    g
+}
+
+/// Faulty steps, waited for or not, leave parameters, states and counters what they were.
+fn faulty_step_changes_nothing(device: &SharedDevice) -> CaseRun {
+    let graph = try_differentiate(&stateful())?;
+    let make = || -> Result<Session> {
+        let mut s = open(device, &graph)?;
+        s.try_set_optimizer(Update::new(Adam::new(0.1)).accumulate(2))?;
+        s.try_set_parameter("table", &[0.5; 12])?;
+        s.try_set_input("x", &[1.0, 2.0, 3.0, -1.0, -2.0, -3.0])?;
+        s.try_set_input_u32("zeros", &[0; 2])?;
+        s.try_set_input_u32("ids", &[0, 3])?;
+        Ok(s)
+    };
+    let (mut good, mut other) = (make()?, make()?);
+    for step in 0..5 {
+        other.try_set_input_u32("ids", &[0, 9])?;
+        let mut outcome = other.try_step();
+        other.try_set_input_u32("ids", &[0, 3])?;
+        if step % 2 == 1 && outcome.is_ok() {
+            // Nobody knows yet; this one is given up, too.
+            outcome = other.try_step();
+        }
+        let outcome = outcome.and_then(|()| other.try_wait().map(|_| ()));
+        expect_error!(
+            outcome,
+            Error::IndexOutOfRange { index: 9, .. },
+            "an id of 9 for 4 rows"
+        );
+        let (a, b) = (step_and_read(&mut good)?, step_and_read(&mut other)?);
+        ensure!(a == b, "the loss of step {step} is {b} after a fault, and {a} without");
+        let (a, b) = (good.progress(), other.progress());
+        ensure!(a == b, "the counters are {b:?} after a fault, and {a:?} without");
+        for name in ["first", "second", "third", "last"] {
+            let same = good.try_read_state(name)? == other.try_read_state(name)?;
+            ensure!(same, "state '{name}' differs in step {step}");
+        }
+        let same = good.try_read_parameter("table")? == other.try_read_parameter("table")?;
+        ensure!(same, "the parameter differs in step {step}");
+    }
     Ok(Check::default())
 }
 

@@ -256,8 +256,14 @@ impl Executable for ReferenceExecutable {
             let len = self.plan.buffers.get(buffer.index()).map_or(0, |&b| b.min(bytes.len()));
             self.write(buffer, 0, &bytes[..len])?;
         }
-        for &segment in args.segments {
-            self.segment(segment)?;
+        let persistent: Vec<BufferRef> = self.plan.persistent().collect();
+        let before: Vec<Vec<u8>> = persistent.iter().map(|b| self.buffers[b.index()].clone()).collect();
+        if let Err(error) = args.segments.iter().try_for_each(|&s| self.segment(s)) {
+            // A step that fails is as if it had not been made.
+            for (buffer, bytes) in persistent.iter().zip(before) {
+                self.buffers[buffer.index()] = bytes;
+            }
+            return Err(error);
         }
         self.submitted += 1;
         Ok(Ticket(self.submitted))
