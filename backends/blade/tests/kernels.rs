@@ -202,3 +202,71 @@ fn more_elements_than_one_row_of_workgroups() {
     session.read_output_by_index(0, &mut found);
     assert!(found.iter().zip(&data).all(|(f, d)| *f == -d));
 }
+
+/// Values of which many are equal, some NaN and infinite, so that ties and their order count.
+fn ties(shape: &[usize], seed: u64) -> Vec<f32> {
+    let mut random = SplitMix64::new(seed);
+    let value = |bits: u64| match bits % 97 {
+        0 if seed % 2 == 1 => f32::NAN,
+        1 => f32::NEG_INFINITY,
+        n => (n % 7) as f32 - 3.0,
+    };
+    (0..shape.iter().product()).map(|_| value(random.next_u64())).collect()
+}
+
+#[test]
+fn places_of_extremes_along_any_axis() {
+    let Some(device) = common::device() else { return };
+    let mut random = SplitMix64::new(5);
+    let mut shapes = vec![
+        vec![1],
+        vec![9],
+        vec![100_003],
+        vec![700, 3],
+        vec![2, 257, 33],
+        vec![300, 65],
+    ];
+    shapes.extend((0..8).map(|_| (0..3).map(|_| 1 + random.next_u64() as usize % 40).collect()));
+    for (seed, shape) in shapes.into_iter().enumerate() {
+        let mut g = Graph::new();
+        let x = g.input("x", &shape);
+        let axes = 0..shape.len() as i32;
+        let outputs: Vec<NodeId> = axes.flat_map(|axis| [g.argmax(x, axis), g.argmin(x, axis)]).collect();
+        g.set_outputs(outputs.clone());
+        let data = ties(&shape, seed as u64);
+        let feeds = HashMap::from([("x".to_owned(), data.iter().map(|&v| f64::from(v)).collect())]);
+        let expected = evaluate(&g, &feeds).expect("the oracle evaluates it");
+        let mut session = Session::on(device.clone(), compile_for(&g, &*device).expect("a plan")).expect("a session");
+        session.set_input("x", &data);
+        session.step();
+        for (i, &output) in outputs.iter().enumerate() {
+            let expected = &expected.get(Value::from(output)).expect("a value").data;
+            let mut found = vec![0; expected.len()];
+            session.try_read_output_u32(i, &mut found).expect("an output");
+            let found: Vec<f64> = found.into_iter().map(f64::from).collect();
+            assert_eq!(&found, expected, "{shape:?}, output {i}");
+        }
+    }
+}
+
+#[test]
+fn running_sums_along_any_axis() {
+    let mut random = SplitMix64::new(6);
+    let mut shapes = vec![
+        vec![1],
+        vec![9],
+        vec![50_001],
+        vec![2_050, 3],
+        vec![2, 257, 33],
+        vec![40, 2_049],
+    ];
+    shapes.extend((0..4).map(|_| (0..3).map(|_| 1 + random.next_u64() as usize % 40).collect()));
+    for shape in shapes {
+        check(&[&shape], 1e-4, |g, x| {
+            let axes = 0..shape.len() as i32;
+            let forms = [(false, false), (true, false), (false, true), (true, true)];
+            axes.flat_map(|axis| forms.map(|(exclusive, reverse)| g.cumsum(x[0], axis, exclusive, reverse)))
+                .collect()
+        });
+    }
+}

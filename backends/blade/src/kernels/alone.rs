@@ -1,8 +1,9 @@
 //! Operators that need loops of their own: nothing is computed together with them.
 
+use meganeura_core::DType;
 use meganeura_core::ops::Pool2dDims;
-use meganeura_core::{DType, Shape};
 
+use super::lanes::{self, around};
 use super::module::{CompileCx, Compiled, Launch, Module};
 use super::pointwise::is_half;
 use super::scalar::wgsl_type;
@@ -12,9 +13,11 @@ type Make = fn(&CompileCx) -> Result<Launch, String>;
 
 /// Operators whose results are looked for, element by element.
 const LOOPS: &[(&str, Make)] = &[
-    ("core.argmax", argmax),
+    ("core.argmax", |cx| extreme(cx, ">")),
+    ("core.argmin", |cx| extreme(cx, "<")),
     ("core.avg_pool2d", avg_pool),
     ("core.avg_pool2d_grad", avg_pool_grad),
+    ("core.cumsum", lanes::cumsum),
     ("core.max_pool2d", max_pool),
     ("core.top_k", top_k),
 ];
@@ -50,38 +53,22 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
     }))
 }
 
-/// Elements before an axis, along it, and after it.
-fn around(shape: &Shape, axis: i64) -> Result<[usize; 3], String> {
-    let axis = shape.axis(axis)?;
-    Ok([
-        shape[..axis].iter().product(),
-        shape[axis],
-        shape[axis + 1..].iter().product(),
-    ])
+/// Whether `a` comes before `b` in descending order, NaN first.
+fn above(dtype: DType, a: &str, b: &str) -> String {
+    ordered(dtype, ">", a, b)
 }
 
-/// Whether `a`, at a later place, comes before `b` in descending order, NaN first.
-fn above(dtype: DType, a: &str, b: &str) -> String {
+/// Whether `a` comes before `b` by a comparison, NaN first.
+fn ordered(dtype: DType, compare: &str, a: &str, b: &str) -> String {
     match wgsl_type(dtype) {
-        "f32" => format!("({a} > {b} && !is_nan({b}) || is_nan({a}) && !is_nan({b}))"),
-        _ => format!("{a} > {b}"),
+        "f32" => format!("({a} {compare} {b} && !is_nan({b}) || is_nan({a}) && !is_nan({b}))"),
+        _ => format!("({a} {compare} {b})"),
     }
 }
 
-fn argmax(cx: &CompileCx) -> Result<Launch, String> {
-    let ty = &cx.kernel.inputs[0];
-    let [_, len, inner] = around(&ty.shape, cx.kernel.attrs.int("axis")?)?;
-    let mut module = Module::new(cx);
-    let first = module.load(0, "start");
-    let next = module.load(0, &format!("start + k * {inner}u"));
-    let above = above(ty.dtype, "value", "most");
-    let store = module.store(0, "i", "best");
-    let code = format!(
-        "let start = i / {inner}u * {}u + i % {inner}u;\nvar best = 0u;\nvar most = {first};\n\
-         for (var k = 1u; k < {len}u; k += 1u) {{\nlet value = {next};\nif ({above}) {{\nbest = k;\nmost = value;\n}}\n}}\n{store}",
-        len * inner
-    );
-    module.finish_elements(&code, cx.kernel.outputs[0].numel())
+fn extreme(cx: &CompileCx, compare: &str) -> Result<Launch, String> {
+    let dtype = cx.kernel.inputs[0].dtype;
+    lanes::first_by(cx, &|a, b| ordered(dtype, compare, a, b))
 }
 
 /// Every element counts those that come before it, and so knows its own place.

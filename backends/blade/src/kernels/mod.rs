@@ -10,6 +10,7 @@ mod body;
 mod conv;
 pub(crate) mod coop;
 mod emit;
+mod lanes;
 mod matmul;
 mod module;
 mod place;

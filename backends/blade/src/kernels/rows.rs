@@ -19,7 +19,7 @@ use super::pointwise::is_half;
 use super::scalar::{compute_type, literal, wgsl_type};
 
 /// Threads of a workgroup.
-const THREADS: usize = 256;
+pub(super) const THREADS: usize = 256;
 /// Rows side by side where neighbouring rows are neighbours in memory.
 const WIDE_ROWS: usize = 32;
 /// Threads that a device should have at least; below, reductions are cut into parts.
@@ -129,9 +129,11 @@ pub(super) fn compile(body: &Body, cx: &CompileCx) -> Result<Compiled, String> {
 }
 
 /// How a workgroup is divided.
-struct Layout {
-    width: usize,
-    lanes: usize,
+pub(super) struct Layout {
+    /// Rows of a workgroup.
+    pub(super) width: usize,
+    /// Threads of a row, a power of two.
+    pub(super) lanes: usize,
     /// Whether neighbouring threads have neighbouring rows rather than columns.
     rows_first: bool,
 }
@@ -139,11 +141,15 @@ struct Layout {
 impl Layout {
     fn of(rows: &Rows) -> Self {
         let last = (0..rows.domain.rank()).rev().find(|&a| rows.domain[a] > 1);
-        let rows_first = last.is_some_and(|a| !rows.reduced[a]);
+        Layout::new(rows.columns, last.is_some_and(|a| !rows.reduced[a]))
+    }
+
+    /// For rows of so many columns; `rows_first` where neighbouring rows are neighbours in memory.
+    pub(super) fn new(columns: usize, rows_first: bool) -> Self {
         let most_lanes = if rows_first { THREADS / WIDE_ROWS } else { THREADS };
-        let lanes = rows.columns.next_power_of_two().clamp(1, most_lanes);
+        let lanes = columns.next_power_of_two().clamp(1, most_lanes);
         // A few columns are no work for several threads.
-        let lanes = if rows.columns <= 8 { 1 } else { lanes };
+        let lanes = if columns <= 8 { 1 } else { lanes };
         Layout {
             width: THREADS / lanes,
             lanes,
@@ -160,6 +166,16 @@ impl Layout {
             (false, _) => (format!("local / {lanes}u"), format!("local % {lanes}u")),
         };
         format!("let row_here = {row};\nlet lane = {lane};\n")
+    }
+
+    /// Code that gives a thread its row of so many; threads without one do the work of the last and store nothing.
+    pub(super) fn row_of(&self, rows: usize, group: &str) -> String {
+        let last = rows - 1;
+        format!(
+            "{}let wanted = {group} * {}u + row_here;\nlet exists = wanted <= {last}u;\nlet row = min(wanted, {last}u);\n",
+            self.threads(),
+            self.width,
+        )
     }
 }
 
@@ -432,16 +448,6 @@ impl<'a> Rows<'a> {
         Ok(())
     }
 
-    /// Code that gives a thread its row; threads without one do the work of the last and store nothing.
-    fn row_of(&self, layout: &Layout, group: &str) -> String {
-        let last = self.rows - 1;
-        format!(
-            "{}let wanted = {group} * {}u + row_here;\nlet exists = wanted <= {last}u;\nlet row = min(wanted, {last}u);\n",
-            layout.threads(),
-            layout.width,
-        )
-    }
-
     fn check_size(&self) -> Result<(), String> {
         match u32::try_from((self.rows + THREADS).saturating_mul(self.columns.max(1))) {
             Ok(_) => Ok(()),
@@ -453,7 +459,7 @@ impl<'a> Rows<'a> {
     fn whole(&self, cx: &CompileCx, layout: &Layout) -> Result<Launch, String> {
         self.check_size()?;
         let mut e = Emitter::new(self.body, cx);
-        e.code = self.row_of(layout, "group_number");
+        e.code = layout.row_of(self.rows, "group_number");
         let levels = self.reductions.iter().map(|r| r.level + 1).max().unwrap_or(0);
         for level in 0..levels {
             let columns = format!("{}u", self.columns);
@@ -477,7 +483,7 @@ impl<'a> Rows<'a> {
         e.code = format!(
             "let part = group_number % {parts}u;\nlet row_group = group_number / {parts}u;\n{}\
              let first = part * {length}u;\nlet end = min(first + {length}u, {}u);\n",
-            self.row_of(layout, "row_group"),
+            layout.row_of(self.rows, "row_group"),
             self.columns
         );
         for (number, (r, accumulator)) in self
