@@ -364,7 +364,7 @@ fn what_a_dispatch_computes_on_the_way_is_counted() {
     let calls: [(&str, Attrs, &[Slot]); 2] = [("core.matmul", matmul(), &first), ("core.matmul", matmul(), &second)];
     let [tall, wide] = [[70_000, 16], [16, 70_000]].map(|dims| tensor(DType::F32, &dims));
     let made = compile_program(&program(2, &calls), &[tall.clone(), wide], tall);
-    let reason = made.err().expect("too many elements");
+    let reason = made.expect_err("too many elements");
     assert!(
         reason.contains("f32[70000, 70000] has more elements than a kernel can number"),
         "{reason}"
