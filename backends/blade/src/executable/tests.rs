@@ -29,7 +29,7 @@ fn executable(staged: usize) -> Option<(ExecutionPlan, BladeExecutable)> {
     let y = g.neg(x);
     g.set_outputs(vec![y]);
     let plan = compile_for(&g, &device).expect("a plan");
-    let mut executable = BladeExecutable::new(&device, &plan).expect("an executable");
+    let mut executable = BladeExecutable::new(&device, &plan, None).expect("an executable");
     executable.staged = staged;
     Some((plan, executable))
 }

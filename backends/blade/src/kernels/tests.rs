@@ -350,7 +350,7 @@ fn parts_of_half_precision_are_valid() {
             let launches = launches.expect("kernels");
             assert_eq!(launches.len(), 2, "it is cut into parts");
             for launch in &launches {
-                validated("in parts", launch);
+                validated("in parts", launch, Capabilities::empty());
             }
         }
     }
