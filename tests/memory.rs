@@ -1,111 +1,21 @@
 //! Buffers share memory, and nobody notices but for the bytes.
 
-use std::collections::HashSet;
+#[path = "common/plans.rs"]
+mod plans;
+
 use std::sync::Arc;
 
-use meganeura::backend::{Capabilities, Device, Executable, KernelDesc, Support};
+use meganeura::backend::Device;
 use meganeura::build::{build_on, plan_for};
 use meganeura::cpu::CpuDevice;
 use meganeura::nn::models::{LlamaConfig, cnn_classifier, language_model, mlp_classifier, preset};
 use meganeura::rewrite::RewriteConfig;
-use meganeura::{Adam, Error, ExecutionPlan, GradientClip, Graph, Mode, Result, Session, Sgd, Update};
-
-/// The CPU with other limits.
-struct Limited {
-    device: CpuDevice,
-    capabilities: Capabilities,
-}
-
-impl Limited {
-    fn device(memory_bytes: Option<u64>, max_buffer_bytes: Option<u64>) -> Arc<dyn Device> {
-        let device = CpuDevice::new(2);
-        let capabilities = Capabilities {
-            memory_bytes,
-            max_buffer_bytes,
-            ..device.capabilities().clone()
-        };
-        Arc::new(Limited { device, capabilities })
-    }
-}
-
-impl Device for Limited {
-    fn capabilities(&self) -> &Capabilities {
-        &self.capabilities
-    }
-    fn supports(&self, kernel: &KernelDesc) -> Support {
-        self.device.supports(kernel)
-    }
-    fn compile(&self, plan: &ExecutionPlan) -> Result<Box<dyn Executable>> {
-        self.device.compile(plan)
-    }
-}
-
-fn cpu() -> Arc<dyn Device> {
-    Limited::device(None, None)
-}
+use meganeura::{Adam, Error, ExecutionPlan, GradientClip, Graph, Mode, Sgd, Update};
+use plans::{Limited, cpu, lower_bound, trained_bits};
 
 fn plan(graph: &Graph, mode: Mode, update: Option<&Update>, device: &Arc<dyn Device>) -> ExecutionPlan {
     let (plan, _) = plan_for(graph, device, mode, update, &RewriteConfig::default()).expect("builds");
     plan
-}
-
-/// Buffers that hold something at each level, found without the library's own notion of lifetimes: level by level,
-/// what somebody fills or reads from outside, and what was written at or before this level and is read at or after it.
-fn live(plan: &ExecutionPlan) -> Vec<HashSet<usize>> {
-    let mut levels: Vec<(HashSet<usize>, HashSet<usize>)> = Vec::new();
-    for segment in &plan.segments {
-        let dispatches = &plan.dispatches[segment.first..segment.first + segment.count];
-        let first = levels.len();
-        for d in dispatches {
-            levels.resize(levels.len().max(first + d.level as usize + 1), Default::default());
-            let (reads, writes) = &mut levels[first + d.level as usize];
-            reads.extend(d.inputs.iter().map(|o| o.buffer.index()));
-            writes.extend(d.outputs.iter().map(|o| o.buffer.index()));
-        }
-    }
-    let mut always: HashSet<usize> = HashSet::new();
-    always.extend(plan.param_buffers.iter().map(|(_, b)| b.index()));
-    always.extend(plan.input_buffers.iter().map(|(_, b)| b.index()));
-    always.extend(plan.scalar_buffers.iter().map(|(_, b)| b.index()));
-    always.extend(plan.gradient_buffers.iter().map(|(_, b)| b.index()));
-    always.extend(plan.constants().map(|(b, _)| b.index()));
-    always.extend(plan.state_buffers.iter().map(|s| s.buffer.index()));
-    always.extend(plan.output_buffers.iter().map(|b| b.index()));
-    // Backwards: what is read later is live if it was written before.
-    let mut needed_after: Vec<HashSet<usize>> = vec![HashSet::new(); levels.len()];
-    let mut later: HashSet<usize> = HashSet::new();
-    for (i, (reads, _)) in levels.iter().enumerate().rev() {
-        needed_after[i] = later.clone();
-        later.extend(reads);
-    }
-    let mut written: HashSet<usize> = HashSet::new();
-    let mut live = Vec::new();
-    for (i, (reads, writes)) in levels.iter().enumerate() {
-        let mut now: HashSet<usize> = reads.union(writes).copied().collect();
-        now.extend(written.intersection(&needed_after[i]));
-        now.extend(&always);
-        written.extend(writes);
-        live.push(now);
-    }
-    live
-}
-
-/// The largest live set, in bytes; also checks that nothing in a live set overlaps in memory.
-fn lower_bound(plan: &ExecutionPlan) -> usize {
-    let mut most = 0;
-    for (level, set) in live(plan).into_iter().enumerate() {
-        most = most.max(set.iter().map(|&b| plan.buffers[b]).sum());
-        let mut places: Vec<(usize, usize)> = set
-            .iter()
-            .map(|&b| (plan.memory.offsets[b], plan.memory.offsets[b] + plan.buffers[b]))
-            .filter(|(start, end)| start < end)
-            .collect();
-        places.sort_unstable();
-        let clash = places.windows(2).find(|w| w[0].1 > w[1].0);
-        assert!(clash.is_none(), "level {level}: {clash:?}");
-        assert!(places.iter().all(|(_, end)| *end <= plan.memory.bytes));
-    }
-    most
 }
 
 #[test]
@@ -137,22 +47,6 @@ fn models() -> Vec<(&'static str, Graph)> {
     ]
 }
 
-fn fed(device: &Arc<dyn Device>, plan: ExecutionPlan) -> Session {
-    let inputs = plan.input_buffers.clone();
-    let bytes: Vec<usize> = inputs.iter().map(|(_, b)| plan.buffers[b.index()]).collect();
-    let mut session = Session::on(device.clone(), plan).expect("fits");
-    session.initialize_parameters(3);
-    session.set_seed(5);
-    for ((name, _), bytes) in inputs.iter().zip(bytes) {
-        let words = bytes / 4;
-        match name == "x" {
-            true => session.set_input(name, &(0..words).map(|i| (i as f32 * 0.7).sin()).collect::<Vec<_>>()),
-            false => session.set_input_u32(name, &(0..words as u32).map(|i| i * 3 % 5).collect::<Vec<_>>()),
-        }
-    }
-    session
-}
-
 #[test]
 fn results_are_those_of_buffers_apart() {
     let device = cpu();
@@ -168,20 +62,7 @@ fn results_are_those_of_buffers_apart() {
         let mut apart = shared.clone();
         apart.memory = Default::default();
         assert!(shared.memory.bytes < shared.total_bytes(), "{name}: nothing is shared");
-        let run = |plan: ExecutionPlan| {
-            let mut session = fed(&device, plan);
-            session.set_optimizer(update.clone());
-            let mut bits = Vec::new();
-            for _ in 0..5 {
-                session.step();
-                bits.push(session.read_loss().to_bits());
-            }
-            for view in session.plan().parameters() {
-                bits.extend(session.read_parameter(&view.name).iter().map(|v| v.to_bits()));
-                bits.extend(session.read_grad(&view.name).iter().map(|v| v.to_bits()));
-            }
-            bits
-        };
+        let run = |plan: ExecutionPlan| trained_bits(&device, plan, &update, 5);
         assert!(run(shared) == run(apart), "{name}");
     }
 }

@@ -13,6 +13,7 @@ use meganeura::build::{build_cached, plan_for};
 use meganeura::cache::{load_plan, save_plan};
 use meganeura::cpu::CpuDevice;
 use meganeura::nn::models::{cnn_classifier, mlp_classifier, preset};
+use meganeura::plan::MemoryBudget;
 use meganeura::rewrite::RewriteConfig;
 use meganeura::{
     Adam, Error, ExecutionPlan, Graph, Mode, ParameterGroup, Session, SessionConfig, Sgd, Update, build,
@@ -196,6 +197,10 @@ fn everything_that_changes_a_plan_invalidates_it() {
         ),
         ("optimizer", (2, Mode::Training, Some(group), RewriteConfig::default())),
         ("rewrite settings", rewrite(|c| c.cluster = false)),
+        (
+            "rewrite settings",
+            rewrite(|c| c.memory_budget = Some(MemoryBudget::OfPeak(1.0))),
+        ),
         ("rule sets", rewrite(|c| c.enabled = false)),
         ("rule sets", rewrite(|c| c.disable = vec!["packing".into()])),
     ];

@@ -12,8 +12,9 @@ use crate::config::Config;
 use crate::error::{Result, unwrap_report};
 use crate::graph::Graph;
 use crate::optimize::{OptimizeReport, for_inference, optimize_for};
+use crate::plan::memory::fit_to_budget;
 use crate::plan::optimizer::{Update, attach};
-use crate::plan::{ExecutionPlan, compile_for};
+use crate::plan::{ExecutionPlan, MemoryBudget, compile_for};
 use crate::rewrite::{Pass, Request, RewriteConfig, Target};
 use crate::select;
 use crate::session::Session;
@@ -42,6 +43,9 @@ pub struct SessionConfig {
     pub cache: Option<PathBuf>,
     /// Settings of rewriting instead of those of the configuration file.
     pub rewrite: Option<RewriteConfig>,
+    /// Memory that the plan may take, instead of [`RewriteConfig::memory_budget`]: where it takes more, parts of a step
+    /// run twice instead of being kept.
+    pub memory_budget: Option<MemoryBudget>,
     /// Settings instead of those of the configuration file.
     pub config: Option<Config>,
 }
@@ -103,7 +107,7 @@ pub fn build_session_cached(graph: &Graph, path: impl AsRef<Path>) -> Session {
 ///
 /// # Errors
 /// Whatever any stage finds: a wrong graph, a loss that is not scalar, a device that cannot be selected or
-/// lacks kernels, not enough memory; a path for the plan that names a file of something else.
+/// lacks kernels, not enough memory; a memory budget that cannot be reached; a path for the plan that names a file of something else.
 pub fn build(graph: &Graph, config: SessionConfig) -> Result<(Session, OptimizeReport)> {
     // The graph first: its errors should not need a device to show.
     graph.verify()?;
@@ -113,7 +117,8 @@ pub fn build(graph: &Graph, config: SessionConfig) -> Result<(Session, OptimizeR
     };
     let selected = select::select(config.device.as_deref(), &settings)?;
     let device = selected.open(&settings)?;
-    let rewrite = config.rewrite.unwrap_or(settings.rewrite);
+    let mut rewrite = config.rewrite.unwrap_or(settings.rewrite);
+    rewrite.memory_budget = config.memory_budget.or(rewrite.memory_budget);
     match &config.cache {
         None => build_rewritten(graph, device, config.mode, config.optimizer, &rewrite),
         Some(path) => build_cached(graph, device, config.mode, config.optimizer, &rewrite, path),
@@ -220,7 +225,14 @@ pub fn plan_for(
 ) -> Result<(ExecutionPlan, OptimizeReport)> {
     let (optimized, report) = prepare(graph, mode, device, rewrite, optimizer)?;
     let mut plan = compile_for(&optimized, &**device)?;
-    if let Some(optimizer) = optimizer {
+    let capabilities = device.capabilities();
+    let finish = |plan: &mut ExecutionPlan| match optimizer {
+        Some(optimizer) => attach(plan, optimizer, &**device),
+        None => plan.place_buffers(capabilities.max_buffer_bytes),
+    };
+    if let Some(budget) = &rewrite.memory_budget {
+        plan = fit_to_budget(&plan, budget, device, capabilities.memory_bytes, &finish)?;
+    } else if let Some(optimizer) = optimizer {
         attach(&mut plan, optimizer, &**device)?;
     }
     plan.build_key = BuildKey::new(mode, &**device, rewrite, optimizer);

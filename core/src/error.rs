@@ -252,6 +252,16 @@ pub enum Error {
         /// The largest that the device has.
         limit: u64,
     },
+    /// A budget that no recomputation reaches.
+    #[error("the memory budget of {} cannot be reached: this plan takes {} at least, and {} without recomputation{}", megabytes(*budget), megabytes(*least), megabytes(*without), help("give a larger budget, a smaller batch, or an optimizer with less state; parameters, gradients and the optimizer's state take the same whatever is computed again"))]
+    MemoryBudget {
+        /// Bytes that were given.
+        budget: usize,
+        /// The least bytes that recomputation reaches; a budget of so many is met.
+        least: usize,
+        /// Bytes that the plan takes without recomputation.
+        without: usize,
+    },
     /// A backend failed.
     #[error("backend '{backend}': {message}")]
     Backend {

@@ -1,5 +1,6 @@
 //! The command line as a user meets it.
 
+mod budget;
 mod saved;
 
 use std::process::{Command, Output};

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::backend::{Capabilities, Device};
 use crate::build::Mode;
 use crate::files::sha256;
+use crate::plan::MemoryBudget;
 use crate::plan::optimizer::Update;
 use crate::registry;
 use crate::rewrite::RewriteConfig;
@@ -46,9 +47,13 @@ impl BuildKey {
             baseline: false,
             ..rewrite.clone()
         };
-        // How much memory there is decides whether a plan runs, not what it is.
+        // How much memory there is decides whether a plan runs, not what it is, unless it is to take a share of it.
+        let memory = match rewrite.memory_budget {
+            Some(MemoryBudget::OfDevice(_)) => device.capabilities().memory_bytes,
+            _ => None,
+        };
         let capabilities = Capabilities {
-            memory_bytes: None,
+            memory_bytes: memory,
             ..device.capabilities().clone()
         };
         BuildKey {

@@ -18,7 +18,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 pub use compile::{compile, compile_at, compile_for, try_compile};
-pub use memory::{Lifetime, MemoryForecast, MemoryLayout};
+pub use memory::{Lifetime, MemoryBudget, MemoryForecast, MemoryLayout, Recomputation};
 pub use packed::{DerivedInfo, Part, TensorView};
 pub use source::SourceLine;
 
@@ -206,6 +206,8 @@ pub struct ExecutionPlan {
     pub derived_info: Vec<DerivedInfo>,
     /// Where the buffers lie.
     pub memory: MemoryLayout,
+    /// What runs twice to take less memory, if a budget was given.
+    pub recomputation: Option<Recomputation>,
     /// Lines of source that dispatches came from.
     pub sources: Vec<SourceLine>,
 }

@@ -33,6 +33,10 @@ impl ExecutionPlan {
         self.verify_tables()?;
         self.verify_segments()?;
         self.verify_memory()?;
+        let repeated = self.recomputation.iter().flat_map(|r| &r.repeated);
+        if let Some(index) = repeated.into_iter().find(|i| **i as usize >= self.dispatches.len()) {
+            return Err(Error::plan(format!("there is no dispatch {index} to be a second run")));
+        }
         for d in &self.dispatches {
             if d.source.is_some() && self.source_of(d).is_none() {
                 return Err(Error::plan(format!("{}: its line of source is not listed", d.label)));

@@ -5,15 +5,17 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::saturate::Limits;
+use crate::plan::MemoryBudget;
 
-/// Settings of rewriting.
+/// Settings of what is done to a graph and its plan.
 ///
 /// ```toml
 /// [rewrite]
 /// disable = ["swiglu"]
 /// time_ms = 500
+/// memory_budget = "4GB"
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RewriteConfig {
     /// Whether rules are applied at all. Equal computations are merged and unused ones removed in any case.
@@ -32,6 +34,8 @@ pub struct RewriteConfig {
     pub steps: u64,
     /// Whether to find the price that greedy rewriting reaches too, for comparison.
     pub baseline: bool,
+    /// Memory that the plan may take; to take less, it runs parts of a step twice. No limit by default.
+    pub memory_budget: Option<MemoryBudget>,
 }
 
 impl Default for RewriteConfig {
@@ -45,6 +49,7 @@ impl Default for RewriteConfig {
             time_ms: 2000,
             steps: 5_000_000,
             baseline: false,
+            memory_budget: None,
         }
     }
 }

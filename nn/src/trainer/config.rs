@@ -2,6 +2,7 @@
 
 use std::str::FromStr;
 
+use meganeura_core::plan::MemoryBudget;
 use meganeura_core::plan::optimizer::{Adam, GradientClip, Optimizer, ParameterGroup, Sgd, Update};
 
 use super::schedule::rate;
@@ -45,6 +46,9 @@ pub struct TrainConfig {
     pub remainder: Remainder,
     /// Device selector; without one, the environment and the configuration file decide.
     pub device: Option<String>,
+    /// Memory that a training step may take; where it takes more, parts of it run twice instead of being kept. Results
+    /// are the same. Without one, the configuration file decides.
+    pub memory_budget: Option<MemoryBudget>,
     /// Evaluates after every so many epochs, and always after the last; with 0, only then.
     pub evaluate_every: usize,
     /// Evaluates also after every so many steps, counted over the whole run; with 0, after epochs only.
@@ -87,6 +91,7 @@ impl Default for TrainConfig {
             shuffle: true,
             remainder: Remainder::Drop,
             device: None,
+            memory_budget: None,
             evaluate_every: 1,
             evaluate_every_steps: 0,
             early_stopping: None,

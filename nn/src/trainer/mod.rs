@@ -134,6 +134,7 @@ impl Trainer {
             device: config.device.clone(),
             mode: Mode::Training,
             optimizer: Some(config.update()),
+            memory_budget: config.memory_budget,
             ..SessionConfig::default()
         };
         let (mut training, _) = build(&training_graph(graph), training_config)?;

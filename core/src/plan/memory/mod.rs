@@ -11,18 +11,22 @@
 //! lets levels overlap, or begins a step before the last one has ended, takes two dispatches whose places overlap
 //! ([`ExecutionPlan::place`]) for users of one buffer.
 
+mod budget;
 mod fit;
 mod forecast;
 mod life;
 mod place;
+mod recompute;
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+pub use budget::MemoryBudget;
 pub(crate) use fit::check_fit;
 pub use forecast::MemoryForecast;
 pub use life::Lifetime;
+pub use recompute::{Recomputation, fit_to_budget};
 
 use super::{BufferRef, ExecutionPlan};
 use crate::error::{Error, Result};

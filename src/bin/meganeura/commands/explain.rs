@@ -7,6 +7,7 @@ use meganeura::build::prepare;
 use meganeura::config::Config;
 use meganeura::nn::models::{PRESETS, preset};
 use meganeura::optimize::{Fusion, OptimizeReport};
+use meganeura::plan::MemoryBudget;
 use meganeura::rewrite::{Modelled, RewriteConfig, Target};
 use meganeura::{Mode, select};
 use serde_json::{Value, json};
@@ -37,6 +38,11 @@ pub(crate) struct Args {
     /// Rows: tokens of a sequence, or examples of a batch.
     #[arg(long, value_name = "N")]
     seq: Option<usize>,
+
+    /// Memory that the plan may take, such as 4GB, 50% of what it takes otherwise, 50%:step of what only a step needs,
+    /// or 80%:device; parts of the step run twice to keep to it.
+    #[arg(long, value_name = "BUDGET")]
+    memory_budget: Option<MemoryBudget>,
 
     /// Rule set to leave out; may be given several times.
     #[arg(long, value_name = "SET")]
@@ -89,6 +95,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let target: &dyn Target = opened.as_ref().map_or(&modelled, |device| device);
     let mut plain = settings.rewrite;
     plain.disable.extend(args.disable.iter().cloned());
+    plain.memory_budget = args.memory_budget.or(plain.memory_budget);
     let config = RewriteConfig {
         baseline: true,
         ..plain.clone()
@@ -98,6 +105,10 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let graph = model.graph(rows);
     let (rewritten, report) = prepare(&graph, mode, target, &config, None)?;
     let what = if args.train { "training step" } else { "inference" };
+    let planned = match &opened {
+        Some(device) => Planned::on(device, &graph, mode, &plain, args.cache.as_deref())?,
+        None => Planned::modelled(&modelled, &graph, mode, &plain, args.cache.as_deref())?,
+    };
     if let Some(file) = &args.html {
         let subject = page::Subject {
             title: format!("{name}, {what}, {rows} rows, for {device}"),
@@ -105,6 +116,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
             target,
             graph: &graph,
             rewritten: &rewritten,
+            plan: &planned.plan,
             mode,
             config: &config,
             report: &report,
@@ -119,10 +131,6 @@ pub(crate) fn run(args: &Args) -> Outcome {
         line(&report.egglog_program)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let planned = match &opened {
-        Some(device) => Planned::on(device, &graph, mode, &plain, args.cache.as_deref())?,
-        None => Planned::modelled(&modelled, &graph, mode, &plain, args.cache.as_deref())?,
-    };
     if args.json {
         line(object(name, mode, rows, &device, &report, &planned))?;
     } else {
@@ -209,6 +217,14 @@ fn object(model: &str, mode: Mode, rows: usize, device: &str, report: &OptimizeR
         "peak_bytes_planned": forecast.planned,
         "peak_bytes_unplanned": forecast.unplanned,
         "peak_bytes_lower_bound": forecast.lower_bound,
+        "recomputation": planned.plan.recomputation.as_ref().map(|r| json!({
+            "budget_bytes": r.budget,
+            "peak_bytes_without": r.peak_without,
+            "dispatches": r.repeated.iter().map(|&i| &planned.plan.dispatches[i as usize].label).collect::<Vec<_>>(),
+            "extra_ps": r.extra_ps,
+            "step_ps": r.step_ps,
+            "slow_down": r.slow_down(),
+        })),
         "build_ms": planned.build_ms,
         "cached_load_ms": planned.cached_load_ms,
         "rules_fired": fired,

@@ -8,7 +8,6 @@ use meganeura::backend::Device;
 use meganeura::build::prepare;
 use meganeura::files::write_atomically;
 use meganeura::optimize::OptimizeReport;
-use meganeura::plan::{compile_for, try_compile};
 use meganeura::report::Report;
 use meganeura::rewrite::{RewriteConfig, Target};
 use meganeura::session::Timings;
@@ -23,6 +22,7 @@ pub(crate) struct Subject<'a> {
     /// As the user built it.
     pub(crate) graph: &'a Graph,
     pub(crate) rewritten: &'a Graph,
+    pub(crate) plan: &'a ExecutionPlan,
     pub(crate) mode: Mode,
     pub(crate) config: &'a RewriteConfig,
     pub(crate) report: &'a OptimizeReport,
@@ -32,12 +32,8 @@ impl Subject<'_> {
     /// Writes the page; with `profile`, runs so many steps to show their times.
     pub(crate) fn write(&self, file: &Path, profile: Option<usize>) -> Result<(), Box<dyn Error>> {
         let (before, _) = prepare(self.graph, self.mode, self.target, &RewriteConfig::off(), None)?;
-        let plan = match self.device {
-            Some(device) => compile_for(self.rewritten, &**device)?,
-            None => try_compile(self.rewritten)?,
-        };
         let timings = match (profile, self.device) {
-            (Some(steps), Some(device)) => Some(measured(device, &plan, steps)?),
+            (Some(steps), Some(device)) => Some(measured(device, self.plan, steps)?),
             _ => None,
         };
         let page = Report {
@@ -46,7 +42,7 @@ impl Subject<'_> {
             before: &before,
             after: self.rewritten,
             optimization: self.report,
-            plan: &plan,
+            plan: self.plan,
             target: self.target,
             timings: timings.as_ref(),
         };
@@ -78,6 +74,9 @@ impl Subject<'_> {
             if let Some(bytes) = capabilities.memory_bytes {
                 facts.push(("memory", format!("{:.1} GB", bytes as f64 * 1e-9)));
             }
+        }
+        if let Some(recomputation) = &self.plan.recomputation {
+            facts.push(("recomputation", recomputation.to_string()));
         }
         facts.extend([
             ("launch", format!("{:.2} µs", rates.launch.as_secs_f64() * 1e6)),

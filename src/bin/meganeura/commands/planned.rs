@@ -1,5 +1,7 @@
 //! The plan of an explained model: its size, its memory, and how long it takes to have it.
 
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -7,6 +9,8 @@ use std::time::Instant;
 use meganeura::backend::Device;
 use meganeura::build::{plan_for, prepare};
 use meganeura::compile::{FORWARD_BACKWARD, try_compile};
+use meganeura::plan::Recomputation;
+use meganeura::plan::memory::fit_to_budget;
 use meganeura::rewrite::{Modelled, RewriteConfig};
 use meganeura::{ExecutionPlan, Graph, Mode, Result, cache};
 
@@ -40,7 +44,11 @@ impl Planned {
         file: Option<&Path>,
     ) -> Result<Self> {
         Planned::new(graph, file, || {
-            try_compile(&prepare(graph, mode, rates, config, None)?.0)
+            let plan = try_compile(&prepare(graph, mode, rates, config, None)?.0)?;
+            match &config.memory_budget {
+                Some(budget) => fit_to_budget(&plan, budget, rates, None, &|plan| plan.place_buffers(None)),
+                None => Ok(plan),
+            }
         })
     }
 
@@ -65,6 +73,25 @@ impl Planned {
         })
     }
 
+    /// Prints what runs twice: by kernel, the most frequent first.
+    fn show_repeated(&self, recomputation: &Recomputation) -> std::io::Result<()> {
+        const SHOWN: usize = 8;
+        line(format_args!("Recomputation: {recomputation}"))?;
+        let mut kernels: BTreeMap<String, usize> = BTreeMap::new();
+        for &i in &recomputation.repeated {
+            *kernels.entry(self.plan.dispatches[i as usize].title()).or_default() += 1;
+        }
+        let mut kernels: Vec<(String, usize)> = kernels.into_iter().collect();
+        kernels.sort_by_key(|(_, count)| Reverse(*count));
+        for (title, count) in kernels.iter().take(SHOWN) {
+            line(format_args!("  {title}  x{count}"))?;
+        }
+        match kernels.len().saturating_sub(SHOWN) {
+            0 => Ok(()),
+            more => line(format_args!("  and {more} more kernels")),
+        }
+    }
+
     /// Levels of a step.
     pub(super) fn levels(&self) -> usize {
         let segment = self.plan.segment(FORWARD_BACKWARD);
@@ -87,7 +114,11 @@ impl Planned {
         line(format_args!(
             "  {:.1} MB are needed at the same time at the level that needs most",
             forecast.lower_bound as f64 / 1e6
-        ))
+        ))?;
+        self.plan
+            .recomputation
+            .as_ref()
+            .map_or(Ok(()), |r| self.show_repeated(r))
     }
 }
 

@@ -14,6 +14,7 @@ use meganeura::nn::trainer::{
     Checkpoints, EarlyStopping, Evaluation, JsonLinesLog, LogFolder, Metric, Observer, OptimizerChoice, Schedule,
     TrainConfig, TrainReport, Trainer, Warmup,
 };
+use meganeura::plan::MemoryBudget;
 use meganeura::{GradientClip, Graph, ParameterGroup};
 use serde_json::{Value, json};
 
@@ -43,6 +44,11 @@ pub(crate) struct Args {
     /// Device to train on; see `meganeura devices`.
     #[arg(long, value_name = "SEL")]
     device: Option<String>,
+
+    /// Memory that a training step may take, such as 4GB, 50% of what it takes otherwise, 50%:step of what it keeps on
+    /// the way, or 80%:device; parts of it run twice to keep to it, and results are the same.
+    #[arg(long, value_name = "BUDGET")]
+    memory_budget: Option<MemoryBudget>,
 
     /// Passes over the training examples; with 0, only evaluates [default: depends on data and model]
     #[arg(long, value_name = "N")]
@@ -268,7 +274,11 @@ fn introduce(args: &Args, loaded: &Loaded, trainer: &Trainer) -> std::io::Result
         loaded.train.len(),
         loaded.test.len(),
         parameters(trainer)
-    ))
+    ))?;
+    match &trainer.session().plan().recomputation {
+        Some(recomputation) => line(format_args!("memory budget: {recomputation}")),
+        None => Ok(()),
+    }
 }
 
 /// Says what came out.
@@ -343,6 +353,7 @@ fn config(args: &Args, train: &Dataset) -> TrainConfig {
         },
         seed: args.seed,
         device: args.device.clone(),
+        memory_budget: args.memory_budget,
         evaluate_every_steps: args.evaluate_every_steps,
         early_stopping,
         augmentation: args.augment.clone().unwrap_or_default(),

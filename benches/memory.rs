@@ -1,0 +1,136 @@
+//! Memory of training steps, and what it costs to take less of it.
+//!
+//! For each model a line with what the plan takes, and for each budget one with what it takes then, the estimated
+//! slow-down, and the measured one: the median over turns of a step with the budget by one without. Updates are left
+//! out. The models of known sizes are too large for that; their lines have estimates only.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{Contestant, Race, cpu, feed, is_wanted};
+use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use meganeura::build::{build_rewritten, plan_for};
+use meganeura::nn::models::{LlamaConfig, ResNetConfig, VitConfig, classifier, language_model, preset};
+use meganeura::rewrite::RewriteConfig;
+use meganeura::{Graph, Mode, Session};
+
+const BUDGETS: [&str; 4] = ["75%:step", "50%:step", "40%:step", "50%"];
+
+fn config(budget: Option<&str>) -> RewriteConfig {
+    let parsed = budget.map(str::parse).transpose();
+    RewriteConfig {
+        memory_budget: parsed.unwrap_or_else(|e| panic!("{e}")),
+        ..RewriteConfig::default()
+    }
+}
+
+/// What plans of large models take.
+fn forecasts() {
+    for (name, rows) in [("smollm2-135m", 512), ("resnet50", 8)] {
+        let Some(preset) = preset(name).filter(|_| is_wanted(name)) else {
+            continue;
+        };
+        let graph = preset.graph(rows);
+        match plan_for(&graph, &cpu(), Mode::Training, None, &config(None)) {
+            Ok((plan, _)) => {
+                let forecast = plan.memory_forecast();
+                println!(
+                    "{name}, {rows} rows: {forecast}; lower bound {:.1} MB",
+                    forecast.lower_bound as f64 / 1e6
+                );
+            }
+            Err(e) => panic!("{e}"),
+        }
+        for budget in BUDGETS {
+            match plan_for(&graph, &cpu(), Mode::Training, None, &config(Some(budget))) {
+                Ok((plan, _)) => println!("  {budget}: {}", plan.recomputation.unwrap_or_default()),
+                Err(e) => println!("  {budget}: {e}"),
+            }
+        }
+    }
+}
+
+/// A model by name, and its number of classes.
+type Entry = (&'static str, fn() -> Graph, u32);
+
+const MODELS: &[Entry] = &[
+    (
+        "resnet50, batch 8, 64x64",
+        || {
+            let config = ResNetConfig::resnet50(100);
+            classifier(8, &[3, 64, 64], |g, x| config.build(g, "").forward(g, x))
+        },
+        100,
+    ),
+    (
+        "llama, 4 blocks of 128, batch 4, 128 tokens",
+        || {
+            let config = LlamaConfig::small(1000);
+            language_model(4, 128, |g, tokens| config.build(g, "").forward(g, tokens))
+        },
+        1000,
+    ),
+    (
+        "vit, 4 blocks of 64, batch 16, 32x32",
+        || {
+            let config = VitConfig::new([3, 32, 32], 4, 10);
+            classifier(16, &[3, 32, 32], |g, x| config.build(g, "").forward(g, x))
+        },
+        10,
+    ),
+];
+
+fn session(graph: &Graph, classes: u32, budget: Option<&str>) -> Option<Session> {
+    let built = build_rewritten(graph, cpu(), Mode::Training, None, &config(budget));
+    let (mut session, _) = match (built, budget) {
+        (Ok(built), _) => built,
+        (Err(e), Some(budget)) => {
+            println!("  {budget}: {e}");
+            return None;
+        }
+        (Err(e), None) => panic!("{e}"),
+    };
+    session.initialize_parameters(0);
+    feed(&mut session, graph, classes);
+    Some(session)
+}
+
+fn recomputation(criterion: &mut Criterion) {
+    forecasts();
+    let mut group = criterion.benchmark_group("memory/cpu training step");
+    group.sample_size(10).warm_up_time(Duration::from_millis(300));
+    group.measurement_time(Duration::from_secs(3));
+    for &(name, build, classes) in MODELS.iter().filter(|m| is_wanted(m.0)) {
+        let graph = build();
+        let Some(mut plain) = session(&graph, classes, None) else {
+            continue;
+        };
+        println!("{name}: {}", plain.plan().memory_forecast());
+        let with = BUDGETS
+            .iter()
+            .filter_map(|b| Some((*b, session(&graph, classes, Some(b))?)));
+        let (mut said, mut contestants): (Vec<(&str, String)>, Vec<Contestant>) = (Vec::new(), Vec::new());
+        contestants.push(("all kept", Box::new(move || plain.step())));
+        for (budget, mut session) in with {
+            let what = session.plan().recomputation.as_ref().map(ToString::to_string);
+            said.push((budget, what.unwrap_or_default()));
+            contestants.push((budget, Box::new(move || session.step())));
+        }
+        let mut race = Race::new(contestants, 1);
+        group.bench_function(BenchmarkId::from_parameter(name), |b| {
+            b.iter_custom(|turns| race.run(0, turns));
+        });
+        println!("{name}: {:.2} ms with all kept", race.seconds(0) * 1e3);
+        for (i, (budget, what)) in said.iter().enumerate() {
+            println!(
+                "  {budget}: {what}; measured {:.1} % more",
+                (race.ratio(i + 1) - 1.0) * 100.0
+            );
+        }
+    }
+    group.finish();
+}
+
+criterion_group!(benches, recomputation);
+criterion_main!(benches);

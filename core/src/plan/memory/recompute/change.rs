@@ -1,0 +1,390 @@
+//! One value less to keep: what must run again for it, what that saves, and how it is done.
+
+use super::steps::{Slot, Step, Steps};
+
+/// Copies that one change may make.
+const MOST_COPIES: usize = 48;
+
+/// A copy that is there anyway moves up so many levels rather than that another one is made.
+const HOIST: usize = 6;
+
+/// Values are kept longer rather than computed again if they are smaller than this share of what is saved.
+const KEPT_LONGER: [usize; 3] = [usize::MAX, 16, 1];
+
+/// A value that is not kept between two levels that read it.
+#[derive(Clone, Debug)]
+pub(super) struct Change {
+    /// The instance.
+    instance: usize,
+    /// The level at which it is computed again; what reads it later reads the copy.
+    level: usize,
+    /// Dispatches that run again, and when.
+    copies: Vec<(usize, usize)>,
+    /// Copies that run earlier than before.
+    hoists: Vec<(usize, usize)>,
+    /// Instances that are kept longer.
+    kept: Vec<(usize, usize)>,
+    /// Estimated picoseconds that it takes.
+    cost: u64,
+    /// Bytes times levels by which it comes closer to the limit.
+    gain: u64,
+}
+
+impl Change {
+    fn score(&self) -> f64 {
+        self.gain as f64 / self.cost.max(1) as f64
+    }
+}
+
+/// A gap between two uses of an instance, and the most that not keeping it can be worth.
+struct Gap {
+    instance: usize,
+    level: usize,
+    bound: f64,
+}
+
+impl Steps {
+    /// Levels with more bytes than the limit, summed up to each level.
+    fn excess_levels(&self, limit: usize) -> Vec<usize> {
+        let mut sum = 0;
+        let count = self.live.iter().map(|&bytes| {
+            sum += usize::from(bytes > limit);
+            sum
+        });
+        std::iter::once(0).chain(count).collect()
+    }
+
+    /// Gaps in which something over the limit could be saved, the most promising first.
+    fn gaps(&self, limit: usize) -> Vec<Gap> {
+        let excess = self.excess_levels(limit);
+        let mut gaps = Vec::new();
+        for (id, instance) in self.instances.iter().enumerate() {
+            let (Some(first), step) = (self.first(id), &self.steps[instance.step]) else {
+                continue;
+            };
+            let origin = &self.origins[step.origin];
+            if !origin.repeatable
+                || self.readers[id].is_empty()
+                || !matches!(self.steps[step.origin].outputs[instance.port], Slot::Made(_))
+            {
+                continue;
+            }
+            let bytes: usize = step.outputs.iter().map(|slot| self.size(*slot)).sum();
+            let mut before = first;
+            for &(level, _) in &self.readers[id] {
+                // Levels between the two uses, the one of the copy left out.
+                let over = if level > before + 2 {
+                    excess[level - 1] - excess[before + 1]
+                } else {
+                    0
+                };
+                if over > 0 {
+                    let moves = before == first && !origin.writes;
+                    let cost = if moves { 1 } else { origin.cost.max(1) };
+                    gaps.push(Gap {
+                        instance: id,
+                        level: level - 1,
+                        bound: bytes as f64 * over as f64 / cost as f64,
+                    });
+                }
+                before = level;
+            }
+        }
+        gaps.sort_by(|a, b| {
+            b.bound
+                .total_cmp(&a.bound)
+                .then(a.instance.cmp(&b.instance))
+                .then(a.level.cmp(&b.level))
+        });
+        gaps
+    }
+
+    fn size(&self, slot: Slot) -> usize {
+        match slot {
+            Slot::Made(id) => self.instances[id].bytes,
+            Slot::Fixed(_) => 0,
+        }
+    }
+
+    /// The change that brings most bytes below the limit for its time; `None` if none brings any.
+    pub(super) fn best_change(&self, limit: usize) -> Option<Change> {
+        let mut best: Option<Change> = None;
+        for gap in self.gaps(limit) {
+            if best.as_ref().is_some_and(|b| b.score() >= gap.bound) {
+                break;
+            }
+            let bytes = self.instances[gap.instance].bytes;
+            for share in KEPT_LONGER {
+                let Some(change) = self.change(&gap, bytes / share, limit) else {
+                    continue;
+                };
+                // Without anything else to do there is nothing to choose.
+                let alone = change.copies.len() + change.hoists.len() + change.kept.len() == 1;
+                if change.gain > 0 && best.as_ref().is_none_or(|b| change.score() > b.score()) {
+                    best = Some(change);
+                }
+                if alone {
+                    break;
+                }
+            }
+        }
+        best
+    }
+
+    /// The change for a gap, in which values of up to `small` bytes are kept rather than computed again.
+    fn change(&self, gap: &Gap, small: usize, limit: usize) -> Option<Change> {
+        let step = &self.steps[self.instances[gap.instance].step];
+        let mut change = Change {
+            instance: gap.instance,
+            level: gap.level,
+            copies: Vec::new(),
+            hoists: Vec::new(),
+            kept: Vec::new(),
+            cost: 0,
+            gain: 0,
+        };
+        let done = self.supply(step.origin, gap.level, small, &mut change);
+        if !done {
+            return None;
+        }
+        if self.falls_away(&change) {
+            change.cost -= self.origins[step.origin].cost.min(change.cost);
+        }
+        change.gain = self.gain(&change, limit);
+        Some(change)
+    }
+
+    /// Whether the step that makes the instance now has nothing to do after the change.
+    fn falls_away(&self, change: &Change) -> bool {
+        let step = &self.steps[self.instances[change.instance].step];
+        let idle = |slot: &Slot| match *slot {
+            Slot::Made(id) => self.readers[id].first().is_none_or(|r| r.0 > change.level),
+            Slot::Fixed(_) => false,
+        };
+        step.outputs.iter().all(idle)
+    }
+
+    /// Lets a dispatch run again at a level or before, with all that it needs for that.
+    fn supply(&self, origin: usize, level: usize, small: usize, change: &mut Change) -> bool {
+        let facts = &self.origins[origin];
+        if !facts.repeatable || level <= facts.level || change.copies.len() >= MOST_COPIES {
+            return false;
+        }
+        // Copies are listed by their origin, which is the step of that number.
+        let mut planned = change.copies.iter_mut().chain(&mut change.hoists);
+        if let Some(entry) = planned.find(|entry| self.steps[entry.0].origin == origin) {
+            if entry.1 <= level {
+                return true;
+            }
+            entry.1 = level;
+        } else {
+            match self.copy_soon(origin, level) {
+                Some(step) if !change.copies.is_empty() => change.hoists.push((step, level)),
+                _ => {
+                    change.copies.push((origin, level));
+                    change.cost += facts.cost;
+                }
+            }
+        }
+        for &value in &facts.reads {
+            let coming = change.copies.iter().chain(&change.hoists);
+            let mut coming = coming.filter(|(i, _)| self.steps[*i].origin == self.maker(value));
+            if coming.any(|(_, at)| *at < level) || self.is_alive(value, level) {
+                continue;
+            }
+            let Some(last) = self.nearest(value, level) else {
+                return false;
+            };
+            if change.kept.iter().any(|&(id, until)| id == last && until >= level) {
+                continue;
+            }
+            if self.bytes(value) > small {
+                let before = change.clone();
+                if self.supply(self.maker(value), level - 1, small, change) {
+                    continue;
+                }
+                *change = before;
+            }
+            change.kept.push((last, level));
+        }
+        true
+    }
+
+    /// A copy that runs a little later than a level.
+    fn copy_soon(&self, origin: usize, level: usize) -> Option<usize> {
+        let copies = self.steps.iter().enumerate().skip(self.origins.len());
+        let soon = |s: &Step| !s.dropped && s.origin == origin && s.level > level && s.level <= level + HOIST;
+        copies
+            .filter(|(_, s)| soon(s))
+            .min_by_key(|(_, s)| s.level)
+            .map(|(i, _)| i)
+    }
+
+    /// By how many bytes, times levels, a change comes closer to the limit.
+    fn gain(&self, change: &Change, limit: usize) -> u64 {
+        let mut delta = vec![0i64; self.live.len() + 1];
+        let mut add = |from: usize, to: usize, bytes: i64| {
+            if from <= to {
+                delta[from] += bytes;
+                delta[to + 1] -= bytes;
+            }
+        };
+        let falls_away = self.falls_away(change);
+        let step = &self.steps[self.instances[change.instance].step];
+        for slot in &step.outputs {
+            let Slot::Made(id) = *slot else { continue };
+            let (bytes, level) = (self.instances[id].bytes as i64, change.level);
+            let (first, last) = (step.level, self.readers[id].last().map_or(step.level, |r| r.0));
+            let kept = self.readers[id]
+                .iter()
+                .rev()
+                .find(|r| r.0 <= level)
+                .map_or(first, |r| r.0);
+            add(first, last, -bytes);
+            if !falls_away {
+                add(first, if last > level { kept } else { last }, bytes);
+            }
+            add(level, last.max(level), bytes);
+        }
+        for &(origin, level) in &change.copies[1..] {
+            let last = self.last_need(origin, level, change);
+            for slot in &self.steps[origin].outputs {
+                add(level, last, self.size(*slot) as i64);
+            }
+        }
+        for &(step, level) in &change.hoists {
+            for slot in &self.steps[step].outputs {
+                add(level, self.steps[step].level - 1, self.size(*slot) as i64);
+            }
+        }
+        for (i, &(id, until)) in change.kept.iter().enumerate() {
+            let longer = |&(other, level): &(usize, usize)| other == id && level > until;
+            if !change.kept.iter().any(longer) && !change.kept[..i].contains(&(id, until)) {
+                let last = self.life(id).map_or(until, |life| life.1);
+                add(last + 1, until, self.instances[id].bytes as i64);
+            }
+        }
+        let over = |bytes: i64| (bytes - limit as i64).max(0);
+        let (mut sum, mut gain) = (0, 0);
+        for (&live, delta) in self.live.iter().zip(&delta) {
+            sum += delta;
+            gain += over(live as i64) - over(live as i64 + sum);
+        }
+        gain.max(0) as u64
+    }
+
+    /// The last level at which the change itself reads what a copy makes.
+    fn last_need(&self, origin: usize, level: usize, change: &Change) -> usize {
+        let steps = change.copies.iter().chain(&change.hoists);
+        let reads = |i: usize| {
+            let values = &self.origins[self.steps[i].origin].reads;
+            values.iter().any(|v| self.maker(*v) == origin)
+        };
+        let last = steps.filter(|(i, _)| reads(*i)).map(|(_, at)| *at).max();
+        last.unwrap_or(level).max(level)
+    }
+
+    /// Does it.
+    pub(super) fn apply(&mut self, change: &Change) {
+        let old = self.steps[self.instances[change.instance].step].outputs.clone();
+        let mut again = None;
+        let mut moves: Vec<(usize, usize)> = change.hoists.clone();
+        for (i, &(origin, level)) in change.copies.iter().enumerate() {
+            let step = self.add_copy(origin, level);
+            if i == 0 {
+                again = Some(step);
+            }
+            moves.push((step, level));
+        }
+        moves.sort_by_key(|m| m.1);
+        for &(step, level) in &moves {
+            self.steps[step].level = level;
+        }
+        self.refresh();
+        // Earlier ones first, so that later ones find what they make.
+        for &(step, level) in &moves {
+            self.find_operands(step, level);
+            self.refresh();
+        }
+        let new = again.map(|step| self.steps[step].outputs.clone());
+        for (&from, to) in old.iter().zip(new.into_iter().flatten()) {
+            if let Slot::Made(id) = from {
+                let later = self.readers[id].iter().filter(|r| r.0 > change.level);
+                let later: Vec<usize> = later.map(|r| r.1).collect();
+                later.into_iter().for_each(|step| self.reread(step, from, to));
+            }
+        }
+        self.drop_unread();
+    }
+
+    fn find_operands(&mut self, step: usize, level: usize) {
+        for i in 0..self.steps[step].inputs.len() {
+            if let Slot::Made(id) = self.steps[step].inputs[i]
+                && let Some(nearest) = self.nearest(self.instances[id].value, level)
+            {
+                self.steps[step].inputs[i] = Slot::Made(nearest);
+            }
+        }
+    }
+
+    fn reread(&mut self, step: usize, from: Slot, to: Slot) {
+        let inputs = self.steps[step].inputs.iter_mut();
+        inputs.filter(|slot| **slot == from).for_each(|slot| *slot = to);
+    }
+
+    /// Takes copies back for which there is room below the limit, the dearest first.
+    pub(super) fn take_back(&mut self, limit: usize) {
+        loop {
+            let mut copies = self.repeated();
+            copies.sort_by_key(|&i| (std::cmp::Reverse(self.origins[self.steps[i].origin].cost), i));
+            let before = copies.len();
+            for step in copies {
+                if !self.steps[step].dropped {
+                    self.take_one_back(step, limit);
+                }
+            }
+            if self.repeated().len() == before {
+                return;
+            }
+        }
+    }
+
+    fn take_one_back(&mut self, step: usize, limit: usize) {
+        let level = self.steps[step].level;
+        let mut delta = vec![0i64; self.live.len() + 1];
+        let mut moves = Vec::new();
+        for slot in &self.steps[step].outputs {
+            let Slot::Made(id) = *slot else { return };
+            let Some((_, last)) = self.life(id) else { return };
+            let bytes = self.instances[id].bytes as i64;
+            delta[level] -= bytes;
+            delta[last + 1] += bytes;
+            if self.readers[id].is_empty() {
+                continue;
+            }
+            let Some(earlier) = self.nearest(self.instances[id].value, level) else {
+                return;
+            };
+            let kept = self.life(earlier).map_or(level, |life| life.1);
+            if kept < last {
+                delta[kept + 1] += bytes;
+                delta[last + 1] -= bytes;
+            }
+            moves.push((id, earlier));
+        }
+        let mut sum = 0;
+        let fits = self.live.iter().zip(&delta).all(|(&live, d)| {
+            sum += d;
+            sum <= 0 || live as i64 + sum <= limit as i64
+        });
+        if !fits {
+            return;
+        }
+        for (from, to) in moves {
+            for (_, reader) in self.readers[from].clone() {
+                self.reread(reader, Slot::Made(from), Slot::Made(to));
+            }
+        }
+        self.drop_unread();
+    }
+}
