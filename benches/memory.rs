@@ -100,7 +100,7 @@ fn recomputation(criterion: &mut Criterion) {
     forecasts();
     let mut group = criterion.benchmark_group("memory/cpu training step");
     group.sample_size(10).warm_up_time(Duration::from_millis(300));
-    group.measurement_time(Duration::from_secs(3));
+    group.measurement_time(Duration::from_secs(20));
     for &(name, build, classes) in MODELS.iter().filter(|m| is_wanted(m.0)) {
         let graph = build();
         let Some(mut plain) = session(&graph, classes, None) else {

@@ -8,7 +8,8 @@ use blade_graphics as bg;
 use meganeura_blade::{BladeBackend, BladeDevice};
 use meganeura_core::backend::{Backend, Device};
 use meganeura_core::config::Config;
-use meganeura_core::plan::{compile_for, try_compile};
+use meganeura_core::plan::memory::fit_to_budget;
+use meganeura_core::plan::{ExecutionPlan, MemoryBudget, compile_for, try_compile};
 use meganeura_core::{DType, Error, Graph, Session, autodiff};
 
 /// A classifier with an embedding, so that it has a table whose index can be out of range.
@@ -54,6 +55,44 @@ fn training_is_repeatable_and_learns() {
     assert_eq!(first, losses(&mut training(&device), 30));
     let (begin, end) = (f32::from_bits(first[0]), f32::from_bits(first[29]));
     assert!(end < 0.5 * begin, "{begin} to {end}");
+}
+
+/// A perceptron with dropout on many rows, whose plan keeps more than parameters.
+fn deep() -> Graph {
+    let mut g = Graph::new();
+    let mut x = g.input("x", &[48, 8]);
+    for i in 0..6 {
+        let w = g.parameter(&format!("w{i}"), &[8, 8]);
+        let y = g.matmul(x, w);
+        let y = g.tanh(y);
+        x = g.dropout(y, 0.2);
+    }
+    let square = g.square(x);
+    let loss = g.mean_all(square);
+    g.set_outputs(vec![loss]);
+    g
+}
+
+#[test]
+fn what_runs_twice_gives_the_same_bits() {
+    let Some(device) = common::device() else { return };
+    let plan = compile_for(&autodiff::differentiate(&deep()), &*device).expect("a plan");
+    let limit = device.capabilities().max_buffer_bytes;
+    let finish = |plan: &mut ExecutionPlan| plan.place_buffers(limit);
+    let small = fit_to_budget(&plan, &MemoryBudget::OfStep(0.8), &device, None, &finish).expect("reached");
+    assert!(small.recomputation.as_ref().is_some_and(|r| !r.repeated.is_empty()));
+    assert!(small.memory.bytes < plan.memory.bytes);
+    let run = |plan: ExecutionPlan| {
+        let mut session = Session::on(device.clone(), plan).expect("a session");
+        let spread = |n: usize| (0..n).map(|i| ((i * 7) % 11) as f32 / 5.0 - 1.0).collect::<Vec<f32>>();
+        (0..6).for_each(|i| session.set_parameter(&format!("w{i}"), &spread(64 + i)[i..]));
+        session.set_input("x", &spread(48 * 8));
+        session.set_seed(3);
+        session.set_learning_rate(0.5);
+        let losses = losses(&mut session, 4);
+        (losses, session.read_parameter("w0"), session.read_grad("w3"))
+    };
+    assert_eq!(run(small), run(plan));
 }
 
 #[test]

@@ -38,7 +38,10 @@ fn remedy(forecast: &MemoryForecast, available: u64) -> String {
     let advice = if room > 0 && forecast.transient > 0 {
         // What is computed on the way grows with the rows of a batch; the estimate leaves the rest as it is.
         let percent = (100.0 * room as f64 / forecast.transient as f64).floor();
-        format!("a batch of {percent:.0} % of this one's rows would fit")
+        format!(
+            "a batch of {percent:.0} % of this one's rows would fit, or a memory budget for which parts of the step run \
+             twice may"
+        )
     } else if forecast.optimizer > 0 && available >= (lasting - forecast.optimizer) as u64 {
         "no batch is small enough; an optimizer without moments (`Sgd` without momentum) and a smaller batch may be"
             .to_owned()

@@ -12,7 +12,8 @@ pub struct MemoryForecast {
     pub planned: usize,
     /// The same if no two buffers shared memory.
     pub unplanned: usize,
-    /// What is needed at the same time, at the level where that is most: no placement takes less.
+    /// What is needed at the same time, at the level where that is most: no placement takes less. A result is counted
+    /// beside the operands that it is computed from, as none is computed in their place.
     pub lower_bound: usize,
     /// Parameters.
     pub parameters: usize,
