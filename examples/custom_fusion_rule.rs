@@ -8,7 +8,7 @@
 use meganeura::cpu::{CpuKernel, register_kernel};
 use meganeura::ops::{Composite, OpRef};
 use meganeura::rewrite::{RewriteConfig, RuleSet};
-use meganeura::{Graph, Mode, OptimizeReport, Result, SessionConfig, build, register_rule_set};
+use meganeura::{Graph, Mode, OptimizeReport, Result, SessionConfig, build, profiler, register_rule_set};
 
 // The operator is its decomposition: shapes, gradient and definition follow from it.
 static SQUARED_RELU: Composite = Composite::new("mine.squared_relu", 1, "max(x, 0)^2", |g, x, _| {
@@ -74,6 +74,7 @@ fn run(disable: &[&str]) -> Result<(Vec<f32>, OptimizeReport)> {
 }
 
 pub(crate) fn main() -> Result<()> {
+    let _trace = profiler::from_environment()?;
     let (fused, report) = run(&[])?;
     println!("{report}");
     let mine = report.fusions.iter().filter(|f| f.rule_set == "mine");

@@ -3,11 +3,12 @@
 //! `cargo run --release --example first_network`
 
 use meganeura::nn::data::{Batches, Remainder, digits_split, one_hot};
-use meganeura::{Graph, Init, build_session};
+use meganeura::{Graph, Init, build_session, profiler};
 
 const BATCH: usize = 32;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let _trace = profiler::from_environment()?;
     let mut g = Graph::new();
     let x = g.input("x", &[BATCH, 64]);
     let w1 = g.parameter("w1", &[64, 128]);

@@ -4,7 +4,7 @@
 
 use meganeura::nn::models::{FEATURES, LABELS, UnetConfig, segmentation};
 use meganeura::random::SplitMix64;
-use meganeura::{Adam, build_inference_session, build_session};
+use meganeura::{Adam, build_inference_session, build_session, profiler};
 
 const BATCH: usize = 16;
 const SIZE: usize = 24;
@@ -36,6 +36,7 @@ fn draw(rng: &mut SplitMix64, images: &mut Vec<f32>, classes: &mut Vec<u32>) {
 }
 
 fn main() -> meganeura::Result<()> {
+    let _trace = profiler::from_environment()?;
     let config = UnetConfig::new(1, CLASSES).width(8);
     let graph = segmentation(BATCH, [1, SIZE, SIZE], |g, x| config.build(g, "").forward(g, x));
     let mut session = build_session(&graph);

@@ -2,9 +2,10 @@
 //!
 //! `cargo run --example stages`
 
-use meganeura::{Graph, Session, autodiff, compile, optimize};
+use meganeura::{Graph, Session, autodiff, compile, optimize, profiler};
 
-fn main() {
+fn main() -> meganeura::Result<()> {
+    let _trace = profiler::from_environment()?;
     let mut forward = Graph::new();
     let x = forward.input("x", &[2, 3]);
     let w = forward.parameter("w", &[3, 1]);
@@ -28,4 +29,5 @@ fn main() {
     session.set_input("target", &[1.0, 2.0]);
     session.step();
     println!("loss {}, gradient {:?}", session.read_loss(), session.read_grad("w"));
+    Ok(())
 }

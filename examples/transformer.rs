@@ -3,7 +3,7 @@
 //! `cargo run --release --example transformer`
 
 use meganeura::nn::models::{LlamaConfig, TARGETS, TOKENS, language_model};
-use meganeura::{Adam, GradientClip, Graph, ParameterGroup, Update, build_inference_session, build_session};
+use meganeura::{Adam, GradientClip, Graph, ParameterGroup, Update, build_inference_session, build_session, profiler};
 
 const TEXT: &str = "\
 the sun came up over the hill, and the hill was green.
@@ -15,7 +15,8 @@ const BATCH: usize = 8;
 const ROWS: usize = 32;
 const STEPS: usize = 200;
 
-fn main() {
+fn main() -> meganeura::Result<()> {
+    let _trace = profiler::from_environment()?;
     // Every character that occurs is a token.
     let mut letters: Vec<char> = TEXT.chars().collect();
     letters.sort_unstable();
@@ -68,7 +69,7 @@ fn main() {
     let mut model = build_inference_session(&g);
     if let Err(error) = model.try_copy_weights_from(&mut session) {
         eprintln!("{error}");
-        return;
+        return Ok(());
     }
     let mut written: Vec<u32> = "the ".chars().filter_map(id).collect();
     let mut logits = vec![0.0; ROWS * letters.len()];
@@ -86,4 +87,5 @@ fn main() {
     }
     let written: String = written.iter().map(|&i| letters[i as usize]).collect();
     println!("{written}");
+    Ok(())
 }

@@ -9,6 +9,7 @@ use crate::autodiff::try_differentiate;
 use crate::backend::Device;
 use crate::cache::{self, BuildKey, Loaded};
 use crate::config::Config;
+use crate::debug::DebugOptions;
 use crate::error::{Result, unwrap_report};
 use crate::graph::Graph;
 use crate::optimize::{OptimizeReport, for_inference, optimize_for};
@@ -48,6 +49,8 @@ pub struct SessionConfig {
     pub memory_budget: Option<MemoryBudget>,
     /// Settings instead of those of the configuration file.
     pub config: Option<Config>,
+    /// Debug options instead of those of the environment.
+    pub debug: Option<DebugOptions>,
 }
 
 /// Builds a training session: optimize, differentiate, optimize, compile, open the device.
@@ -109,6 +112,7 @@ pub fn build_session_cached(graph: &Graph, path: impl AsRef<Path>) -> Session {
 /// Whatever any stage finds: a wrong graph, a loss that is not scalar, a device that cannot be selected or
 /// lacks kernels, not enough memory; a memory budget that cannot be reached; a path for the plan that names a file of something else.
 pub fn build(graph: &Graph, config: SessionConfig) -> Result<(Session, OptimizeReport)> {
+    let _span = tracing::debug_span!("build").entered();
     // The graph first: its errors should not need a device to show.
     graph.verify()?;
     let settings = match config.config {
@@ -119,10 +123,13 @@ pub fn build(graph: &Graph, config: SessionConfig) -> Result<(Session, OptimizeR
     let device = selected.open(&settings)?;
     let mut rewrite = config.rewrite.unwrap_or(settings.rewrite);
     rewrite.memory_budget = config.memory_budget.or(rewrite.memory_budget);
-    match &config.cache {
-        None => build_rewritten(graph, device, config.mode, config.optimizer, &rewrite),
-        Some(path) => build_cached(graph, device, config.mode, config.optimizer, &rewrite, path),
-    }
+    let debug = config.debug.map_or_else(DebugOptions::from_environment, Ok)?;
+    let optimizer = config.optimizer;
+    let (plan, report) = match &config.cache {
+        None => plan_for(graph, &device, config.mode, optimizer.as_ref(), &rewrite)?,
+        Some(path) => plan_cached(graph, &device, config.mode, optimizer.as_ref(), &rewrite, path)?,
+    };
+    Ok((session_on(device, plan, optimizer, debug)?, report))
 }
 
 /// Builds a session on a device that is already open.
@@ -149,8 +156,10 @@ pub fn build_rewritten(
     optimizer: Option<Update>,
     rewrite: &RewriteConfig,
 ) -> Result<(Session, OptimizeReport)> {
+    let _span = tracing::debug_span!("build").entered();
     let (plan, report) = plan_for(graph, &device, mode, optimizer.as_ref(), rewrite)?;
-    Ok((session_on(device, plan, optimizer)?, report))
+    let debug = DebugOptions::from_environment()?;
+    Ok((session_on(device, plan, optimizer, debug)?, report))
 }
 
 /// [`build_rewritten`] with the plan in a file; see [`build_session_cached`].
@@ -165,35 +174,46 @@ pub fn build_cached(
     rewrite: &RewriteConfig,
     path: &Path,
 ) -> Result<(Session, OptimizeReport)> {
+    let _span = tracing::debug_span!("build").entered();
+    let (plan, report) = plan_cached(graph, &device, mode, optimizer.as_ref(), rewrite, path)?;
+    let debug = DebugOptions::from_environment()?;
+    Ok((session_on(device, plan, optimizer, debug)?, report))
+}
+
+/// [`plan_for`] with the plan in a file.
+fn plan_cached(
+    graph: &Graph,
+    device: &Arc<dyn Device>,
+    mode: Mode,
+    optimizer: Option<&Update>,
+    rewrite: &RewriteConfig,
+    path: &Path,
+) -> Result<(ExecutionPlan, OptimizeReport)> {
     graph.verify()?;
-    if let Some(update) = &optimizer {
+    if let Some(update) = optimizer {
         // Its numbers are not in the plan, so a plan from a file says nothing of them.
         update.checked()?;
     }
-    let key = BuildKey::new(mode, &*device, rewrite, optimizer.as_ref());
-    let (plan, report) = match cached_plan(graph, &key, path)? {
-        Some(plan) => {
-            log::info!("plan read from {}", path.display());
-            let report = OptimizeReport {
-                from_cache: true,
-                ..OptimizeReport::default()
-            };
-            (plan, report)
-        }
-        None => {
-            let (plan, report) = plan_for(graph, &device, mode, optimizer.as_ref(), rewrite)?;
-            match cache::save_plan(&plan, graph, path) {
-                Ok(()) => log::info!("plan saved to {}", path.display()),
-                Err(error) => log::warn!("the plan is not kept for the next time: {error}"),
-            }
-            (plan, report)
-        }
-    };
-    Ok((session_on(device, plan, optimizer)?, report))
+    let key = BuildKey::new(mode, &**device, rewrite, optimizer);
+    if let Some(plan) = cached_plan(graph, &key, path)? {
+        log::info!("plan read from {}", path.display());
+        let report = OptimizeReport {
+            from_cache: true,
+            ..OptimizeReport::default()
+        };
+        return Ok((plan, report));
+    }
+    let (plan, report) = plan_for(graph, device, mode, optimizer, rewrite)?;
+    match cache::save_plan(&plan, graph, path) {
+        Ok(()) => log::info!("plan saved to {}", path.display()),
+        Err(error) => log::warn!("the plan is not kept for the next time: {error}"),
+    }
+    Ok((plan, report))
 }
 
 /// The plan in a file, if it is the one that a build would make.
 fn cached_plan(graph: &Graph, key: &BuildKey, path: &Path) -> Result<Option<ExecutionPlan>> {
+    let _span = tracing::debug_span!("load plan").entered();
     let reason = match cache::load(graph, path) {
         Ok(Loaded::Missing) => return Ok(None),
         Ok(Loaded::Plan(plan)) => match plan.build_key.differences(key)[..] {
@@ -224,7 +244,9 @@ pub fn plan_for(
     rewrite: &RewriteConfig,
 ) -> Result<(ExecutionPlan, OptimizeReport)> {
     let (optimized, report) = prepare(graph, mode, device, rewrite, optimizer)?;
+    let lower = tracing::debug_span!("compile").entered();
     let mut plan = compile_for(&optimized, &**device)?;
+    drop(lower);
     let capabilities = device.capabilities();
     let finish = |plan: &mut ExecutionPlan| match optimizer {
         Some(optimizer) => attach(plan, optimizer, &**device),
@@ -233,6 +255,7 @@ pub fn plan_for(
     if let Some(budget) = &rewrite.memory_budget {
         plan = fit_to_budget(&plan, budget, device, capabilities.memory_bytes, &finish)?;
     } else if let Some(optimizer) = optimizer {
+        let _attach = tracing::debug_span!("attach update").entered();
         attach(&mut plan, optimizer, &**device)?;
     }
     plan.build_key = BuildKey::new(mode, &**device, rewrite, optimizer);
@@ -261,7 +284,9 @@ pub fn prepare(
         Mode::Inference => optimize_for(&for_inference(graph)?, &request(Pass::Inference)),
         Mode::Training => {
             let (forward, mut report) = optimize_for(graph, &request(Pass::Forward))?;
+            let differentiate = tracing::debug_span!("differentiate").entered();
             let full = try_differentiate(&forward.try_toposort()?)?;
+            drop(differentiate);
             let (optimized, second) = optimize_for(&full, &request(Pass::Backward))?;
             report.merge(second);
             Ok((optimized, report))
@@ -269,8 +294,13 @@ pub fn prepare(
     }
 }
 
-fn session_on(device: Arc<dyn Device>, plan: ExecutionPlan, optimizer: Option<Update>) -> Result<Session> {
-    let mut session = Session::on(device, plan)?;
+fn session_on(
+    device: Arc<dyn Device>,
+    plan: ExecutionPlan,
+    optimizer: Option<Update>,
+    debug: DebugOptions,
+) -> Result<Session> {
+    let mut session = Session::debugged(device, plan, debug)?;
     if let Some(optimizer) = optimizer {
         session.adopt_optimizer(optimizer);
     }

@@ -16,6 +16,7 @@ pub mod build;
 pub mod cache;
 pub mod cluster;
 pub mod config;
+pub mod debug;
 pub mod dtype;
 pub mod error;
 pub mod files;
@@ -25,6 +26,7 @@ pub mod ops;
 pub mod optimize;
 pub mod plan;
 pub mod precision;
+pub mod profiler;
 pub mod program;
 pub mod random;
 pub mod reference;
@@ -40,6 +42,7 @@ pub use session as runtime;
 pub use build::{
     Mode, SessionConfig, build, build_inference_session, build_session, build_session_cached, build_session_with_report,
 };
+pub use debug::DebugOptions;
 pub use dtype::DType;
 pub use error::{Error, Result};
 pub use graph::{Graph, NodeId, Value};

@@ -231,6 +231,7 @@ pub fn try_optimize(graph: &Graph) -> Result<(Graph, OptimizeReport)> {
 /// # Errors
 /// What [`Graph::verify`] finds; a rule set to leave out that does not exist; an unsound rule.
 pub fn optimize_for(graph: &Graph, request: &Request) -> Result<(Graph, OptimizeReport)> {
+    let _span = tracing::debug_span!("optimize", pass = ?request.pass, nodes = graph.nodes().len()).entered();
     graph.verify()?;
     let start = Instant::now();
     let (cleaned, merged, removed) = clean(graph)?;
@@ -243,6 +244,7 @@ pub fn optimize_for(graph: &Graph, request: &Request) -> Result<(Graph, Optimize
     report.nodes_before = graph.nodes().len();
     report.extract_time += cleaning;
     if request.config.cluster && request.pass != Pass::Forward {
+        let _span = tracing::debug_span!("cluster").entered();
         let (clustered, clusters) = cluster(&optimized, request.target)?;
         optimized = clustered;
         for fusion in &mut report.fusions {

@@ -241,6 +241,8 @@ fn help_explains_every_command() {
         "devices",
         "plugins",
         "explain",
+        "MEGANEURA_TRACE",
+        "MEGANEURA_DEBUG",
         "conformance",
         "MEGANEURA_DEVICE_ID",
     ] {

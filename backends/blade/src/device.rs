@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use blade_graphics as bg;
 use meganeura_core::attrs::Attrs;
-use meganeura_core::backend::{Capabilities, CostModel, Device, Executable, KernelDesc, Support};
+use meganeura_core::backend::{Capabilities, CostModel, Device, Executable, KernelDesc, KernelSource, Support};
 use meganeura_core::precision::Precision;
 use meganeura_core::{ExecutionPlan, Result, TensorType};
 
@@ -16,7 +16,7 @@ use crate::gpu::Gpu;
 use crate::kernels;
 use crate::pipeline::Pipelines;
 use crate::probe::{self, Limits, Probed};
-use crate::program;
+use crate::program::{self, Draft};
 
 /// A kernel that was asked about: name, attributes, types of operands and results.
 type Asked = (String, Attrs, Vec<TensorType>, Vec<TensorType>);
@@ -97,6 +97,12 @@ impl BladeDevice {
         *self.coop.get_or_init(choose)
     }
 
+    /// The matrix units that a plan uses.
+    fn coop_for(&self, plan: &ExecutionPlan) -> Option<CoopConfig> {
+        let uses = plan.dispatches.iter().any(|d| d.use_coop);
+        if uses { self.coop_config() } else { None }
+    }
+
     pub(crate) fn pipelines(&self) -> &Pipelines {
         &self.pipelines
     }
@@ -161,10 +167,12 @@ impl Device for BladeDevice {
         }
     }
 
+    fn kernel_sources(&self, plan: &ExecutionPlan) -> Result<Vec<KernelSource>> {
+        Ok(Draft::of(plan, self.coop_for(plan))?.sources())
+    }
+
     fn compile(&self, plan: &ExecutionPlan) -> Result<Box<dyn Executable>> {
         plan.verify()?;
-        let uses_coop = plan.dispatches.iter().any(|d| d.use_coop);
-        let coop = if uses_coop { self.coop_config() } else { None };
-        Ok(Box::new(BladeExecutable::new(self, plan, coop)?))
+        Ok(Box::new(BladeExecutable::new(self, plan, self.coop_for(plan))?))
     }
 }

@@ -1,13 +1,15 @@
 //! Replays a plan: one submission for each step, which the host does not wait for.
 
 mod faults;
+mod measured;
 #[cfg(test)]
 mod tests;
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use blade_graphics as bg;
-use meganeura_core::backend::{Executable, StepArgs, StepStats, Ticket};
+use meganeura_core::backend::{Executable, PassTiming, StepArgs, StepStats, Ticket};
 use meganeura_core::plan::{BufferRef, ExecutionPlan};
 use meganeura_core::{Error, Result};
 
@@ -17,6 +19,7 @@ use crate::kernels::coop::CoopConfig;
 use crate::memory::{Arena, HostBuffer, Place};
 use crate::pipeline::BoundLaunch;
 use crate::program::{Draft, Extra, Phase, Reporter};
+use crate::timing::{Measured, PassTag, Profile};
 use faults::Faults;
 pub(crate) use faults::{Saved, joined, report_bytes};
 
@@ -57,6 +60,11 @@ unsafe impl Send for Encoder {}
 
 /// What belongs to one submission.
 struct Frame {
+    encoder: Encoder,
+    /// Whether the encoder was started already, to read the times of its last submission.
+    started: bool,
+    /// The passes of its submission, where they are measured.
+    measured: Option<Measured>,
     upload: HostBuffer,
     download: HostBuffer,
     /// Results that are copied to `download`.
@@ -70,13 +78,18 @@ struct Frame {
 /// A compiled plan with its memory.
 pub(crate) struct BladeExecutable {
     gpu: Arc<Gpu>,
-    encoder: Encoder,
     arena: Arena,
     extra: Extra,
     plan_buffers: usize,
     scalars: Vec<BufferRef>,
     /// Phases of each segment.
     segments: Vec<Vec<Phase>>,
+    /// How profiles name them.
+    tags: Vec<Vec<PassTag>>,
+    profiling: bool,
+    /// Whether the submission that begins is part of a measured step.
+    measuring: bool,
+    profile: Profile,
     reporters: Vec<Reporter>,
     /// Parameters and states that are written before the last fault can be found.
     exposed: Vec<BufferRef>,
@@ -104,14 +117,24 @@ impl BladeExecutable {
         let limit = device.limits().buffer_bytes;
         let arena = Arena::new(gpu, device.name(), &draft.sizes, plan, limit)?;
         let segments = draft.ready(plan, gpu, device.pipelines(), &arena)?;
-        let encoder = gpu.guard("making a command encoder", |context| {
-            context.create_command_encoder(bg::CommandEncoderDesc {
-                name: "meganeura",
-                buffer_count: FRAMES as u32,
-                manual_barriers: false,
+        let tags = segments
+            .iter()
+            .map(|phases| phases.iter().map(|p| PassTag::of(p, &draft.titles)).collect());
+        let tags = tags.collect();
+        // One for each frame, since times are read by starting anew.
+        let encoder = || {
+            gpu.guard("making a command encoder", |context| {
+                context.create_command_encoder(bg::CommandEncoderDesc {
+                    name: "meganeura",
+                    buffer_count: 1,
+                    manual_barriers: false,
+                })
             })
-        })?;
-        let frame = || Frame {
+        };
+        let frame = |encoder| Frame {
+            encoder: Encoder(encoder),
+            started: false,
+            measured: None,
             upload: HostBuffer::new(gpu, bg::Memory::Upload),
             download: HostBuffer::new(gpu, bg::Memory::Download),
             copied: Vec::new(),
@@ -121,7 +144,6 @@ impl BladeExecutable {
         };
         let mut executable = BladeExecutable {
             gpu: gpu.clone(),
-            encoder: Encoder(encoder),
             saved: [0, 1].map(|frame| draft.saved_by(frame, &arena)),
             arena,
             extra: draft.extra,
@@ -132,7 +154,11 @@ impl BladeExecutable {
             exposed: draft.saved,
             faults: Faults::default(),
             staged: usize::try_from(limit).map_or(STAGED, |limit| limit.min(STAGED)),
-            frames: [frame(), frame()],
+            tags,
+            profiling: false,
+            measuring: false,
+            profile: Profile::default(),
+            frames: [frame(encoder()?), frame(encoder()?)],
             current: 0,
             submissions: 0,
             pending: Vec::new(),
@@ -147,7 +173,7 @@ impl BladeExecutable {
     fn fill(&mut self, plan: &ExecutionPlan) -> Result<()> {
         self.begin()?;
         let arena = &self.arena;
-        let encoder = &mut self.encoder.0;
+        let encoder = &mut self.frames[self.current].encoder.0;
         self.gpu
             .guard("clearing memory", |_| arena.clear(&mut encoder.transfer("clear")))?;
         self.submit()?;
@@ -202,14 +228,21 @@ impl BladeExecutable {
             true => None,
             false => Some(frame.upload.fill(&self.pending)?),
         };
-        let (encoder, copies) = (&mut self.encoder.0, &self.copies);
         let fault = self.arena.place(self.extra.fault);
         let undone = self.faults.to_undo.take().zip(fault);
         let undone = undone.map(|(frame, fault)| (&self.saved[frame], self.arena.piece(fault, 0), fault.bytes));
+        frame.measured = self.measuring.then(Measured::default);
+        let (encoder, measured, copies) = (&mut frame.encoder.0, &mut frame.measured, &self.copies);
+        let started = std::mem::take(&mut frame.started);
         self.gpu.guard("recording", |_| {
-            encoder.start();
+            if !started {
+                encoder.start();
+            }
             if let Some((saved, fault, bytes)) = undone {
                 let mut pass = encoder.transfer("undo");
+                if let Some(measured) = measured.as_mut() {
+                    measured.tags.push(PassTag::transfer("undo"));
+                }
                 pass.fill_buffer(fault, bytes, 0);
                 for part in saved {
                     pass.copy_buffer_to_buffer(part.copy, part.own, part.len);
@@ -222,6 +255,9 @@ impl BladeExecutable {
                 let clash = |&end: &usize| copies[first..end].iter().any(|c| c.overlaps(&copies[end]));
                 let end = (first + 1..copies.len()).find(clash).unwrap_or(copies.len());
                 let mut pass = encoder.transfer("upload");
+                if let Some(measured) = measured.as_mut() {
+                    measured.tags.push(PassTag::transfer("upload"));
+                }
                 for (copy, target) in copies[first..end].iter().zip(&targets[first..end]) {
                     pass.copy_buffer_to_buffer(staged.at(copy.host), *target, copy.len);
                 }
@@ -234,10 +270,13 @@ impl BladeExecutable {
     }
 
     fn submit(&mut self) -> Result<Ticket> {
-        let encoder = &mut self.encoder.0;
+        let frame = &mut self.frames[self.current];
+        if let Some(measured) = &mut frame.measured {
+            measured.submitted = Instant::now();
+        }
+        let encoder = &mut frame.encoder.0;
         let sync = self.gpu.guard("submitting", |context| context.submit(encoder))?;
         self.submissions += 1;
-        let frame = &mut self.frames[self.current];
         frame.sync = Some(sync);
         frame.ticket = Ticket(self.submissions);
         Ok(frame.ticket)
@@ -255,7 +294,10 @@ impl BladeExecutable {
         }
         let frame = &mut self.frames[self.current];
         let target = frame.download.with_capacity(end)?;
-        let encoder = &mut self.encoder.0;
+        if let Some(measured) = &mut frame.measured {
+            measured.tags.push(PassTag::transfer("download"));
+        }
+        let encoder = &mut frame.encoder.0;
         self.gpu.guard("recording", |_| {
             let mut pass = encoder.transfer("download");
             if let Some(fault) = fault {
@@ -286,25 +328,34 @@ impl BladeExecutable {
 
     /// Records the kernels of a step.
     fn record_step(&mut self, args: &StepArgs) -> Result<()> {
-        let (encoder, segments, saved) = (&mut self.encoder.0, &self.segments, &self.saved[self.current]);
+        self.record_save()?;
+        let (encoder, segments) = (&mut self.frames[self.current].encoder.0, &self.segments);
         self.gpu.guard("recording", |_| {
-            if !saved.is_empty() {
-                let mut pass = encoder.transfer("save");
-                for part in saved {
-                    pass.copy_buffer_to_buffer(part.own, part.copy, part.len);
-                }
-            }
             let mut pass = encoder.compute("step");
             let phases = args.segments.iter().filter_map(|&s| segments.get(s)).flatten();
             for (i, phase) in phases.enumerate() {
                 if i > 0 {
                     pass.barrier();
                 }
-                for launch in phase {
-                    let mut pipeline = pass.with(&launch.pipeline.raw);
-                    pipeline.bind(0, &BoundLaunch(&launch.bound));
-                    pipeline.dispatch(launch.groups);
-                }
+                record_phase(&mut pass, phase);
+            }
+        })
+    }
+
+    /// Records copies of what the step may have to take back.
+    fn record_save(&mut self) -> Result<()> {
+        let (frame, saved) = (&mut self.frames[self.current], &self.saved[self.current]);
+        if saved.is_empty() {
+            return Ok(());
+        }
+        if let Some(measured) = &mut frame.measured {
+            measured.tags.push(PassTag::transfer("save"));
+        }
+        let encoder = &mut frame.encoder.0;
+        self.gpu.guard("recording", |_| {
+            let mut pass = encoder.transfer("save");
+            for part in saved {
+                pass.copy_buffer_to_buffer(part.own, part.copy, part.len);
             }
         })
     }
@@ -365,6 +416,15 @@ impl BladeExecutable {
     }
 }
 
+/// Records launches that may run at the same time.
+fn record_phase(pass: &mut bg::ComputeCommandEncoder, phase: &Phase) {
+    for launch in phase {
+        let mut pipeline = pass.with(&launch.pipeline.raw);
+        pipeline.bind(0, &BoundLaunch(&launch.bound));
+        pipeline.dispatch(launch.groups);
+    }
+}
+
 impl Executable for BladeExecutable {
     fn write(&mut self, buffer: BufferRef, offset: u64, bytes: &[u8]) -> Result<()> {
         self.place(buffer, offset, bytes.len() as u64)?;
@@ -403,8 +463,14 @@ impl Executable for BladeExecutable {
         self.finish(self.next())?;
         self.tell()?;
         let expected = self.expected_copies();
-        self.begin()?;
-        self.record_step(args)?;
+        self.measuring = self.profiling;
+        let begun = self.begin();
+        self.measuring = false;
+        begun?;
+        match self.profiling {
+            true => self.record_measured(args)?,
+            false => self.record_step(args)?,
+        }
         self.record_downloads(expected, true)?;
         self.submit()
     }
@@ -417,7 +483,17 @@ impl Executable for BladeExecutable {
             }
         }
         self.tell()?;
-        Ok(StepStats::default())
+        Ok(StepStats {
+            device_time: self.profile.spent_on(ticket),
+        })
+    }
+
+    fn set_profiling(&mut self, on: bool) {
+        self.profiling = on;
+    }
+
+    fn take_timings(&mut self) -> Vec<PassTiming> {
+        self.profile.take()
     }
 
     fn unsettled(&self) -> usize {
@@ -433,7 +509,9 @@ impl Drop for BladeExecutable {
     fn drop(&mut self) {
         // Whatever the steps' outcome, nobody is there to be told.
         let _ = self.finish_all();
-        let encoder = &mut self.encoder.0;
-        self.gpu.free(|context| context.destroy_command_encoder(encoder));
+        for frame in &mut self.frames {
+            let encoder = &mut frame.encoder.0;
+            self.gpu.free(|context| context.destroy_command_encoder(encoder));
+        }
     }
 }

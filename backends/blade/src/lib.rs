@@ -22,6 +22,7 @@ mod memory;
 mod pipeline;
 mod probe;
 mod program;
+mod timing;
 
 use std::sync::Arc;
 

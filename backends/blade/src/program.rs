@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use meganeura_core::backend::KernelDesc;
+use meganeura_core::backend::{KernelDesc, KernelSource};
 use meganeura_core::plan::{BufferRef, Dispatch, ExecutionPlan, Operand, Segment};
 use meganeura_core::{DType, Error, Result, TensorType};
 
@@ -19,6 +19,8 @@ pub(crate) struct Ready {
     pub(crate) pipeline: Arc<Pipeline>,
     pub(crate) bound: Vec<Bound>,
     pub(crate) groups: [u32; 3],
+    /// Number of the dispatch.
+    pub(crate) dispatch: u32,
 }
 
 /// Launches between two barriers.
@@ -48,6 +50,8 @@ pub(crate) struct Extra {
 pub(crate) struct Draft {
     /// For each dispatch.
     compiled: Vec<Compiled>,
+    /// What runs, for each dispatch.
+    pub(crate) titles: Vec<String>,
     /// Bytes of all buffers: the plan's, then [`Extra`].
     pub(crate) sizes: Vec<u64>,
     pub(crate) extra: Extra,
@@ -109,6 +113,7 @@ impl Draft {
         let scratch = lay_out_scratch(plan, &compiled, first, &mut sizes);
         Ok(Draft {
             compiled,
+            titles: plan.dispatches.iter().map(Dispatch::title).collect(),
             sizes,
             extra: Extra {
                 scalars,
@@ -150,12 +155,27 @@ impl Draft {
                     pipeline,
                     bound: bound.collect::<Result<_>>()?,
                     groups: launch.groups,
+                    dispatch: number as u32,
                 });
             }
             ready.push(list);
         }
         let mut ready = ready.into_iter();
         Ok(plan.segments.iter().map(|s| phases(plan, s, &mut ready)).collect())
+    }
+
+    /// The kernels' texts.
+    pub(crate) fn sources(&self) -> Vec<KernelSource> {
+        let sources = self.compiled.iter().enumerate().flat_map(|(dispatch, compiled)| {
+            let launches = compiled.launches.iter().enumerate();
+            launches.map(move |(part, launch)| KernelSource {
+                dispatch,
+                part,
+                language: "wgsl",
+                text: launch.source.clone(),
+            })
+        });
+        sources.collect()
     }
 
     /// What the step of a frame saves.

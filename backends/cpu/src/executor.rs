@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use meganeura_core::backend::{Executable, PassTiming, StepArgs, StepStats, Ticket};
+use meganeura_core::backend::{Executable, PassTiming, StepArgs, StepStats, Ticket, pass_label};
 use meganeura_core::plan::{BufferRef, ExecutionPlan, Segment};
 use meganeura_core::{Error, Result};
 
@@ -73,6 +73,8 @@ impl Faults {
 struct Entry {
     /// Name of the kernel.
     name: String,
+    /// Number of the dispatch.
+    dispatch: u32,
     kernel: Box<dyn Kernel>,
     shared_offset: usize,
 }
@@ -83,8 +85,9 @@ struct Stage {
     /// Entry and task number of every task.
     tasks: Vec<(u32, u32)>,
     parallel: bool,
-    /// Its kernels, for profiles.
-    label: String,
+    /// Its kernels and dispatches, for profiles.
+    label: Arc<str>,
+    dispatches: Arc<[u32]>,
 }
 
 /// A compiled plan with its memory.
@@ -237,6 +240,7 @@ fn compile_segment(
                 }
                 phases[p].push(Entry {
                     name: dispatch.title(),
+                    dispatch: next as u32,
                     kernel,
                     shared_offset: shared_end,
                 });
@@ -259,19 +263,9 @@ impl Stage {
             .flat_map(|(e, entry)| (0..entry.kernel.tasks()).map(move |t| (e as u32, t as u32)))
             .collect();
         let nanos: u64 = entries.iter().map(|e| e.kernel.nanos()).sum();
-        let mut kernels: Vec<(&str, usize)> = Vec::new();
-        for entry in &entries {
-            match kernels.iter_mut().find(|(name, _)| *name == entry.name) {
-                Some((_, count)) => *count += 1,
-                None => kernels.push((&entry.name, 1)),
-            }
-        }
-        let words = kernels.iter().map(|(name, count)| match count {
-            1 => (*name).to_owned(),
-            _ => format!("{count} {name}"),
-        });
         Stage {
-            label: words.collect::<Vec<_>>().join(" + "),
+            label: pass_label(entries.iter().map(|e| e.name.as_str())).into(),
+            dispatches: entries.iter().map(|e| e.dispatch).collect(),
             parallel: tasks.len() > 1 && nanos >= PARALLEL_NANOS,
             entries,
             tasks,
@@ -328,6 +322,9 @@ impl Executable for CpuExecutable {
                         self.run_stage(stage);
                         timings.push(PassTiming {
                             label: stage.label.clone(),
+                            dispatches: stage.dispatches.clone(),
+                            submission: Ticket(self.submissions + 1),
+                            start,
                             duration: start.elapsed(),
                         });
                     }

@@ -5,7 +5,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::attrs::Attrs;
 use crate::config::Config;
@@ -223,12 +223,34 @@ pub trait Device: Send + Sync {
         Ok(())
     }
 
+    /// The generated sources of a plan's kernels, for people to read; none where kernels are not generated.
+    ///
+    /// # Errors
+    /// A kernel that cannot be made.
+    fn kernel_sources(&self, plan: &ExecutionPlan) -> Result<Vec<KernelSource>> {
+        let _ = plan;
+        Ok(Vec::new())
+    }
+
     /// Prepares everything that replaying the plan needs, and allocates its buffers: zeroed, constants and
     /// state fills uploaded.
     ///
     /// # Errors
     /// A plan that is not consistent, kernels that are missing, memory that is not there.
     fn compile(&self, plan: &ExecutionPlan) -> Result<Box<dyn Executable>>;
+}
+
+/// The source of a kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KernelSource {
+    /// Number of the dispatch in the plan.
+    pub dispatch: usize,
+    /// Which of the dispatch's kernels, from 0.
+    pub part: usize,
+    /// Language, as files of it end: `wgsl`.
+    pub language: &'static str,
+    /// The text.
+    pub text: String,
 }
 
 /// What one step shall do.
@@ -254,10 +276,46 @@ pub struct StepStats {
 /// Measured time of one pass of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PassTiming {
-    /// The dispatches of the pass by their kernels.
-    pub label: String,
+    /// The dispatches of the pass by their kernels; see [`pass_label`].
+    pub label: Arc<str>,
+    /// Their numbers in the plan. None, where the pass copies or clears.
+    pub dispatches: Arc<[u32]>,
+    /// What [`Executable::run`] returned for the step.
+    pub submission: Ticket,
+    /// When it began, by the host's clock, as far as that is known.
+    pub start: Instant,
     /// How long it took on the device.
     pub duration: Duration,
+}
+
+impl PassTiming {
+    /// A pass of which nothing but name and duration is known, and that is over.
+    pub fn new(label: impl Into<Arc<str>>, duration: Duration) -> Self {
+        let now = Instant::now();
+        PassTiming {
+            label: label.into(),
+            dispatches: Arc::new([]),
+            submission: Ticket(0),
+            start: now.checked_sub(duration).unwrap_or(now),
+            duration,
+        }
+    }
+}
+
+/// The name of a pass from the titles of its dispatches: equal ones are counted.
+pub fn pass_label<'a>(titles: impl IntoIterator<Item = &'a str>) -> String {
+    let mut kinds: Vec<(&str, usize)> = Vec::new();
+    for title in titles {
+        match kinds.iter_mut().find(|(known, _)| *known == title) {
+            Some((_, count)) => *count += 1,
+            None => kinds.push((title, 1)),
+        }
+    }
+    let words = kinds.iter().map(|(title, count)| match count {
+        1 => (*title).to_owned(),
+        _ => format!("{count} {title}"),
+    });
+    words.collect::<Vec<_>>().join(" + ")
 }
 
 /// A compiled plan with its memory.

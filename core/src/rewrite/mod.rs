@@ -141,6 +141,7 @@ pub fn rewrite(graph: &Graph, request: &Request) -> Result<(Graph, OptimizeRepor
     let dialect = select::dialect(rules)?;
     // Nothing is left half done by a panic: each graph has a copy of its own.
     let _in_use = dialect.in_use.lock().unwrap_or_else(PoisonError::into_inner);
+    let saturation = tracing::debug_span!("saturate").entered();
     let start = Instant::now();
     let pack_group = |graph: &Graph, id: NodeId| pack_group(graph, id, request.group_of);
     let setting = Setting {
@@ -150,10 +151,12 @@ pub fn rewrite(graph: &Graph, request: &Request) -> Result<(Graph, OptimizeRepor
     let mut state = State::new(graph, dialect.clone(), &setting)?;
     report.budget_hit = saturate::saturate(&mut state, &request.config.limits())?.budget;
     report.egglog_time = start.elapsed();
+    drop(saturation);
     let (_, counts) = state.fired()?;
     report.rules_fired = titles(&dialect.rules, &counts);
     report.egglog_program.clone_from(&dialect.program);
 
+    let _extraction = tracing::debug_span!("extract").entered();
     let start = Instant::now();
     let mut chosen = choose(graph, &mut state, request, &mut report)?;
     report.extract_time = start.elapsed();

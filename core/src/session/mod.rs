@@ -6,6 +6,7 @@
 mod counters;
 mod debug;
 mod optimizer;
+mod prepare;
 mod profile;
 mod progress;
 mod read;
@@ -20,17 +21,19 @@ pub use profile::{TimingRow, Timings};
 pub use progress::Progress;
 pub use summary::MemorySummary;
 
-use crate::backend::{Device, Executable, KernelDesc, StepArgs, StepStats, Support, Ticket};
+use crate::backend::{Device, Executable, PassTiming, StepArgs, StepStats, Ticket};
 use crate::config::Config;
+use crate::debug::DebugOptions;
 use crate::dtype::DType;
-use crate::error::{Error, MissingKernel, Result, TensorKind, unwrap_report};
+use crate::error::{Error, Result, TensorKind, unwrap_report};
 use crate::ops::{SEED_SCALAR, STEP_SCALAR};
-use crate::plan::memory::check_fit;
 use crate::plan::optimizer::Update;
 use crate::plan::{ACCUMULATE, BufferRef, ExecutionPlan, FORWARD_BACKWARD, UPDATE, scalar_bytes};
+use crate::profiler::DeviceTrack;
 use crate::select;
 use counters::Unsettled;
 use optimizer::ActiveOptimizer;
+use prepare::{check_kernels, prepare};
 use tensors::Tensors;
 
 /// A compiled plan with its memory on a device.
@@ -48,7 +51,12 @@ pub struct Session {
     scalars: Vec<(BufferRef, [u8; 4])>,
     user_scalars: HashMap<String, f64>,
     last_ticket: Option<Ticket>,
+    debug: DebugOptions,
     profiling: bool,
+    /// Times of passes that nobody has taken.
+    passes: Vec<PassTiming>,
+    /// Where passes go in the trace of the program, if there is one.
+    track: Option<DeviceTrack>,
 }
 
 impl Session {
@@ -74,15 +82,22 @@ impl Session {
         Session::on(device, plan)
     }
 
-    /// Prepares a plan on a device that is open already.
+    /// Prepares a plan on a device that is open already, with the debug options of the environment.
     ///
     /// # Errors
-    /// An inconsistent plan; kernels that the device lacks, all listed; memory that is not there.
+    /// An inconsistent plan; kernels that the device lacks, all listed; memory that is not there; wrong debug options.
     pub fn on(device: Arc<dyn Device>, plan: ExecutionPlan) -> Result<Self> {
+        Session::debugged(device, plan, DebugOptions::from_environment()?)
+    }
+
+    /// [`Session::on`] with debug options.
+    ///
+    /// # Errors
+    /// As there; a folder for kernels that cannot be written.
+    pub fn debugged(device: Arc<dyn Device>, plan: ExecutionPlan, debug: DebugOptions) -> Result<Self> {
         plan.verify()?;
         check_kernels(&*device, &plan)?;
-        check_fit(&plan, device.capabilities())?;
-        let executable = device.compile(&plan)?;
+        let executable = prepare(&*device, &plan, &debug)?;
         let attached = plan.segment(UPDATE).map(|_| String::new());
         Ok(Session {
             tensors: Tensors::of(&plan),
@@ -97,7 +112,10 @@ impl Session {
             scalars: Vec::new(),
             user_scalars: HashMap::new(),
             last_ticket: None,
+            debug,
             profiling: false,
+            passes: Vec::new(),
+            track: None,
         })
     }
 
@@ -300,6 +318,8 @@ impl Session {
     /// Inputs that were never set; a lost device; errors of the step's kernels (they may also come out of
     /// the next call that waits, or of one of the next steps, which is not made then).
     pub fn try_step(&mut self) -> Result<()> {
+        let _step = tracing::debug_span!("step", number = self.steps).entered();
+        self.follow_trace();
         self.tensors.check_inputs_set()?;
         self.gather_scalars()?;
         let mut segments = [0; 3];
@@ -310,12 +330,16 @@ impl Session {
                 count += 1;
             }
         }
+        let submit = tracing::debug_span!("submit", submission = tracing::field::Empty).entered();
         let ticket = self.executable.run(&StepArgs {
             segments: &segments[..count],
             scalars: &self.scalars,
         })?;
+        submit.record("submission", ticket.0);
+        drop(submit);
         self.last_ticket = Some(ticket);
         self.count_step();
+        self.collect_passes();
         Ok(())
     }
 
@@ -341,10 +365,13 @@ impl Session {
     /// # Errors
     /// A lost device; errors of the step's kernels.
     pub fn try_wait(&mut self) -> Result<StepStats> {
-        match self.last_ticket {
+        let _wait = tracing::debug_span!("wait").entered();
+        let stats = match self.last_ticket {
             Some(ticket) => self.executable.wait(ticket),
             None => Ok(StepStats::default()),
-        }
+        };
+        self.collect_passes();
+        stats
     }
 
     /// [`Session::try_wait`], panicking with its report.
@@ -400,36 +427,6 @@ impl std::fmt::Debug for Session {
             .field("steps", &self.counters().steps)
             .finish_non_exhaustive()
     }
-}
-
-/// A plan may list only kernels that the device has.
-fn check_kernels(device: &dyn Device, plan: &ExecutionPlan) -> Result<()> {
-    let mut missing: Vec<MissingKernel> = Vec::new();
-    for d in &plan.dispatches {
-        let inputs: Vec<_> = d.inputs.iter().map(|o| o.ty.clone()).collect();
-        let outputs: Vec<_> = d.outputs.iter().map(|o| o.ty.clone()).collect();
-        let desc = KernelDesc {
-            name: &d.kernel.name,
-            version: d.kernel.version,
-            attrs: &d.attrs,
-            inputs: &inputs,
-            outputs: &outputs,
-        };
-        if let Support::No(reason) = device.supports(&desc) {
-            missing.push(MissingKernel {
-                kernel: desc.to_string(),
-                label: d.label.clone(),
-                reason,
-            });
-        }
-    }
-    if missing.is_empty() {
-        return Ok(());
-    }
-    Err(Error::MissingKernels {
-        device: device.capabilities().name.clone(),
-        missing,
-    })
 }
 
 /// Plain 4-byte numbers, whose bytes may be looked at and replaced freely.

@@ -2,9 +2,9 @@
 
 use super::Session;
 use super::counters::Unsettled;
+use super::prepare::prepare;
 use super::tensors::Tensors;
 use crate::error::{Error, Result, TensorKind, unwrap_report};
-use crate::plan::memory::check_fit;
 use crate::plan::optimizer::{
     ACCUMULATION_KEEP, ACCUMULATION_SCALE, Adam, CLIP_LIMIT, GradientClip, Optimizer, Sgd, Update, attach,
     split_scalar_name,
@@ -212,8 +212,7 @@ impl Session {
     fn rebuild_with(&mut self, update: &Update, keep_moments: bool) -> Result<()> {
         let mut plan = self.plan.clone();
         attach(&mut plan, update, &*self.device)?;
-        check_fit(&plan, self.device.capabilities())?;
-        let mut executable = self.device.compile(&plan)?;
+        let mut executable = prepare(&*self.device, &plan, &self.debug)?;
         let named = plan.param_buffers.iter().chain(&plan.input_buffers).map(|(_, b)| *b);
         let states = plan.state_buffers.iter().filter(|s| !s.optimizer).map(|s| s.buffer);
         // Results of the last step stay readable.
@@ -236,11 +235,12 @@ impl Session {
                 }
             }
         }
-        executable.set_profiling(self.profiling);
+        self.collect_passes();
         self.executable = executable;
         self.unsettled = Unsettled::default();
         self.last_ticket = None;
         self.plan = plan;
+        self.measure_anew();
         self.tensors.renew(&self.plan);
         Ok(())
     }

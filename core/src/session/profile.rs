@@ -2,10 +2,12 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::Session;
 use crate::backend::PassTiming;
+use crate::profiler::{self, DeviceTrack};
 
 /// Times of equal passes together.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,11 +30,11 @@ pub struct Timings {
 impl Timings {
     fn of(passes: Vec<PassTiming>) -> Self {
         let mut rows: Vec<TimingRow> = Vec::new();
-        let mut known: HashMap<String, usize> = HashMap::new();
+        let mut known: HashMap<Arc<str>, usize> = HashMap::new();
         for pass in passes {
             let at = *known.entry(pass.label.clone()).or_insert_with(|| {
                 rows.push(TimingRow {
-                    label: pass.label,
+                    label: pass.label.to_string(),
                     count: 0,
                     total: Duration::ZERO,
                 });
@@ -70,16 +72,18 @@ impl fmt::Display for Timings {
 }
 
 impl Session {
-    /// Starts or stops measuring the time of every pass. Those of a step may be collected at the following
-    /// one; measuring makes steps slower.
+    /// Starts or stops measuring the time of every pass. Those of a step are there when it was waited for, or at the
+    /// following one; measuring makes steps slower.
     pub fn set_profiling(&mut self, on: bool) {
+        self.collect_passes();
         self.profiling = on;
-        self.executable.set_profiling(on);
+        self.measure();
     }
 
     /// Times measured since the last call, equal passes together.
     pub fn take_timings(&mut self) -> Timings {
-        Timings::of(self.executable.take_timings())
+        self.collect_passes();
+        Timings::of(std::mem::take(&mut self.passes))
     }
 
     /// Prints [`Session::take_timings`] to standard error.
@@ -93,16 +97,63 @@ impl Session {
     }
 }
 
+/// Passes on their way into the trace of the program.
+impl Session {
+    /// Follows what begins or ends: a trace, profiling.
+    fn measure(&mut self) {
+        self.executable.set_profiling(self.profiling || self.track.is_some());
+    }
+
+    /// Makes the device measure if a trace was begun meanwhile.
+    pub(super) fn follow_trace(&mut self) {
+        if self.track.is_none()
+            && let Some(store) = profiler::store()
+        {
+            let device = &self.device.capabilities().name;
+            self.track = Some(DeviceTrack::new(store, device, &self.plan));
+            self.measure();
+        }
+    }
+
+    /// Takes over from another executable.
+    pub(super) fn measure_anew(&mut self) {
+        if let Some(track) = &mut self.track {
+            track.renew(&self.plan);
+        }
+        self.measure();
+    }
+
+    /// Takes what the device has measured so far.
+    pub(super) fn collect_passes(&mut self) {
+        if !self.profiling && self.track.is_none() {
+            return;
+        }
+        let passes = self.executable.take_timings();
+        if let Some(track) = &self.track {
+            track.record(&passes);
+        }
+        if self.profiling {
+            self.passes.extend(passes);
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if self.track.is_some() {
+            // Whatever the step's outcome, nobody is there to be told.
+            let _ = self.try_wait();
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn equal_passes_are_added_and_the_costliest_comes_first() {
-        let pass = |label: &str, us| PassTiming {
-            label: label.into(),
-            duration: Duration::from_micros(us),
-        };
+        let pass = |label: &str, us| PassTiming::new(label, Duration::from_micros(us));
         let timings = Timings::of(vec![pass("a", 10), pass("b", 50), pass("a", 20)]);
         let rows: Vec<(&str, usize)> = timings.rows.iter().map(|r| (r.label.as_str(), r.count)).collect();
         assert_eq!(rows, [("b", 1), ("a", 2)]);

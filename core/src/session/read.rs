@@ -3,7 +3,7 @@
 use super::{Session, bytes_of_mut};
 use crate::dtype::DType;
 use crate::error::{Error, Result, TensorKind, unwrap_report};
-use crate::plan::TensorView;
+use crate::plan::{BufferRef, TensorView};
 
 impl Session {
     /// The loss of the last step: the first output.
@@ -59,7 +59,7 @@ impl Session {
     pub fn try_read_output_u32(&mut self, index: usize, data: &mut [u32]) -> Result<()> {
         let buffer = self.tensors.output(index)?.checked(DType::U32, data.len())?;
         self.check_stepped()?;
-        self.executable.read(buffer, 0, bytes_of_mut(data))
+        self.fetch(buffer, bytes_of_mut(data))
     }
 
     /// Storage bytes of the output of that index.
@@ -70,7 +70,7 @@ impl Session {
         let tensor = self.tensors.output(index)?;
         let (buffer, mut bytes) = (tensor.buffer, vec![0; tensor.ty.bytes()]);
         self.check_stepped()?;
-        self.executable.read(buffer, 0, &mut bytes)?;
+        self.fetch(buffer, &mut bytes)?;
         Ok(bytes)
     }
 
@@ -82,7 +82,7 @@ impl Session {
             let (dtype, buffer) = (tensor.ty.dtype, tensor.checked(tensor.ty.dtype, len)?);
             self.check_stepped()?;
             let mut bytes = vec![0; 2 * data.len()];
-            self.executable.read(buffer, 0, &mut bytes)?;
+            self.fetch(buffer, &mut bytes)?;
             for (value, pair) in data.iter_mut().zip(bytes.chunks_exact(2)) {
                 let pair = [pair[0], pair[1]];
                 *value = match dtype {
@@ -94,7 +94,15 @@ impl Session {
         }
         let buffer = tensor.checked(DType::F32, len)?;
         self.check_stepped()?;
-        self.executable.read(buffer, 0, bytes_of_mut(data))
+        self.fetch(buffer, bytes_of_mut(data))
+    }
+
+    /// Reads a buffer, which waits for the last step.
+    fn fetch(&mut self, buffer: BufferRef, bytes: &mut [u8]) -> Result<()> {
+        let _read = tracing::debug_span!("read", bytes = bytes.len()).entered();
+        let read = self.executable.read(buffer, 0, bytes);
+        self.collect_passes();
+        read
     }
 
     /// Results exist only after a step.

@@ -7,6 +7,8 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+use meganeura::profiler::{self, TraceFile};
+
 use commands::{conformance, devices, explain, ops, plugins, train};
 
 /// Train and run neural networks on any hardware.
@@ -24,7 +26,11 @@ struct Cli {
 const AFTER_HELP: &str = "\
 Devices: --device beats MEGANEURA_DEVICE_ID, which beats `device = ...` in meganeura.toml \
 (MEGANEURA_CONFIG names another file). A selector is auto, cpu, BACKEND, BACKEND:INDEX, \
-BACKEND:name=PART or BACKEND:id=NUMBER; `meganeura devices` lists them.";
+BACKEND:name=PART or BACKEND:id=NUMBER; `meganeura devices` lists them.
+
+MEGANEURA_TRACE=FILE writes a trace of the command, which https://ui.perfetto.dev shows.
+MEGANEURA_DEBUG=serial,no-aliasing,dump=FOLDER runs one dispatch after the other, lets no buffers \
+share memory, and writes generated kernels to a folder.";
 
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -45,7 +51,19 @@ enum Command {
 fn main() -> ExitCode {
     let cli = Cli::parse();
     start_logging(cli.verbose);
-    let outcome = match &cli.command {
+    let traced = profiler::from_environment().and_then(|trace| {
+        let code = run(&cli.command);
+        trace.map_or(Ok(()), TraceFile::finish)?;
+        Ok(code)
+    });
+    traced.unwrap_or_else(|error| {
+        output::report(&error);
+        ExitCode::FAILURE
+    })
+}
+
+fn run(command: &Command) -> ExitCode {
+    let outcome = match command {
         Command::Train(args) => train::run(args),
         Command::Devices(args) => devices::run(args),
         Command::Plugins(args) => plugins::run(args),
@@ -53,13 +71,10 @@ fn main() -> ExitCode {
         Command::Explain(args) => explain::run(args),
         Command::Conformance(args) => conformance::run(args),
     };
-    match outcome {
-        Ok(code) => code,
-        Err(error) => {
-            output::report(&*error);
-            ExitCode::FAILURE
-        }
-    }
+    outcome.unwrap_or_else(|error| {
+        output::report(&*error);
+        ExitCode::FAILURE
+    })
 }
 
 fn start_logging(verbose: u8) {

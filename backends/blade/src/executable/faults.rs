@@ -38,6 +38,7 @@ impl BladeExecutable {
     /// Waits for the submission of a frame, and notes a fault in it. Older submissions are to be finished before.
     pub(super) fn finish(&mut self, at: usize) -> Result<()> {
         self.wait_for(at)?;
+        self.collect(at)?;
         if !std::mem::take(&mut self.frames[at].unread_report) {
             return Ok(());
         }
@@ -63,7 +64,7 @@ impl BladeExecutable {
     }
 
     /// Waits for the submission of a frame.
-    fn wait_for(&mut self, at: usize) -> Result<()> {
+    pub(super) fn wait_for(&mut self, at: usize) -> Result<()> {
         let Some(sync) = self.frames[at].sync.take() else {
             return Ok(());
         };

@@ -1,0 +1,81 @@
+//! Steps whose passes are measured.
+
+use std::time::Instant;
+
+use meganeura_core::Result;
+use meganeura_core::backend::{StepArgs, Ticket};
+
+use super::{BladeExecutable, FRAMES, record_phase};
+use crate::timing::MOST_PASSES;
+
+/// Passes of a submission that are not the copies at its end.
+const MOST_PHASES: usize = MOST_PASSES - 1;
+
+impl BladeExecutable {
+    /// Records a step with a pass for each phase. Where these are more than a submission has times for, it is submitted
+    /// in parts, each of which is waited for.
+    pub(super) fn record_measured(&mut self, args: &StepArgs) -> Result<()> {
+        self.record_save()?;
+        let segments = args.segments.iter().filter(|&&s| s < self.segments.len());
+        let phases: Vec<(usize, usize)> = segments
+            .flat_map(|&s| (0..self.segments[s].len()).map(move |p| (s, p)))
+            .collect();
+        let begun = self.frames[self.current].measured.as_ref().map_or(0, |m| m.tags.len());
+        let mut room = MOST_PHASES.saturating_sub(begun);
+        let parts = phases.len().saturating_sub(room).div_ceil(MOST_PHASES);
+        // That of the last part, which belongs to the step.
+        let step = Ticket(self.submissions + 1 + parts as u64);
+        for (segment, number) in phases {
+            if room == 0 {
+                self.submit_part(step)?;
+                room = MOST_PHASES;
+            }
+            room -= 1;
+            let (phase, tag) = (&self.segments[segment][number], &self.tags[segment][number]);
+            let frame = &mut self.frames[self.current];
+            if let Some(measured) = &mut frame.measured {
+                measured.tags.push(tag.clone());
+            }
+            let encoder = &mut frame.encoder.0;
+            self.gpu
+                .guard("recording", |_| record_phase(&mut encoder.compute(&tag.label), phase))?;
+        }
+        if let Some(measured) = &mut self.frames[self.current].measured {
+            measured.step = step;
+        }
+        Ok(())
+    }
+
+    /// Submits what was recorded of a step, waits for it, and goes on recording in the same frame.
+    fn submit_part(&mut self, step: Ticket) -> Result<()> {
+        let at = self.current;
+        if let Some(measured) = &mut self.frames[at].measured {
+            measured.step = step;
+        }
+        self.submit()?;
+        self.collect(at)?;
+        let frame = &mut self.frames[at];
+        // Its times were read, by starting anew.
+        frame.started = false;
+        frame.measured = Some(Default::default());
+        Ok(())
+    }
+
+    /// Reads the times of a frame's submission, which is waited for, and before them those of earlier ones.
+    pub(super) fn collect(&mut self, frame: usize) -> Result<()> {
+        let last = self.frames[frame].ticket;
+        loop {
+            let measured = |f: &usize| self.frames[*f].measured.is_some() && self.frames[*f].ticket <= last;
+            let first = (0..FRAMES).filter(measured).min_by_key(|&f| self.frames[f].ticket);
+            let Some(first) = first else { return Ok(()) };
+            self.wait_for(first)?;
+            let frame = &mut self.frames[first];
+            let encoder = &mut frame.encoder.0;
+            self.gpu.guard("reading times", |_| encoder.start())?;
+            frame.started = true;
+            if let Some(measured) = frame.measured.take() {
+                self.profile.add(measured, encoder.timings(), Instant::now());
+            }
+        }
+    }
+}

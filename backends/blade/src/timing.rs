@@ -1,0 +1,161 @@
+//! Times of passes, by the device's timestamps.
+//!
+//! blade has the device write the time where a pass begins and where a submission ends, for so many passes of one
+//! submission as [`MOST_PASSES`]. A measured step therefore has a pass of its own for every phase, and as many
+//! submissions as these need. A pass lasts until the next one begins, the barrier between them included.
+//!
+//! blade gives durations, not times by the host's clock. Passes are taken to follow each other without pause, from when
+//! the submission was handed over, or the one before it was done, on.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use blade_graphics as bg;
+use meganeura_core::backend::{PassTiming, Ticket, pass_label};
+
+use crate::program::Phase;
+
+/// Passes of a submission that are measured.
+pub(crate) const MOST_PASSES: usize = bg::limits::PASS_COUNT;
+
+/// A pass as profiles name it.
+#[derive(Clone, Debug)]
+pub(crate) struct PassTag {
+    pub(crate) label: Arc<str>,
+    dispatches: Arc<[u32]>,
+}
+
+impl PassTag {
+    /// A pass that copies or clears.
+    pub(crate) fn transfer(label: &str) -> Self {
+        PassTag {
+            label: label.into(),
+            dispatches: Arc::new([]),
+        }
+    }
+
+    /// Of dispatches with these titles.
+    pub(crate) fn of(phase: &Phase, titles: &[String]) -> Self {
+        let titles = phase.iter().filter_map(|ready| titles.get(ready.dispatch as usize));
+        PassTag {
+            label: pass_label(titles.map(String::as_str)).into(),
+            dispatches: phase.iter().map(|ready| ready.dispatch).collect(),
+        }
+    }
+}
+
+/// A submission that is measured.
+pub(crate) struct Measured {
+    /// Its passes.
+    pub(crate) tags: Vec<PassTag>,
+    /// The last submission of its step.
+    pub(crate) step: Ticket,
+    /// When it was handed to the device.
+    pub(crate) submitted: Instant,
+}
+
+impl Default for Measured {
+    fn default() -> Self {
+        Measured {
+            tags: Vec::new(),
+            step: Ticket(0),
+            submitted: Instant::now(),
+        }
+    }
+}
+
+/// What was measured.
+#[derive(Default)]
+pub(crate) struct Profile {
+    passes: Vec<PassTiming>,
+    /// When the last pass ended.
+    end: Option<Instant>,
+    /// The last step, and the time of its passes.
+    spent: Option<(Ticket, Duration)>,
+}
+
+impl Profile {
+    /// Adds the passes of a submission that was complete at a time by the host's clock, after all earlier ones.
+    pub(crate) fn add(&mut self, measured: Measured, timings: &bg::Timings, complete: Instant) {
+        let sum: Duration = timings.iter().map(|(_, duration)| *duration).sum();
+        let mut start = self.end.map_or(measured.submitted, |end| end.max(measured.submitted));
+        // Clocks differ a little; the host's says when it cannot have been.
+        if start + sum > complete {
+            start = complete.checked_sub(sum).unwrap_or(start).max(measured.submitted);
+        }
+        let before = self.spent_on(measured.step).unwrap_or_default();
+        self.spent = Some((measured.step, before + sum)).filter(|_| !timings.is_empty());
+        for (tag, (_, duration)) in measured.tags.into_iter().zip(timings) {
+            self.passes.push(PassTiming {
+                label: tag.label,
+                dispatches: tag.dispatches,
+                submission: measured.step,
+                start,
+                duration: *duration,
+            });
+            start += *duration;
+        }
+        self.end = Some(start);
+    }
+
+    pub(crate) fn take(&mut self) -> Vec<PassTiming> {
+        std::mem::take(&mut self.passes)
+    }
+
+    /// Time of the passes of a step, if it was the last one that was measured.
+    pub(crate) fn spent_on(&self, step: Ticket) -> Option<Duration> {
+        self.spent.filter(|(last, _)| *last == step).map(|(_, time)| time)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn submission(profile: &mut Profile, step: u64, submitted: Instant, micros: &[u64], complete: Instant) {
+        let measured = Measured {
+            tags: micros.iter().map(|_| PassTag::transfer("pass")).collect(),
+            step: Ticket(step),
+            submitted,
+        };
+        let timings = micros
+            .iter()
+            .map(|&us| ("pass".to_owned(), Duration::from_micros(us)))
+            .collect();
+        profile.add(measured, &timings, complete);
+    }
+
+    #[test]
+    fn passes_follow_each_other_within_what_the_host_knows() {
+        let origin = Instant::now();
+        let at = |us| origin + Duration::from_micros(us);
+        let mut profile = Profile::default();
+        submission(&mut profile, 1, at(10), &[5, 20], at(100));
+        // Handed over while the first one ran, in two parts.
+        submission(&mut profile, 3, at(20), &[10], at(200));
+        submission(&mut profile, 3, at(300), &[10], at(400));
+        // Longer by the device's clock than by the host's.
+        submission(&mut profile, 4, at(500), &[50], at(540));
+        let passes = profile.take();
+        let starts: Vec<Duration> = passes.iter().map(|p| p.start - origin).collect();
+        assert_eq!(starts, [10, 15, 35, 300, 500].map(Duration::from_micros));
+        assert_eq!(passes[3].submission, Ticket(3));
+        assert_eq!(profile.spent_on(Ticket(3)), None);
+        assert_eq!(profile.spent_on(Ticket(4)), Some(Duration::from_micros(50)));
+        assert!(profile.take().is_empty());
+    }
+
+    #[test]
+    fn a_device_without_timestamps_has_no_passes() {
+        let mut profile = Profile::default();
+        let now = Instant::now();
+        let measured = Measured {
+            tags: vec![PassTag::transfer("upload")],
+            step: Ticket(1),
+            submitted: now,
+        };
+        profile.add(measured, &Vec::new(), now);
+        assert!(profile.take().is_empty());
+        assert_eq!(profile.spent_on(Ticket(1)), None);
+    }
+}

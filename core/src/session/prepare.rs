@@ -1,0 +1,46 @@
+//! From a plan to something that runs.
+
+use crate::backend::{Device, Executable, KernelDesc, Support};
+use crate::debug::DebugOptions;
+use crate::error::{Error, MissingKernel, Result};
+use crate::plan::ExecutionPlan;
+use crate::plan::memory::check_fit;
+
+/// Compiles a plan as the options want it, after checking that the device has room and kernels for it.
+pub(super) fn prepare(device: &dyn Device, plan: &ExecutionPlan, debug: &DebugOptions) -> Result<Box<dyn Executable>> {
+    let _span = tracing::debug_span!("prepare", dispatches = plan.dispatches.len()).entered();
+    let plan = &*debug.applied(plan);
+    check_fit(plan, device.capabilities())?;
+    debug.dump_kernels(device, plan)?;
+    device.compile(plan)
+}
+
+/// A plan may list only kernels that the device has.
+pub(super) fn check_kernels(device: &dyn Device, plan: &ExecutionPlan) -> Result<()> {
+    let mut missing: Vec<MissingKernel> = Vec::new();
+    for d in &plan.dispatches {
+        let inputs: Vec<_> = d.inputs.iter().map(|o| o.ty.clone()).collect();
+        let outputs: Vec<_> = d.outputs.iter().map(|o| o.ty.clone()).collect();
+        let desc = KernelDesc {
+            name: &d.kernel.name,
+            version: d.kernel.version,
+            attrs: &d.attrs,
+            inputs: &inputs,
+            outputs: &outputs,
+        };
+        if let Support::No(reason) = device.supports(&desc) {
+            missing.push(MissingKernel {
+                kernel: desc.to_string(),
+                label: d.label.clone(),
+                reason,
+            });
+        }
+    }
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(Error::MissingKernels {
+        device: device.capabilities().name.clone(),
+        missing,
+    })
+}
