@@ -200,7 +200,8 @@ pub fn format_listing(listing: &[BackendListing]) -> String {
     text
 }
 
-fn format_device(backend: &str, d: &DeviceInfo) -> String {
+/// A device as a line of the listing.
+pub fn format_device(backend: &str, d: &DeviceInfo) -> String {
     let mut line = format!("{:<12} {} ({})", selector_of(backend, d), d.name, d.kind.name());
     if let Some(id) = d.numeric_id {
         let _ = write!(line, ", id=0x{id:x}");

@@ -1,6 +1,7 @@
 //! The command line as a user meets it.
 
 mod budget;
+mod doctor;
 mod saved;
 
 use std::process::{Command, Output};
@@ -239,6 +240,7 @@ fn help_explains_every_command() {
     for part in [
         "train",
         "devices",
+        "doctor",
         "plugins",
         "explain",
         "MEGANEURA_TRACE",

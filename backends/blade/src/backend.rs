@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use blade_graphics as bg;
-use meganeura_core::backend::{Backend, BackendInfo, Device, DeviceInfo, DeviceKind};
+use meganeura_core::backend::{Backend, BackendInfo, Device, DeviceInfo, DeviceKind, Fact};
 use meganeura_core::config::Config;
 use meganeura_core::{Error, Result};
 
 use crate::device::BladeDevice;
 use crate::gpu::NAME;
-use crate::probe::{self, Probed};
+use crate::probe::{self, Probed, yes_no};
 
 /// The setting that chooses the tile of cooperative matrices.
 const TILE: &str = "coop_tile";
@@ -41,6 +41,10 @@ impl Backend for BladeBackend {
             Ok(_) => None,
             Err(why) => Some(why),
         }
+    }
+
+    fn surroundings(&self) -> Vec<Fact> {
+        probe::surroundings()
     }
 
     fn open(&self, index: usize, config: &Config) -> Result<Arc<dyn Device>> {
@@ -83,7 +87,8 @@ fn limits_of(report: &bg::DeviceReport, probed: &[Probed]) -> Option<Probed> {
 
 fn describe(reports: &[bg::DeviceReport], index: usize, probed: &[Probed]) -> DeviceInfo {
     let report = &reports[index];
-    let limits = limits_of(report, probed).map(|p| p.limits);
+    let known = limits_of(report, probed);
+    let limits = known.as_ref().map(|p| p.limits);
     let kind = match (report.information.is_software_emulated, limits.and_then(|l| l.discrete)) {
         (true, _) => DeviceKind::Software,
         (_, Some(true)) => DeviceKind::DiscreteGpu,
@@ -109,8 +114,28 @@ fn describe(reports: &[bg::DeviceReport], index: usize, probed: &[Probed]) -> De
         driver: (!driver.is_empty()).then(|| driver.join(" ")),
         note: twins.then(|| "another device has the same id and cannot be told apart from it".into()),
         rejected,
+        details: details(report, known.as_ref()),
         ..DeviceInfo::new(index, report.information.device_name.clone(), kind)
     }
+}
+
+/// What the layer and the driver say of a device.
+fn details(report: &bg::DeviceReport, probed: Option<&Probed>) -> Vec<Fact> {
+    let mut facts = Vec::new();
+    if let bg::DeviceReportStatus::Available { caps, .. } = &report.status {
+        let tile = |size: u32| match size {
+            0 => "none".to_owned(),
+            size => format!("{size}x{size}"),
+        };
+        let tiles = caps.cooperative_matrix;
+        facts.extend([
+            Fact::new("half precision in shaders", yes_no(caps.shader_float16)),
+            Fact::new("cooperative tiles, f16", tile(tiles.f16_tile)),
+            Fact::new("cooperative tiles, f32", tile(tiles.f32_tile)),
+        ]);
+    }
+    facts.extend(probed.into_iter().flat_map(|p| p.facts.iter().cloned()));
+    facts
 }
 
 /// Opens a device, or gives the one that is open already.

@@ -3,6 +3,11 @@
 //! A read-only look through Vulkan. Where there is none (Metal), or it does not work, devices are taken to have what
 //! every one has.
 
+#[cfg(not(any(target_os = "ios", target_os = "macos")))]
+use std::path::PathBuf;
+
+use meganeura_core::backend::Fact;
+
 /// Bytes of a storage buffer that every Vulkan device allocates and binds.
 const LEAST_BUFFER: u64 = 128 << 20;
 /// Bytes beyond which numbers of elements do not fit 32 bits.
@@ -40,6 +45,95 @@ pub(crate) struct Probed {
     pub(crate) device_id: u32,
     pub(crate) name: String,
     pub(crate) limits: Limits,
+    /// What else the driver says.
+    pub(crate) facts: Vec<Fact>,
+}
+
+pub(crate) fn yes_no(yes: bool) -> &'static str {
+    if yes { "yes" } else { "no" }
+}
+
+/// Variables that tell the Vulkan loader which drivers to use, instead of those that are installed.
+#[cfg(not(any(target_os = "ios", target_os = "macos")))]
+const DRIVER_VARIABLES: [&str; 2] = ["VK_DRIVER_FILES", "VK_ICD_FILENAMES"];
+/// Folders where drivers are announced.
+#[cfg(not(any(target_os = "ios", target_os = "macos")))]
+const DRIVER_FOLDERS: [&str; 3] = [
+    "/usr/share/vulkan/icd.d",
+    "/usr/local/share/vulkan/icd.d",
+    "/etc/vulkan/icd.d",
+];
+/// Extensions that decide what can be used.
+#[cfg(not(any(target_os = "ios", target_os = "macos")))]
+const EXTENSIONS: [&std::ffi::CStr; 4] = [
+    c"VK_KHR_cooperative_matrix",
+    c"VK_KHR_shader_float16_int8",
+    c"VK_KHR_16bit_storage",
+    c"VK_EXT_memory_budget",
+];
+
+/// Metal is part of the system.
+#[cfg(any(target_os = "ios", target_os = "macos"))]
+pub(crate) fn surroundings() -> Vec<Fact> {
+    vec![Fact::new("driver", "Metal, of the system")]
+}
+
+/// The Vulkan loader, and the drivers that it is told of.
+#[cfg(not(any(target_os = "ios", target_os = "macos")))]
+pub(crate) fn surroundings() -> Vec<Fact> {
+    // SAFETY: loads the system's Vulkan loader, which blade does as well.
+    let loader = match unsafe { ash::Entry::load() } {
+        // SAFETY: the loader was loaded above; the call asks for a number.
+        Ok(entry) => match unsafe { entry.try_enumerate_instance_version() } {
+            Ok(version) => format!("version {}", version_text(version.unwrap_or(ash::vk::API_VERSION_1_0))),
+            Err(error) => format!("loaded, but it does not tell its version: {error}"),
+        },
+        Err(error) => format!("cannot be loaded: {error}"),
+    };
+    let mut facts = vec![Fact::new("Vulkan loader", loader)];
+    let named = DRIVER_VARIABLES
+        .iter()
+        .find_map(|name| Some((*name, std::env::var_os(name)?)));
+    match named {
+        Some((name, value)) => facts.push(Fact::new(name, announced(std::env::split_paths(&value)))),
+        None => {
+            let folders = DRIVER_FOLDERS
+                .iter()
+                .filter_map(|folder| std::fs::read_dir(folder).ok());
+            let mut files: Vec<PathBuf> = folders.flatten().flatten().map(|entry| entry.path()).collect();
+            files.sort();
+            // Windows announces drivers in its registry.
+            if !cfg!(windows) {
+                facts.push(Fact::new("drivers", announced(files.into_iter())));
+            }
+        }
+    }
+    facts
+}
+
+/// Files that announce drivers, and which of them are missing.
+#[cfg(not(any(target_os = "ios", target_os = "macos")))]
+fn announced(files: impl Iterator<Item = PathBuf>) -> String {
+    let text = |file: PathBuf| match file.exists() {
+        true => file.display().to_string(),
+        false => format!("{} (no such file)", file.display()),
+    };
+    let list: Vec<String> = files.map(text).collect();
+    match list.is_empty() {
+        true => "none".into(),
+        false => list.join(", "),
+    }
+}
+
+#[cfg(not(any(target_os = "ios", target_os = "macos")))]
+fn version_text(version: u32) -> String {
+    use ash::vk;
+    let parts = [
+        vk::api_version_major(version),
+        vk::api_version_minor(version),
+        vk::api_version_patch(version),
+    ];
+    parts.map(|part| part.to_string()).join(".")
 }
 
 #[cfg(any(target_os = "ios", target_os = "macos"))]
@@ -82,12 +176,38 @@ fn describe(instance: &ash::Instance, device: ash::vk::PhysicalDevice) -> Probed
     let local = heaps.filter(|h| h.flags.contains(vk::MemoryHeapFlags::DEVICE_LOCAL));
     let mut limits = vec![u64::from(properties.limits.max_storage_buffer_range)];
     limits.extend(allocation_limits(instance, device, properties.api_version));
+    let buffer_bytes = largest_buffer(&limits);
     let name = properties.device_name_as_c_str().unwrap_or_default();
+    // SAFETY: as above.
+    let extensions = unsafe { instance.enumerate_device_extension_properties(device) }.unwrap_or_default();
+    let driver = &properties.limits;
+    let timestamps = match driver.timestamp_compute_and_graphics == vk::TRUE {
+        true => format!("yes, of {} ns", driver.timestamp_period),
+        false => "no, so passes are not measured".into(),
+    };
+    let mut facts = vec![
+        Fact::new("Vulkan version", version_text(properties.api_version)),
+        Fact::new("timestamps", timestamps),
+        Fact::new("largest buffer", format!("{buffer_bytes} bytes")),
+        Fact::new(
+            "workgroup memory",
+            format!("{} bytes", driver.max_compute_shared_memory_size),
+        ),
+        Fact::new(
+            "workgroup threads",
+            driver.max_compute_work_group_invocations.to_string(),
+        ),
+    ];
+    facts.extend(EXTENSIONS.map(|wanted| {
+        let found = extensions.iter().any(|e| e.extension_name_as_c_str() == Ok(wanted));
+        Fact::new(wanted.to_string_lossy(), yes_no(found))
+    }));
     Probed {
+        facts,
         device_id: properties.device_id,
         name: name.to_string_lossy().into_owned(),
         limits: Limits {
-            buffer_bytes: largest_buffer(&limits),
+            buffer_bytes,
             memory_bytes: Some(local.map(|h| h.size).sum()),
             subgroup_size: Some(subgroup.subgroup_size).filter(|&size| size > 0),
             discrete: Some(properties.device_type == vk::PhysicalDeviceType::DISCRETE_GPU),

@@ -74,6 +74,27 @@ pub struct DeviceInfo {
     pub rejected: Option<String>,
     /// Anything a user should know, such as that a second device cannot be told apart from it.
     pub note: Option<String>,
+    /// What it can do, in the backend's own terms, for those who look for a fault.
+    pub details: Vec<Fact>,
+}
+
+/// Something to know of a device or of what is around it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fact {
+    /// What.
+    pub name: String,
+    /// How it is.
+    pub value: String,
+}
+
+impl Fact {
+    /// A fact.
+    pub fn new(name: impl Into<String>, value: impl Into<String>) -> Self {
+        Fact {
+            name: name.into(),
+            value: value.into(),
+        }
+    }
 }
 
 impl DeviceInfo {
@@ -88,6 +109,7 @@ impl DeviceInfo {
             driver: None,
             rejected: None,
             note: None,
+            details: Vec::new(),
         }
     }
 }
@@ -187,6 +209,11 @@ pub trait Backend: Send + Sync {
     /// Why there are no devices, where [`Backend::devices`] lists none: no driver, for instance.
     fn absence(&self) -> Option<String> {
         None
+    }
+
+    /// What it found around it that decides which devices there are: drivers, variables, versions.
+    fn surroundings(&self) -> Vec<Fact> {
+        Vec::new()
     }
 
     /// What of the kernels and the like that other crates brought to it was rejected, and why.

@@ -9,7 +9,7 @@ use clap::{Parser, Subcommand};
 
 use meganeura::profiler::{self, TraceFile};
 
-use commands::{conformance, devices, explain, ops, plugins, train};
+use commands::{conformance, devices, doctor, explain, ops, plugins, train};
 
 /// Train and run neural networks on any hardware.
 #[derive(Debug, Parser)]
@@ -38,6 +38,8 @@ enum Command {
     Train(Box<train::Args>),
     /// List the devices and the strings that select them.
     Devices(devices::Args),
+    /// Look at drivers and devices, test and measure each of them, and say what would be used.
+    Doctor(doctor::Args),
     /// List the linked backends, operators and rule sets, and where they come from; `plugins verify` checks rules.
     Plugins(plugins::Args),
     /// Look up operators: formula, shapes, element types, gradient, source.
@@ -66,6 +68,7 @@ fn run(command: &Command) -> ExitCode {
     let outcome = match command {
         Command::Train(args) => train::run(args),
         Command::Devices(args) => devices::run(args),
+        Command::Doctor(args) => doctor::run(args),
         Command::Plugins(args) => plugins::run(args),
         Command::Ops(args) => ops::run(args),
         Command::Explain(args) => explain::run(args),

@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use meganeura::backend::DeviceInfo;
 use meganeura::config::Config;
 use meganeura::select::{self, BackendListing};
 use serde_json::{Value, json};
@@ -41,20 +42,20 @@ fn objects(entry: &BackendListing) -> Vec<Value> {
         Ok(devices) => devices,
         Err(e) => return vec![json!({ "backend": entry.name, "error": e.to_string() })],
     };
-    devices
-        .iter()
-        .map(|d| {
-            json!({
-                "backend": entry.name,
-                "selector": select::selector_of(&entry.name, d),
-                "name": d.name,
-                "kind": d.kind.name(),
-                "id": d.numeric_id,
-                "memory_bytes": d.memory_bytes,
-                "driver": d.driver,
-                "note": d.note,
-                "rejected": d.rejected,
-            })
-        })
-        .collect()
+    devices.iter().map(|d| object(&entry.name, d)).collect()
+}
+
+/// A device in listings.
+pub(super) fn object(backend: &str, d: &DeviceInfo) -> Value {
+    json!({
+        "backend": backend,
+        "selector": select::selector_of(backend, d),
+        "name": d.name,
+        "kind": d.kind.name(),
+        "id": d.numeric_id,
+        "memory_bytes": d.memory_bytes,
+        "driver": d.driver,
+        "note": d.note,
+        "rejected": d.rejected,
+    })
 }

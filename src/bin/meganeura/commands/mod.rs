@@ -2,6 +2,7 @@
 
 pub(crate) mod conformance;
 pub(crate) mod devices;
+pub(crate) mod doctor;
 pub(crate) mod explain;
 pub(crate) mod ops;
 mod page;

@@ -1,0 +1,145 @@
+//! A few rates of a device, to within what a fraction of a second shows.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use meganeura::backend::Device;
+use meganeura::build::plan_for;
+use meganeura::rewrite::RewriteConfig;
+use meganeura::{Graph, Mode, Result, Session};
+use serde_json::{Value, json};
+
+/// Time that a measurement takes at most, but for its least number of steps.
+const PATIENCE: Duration = Duration::from_millis(150);
+const LEAST_STEPS: usize = 3;
+/// Elements of the vectors that are copied: 64 MB, beyond most caches.
+const COPIED: usize = 16 << 20;
+/// Largest matrices, and the time of a product from which on larger ones tell nothing new.
+const LARGEST: usize = 4096;
+const LONG_ENOUGH: Duration = Duration::from_millis(4);
+
+/// What was measured.
+pub(super) struct Rates {
+    /// A step of one small call, from submission to the end of the wait for it.
+    step: Duration,
+    /// What another dependent call adds to a step.
+    launch: Duration,
+    /// Bytes a second, read and written.
+    bytes: f64,
+    /// Edge of the matrices, and operations a second of their product.
+    edge: usize,
+    flops: f64,
+}
+
+impl Rates {
+    pub(super) fn of(device: &Arc<dyn Device>) -> Result<Self> {
+        let step = time(device, &negations(64, 1))?;
+        let launch = per_call(device, &|calls| negations(64, calls), 8, 72)?;
+        let copy = per_call(device, &|calls| negations(COPIED, calls), 1, 5)?;
+        let mut edge = 128;
+        let product = loop {
+            let product = per_call(device, &|calls| products(edge, calls), 1, 5)?;
+            if product >= LONG_ENOUGH || edge == LARGEST {
+                break product;
+            }
+            edge *= 2;
+        };
+        let rate = |work: usize, time: Duration| work as f64 / time.as_secs_f64().max(1e-9);
+        Ok(Rates {
+            step,
+            launch,
+            bytes: rate(2 * size_of::<f32>() * COPIED, copy),
+            edge,
+            flops: rate(2 * edge.pow(3), product),
+        })
+    }
+
+    pub(super) fn object(&self) -> Value {
+        json!({
+            "step_us": micros(self.step),
+            "launch_us": micros(self.launch),
+            "copy_bytes_per_second": self.bytes,
+            "matmul_edge": self.edge,
+            "matmul_flops_per_second": self.flops,
+        })
+    }
+}
+
+fn micros(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
+}
+
+impl fmt::Display for Rates {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "a step of one call {:.1} us, every further one {:.2} us, copies {:.1} GB/s, f32 product of {edge}x{edge} \
+             matrices {:.1} GFLOP/s",
+            micros(self.step),
+            micros(self.launch),
+            self.bytes / 1e9,
+            self.flops / 1e9,
+            edge = self.edge,
+        )
+    }
+}
+
+/// So many negations of a vector, one after the other.
+fn negations(elements: usize, calls: usize) -> Graph {
+    let mut g = Graph::new();
+    let mut x = g.input("x", &[elements]);
+    for _ in 0..calls {
+        x = g.neg(x);
+    }
+    g.set_outputs(vec![x]);
+    g
+}
+
+/// So many products with a square matrix, one after the other.
+fn products(edge: usize, calls: usize) -> Graph {
+    let mut g = Graph::new();
+    let (mut x, w) = (g.input("x", &[edge, edge]), g.input("w", &[edge, edge]));
+    for _ in 0..calls {
+        x = g.matmul(x, w);
+    }
+    g.set_outputs(vec![x]);
+    g
+}
+
+/// What a call adds to a step, from steps with fewer and with more of them.
+fn per_call(device: &Arc<dyn Device>, graph: &dyn Fn(usize) -> Graph, fewer: usize, more: usize) -> Result<Duration> {
+    let (short, long) = (time(device, &graph(fewer))?, time(device, &graph(more))?);
+    Ok(long.saturating_sub(short) / (more - fewer) as u32)
+}
+
+/// The shortest of some steps.
+fn time(device: &Arc<dyn Device>, graph: &Graph) -> Result<Duration> {
+    // As it is written: rewritten, it would be one call.
+    let (plan, _) = plan_for(graph, device, Mode::Inference, None, &RewriteConfig::off())?;
+    let mut session = Session::on(device.clone(), plan)?;
+    for (name, buffer) in session.plan().input_buffers.clone() {
+        let shape = session.plan().buffer_types[buffer.index()].shape.clone();
+        // Products of such matrices neither grow nor vanish.
+        let scale = (shape.dims()[0] as f32).sqrt().recip();
+        let data: Vec<f32> = (0..shape.numel())
+            .map(|i| (i * 31 % 101) as f32 / 50.0 - 1.0)
+            .map(|x| x * scale)
+            .collect();
+        session.try_set_input(&name, &data)?;
+    }
+    let mut step = || {
+        let start = Instant::now();
+        session.try_step()?;
+        session.try_wait()?;
+        Ok(start.elapsed())
+    };
+    // The first one pays for pages that are touched for the first time.
+    step()?;
+    let (start, mut steps, mut best) = (Instant::now(), 0, Duration::MAX);
+    while steps < LEAST_STEPS || start.elapsed() < PATIENCE {
+        best = best.min(step()?);
+        steps += 1;
+    }
+    Ok(best)
+}
