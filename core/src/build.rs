@@ -15,7 +15,8 @@ use crate::graph::Graph;
 use crate::optimize::{OptimizeReport, for_inference, optimize_for};
 use crate::plan::memory::fit_to_budget;
 use crate::plan::optimizer::{Update, attach};
-use crate::plan::{ExecutionPlan, MemoryBudget, compile_for};
+use crate::plan::{ExecutionPlan, MemoryBudget, compile_at};
+use crate::precision::Precision;
 use crate::rewrite::{Pass, Request, RewriteConfig, Target};
 use crate::select;
 use crate::session::Session;
@@ -47,6 +48,8 @@ pub struct SessionConfig {
     /// Memory that the plan may take, instead of [`RewriteConfig::memory_budget`]: where it takes more, parts of a step
     /// run twice instead of being kept.
     pub memory_budget: Option<MemoryBudget>,
+    /// How exactly products are computed, instead of [`RewriteConfig::precision`].
+    pub precision: Option<Precision>,
     /// Settings instead of those of the configuration file.
     pub config: Option<Config>,
     /// Debug options instead of those of the environment.
@@ -110,7 +113,8 @@ pub fn build_session_cached(graph: &Graph, path: impl AsRef<Path>) -> Session {
 ///
 /// # Errors
 /// Whatever any stage finds: a wrong graph, a loss that is not scalar, a device that cannot be selected or
-/// lacks kernels, not enough memory; a memory budget that cannot be reached; a path for the plan that names a file of something else.
+/// lacks kernels, not enough memory; a memory budget that cannot be reached; a precision that is not to be had; a path for
+/// the plan that names a file of something else.
 pub fn build(graph: &Graph, config: SessionConfig) -> Result<(Session, OptimizeReport)> {
     let _span = tracing::debug_span!("build").entered();
     // The graph first: its errors should not need a device to show.
@@ -123,6 +127,7 @@ pub fn build(graph: &Graph, config: SessionConfig) -> Result<(Session, OptimizeR
     let device = selected.open(&settings)?;
     let mut rewrite = config.rewrite.unwrap_or(settings.rewrite);
     rewrite.memory_budget = config.memory_budget.or(rewrite.memory_budget);
+    rewrite.precision = config.precision.or(rewrite.precision);
     let debug = config.debug.map_or_else(DebugOptions::from_environment, Ok)?;
     let optimizer = config.optimizer;
     let (plan, report) = match &config.cache {
@@ -243,9 +248,10 @@ pub fn plan_for(
     optimizer: Option<&Update>,
     rewrite: &RewriteConfig,
 ) -> Result<(ExecutionPlan, OptimizeReport)> {
+    let precision = Precision::resolve(rewrite.precision, mode, &**device)?;
     let (optimized, report) = prepare(graph, mode, device, rewrite, optimizer)?;
     let lower = tracing::debug_span!("compile").entered();
-    let mut plan = compile_for(&optimized, &**device)?;
+    let mut plan = compile_at(&optimized, &**device, precision)?;
     drop(lower);
     let capabilities = device.capabilities();
     let finish = |plan: &mut ExecutionPlan| match optimizer {

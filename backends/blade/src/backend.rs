@@ -140,7 +140,9 @@ fn details(report: &bg::DeviceReport, probed: Option<&Probed>) -> Vec<Fact> {
 
 /// Opens a device, or gives the one that is open already.
 fn open(index: usize, device_id: u32, probed: Option<Probed>, wanted_tile: Option<u32>) -> Result<Arc<dyn Device>> {
-    static OPEN: Mutex<BTreeMap<(u32, Option<u32>), Weak<BladeDevice>>> = Mutex::new(BTreeMap::new());
+    /// Vulkan device id, and the tile that was asked for.
+    type Opened = (u32, Option<u32>);
+    static OPEN: Mutex<BTreeMap<Opened, Weak<BladeDevice>>> = Mutex::new(BTreeMap::new());
     // A panic cannot leave the map half changed.
     let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(device) = open.get(&(device_id, wanted_tile)).and_then(Weak::upgrade)

@@ -7,6 +7,7 @@ use crate::build::Mode;
 use crate::files::sha256;
 use crate::plan::MemoryBudget;
 use crate::plan::optimizer::Update;
+use crate::precision::Precision;
 use crate::registry;
 use crate::rewrite::RewriteConfig;
 
@@ -45,6 +46,11 @@ impl BuildKey {
         // What is only reported changes no plan.
         let rewrite = RewriteConfig {
             baseline: false,
+            precision: Some(
+                rewrite
+                    .precision
+                    .unwrap_or_else(|| Precision::default_for(mode, device)),
+            ),
             ..rewrite.clone()
         };
         // How much memory there is decides whether a plan runs, not what it is, unless it is to take a share of it.

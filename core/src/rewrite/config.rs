@@ -6,6 +6,7 @@ use serde::Deserialize;
 
 use super::saturate::Limits;
 use crate::plan::MemoryBudget;
+use crate::precision::Precision;
 
 /// Settings of what is done to a graph and its plan.
 ///
@@ -14,6 +15,7 @@ use crate::plan::MemoryBudget;
 /// disable = ["swiglu"]
 /// time_ms = 500
 /// memory_budget = "4GB"
+/// precision = "f32"
 /// ```
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -36,6 +38,8 @@ pub struct RewriteConfig {
     pub baseline: bool,
     /// Memory that the plan may take; to take less, it runs parts of a step twice. No limit by default.
     pub memory_budget: Option<MemoryBudget>,
+    /// How exactly products are computed; [`Precision::default_for`] the device unless it is given.
+    pub precision: Option<Precision>,
 }
 
 impl Default for RewriteConfig {
@@ -50,6 +54,7 @@ impl Default for RewriteConfig {
             steps: 5_000_000,
             baseline: false,
             memory_budget: None,
+            precision: None,
         }
     }
 }

@@ -9,7 +9,7 @@ use clap::{Parser, Subcommand};
 
 use meganeura::profiler::{self, TraceFile};
 
-use commands::{conformance, devices, doctor, explain, ops, plugins, train};
+use commands::{bench, conformance, devices, doctor, explain, ops, plugins, train};
 
 /// Train and run neural networks on any hardware.
 #[derive(Debug, Parser)]
@@ -46,6 +46,8 @@ enum Command {
     Ops(ops::Args),
     /// Show how a model is rewritten for a device: which rules fire, where, and what each saves.
     Explain(explain::Args),
+    /// Measure how long steps of models and matrix products take on a device.
+    Bench(bench::Args),
     /// Check a device against the reference implementation of every operator.
     Conformance(conformance::Args),
 }
@@ -72,6 +74,7 @@ fn run(command: &Command) -> ExitCode {
         Command::Plugins(args) => plugins::run(args),
         Command::Ops(args) => ops::run(args),
         Command::Explain(args) => explain::run(args),
+        Command::Bench(args) => bench::run(args),
         Command::Conformance(args) => conformance::run(args),
     };
     outcome.unwrap_or_else(|error| {

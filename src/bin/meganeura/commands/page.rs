@@ -11,7 +11,9 @@ use meganeura::optimize::OptimizeReport;
 use meganeura::report::Report;
 use meganeura::rewrite::{RewriteConfig, Target};
 use meganeura::session::Timings;
-use meganeura::{DType, ExecutionPlan, Graph, Mode, Session, registry};
+use meganeura::{ExecutionPlan, Graph, Mode, Session, registry};
+
+use super::bench::feed;
 
 /// What the page is about.
 pub(crate) struct Subject<'a> {
@@ -98,20 +100,7 @@ impl Subject<'_> {
 /// Times of the passes of some steps on random data.
 fn measured(device: &Arc<dyn Device>, plan: &ExecutionPlan, steps: usize) -> Result<Timings, Box<dyn Error>> {
     let mut session = Session::on(device.clone(), plan.clone())?;
-    session.initialize_parameters(0);
-    for (name, buffer) in &plan.input_buffers {
-        let ty = &plan.buffer_types[buffer.index()];
-        match ty.dtype {
-            // Ids of any vocabulary.
-            DType::U32 => {
-                session.try_set_input_u32(name, &(0..ty.numel() as u32).map(|i| i % 2).collect::<Vec<_>>())?
-            }
-            _ => session.try_set_input(
-                name,
-                &(0..ty.numel()).map(|i| (i % 13) as f32 / 13.0).collect::<Vec<_>>(),
-            )?,
-        }
-    }
+    feed(&mut session)?;
     // The first step pays for pages touched for the first time.
     session.try_step()?;
     session.set_profiling(true);
