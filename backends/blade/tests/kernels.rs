@@ -61,6 +61,35 @@ fn products_in_tiles_of_all_sizes() {
 }
 
 #[test]
+fn many_products_in_the_largest_tiles() {
+    check(&[&[33, 130, 17], &[33, 17, 135]], 2e-5, |g, x| {
+        vec![g.matmul(x[0], x[1])]
+    });
+    check(&[&[33, 19, 130], &[33, 19, 131], &[131]], 2e-5, |g, x| {
+        let product = g.matmul_at(x[0], x[1]);
+        vec![g.add(product, x[2])]
+    });
+}
+
+#[test]
+fn products_of_few_rows() {
+    for [m, n, k] in [
+        [1, 700, 301],
+        [2, 33, 5000],
+        [3, 257, 260],
+        [4, 1, 1030],
+        [1, 3000, 577],
+    ] {
+        check(&[&[m, k], &[k, n], &[n]], 2e-5, |g, x| {
+            let product = g.matmul(x[0], x[1]);
+            vec![g.add(product, x[2])]
+        });
+        check(&[&[m, k], &[n, k]], 2e-5, |g, x| vec![g.matmul_bt(x[0], x[1])]);
+        check(&[&[3, k, m], &[3, k, n]], 2e-5, |g, x| vec![g.matmul_at(x[0], x[1])]);
+    }
+}
+
+#[test]
 fn transposed_and_batched_products() {
     check(&[&[130, 150], &[130, 170]], 2e-5, |g, x| vec![g.matmul_at(x[0], x[1])]);
     check(&[&[150, 130], &[170, 130]], 2e-5, |g, x| vec![g.matmul_bt(x[0], x[1])]);

@@ -10,6 +10,8 @@ use super::scalar::wgsl_type;
 
 /// Makes the launch of an operator.
 type Make = fn(&CompileCx) -> Result<Launch, String>;
+/// Makes the launches of an operator, one after the other.
+type MakeSeveral = fn(&CompileCx) -> Result<Vec<Launch>, String>;
 
 /// Operators whose results are looked for, element by element.
 const LOOPS: &[(&str, Make)] = &[
@@ -23,7 +25,7 @@ const LOOPS: &[(&str, Make)] = &[
 ];
 
 /// Operators that look at their indices even where there is no result.
-const SCATTERS: &[(&str, Make)] = &[
+const SCATTERS: &[(&str, MakeSeveral)] = &[
     ("core.put_along_axis", |cx| scatter(cx, Scatter::add(cx, true)?)),
     ("core.scatter", |cx| scatter(cx, Scatter::replace(cx)?)),
     ("core.scatter_add", |cx| scatter(cx, Scatter::add(cx, false)?)),
@@ -31,24 +33,24 @@ const SCATTERS: &[(&str, Make)] = &[
 
 /// Launches for an operator of this file.
 pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
-    let find = |table: &[(&str, Make)]| {
-        table
-            .iter()
-            .find(|(name, _)| *name == cx.kernel.name)
-            .map(|entry| entry.1)
-    };
-    let (looping, scattering) = (find(LOOPS), find(SCATTERS));
-    let Some(make) = looping.or(scattering) else {
+    let looping = LOOPS.iter().find(|(name, _)| *name == cx.kernel.name);
+    let scattering = SCATTERS.iter().find(|(name, _)| *name == cx.kernel.name);
+    if looping.is_none() && scattering.is_none() {
         return Ok(None);
-    };
+    }
     if let Some(ty) = cx.kernel.outputs.iter().find(|t| is_half(t)) {
         return Err(format!("it has a result of {}", ty.dtype));
     }
     if looping.is_some() && cx.kernel.outputs.iter().all(|t| t.numel() == 0) {
         return Ok(Some(Compiled::default()));
     }
+    let launches = match (looping, scattering) {
+        (Some((_, make)), _) => vec![make(cx)?],
+        (None, Some((_, make))) => make(cx)?,
+        (None, None) => Vec::new(),
+    };
     Ok(Some(Compiled {
-        launches: vec![make(cx)?],
+        launches,
         scratch: Vec::new(),
     }))
 }
@@ -139,8 +141,48 @@ impl Scatter {
     }
 }
 
+/// Elements of the result are looked for by whichever are fewer, their own threads or those of the updates.
+fn scatter(cx: &CompileCx, s: Scatter) -> Result<Vec<Launch>, String> {
+    let nothing = cx.kernel.outputs[0].numel() == 0 || cx.kernel.inputs[s.updates].numel() == 0;
+    if s.each || s.rows < s.count || nothing {
+        return Ok(vec![gather_updates(cx, s)?]);
+    }
+    let mut module = Module::new(cx);
+    let start = match s.base {
+        Some(base) => module.load(base, "i"),
+        None => format!("{}(0)", wgsl_type(cx.kernel.outputs[0].dtype)),
+    };
+    let store = module.store(0, "i", &start);
+    let first = module.finish_elements(&store, cx.kernel.outputs[0].numel())?;
+    Ok(vec![first, bring_updates(cx, &s)?])
+}
+
+/// One thread for each element of the first update of a row adds up, or puts down, all updates of the row in their
+/// order; what the row was before is there already.
+fn bring_updates(cx: &CompileCx, s: &Scatter) -> Result<Launch, String> {
+    let &Scatter { count, rows, inner, .. } = s;
+    let updates = cx.kernel.inputs[s.updates].numel();
+    let mut module = Module::new(cx);
+    let own = module.load(s.indices, "k");
+    let own = module.checked_index(&own, rows);
+    let raw = module.load(s.indices, "k");
+    let other = module.load(s.indices, "j");
+    let update = module.load(s.updates, &format!("(outer * {count}u + j) * {inner}u + column"));
+    let join = if s.base.is_some() { "=" } else { "+=" };
+    let store = module.store(0, &format!("(outer * {rows}u + row) * {inner}u + column"), "value");
+    let zero = format!("{}(0)", wgsl_type(cx.kernel.outputs[0].dtype));
+    let code = format!(
+        "let outer = i / {0}u;\nlet k = i / {inner}u % {count}u;\nlet column = i % {inner}u;\nlet row = {own};\n\
+         if ({raw} != row) {{\nreturn;\n}}\nfor (var j = 0u; j < k; j += 1u) {{\nif ({other} == row) {{\nreturn;\n}}\n}}\n\
+         var value = {zero};\nfor (var j = k; j < {count}u; j += 1u) {{\nif ({other} == row) {{\nvalue {join} {update};\n}}\n}}\n\
+         {store}",
+        count * inner
+    );
+    module.finish_elements(&code, updates)
+}
+
 /// One thread for each element of the result looks for the updates of its row, in their order.
-fn scatter(cx: &CompileCx, s: Scatter) -> Result<Launch, String> {
+fn gather_updates(cx: &CompileCx, s: Scatter) -> Result<Launch, String> {
     let Scatter { count, rows, inner, .. } = s;
     let (total, indices) = (cx.kernel.outputs[0].numel(), cx.kernel.inputs[s.indices].numel());
     let mut module = Module::new(cx);

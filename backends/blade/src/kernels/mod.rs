@@ -2,7 +2,8 @@
 //!
 //! A dispatch is taken apart ([`body`]) until all calls are ones that are known here, each in one place: elementwise
 //! operators ([`scalar`]), views ([`view`]), operators that pick elements ([`pull`]), reductions ([`rows`]), and matrix
-//! products and convolutions ([`matmul`], [`conv`], both by [`tiled`]). So a norm, a loss or an update needs no kernel of its own: what it is taken apart to is
+//! products and convolutions ([`matmul`], [`conv`], both by [`tiled`], on matrix units by [`coop`], of few rows by
+//! [`vectors`]). So a norm, a loss or an update needs no kernel of its own: what it is taken apart to is
 //! computed in one launch, or in the few that [`stages`] cuts it to. Operators that do not fit this have a table of their own ([`alone`]).
 
 mod alone;
@@ -20,6 +21,7 @@ mod rows;
 mod scalar;
 mod stages;
 mod tiled;
+mod vectors;
 mod view;
 
 use meganeura_core::backend::KernelDesc;

@@ -449,7 +449,8 @@ impl<'a> Rows<'a> {
     }
 
     fn check_size(&self) -> Result<(), String> {
-        match u32::try_from((self.rows + THREADS).saturating_mul(self.columns.max(1))) {
+        // Threads beyond the last row or column begin to count, but read nothing.
+        match u32::try_from(self.rows.saturating_mul(self.columns).saturating_add(THREADS)) {
             Ok(_) => Ok(()),
             Err(_) => Err("it has more elements than a kernel can number".into()),
         }

@@ -389,3 +389,33 @@ fn what_a_dispatch_keeps_on_the_way_fits_into_a_buffer() {
     let reason = supports(&kernel, 39_999).expect_err("the scores");
     assert!(reason.contains("it keeps 40000 bytes on the way"), "{reason}");
 }
+
+#[test]
+fn sums_of_many_elements_have_kernels() {
+    let reduction = |shape: &[usize]| {
+        let axes: Vec<i64> = (0..shape.len() as i64).collect();
+        let attrs = Attrs::new().with("axes", axes).with("keep_dims", false);
+        let [from, to] = [shape, &[]].map(|dims| tensor(DType::F32, dims));
+        supports(
+            &KernelDesc {
+                name: "core.sum",
+                version: 1,
+                attrs: &attrs,
+                inputs: &[from],
+                outputs: &[to],
+            },
+            u64::MAX,
+        )
+    };
+    // The logits of a language model.
+    assert_eq!(reduction(&[512, 49_152]), Ok(()));
+    let reason = reduction(&[1 << 16, 1 << 16]).expect_err("too many elements");
+    assert!(reason.contains("can number"), "{reason}");
+}
+
+#[test]
+fn scatters_of_few_updates_go_over_these() {
+    assert_eq!(most_launches("core.scatter_add"), 2);
+    assert_eq!(most_launches("core.scatter"), 2);
+    assert_eq!(most_launches("core.put_along_axis"), 1);
+}

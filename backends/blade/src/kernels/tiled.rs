@@ -15,6 +15,7 @@ use super::emit::Emitter;
 use super::module::{CompileCx, Compiled, Launch};
 use super::place::{self, Base};
 use super::pointwise::is_half;
+use super::vectors::Vectors;
 
 /// Threads along each side of a tile.
 const SIDE: usize = 16;
@@ -22,10 +23,11 @@ const SIDE: usize = 16;
 const THREADS: usize = SIDE * SIDE;
 /// Length of a step along the summed dimension.
 const STEP: usize = 16;
-/// Workgroups from which on the larger of two tiles is better.
+/// Workgroups up to which the summed dimension is cut.
 const ENOUGH_GROUPS: usize = 64;
-/// Elements along each side of the tile of one thread, the largest first.
-const TILES: [usize; 3] = [4, 2, 1];
+/// Elements along each side of the tile of one thread, the largest first, and workgroups from which on it is better than
+/// the next one.
+const TILES: [(usize, usize); 4] = [(8, 2 * ENOUGH_GROUPS), (4, ENOUGH_GROUPS), (2, ENOUGH_GROUPS), (1, 0)];
 /// Shortest part of the summed dimension.
 const SHORTEST_PART: usize = 8 * STEP;
 /// Products up to which a thread for each result is as good, and simpler.
@@ -91,6 +93,7 @@ pub(super) struct Sink<'a> {
 enum Tiles<'a> {
     Threads(Tiling<'a>),
     Units(coop::Blocks<'a>),
+    Vectors(Vectors<'a>),
 }
 
 impl Tiles<'_> {
@@ -98,6 +101,7 @@ impl Tiles<'_> {
         match self {
             Tiles::Threads(tiling) => tiling.parts,
             Tiles::Units(blocks) => blocks.parts(),
+            Tiles::Vectors(vectors) => vectors.parts,
         }
     }
 
@@ -105,6 +109,7 @@ impl Tiles<'_> {
         match self {
             Tiles::Threads(tiling) => tiling.launch(e, sink.each),
             Tiles::Units(blocks) => blocks.launch(e, sink),
+            Tiles::Vectors(vectors) => vectors.launch(e, sink.each),
         }
     }
 }
@@ -133,9 +138,10 @@ pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx, products: &dyn Produc
         });
     }
     let units = cx.coop.and_then(|config| coop::Blocks::new(products, config, total));
-    let tiling = match units {
-        Some(blocks) => Tiles::Units(blocks),
-        None => Tiles::Threads(Tiling::new(products, total)),
+    let tiling = match (units, Vectors::new(products, total)) {
+        (Some(blocks), _) => Tiles::Units(blocks),
+        (None, Some(vectors)) => Tiles::Vectors(vectors),
+        (None, None) => Tiles::Threads(Tiling::new(products, total)),
     };
     if tiling.parts() == 1 {
         let mut e = Emitter::new(body, cx);
@@ -221,10 +227,8 @@ impl<'a> Tiling<'a> {
     fn new(products: &'a dyn Products, total: usize) -> Self {
         let sizes = products.sizes();
         let groups = |tile: usize| sizes.batch * sizes.m.div_ceil(tile * SIDE) * sizes.n.div_ceil(tile * SIDE);
-        let tile = TILES
-            .into_iter()
-            .find(|&tile| groups(tile) >= ENOUGH_GROUPS)
-            .unwrap_or(1);
+        let best = TILES.into_iter().find(|&(tile, enough)| groups(tile) >= enough);
+        let tile = best.map_or(1, |(tile, _)| tile);
         let wanted = ENOUGH_GROUPS.div_ceil(groups(tile).max(1));
         let room = MOST_PARTIAL / (4 * total.max(1));
         Tiling {

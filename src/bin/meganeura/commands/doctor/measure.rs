@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use meganeura::backend::Device;
 use meganeura::build::plan_for;
+use meganeura::precision::Precision;
 use meganeura::rewrite::RewriteConfig;
 use meganeura::{Graph, Mode, Result, Session};
 use serde_json::{Value, json};
@@ -30,28 +31,36 @@ pub(super) struct Rates {
     /// Edge of the matrices, and operations a second of their product.
     edge: usize,
     flops: f64,
+    /// The same with operands rounded to `f16`, where that is faster.
+    mixed_flops: Option<f64>,
 }
 
 impl Rates {
     pub(super) fn of(device: &Arc<dyn Device>) -> Result<Self> {
-        let step = time(device, &negations(64, 1))?;
-        let launch = per_call(device, &|calls| negations(64, calls), 8, 72)?;
-        let copy = per_call(device, &|calls| negations(COPIED, calls), 1, 5)?;
+        let step = time(device, &negations(64, 1), Precision::F32)?;
+        let launch = per_call(device, &|calls| negations(64, calls), [8, 72], Precision::F32)?;
+        let copy = per_call(device, &|calls| negations(COPIED, calls), [1, 5], Precision::F32)?;
         let mut edge = 128;
         let product = loop {
-            let product = per_call(device, &|calls| products(edge, calls), 1, 5)?;
+            let product = per_call(device, &|calls| products(edge, calls), [1, 5], Precision::F32)?;
             if product >= LONG_ENOUGH || edge == LARGEST {
                 break product;
             }
             edge *= 2;
         };
         let rate = |work: usize, time: Duration| work as f64 / time.as_secs_f64().max(1e-9);
+        let product_at = |precision| per_call(device, &|calls| products(edge, calls), [1, 5], precision);
+        let mixed = device
+            .has_mixed_precision()
+            .then(|| product_at(Precision::Mixed))
+            .transpose()?;
         Ok(Rates {
             step,
             launch,
             bytes: rate(2 * size_of::<f32>() * COPIED, copy),
             edge,
             flops: rate(2 * edge.pow(3), product),
+            mixed_flops: mixed.map(|time| rate(2 * edge.pow(3), time)),
         })
     }
 
@@ -62,6 +71,7 @@ impl Rates {
             "copy_bytes_per_second": self.bytes,
             "matmul_edge": self.edge,
             "matmul_flops_per_second": self.flops,
+            "matmul_mixed_flops_per_second": self.mixed_flops,
         })
     }
 }
@@ -81,7 +91,11 @@ impl fmt::Display for Rates {
             self.bytes / 1e9,
             self.flops / 1e9,
             edge = self.edge,
-        )
+        )?;
+        match self.mixed_flops {
+            Some(flops) => write!(f, ", in mixed precision {:.1} GFLOP/s", flops / 1e9),
+            None => Ok(()),
+        }
     }
 }
 
@@ -108,15 +122,25 @@ fn products(edge: usize, calls: usize) -> Graph {
 }
 
 /// What a call adds to a step, from steps with fewer and with more of them.
-fn per_call(device: &Arc<dyn Device>, graph: &dyn Fn(usize) -> Graph, fewer: usize, more: usize) -> Result<Duration> {
-    let (short, long) = (time(device, &graph(fewer))?, time(device, &graph(more))?);
+fn per_call(
+    device: &Arc<dyn Device>,
+    graph: &dyn Fn(usize) -> Graph,
+    [fewer, more]: [usize; 2],
+    precision: Precision,
+) -> Result<Duration> {
+    let short = time(device, &graph(fewer), precision)?;
+    let long = time(device, &graph(more), precision)?;
     Ok(long.saturating_sub(short) / (more - fewer) as u32)
 }
 
 /// The shortest of some steps.
-fn time(device: &Arc<dyn Device>, graph: &Graph) -> Result<Duration> {
+fn time(device: &Arc<dyn Device>, graph: &Graph, precision: Precision) -> Result<Duration> {
     // As it is written: rewritten, it would be one call.
-    let (plan, _) = plan_for(graph, device, Mode::Inference, None, &RewriteConfig::off())?;
+    let config = RewriteConfig {
+        precision: Some(precision),
+        ..RewriteConfig::off()
+    };
+    let (plan, _) = plan_for(graph, device, Mode::Inference, None, &config)?;
     let mut session = Session::on(device.clone(), plan)?;
     for (name, buffer) in session.plan().input_buffers.clone() {
         let shape = session.plan().buffer_types[buffer.index()].shape.clone();

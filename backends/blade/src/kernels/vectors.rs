@@ -1,0 +1,124 @@
+//! Products of few rows with a matrix, as in a language model that makes one token after the other: every element of
+//! the matrix is read once, so that reading it is all that takes time.
+//!
+//! A workgroup has some columns of some threads each, its *lanes*, which share the sum of the column; neighbouring
+//! threads read neighbours in memory. Where there are too few columns for a device, sums are cut into parts.
+
+use std::fmt::Write as _;
+
+use super::emit::Emitter;
+use super::module::Launch;
+use super::tiled::{Products, Sizes};
+
+/// Most rows.
+const MOST_ROWS: usize = 4;
+/// Threads of a workgroup.
+const THREADS: usize = 256;
+/// Lanes where neighbours in memory are terms of a sum, and where they are columns.
+const LANES: [usize; 2] = [32, 8];
+/// Terms that a thread reads before it adds them up.
+const TOGETHER: usize = 4;
+/// Workgroups from which on a device has enough to do.
+const ENOUGH_GROUPS: usize = 256;
+/// Most bytes of partial sums.
+const MOST_PARTIAL: usize = 16 << 20;
+
+/// A product of few rows.
+pub(super) struct Vectors<'a> {
+    products: &'a dyn Products,
+    sizes: Sizes,
+    lanes: usize,
+    pub(super) parts: usize,
+}
+
+impl<'a> Vectors<'a> {
+    /// `None` for more rows.
+    pub(super) fn new(products: &'a dyn Products, total: usize) -> Option<Self> {
+        let sizes = products.sizes();
+        if sizes.m > MOST_ROWS {
+            return None;
+        }
+        let lanes = LANES[usize::from(!products.is_along_k(1))];
+        let groups = sizes.batch * sizes.n.div_ceil(THREADS / lanes);
+        let room = MOST_PARTIAL / (4 * total.max(1));
+        let most = sizes.k / (lanes * TOGETHER);
+        let parts = ENOUGH_GROUPS.div_ceil(groups.max(1)).min(most).min(room).max(1);
+        let length = sizes.k.div_ceil(parts).max(1);
+        Some(Vectors {
+            products,
+            sizes,
+            lanes,
+            // Rounding their length up may leave fewer.
+            parts: sizes.k.div_ceil(length).max(1),
+        })
+    }
+
+    /// A launch that does something with each sum: WGSL from its number and value.
+    pub(super) fn launch(&self, mut e: Emitter, each: &dyn Fn(&str, &str) -> String) -> Result<Launch, String> {
+        let Sizes { batch, m, n, k } = self.sizes;
+        let (lanes, columns) = (self.lanes, THREADS / self.lanes);
+        let across = n.div_ceil(columns);
+        let length = k.div_ceil(self.parts);
+        let _ = writeln!(e.module.items, "var<workgroup> sums: array<f32, {}>;", m * THREADS);
+        let (lane, column) = match self.products.is_along_k(1) {
+            true => (format!("local % {lanes}u"), format!("local / {lanes}u")),
+            false => (format!("local / {columns}u"), format!("local % {columns}u")),
+        };
+        let mut code = format!(
+            "let first_column = group_number % {across}u * {columns}u;\nlet batch = group_number / {across}u % {batch}u;\n\
+             let part = group_number / {}u;\nlet lane = {lane};\nlet column = min(first_column + {column}, {}u);\n\
+             let end = min(part * {length}u + {length}u, {k}u);\n",
+            across * batch,
+            n - 1
+        );
+        for row in 0..m {
+            let _ = writeln!(code, "var sum_{row} = 0.0;");
+        }
+        let stride = TOGETHER * lanes;
+        let _ = writeln!(code, "var k = part * {length}u + lane;");
+        let _ = writeln!(code, "for (; k + {}u < end; k += {stride}u) {{", stride - lanes);
+        code.push_str(&self.terms(&mut e, TOGETHER)?);
+        let _ = writeln!(code, "}}\nfor (; k < end; k += {lanes}u) {{");
+        code.push_str(&self.terms(&mut e, 1)?);
+        code.push_str("}\n");
+        for row in 0..m {
+            let _ = writeln!(code, "sums[{}u + local] = sum_{row};", row * THREADS);
+        }
+        let at = match self.products.is_along_k(1) {
+            true => format!("inner * {lanes}u + lane"),
+            false => format!("lane * {columns}u + inner"),
+        };
+        let done = each(&self.products.number("row", "own_column"), "sum");
+        let _ = write!(
+            code,
+            "workgroupBarrier();\nfor (var e = local; e < {}u; e += {THREADS}u) {{\n\
+             let row = e / {columns}u;\nlet inner = e % {columns}u;\nlet own_column = first_column + inner;\n\
+             if (own_column < {n}u) {{\nvar sum = 0.0;\nfor (var lane = 0u; lane < {lanes}u; lane += 1u) {{\n\
+             sum += sums[row * {THREADS}u + {at}];\n}}\n{done}}}\n}}\n",
+            m * columns
+        );
+        e.module.finish(&code, THREADS, across * batch * self.parts)
+    }
+
+    /// Code that reads some terms of a column's sums, and adds them up.
+    fn terms(&self, e: &mut Emitter, count: usize) -> Result<String, String> {
+        let m = self.sizes.m;
+        let (code, values) = e.block(|e| {
+            let mut values = Vec::new();
+            for q in 0..count {
+                let k = e.bind(&format!("k + {}u", q * self.lanes))?;
+                let b = self.products.load(e, 1, "column", &k)?;
+                let a = (0..m).map(|row| self.products.load(e, 0, &format!("{row}u"), &k));
+                values.push((a.collect::<Result<Vec<_>, _>>()?, b));
+            }
+            Ok(values)
+        })?;
+        let mut code = code;
+        for (a, b) in values {
+            for (row, a) in a.iter().enumerate() {
+                let _ = writeln!(code, "sum_{row} = fma({a}, {b}, sum_{row});");
+            }
+        }
+        Ok(code)
+    }
+}
