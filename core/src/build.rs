@@ -295,6 +295,7 @@ pub fn prepare(
             drop(differentiate);
             let (optimized, second) = optimize_for(&full, &request(Pass::Backward))?;
             report.merge(second);
+            report.find_places(&optimized);
             Ok((optimized, report))
         }
     }

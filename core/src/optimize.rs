@@ -24,8 +24,8 @@ pub struct Fusion {
     pub rule: String,
     /// Its rule set.
     pub rule_set: String,
-    /// The node of the final graph that it made, or that what it made became a part of. `None` if that cannot be told,
-    /// as of a fusion before differentiation, which counted in another graph.
+    /// The node of the final graph that it made, or that what it made became a part of. `None` if that cannot be told:
+    /// fusions before differentiation are found again by name, if what they made is still there.
     pub node: Option<NodeId>,
     /// Whether its pass was the one before differentiation.
     pub before_autodiff: bool,
@@ -79,6 +79,16 @@ pub struct OptimizeReport {
 }
 
 impl OptimizeReport {
+    /// Finds what was made before differentiation in the final graph, by its name.
+    pub(crate) fn find_places(&mut self, graph: &Graph) {
+        let named = graph.node_ids().filter(|id| graph.nodes()[id.index()].is_op());
+        let named = named.filter_map(|id| Some((graph.nodes()[id.index()].name.as_deref()?, id)));
+        let places: HashMap<&str, NodeId> = named.collect();
+        for fusion in self.fusions.iter_mut().filter(|f| f.before_autodiff) {
+            fusion.node = places.get(fusion.node_name.as_str()).copied();
+        }
+    }
+
     /// Adds the report of the pass after differentiation to that of the one before.
     pub fn merge(&mut self, later: OptimizeReport) {
         for fusion in &mut self.fusions {

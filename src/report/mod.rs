@@ -78,15 +78,6 @@ impl Report<'_> {
                 marks.insert(node, fusion.rule.clone());
             }
         }
-        // The forward pass counted in another graph; names are the same in all.
-        let early = report.fusions.iter().filter(|f| f.before_autodiff);
-        let early: HashMap<&str, &str> = early.map(|f| (f.node_name.as_str(), f.rule.as_str())).collect();
-        for id in self.after.node_ids() {
-            let name = self.after.nodes()[id.index()].name.as_deref().unwrap_or_default();
-            if let Some(rule) = early.get(name) {
-                marks.entry(id).or_insert_with(|| (*rule).to_owned());
-            }
-        }
         let fusions = report.fusions.iter().map(|f| {
             json!({ "rule": f.rule, "set": f.rule_set, "name": f.node_name, "ps": f.saving_ps,
                 "node": f.node.map(|node| node.0) })
