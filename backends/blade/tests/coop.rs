@@ -1,22 +1,20 @@
 //! Products on matrix units, on devices that have such: with every tile, odd sizes, transposed, batched, with what
 //! precedes and follows them.
 
+#[path = "common/case.rs"]
+mod case;
 mod common;
 
-use std::collections::HashMap;
-use std::io::Write as _;
 use std::sync::Arc;
 
+use case::Case;
 use meganeura_blade::BladeBackend;
 use meganeura_core::backend::{Backend, Device};
 use meganeura_core::config::Config;
-use meganeura_core::graph::{Graph, Value};
+use meganeura_core::graph::Graph;
 use meganeura_core::ops::Conv2dOptions;
-use meganeura_core::ops::sample::SampleInput;
 use meganeura_core::plan::{compile_at, compile_for};
 use meganeura_core::precision::Precision;
-use meganeura_core::random::SplitMix64;
-use meganeura_core::reference::evaluate;
 use meganeura_core::{NodeId, Session};
 
 /// Variable that makes these tests fail where there are no matrix units, with the value 1.
@@ -38,15 +36,10 @@ fn devices() -> Vec<Arc<dyn Device>> {
         }
     }
     if found.is_empty() {
-        assert!(
-            std::env::var(REQUIRE).as_deref() != Ok("1"),
-            "{REQUIRE} is 1, but there are no matrix units that pass their test"
-        );
-        let name = std::thread::current().name().unwrap_or("a test").to_owned();
-        // Not by a macro, whose output tests hold back.
-        let _ = writeln!(
-            std::io::stderr(),
-            "COOP-NOT-TESTED: {name} needs a device with cooperative matrices"
+        common::not_tested(
+            REQUIRE,
+            "COOP-NOT-TESTED",
+            "device with cooperative matrices that pass their test",
         );
     }
     found
@@ -59,37 +52,13 @@ fn check(shapes: &[&[usize]], used: usize, build: impl Fn(&mut Graph, &[NodeId])
     if devices.is_empty() {
         return;
     }
-    let mut g = Graph::new();
-    let name = |i: usize| format!("x{i}");
-    let inputs: Vec<NodeId> = shapes.iter().enumerate().map(|(i, s)| g.input(&name(i), s)).collect();
-    let outputs = build(&mut g, &inputs);
-    g.set_outputs(outputs.clone());
-    let mut feeds = HashMap::new();
-    for (i, shape) in shapes.iter().enumerate() {
-        feeds.insert(name(i), SampleInput::f32(shape).values(&mut SplitMix64::new(i as u64)));
-    }
-    let expected = evaluate(&g, &feeds).expect("the oracle evaluates it");
+    let case = Case::new(shapes, build);
     for device in devices {
-        let plan = compile_at(&g, &*device, Precision::Mixed).expect("a plan");
+        let plan = compile_at(&case.graph, &*device, Precision::Mixed).expect("a plan");
         let found = plan.dispatches.iter().filter(|d| d.use_coop).count();
         assert_eq!(found, used, "{shapes:?}");
-        let mut session = Session::on(device, plan).expect("a session");
-        for (name, values) in &feeds {
-            let values: Vec<f32> = values.iter().map(|&v| v as f32).collect();
-            session.set_input(name, &values);
-        }
-        session.step();
-        for (i, &output) in outputs.iter().enumerate() {
-            let expected = &expected.get(Value::from(output)).expect("a value").data;
-            let mut found = vec![0.0; expected.len()];
-            session.read_output_by_index(i, &mut found);
-            let scale = expected.iter().fold(0.01, |m: f64, v| m.max(v.abs()));
-            for (at, (e, &f)) in expected.iter().zip(&found).enumerate() {
-                let error = (e - f64::from(f)).abs();
-                // Operands are rounded to 11 bits.
-                assert!(error <= 2e-3 * scale, "{shapes:?}, output {i} [{at}]: {f}, not {e}");
-            }
-        }
+        // Operands are rounded to 11 bits.
+        case.check(Session::on(device, plan).expect("a session"), 2e-3);
     }
 }
 

@@ -1,13 +1,15 @@
 //! Kernels at sizes that the conformance suite does not reach, where other variants are taken.
 
+#[path = "common/case.rs"]
+mod case;
 mod common;
 
 use std::collections::HashMap;
 
+use case::Case;
 use meganeura_core::attrs::Attrs;
 use meganeura_core::graph::{Graph, Value};
 use meganeura_core::ops::Conv2dOptions;
-use meganeura_core::ops::sample::SampleInput;
 use meganeura_core::plan::compile_for;
 use meganeura_core::program::{Program, Slot, Step};
 use meganeura_core::random::SplitMix64;
@@ -17,38 +19,10 @@ use meganeura_core::{DType, NodeId, Session, optimize, registry};
 /// Runs a graph of inputs of these shapes on the device, and compares its outputs with the oracle's.
 fn check(shapes: &[&[usize]], tolerance: f64, build: impl Fn(&mut Graph, &[NodeId]) -> Vec<NodeId>) {
     let Some(device) = common::device() else { return };
-    let mut g = Graph::new();
-    let name = |i: usize| format!("x{i}");
-    let inputs: Vec<NodeId> = shapes.iter().enumerate().map(|(i, s)| g.input(&name(i), s)).collect();
-    let outputs = build(&mut g, &inputs);
-    g.set_outputs(outputs.clone());
-    let mut feeds = HashMap::new();
-    for (i, shape) in shapes.iter().enumerate() {
-        let values = SampleInput::f32(shape).values(&mut SplitMix64::new(i as u64));
-        feeds.insert(name(i), values);
-    }
-    let expected = evaluate(&g, &feeds).expect("the oracle evaluates it");
-    for graph in [g.clone(), optimize::optimize(&g)] {
+    let case = Case::new(shapes, build);
+    for graph in [case.graph.clone(), optimize::optimize(&case.graph)] {
         let plan = compile_for(&graph, &*device).expect("a plan");
-        let mut session = Session::on(device.clone(), plan).expect("a session");
-        for (name, values) in &feeds {
-            let values: Vec<f32> = values.iter().map(|&v| v as f32).collect();
-            session.set_input(name, &values);
-        }
-        session.step();
-        for (i, &output) in outputs.iter().enumerate() {
-            let expected = &expected.get(Value::from(output)).expect("a value").data;
-            let mut found = vec![0.0; expected.len()];
-            session.read_output_by_index(i, &mut found);
-            let scale = expected.iter().fold(0.01, |m: f64, v| m.max(v.abs()));
-            let worst = expected
-                .iter()
-                .zip(&found)
-                .map(|(e, &f)| (e - f64::from(f)).abs())
-                .fold(0.0, f64::max);
-            let wrong = found.iter().any(|f| f.is_nan()) || worst > tolerance * scale;
-            assert!(!wrong, "{shapes:?}, output {i}: off by {worst} of {scale}");
-        }
+        case.check(Session::on(device.clone(), plan).expect("a session"), tolerance);
     }
 }
 

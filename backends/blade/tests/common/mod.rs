@@ -20,15 +20,17 @@ pub(crate) fn device() -> Option<Arc<dyn Device>> {
     let why = BladeBackend
         .absence()
         .unwrap_or_else(|| format!("all are rejected: {devices:?}"));
+    not_tested(REQUIRE, "NOT TESTED", &format!("Vulkan or Metal device: {why}"));
+    None
+}
+
+/// Says loudly what a test needs that is not there, or fails if a variable asks for it.
+pub(crate) fn not_tested(variable: &str, mark: &str, what: &str) {
     assert!(
-        std::env::var(REQUIRE).as_deref() != Ok("1"),
-        "{REQUIRE} is 1, but there is no device: {why}"
+        std::env::var(variable).as_deref() != Ok("1"),
+        "{variable} is 1, but there is no {what}"
     );
     let name = std::thread::current().name().unwrap_or("a test").to_owned();
     // Not by a macro, whose output tests hold back.
-    let _ = writeln!(
-        std::io::stderr(),
-        "NOT TESTED: {name} needs a Vulkan or Metal device: {why}"
-    );
-    None
+    let _ = writeln!(std::io::stderr(), "{mark}: {name} needs a {what}");
 }
