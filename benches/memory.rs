@@ -8,10 +8,10 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Contestant, Race, cpu, feed, is_wanted};
+use common::{Contestant, Entry, LLAMA, Race, VIT, cpu, feed, is_wanted};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use meganeura::build::{build_rewritten, plan_for};
-use meganeura::nn::models::{LlamaConfig, ResNetConfig, VitConfig, classifier, language_model, preset};
+use meganeura::nn::models::{ResNetConfig, classifier, preset};
 use meganeura::rewrite::RewriteConfig;
 use meganeura::{Graph, Mode, Session};
 
@@ -51,9 +51,6 @@ fn forecasts() {
     }
 }
 
-/// A model by name, and its number of classes.
-type Entry = (&'static str, fn() -> Graph, u32);
-
 const MODELS: &[Entry] = &[
     (
         "resnet50, batch 8, 64x64",
@@ -63,22 +60,8 @@ const MODELS: &[Entry] = &[
         },
         100,
     ),
-    (
-        "llama, 4 blocks of 128, batch 4, 128 tokens",
-        || {
-            let config = LlamaConfig::small(1000);
-            language_model(4, 128, |g, tokens| config.build(g, "").forward(g, tokens))
-        },
-        1000,
-    ),
-    (
-        "vit, 4 blocks of 64, batch 16, 32x32",
-        || {
-            let config = VitConfig::new([3, 32, 32], 4, 10);
-            classifier(16, &[3, 32, 32], |g, x| config.build(g, "").forward(g, x))
-        },
-        10,
-    ),
+    LLAMA,
+    VIT,
 ];
 
 fn session(graph: &Graph, classes: u32, budget: Option<&str>) -> Option<Session> {

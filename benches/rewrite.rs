@@ -8,10 +8,10 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Contestant, Race, cpu, feed, is_wanted};
+use common::{Contestant, Entry, LLAMA, Race, VIT, cpu, feed, is_wanted};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use meganeura::build::{build_rewritten, prepare};
-use meganeura::nn::models::{LlamaConfig, VitConfig, classifier, cnn_classifier, language_model, mlp_classifier};
+use meganeura::nn::models::{LlamaConfig, cnn_classifier, mlp_classifier};
 use meganeura::rewrite::{Modelled, RewriteConfig};
 use meganeura::{Adam, Graph, Mode, Session};
 
@@ -66,30 +66,13 @@ fn session(graph: &Graph, classes: u32, config: &RewriteConfig) -> (Session, Str
     (session, report)
 }
 
-/// A model by name, and its number of classes.
-type Entry = (&'static str, fn() -> Graph, u32);
-
 const MODELS: &[Entry] = &[
     ("mlp, batch 32", || mlp_classifier(32, 784, 10), 10),
     ("mlp, batch 256", || mlp_classifier(256, 784, 10), 10),
     ("cnn, batch 32, 28x28", || cnn_classifier(32, [1, 28, 28], 10), 10),
     ("cnn, batch 32, 8x8", || cnn_classifier(32, [1, 8, 8], 10), 10),
-    (
-        "llama, 4 blocks of 128, batch 4, 128 tokens",
-        || {
-            let config = LlamaConfig::small(1000);
-            language_model(4, 128, |g, tokens| config.build(g, "").forward(g, tokens))
-        },
-        1000,
-    ),
-    (
-        "vit, 4 blocks of 64, batch 16, 32x32",
-        || {
-            let config = VitConfig::new([3, 32, 32], 4, 10);
-            classifier(16, &[3, 32, 32], |g, x| config.build(g, "").forward(g, x))
-        },
-        10,
-    ),
+    LLAMA,
+    VIT,
 ];
 
 /// Steps of a turn: as many as take some milliseconds.

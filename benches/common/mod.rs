@@ -10,6 +10,7 @@ use meganeura::build::build_on;
 use meganeura::cpu::CpuDevice;
 use meganeura::cpu::pool::ThreadPool;
 use meganeura::graph::NodeKind;
+use meganeura::nn::models::{LlamaConfig, VitConfig, classifier, language_model};
 use meganeura::{DType, Graph, Mode, Session};
 
 /// Threads of every contestant.
@@ -163,3 +164,26 @@ impl<'a> Race<'a> {
         median(pairs.map(|(other, first)| other / first).collect())
     }
 }
+
+/// A model by name, how its graph is made, and its number of classes.
+pub type Entry = (&'static str, fn() -> Graph, u32);
+
+/// A small language model.
+pub const LLAMA: Entry = (
+    "llama, 4 blocks of 128, batch 4, 128 tokens",
+    || {
+        let config = LlamaConfig::small(1000);
+        language_model(4, 128, |g, tokens| config.build(g, "").forward(g, tokens))
+    },
+    1000,
+);
+
+/// A small vision transformer.
+pub const VIT: Entry = (
+    "vit, 4 blocks of 64, batch 16, 32x32",
+    || {
+        let config = VitConfig::new([3, 32, 32], 4, 10);
+        classifier(16, &[3, 32, 32], |g, x| config.build(g, "").forward(g, x))
+    },
+    10,
+);
