@@ -4,7 +4,7 @@ use meganeura_core::DType;
 use meganeura_core::graph::{Graph, Value};
 use meganeura_core::rewrite::Pass::{Backward, Forward, Inference};
 
-use super::of;
+use super::{of, of_gradients};
 
 fn x(g: &mut Graph) -> Value {
     g.input("x", &[3, 5]).into()
@@ -255,4 +255,20 @@ fn gelu_in_its_exact_form() {
             r.fires("x/2*(1+Erf)→GeluErf").gives(&["core.gelu_erf"]);
         }
     }
+}
+
+#[test]
+fn derivatives_of_gelu() {
+    let r = of_gradients(|g| {
+        let w = g.parameter("w", &[3, 5]);
+        g.gelu_tanh(w).into()
+    });
+    r.fires("(1+Tanh)/2+x*(1-Tanh^2)→GeluTanhDerivative")
+        .has("core.gelu_tanh_derivative", 1);
+    let r = of_gradients(|g| {
+        let w = g.parameter("w", &[3, 5]);
+        g.gelu_erf(w).into()
+    });
+    r.fires("(1+Erf)/2+x*Exp→GeluErfDerivative")
+        .has("core.gelu_erf_derivative", 1);
 }

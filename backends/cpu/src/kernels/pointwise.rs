@@ -115,6 +115,8 @@ unary! {
     "core.erf" => |_| Ok(Unary::Erf),
     "core.gelu_tanh" => |_| Ok(Unary::GeluTanh),
     "core.gelu_erf" => |_| Ok(Unary::GeluErf),
+    "core.gelu_tanh_derivative" => |_| Ok(Unary::GeluTanhDerivative),
+    "core.gelu_erf_derivative" => |_| Ok(Unary::GeluErfDerivative),
     "core.cos" => |_| Ok(Unary::Cos),
     "core.expm1" => |_| Ok(Unary::Expm1),
     "core.log1p" => |_| Ok(Unary::Log1p),

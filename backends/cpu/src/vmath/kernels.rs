@@ -388,6 +388,34 @@ pub(super) fn gelu_erf<const FMA: bool>(x: f32) -> f32 {
     clamp(x, -20.0, f32::INFINITY) * normal::<FMA>(x).0
 }
 
+/// The derivative of [`gelu_tanh`]: with `s` the sigmoid of twice the argument, `s + x s (1 - s) w`, where `w` is the
+/// derivative of twice the argument.
+#[inline(always)]
+pub(super) fn gelu_tanh_derivative<const FMA: bool>(x: f32) -> f32 {
+    const TWICE_SQRT_2_PI: f32 = 1.595_769_121_605_730_7_f64 as f32;
+    const CUBIC: f32 = (3.0 * 0.044_715 * 1.595_769_121_605_730_7_f64) as f32;
+    // Beyond, the sigmoid is 0 or 1.
+    let x = clamp(x, -20.0, 20.0);
+    let square = x * x;
+    let cubic = mul_add::<FMA>(0.044_715 * square, x, x);
+    // By the exponential, since 1 - s would lose what x w makes large again.
+    let z = exp_gradual::<FMA>(-(TWICE_SQRT_2_PI * cubic).abs(), -0.0);
+    let inverse = 1.0 / (1.0 + z);
+    let tail = z * inverse;
+    let s = if x < 0.0 { tail } else { inverse };
+    let w = mul_add::<FMA>(CUBIC, square, TWICE_SQRT_2_PI);
+    mul_add::<FMA>(x * w, tail * inverse, s)
+}
+
+/// The derivative of [`gelu_erf`]: the normal distribution function and `x` times its density.
+#[inline(always)]
+pub(super) fn gelu_erf_derivative<const FMA: bool>(x: f32) -> f32 {
+    const INVERSE_SQRT_2_PI: f32 = 0.398_942_280_401_432_7_f64 as f32;
+    let x = clamp(x, -20.0, 20.0);
+    let (phi, e) = normal::<FMA>(x);
+    mul_add::<FMA>(x * INVERSE_SQRT_2_PI, e, phi)
+}
+
 /// Error function: an odd polynomial up to 1, `1 - e^q(x)` beyond.
 #[inline(always)]
 pub(super) fn erf<const FMA: bool>(x: f32) -> f32 {

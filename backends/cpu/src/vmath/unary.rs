@@ -39,6 +39,10 @@ pub(crate) enum Unary {
     GeluTanh,
     /// `x/2 (1 + erf(x / sqrt(2)))`, tending to -0 at `-inf`.
     GeluErf,
+    /// The derivative of `GeluTanh`.
+    GeluTanhDerivative,
+    /// The derivative of `GeluErf`.
+    GeluErfDerivative,
     Erf,
     /// Cosine; elements above 6.5e6 in magnitude take the slower `f32::cos`.
     Cos,
@@ -175,6 +179,8 @@ fn run<const FMA: bool>(op: Unary, mut target: impl Target) {
         Unary::Silu => map!(target, |x| k::silu::<FMA>(x)),
         Unary::GeluTanh => map!(target, |x| k::gelu_tanh::<FMA>(x)),
         Unary::GeluErf => map!(target, |x| k::gelu_erf::<FMA>(x)),
+        Unary::GeluTanhDerivative => map!(target, |x| k::gelu_tanh_derivative::<FMA>(x)),
+        Unary::GeluErfDerivative => map!(target, |x| k::gelu_erf_derivative::<FMA>(x)),
         Unary::Erf => map!(target, |x| k::erf::<FMA>(x)),
         Unary::Cos => target.for_blocks(cos_block::<FMA>),
         Unary::Expm1 => map!(target, |x| k::expm1::<FMA>(x)),

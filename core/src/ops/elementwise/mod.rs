@@ -7,6 +7,7 @@ mod activation_table;
 mod binary;
 mod binary_table;
 mod compare;
+mod gelu_table;
 mod integer;
 mod integer_table;
 mod precise_table;
@@ -24,6 +25,7 @@ pub(super) fn rows() -> Vec<OpRef> {
     }
     table(unary_table::ROWS)
         .chain(table(activation_table::ROWS))
+        .chain(table(gelu_table::ROWS))
         .chain(table(precise_table::ROWS))
         .chain(table(rounding_table::ROWS))
         .chain(table(binary_table::ROWS))

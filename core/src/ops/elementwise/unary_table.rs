@@ -26,14 +26,6 @@ impl Graph {
     }
 }
 
-/// sqrt(2 / pi), of the tanh form of GELU.
-const GELU_SCALE: f64 = 0.797_884_560_802_865_4;
-const GELU_CUBIC: f64 = 0.044_715;
-
-fn gelu_tanh(x: f64) -> f64 {
-    0.5 * x * (1.0 + (GELU_SCALE * (x + GELU_CUBIC * x * x * x)).tanh())
-}
-
 /// The error function: its Maclaurin series where that converges fast without cancellation, and the
 /// continued fraction of `erfc` beyond (Abramowitz and Stegun, 7.1.5 and 7.1.14).
 pub(super) fn erf(x: f64) -> f64 {
@@ -97,7 +89,7 @@ fn erf_decomposed(g: &mut Graph, x: Value, _: &[f64]) -> Value {
 /// Every row.
 pub(super) static ROWS: &[Unary] = &[
     LOG2, EXP2, SIN, RECIPROCAL, SQRT, NEG, ABS, EXP, LOG, RSQRT, SQUARE, TANH, SIGMOID, RELU, LEAKY_RELU, SOFTPLUS,
-    SILU, ERF, GELU_TANH, GELU_ERF, CLAMP,
+    SILU, ERF, CLAMP,
 ];
 
 const LOG2: Unary = Unary {
@@ -394,76 +386,6 @@ const ERF: Unary = Unary {
     ..Unary::BASE
 };
 
-const GELU_TANH: Unary = Unary {
-    name: "core.gelu_tanh",
-    formula: "x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))",
-    source: "Hendrycks and Gimpel, 2016, the tanh approximation",
-    reference: |x, _| gelu_tanh(x),
-    derivative: Vjp(|g, x, _, dy, _| {
-        // t = tanh(u); (1 + t)/2 + x/2 (1 - t^2) u', u' = scale (1 + 3 c x^2)
-        let x2 = g.square(x);
-        let cubic = g.times(x2, GELU_CUBIC);
-        let inner = g.plus(cubic, 1.0);
-        let u = g.mul(x, inner);
-        let u = g.times(u, GELU_SCALE);
-        let t = g.tanh(u);
-        let slope = g.times(x2, 3.0 * GELU_CUBIC * GELU_SCALE);
-        let slope = g.plus(slope, GELU_SCALE);
-        let t2 = g.square(t);
-        let t2 = g.neg(t2);
-        let sech2 = g.plus(t2, 1.0);
-        let second = g.mul(sech2, slope);
-        let second = g.mul(x, second);
-        let first = g.plus(t, 1.0);
-        let sum = g.add(first, second);
-        let half = g.times(sum, 0.5);
-        g.mul(dy, half).into()
-    }),
-    decompose: Some(|g, x, _| {
-        let x2 = g.square(x);
-        let cubic = g.times(x2, GELU_CUBIC);
-        let inner = g.plus(cubic, 1.0);
-        let u = g.mul(x, inner);
-        let u = g.times(u, GELU_SCALE);
-        let t = g.tanh(u);
-        let t1 = g.plus(t, 1.0);
-        let half = g.times(x, 0.5);
-        g.mul(half, t1).into()
-    }),
-    flops: 20,
-    ..Unary::BASE
-};
-
-const GELU_ERF: Unary = Unary {
-    name: "core.gelu_erf",
-    formula: "x/2 (1 + erf(x / sqrt(2)))",
-    source: "Hendrycks and Gimpel, 2016",
-    reference: |x, _| 0.5 * x * (1.0 + erf(x / 2f64.sqrt())),
-    derivative: Vjp(|g, x, _, dy, _| {
-        // cdf(x) + x pdf(x) of the standard normal
-        let scaled = g.times(x, 0.5f64.sqrt());
-        let e = g.erf(scaled);
-        let cdf = g.plus(e, 1.0);
-        let cdf = g.times(cdf, 0.5);
-        let square = g.square(x);
-        let exponent = g.times(square, -0.5);
-        let pdf = g.exp(exponent);
-        let pdf = g.times(pdf, 1.0 / (2.0 * PI).sqrt());
-        let second = g.mul(x, pdf);
-        let d = g.add(cdf, second);
-        g.mul(dy, d).into()
-    }),
-    decompose: Some(|g, x, _| {
-        let scaled = g.times(x, 0.5f64.sqrt());
-        let e = g.erf(scaled);
-        let e1 = g.plus(e, 1.0);
-        let half = g.times(x, 0.5);
-        g.mul(half, e1).into()
-    }),
-    flops: 24,
-    ..Unary::BASE
-};
-
 const CLAMP: Unary = Unary {
     name: "core.clamp",
     formula: "min(max(x, low), high); the derivative is 1 for low <= x <= high, else 0",
@@ -526,10 +448,6 @@ builders! {
     silu(SILU);
     /// Error function.
     erf(ERF);
-    /// GELU in its tanh form.
-    gelu_tanh(GELU_TANH);
-    /// GELU in its exact form.
-    gelu_erf(GELU_ERF);
     /// `x` limited to `[low, high]`.
     clamp(CLAMP, low, high);
 }

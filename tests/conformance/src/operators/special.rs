@@ -58,6 +58,8 @@ const UNARY_FINITE_OPS: &[&str] = &[
     "core.silu",
     "core.gelu_tanh",
     "core.gelu_erf",
+    "core.gelu_tanh_derivative",
+    "core.gelu_erf_derivative",
     "core.sin",
     "core.cos",
     "core.hard_swish",

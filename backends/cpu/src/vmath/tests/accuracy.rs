@@ -49,6 +49,16 @@ fn gelu_tanh(x: f64) -> f64 {
     x * sigmoid((8.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x))
 }
 
+fn gelu_tanh_derivative(x: f64) -> f64 {
+    let twice = (8.0 / std::f64::consts::PI).sqrt();
+    let s = sigmoid(twice * (x + 0.044715 * x * x * x));
+    s + x * s * (1.0 - s) * twice * (1.0 + 3.0 * 0.044715 * x * x)
+}
+
+fn gelu_erf_derivative(x: f64) -> f64 {
+    normal_cdf(x) + x * (-0.5 * x * x).exp() / (2.0 * std::f64::consts::PI).sqrt()
+}
+
 fn softplus(x: f64) -> f64 {
     x.max(0.0) + (-x.abs()).exp().ln_1p()
 }
@@ -152,6 +162,28 @@ fn accuracy_of_left_tails() {
             let worst = errors.fold(0.0, f64::max);
             println!("{:9} {op:?}: {worst:.1e} absolute below {below}", level.name());
             assert!(worst <= bound, "{op:?} at {}: {worst:e}", level.name());
+        }
+    }
+}
+
+/// Both terms of a derivative meet at its zeros, so that its error is bounded absolutely.
+#[test]
+fn accuracy_of_derivatives() {
+    let x: Vec<f32> = (-40_000..=40_000).map(|i| i as f32 * 5e-4).collect();
+    let cases: [(Unary, Truth); 2] = [
+        (Unary::GeluTanhDerivative, gelu_tanh_derivative),
+        (Unary::GeluErfDerivative, gelu_erf_derivative),
+    ];
+    for level in Level::available() {
+        for (op, truth) in cases {
+            let out = run(op, level, &x);
+            let errors = x
+                .iter()
+                .zip(&out)
+                .map(|(&x, &y)| (f64::from(y) - truth(f64::from(x))).abs());
+            let worst = errors.fold(0.0, f64::max);
+            println!("{:9} {op:?}: {worst:.1e} absolute", level.name());
+            assert!(worst <= 5e-7, "{op:?} at {}: {worst:e}", level.name());
         }
     }
 }

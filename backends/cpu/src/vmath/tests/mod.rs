@@ -11,7 +11,7 @@ const NAN: f32 = f32::NAN;
 const TINY: f32 = f32::from_bits(1);
 const LENGTHS: [usize; 8] = [0, 1, 7, 8, 9, 31, 33, 1000];
 
-const UNARY: [Unary; 31] = [
+const UNARY: [Unary; 33] = [
     Unary::Neg,
     Unary::Abs,
     Unary::Exp,
@@ -31,6 +31,8 @@ const UNARY: [Unary; 31] = [
     Unary::Silu,
     Unary::GeluTanh,
     Unary::GeluErf,
+    Unary::GeluTanhDerivative,
+    Unary::GeluErfDerivative,
     Unary::Erf,
     Unary::Clamp(-0.5, 2.0),
     Unary::Cos,
@@ -144,6 +146,19 @@ fn special_values_of_sine_and_activations() {
     for op in [Unary::Silu, Unary::GeluErf, Unary::GeluTanh] {
         check_unary(op, &[(0.0, 0.0), (-0.0, -0.0), (INF, INF), (-INF, -0.0)]);
         check_unary(op, &[(f32::MAX, f32::MAX), (f32::MIN, -0.0), (-1e3, -0.0), (1e3, 1e3)]);
+    }
+    for op in [Unary::GeluErfDerivative, Unary::GeluTanhDerivative] {
+        check_unary(
+            op,
+            &[
+                (0.0, 0.5),
+                (-0.0, 0.5),
+                (INF, 1.0),
+                (-INF, 0.0),
+                (1e3, 1.0),
+                (-1e3, 0.0),
+            ],
+        );
     }
     check_unary(
         Unary::Erf,
