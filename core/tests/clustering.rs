@@ -226,8 +226,9 @@ impl Target for Small {
         gpu().0
     }
 
-    fn has_kernel(&self, kernel: &KernelDesc) -> bool {
-        kernel.attrs.program("program").is_ok_and(|p| p.steps().len() <= 2)
+    fn launches(&self, kernel: &KernelDesc) -> Option<u32> {
+        let fits = kernel.attrs.program("program").is_ok_and(|p| p.steps().len() <= 2);
+        fits.then_some(1)
     }
 }
 

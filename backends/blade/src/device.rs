@@ -31,8 +31,8 @@ pub struct BladeDevice {
     wanted_tile: Option<u32>,
     /// The matrix units in use, once they have been tested.
     coop: OnceLock<Option<CoopConfig>>,
-    /// Answers that were given, because the same calls are asked about again and again.
-    answers: Mutex<HashMap<Asked, Support>>,
+    /// Answers that were given, launches or the reason why there is no kernel, because the same calls are asked about again and again.
+    answers: Mutex<HashMap<Asked, std::result::Result<u32, String>>>,
 }
 
 impl BladeDevice {
@@ -103,6 +103,24 @@ impl BladeDevice {
         if uses { self.coop_config() } else { None }
     }
 
+    /// Launches of the kernel for a call, or the reason why there is none.
+    fn answer(&self, kernel: &KernelDesc) -> std::result::Result<u32, String> {
+        let asked = (
+            kernel.name.to_owned(),
+            kernel.attrs.clone(),
+            kernel.inputs.to_vec(),
+            kernel.outputs.to_vec(),
+        );
+        // A panic cannot leave the map half changed.
+        let lock = || self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(answer) = lock().get(&asked) {
+            return answer.clone();
+        }
+        let answer = kernels::supports(kernel, self.limits.buffer_bytes);
+        lock().insert(asked, answer.clone());
+        answer
+    }
+
     pub(crate) fn pipelines(&self) -> &Pipelines {
         &self.pipelines
     }
@@ -131,23 +149,14 @@ impl Device for BladeDevice {
     }
 
     fn supports(&self, kernel: &KernelDesc) -> Support {
-        let asked = (
-            kernel.name.to_owned(),
-            kernel.attrs.clone(),
-            kernel.inputs.to_vec(),
-            kernel.outputs.to_vec(),
-        );
-        // A panic cannot leave the map half changed.
-        let lock = || self.answers.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(answer) = lock().get(&asked) {
-            return answer.clone();
-        }
-        let answer = match kernels::supports(kernel, self.limits.buffer_bytes) {
-            Ok(()) => Support::Yes,
+        match self.answer(kernel) {
+            Ok(_) => Support::Yes,
             Err(reason) => Support::No(reason),
-        };
-        lock().insert(asked, answer.clone());
-        answer
+        }
+    }
+
+    fn launches(&self, kernel: &KernelDesc) -> u32 {
+        self.answer(kernel).unwrap_or(1)
     }
 
     fn has_mixed_precision(&self) -> bool {

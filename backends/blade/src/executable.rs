@@ -15,9 +15,10 @@ use meganeura_core::{Error, Result};
 
 use crate::device::BladeDevice;
 use crate::gpu::{Gpu, NAME};
+use crate::kernels::INLINE_SCALARS;
 use crate::kernels::coop::CoopConfig;
 use crate::memory::{Arena, HostBuffer, Place};
-use crate::pipeline::BoundLaunch;
+use crate::pipeline::{BoundLaunch, Scalars};
 use crate::program::{Draft, Extra, Phase, Reporter};
 use crate::timing::{Measured, PassTag, Profile};
 use faults::Faults;
@@ -51,6 +52,10 @@ impl Copy {
     }
 }
 
+fn outside(buffer: BufferRef, offset: u64, len: u64) -> Error {
+    Error::backend(NAME, format!("{len} bytes at {offset} are outside of buffer {buffer}"))
+}
+
 /// An encoder that may move to another thread.
 struct Encoder(bg::CommandEncoder);
 
@@ -82,6 +87,8 @@ pub(crate) struct BladeExecutable {
     extra: Extra,
     plan_buffers: usize,
     scalars: Vec<BufferRef>,
+    /// The first of them, which are part of launches.
+    inline_scalars: Scalars,
     /// Phases of each segment.
     segments: Vec<Vec<Phase>>,
     /// How profiles name them.
@@ -149,6 +156,7 @@ impl BladeExecutable {
             extra: draft.extra,
             plan_buffers: plan.buffers.len(),
             scalars: plan.scalar_buffers.iter().map(|(_, b)| *b).collect(),
+            inline_scalars: [[0; 4]; INLINE_SCALARS],
             segments,
             reporters: draft.reporters,
             exposed: draft.saved,
@@ -166,6 +174,7 @@ impl BladeExecutable {
             expected: Vec::new(),
         };
         executable.fill(plan)?;
+        executable.fill_tables(&draft.tables)?;
         Ok(executable)
     }
 
@@ -188,12 +197,31 @@ impl BladeExecutable {
         Ok(())
     }
 
-    /// The place of a range of a buffer.
+    /// Writes the tables of constants that kernels read.
+    fn fill_tables(&mut self, tables: &[Arc<[u32]>]) -> Result<()> {
+        for (number, table) in (self.extra.tables..).zip(tables) {
+            let bytes: Vec<u8> = table.iter().flat_map(|word| word.to_le_bytes()).collect();
+            let buffer = BufferRef(number as u32);
+            for (offset, piece) in (0..).step_by(self.staged).zip(bytes.chunks(self.staged)) {
+                self.write_piece(buffer, offset, piece)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The place of a range of a buffer of the plan.
     fn place(&self, buffer: BufferRef, offset: u64, len: u64) -> Result<(Place, u64)> {
-        let outside = || Error::backend(NAME, format!("{len} bytes at {offset} are outside of buffer {buffer}"));
+        match buffer.index() < self.plan_buffers {
+            true => self.any_place(buffer, offset, len),
+            false => Err(outside(buffer, offset, len)),
+        }
+    }
+
+    /// The place of a range of any buffer.
+    fn any_place(&self, buffer: BufferRef, offset: u64, len: u64) -> Result<(Place, u64)> {
+        let outside = || outside(buffer, offset, len);
         let scalar = self.scalars.iter().position(|s| *s == buffer);
-        let exists = Some(buffer.index()).filter(|&i| i < self.plan_buffers);
-        let own = exists.and_then(|i| self.arena.place(i)).ok_or_else(outside)?;
+        let own = self.arena.place(buffer.index()).ok_or_else(outside)?;
         if offset.checked_add(len).is_none_or(|end| end > own.bytes) {
             return Err(outside());
         }
@@ -207,8 +235,14 @@ impl BladeExecutable {
         }
     }
 
+    /// The word of a scalar that is part of launches.
+    fn inline_scalar(&mut self, buffer: BufferRef) -> Option<&mut [u8; 4]> {
+        let number = self.scalars.iter().position(|s| *s == buffer)?;
+        self.inline_scalars.get_mut(number)
+    }
+
     fn piece(&self, copy: &Copy) -> Result<bg::BufferPiece> {
-        let (place, offset) = self.place(copy.buffer, copy.offset, copy.len)?;
+        let (place, offset) = self.any_place(copy.buffer, copy.offset, copy.len)?;
         Ok(self.arena.piece(place, offset))
     }
 
@@ -330,6 +364,7 @@ impl BladeExecutable {
     fn record_step(&mut self, args: &StepArgs) -> Result<()> {
         self.record_save()?;
         let (encoder, segments) = (&mut self.frames[self.current].encoder.0, &self.segments);
+        let scalars = &self.inline_scalars;
         self.gpu.guard("recording", |_| {
             let mut pass = encoder.compute("step");
             let phases = args.segments.iter().filter_map(|&s| segments.get(s)).flatten();
@@ -337,7 +372,7 @@ impl BladeExecutable {
                 if i > 0 {
                     pass.barrier();
                 }
-                record_phase(&mut pass, phase);
+                record_phase(&mut pass, phase, scalars);
             }
         })
     }
@@ -417,10 +452,11 @@ impl BladeExecutable {
 }
 
 /// Records launches that may run at the same time.
-fn record_phase(pass: &mut bg::ComputeCommandEncoder, phase: &Phase) {
+fn record_phase(pass: &mut bg::ComputeCommandEncoder, phase: &Phase, scalars: &Scalars) {
     for launch in phase {
         let mut pipeline = pass.with(&launch.pipeline.raw);
-        pipeline.bind(0, &BoundLaunch(&launch.bound));
+        let bound = &launch.bound;
+        pipeline.bind(0, &BoundLaunch { bound, scalars });
         pipeline.dispatch(launch.groups);
     }
 }
@@ -430,6 +466,10 @@ impl Executable for BladeExecutable {
         self.place(buffer, offset, bytes.len() as u64)?;
         if self.gpu.is_lost() {
             return Err(self.gpu.lose("it failed in an earlier call"));
+        }
+        if let Some(word) = self.inline_scalar(buffer) {
+            word[offset as usize..][..bytes.len()].copy_from_slice(bytes);
+            return Ok(());
         }
         if self.exposed.contains(&buffer) {
             // Undoing a step must not undo this.
@@ -444,6 +484,10 @@ impl Executable for BladeExecutable {
 
     fn read(&mut self, buffer: BufferRef, offset: u64, bytes: &mut [u8]) -> Result<()> {
         self.place(buffer, offset, bytes.len() as u64)?;
+        if let Some(word) = self.inline_scalar(buffer) {
+            bytes.copy_from_slice(&word[offset as usize..][..bytes.len()]);
+            return Ok(());
+        }
         self.finish_all()?;
         self.tell()?;
         let staged = self.staged;

@@ -8,7 +8,7 @@ use blade_graphics::ShaderBindable as _;
 use meganeura_core::{Error, Result};
 
 use crate::gpu::{Gpu, NAME};
-use crate::kernels::{Binding, Launch, variable_name};
+use crate::kernels::{Binding, INLINE_SCALARS, Launch, variable_name};
 
 /// A compiled kernel.
 pub(crate) struct Pipeline {
@@ -109,6 +109,9 @@ fn layout(bindings: &[Binding]) -> bg::ShaderDataLayout {
     let binding = |(i, &binding): (usize, &Binding)| {
         let kind = match binding {
             Binding::Reporter => bg::ShaderBinding::Plain { size: 4 },
+            Binding::InlineScalars => bg::ShaderBinding::Plain {
+                size: size_of::<Scalars>() as u32,
+            },
             _ => bg::ShaderBinding::Buffer,
         };
         (variable_name(i, binding), kind)
@@ -118,15 +121,23 @@ fn layout(bindings: &[Binding]) -> bg::ShaderDataLayout {
     }
 }
 
+/// Bytes of the scalars that are part of a launch.
+pub(crate) type Scalars = [[u8; 4]; INLINE_SCALARS];
+
 /// What a variable of a kernel is bound to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Bound {
     Piece(bg::BufferPiece),
     Number(u32),
+    /// The scalars of the step.
+    Scalars,
 }
 
 /// All that a launch is bound to, in the order of its bindings.
-pub(crate) struct BoundLaunch<'a>(pub(crate) &'a [Bound]);
+pub(crate) struct BoundLaunch<'a> {
+    pub(crate) bound: &'a [Bound],
+    pub(crate) scalars: &'a Scalars,
+}
 
 impl bg::ShaderData for BoundLaunch<'_> {
     // Layouts belong to launches, not to this type.
@@ -135,10 +146,11 @@ impl bg::ShaderData for BoundLaunch<'_> {
     }
 
     fn fill(&self, mut context: bg::PipelineContext) {
-        for (i, bound) in (0u32..).zip(self.0) {
+        for (i, bound) in (0u32..).zip(self.bound) {
             match bound {
                 Bound::Piece(piece) => piece.bind_to(&mut context, i),
                 Bound::Number(number) => number.bind_to(&mut context, i),
+                Bound::Scalars => self.scalars.bind_to(&mut context, i),
             }
         }
     }

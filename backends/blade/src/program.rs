@@ -36,12 +36,14 @@ pub(crate) struct Reporter {
 
 /// Buffers of the executable beyond those of the plan, in this order.
 pub(crate) struct Extra {
-    /// Scalars of the session.
+    /// Scalars of the session, of which launches read those that are not part of them.
     pub(crate) scalars: usize,
     /// Report of a fault.
     pub(crate) fault: usize,
     /// First of the copies of what is saved, as many as [`Draft::saved`] for each submission on its way.
     pub(crate) copies: usize,
+    /// First of the tables of constants, as many as [`Draft::tables`].
+    pub(crate) tables: usize,
     /// First of the scratch buffers.
     scratch: usize,
 }
@@ -55,6 +57,8 @@ pub(crate) struct Draft {
     /// Bytes of all buffers: the plan's, then [`Extra`].
     pub(crate) sizes: Vec<u64>,
     pub(crate) extra: Extra,
+    /// Tables of constants, each once.
+    pub(crate) tables: Vec<Arc<[u32]>>,
     /// First scratch buffer of each dispatch.
     scratch: Vec<usize>,
     /// Dispatches that can report a fault, in their order.
@@ -109,6 +113,9 @@ impl Draft {
         for _ in 0..FRAMES {
             sizes.extend(saved.iter().map(|b| plan.buffers[b.index()] as u64));
         }
+        let tables = tables_of(&compiled);
+        let first_table = sizes.len();
+        sizes.extend(tables.iter().map(|table| 4 * table.len() as u64));
         let first = sizes.len();
         let scratch = lay_out_scratch(plan, &compiled, first, &mut sizes);
         Ok(Draft {
@@ -119,8 +126,10 @@ impl Draft {
                 scalars,
                 fault: scalars + 1,
                 copies,
+                tables: first_table,
                 scratch: first,
             },
+            tables,
             scratch,
             reporters,
             reporter,
@@ -150,7 +159,7 @@ impl Draft {
         for (number, compiled) in self.compiled.iter().enumerate() {
             let mut list = Vec::with_capacity(compiled.launches.len());
             for (launch, pipeline) in compiled.launches.iter().zip(made.by_ref()) {
-                let bound = launch.bindings.iter().map(|b| self.bound(*b, number, arena));
+                let bound = launch.bindings.iter().map(|b| self.bound(*b, launch, number, arena));
                 list.push(Ready {
                     pipeline,
                     bound: bound.collect::<Result<_>>()?,
@@ -192,10 +201,15 @@ impl Draft {
         joined(parts)
     }
 
-    fn bound(&self, binding: Binding, dispatch: usize, arena: &Arena) -> Result<Bound> {
+    fn bound(&self, binding: Binding, launch: &Launch, dispatch: usize, arena: &Arena) -> Result<Bound> {
         let buffer = match binding {
+            Binding::Table(number) => {
+                let known = self.tables.iter().position(|t| *t == launch.tables[number]);
+                self.extra.tables + known.unwrap_or_default()
+            }
             Binding::Memory(Memory::Buffer(buffer)) => buffer.index(),
             Binding::Memory(Memory::Scratch(number)) => self.extra.scratch + self.scratch[dispatch] + number,
+            Binding::InlineScalars => return Ok(Bound::Scalars),
             Binding::Scalars => self.extra.scalars,
             Binding::Fault | Binding::Guard => self.extra.fault,
             Binding::Reporter => return Ok(Bound::Number(self.reporter[dispatch] as u32)),
@@ -204,6 +218,17 @@ impl Draft {
         let place = place.ok_or_else(|| Error::plan(format!("there is no buffer b{buffer}")))?;
         Ok(Bound::Piece(arena.piece(place, 0)))
     }
+}
+
+/// The tables of constants of all kernels.
+fn tables_of(compiled: &[Compiled]) -> Vec<Arc<[u32]>> {
+    let mut tables: Vec<Arc<[u32]>> = Vec::new();
+    for table in compiled.iter().flat_map(|c| &c.launches).flat_map(|l| &l.tables) {
+        if !tables.contains(table) {
+            tables.push(table.clone());
+        }
+    }
+    tables
 }
 
 fn reports(compiled: &Compiled) -> bool {

@@ -131,6 +131,30 @@ fn reductions_of_all_forms() {
     });
 }
 
+/// Rows of few, of many and of no updates, and the order in which they count.
+#[test]
+fn scatters_of_many_updates() {
+    let ids = |count: usize, rows: u32| -> Vec<u32> {
+        (0..count as u32)
+            .map(|i| i.wrapping_mul(2_654_435_761) % rows)
+            .collect()
+    };
+    for (count, rows) in [(33, 7), (100, 300), (500, 3), (257, 1), (1000, 999)] {
+        check(&[&[count, 5]], 1e-5, |g, x| {
+            let ids = g.constant_u32(ids(count, rows as u32), &[count]);
+            vec![g.scatter_add(ids, x[0], rows)]
+        });
+        check(&[&[2, count, 3], &[2, rows, 3]], 0.0, |g, x| {
+            let ids = g.constant_u32(ids(count, rows as u32), &[count]);
+            vec![g.scatter(x[1], ids, x[0], 1)]
+        });
+    }
+    check(&[&[3, 40, 2]], 1e-5, |g, x| {
+        let ids = g.constant_u32(ids(40, 9), &[40]);
+        vec![g.scatter_add_axis(ids, x[0], 11, 1)]
+    });
+}
+
 /// The parts are in `f32`, whatever the type of the whole.
 #[test]
 fn parts_of_half_precision() {

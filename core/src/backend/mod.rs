@@ -230,6 +230,12 @@ pub trait Device: Send + Sync {
     /// Whether it has a kernel for a call.
     fn supports(&self, kernel: &KernelDesc) -> Support;
 
+    /// How many launches that wait for each other a call takes for which it has a kernel; the price of a call counts them.
+    fn launches(&self, kernel: &KernelDesc) -> u32 {
+        let _ = kernel;
+        1
+    }
+
     /// What tells its kernels from those of another version or build. It is part of the key of cached plans, which
     /// are made anew when it changes.
     fn kernels(&self) -> String {

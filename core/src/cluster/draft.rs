@@ -123,13 +123,14 @@ impl Draft {
 
     /// Whether a device can run the call.
     pub(super) fn runs_on(&self, target: &dyn Target) -> bool {
-        target.has_kernel(&KernelDesc {
+        let launches = target.launches(&KernelDesc {
             name: FUSED.name(),
             version: FUSED.version(),
             attrs: &self.attrs(),
             inputs: &self.operand_types,
             outputs: &self.result_types,
-        })
+        });
+        launches.is_some()
     }
 
     /// Attributes of the call.

@@ -217,12 +217,11 @@ impl Operator for CrossEntropyIds {
         Semantics::composite(|cx| {
             let (logits, ids) = (cx.inputs[0], cx.inputs[1]);
             let lse = log_sum_exp(cx.graph, logits);
-            let lse = checked_ids(cx.graph, ids, lse, logits);
-            let log = cx.graph.sub(logits, lse);
             // Chosen, not multiplied: 0 * -inf of an impossible class would be NaN.
-            let mask = class_mask(cx.graph, ids, logits);
-            let zero = cx.graph.scalar_of(cx.outputs[0].dtype, 0.0);
-            let terms = cx.graph.select(mask, log, zero);
+            let kept = kept_shape(cx.graph, logits);
+            let ids = cx.graph.reshape(ids, &kept);
+            let chosen = cx.graph.take_along_axis(logits, ids, -1);
+            let terms = cx.graph.sub(chosen, lse);
             let loss = negative_mean(cx, terms);
             let lse = cx.graph.reshape(lse, &cx.outputs[1].shape);
             Ok(vec![loss.into(), lse.into()])

@@ -26,15 +26,15 @@ fn is_half(ty: &TensorType) -> bool {
     matches!(ty.dtype, DType::F16 | DType::BF16)
 }
 
-/// Time of one launch doing that work.
-fn time(model: &CostModel, cost: Cost, half: bool) -> u64 {
+/// Time of so many launches doing that work together.
+fn time(model: &CostModel, cost: Cost, half: bool, launches: u32) -> u64 {
     let flops = if half {
         model.half_flops_per_second
     } else {
         model.flops_per_second
     };
     let seconds = (cost.bytes as f64 / model.bytes_per_second).max(cost.flops as f64 / flops);
-    let picoseconds = model.launch.as_nanos() as f64 * 1e3 + seconds * 1e12;
+    let picoseconds = f64::from(launches) * model.launch.as_nanos() as f64 * 1e3 + seconds * 1e12;
     // The conversion saturates, also for rates of zero.
     (picoseconds as u64).min(IMPOSSIBLE)
 }
@@ -53,15 +53,15 @@ pub fn call_cost(target: &dyn Target, op: OpRef, call: &Call) -> u64 {
         outputs: call.outputs,
     };
     let half = call.inputs.iter().any(is_half);
-    if target.has_kernel(&desc) {
-        return time(&model, op.cost(call), half);
+    if let Some(launches) = target.launches(&desc) {
+        return time(&model, op.cost(call), half, launches);
     }
     if half {
         // The planner casts, computes in f32 and casts back.
         let cost = op.cost(call);
         let bytes = 4 * cost.bytes;
         let launches = model.launch.as_nanos() as u64 * 1000 * (call.inputs.len() + call.outputs.len()) as u64;
-        return time(&model, Cost { bytes, ..cost }, false).saturating_add(launches);
+        return time(&model, Cost { bytes, ..cost }, false, 1).saturating_add(launches);
     }
     match expand_call(op, call.attrs, call.inputs, call.outputs) {
         Ok((graph, _)) => graph_cost(&graph, target)

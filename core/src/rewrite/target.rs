@@ -9,8 +9,8 @@ use crate::backend::{CostModel, Device, KernelDesc, Support};
 pub trait Target {
     /// Rates.
     fn cost_model(&self) -> CostModel;
-    /// Whether there is a kernel for a call.
-    fn has_kernel(&self, kernel: &KernelDesc) -> bool;
+    /// Launches that wait for each other of the kernel for a call; `None` if there is no kernel.
+    fn launches(&self, kernel: &KernelDesc) -> Option<u32>;
 }
 
 impl Target for Arc<dyn Device> {
@@ -18,8 +18,11 @@ impl Target for Arc<dyn Device> {
         self.capabilities().cost
     }
 
-    fn has_kernel(&self, kernel: &KernelDesc) -> bool {
-        matches!(self.supports(kernel), Support::Yes)
+    fn launches(&self, kernel: &KernelDesc) -> Option<u32> {
+        match self.supports(kernel) {
+            Support::Yes => Some(Device::launches(&**self, kernel)),
+            Support::No(_) => None,
+        }
     }
 }
 
@@ -46,7 +49,7 @@ impl Target for Modelled {
         self.0
     }
 
-    fn has_kernel(&self, _: &KernelDesc) -> bool {
-        true
+    fn launches(&self, _: &KernelDesc) -> Option<u32> {
+        Some(1)
     }
 }

@@ -36,9 +36,10 @@ impl BladeExecutable {
             if let Some(measured) = &mut frame.measured {
                 measured.tags.push(tag.clone());
             }
-            let encoder = &mut frame.encoder.0;
-            self.gpu
-                .guard("recording", |_| record_phase(&mut encoder.compute(&tag.label), phase))?;
+            let (encoder, scalars) = (&mut frame.encoder.0, &self.inline_scalars);
+            self.gpu.guard("recording", |_| {
+                record_phase(&mut encoder.compute(&tag.label), phase, scalars);
+            })?;
         }
         if let Some(measured) = &mut self.frames[self.current].measured {
             measured.step = step;

@@ -7,11 +7,12 @@ use super::lanes::{self, around};
 use super::module::{CompileCx, Compiled, Launch, Module};
 use super::pointwise::is_half;
 use super::scalar::wgsl_type;
+use super::scatter::Scatter;
 
 /// Makes the launch of an operator.
 type Make = fn(&CompileCx) -> Result<Launch, String>;
-/// Makes the launches of an operator, one after the other.
-type MakeSeveral = fn(&CompileCx) -> Result<Vec<Launch>, String>;
+/// Makes the launches of an operator, and says what they keep on the way.
+type MakeSeveral = fn(&CompileCx) -> Result<Compiled, String>;
 
 /// Operators whose results are looked for, element by element.
 const LOOPS: &[(&str, Make)] = &[
@@ -26,33 +27,30 @@ const LOOPS: &[(&str, Make)] = &[
 
 /// Operators that look at their indices even where there is no result.
 const SCATTERS: &[(&str, MakeSeveral)] = &[
-    ("core.put_along_axis", |cx| scatter(cx, Scatter::add(cx, true)?)),
-    ("core.scatter", |cx| scatter(cx, Scatter::replace(cx)?)),
-    ("core.scatter_add", |cx| scatter(cx, Scatter::add(cx, false)?)),
+    ("core.put_along_axis", |cx| Scatter::add(cx, true)?.compile(cx)),
+    ("core.scatter", |cx| Scatter::replace(cx)?.compile(cx)),
+    ("core.scatter_add", |cx| Scatter::add(cx, false)?.compile(cx)),
 ];
 
 /// Launches for an operator of this file.
 pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
     let looping = LOOPS.iter().find(|(name, _)| *name == cx.kernel.name);
     let scattering = SCATTERS.iter().find(|(name, _)| *name == cx.kernel.name);
-    if looping.is_none() && scattering.is_none() {
-        return Ok(None);
-    }
-    if let Some(ty) = cx.kernel.outputs.iter().find(|t| is_half(t)) {
+    let half = cx.kernel.outputs.iter().find(|t| is_half(t));
+    if let Some(ty) = half.filter(|_| looping.is_some() || scattering.is_some()) {
         return Err(format!("it has a result of {}", ty.dtype));
     }
     if looping.is_some() && cx.kernel.outputs.iter().all(|t| t.numel() == 0) {
         return Ok(Some(Compiled::default()));
     }
-    let launches = match (looping, scattering) {
-        (Some((_, make)), _) => vec![make(cx)?],
-        (None, Some((_, make))) => make(cx)?,
-        (None, None) => Vec::new(),
-    };
-    Ok(Some(Compiled {
-        launches,
-        scratch: Vec::new(),
-    }))
+    match (looping, scattering) {
+        (Some((_, make)), _) => Ok(Some(Compiled {
+            launches: vec![make(cx)?],
+            scratch: Vec::new(),
+        })),
+        (None, Some((_, make))) => make(cx).map(Some),
+        (None, None) => Ok(None),
+    }
 }
 
 /// Whether `a` comes before `b` in descending order, NaN first.
@@ -91,127 +89,6 @@ fn top_k(cx: &CompileCx) -> Result<Launch, String> {
         len * inner
     );
     module.finish_elements(&code, ty.numel())
-}
-
-/// Elements that go to rows which indices name.
-struct Scatter {
-    /// Operands: the indices, the updates, and what is there otherwise.
-    indices: usize,
-    updates: usize,
-    base: Option<usize>,
-    /// Number of indices along the axis.
-    count: usize,
-    rows: usize,
-    inner: usize,
-    /// Whether every element of the updates has an index of its own.
-    each: bool,
-}
-
-impl Scatter {
-    fn add(cx: &CompileCx, each: bool) -> Result<Self, String> {
-        let (inputs, output) = (cx.kernel.inputs, &cx.kernel.outputs[0].shape);
-        let axis = cx.kernel.attrs.int("axis")?;
-        let [_, rows, inner] = around(output, axis)?;
-        let count = match each {
-            true => around(&inputs[0].shape, axis)?[1],
-            false => inputs[0].numel(),
-        };
-        Ok(Scatter {
-            indices: 0,
-            updates: 1,
-            base: None,
-            count,
-            rows,
-            inner,
-            each,
-        })
-    }
-
-    fn replace(cx: &CompileCx) -> Result<Self, String> {
-        let [_, rows, inner] = around(&cx.kernel.outputs[0].shape, cx.kernel.attrs.int("axis")?)?;
-        Ok(Scatter {
-            indices: 1,
-            updates: 2,
-            base: Some(0),
-            count: cx.kernel.inputs[1].numel(),
-            rows,
-            inner,
-            each: false,
-        })
-    }
-}
-
-/// Elements of the result are looked for by whichever are fewer, their own threads or those of the updates.
-fn scatter(cx: &CompileCx, s: Scatter) -> Result<Vec<Launch>, String> {
-    let nothing = cx.kernel.outputs[0].numel() == 0 || cx.kernel.inputs[s.updates].numel() == 0;
-    if s.each || s.rows < s.count || nothing {
-        return Ok(vec![gather_updates(cx, s)?]);
-    }
-    let mut module = Module::new(cx);
-    let start = match s.base {
-        Some(base) => module.load(base, "i"),
-        None => format!("{}(0)", wgsl_type(cx.kernel.outputs[0].dtype)),
-    };
-    let store = module.store(0, "i", &start);
-    let first = module.finish_elements(&store, cx.kernel.outputs[0].numel())?;
-    Ok(vec![first, bring_updates(cx, &s)?])
-}
-
-/// One thread for each element of the first update of a row adds up, or puts down, all updates of the row in their
-/// order; what the row was before is there already.
-fn bring_updates(cx: &CompileCx, s: &Scatter) -> Result<Launch, String> {
-    let &Scatter { count, rows, inner, .. } = s;
-    let updates = cx.kernel.inputs[s.updates].numel();
-    let mut module = Module::new(cx);
-    let own = module.load(s.indices, "k");
-    let own = module.checked_index(&own, rows);
-    let raw = module.load(s.indices, "k");
-    let other = module.load(s.indices, "j");
-    let update = module.load(s.updates, &format!("(outer * {count}u + j) * {inner}u + column"));
-    let join = if s.base.is_some() { "=" } else { "+=" };
-    let store = module.store(0, &format!("(outer * {rows}u + row) * {inner}u + column"), "value");
-    let zero = format!("{}(0)", wgsl_type(cx.kernel.outputs[0].dtype));
-    let code = format!(
-        "let outer = i / {0}u;\nlet k = i / {inner}u % {count}u;\nlet column = i % {inner}u;\nlet row = {own};\n\
-         if ({raw} != row) {{\nreturn;\n}}\nfor (var j = 0u; j < k; j += 1u) {{\nif ({other} == row) {{\nreturn;\n}}\n}}\n\
-         var value = {zero};\nfor (var j = k; j < {count}u; j += 1u) {{\nif ({other} == row) {{\nvalue {join} {update};\n}}\n}}\n\
-         {store}",
-        count * inner
-    );
-    module.finish_elements(&code, updates)
-}
-
-/// One thread for each element of the result looks for the updates of its row, in their order.
-fn gather_updates(cx: &CompileCx, s: Scatter) -> Result<Launch, String> {
-    let Scatter { count, rows, inner, .. } = s;
-    let (total, indices) = (cx.kernel.outputs[0].numel(), cx.kernel.inputs[s.indices].numel());
-    let mut module = Module::new(cx);
-    let checked = {
-        let index = module.load(s.indices, "number");
-        module.checked_index(&index, rows)
-    };
-    // Together the threads look at every index.
-    let mut code = format!(
-        "for (var number = i; number < {indices}u; number += {}u) {{\nlet found = {checked};\n}}\n",
-        total.max(1)
-    );
-    if total > 0 {
-        let update = format!("(outer * {count}u + k) * {inner}u + column");
-        let index = if s.each { &update } else { "k" };
-        let index = module.load(s.indices, index);
-        let update = module.load(s.updates, &update);
-        let (start, join) = match s.base {
-            Some(base) => (module.load(base, "i"), "="),
-            None => (format!("{}(0)", wgsl_type(cx.kernel.outputs[0].dtype)), "+="),
-        };
-        let store = module.store(0, "i", "value");
-        code.push_str(&format!(
-            "let outer = i / {0}u;\nlet row = i / {inner}u % {rows}u;\nlet column = i % {inner}u;\nvar value = {start};\n\
-             for (var k = 0u; k < {count}u; k += 1u) {{\nif ({index} == row) {{\nvalue {join} {update};\n}}\n}}\n{store}",
-            rows * inner
-        ));
-    }
-    module.finish_elements(&code, total.max(1))
 }
 
 /// Code that gives a thread its plane and place in a plane of this size.

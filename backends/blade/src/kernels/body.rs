@@ -2,6 +2,7 @@
 //! apart until every call is one that a generator knows.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use meganeura_core::attrs::Attrs;
 use meganeura_core::backend::KernelDesc;
@@ -15,6 +16,8 @@ use super::{Role, role, view};
 
 /// Most nodes of a body.
 const MOST_NODES: usize = 400;
+/// Most elements of a table of constants.
+const MOST_CONSTANTS: usize = 4 << 20;
 /// Deepest decomposition of decompositions.
 const MOST_DEPTH: usize = 12;
 
@@ -28,6 +31,8 @@ pub(crate) enum Constant {
     Same(u32),
     /// The elements are this number and those that follow it.
     Count(u32),
+    /// The elements.
+    Table(Arc<[u32]>),
 }
 
 /// How a value comes about.
@@ -263,5 +268,8 @@ fn constant_of(dtype: DType, bytes: &[u8]) -> Result<Constant, String> {
     if dtype != DType::F32 && words.iter().zip(0u32..).all(|(&w, i)| w == first.wrapping_add(i)) {
         return Ok(Constant::Count(first));
     }
-    Err("its decomposition has a table of constants".into())
+    match words.len() <= MOST_CONSTANTS {
+        true => Ok(Constant::Table(words.into())),
+        false => Err("its decomposition has a large table of constants".into()),
+    }
 }

@@ -229,6 +229,11 @@ impl<'a> Emitter<'a> {
                     _ => self.bind(&format!("{}({number})", wgsl_type(ty.dtype)))?,
                 }
             }
+            Constant::Table(words) => {
+                let number = self.linear(place, &ty.shape)?;
+                let table = self.module.table(words, ty.dtype);
+                self.bind(&format!("{table}[{number}]"))?
+            }
         })
     }
 

@@ -19,6 +19,7 @@ mod pointwise;
 mod pull;
 mod rows;
 mod scalar;
+mod scatter;
 mod stages;
 mod tiled;
 mod vectors;
@@ -29,7 +30,7 @@ use meganeura_core::ops::Call;
 use meganeura_core::{DType, TensorType};
 
 use body::Body;
-pub(crate) use module::{Binding, CompileCx, Compiled, Launch, Memory, Source, variable_name};
+pub(crate) use module::{Binding, CompileCx, Compiled, INLINE_SCALARS, Launch, Memory, Source, variable_name};
 
 /// What a call is to the generators.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -115,17 +116,17 @@ fn compile_body(body: &Body, cx: &CompileCx) -> Result<Compiled, String> {
     }
 }
 
-/// Whether there is a kernel for a call on a device whose buffers have at most so many bytes.
+/// Launches of the kernel for a call on a device whose buffers have at most so many bytes.
 ///
 /// # Errors
-/// The reason why not.
-pub(crate) fn supports(kernel: &KernelDesc, most_bytes: u64) -> Result<(), String> {
+/// The reason why there is none.
+pub(crate) fn supports(kernel: &KernelDesc, most_bytes: u64) -> Result<u32, String> {
     let compiled = compile(&CompileCx::apart(*kernel))?;
     match compiled.scratch.iter().max() {
         Some(&bytes) if bytes as u64 > most_bytes => Err(format!(
             "it keeps {bytes} bytes on the way, but the device's largest buffer has {most_bytes}"
         )),
-        _ => Ok(()),
+        _ => Ok(compiled.launches.len() as u32),
     }
 }
 

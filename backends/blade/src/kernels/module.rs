@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
+use std::sync::Arc;
 
 use meganeura_core::DType;
 use meganeura_core::backend::KernelDesc;
@@ -12,6 +13,8 @@ use super::scalar::{literal, wgsl_type};
 
 /// Most buffers of a kernel, one less than of which Vulkan devices commonly have sixteen.
 const MOST_BINDINGS: usize = 15;
+/// Scalars of the session that are part of a launch; those beyond are in memory.
+pub(crate) const INLINE_SCALARS: usize = 16;
 /// The extension of WGSL for matrix units.
 pub(crate) const COOP: &str = "wgpu_cooperative_matrix";
 /// Largest number of workgroups along an axis that every device has.
@@ -40,7 +43,11 @@ pub(crate) enum Source {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Binding {
     Memory(Memory),
-    /// The scalars of the session.
+    /// A table of constants of the launch.
+    Table(usize),
+    /// The first scalars of the session, as part of the launch.
+    InlineScalars,
+    /// The scalars of the session in memory.
     Scalars,
     /// Where faults are reported.
     Fault,
@@ -55,6 +62,8 @@ pub(crate) enum Binding {
 pub(crate) struct Launch {
     pub(crate) source: String,
     pub(crate) bindings: Vec<Binding>,
+    /// Tables of constants that it binds.
+    pub(crate) tables: Vec<Arc<[u32]>>,
     pub(crate) groups: [u32; 3],
     /// Whether it uses matrix units.
     pub(crate) coop: bool,
@@ -130,6 +139,7 @@ struct Slot {
 pub(crate) struct Module<'a> {
     cx: &'a CompileCx<'a>,
     slots: Vec<Slot>,
+    tables: Vec<Arc<[u32]>>,
     /// Extensions of the language that it needs.
     enabled: Vec<&'static str>,
     /// Declarations of the module beside its bindings.
@@ -141,6 +151,7 @@ impl<'a> Module<'a> {
         Module {
             cx,
             slots: Vec::new(),
+            tables: Vec::new(),
             enabled: Vec::new(),
             items: String::new(),
         }
@@ -158,7 +169,10 @@ impl<'a> Module<'a> {
             Some(at) => at,
             None => {
                 let declared = match binding {
-                    Binding::Memory(_) => format!("{}: array<{element}>", NAMES[self.slots.len() % NAMES.len()]),
+                    Binding::Memory(_) | Binding::Table(_) => {
+                        format!("{}: array<{element}>", NAMES[self.slots.len() % NAMES.len()])
+                    }
+                    Binding::InlineScalars => format!("inline_scalars: array<vec4<u32>, {}>", INLINE_SCALARS / 4),
                     Binding::Scalars => "scalars: array<u32>".to_owned(),
                     Binding::Fault => "fault: array<atomic<u32>>".to_owned(),
                     Binding::Guard => "guard: array<u32>".to_owned(),
@@ -187,18 +201,41 @@ impl<'a> Module<'a> {
         self.slot(Binding::Memory(memory), element, writes)
     }
 
+    /// Scratch as numbers that threads change at the same time.
+    pub(crate) fn atomics(&mut self, memory: Memory) -> String {
+        self.slot(Binding::Memory(memory), "atomic<u32>", true)
+    }
+
+    /// A table of constants.
+    pub(crate) fn table(&mut self, words: &Arc<[u32]>, dtype: DType) -> String {
+        let number = match self.tables.iter().position(|t| t == words) {
+            Some(number) => number,
+            None => {
+                self.tables.push(words.clone());
+                self.tables.len() - 1
+            }
+        };
+        self.slot(Binding::Table(number), wgsl_type(dtype), false)
+    }
+
     /// An element of an operand, as computed with.
     pub(crate) fn load(&mut self, operand: usize, index: &str) -> String {
         let dtype = self.cx.kernel.inputs[operand].dtype;
         match self.cx.inputs[operand] {
             Source::Constant(bits) => literal(dtype, bits),
             Source::Scalar(place) => {
-                let name = self.slot(Binding::Scalars, "u32", false);
+                let word = match place < INLINE_SCALARS {
+                    true => {
+                        let name = self.slot(Binding::InlineScalars, "u32", false);
+                        format!("{name}[{}u][{}u]", place / 4, place % 4)
+                    }
+                    false => format!("{}[{place}u]", self.slot(Binding::Scalars, "u32", false)),
+                };
                 match dtype {
-                    DType::U32 => format!("{name}[{place}u]"),
+                    DType::U32 => word,
                     // The half is the lower one of its word.
-                    DType::F16 | DType::BF16 => format!("{dtype}_to_f32({name}[{place}u] & 0xffffu)"),
-                    _ => format!("bitcast<{}>({name}[{place}u])", wgsl_type(dtype)),
+                    DType::F16 | DType::BF16 => format!("{dtype}_to_f32({word} & 0xffffu)"),
+                    _ => format!("bitcast<{}>({word})", wgsl_type(dtype)),
                 }
             }
             Source::Memory(memory) => {
@@ -293,7 +330,7 @@ impl<'a> Module<'a> {
         let mut declarations = String::new();
         for slot in &self.slots {
             let space = match (slot.binding, slot.writes) {
-                (Binding::Reporter, _) => "uniform",
+                (Binding::Reporter | Binding::InlineScalars, _) => "uniform",
                 (_, true) => "storage, read_write",
                 (_, false) => "storage, read",
             };
@@ -304,6 +341,7 @@ impl<'a> Module<'a> {
         Ok(Launch {
             source: format!("{enabled}{declarations}{}{code}", library(&code)),
             bindings: self.slots.iter().map(|s| s.binding).collect(),
+            tables: self.tables,
             groups: [x as u32, y as u32, 1],
             coop: self.enabled.contains(&COOP),
         })
@@ -318,7 +356,8 @@ const NAMES: [&str; 16] = [
 /// The variable of binding `i`.
 pub(crate) fn variable_name(i: usize, binding: Binding) -> &'static str {
     match binding {
-        Binding::Memory(_) => NAMES[i % NAMES.len()],
+        Binding::Memory(_) | Binding::Table(_) => NAMES[i % NAMES.len()],
+        Binding::InlineScalars => "inline_scalars",
         Binding::Scalars => "scalars",
         Binding::Fault => "fault",
         Binding::Guard => "guard",

@@ -23,11 +23,13 @@ pub(super) const THREADS: usize = 256;
 /// Rows side by side where neighbouring rows are neighbours in memory.
 const WIDE_ROWS: usize = 32;
 /// Threads that a device should have at least; below, reductions are cut into parts.
-const ENOUGH_THREADS: usize = 16_384;
+const ENOUGH_THREADS: usize = 65_536;
 /// Fewest columns of a part.
 const SHORTEST_PART: usize = 2_048;
 /// Most parts of a row.
-const MOST_PARTS: usize = 64;
+const MOST_PARTS: usize = 256;
+/// Columns that a thread has on their way from memory at the same time, where rows are long.
+const WAYS: usize = 4;
 
 /// How elements are folded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -299,10 +301,10 @@ impl<'a> Rows<'a> {
         e.fix_terms(id, variable, vec![place::terms(&by_row, &shape), by_element]);
     }
 
-    /// Code over the columns of a row from `from` up to `to`.
+    /// Code over the columns of a thread from `from` up to `to`.
     fn loop_over(&self, lanes: usize, from: &str, to: &str, code: &str) -> String {
         let number = place::linear(&self.place(), &self.domain);
-        format!("for (var column = {from} + lane; column < {to}; column += {lanes}u) {{\nlet i = {number};\n{code}}}\n")
+        format!("for (var column = {from}; column < {to}; column += {lanes}u) {{\nlet i = {number};\n{code}}}\n")
     }
 
     /// An element's value within a loop over columns.
@@ -332,23 +334,66 @@ impl<'a> Rows<'a> {
         range: (&str, &str),
     ) -> Result<Vec<(Reduction, String)>, String> {
         let reductions: Vec<Reduction> = self.reductions.iter().filter(|r| r.level == level).cloned().collect();
+        let ways = if self.columns >= 2 * WAYS * lanes { WAYS } else { 1 };
         let mut accumulators = Vec::new();
         for r in reductions {
-            let (name, dtype) = (e.fresh(), self.body.ty(r.id).dtype);
-            let _ = writeln!(e.code, "var {name} = {};", r.fold.start(dtype));
-            accumulators.push((r, name));
-        }
-        let (code, ()) = self.in_loop(e, |e, base| {
-            for (r, name) in &accumulators {
-                let ty = self.body.ty(r.input).clone();
-                let value = e.value(r.input, &place::split(base, 1, &ty.shape))?;
-                let _ = writeln!(e.code, "{name} = {};", r.fold.join(ty.dtype, name, &value));
+            let dtype = self.body.ty(r.id).dtype;
+            let names: Vec<String> = (0..ways).map(|_| e.fresh()).collect();
+            for name in &names {
+                let _ = writeln!(e.code, "var {name} = {};", r.fold.start(dtype));
             }
-            Ok(())
-        })?;
-        let code = self.loop_over(lanes, range.0, range.1, &code);
-        e.code.push_str(&code);
-        Ok(accumulators)
+            accumulators.push((r, names));
+        }
+        let mut each = Vec::with_capacity(ways);
+        for way in 0..ways {
+            let (code, ()) = self.in_loop(e, |e, base| {
+                for (r, names) in &accumulators {
+                    let ty = self.body.ty(r.input).clone();
+                    let value = e.value(r.input, &place::split(base, 1, &ty.shape))?;
+                    let _ = writeln!(
+                        e.code,
+                        "{0} = {1};",
+                        names[way],
+                        r.fold.join(ty.dtype, &names[way], &value)
+                    );
+                }
+                Ok(())
+            })?;
+            each.push(code);
+        }
+        let mut from = format!("{} + lane", range.0);
+        if ways > 1 {
+            let next = e.fresh();
+            let number = place::linear(&self.place(), &self.domain);
+            let _ = writeln!(
+                e.code,
+                "var {next} = {from};\nfor (; {next} + {}u < {}; {next} += {}u) {{",
+                (ways - 1) * lanes,
+                range.1,
+                ways * lanes
+            );
+            for (way, code) in each.iter().enumerate() {
+                let _ = writeln!(
+                    e.code,
+                    "{{\nlet column = {next} + {}u;\nlet i = {number};\n{code}}}",
+                    way * lanes
+                );
+            }
+            e.code.push_str("}\n");
+            from = next;
+        }
+        let rest = self.loop_over(lanes, &from, range.1, &each[0]);
+        e.code.push_str(&rest);
+        let mut joined = Vec::with_capacity(accumulators.len());
+        for (r, mut names) in accumulators {
+            let dtype = self.body.ty(r.id).dtype;
+            let first = names.remove(0);
+            for name in names {
+                let _ = writeln!(e.code, "{first} = {};", r.fold.join(dtype, &first, &name));
+            }
+            joined.push((r, first));
+        }
+        Ok(joined)
     }
 
     /// Joins the lanes of each row; every thread has the result.
@@ -443,14 +488,14 @@ impl<'a> Rows<'a> {
             e.code.push_str(&stores);
             Ok(())
         })?;
-        let code = self.loop_over(layout.lanes, "0u", &format!("{}u", self.columns), &code);
+        let code = self.loop_over(layout.lanes, "lane", &format!("{}u", self.columns), &code);
         let _ = writeln!(e.code, "if (exists) {{\n{code}}}");
         Ok(())
     }
 
     fn check_size(&self) -> Result<(), String> {
         // Threads beyond the last row or column begin to count, but read nothing.
-        match u32::try_from(self.rows.saturating_mul(self.columns).saturating_add(THREADS)) {
+        match u32::try_from(self.rows.saturating_mul(self.columns).saturating_add(WAYS * THREADS)) {
             Ok(_) => Ok(()),
             Err(_) => Err("it has more elements than a kernel can number".into()),
         }

@@ -23,8 +23,10 @@ const SIDE: usize = 16;
 const THREADS: usize = SIDE * SIDE;
 /// Length of a step along the summed dimension.
 const STEP: usize = 16;
-/// Workgroups up to which the summed dimension is cut.
+/// Workgroups from which on larger tiles are better.
 const ENOUGH_GROUPS: usize = 64;
+/// Workgroups up to which the summed dimension is cut.
+const GROUPS_IN_PARTS: usize = 160;
 /// Elements along each side of the tile of one thread, the largest first, and workgroups from which on it is better than
 /// the next one.
 const TILES: [(usize, usize); 4] = [(8, 2 * ENOUGH_GROUPS), (4, ENOUGH_GROUPS), (2, ENOUGH_GROUPS), (1, 0)];
@@ -229,7 +231,7 @@ impl<'a> Tiling<'a> {
         let groups = |tile: usize| sizes.batch * sizes.m.div_ceil(tile * SIDE) * sizes.n.div_ceil(tile * SIDE);
         let best = TILES.into_iter().find(|&(tile, enough)| groups(tile) >= enough);
         let tile = best.map_or(1, |(tile, _)| tile);
-        let wanted = ENOUGH_GROUPS.div_ceil(groups(tile).max(1));
+        let wanted = GROUPS_IN_PARTS.div_ceil(groups(tile).max(1));
         let room = MOST_PARTIAL / (4 * total.max(1));
         Tiling {
             parts: wanted.min(sizes.k / SHORTEST_PART).min(room).max(1),
@@ -243,16 +245,33 @@ impl<'a> Tiling<'a> {
         self.tile * SIDE
     }
 
+    /// Elements of an operand that a thread handles together: neighbours in memory, and in shared memory.
+    fn width(&self) -> usize {
+        self.tile.min(4)
+    }
+
+    /// The WGSL type of so many.
+    fn vector(&self) -> &'static str {
+        match self.width() {
+            1 => "f32",
+            2 => "vec2<f32>",
+            _ => "vec4<f32>",
+        }
+    }
+
     /// A launch that does something with each sum: WGSL from its number and value.
     fn launch(&self, mut e: Emitter, each: &dyn Fn(&str, &str) -> String) -> Result<Launch, String> {
         let Sizes { batch, m, n, k } = self.sizes;
-        let side = self.side();
+        let (side, width, vector) = (self.side(), self.width(), self.vector());
         let (across, down) = (n.div_ceil(side), m.div_ceil(side));
         let _ = write!(
             e.module.items,
-            "var<workgroup> shared_a: array<f32, {0}>;\nvar<workgroup> shared_b: array<f32, {0}>;\n",
-            side * STEP
+            "var<workgroup> shared_a: array<{vector}, {0}>;\nvar<workgroup> shared_b: array<{vector}, {0}>;\n",
+            side / width * STEP
         );
+        for operand in 0..2 {
+            self.fetch(&mut e, operand)?;
+        }
         let length = k.div_ceil(self.parts).next_multiple_of(STEP);
         let mut code = format!(
             "let first_column = group_number % {across}u * {side}u;\n\
@@ -272,21 +291,31 @@ impl<'a> Tiling<'a> {
                 format!("min(part * {length}u + {length}u, {k}u)"),
             ),
         };
-        let _ = writeln!(
+        let _ = writeln!(code, "var first_k = {from};\nlet end = {to};");
+        self.copies(&mut code, |copy| {
+            format!("var {0} = {1};\n", copy.variable, copy.fetch("first_k"))
+        });
+        code.push_str("loop {\n");
+        self.copies(&mut code, |copy| copy.store(self));
+        // The next pieces are on their way while these are multiplied.
+        let _ = write!(
             code,
-            "let end = {to};\nfor (var first_k = {from}; first_k < end; first_k += {STEP}u) {{"
+            "workgroupBarrier();\nlet next_k = first_k + {STEP}u;\nif (next_k < end) {{\n"
         );
-        for operand in 0..2 {
-            for piece in 0..self.tile {
-                code.push_str(&self.copy(&mut e, operand, piece)?);
-            }
-        }
-        code.push_str("workgroupBarrier();\n");
+        self.copies(&mut code, |copy| {
+            format!("{0} = {1};\n", copy.variable, copy.fetch("next_k"))
+        });
+        code.push_str("}\n");
         code.push_str(&self.multiply());
-        code.push_str("workgroupBarrier();\n}\n");
+        code.push_str("workgroupBarrier();\nfirst_k = next_k;\nif (first_k >= end) {\nbreak;\n}\n}\n");
         for i in 0..self.tile {
-            let _ = writeln!(code, "let row_{i} = first_row + y + {}u;", i * SIDE);
-            let _ = writeln!(code, "let column_{i} = first_column + x + {}u;", i * SIDE);
+            let at = |name: &str| self.line(name, i);
+            let _ = writeln!(
+                code,
+                "let row_{i} = first_row + {};\nlet column_{i} = first_column + {};",
+                at("y"),
+                at("x")
+            );
         }
         for (i, j) in self.pairs() {
             let number = self.products.number(&format!("row_{i}"), &format!("column_{j}"));
@@ -301,50 +330,166 @@ impl<'a> Tiling<'a> {
         (0..tile).flat_map(move |i| (0..tile).map(move |j| (i, j)))
     }
 
-    /// Code that copies one element of an operand for each thread to shared memory, in the order in which they are in
-    /// memory.
-    fn copy(&self, e: &mut Emitter, operand: usize, piece: usize) -> Result<String, String> {
-        let side = self.side();
-        let k = self.sizes.k;
-        let (name, first, count) = match operand {
-            0 => ("a", "first_row", self.sizes.m),
-            _ => ("b", "first_column", self.sizes.n),
+    /// Line `i` of a thread within the workgroup's tile: its lines lie together in vectors.
+    fn line(&self, thread: &str, i: usize) -> String {
+        let width = self.width();
+        format!("{thread} * {width}u + {}u", i / width * SIDE * width + i % width)
+    }
+
+    /// The place in shared memory of the vector with a line at a depth. Vectors are shuffled from depth to depth, so
+    /// that threads that write one line at several depths do not wait for the same bank.
+    fn place(&self, depth: &str, line: &str) -> String {
+        let width = self.width();
+        let line = match width {
+            1 => format!("({line})"),
+            _ => format!("(({line}) / {width}u)"),
         };
-        let (line, depth) = match self.products.is_along_k(operand) {
-            true => (format!("e / {STEP}u"), format!("e % {STEP}u")),
-            false => (format!("e % {side}u"), format!("e / {side}u")),
+        format!("({depth}) * {}u + ({line} ^ (({depth}) % 8u))", self.side() / width)
+    }
+
+    /// Declares the function that fetches neighbours in memory of an operand, zero beyond the summed dimension, where
+    /// nothing may come in, not even NaN.
+    fn fetch(&self, e: &mut Emitter, operand: usize) -> Result<(), String> {
+        let Sizes { m, n, k, .. } = self.sizes;
+        let (name, count) = if operand == 0 { ("a", m) } else { ("b", n) };
+        let (width, vector) = (self.width(), self.vector());
+        let along_k = self.products.is_along_k(operand);
+        let contiguous = if along_k { k } else { count };
+        let last = |size: usize, together: usize| size.saturating_sub(together);
+        let stored = self
+            .products
+            .stored(operand)
+            .filter(|_| width == 4 && contiguous.is_multiple_of(4));
+        let vectors = match stored {
+            Some(stored) => {
+                let (lines, depths) = if along_k { (1, 4) } else { (4, 1) };
+                let (code, at) = e.block(|e| {
+                    let line = e.bind(&format!("min(line, {}u)", last(count, lines)))?;
+                    let k = e.bind(&format!("min(k, {}u)", last(k, depths)))?;
+                    self.products.number_of(e, operand, &line, &k)
+                })?;
+                let loaded = e.module.load_vector(stored, &format!("({at}) / 4u"));
+                loaded.map(|loaded| (code, format!("select(vec4<f32>(), {loaded}, k < {k}u)")))
+            }
+            None => None,
         };
-        let (line_at, k_at) = (format!("line_{name}{piece}"), format!("k_{name}{piece}"));
-        let (code, value) = e.block(|e| self.products.load(e, operand, &line_at, &k_at))?;
-        let mut text = format!(
-            "{{\nlet e = local + {}u;\nlet line = {line};\nlet depth = {depth};\n\
-             let {line_at} = min({first} + line, {}u);\nlet {k_at} = min(first_k + depth, {}u);\n{code}",
-            piece * THREADS,
-            count - 1,
-            k.saturating_sub(1),
+        let (code, value) = match vectors {
+            Some(vectors) => vectors,
+            None => {
+                let (code, parts) = e.block(|e| {
+                    let mut parts = Vec::new();
+                    for q in 0..width {
+                        let (dk, dl) = if along_k { (q, 0) } else { (0, q) };
+                        let line = e.bind(&format!("min(line + {dl}u, {}u)", last(count, 1)))?;
+                        let bound = e.bind(&format!("min(k + {dk}u, {}u)", last(k, 1)))?;
+                        let value = self.products.load(e, operand, &line, &bound)?;
+                        parts.push(format!("select(0.0, {value}, k + {dk}u < {k}u)"));
+                    }
+                    Ok(parts)
+                })?;
+                (code, format!("{vector}({})", parts.join(", ")))
+            }
+        };
+        let _ = write!(
+            e.module.items,
+            "fn fetch_{name}(batch: u32, line: u32, k: u32) -> {vector} {{\n{code}return {value};\n}}\n"
         );
-        // Beyond the end of the summed dimension nothing may come in, not even NaN.
-        let value = match k % STEP {
-            0 => value,
-            _ => format!("select(0.0, {value}, first_k + depth < {k}u)"),
-        };
-        let _ = writeln!(text, "shared_{name}[depth * {side}u + line] = {value};\n}}");
-        Ok(text)
+        Ok(())
+    }
+
+    /// Code for all vectors that a thread copies to shared memory, in the order in which they are in memory.
+    fn copies(&self, code: &mut String, text: impl Fn(Copy) -> String) {
+        let (side, width) = (self.side(), self.width());
+        for (operand, name, first) in [(0, "a", "first_row"), (1, "b", "first_column")] {
+            let along_k = self.products.is_along_k(operand);
+            for piece in 0..self.tile / width {
+                let number = format!("(local + {}u)", piece * THREADS);
+                let (line, depth) = match along_k {
+                    true => {
+                        let inner = STEP / width;
+                        (
+                            format!("{number} / {inner}u"),
+                            format!("{number} % {inner}u * {width}u"),
+                        )
+                    }
+                    false => {
+                        let inner = side / width;
+                        (
+                            format!("{number} % {inner}u * {width}u"),
+                            format!("{number} / {inner}u"),
+                        )
+                    }
+                };
+                code.push_str(&text(Copy {
+                    name,
+                    variable: format!("{name}_{piece}"),
+                    first,
+                    line,
+                    depth,
+                    along_k,
+                }));
+            }
+        }
     }
 
     /// Code that goes over the step in shared memory.
     fn multiply(&self) -> String {
-        let side = self.side();
+        let width = self.width();
         let mut code = format!("for (var d = 0u; d < {STEP}u; d += 1u) {{\n");
-        for i in 0..self.tile {
-            let _ = write!(
-                code,
-                "let a_{i} = shared_a[d * {side}u + y + {0}u];\nlet b_{i} = shared_b[d * {side}u + x + {0}u];\n",
-                i * SIDE
+        for i in 0..self.tile / width {
+            for (name, thread) in [("a", "y"), ("b", "x")] {
+                let at = self.place("d", &self.line(thread, i * width));
+                let _ = writeln!(code, "let {name}_{i} = shared_{name}[{at}];");
+            }
+        }
+        let of = |name: &str, i: usize| match width {
+            1 => format!("{name}_{i}"),
+            _ => format!("{name}_{}[{}]", i / width, i % width),
+        };
+        for (i, j) in self.pairs() {
+            let _ = writeln!(code, "sum_{i}_{j} = fma({}, {}, sum_{i}_{j});", of("a", i), of("b", j));
+        }
+        code.push_str("}\n");
+        code
+    }
+}
+
+/// Neighbours in memory that a thread copies to shared memory.
+struct Copy {
+    name: &'static str,
+    /// Where they are on the way.
+    variable: String,
+    /// First line of the workgroup.
+    first: &'static str,
+    /// Place within the tile.
+    line: String,
+    depth: String,
+    along_k: bool,
+}
+
+impl Copy {
+    /// Fetches them for a step that begins at a place of the summed dimension.
+    fn fetch(&self, first_k: &str) -> String {
+        format!(
+            "fetch_{}(batch, {} + {}, {first_k} + {})",
+            self.name, self.first, self.line, self.depth
+        )
+    }
+
+    /// Stores them.
+    fn store(&self, tiling: &Tiling) -> String {
+        let Copy { name, variable, .. } = self;
+        let width = tiling.width();
+        if width == 1 || !self.along_k {
+            return format!(
+                "shared_{name}[{}] = {variable};\n",
+                tiling.place(&self.depth, &self.line)
             );
         }
-        for (i, j) in self.pairs() {
-            let _ = writeln!(code, "sum_{i}_{j} = fma(a_{i}, b_{j}, sum_{i}_{j});");
+        let mut code = format!("{{\nlet line = {};\nlet depth = {};\n", self.line, self.depth);
+        for q in 0..width {
+            let at = tiling.place(&format!("depth + {q}u"), "line");
+            let _ = writeln!(code, "shared_{name}[{at}][line % {width}u] = {variable}[{q}];");
         }
         code.push_str("}\n");
         code
