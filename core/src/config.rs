@@ -2,6 +2,7 @@
 //!
 //! ```toml
 //! device = "cpu"
+//! calibration = "rates.ron"
 //!
 //! [backend.cpu]
 //! threads = 4
@@ -29,6 +30,8 @@ pub const CONFIG_FILE: &str = "meganeura.toml";
 pub struct Config {
     /// Device selector, overridden by the environment and the API.
     pub device: Option<String>,
+    /// File of measured rates of devices; see [`calibration`](crate::calibration).
+    pub calibration: Option<PathBuf>,
     /// Settings of each backend by its name; their meaning is the backend's.
     #[serde(default)]
     pub backend: BTreeMap<String, BTreeMap<String, toml::Value>>,

@@ -14,6 +14,7 @@ pub mod autodiff;
 pub mod backend;
 pub mod build;
 pub mod cache;
+pub mod calibration;
 pub mod cluster;
 pub mod config;
 pub mod debug;

@@ -7,6 +7,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use crate::backend::{Backend, Device, DeviceInfo, DeviceKind};
+use crate::calibration;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::registry::{self, KNOWN_BACKENDS};
@@ -237,9 +238,10 @@ impl Selected {
     /// Opens the device.
     ///
     /// # Errors
-    /// When the backend cannot open it.
+    /// When the backend cannot open it, or its [`calibration`] cannot be read.
     pub fn open(&self, config: &Config) -> Result<Arc<dyn Device>> {
-        self.backend.open(self.info.index, config)
+        let device = self.backend.open(self.info.index, config)?;
+        calibration::apply(device, &self.backend.info().name, &self.info, config)
     }
 }
 

@@ -1,19 +1,18 @@
 //! `meganeura doctor`.
 
-mod measure;
-
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use meganeura::backend::{Device, DeviceInfo, Fact};
+use meganeura::calibration::{Calibrated, Calibration, Rates};
 use meganeura::config::Config;
 use meganeura::conformance::{Options, Report, Section, run as run_cases};
 use meganeura::registry::KNOWN_BACKENDS;
 use meganeura::select::{self, BackendListing, Selected};
 use serde_json::{Map, Value, json};
 
-use self::measure::Rates;
 use super::Outcome;
 use crate::output::line;
 
@@ -30,6 +29,11 @@ pub(crate) struct Args {
     /// Leave out self-test and measurements.
     #[arg(long)]
     list: bool,
+
+    /// Keep the measured rates in FILE, where other entries stay. With `MEGANEURA_CALIBRATION=FILE`, or `calibration =
+    /// "FILE"` in meganeura.toml, fusions are chosen by them
+    #[arg(long, value_name = "FILE", conflicts_with = "list")]
+    calibrate: Option<PathBuf>,
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {
@@ -46,6 +50,15 @@ pub(crate) fn run(args: &Args) -> Outcome {
             findings.show(entry)?;
         }
         found.push(findings);
+    }
+    if let Some(path) = &args.calibrate {
+        let count = calibrate(path, &listing, &found)?;
+        if !args.json {
+            line(format_args!(
+                "\nrates of {count} devices are kept in {}",
+                path.display()
+            ))?;
+        }
     }
     let automatic = select::select(Some("auto"), &config);
     let in_use = select::select(None, &config);
@@ -83,6 +96,37 @@ pub(crate) fn run(args: &Args) -> Outcome {
         ExitCode::FAILURE
     } else {
         ExitCode::SUCCESS
+    })
+}
+
+/// Writes what was measured to a file; returns the number of devices.
+fn calibrate(path: &Path, listing: &[BackendListing], found: &[Findings]) -> meganeura::Result<usize> {
+    let mut calibration = match path.exists() {
+        true => Calibration::read(path)?,
+        false => Calibration::default(),
+    };
+    let mut count = 0;
+    for (entry, findings) in listing.iter().zip(found) {
+        for device in &findings.devices {
+            if let Some(Ok(Health { rates: Ok(rates), .. })) = &device.health {
+                calibration.set(Calibrated::new(&entry.name, &device.info, rates));
+                count += 1;
+            }
+        }
+    }
+    calibration.write(path)?;
+    Ok(count)
+}
+
+fn rates_object(rates: &Rates) -> Value {
+    let micros = |time: std::time::Duration| time.as_secs_f64() * 1e6;
+    json!({
+        "step_us": micros(rates.step),
+        "launch_us": micros(rates.launch),
+        "copy_bytes_per_second": rates.bytes_per_second,
+        "matmul_edge": rates.edge,
+        "matmul_flops_per_second": rates.flops_per_second,
+        "matmul_mixed_flops_per_second": rates.mixed_flops_per_second,
     })
 }
 
@@ -220,7 +264,7 @@ impl Examined {
                     "failures": failures.collect::<Vec<_>>(),
                 });
                 object["measured"] = match &health.rates {
-                    Ok(rates) => rates.object(),
+                    Ok(rates) => rates_object(rates),
                     Err(error) => json!({ "error": error }),
                 };
             }

@@ -1,15 +1,16 @@
-//! A few rates of a device, to within what a fraction of a second shows.
+//! Measuring a few rates of a device, to within what a fraction of a second shows.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use meganeura::backend::Device;
-use meganeura::build::plan_for;
-use meganeura::precision::Precision;
-use meganeura::rewrite::RewriteConfig;
-use meganeura::{Graph, Mode, Result, Session};
-use serde_json::{Value, json};
+use crate::backend::Device;
+use crate::build::{Mode, plan_for};
+use crate::error::Result;
+use crate::graph::Graph;
+use crate::precision::Precision;
+use crate::rewrite::RewriteConfig;
+use crate::session::Session;
 
 /// Time that a measurement takes at most, but for its least number of steps.
 const PATIENCE: Duration = Duration::from_millis(150);
@@ -20,23 +21,29 @@ const COPIED: usize = 16 << 20;
 const LARGEST: usize = 4096;
 const LONG_ENOUGH: Duration = Duration::from_millis(4);
 
-/// What was measured.
-pub(super) struct Rates {
+/// What was measured of a device.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rates {
     /// A step of one small call, from submission to the end of the wait for it.
-    step: Duration,
+    pub step: Duration,
     /// What another dependent call adds to a step.
-    launch: Duration,
-    /// Bytes a second, read and written.
-    bytes: f64,
-    /// Edge of the matrices, and operations a second of their product.
-    edge: usize,
-    flops: f64,
+    pub launch: Duration,
+    /// Bytes a second, read and written, of copies of 64 MB.
+    pub bytes_per_second: f64,
+    /// Rows and columns of the matrices that were multiplied, as large as tells something new.
+    pub edge: usize,
+    /// Operations a second of their product in `f32`, two for each multiplication and addition.
+    pub flops_per_second: f64,
     /// The same with operands rounded to `f16`, where that is faster.
-    mixed_flops: Option<f64>,
+    pub mixed_flops_per_second: Option<f64>,
 }
 
 impl Rates {
-    pub(super) fn of(device: &Arc<dyn Device>) -> Result<Self> {
+    /// Measures a device that nothing else uses; some seconds.
+    ///
+    /// # Errors
+    /// What a session on it fails with.
+    pub fn of(device: &Arc<dyn Device>) -> Result<Self> {
         let step = time(device, &negations(64, 1), Precision::F32)?;
         let launch = per_call(device, &|calls| negations(64, calls), [8, 72], Precision::F32)?;
         let copy = per_call(device, &|calls| negations(COPIED, calls), [1, 5], Precision::F32)?;
@@ -57,21 +64,10 @@ impl Rates {
         Ok(Rates {
             step,
             launch,
-            bytes: rate(2 * size_of::<f32>() * COPIED, copy),
+            bytes_per_second: rate(2 * size_of::<f32>() * COPIED, copy),
             edge,
-            flops: rate(2 * edge.pow(3), product),
-            mixed_flops: mixed.map(|time| rate(2 * edge.pow(3), time)),
-        })
-    }
-
-    pub(super) fn object(&self) -> Value {
-        json!({
-            "step_us": micros(self.step),
-            "launch_us": micros(self.launch),
-            "copy_bytes_per_second": self.bytes,
-            "matmul_edge": self.edge,
-            "matmul_flops_per_second": self.flops,
-            "matmul_mixed_flops_per_second": self.mixed_flops,
+            flops_per_second: rate(2 * edge.pow(3), product),
+            mixed_flops_per_second: mixed.map(|time| rate(2 * edge.pow(3), time)),
         })
     }
 }
@@ -88,11 +84,11 @@ impl fmt::Display for Rates {
              matrices {:.1} GFLOP/s",
             micros(self.step),
             micros(self.launch),
-            self.bytes / 1e9,
-            self.flops / 1e9,
+            self.bytes_per_second / 1e9,
+            self.flops_per_second / 1e9,
             edge = self.edge,
         )?;
-        match self.mixed_flops {
+        match self.mixed_flops_per_second {
             Some(flops) => write!(f, ", in mixed precision {:.1} GFLOP/s", flops / 1e9),
             None => Ok(()),
         }

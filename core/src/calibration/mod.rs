@@ -1,0 +1,306 @@
+//! Measured rates of devices, kept in a file: rewriting prices calls by them instead of by those of a class of devices.
+//!
+//! `meganeura doctor --calibrate FILE` measures and writes; `MEGANEURA_CALIBRATION=FILE`, or `calibration = "FILE"` in the
+//! configuration, makes every device that the file has an entry for use it. An entry holds for one device with one
+//! driver. Rates are part of the key of cached plans, so a new calibration makes plans anew.
+
+mod rates;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::backend::{Capabilities, CostModel, Device, DeviceInfo, Executable, KernelDesc, KernelSource, Support};
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::files;
+use crate::plan::ExecutionPlan;
+
+pub use rates::Rates;
+
+/// Variable that names the file; it overrides the configuration.
+pub const CALIBRATION_VARIABLE: &str = "MEGANEURA_CALIBRATION";
+
+/// Measured rates of some devices.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Calibration {
+    /// One entry for each device.
+    pub devices: Vec<Calibrated>,
+}
+
+/// Measured rates of a device.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Calibrated {
+    /// Its backend.
+    pub backend: String,
+    /// Its name in the listing.
+    pub name: String,
+    /// Its driver, as the listing has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub driver: Option<String>,
+    /// What another dependent call adds to a step, in nanoseconds.
+    pub launch_ns: u64,
+    /// Bytes a second, read and written.
+    pub bytes_per_second: f64,
+    /// `f32` operations a second of a large matrix product.
+    pub flops_per_second: f64,
+}
+
+impl Calibrated {
+    /// Rates of a device.
+    pub fn new(backend: &str, info: &DeviceInfo, rates: &Rates) -> Self {
+        Calibrated {
+            backend: backend.to_owned(),
+            name: info.name.clone(),
+            driver: info.driver.clone(),
+            launch_ns: u64::try_from(rates.launch.as_nanos()).unwrap_or(u64::MAX),
+            bytes_per_second: rates.bytes_per_second,
+            flops_per_second: rates.flops_per_second,
+        }
+    }
+
+    fn check(&self) -> std::result::Result<(), String> {
+        let all = [
+            ("bytes_per_second", self.bytes_per_second),
+            ("flops_per_second", self.flops_per_second),
+        ];
+        match all.iter().find(|(_, rate)| !(rate.is_finite() && *rate > 0.0)) {
+            Some((what, rate)) => Err(format!(
+                "{what} of '{}' is {rate}, but a rate is finite and above 0",
+                self.name
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// The device's model with these rates. Half precision keeps its ratio to single precision.
+    fn model(&self, class: CostModel) -> CostModel {
+        let half = class.half_flops_per_second / class.flops_per_second;
+        CostModel {
+            launch: Duration::from_nanos(self.launch_ns),
+            bytes_per_second: self.bytes_per_second,
+            flops_per_second: self.flops_per_second,
+            half_flops_per_second: self.flops_per_second * half,
+            ..class
+        }
+    }
+}
+
+impl Calibration {
+    /// The file in force: the environment's, else the configuration's, a path of which is relative to its folder.
+    pub fn path(config: &Config) -> Option<PathBuf> {
+        match std::env::var_os(CALIBRATION_VARIABLE).filter(|v| !v.is_empty()) {
+            Some(path) => Some(path.into()),
+            None => config.calibration.as_ref().map(|path| {
+                let folder = config.path.as_deref().and_then(Path::parent);
+                folder.map_or_else(|| path.clone(), |folder| folder.join(path))
+            }),
+        }
+    }
+
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// [`Error::Config`] when it cannot be read or parsed, or a rate is none.
+    pub fn read(path: &Path) -> Result<Self> {
+        let fail = |message: String| Error::Config {
+            origin: path.display().to_string(),
+            message: format!("{message}; `meganeura doctor --calibrate FILE` writes such a file"),
+        };
+        let text = std::fs::read_to_string(path).map_err(|e| fail(e.to_string()))?;
+        let calibration: Calibration = ron::from_str(&text).map_err(|e| fail(e.to_string()))?;
+        calibration
+            .devices
+            .iter()
+            .try_for_each(Calibrated::check)
+            .map_err(fail)?;
+        Ok(calibration)
+    }
+
+    /// Writes a file, all of it or nothing.
+    ///
+    /// # Errors
+    /// [`Error::File`] when it cannot be written.
+    pub fn write(&self, path: &Path) -> Result<()> {
+        let text = ron::ser::to_string_pretty(self, ron::ser::PrettyConfig::default()).map_err(|e| Error::Config {
+            origin: path.display().to_string(),
+            message: e.to_string(),
+        })?;
+        files::write_atomically(path, |file| {
+            writeln!(file, "// Measured by `meganeura doctor --calibrate`.\n{text}")
+        })
+    }
+
+    /// Puts an entry in the place of one for the same device.
+    pub fn set(&mut self, entry: Calibrated) {
+        self.devices
+            .retain(|d| (&d.backend, &d.name) != (&entry.backend, &entry.name));
+        self.devices.push(entry);
+    }
+
+    /// The entry for a device. One that was measured with another driver is passed over with a warning.
+    pub fn entry(&self, backend: &str, info: &DeviceInfo) -> Option<&Calibrated> {
+        let entry = self
+            .devices
+            .iter()
+            .find(|d| d.backend == backend && d.name == info.name)?;
+        if entry.driver != info.driver {
+            let name = |driver: &Option<String>| driver.clone().unwrap_or_else(|| "no driver".into());
+            log::warn!(
+                "{}: the calibration is of '{}', the device has '{}' now, so it is not used; measure again with \
+                 `meganeura doctor --calibrate FILE`",
+                info.name,
+                name(&entry.driver),
+                name(&info.driver)
+            );
+            return None;
+        }
+        Some(entry)
+    }
+}
+
+/// A device with its measured rates, where the file in force has some.
+///
+/// # Errors
+/// As [`Calibration::read`].
+pub fn apply(device: Arc<dyn Device>, backend: &str, info: &DeviceInfo, config: &Config) -> Result<Arc<dyn Device>> {
+    let Some(path) = Calibration::path(config) else {
+        return Ok(device);
+    };
+    let calibration = Calibration::read(&path)?;
+    Ok(match calibration.entry(backend, info) {
+        Some(entry) => Arc::new(Measured::new(device, entry)),
+        None => device,
+    })
+}
+
+/// A device whose rates are known.
+struct Measured {
+    inner: Arc<dyn Device>,
+    capabilities: Capabilities,
+}
+
+impl Measured {
+    fn new(inner: Arc<dyn Device>, entry: &Calibrated) -> Self {
+        let mut capabilities = inner.capabilities().clone();
+        capabilities.cost = entry.model(capabilities.cost);
+        Measured { inner, capabilities }
+    }
+}
+
+impl Device for Measured {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn supports(&self, kernel: &KernelDesc) -> Support {
+        self.inner.supports(kernel)
+    }
+
+    fn launches(&self, kernel: &KernelDesc) -> u32 {
+        self.inner.launches(kernel)
+    }
+
+    fn kernels(&self) -> String {
+        self.inner.kernels()
+    }
+
+    fn has_mixed_precision(&self) -> bool {
+        self.inner.has_mixed_precision()
+    }
+
+    fn finalize(&self, plan: &mut ExecutionPlan) -> Result<()> {
+        self.inner.finalize(plan)
+    }
+
+    fn kernel_sources(&self, plan: &ExecutionPlan) -> Result<Vec<KernelSource>> {
+        self.inner.kernel_sources(plan)
+    }
+
+    fn compile(&self, plan: &ExecutionPlan) -> Result<Box<dyn Executable>> {
+        self.inner.compile(plan)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::DeviceKind;
+
+    fn info(driver: &str) -> DeviceInfo {
+        DeviceInfo {
+            driver: Some(driver.to_owned()),
+            ..DeviceInfo::new(0, "Card", DeviceKind::DiscreteGpu)
+        }
+    }
+
+    fn entry(driver: &str) -> Calibrated {
+        let rates = Rates {
+            step: Duration::from_micros(40),
+            launch: Duration::from_nanos(2_900),
+            bytes_per_second: 2e12,
+            edge: 4096,
+            flops_per_second: 25e12,
+            mixed_flops_per_second: None,
+        };
+        Calibrated::new("blade", &info(driver), &rates)
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("rates.ron");
+        let mut calibration = Calibration::default();
+        calibration.set(entry("old"));
+        calibration.set(entry("new"));
+        calibration.write(&path).expect("writes");
+        let read = Calibration::read(&path).expect("reads");
+        assert_eq!(read, calibration);
+        assert_eq!(read.devices.len(), 1, "one entry a device");
+        assert!(read.entry("blade", &info("new")).is_some());
+        assert!(read.entry("blade", &info("newer")).is_none(), "another driver");
+        assert!(read.entry("cpu", &info("new")).is_none());
+    }
+
+    #[test]
+    fn rates_replace_those_of_the_class() {
+        let class = CostModel {
+            launch: Duration::from_micros(5),
+            bytes_per_second: 1e12,
+            flops_per_second: 20e12,
+            half_flops_per_second: 80e12,
+            free_views: true,
+        };
+        let model = entry("d").model(class);
+        assert_eq!(model.launch, Duration::from_nanos(2_900));
+        assert_eq!((model.flops_per_second, model.half_flops_per_second), (25e12, 100e12));
+        assert!(model.free_views);
+    }
+
+    #[test]
+    fn bad_files_say_what_is_wrong() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("rates.ron");
+        let one = |rest: &str| {
+            format!("(devices: [(backend: \"cpu\", name: \"x\", launch_ns: 1, flops_per_second: 1.0, {rest})])")
+        };
+        let cases = [
+            ("(devices: [(backend: \"cpu\")])".to_owned(), "name"),
+            (one("bytes_per_second: 0.0"), "bytes_per_second of 'x' is 0"),
+            (one("bytes_per_second: NaN"), "is NaN"),
+            (one("bytes_per_second: 1.0, colour: 1"), "colour"),
+            ("not a file".to_owned(), "doctor --calibrate"),
+        ];
+        for (text, expected) in cases {
+            std::fs::write(&path, text).expect("writes");
+            let error = Calibration::read(&path).expect_err(expected).to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+        let error = Calibration::read(&folder.path().join("none.toml")).expect_err("no file");
+        assert!(error.to_string().contains("none.toml"), "{error}");
+    }
+}
