@@ -117,8 +117,8 @@ fn run(config: TrainConfig, end_at: Option<u64>) -> (Outcome, u64) {
         })
         .collect();
     words.push(format!(
-        "{:?} {:?} {}",
-        report.evaluation, report.best, report.total_steps
+        "{:?} {:?} {} {}",
+        report.evaluation, report.best, report.total_steps, report.early_stopped
     ));
     ((weights(&mut trainer), watch.losses, words), watch.resumed)
 }
@@ -153,6 +153,38 @@ fn an_ended_run_goes_on_as_if_it_had_not_been() {
         assert_eq!(resumed.2, whole.2, "{ends:?}");
         let names = files(folder.path());
         assert!(names.len() == 2 && names[0] == "checkpoint.json", "{names:?}");
+    }
+}
+
+/// The first evaluation stays the best one: nothing gets better by so much.
+fn impatient(folder: Option<&Path>, patience: usize) -> TrainConfig {
+    TrainConfig {
+        early_stopping: Some(EarlyStopping {
+            patience,
+            min_delta: 100.0,
+            ..EarlyStopping::default()
+        }),
+        ..config(folder)
+    }
+}
+
+#[test]
+fn a_resumed_run_stops_early_where_the_whole_one_does() {
+    // Evaluations come after steps 4, 8, 10 (the end of an epoch), 12, 16, ...
+    for (patience, stop) in [(1, 8), (2, 10), (3, 12)] {
+        let (whole, _) = run(impatient(None, patience), None);
+        assert_eq!(whole.1.len(), stop, "patience {patience}");
+        // At the best evaluation, between it and the end, at the end, and after it.
+        for end in [4, 7, 8, 9, 10, 12] {
+            let folder = tempfile::tempdir().expect("a folder");
+            run(impatient(Some(folder.path()), patience), Some(end));
+            let (resumed, steps) = run(impatient(Some(folder.path()), patience), None);
+            let what = format!("patience {patience}, ended at {end}");
+            assert_eq!(steps, end.min(stop as u64), "{what}");
+            assert_same(&resumed.0, &whole.0, &what);
+            assert_eq!(resumed.1, whole.1[steps as usize..], "{what}");
+            assert_eq!(resumed.2, whole.2, "{what}");
+        }
     }
 }
 
@@ -306,6 +338,33 @@ fn a_run_goes_on_with_its_own_settings_only() {
             },
             data(60, 1),
             "augmentation",
+        ),
+        (
+            TrainConfig {
+                early_stopping: None,
+                ..own()
+            },
+            data(60, 1),
+            "early stopping was patience 50, at least 0 better by Loss",
+        ),
+        (
+            TrainConfig {
+                early_stopping: Some(EarlyStopping {
+                    patience: 51,
+                    ..EarlyStopping::default()
+                }),
+                ..own()
+            },
+            data(60, 1),
+            "and is patience 51",
+        ),
+        (
+            TrainConfig {
+                evaluate_every_steps: 5,
+                ..own()
+            },
+            data(60, 1),
+            "evaluated every 1 epochs and 5 steps",
         ),
         (own(), data(66, 1), "training data was 60 examples"),
         (own(), data(60, 5), "labels of the training data"),

@@ -21,7 +21,7 @@ use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde::{Deserialize, Serialize};
 
 use super::early_stopping::{Tracker, Weights};
-use super::{Best, EpochReport, Evaluation, TrainConfig, TrainError, Trainer};
+use super::{Best, EarlyStopping, EpochReport, Evaluation, TrainConfig, TrainError, Trainer};
 use crate::data::Dataset;
 
 /// Where and how often a run is saved.
@@ -78,10 +78,8 @@ pub(super) struct RunState {
     pub(super) since: usize,
 }
 
-/// What decides the following steps and is not in the tensors: a run goes on only with the same.
-pub(super) fn settings(config: &TrainConfig, data: &Dataset) -> Vec<(String, String)> {
-    let labels = data.labels().iter().map(|label| label.to_le_bytes());
-    let labels: Vec<u8> = labels.flatten().collect();
+/// What decides the following steps, and when they end, and is not in the tensors: a run goes on only with the same.
+pub(super) fn settings(config: &TrainConfig, data: &Dataset, test: Option<&Dataset>) -> Vec<(String, String)> {
     let pairs = [
         ("seed", config.seed.to_string()),
         ("batch size", config.batch_size.to_string()),
@@ -90,13 +88,43 @@ pub(super) fn settings(config: &TrainConfig, data: &Dataset) -> Vec<(String, Str
             format!("shuffle {}, {:?}", config.shuffle, config.remainder),
         ),
         ("augmentation", format!("{:?}", config.augmentation)),
-        (
-            "training data",
-            format!("{} examples of shape {:?}", data.len(), data.feature_shape()),
-        ),
-        ("labels of the training data", sha256([&labels[..]])),
+        ("training data", shapes(data)),
+        ("labels of the training data", hash_of_labels(data)),
+        ("early stopping", early_stopping(config, test)),
     ];
     pairs.map(|(name, value)| (name.to_owned(), value)).to_vec()
+}
+
+fn shapes(data: &Dataset) -> String {
+    format!("{} examples of shape {:?}", data.len(), data.feature_shape())
+}
+
+fn hash_of_labels(data: &Dataset) -> String {
+    let labels = data.labels().iter().map(|label| label.to_le_bytes());
+    sha256([&labels.flatten().collect::<Vec<u8>>()[..]])
+}
+
+/// The settings of early stopping, with the evaluations that it counts. Runs that nothing ends may evaluate otherwise
+/// than before: that changes no step.
+fn early_stopping(config: &TrainConfig, test: Option<&Dataset>) -> String {
+    let (Some(settings), Some(test)) = (config.early_stopping, test) else {
+        return "off".into();
+    };
+    let EarlyStopping {
+        patience,
+        min_delta,
+        metric,
+        restore_best,
+    } = settings;
+    let labels = hash_of_labels(test);
+    format!(
+        "patience {patience}, at least {min_delta} better by {metric:?}, best weights kept: {restore_best}, evaluated \
+         every {} epochs and {} steps on {} (labels {})",
+        config.evaluate_every,
+        config.evaluate_every_steps,
+        shapes(test),
+        &labels[..8]
+    )
 }
 
 /// Begins a run: makes the folder, or goes on from what is there. The trainer and the tracker are as they were if that
@@ -105,7 +133,7 @@ pub(super) fn begin(
     checkpoints: &Checkpoints,
     trainer: &mut Trainer,
     tracker: &mut Tracker,
-    data: &Dataset,
+    settings: &[(String, String)],
     steps: usize,
 ) -> Result<Option<RunState>, TrainError> {
     let folder = &checkpoints.folder;
@@ -126,7 +154,7 @@ pub(super) fn begin(
         .into());
     }
     let bytes = read(folder, &manifest)?;
-    restore(&bytes, &manifest, trainer, tracker, data, steps).map(Some)
+    restore(&bytes, &manifest, trainer, tracker, settings, steps).map(Some)
 }
 
 fn damaged(path: &Path, message: impl Into<String>) -> TrainError {
@@ -172,7 +200,7 @@ fn restore(
     manifest: &Path,
     trainer: &mut Trainer,
     tracker: &mut Tracker,
-    data: &Dataset,
+    settings: &[(String, String)],
     steps: usize,
 ) -> Result<RunState, TrainError> {
     let fail = |message: String| damaged(manifest, format!("names tensors that are no checkpoint: {message}"));
@@ -185,7 +213,9 @@ fn restore(
         let remedy = "go on with the model, the data and the settings that the run began with";
         TrainError::from(Error::file(manifest, format!("is of another run: {message}"), remedy))
     };
-    for ((name, now), (_, then)) in settings(&trainer.config, data).iter().zip(&state.settings) {
+    for (name, now) in settings {
+        let then = state.settings.iter().find(|(other, _)| other == name);
+        let then = then.map_or("not noted", |(_, then)| then.as_str());
         if now != then {
             return Err(differs(format!("{name} was {then}, and is {now}")));
         }

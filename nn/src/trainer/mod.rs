@@ -197,15 +197,15 @@ impl Trainer {
             _ => Maker::new(train, &self.config, self.epochs_begun, 0)?.steps()?,
         };
         let mut tracker = Tracker::new(self.config.early_stopping);
+        let settings = checkpoint::settings(&self.config, train, test);
         let resumed = match self.config.checkpoints.clone() {
-            Some(checkpoints) => checkpoint::begin(&checkpoints, self, &mut tracker, train, steps)?,
+            Some(checkpoints) => checkpoint::begin(&checkpoints, self, &mut tracker, &settings, steps)?,
             None => None,
         };
         // The present epoch of a run that goes on was begun already.
         let skip = resumed.as_ref().and_then(|state| state.in_epoch);
         let first = self.epochs_begun - u64::from(skip.is_some());
         let maker = Maker::new(train, &self.config, first, skip.unwrap_or(0))?;
-        let settings = checkpoint::settings(&self.config, train);
         let begin = |source| Begin {
             source,
             steps,

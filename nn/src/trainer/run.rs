@@ -229,8 +229,16 @@ impl<'r, 'd> Run<'r, 'd> {
     /// The steps of one epoch: their mean loss, or `None` if they were cut short.
     fn train(&mut self, start: Instant) -> Result<Option<f64>, TrainError> {
         let done = match self.in_epoch {
-            // Goes on where a checkpoint was made; the sum of the losses came with it.
-            Some(done) => done,
+            // Goes on where a checkpoint was made; the sum of the losses came with it. Who ended the run at that step
+            // may have forgone an evaluation, which counts for early stopping.
+            Some(done) => {
+                self.evaluate_if_due(done)?;
+                if self.stop.is_some() {
+                    self.save()?;
+                    return Ok(None);
+                }
+                done
+            }
             None => {
                 self.trainer.epochs_begun += 1;
                 self.trainer.training.try_set_state(LOSS_SUM, &[0.0])?;
@@ -242,9 +250,8 @@ impl<'r, 'd> Run<'r, 'd> {
             self.in_epoch = Some(step);
             let flow = self.observer.on_step(&info);
             self.heed(flow);
-            let last = step == self.steps;
-            if self.stop.is_none() && self.evaluates_step() && !(last && self.evaluates_epoch()) {
-                self.evaluate()?;
+            if self.stop.is_none() {
+                self.evaluate_if_due(step)?;
             }
             // The end of a run is saved, also within an epoch.
             if self.saves_step() || self.stop.is_some() {
@@ -261,10 +268,15 @@ impl<'r, 'd> Run<'r, 'd> {
         Ok(Some(train_loss))
     }
 
-    /// Whether there is an evaluation after the step just made, wherever it is in its epoch.
-    fn evaluates_step(&self) -> bool {
+    /// Evaluates if that is due after the `step`-th step of the epoch, unless it was done or the epoch's end does it.
+    fn evaluate_if_due(&mut self, step: usize) -> Result<(), TrainError> {
         let every = self.trainer.config.evaluate_every_steps as u64;
-        self.test.is_some() && self.total.is_multiple_of(every)
+        let done = self.evaluated.is_some_and(|(at, _)| at == self.total);
+        let left_to_epoch = step == self.steps && self.evaluates_epoch();
+        if self.total.is_multiple_of(every) && !done && !left_to_epoch {
+            self.evaluate()?;
+        }
+        Ok(())
     }
 
     /// The `step`-th step of the present epoch, which began at `start`.
