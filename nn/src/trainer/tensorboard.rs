@@ -27,6 +27,9 @@ use super::{EpochReport, EvaluationInfo, Observer, StepInfo, TrainBegin, TrainRe
 /// | `test/loss`, `test/accuracy` | quality on the test data, accuracy from 0 to 1 | after each evaluation |
 ///
 /// The step of every value is the number of steps made in the run. Values are f32, as the format has them.
+///
+/// A run that goes on from a checkpoint says so: TensorBoard then drops what the ended run wrote of later steps. A run
+/// that begins anew in the folder of another drops all of that one.
 #[derive(Debug)]
 pub struct EventLog<W: Write = BufWriter<File>>(Sink<W>);
 
@@ -96,7 +99,20 @@ impl<W: Write> EventLog<W> {
 
 impl<W: Write> Observer for EventLog<W> {
     fn on_train_begin(&mut self, run: &TrainBegin) -> ControlFlow<()> {
-        self.scalars(run.resumed_steps, &[("train/learning_rate", run.learning_rate)], true)
+        // Readers drop what has this step or a later one. The values of the step of the checkpoint stay.
+        let first = match run.resumed_steps {
+            0 => 0,
+            steps => steps + 1,
+        };
+        let start = SessionLog {
+            status: SessionStatus::Start.into(),
+        };
+        let flow = self.event(first, What::Session(start), true);
+        match run.resumed_steps {
+            0 => self.scalars(0, &[("train/learning_rate", run.learning_rate)], true),
+            // It has a learning rate at this step.
+            _ => flow,
+        }
     }
 
     fn on_step(&mut self, step: &StepInfo) -> ControlFlow<()> {
@@ -144,7 +160,7 @@ struct Event {
     wall_time: f64,
     #[prost(int64, tag = "2")]
     step: i64,
-    #[prost(oneof = "What", tags = "3, 5")]
+    #[prost(oneof = "What", tags = "3, 5, 7")]
     what: Option<What>,
 }
 
@@ -154,6 +170,21 @@ enum What {
     FileVersion(String),
     #[prost(message, tag = "5")]
     Summary(Summary),
+    #[prost(message, tag = "7")]
+    Session(SessionLog),
+}
+
+/// What a process tells of itself.
+#[derive(Clone, PartialEq, Message)]
+struct SessionLog {
+    #[prost(enumeration = "SessionStatus", tag = "1")]
+    status: i32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
+enum SessionStatus {
+    Unspecified = 0,
+    Start = 1,
 }
 
 /// Values of one step.
@@ -274,6 +305,40 @@ mod tests {
         assert_eq!(values(&events[2]), expected.map(|(tag, v)| (tag.to_owned(), Some(v))));
     }
 
+    fn begin(resumed_steps: u64) -> TrainBegin {
+        TrainBegin {
+            epochs: 1,
+            steps: 1,
+            batch_size: 1,
+            examples: 1,
+            test_examples: None,
+            learning_rate: 0.1,
+            seed: 0,
+            resumed_steps,
+        }
+    }
+
+    #[test]
+    fn a_run_says_from_where_it_goes_on() {
+        let start = Some(What::Session(SessionLog { status: 1 }));
+        // What readers drop begins behind the checkpoint.
+        for (resumed, step, events) in [(0, 0, 3), (14, 15, 2)] {
+            let mut file = Vec::new();
+            let mut log = EventLog::new(&mut file);
+            assert!(log.on_train_begin(&begin(resumed)).is_continue());
+            log.finish().unwrap();
+            let found = decoded(&file);
+            assert_eq!((found.len(), found[1].step, &found[1].what), (events, step, &start));
+        }
+        // As the format has it: the field 7, of two bytes, in which the field 1 is 1.
+        let event = Event {
+            wall_time: 0.0,
+            step: 15,
+            what: start,
+        };
+        assert_eq!(event.encode_to_vec(), [0x10, 15, 0x3a, 2, 0x08, 1]);
+    }
+
     #[test]
     fn files_of_one_second_do_not_meet() {
         let folder = tempfile::tempdir().unwrap();
@@ -289,17 +354,7 @@ mod tests {
     fn a_full_disk_ends_the_run() {
         let mut room = [0u8; 60];
         let mut log = EventLog::new(&mut room[..]);
-        let run = TrainBegin {
-            epochs: 1,
-            steps: 1,
-            batch_size: 1,
-            examples: 1,
-            test_examples: None,
-            learning_rate: 0.1,
-            seed: 0,
-            resumed_steps: 0,
-        };
-        let flows: Vec<_> = (0..3).map(|_| log.on_train_begin(&run).is_break()).collect();
+        let flows: Vec<_> = (0..3).map(|_| log.on_train_begin(&begin(0)).is_break()).collect();
         assert!(flows.contains(&true), "{flows:?}");
         assert_eq!(log.finish().unwrap_err().kind(), io::ErrorKind::WriteZero);
     }
