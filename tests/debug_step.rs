@@ -157,9 +157,10 @@ fn steps_that_are_looked_at_have_the_same_results() {
         s.set_input_u32("labels", &[0, 2, 1, 1]);
         let mut bits = Vec::new();
         for step in 0..5 {
-            match debug && step % 2 == 1 {
-                true => assert_eq!(s.step_debug(), None),
-                false => s.step(),
+            match step {
+                1 if debug => assert_eq!(s.step_debug(), None),
+                3 if debug => assert!(!s.step_statistics().is_empty()),
+                _ => s.step(),
             }
             bits.push(s.read_loss().to_bits());
         }
@@ -171,6 +172,40 @@ fn steps_that_are_looked_at_have_the_same_results() {
         bits
     };
     assert!(run(true) == run(false));
+}
+
+#[test]
+fn results_parameters_and_gradients_have_statistics() {
+    let (graph, line) = logarithm();
+    let mut s = session(&graph, None);
+    assert!(s.try_statistics(TensorKind::Gradient).is_err(), "no step was made");
+    assert!(s.try_statistics(TensorKind::Input).is_err(), "inputs are the caller's");
+    s.set_input("x", &[1.0, 0.0, 0.0, 0.0, 1.0, 0.0]);
+    // The product is [[1, 4], [0, 2]].
+    s.set_parameter("w", &[1.0, 4.0, 0.0, 2.0, 3.0, 3.0]);
+    let results = s.step_statistics();
+    let logarithm = results.iter().find(|r| r.name.contains("the logarithm"));
+    let logarithm = logarithm.expect("its result");
+    assert_eq!(logarithm.source.as_deref(), Some(&*format!("{}:{line}", file!())));
+    assert_eq!(logarithm.stage, Stage::Forward);
+    let found = &logarithm.statistics;
+    assert_eq!(
+        (found.len, found.negative_infinities, found.zeros),
+        (4, 1, 1),
+        "{found:?}"
+    );
+    let finite = found.finite.as_ref().expect("three numbers");
+    assert_eq!((finite.min, finite.max, finite.count()), (0.0, f64::from(4f32.ln()), 3));
+    assert!(results.iter().any(|r| r.stage == Stage::Backward), "{results:?}");
+    let [w] = &s.statistics(TensorKind::Parameter)[..] else {
+        panic!("one parameter")
+    };
+    assert_eq!((&*w.name, w.kind, w.statistics.zeros), ("w", TensorKind::Parameter, 1));
+    let [gradient] = &s.statistics(TensorKind::Gradient)[..] else {
+        panic!("one gradient")
+    };
+    // One over zero, times the ones and zeros of x.
+    assert!(gradient.statistics.not_finite() > 0, "{gradient:?}");
 }
 
 /// The same graph from other lines.

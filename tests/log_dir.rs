@@ -58,6 +58,29 @@ fn a_resumed_run_goes_on_with_its_logs() {
 }
 
 #[test]
+fn statistics_go_to_a_table_and_to_the_lines() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().to_str().expect("a path");
+    let output = train(&["--log-dir", path, "--statistics", "40"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let table = std::fs::read_to_string(folder.path().join("statistics.csv")).expect("a table");
+    let mut rows = table.lines();
+    let header = "epoch,step,kind,name,len,nan,positive_infinities,negative_infinities,zeros,min,max,mean,deviation";
+    assert_eq!(rows.next(), Some(header));
+    let rows: Vec<&str> = rows.collect();
+    // 44 steps an epoch: after steps 40 and 80, parameters and their gradients.
+    let of = |start: &str| rows.iter().filter(|r| r.starts_with(start)).count();
+    let (parameters, gradients) = (of("1,40,parameter,"), of("1,40,gradient,"));
+    assert!(parameters >= 4 && parameters == gradients, "{table}");
+    assert_eq!(rows.len(), 4 * parameters, "{table}");
+    let lines = std::fs::read_to_string(folder.path().join("metrics.jsonl")).expect("lines");
+    assert_eq!(lines.matches(r#""event":"statistics""#).count(), rows.len());
+    let output = train(&["--statistics", "40"]);
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && err.contains("--log"), "{err}");
+}
+
+#[test]
 fn a_folder_that_cannot_be_made_is_an_error_at_once() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("file");

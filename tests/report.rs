@@ -83,6 +83,17 @@ fn the_page_holds_both_graphs_and_the_plan() {
             .all(|t| t["count"].as_u64() >= Some(2) && t["us"].as_f64() > Some(0.0)),
         "{timings:?}"
     );
+    let tensors = data["tensors"].as_array().expect("tensors");
+    for kind in ["parameter", "gradient", "activation"] {
+        let own: Vec<&Value> = tensors.iter().filter(|t| t["kind"] == kind).collect();
+        assert!(own.len() >= 4, "{kind}: {own:?}");
+        for tensor in own {
+            let counts = tensor["finite"]["counts"].as_array().expect("a histogram");
+            let sum: u64 = counts.iter().filter_map(Value::as_u64).sum();
+            assert!(sum > 0 && Some(sum) == tensor["len"].as_u64(), "{tensor}");
+        }
+    }
+    assert!(page.contains("class TensorTable"));
     // Somebody wants to know where it came from.
     let facts = data["environment"].to_string();
     assert!(
@@ -112,6 +123,7 @@ fn names_cannot_break_the_page() {
         plan: &plan,
         target: &meganeura::rewrite::Modelled::discrete_gpu(),
         timings: None,
+        tensors: &[],
     };
     let page = page.html().expect("a page");
     assert_eq!(page.matches("</script>").count(), 2, "the data's and the program's");

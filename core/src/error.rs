@@ -66,16 +66,23 @@ pub enum TensorKind {
     Scalar,
 }
 
-impl fmt::Display for TensorKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+impl TensorKind {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
             TensorKind::Input => "input",
             TensorKind::Parameter => "parameter",
             TensorKind::State => "state",
             TensorKind::Gradient => "gradient",
             TensorKind::Output => "output",
             TensorKind::Scalar => "scalar",
-        })
+        }
+    }
+}
+
+impl fmt::Display for TensorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 

@@ -36,6 +36,7 @@ pub mod rewrite;
 pub mod select;
 pub mod session;
 pub mod shape;
+pub mod statistics;
 
 pub use plan as compile;
 pub use session as runtime;
@@ -53,3 +54,4 @@ pub use plan::ExecutionPlan;
 pub use plan::optimizer::{Adam, GradientClip, Optimizer, ParameterGroup, Sgd, Update};
 pub use session::{MemorySummary, NonFinite, Session};
 pub use shape::{Shape, TensorType};
+pub use statistics::TensorStatistics;

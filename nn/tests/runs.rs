@@ -11,8 +11,8 @@ use common::{config, flat_digits, head, linear_model};
 use meganeura_nn::data::{Augmentation, DataError, Remainder, digits_split};
 use meganeura_nn::models::{CnnConfig, classifier};
 use meganeura_nn::trainer::{
-    EarlyStopping, EpochBegin, EpochReport, EvaluationInfo, JsonLinesLog, Metric, Observer, Schedule, Silent, StepInfo,
-    TrainBegin, TrainConfig, TrainError, TrainReport, Trainer, Warmup,
+    EarlyStopping, EpochBegin, EpochReport, EvaluationInfo, JsonLinesLog, Metric, Observer, Schedule, Silent,
+    StatisticsInfo, StepInfo, TrainBegin, TrainConfig, TrainError, TrainReport, Trainer, Warmup,
 };
 use serde_json::Value;
 
@@ -60,6 +60,12 @@ impl Observer for Recorder {
         assert!(step.seconds > 0.0 && step.examples_per_second > 0.0 && step.examples == 32);
         self.rates.push(step.learning_rate);
         self.note(format!("step {}", step.total_step))
+    }
+
+    fn on_statistics(&mut self, info: &StatisticsInfo) -> ControlFlow<()> {
+        let names: Vec<String> = info.tensors.iter().map(|t| format!("{} {}", t.kind, t.name)).collect();
+        assert!(info.tensors.iter().all(|t| t.statistics.not_finite() == 0));
+        self.note(format!("statistics {} of {}", info.total_step, names.join(", ")))
     }
 
     fn on_evaluation(&mut self, info: &EvaluationInfo) -> ControlFlow<()> {
@@ -189,6 +195,33 @@ fn several_observers_see_everything_and_each_may_end_the_run() {
     assert!(report.stopped && report.total_steps == 2);
     assert!(first.notes == second.notes && first.notes == third.notes);
     assert_eq!(first.notes.len(), 6, "{:?}", first.notes);
+}
+
+#[test]
+fn statistics_are_told_when_they_are_due_and_change_no_bit() {
+    let with = |statistics_every| {
+        let mut recorder = Recorder::default();
+        let config = TrainConfig {
+            epochs: 2,
+            statistics_every,
+            ..config()
+        };
+        let (mut trainer, report) = run(config, &mut recorder);
+        report.expect("trains");
+        let told = |n: &&String| n.starts_with("statistics");
+        let notes: Vec<String> = recorder.notes.iter().filter(told).cloned().collect();
+        (weights(&mut trainer), notes)
+    };
+    let (plain, none) = with(0);
+    assert!(none.is_empty(), "{none:?}");
+    let (watched, notes) = with(4);
+    assert!(plain == watched);
+    let [note] = &notes[..] else {
+        panic!("after step 4 of 6: {notes:?}")
+    };
+    assert!(note.starts_with("statistics 4 of parameter "), "{note}");
+    let count = |kind: &str| note.matches(kind).count();
+    assert_eq!((count("parameter "), count("gradient ")), (2, 2), "{note}");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //! The page is one file without references to others, so that it opens anywhere and can be sent around.
 
 mod layout;
+mod tensors;
 
 use std::collections::HashMap;
 
@@ -17,6 +18,8 @@ use crate::session::Timings;
 use crate::shape::TensorType;
 use crate::{ExecutionPlan, Result, registry};
 use layout::Layout;
+
+pub use tensors::{ReportTensor, tensors};
 
 /// What the page shows.
 pub struct Report<'a> {
@@ -36,6 +39,8 @@ pub struct Report<'a> {
     pub target: &'a dyn Target,
     /// Measured times of passes, if there are some.
     pub timings: Option<&'a Timings>,
+    /// What is in the tensors of a step, if somebody has looked ([`tensors`]).
+    pub tensors: &'a [ReportTensor],
 }
 
 impl Report<'_> {
@@ -54,6 +59,7 @@ impl Report<'_> {
         let program = concat!(
             include_str!("page/graph.js"),
             include_str!("page/plan.js"),
+            include_str!("page/tensors.js"),
             include_str!("page/page.js")
         );
         Ok(include_str!("page/page.html")
@@ -114,6 +120,7 @@ impl Report<'_> {
             "plan": self.plan_data(),
             "memory": self.memory_data(),
             "timings": timings,
+            "tensors": tensors::data(self.tensors),
         }))
     }
 

@@ -85,7 +85,7 @@ impl ConstantData {
 }
 
 /// Decodes storage bytes to numbers.
-pub(super) fn decode(dtype: DType, bytes: &[u8]) -> Vec<f64> {
+pub(crate) fn decode(dtype: DType, bytes: &[u8]) -> Vec<f64> {
     let quads = || bytes.chunks_exact(4).map(|c| [c[0], c[1], c[2], c[3]]);
     let pairs = || bytes.chunks_exact(2).map(|c| [c[0], c[1]]);
     match dtype {

@@ -21,6 +21,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 pub use constant::ConstantData;
+pub(crate) use constant::decode;
 pub use packing::{PackedSource, Packing};
 
 use crate::attrs::Attrs;

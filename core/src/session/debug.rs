@@ -1,43 +1,15 @@
 //! A step that looks for the first NaN or infinity.
 
-use std::collections::HashSet;
 use std::fmt;
+use std::ops::ControlFlow;
 
 use half::{bf16, f16};
 
 use super::Session;
-use crate::backend::{Executable, StepArgs};
+use super::levels::{Level, Stage};
 use crate::dtype::DType;
 use crate::error::{Result, TensorKind, unwrap_report};
-use crate::plan::memory::{MemoryLayout, check_fit};
-use crate::plan::{ACCUMULATE, BufferRef, Dispatch, ExecutionPlan, FORWARD_BACKWARD, Operand, Segment, UPDATE};
-
-/// Part of a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
-    /// What is there before the step: inputs, parameters and states.
-    Before(TensorKind),
-    /// Outputs and states.
-    Forward,
-    /// Gradients.
-    Backward,
-    /// The average of several steps' gradients.
-    Accumulate,
-    /// The optimizer.
-    Update,
-}
-
-impl fmt::Display for Stage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Stage::Before(kind) => write!(f, "before the step, {kind}"),
-            Stage::Forward => f.write_str("forward"),
-            Stage::Backward => f.write_str("backward"),
-            Stage::Accumulate => f.write_str("accumulate"),
-            Stage::Update => f.write_str("update"),
-        }
-    }
-}
+use crate::plan::{BufferRef, Dispatch, Operand, Segment};
 
 /// What is wrong with a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,45 +130,9 @@ impl Session {
     /// # Errors
     /// Those of [`Session::try_step`]; not enough memory.
     pub fn try_step_debug(&mut self) -> Result<Option<NonFinite>> {
-        self.tensors.check_inputs_set()?;
-        let (plan, segments) = self.plan_by_levels();
-        check_fit(&plan, self.device.capabilities())?;
-        let mut copy = self.device.compile(&plan)?;
-        let lasting: HashSet<BufferRef> = plan.lasting().collect();
-        copy_buffers(&mut *self.executable, &mut *copy, &plan, &lasting)?;
-        self.gather_scalars()?;
-        let mut hunt = Hunt {
-            executable: &mut *copy,
-            plan: &plan,
-            contents: vec![Contents::default(); plan.buffers.len()],
-        };
-        if let Some(found) = hunt.leaves()? {
-            return Ok(Some(found));
-        }
-        let forward = forward_dispatches(&plan);
-        for (number, original) in segments.iter().enumerate() {
-            if !self.is_due(*original) {
-                continue;
-            }
-            let args = StepArgs {
-                segments: &[number],
-                scalars: &self.scalars,
-            };
-            let ticket = hunt.executable.run(&args)?;
-            hunt.executable.wait(ticket)?;
-            let stage = |dispatch: usize| match self.plan.segments[*original].name.as_str() {
-                UPDATE => Stage::Update,
-                ACCUMULATE => Stage::Accumulate,
-                _ if forward[dispatch] => Stage::Forward,
-                _ => Stage::Backward,
-            };
-            if let Some(found) = hunt.level(&plan.segments[number], stage)? {
-                return Ok(Some(found));
-            }
-        }
-        copy_buffers(&mut *copy, &mut *self.executable, &plan, &lasting)?;
-        self.count_step();
-        Ok(None)
+        let mut hunt = Hunt::default();
+        self.step_by_levels(&mut |level| hunt.look(level))?;
+        Ok(hunt.found)
     }
 
     /// [`Session::try_step_debug`], panicking with its report.
@@ -204,85 +140,40 @@ impl Session {
     pub fn step_debug(&mut self) -> Option<NonFinite> {
         unwrap_report(self.try_step_debug())
     }
-
-    /// The plan with a segment for each level, and the segment that each came from. Nothing shares memory, as what a
-    /// level leaves is looked at after it.
-    fn plan_by_levels(&self) -> (ExecutionPlan, Vec<usize>) {
-        let mut plan = self.plan.clone();
-        plan.memory = MemoryLayout::default();
-        plan.segments.clear();
-        let mut origins = Vec::new();
-        for (number, segment) in self.plan.segments.iter().enumerate() {
-            let mut first = segment.first;
-            for level in self.plan.dispatches[segment.range()].chunk_by(|a, b| a.level == b.level) {
-                plan.segments.push(Segment {
-                    name: format!("{} {}", segment.name, level[0].level),
-                    first,
-                    count: level.len(),
-                });
-                first += level.len();
-                origins.push(number);
-            }
-        }
-        (plan, origins)
-    }
-}
-
-/// Copies the contents of buffers between executables of plans with the same ones.
-fn copy_buffers(
-    from: &mut dyn Executable,
-    to: &mut dyn Executable,
-    plan: &ExecutionPlan,
-    buffers: &HashSet<BufferRef>,
-) -> Result<()> {
-    let mut bytes = Vec::new();
-    for &buffer in buffers {
-        bytes.resize(plan.buffers[buffer.index()], 0);
-        from.read(buffer, 0, &mut bytes)?;
-        to.write(buffer, 0, &bytes)?;
-    }
-    Ok(())
-}
-
-/// For each dispatch whether outputs or states need it.
-fn forward_dispatches(plan: &ExecutionPlan) -> Vec<bool> {
-    let states = plan.state_buffers.iter().filter(|s| !s.optimizer).map(|s| s.buffer);
-    let mut needed: HashSet<BufferRef> = plan.output_buffers.iter().copied().chain(states).collect();
-    let mut forward = vec![false; plan.dispatches.len()];
-    let own = plan.segments.iter().filter(|s| s.name.starts_with(FORWARD_BACKWARD));
-    let own: Vec<usize> = own.flat_map(Segment::range).collect();
-    for &i in own.iter().rev() {
-        let d = &plan.dispatches[i];
-        if d.outputs.iter().any(|o| needed.contains(&o.buffer)) {
-            forward[i] = true;
-            needed.extend(d.inputs.iter().map(|o| o.buffer));
-        }
-    }
-    forward
 }
 
 /// The search, with what the buffers are known to hold.
-struct Hunt<'a> {
-    executable: &'a mut dyn Executable,
-    plan: &'a ExecutionPlan,
+#[derive(Default)]
+struct Hunt {
     contents: Vec<Contents>,
+    found: Option<NonFinite>,
 }
 
-impl Hunt<'_> {
-    fn read(&mut self, buffer: BufferRef) -> Result<Contents> {
-        let ty = &self.plan.buffer_types[buffer.index()];
-        if ty.dtype.is_integer() {
-            return Ok(Contents::default());
+impl Hunt {
+    fn look(&mut self, level: &mut Level) -> Result<ControlFlow<()>> {
+        self.found = match level.segment {
+            Some(segment) => self.level(level, segment)?,
+            None => self.leaves(level)?,
+        };
+        Ok(match self.found {
+            Some(_) => ControlFlow::Break(()),
+            None => ControlFlow::Continue(()),
+        })
+    }
+
+    fn read(level: &mut Level, buffer: BufferRef) -> Result<Contents> {
+        let dtype = level.plan.buffer_types[buffer.index()].dtype;
+        match dtype.is_integer() {
+            true => Ok(Contents::default()),
+            false => Ok(Contents::of(dtype, &level.read(buffer)?)),
         }
-        let mut bytes = vec![0; self.plan.buffers[buffer.index()]];
-        self.executable.read(buffer, 0, &mut bytes)?;
-        Ok(Contents::of(ty.dtype, &bytes))
     }
 
     /// Looks at what is there before the step. Only parameters have no use for infinities: masks are infinite, and so
     /// are states that keep a minimum.
-    fn leaves(&mut self) -> Result<Option<NonFinite>> {
-        let plan = self.plan;
+    fn leaves(&mut self, level: &mut Level) -> Result<Option<NonFinite>> {
+        let plan = level.plan;
+        self.contents = vec![Contents::default(); plan.buffers.len()];
         for (buffer, bytes) in plan.constants() {
             self.contents[buffer.index()] = Contents::of(plan.buffer_types[buffer.index()].dtype, &bytes);
         }
@@ -293,7 +184,7 @@ impl Hunt<'_> {
             .iter()
             .map(|s| (TensorKind::State, &s.name, s.buffer));
         for (kind, name, buffer) in inputs.chain(parameters).chain(states) {
-            let contents = self.read(buffer)?;
+            let contents = Hunt::read(level, buffer)?;
             self.contents[buffer.index()] = contents;
             let nan = contents.nan.map(|i| (Defect::NaN, i));
             let infinite = contents.infinite.filter(|_| kind == TensorKind::Parameter);
@@ -315,9 +206,9 @@ impl Hunt<'_> {
     }
 
     /// Looks at what a level left, in the order of its dispatches.
-    fn level(&mut self, segment: &Segment, stage: impl Fn(usize) -> Stage) -> Result<Option<NonFinite>> {
+    fn level(&mut self, level: &mut Level, segment: &Segment) -> Result<Option<NonFinite>> {
+        let plan = level.plan;
         for i in segment.range() {
-            let plan = self.plan;
             let dispatch = &plan.dispatches[i];
             let operands: Vec<Contents> = dispatch
                 .inputs
@@ -325,13 +216,13 @@ impl Hunt<'_> {
                 .map(|o| self.contents[o.buffer.index()])
                 .collect();
             for (result, output) in dispatch.outputs.iter().enumerate() {
-                let contents = self.read(output.buffer)?;
+                let contents = Hunt::read(level, output.buffer)?;
                 self.contents[output.buffer.index()] = contents;
                 if let Some((defect, index)) = made(&operands, &contents) {
                     return Ok(Some(NonFinite {
                         name: dispatch.label.clone(),
                         source: plan.source_of(dispatch).map(ToString::to_string),
-                        stage: stage(i),
+                        stage: level.stage(i),
                         result,
                         defect,
                         index,

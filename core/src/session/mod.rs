@@ -5,20 +5,24 @@
 
 mod counters;
 mod debug;
+mod levels;
 mod optimizer;
 mod prepare;
 mod profile;
 mod progress;
 mod read;
+mod statistics;
 mod summary;
 mod tensors;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-pub use debug::{Defect, NonFinite, Stage};
+pub use debug::{Defect, NonFinite};
+pub use levels::Stage;
 pub use profile::{TimingRow, Timings};
 pub use progress::Progress;
+pub use statistics::ResultStatistics;
 pub use summary::MemorySummary;
 
 use crate::backend::{Device, Executable, PassTiming, StepArgs, StepStats, Ticket};

@@ -106,7 +106,7 @@ impl Session {
     }
 
     /// Results exist only after a step.
-    fn check_stepped(&self) -> Result<()> {
+    pub(super) fn check_stepped(&self) -> Result<()> {
         if self.counters().steps > 0 {
             return Ok(());
         }

@@ -59,6 +59,9 @@ pub struct TrainConfig {
     /// only the mean of each epoch. Reading makes the host wait for the device, which costs time on a GPU.
     /// The mean loss of an epoch is that of all its steps, however many are read: the device sums it up.
     pub loss_every: usize,
+    /// Tells observers statistics of all parameters and gradients after every so many steps, counted over the whole run;
+    /// with 0, never. The host reads all of them for it.
+    pub statistics_every: usize,
     /// Random changes of the training examples; none by default. Evaluation sees the examples as they are.
     pub augmentation: Augmentation,
     /// Batches that a thread of its own assembles ahead of the steps; with 0, they are assembled between the
@@ -96,6 +99,7 @@ impl Default for TrainConfig {
             evaluate_every_steps: 0,
             early_stopping: None,
             loss_every: 10,
+            statistics_every: 0,
             augmentation: Augmentation::default(),
             prefetch: 0,
             checkpoints: None,

@@ -8,14 +8,16 @@ use std::path::Path;
 use serde::Serialize;
 
 use super::sink::{Sink, open_at_end};
-use super::{EpochReport, EvaluationInfo, Observer, StepInfo, TrainBegin, TrainReport};
+use super::statistics::StatisticsRow;
+use super::{EpochReport, EvaluationInfo, Observer, StatisticsInfo, StepInfo, TrainBegin, TrainReport};
 
 /// Writes one JSON object a line for every event of a run.
 ///
 /// | `event` | When | Fields besides it |
 /// |---|---|---|
-/// | `train_begin` | once, first | `epochs`, `steps_per_epoch`, `batch_size`, `examples`, `test_examples` (null without test data), `lr` (the configured one), `seed` |
+/// | `train_begin` | once, first | `epochs`, `steps_per_epoch`, `batch_size`, `examples`, `test_examples` (null without test data), `lr` (the configured one), `seed`, `resumed_steps` (made before, where it goes on from a checkpoint) |
 /// | `step` | after each step whose loss was read, see `TrainConfig::loss_every` | `epoch`, `step`, `loss`, `gradient_norm` (null unless gradients are limited by their norm), `lr`, `seconds`, `examples_per_second` |
+/// | `statistics` | for each parameter and gradient, see `TrainConfig::statistics_every` | `epoch`, `step`, `kind` (`parameter` or `gradient`), `name`, `len`, `nan`, `positive_infinities`, `negative_infinities`, `zeros`, `min`, `max`, `mean`, `deviation` (these of the finite elements) |
 /// | `evaluation` | after each evaluation on the test data | `epoch`, `step`, `loss`, `accuracy`, `correct`, `examples`, `best`, `lr`, `seconds`, `evaluation_seconds` |
 /// | `epoch` | after each complete epoch | `epoch`, `step`, `loss` (mean of all its steps), `lr`, `seconds`, `examples_per_second`, `steps_per_second` |
 /// | `train_end` | once, last, unless the run failed | `epochs` (complete ones), `step`, `loss` and `accuracy` (of the final weights on the test data), `best_epoch`, `best_step`, `stopped`, `early_stopped`, `seconds`, `compile_seconds` |
@@ -97,7 +99,7 @@ impl<W: Write> JsonLinesLog<W> {
 /// A line. The fields are in the order of the documentation; serde writes numbers that are not finite as null.
 #[derive(Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
-enum Event {
+enum Event<'a> {
     TrainBegin {
         epochs: usize,
         steps_per_epoch: usize,
@@ -106,7 +108,9 @@ enum Event {
         test_examples: Option<usize>,
         lr: f32,
         seed: u64,
+        resumed_steps: u64,
     },
+    Statistics(StatisticsRow<'a>),
     Step {
         epoch: usize,
         step: u64,
@@ -161,8 +165,13 @@ impl<W: Write> Observer for JsonLinesLog<W> {
             test_examples: run.test_examples,
             lr: run.learning_rate,
             seed: run.seed,
+            resumed_steps: run.resumed_steps,
         };
         self.line(&event, true)
+    }
+
+    fn on_statistics(&mut self, info: &StatisticsInfo) -> ControlFlow<()> {
+        StatisticsRow::of(info).try_for_each(|row| self.line(&Event::Statistics(row), false))
     }
 
     fn on_step(&mut self, step: &StepInfo) -> ControlFlow<()> {

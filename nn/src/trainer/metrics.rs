@@ -47,9 +47,7 @@ impl CsvLog {
     /// # Errors
     /// A path that cannot be written, at once.
     pub fn append(path: impl AsRef<Path>) -> io::Result<Self> {
-        let (file, begun) = open_at_end(path.as_ref())?;
-        let table = csv::WriterBuilder::new().has_headers(!begun).from_writer(file);
-        Ok(CsvLog(Sink::new(table)))
+        append_table(path.as_ref()).map(|table| CsvLog(Sink::new(table)))
     }
 }
 
@@ -116,9 +114,21 @@ impl<W: Write> Observer for CsvLog<W> {
             seconds: report.seconds,
             examples_per_second: Some(report.examples_per_second()),
         };
-        self.0.write(|table| {
-            table.serialize(row)?;
-            table.flush()
-        })
+        self.0.write(|table| write_rows(table, [row]))
     }
+}
+
+/// Goes on with a table behind its last whole row, or begins it with the names of the columns.
+pub(super) fn append_table(path: &Path) -> io::Result<csv::Writer<File>> {
+    let (file, begun) = open_at_end(path)?;
+    Ok(csv::WriterBuilder::new().has_headers(!begun).from_writer(file))
+}
+
+/// Writes rows and flushes them.
+pub(super) fn write_rows<W: Write>(
+    table: &mut csv::Writer<W>,
+    rows: impl IntoIterator<Item = impl Serialize>,
+) -> io::Result<()> {
+    rows.into_iter().try_for_each(|row| table.serialize(row))?;
+    table.flush()
 }

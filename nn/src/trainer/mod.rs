@@ -39,6 +39,7 @@
 //! | ending early, keeping the best weights | [`EarlyStopping`] |
 //! | watching and ending it, several at once | [`Observer`] |
 //! | a log file | [`JsonLinesLog`], [`CsvLog`], [`EventLog`] for TensorBoard, or all three in a [`LogFolder`] |
+//! | what is in parameters and gradients | [`TrainConfig::statistics_every`] |
 //! | random changes of the examples | [`TrainConfig::augmentation`] |
 //! | assembling batches on a thread | [`TrainConfig::prefetch`] |
 //! | saving the run and going on later | [`TrainConfig::checkpoints`] |
@@ -63,6 +64,7 @@ mod run;
 mod schedule;
 mod sink;
 mod source;
+mod statistics;
 mod tensorboard;
 
 use std::panic::resume_unwind;
@@ -79,9 +81,10 @@ pub use error::TrainError;
 pub use log::JsonLinesLog;
 pub use log_folder::LogFolder;
 pub use metrics::CsvLog;
-pub use observer::{EpochBegin, EvaluationInfo, Observer, Silent, StepInfo, TrainBegin};
+pub use observer::{EpochBegin, EvaluationInfo, Observer, Silent, StatisticsInfo, StepInfo, TrainBegin};
 pub use report::{Best, EpochReport, Evaluation, TrainReport};
 pub use schedule::{Position, Schedule, Warmup};
+pub use statistics::StatisticsLog;
 pub use tensorboard::EventLog;
 
 use crate::data::Dataset;

@@ -2,6 +2,8 @@
 
 use std::ops::ControlFlow;
 
+use meganeura_core::statistics::NamedStatistics;
+
 use super::{EpochReport, Evaluation, TrainReport};
 
 /// What an observer learns before the first epoch of a run.
@@ -83,11 +85,22 @@ pub struct EvaluationInfo {
     pub evaluation_seconds: f64,
 }
 
+/// What an observer learns of the tensors of a run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StatisticsInfo {
+    /// The epoch, from 1.
+    pub epoch: usize,
+    /// Steps made in the run.
+    pub total_step: u64,
+    /// All parameters after the step, then all gradients of its batch, before anything limits them.
+    pub tensors: Vec<NamedStatistics>,
+}
+
 /// Called during training: progress bars, logs, conditions to stop. The methods that return a
 /// [`ControlFlow`] may end the run by [`ControlFlow::Break`]; the default implementations do nothing and go on.
 ///
 /// The order of the calls: `on_train_begin`; for each epoch `on_epoch_begin`, `on_step` after every step,
-/// `on_evaluation` after every evaluation, also one between steps, and `on_epoch_end` unless the epoch was cut
+/// `on_statistics` after it where they are due, `on_evaluation` after every evaluation, also one between steps, and `on_epoch_end` unless the epoch was cut
 /// short; `on_train_end`, unless the run failed.
 ///
 /// Several observers watch one run as a tuple or a `Vec`: each of them sees every event, and the run ends if
@@ -146,6 +159,13 @@ pub trait Observer {
         ControlFlow::Continue(())
     }
 
+    /// After a step for which [`TrainConfig::statistics_every`](super::TrainConfig::statistics_every) asks for
+    /// statistics.
+    fn on_statistics(&mut self, statistics: &StatisticsInfo) -> ControlFlow<()> {
+        let _ = statistics;
+        ControlFlow::Continue(())
+    }
+
     /// After an evaluation on the test data.
     fn on_evaluation(&mut self, evaluation: &EvaluationInfo) -> ControlFlow<()> {
         let _ = evaluation;
@@ -186,6 +206,10 @@ macro_rules! delegate {
                 (**self).on_step(step)
             }
 
+            fn on_statistics(&mut self, statistics: &StatisticsInfo) -> ControlFlow<()> {
+                (**self).on_statistics(statistics)
+            }
+
             fn on_evaluation(&mut self, evaluation: &EvaluationInfo) -> ControlFlow<()> {
                 (**self).on_evaluation(evaluation)
             }
@@ -220,6 +244,11 @@ macro_rules! fan_out {
             fn on_step(&mut self, step: &StepInfo) -> ControlFlow<()> {
                 let $this = self;
                 all($each, |o| o.on_step(step))
+            }
+
+            fn on_statistics(&mut self, statistics: &StatisticsInfo) -> ControlFlow<()> {
+                let $this = self;
+                all($each, |o| o.on_statistics(statistics))
             }
 
             fn on_evaluation(&mut self, evaluation: &EvaluationInfo) -> ControlFlow<()> {

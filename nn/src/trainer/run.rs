@@ -4,14 +4,15 @@ use std::ops::ControlFlow;
 use std::time::Instant;
 
 use meganeura_core::GradientClip;
+use meganeura_core::error::TensorKind;
 
 use super::checkpoint::{self, RunState};
 use super::early_stopping::Tracker;
 use super::report::per_second;
 use super::source::Source;
 use super::{
-    Best, EpochBegin, EpochReport, Evaluation, EvaluationInfo, LOSS_SUM, Observer, Position, StepInfo, TrainBegin,
-    TrainError, TrainReport, Trainer,
+    Best, EpochBegin, EpochReport, Evaluation, EvaluationInfo, LOSS_SUM, Observer, Position, StatisticsInfo, StepInfo,
+    TrainBegin, TrainError, TrainReport, Trainer,
 };
 use crate::data::Dataset;
 
@@ -250,6 +251,7 @@ impl<'r, 'd> Run<'r, 'd> {
             self.in_epoch = Some(step);
             let flow = self.observer.on_step(&info);
             self.heed(flow);
+            self.tell_statistics()?;
             if self.stop.is_none() {
                 self.evaluate_if_due(step)?;
             }
@@ -266,6 +268,23 @@ impl<'r, 'd> Run<'r, 'd> {
         let train_loss = sum.iter().copied().map(f64::from).sum::<f64>() / self.steps as f64;
         self.check_finite(train_loss as f32, self.steps)?;
         Ok(Some(train_loss))
+    }
+
+    /// Tells what is in parameters and gradients, if that is due.
+    fn tell_statistics(&mut self) -> Result<(), TrainError> {
+        if !self.total.is_multiple_of(self.trainer.config.statistics_every as u64) {
+            return Ok(());
+        }
+        let session = &mut self.trainer.training;
+        let mut tensors = session.try_statistics(TensorKind::Parameter)?;
+        tensors.extend(session.try_statistics(TensorKind::Gradient)?);
+        let flow = self.observer.on_statistics(&StatisticsInfo {
+            epoch: self.epoch,
+            total_step: self.total,
+            tensors,
+        });
+        self.heed(flow);
+        Ok(())
     }
 
     /// Evaluates if that is due after the `step`-th step of the epoch, unless it was done or the epoch's end does it.

@@ -10,10 +10,12 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use meganeura_core::error::TensorKind;
+use meganeura_core::statistics::FiniteStatistics;
 use prost::Message;
 
 use super::sink::Sink;
-use super::{EpochReport, EvaluationInfo, Observer, StepInfo, TrainBegin, TrainReport};
+use super::{EpochReport, EvaluationInfo, Observer, StatisticsInfo, StepInfo, TrainBegin, TrainReport};
 
 /// Writes an event file for TensorBoard: `tensorboard --logdir DIR` shows what it is told while the run goes on.
 ///
@@ -24,6 +26,8 @@ use super::{EpochReport, EvaluationInfo, Observer, StepInfo, TrainBegin, TrainRe
 /// | `train/learning_rate` | learning rate of the step | the same |
 /// | `train/examples_per_second` | examples a second since the epoch began | the same |
 /// | `epoch/loss` | mean loss of all steps of an epoch | after each epoch |
+/// | `parameter/NAME`, `gradient/NAME` | histograms of the finite elements | after steps for which statistics are asked for |
+/// | `not_finite/parameter`, `not_finite/gradient` | how many elements of all tensors are not finite | the same |
 /// | `test/loss`, `test/accuracy` | quality on the test data, accuracy from 0 to 1 | after each evaluation |
 ///
 /// The step of every value is the number of steps made in the run. Values are f32, as the format has them.
@@ -76,10 +80,7 @@ impl<W: Write> EventLog<W> {
     fn scalars(&mut self, step: u64, values: &[(&str, f32)], flush: bool) -> ControlFlow<()> {
         let value = values
             .iter()
-            .map(|&(tag, value)| SummaryValue {
-                tag: tag.to_owned(),
-                simple_value: Some(value),
-            })
+            .map(|&(tag, value)| SummaryValue::scalar(tag, value))
             .collect();
         self.event(step, What::Summary(Summary { value }), flush)
     }
@@ -126,6 +127,20 @@ impl<W: Write> Observer for EventLog<W> {
         ];
         values.extend(step.gradient_norm.map(|norm| ("train/gradient_norm", norm)));
         self.scalars(step.total_step, &values, false)
+    }
+
+    fn on_statistics(&mut self, info: &StatisticsInfo) -> ControlFlow<()> {
+        let mut value = Vec::with_capacity(info.tensors.len() + 2);
+        for kind in [TensorKind::Parameter, TensorKind::Gradient] {
+            let own = || info.tensors.iter().filter(|t| t.kind == kind);
+            let not_finite: usize = own().map(|t| t.statistics.not_finite()).sum();
+            value.push(SummaryValue::scalar(&format!("not_finite/{kind}"), not_finite as f32));
+            value.extend(own().filter_map(|t| {
+                let histogram = Histogram::of(t.statistics.finite.as_ref()?);
+                Some(SummaryValue::histogram(&format!("{kind}/{}", t.name), histogram))
+            }));
+        }
+        self.event(info.total_step, What::Summary(Summary { value }), false)
     }
 
     fn on_evaluation(&mut self, info: &EvaluationInfo) -> ControlFlow<()> {
@@ -201,6 +216,61 @@ struct SummaryValue {
     // One of several in the original, so that a zero is written too.
     #[prost(float, optional, tag = "2")]
     simple_value: Option<f32>,
+    #[prost(message, optional, tag = "5")]
+    histogram: Option<Histogram>,
+}
+
+impl SummaryValue {
+    fn scalar(tag: &str, value: f32) -> Self {
+        SummaryValue {
+            tag: tag.to_owned(),
+            simple_value: Some(value),
+            histogram: None,
+        }
+    }
+
+    fn histogram(tag: &str, histogram: Histogram) -> Self {
+        SummaryValue {
+            tag: tag.to_owned(),
+            simple_value: None,
+            histogram: Some(histogram),
+        }
+    }
+}
+
+/// How many numbers lie below each limit and not below the one before.
+#[derive(Clone, PartialEq, Message)]
+struct Histogram {
+    #[prost(double, tag = "1")]
+    min: f64,
+    #[prost(double, tag = "2")]
+    max: f64,
+    #[prost(double, tag = "3")]
+    num: f64,
+    #[prost(double, tag = "4")]
+    sum: f64,
+    #[prost(double, tag = "5")]
+    sum_squares: f64,
+    #[prost(double, repeated, tag = "6")]
+    bucket_limit: Vec<f64>,
+    #[prost(double, repeated, tag = "7")]
+    bucket: Vec<f64>,
+}
+
+impl Histogram {
+    fn of(finite: &FiniteStatistics) -> Self {
+        let num = finite.count() as f64;
+        let mean_square = finite.deviation * finite.deviation + finite.mean * finite.mean;
+        Histogram {
+            min: finite.min,
+            max: finite.max,
+            num,
+            sum: finite.mean * num,
+            sum_squares: mean_square * num,
+            bucket_limit: (0..finite.histogram.len()).map(|bin| finite.right_edge(bin)).collect(),
+            bucket: finite.histogram.iter().map(|&count| count as f64).collect(),
+        }
+    }
 }
 
 /// A record: length, its checksum, the bytes, their checksum.
@@ -219,6 +289,9 @@ fn checksum(bytes: &[u8]) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use meganeura_core::TensorStatistics;
+    use meganeura_core::statistics::NamedStatistics;
+
     use super::*;
     use crate::trainer::Evaluation;
 
@@ -316,6 +389,54 @@ mod tests {
             seed: 0,
             resumed_steps,
         }
+    }
+
+    #[test]
+    fn statistics_are_histograms() {
+        let named = |kind, name: &str, values: &[f32]| NamedStatistics {
+            kind,
+            name: name.into(),
+            statistics: TensorStatistics::of(values),
+        };
+        let info = StatisticsInfo {
+            epoch: 1,
+            total_step: 7,
+            tensors: vec![
+                named(TensorKind::Parameter, "w", &[1.0, 2.0, 2.0, f32::NAN, 33.0]),
+                named(TensorKind::Parameter, "b", &[f32::INFINITY, f32::NAN]),
+                named(TensorKind::Gradient, "w", &[0.5; 3]),
+            ],
+        };
+        let mut file = Vec::new();
+        let mut log = EventLog::new(&mut file);
+        assert!(log.on_statistics(&info).is_continue());
+        log.finish().unwrap();
+        let event = &decoded(&file)[1];
+        let Some(What::Summary(Summary { value })) = &event.what else {
+            panic!("{event:?}")
+        };
+        let tags: Vec<&str> = value.iter().map(|v| v.tag.as_str()).collect();
+        // Nothing of `b` is finite, so that it has no histogram.
+        assert_eq!(
+            tags,
+            [
+                "not_finite/parameter",
+                "parameter/w",
+                "not_finite/gradient",
+                "gradient/w"
+            ]
+        );
+        assert_eq!((event.step, value[0].simple_value), (7, Some(3.0)));
+        let w = value[1].histogram.as_ref().unwrap();
+        assert_eq!((w.min, w.max, w.num, w.sum), (1.0, 33.0, 4.0, 38.0));
+        assert!((w.sum_squares - 1098.0).abs() < 1e-9, "{w:?}");
+        assert_eq!((w.bucket_limit[0], w.bucket[0], w.bucket[1]), (2.0, 1.0, 2.0));
+        assert_eq!((w.bucket_limit[31], w.bucket[31]), (33.0, 1.0));
+        let gradient = value[3].histogram.as_ref().unwrap();
+        assert_eq!(
+            (&gradient.bucket_limit[..], &gradient.bucket[..]),
+            (&[0.5][..], &[3.0][..])
+        );
     }
 
     #[test]

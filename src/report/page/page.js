@@ -115,6 +115,9 @@ if (data.memory) {
   byId("memory-facts").textContent = `${bytes(peak)} planned; ${bytes(unplanned)} if nothing shared memory; no plan needs less than ${bytes(bound)}.`;
 } else for (const id of ["memory", "memory-link"]) byId(id).remove();
 
+if (data.tensors.length) new TensorTable(data.tensors);
+else for (const id of ["tensors", "tensors-link"]) byId(id).remove();
+
 // ---- tiles -------------------------------------------------------------------------------------------
 
 const saved = (from, to) => (from > 0 ? ` (${to <= from ? "−" : "+"}${Math.abs(100 * (1 - to / from)).toFixed(1)} %)` : "");

@@ -68,7 +68,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 
-    /// With --html: run so many steps on the device, with random data, and show the measured times.
+    /// With --html: run so many steps on the device, with random data, and show the measured times and what is in
+    /// parameters, gradients and activations.
     #[arg(long, value_name = "N", requires = "html", conflicts_with = "modelled_gpu")]
     profile: Option<usize>,
 }

@@ -8,7 +8,7 @@ use meganeura::backend::Device;
 use meganeura::build::prepare;
 use meganeura::files::write_atomically;
 use meganeura::optimize::OptimizeReport;
-use meganeura::report::Report;
+use meganeura::report::{Report, ReportTensor, tensors};
 use meganeura::rewrite::{RewriteConfig, Target};
 use meganeura::session::Timings;
 use meganeura::{ExecutionPlan, Graph, Mode, Session, registry};
@@ -34,9 +34,12 @@ impl Subject<'_> {
     /// Writes the page; with `profile`, runs so many steps to show their times.
     pub(crate) fn write(&self, file: &Path, profile: Option<usize>) -> Result<(), Box<dyn Error>> {
         let (before, _) = prepare(self.graph, self.mode, self.target, &RewriteConfig::off(), None)?;
-        let timings = match (profile, self.device) {
-            (Some(steps), Some(device)) => Some(measured(device, self.plan, steps)?),
-            _ => None,
+        let (timings, tensors) = match (profile, self.device) {
+            (Some(steps), Some(device)) => {
+                let (timings, tensors) = measured(device, self.plan, steps)?;
+                (Some(timings), tensors)
+            }
+            _ => (None, Vec::new()),
         };
         let page = Report {
             title: self.title.clone(),
@@ -47,6 +50,7 @@ impl Subject<'_> {
             plan: self.plan,
             target: self.target,
             timings: timings.as_ref(),
+            tensors: &tensors,
         };
         let html = page.html()?;
         write_atomically(file, |out| out.write_all(html.as_bytes()))?;
@@ -97,8 +101,12 @@ impl Subject<'_> {
     }
 }
 
-/// Times of the passes of some steps on random data.
-fn measured(device: &Arc<dyn Device>, plan: &ExecutionPlan, steps: usize) -> Result<Timings, Box<dyn Error>> {
+/// Times of the passes of some steps on random data, and what is in the tensors of one more.
+fn measured(
+    device: &Arc<dyn Device>,
+    plan: &ExecutionPlan,
+    steps: usize,
+) -> Result<(Timings, Vec<ReportTensor>), Box<dyn Error>> {
     let mut session = Session::on(device.clone(), plan.clone())?;
     feed(&mut session)?;
     // The first step pays for pages touched for the first time.
@@ -108,5 +116,7 @@ fn measured(device: &Arc<dyn Device>, plan: &ExecutionPlan, steps: usize) -> Res
         session.try_step()?;
     }
     session.wait();
-    Ok(session.take_timings())
+    let timings = session.take_timings();
+    session.set_profiling(false);
+    Ok((timings, tensors(&mut session)?))
 }

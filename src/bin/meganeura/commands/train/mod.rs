@@ -7,7 +7,7 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::ValueEnum;
+use clap::{ArgGroup, ValueEnum};
 use meganeura::nn::data::{Augmentation, Dataset};
 use meganeura::nn::models::{MlpConfig, classifier, cnn_classifier, mlp_classifier};
 use meganeura::nn::trainer::{
@@ -32,7 +32,7 @@ Examples:
 
 /// Options of `train`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, group(ArgGroup::new("logs").args(["log", "log_dir"]).multiple(true)))]
 pub(crate) struct Args {
     #[command(flatten)]
     source: Source,
@@ -148,6 +148,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DIR")]
     log_dir: Option<PathBuf>,
 
+    /// Log what is in parameters and gradients after every so many steps: range, mean, deviation, NaNs and infinities
+    /// to --log and statistics.csv of --log-dir, and histograms for TensorBoard.
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "logs")]
+    statistics: usize,
+
     #[command(flatten)]
     files: FileOptions,
 }
@@ -197,7 +202,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         .as_deref()
         .map(|path| open_log(path, args.resume))
         .transpose()?;
-    let folder = args.log_dir.as_deref().map(|path| open_folder(path, args.resume));
+    let folder = args.log_dir.as_deref().map(|path| open_folder(path, args));
     let mut folder = folder.transpose()?;
     let loaded = load(
         &args.source,
@@ -241,11 +246,15 @@ fn open_log(path: &Path, resume: bool) -> Result<JsonLinesLog, Box<dyn Error>> {
     Ok(opened.map_err(|e| unwritable(path, &e))?)
 }
 
-fn open_folder(path: &Path, resume: bool) -> Result<LogFolder, Box<dyn Error>> {
-    let opened = if resume {
+fn open_folder(path: &Path, args: &Args) -> Result<LogFolder, Box<dyn Error>> {
+    let opened = if args.resume {
         LogFolder::append(path)
     } else {
         LogFolder::create(path)
+    };
+    let opened = match args.statistics {
+        0 => opened,
+        _ => opened.and_then(LogFolder::with_statistics),
     };
     Ok(opened.map_err(|e| unwritable(path, &e))?)
 }
@@ -355,6 +364,7 @@ fn config(args: &Args, train: &Dataset) -> TrainConfig {
         device: args.device.clone(),
         memory_budget: args.memory_budget,
         evaluate_every_steps: args.evaluate_every_steps,
+        statistics_every: args.statistics,
         early_stopping,
         augmentation: args.augment.clone().unwrap_or_default(),
         prefetch: args.prefetch,

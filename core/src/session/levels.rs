@@ -1,0 +1,169 @@
+//! A step whose levels can be looked at one after the other.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::ops::ControlFlow;
+
+use super::Session;
+use crate::backend::{Executable, StepArgs};
+use crate::error::{Result, TensorKind};
+use crate::plan::memory::{MemoryLayout, check_fit};
+use crate::plan::{ACCUMULATE, BufferRef, ExecutionPlan, FORWARD_BACKWARD, Segment, UPDATE};
+
+/// Part of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// What is there before the step: inputs, parameters and states.
+    Before(TensorKind),
+    /// Outputs and states.
+    Forward,
+    /// Gradients.
+    Backward,
+    /// The average of several steps' gradients.
+    Accumulate,
+    /// The optimizer.
+    Update,
+}
+
+impl fmt::Display for Stage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Stage::Before(kind) => write!(f, "before the step, {kind}"),
+            Stage::Forward => f.write_str("forward"),
+            Stage::Backward => f.write_str("backward"),
+            Stage::Accumulate => f.write_str("accumulate"),
+            Stage::Update => f.write_str("update"),
+        }
+    }
+}
+
+/// What a level of a step left, or what was there before the first one.
+pub(super) struct Level<'a> {
+    executable: &'a mut dyn Executable,
+    /// A plan in which no buffers share memory.
+    pub(super) plan: &'a ExecutionPlan,
+    /// The dispatches of the level; `None` before the step.
+    pub(super) segment: Option<&'a Segment>,
+    /// Name of the segment that the level is part of.
+    part: &'a str,
+    forward: &'a [bool],
+}
+
+impl Level<'_> {
+    /// Storage bytes of a buffer.
+    pub(super) fn read(&mut self, buffer: BufferRef) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; self.plan.buffers[buffer.index()]];
+        self.executable.read(buffer, 0, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Part of the step that a dispatch of the level belongs to.
+    pub(super) fn stage(&self, dispatch: usize) -> Stage {
+        match self.part {
+            UPDATE => Stage::Update,
+            ACCUMULATE => Stage::Accumulate,
+            _ if self.forward[dispatch] => Stage::Forward,
+            _ => Stage::Backward,
+        }
+    }
+}
+
+impl Session {
+    /// Makes a step, one level after the other, on a copy of the session's memory in which no buffers share; `look` is
+    /// called before the first level and after each. Where it breaks, the step is given up: parameters, states and
+    /// counters are what they were before it.
+    pub(super) fn step_by_levels(&mut self, look: &mut dyn FnMut(&mut Level) -> Result<ControlFlow<()>>) -> Result<()> {
+        self.tensors.check_inputs_set()?;
+        let (plan, segments) = self.plan_by_levels();
+        check_fit(&plan, self.device.capabilities())?;
+        let mut copy = self.device.compile(&plan)?;
+        let lasting: HashSet<BufferRef> = plan.lasting().collect();
+        copy_buffers(&mut *self.executable, &mut *copy, &plan, &lasting)?;
+        self.gather_scalars()?;
+        let forward = forward_dispatches(&plan);
+        let mut level = Level {
+            executable: &mut *copy,
+            plan: &plan,
+            segment: None,
+            part: "",
+            forward: &forward,
+        };
+        if look(&mut level)?.is_break() {
+            return Ok(());
+        }
+        for (number, original) in segments.iter().enumerate() {
+            if !self.is_due(*original) {
+                continue;
+            }
+            let args = StepArgs {
+                segments: &[number],
+                scalars: &self.scalars,
+            };
+            let ticket = level.executable.run(&args)?;
+            level.executable.wait(ticket)?;
+            level.segment = Some(&plan.segments[number]);
+            level.part = &self.plan.segments[*original].name;
+            if look(&mut level)?.is_break() {
+                return Ok(());
+            }
+        }
+        copy_buffers(&mut *copy, &mut *self.executable, &plan, &lasting)?;
+        self.count_step();
+        Ok(())
+    }
+
+    /// The plan with a segment for each level, and the segment that each came from. Nothing shares memory, as what a
+    /// level leaves is looked at after it.
+    fn plan_by_levels(&self) -> (ExecutionPlan, Vec<usize>) {
+        let mut plan = self.plan.clone();
+        plan.memory = MemoryLayout::default();
+        plan.segments.clear();
+        let mut origins = Vec::new();
+        for (number, segment) in self.plan.segments.iter().enumerate() {
+            let mut first = segment.first;
+            for level in self.plan.dispatches[segment.range()].chunk_by(|a, b| a.level == b.level) {
+                plan.segments.push(Segment {
+                    name: format!("{} {}", segment.name, level[0].level),
+                    first,
+                    count: level.len(),
+                });
+                first += level.len();
+                origins.push(number);
+            }
+        }
+        (plan, origins)
+    }
+}
+
+/// Copies the contents of buffers between executables of plans with the same ones.
+fn copy_buffers(
+    from: &mut dyn Executable,
+    to: &mut dyn Executable,
+    plan: &ExecutionPlan,
+    buffers: &HashSet<BufferRef>,
+) -> Result<()> {
+    let mut bytes = Vec::new();
+    for &buffer in buffers {
+        bytes.resize(plan.buffers[buffer.index()], 0);
+        from.read(buffer, 0, &mut bytes)?;
+        to.write(buffer, 0, &bytes)?;
+    }
+    Ok(())
+}
+
+/// For each dispatch whether outputs or states need it.
+fn forward_dispatches(plan: &ExecutionPlan) -> Vec<bool> {
+    let states = plan.state_buffers.iter().filter(|s| !s.optimizer).map(|s| s.buffer);
+    let mut needed: HashSet<BufferRef> = plan.output_buffers.iter().copied().chain(states).collect();
+    let mut forward = vec![false; plan.dispatches.len()];
+    let own = plan.segments.iter().filter(|s| s.name.starts_with(FORWARD_BACKWARD));
+    let own: Vec<usize> = own.flat_map(Segment::range).collect();
+    for &i in own.iter().rev() {
+        let d = &plan.dispatches[i];
+        if d.outputs.iter().any(|o| needed.contains(&o.buffer)) {
+            forward[i] = true;
+            needed.extend(d.inputs.iter().map(|o| o.buffer));
+        }
+    }
+    forward
+}

@@ -1,0 +1,107 @@
+//! Statistics of a session's tensors.
+
+use std::ops::ControlFlow;
+
+use super::Session;
+use super::levels::Stage;
+use crate::error::{Error, Result, TensorKind, unwrap_report};
+use crate::shape::TensorType;
+use crate::statistics::{NamedStatistics, TensorStatistics};
+
+/// Statistics of a result that a step computed on its way.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ResultStatistics {
+    /// The call: name or number of its node, and the operator.
+    pub name: String,
+    /// File and line of the call, if it came from one.
+    pub source: Option<String>,
+    /// Part of the step.
+    pub stage: Stage,
+    /// Which of its results.
+    pub result: usize,
+    /// Dtype and shape.
+    pub ty: TensorType,
+    /// What is in it.
+    pub statistics: TensorStatistics,
+}
+
+impl Session {
+    /// Statistics of all parameters, all states (the optimizer's included) or all gradients of the last step, in the
+    /// order of the plan. The host reads each of them, which costs time.
+    ///
+    /// # Errors
+    /// Another kind of tensor; gradients before the first step; errors of the step.
+    pub fn try_statistics(&mut self, kind: TensorKind) -> Result<Vec<NamedStatistics>> {
+        let views = match kind {
+            TensorKind::Parameter => self.plan.parameters(),
+            TensorKind::State => self.plan.states(),
+            TensorKind::Gradient => {
+                self.check_stepped()?;
+                self.plan.gradients()
+            }
+            TensorKind::Input | TensorKind::Output | TensorKind::Scalar => {
+                return Err(Error::misuse(
+                    format!("there are no statistics of an {kind} to be had by its kind"),
+                    "ask for those of parameters, states or gradients, or use `TensorStatistics::of` on its elements",
+                ));
+            }
+        };
+        let mut bytes = Vec::new();
+        let mut all = Vec::with_capacity(views.len());
+        for view in views {
+            let tensor = self.tensors.find(kind, &view.name)?;
+            bytes.resize(tensor.ty.bytes(), 0);
+            tensor.read(&mut *self.executable, &mut bytes)?;
+            all.push(NamedStatistics {
+                kind,
+                statistics: TensorStatistics::of_bytes(tensor.ty.dtype, &bytes),
+                name: view.name,
+            });
+        }
+        Ok(all)
+    }
+
+    /// [`Session::try_statistics`], panicking with its report.
+    #[track_caller]
+    pub fn statistics(&mut self, kind: TensorKind) -> Vec<NamedStatistics> {
+        unwrap_report(self.try_statistics(kind))
+    }
+
+    /// Makes a step, and returns statistics of every result that it computed, in the order of execution: activations
+    /// and their gradients, what clusters and packed products give, and what the update writes. Results that clusters
+    /// keep to themselves are not among them.
+    ///
+    /// It is a step like any other, with the same results, that runs like [`Session::try_step_debug`]: on a copy of the
+    /// session's memory in which no buffers share, so it needs room for that, and takes many times as long.
+    ///
+    /// # Errors
+    /// Those of [`Session::try_step`]; not enough memory.
+    pub fn try_step_statistics(&mut self) -> Result<Vec<ResultStatistics>> {
+        let mut all = Vec::new();
+        self.step_by_levels(&mut |level| {
+            let plan = level.plan;
+            for i in level.segment.into_iter().flat_map(|segment| segment.range()) {
+                let dispatch = &plan.dispatches[i];
+                for (result, output) in dispatch.outputs.iter().enumerate() {
+                    let bytes = level.read(output.buffer)?;
+                    all.push(ResultStatistics {
+                        name: dispatch.label.clone(),
+                        source: plan.source_of(dispatch).map(ToString::to_string),
+                        stage: level.stage(i),
+                        result,
+                        statistics: TensorStatistics::of_bytes(output.ty.dtype, &bytes[..output.ty.bytes()]),
+                        ty: output.ty.clone(),
+                    });
+                }
+            }
+            Ok(ControlFlow::Continue(()))
+        })?;
+        Ok(all)
+    }
+
+    /// [`Session::try_step_statistics`], panicking with its report.
+    #[track_caller]
+    pub fn step_statistics(&mut self) -> Vec<ResultStatistics> {
+        unwrap_report(self.try_step_statistics())
+    }
+}
