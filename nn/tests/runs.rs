@@ -462,25 +462,29 @@ fn a_log_that_cannot_be_written_is_an_error() {
 }
 
 #[test]
-fn a_log_file_is_complete_after_every_epoch() {
+fn a_log_file_is_complete_after_every_step() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("run.jsonl");
     /// Reads the file while the log is open.
     struct Reader<'p>(&'p std::path::Path, Vec<usize>);
     impl Observer for Reader<'_> {
-        fn on_epoch_end(&mut self, _: &EpochReport) -> ControlFlow<()> {
+        fn on_step(&mut self, _: &StepInfo) -> ControlFlow<()> {
             self.1.push(parsed(&std::fs::read(self.0).expect("readable")).len());
             ControlFlow::Continue(())
         }
     }
     let log = JsonLinesLog::create(&path).expect("writable");
     let mut observers = (log, Reader(&path, Vec::new()));
-    run(TrainConfig { epochs: 3, ..config() }, &mut observers)
-        .1
-        .expect("trains");
-    assert_eq!(observers.1.1, [3, 5, 7]);
+    let config = TrainConfig {
+        epochs: 2,
+        loss_every: 1,
+        ..config()
+    };
+    run(config, &mut observers).1.expect("trains");
+    // After the first line and the step's own; an evaluation and the end of the epoch lie between.
+    assert_eq!(observers.1.1, [2, 3, 4, 7, 8, 9]);
     observers.0.finish().expect("written");
-    assert_eq!(parsed(&std::fs::read(&path).expect("readable")).len(), 8);
+    assert_eq!(parsed(&std::fs::read(&path).expect("readable")).len(), 12);
 }
 
 // ---- augmentation and prefetching -----------------------------------------------------------------------

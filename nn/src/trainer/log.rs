@@ -26,7 +26,7 @@ use super::{EpochReport, EvaluationInfo, Observer, StatisticsInfo, StepInfo, Tra
 /// run began, `accuracy` is from 0 to 1, `lr` is the learning rate of the last step. Numbers that are not
 /// finite, and those that there are none of, are null. Fields may be added in later versions.
 ///
-/// Lines are flushed after every epoch and at the end. An error of the file ends the run, and
+/// Lines are flushed as they are written, so that a run which is killed leaves those of all its steps. An error of the file ends the run, and
 /// [`finish`](Self::finish) tells it.
 ///
 /// ```
@@ -87,11 +87,11 @@ impl<W: Write> JsonLinesLog<W> {
     }
 
     /// Writes a line, and ends the run if that fails.
-    fn line(&mut self, event: &impl Serialize, flush: bool) -> ControlFlow<()> {
+    fn line(&mut self, event: &impl Serialize) -> ControlFlow<()> {
         self.0.write(|writer| {
             serde_json::to_writer(&mut *writer, event)?;
             writer.write_all(b"\n")?;
-            if flush { writer.flush() } else { Ok(()) }
+            writer.flush()
         })
     }
 }
@@ -167,11 +167,11 @@ impl<W: Write> Observer for JsonLinesLog<W> {
             seed: run.seed,
             resumed_steps: run.resumed_steps,
         };
-        self.line(&event, true)
+        self.line(&event)
     }
 
     fn on_statistics(&mut self, info: &StatisticsInfo) -> ControlFlow<()> {
-        StatisticsRow::of(info).try_for_each(|row| self.line(&Event::Statistics(row), false))
+        StatisticsRow::of(info).try_for_each(|row| self.line(&Event::Statistics(row)))
     }
 
     fn on_step(&mut self, step: &StepInfo) -> ControlFlow<()> {
@@ -187,7 +187,7 @@ impl<W: Write> Observer for JsonLinesLog<W> {
             seconds: step.seconds,
             examples_per_second: step.examples_per_second,
         };
-        self.line(&event, false)
+        self.line(&event)
     }
 
     fn on_evaluation(&mut self, info: &EvaluationInfo) -> ControlFlow<()> {
@@ -203,7 +203,7 @@ impl<W: Write> Observer for JsonLinesLog<W> {
             seconds: info.seconds,
             evaluation_seconds: info.evaluation_seconds,
         };
-        self.line(&event, false)
+        self.line(&event)
     }
 
     fn on_epoch_end(&mut self, report: &EpochReport) -> ControlFlow<()> {
@@ -216,7 +216,7 @@ impl<W: Write> Observer for JsonLinesLog<W> {
             examples_per_second: report.examples_per_second(),
             steps_per_second: report.steps_per_second(),
         };
-        self.line(&event, true)
+        self.line(&event)
     }
 
     fn on_train_end(&mut self, report: &TrainReport) {
@@ -233,6 +233,6 @@ impl<W: Write> Observer for JsonLinesLog<W> {
             compile_seconds: report.compile_seconds,
         };
         // An error is kept for `finish`; there is no run left to end.
-        let _ = self.line(&event, true);
+        let _ = self.line(&event);
     }
 }

@@ -15,7 +15,7 @@ use super::{EpochReport, EvaluationInfo, Observer, StepInfo};
 /// The columns are `event` (`step`, `evaluation` or `epoch`), `epoch`, `step`, `loss`, `accuracy`,
 /// `gradient_norm`, `lr`, `seconds` and `examples_per_second`, with the meaning that
 /// [`JsonLinesLog`](super::JsonLinesLog) gives them. A cell that has no value is empty; numbers that are not finite
-/// are `NaN`, `inf` and `-inf`. Rows are flushed after every epoch.
+/// are `NaN`, `inf` and `-inf`. Rows are flushed as they are written.
 #[derive(Debug)]
 pub struct CsvLog<W: Write = File>(Sink<csv::Writer<W>>);
 
@@ -66,7 +66,7 @@ impl<W: Write> CsvLog<W> {
     }
 
     fn row(&mut self, row: Row) -> ControlFlow<()> {
-        self.0.write(|table| table.serialize(row).map_err(io::Error::from))
+        self.0.write(|table| write_rows(table, [row]))
     }
 }
 
@@ -103,7 +103,7 @@ impl<W: Write> Observer for CsvLog<W> {
     }
 
     fn on_epoch_end(&mut self, report: &EpochReport) -> ControlFlow<()> {
-        let row = Row {
+        self.row(Row {
             event: "epoch",
             epoch: report.epoch,
             step: report.total_steps,
@@ -113,8 +113,7 @@ impl<W: Write> Observer for CsvLog<W> {
             lr: report.learning_rate,
             seconds: report.seconds,
             examples_per_second: Some(report.examples_per_second()),
-        };
-        self.0.write(|table| write_rows(table, [row]))
+        })
     }
 }
 

@@ -15,7 +15,7 @@ use meganeura_core::statistics::FiniteStatistics;
 use prost::Message;
 
 use super::sink::Sink;
-use super::{EpochReport, EvaluationInfo, Observer, StatisticsInfo, StepInfo, TrainBegin, TrainReport};
+use super::{EpochReport, EvaluationInfo, Observer, StatisticsInfo, StepInfo, TrainBegin};
 
 /// Writes an event file for TensorBoard: `tensorboard --logdir DIR` shows what it is told while the run goes on.
 ///
@@ -65,7 +65,7 @@ impl<W: Write> EventLog<W> {
     pub fn new(writer: W) -> Self {
         let mut log = EventLog(Sink::new(writer));
         // An error is kept for the next event.
-        let _ = log.event(0, What::FileVersion("brain.Event:2".into()), true);
+        let _ = log.event(0, What::FileVersion("brain.Event:2".into()));
         log
     }
 
@@ -77,15 +77,15 @@ impl<W: Write> EventLog<W> {
         self.0.finish(W::flush)
     }
 
-    fn scalars(&mut self, step: u64, values: &[(&str, f32)], flush: bool) -> ControlFlow<()> {
+    fn scalars(&mut self, step: u64, values: &[(&str, f32)]) -> ControlFlow<()> {
         let value = values
             .iter()
             .map(|&(tag, value)| SummaryValue::scalar(tag, value))
             .collect();
-        self.event(step, What::Summary(Summary { value }), flush)
+        self.event(step, What::Summary(Summary { value }))
     }
 
-    fn event(&mut self, step: u64, what: What, flush: bool) -> ControlFlow<()> {
+    fn event(&mut self, step: u64, what: What) -> ControlFlow<()> {
         let event = Event {
             wall_time: wall_time(),
             step: i64::try_from(step).unwrap_or(i64::MAX),
@@ -93,7 +93,7 @@ impl<W: Write> EventLog<W> {
         };
         self.0.write(|writer| {
             write_record(writer, &event.encode_to_vec())?;
-            if flush { writer.flush() } else { Ok(()) }
+            writer.flush()
         })
     }
 }
@@ -108,9 +108,9 @@ impl<W: Write> Observer for EventLog<W> {
         let start = SessionLog {
             status: SessionStatus::Start.into(),
         };
-        let flow = self.event(first, What::Session(start), true);
+        let flow = self.event(first, What::Session(start));
         match run.resumed_steps {
-            0 => self.scalars(0, &[("train/learning_rate", run.learning_rate)], true),
+            0 => self.scalars(0, &[("train/learning_rate", run.learning_rate)]),
             // It has a learning rate at this step.
             _ => flow,
         }
@@ -126,7 +126,7 @@ impl<W: Write> Observer for EventLog<W> {
             ("train/examples_per_second", step.examples_per_second as f32),
         ];
         values.extend(step.gradient_norm.map(|norm| ("train/gradient_norm", norm)));
-        self.scalars(step.total_step, &values, false)
+        self.scalars(step.total_step, &values)
     }
 
     fn on_statistics(&mut self, info: &StatisticsInfo) -> ControlFlow<()> {
@@ -140,7 +140,7 @@ impl<W: Write> Observer for EventLog<W> {
                 Some(SummaryValue::histogram(&format!("{kind}/{}", t.name), histogram))
             }));
         }
-        self.event(info.total_step, What::Summary(Summary { value }), false)
+        self.event(info.total_step, What::Summary(Summary { value }))
     }
 
     fn on_evaluation(&mut self, info: &EvaluationInfo) -> ControlFlow<()> {
@@ -148,16 +148,11 @@ impl<W: Write> Observer for EventLog<W> {
             ("test/loss", info.evaluation.loss as f32),
             ("test/accuracy", info.evaluation.accuracy() as f32),
         ];
-        self.scalars(info.total_step, &values, true)
+        self.scalars(info.total_step, &values)
     }
 
     fn on_epoch_end(&mut self, report: &EpochReport) -> ControlFlow<()> {
-        self.scalars(report.total_steps, &[("epoch/loss", report.train_loss as f32)], true)
-    }
-
-    fn on_train_end(&mut self, _: &TrainReport) {
-        // An error is kept for `finish`; there is no run left to end.
-        let _ = self.0.write(W::flush);
+        self.scalars(report.total_steps, &[("epoch/loss", report.train_loss as f32)])
     }
 }
 

@@ -8,11 +8,12 @@ function brief(x) {
 
 /** Bars from the smallest to the largest element, and a line at 0 where it lies between. */
 function histogramOf({ min, max, counts }) {
-  const high = Math.max(...counts), width = 160 / counts.length;
+  // Equal numbers are one thin bar.
+  const high = Math.max(...counts), alone = counts.length === 1, width = alone ? 6 : 160 / counts.length;
   const bars = counts.map((n, i) => {
     // What is there can be seen, however little it is.
     const tall = n ? Math.max(1, 34 * n / high) : 0;
-    return `<rect x="${(i * width).toFixed(1)}" y="${(36 - tall).toFixed(1)}" width="${Math.max(width - 0.6, 1).toFixed(1)}" height="${tall.toFixed(1)}"/>`;
+    return `<rect x="${(alone ? 77 : i * width).toFixed(1)}" y="${(36 - tall).toFixed(1)}" width="${Math.max(width - 0.6, 1).toFixed(1)}" height="${tall.toFixed(1)}"/>`;
   });
   const zero = min < 0 && max > 0 ? (160 * -min / (max - min)).toFixed(1) : null;
   const line = zero === null ? "" : `<line x1="${zero}" x2="${zero}" y1="0" y2="36"/>`;
