@@ -115,7 +115,7 @@ impl fmt::Display for Attr {
 
 /// The attributes of one call, in the order of their declaration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Attrs(Vec<(Cow<'static, str>, Attr)>);
+pub struct Attrs(Arc<Vec<(Cow<'static, str>, Attr)>>);
 
 impl Attrs {
     /// No attributes.
@@ -127,9 +127,10 @@ impl Attrs {
     #[must_use]
     pub fn with(mut self, name: &'static str, value: impl Into<Attr>) -> Self {
         let value = value.into();
-        match self.0.iter_mut().find(|(n, _)| n == name) {
+        let list = Arc::make_mut(&mut self.0);
+        match list.iter_mut().find(|(n, _)| n == name) {
             Some(slot) => slot.1 = value,
-            None => self.0.push((Cow::Borrowed(name), value)),
+            None => list.push((Cow::Borrowed(name), value)),
         }
         self
     }

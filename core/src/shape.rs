@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::Deref;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -13,7 +14,7 @@ use crate::dtype::DType;
 /// [`Shape::numel`] cannot overflow.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "Vec<usize>", into = "Vec<usize>")]
-pub struct Shape(Vec<usize>);
+pub struct Shape(Arc<[usize]>);
 
 /// The largest number of elements that a tensor can have: its bytes must fit in `isize`.
 pub const MAX_ELEMENTS: usize = isize::MAX as usize / 4;
@@ -32,12 +33,12 @@ impl Shape {
                 .filter(|&p| p <= MAX_ELEMENTS)
                 .ok_or_else(|| format!("the shape {dims:?} has more elements than memory can address"))?;
         }
-        Ok(Shape(dims.to_vec()))
+        Ok(Shape(dims.into()))
     }
 
     /// Shape of a scalar, `[]`.
     pub fn scalar() -> Self {
-        Shape(Vec::new())
+        Shape(Arc::new([]))
     }
 
     /// Number of elements.
@@ -141,7 +142,7 @@ impl TryFrom<Vec<usize>> for Shape {
 
 impl From<Shape> for Vec<usize> {
     fn from(shape: Shape) -> Self {
-        shape.0
+        shape.0.to_vec()
     }
 }
 

@@ -66,7 +66,7 @@ fn header(body: &str) -> String {
 
 /// Hash of a text without regard to carriage returns, which version control may add.
 fn checksum(text: &str) -> String {
-    sha256(text.as_bytes().split(|b| *b == b'\r'))
+    sha256(text.split('\r').map(str::as_bytes))
 }
 
 pub(super) fn load(graph_hash: &str, path: &Path) -> Result<Loaded> {

@@ -14,7 +14,7 @@ use crate::shape::TensorType;
 /// and names, the contents of constants, outputs, gradients and effects. Places in source files do not count, so moving
 /// a line changes nothing.
 pub fn graph_hash(graph: &Graph) -> String {
-    let mut c = Canonical(Sha256::new());
+    let mut c = Canonical::default();
     c.list(graph.nodes(), Canonical::node);
     c.list(graph.outputs(), |c, v| c.value(*v));
     c.list(&graph.wants_gradient, |c, id| c.word(id.index()));
@@ -26,21 +26,46 @@ pub fn graph_hash(graph: &Graph) -> String {
         c.word(effect.target.index());
         c.value(effect.value);
     });
-    hex(c.0)
+    c.finish()
 }
 
 /// Bytes that no two different things share: numbers in eight bytes, little-endian; texts and lists after their length;
 /// alternatives after a word.
-struct Canonical(Sha256);
+#[derive(Default)]
+struct Canonical {
+    hash: Sha256,
+    /// Bytes that are not hashed yet: hashing a few at a time is slow.
+    pending: Vec<u8>,
+}
 
 impl Canonical {
+    /// Most bytes that wait.
+    const PENDING: usize = 4096;
+
+    fn add(&mut self, bytes: &[u8]) {
+        if self.pending.len() + bytes.len() > Self::PENDING {
+            self.hash.update(&self.pending);
+            self.pending.clear();
+        }
+        if bytes.len() > Self::PENDING {
+            self.hash.update(bytes);
+        } else {
+            self.pending.extend_from_slice(bytes);
+        }
+    }
+
+    fn finish(mut self) -> String {
+        self.hash.update(&self.pending);
+        hex(self.hash)
+    }
+
     fn word(&mut self, value: usize) {
-        self.0.update((value as u64).to_le_bytes());
+        self.add(&(value as u64).to_le_bytes());
     }
 
     fn bytes(&mut self, bytes: &[u8]) {
         self.word(bytes.len());
-        self.0.update(bytes);
+        self.add(bytes);
     }
 
     fn text(&mut self, text: &str) {

@@ -3,7 +3,7 @@
 //! A file holds a plan as [RON](https://docs.rs/ron), after a comment with the format's version and a checksum:
 //!
 //! ```text
-//! // meganeura plan, format 5, sha256 5c1f…
+//! // meganeura plan, format 7, sha256 5c1f…
 //! CachedPlan(
 //!     graph_hash: "9e02…",
 //!     constants: None,

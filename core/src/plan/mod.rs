@@ -11,6 +11,7 @@ pub mod memory;
 pub mod optimizer;
 mod packed;
 mod source;
+mod stored;
 mod verify;
 
 use std::fmt;
@@ -32,10 +33,11 @@ use crate::precision::Precision;
 use crate::shape::TensorType;
 
 /// Version of the plan's data model; raised with every incompatible change.
-pub const PLAN_VERSION: u32 = 6;
+pub const PLAN_VERSION: u32 = 7;
 
 /// Index of a logical buffer in [`ExecutionPlan::buffers`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
 pub struct BufferRef(pub u32);
 
 impl BufferRef {
@@ -168,6 +170,7 @@ pub struct ExecutionPlan {
     /// Bytes of each logical buffer.
     pub buffers: Vec<usize>,
     /// Dtype and shape in which each buffer was made.
+    #[serde(with = "stored::buffer_types")]
     pub buffer_types: Vec<TensorType>,
     /// Parameters by name. A packed one has a name of its own here, which is not for users: they speak of what
     /// [`ExecutionPlan::parameters`] lists.
@@ -185,6 +188,7 @@ pub struct ExecutionPlan {
     /// Scalars that the session sets at each step, by name.
     pub scalar_buffers: Vec<(String, BufferRef)>,
     /// All launches, segment after segment, sorted by level within each.
+    #[serde(with = "stored::dispatches")]
     pub dispatches: Vec<Dispatch>,
     /// Parts of a step.
     pub segments: Vec<Segment>,
