@@ -1,10 +1,12 @@
 //! Files of plans that were changed at random: never a crash, never more memory than they could be worth.
 
-use std::alloc::{GlobalAlloc, Layout, System};
+#[path = "common/fuzz.rs"]
+mod fuzz;
+
 use std::fs;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
+use fuzz::{Largest, mutate, runs};
 use meganeura::backend::Device;
 use meganeura::build::plan_for;
 use meganeura::cache::{load_plan, save_plan};
@@ -14,24 +16,6 @@ use meganeura::random::SplitMix64;
 use meganeura::rewrite::RewriteConfig;
 use meganeura::{Adam, ExecutionPlan, Graph, Mode, Session};
 use sha2::{Digest, Sha256};
-
-/// Notes the largest allocation of the process.
-struct Largest;
-
-static LARGEST: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: forwards to the system's allocator; noting sizes has no other effect.
-unsafe impl GlobalAlloc for Largest {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        LARGEST.fetch_max(layout.size(), Ordering::Relaxed);
-        // SAFETY: forwarded.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: forwarded.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
 
 #[global_allocator]
 static GLOBAL: Largest = Largest;
@@ -51,43 +35,6 @@ fn models() -> Vec<Graph> {
         cnn_classifier(2, [1, 4, 4], 3),
         language_model(1, 5, |g, tokens| llama.build(g, "").forward(g, tokens)),
     ]
-}
-
-/// One random change: bytes flipped, removed or repeated, or a number replaced by another.
-fn mutate(bytes: &mut Vec<u8>, rng: &mut SplitMix64) {
-    const NUMBERS: [&str; 8] = [
-        "0",
-        "1",
-        "7",
-        "65536",
-        "4294967295",
-        "18446744073709551615",
-        "1e300",
-        "-1",
-    ];
-    let at = rng.below(bytes.len());
-    let len = (1 + rng.below(24)).min(bytes.len() - at);
-    match rng.below(8) {
-        0 => bytes[at] ^= 1 << rng.below(8),
-        1 => drop(bytes.drain(at..at + len)),
-        2 => {
-            let again = bytes[at..at + len].to_vec();
-            bytes.splice(at..at, again);
-        }
-        3 => bytes.truncate(at),
-        _ => {
-            // The next number from there.
-            let Some(start) = bytes[at..].iter().position(u8::is_ascii_digit).map(|i| at + i) else {
-                return;
-            };
-            let digits = bytes[start..].iter().take_while(|b| b.is_ascii_digit()).count();
-            let number = match rng.below(2) {
-                0 => NUMBERS[rng.below(NUMBERS.len())].to_owned(),
-                _ => rng.below(64).to_string(),
-            };
-            bytes.splice(start..start + digits, number.into_bytes());
-        }
-    }
 }
 
 /// The file with the checksum that belongs to what follows the first line.
@@ -123,11 +70,10 @@ fn changed_files_are_refused_or_harmless() {
     let device: Arc<dyn Device> = Arc::new(CpuDevice::new(1));
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("plan.ron");
-    // MEGANEURA_FUZZ_RUNS makes it a long run.
-    let runs = std::env::var("MEGANEURA_FUZZ_RUNS").ok().and_then(|n| n.parse().ok());
-    let runs: usize = runs.unwrap_or(400);
+    let models = models();
+    let runs = runs(1200).div_ceil(models.len());
     let (mut loaded, mut refused) = (0, 0);
-    for (m, graph) in models().iter().enumerate() {
+    for (m, graph) in models.iter().enumerate() {
         let adam = Adam::new(1e-3).into();
         let rewrite = RewriteConfig::default();
         let (plan, _) = plan_for(graph, &device, Mode::Training, Some(&adam), &rewrite).expect("builds");
@@ -149,9 +95,9 @@ fn changed_files_are_refused_or_harmless() {
             }
             let file = signed(&body);
             fs::write(&path, &file).expect("writes");
-            LARGEST.store(0, Ordering::Relaxed);
+            Largest::forget();
             let result = load_plan(graph, &path);
-            let largest = LARGEST.load(Ordering::Relaxed);
+            let largest = Largest::seen();
             assert!(
                 largest < 8 * file.len() + (1 << 16),
                 "model {m}, change {i}: {largest} bytes"

@@ -231,8 +231,10 @@ fn random_graph(rng: &mut SplitMix64) -> Graph {
 fn random_graphs_give_the_same_bits() {
     let device = cpu();
     let update: Update = Sgd::new(0.1).into();
-    // MEGANEURA_FUZZ_RUNS makes it a long run.
-    let runs = std::env::var("MEGANEURA_FUZZ_RUNS").ok().and_then(|n| n.parse().ok());
+    // MEGANEURA_RECOMPUTE_RUNS makes it a long run.
+    let runs = std::env::var("MEGANEURA_RECOMPUTE_RUNS")
+        .ok()
+        .and_then(|n| n.parse().ok());
     let (mut again, mut norms, mut smaller) = (0, 0, 0);
     for seed in 0..runs.unwrap_or(40) {
         let graph = random_graph(&mut SplitMix64::new(seed));

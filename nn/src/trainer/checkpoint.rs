@@ -42,6 +42,8 @@ const MANIFEST: &str = "checkpoint.json";
 const RUN: &str = "meganeura";
 /// A manifest is small.
 const MAX_MANIFEST_BYTES: u64 = 1 << 16;
+/// No run counts as far as this; numbers in a file that do could overflow.
+const MAX_COUNT: u64 = 1 << 53;
 const STATE: &str = "state/";
 const BEST_PARAMETER: &str = "best/parameter/";
 const BEST_STATE: &str = "best/state/";
@@ -222,6 +224,17 @@ fn restore(
     }
     if state.in_epoch.is_some_and(|step| step > steps) || state.in_epoch.is_some() && state.epochs_begun == 0 {
         return Err(fail("they are at a step that there is not".into()));
+    }
+    let progress = &state.progress;
+    let counters = [
+        state.total,
+        state.epochs_begun,
+        progress.steps,
+        progress.updates,
+        state.since as u64,
+    ];
+    if counters.iter().any(|n| *n > MAX_COUNT) || progress.accumulated > trainer.config.accumulate {
+        return Err(fail("they count more than there can have been".into()));
     }
     let session = &mut trainer.training;
     let (parameters, states) = (session.plan().parameters(), session.plan().states());

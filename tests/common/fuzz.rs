@@ -1,0 +1,79 @@
+//! What the tests of readers on changed files share.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use meganeura::random::SplitMix64;
+
+/// Notes the largest allocation of the process.
+pub(crate) struct Largest;
+
+static LARGEST: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: forwards to the system's allocator; noting sizes has no other effect.
+unsafe impl GlobalAlloc for Largest {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        LARGEST.fetch_max(layout.size(), Ordering::Relaxed);
+        // SAFETY: forwarded.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: forwarded.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+impl Largest {
+    /// Begins anew.
+    pub(crate) fn forget() {
+        LARGEST.store(0, Ordering::Relaxed);
+    }
+
+    /// Bytes of the largest allocation since then.
+    pub(crate) fn seen() -> usize {
+        LARGEST.load(Ordering::Relaxed)
+    }
+}
+
+/// How many changed files a reader is given; `MEGANEURA_FUZZ_RUNS` makes it a long run.
+pub(crate) fn runs(default: usize) -> usize {
+    let runs = std::env::var("MEGANEURA_FUZZ_RUNS").ok().and_then(|n| n.parse().ok());
+    runs.unwrap_or(default)
+}
+
+/// One random change: bytes flipped, removed or repeated, or a number replaced by another.
+pub(crate) fn mutate(bytes: &mut Vec<u8>, rng: &mut SplitMix64) {
+    const NUMBERS: [&str; 8] = [
+        "0",
+        "1",
+        "7",
+        "65536",
+        "4294967295",
+        "18446744073709551615",
+        "1e300",
+        "-1",
+    ];
+    let at = rng.below(bytes.len());
+    let len = (1 + rng.below(24)).min(bytes.len() - at);
+    match rng.below(8) {
+        0 => bytes[at] ^= 1 << rng.below(8),
+        1 => drop(bytes.drain(at..at + len)),
+        2 => {
+            let again = bytes[at..at + len].to_vec();
+            bytes.splice(at..at, again);
+        }
+        3 => bytes.truncate(at),
+        _ => {
+            // The next number from there.
+            let Some(start) = bytes[at..].iter().position(u8::is_ascii_digit).map(|i| at + i) else {
+                return;
+            };
+            let digits = bytes[start..].iter().take_while(|b| b.is_ascii_digit()).count();
+            let number = match rng.below(2) {
+                0 => NUMBERS[rng.below(NUMBERS.len())].to_owned(),
+                _ => rng.below(64).to_string(),
+            };
+            bytes.splice(start..start + digits, number.into_bytes());
+        }
+    }
+}
