@@ -90,6 +90,7 @@ fn only(plan: &ExecutionPlan, dispatch: usize) -> ExecutionPlan {
             name: "one".into(),
             first: 0,
             count: 1,
+            skip_if: None,
         }],
         ..plan.clone()
     }

@@ -7,8 +7,10 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use crate::attrs::Attrs;
+use crate::dtype::DType;
 use crate::error::{Error, Result, unwrap_report};
 use crate::graph::{Graph, NodeId, NodeKind, Provenance, Value};
+use crate::loss_scaling::{INVERSE_STATE, LossScaling, RESERVED, SCALE_STATE};
 use crate::ops::{Gradient, OpRef};
 use crate::reference::expand_into;
 
@@ -31,12 +33,30 @@ pub fn differentiate(graph: &Graph) -> Graph {
 /// What [`Graph::verify`] finds; [`Error::NonScalarLoss`] unless the first output has one float
 /// element; [`Error::NotDifferentiable`] where a gradient that is needed cannot flow.
 pub fn try_differentiate(graph: &Graph) -> Result<Graph> {
+    differentiate_from(graph, None)
+}
+
+/// [`try_differentiate`] for training in mixed precision: gradients are multiplied by the loss scale on their way, and
+/// divided by it in the end ([`crate::loss_scaling`]). The scale and its inverse are states of the result.
+///
+/// # Errors
+/// As there; a scale that is no power of two; a loss, or a leaf with a gradient, that is not `f32`; a state of the graph
+/// whose name belongs to loss scaling.
+pub fn try_differentiate_scaled(graph: &Graph, scaling: LossScaling) -> Result<Graph> {
+    scaling.checked()?;
+    differentiate_from(graph, Some(scaling))
+}
+
+fn differentiate_from(graph: &Graph, scaling: Option<LossScaling>) -> Result<Graph> {
     graph.verify()?;
     let order = graph.topological_order()?;
     let loss = *graph.outputs().first().ok_or(Error::NoOutputs)?;
     check_loss(graph, loss)?;
 
     let wanted = wanted_leaves(graph);
+    if scaling.is_some() {
+        check_scalable(graph, loss, &wanted)?;
+    }
     let mut needs = vec![false; graph.nodes().len()];
     for leaf in &wanted {
         needs[leaf.index()] = true;
@@ -55,10 +75,14 @@ pub fn try_differentiate(graph: &Graph) -> Result<Graph> {
     let mut adjoints = Adjoints::default();
     let loss_type = graph.ty(loss).map(|t| (t.dtype, t.shape.clone()));
     if let Some((dtype, shape)) = loss_type {
-        let one = out.scalar_of(dtype, 1.0);
-        let seed = out.reshape(one, &shape);
+        let seed = match scaling {
+            None => out.scalar_of(dtype, 1.0),
+            Some(scaling) => out.state_filled(SCALE_STATE, &[], scaling.initial()),
+        };
+        let seed = out.reshape(seed, &shape);
         adjoints.add(&mut out, loss, seed.into());
     }
+    let inverse = scaling.map(|scaling| out.state_filled(INVERSE_STATE, &[], 1.0 / scaling.initial()));
     for &id in order.iter().rev() {
         if needs[id.index()] && graph.nodes()[id.index()].is_op() {
             backpropagate(&mut out, id, &needs, &mut adjoints)?;
@@ -66,7 +90,7 @@ pub fn try_differentiate(graph: &Graph) -> Result<Graph> {
     }
     out.gradients = wanted
         .into_iter()
-        .map(|leaf| (leaf, adjoints.gradient_of_leaf(&mut out, leaf)))
+        .map(|leaf| (leaf, adjoints.gradient_of_leaf(&mut out, leaf, inverse)))
         .collect();
     out.thaw_writes();
     out.verify()?;
@@ -88,6 +112,33 @@ fn check_loss(graph: &Graph, loss: Value) -> Result<()> {
         });
     }
     Ok(())
+}
+
+/// The scale is `f32`, and what it is multiplied with must have room for the product; its states have names.
+fn check_scalable(graph: &Graph, loss: Value, wanted: &[NodeId]) -> Result<()> {
+    let leaves = wanted.iter().map(|&leaf| leaf.into());
+    if let Some(value) = std::iter::once(loss)
+        .chain(leaves)
+        .find(|v| graph.dtype(*v) != DType::F32)
+    {
+        return Err(Error::misuse(
+            format!(
+                "training in mixed precision keeps losses, parameters and gradients in f32, but {} is {}",
+                graph.label(value.node),
+                graph.dtype(value)
+            ),
+            "make it f32, or train in f32 precision",
+        ));
+    }
+    let names = graph.nodes().iter().filter(|node| !node.is_op());
+    let mut names = names.filter_map(|node| node.name.as_deref());
+    match names.find(|name| name.starts_with(RESERVED)) {
+        None => Ok(()),
+        Some(name) => Err(Error::misuse(
+            format!("the model has a tensor named '{name}', but these names belong to loss scaling"),
+            format!("rename it: names that start with '{RESERVED}' are reserved in mixed precision"),
+        )),
+    }
 }
 
 fn wanted_leaves(graph: &Graph) -> Vec<NodeId> {
@@ -113,14 +164,15 @@ impl Adjoints {
         self.0.insert(value, sum);
     }
 
-    /// The gradient of a leaf; zeros if the loss does not depend on it.
-    fn gradient_of_leaf(&self, out: &mut Graph, leaf: NodeId) -> Value {
-        if let Some(&gradient) = self.0.get(&leaf.into()) {
-            return gradient;
-        }
+    /// The gradient of a leaf, multiplied by a factor if there is one; zeros if the loss does not depend on it.
+    fn gradient_of_leaf(&self, out: &mut Graph, leaf: NodeId, factor: Option<NodeId>) -> Value {
         let (dtype, shape) = (out.dtype(leaf), out.shape(leaf).to_vec());
         out.with_provenance(gradient_provenance(out, leaf), |out| {
-            out.full(dtype, 0.0, &shape).into()
+            match (self.0.get(&leaf.into()), factor) {
+                (Some(&gradient), None) => gradient,
+                (Some(&gradient), Some(factor)) => out.mul(gradient, factor).into(),
+                (None, _) => out.full(dtype, 0.0, &shape).into(),
+            }
         })
     }
 }

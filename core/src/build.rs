@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::autodiff::try_differentiate;
+use crate::autodiff::{try_differentiate, try_differentiate_scaled};
 use crate::backend::Device;
 use crate::cache::{self, BuildKey, Loaded};
 use crate::config::Config;
 use crate::debug::DebugOptions;
 use crate::error::{Result, unwrap_report};
 use crate::graph::Graph;
+use crate::loss_scaling::LossScaling;
 use crate::optimize::{OptimizeReport, for_inference, optimize_for};
 use crate::plan::memory::fit_to_budget;
 use crate::plan::optimizer::{Update, attach};
@@ -50,6 +51,8 @@ pub struct SessionConfig {
     pub memory_budget: Option<MemoryBudget>,
     /// How exactly products are computed, instead of [`RewriteConfig::precision`].
     pub precision: Option<Precision>,
+    /// The scale of gradients in training in mixed precision, instead of [`RewriteConfig::loss_scale`].
+    pub loss_scale: Option<LossScaling>,
     /// Settings instead of those of the configuration file.
     pub config: Option<Config>,
     /// Debug options instead of those of the environment.
@@ -113,7 +116,7 @@ pub fn build_session_cached(graph: &Graph, path: impl AsRef<Path>) -> Session {
 ///
 /// # Errors
 /// Whatever any stage finds: a wrong graph, a loss that is not scalar, a device that cannot be selected or
-/// lacks kernels, not enough memory; a memory budget that cannot be reached; a precision that is not to be had; a path for
+/// lacks kernels, not enough memory; a memory budget that cannot be reached; a loss scale that is no power of two; a path for
 /// the plan that names a file of something else.
 pub fn build(graph: &Graph, config: SessionConfig) -> Result<(Session, OptimizeReport)> {
     let _span = tracing::debug_span!("build").entered();
@@ -128,6 +131,7 @@ pub fn build(graph: &Graph, config: SessionConfig) -> Result<(Session, OptimizeR
     let mut rewrite = config.rewrite.unwrap_or(settings.rewrite);
     rewrite.memory_budget = config.memory_budget.or(rewrite.memory_budget);
     rewrite.precision = config.precision.or(rewrite.precision);
+    rewrite.loss_scale = config.loss_scale.or(rewrite.loss_scale);
     let debug = config.debug.map_or_else(DebugOptions::from_environment, Ok)?;
     let optimizer = config.optimizer;
     let (plan, report) = match &config.cache {
@@ -248,10 +252,11 @@ pub fn plan_for(
     optimizer: Option<&Update>,
     rewrite: &RewriteConfig,
 ) -> Result<(ExecutionPlan, OptimizeReport)> {
-    let precision = Precision::resolve(rewrite.precision, mode, &**device)?;
+    let precision = Precision::resolve(rewrite.precision, mode, &**device);
     let (optimized, report) = prepare(graph, mode, device, rewrite, optimizer)?;
     let lower = tracing::debug_span!("compile").entered();
     let mut plan = compile_at(&optimized, &**device, precision)?;
+    plan.loss_scaling = rewrite.loss_scaling(mode);
     drop(lower);
     let capabilities = device.capabilities();
     let finish = |plan: &mut ExecutionPlan| match optimizer {
@@ -291,7 +296,11 @@ pub fn prepare(
         Mode::Training => {
             let (forward, mut report) = optimize_for(graph, &request(Pass::Forward))?;
             let differentiate = tracing::debug_span!("differentiate").entered();
-            let full = try_differentiate(&forward.try_toposort()?)?;
+            let sorted = forward.try_toposort()?;
+            let full = match config.loss_scaling(mode) {
+                None => try_differentiate(&sorted)?,
+                Some(scaling) => try_differentiate_scaled(&sorted, scaling)?,
+            };
             drop(differentiate);
             let (optimized, second) = optimize_for(&full, &request(Pass::Backward))?;
             report.merge(second);

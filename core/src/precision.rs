@@ -17,7 +17,8 @@ pub enum Precision {
     #[default]
     F32,
     /// Operands of matrix products and convolutions may be rounded to `f16` (relative error 2^-11; infinite beyond
-    /// 65,504, down to 6e-8) where the device is faster then. Sums are in `f32`.
+    /// 65,504, down to 6e-8) where the device is faster then. Sums are in `f32`. Parameters, their updates and everything
+    /// else stay what they are, and training scales its loss ([`LossScaling`](crate::LossScaling)).
     Mixed,
 }
 
@@ -32,18 +33,8 @@ impl Precision {
     }
 
     /// A precision that was asked for, or the default.
-    ///
-    /// # Errors
-    /// [`Error::Config`] for training in mixed precision: small gradients would be lost.
-    pub fn resolve(wanted: Option<Self>, mode: Mode, device: &dyn Device) -> Result<Self> {
-        match (wanted, mode) {
-            (Some(Precision::Mixed), Mode::Training) => Err(Error::Config {
-                origin: "precision".into(),
-                message: "training in mixed precision needs its loss scaled, which is not there yet; use f32".into(),
-            }),
-            (Some(precision), _) => Ok(precision),
-            (None, _) => Ok(Precision::default_for(mode, device)),
-        }
+    pub fn resolve(wanted: Option<Self>, mode: Mode, device: &dyn Device) -> Self {
+        wanted.unwrap_or_else(|| Precision::default_for(mode, device))
     }
 }
 

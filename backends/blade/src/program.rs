@@ -76,11 +76,26 @@ impl Draft {
     /// A dispatch for which there is none.
     pub(crate) fn of(plan: &ExecutionPlan, coop: Option<CoopConfig>) -> Result<Self> {
         let sources = Sources::of(plan);
-        let compile = |dispatch: &Dispatch, guarded: bool| {
+        let persistent: HashSet<BufferRef> = plan.persistent().collect();
+        let writes =
+            |dispatch: &Dispatch, to: &HashSet<BufferRef>| dispatch.outputs.iter().any(|o| to.contains(&o.buffer));
+        let mut skip_if = vec![None; plan.dispatches.len()];
+        for segment in plan.segments.iter().filter(|s| s.skip_if.is_some()) {
+            // What lasts is not written; the rest is nobody's after the step.
+            for i in segment.range().filter(|&i| writes(&plan.dispatches[i], &persistent)) {
+                skip_if[i] = segment.skip_if;
+            }
+        }
+        let compile = |i: usize, guarded: bool| {
+            let dispatch = &plan.dispatches[i];
             let coop = coop.filter(|_| dispatch.use_coop);
-            compile(dispatch, &sources, guarded, coop)
+            let guards = Guards {
+                fault: guarded,
+                skip_if: skip_if[i],
+            };
+            compile(dispatch, &sources, guards, coop)
         };
-        let compiled = plan.dispatches.iter().map(|d| compile(d, false));
+        let compiled = (0..plan.dispatches.len()).map(|i| compile(i, false));
         let mut compiled: Vec<Compiled> = compiled.collect::<Result<_>>()?;
         let (mut reporters, mut reporter) = (Vec::new(), Vec::new());
         for (dispatch, compiled) in plan.dispatches.iter().zip(&compiled) {
@@ -95,11 +110,11 @@ impl Draft {
         let saved = plan.exposed_to_faults(&|i| reports(&compiled[i]));
         if !reporters.is_empty() {
             // What is written after the last fault can be found is not written after one.
-            let mut guarded: HashSet<BufferRef> = plan.persistent().collect();
+            let mut guarded = persistent.clone();
             saved.iter().for_each(|buffer| _ = guarded.remove(buffer));
-            for (dispatch, compiled) in plan.dispatches.iter().zip(&mut compiled) {
-                if dispatch.outputs.iter().any(|o| guarded.contains(&o.buffer)) {
-                    *compiled = compile(dispatch, true)?;
+            for (i, compiled) in compiled.iter_mut().enumerate() {
+                if writes(&plan.dispatches[i], &guarded) {
+                    *compiled = compile(i, true)?;
                 }
             }
         }
@@ -321,13 +336,22 @@ impl Sources {
 pub(crate) fn choose_coop(plan: &mut ExecutionPlan, config: CoopConfig) -> Result<()> {
     let sources = Sources::of(plan);
     for dispatch in &mut plan.dispatches {
-        let compiled = compile(dispatch, &sources, false, Some(config))?;
+        let compiled = compile(dispatch, &sources, Guards::default(), Some(config))?;
         dispatch.use_coop = compiled.launches.iter().any(|l| l.coop);
     }
     Ok(())
 }
 
-fn compile(dispatch: &Dispatch, sources: &Sources, guarded: bool, coop: Option<CoopConfig>) -> Result<Compiled> {
+/// When a dispatch writes nothing.
+#[derive(Clone, Copy, Default)]
+struct Guards {
+    /// After a fault.
+    fault: bool,
+    /// Where this word is not 0.
+    skip_if: Option<BufferRef>,
+}
+
+fn compile(dispatch: &Dispatch, sources: &Sources, guards: Guards, coop: Option<CoopConfig>) -> Result<Compiled> {
     let (inputs, outputs) = (types(&dispatch.inputs), types(&dispatch.outputs));
     let cx = CompileCx {
         kernel: KernelDesc {
@@ -339,7 +363,8 @@ fn compile(dispatch: &Dispatch, sources: &Sources, guarded: bool, coop: Option<C
         },
         inputs: dispatch.inputs.iter().map(|o| sources.source(o)).collect(),
         outputs: dispatch.outputs.iter().map(|o| Memory::Buffer(o.buffer)).collect(),
-        guarded,
+        guarded: guards.fault,
+        skip_if: guards.skip_if,
         coop,
         first_scratch: 0,
     };

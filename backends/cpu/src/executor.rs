@@ -90,6 +90,13 @@ struct Stage {
     dispatches: Arc<[u32]>,
 }
 
+/// A segment.
+struct Part {
+    stages: Vec<Stage>,
+    /// Where this number is not 0, it is left out.
+    skip_if: Option<BufferRef>,
+}
+
 /// A compiled plan with its memory.
 pub(crate) struct CpuExecutable {
     arena: Arena,
@@ -98,8 +105,7 @@ pub(crate) struct CpuExecutable {
     /// Scratch of each thread, one after the other.
     private: Block,
     private_len: usize,
-    /// Stages of each segment.
-    segments: Vec<Vec<Stage>>,
+    segments: Vec<Part>,
     labels: Vec<String>,
     pool: Arc<ThreadPool>,
     faults: Faults,
@@ -140,7 +146,12 @@ impl CpuExecutable {
         let segments = plan
             .segments
             .iter()
-            .map(|segment| compile_segment(plan, segment, &arena, &mut sizes))
+            .map(|segment| {
+                Ok(Part {
+                    stages: compile_segment(plan, segment, &arena, &mut sizes)?,
+                    skip_if: segment.skip_if,
+                })
+            })
             .collect::<Result<Vec<_>>>()?;
         let block = |floats: usize| {
             let bytes = floats * size_of::<f32>();
@@ -191,6 +202,12 @@ impl CpuExecutable {
         } else {
             (0..stage.tasks.len()).for_each(|t| task(t, 0));
         }
+    }
+
+    /// Whether a segment is left out of the present step.
+    fn is_skipped(&self, part: &Part) -> bool {
+        // The pool has waited for the tasks of the stage before.
+        part.skip_if.is_some_and(|buffer| self.arena.word(buffer) != 0)
     }
 
     fn check_usable(&self) -> Result<()> {
@@ -313,8 +330,10 @@ impl Executable for CpuExecutable {
         }
         let mut timings = self.timings.take();
         let outcome = catch_unwind(AssertUnwindSafe(|| {
-            let segments = args.segments.iter().filter_map(|&s| self.segments.get(s));
-            for stage in segments.flatten() {
+            let parts = args.segments.iter().filter_map(|&s| self.segments.get(s));
+            // Asked when a segment begins, as those before it may write the number.
+            let stages = parts.flat_map(|part| if self.is_skipped(part) { &[] } else { &part.stages[..] });
+            for stage in stages {
                 match &mut timings {
                     None => self.run_stage(stage),
                     Some(timings) => {

@@ -77,6 +77,14 @@ impl Arena {
         unsafe { self.block.as_ptr().add(self.offsets[buffer.index()]) }
     }
 
+    /// The first word of a buffer that exists and has one. No task runs.
+    pub(crate) fn word(&self, buffer: BufferRef) -> u32 {
+        assert!(self.size(buffer) >= Some(size_of::<u32>()), "{buffer} has no word");
+        // SAFETY: the buffer has four bytes by the assertion, in initialised memory; its offset, like the block, is
+        // aligned; nobody writes it meanwhile.
+        unsafe { self.pointer(buffer).cast::<u32>().read() }
+    }
+
     /// Bytes of a range of a buffer, if it lies within.
     pub(crate) fn bytes(&mut self, buffer: BufferRef, offset: u64, len: usize) -> Option<&mut [u8]> {
         let size = self.size(buffer)?;

@@ -46,11 +46,8 @@ impl BuildKey {
         // What is only reported changes no plan.
         let rewrite = RewriteConfig {
             baseline: false,
-            precision: Some(
-                rewrite
-                    .precision
-                    .unwrap_or_else(|| Precision::default_for(mode, device)),
-            ),
+            precision: Some(Precision::resolve(rewrite.precision, mode, device)),
+            loss_scale: rewrite.loss_scaling(mode),
             ..rewrite.clone()
         };
         // How much memory there is decides whether a plan runs, not what it is, unless it is to take a share of it.

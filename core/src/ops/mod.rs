@@ -23,6 +23,7 @@ mod concat;
 mod conv1d;
 mod conv2d;
 mod conv_transpose2d;
+mod count_non_finite;
 mod cross_entropy;
 mod cumsum;
 mod depthwise_conv2d;
@@ -40,6 +41,7 @@ mod kl_div;
 mod l1;
 mod layer_norm;
 mod loss;
+mod loss_scale;
 mod masked_fill;
 mod masked_scatter;
 mod matmul;
@@ -131,6 +133,7 @@ pub(crate) fn builtin() -> Vec<OpRef> {
         conv2d::Conv2dInputGrad,
         conv2d::Conv2dWeightGrad,
         conv_transpose2d::ConvTranspose2d,
+        count_non_finite::CountNonFinite,
         cross_entropy::CrossEntropy,
         cross_entropy::CrossEntropyGrad,
         cross_entropy::CrossEntropyIds,
@@ -153,6 +156,8 @@ pub(crate) fn builtin() -> Vec<OpRef> {
         kl_div::KlDivLoss,
         l1::L1Loss,
         layer_norm::LayerNorm,
+        loss_scale::BIAS_CORRECTION,
+        loss_scale::LossScale,
         masked_fill::MaskedFill,
         masked_scatter::MaskedScatter,
         matmul::MatMul,

@@ -184,6 +184,7 @@ pub(super) fn lower(
         name: segment.to_owned(),
         first,
         count: plan.dispatches.len() - first,
+        skip_if: None,
     });
     Ok(values)
 }

@@ -29,6 +29,7 @@ use crate::dtype::DType;
 use crate::error::TensorKind;
 use crate::graph::NodeId;
 use crate::init::Init;
+use crate::loss_scaling::LossScaling;
 use crate::precision::Precision;
 use crate::shape::TensorType;
 
@@ -111,18 +112,22 @@ fn call_title(name: &str, attrs: &Attrs) -> String {
 /// A consecutive range of dispatches that a step may include or leave out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Segment {
-    /// Name; see [`FORWARD_BACKWARD`], [`ACCUMULATE`] and [`UPDATE`].
+    /// Name; see [`FORWARD_BACKWARD`], [`ACCUMULATE`], [`LOSS_SCALE`] and [`UPDATE`].
     pub name: String,
     /// First dispatch.
     pub first: usize,
     /// Number of dispatches.
     pub count: usize,
+    /// An `f32` of the plan; where it is not 0 when the segment begins, no parameter and no state is written by it.
+    pub skip_if: Option<BufferRef>,
 }
 
 /// Segment that computes outputs and gradients.
 pub const FORWARD_BACKWARD: &str = "forward_backward";
 /// Segment that adds the gradients to their averages, where several steps make one update.
 pub const ACCUMULATE: &str = "accumulate";
+/// Segment that looks for gradients that are not finite, and changes the loss scale; see [`crate::loss_scaling`].
+pub const LOSS_SCALE: &str = "loss_scale";
 /// Segment that updates the parameters from the gradients, or from their averages.
 pub const UPDATE: &str = "update";
 
@@ -167,6 +172,8 @@ pub struct ExecutionPlan {
     pub build_key: BuildKey,
     /// How exactly products are computed.
     pub precision: Precision,
+    /// The scale of the gradients on their way, if they have one.
+    pub loss_scaling: Option<LossScaling>,
     /// Bytes of each logical buffer.
     pub buffers: Vec<usize>,
     /// Dtype and shape in which each buffer was made.
@@ -287,7 +294,8 @@ impl fmt::Display for ExecutionPlan {
             text.join(", ")
         };
         for segment in &self.segments {
-            writeln!(f, "segment {}: {} levels", segment.name, self.levels(segment))?;
+            let skipped = segment.skip_if.map(|b| format!(", skipped if {b}")).unwrap_or_default();
+            writeln!(f, "segment {}: {} levels{skipped}", segment.name, self.levels(segment))?;
             for d in &self.dispatches[segment.range()] {
                 let attrs = if d.attrs.is_empty() {
                     String::new()

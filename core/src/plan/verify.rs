@@ -165,6 +165,14 @@ impl ExecutionPlan {
                 return Err(Error::plan(format!("segment '{}' is out of bounds", segment.name)));
             }
             next += segment.count;
+            if let Some(buffer) = segment.skip_if
+                && self.size_of(buffer, &segment.name)? != size_of::<f32>()
+            {
+                return Err(Error::plan(format!(
+                    "segment '{}' depends on more than one number",
+                    segment.name
+                )));
+            }
             let dispatches = &self.dispatches[segment.range()];
             if dispatches.windows(2).any(|w| w[0].level > w[1].level) {
                 return Err(Error::plan(format!(

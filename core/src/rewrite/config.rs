@@ -5,6 +5,8 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::saturate::Limits;
+use crate::build::Mode;
+use crate::loss_scaling::LossScaling;
 use crate::plan::MemoryBudget;
 use crate::precision::Precision;
 
@@ -15,7 +17,8 @@ use crate::precision::Precision;
 /// disable = ["swiglu"]
 /// time_ms = 500
 /// memory_budget = "4GB"
-/// precision = "f32"
+/// precision = "mixed"
+/// loss_scale = "dynamic"
 /// ```
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -40,6 +43,8 @@ pub struct RewriteConfig {
     pub memory_budget: Option<MemoryBudget>,
     /// How exactly products are computed; [`Precision::default_for`] the device unless it is given.
     pub precision: Option<Precision>,
+    /// The scale of gradients in training in mixed precision; [`LossScaling::default`] unless it is given.
+    pub loss_scale: Option<LossScaling>,
 }
 
 impl Default for RewriteConfig {
@@ -55,11 +60,18 @@ impl Default for RewriteConfig {
             baseline: false,
             memory_budget: None,
             precision: None,
+            loss_scale: None,
         }
     }
 }
 
 impl RewriteConfig {
+    /// The scale of gradients in training, if they have one: in mixed precision, which training is only on request.
+    pub fn loss_scaling(&self, mode: Mode) -> Option<LossScaling> {
+        let scales = mode == Mode::Training && self.precision == Some(Precision::Mixed);
+        scales.then(|| self.loss_scale.unwrap_or_default())
+    }
+
     /// No rewriting and no clustering.
     pub fn off() -> Self {
         RewriteConfig {

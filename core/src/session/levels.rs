@@ -8,7 +8,7 @@ use super::Session;
 use crate::backend::{Executable, StepArgs};
 use crate::error::{Result, TensorKind};
 use crate::plan::memory::{MemoryLayout, check_fit};
-use crate::plan::{ACCUMULATE, BufferRef, ExecutionPlan, FORWARD_BACKWARD, Segment, UPDATE};
+use crate::plan::{ACCUMULATE, BufferRef, ExecutionPlan, FORWARD_BACKWARD, LOSS_SCALE, Segment, UPDATE};
 
 /// Part of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +21,8 @@ pub enum Stage {
     Backward,
     /// The average of several steps' gradients.
     Accumulate,
+    /// The search for gradients that are not finite.
+    LossScale,
     /// The optimizer.
     Update,
 }
@@ -32,6 +34,7 @@ impl fmt::Display for Stage {
             Stage::Forward => f.write_str("forward"),
             Stage::Backward => f.write_str("backward"),
             Stage::Accumulate => f.write_str("accumulate"),
+            Stage::LossScale => f.write_str("loss scale"),
             Stage::Update => f.write_str("update"),
         }
     }
@@ -62,6 +65,7 @@ impl Level<'_> {
         match self.part {
             UPDATE => Stage::Update,
             ACCUMULATE => Stage::Accumulate,
+            LOSS_SCALE => Stage::LossScale,
             _ if self.forward[dispatch] => Stage::Forward,
             _ => Stage::Backward,
         }
@@ -126,6 +130,7 @@ impl Session {
                     name: format!("{} {}", segment.name, level[0].level),
                     first,
                     count: level.len(),
+                    skip_if: segment.skip_if,
                 });
                 first += level.len();
                 origins.push(number);

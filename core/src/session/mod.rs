@@ -6,6 +6,7 @@
 mod counters;
 mod debug;
 mod levels;
+mod loss_scale;
 mod optimizer;
 mod prepare;
 mod profile;
@@ -32,7 +33,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result, TensorKind, unwrap_report};
 use crate::ops::{SEED_SCALAR, STEP_SCALAR};
 use crate::plan::optimizer::Update;
-use crate::plan::{ACCUMULATE, BufferRef, ExecutionPlan, FORWARD_BACKWARD, UPDATE, scalar_bytes};
+use crate::plan::{ACCUMULATE, BufferRef, ExecutionPlan, FORWARD_BACKWARD, LOSS_SCALE, UPDATE, scalar_bytes};
 use crate::profiler::DeviceTrack;
 use crate::select;
 use counters::Unsettled;
@@ -326,7 +327,7 @@ impl Session {
         self.follow_trace();
         self.tensors.check_inputs_set()?;
         self.gather_scalars()?;
-        let mut segments = [0; 3];
+        let mut segments = [0; 4];
         let mut count = 0;
         for i in 0..self.plan.segments.len() {
             if count < segments.len() && self.is_due(i) {
@@ -353,7 +354,7 @@ impl Session {
         match self.plan.segments[segment].name.as_str() {
             FORWARD_BACKWARD => true,
             ACCUMULATE => active.is_some(),
-            UPDATE => active.is_some_and(ActiveOptimizer::is_due),
+            LOSS_SCALE | UPDATE => active.is_some_and(ActiveOptimizer::is_due),
             _ => false,
         }
     }

@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use half::f16;
 use meganeura_core::DType;
 use meganeura_core::backend::{
     Backend, BackendInfo, Capabilities, CostModel, Device, DeviceInfo, DeviceKind, Executable, KernelDesc, StepArgs,
@@ -14,6 +15,8 @@ use meganeura_core::config::Config;
 use meganeura_core::error::{Error, MissingKernel, Result};
 use meganeura_core::ops::{Call, OpRef, Semantics};
 use meganeura_core::plan::{BufferRef, Dispatch, ExecutionPlan, Operand};
+use meganeura_core::precision::Precision;
+use meganeura_core::random::SplitMix64;
 use meganeura_core::reference::{RefTensor, evaluate_call};
 use meganeura_core::registry;
 use meganeura_core::shape::TensorType;
@@ -24,10 +27,28 @@ use crate::storage::{decode, encode};
 /// that it leaves out are not stored.
 pub type Hook = Arc<dyn Fn(&Dispatch, Result<Vec<RefTensor>>) -> Result<Vec<RefTensor>> + Send + Sync>;
 
+/// What becomes of matrix products and convolutions in plans of mixed precision, on this backend's loops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Products {
+    /// Operands are rounded to `f16`.
+    Rounded,
+    /// Results are off by what rounding can change: `2^-10 sum |a| |b|`, with signs by this seed.
+    Perturbed(u64),
+}
+
+/// The operators that [`Products`] is about.
+const PRODUCTS: [&str; 4] = [
+    "core.matmul",
+    "core.conv2d",
+    "core.conv2d_input_grad",
+    "core.conv2d_weight_grad",
+];
+
 /// The backend; see the module's first lines.
 #[derive(Clone, Default)]
 pub struct ReferenceBackend {
     primitives_only: bool,
+    products: Option<Products>,
     no_half_arithmetic: bool,
     hook: Option<Hook>,
 }
@@ -43,6 +64,26 @@ impl ReferenceBackend {
     pub fn primitives_only(mut self) -> Self {
         self.primitives_only = true;
         self
+    }
+
+    /// The same, which in mixed precision rounds the operands of products to `f16`, as matrix units do: a value beyond
+    /// 65,504 becomes infinite, and one below 2^-25 zero. Every product is a call of its own.
+    #[must_use]
+    pub fn rounding_products(self) -> Self {
+        ReferenceBackend {
+            products: Some(Products::Rounded),
+            ..self.primitives_only()
+        }
+    }
+
+    /// The same, which in mixed precision changes the result of every product by the most that rounding its operands to
+    /// `f16` can change: each is off by up to 2^-11 of it, so a sum by up to `2^-10 sum |a| |b|`. Signs are random.
+    #[must_use]
+    pub fn perturbing_products(self, seed: u64) -> Self {
+        ReferenceBackend {
+            products: Some(Products::Perturbed(seed)),
+            ..self.primitives_only()
+        }
     }
 
     /// The same without kernels on 16-bit floats, conversions excepted.
@@ -85,6 +126,7 @@ impl fmt::Debug for ReferenceBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ReferenceBackend")
             .field("primitives_only", &self.primitives_only)
+            .field("products", &self.products)
             .field("no_half_arithmetic", &self.no_half_arithmetic)
             .field("hooked", &self.hook.is_some())
             .finish()
@@ -142,6 +184,10 @@ impl Device for ReferenceDevice {
         Support::Yes
     }
 
+    fn has_mixed_precision(&self) -> bool {
+        self.backend.products == Some(Products::Rounded)
+    }
+
     fn compile(&self, plan: &ExecutionPlan) -> Result<Box<dyn Executable>> {
         plan.verify()?;
         let mut ops = Vec::with_capacity(plan.dispatches.len());
@@ -165,6 +211,7 @@ impl Device for ReferenceDevice {
             plan: plan.clone(),
             ops,
             hook: self.backend.hook.clone(),
+            products: self.backend.products.filter(|_| plan.precision == Precision::Mixed),
             submitted: 0,
         };
         for (buffer, bytes) in plan.constants() {
@@ -184,6 +231,7 @@ struct ReferenceExecutable {
     ops: Vec<OpRef>,
     buffers: Vec<Vec<u8>>,
     hook: Option<Hook>,
+    products: Option<Products>,
     submitted: u64,
 }
 
@@ -207,11 +255,24 @@ impl ReferenceExecutable {
                 data: decode(o.ty.dtype, bytes)?,
             })
         };
-        let inputs = dispatch.inputs.iter().map(load).collect::<Result<Vec<_>>>()?;
-        let inputs: Vec<&RefTensor> = inputs.iter().collect();
+        let mut inputs = dispatch.inputs.iter().map(load).collect::<Result<Vec<_>>>()?;
+        let products = self.products.filter(|_| PRODUCTS.contains(&&*dispatch.kernel.name));
+        if products == Some(Products::Rounded) {
+            let values = inputs.iter_mut().flat_map(|tensor| &mut tensor.data);
+            values.for_each(|v| *v = f64::from(f16::from_f64(*v)));
+        }
         let types: Vec<TensorType> = dispatch.outputs.iter().map(|o| o.ty.clone()).collect();
-        let mut results = check_indices(self.ops[index], dispatch, &inputs)
-            .and_then(|()| evaluate_call(self.ops[index], &dispatch.attrs, &inputs, &types));
+        let evaluate = |inputs: &[RefTensor]| {
+            let inputs: Vec<&RefTensor> = inputs.iter().collect();
+            check_indices(self.ops[index], dispatch, &inputs)
+                .and_then(|()| evaluate_call(self.ops[index], &dispatch.attrs, &inputs, &types))
+        };
+        let mut results = evaluate(&inputs);
+        if let (Some(Products::Perturbed(seed)), Ok(results)) = (products, &mut results) {
+            let values = inputs.iter_mut().flat_map(|tensor| &mut tensor.data);
+            values.for_each(|v| *v = v.abs());
+            perturb(results, &evaluate(&inputs)?, &mut SplitMix64::new(seed ^ index as u64));
+        }
         if let Some(hook) = &self.hook {
             results = hook(dispatch, results);
         }
@@ -225,9 +286,13 @@ impl ReferenceExecutable {
     /// Runs a segment level by level. Within a level the last dispatch comes first: a plan that relies on their
     /// order is wrong, and shall not work here by chance.
     fn segment(&mut self, index: usize) -> Result<()> {
-        let Some(range) = self.plan.segments.get(index).map(|s| s.range()) else {
+        let Some(segment) = self.plan.segments.get(index) else {
             return Err(failed(format!("there is no segment {index}")));
         };
+        if segment.skip_if.is_some_and(|b| self.buffers[b.index()] != [0; 4]) {
+            return Ok(());
+        }
+        let range = segment.range();
         let levels: Vec<u32> = self.plan.dispatches[range.clone()].iter().map(|d| d.level).collect();
         let mut start = range.start;
         for level in levels.chunk_by(|a, b| a == b) {
@@ -274,6 +339,16 @@ impl Executable for ReferenceExecutable {
             return Err(failed(format!("{ticket:?} was never submitted")));
         }
         Ok(StepStats::default())
+    }
+}
+
+/// Adds what rounding may change, with random signs. `sums` are those of the operands' magnitudes.
+fn perturb(results: &mut [RefTensor], sums: &[RefTensor], rng: &mut SplitMix64) {
+    let sums = sums.iter().flat_map(|tensor| &tensor.data);
+    let results = results.iter_mut().flat_map(|tensor| &mut tensor.data);
+    for (result, sum) in results.zip(sums) {
+        let sign = if rng.below(2) == 0 { 1.0 } else { -1.0 };
+        *result += sign * sum * 2f64.powi(-10);
     }
 }
 

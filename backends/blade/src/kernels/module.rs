@@ -84,6 +84,8 @@ pub(crate) struct CompileCx<'a> {
     pub(crate) outputs: Vec<Memory>,
     /// Whether nothing may be written after a fault.
     pub(crate) guarded: bool,
+    /// A word; where it is not 0, nothing may be written.
+    pub(crate) skip_if: Option<BufferRef>,
     /// The matrix units that products may use.
     pub(crate) coop: Option<CoopConfig>,
     /// Scratch buffers of the dispatch that are not the kernel's own.
@@ -99,6 +101,7 @@ impl<'a> CompileCx<'a> {
             inputs: (0..inputs).map(|i| Source::Memory(buffer(i))).collect(),
             outputs: (inputs..inputs + kernel.outputs.len()).map(buffer).collect(),
             guarded: false,
+            skip_if: None,
             coop: None,
             first_scratch: 0,
             kernel,
@@ -299,8 +302,12 @@ impl<'a> Module<'a> {
     /// # Errors
     /// When there are too many bindings or workgroups.
     pub(crate) fn finish(mut self, body: &str, threads: usize, groups: usize) -> Result<Launch, String> {
+        let mut guards = Vec::new();
         if self.cx.guarded {
-            self.slot(Binding::Guard, "u32", false);
+            guards.push(self.slot(Binding::Guard, "u32", false));
+        }
+        if let Some(buffer) = self.cx.skip_if {
+            guards.push(self.slot(Binding::Memory(Memory::Buffer(buffer)), "u32", false));
         }
         if self.slots.len() > MOST_BINDINGS {
             return Err(format!(
@@ -313,8 +320,8 @@ impl<'a> Module<'a> {
             "@compute @workgroup_size({threads})\n\
              fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {{\n"
         );
-        if self.cx.guarded {
-            main.push_str("if (guard[0] != 0u) {\nreturn;\n}\n");
+        for guard in guards {
+            let _ = writeln!(main, "if ({guard}[0] != 0u) {{\nreturn;\n}}");
         }
         match y {
             1 => main.push_str("let group_number = group.x;\n"),

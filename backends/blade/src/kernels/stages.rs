@@ -309,6 +309,7 @@ impl Part {
                 inputs,
                 outputs,
                 guarded: cx.guarded,
+                skip_if: cx.skip_if,
                 coop: cx.coop,
                 first_scratch,
             },

@@ -6,12 +6,13 @@ use meganeura_core::attrs::Attrs;
 use meganeura_core::backend::KernelDesc;
 use meganeura_core::ops::OpRef;
 use meganeura_core::ops::sample::{Sample, Sizes};
+use meganeura_core::plan::BufferRef;
 use meganeura_core::program::{Program, Slot, Step};
 use meganeura_core::{DType, Graph, Shape, TensorType, Value, registry};
 use naga::valid::{Capabilities, ValidationFlags, Validator};
 
 use super::coop::CoopConfig;
-use super::{Binding, CompileCx, Launch, compile, supports};
+use super::{Binding, CompileCx, Launch, Memory, compile, supports};
 
 /// Types of a sample's operands and results; floats may be of half precision.
 fn types(op: OpRef, sample: &Sample, float: DType) -> Option<(Vec<TensorType>, Vec<TensorType>)> {
@@ -245,12 +246,13 @@ fn variables_are_bound_by_the_names_that_they_have() {
 }
 
 #[test]
-fn guarded_kernels_look_for_faults_before_anything_else() {
+fn guarded_kernels_look_before_they_do_anything() {
     let ty = [TensorType::f32(meganeura_core::Shape::new(&[70]).expect("a shape"))];
     let inputs = [ty[0].clone(), ty[0].clone()];
     let (name, attrs) = ("core.add", Attrs::new());
     let cx = CompileCx {
         guarded: true,
+        skip_if: Some(BufferRef(9)),
         ..CompileCx::apart(KernelDesc {
             name,
             version: 1,
@@ -260,10 +262,13 @@ fn guarded_kernels_look_for_faults_before_anything_else() {
         })
     };
     let made = compile(&cx).expect("a kernel");
-    assert!(made.launches[0].bindings.contains(&Binding::Guard));
-    let source = &made.launches[0].source;
-    let (guard, load) = (source.find("if (guard[0]"), source.find("b0[i]"));
-    assert!(guard.is_some() && guard < load, "{source}");
+    let (bindings, source) = (&made.launches[0].bindings, &made.launches[0].source);
+    let load = source.find("b0[i]");
+    for binding in [Binding::Guard, Binding::Memory(Memory::Buffer(BufferRef(9)))] {
+        let at = bindings.iter().position(|b| *b == binding).expect("a binding");
+        let guard = source.find(&format!("if ({}[0] != 0u)", super::variable_name(at, binding)));
+        assert!(guard.is_some() && guard < load, "{binding:?} in {source}");
+    }
 }
 
 /// Launches of the first sample of an operator that one kernel is not enough for.

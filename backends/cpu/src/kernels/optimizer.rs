@@ -1,5 +1,7 @@
 //! Parameter updates: one pass over a parameter, its gradient and its moments, in place.
 
+use meganeura_core::loss_scaling::MAX_SCALE;
+
 use super::{CHUNK, CompileCx, Compiled, KernelDef, Task, chunk, chunks, f32_only, stream_nanos};
 use crate::executor::RunCx;
 use crate::memory::View;
@@ -10,6 +12,11 @@ pub(super) const KERNELS: &[KernelDef] = &[
         name: "optim.accumulate",
         supports: f32_only,
         compile: |cx| update(cx, accumulate),
+    },
+    KernelDef {
+        name: "optim.loss_scale",
+        supports: f32_only,
+        compile: |cx| update(cx, loss_scale_rule),
     },
     KernelDef {
         name: "optim.sgd",
@@ -33,6 +40,29 @@ pub(super) const KERNELS: &[KernelDef] = &[
         },
     },
 ];
+
+/// The loss scale: states and scalars of one element, which are tensors and hyper-parameters like others.
+fn loss_scale_rule(_: Level, tensors: [&mut [f32]; 4], found: &[f32], [interval]: [f32; 1]) {
+    let [scale, inverse, good, skipped] = tensors.map(|t| &mut t[0]);
+    let change = |up: &mut f32, down: &mut f32| {
+        *up = (*up * 2.0).min(MAX_SCALE);
+        *down = (*down * 0.5).max(1.0 / MAX_SCALE);
+    };
+    if found[0] != 0.0 {
+        (*good, *skipped) = (0.0, *skipped + 1.0);
+        if interval != 0.0 {
+            change(inverse, scale);
+        }
+        return;
+    }
+    *good += 1.0;
+    if *good >= interval {
+        *good = 0.0;
+        if interval != 0.0 {
+            change(scale, inverse);
+        }
+    }
+}
 
 /// An update of `T` tensors (the parameter first) by a gradient and `S` scalars.
 type Rule<const T: usize, const S: usize> = fn(Level, [&mut [f32]; T], &[f32], [f32; S]);

@@ -1,14 +1,22 @@
-//! Sum of squares of all elements: chunks first, then the chunks' results in order.
+//! Sums over all elements, of their squares or of those that are not finite: chunks first, then the chunks' results in
+//! order.
 
 use super::{CompileCx, Compiled, KernelDef, Task, chunk, chunks, f32_only, stream_nanos};
 use crate::executor::RunCx;
 use crate::vmath::{Isa, Level, multiversion};
 
-pub(super) const KERNELS: &[KernelDef] = &[KernelDef {
-    name: "core.sum_squares",
-    supports: f32_only,
-    compile: sum_squares,
-}];
+pub(super) const KERNELS: &[KernelDef] = &[
+    KernelDef {
+        name: "core.sum_squares",
+        supports: f32_only,
+        compile: |cx| sum(cx, squares),
+    },
+    KernelDef {
+        name: "core.count_non_finite",
+        supports: f32_only,
+        compile: |cx| sum(cx, non_finite),
+    },
+];
 
 multiversion! {
     /// Sum of squares by partial sums of a fixed number of lanes.
@@ -31,7 +39,18 @@ fn squares_body<const FMA: bool>(x: &[f32]) -> f32 {
     lanes.iter().sum()
 }
 
-fn sum_squares(cx: &CompileCx) -> Result<Compiled, String> {
+multiversion! {
+    /// How many elements are not finite. Of a chunk, a number that `f32` holds.
+    fn non_finite(x: &[f32]) -> f32 = non_finite_body;
+}
+
+#[inline(always)]
+fn non_finite_body<const FMA: bool>(x: &[f32]) -> f32 {
+    x.iter().map(|x| u32::from(!x.is_finite())).sum::<u32>() as f32
+}
+
+/// The sum of what `part` makes of each chunk.
+fn sum(cx: &CompileCx, part: fn(Level, &[f32]) -> f32) -> Result<Compiled, String> {
     let (x, out, level) = (cx.input::<f32>(0), cx.output::<f32>(0), cx.level);
     let parts = chunks(x.len());
     let first = Task {
@@ -39,7 +58,7 @@ fn sum_squares(cx: &CompileCx) -> Result<Compiled, String> {
         nanos: stream_nanos(4 * x.len()),
         body: move |task: usize, cx: &RunCx| {
             // SAFETY: the operand is not written; slot `task` of the shared scratch is this task's own.
-            unsafe { *cx.shared.add(task) = squares(level, x.slice(chunk(x.len(), task))) };
+            unsafe { *cx.shared.add(task) = part(level, x.slice(chunk(x.len(), task))) };
         },
     };
     let second = Task {

@@ -1,10 +1,11 @@
 //! From an update to segments of a plan, and back.
 
 use super::Update;
-use super::leaves::{RESERVED, accumulation, updates};
+use super::leaves::{RESERVED, accumulation, loss_scale, updates};
 use crate::backend::Device;
 use crate::error::{Error, Result};
-use crate::plan::{ACCUMULATE, ExecutionPlan, UPDATE};
+use crate::loss_scaling::FOUND_STATE;
+use crate::plan::{ACCUMULATE, ExecutionPlan, LOSS_SCALE, UPDATE};
 
 /// Adds the segments of an update to a plan, replacing earlier ones. On an error the plan stays as it was.
 ///
@@ -29,8 +30,17 @@ pub fn attach(plan: &mut ExecutionPlan, update: &Update, device: &dyn Device) ->
         let leaves = accumulation(&next);
         leaves.lower(&mut next, ACCUMULATE, device)?;
     }
+    if let Some(scaling) = next.loss_scaling {
+        let leaves = loss_scale(&next, scaling)?;
+        leaves.lower(&mut next, LOSS_SCALE, device)?;
+    }
     let leaves = updates(&next, update);
     leaves.lower(&mut next, UPDATE, device)?;
+    let found = next.state_buffers.iter().find(|s| s.name == FOUND_STATE);
+    let found = found.map(|s| s.buffer);
+    if let Some(segment) = next.segments.last_mut() {
+        segment.skip_if = found;
+    }
     for state in &mut next.state_buffers[states..] {
         state.optimizer = true;
     }
@@ -75,7 +85,7 @@ fn check_groups(plan: &ExecutionPlan, update: &Update) -> Result<()> {
 /// Removes the segments of an update and what only they need. Their buffers are the last of the plan, so the
 /// others keep their numbers and places.
 pub fn detach(plan: &mut ExecutionPlan) {
-    let is_update = |name: &str| name == UPDATE || name == ACCUMULATE;
+    let is_update = |name: &str| [ACCUMULATE, LOSS_SCALE, UPDATE].contains(&name);
     while let Some(at) = plan.segments.iter().position(|s| is_update(&s.name)) {
         let segment = plan.segments.remove(at);
         let end = plan.dispatches.len();

@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 
 use super::update::Updated;
-use super::{GradientClip, Update};
+use super::{GradientClip, UPDATES_STATE, Update};
 use crate::backend::Device;
 use crate::dtype::DType;
-use crate::error::Result;
-use crate::graph::{Graph, NodeId, NodeKind};
+use crate::error::{Error, Result};
+use crate::graph::{Graph, NodeId, NodeKind, Value};
+use crate::loss_scaling::{FOUND_STATE, GOOD_STATE, INVERSE_STATE, LossScaling, SCALE_STATE, SKIPPED_STATE};
 use crate::plan::compile::{Supports, lower};
 use crate::plan::{BufferRef, ExecutionPlan};
 
@@ -29,7 +30,14 @@ fn accumulated(parameter: &str) -> String {
 
 /// Whether the state of an optimizer of that name is a moment of the rule, not part of what is around it.
 pub(crate) fn is_moment(state: &str) -> bool {
-    state != GradientClip::NORM_STATE && !state.starts_with(ACCUMULATED) && !state.starts_with(UNPACKED)
+    let around = [
+        GradientClip::NORM_STATE,
+        UPDATES_STATE,
+        GOOD_STATE,
+        SKIPPED_STATE,
+        FOUND_STATE,
+    ];
+    !around.contains(&state) && !state.starts_with(ACCUMULATED) && !state.starts_with(UNPACKED)
 }
 
 /// A graph some of whose leaves stand for buffers of the plan.
@@ -115,6 +123,51 @@ pub(super) fn accumulation(plan: &ExecutionPlan) -> Leaves {
     leaves
 }
 
+/// Where the gradients that the update is made of are: their averages, if there are such.
+fn final_gradient(plan: &ExecutionPlan, trained: &Trained) -> BufferRef {
+    let average = accumulated(trained.name);
+    let average = plan.state_buffers.iter().find(|s| s.name == average);
+    average.map_or(trained.gradient, |s| s.buffer)
+}
+
+/// The search for gradients that are not finite, and what it makes of the loss scale. `plan` has the averages, if there
+/// are any.
+///
+/// # Errors
+/// A plan without the states of a loss scale.
+pub(super) fn loss_scale(plan: &ExecutionPlan, scaling: LossScaling) -> Result<Leaves> {
+    let mut leaves = Leaves::default();
+    let mut counts = Vec::new();
+    for (i, trained) in trained(plan).into_iter().enumerate() {
+        let shape = &plan.buffer_types[trained.parameter.index()].shape;
+        let g = leaves.graph.input(&format!("{RESERVED}gradient.{i}"), shape);
+        let g = leaves.bind(g, final_gradient(plan, &trained));
+        let count = leaves.graph.count_non_finite(g);
+        leaves.graph.named(count, trained.name);
+        counts.push(leaves.graph.reshape(count, &[1]));
+    }
+    let mut bound = |name: &str| {
+        let state = plan.state_buffers.iter().find(|s| s.name == name);
+        let state = state.ok_or_else(|| Error::plan(format!("its gradients are scaled, but there is no '{name}'")))?;
+        let leaf = leaves.graph.state(name, &[]);
+        Ok(leaves.bind(leaf, state.buffer))
+    };
+    let (scale, inverse) = (bound(SCALE_STATE)?, bound(INVERSE_STATE)?);
+    let graph = &mut leaves.graph;
+    let counts = graph.concat(&counts, 0);
+    let total = graph.sum_all(counts);
+    let found = graph.state(FOUND_STATE, &[]);
+    let found = graph.assign(found, total);
+    let (good, skipped) = (graph.state(GOOD_STATE, &[]), graph.state(SKIPPED_STATE, &[]));
+    let interval = graph.scalar(scaling.interval() as f32);
+    let states = [scale, inverse, good, skipped].map(Value::from);
+    let changed = graph.update_loss_scale(states, total.into(), interval);
+    for node in [counts, total, found, changed] {
+        graph.named(node, "loss scale");
+    }
+    Ok(leaves)
+}
+
 /// The updates of all parameters. `plan` has the averages, if there are any.
 pub(super) fn updates(plan: &ExecutionPlan, update: &Update) -> Leaves {
     let mut leaves = Leaves::default();
@@ -127,10 +180,8 @@ pub(super) fn updates(plan: &ExecutionPlan, update: &Update) -> Leaves {
         // Numbered: names of parameters are the user's, and any suffix could be one of them.
         let p = leaves.graph.parameter(&format!("{RESERVED}parameter.{i}"), shape);
         let g = leaves.graph.input(&format!("{RESERVED}gradient.{i}"), shape);
-        let average = accumulated(trained.name);
-        let average = plan.state_buffers.iter().find(|s| s.name == average);
         let p = leaves.bind(p, trained.parameter);
-        let g = leaves.bind(g, average.map_or(trained.gradient, |s| s.buffer));
+        let g = leaves.bind(g, final_gradient(plan, &trained));
         let name = trained.name.to_owned();
         let group = match trained.derived {
             None => update.group_of(trained.name),
@@ -152,7 +203,7 @@ pub(super) fn updates(plan: &ExecutionPlan, update: &Update) -> Leaves {
             gradient: g.into(),
         });
     }
-    let added = update.build_all(&mut leaves.graph, &parameters);
+    let added = update.build_all(&mut leaves.graph, &parameters, plan.loss_scaling.is_some());
     for (i, buffer) in packed {
         leaves.note_packed(added[i].clone(), &parameters[i], buffer);
     }

@@ -5,6 +5,7 @@ mod leaves;
 mod rules;
 mod update;
 
+use std::collections::HashMap;
 use std::fmt::Debug;
 use std::ops::{Deref, DerefMut};
 
@@ -25,8 +26,8 @@ pub trait Optimizer: Send + Sync + Debug {
     /// Word that names the form of the update: plans are rebuilt, and moments start anew, when it changes.
     fn kind(&self) -> String;
 
-    /// Tells names and values of the scalars of update `t` (from 1). Called in every step, so it allocates
-    /// nothing.
+    /// Tells names and values of the scalars of update `t` (from 1; see [`UpdateCx::update_number`]). Called in every
+    /// step, so it allocates nothing.
     fn scalars(&self, t: u64, set: &mut dyn FnMut(&'static str, f64));
 
     /// Builds the update of one parameter: scalars and states come from [`UpdateCx::scalar`] and
@@ -72,13 +73,67 @@ pub struct UpdateCx<'a> {
     name: &'a str,
     /// Group of the parameter; 0 for those in none.
     group: usize,
+    /// Where updates may be left out.
+    counter: Option<&'a mut Counter>,
 }
+
+/// Number of an update that the device counts, and what depends on nothing else.
+#[derive(Debug, Default)]
+struct Counter {
+    number: Option<NodeId>,
+    derived: HashMap<String, NodeId>,
+}
+
+/// State `f32 []` with the number of updates that were made, where updates may be left out. It counts to 2^24, when no
+/// correction of the rules differs from 1 any more.
+pub(crate) const UPDATES_STATE: &str = "optimizer.updates";
 
 impl UpdateCx<'_> {
     /// A scalar that [`Optimizer::scalars`] sets under the same name, which starts with `optimizer.`. Each
     /// parameter group has its own.
     pub fn scalar(&mut self, name: &'static str) -> NodeId {
         self.graph.scalar_input(&scalar_name(name, self.group), DType::F32)
+    }
+
+    /// Number of this update, from 1, as an `f32 []` of the device; `None` where the host knows it. In mixed precision
+    /// the device leaves updates out whose gradients are not finite, and the `t` of [`Optimizer::scalars`] counts these,
+    /// too: rules that depend on the number take it from here.
+    pub fn update_number(&mut self) -> Option<NodeId> {
+        let number = self.counter.as_deref()?.number;
+        let graph = &mut *self.graph;
+        let number = number.unwrap_or_else(|| {
+            let count = graph.state(UPDATES_STATE, &[]);
+            let one = graph.scalar(1.0);
+            let next = graph.add(count, one);
+            let written = graph.assign(count, next);
+            for node in [next, written] {
+                graph.named(node, "number of the update");
+            }
+            next
+        });
+        if let Some(counter) = self.counter.as_deref_mut() {
+            counter.number = Some(number);
+        }
+        Some(number)
+    }
+
+    /// `1 - beta^t` for update `t`: the scalar `correction`, or computed from the scalar `log_beta` where the device
+    /// counts updates. Each parameter group computes it once.
+    fn bias_correction(&mut self, correction: &'static str, log_beta: &'static str) -> NodeId {
+        let Some(number) = self.update_number() else {
+            return self.scalar(correction);
+        };
+        let key = scalar_name(correction, self.group);
+        let known = self.counter.as_ref().and_then(|c| c.derived.get(&key).copied());
+        known.unwrap_or_else(|| {
+            let log_beta = self.scalar(log_beta);
+            let computed = self.graph.bias_correction(number, log_beta);
+            self.graph.named(computed, correction);
+            if let Some(counter) = &mut self.counter {
+                counter.derived.insert(key, computed);
+            }
+            computed
+        })
     }
 
     /// A state of the shape of `parameter` that starts at zero.

@@ -157,6 +157,8 @@ impl Optimizer for Adam {
         // On the host in f64: 1 - 0.999 in f32 would be off by 1e-5.
         set("optimizer.correction1", 1.0 - beta1.powi(t));
         set("optimizer.correction2", 1.0 - beta2.powi(t));
+        set("optimizer.log_beta1", beta1.ln());
+        set("optimizer.log_beta2", beta2.ln());
     }
 
     fn update(&self, cx: &mut UpdateCx, parameter: NodeId, gradient: Value) {
@@ -166,8 +168,8 @@ impl Optimizer for Adam {
             beta2: cx.scalar("optimizer.beta2"),
             eps: cx.scalar("optimizer.eps"),
             weight_decay: cx.scalar("optimizer.weight_decay"),
-            correction1: cx.scalar("optimizer.correction1"),
-            correction2: cx.scalar("optimizer.correction2"),
+            correction1: cx.bias_correction("optimizer.correction1", "optimizer.log_beta1"),
+            correction2: cx.bias_correction("optimizer.correction2", "optimizer.log_beta2"),
         };
         let m = cx.moment("m", parameter);
         let v = cx.moment("v", parameter);

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Optimizer, UpdateCx, scalar_name};
+use super::{Counter, Optimizer, UpdateCx, scalar_name};
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::graph::{Graph, NodeId, Value};
@@ -220,21 +220,28 @@ impl Update {
             parameter,
             gradient,
         };
-        self.build_all(graph, &parameters.iter().map(updated).collect::<Vec<_>>());
+        self.build_all(graph, &parameters.iter().map(updated).collect::<Vec<_>>(), false);
     }
 
-    /// [`Update::build`] with groups that are known; returns the nodes that each update added.
-    pub(super) fn build_all(&self, graph: &mut Graph, parameters: &[Updated]) -> Vec<Range<usize>> {
+    /// [`Update::build`] with groups that are known; returns the nodes that each update added. `skips` says whether
+    /// updates may be left out, so that the device counts them.
+    pub(super) fn build_all(&self, graph: &mut Graph, parameters: &[Updated], skips: bool) -> Vec<Range<usize>> {
         let mut gradients: Vec<Value> = parameters.iter().map(|p| p.gradient).collect();
         if let Some(clip) = self.clip {
             gradients = clipped(graph, clip, gradients);
         }
         let mut added = Vec::with_capacity(parameters.len());
+        let mut counter = skips.then(Counter::default);
         for (updated, gradient) in parameters.iter().zip(gradients) {
             let first = graph.nodes().len();
             let (name, group) = (&*updated.name, updated.group);
-            self.rule
-                .update(&mut UpdateCx { graph, name, group }, updated.parameter, gradient);
+            let mut cx = UpdateCx {
+                graph,
+                name,
+                group,
+                counter: counter.as_mut(),
+            };
+            self.rule.update(&mut cx, updated.parameter, gradient);
             for id in (first..graph.nodes().len()).map(|i| NodeId(i as u32)) {
                 if graph.nodes()[id.index()].is_op() && graph.nodes()[id.index()].name.is_none() {
                     graph.named(id, name);
