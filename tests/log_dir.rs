@@ -30,7 +30,8 @@ fn a_folder_gets_all_three_logs() {
         assert_eq!(events, run, "event files are added, {:?}", files(&path));
     }
     let table = std::fs::read_to_string(path.join("metrics.csv")).expect("a table");
-    let header = "event,epoch,step,loss,accuracy,gradient_norm,lr,seconds,examples_per_second";
+    let header =
+        "event,epoch,step,loss,accuracy,gradient_norm,loss_scale,skipped_updates,lr,seconds,examples_per_second";
     assert_eq!(table.lines().next(), Some(header));
     let rows = |event: &str| table.lines().filter(|l| l.starts_with(event)).count();
     assert_eq!((rows("epoch,"), rows("evaluation,")), (2, 2), "{table}");

@@ -8,12 +8,15 @@ use meganeura_core::backend::{Backend, BackendInfo, Device, DeviceInfo, DeviceKi
 use meganeura_core::config::Config;
 use meganeura_core::{Error, Result};
 
+use crate::coop::Wanted;
 use crate::device::BladeDevice;
 use crate::gpu::NAME;
 use crate::probe::{self, Probed, yes_no};
 
 /// The setting that chooses the tile of cooperative matrices.
 const TILE: &str = "coop_tile";
+/// The setting that says from how many workgroups on a product uses them.
+const MIN_WORKGROUPS: &str = "coop_min_workgroups";
 
 /// Vulkan on Linux and Windows, Metal on macOS.
 #[derive(Clone, Copy, Debug, Default)]
@@ -59,15 +62,34 @@ impl Backend for BladeBackend {
         if let Some(reason) = describe(&reports, index, &probed).rejected {
             return Err(Error::backend(NAME, format!("device {index} was rejected: {reason}")));
         }
-        let wanted = config.backend_size(NAME, TILE)?.map(|tile| {
-            let known = u32::try_from(tile).ok().filter(|tile| [0, 8, 16].contains(tile));
-            known.ok_or_else(|| Error::Config {
-                origin: config.origin(),
-                message: format!("backend.{NAME}.{TILE} is {tile}; use 8 or 16, or 0 for no cooperative matrices"),
-            })
-        });
-        open(index, report.device_id, limits_of(report, &probed), wanted.transpose()?)
+        open(index, report.device_id, limits_of(report, &probed), wanted(config)?)
     }
+}
+
+/// The settings of cooperative matrices.
+fn wanted(config: &Config) -> Result<Wanted> {
+    let wrong = |message| Error::Config {
+        origin: config.origin(),
+        message,
+    };
+    let tile = config.backend_size(NAME, TILE)?.map(|tile| {
+        let known = u32::try_from(tile).ok().filter(|tile| [0, 8, 16].contains(tile));
+        known.ok_or_else(|| {
+            let choices = "use 8 or 16, or 0 for no cooperative matrices";
+            wrong(format!("backend.{NAME}.{TILE} is {tile}; {choices}"))
+        })
+    });
+    let groups = config.backend_size(NAME, MIN_WORKGROUPS)?.map(|groups| {
+        let known = u32::try_from(groups).ok();
+        known.ok_or_else(|| {
+            let choices = "use at most 4294967295, or 0 for every product";
+            wrong(format!("backend.{NAME}.{MIN_WORKGROUPS} is {groups}; {choices}"))
+        })
+    });
+    Ok(Wanted {
+        tile: tile.transpose()?,
+        min_workgroups: groups.transpose()?,
+    })
 }
 
 /// All devices, or why there is no look at them.
@@ -139,13 +161,13 @@ fn details(report: &bg::DeviceReport, probed: Option<&Probed>) -> Vec<Fact> {
 }
 
 /// Opens a device, or gives the one that is open already.
-fn open(index: usize, device_id: u32, probed: Option<Probed>, wanted_tile: Option<u32>) -> Result<Arc<dyn Device>> {
-    /// Vulkan device id, and the tile that was asked for.
-    type Opened = (u32, Option<u32>);
+fn open(index: usize, device_id: u32, probed: Option<Probed>, wanted: Wanted) -> Result<Arc<dyn Device>> {
+    /// Vulkan device id, and what was asked for.
+    type Opened = (u32, Wanted);
     static OPEN: Mutex<BTreeMap<Opened, Weak<BladeDevice>>> = Mutex::new(BTreeMap::new());
     // A panic cannot leave the map half changed.
     let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(device) = open.get(&(device_id, wanted_tile)).and_then(Weak::upgrade)
+    if let Some(device) = open.get(&(device_id, wanted)).and_then(Weak::upgrade)
         && !device.gpu().is_lost()
     {
         return Ok(device);
@@ -162,7 +184,7 @@ fn open(index: usize, device_id: u32, probed: Option<Probed>, wanted_tile: Optio
         .map_err(|_| Error::backend(NAME, format!("the driver of device {index} failed while it was opened")))?
         .map_err(|e| Error::backend(NAME, format!("device {index} cannot be opened: {e}")))?;
     let name = format!("{NAME}:{index}");
-    let device = Arc::new(BladeDevice::named(Arc::new(context), name, probed, wanted_tile));
-    open.insert((device_id, wanted_tile), Arc::downgrade(&device));
+    let device = Arc::new(BladeDevice::named(Arc::new(context), name, probed, wanted));
+    open.insert((device_id, wanted), Arc::downgrade(&device));
     Ok(device)
 }

@@ -15,7 +15,7 @@ use meganeura_core::{Error, Graph, Result};
 use crate::device::BladeDevice;
 use crate::executable::BladeExecutable;
 use crate::gpu::NAME;
-pub use crate::kernels::coop::{CoopConfig, prefers_coop};
+pub use crate::kernels::coop::{CoopConfig, MIN_COOP_WORKGROUPS, prefers_coop};
 
 /// Threads of a subgroup where the driver does not say: as on NVIDIA's GPUs, and others in one of their modes.
 const USUAL_SUBGROUP: u32 = 32;
@@ -26,6 +26,7 @@ pub fn select_coop_config(units: &bg::CooperativeMatrix) -> Option<CoopConfig> {
         tile_size,
         use_f16_input,
         subgroup_size: USUAL_SUBGROUP,
+        min_workgroups: MIN_COOP_WORKGROUPS,
     };
     match (units.f16_tile, units.f32_tile) {
         (0, 0) => None,
@@ -34,22 +35,32 @@ pub fn select_coop_config(units: &bg::CooperativeMatrix) -> Option<CoopConfig> {
     }
 }
 
-/// The configuration that a device uses: the one for its units, with the tile that is `wanted` if any is (0 for none), if
-/// it passes the test that `multiplies` makes of it.
+/// What settings say of matrix units.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Wanted {
+    /// The tile; 0 for none.
+    pub(crate) tile: Option<u32>,
+    /// [`CoopConfig::min_workgroups`].
+    pub(crate) min_workgroups: Option<u32>,
+}
+
+/// The configuration that a device uses: the one for its units, changed to what is `wanted`, if it passes the test that
+/// `multiplies` makes of it.
 pub(crate) fn choose(
     device: &str,
     units: &bg::CooperativeMatrix,
     subgroup_size: Option<u32>,
-    wanted: Option<u32>,
+    wanted: Wanted,
     multiplies: impl Fn(&CoopConfig) -> Result<()>,
 ) -> Option<CoopConfig> {
     let mut config = select_coop_config(units)?;
-    match wanted {
+    match wanted.tile {
         Some(0) => return None,
         Some(tile) => config.tile_size = tile,
         None => {}
     }
     config.subgroup_size = subgroup_size.unwrap_or(USUAL_SUBGROUP);
+    config.min_workgroups = wanted.min_workgroups.unwrap_or(MIN_COOP_WORKGROUPS);
     match multiplies(&config) {
         Ok(()) => {
             log::info!("{device}: cooperative matrices pass their test: {config:?}");
@@ -210,7 +221,7 @@ mod tests {
 
     /// Right results, with `change` made to them.
     fn choice(change: impl Fn(&mut Vec<Vec<f32>>)) -> Option<CoopConfig> {
-        choose("a device", &UNITS, Some(8), None, |config| {
+        choose("a device", &UNITS, Some(8), Wanted::default(), |config| {
             check_products(config, |graph, operands| {
                 let feeds = operands.iter().map(|(name, values)| {
                     let values = values.iter().map(|&v| f64::from(v)).collect();
@@ -248,9 +259,20 @@ mod tests {
         assert_eq!(choice(|results| results[1].swap(0, 8)), None);
         assert_eq!(choice(|results| results[2].fill(0.0)), None);
         assert_eq!(choice(|results| results[0].fill(f32::NAN)), None);
-        let refusing = choose("a device", &UNITS, None, None, |_| Err(Error::backend(NAME, "refused")));
-        assert_eq!(refusing, None);
-        assert_eq!(choose("a device", &UNITS, None, Some(0), |_| Ok(())), None);
+        let chosen = |tile, works: bool| {
+            let wanted = Wanted {
+                tile,
+                min_workgroups: Some(7),
+            };
+            choose("a device", &UNITS, None, wanted, |_| match works {
+                true => Ok(()),
+                false => Err(Error::backend(NAME, "refused")),
+            })
+        };
+        assert_eq!(chosen(None, false), None);
+        assert_eq!(chosen(Some(0), true), None);
+        let config = chosen(Some(16), true).expect("it works");
+        assert_eq!((config.tile_size, config.min_workgroups), (16, 7));
     }
 
     #[test]
@@ -267,5 +289,10 @@ mod tests {
         assert!(!prefers_coop(&config, 1, 50, 2047 - 31, 64));
         assert!(prefers_coop(&config, 1, 32, 1024, 1024));
         assert!(!prefers_coop(&config, 1, 32, 1024, 1023));
+        let always = CoopConfig {
+            min_workgroups: 0,
+            ..config
+        };
+        assert!(prefers_coop(&always, 1, 1, 1, 1));
     }
 }

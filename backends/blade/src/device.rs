@@ -10,7 +10,7 @@ use meganeura_core::backend::{Capabilities, CostModel, Device, Executable, Kerne
 use meganeura_core::precision::Precision;
 use meganeura_core::{ExecutionPlan, Result, TensorType};
 
-use crate::coop::{self, CoopConfig};
+use crate::coop::{self, CoopConfig, Wanted};
 use crate::executable::BladeExecutable;
 use crate::gpu::Gpu;
 use crate::kernels;
@@ -27,8 +27,8 @@ pub struct BladeDevice {
     limits: Limits,
     capabilities: Capabilities,
     pipelines: Pipelines,
-    /// The tile of matrix units that was asked for; 0 for none.
-    wanted_tile: Option<u32>,
+    /// What was asked for of matrix units.
+    wanted: Wanted,
     /// The matrix units in use, once they have been tested.
     coop: OnceLock<Option<CoopConfig>>,
     /// Answers that were given, launches or the reason why there is no kernel, because the same calls are asked about again and again.
@@ -40,15 +40,10 @@ impl BladeDevice {
     pub fn from_context(context: Arc<bg::Context>) -> Self {
         let name = context.device_information().device_name.clone();
         let probed = probe::probe().into_iter().find(|p| p.name == name);
-        Self::named(context, name, probed, None)
+        Self::named(context, name, probed, Wanted::default())
     }
 
-    pub(crate) fn named(
-        context: Arc<bg::Context>,
-        name: String,
-        probed: Option<Probed>,
-        wanted_tile: Option<u32>,
-    ) -> Self {
+    pub(crate) fn named(context: Arc<bg::Context>, name: String, probed: Option<Probed>, wanted: Wanted) -> Self {
         let software = context.device_information().is_software_emulated;
         let limits = probed.map(|p| p.limits).unwrap_or_default();
         BladeDevice {
@@ -63,7 +58,7 @@ impl BladeDevice {
             gpu: Arc::new(Gpu::new(context)),
             limits,
             pipelines: Pipelines::default(),
-            wanted_tile,
+            wanted,
             coop: OnceLock::new(),
             answers: Mutex::default(),
         }
@@ -90,7 +85,7 @@ impl BladeDevice {
                 .attempt(|context| context.capabilities().cooperative_matrix)
                 .ok()?;
             let size = self.limits.subgroup_size;
-            coop::choose(self.name(), &units, size, self.wanted_tile, |config| {
+            coop::choose(self.name(), &units, size, self.wanted, |config| {
                 coop::test_coop_matmul(self, config)
             })
         };
@@ -157,6 +152,11 @@ impl Device for BladeDevice {
 
     fn launches(&self, kernel: &KernelDesc) -> u32 {
         self.answer(kernel).unwrap_or(1)
+    }
+
+    fn kernels(&self) -> String {
+        // Which products use matrix units is part of a plan.
+        format!("{:?}", self.wanted)
     }
 
     fn has_mixed_precision(&self) -> bool {

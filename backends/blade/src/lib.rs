@@ -27,7 +27,7 @@ mod timing;
 use std::sync::Arc;
 
 pub use backend::BladeBackend;
-pub use coop::{CoopConfig, prefers_coop, select_coop_config};
+pub use coop::{CoopConfig, MIN_COOP_WORKGROUPS, prefers_coop, select_coop_config};
 pub use device::BladeDevice;
 
 meganeura_core::register_plugin!(meganeura_core::registry::PluginManifest {

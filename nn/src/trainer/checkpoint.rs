@@ -21,7 +21,7 @@ use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde::{Deserialize, Serialize};
 
 use super::early_stopping::{Tracker, Weights};
-use super::{Best, EarlyStopping, EpochReport, Evaluation, TrainConfig, TrainError, Trainer};
+use super::{Best, EarlyStopping, EpochReport, Evaluation, TrainError, Trainer};
 use crate::data::Dataset;
 
 /// Where and how often a run is saved.
@@ -81,7 +81,8 @@ pub(super) struct RunState {
 }
 
 /// What decides the following steps, and when they end, and is not in the tensors: a run goes on only with the same.
-pub(super) fn settings(config: &TrainConfig, data: &Dataset, test: Option<&Dataset>) -> Vec<(String, String)> {
+pub(super) fn settings(trainer: &Trainer, data: &Dataset, test: Option<&Dataset>) -> Vec<(String, String)> {
+    let (config, plan) = (&trainer.config, trainer.training.plan());
     let pairs = [
         ("seed", config.seed.to_string()),
         ("batch size", config.batch_size.to_string()),
@@ -93,6 +94,11 @@ pub(super) fn settings(config: &TrainConfig, data: &Dataset, test: Option<&Datas
         ("training data", shapes(data)),
         ("labels of the training data", hash_of_labels(data)),
         ("early stopping", early_stopping(config, test)),
+        ("precision", plan.precision.to_string()),
+        (
+            "loss scale",
+            plan.loss_scaling.map_or_else(|| "none".into(), |s| s.to_string()),
+        ),
     ];
     pairs.map(|(name, value)| (name.to_owned(), value)).to_vec()
 }

@@ -2,8 +2,10 @@
 
 use std::str::FromStr;
 
+use meganeura_core::LossScaling;
 use meganeura_core::plan::MemoryBudget;
 use meganeura_core::plan::optimizer::{Adam, GradientClip, Optimizer, ParameterGroup, Sgd, Update};
+use meganeura_core::precision::Precision;
 
 use super::schedule::rate;
 use super::{Checkpoints, EarlyStopping, Position, Schedule, TrainError, Warmup};
@@ -49,6 +51,12 @@ pub struct TrainConfig {
     /// Memory that a training step may take; where it takes more, parts of it run twice instead of being kept. Results
     /// are the same. Without one, the configuration file decides.
     pub memory_budget: Option<MemoryBudget>,
+    /// How exactly products are computed. Without one, the configuration file decides, and else training is in `f32` and
+    /// evaluation in what the device is fast at.
+    pub precision: Option<Precision>,
+    /// The scale of gradients in mixed precision. Without one, the configuration file decides, and else
+    /// [`LossScaling::default`].
+    pub loss_scale: Option<LossScaling>,
     /// Evaluates after every so many epochs, and always after the last; with 0, only then.
     pub evaluate_every: usize,
     /// Evaluates also after every so many steps, counted over the whole run; with 0, after epochs only.
@@ -95,6 +103,8 @@ impl Default for TrainConfig {
             remainder: Remainder::Drop,
             device: None,
             memory_budget: None,
+            precision: None,
+            loss_scale: None,
             evaluate_every: 1,
             evaluate_every_steps: 0,
             early_stopping: None,

@@ -16,11 +16,11 @@ use super::{EpochReport, EvaluationInfo, Observer, StatisticsInfo, StepInfo, Tra
 /// | `event` | When | Fields besides it |
 /// |---|---|---|
 /// | `train_begin` | once, first | `epochs`, `steps_per_epoch`, `batch_size`, `examples`, `test_examples` (null without test data), `lr` (the configured one), `seed`, `resumed_steps` (made before, where it goes on from a checkpoint) |
-/// | `step` | after each step whose loss was read, see `TrainConfig::loss_every` | `epoch`, `step`, `loss`, `gradient_norm` (null unless gradients are limited by their norm), `lr`, `seconds`, `examples_per_second` |
+/// | `step` | after each step whose loss was read, see `TrainConfig::loss_every` | `epoch`, `step`, `loss`, `gradient_norm` (null unless gradients are limited by their norm), `loss_scale` and `skipped_updates` (both null unless in mixed precision), `lr`, `seconds`, `examples_per_second` |
 /// | `statistics` | for each parameter and gradient, see `TrainConfig::statistics_every` | `epoch`, `step`, `kind` (`parameter` or `gradient`), `name`, `len`, `nan`, `positive_infinities`, `negative_infinities`, `zeros`, `min`, `max`, `mean`, `deviation` (these of the finite elements) |
 /// | `evaluation` | after each evaluation on the test data | `epoch`, `step`, `loss`, `accuracy`, `correct`, `examples`, `best`, `lr`, `seconds`, `evaluation_seconds` |
 /// | `epoch` | after each complete epoch | `epoch`, `step`, `loss` (mean of all its steps), `lr`, `seconds`, `examples_per_second`, `steps_per_second` |
-/// | `train_end` | once, last, unless the run failed | `epochs` (complete ones), `step`, `loss` and `accuracy` (of the final weights on the test data), `best_epoch`, `best_step`, `stopped`, `early_stopped`, `seconds`, `compile_seconds` |
+/// | `train_end` | once, last, unless the run failed | `epochs` (complete ones), `step`, `loss` and `accuracy` (of the final weights on the test data), `best_epoch`, `best_step`, `stopped`, `early_stopped`, `skipped_updates`, `seconds`, `compile_seconds` |
 ///
 /// `epoch` counts from 1, `step` is the number of steps made in the whole run, `seconds` are those since the
 /// run began, `accuracy` is from 0 to 1, `lr` is the learning rate of the last step. Numbers that are not
@@ -116,6 +116,8 @@ enum Event<'a> {
         step: u64,
         loss: f32,
         gradient_norm: Option<f32>,
+        loss_scale: Option<f32>,
+        skipped_updates: Option<u64>,
         lr: f32,
         seconds: f64,
         examples_per_second: f64,
@@ -150,6 +152,7 @@ enum Event<'a> {
         best_step: Option<u64>,
         stopped: bool,
         early_stopped: bool,
+        skipped_updates: u64,
         seconds: f64,
         compile_seconds: f64,
     },
@@ -183,6 +186,8 @@ impl<W: Write> Observer for JsonLinesLog<W> {
             step: step.total_step,
             loss,
             gradient_norm: step.gradient_norm,
+            loss_scale: step.loss_scale.map(|(scale, _)| scale),
+            skipped_updates: step.loss_scale.map(|(_, skipped)| skipped),
             lr: step.learning_rate,
             seconds: step.seconds,
             examples_per_second: step.examples_per_second,
@@ -229,6 +234,7 @@ impl<W: Write> Observer for JsonLinesLog<W> {
             best_step: report.best.map(|b| b.total_step),
             stopped: report.stopped,
             early_stopped: report.early_stopped,
+            skipped_updates: report.skipped_updates,
             seconds: report.seconds,
             compile_seconds: report.compile_seconds,
         };

@@ -13,7 +13,7 @@ use super::{EpochReport, EvaluationInfo, Observer, StepInfo};
 /// Writes a table with a row for every step whose loss was read, for every evaluation and for every epoch.
 ///
 /// The columns are `event` (`step`, `evaluation` or `epoch`), `epoch`, `step`, `loss`, `accuracy`,
-/// `gradient_norm`, `lr`, `seconds` and `examples_per_second`, with the meaning that
+/// `gradient_norm`, `loss_scale`, `skipped_updates`, `lr`, `seconds` and `examples_per_second`, with the meaning that
 /// [`JsonLinesLog`](super::JsonLinesLog) gives them. A cell that has no value is empty; numbers that are not finite
 /// are `NaN`, `inf` and `-inf`. Rows are flushed as they are written.
 #[derive(Debug)]
@@ -28,6 +28,8 @@ struct Row {
     loss: f64,
     accuracy: Option<f64>,
     gradient_norm: Option<f32>,
+    loss_scale: Option<f32>,
+    skipped_updates: Option<u64>,
     lr: f32,
     seconds: f64,
     examples_per_second: Option<f64>,
@@ -82,6 +84,8 @@ impl<W: Write> Observer for CsvLog<W> {
             loss: f64::from(loss),
             accuracy: None,
             gradient_norm: step.gradient_norm,
+            loss_scale: step.loss_scale.map(|(scale, _)| scale),
+            skipped_updates: step.loss_scale.map(|(_, skipped)| skipped),
             lr: step.learning_rate,
             seconds: step.seconds,
             examples_per_second: Some(step.examples_per_second),
@@ -95,10 +99,9 @@ impl<W: Write> Observer for CsvLog<W> {
             step: info.total_step,
             loss: info.evaluation.loss,
             accuracy: Some(info.evaluation.accuracy()),
-            gradient_norm: None,
             lr: info.learning_rate,
             seconds: info.seconds,
-            examples_per_second: None,
+            ..Row::default()
         })
     }
 
@@ -108,11 +111,10 @@ impl<W: Write> Observer for CsvLog<W> {
             epoch: report.epoch,
             step: report.total_steps,
             loss: report.train_loss,
-            accuracy: None,
-            gradient_norm: None,
             lr: report.learning_rate,
             seconds: report.seconds,
             examples_per_second: Some(report.examples_per_second()),
+            ..Row::default()
         })
     }
 }

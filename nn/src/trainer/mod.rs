@@ -71,7 +71,8 @@ use std::panic::resume_unwind;
 use std::thread;
 use std::time::Instant;
 
-use meganeura_core::build::{build, build_on};
+use meganeura_core::build::{build, build_rewritten};
+use meganeura_core::rewrite::RewriteConfig;
 use meganeura_core::{Graph, Mode, Session, SessionConfig};
 
 pub use checkpoint::Checkpoints;
@@ -138,13 +139,20 @@ impl Trainer {
             mode: Mode::Training,
             optimizer: Some(config.update()),
             memory_budget: config.memory_budget,
+            precision: config.precision,
+            loss_scale: config.loss_scale,
             ..SessionConfig::default()
         };
         let (mut training, _) = build(&training_graph(graph), training_config)?;
         training.try_initialize_parameters(config.seed)?;
         training.set_seed(config.seed);
         let device = training.device().clone();
-        let (mut evaluation, _) = build_on(&evaluation_graph(graph)?, device, Mode::Inference, None)?;
+        let rewrite = RewriteConfig {
+            precision: config.precision,
+            ..RewriteConfig::default()
+        };
+        let graph = evaluation_graph(graph)?;
+        let (mut evaluation, _) = build_rewritten(&graph, device, Mode::Inference, None, &rewrite)?;
         feed.load_no_labels(&mut evaluation)?;
         Ok(Trainer {
             config,
@@ -200,7 +208,7 @@ impl Trainer {
             _ => Maker::new(train, &self.config, self.epochs_begun, 0)?.steps()?,
         };
         let mut tracker = Tracker::new(self.config.early_stopping);
-        let settings = checkpoint::settings(&self.config, train, test);
+        let settings = checkpoint::settings(self, train, test);
         let resumed = match self.config.checkpoints.clone() {
             Some(checkpoints) => checkpoint::begin(&checkpoints, self, &mut tracker, &settings, steps)?,
             None => None,

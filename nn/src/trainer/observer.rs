@@ -56,6 +56,9 @@ pub struct StepInfo {
     /// Euclidean norm of all gradients of the last update before it was limited, if the loss was read and
     /// gradients are limited by their norm.
     pub gradient_norm: Option<f32>,
+    /// Scale of the gradients after the step, and updates left out so far because a gradient was not finite, if the loss
+    /// was read and the run is in mixed precision.
+    pub loss_scale: Option<(f32, u64)>,
     /// Learning rate of the step.
     pub learning_rate: f32,
     /// Seconds since the run began.

@@ -120,4 +120,6 @@ pub struct TrainReport {
     pub best: Option<Best>,
     /// Steps made.
     pub total_steps: u64,
+    /// Updates that were left out because a gradient was not finite, in mixed precision.
+    pub skipped_updates: u64,
 }

@@ -176,6 +176,7 @@ impl<'r, 'd> Run<'r, 'd> {
             early_stopped: self.stop == Some(Stop::EarlyStopping),
             best: self.tracker.best(),
             total_steps: self.total,
+            skipped_updates: self.trainer.training.try_skipped_updates()?,
         };
         self.observer.on_train_end(&report);
         Ok(report)
@@ -325,6 +326,14 @@ impl<'r, 'd> Run<'r, 'd> {
             }
             _ => None,
         };
+        let scale = match loss {
+            Some(_) => training.try_loss_scale()?,
+            None => None,
+        };
+        let loss_scale = match scale {
+            Some(scale) => Some((scale, training.try_skipped_updates()?)),
+            None => None,
+        };
         let examples = config.batch_size;
         if let Some(loss) = loss {
             self.check_finite(loss, step)?;
@@ -337,6 +346,7 @@ impl<'r, 'd> Run<'r, 'd> {
             examples,
             loss,
             gradient_norm,
+            loss_scale,
             learning_rate: self.learning_rate,
             seconds: self.seconds(),
             examples_per_second: per_second(step * examples, start.elapsed().as_secs_f64() - self.evaluating),

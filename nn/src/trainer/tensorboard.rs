@@ -23,6 +23,7 @@ use super::{EpochReport, EvaluationInfo, Observer, StatisticsInfo, StepInfo, Tra
 /// |---|---|---|
 /// | `train/loss` | mean loss of the batch | after each step whose loss was read |
 /// | `train/gradient_norm` | norm of all gradients, where they are limited by it | the same |
+/// | `train/loss_scale`, `train/skipped_updates` | scale of gradients, updates left out so far, in mixed precision | the same |
 /// | `train/learning_rate` | learning rate of the step | the same |
 /// | `train/examples_per_second` | examples a second since the epoch began | the same |
 /// | `epoch/loss` | mean loss of all steps of an epoch | after each epoch |
@@ -126,6 +127,9 @@ impl<W: Write> Observer for EventLog<W> {
             ("train/examples_per_second", step.examples_per_second as f32),
         ];
         values.extend(step.gradient_norm.map(|norm| ("train/gradient_norm", norm)));
+        if let Some((scale, skipped)) = step.loss_scale {
+            values.extend([("train/loss_scale", scale), ("train/skipped_updates", skipped as f32)]);
+        }
         self.scalars(step.total_step, &values)
     }
 
@@ -327,6 +331,7 @@ mod tests {
             examples: 32,
             loss: Some(0.0),
             gradient_norm: Some(2.5),
+            loss_scale: Some((1024.0, 3)),
             learning_rate: 0.125,
             seconds: 1.0,
             examples_per_second: 64.0,
@@ -367,6 +372,8 @@ mod tests {
             ("train/learning_rate", 0.125),
             ("train/examples_per_second", 64.0),
             ("train/gradient_norm", 2.5),
+            ("train/loss_scale", 1024.0),
+            ("train/skipped_updates", 3.0),
         ];
         assert_eq!(values(&events[1]), expected.map(|(tag, v)| (tag.to_owned(), Some(v))));
         let expected = [("test/loss", 0.5), ("test/accuracy", 0.75)];

@@ -46,11 +46,23 @@ pub(crate) fn work(graph: &Graph) -> u64 {
 
 /// Compares a tensor with the oracle's. `limit` is relative to the tensor's largest magnitude.
 pub(crate) fn compare(what: &str, dtype: DType, device: &[f64], oracle: &[f64], limit: f64) -> Result<Check, Failure> {
+    compare_within(what, dtype, device, oracle, limit, 0.0)
+}
+
+/// [`compare`] where elements may be off by so much more.
+pub(crate) fn compare_within(
+    what: &str,
+    dtype: DType,
+    device: &[f64],
+    oracle: &[f64],
+    limit: f64,
+    more: f64,
+) -> Result<Check, Failure> {
     let scale = oracle
         .iter()
         .filter(|v| v.is_finite())
         .fold(FLOOR, |m, v| m.max(v.abs()));
-    compare_by(what, dtype, device, oracle, limit, |_| scale)
+    compare_by(what, dtype, device, oracle, limit + more / scale, |_| scale)
 }
 
 /// Compares every element relative to its own magnitude, for tables of unrelated numbers.

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use meganeura_core::error::{Error, Result};
+use meganeura_core::precision::Precision;
 
 /// A part of the suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +39,8 @@ pub struct Options {
     pub seeds: Range<u64>,
     /// Largest work of an operator case, in operations of all its calls: the oracle is slow.
     pub max_work: u64,
+    /// Precision of all plans. In [`Precision::Mixed`] a run in which nothing used matrix units has failed.
+    pub precision: Precision,
 }
 
 impl Default for Options {
@@ -47,6 +50,7 @@ impl Default for Options {
             sections: Section::ALL.to_vec(),
             seeds: 0..3,
             max_work: 4_000_000,
+            precision: Precision::F32,
         }
     }
 }

@@ -36,6 +36,9 @@ enum Products {
     Perturbed(u64),
 }
 
+/// Below this, what is rounded away is no smaller.
+const LEAST_NORMAL: f64 = 1.0 / 16_384.0;
+
 /// The operators that [`Products`] is about.
 const PRODUCTS: [&str; 4] = [
     "core.matmul",
@@ -188,6 +191,14 @@ impl Device for ReferenceDevice {
         self.backend.products == Some(Products::Rounded)
     }
 
+    fn finalize(&self, plan: &mut ExecutionPlan) -> Result<()> {
+        let rounds = self.has_mixed_precision() && plan.precision == Precision::Mixed;
+        for dispatch in &mut plan.dispatches {
+            dispatch.use_coop = rounds && PRODUCTS.contains(&&*dispatch.kernel.name);
+        }
+        Ok(())
+    }
+
     fn compile(&self, plan: &ExecutionPlan) -> Result<Box<dyn Executable>> {
         plan.verify()?;
         let mut ops = Vec::with_capacity(plan.dispatches.len());
@@ -270,7 +281,9 @@ impl ReferenceExecutable {
         let mut results = evaluate(&inputs);
         if let (Some(Products::Perturbed(seed)), Ok(results)) = (products, &mut results) {
             let values = inputs.iter_mut().flat_map(|tensor| &mut tensor.data);
-            values.for_each(|v| *v = v.abs());
+            values
+                .filter(|v| **v != 0.0)
+                .for_each(|v| *v = v.abs().max(LEAST_NORMAL));
             perturb(results, &evaluate(&inputs)?, &mut SplitMix64::new(seed ^ index as u64));
         }
         if let Some(hook) = &self.hook {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
+use meganeura_core::precision::Precision;
 use serde::Serialize;
 use serde_json::json;
 
@@ -113,6 +114,10 @@ impl fmt::Display for CaseResult {
 pub struct Report {
     /// Name of the device.
     pub device: String,
+    /// Precision of all plans.
+    pub precision: Precision,
+    /// Dispatches on matrix units, of all plans that were prepared.
+    pub on_matrix_units: usize,
     /// The cases, in the order in which they ran.
     pub cases: Vec<CaseResult>,
     /// Number of cases that the filter left out.
@@ -145,7 +150,12 @@ impl Report {
 
     /// Whether something ran and nothing failed.
     pub fn is_ok(&self) -> bool {
-        !self.cases.is_empty() && self.failed() == 0
+        !self.cases.is_empty() && self.failed() == 0 && !self.lacks_units()
+    }
+
+    /// Whether nothing used matrix units, although that was to be tested.
+    fn lacks_units(&self) -> bool {
+        self.precision == Precision::Mixed && self.on_matrix_units == 0
     }
 
     /// One JSON object a line: the cases, then a summary.
@@ -160,6 +170,8 @@ impl Report {
         }
         let summary = json!({
             "device": self.device,
+            "precision": self.precision.to_string(),
+            "on_matrix_units": self.on_matrix_units,
             "passed": self.passed(),
             "failed": self.failed(),
             "skipped": self.skipped,
@@ -223,7 +235,7 @@ impl fmt::Display for Report {
             }
         }
         let width = rows.keys().map(|k| k.len()).max().unwrap_or(0).max(5);
-        writeln!(f, "conformance of '{}'", self.device)?;
+        writeln!(f, "conformance of '{}' in {} precision", self.device, self.precision)?;
         writeln!(
             f,
             "{:width$}  {:>5}  {:>16}  status",
@@ -244,11 +256,18 @@ impl fmt::Display for Report {
         }
         self.fmt_failures(f)?;
         let (passed, failed) = (self.passed(), self.failed());
+        if self.lacks_units() {
+            writeln!(
+                f,
+                "\nFAILED: nothing used matrix units, so mixed precision was not tested"
+            )?;
+        }
         writeln!(
             f,
-            "\n{passed} passed, {failed} failed, {} skipped in {:.1} s",
+            "\n{passed} passed, {failed} failed, {} skipped in {:.1} s; {} dispatches on matrix units",
             self.skipped,
-            self.elapsed.as_secs_f64()
+            self.elapsed.as_secs_f64(),
+            self.on_matrix_units
         )
     }
 }

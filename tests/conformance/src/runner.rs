@@ -9,6 +9,7 @@ use meganeura_core::config::Config;
 use meganeura_core::error::{Error, Result};
 
 use crate::options::{ExpectedFailure, Options, Section};
+use crate::precision::AtPrecision;
 use crate::report::{CaseResult, Outcome, Report};
 use crate::{errors, operators, semantics, training};
 
@@ -97,8 +98,12 @@ pub fn run_with(
     on_case: &mut dyn FnMut(&CaseResult),
 ) -> Report {
     let start = Instant::now();
+    let counting = AtPrecision::new(device, options.precision);
+    let device: SharedDevice = counting.clone();
     let mut report = Report {
         device: device.capabilities().name.clone(),
+        precision: options.precision,
+        on_matrix_units: 0,
         cases: Vec::new(),
         skipped: 0,
         elapsed: start.elapsed(),
@@ -127,6 +132,7 @@ pub fn run_with(
             report.cases.push(result);
         }
     }
+    report.on_matrix_units = counting.on_units();
     report.elapsed = start.elapsed();
     report
 }
@@ -160,7 +166,7 @@ pub fn run_on_backend(backend: &dyn Backend, section: Section, expected: &[(&str
 fn cases(section: Section, options: &Options) -> Vec<Case> {
     match section {
         Section::Operators => operators::cases(options),
-        Section::Training => training::cases(),
+        Section::Training => training::cases(options.precision),
         Section::Semantics => semantics::cases(),
         Section::Errors => errors::cases(),
     }

@@ -21,10 +21,13 @@ pub struct CoopConfig {
     pub use_f16_input: bool,
     /// Threads of a subgroup, which compute a tile together.
     pub subgroup_size: u32,
+    /// Workgroups of two by two tiles from which on a product is given to the units, commonly
+    /// [`MIN_COOP_WORKGROUPS`]; with 0, every product is.
+    pub min_workgroups: u32,
 }
 
 /// Workgroups of two by two tiles from which on a product is given to the matrix units.
-pub(crate) const MIN_COOP_WORKGROUPS: usize = 128;
+pub const MIN_COOP_WORKGROUPS: u32 = 128;
 /// The same of long sums.
 pub(crate) const MIN_COOP_WORKGROUPS_HIGH_K: usize = 32;
 /// Terms of a long sum.
@@ -93,7 +96,7 @@ impl Block {
 pub fn prefers_coop(config: &CoopConfig, batch: usize, m: usize, n: usize, k: usize) -> bool {
     let side = 2 * config.tile_size as usize;
     let groups = batch.saturating_mul(m.div_ceil(side)).saturating_mul(n.div_ceil(side));
-    groups >= MIN_COOP_WORKGROUPS || (groups >= MIN_COOP_WORKGROUPS_HIGH_K && k >= HIGH_K)
+    groups >= config.min_workgroups as usize || (groups >= MIN_COOP_WORKGROUPS_HIGH_K && k >= HIGH_K)
 }
 
 /// A product cut into blocks.

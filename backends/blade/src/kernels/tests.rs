@@ -11,7 +11,7 @@ use meganeura_core::program::{Program, Slot, Step};
 use meganeura_core::{DType, Graph, Shape, TensorType, Value, registry};
 use naga::valid::{Capabilities, ValidationFlags, Validator};
 
-use super::coop::CoopConfig;
+use super::coop::{CoopConfig, MIN_COOP_WORKGROUPS};
 use super::{Binding, CompileCx, Launch, Memory, compile, supports};
 
 /// Types of a sample's operands and results; floats may be of half precision.
@@ -42,6 +42,11 @@ fn types(op: OpRef, sample: &Sample, float: DType) -> Option<(Vec<TensorType>, V
 
 /// The launches of the samples of all operators.
 fn launches() -> Vec<(String, Launch)> {
+    launches_with(None)
+}
+
+/// The same on matrix units, where there are any.
+fn launches_with(coop: Option<CoopConfig>) -> Vec<(String, Launch)> {
     let mut all = Vec::new();
     let mut seen = HashSet::new();
     for op in registry::ops() {
@@ -63,6 +68,7 @@ fn launches() -> Vec<(String, Launch)> {
             for guarded in [false, true] {
                 let cx = CompileCx {
                     guarded,
+                    coop,
                     ..CompileCx::apart(kernel)
                 };
                 let made = compile(&cx).map(|c| c.launches).unwrap_or_default();
@@ -145,6 +151,7 @@ fn coop_launches() -> Vec<(String, Launch)> {
                         tile_size,
                         use_f16_input,
                         subgroup_size,
+                        min_workgroups: MIN_COOP_WORKGROUPS,
                     }),
                     ..CompileCx::apart(KernelDesc {
                         name,
@@ -164,11 +171,40 @@ fn coop_launches() -> Vec<(String, Launch)> {
     all
 }
 
+const UNITS: Capabilities = Capabilities::COOPERATIVE_MATRIX.union(Capabilities::SHADER_FLOAT16);
+
 #[test]
 fn kernels_for_matrix_units_are_valid_and_translate() {
-    let units = Capabilities::COOPERATIVE_MATRIX | Capabilities::SHADER_FLOAT16;
     for (label, launch) in coop_launches() {
-        translate(&label, &launch, units);
+        translate(&label, &launch, UNITS);
+    }
+}
+
+/// Every operator that is a product, or has one in its decomposition, however small: forward and backward.
+#[test]
+fn every_product_has_a_kernel_for_matrix_units() {
+    let config = CoopConfig {
+        tile_size: 8,
+        use_f16_input: true,
+        subgroup_size: 8,
+        min_workgroups: 0,
+    };
+    let launches = launches_with(Some(config));
+    let units: Vec<&(String, Launch)> = launches.iter().filter(|(_, l)| l.coop).collect();
+    for (label, launch) in &units {
+        translate(label, launch, UNITS);
+    }
+    for name in [
+        "core.matmul",
+        "core.matmul_add",
+        "core.conv2d",
+        "core.conv2d_input_grad",
+        "core.conv2d_weight_grad",
+        "core.attention",
+        "core.attention_grad",
+    ] {
+        let used = units.iter().any(|(label, _)| label.starts_with(&format!("{name} ")));
+        assert!(used, "{name} uses no matrix units");
     }
 }
 

@@ -131,7 +131,8 @@ pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx, products: &dyn Produc
         return Ok(Compiled::default());
     }
     let sizes = products.sizes();
-    if total.saturating_mul(sizes.k) <= FEW_PRODUCTS && sizes.k <= SHORT_SUM {
+    let units_always = cx.coop.is_some_and(|config| config.min_workgroups == 0 && sizes.k > 0);
+    if total.saturating_mul(sizes.k) <= FEW_PRODUCTS && sizes.k <= SHORT_SUM && !units_always {
         let mut e = Emitter::new(body, cx);
         epilogue(&mut e, id, total)?;
         return Ok(Compiled {

@@ -3,7 +3,6 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use clap::ValueEnum;
 use meganeura::build::plan_for;
 use meganeura::config::Config;
 use meganeura::nn::models::{PRESETS, preset};
@@ -13,6 +12,7 @@ use meganeura::{DType, Graph, Mode, Session, Sgd, TensorType, select};
 use serde_json::json;
 
 use super::Outcome;
+use super::precision::Choice;
 use crate::output::line;
 
 /// Options of `bench`.
@@ -36,7 +36,7 @@ pub(crate) struct Args {
     seq: Option<usize>,
 
     /// How exactly products are computed; by default what the device does of itself.
-    #[arg(long)]
+    #[arg(long, value_enum)]
     precision: Option<Choice>,
 
     /// Steps to measure, after a quarter as many that are not. They are not waited for one by one.
@@ -50,22 +50,6 @@ pub(crate) struct Args {
     /// Print how long each pass takes, too.
     #[arg(long, conflicts_with = "json")]
     passes: bool,
-}
-
-/// A precision on the command line.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Choice {
-    F32,
-    Mixed,
-}
-
-impl From<Choice> for Precision {
-    fn from(choice: Choice) -> Self {
-        match choice {
-            Choice::F32 => Precision::F32,
-            Choice::Mixed => Precision::Mixed,
-        }
-    }
 }
 
 /// A graph to run, and the operations of a step if they are known.

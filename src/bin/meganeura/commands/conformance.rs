@@ -8,6 +8,7 @@ use meganeura::conformance::{CaseResult, Options, run_with};
 use meganeura::select;
 
 use super::Outcome;
+use super::precision::Choice;
 use crate::output::line;
 
 /// Options of `conformance`.
@@ -25,6 +26,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 3)]
     seeds: u64,
 
+    /// Precision of all plans. In mixed precision a run fails if nothing used matrix units; small products do with
+    /// `coop_min_workgroups = 0` in the section `[backend.blade]` of the configuration file.
+    #[arg(long, value_enum, default_value_t = Choice::F32)]
+    precision: Choice,
+
     /// Print one JSON object a line: the cases, then a summary.
     #[arg(long)]
     json: bool,
@@ -36,6 +42,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let options = Options {
         filter: args.filter.clone(),
         seeds: 0..args.seeds,
+        precision: args.precision.into(),
         ..Options::default()
     };
     let progress = ProgressBar::new_spinner();

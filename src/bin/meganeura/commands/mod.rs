@@ -9,6 +9,7 @@ pub(crate) mod ops;
 mod page;
 mod planned;
 pub(crate) mod plugins;
+mod precision;
 pub(crate) mod train;
 
 use std::error::Error;

@@ -15,9 +15,10 @@ use meganeura_core::random::SplitMix64;
 use meganeura_core::reference::{Evaluation, evaluate};
 use meganeura_core::{DType, registry};
 
-use crate::compare::{compare, widening, work};
+use crate::compare::{compare_within, widening, work};
 use crate::harness::{Feeds, feed, open, output, run_once};
 use crate::options::Options;
+use crate::precision::Deviations;
 use crate::runner::{Case, CaseRun, Check, SharedDevice, ensure, fail};
 use crate::storage::{quantise, wide};
 
@@ -110,6 +111,7 @@ fn forward(device: &SharedDevice, case: &SampleGraph, tolerance: f64) -> CaseRun
     let oracle = evaluate(&case.graph, &case.feeds)?;
     let mut session = open(device, &case.graph)?;
     let results = run_once(&mut session, &case.graph, &case.feeds)?;
+    let off = Deviations::of(&session, &case.graph, &case.feeds)?;
     let limit = tolerance * widening(&case.graph);
     let mut check = Check::default();
     for (port, (&value, found)) in case.graph.outputs().iter().zip(&results).enumerate() {
@@ -117,12 +119,20 @@ fn forward(device: &SharedDevice, case: &SampleGraph, tolerance: f64) -> CaseRun
             return fail(format!("the oracle has no result {port}"));
         };
         let what = format!("result {port}");
-        check = check.worse(compare(&what, expected.ty.dtype, found, &expected.data, limit)?);
+        let (dtype, more) = (expected.ty.dtype, off.output(port));
+        check = check.worse(compare_within(&what, dtype, found, &expected.data, limit, more)?);
     }
     for (name, expected) in &oracle.written {
         let found = wide(&session.try_read_state(name)?);
         let what = format!("{name} after the step");
-        check = check.worse(compare(&what, DType::F32, &found, expected, limit)?);
+        check = check.worse(compare_within(
+            &what,
+            DType::F32,
+            &found,
+            expected,
+            limit,
+            off.state(name),
+        )?);
     }
     Ok(check)
 }
@@ -198,6 +208,7 @@ fn check_gradients(
     let mut session = open(device, graph)?;
     feed(&mut session, graph, feeds)?;
     session.try_step()?;
+    let off = Deviations::of(&session, original, feeds)?;
     let mut check = Check::default();
     for (i, &(leaf, value)) in original.gradients().iter().enumerate() {
         let name = original.nodes()[leaf.index()].name.as_deref().unwrap_or_default();
@@ -206,7 +217,8 @@ fn check_gradients(
         };
         let found = output(&mut session, i + 1)?;
         let what = format!("gradient of {name}");
-        check = check.worse(compare(&what, expected.ty.dtype, &found, &expected.data, limit)?);
+        let (dtype, more) = (expected.ty.dtype, off.output(i + 1));
+        check = check.worse(compare_within(&what, dtype, &found, &expected.data, limit, more)?);
         if expected.ty.dtype == DType::F32 {
             let read = wide(&session.try_read_grad(name)?);
             let same = read.iter().zip(&found).all(|(a, b)| a.to_bits() == b.to_bits());

@@ -4,8 +4,10 @@
 use std::collections::HashMap;
 
 use meganeura_core::autodiff::try_differentiate;
-use meganeura_core::build::{Mode, build_on};
+use meganeura_core::build::{Mode, build_on, build_rewritten};
+use meganeura_core::error::Result;
 use meganeura_core::graph::Graph;
+use meganeura_core::precision::Precision;
 use meganeura_core::{Adam, DType, GradientClip, ParameterGroup, Session, Sgd, Update};
 
 use super::models::{self, Model};
@@ -13,6 +15,7 @@ use super::rules::Rule;
 use super::{UPDATE_LIMIT, persistent};
 use crate::compare::compare;
 use crate::harness::feed;
+use crate::precision::training;
 use crate::runner::{Case, CaseRun, Check, SharedDevice, ensure};
 use crate::storage::wide;
 
@@ -66,13 +69,14 @@ fn grouped(rule: Rule) -> Rule {
     }
 }
 
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases(precision: Precision) -> Vec<Case> {
     let run = |setting: Setting| {
         let id = format!("training/updates/{}", setting.name);
-        Case::new(id, move |device| train(device, &setting))
+        Case::new(id, move |device| train(device, &setting, precision))
     };
     let mut cases: Vec<Case> = settings().into_iter().map(run).collect();
     cases.push(Case::new("training/updates/changed on the way", changed_on_the_way));
+    cases.push(Case::new("training/updates/left out", left_out));
     cases
 }
 
@@ -94,11 +98,17 @@ struct Parameter {
     average: Vec<f64>,
 }
 
-fn train(device: &SharedDevice, setting: &Setting) -> CaseRun {
+fn train(device: &SharedDevice, setting: &Setting, precision: Precision) -> CaseRun {
     let model = model();
     let update = (setting.update)(setting.rule.optimizer().into());
     let names = trained(&try_differentiate(&model.graph)?);
-    let (mut session, _) = build_on(&model.graph, device.clone(), Mode::Training, Some(update.clone()))?;
+    let (mut session, _) = build_rewritten(
+        &model.graph,
+        device.clone(),
+        Mode::Training,
+        Some(update.clone()),
+        &training(precision),
+    )?;
     feed(&mut session, &model.graph, &model.initial)?;
     let mut parameters = HashMap::new();
     for name in &names {
@@ -176,6 +186,77 @@ fn apply(
         // Rounding adds up, as the loops go on from their own values.
         let limit = UPDATE_LIMIT * t as f64 * 2.0;
         check = check.worse(compare(&what, DType::F32, &found, &p.value, limit)?);
+    }
+    Ok(check)
+}
+
+/// With a loss scale, a step whose gradients are not finite changes the scale alone, and does not count as an update.
+fn left_out(device: &SharedDevice) -> CaseRun {
+    let model = model();
+    let rule = Rule::Adam(Adam::adamw(0.02, 0.1));
+    let update = Update::from(rule.optimizer()).accumulate(2);
+    let settings = training(Precision::Mixed);
+    let (mut session, _) = build_rewritten(&model.graph, device.clone(), Mode::Training, Some(update), &settings)?;
+    feed(&mut session, &model.graph, &model.initial)?;
+    let names = trained(&try_differentiate(&model.graph)?);
+    let contents = |session: &mut Session| -> Result<Vec<Vec<f32>>> {
+        let mut all = Vec::new();
+        for name in &names {
+            all.push(session.try_read_parameter(name)?);
+            for state in rule.states(name) {
+                all.push(session.try_read_state(&state)?);
+            }
+        }
+        Ok(all)
+    };
+    let step = |session: &mut Session, number: u64, faulty: bool| -> Result<()> {
+        let mut inputs = (model.inputs)(number);
+        if faulty {
+            inputs
+                .get_mut("x")
+                .into_iter()
+                .flatten()
+                .for_each(|x| *x *= f64::INFINITY);
+        }
+        feed(session, &model.graph, &inputs)?;
+        session.try_step()
+    };
+    let scale = session.try_loss_scale()?;
+    ensure!(scale == Some(256.0), "the first scale is {scale:?}");
+    let before = contents(&mut session)?;
+    // Several on their way: nobody waits in between.
+    for number in 0..6 {
+        step(&mut session, number, number % 2 == 1)?;
+    }
+    ensure!(
+        contents(&mut session)? == before,
+        "an update was made that should be left out"
+    );
+    let (scale, skipped) = (session.try_loss_scale()?, session.try_skipped_updates()?);
+    ensure!(
+        (scale, skipped) == (Some(32.0), 3),
+        "after 3 updates that were left out the scale is {scale:?}, and {skipped} are counted"
+    );
+    let mut averages: HashMap<String, Vec<f64>> = HashMap::new();
+    for number in 6..8 {
+        step(&mut session, number, false)?;
+        for name in &names {
+            let gradient = wide(&session.try_read_grad(name)?);
+            let average = averages
+                .entry(name.clone())
+                .or_insert_with(|| vec![0.0; gradient.len()]);
+            average.iter_mut().zip(gradient).for_each(|(a, g)| *a += g / 2.0);
+        }
+    }
+    let mut check = Check::default();
+    let mut before = before.iter().map(|values| wide(values));
+    for name in &names {
+        let mut value = before.next().unwrap_or_default();
+        let mut moments: Vec<Vec<f64>> = rule.states(name).iter().filter_map(|_| before.next()).collect();
+        rule.apply(1, &mut value, &averages[name], &mut moments);
+        let found = wide(&session.try_read_parameter(name)?);
+        let what = format!("{name} after the first update that was made");
+        check = check.worse(compare(&what, DType::F32, &found, &value, 2.0 * UPDATE_LIMIT)?);
     }
     Ok(check)
 }

@@ -9,15 +9,17 @@ mod models;
 mod rules;
 
 use meganeura_core::autodiff::try_differentiate;
-use meganeura_core::build::{Mode, build_on};
+use meganeura_core::build::{Mode, build_rewritten};
 use meganeura_core::error::Result;
 use meganeura_core::graph::{Graph, NodeKind};
 use meganeura_core::ops::{SEED_SCALAR, STEP_SCALAR};
+use meganeura_core::precision::Precision;
 use meganeura_core::reference::evaluate;
 use meganeura_core::{DType, Session};
 
-use crate::compare::{compare, widening};
+use crate::compare::{compare, compare_within, widening};
 use crate::harness::{Feeds, feed};
+use crate::precision::{Deviations, training};
 use crate::runner::{Case, CaseRun, Check, SharedDevice, ensure, fail};
 use crate::storage::wide;
 use models::Model;
@@ -30,15 +32,17 @@ const GRAPH_LIMIT: f64 = 5e-5;
 /// Accepted error of an update with given gradients.
 const UPDATE_LIMIT: f64 = 3e-6;
 
-pub(crate) fn cases() -> Vec<Case> {
+pub(crate) fn cases(precision: Precision) -> Vec<Case> {
     let mut cases = Vec::new();
     for model in models::all() {
         for rule in rules::all() {
             let id = format!("training/{}/{}", model.name, rule.name());
-            cases.push(Case::new(id, move |device| train(device, &(model.build)(), rule)));
+            cases.push(Case::new(id, move |device| {
+                train(device, &(model.build)(), rule, precision)
+            }));
         }
     }
-    cases.extend(around::cases());
+    cases.extend(around::cases(precision));
     cases
 }
 
@@ -57,14 +61,19 @@ fn persistent(session: &mut Session, graph: &Graph) -> Result<Feeds> {
     Ok(values)
 }
 
-fn train(device: &SharedDevice, model: &Model, rule: Rule) -> CaseRun {
+fn train(device: &SharedDevice, model: &Model, rule: Rule, precision: Precision) -> CaseRun {
     let full = try_differentiate(&model.graph)?;
+    // As outputs, to see how far they may be off.
+    let mut seen = full.clone();
+    let gradients = full.gradients().iter().map(|&(_, v)| v);
+    seen.set_outputs(std::iter::once(full.outputs()[0]).chain(gradients).collect());
     let limit = GRAPH_LIMIT * widening(&full);
-    let (mut session, _) = build_on(
+    let (mut session, _) = build_rewritten(
         &model.graph,
         device.clone(),
         Mode::Training,
         Some(rule.optimizer().into()),
+        &training(precision),
     )?;
     feed(&mut session, &model.graph, &model.initial)?;
     session.set_seed(SEED);
@@ -86,21 +95,32 @@ fn train(device: &SharedDevice, model: &Model, rule: Rule) -> CaseRun {
         feeds.insert(SEED_SCALAR.to_owned(), vec![SEED as f64]);
         feeds.insert(STEP_SCALAR.to_owned(), vec![step as f64]);
         let oracle = evaluate(&full, &feeds)?;
+        let off = Deviations::of(&session, &seen, &feeds)?;
         let Some(loss) = oracle.get(full.outputs()[0]) else {
             return fail("the oracle has no loss");
         };
         let found = [f64::from(session.try_read_loss()?)];
-        check = check.worse(compare(&what("loss"), DType::F32, &found, &loss.data, limit)?);
+        let more = off.output(0);
+        check = check.worse(compare_within(
+            &what("loss"),
+            DType::F32,
+            &found,
+            &loss.data,
+            limit,
+            more,
+        )?);
         for (name, expected) in &oracle.written {
             let found = wide(&session.try_read_state(name)?);
-            check = check.worse(compare(&what(name), DType::F32, &found, expected, limit)?);
+            let more = off.state(name);
+            check = check.worse(compare_within(&what(name), DType::F32, &found, expected, limit, more)?);
         }
-        for &(leaf, value) in full.gradients() {
+        for (i, &(leaf, value)) in full.gradients().iter().enumerate() {
             let name = full.nodes()[leaf.index()].name.as_deref().unwrap_or_default();
             let gradient = wide(&session.try_read_grad(name)?);
             let expected = oracle.get(value).map_or(&[][..], |t| &t.data);
             let label = what(&format!("gradient of {name}"));
-            check = check.worse(compare(&label, DType::F32, &gradient, expected, limit)?);
+            let more = off.output(i + 1);
+            check = check.worse(compare_within(&label, DType::F32, &gradient, expected, limit, more)?);
             let start = (&before[name], &moments[name]);
             check = check.worse(update(&mut session, rule, step, name, start, &gradient)?);
         }

@@ -15,10 +15,12 @@ use meganeura::nn::trainer::{
     TrainConfig, TrainReport, Trainer, Warmup,
 };
 use meganeura::plan::MemoryBudget;
-use meganeura::{GradientClip, Graph, ParameterGroup};
+use meganeura::precision::Precision;
+use meganeura::{GradientClip, Graph, LossScaling, ParameterGroup};
 use serde_json::{Value, json};
 
 use super::Outcome;
+use super::precision::Choice;
 use crate::output::line;
 use data::{DataSet, FileOptions, Loaded, Source, load};
 use display::{Display, JsonLines};
@@ -49,6 +51,15 @@ pub(crate) struct Args {
     /// the way, or 80%:device; parts of it run twice to keep to it, and results are the same.
     #[arg(long, value_name = "BUDGET")]
     memory_budget: Option<MemoryBudget>,
+
+    /// How exactly products are computed [default: that of the configuration file, or f32]
+    #[arg(long, value_enum)]
+    precision: Option<Choice>,
+
+    /// Scale of the gradients in mixed precision: dynamic, dynamic:START, dynamic:START:INTERVAL (updates from one doubling
+    /// to the next) or a fixed power of two [default: that of the configuration file, or dynamic:65536:2000]
+    #[arg(long, value_name = "SCALE")]
+    loss_scale: Option<LossScaling>,
 
     /// Passes over the training examples; with 0, only evaluates [default: depends on data and model]
     #[arg(long, value_name = "N")]
@@ -213,7 +224,6 @@ pub(crate) fn run(args: &Args) -> Outcome {
     )?;
     let Loaded { train, test, .. } = &loaded;
     let mut trainer = Trainer::new(|batch| args.model.graph(batch, train), config(args, train))?;
-    let device = trainer.session().device().capabilities().name.clone();
     let mut display = Display::default();
     let printing: &mut dyn Observer = if args.json {
         &mut JsonLines
@@ -230,7 +240,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     }
     let evaluation = report.evaluation.ok_or("the model was not evaluated")?;
     if args.json {
-        line(summary(args, &loaded, &report, &evaluation, &device))?;
+        line(summary(args, &loaded, &report, &evaluation, &trainer))?;
     } else {
         conclude(args, &report, &evaluation)?;
     }
@@ -284,7 +294,16 @@ fn introduce(args: &Args, loaded: &Loaded, trainer: &Trainer) -> std::io::Result
         loaded.test.len(),
         parameters(trainer)
     ))?;
-    match &trainer.session().plan().recomputation {
+    let plan = trainer.session().plan();
+    if let Some(scaling) = plan.loss_scaling {
+        let units = plan.dispatches.iter().filter(|d| d.use_coop).count();
+        let precision = plan.precision;
+        line(format_args!(
+            "precision {precision}, loss scale {scaling}; {units} of {} dispatches on matrix units",
+            plan.dispatches.len()
+        ))?;
+    }
+    match &plan.recomputation {
         Some(recomputation) => line(format_args!("memory budget: {recomputation}")),
         None => Ok(()),
     }
@@ -297,6 +316,12 @@ fn conclude(args: &Args, report: &TrainReport, evaluation: &Evaluation) -> std::
         line(format_args!(
             "{early}best weights are those of epoch {}, step {}",
             best.epoch, best.total_step
+        ))?;
+    }
+    if report.skipped_updates > 0 {
+        line(format_args!(
+            "{} updates were left out, because a gradient was not finite",
+            report.skipped_updates
         ))?;
     }
     line(format_args!(
@@ -363,6 +388,8 @@ fn config(args: &Args, train: &Dataset) -> TrainConfig {
         seed: args.seed,
         device: args.device.clone(),
         memory_budget: args.memory_budget,
+        precision: args.precision.map(Precision::from),
+        loss_scale: args.loss_scale,
         evaluate_every_steps: args.evaluate_every_steps,
         statistics_every: args.statistics,
         early_stopping,
@@ -399,7 +426,9 @@ fn finite(value: f64) -> Value {
     serde_json::Number::from_f64(value).map_or(Value::Null, Value::Number)
 }
 
-fn summary(args: &Args, loaded: &Loaded, report: &TrainReport, evaluation: &Evaluation, device: &str) -> Value {
+fn summary(args: &Args, loaded: &Loaded, report: &TrainReport, evaluation: &Evaluation, trainer: &Trainer) -> Value {
+    let device = &trainer.session().device().capabilities().name;
+    let precision = trainer.session().plan().precision.to_string();
     json!({
         "data": loaded.name,
         "classes": loaded.class_names,
@@ -412,6 +441,8 @@ fn summary(args: &Args, loaded: &Loaded, report: &TrainReport, evaluation: &Eval
         "test_accuracy": evaluation.accuracy(),
         "test_loss": finite(evaluation.loss),
         "train_loss": finite(train_loss(report)),
+        "precision": precision,
+        "skipped_updates": report.skipped_updates,
         "steps_per_second": steps_per_second(report),
         "compile_seconds": report.compile_seconds,
         "seconds": report.seconds,

@@ -1,0 +1,157 @@
+//! The precision of a run: a device all of whose plans have it, and what it does to results.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use meganeura_core::backend::{Capabilities, Device, Executable, KernelDesc, KernelSource, Support};
+use meganeura_core::error::Result;
+use meganeura_core::graph::Graph;
+use meganeura_core::plan::{ExecutionPlan, compile_at};
+use meganeura_core::precision::Precision;
+use meganeura_core::rewrite::RewriteConfig;
+use meganeura_core::{LossScaling, Session};
+
+use crate::ReferenceBackend;
+use crate::harness::{Feeds, run_once};
+use crate::runner::SharedDevice;
+use crate::storage::wide;
+
+/// How often products are perturbed to see how much results depend on them.
+const PERTURBATIONS: u64 = 4;
+/// How much more than the largest deviation that was seen is accepted.
+const FACTOR: f64 = 2.0;
+
+/// A device whose plans are all of one precision, whatever asks for them; it counts what uses matrix units.
+pub(crate) struct AtPrecision {
+    device: SharedDevice,
+    precision: Precision,
+    on_units: AtomicUsize,
+}
+
+impl AtPrecision {
+    pub(crate) fn new(device: SharedDevice, precision: Precision) -> Arc<Self> {
+        Arc::new(AtPrecision {
+            device,
+            precision,
+            on_units: AtomicUsize::new(0),
+        })
+    }
+
+    /// Dispatches on matrix units, of all plans that were prepared.
+    pub(crate) fn on_units(&self) -> usize {
+        self.on_units.load(Ordering::Relaxed)
+    }
+}
+
+impl Device for AtPrecision {
+    fn capabilities(&self) -> &Capabilities {
+        self.device.capabilities()
+    }
+
+    fn supports(&self, kernel: &KernelDesc) -> Support {
+        self.device.supports(kernel)
+    }
+
+    fn kernels(&self) -> String {
+        self.device.kernels()
+    }
+
+    fn has_mixed_precision(&self) -> bool {
+        self.precision == Precision::Mixed && self.device.has_mixed_precision()
+    }
+
+    fn finalize(&self, plan: &mut ExecutionPlan) -> Result<()> {
+        plan.precision = self.precision;
+        self.device.finalize(plan)
+    }
+
+    fn kernel_sources(&self, plan: &ExecutionPlan) -> Result<Vec<KernelSource>> {
+        self.device.kernel_sources(plan)
+    }
+
+    fn compile(&self, plan: &ExecutionPlan) -> Result<Box<dyn Executable>> {
+        self.on_units.fetch_add(on_units(plan), Ordering::Relaxed);
+        self.device.compile(plan)
+    }
+}
+
+/// Dispatches of a plan that use matrix units.
+fn on_units(plan: &ExecutionPlan) -> usize {
+    plan.dispatches.iter().filter(|d| d.use_coop).count()
+}
+
+/// Settings of training sessions. The scale of mixed precision is one that small models need, and that changes often.
+pub(crate) fn training(precision: Precision) -> RewriteConfig {
+    RewriteConfig {
+        precision: Some(precision),
+        loss_scale: Some(LossScaling::Dynamic {
+            initial: 256.0,
+            interval: 2,
+        }),
+        ..RewriteConfig::default()
+    }
+}
+
+/// How much rounding the operands of products may change results.
+#[derive(Debug, Default)]
+pub(crate) struct Deviations {
+    outputs: Vec<f64>,
+    states: HashMap<String, f64>,
+}
+
+impl Deviations {
+    /// What may be off in a step of a graph with these contents of leaves, where the session's plan uses matrix units.
+    ///
+    /// The bound of a product is `2^-10 sum |a| |b|`. How it goes on from there is found by trying: the oracle's products
+    /// are changed by their bounds with random signs, several times.
+    pub(crate) fn of(session: &Session, graph: &Graph, feeds: &Feeds) -> Result<Self> {
+        let mut found = Deviations::default();
+        if on_units(session.plan()) == 0 {
+            return Ok(found);
+        }
+        let backend = || ReferenceBackend::new().primitives_only();
+        let (outputs, states) = results(&backend().device(), graph, feeds)?;
+        found.outputs = vec![0.0; outputs.len()];
+        for seed in 0..PERTURBATIONS {
+            let (other_outputs, other_states) = results(&backend().perturbing_products(seed).device(), graph, feeds)?;
+            for ((most, a), b) in found.outputs.iter_mut().zip(&outputs).zip(&other_outputs) {
+                *most = most.max(FACTOR * largest_difference(a, b));
+            }
+            for (name, b) in &other_states {
+                let most = found.states.entry(name.clone()).or_default();
+                *most = most.max(FACTOR * largest_difference(&states[name], b));
+            }
+        }
+        Ok(found)
+    }
+
+    /// For an element of an output.
+    pub(crate) fn output(&self, index: usize) -> f64 {
+        self.outputs.get(index).copied().unwrap_or(0.0)
+    }
+
+    /// For an element of a state after the step.
+    pub(crate) fn state(&self, name: &str) -> f64 {
+        self.states.get(name).copied().unwrap_or(0.0)
+    }
+}
+
+/// Outputs, and states after the step.
+type Results = (Vec<Vec<f64>>, HashMap<String, Vec<f64>>);
+
+fn results(device: &SharedDevice, graph: &Graph, feeds: &Feeds) -> Result<Results> {
+    let mut session = Session::on(device.clone(), compile_at(graph, &**device, Precision::Mixed)?)?;
+    let outputs = run_once(&mut session, graph, feeds)?;
+    let mut states = HashMap::new();
+    for state in session.plan().states() {
+        let values = session.try_read_state(&state.name)?;
+        states.insert(state.name, wide(&values));
+    }
+    Ok((outputs, states))
+}
+
+fn largest_difference(a: &[f64], b: &[f64]) -> f64 {
+    let differences = a.iter().zip(b).map(|(a, b)| (a - b).abs());
+    differences.filter(|d| d.is_finite()).fold(0.0, f64::max)
+}
