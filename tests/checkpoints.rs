@@ -11,6 +11,7 @@ use common::files;
 use meganeura::nn::data::{Augmentation, Dataset};
 use meganeura::nn::models::mlp_classifier;
 use meganeura::nn::trainer::{Checkpoints, EarlyStopping, Observer, OptimizerChoice, StepInfo, TrainBegin, TrainError};
+use meganeura::precision::Precision;
 use meganeura::random::SplitMix64;
 use meganeura::{Error, GradientClip, ParameterGroup, TrainConfig, Trainer};
 
@@ -186,6 +187,36 @@ fn a_resumed_run_stops_early_where_the_whole_one_does() {
             assert_eq!(resumed.2, whole.2, "{what}");
         }
     }
+}
+
+/// The scale grows every second update, and is in the checkpoint with its counters.
+#[test]
+fn a_run_in_mixed_precision_goes_on_with_its_scale() {
+    let mixed = |folder: Option<&Path>, scale: &str| TrainConfig {
+        precision: Some(Precision::Mixed),
+        loss_scale: Some(scale.parse().expect("a scale")),
+        ..config(folder)
+    };
+    let (whole, _) = run(mixed(None, "dynamic:1024:2"), None);
+    let scale = whole
+        .0
+        .iter()
+        .find(|(name, _)| name == "loss_scale.scale")
+        .expect("a scale");
+    assert_eq!(f32::from_bits(scale.1[0]), 32_768.0, "after ten updates");
+    let folder = tempfile::tempdir().expect("a folder");
+    run(mixed(Some(folder.path()), "dynamic:1024:2"), Some(14));
+    for other in [config(Some(folder.path())), mixed(Some(folder.path()), "1024")] {
+        let error = resume(other, &data(60, 1)).expect_err("another precision or scale");
+        assert!(
+            error.to_string().contains("was mixed") || error.to_string().contains("loss scale was"),
+            "{error}"
+        );
+    }
+    let (resumed, steps) = run(mixed(Some(folder.path()), "dynamic:1024:2"), None);
+    assert_eq!(steps, 14);
+    assert_same(&resumed.0, &whole.0, "mixed");
+    assert_eq!((&resumed.1[..], resumed.2), (&whole.1[14..], whole.2));
 }
 
 /// A folder with a checkpoint after step 14, and its two files.

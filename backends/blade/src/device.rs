@@ -8,7 +8,7 @@ use blade_graphics as bg;
 use meganeura_core::attrs::Attrs;
 use meganeura_core::backend::{Capabilities, CostModel, Device, Executable, KernelDesc, KernelSource, Support};
 use meganeura_core::precision::Precision;
-use meganeura_core::{ExecutionPlan, Result, TensorType};
+use meganeura_core::{ExecutionPlan, Result, Session, TensorType};
 
 use crate::coop::{self, CoopConfig, Wanted};
 use crate::executable::BladeExecutable;
@@ -118,6 +118,22 @@ impl BladeDevice {
 
     pub(crate) fn pipelines(&self) -> &Pipelines {
         &self.pipelines
+    }
+}
+
+/// Sessions on a context of the host application.
+pub trait WithContext: Sized {
+    /// A session on the device of a context that others may use, too. Several sessions share compiled kernels if they are
+    /// opened [on](Session::on) one [`BladeDevice::from_context`] instead.
+    ///
+    /// # Errors
+    /// As [`Session::on`].
+    fn with_context(context: Arc<bg::Context>, plan: ExecutionPlan) -> Result<Self>;
+}
+
+impl WithContext for Session {
+    fn with_context(context: Arc<bg::Context>, plan: ExecutionPlan) -> Result<Self> {
+        Session::on(Arc::new(BladeDevice::from_context(context)), plan)
     }
 }
 

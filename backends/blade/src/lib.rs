@@ -6,8 +6,10 @@
 //! ```no_run
 //! # use std::sync::Arc;
 //! # fn run(context: Arc<blade_graphics::Context>, plan: meganeura_core::ExecutionPlan) -> meganeura_core::Result<()> {
-//! let device = Arc::new(meganeura_blade::BladeDevice::from_context(context));
-//! let session = meganeura_core::Session::on(device, plan)?;
+//! use meganeura_blade::WithContext;
+//! use meganeura_core::Session;
+//!
+//! let session = Session::with_context(context, plan)?;
 //! # Ok(())
 //! # }
 //! ```
@@ -28,7 +30,7 @@ use std::sync::Arc;
 
 pub use backend::BladeBackend;
 pub use coop::{CoopConfig, MIN_COOP_WORKGROUPS, prefers_coop, select_coop_config};
-pub use device::BladeDevice;
+pub use device::{BladeDevice, WithContext};
 
 meganeura_core::register_plugin!(meganeura_core::registry::PluginManifest {
     name: env!("CARGO_PKG_NAME"),

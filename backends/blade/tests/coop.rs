@@ -4,6 +4,8 @@
 #[path = "common/case.rs"]
 mod case;
 mod common;
+#[path = "coop/training.rs"]
+mod training;
 
 use std::sync::Arc;
 
@@ -22,12 +24,18 @@ const REQUIRE: &str = "MEGANEURA_REQUIRE_COOP";
 
 /// The first usable device with each tile that it can be made to use.
 fn devices() -> Vec<Arc<dyn Device>> {
+    devices_from(None)
+}
+
+/// The same, whose units are used from so many workgroups on.
+fn devices_from(min_workgroups: Option<u32>) -> Vec<Arc<dyn Device>> {
     let mut found = Vec::new();
     if common::device().is_some() {
         let index = BladeBackend.devices(&Config::default()).expect("a listing");
         let index = index.iter().find(|d| d.rejected.is_none()).expect("a device").index;
         for tile in [8, 16] {
-            let config = format!("[backend.blade]\ncoop_tile = {tile}");
+            let groups = min_workgroups.map_or_else(String::new, |n| format!("\ncoop_min_workgroups = {n}"));
+            let config = format!("[backend.blade]\ncoop_tile = {tile}{groups}");
             let config: Config = toml::from_str(&config).expect("a configuration");
             let device = BladeBackend.open(index, &config).expect("it opens");
             if device.has_mixed_precision() {
@@ -48,7 +56,17 @@ fn devices() -> Vec<Arc<dyn Device>> {
 /// Runs a graph in mixed precision, and compares its outputs with the oracle's. `used` is how many dispatches use
 /// matrix units.
 fn check(shapes: &[&[usize]], used: usize, build: impl Fn(&mut Graph, &[NodeId]) -> Vec<NodeId>) {
-    let devices = devices();
+    check_from(None, shapes, used, build);
+}
+
+/// The same on units that are used from so many workgroups on.
+fn check_from(
+    min_workgroups: Option<u32>,
+    shapes: &[&[usize]],
+    used: usize,
+    build: impl Fn(&mut Graph, &[NodeId]) -> Vec<NodeId>,
+) {
+    let devices = devices_from(min_workgroups);
     if devices.is_empty() {
         return;
     }
@@ -115,6 +133,36 @@ fn small_products_and_full_precision_use_no_matrix_units() {
         g.set_outputs(vec![product]);
         let plan = compile_for(&g, &*device).expect("a plan");
         assert!(plan.dispatches.iter().all(|d| !d.use_coop));
+    }
+}
+
+/// Sizes below and around a tile, down to nothing but one number.
+#[test]
+fn small_products_on_request() {
+    for [m, n, k] in [[1, 1, 1], [3, 5, 2], [8, 8, 8], [17, 1, 40], [1, 33, 9], [16, 24, 100]] {
+        check_from(Some(0), &[&[m, k], &[k, n]], 1, |g, x| {
+            let product = g.matmul(x[0], x[1]);
+            vec![g.neg(product)]
+        });
+    }
+    check_from(Some(0), &[&[2, 3, 5, 5], &[4, 3, 3, 3]], 1, |g, x| {
+        vec![g.conv2d(x[0], x[1], Conv2dOptions::default())]
+    });
+}
+
+#[test]
+fn settings_of_matrix_units_are_checked() {
+    for (setting, expected) in [
+        ("coop_tile = 7", "use 8 or 16"),
+        ("coop_min_workgroups = -1", "non-negative"),
+        ("coop_min_workgroups = 4294967296", "at most 4294967295"),
+    ] {
+        let config: Config = toml::from_str(&format!("[backend.blade]\n{setting}")).expect("a configuration");
+        let Some(device) = BladeBackend.devices(&config).expect("a listing").into_iter().next() else {
+            return;
+        };
+        let error = BladeBackend.open(device.index, &config).err().expect("an error");
+        assert!(error.to_string().contains(expected), "{error}");
     }
 }
 

@@ -5,7 +5,7 @@ mod common;
 use std::sync::Arc;
 
 use blade_graphics as bg;
-use meganeura_blade::{BladeBackend, BladeDevice};
+use meganeura_blade::{BladeBackend, BladeDevice, WithContext};
 use meganeura_core::backend::{Backend, Device};
 use meganeura_core::config::Config;
 use meganeura_core::plan::memory::fit_to_budget;
@@ -30,7 +30,10 @@ fn classifier() -> Graph {
 fn training(device: &Arc<dyn Device>) -> Session {
     let full = autodiff::differentiate(&classifier());
     let plan = compile_for(&full, &**device).expect("a plan");
-    let mut session = Session::on(device.clone(), plan).expect("a session");
+    prepared(Session::on(device.clone(), plan).expect("a session"))
+}
+
+fn prepared(mut session: Session) -> Session {
     let spread = |n: usize| (0..n).map(|i| ((i * 7) % 11) as f32 / 5.0 - 1.0).collect::<Vec<f32>>();
     session.set_parameter("table", &spread(35));
     session.set_parameter("w", &spread(15));
@@ -138,7 +141,11 @@ fn a_context_of_the_host_is_shared() {
     let device =
         |context: &Arc<bg::Context>| -> Arc<dyn Device> { Arc::new(BladeDevice::from_context(context.clone())) };
     let (a, b) = (device(&context), device(&context));
-    assert_eq!(losses(&mut training(&a), 5), losses(&mut training(&b), 5));
+    let alone = losses(&mut training(&a), 5);
+    assert_eq!(alone, losses(&mut training(&b), 5));
+    let plan = compile_for(&autodiff::differentiate(&classifier()), &*a).expect("a plan");
+    let direct = Session::with_context(context.clone(), plan).expect("a session");
+    assert_eq!(alone, losses(&mut prepared(direct), 5));
     drop((a, b));
     assert_eq!(Arc::strong_count(&context), 1, "sessions give the context back");
 }

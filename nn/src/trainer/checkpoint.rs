@@ -21,7 +21,7 @@ use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde::{Deserialize, Serialize};
 
 use super::early_stopping::{Tracker, Weights};
-use super::{Best, EarlyStopping, EpochReport, Evaluation, TrainError, Trainer};
+use super::{Best, EarlyStopping, EpochReport, Evaluation, TrainConfig, TrainError, Trainer};
 use crate::data::Dataset;
 
 /// Where and how often a run is saved.

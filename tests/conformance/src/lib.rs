@@ -7,7 +7,7 @@
 //! ```
 //!
 //! in an integration test. The command line runs the same cases on any device (`meganeura conformance`).
-//! [`ReferenceBackend`] is a complete backend of some 300 lines that passes them; read it as an example.
+//! [`ReferenceBackend`] is a complete backend of some 400 lines that passes them; read it as an example.
 //!
 //! # What is checked
 //!

@@ -1,0 +1,77 @@
+//! The suite in mixed precision: it passes a backend that rounds operands of products as matrix units do, and catches one
+//! that rounds more, and one that rounds nothing.
+
+use std::sync::Arc;
+
+use meganeura_conformance::{Hook, Options, ReferenceBackend, Report, Section, run};
+use meganeura_core::ops::RefTensor;
+use meganeura_core::plan::Dispatch;
+use meganeura_core::precision::Precision;
+
+fn run_at(backend: &ReferenceBackend, precision: Precision, section: Section, filter: Option<&str>) -> Report {
+    let options = Options {
+        filter: filter.map(str::to_owned),
+        sections: vec![section],
+        seeds: 0..1,
+        precision,
+        ..Options::default()
+    };
+    run(backend.device(), &options)
+}
+
+fn rounding() -> ReferenceBackend {
+    ReferenceBackend::new().rounding_products()
+}
+
+#[test]
+fn rounded_operands_pass() {
+    for section in [Section::Training, Section::Semantics, Section::Errors] {
+        let report = run_at(&rounding(), Precision::Mixed, section, None);
+        assert!(report.failures().next().is_none(), "{report}");
+        assert!(report.on_matrix_units > 0 || section == Section::Errors, "{report}");
+    }
+    for filter in ["matmul", "conv", "attention"] {
+        let report = run_at(&rounding(), Precision::Mixed, Section::Operators, Some(filter));
+        assert!(report.is_ok() && report.on_matrix_units > 0, "{report}");
+    }
+}
+
+#[test]
+fn more_rounding_than_that_fails() {
+    // As if operands had seven bits.
+    let hook: Hook = Arc::new(|dispatch: &Dispatch, outcome| {
+        let mut results: Vec<RefTensor> = outcome?;
+        if dispatch.use_coop {
+            let values = results.iter_mut().flat_map(|t| &mut t.data);
+            values.for_each(|v| *v *= 1.0 + 1.0 / 128.0);
+        }
+        Ok(results)
+    });
+    for (section, filter) in [
+        (Section::Operators, "core.matmul/forward"),
+        (Section::Training, "training/mlp/"),
+    ] {
+        let report = run_at(
+            &rounding().with_hook(hook.clone()),
+            Precision::Mixed,
+            section,
+            Some(filter),
+        );
+        assert!(report.failed() > 0, "{report}");
+    }
+}
+
+#[test]
+fn full_precision_rounds_nothing() {
+    let report = run_at(&rounding(), Precision::F32, Section::Training, Some("training/mlp/"));
+    assert!(report.is_ok(), "{report}");
+    assert_eq!(report.on_matrix_units, 0);
+}
+
+#[test]
+fn mixed_precision_without_matrix_units_was_not_tested() {
+    let plain = ReferenceBackend::new();
+    let report = run_at(&plain, Precision::Mixed, Section::Training, Some("training/mlp/"));
+    assert!(report.failed() == 0 && !report.is_ok(), "{report}");
+    assert!(report.to_string().contains("was not tested"), "{report}");
+}

@@ -1,0 +1,76 @@
+//! Sessions on two devices, each in a thread of its own, at the same time.
+
+use std::sync::{Arc, Barrier};
+
+use meganeura::backend::Device;
+use meganeura::build::build_on;
+use meganeura::config::Config;
+use meganeura::cpu::CpuDevice;
+use meganeura::{Adam, Graph, Mode, select};
+
+const STEPS: usize = 25;
+
+fn graph() -> Graph {
+    let mut g = Graph::new();
+    let x = g.input("x", &[16, 12]);
+    let labels = g.input_u32("labels", &[16]);
+    let w1 = g.parameter("w1", &[12, 20]);
+    let w2 = g.parameter("w2", &[20, 4]);
+    let h = g.matmul(x, w1);
+    let h = g.tanh(h);
+    let logits = g.matmul(h, w2);
+    let loss = g.cross_entropy_loss(logits, labels);
+    g.set_outputs(vec![loss]);
+    g
+}
+
+fn spread(count: usize, seed: usize) -> Vec<f32> {
+    (0..count).map(|i| ((i * 7 + seed) % 11) as f32 / 11.0 - 0.5).collect()
+}
+
+/// Losses of a session that takes every step at the same time as the others.
+fn train(device: &Arc<dyn Device>, together: &Barrier) -> Vec<f32> {
+    let built = build_on(&graph(), device.clone(), Mode::Training, Some(Adam::new(0.01).into()));
+    let (mut session, _) = built.expect("a session");
+    session.set_parameter("w1", &spread(240, 1));
+    session.set_parameter("w2", &spread(80, 2));
+    let labels: Vec<u32> = (0..16).map(|i| i % 4).collect();
+    session.set_input_u32("labels", &labels);
+    let step = |step: usize| {
+        together.wait();
+        session.set_input("x", &spread(192, step % 5));
+        session.step();
+        session.read_loss()
+    };
+    (0..STEPS).map(step).collect()
+}
+
+/// The first Vulkan or Metal device, if there is one.
+fn gpu() -> Option<Arc<dyn Device>> {
+    let config = Config::default();
+    let selected = select::select(Some("blade"), &config).ok();
+    assert!(
+        selected.is_some() || std::env::var("MEGANEURA_REQUIRE_VULKAN").as_deref() != Ok("1"),
+        "no Vulkan device"
+    );
+    Some(selected?.open(&config).expect("it opens"))
+}
+
+#[test]
+fn two_devices_and_four_threads_work_side_by_side() {
+    let cpu: Arc<dyn Device> = Arc::new(CpuDevice::new(2));
+    let alone = train(&cpu, &Barrier::new(1));
+    // Without a GPU, another CPU device.
+    let other = gpu().unwrap_or_else(|| Arc::new(CpuDevice::new(1)));
+    let devices = [&cpu, &other, &cpu, &other];
+    let together = Barrier::new(devices.len());
+    let losses: Vec<Vec<f32>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = devices.map(|device| scope.spawn(|| train(device, &together))).into();
+        threads.into_iter().map(|t| t.join().expect("no panic")).collect()
+    });
+    assert_eq!([&losses[0], &losses[2]], [&alone; 2], "as if alone");
+    assert_eq!(losses[1], losses[3]);
+    for (a, b) in alone.iter().zip(&losses[1]) {
+        assert!((a - b).abs() < 1e-4, "{a} {b}");
+    }
+}
