@@ -168,16 +168,18 @@ fn updates_are_left_out_until_gradients_fit_into_halves() {
     }
 }
 
+/// Some of the suite; `meganeura conformance --precision mixed` runs all of it.
 #[test]
-fn conformance_with_every_product_on_matrix_units() {
+fn training_steps_conform_with_every_product_on_matrix_units() {
     for device in devices_from(Some(0)) {
         let options = Options {
-            sections: vec![Section::Training, Section::Semantics],
+            filter: Some("training/mlp/".into()),
+            sections: vec![Section::Training],
             precision: Precision::Mixed,
             ..Options::default()
         };
         let report = run(device, &options);
         assert!(report.is_ok(), "{report}");
-        assert!(report.on_matrix_units > 100, "{report}");
+        assert!(report.on_matrix_units >= 20, "{report}");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::update::Updated;
+use super::update::{Updated, sum_of};
 use super::{GradientClip, UPDATES_STATE, Update};
 use crate::backend::Device;
 use crate::dtype::DType;
@@ -143,8 +143,7 @@ pub(super) fn loss_scale(plan: &ExecutionPlan, scaling: LossScaling) -> Result<L
         let g = leaves.graph.input(&format!("{RESERVED}gradient.{i}"), shape);
         let g = leaves.bind(g, final_gradient(plan, &trained));
         let count = leaves.graph.count_non_finite(g);
-        leaves.graph.named(count, trained.name);
-        counts.push(leaves.graph.reshape(count, &[1]));
+        counts.push(leaves.graph.named(count, trained.name));
     }
     let mut bound = |name: &str| {
         let state = plan.state_buffers.iter().find(|s| s.name == name);
@@ -154,15 +153,14 @@ pub(super) fn loss_scale(plan: &ExecutionPlan, scaling: LossScaling) -> Result<L
     };
     let (scale, inverse) = (bound(SCALE_STATE)?, bound(INVERSE_STATE)?);
     let graph = &mut leaves.graph;
-    let counts = graph.concat(&counts, 0);
-    let total = graph.sum_all(counts);
+    let total = sum_of(graph, counts, "loss scale");
     let found = graph.state(FOUND_STATE, &[]);
     let found = graph.assign(found, total);
     let (good, skipped) = (graph.state(GOOD_STATE, &[]), graph.state(SKIPPED_STATE, &[]));
     let interval = graph.scalar(scaling.interval() as f32);
     let states = [scale, inverse, good, skipped].map(Value::from);
     let changed = graph.update_loss_scale(states, total.into(), interval);
-    for node in [counts, total, found, changed] {
+    for node in [found, changed] {
         graph.named(node, "loss scale");
     }
     Ok(leaves)

@@ -288,6 +288,30 @@ impl Update {
     }
 }
 
+/// The sum of numbers, of shape `[]`. They are added some at a time, as kernels bind no more than some ten buffers.
+pub(super) fn sum_of(graph: &mut Graph, mut numbers: Vec<NodeId>, name: &str) -> NodeId {
+    const AT_ONCE: usize = 8;
+    if numbers.is_empty() {
+        return graph.scalar(0.0);
+    }
+    loop {
+        let mut sums = Vec::new();
+        for some in numbers.chunks(AT_ONCE) {
+            let some: Vec<NodeId> = some.iter().map(|&x| graph.reshape(x, &[1])).collect();
+            let joined = graph.concat(&some, 0);
+            let sum = graph.sum_all(joined);
+            for node in [joined, sum] {
+                graph.named(node, name);
+            }
+            sums.push(sum);
+        }
+        match sums[..] {
+            [sum] => return sum,
+            _ => numbers = sums,
+        }
+    }
+}
+
 /// The gradients within their limit.
 fn clipped(graph: &mut Graph, clip: GradientClip, gradients: Vec<Value>) -> Vec<Value> {
     let limit = graph.scalar_input(CLIP_LIMIT, DType::F32);
@@ -307,11 +331,9 @@ fn clipped(graph: &mut Graph, clip: GradientClip, gradients: Vec<Value>) -> Vec<
             let mut squares = Vec::new();
             for &g in &gradients {
                 let sum = graph.sum_squares(g);
-                let sum = graph.named(sum, "gradient clipping");
-                squares.push(graph.reshape(sum, &[1]));
+                squares.push(graph.named(sum, "gradient clipping"));
             }
-            let squares = graph.concat(&squares, 0);
-            let sum = graph.sum_all(squares);
+            let sum = sum_of(graph, squares, "gradient clipping");
             let norm = graph.sqrt(sum);
             let record = graph.state(GradientClip::NORM_STATE, &[]);
             let written = graph.assign(record, norm);
@@ -321,7 +343,7 @@ fn clipped(graph: &mut Graph, clip: GradientClip, gradients: Vec<Value>) -> Vec<
             let scale = graph.div(limit, denominator);
             let one = graph.scalar(1.0);
             let scale = graph.min(scale, one);
-            for node in [squares, sum, norm, written, denominator, scale] {
+            for node in [norm, written, denominator, scale] {
                 graph.named(node, "gradient clipping");
             }
             let mut scaled = |g| {

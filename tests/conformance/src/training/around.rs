@@ -77,6 +77,10 @@ pub(super) fn cases(precision: Precision) -> Vec<Case> {
     let mut cases: Vec<Case> = settings().into_iter().map(run).collect();
     cases.push(Case::new("training/updates/changed on the way", changed_on_the_way));
     cases.push(Case::new("training/updates/left out", left_out));
+    cases.push(Case::new(
+        "training/updates/many parameters under one norm",
+        many_parameters,
+    ));
     cases
 }
 
@@ -258,6 +262,39 @@ fn left_out(device: &SharedDevice) -> CaseRun {
         let what = format!("{name} after the first update that was made");
         check = check.worse(compare(&what, DType::F32, &found, &value, 2.0 * UPDATE_LIMIT)?);
     }
+    Ok(check)
+}
+
+/// More gradients than a kernel binds buffers: their norm, and what of them is not finite.
+fn many_parameters(device: &SharedDevice) -> CaseRun {
+    const COUNT: usize = 70;
+    let mut g = Graph::new();
+    let x = g.input("x", &[3]);
+    let name = |i: usize| format!("w{i}");
+    let mut y = x;
+    for i in 0..COUNT {
+        let w = g.parameter(&name(i), &[3]);
+        y = g.add(y, w);
+    }
+    let square = g.square(y);
+    let loss = g.mean_all(square);
+    g.set_outputs(vec![loss]);
+    let update = Update::from(Sgd::new(0.1)).clip(GradientClip::Norm(0.5));
+    let settings = training(Precision::Mixed);
+    let (mut session, _) = build_rewritten(&g, device.clone(), Mode::Training, Some(update), &settings)?;
+    session.try_set_input("x", &[1.0, -2.0, 0.5])?;
+    session.try_step()?;
+    let mut squares = 0.0;
+    for i in 0..COUNT {
+        let gradient = session.try_read_grad(&name(i))?;
+        squares += gradient.iter().map(|&g| f64::from(g) * f64::from(g)).sum::<f64>();
+    }
+    let found = wide(&session.try_read_state(GradientClip::NORM_STATE)?);
+    let check = compare("the norm", DType::F32, &found, &[squares.sqrt()], UPDATE_LIMIT)?;
+    session.try_set_input("x", &[f32::INFINITY, 0.0, 0.0])?;
+    session.try_step()?;
+    let skipped = session.try_skipped_updates()?;
+    ensure!(skipped == 1, "{skipped} updates were left out, not 1");
     Ok(check)
 }
 
