@@ -58,6 +58,14 @@ fn exp_f32(x: f32) -> f32 {
     return select(scale_by_power(exp_core(r), whole), x, is_nan(x));
 }
 
+// e^x of scores relative to the greatest one. The built-in function's error grows with |x|, but e^x shrinks faster: beside
+// the 1 of the greatest score nothing of it is seen. Minus infinity gives 0, NaN stays.
+fn numerators(x: vec4<f32>) -> vec4<f32> {
+    let nan = (bitcast<vec4<u32>>(x) & vec4<u32>(0x7fffffffu)) > vec4<u32>(0x7f800000u);
+    let small = x < vec4<f32>(-87.0);
+    return select(select(exp(select(x, vec4<f32>(), small)), vec4<f32>(), small), x, nan);
+}
+
 fn exp2_f32(x: f32) -> f32 {
     let limited = select(select(x, 130.0, x > 130.0), -151.0, x < -151.0);
     let n = round(limited);

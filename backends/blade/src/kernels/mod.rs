@@ -4,9 +4,11 @@
 //! operators ([`scalar`]), views ([`view`]), operators that pick elements ([`pull`]), reductions ([`rows`]), and matrix
 //! products and convolutions ([`matmul`], [`conv`], both by [`tiled`], on matrix units by [`coop`], of few rows by
 //! [`vectors`]). So a norm, a loss or an update needs no kernel of its own: what it is taken apart to is
-//! computed in one launch, or in the few that [`stages`] cuts it to. Operators that do not fit this have a table of their own ([`alone`]).
+//! computed in one launch, or in the few that [`stages`] cuts it to. Operators that do not fit this have a table of their own ([`alone`]),
+//! and [`attention`] has kernels that keep its scores out of memory.
 
 mod alone;
+mod attention;
 mod body;
 mod conv;
 pub(crate) mod coop;
@@ -90,6 +92,9 @@ pub(crate) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
         check_count(ty)?;
     }
     if let Some(compiled) = alone::compile(cx)? {
+        return Ok(compiled);
+    }
+    if let Some(compiled) = attention::compile(cx)? {
         return Ok(compiled);
     }
     let body = Body::of(&cx.kernel)?;

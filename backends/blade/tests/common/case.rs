@@ -10,8 +10,8 @@ use meganeura_core::{NodeId, Session};
 
 /// A graph whose outputs are known.
 pub(crate) struct Case {
-    /// Shapes of the inputs, for messages.
-    label: String,
+    /// For messages: shapes of the inputs, at first.
+    pub(crate) label: String,
     pub(crate) graph: Graph,
     feeds: HashMap<String, Vec<f64>>,
     expected: Vec<Vec<f64>>,
@@ -19,26 +19,41 @@ pub(crate) struct Case {
 
 impl Case {
     /// A graph of inputs of these shapes.
-    pub(crate) fn new(shapes: &[&[usize]], build: impl Fn(&mut Graph, &[NodeId]) -> Vec<NodeId>) -> Self {
+    #[allow(dead_code, reason = "not all tests that share this file need it")]
+    pub(crate) fn new<V: Into<Value> + Copy>(
+        shapes: &[&[usize]],
+        build: impl Fn(&mut Graph, &[NodeId]) -> Vec<V>,
+    ) -> Self {
+        let inputs: Vec<SampleInput> = shapes.iter().map(|shape| SampleInput::f32(shape)).collect();
+        Case::with(&inputs, build, |_, _, value| value)
+    }
+
+    /// A graph of these inputs. `change` gives the value for an element of an input: its number, that of the element, and
+    /// the value that the input says.
+    pub(crate) fn with<V: Into<Value> + Copy>(
+        inputs: &[SampleInput],
+        build: impl Fn(&mut Graph, &[NodeId]) -> Vec<V>,
+        change: impl Fn(usize, usize, f64) -> f64,
+    ) -> Self {
         let mut graph = Graph::new();
         let name = |i: usize| format!("x{i}");
-        let inputs: Vec<NodeId> = shapes
-            .iter()
-            .enumerate()
-            .map(|(i, s)| graph.input(&name(i), s))
+        let nodes: Vec<NodeId> = (0..)
+            .zip(inputs)
+            .map(|(i, x)| graph.input(&name(i), &x.shape))
             .collect();
-        let outputs = build(&mut graph, &inputs);
+        let outputs = build(&mut graph, &nodes);
         graph.set_outputs(outputs.clone());
-        let values = |(i, shape): (usize, &&[usize])| {
-            let values = SampleInput::f32(shape).values(&mut SplitMix64::new(i as u64));
-            (name(i), values)
+        let values = |(i, input): (usize, &SampleInput)| {
+            let values = input.values(&mut SplitMix64::new(i as u64)).into_iter();
+            (name(i), values.enumerate().map(|(at, v)| change(i, at, v)).collect())
         };
-        let feeds = shapes.iter().enumerate().map(values).collect();
+        let feeds = inputs.iter().enumerate().map(values).collect();
         let evaluation = evaluate(&graph, &feeds).expect("the oracle evaluates it");
         let expected = outputs.iter().map(|&output| {
-            let value = evaluation.get(Value::from(output)).expect("a value");
+            let value = evaluation.get(output.into()).expect("a value");
             value.data.clone()
         });
+        let shapes: Vec<&[usize]> = inputs.iter().map(|x| &x.shape[..]).collect();
         Case {
             label: format!("{shapes:?}"),
             expected: expected.collect(),
@@ -47,22 +62,31 @@ impl Case {
         }
     }
 
-    /// Runs a step, and compares every output with the oracle's: no element may be off by more than the tolerance
-    /// times the largest one.
-    pub(crate) fn check(&self, mut session: Session, tolerance: f64) {
+    /// Outputs of a step.
+    pub(crate) fn run(&self, session: &mut Session) -> Vec<Vec<f32>> {
         for (name, values) in &self.feeds {
             let values: Vec<f32> = values.iter().map(|&v| v as f32).collect();
             session.set_input(name, &values);
         }
         session.step();
-        for (i, expected) in self.expected.iter().enumerate() {
+        let read = |(i, expected): (usize, &Vec<f64>)| {
             let mut found = vec![0.0; expected.len()];
             session.read_output_by_index(i, &mut found);
+            found
+        };
+        self.expected.iter().enumerate().map(read).collect()
+    }
+
+    /// Runs a step, and compares every output with the oracle's: no element may be off by more than the tolerance
+    /// times the largest one, nor be a number where there is none.
+    pub(crate) fn check(&self, mut session: Session, tolerance: f64) {
+        let found = self.run(&mut session);
+        for (i, (expected, found)) in self.expected.iter().zip(&found).enumerate() {
             let scale = expected.iter().fold(0.01, |m: f64, v| m.max(v.abs()));
-            for (at, (e, &f)) in expected.iter().zip(&found).enumerate() {
+            for (at, (&e, &f)) in expected.iter().zip(found).enumerate() {
                 let error = (e - f64::from(f)).abs();
                 assert!(
-                    error <= tolerance * scale,
+                    error <= tolerance * scale || e.is_nan() && f.is_nan(),
                     "{}, output {i} [{at}]: {f}, not {e}, of {scale}",
                     self.label
                 );

@@ -1,0 +1,202 @@
+//! Gradients of attention by single threads, from the saved logarithms: scores are made anew, once with queries as rows for
+//! the gradient of these, once with keys as rows for those of keys and values. Nothing is added atomically: the parts that
+//! the heads of a group give to the gradients of their keys go to scratch, one beside the other, and are added up then.
+
+use std::fmt::Write as _;
+
+use meganeura_core::DType;
+use meganeura_core::ops::AttentionDims;
+
+use super::super::module::{CompileCx, Compiled, Launch, Module};
+use super::tiles::{ACROSS, COLUMNS, EACH, Scores, Sums, Tiling};
+use super::{Side, declare_fetch, key_range, query_range, row_bounds, scale, window};
+
+/// Most elements of a head, beyond which two results need too many registers.
+pub(super) const MOST_WIDTH: usize = 128;
+
+/// Of queries: the scores, and the gradients of the probabilities.
+const QUERY_SCORES: &[Scores] = &[
+    Scores {
+        name: "s",
+        rows: "q",
+        columns: "k",
+    },
+    Scores {
+        name: "t",
+        rows: "dout",
+        columns: "v",
+    },
+];
+const QUERY_SUMS: &[Sums] = &[Sums {
+    name: "dq",
+    weights: "t",
+    columns: "k",
+}];
+/// The same with keys as rows.
+const KEY_SCORES: &[Scores] = &[
+    Scores {
+        name: "s",
+        rows: "k",
+        columns: "q",
+    },
+    Scores {
+        name: "t",
+        rows: "v",
+        columns: "dout",
+    },
+];
+const KEY_SUMS: &[Sums] = &[
+    Sums {
+        name: "dk",
+        weights: "t",
+        columns: "q",
+    },
+    Sums {
+        name: "dv",
+        weights: "s",
+        columns: "dout",
+    },
+];
+
+/// Launches for a call.
+pub(super) fn compile(cx: &CompileCx, dims: AttentionDims) -> Result<Compiled, String> {
+    let mut launches = vec![
+        queries(cx, &Tiling::new(dims, Side::Queries, QUERY_SCORES, QUERY_SUMS))?,
+        keys(cx, &Tiling::new(dims, Side::Keys, KEY_SCORES, KEY_SUMS))?,
+    ];
+    let mut scratch = Vec::new();
+    if dims.group() > 1 {
+        launches.push(join(cx, &dims)?);
+        scratch = vec![4 * dims.batch * dims.rows_k * dims.heads * dims.head_dim; 2];
+    }
+    Ok(Compiled { launches, scratch })
+}
+
+/// A module with the functions that fetch operands.
+fn module<'a>(cx: &'a CompileCx<'a>, dims: &AttentionDims) -> Module<'a> {
+    let mut module = Module::new(cx);
+    declare_fetch(&mut module, dims, 0, Side::Queries, "q");
+    declare_fetch(&mut module, dims, 1, Side::Keys, "k");
+    declare_fetch(&mut module, dims, 2, Side::Keys, "v");
+    declare_fetch(&mut module, dims, 5, Side::Queries, "dout");
+    module
+}
+
+/// The number of a query's logarithm.
+fn row_number(dims: &AttentionDims, query: &str) -> String {
+    format!(
+        "(batch * {}u + head) * {}u + min({query}, {}u)",
+        dims.heads,
+        dims.rows_q,
+        dims.rows_q - 1
+    )
+}
+
+/// The gradients of the queries.
+fn queries(cx: &CompileCx, tiling: &Tiling) -> Result<Launch, String> {
+    let dims = &tiling.dims;
+    let mut module = module(cx, dims);
+    let mut code = tiling.begin(&mut module);
+    code.push_str(&key_range(dims));
+    code.push_str(&row_bounds(dims));
+    for (operand, name) in [(3, "lse"), (4, "delta")] {
+        let elements = [0, 1, 2, 3].map(|i| module.load(operand, &row_number(dims, &format!("row + {i}u"))));
+        let _ = writeln!(code, "let {name} = vec4<f32>({});", elements.join(", "));
+    }
+    let scale = scale(dims);
+    let mut middle = String::new();
+    for j in 0..EACH {
+        let _ = writeln!(
+            middle,
+            "t{j} = numerators(s{j} * {scale} - lse) * (t{j} - delta) * {scale};"
+        );
+    }
+    let _ = writeln!(middle, "if (column < all_from || column + {COLUMNS}u > all_to) {{");
+    for j in 0..EACH {
+        let _ = writeln!(
+            middle,
+            "let key_{j} = vec4<u32>(column + across + {}u);\n\
+             t{j} = select(vec4<f32>(), t{j}, (key_{j} >= seen_from) & (key_{j} < seen_to));",
+            j * ACROSS
+        );
+    }
+    middle.push_str("}\n");
+    tiling.go(&mut code, &middle);
+    tiling.finish(&mut code, |_, i, place, value| {
+        module.store(0, &format!("{} + {place}", tiling.start(i)), value)
+    });
+    module.finish(&code, tiling.threads(), tiling.groups())
+}
+
+/// The gradients of keys and values, or what each head gives to them.
+fn keys(cx: &CompileCx, tiling: &Tiling) -> Result<Launch, String> {
+    let dims = &tiling.dims;
+    let mut module = module(cx, dims);
+    let mut code = tiling.begin(&mut module);
+    code.push_str(&query_range(dims));
+    let (scale, mut middle) = (scale(dims), String::new());
+    for j in 0..EACH {
+        let number = row_number(dims, &format!("query_{j}"));
+        let (lse, delta) = (module.load(3, &number), module.load(4, &number));
+        let _ = write!(
+            middle,
+            "let query_{j} = column + across + {}u;\n\
+             s{j} = numerators(s{j} * {scale} - vec4<f32>({lse}));\n\
+             t{j} = s{j} * (t{j} - vec4<f32>({delta})) * {scale};\n",
+            j * ACROSS
+        );
+    }
+    let _ = writeln!(middle, "if (column < all_from || column + {COLUMNS}u > all_to) {{");
+    for j in 0..EACH {
+        let _ = write!(
+            middle,
+            "let seen_{j} = {};\ns{j} = select(vec4<f32>(), s{j}, seen_{j});\nt{j} = select(vec4<f32>(), t{j}, seen_{j});\n",
+            seen(dims, &format!("query_{j}"))
+        );
+    }
+    middle.push_str("}\n");
+    tiling.go(&mut code, &middle);
+    tiling.finish(&mut code, |sums, i, place, value| {
+        let port = if sums.name == "dk" { 0 } else { 1 };
+        match dims.group() {
+            1 => module.store(1 + port, &format!("{} + {place}", tiling.start(i)), value),
+            _ => {
+                let parts = module.array(cx.scratch(port), DType::F32, true);
+                let row = format!("(batch * {}u + row + {i}u) * {}u + head", dims.rows_k, dims.heads);
+                format!("{parts}[({row}) * {}u + {place}] = {value};\n", dims.head_dim)
+            }
+        }
+    });
+    module.finish(&code, tiling.threads(), tiling.groups())
+}
+
+/// Whether a query sees a thread's keys, as WGSL: a vector.
+fn seen(dims: &AttentionDims, query: &str) -> String {
+    let known = format!("vec4<bool>({query} < end)");
+    if !dims.causal {
+        return known;
+    }
+    let shift = dims.rows_k - dims.rows_q + 1;
+    let near = match window(dims) {
+        Some(window) => format!(" & (row_numbers + vec4<u32>({window}u) >= vec4<u32>({query} + {shift}u))"),
+        None => String::new(),
+    };
+    format!("{known} & (row_numbers < vec4<u32>({query} + {shift}u)){near}")
+}
+
+/// Adds up what the heads of a group give.
+fn join(cx: &CompileCx, dims: &AttentionDims) -> Result<Launch, String> {
+    let mut module = Module::new(cx);
+    let (width, group) = (dims.head_dim, dims.group());
+    let mut code = format!("let start = i / {width}u * {}u + i % {width}u;\n", group * width);
+    for port in 0..2 {
+        let parts = module.array(cx.scratch(port), DType::F32, false);
+        let store = module.store(1 + port, "i", &format!("sum_{port}"));
+        let _ = write!(
+            code,
+            "var sum_{port} = 0.0;\nfor (var head = 0u; head < {group}u; head += 1u) {{\n\
+             sum_{port} += {parts}[start + head * {width}u];\n}}\n{store}"
+        );
+    }
+    module.finish_elements(&code, cx.kernel.outputs[1].numel())
+}

@@ -1,0 +1,216 @@
+//! Attention in kernels of its own, whose scores never reach memory: softmax over tiles of keys, whose greatest score and
+//! sum are kept up to date (Milakov and Gimelshein, 2018; Dao et al., 2022). Calls that these refuse, or that are
+//! few queries of many keys, are taken apart like any other operator.
+
+mod backward;
+mod forward;
+mod tiles;
+
+use std::fmt::Write as _;
+
+use meganeura_core::DType;
+use meganeura_core::ops::{AttentionDims, Call};
+
+use super::module::{CompileCx, Compiled, Module};
+
+/// Most elements of a head, beyond which a thread's part of the results needs too many registers.
+const MOST_WIDTH: usize = 256;
+/// Fewest queries of a call with many keys: the rows of a tile that have no query are computed for nothing.
+const FEWEST_QUERIES: usize = 8;
+/// Keys up to which any number of queries is right.
+const FEW_KEYS: usize = 256;
+/// Workgroups from which on any number of keys is right, since one workgroup goes over all keys that a tile sees.
+const ENOUGH_GROUPS: usize = 48;
+/// Keys up to which any number of workgroups is right.
+const SHORT_ROW: usize = 2048;
+
+/// Launches for a call of this family; `None` for one that is to be taken apart.
+pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
+    let (is_gradient, most_width) = match cx.kernel.name {
+        "core.attention" => (false, MOST_WIDTH),
+        "core.attention_grad" => (true, backward::MOST_WIDTH),
+        _ => return Ok(None),
+    };
+    let dims = AttentionDims::of(&Call {
+        attrs: cx.kernel.attrs,
+        inputs: cx.kernel.inputs,
+        outputs: cx.kernel.outputs,
+    })?;
+    let overwritten = (0..cx.inputs.len()).any(|operand| cx.is_overwritten(operand));
+    if cx.kernel.inputs[0].dtype != DType::F32 || overwritten || dims.head_dim > most_width {
+        return Ok(None);
+    }
+    // Without queries, the gradients of the keys are zeros.
+    if dims.batch * dims.rows_q == 0 || !pays(&dims) {
+        return Ok(None);
+    }
+    if is_gradient {
+        return backward::compile(cx, dims).map(Some);
+    }
+    forward::compile(cx, dims).map(Some)
+}
+
+/// Whether tiles of queries that each go over all of their keys are likely to be faster than products and a softmax.
+fn pays(dims: &AttentionDims) -> bool {
+    let groups = dims.batch * dims.heads * dims.rows_q.div_ceil(tiles::FEW_ROWS);
+    let enough_queries = dims.rows_q >= FEWEST_QUERIES || dims.rows_k <= FEW_KEYS;
+    enough_queries && (groups >= ENOUGH_GROUPS || dims.rows_k <= SHORT_ROW)
+}
+
+/// Vectors of four elements that a head has, the last one perhaps in part.
+fn vectors(dims: &AttentionDims) -> usize {
+    dims.head_dim.div_ceil(4)
+}
+
+/// Heads of the rows of an operand: those of queries, or those of keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Side {
+    Queries,
+    Keys,
+}
+
+impl Side {
+    fn other(self) -> Self {
+        match self {
+            Side::Queries => Side::Keys,
+            Side::Keys => Side::Queries,
+        }
+    }
+
+    /// The variable with a workgroup's head.
+    fn head(self) -> &'static str {
+        match self {
+            Side::Queries => "head",
+            Side::Keys => "kv_head",
+        }
+    }
+
+    /// Rows of an operand, and heads of a row.
+    fn sizes(self, dims: &AttentionDims) -> [usize; 2] {
+        match self {
+            Side::Queries => [dims.rows_q, dims.heads],
+            Side::Keys => [dims.rows_k, dims.kv_heads],
+        }
+    }
+}
+
+/// The number of a head's first element in a row, as WGSL.
+fn start(dims: &AttentionDims, side: Side, [batch, row, head]: [&str; 3]) -> String {
+    let [rows, heads] = side.sizes(dims);
+    format!("(({batch} * {rows}u + {row}) * {heads}u + {head}) * {}u", dims.head_dim)
+}
+
+/// Declares the function `fetch_<name>(batch, row, head, vector, end)` that gives four elements of a head's row; rows from
+/// `end` on, and elements beyond the head's, are zero.
+fn declare_fetch(module: &mut Module, dims: &AttentionDims, operand: usize, side: Side, name: &str) {
+    let ([rows, _], width) = (side.sizes(dims), dims.head_dim);
+    let at = start(dims, side, ["batch", "known_row", "head"]);
+    let last = vectors(dims) - 1;
+    let whole = match width.is_multiple_of(4) {
+        true => module.load_vector(operand, &format!("({at}) / 4u + known_vector")),
+        false => None,
+    };
+    let value = whole.unwrap_or_else(|| {
+        let element = |c: usize| {
+            let place = format!("vector * 4u + {c}u");
+            let value = module.load(operand, &format!("{at} + min({place}, {}u)", width - 1));
+            format!("select(0.0, {value}, {place} < {width}u)")
+        };
+        format!("vec4<f32>({})", [0, 1, 2, 3].map(element).join(", "))
+    });
+    let _ = write!(
+        module.items,
+        "fn fetch_{name}(batch: u32, row: u32, head: u32, vector: u32, end: u32) -> vec4<f32> {{\n\
+         let known_row = min(row, {}u);\nlet known_vector = min(vector, {last}u);\nlet value = {value};\n\
+         return select(vec4<f32>(), value, row < end && vector <= {last}u);\n}}\n",
+        rows - 1
+    );
+}
+
+/// Code that says which rows of a side a workgroup has, in tiles of so many, for which head of the queries.
+fn group_place(dims: &AttentionDims, side: Side, rows: usize) -> String {
+    let (all_heads, [count, _]) = (dims.batch * dims.heads, side.sizes(dims));
+    // With a causal mask the last queries and the first keys take longest: they come first.
+    let tile = match side {
+        Side::Queries => format!("{}u - group_number / {all_heads}u", count.div_ceil(rows) - 1),
+        Side::Keys => format!("group_number / {all_heads}u"),
+    };
+    format!(
+        "let tile = {tile};\nlet batch = group_number % {all_heads}u / {0}u;\n\
+         let head = group_number % {0}u;\nlet kv_head = head / {1}u;\n\
+         let first = tile * {rows}u;\nlet last = min(first + {rows}u, {count}u) - 1u;\n",
+        dims.heads,
+        dims.group(),
+    )
+}
+
+/// Code that says which keys the queries from `first` to `last`, variables, see: those from `begin` to before `end`, of
+/// which all of them see those from `all_from` to before `all_to`.
+fn key_range(dims: &AttentionDims) -> String {
+    let keys = dims.rows_k;
+    if !dims.causal {
+        return format!("let begin = 0u;\nlet end = {keys}u;\nlet all_from = 0u;\nlet all_to = {keys}u;\n");
+    }
+    let shift = keys - dims.rows_q + 1;
+    let from = |query: &str| match window(dims) {
+        Some(window) => format!("max({query} + {shift}u, {window}u) - {window}u"),
+        None => "0u".to_owned(),
+    };
+    format!(
+        "let begin = {};\nlet end = last + {shift}u;\nlet all_from = {};\nlet all_to = first + {shift}u;\n",
+        from("first"),
+        from("last")
+    )
+}
+
+/// Code that says which queries see the keys from `first` to `last`, as [`key_range`] does the other way round.
+fn query_range(dims: &AttentionDims) -> String {
+    let queries = dims.rows_q;
+    if !dims.causal {
+        return format!("let begin = 0u;\nlet end = {queries}u;\nlet all_from = 0u;\nlet all_to = {queries}u;\n");
+    }
+    let shift = dims.rows_k - queries;
+    let from = |key: &str| format!("max({key}, {shift}u) - {shift}u");
+    let to = |key: &str| match window(dims) {
+        Some(window) => format!("min(max({key} + {window}u, {shift}u) - {shift}u, {queries}u)"),
+        None => format!("{queries}u"),
+    };
+    format!(
+        "let begin = {};\nlet end = {};\nlet all_from = {};\nlet all_to = {};\n",
+        from("first"),
+        to("last"),
+        from("last"),
+        to("first")
+    )
+}
+
+/// The window, if it hides any key.
+fn window(dims: &AttentionDims) -> Option<usize> {
+    Some(dims.window).filter(|&window| window > 0 && window < dims.rows_k)
+}
+
+/// Code for the bounds of the keys that a thread's queries see: vectors `seen_from` and `seen_to`, from the vector of
+/// their numbers, `row_numbers`.
+fn row_bounds(dims: &AttentionDims) -> String {
+    if !dims.causal {
+        return format!(
+            "let seen_from = vec4<u32>();\nlet seen_to = vec4<u32>({}u);\n",
+            dims.rows_k
+        );
+    }
+    // Rows without a query see what the last query does.
+    let shift = dims.rows_k - dims.rows_q + 1;
+    let from = match window(dims) {
+        Some(window) => format!("max(seen_to, vec4<u32>({window}u)) - vec4<u32>({window}u)"),
+        None => "vec4<u32>()".to_owned(),
+    };
+    format!(
+        "let seen_to = min(row_numbers, vec4<u32>({}u)) + vec4<u32>({shift}u);\nlet seen_from = {from};\n",
+        dims.rows_q - 1
+    )
+}
+
+/// A literal of the factor of the scores.
+fn scale(dims: &AttentionDims) -> String {
+    super::scalar::literal(DType::F32, (dims.scale as f32).to_bits())
+}
