@@ -141,18 +141,22 @@ fn session(device: &Arc<dyn Device>, graph: &Graph) -> Session {
 
 #[test]
 fn sizes_around_those_of_tiles() {
-    for rows in [[1, 1, 1], [2, 7, 31], [1, 16, 128], [1, 17, 129], [2, 67, 261]] {
-        for heads in [[1, 1, 1], [4, 2, 16], [3, 1, 33], [2, 1, 64]] {
-            Call::new(rows, heads).check();
-            Call::new(rows, heads).causal().check();
-        }
+    for (rows, heads) in [
+        ([1, 1, 1], [1, 1, 1]),
+        ([2, 7, 31], [3, 1, 33]),
+        ([1, 16, 128], [2, 1, 64]),
+        ([1, 17, 129], [2, 1, 64]),
+        ([2, 67, 261], [4, 2, 16]),
+    ] {
+        Call::new(rows, heads).check();
+        Call::new(rows, heads).causal().check();
     }
 }
 
 #[test]
 fn masks() {
-    for rows in [[1, 150, 150], [1, 37, 300]] {
-        for window in [1, 2, 70, 150, 10_000] {
+    for (rows, windows) in [([1, 150, 150], [1, 70, 150]), ([1, 37, 300], [2, 129, 10_000])] {
+        for window in windows {
             Call::new(rows, [2, 1, 8]).window(window).check();
         }
     }
@@ -165,7 +169,7 @@ fn masks() {
 
 #[test]
 fn heads_of_all_widths() {
-    for width in [2, 3, 4, 5, 12, 20, 48, 65, 80, 128] {
+    for width in [2, 5, 12, 20, 48, 65, 128] {
         Call::new([1, 20, 150], [2, 1, width]).causal().check();
     }
     let Some(device) = common::device() else { return };
@@ -259,7 +263,9 @@ fn a_nan_stays_with_the_queries_that_see_it() {
 #[test]
 fn a_query_of_many_keys() {
     let Some(device) = common::device() else { return };
-    let case = Call::new([1, 1, 3000], [4, 2, 16]).causal().case(|_, _, value| value);
+    let case = Case::new(&[&[1, 64], &[3000, 32], &[3000, 32]], |g, x| {
+        vec![g.causal_attention(x[0], x[1], x[2], 4, 2, 16)]
+    });
     let plan = compile_for(&case.graph, &*device).expect("a plan");
     case.check(Session::on(device, plan).expect("a session"), 2e-5);
 }

@@ -13,8 +13,8 @@ use case::Case;
 use meganeura_blade::BladeBackend;
 use meganeura_core::backend::{Backend, Device};
 use meganeura_core::config::Config;
-use meganeura_core::graph::Graph;
-use meganeura_core::ops::Conv2dOptions;
+use meganeura_core::graph::{Graph, Value};
+use meganeura_core::ops::{AttentionOptions, Conv2dOptions};
 use meganeura_core::plan::{compile_at, compile_for};
 use meganeura_core::precision::Precision;
 use meganeura_core::{NodeId, Session};
@@ -55,16 +55,16 @@ fn devices_from(min_workgroups: Option<u32>) -> Vec<Arc<dyn Device>> {
 
 /// Runs a graph in mixed precision, and compares its outputs with the oracle's. `used` is how many dispatches use
 /// matrix units.
-fn check(shapes: &[&[usize]], used: usize, build: impl Fn(&mut Graph, &[NodeId]) -> Vec<NodeId>) {
+fn check<V: Into<Value> + Copy>(shapes: &[&[usize]], used: usize, build: impl Fn(&mut Graph, &[NodeId]) -> Vec<V>) {
     check_from(None, shapes, used, build);
 }
 
 /// The same on units that are used from so many workgroups on.
-fn check_from(
+fn check_from<V: Into<Value> + Copy>(
     min_workgroups: Option<u32>,
     shapes: &[&[usize]],
     used: usize,
-    build: impl Fn(&mut Graph, &[NodeId]) -> Vec<NodeId>,
+    build: impl Fn(&mut Graph, &[NodeId]) -> Vec<V>,
 ) {
     let devices = devices_from(min_workgroups);
     if devices.is_empty() {
@@ -120,6 +120,44 @@ fn convolutions() {
     };
     check(&[&[3, 20, 33, 31], &[66, 20, 3, 3]], 1, |g, x| {
         vec![g.conv2d(x[0], x[1], options)]
+    });
+}
+
+/// Queries and keys; heads of both, and their width; window, if causal.
+fn check_attention([rows_q, rows_k]: [usize; 2], heads: [u32; 2], width: u32, causal: Option<Option<u32>>) {
+    let options = AttentionOptions {
+        causal: causal.is_some(),
+        window: causal.flatten(),
+        ..AttentionOptions::new(heads[0], heads[1], width)
+    };
+    let [q, kv] = heads.map(|heads| (heads * width) as usize);
+    check(&[&[3, rows_q, q], &[3, rows_k, kv], &[3, rows_k, kv]], 1, |g, x| {
+        let y = g.attention(x[0], x[1], x[2], options);
+        vec![y.into(), g.port(y, 1)]
+    });
+}
+
+#[test]
+fn attention_of_whole_tiles() {
+    check_attention([128, 128], [4, 2], 16, Some(None));
+}
+
+#[test]
+fn attention_of_odd_sizes() {
+    check_attention([97, 131], [6, 2], 20, Some(None));
+    check_attention([98, 133], [4, 4], 7, None);
+}
+
+#[test]
+fn attention_with_a_window() {
+    check_attention([130, 150], [4, 1], 5, Some(Some(40)));
+}
+
+/// Fewer queries than a tile has rows.
+#[test]
+fn attention_of_few_queries_uses_no_matrix_units() {
+    check(&[&[2, 5, 64], &[2, 200, 64], &[2, 200, 64]], 0, |g, x| {
+        vec![g.full_attention(x[0], x[1], x[2], 4, 4, 16)]
     });
 }
 

@@ -440,21 +440,24 @@ fn attention(
     }
 }
 
-/// What an attention is compiled to.
-fn compile_attention(gradient: bool, rows: [usize; 2], heads: [usize; 3]) -> Compiled {
+/// What an attention is compiled to, with matrix units or without.
+fn compile_attention(gradient: bool, rows: [usize; 2], heads: [usize; 3], coop: Option<CoopConfig>) -> Compiled {
     let (attrs, inputs, outputs) = attention(gradient, rows, heads);
     let name = if gradient {
         "core.attention_grad"
     } else {
         "core.attention"
     };
-    let cx = CompileCx::apart(KernelDesc {
-        name,
-        version: 1,
-        attrs: &attrs,
-        inputs: &inputs,
-        outputs: &outputs,
-    });
+    let cx = CompileCx {
+        coop,
+        ..CompileCx::apart(KernelDesc {
+            name,
+            version: 1,
+            attrs: &attrs,
+            inputs: &inputs,
+            outputs: &outputs,
+        })
+    };
     compile(&cx).expect("kernels")
 }
 
@@ -462,10 +465,30 @@ fn compile_attention(gradient: bool, rows: [usize; 2], heads: [usize; 3]) -> Com
 fn attention_of_all_widths_is_valid_and_translates() {
     for heads in [[2, 1, 3], [3, 3, 20], [64, 32, 64], [4, 1, 128], [1, 1, 256]] {
         for gradient in [false, true] {
-            for launch in compile_attention(gradient, [300, 310], heads).launches {
+            for launch in compile_attention(gradient, [300, 310], heads, None).launches {
                 let label = format!("attention {gradient} of heads {heads:?}");
                 translate(&label, &launch, Capabilities::empty());
             }
+        }
+    }
+}
+
+#[test]
+fn attention_on_matrix_units_is_valid_and_translates() {
+    let units = Capabilities::COOPERATIVE_MATRIX | Capabilities::SHADER_FLOAT16;
+    for heads in [[9, 3, 64], [12, 12, 20], [16, 4, 128]] {
+        for (tile_size, use_f16_input, subgroup_size) in [(16, true, 32), (8, true, 8), (8, false, 32), (16, true, 64)]
+        {
+            let config = CoopConfig {
+                tile_size,
+                use_f16_input,
+                subgroup_size,
+            };
+            let made = compile_attention(false, [500, 511], heads, Some(config));
+            // The widest heads in full precision are beyond shared memory.
+            let fits = use_f16_input || heads[2] < 128;
+            assert_eq!(made.launches[0].coop, fits, "{heads:?} {config:?}");
+            translate(&format!("attention of {heads:?} {config:?}"), &made.launches[0], units);
         }
     }
 }
@@ -475,7 +498,7 @@ fn attention_of_all_widths_is_valid_and_translates() {
 fn what_attention_keeps_grows_with_the_rows_only() {
     for gradient in [false, true] {
         let bytes = |rows: usize| -> usize {
-            let made = compile_attention(gradient, [rows, rows], [4, 2, 32]);
+            let made = compile_attention(gradient, [rows, rows], [4, 2, 32], None);
             made.scratch.iter().sum()
         };
         assert_eq!(bytes(4096), 2 * bytes(2048));

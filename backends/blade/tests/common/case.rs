@@ -19,7 +19,6 @@ pub(crate) struct Case {
 
 impl Case {
     /// A graph of inputs of these shapes.
-    #[allow(dead_code, reason = "not all tests that share this file need it")]
     pub(crate) fn new<V: Into<Value> + Copy>(
         shapes: &[&[usize]],
         build: impl Fn(&mut Graph, &[NodeId]) -> Vec<V>,

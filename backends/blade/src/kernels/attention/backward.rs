@@ -121,7 +121,7 @@ fn queries(cx: &CompileCx, tiling: &Tiling) -> Result<Launch, String> {
         );
     }
     middle.push_str("}\n");
-    tiling.go(&mut code, &middle);
+    tiling.go(&mut code, "", &middle);
     tiling.finish(&mut code, |_, i, place, value| {
         module.store(0, &format!("{} + {place}", tiling.start(i)), value)
     });
@@ -134,16 +134,20 @@ fn keys(cx: &CompileCx, tiling: &Tiling) -> Result<Launch, String> {
     let mut module = module(cx, dims);
     let mut code = tiling.begin(&mut module);
     code.push_str(&query_range(dims));
-    let (scale, mut middle) = (scale(dims), String::new());
+    let (scale, mut before, mut middle) = (scale(dims), String::new(), String::new());
     for j in 0..EACH {
         let number = row_number(dims, &format!("query_{j}"));
-        let (lse, delta) = (module.load(3, &number), module.load(4, &number));
+        let _ = write!(
+            before,
+            "let query_{j} = column + across + {}u;\nlet lse_{j} = {};\nlet delta_{j} = {};\n",
+            j * ACROSS,
+            module.load(3, &number),
+            module.load(4, &number)
+        );
         let _ = write!(
             middle,
-            "let query_{j} = column + across + {}u;\n\
-             s{j} = numerators(s{j} * {scale} - vec4<f32>({lse}));\n\
-             t{j} = s{j} * (t{j} - vec4<f32>({delta})) * {scale};\n",
-            j * ACROSS
+            "s{j} = numerators(s{j} * {scale} - vec4<f32>(lse_{j}));\n\
+             t{j} = s{j} * (t{j} - vec4<f32>(delta_{j})) * {scale};\n"
         );
     }
     let _ = writeln!(middle, "if (column < all_from || column + {COLUMNS}u > all_to) {{");
@@ -155,7 +159,7 @@ fn keys(cx: &CompileCx, tiling: &Tiling) -> Result<Launch, String> {
         );
     }
     middle.push_str("}\n");
-    tiling.go(&mut code, &middle);
+    tiling.go(&mut code, &before, &middle);
     tiling.finish(&mut code, |sums, i, place, value| {
         let port = if sums.name == "dk" { 0 } else { 1 };
         match dims.group() {

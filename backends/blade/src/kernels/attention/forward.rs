@@ -41,7 +41,7 @@ fn launch(cx: &CompileCx, tiling: &Tiling) -> Result<Launch, String> {
         key_range(dims),
         row_bounds(dims),
     );
-    tiling.go(&mut code, &softmax(tiling));
+    tiling.go(&mut code, "", &softmax(tiling));
     module
         .items
         .push_str("fn sum_of(a: vec4<f32>, b: vec4<f32>) -> vec4<f32> {\nreturn a + b;\n}\n");

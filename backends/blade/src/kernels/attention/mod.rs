@@ -3,6 +3,7 @@
 //! few queries of many keys, are taken apart like any other operator.
 
 mod backward;
+mod coop;
 mod forward;
 mod tiles;
 
@@ -47,7 +48,10 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
     if is_gradient {
         return backward::compile(cx, dims).map(Some);
     }
-    forward::compile(cx, dims).map(Some)
+    match coop::compile(cx, dims)? {
+        Some(compiled) => Ok(Some(compiled)),
+        None => forward::compile(cx, dims).map(Some),
+    }
 }
 
 /// Whether tiles of queries that each go over all of their keys are likely to be faster than products and a softmax.
@@ -100,8 +104,13 @@ fn start(dims: &AttentionDims, side: Side, [batch, row, head]: [&str; 3]) -> Str
     format!("(({batch} * {rows}u + {row}) * {heads}u + {head}) * {}u", dims.head_dim)
 }
 
-/// Declares the function `fetch_<name>(batch, row, head, vector, end)` that gives four elements of a head's row; rows from
-/// `end` on, and elements beyond the head's, are zero.
+/// Vectors of a head up to a multiple of which nothing else may be read: those of a step, and of a tile of matrix units.
+const DEPTH: usize = 4;
+
+/// Declares the function `fetch_<name>(batch, row, head, vector)` that gives four elements of a head's row. Beyond the last
+/// row it is the last one, which is seen by no row that does not see it, or has no weight. Beyond the head, as far as
+/// scores are made from it, elements are zero. Nothing is done with elements as they come from memory if it can be
+/// avoided: whoever fetches them early would have to wait.
 fn declare_fetch(module: &mut Module, dims: &AttentionDims, operand: usize, side: Side, name: &str) {
     let ([rows, _], width) = (side.sizes(dims), dims.head_dim);
     let at = start(dims, side, ["batch", "known_row", "head"]);
@@ -112,17 +121,23 @@ fn declare_fetch(module: &mut Module, dims: &AttentionDims, operand: usize, side
     };
     let value = whole.unwrap_or_else(|| {
         let element = |c: usize| {
-            let place = format!("vector * 4u + {c}u");
+            let place = format!("known_vector * 4u + {c}u");
             let value = module.load(operand, &format!("{at} + min({place}, {}u)", width - 1));
-            format!("select(0.0, {value}, {place} < {width}u)")
+            match width.is_multiple_of(4) {
+                true => value,
+                false => format!("select(0.0, {value}, {place} < {width}u)"),
+            }
         };
         format!("vec4<f32>({})", [0, 1, 2, 3].map(element).join(", "))
     });
+    let value = match vectors(dims).is_multiple_of(DEPTH) {
+        true => value,
+        false => format!("select(vec4<f32>(), {value}, vector <= {last}u)"),
+    };
     let _ = write!(
         module.items,
-        "fn fetch_{name}(batch: u32, row: u32, head: u32, vector: u32, end: u32) -> vec4<f32> {{\n\
-         let known_row = min(row, {}u);\nlet known_vector = min(vector, {last}u);\nlet value = {value};\n\
-         return select(vec4<f32>(), value, row < end && vector <= {last}u);\n}}\n",
+        "fn fetch_{name}(batch: u32, row: u32, head: u32, vector: u32) -> vec4<f32> {{\n\
+         let known_row = min(row, {}u);\nlet known_vector = min(vector, {last}u);\nreturn {value};\n}}\n",
         rows - 1
     );
 }

@@ -20,7 +20,7 @@ use std::fmt::Write as _;
 use meganeura_core::ops::AttentionDims;
 
 use super::super::module::Module;
-use super::{Side, group_place, start, vectors};
+use super::{DEPTH, Side, group_place, start, vectors};
 
 /// Rows of a thread, and columns.
 pub(super) const EACH: usize = 4;
@@ -28,8 +28,6 @@ pub(super) const EACH: usize = 4;
 pub(super) const ACROSS: usize = 32;
 /// Columns of a tile.
 pub(super) const COLUMNS: usize = EACH * ACROSS;
-/// Vectors of a step of the scores.
-const DEPTH: usize = 4;
 /// Vectors from one row to the next in shared memory during such a step: an odd number keeps rows apart in its banks.
 const STRIDE: usize = DEPTH + 1;
 /// Most vectors of a slab.
@@ -145,12 +143,12 @@ impl Tiling {
         code
     }
 
-    /// Code that goes over the columns from `begin` to `end`: `column` is the first one of a tile, `middle` the code that
-    /// makes weights of scores.
-    pub(super) fn go(&self, code: &mut String, middle: &str) {
+    /// Code that goes over the columns from `begin` to `end`: `column` is the first one of a tile, `before` the code that a
+    /// tile begins with, `middle` the code that makes weights of scores.
+    pub(super) fn go(&self, code: &mut String, before: &str, middle: &str) {
         code.push_str("var column = begin;\n");
         self.fetch_scores(code, "var ", 0, "column", "0u");
-        code.push_str("loop {\nif (column >= end) {\nbreak;\n}\n");
+        let _ = writeln!(code, "loop {{\nif (column >= end) {{\nbreak;\n}}\n{before}");
         (0..self.scores.len()).for_each(|i| self.make_scores(code, i));
         // What the first step needs comes while weights are made.
         self.fetch_sums(code, "var ", 0, [0, 0]);
@@ -177,18 +175,17 @@ impl Tiling {
     /// Code that fetches what a thread copies for a step of some scores.
     fn fetch_scores(&self, code: &mut String, declare: &str, number: usize, column: &str, depth: &str) {
         let Scores { rows, columns, .. } = self.scores[number];
-        let (other, [count, _]) = (self.side.other(), self.side.sizes(&self.dims));
         for (piece, at) in self.pieces(COLUMNS * DEPTH) {
             let _ = writeln!(
                 code,
-                "{declare}c_{piece} = fetch_{columns}(batch, {column} + {at} / {DEPTH}u, {}, {depth} + {at} % {DEPTH}u, end);",
-                other.head()
+                "{declare}c_{piece} = fetch_{columns}(batch, {column} + {at} / {DEPTH}u, {}, {depth} + {at} % {DEPTH}u);",
+                self.side.other().head()
             );
         }
         // There are fewer of them than threads.
         let _ = writeln!(
             code,
-            "{declare}r_0 = fetch_{rows}(batch, first + local / {DEPTH}u, {}, {depth} + local % {DEPTH}u, {count}u);",
+            "{declare}r_0 = fetch_{rows}(batch, first + local / {DEPTH}u, {}, {depth} + local % {DEPTH}u);",
             self.side.head()
         );
     }
@@ -245,7 +242,7 @@ impl Tiling {
         for (piece, at) in self.pieces(ACROSS * width) {
             let _ = writeln!(
                 code,
-                "{declare}v_{piece} = fetch_{columns}(batch, column + {}u + {at} / {width}u, {}, {}u + {at} % {width}u, end);",
+                "{declare}v_{piece} = fetch_{columns}(batch, column + {}u + {at} / {width}u, {}, {}u + {at} % {width}u);",
                 chunk * ACROSS,
                 self.side.other().head(),
                 slab * width

@@ -1,0 +1,409 @@
+//! Attention on matrix units: both products through cooperative matrices, of operands rounded to the units' input type,
+//! with sums in `f32`; the softmax between them in `f32` by single threads.
+//!
+//! A workgroup of four subgroups has two rows of tiles of queries of one head, 32 queries for tiles of 16, and goes over
+//! twice as many keys at a time. A subgroup has one row of tiles, and half of the columns: of the keys for the
+//! scores, of the results for the values. Matrices cannot be scaled row by row, so scores and products with values go
+//! through shared memory as `f32`; a thread has the same row of both, and keeps the row's greatest score, its part of the
+//! sum and of the results in registers. Keys and values are rounded on their way to shared memory, those of the next tile
+//! being on their way from memory meanwhile.
+//!
+//! For heads of 64 and tiles of 16, 64 keys are 32 KiB of keys and values from memory for 64 multiplications of tiles by
+//! tiles, 16 a subgroup, and 5 barriers; scores, numerators and results cross shared memory once each, 40 KiB. It takes
+//! 28 KiB of shared memory.
+
+use std::fmt::Write as _;
+
+use meganeura_core::ops::AttentionDims;
+
+use super::super::coop::{CoopConfig, prefers_coop};
+use super::super::module::{COOP, CompileCx, Compiled, Launch, Module};
+use super::{Side, declare_fetch, group_place, key_range, scale, start, vectors, window};
+
+/// Rows of tiles of a workgroup, and subgroups beside each other.
+const DOWN: usize = 2;
+const BESIDE: usize = 2;
+/// Rows of tiles of keys: the first that shared memory has room for.
+const KEY_TILES: [usize; 2] = [4, 2];
+/// Most bytes of shared memory: as much as the largest blocks of products take.
+const MOST_SHARED: usize = 36 << 10;
+
+/// A call cut into tiles.
+struct Tiling {
+    dims: AttentionDims,
+    config: CoopConfig,
+    /// Rows of tiles of keys.
+    key_tiles: usize,
+}
+
+/// The launch for a call; `None` where single threads are likely to be faster.
+pub(super) fn compile(cx: &CompileCx, dims: AttentionDims) -> Result<Option<Compiled>, String> {
+    let Some(config) = cx.coop else { return Ok(None) };
+    let heads = dims.batch * dims.heads;
+    let tilings = KEY_TILES.map(|key_tiles| Tiling {
+        dims,
+        config,
+        key_tiles,
+    });
+    let fitting = tilings.iter().find(|t| t.fits());
+    let worth = prefers_coop(&config, heads, dims.rows_q, dims.rows_k, dims.head_dim);
+    let Some(tiling) = fitting.filter(|_| worth) else {
+        return Ok(None);
+    };
+    Ok(Some(Compiled {
+        launches: vec![tiling.launch(cx)?],
+        scratch: Vec::new(),
+    }))
+}
+
+impl Tiling {
+    /// Whether threads share out evenly what there is to do, within shared memory.
+    fn fits(&self) -> bool {
+        let bytes = if self.config.use_f16_input { 2 } else { 4 };
+        let shared = 4 * bytes * 2 * self.piece() + 16 * self.rows() * self.sums_stride() + 4 * self.threads();
+        matches!(self.tile(), 8 | 16)
+            && self.threads().is_multiple_of(self.rows())
+            && (self.keys() / 4).is_multiple_of(self.across())
+            && shared <= MOST_SHARED
+            && self.dims.rows_q >= self.tile()
+    }
+
+    fn tile(&self) -> usize {
+        self.config.tile_size as usize
+    }
+
+    fn threads(&self) -> usize {
+        DOWN * BESIDE * self.config.subgroup_size as usize
+    }
+
+    /// Queries of a workgroup.
+    fn rows(&self) -> usize {
+        DOWN * self.tile()
+    }
+
+    /// Keys of a step.
+    fn keys(&self) -> usize {
+        self.key_tiles * self.tile()
+    }
+
+    /// Threads of a row.
+    fn across(&self) -> usize {
+        self.threads() / self.rows()
+    }
+
+    /// Elements of a head with those that make its tiles a multiple of the subgroups beside each other.
+    fn width(&self) -> usize {
+        self.dims.head_dim.next_multiple_of(BESIDE * self.tile())
+    }
+
+    fn element(&self) -> &'static str {
+        if self.config.use_f16_input { "f16" } else { "f32" }
+    }
+
+    /// Vectors between rows of an operand in shared memory, whose padding keeps rows apart in its banks.
+    fn stride(&self, elements: usize) -> usize {
+        elements / 4 + if self.config.use_f16_input { 2 } else { 1 }
+    }
+
+    /// The same of scores and results.
+    fn sums_stride(&self) -> usize {
+        self.keys().max(self.width()) / 4 + 1
+    }
+
+    /// Vectors of keys, or of values, in shared memory; queries and numerators are where keys are when there are none.
+    fn piece(&self) -> usize {
+        let keys = self.keys() * self.stride(self.width());
+        keys.max(self.rows() * self.stride(self.keys()))
+    }
+
+    /// A tile's type in a role: `A`, `B` or `C`.
+    fn matrix(&self, role: char) -> String {
+        let (tile, element) = (self.tile(), if role == 'C' { "f32" } else { self.element() });
+        format!("coop_mat{tile}x{tile}<{element},{role}>")
+    }
+
+    /// Vectors of scores that a thread has.
+    fn scores(&self) -> usize {
+        self.keys() / 4 / self.across()
+    }
+
+    /// Vectors of results that a thread has, the last one perhaps beyond the row.
+    fn results(&self) -> usize {
+        (self.width() / 4).div_ceil(self.across())
+    }
+
+    fn launch(&self, cx: &CompileCx) -> Result<Launch, String> {
+        let dims = &self.dims;
+        let mut module = Module::new(cx);
+        module.enable(COOP);
+        if self.config.use_f16_input {
+            module.enable("f16");
+        }
+        let (rows, across, element) = (self.rows(), self.across(), self.element());
+        let _ = write!(
+            module.items,
+            "var<workgroup> pool: array<vec4<{element}>, {}>;\nvar<workgroup> sums: array<vec4<f32>, {}>;\n\
+             var<workgroup> partial: array<f32, {}>;\n",
+            2 * self.piece(),
+            rows * self.sums_stride(),
+            rows * across
+        );
+        declare_fetch(&mut module, dims, 0, Side::Queries, "q");
+        declare_fetch(&mut module, dims, 1, Side::Keys, "k");
+        declare_fetch(&mut module, dims, 2, Side::Keys, "v");
+        let size = self.config.subgroup_size;
+        let mut code = group_place(dims, Side::Queries, rows);
+        let _ = write!(
+            code,
+            "{}let sub_row = local / {size}u / {BESIDE}u * {tile}u;\nlet sub_column = local / {size}u % {BESIDE}u;\n\
+             let own_row = local % {rows}u;\nlet part = local / {rows}u;\nlet query = min(first + own_row, last);\n{}\
+             let hidden = from_bits(0xff800000u);\nvar greatest = -3.4028234e38;\nvar total = 0.0;\n",
+            key_range(dims),
+            self.row_bounds(),
+            tile = self.tile(),
+        );
+        (0..self.results()).for_each(|i| _ = writeln!(code, "var out_{i} = vec4<f32>();"));
+        self.queries(&mut code);
+        code.push_str("var key = begin;\n");
+        self.fetch(&mut code, "var ", "key");
+        code.push_str("loop {\n");
+        self.copies(self.keys(), self.width(), |piece, row, vector| {
+            let at = format!("{row} * {}u + {vector}", self.stride(self.width()));
+            let _ = write!(
+                code,
+                "pool[{at}] = vec4<{element}>(k_{piece});\npool[{}u + {at}] = vec4<{element}>(v_{piece});\n",
+                self.piece()
+            );
+        });
+        let _ = writeln!(code, "workgroupBarrier();\nif (key + {}u < end) {{", self.keys());
+        self.fetch(&mut code, "", &format!("key + {}u", self.keys()));
+        code.push_str("}\n");
+        self.score_tiles(&mut code);
+        self.softmax(&mut code);
+        self.result_tiles(&mut code);
+        let _ = writeln!(code, "key += {}u;\nif (key >= end) {{\nbreak;\n}}\n}}", self.keys());
+        self.finish(&mut module, &mut code);
+        let groups = dims.batch * dims.heads * dims.rows_q.div_ceil(rows);
+        module.finish(&code, self.threads(), groups)
+    }
+
+    /// Code for the bounds of the keys that a thread's query sees.
+    fn row_bounds(&self) -> String {
+        let dims = &self.dims;
+        if !dims.causal {
+            return format!("let seen_from = 0u;\nlet seen_to = {}u;\n", dims.rows_k);
+        }
+        let from = match window(dims) {
+            Some(window) => format!("max(seen_to, {window}u) - {window}u"),
+            None => "0u".to_owned(),
+        };
+        let shift = dims.rows_k - dims.rows_q + 1;
+        format!("let seen_to = query + {shift}u;\nlet seen_from = {from};\n")
+    }
+
+    /// Calls a function for every vector that a thread copies of some rows: with the number of the piece, the row, and the
+    /// number of the vector in the row. Pieces beyond the rows are left out by the code.
+    fn copies(&self, rows: usize, width: usize, mut f: impl FnMut(usize, &str, &str)) {
+        let (vectors, threads) = (width / 4, self.threads());
+        for piece in 0..(rows * vectors).div_ceil(threads) {
+            let at = format!("(local + {}u)", piece * threads);
+            // Beyond the last row there are only copies of it.
+            let row = match (rows * vectors).is_multiple_of(threads) {
+                true => format!("({at} / {vectors}u)"),
+                false => format!("min({at} / {vectors}u, {}u)", rows - 1),
+            };
+            f(piece, &row, &format!("{at} % {vectors}u"));
+        }
+    }
+
+    /// Code that fetches a tile of keys and values.
+    fn fetch(&self, code: &mut String, declare: &str, key: &str) {
+        self.copies(self.keys(), self.width(), |piece, row, vector| {
+            for name in ["k", "v"] {
+                let _ = writeln!(
+                    code,
+                    "{declare}{name}_{piece} = fetch_{name}(batch, {key} + {row}, kv_head, {vector});"
+                );
+            }
+        });
+    }
+
+    /// Code that loads a tile of an operand from shared memory: one of rows that begin at a vector, in the role of `A`, or
+    /// of `B` with the summed dimension along or across these rows.
+    fn load(&self, code: &mut String, name: &str, role: char, at: &str, stride: usize, across: bool) {
+        let load = if across { "coopLoadT" } else { "coopLoad" };
+        let matrix = self.matrix(role);
+        let _ = write!(
+            code,
+            "let at_{name} = {at};\nlet {name} = {load}<{matrix}>(&pool[at_{name}], {stride}u);\n"
+        );
+    }
+
+    /// Tiles along the summed dimension of the scores.
+    fn depth(&self) -> usize {
+        self.dims.head_dim.div_ceil(self.tile())
+    }
+
+    /// Code that loads the tiles of a subgroup's queries, which it keeps.
+    fn queries(&self, code: &mut String) {
+        let (stride, element) = (self.stride(self.width()), self.element());
+        self.copies(self.rows(), self.width(), |_, row, vector| {
+            let _ = writeln!(
+                code,
+                "pool[{row} * {stride}u + {vector}] = \
+                 vec4<{element}>(fetch_q(batch, first + {row}, head, {vector}));"
+            );
+        });
+        code.push_str("workgroupBarrier();\n");
+        for d in 0..self.depth() {
+            let at = format!("sub_row * {stride}u + {}u", d * self.tile() / 4);
+            self.load(code, &format!("q{d}"), 'A', &at, stride, true);
+        }
+        code.push_str("workgroupBarrier();\n");
+    }
+
+    /// Code that multiplies queries and keys.
+    fn score_tiles(&self, code: &mut String) {
+        let (tile, stride) = (self.tile(), self.stride(self.width()));
+        for j in 0..self.key_tiles / BESIDE {
+            let _ = writeln!(code, "var score_{j} = {}();", self.matrix('C'));
+        }
+        for d in 0..self.depth() {
+            for j in 0..self.key_tiles / BESIDE {
+                let key = format!("(sub_column * {}u + {}u)", self.keys() / BESIDE, j * tile);
+                let at = format!("{key} * {stride}u + {}u", d * tile / 4);
+                self.load(code, &format!("k{d}_{j}"), 'B', &at, stride, false);
+                let _ = writeln!(code, "score_{j} = coopMultiplyAdd(q{d}, k{d}_{j}, score_{j});");
+            }
+        }
+        self.store(code, "score", self.key_tiles / BESIDE, self.keys());
+        code.push_str("workgroupBarrier();\n");
+    }
+
+    /// Code that stores a subgroup's tiles of sums, of rows of `width` elements.
+    fn store(&self, code: &mut String, name: &str, tiles: usize, width: usize) {
+        let stride = self.sums_stride();
+        for j in 0..tiles {
+            let column = format!("sub_column * {}u + {}u", width / BESIDE / 4, j * self.tile() / 4);
+            let _ = write!(
+                code,
+                "let to_{name}_{j} = sub_row * {stride}u + {column};\n\
+                 coopStoreT({name}_{j}, &sums[to_{name}_{j}], {stride}u);\n"
+            );
+        }
+    }
+
+    /// Code that makes scores numerators, rounds them, and brings what there is up to date.
+    fn softmax(&self, code: &mut String) {
+        let (rows, across) = (self.rows(), self.across());
+        let scale = scale(&self.dims);
+        for j in 0..self.scores() {
+            let _ = writeln!(
+                code,
+                "var s{j} = sums[own_row * {}u + {}u + part] * {scale};",
+                self.sums_stride(),
+                j * across
+            );
+        }
+        let _ = writeln!(code, "if (key < all_from || key + {}u > all_to) {{", self.keys());
+        for j in 0..self.scores() {
+            let _ = writeln!(
+                code,
+                "let key_{j} = vec4<u32>(key + ({}u + part) * 4u) + vec4<u32>(0u, 1u, 2u, 3u);\n\
+                 s{j} = select(vec4<f32>(hidden), s{j}, (key_{j} >= vec4<u32>(seen_from)) & (key_{j} < vec4<u32>(seen_to)));",
+                j * across
+            );
+        }
+        code.push_str("}\nvar most = greatest;\n{\nvar all = s0;\n");
+        (1..self.scores()).for_each(|j| _ = writeln!(code, "all = max(all, s{j});"));
+        let _ = write!(
+            code,
+            "partial[part * {rows}u + own_row] = max(max(all.x, all.y), max(all.z, all.w));\n}}\nworkgroupBarrier();\n"
+        );
+        for i in 0..across {
+            let _ = writeln!(code, "most = max(most, partial[{}u + own_row]);", i * rows);
+        }
+        code.push_str("let change = numerators(vec4<f32>(greatest - most)).x;\ngreatest = most;\ntotal *= change;\n");
+        let stride = self.stride(self.keys());
+        for j in 0..self.scores() {
+            let _ = write!(
+                code,
+                "s{j} = numerators(s{j} - vec4<f32>(most));\ntotal += (s{j}.x + s{j}.y) + (s{j}.z + s{j}.w);\n\
+                 pool[own_row * {stride}u + {}u + part] = vec4<{}>(s{j});\n",
+                j * across,
+                self.element()
+            );
+        }
+        code.push_str("workgroupBarrier();\n");
+    }
+
+    /// Code that multiplies numerators and values, and adds the products to the results.
+    fn result_tiles(&self, code: &mut String) {
+        let (tile, width) = (self.tile(), self.width());
+        let (own, stride) = (width / tile / BESIDE, self.stride(self.keys()));
+        for j in 0..own {
+            let _ = writeln!(code, "var product_{j} = {}();", self.matrix('C'));
+        }
+        for d in 0..self.key_tiles {
+            let at = format!("sub_row * {stride}u + {}u", d * tile / 4);
+            self.load(code, &format!("p{d}"), 'A', &at, stride, true);
+            for j in 0..own {
+                let values = self.stride(width);
+                let column = format!("sub_column * {}u + {}u", width / BESIDE / 4, j * tile / 4);
+                let at = format!("{}u + {column}", self.piece() + d * tile * values);
+                self.load(code, &format!("v{d}_{j}"), 'B', &at, values, true);
+                let _ = writeln!(code, "product_{j} = coopMultiplyAdd(p{d}, v{d}_{j}, product_{j});");
+            }
+        }
+        self.store(code, "product", own, width);
+        code.push_str("workgroupBarrier();\n");
+        for i in 0..self.results() {
+            let _ = writeln!(
+                code,
+                "out_{i} = out_{i} * change + sums[own_row * {}u + min({}u + part, {}u)];",
+                self.sums_stride(),
+                i * self.across(),
+                width / 4 - 1
+            );
+        }
+    }
+
+    /// Code that brings the parts of the sums together and stores the results.
+    fn finish(&self, module: &mut Module, code: &mut String) {
+        let (dims, rows) = (&self.dims, self.rows());
+        let _ = write!(
+            code,
+            "partial[part * {rows}u + own_row] = total;\nworkgroupBarrier();\nvar sum = 0.0;\n"
+        );
+        for i in 0..self.across() {
+            let _ = writeln!(code, "sum += partial[{}u + own_row];", i * rows);
+        }
+        // Scores that are all minus infinity have no numerators.
+        let _ = write!(
+            code,
+            "sum = select(sum, from_bits(0x7fc00000u), sum == 0.0);\nlet row = first + own_row;\n\
+             if (row >= {}u) {{\nreturn;\n}}\nlet at = {};\n",
+            dims.rows_q,
+            start(dims, Side::Queries, ["batch", "row", "head"])
+        );
+        for i in 0..self.results() {
+            let _ = writeln!(
+                code,
+                "{{\nlet vector = {}u + part;\nlet value = out_{i} / sum;\nif (vector < {}u) {{",
+                i * self.across(),
+                vectors(dims)
+            );
+            for c in 0..4 {
+                let store = module.store(0, &format!("at + vector * 4u + {c}u"), &format!("value[{c}]"));
+                match dims.head_dim.is_multiple_of(4) {
+                    true => code.push_str(&store),
+                    false => _ = write!(code, "if (vector * 4u + {c}u < {}u) {{\n{store}}}\n", dims.head_dim),
+                }
+            }
+            code.push_str("}\n}\n");
+        }
+        let lse = format!("(batch * {}u + head) * {}u + row", dims.heads, dims.rows_q);
+        let store = module.store(1, &lse, "greatest + log_f32(sum)");
+        let _ = write!(code, "if (part == 0u) {{\n{store}}}\n");
+    }
+}
