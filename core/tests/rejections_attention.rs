@@ -3,7 +3,7 @@
 use meganeura_core::attrs::Attrs;
 use meganeura_core::dtype::DType;
 use meganeura_core::graph::{Graph, NodeId};
-use meganeura_core::ops::{AttentionOptions, OpRef};
+use meganeura_core::ops::{AttentionOptions, OpRef, RopeScaling};
 use meganeura_core::registry;
 
 /// What is said of the graph that `build` makes; it is said once, and `verify` repeats it.
@@ -266,5 +266,106 @@ fn wrong_gates() {
     says(
         &raw("core.swiglu_concat_grad", &[&[2, 6], &[2, 6]], Attrs::new()),
         &["must be", "[2, 3]"],
+    );
+}
+
+#[test]
+fn caches_that_do_not_fit() {
+    let write = |new: &[usize], cache: &[usize], position: &[usize]| {
+        rejection(|g| {
+            let new = g.input("new", new);
+            let cache = g.state("cache", cache);
+            let position = g.input_u32("position", position);
+            g.cache_write(new, cache, position)
+        })
+    };
+    says(&write(&[3, 4], &[2, 4], &[1]), &["3 rows", "into the 2"]);
+    says(&write(&[0, 4], &[2, 4], &[1]), &["no rows to write"]);
+    says(
+        &write(&[1, 4], &[2, 5], &[1]),
+        &["all axes but the one before the last"],
+    );
+    says(
+        &write(&[2, 1, 4], &[3, 8, 4], &[2]),
+        &["all axes but the one before the last"],
+    );
+    says(&write(&[4], &[8, 4], &[1]), &["at least two axes"]);
+    says(
+        &write(&[2, 1, 4], &[2, 8, 4], &[1]),
+        &["one position for each sequence", "[2]"],
+    );
+    says(
+        &write(&[1, 4], &[8, 4], &[]),
+        &["one position for each sequence", "[1]"],
+    );
+    let message = rejection(|g| {
+        let [new, position] = ["new", "position"].map(|name| name.to_owned());
+        let new = g.input(&new, &[1, 4]);
+        let cache = g.state("cache", &[8, 4]);
+        let position = g.input(&position, &[1]);
+        g.cache_write(new, cache, position)
+    });
+    says(&message, &["must be u32", "input_u32"]);
+    let message = rejection(|g| {
+        let new = g.input("new", &[1, 4]);
+        let cache = g.input("cache", &[8, 4]);
+        let position = g.input_u32("position", &[1]);
+        g.cache_write(new, cache, position)
+    });
+    says(&message, &["not a state or parameter"]);
+}
+
+#[test]
+fn cached_attention_that_does_not_fit() {
+    let attend = |q: &[usize], cache: &[usize], position: &[usize], options: AttentionOptions| {
+        rejection(|g| {
+            let q = g.input("q", q);
+            let [k, v] = ["k", "v"].map(|name| g.state(name, cache));
+            let position = g.input_u32("position", position);
+            g.cached_attention_with(q, k, v, position, options)
+        })
+    };
+    let options = AttentionOptions::new(4, 2, 3);
+    says(&attend(&[9, 12], &[8, 6], &[1], options), &["9 queries", "not 8"]);
+    says(
+        &attend(&[1, 12], &[8, 12], &[1], options),
+        &["rows of 12 elements", "2 heads of 3"],
+    );
+    says(
+        &attend(&[2, 1, 12], &[2, 8, 6], &[1], options),
+        &["one position for each sequence"],
+    );
+    let window = AttentionOptions {
+        window: Some(0),
+        ..options
+    };
+    says(&attend(&[1, 12], &[8, 6], &[1], window), &["window of 0"]);
+}
+
+#[test]
+fn rotations_that_cannot_be() {
+    let turn = |x: &[usize], offset: &[usize], scaling: RopeScaling| {
+        rejection(|g| {
+            let x = g.input("x", x);
+            let offset = g.input_u32("offset", offset);
+            g.rope_scaled(x, 10.0, offset, 4, scaling)
+        })
+    };
+    says(&turn(&[3, 6], &[1], RopeScaling::None), &["no whole number of heads"]);
+    says(
+        &turn(&[3, 8], &[3], RopeScaling::None),
+        &["the offset", "one position for each sequence"],
+    );
+    let linear = RopeScaling::Linear { factor: 0.0 };
+    says(&turn(&[3, 8], &[1], linear), &["factor 0", "positive"]);
+    let llama3 = RopeScaling::Llama3 {
+        factor: 2.0,
+        low_freq_factor: 4.0,
+        high_freq_factor: 1.0,
+        original_context: 8,
+    };
+    says(
+        &turn(&[3, 8], &[1], llama3),
+        &["low_freq_factor is 4", "the second the larger"],
     );
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use meganeura_core::backend::{Executable, PassTiming, StepArgs, StepStats, Ticket, pass_label};
-use meganeura_core::plan::{BufferRef, ExecutionPlan, Segment};
+use meganeura_core::plan::{BufferRef, ExecutionPlan, FedIndices, Segment};
 use meganeura_core::{Error, Result};
 
 use crate::kernels::{self, CompileCx, Kernel};
@@ -109,6 +109,8 @@ pub(crate) struct CpuExecutable {
     labels: Vec<String>,
     pool: Arc<ThreadPool>,
     faults: Faults,
+    /// Indices that inputs hold, which are looked at before anything is computed, by segment.
+    fed: Vec<Vec<FedIndices>>,
     /// Parameters and states that are written before the last fault can be met, as they were before the step.
     saved: Vec<(BufferRef, Vec<u8>)>,
     poisoned: bool,
@@ -158,7 +160,17 @@ impl CpuExecutable {
             Block::new(bytes).ok_or_else(|| out_of_memory(bytes))
         };
         let private_len = aligned(sizes.private);
-        let reads = |i: usize| plan.dispatches[i].index_bound().is_some();
+        let fed = plan.fed_indices();
+        let reads = |i: usize| {
+            let is_fed = fed.iter().any(|f| f.dispatch == i);
+            !is_fed && plan.dispatches[i].index_bound().is_some()
+        };
+        let of_segment = |s: &Segment| {
+            fed.iter()
+                .copied()
+                .filter(|f| s.range().contains(&f.dispatch))
+                .collect()
+        };
         let exposed = plan.exposed_to_faults(&reads).into_iter();
         Ok(CpuExecutable {
             shared: block(sizes.shared)?,
@@ -169,6 +181,7 @@ impl CpuExecutable {
             labels: plan.dispatches.iter().map(|d| d.label.clone()).collect(),
             pool,
             faults: Faults::default(),
+            fed: plan.segments.iter().map(of_segment).collect(),
             saved: exposed
                 .map(|buffer| (buffer, vec![0; plan.buffers[buffer.index()]]))
                 .collect(),
@@ -208,6 +221,38 @@ impl CpuExecutable {
     fn is_skipped(&self, part: &Part) -> bool {
         // The pool has waited for the tasks of the stage before.
         part.skip_if.is_some_and(|buffer| self.arena.word(buffer) != 0)
+    }
+
+    /// Reports the first index of an input that is out of range.
+    fn check_fed(&mut self, segments: &[usize]) {
+        let fed = segments.iter().filter_map(|&s| self.fed.get(s)).flatten();
+        for &FedIndices {
+            dispatch,
+            buffer,
+            count,
+            bound,
+        } in fed
+        {
+            let bytes = self
+                .arena
+                .bytes(buffer, 0, count * size_of::<u32>())
+                .unwrap_or_default();
+            let (words, _) = bytes.as_chunks::<4>();
+            let mut indices = words.iter().map(|&word| u32::from_le_bytes(word));
+            if let Some(index) = indices.find(|&index| index as usize >= bound) {
+                return self.faults.report(dispatch, index, bound);
+            }
+        }
+    }
+
+    /// The fault of a step, if it met one, as its error.
+    fn fault(&self) -> Option<Error> {
+        let (dispatch, index, rows) = self.faults.take()?;
+        Some(Error::IndexOutOfRange {
+            label: self.labels.get(dispatch).cloned().unwrap_or_default(),
+            index,
+            rows,
+        })
     }
 
     fn check_usable(&self) -> Result<()> {
@@ -324,6 +369,11 @@ impl Executable for CpuExecutable {
             let size = self.arena.size(*buffer).unwrap_or(0).min(bytes.len());
             write(&mut self.arena, *buffer, 0, &bytes[..size])?;
         }
+        self.check_fed(args.segments);
+        if let Some(error) = self.fault() {
+            self.submissions += 1;
+            return Err(error);
+        }
         for (buffer, saved) in &mut self.saved {
             let own = self.arena.bytes(*buffer, 0, saved.len()).unwrap_or_default();
             saved.copy_from_slice(own);
@@ -360,17 +410,13 @@ impl Executable for CpuExecutable {
             self.check_usable()?;
         }
         self.submissions += 1;
-        let Some((dispatch, index, rows)) = self.faults.take() else {
+        let Some(error) = self.fault() else {
             return Ok(Ticket(self.submissions));
         };
         for (buffer, saved) in &self.saved {
             write(&mut self.arena, *buffer, 0, saved)?;
         }
-        Err(Error::IndexOutOfRange {
-            label: self.labels.get(dispatch).cloned().unwrap_or_default(),
-            index,
-            rows,
-        })
+        Err(error)
     }
 
     fn wait(&mut self, _: Ticket) -> Result<StepStats> {

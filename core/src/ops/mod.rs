@@ -17,6 +17,7 @@ mod arg_reduce;
 mod attention;
 mod batch_norm;
 mod bce;
+mod cache_write;
 mod cast;
 mod composite;
 mod concat;
@@ -58,6 +59,7 @@ mod optimizer;
 mod pad;
 mod permute;
 mod pool2d;
+mod positions;
 mod prod;
 mod put_along_axis;
 mod random;
@@ -85,6 +87,7 @@ mod write;
 pub use operator::*;
 
 pub use attention::{AttentionDims, AttentionOptions};
+pub use cache_write::CacheDims;
 pub use composite::{Composite, Decompose};
 pub use conv_transpose2d::ConvTranspose2dOptions;
 pub use conv1d::Conv1dOptions;
@@ -96,7 +99,7 @@ pub use matmul::MatMulDims;
 pub use optimizer::AdamScalars;
 pub use pool2d::{Pool2dDims, Pool2dOptions};
 pub use random::{SEED_SCALAR, STEP_SCALAR, random_word};
-pub use rope::RopeDims;
+pub use rope::{RopeDims, RopeScaling};
 pub use upsample2d::AxisTaps;
 
 macro_rules! ops {
@@ -122,10 +125,12 @@ pub(crate) fn builtin() -> Vec<OpRef> {
         arg_reduce::Argmax,
         attention::Attention,
         attention::AttentionGrad,
+        attention::CachedAttention,
         batch_norm::BatchNorm,
         batch_norm::BatchNormInference,
         bce::BceLoss,
         bce::BceWithLogitsLoss,
+        cache_write::CacheWrite,
         cast::Cast,
         concat::Concat,
         conv1d::Conv1d,
@@ -193,6 +198,7 @@ pub(crate) fn builtin() -> Vec<OpRef> {
         rms_norm::RmsNorm,
         rms_norm_matmul::RmsNormMatMul,
         rope::Rope,
+        rope::RopeDynamicOffset,
         scatter::Scatter,
         scatter_add::ScatterAdd,
         select::Select,

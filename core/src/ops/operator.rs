@@ -162,6 +162,21 @@ pub struct Expansion<'a> {
     pub outputs: &'a [TensorType],
 }
 
+impl Expansion<'_> {
+    /// What `read` makes of the call, which it sees as shape rules do.
+    ///
+    /// # Errors
+    /// Those of `read`.
+    pub fn with_call<T>(&self, read: impl FnOnce(&Call) -> Result<T, String>) -> Result<T, String> {
+        let inputs: Vec<TensorType> = self.inputs.iter().filter_map(|&v| self.graph.ty(v).cloned()).collect();
+        read(&Call {
+            attrs: self.attrs,
+            inputs: &inputs,
+            outputs: self.outputs,
+        })
+    }
+}
+
 /// What an operator becomes when a graph is built for inference.
 pub enum InferenceForm<'a> {
     /// Itself.

@@ -1,5 +1,11 @@
 //! Rotary position embedding.
 
+mod dynamic;
+mod scaling;
+
+pub(super) use dynamic::RopeDynamicOffset;
+pub use scaling::RopeScaling;
+
 use super::sample::{Sample, SampleInput, Sizes};
 use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics, expect_float};
 use crate::NodeId;
@@ -9,7 +15,7 @@ use crate::shape::TensorType;
 
 pub(super) struct Rope;
 
-/// Sizes and angles of a `core.rope` call.
+/// Sizes and angles of a `core.rope` or `core.rope_dynamic_offset` call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RopeDims {
     /// Product of the leading axes.
@@ -22,10 +28,12 @@ pub struct RopeDims {
     pub half: usize,
     /// Base of the angles.
     pub theta: f64,
-    /// Position of the first row.
+    /// Position of the first row; 0 where the step is given it.
     pub offset: usize,
     /// Whether to turn backwards.
     pub inverse: bool,
+    /// How the speeds are changed for longer contexts.
+    pub scaling: RopeScaling,
 }
 
 impl RopeDims {
@@ -34,6 +42,18 @@ impl RopeDims {
     /// # Errors
     /// When operand and attributes do not fit, in the operator's words.
     pub fn of(call: &Call) -> Result<Self, String> {
+        RopeDims::with(call, call.attrs.size("offset")?, RopeScaling::None)
+    }
+
+    /// Reads the dimensions of a `core.rope_dynamic_offset` call.
+    ///
+    /// # Errors
+    /// As [`RopeDims::of`].
+    pub fn of_dynamic(call: &Call) -> Result<Self, String> {
+        RopeDims::with(call, 0, RopeScaling::of(call.attrs)?)
+    }
+
+    fn with(call: &Call, offset: usize, scaling: RopeScaling) -> Result<Self, String> {
         expect_float(call, 0, "the operand")?;
         let x = &call.inputs[0];
         let [batch @ .., rows, width] = x.shape.dims() else {
@@ -62,17 +82,22 @@ impl RopeDims {
             heads: width / head_dim,
             half: head_dim / 2,
             theta,
-            offset: call.attrs.size("offset")?,
+            offset,
             inverse: call.attrs.bool("inverse")?,
+            scaling,
         })
+    }
+
+    /// By what each pair of a head turns from one position to the next, in radians; backwards ones are negative.
+    pub fn speeds(&self) -> Vec<f64> {
+        let sign = if self.inverse { -1.0 } else { 1.0 };
+        let speed = |i| self.theta.powf(-(i as f64) / self.half as f64);
+        (0..self.half).map(|i| sign * self.scaling.apply(speed(i))).collect()
     }
 
     /// Cosines and sines of all pairs of all rows, computed in `f64`: `rows * half` each.
     pub fn tables(&self) -> [Vec<f32>; 2] {
-        let sign = if self.inverse { -1.0 } else { 1.0 };
-        let speeds: Vec<f64> = (0..self.half)
-            .map(|i| sign * self.theta.powf(-(i as f64) / self.half as f64))
-            .collect();
+        let speeds = self.speeds();
         let mut tables = [(); 2].map(|()| Vec::with_capacity(self.rows * self.half));
         for row in 0..self.rows {
             let position = row as f64 + self.offset as f64;
@@ -89,6 +114,21 @@ impl RopeDims {
     pub fn is_empty(&self) -> bool {
         self.batch == 0 || self.rows == 0 || self.heads == 0
     }
+}
+
+/// Turns the pairs of `x` by angles whose cosines and sines, in `f32`, broadcast to `[batch, rows, heads, half]`.
+fn turn(g: &mut Graph, x: Value, tables: [NodeId; 2], dims: &RopeDims) -> Value {
+    let (dtype, shape) = (g.dtype(x), g.shape(x).to_vec());
+    let [cos, sin] = tables.map(|table| g.cast(table, dtype));
+    let split = g.reshape(x, &[dims.batch, dims.rows, dims.heads, 2 * dims.half]);
+    let first = g.slice_axis(split, -1, 0, dims.half);
+    let second = g.slice_axis(split, -1, dims.half, 2 * dims.half);
+    let [first_cos, second_cos] = [first, second].map(|x| g.mul(x, cos));
+    let [first_sin, second_sin] = [first, second].map(|x| g.mul(x, sin));
+    let first = g.sub(first_cos, second_sin);
+    let second = g.add(second_cos, first_sin);
+    let joined = g.concat(&[first, second], -1);
+    g.reshape(joined, &shape).into()
 }
 
 impl Operator for Rope {
@@ -134,29 +174,14 @@ impl Operator for Rope {
 
     fn semantics(&self) -> Semantics<'_> {
         Semantics::composite(|cx| {
-            let ty = &cx.outputs[0];
-            let dims = RopeDims::of(&Call {
-                attrs: cx.attrs,
-                inputs: std::slice::from_ref(ty),
-                outputs: cx.outputs,
-            })?;
+            let dims = cx.with_call(RopeDims::of)?;
             let (g, x) = (&mut *cx.graph, cx.inputs[0]);
             if dims.is_empty() {
                 return Ok(vec![x]);
             }
-            let [cos, sin] = dims.tables().map(|table| {
-                let table = g.constant(table, &[dims.rows, 1, dims.half]);
-                g.cast(table, ty.dtype)
-            });
-            let split = g.reshape(x, &[dims.batch, dims.rows, dims.heads, 2 * dims.half]);
-            let first = g.slice_axis(split, -1, 0, dims.half);
-            let second = g.slice_axis(split, -1, dims.half, 2 * dims.half);
-            let [first_cos, second_cos] = [first, second].map(|x| g.mul(x, cos));
-            let [first_sin, second_sin] = [first, second].map(|x| g.mul(x, sin));
-            let first = g.sub(first_cos, second_sin);
-            let second = g.add(second_cos, first_sin);
-            let joined = g.concat(&[first, second], -1);
-            Ok(vec![g.reshape(joined, &ty.shape).into()])
+            let tables = dims.tables();
+            let [cos, sin] = tables.map(|table| g.constant(table, &[dims.rows, 1, dims.half]));
+            Ok(vec![turn(g, x, [cos, sin], &dims)])
         })
     }
 

@@ -36,9 +36,46 @@ impl ExecutionPlan {
     }
 }
 
+/// Indices that a dispatch reads as the step is fed them: whether they are in range can be known before it runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FedIndices {
+    /// Number of the dispatch.
+    pub dispatch: usize,
+    /// Their buffer, an input, which holds nothing else.
+    pub buffer: BufferRef,
+    /// How many there are, each a `u32`.
+    pub count: usize,
+    /// What they must be below.
+    pub bound: usize,
+}
+
+impl ExecutionPlan {
+    /// Indices that inputs hold, for backends that look at them before anything is written: such dispatches meet no
+    /// fault, so the plan has fewer places that are [exposed](Self::exposed_to_faults) to one.
+    pub fn fed_indices(&self) -> Vec<FedIndices> {
+        let is_input = |buffer| self.input_buffers.iter().any(|(_, b)| *b == buffer);
+        let fed = |(dispatch, d): (usize, &Dispatch)| {
+            let (operand, bound) = d.index_operand()?;
+            let indices = d.inputs.get(operand).filter(|o| is_input(o.buffer))?;
+            Some(FedIndices {
+                dispatch,
+                buffer: indices.buffer,
+                count: indices.ty.numel(),
+                bound,
+            })
+        };
+        self.dispatches.iter().enumerate().filter_map(fed).collect()
+    }
+}
+
 impl Dispatch {
     /// The number that indices which it reads must be below, if its operator reads any.
     pub fn index_bound(&self) -> Option<usize> {
+        self.index_operand().map(|(_, bound)| bound)
+    }
+
+    /// The operand that holds indices, and the number that they must be below.
+    fn index_operand(&self) -> Option<(usize, usize)> {
         let types =
             |operands: &[super::Operand]| -> Vec<TensorType> { operands.iter().map(|o| o.ty.clone()).collect() };
         let (inputs, outputs) = (types(&self.inputs), types(&self.outputs));
@@ -47,8 +84,7 @@ impl Dispatch {
             inputs: &inputs,
             outputs: &outputs,
         };
-        let bound = registry::op(&self.kernel.name).and_then(|op| op.index_bound(&call));
-        bound.map(|(_, rows)| rows)
+        registry::op(&self.kernel.name)?.index_bound(&call)
     }
 }
 

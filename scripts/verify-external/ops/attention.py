@@ -1,4 +1,4 @@
-"""Attention, rotary positions and gated activations."""
+"""Attention, with and without a cache, rotary positions and gated activations."""
 
 import math
 
@@ -104,6 +104,96 @@ def ropes(c):
         c.add(label, "core.rope", rope(**attrs), c.grid(*shape), attrs=attrs, rounded=True)
 
 
+def cached(attrs):
+    """Row r of sequence s sees rows up to position[s] + r of its cache."""
+    heads, kv_heads, window = attrs["num_heads"], attrs["num_kv_heads"], attrs["window"]
+
+    def function(q, k, v, position):
+        q = split_heads(q, heads)
+        k, v = (split_heads(x, kv_heads).repeat_interleave(heads // kv_heads, dim=-3) for x in (k, v))
+        position = position.reshape(*q.shape[:-3], 1, 1, 1) + torch.arange(q.shape[-2])[:, None]
+        key = torch.arange(k.shape[-2])
+        mask = key <= position
+        if window:
+            mask = mask & (key > position - window)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=attrs["scale"])
+        return out.transpose(-2, -3).flatten(-2)
+
+    return function
+
+
+def write_cache(new, cache, position):
+    """Rows of each sequence from its position on."""
+    out = cache.clone()
+    flat = out.reshape(-1, *cache.shape[-2:])
+    for s, (rows, first) in enumerate(zip(new.reshape(-1, *new.shape[-2:]), position.flatten())):
+        flat[s, first : first + len(rows)] = rows
+    return flat.reshape(cache.shape)
+
+
+def caches(c):
+    # Batch, rows of queries, capacity, heads, key-value heads, width of a head, and a window.
+    rows = [
+        ("one row", (), 1, 7, 2, 2, 4, 0),
+        ("grouped, some rows", (), 3, 9, 4, 2, 2, 0),
+        ("batch", (3,), 1, 5, 2, 1, 4, 0),
+        ("window", (2,), 2, 9, 1, 1, 3, 3),
+    ]
+    for label, batch, count, capacity, heads, kv_heads, width, window in rows:
+        attrs = {
+            "num_heads": heads,
+            "num_kv_heads": kv_heads,
+            "head_dim": width,
+            "window": window,
+            "scale": 1.0 / math.sqrt(width),
+        }
+        q = c.grid(*batch, count, heads * width)
+        k, v = (c.grid(*batch, capacity, kv_heads * width) for _ in range(2))
+        position = c.ids(capacity + 1 - count, *(batch or (1,)))
+        c.add(label, "core.cached_attention", cached(attrs), q, k, v, position, attrs=attrs, rounded=True)
+    for label, batch, count, capacity, width in [("one row", (), 1, 4, 3), ("batch, two rows", (2,), 2, 5, 2)]:
+        position = c.ids(capacity + 1 - count, *(batch or (1,)))
+        operands = c.grid(*batch, count, width), c.grid(*batch, capacity, width), position
+        c.add(label, "core.cache_write", write_cache, *operands, states=(1,))
+
+
+def dynamic_ropes(c):
+    plain = {"factor": 1.0, "low_freq_factor": 1.0, "high_freq_factor": 1.0, "original_context": 0}
+    by_frequency = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_context": 64}
+    rows = [
+        ("one sequence", (5, 4), 4, 10000.0, False, plain),
+        ("batch", (3, 2, 12), 6, 10000.0, False, plain),
+        ("inverse", (2, 3, 4), 4, 500000.0, True, plain),
+        ("factor", (2, 8), 8, 10000.0, False, plain | {"factor": 4.0}),
+        ("factor by frequency", (3, 16), 16, 10000.0, False, by_frequency),
+    ]
+    for label, shape, head_dim, theta, inverse, scaling in rows:
+        attrs = {"theta": theta, "head_dim": head_dim, "inverse": inverse} | scaling
+        offsets = c.ids(3000, *(shape[:-2] or (1,)))
+        c.add(label, "core.rope_dynamic_offset", dynamic_rope(attrs), c.grid(*shape), offsets, attrs=attrs, rounded=True)
+
+
+def dynamic_rope(attrs):
+    head_dim, factor, context = attrs["head_dim"], attrs["factor"], attrs["original_context"]
+
+    def function(x, offsets):
+        half = head_dim // 2
+        speed = attrs["theta"] ** (-2.0 * torch.arange(half, dtype=torch.float64) / head_dim)
+        if context:
+            low, high = attrs["low_freq_factor"], attrs["high_freq_factor"]
+            kept = ((context * speed / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
+            speed = (1 - kept) * speed / factor + kept * speed
+        else:
+            speed = speed / factor
+        position = torch.arange(x.shape[-2]) + offsets.reshape(*x.shape[:-2], 1)
+        turn = torch.polar(torch.ones((), dtype=torch.float64), position[..., None, None].double() * speed)
+        heads = x.reshape(*x.shape[:-1], -1, head_dim)
+        turned = torch.complex(heads[..., :half], heads[..., half:]) * (turn.conj() if attrs["inverse"] else turn)
+        return torch.cat([turned.real, turned.imag], -1).reshape(x.shape)
+
+    return function
+
+
 def gates(c):
     swiglu = lambda gate, up: F.silu(gate) * up
     geglu = lambda gate, up: F.gelu(gate) * up
@@ -120,3 +210,5 @@ def cases(c):
     attentions(c)
     ropes(c)
     gates(c)
+    caches(c)
+    dynamic_ropes(c)

@@ -5,11 +5,12 @@
 //! products and convolutions ([`matmul`], [`conv`], both by [`tiled`], on matrix units by [`coop`], of few rows by
 //! [`vectors`]). So a norm, a loss or an update needs no kernel of its own: what it is taken apart to is
 //! computed in one launch, or in the few that [`stages`] cuts it to. Operators that do not fit this have a table of their own ([`alone`]),
-//! and [`attention`] has kernels that keep its scores out of memory.
+//! [`attention`] has kernels that keep its scores out of memory, and key-value caches a file of theirs ([`cache`]).
 
 mod alone;
 mod attention;
 mod body;
+mod cache;
 mod conv;
 pub(crate) mod coop;
 mod emit;
@@ -91,11 +92,10 @@ pub(crate) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
         }
         check_count(ty)?;
     }
-    if let Some(compiled) = alone::compile(cx)? {
-        return Ok(compiled);
-    }
-    if let Some(compiled) = attention::compile(cx)? {
-        return Ok(compiled);
+    for special in [alone::compile, attention::compile, cache::compile] {
+        if let Some(compiled) = special(cx)? {
+            return Ok(compiled);
+        }
     }
     let body = Body::of(&cx.kernel)?;
     body.nodes.iter().try_for_each(|node| check_count(&node.ty))?;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use meganeura_core::DType;
 use meganeura_core::backend::KernelDesc;
+use meganeura_core::ops::Call;
 use meganeura_core::plan::BufferRef;
 
 use super::coop::CoopConfig;
@@ -105,6 +106,15 @@ impl<'a> CompileCx<'a> {
             coop: None,
             first_scratch: 0,
             kernel,
+        }
+    }
+
+    /// The call, as shape rules see it.
+    pub(crate) fn call(&self) -> Call<'_> {
+        Call {
+            attrs: self.kernel.attrs,
+            inputs: self.kernel.inputs,
+            outputs: self.kernel.outputs,
         }
     }
 

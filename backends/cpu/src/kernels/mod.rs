@@ -8,6 +8,7 @@ mod along_axis;
 mod arg_extreme;
 mod attention;
 mod batch_norm;
+mod cache_write;
 mod cast;
 mod channel_norm_grad;
 mod conv;
@@ -59,6 +60,7 @@ const TABLES: &[&[KernelDef]] = &[
     arg_extreme::KERNELS,
     attention::KERNELS,
     batch_norm::KERNELS,
+    cache_write::KERNELS,
     cast::KERNELS,
     channel_norm_grad::KERNELS,
     conv::KERNELS,

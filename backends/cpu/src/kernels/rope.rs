@@ -1,16 +1,26 @@
-//! Rotary position embedding, with tables of all angles.
+//! Rotary position embedding: with tables of all angles, or of those of one row at a time where positions are data.
 
 use meganeura_core::ops::RopeDims;
 
-use super::{CompileCx, Compiled, KernelDef, Task, f32_only, rows_per_task, stream_nanos};
+use super::{CompileCx, Compiled, KernelDef, Task, f32_only, f32_or_integers, rows_per_task, stream_nanos};
 use crate::executor::RunCx;
 use crate::vmath::{Isa, Level, multiversion};
 
-pub(super) const KERNELS: &[KernelDef] = &[KernelDef {
-    name: "core.rope",
-    supports: f32_only,
-    compile,
-}];
+pub(super) const KERNELS: &[KernelDef] = &[
+    KernelDef {
+        name: "core.rope",
+        supports: f32_only,
+        compile,
+    },
+    KernelDef {
+        name: "core.rope_dynamic_offset",
+        supports: f32_or_integers,
+        compile: compile_dynamic,
+    },
+];
+
+/// Estimated nanoseconds for the sine and the cosine of an angle.
+const ANGLE_NANOS: usize = 25;
 
 multiversion! {
     /// Turns the pairs of all heads of a row by the angles whose cosines and sines are given.
@@ -56,4 +66,38 @@ fn compile(cx: &CompileCx) -> Result<Compiled, String> {
             }
         },
     }))
+}
+
+fn compile_dynamic(cx: &CompileCx) -> Result<Compiled, String> {
+    let dims = RopeDims::of_dynamic(&cx.call())?;
+    let (x, offsets, out) = (cx.input::<f32>(0), cx.input::<u32>(1), cx.output::<f32>(0));
+    let (speeds, half, level) = (dims.speeds(), dims.half, cx.level);
+    let width = 2 * half * dims.heads;
+    let rows = if dims.is_empty() { 0 } else { dims.batch * dims.rows };
+    let per_task = rows_per_task(width + half * ANGLE_NANOS);
+    Ok(Compiled {
+        phases: vec![Box::new(Task {
+            tasks: rows.div_ceil(per_task),
+            nanos: stream_nanos(8 * x.len()) + (rows * half * ANGLE_NANOS) as u64,
+            body: move |task: usize, cx: &RunCx| {
+                // SAFETY: private scratch is as long as asked for; the operand is not written by this dispatch.
+                let (angles, offsets) =
+                    unsafe { (std::slice::from_raw_parts_mut(cx.private, 2 * half), offsets.all()) };
+                let (cos, sin) = angles.split_at_mut(half);
+                for row in task * per_task..((task + 1) * per_task).min(rows) {
+                    let position = offsets[row / dims.rows].wrapping_add((row % dims.rows) as u32);
+                    for ((cos, sin), speed) in cos.iter_mut().zip(&mut *sin).zip(&speeds) {
+                        let turned = (f64::from(position) * speed).sin_cos();
+                        (*sin, *cos) = (turned.0 as f32, turned.1 as f32);
+                    }
+                    let own = row * width..(row + 1) * width;
+                    // SAFETY: this task alone writes this row; no operand is written by this dispatch.
+                    let (x, out) = unsafe { (x.slice(own.clone()), out.slice_mut(own)) };
+                    rotate(level, x, [cos, sin], out);
+                }
+            },
+        })],
+        shared: 0,
+        private: 2 * half,
+    })
 }

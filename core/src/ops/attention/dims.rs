@@ -5,7 +5,7 @@ use std::ops::Range;
 use crate::ops::{Call, expect_float, expect_same_dtype};
 use crate::shape::TensorType;
 
-/// Sizes and mask of a `core.attention` or `core.attention_grad` call.
+/// Sizes and mask of a `core.attention`, `core.attention_grad` or `core.cached_attention` call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionDims {
     /// Product of the leading axes.
@@ -34,6 +34,23 @@ impl AttentionDims {
     /// # Errors
     /// When operands and attributes do not fit, in the operator's words.
     pub fn of(call: &Call) -> Result<Self, String> {
+        AttentionDims::masked(call, call.attrs.bool("causal")?)
+    }
+
+    /// Reads the dimensions of a `core.cached_attention` call: always causal, with the cache's capacity as the number
+    /// of keys. Which of them a query sees depends on the position that the step is given:
+    /// [`AttentionDims::cached_keys_of`].
+    ///
+    /// # Errors
+    /// As [`AttentionDims::of`].
+    pub fn of_cached(call: &Call) -> Result<Self, String> {
+        let Some(inputs) = call.inputs.get(..3) else {
+            return Err("takes queries, cached keys, cached values and positions".into());
+        };
+        AttentionDims::masked(&Call { inputs, ..*call }, true)
+    }
+
+    fn masked(call: &Call, causal: bool) -> Result<Self, String> {
         let [q, k, v, ..] = call.inputs else {
             return Err("takes queries, keys and values".into());
         };
@@ -43,7 +60,7 @@ impl AttentionDims {
             heads: call.attrs.size("num_heads")?,
             kv_heads: call.attrs.size("num_kv_heads")?,
             head_dim: call.attrs.size("head_dim")?,
-            causal: call.attrs.bool("causal")?,
+            causal,
             window: call.attrs.size("window")?,
             scale: call.attrs.float("scale")?,
             batch: 0,
@@ -126,10 +143,15 @@ impl AttentionDims {
 
     /// The keys that a query sees; never none.
     pub fn keys_of(&self, query: usize) -> Range<usize> {
-        if !self.causal {
-            return 0..self.rows_k;
+        match self.causal {
+            true => self.cached_keys_of(query, self.rows_k - self.rows_q),
+            false => 0..self.rows_k,
         }
-        let end = query + (self.rows_k - self.rows_q) + 1;
+    }
+
+    /// The keys that a query sees if query 0 is at this position; never none.
+    pub fn cached_keys_of(&self, query: usize, position: usize) -> Range<usize> {
+        let end = query + position + 1;
         let start = if self.window == 0 {
             0
         } else {

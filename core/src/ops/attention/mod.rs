@@ -1,8 +1,10 @@
 //! Scaled dot-product attention with several heads, masks and shared keys.
 
+mod cached;
 mod dims;
 mod grad;
 
+pub(super) use cached::CachedAttention;
 pub use dims::AttentionDims;
 pub(super) use grad::AttentionGrad;
 
@@ -38,19 +40,26 @@ fn join_heads(g: &mut Graph, x: NodeId, shape: &[usize]) -> Value {
 
 /// Scaled scores `[batch, kv_heads, group, rows_q, rows_k]` of split heads; a hidden key's is minus infinity.
 fn scores(g: &mut Graph, q: NodeId, k: NodeId, dims: &AttentionDims) -> NodeId {
-    let dtype = g.dtype(q);
-    let products = g.matmul_bt(q, k);
-    let scale = g.scalar_of(dtype, dims.scale);
-    let scores = g.mul(products, scale);
+    let scores = scaled_products(g, q, k, dims);
     if !dims.causal {
         return scores;
     }
-    // The last key that each query sees, and the first one that it does not see any more because of the window.
     let shift = dims.rows_k - dims.rows_q;
     let last: Vec<u32> = (0..dims.rows_q).map(|i| (i + shift) as u32).collect();
-    let keys: Vec<u32> = (0..dims.rows_k).map(|j| j as u32).collect();
-    let hidden = g.scalar_of(dtype, f64::NEG_INFINITY);
     let last = g.constant_u32(last, &[dims.rows_q, 1]);
+    hide(g, scores, last, dims)
+}
+
+fn scaled_products(g: &mut Graph, q: NodeId, k: NodeId, dims: &AttentionDims) -> NodeId {
+    let products = g.matmul_bt(q, k);
+    let scale = g.scalar_of(g.dtype(q), dims.scale);
+    g.mul(products, scale)
+}
+
+/// Minus infinity for each key behind the `last` one that its query sees, and before the window that ends there.
+fn hide(g: &mut Graph, scores: NodeId, last: NodeId, dims: &AttentionDims) -> NodeId {
+    let keys: Vec<u32> = (0..dims.rows_k).map(|j| j as u32).collect();
+    let hidden = g.scalar_of(g.dtype(scores), f64::NEG_INFINITY);
     let mut shown = scores;
     if dims.window > 0 {
         let window = u32::try_from(dims.window).unwrap_or(u32::MAX);
@@ -62,6 +71,15 @@ fn scores(g: &mut Graph, q: NodeId, k: NodeId, dims: &AttentionDims) -> NodeId {
     let keys = g.constant_u32(keys, &[dims.rows_k]);
     let past = g.less_equal(keys, last);
     g.select(past, shown, hidden)
+}
+
+/// Softmax over the keys, with the greatest score and the sum of the exponentials relative to it of each query.
+fn probabilities(g: &mut Graph, scores: NodeId) -> (NodeId, [NodeId; 2]) {
+    let max = g.max_reduce(scores, &[-1], true);
+    let shifted = g.sub(scores, max);
+    let e = g.exp(shifted);
+    let sum = g.sum(e, &[-1], true);
+    (g.div(e, sum), [max, sum])
 }
 
 /// Results without elements, which come of operands without elements.
@@ -80,11 +98,7 @@ fn decompose(cx: &mut Expansion) -> Result<Vec<Value>, String> {
     let k = split_heads(g, cx.inputs[1], dims.rows_k, &dims, 1);
     let v = split_heads(g, cx.inputs[2], dims.rows_k, &dims, 1);
     let scores = scores(g, q, k, &dims);
-    let max = g.max_reduce(scores, &[-1], true);
-    let shifted = g.sub(scores, max);
-    let e = g.exp(shifted);
-    let sum = g.sum(e, &[-1], true);
-    let p = g.div(e, sum);
+    let (p, [max, sum]) = probabilities(g, scores);
     let out = g.matmul(p, v);
     let out = join_heads(g, out, &cx.outputs[0].shape);
     let log = g.log(sum);
@@ -94,12 +108,15 @@ fn decompose(cx: &mut Expansion) -> Result<Vec<Value>, String> {
 }
 
 fn dims_of(cx: &Expansion) -> Result<AttentionDims, String> {
-    let inputs: Vec<TensorType> = cx.inputs.iter().filter_map(|&v| cx.graph.ty(v).cloned()).collect();
-    AttentionDims::of(&Call {
-        attrs: cx.attrs,
-        inputs: &inputs,
-        outputs: cx.outputs,
-    })
+    cx.with_call(AttentionDims::of)
+}
+
+/// Two products, and some ten operations for each exponential.
+fn flops(dims: &AttentionDims) -> u64 {
+    let exponentials = dims.multiplications() / dims.head_dim as u64;
+    dims.multiplications()
+        .saturating_mul(4)
+        .saturating_add(exponentials.saturating_mul(10))
 }
 
 impl Operator for Attention {
@@ -172,15 +189,8 @@ impl Operator for Attention {
     }
 
     fn cost(&self, call: &Call) -> Cost {
-        // Two products, and some ten operations for each exponential.
-        let flops = AttentionDims::of(call).map_or(0, |d| {
-            let exponentials = d.multiplications() / d.head_dim as u64;
-            d.multiplications()
-                .saturating_mul(4)
-                .saturating_add(exponentials.saturating_mul(10))
-        });
         Cost {
-            flops,
+            flops: AttentionDims::of(call).map_or(0, |dims| flops(&dims)),
             ..Cost::streaming(call, 0)
         }
     }
@@ -286,7 +296,28 @@ impl AttentionOptions {
             scale: None,
         }
     }
+
+    fn heads(&self) -> Attrs {
+        Attrs::new()
+            .with("num_heads", self.num_heads)
+            .with("num_kv_heads", self.num_kv_heads)
+            .with("head_dim", self.head_dim)
+    }
+
+    fn mask(&self, attrs: Attrs) -> Attrs {
+        let scale = match self.scale {
+            Some(scale) => f64::from(scale),
+            None => 1.0 / f64::from(self.head_dim).sqrt(),
+        };
+        attrs.with("window", self.window.unwrap_or(0)).with("scale", scale)
+    }
 }
+
+/// What is wrong with a window of 0, and the remedy.
+const NO_WINDOW: [&str; 2] = [
+    "a window of 0 keys would leave a query nothing to see",
+    "give a window of at least 1, or none",
+];
 
 impl Graph {
     /// Scaled dot-product attention of `q [batch..., rows_q, num_heads * head_dim]` to `k` and `v`
@@ -306,20 +337,10 @@ impl Graph {
         options: AttentionOptions,
     ) -> NodeId {
         if options.window == Some(0) {
-            let message = "a window of 0 keys would leave a query nothing to see";
-            return self.report("core.attention", message, "give a window of at least 1, or none");
+            return self.report("core.attention", NO_WINDOW[0], NO_WINDOW[1]);
         }
-        let scale = match options.scale {
-            Some(scale) => f64::from(scale),
-            None => 1.0 / f64::from(options.head_dim).sqrt(),
-        };
-        let attrs = Attrs::new()
-            .with("num_heads", options.num_heads)
-            .with("num_kv_heads", options.num_kv_heads)
-            .with("head_dim", options.head_dim)
-            .with("causal", options.causal)
-            .with("window", options.window.unwrap_or(0))
-            .with("scale", scale);
+        let attrs = options.heads().with("causal", options.causal);
+        let attrs = options.mask(attrs);
         self.call(OpRef::new(&Attention), attrs, vec![q.into(), k.into(), v.into()])
     }
 

@@ -1,5 +1,6 @@
 //! What a session promises beyond the values of operators.
 
+mod caches;
 mod order;
 mod sessions;
 mod shapes;
@@ -11,10 +12,16 @@ use crate::harness::{Feeds, open, run_once};
 use crate::runner::{Case, CaseRun, Check, SharedDevice, ensure};
 
 pub(crate) fn cases() -> Vec<Case> {
-    [order::cases(), shapes::cases(), steps::cases(), sessions::cases()]
-        .into_iter()
-        .flatten()
-        .collect()
+    [
+        caches::cases(),
+        order::cases(),
+        shapes::cases(),
+        steps::cases(),
+        sessions::cases(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 /// A case of this section.

@@ -5,12 +5,13 @@
 //! goes over the queries that see it and recomputes the probabilities from the saved logarithms of those sums.
 
 mod backward;
+mod cached;
 mod forward;
 mod tile;
 
 use meganeura_core::ops::AttentionDims;
 
-use super::{KernelDef, f32_only};
+use super::{KernelDef, f32_only, f32_or_integers};
 use crate::gemm::{Left, Strides, Target};
 use crate::memory::{ALIGNMENT, View};
 
@@ -24,6 +25,11 @@ pub(super) const KERNELS: &[KernelDef] = &[
         name: "core.attention_grad",
         supports: f32_only,
         compile: backward::compile,
+    },
+    KernelDef {
+        name: "core.cached_attention",
+        supports: f32_or_integers,
+        compile: cached::compile,
     },
 ];
 
@@ -82,6 +88,19 @@ impl Head {
         let start = self.start + row * self.row;
         // SAFETY: forwarded.
         unsafe { self.view.slice_mut(start..start + self.width) }
+    }
+
+    /// From the first to the last element of some rows, to read.
+    ///
+    /// # Safety
+    /// As for [`View::slice`]; there is at least one row.
+    unsafe fn rows<'a>(self, rows: std::ops::Range<usize>) -> &'a [f32] {
+        let (start, last) = (
+            self.start + rows.start * self.row,
+            self.start + (rows.end - 1) * self.row,
+        );
+        // SAFETY: forwarded.
+        unsafe { self.view.slice(start..last + self.width) }
     }
 
     /// First element of a row that exists.

@@ -22,7 +22,7 @@ pub(super) struct Tile<'a> {
 impl Tile<'_> {
     /// The columns that a row sees.
     #[inline(always)]
-    fn seen(&self, row: usize) -> Range<usize> {
+    pub(super) fn seen(&self, row: usize) -> Range<usize> {
         let keys = self.dims.keys_of(self.query + row);
         let column = |key: usize| key.saturating_sub(self.key).min(self.cols);
         column(keys.start)..column(keys.end)

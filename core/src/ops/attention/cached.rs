@@ -1,0 +1,187 @@
+//! Attention to the valid rows of a key-value cache.
+
+use super::{
+    Attention, AttentionDims, AttentionOptions, NO_WINDOW, empty_results, flops, hide, join_heads, probabilities,
+    scaled_products, split_heads,
+};
+use crate::NodeId;
+use crate::dtype::DType;
+use crate::graph::{Graph, Value};
+use crate::ops::positions::{checked, expect_positions, first_rows};
+use crate::ops::sample::{Sample, SampleInput, Sizes};
+use crate::ops::{Arity, AttrDecls, Call, Cost, Doc, Expansion, Gradient, OpRef, Operator, Semantics};
+use crate::shape::TensorType;
+
+pub(in crate::ops) struct CachedAttention;
+
+fn decompose(cx: &mut Expansion) -> Result<Vec<Value>, String> {
+    let dims = cx.with_call(AttentionDims::of_cached)?;
+    if dims.batch == 0 || dims.rows_q == 0 {
+        return Ok(empty_results(cx));
+    }
+    let AttentionDims {
+        batch, rows_q, rows_k, ..
+    } = dims;
+    let (g, group) = (&mut *cx.graph, dims.group());
+    let positions = checked(g, cx.inputs[3], first_rows(rows_k, rows_q));
+    let positions = g.reshape(positions, &[batch, 1, 1, 1, 1]);
+    let q = split_heads(g, cx.inputs[0], rows_q, &dims, group);
+    let k = split_heads(g, cx.inputs[1], rows_k, &dims, 1);
+    let v = split_heads(g, cx.inputs[2], rows_k, &dims, 1);
+    let products = scaled_products(g, q, k, &dims);
+    let rows = g.constant_u32((0..rows_q).map(|i| i as u32).collect(), &[rows_q, 1]);
+    let last = g.add(positions, rows);
+    let scores = hide(g, products, last, &dims);
+    let (p, _) = probabilities(g, scores);
+    // Rows that nobody has written may hold NaN, which a probability of zero does not make harmless.
+    let keys = g.constant_u32((0..rows_k).map(|j| j as u32).collect(), &[rows_k, 1]);
+    let end = g.scalar_of(DType::U32, rows_q as f64);
+    let end = g.add(positions, end);
+    let valid = g.less_than(keys, end);
+    let zero = g.scalar_of(g.dtype(v), 0.0);
+    let v = g.select(valid, v, zero);
+    let out = g.matmul(p, v);
+    Ok(vec![join_heads(g, out, &cx.outputs[0].shape)])
+}
+
+impl Operator for CachedAttention {
+    fn name(&self) -> &'static str {
+        "core.cached_attention"
+    }
+
+    fn doc(&self) -> Doc {
+        Doc {
+            shapes: "q [batch..., rows, num_heads * head_dim], cached keys and values [batch..., capacity, num_kv_heads * head_dim], position (u32) [batch...], or [1] without batch -> as q",
+            formula: "core.attention of row r to rows 0 .. position + r of the cache, with a window w to the last w of these; whatever later rows hold changes nothing. A position above capacity - rows is an error of the step",
+            source: "Vaswani et al., 2017, with the cache of Pope et al., 2022",
+        }
+    }
+
+    fn arity(&self) -> Arity {
+        Arity::Exactly(4)
+    }
+
+    fn attributes(&self) -> AttrDecls {
+        let mut all = Attention.attributes();
+        all.retain(|(name, _)| *name != "causal");
+        all
+    }
+
+    fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
+        AttentionDims::of_cached(call)?;
+        let q = &call.inputs[0];
+        let leading = q
+            .shape
+            .dims()
+            .split_last_chunk::<2>()
+            .map_or(&[][..], |(leading, _)| leading);
+        let [_, _, _, positions] = call.inputs else {
+            return Err("takes queries, cached keys, cached values and positions".into());
+        };
+        expect_positions("the position of the first query", positions, leading)?;
+        Ok(vec![q.clone()])
+    }
+
+    fn index_bound(&self, call: &Call) -> Option<(usize, usize)> {
+        let dims = AttentionDims::of_cached(call).ok()?;
+        (dims.rows_q > 0).then(|| (3, first_rows(dims.rows_k, dims.rows_q)))
+    }
+
+    fn gradient(&self) -> Gradient<'_> {
+        Gradient::Decomposed
+    }
+
+    fn semantics(&self) -> Semantics<'_> {
+        Semantics::composite(decompose)
+    }
+
+    fn cost(&self, call: &Call) -> Cost {
+        // Of a full cache: how many rows are valid is not known before the step.
+        let flops = AttentionDims::of_cached(call).map_or(0, |dims| flops(&dims));
+        Cost {
+            flops,
+            ..Cost::streaming(call, 0)
+        }
+    }
+
+    fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {
+        let (rows, more, kv, width) = (sizes.dim(9), sizes.below(90), 1 + sizes.below(3), sizes.dim(33));
+        let heads = kv * (1 + sizes.below(3));
+        let mut samples = vec![
+            call_of(&[], [1, 1], [1, 1, 1], 0),
+            call_of(&[], [1, 9], [4, 2, 4], 0),
+            call_of(&[], [4, 9], [2, 1, 3], 0),
+            call_of(&[3], [1, 7], [3, 3, 4], 0),
+            call_of(&[2, 2], [2, 6], [2, 1, 2], 3),
+            call_of(&[], [1, 140], [2, 1, 17], 0),
+            call_of(&[2], [5, 33], [2, 2, 8], 4),
+            call_of(&[], [1, 20], [1, 1, 6], 1),
+            call_of(&[2], [rows, rows + more], [heads, kv, width], 0),
+        ];
+        let scaled = &mut samples[2];
+        scaled.attrs = scaled.attrs.clone().with("scale", -0.75);
+        samples
+    }
+}
+
+/// A call with operands of these sizes: queries and capacity; heads, key-value heads and their width.
+fn call_of(batch: &[usize], [rows, capacity]: [usize; 2], [heads, kv_heads, width]: [usize; 3], window: i64) -> Sample {
+    let operand = |rows: usize, heads: usize| SampleInput::f32(&[batch, &[rows, heads * width]].concat());
+    let options = AttentionOptions::new(heads as u32, kv_heads as u32, width as u32);
+    let attrs = options.mask(options.heads()).with("window", window);
+    let positions = if batch.is_empty() { &[1] } else { batch };
+    let label =
+        format!("{rows} of {capacity} rows, batch {batch:?}, {heads} on {kv_heads} heads of {width}, window {window}");
+    let inputs = vec![
+        operand(rows, heads),
+        operand(capacity, kv_heads),
+        operand(capacity, kv_heads),
+        SampleInput::below(positions, first_rows(capacity, rows)),
+    ];
+    Sample::new(label, inputs, attrs)
+}
+
+impl Graph {
+    /// [`Graph::causal_attention`] to a cache of which only the first rows are valid: row `r` of
+    /// `q [batch..., rows, num_heads * head_dim]` sees rows `0..=kv_pos + r` of `k_cache` and `v_cache`
+    /// `[batch..., capacity, num_kv_heads * head_dim]`. `kv_pos` is the position of the first query: `u32 [1]`, or
+    /// with batch axes one for each sequence, `u32 [batch...]`. Shaped as `q`.
+    ///
+    /// What rows behind those hold, NaN included, changes nothing. A position from which the rows do not fit into the
+    /// cache is an error of the step.
+    #[track_caller]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the operands and sizes of the published formula"
+    )]
+    pub fn cached_attention(
+        &mut self,
+        q: impl Into<Value>,
+        k_cache: impl Into<Value>,
+        v_cache: impl Into<Value>,
+        kv_pos: impl Into<Value>,
+        num_heads: u32,
+        num_kv_heads: u32,
+        head_dim: u32,
+    ) -> NodeId {
+        let options = AttentionOptions::new(num_heads, num_kv_heads, head_dim);
+        self.cached_attention_with(q, k_cache, v_cache, kv_pos, options)
+    }
+
+    /// [`Graph::cached_attention`] with a window or a scale of its own; it is causal, whatever `options` say.
+    #[track_caller]
+    pub fn cached_attention_with(
+        &mut self,
+        q: impl Into<Value>,
+        k_cache: impl Into<Value>,
+        v_cache: impl Into<Value>,
+        kv_pos: impl Into<Value>,
+        options: AttentionOptions,
+    ) -> NodeId {
+        if options.window == Some(0) {
+            return self.report(CachedAttention.name(), NO_WINDOW[0], NO_WINDOW[1]);
+        }
+        let operands = vec![q.into(), k_cache.into(), v_cache.into(), kv_pos.into()];
+        self.call(OpRef::new(&CachedAttention), options.mask(options.heads()), operands)
+    }
+}

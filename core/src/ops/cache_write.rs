@@ -1,0 +1,214 @@
+//! Rows written into a cache at a position that the step is given.
+
+use super::positions::{checked, expect_positions, first_rows};
+use super::sample::{Sample, SampleInput, Sizes};
+use super::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics, expect_same_dtype};
+use crate::NodeId;
+use crate::attrs::Attrs;
+use crate::dtype::DType;
+use crate::graph::{Graph, Value};
+use crate::shape::TensorType;
+
+pub(super) struct CacheWrite;
+
+/// Sizes of a `core.cache_write` call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheDims {
+    /// Sequences: product of the leading axes.
+    pub batch: usize,
+    /// Rows written to each, at least one.
+    pub rows: usize,
+    /// Rows that the cache of a sequence holds.
+    pub capacity: usize,
+    /// Elements of a row.
+    pub width: usize,
+}
+
+impl CacheDims {
+    /// Reads the dimensions of a call.
+    ///
+    /// # Errors
+    /// When the operands do not fit, in the operator's words.
+    pub fn of(call: &Call) -> Result<Self, String> {
+        let [new, cache, positions] = call.inputs else {
+            return Err("takes new rows, a cache and positions".into());
+        };
+        expect_same_dtype(&Call {
+            inputs: &call.inputs[..2],
+            ..*call
+        })?;
+        let ([batch @ .., rows, width], [of_cache @ .., capacity, wide]) = (new.shape.dims(), cache.shape.dims())
+        else {
+            return Err(format!(
+                "the new rows {new} and the cache {cache} need at least two axes: [..., rows, width]"
+            ));
+        };
+        if batch != of_cache || width != wide {
+            return Err(format!(
+                "the new rows {new} do not fit the cache {cache}; all axes but the one before the last must be equal"
+            ));
+        }
+        if *rows == 0 {
+            return Err(format!("there are no rows to write: {new}"));
+        }
+        if rows > capacity {
+            return Err(format!(
+                "{rows} rows ({new}) do not fit into the {capacity} of the cache {cache}"
+            ));
+        }
+        expect_positions("the position of the first row", positions, batch)?;
+        Ok(CacheDims {
+            batch: batch.iter().product(),
+            rows: *rows,
+            capacity: *capacity,
+            width: *width,
+        })
+    }
+
+    /// What the position of the first row must be below.
+    pub fn bound(&self) -> usize {
+        first_rows(self.capacity, self.rows)
+    }
+}
+
+impl Operator for CacheWrite {
+    fn name(&self) -> &'static str {
+        "core.cache_write"
+    }
+
+    fn doc(&self) -> Doc {
+        Doc {
+            shapes: "new rows [batch..., rows, width], cache [batch..., capacity, width], position (u32) [batch...], or [1] without batch -> as the cache",
+            formula: "the cache with rows position .. position + rows - 1 of each sequence replaced by the new ones; the state or parameter holds it from now on. A position above capacity - rows is an error of the step, which writes nothing",
+            source: "the key-value cache of Pope et al., 2022, in place",
+        }
+    }
+
+    fn arity(&self) -> Arity {
+        Arity::Exactly(3)
+    }
+
+    fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
+        CacheDims::of(call)?;
+        Ok(vec![call.inputs[1].clone()])
+    }
+
+    fn writes(&self) -> &'static [(usize, usize)] {
+        &[(1, 0)]
+    }
+
+    fn index_bound(&self, call: &Call) -> Option<(usize, usize)> {
+        Some((2, CacheDims::of(call).ok()?.bound()))
+    }
+
+    fn gradient(&self) -> Gradient<'_> {
+        Gradient::Decomposed
+    }
+
+    fn semantics(&self) -> Semantics<'_> {
+        Semantics::both(
+            |call| {
+                let [new, cache, positions] = call.inputs else {
+                    return Vec::new();
+                };
+                let [.., rows, width] = *new.shape() else {
+                    return Vec::new();
+                };
+                let [.., capacity, _] = *cache.shape() else {
+                    return Vec::new();
+                };
+                let mut out = cache.data.clone();
+                for (sequence, &position) in positions.data.iter().enumerate() {
+                    // One that is out of range writes nothing.
+                    if position as usize + rows <= capacity {
+                        let to = (sequence * capacity + position as usize) * width;
+                        let from = sequence * rows * width;
+                        out[to..to + rows * width].copy_from_slice(&new.data[from..from + rows * width]);
+                    }
+                }
+                vec![out]
+            },
+            |cx| {
+                let dims = cx.with_call(CacheDims::of)?;
+                let CacheDims {
+                    batch,
+                    rows,
+                    capacity,
+                    width,
+                } = dims;
+                if batch == 0 {
+                    return Ok(vec![cx.inputs[1]]);
+                }
+                let (g, shape) = (&mut *cx.graph, &cx.outputs[0].shape);
+                let cache = g.reshape(cx.inputs[1], &[batch, capacity, width]);
+                let new = g.reshape(cx.inputs[0], &[batch * rows, width]);
+                let first = checked(g, cx.inputs[2], dims.bound());
+                let first = g.reshape(first, &[batch, 1]);
+                // Which of the new rows each row of the cache takes; rows before the first wrap to large numbers.
+                let all = g.constant_u32((0..capacity).map(|i| i as u32).collect(), &[capacity]);
+                let relative = g.sub(all, first);
+                let count = g.scalar_of(DType::U32, rows as f64);
+                let inside = g.less_than(relative, count);
+                let none = g.scalar_of(DType::U32, 0.0);
+                let row = g.select(inside, relative, none);
+                let count = g.scalar_of(DType::U32, rows as f64);
+                let sequences = g.constant_u32((0..batch).map(|i| i as u32).collect(), &[batch, 1]);
+                let start = g.mul(sequences, count);
+                let row = g.add(row, start);
+                let taken = g.gather(row, new);
+                let inside = g.reshape(inside, &[batch, capacity, 1]);
+                let written = g.select(inside, taken, cache);
+                Ok(vec![g.reshape(written, shape).into()])
+            },
+        )
+    }
+
+    fn cost(&self, call: &Call) -> Cost {
+        // The other rows are not touched.
+        Cost {
+            flops: 0,
+            bytes: call.inputs.first().map_or(0, |new| 2 * new.bytes() as u64),
+        }
+    }
+
+    fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {
+        let (rows, more, width) = (sizes.dim(9), sizes.below(40), sizes.dim(40));
+        let cases: [(&[usize], usize, usize, usize); 7] = [
+            (&[], 1, 1, 1),
+            (&[], 1, 9, 4),
+            (&[], 4, 9, 3),
+            (&[], 5, 5, 2),
+            (&[3], 1, 7, 5),
+            (&[2, 2], 2, 6, 3),
+            (&[2], rows, rows + more, width),
+        ];
+        cases
+            .into_iter()
+            .map(|(batch, rows, capacity, width)| {
+                let shape = |rows| [batch, &[rows, width]].concat();
+                let positions = if batch.is_empty() { &[1] } else { batch };
+                let inputs = vec![
+                    SampleInput::f32(&shape(rows)),
+                    SampleInput::f32(&shape(capacity)).state(),
+                    SampleInput::below(positions, first_rows(capacity, rows)),
+                ];
+                let label = format!("{rows} of {capacity} rows of {width}, batch {batch:?}");
+                Sample::new(label, inputs, Attrs::new())
+            })
+            .collect()
+    }
+}
+
+impl Graph {
+    /// Writes rows into a key-value cache: `new [batch..., rows, width]` becomes rows `kv_pos .. kv_pos + rows` of
+    /// `cache [batch..., capacity, width]`, a state or parameter; the other rows stay what they are. `kv_pos` is the
+    /// number of rows that are cached already: `u32 [1]`, or with batch axes one for each sequence, `u32 [batch...]`.
+    ///
+    /// The write happens in place, even if its result is unused, and later reads of `cache` see it. Returns the cache.
+    /// A position from which the rows do not fit is an error of the step, which then writes nothing.
+    #[track_caller]
+    pub fn cache_write(&mut self, new: impl Into<Value>, cache: impl Into<Value>, kv_pos: impl Into<Value>) -> NodeId {
+        let operands = vec![new.into(), cache.into(), kv_pos.into()];
+        self.call(OpRef::new(&CacheWrite), Attrs::new(), operands)
+    }
+}

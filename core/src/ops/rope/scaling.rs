@@ -1,0 +1,126 @@
+//! Rotary positions for contexts that are longer than those of the first training.
+
+use std::f64::consts::TAU;
+
+use crate::attrs::Attrs;
+
+/// How the speeds of the pairs are changed.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum RopeScaling {
+    /// Not at all.
+    #[default]
+    None,
+    /// All are divided by the factor: positional interpolation (Chen et al., 2023).
+    Linear {
+        /// How many times the context is longer.
+        factor: f64,
+    },
+    /// Divided by the factor where a turn takes more than `context / low_freq_factor` positions, left alone where it
+    /// takes less than `context / high_freq_factor`, and something between in between: Llama 3.1 (Dubey et al., 2024).
+    Llama3 {
+        /// How many times the context is longer.
+        factor: f64,
+        /// Turns in a context up to which pairs are slowed down wholly.
+        low_freq_factor: f64,
+        /// Turns in a context from which on they keep their speed, more than `low_freq_factor`.
+        high_freq_factor: f64,
+        /// Positions of the first training.
+        original_context: u32,
+    },
+}
+
+impl RopeScaling {
+    /// Reads the attributes of a call.
+    pub(super) fn of(attrs: &Attrs) -> Result<Self, String> {
+        let [factor, low, high] = ["factor", "low_freq_factor", "high_freq_factor"].map(|name| attrs.float(name));
+        let (factor, low, high) = (factor?, low?, high?);
+        let context = attrs.size("original_context")?;
+        if !(factor > 0.0 && factor.is_finite()) {
+            return Err(format!(
+                "the factor {factor} divides speeds, so it must be positive and finite"
+            ));
+        }
+        if context == 0 {
+            return Ok(match factor == 1.0 {
+                true => RopeScaling::None,
+                false => RopeScaling::Linear { factor },
+            });
+        }
+        if !(low > 0.0 && high > low && high.is_finite()) {
+            return Err(format!(
+                "low_freq_factor is {low} and high_freq_factor {high}, but they must be positive, the second the larger"
+            ));
+        }
+        Ok(RopeScaling::Llama3 {
+            factor,
+            low_freq_factor: low,
+            high_freq_factor: high,
+            original_context: u32::try_from(context).map_err(|_| format!("a context of {context} positions"))?,
+        })
+    }
+
+    /// Adds the attributes to those of a call.
+    pub(super) fn write(self, attrs: Attrs) -> Attrs {
+        let (factor, low, high, context) = match self {
+            RopeScaling::None => (1.0, 1.0, 1.0, 0),
+            RopeScaling::Linear { factor } => (factor, 1.0, 1.0, 0),
+            RopeScaling::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_context,
+            } => (factor, low_freq_factor, high_freq_factor, original_context),
+        };
+        attrs
+            .with("factor", factor)
+            .with("low_freq_factor", low)
+            .with("high_freq_factor", high)
+            .with("original_context", context)
+    }
+
+    /// The speed, in radians for each position, that replaces another.
+    pub(super) fn apply(self, speed: f64) -> f64 {
+        match self {
+            RopeScaling::None => speed,
+            RopeScaling::Linear { factor } => speed / factor,
+            RopeScaling::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_context,
+            } => {
+                let turns = f64::from(original_context) * speed / TAU;
+                let kept = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0.0, 1.0);
+                (1.0 - kept) * speed / factor + kept * speed
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The numbers that follow from the rule as it is stated for Llama 3.1.
+    #[test]
+    fn llama3_slows_down_what_turns_slowly() {
+        let scaling = RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_context: 8192,
+        };
+        let per_turns = |turns: f64| turns * TAU / 8192.0;
+        for (turns, expected) in [
+            (100.0, 100.0),
+            (4.0, 4.0),
+            (1.0, 1.0 / 8.0),
+            (0.01, 0.01 / 8.0),
+            (2.5, 0.5 * 2.5 / 8.0 + 0.5 * 2.5),
+        ] {
+            let error = scaling.apply(per_turns(turns)) - per_turns(expected);
+            assert!(error.abs() < 1e-12, "{turns}");
+        }
+        assert_eq!(RopeScaling::Linear { factor: 4.0 }.apply(1.0), 0.25);
+    }
+}

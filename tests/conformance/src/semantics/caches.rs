@@ -1,0 +1,240 @@
+//! Key-value caches: rows written in place, attention to the valid ones, sequences at positions of their own.
+
+use meganeura_core::build::{Mode, build_on};
+use meganeura_core::error::{Error, Result};
+use meganeura_core::graph::Graph;
+use meganeura_core::{DType, Session};
+
+use super::{case, same_f32};
+use crate::compare::compare;
+use crate::harness::numbers;
+use crate::runner::{Case, CaseRun, Check, SharedDevice, ensure, fail};
+use crate::storage::{narrow, wide};
+
+pub(super) fn cases() -> Vec<Case> {
+    vec![
+        case("cache/a write is seen, and kept", writes_are_seen),
+        case("cache/rows behind the position change nothing", invalid_rows),
+        case("cache/a position that does not fit writes nothing", bad_position),
+        case("cache/row by row and in pieces as all at once", decoding),
+        case("cache/sequences at positions of their own", batched),
+    ]
+}
+
+const HEADS: [u32; 3] = [4, 2, 6];
+/// Elements of a row of queries, and of a row of the cache.
+const WIDTHS: [usize; 2] = [24, 12];
+const THETA: f32 = 100.0;
+
+/// Rotary positions, two cache writes and attention, for so many rows of each sequence.
+fn step_of(batch: &[usize], rows: usize, capacity: usize) -> Graph {
+    let mut g = Graph::new();
+    let [heads, kv_heads, width] = HEADS;
+    let shape = |rows: usize, width: usize| [batch, &[rows, width]].concat();
+    let positions = if batch.is_empty() { &[1] } else { batch };
+    let position = g.input_u32("position", positions);
+    let q = g.input("q", &shape(rows, WIDTHS[0]));
+    let [k, v] = ["k", "v"].map(|name| g.input(name, &shape(rows, WIDTHS[1])));
+    let [k_cache, v_cache] = ["cache.k", "cache.v"].map(|name| {
+        let cache = g.parameter(name, &shape(capacity, WIDTHS[1]));
+        g.trainable(cache, false)
+    });
+    let q = g.rope_dynamic_offset(q, THETA, position, width);
+    let k = g.rope_dynamic_offset(k, THETA, position, width);
+    g.cache_write(k, k_cache, position);
+    g.cache_write(v, v_cache, position);
+    // The leaves themselves: what is read of them is what was written.
+    let y = g.cached_attention(q, k_cache, v_cache, position, heads, kv_heads, width);
+    g.set_outputs(vec![y]);
+    g
+}
+
+fn open(device: &SharedDevice, graph: &Graph) -> Result<Session> {
+    Ok(build_on(graph, device.clone(), Mode::Inference, None)?.0)
+}
+
+/// Rows of queries, keys and values.
+struct Rows([Vec<f32>; 3]);
+
+impl Rows {
+    fn new(count: usize, seed: u64) -> Self {
+        let widths = [WIDTHS[0], WIDTHS[1], WIDTHS[1]];
+        let all = widths.iter().zip(seed..);
+        let all: Vec<Vec<f32>> = all.map(|(width, seed)| narrow(&numbers(count * width, seed))).collect();
+        Rows(all.try_into().unwrap_or_default())
+    }
+
+    fn part(&self, rows: std::ops::Range<usize>) -> [&[f32]; 3] {
+        let widths = [WIDTHS[0], WIDTHS[1], WIDTHS[1]];
+        [0, 1, 2].map(|i| &self.0[i][rows.start * widths[i]..rows.end * widths[i]])
+    }
+
+    /// What attention without a cache makes of them.
+    fn expected(&self, device: &SharedDevice, count: usize) -> Result<Vec<f64>> {
+        let mut g = Graph::new();
+        let [heads, kv_heads, width] = HEADS;
+        let q = g.input("q", &[count, WIDTHS[0]]);
+        let [k, v] = ["k", "v"].map(|name| g.input(name, &[count, WIDTHS[1]]));
+        let q = g.rope(q, THETA, width);
+        let k = g.rope(k, THETA, width);
+        let y = g.causal_attention(q, k, v, heads, kv_heads, width);
+        g.set_outputs(vec![y]);
+        let mut session = open(device, &g)?;
+        step(&mut session, self.part(0..count), &[])
+    }
+}
+
+/// Feeds and runs a step.
+fn step(session: &mut Session, [q, k, v]: [&[f32]; 3], position: &[u32]) -> Result<Vec<f64>> {
+    session.try_set_input("q", q)?;
+    session.try_set_input("k", k)?;
+    session.try_set_input("v", v)?;
+    if !position.is_empty() {
+        session.try_set_input_u32("position", position)?;
+    }
+    session.try_step()?;
+    Ok(wide(&session.try_read_output(q.len())?))
+}
+
+fn writes_are_seen(device: &SharedDevice) -> CaseRun {
+    let mut g = Graph::new();
+    let new = g.input("new", &[2, 3]);
+    let position = g.input_u32("position", &[1]);
+    let cache = g.state("cache", &[5, 3]);
+    let before = g.add(cache, cache);
+    // Nothing uses the result.
+    g.cache_write(new, cache, position);
+    let after = g.add(cache, cache);
+    g.set_outputs(vec![before, after]);
+    let mut session = open(device, &g)?;
+    let start: Vec<f32> = (0..15).map(|i| i as f32).collect();
+    session.try_set_state("cache", &start)?;
+    let mut expected = start.clone();
+    for (position, value) in [(1, 100.0), (3, 200.0)] {
+        let doubled: Vec<f32> = expected.iter().map(|x| 2.0 * x).collect();
+        session.try_set_input("new", &[value; 6])?;
+        session.try_set_input_u32("position", &[position])?;
+        session.try_step()?;
+        same_f32("what is read before the write", &session.try_read_output(15)?, &doubled)?;
+        expected[3 * position as usize..][..6].fill(value);
+        let doubled: Vec<f32> = expected.iter().map(|x| 2.0 * x).collect();
+        let mut found = vec![0.0; 15];
+        session.try_read_output_by_index(1, &mut found)?;
+        same_f32("what is read after the write", &found, &doubled)?;
+        same_f32("the cache", &session.try_read_state("cache")?, &expected)?;
+    }
+    Ok(Check::default())
+}
+
+fn invalid_rows(device: &SharedDevice) -> CaseRun {
+    const CAPACITY: usize = 150;
+    let mut session = open(device, &step_of(&[], 1, CAPACITY))?;
+    let rows = Rows::new(1, 5);
+    let mut results = Vec::new();
+    for beyond in [0.0, f32::NAN, f32::INFINITY, -1e30] {
+        for (name, seed) in [("cache.k", 1), ("cache.v", 2)] {
+            let mut cache = narrow(&numbers(CAPACITY * WIDTHS[1], seed));
+            cache[7 * WIDTHS[1]..].fill(beyond);
+            session.try_upload_param(name, &cache)?;
+        }
+        results.push(step(&mut session, rows.part(0..1), &[7])?);
+    }
+    for result in &results {
+        ensure!(
+            result.iter().all(|x| x.is_finite()) && *result == results[0],
+            "invalid rows show in the result: {results:?}"
+        );
+    }
+    Ok(Check::default())
+}
+
+fn bad_position(device: &SharedDevice) -> CaseRun {
+    let mut session = open(device, &step_of(&[2], 2, 6))?;
+    let rows = Rows::new(4, 9);
+    let cache = narrow(&numbers(12 * WIDTHS[1], 3));
+    for name in ["cache.k", "cache.v"] {
+        session.try_upload_param(name, &cache)?;
+    }
+    for positions in [[5, 1], [1, 5], [0, u32::MAX]] {
+        let worst = positions[0].max(positions[1]);
+        let outcome = step(&mut session, rows.part(0..4), &positions);
+        match outcome.and_then(|_| session.try_wait().map(|_| ())) {
+            Err(Error::IndexOutOfRange { index, rows: 5, .. }) if index == worst => {}
+            other => return fail(format!("positions {positions:?} of 5: {other:?}")),
+        }
+        for name in ["cache.k", "cache.v"] {
+            same_f32(name, &session.try_read_parameter(name)?, &cache)?;
+        }
+    }
+    step(&mut session, rows.part(0..4), &[4, 0])?;
+    ensure!(
+        session.try_read_parameter("cache.k")? != cache,
+        "a position that fits wrote nothing"
+    );
+    Ok(Check::default())
+}
+
+fn decoding(device: &SharedDevice) -> CaseRun {
+    const COUNT: usize = 13;
+    let rows = Rows::new(COUNT, 21);
+    let expected = rows.expected(device, COUNT)?;
+    let mut check = Check::default();
+    // The same cache is filled by sessions of several sizes, as prefill and decoding do.
+    for pieces in [&[1; COUNT][..], &[5, 5, 3], &[13], &[4, 1, 1, 7]] {
+        let mut position = 0;
+        let mut found = Vec::new();
+        let mut caches: Option<[Vec<f32>; 2]> = None;
+        for &piece in pieces {
+            let mut session = open(device, &step_of(&[], piece, 16))?;
+            let names = ["cache.k", "cache.v"];
+            if let Some(caches) = &caches {
+                for (name, cache) in names.iter().zip(caches) {
+                    session.try_upload_param(name, cache)?;
+                }
+            }
+            found.extend(step(
+                &mut session,
+                rows.part(position..position + piece),
+                &[position as u32],
+            )?);
+            caches = Some([
+                session.try_read_parameter(names[0])?,
+                session.try_read_parameter(names[1])?,
+            ]);
+            position += piece;
+        }
+        let what = format!("pieces of {pieces:?}");
+        check = check.worse(compare(&what, DType::F32, &found, &expected, 2e-5)?);
+    }
+    Ok(check)
+}
+
+fn batched(device: &SharedDevice) -> CaseRun {
+    const COUNTS: [usize; 3] = [4, 9, 1];
+    let sequences: Vec<Rows> = (0..3).map(|i| Rows::new(10, 40 + 3 * i)).collect();
+    let mut session = open(device, &step_of(&[3], 1, 12))?;
+    let mut found: [Vec<f64>; 3] = Default::default();
+    // All end at the same step; those that are done meanwhile, or not begun, write to where they will be again.
+    for time in 0..9 {
+        let at = COUNTS.map(|count| (time + count).saturating_sub(9));
+        let parts: Vec<[&[f32]; 3]> = sequences.iter().zip(at).map(|(s, at)| s.part(at..at + 1)).collect();
+        let joined = [0, 1, 2].map(|i| parts.iter().flat_map(|p| p[i]).copied().collect::<Vec<f32>>());
+        let result = step(
+            &mut session,
+            [&joined[0], &joined[1], &joined[2]],
+            &at.map(|at| at as u32),
+        )?;
+        for (sequence, found) in found.iter_mut().enumerate() {
+            if time + COUNTS[sequence] >= 9 {
+                found.extend(&result[sequence * WIDTHS[0]..][..WIDTHS[0]]);
+            }
+        }
+    }
+    let mut check = Check::default();
+    for (sequence, count) in COUNTS.into_iter().enumerate() {
+        let expected = sequences[sequence].expected(device, count)?;
+        let what = format!("sequence {sequence}");
+        check = check.worse(compare(&what, DType::F32, &found[sequence], &expected, 2e-5)?);
+    }
+    Ok(check)
+}
