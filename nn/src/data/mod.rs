@@ -68,6 +68,6 @@ pub use digits::{DIGITS_SPLIT_SEED, DIGITS_TEST_FRACTION, digits, digits_split};
 pub use error::DataError;
 pub use idx::{IDX_MAX_BYTES, IdxArray, IdxData, IdxType, parse_idx, read_idx};
 pub use mnist::{idx_dataset, mnist};
-pub use npy::{NPY_MAX_BYTES, NpyArray, NpyType, parse_npy, read_npy};
+pub use npy::{NPY_MAX_BYTES, NpyArray, NpyType, parse_npy, read_npy, write_npy};
 pub use npz::{Arrays, npy_dataset, npz_dataset, npz_names, read_npz};
 pub use standardise::Standardiser;

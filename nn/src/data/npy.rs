@@ -11,6 +11,10 @@
 //! The numbers are little-endian, the elements as `descr` says. The format is described in NumPy's
 //! documentation of `numpy.lib.format`.
 
+mod write;
+
+pub use write::write_npy;
+
 use std::{fmt, path::Path};
 
 use half::f16;

@@ -53,7 +53,7 @@ pub use embedding::{Embedding, EmbeddingConfig};
 pub use layer_norm::{LayerNorm, LayerNormConfig};
 pub use linear::{Linear, LinearConfig};
 pub use rms_norm::RmsNorm;
-pub use self_attention::{SelfAttention, SelfAttentionConfig};
+pub use self_attention::{SelfAttention, SelfAttentionConfig, WithKv};
 
 use meganeura_core::{Graph, NodeId};
 

@@ -1,10 +1,10 @@
 //! Self-attention with its four projections.
 
 use meganeura_core::graph::Value;
-use meganeura_core::ops::AttentionOptions;
-use meganeura_core::{Graph, Init, NodeId};
+use meganeura_core::ops::{AttentionOptions, RopeScaling};
+use meganeura_core::{DType, Graph, Init, NodeId};
 
-use super::{Linear, LinearConfig, scoped};
+use super::{Linear, LinearConfig, RmsNorm, scoped};
 
 /// Options of a [`SelfAttention`] layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -13,10 +13,13 @@ pub struct SelfAttentionConfig {
     heads: usize,
     kv_heads: usize,
     head_dim: usize,
-    bias: bool,
+    /// Of the projections to queries, keys and values, and of the one of the result.
+    bias: [bool; 2],
     causal: bool,
     window: Option<u32>,
     rope: Option<f32>,
+    scaling: RopeScaling,
+    head_norm: Option<f32>,
 }
 
 impl SelfAttentionConfig {
@@ -28,10 +31,12 @@ impl SelfAttentionConfig {
             heads,
             kv_heads: heads,
             head_dim: dim / heads.max(1),
-            bias: false,
+            bias: [false; 2],
             causal: false,
             window: None,
             rope: None,
+            scaling: RopeScaling::None,
+            head_norm: None,
         }
     }
 
@@ -52,8 +57,14 @@ impl SelfAttentionConfig {
 
     /// Whether the projections have a bias.
     #[must_use]
-    pub fn bias(mut self, bias: bool) -> Self {
-        self.bias = bias;
+    pub fn bias(self, bias: bool) -> Self {
+        self.biases(bias, bias)
+    }
+
+    /// Whether the projections to queries, keys and values have a bias, and whether the one of the result has.
+    #[must_use]
+    pub fn biases(mut self, inward: bool, outward: bool) -> Self {
+        self.bias = [inward, outward];
         self
     }
 
@@ -78,28 +89,55 @@ impl SelfAttentionConfig {
         self
     }
 
-    /// Registers `{name}.q_proj`, `k_proj`, `v_proj` and `o_proj`, each a [`Linear`] layer with Xavier weights.
+    /// Speeds of the rotary embedding for longer contexts.
+    #[must_use]
+    pub fn rope_scaling(mut self, scaling: RopeScaling) -> Self {
+        self.scaling = scaling;
+        self
+    }
+
+    /// A root-mean-square norm of each head of queries and keys, before their rotation, with this number added to the
+    /// mean square (query-key normalisation; Henry et al., 2020).
+    #[must_use]
+    pub fn head_norm(mut self, eps: f32) -> Self {
+        self.head_norm = Some(eps);
+        self
+    }
+
+    /// Features of a row of keys, and of values.
+    pub fn kv_width(&self) -> usize {
+        self.kv_heads.saturating_mul(self.head_dim)
+    }
+
+    /// Registers `{name}.q_proj`, `k_proj`, `v_proj` and `o_proj`, each a [`Linear`] layer with Xavier weights, and with
+    /// norms of heads `{name}.q_norm` and `k_norm`.
     #[track_caller]
     pub fn build(self, g: &mut Graph, name: &str) -> SelfAttention {
         // Sizes that overflow are refused as a shape.
         let own = self.heads.saturating_mul(self.head_dim);
-        let shared = self.kv_heads.saturating_mul(self.head_dim);
+        let shared = self.kv_width();
+        let [inward, outward] = self.bias;
+        let head_norms = self.head_norm.map(|eps| {
+            let norm = |g: &mut Graph, child| RmsNorm::new(g, &scoped(name, child), self.head_dim, eps);
+            [norm(g, "q_norm"), norm(g, "k_norm")]
+        });
         SelfAttention {
             name: name.to_owned(),
-            q: self.project(g, name, "q_proj", [self.dim, own]),
-            k: self.project(g, name, "k_proj", [self.dim, shared]),
-            v: self.project(g, name, "v_proj", [self.dim, shared]),
-            o: self.project(g, name, "o_proj", [own, self.dim]),
+            q: SelfAttentionConfig::project(g, &scoped(name, "q_proj"), [self.dim, own], inward),
+            k: SelfAttentionConfig::project(g, &scoped(name, "k_proj"), [self.dim, shared], inward),
+            v: SelfAttentionConfig::project(g, &scoped(name, "v_proj"), [self.dim, shared], inward),
+            o: SelfAttentionConfig::project(g, &scoped(name, "o_proj"), [own, self.dim], outward),
+            head_norms,
             config: self,
         }
     }
 
     #[track_caller]
-    fn project(self, g: &mut Graph, name: &str, child: &str, [inputs, outputs]: [usize; 2]) -> Linear {
+    fn project(g: &mut Graph, name: &str, [inputs, outputs]: [usize; 2], bias: bool) -> Linear {
         LinearConfig::new(inputs, outputs)
-            .bias(self.bias)
+            .bias(bias)
             .init(Init::xavier_uniform(inputs, outputs))
-            .build(g, &scoped(name, child))
+            .build(g, name)
     }
 }
 
@@ -112,28 +150,105 @@ pub struct SelfAttention {
     k: Linear,
     v: Linear,
     o: Linear,
+    /// Of queries and of keys.
+    head_norms: Option<[RmsNorm; 2]>,
+}
+
+/// A result of [`SelfAttention::forward_with_kv`].
+#[derive(Clone, Copy, Debug)]
+pub struct WithKv {
+    /// What the layer yields, `[..., rows, dim]`.
+    pub y: NodeId,
+    /// Keys and values `[..., rows, kv_heads * head_dim]`, as a cache holds them: the keys are rotated.
+    pub kv: [NodeId; 2],
 }
 
 impl SelfAttention {
     /// `x [..., rows, dim] -> [..., rows, dim]`.
     #[track_caller]
     pub fn forward(&self, g: &mut Graph, x: impl Into<Value>) -> NodeId {
-        let x = x.into();
-        let config = &self.config;
+        self.forward_with_kv(g, x).y
+    }
+
+    /// [`SelfAttention::forward`], with the keys and values that a cache is filled with.
+    #[track_caller]
+    pub fn forward_with_kv(&self, g: &mut Graph, x: impl Into<Value>) -> WithKv {
+        let [q, k, v] = self.heads(g, x.into(), None);
+        let y = g.attention(q, k, v, self.options());
+        WithKv {
+            y: self.finish(g, y),
+            kv: [k, v],
+        }
+    }
+
+    /// A step of decoding: `x [..., rows, dim] -> [..., rows, dim]` for rows that follow `kv_pos` cached ones. Their keys
+    /// and values are written into `cache`, the keys and the values `[..., capacity, kv_heads * head_dim]`, states or
+    /// parameters. `kv_pos` is `u32 [...]`, one number for each sequence, or `[1]`. A row sees itself and earlier ones.
+    #[track_caller]
+    pub fn forward_cached(&self, g: &mut Graph, x: impl Into<Value>, cache: [NodeId; 2], kv_pos: NodeId) -> NodeId {
+        let [q, k, v] = self.heads(g, x.into(), Some(kv_pos));
+        let [k, v] = [(k, cache[0]), (v, cache[1])].map(|(new, cache)| {
+            let written = g.cache_write(new, cache, kv_pos);
+            g.named(written, &self.name)
+        });
+        let y = g.cached_attention_with(q, k, v, kv_pos, self.options());
+        self.finish(g, y)
+    }
+
+    /// Queries, keys and values of rows from a position on, which is 0 without one.
+    fn heads(&self, g: &mut Graph, x: Value, position: Option<NodeId>) -> [NodeId; 3] {
         let [mut q, mut k, v] = [&self.q, &self.k, &self.v].map(|layer| layer.forward(g, x));
-        let head_dim = narrow(config.head_dim);
-        if let Some(theta) = config.rope {
+        if let Some([of_q, of_k]) = &self.head_norms {
+            [q, k] = [(q, of_q), (k, of_k)].map(|(x, norm)| self.normalize(g, x, norm));
+        }
+        if let Some(theta) = self.config.rope {
             [q, k] = [q, k].map(|x| {
-                let y = g.rope(x, theta, head_dim);
+                let y = self.rotate(g, x, theta, position);
                 g.named(y, &self.name)
             });
         }
-        let options = AttentionOptions {
+        [q, k, v]
+    }
+
+    fn normalize(&self, g: &mut Graph, x: NodeId, norm: &RmsNorm) -> NodeId {
+        let shape = g.shape(x).to_vec();
+        let Some((&width, rows)) = shape.split_last() else {
+            return x;
+        };
+        let head_dim = self.config.head_dim;
+        let split = [rows, &[width.checked_div(head_dim).unwrap_or(0), head_dim]].concat();
+        let x = g.reshape(x, &split);
+        let y = norm.forward(g, x);
+        g.reshape(y, &shape)
+    }
+
+    fn rotate(&self, g: &mut Graph, x: NodeId, theta: f32, position: Option<NodeId>) -> NodeId {
+        let (head_dim, scaling) = (narrow(self.config.head_dim), self.config.scaling);
+        let position = match position {
+            Some(position) => position,
+            None if scaling == RopeScaling::None => return g.rope(x, theta, head_dim),
+            None => {
+                let leading = g
+                    .shape(x)
+                    .split_last_chunk::<2>()
+                    .map_or(&[][..], |(leading, _)| leading);
+                let sequences = if leading.is_empty() { vec![1] } else { leading.to_vec() };
+                g.full(DType::U32, 0.0, &sequences)
+            }
+        };
+        g.rope_scaled(x, theta, position, head_dim, scaling)
+    }
+
+    fn options(&self) -> AttentionOptions {
+        let config = &self.config;
+        AttentionOptions {
             causal: config.causal,
             window: config.window,
-            ..AttentionOptions::new(narrow(config.heads), narrow(config.kv_heads), head_dim)
-        };
-        let y = g.attention(q, k, v, options);
+            ..AttentionOptions::new(narrow(config.heads), narrow(config.kv_heads), narrow(config.head_dim))
+        }
+    }
+
+    fn finish(&self, g: &mut Graph, y: NodeId) -> NodeId {
         g.named(y, &self.name);
         self.o.forward(g, y)
     }

@@ -1,10 +1,11 @@
 //! Decoder-only language models of the Llama family.
 
 use meganeura_core::graph::Value;
+use meganeura_core::ops::RopeScaling;
 use meganeura_core::{Graph, Init, NodeId};
 
 use crate::layers::{
-    Embedding, EmbeddingConfig, Linear, LinearConfig, RmsNorm, SelfAttention, SelfAttentionConfig, scoped,
+    Embedding, EmbeddingConfig, Linear, LinearConfig, RmsNorm, SelfAttention, SelfAttentionConfig, WithKv, scoped,
 };
 
 /// Options of a [`Llama`] model.
@@ -16,14 +17,28 @@ pub struct LlamaConfig {
     pub dim: usize,
     /// Number of blocks.
     pub layers: usize,
-    /// Query heads, each of `dim / heads` features.
+    /// Query heads.
     pub heads: usize,
+    /// Features of a head; `dim / heads` if `None`.
+    pub head_dim: Option<usize>,
     /// Key and value heads, a divisor of `heads`.
     pub kv_heads: usize,
     /// Features inside the feed-forward layers.
     pub hidden: usize,
     /// Base of the rotary position embedding.
     pub rope_theta: f32,
+    /// Its speeds for longer contexts.
+    pub rope_scaling: RopeScaling,
+    /// How many of the latest positions a position sees, itself included; all if `None` (Mistral 7B).
+    pub window: Option<u32>,
+    /// Whether heads of queries and keys have a norm of their own (Qwen3).
+    pub head_norm: bool,
+    /// Whether the projections to queries, keys and values have a bias (Qwen2).
+    pub qkv_bias: bool,
+    /// Whether the projection of the attention's result has one.
+    pub attention_out_bias: bool,
+    /// Whether the feed-forward layers have.
+    pub mlp_bias: bool,
     /// Number added to the mean square in the norms.
     pub eps: f32,
     /// Whether the logits are products with the token embeddings; otherwise `lm_head` is a matrix of its own.
@@ -39,9 +54,16 @@ impl LlamaConfig {
             dim: 128,
             layers: 4,
             heads: 4,
+            head_dim: None,
             kv_heads: 2,
             hidden: 344,
             rope_theta: 10_000.0,
+            rope_scaling: RopeScaling::None,
+            window: None,
+            head_norm: false,
+            qkv_bias: false,
+            attention_out_bias: false,
+            mlp_bias: false,
             eps: 1e-5,
             tied_embeddings: true,
         }
@@ -50,16 +72,66 @@ impl LlamaConfig {
     /// SmolLM2-135M: 30 blocks of 576 features with 9 heads and 3 key-value heads, 49,152 tokens.
     pub fn smollm2_135m() -> Self {
         LlamaConfig {
-            vocab: 49_152,
             dim: 576,
             layers: 30,
             heads: 9,
             kv_heads: 3,
             hidden: 1536,
             rope_theta: 100_000.0,
-            eps: 1e-5,
-            tied_embeddings: true,
+            ..LlamaConfig::small(49_152)
         }
+    }
+
+    /// SmolLM2-360M: 32 blocks of 960 features with 15 heads and 5 key-value heads, 49,152 tokens.
+    pub fn smollm2_360m() -> Self {
+        LlamaConfig {
+            dim: 960,
+            layers: 32,
+            heads: 15,
+            kv_heads: 5,
+            hidden: 2560,
+            ..LlamaConfig::smollm2_135m()
+        }
+    }
+
+    /// SmolLM2-1.7B: 24 blocks of 2048 features with 32 heads, each with keys and values of its own, 49,152 tokens.
+    pub fn smollm2_1_7b() -> Self {
+        LlamaConfig {
+            dim: 2048,
+            layers: 24,
+            heads: 32,
+            kv_heads: 32,
+            hidden: 8192,
+            rope_theta: 130_000.0,
+            ..LlamaConfig::smollm2_135m()
+        }
+    }
+
+    /// Features of a head.
+    pub fn head_dim(&self) -> usize {
+        self.head_dim.unwrap_or(self.dim / self.heads.max(1))
+    }
+
+    fn attention(&self) -> SelfAttentionConfig {
+        let mut attention = SelfAttentionConfig::new(self.dim, self.heads)
+            .kv_heads(self.kv_heads)
+            .head_dim(self.head_dim())
+            .biases(self.qkv_bias, self.attention_out_bias)
+            .causal(true)
+            .rope(self.rope_theta)
+            .rope_scaling(self.rope_scaling);
+        if let Some(window) = self.window {
+            attention = attention.window(window);
+        }
+        match self.head_norm {
+            true => attention.head_norm(self.eps),
+            false => attention,
+        }
+    }
+
+    /// Features of a row of a layer's keys, and of its values.
+    pub fn kv_width(&self) -> usize {
+        self.attention().kv_width()
     }
 
     /// Registers the layers under the names of published checkpoints: `{name}.model.embed_tokens`,
@@ -94,18 +166,14 @@ impl LlamaConfig {
         let norm = |g: &mut Graph, child| RmsNorm::new(g, &scoped(name, child), self.dim, self.eps);
         let linear = |g: &mut Graph, child: &str, [inputs, outputs]: [usize; 2]| {
             LinearConfig::new(inputs, outputs)
-                .bias(false)
+                .bias(self.mlp_bias)
                 .init(Init::xavier_uniform(inputs, outputs))
                 .build(g, &scoped(name, &format!("mlp.{child}")))
         };
-        let attention = SelfAttentionConfig::new(self.dim, self.heads)
-            .kv_heads(self.kv_heads)
-            .causal(true)
-            .rope(self.rope_theta);
         LlamaBlock {
             name: name.to_owned(),
             attention_norm: norm(g, "input_layernorm"),
-            attention: attention.build(g, &scoped(name, "self_attn")),
+            attention: self.attention().build(g, &scoped(name, "self_attn")),
             feed_forward_norm: norm(g, "post_attention_layernorm"),
             gate: linear(g, "gate_proj", [self.dim, self.hidden]),
             up: linear(g, "up_proj", [self.dim, self.hidden]),
@@ -131,10 +199,32 @@ impl LlamaBlock {
     /// `x [..., rows, dim] -> [..., rows, dim]`.
     #[track_caller]
     pub fn forward(&self, g: &mut Graph, x: impl Into<Value>) -> NodeId {
+        self.forward_with_kv(g, x).y
+    }
+
+    /// [`LlamaBlock::forward`], with the keys and values that a cache is filled with.
+    #[track_caller]
+    pub fn forward_with_kv(&self, g: &mut Graph, x: impl Into<Value>) -> WithKv {
         let x = x.into();
         let y = self.attention_norm.forward(g, x);
-        let y = self.attention.forward(g, y);
-        let x = g.add(x, y);
+        let attended = self.attention.forward_with_kv(g, y);
+        WithKv {
+            y: self.feed_forward(g, x, attended.y),
+            ..attended
+        }
+    }
+
+    /// A step of decoding with the block's cache: see [`SelfAttention::forward_cached`].
+    #[track_caller]
+    pub fn forward_cached(&self, g: &mut Graph, x: impl Into<Value>, cache: [NodeId; 2], kv_pos: NodeId) -> NodeId {
+        let x = x.into();
+        let y = self.attention_norm.forward(g, x);
+        let y = self.attention.forward_cached(g, y, cache, kv_pos);
+        self.feed_forward(g, x, y)
+    }
+
+    fn feed_forward(&self, g: &mut Graph, x: Value, attended: NodeId) -> NodeId {
+        let x = g.add(x, attended);
         let y = self.feed_forward_norm.forward(g, x);
         let gate = self.gate.forward(g, y);
         let up = self.up.forward(g, y);
@@ -163,6 +253,41 @@ impl Llama {
         for block in &self.blocks {
             x = block.forward(g, x);
         }
+        self.logits(g, x)
+    }
+
+    /// The blocks' results for `u32` tokens `[..., rows]`, and each block's keys and values.
+    #[track_caller]
+    pub(super) fn forward_with_kv(&self, g: &mut Graph, tokens: NodeId) -> (NodeId, Vec<[NodeId; 2]>) {
+        let mut x = self.embedding.forward(g, tokens);
+        let mut all = Vec::new();
+        for block in &self.blocks {
+            let WithKv { y, kv } = block.forward_with_kv(g, x);
+            all.push(kv);
+            x = y;
+        }
+        (x, all)
+    }
+
+    /// The blocks' results for `u32` tokens `[..., rows]` that follow `kv_pos` cached ones; `caches` has each block's.
+    #[track_caller]
+    pub(super) fn forward_cached(
+        &self,
+        g: &mut Graph,
+        tokens: NodeId,
+        caches: &[[NodeId; 2]],
+        kv_pos: NodeId,
+    ) -> NodeId {
+        let mut x = self.embedding.forward(g, tokens);
+        for (block, &cache) in self.blocks.iter().zip(caches) {
+            x = block.forward_cached(g, x, cache, kv_pos);
+        }
+        x
+    }
+
+    /// Logits `[..., rows, vocab]` of what the last block yields.
+    #[track_caller]
+    pub(super) fn logits(&self, g: &mut Graph, x: NodeId) -> NodeId {
         let x = self.norm.forward(g, x);
         match &self.head {
             Some(head) => head.forward(g, x),

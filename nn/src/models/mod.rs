@@ -26,6 +26,7 @@
 //! ```
 
 mod cnn;
+mod decode;
 mod llama;
 mod mlp;
 mod preset;
@@ -34,6 +35,7 @@ mod unet;
 mod vit;
 
 pub use cnn::{Cnn, CnnConfig};
+pub use decode::{KV_POS, LOGITS_ROW, LogitsOf, kv_cache_names};
 pub use llama::{Llama, LlamaBlock, LlamaConfig, TARGETS, TOKENS, language_model};
 pub use mlp::{Mlp, MlpConfig};
 pub use preset::{PRESETS, Preset, preset};

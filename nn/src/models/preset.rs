@@ -53,13 +53,27 @@ pub const PRESETS: &[Preset] = &[
         name: "smollm2-135m",
         about: "language model of the Llama family: 30 blocks of 576, 49,152 tokens",
         rows: 128,
-        build: |rows| {
-            let config = LlamaConfig::smollm2_135m();
-            // One sequence, without an axis for the batch.
-            language_model_of(&[rows], |g, tokens| config.build(g, "").forward(g, tokens))
-        },
+        build: |rows| llama(LlamaConfig::smollm2_135m(), rows),
+    },
+    Preset {
+        name: "smollm2-360m",
+        about: "language model of the Llama family: 32 blocks of 960, 49,152 tokens",
+        rows: 128,
+        build: |rows| llama(LlamaConfig::smollm2_360m(), rows),
+    },
+    Preset {
+        name: "smollm2-1.7b",
+        about: "language model of the Llama family: 24 blocks of 2048, 49,152 tokens",
+        rows: 128,
+        build: |rows| llama(LlamaConfig::smollm2_1_7b(), rows),
     },
 ];
+
+/// One sequence, without an axis for the batch.
+#[track_caller]
+fn llama(config: LlamaConfig, rows: usize) -> Graph {
+    language_model_of(&[rows], |g, tokens| config.build(g, "").forward(g, tokens))
+}
 
 /// The preset of that name.
 pub fn preset(name: &str) -> Option<&'static Preset> {

@@ -1,0 +1,58 @@
+//! Arrays to NumPy files.
+
+use std::path::Path;
+
+use meganeura_core::files::write_atomically;
+use meganeura_core::{Error, Result};
+
+/// Writes an array of `f32` in row-major order to a `.npy` file, which replaces what was at `path` as a whole.
+///
+/// # Errors
+/// [`Error::InvalidUse`] when the shape has another number of elements; [`Error::File`] when the file cannot be written.
+pub fn write_npy(path: impl AsRef<Path>, shape: &[usize], values: &[f32]) -> Result<()> {
+    let count = shape.iter().try_fold(1usize, |product, &dim| product.checked_mul(dim));
+    if count != Some(values.len()) {
+        return Err(Error::misuse(
+            format!("{} numbers are no array of the shape {shape:?}", values.len()),
+            "give as many numbers as the shape has elements",
+        ));
+    }
+    // Tuples of one element end in a comma.
+    let dims: String = shape.iter().map(|dim| format!("{dim}, ")).collect();
+    let mut header = format!(
+        "{{'descr': '<f4', 'fortran_order': False, 'shape': ({}), }}",
+        dims.trim_end()
+    );
+    // The elements begin at a multiple of 64 bytes.
+    const BEFORE: usize = 10;
+    let padded = (BEFORE + header.len() + 1).next_multiple_of(64) - BEFORE - 1;
+    header.push_str(&" ".repeat(padded - header.len()));
+    header.push('\n');
+    write_atomically(path.as_ref(), |file| {
+        file.write_all(b"\x93NUMPY\x01\x00")?;
+        file.write_all(&(header.len() as u16).to_le_bytes())?;
+        file.write_all(header.as_bytes())?;
+        values.iter().try_for_each(|value| file.write_all(&value.to_le_bytes()))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::read_npy;
+
+    #[test]
+    fn what_is_written_is_read() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("a.npy");
+        for shape in [&[][..], &[7], &[2, 3], &[2, 0, 3], &[1, 2, 3, 4]] {
+            let values: Vec<f32> = (0..shape.iter().product()).map(|i| i as f32 - 1.5).collect();
+            write_npy(&path, shape, &values).expect("written");
+            let found = read_npy(&path).expect("an array");
+            assert_eq!((found.shape(), found.to_f32()), (shape, values));
+            assert!(std::fs::metadata(&path).expect("a file").len() % 64 == (4 * found.to_f32().len() as u64) % 64);
+        }
+        assert!(write_npy(&path, &[2], &[1.0]).is_err());
+        assert!(write_npy(folder.path().join("no/a.npy"), &[1], &[1.0]).is_err());
+    }
+}

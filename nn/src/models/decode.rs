@@ -1,0 +1,93 @@
+//! Graphs that a language model generates text with.
+
+use meganeura_core::{Graph, NodeId};
+
+use super::{LlamaConfig, TOKENS};
+
+/// Name of the input that holds how many tokens are cached.
+pub const KV_POS: &str = "kv_pos";
+/// Name of the input that says of which row of a piece of a prompt logits are asked for.
+pub const LOGITS_ROW: &str = "logits_row";
+
+/// Names of the parameters that cache the keys and the values of a layer.
+pub fn kv_cache_names(layer: usize) -> [String; 2] {
+    ["k", "v"].map(|which| format!("kv_cache.layer.{layer}.{which}"))
+}
+
+/// Of which rows a [`LlamaConfig::decode_graph`] has logits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LogitsOf {
+    /// Of each.
+    AllRows,
+    /// Of one row of each sequence, which the input [`LOGITS_ROW`] names, `u32` like [`KV_POS`].
+    OneRow,
+}
+
+impl LlamaConfig {
+    /// A graph that reads a whole prompt.
+    ///
+    /// Input: `tokens`, `u32 [rows]`. Outputs: the logits of the last token, `f32 [1, vocab]`, then the keys and the
+    /// values of each layer, `f32 [rows, kv_width]`, as the caches of [`LlamaConfig::decode_graph`] hold them.
+    #[track_caller]
+    pub fn prefill_graph(&self, rows: usize) -> Graph {
+        let mut g = Graph::new();
+        let tokens = g.input_u32(TOKENS, &[rows]);
+        let model = self.build(&mut g, "");
+        let (x, kv) = model.forward_with_kv(&mut g, tokens);
+        let last = g.slice_axis(x, 0, rows.saturating_sub(1), rows);
+        let logits = model.logits(&mut g, last);
+        let mut outputs = vec![logits];
+        outputs.extend(kv.into_iter().flatten());
+        g.set_outputs(outputs);
+        g
+    }
+
+    /// A graph that reads `rows` tokens of each sequence behind those that are cached: one to generate, more to read a
+    /// prompt piece by piece.
+    ///
+    /// `batch` are the axes before the rows, `[]` for one sequence. Inputs: `tokens`, `u32 [batch..., rows]`, and `kv_pos`,
+    /// the number of cached tokens of each sequence, `u32 [batch...]`, or `[1]` for one. Each layer's keys and values are
+    /// written into parameters named by [`kv_cache_names`], `f32 [batch..., capacity, kv_width]`, which are not trained.
+    /// Output: the logits, `f32 [batch..., rows, vocab]`, or `[batch..., 1, vocab]` of one row.
+    #[track_caller]
+    pub fn decode_graph(&self, batch: &[usize], rows: usize, capacity: usize, logits: LogitsOf) -> Graph {
+        let mut g = Graph::new();
+        let per_sequence = if batch.is_empty() { &[1] } else { batch };
+        let tokens = g.input_u32(TOKENS, &[batch, &[rows]].concat());
+        let kv_pos = g.input_u32(KV_POS, per_sequence);
+        let model = self.build(&mut g, "");
+        let shape = [batch, &[capacity, self.kv_width()]].concat();
+        let caches: Vec<[NodeId; 2]> = (0..self.layers)
+            .map(|layer| {
+                kv_cache_names(layer).map(|name| {
+                    let cache = g.parameter(&name, &shape);
+                    g.trainable(cache, false)
+                })
+            })
+            .collect();
+        let mut x = model.forward_cached(&mut g, tokens, &caches, kv_pos);
+        if logits == LogitsOf::OneRow {
+            x = self.one_row(&mut g, x, batch, rows);
+        }
+        let logits = model.logits(&mut g, x);
+        g.set_outputs(vec![logits]);
+        g
+    }
+
+    /// The row of each sequence that an input names.
+    fn one_row(&self, g: &mut Graph, x: NodeId, batch: &[usize], rows: usize) -> NodeId {
+        let per_sequence = if batch.is_empty() { &[1] } else { batch };
+        let row = g.input_u32(LOGITS_ROW, per_sequence);
+        if !g.errors().is_empty() {
+            // Of sizes that may be no tensor's.
+            return x;
+        }
+        let sequences: usize = per_sequence.iter().product();
+        let flat = g.reshape(x, &[sequences * rows, self.dim]);
+        let starts = (0..sequences).map(|s| (s * rows) as u32).collect();
+        let starts = g.constant_u32(starts, per_sequence);
+        let row = g.add(row, starts);
+        let chosen = g.gather(row, flat);
+        g.reshape(chosen, &[batch, &[1, self.dim]].concat())
+    }
+}

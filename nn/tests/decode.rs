@@ -1,0 +1,171 @@
+//! Language models token by token, in pieces and as a whole.
+
+use std::sync::Arc;
+
+use meganeura_core::build::{Mode, build_on};
+use meganeura_core::ops::RopeScaling;
+use meganeura_core::{Graph, Session};
+use meganeura_cpu::CpuDevice;
+use meganeura_nn::models::{KV_POS, LOGITS_ROW, LlamaConfig, LogitsOf, TOKENS, kv_cache_names};
+
+const VOCAB: usize = 23;
+const CAPACITY: usize = 20;
+const PROMPT: [u32; 9] = [3, 1, 4, 1, 5, 9, 2, 6, 5];
+
+/// A model of each kind of attention.
+fn models() -> Vec<(&'static str, LlamaConfig)> {
+    let small = LlamaConfig {
+        dim: 24,
+        layers: 2,
+        heads: 4,
+        kv_heads: 2,
+        hidden: 31,
+        ..LlamaConfig::small(VOCAB)
+    };
+    vec![
+        ("plain", small),
+        (
+            "window, biases",
+            LlamaConfig {
+                window: Some(4),
+                qkv_bias: true,
+                attention_out_bias: true,
+                mlp_bias: true,
+                tied_embeddings: false,
+                ..small
+            },
+        ),
+        (
+            "norms of heads, scaled positions",
+            LlamaConfig {
+                head_dim: Some(10),
+                head_norm: true,
+                rope_scaling: RopeScaling::Linear { factor: 2.0 },
+                ..small
+            },
+        ),
+    ]
+}
+
+fn session(graph: &Graph) -> Session {
+    let (mut session, _) = build_on(graph, Arc::new(CpuDevice::new(2)), Mode::Inference, None).expect("a session");
+    session.initialize_parameters(7);
+    // Biases and scales begin alike.
+    for view in session.plan().parameters() {
+        if !view.name.starts_with("kv_cache") && view.ty.shape.rank() == 1 {
+            let values: Vec<f32> = (0..view.ty.numel()).map(|i| 0.5 + (i * 7 % 11) as f32 / 11.0).collect();
+            session.set_parameter(&view.name, &values);
+        }
+    }
+    session
+}
+
+/// Logits of every position, without a cache.
+fn whole(config: &LlamaConfig, tokens: &[u32]) -> Vec<f32> {
+    let mut g = Graph::new();
+    let input = g.input_u32(TOKENS, &[tokens.len()]);
+    let logits = config.build(&mut g, "").forward(&mut g, input);
+    g.set_outputs(vec![logits]);
+    let mut session = session(&g);
+    session.set_input_u32(TOKENS, tokens);
+    session.step();
+    session.read_output(tokens.len() * VOCAB)
+}
+
+fn close(what: &str, found: &[f32], expected: &[f32]) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    let size = expected.iter().fold(0.0f32, |a, x| a.max(x.abs()));
+    assert!(size > 0.01, "{what}: nothing to compare");
+    for (i, (f, e)) in found.iter().zip(expected).enumerate() {
+        assert!((f - e).abs() <= 1e-4 * size, "{what} [{i}]: {f}, not {e}");
+    }
+}
+
+#[test]
+fn decoding_agrees_with_the_whole() {
+    for (name, config) in models() {
+        let expected = whole(&config, &PROMPT);
+        let mut one = session(&config.decode_graph(&[], 1, CAPACITY, LogitsOf::AllRows));
+        for (i, &token) in PROMPT.iter().enumerate() {
+            one.set_input_u32(TOKENS, &[token]);
+            one.set_input_u32(KV_POS, &[i as u32]);
+            one.step();
+            close(name, &one.read_output(VOCAB), &expected[i * VOCAB..][..VOCAB]);
+        }
+        // Pieces, of which the last one is filled up with a token that nobody sees.
+        let mut pieces = session(&config.decode_graph(&[], 5, CAPACITY, LogitsOf::OneRow));
+        for (start, count) in [(0, 5), (5, 4)] {
+            let mut tokens = PROMPT[start..start + count].to_vec();
+            tokens.resize(5, 0);
+            pieces.set_input_u32(TOKENS, &tokens);
+            pieces.set_input_u32(KV_POS, &[start as u32]);
+            pieces.set_input_u32(LOGITS_ROW, &[count as u32 - 1]);
+            pieces.step();
+            let last = start + count - 1;
+            close(name, &pieces.read_output(VOCAB), &expected[last * VOCAB..][..VOCAB]);
+        }
+    }
+}
+
+#[test]
+fn a_prompt_is_read_at_once_and_gone_on_with() {
+    for (name, config) in models() {
+        let expected = whole(&config, &PROMPT);
+        let (prompt, rest) = PROMPT.split_at(6);
+        let mut prefill = session(&config.prefill_graph(prompt.len()));
+        prefill.set_input_u32(TOKENS, prompt);
+        prefill.step();
+        close(name, &prefill.read_output(VOCAB), &expected[5 * VOCAB..][..VOCAB]);
+        let mut decode = session(&config.decode_graph(&[], 1, CAPACITY, LogitsOf::AllRows));
+        for (i, cache) in (0..config.layers).flat_map(kv_cache_names).enumerate() {
+            // Rows that nothing has written are never read.
+            let mut rows = vec![f32::NAN; CAPACITY * config.kv_width()];
+            prefill.read_output_by_index(1 + i, &mut rows[..prompt.len() * config.kv_width()]);
+            decode.upload_param(&cache, &rows);
+        }
+        for (i, &token) in (prompt.len()..).zip(rest) {
+            decode.set_input_u32(TOKENS, &[token]);
+            decode.set_input_u32(KV_POS, &[i as u32]);
+            decode.step();
+            close(name, &decode.read_output(VOCAB), &expected[i * VOCAB..][..VOCAB]);
+        }
+    }
+}
+
+#[test]
+fn sequences_are_at_positions_of_their_own() {
+    let (name, config) = models().remove(0);
+    let sequences: [&[u32]; 2] = [&PROMPT[..7], &[8, 8, 0]];
+    let mut batch = session(&config.decode_graph(&[2], 1, CAPACITY, LogitsOf::AllRows));
+    let expected = sequences.map(|tokens| whole(&config, tokens));
+    // The second one begins later.
+    for step in 0..7 {
+        let at = [step, step.max(4) - 4];
+        batch.set_input_u32(TOKENS, &[sequences[0][at[0]], sequences[1][at[1]]]);
+        batch.set_input_u32(KV_POS, &at.map(|at| at as u32));
+        batch.step();
+        let logits = batch.read_output(2 * VOCAB);
+        for i in 0..2 {
+            if i == 0 || step >= 4 {
+                close(
+                    name,
+                    &logits[i * VOCAB..][..VOCAB],
+                    &expected[i][at[i] * VOCAB..][..VOCAB],
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_full_cache_is_an_error() {
+    let (_, config) = models().remove(0);
+    let mut session = session(&config.decode_graph(&[], 1, 4, LogitsOf::AllRows));
+    session.set_input_u32(TOKENS, &[1]);
+    session.set_input_u32(KV_POS, &[4]);
+    let error = session.try_step().expect_err("no room").to_string();
+    assert!(
+        error.contains("index 4 is out of range") && error.contains("4 rows"),
+        "{error}"
+    );
+}
