@@ -2,7 +2,7 @@
 //!
 //! A [`Graph`] is optimized, differentiated, optimized again and compiled to a static [`ExecutionPlan`],
 //! which a backend replays. This crate is the facade: it re-exports the core, links the CPU backend, and
-//! carries the layers, models, data sets and the trainer of [`nn`]. `docs/tutorial.md` in the repository goes from a
+//! carries the layers, models, data sets and the trainer of [`nn`] and the language models of [`llm`]. `docs/tutorial.md` in the repository goes from a
 //! new project to a model of your own, `docs/operators.md` lists all operators, `docs/rules.md` is about rewriting and
 //! fusion rules of your own.
 //!
@@ -57,6 +57,7 @@ pub use meganeura_blade as blade;
 pub use meganeura_conformance as conformance;
 pub use meganeura_core::*;
 pub use meganeura_cpu as cpu;
+pub use meganeura_llm as llm;
 pub use meganeura_nn as nn;
 pub use meganeura_nn::trainer::{TrainConfig, Trainer};
 pub use meganeura_rules as fusion_rules;

@@ -86,6 +86,14 @@ fn backends_know_the_core_only() {
 }
 
 #[test]
+fn layers_and_models_bring_no_tokenizer() {
+    let tree = dependencies("meganeura-nn");
+    let banned = ["tokenizers", "minijinja", "memmap2", "meganeura-llm"];
+    let found = tree.lines().find(|l| banned.iter().any(|b| l.starts_with(b)));
+    assert!(found.is_none(), "{found:?}");
+}
+
+#[test]
 fn passes_name_no_operator() {
     let mut files = sources("core/src");
     let ops = root().join("core/src/ops");
@@ -125,7 +133,7 @@ fn every_operator_has_its_line_in_the_table_and_its_documentation() {
 fn files_stay_readable() {
     // Tables may be longer.
     let exempt = ["unary_table.rs"];
-    for folder in ["core/src", "backends", "nn/src", "src", "tests"] {
+    for folder in ["core/src", "backends", "llm", "nn/src", "src", "tests"] {
         for file in sources(folder) {
             let lines = fs::read_to_string(&file).expect("readable").lines().count();
             let name = file.file_name().and_then(|n| n.to_str()).unwrap_or_default();
@@ -140,7 +148,14 @@ fn files_stay_readable() {
 
 #[test]
 fn no_unfinished_code() {
-    for folder in ["core/src", "backends", "nn/src", "src", "tests/conformance/src"] {
+    for folder in [
+        "core/src",
+        "backends",
+        "llm/src",
+        "nn/src",
+        "src",
+        "tests/conformance/src",
+    ] {
         for file in sources(folder) {
             let code = code(&file);
             for word in ["todo!(", "unimplemented!(", "FIXME", "XXX"] {

@@ -2,6 +2,7 @@
 
 mod budget;
 mod doctor;
+mod generate;
 mod precision;
 mod saved;
 

@@ -9,7 +9,7 @@ use clap::{Parser, Subcommand};
 
 use meganeura::profiler::{self, TraceFile};
 
-use commands::{bench, conformance, devices, doctor, explain, ops, plugins, train};
+use commands::{bench, chat, conformance, devices, doctor, explain, generate, ops, plugins, train};
 
 /// Train and run neural networks on any hardware.
 #[derive(Debug, Parser)]
@@ -36,6 +36,10 @@ share memory, and writes generated kernels to a folder.";
 enum Command {
     /// Train a classifier on handwritten digits or your own data and report its accuracy on held-out examples.
     Train(Box<train::Args>),
+    /// Continue a text with a language model.
+    Generate(Box<generate::Args>),
+    /// Talk to a language model that was made for it.
+    Chat(Box<chat::Args>),
     /// List the devices and the strings that select them.
     Devices(devices::Args),
     /// Look at drivers and devices, test and measure each of them, and say what would be used.
@@ -69,6 +73,8 @@ fn main() -> ExitCode {
 fn run(command: &Command) -> ExitCode {
     let outcome = match command {
         Command::Train(args) => train::run(args),
+        Command::Generate(args) => generate::run(args),
+        Command::Chat(args) => chat::run(args),
         Command::Devices(args) => devices::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Plugins(args) => plugins::run(args),

@@ -6,10 +6,20 @@ use std::io::{self, Write};
 
 /// Prints to standard output and ends the line.
 pub(crate) fn line(text: impl Display) -> io::Result<()> {
-    match writeln!(io::stdout(), "{text}") {
+    self::text(format_args!("{text}\n"))
+}
+
+/// Prints to standard output as it is.
+pub(crate) fn text(text: impl Display) -> io::Result<()> {
+    match write!(io::stdout(), "{text}") {
         Err(e) if e.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
         result => result,
     }
+}
+
+/// Prints to standard error what is about the run and not its result.
+pub(crate) fn notice(text: impl Display) -> io::Result<()> {
+    writeln!(io::stderr(), "{text}")
 }
 
 /// Prints an error and its causes to standard error.

@@ -1,10 +1,13 @@
 //! One file a command.
 
 pub(crate) mod bench;
+pub(crate) mod chat;
 pub(crate) mod conformance;
 pub(crate) mod devices;
 pub(crate) mod doctor;
 pub(crate) mod explain;
+pub(crate) mod generate;
+mod language;
 pub(crate) mod ops;
 mod page;
 mod planned;

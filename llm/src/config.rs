@@ -1,0 +1,277 @@
+//! What `config.json` says of a model.
+
+use std::path::Path;
+
+use meganeura_core::ops::RopeScaling;
+use meganeura_core::{Error, Result};
+use meganeura_nn::models::LlamaConfig;
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::{damaged, read_text};
+
+/// Families that are known, by the `model_type` of their configurations.
+pub const FAMILIES: &[&str] = &["llama", "mistral", "qwen2", "qwen3"];
+
+/// A model and what generation needs to know of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelConfig {
+    /// The network.
+    pub network: LlamaConfig,
+    /// Positions that it was made for.
+    pub context: usize,
+    /// Tokens that end a text.
+    pub stop: Vec<u32>,
+}
+
+/// Fields of `config.json`, with the defaults of the families.
+#[derive(Deserialize)]
+struct Raw {
+    vocab_size: usize,
+    hidden_size: usize,
+    intermediate_size: usize,
+    num_hidden_layers: usize,
+    num_attention_heads: usize,
+    num_key_value_heads: Option<usize>,
+    head_dim: Option<usize>,
+    max_position_embeddings: Option<usize>,
+    rms_norm_eps: Option<f32>,
+    rope_theta: Option<f32>,
+    rope_scaling: Option<Rope>,
+    rope_parameters: Option<Rope>,
+    tie_word_embeddings: Option<bool>,
+    attention_bias: Option<bool>,
+    mlp_bias: Option<bool>,
+    hidden_act: Option<String>,
+    sliding_window: Option<u32>,
+    use_sliding_window: Option<bool>,
+    #[serde(default)]
+    eos_token_id: Ids,
+}
+
+/// Rotary positions, in the spelling of either generation of the format.
+#[derive(Default, Deserialize)]
+struct Rope {
+    #[serde(alias = "type")]
+    rope_type: Option<String>,
+    rope_theta: Option<f32>,
+    factor: Option<f64>,
+    low_freq_factor: Option<f64>,
+    high_freq_factor: Option<f64>,
+    original_max_position_embeddings: Option<u32>,
+}
+
+/// One id, several, or none.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(untagged)]
+enum Ids {
+    #[default]
+    None,
+    One(u32),
+    Several(Vec<u32>),
+}
+
+impl Ids {
+    fn list(self) -> Vec<u32> {
+        match self {
+            Ids::None => Vec::new(),
+            Ids::One(id) => vec![id],
+            Ids::Several(ids) => ids,
+        }
+    }
+}
+
+impl ModelConfig {
+    /// Reads `config.json` of a folder, and `generation_config.json` if there is one.
+    ///
+    /// # Errors
+    /// [`Error::File`]: a file that cannot be read or parsed, a family or an option that is not supported.
+    pub fn open(folder: &Path) -> Result<Self> {
+        let path = folder.join("config.json");
+        let mut config = ModelConfig::parse(&read_text(&path)?, &path)?;
+        let path = folder.join("generation_config.json");
+        if path.exists() {
+            #[derive(Deserialize)]
+            struct Generation {
+                #[serde(default)]
+                eos_token_id: Ids,
+            }
+            let generation: Generation = serde_json::from_str(&read_text(&path)?).map_err(|e| damaged(&path, e))?;
+            let stop = generation.eos_token_id.list();
+            if !stop.is_empty() {
+                config.stop = stop;
+            }
+        }
+        Ok(config)
+    }
+
+    /// Reads the text of a `config.json`; `path` is what errors call it.
+    ///
+    /// # Errors
+    /// As [`ModelConfig::open`].
+    pub fn parse(text: &str, path: &Path) -> Result<Self> {
+        let json: Value = serde_json::from_str(text).map_err(|e| damaged(path, e))?;
+        let family = json["model_type"].as_str().unwrap_or("").to_owned();
+        if !FAMILIES.contains(&family.as_str()) {
+            return Err(unsupported(path, format!("a model of type '{family}'")));
+        }
+        let raw: Raw = serde_json::from_value(json).map_err(|e| damaged(path, e))?;
+        raw.model(&family, path)
+    }
+}
+
+fn unsupported(path: &Path, what: String) -> Error {
+    Error::file(
+        path,
+        format!("describes {what}, which is not supported"),
+        format!(
+            "supported are the types {} with the activation silu and rotary positions that are plain, linear, dynamic or llama3",
+            FAMILIES.join(", ")
+        ),
+    )
+}
+
+impl Raw {
+    fn model(self, family: &str, path: &Path) -> Result<ModelConfig> {
+        if let Some(act) = self.hidden_act.as_deref().filter(|act| *act != "silu") {
+            return Err(unsupported(path, format!("a model with the activation '{act}'")));
+        }
+        let bias = self.attention_bias.unwrap_or(false);
+        let qwen = family.starts_with("qwen");
+        let window = match (family, self.use_sliding_window) {
+            ("mistral", _) => self.sliding_window.filter(|&w| w > 0),
+            (_, Some(true)) if qwen => {
+                return Err(unsupported(
+                    path,
+                    "a model with a sliding window in some of its layers".into(),
+                ));
+            }
+            _ => None,
+        };
+        let context = self.max_position_embeddings.unwrap_or(2048);
+        let rope = self.rope_parameters.or(self.rope_scaling).unwrap_or_default();
+        let rope_theta = rope.rope_theta.or(self.rope_theta).unwrap_or(10_000.0);
+        Ok(ModelConfig {
+            network: LlamaConfig {
+                vocab: self.vocab_size,
+                dim: self.hidden_size,
+                layers: self.num_hidden_layers,
+                heads: self.num_attention_heads,
+                head_dim: self.head_dim,
+                kv_heads: self.num_key_value_heads.unwrap_or(self.num_attention_heads),
+                hidden: self.intermediate_size,
+                rope_theta,
+                rope_scaling: rope.scaling(path)?,
+                window,
+                head_norm: family == "qwen3",
+                qkv_bias: bias || family == "qwen2",
+                attention_out_bias: bias && family != "qwen2",
+                mlp_bias: self.mlp_bias.unwrap_or(false),
+                eps: self.rms_norm_eps.unwrap_or(1e-6),
+                tied_embeddings: self.tie_word_embeddings.unwrap_or(false),
+            },
+            context,
+            stop: self.eos_token_id.list(),
+        })
+    }
+}
+
+impl Rope {
+    fn scaling(&self, path: &Path) -> Result<RopeScaling> {
+        let factor = || {
+            let factor = self.factor.filter(|f| *f > 0.0 && f.is_finite());
+            factor.ok_or_else(|| damaged(path, "scaled rotary positions need a positive factor"))
+        };
+        match self.rope_type.as_deref() {
+            // Dynamic scaling begins behind the context, which a cache never exceeds.
+            None | Some("default" | "dynamic") => Ok(RopeScaling::None),
+            Some("linear") => Ok(RopeScaling::Linear { factor: factor()? }),
+            Some("llama3") => {
+                let (Some(low), Some(high), Some(context)) = (
+                    self.low_freq_factor,
+                    self.high_freq_factor,
+                    self.original_max_position_embeddings,
+                ) else {
+                    return Err(damaged(
+                        path,
+                        "rotary positions of type llama3 need low_freq_factor, high_freq_factor and \
+                         original_max_position_embeddings",
+                    ));
+                };
+                Ok(RopeScaling::Llama3 {
+                    factor: factor()?,
+                    low_freq_factor: low,
+                    high_freq_factor: high,
+                    original_context: context,
+                })
+            }
+            Some(other) => Err(unsupported(path, format!("rotary positions of type '{other}'"))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SIZES: &str = r#""vocab_size": 10, "hidden_size": 8, "intermediate_size": 9, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "num_key_value_heads": 1"#;
+
+    fn parse(fields: &str) -> Result<ModelConfig> {
+        ModelConfig::parse(&format!("{{{SIZES}, {fields}}}"), Path::new("config.json"))
+    }
+
+    #[test]
+    fn older_spellings_of_positions() {
+        let old = r#""model_type": "llama", "rope_theta": 5e5, "eos_token_id": [1, 2], "rope_scaling": {"type": "linear",
+            "factor": 2.0}"#;
+        let config = parse(old).expect("a model");
+        assert_eq!(config.network.rope_theta, 5e5);
+        assert_eq!(config.network.rope_scaling, RopeScaling::Linear { factor: 2.0 });
+        assert_eq!(config.stop, [1, 2]);
+        assert!(!config.network.tied_embeddings);
+        let dynamic = r#""model_type": "llama", "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}"#;
+        assert_eq!(parse(dynamic).expect("a model").network.rope_scaling, RopeScaling::None);
+    }
+
+    #[test]
+    fn what_is_not_supported_is_listed() {
+        for (fields, said) in [
+            (r#""model_type": "gpt2""#, "type 'gpt2'"),
+            (r#""other": 1"#, "type ''"),
+            (r#""model_type": "llama", "hidden_act": "gelu""#, "activation 'gelu'"),
+            (
+                r#""model_type": "llama", "rope_scaling": {"rope_type": "yarn"}"#,
+                "'yarn'",
+            ),
+            (
+                r#""model_type": "qwen3", "use_sliding_window": true"#,
+                "some of its layers",
+            ),
+        ] {
+            let error = parse(fields).expect_err(said).to_string();
+            assert!(
+                error.contains(said) && error.contains("llama, mistral, qwen2, qwen3"),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn broken_files_are_errors() {
+        for (text, said) in [
+            ("{", "EOF"),
+            (r#"{"model_type": "llama"}"#, "vocab_size"),
+            (r#"{"model_type": "llama", "vocab_size": -1}"#, "-1"),
+        ] {
+            let error = ModelConfig::parse(text, Path::new("c.json"))
+                .expect_err(said)
+                .to_string();
+            assert!(error.contains(said) && error.contains("c.json"), "{error}");
+        }
+        let error = parse(r#""model_type": "llama", "rope_scaling": {"rope_type": "llama3", "factor": 8.0}"#);
+        assert!(error.expect_err("no factors").to_string().contains("low_freq_factor"));
+        let error = parse(r#""model_type": "llama", "rope_scaling": {"rope_type": "linear", "factor": 0.0}"#);
+        assert!(error.expect_err("no factor").to_string().contains("positive factor"));
+    }
+}

@@ -1,0 +1,61 @@
+//! Language models: checkpoints, tokenizers, generation.
+//!
+//! | Module | What it has |
+//! |---|---|
+//! | [`config`] | `config.json` of a checkpoint in Hugging Face's layout, as a model of `meganeura-nn` |
+//! | [`checkpoint`] | safetensors in one file or several, mapped into memory and streamed into a session |
+//! | [`tokenizer`] | `tokenizer.json`, text piece by piece |
+//! | [`chat`] | the template that makes a conversation one text |
+//! | [`sampling`] | how a token is chosen from logits |
+//! | [`generator`] | prompts in, tokens out, with a key-value cache |
+//!
+//! ```no_run
+//! use meganeura_llm::{Generator, GeneratorOptions, Request, Tokenizer};
+//!
+//! # fn main() -> meganeura_core::Result<()> {
+//! let folder = std::path::Path::new("SmolLM2-135M");
+//! let tokenizer = Tokenizer::open(folder)?;
+//! let mut generator = Generator::open(folder, GeneratorOptions::default())?;
+//! let prompt = tokenizer.encode("Gravity is")?;
+//! for token in generator.generate(&prompt, &Request::default())? {
+//!     println!("{}", tokenizer.decode(&[token?])?);
+//! }
+//! # Ok(())
+//! # }
+//! ```
+
+pub mod chat;
+pub mod checkpoint;
+pub mod config;
+pub mod generator;
+pub mod sampling;
+pub mod tokenizer;
+
+pub use chat::{ChatTemplate, Message};
+pub use checkpoint::Checkpoint;
+pub use config::ModelConfig;
+pub use generator::{Generation, Generator, GeneratorOptions, Request, Speed};
+pub use sampling::{Sampler, Sampling};
+pub use tokenizer::{TextStream, Tokenizer};
+
+use std::fs;
+use std::path::Path;
+
+use meganeura_core::{Error, Result};
+
+/// The text of a file of a checkpoint.
+fn read_text(path: &Path) -> Result<String> {
+    fs::read_to_string(path).map_err(|e| {
+        let remedy = "give the folder of a checkpoint: config.json, *.safetensors and tokenizer.json";
+        Error::file(path, format!("cannot be read: {e}"), remedy)
+    })
+}
+
+/// A file of a checkpoint that holds something else than it should.
+fn damaged(path: &Path, message: impl std::fmt::Display) -> Error {
+    Error::file(
+        path,
+        format!("is not what it should be: {message}"),
+        "fetch the checkpoint anew",
+    )
+}

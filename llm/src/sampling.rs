@@ -1,0 +1,367 @@
+//! How a token is chosen from logits.
+
+use meganeura_core::random::SplitMix64;
+use meganeura_core::{Error, Result};
+
+/// What to choose by. The defaults take the most likely token.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sampling {
+    /// Divides the logits; 0 takes the largest.
+    pub temperature: f32,
+    /// Only so many of the most likely tokens.
+    pub top_k: Option<usize>,
+    /// Only the most likely tokens that have this probability together (Holtzman et al., 2020).
+    pub top_p: Option<f32>,
+    /// Only tokens that are at least this fraction as likely as the most likely one (Nguyen et al., 2024).
+    pub min_p: Option<f32>,
+    /// Divides positive logits of tokens that there are already, and multiplies negative ones (Keskar et al., 2019); 1
+    /// leaves them alone.
+    pub repetition_penalty: f32,
+    /// Seed of the random numbers.
+    pub seed: u64,
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Sampling {
+            temperature: 0.0,
+            top_k: None,
+            top_p: None,
+            min_p: None,
+            repetition_penalty: 1.0,
+            seed: 0,
+        }
+    }
+}
+
+impl Sampling {
+    /// Whether the numbers make sense.
+    ///
+    /// # Errors
+    /// [`Error::InvalidUse`] naming the one that does not.
+    pub fn check(&self) -> Result<()> {
+        let fraction = |p: f32| p > 0.0 && p <= 1.0;
+        let wrong = [
+            (
+                !(self.temperature >= 0.0 && self.temperature.is_finite()),
+                format!("the temperature is {}", self.temperature),
+                "give 0 for the most likely token, or a positive number",
+            ),
+            (
+                self.top_k == Some(0),
+                "top-k of 0 tokens leaves none".into(),
+                "give at least 1",
+            ),
+            (
+                self.top_p.is_some_and(|p| !fraction(p)),
+                format!("top-p is {}", self.top_p.unwrap_or_default()),
+                "give a probability above 0, and at most 1",
+            ),
+            (
+                self.min_p.is_some_and(|p| !fraction(p)),
+                format!("min-p is {}", self.min_p.unwrap_or_default()),
+                "give a fraction above 0, and at most 1",
+            ),
+            (
+                !(self.repetition_penalty > 0.0 && self.repetition_penalty.is_finite()),
+                format!("the repetition penalty is {}", self.repetition_penalty),
+                "give 1 for none, more to avoid repetitions",
+            ),
+        ];
+        match wrong.into_iter().find(|(is_wrong, ..)| *is_wrong) {
+            None => Ok(()),
+            Some((_, message, remedy)) => Err(Error::misuse(message, remedy)),
+        }
+    }
+}
+
+/// Chooses tokens.
+#[derive(Clone, Debug)]
+pub struct Sampler {
+    options: Sampling,
+    rng: SplitMix64,
+    /// Candidates with what they weigh, in memory that is reused.
+    candidates: Vec<(u32, f32)>,
+}
+
+impl Sampler {
+    /// With random numbers from the seed on.
+    ///
+    /// # Errors
+    /// See [`Sampling::check`].
+    pub fn new(options: Sampling) -> Result<Self> {
+        options.check()?;
+        Ok(Sampler {
+            options,
+            rng: SplitMix64::new(options.seed),
+            candidates: Vec::new(),
+        })
+    }
+
+    /// The token that follows `tokens`, by its logits `[vocab]`, which are changed. Of equally likely tokens the first
+    /// comes first.
+    ///
+    /// # Errors
+    /// Logits that are not numbers.
+    pub fn choose(&mut self, logits: &mut [f32], tokens: &[u32]) -> Result<u32> {
+        if logits.is_empty() || logits.iter().any(|x| x.is_nan() || *x == f32::INFINITY) {
+            return Err(Error::misuse(
+                "the model's logits are not all numbers, so there is no most likely token",
+                "look at its weights; `MEGANEURA_DEBUG` and `step_debug` find where numbers are lost",
+            ));
+        }
+        self.penalise(logits, tokens);
+        if self.options.temperature == 0.0 {
+            return Ok(largest(logits));
+        }
+        let temperature = self.options.temperature;
+        self.candidates.clear();
+        self.candidates
+            .extend((0u32..).zip(logits.iter().map(|x| x / temperature)));
+        self.candidates.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        if let Some(k) = self.options.top_k {
+            self.candidates.truncate(k);
+        }
+        let most = self.candidates[0].1;
+        for (_, weight) in &mut self.candidates {
+            *weight = (*weight - most).exp();
+        }
+        self.keep_probable();
+        Ok(self.draw())
+    }
+
+    fn penalise(&self, logits: &mut [f32], tokens: &[u32]) {
+        let penalty = self.options.repetition_penalty;
+        if penalty == 1.0 {
+            return;
+        }
+        let mut seen: Vec<u32> = tokens.to_vec();
+        seen.sort_unstable();
+        seen.dedup();
+        for token in seen {
+            if let Some(logit) = logits.get_mut(token as usize) {
+                *logit = if *logit > 0.0 {
+                    *logit / penalty
+                } else {
+                    *logit * penalty
+                };
+            }
+        }
+    }
+
+    /// Drops what top-p and min-p leave out; the most likely token always stays.
+    fn keep_probable(&mut self) {
+        if let Some(p) = self.options.top_p {
+            let limit = p * self.candidates.iter().map(|c| c.1).sum::<f32>();
+            let mut before = 0.0;
+            let kept = self.candidates.iter().take_while(|(_, weight)| {
+                let keep = before < limit;
+                before += weight;
+                keep
+            });
+            let kept = kept.count().max(1);
+            self.candidates.truncate(kept);
+        }
+        if let Some(p) = self.options.min_p {
+            // The most likely one weighs 1.
+            let kept = self.candidates.iter().take_while(|c| c.1 >= p).count().max(1);
+            self.candidates.truncate(kept);
+        }
+    }
+
+    fn draw(&mut self) -> u32 {
+        let sum: f64 = self.candidates.iter().map(|c| f64::from(c.1)).sum();
+        let mut rest = self.rng.unit() * sum;
+        for &(token, weight) in &self.candidates {
+            rest -= f64::from(weight);
+            if rest < 0.0 {
+                return token;
+            }
+        }
+        // Rounding may leave a rest.
+        self.candidates.last().map_or(0, |c| c.0)
+    }
+}
+
+/// The first of the largest.
+fn largest(logits: &[f32]) -> u32 {
+    let mut best = (0, f32::NEG_INFINITY);
+    for (token, &logit) in (0u32..).zip(logits) {
+        if logit > best.1 {
+            best = (token, logit);
+        }
+    }
+    best.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counts(options: Sampling, logits: &[f32], draws: usize) -> Vec<usize> {
+        let mut sampler = Sampler::new(options).expect("options that make sense");
+        let mut counts = vec![0; logits.len()];
+        for _ in 0..draws {
+            let token = sampler.choose(&mut logits.to_vec(), &[]).expect("numbers");
+            counts[token as usize] += 1;
+        }
+        counts
+    }
+
+    /// Logits of the probabilities 0.5, 0.3, 0.15 and 0.05, in another order.
+    fn logits() -> Vec<f32> {
+        [0.15f32, 0.5, 0.05, 0.3].map(f32::ln).to_vec()
+    }
+
+    #[test]
+    fn frequencies_are_the_probabilities() {
+        let options = Sampling {
+            temperature: 1.0,
+            ..Sampling::default()
+        };
+        let found = counts(options, &logits(), 20_000);
+        for (found, expected) in found.iter().zip([3000.0, 10_000.0, 1000.0, 6000.0]) {
+            assert!((*found as f64 - expected).abs() < 300.0, "{found}, not {expected}");
+        }
+        // Half the temperature squares them.
+        let options = Sampling {
+            temperature: 0.5,
+            ..options
+        };
+        let found = counts(options, &logits(), 20_000);
+        let expected = 20_000.0 * 0.25 / (0.25 + 0.09 + 0.0225 + 0.0025);
+        assert!((found[1] as f64 - expected).abs() < 300.0, "{found:?}");
+    }
+
+    #[test]
+    fn unlikely_tokens_are_left_out() {
+        let options = Sampling {
+            temperature: 1.0,
+            ..Sampling::default()
+        };
+        for (options, kept) in [
+            (
+                Sampling {
+                    top_k: Some(2),
+                    ..options
+                },
+                [false, true, false, true],
+            ),
+            (
+                Sampling {
+                    top_k: Some(9),
+                    ..options
+                },
+                [true; 4],
+            ),
+            (
+                Sampling {
+                    top_p: Some(0.6),
+                    ..options
+                },
+                [false, true, false, true],
+            ),
+            (
+                Sampling {
+                    top_p: Some(0.9),
+                    ..options
+                },
+                [true, true, false, true],
+            ),
+            (
+                Sampling {
+                    top_p: Some(1e-6),
+                    ..options
+                },
+                [false, true, false, false],
+            ),
+            (
+                Sampling {
+                    min_p: Some(0.25),
+                    ..options
+                },
+                [true, true, false, true],
+            ),
+            (
+                Sampling {
+                    min_p: Some(1.0),
+                    ..options
+                },
+                [false, true, false, false],
+            ),
+        ] {
+            let found = counts(options, &logits(), 2000);
+            let found: Vec<bool> = found.into_iter().map(|n| n > 0).collect();
+            assert_eq!(found, kept, "{options:?}");
+        }
+    }
+
+    #[test]
+    fn repetitions_are_penalised() {
+        let options = Sampling {
+            repetition_penalty: 2.0,
+            ..Sampling::default()
+        };
+        let mut sampler = Sampler::new(options).expect("options");
+        assert_eq!(sampler.choose(&mut [3.0, 2.0, -1.0], &[]).expect("a token"), 0);
+        assert_eq!(sampler.choose(&mut [3.0, 2.0, -1.0], &[0, 0]).expect("a token"), 1);
+        // A negative one gets smaller.
+        assert_eq!(sampler.choose(&mut [-3.0, -2.0], &[1]).expect("a token"), 0);
+    }
+
+    #[test]
+    fn the_first_of_equals_and_the_same_seed() {
+        let mut sampler = Sampler::new(Sampling::default()).expect("options");
+        assert_eq!(sampler.choose(&mut [1.0, 4.0, 4.0], &[]).expect("a token"), 1);
+        let options = Sampling {
+            temperature: 1.0,
+            seed: 5,
+            ..Sampling::default()
+        };
+        assert_eq!(counts(options, &logits(), 50), counts(options, &logits(), 50));
+        assert_ne!(
+            counts(options, &logits(), 50),
+            counts(Sampling { seed: 6, ..options }, &logits(), 50)
+        );
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        let wrong = [
+            Sampling {
+                temperature: -1.0,
+                ..Sampling::default()
+            },
+            Sampling {
+                temperature: f32::NAN,
+                ..Sampling::default()
+            },
+            Sampling {
+                top_k: Some(0),
+                ..Sampling::default()
+            },
+            Sampling {
+                top_p: Some(0.0),
+                ..Sampling::default()
+            },
+            Sampling {
+                top_p: Some(1.5),
+                ..Sampling::default()
+            },
+            Sampling {
+                min_p: Some(f32::NAN),
+                ..Sampling::default()
+            },
+            Sampling {
+                repetition_penalty: 0.0,
+                ..Sampling::default()
+            },
+        ];
+        for options in wrong {
+            assert!(Sampler::new(options).is_err(), "{options:?}");
+        }
+        let mut sampler = Sampler::new(Sampling::default()).expect("options");
+        assert!(sampler.choose(&mut [1.0, f32::NAN], &[]).is_err());
+        assert!(sampler.choose(&mut [], &[]).is_err());
+    }
+}

@@ -1,0 +1,191 @@
+//! Checkpoints of every family against what Hugging Face's transformers makes of them: logits at every position, greedy
+//! continuations token by token, and a step of training.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use meganeura_core::backend::Device;
+use meganeura_core::build::{Mode, build_on};
+use meganeura_cpu::CpuDevice;
+use meganeura_llm::{
+    ChatTemplate, Checkpoint, Generator, GeneratorOptions, Message, ModelConfig, Request, Sampling, Tokenizer,
+};
+use meganeura_nn::models::{TARGETS, TOKENS, language_model};
+use safetensors::SafeTensors;
+use serde_json::Value;
+
+const MODELS: [&str; 6] = ["llama", "llama_sharded", "llama_linear", "mistral", "qwen2", "qwen3"];
+/// Of the largest logit.
+const TOLERANCE: f32 = 1e-4;
+
+fn folder(model: &str) -> PathBuf {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    root.join("../tests/fixtures/transformers").join(model)
+}
+
+fn expected(model: &str) -> Value {
+    let text = std::fs::read_to_string(folder(model).join("expected.json")).expect("a fixture");
+    serde_json::from_str(&text).expect("json")
+}
+
+fn ids(value: &Value) -> Vec<u32> {
+    let list = value.as_array().expect("a list").iter();
+    list.map(|id| id.as_u64().expect("a token") as u32).collect()
+}
+
+fn logits(model: &str) -> Vec<f32> {
+    let bytes = std::fs::read(folder(model).join("expected.safetensors")).expect("a fixture");
+    let tensors = SafeTensors::deserialize(&bytes).expect("safetensors");
+    let data = tensors.tensor("logits").expect("logits").data();
+    let (words, _) = data.as_chunks::<4>();
+    words.iter().map(|&b| f32::from_le_bytes(b)).collect()
+}
+
+fn device() -> Arc<dyn Device> {
+    Arc::new(CpuDevice::new(2))
+}
+
+fn generator(model: &str, prefill_rows: usize) -> Generator {
+    let config = ModelConfig::open(&folder(model)).expect("a configuration");
+    let checkpoint = Checkpoint::open(&folder(model)).expect("weights");
+    let options = GeneratorOptions {
+        prefill_rows,
+        ..GeneratorOptions::default()
+    };
+    Generator::on(device(), config, checkpoint, &options).expect("a generator")
+}
+
+#[test]
+fn logits_agree_at_every_position() {
+    for model in MODELS {
+        let prompt = ids(&expected(model)["prompt_ids"]);
+        let wanted = logits(model);
+        let size = wanted.iter().fold(0.0f32, |a, x| a.max(x.abs()));
+        for rows in [1, 7, 64] {
+            let found = generator(model, rows).prompt_logits(&prompt).expect("logits");
+            assert_eq!(found.len(), wanted.len(), "{model}");
+            let worst = found.iter().zip(&wanted).fold(0.0f32, |a, (f, w)| a.max((f - w).abs()));
+            assert!(worst <= TOLERANCE * size, "{model} by {rows}: off by {}", worst / size);
+        }
+    }
+}
+
+#[test]
+fn greedy_continuations_are_the_same() {
+    let request = Request {
+        max_tokens: 64,
+        // They go on behind the end of a text.
+        stop: Some(Vec::new()),
+        ..Request::default()
+    };
+    for model in MODELS {
+        let expected = expected(model);
+        let prompt = ids(&expected["prompt_ids"]);
+        for rows in [1, 8] {
+            let mut generator = generator(model, rows);
+            let generation = generator.generate(&prompt, &request).expect("it begins");
+            let found: Vec<u32> = generation.map(|token| token.expect("a token")).collect();
+            assert_eq!(found, ids(&expected["continuation"]), "{model} by {rows}");
+        }
+    }
+}
+
+#[test]
+fn tokens_and_text_are_the_same() {
+    for model in ["llama", "qwen3"] {
+        let expected = expected(model);
+        let tokenizer = Tokenizer::open(&folder(model)).expect("a tokenizer");
+        let prompt = expected["prompt"].as_str().expect("text");
+        assert_eq!(tokenizer.encode(prompt).expect("tokens"), ids(&expected["prompt_ids"]));
+        tokenizer
+            .check(&ModelConfig::open(&folder(model)).expect("a configuration"))
+            .expect("they belong together");
+        let continuation = ids(&expected["continuation"]);
+        let text = expected["text"].as_str().expect("text");
+        assert_eq!(tokenizer.decode(&continuation).expect("text"), text);
+        // The same text piece by piece.
+        for pieces in [
+            &continuation,
+            &tokenizer.encode("“Curious”, and naïve: 好奇 🐇!").expect("tokens"),
+        ] {
+            let mut stream = tokenizer.stream();
+            let mut streamed = String::new();
+            for &token in pieces {
+                streamed += &stream.push(token).expect("text");
+            }
+            streamed += &stream.finish().expect("text");
+            assert_eq!(streamed, tokenizer.decode(pieces).expect("text"));
+        }
+        let template = ChatTemplate::open(&folder(model)).expect("a template");
+        let chat = template
+            .render(&[Message::new("user", "Do cats eat bats? ")])
+            .expect("text");
+        let wanted = std::fs::read_to_string(folder(model).join("expected_chat.txt")).expect("a fixture");
+        assert_eq!(chat, wanted);
+    }
+}
+
+#[test]
+fn a_step_of_training_is_the_same() {
+    for model in MODELS {
+        let expected = expected(model);
+        let prompt = ids(&expected["prompt_ids"]);
+        let config = ModelConfig::open(&folder(model)).expect("a configuration");
+        let rows = prompt.len() - 1;
+        let graph = language_model(1, rows, |g, tokens| config.network.build(g, "").forward(g, tokens));
+        let (mut session, _) = build_on(&graph, device(), Mode::Training, None).expect("a session");
+        let checkpoint = Checkpoint::open(&folder(model)).expect("weights");
+        checkpoint.load_into(&mut session).expect("they fit");
+        session.set_input_u32(TOKENS, &prompt[..rows]);
+        session.set_input_u32(TARGETS, &prompt[1..]);
+        session.step();
+        let close = |what: &str, found: f64| {
+            let wanted = expected[what].as_f64().expect("a number");
+            assert!(
+                (found / wanted - 1.0).abs() < 1e-4,
+                "{model}: {what} {found}, not {wanted}"
+            );
+        };
+        close("loss", f64::from(session.read_loss()));
+        let names: Vec<String> = session.plan().parameters().into_iter().map(|view| view.name).collect();
+        let squares = names.iter().flat_map(|name| session.read_grad(name));
+        close(
+            "gradient_norm",
+            squares.map(|g| f64::from(g).powi(2)).sum::<f64>().sqrt(),
+        );
+    }
+}
+
+#[test]
+fn what_is_cached_is_not_computed_again() {
+    let prompt = ids(&expected("llama")["prompt_ids"]);
+    let request = Request {
+        max_tokens: 5,
+        sampling: Sampling {
+            temperature: 0.8,
+            top_k: Some(40),
+            seed: 3,
+            ..Sampling::default()
+        },
+        stop: Some(Vec::new()),
+    };
+    let collect = |generator: &mut Generator, prompt: &[u32]| {
+        let mut generation = generator.generate(prompt, &request).expect("it begins");
+        let found: Vec<u32> = generation.by_ref().map(|token| token.expect("a token")).collect();
+        (found, generation.speed())
+    };
+    let mut generator = generator("llama", 8);
+    let (first, speed) = collect(&mut generator, &prompt);
+    assert_eq!(
+        (first.len(), speed.prefill_tokens, speed.decode_tokens),
+        (5, prompt.len(), 4)
+    );
+    // The same prompt: only its last token. It also leads to the same text.
+    let (again, speed) = collect(&mut generator, &prompt);
+    assert_eq!((again, speed.prefill_tokens), (first.clone(), 1));
+    // A longer one, as the next turn of a conversation: what is new of it, as if it were read at once.
+    let longer = [&prompt[..], &first, &[40, 41, 42]].concat();
+    let (continued, speed) = collect(&mut generator, &longer);
+    assert_eq!(speed.prefill_tokens, 4, "the last token of the answer, and three more");
+    assert_eq!(continued, collect(&mut self::generator("llama", 8), &longer).0);
+}

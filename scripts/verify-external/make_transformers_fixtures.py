@@ -1,0 +1,163 @@
+"""Writes tests/fixtures/transformers: small checkpoints of each family with what Hugging Face's transformers makes of them.
+
+    python3 -m venv venv
+    venv/bin/pip install torch transformers tokenizers safetensors numpy
+    venv/bin/python scripts/verify-external/make_transformers_fixtures.py
+
+Each folder is what `save_pretrained` writes of a model with random weights, with a tokenizer trained on
+data/alice/alice.txt, and two files more:
+
+expected.safetensors  logits of a prompt at every position (`logits`, [rows, vocab]), in float32
+expected.json         prompt, its tokens, the greedy continuation, the smallest distance of the two largest logits on its
+                      way, loss and gradient norm of a training step, and the versions of the libraries
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import torch
+import transformers
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+ROOT = Path(__file__).resolve().parents[2]
+TARGET = ROOT / "tests/fixtures/transformers"
+VOCAB = 320
+CONTINUATION = 64
+PROMPT = "Alice was not a bit hurt, and she jumped up"
+# A continuation is only worth comparing token by token where rounding cannot change it: of the largest logit.
+SMALLEST_GAP = 3e-3
+# One that repeats itself at once compares little.
+FEWEST_TOKENS = 8
+CHAT = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'].strip() + '<|im_end|>\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+# Family, configuration, type of the stored weights, bytes of a shard.
+MODELS = {
+    "llama": ("Llama", {"tie_word_embeddings": True}, torch.float32, None),
+    "llama_sharded": (
+        "Llama",
+        {"attention_bias": True, "mlp_bias": True, "rope_parameters": LLAMA3, "tie_word_embeddings": False},
+        torch.bfloat16,
+        "30KB",
+    ),
+    "llama_linear": (
+        "Llama",
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}, "head_dim": 6},
+        torch.float16,
+        None,
+    ),
+    "mistral": ("Mistral", {"sliding_window": 8, "head_dim": 8}, torch.bfloat16, None),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}, torch.float16, None),
+    "qwen3": ("Qwen3", {"head_dim": 12, "tie_word_embeddings": True}, torch.bfloat16, None),
+}
+
+
+def train_tokenizer():
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB, special_tokens=SPECIAL, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
+    tokenizer.train([str(ROOT / "data/alice/alice.txt")], trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=SPECIAL[2], bos_token=SPECIAL[0], chat_template=CHAT
+    )
+
+
+def make(name, family, options, dtype, shard, tokenizer, seed):
+    """The expectations of a model, or None if its continuation hangs by too little."""
+    config = getattr(transformers, f"{family}Config")(**(SIZES | options))
+    torch.manual_seed(seed)
+    model = getattr(transformers, f"{family}ForCausalLM")._from_config(config, attn_implementation="eager")
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if key.endswith("norm.weight"):
+                parameter.add_(0.2 * torch.randn_like(parameter))
+            if key.endswith("bias"):
+                parameter.add_(0.1 * torch.randn_like(parameter))
+            # The reference computes in float32 with the weights as they are stored. Buffers stay as they are: rotary
+            # frequencies are not stored.
+            parameter.copy_(parameter.to(dtype).float())
+    model = model.eval()
+    prompt = tokenizer(PROMPT)["input_ids"]
+    tokens = list(prompt)
+    gap = float("inf")
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt])).logits[0]
+        for _ in range(CONTINUATION):
+            last = model(torch.tensor([tokens])).logits[0, -1]
+            best = last.topk(2)
+            gap = min(gap, ((best.values[0] - best.values[1]) / last.abs().max()).item())
+            if gap < SMALLEST_GAP:
+                return None
+            tokens.append(best.indices[0].item())
+    if len(set(tokens[len(prompt) :])) < FEWEST_TOKENS:
+        return None
+    ids = torch.tensor([prompt])
+    loss = torch.nn.functional.cross_entropy(model(ids[:, :-1]).logits[0], ids[0, 1:])
+    loss.backward()
+    norm = sum(p.grad.square().sum() for p in model.parameters() if p.grad is not None).sqrt()
+    folder = TARGET / name
+    shutil.rmtree(folder, ignore_errors=True)
+    stored = model.to(dtype)
+    stored.save_pretrained(folder, **({"max_shard_size": shard} if shard else {}))
+    save_file({"logits": logits.contiguous()}, folder / "expected.safetensors")
+    return {
+        "prompt": PROMPT,
+        "prompt_ids": prompt,
+        "continuation": tokens[len(prompt) :],
+        "text": tokenizer.decode(tokens[len(prompt) :], skip_special_tokens=True),
+        "smallest_gap": gap,
+        "loss": loss.item(),
+        "gradient_norm": norm.item(),
+        "seed": seed,
+        "made_with": {"transformers": transformers.__version__, "torch": torch.__version__.split("+")[0]},
+    }
+
+
+def main():
+    torch.set_num_threads(1)
+    tokenizer = train_tokenizer()
+    for name, (family, options, dtype, shard) in MODELS.items():
+        found = (make(name, family, options, dtype, shard, tokenizer, seed) for seed in range(500))
+        expected = next(e for e in found if e is not None)
+        folder = TARGET / name
+        (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
+        if name in ("llama", "qwen3"):
+            tokenizer.save_pretrained(folder)
+            messages = [{"role": "user", "content": "Do cats eat bats? "}]
+            chat = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            (folder / "expected_chat.txt").write_text(chat)
+        print(name, "seed", expected["seed"], "gap", round(expected["smallest_gap"], 4))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+//! `meganeura generate`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use meganeura::llm::{Generator, ModelConfig, Request, Tokenizer};
+use meganeura::nn::data::write_npy;
+use serde_json::json;
+
+use super::Outcome;
+use super::language::{ModelArgs, show, summary};
+use crate::output::{line, notice};
+
+/// Options of `generate`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+
+    /// Text to continue.
+    #[arg(long, value_name = "TEXT", required_unless_present = "prompt_ids")]
+    prompt: Option<String>,
+
+    /// Tokens to continue, instead of a text: 1,2,3.
+    #[arg(long, value_name = "IDS", value_delimiter = ',', conflicts_with = "prompt")]
+    prompt_ids: Option<Vec<u32>>,
+
+    /// Write the logits of every position of the prompt to a NumPy file.
+    #[arg(long, value_name = "FILE.npy")]
+    logits: Option<PathBuf>,
+
+    /// Print one JSON object instead of the text.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Outcome {
+    let config = ModelConfig::open(&args.model.model)?;
+    // Tokens that are given need no tokenizer, though their text is shown if there is one.
+    let tokenizer = match (args.model.tokenizer(), &args.prompt_ids) {
+        (Ok(tokenizer), _) => {
+            tokenizer.check(&config)?;
+            Some(tokenizer)
+        }
+        (Err(_), Some(_)) => None,
+        (Err(error), None) => return Err(error.into()),
+    };
+    let prompt = match (&args.prompt_ids, &args.prompt, &tokenizer) {
+        (Some(ids), ..) => ids.clone(),
+        (None, Some(text), Some(tokenizer)) => tokenizer.encode(text)?,
+        _ => Vec::new(),
+    };
+    let needed = prompt.len().saturating_add(args.model.max_tokens);
+    let mut generator = args.model.generator(config.context, needed)?;
+    if let Some(path) = &args.logits {
+        let logits = generator.prompt_logits(&prompt)?;
+        write_npy(path, &[prompt.len(), config.network.vocab], &logits)?;
+    }
+    generate(args, &mut generator, tokenizer.as_ref(), &prompt)
+}
+
+fn generate(args: &Args, generator: &mut Generator, tokenizer: Option<&Tokenizer>, prompt: &[u32]) -> Outcome {
+    let device = generator.device().to_owned();
+    let request = Request {
+        max_tokens: args.model.max_tokens,
+        sampling: args.model.sampling(),
+        stop: None,
+    };
+    let mut generation = generator.generate(prompt, &request)?;
+    let mut stream = tokenizer.map(Tokenizer::stream);
+    let mut text = String::new();
+    let mut shown = |part: String| {
+        text.push_str(&part);
+        if args.json { Ok(()) } else { show(&part) }
+    };
+    if let (Some(prompt), false) = (&args.prompt, args.json) {
+        show(prompt)?;
+    }
+    for token in generation.by_ref() {
+        let token = token?;
+        shown(match &mut stream {
+            Some(stream) => stream.push(token)?,
+            None => format!("{token} "),
+        })?;
+    }
+    if let Some(stream) = stream {
+        shown(stream.finish()?)?;
+    }
+    let speed = generation.speed();
+    if args.json {
+        line(json!({
+            "prompt_ids": prompt,
+            "token_ids": generation.tokens()[prompt.len()..],
+            "text": tokenizer.map(|_| text),
+            "prefill_tokens_per_second": speed.prefill_tokens_per_second(),
+            "decode_tokens_per_second": speed.decode_tokens_per_second(),
+            "device": device,
+        }))?;
+    } else {
+        line("")?;
+        notice(format_args!("{}, on {device}", summary(&speed)))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,123 @@
+//! What commands of language models share.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use meganeura::Result;
+use meganeura::llm::{Generator, GeneratorOptions, Sampling, Speed, Tokenizer};
+
+use crate::output::text;
+
+/// Options of a model and of how it goes on.
+#[derive(Debug, clap::Args)]
+pub(super) struct ModelArgs {
+    /// Folder of a checkpoint in Hugging Face's layout: config.json, safetensors files and tokenizer.json.
+    #[arg(long, value_name = "DIR")]
+    pub(super) model: PathBuf,
+
+    /// Most tokens to generate.
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    pub(super) max_tokens: usize,
+
+    /// 0 takes the most likely token; higher ones make unlikely ones likelier.
+    #[arg(long, value_name = "T", default_value_t = 0.0)]
+    temperature: f32,
+
+    /// Only so many of the most likely tokens.
+    #[arg(long, value_name = "N")]
+    top_k: Option<usize>,
+
+    /// Only the most likely tokens that have this probability together.
+    #[arg(long, value_name = "P")]
+    top_p: Option<f32>,
+
+    /// Only tokens that are at least this fraction as likely as the most likely one.
+    #[arg(long, value_name = "P")]
+    min_p: Option<f32>,
+
+    /// Above 1 makes tokens that there are already less likely.
+    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    repetition_penalty: f32,
+
+    /// Seed of the random numbers.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+
+    /// Device to run on; see `meganeura devices`.
+    #[arg(long, value_name = "SEL")]
+    device: Option<String>,
+
+    /// Rows of the key-value cache: a prompt and what follows it. What is needed, at least 512, by default.
+    #[arg(long, value_name = "ROWS")]
+    cache: Option<usize>,
+
+    /// Tokens of a piece in which prompts are read.
+    #[arg(long, value_name = "ROWS", default_value_t = 64)]
+    prefill_rows: usize,
+
+    /// Make plans anew instead of keeping them in the user's cache folder.
+    #[arg(long)]
+    no_plan_cache: bool,
+}
+
+impl ModelArgs {
+    pub(super) fn sampling(&self) -> Sampling {
+        Sampling {
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repetition_penalty: self.repetition_penalty,
+            seed: self.seed,
+        }
+    }
+
+    /// The model with a cache of so many rows, or of those that were asked for.
+    pub(super) fn generator(&self, context: usize, needed: usize) -> Result<Generator> {
+        const LEAST: usize = 512;
+        // Powers of two, so that prompts of similar lengths have one plan.
+        let usual = needed.checked_next_power_of_two().unwrap_or(needed).max(LEAST);
+        let options = GeneratorOptions {
+            device: self.device.clone(),
+            capacity: Some(self.cache.unwrap_or(usual.min(context))),
+            prefill_rows: self.prefill_rows,
+            plans: if self.no_plan_cache {
+                None
+            } else {
+                plans_of(&self.model)
+            },
+        };
+        Generator::open(&self.model, options)
+    }
+
+    pub(super) fn tokenizer(&self) -> Result<Tokenizer> {
+        Tokenizer::open(&self.model)
+    }
+}
+
+/// Where the plans of a model are kept: a folder of its name in the user's cache folder, if there is one.
+fn plans_of(model: &Path) -> Option<PathBuf> {
+    let folder = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    let caches = folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")))?;
+    let name = model.canonicalize().ok()?.file_name()?.to_owned();
+    let plans = caches.join("meganeura/plans").join(name);
+    std::fs::create_dir_all(&plans).ok()?;
+    Some(plans)
+}
+
+/// Shows a part of a text at once.
+pub(super) fn show(part: &str) -> io::Result<()> {
+    text(part)?;
+    io::stdout().flush()
+}
+
+/// How fast a prompt was read and its continuation generated.
+pub(super) fn summary(speed: &Speed) -> String {
+    format!(
+        "{} tokens read at {:.1} tokens/s, {} generated at {:.1} tokens/s",
+        speed.prefill_tokens,
+        speed.prefill_tokens_per_second(),
+        speed.decode_tokens,
+        speed.decode_tokens_per_second()
+    )
+}
