@@ -169,8 +169,8 @@ fn products_body<const FMA: bool>(queries: &[f32], keys: &[f32], stride: usize, 
             let (key_head, key_rest) = keys[key * stride..][..width].as_chunks::<LANES>();
             let mut lanes = [0.0; LANES];
             for (q, k) in head.iter().zip(key_head) {
-                for i in 0..LANES {
-                    lanes[i] = vmath::mul_add::<FMA>(q[i], k[i], lanes[i]);
+                for ((lane, &q), &k) in lanes.iter_mut().zip(q).zip(k) {
+                    *lane = vmath::mul_add::<FMA>(q, k, *lane);
                 }
             }
             for ((lane, &q), &k) in lanes.iter_mut().zip(rest).zip(key_rest) {
@@ -200,8 +200,8 @@ fn add_values_body<const FMA: bool>(p: &[f32], values: &[f32], stride: usize, ou
             let mut sums = *out;
             for key in seen.clone() {
                 let values = &values[key * stride + part * LANES..][..LANES];
-                for i in 0..LANES {
-                    sums[i] = vmath::mul_add::<FMA>(p[key], values[i], sums[i]);
+                for (sum, &value) in sums.iter_mut().zip(values) {
+                    *sum = vmath::mul_add::<FMA>(p[key], value, *sum);
                 }
             }
             *out = sums;
