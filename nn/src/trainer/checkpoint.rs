@@ -239,7 +239,10 @@ fn restore(
         progress.updates,
         state.since as u64,
     ];
-    if counters.iter().any(|n| *n > MAX_COUNT) || progress.accumulated > trainer.config.accumulate {
+    // One that does not accumulate has no place for the sum, and is told so.
+    if counters.iter().any(|n| *n > MAX_COUNT)
+        || trainer.config.accumulate > 1 && progress.accumulated > trainer.config.accumulate
+    {
         return Err(fail("they count more than there can have been".into()));
     }
     let session = &mut trainer.training;
