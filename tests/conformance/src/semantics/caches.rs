@@ -87,6 +87,15 @@ impl Rows {
     }
 }
 
+/// What a result may be off: more where products round their operands to `f16`, whose errors of 2^-10 the softmax
+/// makes a few times as large.
+fn accepted(session: &Session) -> f64 {
+    match session.plan().dispatches.iter().any(|d| d.use_coop) {
+        true => 5e-3,
+        false => 2e-5,
+    }
+}
+
 /// Feeds and runs a step.
 fn step(session: &mut Session, [q, k, v]: [&[f32]; 3], position: &[u32]) -> Result<Vec<f64>> {
     session.try_set_input("q", q)?;
@@ -184,9 +193,11 @@ fn decoding(device: &SharedDevice) -> CaseRun {
     for pieces in [&[1; COUNT][..], &[5, 5, 3], &[13], &[4, 1, 1, 7]] {
         let mut position = 0;
         let mut found = Vec::new();
+        let mut most_off = 0f64;
         let mut caches: Option<[Vec<f32>; 2]> = None;
         for &piece in pieces {
             let mut session = open(device, &step_of(&[], piece, 16))?;
+            most_off = most_off.max(accepted(&session));
             let names = ["cache.k", "cache.v"];
             if let Some(caches) = &caches {
                 for (name, cache) in names.iter().zip(caches) {
@@ -205,7 +216,7 @@ fn decoding(device: &SharedDevice) -> CaseRun {
             position += piece;
         }
         let what = format!("pieces of {pieces:?}");
-        check = check.worse(compare(&what, DType::F32, &found, &expected, 2e-5)?);
+        check = check.worse(compare(&what, DType::F32, &found, &expected, most_off)?);
     }
     Ok(check)
 }
@@ -235,7 +246,13 @@ fn batched(device: &SharedDevice) -> CaseRun {
     for (sequence, count) in COUNTS.into_iter().enumerate() {
         let expected = sequences[sequence].expected(count)?;
         let what = format!("sequence {sequence}");
-        check = check.worse(compare(&what, DType::F32, &found[sequence], &expected, 2e-5)?);
+        check = check.worse(compare(
+            &what,
+            DType::F32,
+            &found[sequence],
+            &expected,
+            accepted(&session),
+        )?);
     }
     Ok(check)
 }
