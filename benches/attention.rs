@@ -8,28 +8,63 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Contestant, Race, THREADS, copy, cpu, inference, noise, product};
+use common::{Contestant, Race, THREADS, copy, cpu, inference, is_wanted, noise, product};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use meganeura::build::build_on;
 use meganeura::cpu::pool::ThreadPool;
 use meganeura::{Graph, Mode, Session};
 
-const HEADS: u32 = 8;
 const HEAD_DIM: u32 = 64;
-/// Queries and keys.
-const ROWS: &[usize] = &[512, 2048];
 
-fn attention(rows: usize, causal: bool, training: bool) -> Session {
-    let width = (HEADS * HEAD_DIM) as usize;
+/// What attends.
+#[derive(Clone, Copy)]
+struct Case {
+    batch: usize,
+    /// Queries and keys.
+    rows: usize,
+    heads: u32,
+    head_dim: u32,
+}
+
+/// Short and long rows of a language model, and narrow heads of a small vision model.
+const CASES: &[Case] = &[
+    Case {
+        batch: 1,
+        rows: 512,
+        heads: 8,
+        head_dim: HEAD_DIM,
+    },
+    Case {
+        batch: 1,
+        rows: 2048,
+        heads: 8,
+        head_dim: HEAD_DIM,
+    },
+    Case {
+        batch: 16,
+        rows: 65,
+        heads: 4,
+        head_dim: 16,
+    },
+];
+
+fn attention(case: Case, causal: bool, training: bool) -> Session {
+    let Case {
+        batch,
+        rows,
+        heads,
+        head_dim,
+    } = case;
+    let width = (heads * head_dim) as usize;
     let mut g = Graph::new();
     let [q, k, v] = ["q", "k", "v"].map(|name| {
-        let x = g.input(name, &[rows, width]);
+        let x = g.input(name, &[batch, rows, width]);
         g.require_grad(x)
     });
     let y = if causal {
-        g.causal_attention(q, k, v, HEADS, HEADS, HEAD_DIM)
+        g.causal_attention(q, k, v, heads, heads, head_dim)
     } else {
-        g.full_attention(q, k, v, HEADS, HEADS, HEAD_DIM)
+        g.full_attention(q, k, v, heads, heads, head_dim)
     };
     let mut session = if training {
         // The mean adds a few passes over the result.
@@ -44,18 +79,18 @@ fn attention(rows: usize, causal: bool, training: bool) -> Session {
         inference(&g)
     };
     for name in ["q", "k", "v"] {
-        session.set_input(name, &noise(rows * width));
+        session.set_input(name, &noise(batch * rows * width));
     }
     session
 }
 
 fn attention_rates(criterion: &mut Criterion) {
     const SIZE: usize = 512;
-    for &rows in ROWS {
+    for &case in CASES {
         for causal in [false, true] {
             let (mut forward, mut training, mut product) = (
-                attention(rows, causal, false),
-                attention(rows, causal, true),
+                attention(case, causal, false),
+                attention(case, causal, true),
                 product(SIZE),
             );
             let contestants: Vec<Contestant> = vec![
@@ -64,11 +99,18 @@ fn attention_rates(criterion: &mut Criterion) {
                 ("forward and backward", Box::new(move || training.step())),
             ];
             let mask = if causal { "causal" } else { "full" };
-            let name = format!("attention/cpu/{mask} {rows}");
+            let rows = case.rows;
+            let name = format!(
+                "attention/cpu/{mask} {} of {rows}, {} heads of {}",
+                case.batch, case.heads, case.head_dim
+            );
+            if !is_wanted(&name) {
+                continue;
+            }
             let mut race = Race::new(contestants, 3);
             measure(criterion, &name, &mut race);
             let pairs = if causal { rows * (rows + 1) / 2 } else { rows * rows };
-            let once = (2 * pairs * (HEADS * HEAD_DIM) as usize) as f64;
+            let once = (2 * case.batch * pairs * (case.heads * case.head_dim) as usize) as f64;
             let gemm = 2.0 * (SIZE as f64).powi(3) / race.seconds(0);
             let (forward, both) = (race.seconds(1), race.seconds(2));
             let rate = |products: f64, seconds: f64| products * once / seconds;

@@ -162,8 +162,8 @@ fn accumulate(lanes: &mut [f32; LANES], x: &[f32], f: impl Fn(f32, f32) -> f32) 
 
 /// Folds the upper half of the lanes onto the lower until one is left.
 #[inline(always)]
-fn fold(mut lanes: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> f32 {
-    let mut width = LANES / 2;
+pub(super) fn fold<const N: usize>(mut lanes: [f32; N], f: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut width = N / 2;
     while width > 0 {
         for i in 0..width {
             lanes[i] = f(lanes[i], lanes[i + width]);

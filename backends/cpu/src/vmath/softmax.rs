@@ -5,6 +5,7 @@
 
 use super::kernels as k;
 use super::level::{Isa, Level, multiversion};
+use super::reduce::fold;
 
 /// Partial results: lane `i` has the elements `i`, `i + LANES`, ... in order, and the lanes are folded in halves.
 const LANES: usize = 32;
@@ -89,15 +90,7 @@ fn greatest(x: &[f32]) -> f32 {
     for (lane, x) in lanes.iter_mut().zip(filled(rest)) {
         *lane = if x > *lane { x } else { *lane };
     }
-    let mut width = LANES / 2;
-    while width > 0 {
-        for i in 0..width {
-            let other = lanes[i + width];
-            lanes[i] = if other > lanes[i] { other } else { lanes[i] };
-        }
-        width /= 2;
-    }
-    lanes[0]
+    greatest_lane(lanes)
 }
 
 /// Some elements, and minus infinity, whose exponential is 0, as the others.
@@ -149,17 +142,16 @@ fn sum_exponentials<const FMA: bool>(x: &[f32], shift: f32) -> f32 {
     total(lanes)
 }
 
-/// Folds the upper half of the lanes onto the lower until one is left.
+/// The sum of some lanes, a power of two of them.
 #[inline(always)]
-fn total(mut lanes: [f32; LANES]) -> f32 {
-    let mut width = LANES / 2;
-    while width > 0 {
-        for i in 0..width {
-            lanes[i] += lanes[i + width];
-        }
-        width /= 2;
-    }
-    lanes[0]
+pub(crate) fn total<const N: usize>(lanes: [f32; N]) -> f32 {
+    fold(lanes, |a, b| a + b)
+}
+
+/// The greatest of some lanes, a power of two of them; some number if one is NaN.
+#[inline(always)]
+pub(crate) fn greatest_lane<const N: usize>(lanes: [f32; N]) -> f32 {
+    fold(lanes, |a, b| if b > a { b } else { a })
 }
 
 #[inline(always)]

@@ -63,11 +63,7 @@ fn greatest(x: &[f32], start: f32) -> f32 {
     for (lane, &x) in lanes.iter_mut().zip(rest) {
         *lane = if x > *lane { x } else { *lane };
     }
-    let mut greatest = start;
-    for lane in lanes {
-        greatest = if lane > greatest { lane } else { greatest };
-    }
-    greatest
+    vmath::greatest_lane(lanes)
 }
 
 /// Replaces every element by `e^(x - shift)` and sums up; none is above the shift.
@@ -85,11 +81,7 @@ fn exponentials<const FMA: bool>(x: &mut [f32], shift: f32) -> f32 {
         *x = vmath::exp_nonpositive::<FMA>(*x - shift);
         *lane += *x;
     }
-    let mut sum = 0.0;
-    for lane in lanes {
-        sum += lane;
-    }
-    sum
+    vmath::total(lanes)
 }
 
 #[inline(always)]
