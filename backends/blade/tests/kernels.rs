@@ -63,6 +63,44 @@ fn products_of_few_rows() {
     }
 }
 
+/// Every workgroup of a product of one row computes the norm before it for itself.
+#[test]
+fn norms_before_products_of_one_row() {
+    let call = |g: &mut Graph, name: &str, attrs: Attrs, inputs: &[NodeId]| {
+        let op = registry::op(name).expect("an operator");
+        g.call(op, attrs, inputs.iter().map(|&i| i.into()).collect())
+    };
+    // Long sums of few columns are cut into parts.
+    for [n, k] in [[700, 301], [33, 5_000], [16, 9_001], [1, 64], [3_001, 577], [7, 1]] {
+        let eps = Attrs::new().with("eps", 1e-5);
+        check(&[&[1, k], &[k], &[k, n]], 2e-5, |g, x| {
+            let y = call(g, "core.rms_norm_matmul", eps.clone(), x);
+            // Both results: what was reduced is one of them.
+            let rstd = g.port(y, 1);
+            let rstd = g.neg(rstd);
+            vec![y, rstd]
+        });
+        // Two reductions, one after the other; a product with a transposed matrix, and something added to it.
+        let step = |name, attrs, inputs: &[Slot]| Step {
+            op: registry::op(name).expect("an operator"),
+            attrs,
+            inputs: inputs.to_vec(),
+        };
+        let matmul = Attrs::new().with("transpose_a", false).with("transpose_b", true);
+        let [x, weight, bias, matrix, more] = [0, 1, 2, 3, 4].map(Slot::Operand);
+        let steps = vec![
+            step("core.layer_norm", eps.clone(), &[x, weight, bias]),
+            step("core.matmul", matmul, &[Slot::Step(0), matrix]),
+            step("core.add", Attrs::new(), &[Slot::Step(1), more]),
+        ];
+        let program = Program::new(5, steps, vec![Slot::Step(2)]).expect("a program");
+        let attrs = Attrs::new().with("program", program);
+        check(&[&[1, k], &[k], &[k], &[n, k], &[n]], 5e-5, |g, x| {
+            vec![call(g, "core.fused", attrs.clone(), x)]
+        });
+    }
+}
+
 #[test]
 fn transposed_and_batched_products() {
     check(&[&[130, 150], &[130, 170]], 2e-5, |g, x| vec![g.matmul_at(x[0], x[1])]);

@@ -77,7 +77,7 @@ impl Device for AtPrecision {
 }
 
 /// Dispatches of a plan that use matrix units.
-fn on_units(plan: &ExecutionPlan) -> usize {
+pub(crate) fn on_units(plan: &ExecutionPlan) -> usize {
     plan.dispatches.iter().filter(|d| d.use_coop).count()
 }
 
@@ -106,10 +106,15 @@ impl Deviations {
     /// The bound of a product is `2^-10 sum |a| |b|`. How it goes on from there is found by trying: the oracle's products
     /// are changed by their bounds with random signs, several times.
     pub(crate) fn of(session: &Session, graph: &Graph, feeds: &Feeds) -> Result<Self> {
-        let mut found = Deviations::default();
-        if on_units(session.plan()) == 0 {
-            return Ok(found);
+        match on_units(session.plan()) {
+            0 => Ok(Deviations::default()),
+            _ => Self::tried(graph, feeds),
         }
+    }
+
+    /// What may be off in a step on matrix units.
+    pub(crate) fn tried(graph: &Graph, feeds: &Feeds) -> Result<Self> {
+        let mut found = Deviations::default();
         let backend = || ReferenceBackend::new().primitives_only();
         let (outputs, states) = results(&backend().device(), graph, feeds)?;
         found.outputs = vec![0.0; outputs.len()];
@@ -129,6 +134,11 @@ impl Deviations {
     /// For an element of an output.
     pub(crate) fn output(&self, index: usize) -> f64 {
         self.outputs.get(index).copied().unwrap_or(0.0)
+    }
+
+    /// For any element of the outputs.
+    pub(crate) fn most(&self) -> f64 {
+        self.outputs.iter().copied().fold(0.0, f64::max)
     }
 
     /// For an element of a state after the step.

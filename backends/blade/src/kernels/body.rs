@@ -122,6 +122,15 @@ impl Body {
             .collect()
     }
 
+    /// Whether a value is computed from another one, or is it.
+    pub(crate) fn depends_on(&self, id: Id, other: Id) -> bool {
+        let mut depends = vec![false; id + 1];
+        for at in other.min(id)..=id {
+            depends[at] = at == other || self.inputs(at).iter().any(|&i| depends[i]);
+        }
+        depends[id]
+    }
+
     /// Keeps what the results need, and the operands.
     fn remove_unused(&mut self) {
         let mut used = vec![false; self.nodes.len()];

@@ -115,7 +115,7 @@ fn compile_body(body: &Body, cx: &CompileCx) -> Result<Compiled, String> {
     match (&products[..], &reductions[..]) {
         ([], []) => pointwise::compile(body, cx),
         ([], _) => rows::compile(body, cx),
-        (&[product], []) if body.is_call(product, matmul::is_known) => matmul::compile(body, product, cx),
+        (&[product], _) if body.is_call(product, matmul::is_known) => matmul::compile(body, product, cx),
         (&[product], []) => conv::compile(body, product, cx),
         _ => Err("it has a product together with another one or with a reduction".into()),
     }

@@ -28,6 +28,8 @@ const ENOUGH_THREADS: usize = 65_536;
 const SHORTEST_PART: usize = 2_048;
 /// Most parts of a row.
 const MOST_PARTS: usize = 256;
+/// Longest row that every workgroup of a product reduces again.
+const LONGEST_BEFORE_PRODUCT: usize = 16_384;
 /// Columns that a thread has on their way from memory at the same time, where rows are long.
 const WAYS: usize = 4;
 
@@ -96,7 +98,7 @@ struct Reduction {
 }
 
 /// What all reductions of a body have in common.
-struct Rows<'a> {
+pub(super) struct Rows<'a> {
     body: &'a Body,
     reductions: Vec<Reduction>,
     /// What is reduced.
@@ -111,7 +113,10 @@ struct Rows<'a> {
 
 /// Launches for a body with reductions.
 pub(super) fn compile(body: &Body, cx: &CompileCx) -> Result<Compiled, String> {
-    let rows = Rows::new(body, cx)?;
+    let mut rows = Rows::of(body)?;
+    for (output, ty) in cx.kernel.outputs.iter().enumerate() {
+        rows.classify(output, ty)?;
+    }
     if rows.rows == 0 {
         return Ok(Compiled::default());
     }
@@ -182,7 +187,8 @@ impl Layout {
 }
 
 impl<'a> Rows<'a> {
-    fn new(body: &'a Body, cx: &CompileCx) -> Result<Self, String> {
+    /// The reductions of a body, none of whose results has a place yet.
+    pub(super) fn of(body: &'a Body) -> Result<Self, String> {
         let mut levels = vec![0; body.nodes.len()];
         let mut reductions = Vec::new();
         let mut common: Option<(Shape, Vec<bool>)> = None;
@@ -224,7 +230,7 @@ impl<'a> Rows<'a> {
                 .product()
         };
         let (rows, columns) = (size(false), size(true));
-        let mut found = Rows {
+        Ok(Rows {
             body,
             reductions,
             rows,
@@ -233,11 +239,35 @@ impl<'a> Rows<'a> {
             by_element: Vec::new(),
             domain,
             reduced,
-        };
-        for (output, ty) in cx.kernel.outputs.iter().enumerate() {
-            found.classify(output, ty)?;
+        })
+    }
+
+    /// The reductions of one row that a product of that row depends on, which every workgroup of the product computes
+    /// for itself; the given results are theirs.
+    pub(super) fn before_product(body: &'a Body, results: &[usize], cx: &CompileCx) -> Result<Self, String> {
+        let mut rows = Rows::of(body)?;
+        if rows.rows != 1 || rows.columns > LONGEST_BEFORE_PRODUCT {
+            return Err("there is more to reduce before the product than every workgroup should".into());
         }
-        Ok(found)
+        for &output in results {
+            rows.classify(output, &cx.kernel.outputs[output])?;
+        }
+        match rows.by_element.is_empty() {
+            true => Ok(rows),
+            false => Err("it stores what it multiplies".into()),
+        }
+    }
+
+    /// Code that computes the reductions of the one row, at the beginning of a kernel.
+    pub(super) fn begin(&self, e: &mut Emitter) -> Result<(), String> {
+        let layout = Layout {
+            width: 1,
+            lanes: THREADS,
+            rows_first: false,
+        };
+        e.code.push_str(&layout.row_of(self.rows, "0u"));
+        self.reduce(e, &layout)?;
+        self.store_rows(e, "group_number == 0u && local == 0u")
     }
 
     fn classify(&mut self, output: usize, ty: &TensorType) -> Result<(), String> {
@@ -446,10 +476,12 @@ impl<'a> Rows<'a> {
 
     /// Whether all reductions that a value depends on have been computed.
     fn is_ready(&self, e: &Emitter, id: Id) -> bool {
-        if e.is_fixed(id) {
+        // A product that comes after the reductions has a variable, but only in what follows it.
+        if e.is_fixed(id) && self.body.role(id) != Some(Role::Product) {
             return true;
         }
-        self.body.role(id) != Some(Role::Reduction) && self.body.inputs(id).iter().all(|&i| self.is_ready(e, i))
+        !matches!(self.body.role(id), Some(Role::Reduction | Role::Product))
+            && self.body.inputs(id).iter().all(|&i| self.is_ready(e, i))
     }
 
     /// Stores the results that have an element for each row.
@@ -506,19 +538,25 @@ impl<'a> Rows<'a> {
         self.check_size()?;
         let mut e = Emitter::new(self.body, cx);
         e.code = layout.row_of(self.rows, "group_number");
-        let levels = self.reductions.iter().map(|r| r.level + 1).max().unwrap_or(0);
-        for level in 0..levels {
-            let columns = format!("{}u", self.columns);
-            for (r, accumulator) in self.accumulate(&mut e, level, layout.lanes, ("0u", &columns))? {
-                let value = self.join_lanes(&mut e, layout, &r, &accumulator)?;
-                self.fix(&mut e, r.id, &value);
-            }
-            self.hoist(&mut e)?;
-        }
+        self.reduce(&mut e, layout)?;
         self.store_elements(&mut e, layout)?;
         self.store_rows(&mut e, "exists && lane == 0u")?;
         let code = std::mem::take(&mut e.code);
         e.module.finish(&code, THREADS, self.rows.div_ceil(layout.width))
+    }
+
+    /// All reductions, each after those that it depends on, and what else there is one of for each row.
+    fn reduce(&self, e: &mut Emitter, layout: &Layout) -> Result<(), String> {
+        let levels = self.reductions.iter().map(|r| r.level + 1).max().unwrap_or(0);
+        for level in 0..levels {
+            let columns = format!("{}u", self.columns);
+            for (r, accumulator) in self.accumulate(e, level, layout.lanes, ("0u", &columns))? {
+                let value = self.join_lanes(e, layout, &r, &accumulator)?;
+                self.fix(e, r.id, &value);
+            }
+            self.hoist(e)?;
+        }
+        Ok(())
     }
 
     /// The reductions of parts of the rows.

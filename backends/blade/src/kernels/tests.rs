@@ -342,6 +342,27 @@ fn losses_norms_and_attention_take_few_kernels() {
     }
 }
 
+/// What follows a norm is computed with it where that is one row: a launch for each would take longer than its work.
+#[test]
+fn a_norm_and_a_product_of_one_row_are_one_launch() {
+    let eps = Attrs::new().with("eps", 1e-5);
+    let launches = |rows: usize| {
+        let f32 = |dims: &[usize]| tensor(DType::F32, dims);
+        let inputs = [f32(&[rows, 576]), f32(&[576]), f32(&[576, 960])];
+        let outputs = [f32(&[rows, 960]), f32(&[rows, 1])];
+        let cx = CompileCx::apart(KernelDesc {
+            name: "core.rms_norm_matmul",
+            version: 1,
+            attrs: &eps,
+            inputs: &inputs,
+            outputs: &outputs,
+        });
+        compile(&cx).expect("a kernel").launches.len()
+    };
+    assert_eq!(launches(1), 1);
+    assert_eq!(launches(2), 2);
+}
+
 /// Calls as one: each has an operator, attributes and operands.
 fn program(operands: usize, calls: &[(&str, Attrs, &[Slot])]) -> Attrs {
     let step = |(name, attrs, inputs): &(&str, Attrs, &[Slot])| Step {

@@ -10,12 +10,12 @@ use std::fmt::Write as _;
 use meganeura_core::DType;
 
 use super::body::{Body, Id};
-use super::coop;
 use super::emit::Emitter;
 use super::module::{CompileCx, Compiled, Launch};
 use super::place::{self, Base};
 use super::pointwise::is_half;
-use super::vectors::Vectors;
+use super::vectors::{self, Vectors};
+use super::{Role, coop};
 
 /// Threads along each side of a tile.
 const SIDE: usize = 16;
@@ -37,7 +37,7 @@ const FEW_PRODUCTS: usize = 1 << 16;
 /// Longest sum of such a thread.
 const SHORT_SUM: usize = 256;
 /// Type of partial sums: that of all sums, whatever the products are of.
-const PARTIAL: DType = DType::F32;
+pub(super) const PARTIAL: DType = DType::F32;
 /// Most bytes of partial sums.
 const MOST_PARTIAL: usize = 16 << 20;
 
@@ -119,13 +119,21 @@ impl Tiles<'_> {
 /// Launches for a body whose only product is `id`.
 pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx, products: &dyn Products) -> Result<Compiled, String> {
     let total = body.ty(id).numel();
-    for ty in cx.kernel.outputs {
-        if is_half(ty) {
-            return Err(format!("it has a result of {}", ty.dtype));
+    if let Some(ty) = cx.kernel.outputs.iter().find(|ty| is_half(ty)) {
+        return Err(format!("it has a result of {}", ty.dtype));
+    }
+    let reductions = !body.calls(Role::Reduction).is_empty();
+    let mut results = Results::default();
+    for (output, ty) in cx.kernel.outputs.iter().enumerate() {
+        let of_product = body.depends_on(body.results[output], id);
+        match of_product || !reductions {
+            true if ty.numel() != total => return Err("a result has other elements than the product".into()),
+            true => results.of_product.push(output),
+            false => results.before.push(output),
         }
-        if ty.numel() != total {
-            return Err("a result has other elements than the product".into());
-        }
+    }
+    if reductions {
+        return vectors::compile(body, id, cx, products, &results);
     }
     if total == 0 {
         return Ok(Compiled::default());
@@ -134,7 +142,7 @@ pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx, products: &dyn Produc
     let units_always = cx.coop.is_some_and(|config| config.min_workgroups == 0 && sizes.k > 0);
     if total.saturating_mul(sizes.k) <= FEW_PRODUCTS && sizes.k <= SHORT_SUM && !units_always {
         let mut e = Emitter::new(body, cx);
-        epilogue(&mut e, id, total)?;
+        epilogue(&mut e, id, &results.of_product)?;
         return Ok(Compiled {
             launches: vec![direct(e, products, total)?],
             scratch: Vec::new(),
@@ -148,7 +156,7 @@ pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx, products: &dyn Produc
     };
     if tiling.parts() == 1 {
         let mut e = Emitter::new(body, cx);
-        epilogue(&mut e, id, total)?;
+        epilogue(&mut e, id, &results.of_product)?;
         let plain = products.is_by_rows() && body.results == [id] && cx.kernel.outputs[0].dtype == DType::F32;
         let plain = plain.then(|| (e.module.array(cx.outputs[0], DType::F32, true), String::new()));
         let sink = Sink {
@@ -171,19 +179,33 @@ pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx, products: &dyn Produc
     };
     let first = tiling.launch(e, &sink)?;
     Ok(Compiled {
-        launches: vec![first, join(Emitter::new(body, cx), id, total, tiling.parts())?],
+        launches: vec![
+            first,
+            join(Emitter::new(body, cx), id, &results.of_product, tiling.parts())?,
+        ],
         scratch: vec![4 * total * tiling.parts()],
     })
 }
 
+/// Results of a dispatch by what they belong to.
+#[derive(Default)]
+pub(super) struct Results {
+    /// An element for each of the product's.
+    pub(super) of_product: Vec<usize>,
+    /// What is reduced before it.
+    pub(super) before: Vec<usize>,
+}
+
 /// Declares the function that stores what becomes of an element of the product.
-fn epilogue(e: &mut Emitter, id: Id, total: usize) -> Result<(), String> {
-    let (base, body) = (Base::new("i", total), e.body);
+pub(super) fn epilogue(e: &mut Emitter, id: Id, outputs: &[usize]) -> Result<(), String> {
+    let body = e.body;
+    let base = Base::new("i", body.ty(id).numel());
     let shape = &body.ty(id).shape;
     e.fix_terms(id, "product", vec![place::terms(&place::split(&base, 1, shape), shape)]);
     let (code, ()) = e.writing_block(&base, |e| {
         let mut stores = String::new();
-        for (output, &id) in body.results.iter().enumerate() {
+        for &output in outputs {
+            let id = body.results[output];
             let value = e.value(id, &place::split(&base, 1, &body.ty(id).shape))?;
             stores.push_str(&e.module.store(output, "i", &value));
         }
@@ -195,8 +217,9 @@ fn epilogue(e: &mut Emitter, id: Id, total: usize) -> Result<(), String> {
 }
 
 /// Adds up the parts of each element.
-fn join(mut e: Emitter, id: Id, total: usize, parts: usize) -> Result<Launch, String> {
-    epilogue(&mut e, id, total)?;
+pub(super) fn join(mut e: Emitter, id: Id, outputs: &[usize], parts: usize) -> Result<Launch, String> {
+    let total = e.body.ty(id).numel();
+    epilogue(&mut e, id, outputs)?;
     let partial = e.module.array(e.cx.scratch(0), PARTIAL, false);
     let code = format!(
         "let i = group_number * {THREADS}u + local;\nif (i >= {total}u) {{\nreturn;\n}}\nvar sum = 0.0;\n\

@@ -6,22 +6,71 @@
 
 use std::fmt::Write as _;
 
+use super::Role;
+use super::body::{Body, Id};
 use super::emit::Emitter;
-use super::module::Launch;
-use super::tiled::{Products, Sizes};
+use super::module::{CompileCx, Compiled, Launch};
+use super::pointwise::is_half;
+use super::rows::Rows;
+use super::tiled::{self, Products, Results, Sizes};
 
 /// Most rows.
 const MOST_ROWS: usize = 4;
 /// Threads of a workgroup.
 const THREADS: usize = 256;
-/// Lanes where neighbours in memory are terms of a sum, and where they are columns.
-const LANES: [usize; 2] = [32, 8];
-/// Terms that a thread reads before it adds them up.
-const TOGETHER: usize = 4;
+/// Most lanes: eight columns of them are a sector of memory where neighbours there are columns.
+const MOST_LANES: usize = 32;
+/// Fewest lanes.
+const FEWEST_LANES: usize = 8;
+/// Most terms, of all rows, that a thread reads before it adds them up.
+const MOST_TOGETHER: usize = 16;
+/// Terms of a part for each lane, at least.
+const SHORTEST_PART: usize = 4;
 /// Workgroups from which on a device has enough to do.
 const ENOUGH_GROUPS: usize = 256;
+/// Workgroups from which on a second launch, which puts parts together, takes longer than it saves.
+const GROUPS_WITHOUT_PARTS: usize = 48;
 /// Most bytes of partial sums.
 const MOST_PARTIAL: usize = 16 << 20;
+
+/// Launches for a product of one row that depends on reductions of that row, as of a norm: every workgroup computes these
+/// for itself, which takes less time than a launch of its own.
+pub(super) fn compile(
+    body: &Body,
+    id: Id,
+    cx: &CompileCx,
+    products: &dyn Products,
+    results: &Results,
+) -> Result<Compiled, String> {
+    let (sizes, total) = (products.sizes(), body.ty(id).numel());
+    let reductions = body.calls(Role::Reduction);
+    let fits = |&r: &Id| !body.depends_on(r, id) && !is_half(body.ty(r));
+    if sizes.m != 1 || sizes.batch != 1 || total == 0 || !reductions.iter().all(fits) {
+        return Err("it has a product together with a reduction".into());
+    }
+    let before = Rows::before_product(body, &results.before, cx)?;
+    let vectors = Vectors::new(products, total).ok_or("it has a product of many rows")?;
+    let mut e = Emitter::new(body, cx);
+    if vectors.parts == 1 {
+        // Before the reductions have values: results may depend on these through the product only.
+        tiled::epilogue(&mut e, id, &results.of_product)?;
+        before.begin(&mut e)?;
+        let launch = vectors.launch(e, &|number, sum| format!("finish({number}, {sum});\n"))?;
+        return Ok(Compiled {
+            launches: vec![launch],
+            scratch: Vec::new(),
+        });
+    }
+    let partial = e.module.array(cx.scratch(0), tiled::PARTIAL, true);
+    before.begin(&mut e)?;
+    let each = |number: &str, sum: &str| format!("{partial}[part * {total}u + {number}] = {sum};\n");
+    let first = vectors.launch(e, &each)?;
+    let last = tiled::join(Emitter::new(body, cx), id, &results.of_product, vectors.parts)?;
+    Ok(Compiled {
+        launches: vec![first, last],
+        scratch: vec![4 * total * vectors.parts],
+    })
+}
 
 /// A product of few rows.
 pub(super) struct Vectors<'a> {
@@ -38,11 +87,22 @@ impl<'a> Vectors<'a> {
         if sizes.m > MOST_ROWS {
             return None;
         }
-        let lanes = LANES[usize::from(!products.is_along_k(1))];
-        let groups = sizes.batch * sizes.n.div_ceil(THREADS / lanes);
+        let groups_of = |lanes: usize| sizes.batch * sizes.n.div_ceil(THREADS / lanes);
+        let mut lanes = if products.is_along_k(1) {
+            MOST_LANES
+        } else {
+            FEWEST_LANES
+        };
+        while lanes < MOST_LANES && groups_of(lanes) < ENOUGH_GROUPS {
+            lanes *= 2;
+        }
+        let groups = groups_of(lanes);
         let room = MOST_PARTIAL / (4 * total.max(1));
-        let most = sizes.k / (lanes * TOGETHER);
-        let parts = ENOUGH_GROUPS.div_ceil(groups.max(1)).min(most).min(room).max(1);
+        let most = sizes.k / (lanes * SHORTEST_PART);
+        let parts = match groups < GROUPS_WITHOUT_PARTS {
+            true => ENOUGH_GROUPS.div_ceil(groups.max(1)).min(most).min(room).max(1),
+            false => 1,
+        };
         let length = sizes.k.div_ceil(parts).max(1);
         Some(Vectors {
             products,
@@ -64,9 +124,11 @@ impl<'a> Vectors<'a> {
             true => (format!("local % {lanes}u"), format!("local / {lanes}u")),
             false => (format!("local / {columns}u"), format!("local % {columns}u")),
         };
-        let mut code = format!(
+        let mut code = std::mem::take(&mut e.code);
+        let _ = write!(
+            code,
             "let first_column = group_number % {across}u * {columns}u;\nlet batch = group_number / {across}u % {batch}u;\n\
-             let part = group_number / {}u;\nlet lane = {lane};\nlet column = min(first_column + {column}, {}u);\n\
+             let part = group_number / {}u;\nlet slot = {lane};\nlet column = min(first_column + {column}, {}u);\n\
              let end = min(part * {length}u + {length}u, {k}u);\n",
             across * batch,
             n - 1
@@ -74,10 +136,13 @@ impl<'a> Vectors<'a> {
         for row in 0..m {
             let _ = writeln!(code, "var sum_{row} = 0.0;");
         }
-        let stride = TOGETHER * lanes;
-        let _ = writeln!(code, "var k = part * {length}u + lane;");
+        // In as many rounds as are needed, of about the same length.
+        let terms = (length / lanes).max(1);
+        let together = terms / terms.div_ceil((MOST_TOGETHER / m).max(1));
+        let stride = together * lanes;
+        let _ = writeln!(code, "var k = part * {length}u + slot;");
         let _ = writeln!(code, "for (; k + {}u < end; k += {stride}u) {{", stride - lanes);
-        code.push_str(&self.terms(&mut e, TOGETHER)?);
+        code.push_str(&self.terms(&mut e, together)?);
         let _ = writeln!(code, "}}\nfor (; k < end; k += {lanes}u) {{");
         code.push_str(&self.terms(&mut e, 1)?);
         code.push_str("}\n");

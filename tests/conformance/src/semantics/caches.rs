@@ -7,8 +7,9 @@ use meganeura_core::reference::evaluate;
 use meganeura_core::{DType, Session};
 
 use super::{case, same_f32};
-use crate::compare::compare;
+use crate::compare::compare_within;
 use crate::harness::numbers;
+use crate::precision::{Deviations, on_units};
 use crate::runner::{Case, CaseRun, Check, SharedDevice, ensure, fail};
 use crate::storage::{narrow, wide};
 
@@ -26,6 +27,8 @@ const HEADS: [u32; 3] = [4, 2, 6];
 /// Elements of a row of queries, and of a row of the cache.
 const WIDTHS: [usize; 2] = [24, 12];
 const THETA: f32 = 100.0;
+/// What results may be off in `f32`, relative to the largest.
+const LIMIT: f64 = 2e-5;
 
 /// Rotary positions, two cache writes and attention, for so many rows of each sequence.
 fn step_of(batch: &[usize], rows: usize, capacity: usize) -> Graph {
@@ -70,8 +73,8 @@ impl Rows {
         [0, 1, 2].map(|i| &self.0[i][rows.start * widths[i]..rows.end * widths[i]])
     }
 
-    /// What attention without a cache makes of them, by the oracle.
-    fn expected(&self, count: usize) -> Result<Vec<f64>> {
+    /// What attention without a cache makes of them, by the oracle; and how much that may be off on matrix units.
+    fn expected(&self, count: usize) -> Result<(Vec<f64>, f64)> {
         let mut g = Graph::new();
         let [heads, kv_heads, width] = HEADS;
         let q = g.input("q", &[count, WIDTHS[0]]);
@@ -83,16 +86,8 @@ impl Rows {
         let parts = ["q", "k", "v"].into_iter().zip(self.part(0..count));
         let feeds = parts.map(|(name, part)| (name.to_owned(), wide(part))).collect();
         let values = evaluate(&g, &feeds)?;
-        Ok(values.get(y).map(|tensor| tensor.data.clone()).unwrap_or_default())
-    }
-}
-
-/// What a result may be off: more where products round their operands to `f16`, whose errors of 2^-10 the softmax
-/// makes a few times as large.
-fn accepted(session: &Session) -> f64 {
-    match session.plan().dispatches.iter().any(|d| d.use_coop) {
-        true => 5e-3,
-        false => 2e-5,
+        let values = values.get(y).map(|tensor| tensor.data.clone()).unwrap_or_default();
+        Ok((values, Deviations::tried(&g, &feeds)?.most()))
     }
 }
 
@@ -187,17 +182,17 @@ fn bad_position(device: &SharedDevice) -> CaseRun {
 fn decoding(device: &SharedDevice) -> CaseRun {
     const COUNT: usize = 13;
     let rows = Rows::new(COUNT, 21);
-    let expected = rows.expected(COUNT)?;
+    let (expected, off) = rows.expected(COUNT)?;
     let mut check = Check::default();
     // The same cache is filled by sessions of several sizes, as prefill and decoding do.
     for pieces in [&[1; COUNT][..], &[5, 5, 3], &[13], &[4, 1, 1, 7]] {
         let mut position = 0;
         let mut found = Vec::new();
-        let mut most_off = 0f64;
+        let mut units = 0;
         let mut caches: Option<[Vec<f32>; 2]> = None;
         for &piece in pieces {
             let mut session = open(device, &step_of(&[], piece, 16))?;
-            most_off = most_off.max(accepted(&session));
+            units += on_units(session.plan());
             let names = ["cache.k", "cache.v"];
             if let Some(caches) = &caches {
                 for (name, cache) in names.iter().zip(caches) {
@@ -216,7 +211,8 @@ fn decoding(device: &SharedDevice) -> CaseRun {
             position += piece;
         }
         let what = format!("pieces of {pieces:?}");
-        check = check.worse(compare(&what, DType::F32, &found, &expected, most_off)?);
+        let more = if units > 0 { off } else { 0.0 };
+        check = check.worse(compare_within(&what, DType::F32, &found, &expected, LIMIT, more)?);
     }
     Ok(check)
 }
@@ -244,15 +240,11 @@ fn batched(device: &SharedDevice) -> CaseRun {
     }
     let mut check = Check::default();
     for (sequence, count) in COUNTS.into_iter().enumerate() {
-        let expected = sequences[sequence].expected(count)?;
+        let (expected, off) = sequences[sequence].expected(count)?;
+        let more = if on_units(session.plan()) > 0 { off } else { 0.0 };
         let what = format!("sequence {sequence}");
-        check = check.worse(compare(
-            &what,
-            DType::F32,
-            &found[sequence],
-            &expected,
-            accepted(&session),
-        )?);
+        let found = &found[sequence];
+        check = check.worse(compare_within(&what, DType::F32, found, &expected, LIMIT, more)?);
     }
     Ok(check)
 }

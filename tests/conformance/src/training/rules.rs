@@ -31,6 +31,13 @@ pub(crate) fn all() -> Vec<Rule> {
         sgd(0.8, true),
         Rule::Adam(adam),
         Rule::Adam(Adam::adamw(0.02, 0.1)),
+        // Neither average remembers anything: their corrections are 1 from the first update on.
+        Rule::Adam(Adam {
+            beta1: 0.0,
+            beta2: 0.0,
+            eps: 0.1,
+            ..Adam::new(0.02)
+        }),
     ]
 }
 
@@ -45,7 +52,11 @@ impl Rule {
 
     /// Name for case ids.
     pub(crate) fn name(self) -> String {
-        self.optimizer().kind()
+        let kind = self.optimizer().kind();
+        match self {
+            Rule::Adam(adam) if adam.beta1 == 0.0 => format!("{kind} without averages"),
+            _ => kind,
+        }
     }
 
     /// Names of the states that belong to a parameter.
