@@ -10,7 +10,7 @@ fn a_machine_without_drivers_is_described() {
     assert!(output.status.success(), "{out}{err}");
     for part in [
         "cpu, from crate meganeura-cpu",
-        "self-test: 5 of 5 cases agree with the reference",
+        "self-test: 6 of 6 cases agree with the reference",
         "measured: a step of one call",
         "GFLOP/s",
         "automatic choice: cpu",

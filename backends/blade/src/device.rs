@@ -196,6 +196,10 @@ impl Device for BladeDevice {
         Ok(Draft::of(plan, self.coop_for(plan))?.sources())
     }
 
+    fn memory_beside(&self, plan: &ExecutionPlan) -> Result<u64> {
+        Ok(Draft::of(plan, self.coop_for(plan))?.beside())
+    }
+
     fn compile(&self, plan: &ExecutionPlan) -> Result<Box<dyn Executable>> {
         plan.verify()?;
         Ok(Box::new(BladeExecutable::new(self, plan, self.coop_for(plan))?))

@@ -1,6 +1,7 @@
 //! Replays a plan: one submission for each step, which the host does not wait for.
 
 mod faults;
+mod fed;
 mod measured;
 #[cfg(test)]
 mod tests;
@@ -9,8 +10,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use blade_graphics as bg;
-use meganeura_core::backend::{Executable, PassTiming, StepArgs, StepStats, Ticket};
-use meganeura_core::plan::{BufferRef, ExecutionPlan};
+use meganeura_core::backend::{Device, Executable, PassTiming, StepArgs, StepStats, Ticket};
+use meganeura_core::plan::{BufferRef, ExecutionPlan, check_fit};
 use meganeura_core::{Error, Result};
 
 use crate::device::BladeDevice;
@@ -23,6 +24,7 @@ use crate::program::{Draft, Extra, Phase, Reporter};
 use crate::timing::{Measured, PassTag, Profile};
 use faults::Faults;
 pub(crate) use faults::{Saved, joined, report_bytes};
+use fed::Fed;
 
 /// Submissions that may be on their way at the same time.
 pub(crate) const FRAMES: usize = 2;
@@ -98,6 +100,7 @@ pub(crate) struct BladeExecutable {
     measuring: bool,
     profile: Profile,
     reporters: Vec<Reporter>,
+    fed: Fed,
     /// Parameters and states that are written before the last fault can be found.
     exposed: Vec<BufferRef>,
     /// Where these are saved by the step of each frame.
@@ -121,6 +124,7 @@ impl BladeExecutable {
     pub(crate) fn new(device: &BladeDevice, plan: &ExecutionPlan, coop: Option<CoopConfig>) -> Result<Self> {
         let gpu = device.gpu();
         let draft = Draft::of(plan, coop)?;
+        check_fit(plan, draft.beside(), device.capabilities())?;
         let limit = device.limits().buffer_bytes;
         let arena = Arena::new(gpu, device.name(), &draft.sizes, plan, limit)?;
         let segments = draft.ready(plan, gpu, device.pipelines(), &arena)?;
@@ -159,6 +163,7 @@ impl BladeExecutable {
             inline_scalars: [[0; 4]; INLINE_SCALARS],
             segments,
             reporters: draft.reporters,
+            fed: Fed::of(plan),
             exposed: draft.saved,
             faults: Faults::default(),
             staged: usize::try_from(limit).map_or(STAGED, |limit| limit.min(STAGED)),
@@ -471,6 +476,7 @@ impl Executable for BladeExecutable {
             word[offset as usize..][..bytes.len()].copy_from_slice(bytes);
             return Ok(());
         }
+        self.fed.write(buffer, offset, bytes);
         if self.exposed.contains(&buffer) {
             // Undoing a step must not undo this.
             self.finish_all()?;
@@ -506,6 +512,7 @@ impl Executable for BladeExecutable {
         }
         self.finish(self.next())?;
         self.tell()?;
+        self.fed.check(args.segments)?;
         let expected = self.expected_copies();
         self.measuring = self.profiling;
         let begun = self.begin();

@@ -70,6 +70,11 @@ pub(crate) struct Draft {
 }
 
 impl Draft {
+    /// Bytes of all buffers that are not the plan's.
+    pub(crate) fn beside(&self) -> u64 {
+        self.sizes[self.extra.scalars..].iter().sum()
+    }
+
     /// Generates the kernels of a plan.
     ///
     /// # Errors
@@ -107,7 +112,9 @@ impl Draft {
                 });
             }
         }
-        let saved = plan.exposed_to_faults(&|i| reports(&compiled[i]));
+        // The host looks at indices of inputs before a step.
+        let fed: HashSet<usize> = plan.fed_indices().iter().map(|f| f.dispatch).collect();
+        let saved = plan.exposed_to_faults(&|i| reports(&compiled[i]) && !fed.contains(&i));
         if !reporters.is_empty() {
             // What is written after the last fault can be found is not written after one.
             let mut guarded = persistent.clone();

@@ -12,8 +12,15 @@ use meganeura_core::{Adam, Error, Graph, Session, Sgd, autodiff};
 const GOOD: [u32; 4] = [1, 6, 0, 1];
 const BAD: [u32; 4] = [1, 7, 0, 9];
 
+/// Who computes the indices into the table: the caller, whose numbers the host looks at before a step, or the step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Indices {
+    Fed,
+    Computed,
+}
+
 /// A classifier with a table, a random mask, and a state that is written before the table is read.
-fn classifier() -> Graph {
+fn classifier(indices: Indices) -> Graph {
     let mut g = Graph::new();
     let x = g.input("x", &[4, 5]);
     let seen = g.state("seen", &[4, 5]);
@@ -21,7 +28,11 @@ fn classifier() -> Graph {
     let old = g.mul(seen, half);
     let new = g.add(old, x);
     let seen = g.assign(seen, new);
-    let ids = g.input_u32("ids", &[4]);
+    let mut ids = g.input_u32("ids", &[4]);
+    if indices == Indices::Computed {
+        let zeros = g.input_u32("zeros", &[4]);
+        ids = g.add(ids, zeros);
+    }
     let table = g.parameter("table", &[7, 5]);
     let w = g.parameter("w", &[5, 3]);
     let rows = g.embedding(ids, table);
@@ -35,7 +46,13 @@ fn classifier() -> Graph {
 }
 
 fn training(device: &Arc<dyn Device>, update: &Update) -> Session {
-    let full = autodiff::differentiate(&classifier());
+    let mut session = session(device, update, Indices::Computed);
+    session.set_input_u32("zeros", &[0; 4]);
+    session
+}
+
+fn session(device: &Arc<dyn Device>, update: &Update, indices: Indices) -> Session {
+    let full = autodiff::differentiate(&classifier(indices));
     let plan = compile_for(&full, &**device).expect("a plan");
     let mut session = Session::on(device.clone(), plan).expect("a session");
     session.set_optimizer(update.clone());
@@ -135,6 +152,33 @@ fn a_faulty_step_is_as_if_it_had_not_been_made() {
                     "{caller}, step {step}, {update:?}"
                 );
             }
+        }
+    }
+}
+
+/// What the host can see is told by the step itself, which is not made: nothing has to be copied to undo it.
+#[test]
+fn fed_indices_are_looked_at_before_a_step() {
+    let Some(device) = common::device() else { return };
+    for update in updates() {
+        let mut sessions = [0, 1].map(|_| session(&device, &update, Indices::Fed));
+        let beside = |indices| {
+            let graph = autodiff::differentiate(&classifier(indices));
+            let plan = compile_for(&graph, &*device).expect("a plan");
+            device.memory_beside(&plan).expect("kernels")
+        };
+        assert!(beside(Indices::Fed) < beside(Indices::Computed));
+        for step in 0..5 {
+            let [good, other] = &mut sessions;
+            other.set_input_u32("ids", &BAD);
+            match other.try_step() {
+                Err(Error::IndexOutOfRange { index: 7, rows: 7, .. }) => {}
+                outcome => panic!("{outcome:?}"),
+            }
+            other.set_input_u32("ids", &GOOD);
+            good.step();
+            other.step();
+            assert_eq!(lasting(good), lasting(other), "step {step}, {update:?}");
         }
     }
 }

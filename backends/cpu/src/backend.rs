@@ -10,9 +10,9 @@ use meganeura_core::backend::{
 use meganeura_core::config::Config;
 use meganeura_core::{DType, Error, ExecutionPlan, Result};
 
-use crate::executor::CpuExecutable;
+use crate::executor::{CpuExecutable, Program, out_of_memory};
 use crate::kernels;
-use crate::memory::host_memory;
+use crate::memory::{Arena, host_memory};
 use crate::pool::ThreadPool;
 
 /// Variable that sets the number of threads.
@@ -152,15 +152,50 @@ impl Device for CpuDevice {
         format!("{} {:?}", env!("CARGO_PKG_VERSION"), kernels::registered_kernels())
     }
 
+    fn memory_beside(&self, plan: &ExecutionPlan) -> Result<u64> {
+        plan.verify()?;
+        // Of its memory no page is touched.
+        let arena = Arena::new(plan).map_err(out_of_memory)?;
+        Ok(Program::new(plan, &arena)?.beside(plan, self.pool.threads()))
+    }
+
     fn compile(&self, plan: &ExecutionPlan) -> Result<Box<dyn Executable>> {
         plan.verify()?;
-        Ok(Box::new(CpuExecutable::new(plan, self.pool.clone())?))
+        Ok(Box::new(CpuExecutable::new(
+            plan,
+            self.pool.clone(),
+            &self.capabilities,
+        )?))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Scratch of kernels is refused before it is allocated, too.
+    #[test]
+    fn memory_beside_the_buffers_has_to_fit() {
+        let mut g = meganeura_core::Graph::new();
+        let x = g.input("x", &[64, 64]);
+        let y = g.causal_attention(x, x, x, 4, 4, 16);
+        g.set_outputs(vec![y]);
+        let mut device = CpuDevice::new(2);
+        let plan = meganeura_core::plan::compile_for(&g, &device).expect("a plan");
+        let planned = plan.memory_forecast().planned as u64;
+        let beside = device.memory_beside(&plan).expect("kernels");
+        assert!(beside > 0);
+        device.capabilities.memory_bytes = Some(planned + beside);
+        assert!(device.compile(&plan).is_ok());
+        device.capabilities.memory_bytes = Some(planned + beside - 1);
+        match device.compile(&plan) {
+            Err(Error::OutOfMemory { requested, remedy, .. }) => {
+                assert_eq!(requested as u64, planned + beside);
+                assert!(remedy.contains("scratch and copies"), "{remedy}");
+            }
+            other => panic!("{:?}", other.map(|_| "compiled")),
+        }
+    }
 
     #[test]
     fn devices_share_a_pool_while_one_is_open() {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use meganeura_core::backend::{Executable, PassTiming, StepArgs, StepStats, Ticket, pass_label};
-use meganeura_core::plan::{BufferRef, ExecutionPlan, FedIndices, Segment};
+use meganeura_core::backend::{Capabilities, Executable, PassTiming, StepArgs, StepStats, Ticket, pass_label};
+use meganeura_core::plan::{BufferRef, ExecutionPlan, FedIndices, Segment, check_fit};
 use meganeura_core::{Error, Result};
 
 use crate::kernels::{self, CompileCx, Kernel};
@@ -123,7 +123,7 @@ fn aligned(floats: usize) -> usize {
     floats.next_multiple_of(ALIGNMENT / size_of::<f32>())
 }
 
-fn out_of_memory(bytes: usize) -> Error {
+pub(crate) fn out_of_memory(bytes: usize) -> Error {
     Error::OutOfMemory {
         device: "cpu".into(),
         requested: bytes,
@@ -132,9 +132,55 @@ fn out_of_memory(bytes: usize) -> Error {
     }
 }
 
+/// A plan's kernels, and the memory that they need beside the plan's buffers.
+pub(crate) struct Program {
+    segments: Vec<Part>,
+    scratch: Scratch,
+    fed: Vec<FedIndices>,
+    /// Parameters and states that are written before the last fault can be met.
+    exposed: Vec<BufferRef>,
+}
+
+impl Program {
+    pub(crate) fn new(plan: &ExecutionPlan, arena: &Arena) -> Result<Self> {
+        let mut scratch = Scratch::default();
+        let segments = plan
+            .segments
+            .iter()
+            .map(|segment| {
+                Ok(Part {
+                    stages: compile_segment(plan, segment, arena, &mut scratch)?,
+                    skip_if: segment.skip_if,
+                })
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let fed = plan.fed_indices();
+        let reads = |i: usize| {
+            let is_fed = fed.iter().any(|f| f.dispatch == i);
+            !is_fed && plan.dispatches[i].index_bound().is_some()
+        };
+        Ok(Program {
+            segments,
+            scratch,
+            exposed: plan.exposed_to_faults(&reads),
+            fed,
+        })
+    }
+
+    /// Bytes that so many threads need beside the plan's buffers.
+    pub(crate) fn beside(&self, plan: &ExecutionPlan, threads: usize) -> u64 {
+        let floats = self.scratch.shared + aligned(self.scratch.private) * threads;
+        let copies: usize = self.exposed.iter().map(|buffer| plan.buffers[buffer.index()]).sum();
+        (floats * size_of::<f32>() + copies) as u64
+    }
+}
+
 impl CpuExecutable {
-    pub(crate) fn new(plan: &ExecutionPlan, pool: Arc<ThreadPool>) -> Result<Self> {
+    pub(crate) fn new(plan: &ExecutionPlan, pool: Arc<ThreadPool>, capabilities: &Capabilities) -> Result<Self> {
         let mut arena = Arena::new(plan).map_err(out_of_memory)?;
+        // No page of it has been touched.
+        let program = Program::new(plan, &arena)?;
+        check_fit(plan, program.beside(plan, pool.threads()), capabilities)?;
         for (buffer, data) in plan.constants() {
             write(&mut arena, buffer, 0, &data)?;
         }
@@ -144,36 +190,25 @@ impl CpuExecutable {
             let words = bytes.chunks_exact_mut(size_of::<f32>());
             words.for_each(|word| word.copy_from_slice(&state.fill.to_le_bytes()));
         }
-        let mut sizes = Scratch::default();
-        let segments = plan
-            .segments
-            .iter()
-            .map(|segment| {
-                Ok(Part {
-                    stages: compile_segment(plan, segment, &arena, &mut sizes)?,
-                    skip_if: segment.skip_if,
-                })
-            })
-            .collect::<Result<Vec<_>>>()?;
+        let Program {
+            segments,
+            scratch,
+            fed,
+            exposed,
+        } = program;
         let block = |floats: usize| {
             let bytes = floats * size_of::<f32>();
             Block::new(bytes).ok_or_else(|| out_of_memory(bytes))
         };
-        let private_len = aligned(sizes.private);
-        let fed = plan.fed_indices();
-        let reads = |i: usize| {
-            let is_fed = fed.iter().any(|f| f.dispatch == i);
-            !is_fed && plan.dispatches[i].index_bound().is_some()
-        };
+        let private_len = aligned(scratch.private);
         let of_segment = |s: &Segment| {
             fed.iter()
                 .copied()
                 .filter(|f| s.range().contains(&f.dispatch))
                 .collect()
         };
-        let exposed = plan.exposed_to_faults(&reads).into_iter();
         Ok(CpuExecutable {
-            shared: block(sizes.shared)?,
+            shared: block(scratch.shared)?,
             private: block(private_len * pool.threads())?,
             private_len,
             arena,
@@ -183,6 +218,7 @@ impl CpuExecutable {
             faults: Faults::default(),
             fed: plan.segments.iter().map(of_segment).collect(),
             saved: exposed
+                .into_iter()
                 .map(|buffer| (buffer, vec![0; plan.buffers[buffer.index()]]))
                 .collect(),
             poisoned: false,
@@ -226,21 +262,10 @@ impl CpuExecutable {
     /// Reports the first index of an input that is out of range.
     fn check_fed(&mut self, segments: &[usize]) {
         let fed = segments.iter().filter_map(|&s| self.fed.get(s)).flatten();
-        for &FedIndices {
-            dispatch,
-            buffer,
-            count,
-            bound,
-        } in fed
-        {
-            let bytes = self
-                .arena
-                .bytes(buffer, 0, count * size_of::<u32>())
-                .unwrap_or_default();
-            let (words, _) = bytes.as_chunks::<4>();
-            let mut indices = words.iter().map(|&word| u32::from_le_bytes(word));
-            if let Some(index) = indices.find(|&index| index as usize >= bound) {
-                return self.faults.report(dispatch, index, bound);
+        for fed in fed {
+            let bytes = self.arena.bytes(fed.buffer, 0, fed.count * size_of::<u32>());
+            if let Some(index) = fed.first_outside(bytes.unwrap_or_default()) {
+                return self.faults.report(fed.dispatch, index, fed.bound);
             }
         }
     }

@@ -265,6 +265,16 @@ pub trait Device: Send + Sync {
         Ok(Vec::new())
     }
 
+    /// Bytes of memory that [`Device::compile`] takes beside the plan's buffers: scratch of kernels, tables, copies that
+    /// undo a step that failed. Making the kernels to know it may take as long as compiling.
+    ///
+    /// # Errors
+    /// A kernel that cannot be made.
+    fn memory_beside(&self, plan: &ExecutionPlan) -> Result<u64> {
+        let _ = plan;
+        Ok(0)
+    }
+
     /// Prepares everything that replaying the plan needs, and allocates its buffers: zeroed, constants and
     /// state fills uploaded.
     ///

@@ -205,6 +205,10 @@ impl Device for Measured {
         self.inner.launches(kernel)
     }
 
+    fn memory_beside(&self, plan: &ExecutionPlan) -> Result<u64> {
+        self.inner.memory_beside(plan)
+    }
+
     fn kernels(&self) -> String {
         self.inner.kernels()
     }

@@ -49,6 +49,15 @@ pub struct FedIndices {
     pub bound: usize,
 }
 
+impl FedIndices {
+    /// The first of the indices, in their buffer's bytes, that is out of range.
+    pub fn first_outside(&self, bytes: &[u8]) -> Option<u32> {
+        let (words, _) = bytes.as_chunks::<4>();
+        let indices = words.iter().take(self.count).map(|&word| u32::from_le_bytes(word));
+        indices.into_iter().find(|&index| index as usize >= self.bound)
+    }
+}
+
 impl ExecutionPlan {
     /// Indices that inputs hold, for backends that look at them before anything is written: such dispatches meet no
     /// fault, so the plan has fewer places that are [exposed](Self::exposed_to_faults) to one.

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 pub use compile::{compile, compile_at, compile_for, try_compile};
 pub use faults::FedIndices;
-pub use memory::{Lifetime, MemoryBudget, MemoryForecast, MemoryLayout, Recomputation};
+pub use memory::{Lifetime, MemoryBudget, MemoryForecast, MemoryLayout, Recomputation, check_fit};
 pub use packed::{DerivedInfo, Part, TensorView};
 pub use source::SourceLine;
 

@@ -79,7 +79,7 @@ impl Session {
     pub(super) fn step_by_levels(&mut self, look: &mut dyn FnMut(&mut Level) -> Result<ControlFlow<()>>) -> Result<()> {
         self.tensors.check_inputs_set()?;
         let (plan, segments) = self.plan_by_levels();
-        check_fit(&plan, self.device.capabilities())?;
+        check_fit(&plan, 0, self.device.capabilities())?;
         let mut copy = self.device.compile(&plan)?;
         let lasting: HashSet<BufferRef> = plan.lasting().collect();
         copy_buffers(&mut *self.executable, &mut *copy, &plan, &lasting)?;

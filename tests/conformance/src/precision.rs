@@ -53,6 +53,14 @@ impl Device for AtPrecision {
         self.device.supports(kernel)
     }
 
+    fn launches(&self, kernel: &KernelDesc) -> u32 {
+        self.device.launches(kernel)
+    }
+
+    fn memory_beside(&self, plan: &ExecutionPlan) -> Result<u64> {
+        self.device.memory_beside(plan)
+    }
+
     fn kernels(&self) -> String {
         self.device.kernels()
     }

@@ -14,6 +14,7 @@ mod cache;
 mod conv;
 pub(crate) mod coop;
 mod emit;
+mod fold;
 mod lanes;
 mod matmul;
 mod module;

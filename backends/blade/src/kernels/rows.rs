@@ -8,15 +8,16 @@
 
 use std::fmt::Write as _;
 
-use meganeura_core::{DType, Shape, TensorType};
+use meganeura_core::{Shape, TensorType};
 
 use super::Role;
 use super::body::{Body, Def, Id};
 use super::emit::Emitter;
+use super::fold::Fold;
 use super::module::{CompileCx, Compiled, Launch};
 use super::place::{self, Base, Index, Place};
 use super::pointwise::is_half;
-use super::scalar::{compute_type, literal, wgsl_type};
+use super::scalar::{compute_type, wgsl_type};
 
 /// Threads of a workgroup.
 pub(super) const THREADS: usize = 256;
@@ -32,55 +33,6 @@ const MOST_PARTS: usize = 256;
 const LONGEST_BEFORE_PRODUCT: usize = 16_384;
 /// Columns that a thread has on their way from memory at the same time, where rows are long.
 const WAYS: usize = 4;
-
-/// How elements are folded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fold {
-    Sum,
-    Product,
-    Max,
-    Min,
-}
-
-impl Fold {
-    fn of(name: &str) -> Result<Self, String> {
-        match name {
-            "core.sum" => Ok(Fold::Sum),
-            "core.prod" => Ok(Fold::Product),
-            "core.max_reduce" => Ok(Fold::Max),
-            "core.min_reduce" => Ok(Fold::Min),
-            _ => Err(format!("{name} is no reduction")),
-        }
-    }
-
-    /// The value of no elements.
-    fn start(self, dtype: DType) -> String {
-        let bits = match (self, dtype) {
-            (Fold::Sum, _) => 0,
-            (Fold::Product, DType::U32 | DType::I32) => 1,
-            (Fold::Product, _) => 1f32.to_bits(),
-            (Fold::Max, DType::U32) => 0,
-            (Fold::Max, DType::I32) => i32::MIN as u32,
-            (Fold::Max, _) => f32::NEG_INFINITY.to_bits(),
-            (Fold::Min, DType::U32) => u32::MAX,
-            (Fold::Min, DType::I32) => i32::MAX as u32,
-            (Fold::Min, _) => f32::INFINITY.to_bits(),
-        };
-        literal(dtype, bits)
-    }
-
-    fn join(self, dtype: DType, a: &str, b: &str) -> String {
-        let float = wgsl_type(dtype) == "f32";
-        match self {
-            Fold::Sum => format!("{a} + {b}"),
-            Fold::Product => format!("{a} * {b}"),
-            Fold::Max if float => format!("max_f32({a}, {b})"),
-            Fold::Min if float => format!("min_f32({a}, {b})"),
-            Fold::Max => format!("max({a}, {b})"),
-            Fold::Min => format!("min({a}, {b})"),
-        }
-    }
-}
 
 /// Whether an operator is a reduction.
 pub(super) fn is_known(name: &str) -> bool {

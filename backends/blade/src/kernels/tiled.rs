@@ -149,10 +149,11 @@ pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx, products: &dyn Produc
         });
     }
     let units = cx.coop.and_then(|config| coop::Blocks::new(products, config, total));
+    // Units compute whole tiles, however few rows there are: reading the matrix without them is faster then.
     let tiling = match (units, Vectors::new(products, total)) {
-        (Some(blocks), _) => Tiles::Units(blocks),
-        (None, Some(vectors)) => Tiles::Vectors(vectors),
-        (None, None) => Tiles::Threads(Tiling::new(products, total)),
+        (Some(blocks), vectors) if units_always || vectors.is_none() => Tiles::Units(blocks),
+        (_, Some(vectors)) => Tiles::Vectors(vectors),
+        (_, None) => Tiles::Threads(Tiling::new(products, total)),
     };
     if tiling.parts() == 1 {
         let mut e = Emitter::new(body, cx);

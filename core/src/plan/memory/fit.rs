@@ -5,34 +5,42 @@ use crate::backend::Capabilities;
 use crate::error::{Error, Result};
 use crate::plan::ExecutionPlan;
 
-/// Refuses a plan that needs more memory than the device has.
-pub(crate) fn check_fit(plan: &ExecutionPlan, capabilities: &Capabilities) -> Result<()> {
+/// Refuses a plan that needs more memory than the device has: for its buffers, and so many bytes
+/// [beside](crate::backend::Device::memory_beside) them. Backends call it before they allocate any.
+///
+/// # Errors
+/// [`Error::OutOfMemory`], with what would make it fit.
+pub fn check_fit(plan: &ExecutionPlan, beside: u64, capabilities: &Capabilities) -> Result<()> {
     let Some(available) = capabilities.memory_bytes else {
         return Ok(());
     };
     let forecast = plan.memory_forecast();
-    if forecast.planned as u64 <= available {
+    let requested = (forecast.planned as u64).saturating_add(beside);
+    if requested <= available {
         return Ok(());
     }
     Err(Error::OutOfMemory {
         device: capabilities.name.clone(),
-        requested: forecast.planned,
+        requested: usize::try_from(requested).unwrap_or(usize::MAX),
         available: Some(available),
-        remedy: remedy(&forecast, available),
+        remedy: remedy(&forecast, beside, available),
     })
 }
 
 /// What would make it fit.
-fn remedy(forecast: &MemoryForecast, available: u64) -> String {
+fn remedy(forecast: &MemoryForecast, beside: u64, available: u64) -> String {
     let mb = |bytes: usize| format!("{:.1} MB", bytes as f64 / 1e6);
+    let available = available.saturating_sub(beside);
     let lasting = forecast.planned - forecast.transient;
     let parts = format!(
-        "parameters take {}, gradients {}, the optimizer {}, inputs and results {}, what a step computes on the way {}",
+        "parameters take {}, gradients {}, the optimizer {}, inputs and results {}, what a step computes on the way {}, \
+         scratch and copies {}",
         mb(forecast.parameters),
         mb(forecast.gradients),
         mb(forecast.optimizer),
         mb(forecast.others),
-        mb(forecast.transient)
+        mb(forecast.transient),
+        mb(usize::try_from(beside).unwrap_or(usize::MAX))
     );
     let room = available.saturating_sub(lasting as u64);
     let advice = if room > 0 && forecast.transient > 0 {
@@ -68,8 +76,16 @@ mod tests {
 
     #[test]
     fn the_remedy_fits_the_cause() {
-        assert!(remedy(&forecast(), 700_000_000).starts_with("a batch of 50 % of this one"));
-        assert!(remedy(&forecast(), 300_000_000).contains("`Sgd` without momentum"));
-        assert!(remedy(&forecast(), 100_000_000).contains("a smaller model"));
+        assert!(remedy(&forecast(), 0, 700_000_000).starts_with("a batch of 50 % of this one"));
+        assert!(remedy(&forecast(), 0, 300_000_000).contains("`Sgd` without momentum"));
+        assert!(remedy(&forecast(), 0, 100_000_000).contains("a smaller model"));
+    }
+
+    /// What a device keeps beside the buffers takes from what these may have.
+    #[test]
+    fn memory_beside_the_buffers_counts() {
+        let text = remedy(&forecast(), 60_000_000, 760_000_000);
+        assert!(text.starts_with("a batch of 50 % of this one"), "{text}");
+        assert!(text.ends_with("scratch and copies 60.0 MB"), "{text}");
     }
 }

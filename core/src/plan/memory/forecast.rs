@@ -5,7 +5,8 @@ use std::fmt;
 use super::aligned;
 use crate::plan::{BufferRef, ExecutionPlan};
 
-/// Memory of a plan's buffers, in bytes. Backends add scratch of their kernels, which is small next to it.
+/// Memory of a plan's buffers, in bytes. What a device has beside them (scratch of kernels, copies that undo a step that
+/// failed), [`Device::memory_beside`](crate::backend::Device::memory_beside) says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryForecast {
     /// What a device allocates.

@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 pub use budget::MemoryBudget;
-pub(crate) use fit::check_fit;
+pub use fit::check_fit;
 pub use forecast::MemoryForecast;
 pub use life::Lifetime;
 pub use recompute::{Recomputation, fit_to_budget};

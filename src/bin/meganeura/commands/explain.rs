@@ -218,6 +218,7 @@ fn object(model: &str, mode: Mode, rows: usize, device: &str, report: &OptimizeR
         "peak_bytes_planned": forecast.planned,
         "peak_bytes_unplanned": forecast.unplanned,
         "peak_bytes_lower_bound": forecast.lower_bound,
+        "bytes_beside": planned.beside,
         "recomputation": planned.plan.recomputation.as_ref().map(|r| json!({
             "budget_bytes": r.budget,
             "peak_bytes_without": r.peak_without,

@@ -21,6 +21,8 @@ pub(super) struct Planned {
     pub(super) plan: ExecutionPlan,
     pub(super) build_ms: f64,
     pub(super) cached_load_ms: Option<f64>,
+    /// Bytes that the device takes beside the plan's buffers; not known of a modelled one.
+    pub(super) beside: Option<u64>,
 }
 
 impl Planned {
@@ -32,7 +34,9 @@ impl Planned {
         config: &RewriteConfig,
         file: Option<&Path>,
     ) -> Result<Self> {
-        Planned::new(graph, file, || Ok(plan_for(graph, device, mode, None, config)?.0))
+        let mut planned = Planned::new(graph, file, || Ok(plan_for(graph, device, mode, None, config)?.0))?;
+        planned.beside = Some(device.memory_beside(&planned.plan)?);
+        Ok(planned)
     }
 
     /// The same for a model of a device, which has a kernel for everything.
@@ -70,6 +74,7 @@ impl Planned {
             plan,
             build_ms,
             cached_load_ms,
+            beside: None,
         })
     }
 
@@ -115,6 +120,12 @@ impl Planned {
             "  {:.1} MB are needed at the same time at the level that needs most",
             forecast.lower_bound as f64 / 1e6
         ))?;
+        if let Some(bytes) = self.beside {
+            line(format_args!(
+                "  {:.1} MB are kept beside these: scratch of kernels, and copies that undo a step that fails",
+                bytes as f64 / 1e6
+            ))?;
+        }
         self.plan
             .recomputation
             .as_ref()

@@ -1,0 +1,55 @@
+//! Indices that inputs hold, which the host looks at before a step: what they would spoil needs no copy to restore it
+//! from. A key-value cache, whose place of writing is such an index, would be copied in every step.
+
+use std::collections::HashMap;
+
+use meganeura_core::plan::{BufferRef, ExecutionPlan, FedIndices};
+use meganeura_core::{Error, Result};
+
+/// What is looked at, and what the inputs hold.
+pub(super) struct Fed {
+    /// By segment, with the labels of the dispatches.
+    segments: Vec<Vec<(FedIndices, String)>>,
+    contents: HashMap<BufferRef, Vec<u8>>,
+}
+
+impl Fed {
+    pub(super) fn of(plan: &ExecutionPlan) -> Self {
+        let all = plan.fed_indices();
+        let zeros = |fed: &FedIndices| (fed.buffer, vec![0; plan.buffers[fed.buffer.index()]]);
+        let labelled = |fed: &FedIndices| (*fed, plan.dispatches[fed.dispatch].label.clone());
+        let segments = plan.segments.iter().map(|segment| {
+            let own = all.iter().filter(|fed| segment.range().contains(&fed.dispatch));
+            own.map(labelled).collect()
+        });
+        Fed {
+            segments: segments.collect(),
+            contents: all.iter().map(zeros).collect(),
+        }
+    }
+
+    /// Notes what is written to a buffer, within it.
+    pub(super) fn write(&mut self, buffer: BufferRef, offset: u64, bytes: &[u8]) {
+        if let Some(own) = self.contents.get_mut(&buffer) {
+            own[offset as usize..][..bytes.len()].copy_from_slice(bytes);
+        }
+    }
+
+    /// Looks at what the segments of a step read.
+    ///
+    /// # Errors
+    /// An index out of range.
+    pub(super) fn check(&self, segments: &[usize]) -> Result<()> {
+        for (fed, label) in segments.iter().filter_map(|&s| self.segments.get(s)).flatten() {
+            let bytes = self.contents.get(&fed.buffer).map_or(&[][..], |bytes| bytes);
+            if let Some(index) = fed.first_outside(bytes) {
+                return Err(Error::IndexOutOfRange {
+                    label: label.clone(),
+                    index,
+                    rows: fed.bound,
+                });
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,54 @@
+//! What a reduction makes of two elements.
+
+use meganeura_core::DType;
+
+use super::scalar::{literal, wgsl_type};
+
+/// How elements are folded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fold {
+    Sum,
+    Product,
+    Max,
+    Min,
+}
+
+impl Fold {
+    pub(super) fn of(name: &str) -> Result<Self, String> {
+        match name {
+            "core.sum" => Ok(Fold::Sum),
+            "core.prod" => Ok(Fold::Product),
+            "core.max_reduce" => Ok(Fold::Max),
+            "core.min_reduce" => Ok(Fold::Min),
+            _ => Err(format!("{name} is no reduction")),
+        }
+    }
+
+    /// The value of no elements.
+    pub(super) fn start(self, dtype: DType) -> String {
+        let bits = match (self, dtype) {
+            (Fold::Sum, _) => 0,
+            (Fold::Product, DType::U32 | DType::I32) => 1,
+            (Fold::Product, _) => 1f32.to_bits(),
+            (Fold::Max, DType::U32) => 0,
+            (Fold::Max, DType::I32) => i32::MIN as u32,
+            (Fold::Max, _) => f32::NEG_INFINITY.to_bits(),
+            (Fold::Min, DType::U32) => u32::MAX,
+            (Fold::Min, DType::I32) => i32::MAX as u32,
+            (Fold::Min, _) => f32::INFINITY.to_bits(),
+        };
+        literal(dtype, bits)
+    }
+
+    pub(super) fn join(self, dtype: DType, a: &str, b: &str) -> String {
+        let float = wgsl_type(dtype) == "f32";
+        match self {
+            Fold::Sum => format!("{a} + {b}"),
+            Fold::Product => format!("{a} * {b}"),
+            Fold::Max if float => format!("max_f32({a}, {b})"),
+            Fold::Min if float => format!("min_f32({a}, {b})"),
+            Fold::Max => format!("max({a}, {b})"),
+            Fold::Min => format!("min({a}, {b})"),
+        }
+    }
+}
