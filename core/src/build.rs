@@ -189,8 +189,11 @@ pub fn build_cached(
     Ok((session_on(device, plan, optimizer, debug)?, report))
 }
 
-/// [`plan_for`] with the plan in a file.
-fn plan_cached(
+/// [`plan_for`] with the plan in a file; see [`build_session_cached`].
+///
+/// # Errors
+/// See [`build`].
+pub fn plan_cached(
     graph: &Graph,
     device: &Arc<dyn Device>,
     mode: Mode,

@@ -234,6 +234,12 @@ pub enum Error {
         /// What is wrong.
         message: String,
     },
+    /// Plans that shall have tensors in common store them in different ways.
+    #[error("the plans store {} of their tensors in different ways:\n  {}{}", differences.len(), differences.join("\n  "), help("build both from graphs with the same parameters; where packing differs, without the rule sets that pack (`disable = [\"packing\"]`)"))]
+    ParametersDiffer {
+        /// Each with its name and both storages.
+        differences: Vec<String>,
+    },
     /// Not enough memory.
     #[error("device '{device}' cannot provide {} for this plan{}{}", megabytes(*requested), shortage(*requested, *available), help(remedy))]
     OutOfMemory {

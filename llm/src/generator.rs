@@ -1,8 +1,9 @@
 //! Prompts in, tokens out.
 //!
-//! A [`Generator`] holds one session at a time: one that reads prompts in pieces of some rows, or one that generates
-//! token by token. To go from one to the other it copies the valid rows of the caches through the host and streams the
-//! weights anew, so that they are in memory once.
+//! A [`Generator`] holds one session, whose plan has a segment for prompts in pieces of some rows and one for single tokens.
+//! Both use the same weights and caches ([`ExecutionPlan::join`](meganeura_core::ExecutionPlan::join)), so nothing is in
+//! memory twice and nothing is copied to go from one to the other. A segment that turns out to be needed later is a new
+//! session: caches go there through the host, weights are streamed anew.
 
 mod plans;
 
@@ -12,13 +13,14 @@ use std::time::{Duration, Instant};
 
 use meganeura_core::backend::Device;
 use meganeura_core::config::Config;
+use meganeura_core::plan::MemoryForecast;
 use meganeura_core::{Error, Result, Session, select};
 use meganeura_nn::models::{KV_POS, LOGITS_ROW, LogitsOf, TOKENS, kv_cache_names};
 
 use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
 use crate::sampling::{Sampler, Sampling};
-use plans::{Plans, Shape};
+use plans::{Joined, Plans, Shape, Step};
 
 /// Choices of [`Generator::open`].
 #[derive(Clone, Debug)]
@@ -105,8 +107,9 @@ pub struct Generator {
     selector: String,
     capacity: usize,
     prefill_rows: usize,
-    /// The session, and what it computes.
-    active: Option<(Shape, Session)>,
+    active: Option<Joined>,
+    /// Place of the latest step among those of the session.
+    latest: usize,
     /// The tokens whose keys and values are cached.
     cached: Vec<u32>,
 }
@@ -157,6 +160,7 @@ impl Generator {
             checkpoint,
             capacity,
             active: None,
+            latest: 0,
             cached: Vec::new(),
         })
     }
@@ -169,6 +173,13 @@ impl Generator {
     /// The string that selects the device.
     pub fn device(&self) -> &str {
         &self.selector
+    }
+
+    /// The memory that the present session takes, caches among the parameters; `None` before the first call.
+    pub fn memory_forecast(&self) -> Option<MemoryForecast> {
+        self.active
+            .as_ref()
+            .map(|joined| joined.session.plan().memory_forecast())
     }
 
     /// Begins to generate what follows a prompt. Tokens at its beginning that are cached from the call before are not
@@ -196,7 +207,7 @@ impl Generator {
         // The logits of the last token are needed in any case.
         self.cached.truncate(known.min(prompt.len() - 1));
         let prefill_tokens = prompt.len() - self.cached.len();
-        let logits = self.read(prompt)?;
+        let logits = self.read(prompt, request.max_tokens > 1)?;
         let stop = request.stop.clone().unwrap_or_else(|| self.config.stop.clone());
         Ok(Generation {
             tokens: prompt.to_vec(),
@@ -257,17 +268,21 @@ impl Generator {
         Ok(())
     }
 
-    /// Reads what is not cached of a prompt, and gives the logits of its last token.
-    fn read(&mut self, prompt: &[u32]) -> Result<Vec<f32>> {
+    /// Reads what is not cached of a prompt, and gives the logits of its last token; more tokens may follow.
+    fn read(&mut self, prompt: &[u32], goes_on: bool) -> Result<Vec<f32>> {
         let rows = self.prefill_rows;
-        // A few tokens are read before another session would be there.
-        if rows > 1 && prompt.len() - self.cached.len() >= rows.min(FEWEST_FOR_PIECES) {
-            while self.cached.len() < prompt.len() {
-                self.run_piece(prompt, rows, LogitsOf::OneRow)?;
-            }
+        // A few tokens are read before another plan would be made.
+        let in_pieces = rows > 1 && prompt.len() - self.cached.len() >= rows.min(FEWEST_FOR_PIECES);
+        let (logits, rows) = match in_pieces {
+            true => (LogitsOf::OneRow, rows),
+            false => (LogitsOf::AllRows, 1),
+        };
+        if in_pieces && goes_on {
+            // Both at once, so that weights are read once.
+            self.need(&[TOKEN, Shape { rows, logits }])?;
         }
         while self.cached.len() < prompt.len() {
-            self.run_piece(prompt, 1, LogitsOf::AllRows)?;
+            self.run_piece(prompt, rows, logits)?;
         }
         self.output(self.config.network.vocab)
     }
@@ -282,50 +297,71 @@ impl Generator {
         let mut piece = tokens[start..end].to_vec();
         // Rows behind the last token are overwritten before anything reads them.
         piece.resize(rows, 0);
-        let session = self.session(Shape { rows, logits })?;
-        session.try_set_input_u32(TOKENS, &piece)?;
-        session.try_set_input_u32(KV_POS, &[start as u32])?;
+        let (session, step) = self.step(Shape { rows, logits })?;
+        session.try_set_input_u32(&step.input(TOKENS), &piece)?;
+        session.try_set_input_u32(&step.input(KV_POS), &[start as u32])?;
         if logits == LogitsOf::OneRow {
-            session.try_set_input_u32(LOGITS_ROW, &[last as u32])?;
+            session.try_set_input_u32(&step.input(LOGITS_ROW), &[last as u32])?;
         }
-        session.try_step()?;
+        step.run(session)?;
         self.cached.truncate(start);
         self.cached.extend_from_slice(&tokens[start..end]);
         Ok((start, last))
     }
 
+    /// The first logits of the latest step.
     fn output(&mut self, len: usize) -> Result<Vec<f32>> {
         match &mut self.active {
-            Some((_, session)) => session.try_read_output(len),
+            Some(Joined { session, steps }) => steps[self.latest].read(session, len),
             None => Ok(Vec::new()),
         }
     }
 
-    /// The session of a shape; another one hands its caches over.
-    fn session(&mut self, shape: Shape) -> Result<&mut Session> {
+    /// The session, and how it makes steps of a shape.
+    fn step(&mut self, shape: Shape) -> Result<(&mut Session, &Step)> {
+        self.need(&[shape])?;
+        let Some(Joined { session, steps }) = &mut self.active else {
+            return Err(Error::misuse("there is no session", ""));
+        };
+        self.latest = steps.iter().position(|step| step.shape == shape).unwrap_or_default();
+        Ok((session, &steps[self.latest]))
+    }
+
+    /// Sees to it that the session makes steps of these shapes; a new one takes the caches over.
+    fn need(&mut self, shapes: &[Shape]) -> Result<()> {
+        let mut all: Vec<Shape> = self.active.iter().flat_map(|a| &a.steps).map(|s| s.shape).collect();
+        let known = all.len();
+        all.extend(
+            shapes
+                .iter()
+                .filter(|shape| !all[..known].contains(shape))
+                .copied()
+                .collect::<Vec<_>>(),
+        );
+        if all.len() == known {
+            return Ok(());
+        }
+        // It is gone before the other one takes its memory.
         let caches = match self.active.take() {
-            Some((active, session)) if active == shape => {
-                return Ok(&mut self.active.insert((active, session)).1);
-            }
-            // It is gone before the other one takes its memory.
-            Some((_, mut session)) => self.read_caches(&mut session),
+            Some(mut joined) => self.read_caches(&mut joined.session),
             None => Ok(Vec::new()),
         };
-        let built = caches.and_then(|caches| self.built(shape, &caches));
+        let built = caches.and_then(|caches| self.built(&all, &caches));
         if built.is_err() {
             // The caches went with their session.
             self.cached.clear();
         }
-        Ok(&mut self.active.insert((shape, built?)).1)
+        self.active = Some(built?);
+        Ok(())
     }
 
-    fn built(&mut self, shape: Shape, caches: &[(String, Vec<f32>)]) -> Result<Session> {
-        let mut session = self.plans.session(&self.config.network, shape, self.capacity)?;
-        self.checkpoint.load_into(&mut session)?;
+    fn built(&mut self, shapes: &[Shape], caches: &[(String, Vec<f32>)]) -> Result<Joined> {
+        let mut joined = self.plans.session(&self.config.network, shapes, self.capacity)?;
+        self.checkpoint.load_into(&mut joined.session)?;
         for (name, values) in caches {
-            session.try_upload_param(name, values)?;
+            joined.session.try_upload_param(name, values)?;
         }
-        Ok(session)
+        Ok(joined)
     }
 
     /// Contents of all caches, if they have any.
@@ -341,6 +377,11 @@ impl Generator {
 
 /// Tokens from which on a prompt is read in pieces.
 const FEWEST_FOR_PIECES: usize = 16;
+/// A step that adds a token.
+const TOKEN: Shape = Shape {
+    rows: 1,
+    logits: LogitsOf::AllRows,
+};
 
 impl std::fmt::Debug for Generator {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

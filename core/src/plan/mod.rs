@@ -6,6 +6,7 @@
 
 mod compile;
 mod faults;
+mod join;
 mod levels;
 pub mod memory;
 pub mod optimizer;

@@ -41,6 +41,9 @@ use optimizer::ActiveOptimizer;
 use prepare::{check_kernels, prepare};
 use tensors::Tensors;
 
+/// Segments that a step may have; others are those of joined plans.
+const OWN_SEGMENTS: [&str; 4] = [FORWARD_BACKWARD, ACCUMULATE, LOSS_SCALE, UPDATE];
+
 /// A compiled plan with its memory on a device.
 pub struct Session {
     device: Arc<dyn Device>,
@@ -323,21 +326,36 @@ impl Session {
     /// Inputs that were never set; a lost device; errors of the step's kernels (they may also come out of
     /// the next call that waits, or of one of the next steps, which is not made then).
     pub fn try_step(&mut self) -> Result<()> {
+        let (segments, count) = self.due_segments();
+        self.submit(&segments[..count])
+    }
+
+    /// [`Session::try_step`] of a segment that a plan was joined as ([`ExecutionPlan::join`]): it runs alone. Inputs of
+    /// other segments need no data, and outputs of other segments keep what they hold.
+    ///
+    /// # Errors
+    /// As [`Session::try_step`]; no such segment.
+    pub fn try_step_of(&mut self, segment: &str) -> Result<()> {
+        let number = self.plan.segments.iter().position(|s| s.name == segment);
+        let Some(number) = number.filter(|_| !OWN_SEGMENTS.contains(&segment)) else {
+            let known = self.plan.segments.iter().map(|s| s.name.as_str());
+            let known: Vec<&str> = known.filter(|name| !OWN_SEGMENTS.contains(name)).collect();
+            return Err(Error::misuse(
+                format!("no plan was joined as segment '{segment}'"),
+                format!("there are: {}", known.join(", ")),
+            ));
+        };
+        self.submit(&[number])
+    }
+
+    fn submit(&mut self, segments: &[usize]) -> Result<()> {
         let _step = tracing::debug_span!("step", number = self.steps).entered();
         self.follow_trace();
-        self.tensors.check_inputs_set()?;
+        self.tensors.check_inputs_set(segments)?;
         self.gather_scalars()?;
-        let mut segments = [0; 4];
-        let mut count = 0;
-        for i in 0..self.plan.segments.len() {
-            if count < segments.len() && self.is_due(i) {
-                segments[count] = i;
-                count += 1;
-            }
-        }
         let submit = tracing::debug_span!("submit", submission = tracing::field::Empty).entered();
         let ticket = self.executable.run(&StepArgs {
-            segments: &segments[..count],
+            segments,
             scalars: &self.scalars,
         })?;
         submit.record("submission", ticket.0);
@@ -346,6 +364,19 @@ impl Session {
         self.count_step();
         self.collect_passes();
         Ok(())
+    }
+
+    /// The segments of the next step, and how many there are.
+    fn due_segments(&self) -> ([usize; OWN_SEGMENTS.len()], usize) {
+        let mut segments = [0; OWN_SEGMENTS.len()];
+        let mut count = 0;
+        for i in 0..self.plan.segments.len() {
+            if count < segments.len() && self.is_due(i) {
+                segments[count] = i;
+                count += 1;
+            }
+        }
+        (segments, count)
     }
 
     /// Whether a segment of the plan is part of the next step.

@@ -46,6 +46,14 @@ impl Session {
         self.read_output_prefix(index, data, false)
     }
 
+    /// As many elements of the output of that index as `data` has, from the first on.
+    ///
+    /// # Errors
+    /// As [`Session::try_read_output_by_index`]; an output with fewer elements.
+    pub fn try_read_output_start(&mut self, index: usize, data: &mut [f32]) -> Result<()> {
+        self.read_output_prefix(index, data, true)
+    }
+
     /// [`Session::try_read_output_by_index`], panicking with its report.
     #[track_caller]
     pub fn read_output_by_index(&mut self, index: usize, data: &mut [f32]) {

@@ -1,11 +1,11 @@
 //! Tensors of a session by name.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use crate::backend::Executable;
 use crate::dtype::DType;
 use crate::error::{Error, Result, TensorKind};
-use crate::plan::{BufferRef, ExecutionPlan, Part, TensorView};
+use crate::plan::{BufferRef, ExecutionPlan, Part, Segment, TensorView};
 use crate::shape::TensorType;
 
 /// A named tensor.
@@ -29,7 +29,8 @@ pub(super) struct Tensors {
     outputs: Vec<Tensor>,
     /// Names of storage that holds several tensors, which are not for users, and the names of the tensors.
     packed: BTreeMap<String, Vec<String>>,
-    unset: BTreeSet<String>,
+    /// Inputs that have no data, and the segments that need it.
+    unset: BTreeMap<String, Vec<usize>>,
 }
 
 impl Tensors {
@@ -55,8 +56,8 @@ impl Tensors {
             outputs: outputs.map(|view| Tensor::new(TensorKind::Output, view)).collect(),
             unset: inputs
                 .iter()
-                .filter(|(_, t)| is_used(plan, t.buffer))
-                .map(|(name, _)| name.clone())
+                .map(|(name, t)| (name.clone(), users(plan, t.buffer)))
+                .filter(|(_, users)| !users.is_empty())
                 .collect(),
             parameters: map(TensorKind::Parameter, plan.parameters()),
             states: map(TensorKind::State, plan.states()),
@@ -105,13 +106,20 @@ impl Tensors {
         self.unset.remove(name);
     }
 
-    pub(super) fn check_inputs_set(&self) -> Result<()> {
+    /// Whether all inputs that these segments need have data.
+    pub(super) fn check_inputs_set(&self, segments: &[usize]) -> Result<()> {
         if self.unset.is_empty() {
             return Ok(());
         }
-        Err(Error::InputNotSet {
-            names: self.unset.iter().cloned().collect(),
-        })
+        let needed = self
+            .unset
+            .iter()
+            .filter(|(_, users)| users.iter().any(|s| segments.contains(s)));
+        let names: Vec<String> = needed.map(|(name, _)| name.clone()).collect();
+        match names.is_empty() {
+            true => Ok(()),
+            false => Err(Error::InputNotSet { names }),
+        }
     }
 }
 
@@ -139,12 +147,17 @@ fn packed_error(kind: TensorKind, name: &str, sources: &[String]) -> Error {
     )
 }
 
-/// Whether a step reads a buffer: an input that nothing reads needs no data.
-fn is_used(plan: &ExecutionPlan, buffer: BufferRef) -> bool {
-    plan.dispatches
-        .iter()
-        .any(|d| d.inputs.iter().any(|o| o.buffer == buffer))
-        || plan.output_buffers.contains(&buffer)
+/// The segments that read a buffer: an input that nothing reads needs no data. What is a result as it is belongs to the
+/// first one.
+fn users(plan: &ExecutionPlan, buffer: BufferRef) -> Vec<usize> {
+    let reads = |s: &Segment| {
+        let dispatches = &plan.dispatches[s.range()];
+        dispatches.iter().any(|d| d.inputs.iter().any(|o| o.buffer == buffer))
+    };
+    let is_output = plan.output_buffers.contains(&buffer);
+    let segments = plan.segments.iter().enumerate();
+    let users = segments.filter(|(i, s)| reads(s) || *i == 0 && is_output);
+    users.map(|(i, _)| i).collect()
 }
 
 impl Tensor {

@@ -5,17 +5,64 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use meganeura_core::backend::Device;
-use meganeura_core::build::{Mode, build_cached, plan_for};
+use meganeura_core::build::{Mode, plan_cached, plan_for};
 use meganeura_core::rewrite::RewriteConfig;
-use meganeura_core::{ExecutionPlan, Result, Session};
+use meganeura_core::{Error, ExecutionPlan, Result, Session};
 use meganeura_nn::models::{LlamaConfig, LogitsOf};
 
-/// What a session computes.
+/// What a step computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Shape {
     /// Tokens of a step.
     pub(super) rows: usize,
     pub(super) logits: LogitsOf,
+}
+
+impl Shape {
+    /// Name of the segment of a joined plan.
+    fn segment(self) -> String {
+        format!("{}-{:?}", self.rows, self.logits)
+    }
+}
+
+/// A session that makes steps of some shapes, which share weights and caches.
+pub(super) struct Joined {
+    pub(super) session: Session,
+    pub(super) steps: Vec<Step>,
+}
+
+/// How a session makes the steps of a shape.
+#[derive(Clone, Debug)]
+pub(super) struct Step {
+    pub(super) shape: Shape,
+    /// Segment of a plan that was joined to the first one's.
+    segment: Option<String>,
+    /// Number of its output.
+    output: usize,
+}
+
+impl Step {
+    /// Name of an input.
+    pub(super) fn input(&self, name: &str) -> String {
+        match &self.segment {
+            None => name.to_owned(),
+            Some(segment) => format!("{segment}.{name}"),
+        }
+    }
+
+    pub(super) fn run(&self, session: &mut Session) -> Result<()> {
+        match &self.segment {
+            None => session.try_step(),
+            Some(segment) => session.try_step_of(segment),
+        }
+    }
+
+    /// The first logits.
+    pub(super) fn read(&self, session: &mut Session, len: usize) -> Result<Vec<f32>> {
+        let mut logits = vec![0.0; len];
+        session.try_read_output_start(self.output, &mut logits)?;
+        Ok(logits)
+    }
 }
 
 /// A device with plans for it.
@@ -25,6 +72,9 @@ pub(super) struct Plans {
     folder: Option<PathBuf>,
     made: HashMap<Shape, ExecutionPlan>,
 }
+
+/// The rule set that stores parameters joined.
+const PACKING: &str = "packing";
 
 impl Plans {
     pub(super) fn new(device: Arc<dyn Device>, folder: Option<PathBuf>) -> Self {
@@ -36,24 +86,67 @@ impl Plans {
         }
     }
 
-    /// A session with caches of so many rows.
-    pub(super) fn session(&mut self, network: &LlamaConfig, shape: Shape, capacity: usize) -> Result<Session> {
-        if let Some(plan) = self.made.get(&shape) {
-            return Session::on(self.device.clone(), plan.clone());
-        }
-        let graph = network.decode_graph(&[], shape.rows, capacity, shape.logits);
-        let session = match &self.folder {
-            Some(folder) => {
-                let path = folder.join(format!("decode-{}-of-{capacity}-{:?}.ron", shape.rows, shape.logits));
-                let device = self.device.clone();
-                build_cached(&graph, device, Mode::Inference, None, &self.rewrite, &path)?.0
+    /// A session for these shapes, at least one, with caches of so many rows.
+    ///
+    /// Where rewriting packs other weights for one shape than for another, they could not share them; then none are
+    /// packed.
+    pub(super) fn session(&mut self, network: &LlamaConfig, shapes: &[Shape], capacity: usize) -> Result<Joined> {
+        let (plan, steps) = match self.joined(network, shapes, capacity) {
+            Err(Error::ParametersDiffer { differences }) if !self.rewrite.disable.iter().any(|d| d == PACKING) => {
+                log::info!("weights are not packed: {}", differences.join("; "));
+                self.rewrite.disable.push(PACKING.to_owned());
+                self.made.clear();
+                self.joined(network, shapes, capacity)?
             }
-            None => {
-                let (plan, _) = plan_for(&graph, &self.device, Mode::Inference, None, &self.rewrite)?;
-                Session::on(self.device.clone(), plan)?
-            }
+            other => other?,
         };
-        self.made.insert(shape, session.plan().clone());
-        Ok(session)
+        let session = Session::on(self.device.clone(), plan)?;
+        Ok(Joined { session, steps })
+    }
+
+    /// One plan for several shapes.
+    fn joined(
+        &mut self,
+        network: &LlamaConfig,
+        shapes: &[Shape],
+        capacity: usize,
+    ) -> Result<(ExecutionPlan, Vec<Step>)> {
+        let limit = self.device.capabilities().max_buffer_bytes;
+        let mut joined: Option<ExecutionPlan> = None;
+        let mut steps = Vec::new();
+        for &shape in shapes {
+            let plan = self.plan(network, shape, capacity)?;
+            let segment = joined.is_some().then(|| shape.segment());
+            let output = match (&mut joined, &segment) {
+                (Some(all), Some(segment)) => all.join(plan, segment, limit)?,
+                _ => {
+                    joined = Some(plan.clone());
+                    0
+                }
+            };
+            steps.push(Step { shape, segment, output });
+        }
+        let plan = joined.ok_or_else(|| Error::misuse("a session of no shapes", "give one"))?;
+        Ok((plan, steps))
+    }
+
+    /// The plan of a shape.
+    fn plan(&mut self, network: &LlamaConfig, shape: Shape, capacity: usize) -> Result<&ExecutionPlan> {
+        if !self.made.contains_key(&shape) {
+            let graph = network.decode_graph(&[], shape.rows, capacity, shape.logits);
+            let packed = if self.rewrite.disable.is_empty() {
+                ""
+            } else {
+                "-with-fewer-rules"
+            };
+            let file = |folder: &PathBuf| folder.join(format!("decode-{}-of-{capacity}{packed}.ron", shape.segment()));
+            let path = self.folder.as_ref().map(file);
+            let (plan, _) = match &path {
+                Some(path) => plan_cached(&graph, &self.device, Mode::Inference, None, &self.rewrite, path)?,
+                None => plan_for(&graph, &self.device, Mode::Inference, None, &self.rewrite)?,
+            };
+            self.made.insert(shape, plan);
+        }
+        Ok(&self.made[&shape])
     }
 }

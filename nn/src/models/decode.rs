@@ -82,6 +82,10 @@ impl LlamaConfig {
             // Of sizes that may be no tensor's.
             return x;
         }
+        if batch.is_empty() {
+            // An index that is fed is known to be in range before the caches are written.
+            return g.gather(row, x);
+        }
         let sequences: usize = per_sequence.iter().product();
         let flat = g.reshape(x, &[sequences * rows, self.dim]);
         let starts = (0..sequences).map(|s| (s * rows) as u32).collect();

@@ -1,0 +1,164 @@
+//! Several plans in one session, which have parameters, states and memory in common.
+
+use std::sync::Arc;
+
+use meganeura_core::backend::Device;
+use meganeura_core::build::{Mode, build_on, plan_for};
+use meganeura_core::rewrite::{RewriteConfig, pack_parameters};
+use meganeura_core::{Error, ExecutionPlan, Graph, Session};
+use meganeura_cpu::CpuDevice;
+
+fn device() -> Arc<dyn Device> {
+    Arc::new(CpuDevice::new(2))
+}
+
+fn plan(graph: &Graph) -> ExecutionPlan {
+    let config = RewriteConfig::default();
+    plan_for(graph, &device(), Mode::Inference, None, &config)
+        .expect("a plan")
+        .0
+}
+
+/// `x [rows, 3]` times `w`, scaled by `factor`; `count` counts rows over all steps.
+fn model(rows: usize, factor: f32, wide: usize) -> Graph {
+    let mut g = Graph::new();
+    let x = g.input("x", &[rows, 3]);
+    let w = g.parameter("w", &[3, wide]);
+    let y = g.matmul(x, w);
+    let factor = g.constant(vec![factor; wide], &[wide]);
+    let y = g.mul(y, factor);
+    let y = g.exp(y);
+    let y = g.log(y);
+    let count = g.state("count", &[1]);
+    let own = g.constant(vec![rows as f32], &[1]);
+    let next = g.add(count, own);
+    g.assign(count, next);
+    g.set_outputs(vec![y]);
+    g
+}
+
+#[test]
+fn segments_share_weights_and_states() {
+    let mut joined = plan(&model(2, 1.0, 2));
+    let output = joined.join(&plan(&model(1, 10.0, 2)), "one", None).expect("they fit");
+    assert_eq!(output, 1);
+    assert_eq!(joined.param_buffers.len(), 1);
+    let mut session = Session::on(device(), joined).expect("a session");
+    session.set_parameter("w", &[1.0, 0.0, 0.0, 1.0, 0.0, 0.0]);
+    // Only what a segment reads has to be there.
+    session.set_input("one.x", &[0.5, 0.25, 7.0]);
+    session.try_step_of("one").expect("a step");
+    let mut row = [0.0; 2];
+    session.read_output_by_index(output, &mut row);
+    let close = |found: &[f32], wanted: &[f32]| {
+        let off = found.iter().zip(wanted).map(|(a, b)| (a - b).abs());
+        assert!(off.fold(0.0, f32::max) < 1e-5, "{found:?}, not {wanted:?}");
+    };
+    close(&row, &[5.0, 2.5]);
+    assert_eq!(session.read_state("count"), [1.0]);
+    let missing = session.try_step().expect_err("no input").to_string();
+    assert!(missing.contains("'x'") && !missing.contains("one.x"), "{missing}");
+    session.set_input("x", &[1.0, 2.0, 0.0, 3.0, 4.0, 0.0]);
+    session.step();
+    close(&session.read_output(4), &[1.0, 2.0, 3.0, 4.0]);
+    assert_eq!(session.read_state("count"), [3.0]);
+    // What the other segment had as result is still there, and its input, too.
+    session.set_parameter("w", &[2.0, 0.0, 0.0, 2.0, 0.0, 0.0]);
+    session.try_step_of("one").expect("a step");
+    session.read_output_by_index(output, &mut row);
+    close(&row, &[10.0, 5.0]);
+    for absent in ["two", "forward_backward"] {
+        let error = session.try_step_of(absent).expect_err("no such segment").to_string();
+        assert!(error.contains(absent) && error.contains("one"), "{error}");
+    }
+}
+
+#[test]
+fn memory_within_steps_is_that_of_the_largest() {
+    let hidden = |rows: usize| {
+        let mut g = Graph::new();
+        let x = g.input("x", &[rows, 3]);
+        let [w, u] = [("w", [3, 64]), ("u", [64, 2])].map(|(name, shape)| g.parameter(name, &shape));
+        let y = g.matmul(x, w);
+        let y = g.matmul(y, u);
+        g.set_outputs(vec![y]);
+        plan(&g)
+    };
+    let (large, small) = (hidden(4096), hidden(2048));
+    let mut joined = large.clone();
+    joined.join(&small, "small", None).expect("they fit");
+    let [large, small, joined] = [&large, &small, &joined].map(ExecutionPlan::memory_forecast);
+    assert!(small.transient > 2048 * 64 * 4 - 1, "{small}");
+    // Beside it only what alignment costs.
+    assert!(joined.transient < large.transient + small.transient / 100, "{joined}");
+    assert_eq!(joined.parameters, large.parameters);
+}
+
+#[test]
+fn what_is_stored_in_another_way_is_listed() {
+    let mut first = plan(&model(2, 1.0, 2));
+    let before = first.clone();
+    let error = first
+        .join(&plan(&model(2, 1.0, 3)), "wide", None)
+        .expect_err("other shapes");
+    assert!(
+        matches!(&error, Error::ParametersDiffer { differences } if differences.len() == 1),
+        "{error}"
+    );
+    let text = error.to_string();
+    for part in ["1 of their tensors", "w: f32[3, 2] and f32[3, 3]"] {
+        assert!(text.contains(part), "{text}");
+    }
+    assert_eq!(first, before, "nothing was changed");
+
+    // The same two parameters, once packed and once not.
+    let mut g = Graph::new();
+    let x = g.input("x", &[2, 3]);
+    let parts = ["a", "b"].map(|name| g.parameter(name, &[3, 2]));
+    let both = g.concat(&parts, 1);
+    let y = g.matmul(x, both);
+    g.set_outputs(vec![y]);
+    let packed = plan(&pack_parameters(&g, &|_| 0).expect("it packs"));
+    assert_eq!(packed.derived_params.len(), 1);
+    let mut apart = plan(&g);
+    assert!(apart.derived_params.is_empty());
+    let error = apart.join(&packed, "packed", None).expect_err("other packing");
+    assert!(
+        matches!(&error, Error::ParametersDiffer { differences } if differences.len() == 2),
+        "{error}"
+    );
+    assert!(error.to_string().contains("at byte 8 of the packed"), "{error}");
+    let mut twice = packed.clone();
+    twice.join(&packed, "again", None).expect("the same packing");
+    let mut session = Session::on(device(), twice).expect("a session");
+    session.set_parameter("a", &[1.0, 2.0, 0.0, 0.0, 0.0, 0.0]);
+    session.set_parameter("b", &[3.0, 4.0, 0.0, 0.0, 0.0, 0.0]);
+    session.set_input("again.x", &[1.0, 0.0, 0.0, 2.0, 0.0, 0.0]);
+    session.try_step_of("again").expect("a step");
+    let mut rows = [0.0; 8];
+    session.read_output_by_index(1, &mut rows);
+    assert_eq!(rows, [1.0, 2.0, 3.0, 4.0, 2.0, 4.0, 6.0, 8.0]);
+}
+
+#[test]
+fn what_cannot_be_joined_is_refused() {
+    let mut own = plan(&model(2, 1.0, 2));
+    let other = plan(&model(1, 1.0, 2));
+    own.join(&other, "one", None).expect("they fit");
+    let error = own.join(&other, "one", None).expect_err("twice").to_string();
+    assert!(error.contains("a segment 'one' already"), "{error}");
+    let error = other.clone().join(&own, "both", None).expect_err("joined").to_string();
+    assert!(error.contains("were joined already"), "{error}");
+    let mut g = model(2, 1.0, 2);
+    let y = g.outputs()[0];
+    let loss = g.mean_all(y);
+    g.set_outputs(vec![loss]);
+    let (training, _) = build_on(&g, device(), Mode::Training, None).expect("a session");
+    let error = own
+        .join(training.plan(), "training", None)
+        .expect_err("it trains")
+        .to_string();
+    assert!(error.contains("train"), "{error}");
+    let limited = own.join(&other, "small", Some(256)).err();
+    assert!(limited.is_none(), "{limited:?}");
+}

@@ -1,0 +1,189 @@
+//! Several plans in one, which have their parameters and states in common.
+
+use std::collections::HashMap;
+
+use super::{BufferRef, ExecutionPlan, FORWARD_BACKWARD, Segment, StateBuffer};
+use crate::error::{Error, Result};
+
+impl ExecutionPlan {
+    /// Adds the forward pass of another plan as a segment of that name, which `Session::try_step_of` runs alone. What the
+    /// other plan calls by the name of a parameter or state of this one is that one, so weights and caches are in memory
+    /// once; what is needed within a step only shares memory with that of the other segments. Inputs get the names
+    /// `{segment}.{input}`. Outputs come after those of this plan: returned is the number of the first.
+    ///
+    /// Packed parameters are the same only if both plans pack the same ones: if they do not, building either without the
+    /// rules that pack makes them agree. On an error the plan stays as it was.
+    ///
+    /// # Errors
+    /// [`Error::ParametersDiffer`] with all tensors that have one name, but not one type or packing;
+    /// [`Error::InvalidUse`] for a plan that trains, plans of different precision, and a segment that there is already; a
+    /// buffer that is larger than the device binds.
+    pub fn join(&mut self, other: &ExecutionPlan, segment: &str, max_buffer_bytes: Option<u64>) -> Result<usize> {
+        self.check_joint(other, segment)?;
+        let differences = self.differences(other);
+        if !differences.is_empty() {
+            return Err(Error::ParametersDiffer { differences });
+        }
+        let mut next = self.clone();
+        let first_output = next.output_buffers.len();
+        let mut map = next.shared_leaves(other);
+        for (index, ty) in other.buffer_types.iter().enumerate() {
+            map.entry(BufferRef(index as u32))
+                .or_insert_with(|| next.add_buffer(ty));
+        }
+        next.add_leaves(other, segment, &map);
+        next.add_dispatches(other, segment, &map);
+        next.recomputation = None;
+        next.place_buffers(max_buffer_bytes)?;
+        next.verify()?;
+        *self = next;
+        Ok(first_output)
+    }
+
+    fn check_joint(&self, other: &ExecutionPlan, segment: &str) -> Result<()> {
+        self.verify()?;
+        other.verify()?;
+        let refuse = |message: String, remedy: &str| Err(Error::misuse(message, remedy));
+        let trains = |plan: &ExecutionPlan| !plan.gradient_buffers.is_empty();
+        if trains(self) || trains(other) || other.segments.iter().any(|s| s.name != FORWARD_BACKWARD) {
+            return refuse(
+                "plans that train, or that were joined already, cannot be joined to others".into(),
+                "build both for inference, and join others to one of them",
+            );
+        }
+        if self.precision != other.precision {
+            return refuse(
+                format!(
+                    "plans of the precisions {} and {} cannot be joined",
+                    self.precision, other.precision
+                ),
+                "build both with the same settings",
+            );
+        }
+        if self.segment(segment).is_some() {
+            return refuse(
+                format!("the plan has a segment '{segment}' already"),
+                "give every plan that is joined a name of its own",
+            );
+        }
+        Ok(())
+    }
+
+    /// Parameters and states that have one name in both plans, but are not stored in one way.
+    fn differences(&self, other: &ExecutionPlan) -> Vec<String> {
+        let own: HashMap<String, String> = self.storages().collect();
+        let mut differences: Vec<String> = other
+            .storages()
+            .filter_map(|(name, theirs)| {
+                let ours = own.get(&name).filter(|ours| **ours != theirs)?;
+                Some(format!("{name}: {ours} and {theirs}"))
+            })
+            .collect();
+        differences.sort();
+        differences
+    }
+
+    /// How each parameter, state and scalar is stored, by the names that users know.
+    fn storages(&self) -> impl Iterator<Item = (String, String)> + '_ {
+        let scalars = self.scalar_buffers.iter();
+        let scalars = scalars.map(|(name, b)| (format!("scalar {name}"), self.buffer_types[b.index()].to_string()));
+        let views = self.parameters().into_iter().chain(self.states());
+        let views = views.map(|view| {
+            let storage = match (view.part, self.parameter_name(view.buffer)) {
+                (None, _) => view.ty.to_string(),
+                (Some(part), name) => {
+                    let whole = &self.buffer_types[view.buffer.index()];
+                    let name = name.unwrap_or_default();
+                    format!("{} at byte {} of the packed {whole} '{name}'", view.ty, part.offset)
+                }
+            };
+            (view.name, storage)
+        });
+        views.chain(scalars)
+    }
+
+    /// The buffers of another plan that are buffers of this one: parameters, states, scalars and equal constants.
+    fn shared_leaves(&self, other: &ExecutionPlan) -> HashMap<BufferRef, BufferRef> {
+        let mut map = HashMap::new();
+        let by_name = |list: &[(String, BufferRef)]| list.iter().cloned().collect::<HashMap<String, BufferRef>>();
+        for (own, theirs) in [
+            (&self.param_buffers, &other.param_buffers),
+            (&self.scalar_buffers, &other.scalar_buffers),
+        ] {
+            let own = by_name(own);
+            map.extend(theirs.iter().filter_map(|(name, b)| Some((*b, *own.get(name)?))));
+        }
+        let states: HashMap<&str, BufferRef> = self.state_buffers.iter().map(|s| (s.name.as_str(), s.buffer)).collect();
+        let shared = other.state_buffers.iter();
+        map.extend(shared.filter_map(|s| Some((s.buffer, *states.get(s.name.as_str())?))));
+        let ty = |plan: &ExecutionPlan, b: BufferRef| plan.buffer_types[b.index()].clone();
+        let own: HashMap<_, _> = self.constants().map(|(b, data)| ((ty(self, b), data), b)).collect();
+        let constants = other.constants();
+        map.extend(constants.filter_map(|(b, data)| Some((b, *own.get(&(ty(other, b), data))?))));
+        map
+    }
+
+    /// Adds the leaves of another plan that this one has not, all inputs among them.
+    fn add_leaves(&mut self, other: &ExecutionPlan, segment: &str, map: &HashMap<BufferRef, BufferRef>) {
+        // New ones are those behind the buffers that there were.
+        let is_known = |list: &[(String, BufferRef)], buffer: BufferRef| list.iter().any(|(_, b)| *b == buffer);
+        for ((name, buffer), info) in other.param_buffers.iter().zip(&other.param_info) {
+            if is_known(&self.param_buffers, map[buffer]) {
+                continue;
+            }
+            self.param_buffers.push((name.clone(), map[buffer]));
+            self.param_info.push(info.clone());
+            if let Some(derived) = other.derived(*buffer) {
+                let sources = other.derived_params[derived].1.clone();
+                self.derived_params.push((map[buffer], sources));
+                self.derived_info.push(other.derived_info[derived].clone());
+            }
+        }
+        for (name, buffer) in &other.scalar_buffers {
+            if !is_known(&self.scalar_buffers, map[buffer]) {
+                self.scalar_buffers.push((name.clone(), map[buffer]));
+            }
+        }
+        for state in &other.state_buffers {
+            if !self.state_buffers.iter().any(|s| s.buffer == map[&state.buffer]) {
+                self.state_buffers.push(StateBuffer {
+                    buffer: map[&state.buffer],
+                    packed: state.packed.map(|p| map[&p]),
+                    ..state.clone()
+                });
+            }
+        }
+        let constants: Vec<BufferRef> = self.constants().map(|(b, _)| b).collect();
+        let is_new = |b: &BufferRef| !constants.contains(&map[b]);
+        let floats = other.constant_buffers.iter().filter(|(b, _)| is_new(b));
+        self.constant_buffers
+            .extend(floats.map(|(b, data)| (map[b], data.clone())));
+        let raw = other.raw_constant_buffers.iter().filter(|(b, _)| is_new(b));
+        self.raw_constant_buffers
+            .extend(raw.map(|(b, data)| (map[b], data.clone())));
+        let inputs = other.input_buffers.iter();
+        self.input_buffers
+            .extend(inputs.map(|(name, b)| (format!("{segment}.{name}"), map[b])));
+        self.output_buffers.extend(other.output_buffers.iter().map(|b| map[b]));
+        self.output_types.extend_from_slice(&other.output_types);
+    }
+
+    fn add_dispatches(&mut self, other: &ExecutionPlan, segment: &str, map: &HashMap<BufferRef, BufferRef>) {
+        let first_source = self.sources.len() as u32;
+        self.sources.extend(other.sources.iter().cloned());
+        self.segments.push(Segment {
+            name: segment.to_owned(),
+            first: self.dispatches.len(),
+            count: other.dispatches.len(),
+            skip_if: None,
+        });
+        self.dispatches.extend(other.dispatches.iter().map(|d| {
+            let mut d = d.clone();
+            for operand in d.inputs.iter_mut().chain(&mut d.outputs) {
+                operand.buffer = map[&operand.buffer];
+            }
+            d.source = d.source.map(|source| source + first_source);
+            d
+        }));
+    }
+}

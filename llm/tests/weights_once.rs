@@ -1,0 +1,135 @@
+//! A generator has its weights and caches in memory once, and little beside them: by the forecast, and measured.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use meganeura_core::random::SplitMix64;
+use meganeura_cpu::CpuDevice;
+use meganeura_llm::{Checkpoint, Generator, GeneratorOptions, ModelConfig, Request};
+use meganeura_nn::models::LlamaConfig;
+use safetensors::tensor::{Dtype, TensorView};
+
+/// Counts the bytes that the process has, and the most that it had.
+struct Counting;
+
+static NOW: AtomicUsize = AtomicUsize::new(0);
+static MOST: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: forwards to the system's allocator; counting has no other effect.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let now = NOW.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
+        MOST.fetch_max(now, Ordering::Relaxed);
+        // SAFETY: forwarded.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        NOW.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: forwarded.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static GLOBAL: Counting = Counting;
+
+const ROWS: usize = 512;
+const MODEL: LlamaConfig = LlamaConfig {
+    vocab: 2000,
+    dim: 448,
+    layers: 10,
+    heads: 7,
+    head_dim: None,
+    kv_heads: 7,
+    hidden: 1216,
+    rope_theta: 10_000.0,
+    rope_scaling: meganeura_core::ops::RopeScaling::None,
+    window: None,
+    head_norm: false,
+    qkv_bias: false,
+    attention_out_bias: false,
+    mlp_bias: false,
+    eps: 1e-5,
+    tied_embeddings: true,
+};
+
+/// Writes a checkpoint with random weights; returns the bytes that they take in `f32`.
+fn write(folder: &std::path::Path) -> usize {
+    let graph = MODEL.decode_graph(&[], 1, ROWS, meganeura_nn::models::LogitsOf::AllRows);
+    let mut rng = SplitMix64::new(1);
+    let mut tensors: Vec<(String, Vec<usize>, Vec<u8>)> = Vec::new();
+    for node in graph.nodes().iter().filter(|n| n.is_named_leaf()) {
+        let name = node.name.as_deref().unwrap_or_default().to_owned();
+        if !name.ends_with(".weight") {
+            continue;
+        }
+        let mut shape = node.outputs[0].shape.to_vec();
+        if !name.contains("embed") {
+            shape.reverse();
+        }
+        let count = shape.iter().product::<usize>();
+        let bytes = (0..count).flat_map(|_| half::bf16::from_f64(0.02 * rng.normal()).to_le_bytes());
+        tensors.push((name, shape, bytes.collect()));
+    }
+    let views = tensors.iter().map(|(name, shape, bytes)| {
+        let view = TensorView::new(Dtype::BF16, shape.clone(), bytes).expect("a tensor");
+        (name, view)
+    });
+    let file = folder.join("model.safetensors");
+    safetensors::serialize_to_file(views, None::<HashMap<String, String>>, &file).expect("written");
+    2 * tensors.iter().map(|(_, _, bytes)| bytes.len()).sum::<usize>()
+}
+
+// One test, so that no other one allocates meanwhile.
+#[test]
+fn memory_is_that_of_weights_and_caches() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let weights = write(folder.path());
+    let caches = 2 * MODEL.layers * ROWS * MODEL.kv_width() * size_of::<f32>();
+    let config = ModelConfig {
+        network: MODEL,
+        context: ROWS,
+        stop: Vec::new(),
+    };
+    // What a user of the command has: plans from the last time.
+    let options = GeneratorOptions {
+        plans: Some(folder.path().to_owned()),
+        ..GeneratorOptions::default()
+    };
+    let run = || {
+        let checkpoint = Checkpoint::open(folder.path()).expect("weights");
+        let device = Arc::new(CpuDevice::new(2));
+        let mut generator = Generator::on(device, config.clone(), checkpoint, &options).expect("a generator");
+        let prompt: Vec<u32> = (0..100).map(|i| i * 17 % 2000).collect();
+        let request = Request {
+            max_tokens: 5,
+            ..Request::default()
+        };
+        let generation = generator.generate(&prompt, &request).expect("it begins");
+        let tokens: Vec<u32> = generation.map(|token| token.expect("a token")).collect();
+        (tokens, generator.memory_forecast().expect("a session"))
+    };
+    let (tokens, _) = run();
+    let before = NOW.load(Ordering::Relaxed);
+    MOST.store(before, Ordering::Relaxed);
+    let (again, forecast) = run();
+    assert_eq!(again, tokens);
+    let measured = MOST.load(Ordering::Relaxed) - before;
+    let wanted = weights + caches;
+    println!(
+        "weights {weights}, caches {caches}, forecast {}, measured {measured}",
+        forecast.planned
+    );
+    assert!(
+        forecast.parameters >= wanted && measured >= wanted,
+        "something was not counted"
+    );
+    for (what, bytes) in [("the forecast", forecast.planned), ("what was measured", measured)] {
+        assert!(
+            bytes * 5 <= wanted * 6,
+            "{what}, {bytes}, is more than 1.2 times {wanted}"
+        );
+    }
+}
