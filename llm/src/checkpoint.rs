@@ -3,7 +3,7 @@
 //! A file is never read as a whole: each tensor is converted into memory of its own size, which the next one reuses,
 //! and goes to the session from there.
 
-mod convert;
+pub(crate) mod convert;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -15,10 +15,13 @@ use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, Metadata};
 use serde::Deserialize;
 
+use crate::adapters::Adapters;
 use crate::{damaged, read_text};
 
 /// Begins the names of caches, which are parameters of a graph, but not of a checkpoint.
 const CACHES: &str = "kv_cache.";
+/// In the names of adapters, which are not part of a checkpoint, either.
+pub(crate) const ADAPTERS: &str = ".lora_";
 /// The projection to logits, which some checkpoints hold though it is the table of embeddings.
 const HEAD: &str = "lm_head.weight";
 /// Ends the names of tables that older programs stored, and that follow from the configuration.
@@ -32,6 +35,8 @@ pub struct Checkpoint {
     shards: Vec<Shard>,
     /// Where each tensor is.
     places: BTreeMap<String, usize>,
+    /// What is added to weights as they are read.
+    adapters: Option<Adapters>,
 }
 
 #[derive(Debug)]
@@ -116,7 +121,24 @@ impl Checkpoint {
                 }
             }
         }
-        Ok(Checkpoint { shards, places })
+        Ok(Checkpoint {
+            shards,
+            places,
+            adapters: None,
+        })
+    }
+
+    /// The checkpoint with adapters, which are merged into its weights as these are read.
+    ///
+    /// # Errors
+    /// [`Error::File`]: adapters of weights that the checkpoint has not, or has in another shape.
+    pub fn with_adapters(mut self, adapters: Adapters) -> Result<Self> {
+        adapters.check(|name| {
+            let tensor = self.tensor(name)?;
+            Some(tensor.shape.to_vec())
+        })?;
+        self.adapters = Some(adapters);
+        Ok(self)
     }
 
     /// Names of the tensors.
@@ -135,7 +157,7 @@ impl Checkpoint {
         })
     }
 
-    /// Sets all parameters of a session but caches. Matrices but the table of embeddings are transposed: checkpoints
+    /// Sets all parameters of a session but caches and adapters, which keep what they hold. Matrices but the table of embeddings are transposed: checkpoints
     /// have `[outputs, inputs]`, graphs `[inputs, outputs]`. Nothing is set unless everything fits.
     ///
     /// # Errors
@@ -146,7 +168,7 @@ impl Checkpoint {
             .plan()
             .parameters()
             .into_iter()
-            .filter(|view| !view.name.starts_with(CACHES))
+            .filter(|view| !view.name.starts_with(CACHES) && !view.name.contains(ADAPTERS))
             .map(|view| (view.name, view.ty.shape.to_vec()))
             .collect();
         parameters.sort();
@@ -157,6 +179,9 @@ impl Checkpoint {
                 continue;
             };
             convert::to_f32(tensor.dtype, tensor.bytes, transposed(name, shape), &mut values);
+            if let Some(adapters) = &self.adapters {
+                adapters.merge_into(name, &mut values);
+            }
             session.try_set_parameter(name, &values)?;
         }
         Ok(())
@@ -191,7 +216,7 @@ impl Checkpoint {
 }
 
 /// Rows and columns of a matrix that is stored transposed, as graphs have them.
-fn transposed(name: &str, shape: &[usize]) -> Option<[usize; 2]> {
+pub(crate) fn transposed(name: &str, shape: &[usize]) -> Option<[usize; 2]> {
     match *shape {
         [inputs, outputs] if !name.ends_with(EMBEDDING) => Some([inputs, outputs]),
         _ => None,

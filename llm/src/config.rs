@@ -169,6 +169,7 @@ impl Raw {
                 mlp_bias: self.mlp_bias.unwrap_or(false),
                 eps: self.rms_norm_eps.unwrap_or(1e-6),
                 tied_embeddings: self.tie_word_embeddings.unwrap_or(false),
+                lora: None,
             },
             context,
             stop: self.eos_token_id.list(),

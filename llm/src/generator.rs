@@ -17,6 +17,7 @@ use meganeura_core::plan::MemoryForecast;
 use meganeura_core::{Error, Result, Session, select};
 use meganeura_nn::models::{KV_POS, LOGITS_ROW, LogitsOf, TOKENS, kv_cache_names};
 
+use crate::adapters::Adapters;
 use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
 use crate::sampling::{Sampler, Sampling};
@@ -33,6 +34,8 @@ pub struct GeneratorOptions {
     pub prefill_rows: usize,
     /// Folder that keeps plans from one start to the next.
     pub plans: Option<PathBuf>,
+    /// Folder of adapters that [`Generator::open`] merges into the weights.
+    pub adapters: Option<PathBuf>,
 }
 
 impl Default for GeneratorOptions {
@@ -42,6 +45,7 @@ impl Default for GeneratorOptions {
             capacity: None,
             prefill_rows: 64,
             plans: None,
+            adapters: None,
         }
     }
 }
@@ -122,7 +126,10 @@ impl Generator {
     /// beyond the model's context.
     pub fn open(folder: &Path, options: GeneratorOptions) -> Result<Self> {
         let config = ModelConfig::open(folder)?;
-        let checkpoint = Checkpoint::open(folder)?;
+        let mut checkpoint = Checkpoint::open(folder)?;
+        if let Some(folder) = &options.adapters {
+            checkpoint = checkpoint.with_adapters(Adapters::open(folder)?)?;
+        }
         let settings = Config::load()?;
         let selected = select::select(options.device.as_deref(), &settings)?;
         let device = selected.open(&settings)?;

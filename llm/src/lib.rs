@@ -4,8 +4,11 @@
 //! |---|---|
 //! | [`config`] | `config.json` of a checkpoint in Hugging Face's layout, as a model of `meganeura-nn` |
 //! | [`checkpoint`] | safetensors in one file or several, mapped into memory and streamed into a session |
+//! | [`adapters`] | low-rank adapters in PEFT's layout, merged into weights as these are read |
+//! | [`saving`] | models and adapters that were trained, in the same layouts |
 //! | [`tokenizer`] | `tokenizer.json`, text piece by piece |
 //! | [`chat`] | the template that makes a conversation one text |
+//! | [`hub`] | checkpoints by their names on the Hugging Face Hub, with the feature `hub` |
 //! | [`sampling`] | how a token is chosen from logits |
 //! | [`generator`] | prompts in, tokens out, with a key-value cache |
 //!
@@ -24,13 +27,17 @@
 //! # }
 //! ```
 
+pub mod adapters;
 pub mod chat;
 pub mod checkpoint;
 pub mod config;
 pub mod generator;
+pub mod hub;
 pub mod sampling;
+pub mod saving;
 pub mod tokenizer;
 
+pub use adapters::Adapters;
 pub use chat::{ChatTemplate, Message};
 pub use checkpoint::Checkpoint;
 pub use config::ModelConfig;

@@ -3,9 +3,16 @@
 use std::path::Path;
 
 use meganeura_core::{Error, Result};
+use tokenizers::AddedToken;
+use tokenizers::models::TrainerWrapper;
+use tokenizers::models::bpe::{BPE, BpeTrainer};
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 
 use crate::config::ModelConfig;
 use crate::damaged;
+
+/// The mark that tokenizers of [`Tokenizer::train`] have.
+pub const END_OF_TEXT: &str = "<|endoftext|>";
 
 /// A tokenizer as `tokenizer.json` describes it.
 #[derive(Clone, Debug)]
@@ -17,10 +24,56 @@ impl Tokenizer {
     /// # Errors
     /// [`Error::File`]: no such file, or one that describes no tokenizer.
     pub fn open(folder: &Path) -> Result<Self> {
-        let path = folder.join("tokenizer.json");
-        let text = crate::read_text(&path)?;
-        let inner = text.parse::<tokenizers::Tokenizer>().map_err(|e| damaged(&path, e))?;
+        Tokenizer::read(&folder.join("tokenizer.json"))
+    }
+
+    /// Reads a file in the format of `tokenizer.json`.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::open`].
+    pub fn read(path: &Path) -> Result<Self> {
+        let text = crate::read_text(path)?;
+        let inner = text.parse::<tokenizers::Tokenizer>().map_err(|e| damaged(path, e))?;
         Ok(Tokenizer(inner))
+    }
+
+    /// Learns a tokenizer of so many tokens from a text: byte pair encoding (Sennrich et al., 2016) of bytes, with the mark
+    /// [`END_OF_TEXT`] as token 0. Small texts may give fewer tokens.
+    ///
+    /// # Errors
+    /// Fewer tokens than bytes and the mark take; what the tokenizer says.
+    pub fn train(text: &str, vocab: usize) -> Result<Self> {
+        const LEAST: usize = 257;
+        if vocab < LEAST {
+            return Err(Error::misuse(
+                format!("a vocabulary of {vocab} tokens has no room for every byte"),
+                format!("use at least {LEAST}"),
+            ));
+        }
+        let mut trainer = TrainerWrapper::BpeTrainer(
+            BpeTrainer::builder()
+                .vocab_size(vocab)
+                .show_progress(false)
+                .special_tokens(vec![AddedToken::from(END_OF_TEXT, true)])
+                .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
+                .build(),
+        );
+        let mut inner = tokenizers::Tokenizer::new(BPE::default());
+        inner
+            .with_pre_tokenizer(Some(ByteLevel::default().add_prefix_space(false)))
+            .with_decoder(Some(ByteLevel::default()));
+        let trained = inner.train(&mut trainer, std::iter::once(text));
+        trained.map_err(|e| Error::misuse(format!("no tokenizer can be learnt from the text: {e}"), ""))?;
+        Ok(Tokenizer(inner))
+    }
+
+    /// The text of its `tokenizer.json`.
+    ///
+    /// # Errors
+    /// What the tokenizer says.
+    pub fn to_json(&self) -> Result<String> {
+        let text = self.0.to_string(true);
+        text.map_err(|e| Error::misuse(format!("the tokenizer cannot be written: {e}"), ""))
     }
 
     /// The tokens of a text, with those that the tokenizer puts around every text.

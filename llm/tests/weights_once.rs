@@ -53,6 +53,7 @@ const MODEL: LlamaConfig = LlamaConfig {
     mlp_bias: false,
     eps: 1e-5,
     tied_embeddings: true,
+    lora: None,
 };
 
 /// Writes a checkpoint with random weights; returns the bytes that they take in `f32`.

@@ -7,13 +7,13 @@ use safetensors::tensor::Dtype;
 const BLOCK: usize = 32;
 
 /// Whether numbers of this type can be read.
-pub(super) fn is_known(dtype: Dtype) -> bool {
+pub(crate) fn is_known(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16)
 }
 
 /// Converts storage of a type that is known into `out`. A matrix that is to have `[rows, columns]` and is stored as
 /// `[columns, rows]` is transposed.
-pub(super) fn to_f32(dtype: Dtype, bytes: &[u8], transposed: Option<[usize; 2]>, out: &mut Vec<f32>) {
+pub(crate) fn to_f32(dtype: Dtype, bytes: &[u8], transposed: Option<[usize; 2]>, out: &mut Vec<f32>) {
     match dtype {
         Dtype::F32 => convert(bytes, f32::from_le_bytes, transposed, out),
         Dtype::F16 => convert(bytes, |b| f16::from_le_bytes(b).to_f32(), transposed, out),

@@ -71,6 +71,32 @@ impl Dataset {
         })
     }
 
+    /// A text as examples of `rows` tokens each, one after the other, for a language model: a label is the
+    /// token that follows an example. What is left over at the end is left out.
+    ///
+    /// Features are the tokens as numbers, which `f32` holds exactly, as `vocab` is at most 2^24.
+    ///
+    /// # Errors
+    ///
+    /// [`DataError::ShortText`]; [`DataError::LabelOutOfRange`] for a token that is not below `vocab`, its row
+    /// its place in the text; [`DataError::NoClasses`] for a `vocab` of 0 or beyond 2^24.
+    pub fn from_tokens(name: impl Into<String>, tokens: &[u32], rows: usize, vocab: usize) -> Result<Self, DataError> {
+        const EXACT: usize = 1 << f32::MANTISSA_DIGITS;
+        let name = name.into();
+        check_labels(&name, tokens, if vocab > EXACT { 0 } else { vocab })?;
+        let count = tokens.len().saturating_sub(1).checked_div(rows).unwrap_or(0);
+        if count == 0 {
+            return Err(DataError::ShortText {
+                name,
+                tokens: tokens.len(),
+                rows,
+            });
+        }
+        let features = tokens[..count * rows].iter().map(|&token| token as f32).collect();
+        let labels = tokens[1..].chunks_exact(rows).map(|row| row[rows - 1]).collect();
+        Dataset::new(name, features, vec![rows], labels, vocab)
+    }
+
     /// Where the data came from; appears in error messages.
     pub fn name(&self) -> &str {
         &self.name
@@ -409,6 +435,3 @@ fn reserve(name: &str, rows: usize, columns: usize) -> Result<Vec<f32>, DataErro
         }),
     }
 }
-
-#[cfg(test)]
-mod tests;

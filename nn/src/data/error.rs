@@ -25,6 +25,21 @@ pub enum DataError {
         name: String,
     },
 
+    /// A text that is shorter than one example.
+    #[error(
+        "{name}: the text has {tokens} tokens, but an example of {rows} and the one that follows takes {}; use a longer \
+         text, or shorter sequences",
+        rows + 1
+    )]
+    ShortText {
+        /// The text.
+        name: String,
+        /// Its tokens.
+        tokens: usize,
+        /// Tokens of an example.
+        rows: usize,
+    },
+
     /// A feature shape is empty, has a zero dimension, holds more elements
     /// than this machine can address, or does not match the features.
     #[error("{name}: feature shape {shape:?} is not usable: {reason}")]

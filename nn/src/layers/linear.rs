@@ -3,6 +3,7 @@
 use meganeura_core::graph::Value;
 use meganeura_core::{Graph, Init, NodeId};
 
+use super::lora::{Adapter, LoraConfig};
 use super::{reject_zero_sizes, scoped};
 
 /// Options of a [`Linear`] layer.
@@ -12,6 +13,7 @@ pub struct LinearConfig {
     outputs: usize,
     bias: bool,
     init: Option<Init>,
+    lora: Option<LoraConfig>,
 }
 
 impl LinearConfig {
@@ -22,6 +24,7 @@ impl LinearConfig {
             outputs,
             bias: true,
             init: None,
+            lora: None,
         }
     }
 
@@ -39,7 +42,15 @@ impl LinearConfig {
         self
     }
 
-    /// Registers `{name}.weight [inputs, outputs]` and `{name}.bias [outputs]` (zeros).
+    /// Adapters of the model: the layer gets one if its name is among their targets.
+    #[must_use]
+    pub fn lora(mut self, lora: Option<LoraConfig>) -> Self {
+        self.lora = lora;
+        self
+    }
+
+    /// Registers `{name}.weight [inputs, outputs]` and `{name}.bias [outputs]` (zeros), and with an adapter
+    /// `{name}.lora_A.weight [inputs, rank]` and `{name}.lora_B.weight [rank, outputs]`.
     #[track_caller]
     pub fn build(self, g: &mut Graph, name: &str) -> Linear {
         let sizes = [("inputs", self.inputs), ("outputs", self.outputs)];
@@ -48,6 +59,7 @@ impl LinearConfig {
                 name: name.to_owned(),
                 weight: poison,
                 bias: None,
+                adapter: None,
             };
         }
         let init = self.init.unwrap_or_else(|| Init::kaiming_uniform(self.inputs));
@@ -57,6 +69,7 @@ impl LinearConfig {
             name: name.to_owned(),
             weight,
             bias,
+            adapter: Adapter::of(g, name, self.lora, [self.inputs, self.outputs]),
         }
     }
 }
@@ -69,6 +82,7 @@ pub struct Linear {
     pub weight: NodeId,
     /// `f32 [outputs]`.
     pub bias: Option<NodeId>,
+    adapter: Option<Adapter>,
 }
 
 impl Linear {
@@ -86,8 +100,12 @@ impl Linear {
     /// `x [..., rows, inputs] -> [..., rows, outputs]`; `x` has at least two axes.
     #[track_caller]
     pub fn forward(&self, g: &mut Graph, x: impl Into<Value>) -> NodeId {
-        let y = g.matmul(x, self.weight);
+        let x = x.into();
+        let mut y = g.matmul(x, self.weight);
         g.named(y, &self.name);
+        if let Some(adapter) = &self.adapter {
+            y = adapter.add_to(g, y, x, &self.name);
+        }
         match self.bias {
             Some(bias) => {
                 let y = g.bias_add(y, bias);

@@ -41,6 +41,7 @@ mod dropout;
 mod embedding;
 mod layer_norm;
 mod linear;
+mod lora;
 mod rms_norm;
 mod self_attention;
 
@@ -52,6 +53,8 @@ pub use dropout::Dropout;
 pub use embedding::{Embedding, EmbeddingConfig};
 pub use layer_norm::{LayerNorm, LayerNormConfig};
 pub use linear::{Linear, LinearConfig};
+pub(crate) use lora::LORA_PART;
+pub use lora::{LORA_LAYERS, LoraConfig, LoraTargets};
 pub use rms_norm::RmsNorm;
 pub use self_attention::{SelfAttention, SelfAttentionConfig, WithKv};
 

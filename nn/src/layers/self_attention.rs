@@ -4,7 +4,7 @@ use meganeura_core::graph::Value;
 use meganeura_core::ops::{AttentionOptions, RopeScaling};
 use meganeura_core::{DType, Graph, Init, NodeId};
 
-use super::{Linear, LinearConfig, RmsNorm, scoped};
+use super::{Linear, LinearConfig, LoraConfig, RmsNorm, scoped};
 
 /// Options of a [`SelfAttention`] layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -20,6 +20,7 @@ pub struct SelfAttentionConfig {
     rope: Option<f32>,
     scaling: RopeScaling,
     head_norm: Option<f32>,
+    lora: Option<LoraConfig>,
 }
 
 impl SelfAttentionConfig {
@@ -37,6 +38,7 @@ impl SelfAttentionConfig {
             rope: None,
             scaling: RopeScaling::None,
             head_norm: None,
+            lora: None,
         }
     }
 
@@ -104,6 +106,13 @@ impl SelfAttentionConfig {
         self
     }
 
+    /// Adapters beside those projections that they are for.
+    #[must_use]
+    pub fn lora(mut self, lora: Option<LoraConfig>) -> Self {
+        self.lora = lora;
+        self
+    }
+
     /// Features of a row of keys, and of values.
     pub fn kv_width(&self) -> usize {
         self.kv_heads.saturating_mul(self.head_dim)
@@ -123,20 +132,21 @@ impl SelfAttentionConfig {
         });
         SelfAttention {
             name: name.to_owned(),
-            q: SelfAttentionConfig::project(g, &scoped(name, "q_proj"), [self.dim, own], inward),
-            k: SelfAttentionConfig::project(g, &scoped(name, "k_proj"), [self.dim, shared], inward),
-            v: SelfAttentionConfig::project(g, &scoped(name, "v_proj"), [self.dim, shared], inward),
-            o: SelfAttentionConfig::project(g, &scoped(name, "o_proj"), [own, self.dim], outward),
+            q: self.project(g, &scoped(name, "q_proj"), [self.dim, own], inward),
+            k: self.project(g, &scoped(name, "k_proj"), [self.dim, shared], inward),
+            v: self.project(g, &scoped(name, "v_proj"), [self.dim, shared], inward),
+            o: self.project(g, &scoped(name, "o_proj"), [own, self.dim], outward),
             head_norms,
             config: self,
         }
     }
 
     #[track_caller]
-    fn project(g: &mut Graph, name: &str, [inputs, outputs]: [usize; 2], bias: bool) -> Linear {
+    fn project(&self, g: &mut Graph, name: &str, [inputs, outputs]: [usize; 2], bias: bool) -> Linear {
         LinearConfig::new(inputs, outputs)
             .bias(bias)
             .init(Init::xavier_uniform(inputs, outputs))
+            .lora(self.lora)
             .build(g, name)
     }
 }

@@ -1,11 +1,12 @@
 //! Decoder-only language models of the Llama family.
 
-use meganeura_core::graph::Value;
+use meganeura_core::graph::{NodeKind, Value};
 use meganeura_core::ops::RopeScaling;
 use meganeura_core::{Graph, Init, NodeId};
 
 use crate::layers::{
-    Embedding, EmbeddingConfig, Linear, LinearConfig, RmsNorm, SelfAttention, SelfAttentionConfig, WithKv, scoped,
+    Embedding, EmbeddingConfig, LORA_PART, Linear, LinearConfig, LoraConfig, RmsNorm, SelfAttention,
+    SelfAttentionConfig, WithKv, scoped,
 };
 
 /// Options of a [`Llama`] model.
@@ -43,6 +44,8 @@ pub struct LlamaConfig {
     pub eps: f32,
     /// Whether the logits are products with the token embeddings; otherwise `lm_head` is a matrix of its own.
     pub tied_embeddings: bool,
+    /// Adapters; with them, nothing else is trained.
+    pub lora: Option<LoraConfig>,
 }
 
 impl LlamaConfig {
@@ -66,6 +69,7 @@ impl LlamaConfig {
             mlp_bias: false,
             eps: 1e-5,
             tied_embeddings: true,
+            lora: None,
         }
     }
 
@@ -119,7 +123,8 @@ impl LlamaConfig {
             .biases(self.qkv_bias, self.attention_out_bias)
             .causal(true)
             .rope(self.rope_theta)
-            .rope_scaling(self.rope_scaling);
+            .rope_scaling(self.rope_scaling)
+            .lora(self.lora);
         if let Some(window) = self.window {
             attention = attention.window(window);
         }
@@ -137,9 +142,11 @@ impl LlamaConfig {
     /// Registers the layers under the names of published checkpoints: `{name}.model.embed_tokens`,
     /// `model.layers.0.input_layernorm`, `.self_attn.q_proj` (`k_proj`, `v_proj`, `o_proj`),
     /// `.post_attention_layernorm`, `.mlp.gate_proj` (`up_proj`, `down_proj`) ..., `model.norm` and, if embeddings
-    /// are not tied, `lm_head`. Weights of linear layers are `[inputs, outputs]`, the transpose of a checkpoint's.
+    /// are not tied, `lm_head`. Weights of linear layers are `[inputs, outputs]`, the transpose of a checkpoint's. With
+    /// adapters, everything else is frozen.
     #[track_caller]
     pub fn build(self, g: &mut Graph, name: &str) -> Llama {
+        let first = g.nodes().len();
         // Of the order of the residual stream's own size, as language models have it.
         let init = Init::Normal { std: 0.02 };
         let model = scoped(name, "model");
@@ -152,6 +159,9 @@ impl LlamaConfig {
             let head = LinearConfig::new(self.dim, self.vocab).bias(false).init(init);
             head.build(g, &scoped(name, "lm_head"))
         });
+        if self.lora.is_some() {
+            freeze_all_but_adapters(g, first);
+        }
         Llama {
             embedding,
             blocks,
@@ -168,6 +178,7 @@ impl LlamaConfig {
             LinearConfig::new(inputs, outputs)
                 .bias(self.mlp_bias)
                 .init(Init::xavier_uniform(inputs, outputs))
+                .lora(self.lora)
                 .build(g, &scoped(name, &format!("mlp.{child}")))
         };
         LlamaBlock {
@@ -179,6 +190,19 @@ impl LlamaConfig {
             up: linear(g, "up_proj", [self.dim, self.hidden]),
             down: linear(g, "down_proj", [self.hidden, self.dim]),
         }
+    }
+}
+
+/// Of the nodes from a number on.
+fn freeze_all_but_adapters(g: &mut Graph, first: usize) {
+    let is_frozen = |id: &NodeId| {
+        let node = &g.nodes()[id.index()];
+        let is_adapter = node.name.as_deref().is_some_and(|name| name.contains(LORA_PART));
+        matches!(node.kind, NodeKind::Parameter { .. }) && !is_adapter
+    };
+    let frozen: Vec<NodeId> = g.node_ids().skip(first).filter(is_frozen).collect();
+    for id in frozen {
+        g.trainable(id, false);
     }
 }
 

@@ -20,9 +20,11 @@ pub(super) fn evaluate(
 ) -> Result<Evaluation, TrainError> {
     feed.check(data)?;
     let (classes, batch_size) = (feed.classes(), feed.batch_size());
+    let predictions = feed.predictions();
+    let all = data.len() * predictions;
     let padded = pad(data, batch_size)?;
     let mut batches = Batches::sequential(&padded, batch_size, Remainder::Wrap)?;
-    logits.resize(batch_size * classes, 0.0);
+    logits.resize(batch_size * predictions * classes, 0.0);
     let (mut loss, mut correct, mut left) = (0.0, 0, data.len());
     loop {
         let buffer = feed.buffer();
@@ -33,16 +35,16 @@ pub(super) fn evaluate(
         session.try_step()?;
         session.try_read_output_by_index(0, logits)?;
         let rows = logits.chunks_exact(classes).zip(feed.labels());
-        for (row, &label) in rows.take(fresh.min(left)) {
+        for (row, &label) in rows.take(fresh.min(left) * predictions) {
             loss += cross_entropy(row, label as usize);
             correct += usize::from(largest(row) == Some(label as usize));
         }
         left = left.saturating_sub(fresh);
     }
     Ok(Evaluation {
-        loss: loss / data.len() as f64,
+        loss: loss / all as f64,
         correct,
-        examples: data.len(),
+        examples: all,
     })
 }
 

@@ -16,6 +16,8 @@ enum LabelForm {
     Ids,
     /// `f32 [batch, classes]`.
     OneHot,
+    /// `u32 [batch, rows]`, of tokens `u32 [batch, rows]`: at each position the token that follows.
+    NextTokens,
 }
 
 /// The inputs of a model, and memory for one batch that every step reuses.
@@ -30,16 +32,20 @@ pub(super) struct Feed {
     classes: usize,
     buffer: BatchBuffer,
     one_hot: Vec<f32>,
+    /// Of a batch of tokens: these, and at each position the one that follows.
+    tokens: Vec<u32>,
+    next_tokens: Vec<u32>,
 }
 
 impl Feed {
     /// Finds the inputs of the model and checks that they and its outputs fit together.
     pub(super) fn of(graph: &Graph, config: &TrainConfig) -> Result<Self, TrainError> {
         let x = input(graph, &config.features)?;
-        if x.dtype != DType::F32 || x.shape.rank() == 0 {
+        let are_tokens = x.dtype == DType::U32 && x.shape.rank() == 2;
+        if !are_tokens && (x.dtype != DType::F32 || x.shape.rank() == 0) {
             return Err(TrainError::Model {
                 message: format!("input '{}' is {x}", config.features),
-                remedy: "features are f32, with the examples along the first axis",
+                remedy: "features are f32, with the examples along the first axis, or tokens, u32[batch, rows]",
             });
         }
         if x.shape[0] != config.batch_size {
@@ -49,18 +55,25 @@ impl Feed {
                 batch_size: config.batch_size,
             });
         }
-        let classes = classes(graph, config.batch_size)?;
+        // One prediction for each example, or for each of its tokens.
+        let leading = if are_tokens {
+            x.shape.dims()
+        } else {
+            &x.shape.dims()[..1]
+        };
+        let classes = classes(graph, leading)?;
         let labels = input(graph, &config.labels)?;
         let form = match (labels.dtype, labels.shape.dims()) {
-            (DType::U32, dims) if *dims == [config.batch_size] => LabelForm::Ids,
-            (DType::F32, dims) if *dims == [config.batch_size, classes] => LabelForm::OneHot,
+            (DType::U32, dims) if are_tokens && dims == leading => LabelForm::NextTokens,
+            (DType::U32, dims) if !are_tokens && *dims == [config.batch_size] => LabelForm::Ids,
+            (DType::F32, dims) if !are_tokens && *dims == [config.batch_size, classes] => LabelForm::OneHot,
             _ => {
                 return Err(TrainError::Model {
                     message: format!(
                         "input '{}' is {labels}; with this batch size and the model's logits it would be u32[{}] or f32[{}, {classes}]",
                         config.labels, config.batch_size, config.batch_size
                     ),
-                    remedy: "take labels as class ids, one for each example, or as one-hot rows",
+                    remedy: "take labels as class ids, one for each example, or as one-hot rows; of tokens, as many as these",
                 });
             }
         };
@@ -73,6 +86,8 @@ impl Feed {
             classes,
             buffer: BatchBuffer::default(),
             one_hot: Vec::new(),
+            tokens: Vec::new(),
+            next_tokens: Vec::new(),
         })
     }
 
@@ -91,9 +106,20 @@ impl Feed {
         &mut self.buffer
     }
 
-    /// Labels of the batch in the buffer.
+    /// How many predictions an example has: one, or one for each token.
+    pub(super) fn predictions(&self) -> usize {
+        match self.form {
+            LabelForm::NextTokens => self.feature_shape.iter().product(),
+            LabelForm::Ids | LabelForm::OneHot => 1,
+        }
+    }
+
+    /// Labels of the batch in the buffer, one for each prediction. Tokens are those that were uploaded last.
     pub(super) fn labels(&self) -> &[u32] {
-        &self.buffer.labels
+        match self.form {
+            LabelForm::NextTokens => &self.next_tokens,
+            LabelForm::Ids | LabelForm::OneHot => &self.buffer.labels,
+        }
     }
 
     /// Checks that the model can take the examples and labels of a data set.
@@ -117,8 +143,21 @@ impl Feed {
     }
 
     /// Writes the features of the batch into a session.
-    pub(super) fn upload(&self, session: &mut Session) -> Result<(), TrainError> {
-        Ok(session.try_set_input(&self.features_name, &self.buffer.features)?)
+    pub(super) fn upload(&mut self, session: &mut Session) -> Result<(), TrainError> {
+        if self.form != LabelForm::NextTokens {
+            return Ok(session.try_set_input(&self.features_name, &self.buffer.features)?);
+        }
+        self.tokens.clear();
+        self.next_tokens.clear();
+        let rows = self.predictions();
+        for (example, &last) in self.buffer.features.chunks_exact(rows).zip(&self.buffer.labels) {
+            // Small whole numbers, which `f32` holds exactly.
+            let tokens = example.iter().map(|&token| token as u32);
+            self.tokens.extend(tokens.clone());
+            self.next_tokens.extend(tokens.skip(1));
+            self.next_tokens.push(last);
+        }
+        Ok(session.try_set_input_u32(&self.features_name, &self.tokens)?)
     }
 
     /// Writes the labels of the batch into a session.
@@ -126,6 +165,7 @@ impl Feed {
         let labels = &self.buffer.labels;
         match self.form {
             LabelForm::Ids => session.try_set_input_u32(&self.labels_name, labels)?,
+            LabelForm::NextTokens => session.try_set_input_u32(&self.labels_name, &self.next_tokens)?,
             LabelForm::OneHot => {
                 one_hot(labels, self.classes, &mut self.one_hot)?;
                 session.try_set_input(&self.labels_name, &self.one_hot)?;
@@ -167,17 +207,17 @@ pub(super) fn logits(graph: &Graph) -> Result<Value, TrainError> {
     })
 }
 
-/// Number of classes, from the shape of the logits.
-fn classes(graph: &Graph, batch_size: usize) -> Result<usize, TrainError> {
+/// Number of classes, from the shape of the logits: they are the last axis behind these.
+fn classes(graph: &Graph, leading: &[usize]) -> Result<usize, TrainError> {
     let ty = graph.ty(logits(graph)?);
-    match ty.map(|ty| (ty.dtype, ty.shape.dims())) {
-        Some((DType::F32, &[rows, classes])) if rows == batch_size && classes > 0 => Ok(classes),
+    match ty.map(|ty| (ty.dtype, ty.shape.dims().split_last())) {
+        Some((DType::F32, Some((&classes, rows)))) if rows == leading && classes > 0 => Ok(classes),
         _ => Err(TrainError::Model {
             message: match ty {
                 Some(ty) => format!("the second output is {ty}"),
                 None => "the second output is not valid".to_owned(),
             },
-            remedy: "the second output is the logits, f32[batch, classes]",
+            remedy: "the second output is the logits, f32[batch, classes], or f32[batch, rows, vocab] of tokens",
         }),
     }
 }

@@ -1,4 +1,4 @@
-//! The training loop for classifiers.
+//! The training loop for classifiers and language models.
 //!
 //! [`Trainer::new`] builds a model twice: for training, with gradients and the optimizer's update, and for
 //! evaluation, where dropout is off and batch norms use their running statistics. [`Trainer::fit`] then
@@ -29,6 +29,9 @@
 //! one-hot rows, `f32 [batch, classes]`), and two outputs, the loss (`f32 []`) and the logits
 //! (`f32 [batch, classes]`). [`crate::models::classifier`] makes one of any function from features to
 //! logits. Outputs after these are ignored.
+//!
+//! Or a language model ([`crate::models::language_model`]): tokens and labels `u32 [batch, rows]`, logits
+//! `f32 [batch, rows, vocab]`. Its examples are pieces of text ([`Dataset::from_tokens`]).
 //!
 //! # During a run
 //!

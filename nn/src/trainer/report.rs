@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Quality of a classifier on a data set, every example counted once.
+/// Quality of a classifier on a data set, every example counted once; of a language model, every token.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Evaluation {
     /// Mean cross-entropy in nats.

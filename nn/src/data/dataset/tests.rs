@@ -222,3 +222,29 @@ fn one_hot_refuses_bad_labels_and_absurd_sizes() {
         assert!(matches!(error, DataError::OutOfMemory { .. }), "{error}");
     }
 }
+
+#[test]
+fn texts_are_examples_and_what_follows_them() {
+    let data = Dataset::from_tokens("t", &[3, 1, 4, 1, 5, 9, 2, 6], 3, 10).unwrap();
+    assert_eq!((data.len(), data.feature_shape(), data.classes()), (2, &[3][..], 10));
+    assert_eq!(data.example(0), Some((&[3.0, 1.0, 4.0][..], 1)));
+    assert_eq!(data.example(1), Some((&[1.0, 5.0, 9.0][..], 2)));
+    // Exactly one example, and one token too few for it.
+    assert_eq!(Dataset::from_tokens("t", &[1, 2, 3, 4], 3, 10).unwrap().len(), 1);
+    for (tokens, rows, vocab, said) in [
+        (
+            &[1, 2, 3][..],
+            3,
+            10,
+            "has 3 tokens, but an example of 3 and the one that follows takes 4",
+        ),
+        (&[], 3, 10, "has 0 tokens"),
+        (&[1, 2], 0, 10, "an example of 0"),
+        (&[1, 10, 2], 1, 10, "10"),
+        (&[1, 2], 1, 0, "class"),
+        (&[1, 2], 1, 1 << 30, "class"),
+    ] {
+        let error = Dataset::from_tokens("t", tokens, rows, vocab).unwrap_err().to_string();
+        assert!(error.contains(said), "{error}");
+    }
+}

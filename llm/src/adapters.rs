@@ -1,0 +1,237 @@
+//! Low-rank adapters in the layout of Hugging Face's PEFT: `adapter_config.json` and `adapter_model.safetensors`.
+//!
+//! Beside a weight `W [outputs, inputs]` there are `A [rank, inputs]` and `B [outputs, rank]`; merged, the weight is
+//! `W + (alpha / rank) B A` (LoRA; Hu et al., 2021).
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use meganeura_core::{Error, Result, Session};
+use meganeura_nn::layers::{LoraConfig, LoraTargets};
+use safetensors::SafeTensors;
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::checkpoint::{ADAPTERS, convert};
+use crate::{damaged, read_text};
+
+/// The settings.
+pub(crate) const CONFIG: &str = "adapter_config.json";
+/// The matrices.
+pub(crate) const MATRICES: &str = "adapter_model.safetensors";
+/// Begins the names of tensors.
+pub(crate) const PREFIX: &str = "base_model.model.";
+
+/// Adapters of a model.
+#[derive(Debug)]
+pub struct Adapters {
+    path: PathBuf,
+    config: LoraConfig,
+    /// By the names of the weights that they belong to.
+    pairs: BTreeMap<String, Pair>,
+}
+
+/// The two matrices beside a weight, as graphs have them: transposes of what is stored.
+#[derive(Debug, Default)]
+struct Pair {
+    /// `[inputs, rank]`.
+    a: Matrix,
+    /// `[rank, outputs]`.
+    b: Matrix,
+}
+
+#[derive(Debug, Default)]
+struct Matrix {
+    shape: [usize; 2],
+    values: Vec<f32>,
+}
+
+/// Fields of `adapter_config.json`; those that change what adapters mean are only accepted where they do not.
+#[derive(Deserialize)]
+struct Raw {
+    peft_type: String,
+    r: usize,
+    lora_alpha: f32,
+    target_modules: Value,
+    #[serde(default)]
+    bias: Option<String>,
+    #[serde(default)]
+    use_dora: bool,
+    #[serde(default)]
+    use_rslora: bool,
+    #[serde(default)]
+    fan_in_fan_out: bool,
+    #[serde(default)]
+    rank_pattern: Value,
+    #[serde(default)]
+    alpha_pattern: Value,
+    #[serde(default)]
+    modules_to_save: Value,
+}
+
+impl Raw {
+    fn config(&self, path: &Path) -> Result<LoraConfig> {
+        let unsupported = |what: String| {
+            let remedy = "supported are plain LoRA adapters of the projections of attention and feed-forward layers";
+            Error::file(path, format!("describes {what}, which is not supported"), remedy)
+        };
+        let is_set = |value: &Value| match value {
+            Value::Object(map) => !map.is_empty(),
+            Value::Array(list) => !list.is_empty(),
+            Value::Null => false,
+            _ => true,
+        };
+        if self.peft_type != "LORA" {
+            return Err(unsupported(format!("adapters of the type '{}'", self.peft_type)));
+        }
+        for (is_used, what) in [
+            (self.use_dora, "DoRA (use_dora)"),
+            (self.use_rslora, "the scale of rsLoRA (use_rslora)"),
+            (self.fan_in_fan_out, "transposed weights (fan_in_fan_out)"),
+            (is_set(&self.rank_pattern), "ranks by layer (rank_pattern)"),
+            (is_set(&self.alpha_pattern), "scales by layer (alpha_pattern)"),
+            (
+                is_set(&self.modules_to_save),
+                "trained layers beside adapters (modules_to_save)",
+            ),
+            (
+                self.bias.as_deref().is_some_and(|b| b != "none"),
+                "trained biases (bias)",
+            ),
+        ] {
+            if is_used {
+                return Err(unsupported(what.into()));
+            }
+        }
+        if self.r == 0 || !self.lora_alpha.is_finite() {
+            return Err(damaged(path, format!("rank {} with alpha {}", self.r, self.lora_alpha)));
+        }
+        let targets = match &self.target_modules {
+            Value::String(all) if all == "all-linear" => Ok(LoraTargets::ALL),
+            Value::String(one) => LoraTargets::named([one.as_str()]),
+            Value::Array(list) => LoraTargets::named(list.iter().map(|name| name.as_str().unwrap_or_default())),
+            _ => Err("no layers are named".into()),
+        };
+        Ok(LoraConfig {
+            rank: self.r,
+            alpha: self.lora_alpha,
+            targets: targets.map_err(unsupported)?,
+        })
+    }
+}
+
+impl Adapters {
+    /// Reads the adapters in a folder.
+    ///
+    /// # Errors
+    /// [`Error::File`]: files that cannot be read, options that are not supported, matrices that do not belong together.
+    pub fn open(folder: &Path) -> Result<Self> {
+        let path = folder.join(CONFIG);
+        let raw: Raw = serde_json::from_str(&read_text(&path)?).map_err(|e| damaged(&path, e))?;
+        let config = raw.config(&path)?;
+        let path = folder.join(MATRICES);
+        let bytes = fs::read(&path).map_err(|e| {
+            let remedy = "give the folder of adapters: adapter_config.json and adapter_model.safetensors";
+            Error::file(&path, format!("cannot be read: {e}"), remedy)
+        })?;
+        let tensors = SafeTensors::deserialize(&bytes).map_err(|e| damaged(&path, e))?;
+        let mut pairs: BTreeMap<String, Pair> = BTreeMap::new();
+        for (name, tensor) in tensors.tensors() {
+            let own = name.strip_prefix(PREFIX);
+            let split = own.and_then(|own| own.strip_suffix(".weight")?.rsplit_once(ADAPTERS));
+            let (Some((layer, which @ ("A" | "B"))), &[rows, columns]) = (split, tensor.shape()) else {
+                return Err(damaged(
+                    &path,
+                    format!("'{name}' {:?} is no part of an adapter", tensor.shape()),
+                ));
+            };
+            if !convert::is_known(tensor.dtype()) {
+                return Err(damaged(&path, format!("'{name}' is of type {:?}", tensor.dtype())));
+            }
+            let pair = pairs.entry(format!("{layer}.weight")).or_default();
+            let matrix = if which == "A" { &mut pair.a } else { &mut pair.b };
+            matrix.shape = [columns, rows];
+            convert::to_f32(tensor.dtype(), tensor.data(), Some(matrix.shape), &mut matrix.values);
+        }
+        if let Some((name, _)) = pairs
+            .iter()
+            .find(|(_, p)| p.a.shape[1] != config.rank || p.b.shape[0] != config.rank)
+        {
+            return Err(damaged(
+                &path,
+                format!(
+                    "the adapter of '{name}' does not have two matrices of rank {}",
+                    config.rank
+                ),
+            ));
+        }
+        Ok(Adapters { path, config, pairs })
+    }
+
+    /// Rank, scale and layers.
+    pub fn config(&self) -> &LoraConfig {
+        &self.config
+    }
+
+    /// Checks that every adapter has its weight; `shape` gives that of a weight, `[outputs, inputs]`.
+    pub(crate) fn check(&self, shape: impl Fn(&str) -> Option<Vec<usize>>) -> Result<()> {
+        for (name, pair) in &self.pairs {
+            let own = [pair.b.shape[1], pair.a.shape[0]];
+            let message = match shape(name) {
+                Some(found) if found == own => continue,
+                Some(found) => format!("is for weights '{name}' of shape {own:?}, but the model's are {found:?}"),
+                None => format!("is for weights '{name}', which the model has not"),
+            };
+            return Err(Error::file(
+                &self.path,
+                message,
+                "use the model that the adapters were trained on",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Adds an adapter to its weight, which is transposed already: `[inputs, outputs]`. Other tensors stay as they are.
+    pub(crate) fn merge_into(&self, name: &str, weight: &mut [f32]) {
+        if let Some(Pair { a, b }) = self.pairs.get(name) {
+            add_product(weight, &a.values, &b.values, &self.config);
+        }
+    }
+
+    /// The matrix of a parameter of a graph, such as `{layer}.lora_A.weight`, if there is one.
+    fn parameter(&self, name: &str) -> Option<&Matrix> {
+        let (layer, which) = name.strip_suffix(".weight")?.rsplit_once(ADAPTERS)?;
+        let pair = self.pairs.get(&format!("{layer}.weight"))?;
+        Some(if which == "A" { &pair.a } else { &pair.b })
+    }
+
+    /// Sets the adapters of a session whose model was built with them.
+    ///
+    /// # Errors
+    /// [`Error::File`]: the model has an adapter that is not here, or of another shape; errors of the session.
+    pub fn load_into(&self, session: &mut Session) -> Result<()> {
+        let views = session.plan().parameters().into_iter();
+        for view in views.filter(|view| view.name.contains(ADAPTERS)) {
+            let matrix = self.parameter(&view.name);
+            let matrix = matrix.filter(|m| m.shape[..] == *view.ty.shape.dims());
+            let matrix = matrix.ok_or_else(|| {
+                let message = format!("does not hold '{}' of shape {}", view.name, view.ty.shape);
+                Error::file(&self.path, message, "use the model that the adapters were trained on")
+            })?;
+            session.try_set_parameter(&view.name, &matrix.values)?;
+        }
+        Ok(())
+    }
+}
+
+/// Adds `(alpha / rank) A B` to a weight `[inputs, outputs]`; `A [inputs, rank]`, `B [rank, outputs]`.
+pub(crate) fn add_product(weight: &mut [f32], a: &[f32], b: &[f32], config: &LoraConfig) {
+    let (rank, scale) = (config.rank.max(1), config.scale());
+    let outputs = (b.len() / rank).max(1);
+    for (row, a) in weight.chunks_exact_mut(outputs).zip(a.chunks_exact(rank)) {
+        for (&a, b) in a.iter().zip(b.chunks_exact(outputs)) {
+            row.iter_mut().zip(b).for_each(|(w, b)| *w += scale * a * b);
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! Trained models and adapters, in the layouts that they are opened in.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use meganeura_core::files::write_atomically;
+use meganeura_core::ops::RopeScaling;
+use meganeura_core::{Error, Result, Session};
+use meganeura_nn::layers::LoraConfig;
+use meganeura_nn::models::LlamaConfig;
+use safetensors::tensor::{Dtype, TensorView};
+use serde_json::{Value, json};
+
+use crate::adapters::{CONFIG, MATRICES, PREFIX, add_product};
+use crate::checkpoint::{ADAPTERS, transposed};
+
+/// Files that describe a checkpoint beside its weights.
+const DESCRIPTIONS: [&str; 7] = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "vocab.json",
+];
+
+/// A tensor on its way to a file.
+struct Stored {
+    name: String,
+    shape: Vec<usize>,
+    bytes: Vec<u8>,
+}
+
+/// Makes a folder for a model, if it does not exist.
+///
+/// # Errors
+/// [`Error::File`] if it cannot be made.
+pub fn make_folder(folder: &Path) -> Result<()> {
+    fs::create_dir_all(folder).map_err(|e| {
+        let remedy = "name a folder that you can write to";
+        Error::file(folder, format!("could not be made: {e}"), remedy)
+    })
+}
+
+/// Writes the weights of a session as `model.safetensors`, in `f32`. Adapters of its model are merged into the weights, if
+/// their settings are given; without, the model must have none.
+///
+/// # Errors
+/// [`Error::File`] if the file cannot be written; errors of the session.
+pub fn save_weights(folder: &Path, session: &mut Session, lora: Option<&LoraConfig>) -> Result<()> {
+    let mut tensors = Vec::new();
+    for (name, shape) in parameters(session, |name| !name.contains(ADAPTERS)) {
+        let mut values = session.try_read_parameter(&name)?;
+        if let (Some(lora), Some(layer)) = (lora.filter(|_| shape.len() == 2), name.strip_suffix(".weight"))
+            && lora.has(layer)
+        {
+            let a = session.try_read_parameter(&format!("{layer}.lora_A.weight"))?;
+            let b = session.try_read_parameter(&format!("{layer}.lora_B.weight"))?;
+            add_product(&mut values, &a, &b, lora);
+        }
+        tensors.push(stored(name, shape, &values));
+    }
+    write(&folder.join("model.safetensors"), &tensors)
+}
+
+/// Writes the adapters of a session in PEFT's layout; `base` is what the settings call the model.
+///
+/// # Errors
+/// [`Error::File`] if a file cannot be written; errors of the session.
+pub fn save_adapters(folder: &Path, session: &mut Session, lora: &LoraConfig, base: &str) -> Result<()> {
+    let mut tensors = Vec::new();
+    for (name, shape) in parameters(session, |name| name.contains(ADAPTERS)) {
+        let values = session.try_read_parameter(&name)?;
+        let mut tensor = stored(name, shape, &values);
+        tensor.name.insert_str(0, PREFIX);
+        tensors.push(tensor);
+    }
+    write(&folder.join(MATRICES), &tensors)?;
+    let config = json!({
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": false,
+        "inference_mode": true,
+        "target_modules": lora.targets.names().collect::<Vec<_>>(),
+    });
+    write_json(&folder.join(CONFIG), &config)
+}
+
+/// Writes the `config.json` of a model of the type `llama`; `stop` is the token that ends a text, if
+/// there is one.
+///
+/// # Errors
+/// [`Error::File`] if the file cannot be written; [`Error::InvalidUse`] for options that the type has not.
+pub fn save_config(folder: &Path, model: &LlamaConfig, context: usize, stop: Option<u32>) -> Result<()> {
+    let plain = RopeScaling::None == model.rope_scaling && model.window.is_none() && !model.head_norm;
+    if !plain || model.qkv_bias != model.attention_out_bias {
+        return Err(Error::misuse(
+            "a model with scaled positions, a window, norms of heads or some of the biases is not of the type llama",
+            "copy the config.json that it came from",
+        ));
+    }
+    let config = json!({
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": model.vocab,
+        "hidden_size": model.dim,
+        "intermediate_size": model.hidden,
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads,
+        "head_dim": model.head_dim(),
+        "max_position_embeddings": context,
+        "rms_norm_eps": model.eps,
+        "rope_theta": model.rope_theta,
+        "tie_word_embeddings": model.tied_embeddings,
+        "attention_bias": model.qkv_bias,
+        "mlp_bias": model.mlp_bias,
+        "hidden_act": "silu",
+        "eos_token_id": stop,
+        "dtype": "float32",
+    });
+    write_json(&folder.join("config.json"), &config)
+}
+
+/// Copies what describes a checkpoint beside its weights; files that it has not are not missed.
+///
+/// # Errors
+/// [`Error::File`] if a file cannot be copied.
+pub fn copy_descriptions(from: &Path, to: &Path) -> Result<()> {
+    for name in DESCRIPTIONS {
+        let path = from.join(name);
+        if path.exists() {
+            let bytes = fs::read(&path).map_err(|e| unwritable(&path, &e))?;
+            save_text(to, name, &bytes)?;
+        }
+    }
+    Ok(())
+}
+
+/// Writes a file of a folder.
+///
+/// # Errors
+/// [`Error::File`] if it cannot be written.
+pub fn save_text(folder: &Path, name: &str, contents: &[u8]) -> Result<()> {
+    write_atomically(&folder.join(name), |w| w.write_all(contents))
+}
+
+/// Parameters without caches, by name, with their shapes.
+fn parameters(session: &Session, wanted: impl Fn(&str) -> bool) -> Vec<(String, Vec<usize>)> {
+    let views = session.plan().parameters().into_iter();
+    let views = views.filter(|view| wanted(&view.name));
+    let mut all: Vec<_> = views.map(|view| (view.name, view.ty.shape.to_vec())).collect();
+    all.sort();
+    all
+}
+
+/// A tensor as checkpoints have it.
+fn stored(name: String, mut shape: Vec<usize>, values: &[f32]) -> Stored {
+    let bytes = match transposed(&name, &shape) {
+        None => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+        Some([rows, columns]) => {
+            shape.reverse();
+            let turned = (0..columns).flat_map(|c| (0..rows).map(move |r| values[r * columns + c]));
+            turned.flat_map(f32::to_le_bytes).collect()
+        }
+    };
+    Stored { name, shape, bytes }
+}
+
+fn write(path: &Path, tensors: &[Stored]) -> Result<()> {
+    let failed = |e: safetensors::SafeTensorError| unwritable(path, &io::Error::other(e.to_string()));
+    let views = tensors.iter().map(|t| {
+        let view = TensorView::new(Dtype::F32, t.shape.clone(), &t.bytes);
+        view.map(|view| (t.name.as_str(), view))
+    });
+    let views = views.collect::<std::result::Result<Vec<_>, _>>().map_err(failed)?;
+    let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+    let bytes = safetensors::serialize(views, Some(metadata)).map_err(failed)?;
+    write_atomically(path, |w| w.write_all(&bytes))
+}
+
+fn write_json(path: &Path, value: &Value) -> Result<()> {
+    write_atomically(path, |w| writeln!(w, "{value:#}"))
+}
+
+fn unwritable(path: &Path, error: &io::Error) -> Error {
+    Error::file(
+        path,
+        format!("cannot be written: {error}"),
+        "look at the folder's permissions and its disk",
+    )
+}

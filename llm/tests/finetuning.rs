@@ -1,0 +1,260 @@
+//! Fine-tuning against what Hugging Face's transformers and PEFT make of it: a step, a curve, and adapters.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use meganeura_core::build::{Mode, build_on};
+use meganeura_core::{Adam, Session};
+use meganeura_cpu::CpuDevice;
+use meganeura_llm::{Adapters, Checkpoint, Generator, GeneratorOptions, ModelConfig, Request, saving};
+use meganeura_nn::layers::LoraConfig;
+use meganeura_nn::models::{LlamaConfig, TARGETS, TOKENS, language_model};
+use safetensors::SafeTensors;
+use serde_json::Value;
+
+/// Of a loss, and of the norm of a gradient, relative.
+const TOLERANCE: f64 = 1e-4;
+
+fn fixtures() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures")
+}
+
+fn model() -> PathBuf {
+    fixtures().join("transformers/llama")
+}
+
+fn lora() -> PathBuf {
+    fixtures().join("finetuning/lora")
+}
+
+fn json(name: &str) -> Value {
+    let text = std::fs::read_to_string(fixtures().join("finetuning").join(name)).expect("a fixture");
+    serde_json::from_str(&text).expect("json")
+}
+
+fn ids(value: &Value) -> Vec<u32> {
+    let list = value.as_array().expect("a list").iter();
+    list.map(|id| id.as_u64().expect("a token") as u32).collect()
+}
+
+fn network(lora: Option<LoraConfig>) -> LlamaConfig {
+    let config = ModelConfig::open(&model()).expect("a configuration");
+    LlamaConfig { lora, ..config.network }
+}
+
+/// A session that trains the checkpoint on batches of this shape.
+fn training(lora: Option<LoraConfig>, batch: usize, rows: usize) -> Session {
+    let network = network(lora);
+    let graph = language_model(batch, rows, |g, tokens| network.build(g, "").forward(g, tokens));
+    let device = Arc::new(CpuDevice::new(2));
+    let (mut session, _) = build_on(&graph, device, Mode::Training, None).expect("a session");
+    let checkpoint = Checkpoint::open(&model()).expect("weights");
+    checkpoint.load_into(&mut session).expect("they fit");
+    session
+}
+
+fn close(what: &str, found: f64, wanted: f64) {
+    assert!(
+        (found / wanted - 1.0).abs() < TOLERANCE,
+        "{what}: {found}, not {wanted}"
+    );
+}
+
+/// Makes the steps of a fixture and compares losses and the norms of the first gradients.
+fn follow(session: &mut Session, curve: &Value) {
+    let number = |name: &str| curve["adamw"][name].as_f64().expect("a number") as f32;
+    session.set_optimizer(Adam {
+        eps: number("epsilon"),
+        ..Adam::adamw(number("rate"), number("weight_decay"))
+    });
+    let norms = curve["gradient_norms"].as_object().expect("norms by parameter");
+    let trained = session.plan().gradients().len();
+    assert_eq!(trained, norms.len(), "as many parameters are trained");
+    let batches = curve["batches"].as_array().expect("a list");
+    let losses = curve["losses"].as_array().expect("a list");
+    assert_eq!((batches.len(), losses.len()), (20, 20));
+    for (step, (batch, loss)) in batches.iter().zip(losses).enumerate() {
+        let (mut tokens, mut targets) = (Vec::new(), Vec::new());
+        for row in batch.as_array().expect("rows") {
+            let row = ids(row);
+            tokens.extend_from_slice(&row[..row.len() - 1]);
+            targets.extend_from_slice(&row[1..]);
+        }
+        session.set_input_u32(TOKENS, &tokens);
+        session.set_input_u32(TARGETS, &targets);
+        session.step();
+        let found = f64::from(session.read_loss());
+        close(&format!("loss of step {step}"), found, loss.as_f64().expect("a number"));
+        if step == 0 {
+            for (name, norm) in norms {
+                let squares = session.read_grad(name).into_iter().map(|g| f64::from(g).powi(2));
+                close(name, squares.sum::<f64>().sqrt(), norm.as_f64().expect("a number"));
+            }
+        }
+    }
+    let first = losses[0].as_f64().expect("a number");
+    assert!(f64::from(session.read_loss()) < first, "nothing was learnt");
+}
+
+#[test]
+fn twenty_steps_of_all_parameters_are_the_same() {
+    follow(&mut training(None, 2, 24), &json("curve.json"));
+}
+
+#[test]
+fn twenty_steps_of_adapters_are_the_same() {
+    let adapters = Adapters::open(&lora()).expect("adapters");
+    let mut session = training(Some(*adapters.config()), 2, 24);
+    adapters.load_into(&mut session).expect("they fit");
+    let frozen = "model.layers.0.self_attn.q_proj.weight";
+    let before = session.read_parameter(frozen);
+    follow(&mut session, &json("lora_curve.json"));
+    assert_eq!(
+        session.read_parameter(frozen),
+        before,
+        "the model itself stays as it is"
+    );
+}
+
+fn logits(folder: &Path, adapters: Option<&Path>, prompt: &[u32]) -> Vec<f32> {
+    let mut checkpoint = Checkpoint::open(folder).expect("weights");
+    if let Some(adapters) = adapters {
+        let adapters = Adapters::open(adapters).expect("adapters");
+        checkpoint = checkpoint.with_adapters(adapters).expect("they fit");
+    }
+    let config = ModelConfig::open(folder).expect("a configuration");
+    let device = Arc::new(CpuDevice::new(2));
+    let mut generator = Generator::on(device, config, checkpoint, &GeneratorOptions::default()).expect("a generator");
+    generator.prompt_logits(prompt).expect("logits")
+}
+
+fn off(found: &[f32], wanted: &[f32]) -> f32 {
+    assert_eq!(found.len(), wanted.len());
+    let size = wanted.iter().fold(0.0f32, |a, x| a.max(x.abs()));
+    found.iter().zip(wanted).fold(0.0f32, |a, (f, w)| a.max((f - w).abs())) / size
+}
+
+#[test]
+fn merged_adapters_give_the_logits_of_peft() {
+    let prompt = ids(&json("lora.json")["prompt_ids"]);
+    let bytes = std::fs::read(fixtures().join("finetuning/lora.safetensors")).expect("a fixture");
+    let tensors = SafeTensors::deserialize(&bytes).expect("safetensors");
+    let (words, _) = tensors.tensor("logits").expect("logits").data().as_chunks::<4>();
+    let wanted: Vec<f32> = words.iter().map(|&b| f32::from_le_bytes(b)).collect();
+    let found = logits(&model(), Some(&lora()), &prompt);
+    assert!(off(&found, &wanted) < 1e-4, "off by {}", off(&found, &wanted));
+    let without = logits(&model(), None, &prompt);
+    assert!(off(&without, &wanted) > 0.1, "adapters change little");
+}
+
+#[test]
+fn what_is_saved_is_what_was_trained() {
+    let adapters = Adapters::open(&lora()).expect("adapters");
+    let config = *adapters.config();
+    let mut session = training(Some(config), 1, 8);
+    adapters.load_into(&mut session).expect("they fit");
+    let prompt = ids(&json("lora.json")["prompt_ids"]);
+    let wanted = logits(&model(), Some(&lora()), &prompt);
+
+    // Adapters: the same bits.
+    let folder = tempfile::tempdir().expect("a folder");
+    saving::save_adapters(folder.path(), &mut session, &config, "model").expect("saved");
+    assert_eq!(*Adapters::open(folder.path()).expect("adapters").config(), config);
+    assert_eq!(logits(&model(), Some(folder.path()), &prompt), wanted);
+
+    // A whole model.
+    let merged = tempfile::tempdir().expect("a folder");
+    saving::copy_descriptions(&model(), merged.path()).expect("copied");
+    saving::save_weights(merged.path(), &mut session, Some(&config)).expect("saved");
+    let found = logits(merged.path(), None, &prompt);
+    assert!(off(&found, &wanted) < 1e-6, "off by {}", off(&found, &wanted));
+
+    // A configuration of its own.
+    let own = tempfile::tempdir().expect("a folder");
+    let opened = ModelConfig::open(&model()).expect("a configuration");
+    saving::save_config(own.path(), &opened.network, opened.context, Some(2)).expect("saved");
+    let again = ModelConfig::open(own.path()).expect("a configuration");
+    let head_dim = Some(opened.network.head_dim());
+    let network = LlamaConfig {
+        head_dim,
+        ..opened.network
+    };
+    assert_eq!(
+        (again.network, again.context, again.stop),
+        (network, opened.context, vec![2])
+    );
+    let window = LlamaConfig {
+        window: Some(8),
+        ..opened.network
+    };
+    let error = saving::save_config(own.path(), &window, 8, None).expect_err("not of the type llama");
+    assert!(error.to_string().contains("type llama"), "{error}");
+}
+
+#[test]
+fn adapters_that_cannot_be_used_are_one_clear_error() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let error = Adapters::open(folder.path()).expect_err("no files").to_string();
+    assert!(error.contains("adapter_config.json"), "{error}");
+    let config = std::fs::read_to_string(lora().join("adapter_config.json")).expect("a fixture");
+    let matrices = std::fs::read(lora().join("adapter_model.safetensors")).expect("a fixture");
+    let write = |name: &str, bytes: &[u8]| std::fs::write(folder.path().join(name), bytes).expect("written");
+    write("adapter_config.json", config.as_bytes());
+    let error = Adapters::open(folder.path()).expect_err("no matrices").to_string();
+    assert!(error.contains("adapter_model.safetensors"), "{error}");
+    write("adapter_model.safetensors", &matrices);
+    for (from, to, said) in [
+        ("\"use_dora\": false", "\"use_dora\": true", "DoRA"),
+        ("\"use_rslora\": false", "\"use_rslora\": true", "rsLoRA"),
+        ("\"bias\": \"none\"", "\"bias\": \"all\"", "trained biases"),
+        ("\"rank_pattern\": {}", "\"rank_pattern\": {\"q\": 2}", "ranks by layer"),
+        ("\"peft_type\": \"LORA\"", "\"peft_type\": \"IA3\"", "'IA3'"),
+        ("\"v_proj\"", "\"norm\"", "'norm'"),
+        ("\"r\": 4", "\"r\": 0", "rank 0"),
+        ("\"r\": 4", "\"r\": 5", "matrices of rank 5"),
+        ("\"r\": 4", "\"r\": []", "invalid type"),
+    ] {
+        let changed = config.replace(from, to);
+        assert_ne!(changed, config, "{from}");
+        write("adapter_config.json", changed.as_bytes());
+        let error = Adapters::open(folder.path()).expect_err(said).to_string();
+        assert!(error.contains(said), "{error}");
+    }
+    write("adapter_config.json", config.as_bytes());
+    write("adapter_model.safetensors", &matrices[..matrices.len() / 2]);
+    let error = Adapters::open(folder.path()).expect_err("half of a file").to_string();
+    assert!(error.contains("is not what it should be"), "{error}");
+
+    // Those of another model.
+    let other = Checkpoint::open(&fixtures().join("transformers/llama_linear")).expect("weights");
+    let error = other
+        .with_adapters(Adapters::open(&lora()).expect("adapters"))
+        .expect_err("other shapes");
+    assert!(error.to_string().contains("of shape"), "{error}");
+    let mut session = training(Some(LoraConfig::new(2)), 1, 8);
+    let error = Adapters::open(&lora())
+        .expect("adapters")
+        .load_into(&mut session)
+        .expect_err("another rank");
+    assert!(error.to_string().contains("does not hold"), "{error}");
+}
+
+#[test]
+fn adapters_change_what_is_generated() {
+    let request = Request {
+        max_tokens: 8,
+        stop: Some(Vec::new()),
+        ..Request::default()
+    };
+    let text = |adapters: Option<PathBuf>| {
+        let options = GeneratorOptions {
+            device: Some("cpu".into()),
+            adapters,
+            ..GeneratorOptions::default()
+        };
+        let mut generator = Generator::open(&model(), options).expect("a generator");
+        let generation = generator.generate(&[35, 78, 312], &request).expect("it begins");
+        generation.map(|token| token.expect("a token")).collect::<Vec<u32>>()
+    };
+    assert_ne!(text(Some(lora())), text(None));
+}

@@ -1,0 +1,166 @@
+//! Low-rank adapters of linear layers.
+
+use std::fmt;
+use std::str::FromStr;
+
+use meganeura_core::graph::Value;
+use meganeura_core::{Graph, Init, NodeId};
+
+use super::scoped;
+
+/// Layers that adapters may be put beside, by the last parts of their names.
+pub const LORA_LAYERS: [&str; 7] = [
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "o_proj",
+    "gate_proj",
+    "up_proj",
+    "down_proj",
+];
+
+/// A choice of [`LORA_LAYERS`]. As text a list such as `q,v` or `q_proj,v_proj`, or `all`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoraTargets([bool; LORA_LAYERS.len()]);
+
+impl LoraTargets {
+    /// Every layer.
+    pub const ALL: LoraTargets = LoraTargets([true; LORA_LAYERS.len()]);
+
+    /// The layers of these names; the error is one that there is not, or that the list is empty.
+    pub fn named<'n>(names: impl IntoIterator<Item = &'n str>) -> Result<Self, String> {
+        let mut targets = LoraTargets([false; LORA_LAYERS.len()]);
+        for name in names {
+            let is_meant = |layer: &&str| *layer == name || layer.strip_suffix("_proj") == Some(name);
+            let Some(at) = LORA_LAYERS.iter().position(|layer| is_meant(&layer)) else {
+                return Err(format!(
+                    "there are no adapters for '{name}'; there are for {}",
+                    LORA_LAYERS.join(", ")
+                ));
+            };
+            targets.0[at] = true;
+        }
+        match targets.names().next() {
+            Some(_) => Ok(targets),
+            None => Err("no layers are named".into()),
+        }
+    }
+
+    /// The chosen layers.
+    pub fn names(&self) -> impl Iterator<Item = &'static str> + '_ {
+        let chosen = LORA_LAYERS.iter().zip(&self.0).filter(|(_, chosen)| **chosen);
+        chosen.map(|(name, _)| *name)
+    }
+}
+
+impl FromStr for LoraTargets {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "all" => Ok(LoraTargets::ALL),
+            _ => LoraTargets::named(text.split(',').map(str::trim)),
+        }
+    }
+}
+
+impl fmt::Display for LoraTargets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.names().collect::<Vec<_>>().join(","))
+    }
+}
+
+/// Adapters of a model (LoRA; Hu et al., 2021): beside a weight `W`, which is not trained, the product of two narrow
+/// matrices is, `y = x W + (alpha / rank) x A B`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LoraConfig {
+    /// Columns of `A`, at least 1.
+    pub rank: usize,
+    /// Factor, before it is divided by the rank.
+    pub alpha: f32,
+    /// Layers that have adapters.
+    pub targets: LoraTargets,
+}
+
+impl LoraConfig {
+    /// Adapters of this rank beside the projections to queries and values, with twice the rank as `alpha`.
+    pub fn new(rank: usize) -> Self {
+        let mut targets = [false; LORA_LAYERS.len()];
+        (targets[0], targets[2]) = (true, true);
+        LoraConfig {
+            rank,
+            alpha: 2.0 * rank as f32,
+            targets: LoraTargets(targets),
+        }
+    }
+
+    /// What the product of the two matrices is multiplied by.
+    pub fn scale(&self) -> f32 {
+        self.alpha / self.rank.max(1) as f32
+    }
+
+    /// Whether the layer of that name has an adapter.
+    pub fn has(&self, layer: &str) -> bool {
+        let own = layer.rsplit('.').next();
+        self.targets.names().any(|name| Some(name) == own)
+    }
+}
+
+/// Part of the names of parameters of adapters.
+pub(crate) const LORA_PART: &str = ".lora_";
+
+/// The two matrices beside a weight.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Adapter {
+    a: NodeId,
+    b: NodeId,
+    scale: f32,
+}
+
+impl Adapter {
+    /// Registers `{name}.lora_A.weight [inputs, rank]`, uniform, and `{name}.lora_B.weight [rank, outputs]`, zeros, if the
+    /// layer is to have them.
+    #[track_caller]
+    pub(super) fn of(g: &mut Graph, name: &str, lora: Option<LoraConfig>, sizes: [usize; 2]) -> Option<Self> {
+        let config = lora.filter(|lora| lora.has(name))?;
+        let [inputs, outputs] = sizes;
+        let init = Init::kaiming_uniform(inputs);
+        let a = g.parameter_with(&scoped(name, "lora_A.weight"), &[inputs, config.rank], init);
+        let b = g.parameter(&scoped(name, "lora_B.weight"), &[config.rank, outputs]);
+        Some(Adapter {
+            a,
+            b,
+            scale: config.scale(),
+        })
+    }
+
+    /// `y` with what the adapter makes of `x`.
+    #[track_caller]
+    pub(super) fn add_to(&self, g: &mut Graph, y: NodeId, x: Value, name: &str) -> NodeId {
+        let narrow = g.matmul(x, self.a);
+        let scale = g.full(meganeura_core::DType::F32, f64::from(self.scale), &[1]);
+        // The narrow one costs least to scale.
+        let narrow = g.mul(narrow, scale);
+        let added = g.matmul(narrow, self.b);
+        let y = g.add(y, added);
+        g.named(y, name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn targets_as_text() {
+        let targets: LoraTargets = "q, down_proj".parse().expect("a list");
+        assert_eq!(targets.to_string(), "q_proj,down_proj");
+        assert_eq!("all".parse::<LoraTargets>(), Ok(LoraTargets::ALL));
+        assert_eq!(LoraConfig::new(4).targets, "v,q".parse().expect("a list"));
+        for (text, said) in [("q,norm", "'norm'"), ("", "''")] {
+            let error = text.parse::<LoraTargets>().expect_err(text);
+            assert!(error.contains(said) && error.contains("gate_proj"), "{error}");
+        }
+        assert!(LoraTargets::named([]).is_err());
+    }
+}
