@@ -17,7 +17,7 @@ fn most_likely(logits: &[f32]) -> u32 {
     best.map_or(0, |(token, _)| token)
 }
 
-fn main() -> meganeura::Result<()> {
+pub(crate) fn main() -> meganeura::Result<()> {
     let model = LlamaConfig::small(VOCAB);
     // Equal seeds and names give both sessions the same weights.
     let mut prefill = build_inference_session(&model.prefill_graph(PROMPT.len()));
