@@ -5,6 +5,7 @@ mod doctor;
 mod generate;
 mod precision;
 mod saved;
+mod text;
 
 use std::process::{Command, Output};
 

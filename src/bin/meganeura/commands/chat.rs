@@ -21,13 +21,14 @@ pub(crate) struct Args {
 
 /// A conversation: lines of standard input are what the user says.
 pub(crate) fn run(args: &Args) -> Outcome {
-    let config = ModelConfig::open(&args.model.model)?;
-    let tokenizer = args.model.tokenizer()?;
+    let folder = args.model.folder()?;
+    let config = ModelConfig::open(&folder)?;
+    let tokenizer = Tokenizer::open(&folder)?;
     tokenizer.check(&config)?;
-    let template = ChatTemplate::open(&args.model.model)?;
+    let template = ChatTemplate::open(&folder)?;
     // As long as the model and its memory allow: every turn reads on where the last one ended.
     const USUAL: usize = 4096;
-    let mut generator = args.model.generator(config.context, USUAL)?;
+    let mut generator = args.model.generator(&folder, config.context, USUAL)?;
     let mut messages: Vec<Message> = args.system.iter().map(|text| Message::new("system", text)).collect();
     let asks = io::stdin().is_terminal();
     let mut lines = io::stdin().lock().lines();

@@ -35,9 +35,10 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {
-    let config = ModelConfig::open(&args.model.model)?;
+    let folder = args.model.folder()?;
+    let config = ModelConfig::open(&folder)?;
     // Tokens that are given need no tokenizer, though their text is shown if there is one.
-    let tokenizer = match (args.model.tokenizer(), &args.prompt_ids) {
+    let tokenizer = match (Tokenizer::open(&folder), &args.prompt_ids) {
         (Ok(tokenizer), _) => {
             tokenizer.check(&config)?;
             Some(tokenizer)
@@ -51,7 +52,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         _ => Vec::new(),
     };
     let needed = prompt.len().saturating_add(args.model.max_tokens);
-    let mut generator = args.model.generator(config.context, needed)?;
+    let mut generator = args.model.generator(&folder, config.context, needed)?;
     if let Some(path) = &args.logits {
         let logits = generator.prompt_logits(&prompt)?;
         write_npy(path, &[prompt.len(), config.network.vocab], &logits)?;

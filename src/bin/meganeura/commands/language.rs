@@ -4,16 +4,21 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use meganeura::Result;
-use meganeura::llm::{Generator, GeneratorOptions, Sampling, Speed, Tokenizer};
+use meganeura::llm::{Generator, GeneratorOptions, Sampling, Speed, hub};
 
 use crate::output::text;
 
 /// Options of a model and of how it goes on.
 #[derive(Debug, clap::Args)]
 pub(super) struct ModelArgs {
-    /// Folder of a checkpoint in Hugging Face's layout: config.json, safetensors files and tokenizer.json.
+    /// Folder of a checkpoint in Hugging Face's layout: config.json, safetensors files and tokenizer.json. With the feature
+    /// `hub` also a name there, such as HuggingFaceTB/SmolLM2-135M, which is downloaded.
     #[arg(long, value_name = "DIR")]
-    pub(super) model: PathBuf,
+    model: PathBuf,
+
+    /// Folder of LoRA adapters in PEFT's layout, which are merged into the model.
+    #[arg(long, value_name = "DIR")]
+    lora: Option<PathBuf>,
 
     /// Most tokens to generate.
     #[arg(long, value_name = "N", default_value_t = 128)]
@@ -72,8 +77,13 @@ impl ModelArgs {
         }
     }
 
+    /// The folder of the model.
+    pub(super) fn folder(&self) -> Result<PathBuf> {
+        hub::locate(&self.model)
+    }
+
     /// The model with a cache of so many rows, or of those that were asked for.
-    pub(super) fn generator(&self, context: usize, needed: usize) -> Result<Generator> {
+    pub(super) fn generator(&self, folder: &Path, context: usize, needed: usize) -> Result<Generator> {
         const LEAST: usize = 512;
         // Powers of two, so that prompts of similar lengths have one plan.
         let usual = needed.checked_next_power_of_two().unwrap_or(needed).max(LEAST);
@@ -81,17 +91,10 @@ impl ModelArgs {
             device: self.device.clone(),
             capacity: Some(self.cache.unwrap_or(usual.min(context))),
             prefill_rows: self.prefill_rows,
-            plans: if self.no_plan_cache {
-                None
-            } else {
-                plans_of(&self.model)
-            },
+            adapters: self.lora.clone(),
+            plans: if self.no_plan_cache { None } else { plans_of(folder) },
         };
-        Generator::open(&self.model, options)
-    }
-
-    pub(super) fn tokenizer(&self) -> Result<Tokenizer> {
-        Tokenizer::open(&self.model)
+        Generator::open(folder, options)
     }
 }
 

@@ -1,0 +1,75 @@
+//! What a run writes while it goes on.
+
+use std::error::Error;
+use std::path::Path;
+
+use meganeura::nn::data::Dataset;
+use meganeura::nn::trainer::{JsonLinesLog, LogFolder, Observer, TrainReport, Trainer};
+
+use super::display::{Display, JsonLines};
+use super::options::RunOptions;
+
+/// Logs that were asked for.
+pub(super) struct Logs<'a> {
+    options: &'a RunOptions,
+    log: Option<JsonLinesLog>,
+    folder: Option<LogFolder>,
+}
+
+impl<'a> Logs<'a> {
+    pub(super) fn open(options: &'a RunOptions) -> Result<Self, Box<dyn Error>> {
+        let log = options.log.as_deref().map(|path| open_log(path, options.resume));
+        let folder = options.log_dir.as_deref().map(|path| open_folder(path, options));
+        Ok(Logs {
+            options,
+            log: log.transpose()?,
+            folder: folder.transpose()?,
+        })
+    }
+
+    /// Trains, prints how it goes, and ends the logs.
+    pub(super) fn fit(
+        mut self,
+        trainer: &mut Trainer,
+        train: &Dataset,
+        test: Option<&Dataset>,
+        json: bool,
+    ) -> Result<TrainReport, Box<dyn Error>> {
+        let mut display = Display::default();
+        let printing: &mut dyn Observer = if json { &mut JsonLines } else { &mut display };
+        let report = trainer.fit(train, test, &mut (printing, self.log.as_mut(), self.folder.as_mut()))?;
+        if let (Some(log), Some(path)) = (self.log, &self.options.log) {
+            log.finish().map_err(|e| unwritable(path, &e))?;
+        }
+        if let (Some(folder), Some(path)) = (self.folder, &self.options.log_dir) {
+            folder.finish().map_err(|e| unwritable(path, &e))?;
+        }
+        Ok(report)
+    }
+}
+
+fn open_log(path: &Path, resume: bool) -> Result<JsonLinesLog, Box<dyn Error>> {
+    let opened = if resume {
+        JsonLinesLog::append(path)
+    } else {
+        JsonLinesLog::create(path)
+    };
+    Ok(opened.map_err(|e| unwritable(path, &e))?)
+}
+
+fn open_folder(path: &Path, args: &RunOptions) -> Result<LogFolder, Box<dyn Error>> {
+    let opened = if args.resume {
+        LogFolder::append(path)
+    } else {
+        LogFolder::create(path)
+    };
+    let opened = match args.statistics {
+        0 => opened,
+        _ => opened.and_then(LogFolder::with_statistics),
+    };
+    Ok(opened.map_err(|e| unwritable(path, &e))?)
+}
+
+fn unwritable(path: &Path, error: &std::io::Error) -> String {
+    format!("{}: cannot write the log: {error}", path.display())
+}

@@ -1,0 +1,325 @@
+//! `meganeura train text`.
+
+use std::error::Error;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use meganeura::llm::tokenizer::END_OF_TEXT;
+use meganeura::llm::{Checkpoint, ModelConfig, Tokenizer, hub, saving};
+use meganeura::nn::data::Dataset;
+use meganeura::nn::layers::{LoraConfig, LoraTargets};
+use meganeura::nn::models::{LlamaConfig, TARGETS, TOKENS, language_model};
+use meganeura::nn::trainer::{TrainConfig, TrainReport, Trainer};
+use meganeura::{GradientClip, ParameterGroup};
+use serde_json::{Value, json};
+
+use super::logs::Logs;
+use super::options::RunOptions;
+use super::{finite, introduce_plan, parameters, steps_per_second, train_loss};
+use crate::commands::Outcome;
+use crate::output::line;
+
+const EXAMPLES: &str = "\
+Examples:
+  meganeura train text --data data/alice/alice.txt --model tiny --out alice
+  meganeura generate --model alice --prompt \"Alice was\" --temperature 0.7
+  meganeura train text --data letters.txt --model SmolLM2-135M --lora 8 --out letters
+  meganeura generate --model SmolLM2-135M --lora letters --prompt \"Dear\"";
+
+/// The model that is trained from scratch.
+const TINY: &str = "tiny";
+
+/// Options of `train text`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Args {
+    /// Text file, in UTF-8.
+    #[arg(long, value_name = "FILE")]
+    data: PathBuf,
+
+    /// Model to begin with: tiny, a small one with random weights, or the folder of a checkpoint.
+    #[arg(long, value_name = "tiny|DIR")]
+    model: PathBuf,
+
+    /// tokenizer.json to use instead of the model's, or instead of learning one from the text for tiny.
+    #[arg(long, value_name = "FILE")]
+    tokenizer: Option<PathBuf>,
+
+    /// Tokens of the tokenizer that is learnt for tiny.
+    #[arg(long, value_name = "N", default_value_t = 512, conflicts_with = "tokenizer")]
+    vocab: usize,
+
+    /// Tokens of an example [default: 64, or the model's context if that is less]
+    #[arg(long, value_name = "N")]
+    seq: Option<usize>,
+
+    /// Steps, rounded up to whole passes over the text [default: 200 for tiny, 100 for a checkpoint]
+    #[arg(long, value_name = "N", conflicts_with = "epochs")]
+    steps: Option<usize>,
+
+    /// Part of the text, its end, that is held out for testing, from 0 to below 1.
+    #[arg(long, value_name = "FRACTION", default_value_t = 0.1)]
+    test_fraction: f64,
+
+    /// Train adapters of this rank, and leave the model as it is (LoRA).
+    #[arg(long, value_name = "RANK")]
+    lora: Option<usize>,
+
+    /// Scale of the adapters, which is divided by their rank [default: twice the rank]
+    #[arg(long, value_name = "ALPHA", requires = "lora")]
+    lora_alpha: Option<f32>,
+
+    /// Layers with adapters: of q, k, v, o, gate, up and down those that the list names, or all.
+    #[arg(long, value_name = "LIST", requires = "lora", default_value = "q,v")]
+    lora_targets: LoraTargets,
+
+    /// Save a whole model with the adapters merged into it, instead of the adapters alone.
+    #[arg(long, requires = "lora")]
+    merge: bool,
+
+    /// Folder for the trained model, or the adapters. Without it, nothing is saved.
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+
+    #[command(flatten)]
+    run: RunOptions,
+}
+
+/// A model, its tokenizer, and where it comes from.
+struct Model {
+    config: ModelConfig,
+    tokenizer: Tokenizer,
+    /// Folder of the checkpoint, if it is not made anew.
+    folder: Option<PathBuf>,
+}
+
+pub(super) fn run(args: &Args) -> Outcome {
+    // Before anything that takes time: what cannot be written is an error at once.
+    let logs = Logs::open(&args.run)?;
+    if let Some(out) = &args.out {
+        saving::make_folder(out)?;
+    }
+    let text = read(&args.data)?;
+    let lora = adapters(args)?;
+    let model = Model::open(args, &text)?;
+    let rows = model.rows(args.seq)?;
+    let tokens = model.tokenizer.encode_plain(&text)?;
+    let (train, test) = split(args, &tokens, rows, model.config.network.vocab)?;
+    let network = LlamaConfig {
+        lora,
+        ..model.config.network
+    };
+    let config = config(args, &train, &model);
+    let graph = |batch| language_model(batch, rows, |g, tokens| network.build(g, "").forward(g, tokens));
+    let mut trainer = Trainer::new(graph, config)?;
+    if let Some(folder) = &model.folder {
+        Checkpoint::open(folder)?.load_into(trainer.session_mut())?;
+    }
+    if !args.run.json {
+        introduce(args, &trainer, &train, tokens.len(), rows)?;
+    }
+    let report = logs.fit(&mut trainer, &train, test.as_ref(), args.run.json)?;
+    if let Some(out) = &args.out {
+        save(args, &model, lora.as_ref(), &mut trainer, out)?;
+    }
+    conclude(args, &report, &trainer, tokens.len())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The text of a file.
+fn read(path: &Path) -> Result<String, Box<dyn Error>> {
+    let bytes = std::fs::read(path).map_err(|e| format!("{}: the text cannot be read: {e}", path.display()))?;
+    let text = String::from_utf8(bytes);
+    Ok(text.map_err(|e| format!("{}: the text is not UTF-8: {e}", path.display()))?)
+}
+
+/// The adapters that are asked for.
+fn adapters(args: &Args) -> Result<Option<LoraConfig>, Box<dyn Error>> {
+    let Some(rank) = args.lora else { return Ok(None) };
+    if rank == 0 {
+        return Err("adapters of rank 0 change nothing; use at least --lora 1".into());
+    }
+    let usual = LoraConfig::new(rank);
+    let alpha = args.lora_alpha.unwrap_or(usual.alpha);
+    if !alpha.is_finite() {
+        return Err(format!("--lora-alpha {alpha} is not a finite number").into());
+    }
+    Ok(Some(LoraConfig {
+        alpha,
+        targets: args.lora_targets,
+        ..usual
+    }))
+}
+
+impl Model {
+    fn open(args: &Args, text: &str) -> Result<Self, Box<dyn Error>> {
+        if args.model.as_os_str() != TINY {
+            let folder = hub::locate(&args.model)?;
+            let config = ModelConfig::open(&folder)?;
+            let tokenizer = match &args.tokenizer {
+                Some(path) => Tokenizer::read(path)?,
+                None => Tokenizer::open(&folder)?,
+            };
+            tokenizer.check(&config)?;
+            return Ok(Model {
+                config,
+                tokenizer,
+                folder: Some(folder),
+            });
+        }
+        if args.lora.is_some() {
+            return Err(
+                "adapters need a model that has learnt something: give --model the folder of a checkpoint".into(),
+            );
+        }
+        let tokenizer = match &args.tokenizer {
+            Some(path) => Tokenizer::read(path)?,
+            None => Tokenizer::train(text, args.vocab)?,
+        };
+        const CONTEXT: usize = 256;
+        let context = args.seq.unwrap_or(0).max(CONTEXT);
+        let stop = tokenizer.token(END_OF_TEXT).into_iter().collect();
+        Ok(Model {
+            config: ModelConfig {
+                network: LlamaConfig::small(tokenizer.vocab()),
+                context,
+                stop,
+            },
+            tokenizer,
+            folder: None,
+        })
+    }
+
+    /// Tokens of an example.
+    fn rows(&self, asked: Option<usize>) -> Result<usize, Box<dyn Error>> {
+        const USUAL: usize = 64;
+        let context = self.config.context;
+        match asked.unwrap_or(USUAL.min(context)) {
+            0 => Err("sequences of 0 tokens; use at least --seq 1".into()),
+            rows if rows > context => {
+                Err(format!("sequences of {rows} tokens for a model of {context} positions; use a lower --seq").into())
+            }
+            rows => Ok(rows),
+        }
+    }
+}
+
+/// Examples to train, and those at the end of the text to test, if there are enough tokens for one.
+fn split(args: &Args, tokens: &[u32], rows: usize, vocab: usize) -> Result<(Dataset, Option<Dataset>), Box<dyn Error>> {
+    let fraction = args.test_fraction;
+    if !(0.0..1.0).contains(&fraction) {
+        return Err(format!("--test-fraction {fraction} is not from 0 to below 1").into());
+    }
+    let name = args.data.display().to_string();
+    let held = (tokens.len() as f64 * fraction) as usize;
+    let (train, test) = tokens.split_at(tokens.len() - if held > rows { held } else { 0 });
+    let test = match test.is_empty() {
+        true => None,
+        false => Some(Dataset::from_tokens(format!("the end of {name}"), test, rows, vocab)?),
+    };
+    Ok((Dataset::from_tokens(name, train, rows, vocab)?, test))
+}
+
+fn config(args: &Args, train: &Dataset, model: &Model) -> TrainConfig {
+    const BATCH: usize = 8;
+    let is_new = model.folder.is_none();
+    let batch = args.run.batch.unwrap_or_else(|| BATCH.min(train.len()));
+    let steps = args.steps.unwrap_or(if is_new { 200 } else { 100 });
+    let epochs = args
+        .run
+        .epochs
+        .unwrap_or_else(|| steps.div_ceil((train.len() / batch.max(1)).max(1)));
+    let rate = match (is_new, args.lora) {
+        (true, _) => 3e-3,
+        (false, Some(_)) => 1e-3,
+        (false, None) => 1e-4,
+    };
+    let usual = args.run.config(batch, epochs, rate);
+    let mut groups = usual.groups.clone();
+    if groups.is_empty() && args.lora.is_none() {
+        groups.push(ParameterGroup::new(["*norm.weight"]).weight_decay(0.0));
+    }
+    TrainConfig {
+        clip: usual.clip.or(Some(GradientClip::Norm(1.0))),
+        groups,
+        features: TOKENS.to_owned(),
+        labels: TARGETS.to_owned(),
+        ..usual
+    }
+}
+
+fn introduce(args: &Args, trainer: &Trainer, train: &Dataset, tokens: usize, rows: usize) -> std::io::Result<()> {
+    line(format_args!(
+        "{} on {}: {tokens} tokens of text, {} examples of {rows} to train, {} parameters",
+        args.model.display(),
+        trainer.session().device().capabilities().name,
+        train.len(),
+        parameters(trainer)
+    ))?;
+    introduce_plan(trainer)
+}
+
+/// Writes what was trained.
+fn save(
+    args: &Args,
+    model: &Model,
+    lora: Option<&LoraConfig>,
+    trainer: &mut Trainer,
+    out: &Path,
+) -> meganeura::Result<()> {
+    let session = trainer.session_mut();
+    if let (Some(lora), false) = (lora, args.merge) {
+        return saving::save_adapters(out, session, lora, &args.model.display().to_string());
+    }
+    match &model.folder {
+        Some(folder) => saving::copy_descriptions(folder, out)?,
+        None => {
+            let stop = model.config.stop.first().copied();
+            saving::save_config(out, &model.config.network, model.config.context, stop)?;
+        }
+    }
+    saving::save_text(out, "tokenizer.json", model.tokenizer.to_json()?.as_bytes())?;
+    saving::save_weights(out, session, lora)
+}
+
+fn conclude(args: &Args, report: &TrainReport, trainer: &Trainer, tokens: usize) -> std::io::Result<()> {
+    let evaluation = report.evaluation;
+    if args.run.json {
+        return line(json!({
+            "data": args.data.display().to_string(),
+            "model": args.model.display().to_string(),
+            "tokens": tokens,
+            "seed": args.run.seed,
+            "device": trainer.session().device().capabilities().name,
+            "epochs": report.epochs.len(),
+            "steps": report.total_steps,
+            "train_loss": finite(train_loss(report)),
+            "test_loss": evaluation.map_or(Value::Null, |e| finite(e.loss)),
+            "test_accuracy": evaluation.map(|e| e.accuracy()),
+            "precision": trainer.session().plan().precision.to_string(),
+            "skipped_updates": report.skipped_updates,
+            "steps_per_second": steps_per_second(report),
+            "compile_seconds": report.compile_seconds,
+            "seconds": report.seconds,
+            "out": args.out.as_ref().map(|out| out.display().to_string()),
+        }));
+    }
+    let test = evaluation.map_or_else(String::new, |e| {
+        format!(
+            ", test loss {:.4}, {:.1} % of the tokens right",
+            e.loss,
+            100.0 * e.accuracy()
+        )
+    });
+    line(format_args!(
+        "train loss {:.4}{test}, {:.0} steps/s, compiled in {:.1} s, {:.1} s in all",
+        train_loss(report),
+        steps_per_second(report),
+        report.compile_seconds,
+        report.compile_seconds + report.seconds
+    ))?;
+    match &args.out {
+        Some(out) => line(format_args!("saved to {}", out.display())),
+        None => Ok(()),
+    }
+}
