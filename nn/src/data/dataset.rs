@@ -71,29 +71,40 @@ impl Dataset {
         })
     }
 
-    /// A text as examples of `rows` tokens each, one after the other, for a language model: a label is the
-    /// token that follows an example. What is left over at the end is left out.
+    /// A text as examples of `rows` tokens each for a language model: a label is the token that follows an
+    /// example. They begin `stride` tokens apart, so with less than `rows` they overlap: a model then sees every
+    /// token at several positions. What is left over at the end is left out.
     ///
     /// Features are the tokens as numbers, which `f32` holds exactly, as `vocab` is at most 2^24.
     ///
     /// # Errors
     ///
     /// [`DataError::ShortText`]; [`DataError::LabelOutOfRange`] for a token that is not below `vocab`, its row
-    /// its place in the text; [`DataError::NoClasses`] for a `vocab` of 0 or beyond 2^24.
-    pub fn from_tokens(name: impl Into<String>, tokens: &[u32], rows: usize, vocab: usize) -> Result<Self, DataError> {
+    /// its place in the text; [`DataError::Empty`] for a stride of 0; [`DataError::NoClasses`] for a `vocab` of 0 or beyond 2^24.
+    pub fn from_tokens(
+        name: impl Into<String>,
+        tokens: &[u32],
+        rows: usize,
+        stride: usize,
+        vocab: usize,
+    ) -> Result<Self, DataError> {
         const EXACT: usize = 1 << f32::MANTISSA_DIGITS;
         let name = name.into();
         check_labels(&name, tokens, if vocab > EXACT { 0 } else { vocab })?;
-        let count = tokens.len().saturating_sub(1).checked_div(rows).unwrap_or(0);
-        if count == 0 {
+        if rows == 0 || tokens.len() <= rows {
             return Err(DataError::ShortText {
                 name,
                 tokens: tokens.len(),
                 rows,
             });
         }
-        let features = tokens[..count * rows].iter().map(|&token| token as f32).collect();
-        let labels = tokens[1..].chunks_exact(rows).map(|row| row[rows - 1]).collect();
+        if stride == 0 {
+            return Err(DataError::Empty { name });
+        }
+        let examples = tokens.windows(rows + 1).step_by(stride);
+        let labels = examples.clone().map(|example| example[rows]).collect();
+        let features = examples.flat_map(|example| &example[..rows]).map(|&token| token as f32);
+        let features = features.collect();
         Dataset::new(name, features, vec![rows], labels, vocab)
     }
 

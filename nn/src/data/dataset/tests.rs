@@ -225,12 +225,18 @@ fn one_hot_refuses_bad_labels_and_absurd_sizes() {
 
 #[test]
 fn texts_are_examples_and_what_follows_them() {
-    let data = Dataset::from_tokens("t", &[3, 1, 4, 1, 5, 9, 2, 6], 3, 10).unwrap();
+    let data = Dataset::from_tokens("t", &[3, 1, 4, 1, 5, 9, 2, 6], 3, 3, 10).unwrap();
     assert_eq!((data.len(), data.feature_shape(), data.classes()), (2, &[3][..], 10));
     assert_eq!(data.example(0), Some((&[3.0, 1.0, 4.0][..], 1)));
     assert_eq!(data.example(1), Some((&[1.0, 5.0, 9.0][..], 2)));
     // Exactly one example, and one token too few for it.
-    assert_eq!(Dataset::from_tokens("t", &[1, 2, 3, 4], 3, 10).unwrap().len(), 1);
+    assert_eq!(Dataset::from_tokens("t", &[1, 2, 3, 4], 3, 3, 10).unwrap().len(), 1);
+    // Ones that overlap, as long as there is a token behind them.
+    let data = Dataset::from_tokens("t", &[3, 1, 4, 1, 5, 9], 3, 2, 10).unwrap();
+    assert_eq!((data.len(), data.labels()), (2, &[1, 9][..]));
+    assert_eq!(data.example(1), Some((&[4.0, 1.0, 5.0][..], 9)));
+    let error = Dataset::from_tokens("t", &[1, 2, 3], 1, 0, 10).unwrap_err();
+    assert!(matches!(error, DataError::Empty { .. }), "{error}");
     for (tokens, rows, vocab, said) in [
         (
             &[1, 2, 3][..],
@@ -244,7 +250,7 @@ fn texts_are_examples_and_what_follows_them() {
         (&[1, 2], 1, 0, "class"),
         (&[1, 2], 1, 1 << 30, "class"),
     ] {
-        let error = Dataset::from_tokens("t", tokens, rows, vocab).unwrap_err().to_string();
+        let error = Dataset::from_tokens("t", tokens, rows, rows, vocab).unwrap_err().to_string();
         assert!(error.contains(said), "{error}");
     }
 }

@@ -22,7 +22,7 @@ use crate::output::line;
 const EXAMPLES: &str = "\
 Examples:
   meganeura train text --data data/alice/alice.txt --model tiny --out alice
-  meganeura generate --model alice --prompt \"Alice was\" --temperature 0.7
+  meganeura generate --model alice --prompt \"The rabbit-hole went straight on like\"
   meganeura train text --data letters.txt --model SmolLM2-135M --lora 8 --out letters
   meganeura generate --model SmolLM2-135M --lora letters --prompt \"Dear\"";
 
@@ -53,7 +53,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "N")]
     seq: Option<usize>,
 
-    /// Steps, rounded up to whole passes over the text [default: 200 for tiny, 100 for a checkpoint]
+    /// Steps, rounded up to whole passes over the text [default: 400 for tiny, 100 for a checkpoint]
     #[arg(long, value_name = "N", conflicts_with = "epochs")]
     steps: Option<usize>,
 
@@ -215,16 +215,25 @@ fn split(args: &Args, tokens: &[u32], rows: usize, vocab: usize) -> Result<(Data
     let (train, test) = tokens.split_at(tokens.len() - if held > rows { held } else { 0 });
     let test = match test.is_empty() {
         true => None,
-        false => Some(Dataset::from_tokens(format!("the end of {name}"), test, rows, vocab)?),
+        false => Some(Dataset::from_tokens(
+            format!("the end of {name}"),
+            test,
+            rows,
+            rows,
+            vocab,
+        )?),
     };
-    Ok((Dataset::from_tokens(name, train, rows, vocab)?, test))
+    // They overlap: what was seen at one position only is not known at another.
+    const OVERLAPPING: usize = 4;
+    let stride = (rows / OVERLAPPING).max(1);
+    Ok((Dataset::from_tokens(name, train, rows, stride, vocab)?, test))
 }
 
 fn config(args: &Args, train: &Dataset, model: &Model) -> TrainConfig {
     const BATCH: usize = 8;
     let is_new = model.folder.is_none();
     let batch = args.run.batch.unwrap_or_else(|| BATCH.min(train.len()));
-    let steps = args.steps.unwrap_or(if is_new { 200 } else { 100 });
+    let steps = args.steps.unwrap_or(if is_new { 400 } else { 100 });
     let epochs = args
         .run
         .epochs
