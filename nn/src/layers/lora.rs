@@ -32,7 +32,7 @@ impl LoraTargets {
         let mut targets = LoraTargets([false; LORA_LAYERS.len()]);
         for name in names {
             let is_meant = |layer: &&str| *layer == name || layer.strip_suffix("_proj") == Some(name);
-            let Some(at) = LORA_LAYERS.iter().position(|layer| is_meant(&layer)) else {
+            let Some(at) = LORA_LAYERS.iter().position(is_meant) else {
                 return Err(format!(
                     "there are no adapters for '{name}'; there are for {}",
                     LORA_LAYERS.join(", ")
