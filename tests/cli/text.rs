@@ -47,11 +47,11 @@ fn a_small_model_learns_the_text_that_ships_and_goes_on_with_it() {
     std::fs::write(&text, &whole[..1500]).expect("written");
     let out = path("model");
     let args = ["--vocab", "300", "--seq", "32", "--batch", "4", "--test-fraction", "0"];
-    let args = [&args[..], &["--steps", "120", "--out", &out]].concat();
+    let args = [&args[..], &["--steps", "300", "--out", &out]].concat();
     let summary = trained(&text, "tiny", &args);
-    assert!(loss(&summary) < 1.0, "{summary}");
+    assert!(loss(&summary) < 0.5, "{summary}");
     assert!(summary["test_loss"].is_null(), "{summary}");
-    assert!(summary["steps"].as_u64().is_some_and(|steps| steps >= 120), "{summary}");
+    assert!(summary["steps"].as_u64().is_some_and(|steps| steps >= 300), "{summary}");
 
     // It was saved as what others open, too.
     let config = std::fs::read_to_string(Path::new(&out).join("config.json")).expect("a configuration");
