@@ -3,7 +3,7 @@
 //! A [`Graph`] is optimized, differentiated, optimized again and compiled to a static [`ExecutionPlan`],
 //! which a backend replays. This crate is the facade: it re-exports the core, links the CPU backend, and
 //! carries the layers, models, data sets and the trainer of [`nn`] and the language models of [`llm`]. `docs/tutorial.md` in the repository goes from a
-//! new project to a model of your own, `docs/operators.md` lists all operators, `docs/rules.md` is about rewriting and
+//! new project to a model of your own, `docs/write-a-backend.md` from an empty folder to a backend, `docs/operators.md` lists all operators, `docs/rules.md` is about rewriting and
 //! fusion rules of your own.
 //!
 //! # A network from scratch
@@ -60,6 +60,7 @@ pub use meganeura_cpu as cpu;
 pub use meganeura_llm as llm;
 pub use meganeura_nn as nn;
 pub use meganeura_nn::trainer::{TrainConfig, Trainer};
+pub use meganeura_plugin_host as plugins;
 pub use meganeura_rules as fusion_rules;
 
 /// Checks that the plugins linked into this crate are registered (they are, unless a linker drops them).
@@ -69,7 +70,7 @@ pub use meganeura_rules as fusion_rules;
 pub fn verify_plugins() -> Result<()> {
     #[cfg(feature = "blade")]
     link_plugins!(blade)?;
-    link_plugins!(cpu, fusion_rules)
+    link_plugins!(cpu, fusion_rules, plugins)
 }
 
 /// The README's programs are compiled and run.
@@ -86,3 +87,8 @@ struct Tutorial;
 #[cfg(doctest)]
 #[doc = include_str!("../docs/rules.md")]
 struct Rules;
+
+/// And the backend of the page about those.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/write-a-backend.md")]
+struct Backends;

@@ -86,6 +86,17 @@ fn backends_know_the_core_only() {
 }
 
 #[test]
+fn plugins_need_nothing_of_the_host() {
+    let tree = dependencies("meganeura-plugin-abi");
+    assert_eq!(tree.lines().count(), 1, "{tree}");
+    // Loading is not the core's affair, nor a backend's; the facade links it.
+    let tree = dependencies("meganeura-plugin-host");
+    let own: Vec<&str> = tree.lines().filter(|l| l.starts_with("meganeura")).collect();
+    let known = ["meganeura-core", "meganeura-plugin-abi", "meganeura-plugin-host"];
+    assert!(own.iter().all(|l| known.iter().any(|k| l.starts_with(k))), "{own:?}");
+}
+
+#[test]
 fn layers_and_models_bring_no_tokenizer() {
     let tree = dependencies("meganeura-nn");
     let banned = ["tokenizers", "minijinja", "memmap2", "meganeura-llm"];
@@ -133,7 +144,7 @@ fn every_operator_has_its_line_in_the_table_and_its_documentation() {
 fn files_stay_readable() {
     // Tables may be longer.
     let exempt = ["unary_table.rs"];
-    for folder in ["core/src", "backends", "llm", "nn/src", "src", "tests"] {
+    for folder in ["core/src", "backends", "llm", "nn/src", "plugins", "src", "tests"] {
         for file in sources(folder) {
             let lines = fs::read_to_string(&file).expect("readable").lines().count();
             let name = file.file_name().and_then(|n| n.to_str()).unwrap_or_default();
@@ -153,6 +164,7 @@ fn no_unfinished_code() {
         "backends",
         "llm/src",
         "nn/src",
+        "plugins",
         "src",
         "tests/conformance/src",
     ] {

@@ -9,6 +9,9 @@
 //!
 //! [rewrite]
 //! disable = ["packing"]
+//!
+//! [plugins]
+//! load = ["/opt/meganeura/libmine.so"]
 //! ```
 
 use std::collections::BTreeMap;
@@ -38,9 +41,23 @@ pub struct Config {
     /// Settings of rewriting.
     #[serde(default)]
     pub rewrite: RewriteConfig,
+    /// Shared objects that bring backends.
+    #[serde(default)]
+    pub plugins: PluginSettings,
     /// The file that this was read from.
     #[serde(skip)]
     pub path: Option<PathBuf>,
+}
+
+/// Which shared objects to load; see the crate `meganeura-plugin-host`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PluginSettings {
+    /// Absolute paths.
+    #[serde(default)]
+    pub load: Vec<PathBuf>,
+    /// Where given, nothing is loaded but files with one of these SHA-256 sums, in hexadecimal digits.
+    pub allow_sha256: Option<Vec<String>>,
 }
 
 impl Config {

@@ -33,6 +33,7 @@ pub mod program;
 pub mod random;
 pub mod reference;
 pub mod registry;
+pub mod replay;
 pub mod rewrite;
 pub mod select;
 pub mod session;

@@ -149,8 +149,9 @@ pub struct BackendListing {
     pub devices: Result<Vec<DeviceInfo>>,
 }
 
-/// Every registered backend with its devices.
+/// Every registered backend with its devices, after loading those that the configuration names.
 pub fn list(config: &Config) -> Vec<BackendListing> {
+    registry::load_backends(config);
     registry::backends()
         .into_iter()
         .map(|backend| BackendListing {
@@ -197,8 +198,20 @@ pub fn format_listing(listing: &[BackendListing]) -> String {
             let _ = writeln!(text, "  {:<12} not linked: {}", known.name, known.how);
         }
     }
+    for (name, why) in refused_plugins() {
+        let _ = writeln!(text, "  {name:<12} not loaded: {why}");
+    }
     text.push_str("  auto         the best real GPU, else cpu");
     text
+}
+
+/// Plugins that bring no backend, and why.
+fn refused_plugins() -> Vec<(String, String)> {
+    let refused = registry::problems().into_iter().filter_map(|problem| match problem {
+        Error::Plugin { plugin, message, .. } => Some((plugin, message)),
+        _ => None,
+    });
+    refused.collect()
 }
 
 /// A device as a line of the listing.
@@ -380,6 +393,9 @@ fn not_rejected(chosen: Candidate) -> Result<Candidate, String> {
 fn find_backend<'a>(name: &str, listing: &'a [BackendListing]) -> Result<&'a BackendListing, String> {
     if let Some(entry) = listing.iter().find(|e| e.name == name) {
         return Ok(entry);
+    }
+    if let Some((_, why)) = refused_plugins().into_iter().find(|(plugin, _)| plugin == name) {
+        return Err(format!("the backend '{name}' was not loaded: {why}"));
     }
     match KNOWN_BACKENDS.iter().find(|k| k.name == name) {
         Some(known) => Err(format!("the backend '{name}' is not linked: {}", known.how)),

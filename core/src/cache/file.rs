@@ -69,7 +69,8 @@ fn checksum(text: &str) -> String {
     sha256(text.split('\r').map(str::as_bytes))
 }
 
-pub(super) fn load(graph_hash: &str, path: &Path) -> Result<Loaded> {
+/// With a hash, what is of another graph is stale.
+pub(super) fn load(graph_hash: Option<&str>, path: &Path) -> Result<Loaded> {
     let Some(text) = read(path)? else {
         return Ok(Loaded::Missing);
     };
@@ -94,7 +95,7 @@ pub(super) fn load(graph_hash: &str, path: &Path) -> Result<Loaded> {
         Split::Whole(body) => body,
     };
     let cached: CachedPlan = ron::from_str(body).map_err(|e| damaged(&format!("does not hold a plan: {e}")))?;
-    if cached.graph_hash != graph_hash {
+    if graph_hash.is_some_and(|hash| cached.graph_hash != hash) {
         return Ok(Loaded::Stale("graph hash mismatch".into()));
     }
     let mut plan = cached.plan;

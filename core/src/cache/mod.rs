@@ -30,7 +30,7 @@ pub use file::MAX_FILE_BYTES;
 pub use fingerprint::graph_hash;
 pub use key::BuildKey;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::plan::ExecutionPlan;
 
@@ -69,6 +69,20 @@ pub fn load_plan(forward_graph: &Graph, path: impl AsRef<Path>) -> Result<Option
     }
 }
 
+/// Reads a plan from its file, whatever graph it was made of.
+///
+/// # Errors
+/// [`Error::File`] when the file is missing, damaged, of another version, or its constants are missing.
+pub fn read_plan(path: impl AsRef<Path>) -> Result<ExecutionPlan> {
+    let path = path.as_ref();
+    let remedy = "`build_session_cached` and `meganeura explain --cache` write such files";
+    match file::load(None, path)? {
+        Loaded::Plan(plan) => Ok(*plan),
+        Loaded::Missing => Err(Error::file(path, "does not exist", remedy)),
+        Loaded::Stale(reason) => Err(Error::file(path, format!("cannot be used: {reason}"), remedy)),
+    }
+}
+
 /// Says in the log why a file is not used.
 pub(crate) fn log_invalidated(reason: &str) {
     log::info!("cache invalidated: {reason}");
@@ -76,7 +90,7 @@ pub(crate) fn log_invalidated(reason: &str) {
 
 /// [`load_plan`] with the reason where there is no plan.
 pub(crate) fn load(forward_graph: &Graph, path: &Path) -> Result<Loaded> {
-    let mut loaded = file::load(&graph_hash(forward_graph), path)?;
+    let mut loaded = file::load(Some(&graph_hash(forward_graph)), path)?;
     if let Loaded::Plan(plan) = &mut loaded {
         plan.renew_sources(forward_graph);
     }

@@ -84,7 +84,7 @@ impl Dispatch {
     }
 
     /// The operand that holds indices, and the number that they must be below.
-    fn index_operand(&self) -> Option<(usize, usize)> {
+    pub fn index_operand(&self) -> Option<(usize, usize)> {
         let types =
             |operands: &[super::Operand]| -> Vec<TensorType> { operands.iter().map(|o| o.ty.clone()).collect() };
         let (inputs, outputs) = (types(&self.inputs), types(&self.outputs));

@@ -2,7 +2,33 @@
 
 use std::collections::HashMap;
 
-use super::{BufferRef, Dispatch};
+use super::memory::MemoryLayout;
+use super::{BufferRef, Dispatch, ExecutionPlan, Segment};
+
+impl ExecutionPlan {
+    /// The plan with a segment for each level, and the segment that each came from. Nothing shares memory, as what a
+    /// level leaves is looked at after it.
+    pub(crate) fn by_levels(&self) -> (ExecutionPlan, Vec<usize>) {
+        let mut plan = self.clone();
+        plan.memory = MemoryLayout::default();
+        plan.segments.clear();
+        let mut origins = Vec::new();
+        for (number, segment) in self.segments.iter().enumerate() {
+            let mut first = segment.first;
+            for level in self.dispatches[segment.range()].chunk_by(|a, b| a.level == b.level) {
+                plan.segments.push(Segment {
+                    name: format!("{} {}", segment.name, level[0].level),
+                    first,
+                    count: level.len(),
+                    skip_if: segment.skip_if,
+                });
+                first += level.len();
+                origins.push(number);
+            }
+        }
+        (plan, origins)
+    }
+}
 
 /// Last accesses of a buffer while walking the dispatches in program order.
 #[derive(Clone, Copy, Default)]

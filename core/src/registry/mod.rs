@@ -12,6 +12,7 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 pub use rule_sets::{RegisteredSet, register_rule_set, rule_set_problems, rule_sets};
 
 use crate::backend::Backend;
+use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::ops::{OpRef, builtin};
 use crate::rewrite::RuleSet;
@@ -40,7 +41,11 @@ pub struct BackendEntry(pub fn() -> Arc<dyn Backend>);
 pub struct OpEntry(pub OpRef);
 /// Entry of the registry of rule sets.
 pub struct RuleSetEntry(pub fn() -> RuleSet);
+/// Entry of the registry of what finds further backends at run time, by the configuration. It is called whenever
+/// devices are listed, and registers what is new.
+pub struct LoaderEntry(pub fn(&Config));
 
+inventory::collect!(LoaderEntry);
 inventory::collect!(PluginEntry);
 inventory::collect!(BackendEntry);
 inventory::collect!(OpEntry);
@@ -185,7 +190,21 @@ pub fn register_backend(backend: Arc<dyn Backend>) -> Result<()> {
         .add(backend)
 }
 
-/// What went wrong when linked backends, and the kernels that other crates bring to them, were registered.
+/// Has everything loaded that the configuration names and that is not loaded yet.
+pub fn load_backends(config: &Config) {
+    for loader in inventory::iter::<LoaderEntry> {
+        (loader.0)(config);
+    }
+}
+
+/// Keeps a problem for [`problems`], such as a plugin that was refused.
+pub fn report_problem(problem: Error) {
+    let mut registry = global().write().unwrap_or_else(PoisonError::into_inner);
+    registry.problems.push(problem);
+}
+
+/// What went wrong when backends, and the kernels that other crates bring to them, were registered, and what was
+/// refused.
 pub fn problems() -> Vec<Error> {
     let mut problems = {
         let registry = global().read().unwrap_or_else(PoisonError::into_inner);

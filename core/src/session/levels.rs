@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 use super::Session;
 use crate::backend::{Executable, StepArgs};
 use crate::error::{Result, TensorKind};
-use crate::plan::memory::{MemoryLayout, check_fit};
+use crate::plan::memory::check_fit;
 use crate::plan::{ACCUMULATE, BufferRef, ExecutionPlan, FORWARD_BACKWARD, LOSS_SCALE, Segment, UPDATE};
 
 /// Part of a step.
@@ -79,7 +79,7 @@ impl Session {
     pub(super) fn step_by_levels(&mut self, look: &mut dyn FnMut(&mut Level) -> Result<ControlFlow<()>>) -> Result<()> {
         let (due, count) = self.due_segments();
         self.tensors.check_inputs_set(&due[..count])?;
-        let (plan, segments) = self.plan_by_levels();
+        let (plan, segments) = self.plan.by_levels();
         check_fit(&plan, 0, self.device.capabilities())?;
         let mut copy = self.device.compile(&plan)?;
         let lasting: HashSet<BufferRef> = plan.lasting().collect();
@@ -115,29 +115,6 @@ impl Session {
         copy_buffers(&mut *copy, &mut *self.executable, &plan, &lasting)?;
         self.count_step();
         Ok(())
-    }
-
-    /// The plan with a segment for each level, and the segment that each came from. Nothing shares memory, as what a
-    /// level leaves is looked at after it.
-    fn plan_by_levels(&self) -> (ExecutionPlan, Vec<usize>) {
-        let mut plan = self.plan.clone();
-        plan.memory = MemoryLayout::default();
-        plan.segments.clear();
-        let mut origins = Vec::new();
-        for (number, segment) in self.plan.segments.iter().enumerate() {
-            let mut first = segment.first;
-            for level in self.plan.dispatches[segment.range()].chunk_by(|a, b| a.level == b.level) {
-                plan.segments.push(Segment {
-                    name: format!("{} {}", segment.name, level[0].level),
-                    first,
-                    count: level.len(),
-                    skip_if: segment.skip_if,
-                });
-                first += level.len();
-                origins.push(number);
-            }
-        }
-        (plan, origins)
     }
 }
 

@@ -38,7 +38,8 @@ use crate::profiler::DeviceTrack;
 use crate::select;
 use counters::Unsettled;
 use optimizer::ActiveOptimizer;
-use prepare::{check_kernels, prepare};
+pub(crate) use prepare::check_kernels;
+use prepare::prepare;
 use tensors::Tensors;
 
 /// Segments that a step may have; others are those of joined plans.

@@ -17,7 +17,7 @@ pub(super) fn prepare(device: &dyn Device, plan: &ExecutionPlan, debug: &DebugOp
 }
 
 /// A plan may list only kernels that the device has.
-pub(super) fn check_kernels(device: &dyn Device, plan: &ExecutionPlan) -> Result<()> {
+pub(crate) fn check_kernels(device: &dyn Device, plan: &ExecutionPlan) -> Result<()> {
     let mut missing: Vec<MissingKernel> = Vec::new();
     for d in &plan.dispatches {
         let inputs: Vec<_> = d.inputs.iter().map(|o| o.ty.clone()).collect();

@@ -9,7 +9,7 @@ use clap::{Parser, Subcommand};
 
 use meganeura::profiler::{self, TraceFile};
 
-use commands::{bench, chat, conformance, devices, doctor, explain, generate, ops, plugins, train};
+use commands::{bench, chat, conformance, devices, diff, doctor, explain, generate, ops, plugins, train};
 
 /// Train and run neural networks on any hardware.
 #[derive(Debug, Parser)]
@@ -25,7 +25,7 @@ struct Cli {
 
 const AFTER_HELP: &str = "\
 Devices: --device beats MEGANEURA_DEVICE_ID, which beats `device = ...` in meganeura.toml \
-(MEGANEURA_CONFIG names another file). A selector is auto, cpu, BACKEND, BACKEND:INDEX, \
+(MEGANEURA_CONFIG names another file). MEGANEURA_PLUGINS loads backends from shared objects, by absolute paths. A selector is auto, cpu, BACKEND, BACKEND:INDEX, \
 BACKEND:name=PART or BACKEND:id=NUMBER; `meganeura devices` lists them.
 
 MEGANEURA_TRACE=FILE writes a trace of the command, which https://ui.perfetto.dev shows.
@@ -44,7 +44,7 @@ enum Command {
     Devices(devices::Args),
     /// Look at drivers and devices, test and measure each of them, and say what would be used.
     Doctor(doctor::Args),
-    /// List the linked backends, operators and rule sets, and where they come from; `plugins verify` checks rules.
+    /// List backends, operators and rule sets, and where they come from; `plugins verify` checks rules.
     Plugins(plugins::Args),
     /// Look up operators: formula, shapes, element types, gradient, source.
     Ops(ops::Args),
@@ -54,6 +54,8 @@ enum Command {
     Bench(bench::Args),
     /// Check a device against the reference implementation of every operator.
     Conformance(conformance::Args),
+    /// Replay a plan on two devices with the same data, and name the first dispatch on which they differ.
+    Diff(diff::Args),
 }
 
 fn main() -> ExitCode {
@@ -82,6 +84,7 @@ fn run(command: &Command) -> ExitCode {
         Command::Explain(args) => explain::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Conformance(args) => conformance::run(args),
+        Command::Diff(args) => diff::run(args),
     };
     outcome.unwrap_or_else(|error| {
         output::report(&*error);

@@ -42,6 +42,7 @@
 mod compare;
 mod errors;
 mod harness;
+mod html;
 mod operators;
 mod options;
 mod precision;

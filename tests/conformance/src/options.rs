@@ -1,9 +1,11 @@
 //! What to run, and what is known to fail.
 
 use std::ops::Range;
+use std::path::Path;
 
 use meganeura_core::error::{Error, Result};
 use meganeura_core::precision::Precision;
+use serde::Deserialize;
 
 /// A part of the suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,6 +86,31 @@ impl ExpectedFailure {
             ));
         }
         Ok(ExpectedFailure { pattern, reason })
+    }
+
+    /// A list from a TOML file, of entries `[[expected]]` with `cases`, a pattern, and `reason`.
+    ///
+    /// # Errors
+    /// [`Error::File`] when it cannot be read; [`Error::InvalidUse`] for an entry without a pattern or reason.
+    pub fn read(path: &Path) -> Result<Vec<Self>> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct List {
+            expected: Vec<Entry>,
+        }
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Entry {
+            cases: String,
+            reason: String,
+        }
+        const REMEDY: &str = "write entries [[expected]] with cases = \"PATTERN\" and reason = \"WHY\"";
+        let text = std::fs::read_to_string(path);
+        let text = text.map_err(|e| Error::file(path, format!("cannot be read: {e}"), "check the path"))?;
+        let list: List = toml::from_str(&text)
+            .map_err(|e| Error::file(path, format!("is no list of expected failures: {e}"), REMEDY))?;
+        let entries = list.expected.into_iter();
+        entries.map(|e| ExpectedFailure::new(e.cases, e.reason)).collect()
     }
 
     /// The pattern.

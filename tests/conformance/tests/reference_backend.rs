@@ -170,3 +170,43 @@ fn reports_are_json_lines() {
     assert_eq!(lines[0]["outcome"], "pass");
     assert_eq!(lines[report.cases.len()]["passed"], report.passed());
 }
+
+#[test]
+fn lists_of_expected_failures_are_files() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("expected.toml");
+    let read = |text: &str| {
+        std::fs::write(&file, text).expect("written");
+        ExpectedFailure::read(&file)
+    };
+    let list = read("[[expected]]\ncases = 'core.sin/*'\nreason = 'imprecise'\n").expect("a list");
+    assert!(list.len() == 1 && list[0].matches("core.sin/forward/x") && list[0].reason() == "imprecise");
+    for (wrong, word) in [
+        ("[[expected]]\ncases = 'x'\n", "reason"),
+        ("[[expected]]\ncases = 'x'\nreason = ' '\n", "no pattern or no reason"),
+        ("[[expected]]\ncases = 'x'\nreason = 'y'\nwhy = 'z'\n", "why"),
+        ("[expected", "expected.toml"),
+    ] {
+        let error = read(wrong).expect_err("it is no list").to_string();
+        assert!(error.contains(word), "{error}");
+    }
+    let absent = ExpectedFailure::read(&folder.path().join("absent.toml")).expect_err("it is not there");
+    assert!(absent.to_string().contains("absent.toml"), "{absent}");
+}
+
+#[test]
+fn pages_say_what_lines_say() {
+    let options = Options {
+        filter: Some("core.relu/forward".into()),
+        seeds: 0..1,
+        ..Options::default()
+    };
+    let known = [ExpectedFailure::new("core.relu/*", "<for this test>").expect("it has a reason")];
+    let good = run_with(ReferenceBackend::new().device(), &options, &[], &mut |_| {});
+    let page = good.to_html();
+    assert!(page.contains("passes") && page.contains(&format!("{} cases passed, 0 failed", good.passed())), "{page}");
+    let bad = run_with(ReferenceBackend::new().device(), &options, &known, &mut |_| {});
+    let page = bad.to_html();
+    assert!(page.contains("UNEXPECTED PASS") && page.contains("&lt;for this test&gt;"), "{page}");
+    assert!(!page.contains("<for this test>"), "{page}");
+}

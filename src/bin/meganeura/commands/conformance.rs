@@ -1,10 +1,12 @@
 //! `meganeura conformance`.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use meganeura::config::Config;
-use meganeura::conformance::{CaseResult, Options, run_with};
+use meganeura::conformance::{CaseResult, ExpectedFailure, Options, run_with};
+use meganeura::error::Error;
 use meganeura::select;
 
 use super::Outcome;
@@ -31,6 +33,15 @@ pub(crate) struct Args {
     #[arg(long, value_enum, default_value_t = Choice::F32)]
     precision: Choice,
 
+    /// A list of cases that the device is known to fail, with reasons: a TOML file with entries [[expected]] of `cases`,
+    /// in which * stands for any text, and `reason`. One that passes is a failure.
+    #[arg(long, value_name = "FILE")]
+    expected: Option<PathBuf>,
+
+    /// Write a page to publish.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+
     /// Print one JSON object a line: the cases, then a summary.
     #[arg(long)]
     json: bool,
@@ -39,6 +50,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Outcome {
     let config = Config::load()?;
     let device = select::select(args.device.as_deref(), &config)?.open(&config)?;
+    let expected = args.expected.as_deref().map(ExpectedFailure::read).transpose()?;
     let options = Options {
         filter: args.filter.clone(),
         seeds: 0..args.seeds,
@@ -53,8 +65,12 @@ pub(crate) fn run(args: &Args) -> Outcome {
         progress.inc(1);
         progress.set_message(case.group().to_owned());
     };
-    let report = run_with(device, &options, &[], &mut show);
+    let report = run_with(device, &options, expected.as_deref().unwrap_or_default(), &mut show);
     progress.finish_and_clear();
+    if let Some(path) = &args.html {
+        std::fs::write(path, report.to_html())
+            .map_err(|e| Error::file(path, format!("cannot be written: {e}"), "check the path"))?;
+    }
     if args.json {
         line(report.to_json_lines()?.trim_end())?;
     } else {

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
+use meganeura::config::Config;
+use meganeura::plugins::{Report, loaded};
 use meganeura::registry;
 use meganeura::rewrite::verify::{Outcome as Found, RuleVerdict, VerifyOptions, verify_rule};
 use serde_json::json;
@@ -72,6 +74,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     if let Some(Command::Verify(verify)) = &args.command {
         return run_verify(verify, args.json);
     }
+    registry::load_backends(&Config::load()?);
     let problems: Vec<String> = registry::problems()
         .iter()
         .chain(&registry::op_problems())
@@ -96,6 +99,13 @@ fn print_json(problems: &[String]) -> std::io::Result<()> {
         let info = backend.info();
         line(json!({
             "kind": "backend", "name": info.name, "version": info.version, "origin": info.origin,
+        }))?;
+    }
+    for report in loaded() {
+        line(json!({
+            "kind": "plugin", "name": report.name, "path": report.path.display().to_string(),
+            "sha256": report.sha256, "version": report.version, "description": report.description,
+            "abi": report.abi, "loaded": report.refused.is_none(), "refused": report.refused,
         }))?;
     }
     for op in registry::ops() {
@@ -131,6 +141,7 @@ fn print_text(problems: &[String]) -> std::io::Result<()> {
             line(format_args!("  {:<12} not linked: {}", known.name, known.how))?;
         }
     }
+    loaded().iter().try_for_each(print_plugin)?;
     let mut by_origin: BTreeMap<String, Vec<&'static str>> = BTreeMap::new();
     for op in registry::ops() {
         by_origin.entry(origin_of_op(op.name())).or_default().push(op.name());
@@ -145,6 +156,25 @@ fn print_text(problems: &[String]) -> std::io::Result<()> {
     print_rule_sets()?;
     for problem in problems {
         line(format_args!("problem: {problem}"))?;
+    }
+    Ok(())
+}
+
+fn print_plugin(report: &Report) -> std::io::Result<()> {
+    line(format_args!("plugin {}:", report.path.display()))?;
+    let backend = report.name.as_ref().map(|name| format!("the backend '{name}'"));
+    let rows = [
+        ("brings", backend.filter(|_| report.refused.is_none())),
+        ("version", report.version.clone()),
+        ("about", report.description.clone()),
+        ("interface", report.abi.clone()),
+        ("sha256", report.sha256.clone()),
+        ("refused", report.refused.clone()),
+    ];
+    for (what, value) in rows {
+        if let Some(value) = value {
+            line(format_args!("  {what:<12} {value}"))?;
+        }
     }
     Ok(())
 }

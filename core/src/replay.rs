@@ -1,0 +1,256 @@
+//! The same plan on two devices with the same data: where they begin to differ.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::backend::{Device, Executable, StepArgs};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::graph::decode;
+use crate::plan::memory::check_fit;
+use crate::plan::{BufferRef, Dispatch, ExecutionPlan, Operand};
+use crate::random::SplitMix64;
+use crate::session::check_kernels;
+
+/// Choices of [`replay_on_two`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ReplayOptions {
+    /// Largest difference of floats that is accepted, as a part of the largest magnitude in a result (at least 0.01),
+    /// times `sqrt(1 + w / 64)`, where `w` is the number of operations for one element.
+    pub tolerance: f64,
+    /// Where random inputs and parameters begin.
+    pub seed: u64,
+}
+
+impl Default for ReplayOptions {
+    fn default() -> Self {
+        ReplayOptions {
+            tolerance: 1e-5,
+            seed: 0,
+        }
+    }
+}
+
+/// Where two devices differ.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Divergence {
+    /// Number of the dispatch in the plan.
+    pub dispatch: usize,
+    /// What it runs.
+    pub title: String,
+    /// Where it comes from.
+    pub label: String,
+    /// The line of source that it comes from, if the plan knows it.
+    pub source: Option<String>,
+    /// Which of its results.
+    pub result: usize,
+    /// Number of the element that differs most.
+    pub element: usize,
+    /// What the devices found there.
+    pub values: [f64; 2],
+    /// What it may be off by.
+    pub limit: f64,
+}
+
+impl fmt::Display for Divergence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b] = self.values;
+        write!(f, "dispatch {}, {} for {}", self.dispatch, self.title, self.label)?;
+        if let Some(source) = &self.source {
+            write!(f, " ({source})")?;
+        }
+        let (result, element) = (self.result, self.element);
+        write!(f, ": element {element} of result {result} is {a} and {b}, which may differ by {:.3e}", self.limit)
+    }
+}
+
+/// What came out of a replay.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Replay {
+    /// Dispatches that were compared.
+    pub compared: usize,
+    /// The largest difference that was accepted, as a part of what is, and its dispatch.
+    pub worst: Option<(f64, usize)>,
+    /// The first dispatch that differs by more; nothing behind its level was run.
+    pub divergence: Option<Divergence>,
+}
+
+/// Replays a step of a plan on two devices, level by level, with the same random inputs and parameters, and compares the
+/// results of each dispatch. What the first found is what both go on with, so differences do not add up.
+///
+/// # Errors
+/// Kernels or memory that a device lacks; a step that fails.
+pub fn replay_on_two(
+    plan: &ExecutionPlan,
+    devices: [&Arc<dyn Device>; 2],
+    options: &ReplayOptions,
+) -> Result<Replay> {
+    plan.verify()?;
+    let (plan, _) = plan.by_levels();
+    let mut executables = Vec::with_capacity(2);
+    for device in devices {
+        check_kernels(&**device, &plan)?;
+        check_fit(&plan, 0, device.capabilities())?;
+        executables.push(device.compile(&plan)?);
+    }
+    let [a, b] = &mut executables[..] else {
+        return Err(Error::plan("there are not two devices"));
+    };
+    fill(&plan, [&mut **a, &mut **b], options.seed)?;
+    let scalars = scalars(&plan);
+    let mut replay = Replay::default();
+    for (number, segment) in plan.segments.iter().enumerate() {
+        for executable in [&mut *a, &mut *b] {
+            let args = StepArgs {
+                segments: &[number],
+                scalars: &scalars,
+            };
+            let ticket = executable.run(&args)?;
+            executable.wait(ticket)?;
+        }
+        for index in segment.range() {
+            let dispatch = &plan.dispatches[index];
+            replay.compared += 1;
+            for (result, operand) in dispatch.outputs.iter().enumerate() {
+                let bytes = read(&mut **a, operand)?;
+                let found = [
+                    decode(operand.ty.dtype, &bytes),
+                    decode(operand.ty.dtype, &read(&mut **b, operand)?),
+                ];
+                let Some(worst) = compare(&found, operand.ty.dtype, limit(dispatch, operand, options)) else {
+                    continue;
+                };
+                if worst.ratio > 1.0 {
+                    replay.divergence = Some(Divergence {
+                        dispatch: index,
+                        title: dispatch.title(),
+                        label: dispatch.label.clone(),
+                        source: plan.source_of(dispatch).map(ToString::to_string),
+                        result,
+                        element: worst.element,
+                        values: [found[0][worst.element], found[1][worst.element]],
+                        limit: worst.limit,
+                    });
+                    return Ok(replay);
+                }
+                if replay.worst.is_none_or(|(ratio, _)| worst.ratio > ratio) {
+                    replay.worst = Some((worst.ratio, index));
+                }
+                b.write(operand.buffer, 0, &bytes)?;
+            }
+        }
+    }
+    Ok(replay)
+}
+
+fn read(executable: &mut dyn Executable, operand: &Operand) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; operand.ty.bytes()];
+    executable.read(operand.buffer, 0, &mut bytes)?;
+    Ok(bytes)
+}
+
+/// Gives both devices the same parameters and inputs. States begin as they do in any session.
+fn fill(plan: &ExecutionPlan, mut executables: [&mut dyn Executable; 2], seed: u64) -> Result<()> {
+    let mut rng = SplitMix64::new(seed);
+    let mut both = |buffer: BufferRef, bytes: &[u8]| executables.iter_mut().try_for_each(|e| e.write(buffer, 0, bytes));
+    let bounds = index_bounds(plan);
+    for (is_input, list) in [(false, &plan.param_buffers), (true, &plan.input_buffers)] {
+        for (_, buffer) in list {
+            let ty = &plan.buffer_types[buffer.index()];
+            let bound = bounds[buffer.index()];
+            let values = (0..ty.numel()).map(|_| match (ty.dtype.is_float(), is_input) {
+                (true, true) => rng.unit(),
+                (true, false) => 0.25 * rng.normal(),
+                (false, _) => rng.below(bound.max(1)) as f64,
+            });
+            let width = ty.dtype.block().bytes;
+            let stored = values.flat_map(|v| crate::plan::scalar_bytes(ty.dtype, v).into_iter().take(width));
+            both(*buffer, &stored.collect::<Vec<u8>>())?;
+        }
+    }
+    Ok(())
+}
+
+/// What integers in each buffer have to be below, where they are indices; 2 elsewhere.
+fn index_bounds(plan: &ExecutionPlan) -> Vec<usize> {
+    let mut bounds = vec![usize::MAX; plan.buffers.len()];
+    for dispatch in &plan.dispatches {
+        if let Some((operand, rows)) = dispatch.index_operand() {
+            let bound = &mut bounds[dispatch.inputs[operand].buffer.index()];
+            *bound = rows.min(*bound);
+        }
+    }
+    bounds.into_iter().map(|b| if b == usize::MAX { 2 } else { b }).collect()
+}
+
+/// Scalars as of a first step with a small learning rate.
+fn scalars(plan: &ExecutionPlan) -> Vec<(BufferRef, [u8; 4])> {
+    let value = |dtype: DType| if dtype.is_float() { 0.01 } else { 1.0 };
+    let scalar = |buffer: &BufferRef| {
+        let dtype = plan.buffer_types[buffer.index()].dtype;
+        (*buffer, crate::plan::scalar_bytes(dtype, value(dtype)))
+    };
+    plan.scalar_buffers.iter().map(|(_, buffer)| scalar(buffer)).collect()
+}
+
+/// What a result may be off by, as a part of its largest magnitude.
+fn limit(dispatch: &Dispatch, operand: &Operand, options: &ReplayOptions) -> f64 {
+    let inputs: usize = dispatch.inputs.iter().map(|o| o.ty.numel()).max().unwrap_or(0);
+    let per_element = inputs as f64 / operand.ty.numel().max(1) as f64;
+    let flops = crate::registry::op(&dispatch.kernel.name).map_or(0.0, |op| {
+        let types = |list: &[Operand]| list.iter().map(|o| o.ty.clone()).collect::<Vec<_>>();
+        let (inputs, outputs) = (types(&dispatch.inputs), types(&dispatch.outputs));
+        let call = crate::ops::Call {
+            attrs: &dispatch.attrs,
+            inputs: &inputs,
+            outputs: &outputs,
+        };
+        op.get().cost(&call).flops as f64 / operand.ty.numel().max(1) as f64
+    });
+    let rounding = match operand.ty.dtype {
+        DType::F16 => 2f64.powi(-9),
+        DType::BF16 => 2f64.powi(-6),
+        _ => 0.0,
+    };
+    (options.tolerance * (1.0 + flops.max(per_element) / 64.0).sqrt()).max(rounding)
+}
+
+struct Worst {
+    ratio: f64,
+    element: usize,
+    limit: f64,
+}
+
+/// The element that differs most; `None` for a result without elements.
+fn compare([a, b]: &[Vec<f64>; 2], dtype: DType, limit: f64) -> Option<Worst> {
+    let scale = a.iter().filter(|v| v.is_finite()).fold(0.01, |scale: f64, v| scale.max(v.abs()));
+    let limit = if dtype.is_float() { limit * scale } else { 0.0 };
+    let ratios = a.iter().zip(b).map(|(a, b)| match (a == b || (a.is_nan() && b.is_nan()), (a - b).abs()) {
+        (true, _) => 0.0,
+        (false, difference) if difference.is_finite() && limit > 0.0 => difference / limit,
+        _ => f64::INFINITY,
+    });
+    let (element, ratio) = ratios.enumerate().max_by(|(_, a), (_, b)| a.total_cmp(b))?;
+    Some(Worst { ratio, element, limit })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ratio(a: &[f64], b: &[f64], dtype: DType) -> (usize, f64) {
+        let worst = compare(&[a.to_vec(), b.to_vec()], dtype, 0.1).expect("it has elements");
+        (worst.element, worst.ratio)
+    }
+
+    #[test]
+    fn differences_are_parts_of_what_is_accepted() {
+        assert_eq!(ratio(&[1.0, 2.0], &[1.0, 2.1], DType::F32).0, 1);
+        assert!((ratio(&[1.0, 2.0], &[1.0, 2.1], DType::F32).1 - 0.5).abs() < 1e-9);
+        assert_eq!(ratio(&[f64::NAN, f64::INFINITY], &[f64::NAN, f64::INFINITY], DType::F32).1, 0.0);
+        assert_eq!(ratio(&[1.0, f64::INFINITY], &[1.0, 1.0], DType::F32), (1, f64::INFINITY));
+        assert_eq!(ratio(&[f64::NAN], &[1.0], DType::F32).1, f64::INFINITY);
+        assert_eq!(ratio(&[3.0], &[4.0], DType::U32).1, f64::INFINITY, "integers are equal");
+        assert!(compare(&[vec![], vec![]], DType::F32, 0.1).is_none());
+    }
+}

@@ -1,0 +1,215 @@
+//! Files of plugins: who may have written them, and what they say of themselves before any of their code runs.
+
+use std::fs::{File, Metadata};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use meganeura_plugin_abi as abi;
+use object::{Architecture, BinaryFormat, Object, ObjectSection, ObjectSymbol};
+use serde::Deserialize;
+use sha2::{Digest, Sha256};
+
+/// Larger files are no plugins.
+const LARGEST: u64 = 1 << 30;
+
+/// What is wrong, and what to do about it.
+#[derive(Clone, Debug)]
+pub(crate) struct Refusal {
+    pub(crate) message: String,
+    pub(crate) remedy: String,
+}
+
+pub(crate) fn refuse<T>(message: impl Into<String>, remedy: &str) -> Result<T, Refusal> {
+    Err(Refusal {
+        message: message.into(),
+        remedy: remedy.to_owned(),
+    })
+}
+
+/// A file that was opened and checked. What is loaded is what was opened, whatever becomes of the path.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    pub(crate) file: File,
+    pub(crate) path: PathBuf,
+    pub(crate) contents: Vec<u8>,
+    pub(crate) sha256: String,
+}
+
+/// Opens a file that nobody but this user and the administrator could have written.
+pub(crate) fn open(path: &Path) -> Result<Opened, Refusal> {
+    if !path.is_absolute() {
+        return refuse(
+            "its path is not absolute",
+            "name plugins by absolute paths; nothing is searched for",
+        );
+    }
+    let io = |e: std::io::Error| Refusal {
+        message: format!("it cannot be read: {e}"),
+        remedy: "check the path in MEGANEURA_PLUGINS or in the configuration file".into(),
+    };
+    let path = path.canonicalize().map_err(io)?;
+    let mut file = File::open(&path).map_err(io)?;
+    let metadata = file.metadata().map_err(io)?;
+    if !metadata.is_file() {
+        return refuse("it is not a file", "name the shared object itself");
+    }
+    check_owner(&metadata, "the file", &path, false)?;
+    for folder in path.ancestors().skip(1) {
+        let metadata = folder.metadata().map_err(io)?;
+        check_owner(&metadata, "the folder", folder, true)?;
+    }
+    if metadata.len() > LARGEST {
+        return refuse(format!("it has {} bytes", metadata.len()), "name the shared object itself");
+    }
+    let mut contents = Vec::new();
+    file.by_ref().take(LARGEST).read_to_end(&mut contents).map_err(io)?;
+    let sha256 = Sha256::digest(&contents).iter().map(|b| format!("{b:02x}")).collect();
+    Ok(Opened {
+        file,
+        path,
+        contents,
+        sha256,
+    })
+}
+
+#[cfg(unix)]
+fn check_owner(metadata: &Metadata, what: &str, path: &Path, is_folder: bool) -> Result<(), Refusal> {
+    use std::os::unix::fs::MetadataExt;
+    const OTHERS_WRITE: u32 = 0o022;
+    const STICKY: u32 = 0o1000;
+    // SAFETY: it only reads a number.
+    let own = unsafe { libc::geteuid() };
+    if metadata.uid() != 0 && metadata.uid() != own {
+        return refuse(
+            format!("{what} {} belongs to another user ({})", path.display(), metadata.uid()),
+            "plugins and the folders above them have to belong to you or to root",
+        );
+    }
+    // In a sticky folder, such as /tmp, others cannot replace what is not theirs.
+    let replaceable = metadata.mode() & OTHERS_WRITE != 0 && !(is_folder && metadata.mode() & STICKY != 0);
+    if replaceable {
+        return refuse(
+            format!("{what} {} can be written by others", path.display()),
+            "take that right from them: chmod go-w",
+        );
+    }
+    Ok(())
+}
+
+#[cfg(not(unix))]
+fn check_owner(_: &Metadata, _: &str, _: &Path, _: bool) -> Result<(), Refusal> {
+    // Access lists are the administrator's; what is here are explicit paths and the list of sums.
+    Ok(())
+}
+
+/// What a plugin says of itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+pub(crate) struct Manifest {
+    /// Name of its backend, as selectors use it.
+    pub(crate) name: String,
+    pub(crate) version: String,
+    /// `MAJOR.MINOR` of the interface.
+    pub(crate) abi: String,
+    #[serde(default)]
+    pub(crate) description: String,
+}
+
+/// Reads the manifest from the bytes of a shared object.
+pub(crate) fn manifest(contents: &[u8]) -> Result<Manifest, Refusal> {
+    const REBUILD: &str = "build it for this machine, as a shared object";
+    let file = match object::File::parse(contents) {
+        Ok(file) => file,
+        Err(e) => return refuse(format!("it is not a shared object: {e}"), REBUILD),
+    };
+    if file.format() != native_format() || file.kind() != object::ObjectKind::Dynamic {
+        let (format, kind) = (file.format(), file.kind());
+        return refuse(format!("it is {format:?} of the kind {kind:?}, not a shared object of this system"), REBUILD);
+    }
+    if native_architecture().is_some_and(|native| file.architecture() != native) || !file.is_little_endian() {
+        let found = file.architecture();
+        return refuse(format!("it is for another architecture, {found:?}"), REBUILD);
+    }
+    const NOT_A_PLUGIN: &str = "see docs/plugin-abi.md for what a plugin exports";
+    let Some(bytes) = symbol(&file, abi::MANIFEST_SYMBOL) else {
+        let message = format!("it is not a plugin: it has no data named {}", abi::MANIFEST_SYMBOL);
+        return refuse(message, NOT_A_PLUGIN);
+    };
+    let Some(end) = bytes.iter().take(abi::MANIFEST_LIMIT).position(|&b| b == 0) else {
+        let message = format!("its manifest does not end within {} bytes", abi::MANIFEST_LIMIT);
+        return refuse(message, NOT_A_PLUGIN);
+    };
+    let Ok(text) = std::str::from_utf8(&bytes[..end]) else {
+        return refuse("its manifest is not UTF-8", NOT_A_PLUGIN);
+    };
+    match toml::from_str::<Manifest>(text) {
+        Ok(manifest) => check_manifest(manifest),
+        Err(e) => refuse(format!("its manifest cannot be read: {}", e.message()), NOT_A_PLUGIN),
+    }
+}
+
+fn check_manifest(manifest: Manifest) -> Result<Manifest, Refusal> {
+    let valid = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '_';
+    let name = &manifest.name;
+    if name.is_empty() || name.len() > 32 || !name.chars().all(valid) || name == "auto" {
+        return refuse(
+            format!("its name '{}' cannot be used in a selector", name.escape_debug()),
+            "use up to 32 lower-case letters, digits, '-' and '_', and not 'auto'",
+        );
+    }
+    let texts = [&manifest.version, &manifest.description];
+    if texts.iter().any(|t| t.chars().any(char::is_control)) || manifest.version.len() > 64 {
+        return refuse("its version or description cannot be printed", "use one line of text");
+    }
+    let major = manifest.abi.split('.').next().and_then(|m| m.parse::<u16>().ok());
+    if major != Some(abi::ABI_MAJOR) {
+        let (found, ours) = (manifest.abi.escape_debug(), abi::ABI_MAJOR);
+        return refuse(
+            format!("it speaks version '{found}' of the interface, and this is version {ours}"),
+            "build it with the header of this version",
+        );
+    }
+    Ok(manifest)
+}
+
+/// The bytes of a file from a symbol on.
+fn symbol<'a>(file: &object::File<'a>, name: &str) -> Option<&'a [u8]> {
+    // Mach-O puts an underscore before names in C.
+    let wanted = |found: &[u8]| found == name.as_bytes() || found.strip_prefix(b"_") == Some(name.as_bytes());
+    let dynamic = file.dynamic_symbols().find(|s| s.is_definition() && s.name_bytes().is_ok_and(wanted));
+    let address = dynamic.map(|s| s.address());
+    let exported = || {
+        let exports = file.exports().unwrap_or_default();
+        exports.iter().find(|e| wanted(e.name())).map(|e| e.address())
+    };
+    let address = address.or_else(exported)?;
+    file.sections().find_map(|section| {
+        // Sections that are not loaded have no address.
+        let start = Some(section.address()).filter(|&start| start != 0)?;
+        let offset = address.checked_sub(start).filter(|&o| o < section.size())?;
+        let data = section.data().ok()?;
+        data.get(usize::try_from(offset).ok()?..).filter(|rest| !rest.is_empty())
+    })
+}
+
+fn native_format() -> BinaryFormat {
+    if cfg!(target_vendor = "apple") {
+        BinaryFormat::MachO
+    } else if cfg!(windows) {
+        BinaryFormat::Pe
+    } else {
+        BinaryFormat::Elf
+    }
+}
+
+/// The architecture of this program, where it is one that is told apart here.
+fn native_architecture() -> Option<Architecture> {
+    Some(match std::env::consts::ARCH {
+        "x86_64" => Architecture::X86_64,
+        "aarch64" => Architecture::Aarch64,
+        "riscv64" => Architecture::Riscv64,
+        "powerpc64" => Architecture::PowerPc64,
+        "s390x" => Architecture::S390x,
+        "loongarch64" => Architecture::LoongArch64,
+        _ => return None,
+    })
+}

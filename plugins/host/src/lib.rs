@@ -1,0 +1,173 @@
+//! Loads backends from shared objects.
+//!
+//! Which ones, the variable `MEGANEURA_PLUGINS` says (absolute paths, separated as in `PATH`), and the section
+//! `[plugins]` of the configuration file:
+//!
+//! ```toml
+//! [plugins]
+//! load = ["/opt/meganeura/libmine.so"]
+//! allow_sha256 = ["3f0a..."]  # optional: nothing else is loaded
+//! ```
+//!
+//! Nothing is searched for. A file is opened once, and what was opened is what is checked and loaded: it and all folders
+//! above it have to belong to the user or to root, and nobody else may write there. Its manifest is read before any of
+//! its code runs, so a file that is no plugin, or one for another version or machine, is refused without running. A
+//! plugin that was loaded stays loaded. What is refused leaves everything else as it is; [`loaded`] says why, and so does
+//! `meganeura plugins`.
+//!
+//! Code of a plugin runs with the rights of the program: there is no sandbox around it. `docs/plugin-abi.md` of the
+//! repository describes the interface.
+
+mod backend;
+mod encode;
+mod file;
+mod library;
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use meganeura_core::backend::Backend;
+use meganeura_core::config::Config;
+use meganeura_core::registry;
+use meganeura_core::{Error, Result};
+
+use crate::backend::PluginBackend;
+use crate::file::{Refusal, refuse};
+use crate::library::Plugin;
+
+meganeura_core::register_plugin!(meganeura_core::registry::PluginManifest {
+    name: env!("CARGO_PKG_NAME"),
+    version: env!("CARGO_PKG_VERSION"),
+    backends: &[],
+    ops: &[],
+    rule_sets: &[],
+});
+
+registry::inventory::submit! { registry::LoaderEntry(load) }
+
+/// Variable with the paths of plugins.
+pub const PLUGINS_VARIABLE: &str = "MEGANEURA_PLUGINS";
+
+/// A plugin that was to be loaded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// The path as it was given.
+    pub path: PathBuf,
+    /// Sum of the file, if it could be read.
+    pub sha256: Option<String>,
+    /// Name of the backend, if the manifest could be read.
+    pub name: Option<String>,
+    /// Version of the plugin, likewise.
+    pub version: Option<String>,
+    /// What it says of itself.
+    pub description: Option<String>,
+    /// Version of the interface that it was built with, if it was loaded.
+    pub abi: Option<String>,
+    /// Why it was refused, if it was.
+    pub refused: Option<String>,
+}
+
+impl Report {
+    fn new(path: &Path) -> Self {
+        Report {
+            path: path.to_owned(),
+            sha256: None,
+            name: None,
+            version: None,
+            description: None,
+            abi: None,
+            refused: None,
+        }
+    }
+
+    /// The name of the backend, or else the file's.
+    pub fn title(&self) -> String {
+        let file = || self.path.file_name().map(|n| n.to_string_lossy().into_owned());
+        let name = self.name.clone().or_else(file);
+        name.unwrap_or_else(|| self.path.display().to_string())
+    }
+}
+
+/// What has been tried, in order.
+static TRIED: Mutex<Vec<Report>> = Mutex::new(Vec::new());
+
+/// All plugins that were to be loaded so far, in order.
+pub fn loaded() -> Vec<Report> {
+    TRIED.lock().unwrap_or_else(PoisonError::into_inner).clone()
+}
+
+/// Loads the plugins that the environment and the configuration name, each once. What is refused is a problem of the
+/// registry ([`registry::problems`]). Called whenever devices are listed.
+pub fn load(config: &Config) {
+    let variable = std::env::var_os(PLUGINS_VARIABLE).unwrap_or_default();
+    let paths = std::env::split_paths(&variable).filter(|p| !p.as_os_str().is_empty());
+    let paths: Vec<PathBuf> = paths.chain(config.plugins.load.iter().cloned()).collect();
+    if paths.is_empty() {
+        return;
+    }
+    let mut tried = TRIED.lock().unwrap_or_else(PoisonError::into_inner);
+    for path in paths {
+        if tried.iter().any(|report| report.path == path) {
+            continue;
+        }
+        let mut report = Report::new(&path);
+        let backend = open(&path, config.plugins.allow_sha256.as_deref(), &mut report);
+        let outcome = backend.and_then(|backend| registry::register_backend(Arc::new(backend)));
+        if let Err(error) = outcome {
+            log::warn!("{error}");
+            report.refused = Some(match &error {
+                Error::Plugin { message, .. } => message.clone(),
+                other => other.to_string(),
+            });
+            registry::report_problem(error);
+        } else {
+            log::info!("plugin '{}' of {} is loaded", report.title(), path.display());
+        }
+        tried.push(report);
+    }
+}
+
+/// Loads one file as a backend, without registering it. It stays loaded.
+///
+/// # Errors
+/// [`Error::Plugin`] with the name and the cause when it is refused.
+pub fn open_backend(path: &Path, allow_sha256: Option<&[String]>) -> Result<Arc<dyn Backend>> {
+    let backend = open(path, allow_sha256, &mut Report::new(path))?;
+    Ok(Arc::new(backend))
+}
+
+fn open(path: &Path, allow: Option<&[String]>, report: &mut Report) -> Result<PluginBackend> {
+    let outcome = try_open(path, allow, report);
+    outcome.map_err(|Refusal { message, remedy }| Error::Plugin {
+        plugin: report.title(),
+        message: format!("{message} ({})", path.display()),
+        remedy,
+    })
+}
+
+fn try_open(path: &Path, allow: Option<&[String]>, report: &mut Report) -> std::result::Result<PluginBackend, Refusal> {
+    let opened = file::open(path)?;
+    report.sha256 = Some(opened.sha256.clone());
+    if allow.is_some_and(|sums| !sums.iter().any(|sum| sum.eq_ignore_ascii_case(&opened.sha256))) {
+        return refuse(
+            format!("its SHA-256 sum, {}, is not on the list", opened.sha256),
+            "add the sum to plugins.allow_sha256 if this is the file that you trust",
+        );
+    }
+    let manifest = file::manifest(&opened.contents)?;
+    report.name = Some(manifest.name.clone());
+    report.version = Some(manifest.version.clone());
+    report.description = Some(manifest.description.clone()).filter(|d| !d.is_empty());
+    // Before its code runs.
+    if let Some(other) = registry::backends().iter().map(|b| b.info()).find(|i| i.name == manifest.name) {
+        return refuse(
+            format!("a backend of the name '{}' is there already, from {}", other.name, other.origin),
+            "load only one of them",
+        );
+    }
+    let plugin = Plugin::load(opened, manifest)?;
+    report.abi = Some(library::version_of(plugin.table()));
+    Ok(PluginBackend {
+        plugin: Arc::new(plugin),
+    })
+}

@@ -1,0 +1,325 @@
+//! A loaded plugin: its table of functions, checked, and what its statuses mean.
+
+use std::ffi::{CStr, c_char};
+use std::fs::File;
+use std::ptr;
+
+use libloading::Library;
+use meganeura_core::error::MissingKernel;
+use meganeura_core::plan::ExecutionPlan;
+use meganeura_core::{Error, Result};
+use meganeura_plugin_abi as abi;
+
+use crate::encode;
+use crate::file::{Manifest, Opened, Refusal, refuse};
+
+/// Most bytes of a message of a plugin.
+const LONGEST_MESSAGE: usize = 4096;
+/// Longest chain of extensions.
+const MOST_EXTENSIONS: usize = 64;
+/// Largest table that makes sense.
+const LARGEST_TABLE: usize = 1 << 16;
+/// Bytes of the tables of the first version.
+const FIRST_TABLE: usize = 144;
+
+/// A plugin that was loaded. It stays so until the program ends: what it started may run on, and what it gave out may
+/// still be used.
+#[derive(Debug)]
+pub(crate) struct Plugin {
+    pub(crate) manifest: Manifest,
+    pub(crate) path: String,
+    pub(crate) sha256: String,
+    table: abi::Plugin,
+}
+
+// SAFETY: the table consists of functions that may be called from any thread by the rules of the interface, and of
+// pointers that nobody follows after loading.
+unsafe impl Send for Plugin {}
+// SAFETY: as above.
+unsafe impl Sync for Plugin {}
+
+struct HostInfo(abi::Host);
+// SAFETY: the pointers in it are to constants.
+unsafe impl Sync for HostInfo {}
+
+static HOST: HostInfo = HostInfo(abi::Host {
+    struct_size: size_of::<abi::Host>() as u32,
+    abi_major: abi::ABI_MAJOR,
+    abi_minor: abi::ABI_MINOR,
+    plan_oldest: abi::PLAN_VERSION,
+    plan_newest: abi::PLAN_VERSION,
+    extensions: ptr::null(),
+    version: concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast(),
+    log: Some(log_line),
+});
+
+unsafe extern "C" fn log_line(level: u32, message: *const c_char) {
+    // SAFETY: plugins give texts that end.
+    let text = unsafe { text(message) };
+    let level = match level {
+        0 | 1 => log::Level::Error,
+        2 => log::Level::Warn,
+        3 => log::Level::Info,
+        _ => log::Level::Debug,
+    };
+    log::log!(target: "meganeura::plugin", level, "plugin: {text}");
+}
+
+/// The text at a pointer, as far as it makes sense to show it.
+///
+/// # Safety
+/// Null, or bytes up to a NUL that stay what they are meanwhile.
+pub(crate) unsafe fn text(start: *const c_char) -> String {
+    if start.is_null() {
+        return String::new();
+    }
+    let mut len = 0;
+    // SAFETY: no byte behind the NUL is read.
+    while len < LONGEST_MESSAGE && unsafe { *start.add(len) } != 0 {
+        len += 1;
+    }
+    // SAFETY: these bytes were read just now.
+    let bytes = unsafe { std::slice::from_raw_parts(start.cast::<u8>(), len) };
+    printable(&String::from_utf8_lossy(bytes))
+}
+
+/// A text without what would confuse terminals.
+pub(crate) fn printable(text: &str) -> String {
+    let shown = |c: char| if c.is_control() && c != '\n' { '\u{fffd}' } else { c };
+    text.chars().map(shown).collect()
+}
+
+impl Plugin {
+    /// Loads an opened file. From here on its code runs.
+    pub(crate) fn load(opened: Opened, manifest: Manifest) -> Result<Plugin, Refusal> {
+        let library = match open_library(&opened) {
+            Ok(library) => library,
+            Err(e) => return refuse(format!("the system does not load it: {e}"), "check what it is linked with"),
+        };
+        // Never unloaded, and the file that it was loaded from stays open: the loader tells libraries by their paths, and
+        // that of an open file is its number.
+        let library: &'static Library = Box::leak(Box::new(library));
+        let _: &'static File = Box::leak(Box::new(opened.file));
+        // SAFETY: the type is that of the interface's function; the manifest said that it is one of its plugins.
+        let entry = unsafe { library.get::<abi::EntryFn>(abi::ENTRY_SYMBOL.as_bytes()) };
+        let Ok(entry) = entry else {
+            let message = format!("it has a manifest, but no function {}", abi::ENTRY_SYMBOL);
+            return refuse(message, "see docs/plugin-abi.md for what a plugin exports");
+        };
+        // SAFETY: called as the interface says.
+        let table = unsafe { entry(&HOST.0) };
+        // SAFETY: what the function returns lives as long as the process.
+        let table = unsafe { check_table(table) }?;
+        Ok(Plugin {
+            manifest,
+            path: opened.path.display().to_string(),
+            sha256: opened.sha256,
+            table,
+        })
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.manifest.name
+    }
+
+    pub(crate) fn table(&self) -> &abi::Plugin {
+        &self.table
+    }
+
+    /// An error of this plugin that is no status.
+    pub(crate) fn broken(&self, message: impl Into<String>) -> Error {
+        Error::Plugin {
+            plugin: self.name().to_owned(),
+            message: message.into(),
+            remedy: format!("this is a fault of the plugin {}", self.path),
+        }
+    }
+
+    /// What a function returned, taken over and freed.
+    ///
+    /// # Safety
+    /// `status` was returned by a function of this plugin just now.
+    pub(crate) unsafe fn take(&self, status: *mut abi::Status) -> std::result::Result<(), Failure> {
+        if status.is_null() {
+            return Ok(());
+        }
+        let unusable = |message: String| Failure {
+            code: abi::STATUS_FAILED,
+            message,
+            detail: [0; 3],
+            unusable: true,
+        };
+        if !status.is_aligned() {
+            return Err(unusable("it returned a status at an address that cannot be one".into()));
+        }
+        // SAFETY: the first field is there whatever the version.
+        let size = unsafe { (*status).struct_size };
+        if (size as usize) < size_of::<abi::Status>() || size as usize > LARGEST_TABLE {
+            return Err(unusable(format!("it returned a status that says to have {size} bytes")));
+        }
+        // SAFETY: it has all fields, and the texts end.
+        let (status_copy, message, context) = unsafe { (*status, text((*status).message), text((*status).context)) };
+        if let Some(free) = self.table.status_free {
+            // SAFETY: it is freed once.
+            unsafe { free(status) };
+        }
+        let message = match (message.as_str(), context.as_str()) {
+            ("", "") => format!("it failed with code {} and says no more", status_copy.code),
+            (_, "") => message,
+            _ => format!("{message} ({context})"),
+        };
+        Err(Failure {
+            code: status_copy.code,
+            message,
+            detail: status_copy.detail,
+            unusable: matches!(status_copy.code, abi::STATUS_DEVICE_LOST | abi::STATUS_PANIC),
+        })
+    }
+}
+
+/// A status that says what went wrong.
+#[derive(Clone, Debug)]
+pub(crate) struct Failure {
+    pub(crate) code: u32,
+    pub(crate) message: String,
+    pub(crate) detail: [u64; 3],
+    /// Whether the executable that it came from is of no use any more.
+    pub(crate) unusable: bool,
+}
+
+impl Failure {
+    /// The error that users see, of something done with a plan.
+    pub(crate) fn about_plan(self, plugin: &Plugin, plan: &ExecutionPlan) -> Error {
+        let dispatch = usize::try_from(self.detail[0]).ok().and_then(|i| plan.dispatches.get(i));
+        match (self.code, dispatch) {
+            (abi::STATUS_UNSUPPORTED, Some(dispatch)) => Error::MissingKernels {
+                device: plugin.name().to_owned(),
+                missing: vec![MissingKernel {
+                    kernel: dispatch.kernel.name.clone(),
+                    label: dispatch.label.clone(),
+                    reason: self.message,
+                }],
+            },
+            (abi::STATUS_INVALID_PLAN, _) => {
+                let shown = dispatch.map_or_else(String::new, |d| format!(", {}", encode::label(d)));
+                Error::plan(format!("plugin '{}'{shown}: {}", plugin.name(), self.message))
+            }
+            _ => self.plain(plugin),
+        }
+    }
+
+    /// The error that users see.
+    pub(crate) fn plain(self, plugin: &Plugin) -> Error {
+        match self.code {
+            abi::STATUS_OUT_OF_MEMORY => Error::OutOfMemory {
+                device: plugin.name().to_owned(),
+                requested: usize::try_from(self.detail[0]).unwrap_or(usize::MAX),
+                available: Some(self.detail[1]).filter(|&bytes| bytes > 0),
+                remedy: "use a smaller batch or a smaller model".into(),
+            },
+            abi::STATUS_PANIC => plugin.broken(self.message),
+            _ => Error::backend(plugin.name(), self.message),
+        }
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn open_library(opened: &Opened) -> std::result::Result<Library, libloading::Error> {
+    use libloading::os::unix;
+    use std::os::fd::AsRawFd;
+    // What was checked, not what the path leads to by now.
+    let path = format!("/proc/self/fd/{}", opened.file.as_raw_fd());
+    // SAFETY: loading runs initialisers of the file; that it is to be trusted is what its user says by naming it, and
+    // what was checked of its owner and its sum.
+    unsafe { unix::Library::open(Some(path), unix::RTLD_NOW | unix::RTLD_LOCAL) }.map(Library::from)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn open_library(opened: &Opened) -> std::result::Result<Library, libloading::Error> {
+    // SAFETY: as above.
+    unsafe { Library::new(&opened.path) }
+}
+
+/// Copies a table, if it is one that can be used.
+///
+/// # Safety
+/// Null, or a table as the interface describes it, at least its first field.
+unsafe fn check_table(table: *const abi::Plugin) -> Result<abi::Plugin, Refusal> {
+    const REBUILD: &str = "build it with the header of this version";
+    if table.is_null() {
+        return refuse("it refuses this host: its entry returned null", "ask its author, or build it anew");
+    }
+    if !table.is_aligned() {
+        return refuse("its table is at an address that cannot be one", REBUILD);
+    }
+    // SAFETY: the first field is there whatever the version.
+    let size = unsafe { (*table).struct_size } as usize;
+    if !(FIRST_TABLE..=LARGEST_TABLE).contains(&size) {
+        return refuse(format!("its table says to have {size} bytes"), REBUILD);
+    }
+    // SAFETY: all zeros are a table without functions.
+    let mut copy: abi::Plugin = unsafe { std::mem::zeroed() };
+    let len = size.min(size_of::<abi::Plugin>());
+    // SAFETY: both have so many bytes.
+    unsafe { ptr::copy_nonoverlapping(table.cast::<u8>(), (&raw mut copy).cast::<u8>(), len) };
+    if copy.abi_major != abi::ABI_MAJOR {
+        let (found, ours) = (copy.abi_major, abi::ABI_MAJOR);
+        return refuse(format!("its table is of version {found} of the interface, and this is version {ours}"), REBUILD);
+    }
+    if copy.plan_oldest > abi::PLAN_VERSION || copy.plan_newest < abi::PLAN_VERSION {
+        let (oldest, newest, ours) = (copy.plan_oldest, copy.plan_newest, abi::PLAN_VERSION);
+        return refuse(format!("it reads plans of the versions {oldest} to {newest}, and these have {ours}"), REBUILD);
+    }
+    let needed = [
+        ("status_free", copy.status_free.is_some()),
+        ("device_count", copy.device_count.is_some()),
+        ("device_info", copy.device_info.is_some()),
+        ("device_open", copy.device_open.is_some()),
+        ("device_close", copy.device_close.is_some()),
+        ("device_supports", copy.device_supports.is_some()),
+        ("device_compile", copy.device_compile.is_some()),
+        ("executable_free", copy.executable_free.is_some()),
+        ("executable_write", copy.executable_write.is_some()),
+        ("executable_read", copy.executable_read.is_some()),
+        ("executable_run", copy.executable_run.is_some()),
+        ("executable_wait", copy.executable_wait.is_some()),
+    ];
+    if let Some((name, _)) = needed.iter().find(|(_, there)| !there) {
+        return refuse(format!("its table has no function {name}"), "only optional functions may be null");
+    }
+    // SAFETY: the chain is made of extensions, as the interface says.
+    unsafe { check_extensions(copy.extensions) }?;
+    Ok(copy)
+}
+
+/// # Safety
+/// Null, or the first link of a chain.
+unsafe fn check_extensions(mut link: *const abi::Extension) -> Result<(), Refusal> {
+    for _ in 0..MOST_EXTENSIONS {
+        if link.is_null() {
+            return Ok(());
+        }
+        // SAFETY: by contract; names are texts.
+        let name = unsafe { text((*link).name) };
+        log::debug!("a plugin has the extension '{name}', which this host does not know");
+        // SAFETY: by contract.
+        link = unsafe { (*link).next };
+    }
+    refuse(
+        format!("its chain of extensions has more than {MOST_EXTENSIONS} links"),
+        "end the chain with null",
+    )
+}
+
+/// The version of the interface that a plugin was built with.
+pub(crate) fn version_of(table: &abi::Plugin) -> String {
+    format!("{}.{}", table.abi_major, table.abi_minor)
+}
+
+/// A text in an array of fixed length.
+pub(crate) fn array_text(array: &[c_char]) -> Option<String> {
+    // SAFETY: characters are bytes, of one size and alignment.
+    let bytes = unsafe { std::slice::from_raw_parts(array.as_ptr().cast::<u8>(), array.len()) };
+    let text = CStr::from_bytes_until_nul(bytes).ok()?;
+    Some(printable(&text.to_string_lossy()))
+}

@@ -1,0 +1,36 @@
+//! Plugins that tests build.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use meganeura_core::Result;
+use meganeura_core::backend::{Backend, Device};
+use meganeura_core::config::Config;
+
+/// A folder below the repository's.
+pub fn repository(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
+}
+
+/// Compiles a source to a shared object that only its owner can write.
+pub fn compile(source: &Path, include: &Path, options: &[String], to: &Path) {
+    let mut command = Command::new("cc");
+    command.args(["-std=gnu11", "-O1", "-shared", "-fPIC", "-I"]).arg(include);
+    command.args(options).arg(source).arg("-lm").arg("-o").arg(to);
+    let output = command.output().expect("there is a C compiler");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    set_mode(to, 0o755);
+}
+
+pub fn set_mode(path: &Path, mode: u32) {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).expect("it is ours");
+}
+
+/// The first device.
+pub fn device(backend: &Arc<dyn Backend>) -> Result<Arc<dyn Device>> {
+    let config = Config::default();
+    assert_eq!(backend.devices(&config)?.len(), 1);
+    backend.open(0, &config)
+}
