@@ -256,7 +256,7 @@ pub fn plan_for(
     rewrite: &RewriteConfig,
 ) -> Result<(ExecutionPlan, OptimizeReport)> {
     let precision = Precision::resolve(rewrite.precision, mode, &**device);
-    let (optimized, report) = prepare(graph, mode, device, rewrite, optimizer)?;
+    let (optimized, mut report) = prepare(graph, mode, device, rewrite, optimizer)?;
     let lower = tracing::debug_span!("compile").entered();
     let mut plan = compile_at(&optimized, &**device, precision)?;
     plan.loss_scaling = rewrite.loss_scaling(mode);
@@ -273,6 +273,10 @@ pub fn plan_for(
         attach(&mut plan, optimizer, &**device)?;
     }
     plan.build_key = BuildKey::new(mode, &**device, rewrite, optimizer);
+    let elsewhere = device.elsewhere(&plan).into_iter();
+    report.elsewhere = elsewhere
+        .map(|(i, name)| (plan.dispatches[i].label.clone(), name))
+        .collect();
     Ok((plan, report))
 }
 

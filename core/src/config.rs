@@ -1,7 +1,8 @@
 //! Configuration: `meganeura.toml`, found in the working directory or named by `MEGANEURA_CONFIG`.
 //!
 //! ```toml
-//! device = "cpu"
+//! device = "mine"
+//! fallback = "cpu"
 //! calibration = "rates.ron"
 //!
 //! [backend.cpu]
@@ -33,6 +34,9 @@ pub const CONFIG_FILE: &str = "meganeura.toml";
 pub struct Config {
     /// Device selector, overridden by the environment and the API.
     pub device: Option<String>,
+    /// Selector of a device for what the chosen one lacks even in parts; see [`fallback`](crate::fallback). Without one, that
+    /// is an error.
+    pub fallback: Option<String>,
     /// File of measured rates of devices; see [`calibration`](crate::calibration).
     pub calibration: Option<PathBuf>,
     /// Settings of each backend by its name; their meaning is the backend's.

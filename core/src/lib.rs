@@ -20,6 +20,7 @@ pub mod config;
 pub mod debug;
 pub mod dtype;
 pub mod error;
+pub mod fallback;
 pub mod files;
 pub mod graph;
 pub mod init;

@@ -72,6 +72,8 @@ pub struct OptimizeReport {
     pub extraction_exact: bool,
     /// The budget that ended saturation, if one did.
     pub budget_hit: Option<String>,
+    /// Labels of calls that another device runs, with its name, where one was chosen as the fallback.
+    pub elsewhere: Vec<(String, String)>,
     /// Time of saturation.
     pub egglog_time: Duration,
     /// Time of choosing and rebuilding the graph.
@@ -171,6 +173,9 @@ impl fmt::Display for OptimizeReport {
                 if self.extraction_exact { "exact" } else { "not exact" }
             )?;
             writeln!(f, "Budget hit: {}", self.budget_hit.as_deref().unwrap_or("none"))?;
+        }
+        for (label, device) in &self.elsewhere {
+            writeln!(f, "Elsewhere: {label} on {device}")?;
         }
         Ok(())
     }

@@ -60,7 +60,11 @@ impl fmt::Display for Divergence {
             write!(f, " ({source})")?;
         }
         let (result, element) = (self.result, self.element);
-        write!(f, ": element {element} of result {result} is {a} and {b}, which may differ by {:.3e}", self.limit)
+        write!(
+            f,
+            ": element {element} of result {result} is {a} and {b}, which may differ by {:.3e}",
+            self.limit
+        )
     }
 }
 
@@ -80,11 +84,7 @@ pub struct Replay {
 ///
 /// # Errors
 /// Kernels or memory that a device lacks; a step that fails.
-pub fn replay_on_two(
-    plan: &ExecutionPlan,
-    devices: [&Arc<dyn Device>; 2],
-    options: &ReplayOptions,
-) -> Result<Replay> {
+pub fn replay_on_two(plan: &ExecutionPlan, devices: [&Arc<dyn Device>; 2], options: &ReplayOptions) -> Result<Replay> {
     plan.verify()?;
     let (plan, _) = plan.by_levels();
     let mut executables = Vec::with_capacity(2);
@@ -180,7 +180,10 @@ fn index_bounds(plan: &ExecutionPlan) -> Vec<usize> {
             *bound = rows.min(*bound);
         }
     }
-    bounds.into_iter().map(|b| if b == usize::MAX { 2 } else { b }).collect()
+    bounds
+        .into_iter()
+        .map(|b| if b == usize::MAX { 2 } else { b })
+        .collect()
 }
 
 /// Scalars as of a first step with a small learning rate.
@@ -223,13 +226,19 @@ struct Worst {
 
 /// The element that differs most; `None` for a result without elements.
 fn compare([a, b]: &[Vec<f64>; 2], dtype: DType, limit: f64) -> Option<Worst> {
-    let scale = a.iter().filter(|v| v.is_finite()).fold(0.01, |scale: f64, v| scale.max(v.abs()));
+    let scale = a
+        .iter()
+        .filter(|v| v.is_finite())
+        .fold(0.01, |scale: f64, v| scale.max(v.abs()));
     let limit = if dtype.is_float() { limit * scale } else { 0.0 };
-    let ratios = a.iter().zip(b).map(|(a, b)| match (a == b || (a.is_nan() && b.is_nan()), (a - b).abs()) {
-        (true, _) => 0.0,
-        (false, difference) if difference.is_finite() && limit > 0.0 => difference / limit,
-        _ => f64::INFINITY,
-    });
+    let ratios = a
+        .iter()
+        .zip(b)
+        .map(|(a, b)| match (a == b || (a.is_nan() && b.is_nan()), (a - b).abs()) {
+            (true, _) => 0.0,
+            (false, difference) if difference.is_finite() && limit > 0.0 => difference / limit,
+            _ => f64::INFINITY,
+        });
     let (element, ratio) = ratios.enumerate().max_by(|(_, a), (_, b)| a.total_cmp(b))?;
     Some(Worst { ratio, element, limit })
 }
@@ -247,8 +256,14 @@ mod tests {
     fn differences_are_parts_of_what_is_accepted() {
         assert_eq!(ratio(&[1.0, 2.0], &[1.0, 2.1], DType::F32).0, 1);
         assert!((ratio(&[1.0, 2.0], &[1.0, 2.1], DType::F32).1 - 0.5).abs() < 1e-9);
-        assert_eq!(ratio(&[f64::NAN, f64::INFINITY], &[f64::NAN, f64::INFINITY], DType::F32).1, 0.0);
-        assert_eq!(ratio(&[1.0, f64::INFINITY], &[1.0, 1.0], DType::F32), (1, f64::INFINITY));
+        assert_eq!(
+            ratio(&[f64::NAN, f64::INFINITY], &[f64::NAN, f64::INFINITY], DType::F32).1,
+            0.0
+        );
+        assert_eq!(
+            ratio(&[1.0, f64::INFINITY], &[1.0, 1.0], DType::F32),
+            (1, f64::INFINITY)
+        );
         assert_eq!(ratio(&[f64::NAN], &[1.0], DType::F32).1, f64::INFINITY);
         assert_eq!(ratio(&[3.0], &[4.0], DType::U32).1, f64::INFINITY, "integers are equal");
         assert!(compare(&[vec![], vec![]], DType::F32, 0.1).is_none());

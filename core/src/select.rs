@@ -10,6 +10,7 @@ use crate::backend::{Backend, Device, DeviceInfo, DeviceKind};
 use crate::calibration;
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::fallback::WithFallback;
 use crate::registry::{self, KNOWN_BACKENDS};
 
 /// Variable that selects the device.
@@ -248,11 +249,26 @@ pub struct Selected {
 }
 
 impl Selected {
-    /// Opens the device.
+    /// Opens the device, with the one behind it that the configuration names as its [`fallback`](crate::fallback), if it is
+    /// another.
     ///
     /// # Errors
-    /// When the backend cannot open it, or its [`calibration`] cannot be read.
+    /// When the backend cannot open it, its [`calibration`] cannot be read, or the fallback cannot be selected.
     pub fn open(&self, config: &Config) -> Result<Arc<dyn Device>> {
+        let device = self.open_alone(config)?;
+        let Some(fallback) = &config.fallback else {
+            return Ok(device);
+        };
+        let source = SelectorSource::File(format!("{}, fallback", config.origin()));
+        let other = choose(fallback, source, config)?;
+        if other.selector == self.selector {
+            return Ok(device);
+        }
+        log::info!("what {} lacks runs on {}", self.selector, other.selector);
+        Ok(Arc::new(WithFallback::new(device, other.open_alone(config)?)))
+    }
+
+    fn open_alone(&self, config: &Config) -> Result<Arc<dyn Device>> {
         let device = self.backend.open(self.info.index, config)?;
         calibration::apply(device, &self.backend.info().name, &self.info, config)
     }
@@ -265,11 +281,15 @@ impl Selected {
 /// [`Error::DeviceSelection`] with the listing, when the selector is malformed, matches nothing or several.
 pub fn select(api: Option<&str>, config: &Config) -> Result<Selected> {
     let (text, source) = effective_selector(api, config);
+    choose(&text, source, config)
+}
+
+fn choose(text: &str, source: SelectorSource, config: &Config) -> Result<Selected> {
     let listing = list(config);
-    let chosen = Selector::parse(&text)
+    let chosen = Selector::parse(text)
         .and_then(|s| resolve(&s, &listing))
         .map_err(|reason| Error::DeviceSelection {
-            selector: text.clone(),
+            selector: text.to_owned(),
             source_name: source.to_string(),
             reason,
             listing: format_listing(&listing),

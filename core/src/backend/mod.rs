@@ -256,6 +256,12 @@ pub trait Device: Send + Sync {
         Ok(())
     }
 
+    /// Dispatches of a plan that another device runs, with its name; see [`fallback`](crate::fallback).
+    fn elsewhere(&self, plan: &ExecutionPlan) -> Vec<(usize, String)> {
+        let _ = plan;
+        Vec::new()
+    }
+
     /// The generated sources of a plan's kernels, for people to read; none where kernels are not generated.
     ///
     /// # Errors

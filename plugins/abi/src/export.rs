@@ -37,7 +37,10 @@ macro_rules! export_plugin {
                 "\"\n\0"
             );
             const LEN: usize = TEXT.len();
-            const _: () = assert!(LEN <= $crate::MANIFEST_LIMIT, "the description is too long for a manifest");
+            const _: () = assert!(
+                LEN <= $crate::MANIFEST_LIMIT,
+                "the description is too long for a manifest"
+            );
             const fn bytes() -> [u8; LEN] {
                 let mut bytes = [0; LEN];
                 let mut i = 0;
@@ -139,7 +142,10 @@ fn status(failure: &Failure) -> *mut Status {
 fn panicked(payload: &(dyn Any + Send)) -> Failure {
     let text = payload.downcast_ref::<&str>().copied();
     let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
-    Failure::new(STATUS_PANIC, format!("panicked: {}", text.unwrap_or("without a message")))
+    Failure::new(
+        STATUS_PANIC,
+        format!("panicked: {}", text.unwrap_or("without a message")),
+    )
 }
 
 fn guard(run: impl FnOnce() -> Result<(), Failure>) -> *mut Status {
@@ -161,7 +167,10 @@ unsafe fn with<E: Exported>(
     // SAFETY: by contract.
     let guarded = unsafe { &mut *executable.cast::<Guarded<ExecutableOf<E>>>() };
     if guarded.poisoned {
-        return status(&Failure::new(STATUS_PANIC, "an earlier step panicked; the executable is of no use any more"));
+        return status(&Failure::new(
+            STATUS_PANIC,
+            "an earlier step panicked; the executable is of no use any more",
+        ));
     }
     let outcome = catch_unwind(AssertUnwindSafe(|| run(&mut guarded.inner)));
     guard(|| {
@@ -218,7 +227,9 @@ unsafe extern "C" fn device_info<E: Exported>(bytes: Bytes, index: u32, info: *m
         // SAFETY: the host gives a place for what it calls a `DeviceInfo`, whose size says how much of it it knows.
         let info = unsafe { &mut *info };
         if (info.struct_size as usize) < size_of::<DeviceInfo>() {
-            return Err(Failure::failed("the host's description of a device is shorter than the plugin's"));
+            return Err(Failure::failed(
+                "the host's description of a device is shorter than the plugin's",
+            ));
         }
         describe(info, device);
         Ok(())
@@ -271,7 +282,9 @@ unsafe extern "C" fn device_supports<E: Exported>(device: *const Device, call: B
         // SAFETY: `device_open` made it, and it is not closed; the host lends the bytes.
         let (device, call) = unsafe { (&*device.cast::<DeviceOf<E>>(), lent(call)) };
         let call = PlanView::read_call(call)?;
-        device.supports(&call).map_err(|reason| Failure::new(crate::STATUS_UNSUPPORTED, reason))
+        device
+            .supports(&call)
+            .map_err(|reason| Failure::new(crate::STATUS_UNSUPPORTED, reason))
     })
 }
 
@@ -343,7 +356,9 @@ unsafe extern "C" fn executable_run<E: Exported>(
         };
         if scalars.len() <= 16 {
             let mut few = [(0, [0; 4]); 16];
-            few.iter_mut().zip(scalars).for_each(|(to, s)| *to = (s.buffer, s.bytes));
+            few.iter_mut()
+                .zip(scalars)
+                .for_each(|(to, s)| *to = (s.buffer, s.bytes));
             return e.run(segments, &few[..scalars.len()]);
         }
         let scalars: Vec<_> = scalars.iter().map(|s| (s.buffer, s.bytes)).collect();

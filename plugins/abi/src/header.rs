@@ -97,7 +97,11 @@ fn structure(text: &mut String, described: &Described) {
 
 fn function(f: &FunctionInfo) -> String {
     let parameters: Vec<String> = f.parameters.iter().map(|(name, ty)| declaration(ty, name)).collect();
-    let parameters = if parameters.is_empty() { "void".to_owned() } else { parameters.join(", ") };
+    let parameters = if parameters.is_empty() {
+        "void".to_owned()
+    } else {
+        parameters.join(", ")
+    };
     let result = declaration(if f.result.is_empty() { "c_void" } else { f.result }, "");
     let space = if result.ends_with('*') { "" } else { " " };
     format!("{}{space}(*{})({parameters})", result.trim_end(), f.name)

@@ -16,7 +16,18 @@ macro_rules! plain {
     };
 }
 
-plain!(i64, Plan, Buffer, Dispatch, Segment, Operand, Attribute, Program, ProgramStep, Slot);
+plain!(
+    i64,
+    Plan,
+    Buffer,
+    Dispatch,
+    Segment,
+    Operand,
+    Attribute,
+    Program,
+    ProgramStep,
+    Slot
+);
 
 /// The value at that place, if it is there.
 pub fn read<T: Plain>(bytes: &[u8], offset: u64) -> Option<T> {

@@ -414,7 +414,10 @@ impl<'a> Reader<'a> {
                 results: r.slots(p.results)?,
             })
         })?;
-        found.into_iter().next().ok_or_else(|| wrong("a program does not exist"))
+        found
+            .into_iter()
+            .next()
+            .ok_or_else(|| wrong("a program does not exist"))
     }
 
     fn slots(&self, range: Range) -> Read<Vec<SlotView>> {

@@ -17,7 +17,16 @@ fn examples_in_c_compile() {
     let source = folder.path().join("example.c");
     std::fs::write(&source, examples.concat()).expect("written");
     let output = Command::new("cc")
-        .args(["-std=c11", "-Wall", "-Wextra", "-Wno-missing-field-initializers", "-Werror", "-shared", "-fPIC", "-I"])
+        .args([
+            "-std=c11",
+            "-Wall",
+            "-Wextra",
+            "-Wno-missing-field-initializers",
+            "-Werror",
+            "-shared",
+            "-fPIC",
+            "-I",
+        ])
         .arg(root.join("include"))
         .arg(&source)
         .arg("-o")

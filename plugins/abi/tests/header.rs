@@ -19,11 +19,23 @@ fn the_committed_header_is_that_of_the_types() {
 #[test]
 fn c_and_cpp_compilers_take_it() {
     let folder = tempfile::tempdir().expect("a folder");
-    for (compiler, file, standard) in [("cc", "t.c", "-std=c11"), ("cc", "t.c", "-std=c99"), ("c++", "t.cpp", "-std=c++17")] {
+    for (compiler, file, standard) in [
+        ("cc", "t.c", "-std=c11"),
+        ("cc", "t.c", "-std=c99"),
+        ("c++", "t.cpp", "-std=c++17"),
+    ] {
         let path = folder.path().join(file);
         std::fs::write(&path, "#include \"meganeura_plugin.h\"\n").expect("written");
         let output = Command::new(compiler)
-            .args([standard, "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only", "-I"])
+            .args([
+                standard,
+                "-Wall",
+                "-Wextra",
+                "-Wpedantic",
+                "-Werror",
+                "-fsyntax-only",
+                "-I",
+            ])
             .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("include"))
             .arg(&path)
             .output()

@@ -93,7 +93,9 @@ fn read_info(
         ("half_flops_per_second", info.half_flops_per_second),
     ] {
         if !(rate.is_finite() && rate > 0.0) {
-            return Err(format!("says that its {what} is {rate}, but a rate is finite and above 0"));
+            return Err(format!(
+                "says that its {what} is {rate}, but a rate is finite and above 0"
+            ));
         }
     }
     let mut dtypes = Vec::new();
@@ -171,7 +173,9 @@ impl Backend for PluginBackend {
         let outcome = checked!(plugin, device_count(lend(settings.as_bytes()), &mut count));
         outcome.map_err(|failure| failure.plain(plugin))?;
         if count > MOST_DEVICES {
-            return Err(plugin.broken(format!("it says to have {count} devices; at most {MOST_DEVICES} make sense")));
+            return Err(plugin.broken(format!(
+                "it says to have {count} devices; at most {MOST_DEVICES} make sense"
+            )));
         }
         (0..count).map(|i| Ok(self.describe(&settings, i)?.0)).collect()
     }
@@ -227,7 +231,10 @@ struct PluginDevice {
 impl PluginDevice {
     fn ask(&self, kernel: &KernelDesc) -> Result<std::result::Result<(), Failure>> {
         let call = encode::call(kernel)?;
-        Ok(checked!(self.open.plugin, device_supports(self.open.device, lend(&call))))
+        Ok(checked!(
+            self.open.plugin,
+            device_supports(self.open.device, lend(&call))
+        ))
     }
 }
 
@@ -256,7 +263,10 @@ impl Device for PluginDevice {
 
     fn kernels(&self) -> String {
         // Another build may compute other things: plans in files are made anew.
-        format!("{} {} {}", self.open.plugin.manifest.version, self.open.plugin.sha256, self.kernels)
+        format!(
+            "{} {} {}",
+            self.open.plugin.manifest.version, self.open.plugin.sha256, self.kernels
+        )
     }
 
     fn compile(&self, plan: &ExecutionPlan) -> Result<Box<dyn Executable>> {
@@ -394,10 +404,11 @@ impl Executable for PluginExecutable {
         let known = args.segments.iter().filter(|&&s| s < self.segments);
         self.numbers.extend(known.map(|&s| s as u32));
         self.scalars.clear();
-        self.scalars.extend(args.scalars.iter().map(|(buffer, bytes)| abi::Scalar {
-            buffer: buffer.0,
-            bytes: *bytes,
-        }));
+        self.scalars
+            .extend(args.scalars.iter().map(|(buffer, bytes)| abi::Scalar {
+                buffer: buffer.0,
+                bytes: *bytes,
+            }));
         let step = abi::Step {
             struct_size: size_of::<abi::Step>() as u32,
             segment_count: self.numbers.len() as u32,

@@ -59,7 +59,10 @@ pub(crate) fn open(path: &Path) -> Result<Opened, Refusal> {
         check_owner(&metadata, "the folder", folder, true)?;
     }
     if metadata.len() > LARGEST {
-        return refuse(format!("it has {} bytes", metadata.len()), "name the shared object itself");
+        return refuse(
+            format!("it has {} bytes", metadata.len()),
+            "name the shared object itself",
+        );
     }
     let mut contents = Vec::new();
     file.by_ref().take(LARGEST).read_to_end(&mut contents).map_err(io)?;
@@ -123,7 +126,10 @@ pub(crate) fn manifest(contents: &[u8]) -> Result<Manifest, Refusal> {
     };
     if file.format() != native_format() || file.kind() != object::ObjectKind::Dynamic {
         let (format, kind) = (file.format(), file.kind());
-        return refuse(format!("it is {format:?} of the kind {kind:?}, not a shared object of this system"), REBUILD);
+        return refuse(
+            format!("it is {format:?} of the kind {kind:?}, not a shared object of this system"),
+            REBUILD,
+        );
     }
     if native_architecture().is_some_and(|native| file.architecture() != native) || !file.is_little_endian() {
         let found = file.architecture();
@@ -175,7 +181,9 @@ fn check_manifest(manifest: Manifest) -> Result<Manifest, Refusal> {
 fn symbol<'a>(file: &object::File<'a>, name: &str) -> Option<&'a [u8]> {
     // Mach-O puts an underscore before names in C.
     let wanted = |found: &[u8]| found == name.as_bytes() || found.strip_prefix(b"_") == Some(name.as_bytes());
-    let dynamic = file.dynamic_symbols().find(|s| s.is_definition() && s.name_bytes().is_ok_and(wanted));
+    let dynamic = file
+        .dynamic_symbols()
+        .find(|s| s.is_definition() && s.name_bytes().is_ok_and(wanted));
     let address = dynamic.map(|s| s.address());
     let exported = || {
         let exports = file.exports().unwrap_or_default();
@@ -187,7 +195,8 @@ fn symbol<'a>(file: &object::File<'a>, name: &str) -> Option<&'a [u8]> {
         let start = Some(section.address()).filter(|&start| start != 0)?;
         let offset = address.checked_sub(start).filter(|&o| o < section.size())?;
         let data = section.data().ok()?;
-        data.get(usize::try_from(offset).ok()?..).filter(|rest| !rest.is_empty())
+        data.get(usize::try_from(offset).ok()?..)
+            .filter(|rest| !rest.is_empty())
     })
 }
 

@@ -159,9 +159,16 @@ fn try_open(path: &Path, allow: Option<&[String]>, report: &mut Report) -> std::
     report.version = Some(manifest.version.clone());
     report.description = Some(manifest.description.clone()).filter(|d| !d.is_empty());
     // Before its code runs.
-    if let Some(other) = registry::backends().iter().map(|b| b.info()).find(|i| i.name == manifest.name) {
+    if let Some(other) = registry::backends()
+        .iter()
+        .map(|b| b.info())
+        .find(|i| i.name == manifest.name)
+    {
         return refuse(
-            format!("a backend of the name '{}' is there already, from {}", other.name, other.origin),
+            format!(
+                "a backend of the name '{}' is there already, from {}",
+                other.name, other.origin
+            ),
             "load only one of them",
         );
     }

@@ -94,7 +94,12 @@ impl Plugin {
     pub(crate) fn load(opened: Opened, manifest: Manifest) -> Result<Plugin, Refusal> {
         let library = match open_library(&opened) {
             Ok(library) => library,
-            Err(e) => return refuse(format!("the system does not load it: {e}"), "check what it is linked with"),
+            Err(e) => {
+                return refuse(
+                    format!("the system does not load it: {e}"),
+                    "check what it is linked with",
+                );
+            }
         };
         // Never unloaded, and the file that it was loaded from stays open: the loader tells libraries by their paths, and
         // that of an open file is its number.
@@ -190,7 +195,9 @@ pub(crate) struct Failure {
 impl Failure {
     /// The error that users see, of something done with a plan.
     pub(crate) fn about_plan(self, plugin: &Plugin, plan: &ExecutionPlan) -> Error {
-        let dispatch = usize::try_from(self.detail[0]).ok().and_then(|i| plan.dispatches.get(i));
+        let dispatch = usize::try_from(self.detail[0])
+            .ok()
+            .and_then(|i| plan.dispatches.get(i));
         match (self.code, dispatch) {
             (abi::STATUS_UNSUPPORTED, Some(dispatch)) => Error::MissingKernels {
                 device: plugin.name().to_owned(),
@@ -247,7 +254,10 @@ fn open_library(opened: &Opened) -> std::result::Result<Library, libloading::Err
 unsafe fn check_table(table: *const abi::Plugin) -> Result<abi::Plugin, Refusal> {
     const REBUILD: &str = "build it with the header of this version";
     if table.is_null() {
-        return refuse("it refuses this host: its entry returned null", "ask its author, or build it anew");
+        return refuse(
+            "it refuses this host: its entry returned null",
+            "ask its author, or build it anew",
+        );
     }
     if !table.is_aligned() {
         return refuse("its table is at an address that cannot be one", REBUILD);
@@ -264,11 +274,17 @@ unsafe fn check_table(table: *const abi::Plugin) -> Result<abi::Plugin, Refusal>
     unsafe { ptr::copy_nonoverlapping(table.cast::<u8>(), (&raw mut copy).cast::<u8>(), len) };
     if copy.abi_major != abi::ABI_MAJOR {
         let (found, ours) = (copy.abi_major, abi::ABI_MAJOR);
-        return refuse(format!("its table is of version {found} of the interface, and this is version {ours}"), REBUILD);
+        return refuse(
+            format!("its table is of version {found} of the interface, and this is version {ours}"),
+            REBUILD,
+        );
     }
     if copy.plan_oldest > abi::PLAN_VERSION || copy.plan_newest < abi::PLAN_VERSION {
         let (oldest, newest, ours) = (copy.plan_oldest, copy.plan_newest, abi::PLAN_VERSION);
-        return refuse(format!("it reads plans of the versions {oldest} to {newest}, and these have {ours}"), REBUILD);
+        return refuse(
+            format!("it reads plans of the versions {oldest} to {newest}, and these have {ours}"),
+            REBUILD,
+        );
     }
     let needed = [
         ("status_free", copy.status_free.is_some()),
@@ -285,7 +301,10 @@ unsafe fn check_table(table: *const abi::Plugin) -> Result<abi::Plugin, Refusal>
         ("executable_wait", copy.executable_wait.is_some()),
     ];
     if let Some((name, _)) = needed.iter().find(|(_, there)| !there) {
-        return refuse(format!("its table has no function {name}"), "only optional functions may be null");
+        return refuse(
+            format!("its table has no function {name}"),
+            "only optional functions may be null",
+        );
     }
     // SAFETY: the chain is made of extensions, as the interface says.
     unsafe { check_extensions(copy.extensions) }?;

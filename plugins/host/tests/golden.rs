@@ -13,7 +13,12 @@ use meganeura_plugin_host::open_backend;
 fn a_plugin_of_the_first_version_computes() {
     let folder = tempfile::tempdir().expect("a folder");
     let (golden, file) = (repository("plugins/abi/golden/1.0"), folder.path().join("libnegate.so"));
-    compile(&golden.join("negate.c"), &golden, &["-Wall".into(), "-Werror".into()], &file);
+    compile(
+        &golden.join("negate.c"),
+        &golden,
+        &["-Wall".into(), "-Werror".into()],
+        &file,
+    );
     let backend = open_backend(&file, None).expect("it loads");
     assert_eq!(backend.info().version, "1.0.0");
     let found = backend.devices(&Config::default()).expect("it has a device");
@@ -35,6 +40,11 @@ fn a_plugin_of_the_first_version_computes() {
     let x = g.input("x", &[3]);
     let y = g.sin(x);
     g.set_outputs(vec![y]);
-    let error = compile_for(&g, &*device).expect_err("it has no such kernel").to_string();
-    assert!(error.contains("it only negates f32") && error.contains("core.sin"), "{error}");
+    let error = compile_for(&g, &*device)
+        .expect_err("it has no such kernel")
+        .to_string();
+    assert!(
+        error.contains("it only negates f32") && error.contains("core.sin"),
+        "{error}"
+    );
 }

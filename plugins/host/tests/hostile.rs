@@ -101,7 +101,9 @@ fn no_code_runs_before_the_manifest_was_read() {
     }
     // Neither if its sum is not on the list, or a backend of its name is there.
     let good = folder.build(0, "marked", &mark_option);
-    let error = open_backend(&good, Some(&["00".repeat(32)])).err().expect("it is not on the list");
+    let error = open_backend(&good, Some(&["00".repeat(32)]))
+        .err()
+        .expect("it is not on the list");
     assert_names(&error.to_string(), "marked", &["is not on the list", "allow_sha256"]);
     assert!(!mark.exists());
     open_backend(&good, None).expect("it is fine");
@@ -122,7 +124,11 @@ fn files_that_are_no_plugins_of_this_machine_are_refused() {
     let other = folder.path("other.so");
     // The machine of an ELF file.
     let mut bytes = good.clone();
-    bytes[18..20].copy_from_slice(&if cfg!(target_arch = "x86_64") { [0xb7, 0] } else { [0x3e, 0] });
+    bytes[18..20].copy_from_slice(&if cfg!(target_arch = "x86_64") {
+        [0xb7, 0]
+    } else {
+        [0x3e, 0]
+    });
     std::fs::write(&other, bytes).expect("written");
     assert_names(&refusal(&other), "other.so", &["another architecture"]);
     // Cut off, or with any byte changed, it is refused or it is not; nothing panics before code runs.
@@ -133,7 +139,11 @@ fn files_that_are_no_plugins_of_this_machine_are_refused() {
     }
 
     assert_names(&refusal(&folder.path("absent.so")), "absent.so", &["cannot be read"]);
-    assert_names(&refusal(folder.0.path()), &folder.0.path().to_string_lossy(), &["not a file"]);
+    assert_names(
+        &refusal(folder.0.path()),
+        &folder.0.path().to_string_lossy(),
+        &["not a file"],
+    );
     assert_names(&refusal(Path::new("relative.so")), "relative.so", &["not absolute"]);
 }
 
@@ -143,7 +153,11 @@ fn files_that_others_can_write_are_refused() {
     let file = folder.build(0, "open", &[]);
     for mode in [0o757, 0o775, 0o777] {
         set_mode(&file, mode);
-        assert_names(&refusal(&file), "libopen-0.so", &["can be written by others", "chmod go-w"]);
+        assert_names(
+            &refusal(&file),
+            "libopen-0.so",
+            &["can be written by others", "chmod go-w"],
+        );
     }
     set_mode(&file, 0o755);
     // A link to it is as good as what it leads to.
@@ -216,7 +230,12 @@ fn others_are_unharmed_by_what_is_refused() {
     std::fs::copy(&first, &second).expect("copied");
     let config = Config {
         plugins: meganeura_core::config::PluginSettings {
-            load: vec![folder.build(7, "grudge", &[]), first.clone(), second.clone(), folder.build(0, "after", &[])],
+            load: vec![
+                folder.build(7, "grudge", &[]),
+                first.clone(),
+                second.clone(),
+                folder.build(0, "after", &[]),
+            ],
             allow_sha256: None,
         },
         ..Config::default()
@@ -228,13 +247,19 @@ fn others_are_unharmed_by_what_is_refused() {
     assert_eq!(outcome(&first).len(), 1, "each is tried once");
     assert_eq!(outcome(&first)[0].refused, None);
     assert_eq!(outcome(&first)[0].abi.as_deref(), Some("1.0"));
-    let refused = outcome(&second)[0].refused.clone().expect("it has the name of the other");
+    let refused = outcome(&second)[0]
+        .refused
+        .clone()
+        .expect("it has the name of the other");
     assert_names(&refused, "twin", &["is there already", &first.to_string_lossy()]);
 
     let selected = select::select(Some("after"), &config).expect("it is there");
     assert_eq!(selected.selector, "after:0");
     assert!(selected.open(&config).is_ok());
-    let error = select::select(Some("grudge"), &config).err().expect("it was refused").to_string();
+    let error = select::select(Some("grudge"), &config)
+        .err()
+        .expect("it was refused")
+        .to_string();
     assert_names(&error, "grudge", &["was not loaded", "refuses this host", "after:0"]);
     let problems: Vec<String> = registry::problems().iter().map(ToString::to_string).collect();
     assert!(problems.iter().any(|p| p.contains("grudge")), "{problems:?}");
@@ -250,6 +275,9 @@ fn settings_are_lines() {
         Config::read(&file).expect("valid")
     };
     assert!(backend.devices(&config("3")).is_ok());
-    let error = backend.devices(&config("[1]")).expect_err("a list is no line").to_string();
+    let error = backend
+        .devices(&config("[1]"))
+        .expect_err("a list is no line")
+        .to_string();
     assert!(error.contains("backend.settled.key"), "{error}");
 }

@@ -11,7 +11,10 @@ use meganeura_core::backend::Backend;
 use meganeura_plugin_host::open_backend;
 
 fn loops(folder: &tempfile::TempDir) -> Arc<dyn Backend> {
-    let (source, file) = (repository("plugins/examples/c-loops/loops.c"), folder.path().join("libloops.so"));
+    let (source, file) = (
+        repository("plugins/examples/c-loops/loops.c"),
+        folder.path().join("libloops.so"),
+    );
     let options = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror"].map(String::from);
     compile(&source, &repository("plugins/abi/include"), &options, &file);
     open_backend(&file, None).expect("it loads")
@@ -28,7 +31,12 @@ fn it_passes_conformance_but_for_what_it_refuses() {
         max_work: 50_000,
         ..Options::default()
     };
-    let report = run_with(device(&loops(&folder)).expect("it opens"), &options, &expected, &mut |_| {});
+    let report = run_with(
+        device(&loops(&folder)).expect("it opens"),
+        &options,
+        &expected,
+        &mut |_| {},
+    );
     assert!(report.is_ok(), "{report}");
     assert!(report.passed() > 1500, "{report}");
 }

@@ -24,8 +24,15 @@ impl Report {
     }
 
     fn write_html(&self, page: &mut String) -> fmt::Result {
-        let title = escaped(&format!("Conformance of {} in {} precision", self.device, self.precision));
-        let (word, class) = if self.is_ok() { ("passes", "good") } else { ("FAILS", "bad") };
+        let title = escaped(&format!(
+            "Conformance of {} in {} precision",
+            self.device, self.precision
+        ));
+        let (word, class) = if self.is_ok() {
+            ("passes", "good")
+        } else {
+            ("FAILS", "bad")
+        };
         writeln!(
             page,
             "<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n<title>{title}</title>\n\
@@ -45,7 +52,10 @@ impl Report {
         for case in failures {
             let (id, text) = (escaped(&case.id), escaped(case.outcome.detail()));
             let word = case.outcome.word();
-            writeln!(page, "<h3>{id} <span class=\"bad\">{word}</span></h3>\n<pre>{text}</pre>")?;
+            writeln!(
+                page,
+                "<h3>{id} <span class=\"bad\">{word}</span></h3>\n<pre>{text}</pre>"
+            )?;
         }
         writeln!(page, "</html>")
     }

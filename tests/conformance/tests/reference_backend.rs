@@ -204,9 +204,15 @@ fn pages_say_what_lines_say() {
     let known = [ExpectedFailure::new("core.relu/*", "<for this test>").expect("it has a reason")];
     let good = run_with(ReferenceBackend::new().device(), &options, &[], &mut |_| {});
     let page = good.to_html();
-    assert!(page.contains("passes") && page.contains(&format!("{} cases passed, 0 failed", good.passed())), "{page}");
+    assert!(
+        page.contains("passes") && page.contains(&format!("{} cases passed, 0 failed", good.passed())),
+        "{page}"
+    );
     let bad = run_with(ReferenceBackend::new().device(), &options, &known, &mut |_| {});
     let page = bad.to_html();
-    assert!(page.contains("UNEXPECTED PASS") && page.contains("&lt;for this test&gt;"), "{page}");
+    assert!(
+        page.contains("UNEXPECTED PASS") && page.contains("&lt;for this test&gt;"),
+        "{page}"
+    );
     assert!(!page.contains("<for this test>"), "{page}");
 }

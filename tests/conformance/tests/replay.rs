@@ -47,9 +47,15 @@ fn the_first_difference_is_named() {
     let options = ReplayOptions::default();
     let replay = replay_on_two(&plan, [&right, &wrong(1.01)], &options).expect("it runs");
     let found = replay.divergence.expect("they differ");
-    assert_eq!((&*plan.dispatches[found.dispatch].kernel.name, found.element), ("core.tanh", 3));
+    assert_eq!(
+        (&*plan.dispatches[found.dispatch].kernel.name, found.element),
+        ("core.tanh", 3)
+    );
     assert!((found.values[1] / found.values[0] - 1.01).abs() < 1e-4, "{found}");
-    assert!(found.to_string().contains("core.tanh") && found.to_string().contains("element 3"), "{found}");
+    assert!(
+        found.to_string().contains("core.tanh") && found.to_string().contains("element 3"),
+        "{found}"
+    );
     // Within the tolerance, they agree, and what follows does not add up.
     let replay = replay_on_two(&plan, [&right, &wrong(1.000_001)], &options).expect("it runs");
     let (ratio, dispatch) = replay.worst.expect("something was compared");

@@ -16,7 +16,9 @@ pub fn repository(path: &str) -> PathBuf {
 /// Compiles a source to a shared object that only its owner can write.
 pub fn compile(source: &Path, include: &Path, options: &[String], to: &Path) {
     let mut command = Command::new("cc");
-    command.args(["-std=gnu11", "-O1", "-shared", "-fPIC", "-I"]).arg(include);
+    command
+        .args(["-std=gnu11", "-O1", "-shared", "-fPIC", "-I"])
+        .arg(include);
     command.args(options).arg(source).arg("-lm").arg("-o").arg(to);
     let output = command.output().expect("there is a C compiler");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -40,7 +40,11 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Outcome {
     let [first, second] = &args.device[..] else {
-        return Err(format!("two devices are compared: give --device twice, not {} times", args.device.len()).into());
+        return Err(format!(
+            "two devices are compared: give --device twice, not {} times",
+            args.device.len()
+        )
+        .into());
     };
     if !(args.tolerance.is_finite() && args.tolerance > 0.0) {
         return Err(format!("--tolerance is {}, but it is a number above 0", args.tolerance).into());
@@ -69,13 +73,21 @@ pub(crate) fn run(args: &Args) -> Outcome {
 fn print(replay: &Replay, [a, b]: &[String; 2], dispatches: usize) -> std::io::Result<()> {
     if let Some(divergence) = &replay.divergence {
         let before = replay.compared.saturating_sub(1);
-        line(format_args!("{a} and {b} agree on {before} of {dispatches} dispatches, and differ first at"))?;
+        line(format_args!(
+            "{a} and {b} agree on {before} of {dispatches} dispatches, and differ first at"
+        ))?;
         return line(divergence);
     }
     let worst = replay.worst.map_or_else(String::new, |(ratio, dispatch)| {
-        format!("; the largest difference is {:.1} % of what is accepted, at dispatch {dispatch}", 100.0 * ratio)
+        format!(
+            "; the largest difference is {:.1} % of what is accepted, at dispatch {dispatch}",
+            100.0 * ratio
+        )
     });
-    line(format_args!("{a} and {b} agree on all {} dispatches{worst}", replay.compared))
+    line(format_args!(
+        "{a} and {b} agree on all {} dispatches{worst}",
+        replay.compared
+    ))
 }
 
 fn object(replay: &Replay, devices: &[String; 2]) -> serde_json::Value {

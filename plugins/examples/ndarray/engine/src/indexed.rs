@@ -82,7 +82,11 @@ fn scatter_add<T: Element>(cx: &Cx, add: fn(T, T) -> T) -> Result<Vec<T>, String
 }
 
 fn scatter<T: Element>(cx: &Cx) -> Result<Vec<T>, String> {
-    let (mut out, indices, updates) = (cx.array::<T>(0)?.to_owned(), places(cx.array::<u32>(1)?), cx.array::<T>(2)?);
+    let (mut out, indices, updates) = (
+        cx.array::<T>(0)?.to_owned(),
+        places(cx.array::<u32>(1)?),
+        cx.array::<T>(2)?,
+    );
     let axis = Axis(cx.axis(out.ndim())?);
     for (i, &place) in indices.iter().enumerate() {
         out.index_axis_mut(axis, place).assign(&updates.index_axis(axis, i));
@@ -135,7 +139,11 @@ fn top_k<T: Element>(cx: &Cx, before: fn(T, T) -> bool) -> Result<(Vec<T>, Vec<u
     let axis = Axis(cx.axis(x.ndim())?);
     let mut values = ArrayD::from_elem(cx.dims(), T::default());
     let mut indices = ArrayD::from_elem(cx.dims(), 0u32);
-    let lanes = x.lanes(axis).into_iter().zip(values.lanes_mut(axis)).zip(indices.lanes_mut(axis));
+    let lanes = x
+        .lanes(axis)
+        .into_iter()
+        .zip(values.lanes_mut(axis))
+        .zip(indices.lanes_mut(axis));
     for ((lane, mut values), mut indices) in lanes {
         let mut order: Vec<usize> = (0..lane.len()).collect();
         // A stable sort: of equal ones the first comes first.

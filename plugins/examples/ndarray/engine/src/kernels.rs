@@ -85,11 +85,15 @@ impl<'a> Cx<'a> {
 
     pub fn ints(&self, name: &str) -> Result<Vec<i64>, String> {
         let found = self.dispatch.ints(name);
-        found.map(<[i64]>::to_vec).ok_or_else(|| format!("there is no attribute {name}"))
+        found
+            .map(<[i64]>::to_vec)
+            .ok_or_else(|| format!("there is no attribute {name}"))
     }
 
     pub fn int(&self, name: &str) -> Result<i64, String> {
-        self.dispatch.int(name).ok_or_else(|| format!("there is no attribute {name}"))
+        self.dispatch
+            .int(name)
+            .ok_or_else(|| format!("there is no attribute {name}"))
     }
 
     /// An axis of a tensor of so many axes.
@@ -140,7 +144,10 @@ fn zip<T: Copy, R: Copy + Default>(
     f: impl Fn(T, T) -> R,
 ) -> Result<Vec<R>, String> {
     const SHAPES: &str = "shapes that do not broadcast";
-    let (a, b) = (a.broadcast(dims.clone()).ok_or(SHAPES)?, b.broadcast(dims.clone()).ok_or(SHAPES)?);
+    let (a, b) = (
+        a.broadcast(dims.clone()).ok_or(SHAPES)?,
+        b.broadcast(dims.clone()).ok_or(SHAPES)?,
+    );
     let mut out = ArrayD::default(dims);
     Zip::from(&mut out).and(a).and(b).for_each(|out, a, b| *out = f(*a, *b));
     Ok(elements(out))
@@ -190,7 +197,13 @@ fn binary(cx: &Cx) -> Result<Data, String> {
                 "core.add" => i32::wrapping_add,
                 "core.mul" => i32::wrapping_mul,
                 "core.div" => |a, b| if b == 0 { 0 } else { a.wrapping_div(b) },
-                "core.mod" => |a, b| if b == 0 { 0 } else { (i64::from(a).rem_euclid(b.into()) + fix(a, b)) as i32 },
+                "core.mod" => |a, b| {
+                    if b == 0 {
+                        0
+                    } else {
+                        (i64::from(a).rem_euclid(b.into()) + fix(a, b)) as i32
+                    }
+                },
                 "core.bit_and" => |a, b| a & b,
                 other => return Err(format!("{other} does not take i32")),
             };
@@ -202,7 +215,11 @@ fn binary(cx: &Cx) -> Result<Data, String> {
 
 /// What takes a remainder of Euclid's to the sign of the divisor.
 fn fix(a: i32, b: i32) -> i64 {
-    if b < 0 && i64::from(a).rem_euclid(b.into()) != 0 { b.into() } else { 0 }
+    if b < 0 && i64::from(a).rem_euclid(b.into()) != 0 {
+        b.into()
+    } else {
+        0
+    }
 }
 
 fn modulo(a: f32, b: f32) -> f32 {
@@ -216,7 +233,10 @@ fn select(cx: &Cx) -> Result<Data, String> {
         let (dims, condition) = (cx.dims(), cx.array::<u32>(0)?);
         let (a, b) = (cx.array::<T>(1)?, cx.array::<T>(2)?);
         let condition = condition.broadcast(dims.clone()).ok_or(SHAPES)?;
-        let (a, b) = (a.broadcast(dims.clone()).ok_or(SHAPES)?, b.broadcast(dims.clone()).ok_or(SHAPES)?);
+        let (a, b) = (
+            a.broadcast(dims.clone()).ok_or(SHAPES)?,
+            b.broadcast(dims.clone()).ok_or(SHAPES)?,
+        );
         let mut out = ArrayD::default(dims);
         let zipped = Zip::from(&mut out).and(condition).and(a).and(b);
         zipped.for_each(|out, c, a, b| *out = if *c != 0 { *a } else { *b });
@@ -238,7 +258,17 @@ fn cast(cx: &Cx) -> Result<Data, String> {
     let (from, count) = (cx.dispatch.inputs[0].dtype, cx.dispatch.inputs[0].elements());
     let halves = |v: &[f32]| -> Data {
         let bf = *to == DType::BF16;
-        Data::Half(v.iter().map(|&v| if bf { bf16::from_f32(v).to_bits() } else { f16::from_f32(v).to_bits() }).collect())
+        Data::Half(
+            v.iter()
+                .map(|&v| {
+                    if bf {
+                        bf16::from_f32(v).to_bits()
+                    } else {
+                        f16::from_f32(v).to_bits()
+                    }
+                })
+                .collect(),
+        )
     };
     let of_floats = |v: &[f32]| match to {
         DType::F32 => Data::F32(v.to_vec()),
@@ -258,17 +288,29 @@ fn cast(cx: &Cx) -> Result<Data, String> {
         Data::F32(v) => of_floats(&v[..count]),
         Data::U32(v) => of_integers(&mut v[..count].iter().map(|&v| v.into())),
         Data::I32(v) => of_integers(&mut v[..count].iter().map(|&v| v.into())),
-        Data::Half(v) if from == DType::BF16 => {
-            of_floats(&v[..count].iter().map(|&b| bf16::from_bits(b).to_f32()).collect::<Vec<_>>())
-        }
-        Data::Half(v) => of_floats(&v[..count].iter().map(|&b| f16::from_bits(b).to_f32()).collect::<Vec<_>>()),
+        Data::Half(v) if from == DType::BF16 => of_floats(
+            &v[..count]
+                .iter()
+                .map(|&b| bf16::from_bits(b).to_f32())
+                .collect::<Vec<_>>(),
+        ),
+        Data::Half(v) => of_floats(
+            &v[..count]
+                .iter()
+                .map(|&b| f16::from_bits(b).to_f32())
+                .collect::<Vec<_>>(),
+        ),
     })
 }
 
 /// Reduces the axes that the call names, the last first.
 fn reduce<T: Copy>(cx: &Cx, mut x: ArrayD<T>, first: T, f: impl Fn(&T, &T) -> T) -> Result<Vec<T>, String> {
     let rank = x.ndim();
-    let mut axes: Vec<usize> = cx.ints("axes")?.iter().map(|&a| if a < 0 { a + rank as i64 } else { a } as usize).collect();
+    let mut axes: Vec<usize> = cx
+        .ints("axes")?
+        .iter()
+        .map(|&a| if a < 0 { a + rank as i64 } else { a } as usize)
+        .collect();
     if axes.is_empty() {
         axes = (0..rank).collect();
     }
@@ -314,15 +356,23 @@ fn matmul(cx: &Cx) -> Result<Data, String> {
         }
     }
     let dims = &cx.dispatch.outputs[0].dims;
-    let (batch, [m, n]) = dims.split_at(dims.len() - 2) else { return Err(SHAPES.into()) };
+    let (batch, [m, n]) = dims.split_at(dims.len() - 2) else {
+        return Err(SHAPES.into());
+    };
     let k = a.shape()[a.ndim() - 1];
     let wide = |rows: usize, columns: usize| IxDyn(&[batch, &[rows, columns]].concat());
-    let (a, b) = (a.broadcast(wide(*m, k)).ok_or(SHAPES)?, b.broadcast(wide(k, *n)).ok_or(SHAPES)?);
+    let (a, b) = (
+        a.broadcast(wide(*m, k)).ok_or(SHAPES)?,
+        b.broadcast(wide(k, *n)).ok_or(SHAPES)?,
+    );
     let mut out = Vec::with_capacity(dims.iter().product());
     for index in ndarray::indices(batch) {
         let mut pair = (a.view(), b.view());
         for i in 0..batch.len() {
-            pair = (pair.0.index_axis_move(Axis(0), index[i]), pair.1.index_axis_move(Axis(0), index[i]));
+            pair = (
+                pair.0.index_axis_move(Axis(0), index[i]),
+                pair.1.index_axis_move(Axis(0), index[i]),
+            );
         }
         let matrix = |x: ArrayViewD<'_, f32>| x.into_dimensionality::<ndarray::Ix2>().map(|x| x.to_owned());
         let mut product = Array2::zeros((*m, *n));

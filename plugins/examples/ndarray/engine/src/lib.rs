@@ -93,7 +93,10 @@ impl Engine {
         let Some(segment) = self.plan.segments.get(segment) else {
             return Err(Failure::failed(format!("there is no segment {segment}")));
         };
-        if segment.skip_if.is_some_and(|b| matches!(&self.buffers[b as usize], Data::F32(v) if v[0] != 0.0)) {
+        if segment
+            .skip_if
+            .is_some_and(|b| matches!(&self.buffers[b as usize], Data::F32(v) if v[0] != 0.0))
+        {
             return Ok(());
         }
         for i in segment.dispatches.clone() {
@@ -110,9 +113,13 @@ impl Engine {
 }
 
 fn check_indices(dispatch: &DispatchView, buffers: &[Data]) -> Result<(), (u32, u64)> {
-    let Some((operand, rows)) = dispatch.index else { return Ok(()) };
+    let Some((operand, rows)) = dispatch.index else {
+        return Ok(());
+    };
     let operand = &dispatch.inputs[operand];
-    let Data::U32(indices) = &buffers[operand.buffer as usize] else { return Ok(()) };
+    let Data::U32(indices) = &buffers[operand.buffer as usize] else {
+        return Ok(());
+    };
     match indices[..operand.elements()].iter().find(|&&i| u64::from(i) >= rows) {
         Some(&index) => Err((index, rows)),
         None => Ok(()),

@@ -22,7 +22,11 @@ pub fn is_move(kernel: &str) -> bool {
 pub fn run(cx: &Cx) -> Result<Data, String> {
     // A write keeps the other operand.
     let source = usize::from(cx.dispatch.kernel == "core.assign");
-    let value = cx.dispatch.attribute("value").and(cx.dispatch.float("value")).unwrap_or(0.0);
+    let value = cx
+        .dispatch
+        .attribute("value")
+        .and(cx.dispatch.float("value"))
+        .unwrap_or(0.0);
     Ok(match cx.data(source) {
         Data::F32(v) => Data::F32(moved(cx, source, v, value as f32)?),
         Data::U32(v) => Data::U32(moved(cx, source, v, value as u32)?),
@@ -42,7 +46,10 @@ fn moved<T: Element>(cx: &Cx, source: usize, values: &[T], fill: T) -> Result<Ve
     Ok(match cx.dispatch.kernel.as_str() {
         "core.permute" => {
             let rank = x.ndim() as i64;
-            let axes = cx.ints("axes")?.into_iter().map(|a| if a < 0 { a + rank } else { a } as usize);
+            let axes = cx
+                .ints("axes")?
+                .into_iter()
+                .map(|a| if a < 0 { a + rank } else { a } as usize);
             elements(x.permuted_axes(axes.collect::<Vec<_>>()).to_owned())
         }
         "core.expand" => elements(x.broadcast(cx.dims()).ok_or("shapes that do not broadcast")?.to_owned()),
@@ -53,7 +60,8 @@ fn moved<T: Element>(cx: &Cx, source: usize, values: &[T], fill: T) -> Result<Ve
         }
         "core.pad" => pad(cx, &x, fill)?,
         "core.concat" => {
-            let of = |i: usize| -> Result<ArrayViewD<'_, T>, String> { view(T::of(cx.data(i))?, &cx.dispatch.inputs[i]) };
+            let of =
+                |i: usize| -> Result<ArrayViewD<'_, T>, String> { view(T::of(cx.data(i))?, &cx.dispatch.inputs[i]) };
             let views = (0..cx.dispatch.inputs.len()).map(of).collect::<Result<Vec<_>, _>>()?;
             elements(concatenate(Axis(cx.axis(x.ndim())?), &views).map_err(|e| e.to_string())?)
         }

@@ -138,7 +138,9 @@ fn read<T: Stored>(values: &[T], start: usize, bytes: &mut [u8]) {
 
 /// The elements of an operand as an array.
 pub fn view<'a, T>(values: &'a [T], operand: &OperandView) -> Result<ArrayViewD<'a, T>, String> {
-    let values = values.get(..operand.elements()).ok_or("an operand is larger than its buffer")?;
+    let values = values
+        .get(..operand.elements())
+        .ok_or("an operand is larger than its buffer")?;
     ArrayViewD::from_shape(IxDyn(&operand.dims), values).map_err(|e| e.to_string())
 }
 

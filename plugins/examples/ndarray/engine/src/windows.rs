@@ -46,7 +46,9 @@ impl Windows {
             for tap in ndarray::indices(self.taps) {
                 let (window, tap) = ([window.0, window.1], [tap.0, tap.1]);
                 let along = |a: usize| {
-                    let at = window[a].checked_mul(self.stride[a])?.checked_add(tap[a] * self.dilation[a])?;
+                    let at = window[a]
+                        .checked_mul(self.stride[a])?
+                        .checked_add(tap[a] * self.dilation[a])?;
                     at.checked_sub(self.padding[a]).filter(|&at| at < self.image[a])
                 };
                 if let (Some(y), Some(x)) = (along(0), along(1)) {
@@ -91,7 +93,9 @@ fn conv(cx: &Cx) -> Result<Vec<Data>, String> {
                 for c in 0..channels {
                     let channel = o / (filters / groups) * channels + c;
                     match kind {
-                        "core.conv2d" => sums[[n, o, i, j]] += f64::from(a[[n, channel, r, s]]) * f64::from(b[[o, c, p, q]]),
+                        "core.conv2d" => {
+                            sums[[n, o, i, j]] += f64::from(a[[n, channel, r, s]]) * f64::from(b[[o, c, p, q]])
+                        }
                         "core.conv2d_input_grad" => {
                             sums[[n, channel, r, s]] += f64::from(a[[n, o, i, j]]) * f64::from(b[[o, c, p, q]]);
                         }

@@ -61,7 +61,10 @@ impl Backend for NdArray {
 
     fn open(&self, index: usize, _: &Config) -> Result<Arc<dyn Device>> {
         if index != 0 {
-            return Err(Error::backend(NAME, format!("there is one device, so no index {index}")));
+            return Err(Error::backend(
+                NAME,
+                format!("there is one device, so no index {index}"),
+            ));
         }
         Ok(Arc::new(Processor(Capabilities {
             name: format!("{NAME}:0"),

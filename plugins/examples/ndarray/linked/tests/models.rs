@@ -64,6 +64,9 @@ fn a_transformer_block_gives_what_the_cpu_backend_gives() {
     };
     let (found, expected) = (run("ndarray"), run("cpu"));
     for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
-        assert!((found - expected).abs() < 1e-4 * expected.abs().max(1.0), "[{i}]: {found} against {expected}");
+        assert!(
+            (found - expected).abs() < 1e-4 * expected.abs().max(1.0),
+            "[{i}]: {found} against {expected}"
+        );
     }
 }

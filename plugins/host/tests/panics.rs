@@ -1,0 +1,99 @@
+//! Panics of a plugin in Rust are errors of the call.
+#![cfg(unix)]
+
+mod common;
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+
+use common::{repository, set_mode};
+use meganeura_core::backend::Backend;
+use meganeura_core::config::Config;
+use meganeura_core::plan::compile_for;
+use meganeura_core::{Graph, Result, Session};
+use meganeura_plugin_host::open_backend;
+
+fn build(folder: &tempfile::TempDir) -> PathBuf {
+    let abi = repository("plugins/abi").canonicalize().expect("it is there");
+    let manifest = format!(
+        "[package]\nname = \"panicking\"\nversion = \"0.3.0\"\nedition = \"2024\"\ndescription = \"For a test\"\n\
+         [lib]\ncrate-type = [\"cdylib\"]\npath = \"lib.rs\"\n\
+         [dependencies]\nmeganeura-plugin-abi = {{ path = \"{}\" }}\n[workspace]\n",
+        abi.display()
+    );
+    let place = |name: &str| folder.path().join(name);
+    std::fs::write(place("Cargo.toml"), manifest).expect("written");
+    std::fs::write(place("lib.rs"), include_str!("panicking.rs.txt")).expect("written");
+    let output = Command::new(env!("CARGO"))
+        .args(["build", "--offline", "--quiet", "--target-dir"])
+        .arg(place("target"))
+        .current_dir(folder.path())
+        .output()
+        .expect("cargo runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    // Where cargo puts them, the name depends on the system.
+    let (prefix, suffix) = (std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
+    let file = place(&format!("target/debug/{prefix}panicking{suffix}"));
+    let copy = place("panicking.so");
+    std::fs::copy(&file, &copy).expect("copied");
+    set_mode(&copy, 0o755);
+    copy
+}
+
+/// A step with settings that say where to panic.
+fn step(backend: &Arc<dyn Backend>, place: &str) -> Result<Vec<f32>> {
+    let text = format!("[backend.panicking]\npanic = \"{place}\"\n");
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("config.toml");
+    std::fs::write(&file, text).expect("written");
+    let config = Config::read(&file)?;
+    backend.devices(&config)?;
+    let device = backend.open(0, &config)?;
+    let mut g = Graph::new();
+    let x = g.input("x", &[3]);
+    let y = g.neg(x);
+    g.set_outputs(vec![y]);
+    let mut session = Session::on(device.clone(), compile_for(&g, &*device)?)?;
+    session.try_set_input("x", &[1.0; 3])?;
+    let mut y = vec![0.0; 3];
+    let outcome = session
+        .try_step()
+        .and_then(|()| session.try_read_output_by_index(0, &mut y));
+    if ["run", "read"].contains(&place) {
+        let again = session.try_step().expect_err("it panicked").to_string();
+        assert!(
+            again.contains("of no use any more") && again.contains("panicking"),
+            "{again}"
+        );
+    }
+    outcome.map(|()| y)
+}
+
+#[test]
+fn they_are_contained_wherever_they_are() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let backend = open_backend(&build(&folder), None).expect("it loads");
+    assert_eq!(
+        (&*backend.info().name, &*backend.info().version),
+        ("panicking", "0.3.0")
+    );
+    for place in ["devices", "open", "supports", "compile", "write", "run", "read"] {
+        let error = step(&backend, place).expect_err("it panics").to_string();
+        let words = format!("no {place} today");
+        assert!(
+            error.contains(&words) && error.contains("panicking"),
+            "{place}: {error}"
+        );
+        // Other sessions are unharmed.
+        assert_eq!(
+            step(&backend, "nowhere").expect("nothing panics"),
+            [0.0; 3],
+            "after {place}"
+        );
+    }
+    assert!(
+        step(&backend, "drop").is_ok(),
+        "nobody hears of a panic while something is freed"
+    );
+}

@@ -1,0 +1,112 @@
+//! What a device lacks even in parts runs on another one, if that was asked for, with the same results.
+
+use std::sync::Arc;
+
+use meganeura_conformance::{Options, ReferenceBackend, Section, run};
+use meganeura_core::backend::{Capabilities, Device, Executable, KernelDesc, Support};
+use meganeura_core::error::{Error, Result};
+use meganeura_core::fallback::WithFallback;
+use meganeura_core::plan::ExecutionPlan;
+use meganeura_core::{Graph, Mode, build::build_on};
+
+/// A device without some kernels.
+struct Lacking(Arc<dyn Device>, &'static [&'static str]);
+
+impl Device for Lacking {
+    fn capabilities(&self) -> &Capabilities {
+        self.0.capabilities()
+    }
+
+    fn supports(&self, kernel: &KernelDesc) -> Support {
+        match self.1.contains(&kernel.name) {
+            true => Support::No("it was taken away".into()),
+            false => self.0.supports(kernel),
+        }
+    }
+
+    fn compile(&self, plan: &ExecutionPlan) -> Result<Box<dyn Executable>> {
+        let foreign = plan.dispatches.iter().find(|d| self.1.contains(&&*d.kernel.name));
+        match foreign {
+            Some(d) => Err(Error::backend("lacking", format!("{} is not for it", d.kernel.name))),
+            None => self.0.compile(plan),
+        }
+    }
+}
+
+const LACKS: &[&str] = &[
+    "core.matmul",
+    "core.gather",
+    "core.scatter_add",
+    "core.sum",
+    "core.assign",
+    "core.take_along_axis",
+];
+
+fn lacking() -> Arc<dyn Device> {
+    Arc::new(Lacking(ReferenceBackend::new().primitives_only().device(), LACKS))
+}
+
+fn with_fallback() -> Arc<dyn Device> {
+    Arc::new(WithFallback::new(lacking(), ReferenceBackend::new().device()))
+}
+
+fn product() -> Graph {
+    let mut g = Graph::new();
+    let (x, w) = (g.input("x", &[2, 3]), g.parameter("w", &[3, 2]));
+    let y = g.matmul(x, w);
+    let y = g.tanh(y);
+    g.set_outputs(vec![y]);
+    g
+}
+
+#[test]
+fn two_devices_conform_together() {
+    for section in [Section::Training, Section::Semantics, Section::Errors] {
+        let options = Options {
+            sections: vec![section],
+            ..Options::default()
+        };
+        let report = run(with_fallback(), &options);
+        assert!(report.is_ok(), "{report}");
+    }
+    for filter in ["core.matmul/", "core.embedding/", "core.layer_norm/", "core.softmax/"] {
+        let options = Options {
+            filter: Some(filter.into()),
+            seeds: 0..1,
+            ..Options::default()
+        };
+        let report = run(with_fallback(), &options);
+        assert!(report.failed() == 0, "{report}");
+    }
+}
+
+#[test]
+fn reports_say_what_runs_elsewhere() {
+    let (_, report) = build_on(&product(), with_fallback(), Mode::Inference, None).expect("it builds");
+    let name = ReferenceBackend::new().device().capabilities().name.clone();
+    assert!(
+        report
+            .elsewhere
+            .iter()
+            .any(|(label, device)| label.contains("matmul") && *device == name)
+    );
+    // The hyperbolic tangent has a decomposition, which comes first.
+    assert!(
+        report.elsewhere.iter().all(|(label, _)| !label.contains("tanh")),
+        "{report}"
+    );
+    assert!(report.to_string().contains("Elsewhere: "), "{report}");
+}
+
+#[test]
+fn without_one_it_is_an_error_that_says_why() {
+    let error = build_on(&product(), lacking(), Mode::Inference, None)
+        .err()
+        .expect("there is no product");
+    let text = error.to_string();
+    assert!(matches!(error, Error::MissingKernels { .. }), "{text}");
+    assert!(
+        text.contains("core.matmul") && text.contains("it was taken away"),
+        "{text}"
+    );
+}
