@@ -3,6 +3,8 @@
 mod budget;
 mod doctor;
 mod generate;
+#[cfg(unix)]
+mod plugins;
 mod precision;
 mod saved;
 mod text;
@@ -14,7 +16,8 @@ fn meganeura(args: &[&str]) -> Command {
     command
         .args(args)
         .env_remove("MEGANEURA_DEVICE_ID")
-        .env_remove("MEGANEURA_CONFIG");
+        .env_remove("MEGANEURA_CONFIG")
+        .env_remove("MEGANEURA_PLUGINS");
     command
 }
 

@@ -148,16 +148,19 @@ fn open(path: &Path, allow: Option<&[String]>, report: &mut Report) -> Result<Pl
 fn try_open(path: &Path, allow: Option<&[String]>, report: &mut Report) -> std::result::Result<PluginBackend, Refusal> {
     let opened = file::open(path)?;
     report.sha256 = Some(opened.sha256.clone());
+    let manifest = file::manifest(&opened.contents);
+    if let Ok(manifest) = &manifest {
+        report.name = Some(manifest.name.clone());
+        report.version = Some(manifest.version.clone());
+        report.description = Some(manifest.description.clone()).filter(|d| !d.is_empty());
+    }
     if allow.is_some_and(|sums| !sums.iter().any(|sum| sum.eq_ignore_ascii_case(&opened.sha256))) {
         return refuse(
             format!("its SHA-256 sum, {}, is not on the list", opened.sha256),
             "add the sum to plugins.allow_sha256 if this is the file that you trust",
         );
     }
-    let manifest = file::manifest(&opened.contents)?;
-    report.name = Some(manifest.name.clone());
-    report.version = Some(manifest.version.clone());
-    report.description = Some(manifest.description.clone()).filter(|d| !d.is_empty());
+    let manifest = manifest?;
     // Before its code runs.
     if let Some(other) = registry::backends()
         .iter()

@@ -95,10 +95,9 @@ impl Plugin {
         let library = match open_library(&opened) {
             Ok(library) => library,
             Err(e) => {
-                return refuse(
-                    format!("the system does not load it: {e}"),
-                    "check what it is linked with",
-                );
+                let cause = std::error::Error::source(&e).map_or_else(|| e.to_string(), ToString::to_string);
+                let message = format!("the system does not load it: {}", printable(&cause));
+                return refuse(message, "check what it is linked with");
             }
         };
         // Never unloaded, and the file that it was loaded from stays open: the loader tells libraries by their paths, and

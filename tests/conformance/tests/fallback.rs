@@ -100,9 +100,7 @@ fn reports_say_what_runs_elsewhere() {
 
 #[test]
 fn without_one_it_is_an_error_that_says_why() {
-    let error = build_on(&product(), lacking(), Mode::Inference, None)
-        .err()
-        .expect("there is no product");
+    let error = build_on(&product(), lacking(), Mode::Inference, None).expect_err("there is no product");
     let text = error.to_string();
     assert!(matches!(error, Error::MissingKernels { .. }), "{text}");
     assert!(

@@ -105,7 +105,8 @@ impl Engine {
             let results = kernels::run(dispatch, &self.buffers).map_err(Failure::failed)?;
             for (operand, data) in dispatch.outputs.iter().zip(results) {
                 // Aliases may be longer than what is written.
-                self.buffers[operand.buffer as usize].overwrite(data);
+                let buffer = &mut self.buffers[operand.buffer as usize];
+                buffer.overwrite(data).map_err(Failure::failed)?;
             }
         }
         Ok(())

@@ -1,9 +1,6 @@
 //! A plugin for the first version of the interface loads and computes.
-#![cfg(unix)]
 
-mod common;
-
-use common::{compile, device, repository};
+use super::common::{compile, device, repository};
 use meganeura_core::config::Config;
 use meganeura_core::plan::compile_for;
 use meganeura_core::{Graph, Session};

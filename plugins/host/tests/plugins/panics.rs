@@ -1,13 +1,10 @@
 //! Panics of a plugin in Rust are errors of the call.
-#![cfg(unix)]
-
-mod common;
 
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 
-use common::{repository, set_mode};
+use super::common::{repository, set_mode};
 use meganeura_core::backend::Backend;
 use meganeura_core::config::Config;
 use meganeura_core::plan::compile_for;

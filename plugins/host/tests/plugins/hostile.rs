@@ -1,12 +1,9 @@
 //! Plugins that do something wrong are refused or contained, with a message that names plugin and cause.
-#![cfg(unix)]
-
-mod common;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use common::{compile, device, repository, set_mode};
+use super::common::{compile, device, repository, set_mode};
 use meganeura_core::backend::{Backend, Device};
 use meganeura_core::config::Config;
 use meganeura_core::plan::compile_for;
@@ -27,7 +24,7 @@ impl Folder {
     /// Builds a case under a name.
     fn build(&self, case: u32, name: &str, options: &[String]) -> PathBuf {
         let file = self.path(&format!("lib{name}-{case}.so"));
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/hostile.c");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/plugins/hostile.c");
         let mut all = vec![format!("-DCASE={case}"), format!("-DNAME={name}")];
         all.extend_from_slice(options);
         compile(&source, &repository("plugins/abi/include"), &all, &file);

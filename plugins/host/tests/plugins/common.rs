@@ -9,12 +9,12 @@ use meganeura_core::backend::{Backend, Device};
 use meganeura_core::config::Config;
 
 /// A folder below the repository's.
-pub fn repository(path: &str) -> PathBuf {
+pub(crate) fn repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
 }
 
 /// Compiles a source to a shared object that only its owner can write.
-pub fn compile(source: &Path, include: &Path, options: &[String], to: &Path) {
+pub(crate) fn compile(source: &Path, include: &Path, options: &[String], to: &Path) {
     let mut command = Command::new("cc");
     command
         .args(["-std=gnu11", "-O1", "-shared", "-fPIC", "-I"])
@@ -25,13 +25,13 @@ pub fn compile(source: &Path, include: &Path, options: &[String], to: &Path) {
     set_mode(to, 0o755);
 }
 
-pub fn set_mode(path: &Path, mode: u32) {
+pub(crate) fn set_mode(path: &Path, mode: u32) {
     use std::os::unix::fs::PermissionsExt;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).expect("it is ours");
 }
 
 /// The first device.
-pub fn device(backend: &Arc<dyn Backend>) -> Result<Arc<dyn Device>> {
+pub(crate) fn device(backend: &Arc<dyn Backend>) -> Result<Arc<dyn Device>> {
     let config = Config::default();
     assert_eq!(backend.devices(&config)?.len(), 1);
     backend.open(0, &config)

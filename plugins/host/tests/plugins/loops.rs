@@ -1,11 +1,8 @@
 //! The example in C, through the interface: what it has kernels for is right.
-#![cfg(unix)]
-
-mod common;
 
 use std::sync::Arc;
 
-use common::{compile, device, repository};
+use super::common::{compile, device, repository};
 use meganeura_conformance::{ExpectedFailure, Options, run_with};
 use meganeura_core::backend::Backend;
 use meganeura_plugin_host::open_backend;

@@ -1,0 +1,130 @@
+//! Shared objects, as a user meets them.
+
+use std::path::{Path, PathBuf};
+
+use super::{json_lines, meganeura, run};
+
+/// The example in C, in a folder of its own.
+fn loops(folder: &Path) -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let file = folder.join("libloops.so");
+    let output = std::process::Command::new("cc")
+        .args(["-std=c11", "-O2", "-shared", "-fPIC", "-I"])
+        .arg(root.join("plugins/abi/include"))
+        .arg(root.join("plugins/examples/c-loops/loops.c"))
+        .args(["-lm", "-o"])
+        .arg(&file)
+        .output()
+        .expect("there is a C compiler");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(&file, mode).expect("it is ours");
+    file
+}
+
+#[test]
+fn a_plugin_is_listed_selected_and_compared() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = loops(folder.path());
+    let with = |args: &[&str]| {
+        let mut command = meganeura(args);
+        command.env("MEGANEURA_PLUGINS", &file).current_dir(folder.path());
+        run(&mut command)
+    };
+    let (output, out, err) = with(&["plugins", "--json"]);
+    assert!(output.status.success(), "{err}");
+    let lines = json_lines(&out);
+    let plugin = lines.iter().find(|l| l["kind"] == "plugin").expect("it is listed");
+    assert_eq!((&plugin["name"], &plugin["abi"]), (&"loops".into(), &"1.0".into()));
+    assert!(
+        plugin["loaded"] == true && plugin["sha256"].as_str().is_some_and(|s| s.len() == 64),
+        "{plugin}"
+    );
+    let backend = lines.iter().find(|l| l["kind"] == "backend" && l["name"] == "loops");
+    assert!(
+        backend.is_some_and(|b| b["origin"].to_string().contains("libloops.so")),
+        "{out}"
+    );
+
+    let (output, out, err) = with(&["train", "digits", "--epochs", "1", "--device", "loops", "--json"]);
+    assert!(output.status.success(), "{err}");
+    let last = json_lines(&out).pop().expect("a summary");
+    assert!(
+        last["device"] == "loops:0" && last["test_accuracy"].as_f64().is_some_and(|a| a > 0.8),
+        "{last}"
+    );
+
+    let args = [
+        "conformance",
+        "--device",
+        "loops",
+        "--filter",
+        "core.matmul/",
+        "--seeds",
+        "1",
+        "--html",
+        "report.html",
+    ];
+    let (output, _, err) = with(&args);
+    assert!(output.status.success(), "{err}");
+    let page = std::fs::read_to_string(folder.path().join("report.html")).expect("a page");
+    assert!(page.contains("loops:0") && page.contains("core.matmul"), "{page}");
+
+    let explain = ["explain", "mlp", "--train", "--device", "loops", "--cache", "plan.ron"];
+    let (output, _, err) = with(&explain);
+    assert!(output.status.success(), "{err}");
+    let diff = ["diff", "--plan", "plan.ron", "--device", "loops", "--device", "cpu"];
+    let (output, out, err) = with(&diff);
+    assert!(
+        output.status.success() && out.contains("loops:0 and cpu agree on all"),
+        "{out}{err}"
+    );
+    let strict = [&diff[..], &["--tolerance", "1e-12", "--json"]].concat();
+    let (output, out, err) = with(&strict);
+    assert!(!output.status.success(), "{err}");
+    let found = json_lines(&out).pop().expect("an object");
+    assert!(found["divergence"]["kernel"].is_string(), "{found}");
+}
+
+#[test]
+fn what_is_refused_is_named_where_it_is_missed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = loops(folder.path());
+    let config = folder.path().join("meganeura.toml");
+    let text = format!("[plugins]\nload = [{file:?}]\nallow_sha256 = ['00']\n");
+    std::fs::write(&config, text).expect("written");
+    let in_folder = |args: &[&str]| {
+        let mut command = meganeura(args);
+        command.current_dir(folder.path());
+        run(&mut command)
+    };
+    let (output, out, _) = in_folder(&["plugins"]);
+    assert!(!output.status.success());
+    assert!(out.contains("refused") && out.contains("is not on the list"), "{out}");
+    let (output, _, err) = in_folder(&["train", "digits", "--device", "loops"]);
+    assert!(!output.status.success(), "{err}");
+    assert!(
+        err.contains("the backend 'loops' was not loaded: its SHA-256 sum"),
+        "{err}"
+    );
+}
+
+#[test]
+fn diff_wants_a_plan_and_two_devices() {
+    for (args, words) in [
+        (vec!["diff", "--device", "cpu", "--device", "cpu"], "--plan"),
+        (vec!["diff", "--plan", "x.ron"], "--device"),
+        (vec!["diff", "--plan", "x.ron", "--device", "cpu"], "two devices"),
+        (
+            vec!["diff", "--plan", "absent.ron", "--device", "cpu", "--device", "cpu"],
+            "does not exist",
+        ),
+        (
+            vec!["diff", "--plan", "Cargo.toml", "--device", "cpu", "--device", "cpu"],
+            "not a file of a plan",
+        ),
+    ] {
+        let (output, _, err) = run(meganeura(&args).current_dir(env!("CARGO_MANIFEST_DIR")));
+        assert!(!output.status.success() && err.contains(words), "{args:?}: {err}");
+    }
+}
