@@ -92,7 +92,7 @@ impl Device for WithFallback {
         }
         let (parts, plans) = split(plan, &owners);
         for (device, plan) in [&self.first, &self.other].into_iter().zip(&plans) {
-            crate::plan::memory::check_fit(plan, device.capabilities())?;
+            crate::plan::memory::check_fit(plan, 0, device.capabilities())?;
         }
         let reads = |i: usize| plan.dispatches[i].index_bound().is_some();
         let executables = [self.first.compile(&plans[0])?, self.other.compile(&plans[1])?];
