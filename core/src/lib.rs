@@ -31,6 +31,7 @@ pub mod plan;
 pub mod precision;
 pub mod profiler;
 pub mod program;
+pub mod quantization;
 pub mod random;
 pub mod reference;
 pub mod registry;

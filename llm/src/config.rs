@@ -4,6 +4,7 @@ use std::path::Path;
 
 use meganeura_core::ops::RopeScaling;
 use meganeura_core::{Error, Result};
+use meganeura_nn::layers::WeightStorage;
 use meganeura_nn::models::LlamaConfig;
 use serde::Deserialize;
 use serde_json::Value;
@@ -170,6 +171,7 @@ impl Raw {
                 eps: self.rms_norm_eps.unwrap_or(1e-6),
                 tied_embeddings: self.tie_word_embeddings.unwrap_or(false),
                 lora: None,
+                weights: WeightStorage::F32,
             },
             context,
             stop: self.eos_token_id.list(),

@@ -35,6 +35,17 @@ impl Graph {
         self.parameter_with(name, shape, Init::Zeros)
     }
 
+    /// A parameter of any dtype that is not trained, zero until it is set: weights in a narrow type, or packed ones.
+    #[track_caller]
+    pub fn parameter_typed(&mut self, name: &str, shape: &[usize], dtype: DType) -> NodeId {
+        let kind = NodeKind::Parameter {
+            trainable: false,
+            init: Init::Zeros,
+            packing: None,
+        };
+        self.leaf(kind, name, shape, dtype)
+    }
+
     /// A trainable `f32` parameter that `Session::initialize_parameters` fills by `init`.
     #[track_caller]
     pub fn parameter_with(&mut self, name: &str, shape: &[usize], init: Init) -> NodeId {
@@ -51,7 +62,14 @@ impl Graph {
     #[track_caller]
     pub fn trainable(&mut self, parameter: NodeId, trainable: bool) -> NodeId {
         let location = Location::caller();
+        let is_f32 = self.dtype(parameter) == DType::F32;
         match self.nodes.get_mut(parameter.index()).map(|n| &mut n.kind) {
+            Some(NodeKind::Parameter { .. }) if trainable && !is_f32 => self.reject(
+                "trainable",
+                location,
+                format!("{parameter} is not f32, and only f32 parameters are trained"),
+                "keep the parameter that is trained in f32",
+            ),
             Some(NodeKind::Parameter { trainable: t, .. }) => *t = trainable,
             Some(NodeKind::Poison) => {}
             _ => self.reject(

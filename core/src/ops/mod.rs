@@ -62,6 +62,7 @@ mod pool2d;
 mod positions;
 mod prod;
 mod put_along_axis;
+mod quantized;
 mod random;
 mod reduce;
 mod reshape;
@@ -98,6 +99,7 @@ pub use group_norm::GroupDims;
 pub use matmul::MatMulDims;
 pub use optimizer::AdamScalars;
 pub use pool2d::{Pool2dDims, Pool2dOptions};
+pub use quantized::QuantizedDims;
 pub use random::{SEED_SCALAR, STEP_SCALAR, random_word};
 pub use rope::{RopeDims, RopeScaling};
 pub use upsample2d::AxisTaps;
@@ -190,6 +192,8 @@ pub(crate) fn builtin() -> Vec<OpRef> {
         pool2d::MaxPool2d,
         prod::Prod,
         put_along_axis::PutAlongAxis,
+        quantized::Dequantize,
+        quantized::QuantizedMatMul,
         random::RandomBits,
         reduce::Max,
         reduce::Mean,

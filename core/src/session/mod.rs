@@ -163,6 +163,16 @@ impl Session {
         unwrap_report(self.try_set_parameter(name, data));
     }
 
+    /// Uploads a parameter of any dtype as storage bytes (little-endian).
+    ///
+    /// # Errors
+    /// As [`Session::try_set_parameter`], with the wrong number of bytes.
+    pub fn try_set_parameter_bytes(&mut self, name: &str, bytes: &[u8]) -> Result<()> {
+        let tensor = self.tensors.find(TensorKind::Parameter, name)?;
+        tensor.checked_bytes(bytes.len())?;
+        tensor.write(&mut *self.executable, bytes)
+    }
+
     /// Writes a parameter: [`Session::try_set_parameter`] under the name that filling a cache goes by.
     ///
     /// # Errors
@@ -177,14 +187,17 @@ impl Session {
         unwrap_report(self.try_upload_param(name, data));
     }
 
-    /// Fills every parameter by its initial distribution (zeros if it was given none); the values depend on
-    /// the seed and the parameter's name alone, also where parameters are stored packed.
+    /// Fills every `f32` parameter by its initial distribution (zeros if it was given none); the values depend on
+    /// the seed and the parameter's name alone, also where parameters are stored packed. Others stay as they are.
     ///
     /// # Errors
     /// A lost device.
     pub fn try_initialize_parameters(&mut self, seed: u64) -> Result<()> {
         for ((name, buffer), info) in self.plan.param_buffers.iter().zip(&self.plan.param_info) {
             let ty = &self.plan.buffer_types[buffer.index()];
+            if ty.dtype != DType::F32 {
+                continue;
+            }
             let Some(derived) = self.plan.derived(*buffer) else {
                 let values = info.init.values(name, ty.numel(), seed);
                 self.executable.write(*buffer, 0, bytes_of(&values))?;

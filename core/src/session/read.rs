@@ -132,6 +132,17 @@ impl Session {
         self.read_named(TensorKind::Parameter, name)
     }
 
+    /// A parameter of any dtype as storage bytes (little-endian).
+    ///
+    /// # Errors
+    /// Unknown name; errors of the step.
+    pub fn try_read_parameter_bytes(&mut self, name: &str) -> Result<Vec<u8>> {
+        let tensor = self.tensors.find(TensorKind::Parameter, name)?;
+        let mut bytes = vec![0; tensor.ty.bytes()];
+        tensor.read(&mut *self.executable, &mut bytes)?;
+        Ok(bytes)
+    }
+
     /// [`Session::try_read_parameter`], panicking with its report.
     #[track_caller]
     pub fn read_parameter(&mut self, name: &str) -> Vec<f32> {
@@ -185,8 +196,8 @@ impl Session {
     pub fn try_copy_weights_from(&mut self, other: &mut Session) -> Result<()> {
         for TensorView { name, .. } in self.plan.parameters() {
             if other.tensors.find(TensorKind::Parameter, &name).is_ok() {
-                let data = other.try_read_parameter(&name)?;
-                self.try_set_parameter(&name, &data)?;
+                let bytes = other.try_read_parameter_bytes(&name)?;
+                self.try_set_parameter_bytes(&name, &bytes)?;
             }
         }
         let own = |s: &Session| -> Vec<String> {

@@ -217,6 +217,7 @@ impl Tensor {
                 (TensorKind::Input, _) => "use `try_set_input_bytes`",
                 (TensorKind::Output, DType::U32) => "use `try_read_output_u32`",
                 (TensorKind::Output, _) => "use `try_read_output_bytes`",
+                (TensorKind::Parameter, _) => "use `try_set_parameter_bytes` or `try_read_parameter_bytes`",
                 _ => "",
             };
             return Err(Error::WrongDType {

@@ -3,6 +3,7 @@
 use meganeura_core::graph::Value;
 use meganeura_core::{Graph, Init, NodeId};
 
+use super::stored::{StoredMatrix, WeightStorage};
 use super::{reject_zero_sizes, scoped};
 
 /// Options of an [`Embedding`].
@@ -11,6 +12,7 @@ pub struct EmbeddingConfig {
     rows: usize,
     dim: usize,
     init: Init,
+    storage: WeightStorage,
 }
 
 impl EmbeddingConfig {
@@ -20,6 +22,7 @@ impl EmbeddingConfig {
             rows,
             dim,
             init: Init::Normal { std: 1.0 },
+            storage: WeightStorage::F32,
         }
     }
 
@@ -30,18 +33,31 @@ impl EmbeddingConfig {
         self
     }
 
-    /// Registers `{name}.weight [rows, dim]`.
+    /// Stores the table in fewer bits; it is not trained then.
+    #[must_use]
+    pub fn storage(mut self, storage: WeightStorage) -> Self {
+        self.storage = storage;
+        self
+    }
+
+    /// Registers `{name}.weight [rows, dim]`, in fewer bits as [`LinearConfig::build`](super::LinearConfig::build) does.
     #[track_caller]
     pub fn build(self, g: &mut Graph, name: &str) -> Embedding {
         let sizes = [("rows", self.rows), ("elements of a row", self.dim)];
         let poison = reject_zero_sizes(g, &format!("embedding '{name}'"), &sizes);
-        let weight = match poison {
-            Some(poison) => poison,
-            None => g.parameter_with(&scoped(name, "weight"), &[self.rows, self.dim], self.init),
+        let stored = match poison {
+            Some(_) => None,
+            None => StoredMatrix::build(g, name, [self.rows, self.dim], self.storage),
+        };
+        let weight = match (poison, &stored) {
+            (Some(poison), _) => poison,
+            (None, Some(stored)) => stored.weight,
+            (None, None) => g.parameter_with(&scoped(name, "weight"), &[self.rows, self.dim], self.init),
         };
         Embedding {
             name: name.to_owned(),
             weight,
+            stored,
         }
     }
 }
@@ -50,8 +66,9 @@ impl EmbeddingConfig {
 #[derive(Clone, Debug)]
 pub struct Embedding {
     name: String,
-    /// `f32 [rows, dim]`.
+    /// `f32 [rows, dim]`, or what [`EmbeddingConfig::storage`] makes of it.
     pub weight: NodeId,
+    stored: Option<StoredMatrix>,
 }
 
 impl Embedding {
@@ -64,7 +81,19 @@ impl Embedding {
     /// `u32` ids `[...] -> [..., dim]`. An id that is not below the number of rows is an error of the step.
     #[track_caller]
     pub fn forward(&self, g: &mut Graph, ids: impl Into<Value>) -> NodeId {
-        let y = g.embedding(ids, self.weight);
+        let y = match &self.stored {
+            Some(stored) => stored.rows(g, ids.into()),
+            None => g.embedding(ids, self.weight),
+        };
         g.named(y, &self.name)
+    }
+
+    /// `x [..., m, dim]` times every vector, `-> [..., m, rows]`: the logits of a model whose embeddings are tied.
+    #[track_caller]
+    pub fn scores(&self, g: &mut Graph, x: impl Into<Value>) -> NodeId {
+        match &self.stored {
+            Some(stored) => stored.product(g, x.into()),
+            None => g.matmul_bt(x, self.weight),
+        }
     }
 }

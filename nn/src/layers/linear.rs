@@ -4,6 +4,7 @@ use meganeura_core::graph::Value;
 use meganeura_core::{Graph, Init, NodeId};
 
 use super::lora::{Adapter, LoraConfig};
+use super::stored::{StoredMatrix, WeightStorage};
 use super::{reject_zero_sizes, scoped};
 
 /// Options of a [`Linear`] layer.
@@ -14,6 +15,7 @@ pub struct LinearConfig {
     bias: bool,
     init: Option<Init>,
     lora: Option<LoraConfig>,
+    storage: WeightStorage,
 }
 
 impl LinearConfig {
@@ -25,6 +27,7 @@ impl LinearConfig {
             bias: true,
             init: None,
             lora: None,
+            storage: WeightStorage::F32,
         }
     }
 
@@ -49,8 +52,17 @@ impl LinearConfig {
         self
     }
 
+    /// Stores the weights in fewer bits; they are not trained then.
+    #[must_use]
+    pub fn storage(mut self, storage: WeightStorage) -> Self {
+        self.storage = storage;
+        self
+    }
+
     /// Registers `{name}.weight [inputs, outputs]` and `{name}.bias [outputs]` (zeros), and with an adapter
-    /// `{name}.lora_A.weight [inputs, rank]` and `{name}.lora_B.weight [rank, outputs]`.
+    /// `{name}.lora_A.weight [inputs, rank]` and `{name}.lora_B.weight [rank, outputs]`. Weights in fewer bits are
+    /// `{name}.weight`, `f16 [outputs, inputs]`, or blocks of their rows as [`Graph::dequantize`] has them, with
+    /// `{name}.weight_scales`.
     #[track_caller]
     pub fn build(self, g: &mut Graph, name: &str) -> Linear {
         let sizes = [("inputs", self.inputs), ("outputs", self.outputs)];
@@ -58,16 +70,22 @@ impl LinearConfig {
             return Linear {
                 name: name.to_owned(),
                 weight: poison,
+                stored: None,
                 bias: None,
                 adapter: None,
             };
         }
         let init = self.init.unwrap_or_else(|| Init::kaiming_uniform(self.inputs));
-        let weight = g.parameter_with(&scoped(name, "weight"), &[self.inputs, self.outputs], init);
+        let stored = StoredMatrix::build(g, name, [self.outputs, self.inputs], self.storage);
+        let weight = match &stored {
+            Some(stored) => stored.weight,
+            None => g.parameter_with(&scoped(name, "weight"), &[self.inputs, self.outputs], init),
+        };
         let bias = self.bias.then(|| g.parameter(&scoped(name, "bias"), &[self.outputs]));
         Linear {
             name: name.to_owned(),
             weight,
+            stored,
             bias,
             adapter: Adapter::of(g, name, self.lora, [self.inputs, self.outputs]),
         }
@@ -78,8 +96,9 @@ impl LinearConfig {
 #[derive(Clone, Debug)]
 pub struct Linear {
     name: String,
-    /// `f32 [inputs, outputs]`.
+    /// `f32 [inputs, outputs]`, or what [`LinearConfig::storage`] makes of it.
     pub weight: NodeId,
+    stored: Option<StoredMatrix>,
     /// `f32 [outputs]`.
     pub bias: Option<NodeId>,
     adapter: Option<Adapter>,
@@ -101,7 +120,10 @@ impl Linear {
     #[track_caller]
     pub fn forward(&self, g: &mut Graph, x: impl Into<Value>) -> NodeId {
         let x = x.into();
-        let mut y = g.matmul(x, self.weight);
+        let mut y = match &self.stored {
+            Some(stored) => stored.product(g, x),
+            None => g.matmul(x, self.weight),
+        };
         g.named(y, &self.name);
         if let Some(adapter) = &self.adapter {
             y = adapter.add_to(g, y, x, &self.name);

@@ -44,6 +44,7 @@ mod linear;
 mod lora;
 mod rms_norm;
 mod self_attention;
+mod stored;
 
 pub use activation::Activation;
 pub use batch_norm::{BatchNorm, BatchNormConfig};
@@ -57,6 +58,7 @@ pub(crate) use lora::LORA_PART;
 pub use lora::{LORA_LAYERS, LoraConfig, LoraTargets};
 pub use rms_norm::RmsNorm;
 pub use self_attention::{SelfAttention, SelfAttentionConfig, WithKv};
+pub use stored::WeightStorage;
 
 use meganeura_core::{Graph, NodeId};
 

@@ -4,7 +4,7 @@ use meganeura_core::graph::Value;
 use meganeura_core::ops::{AttentionOptions, RopeScaling};
 use meganeura_core::{DType, Graph, Init, NodeId};
 
-use super::{Linear, LinearConfig, LoraConfig, RmsNorm, scoped};
+use super::{Linear, LinearConfig, LoraConfig, RmsNorm, WeightStorage, scoped};
 
 /// Options of a [`SelfAttention`] layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -21,6 +21,7 @@ pub struct SelfAttentionConfig {
     scaling: RopeScaling,
     head_norm: Option<f32>,
     lora: Option<LoraConfig>,
+    storage: WeightStorage,
 }
 
 impl SelfAttentionConfig {
@@ -39,6 +40,7 @@ impl SelfAttentionConfig {
             scaling: RopeScaling::None,
             head_norm: None,
             lora: None,
+            storage: WeightStorage::F32,
         }
     }
 
@@ -113,6 +115,13 @@ impl SelfAttentionConfig {
         self
     }
 
+    /// Stores the weights of the projections in fewer bits; they are not trained then.
+    #[must_use]
+    pub fn storage(mut self, storage: WeightStorage) -> Self {
+        self.storage = storage;
+        self
+    }
+
     /// Features of a row of keys, and of values.
     pub fn kv_width(&self) -> usize {
         self.kv_heads.saturating_mul(self.head_dim)
@@ -145,6 +154,7 @@ impl SelfAttentionConfig {
     fn project(&self, g: &mut Graph, name: &str, [inputs, outputs]: [usize; 2], bias: bool) -> Linear {
         LinearConfig::new(inputs, outputs)
             .bias(bias)
+            .storage(self.storage)
             .init(Init::xavier_uniform(inputs, outputs))
             .lora(self.lora)
             .build(g, name)

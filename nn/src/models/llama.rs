@@ -6,7 +6,7 @@ use meganeura_core::{Graph, Init, NodeId};
 
 use crate::layers::{
     Embedding, EmbeddingConfig, LORA_PART, Linear, LinearConfig, LoraConfig, RmsNorm, SelfAttention,
-    SelfAttentionConfig, WithKv, scoped,
+    SelfAttentionConfig, WeightStorage, WithKv, scoped,
 };
 
 /// Options of a [`Llama`] model.
@@ -46,6 +46,8 @@ pub struct LlamaConfig {
     pub tied_embeddings: bool,
     /// Adapters; with them, nothing else is trained.
     pub lora: Option<LoraConfig>,
+    /// How matrices are stored. All but `f32` are for models that are not trained; norms and biases stay `f32`.
+    pub weights: WeightStorage,
 }
 
 impl LlamaConfig {
@@ -70,6 +72,7 @@ impl LlamaConfig {
             eps: 1e-5,
             tied_embeddings: true,
             lora: None,
+            weights: WeightStorage::F32,
         }
     }
 
@@ -124,7 +127,8 @@ impl LlamaConfig {
             .causal(true)
             .rope(self.rope_theta)
             .rope_scaling(self.rope_scaling)
-            .lora(self.lora);
+            .lora(self.lora)
+            .storage(self.weights);
         if let Some(window) = self.window {
             attention = attention.window(window);
         }
@@ -150,13 +154,18 @@ impl LlamaConfig {
         // Of the order of the residual stream's own size, as language models have it.
         let init = Init::Normal { std: 0.02 };
         let model = scoped(name, "model");
-        let embedding = EmbeddingConfig::new(self.vocab, self.dim).init(init);
+        let embedding = EmbeddingConfig::new(self.vocab, self.dim)
+            .init(init)
+            .storage(self.weights);
         let embedding = embedding.build(g, &scoped(&model, "embed_tokens"));
         let blocks = (0..self.layers).map(|i| self.block(g, &scoped(&model, &format!("layers.{i}"))));
         let blocks = blocks.collect();
         let norm = RmsNorm::new(g, &scoped(&model, "norm"), self.dim, self.eps);
         let head = (!self.tied_embeddings).then(|| {
-            let head = LinearConfig::new(self.dim, self.vocab).bias(false).init(init);
+            let head = LinearConfig::new(self.dim, self.vocab)
+                .bias(false)
+                .init(init)
+                .storage(self.weights);
             head.build(g, &scoped(name, "lm_head"))
         });
         if self.lora.is_some() {
@@ -177,6 +186,7 @@ impl LlamaConfig {
         let linear = |g: &mut Graph, child: &str, [inputs, outputs]: [usize; 2]| {
             LinearConfig::new(inputs, outputs)
                 .bias(self.mlp_bias)
+                .storage(self.weights)
                 .init(Init::xavier_uniform(inputs, outputs))
                 .lora(self.lora)
                 .build(g, &scoped(name, &format!("mlp.{child}")))
@@ -316,7 +326,7 @@ impl Llama {
         match &self.head {
             Some(head) => head.forward(g, x),
             None => {
-                let logits = g.matmul_bt(x, self.embedding.weight);
+                let logits = self.embedding.scores(g, x);
                 g.named(logits, "lm_head")
             }
         }

@@ -44,9 +44,12 @@ pub(crate) struct Target {
 impl Blocks {
     /// With the fastest inner loops that this CPU can run.
     pub(crate) fn detect() -> Self {
-        Blocks {
-            set: Kernel::detect().set(),
-        }
+        Blocks::with_kernel(Kernel::detect())
+    }
+
+    /// With the inner loops of a kernel, or the fastest ones if this CPU cannot run these.
+    pub(crate) fn with_kernel(kernel: Kernel) -> Self {
+        Blocks { set: kernel.set() }
     }
 
     /// f32s of a block of B that is packed.

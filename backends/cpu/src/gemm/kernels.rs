@@ -1,5 +1,6 @@
 //! The kernels by instruction set.
 
+use super::packed::{MOST_ROWS, PackedKernels, Rows};
 use super::simd::Portable;
 #[cfg(target_arch = "x86_64")]
 use super::simd::{Avx2, Avx512};
@@ -26,6 +27,8 @@ pub(super) struct KernelSet {
     pub panels: PanelsFn,
     pub stream: VectorFn,
     pub dots: VectorFn,
+    /// Of weights in `f16`, Q8_0 and Q4_0.
+    pub packed: [PackedKernels; 3],
 }
 
 /// Vectors of columns in the widest tile. With two, all narrower tiles are
@@ -38,7 +41,7 @@ macro_rules! kernel_set {
     ($module:ident, $kernel:expr, $vector:ty, [$(#[$feature:meta])?], [$($rows:literal)+]) => {
         pub(super) mod $module {
             use super::*;
-            use crate::gemm::{pack, simd::Vector, tile, vector};
+            use crate::gemm::{pack, packed, simd::Vector, tile, vector};
 
             $(#[$feature])?
             /// # Safety
@@ -113,6 +116,38 @@ macro_rules! kernel_set {
                 unsafe { vector::dots::<$vector>(x, matrix, column, k, cols, y) }
             }
 
+            $(#[$feature])?
+            /// # Safety
+            ///
+            /// As for [`packed::products`].
+            unsafe fn products<F: packed::Expand, const M: usize>(
+                x: *const f32,
+                weights: Rows,
+                cols: usize,
+                y: *mut f32,
+                y_row: usize,
+            ) {
+                // SAFETY: passed on to the caller.
+                unsafe { packed::products::<$vector, F, M>(x, weights, cols, y, y_row) }
+            }
+
+            $(#[$feature])?
+            /// # Safety
+            ///
+            /// As for [`packed::expand`].
+            unsafe fn expand<F: packed::Expand>(weights: Rows, first: usize, len: usize, to: *mut f32) {
+                // SAFETY: passed on to the caller.
+                unsafe { packed::expand::<$vector, F>(weights, first, len, to) }
+            }
+
+            const fn packed_kernels<F: packed::Expand>() -> PackedKernels {
+                const { assert!(MOST_ROWS == 4) };
+                PackedKernels {
+                    products: [products::<F, 1>, products::<F, 2>, products::<F, 3>, products::<F, 4>],
+                    expand: expand::<F>,
+                }
+            }
+
             pub(crate) static SET: KernelSet = KernelSet {
                 kernel: $kernel,
                 lanes: <$vector>::LANES,
@@ -122,6 +157,11 @@ macro_rules! kernel_set {
                 panels,
                 stream,
                 dots,
+                packed: [
+                    packed_kernels::<packed::Half>(),
+                    packed_kernels::<packed::Bytes>(),
+                    packed_kernels::<packed::HalfBytes>(),
+                ],
             };
         }
     };
@@ -134,7 +174,7 @@ macro_rules! kernel_set {
 kernel_set!(avx512, Kernel::Avx512, Avx512, [#[target_feature(enable = "avx512f")]],
     [1 2 3 4 5 6 7 8 9 10 11]);
 #[cfg(target_arch = "x86_64")]
-kernel_set!(avx2, Kernel::Avx2, Avx2, [#[target_feature(enable = "avx2,fma")]], [1 2 3 4 5 6]);
+kernel_set!(avx2, Kernel::Avx2, Avx2, [#[target_feature(enable = "avx2,fma,f16c")]], [1 2 3 4 5 6]);
 #[cfg(target_arch = "aarch64")]
 kernel_set!(portable, Kernel::Portable, Portable, [], [1 2 3 4 5 6 7 8]);
 #[cfg(not(target_arch = "aarch64"))]
@@ -155,7 +195,8 @@ impl Kernel {
 
     #[cfg(target_arch = "x86_64")]
     fn is_available(self) -> bool {
-        let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+        let avx2 =
+            is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
         match self {
             Kernel::Avx512 => avx2 && is_x86_feature_detected!("avx512f"),
             Kernel::Avx2 => avx2,

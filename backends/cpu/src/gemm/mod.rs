@@ -10,6 +10,7 @@ mod block;
 mod kernels;
 mod matrix;
 mod pack;
+mod packed;
 pub(crate) mod simd;
 mod tile;
 mod vector;
@@ -23,6 +24,7 @@ use std::ops::Range;
 pub(crate) use block::{Blocks, Left, Target};
 use kernels::KernelSet;
 use matrix::MatrixPlan;
+pub(crate) use packed::{PackedGemm, Rows, Storage};
 use vector_plan::VectorPlan;
 
 /// Distances, in f32s, between neighbours in a matrix. Any will do; kernels are

@@ -3,6 +3,8 @@
 //! A kernel body is generic over [`Vector`] and inlined into a function that
 //! enables the instruction set, so each method becomes one instruction there.
 
+use half::f16;
+
 /// A register of f32 lanes.
 ///
 /// # Safety
@@ -26,6 +28,16 @@ pub(crate) trait Vector: Copy {
     unsafe fn store(self, to: *mut f32);
     /// The mask of the first `lanes` lanes, `lanes <= LANES`.
     unsafe fn mask(lanes: usize) -> Self::Mask;
+    /// Reads as many signed bytes as there are lanes.
+    unsafe fn load_i8(from: *const i8) -> Self;
+    /// Reads as many bytes as there are lanes: their lower halves minus 8, and their upper halves minus 8.
+    unsafe fn load_halves(from: *const u8) -> [Self; 2];
+    /// Reads as many IEEE 754 binary16 numbers as there are lanes.
+    unsafe fn load_f16(from: *const u16) -> Self;
+    /// All lanes the binary16 number `*from`.
+    unsafe fn splat_f16(from: *const u16) -> Self;
+    /// `self * factor` by lane.
+    unsafe fn mul(self, factor: Self) -> Self;
     /// Reads the chosen lanes, touches no memory of the others and makes them 0.
     unsafe fn load_masked(from: *const f32, mask: Self::Mask) -> Self;
     /// Writes the chosen lanes, touches no memory of the others.
@@ -80,6 +92,40 @@ impl Vector for Portable {
     #[inline(always)]
     unsafe fn mask(lanes: usize) -> usize {
         lanes
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(from: *const i8) -> Self {
+        // SAFETY: the caller's pointer is valid for all lanes.
+        Self(unsafe { from.cast::<[i8; PORTABLE]>().read_unaligned() }.map(f32::from))
+    }
+
+    #[inline(always)]
+    unsafe fn load_halves(from: *const u8) -> [Self; 2] {
+        // SAFETY: the caller's pointer is valid for all lanes.
+        let bytes = unsafe { from.cast::<[u8; PORTABLE]>().read_unaligned() };
+        [bytes.map(|b| b & 15), bytes.map(|b| b >> 4)].map(|q| Self(q.map(|q| f32::from(q) - 8.0)))
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(from: *const u16) -> Self {
+        // SAFETY: the caller's pointer is valid for all lanes.
+        let bits = unsafe { from.cast::<[u16; PORTABLE]>().read_unaligned() };
+        Self(bits.map(|bits| f16::from_bits(bits).to_f32()))
+    }
+
+    #[inline(always)]
+    unsafe fn splat_f16(from: *const u16) -> Self {
+        // SAFETY: the caller's pointer is valid for one number.
+        Self([f16::from_bits(unsafe { *from }).to_f32(); PORTABLE])
+    }
+
+    #[inline(always)]
+    unsafe fn mul(mut self, factor: Self) -> Self {
+        for i in 0..PORTABLE {
+            self.0[i] *= factor.0[i];
+        }
+        self
     }
 
     #[inline(always)]
@@ -149,14 +195,14 @@ mod x86 {
     use super::Vector;
     use std::arch::x86_64::*;
 
-    /// AVX2 with fused multiply-add.
+    /// AVX2 with fused multiply-add and conversion of binary16.
     #[derive(Clone, Copy)]
     pub(crate) struct Avx2(__m256);
 
     /// `MASKS[8 - n..]` is the mask of the first n lanes.
     static MASKS: [i32; 16] = [-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0];
 
-    // SAFETY of all blocks below: the CPU has AVX2 and FMA, and the pointers are
+    // SAFETY of all blocks below: the CPU has AVX2, FMA and F16C, and the pointers are
     // valid for the lanes touched, as the trait demands of its caller.
     impl Vector for Avx2 {
         const LANES: usize = 8;
@@ -190,6 +236,42 @@ mod x86 {
         unsafe fn mask(lanes: usize) -> __m256i {
             // SAFETY: see above; with `lanes <= 8` the read stays in the table.
             unsafe { _mm256_loadu_si256(MASKS.as_ptr().add(8 - lanes).cast()) }
+        }
+
+        #[inline(always)]
+        unsafe fn load_i8(from: *const i8) -> Self {
+            // SAFETY: see above.
+            Self(unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast()))) })
+        }
+
+        #[inline(always)]
+        unsafe fn load_halves(from: *const u8) -> [Self; 2] {
+            // SAFETY: see above.
+            unsafe {
+                let bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(from.cast()));
+                let low = _mm256_and_si256(bytes, _mm256_set1_epi32(15));
+                let high = _mm256_srli_epi32::<4>(bytes);
+                let middle = _mm256_set1_epi32(8);
+                [low, high].map(|q| Self(_mm256_cvtepi32_ps(_mm256_sub_epi32(q, middle))))
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn load_f16(from: *const u16) -> Self {
+            // SAFETY: see above.
+            Self(unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) })
+        }
+
+        #[inline(always)]
+        unsafe fn splat_f16(from: *const u16) -> Self {
+            // SAFETY: see above.
+            Self(unsafe { _mm256_cvtph_ps(_mm_set1_epi16((*from).cast_signed())) })
+        }
+
+        #[inline(always)]
+        unsafe fn mul(self, factor: Self) -> Self {
+            // SAFETY: see above.
+            Self(unsafe { _mm256_mul_ps(self.0, factor.0) })
         }
 
         #[inline(always)]
@@ -258,6 +340,11 @@ mod x86 {
         }
     }
 
+    /// What the half of a byte stands for.
+    static HALVES: [f32; 16] = [
+        -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0,
+    ];
+
     /// AVX-512 Foundation (which implies AVX2 and FMA).
     #[derive(Clone, Copy)]
     pub(crate) struct Avx512(__m512);
@@ -295,6 +382,42 @@ mod x86 {
         #[inline(always)]
         unsafe fn mask(lanes: usize) -> __mmask16 {
             ((1u32 << lanes) - 1) as __mmask16
+        }
+
+        #[inline(always)]
+        unsafe fn load_i8(from: *const i8) -> Self {
+            // SAFETY: see above.
+            Self(unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))) })
+        }
+
+        #[inline(always)]
+        unsafe fn load_halves(from: *const u8) -> [Self; 2] {
+            // SAFETY: see above. A permutation looks at the lowest four bits of an index.
+            unsafe {
+                let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast()));
+                let numbers = _mm512_loadu_ps(HALVES.as_ptr());
+                let low = _mm512_permutexvar_ps(bytes, numbers);
+                let high = _mm512_permutexvar_ps(_mm512_srli_epi32::<4>(bytes), numbers);
+                [Self(low), Self(high)]
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn load_f16(from: *const u16) -> Self {
+            // SAFETY: see above.
+            Self(unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) })
+        }
+
+        #[inline(always)]
+        unsafe fn splat_f16(from: *const u16) -> Self {
+            // SAFETY: see above.
+            Self(unsafe { _mm512_cvtph_ps(_mm256_set1_epi16((*from).cast_signed())) })
+        }
+
+        #[inline(always)]
+        unsafe fn mul(self, factor: Self) -> Self {
+            // SAFETY: see above.
+            Self(unsafe { _mm512_mul_ps(self.0, factor.0) })
         }
 
         #[inline(always)]

@@ -23,6 +23,7 @@ mod norm_grad;
 mod optimizer;
 mod pointwise;
 mod pool2d;
+mod quantized;
 mod random;
 mod reduce;
 mod registered;
@@ -80,6 +81,7 @@ const TABLES: &[&[KernelDef]] = &[
     pointwise::SIGNED,
     pointwise::UNARY,
     pool2d::KERNELS,
+    quantized::KERNELS,
     random::KERNELS,
     reduce::KERNELS,
     rope::KERNELS,

@@ -1,0 +1,101 @@
+//! Products with weights of few bits, and their expansion.
+
+use meganeura_core::backend::KernelDesc;
+use meganeura_core::ops::{Call, QuantizedDims};
+use meganeura_core::quantization::{BLOCK, BlockFormat};
+use meganeura_core::{DType, TensorType};
+
+use super::{CompileCx, Compiled, KernelDef, Task, rows_per_task, stream_nanos};
+use crate::executor::RunCx;
+use crate::gemm::{PackedGemm, Rows, Storage};
+use crate::memory::View;
+
+pub(super) const KERNELS: &[KernelDef] = &[
+    KernelDef {
+        name: "core.dequantize",
+        supports: |k| has_halves(&k.inputs[1]),
+        compile: dequantize,
+    },
+    KernelDef {
+        name: "core.quantized_matmul",
+        supports: |k: &KernelDesc| {
+            let call = Call {
+                attrs: k.attrs,
+                inputs: k.inputs,
+                outputs: k.outputs,
+            };
+            let weight = QuantizedDims::of(&call)?.format.map_or(1, |_| 2);
+            has_halves(&k.inputs[weight])
+        },
+        compile: product,
+    },
+];
+
+/// Whether plain weights, or scales, are in `f16`.
+fn has_halves(ty: &TensorType) -> Result<(), String> {
+    match ty.dtype {
+        DType::F16 => Ok(()),
+        other => Err(format!("the CPU kernel takes weights and scales in f16, not {other}")),
+    }
+}
+
+/// Operations a nanosecond that one thread is expected to do.
+const FLOPS_PER_NANO: u64 = 40;
+
+fn product(cx: &CompileCx) -> Result<Compiled, String> {
+    let QuantizedDims { m, n, k, format } = QuantizedDims::of(&cx.call())?;
+    let gemm = PackedGemm::new([m, n, k], format.map_or(Storage::Half, Storage::Blocks));
+    let (x, y): (View<f32>, View<f32>) = (cx.input(0), cx.output(0));
+    let (numbers, scales): (View<u8>, View<u16>) = match format {
+        Some(_) => (cx.input(1), cx.input(2)),
+        None => (cx.input(1), cx.input(1)),
+    };
+    let bytes: usize = cx.call().inputs.iter().map(TensorType::bytes).sum();
+    Ok(Compiled {
+        shared: 0,
+        private: gemm.worker_len(),
+        phases: vec![Box::new(Task {
+            tasks: gemm.tasks(),
+            nanos: stream_nanos(bytes).max(gemm.flops() / FLOPS_PER_NANO),
+            body: move |task: usize, run: &RunCx| {
+                let weights = Rows {
+                    numbers: numbers.as_ptr(),
+                    scales: scales.as_ptr(),
+                    k,
+                };
+                // SAFETY: views of operands have the sizes of the call, and nobody writes them; a task writes a part of
+                // the result of its own; scratch is as long as asked for.
+                unsafe { gemm.run(task, x.as_ptr(), weights, y.as_ptr(), run.private) };
+            },
+        })],
+    })
+}
+
+fn dequantize(cx: &CompileCx) -> Result<Compiled, String> {
+    let (words, scales, y): (View<u8>, View<u16>, View<f32>) = (cx.input(0), cx.input(1), cx.output(0));
+    let blocks = cx.input_type(1).numel();
+    let words_of_block = cx.input_type(0).numel().checked_div(blocks).unwrap_or(0);
+    let format = BlockFormat::of_words(words_of_block);
+    if blocks == 0 {
+        return Ok(Compiled::phases(Vec::new()));
+    }
+    let format = format.ok_or("blocks have 4 or 8 words")?;
+    let per_task = rows_per_task(BLOCK);
+    let storage = Storage::Blocks(format);
+    let gemm = PackedGemm::new([1, blocks, BLOCK], storage);
+    Ok(Compiled::one(Task {
+        tasks: blocks.div_ceil(per_task),
+        nanos: stream_nanos(y.len() * size_of::<f32>()),
+        body: move |task: usize, _: &RunCx| {
+            let weights = Rows {
+                numbers: words.as_ptr(),
+                scales: scales.as_ptr(),
+                k: BLOCK,
+            };
+            for block in task * per_task..blocks.min((task + 1) * per_task) {
+                // SAFETY: operands and result have so many blocks, and this task alone writes this one.
+                unsafe { gemm.expand(weights, block, y.as_ptr().add(block * BLOCK)) };
+            }
+        },
+    }))
+}

@@ -1,0 +1,297 @@
+//! Weights that stay packed: block-quantised tensors expanded, and products with weights of fewer bits.
+
+use super::sample::{Fill, Sample, SampleInput, Sizes};
+use super::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
+use crate::NodeId;
+use crate::attrs::Attrs;
+use crate::dtype::DType;
+use crate::graph::{Graph, Value};
+use crate::quantization::{BLOCK, BlockFormat};
+use crate::shape::{Shape, TensorType};
+
+pub(super) struct Dequantize;
+pub(super) struct QuantizedMatMul;
+
+/// The format of words and scales, and the type that they are expanded to.
+fn expanded(words: &TensorType, scales: &TensorType) -> Result<(BlockFormat, TensorType), String> {
+    if words.dtype != DType::U32 || !scales.dtype.is_float() {
+        return Err(format!(
+            "quantised weights are u32 words and floating-point scales, not {words} and {scales}"
+        ));
+    }
+    let ([rows @ .., length], [of_scales @ .., blocks]) = (words.shape.dims(), scales.shape.dims()) else {
+        return Err(format!("the words {words} and the scales {scales} need an axis"));
+    };
+    let format = length.checked_div(*blocks).and_then(BlockFormat::of_words);
+    let format = format.filter(|format| blocks.checked_mul(format.words()) == Some(*length));
+    let (Some(format), true) = (format, rows == of_scales) else {
+        return Err(format!(
+            "the words {words} and the scales {scales} do not fit: all axes but the last must be equal, and there are 8 \
+             words for each scale (Q8_0) or 4 (Q4_0)"
+        ));
+    };
+    let length = blocks.checked_mul(BLOCK).ok_or("there are too many blocks")?;
+    Ok((
+        format,
+        TensorType::new(DType::F32, Shape::new(&[rows, &[length]].concat())?),
+    ))
+}
+
+/// Sizes of a [`Graph::quantized_matmul`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QuantizedDims {
+    /// Rows of the left operand, those of all batches.
+    pub m: usize,
+    /// Columns of the result, which are rows of the weight.
+    pub n: usize,
+    /// The summed dimension.
+    pub k: usize,
+    /// Format of the weight; `None` if it is plain floating-point numbers.
+    pub format: Option<BlockFormat>,
+}
+
+impl QuantizedDims {
+    /// Reads the sizes of a call.
+    ///
+    /// # Errors
+    /// When the operands do not fit, in the operator's words.
+    pub fn of(call: &Call) -> Result<Self, String> {
+        let (x, format, weight) = match call.inputs {
+            [x, weight] => (x, None, weight.clone()),
+            [x, words, scales] => {
+                let (format, weight) = expanded(words, scales)?;
+                (x, Some(format), weight)
+            }
+            _ => return Err("takes rows and a weight, which may be words and scales".into()),
+        };
+        if x.dtype != DType::F32 {
+            return Err(format!(
+                "the left operand must be f32, not {x}; use `cast` to convert it"
+            ));
+        }
+        if !weight.dtype.is_float() {
+            return Err(format!("a weight without scales must be floating point, not {weight}"));
+        }
+        let (&[n, wide], [rows @ .., k]) = (weight.shape.dims(), x.shape.dims()) else {
+            return Err(format!("the weight must be a matrix [n, k], but is {weight}"));
+        };
+        if rows.is_empty() || *k != wide {
+            return Err(format!(
+                "the rows {x} do not fit the weight [{n}, {wide}]: they are [..., m, {wide}]"
+            ));
+        }
+        let m = rows.iter().product();
+        Ok(QuantizedDims { m, n, k: wide, format })
+    }
+}
+
+/// The numbers of words and scales.
+fn dequantize(g: &mut Graph, words: Value, scales: Value, format: BlockFormat, shape: &[usize]) -> NodeId {
+    let blocks = g.shape(scales).iter().product();
+    // Bit where each element of a word begins, halves of a block first.
+    let (shifts, halves, mask, middle): (Vec<u32>, _, _, _) = match format {
+        BlockFormat::Q8_0 => (vec![0, 8, 16, 24], 1, 0xff, 128),
+        BlockFormat::Q4_0 => (vec![0, 8, 16, 24, 4, 12, 20, 28], 2, 0xf, 8),
+    };
+    let words = g.reshape(words, &[blocks, 1, format.words(), 1]);
+    let shifts = g.constant_u32(shifts, &[halves, 1, 4]);
+    let mut q = g.shift_right(words, shifts);
+    let mask = g.scalar_of(DType::U32, f64::from(mask));
+    q = g.bit_and(q, mask);
+    if format == BlockFormat::Q8_0 {
+        // Two's complement with the sign flipped is 128 more than the number.
+        let sign = g.scalar_of(DType::U32, f64::from(middle));
+        q = g.bit_xor(q, sign);
+    }
+    let q = g.cast(q, DType::F32);
+    let middle = g.scalar(middle as f32);
+    let q = g.sub(q, middle);
+    let q = g.reshape(q, &[blocks, BLOCK]);
+    let scales = g.cast(scales, DType::F32);
+    let scales = g.reshape(scales, &[blocks, 1]);
+    let y = g.mul(q, scales);
+    g.reshape(y, shape)
+}
+
+/// Words and scales whose numbers are exact in `f16`, of both signs by the words.
+fn packed(shape: &[usize], format: BlockFormat) -> [SampleInput; 2] {
+    let (rows, blocks) = shape.split_at(shape.len() - 1);
+    let words = [rows, &[blocks[0] * format.words()]].concat();
+    [
+        SampleInput::below(&words, u32::MAX as usize),
+        SampleInput::filled(DType::F16, shape, Fill::Below(60)),
+    ]
+}
+
+impl Operator for Dequantize {
+    fn name(&self) -> &'static str {
+        "core.dequantize"
+    }
+
+    fn doc(&self) -> Doc {
+        Doc {
+            shapes: "words (u32) [..., 8 blocks] (Q8_0) or [..., 4 blocks] (Q4_0), scales (float) [..., blocks] -> f32 [..., 32 blocks]",
+            formula: "y[..., 32 b + i] = scales[..., b] q_i, where q_i is byte i of the block's words as a signed number (Q8_0), or their lower half bytes (i < 16) or upper half bytes minus 8 (Q4_0)",
+            source: "the formats Q8_0 and Q4_0 of GGUF",
+        }
+    }
+
+    fn arity(&self) -> Arity {
+        Arity::Exactly(2)
+    }
+
+    fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
+        let [words, scales] = call.inputs else {
+            return Err("takes words and scales".into());
+        };
+        Ok(vec![expanded(words, scales)?.1])
+    }
+
+    fn gradient(&self) -> Gradient<'_> {
+        Gradient::Decomposed
+    }
+
+    fn semantics(&self) -> Semantics<'_> {
+        Semantics::both(
+            |call| {
+                let (words, scales) = (call.inputs[0], call.inputs[1]);
+                let count = words.data.len() / scales.data.len().max(1);
+                let format = BlockFormat::of_words(count).unwrap_or(BlockFormat::Q8_0);
+                let blocks = words.data.chunks_exact(format.words()).zip(&scales.data);
+                let numbers = blocks.flat_map(|(words, scale)| {
+                    let bytes: Vec<u8> = words.iter().flat_map(|&w| (w as u32).to_le_bytes()).collect();
+                    format.integers(&bytes).map(|q| f64::from(q) * scale)
+                });
+                vec![numbers.collect()]
+            },
+            |cx| {
+                let &[words, scales] = cx.inputs else {
+                    return Err("takes words and scales".into());
+                };
+                let (format, ty) = cx.with_call(|call| expanded(&call.inputs[0], &call.inputs[1]))?;
+                Ok(vec![dequantize(cx.graph, words, scales, format, &ty.shape).into()])
+            },
+        )
+    }
+
+    fn cost(&self, call: &Call) -> Cost {
+        Cost::streaming(call, 2)
+    }
+
+    fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {
+        let varied = vec![sizes.dim(20), sizes.dim(9)];
+        let mut samples = Vec::new();
+        for format in BlockFormat::ALL {
+            for shape in [vec![1], vec![3, 2], vec![2, 1, 5], varied.clone()] {
+                let label = format!("{shape:?} blocks of {format:?}");
+                samples.push(Sample::new(label, packed(&shape, format).to_vec(), Attrs::new()));
+            }
+        }
+        samples
+    }
+}
+
+impl Operator for QuantizedMatMul {
+    fn name(&self) -> &'static str {
+        "core.quantized_matmul"
+    }
+
+    fn doc(&self) -> Doc {
+        Doc {
+            shapes: "x [..., m, k], weight (any float) [n, k], or words [n, ...] and scales [n, k / 32] as core.dequantize has them -> f32 [..., m, n]",
+            formula: "core.matmul of x and the weight transposed, which is converted to f32 (core.cast), or expanded (core.dequantize), on the way",
+            source: "Dettmers et al., 2022 (LLM.int8()), with weights expanded instead of rows rounded",
+        }
+    }
+
+    fn arity(&self) -> Arity {
+        Arity::Between(2, 3)
+    }
+
+    fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
+        let dims = QuantizedDims::of(call)?;
+        let mut shape = call.inputs[0].shape.to_vec();
+        if let Some(last) = shape.last_mut() {
+            *last = dims.n;
+        }
+        Ok(vec![TensorType::new(DType::F32, Shape::new(&shape)?)])
+    }
+
+    fn gradient(&self) -> Gradient<'_> {
+        Gradient::Decomposed
+    }
+
+    fn semantics(&self) -> Semantics<'_> {
+        Semantics::composite(|cx| {
+            let weight = match *cx.inputs {
+                [_, weight] => cx.graph.cast(weight, DType::F32),
+                [_, words, scales] => {
+                    let operands = vec![words, scales];
+                    cx.graph.call(OpRef::new(&Dequantize), Attrs::new(), operands)
+                }
+                _ => return Err("takes rows and a weight".into()),
+            };
+            Ok(vec![cx.graph.matmul_bt(cx.inputs[0], weight).into()])
+        })
+    }
+
+    fn cost(&self, call: &Call) -> Cost {
+        let k = QuantizedDims::of(call).map_or(0, |d| d.k as u64);
+        Cost::streaming(call, 2 * k)
+    }
+
+    fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {
+        let mut samples = Vec::new();
+        let varied = (sizes.dim(40), sizes.dim(70), 1 + sizes.below(6));
+        for (m, n, blocks) in [(1, 1, 1), (1, 67, 3), (3, 5, 2), (5, 33, 1), (19, 130, 18), varied] {
+            let x = SampleInput::f32(&[m, BLOCK * blocks]);
+            for format in BlockFormat::ALL {
+                let [words, scales] = packed(&[n, blocks], format);
+                let label = format!("[{m}, {}] by [{n}] of {format:?}", BLOCK * blocks);
+                samples.push(Sample::new(label, vec![x.clone(), words, scales], Attrs::new()));
+            }
+        }
+        let varied = (vec![2, sizes.dim(20), 45], sizes.dim(70), DType::F16);
+        let plain = [
+            (vec![1, 1], 1, DType::F16),
+            (vec![1, 67], 70, DType::F16),
+            (vec![3, 64], 9, DType::F16),
+            (vec![2, 3, 33], 5, DType::BF16),
+            (vec![20, 600], 35, DType::F16),
+            (vec![4, 7], 3, DType::F32),
+            varied,
+        ];
+        for (x, n, dtype) in plain {
+            let weight = [n, x[x.len() - 1]];
+            let inputs = vec![
+                SampleInput::f32(&x),
+                SampleInput::filled(dtype, &weight, Fill::Below(200)),
+            ];
+            samples.push(Sample::new(
+                format!("{x:?} by {weight:?} of {dtype}"),
+                inputs,
+                Attrs::new(),
+            ));
+        }
+        samples
+    }
+}
+
+impl Graph {
+    /// The numbers `f32 [..., 32 blocks]` of `words`, `u32 [..., 8 blocks]` for Q8_0 or `[..., 4 blocks]` for Q4_0, and
+    /// `scales [..., blocks]`: see [`crate::quantization`].
+    #[track_caller]
+    pub fn dequantize(&mut self, words: impl Into<Value>, scales: impl Into<Value>) -> NodeId {
+        self.call(OpRef::new(&Dequantize), Attrs::new(), vec![words.into(), scales.into()])
+    }
+
+    /// `x [..., m, k]` times a weight transposed, `-> f32 [..., m, n]`. The weight is `[n, k]` in any float type, or with
+    /// `scales [n, k / 32]` the words of [`Graph::dequantize`], and is expanded inside of the product: memory is read in
+    /// the stored size. Gradients flow to `x` and to the floating-point operands.
+    #[track_caller]
+    pub fn quantized_matmul(&mut self, x: impl Into<Value>, weight: impl Into<Value>, scales: Option<Value>) -> NodeId {
+        let mut operands = vec![x.into(), weight.into()];
+        operands.extend(scales);
+        self.call(OpRef::new(&QuantizedMatMul), Attrs::new(), operands)
+    }
+}

@@ -1,0 +1,108 @@
+//! Matrices of weights that are stored in fewer bits than they are computed with.
+
+use meganeura_core::graph::Value;
+use meganeura_core::quantization::{BLOCK, BlockFormat};
+use meganeura_core::{DType, Graph, NodeId};
+
+use super::scoped;
+
+/// How the matrices of a model are stored on the device. Everything but `F32` is for weights that are not trained:
+/// products expand them as they read them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum WeightStorage {
+    /// 32 bits a number.
+    #[default]
+    F32,
+    /// 16 bits a number, IEEE 754 binary16.
+    F16,
+    /// 8 bits a number and a scale for 32 of them ([`BlockFormat::Q8_0`]). Rows whose length is no multiple of 32 are in
+    /// `F16`.
+    Q8,
+    /// 4 bits a number and a scale for 32 of them ([`BlockFormat::Q4_0`]). Rows whose length is no multiple of 32 are in
+    /// `F16`.
+    Q4,
+}
+
+impl WeightStorage {
+    /// All of them, the widest first.
+    pub const ALL: [WeightStorage; 4] = [
+        WeightStorage::F32,
+        WeightStorage::F16,
+        WeightStorage::Q8,
+        WeightStorage::Q4,
+    ];
+
+    /// Lower-case name.
+    pub fn name(self) -> &'static str {
+        match self {
+            WeightStorage::F32 => "f32",
+            WeightStorage::F16 => "f16",
+            WeightStorage::Q8 => "q8",
+            WeightStorage::Q4 => "q4",
+        }
+    }
+
+    /// The storage of that [name](WeightStorage::name).
+    pub fn from_name(name: &str) -> Option<Self> {
+        WeightStorage::ALL.into_iter().find(|storage| storage.name() == name)
+    }
+
+    fn format(self) -> Option<BlockFormat> {
+        match self {
+            WeightStorage::F32 | WeightStorage::F16 => None,
+            WeightStorage::Q8 => Some(BlockFormat::Q8_0),
+            WeightStorage::Q4 => Some(BlockFormat::Q4_0),
+        }
+    }
+}
+
+/// A matrix `[rows, columns]` in fewer bits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StoredMatrix {
+    /// `f16 [rows, columns]`, or words of blocks.
+    pub(crate) weight: NodeId,
+    scales: Option<NodeId>,
+}
+
+impl StoredMatrix {
+    /// Registers `{name}.weight`, `f16 [rows, columns]`, or in blocks `u32 [rows, words]` with
+    /// `{name}.weight_scales`, `f16 [rows, columns / 32]`. `None` for matrices in `f32`.
+    #[track_caller]
+    pub(crate) fn build(g: &mut Graph, name: &str, shape: [usize; 2], storage: WeightStorage) -> Option<Self> {
+        if storage == WeightStorage::F32 {
+            return None;
+        }
+        let [rows, columns] = shape;
+        let (blocks, weight) = (columns / BLOCK, scoped(name, "weight"));
+        let format = storage.format().filter(|_| columns.is_multiple_of(BLOCK));
+        Some(match format {
+            None => StoredMatrix {
+                weight: g.parameter_typed(&weight, &shape, DType::F16),
+                scales: None,
+            },
+            Some(format) => StoredMatrix {
+                weight: g.parameter_typed(&weight, &[rows, blocks * format.words()], DType::U32),
+                scales: Some(g.parameter_typed(&scoped(name, "weight_scales"), &[rows, blocks], DType::F16)),
+            },
+        })
+    }
+
+    /// `x [..., m, columns]` times the transpose, `[..., m, rows]`.
+    #[track_caller]
+    pub(crate) fn product(&self, g: &mut Graph, x: Value) -> NodeId {
+        g.quantized_matmul(x, self.weight, self.scales.map(Value::from))
+    }
+
+    /// Rows `[..., columns]` by their numbers `u32 [...]`.
+    #[track_caller]
+    pub(crate) fn rows(&self, g: &mut Graph, ids: Value) -> NodeId {
+        let rows = g.embedding(ids, self.weight);
+        match self.scales {
+            None => g.cast(rows, DType::F32),
+            Some(scales) => {
+                let scales = g.embedding(ids, scales);
+                g.dequantize(rows, scales)
+            }
+        }
+    }
+}
