@@ -13,6 +13,8 @@ use safetensors::SafeTensors;
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::checkpoint::element::Element;
+use crate::checkpoint::shard::Tensor;
 use crate::checkpoint::{ADAPTERS, convert};
 use crate::{damaged, read_text};
 
@@ -146,13 +148,19 @@ impl Adapters {
                     format!("'{name}' {:?} is no part of an adapter", tensor.shape()),
                 ));
             };
-            if !convert::is_known(tensor.dtype()) {
+            let Some(element) = Element::of_safetensors(tensor.dtype()) else {
                 return Err(damaged(&path, format!("'{name}' is of type {:?}", tensor.dtype())));
-            }
+            };
             let pair = pairs.entry(format!("{layer}.weight")).or_default();
             let matrix = if which == "A" { &mut pair.a } else { &mut pair.b };
             matrix.shape = [columns, rows];
-            convert::to_f32(tensor.dtype(), tensor.data(), Some(matrix.shape), &mut matrix.values);
+            let tensor = Tensor {
+                element,
+                shape: tensor.shape(),
+                bytes: tensor.data(),
+                heads: None,
+            };
+            convert::to_f32(&tensor, true, &mut matrix.values);
         }
         if let Some((name, _)) = pairs
             .iter()
@@ -190,6 +198,18 @@ impl Adapters {
             ));
         }
         Ok(())
+    }
+
+    /// Checks that every adapter can be added to its weight: those that stay packed are only copied or rounded.
+    pub(crate) fn check_forms(&self, is_f32: impl Fn(&str) -> bool) -> Result<()> {
+        match self.pairs.keys().find(|name| !is_f32(name)) {
+            None => Ok(()),
+            Some(name) => Err(Error::file(
+                &self.path,
+                format!("has an adapter of '{name}', which is not stored in f32"),
+                "store the weights in f32, or merge the adapters into a checkpoint of its own",
+            )),
+        }
     }
 
     /// Adds an adapter to its weight, which is transposed already: `[inputs, outputs]`. Other tensors stay as they are.

@@ -8,6 +8,7 @@ use minijinja::value::Value;
 use minijinja::{Environment, ErrorKind, context};
 use serde::Deserialize;
 
+use crate::gguf::{self, Gguf};
 use crate::{damaged, read_text};
 
 /// One message of a conversation.
@@ -76,15 +77,26 @@ impl Mark {
     }
 }
 
+fn none(path: &Path) -> Error {
+    let remedy = "chat with a model that was made for it, or use `generate`";
+    Error::file(path, "has no chat template", remedy)
+}
+
 /// Name of the template within its environment.
 const NAME: &str = "chat";
 
 impl ChatTemplate {
-    /// Reads `chat_template.jinja` of a folder, or the template in `tokenizer_config.json`.
+    /// Reads `chat_template.jinja` of a folder, or the template in `tokenizer_config.json`; or the template of a GGUF file.
     ///
     /// # Errors
     /// [`Error::File`]: no template, or one that is no Jinja.
     pub fn open(folder: &Path) -> Result<Self> {
+        if gguf::is_one(folder) {
+            let file = Gguf::open(folder)?;
+            let source = file.chat_template().ok_or_else(|| none(folder))?.to_owned();
+            let marks = ["bos", "eos"].map(|name| file.mark(name).unwrap_or_default().to_owned());
+            return ChatTemplate::of(folder.to_owned(), source, marks);
+        }
         let config = folder.join("tokenizer_config.json");
         let raw: Raw = match config.exists() {
             true => serde_json::from_str(&read_text(&config)?).map_err(|e| damaged(&config, e))?,
@@ -100,11 +112,12 @@ impl ChatTemplate {
                     default.ok_or_else(|| damaged(&config, "none of its chat templates is named 'default'"))?;
                 (config, default.template)
             }
-            None => {
-                let remedy = "chat with a model that was made for it, or use `generate`";
-                return Err(Error::file(folder, "has no chat template", remedy));
-            }
+            None => return Err(none(folder)),
         };
+        ChatTemplate::of(path, source, [raw.bos_token, raw.eos_token].map(Mark::text))
+    }
+
+    fn of(path: PathBuf, source: String, [bos, eos]: [String; 2]) -> Result<Self> {
         let mut environment = Environment::new();
         // As templates are written for.
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
@@ -122,8 +135,8 @@ impl ChatTemplate {
         Ok(ChatTemplate {
             path,
             environment,
-            bos: Mark::text(raw.bos_token),
-            eos: Mark::text(raw.eos_token),
+            bos,
+            eos,
         })
     }
 

@@ -4,19 +4,21 @@
 //! and goes to the session from there.
 
 pub(crate) mod convert;
+pub(crate) mod element;
+pub(crate) mod shard;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use meganeura_core::{Error, Result, Session};
-use memmap2::Mmap;
-use safetensors::SafeTensors;
-use safetensors::tensor::{Dtype, Metadata};
+use meganeura_core::quantization::{BLOCK, BlockFormat};
+use meganeura_core::{DType, Error, Result, Session, TensorType};
+use meganeura_nn::layers::WeightStorage;
 use serde::Deserialize;
 
 use crate::adapters::Adapters;
-use crate::{damaged, read_text};
+use crate::{damaged, gguf, read_text};
+use element::Element;
+use shard::{Shard, Tensor};
 
 /// Begins the names of caches, which are parameters of a graph, but not of a checkpoint.
 const CACHES: &str = "kv_cache.";
@@ -28,6 +30,8 @@ const HEAD: &str = "lm_head.weight";
 const TABLES: &str = ".rotary_emb.inv_freq";
 /// The table whose rows are looked up: it is stored as graphs have it, other matrices as `[outputs, inputs]`.
 const EMBEDDING: &str = "embed_tokens.weight";
+/// Ends the names of parameters that have the scales of blocks.
+const SCALES: &str = "_scales";
 
 /// The weights of a model.
 #[derive(Debug)]
@@ -39,23 +43,6 @@ pub struct Checkpoint {
     adapters: Option<Adapters>,
 }
 
-#[derive(Debug)]
-struct Shard {
-    path: PathBuf,
-    map: Mmap,
-    metadata: Metadata,
-    /// First byte of the data.
-    start: usize,
-}
-
-/// A tensor of a checkpoint.
-#[derive(Clone, Copy, Debug)]
-struct Tensor<'a> {
-    dtype: Dtype,
-    shape: &'a [usize],
-    bytes: &'a [u8],
-}
-
 /// What a checkpoint and a model do not agree on.
 #[derive(Default)]
 struct Differences {
@@ -65,13 +52,17 @@ struct Differences {
 }
 
 impl Checkpoint {
-    /// Opens `model.safetensors` of a folder, or the files that `model.safetensors.index.json` lists.
+    /// Opens `model.safetensors` of a folder, or the files that `model.safetensors.index.json` lists; or a GGUF file.
     ///
     /// The files must not change while the checkpoint is open.
     ///
     /// # Errors
     /// [`Error::File`]: no such files, a header that is damaged or lies, tensors that the index promises in vain.
-    pub fn open(folder: &Path) -> Result<Self> {
+    pub fn open(path: &Path) -> Result<Self> {
+        if gguf::is_one(path) {
+            return Checkpoint::of(vec![gguf::Gguf::open(path)?.shard()?]);
+        }
+        let folder = path;
         let single = folder.join("model.safetensors");
         let index = folder.join("model.safetensors.index.json");
         if single.exists() || !index.exists() {
@@ -111,7 +102,7 @@ impl Checkpoint {
     fn of(shards: Vec<Shard>) -> Result<Self> {
         let mut places = BTreeMap::new();
         for (number, shard) in shards.iter().enumerate() {
-            for name in shard.metadata.tensors().into_keys() {
+            for name in shard.tensors.keys() {
                 if let Some(other) = places.insert(name.clone(), number) {
                     let other = shards[other].path.display();
                     return Err(damaged(
@@ -147,71 +138,128 @@ impl Checkpoint {
     }
 
     fn tensor(&self, name: &str) -> Option<Tensor<'_>> {
-        let shard = &self.shards[*self.places.get(name)?];
-        let info = shard.metadata.info(name)?;
-        let (from, to) = info.data_offsets;
-        Some(Tensor {
-            dtype: info.dtype,
-            shape: &info.shape,
-            bytes: shard.map.get(shard.start + from..shard.start + to)?,
-        })
+        self.shards[*self.places.get(name)?].tensor(name)
     }
 
-    /// Sets all parameters of a session but caches and adapters, which keep what they hold. Matrices but the table of embeddings are transposed: checkpoints
-    /// have `[outputs, inputs]`, graphs `[inputs, outputs]`. Nothing is set unless everything fits.
+    /// Sets all parameters of a session but caches and adapters, which keep what they hold. Matrices in `f32` but the
+    /// table of embeddings are transposed: checkpoints have `[outputs, inputs]`, graphs `[inputs, outputs]`. Parameters in
+    /// fewer bits have the rows of the checkpoint; they are copied where the file stores them so, else rounded row by row.
+    /// Nothing is set unless everything fits.
     ///
     /// # Errors
     /// [`Error::File`] with all tensors that are missing, that the model does not have, and whose shape or element type
-    /// is not the model's; errors of the session.
+    /// is not the model's; numbers that are not finite in a matrix that is quantised; errors of the session.
     pub fn load_into(&self, session: &mut Session) -> Result<()> {
-        let mut parameters: Vec<(String, Vec<usize>)> = session
+        let mut parameters: Vec<(String, TensorType)> = session
             .plan()
             .parameters()
             .into_iter()
             .filter(|view| !view.name.starts_with(CACHES) && !view.name.contains(ADAPTERS))
-            .map(|view| (view.name, view.ty.shape.to_vec()))
+            .map(|view| (view.name, view.ty))
             .collect();
-        parameters.sort();
-        self.check(&parameters)?;
-        let mut values = Vec::new();
-        for (name, shape) in &parameters {
-            let Some(tensor) = self.tensor(name) else {
-                continue;
-            };
-            convert::to_f32(tensor.dtype, tensor.bytes, transposed(name, shape), &mut values);
-            if let Some(adapters) = &self.adapters {
-                adapters.merge_into(name, &mut values);
+        parameters.sort_by(|(a, _), (b, _)| a.cmp(b));
+        let wanted = wanted(&parameters);
+        self.check(&wanted)?;
+        if let Some(adapters) = &self.adapters {
+            adapters.check_forms(|name| {
+                matches!(
+                    wanted.get(name),
+                    Some(Wanted {
+                        form: Form::F32 { .. },
+                        ..
+                    })
+                )
+            })?;
+        }
+        let mut memory = Memory::default();
+        for (name, wanted) in &wanted {
+            if let Some(tensor) = self.tensor(name) {
+                self.load(session, name, wanted.form, &tensor, &mut memory)?;
             }
-            session.try_set_parameter(name, &values)?;
         }
         Ok(())
     }
 
-    fn check(&self, parameters: &[(String, Vec<usize>)]) -> Result<()> {
-        let mut differences = Differences::default();
-        let known: BTreeSet<&str> = parameters.iter().map(|(name, _)| name.as_str()).collect();
-        for (name, shape) in parameters {
-            let Some(tensor) = self.tensor(name) else {
-                differences.missing.push(name.clone());
-                continue;
-            };
-            let mut stored = shape.clone();
-            if transposed(name, shape).is_some() {
-                stored.reverse();
+    fn load(&self, session: &mut Session, name: &str, form: Form, tensor: &Tensor, memory: &mut Memory) -> Result<()> {
+        let Memory { numbers, bytes, scales } = memory;
+        match form {
+            Form::F32 { transposed } => {
+                convert::to_f32(tensor, transposed, numbers);
+                if let Some(adapters) = &self.adapters {
+                    adapters.merge_into(name, numbers);
+                }
+                session.try_set_parameter(name, numbers)
             }
-            if !convert::is_known(tensor.dtype) {
-                let wrong = format!("{name} ({:?}, not F32, F16 or BF16)", tensor.dtype);
-                differences.wrong.push(wrong);
-            } else if tensor.shape != stored {
-                differences
-                    .wrong
-                    .push(format!("{name} ({:?}, not {stored:?})", tensor.shape));
+            Form::F16 => {
+                convert::to_f16(tensor, bytes);
+                session.try_set_parameter_bytes(name, bytes)
+            }
+            Form::Blocks(format) => {
+                convert::to_blocks(tensor, format, bytes, scales).map_err(|row| {
+                    let message =
+                        format!("row {row} of '{name}' has numbers that are not finite, or too large to be quantised");
+                    Error::file(&self.shards[self.places[name]].path, message, "load the weights as f32")
+                })?;
+                session.try_set_parameter_bytes(name, bytes)?;
+                session.try_set_parameter_bytes(&format!("{name}{SCALES}"), scales)
             }
         }
-        let extra = self.names().filter(|name| !known.contains(name));
+    }
+
+    fn check(&self, wanted: &BTreeMap<&str, Wanted>) -> Result<()> {
+        let mut differences = Differences::default();
+        for (&name, wanted) in wanted {
+            let Some(&place) = self.places.get(name) else {
+                differences.missing.push(name.to_owned());
+                continue;
+            };
+            let entry = &self.shards[place].tensors[name];
+            if entry.shape != wanted.stored {
+                let wrong = format!("{name} ({:?}, not {:?})", entry.shape, wanted.stored);
+                differences.wrong.push(wrong);
+            } else if self.tensor(name).is_none() {
+                let wrong = format!("{name} ({}, not {})", entry.stored, Element::KNOWN);
+                differences.wrong.push(wrong);
+            }
+        }
+        let extra = self.names().filter(|name| !wanted.contains_key(name));
         let extra = extra.filter(|name| *name != HEAD && !name.ends_with(TABLES));
         differences.unexpected.extend(extra.map(str::to_owned));
         differences.report(&self.shards[0].path)
+    }
+
+    /// The storage that comes next to most of what the matrices are stored in, and loses nothing of it but of the K
+    /// formats: [`WeightStorage::Q8`] for Q8_0, Q4_K and Q6_K of GGUF files, [`WeightStorage::Q4`] for Q4_0,
+    /// [`WeightStorage::F16`] for F16 there. Everything else is computed as `f32`, safetensors always.
+    pub fn usual_storage(&self) -> WeightStorage {
+        if !self.shards.iter().all(|shard| gguf::is_one(&shard.path)) {
+            return WeightStorage::F32;
+        }
+        match self.usual_element() {
+            Some(Element::Blocks(BlockFormat::Q8_0) | Element::Q4K | Element::Q6K) => WeightStorage::Q8,
+            Some(Element::Blocks(BlockFormat::Q4_0)) => WeightStorage::Q4,
+            Some(Element::F16) => WeightStorage::F16,
+            Some(Element::F32 | Element::BF16) | None => WeightStorage::F32,
+        }
+    }
+
+    /// How the files store most of the numbers of matrices.
+    fn usual_element(&self) -> Option<Element> {
+        let mut sizes: Vec<(Element, usize)> = Vec::new();
+        for entry in self.shards.iter().flat_map(|shard| shard.tensors.values()) {
+            let (Some(element), 2..) = (entry.element, entry.shape.len()) else {
+                continue;
+            };
+            let size: usize = entry.shape.iter().product();
+            match sizes.iter_mut().find(|(e, _)| *e == element) {
+                Some((_, sum)) => *sum += size,
+                None => sizes.push((element, size)),
+            }
+        }
+        sizes
+            .into_iter()
+            .max_by_key(|(_, size)| *size)
+            .map(|(element, _)| element)
     }
 }
 
@@ -221,6 +269,59 @@ pub(crate) fn transposed(name: &str, shape: &[usize]) -> Option<[usize; 2]> {
         [inputs, outputs] if !name.ends_with(EMBEDDING) => Some([inputs, outputs]),
         _ => None,
     }
+}
+
+/// Memory that tensors go through.
+#[derive(Default)]
+struct Memory {
+    numbers: Vec<f32>,
+    bytes: Vec<u8>,
+    scales: Vec<u8>,
+}
+
+/// The form of a parameter.
+#[derive(Clone, Copy)]
+enum Form {
+    F32 { transposed: bool },
+    F16,
+    Blocks(BlockFormat),
+}
+
+/// What a session needs of a tensor.
+struct Wanted {
+    form: Form,
+    /// Its shape in a file.
+    stored: Vec<usize>,
+}
+
+/// Tensors for these parameters, of which those with scales are of two.
+fn wanted(parameters: &[(String, TensorType)]) -> BTreeMap<&str, Wanted> {
+    let mut all = BTreeMap::new();
+    let scales_of = |name: &str| {
+        let scales = format!("{name}{SCALES}");
+        parameters.iter().find(|(other, _)| *other == scales).map(|(_, ty)| ty)
+    };
+    for (name, ty) in parameters {
+        let shape = ty.shape.to_vec();
+        let (form, stored) = match (ty.dtype, shape.as_slice()) {
+            (DType::F16, _) if name.ends_with(SCALES) => continue,
+            (DType::F16, _) => (Form::F16, shape),
+            (DType::U32, &[rows, words]) => {
+                let blocks = scales_of(name).and_then(|ty| ty.shape.last().copied()).unwrap_or(0);
+                let format = words.checked_div(blocks).and_then(BlockFormat::of_words);
+                (
+                    Form::Blocks(format.unwrap_or(BlockFormat::Q8_0)),
+                    vec![rows, blocks * BLOCK],
+                )
+            }
+            _ => match transposed(name, &shape) {
+                Some([inputs, outputs]) => (Form::F32 { transposed: true }, vec![outputs, inputs]),
+                None => (Form::F32 { transposed: false }, shape),
+            },
+        };
+        all.insert(name.as_str(), Wanted { form, stored });
+    }
+    all
 }
 
 impl Differences {
@@ -253,26 +354,4 @@ fn line(what: &str, names: &[String]) -> Option<String> {
     };
     let shown = names[..names.len().min(SHOWN)].join(", ");
     Some(format!("  {} {what}: {shown}{more}", names.len()))
-}
-
-impl Shard {
-    fn open(path: PathBuf) -> Result<Self> {
-        let unreadable = |e: std::io::Error| {
-            let remedy =
-                "give the folder of a checkpoint with model.safetensors, or with all files that its index lists";
-            Error::file(&path, format!("cannot be read: {e}"), remedy)
-        };
-        let file = File::open(&path).map_err(unreadable)?;
-        // SAFETY: the map is only read. That nobody changes the file meanwhile is asked of the caller; what is read
-        // from it is checked before, and only ever converted to numbers after.
-        let map = unsafe { Mmap::map(&file) }.map_err(unreadable)?;
-        let (header, metadata) = SafeTensors::read_metadata(&map).map_err(|e| damaged(&path, e))?;
-        let start = size_of::<u64>() + header;
-        Ok(Shard {
-            path,
-            map,
-            metadata,
-            start,
-        })
-    }
 }

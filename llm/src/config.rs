@@ -9,6 +9,7 @@ use meganeura_nn::models::LlamaConfig;
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::gguf::{self, Gguf};
 use crate::{damaged, read_text};
 
 /// Families that are known, by the `model_type` of their configurations.
@@ -83,11 +84,14 @@ impl Ids {
 }
 
 impl ModelConfig {
-    /// Reads `config.json` of a folder, and `generation_config.json` if there is one.
+    /// Reads `config.json` of a folder, and `generation_config.json` if there is one; or the metadata of a GGUF file.
     ///
     /// # Errors
     /// [`Error::File`]: a file that cannot be read or parsed, a family or an option that is not supported.
     pub fn open(folder: &Path) -> Result<Self> {
+        if gguf::is_one(folder) {
+            return Gguf::open(folder)?.config();
+        }
         let path = folder.join("config.json");
         let mut config = ModelConfig::parse(&read_text(&path)?, &path)?;
         let path = folder.join("generation_config.json");

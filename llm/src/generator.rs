@@ -15,6 +15,7 @@ use meganeura_core::backend::Device;
 use meganeura_core::config::Config;
 use meganeura_core::plan::MemoryForecast;
 use meganeura_core::{Error, Result, Session, select};
+use meganeura_nn::layers::WeightStorage;
 use meganeura_nn::models::{KV_POS, LOGITS_ROW, LogitsOf, TOKENS, kv_cache_names};
 
 use crate::adapters::Adapters;
@@ -36,6 +37,9 @@ pub struct GeneratorOptions {
     pub plans: Option<PathBuf>,
     /// Folder of adapters that [`Generator::open`] merges into the weights.
     pub adapters: Option<PathBuf>,
+    /// How matrices are stored on the device; as `None` the way that the checkpoint asks for
+    /// ([`Checkpoint::usual_storage`]).
+    pub weights: Option<WeightStorage>,
 }
 
 impl Default for GeneratorOptions {
@@ -46,6 +50,7 @@ impl Default for GeneratorOptions {
             prefill_rows: 64,
             plans: None,
             adapters: None,
+            weights: None,
         }
     }
 }
@@ -119,7 +124,7 @@ pub struct Generator {
 }
 
 impl Generator {
-    /// Opens the checkpoint in a folder: `config.json` and safetensors files.
+    /// Opens the checkpoint in a folder: `config.json` and safetensors files. Or a GGUF file.
     ///
     /// # Errors
     /// What [`ModelConfig::open`] and [`Checkpoint::open`] find; a device that cannot be selected; a capacity of 0, or
@@ -145,10 +150,11 @@ impl Generator {
     /// A capacity of 0, or beyond the model's context.
     pub fn on(
         device: Arc<dyn Device>,
-        config: ModelConfig,
+        mut config: ModelConfig,
         checkpoint: Checkpoint,
         options: &GeneratorOptions,
     ) -> Result<Self> {
+        config.network.weights = options.weights.unwrap_or_else(|| checkpoint.usual_storage());
         let capacity = options.capacity.unwrap_or(config.context);
         if capacity == 0 || capacity > config.context {
             return Err(Error::misuse(

@@ -2,8 +2,8 @@
 //!
 //! | Module | What it has |
 //! |---|---|
-//! | [`config`] | `config.json` of a checkpoint in Hugging Face's layout, as a model of `meganeura-nn` |
-//! | [`checkpoint`] | safetensors in one file or several, mapped into memory and streamed into a session |
+//! | [`config`] | `config.json` of a checkpoint in Hugging Face's layout, or the metadata of a GGUF file, as a model of `meganeura-nn` |
+//! | [`checkpoint`] | safetensors in one file or several, or a GGUF file, mapped into memory and streamed into a session |
 //! | [`adapters`] | low-rank adapters in PEFT's layout, merged into weights as these are read |
 //! | [`saving`] | models and adapters that were trained, in the same layouts |
 //! | [`tokenizer`] | `tokenizer.json`, text piece by piece |
@@ -32,6 +32,7 @@ pub mod chat;
 pub mod checkpoint;
 pub mod config;
 pub mod generator;
+mod gguf;
 pub mod hub;
 pub mod sampling;
 pub mod saving;
@@ -42,6 +43,7 @@ pub use chat::{ChatTemplate, Message};
 pub use checkpoint::Checkpoint;
 pub use config::ModelConfig;
 pub use generator::{Generation, Generator, GeneratorOptions, Request, Speed};
+pub use meganeura_nn::layers::WeightStorage;
 pub use sampling::{Sampler, Sampling};
 pub use tokenizer::{TextStream, Tokenizer};
 
@@ -63,6 +65,6 @@ fn damaged(path: &Path, message: impl std::fmt::Display) -> Error {
     Error::file(
         path,
         format!("is not what it should be: {message}"),
-        "fetch the checkpoint anew",
+        "fetch the file anew",
     )
 }

@@ -10,6 +10,7 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 
 use crate::config::ModelConfig;
 use crate::damaged;
+use crate::gguf::{self, Gguf};
 
 /// The mark that tokenizers of [`Tokenizer::train`] have.
 pub const END_OF_TEXT: &str = "<|endoftext|>";
@@ -19,12 +20,23 @@ pub const END_OF_TEXT: &str = "<|endoftext|>";
 pub struct Tokenizer(tokenizers::Tokenizer);
 
 impl Tokenizer {
-    /// Reads `tokenizer.json` of a folder.
+    /// Reads `tokenizer.json` of a folder. Of a GGUF file it takes the file's own tokenizer, where that merges pairs of
+    /// bytes in a way that is known, else a `tokenizer.json` in the file's folder.
     ///
     /// # Errors
-    /// [`Error::File`]: no such file, or one that describes no tokenizer.
+    /// [`Error::File`]: no such file, or one that describes no tokenizer, or none that is known.
     pub fn open(folder: &Path) -> Result<Self> {
-        Tokenizer::read(&folder.join("tokenizer.json"))
+        let (path, text) = match gguf::is_one(folder) {
+            true => {
+                let beside = folder.with_file_name("tokenizer.json");
+                match Gguf::open(folder)?.tokenizer() {
+                    Err(_) if beside.exists() => return Tokenizer::read(&beside),
+                    text => (folder, text?),
+                }
+            }
+            false => return Tokenizer::read(&folder.join("tokenizer.json")),
+        };
+        Tokenizer::parse(path, &text)
     }
 
     /// Reads a file in the format of `tokenizer.json`.
@@ -32,7 +44,11 @@ impl Tokenizer {
     /// # Errors
     /// As [`Tokenizer::open`].
     pub fn read(path: &Path) -> Result<Self> {
-        let text = crate::read_text(path)?;
+        Tokenizer::parse(path, &crate::read_text(path)?)
+    }
+
+    /// What a file has said.
+    fn parse(path: &Path, text: &str) -> Result<Self> {
         let inner = text.parse::<tokenizers::Tokenizer>().map_err(|e| damaged(path, e))?;
         Ok(Tokenizer(inner))
     }

@@ -1,17 +1,21 @@
 //! Checkpoints of every family against what Hugging Face's transformers makes of them: logits at every position, greedy
 //! continuations token by token, and a step of training.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use half::{bf16, f16};
 use meganeura_core::backend::Device;
 use meganeura_core::build::{Mode, build_on};
+use meganeura_core::quantization::{BLOCK, BlockFormat};
 use meganeura_cpu::CpuDevice;
 use meganeura_llm::{
     ChatTemplate, Checkpoint, Generator, GeneratorOptions, Message, ModelConfig, Request, Sampling, Tokenizer,
+    WeightStorage,
 };
-use meganeura_nn::models::{TARGETS, TOKENS, language_model};
-use safetensors::SafeTensors;
+use meganeura_nn::models::{LlamaConfig, LogitsOf, TARGETS, TOKENS, language_model};
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 
 const MODELS: [&str; 6] = ["llama", "llama_sharded", "llama_linear", "mistral", "qwen2", "qwen3"];
@@ -46,10 +50,19 @@ fn device() -> Arc<dyn Device> {
 }
 
 fn generator(model: &str, prefill_rows: usize) -> Generator {
-    let config = ModelConfig::open(&folder(model)).expect("a configuration");
-    let checkpoint = Checkpoint::open(&folder(model)).expect("weights");
+    generator_with(model, prefill_rows, WeightStorage::F32)
+}
+
+fn generator_with(model: &str, prefill_rows: usize, weights: WeightStorage) -> Generator {
+    generator_in(&folder(model), prefill_rows, weights)
+}
+
+fn generator_in(folder: &Path, prefill_rows: usize, weights: WeightStorage) -> Generator {
+    let config = ModelConfig::open(folder).expect("a configuration");
+    let checkpoint = Checkpoint::open(folder).expect("weights");
     let options = GeneratorOptions {
         prefill_rows,
+        weights: Some(weights),
         ..GeneratorOptions::default()
     };
     Generator::on(device(), config, checkpoint, &options).expect("a generator")
@@ -68,6 +81,134 @@ fn logits_agree_at_every_position() {
             assert!(worst <= TOLERANCE * size, "{model} by {rows}: off by {}", worst / size);
         }
     }
+}
+
+fn norm(x: impl IntoIterator<Item = f32>) -> f32 {
+    x.into_iter().map(|x| x * x).sum::<f32>().sqrt()
+}
+
+fn distance(a: &[f32], b: &[f32]) -> f32 {
+    norm(a.iter().zip(b).map(|(a, b)| a - b)) / norm(b.iter().copied())
+}
+
+/// A checkpoint whose matrices were rounded to a storage, in `f32`.
+fn rounded(model: &str, weights: WeightStorage) -> tempfile::TempDir {
+    let bytes = std::fs::read(folder(model).join("model.safetensors")).expect("a fixture");
+    let mut tensors = Vec::new();
+    for (name, view) in SafeTensors::deserialize(&bytes).expect("safetensors").tensors() {
+        let mut values: Vec<f32> = match view.dtype() {
+            Dtype::F32 => view
+                .data()
+                .as_chunks()
+                .0
+                .iter()
+                .map(|&b| f32::from_le_bytes(b))
+                .collect(),
+            Dtype::F16 => view
+                .data()
+                .as_chunks()
+                .0
+                .iter()
+                .map(|&b| f16::from_le_bytes(b).to_f32())
+                .collect(),
+            _ => view
+                .data()
+                .as_chunks()
+                .0
+                .iter()
+                .map(|&b| bf16::from_le_bytes(b).to_f32())
+                .collect(),
+        };
+        let format = match weights {
+            WeightStorage::Q8 => Some(BlockFormat::Q8_0),
+            WeightStorage::Q4 => Some(BlockFormat::Q4_0),
+            _ => None,
+        };
+        if let &[_, width] = view.shape() {
+            match format.filter(|_| width.is_multiple_of(BLOCK)) {
+                Some(format) => {
+                    let (mut bytes, mut scales) = (Vec::new(), Vec::new());
+                    format.quantize(&values, &mut bytes, &mut scales);
+                    let blocks = bytes.chunks(format.bytes()).zip(&scales);
+                    let numbers = blocks.flat_map(|(b, s)| format.integers(b).map(|q| f32::from(q) * s.to_f32()));
+                    values = numbers.collect();
+                }
+                None => values.iter_mut().for_each(|x| *x = f16::from_f32(*x).to_f32()),
+            }
+        }
+        let data: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+        tensors.push((name, view.shape().to_vec(), data));
+    }
+    let views = tensors.iter().map(|(name, shape, data)| {
+        let view = TensorView::new(Dtype::F32, shape.clone(), data).expect("a tensor");
+        (name, view)
+    });
+    let target = tempfile::tempdir().expect("a folder");
+    let stored = safetensors::serialize(views, None).expect("serialized");
+    std::fs::write(target.path().join("model.safetensors"), stored).expect("written");
+    std::fs::copy(folder(model).join("config.json"), target.path().join("config.json")).expect("copied");
+    target
+}
+
+#[test]
+fn packed_weights_are_the_rounded_numbers() {
+    for model in ["llama", "llama_linear", "mistral", "qwen2", "qwen3"] {
+        let prompt = ids(&expected(model)["prompt_ids"]);
+        for weights in [WeightStorage::F16, WeightStorage::Q8, WeightStorage::Q4] {
+            let folder = rounded(model, weights);
+            let wanted = generator_in(folder.path(), 64, WeightStorage::F32).prompt_logits(&prompt);
+            let wanted = wanted.expect("logits");
+            for rows in [1, 7, 64] {
+                let found = generator_with(model, rows, weights)
+                    .prompt_logits(&prompt)
+                    .expect("logits");
+                let error = distance(&found, &wanted);
+                assert!(error <= TOLERANCE, "{model} in {weights:?} by {rows}: off by {error}");
+            }
+        }
+    }
+}
+
+/// Rounded weights lead to other logits. These models are small and random, which is the worst case.
+#[test]
+fn logits_of_rounded_weights_are_near() {
+    for model in MODELS {
+        let prompt = ids(&expected(model)["prompt_ids"]);
+        for (weights, tolerance) in [(WeightStorage::F16, 5e-3), (WeightStorage::Q8, 0.1)] {
+            let found = generator_with(model, 64, weights)
+                .prompt_logits(&prompt)
+                .expect("logits");
+            let error = distance(&found, &logits(model));
+            assert!(error <= tolerance, "{model} in {weights:?}: off by {error}");
+        }
+    }
+}
+
+#[test]
+fn tied_embeddings_are_stored_once_and_packed() {
+    let config = ModelConfig::open(&folder("llama")).expect("a configuration");
+    let bytes = |weights| {
+        let network = LlamaConfig {
+            weights,
+            ..config.network
+        };
+        let graph = network.decode_graph(&[], 1, 16, LogitsOf::AllRows);
+        let (session, _) = build_on(&graph, device(), Mode::Inference, None).expect("a session");
+        let parameters = session.plan().parameters();
+        let names = parameters.iter().filter(|view| view.name.contains("embed_tokens"));
+        let matrices = parameters
+            .iter()
+            .filter(|view| view.name.contains("weight") && view.ty.shape.rank() == 2);
+        (names.count(), matrices.map(|view| view.ty.bytes()).sum::<usize>())
+    };
+    let (_, whole) = bytes(WeightStorage::F32);
+    assert_eq!(bytes(WeightStorage::F16), (1, whole / 2));
+    // The length of some rows is no multiple of 32: they have 16 bits.
+    let (count, packed) = bytes(WeightStorage::Q8);
+    assert!(
+        count == 2 && packed < whole * 34 / 128 + 4096,
+        "{count} {packed} of {whole}"
+    );
 }
 
 #[test]

@@ -136,3 +136,45 @@ fn what_cannot_be_is_one_clear_error() {
     let (output, _, err) = run(&mut meganeura(&["generate", "--model", "/no/such", "--prompt", "a"]));
     assert!(!output.status.success() && err.contains("config.json"), "{err}");
 }
+
+#[test]
+fn weights_of_fewer_bits_and_gguf_files() {
+    let caches = tempfile::tempdir().expect("a folder");
+    let ids = ["--prompt-ids", "41,75,260,9", "--max-tokens", "3", "--json"];
+    for weights in ["f16", "q8", "q4"] {
+        let args = [&ids[..], &["--weights", weights]].concat();
+        let (output, out, err) = run(&mut on_model("generate", &caches, &args));
+        assert!(output.status.success(), "{err}");
+        assert!(json_lines(&out).pop().expect("a line")["text"].is_string());
+    }
+    let plans = std::fs::read_dir(caches.path().join("meganeura/plans/llama")).expect("plans");
+    let names: Vec<String> = plans
+        .map(|e| e.expect("a file").file_name().to_string_lossy().into_owned())
+        .collect();
+    assert!(names.iter().any(|name| name.ends_with("-q8.ron")), "{names:?}");
+    let (output, _, err) = run(&mut on_model(
+        "generate",
+        &caches,
+        &["--prompt", "a", "--weights", "q5"],
+    ));
+    assert!(!output.status.success() && err.contains("f32, f16, q8, q4"), "{err}");
+
+    let file = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/gguf/llama_q8_0.gguf");
+    let mut command = meganeura(&[
+        "generate",
+        "--device",
+        "cpu",
+        "--prompt",
+        "Alice was",
+        "--json",
+        "--max-tokens",
+        "3",
+    ]);
+    let (output, out, err) = run(command.arg("--model").arg(file).env("XDG_CACHE_HOME", caches.path()));
+    assert!(output.status.success(), "{err}");
+    let line = json_lines(&out).pop().expect("a line");
+    assert!(
+        line["text"].is_string() && line["prompt_ids"].as_array().is_some_and(|ids| !ids.is_empty()),
+        "{line}"
+    );
+}

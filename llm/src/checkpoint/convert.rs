@@ -1,87 +1,182 @@
-//! Stored numbers as `f32`, in rows or transposed.
+//! Stored tensors in the form that parameters of a session have.
 
-use half::{bf16, f16};
-use safetensors::tensor::Dtype;
+use half::f16;
+use meganeura_core::quantization::BlockFormat;
 
-/// Rows and columns that are moved together: their cache lines stay in the first-level cache.
-const BLOCK: usize = 32;
+use super::Tensor;
+use super::element::{Element, split_scale};
 
-/// Whether numbers of this type can be read.
-pub(crate) fn is_known(dtype: Dtype) -> bool {
-    matches!(dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16)
-}
+/// Rows that are moved together: their cache lines stay in the first-level cache.
+const TOGETHER: usize = 32;
 
-/// Converts storage of a type that is known into `out`. A matrix that is to have `[rows, columns]` and is stored as
-/// `[columns, rows]` is transposed.
-pub(crate) fn to_f32(dtype: Dtype, bytes: &[u8], transposed: Option<[usize; 2]>, out: &mut Vec<f32>) {
-    match dtype {
-        Dtype::F32 => convert(bytes, f32::from_le_bytes, transposed, out),
-        Dtype::F16 => convert(bytes, |b| f16::from_le_bytes(b).to_f32(), transposed, out),
-        Dtype::BF16 => convert(bytes, |b| bf16::from_le_bytes(b).to_f32(), transposed, out),
-        _ => out.clear(),
-    }
-}
-
-fn convert<const N: usize>(
-    bytes: &[u8],
-    read: impl Fn([u8; N]) -> f32,
-    transposed: Option<[usize; 2]>,
-    out: &mut Vec<f32>,
-) {
-    let (stored, _) = bytes.as_chunks::<N>();
+/// All numbers in `f32`; of a matrix, its transpose if asked for.
+pub(crate) fn to_f32(tensor: &Tensor, transposed: bool, out: &mut Vec<f32>) {
+    let [rows, width] = tensor.rows();
     out.clear();
-    let Some([rows, columns]) = transposed else {
-        out.extend(stored.iter().map(|&b| read(b)));
+    out.resize(rows * width, 0.0);
+    if !transposed {
+        for (row, out) in out.chunks_exact_mut(width.max(1)).enumerate() {
+            tensor.read_row(row, out);
+        }
         return;
-    };
-    out.resize(rows * columns, 0.0);
-    for row in (0..rows).step_by(BLOCK) {
-        let last_row = (row + BLOCK).min(rows);
-        for column in (0..columns).step_by(BLOCK) {
-            for c in column..(column + BLOCK).min(columns) {
-                let from = &stored[c * rows + row..c * rows + last_row];
-                for (r, &b) in (row..last_row).zip(from) {
-                    out[r * columns + c] = read(b);
-                }
-            }
+    }
+    let mut some = vec![0.0; TOGETHER.min(rows) * width];
+    for first in (0..rows).step_by(TOGETHER) {
+        let count = TOGETHER.min(rows - first);
+        for (row, some) in some.chunks_exact_mut(width.max(1)).take(count).enumerate() {
+            tensor.read_row(first + row, some);
+        }
+        for (column, out) in out.chunks_exact_mut(rows).enumerate() {
+            let out = &mut out[first..first + count];
+            out.iter_mut()
+                .enumerate()
+                .for_each(|(row, x)| *x = some[row * width + column]);
         }
     }
+}
+
+/// All numbers in binary16, as bytes. What is stored so is copied.
+pub(super) fn to_f16(tensor: &Tensor, out: &mut Vec<u8>) {
+    let [rows, width] = tensor.rows();
+    out.clear();
+    let mut numbers = vec![0.0; width];
+    for row in 0..rows {
+        if tensor.element == Element::F16 {
+            out.extend_from_slice(tensor.row(row));
+            continue;
+        }
+        tensor.read_row(row, &mut numbers);
+        out.extend(numbers.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()));
+    }
+}
+
+/// Integers of blocks and their scales, as bytes. What is stored so is copied.
+///
+/// # Errors
+/// The number of a row that has no finite scale.
+pub(super) fn to_blocks(
+    tensor: &Tensor,
+    format: BlockFormat,
+    out: &mut Vec<u8>,
+    scales: &mut Vec<u8>,
+) -> Result<(), usize> {
+    let [rows, width] = tensor.rows();
+    out.clear();
+    scales.clear();
+    let (mut numbers, mut of_row) = (vec![0.0; width], Vec::new());
+    for row in 0..rows {
+        of_row.clear();
+        if tensor.element == Element::Blocks(format) {
+            let [_, size] = tensor.element.block();
+            for block in tensor.row(row).chunks_exact(size) {
+                let (scale, integers) = split_scale(block);
+                of_row.push(scale);
+                out.extend_from_slice(integers);
+            }
+        } else {
+            tensor.read_row(row, &mut numbers);
+            format.quantize(&numbers, out, &mut of_row);
+        }
+        if of_row.iter().any(|scale| !scale.is_finite()) {
+            return Err(row);
+        }
+        scales.extend(of_row.iter().flat_map(|scale| scale.to_le_bytes()));
+    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
+    use half::bf16;
+
     use super::*;
 
+    fn tensor<'a>(element: Element, shape: &'a [usize], bytes: &'a [u8]) -> Tensor<'a> {
+        Tensor {
+            element,
+            shape,
+            bytes,
+            heads: None,
+        }
+    }
+
     #[test]
-    fn every_type_in_rows_and_transposed() {
-        let (rows, columns) = (37, 70);
-        let values: Vec<f32> = (0..rows * columns).map(|i| (i % 251) as f32 - 100.0).collect();
+    fn every_plain_type_in_rows_and_transposed() {
+        let shape = [37, 70];
+        let values: Vec<f32> = (0..37 * 70).map(|i| (i % 251) as f32 - 100.0).collect();
+        let f16s: Vec<u8> = values.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes()).collect();
         let mut out = vec![7.0; 3];
-        for (dtype, bytes) in [
+        for (element, bytes) in [
             (
-                Dtype::F32,
+                Element::F32,
                 values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>(),
             ),
+            (Element::F16, f16s.clone()),
             (
-                Dtype::F16,
-                values.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes()).collect(),
-            ),
-            (
-                Dtype::BF16,
+                Element::BF16,
                 values.iter().flat_map(|&v| bf16::from_f32(v).to_le_bytes()).collect(),
             ),
         ] {
-            assert!(is_known(dtype));
-            to_f32(dtype, &bytes, None, &mut out);
+            let tensor = tensor(element, &shape, &bytes);
+            to_f32(&tensor, false, &mut out);
             assert_eq!(out, values);
-            // Stored as [rows, columns], wanted as [columns, rows].
-            to_f32(dtype, &bytes, Some([columns, rows]), &mut out);
-            for r in 0..rows {
-                for c in 0..columns {
-                    assert_eq!(out[c * rows + r], values[r * columns + c]);
+            to_f32(&tensor, true, &mut out);
+            for r in 0..37 {
+                for c in 0..70 {
+                    assert_eq!(out[c * 37 + r], values[r * 70 + c]);
                 }
             }
+            let mut halves = Vec::new();
+            to_f16(&tensor, &mut halves);
+            assert_eq!(halves, f16s);
         }
-        assert!(!is_known(Dtype::F64));
+    }
+
+    #[test]
+    fn rows_in_pairs_go_back_to_halves_of_heads() {
+        // Two heads of six rows; a stored row has its number as its only element.
+        let stored: Vec<u8> = (0..12).flat_map(|i| (i as f32).to_le_bytes()).collect();
+        let mut out = Vec::new();
+        for shape in [&[12, 1][..], &[12]] {
+            let tensor = Tensor {
+                heads: Some(2),
+                ..tensor(Element::F32, shape, &stored)
+            };
+            to_f32(&tensor, false, &mut out);
+            assert_eq!(out, [0.0, 2.0, 4.0, 1.0, 3.0, 5.0, 6.0, 8.0, 10.0, 7.0, 9.0, 11.0]);
+        }
+    }
+
+    #[test]
+    fn blocks_are_copied_or_made_and_have_finite_scales() {
+        let values: Vec<f32> = (0..128).map(|i| ((i * 29 % 67) as f32 - 33.0) * 0.1).collect();
+        let mut bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        for format in BlockFormat::ALL {
+            let (mut integers, mut scales) = (Vec::new(), Vec::new());
+            to_blocks(
+                &tensor(Element::F32, &[2, 64], &bytes),
+                format,
+                &mut integers,
+                &mut scales,
+            )
+            .expect("finite");
+            // As a file has them.
+            let blocks = scales.chunks(2).zip(integers.chunks(format.bytes()));
+            let stored: Vec<u8> = blocks.flat_map(|(s, q)| [s, q].concat()).collect();
+            let (mut copied, mut of_copy) = (Vec::new(), Vec::new());
+            let element = Element::Blocks(format);
+            assert_eq!(element.bytes(128), Some(stored.len()));
+            let stored = tensor(element, &[2, 64], &stored);
+            to_blocks(&stored, format, &mut copied, &mut of_copy).expect("finite");
+            assert_eq!((&copied, &of_copy), (&integers, &scales));
+            let mut back = Vec::new();
+            to_f32(&stored, false, &mut back);
+            let worst = back.iter().zip(&values).fold(0.0f32, |a, (x, y)| a.max((x - y).abs()));
+            assert!(worst < if format == BlockFormat::Q8_0 { 0.02 } else { 0.5 }, "{worst}");
+        }
+        bytes[4 * 70..4 * 71].copy_from_slice(&f32::NAN.to_le_bytes());
+        let broken = tensor(Element::F32, &[2, 64], &bytes);
+        let outcome = to_blocks(&broken, BlockFormat::Q8_0, &mut Vec::new(), &mut Vec::new());
+        assert_eq!(outcome, Err(1));
     }
 }

@@ -139,7 +139,13 @@ impl Plans {
             } else {
                 "-with-fewer-rules"
             };
-            let file = |folder: &PathBuf| folder.join(format!("decode-{}-of-{capacity}{packed}.ron", shape.segment()));
+            let file = |folder: &PathBuf| {
+                folder.join(format!(
+                    "decode-{}-of-{capacity}-{}{packed}.ron",
+                    shape.segment(),
+                    network.weights.name()
+                ))
+            };
             let path = self.folder.as_ref().map(file);
             let (plan, _) = match &path {
                 Some(path) => plan_cached(&graph, &self.device, Mode::Inference, None, &self.rewrite, path)?,

@@ -4,16 +4,16 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use meganeura::Result;
-use meganeura::llm::{Generator, GeneratorOptions, Sampling, Speed, hub};
+use meganeura::llm::{Generator, GeneratorOptions, Sampling, Speed, WeightStorage, hub};
 
 use crate::output::text;
 
 /// Options of a model and of how it goes on.
 #[derive(Debug, clap::Args)]
 pub(super) struct ModelArgs {
-    /// Folder of a checkpoint in Hugging Face's layout: config.json, safetensors files and tokenizer.json. With the feature
-    /// `hub` also a name there, such as HuggingFaceTB/SmolLM2-135M, which is downloaded.
-    #[arg(long, value_name = "DIR")]
+    /// Folder of a checkpoint in Hugging Face's layout (config.json, safetensors files and tokenizer.json), or a GGUF file.
+    /// With the feature `hub` also a name there, such as HuggingFaceTB/SmolLM2-135M, which is downloaded.
+    #[arg(long, value_name = "DIR|FILE.gguf")]
     model: PathBuf,
 
     /// Folder of LoRA adapters in PEFT's layout, which are merged into the model.
@@ -60,9 +60,19 @@ pub(super) struct ModelArgs {
     #[arg(long, value_name = "ROWS", default_value_t = 64)]
     prefill_rows: usize,
 
+    /// How weights are stored on the device: 32 or 16 bits, or 8 or 4 bits with a scale for 32 weights. As a GGUF file
+    /// stores most of them by default, else f32.
+    #[arg(long, value_name = "f32|f16|q8|q4", value_parser = storage)]
+    weights: Option<WeightStorage>,
+
     /// Make plans anew instead of keeping them in the user's cache folder.
     #[arg(long)]
     no_plan_cache: bool,
+}
+
+fn storage(name: &str) -> std::result::Result<WeightStorage, String> {
+    let known = || WeightStorage::ALL.map(WeightStorage::name).join(", ");
+    WeightStorage::from_name(name).ok_or_else(|| format!("there are {}", known()))
 }
 
 impl ModelArgs {
@@ -93,6 +103,7 @@ impl ModelArgs {
             prefill_rows: self.prefill_rows,
             adapters: self.lora.clone(),
             plans: if self.no_plan_cache { None } else { plans_of(folder) },
+            weights: self.weights,
         };
         Generator::open(folder, options)
     }

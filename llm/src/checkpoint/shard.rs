@@ -1,0 +1,122 @@
+//! A mapped file with tensors.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use meganeura_core::{Error, Result};
+use memmap2::Mmap;
+use safetensors::SafeTensors;
+
+use super::element::Element;
+use crate::damaged;
+
+/// A file and what is in it.
+#[derive(Debug)]
+pub(crate) struct Shard {
+    pub(crate) path: PathBuf,
+    pub(crate) map: Mmap,
+    pub(crate) tensors: BTreeMap<String, Entry>,
+}
+
+/// A tensor of a file.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    /// `None` for a type that cannot be read.
+    pub(crate) element: Option<Element>,
+    /// What the file calls the type.
+    pub(crate) stored: String,
+    pub(crate) shape: Vec<usize>,
+    /// Its bytes in the file.
+    pub(crate) range: Range<usize>,
+    /// Number of heads whose rows are in pairs: see [`Tensor::heads`].
+    pub(crate) heads: Option<usize>,
+}
+
+/// A tensor of a checkpoint.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tensor<'a> {
+    pub(crate) element: Element,
+    pub(crate) shape: &'a [usize],
+    pub(crate) bytes: &'a [u8],
+    /// Where rows of heads are rotated in pairs of neighbours: the number of heads. Row `i` of the first half of a head
+    /// is stored as its row `2 i`, row `i` of the second half as `2 i + 1`.
+    pub(crate) heads: Option<usize>,
+}
+
+impl Tensor<'_> {
+    /// Rows and their width; a vector is one row.
+    pub(crate) fn rows(&self) -> [usize; 2] {
+        match *self.shape {
+            [len] if self.heads.is_some() => [len, 1],
+            [len] => [1, len],
+            [rows, ref rest @ ..] => [rows, rest.iter().product()],
+            [] => [1, 1],
+        }
+    }
+
+    /// The bytes of a row.
+    pub(crate) fn row(&self, row: usize) -> &[u8] {
+        let [rows, width] = self.rows();
+        let stored = match self.heads.and_then(|heads| rows.checked_div(heads)) {
+            Some(of_head) if of_head > 1 => {
+                let (head, at, half) = (row / of_head, row % of_head, of_head / 2);
+                head * of_head + at % half * 2 + at / half
+            }
+            _ => row,
+        };
+        let size = self.element.bytes(width).unwrap_or(0);
+        self.bytes.get(stored * size..(stored + 1) * size).unwrap_or_default()
+    }
+
+    /// The numbers of a row.
+    pub(crate) fn read_row(&self, row: usize, out: &mut [f32]) {
+        self.element.read(self.row(row), out);
+    }
+}
+
+/// Maps a file into memory.
+pub(crate) fn map(path: &Path, remedy: &str) -> Result<Mmap> {
+    let unreadable = |e: std::io::Error| Error::file(path, format!("cannot be read: {e}"), remedy);
+    let file = File::open(path).map_err(unreadable)?;
+    // SAFETY: the map is only read. That nobody changes the file meanwhile is asked of the caller; what is read
+    // from it is checked before, and only ever converted to numbers after.
+    unsafe { Mmap::map(&file) }.map_err(unreadable)
+}
+
+impl Shard {
+    /// A safetensors file.
+    pub(super) fn open(path: PathBuf) -> Result<Self> {
+        let remedy = "give the folder of a checkpoint with model.safetensors, or with all files that its index lists";
+        let map = map(&path, remedy)?;
+        let (header, metadata) = SafeTensors::read_metadata(&map).map_err(|e| damaged(&path, e))?;
+        let start = size_of::<u64>() + header;
+        let entry = |(name, info): (String, &safetensors::tensor::TensorInfo)| {
+            let (from, to) = info.data_offsets;
+            let entry = Entry {
+                element: Element::of_safetensors(info.dtype),
+                stored: format!("{:?}", info.dtype),
+                shape: info.shape.clone(),
+                range: start + from..start + to,
+                heads: None,
+            };
+            (name, entry)
+        };
+        let tensors = metadata.tensors().into_iter().map(entry).collect();
+        Ok(Shard { path, map, tensors })
+    }
+
+    /// A tensor that can be read and is all there.
+    pub(super) fn tensor(&self, name: &str) -> Option<Tensor<'_>> {
+        let entry = self.tensors.get(name)?;
+        let (element, bytes) = (entry.element?, self.map.get(entry.range.clone())?);
+        let rows: usize = entry.shape.iter().product();
+        (element.bytes(rows) == Some(bytes.len())).then_some(Tensor {
+            element,
+            shape: &entry.shape,
+            bytes,
+            heads: entry.heads,
+        })
+    }
+}

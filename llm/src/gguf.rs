@@ -1,0 +1,235 @@
+//! GGUF files: a model with its configuration, weights and tokenizer in one file. They are only read.
+//!
+//! The reader is this library's own: the crates for it parse streams into memory, or know no checks against hostile
+//! files, and the format is short. Versions 2 and 3, little-endian, with tensors in F32, F16, BF16, Q8_0, Q4_0, Q4_K and
+//! Q6_K. Every length is compared with what is left of the file before anything is allocated for it.
+
+mod model;
+mod names;
+mod read;
+mod tokenizer;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use meganeura_core::quantization::BlockFormat;
+use meganeura_core::{Error, Result};
+use memmap2::Mmap;
+
+use crate::checkpoint::element::Element;
+use crate::checkpoint::shard::{Entry, Shard, map};
+use crate::damaged;
+use read::{Reader, Value};
+
+/// Whether a path is that of such a file.
+pub(crate) fn is_one(path: &Path) -> bool {
+    path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf")) && !path.is_dir()
+}
+
+/// A file with its header read.
+pub(crate) struct Gguf {
+    path: PathBuf,
+    map: Mmap,
+    values: BTreeMap<String, Value>,
+    tensors: BTreeMap<String, Info>,
+}
+
+/// What a header says of a tensor.
+struct Info {
+    /// Outermost axis first.
+    shape: Vec<usize>,
+    element: Option<Element>,
+    /// Number of its type.
+    stored: u32,
+    /// First byte in the file.
+    start: usize,
+}
+
+/// Versions of the format.
+const VERSIONS: std::ops::RangeInclusive<u32> = 2..=3;
+/// Most axes of a tensor.
+const MOST_AXES: u32 = 4;
+/// Where tensors begin, unless the file says otherwise: at multiples of this.
+const ALIGNMENT: usize = 32;
+
+impl Gguf {
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        let map = map(
+            path,
+            "give a GGUF file, or the folder of a checkpoint in Hugging Face's layout",
+        )?;
+        let (values, tensors) = header(&map).map_err(|message| damaged(path, message))?;
+        Ok(Gguf {
+            path: path.to_owned(),
+            map,
+            values,
+            tensors,
+        })
+    }
+
+    /// A file of the kind, but of something that is not supported.
+    fn unsupported(&self, what: impl std::fmt::Display, remedy: &str) -> Error {
+        Error::file(&self.path, format!("has {what}, which is not supported"), remedy)
+    }
+
+    fn damaged(&self, message: impl std::fmt::Display) -> Error {
+        damaged(&self.path, message)
+    }
+
+    fn text(&self, key: &str) -> Option<&str> {
+        match self.values.get(key)? {
+            Value::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// A number that is not negative.
+    fn count(&self, key: &str) -> Option<u64> {
+        match *self.values.get(key)? {
+            Value::Int(value) => u64::try_from(value).ok(),
+            _ => None,
+        }
+    }
+
+    fn float(&self, key: &str) -> Option<f64> {
+        match *self.values.get(key)? {
+            Value::Float(value) => Some(value),
+            _ => None,
+        }
+    }
+
+    /// The chat template, if there is one.
+    pub(crate) fn chat_template(&self) -> Option<&str> {
+        self.text("tokenizer.chat_template")
+    }
+
+    /// The tensors under the names that checkpoints have.
+    pub(crate) fn shard(self) -> Result<Shard> {
+        if self.tensors.contains_key(names::FREQUENCIES) {
+            return Err(self.unsupported(
+                "frequencies of rotary positions in a tensor",
+                "use the checkpoint that the file was made of",
+            ));
+        }
+        let heads = self.paired_heads();
+        let mut tensors = BTreeMap::new();
+        for (name, info) in &self.tensors {
+            let count = info.shape.iter().product();
+            let bytes = info.element.and_then(|element| element.bytes(count)).unwrap_or(0);
+            let entry = Entry {
+                element: info.element,
+                stored: format!("type {} of GGUF", info.stored),
+                shape: info.shape.clone(),
+                range: info.start..info.start + bytes,
+                heads: heads.and_then(|[q, kv]| match names::paired(name) {
+                    Some(names::Paired::Queries) => Some(q),
+                    Some(names::Paired::Keys) => Some(kv),
+                    None => None,
+                }),
+            };
+            tensors.insert(names::of_checkpoint(name), entry);
+        }
+        Ok(Shard {
+            path: self.path,
+            map: self.map,
+            tensors,
+        })
+    }
+}
+
+type Header = (BTreeMap<String, Value>, BTreeMap<String, Info>);
+
+fn header(bytes: &[u8]) -> std::result::Result<Header, String> {
+    let mut reader = Reader::new(bytes);
+    if reader.bytes(4)? != b"GGUF" {
+        return Err("it does not begin with GGUF".into());
+    }
+    let version = reader.u32()?;
+    if !VERSIONS.contains(&version) {
+        return Err(format!("it is of version {version}, and versions 2 and 3 are known"));
+    }
+    // A tensor takes a name's length, a number of axes, a type and a place at least; a value a key's length and a type.
+    let tensors = reader.count(8 + 4 + 4 + 8)?;
+    let values = reader.count(8 + 4 + 1)?;
+    let mut found = BTreeMap::new();
+    for _ in 0..values {
+        let key = reader.text()?;
+        let value = reader.value().map_err(|e| format!("the value of '{key}': {e}"))?;
+        if found.insert(key.clone(), value).is_some() {
+            return Err(format!("'{key}' has two values"));
+        }
+    }
+    let alignment = match found.get("general.alignment") {
+        None => ALIGNMENT,
+        Some(Value::Int(n @ 1..=0xffff)) => *n as usize,
+        Some(_) => return Err("its alignment is none".into()),
+    };
+    let mut list = Vec::new();
+    for _ in 0..tensors {
+        let name = reader.text()?;
+        let info = tensor(&mut reader).map_err(|e| format!("the tensor '{name}': {e}"))?;
+        list.push((name, info));
+    }
+    let data = reader.position().next_multiple_of(alignment);
+    let mut all = BTreeMap::new();
+    for (name, mut info) in list {
+        let count = info.shape.iter().product();
+        let size = match info.element {
+            Some(element) => element.bytes(count),
+            None => Some(0),
+        };
+        let start = data.checked_add(info.start);
+        let end = start.zip(size).and_then(|(start, size)| start.checked_add(size));
+        let (Some(start), true) = (start, end.is_some_and(|end| end <= bytes.len())) else {
+            return Err(format!(
+                "the tensor '{name}' of shape {:?} is not all in the file",
+                info.shape
+            ));
+        };
+        info.start = start;
+        if all.insert(name.clone(), info).is_some() {
+            return Err(format!("there are two tensors '{name}'"));
+        }
+    }
+    Ok((found, all))
+}
+
+fn tensor(reader: &mut Reader) -> std::result::Result<Info, String> {
+    let axes = reader.u32()?;
+    if !(1..=MOST_AXES).contains(&axes) {
+        return Err(format!("it has {axes} axes"));
+    }
+    let mut shape = Vec::new();
+    let mut count = 1usize;
+    for _ in 0..axes {
+        let size = usize::try_from(reader.u64()?).map_err(|e| e.to_string())?;
+        count = count
+            .checked_mul(size.max(1))
+            .ok_or("it has more elements than there can be")?;
+        shape.push(size);
+    }
+    // The innermost axis comes first in files.
+    shape.reverse();
+    let stored = reader.u32()?;
+    let element = match stored {
+        0 => Some(Element::F32),
+        1 => Some(Element::F16),
+        2 => Some(Element::Blocks(BlockFormat::Q4_0)),
+        8 => Some(Element::Blocks(BlockFormat::Q8_0)),
+        12 => Some(Element::Q4K),
+        14 => Some(Element::Q6K),
+        30 => Some(Element::BF16),
+        _ => None,
+    };
+    let row = shape.last().copied().unwrap_or(0);
+    if element.is_some_and(|element| element.bytes(row).is_none()) {
+        return Err(format!("rows of {row} are no whole blocks of type {stored}"));
+    }
+    let start = usize::try_from(reader.u64()?).map_err(|e| e.to_string())?;
+    Ok(Info {
+        shape,
+        element,
+        stored,
+        start,
+    })
+}

@@ -1,0 +1,138 @@
+//! What the metadata says of a model.
+
+use meganeura_core::{Error, Result};
+use serde_json::{Value as Json, json};
+
+use super::{Gguf, names};
+use crate::config::{FAMILIES, ModelConfig};
+
+impl Gguf {
+    /// The architecture, which is also the prefix of its keys.
+    fn architecture(&self) -> &str {
+        self.text("general.architecture").unwrap_or("")
+    }
+
+    /// A value of the architecture.
+    fn own(&self, key: &str) -> String {
+        format!("{}.{key}", self.architecture())
+    }
+
+    fn own_count(&self, key: &str) -> Option<u64> {
+        self.count(&self.own(key))
+    }
+
+    fn needed(&self, key: &str) -> Result<u64> {
+        let count = self.own_count(key).filter(|&count| count > 0);
+        count.ok_or_else(|| self.damaged(format!("it has no positive number '{}'", self.own(key))))
+    }
+
+    /// Heads of queries and of keys whose rows are in pairs of neighbours, where the architecture has them so: what the
+    /// files were made for rotates neighbours of llama's heads, and halves of others'.
+    pub(super) fn paired_heads(&self) -> Option<[usize; 2]> {
+        if self.architecture() != "llama" {
+            return None;
+        }
+        let heads = self.own_count("attention.head_count")?;
+        let shared = self.own_count("attention.head_count_kv").unwrap_or(heads);
+        Some([heads, shared].map(|count| count as usize))
+    }
+
+    /// Rows and columns of a matrix.
+    fn matrix(&self, name: &str) -> Result<[usize; 2]> {
+        match self.tensors.get(name).map(|info| info.shape.as_slice()) {
+            Some(&[rows, columns]) => Ok([rows, columns]),
+            _ => Err(self.damaged(format!("it has no matrix '{name}'"))),
+        }
+    }
+
+    /// The configuration.
+    ///
+    /// # Errors
+    /// [`Error::File`]: an architecture or an option that is not supported, numbers that are missing or belong to other
+    /// tensors than there are.
+    pub(crate) fn config(&self) -> Result<ModelConfig> {
+        let architecture = self.architecture();
+        if !FAMILIES.contains(&architecture) {
+            let what = format!("a model of architecture '{architecture}'");
+            return Err(self.unsupported(what, &format!("supported are {}", FAMILIES.join(", "))));
+        }
+        let dim = self.needed("embedding_length")?;
+        let heads = self.needed("attention.head_count")?;
+        let kv_heads = match self.own_count("attention.head_count_kv") {
+            None => heads,
+            Some(_) => self.needed("attention.head_count_kv")?,
+        };
+        let rotated = self.own_count("rope.dimension_count");
+        let head_dim = self.own_count("attention.key_length").unwrap_or(dim / heads);
+        if rotated.is_some_and(|rotated| rotated != head_dim) {
+            return Err(self.unsupported("heads of which only a part is rotated", "use another model"));
+        }
+        let [vocab, _] = self.matrix(names::EMBEDDING)?;
+        self.check_sizes(dim, [heads, kv_heads].map(|heads| heads.saturating_mul(head_dim)))?;
+        let has = |name: &str| self.tensors.contains_key(name);
+        let window = self.own_count("attention.sliding_window").filter(|&window| window > 0);
+        let family = match (architecture, window) {
+            ("llama", Some(_)) => "mistral",
+            (family, _) => family,
+        };
+        let marks = ["eos", "eot"].map(|mark| self.count(&format!("tokenizer.ggml.{mark}_token_id")));
+        let mut stop: Vec<u64> = marks.into_iter().flatten().collect();
+        stop.dedup();
+        let fields = json!({
+            "model_type": family,
+            "vocab_size": vocab,
+            "hidden_size": dim,
+            "intermediate_size": self.needed("feed_forward_length")?,
+            "num_hidden_layers": self.needed("block_count")?,
+            "num_attention_heads": heads,
+            "num_key_value_heads": kv_heads,
+            "head_dim": head_dim,
+            "max_position_embeddings": self.own_count("context_length"),
+            "rms_norm_eps": self.float(&self.own("attention.layer_norm_rms_epsilon")),
+            "rope_theta": self.float(&self.own("rope.freq_base")),
+            "rope_parameters": self.rope(),
+            "tie_word_embeddings": !has(names::HEAD),
+            "attention_bias": has("blk.0.attn_output.bias"),
+            "mlp_bias": has("blk.0.ffn_down.bias"),
+            "sliding_window": window,
+            "eos_token_id": stop,
+        });
+        ModelConfig::parse(&fields.to_string(), &self.path)
+    }
+
+    fn rope(&self) -> Json {
+        let of = |key: &str| self.own(&format!("rope.scaling.{key}"));
+        match self.text(&of("type")) {
+            None | Some("none") => Json::Null,
+            Some(kind) => json!({ "rope_type": kind, "factor": self.float(&of("factor")) }),
+        }
+    }
+
+    /// Sizes are those of the first block's tensors, and there are tensors for every block: a graph is built of them.
+    fn check_sizes(&self, dim: u64, [queries, keys]: [u64; 2]) -> Result<()> {
+        let blocks = self.needed("block_count")?;
+        if blocks > self.tensors.len() as u64 {
+            return Err(self.damaged(format!(
+                "it announces {blocks} blocks, and has {} tensors",
+                self.tensors.len()
+            )));
+        }
+        let hidden = self.needed("feed_forward_length")?;
+        for (name, wanted) in [
+            ("blk.0.attn_q.weight", [queries, dim]),
+            ("blk.0.attn_k.weight", [keys, dim]),
+            ("blk.0.ffn_down.weight", [dim, hidden]),
+        ] {
+            let found = self.matrix(name)?.map(|size| size as u64);
+            if found != wanted {
+                return Err(self.damaged(format!("'{name}' is {found:?}, and {wanted:?} by its metadata")));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// For what reads a part of a file that it does not have.
+pub(super) fn without(file: &Gguf, what: &str, remedy: &str) -> Error {
+    Error::file(&file.path, format!("has no {what}"), remedy)
+}

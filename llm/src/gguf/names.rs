@@ -1,0 +1,81 @@
+//! Names of tensors.
+
+/// Frequencies of rotary positions.
+pub(super) const FREQUENCIES: &str = "rope_freqs.weight";
+/// The table of embeddings.
+pub(super) const EMBEDDING: &str = "token_embd.weight";
+/// The projection to logits, where it is not the table.
+pub(super) const HEAD: &str = "output.weight";
+
+/// Modules of a block, as GGUF and as checkpoints call them.
+const OF_BLOCKS: [(&str, &str); 11] = [
+    ("attn_norm", "input_layernorm"),
+    ("attn_q", "self_attn.q_proj"),
+    ("attn_k", "self_attn.k_proj"),
+    ("attn_v", "self_attn.v_proj"),
+    ("attn_output", "self_attn.o_proj"),
+    ("attn_q_norm", "self_attn.q_norm"),
+    ("attn_k_norm", "self_attn.k_norm"),
+    ("ffn_norm", "post_attention_layernorm"),
+    ("ffn_gate", "mlp.gate_proj"),
+    ("ffn_up", "mlp.up_proj"),
+    ("ffn_down", "mlp.down_proj"),
+];
+
+/// Number, module and the rest of a block's tensor: `blk.3.attn_q.weight`.
+fn of_block(name: &str) -> Option<(&str, &str, &str)> {
+    let mut parts = name.strip_prefix("blk.")?.splitn(3, '.');
+    Some((parts.next()?, parts.next()?, parts.next()?))
+}
+
+/// The name of a tensor in a checkpoint; that of one that is in none stays.
+pub(super) fn of_checkpoint(name: &str) -> String {
+    match name {
+        EMBEDDING => return "model.embed_tokens.weight".into(),
+        HEAD => return "lm_head.weight".into(),
+        "output_norm.weight" => return "model.norm.weight".into(),
+        _ => {}
+    }
+    let known = of_block(name).and_then(|(number, module, rest)| {
+        let (_, module) = OF_BLOCKS.iter().find(|(own, _)| *own == module)?;
+        Some(format!("model.layers.{number}.{module}.{rest}"))
+    });
+    known.unwrap_or_else(|| name.to_owned())
+}
+
+/// Projections whose rows the files of some architectures have in pairs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Paired {
+    Queries,
+    Keys,
+}
+
+/// Which of them a tensor is.
+pub(super) fn paired(name: &str) -> Option<Paired> {
+    match of_block(name)? {
+        (_, "attn_q", _) => Some(Paired::Queries),
+        (_, "attn_k", _) => Some(Paired::Keys),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_blocks_and_others() {
+        assert_eq!(
+            of_checkpoint("blk.12.ffn_down.weight"),
+            "model.layers.12.mlp.down_proj.weight"
+        );
+        assert_eq!(
+            of_checkpoint("blk.0.attn_k.bias"),
+            "model.layers.0.self_attn.k_proj.bias"
+        );
+        assert_eq!(of_checkpoint("blk.0.ssm_a"), "blk.0.ssm_a");
+        assert_eq!(of_checkpoint("output.weight"), "lm_head.weight");
+        assert_eq!(paired("blk.1.attn_q.weight"), Some(Paired::Queries));
+        assert_eq!(paired("blk.1.attn_q_norm.weight"), None);
+    }
+}

@@ -1,0 +1,190 @@
+//! Bytes of a header, in order.
+
+/// A value of the metadata.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Value {
+    Int(i64),
+    Float(f64),
+    Bool(bool),
+    Text(String),
+    Texts(Vec<String>),
+    Ints(Vec<i64>),
+    /// Of other types.
+    Others,
+}
+
+type Result<T> = std::result::Result<T, String>;
+
+/// What is left of a file.
+pub(super) struct Reader<'a> {
+    all: &'a [u8],
+    position: usize,
+}
+
+impl<'a> Reader<'a> {
+    pub(super) fn new(all: &'a [u8]) -> Self {
+        Reader { all, position: 0 }
+    }
+
+    /// Bytes read so far.
+    pub(super) fn position(&self) -> usize {
+        self.position
+    }
+
+    pub(super) fn bytes(&mut self, count: usize) -> Result<&'a [u8]> {
+        let end = self.position.checked_add(count);
+        let bytes = end.and_then(|end| self.all.get(self.position..end));
+        let bytes = bytes.ok_or_else(|| format!("it ends within {count} bytes at {}", self.position))?;
+        self.position += count;
+        Ok(bytes)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
+        self.bytes(N)?.try_into().map_err(|_| "it ends".to_owned())
+    }
+
+    pub(super) fn u32(&mut self) -> Result<u32> {
+        Ok(u32::from_le_bytes(self.array()?))
+    }
+
+    pub(super) fn u64(&mut self) -> Result<u64> {
+        Ok(u64::from_le_bytes(self.array()?))
+    }
+
+    /// A number of things that take so many bytes each, at least: no more than there is room for.
+    pub(super) fn count(&mut self, least: usize) -> Result<usize> {
+        let count = self.u64()?;
+        let room = (self.all.len() - self.position) / least.max(1);
+        match usize::try_from(count) {
+            Ok(count) if count <= room => Ok(count),
+            _ => Err(format!("it has room for {room} things, but announces {count}")),
+        }
+    }
+
+    pub(super) fn text(&mut self) -> Result<String> {
+        let length = self.count(1)?;
+        let text = self.bytes(length)?;
+        // Tokens of some vocabularies are no text.
+        Ok(String::from_utf8_lossy(text).into_owned())
+    }
+
+    pub(super) fn value(&mut self) -> Result<Value> {
+        let kind = self.u32()?;
+        if kind == ARRAY {
+            return self.list();
+        }
+        self.single(kind)
+    }
+
+    fn single(&mut self, kind: u32) -> Result<Value> {
+        Ok(match kind {
+            0 => Value::Int(i64::from(self.array::<1>()?[0])),
+            1 => Value::Int(i64::from(self.array::<1>()?[0].cast_signed())),
+            2 => Value::Int(i64::from(u16::from_le_bytes(self.array()?))),
+            3 => Value::Int(i64::from(i16::from_le_bytes(self.array()?))),
+            4 => Value::Int(i64::from(self.u32()?)),
+            5 => Value::Int(i64::from(i32::from_le_bytes(self.array()?))),
+            6 => Value::Float(f64::from(f32::from_le_bytes(self.array()?))),
+            7 => Value::Bool(self.array::<1>()?[0] != 0),
+            TEXT => Value::Text(self.text()?),
+            // Numbers beyond i64 are no sizes.
+            10 => Value::Int(i64::try_from(self.u64()?).unwrap_or(i64::MAX)),
+            11 => Value::Int(i64::from_le_bytes(self.array()?)),
+            12 => Value::Float(f64::from_le_bytes(self.array()?)),
+            other => return Err(format!("a value of type {other}")),
+        })
+    }
+
+    fn list(&mut self) -> Result<Value> {
+        let kind = self.u32()?;
+        let least = match kind {
+            0 | 1 | 7 => 1,
+            2 | 3 => 2,
+            4..=6 => 4,
+            TEXT | 10..=12 => 8,
+            other => return Err(format!("a list of type {other}")),
+        };
+        let count = self.count(least)?;
+        match kind {
+            TEXT => {
+                let texts: Result<Vec<String>> = (0..count).map(|_| self.text()).collect();
+                Ok(Value::Texts(texts?))
+            }
+            6 | 7 | 12 => {
+                self.bytes(count * least)?;
+                Ok(Value::Others)
+            }
+            _ => {
+                let mut ints = Vec::new();
+                for _ in 0..count {
+                    match self.single(kind)? {
+                        Value::Int(value) => ints.push(value),
+                        _ => return Ok(Value::Others),
+                    }
+                }
+                Ok(Value::Ints(ints))
+            }
+        }
+    }
+}
+
+/// Types of values that are no numbers.
+const TEXT: u32 = 8;
+const ARRAY: u32 = 9;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_of_every_type() {
+        let mut bytes = Vec::new();
+        let mut add = |kind: u32, value: &[u8]| {
+            bytes.extend(kind.to_le_bytes());
+            bytes.extend(value);
+        };
+        add(1, &[0xff]);
+        add(3, &(-300i16).to_le_bytes());
+        add(10, &u64::MAX.to_le_bytes());
+        add(6, &0.5f32.to_le_bytes());
+        add(7, &[1]);
+        let text = [&2u64.to_le_bytes()[..], b"ab"].concat();
+        add(8, &text);
+        add(9, &[&8u32.to_le_bytes()[..], &1u64.to_le_bytes(), &text].concat());
+        add(
+            9,
+            &[&5u32.to_le_bytes()[..], &1u64.to_le_bytes(), &(-7i32).to_le_bytes()].concat(),
+        );
+        let mut reader = Reader::new(&bytes);
+        let wanted = [
+            Value::Int(-1),
+            Value::Int(-300),
+            Value::Int(i64::MAX),
+            Value::Float(0.5),
+            Value::Bool(true),
+            Value::Text("ab".into()),
+            Value::Texts(vec!["ab".into()]),
+            Value::Ints(vec![-7]),
+        ];
+        for value in wanted {
+            assert_eq!(reader.value(), Ok(value));
+        }
+        assert_eq!(reader.position(), bytes.len());
+        assert!(reader.value().is_err(), "nothing is left");
+    }
+
+    #[test]
+    fn lengths_are_compared_with_the_file() {
+        for kind in [8u32, 9] {
+            let mut bytes = kind.to_le_bytes().to_vec();
+            if kind == 9 {
+                bytes.extend(4u32.to_le_bytes());
+            }
+            bytes.extend(u64::MAX.to_le_bytes());
+            let error = Reader::new(&bytes).value().expect_err("too long");
+            assert!(error.contains("announces 18446744073709551615"), "{error}");
+        }
+        let nested = [9u32.to_le_bytes(), 9u32.to_le_bytes()].concat();
+        assert!(Reader::new(&nested).value().is_err());
+    }
+}

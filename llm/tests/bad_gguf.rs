@@ -1,0 +1,192 @@
+//! GGUF files that cannot be, or hold what is not supported: one clear error each.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use meganeura_core::random::SplitMix64;
+use meganeura_core::{Error, Result};
+use meganeura_cpu::CpuDevice;
+use meganeura_llm::{ChatTemplate, Checkpoint, Generator, GeneratorOptions, ModelConfig, Request, Tokenizer};
+
+fn fixture(name: &str) -> Vec<u8> {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    fs::read(root.join("../tests/fixtures/gguf").join(format!("{name}.gguf"))).expect("a fixture")
+}
+
+/// A file with these bytes, in a folder that lives as long as it is used.
+fn file(bytes: &[u8]) -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("model.gguf");
+    fs::write(&path, bytes).expect("written");
+    (folder, path)
+}
+
+/// The bytes with another text of the same length.
+fn replaced(bytes: &[u8], from: &str, to: &str) -> Vec<u8> {
+    assert_eq!(from.len(), to.len());
+    let mut bytes = bytes.to_vec();
+    let all: Vec<usize> = bytes
+        .windows(from.len())
+        .enumerate()
+        .filter(|(_, w)| *w == from.as_bytes())
+        .map(|(at, _)| at)
+        .collect();
+    assert!(!all.is_empty(), "there is no {from}");
+    for at in all {
+        bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
+    }
+    bytes
+}
+
+/// The bytes with another number behind a key and its type.
+fn with_count(bytes: &[u8], key: &str, count: u32) -> Vec<u8> {
+    let mut bytes = bytes.to_vec();
+    // With its length before it, lest it is the beginning of another key.
+    let key = [&(key.len() as u64).to_le_bytes(), key.as_bytes()].concat();
+    let at = bytes.windows(key.len()).position(|w| w == key).expect("the key");
+    let value = at + key.len() + 4;
+    bytes[value..value + 4].copy_from_slice(&count.to_le_bytes());
+    bytes
+}
+
+fn generate(path: &Path) -> Result<()> {
+    let options = GeneratorOptions {
+        capacity: Some(4),
+        ..GeneratorOptions::default()
+    };
+    let config = ModelConfig::open(path)?;
+    let device = Arc::new(CpuDevice::new(1));
+    let mut generator = Generator::on(device, config, Checkpoint::open(path)?, &options)?;
+    let request = Request {
+        max_tokens: 1,
+        ..Request::default()
+    };
+    generator.generate(&[1, 2], &request).map(|_| ())
+}
+
+#[track_caller]
+fn says<T>(result: Result<T>, parts: &[&str]) {
+    let error = result.err().expect("an error");
+    assert!(matches!(error, Error::File { .. }), "{error:?}");
+    let error = error.to_string();
+    for part in parts.iter().chain(&["model.gguf", "help"]) {
+        assert!(error.contains(part), "{error:?} lacks {part:?}");
+    }
+}
+
+#[test]
+fn what_is_no_such_file() {
+    let (folder, path) = file(b"");
+    says(
+        ModelConfig::open(&folder.path().join("model.gguf")),
+        &["within 4 bytes"],
+    );
+    fs::write(&path, b"GGML\0\0\0\0").expect("written");
+    says(Checkpoint::open(&path), &["begin with GGUF"]);
+    fs::write(&path, b"GGUF\x01\0\0\0").expect("written");
+    says(Checkpoint::open(&path), &["version 1", "2 and 3"]);
+    let absent = folder.path().join("other").join("model.gguf");
+    says(Checkpoint::open(&absent), &["cannot be read"]);
+    let mut huge = b"GGUF\x03\0\0\0".to_vec();
+    huge.extend(u64::MAX.to_le_bytes());
+    huge.extend(1u64.to_le_bytes());
+    fs::write(&path, huge).expect("written");
+    says(Checkpoint::open(&path), &["announces 18446744073709551615"]);
+}
+
+#[test]
+fn what_is_not_supported() {
+    let whole = fixture("llama_q8_0");
+    let other = replaced(&whole, "llama", "gemma");
+    let (_folder, path) = file(&other);
+    says(ModelConfig::open(&path), &["'gemma'", "llama, mistral, qwen2, qwen3"]);
+    let (_folder, path) = file(&replaced(&whole, "gpt2", "bert"));
+    says(Tokenizer::open(&path), &["'bert'", "tokenizer.json"]);
+    let (_folder, path) = file(&replaced(&whole, "gpt-2", "gpt-9"));
+    says(Tokenizer::open(&path), &["'gpt-9'", "tokenizer.json"]);
+    // One beside the file stands in.
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/transformers/llama");
+    fs::copy(root.join("tokenizer.json"), path.with_file_name("tokenizer.json")).expect("copied");
+    assert_eq!(Tokenizer::open(&path).expect("a tokenizer").vocab(), 320);
+    let (_folder, path) = file(&replaced(&whole, "tokenizer.chat_template", "tokenizer.that_template"));
+    says(ChatTemplate::open(&path), &["no chat template"]);
+    let (_folder, path) = file(&replaced(&whole, "blk.1.ffn_up.weight", "blk.1.ffn_it.weight"));
+    says(
+        generate(&path),
+        &[
+            "1 missing: model.layers.1.mlp.up_proj.weight",
+            "1 unexpected: blk.1.ffn_it.weight",
+        ],
+    );
+}
+
+#[test]
+fn metadata_of_another_model() {
+    let whole = fixture("llama_f32");
+    for (key, count, said) in [
+        ("llama.block_count", u32::MAX, "4294967295 blocks"),
+        ("llama.block_count", 0, "no positive number 'llama.block_count'"),
+        ("llama.attention.head_count", 0, "no positive number"),
+        (
+            "llama.attention.head_count_kv",
+            4,
+            "'blk.0.attn_k.weight' is [32, 64], and [64, 64]",
+        ),
+        ("llama.feed_forward_length", u32::MAX, "'blk.0.ffn_down.weight'"),
+        ("llama.embedding_length", 65, "'blk.0.attn_q.weight'"),
+        ("llama.rope.dimension_count", 8, "only a part is rotated"),
+    ] {
+        let (_folder, path) = file(&with_count(&whole, key, count));
+        says(generate(&path), &[said]);
+    }
+}
+
+/// Damaged files are opened and loaded, or refused, and nothing else.
+#[test]
+fn damaged_files_are_read_or_refused() {
+    let mut rng = SplitMix64::new(5);
+    let (mut read, mut refused) = (0, 0);
+    for name in ["llama_q4_0", "llama_q4_k"] {
+        let whole = fixture(name);
+        let tokens = whole
+            .windows(21)
+            .position(|w| w == b"tokenizer.ggml.tokens")
+            .expect("tokens");
+        let data = whole.windows(11).rposition(|w| w == b"output_norm").expect("tensors");
+        for round in 0..400 {
+            let mut bytes = whole.clone();
+            // Mostly the header, and in it not the tokens.
+            for _ in 0..1 + rng.below(3) {
+                let at = match rng.below(3) {
+                    0 => rng.below(tokens),
+                    1 => data - rng.below(1200),
+                    _ => rng.below(24),
+                };
+                let at = at.min(bytes.len() - 1);
+                match (round + rng.below(2)) % 4 {
+                    0 => bytes[at] = rng.below(256) as u8,
+                    1 => bytes[at] = 0xff,
+                    2 => bytes[at] ^= 1 << rng.below(8),
+                    _ => bytes.truncate(1 + rng.below(whole.len())),
+                }
+            }
+            let (_folder, path) = file(&bytes);
+            let outcomes = [
+                generate(&path),
+                Tokenizer::open(&path).map(|_| ()),
+                ChatTemplate::open(&path).map(|_| ()),
+            ];
+            for outcome in outcomes {
+                match outcome {
+                    Ok(()) => read += 1,
+                    Err(Error::File { .. }) => refused += 1,
+                    // Fewer positions than rows of the cache, or no token 2.
+                    Err(Error::InvalidUse { .. }) => refused += 1,
+                    Err(other) => panic!("{name} {round}: another error: {other}"),
+                }
+            }
+        }
+    }
+    assert!(read > 100 && refused > 500, "{read} read, {refused} refused");
+}
