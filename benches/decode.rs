@@ -1,0 +1,183 @@
+//! SmolLM2-135M with random weights in every storage: a token of decoding against the time in which the same two threads
+//! read as many bytes, and a prompt of 128 tokens against a product by the crate `gemm` with as many operations.
+//!
+//! The line after each has the floor's share of the time: 1 is as fast as reading, or multiplying, allows.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{Contestant, Race, THREADS, inference, noise};
+use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use meganeura::cpu::pool::ThreadPool;
+use meganeura::nn::layers::WeightStorage;
+use meganeura::nn::models::{KV_POS, LOGITS_ROW, LlamaConfig, LogitsOf, TOKENS};
+use meganeura::{DType, Session};
+
+const CAPACITY: usize = 512;
+/// Tokens that are cached when one is decoded.
+const CACHED: u32 = 127;
+const PROMPT: usize = 128;
+/// A product of the model's sizes: rows, summed dimension, columns.
+const PRODUCT: [usize; 3] = [PROMPT, 576, 1536];
+
+/// A session with weights, caches and inputs, and the bytes of its matrices.
+fn model(weights: WeightStorage, rows: usize) -> (Session, usize) {
+    let config = LlamaConfig {
+        weights,
+        ..LlamaConfig::smollm2_135m()
+    };
+    let logits = if rows == 1 { LogitsOf::AllRows } else { LogitsOf::OneRow };
+    let mut session = inference(&config.decode_graph(&[], rows, CAPACITY, logits));
+    let mut matrices = 0;
+    for view in session.plan().parameters() {
+        let count = view.ty.numel();
+        if view.name.contains("weight") {
+            matrices += view.ty.bytes();
+        }
+        let bytes: Vec<u8> = match view.ty.dtype {
+            DType::F32 => noise(count).iter().flat_map(|x| (x * 0.05).to_le_bytes()).collect(),
+            // Some numbers near 0.01, whose bits are those of many small ones.
+            DType::F16 => (0..count)
+                .flat_map(|i| (0x2000 + (i % 512) as u16).to_le_bytes())
+                .collect(),
+            _ => (0..view.ty.bytes()).map(|i| (i * 131 % 251) as u8).collect(),
+        };
+        if let Err(e) = session.try_set_parameter_bytes(&view.name, &bytes) {
+            panic!("{e}");
+        }
+    }
+    let tokens: Vec<u32> = (0..rows as u32).map(|i| i * 311 % 49_152).collect();
+    session.set_input_u32(TOKENS, &tokens);
+    let position = if rows == 1 { CACHED } else { 0 };
+    session.set_input_u32(KV_POS, &[position]);
+    if rows > 1 {
+        session.set_input_u32(LOGITS_ROW, &[rows as u32 - 1]);
+    }
+    (session, matrices)
+}
+
+/// Reads everything on all threads of the pool.
+fn read(pool: &ThreadPool, words: &[u64]) -> u64 {
+    const PARTS: usize = 32;
+    const LANES: usize = 32;
+    let parts: Vec<&[u64]> = words.chunks(words.len().div_ceil(PARTS).max(1)).collect();
+    let sums: Vec<std::sync::Mutex<u64>> = parts.iter().map(|_| std::sync::Mutex::new(0)).collect();
+    pool.run(parts.len(), &|task, _| {
+        let mut sum = [0u64; LANES];
+        let (chunks, _) = parts[task].as_chunks::<LANES>();
+        for chunk in chunks {
+            sum.iter_mut().zip(chunk).for_each(|(s, &w)| *s = s.wrapping_add(w));
+        }
+        if let Ok(mut slot) = sums[task].lock() {
+            *slot = sum.iter().fold(0, |a, &b| a.wrapping_add(b));
+        }
+    });
+    let all = sums.into_iter().map(|sum| sum.into_inner().unwrap_or_default());
+    all.fold(0, u64::wrapping_add)
+}
+
+fn measure(criterion: &mut Criterion, name: &str, race: &mut Race) {
+    let mut group = criterion.benchmark_group(name);
+    for (i, label) in race.names().iter().enumerate() {
+        group.bench_function(BenchmarkId::from_parameter(label), |bench| {
+            bench.iter_custom(|turns| race.run(i, turns));
+        });
+    }
+    group.finish();
+}
+
+fn decode(criterion: &mut Criterion) {
+    let pool = ThreadPool::new(THREADS);
+    let words = vec![0x0123_4567_89ab_cdefu64; 32 << 20];
+    for weights in WeightStorage::ALL {
+        let (mut session, bytes) = model(weights, 1);
+        let contestants: Vec<Contestant> = vec![
+            ("read", Box::new(|| drop(std::hint::black_box(read(&pool, &words))))),
+            (weights.name(), Box::new(move || session.step())),
+        ];
+        let mut race = Race::new(contestants, 2);
+        measure(criterion, &format!("decode/cpu/{}", weights.name()), &mut race);
+        let bandwidth = 8.0 * words.len() as f64 / race.seconds(0);
+        println!(
+            "decode {}: {:.1} tokens/s; {:.0} MB a token at {:.1} GB/s, floor {:.2} ms ({:.2})",
+            weights.name(),
+            1.0 / race.seconds(1),
+            bytes as f64 / 1e6,
+            bandwidth / 1e9,
+            bytes as f64 / bandwidth * 1e3,
+            bytes as f64 / (8.0 * words.len() as f64) / race.ratio(1),
+        );
+    }
+}
+
+/// Operations of the products of a prompt; logits are those of one row.
+fn operations() -> f64 {
+    let config = LlamaConfig::smollm2_135m();
+    let (dim, own) = (config.dim, config.heads * config.head_dim());
+    let block = 2 * dim * own + 2 * dim * config.kv_width() + 3 * dim * config.hidden;
+    2.0 * (PROMPT * config.layers * block + dim * config.vocab) as f64
+}
+
+fn prefill(criterion: &mut Criterion) {
+    let [m, k, n] = PRODUCT;
+    let (a, b, mut c) = (noise(m * k), noise(k * n), vec![0.0f32; m * n]);
+    for weights in WeightStorage::ALL {
+        let (mut session, _) = model(weights, PROMPT);
+        let c = &mut c;
+        let (a, b) = (&a, &b);
+        let product = move || {
+            let (rows, columns) = ((k as isize, 1), (n as isize, 1));
+            // SAFETY: operands of the lengths that the sizes imply; `c` is borrowed exclusively.
+            unsafe {
+                gemm::gemm(
+                    m,
+                    n,
+                    k,
+                    c.as_mut_ptr(),
+                    1,
+                    columns.0,
+                    false,
+                    a.as_ptr(),
+                    1,
+                    rows.0,
+                    b.as_ptr(),
+                    1,
+                    columns.0,
+                    0.0,
+                    1.0,
+                    false,
+                    false,
+                    false,
+                    gemm::Parallelism::Rayon(THREADS),
+                );
+            }
+        };
+        let contestants: Vec<Contestant> = vec![
+            ("gemm", Box::new(product)),
+            (weights.name(), Box::new(move || session.step())),
+        ];
+        let mut race = Race::new(contestants, 1);
+        measure(criterion, &format!("prefill/cpu/{}", weights.name()), &mut race);
+        let once = 2.0 * (m * k * n) as f64;
+        println!(
+            "prefill {PROMPT} {}: {:.0} tokens/s; products of {:.1} GFLOP at {:.1} GFLOP/s, floor {:.1} ms ({:.2})",
+            weights.name(),
+            PROMPT as f64 / race.seconds(1),
+            operations() / 1e9,
+            once / race.seconds(0) / 1e9,
+            operations() / once * race.seconds(0) * 1e3,
+            operations() / once / race.ratio(1),
+        );
+    }
+}
+
+criterion_group! {
+    name = benches;
+    config = Criterion::default()
+        .sample_size(10)
+        .warm_up_time(Duration::from_millis(200))
+        .measurement_time(Duration::from_secs(3));
+    targets = decode, prefill
+}
+criterion_main!(benches);
