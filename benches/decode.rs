@@ -7,7 +7,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Contestant, Race, THREADS, inference, noise};
+use common::{Contestant, Race, THREADS, inference, is_wanted, noise};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use meganeura::cpu::pool::ThreadPool;
 use meganeura::nn::layers::WeightStorage;
@@ -91,13 +91,17 @@ fn decode(criterion: &mut Criterion) {
     let pool = ThreadPool::new(THREADS);
     let words = vec![0x0123_4567_89ab_cdefu64; 32 << 20];
     for weights in WeightStorage::ALL {
+        let name = format!("decode/cpu/{}", weights.name());
+        if !is_wanted(&name) {
+            continue;
+        }
         let (mut session, bytes) = model(weights, 1);
         let contestants: Vec<Contestant> = vec![
-            ("read", Box::new(|| drop(std::hint::black_box(read(&pool, &words))))),
+            ("read", Box::new(|| _ = std::hint::black_box(read(&pool, &words)))),
             (weights.name(), Box::new(move || session.step())),
         ];
         let mut race = Race::new(contestants, 2);
-        measure(criterion, &format!("decode/cpu/{}", weights.name()), &mut race);
+        measure(criterion, &name, &mut race);
         let bandwidth = 8.0 * words.len() as f64 / race.seconds(0);
         println!(
             "decode {}: {:.1} tokens/s; {:.0} MB a token at {:.1} GB/s, floor {:.2} ms ({:.2})",
@@ -123,6 +127,10 @@ fn prefill(criterion: &mut Criterion) {
     let [m, k, n] = PRODUCT;
     let (a, b, mut c) = (noise(m * k), noise(k * n), vec![0.0f32; m * n]);
     for weights in WeightStorage::ALL {
+        let name = format!("prefill/cpu/{}", weights.name());
+        if !is_wanted(&name) {
+            continue;
+        }
         let (mut session, _) = model(weights, PROMPT);
         let c = &mut c;
         let (a, b) = (&a, &b);
@@ -158,7 +166,7 @@ fn prefill(criterion: &mut Criterion) {
             (weights.name(), Box::new(move || session.step())),
         ];
         let mut race = Race::new(contestants, 1);
-        measure(criterion, &format!("prefill/cpu/{}", weights.name()), &mut race);
+        measure(criterion, &name, &mut race);
         let once = 2.0 * (m * k * n) as f64;
         println!(
             "prefill {PROMPT} {}: {:.0} tokens/s; products of {:.1} GFLOP at {:.1} GFLOP/s, floor {:.1} ms ({:.2})",
