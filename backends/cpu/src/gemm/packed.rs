@@ -73,6 +73,9 @@ pub(super) const MOST_ROWS: usize = 4;
 /// Registers of a block, at most.
 const PARTS: usize = 8;
 
+/// Blocks whose scales are converted together.
+const TOGETHER: usize = 16;
+
 /// Some rows of `x` by rows of a matrix.
 type ProductsFn = unsafe fn(*const f32, Rows, usize, *mut f32, usize);
 
@@ -179,15 +182,31 @@ pub(super) unsafe fn products<V: Vector, F: Expand, const M: usize>(
             // Two sums for each row of x, for additions wait for each other.
             let mut sums = [[V::zero(); 2]; M];
             let mut b = 0;
+            while F::SCALED && b + TOGETHER <= blocks {
+                // Their scales are converted in a few instructions, and then read one by one on the way.
+                let mut of_blocks = [0.0f32; TOGETHER];
+                for i in (0..TOGETHER).step_by(V::LANES) {
+                    V::load_f16(scales.add(i)).store(of_blocks.as_mut_ptr().add(i));
+                }
+                for (i, scale) in of_blocks.iter().enumerate() {
+                    let scale = V::splat(scale);
+                    add_block::<V, F, M>(x.add((b + i) * BLOCK), k, numbers, scale, i % 2, &mut sums);
+                    numbers = numbers.add(F::BYTES);
+                }
+                scales = scales.add(TOGETHER);
+                b += TOGETHER;
+            }
             while b + 2 <= blocks {
                 for s in 0..2 {
-                    add_block::<V, F, M>(x.add((b + s) * BLOCK), k, numbers, scales, s, &mut sums);
+                    let scale = scale_at::<V, F>(scales);
+                    add_block::<V, F, M>(x.add((b + s) * BLOCK), k, numbers, scale, s, &mut sums);
                     (numbers, scales) = next::<F>(numbers, scales);
                 }
                 b += 2;
             }
             if b < blocks {
-                add_block::<V, F, M>(x.add(b * BLOCK), k, numbers, scales, 0, &mut sums);
+                let scale = scale_at::<V, F>(scales);
+                add_block::<V, F, M>(x.add(b * BLOCK), k, numbers, scale, 0, &mut sums);
                 (numbers, scales) = next::<F>(numbers, scales);
             }
             for (i, [a, b]) in sums.into_iter().enumerate() {
@@ -214,6 +233,17 @@ unsafe fn next<F: Expand>(numbers: *const u8, scales: *const u16) -> (*const u8,
     unsafe { (numbers.add(F::BYTES), if F::SCALED { scales.add(1) } else { scales }) }
 }
 
+/// The scale of a block; nothing without scales.
+///
+/// # Safety
+///
+/// The CPU must have `V`'s instruction set, and the scale, if there is one, be there.
+#[inline(always)]
+unsafe fn scale_at<V: Vector, F: Expand>(scales: *const u16) -> V {
+    // SAFETY: passed on to the caller.
+    unsafe { if F::SCALED { V::splat_f16(scales) } else { V::zero() } }
+}
+
 /// A number in binary16.
 ///
 /// # Safety
@@ -235,7 +265,7 @@ unsafe fn add_block<V: Vector, F: Expand, const M: usize>(
     x: *const f32,
     x_row: usize,
     numbers: *const u8,
-    scales: *const u16,
+    scale: V,
     s: usize,
     sums: &mut [[V; 2]; M],
 ) {
@@ -243,7 +273,6 @@ unsafe fn add_block<V: Vector, F: Expand, const M: usize>(
     unsafe {
         let parts = F::block::<V>(numbers);
         let count = BLOCK / V::LANES;
-        let scale = if F::SCALED { V::splat_f16(scales) } else { V::zero() };
         for (i, sums) in sums.iter_mut().enumerate() {
             let x = x.add(i * x_row);
             if F::SCALED {
@@ -279,7 +308,7 @@ pub(super) unsafe fn expand<V: Vector, F: Expand>(weights: Rows, first: usize, l
         }
         for b in 0..blocks {
             let parts = F::block::<V>(numbers);
-            let scale = if F::SCALED { V::splat_f16(scales) } else { V::zero() };
+            let scale = scale_at::<V, F>(scales);
             for (p, part) in parts.into_iter().enumerate().take(BLOCK / V::LANES) {
                 let part = if F::SCALED { part.mul(scale) } else { part };
                 part.store(to.add(b * BLOCK + p * V::LANES));
@@ -461,6 +490,9 @@ mod tests {
             for (m, n, k) in [
                 (1, 1, 32),
                 (1, 70, 96),
+                (1, 40, 576),
+                (4, 9, 1120),
+                (7, 3, 512),
                 (3, 9, 160),
                 (8, 33, 64),
                 (9, 5, 32),
