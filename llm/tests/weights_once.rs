@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use meganeura_core::random::SplitMix64;
 use meganeura_cpu::CpuDevice;
 use meganeura_llm::{Checkpoint, Generator, GeneratorOptions, ModelConfig, Request};
+use meganeura_nn::layers::WeightStorage;
 use meganeura_nn::models::LlamaConfig;
 use safetensors::tensor::{Dtype, TensorView};
 
@@ -54,6 +55,7 @@ const MODEL: LlamaConfig = LlamaConfig {
     eps: 1e-5,
     tied_embeddings: true,
     lora: None,
+    weights: WeightStorage::F32,
 };
 
 /// Writes a checkpoint with random weights; returns the bytes that they take in `f32`.
