@@ -340,8 +340,7 @@ impl Session {
     /// Inputs that were never set; a lost device; errors of the step's kernels (they may also come out of
     /// the next call that waits, or of one of the next steps, which is not made then).
     pub fn try_step(&mut self) -> Result<()> {
-        let (segments, count) = self.due_segments();
-        self.submit(&segments[..count])
+        self.submit(None)
     }
 
     /// [`Session::try_step`] of a segment that a plan was joined as ([`ExecutionPlan::join`]): it runs alone. Inputs of
@@ -359,14 +358,19 @@ impl Session {
                 format!("there are: {}", known.join(", ")),
             ));
         };
-        self.submit(&[number])
+        self.submit(Some(number))
     }
 
-    fn submit(&mut self, segments: &[usize]) -> Result<()> {
+    /// Submits a segment, or those that are due.
+    fn submit(&mut self, segment: Option<usize>) -> Result<()> {
         let _step = tracing::debug_span!("step", number = self.steps).entered();
         self.follow_trace();
-        self.tensors.check_inputs_set(segments)?;
+        let (segments, count) = self.segments_of(segment);
+        self.tensors.check_inputs_set(&segments[..count])?;
         self.gather_scalars()?;
+        // Counters may have been taken back by now, if an earlier step was given up.
+        let (segments, count) = self.segments_of(segment);
+        let segments = &segments[..count];
         let submit = tracing::debug_span!("submit", submission = tracing::field::Empty).entered();
         let ticket = self.executable.run(&StepArgs {
             segments,
@@ -378,6 +382,14 @@ impl Session {
         self.count_step();
         self.collect_passes();
         Ok(())
+    }
+
+    /// That segment, or those of the next step, and how many there are.
+    fn segments_of(&self, segment: Option<usize>) -> ([usize; OWN_SEGMENTS.len()], usize) {
+        match segment {
+            Some(segment) => ([segment; OWN_SEGMENTS.len()], 1),
+            None => self.due_segments(),
+        }
     }
 
     /// The segments of the next step, and how many there are.
