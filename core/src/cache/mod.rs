@@ -47,7 +47,7 @@ pub(crate) enum Loaded {
 /// Writes a plan to a file, with the hash of the graph that it was made from (as it was before any pass).
 ///
 /// # Errors
-/// [`Error::File`](crate::Error::File) when the file cannot be written; an earlier one is as it was.
+/// [`Error::File`] when the file cannot be written; an earlier one is as it was.
 pub fn save_plan(plan: &ExecutionPlan, forward_graph: &Graph, path: impl AsRef<Path>) -> Result<()> {
     file::save(plan, forward_graph, path.as_ref())
 }
@@ -56,7 +56,7 @@ pub fn save_plan(plan: &ExecutionPlan, forward_graph: &Graph, path: impl AsRef<P
 /// Whether the plan's [`BuildKey`] is the one that is wanted is for the caller to see.
 ///
 /// # Errors
-/// [`Error::File`](crate::Error::File) when a file is damaged or cannot be read, and when what it holds is not a plan
+/// [`Error::File`] when a file is damaged or cannot be read, and when what it holds is not a plan
 /// that this program can run.
 pub fn load_plan(forward_graph: &Graph, path: impl AsRef<Path>) -> Result<Option<ExecutionPlan>> {
     match load(forward_graph, path.as_ref())? {
