@@ -57,7 +57,8 @@ pub struct Config {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PluginSettings {
-    /// Absolute paths.
+    /// Absolute paths. Only a file that `MEGANEURA_CONFIG` names may list any: the one in the working directory may be
+    /// somebody else's, as that of a repository that was fetched.
     #[serde(default)]
     pub load: Vec<PathBuf>,
     /// Where given, nothing is loaded but files with one of these SHA-256 sums, in hexadecimal digits.
@@ -69,11 +70,24 @@ impl Config {
     /// gives the defaults.
     ///
     /// # Errors
-    /// [`Error::Config`] when a named file is missing, or a file cannot be read or parsed.
+    /// [`Error::Config`] when a named file is missing, a file cannot be read or parsed, or one that nobody named lists
+    /// plugins to load.
     pub fn load() -> Result<Self> {
         match std::env::var_os(CONFIG_VARIABLE) {
             Some(path) => Config::read(Path::new(&path)),
-            None if Path::new(CONFIG_FILE).is_file() => Config::read(Path::new(CONFIG_FILE)),
+            None if Path::new(CONFIG_FILE).is_file() => {
+                let config = Config::read(Path::new(CONFIG_FILE))?;
+                match config.plugins.load.is_empty() {
+                    true => Ok(config),
+                    false => Err(Error::Config {
+                        origin: config.origin(),
+                        message: format!(
+                            "a file that is found in the working directory may not load plugins, whose code would run: \
+                             name it in {CONFIG_VARIABLE}, or the plugins in MEGANEURA_PLUGINS"
+                        ),
+                    }),
+                }
+            }
             None => Ok(Config::default()),
         }
     }

@@ -9,7 +9,9 @@
 
 use std::sync::Arc;
 
-use crate::backend::{Capabilities, Device, Executable, KernelDesc, StepArgs, StepStats, Support, Ticket};
+use crate::backend::{
+    Capabilities, Device, Executable, KernelDesc, KernelSource, StepArgs, StepStats, Support, Ticket,
+};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::ops::Semantics;
@@ -41,6 +43,12 @@ impl WithFallback {
             outputs: &outputs,
         };
         self.first.supports(&kernel) != Support::Yes
+    }
+
+    /// The device of each dispatch: 0 for the first.
+    fn owners(&self, plan: &ExecutionPlan) -> Vec<usize> {
+        let owner = |d: &Dispatch| usize::from(self.is_elsewhere(d));
+        plan.dispatches.iter().map(owner).collect()
     }
 }
 
@@ -74,6 +82,44 @@ impl Device for WithFallback {
         format!("{}; otherwise {name}: {}", self.first.kernels(), self.other.kernels())
     }
 
+    fn has_mixed_precision(&self) -> bool {
+        self.first.has_mixed_precision()
+    }
+
+    /// Of the dispatches that are the first device's.
+    fn finalize(&self, plan: &mut ExecutionPlan) -> Result<()> {
+        let own: Vec<usize> = (0..plan.dispatches.len())
+            .filter(|&i| !self.is_elsewhere(&plan.dispatches[i]))
+            .collect();
+        if own.len() == plan.dispatches.len() {
+            return self.first.finalize(plan);
+        }
+        let mut part = plan.clone();
+        part.dispatches = own.iter().map(|&i| plan.dispatches[i].clone()).collect();
+        self.first.finalize(&mut part)?;
+        for (i, dispatch) in own.into_iter().zip(part.dispatches) {
+            plan.dispatches[i] = dispatch;
+        }
+        Ok(())
+    }
+
+    fn kernel_sources(&self, plan: &ExecutionPlan) -> Result<Vec<KernelSource>> {
+        // The numbers of dispatches in parts of a plan would be others.
+        match self.elsewhere(plan).is_empty() {
+            true => self.first.kernel_sources(plan),
+            false => Ok(Vec::new()),
+        }
+    }
+
+    fn memory_beside(&self, plan: &ExecutionPlan) -> Result<u64> {
+        let owners = self.owners(plan);
+        if owners.iter().all(|owner| *owner == 0) {
+            return self.first.memory_beside(plan);
+        }
+        // What the other device keeps is not in the first one's memory.
+        self.first.memory_beside(&split(plan, &owners).1[0])
+    }
+
     fn elsewhere(&self, plan: &ExecutionPlan) -> Vec<(usize, String)> {
         let name = &self.other.capabilities().name;
         let there = plan.dispatches.iter().enumerate().filter(|(_, d)| self.is_elsewhere(d));
@@ -82,11 +128,7 @@ impl Device for WithFallback {
 
     fn compile(&self, plan: &ExecutionPlan) -> Result<Box<dyn Executable>> {
         plan.verify()?;
-        let owners: Vec<usize> = plan
-            .dispatches
-            .iter()
-            .map(|d| usize::from(self.is_elsewhere(d)))
-            .collect();
+        let owners = self.owners(plan);
         if owners.iter().all(|owner| *owner == 0) {
             return self.first.compile(plan);
         }

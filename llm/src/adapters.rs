@@ -151,6 +151,15 @@ impl Adapters {
             let Some(element) = Element::of_safetensors(tensor.dtype()) else {
                 return Err(damaged(&path, format!("'{name}' is of type {:?}", tensor.dtype())));
             };
+            let rank = if which == "A" { rows } else { columns };
+            if rank != config.rank || rows == 0 || columns == 0 {
+                let message = format!(
+                    "'{name}' of shape {:?} is not one of two matrices of rank {}",
+                    tensor.shape(),
+                    config.rank
+                );
+                return Err(damaged(&path, message));
+            }
             let pair = pairs.entry(format!("{layer}.weight")).or_default();
             let matrix = if which == "A" { &mut pair.a } else { &mut pair.b };
             matrix.shape = [columns, rows];
@@ -206,8 +215,8 @@ impl Adapters {
             None => Ok(()),
             Some(name) => Err(Error::file(
                 &self.path,
-                format!("has an adapter of '{name}', which is not stored in f32"),
-                "store the weights in f32, or merge the adapters into a checkpoint of its own",
+                format!("has an adapter of '{name}', which is no matrix in f32"),
+                "store the weights in f32 (`--weights f32`); tables of embeddings take no adapters",
             )),
         }
     }

@@ -165,7 +165,7 @@ impl Checkpoint {
                 matches!(
                     wanted.get(name),
                     Some(Wanted {
-                        form: Form::F32 { .. },
+                        form: Form::F32 { transposed: true },
                         ..
                     })
                 )
@@ -182,6 +182,11 @@ impl Checkpoint {
 
     fn load(&self, session: &mut Session, name: &str, form: Form, tensor: &Tensor, memory: &mut Memory) -> Result<()> {
         let Memory { numbers, bytes, scales } = memory;
+        let too_large = |row: usize| {
+            let message =
+                format!("row {row} of '{name}' has numbers that are not finite, or too large to be stored so");
+            Error::file(&self.shards[self.places[name]].path, message, "load the weights as f32")
+        };
         match form {
             Form::F32 { transposed } => {
                 convert::to_f32(tensor, transposed, numbers);
@@ -191,15 +196,11 @@ impl Checkpoint {
                 session.try_set_parameter(name, numbers)
             }
             Form::F16 => {
-                convert::to_f16(tensor, bytes);
+                convert::to_f16(tensor, bytes).map_err(too_large)?;
                 session.try_set_parameter_bytes(name, bytes)
             }
             Form::Blocks(format) => {
-                convert::to_blocks(tensor, format, bytes, scales).map_err(|row| {
-                    let message =
-                        format!("row {row} of '{name}' has numbers that are not finite, or too large to be quantised");
-                    Error::file(&self.shards[self.places[name]].path, message, "load the weights as f32")
-                })?;
+                convert::to_blocks(tensor, format, bytes, scales).map_err(too_large)?;
                 session.try_set_parameter_bytes(name, bytes)?;
                 session.try_set_parameter_bytes(&format!("{name}{SCALES}"), scales)
             }
@@ -229,14 +230,16 @@ impl Checkpoint {
     }
 
     /// The storage that comes next to most of what the matrices are stored in, and loses nothing of it but of the K
-    /// formats: [`WeightStorage::Q8`] for Q8_0, Q4_K and Q6_K of GGUF files, [`WeightStorage::Q4`] for Q4_0,
-    /// [`WeightStorage::F16`] for F16 there. Everything else is computed as `f32`, safetensors always.
+    /// formats: [`WeightStorage::Q8`] for Q8_0, Q4_K and Q6_K of GGUF files, [`WeightStorage::Q4`] for Q4_0 if
+    /// all matrices are stored so, [`WeightStorage::F16`] for F16. Everything else is computed as `f32`, safetensors always.
     pub fn usual_storage(&self) -> WeightStorage {
         if !self.shards.iter().all(|shard| gguf::is_one(&shard.path)) {
             return WeightStorage::F32;
         }
         match self.usual_element() {
             Some(Element::Blocks(BlockFormat::Q8_0) | Element::Q4K | Element::Q6K) => WeightStorage::Q8,
+            // Files keep the matrix of logits in more bits, as a rule.
+            Some(Element::Blocks(BlockFormat::Q4_0)) if self.elements().len() > 1 => WeightStorage::Q8,
             Some(Element::Blocks(BlockFormat::Q4_0)) => WeightStorage::Q4,
             Some(Element::F16) => WeightStorage::F16,
             Some(Element::F32 | Element::BF16) | None => WeightStorage::F32,
@@ -245,6 +248,12 @@ impl Checkpoint {
 
     /// How the files store most of the numbers of matrices.
     fn usual_element(&self) -> Option<Element> {
+        let most = self.elements().into_iter().max_by_key(|(_, size)| *size);
+        most.map(|(element, _)| element)
+    }
+
+    /// How the files store matrices, and how many numbers are stored so.
+    fn elements(&self) -> Vec<(Element, usize)> {
         let mut sizes: Vec<(Element, usize)> = Vec::new();
         for entry in self.shards.iter().flat_map(|shard| shard.tensors.values()) {
             let (Some(element), 2..) = (entry.element, entry.shape.len()) else {
@@ -257,9 +266,6 @@ impl Checkpoint {
             }
         }
         sizes
-            .into_iter()
-            .max_by_key(|(_, size)| *size)
-            .map(|(element, _)| element)
     }
 }
 

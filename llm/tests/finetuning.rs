@@ -130,6 +130,8 @@ fn logits(folder: &Path, adapters: Option<&Path>, prompt: &[u32]) -> Vec<f32> {
 
 fn off(found: &[f32], wanted: &[f32]) -> f32 {
     assert_eq!(found.len(), wanted.len());
+    // The greatest of distances would pass over them.
+    assert!(found.iter().all(|x| x.is_finite()), "{found:?}");
     let size = wanted.iter().fold(0.0f32, |a, x| a.max(x.abs()));
     found.iter().zip(wanted).fold(0.0f32, |a, (f, w)| a.max((f - w).abs())) / size
 }

@@ -4,7 +4,7 @@
     scripts/verify-external/compare_generation.py MEGANEURA DEVICE
 
 MEGANEURA is the program, DEVICE what its --device takes. Logits of every position of the prompt have to be within TOLERANCE
-of the largest, the greedy continuation of 64 tokens has to be the same. Needs NumPy, and no network.
+of the largest, the greedy continuation of up to 64 tokens has to be the same. Needs NumPy, and no network.
 """
 
 import json
@@ -62,9 +62,10 @@ def main():
         expected = tensor(reference, "logits").reshape(found.shape)
         off = float(numpy.abs(found - expected).max() / numpy.abs(expected).max())
         limit = LOOSE.get(model.stem, TOLERANCE)
-        same = continuation is None or tokens[: len(continuation)] == continuation
-        print(f"{model.name}: logits off by {off:.1e} of the largest ({limit:.0e} accepted), {'same tokens' if same else 'OTHER TOKENS'}")
-        failed |= off > limit or not same
+        # It ends at a token that ends texts, the fixture does not.
+        same = continuation is None or (tokens and tokens == continuation[: len(tokens)])
+        print(f"{model.name}: logits off by {off:.1e} of the largest ({limit:.0e} accepted), {f'the same {len(tokens)} tokens' if same else 'OTHER TOKENS'}")
+        failed |= not (off <= limit and same)
     sys.exit(failed)
 
 

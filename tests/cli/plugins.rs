@@ -93,11 +93,14 @@ fn what_is_refused_is_named_where_it_is_missed() {
     let config = folder.path().join("meganeura.toml");
     let text = format!("[plugins]\nload = [{file:?}]\nallow_sha256 = ['00']\n");
     std::fs::write(&config, text).expect("written");
-    let in_folder = |args: &[&str]| {
-        let mut command = meganeura(args);
-        command.current_dir(folder.path());
-        run(&mut command)
-    };
+    // A file that is only found there may be anybody's.
+    let (output, _, err) = run(meganeura(&["devices"]).current_dir(folder.path()));
+    assert!(!output.status.success());
+    assert!(
+        err.contains("may not load plugins") && err.contains("MEGANEURA_CONFIG"),
+        "{err}"
+    );
+    let in_folder = |args: &[&str]| run(meganeura(args).env("MEGANEURA_CONFIG", &config));
     let (output, out, _) = in_folder(&["plugins"]);
     assert!(!output.status.success());
     assert!(out.contains("refused") && out.contains("is not on the list"), "{out}");

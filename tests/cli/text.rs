@@ -37,6 +37,33 @@ fn loss(summary: &Value) -> f64 {
     summary["train_loss"].as_f64().expect("a loss")
 }
 
+/// What is saved is a checkpoint in Hugging Face's layout, whatever it came from.
+#[test]
+fn a_gguf_file_is_fine_tuned_to_a_checkpoint() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name).to_str().expect("text").to_owned();
+    let fixture = |name: &str| {
+        let path = root("tests/fixtures/gguf").join(name);
+        path.to_str().expect("text").to_owned()
+    };
+    let data = root("data/alice/alice.txt");
+    let args = ["--seq", "16", "--batch", "2", "--steps", "2"];
+    let out = path("model");
+    trained(
+        &data,
+        &fixture("llama_f32.gguf"),
+        &[&args[..], &["--out", &out]].concat(),
+    );
+    generated(&out, &["--temperature", "0"]);
+    // One that cannot be described so is refused before it is trained.
+    let (success, _, err) = train(
+        &data,
+        &fixture("qwen3_q4_0.gguf"),
+        &[&args[..], &["--out", &path("other")]].concat(),
+    );
+    assert!(!success && err.contains("is not of the type llama"), "{err}");
+}
+
 #[test]
 fn a_small_model_learns_the_text_that_ships_and_goes_on_with_it() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -51,8 +51,8 @@ fn segments_share_weights_and_states() {
     let mut row = [0.0; 2];
     session.read_output_by_index(output, &mut row);
     let close = |found: &[f32], wanted: &[f32]| {
-        let off = found.iter().zip(wanted).map(|(a, b)| (a - b).abs());
-        assert!(off.fold(0.0, f32::max) < 1e-5, "{found:?}, not {wanted:?}");
+        let mut pairs = found.iter().zip(wanted);
+        assert!(pairs.all(|(a, b)| (a - b).abs() < 1e-5), "{found:?}, not {wanted:?}");
     };
     close(&row, &[5.0, 2.5]);
     assert_eq!(session.read_state("count"), [1.0]);

@@ -14,6 +14,9 @@ pub(crate) fn to_f32(tensor: &Tensor, transposed: bool, out: &mut Vec<f32>) {
     let [rows, width] = tensor.rows();
     out.clear();
     out.resize(rows * width, 0.0);
+    if out.is_empty() {
+        return;
+    }
     if !transposed {
         for (row, out) in out.chunks_exact_mut(width.max(1)).enumerate() {
             tensor.read_row(row, out);
@@ -36,7 +39,10 @@ pub(crate) fn to_f32(tensor: &Tensor, transposed: bool, out: &mut Vec<f32>) {
 }
 
 /// All numbers in binary16, as bytes. What is stored so is copied.
-pub(super) fn to_f16(tensor: &Tensor, out: &mut Vec<u8>) {
+///
+/// # Errors
+/// The number of a row with a number that is too large.
+pub(super) fn to_f16(tensor: &Tensor, out: &mut Vec<u8>) -> Result<(), usize> {
     let [rows, width] = tensor.rows();
     out.clear();
     let mut numbers = vec![0.0; width];
@@ -46,8 +52,12 @@ pub(super) fn to_f16(tensor: &Tensor, out: &mut Vec<u8>) {
             continue;
         }
         tensor.read_row(row, &mut numbers);
+        if numbers.iter().any(|&x| x.is_finite() && f16::from_f32(x).is_infinite()) {
+            return Err(row);
+        }
         out.extend(numbers.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()));
     }
+    Ok(())
 }
 
 /// Integers of blocks and their scales, as bytes. What is stored so is copied.
@@ -127,7 +137,7 @@ mod tests {
                 }
             }
             let mut halves = Vec::new();
-            to_f16(&tensor, &mut halves);
+            to_f16(&tensor, &mut halves).expect("in range");
             assert_eq!(halves, f16s);
         }
     }
@@ -171,6 +181,7 @@ mod tests {
             assert_eq!((&copied, &of_copy), (&integers, &scales));
             let mut back = Vec::new();
             to_f32(&stored, false, &mut back);
+            assert!(back.iter().all(|x| x.is_finite()));
             let worst = back.iter().zip(&values).fold(0.0f32, |a, (x, y)| a.max((x - y).abs()));
             assert!(worst < if format == BlockFormat::Q8_0 { 0.02 } else { 0.5 }, "{worst}");
         }

@@ -23,7 +23,7 @@ pub(crate) enum Element {
 
 impl Element {
     /// What can be read.
-    pub(super) const KNOWN: &str = "F32, F16, BF16, Q8_0, Q4_0, Q4_K or Q6_K";
+    pub(crate) const KNOWN: &str = "F32, F16, BF16, Q8_0, Q4_0, Q4_K or Q6_K";
 
     /// Of a safetensors file, if it can be read.
     pub(crate) fn of_safetensors(dtype: Dtype) -> Option<Self> {

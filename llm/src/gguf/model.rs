@@ -4,6 +4,7 @@ use meganeura_core::{Error, Result};
 use serde_json::{Value as Json, json};
 
 use super::{Gguf, names};
+use crate::checkpoint::element::Element;
 use crate::config::{FAMILIES, ModelConfig};
 
 impl Gguf {
@@ -66,6 +67,11 @@ impl Gguf {
         let head_dim = self.own_count("attention.key_length").unwrap_or(dim / heads);
         if rotated.is_some_and(|rotated| rotated != head_dim) {
             return Err(self.unsupported("heads of which only a part is rotated", "use another model"));
+        }
+        // Their sizes are not known, so nothing was compared with the file's.
+        if let Some((name, info)) = self.tensors.iter().find(|(_, info)| info.element.is_none()) {
+            let what = format!("the tensor '{name}' of type {}", info.stored);
+            return Err(self.unsupported(what, &format!("use a file in {}", Element::KNOWN)));
         }
         let [vocab, _] = self.matrix(names::EMBEDDING)?;
         self.check_sizes(dim, [heads, kv_heads].map(|heads| heads.saturating_mul(head_dim)))?;

@@ -362,6 +362,10 @@ impl PluginExecutable {
     }
 
     fn progress(&self) -> Option<abi::Progress> {
+        // Of one that is of no use any more, nothing is called but what frees it.
+        if self.unusable.is_some() {
+            return None;
+        }
         let progress = self.open.plugin.table().executable_progress?;
         let mut found = new_progress();
         // SAFETY: the executable is not freed yet, and the place lives during the call.
@@ -401,9 +405,19 @@ impl Executable for PluginExecutable {
     fn run(&mut self, args: &StepArgs) -> Result<Ticket> {
         self.check_usable()?;
         self.numbers.clear();
-        let known = args.segments.iter().filter(|&&s| s < self.segments);
-        self.numbers.extend(known.map(|&s| s as u32));
+        if let Some(segment) = args.segments.iter().find(|&&s| s >= self.segments) {
+            return Err(Error::misuse(
+                format!("there is no segment {segment}"),
+                format!("the plan has {}", self.segments),
+            ));
+        }
+        self.numbers.extend(args.segments.iter().map(|&s| s as u32));
         self.scalars.clear();
+        for (buffer, bytes) in args.scalars {
+            let size = self.sizes.get(buffer.index()).copied().unwrap_or(0);
+            // An error for a buffer that does not exist.
+            self.check(*buffer, 0, size.min(bytes.len()).max(1))?;
+        }
         self.scalars
             .extend(args.scalars.iter().map(|(buffer, bytes)| abi::Scalar {
                 buffer: buffer.0,

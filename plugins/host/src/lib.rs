@@ -1,7 +1,7 @@
 //! Loads backends from shared objects.
 //!
 //! Which ones, the variable `MEGANEURA_PLUGINS` says (absolute paths, separated as in `PATH`), and the section
-//! `[plugins]` of the configuration file:
+//! `[plugins]` of a configuration file that `MEGANEURA_CONFIG` names:
 //!
 //! ```toml
 //! [plugins]

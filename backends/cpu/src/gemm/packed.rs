@@ -342,6 +342,11 @@ pub(crate) struct PackedGemm {
     tasks: usize,
 }
 
+/// Whether rows are multiplied as they are stored. So are sums of nothing, which have to be written, too.
+fn is_few(m: usize, k: usize) -> bool {
+    m <= FEW_ROWS || k == 0
+}
+
 impl PackedGemm {
     /// Plans a product with the fastest inner loops that this CPU can run.
     pub(crate) fn new([m, n, k]: [usize; 3], storage: Storage) -> Self {
@@ -352,7 +357,7 @@ impl PackedGemm {
         let work = n.saturating_mul(k).saturating_mul(m.div_ceil(MOST_ROWS));
         let tasks = (work / TASK_NUMBERS).clamp(1, MAX_TASKS);
         let set = kernel.set();
-        let units = if m <= FEW_ROWS { n } else { n.div_ceil(set.tile_cols) };
+        let units = if is_few(m, k) { n } else { n.div_ceil(set.tile_cols) };
         PackedGemm {
             m,
             n,
@@ -374,9 +379,13 @@ impl PackedGemm {
         2 * self.m as u64 * self.n as u64 * self.k as u64
     }
 
+    fn is_few(&self) -> bool {
+        is_few(self.m, self.k)
+    }
+
     /// `f32`s of scratch of a worker.
     pub(crate) fn worker_len(&self) -> usize {
-        if self.m <= FEW_ROWS {
+        if self.is_few() {
             return 0;
         }
         let length = LENGTH.min(self.k);
@@ -392,7 +401,7 @@ impl PackedGemm {
     pub(crate) unsafe fn run(&self, task: usize, x: *const f32, weights: Rows, y: *mut f32, worker: *mut f32) {
         // SAFETY: columns of a task are its own, and below `n`; passed on to the caller.
         unsafe {
-            if self.m <= FEW_ROWS {
+            if self.is_few() {
                 let cols = share(self.n, self.tasks, task);
                 self.few_rows(cols, x, weights, y);
                 return;
@@ -488,7 +497,7 @@ mod tests {
         let storages = [Storage::Half].into_iter().chain(BlockFormat::ALL.map(Storage::Blocks));
         for storage in storages {
             for (m, n, k) in [
-                (1, 1, 32),
+                (1, 1, 32usize),
                 (1, 70, 96),
                 (1, 40, 576),
                 (4, 9, 1120),
@@ -496,9 +505,14 @@ mod tests {
                 (3, 9, 160),
                 (8, 33, 64),
                 (9, 5, 32),
+                (9, 5, 0),
                 (21, 300, 1056),
             ] {
-                let k = if storage == Storage::Half { k - 5 } else { k };
+                let k = if storage == Storage::Half {
+                    k.saturating_sub(5)
+                } else {
+                    k
+                };
                 let bytes: Vec<u8> = match storage {
                     Storage::Half => (0..n * k)
                         .flat_map(|i| f16::from_f32((i * 7 % 33) as f32 * 0.3 - 4.0).to_le_bytes())

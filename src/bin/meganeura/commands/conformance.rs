@@ -48,7 +48,11 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {
-    let config = Config::load()?;
+    // What the device lacks is to show, not to be done elsewhere.
+    let config = Config {
+        fallback: None,
+        ..Config::load()?
+    };
     let device = select::select(args.device.as_deref(), &config)?.open(&config)?;
     let expected = args.expected.as_deref().map(ExpectedFailure::read).transpose()?;
     let options = Options {

@@ -50,7 +50,11 @@ pub(crate) fn run(args: &Args) -> Outcome {
         return Err(format!("--tolerance is {}, but it is a number above 0", args.tolerance).into());
     }
     let plan = read_plan(&args.plan)?;
-    let config = Config::load()?;
+    // What the device lacks is to show, not to be done elsewhere.
+    let config = Config {
+        fallback: None,
+        ..Config::load()?
+    };
     let open = |selector: &str| select::select(Some(selector), &config)?.open(&config);
     let (a, b) = (open(first)?, open(second)?);
     let options = ReplayOptions {

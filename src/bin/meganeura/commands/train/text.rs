@@ -102,6 +102,9 @@ pub(super) fn run(args: &Args) -> Outcome {
     let text = read(&args.data)?;
     let lora = adapters(args)?;
     let model = Model::open(args, &text)?;
+    if let (Some(out), true) = (&args.out, lora.is_none() || args.merge) {
+        describe(&model, out)?;
+    }
     let rows = model.rows(args.seq)?;
     let tokens = model.tokenizer.encode_plain(&text)?;
     let (train, test) = split(args, &tokens, rows, model.config.network.vocab)?;
@@ -268,6 +271,18 @@ fn introduce(args: &Args, trainer: &Trainer, train: &Dataset, tokens: usize, row
     introduce_plan(trainer)
 }
 
+/// Writes what describes the model, which not every one can be: before it is trained.
+fn describe(model: &Model, out: &Path) -> meganeura::Result<()> {
+    match &model.folder {
+        Some(folder) if folder.is_dir() => saving::copy_descriptions(folder, out),
+        // A new one, or a GGUF file.
+        _ => {
+            let stop = model.config.stop.first().copied();
+            saving::save_config(out, &model.config.network, model.config.context, stop)
+        }
+    }
+}
+
 /// Writes what was trained.
 fn save(
     args: &Args,
@@ -279,13 +294,6 @@ fn save(
     let session = trainer.session_mut();
     if let (Some(lora), false) = (lora, args.merge) {
         return saving::save_adapters(out, session, lora, &args.model.display().to_string());
-    }
-    match &model.folder {
-        Some(folder) => saving::copy_descriptions(folder, out)?,
-        None => {
-            let stop = model.config.stop.first().copied();
-            saving::save_config(out, &model.config.network, model.config.context, stop)?;
-        }
     }
     saving::save_text(out, "tokenizer.json", model.tokenizer.to_json()?.as_bytes())?;
     saving::save_weights(out, session, lora)
