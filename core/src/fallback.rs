@@ -33,16 +33,7 @@ impl WithFallback {
 
     /// Whether a dispatch runs on the other device.
     fn is_elsewhere(&self, dispatch: &Dispatch) -> bool {
-        let types = |list: &[crate::plan::Operand]| list.iter().map(|o| o.ty.clone()).collect::<Vec<_>>();
-        let (inputs, outputs) = (types(&dispatch.inputs), types(&dispatch.outputs));
-        let kernel = KernelDesc {
-            name: &dispatch.kernel.name,
-            version: dispatch.kernel.version,
-            attrs: &dispatch.attrs,
-            inputs: &inputs,
-            outputs: &outputs,
-        };
-        self.first.supports(&kernel) != Support::Yes
+        self.first.supports(&dispatch.kernel_desc(&dispatch.types())) != Support::Yes
     }
 
     /// The device of each dispatch: 0 for the first.

@@ -201,14 +201,8 @@ fn limit(dispatch: &Dispatch, operand: &Operand, options: &ReplayOptions) -> f64
     let inputs: usize = dispatch.inputs.iter().map(|o| o.ty.numel()).max().unwrap_or(0);
     let per_element = inputs as f64 / operand.ty.numel().max(1) as f64;
     let flops = crate::registry::op(&dispatch.kernel.name).map_or(0.0, |op| {
-        let types = |list: &[Operand]| list.iter().map(|o| o.ty.clone()).collect::<Vec<_>>();
-        let (inputs, outputs) = (types(&dispatch.inputs), types(&dispatch.outputs));
-        let call = crate::ops::Call {
-            attrs: &dispatch.attrs,
-            inputs: &inputs,
-            outputs: &outputs,
-        };
-        op.get().cost(&call).flops as f64 / operand.ty.numel().max(1) as f64
+        let types = dispatch.types();
+        op.get().cost(&dispatch.kernel_desc(&types).call()).flops as f64 / operand.ty.numel().max(1) as f64
     });
     let rounding = match operand.ty.dtype {
         DType::F16 => 2f64.powi(-9),

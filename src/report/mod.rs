@@ -10,7 +10,6 @@ use std::collections::HashMap;
 use serde_json::{Value as Json, json};
 
 use crate::graph::{Graph, Node, NodeId, NodeKind};
-use crate::ops::Call;
 use crate::optimize::OptimizeReport;
 use crate::plan::BufferRef;
 use crate::rewrite::{Target, call_cost};
@@ -130,14 +129,10 @@ impl Report<'_> {
             .dispatches
             .iter()
             .map(|d| {
-                let types = |list: &[crate::plan::Operand]| list.iter().map(|o| o.ty.clone()).collect::<Vec<_>>();
-                let (inputs, outputs) = (types(&d.inputs), types(&d.outputs));
-                let call = Call {
-                    attrs: &d.attrs,
-                    inputs: &inputs,
-                    outputs: &outputs,
-                };
-                let ps = registry::op(&d.kernel.name).map(|op| call_cost(self.target, op, &call));
+                let types = d.types();
+                let call = d.kernel_desc(&types);
+                let ps = registry::op(&d.kernel.name).map(|op| call_cost(self.target, op, &call.call()));
+                let [inputs, outputs] = &types;
                 json!({
                     "kernel": d.title(),
                     "label": d.label,
@@ -145,7 +140,7 @@ impl Report<'_> {
                     "ps": ps,
                     "in": inputs.iter().map(ToString::to_string).collect::<Vec<_>>(),
                     "out": outputs.iter().map(ToString::to_string).collect::<Vec<_>>(),
-                    "bytes": inputs.iter().chain(&outputs).map(TensorType::bytes).sum::<usize>(),
+                    "bytes": inputs.iter().chain(outputs).map(TensorType::bytes).sum::<usize>(),
                 })
             })
             .collect();

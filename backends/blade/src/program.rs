@@ -3,9 +3,9 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use meganeura_core::backend::{KernelDesc, KernelSource};
+use meganeura_core::backend::KernelSource;
 use meganeura_core::plan::{BufferRef, Dispatch, ExecutionPlan, Operand, Segment};
-use meganeura_core::{DType, Error, Result, TensorType};
+use meganeura_core::{DType, Error, Result};
 
 use crate::executable::{FRAMES, Saved, joined, report_bytes};
 use crate::gpu::{Gpu, NAME};
@@ -298,10 +298,6 @@ fn phases(plan: &ExecutionPlan, segment: &Segment, ready: &mut impl Iterator<Ite
     phases
 }
 
-fn types(operands: &[Operand]) -> Vec<TensorType> {
-    operands.iter().map(|o| o.ty.clone()).collect()
-}
-
 /// What is known of buffers when kernels are made.
 struct Sources {
     constants: HashMap<BufferRef, u32>,
@@ -359,15 +355,9 @@ struct Guards {
 }
 
 fn compile(dispatch: &Dispatch, sources: &Sources, guards: Guards, coop: Option<CoopConfig>) -> Result<Compiled> {
-    let (inputs, outputs) = (types(&dispatch.inputs), types(&dispatch.outputs));
+    let types = dispatch.types();
     let cx = CompileCx {
-        kernel: KernelDesc {
-            name: &dispatch.kernel.name,
-            version: dispatch.kernel.version,
-            attrs: &dispatch.attrs,
-            inputs: &inputs,
-            outputs: &outputs,
-        },
+        kernel: dispatch.kernel_desc(&types),
         inputs: dispatch.inputs.iter().map(|o| sources.source(o)).collect(),
         outputs: dispatch.outputs.iter().map(|o| Memory::Buffer(o.buffer)).collect(),
         guarded: guards.fault,

@@ -3,9 +3,7 @@
 use std::collections::HashSet;
 
 use super::{BufferRef, Dispatch, ExecutionPlan};
-use crate::ops::Call;
 use crate::registry;
-use crate::shape::TensorType;
 
 impl ExecutionPlan {
     /// Parameters and states that a step writes while it may still meet a fault: at the level of the last dispatch
@@ -85,15 +83,8 @@ impl Dispatch {
 
     /// The operand that holds indices, and the number that they must be below.
     pub fn index_operand(&self) -> Option<(usize, usize)> {
-        let types =
-            |operands: &[super::Operand]| -> Vec<TensorType> { operands.iter().map(|o| o.ty.clone()).collect() };
-        let (inputs, outputs) = (types(&self.inputs), types(&self.outputs));
-        let call = Call {
-            attrs: &self.attrs,
-            inputs: &inputs,
-            outputs: &outputs,
-        };
-        registry::op(&self.kernel.name)?.index_bound(&call)
+        let types = self.types();
+        registry::op(&self.kernel.name)?.index_bound(&self.kernel_desc(&types).call())
     }
 }
 

@@ -26,6 +26,7 @@ pub use packed::{DerivedInfo, Part, TensorView};
 pub use source::SourceLine;
 
 use crate::attrs::{Attr, Attrs};
+use crate::backend::KernelDesc;
 use crate::cache::BuildKey;
 use crate::dtype::DType;
 use crate::error::TensorKind;
@@ -99,6 +100,22 @@ impl Dispatch {
     /// What runs, for listings: the kernel's name, and of a program its calls, as in `core.fused[add, relu]`.
     pub fn title(&self) -> String {
         call_title(&self.kernel.name, &self.attrs)
+    }
+
+    /// Types of what it reads, and of what it writes.
+    pub fn types(&self) -> [Vec<TensorType>; 2] {
+        [&self.inputs, &self.outputs].map(|operands| operands.iter().map(|o| o.ty.clone()).collect())
+    }
+
+    /// Its kernel as devices and operators see it, with its own [types](Self::types).
+    pub fn kernel_desc<'a>(&'a self, [inputs, outputs]: &'a [Vec<TensorType>; 2]) -> KernelDesc<'a> {
+        KernelDesc {
+            name: &self.kernel.name,
+            version: self.kernel.version,
+            attrs: &self.attrs,
+            inputs,
+            outputs,
+        }
     }
 }
 

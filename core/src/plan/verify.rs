@@ -206,8 +206,7 @@ fn verify_dispatch(d: &Dispatch) -> Result<(), String> {
             op.version()
         ));
     }
-    let types = |operands: &[Operand]| operands.iter().map(|o| o.ty.clone()).collect::<Vec<_>>();
-    let (inputs, outputs) = (types(&d.inputs), types(&d.outputs));
+    let [inputs, outputs] = d.types();
     op.arity().check(inputs.len())?;
     let inferred = op.infer(&Call {
         attrs: &d.attrs,

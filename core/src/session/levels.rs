@@ -77,6 +77,7 @@ impl Session {
     /// called before the first level and after each. Where it breaks, the step is given up: parameters, states and
     /// counters are what they were before it.
     pub(super) fn step_by_levels(&mut self, look: &mut dyn FnMut(&mut Level) -> Result<ControlFlow<()>>) -> Result<()> {
+        self.settle();
         let (due, count) = self.due_segments();
         self.tensors.check_inputs_set(&due[..count])?;
         let (plan, segments) = self.plan.by_levels();

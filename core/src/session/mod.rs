@@ -365,12 +365,15 @@ impl Session {
     fn submit(&mut self, segment: Option<usize>) -> Result<()> {
         let _step = tracing::debug_span!("step", number = self.steps).entered();
         self.follow_trace();
-        let (segments, count) = self.segments_of(segment);
-        self.tensors.check_inputs_set(&segments[..count])?;
-        self.gather_scalars()?;
-        // Counters may have been taken back by now, if an earlier step was given up.
-        let (segments, count) = self.segments_of(segment);
+        // What is due follows from the counters, which a step that was given up takes back.
+        self.settle();
+        let (segments, count) = match segment {
+            Some(segment) => ([segment; OWN_SEGMENTS.len()], 1),
+            None => self.due_segments(),
+        };
         let segments = &segments[..count];
+        self.tensors.check_inputs_set(segments)?;
+        self.gather_scalars()?;
         let submit = tracing::debug_span!("submit", submission = tracing::field::Empty).entered();
         let ticket = self.executable.run(&StepArgs {
             segments,
@@ -382,14 +385,6 @@ impl Session {
         self.count_step();
         self.collect_passes();
         Ok(())
-    }
-
-    /// That segment, or those of the next step, and how many there are.
-    fn segments_of(&self, segment: Option<usize>) -> ([usize; OWN_SEGMENTS.len()], usize) {
-        match segment {
-            Some(segment) => ([segment; OWN_SEGMENTS.len()], 1),
-            None => self.due_segments(),
-        }
     }
 
     /// The segments of the next step, and how many there are.
@@ -444,7 +439,6 @@ impl Session {
 
     /// Values of all scalars for the next step, in memory that is reused.
     fn gather_scalars(&mut self) -> Result<()> {
-        self.settle();
         let plan = &self.plan;
         self.scalars.clear();
         for (name, buffer) in &plan.scalar_buffers {

@@ -1,6 +1,6 @@
 //! From a plan to something that runs.
 
-use crate::backend::{Device, Executable, KernelDesc, Support};
+use crate::backend::{Device, Executable, Support};
 use crate::debug::DebugOptions;
 use crate::error::{Error, MissingKernel, Result};
 use crate::plan::ExecutionPlan;
@@ -20,15 +20,8 @@ pub(super) fn prepare(device: &dyn Device, plan: &ExecutionPlan, debug: &DebugOp
 pub(crate) fn check_kernels(device: &dyn Device, plan: &ExecutionPlan) -> Result<()> {
     let mut missing: Vec<MissingKernel> = Vec::new();
     for d in &plan.dispatches {
-        let inputs: Vec<_> = d.inputs.iter().map(|o| o.ty.clone()).collect();
-        let outputs: Vec<_> = d.outputs.iter().map(|o| o.ty.clone()).collect();
-        let desc = KernelDesc {
-            name: &d.kernel.name,
-            version: d.kernel.version,
-            attrs: &d.attrs,
-            inputs: &inputs,
-            outputs: &outputs,
-        };
+        let types = d.types();
+        let desc = d.kernel_desc(&types);
         if let Support::No(reason) = device.supports(&desc) {
             missing.push(MissingKernel {
                 kernel: desc.to_string(),

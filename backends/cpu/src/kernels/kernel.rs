@@ -90,14 +90,14 @@ pub(crate) struct CompileCx<'a> {
 
 impl<'a> CompileCx<'a> {
     pub(crate) fn new(dispatch: &'a Dispatch, index: usize, arena: &'a Arena, level: vmath::Level) -> Self {
-        let types = |operands: &[meganeura_core::plan::Operand]| operands.iter().map(|o| o.ty.clone()).collect();
+        let [input_types, output_types] = dispatch.types();
         CompileCx {
             dispatch,
             index,
             arena,
             level,
-            input_types: types(&dispatch.inputs),
-            output_types: types(&dispatch.outputs),
+            input_types,
+            output_types,
         }
     }
 

@@ -10,7 +10,6 @@ use crate::plan::{BufferRef, Dispatch, ExecutionPlan, MemoryLayout, Operand};
 use crate::reference::{expand_call, operand_name};
 use crate::registry;
 use crate::rewrite::{Target, call_cost};
-use crate::shape::TensorType;
 
 /// Where an operand comes from, or where a result goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -330,14 +329,10 @@ fn origin(
     target: &dyn Target,
 ) -> Result<Origin> {
     let d = &plan.dispatches[index];
-    let types = |operands: &[Operand]| -> Vec<TensorType> { operands.iter().map(|o| o.ty.clone()).collect() };
-    let (inputs, outputs) = (types(&d.inputs), types(&d.outputs));
+    let types = d.types();
     let op = registry::op(&d.kernel.name);
-    let call = Call {
-        attrs: &d.attrs,
-        inputs: &inputs,
-        outputs: &outputs,
-    };
+    let kernel = d.kernel_desc(&types);
+    let call = kernel.call();
     let cost = op.map_or(0, |op| call_cost(target, op, &call));
     // What somebody writes at this level or later is not the same any more when a copy runs.
     let changes = |b: BufferRef| {
