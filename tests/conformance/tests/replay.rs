@@ -7,6 +7,7 @@ use meganeura_core::Graph;
 use meganeura_core::autodiff::try_differentiate;
 use meganeura_core::error::Error;
 use meganeura_core::plan::{Dispatch, ExecutionPlan, compile_for};
+use meganeura_core::precision::Precision;
 use meganeura_core::replay::{ReplayOptions, replay_on_two};
 
 fn plan() -> ExecutionPlan {
@@ -56,6 +57,18 @@ fn the_first_difference_is_named() {
         found.to_string().contains("core.tanh") && found.to_string().contains("element 3"),
         "{found}"
     );
+    // What halves round is accepted of matrix units in mixed precision only.
+    let mut mixed = plan.clone();
+    mixed.dispatches.iter_mut().for_each(|d| d.use_coop = true);
+    let agree = |plan: &ExecutionPlan| {
+        replay_on_two(plan, [&right, &wrong(1.001)], &options)
+            .expect("it runs")
+            .divergence
+            .is_none()
+    };
+    assert!(!agree(&mixed));
+    mixed.precision = Precision::Mixed;
+    assert!(agree(&mixed));
     // Within the tolerance, they agree, and what follows does not add up.
     let replay = replay_on_two(&plan, [&right, &wrong(1.000_001)], &options).expect("it runs");
     let (ratio, dispatch) = replay.worst.expect("something was compared");

@@ -102,7 +102,16 @@ fn object(replay: &Replay, devices: &[String; 2]) -> serde_json::Value {
         "worst_dispatch": replay.worst.map(|(_, dispatch)| dispatch),
         "divergence": replay.divergence.as_ref().map(|d| json!({
             "dispatch": d.dispatch, "kernel": d.title, "label": d.label, "source": d.source, "result": d.result,
-            "element": d.element, "values": d.values, "limit": d.limit,
+            "element": d.element, "values": d.values.map(number), "limit": d.limit,
         })),
     })
+}
+
+/// JSON has no infinities and no NaN: these are strings.
+fn number(value: f64) -> serde_json::Value {
+    if value.is_finite() {
+        json!(value)
+    } else {
+        json!(value.to_string())
+    }
 }
