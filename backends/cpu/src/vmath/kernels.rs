@@ -225,7 +225,7 @@ fn log_special(x: f32, result: f32) -> f32 {
 
 /// Natural logarithm.
 #[inline(always)]
-pub(super) fn log<const FMA: bool>(x: f32) -> f32 {
+pub(crate) fn log<const FMA: bool>(x: f32) -> f32 {
     let (e, f) = split(x);
     let z = f * f;
     let tail = poly::<FMA, 9>(f, &coeffs::LOG) * (f * z);

@@ -71,7 +71,7 @@ pub(crate) use binary::{Binary, Compare, binary, compare, select};
 pub(crate) use bits::{Bits, bits};
 pub(crate) use gated::{geglu, geglu_grad, swiglu, swiglu_grad};
 pub(crate) use int::{Int, IntBinary, binary_int, compare_int};
-pub(crate) use kernels::{exp, exp_nonpositive, mul_add};
+pub(crate) use kernels::{exp, exp_nonpositive, log, mul_add};
 pub(crate) use level::{Isa, Level, detect, multiversion};
 pub(crate) use operand::{Element, Operand};
 pub(crate) use reduce::{add_assign, max, max_assign, min, min_assign, mul_assign, product, sum, sum_exp_sub};

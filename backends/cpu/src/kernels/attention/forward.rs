@@ -3,7 +3,7 @@
 use meganeura_core::ops::AttentionDims;
 
 use super::super::{CompileCx, Compiled, Task, stream_nanos};
-use super::tile::{Tile, softmax_step};
+use super::tile::{Tile, logarithms, softmax_step};
 use super::{Head, KEYS, QUERIES, aligned, nanos, rows, scratch, scratch_len, target};
 use crate::executor::RunCx;
 use crate::gemm::Blocks;
@@ -197,13 +197,15 @@ impl Forward {
                     .multiply(rows(scores, KEYS), packed_v, to, [count, width, cols]);
             }
         }
-        for row in 0..count {
-            let at = index * dims.rows_q + first + row;
-            // SAFETY: this task alone writes these rows of the results.
-            let (to, lse) = unsafe { (result.get_mut(first + row), self.lse.slice_mut(at..at + 1)) };
-            lse[0] = greatest[row] + sums[row].ln();
-            let inverse = 1.0 / sums[row];
-            for (to, &out) in to.iter_mut().zip(&out[row * width..]) {
+        let at = index * dims.rows_q + first;
+        // SAFETY: this task alone writes these rows of the results.
+        logarithms(self.level, greatest, &mut sums[..count], unsafe {
+            self.lse.slice_mut(at..at + count)
+        });
+        for (row, (out, inverse)) in out.chunks_exact(width).zip(&sums[..count]).enumerate() {
+            // SAFETY: as above.
+            let to = unsafe { result.get_mut(first + row) };
+            for (to, out) in to.iter_mut().zip(out) {
                 *to = out * inverse;
             }
         }

@@ -37,6 +37,12 @@ multiversion! {
 }
 
 multiversion! {
+    /// Logarithms of the rows' sums of exponentials, whose numerators are relative to the greatest scores; and in `sums`
+    /// their inverses.
+    pub(super) fn logarithms(greatest: &[f32], sums: &mut [f32], lse: &mut [f32]) = logarithms_body;
+}
+
+multiversion! {
     /// Makes the scores of a tile probabilities, by the logarithms of the rows' sums; and the gradients of
     /// these, `dp`, gradients of the scores: `p (dp - delta)`.
     pub(super) fn gradient_step(scores: &mut [f32], dp: &mut [f32], rows: [&[f32]; 2], tile: Tile) = gradient_body;
@@ -49,39 +55,39 @@ multiversion! {
 
 /// Partial results of a reduction.
 const LANES: usize = 16;
+/// Rows of scores are whole blocks of lanes, so that none needs a loop for what is left.
+const _: () = assert!(KEYS.is_multiple_of(LANES));
 
 /// Greatest element; NaN is passed over, since its exponential shows in the sum.
 #[inline(always)]
-fn greatest(x: &[f32], start: f32) -> f32 {
+fn greatest(blocks: &[[f32; LANES]], start: f32) -> f32 {
     let mut lanes = [start; LANES];
-    let (blocks, rest) = x.as_chunks::<LANES>();
     for block in blocks {
         for (lane, &x) in lanes.iter_mut().zip(block) {
             *lane = if x > *lane { x } else { *lane };
         }
-    }
-    for (lane, &x) in lanes.iter_mut().zip(rest) {
-        *lane = if x > *lane { x } else { *lane };
     }
     vmath::greatest_lane(lanes)
 }
 
 /// Replaces every element by `e^(x - shift)` and sums up; none is above the shift.
 #[inline(always)]
-fn exponentials<const FMA: bool>(x: &mut [f32], shift: f32) -> f32 {
+fn exponentials<const FMA: bool>(blocks: &mut [[f32; LANES]], shift: f32) -> f32 {
     let mut lanes = [0.0; LANES];
-    let (blocks, rest) = x.as_chunks_mut::<LANES>();
     for block in blocks {
         for (lane, x) in lanes.iter_mut().zip(block) {
             *x = vmath::exp_nonpositive::<FMA>(*x - shift);
             *lane += *x;
         }
     }
-    for (lane, x) in lanes.iter_mut().zip(rest) {
-        *x = vmath::exp_nonpositive::<FMA>(*x - shift);
-        *lane += *x;
-    }
     vmath::total(lanes)
+}
+
+/// The blocks of a row that have the columns of a range.
+#[inline(always)]
+fn blocks_of<'a>(row: &'a mut [f32], columns: &Range<usize>) -> &'a mut [[f32; LANES]] {
+    let (blocks, _) = row.as_chunks_mut::<LANES>();
+    &mut blocks[columns.start / LANES..columns.end.div_ceil(LANES)]
 }
 
 #[inline(always)]
@@ -92,23 +98,39 @@ fn softmax_body<const FMA: bool>(
     tile: Tile,
 ) {
     let width = tile.dims.head_dim;
-    for row in 0..tile.rows {
-        let scores = &mut scores[row * KEYS..][..tile.cols];
+    for (row, scores) in scores.chunks_exact_mut(KEYS).take(tile.rows).enumerate() {
         let seen = tile.seen(row);
         if seen.is_empty() {
-            scores.fill(0.0);
+            scores[..tile.cols].fill(0.0);
             continue;
         }
-        scores[..seen.start].fill(0.0);
-        scores[seen.end..].fill(0.0);
-        let scores = &mut scores[seen];
+        let first = seen.start / LANES * LANES;
+        if first > 0 {
+            scores[..first].fill(0.0);
+        }
+        let end = seen.end.next_multiple_of(LANES);
+        if end < tile.cols {
+            scores[end..tile.cols].fill(0.0);
+        }
+        // Neighbours that are not seen have no exponential.
+        for hidden in [first..seen.start, seen.end..end] {
+            for score in &mut scores[hidden] {
+                *score = f32::NEG_INFINITY;
+            }
+        }
+        let blocks = blocks_of(scores, &seen);
         let before = greatest_so_far[row];
-        let now = greatest(scores, before);
+        let now = greatest(blocks, before);
         // Scores that are all minus infinity have no exponential relative to each other.
         let shift = if now == f32::NEG_INFINITY { 0.0 } else { now };
-        let sum = exponentials::<FMA>(scores, shift);
-        let correction = vmath::exp_nonpositive::<FMA>(before - shift);
+        let sum = exponentials::<FMA>(blocks, shift);
         greatest_so_far[row] = now;
+        if before == f32::NEG_INFINITY {
+            // What there is is zero, or NaN, which stays.
+            sums[row] += sum;
+            continue;
+        }
+        let correction = vmath::exp_nonpositive::<FMA>(before - shift);
         sums[row] = sums[row] * correction + sum;
         if correction != 1.0
             && let Some(out) = &mut out
@@ -121,21 +143,31 @@ fn softmax_body<const FMA: bool>(
 }
 
 #[inline(always)]
+fn logarithms_body<const FMA: bool>(greatest: &[f32], sums: &mut [f32], lse: &mut [f32]) {
+    for ((lse, sum), greatest) in lse.iter_mut().zip(sums).zip(greatest) {
+        *lse = greatest + vmath::log::<FMA>(*sum);
+        *sum = 1.0 / *sum;
+    }
+}
+
+#[inline(always)]
 fn gradient_body<const FMA: bool>(scores: &mut [f32], dp: &mut [f32], [lse, delta]: [&[f32]; 2], tile: Tile) {
-    for row in 0..tile.rows {
-        let (p, ds) = (
-            &mut scores[row * KEYS..][..tile.cols],
-            &mut dp[row * KEYS..][..tile.cols],
-        );
+    let rows = scores.chunks_exact_mut(KEYS).zip(dp.chunks_exact_mut(KEYS));
+    for (row, (p, ds)) in rows.take(tile.rows).enumerate() {
         let seen = tile.seen(row);
-        for hidden in [0..seen.start, seen.end..tile.cols] {
-            p[hidden.clone()].fill(0.0);
-            ds[hidden].fill(0.0);
-        }
         let (lse, delta) = (lse[row], delta[row]);
-        for (p, ds) in p[seen.clone()].iter_mut().zip(&mut ds[seen]) {
-            *p = vmath::exp::<FMA>(*p - lse);
-            *ds = *p * (*ds - delta);
+        for (p, ds) in blocks_of(p, &seen).iter_mut().zip(blocks_of(ds, &seen)) {
+            for (p, ds) in p.iter_mut().zip(ds) {
+                *p = vmath::exp::<FMA>(*p - lse);
+                *ds = *p * (*ds - delta);
+            }
+        }
+        // Neighbours in a block were computed with those that are seen.
+        for hidden in [0..seen.start, seen.end..tile.cols] {
+            if !hidden.is_empty() {
+                p[hidden.clone()].fill(0.0);
+                ds[hidden].fill(0.0);
+            }
         }
     }
 }
