@@ -1,0 +1,187 @@
+//! SmolLM2-135M with random weights.
+
+use std::error::Error;
+use std::path::Path;
+use std::sync::Arc;
+
+use candle_core::{DType, Device, Tensor};
+use candle_nn::VarBuilder;
+use candle_transformers::models::llama::{Cache, Config, Llama};
+use meganeura::build::build_on;
+use meganeura::cpu::CpuDevice;
+use meganeura::llm::saving::{make_folder, save_config, save_weights};
+use meganeura::llm::{Checkpoint, Generator, GeneratorOptions, ModelConfig, Request, WeightStorage};
+use meganeura::nn::models::{KV_POS, LOGITS_ROW, LlamaConfig, LogitsOf, TOKENS, preset};
+use meganeura::{Mode, Session};
+
+use crate::contest::Contest;
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+const CONTEXT: usize = 2048;
+const CAPACITY: usize = 512;
+const PROMPT: usize = 128;
+const VOCAB: usize = 49_152;
+/// Of the other framework's numbers in `f32`, relative to the greatest.
+const SAME: f32 = 1e-4;
+
+/// Writes a checkpoint, unless there is one.
+pub(crate) fn checkpoint(folder: &Path) -> Result<()> {
+    if folder.join("config.json").exists() {
+        return Ok(());
+    }
+    let model = preset("smollm2-135m").ok_or("there is no such preset")?;
+    let config = model.language_model().ok_or("it is no language model")?;
+    let device = Arc::new(CpuDevice::new(2));
+    let (mut session, _) = build_on(&model.graph(1), device, Mode::Inference, None)?;
+    session.initialize_parameters(1);
+    make_folder(folder)?;
+    save_weights(folder, &mut session, None)?;
+    save_config(folder, &config, CONTEXT, None)?;
+    Ok(())
+}
+
+fn tokens(count: usize) -> Vec<u32> {
+    (0..count as u32).map(|i| i * 311 % VOCAB as u32).collect()
+}
+
+/// A session that reads some rows behind what is cached.
+fn session(folder: &Path, threads: usize, weights: WeightStorage, rows: usize) -> Result<Session> {
+    let config = LlamaConfig {
+        weights,
+        ..ModelConfig::open(folder)?.network
+    };
+    let logits = if rows == 1 { LogitsOf::AllRows } else { LogitsOf::OneRow };
+    let graph = config.decode_graph(&[], rows, CAPACITY, logits);
+    let (mut session, _) = build_on(&graph, Arc::new(CpuDevice::new(threads)), Mode::Inference, None)?;
+    Checkpoint::open(folder)?.load_into(&mut session)?;
+    if rows > 1 {
+        session.try_set_input_u32(LOGITS_ROW, &[rows as u32 - 1])?;
+    }
+    Ok(session)
+}
+
+/// Reads tokens behind what is cached; the logits of the last.
+fn read(session: &mut Session, position: usize, tokens: &[u32]) -> Result<Vec<f32>> {
+    session.try_set_input_u32(TOKENS, tokens)?;
+    session.try_set_input_u32(KV_POS, &[position as u32])?;
+    session.try_step()?;
+    Ok(session.try_read_output(VOCAB)?)
+}
+
+/// The model in candle, with `f32` weights, and an empty cache.
+fn candle(folder: &Path) -> Result<(Llama, Cache)> {
+    let model = ModelConfig::open(folder)?.network;
+    let config = Config {
+        hidden_size: model.dim,
+        intermediate_size: model.hidden,
+        vocab_size: model.vocab,
+        num_hidden_layers: model.layers,
+        num_attention_heads: model.heads,
+        num_key_value_heads: model.kv_heads,
+        use_flash_attn: false,
+        rms_norm_eps: f64::from(model.eps),
+        rope_theta: model.rope_theta as f32,
+        bos_token_id: None,
+        eos_token_id: None,
+        rope_scaling: None,
+        max_position_embeddings: CONTEXT,
+        tie_word_embeddings: model.tied_embeddings,
+    };
+    let file = folder.join("model.safetensors");
+    // SAFETY: the file is not written while this program runs.
+    let weights = unsafe { VarBuilder::from_mmaped_safetensors(&[file], DType::F32, &Device::Cpu)? };
+    let cache = Cache::new(true, DType::F32, &config, &Device::Cpu)?;
+    Ok((Llama::load(weights, &config)?, cache))
+}
+
+/// Logits of the last token, which candle reads behind what is cached.
+fn read_with_candle(model: &Llama, cache: &mut Cache, position: usize, tokens: &[u32]) -> Result<Vec<f32>> {
+    let tokens = Tensor::new(tokens, &Device::Cpu)?.unsqueeze(0)?;
+    Ok(model.forward(&tokens, position, cache)?.flatten_all()?.to_vec1()?)
+}
+
+/// How far results may be from those of `f32` weights.
+fn tolerance(weights: WeightStorage) -> f32 {
+    match weights {
+        WeightStorage::F32 => 0.0,
+        WeightStorage::F16 => 2e-3,
+        WeightStorage::Q8 => 2e-2,
+        WeightStorage::Q4 => 0.3,
+    }
+}
+
+pub(crate) fn prefill(folder: &Path, threads: usize) -> Result<Contest<'static>> {
+    let mut contest = Contest::new(format!("SmolLM2-135M, a prompt of {PROMPT} tokens"));
+    let prompt = tokens(PROMPT);
+    for weights in WeightStorage::ALL {
+        let mut session = session(folder, threads, weights, PROMPT)?;
+        let prompt = prompt.clone();
+        let work = Box::new(move || read(&mut session, 0, &prompt));
+        contest.add(format!("meganeura {}", weights.name()), tolerance(weights), work);
+    }
+    let (model, empty) = candle(folder)?;
+    let work = Box::new(move || read_with_candle(&model, &mut empty.clone(), 0, &prompt));
+    contest.add("candle f32", SAME, work);
+    Ok(contest)
+}
+
+pub(crate) fn decode(folder: &Path, threads: usize) -> Result<Contest<'static>> {
+    let mut contest = Contest::new(format!("SmolLM2-135M, a token behind {PROMPT} that are cached"));
+    let prompt = tokens(PROMPT);
+    for weights in WeightStorage::ALL {
+        let mut session = session(folder, threads, weights, 1)?;
+        for (position, &token) in prompt.iter().enumerate() {
+            read(&mut session, position, &[token])?;
+        }
+        let work = Box::new(move || read(&mut session, PROMPT, &[7]));
+        contest.add(format!("meganeura {}", weights.name()), tolerance(weights), work);
+    }
+    let (model, mut cached) = candle(folder)?;
+    read_with_candle(&model, &mut cached, 0, &prompt)?;
+    let work = Box::new(move || read_with_candle(&model, &mut cached.clone(), PROMPT, &[7]));
+    contest.add("candle f32", SAME, work);
+    Ok(contest)
+}
+
+/// From opening the folder to the first token's logits.
+pub(crate) fn first_token(folder: &Path, threads: usize) -> Result<Contest<'_>> {
+    const PROMPT: usize = 16;
+    let mut contest = Contest::new(format!(
+        "SmolLM2-135M, from opening the checkpoint to the first token after {PROMPT}"
+    ));
+    let plans = Arc::new(tempfile::tempdir()?);
+    for weights in [WeightStorage::F32, WeightStorage::Q8] {
+        let options = GeneratorOptions {
+            capacity: Some(CAPACITY),
+            prefill_rows: PROMPT,
+            plans: Some(plans.path().join(weights.name())),
+            weights: Some(weights),
+            ..GeneratorOptions::default()
+        };
+        let kept = plans.clone();
+        let work = move || {
+            // The folder of plans lives as long as this.
+            let _ = &kept;
+            let device = Arc::new(CpuDevice::new(threads));
+            let (config, checkpoint) = (ModelConfig::open(folder)?, Checkpoint::open(folder)?);
+            let mut generator = Generator::on(device, config, checkpoint, &options)?;
+            let request = Request {
+                max_tokens: 1,
+                ..Request::default()
+            };
+            let mut text = generator.generate(&tokens(PROMPT), &request)?;
+            let token = text.next().ok_or("there is no token")??;
+            Ok(vec![token as f32])
+        };
+        contest.add(format!("meganeura {}", weights.name()), f32::INFINITY, Box::new(work));
+    }
+    let work = move || {
+        let (model, mut cache) = candle(folder)?;
+        let logits = read_with_candle(&model, &mut cache, 0, &tokens(PROMPT))?;
+        let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b]));
+        Ok(vec![best.unwrap_or_default() as f32])
+    };
+    contest.add("candle f32", 0.0, Box::new(work));
+    Ok(contest)
+}
