@@ -1,5 +1,6 @@
 //! The command line as a user meets it.
 
+mod bench;
 mod budget;
 mod doctor;
 mod generate;

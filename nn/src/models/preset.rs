@@ -14,7 +14,13 @@ pub struct Preset {
     pub about: &'static str,
     /// Rows that a graph has unless others are asked for: examples, or tokens of a sequence.
     pub rows: usize,
-    build: fn(rows: usize) -> Graph,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Of(fn(rows: usize) -> Graph),
+    Language(fn() -> LlamaConfig),
 }
 
 impl Preset {
@@ -22,7 +28,21 @@ impl Preset {
     /// differentiation. No weights are made or loaded.
     #[track_caller]
     pub fn graph(&self, rows: usize) -> Graph {
-        (self.build)(rows)
+        match self.kind {
+            Kind::Of(build) => build(rows),
+            Kind::Language(config) => {
+                // One sequence, without an axis for the batch.
+                language_model_of(&[rows], |g, tokens| config().build(g, "").forward(g, tokens))
+            }
+        }
+    }
+
+    /// Its configuration, if it is a language model.
+    pub fn language_model(&self) -> Option<LlamaConfig> {
+        match self.kind {
+            Kind::Of(_) => None,
+            Kind::Language(config) => Some(config()),
+        }
     }
 }
 
@@ -32,48 +52,42 @@ pub const PRESETS: &[Preset] = &[
         name: "mlp",
         about: "784 -> 256 -> 128 -> 10 with ReLU and dropout, for 28x28 digits",
         rows: 32,
-        build: |rows| mlp_classifier(rows, 784, 10),
+        kind: Kind::Of(|rows| mlp_classifier(rows, 784, 10)),
     },
     Preset {
         name: "cnn",
         about: "small convolutional network for 28x28 digits",
         rows: 32,
-        build: |rows| cnn_classifier(rows, [1, 28, 28], 10),
+        kind: Kind::Of(|rows| cnn_classifier(rows, [1, 28, 28], 10)),
     },
     Preset {
         name: "resnet50",
         about: "ResNet-50 for 224x224 images in 1000 classes",
         rows: 8,
-        build: |rows| {
+        kind: Kind::Of(|rows| {
             let config = ResNetConfig::resnet50(1000);
             classifier(rows, &[3, 224, 224], |g, x| config.build(g, "").forward(g, x))
-        },
+        }),
     },
     Preset {
         name: "smollm2-135m",
         about: "language model of the Llama family: 30 blocks of 576, 49,152 tokens",
         rows: 128,
-        build: |rows| llama(LlamaConfig::smollm2_135m(), rows),
+        kind: Kind::Language(LlamaConfig::smollm2_135m),
     },
     Preset {
         name: "smollm2-360m",
         about: "language model of the Llama family: 32 blocks of 960, 49,152 tokens",
         rows: 128,
-        build: |rows| llama(LlamaConfig::smollm2_360m(), rows),
+        kind: Kind::Language(LlamaConfig::smollm2_360m),
     },
     Preset {
         name: "smollm2-1.7b",
         about: "language model of the Llama family: 24 blocks of 2048, 49,152 tokens",
         rows: 128,
-        build: |rows| llama(LlamaConfig::smollm2_1_7b(), rows),
+        kind: Kind::Language(LlamaConfig::smollm2_1_7b),
     },
 ];
-
-/// One sequence, without an axis for the batch.
-#[track_caller]
-fn llama(config: LlamaConfig, rows: usize) -> Graph {
-    language_model_of(&[rows], |g, tokens| config.build(g, "").forward(g, tokens))
-}
 
 /// The preset of that name.
 pub fn preset(name: &str) -> Option<&'static Preset> {

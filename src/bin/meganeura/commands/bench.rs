@@ -5,13 +5,15 @@ use std::time::{Duration, Instant};
 
 use meganeura::build::plan_for;
 use meganeura::config::Config;
-use meganeura::nn::models::{PRESETS, preset};
+use meganeura::nn::layers::WeightStorage;
+use meganeura::nn::models::{KV_POS, LOGITS_ROW, LogitsOf, PRESETS, Preset, preset};
 use meganeura::plan::BufferRef;
 use meganeura::precision::Precision;
 use meganeura::{DType, Graph, Mode, Session, Sgd, TensorType, select};
 use serde_json::json;
 
 use super::Outcome;
+use super::language::storage;
 use super::precision::Choice;
 use crate::output::line;
 
@@ -34,6 +36,23 @@ pub(crate) struct Args {
     /// Rows of models: tokens of a sequence, or examples of a batch.
     #[arg(long, value_name = "N")]
     seq: Option<usize>,
+
+    /// Run language models with a key-value cache of so many rows: `--seq` tokens, one by default, behind those that are
+    /// cached. Logits are those of the last.
+    #[arg(long, value_name = "ROWS", conflicts_with = "train")]
+    cache: Option<usize>,
+
+    /// Tokens that are cached before a step.
+    #[arg(long, value_name = "N", requires = "cache", default_value_t = 0)]
+    cached: u32,
+
+    /// Sequences side by side, each with a cache of its own.
+    #[arg(long, value_name = "N", requires = "cache", default_value_t = 1)]
+    sequences: usize,
+
+    /// How weights of language models with a cache are stored on the device.
+    #[arg(long, value_name = "f32|f16|q8|q4", requires = "cache", value_parser = storage, default_value = "f32")]
+    weights: WeightStorage,
 
     /// How exactly products are computed; by default what the device does of itself.
     #[arg(long, value_enum)]
@@ -76,6 +95,9 @@ pub(crate) fn run(args: &Args) -> Outcome {
             session.try_set_optimizer(optimizer)?;
         }
         feed(&mut session)?;
+        if args.cache.is_some() {
+            place(&mut session, args)?;
+        }
         let (step, waited) = measure(&mut session, args.steps)?;
         let seconds = step.as_secs_f64();
         let rate = work.flops.map(|flops| flops / seconds * 1e-12);
@@ -113,11 +135,18 @@ pub(crate) fn run(args: &Args) -> Outcome {
 
 fn work(name: &str, args: &Args) -> Result<Work, String> {
     if let Some(model) = preset(name) {
+        let graph = match args.cache {
+            Some(capacity) => cached_graph(model, capacity, args)?,
+            None => model.graph(args.seq.unwrap_or(model.rows)),
+        };
         return Ok(Work {
-            graph: model.graph(args.seq.unwrap_or(model.rows)),
+            graph,
             mode: if args.train { Mode::Training } else { Mode::Inference },
             flops: None,
         });
+    }
+    if args.cache.is_some() {
+        return Err(format!("--cache is for language models, which '{name}' is not"));
     }
     let sizes: Vec<usize> = name.split('x').filter_map(|size| size.parse().ok()).collect();
     let [m, n, k] = sizes[..] else {
@@ -136,6 +165,35 @@ fn work(name: &str, args: &Args) -> Result<Work, String> {
         mode: Mode::Inference,
         flops: Some(2.0 * m as f64 * n as f64 * k as f64),
     })
+}
+
+/// A graph that reads some tokens of each sequence behind those that are cached.
+fn cached_graph(model: &Preset, capacity: usize, args: &Args) -> Result<Graph, String> {
+    let Some(mut config) = model.language_model() else {
+        return Err(format!("--cache is for language models, which '{}' is not", model.name));
+    };
+    let (rows, cached) = (args.seq.unwrap_or(1), args.cached as usize);
+    if rows == 0 || args.sequences == 0 || cached.saturating_add(rows) > capacity {
+        return Err(format!(
+            "{} sequences of {cached} cached tokens and {rows} more do not fit caches of {capacity} rows; raise --cache",
+            args.sequences
+        ));
+    }
+    config.weights = args.weights;
+    let logits = if rows == 1 { LogitsOf::AllRows } else { LogitsOf::OneRow };
+    Ok(match args.sequences {
+        1 => config.decode_graph(&[], rows, capacity, logits),
+        sequences => config.decode_graph(&[sequences], rows, capacity, logits),
+    })
+}
+
+/// Says where in their caches sequences are.
+fn place(session: &mut Session, args: &Args) -> meganeura::Result<()> {
+    session.try_set_input_u32(KV_POS, &vec![args.cached; args.sequences])?;
+    match args.seq.unwrap_or(1) {
+        1 => Ok(()),
+        rows => session.try_set_input_u32(LOGITS_ROW, &vec![rows as u32 - 1; args.sequences]),
+    }
 }
 
 /// Values that are neither all alike nor extreme.

@@ -70,7 +70,7 @@ pub(super) struct ModelArgs {
     no_plan_cache: bool,
 }
 
-fn storage(name: &str) -> std::result::Result<WeightStorage, String> {
+pub(super) fn storage(name: &str) -> std::result::Result<WeightStorage, String> {
     let known = || WeightStorage::ALL.map(WeightStorage::name).join(", ");
     WeightStorage::from_name(name).ok_or_else(|| format!("there are {}", known()))
 }
