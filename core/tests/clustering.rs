@@ -128,6 +128,32 @@ fn a_product_takes_its_bias_and_activation_along() {
     assert!(report.clusters[0].label.contains("activation"), "{report}");
 }
 
+/// What a product multiplies may be computed for it, through views: the first operand only.
+#[test]
+fn a_product_takes_a_gate_along() {
+    let mut g = Graph::new();
+    let packed = g.input("packed", &[1, 2, 8]);
+    let (w, other) = (g.parameter("w", &[8, 3]), g.input("other", &[3, 3]));
+    let gated = g.swiglu_concat(packed);
+    let row = g.reshape(gated, &[1, 8]);
+    let y = g.matmul(row, w);
+    let right = g.exp(other);
+    let z = g.matmul(y, right);
+    g.set_outputs(vec![z]);
+    let (new, report) = clustered(&g);
+    let mut calls = calls(&new);
+    calls.sort();
+    assert_eq!(
+        calls,
+        [
+            "core.exp",
+            "core.matmul",
+            "swiglu_concat(0); reshape(%0, shape=[1, 8]); matmul(%1, 1, transpose_a=false, transpose_b=false) -> %2"
+        ],
+        "{report}"
+    );
+}
+
 #[test]
 fn norms_take_along_what_stands_around_them() {
     let mut g = Graph::new();

@@ -362,16 +362,12 @@ fn f32_to_i32(x: f32) -> i32 {
 
 // Half precision in 16 bits, without the device's own conversions: these may flush small numbers.
 fn f16_to_f32(half: u32) -> f32 {
-    let sign = (half & 0x8000u) << 16u;
+    // Without branches, behind which loads would wait for each other.
     let magnitude = half & 0x7fffu;
-    if (magnitude >= 0x7c00u) {
-        return from_bits(sign | 0x7f800000u | ((magnitude & 0x3ffu) << 13u));
-    }
-    if (magnitude < 0x400u) {
-        let tiny = f32(magnitude) * 5.9604644775390625e-8;
-        return select(tiny, -tiny, sign != 0u);
-    }
-    return bitcast<f32>(sign | ((magnitude << 13u) + 0x38000000u));
+    let tiny = bitcast<u32>(f32(magnitude) * 5.9604644775390625e-8);
+    let finite = select((magnitude << 13u) + 0x38000000u, tiny, magnitude < 0x400u);
+    let word = select(finite, (magnitude << 13u) | 0x7f800000u, magnitude >= 0x7c00u);
+    return from_bits(word | ((half & 0x8000u) << 16u));
 }
 
 // Four halves in two words.

@@ -173,17 +173,17 @@ struct Builder<'a> {
 impl Builder<'_> {
     fn member(&mut self, id: NodeId) -> Option<()> {
         let node = &self.graph.nodes()[id.index()];
-        // Products read their operands where they are, and norms their parameters.
+        // Products read their operands where they are, unless these are computed on the way, and norms their parameters.
         let kind = fusing(self.graph, id);
-        let through = |at: usize| match kind {
-            Fusing::Contraction => false,
+        let through = |at: usize, v: Value| match kind {
+            Fusing::Contraction => at == 0 && self.inside.contains(&behind_views(self.graph, v).0.node),
             Fusing::Rows => at == 0,
             _ => true,
         };
         let inputs = node.inputs.iter().enumerate();
         let inputs: Vec<Slot> = inputs
             .map(|(at, &v)| {
-                if through(at) {
+                if through(at, v) {
                     self.read(v)
                 } else {
                     Some(self.operand(v))

@@ -122,13 +122,11 @@ impl Growth<'_> {
 
     /// Merges a node's unit with those that produce its operands, the latest first.
     fn merge_with_producers(&mut self, id: NodeId) {
-        if self
-            .unit(id)
-            .is_none_or(|(_, unit)| unit.anchor == Some(Fusing::Contraction))
-        {
-            return;
+        let Some((_, unit)) = self.unit(id) else { return };
+        let mut inputs = &self.graph.nodes()[id.index()].inputs[..];
+        if unit.anchor == Some(Fusing::Contraction) {
+            inputs = &inputs[..1];
         }
-        let inputs = &self.graph.nodes()[id.index()].inputs;
         let mut producers: Vec<NodeId> = inputs.iter().map(|&v| behind_views(self.graph, v).0.node).collect();
         producers.sort_by_key(|p| std::cmp::Reverse(self.place[p.index()]));
         for producer in producers {
@@ -166,12 +164,15 @@ impl Growth<'_> {
         let (Some(first), Some(second)) = (&self.units[a], &self.units[b]) else {
             return false;
         };
-        let one_domain = first.domain == second.domain || first.domain == 1;
-        // Nothing follows a reduction or precedes a product, and there is one of them at most.
-        let special = first.anchor == Some(Fusing::Reduction)
-            || second.anchor == Some(Fusing::Contraction)
-            || (first.anchor.is_some() && second.anchor.is_some());
-        one_domain && !special && first.members.len() + second.members.len() <= MAX_MEMBERS
+        if first.members.len() + second.members.len() > MAX_MEMBERS {
+            return false;
+        }
+        // Nothing follows a reduction, and there is one of them, or one product, at most.
+        match (first.anchor, second.anchor) {
+            (None | Some(Fusing::Prologue), Some(Fusing::Contraction)) => true,
+            (Some(Fusing::Reduction), _) | (Some(_), Some(_)) => false,
+            _ => first.domain == second.domain || first.domain == 1,
+        }
     }
 
     /// Whether a path leads from `a` to `b` other than directly, or through views that `b` reads.
@@ -269,9 +270,18 @@ impl Growth<'_> {
         if cost >= first.cost.saturating_add(second.cost) || !draft.runs_on(self.target) {
             return;
         }
+        let product = second.anchor == Some(Fusing::Contraction);
         let merged = Unit {
-            domain: first.domain.max(second.domain),
-            anchor: first.anchor.or(second.anchor),
+            domain: if product {
+                second.domain
+            } else {
+                first.domain.max(second.domain)
+            },
+            anchor: if product {
+                second.anchor
+            } else {
+                first.anchor.or(second.anchor)
+            },
             cost,
             apart: first.apart.saturating_add(second.apart),
             members,

@@ -126,6 +126,10 @@ fn samples(sizes: &mut Sizes) -> Vec<Sample> {
     let [m, k, n] = [sizes.dim(40), sizes.dim(30), sizes.dim(50)];
     let mut all = vec![bias_and_activation(m, n), gradient_of_relu(m, n)];
     all.extend([[m, k, n], [1, 5, 7]].map(product_with_bias));
+    // One row, few, and more than what is computed for every column anew; long sums that are cut.
+    for [m, k, n] in [[1, k, n], [3, 70, 33], [40, k, n], [1, 1900, 5]] {
+        all.extend([product_of_a_gate([m, k, n]), packed_product_of_a_gate([m, k, n])]);
+    }
     all.push(transposed_sum(m, n));
     all.extend([vec![0], vec![1], vec![0, 1]].map(|axes| folded(m, n, axes)));
     all.push(through_views(sizes.dim(6), sizes.dim(7), sizes.dim(9)));
@@ -173,6 +177,32 @@ fn product_with_bias([m, k, n]: [usize; 3]) -> Option<Sample> {
         SampleInput::f32(&[n]),
     ];
     d.sample("a product, its bias and activation", inputs, &[sum, y])
+}
+
+fn product_of_a_gate([m, k, n]: [usize; 3]) -> Option<Sample> {
+    let mut d = Draft::new();
+    let gated = d.of("core.swiglu_concat", &[operand(0)]);
+    let attrs = Attrs::new().with("transpose_a", false).with("transpose_b", false);
+    let y = d.call("core.matmul_add", attrs, &[gated, operand(1), operand(2)]);
+    let inputs = [[m, 2 * k], [k, n], [m, n]].map(|shape| SampleInput::f32(&shape));
+    d.sample(&format!("a product of a gate's [{m}, {k}]"), inputs.to_vec(), &[y])
+}
+
+fn packed_product_of_a_gate([m, k, n]: [usize; 3]) -> Option<Sample> {
+    let mut d = Draft::new();
+    let gated = d.of("core.swiglu", &[operand(0), operand(1)]);
+    let y = d.of("core.quantized_matmul", &[gated, operand(2)]);
+    let [gate, weight] = [[m, k], [n, k]];
+    let inputs = vec![
+        SampleInput::f32(&gate),
+        SampleInput::f32(&gate),
+        SampleInput::filled(DType::F16, &weight, Fill::Below(200)),
+    ];
+    d.sample(
+        &format!("a product of a gate's {gate:?} with a weight of f16"),
+        inputs,
+        &[y],
+    )
 }
 
 fn transposed_sum(m: usize, n: usize) -> Option<Sample> {

@@ -1,7 +1,7 @@
 //! Gated linear units: an activation of one operand times another.
 
 use super::sample::{Sample, SampleInput, Sizes};
-use super::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics, expect_float, expect_same_dtype};
+use super::{Arity, Call, Cost, Doc, Fusing, Gradient, OpRef, Operator, Semantics, expect_float, expect_same_dtype};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::graph::{Graph, Value};
@@ -212,6 +212,10 @@ impl Operator for Gated {
         Ok(vec![one_type(call)?])
     }
 
+    fn fusing(&self) -> Fusing {
+        Fusing::Pointwise
+    }
+
     fn gradient(&self) -> Gradient<'_> {
         fused(self.backward)
     }
@@ -296,6 +300,10 @@ impl Operator for SwigluConcat {
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
         expect_float(call, 0, "the operand")?;
         Ok(vec![unpacked(&call.inputs[0])?])
+    }
+
+    fn fusing(&self) -> Fusing {
+        Fusing::Prologue
     }
 
     fn gradient(&self) -> Gradient<'_> {

@@ -198,7 +198,11 @@ pub enum Fusing {
     View,
     /// Folds operand 0 over axes; what comes before may be computed on the way.
     Reduction,
-    /// A product that is long compared with its result; what comes after may be computed on the way.
+    /// Each element from a few elements of the operands, at other places too: it may be computed on the way into a
+    /// product that reads few rows, and what comes after with it.
+    Prologue,
+    /// A product that is long compared with its result; what comes after may be computed on the way, and what comes
+    /// before operand 0 where a device finds that worth it.
     Contraction,
     /// Makes a value of operand 0's shape from whole rows of it, as softmax and the norms do; what comes before
     /// operand 0 and what comes after port 0 may be computed on the way.

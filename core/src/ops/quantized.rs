@@ -1,7 +1,7 @@
 //! Weights that stay packed: block-quantised tensors expanded, and products with weights of fewer bits.
 
 use super::sample::{Fill, Sample, SampleInput, Sizes};
-use super::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
+use super::{Arity, Call, Cost, Doc, Fusing, Gradient, OpRef, Operator, Semantics};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::dtype::DType;
@@ -11,6 +11,7 @@ use crate::shape::{Shape, TensorType};
 
 pub(super) struct Dequantize;
 pub(super) struct QuantizedMatMul;
+pub(super) struct QuantizedMatMulAdd;
 
 /// The format of words and scales, and the type that they are expanded to.
 fn expanded(words: &TensorType, scales: &TensorType) -> Result<(BlockFormat, TensorType), String> {
@@ -217,6 +218,10 @@ impl Operator for QuantizedMatMul {
         Ok(vec![TensorType::new(DType::F32, Shape::new(&shape)?)])
     }
 
+    fn fusing(&self) -> Fusing {
+        Fusing::Contraction
+    }
+
     fn gradient(&self) -> Gradient<'_> {
         Gradient::Decomposed
     }
@@ -242,12 +247,21 @@ impl Operator for QuantizedMatMul {
 
     fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {
         let mut samples = Vec::new();
-        let varied = (sizes.dim(40), sizes.dim(70), 1 + sizes.below(6));
-        for (m, n, blocks) in [(1, 1, 1), (1, 67, 3), (3, 5, 2), (5, 33, 1), (19, 130, 18), varied] {
-            let x = SampleInput::f32(&[m, BLOCK * blocks]);
+        let varied = (vec![sizes.dim(40)], sizes.dim(70), 1 + sizes.below(6));
+        let shapes = [
+            (vec![1], 1, 1),
+            (vec![1], 67, 3),
+            (vec![3], 5, 2),
+            (vec![2, 3], 5, 2),
+            (vec![5], 33, 1),
+            (vec![19], 130, 18),
+            varied,
+        ];
+        for (rows, n, blocks) in shapes {
+            let x = SampleInput::f32(&[&rows[..], &[BLOCK * blocks]].concat());
             for format in BlockFormat::ALL {
                 let [words, scales] = packed(&[n, blocks], format);
-                let label = format!("[{m}, {}] by [{n}] of {format:?}", BLOCK * blocks);
+                let label = format!("{rows:?} rows of {} by [{n}] of {format:?}", BLOCK * blocks);
                 samples.push(Sample::new(label, vec![x.clone(), words, scales], Attrs::new()));
             }
         }
@@ -274,6 +288,89 @@ impl Operator for QuantizedMatMul {
             ));
         }
         samples
+    }
+}
+
+/// The operands of the product in a call of [`QuantizedMatMulAdd`], and what is added.
+fn apart<T: Clone>(inputs: &[T]) -> Result<(Vec<T>, T), String> {
+    let [x, addend, weight @ ..] = inputs else {
+        return Err("takes rows, what is added, and a weight, which may be words and scales".into());
+    };
+    Ok(([std::slice::from_ref(x), weight].concat(), addend.clone()))
+}
+
+impl Operator for QuantizedMatMulAdd {
+    fn name(&self) -> &'static str {
+        "core.quantized_matmul_add"
+    }
+
+    fn doc(&self) -> Doc {
+        Doc {
+            shapes: "x [..., m, k], addend f32 [..., m, n], then the weight of core.quantized_matmul -> f32 [..., m, n]",
+            formula: "core.quantized_matmul of x and the weight, plus the addend",
+            source: "residual connections; a rewrite introduces it where a kernel makes that pay",
+        }
+    }
+
+    fn arity(&self) -> Arity {
+        Arity::Between(3, 4)
+    }
+
+    fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
+        let (product, addend) = apart(call.inputs)?;
+        let types = QuantizedMatMul.infer(&Call {
+            inputs: &product,
+            ..*call
+        })?;
+        if types[0] != addend {
+            return Err(format!(
+                "what is added, {addend}, is not like the product, {}",
+                types[0]
+            ));
+        }
+        Ok(types)
+    }
+
+    fn fusing(&self) -> Fusing {
+        Fusing::Contraction
+    }
+
+    fn gradient(&self) -> Gradient<'_> {
+        Gradient::Decomposed
+    }
+
+    fn semantics(&self) -> Semantics<'_> {
+        Semantics::composite(|cx| {
+            let (product, addend) = apart(cx.inputs)?;
+            let y = cx.graph.call(OpRef::new(&QuantizedMatMul), Attrs::new(), product);
+            Ok(vec![cx.graph.add(y, addend).into()])
+        })
+    }
+
+    fn cost(&self, call: &Call) -> Cost {
+        let k = apart(call.inputs).ok().and_then(|(inputs, _)| {
+            let dims = QuantizedDims::of(&Call {
+                inputs: &inputs,
+                ..*call
+            });
+            dims.ok().map(|d| d.k as u64)
+        });
+        Cost::streaming(call, 2 * k.unwrap_or(0) + 1)
+    }
+
+    fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {
+        let with_addend = |sample: Sample| {
+            let mut inputs = sample.inputs;
+            let mut shape = inputs[0].shape.clone();
+            *shape.last_mut()? = inputs[1].shape[0];
+            inputs.insert(1, SampleInput::f32(&shape));
+            Some(Sample::new(sample.label, inputs, sample.attrs))
+        };
+        QuantizedMatMul
+            .samples(sizes)
+            .into_iter()
+            .filter_map(with_addend)
+            .collect()
     }
 }
 

@@ -100,15 +100,22 @@ impl Operator for RmsNorm {
     }
 
     fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {
-        [vec![3], vec![1, 7], vec![4, 33], vec![2, 3, 768], sizes.shape(3, 40)]
-            .iter()
-            .map(|s| {
-                let width = [s[s.len() - 1]];
-                let eps = sample_eps(width[0]);
-                let inputs = vec![SampleInput::f32(s), SampleInput::f32(&width)];
-                Sample::new(format!("{s:?}"), inputs, Attrs::new().with("eps", eps))
-            })
-            .collect()
+        [
+            vec![3],
+            vec![1, 7],
+            vec![4, 33],
+            vec![4, 64],
+            vec![2, 3, 768],
+            sizes.shape(3, 40),
+        ]
+        .iter()
+        .map(|s| {
+            let width = [s[s.len() - 1]];
+            let eps = sample_eps(width[0]);
+            let inputs = vec![SampleInput::f32(s), SampleInput::f32(&width)];
+            Sample::new(format!("{s:?}"), inputs, Attrs::new().with("eps", eps))
+        })
+        .collect()
     }
 }
 

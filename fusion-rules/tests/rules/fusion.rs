@@ -1,5 +1,6 @@
 //! Products, gated units and normalisations with what comes before and after.
 
+use meganeura_core::DType;
 use meganeura_core::graph::{Graph, Value};
 use meganeura_core::rewrite::Pass::{Backward, Forward, Inference};
 
@@ -136,6 +137,47 @@ fn normalisation_as_the_prologue_of_a_product() {
     });
     r.fires("MatMul(RmsNorm)→FusedRmsNormMatMul")
         .gives(&["core.rms_norm_matmul"]);
+}
+
+/// A product with a weight `[4, 64]` in `f16` or in blocks.
+fn packed_product(g: &mut Graph, x: impl Into<Value>, blocks: bool) -> Value {
+    let (words, scales) = match blocks {
+        true => {
+            let scales = g.parameter_typed("scales", &[4, 2], DType::F16);
+            (g.parameter_typed("w", &[4, 16], DType::U32), Some(scales.into()))
+        }
+        false => (g.parameter_typed("w", &[4, 64], DType::F16), None),
+    };
+    g.quantized_matmul(x, words, scales).into()
+}
+
+#[test]
+fn what_is_added_to_a_product_with_packed_weights() {
+    for (blocks, left) in [(false, false), (false, true), (true, false), (true, true)] {
+        let r = of(Inference, |g| {
+            let (x, d) = (g.input("x", &[6, 64]), g.input("d", &[6, 4]));
+            let y = packed_product(g, x, blocks);
+            match left {
+                true => g.add(d, y).into(),
+                false => g.add(y, d).into(),
+            }
+        });
+        r.fires("QuantizedMatMul+Add→QuantizedMatMulAdd")
+            .gives(&["core.quantized_matmul_add"]);
+    }
+}
+
+#[test]
+fn normalisation_as_the_prologue_of_a_product_with_packed_weights() {
+    for blocks in [false, true] {
+        let r = of(Inference, |g| {
+            let (x, g1) = (g.input("x", &[6, 64]), g.parameter("g", &[64]));
+            let n = g.rms_norm(x, g1, 1e-5);
+            packed_product(g, n, blocks)
+        });
+        r.fires("QuantizedMatMul(RmsNorm)→FusedRmsNormQuantizedMatMul")
+            .gives(&["core.rms_norm_quantized_matmul"]);
+    }
 }
 
 #[test]

@@ -45,6 +45,8 @@ pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx) -> Result<Compiled, S
         outputs: std::slice::from_ref(body.ty(id)),
     };
     let of = of(op).ok_or("it is no convolution")?;
+    // Each tap reads its element of the image.
+    tiled::check_prologue(body, cx, a, None)?;
     let dims = match of {
         Of::Output => Conv2dDims::of_conv2d(&call)?,
         Of::InputGrad => Conv2dDims::of_input_grad(&call)?,

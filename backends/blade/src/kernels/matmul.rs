@@ -37,6 +37,7 @@ pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx) -> Result<Compiled, S
         operands: [a, b],
         dims,
     };
+    tiled::check_prologue(body, cx, a, Some(product.sizes()))?;
     tiled::compile(body, id, cx, &product)
 }
 

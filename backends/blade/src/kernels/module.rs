@@ -231,6 +231,11 @@ impl<'a> Module<'a> {
         self.slot(Binding::Table(number), wgsl_type(dtype), false)
     }
 
+    /// What is compiled.
+    pub(crate) fn cx(&self) -> &'a CompileCx<'a> {
+        self.cx
+    }
+
     /// An element of an operand, as computed with.
     pub(crate) fn load(&mut self, operand: usize, index: &str) -> String {
         let dtype = self.cx.kernel.inputs[operand].dtype;

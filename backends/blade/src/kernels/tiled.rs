@@ -8,8 +8,9 @@
 use std::fmt::Write as _;
 
 use meganeura_core::DType;
+use meganeura_core::ops::FUSED;
 
-use super::body::{Body, Id};
+use super::body::{Body, Def, Id};
 use super::emit::Emitter;
 use super::module::{CompileCx, Compiled, Launch};
 use super::place::{self, Base};
@@ -113,6 +114,16 @@ impl Tiles<'_> {
             Tiles::Units(blocks) => blocks.launch(e, sink),
             Tiles::Vectors(vectors) => vectors.launch(e, sink.each),
         }
+    }
+}
+
+/// Whether a program may compute the first operand of a product on the way: every workgroup that reads rows of it computes
+/// them anew, once if they fit into its memory. Decompositions have no choice.
+pub(super) fn check_prologue(body: &Body, cx: &CompileCx, operand: Id, sizes: Option<Sizes>) -> Result<(), String> {
+    let stored = matches!(body.nodes[operand].def, Def::Operand(_));
+    match stored || cx.kernel.name != FUSED.name() || sizes.is_some_and(vectors::can_stage) {
+        true => Ok(()),
+        false => Err("what is multiplied is computed on the way, for too many rows".into()),
     }
 }
 

@@ -15,7 +15,7 @@ use super::rows::Rows;
 use super::tiled::{self, Products, Results, Sizes};
 
 /// Most rows.
-const MOST_ROWS: usize = 4;
+const MOST_ROWS: usize = 16;
 /// Threads of a workgroup.
 const THREADS: usize = 256;
 /// Most lanes: eight columns of them are a sector of memory where neighbours there are columns.
@@ -24,8 +24,12 @@ const MOST_LANES: usize = 32;
 const FEWEST_LANES: usize = 8;
 /// Most terms, of all rows, that a thread reads before it adds them up.
 const MOST_TOGETHER: usize = 16;
-/// Terms of a part for each lane, at least.
-const SHORTEST_PART: usize = 4;
+/// Terms of a row that it reads in any case.
+const TOGETHER: usize = 4;
+/// Most elements of rows that are computed once, for all columns of a workgroup.
+const MOST_STAGED: usize = 3072;
+/// Terms of a part for each lane, at least: a launch that puts parts together takes longer than fewer terms.
+const SHORTEST_PART: usize = 32;
 /// Workgroups from which on a device has enough to do.
 const ENOUGH_GROUPS: usize = 256;
 /// Workgroups from which on a second launch, which puts parts together, takes longer than it saves.
@@ -70,6 +74,11 @@ pub(super) fn compile(
         launches: vec![first, last],
         scratch: vec![4 * total * vectors.parts],
     })
+}
+
+/// Whether all rows fit into the memory of a workgroup.
+pub(super) fn can_stage(sizes: Sizes) -> bool {
+    sizes.m <= MOST_ROWS && sizes.batch * sizes.m * sizes.k <= MOST_STAGED
 }
 
 /// A product of few rows.
@@ -119,7 +128,7 @@ impl<'a> Vectors<'a> {
         let (lanes, columns) = (self.lanes, THREADS / self.lanes);
         let across = n.div_ceil(columns);
         let length = k.div_ceil(self.parts);
-        let _ = writeln!(e.module.items, "var<workgroup> sums: array<f32, {}>;", m * THREADS);
+        let _ = writeln!(e.module.items, "var<workgroup> sums: array<f32, {THREADS}>;");
         let (lane, column) = match self.products.is_along_k(1) {
             true => (format!("local % {lanes}u"), format!("local / {lanes}u")),
             false => (format!("local / {columns}u"), format!("local % {columns}u")),
@@ -133,12 +142,13 @@ impl<'a> Vectors<'a> {
             across * batch,
             n - 1
         );
+        self.stage(&mut e, &mut code, length)?;
         for row in 0..m {
             let _ = writeln!(code, "var sum_{row} = 0.0;");
         }
         // In as many rounds as are needed, of about the same length.
         let terms = (length / lanes).max(1);
-        let together = terms / terms.div_ceil((MOST_TOGETHER / m).max(1));
+        let together = terms / terms.div_ceil((MOST_TOGETHER / m).max(TOGETHER));
         let stride = together * lanes;
         let _ = writeln!(code, "var k = part * {length}u + slot;");
         let _ = writeln!(code, "for (; k + {}u < end; k += {stride}u) {{", stride - lanes);
@@ -146,34 +156,60 @@ impl<'a> Vectors<'a> {
         let _ = writeln!(code, "}}\nfor (; k < end; k += {lanes}u) {{");
         code.push_str(&self.terms(&mut e, 1)?);
         code.push_str("}\n");
-        for row in 0..m {
-            let _ = writeln!(code, "sums[{}u + local] = sum_{row};", row * THREADS);
-        }
         let at = match self.products.is_along_k(1) {
-            true => format!("inner * {lanes}u + lane"),
-            false => format!("lane * {columns}u + inner"),
+            true => format!("local * {lanes}u + lane"),
+            false => format!("lane * {columns}u + local"),
         };
-        let done = each(&self.products.number("row", "own_column"), "sum");
+        for row in 0..m {
+            let done = each(&self.products.number(&format!("{row}u"), "own_column"), "sum");
+            let _ = write!(
+                code,
+                "{}sums[local] = sum_{row};\nworkgroupBarrier();\nif (local < {columns}u) {{\n\
+                 let own_column = first_column + local;\nif (own_column < {n}u) {{\nvar sum = 0.0;\n\
+                 for (var lane = 0u; lane < {lanes}u; lane += 1u) {{\nsum += sums[{at}];\n}}\n{done}}}\n}}\n",
+                if row == 0 { "" } else { "workgroupBarrier();\n" },
+            );
+        }
+        e.module.finish(&code, THREADS, across * batch * self.parts)
+    }
+
+    /// Whether rows are computed before the sums, so that columns do not each do so.
+    fn is_staged(&self) -> bool {
+        self.products.stored(0).is_none() && self.sizes.m * self.sizes.k.div_ceil(self.parts) <= MOST_STAGED
+    }
+
+    /// Code that computes the rows of a part, if they are [staged](Self::is_staged).
+    fn stage(&self, e: &mut Emitter, code: &mut String, length: usize) -> Result<(), String> {
+        if !self.is_staged() {
+            return Ok(());
+        }
+        let (m, k) = (self.sizes.m, self.sizes.k);
+        let _ = writeln!(e.module.items, "var<workgroup> staged: array<f32, {}>;", m * length);
+        let (own, value) = e.block(|e| self.products.load(e, 0, "staged_row", "staged_k"))?;
         let _ = write!(
             code,
-            "workgroupBarrier();\nfor (var e = local; e < {}u; e += {THREADS}u) {{\n\
-             let row = e / {columns}u;\nlet inner = e % {columns}u;\nlet own_column = first_column + inner;\n\
-             if (own_column < {n}u) {{\nvar sum = 0.0;\nfor (var lane = 0u; lane < {lanes}u; lane += 1u) {{\n\
-             sum += sums[row * {THREADS}u + {at}];\n}}\n{done}}}\n}}\n",
-            m * columns
+            "for (var at = local; at < {}u; at += {THREADS}u) {{\nlet staged_row = at / {length}u;\n\
+             let staged_k = min(part * {length}u + at % {length}u, {}u);\n{own}staged[at] = {value};\n}}\n\
+             workgroupBarrier();\n",
+            m * length,
+            k - 1
         );
-        e.module.finish(&code, THREADS, across * batch * self.parts)
+        Ok(())
     }
 
     /// Code that reads some terms of a column's sums, and adds them up.
     fn terms(&self, e: &mut Emitter, count: usize) -> Result<String, String> {
-        let m = self.sizes.m;
+        let Sizes { m, k, .. } = self.sizes;
+        let length = k.div_ceil(self.parts);
         let (code, values) = e.block(|e| {
             let mut values = Vec::new();
             for q in 0..count {
                 let k = e.bind(&format!("k + {}u", q * self.lanes))?;
                 let b = self.products.load(e, 1, "column", &k)?;
-                let a = (0..m).map(|row| self.products.load(e, 0, &format!("{row}u"), &k));
+                let a = (0..m).map(|row| match self.is_staged() {
+                    true => Ok(format!("staged[{}u + {k} - part * {length}u]", row * length)),
+                    false => self.products.load(e, 0, &format!("{row}u"), &k),
+                });
                 values.push((a.collect::<Result<Vec<_>, _>>()?, b));
             }
             Ok(values)

@@ -377,6 +377,8 @@ impl<'p> Search<'p> {
         let mut found = Vec::new();
         for _ in 0..6 {
             let sample = &samples[self.pool.rng.below(samples.len())];
+            // Sizes may depend on each other in ways that only the operator knows.
+            let keeps = self.pool.rng.below(3) == 0;
             let mut sizes: HashMap<usize, usize> = HashMap::from([(1, 1)]);
             let mut fits = true;
             for (&child, input) in atom.children.iter().zip(&sample.inputs) {
@@ -399,7 +401,7 @@ impl<'p> Search<'p> {
                 }
                 let mut dims = Vec::new();
                 for &from in &input.shape {
-                    let fresh = self.pool.dim();
+                    let fresh = if keeps { from } else { self.pool.dim() };
                     dims.push(*sizes.entry(from).or_insert(fresh));
                 }
                 if let Ok(shape) = Dims::new(&dims)

@@ -97,7 +97,7 @@ fn queries(cx: &CompileCx, tiling: &Tiling) -> Result<Launch, String> {
     let dims = &tiling.dims;
     let mut module = module(cx, dims);
     let mut code = tiling.begin(&mut module);
-    code.push_str(&key_range(dims));
+    code.push_str(&key_range(&mut module, dims));
     code.push_str(&row_bounds(dims));
     for (operand, name) in [(3, "lse"), (4, "delta")] {
         let elements = [0, 1, 2, 3].map(|i| module.load(operand, &row_number(dims, &format!("row + {i}u"))));

@@ -18,7 +18,7 @@ use meganeura_core::ops::AttentionDims;
 
 use super::super::coop::{CoopConfig, prefers_coop};
 use super::super::module::{COOP, CompileCx, Compiled, Launch, Module};
-use super::{Side, declare_fetch, group_place, key_range, scale, start, vectors, window};
+use super::{Side, declare_fetch, group_place, key_range, positions, scale, start, vectors, window};
 
 /// Rows of tiles of a workgroup, and subgroups beside each other.
 const DOWN: usize = 2;
@@ -158,7 +158,7 @@ impl Tiling {
             "{}let sub_row = local / {size}u / {BESIDE}u * {tile}u;\nlet sub_column = local / {size}u % {BESIDE}u;\n\
              let own_row = local % {rows}u;\nlet part = local / {rows}u;\nlet query = min(first + own_row, last);\n{}\
              let hidden = from_bits(0xff800000u);\nvar greatest = -3.4028234e38;\nvar total = 0.0;\n",
-            key_range(dims),
+            key_range(&mut module, dims),
             self.row_bounds(),
             tile = self.tile(),
         );
@@ -197,8 +197,7 @@ impl Tiling {
             Some(window) => format!("max(seen_to, {window}u) - {window}u"),
             None => "0u".to_owned(),
         };
-        let shift = dims.rows_k - dims.rows_q + 1;
-        format!("let seen_to = query + {shift}u;\nlet seen_from = {from};\n")
+        format!("let seen_to = query + shift;\nlet seen_from = {from};\n")
     }
 
     /// Calls a function for every vector that a thread copies of some rows: with the number of the piece, the row, and the
@@ -401,6 +400,9 @@ impl Tiling {
                 }
             }
             code.push_str("}\n}\n");
+        }
+        if positions(module.cx()).is_some() {
+            return;
         }
         let lse = format!("(batch * {}u + head) * {}u + row", dims.heads, dims.rows_q);
         let store = module.store(1, &lse, "greatest + log_f32(sum)");

@@ -6,7 +6,7 @@ use meganeura_core::ops::AttentionDims;
 
 use super::super::module::{CompileCx, Compiled, Launch, Module};
 use super::tiles::{ACROSS, COLUMNS, EACH, Scores, Sums, Tiling};
-use super::{Side, declare_fetch, key_range, row_bounds, scale};
+use super::{Side, declare_fetch, key_range, positions, row_bounds, scale};
 
 const SCORES: &[Scores] = &[Scores {
     name: "s",
@@ -38,7 +38,7 @@ fn launch(cx: &CompileCx, tiling: &Tiling) -> Result<Launch, String> {
         code,
         "{}{}let hidden = vec4<f32>(from_bits(0xff800000u));\n\
          var greatest = vec4<f32>(-3.4028234e38);\nvar sums = vec4<f32>();\n",
-        key_range(dims),
+        key_range(&mut module, dims),
         row_bounds(dims),
     );
     tiling.go(&mut code, "", &softmax(tiling));
@@ -55,6 +55,9 @@ fn launch(cx: &CompileCx, tiling: &Tiling) -> Result<Launch, String> {
         let at = format!("{} + {place}", tiling.start(i));
         module.store(0, &at, &format!("{value} / total[{i}]"))
     });
+    if positions(cx).is_some() {
+        return module.finish(&code, tiling.threads(), tiling.groups());
+    }
     let lse = format!("(batch * {}u + head) * {}u + row + i", dims.heads, dims.rows_q);
     let store = module.store(1, &lse, "greatest[i] + log_f32(total[i])");
     let _ = write!(

@@ -3,6 +3,7 @@
 //! few queries of many keys, are taken apart like any other operator.
 
 mod backward;
+mod cached;
 mod coop;
 mod forward;
 mod tiles;
@@ -30,6 +31,7 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
     let (is_gradient, most_width) = match cx.kernel.name {
         "core.attention" => (false, MOST_WIDTH),
         "core.attention_grad" => (true, backward::MOST_WIDTH),
+        "core.cached_attention" => return cached::compile(cx),
         _ => return Ok(None),
     };
     let dims = AttentionDims::of(&Call {
@@ -45,13 +47,39 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
     if dims.batch * dims.rows_q == 0 || !pays(&dims) {
         return Ok(None);
     }
-    if is_gradient {
-        return backward::compile(cx, dims).map(Some);
+    match is_gradient {
+        true => backward::compile(cx, dims).map(Some),
+        false => tiled(cx, dims).map(Some),
     }
+}
+
+/// Launches that go over tiles of queries.
+fn tiled(cx: &CompileCx, dims: AttentionDims) -> Result<Compiled, String> {
     match coop::compile(cx, dims)? {
-        Some(compiled) => Ok(Some(compiled)),
-        None => forward::compile(cx, dims).map(Some),
+        Some(compiled) => Ok(compiled),
+        None => forward::compile(cx, dims),
     }
+}
+
+/// The operand with the number of cached keys, if there is one.
+fn positions(cx: &CompileCx) -> Option<usize> {
+    (cx.kernel.name == "core.cached_attention").then_some(3)
+}
+
+/// Code that says how many keys the first query of a causal call sees, `shift`, for the sequence `batch`.
+fn shift(module: &mut Module, dims: &AttentionDims) -> String {
+    let visible = dims.rows_k + 1 - dims.rows_q.min(dims.rows_k);
+    let Some(positions) = positions(module.cx()) else {
+        return format!("let shift = {visible}u;\n");
+    };
+    let given = module.load(positions, "batch");
+    let checked = module.checked_index("given", visible);
+    format!(
+        "let given = {given};\nif (local == 0u) {{\nlet reported = {checked};\n}}\n\
+         let shift = min(given, {}u) + 1u;\nlast_key = shift + {}u - 2u;\n",
+        visible - 1,
+        dims.rows_q,
+    )
 }
 
 /// Whether tiles of queries that each go over all of their keys are likely to be faster than products and a softmax.
@@ -115,6 +143,14 @@ fn declare_fetch(module: &mut Module, dims: &AttentionDims, operand: usize, side
     let ([rows, _], width) = (side.sizes(dims), dims.head_dim);
     let at = start(dims, side, ["batch", "known_row", "head"]);
     let last = vectors(dims) - 1;
+    // Cached rows behind the last key may hold anything, NaN too.
+    let last_row = match side == Side::Keys && positions(module.cx()).is_some() {
+        true => "last_key".to_owned(),
+        false => format!("{}u", rows - 1),
+    };
+    if last_row == "last_key" && !module.items.contains("last_key") {
+        module.items.push_str("var<private> last_key: u32;\n");
+    }
     let whole = match width.is_multiple_of(4) {
         true => module.load_vector(operand, &format!("({at}) / 4u + known_vector")),
         false => None,
@@ -137,8 +173,7 @@ fn declare_fetch(module: &mut Module, dims: &AttentionDims, operand: usize, side
     let _ = write!(
         module.items,
         "fn fetch_{name}(batch: u32, row: u32, head: u32, vector: u32) -> vec4<f32> {{\n\
-         let known_row = min(row, {}u);\nlet known_vector = min(vector, {last}u);\nreturn {value};\n}}\n",
-        rows - 1
+         let known_row = min(row, {last_row});\nlet known_vector = min(vector, {last}u);\nreturn {value};\n}}\n",
     );
 }
 
@@ -160,19 +195,19 @@ fn group_place(dims: &AttentionDims, side: Side, rows: usize) -> String {
 }
 
 /// Code that says which keys the queries from `first` to `last`, variables, see: those from `begin` to before `end`, of
-/// which all of them see those from `all_from` to before `all_to`.
-fn key_range(dims: &AttentionDims) -> String {
+/// which all of them see those from `all_from` to before `all_to`. It begins with [`shift`].
+fn key_range(module: &mut Module, dims: &AttentionDims) -> String {
     let keys = dims.rows_k;
     if !dims.causal {
         return format!("let begin = 0u;\nlet end = {keys}u;\nlet all_from = 0u;\nlet all_to = {keys}u;\n");
     }
-    let shift = keys - dims.rows_q + 1;
     let from = |query: &str| match window(dims) {
-        Some(window) => format!("max({query} + {shift}u, {window}u) - {window}u"),
+        Some(window) => format!("max({query} + shift, {window}u) - {window}u"),
         None => "0u".to_owned(),
     };
     format!(
-        "let begin = {};\nlet end = last + {shift}u;\nlet all_from = {};\nlet all_to = first + {shift}u;\n",
+        "{}let begin = {};\nlet end = last + shift;\nlet all_from = {};\nlet all_to = first + shift;\n",
+        shift(module, dims),
         from("first"),
         from("last")
     )
@@ -205,7 +240,7 @@ fn window(dims: &AttentionDims) -> Option<usize> {
 }
 
 /// Code for the bounds of the keys that a thread's queries see: vectors `seen_from` and `seen_to`, from the vector of
-/// their numbers, `row_numbers`.
+/// their numbers, `row_numbers`. It is behind [`key_range`].
 fn row_bounds(dims: &AttentionDims) -> String {
     if !dims.causal {
         return format!(
@@ -214,13 +249,12 @@ fn row_bounds(dims: &AttentionDims) -> String {
         );
     }
     // Rows without a query see what the last query does.
-    let shift = dims.rows_k - dims.rows_q + 1;
     let from = match window(dims) {
         Some(window) => format!("max(seen_to, vec4<u32>({window}u)) - vec4<u32>({window}u)"),
         None => "vec4<u32>()".to_owned(),
     };
     format!(
-        "let seen_to = min(row_numbers, vec4<u32>({}u)) + vec4<u32>({shift}u);\nlet seen_from = {from};\n",
+        "let seen_to = min(row_numbers, vec4<u32>({}u)) + vec4<u32>(shift);\nlet seen_from = {from};\n",
         dims.rows_q - 1
     )
 }
