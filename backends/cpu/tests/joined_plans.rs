@@ -140,6 +140,51 @@ fn what_is_stored_in_another_way_is_listed() {
     assert_eq!(rows, [1.0, 2.0, 3.0, 4.0, 2.0, 4.0, 6.0, 8.0]);
 }
 
+/// `x` and its double; `x` is a result as it is.
+fn passing(x: &str) -> ExecutionPlan {
+    let mut g = Graph::new();
+    let x = g.input(x, &[2]);
+    let two = g.add(x, x);
+    g.set_outputs(vec![two, x]);
+    plan(&g)
+}
+
+#[test]
+fn inputs_that_are_results_belong_to_their_segment() {
+    let mut only = Graph::new();
+    let x = only.input("x", &[2]);
+    only.set_outputs(vec![x]);
+    let mut joined = passing("x");
+    let output = joined.join(&plan(&only), "only", None).expect("they fit");
+    assert_eq!(output, 2);
+    let mut session = Session::on(device(), joined).expect("a session");
+    session.set_input("x", &[1.0, 2.0]);
+    // Nobody has asked for what the other segment passes on.
+    session.try_step().expect("a step");
+    assert_eq!(session.read_output(2), [2.0, 4.0]);
+    let error = session.try_step_of("only").expect_err("no input").to_string();
+    assert!(error.contains("'only.x'"), "{error}");
+    session.set_input("only.x", &[3.0, 4.0]);
+    session.try_step_of("only").expect("a step");
+    let mut found = [0.0; 2];
+    session.read_output_by_index(output, &mut found);
+    assert_eq!(found, [3.0, 4.0]);
+}
+
+#[test]
+fn inputs_belong_to_one_segment_by_their_names() {
+    let mut own = passing("side.x");
+    let error = own
+        .join(&passing("x"), "side", None)
+        .expect_err("ambiguous")
+        .to_string();
+    assert!(
+        error.contains("an input 'side.x' already") && error.contains("another name"),
+        "{error}"
+    );
+    own.join(&passing("x"), "sid", None).expect("another segment");
+}
+
 #[test]
 fn what_cannot_be_joined_is_refused() {
     let mut own = plan(&model(2, 1.0, 2));
@@ -147,6 +192,15 @@ fn what_cannot_be_joined_is_refused() {
     own.join(&other, "one", None).expect("they fit");
     let error = own.join(&other, "one", None).expect_err("twice").to_string();
     assert!(error.contains("a segment 'one' already"), "{error}");
+    for reserved in ["forward_backward", "accumulate", "loss_scale", "update"] {
+        let error = own.join(&other, reserved, None).expect_err("reserved").to_string();
+        assert!(
+            error.contains(&format!("'{reserved}' is the name of a segment")),
+            "{error}"
+        );
+    }
+    // It begins like those, and is another one.
+    own.join(&other, "forward_backward_2", None).expect("they fit");
     let error = other.clone().join(&own, "both", None).expect_err("joined").to_string();
     assert!(error.contains("were joined already"), "{error}");
     let mut g = model(2, 1.0, 2);

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::{BufferRef, ExecutionPlan, FORWARD_BACKWARD, Segment, StateBuffer};
+use super::{BufferRef, ExecutionPlan, FORWARD_BACKWARD, OWN_SEGMENTS, Segment, StateBuffer};
 use crate::error::{Error, Result};
 
 impl ExecutionPlan {
@@ -16,8 +16,8 @@ impl ExecutionPlan {
     ///
     /// # Errors
     /// [`Error::ParametersDiffer`] with all tensors that have one name, but not one type or packing;
-    /// [`Error::InvalidUse`] for a plan that trains, plans of different precision, and a segment that there is already; a
-    /// buffer that is larger than the device binds.
+    /// [`Error::InvalidUse`] for a plan that trains, plans of different precision, a segment that there is already or that
+    /// a step has itself, and one that inputs' names begin with; a buffer that is larger than the device binds.
     pub fn join(&mut self, other: &ExecutionPlan, segment: &str, max_buffer_bytes: Option<u64>) -> Result<usize> {
         self.check_joint(other, segment)?;
         let differences = self.differences(other);
@@ -60,10 +60,24 @@ impl ExecutionPlan {
                 "build both with the same settings",
             );
         }
+        if OWN_SEGMENTS.contains(&segment) {
+            return refuse(
+                format!("'{segment}' is the name of a segment that steps have themselves"),
+                "give every plan that is joined a name of its own",
+            );
+        }
         if self.segment(segment).is_some() {
             return refuse(
                 format!("the plan has a segment '{segment}' already"),
                 "give every plan that is joined a name of its own",
+            );
+        }
+        // By its beginning, an input's name says which segment it is of.
+        let begins = |(name, _): &&(String, BufferRef)| name.strip_prefix(segment).is_some_and(|n| n.starts_with('.'));
+        if let Some((name, _)) = self.input_buffers.iter().find(begins) {
+            return refuse(
+                format!("the plan has an input '{name}' already, as if it were one of the segment '{segment}'"),
+                "give the segment another name",
             );
         }
         Ok(())

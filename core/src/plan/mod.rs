@@ -149,6 +149,8 @@ pub const ACCUMULATE: &str = "accumulate";
 pub const LOSS_SCALE: &str = "loss_scale";
 /// Segment that updates the parameters from the gradients, or from their averages.
 pub const UPDATE: &str = "update";
+/// Segments that a step may have; others are those of joined plans.
+pub(crate) const OWN_SEGMENTS: [&str; 4] = [FORWARD_BACKWARD, ACCUMULATE, LOSS_SCALE, UPDATE];
 
 impl Segment {
     /// Indices of its dispatches.

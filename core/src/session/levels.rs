@@ -140,7 +140,13 @@ fn forward_dispatches(plan: &ExecutionPlan) -> Vec<bool> {
     let states = plan.state_buffers.iter().filter(|s| !s.optimizer).map(|s| s.buffer);
     let mut needed: HashSet<BufferRef> = plan.output_buffers.iter().copied().chain(states).collect();
     let mut forward = vec![false; plan.dispatches.len()];
-    let own = plan.segments.iter().filter(|s| s.name.starts_with(FORWARD_BACKWARD));
+    // Segments are levels, which have the segment's name and a number.
+    let is_own = |s: &&Segment| {
+        s.name
+            .rsplit_once(' ')
+            .is_some_and(|(name, _)| name == FORWARD_BACKWARD)
+    };
+    let own = plan.segments.iter().filter(is_own);
     let own: Vec<usize> = own.flat_map(Segment::range).collect();
     for &i in own.iter().rev() {
         let d = &plan.dispatches[i];

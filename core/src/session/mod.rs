@@ -33,7 +33,9 @@ use crate::dtype::DType;
 use crate::error::{Error, Result, TensorKind, unwrap_report};
 use crate::ops::{SEED_SCALAR, STEP_SCALAR};
 use crate::plan::optimizer::Update;
-use crate::plan::{ACCUMULATE, BufferRef, ExecutionPlan, FORWARD_BACKWARD, LOSS_SCALE, UPDATE, scalar_bytes};
+use crate::plan::{
+    ACCUMULATE, BufferRef, ExecutionPlan, FORWARD_BACKWARD, LOSS_SCALE, OWN_SEGMENTS, UPDATE, scalar_bytes,
+};
 use crate::profiler::DeviceTrack;
 use crate::select;
 use counters::Unsettled;
@@ -41,9 +43,6 @@ use optimizer::ActiveOptimizer;
 pub(crate) use prepare::check_kernels;
 use prepare::prepare;
 use tensors::Tensors;
-
-/// Segments that a step may have; others are those of joined plans.
-const OWN_SEGMENTS: [&str; 4] = [FORWARD_BACKWARD, ACCUMULATE, LOSS_SCALE, UPDATE];
 
 /// A compiled plan with its memory on a device.
 pub struct Session {

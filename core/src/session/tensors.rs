@@ -56,7 +56,7 @@ impl Tensors {
             outputs: outputs.map(|view| Tensor::new(TensorKind::Output, view)).collect(),
             unset: inputs
                 .iter()
-                .map(|(name, t)| (name.clone(), users(plan, t.buffer)))
+                .map(|(name, t)| (name.clone(), users(plan, name, t.buffer)))
                 .filter(|(_, users)| !users.is_empty())
                 .collect(),
             parameters: map(TensorKind::Parameter, plan.parameters()),
@@ -147,16 +147,18 @@ fn packed_error(kind: TensorKind, name: &str, sources: &[String]) -> Error {
     )
 }
 
-/// The segments that read a buffer: an input that nothing reads needs no data. What is a result as it is belongs to the
-/// first one.
-fn users(plan: &ExecutionPlan, buffer: BufferRef) -> Vec<usize> {
+/// The segments that read an input: what nothing reads needs no data. What is a result as it is belongs to the segment
+/// that it came with.
+fn users(plan: &ExecutionPlan, name: &str, buffer: BufferRef) -> Vec<usize> {
     let reads = |s: &Segment| {
         let dispatches = &plan.dispatches[s.range()];
         dispatches.iter().any(|d| d.inputs.iter().any(|o| o.buffer == buffer))
     };
+    let is_of = |s: &Segment| name.strip_prefix(s.name.as_str()).is_some_and(|n| n.starts_with('.'));
+    let home = plan.segments.iter().position(is_of).unwrap_or(0);
     let is_output = plan.output_buffers.contains(&buffer);
     let segments = plan.segments.iter().enumerate();
-    let users = segments.filter(|(i, s)| reads(s) || *i == 0 && is_output);
+    let users = segments.filter(|(i, s)| reads(s) || *i == home && is_output);
     users.map(|(i, _)| i).collect()
 }
 

@@ -79,7 +79,7 @@ impl RopeScaling {
     }
 
     /// The speed, in radians for each position, that replaces another.
-    pub(super) fn apply(self, speed: f64) -> f64 {
+    pub fn apply(self, speed: f64) -> f64 {
         match self {
             RopeScaling::None => speed,
             RopeScaling::Linear { factor } => speed / factor,
