@@ -10,9 +10,11 @@ pub(crate) mod shard;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use meganeura_core::graph::NodeKind;
 use meganeura_core::quantization::{BLOCK, BlockFormat};
 use meganeura_core::{DType, Error, Result, Session, TensorType};
 use meganeura_nn::layers::WeightStorage;
+use meganeura_nn::models::{LlamaConfig, LogitsOf};
 use serde::Deserialize;
 
 use crate::adapters::Adapters;
@@ -32,6 +34,9 @@ const TABLES: &str = ".rotary_emb.inv_freq";
 const EMBEDDING: &str = "embed_tokens.weight";
 /// Ends the names of parameters that have the scales of blocks.
 const SCALES: &str = "_scales";
+
+/// What helps where weights and configuration do not belong together.
+const OF_ANOTHER: &str = "use the config.json that belongs to the weights";
 
 /// The weights of a model.
 #[derive(Debug)]
@@ -132,6 +137,32 @@ impl Checkpoint {
         Ok(self)
     }
 
+    /// Whether the tensors are those of a model. Sizes of a `config.json` may be any numbers: before memory is taken for
+    /// a model, they are compared with what is there.
+    ///
+    /// # Errors
+    /// [`Error::File`] as of [`Checkpoint::load_into`]; [`Error::InvalidUse`] for a model that cannot be.
+    pub fn check_model(&self, model: &LlamaConfig) -> Result<()> {
+        // A graph grows with the number of layers, each of which has tensors.
+        if model.layers > self.places.len() {
+            let message = format!(
+                "has {} tensors, too few for the {} layers of the model",
+                self.places.len(),
+                model.layers
+            );
+            return Err(Error::file(&self.shards[0].path, message, OF_ANOTHER));
+        }
+        let graph = model.decode_graph(&[], 1, 1, LogitsOf::AllRows);
+        graph.verify()?;
+        let nodes = graph.nodes().iter();
+        let parameters: Vec<(String, TensorType)> = nodes
+            .filter(|node| matches!(node.kind, NodeKind::Parameter { .. }))
+            .filter_map(|node| Some((node.name.as_ref()?.to_string(), node.outputs.first()?.clone())))
+            .filter(|(name, _)| is_stored(name))
+            .collect();
+        self.check(&wanted(&parameters))
+    }
+
     /// Names of the tensors.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.places.keys().map(String::as_str)
@@ -143,7 +174,8 @@ impl Checkpoint {
 
     /// Sets all parameters of a session but caches and adapters, which keep what they hold. Matrices in `f32` but the
     /// table of embeddings are transposed: checkpoints have `[outputs, inputs]`, graphs `[inputs, outputs]`. Parameters in
-    /// fewer bits have the rows of the checkpoint; they are copied where the file stores them so, else rounded row by row.
+    /// fewer bits have the rows of the checkpoint; they are copied where the file stores them so, or in fewer bits of the kind, else rounded row by
+    /// row.
     /// Nothing is set unless everything fits.
     ///
     /// # Errors
@@ -154,7 +186,7 @@ impl Checkpoint {
             .plan()
             .parameters()
             .into_iter()
-            .filter(|view| !view.name.starts_with(CACHES) && !view.name.contains(ADAPTERS))
+            .filter(|view| is_stored(&view.name))
             .map(|view| (view.name, view.ty))
             .collect();
         parameters.sort_by(|(a, _), (b, _)| a.cmp(b));
@@ -277,6 +309,11 @@ pub(crate) fn transposed(name: &str, shape: &[usize]) -> Option<[usize; 2]> {
     }
 }
 
+/// Whether a parameter of a graph is part of a checkpoint.
+fn is_stored(name: &str) -> bool {
+    !name.starts_with(CACHES) && !name.contains(ADAPTERS)
+}
+
 /// Memory that tensors go through.
 #[derive(Default)]
 struct Memory {
@@ -345,7 +382,7 @@ impl Differences {
         Err(Error::file(
             path,
             format!("does not hold the weights of this model:\n{}", said.join("\n")),
-            "use the config.json that belongs to the weights",
+            OF_ANOTHER,
         ))
     }
 }

@@ -34,7 +34,8 @@ struct Raw {
     intermediate_size: usize,
     num_hidden_layers: usize,
     num_attention_heads: usize,
-    num_key_value_heads: Option<usize>,
+    #[serde(default, deserialize_with = "given")]
+    num_key_value_heads: Given<usize>,
     head_dim: Option<usize>,
     max_position_embeddings: Option<usize>,
     rms_norm_eps: Option<f32>,
@@ -45,10 +46,56 @@ struct Raw {
     attention_bias: Option<bool>,
     mlp_bias: Option<bool>,
     hidden_act: Option<String>,
-    sliding_window: Option<u32>,
+    #[serde(default, deserialize_with = "given")]
+    sliding_window: Given<u32>,
     use_sliding_window: Option<bool>,
     #[serde(default)]
     eos_token_id: Ids,
+}
+
+/// What a file says: nothing, or something, which may be that there is none.
+type Given<T> = Option<Option<T>>;
+
+fn given<'de, D: serde::Deserializer<'de>, T: Deserialize<'de>>(
+    deserializer: D,
+) -> std::result::Result<Given<T>, D::Error> {
+    Option::deserialize(deserializer).map(Some)
+}
+
+/// What files of a family leave out: transformers writes everything, but reads files that do not.
+struct Usual {
+    context: usize,
+    /// As many as heads if `None`.
+    kv_heads: Option<usize>,
+    /// All features over all heads if `None`.
+    head_dim: Option<usize>,
+    window: Option<u32>,
+}
+
+impl Usual {
+    fn of(family: &str) -> Self {
+        let llama = Usual {
+            context: 2048,
+            kv_heads: None,
+            head_dim: None,
+            window: None,
+        };
+        match family {
+            "mistral" => Usual {
+                context: 131_072,
+                kv_heads: Some(8),
+                window: Some(4096),
+                ..llama
+            },
+            "qwen2" | "qwen3" => Usual {
+                context: 32_768,
+                kv_heads: Some(32),
+                head_dim: (family == "qwen3").then_some(128),
+                ..llama
+            },
+            _ => llama,
+        }
+    }
 }
 
 /// Rotary positions, in the spelling of either generation of the format.
@@ -143,8 +190,9 @@ impl Raw {
         }
         let bias = self.attention_bias.unwrap_or(false);
         let qwen = family.starts_with("qwen");
+        let usual = Usual::of(family);
         let window = match (family, self.use_sliding_window) {
-            ("mistral", _) => self.sliding_window.filter(|&w| w > 0),
+            ("mistral", _) => self.sliding_window.unwrap_or(usual.window).filter(|&w| w > 0),
             (_, Some(true)) if qwen => {
                 return Err(unsupported(
                     path,
@@ -153,17 +201,21 @@ impl Raw {
             }
             _ => None,
         };
-        let context = self.max_position_embeddings.unwrap_or(2048);
+        let context = self.max_position_embeddings.unwrap_or(usual.context);
+        let kv_heads = match self.num_key_value_heads {
+            None => usual.kv_heads,
+            Some(given) => given,
+        };
         let rope = self.rope_parameters.or(self.rope_scaling).unwrap_or_default();
         let rope_theta = rope.rope_theta.or(self.rope_theta).unwrap_or(10_000.0);
-        Ok(ModelConfig {
+        let config = ModelConfig {
             network: LlamaConfig {
                 vocab: self.vocab_size,
                 dim: self.hidden_size,
                 layers: self.num_hidden_layers,
                 heads: self.num_attention_heads,
-                head_dim: self.head_dim,
-                kv_heads: self.num_key_value_heads.unwrap_or(self.num_attention_heads),
+                head_dim: self.head_dim.or(usual.head_dim),
+                kv_heads: kv_heads.unwrap_or(self.num_attention_heads),
                 hidden: self.intermediate_size,
                 rope_theta,
                 rope_scaling: rope.scaling(path)?,
@@ -179,7 +231,55 @@ impl Raw {
             },
             context,
             stop: self.eos_token_id.list(),
-        })
+        };
+        config.check(path)?;
+        Ok(config)
+    }
+}
+
+/// Larger than any size of a model; a product of two is a number still.
+const LARGEST: usize = i32::MAX as usize;
+
+impl ModelConfig {
+    /// Whether there can be such a model, whatever its weights are.
+    fn check(&self, path: &Path) -> Result<()> {
+        let network = &self.network;
+        for (name, size) in [
+            ("vocab_size", network.vocab),
+            ("hidden_size", network.dim),
+            ("intermediate_size", network.hidden),
+            ("num_hidden_layers", network.layers),
+            ("num_attention_heads", network.heads),
+            ("num_key_value_heads", network.kv_heads),
+            ("head_dim", network.head_dim()),
+            ("max_position_embeddings", self.context),
+        ] {
+            if !(1..=LARGEST).contains(&size) {
+                return Err(damaged(
+                    path,
+                    format!("{name} is {size}, and has to be from 1 to {LARGEST}"),
+                ));
+            }
+        }
+        let (heads, kv_heads, head_dim) = (network.heads, network.kv_heads, network.head_dim());
+        if !heads.is_multiple_of(kv_heads) {
+            let message = format!("{heads} heads cannot share those of {kv_heads} keys and values evenly");
+            return Err(damaged(path, message));
+        }
+        if !head_dim.is_multiple_of(2) {
+            return Err(damaged(
+                path,
+                format!("heads of {head_dim} elements are no pairs to be rotated"),
+            ));
+        }
+        let (eps, theta) = (network.eps, network.rope_theta);
+        if !(eps >= 0.0 && eps.is_finite()) {
+            return Err(damaged(path, format!("rms_norm_eps is {eps}")));
+        }
+        if !(theta > 0.0 && theta.is_finite()) {
+            return Err(damaged(path, format!("rope_theta is {theta}")));
+        }
+        Ok(())
     }
 }
 
@@ -205,6 +305,12 @@ impl Rope {
                          original_max_position_embeddings",
                     ));
                 };
+                if !(low > 0.0 && high > low && high.is_finite() && context > 0) {
+                    let message = format!(
+                        "rotary positions of type llama3 with the factors {low} and {high} in a context of {context}"
+                    );
+                    return Err(damaged(path, message));
+                }
                 Ok(RopeScaling::Llama3 {
                     factor: factor()?,
                     low_freq_factor: low,
@@ -280,5 +386,79 @@ mod tests {
         assert!(error.expect_err("no factors").to_string().contains("low_freq_factor"));
         let error = parse(r#""model_type": "llama", "rope_scaling": {"rope_type": "linear", "factor": 0.0}"#);
         assert!(error.expect_err("no factor").to_string().contains("positive factor"));
+        let llama3 = |low: f64, high: f64, context: u32| {
+            parse(&format!(
+                r#""model_type": "llama", "rope_scaling": {{"rope_type": "llama3", "factor": 8.0, "low_freq_factor": {low},
+                "high_freq_factor": {high}, "original_max_position_embeddings": {context}}}"#
+            ))
+        };
+        assert!(llama3(1.0, 4.0, 8192).is_ok());
+        for (low, high, context) in [(4.0, 1.0, 8192), (0.0, 4.0, 8192), (1.0, 4.0, 0)] {
+            let error = llama3(low, high, context).expect_err("no rule").to_string();
+            assert!(error.contains("of type llama3 with the factors"), "{error}");
+        }
+    }
+
+    #[test]
+    fn sizes_that_no_model_has_are_errors() {
+        let whole = r#"{"model_type": "llama", "vocab_size": 10, "hidden_size": 8, "intermediate_size": 9,
+            "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4,
+            "max_position_embeddings": 16, "rms_norm_eps": 1e-5, "rope_theta": 1e4}"#;
+        let path = Path::new("config.json");
+        assert!(ModelConfig::parse(whole, path).is_ok());
+        for (from, to, said) in [
+            ("\"vocab_size\": 10", "\"vocab_size\": 0", "vocab_size is 0"),
+            ("layers\": 1", "layers\": 2147483648", "num_hidden_layers is 2147483648"),
+            (
+                "\"hidden_size\": 8",
+                "\"hidden_size\": 18446744073709551615",
+                "hidden_size is 18446744073709551615",
+            ),
+            (
+                "attention_heads\": 2",
+                "attention_heads\": 0",
+                "num_attention_heads is 0",
+            ),
+            (
+                "value_heads\": 1",
+                "value_heads\": 3",
+                "2 heads cannot share those of 3",
+            ),
+            ("head_dim\": 4", "head_dim\": 5", "heads of 5 elements"),
+            ("embeddings\": 16", "embeddings\": 0", "max_position_embeddings is 0"),
+            ("1e-5", "-1e-5", "rms_norm_eps is -0.00001"),
+            ("1e-5", "1e300", "rms_norm_eps is inf"),
+            ("1e4", "0", "rope_theta is 0"),
+        ] {
+            let text = whole.replace(from, to);
+            assert_ne!(text, whole, "{from}");
+            let error = ModelConfig::parse(&text, path).expect_err(said).to_string();
+            assert!(error.contains(said), "{error:?} lacks {said:?}");
+        }
+    }
+
+    #[test]
+    fn what_families_leave_out() {
+        let parse = |family: &str, more: &str| {
+            let text = format!(
+                r#"{{"model_type": "{family}", "vocab_size": 10, "hidden_size": 128, "intermediate_size": 9,
+                "num_hidden_layers": 1, "num_attention_heads": 32{more}}}"#
+            );
+            ModelConfig::parse(&text, Path::new("config.json")).expect("a model")
+        };
+        for (family, context, kv_heads, head_dim, window) in [
+            ("llama", 2048, 32, 4, None),
+            ("mistral", 131_072, 8, 4, Some(4096)),
+            ("qwen2", 32_768, 32, 4, None),
+            ("qwen3", 32_768, 32, 128, None),
+        ] {
+            let config = parse(family, "");
+            let network = config.network;
+            let found = (config.context, network.kv_heads, network.head_dim(), network.window);
+            assert_eq!(found, (context, kv_heads, head_dim, window), "{family}");
+        }
+        // What is said to be none is none.
+        let none = parse("mistral", r#", "sliding_window": null, "num_key_value_heads": null"#).network;
+        assert_eq!((none.window, none.kv_heads), (None, 32));
     }
 }

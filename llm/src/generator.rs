@@ -127,8 +127,8 @@ impl Generator {
     /// Opens the checkpoint in a folder: `config.json` and safetensors files. Or a GGUF file.
     ///
     /// # Errors
-    /// What [`ModelConfig::open`] and [`Checkpoint::open`] find; a device that cannot be selected; a capacity of 0, or
-    /// beyond the model's context.
+    /// What [`ModelConfig::open`] and [`Checkpoint::open`] find; a device that cannot be selected; what [`Generator::on`]
+    /// finds.
     pub fn open(folder: &Path, options: GeneratorOptions) -> Result<Self> {
         let config = ModelConfig::open(folder)?;
         let mut checkpoint = Checkpoint::open(folder)?;
@@ -147,7 +147,7 @@ impl Generator {
     /// A generator on a device that is open already; the options' device is not looked at.
     ///
     /// # Errors
-    /// A capacity of 0, or beyond the model's context.
+    /// A capacity of 0, or beyond the model's context; weights of another model ([`Checkpoint::check_model`]).
     pub fn on(
         device: Arc<dyn Device>,
         mut config: ModelConfig,
@@ -165,6 +165,7 @@ impl Generator {
                 "give at least one row, and at most as many as the model has positions",
             ));
         }
+        checkpoint.check_model(&config.network)?;
         Ok(Generator {
             selector: device.capabilities().name.clone(),
             plans: Plans::new(device, options.plans.clone()),

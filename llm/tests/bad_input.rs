@@ -96,14 +96,8 @@ fn all_differences_come_together() {
         .replace("\"mlp_bias\": false", "\"mlp_bias\": true");
     assert_ne!(changed, text);
     fs::write(&config, changed).expect("written");
-    let mut generator = generator(folder.path(), None).expect("it opens");
-    let request = Request {
-        max_tokens: 1,
-        ..Request::default()
-    };
-    let outcome = generator.generate(&[1], &request).map(|_| ());
     says(
-        outcome,
+        generator(folder.path(), None),
         &[
             "3 missing: model.layers.0.mlp.down_proj.bias",
             "9 unexpected: model.layers.1.input_layernorm.weight",
@@ -112,6 +106,27 @@ fn all_differences_come_together() {
             "model.safetensors",
         ],
     );
+}
+
+/// A configuration may say anything; memory is taken for what is there.
+#[test]
+fn sizes_are_compared_before_memory_is_taken() {
+    let folder = copy("llama");
+    let config = folder.path().join("config.json");
+    let text = fs::read_to_string(&config).expect("readable");
+    for (name, from, said) in [
+        ("num_hidden_layers", "2", "too few for the 2000000000 layers"),
+        ("vocab_size", "320", "mis-shaped: model.embed_tokens.weight"),
+        ("intermediate_size", "48", "mis-shaped"),
+        ("hidden_size", "32", "mis-shaped"),
+        ("head_dim", "8", "mis-shaped"),
+    ] {
+        let [from, to] = [from, "2000000000"].map(|size| format!("\"{name}\": {size}"));
+        let changed = text.replace(&from, &to);
+        assert_ne!(changed, text, "{from}");
+        fs::write(&config, changed).expect("written");
+        says(generator(folder.path(), Some(4)), &[said, "model.safetensors"]);
+    }
 }
 
 #[test]

@@ -114,9 +114,14 @@ pub(super) fn run(args: &Args) -> Outcome {
     };
     let config = config(args, &train, &model);
     let graph = |batch| language_model(batch, rows, |g, tokens| network.build(g, "").forward(g, tokens));
+    let checkpoint = model.folder.as_deref().map(Checkpoint::open).transpose()?;
+    if let Some(checkpoint) = &checkpoint {
+        // Before memory is taken for what the configuration says.
+        checkpoint.check_model(&network)?;
+    }
     let mut trainer = Trainer::new(graph, config)?;
-    if let Some(folder) = &model.folder {
-        Checkpoint::open(folder)?.load_into(trainer.session_mut())?;
+    if let Some(checkpoint) = checkpoint {
+        checkpoint.load_into(trainer.session_mut())?;
     }
     if !args.run.json {
         introduce(args, &trainer, &train, tokens.len(), rows)?;
