@@ -11,7 +11,7 @@ use meganeura_core::{Error, Result, Session};
 use meganeura_nn::layers::{LoraConfig, LoraTargets};
 use safetensors::SafeTensors;
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::checkpoint::element::Element;
 use crate::checkpoint::shard::Tensor;
@@ -70,7 +70,27 @@ struct Raw {
     alpha_pattern: Value,
     #[serde(default)]
     modules_to_save: Value,
+    #[serde(default)]
+    init_lora_weights: Value,
+    #[serde(flatten)]
+    others: Map<String, Value>,
 }
+
+/// Options that make adapters something else wherever they are set.
+const CHANGING: [(&str, &str); 8] = [
+    ("layer_replication", "layers that are used more than once"),
+    ("alora_invocation_tokens", "adapters that begin to act at some tokens"),
+    ("use_qalora", "the groups of QA-LoRA"),
+    ("lora_bias", "biases of adapters"),
+    ("target_parameters", "adapters of parameters that are no layers"),
+    ("use_bdlora", "the blocks of BD-LoRA"),
+    ("arrow_config", "the routing of Arrow"),
+    ("kasa_config", "KaSA"),
+];
+
+/// Ways to begin that leave the weights of the model as they are. Others take something from them at first, so that what
+/// was trained belongs to weights that are in no file, or mean another kind of adapter.
+const BEGINNINGS: [&str; 3] = ["gaussian", "eva", "orthogonal"];
 
 impl Raw {
     fn config(&self, path: &Path) -> Result<LoraConfig> {
@@ -81,7 +101,7 @@ impl Raw {
         let is_set = |value: &Value| match value {
             Value::Object(map) => !map.is_empty(),
             Value::Array(list) => !list.is_empty(),
-            Value::Null => false,
+            Value::Null | Value::Bool(false) => false,
             _ => true,
         };
         if self.peft_type != "LORA" {
@@ -105,6 +125,22 @@ impl Raw {
             if is_used {
                 return Err(unsupported(what.into()));
             }
+        }
+        for (name, what) in CHANGING {
+            if self.others.get(name).is_some_and(is_set) {
+                return Err(unsupported(format!("{what} ({name})")));
+            }
+        }
+        let is_plain = match &self.init_lora_weights {
+            Value::Null | Value::Bool(_) => true,
+            Value::String(name) => BEGINNINGS.contains(&name.as_str()),
+            _ => false,
+        };
+        if !is_plain {
+            return Err(unsupported(format!(
+                "adapters that began as {} (init_lora_weights)",
+                self.init_lora_weights
+            )));
         }
         if self.r == 0 || !self.lora_alpha.is_finite() {
             return Err(damaged(path, format!("rank {} with alpha {}", self.r, self.lora_alpha)));

@@ -210,6 +210,17 @@ fn adapters_that_cannot_be_used_are_one_clear_error() {
         ("\"use_rslora\": false", "\"use_rslora\": true", "rsLoRA"),
         ("\"bias\": \"none\"", "\"bias\": \"all\"", "trained biases"),
         ("\"rank_pattern\": {}", "\"rank_pattern\": {\"q\": 2}", "ranks by layer"),
+        (
+            "\"init_lora_weights\": true",
+            "\"init_lora_weights\": \"pissa_niter_16\"",
+            "began as \"pissa_niter_16\" (init_lora_weights)",
+        ),
+        (
+            "\"alora_invocation_tokens\": null",
+            "\"alora_invocation_tokens\": [3]",
+            "begin to act at some tokens",
+        ),
+        ("\"lora_bias\": false", "\"lora_bias\": true", "biases of adapters"),
         ("\"peft_type\": \"LORA\"", "\"peft_type\": \"IA3\"", "'IA3'"),
         ("\"v_proj\"", "\"norm\"", "'norm'"),
         ("\"r\": 4", "\"r\": 0", "rank 0"),
@@ -221,6 +232,14 @@ fn adapters_that_cannot_be_used_are_one_clear_error() {
         write("adapter_config.json", changed.as_bytes());
         let error = Adapters::open(folder.path()).expect_err(said).to_string();
         assert!(error.contains(said), "{error}");
+    }
+    for begun in ["\"gaussian\"", "false", "null"] {
+        let changed = config.replace(
+            "\"init_lora_weights\": true",
+            &format!("\"init_lora_weights\": {begun}"),
+        );
+        write("adapter_config.json", changed.as_bytes());
+        assert!(Adapters::open(folder.path()).is_ok(), "{begun}");
     }
     write("adapter_config.json", config.as_bytes());
     write("adapter_model.safetensors", &matrices[..matrices.len() / 2]);
