@@ -58,8 +58,8 @@ const MODEL: LlamaConfig = LlamaConfig {
     weights: WeightStorage::F32,
 };
 
-/// Writes a checkpoint with random weights; returns the bytes that they take in `f32`.
-fn write(folder: &std::path::Path) -> usize {
+/// Writes a checkpoint with random weights; returns how many of them are in matrices, and how many are not.
+fn write(folder: &std::path::Path) -> [usize; 2] {
     let graph = MODEL.decode_graph(&[], 1, ROWS, meganeura_nn::models::LogitsOf::AllRows);
     let mut rng = SplitMix64::new(1);
     let mut tensors: Vec<(String, Vec<usize>, Vec<u8>)> = Vec::new();
@@ -82,7 +82,19 @@ fn write(folder: &std::path::Path) -> usize {
     });
     let file = folder.join("model.safetensors");
     safetensors::serialize_to_file(views, None::<HashMap<String, String>>, &file).expect("written");
-    2 * tensors.iter().map(|(_, _, bytes)| bytes.len()).sum::<usize>()
+    [true, false].map(|is_matrix| {
+        let counted = tensors.iter().filter(|(_, shape, _)| (shape.len() == 2) == is_matrix);
+        counted.map(|(_, shape, _)| shape.iter().product::<usize>()).sum()
+    })
+}
+
+/// Bytes of such weights: blocks of 32 numbers have one of 16 bits beside them.
+fn bytes([in_matrices, others]: [usize; 2], storage: WeightStorage) -> usize {
+    let matrices = match storage {
+        WeightStorage::Q8 => in_matrices / 32 * 34,
+        _ => in_matrices * size_of::<f32>(),
+    };
+    matrices + others * size_of::<f32>()
 }
 
 // One test, so that no other one allocates meanwhile.
@@ -90,6 +102,13 @@ fn write(folder: &std::path::Path) -> usize {
 fn memory_is_that_of_weights_and_caches() {
     let folder = tempfile::tempdir().expect("a folder");
     let weights = write(folder.path());
+    for storage in [WeightStorage::F32, WeightStorage::Q8] {
+        generate(folder.path(), storage, bytes(weights, storage));
+    }
+}
+
+/// Generates with weights that take so many bytes, and looks at the memory.
+fn generate(folder: &std::path::Path, storage: WeightStorage, weights: usize) {
     let caches = 2 * MODEL.layers * ROWS * MODEL.kv_width() * size_of::<f32>();
     let config = ModelConfig {
         network: MODEL,
@@ -98,11 +117,12 @@ fn memory_is_that_of_weights_and_caches() {
     };
     // What a user of the command has: plans from the last time.
     let options = GeneratorOptions {
-        plans: Some(folder.path().to_owned()),
+        plans: Some(folder.to_owned()),
+        weights: Some(storage),
         ..GeneratorOptions::default()
     };
     let run = || {
-        let checkpoint = Checkpoint::open(folder.path()).expect("weights");
+        let checkpoint = Checkpoint::open(folder).expect("weights");
         let device = Arc::new(CpuDevice::new(2));
         let mut generator = Generator::on(device, config.clone(), checkpoint, &options).expect("a generator");
         let prompt: Vec<u32> = (0..100).map(|i| i * 17 % 2000).collect();
@@ -122,17 +142,17 @@ fn memory_is_that_of_weights_and_caches() {
     let measured = MOST.load(Ordering::Relaxed) - before;
     let wanted = weights + caches;
     println!(
-        "weights {weights}, caches {caches}, forecast {}, measured {measured}",
+        "{storage:?}: weights {weights}, caches {caches}, forecast {}, measured {measured}",
         forecast.planned
     );
     assert!(
         forecast.parameters >= wanted && measured >= wanted,
-        "something was not counted"
+        "{storage:?}: something was not counted"
     );
     for (what, bytes) in [("the forecast", forecast.planned), ("what was measured", measured)] {
         assert!(
             bytes * 5 <= wanted * 6,
-            "{what}, {bytes}, is more than 1.2 times {wanted}"
+            "{storage:?}: {what}, {bytes}, is more than 1.2 times {wanted}"
         );
     }
 }
