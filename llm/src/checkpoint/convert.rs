@@ -60,7 +60,8 @@ pub(super) fn to_f16(tensor: &Tensor, out: &mut Vec<u8>) -> Result<(), usize> {
     Ok(())
 }
 
-/// Integers of blocks and their scales, as bytes. What is stored so is copied.
+/// Integers of blocks and their scales, as bytes. What is stored so is copied, and integers of four bits are integers of
+/// eight, too.
 ///
 /// # Errors
 /// The number of a row that has no finite scale.
@@ -76,16 +77,23 @@ pub(super) fn to_blocks(
     let (mut numbers, mut of_row) = (vec![0.0; width], Vec::new());
     for row in 0..rows {
         of_row.clear();
-        if tensor.element == Element::Blocks(format) {
-            let [_, size] = tensor.element.block();
-            for block in tensor.row(row).chunks_exact(size) {
-                let (scale, integers) = split_scale(block);
-                of_row.push(scale);
-                out.extend_from_slice(integers);
+        match (tensor.element, format) {
+            (Element::Blocks(own), _) if own == format => {
+                for (scale, integers) in blocks(tensor, row) {
+                    of_row.push(scale);
+                    out.extend_from_slice(integers);
+                }
             }
-        } else {
-            tensor.read_row(row, &mut numbers);
-            format.quantize(&numbers, out, &mut of_row);
+            (Element::Blocks(own), BlockFormat::Q8_0) => {
+                for (scale, integers) in blocks(tensor, row) {
+                    of_row.push(scale);
+                    out.extend(own.integers(integers).map(i8::cast_unsigned));
+                }
+            }
+            _ => {
+                tensor.read_row(row, &mut numbers);
+                format.quantize(&numbers, out, &mut of_row);
+            }
         }
         if of_row.iter().any(|scale| !scale.is_finite()) {
             return Err(row);
@@ -95,9 +103,16 @@ pub(super) fn to_blocks(
     Ok(())
 }
 
+/// Scales and integers of a row that is stored in blocks.
+fn blocks<'a>(tensor: &'a Tensor, row: usize) -> impl Iterator<Item = (f16, &'a [u8])> {
+    let [_, size] = tensor.element.block();
+    tensor.row(row).chunks_exact(size).map(split_scale)
+}
+
 #[cfg(test)]
 mod tests {
     use half::bf16;
+    use meganeura_core::quantization::BLOCK;
 
     use super::*;
 
@@ -184,6 +199,17 @@ mod tests {
             assert!(back.iter().all(|x| x.is_finite()));
             let worst = back.iter().zip(&values).fold(0.0f32, |a, (x, y)| a.max((x - y).abs()));
             assert!(worst < if format == BlockFormat::Q8_0 { 0.02 } else { 0.5 }, "{worst}");
+            // No bits are lost on the way to more of them.
+            to_blocks(&stored, BlockFormat::Q8_0, &mut copied, &mut of_copy).expect("finite");
+            let widened = (of_copy.chunks(2).zip(copied.chunks(BLOCK))).flat_map(|(s, q)| [s, q].concat());
+            let widened: Vec<u8> = widened.collect();
+            let mut wide = Vec::new();
+            to_f32(
+                &tensor(Element::Blocks(BlockFormat::Q8_0), &[2, 64], &widened),
+                false,
+                &mut wide,
+            );
+            assert_eq!(wide, back);
         }
         bytes[4 * 70..4 * 71].copy_from_slice(&f32::NAN.to_le_bytes());
         let broken = tensor(Element::F32, &[2, 64], &bytes);
