@@ -93,9 +93,9 @@ impl ChatTemplate {
     pub fn open(folder: &Path) -> Result<Self> {
         if gguf::is_one(folder) {
             let file = Gguf::open(folder)?;
-            let source = file.chat_template().ok_or_else(|| none(folder))?.to_owned();
-            let marks = ["bos", "eos"].map(|name| file.mark(name).unwrap_or_default().to_owned());
-            return ChatTemplate::of(folder.to_owned(), source, marks);
+            let source = file.chat_template()?.ok_or_else(|| none(folder))?.to_owned();
+            let mark = |name| Ok::<_, Error>(file.mark(name)?.map(|mark| mark.text).unwrap_or_default());
+            return ChatTemplate::of(folder.to_owned(), source, [mark("bos")?, mark("eos")?]);
         }
         let config = folder.join("tokenizer_config.json");
         let raw: Raw = match config.exists() {

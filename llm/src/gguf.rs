@@ -6,6 +6,8 @@
 
 mod model;
 mod names;
+mod pieces;
+mod positions;
 mod read;
 mod tokenizer;
 
@@ -19,7 +21,7 @@ use memmap2::Mmap;
 use crate::checkpoint::element::Element;
 use crate::checkpoint::shard::{Entry, Shard, map};
 use crate::damaged;
-use read::{Reader, Value};
+use read::{List, Reader, Value};
 
 /// Whether a path is that of such a file.
 pub(crate) fn is_one(path: &Path) -> bool {
@@ -59,12 +61,14 @@ impl Gguf {
             "give a GGUF file, or the folder of a checkpoint in Hugging Face's layout",
         )?;
         let (values, tensors) = header(&map).map_err(|message| damaged(path, message))?;
-        Ok(Gguf {
+        let file = Gguf {
             path: path.to_owned(),
             map,
             values,
             tensors,
-        })
+        };
+        file.check_whole()?;
+        Ok(file)
     }
 
     /// A file of the kind, but of something that is not supported.
@@ -76,44 +80,76 @@ impl Gguf {
         damaged(&self.path, message)
     }
 
-    fn text(&self, key: &str) -> Option<&str> {
-        match self.values.get(key)? {
-            Value::Text(text) => Some(text),
-            _ => None,
+    /// A value, if there is one; `what` it is if it is of another type than it has to be.
+    fn typed<'a, T>(&'a self, key: &str, what: &str, of: impl Fn(&'a Value) -> Option<T>) -> Result<Option<T>> {
+        let Some(value) = self.values.get(key) else {
+            return Ok(None);
+        };
+        match of(value) {
+            Some(value) => Ok(Some(value)),
+            None => Err(self.damaged(format!("'{key}' is {what}"))),
         }
+    }
+
+    fn text(&self, key: &str) -> Result<Option<&str>> {
+        self.typed(key, "no text", |value| match value {
+            Value::Text(text) => Some(text.as_str()),
+            _ => None,
+        })
+    }
+
+    fn flag(&self, key: &str) -> Result<Option<bool>> {
+        self.typed(key, "neither yes nor no", |value| match *value {
+            Value::Bool(value) => Some(value),
+            _ => None,
+        })
     }
 
     /// A number that is not negative.
-    fn count(&self, key: &str) -> Option<u64> {
-        match *self.values.get(key)? {
+    fn count(&self, key: &str) -> Result<Option<u64>> {
+        self.typed(key, "no number of things", |value| match *value {
             Value::Int(value) => u64::try_from(value).ok(),
             _ => None,
-        }
+        })
     }
 
-    fn float(&self, key: &str) -> Option<f64> {
-        match *self.values.get(key)? {
+    /// A number, which a file may have without a fraction.
+    fn float(&self, key: &str) -> Result<Option<f64>> {
+        self.typed(key, "no number", |value| match *value {
             Value::Float(value) => Some(value),
+            Value::Int(value) => Some(value as f64),
             _ => None,
-        }
+        })
     }
 
     /// The chat template, if there is one.
-    pub(crate) fn chat_template(&self) -> Option<&str> {
+    ///
+    /// # Errors
+    /// [`Error::File`] if it is no text.
+    pub(crate) fn chat_template(&self) -> Result<Option<&str>> {
         self.text("tokenizer.chat_template")
+    }
+
+    /// A file of which others are the rest has only some of the tensors.
+    fn check_whole(&self) -> Result<()> {
+        match self.count("split.count")? {
+            None | Some(0 | 1) => Ok(()),
+            Some(parts) => Err(self.unsupported(
+                format!("only a part of a model that is split into {parts} files"),
+                "make one file of them: `llama-gguf-split --merge FIRST-PART.gguf WHOLE.gguf`",
+            )),
+        }
     }
 
     /// The tensors under the names that checkpoints have.
     pub(crate) fn shard(self) -> Result<Shard> {
-        if self.tensors.contains_key(names::FREQUENCIES) {
-            return Err(self.unsupported(
-                "frequencies of rotary positions in a tensor",
-                "use the checkpoint that the file was made of",
-            ));
-        }
-        let heads = self.paired_heads();
+        let heads = self.paired_heads()?;
         let mut tensors = BTreeMap::new();
         for (name, info) in &self.tensors {
+            if name == names::FREQUENCIES {
+                // Part of the configuration.
+                continue;
+            }
             let count = info.shape.iter().product();
             let bytes = info.element.and_then(|element| element.bytes(count)).unwrap_or(0);
             let entry = Entry {
@@ -153,7 +189,7 @@ fn header(bytes: &[u8]) -> std::result::Result<Header, String> {
     let values = reader.count(8 + 4 + 1)?;
     let mut found = BTreeMap::new();
     for _ in 0..values {
-        let key = reader.text()?;
+        let key = reader.text()?.into_owned();
         let value = reader.value().map_err(|e| format!("the value of '{key}': {e}"))?;
         if found.insert(key.clone(), value).is_some() {
             return Err(format!("'{key}' has two values"));
@@ -166,7 +202,7 @@ fn header(bytes: &[u8]) -> std::result::Result<Header, String> {
     };
     let mut list = Vec::new();
     for _ in 0..tensors {
-        let name = reader.text()?;
+        let name = reader.text()?.into_owned();
         let info = tensor(&mut reader).map_err(|e| format!("the tensor '{name}': {e}"))?;
         list.push((name, info));
     }

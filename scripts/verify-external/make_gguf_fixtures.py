@@ -29,13 +29,17 @@ TOKENIZER = ROOT / "tests/fixtures/transformers/llama/tokenizer.json"
 PROMPT = [41, 75, 260, 9, 310, 86, 2, 77, 300, 12, 65, 199]
 VOCAB = 320
 
-# Architecture, class, sizes beyond the usual ones, type of the matrices.
+# Architecture, class, sizes beyond the usual ones, type of the matrices, and of the head if it is another one.
 USUAL = {
     "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 128, "rope_theta": 20000.0, "rms_norm_eps": 1e-5,
     "initializer_range": 0.2, "tie_word_embeddings": True,
 }  # fmt: skip
 WIDE = {"hidden_size": 256, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 16}
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 20000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
 MODELS = {
     "llama_f32": ("llama", "Llama", {"num_hidden_layers": 1}, Type.F32),
     "llama_f16": ("llama", "Llama", {"tie_word_embeddings": False}, Type.F16),
@@ -44,6 +48,8 @@ MODELS = {
     "llama_q4_0": ("llama", "Llama", {}, Type.Q4_0),
     "llama_q4_k": ("llama", "Llama", WIDE, Type.Q4_K),
     "llama_q6_k": ("llama", "Llama", WIDE | {"num_key_value_heads": 1}, Type.Q6_K),
+    "llama_q4_0_mixed": ("llama", "Llama", WIDE | {"tie_word_embeddings": False}, Type.Q4_0, Type.Q6_K),
+    "llama3_q8_0": ("llama", "Llama", {"num_hidden_layers": 1, "head_dim": 32, "rope_parameters": LLAMA3}, Type.Q8_0),
     "qwen2_q8_0": ("qwen2", "Qwen2", {"tie_word_embeddings": False}, Type.Q8_0),
     "qwen3_q4_0": ("qwen3", "Qwen3", {"head_dim": 32}, Type.Q4_0),
     "mistral_q8_0": ("llama", "Mistral", {"head_dim": 32, "sliding_window": 5}, Type.Q8_0),
@@ -118,7 +124,14 @@ def write_tokenizer(writer):
     writer.add_chat_template("{% for m in messages %}{{ bos_token + m.content }}{% endfor %}")
 
 
-def make(name, architecture, family, options, kind):
+def write_factors(writer, model, theta):
+    """By what the model divides the speeds of its pairs, as files of Llama 3.1 have it."""
+    slowed = model.model.rotary_emb.inv_freq
+    plain = theta ** -(torch.arange(len(slowed), dtype=torch.float32) / len(slowed))
+    writer.add_tensor("rope_freqs.weight", (plain / slowed).numpy())
+
+
+def make(name, architecture, family, options, kind, head_kind=None):
     sizes = USUAL | options
     config = getattr(transformers, f"{family}Config")(**sizes)
     torch.manual_seed(7)
@@ -143,6 +156,8 @@ def make(name, architecture, family, options, kind):
         writer.add_rope_dimension_count(head_dim)
     if "sliding_window" in sizes:
         writer.add_sliding_window(sizes["sliding_window"])
+    if "rope_parameters" in sizes:
+        write_factors(writer, model, sizes["rope_theta"])
     write_tokenizer(writer)
     with torch.no_grad():
         for key, parameter in model.named_parameters():
@@ -161,7 +176,8 @@ def make(name, architecture, family, options, kind):
             if array.ndim == 1:
                 writer.add_tensor(name_of(key), array)
                 continue
-            data, raw, back = stored(rng, array, kind)
+            own_kind = head_kind if head_kind and key.startswith("lm_head") else kind
+            data, raw, back = stored(rng, array, own_kind)
             writer.add_tensor(name_of(key), data, raw_dtype=raw)
             parameter.copy_(torch.from_numpy(unpaired(back, heads) if heads else back))
         logits = model(torch.tensor([PROMPT])).logits[0]
@@ -172,9 +188,9 @@ def make(name, architecture, family, options, kind):
     save_file({"logits": logits.contiguous()}, TARGET / f"{name}.safetensors")
     (TARGET / f"{name}.safetensors").chmod(0o644)
     # What transformers reads from the file itself, names and pairs of rows included. It knows no window of the
-    # architecture llama, and no width of qwen3's heads.
+    # architecture llama, no width of qwen3's heads, and no factors of rotary positions.
     if family != "Mistral":
-        given = {"config": config} if family == "Qwen3" else {}
+        given = {"config": config} if family == "Qwen3" or "rope_parameters" in sizes else {}
         loaded = transformers.AutoModelForCausalLM.from_pretrained(
             TARGET, gguf_file=path.name, dtype=torch.float32, **given
         )
@@ -188,8 +204,8 @@ def make(name, architecture, family, options, kind):
 def main():
     torch.set_num_threads(1)
     TARGET.mkdir(parents=True, exist_ok=True)
-    for name, (architecture, family, options, kind) in MODELS.items():
-        make(name, architecture, family, options, kind)
+    for name, model in MODELS.items():
+        make(name, *model)
     versions = {"transformers": transformers.__version__, "torch": torch.__version__.split("+")[0]}
     versions["gguf"] = __import__("importlib.metadata").metadata.version("gguf")
     values = (np.random.default_rng(3).standard_normal(128) * 0.3).astype(np.float32)

@@ -1,7 +1,7 @@
 //! What the metadata says of a model.
 
 use meganeura_core::{Error, Result};
-use serde_json::{Value as Json, json};
+use serde_json::json;
 
 use super::{Gguf, names};
 use crate::checkpoint::element::Element;
@@ -9,33 +9,49 @@ use crate::config::{FAMILIES, ModelConfig};
 
 impl Gguf {
     /// The architecture, which is also the prefix of its keys.
-    fn architecture(&self) -> &str {
-        self.text("general.architecture").unwrap_or("")
+    fn architecture(&self) -> Result<&str> {
+        Ok(self.text("general.architecture")?.unwrap_or(""))
     }
 
-    /// A value of the architecture.
-    fn own(&self, key: &str) -> String {
-        format!("{}.{key}", self.architecture())
+    /// A key of the architecture.
+    pub(super) fn own(&self, key: &str) -> Result<String> {
+        Ok(format!("{}.{key}", self.architecture()?))
     }
 
-    fn own_count(&self, key: &str) -> Option<u64> {
-        self.count(&self.own(key))
+    fn own_count(&self, key: &str) -> Result<Option<u64>> {
+        self.count(&self.own(key)?)
     }
 
     fn needed(&self, key: &str) -> Result<u64> {
-        let count = self.own_count(key).filter(|&count| count > 0);
-        count.ok_or_else(|| self.damaged(format!("it has no positive number '{}'", self.own(key))))
+        let key = self.own(key)?;
+        let count = self.count(&key)?.filter(|&count| count > 0);
+        count.ok_or_else(|| self.damaged(format!("it has no positive number '{key}'")))
+    }
+
+    /// A number that nothing can stand in for.
+    fn needed_float(&self, key: &str) -> Result<f64> {
+        let key = self.own(key)?;
+        let number = self.float(&key)?;
+        number.ok_or_else(|| self.damaged(format!("it has no number '{key}'")))
+    }
+
+    /// Heads of queries, and of keys and values.
+    fn heads(&self) -> Result<[u64; 2]> {
+        let heads = self.needed("attention.head_count")?;
+        let kv_heads = match self.own_count("attention.head_count_kv")? {
+            None => heads,
+            Some(_) => self.needed("attention.head_count_kv")?,
+        };
+        Ok([heads, kv_heads])
     }
 
     /// Heads of queries and of keys whose rows are in pairs of neighbours, where the architecture has them so: what the
     /// files were made for rotates neighbours of llama's heads, and halves of others'.
-    pub(super) fn paired_heads(&self) -> Option<[usize; 2]> {
-        if self.architecture() != "llama" {
-            return None;
+    pub(super) fn paired_heads(&self) -> Result<Option<[usize; 2]>> {
+        match self.architecture()? {
+            "llama" => Ok(Some(self.heads()?.map(|count| count as usize))),
+            _ => Ok(None),
         }
-        let heads = self.own_count("attention.head_count")?;
-        let shared = self.own_count("attention.head_count_kv").unwrap_or(heads);
-        Some([heads, shared].map(|count| count as usize))
     }
 
     /// Rows and columns of a matrix.
@@ -52,19 +68,18 @@ impl Gguf {
     /// [`Error::File`]: an architecture or an option that is not supported, numbers that are missing or belong to other
     /// tensors than there are.
     pub(crate) fn config(&self) -> Result<ModelConfig> {
-        let architecture = self.architecture();
+        let architecture = self.architecture()?;
         if !FAMILIES.contains(&architecture) {
             let what = format!("a model of architecture '{architecture}'");
             return Err(self.unsupported(what, &format!("supported are {}", FAMILIES.join(", "))));
         }
         let dim = self.needed("embedding_length")?;
-        let heads = self.needed("attention.head_count")?;
-        let kv_heads = match self.own_count("attention.head_count_kv") {
-            None => heads,
-            Some(_) => self.needed("attention.head_count_kv")?,
-        };
-        let rotated = self.own_count("rope.dimension_count");
-        let head_dim = self.own_count("attention.key_length").unwrap_or(dim / heads);
+        let [heads, kv_heads] = self.heads()?;
+        let rotated = self.own_count("rope.dimension_count")?;
+        let head_dim = self.own_count("attention.key_length")?.unwrap_or(dim / heads);
+        if self.own_count("expert_count")?.is_some_and(|experts| experts > 0) {
+            return Err(self.unsupported("a mixture of experts", "use a model without experts"));
+        }
         if rotated.is_some_and(|rotated| rotated != head_dim) {
             return Err(self.unsupported("heads of which only a part is rotated", "use another model"));
         }
@@ -76,14 +91,15 @@ impl Gguf {
         let [vocab, _] = self.matrix(names::EMBEDDING)?;
         self.check_sizes(dim, [heads, kv_heads].map(|heads| heads.saturating_mul(head_dim)))?;
         let has = |name: &str| self.tensors.contains_key(name);
-        let window = self.own_count("attention.sliding_window").filter(|&window| window > 0);
+        let window = self.own_count("attention.sliding_window")?.filter(|&window| window > 0);
         let family = match (architecture, window) {
             ("llama", Some(_)) => "mistral",
             (family, _) => family,
         };
-        let marks = ["eos", "eot"].map(|mark| self.count(&format!("tokenizer.ggml.{mark}_token_id")));
-        let mut stop: Vec<u64> = marks.into_iter().flatten().collect();
-        stop.dedup();
+        let mut stop = Vec::new();
+        for mark in ["eos", "eot", "eom"] {
+            stop.extend(self.mark_id(mark)?.filter(|id| !stop.contains(id)));
+        }
         let fields = json!({
             "model_type": family,
             "vocab_size": vocab,
@@ -93,10 +109,10 @@ impl Gguf {
             "num_attention_heads": heads,
             "num_key_value_heads": kv_heads,
             "head_dim": head_dim,
-            "max_position_embeddings": self.own_count("context_length"),
-            "rms_norm_eps": self.float(&self.own("attention.layer_norm_rms_epsilon")),
-            "rope_theta": self.float(&self.own("rope.freq_base")),
-            "rope_parameters": self.rope(),
+            "max_position_embeddings": self.needed("context_length")?,
+            "rms_norm_eps": self.needed_float("attention.layer_norm_rms_epsilon")?,
+            "rope_theta": self.theta()?,
+            "rope_parameters": self.rope(head_dim)?,
             "tie_word_embeddings": !has(names::HEAD),
             "attention_bias": has("blk.0.attn_output.bias"),
             "mlp_bias": has("blk.0.ffn_down.bias"),
@@ -104,14 +120,6 @@ impl Gguf {
             "eos_token_id": stop,
         });
         ModelConfig::parse(&fields.to_string(), &self.path)
-    }
-
-    fn rope(&self) -> Json {
-        let of = |key: &str| self.own(&format!("rope.scaling.{key}"));
-        match self.text(&of("type")) {
-            None | Some("none") => Json::Null,
-            Some(kind) => json!({ "rope_type": kind, "factor": self.float(&of("factor")) }),
-        }
     }
 
     /// Sizes are those of the first block's tensors, and there are tensors for every block: a graph is built of them.

@@ -1,5 +1,8 @@
 //! Bytes of a header, in order.
 
+use std::borrow::Cow;
+use std::ops::Range;
+
 /// A value of the metadata.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Value {
@@ -7,10 +10,59 @@ pub(super) enum Value {
     Float(f64),
     Bool(bool),
     Text(String),
-    Texts(Vec<String>),
-    Ints(Vec<i64>),
-    /// Of other types.
-    Others,
+    List(List),
+}
+
+/// A list of values of one type. They stay in the file, where a byte takes a byte.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct List {
+    kind: u32,
+    count: usize,
+    bytes: Range<usize>,
+}
+
+impl List {
+    pub(super) fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Its texts, if it is one of texts; `file` is all that it was read from.
+    pub(super) fn texts<'a>(&self, file: &'a [u8]) -> Option<impl Iterator<Item = Cow<'a, str>> + use<'a>> {
+        let mut reader = self.reader(file, self.kind == TEXT)?;
+        Some((0..self.count).map_while(move |_| reader.text().ok()))
+    }
+
+    /// Its whole numbers, if it is one of such.
+    pub(super) fn ints<'a>(&self, file: &'a [u8]) -> Option<impl Iterator<Item = i64> + use<'a>> {
+        self.singles(file, matches!(self.kind, 0..=5 | 10 | 11), |value| match value {
+            Value::Int(value) => Some(value),
+            _ => None,
+        })
+    }
+
+    /// Its numbers, if it is one of numbers with fractions.
+    pub(super) fn floats<'a>(&self, file: &'a [u8]) -> Option<impl Iterator<Item = f64> + use<'a>> {
+        self.singles(file, matches!(self.kind, 6 | 12), |value| match value {
+            Value::Float(value) => Some(value),
+            _ => None,
+        })
+    }
+
+    fn singles<'a, T>(
+        &self,
+        file: &'a [u8],
+        is_right: bool,
+        of: fn(Value) -> Option<T>,
+    ) -> Option<impl Iterator<Item = T> + use<'a, T>> {
+        let mut reader = self.reader(file, is_right)?;
+        let kind = self.kind;
+        Some((0..self.count).map_while(move |_| of(reader.single(kind).ok()?)))
+    }
+
+    fn reader<'a>(&self, file: &'a [u8], is_right: bool) -> Option<Reader<'a>> {
+        let bytes = file.get(self.bytes.clone()).filter(|_| is_right)?;
+        Some(Reader::new(bytes))
+    }
 }
 
 type Result<T> = std::result::Result<T, String>;
@@ -61,11 +113,11 @@ impl<'a> Reader<'a> {
         }
     }
 
-    pub(super) fn text(&mut self) -> Result<String> {
+    pub(super) fn text(&mut self) -> Result<Cow<'a, str>> {
         let length = self.count(1)?;
         let text = self.bytes(length)?;
         // Tokens of some vocabularies are no text.
-        Ok(String::from_utf8_lossy(text).into_owned())
+        Ok(String::from_utf8_lossy(text))
     }
 
     pub(super) fn value(&mut self) -> Result<Value> {
@@ -86,7 +138,7 @@ impl<'a> Reader<'a> {
             5 => Value::Int(i64::from(i32::from_le_bytes(self.array()?))),
             6 => Value::Float(f64::from(f32::from_le_bytes(self.array()?))),
             7 => Value::Bool(self.array::<1>()?[0] != 0),
-            TEXT => Value::Text(self.text()?),
+            TEXT => Value::Text(self.text()?.into_owned()),
             // Numbers beyond i64 are no sizes.
             10 => Value::Int(i64::try_from(self.u64()?).unwrap_or(i64::MAX)),
             11 => Value::Int(i64::from_le_bytes(self.array()?)),
@@ -105,26 +157,16 @@ impl<'a> Reader<'a> {
             other => return Err(format!("a list of type {other}")),
         };
         let count = self.count(least)?;
+        let start = self.position;
         match kind {
-            TEXT => {
-                let texts: Result<Vec<String>> = (0..count).map(|_| self.text()).collect();
-                Ok(Value::Texts(texts?))
-            }
-            6 | 7 | 12 => {
-                self.bytes(count * least)?;
-                Ok(Value::Others)
-            }
-            _ => {
-                let mut ints = Vec::new();
-                for _ in 0..count {
-                    match self.single(kind)? {
-                        Value::Int(value) => ints.push(value),
-                        _ => return Ok(Value::Others),
-                    }
-                }
-                Ok(Value::Ints(ints))
-            }
+            TEXT => (0..count).try_for_each(|_| self.text().map(drop))?,
+            _ => self.bytes(count * least).map(drop)?,
         }
+        Ok(Value::List(List {
+            kind,
+            count,
+            bytes: start..self.position,
+        }))
     }
 }
 
@@ -155,6 +197,10 @@ mod tests {
             9,
             &[&5u32.to_le_bytes()[..], &1u64.to_le_bytes(), &(-7i32).to_le_bytes()].concat(),
         );
+        add(
+            9,
+            &[&6u32.to_le_bytes()[..], &1u64.to_le_bytes(), &2.5f32.to_le_bytes()].concat(),
+        );
         let mut reader = Reader::new(&bytes);
         let wanted = [
             Value::Int(-1),
@@ -163,12 +209,19 @@ mod tests {
             Value::Float(0.5),
             Value::Bool(true),
             Value::Text("ab".into()),
-            Value::Texts(vec!["ab".into()]),
-            Value::Ints(vec![-7]),
         ];
         for value in wanted {
             assert_eq!(reader.value(), Ok(value));
         }
+        let mut list = || match reader.value() {
+            Ok(Value::List(list)) => list,
+            other => panic!("no list: {other:?}"),
+        };
+        let (texts, ints, floats) = (list(), list(), list());
+        assert_eq!(texts.texts(&bytes).expect("texts").collect::<Vec<_>>(), ["ab"]);
+        assert_eq!(ints.ints(&bytes).expect("numbers").collect::<Vec<_>>(), [-7]);
+        assert_eq!(floats.floats(&bytes).expect("numbers").collect::<Vec<_>>(), [2.5]);
+        assert!(texts.ints(&bytes).is_none() && ints.floats(&bytes).is_none() && floats.texts(&bytes).is_none());
         assert_eq!(reader.position(), bytes.len());
         assert!(reader.value().is_err(), "nothing is left");
     }

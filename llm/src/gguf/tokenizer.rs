@@ -1,15 +1,90 @@
 //! Tokenizers of GGUF files, as `tokenizer.json` describes them.
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
 use meganeura_core::Result;
+use serde::Serialize;
 use serde_json::{Map, Value as Json, json};
 
 use super::model::without;
-use super::{Gguf, Value};
+use super::{Gguf, List, Value, pieces};
 
-/// Marks that are not shown, and words that somebody added.
-const CONTROL: i64 = 3;
-const ADDED: i64 = 4;
-const REMEDY: &str = "put the tokenizer.json of the model into the folder of the file";
+/// What a token is, by the numbers of the format: what stands for the unknown, marks that are not shown, words that
+/// somebody added, and bytes.
+pub(super) const UNKNOWN: u8 = 2;
+pub(super) const CONTROL: u8 = 3;
+pub(super) const ADDED: u8 = 4;
+pub(super) const BYTE: u8 = 6;
+pub(super) const REMEDY: &str = "put the tokenizer.json of the model into the folder of the file";
+
+/// A token that a model has for a purpose.
+pub(crate) struct Mark {
+    pub(super) id: u64,
+    pub(crate) text: String,
+}
+
+/// The tokens of a file and what they are.
+pub(super) struct Vocabulary<'a> {
+    pub(super) tokens: Vec<Cow<'a, str>>,
+    pub(super) kinds: Vec<u8>,
+}
+
+/// A `tokenizer.json`. It is written from the lists of the file, not from a tree of values, which would take many times
+/// their memory.
+#[derive(Serialize)]
+pub(super) struct Description<'a> {
+    version: &'static str,
+    added_tokens: Vec<Added<'a>>,
+    normalizer: Json,
+    pre_tokenizer: Json,
+    post_processor: Json,
+    decoder: Json,
+    model: Model<'a>,
+}
+
+#[derive(Serialize)]
+struct Added<'a> {
+    id: usize,
+    content: &'a str,
+    special: bool,
+    single_word: bool,
+    lstrip: bool,
+    rstrip: bool,
+    normalized: bool,
+}
+
+#[derive(Serialize)]
+pub(super) struct Model<'a> {
+    #[serde(rename = "type")]
+    pub(super) kind: &'static str,
+    pub(super) vocab: BTreeMap<&'a str, usize>,
+    pub(super) merges: Vec<Merge<'a>>,
+    pub(super) ignore_merges: bool,
+    pub(super) byte_fallback: bool,
+    pub(super) unk_token: Option<&'a str>,
+    pub(super) fuse_unk: bool,
+}
+
+/// Two tokens that become one: with a space between them, or as a pair.
+#[derive(Serialize)]
+#[serde(untagged)]
+pub(super) enum Merge<'a> {
+    Text(&'a str),
+    Pair(&'a str, &'a str),
+}
+
+/// How text becomes what the model is given, and tokens text.
+pub(super) struct Around {
+    pub(super) normalizer: Json,
+    pub(super) pre_tokenizer: Json,
+    pub(super) decoder: Json,
+}
+
+/// Files that were made for programs that put the first mark before every text of such a model, unless told otherwise.
+fn is_llama_3(cut: &str) -> bool {
+    matches!(cut, "llama-bpe" | "llama3" | "llama-v3")
+}
 
 /// How text is cut before pairs are merged, by the names that files have for it. Patterns are those of the models' own
 /// tokenizers.
@@ -26,7 +101,7 @@ fn cutting(name: &str) -> Option<Json> {
             let digits = json!({ "type": "Digits", "individual_digits": true });
             json!({ "type": "Sequence", "pretokenizers": [digits, bytes(true)] })
         }
-        "llama-bpe" | "llama3" | "llama-v3" => split(
+        _ if is_llama_3(name) => split(
             r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
         ),
         "qwen2" => split(
@@ -37,18 +112,76 @@ fn cutting(name: &str) -> Option<Json> {
 }
 
 impl Gguf {
-    fn texts(&self, key: &str) -> Result<&[String]> {
-        match self.values.get(key) {
-            Some(Value::Texts(texts)) => Ok(texts),
-            _ => Err(without(self, &format!("list '{key}'"), REMEDY)),
-        }
+    fn list(&self, key: &str) -> Result<Option<&List>> {
+        self.typed(key, "no list", |value| match value {
+            Value::List(list) => Some(list),
+            _ => None,
+        })
     }
 
-    /// A mark's text.
-    pub(crate) fn mark(&self, name: &str) -> Option<&str> {
-        let id = self.count(&format!("tokenizer.ggml.{name}_token_id"))?;
-        let tokens = self.texts("tokenizer.ggml.tokens").ok()?;
-        tokens.get(usize::try_from(id).ok()?).map(String::as_str)
+    fn texts(&self, key: &str) -> Result<impl Iterator<Item = Cow<'_, str>>> {
+        let list = self.list(key)?;
+        let list = list.ok_or_else(|| without(self, &format!("list '{key}'"), REMEDY))?;
+        let texts = list.texts(&self.map);
+        texts.ok_or_else(|| self.damaged(format!("'{key}' is no list of texts")))
+    }
+
+    /// A list with something of each token.
+    pub(super) fn of_tokens<'a, T>(
+        &'a self,
+        key: &str,
+        tokens: usize,
+        of: impl Fn(&List, &'a [u8]) -> Option<Vec<T>>,
+    ) -> Result<Option<Vec<T>>> {
+        let Some(list) = self.list(key)? else {
+            return Ok(None);
+        };
+        if list.len() != tokens {
+            return Err(self.damaged(format!("'{key}' is of {} tokens, and there are {tokens}", list.len())));
+        }
+        let found = of(list, &self.map);
+        found
+            .map(Some)
+            .ok_or_else(|| self.damaged(format!("'{key}' is a list of something else")))
+    }
+
+    pub(super) fn vocabulary(&self) -> Result<Vocabulary<'_>> {
+        let tokens: Vec<Cow<str>> = self.texts("tokenizer.ggml.tokens")?.collect();
+        let kinds = self.of_tokens("tokenizer.ggml.token_type", tokens.len(), |list, file| {
+            // Of numbers that there are not yet, tokens are plain.
+            Some(list.ints(file)?.map(|kind| u8::try_from(kind).unwrap_or(0)).collect())
+        })?;
+        Ok(Vocabulary {
+            tokens,
+            kinds: kinds.unwrap_or_default(),
+        })
+    }
+
+    fn tokenizer_kind(&self) -> Result<Option<&str>> {
+        self.text("tokenizer.ggml.model")
+    }
+
+    /// A mark's token, which for vocabularies of SentencePiece has a usual place.
+    pub(super) fn mark_id(&self, name: &str) -> Result<Option<u64>> {
+        let usual = match (self.tokenizer_kind()?, name) {
+            (Some(pieces::KIND), "bos") => Some(1),
+            (Some(pieces::KIND), "eos") => Some(2),
+            _ => None,
+        };
+        Ok(self.count(&format!("tokenizer.ggml.{name}_token_id"))?.or(usual))
+    }
+
+    /// A mark, if the vocabulary has one.
+    pub(crate) fn mark(&self, name: &str) -> Result<Option<Mark>> {
+        let (Some(id), Some(tokens)) = (self.mark_id(name)?, self.list("tokenizer.ggml.tokens")?) else {
+            return Ok(None);
+        };
+        let place = usize::try_from(id).ok().filter(|&place| place < tokens.len());
+        let text = place.and_then(|place| tokens.texts(&self.map)?.nth(place));
+        Ok(text.map(|text| Mark {
+            id,
+            text: text.into_owned(),
+        }))
     }
 
     /// The text of a `tokenizer.json`.
@@ -56,53 +189,122 @@ impl Gguf {
     /// # Errors
     /// [`Error::File`](meganeura_core::Error::File): no tokenizer, or one of a kind that is not supported.
     pub(crate) fn tokenizer(&self) -> Result<String> {
-        match self.text("tokenizer.ggml.model") {
-            Some("gpt2") => {}
-            Some(other) => return Err(self.unsupported(format!("a tokenizer of the kind '{other}'"), REMEDY)),
-            None => return Err(without(self, "tokenizer", REMEDY)),
+        match self.tokenizer_kind()? {
+            Some("gpt2") => self.byte_pairs(),
+            Some(pieces::KIND) => self.pieces(),
+            Some(other) => Err(self.unsupported(format!("a tokenizer of the kind '{other}'"), REMEDY)),
+            None => Err(without(self, "tokenizer", REMEDY)),
         }
-        let cut = self.text("tokenizer.ggml.pre").unwrap_or("default");
-        let pre_tokenizer = cutting(cut)
-            .ok_or_else(|| self.unsupported(format!("a tokenizer that cuts text as '{cut}' does"), REMEDY))?;
-        let tokens = self.texts("tokenizer.ggml.tokens")?;
-        let merges = self.texts("tokenizer.ggml.merges")?;
-        let kinds = match self.values.get("tokenizer.ggml.token_type") {
-            Some(Value::Ints(kinds)) => kinds.as_slice(),
-            _ => &[],
-        };
-        let vocab: Map<String, Json> = (tokens.iter().enumerate())
-            .map(|(id, token)| (token.clone(), id.into()))
-            .collect();
-        let added: Vec<Json> = (tokens.iter().zip(kinds).enumerate())
-            .filter(|(_, (_, kind))| matches!(**kind, CONTROL | ADDED))
-            .map(|(id, (token, kind))| {
-                json!({ "id": id, "content": token, "special": *kind == CONTROL, "single_word": false,
-                    "lstrip": false, "rstrip": false, "normalized": false })
-            })
-            .collect();
-        let json = json!({
-            "version": "1.0",
-            "added_tokens": added,
-            "pre_tokenizer": pre_tokenizer,
-            "post_processor": self.first_mark(),
-            "decoder": { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true },
-            "model": { "type": "BPE", "vocab": vocab, "merges": merges, "ignore_merges": cut.starts_with("llama") },
-        });
-        Ok(json.to_string())
     }
 
-    /// What puts the first mark before every text, if the file asks for that.
-    fn first_mark(&self) -> Json {
-        let asked = matches!(self.values.get("tokenizer.ggml.add_bos_token"), Some(Value::Bool(true)));
-        let Some(mark) = self.mark("bos").filter(|_| asked) else {
-            return Json::Null;
+    /// Pairs of bytes, merged in the order of a list.
+    fn byte_pairs(&self) -> Result<String> {
+        let cut = self.text("tokenizer.ggml.pre")?.unwrap_or("default");
+        let pre_tokenizer = cutting(cut)
+            .ok_or_else(|| self.unsupported(format!("a tokenizer that cuts text as '{cut}' does"), REMEDY))?;
+        let vocabulary = self.vocabulary()?;
+        let merges: Vec<Cow<str>> = self.texts("tokenizer.ggml.merges")?.collect();
+        let around = Around {
+            normalizer: Json::Null,
+            pre_tokenizer,
+            decoder: json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true }),
         };
-        let id = self.count("tokenizer.ggml.bos_token_id");
-        let first = json!({ "SpecialToken": { "id": mark, "type_id": 0 } });
-        let text = |name: &str| json!({ "Sequence": { "id": name, "type_id": 0 } });
+        let model = Model {
+            kind: "BPE",
+            vocab: vocabulary.places(),
+            merges: merges.iter().map(|merge| Merge::Text(merge)).collect(),
+            ignore_merges: is_llama_3(cut),
+            byte_fallback: false,
+            unk_token: None,
+            fuse_unk: false,
+        };
+        let marks = [is_llama_3(cut), false];
+        self.describe(vocabulary.added(&[CONTROL, ADDED]), around, marks, model)
+    }
+
+    /// `marks`: whether the first and the last mark are put around texts where the file does not say.
+    pub(super) fn describe(
+        &self,
+        added_tokens: AddedTokens,
+        around: Around,
+        marks: [bool; 2],
+        model: Model,
+    ) -> Result<String> {
+        let description = Description {
+            version: "1.0",
+            added_tokens: added_tokens.0,
+            normalizer: around.normalizer,
+            pre_tokenizer: around.pre_tokenizer,
+            post_processor: self.marks(marks)?,
+            decoder: around.decoder,
+            model,
+        };
+        serde_json::to_string(&description).map_err(|e| self.damaged(e))
+    }
+
+    /// What puts the marks around every text that the file asks for, or that are usual.
+    fn marks(&self, usual: [bool; 2]) -> Result<Json> {
         let mut marks = Map::new();
-        marks.insert(mark.to_owned(), json!({ "id": mark, "ids": [id], "tokens": [mark] }));
-        json!({ "type": "TemplateProcessing", "single": [first, text("A")],
-            "pair": [first, text("A"), text("B")], "special_tokens": marks })
+        let mut asked = |name: &str, usual: bool| -> Result<Option<Json>> {
+            let key = format!("tokenizer.ggml.add_{name}_token");
+            if !self.flag(&key)?.unwrap_or(usual) {
+                return Ok(None);
+            }
+            let Some(Mark { id, text }) = self.mark(name)? else {
+                let message = format!("texts get a mark '{name}', but 'tokenizer.ggml.{name}_token_id' is no token");
+                return Err(self.damaged(message));
+            };
+            let mark = json!({ "SpecialToken": { "id": text, "type_id": 0 } });
+            marks.insert(text.clone(), json!({ "id": text, "ids": [id], "tokens": [text] }));
+            Ok(Some(mark))
+        };
+        let (first, last) = (asked("bos", usual[0])?, asked("eos", usual[1])?);
+        if marks.is_empty() {
+            return Ok(Json::Null);
+        }
+        let around = |names: &[&str]| -> Vec<Json> {
+            let texts = names
+                .iter()
+                .map(|name| json!({ "Sequence": { "id": name, "type_id": 0 } }));
+            first.iter().cloned().chain(texts).chain(last.clone()).collect()
+        };
+        Ok(
+            json!({ "type": "TemplateProcessing", "single": around(&["A"]), "pair": around(&["A", "B"]),
+            "special_tokens": marks }),
+        )
+    }
+}
+
+/// Tokens that are found in a text before anything else.
+pub(super) struct AddedTokens<'a>(Vec<Added<'a>>);
+
+impl Vocabulary<'_> {
+    /// The number of each token.
+    pub(super) fn places(&self) -> BTreeMap<&str, usize> {
+        let places = self.tokens.iter().enumerate();
+        places.map(|(id, token)| (token.as_ref(), id)).collect()
+    }
+
+    /// What a token is; files that do not say have plain ones only.
+    pub(super) fn kind(&self, id: usize) -> Option<u8> {
+        self.kinds.get(id).copied()
+    }
+
+    /// Tokens of these kinds. Words that somebody added are shown, the others are not.
+    pub(super) fn added(&self, kinds: &[u8]) -> AddedTokens<'_> {
+        let all = self.tokens.iter().enumerate();
+        let added = all.filter_map(|(id, token)| {
+            let kind = self.kind(id).filter(|kind| kinds.contains(kind))?;
+            Some(Added {
+                id,
+                content: token,
+                special: kind != ADDED,
+                single_word: false,
+                lstrip: false,
+                rstrip: false,
+                normalized: false,
+            })
+        });
+        AddedTokens(added.collect())
     }
 }

@@ -9,46 +9,7 @@ use meganeura_core::{Error, Result};
 use meganeura_cpu::CpuDevice;
 use meganeura_llm::{ChatTemplate, Checkpoint, Generator, GeneratorOptions, ModelConfig, Request, Tokenizer};
 
-fn fixture(name: &str) -> Vec<u8> {
-    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-    fs::read(root.join("../tests/fixtures/gguf").join(format!("{name}.gguf"))).expect("a fixture")
-}
-
-/// A file with these bytes, in a folder that lives as long as it is used.
-fn file(bytes: &[u8]) -> (tempfile::TempDir, PathBuf) {
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().join("model.gguf");
-    fs::write(&path, bytes).expect("written");
-    (folder, path)
-}
-
-/// The bytes with another text of the same length.
-fn replaced(bytes: &[u8], from: &str, to: &str) -> Vec<u8> {
-    assert_eq!(from.len(), to.len());
-    let mut bytes = bytes.to_vec();
-    let all: Vec<usize> = bytes
-        .windows(from.len())
-        .enumerate()
-        .filter(|(_, w)| *w == from.as_bytes())
-        .map(|(at, _)| at)
-        .collect();
-    assert!(!all.is_empty(), "there is no {from}");
-    for at in all {
-        bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
-    }
-    bytes
-}
-
-/// The bytes with another number behind a key and its type.
-fn with_count(bytes: &[u8], key: &str, count: u32) -> Vec<u8> {
-    let mut bytes = bytes.to_vec();
-    // With its length before it, lest it is the beginning of another key.
-    let key = [&(key.len() as u64).to_le_bytes(), key.as_bytes()].concat();
-    let at = bytes.windows(key.len()).position(|w| w == key).expect("the key");
-    let value = at + key.len() + 4;
-    bytes[value..value + 4].copy_from_slice(&count.to_le_bytes());
-    bytes
-}
+use crate::files::{file, fixture, replaced, says, with_count};
 
 fn generate(path: &Path) -> Result<()> {
     let options = GeneratorOptions {
@@ -63,16 +24,6 @@ fn generate(path: &Path) -> Result<()> {
         ..Request::default()
     };
     generator.generate(&[1, 2], &request).map(|_| ())
-}
-
-#[track_caller]
-fn says<T>(result: Result<T>, parts: &[&str]) {
-    let error = result.err().expect("an error");
-    assert!(matches!(error, Error::File { .. }), "{error:?}");
-    let error = error.to_string();
-    for part in parts.iter().chain(&["model.gguf", "help"]) {
-        assert!(error.contains(part), "{error:?} lacks {part:?}");
-    }
 }
 
 #[test]

@@ -1,5 +1,10 @@
 //! GGUF files that the package `gguf` wrote, against what Hugging Face's transformers makes of the same numbers.
 
+mod bad;
+mod files;
+mod metadata;
+mod pieces;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -11,7 +16,7 @@ use meganeura_llm::{
 use safetensors::SafeTensors;
 use serde_json::Value;
 
-const FILES: [&str; 10] = [
+const FILES: [&str; 12] = [
     "llama_f32",
     "llama_f16",
     "llama_bf16",
@@ -19,6 +24,8 @@ const FILES: [&str; 10] = [
     "llama_q4_0",
     "llama_q4_k",
     "llama_q6_k",
+    "llama_q4_0_mixed",
+    "llama3_q8_0",
     "qwen2_q8_0",
     "qwen3_q4_0",
     "mistral_q8_0",
@@ -91,11 +98,14 @@ fn numbers_of_files_stay_as_they_are() {
         ("llama_f16", WeightStorage::F16, TOLERANCE),
         ("llama_q8_0", WeightStorage::Q8, TOLERANCE),
         ("llama_q4_0", WeightStorage::Q4, TOLERANCE),
+        ("llama3_q8_0", WeightStorage::Q8, TOLERANCE),
         ("qwen2_q8_0", WeightStorage::Q8, TOLERANCE),
         ("qwen3_q4_0", WeightStorage::Q4, TOLERANCE),
         ("mistral_q8_0", WeightStorage::Q8, TOLERANCE),
         ("llama_q4_k", WeightStorage::Q8, ROUNDED),
         ("llama_q6_k", WeightStorage::Q8, ROUNDED),
+        // Most is Q4_0, and the projection to logits Q6_K, as files of Q4_0 usually are.
+        ("llama_q4_0_mixed", WeightStorage::Q8, ROUNDED),
     ] {
         let checkpoint = Checkpoint::open(&path(name)).expect("weights");
         assert_eq!(checkpoint.usual_storage(), storage, "{name}");

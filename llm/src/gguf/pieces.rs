@@ -1,0 +1,199 @@
+//! Vocabularies of SentencePiece.
+//!
+//! A text begins as its characters. Of all neighbours that together are a piece, those of the greatest score are joined
+//! first, the leftmost among equals. That is byte pair encoding (Sennrich et al., 2016) with a merge for every way to cut a
+//! piece into two, ordered by the piece's score. Characters that are no pieces become their bytes.
+
+use std::collections::BTreeMap;
+
+use meganeura_core::Result;
+use serde_json::{Value as Json, json};
+
+use super::Gguf;
+use super::model::without;
+use super::tokenizer::{ADDED, Around, BYTE, CONTROL, Merge, Model, REMEDY, UNKNOWN, Vocabulary};
+
+/// What files call them.
+pub(super) const KIND: &str = "llama";
+/// Stands for a space.
+const SPACE: &str = "\u{2581}";
+/// Bytes of merges for each byte of a piece. Pieces of models have twice their length or so; a vocabulary that somebody
+/// made for it could have any multiple.
+const MOST: usize = 64;
+/// Bytes of a piece. Those of models have a few dozen at most.
+const LONGEST: usize = 1024;
+
+impl Gguf {
+    /// The `tokenizer.json` of pieces.
+    pub(super) fn pieces(&self) -> Result<String> {
+        let key = |name: &str| format!("tokenizer.ggml.{name}");
+        let changed = self.flag(&key("remove_extra_whitespaces"))?.unwrap_or(false)
+            || self.values.contains_key(&key("precompiled_charsmap"));
+        if changed {
+            return Err(self.unsupported("a tokenizer that changes the characters of texts", REMEDY));
+        }
+        let vocabulary = self.vocabulary()?;
+        let scores = self.of_tokens(&key("scores"), vocabulary.tokens.len(), |list, file| {
+            Some(list.floats(file)?.collect::<Vec<f64>>())
+        })?;
+        let scores = scores.ok_or_else(|| without(self, &format!("list '{}'", key("scores")), REMEDY))?;
+        let merges = merges(&vocabulary, &scores).map_err(|message| self.unsupported(message, REMEDY))?;
+        let unknown = (0..vocabulary.tokens.len()).find(|&id| vocabulary.kind(id) == Some(UNKNOWN));
+        let model = Model {
+            kind: "BPE",
+            vocab: vocabulary.places(),
+            merges,
+            ignore_merges: false,
+            byte_fallback: vocabulary.kinds.contains(&BYTE),
+            unk_token: unknown.map(|id| vocabulary.tokens[id].as_ref()),
+            fuse_unk: true,
+        };
+        let around = around(self.flag(&key("add_space_prefix"))?.unwrap_or(true));
+        let added = vocabulary.added(&[UNKNOWN, CONTROL, ADDED]);
+        self.describe(added, around, [true, false], model)
+    }
+}
+
+/// Spaces are pieces like others; where a text begins with one that is not there, it goes when tokens are shown.
+fn around(first_space: bool) -> Around {
+    let replaced = |from: &str, to: &str| json!({ "type": "Replace", "pattern": { "String": from }, "content": to });
+    let mut normalizers = vec![replaced(" ", SPACE)];
+    let mut decoders = vec![
+        replaced(SPACE, " "),
+        json!({ "type": "ByteFallback" }),
+        json!({ "type": "Fuse" }),
+    ];
+    if first_space {
+        normalizers.insert(0, json!({ "type": "Prepend", "prepend": SPACE }));
+        decoders.push(json!({ "type": "Strip", "content": " ", "start": 1, "stop": 0 }));
+    }
+    Around {
+        normalizer: json!({ "type": "Sequence", "normalizers": normalizers }),
+        pre_tokenizer: Json::Null,
+        decoder: json!({ "type": "Sequence", "decoders": decoders }),
+    }
+}
+
+/// A way to cut a piece into two.
+struct Cut<'a> {
+    score: f64,
+    id: usize,
+    halves: [&'a str; 2],
+}
+
+/// Merges in the order in which they are done.
+///
+/// # Errors
+/// In words that follow "has": vocabularies for which an order of merges is not what scores say. Those are scores that are
+/// no numbers, or the same for two pieces that can come of merges, and pieces of characters that are no pieces themselves.
+fn merges<'a>(vocabulary: &'a Vocabulary, scores: &[f64]) -> Result<Vec<Merge<'a>>, String> {
+    let plain = |id: usize| !matches!(vocabulary.kind(id), Some(UNKNOWN | CONTROL | ADDED | BYTE));
+    let tokens = vocabulary.tokens.iter().enumerate();
+    let pieces: BTreeMap<&str, usize> = (tokens.filter(|(id, _)| plain(*id)))
+        .map(|(id, token)| (token.as_ref(), id))
+        .collect();
+    let room = pieces
+        .keys()
+        .map(|piece| piece.len())
+        .sum::<usize>()
+        .saturating_mul(MOST);
+    let (mut cuts, mut bytes) = (Vec::new(), 0);
+    for (&piece, &id) in &pieces {
+        let score = scores[id];
+        if !score.is_finite() {
+            return Err(format!("a score of the piece '{piece}' that is no number"));
+        }
+        if piece.len() > LONGEST {
+            return Err(format!("a piece of {} bytes", piece.len()));
+        }
+        for (at, _) in piece.char_indices().skip(1) {
+            let (left, right) = piece.split_at(at);
+            match [left, right].map(|half| pieces.contains_key(half)) {
+                [true, true] => {}
+                // A character stands for itself until it is joined to others.
+                [l, r] if [(l, left), (r, right)].iter().all(|(is, half)| *is || is_single(half)) => {
+                    return Err(format!("a piece '{piece}' with a character that is no piece itself"));
+                }
+                _ => continue,
+            }
+            bytes += piece.len();
+            if bytes > room {
+                return Err("pieces that can be made of each other in too many ways".into());
+            }
+            let halves = [left, right];
+            cuts.push(Cut { score, id, halves });
+        }
+    }
+    let order = |cut: &Cut| std::cmp::Reverse(cut.halves[0].len());
+    cuts.sort_by(|a, b| b.score.total_cmp(&a.score).then_with(|| order(a).cmp(&order(b))));
+    let mut neighbours = cuts.iter().zip(cuts.iter().skip(1));
+    if let Some((a, b)) = neighbours.find(|(a, b)| a.score == b.score && a.id != b.id) {
+        let [a, b] = [a, b].map(|cut| cut.halves.concat());
+        return Err(format!("the same score for the pieces '{a}' and '{b}'"));
+    }
+    let pair = |Cut {
+                    halves: [left, right], ..
+                }: Cut<'a>| Merge::Pair(left, right);
+    Ok(cuts.into_iter().map(pair).collect())
+}
+
+fn is_single(text: &str) -> bool {
+    text.chars().nth(1).is_none()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(pieces: &[(&str, f64, u8)]) -> Result<Vec<String>, String> {
+        let vocabulary = Vocabulary {
+            tokens: pieces.iter().map(|(text, ..)| (*text).into()).collect(),
+            kinds: pieces.iter().map(|(.., kind)| *kind).collect(),
+        };
+        let scores: Vec<f64> = pieces.iter().map(|(_, score, _)| *score).collect();
+        let merges = merges(&vocabulary, &scores)?;
+        let text = |merge: &Merge| match merge {
+            Merge::Pair(a, b) => format!("{a}+{b}"),
+            Merge::Text(text) => (*text).to_owned(),
+        };
+        Ok(merges.iter().map(text).collect())
+    }
+
+    #[test]
+    fn merges_are_ordered_by_scores() {
+        let pieces = [
+            ("<unk>", 0.0, UNKNOWN),
+            ("<a>", 0.0, CONTROL),
+            ("<0x0A>", 0.0, BYTE),
+            ("aba", -3.0, 1),
+            ("ab", -2.0, 1),
+            ("ba", -4.0, 1),
+            ("é", -7.0, 1),
+            ("aé", -1.0, 1),
+            ("a", -5.0, 1),
+            ("b", -6.0, 1),
+            ("ab<a>", -9.0, 1),
+        ];
+        let wanted = ["a+é", "a+b", "ab+a", "a+ba", "b+a"];
+        assert_eq!(of(&pieces).expect("merges"), wanted);
+    }
+
+    #[test]
+    fn what_scores_do_not_order_is_an_error() {
+        let plain = |pieces: &[(&'static str, f64)]| of(&pieces.iter().map(|&(p, s)| (p, s, 1)).collect::<Vec<_>>());
+        for (pieces, said) in [
+            (&[("a", 0.0), ("b", 0.0), ("ab", -1.0), ("ba", -1.0)][..], "same score"),
+            (&[("a", 0.0), ("ab", -1.0)], "'ab' with a character"),
+            (&[("ab", -1.0)], "'ab' with a character"),
+            (&[("a", 0.0), ("b", 0.0), ("ab", f64::NAN)], "no number"),
+        ] {
+            let error = plain(pieces).expect_err(said);
+            assert!(error.contains(said), "{error}");
+        }
+        // Pieces that no merge makes may have any scores.
+        assert_eq!(plain(&[("a", 0.0), ("b", 0.0), ("c", 0.0)]), Ok(Vec::new()));
+        let texts: Vec<String> = (1..600).map(|n| "a".repeat(n)).collect();
+        let many: Vec<(&str, f64, u8)> = texts.iter().map(|t| (t.as_str(), -(t.len() as f64), 1)).collect();
+        assert!(of(&many).expect_err("many").contains("too many ways"));
+    }
+}

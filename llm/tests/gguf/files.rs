@@ -1,0 +1,94 @@
+//! Files for tests: those of the fixtures, and changed ones.
+
+use std::fs;
+use std::path::PathBuf;
+
+use meganeura_core::{Error, Result};
+
+pub(crate) fn fixture(name: &str) -> Vec<u8> {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    fs::read(root.join("../tests/fixtures/gguf").join(format!("{name}.gguf"))).expect("a fixture")
+}
+
+/// A file with these bytes, in a folder that lives as long as it is used.
+pub(crate) fn file(bytes: &[u8]) -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("model.gguf");
+    fs::write(&path, bytes).expect("written");
+    (folder, path)
+}
+
+/// The bytes with another text of the same length.
+pub(crate) fn replaced(bytes: &[u8], from: &str, to: &str) -> Vec<u8> {
+    assert_eq!(from.len(), to.len());
+    let mut bytes = bytes.to_vec();
+    let all: Vec<usize> = bytes
+        .windows(from.len())
+        .enumerate()
+        .filter(|(_, w)| *w == from.as_bytes())
+        .map(|(at, _)| at)
+        .collect();
+    assert!(!all.is_empty(), "there is no {from}");
+    for at in all {
+        bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
+    }
+    bytes
+}
+
+/// The bytes with another number behind a key and its type.
+pub(crate) fn with_count(bytes: &[u8], key: &str, count: u32) -> Vec<u8> {
+    let mut bytes = bytes.to_vec();
+    let value = behind(&bytes, key) + 4;
+    bytes[value..value + 4].copy_from_slice(&count.to_le_bytes());
+    bytes
+}
+
+/// Where the type of a key's value is.
+fn behind(bytes: &[u8], key: &str) -> usize {
+    // With its length before it, lest it is the beginning of another key.
+    let key = text(key);
+    let at = bytes.windows(key.len()).position(|w| w == key).expect("the key");
+    at + key.len()
+}
+
+#[track_caller]
+pub(crate) fn says<T>(result: Result<T>, parts: &[&str]) {
+    let error = result.err().expect("an error");
+    assert!(matches!(error, Error::File { .. }), "{error:?}");
+    let error = error.to_string();
+    for part in parts.iter().chain(&["model.gguf", "help"]) {
+        assert!(error.contains(part), "{error:?} lacks {part:?}");
+    }
+}
+
+/// The bytes with another type behind a key.
+pub(crate) fn with_kind(bytes: &[u8], key: &str, kind: u32) -> Vec<u8> {
+    let mut bytes = bytes.to_vec();
+    let at = behind(&bytes, key);
+    bytes[at..at + 4].copy_from_slice(&kind.to_le_bytes());
+    bytes
+}
+
+/// The bytes with one more value, in front of the others.
+pub(crate) fn with_value(bytes: &[u8], key: &str, kind: u32, value: &[u8]) -> Vec<u8> {
+    let entry = |key: &str, kind: u32, value: &[u8]| {
+        let length = (key.len() as u64).to_le_bytes();
+        [&length, key.as_bytes(), &kind.to_le_bytes(), value].concat()
+    };
+    let mut new = entry(key, kind, value);
+    // Tensors begin at multiples of 32, and have to stay where they are beyond the header.
+    let name = format!("padding of {key}");
+    let mut padding = entry(&name, TEXT, &text(""));
+    let missing = (new.len() + padding.len()).next_multiple_of(32) - new.len() - padding.len();
+    padding = entry(&name, TEXT, &text(&" ".repeat(missing)));
+    new.extend(padding);
+    let count = u64::from_le_bytes(bytes[16..24].try_into().expect("eight bytes")) + 2;
+    [&bytes[..16], &count.to_le_bytes(), &new, &bytes[24..]].concat()
+}
+
+pub(crate) const TEXT: u32 = 8;
+
+/// A text as a value.
+pub(crate) fn text(text: &str) -> Vec<u8> {
+    [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat()
+}
