@@ -1,0 +1,234 @@
+//! Files of language models that were changed at random: never a crash, never more memory than they could be worth.
+
+#[path = "common/fuzz.rs"]
+mod fuzz;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use fuzz::{Largest, mutate, runs};
+use meganeura::cpu::CpuDevice;
+use meganeura::llm::{
+    Adapters, ChatTemplate, Checkpoint, Generator, GeneratorOptions, ModelConfig, Request, Tokenizer,
+};
+use meganeura::random::SplitMix64;
+use meganeura::{Error, Result};
+
+#[global_allocator]
+static GLOBAL: Largest = Largest;
+
+fn fixtures() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
+}
+
+fn read(path: &str) -> Vec<u8> {
+    fs::read(fixtures().join(path)).expect("a fixture")
+}
+
+/// A real file, which is changed, in a folder with what belongs to it.
+struct Subject {
+    /// Of the file in the folder of a case.
+    name: &'static str,
+    whole: Vec<u8>,
+    /// Changes fall on its beginning, where everything is that is not just numbers.
+    head: usize,
+    /// Whether numbers are words of bytes, not digits.
+    binary: bool,
+    open: fn(&Path) -> Result<()>,
+}
+
+/// What configuration and weights have to agree on before memory is taken for a model.
+fn check(path: &Path) -> Result<()> {
+    let config = ModelConfig::open(path)?;
+    Checkpoint::open(path)?.check_model(&config.network)
+}
+
+fn header_of_safetensors(whole: &[u8]) -> usize {
+    8 + u64::from_le_bytes(whole[..8].try_into().expect("eight bytes")) as usize
+}
+
+fn subjects() -> Vec<Subject> {
+    let mut all = Vec::new();
+    for config in ["transformers/llama/config.json", "transformers/qwen3/config.json"] {
+        let whole = read(config);
+        all.push(Subject {
+            name: "config.json",
+            head: whole.len(),
+            whole,
+            binary: false,
+            open: check,
+        });
+    }
+    let tensors = |name, path| {
+        let whole = read(path);
+        Subject {
+            name,
+            head: header_of_safetensors(&whole),
+            whole,
+            binary: false,
+            open: if name == MATRICES { adapters } else { check },
+        }
+    };
+    all.push(tensors("model.safetensors", "transformers/llama/model.safetensors"));
+    all.push(tensors(MATRICES, "finetuning/lora/adapter_model.safetensors"));
+    let whole = read("finetuning/lora/adapter_config.json");
+    all.push(Subject {
+        name: "adapter_config.json",
+        head: whole.len(),
+        whole,
+        binary: false,
+        open: adapters,
+    });
+    for (path, last) in [
+        ("gguf/llama_q4_0.gguf", &b"output_norm.weight"[..]),
+        ("gguf/llama3_q8_0.gguf", b"output_norm.weight"),
+        ("sentencepiece/vocab.gguf", b"tokenizer.ggml.token_type"),
+    ] {
+        let whole = read(path);
+        let head = whole.windows(last.len()).rposition(|w| w == last).expect("the header") + last.len() + 64;
+        all.push(Subject {
+            name: "model.gguf",
+            head,
+            whole,
+            binary: true,
+            open: gguf,
+        });
+    }
+    all
+}
+
+const MATRICES: &str = "adapter_model.safetensors";
+
+fn adapters(path: &Path) -> Result<()> {
+    Adapters::open(path.parent().unwrap_or(path)).map(drop)
+}
+
+/// A file of this kind has everything.
+fn gguf(path: &Path) -> Result<()> {
+    let outcomes = [
+        check(path),
+        Tokenizer::open(path).map(drop),
+        ChatTemplate::open(path).map(drop),
+    ];
+    outcomes.into_iter().collect()
+}
+
+/// Numbers of all sizes at places of all kinds.
+fn mutate_words(bytes: &mut [u8], rng: &mut SplitMix64) {
+    const WORDS: [u64; 9] = [0, 1, 7, 255, 1 << 31, u32::MAX as u64, 1 << 40, 1 << 63, u64::MAX];
+    let size = [1, 2, 4, 8][rng.below(4)];
+    let at = rng.below(bytes.len().saturating_sub(size).max(1));
+    let word = match rng.below(3) {
+        0 => rng.below(64) as u64,
+        _ => WORDS[rng.below(WORDS.len())],
+    };
+    if let Some(place) = bytes.get_mut(at..at + size) {
+        place.copy_from_slice(&word.to_le_bytes()[..size]);
+    }
+}
+
+impl Subject {
+    fn changed(&self, rng: &mut SplitMix64) -> Vec<u8> {
+        let mut head = self.whole[..self.head.min(self.whole.len())].to_vec();
+        let is_tensors = self.name.ends_with(".safetensors");
+        // Most changes of a list of tensors make it none.
+        let changes = if is_tensors { 1 } else { 1 + rng.below(3) };
+        for _ in 0..changes {
+            if head.is_empty() {
+                break;
+            }
+            match self.binary && rng.below(3) > 0 {
+                true => mutate_words(&mut head, rng),
+                false => mutate(&mut head, rng),
+            }
+        }
+        // Most of those that say how long they are tell the truth.
+        if is_tensors && rng.below(8) > 0 && head.len() > 8 {
+            let length = head.len() as u64 - 8;
+            head[..8].copy_from_slice(&length.to_le_bytes());
+        }
+        [&head, self.whole.get(self.head..).unwrap_or_default()].concat()
+    }
+}
+
+fn generate(path: &Path) -> Result<()> {
+    let options = GeneratorOptions {
+        capacity: Some(4),
+        ..GeneratorOptions::default()
+    };
+    let config = ModelConfig::open(path)?;
+    let device = Arc::new(CpuDevice::new(1));
+    let mut generator = Generator::on(device, config, Checkpoint::open(path)?, &options)?;
+    let request = Request {
+        max_tokens: 1,
+        ..Request::default()
+    };
+    generator.generate(&[1, 2], &request).map(|_| ())
+}
+
+// One test, so that no other one allocates meanwhile.
+#[test]
+fn changed_files_are_refused_or_harmless() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let subjects = subjects();
+    for (i, subject) in subjects.iter().enumerate() {
+        let own = folder.path().join(i.to_string());
+        fs::create_dir(&own).expect("made");
+        for name in ["config.json", "model.safetensors"] {
+            fs::copy(fixtures().join("transformers/llama").join(name), own.join(name)).expect("copied");
+        }
+        for name in ["adapter_config.json", MATRICES] {
+            fs::copy(fixtures().join("finetuning/lora").join(name), own.join(name)).expect("copied");
+        }
+        if i == 1 {
+            let weights = fixtures().join("transformers/qwen3/model.safetensors");
+            fs::copy(weights, own.join("model.safetensors")).expect("copied");
+        }
+        fs::write(own.join(subject.name), &subject.whole).expect("written");
+    }
+    let mut rng = SplitMix64::new(3);
+    let (mut taken, mut refused) = (vec![0; subjects.len()], vec![0; subjects.len()]);
+    for i in 0..runs(1600) {
+        let number = i % subjects.len();
+        let subject = &subjects[number];
+        let own = folder.path().join(number.to_string());
+        let file = own.join(subject.name);
+        let bytes = subject.changed(&mut rng);
+        fs::write(&file, &bytes).expect("written");
+        let path = if subject.binary || subject.name.starts_with("adapter") {
+            &file
+        } else {
+            &own
+        };
+        // Weights are part of what a configuration is compared with.
+        let size = bytes.len() + (1 << 16);
+        Largest::forget();
+        let outcome = (subject.open)(path);
+        let largest = Largest::seen();
+        assert!(largest < 8 * size, "change {i} of {}: {largest} bytes", subject.name);
+        match outcome {
+            Ok(()) => {
+                taken[number] += 1;
+                // What could be a model has to be one.
+                if taken[number] % 16 == 1 && !subject.name.starts_with("adapter") {
+                    let _ = generate(path);
+                }
+            }
+            Err(error) => {
+                refused[number] += 1;
+                assert!(
+                    matches!(error, Error::File { .. }),
+                    "change {i} of {}: {error}",
+                    subject.name
+                );
+            }
+        }
+    }
+    println!("{taken:?} taken, {refused:?} refused");
+    let least = |counts: &[usize]| counts.iter().copied().min().unwrap_or(0);
+    assert!(least(&refused) > 10, "{refused:?} refused");
+    // A vocabulary alone is no model.
+    let taken = &taken[..subjects.len() - 1];
+    assert!(least(taken) > 3, "{taken:?} taken");
+}
