@@ -188,6 +188,7 @@ fn changed_files_are_refused_or_harmless() {
         fs::write(own.join(subject.name), &subject.whole).expect("written");
     }
     let mut rng = SplitMix64::new(3);
+    let mut ratios = vec![0.0f64; subjects.len()];
     let (mut taken, mut refused) = (vec![0; subjects.len()], vec![0; subjects.len()]);
     for i in 0..runs(1600) {
         let number = i % subjects.len();
@@ -205,8 +206,10 @@ fn changed_files_are_refused_or_harmless() {
         let size = bytes.len() + (1 << 16);
         Largest::forget();
         let outcome = (subject.open)(path);
-        let largest = Largest::seen();
+        let (largest, most) = (Largest::seen(), Largest::most());
         assert!(largest < 8 * size, "change {i} of {}: {largest} bytes", subject.name);
+        assert!(most < 16 * size, "change {i} of {}: {most} bytes in all", subject.name);
+        ratios[number] = f64::max(ratios[number], most as f64 / size as f64);
         match outcome {
             Ok(()) => {
                 taken[number] += 1;
@@ -225,7 +228,7 @@ fn changed_files_are_refused_or_harmless() {
             }
         }
     }
-    println!("{taken:?} taken, {refused:?} refused");
+    println!("{taken:?} taken, {refused:?} refused; most bytes at a time, of the file's and 64 KB: {ratios:.1?}");
     let least = |counts: &[usize]| counts.iter().copied().min().unwrap_or(0);
     assert!(least(&refused) > 10, "{refused:?} refused");
     // A vocabulary alone is no model.

@@ -42,6 +42,7 @@ struct Raw {
     rope_theta: Option<f32>,
     rope_scaling: Option<Rope>,
     rope_parameters: Option<Rope>,
+    partial_rotary_factor: Option<f64>,
     tie_word_embeddings: Option<bool>,
     attention_bias: Option<bool>,
     mlp_bias: Option<bool>,
@@ -108,6 +109,7 @@ struct Rope {
     low_freq_factor: Option<f64>,
     high_freq_factor: Option<f64>,
     original_max_position_embeddings: Option<u32>,
+    partial_rotary_factor: Option<f64>,
 }
 
 /// One id, several, or none.
@@ -207,6 +209,10 @@ impl Raw {
             Some(given) => given,
         };
         let rope = self.rope_parameters.or(self.rope_scaling).unwrap_or_default();
+        let rotated = rope.partial_rotary_factor.or(self.partial_rotary_factor);
+        if rotated.is_some_and(|part| part != 1.0) {
+            return Err(unsupported(path, "heads of which only a part is rotated".into()));
+        }
         let rope_theta = rope.rope_theta.or(self.rope_theta).unwrap_or(10_000.0);
         let config = ModelConfig {
             network: LlamaConfig {
@@ -356,6 +362,10 @@ mod tests {
             (
                 r#""model_type": "llama", "rope_scaling": {"rope_type": "yarn"}"#,
                 "'yarn'",
+            ),
+            (
+                r#""model_type": "llama", "partial_rotary_factor": 0.5"#,
+                "only a part is rotated",
             ),
             (
                 r#""model_type": "qwen3", "use_sliding_window": true"#,

@@ -20,8 +20,8 @@ pub const END_OF_TEXT: &str = "<|endoftext|>";
 pub struct Tokenizer(tokenizers::Tokenizer);
 
 impl Tokenizer {
-    /// Reads `tokenizer.json` of a folder. Of a GGUF file it takes the file's own tokenizer, where that merges pairs of
-    /// bytes in a way that is known, else a `tokenizer.json` in the file's folder.
+    /// Reads `tokenizer.json` of a folder. Of a GGUF file it takes the file's own tokenizer, pairs of bytes or pieces of
+    /// SentencePiece, where that is one that is known, else a `tokenizer.json` in the file's folder.
     ///
     /// # Errors
     /// [`Error::File`]: no such file, or one that describes no tokenizer, or none that is known.

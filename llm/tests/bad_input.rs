@@ -127,6 +127,12 @@ fn sizes_are_compared_before_memory_is_taken() {
         fs::write(&config, changed).expect("written");
         says(generator(folder.path(), Some(4)), &[said, "model.safetensors"]);
     }
+    // There is nothing to compare a context with but the device's memory.
+    let changed = text.replace("embeddings\": 128", "embeddings\": 2000000000");
+    fs::write(&config, changed).expect("written");
+    let mut generator = generator(folder.path(), None).expect("the weights are there");
+    let error = generator.generate(&[1, 2], &Request::default()).map(|_| ()).err();
+    assert!(matches!(error, Some(Error::OutOfMemory { .. })), "{error:?}");
 }
 
 #[test]

@@ -5,19 +5,26 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use meganeura::random::SplitMix64;
 
-/// Notes the largest allocation of the process.
+/// Notes the largest allocation of the process, and the most memory that it has at a time.
 pub(crate) struct Largest;
 
 static LARGEST: AtomicUsize = AtomicUsize::new(0);
+static NOW: AtomicUsize = AtomicUsize::new(0);
+static MOST: AtomicUsize = AtomicUsize::new(0);
+/// What was there when counting began.
+static BEFORE: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: forwards to the system's allocator; noting sizes has no other effect.
+// SAFETY: forwards to the system's allocator; counting has no other effect.
 unsafe impl GlobalAlloc for Largest {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         LARGEST.fetch_max(layout.size(), Ordering::Relaxed);
+        let now = NOW.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
+        MOST.fetch_max(now, Ordering::Relaxed);
         // SAFETY: forwarded.
         unsafe { System.alloc(layout) }
     }
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        NOW.fetch_sub(layout.size(), Ordering::Relaxed);
         // SAFETY: forwarded.
         unsafe { System.dealloc(pointer, layout) }
     }
@@ -27,11 +34,21 @@ impl Largest {
     /// Begins anew.
     pub(crate) fn forget() {
         LARGEST.store(0, Ordering::Relaxed);
+        let now = NOW.load(Ordering::Relaxed);
+        BEFORE.store(now, Ordering::Relaxed);
+        MOST.store(now, Ordering::Relaxed);
     }
 
     /// Bytes of the largest allocation since then.
     pub(crate) fn seen() -> usize {
         LARGEST.load(Ordering::Relaxed)
+    }
+
+    /// Most bytes at a time since then, beside those that were there before.
+    #[allow(dead_code, reason = "not every test asks for it")]
+    pub(crate) fn most() -> usize {
+        MOST.load(Ordering::Relaxed)
+            .saturating_sub(BEFORE.load(Ordering::Relaxed))
     }
 }
 

@@ -77,6 +77,18 @@ impl Gguf {
         let [heads, kv_heads] = self.heads()?;
         let rotated = self.own_count("rope.dimension_count")?;
         let head_dim = self.own_count("attention.key_length")?.unwrap_or(dim / heads);
+        if self
+            .own_count("attention.value_length")?
+            .is_some_and(|width| width != head_dim)
+        {
+            return Err(self.unsupported("values of another width than keys", "use another model"));
+        }
+        // 0 stands for the usual scale of scores, too.
+        let usual = (head_dim as f64).sqrt().recip();
+        let scale = self.float(&self.own("attention.scale")?)?.filter(|&scale| scale != 0.0);
+        if scale.is_some_and(|scale| (scale / usual - 1.0).abs() > 1e-5) {
+            return Err(self.unsupported("a scale of attention's scores", "use another model"));
+        }
         if self.own_count("expert_count")?.is_some_and(|experts| experts > 0) {
             return Err(self.unsupported("a mixture of experts", "use a model without experts"));
         }

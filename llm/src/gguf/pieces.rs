@@ -3,6 +3,9 @@
 //! A text begins as its characters. Of all neighbours that together are a piece, those of the greatest score are joined
 //! first, the leftmost among equals. That is byte pair encoding (Sennrich et al., 2016) with a merge for every way to cut a
 //! piece into two, ordered by the piece's score. Characters that are no pieces become their bytes.
+//!
+//! The ways to cut one piece have the same score, so that SentencePiece takes the leftmost of them, whereas merges are done in
+//! some order. A test below finds no vocabulary and no text for which that makes a difference.
 
 use std::collections::BTreeMap;
 
@@ -143,6 +146,10 @@ fn is_single(text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+
+    use meganeura_core::random::SplitMix64;
+
     use super::*;
 
     fn of(pieces: &[(&str, f64, u8)]) -> Result<Vec<String>, String> {
@@ -195,5 +202,74 @@ mod tests {
         let texts: Vec<String> = (1..600).map(|n| "a".repeat(n)).collect();
         let many: Vec<(&str, f64, u8)> = texts.iter().map(|t| (t.as_str(), -(t.len() as f64), 1)).collect();
         assert!(of(&many).expect_err("many").contains("too many ways"));
+    }
+
+    /// Joins neighbours, those of the greatest value first and of equal ones the leftmost, while any has one.
+    fn joined<T: PartialOrd>(text: &str, value: impl Fn(&str, &str) -> Option<T>) -> Vec<String> {
+        let mut parts: Vec<String> = text.chars().map(String::from).collect();
+        loop {
+            let mut best: Option<(usize, T)> = None;
+            for (i, pair) in parts.windows(2).enumerate() {
+                let Some(own) = value(&pair[0], &pair[1]) else { continue };
+                if best.as_ref().is_none_or(|(_, most)| own > *most) {
+                    best = Some((i, own));
+                }
+            }
+            let Some((i, _)) = best else { return parts };
+            let right = parts.remove(i + 1);
+            parts[i].push_str(&right);
+        }
+    }
+
+    #[test]
+    fn merges_give_the_pieces_that_scores_give() {
+        let mut rng = SplitMix64::new(7);
+        let text = |rng: &mut SplitMix64, len: usize| -> String {
+            (0..len).map(|_| if rng.below(2) == 0 { 'a' } else { 'b' }).collect()
+        };
+        let mut longest = 0;
+        for round in 0..2000 {
+            let mut pieces = vec![String::from("a"), String::from("b")];
+            for _ in 0..3 + rng.below(16) {
+                // Every other vocabulary is one that training could give: of earlier pieces.
+                let piece = match round % 2 {
+                    0 => {
+                        let len = 2 + rng.below(4);
+                        text(&mut rng, len)
+                    }
+                    _ => pieces[rng.below(pieces.len())].clone() + &pieces[rng.below(pieces.len())],
+                };
+                if piece.len() <= 6 && !pieces.contains(&piece) {
+                    pieces.push(piece);
+                }
+            }
+            let scores: Vec<f64> = (0..pieces.len()).map(|i| -(i as f64)).collect();
+            let vocabulary = Vocabulary {
+                tokens: pieces.iter().map(|piece| piece.as_str().into()).collect(),
+                kinds: Vec::new(),
+            };
+            let merges = merges(&vocabulary, &scores).expect("merges").into_iter().enumerate();
+            let ranks: HashMap<[&str; 2], usize> = merges
+                .filter_map(|(rank, merge)| match merge {
+                    Merge::Pair(left, right) => Some(([left, right], rank)),
+                    Merge::Text(_) => None,
+                })
+                .collect();
+            for _ in 0..20 {
+                let len = 1 + rng.below(12);
+                let text = text(&mut rng, len);
+                let by_scores = joined(&text, |left, right| {
+                    let whole = [left, right].concat();
+                    let place = pieces.iter().position(|piece| *piece == whole)?;
+                    Some(scores[place])
+                });
+                let by_merges = joined(&text, |left, right| {
+                    ranks.get(&[left, right]).map(|&rank| std::cmp::Reverse(rank))
+                });
+                assert_eq!(by_scores, by_merges, "{text} of {pieces:?}");
+                longest = longest.max(by_scores.iter().map(String::len).max().unwrap_or(0));
+            }
+        }
+        assert_eq!(longest, 6);
     }
 }

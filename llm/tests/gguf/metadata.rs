@@ -82,11 +82,21 @@ fn scaled_positions() {
 }
 
 #[test]
-fn parts_of_a_model_are_told_to_be_joined() {
+fn models_that_are_not_supported_are_told() {
     let whole = fixture("llama_f32");
     let part = |count: u16| with_value(&whole, "split.count", UINT16, &count.to_le_bytes());
     assert_eq!(config(&part(1)).network.layers, 1);
     refused(&part(3), &["split into 3 files", "--merge"]);
+    let with = |key: &str, kind: u32, value: [u8; 4]| with_value(&whole, key, kind, &value);
+    let scale = |scale: f32| with("llama.attention.scale", FLOAT, scale.to_le_bytes());
+    // Heads are of 16 elements.
+    for usual in [0.25, 0.0] {
+        assert_eq!(config(&scale(usual)).network.heads, 4);
+    }
+    refused(&scale(0.5), &["a scale of attention's scores"]);
+    let width = |width: i32| with("llama.attention.value_length", INT32, width.to_le_bytes());
+    assert_eq!(config(&width(16)).network.heads, 4);
+    refused(&width(8), &["values of another width"]);
     refused(
         &with_value(&whole, "llama.expert_count", UINT16, &8u16.to_le_bytes()),
         &["a mixture of experts"],
