@@ -151,6 +151,16 @@ fn what_cannot_be_is_one_clear_error() {
     let taken = short.join("model");
     let taken = taken.to_str().expect("text");
     let large = folder.path().join("large");
+    // A configuration with more layers than there is memory for.
+    let deep = folder.path().join("deep");
+    std::fs::create_dir(&deep).expect("made");
+    for name in ["model.safetensors", "tokenizer.json"] {
+        std::fs::copy(Path::new(llama).join(name), deep.join(name)).expect("copied");
+    }
+    let config = std::fs::read_to_string(Path::new(llama).join("config.json")).expect("a configuration");
+    let config = config.replace("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 2000000000");
+    std::fs::write(deep.join("config.json"), config).expect("written");
+    let deep = deep.to_str().expect("text");
     // A tokenizer with more tokens than the model has.
     let text = whole_tokenizer(&long, &large);
     for (data, model, args, said) in [
@@ -171,6 +181,7 @@ fn what_cannot_be_is_one_clear_error() {
         (&long, linear, &[], "tokenizer.json"),
         (&long, llama, &["--seq", "200"], "128 positions"),
         (&long, llama, &["--tokenizer", &text], "the model only 320"),
+        (&long, deep, &[], "too few for the 2000000000 layers"),
         (&long, llama, &["--lora", "0"], "--lora 1"),
         (&long, llama, &["--lora", "2", "--lora-alpha", "inf"], "finite"),
         (&long, llama, &["--lora", "2", "--lora-targets", "q,norm"], "'norm'"),
