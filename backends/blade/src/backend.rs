@@ -8,6 +8,7 @@ use meganeura_core::backend::{Backend, BackendInfo, Device, DeviceInfo, DeviceKi
 use meganeura_core::config::Config;
 use meganeura_core::{Error, Result};
 
+use crate::brought;
 use crate::coop::Wanted;
 use crate::device::BladeDevice;
 use crate::gpu::NAME;
@@ -48,6 +49,10 @@ impl Backend for BladeBackend {
 
     fn surroundings(&self) -> Vec<Fact> {
         probe::surroundings()
+    }
+
+    fn problems(&self) -> Vec<Error> {
+        brought::problems()
     }
 
     fn open(&self, index: usize, config: &Config) -> Result<Arc<dyn Device>> {

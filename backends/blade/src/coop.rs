@@ -12,6 +12,7 @@ use meganeura_core::plan::{BufferRef, try_compile};
 use meganeura_core::random::SplitMix64;
 use meganeura_core::{Error, Graph, Result};
 
+use crate::brought::Brought;
 use crate::device::BladeDevice;
 use crate::executable::BladeExecutable;
 use crate::gpu::NAME;
@@ -132,7 +133,7 @@ pub(crate) fn test_coop_matmul(device: &BladeDevice, config: &CoopConfig) -> Res
         // Compiled for the device, it would ask for the units that are being tested.
         let mut plan = try_compile(graph)?;
         plan.dispatches.iter_mut().for_each(|d| d.use_coop = true);
-        let mut executable = BladeExecutable::new(device, &plan, Some(*config))?;
+        let mut executable = BladeExecutable::new(device, &plan, Some(*config), &Brought::new())?;
         for (name, buffer) in &plan.input_buffers {
             let bytes: Vec<u8> = operands[name].iter().flat_map(|v| v.to_le_bytes()).collect();
             executable.write(*buffer, 0, &bytes)?;

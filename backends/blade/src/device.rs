@@ -1,15 +1,18 @@
 //! An open device.
 
 use std::collections::HashMap;
+use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use blade_graphics as bg;
 use meganeura_core::attrs::Attrs;
+use meganeura_core::backend::shader::shader_kernels;
 use meganeura_core::backend::{Capabilities, CostModel, Device, Executable, KernelDesc, KernelSource, Support};
 use meganeura_core::precision::Precision;
 use meganeura_core::{ExecutionPlan, Result, Session, TensorType};
 
+use crate::brought::{Brought, Tried};
 use crate::coop::{self, CoopConfig, Wanted};
 use crate::executable::BladeExecutable;
 use crate::gpu::Gpu;
@@ -31,6 +34,8 @@ pub struct BladeDevice {
     wanted: Wanted,
     /// The matrix units in use, once they have been tested.
     coop: OnceLock<Option<CoopConfig>>,
+    /// Kernels that others brought, as far as they were asked for.
+    brought: Tried,
     /// Answers that were given, launches or the reason why there is no kernel, because the same calls are asked about again and again.
     answers: Mutex<HashMap<Asked, std::result::Result<u32, String>>>,
 }
@@ -60,6 +65,7 @@ impl BladeDevice {
             pipelines: Pipelines::default(),
             wanted,
             coop: OnceLock::new(),
+            brought: Tried::default(),
             answers: Mutex::default(),
         }
     }
@@ -98,6 +104,11 @@ impl BladeDevice {
         if uses { self.coop_config() } else { None }
     }
 
+    /// The kernels that others brought for a plan.
+    fn brought_for(&self, plan: &ExecutionPlan) -> Brought {
+        self.brought.of_plan(self, plan)
+    }
+
     /// Launches of the kernel for a call, or the reason why there is none.
     fn answer(&self, kernel: &KernelDesc) -> std::result::Result<u32, String> {
         let asked = (
@@ -111,7 +122,8 @@ impl BladeDevice {
         if let Some(answer) = lock().get(&asked) {
             return answer.clone();
         }
-        let answer = kernels::supports(kernel, self.limits.buffer_bytes);
+        let brought = self.brought.kernel(self, kernel.name);
+        let answer = kernels::supports(kernel, self.limits.buffer_bytes, brought.as_deref());
         lock().insert(asked, answer.clone());
         answer
     }
@@ -172,7 +184,12 @@ impl Device for BladeDevice {
 
     fn kernels(&self) -> String {
         // Which products use matrix units is part of a plan.
-        format!("{:?}", self.wanted)
+        let mut kernels = format!("{:?}", self.wanted);
+        for brought in shader_kernels() {
+            let used = self.brought.kernel(self, brought.op().name()).is_some();
+            let _ = write!(kernels, ", {} {used}", brought.content());
+        }
+        kernels
     }
 
     fn has_mixed_precision(&self) -> bool {
@@ -187,21 +204,29 @@ impl Device for BladeDevice {
             return Ok(());
         }
         match self.coop_config() {
-            Some(config) => program::choose_coop(plan, config),
+            Some(config) => {
+                let brought = self.brought_for(plan);
+                program::choose_coop(plan, config, &brought)
+            }
             None => Ok(()),
         }
     }
 
     fn kernel_sources(&self, plan: &ExecutionPlan) -> Result<Vec<KernelSource>> {
-        Ok(Draft::of(plan, self.coop_for(plan))?.sources())
+        Ok(Draft::of(plan, self.coop_for(plan), &self.brought_for(plan))?.sources())
     }
 
     fn memory_beside(&self, plan: &ExecutionPlan) -> Result<u64> {
-        Ok(Draft::of(plan, self.coop_for(plan))?.beside())
+        Ok(Draft::of(plan, self.coop_for(plan), &self.brought_for(plan))?.beside())
     }
 
     fn compile(&self, plan: &ExecutionPlan) -> Result<Box<dyn Executable>> {
         plan.verify()?;
-        Ok(Box::new(BladeExecutable::new(self, plan, self.coop_for(plan))?))
+        Ok(Box::new(BladeExecutable::new(
+            self,
+            plan,
+            self.coop_for(plan),
+            &self.brought_for(plan),
+        )?))
     }
 }

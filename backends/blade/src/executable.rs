@@ -14,6 +14,7 @@ use meganeura_core::backend::{Device, Executable, PassTiming, StepArgs, StepStat
 use meganeura_core::plan::{BufferRef, ExecutionPlan, check_fit};
 use meganeura_core::{Error, Result};
 
+use crate::brought::Brought;
 use crate::device::BladeDevice;
 use crate::gpu::{Gpu, NAME};
 use crate::kernels::INLINE_SCALARS;
@@ -120,10 +121,15 @@ pub(crate) struct BladeExecutable {
 }
 
 impl BladeExecutable {
-    /// An executable whose dispatches use these matrix units where the plan says so.
-    pub(crate) fn new(device: &BladeDevice, plan: &ExecutionPlan, coop: Option<CoopConfig>) -> Result<Self> {
+    /// An executable whose dispatches use these matrix units where the plan says so, and kernels that were brought.
+    pub(crate) fn new(
+        device: &BladeDevice,
+        plan: &ExecutionPlan,
+        coop: Option<CoopConfig>,
+        brought: &Brought,
+    ) -> Result<Self> {
         let gpu = device.gpu();
-        let draft = Draft::of(plan, coop)?;
+        let draft = Draft::of(plan, coop, brought)?;
         check_fit(plan, draft.beside(), device.capabilities())?;
         let limit = device.limits().buffer_bytes;
         let arena = Arena::new(gpu, device.name(), &draft.sizes, plan, limit)?;

@@ -15,6 +15,7 @@
 //! ```
 
 mod backend;
+mod brought;
 mod coop;
 mod device;
 mod executable;

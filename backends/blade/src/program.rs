@@ -7,6 +7,7 @@ use meganeura_core::backend::KernelSource;
 use meganeura_core::plan::{BufferRef, Dispatch, ExecutionPlan, Operand, Segment};
 use meganeura_core::{DType, Error, Result};
 
+use crate::brought::Brought;
 use crate::executable::{FRAMES, Saved, joined, report_bytes};
 use crate::gpu::{Gpu, NAME};
 use crate::kernels::coop::CoopConfig;
@@ -75,11 +76,11 @@ impl Draft {
         self.sizes[self.extra.scalars..].iter().sum()
     }
 
-    /// Generates the kernels of a plan.
+    /// Generates the kernels of a plan, or takes those that were brought.
     ///
     /// # Errors
     /// A dispatch for which there is none.
-    pub(crate) fn of(plan: &ExecutionPlan, coop: Option<CoopConfig>) -> Result<Self> {
+    pub(crate) fn of(plan: &ExecutionPlan, coop: Option<CoopConfig>, brought: &Brought) -> Result<Self> {
         let sources = Sources::of(plan);
         let persistent: HashSet<BufferRef> = plan.persistent().collect();
         let writes =
@@ -98,7 +99,7 @@ impl Draft {
                 fault: guarded,
                 skip_if: skip_if[i],
             };
-            compile(dispatch, &sources, guards, coop)
+            compile(dispatch, &sources, guards, coop, brought)
         };
         let compiled = (0..plan.dispatches.len()).map(|i| compile(i, false));
         let mut compiled: Vec<Compiled> = compiled.collect::<Result<_>>()?;
@@ -229,8 +230,8 @@ impl Draft {
                 let known = self.tables.iter().position(|t| *t == launch.tables[number]);
                 self.extra.tables + known.unwrap_or_default()
             }
-            Binding::Memory(Memory::Buffer(buffer)) => buffer.index(),
-            Binding::Memory(Memory::Scratch(number)) => self.extra.scratch + self.scratch[dispatch] + number,
+            Binding::Memory(Memory::Buffer(buffer)) | Binding::Given(Memory::Buffer(buffer)) => buffer.index(),
+            Binding::Memory(Memory::Scratch(number)) | Binding::Given(Memory::Scratch(number)) => self.extra.scratch + self.scratch[dispatch] + number,
             Binding::InlineScalars => return Ok(Bound::Scalars),
             Binding::Scalars => self.extra.scalars,
             Binding::Fault | Binding::Guard => self.extra.fault,
@@ -336,10 +337,10 @@ impl Sources {
 ///
 /// # Errors
 /// A dispatch for which there is no kernel.
-pub(crate) fn choose_coop(plan: &mut ExecutionPlan, config: CoopConfig) -> Result<()> {
+pub(crate) fn choose_coop(plan: &mut ExecutionPlan, config: CoopConfig, brought: &Brought) -> Result<()> {
     let sources = Sources::of(plan);
     for dispatch in &mut plan.dispatches {
-        let compiled = compile(dispatch, &sources, Guards::default(), Some(config))?;
+        let compiled = compile(dispatch, &sources, Guards::default(), Some(config), brought)?;
         dispatch.use_coop = compiled.launches.iter().any(|l| l.coop);
     }
     Ok(())
@@ -354,7 +355,13 @@ struct Guards {
     skip_if: Option<BufferRef>,
 }
 
-fn compile(dispatch: &Dispatch, sources: &Sources, guards: Guards, coop: Option<CoopConfig>) -> Result<Compiled> {
+fn compile(
+    dispatch: &Dispatch,
+    sources: &Sources,
+    guards: Guards,
+    coop: Option<CoopConfig>,
+    brought: &Brought,
+) -> Result<Compiled> {
     let types = dispatch.types();
     let cx = CompileCx {
         kernel: dispatch.kernel_desc(&types),
@@ -363,6 +370,7 @@ fn compile(dispatch: &Dispatch, sources: &Sources, guards: Guards, coop: Option<
         guarded: guards.fault,
         skip_if: guards.skip_if,
         coop,
+        brought: brought.get(&dispatch.kernel.name).map(|kernel| &**kernel),
         first_scratch: 0,
     };
     kernels::compile(&cx).map_err(|m| Error::backend(NAME, format!("{}: {m}", dispatch.label)))

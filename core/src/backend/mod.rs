@@ -3,6 +3,8 @@
 //! A [`Backend`] finds [`Device`]s; a device says which kernels it has and compiles an [`ExecutionPlan`] to
 //! an [`Executable`], which a session feeds, runs and reads.
 
+pub mod shader;
+
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

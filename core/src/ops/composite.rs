@@ -149,6 +149,21 @@ impl Composite {
     }
 }
 
+/// The arithmetic of all calls of a graph.
+pub fn graph_flops(graph: &Graph) -> u64 {
+    let calls = graph.nodes().iter().filter_map(|node| {
+        let (op, attrs) = node.op()?;
+        let inputs: Option<Vec<TensorType>> = node.inputs.iter().map(|&v| graph.ty(v).cloned()).collect();
+        let part = Call {
+            attrs,
+            inputs: &inputs?,
+            outputs: &node.outputs,
+        };
+        Some(op.cost(&part).flops)
+    });
+    calls.fold(0, u64::saturating_add)
+}
+
 /// How deep decompositions are being expanded within each other on this thread: one that contains itself must not
 /// take the stack.
 struct Level;
@@ -217,19 +232,9 @@ impl Operator for Composite {
 
     /// Operands and results are moved once; the arithmetic is that of the decomposition.
     fn cost(&self, call: &Call) -> Cost {
-        let flops = self.expand(call.attrs, call.inputs).map_or(0, |(graph, _)| {
-            let calls = graph.nodes().iter().filter_map(|node| {
-                let (op, attrs) = node.op()?;
-                let inputs: Option<Vec<TensorType>> = node.inputs.iter().map(|&v| graph.ty(v).cloned()).collect();
-                let part = Call {
-                    attrs,
-                    inputs: &inputs?,
-                    outputs: &node.outputs,
-                };
-                Some(op.cost(&part).flops)
-            });
-            calls.fold(0, u64::saturating_add)
-        });
+        let flops = self
+            .expand(call.attrs, call.inputs)
+            .map_or(0, |(graph, _)| graph_flops(&graph));
         Cost {
             flops,
             ..Cost::streaming(call, 0)

@@ -89,7 +89,7 @@ pub use operator::*;
 
 pub use attention::{AttentionDims, AttentionOptions};
 pub use cache_write::CacheDims;
-pub use composite::{Composite, Decompose};
+pub use composite::{Composite, Decompose, graph_flops};
 pub use conv_transpose2d::ConvTranspose2dOptions;
 pub use conv1d::Conv1dOptions;
 pub use conv2d::{Conv2dDims, Conv2dOptions};

@@ -9,8 +9,8 @@ use object::{Architecture, BinaryFormat, Object, ObjectSection, ObjectSymbol};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
-/// Larger files are no plugins.
-const LARGEST: u64 = 1 << 30;
+/// Larger files are no shared objects of plugins.
+pub(crate) const LARGEST: u64 = 1 << 30;
 
 /// What is wrong, and what to do about it.
 #[derive(Clone, Debug)]
@@ -35,44 +35,65 @@ pub(crate) struct Opened {
     pub(crate) sha256: String,
 }
 
-/// Opens a file that nobody but this user and the administrator could have written.
-pub(crate) fn open(path: &Path) -> Result<Opened, Refusal> {
-    if !path.is_absolute() {
-        return refuse(
+fn unreadable(error: std::io::Error) -> Refusal {
+    Refusal {
+        message: format!("it cannot be read: {error}"),
+        remedy: "check the path in MEGANEURA_PLUGINS or in the configuration file".into(),
+    }
+}
+
+/// The path that is meant, without links.
+pub(crate) fn real(path: &Path) -> Result<PathBuf, Refusal> {
+    match path.is_absolute() {
+        true => path.canonicalize().map_err(unreadable),
+        false => refuse(
             "its path is not absolute",
             "name plugins by absolute paths; nothing is searched for",
-        );
+        ),
     }
-    let io = |e: std::io::Error| Refusal {
-        message: format!("it cannot be read: {e}"),
-        remedy: "check the path in MEGANEURA_PLUGINS or in the configuration file".into(),
-    };
-    let path = path.canonicalize().map_err(io)?;
-    let mut file = File::open(&path).map_err(io)?;
-    let metadata = file.metadata().map_err(io)?;
+}
+
+/// The folders above a path, and it itself if it is one, belong to nobody else.
+pub(crate) fn check_folders(path: &Path) -> Result<(), Refusal> {
+    for folder in path.ancestors() {
+        let metadata = folder.metadata().map_err(unreadable)?;
+        if metadata.is_dir() {
+            check_owner(&metadata, "the folder", folder, true)?;
+        }
+    }
+    Ok(())
+}
+
+/// Opens a file of bounded size that nobody but this user and the administrator could have written.
+pub(crate) fn open(path: &Path, largest: u64) -> Result<Opened, Refusal> {
+    let path = real(path)?;
+    let mut file = File::open(&path).map_err(unreadable)?;
+    let metadata = file.metadata().map_err(unreadable)?;
     if !metadata.is_file() {
         return refuse("it is not a file", "name the shared object itself");
     }
     check_owner(&metadata, "the file", &path, false)?;
-    for folder in path.ancestors().skip(1) {
-        let metadata = folder.metadata().map_err(io)?;
-        check_owner(&metadata, "the folder", folder, true)?;
-    }
-    if metadata.len() > LARGEST {
+    check_folders(&path)?;
+    if metadata.len() > largest {
         return refuse(
-            format!("it has {} bytes", metadata.len()),
-            "name the shared object itself",
+            format!("it has {} bytes; {largest} are allowed", metadata.len()),
+            "name the plugin itself",
         );
     }
     let mut contents = Vec::new();
-    file.by_ref().take(LARGEST).read_to_end(&mut contents).map_err(io)?;
-    let sha256 = Sha256::digest(&contents).iter().map(|b| format!("{b:02x}")).collect();
+    file.by_ref().take(largest).read_to_end(&mut contents).map_err(unreadable)?;
+    let sha256 = hex_sha256(&contents);
     Ok(Opened {
         file,
         path,
         contents,
         sha256,
     })
+}
+
+/// The SHA-256 sum of some bytes, in hexadecimal digits.
+pub(crate) fn hex_sha256(contents: &[u8]) -> String {
+    Sha256::digest(contents).iter().map(|b| format!("{b:02x}")).collect()
 }
 
 #[cfg(unix)]

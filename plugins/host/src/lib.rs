@@ -1,11 +1,11 @@
-//! Loads backends from shared objects.
+//! Loads plugins: backends from shared objects, and operators, rules and kernels from data.
 //!
 //! Which ones, the variable `MEGANEURA_PLUGINS` says (absolute paths, separated as in `PATH`), and the section
 //! `[plugins]` of a configuration file that `MEGANEURA_CONFIG` names:
 //!
 //! ```toml
 //! [plugins]
-//! load = ["/opt/meganeura/libmine.so"]
+//! load = ["/opt/meganeura/libmine.so", "/opt/meganeura/fusions"]
 //! allow_sha256 = ["3f0a..."]  # optional: nothing else is loaded
 //! ```
 //!
@@ -15,10 +15,14 @@
 //! plugin that was loaded stays loaded. What is refused leaves everything else as it is; [`loaded`] says why, and so does
 //! `meganeura plugins`.
 //!
-//! Code of a plugin runs with the rights of the program: there is no sandbox around it. `docs/plugin-abi.md` of the
+//! A folder, or a file `*.toml`, is a plugin without native code; see the crate `meganeura-plugin-data` for what is checked
+//! then.
+//!
+//! Code of a shared object runs with the rights of the program: there is no sandbox around it. `docs/plugin-abi.md` of the
 //! repository describes the interface.
 
 mod backend;
+mod data;
 mod encode;
 mod file;
 mod library;
@@ -30,6 +34,7 @@ use meganeura_core::backend::Backend;
 use meganeura_core::config::Config;
 use meganeura_core::registry;
 use meganeura_core::{Error, Result};
+pub use meganeura_plugin_data::Brings;
 
 use crate::backend::PluginBackend;
 use crate::file::{Refusal, refuse};
@@ -53,9 +58,9 @@ pub const PLUGINS_VARIABLE: &str = "MEGANEURA_PLUGINS";
 pub struct Report {
     /// The path as it was given.
     pub path: PathBuf,
-    /// Sum of the file, if it could be read.
+    /// Sum of the file, if it could be read; of a folder, that of the list of its files' sums.
     pub sha256: Option<String>,
-    /// Name of the backend, if the manifest could be read.
+    /// Name of the backend, or of the plugin without native code, if the manifest could be read.
     pub name: Option<String>,
     /// Version of the plugin, likewise.
     pub version: Option<String>,
@@ -63,6 +68,8 @@ pub struct Report {
     pub description: Option<String>,
     /// Version of the interface that it was built with, if it was loaded.
     pub abi: Option<String>,
+    /// What it brings, if it is one without native code and was loaded.
+    pub brings: Option<Brings>,
     /// Why it was refused, if it was.
     pub refused: Option<String>,
 }
@@ -76,11 +83,12 @@ impl Report {
             version: None,
             description: None,
             abi: None,
+            brings: None,
             refused: None,
         }
     }
 
-    /// The name of the backend, or else the file's.
+    /// The name of the backend or of the plugin, or else the file's.
     pub fn title(&self) -> String {
         let file = || self.path.file_name().map(|n| n.to_string_lossy().into_owned());
         let name = self.name.clone().or_else(file);
@@ -111,8 +119,12 @@ pub fn load(config: &Config) {
             continue;
         }
         let mut report = Report::new(&path);
-        let backend = open(&path, config.plugins.allow_sha256.as_deref(), &mut report);
-        let outcome = backend.and_then(|backend| registry::register_backend(Arc::new(backend)));
+        let allow = config.plugins.allow_sha256.as_deref();
+        let outcome = match data::is_data(&path) {
+            true => named(data::load(&path, allow, &mut report), &report),
+            false => open(&path, allow, &mut report)
+                .and_then(|backend| registry::register_backend(Arc::new(backend))),
+        };
         if let Err(error) = outcome {
             log::warn!("{error}");
             report.refused = Some(match &error {
@@ -136,17 +148,43 @@ pub fn open_backend(path: &Path, allow_sha256: Option<&[String]>) -> Result<Arc<
     Ok(Arc::new(backend))
 }
 
+/// Loads one folder or file as a plugin without native code, and registers it, with what would be told of it.
+///
+/// # Errors
+/// [`Error::Plugin`] with the name and the cause when it is refused.
+pub fn open_data(path: &Path, allow_sha256: Option<&[String]>) -> Result<Report> {
+    let mut report = Report::new(path);
+    named(data::load(path, allow_sha256, &mut report), &report)?;
+    Ok(report)
+}
+
 fn open(path: &Path, allow: Option<&[String]>, report: &mut Report) -> Result<PluginBackend> {
     let outcome = try_open(path, allow, report);
+    named(outcome, report)
+}
+
+/// A refusal with the name of the plugin.
+fn named<T>(outcome: std::result::Result<T, Refusal>, report: &Report) -> Result<T> {
     outcome.map_err(|Refusal { message, remedy }| Error::Plugin {
         plugin: report.title(),
-        message: format!("{message} ({})", path.display()),
+        message: format!("{message} ({})", report.path.display()),
         remedy,
     })
 }
 
+/// Refuses what is not on the list of sums, if there is one.
+fn check_allowed(allow: Option<&[String]>, sum: &str) -> std::result::Result<(), Refusal> {
+    match allow {
+        Some(sums) if !sums.iter().any(|s| s.eq_ignore_ascii_case(sum)) => refuse(
+            format!("its SHA-256 sum, {sum}, is not on the list"),
+            "add the sum to plugins.allow_sha256 if this is the file that you trust",
+        ),
+        _ => Ok(()),
+    }
+}
+
 fn try_open(path: &Path, allow: Option<&[String]>, report: &mut Report) -> std::result::Result<PluginBackend, Refusal> {
-    let opened = file::open(path)?;
+    let opened = file::open(path, file::LARGEST)?;
     report.sha256 = Some(opened.sha256.clone());
     let manifest = file::manifest(&opened.contents);
     if let Ok(manifest) = &manifest {
@@ -154,12 +192,7 @@ fn try_open(path: &Path, allow: Option<&[String]>, report: &mut Report) -> std::
         report.version = Some(manifest.version.clone());
         report.description = Some(manifest.description.clone()).filter(|d| !d.is_empty());
     }
-    if allow.is_some_and(|sums| !sums.iter().any(|sum| sum.eq_ignore_ascii_case(&opened.sha256))) {
-        return refuse(
-            format!("its SHA-256 sum, {}, is not on the list", opened.sha256),
-            "add the sum to plugins.allow_sha256 if this is the file that you trust",
-        );
-    }
+    check_allowed(allow, &opened.sha256)?;
     let manifest = manifest?;
     // Before its code runs.
     if let Some(other) = registry::backends()

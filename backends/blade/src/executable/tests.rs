@@ -7,6 +7,7 @@ use meganeura_core::{ExecutionPlan, Graph};
 
 use super::BladeExecutable;
 use crate::backend::BladeBackend;
+use crate::brought::Brought;
 use crate::device::BladeDevice;
 
 /// Bytes of the input of the plan.
@@ -29,7 +30,7 @@ fn executable(staged: usize) -> Option<(ExecutionPlan, BladeExecutable)> {
     let y = g.neg(x);
     g.set_outputs(vec![y]);
     let plan = compile_for(&g, &device).expect("a plan");
-    let mut executable = BladeExecutable::new(&device, &plan, None).expect("an executable");
+    let mut executable = BladeExecutable::new(&device, &plan, None, &Brought::new()).expect("an executable");
     executable.staged = staged;
     Some((plan, executable))
 }

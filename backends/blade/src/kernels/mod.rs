@@ -5,11 +5,13 @@
 //! products and convolutions ([`matmul`], [`conv`], both by [`tiled`], on matrix units by [`coop`], of few rows by
 //! [`vectors`]). So a norm, a loss or an update needs no kernel of its own: what it is taken apart to is
 //! computed in one launch, or in the few that [`stages`] cuts it to. Operators that do not fit this have a table of their own ([`alone`]),
-//! [`attention`] has kernels that keep its scores out of memory, and key-value caches a file of theirs ([`cache`]).
+//! [`attention`] has kernels that keep its scores out of memory, key-value caches a file of theirs ([`cache`]), and what
+//! others bring for their operators comes before all ([`brought`]).
 
 mod alone;
 mod attention;
 mod body;
+mod brought;
 mod cache;
 mod conv;
 pub(crate) mod coop;
@@ -30,6 +32,7 @@ mod vectors;
 mod view;
 
 use meganeura_core::backend::KernelDesc;
+use meganeura_core::backend::shader::ShaderKernel;
 use meganeura_core::ops::Call;
 use meganeura_core::{DType, TensorType};
 
@@ -93,7 +96,7 @@ pub(crate) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
         }
         check_count(ty)?;
     }
-    for special in [alone::compile, attention::compile, cache::compile] {
+    for special in [brought::compile, alone::compile, attention::compile, cache::compile] {
         if let Some(compiled) = special(cx)? {
             return Ok(compiled);
         }
@@ -122,12 +125,20 @@ fn compile_body(body: &Body, cx: &CompileCx) -> Result<Compiled, String> {
     }
 }
 
-/// Launches of the kernel for a call on a device whose buffers have at most so many bytes.
+/// Launches of the kernel for a call on a device whose buffers have at most so many bytes, and for whose operator a kernel
+/// may have been brought.
 ///
 /// # Errors
 /// The reason why there is none.
-pub(crate) fn supports(kernel: &KernelDesc, most_bytes: u64) -> Result<u32, String> {
-    let compiled = compile(&CompileCx::apart(*kernel))?;
+pub(crate) fn supports(
+    kernel: &KernelDesc,
+    most_bytes: u64,
+    brought: Option<&dyn ShaderKernel>,
+) -> Result<u32, String> {
+    let compiled = compile(&CompileCx {
+        brought,
+        ..CompileCx::apart(*kernel)
+    })?;
     match compiled.scratch.iter().max() {
         Some(&bytes) if bytes as u64 > most_bytes => Err(format!(
             "it keeps {bytes} bytes on the way, but the device's largest buffer has {most_bytes}"

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use meganeura_core::DType;
 use meganeura_core::backend::KernelDesc;
+use meganeura_core::backend::shader::{SHADER_BUFFERS, ShaderKernel};
 use meganeura_core::ops::Call;
 use meganeura_core::plan::BufferRef;
 
@@ -44,6 +45,8 @@ pub(crate) enum Source {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Binding {
     Memory(Memory),
+    /// The same, of a module that others made.
+    Given(Memory),
     /// A table of constants of the launch.
     Table(usize),
     /// The first scalars of the session, as part of the launch.
@@ -89,6 +92,8 @@ pub(crate) struct CompileCx<'a> {
     pub(crate) skip_if: Option<BufferRef>,
     /// The matrix units that products may use.
     pub(crate) coop: Option<CoopConfig>,
+    /// The kernel that others brought for the operator.
+    pub(crate) brought: Option<&'a dyn ShaderKernel>,
     /// Scratch buffers of the dispatch that are not the kernel's own.
     pub(crate) first_scratch: usize,
 }
@@ -104,6 +109,7 @@ impl<'a> CompileCx<'a> {
             guarded: false,
             skip_if: None,
             coop: None,
+            brought: None,
             first_scratch: 0,
             kernel,
         }
@@ -182,7 +188,7 @@ impl<'a> Module<'a> {
             Some(at) => at,
             None => {
                 let declared = match binding {
-                    Binding::Memory(_) | Binding::Table(_) => {
+                    Binding::Memory(_) | Binding::Given(_) | Binding::Table(_) => {
                         format!("{}: array<{element}>", NAMES[self.slots.len() % NAMES.len()])
                     }
                     Binding::InlineScalars => format!("inline_scalars: array<vec4<u32>, {}>", INLINE_SCALARS / 4),
@@ -379,6 +385,7 @@ const NAMES: [&str; 16] = [
 pub(crate) fn variable_name(i: usize, binding: Binding) -> &'static str {
     match binding {
         Binding::Memory(_) | Binding::Table(_) => NAMES[i % NAMES.len()],
+        Binding::Given(_) => SHADER_BUFFERS[i % SHADER_BUFFERS.len()],
         Binding::InlineScalars => "inline_scalars",
         Binding::Scalars => "scalars",
         Binding::Fault => "fault",

@@ -311,6 +311,7 @@ impl Part {
                 guarded: cx.guarded,
                 skip_if: cx.skip_if,
                 coop: cx.coop,
+                brought: None,
                 first_scratch,
             },
         )

@@ -518,8 +518,8 @@ fn what_a_dispatch_keeps_on_the_way_fits_into_a_buffer() {
         inputs: &inputs,
         outputs: &outputs,
     };
-    assert!(supports(&kernel, 1 << 20).is_ok_and(|launches| launches > 1));
-    let reason = supports(&kernel, 39_999).expect_err("the scores");
+    assert!(supports(&kernel, 1 << 20, None).is_ok_and(|launches| launches > 1));
+    let reason = supports(&kernel, 39_999, None).expect_err("the scores");
     assert!(reason.contains("it keeps 40000 bytes on the way"), "{reason}");
 }
 
@@ -538,6 +538,7 @@ fn sums_of_many_elements_have_kernels() {
                 outputs: &[to],
             },
             u64::MAX,
+            None,
         )
     };
     // The logits of a language model.
@@ -560,7 +561,7 @@ fn launches_of(build: impl FnOnce(&mut Graph) -> meganeura_core::NodeId) -> u32 
         inputs: &inputs,
         outputs: &node.outputs,
     };
-    supports(&kernel, u64::MAX).expect("a kernel")
+    supports(&kernel, u64::MAX, None).expect("a kernel")
 }
 
 #[test]

@@ -1,0 +1,301 @@
+//! An operator of a manifest, read and checked as far as that goes without running it.
+
+use std::collections::{BTreeMap, HashSet};
+
+use meganeura_core::attrs::{Attr, AttrKind, Attrs};
+use meganeura_core::{DType, TensorType};
+
+use crate::manifest::{Axis, MOST_AXES, MOST_VALUES, OpEntry};
+use crate::size::{NUMEL, Pattern, REST, Sizes, join_rests};
+use crate::term::Term;
+
+/// The element type of an operand or a result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Element {
+    /// That of all operands that have it, a floating-point type.
+    Float,
+    Exactly(DType),
+}
+
+impl Element {
+    fn parse(name: &str) -> Result<Self, String> {
+        match name {
+            "float" => Ok(Element::Float),
+            _ => match DType::from_name(name) {
+                Some(dtype) => Ok(Element::Exactly(dtype)),
+                None => Err(format!("there is no element type '{name}'")),
+            },
+        }
+    }
+}
+
+/// Of what kind the numbers are that tests use for an operand.
+#[derive(Clone, Debug)]
+pub(crate) enum Values {
+    /// Between -2 and 2.
+    Any,
+    /// Between 0.2 and 2.
+    Positive,
+    /// No two of them are equal.
+    Distinct,
+    /// Integers below a size.
+    Below(Term),
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Attribute {
+    pub(crate) name: &'static str,
+    pub(crate) kind: AttrKind,
+    /// What tests try, the default first.
+    pub(crate) samples: Vec<Attr>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Tensor {
+    pub(crate) name: &'static str,
+    pub(crate) element: Element,
+    pub(crate) shape: Pattern,
+}
+
+/// An operator.
+#[derive(Clone, Debug)]
+pub(crate) struct Definition {
+    /// With the namespace.
+    pub(crate) name: &'static str,
+    pub(crate) formula: &'static str,
+    pub(crate) source: &'static str,
+    pub(crate) attributes: Vec<Attribute>,
+    pub(crate) inputs: Vec<Tensor>,
+    /// For each of them.
+    pub(crate) values: Vec<Values>,
+    pub(crate) outputs: Vec<Tensor>,
+    broadcast: bool,
+    conditions: Vec<Term>,
+    /// Named values of the decomposition, each after those that it depends on.
+    pub(crate) steps: Vec<(String, Term)>,
+}
+
+/// What one call makes of the names.
+#[derive(Clone, Debug)]
+pub(crate) struct Bound {
+    pub(crate) sizes: Sizes,
+    /// The type of operands without another one.
+    pub(crate) float: DType,
+    pub(crate) outputs: Vec<TensorType>,
+}
+
+/// Keeps a text for the rest of the program, as operators are kept.
+pub(crate) fn keep(text: String) -> &'static str {
+    Box::leak(text.into_boxed_str())
+}
+
+impl Definition {
+    pub(crate) fn new(namespace: &str, entry: &OpEntry) -> Result<Self, String> {
+        let mut taken: HashSet<&str> = HashSet::from([NUMEL]);
+        let attributes = entry.attributes.iter().map(|a| a.name.as_str());
+        for name in attributes.chain(entry.inputs.iter().map(|i| i.name.as_str())) {
+            if !taken.insert(name) {
+                return Err(format!("two things are called '{name}'"));
+            }
+        }
+        if let Some(name) = entry.steps.keys().find(|name| taken.contains(name.as_str())) {
+            return Err(format!("two things are called '{name}'"));
+        }
+        let tensor = |name: &str, dtype: &str, shape: &[Axis]| -> Result<Tensor, String> {
+            let of = |e: String| format!("'{name}': {e}");
+            Ok(Tensor {
+                name: keep(name.to_owned()),
+                element: Element::parse(dtype).map_err(of)?,
+                shape: pattern(shape).map_err(of)?,
+            })
+        };
+        let inputs: Result<Vec<Tensor>, String> =
+            entry.inputs.iter().map(|i| tensor(&i.name, &i.dtype, &i.shape)).collect();
+        let outputs: Result<Vec<Tensor>, String> =
+            entry.outputs.iter().map(|o| tensor(&o.name, &o.dtype, &o.shape)).collect();
+        let (inputs, outputs) = (inputs?, outputs?);
+        for axis in inputs.iter().flat_map(|i| i.shape.names()) {
+            let is_value = entry.inputs.iter().any(|i| i.name == axis) || entry.steps.contains_key(axis);
+            if is_value || axis == NUMEL {
+                return Err(format!("an axis is called '{axis}', as something else is"));
+            }
+        }
+        let floats = |tensors: &[Tensor]| tensors.iter().any(|t| t.element == Element::Float);
+        if floats(&outputs) && !floats(&inputs) {
+            return Err("a result is 'float', but no operand is; name the element type".into());
+        }
+        if outputs.iter().any(|o| o.shape.rest) && !inputs.iter().any(|i| i.shape.rest) {
+            return Err("a result has '...', but no operand has".into());
+        }
+        let values: Result<_, String> = entry.inputs.iter().map(values).collect();
+        let attributes: Result<_, String> = entry.attributes.iter().map(attribute).collect();
+        let conditions: Result<_, String> = entry.conditions.iter().map(|c| Term::parse(c)).collect();
+        Ok(Definition {
+            name: keep(format!("{namespace}.{}", entry.name)),
+            formula: keep(entry.formula.clone()),
+            source: keep(match entry.source.is_empty() {
+                true => format!("the plugin '{namespace}'"),
+                false => entry.source.clone(),
+            }),
+            attributes: attributes?,
+            inputs,
+            values: values?,
+            steps: ordered(entry, &outputs)?,
+            outputs,
+            broadcast: entry.broadcast,
+            conditions: conditions?,
+        })
+    }
+
+    /// What names stand for in a call, and the types of the results.
+    ///
+    /// # Errors
+    /// Why there is no such call.
+    pub(crate) fn bind(&self, attrs: &Attrs, inputs: &[TensorType]) -> Result<Bound, String> {
+        if inputs.len() != self.inputs.len() {
+            return Err(format!("takes {} operands, got {}", self.inputs.len(), inputs.len()));
+        }
+        let mut sizes = Sizes::default();
+        for attribute in &self.attributes {
+            match attrs.get(attribute.name) {
+                Some(Attr::Int(v)) if attribute.kind == AttrKind::Int => {
+                    sizes.by_name.insert(attribute.name.to_owned(), *v);
+                }
+                Some(attr) if attr.kind() == attribute.kind => {}
+                Some(attr) => return Err(format!("the attribute '{}' is {attr}", attribute.name)),
+                None => return Err(format!("the attribute '{}' is absent", attribute.name)),
+            }
+        }
+        let (mut float, mut rests) = (None, Vec::new());
+        // Axes that are numbers or names first: others depend on these.
+        for (tensor, ty) in self.inputs.iter().zip(inputs) {
+            let of = |e: String| format!("'{}': {e}", tensor.name);
+            let wanted = match tensor.element {
+                Element::Float if ty.dtype.is_float() => *float.get_or_insert(ty.dtype),
+                Element::Float => return Err(format!("'{}' is {ty}; it is to be floating point", tensor.name)),
+                Element::Exactly(dtype) => dtype,
+            };
+            if ty.dtype != wanted {
+                return Err(format!("'{}' is {ty}; it is to be {wanted}", tensor.name));
+            }
+            tensor.shape.bind(&ty.shape, &mut sizes, &mut rests).map_err(of)?;
+        }
+        sizes.rest = join_rests(&rests, self.broadcast)?;
+        sizes.check(&self.conditions)?;
+        let float = float.unwrap_or(DType::F32);
+        let mut outputs = Vec::with_capacity(self.outputs.len());
+        for tensor in &self.outputs {
+            let shape = meganeura_core::Shape::new(&tensor.shape.shape(&sizes)?)?;
+            let dtype = match tensor.element {
+                Element::Float => float,
+                Element::Exactly(dtype) => dtype,
+            };
+            outputs.push(TensorType::new(dtype, shape));
+        }
+        let numel = outputs.first().map_or(0, TensorType::numel);
+        sizes.by_name.insert(NUMEL.to_owned(), i64::try_from(numel).unwrap_or(i64::MAX));
+        Ok(Bound { sizes, float, outputs })
+    }
+}
+
+fn pattern(axes: &[Axis]) -> Result<Pattern, String> {
+    let terms: Result<Vec<Term>, String> = axes.iter().map(Axis::term).collect();
+    let terms = terms?;
+    for term in &terms {
+        if let Term::Name(name) = term
+            && name != REST
+            && !name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
+        {
+            return Err(format!("'{name}' is no name of an axis"));
+        }
+    }
+    Pattern::parse(&terms, MOST_AXES)
+}
+
+fn values(input: &crate::manifest::InputEntry) -> Result<Values, String> {
+    let words = input.values.as_deref();
+    match (words, &input.below) {
+        (None, Some(bound)) => Ok(Values::Below(bound.term()?)),
+        (None, None) if matches!(input.dtype.as_str(), "u32" | "i32") => Ok(Values::Below(Term::Int(2))),
+        (None | Some("any"), None) => Ok(Values::Any),
+        (Some("positive"), None) => Ok(Values::Positive),
+        (Some("distinct"), None) => Ok(Values::Distinct),
+        _ => Err(format!(
+            "'{}': values are 'any', 'positive' or 'distinct', or there is 'below'",
+            input.name
+        )),
+    }
+}
+
+fn attribute(entry: &crate::manifest::AttributeEntry) -> Result<Attribute, String> {
+    let of = |e: String| format!("the attribute '{}': {e}", entry.name);
+    let kind = match entry.kind.as_str() {
+        "int" => AttrKind::Int,
+        "float" => AttrKind::Float,
+        "bool" => AttrKind::Bool,
+        "ints" => AttrKind::Ints,
+        other => return Err(of(format!("there is no kind '{other}', but int, float, bool and ints"))),
+    };
+    let all = std::iter::once(&entry.default).chain(&entry.samples);
+    let samples: Result<_, String> = all.map(|value| attr(kind, value)).collect();
+    Ok(Attribute {
+        name: keep(entry.name.clone()),
+        kind,
+        samples: samples.map_err(of)?,
+    })
+}
+
+/// Numbers that are larger are of no use as sizes.
+const LARGEST: i64 = 1 << 31;
+
+fn attr(kind: AttrKind, value: &toml::Value) -> Result<Attr, String> {
+    let int = |v: &toml::Value| v.as_integer().filter(|v| v.abs() <= LARGEST);
+    let found = match kind {
+        AttrKind::Int => int(value).map(Attr::Int),
+        AttrKind::Float => {
+            let number = value.as_float().or(value.as_integer().map(|v| v as f64));
+            number.filter(|v| v.is_finite()).map(Attr::Float)
+        }
+        AttrKind::Bool => value.as_bool().map(Attr::Bool),
+        AttrKind::Ints => value
+            .as_array()
+            .filter(|list| list.len() <= MOST_VALUES)
+            .and_then(|list| list.iter().map(int).collect::<Option<Vec<i64>>>())
+            .map(Attr::Ints),
+        _ => None,
+    };
+    found.ok_or_else(|| "a value of it is of another kind, or too large".to_owned())
+}
+
+/// The named values, each after those that it depends on.
+///
+/// # Errors
+/// Values that depend on themselves, and results that are none of them.
+fn ordered(entry: &OpEntry, outputs: &[Tensor]) -> Result<Vec<(String, Term)>, String> {
+    let mut terms: BTreeMap<&str, Term> = BTreeMap::new();
+    for (name, text) in &entry.steps {
+        let term = Term::parse(text).map_err(|e| format!("'{name}': {e}"))?;
+        terms.insert(name, term);
+    }
+    for output in outputs {
+        if !terms.contains_key(output.name) {
+            return Err(format!("its decomposition does not say what the result '{}' is", output.name));
+        }
+    }
+    let mut steps: Vec<(String, Term)> = Vec::with_capacity(terms.len());
+    while !terms.is_empty() {
+        let ready = terms.iter().find_map(|(name, term)| {
+            let mut open = false;
+            term.names(&mut |used, is_call| open |= !is_call && terms.contains_key(used));
+            (!open).then_some(*name)
+        });
+        let Some(name) = ready else {
+            let names: Vec<&str> = terms.keys().copied().collect();
+            return Err(format!("its values depend on each other in a circle: {}", names.join(", ")));
+        };
+        if let Some(term) = terms.remove(name) {
+            steps.push((name.to_owned(), term));
+        }
+    }
+    Ok(steps)
+}

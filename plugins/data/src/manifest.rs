@@ -1,0 +1,297 @@
+//! The manifest as it is written, and what it may hold at most.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use crate::Fault;
+use crate::term::{Term, shortened};
+
+/// Version of the format of manifests.
+pub(crate) const FORMAT: u32 = 1;
+/// Largest manifest, in bytes.
+pub(crate) const MANIFEST_BYTES: usize = 256 << 10;
+/// Largest other file, in bytes.
+pub(crate) const FILE_BYTES: usize = 128 << 10;
+/// Most operators.
+const MOST_OPS: usize = 64;
+/// Most attributes, conditions and named values of an operator.
+const MOST_PARTS: usize = 64;
+/// Most operands, and most results.
+const MOST_TENSORS: usize = 12;
+/// Most axes that a shape names.
+pub(crate) const MOST_AXES: usize = 8;
+/// Most values of a list.
+pub(crate) const MOST_VALUES: usize = 16;
+/// Longest name, in bytes.
+const LONGEST_NAME: usize = 48;
+/// Longest text that is only shown, in bytes.
+const LONGEST_TEXT: usize = 500;
+
+/// What a plugin says of itself.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    /// Version of the format of manifests.
+    pub(crate) format: u32,
+    /// Name of the plugin, which is the namespace of its operators and rules.
+    pub name: String,
+    /// Its version.
+    pub version: String,
+    /// What it is for.
+    #[serde(default)]
+    pub description: String,
+    /// File of the rules.
+    rules: Option<String>,
+    /// The rules themselves.
+    rules_text: Option<String>,
+    /// When they are used: `always`, `training` or `inference`.
+    pub(crate) applies: Option<String>,
+    #[serde(default)]
+    pub(crate) op: Vec<OpEntry>,
+}
+
+/// An operator.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct OpEntry {
+    pub(crate) name: String,
+    pub(crate) formula: String,
+    #[serde(default)]
+    pub(crate) source: String,
+    #[serde(default)]
+    pub(crate) attributes: Vec<AttributeEntry>,
+    pub(crate) inputs: Vec<InputEntry>,
+    pub(crate) outputs: Vec<OutputEntry>,
+    /// Whether `...` is broadcast.
+    #[serde(default)]
+    pub(crate) broadcast: bool,
+    #[serde(default, rename = "where")]
+    pub(crate) conditions: Vec<String>,
+    #[serde(rename = "let")]
+    pub(crate) steps: BTreeMap<String, String>,
+    pub(crate) wgsl: Option<WgslEntry>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct AttributeEntry {
+    pub(crate) name: String,
+    pub(crate) kind: String,
+    pub(crate) default: toml::Value,
+    #[serde(default)]
+    pub(crate) samples: Vec<toml::Value>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct InputEntry {
+    pub(crate) name: String,
+    #[serde(default = "float")]
+    pub(crate) dtype: String,
+    pub(crate) shape: Vec<Axis>,
+    /// Of what kind the numbers are that tests use.
+    pub(crate) values: Option<String>,
+    /// What all of its integers are below.
+    pub(crate) below: Option<Axis>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct OutputEntry {
+    pub(crate) name: String,
+    #[serde(default = "float")]
+    pub(crate) dtype: String,
+    pub(crate) shape: Vec<Axis>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct WgslEntry {
+    file: Option<String>,
+    text: Option<String>,
+    pub(crate) groups: Vec<Axis>,
+    #[serde(default, rename = "where")]
+    pub(crate) conditions: Vec<String>,
+}
+
+/// A size: a number, or an expression.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged)]
+pub(crate) enum Axis {
+    Number(i64),
+    Text(String),
+}
+
+impl Axis {
+    pub(crate) fn term(&self) -> Result<Term, String> {
+        match self {
+            Axis::Number(n) => Ok(Term::Int(*n)),
+            Axis::Text(text) => Term::parse(text),
+        }
+    }
+}
+
+fn float() -> String {
+    "float".into()
+}
+
+impl Manifest {
+    /// Reads a manifest.
+    ///
+    /// # Errors
+    /// What is wrong with it, or where it holds more than is allowed.
+    pub fn parse(text: &str) -> Result<Self, Fault> {
+        if text.len() > MANIFEST_BYTES {
+            let message = format!("its manifest has {} bytes; {MANIFEST_BYTES} are allowed", text.len());
+            return Err(Fault::new(message));
+        }
+        let manifest: Manifest = toml::from_str(text)
+            .map_err(|e| Fault::new(format!("its manifest cannot be read: {}", shortened(e.message()))))?;
+        manifest.check().map_err(Fault::new)?;
+        Ok(manifest)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        if self.format != FORMAT {
+            return Err(format!(
+                "its manifest has the format {}, and this program reads {FORMAT}",
+                self.format
+            ));
+        }
+        let dashed: String = self.name.replace('-', "_");
+        identifier("the plugin", &dashed)?;
+        for (what, shown) in [("version", &self.version), ("description", &self.description)] {
+            printable(what, shown)?;
+        }
+        if self.version.is_empty() {
+            return Err("its version is empty".into());
+        }
+        most("operators", self.op.len(), MOST_OPS)?;
+        if self.rules.is_some() && self.rules_text.is_some() {
+            return Err("it has rules in a file and as a text; give one of them".into());
+        }
+        self.op.iter().try_for_each(|op| {
+            let of = |e: String| format!("its operator '{}': {e}", shortened(&op.name));
+            op.check().map_err(of)
+        })
+    }
+
+    /// Names of the files that belong to it, relative to its folder, each once: first that of the rules, then those of the
+    /// kernels in the order of the operators.
+    ///
+    /// # Errors
+    /// A name that leads elsewhere.
+    pub fn files(&self) -> Result<Vec<&str>, Fault> {
+        let kernels = self.op.iter().filter_map(|op| op.wgsl.as_ref()?.file.as_deref());
+        let mut files: Vec<&str> = Vec::new();
+        for (name, end) in self.rules.iter().map(|r| (r.as_str(), ".egg")).chain(kernels.map(|k| (k, ".wgsl"))) {
+            let part = |part: &str| {
+                let valid = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+                !part.is_empty() && !part.starts_with('.') && part.chars().all(valid)
+            };
+            if !name.ends_with(end) || name.len() > LONGEST_TEXT || !name.split('/').all(part) {
+                return Err(Fault::new(format!(
+                    "'{}' is not the name of a file '*{end}' within its folder",
+                    shortened(name)
+                )));
+            }
+            if !files.contains(&name) {
+                files.push(name);
+            }
+        }
+        Ok(files)
+    }
+
+    /// The rules, which `files` has if they are in one.
+    ///
+    /// # Errors
+    /// A file that is not there.
+    pub(crate) fn rules<'a>(&'a self, files: &'a BTreeMap<String, String>) -> Result<&'a str, String> {
+        match (&self.rules, &self.rules_text) {
+            (Some(name), _) => file(files, name),
+            (None, Some(text)) => Ok(text),
+            (None, None) => Ok(""),
+        }
+    }
+}
+
+fn file<'a>(files: &'a BTreeMap<String, String>, name: &str) -> Result<&'a str, String> {
+    let text = files.get(name).ok_or_else(|| {
+        format!("its file '{name}' is not there; a manifest without a folder has its rules and kernels as texts")
+    })?;
+    match text.len() <= FILE_BYTES {
+        true => Ok(text),
+        false => Err(format!("its file '{name}' has {} bytes; {FILE_BYTES} are allowed", text.len())),
+    }
+}
+
+impl OpEntry {
+    fn check(&self) -> Result<(), String> {
+        identifier("the operator", &self.name)?;
+        printable("formula", &self.formula)?;
+        printable("source", &self.source)?;
+        if self.formula.is_empty() {
+            return Err("its formula is empty".into());
+        }
+        most("attributes", self.attributes.len(), MOST_PARTS)?;
+        most("conditions", self.conditions.len(), MOST_PARTS)?;
+        most("named values", self.steps.len(), MOST_PARTS)?;
+        for (what, count) in [("operands", self.inputs.len()), ("results", self.outputs.len())] {
+            most(what, count, MOST_TENSORS)?;
+            if count == 0 {
+                return Err(format!("it has no {what}"));
+            }
+        }
+        for attribute in &self.attributes {
+            identifier("an attribute", &attribute.name)?;
+            most("samples of an attribute", attribute.samples.len(), MOST_VALUES)?;
+        }
+        let named = self.inputs.iter().map(|i| &i.name);
+        named.chain(self.steps.keys()).try_for_each(|name| identifier("a value", name))?;
+        if let Some(wgsl) = &self.wgsl {
+            most("conditions of its kernel", wgsl.conditions.len(), MOST_PARTS)?;
+            if !(1..=3).contains(&wgsl.groups.len()) {
+                return Err("its kernel has no 'groups' along one, two or three axes".into());
+            }
+        }
+        Ok(())
+    }
+}
+
+impl WgslEntry {
+    /// The text of the kernel, which `files` has if it is in one.
+    pub(crate) fn text<'a>(&'a self, files: &'a BTreeMap<String, String>) -> Result<&'a str, String> {
+        match (&self.file, &self.text) {
+            (Some(name), None) => file(files, name),
+            (None, Some(text)) => Ok(text),
+            _ => Err("its kernel has either a 'file' or a 'text'".into()),
+        }
+    }
+}
+
+fn most(what: &str, count: usize, allowed: usize) -> Result<(), String> {
+    match count <= allowed {
+        true => Ok(()),
+        false => Err(format!("it has {count} {what}; {allowed} are allowed")),
+    }
+}
+
+fn identifier(what: &str, name: &str) -> Result<(), String> {
+    let valid = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+    let starts = name.starts_with(|c: char| c.is_ascii_lowercase());
+    if !starts || name.len() > LONGEST_NAME || !name.chars().all(valid) || name.contains("__") {
+        return Err(format!(
+            "{what} is called '{}'; names are up to {LONGEST_NAME} lower-case letters, digits and single '_'",
+            shortened(name)
+        ));
+    }
+    Ok(())
+}
+
+fn printable(what: &str, text: &str) -> Result<(), String> {
+    if text.len() > LONGEST_TEXT || text.chars().any(char::is_control) {
+        return Err(format!("its {what} is not one line of up to {LONGEST_TEXT} bytes"));
+    }
+    Ok(())
+}

@@ -1,0 +1,307 @@
+//! What a kernel may consist of.
+
+use naga::valid::ModuleInfo;
+use naga::{
+    AddressSpace, ArraySize, Barrier, Binding, Block, BuiltIn, Function, GlobalVariable, Handle, Module, ScalarKind,
+    ShaderStage, Statement, StorageAccess, Type, TypeInner, VectorSize,
+};
+
+/// Most threads of a workgroup.
+const MOST_THREADS: u32 = 256;
+/// Most bytes that a workgroup shares; every device has as many.
+const SHARED_BYTES: u32 = 16 << 10;
+/// Most bytes of the variables of a thread, and of those of one function.
+const OWN_BYTES: u32 = 4 << 10;
+/// Most statements and expressions, with those of functions counted as often as they are called.
+const MOST_PARTS: usize = 20_000;
+
+/// A buffer that a kernel declares.
+pub(super) struct Buffer {
+    pub(super) variable: Handle<GlobalVariable>,
+    pub(super) name: String,
+    pub(super) writes: bool,
+    pub(super) kind: ScalarKind,
+    /// Numbers that an element of its array has.
+    pub(super) lanes: u32,
+}
+
+/// Checks a valid module as far as it is not a matter of single expressions, and lists its buffers.
+///
+/// # Errors
+/// What it may not have.
+pub(super) fn check(module: &Module, info: &ModuleInfo) -> Result<Vec<Buffer>, String> {
+    let [entry] = &module.entry_points[..] else {
+        return Err(format!("it has {} entry points instead of one", module.entry_points.len()));
+    };
+    if entry.stage != ShaderStage::Compute || entry.workgroup_size_overrides.is_some() {
+        return Err("its entry point is no compute shader with a constant size".into());
+    }
+    let threads = entry.workgroup_size.iter().try_fold(1u32, |a, &b| a.checked_mul(b));
+    if !threads.is_some_and(|threads| (1..=MOST_THREADS).contains(&threads)) {
+        return Err(format!(
+            "its workgroups have {:?} threads; {MOST_THREADS} are allowed",
+            entry.workgroup_size
+        ));
+    }
+    if !module.overrides.is_empty() {
+        return Err("it has overrides; sizes and attributes are constants with their names".into());
+    }
+    for argument in &entry.function.arguments {
+        if !matches!(argument.binding, Some(Binding::BuiltIn(builtin)) if is_known(builtin)) {
+            return Err("its entry point takes something else than numbers of threads and workgroups".into());
+        }
+    }
+    let buffers = globals(module, info)?;
+    parts(module)?;
+    for (_, function) in module.functions.iter() {
+        locals(module, function)?;
+        for argument in &function.arguments {
+            if is_pointer(&module.types[argument.ty].inner) {
+                return Err("a function takes a pointer, whose accesses could not be bounded".into());
+            }
+        }
+        if has_barrier(&function.body) {
+            return Err("a barrier stands in a function; it is to stand in the entry point itself".into());
+        }
+    }
+    locals(module, &entry.function)?;
+    barriers(&entry.function.body)?;
+    Ok(buffers)
+}
+
+fn is_known(builtin: BuiltIn) -> bool {
+    matches!(
+        builtin,
+        BuiltIn::GlobalInvocationId
+            | BuiltIn::LocalInvocationId
+            | BuiltIn::LocalInvocationIndex
+            | BuiltIn::WorkGroupId
+            | BuiltIn::NumWorkGroups
+    )
+}
+
+fn is_pointer(inner: &TypeInner) -> bool {
+    matches!(inner, TypeInner::Pointer { .. } | TypeInner::ValuePointer { .. })
+}
+
+fn bytes(module: &Module, ty: Handle<Type>) -> u32 {
+    module.types[ty].inner.try_size(module.to_ctx()).unwrap_or(u32::MAX)
+}
+
+fn globals(module: &Module, info: &ModuleInfo) -> Result<Vec<Buffer>, String> {
+    let (mut shared, mut own) = (0u32, 0u32);
+    let mut buffers = Vec::new();
+    for (variable, global) in module.global_variables.iter() {
+        let name = global.name.clone().unwrap_or_default();
+        match global.space {
+            AddressSpace::WorkGroup => shared = shared.saturating_add(bytes(module, global.ty)),
+            AddressSpace::Private => own = own.saturating_add(bytes(module, global.ty)),
+            AddressSpace::Storage { access } => {
+                // One that is not used needs no binding.
+                if info.get_entry_point(0)[variable].is_empty() {
+                    continue;
+                }
+                let (kind, lanes) = elements(module, global.ty)
+                    .ok_or_else(|| format!("'{name}' is no array<T> of f32, u32, i32, or of two or four of them"))?;
+                if access.intersects(StorageAccess::ATOMIC) {
+                    return Err(format!("'{name}' is changed atomically"));
+                }
+                buffers.push(Buffer {
+                    variable,
+                    name,
+                    writes: access.contains(StorageAccess::STORE),
+                    kind,
+                    lanes,
+                });
+            }
+            _ => return Err(format!("'{name}' is no storage, workgroup or private variable")),
+        }
+    }
+    match (shared, own) {
+        (shared, _) if shared > SHARED_BYTES => {
+            Err(format!("its workgroups share {shared} bytes; {SHARED_BYTES} are allowed"))
+        }
+        (_, own) if own > OWN_BYTES => Err(format!("its threads have {own} bytes of their own; {OWN_BYTES} are allowed")),
+        _ => Ok(buffers),
+    }
+}
+
+/// Kind and number of the numbers that an element of an array has.
+fn elements(module: &Module, ty: Handle<Type>) -> Option<(ScalarKind, u32)> {
+    let TypeInner::Array {
+        base,
+        size: ArraySize::Dynamic,
+        ..
+    } = module.types[ty].inner
+    else {
+        return None;
+    };
+    let (scalar, lanes) = match module.types[base].inner {
+        TypeInner::Scalar(scalar) => (scalar, 1),
+        TypeInner::Vector {
+            size: VectorSize::Bi,
+            scalar,
+        } => (scalar, 2),
+        TypeInner::Vector {
+            size: VectorSize::Quad,
+            scalar,
+        } => (scalar, 4),
+        _ => return None,
+    };
+    let known = matches!(scalar.kind, ScalarKind::Float | ScalarKind::Uint | ScalarKind::Sint) && scalar.width == 4;
+    known.then_some((scalar.kind, lanes))
+}
+
+fn locals(module: &Module, function: &Function) -> Result<(), String> {
+    let all = function.local_variables.iter().map(|(_, local)| bytes(module, local.ty));
+    let own = all.fold(0, u32::saturating_add);
+    match own <= OWN_BYTES {
+        true => Ok(()),
+        false => Err(format!("a function has {own} bytes of variables; {OWN_BYTES} are allowed")),
+    }
+}
+
+/// Bounds what a driver has to compile: it puts functions in where they are called.
+fn parts(module: &Module) -> Result<(), String> {
+    let mut known: Vec<usize> = Vec::new();
+    let all = module.functions.iter().map(|(_, f)| f);
+    for function in all.chain(module.entry_points.iter().map(|e| &e.function)) {
+        let mut count = function.expressions.len();
+        statements(&function.body, &mut |statement| {
+            count = count.saturating_add(match statement {
+                Statement::Call { function, .. } => known.get(function.index()).copied().unwrap_or(MOST_PARTS),
+                _ => 1,
+            });
+        });
+        if count > MOST_PARTS {
+            return Err(format!(
+                "it has more than {MOST_PARTS} statements and expressions, counted where they are called"
+            ));
+        }
+        known.push(count);
+    }
+    Ok(())
+}
+
+/// Calls `visit` with every statement of a block and of the blocks in it.
+pub(super) fn statements<'a>(block: &'a Block, visit: &mut impl FnMut(&'a Statement)) {
+    for statement in block.iter() {
+        visit(statement);
+        match statement {
+            Statement::Block(inner) => statements(inner, visit),
+            Statement::If { accept, reject, .. } => {
+                statements(accept, visit);
+                statements(reject, visit);
+            }
+            Statement::Switch { cases, .. } => cases.iter().for_each(|case| statements(&case.body, visit)),
+            Statement::Loop { body, continuing, .. } => {
+                statements(body, visit);
+                statements(continuing, visit);
+            }
+            _ => {}
+        }
+    }
+}
+
+fn has_barrier(block: &Block) -> bool {
+    let mut found = false;
+    statements(block, &mut |s| found |= matches!(s, Statement::ControlBarrier(_)));
+    found
+}
+
+/// All threads of a workgroup have to come to each barrier. Here that can be seen: barriers stand outside of branches and
+/// loops, and no thread returns before.
+fn barriers(entry: &Block) -> Result<(), String> {
+    if !has_barrier(entry) {
+        return Ok(());
+    }
+    let mut returns = false;
+    for statement in entry.iter() {
+        match statement {
+            Statement::ControlBarrier(kind) => {
+                if returns {
+                    return Err("threads may return before a barrier, for which others would wait".into());
+                }
+                if !Barrier::WORK_GROUP.union(Barrier::STORAGE).contains(*kind) {
+                    return Err("it has a barrier of another kind than workgroupBarrier() and storageBarrier()".into());
+                }
+            }
+            other => {
+                let block = Block::from_vec(vec![other.clone()]);
+                if has_barrier(&block) {
+                    return Err("a barrier stands in a branch or loop, to which not all threads need come".into());
+                }
+                statements(&block, &mut |s| returns |= matches!(s, Statement::Return { .. }));
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn checked(body: &str) -> Result<Vec<Buffer>, String> {
+        let text = format!(
+            "@group(0) @binding(0) var<storage> x: array<f32>;\n\
+             @group(0) @binding(1) var<storage, read_write> y: array<vec4<f32>>;\n{body}"
+        );
+        let module = naga::front::wgsl::parse_str(&text).map_err(|e| e.emit_to_string(&text))?;
+        let flags = naga::valid::ValidationFlags::all();
+        let info = naga::valid::Validator::new(flags, naga::valid::Capabilities::empty()).validate(&module);
+        check(&module, &info.map_err(|e| format!("{e:?}"))?)
+    }
+
+    const MAIN: &str = "@compute @workgroup_size(64) fn main(@builtin(global_invocation_id) id: vec3<u32>)";
+
+    #[test]
+    fn buffers_are_found() {
+        let buffers = checked(&format!("{MAIN} {{ y[id.x] = vec4(x[id.x]); }}")).expect("fine");
+        let found: Vec<(&str, bool, u32)> = buffers.iter().map(|b| (b.name.as_str(), b.writes, b.lanes)).collect();
+        assert_eq!(found, [("x", false, 1), ("y", true, 4)]);
+        assert_eq!(checked(&format!("{MAIN} {{ }}")).expect("fine").len(), 0, "none is used");
+    }
+
+    #[test]
+    fn what_cannot_be_bounded_is_refused() {
+        let main = |body: &str| format!("{MAIN} {{ {body} }}");
+        let many = |n: usize| {
+            let mut text = String::from("fn f0(a: f32) -> f32 { return a * a + a; }\n");
+            for i in 1..n {
+                text += &format!("fn f{i}(a: f32) -> f32 {{ return f{0}(a) + f{0}(a + 1.0); }}\n", i - 1);
+            }
+            text + &main(&format!("y[0] = vec4(f{}(x[0]));", n - 1))
+        };
+        let cases = [
+            ("@compute @workgroup_size(512) fn main() { }".to_owned(), "threads"),
+            ("fn f() { }".to_owned(), "0 entry points"),
+            (format!("override n: u32 = 3; {}", main("y[0] = vec4(f32(n));")), "overrides"),
+            (format!("var<workgroup> s: array<f32, 5000>; {}", main("s[0] = 1.0;")), "share 20000 bytes"),
+            (format!("var<private> s: array<f32, 5000>; {}", main("s[0] = 1.0;")), "20000 bytes of their own"),
+            (main("var s: array<f32, 2000>; s[id.x] = 1.0;"), "8000 bytes of variables"),
+            (many(20), "statements and expressions"),
+            (main("if (id.x < 3u) { workgroupBarrier(); }"), "in a branch or loop"),
+            (main("for (var i = 0; i < 3; i++) { workgroupBarrier(); }"), "in a branch or loop"),
+            (main("if (x[id.x] > 0.0) { return; } workgroupBarrier();"), ""),
+            (format!("fn f() {{ workgroupBarrier(); }} {}", main("f();")), "stands in a function"),
+            (
+                format!("fn f(p: ptr<function, array<f32, 4>>) {{ (*p)[9] = 1.0; }} {}", main("var a: array<f32, 4>; f(&a);")),
+                "",
+            ),
+            (
+                format!("@group(0) @binding(2) var<storage, read_write> z: array<atomic<u32>>; {}", main("atomicAdd(&z[0], 1u);")),
+                "no array<T>",
+            ),
+            (
+                format!("@group(0) @binding(2) var<storage, read_write> z: array<vec3<f32>>; {}", main("z[0].x = 1.0;")),
+                "no array<T>",
+            ),
+            (format!("@group(0) @binding(2) var<uniform> z: vec4<f32>; {}", main("y[0] = z;")), "no storage"),
+        ];
+        for (text, words) in cases {
+            let error = checked(&text).err().unwrap_or_else(|| panic!("{text} is let through"));
+            assert!(error.contains(words), "{text}: {error}");
+        }
+    }
+}

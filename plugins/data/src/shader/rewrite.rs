@@ -1,0 +1,440 @@
+//! Rewrites a kernel so that no access leaves its variable, and no loop goes on for ever.
+//!
+//! What naga has for this (`proc::BoundsCheckPolicies`) acts where its backends write code, with lengths that it asks the
+//! buffer for. Here buffers are pieces of larger ones, of which a shader would be told the rest's length, and whoever
+//! compiles the kernel decides about policies. So the bounds become part of the module: every index is the least of itself
+//! and the last one.
+
+use std::collections::HashMap;
+
+use naga::proc::TypeResolution;
+use naga::valid::{FunctionInfo, ModuleInfo};
+use naga::{
+    AddressSpace, Arena, ArraySize, BinaryOperator, Block, Expression, Function, GlobalVariable, Handle, Literal,
+    MathFunction, Module, Range, Scalar, ScalarKind, Span, Statement, SwitchCase, Type, TypeInner, UniqueArena,
+    VectorSize,
+};
+
+/// Rounds that all loops of a thread may make together.
+pub(super) const MOST_ROUNDS: u32 = 1 << 20;
+
+/// Elements of each buffer's array.
+pub(super) type Lengths = HashMap<Handle<GlobalVariable>, u32>;
+
+/// Rewrites a valid module that has passed the check of its parts.
+///
+/// # Errors
+/// An expression or a statement that is not known here.
+pub(super) fn rewrite(module: &mut Module, info: &ModuleInfo, lengths: &Lengths) -> Result<(), String> {
+    let rounds = count_rounds(module);
+    let cx = Context {
+        types: &module.types,
+        lengths,
+        rounds,
+    };
+    for (handle, function) in module.functions.iter_mut() {
+        *function = cx.function(function, &info[handle])?;
+    }
+    for (number, entry) in module.entry_points.iter_mut().enumerate() {
+        entry.function = cx.function(&entry.function, info.get_entry_point(number))?;
+    }
+    Ok(())
+}
+
+/// A variable of each thread that counts the rounds of its loops.
+fn count_rounds(module: &mut Module) -> Handle<GlobalVariable> {
+    let ty = module.types.insert(
+        Type {
+            name: None,
+            inner: TypeInner::Scalar(Scalar::U32),
+        },
+        Span::UNDEFINED,
+    );
+    let counter = GlobalVariable {
+        name: Some("rounds".into()),
+        space: AddressSpace::Private,
+        binding: None,
+        ty,
+        init: None,
+        memory_decorations: Default::default(),
+    };
+    module.global_variables.append(counter, Span::UNDEFINED)
+}
+
+struct Context<'a> {
+    types: &'a UniqueArena<Type>,
+    lengths: &'a Lengths,
+    rounds: Handle<GlobalVariable>,
+}
+
+/// What an expression became.
+struct New {
+    handle: Handle<Expression>,
+    /// What has to be evaluated for it, itself included, unless it is a literal or the like.
+    evaluated: Vec<Handle<Expression>>,
+}
+
+impl Context<'_> {
+    fn function(&self, old: &Function, info: &FunctionInfo) -> Result<Function, String> {
+        let mut making = Making {
+            cx: self,
+            old,
+            info,
+            expressions: Arena::new(),
+            new: Vec::with_capacity(old.expressions.len()),
+        };
+        for (handle, expression) in old.expressions.iter() {
+            let new = making.expression(handle, expression)?;
+            making.new.push(new);
+        }
+        let mut function = Function {
+            local_variables: old.local_variables.clone(),
+            ..old.clone()
+        };
+        for (_, local) in function.local_variables.iter_mut() {
+            local.init = local.init.map(|h| making.at(h));
+        }
+        function.named_expressions = old
+            .named_expressions
+            .iter()
+            .map(|(&h, name)| (making.at(h), name.clone()))
+            .collect();
+        function.body = making.block(&old.body)?;
+        function.expressions = making.expressions;
+        Ok(function)
+    }
+}
+
+struct Making<'a> {
+    cx: &'a Context<'a>,
+    old: &'a Function,
+    info: &'a FunctionInfo,
+    expressions: Arena<Expression>,
+    /// What each old expression became.
+    new: Vec<New>,
+}
+
+impl Making<'_> {
+    fn at(&self, old: Handle<Expression>) -> Handle<Expression> {
+        self.new[old.index()].handle
+    }
+
+    fn maybe(&self, old: Option<Handle<Expression>>) -> Option<Handle<Expression>> {
+        old.map(|h| self.at(h))
+    }
+
+    fn append(&mut self, expression: Expression) -> Handle<Expression> {
+        self.expressions.append(expression, Span::UNDEFINED)
+    }
+
+    fn number(&mut self, value: u32) -> Handle<Expression> {
+        self.append(Expression::Literal(Literal::U32(value)))
+    }
+
+    fn ty(&self, old: Handle<Expression>) -> &TypeInner {
+        inner(&self.info[old].ty, self.cx.types)
+    }
+
+    /// The buffer that a pointer to a whole array points to.
+    fn length_of_buffer(&self, pointer: Handle<Expression>) -> Result<u32, String> {
+        match self.old.expressions[pointer] {
+            Expression::GlobalVariable(variable) => {
+                let length = self.cx.lengths.get(&variable).copied();
+                length.ok_or_else(|| "it uses a buffer that it does not declare".into())
+            }
+            _ => Err("it takes an array of a buffer from something else than the buffer's variable".into()),
+        }
+    }
+
+    /// Elements of what is indexed.
+    fn length(&self, base: Handle<Expression>) -> Result<u32, String> {
+        let of = |inner: &TypeInner| match *inner {
+            TypeInner::Array { size, .. } => match size {
+                ArraySize::Constant(length) => Ok(length.get()),
+                ArraySize::Dynamic => self.length_of_buffer(base),
+                ArraySize::Pending(_) => Err("an array has a length that is no constant".into()),
+            },
+            TypeInner::Vector { size, .. } => Ok(size as u32),
+            TypeInner::Matrix { columns, .. } => Ok(columns as u32),
+            ref other => Err(format!("it indexes {other:?}")),
+        };
+        match *self.ty(base) {
+            TypeInner::Pointer { base, .. } => of(&self.cx.types[base].inner),
+            TypeInner::ValuePointer { size: Some(size), .. } => Ok(VectorSize::into(size)),
+            ref inner => of(inner),
+        }
+    }
+
+    fn expression(&mut self, handle: Handle<Expression>, old: &Expression) -> Result<New, String> {
+        let mut evaluated = Vec::new();
+        let expression = match *old {
+            Expression::Literal(_)
+            | Expression::Constant(_)
+            | Expression::ZeroValue(_)
+            | Expression::FunctionArgument(_)
+            | Expression::GlobalVariable(_)
+            | Expression::LocalVariable(_) => {
+                let handle = self.append(old.clone());
+                return Ok(New { handle, evaluated });
+            }
+            // Evaluated by the call.
+            Expression::CallResult(_) => {
+                let handle = self.append(old.clone());
+                return Ok(New { handle, evaluated });
+            }
+            Expression::ArrayLength(array) => {
+                let length = self.length_of_buffer(array)?;
+                let handle = self.number(length);
+                return Ok(New { handle, evaluated });
+            }
+            Expression::Access { base, index } => {
+                let last = self.length(base)?.saturating_sub(1);
+                let index = self.bounded(index, last, &mut evaluated)?;
+                Expression::Access {
+                    base: self.at(base),
+                    index,
+                }
+            }
+            Expression::AccessIndex { base, index } => {
+                let is_buffer = matches!(*self.ty(base), TypeInner::Pointer { base, .. }
+                    if matches!(self.cx.types[base].inner, TypeInner::Array { size: ArraySize::Dynamic, .. }));
+                let index = match is_buffer {
+                    true => index.min(self.length(base)?.saturating_sub(1)),
+                    // Constants that are too large for others are not valid.
+                    false => index,
+                };
+                Expression::AccessIndex {
+                    base: self.at(base),
+                    index,
+                }
+            }
+            _ => self.computed(old)?,
+        };
+        let _ = handle;
+        let handle = self.append(expression);
+        evaluated.push(handle);
+        Ok(New { handle, evaluated })
+    }
+
+    /// An expression that reaches no memory but by pointers made elsewhere.
+    fn computed(&mut self, old: &Expression) -> Result<Expression, String> {
+        Ok(match *old {
+            Expression::Compose { ty, ref components } => Expression::Compose {
+                ty,
+                components: components.iter().map(|&h| self.at(h)).collect(),
+            },
+            Expression::Splat { size, value } => Expression::Splat {
+                size,
+                value: self.at(value),
+            },
+            Expression::Swizzle { size, vector, pattern } => Expression::Swizzle {
+                size,
+                vector: self.at(vector),
+                pattern,
+            },
+            Expression::Load { pointer } => Expression::Load {
+                pointer: self.at(pointer),
+            },
+            Expression::Unary { op, expr } => Expression::Unary {
+                op,
+                expr: self.at(expr),
+            },
+            Expression::Binary { op, left, right } => Expression::Binary {
+                op,
+                left: self.at(left),
+                right: self.at(right),
+            },
+            Expression::Select {
+                condition,
+                accept,
+                reject,
+            } => Expression::Select {
+                condition: self.at(condition),
+                accept: self.at(accept),
+                reject: self.at(reject),
+            },
+            Expression::Relational { fun, argument } => Expression::Relational {
+                fun,
+                argument: self.at(argument),
+            },
+            Expression::Math {
+                fun,
+                arg,
+                arg1,
+                arg2,
+                arg3,
+            } => Expression::Math {
+                fun,
+                arg: self.at(arg),
+                arg1: self.maybe(arg1),
+                arg2: self.maybe(arg2),
+                arg3: self.maybe(arg3),
+            },
+            Expression::As { expr, kind, convert } => Expression::As {
+                expr: self.at(expr),
+                kind,
+                convert,
+            },
+            ref other => {
+                let name = format!("{other:?}");
+                let name = name.split([' ', '(', '{']).next().unwrap_or_default().to_owned();
+                return Err(format!("it uses what kernels may not use here: {name}"));
+            }
+        })
+    }
+
+    /// An index that is no larger than the last one.
+    fn bounded(
+        &mut self,
+        index: Handle<Expression>,
+        last: u32,
+        evaluated: &mut Vec<Handle<Expression>>,
+    ) -> Result<Handle<Expression>, String> {
+        let mut number = self.at(index);
+        match self.ty(index).scalar_kind() {
+            Some(ScalarKind::Uint) => {}
+            // Negative ones become large.
+            Some(ScalarKind::Sint) => {
+                number = self.append(Expression::As {
+                    expr: number,
+                    kind: ScalarKind::Uint,
+                    convert: None,
+                });
+                evaluated.push(number);
+            }
+            other => return Err(format!("an index is {other:?}")),
+        }
+        let last = self.number(last);
+        let least = self.append(Expression::Math {
+            fun: MathFunction::Min,
+            arg: number,
+            arg1: Some(last),
+            arg2: None,
+            arg3: None,
+        });
+        evaluated.push(least);
+        Ok(least)
+    }
+
+    fn block(&mut self, old: &Block) -> Result<Block, String> {
+        let mut block = Block::with_capacity(old.len());
+        for statement in old.iter() {
+            self.statement(statement, &mut block)?;
+        }
+        Ok(block)
+    }
+
+    fn statement(&mut self, old: &Statement, block: &mut Block) -> Result<(), String> {
+        let statement = match *old {
+            Statement::Emit(ref range) => {
+                let all: Vec<Handle<Expression>> =
+                    range.clone().flat_map(|h| self.new[h.index()].evaluated.clone()).collect();
+                emit(&all, block);
+                return Ok(());
+            }
+            Statement::Block(ref inner) => Statement::Block(self.block(inner)?),
+            Statement::If {
+                condition,
+                ref accept,
+                ref reject,
+            } => Statement::If {
+                condition: self.at(condition),
+                accept: self.block(accept)?,
+                reject: self.block(reject)?,
+            },
+            Statement::Switch { selector, ref cases } => {
+                let case = |case: &SwitchCase| {
+                    Ok(SwitchCase {
+                        body: self.block(&case.body)?,
+                        ..case.clone()
+                    })
+                };
+                let cases: Result<_, String> = cases.iter().map(case).collect();
+                Statement::Switch {
+                    selector: self.at(selector),
+                    cases: cases?,
+                }
+            }
+            Statement::Loop {
+                ref body,
+                ref continuing,
+                break_if,
+            } => {
+                let mut counted = self.count_round();
+                counted.append(&mut self.block(body)?);
+                Statement::Loop {
+                    body: counted,
+                    continuing: self.block(continuing)?,
+                    break_if: self.maybe(break_if),
+                }
+            }
+            Statement::Break | Statement::Continue | Statement::ControlBarrier(_) => old.clone(),
+            Statement::Return { value } => Statement::Return {
+                value: self.maybe(value),
+            },
+            Statement::Store { pointer, value } => Statement::Store {
+                pointer: self.at(pointer),
+                value: self.at(value),
+            },
+            Statement::Call {
+                function,
+                ref arguments,
+                result,
+            } => Statement::Call {
+                function,
+                arguments: arguments.iter().map(|&h| self.at(h)).collect(),
+                result: self.maybe(result),
+            },
+            ref other => {
+                let name = format!("{other:?}");
+                let name = name.split([' ', '(', '{']).next().unwrap_or_default().to_owned();
+                return Err(format!("it does what kernels may not do here: {name}"));
+            }
+        };
+        block.push(statement, Span::UNDEFINED);
+        Ok(())
+    }
+
+    /// Leaves a loop when a thread has made too many rounds.
+    fn count_round(&mut self) -> Block {
+        let pointer = self.append(Expression::GlobalVariable(self.cx.rounds));
+        let (one, most) = (self.number(1), self.number(MOST_ROUNDS));
+        let before = self.append(Expression::Load { pointer });
+        let after = self.append(Expression::Binary {
+            op: BinaryOperator::Add,
+            left: before,
+            right: one,
+        });
+        let over = self.append(Expression::Binary {
+            op: BinaryOperator::GreaterEqual,
+            left: before,
+            right: most,
+        });
+        let mut block = Block::new();
+        emit(&[before, after, over], &mut block);
+        let leave = Statement::If {
+            condition: over,
+            accept: Block::from_vec(vec![Statement::Break]),
+            reject: Block::new(),
+        };
+        block.push(leave, Span::UNDEFINED);
+        block.push(Statement::Store { pointer, value: after }, Span::UNDEFINED);
+        block
+    }
+}
+
+fn inner<'a>(ty: &'a TypeResolution, types: &'a UniqueArena<Type>) -> &'a TypeInner {
+    ty.inner_with(types)
+}
+
+/// Evaluates expressions, which need not follow on each other.
+fn emit(all: &[Handle<Expression>], block: &mut Block) {
+    let mut rest = all;
+    while let Some(&first) = rest.first() {
+        let follows = |i: &usize| rest[*i].index() == rest[*i - 1].index() + 1;
+        let count = 1 + (1..rest.len()).take_while(follows).count();
+        let range = Range::new_from_bounds(first, rest[count - 1]);
+        block.push(Statement::Emit(range), Span::UNDEFINED);
+        rest = &rest[count..];
+    }
+}

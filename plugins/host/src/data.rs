@@ -1,0 +1,86 @@
+//! Plugins without native code: which files belong to one, and who may have written them.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use meganeura_plugin_data::{Manifest, Plugin};
+
+use crate::file::{self, Refusal, check_folders, hex_sha256, refuse};
+use crate::{Report, check_allowed};
+
+/// The manifest of a folder.
+const MANIFEST: &str = "plugin.toml";
+/// Larger files belong to no plugin of this kind.
+const LARGEST: u64 = 256 << 10;
+const SEE: &str = "see docs/write-a-data-plugin.md";
+
+/// Whether a path stands for a plugin without native code.
+pub(crate) fn is_data(path: &Path) -> bool {
+    path.extension().is_some_and(|e| e == "toml") || path.is_dir()
+}
+
+/// Reads, checks and registers a plugin.
+pub(crate) fn load(path: &Path, allow: Option<&[String]>, report: &mut Report) -> Result<(), Refusal> {
+    let real = file::real(path)?;
+    check_folders(&real)?;
+    let folder = real.is_dir().then_some(real.as_path());
+    let opened = match folder {
+        Some(folder) => open_within(folder, MANIFEST)?,
+        None => file::open(&real, LARGEST)?,
+    };
+    let mut sums = format!("{}  {MANIFEST}\n", opened.sha256);
+    report.sha256 = Some(opened.sha256);
+    let manifest = Manifest::parse(&text(MANIFEST, opened.contents)?).map_err(fault)?;
+    report.name = Some(manifest.name.clone());
+    report.version = Some(manifest.version.clone());
+    report.description = Some(manifest.description.clone()).filter(|d| !d.is_empty());
+    let mut files = BTreeMap::new();
+    for name in manifest.files().map_err(fault)? {
+        let Some(folder) = folder else {
+            return refuse(
+                format!("it names the file '{name}', and is a single file itself"),
+                "name its folder, with the manifest in it as plugin.toml",
+            );
+        };
+        let opened = open_within(folder, name)?;
+        sums += &format!("{}  {name}\n", opened.sha256);
+        files.insert(name.to_owned(), text(name, opened.contents)?);
+    }
+    if folder.is_some() {
+        report.sha256 = Some(hex_sha256(sums.as_bytes()));
+    }
+    check_allowed(allow, report.sha256.as_deref().unwrap_or_default())?;
+    let plugin = Plugin::new(&manifest, &files).map_err(fault)?;
+    report.brings = Some(plugin.register().map_err(fault)?);
+    Ok(())
+}
+
+/// Opens a file of a folder, which may not be elsewhere.
+fn open_within(folder: &Path, name: &str) -> Result<file::Opened, Refusal> {
+    let of = |refusal: Refusal| Refusal {
+        message: format!("its file '{name}': {}", refusal.message),
+        ..refusal
+    };
+    let wanted = folder.join(name);
+    if file::real(&wanted).map_err(of)? != wanted {
+        return refuse(
+            format!("its file '{name}' is a link"),
+            "put the file itself into the folder",
+        );
+    }
+    file::open(&wanted, LARGEST).map_err(of)
+}
+
+fn text(name: &str, contents: Vec<u8>) -> Result<String, Refusal> {
+    match String::from_utf8(contents) {
+        Ok(text) => Ok(text),
+        Err(_) => refuse(format!("its file '{name}' is not UTF-8"), SEE),
+    }
+}
+
+fn fault(fault: meganeura_plugin_data::Fault) -> Refusal {
+    Refusal {
+        message: fault.message,
+        remedy: SEE.into(),
+    }
+}
