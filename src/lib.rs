@@ -92,3 +92,13 @@ struct Rules;
 #[cfg(doctest)]
 #[doc = include_str!("../docs/write-a-backend.md")]
 struct Backends;
+
+/// And those of the pages about rules and plugins.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/write-a-fusion-rule.md")]
+struct FusionRules;
+
+/// See above.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/write-a-data-plugin.md")]
+struct DataPlugins;

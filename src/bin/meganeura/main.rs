@@ -25,7 +25,7 @@ struct Cli {
 
 const AFTER_HELP: &str = "\
 Devices: --device beats MEGANEURA_DEVICE_ID, which beats `device = ...` in meganeura.toml \
-(MEGANEURA_CONFIG names another file). MEGANEURA_PLUGINS loads backends from shared objects, by absolute paths. A selector is auto, cpu, BACKEND, BACKEND:INDEX, \
+(MEGANEURA_CONFIG names another file). MEGANEURA_PLUGINS loads backends from shared objects, and plugins without native code from folders, by absolute paths. A selector is auto, cpu, BACKEND, BACKEND:INDEX, \
 BACKEND:name=PART or BACKEND:id=NUMBER; `meganeura devices` lists them.
 
 MEGANEURA_TRACE=FILE writes a trace of the command, which https://ui.perfetto.dev shows.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use meganeura::config::Config;
-use meganeura::plugins::{Report, loaded};
+use meganeura::plugins::{Brings, Report, loaded};
 use meganeura::registry;
 use meganeura::rewrite::verify::{Outcome as Found, RuleVerdict, VerifyOptions, verify_rule};
 use serde_json::json;
@@ -50,20 +50,28 @@ struct VerifyArgs {
     seed: u64,
 }
 
-/// The plugin crate that announces an operator, or the core.
+/// The plugin that announces an operator, or the core.
 fn origin_of_op(name: &str) -> String {
-    registry::plugins()
-        .iter()
-        .find(|p| p.ops.contains(&name))
-        .map_or_else(core_origin, |p| format!("crate {} {}", p.name, p.version))
+    let plugins = registry::plugins();
+    let linked = plugins.iter().find(|p| p.ops.contains(&name));
+    let linked = linked.map(|p| format!("crate {} {}", p.name, p.version));
+    let brings = |report: &Report| report.brings.as_ref().is_some_and(|b| b.ops.iter().any(|op| op == name));
+    linked.or_else(|| origin_of_data(brings)).unwrap_or_else(core_origin)
 }
 
-/// The plugin crate that announces a rule set; none if it was registered otherwise.
+/// The plugin that announces a rule set; none if it was registered otherwise.
 fn origin_of_set(namespace: &str) -> String {
-    registry::plugins()
-        .iter()
-        .find(|p| p.rule_sets.contains(&namespace))
-        .map_or_else(String::new, |p| format!("crate {} {}", p.name, p.version))
+    let plugins = registry::plugins();
+    let linked = plugins.iter().find(|p| p.rule_sets.contains(&namespace));
+    let linked = linked.map(|p| format!("crate {} {}", p.name, p.version));
+    let is_own = |report: &Report| report.brings.is_some() && report.name.as_deref() == Some(namespace);
+    linked.or_else(|| origin_of_data(is_own)).unwrap_or_default()
+}
+
+/// The loaded plugin without native code of which something holds.
+fn origin_of_data(is_it: impl Fn(&Report) -> bool) -> Option<String> {
+    let report = loaded().into_iter().find(is_it)?;
+    Some(format!("plugin {} {}", report.title(), report.version.unwrap_or_default()))
 }
 
 fn core_origin() -> String {
@@ -71,10 +79,10 @@ fn core_origin() -> String {
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {
+    registry::load_backends(&Config::load()?);
     if let Some(Command::Verify(verify)) = &args.command {
         return run_verify(verify, args.json);
     }
-    registry::load_backends(&Config::load()?);
     let problems: Vec<String> = registry::problems()
         .iter()
         .chain(&registry::op_problems())
@@ -105,7 +113,7 @@ fn print_json(problems: &[String]) -> std::io::Result<()> {
         line(json!({
             "kind": "plugin", "name": report.name, "path": report.path.display().to_string(),
             "sha256": report.sha256, "version": report.version, "description": report.description,
-            "abi": report.abi, "loaded": report.refused.is_none(), "refused": report.refused,
+            "abi": report.abi, "brings": report.brings.as_ref().map(brings_json), "loaded": report.refused.is_none(), "refused": report.refused,
         }))?;
     }
     for op in registry::ops() {
@@ -163,8 +171,9 @@ fn print_text(problems: &[String]) -> std::io::Result<()> {
 fn print_plugin(report: &Report) -> std::io::Result<()> {
     line(format_args!("plugin {}:", report.path.display()))?;
     let backend = report.name.as_ref().map(|name| format!("the backend '{name}'"));
+    let data = report.brings.as_ref().map(brings_text);
     let rows = [
-        ("brings", backend.filter(|_| report.refused.is_none())),
+        ("brings", data.or(backend).filter(|_| report.refused.is_none())),
         ("version", report.version.clone()),
         ("about", report.description.clone()),
         ("interface", report.abi.clone()),
@@ -177,6 +186,21 @@ fn print_plugin(report: &Report) -> std::io::Result<()> {
         }
     }
     Ok(())
+}
+
+fn brings_json(brings: &Brings) -> serde_json::Value {
+    json!({ "ops": brings.ops, "rules": brings.rules, "kernels": brings.kernels })
+}
+
+fn brings_text(brings: &Brings) -> String {
+    let parts = [
+        ("operators", &brings.ops),
+        ("rules", &brings.rules),
+        ("kernels", &brings.kernels),
+    ];
+    let parts = parts.iter().filter(|(_, names)| !names.is_empty());
+    let parts: Vec<String> = parts.map(|(what, names)| format!("{what}: {}", names.join(", "))).collect();
+    parts.join("; ")
 }
 
 fn print_rule_sets() -> std::io::Result<()> {

@@ -1,0 +1,109 @@
+//! Which files are read, and who may have written them.
+
+use std::path::Path;
+
+use meganeura::plugins::open_data;
+use meganeura::{Error, registry};
+
+use super::{folder, set_mode, write};
+
+/// A plugin with one operator.
+fn manifest(name: &str) -> String {
+    format!(
+        "format = 1\nname = \"{name}\"\nversion = \"0.3\"\ndescription = \"An example\"\n\n[[op]]\nname = \"twice\"\n\
+         formula = \"2 x\"\ninputs = [{{ name = \"x\", shape = [\"...\"] }}]\n\
+         outputs = [{{ name = \"y\", shape = [\"...\"] }}]\nlet = {{ y = \"(core.mul x 2)\" }}\n"
+    )
+}
+
+fn refusal(path: &Path, words: &[&str]) {
+    let error = match open_data(path, None) {
+        Err(error @ Error::Plugin { .. }) => error.to_string(),
+        Err(other) => panic!("another error: {other}"),
+        Ok(_) => panic!("{} is loaded", path.display()),
+    };
+    for word in words {
+        assert!(error.contains(word), "'{word}' in: {error}");
+    }
+}
+
+#[test]
+fn a_folder_and_a_file_are_loaded_and_told_of() {
+    let place = folder();
+    let path = write(place.path(), &[("plugin.toml", &manifest("folded"))]);
+    let report = open_data(&path, None).expect("it is fine");
+    assert_eq!(report.name.as_deref(), Some("folded"));
+    assert_eq!(report.version.as_deref(), Some("0.3"));
+    assert_eq!(report.brings.expect("it brings something").ops, ["folded.twice"]);
+    assert!(registry::op("folded.twice").is_some());
+
+    write(place.path(), &[("single.toml", &manifest("single"))]);
+    let single = place.path().join("single.toml");
+    refused_by_sum(&single);
+    let sum = sum_of(&single);
+    let report = open_data(&single, Some(std::slice::from_ref(&sum))).expect("it is on the list");
+    assert_eq!(report.sha256, Some(sum));
+}
+
+fn refused_by_sum(path: &Path) {
+    let error = open_data(path, Some(&["00".repeat(32)])).err().expect("it is not on the list");
+    assert!(error.to_string().contains("is not on the list"), "{error}");
+    assert!(registry::op("single.twice").is_none());
+}
+
+/// As `sha256sum` prints it.
+fn sum_of(path: &Path) -> String {
+    meganeura::files::sha256([std::fs::read(path).expect("readable").as_slice()])
+}
+
+#[test]
+fn the_sum_of_a_folder_is_that_of_the_list_of_sums() {
+    let place = folder();
+    let rules = "(rewrite (core.add x x) (summed.twice x) :ruleset always :name \"Add→Twice\")\n";
+    let text = manifest("summed").replace("\n[[op]]", "rules = \"a.egg\"\n\n[[op]]");
+    let path = write(place.path(), &[("plugin.toml", &text), ("a.egg", rules)]);
+    let list = ["plugin.toml", "a.egg"].map(|name| format!("{}  {name}\n", sum_of(&path.join(name))));
+    let report = open_data(&path, None).expect("it is fine");
+    assert_eq!(report.sha256, Some(meganeura::files::sha256([list.concat().as_bytes()])));
+    assert_eq!(report.brings.expect("rules").rules, ["Add→Twice"]);
+}
+
+#[test]
+fn files_that_others_can_write_or_that_lie_elsewhere_are_refused() {
+    let place = folder();
+    let text = manifest("elsewhere").replace("\n[[op]]", "rules = \"a.egg\"\n\n[[op]]");
+    let path = write(place.path(), &[("plugin.toml", &text), ("a.egg", "")]);
+    let rules = path.join("a.egg");
+    for (name, mode) in [("plugin.toml", 0o666), ("a.egg", 0o662)] {
+        set_mode(&path.join(name), mode);
+        refusal(&path, &[name, "can be written by others"]);
+        set_mode(&path.join(name), 0o644);
+    }
+    set_mode(&path, 0o777);
+    refusal(&path, &["the folder", "can be written by others"]);
+    set_mode(&path, 0o755);
+
+    let outside = folder();
+    write(outside.path(), &[("real.egg", "")]);
+    std::fs::remove_file(&rules).expect("it was there");
+    refusal(&path, &["elsewhere", "a.egg", "cannot be read"]);
+    std::os::unix::fs::symlink(outside.path().join("real.egg"), &rules).expect("a link");
+    refusal(&path, &["elsewhere", "'a.egg' is a link"]);
+    std::fs::remove_file(&rules).expect("it was there");
+    std::fs::write(&rules, vec![b' '; 1 << 20]).expect("written");
+    refusal(&path, &["elsewhere", "a.egg", "1048576 bytes"]);
+    std::fs::write(&rules, [0xff, 0xfe]).expect("written");
+    refusal(&path, &["elsewhere", "not UTF-8"]);
+
+    // The names of operators and rule sets that are linked are taken.
+    for (name, words) in [("core", "operators of the name 'core.*'"), ("matmul", "a rule set of the name 'matmul'")] {
+        write(outside.path(), &[("taken.toml", &manifest(name))]);
+        refusal(&outside.path().join("taken.toml"), &[name, words, "already"]);
+    }
+    refusal(Path::new("plugins/examples/router"), &["not absolute"]);
+    refusal(&outside.path().join("absent.toml"), &["absent.toml", "cannot be read"]);
+    refusal(outside.path(), &["plugin.toml", "cannot be read"]);
+    write(outside.path(), &[("alone.toml", &text)]);
+    refusal(&outside.path().join("alone.toml"), &["is a single file itself"]);
+    assert!(registry::op("elsewhere.twice").is_none());
+}

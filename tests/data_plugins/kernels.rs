@@ -1,0 +1,206 @@
+//! WGSL kernels of plugins on a Vulkan device, software included.
+
+use meganeura::attrs::Attrs;
+use meganeura::blade::BladeBackend;
+use meganeura::backend::Backend;
+use meganeura::config::Config;
+use meganeura::conformance::{self, Options, Section};
+use meganeura::plugins::open_data;
+use meganeura::{Graph, Mode, SessionConfig, build, registry};
+
+use super::models::{load_router, routed};
+use super::{folder, write};
+
+/// Whether there is a device; without one nothing can be tested, which is said or, where that is asked for, fails.
+fn is_there() -> bool {
+    let devices = BladeBackend.devices(&Config::default()).expect("a listing");
+    let found = devices.iter().any(|d| d.rejected.is_none());
+    assert!(
+        found || std::env::var("MEGANEURA_REQUIRE_VULKAN").as_deref() != Ok("1"),
+        "MEGANEURA_REQUIRE_VULKAN is 1, but there is no Vulkan device: {devices:?}"
+    );
+    if !found {
+        eprintln!("NOT TESTED: kernels of plugins need a Vulkan device");
+    }
+    found
+}
+
+#[test]
+fn the_example_fires_and_takes_fewer_dispatches_and_bytes() {
+    if !is_there() {
+        return;
+    }
+    load_router();
+    let (plain, moved_plain, without) = routed("blade", &["router"]);
+    let (fused, moved_fused, with) = routed("blade", &[]);
+    assert!(fused.iter().any(|name| name == "router.choose"), "{fused:?}");
+    assert!(fused.len() < plain.len() && moved_fused < moved_plain, "{plain:?} {fused:?}");
+    for (a, b) in without.concat().iter().zip(with.concat()) {
+        assert!((a - b).abs() < 1e-5, "{a} {b}");
+    }
+}
+
+#[test]
+fn the_example_conforms() {
+    if !is_there() {
+        return;
+    }
+    load_router();
+    let options = Options {
+        filter: Some("router.choose/".into()),
+        sections: vec![Section::Operators],
+        ..Options::default()
+    };
+    let device = BladeBackend.open(0, &Config::default()).expect("it opens");
+    let report = conformance::run(device, &options);
+    assert!(report.is_ok() && report.passed() > 5, "{report}");
+}
+
+/// A plugin whose operator doubles, by this kernel in one thread.
+fn doubling(name: &str, body: &str) -> String {
+    format!(
+        "format = 1\nname = \"{name}\"\nversion = \"1\"\n[[op]]\nname = \"twice\"\nformula = \"2 x\"\n\
+         inputs = [{{ name = \"x\", shape = [\"...\"] }}]\noutputs = [{{ name = \"y\", shape = [\"...\"] }}]\n\
+         let = {{ y = \"(core.mul x 2)\" }}\n[op.wgsl]\ngroups = [1]\ntext = '''\n\
+         @group(0) @binding(0) var<storage> x: array<f32>;\n\
+         @group(0) @binding(1) var<storage, read_write> y: array<f32>;\n\
+         var<workgroup> shared_words: array<f32, 4>;\n\
+         @compute @workgroup_size(1)\nfn main() {{\n{body}\n}}\n'''\n"
+    )
+}
+
+/// The loop that gives the right result.
+const RIGHT: &str = "for (var i = 0u; i < numel; i += 1u) { y[i] = 2.0 * x[i]; }";
+
+/// Runs `twice` of a plugin between values that it has nothing to do with, and checks all of them. The dispatches' kernels
+/// are returned.
+fn run_between_canaries(name: &str) -> Vec<String> {
+    let op = registry::op(&format!("{name}.twice")).expect("registered");
+    let len = 1000;
+    let mut g = Graph::new();
+    let before = g.parameter("before", &[4096]);
+    let x = g.input("x", &[len]);
+    let early = g.neg(x);
+    let y = g.call(op, Attrs::new(), vec![x.into()]);
+    let after = g.parameter("after", &[4096]);
+    let sum = g.add(before, after);
+    g.set_outputs(vec![y, early, sum]);
+    let config = SessionConfig {
+        device: Some("blade".into()),
+        mode: Mode::Inference,
+        ..SessionConfig::default()
+    };
+    let (mut session, _) = build(&g, config).expect("a session");
+    let canary: Vec<f32> = (0..4096).map(|i| i as f32).collect();
+    let fed: Vec<f32> = (0..len).map(|i| 1.0 + i as f32).collect();
+    session.set_parameter("before", &canary);
+    session.set_parameter("after", &canary);
+    session.set_input("x", &fed);
+    session.step();
+    let read = |session: &mut meganeura::Session, i: usize, len: usize| {
+        let mut found = vec![0.0; len];
+        session.read_output_by_index(i, &mut found);
+        found
+    };
+    let times = |of: &[f32], factor: f32| of.iter().map(|v| v * factor).collect::<Vec<f32>>();
+    assert_eq!(read(&mut session, 0, len), times(&fed, 2.0), "{name}: its own result");
+    assert_eq!(read(&mut session, 1, len), times(&fed, -1.0), "{name}: another result");
+    assert_eq!(read(&mut session, 2, 4096), times(&canary, 2.0), "{name}: a third result");
+    assert_eq!(session.read_parameter("before"), canary, "{name}: the parameter before");
+    assert_eq!(session.read_parameter("after"), canary, "{name}: the parameter after");
+    let device = BladeBackend.open(0, &Config::default()).expect("it opens");
+    let sources = device.kernel_sources(session.plan()).expect("texts");
+    sources.into_iter().map(|s| s.text).collect()
+}
+
+#[test]
+fn kernels_that_write_outside_reach_nothing() {
+    if !is_there() {
+        return;
+    }
+    let outside = "\
+        for (var i = 0u; i < 20000u; i += 1u) { y[numel + i] = 1e9; y[i * 4096u] = 1e9; }\n\
+        for (var i = 1; i < 20000; i += 1) { y[-i] = 1e9; }\n\
+        var most = 4294967295u;\ny[most] = 1e9;\nlet p = &y[numel * 3u];\n*p = 1e9;\n\
+        var own: array<f32, 4>;\nvar few: vec4<f32>;\nvar far = numel * 1000u;\n\
+        own[far] = 1e9;\nfew[far] = 1e9;\nshared_words[far + 77u] = own[far + 1u] + few[far + 2u] + x[far];\n\
+        y[arrayLength(&y)] = shared_words[far];\n";
+    let place = folder();
+    let text = doubling("outside", &format!("{outside}{RIGHT}"));
+    open_data(&write(place.path(), &[("plugin.toml", &text)]), None).expect("it can be bounded");
+    let sources = run_between_canaries("outside");
+    assert!(
+        sources.iter().any(|s| s.contains("buffer_b") && s.contains("1000000000")),
+        "its kernel is the one that ran: {sources:?}"
+    );
+}
+
+#[test]
+fn a_loop_without_an_end_ends() {
+    if !is_there() {
+        return;
+    }
+    let place = folder();
+    // What is right comes first, for afterwards no loop makes a round.
+    let text = doubling("endless", &format!("{RIGHT}\nvar n = 0u;\nloop {{ n += 1u; loop {{ n += x_at(n); }} }}"))
+        .replace("@compute", "fn x_at(n: u32) -> u32 { loop { if (n == 0u) { return 1u; } } return 2u; }\n@compute");
+    open_data(&write(place.path(), &[("plugin.toml", &text)]), None).expect("it can be bounded");
+    run_between_canaries("endless");
+}
+
+#[test]
+fn a_kernel_that_computes_something_else_is_not_used() {
+    if !is_there() {
+        return;
+    }
+    let place = folder();
+    let text = doubling("mistaken", &RIGHT.replace("2.0 * x[i]", "2.0 * x[i] + select(0.0, 0.1, i == 2u)"));
+    open_data(&write(place.path(), &[("plugin.toml", &text)]), None).expect("its form is fine");
+    let sources = run_between_canaries("mistaken");
+    assert!(sources.iter().all(|s| !s.contains("buffer_b")), "{sources:?}");
+    let problems = registry::problems();
+    let said = problems.iter().map(ToString::to_string).find(|p| p.contains("'mistaken'"));
+    let said = said.expect("it is told");
+    assert!(said.contains("'mistaken.twice' is not used on blade") && said.contains("element 2"), "{said}");
+}
+
+#[test]
+fn scalars_and_constants_are_operands_like_others() {
+    if !is_there() {
+        return;
+    }
+    let place = folder();
+    let text = "format = 1\nname = \"scaled\"\nversion = \"1\"\n[[op]]\nname = \"by\"\nformula = \"x s + c\"\n\
+        inputs = [{ name = \"x\", dtype = \"f32\", shape = [\"n\"] }, { name = \"s\", dtype = \"f32\", shape = [] }, \
+        { name = \"c\", dtype = \"f32\", shape = [\"n\"] }]\n\
+        outputs = [{ name = \"y\", dtype = \"f32\", shape = [\"n\"] }]\nlet = { y = \"(core.add (core.mul x s) c)\" }\n\
+        [op.wgsl]\ngroups = [\"(ceil-div n 64)\"]\ntext = '''\n\
+        var<storage> x: array<f32>;\nvar<storage> s: array<f32>;\nvar<storage> c: array<f32>;\n\
+        var<storage, read_write> y: array<f32>;\n@compute @workgroup_size(64)\n\
+        fn main(@builtin(global_invocation_id) id: vec3<u32>) {\n\
+        if (id.x < n) { y[id.x] = x[id.x] * s[0] + c[id.x]; }\n}\n'''\n";
+    open_data(&write(place.path(), &[("plugin.toml", text)]), None).expect("it is fine");
+    let op = registry::op("scaled.by").expect("registered");
+    let mut g = Graph::new();
+    let x = g.input("x", &[5]);
+    let s = g.scalar_input("s", meganeura::DType::F32);
+    let c = g.constant(vec![0.5; 5], &[5]);
+    let y = g.call(op, Attrs::new(), vec![x.into(), s.into(), c.into()]);
+    g.set_outputs(vec![y]);
+    let config = SessionConfig {
+        device: Some("blade".into()),
+        mode: Mode::Inference,
+        ..SessionConfig::default()
+    };
+    let (mut session, _) = build(&g, config).expect("a session");
+    for scale in [3.0f32, -1.0] {
+        session.set_input("x", &[1.0, 2.0, 3.0, 4.0, 5.0]);
+        session.set_scalar("s", f64::from(scale));
+        session.step();
+        let expected: Vec<f32> = (1..=5).map(|i| i as f32 * scale + 0.5).collect();
+        assert_eq!(session.read_output(5), expected);
+    }
+    let device = BladeBackend.open(0, &Config::default()).expect("it opens");
+    let sources = device.kernel_sources(session.plan()).expect("texts");
+    assert!(sources.iter().any(|s| s.text.contains("buffer_d")), "{sources:?}");
+}

@@ -1,0 +1,31 @@
+//! Plugins without native code in builds, on devices and as users meet them.
+#![cfg(unix)]
+
+mod files;
+mod guides;
+#[cfg(feature = "blade")]
+mod kernels;
+mod models;
+
+use std::path::{Path, PathBuf};
+
+/// Writes files that only their owner can write, in a folder.
+fn write(folder: &Path, files: &[(&str, &str)]) -> PathBuf {
+    for (name, text) in files {
+        let path = folder.join(name);
+        std::fs::write(&path, text).expect("written");
+        set_mode(&path, 0o644);
+    }
+    folder.to_owned()
+}
+
+fn set_mode(path: &Path, mode: u32) {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).expect("it is ours");
+}
+
+fn folder() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    set_mode(folder.path(), 0o755);
+    folder
+}
