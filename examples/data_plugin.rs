@@ -12,7 +12,7 @@ use meganeura::rewrite::RewriteConfig;
 use meganeura::{Graph, Mode, Result, Session, SessionConfig, build, plugins, profiler};
 
 /// Rows that are routed at once, and experts to choose from.
-const TOKENS: usize = 16_384;
+const TOKENS: usize = 32_768;
 const EXPERTS: usize = 64;
 const WIDTH: usize = 32;
 
@@ -43,12 +43,25 @@ fn session(disable: &[&str]) -> Result<Session> {
         ..SessionConfig::default()
     };
     let (mut session, report) = build(&network(), config)?;
-    let numbers = |len: usize| (0..len).map(|i| ((i * 7919 % 10_007) as f32 - 5_000.0) * 1e-4).collect::<Vec<_>>();
+    let numbers = |len: usize| {
+        (0..len)
+            .map(|i| ((i * 7919 % 10_007) as f32 - 5_000.0) * 1e-4)
+            .collect::<Vec<_>>()
+    };
     session.try_set_parameter("router", &numbers(WIDTH * EXPERTS))?;
     session.try_set_input("x", &numbers(TOKENS * WIDTH))?;
-    let fired: Vec<&str> = report.fusions.iter().filter(|f| f.rule_set == "router").map(|f| f.rule.as_str()).collect();
+    let fired: Vec<&str> = report
+        .fusions
+        .iter()
+        .filter(|f| f.rule_set == "router")
+        .map(|f| f.rule.as_str())
+        .collect();
     let dispatches = &session.plan().dispatches;
-    let bytes = dispatches.iter().flat_map(|d| d.inputs.iter().chain(&d.outputs)).map(|o| o.ty.bytes()).sum::<usize>();
+    let bytes = dispatches
+        .iter()
+        .flat_map(|d| d.inputs.iter().chain(&d.outputs))
+        .map(|o| o.ty.bytes())
+        .sum::<usize>();
     println!(
         "without {disable:?}: {} dispatches that move {:.2} MB, rules of the plugin that fired: {fired:?}",
         dispatches.len(),
@@ -59,7 +72,7 @@ fn session(disable: &[&str]) -> Result<Session> {
 
 /// Microseconds of a step when many follow each other: the least of several rounds.
 fn time(session: &mut Session) -> Result<f64> {
-    const STEPS: usize = 50;
+    const STEPS: usize = 20;
     let mut least = f64::INFINITY;
     for _ in 0..5 {
         let begin = Instant::now();
@@ -83,7 +96,17 @@ pub(crate) fn main() -> Result<()> {
         println!("{report:?}");
     }
     let (mut plain, mut fused) = (session(&["router"])?, session(&[])?);
-    println!("{:.1} us a step without, {:.1} us with", time(&mut plain)?, time(&mut fused)?);
+    let times = (time(&mut plain)?, time(&mut fused)?);
+    println!("{:.1} us a step without, {:.1} us with", times.0, times.1);
+    for session in [&mut plain, &mut fused] {
+        // Times of a step's passes on the device are collected at the following one.
+        session.set_profiling(true);
+        for _ in 0..5 {
+            session.try_step()?;
+            session.try_wait()?;
+        }
+        session.dump_gpu_timings();
+    }
 
     let (a, b) = (plain.try_read_output(2 * TOKENS)?, fused.try_read_output(2 * TOKENS)?);
     let difference = a.iter().zip(&b).fold(0.0f32, |m, (a, b)| m.max((a - b).abs()));

@@ -89,10 +89,22 @@ fn backends_know_the_core_only() {
 fn plugins_need_nothing_of_the_host() {
     let tree = dependencies("meganeura-plugin-abi");
     assert_eq!(tree.lines().count(), 1, "{tree}");
+    let tree = dependencies("meganeura-plugin-data");
+    let own: Vec<&str> = tree.lines().filter(|l| l.starts_with("meganeura")).collect();
+    let known = ["meganeura-core", "meganeura-plugin-data"];
+    assert!(own.iter().all(|l| known.iter().any(|k| l.starts_with(k))), "{own:?}");
+    // Kernels are text: it takes no driver to check them.
+    let driver = tree.lines().find(|l| l.starts_with("blade") || l.starts_with("ash"));
+    assert!(driver.is_none(), "{driver:?}");
     // Loading is not the core's affair, nor a backend's; the facade links it.
     let tree = dependencies("meganeura-plugin-host");
     let own: Vec<&str> = tree.lines().filter(|l| l.starts_with("meganeura")).collect();
-    let known = ["meganeura-core", "meganeura-plugin-abi", "meganeura-plugin-host"];
+    let known = [
+        "meganeura-core",
+        "meganeura-plugin-abi",
+        "meganeura-plugin-data",
+        "meganeura-plugin-host",
+    ];
     assert!(own.iter().all(|l| known.iter().any(|k| l.starts_with(k))), "{own:?}");
 }
 

@@ -113,6 +113,54 @@ fn what_is_refused_is_named_where_it_is_missed() {
 }
 
 #[test]
+fn a_plugin_without_native_code_is_listed_beside_one_that_is_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let router = Path::new(env!("CARGO_MANIFEST_DIR")).join("plugins/examples/router");
+    let broken = folder.path().join("broken.toml");
+    std::fs::write(&broken, "format = 1\nname = \"broken\"\nversion = \"1\"\n").expect("written");
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o644);
+    std::fs::set_permissions(&broken, mode).expect("it is ours");
+    let paths = std::env::join_paths([&broken, &router]).expect("paths");
+    let with = |args: &[&str]| run(meganeura(args).env("MEGANEURA_PLUGINS", &paths));
+    let (output, out, err) = with(&["plugins", "--json"]);
+    assert!(!output.status.success(), "one is refused: {err}");
+    let lines = json_lines(&out);
+    let plugin = |name: &str| lines.iter().find(|l| l["kind"] == "plugin" && l["name"] == name);
+    let refused = plugin("broken").expect("it is listed");
+    assert!(
+        refused["loaded"] == false && refused["refused"].to_string().contains("no operator and no rule"),
+        "{refused}"
+    );
+    let loaded = plugin("router").expect("it is listed");
+    assert!(loaded["loaded"] == true && loaded["version"] == "0.1.0", "{loaded}");
+    assert_eq!(loaded["brings"]["kernels"][0], "router.choose");
+    let op = lines.iter().find(|l| l["kind"] == "op" && l["name"] == "router.choose");
+    assert!(op.is_some_and(|op| op["origin"] == "plugin router 0.1.0"), "{op:?}");
+
+    let (_, out, _) = with(&["plugins"]);
+    assert!(
+        out.contains("operators: router.choose; rules: Softmax+TopK→Choose"),
+        "{out}"
+    );
+    let (output, out, err) = with(&["plugins", "verify", "router"]);
+    assert!(
+        output.status.success() && out.contains("2 rules, 0 failures"),
+        "{out}{err}"
+    );
+    let args = [
+        "conformance",
+        "--device",
+        "cpu",
+        "--filter",
+        "router.choose/",
+        "--seeds",
+        "1",
+    ];
+    let (output, out, err) = with(&args);
+    assert!(output.status.success(), "{out}{err}");
+}
+
+#[test]
 fn diff_wants_a_plan_and_two_devices() {
     for (args, words) in [
         (vec!["diff", "--device", "cpu", "--device", "cpu"], "--plan"),

@@ -46,7 +46,9 @@ fn a_folder_and_a_file_are_loaded_and_told_of() {
 }
 
 fn refused_by_sum(path: &Path) {
-    let error = open_data(path, Some(&["00".repeat(32)])).err().expect("it is not on the list");
+    let error = open_data(path, Some(&["00".repeat(32)]))
+        .err()
+        .expect("it is not on the list");
     assert!(error.to_string().contains("is not on the list"), "{error}");
     assert!(registry::op("single.twice").is_none());
 }
@@ -64,7 +66,10 @@ fn the_sum_of_a_folder_is_that_of_the_list_of_sums() {
     let path = write(place.path(), &[("plugin.toml", &text), ("a.egg", rules)]);
     let list = ["plugin.toml", "a.egg"].map(|name| format!("{}  {name}\n", sum_of(&path.join(name))));
     let report = open_data(&path, None).expect("it is fine");
-    assert_eq!(report.sha256, Some(meganeura::files::sha256([list.concat().as_bytes()])));
+    assert_eq!(
+        report.sha256,
+        Some(meganeura::files::sha256([list.concat().as_bytes()]))
+    );
     assert_eq!(report.brings.expect("rules").rules, ["Add→Twice"]);
 }
 
@@ -96,7 +101,10 @@ fn files_that_others_can_write_or_that_lie_elsewhere_are_refused() {
     refusal(&path, &["elsewhere", "not UTF-8"]);
 
     // The names of operators and rule sets that are linked are taken.
-    for (name, words) in [("core", "operators of the name 'core.*'"), ("matmul", "a rule set of the name 'matmul'")] {
+    for (name, words) in [
+        ("core", "operators of the name 'core.*'"),
+        ("matmul", "a rule set of the name 'matmul'"),
+    ] {
         write(outside.path(), &[("taken.toml", &manifest(name))]);
         refusal(&outside.path().join("taken.toml"), &[name, words, "already"]);
     }

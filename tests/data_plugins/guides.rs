@@ -23,7 +23,7 @@ fn blocks(page: &str) -> Vec<(String, String)> {
 }
 
 #[test]
-fn the_plugin_of_the_guide_loads_and_its_rule_fires() {
+fn the_plugin_of_the_guide_loads() {
     let blocks = blocks("write-a-data-plugin.md");
     let files: Vec<(&str, &str)> = blocks
         .iter()

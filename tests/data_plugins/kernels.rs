@@ -1,8 +1,8 @@
 //! WGSL kernels of plugins on a Vulkan device, software included.
 
 use meganeura::attrs::Attrs;
-use meganeura::blade::BladeBackend;
 use meganeura::backend::Backend;
+use meganeura::blade::BladeBackend;
 use meganeura::config::Config;
 use meganeura::conformance::{self, Options, Section};
 use meganeura::plugins::open_data;
@@ -34,7 +34,10 @@ fn the_example_fires_and_takes_fewer_dispatches_and_bytes() {
     let (plain, moved_plain, without) = routed("blade", &["router"]);
     let (fused, moved_fused, with) = routed("blade", &[]);
     assert!(fused.iter().any(|name| name == "router.choose"), "{fused:?}");
-    assert!(fused.len() < plain.len() && moved_fused < moved_plain, "{plain:?} {fused:?}");
+    assert!(
+        fused.len() < plain.len() && moved_fused < moved_plain,
+        "{plain:?} {fused:?}"
+    );
     for (a, b) in without.concat().iter().zip(with.concat()) {
         assert!((a - b).abs() < 1e-5, "{a} {b}");
     }
@@ -105,7 +108,11 @@ fn run_between_canaries(name: &str) -> Vec<String> {
     let times = |of: &[f32], factor: f32| of.iter().map(|v| v * factor).collect::<Vec<f32>>();
     assert_eq!(read(&mut session, 0, len), times(&fed, 2.0), "{name}: its own result");
     assert_eq!(read(&mut session, 1, len), times(&fed, -1.0), "{name}: another result");
-    assert_eq!(read(&mut session, 2, 4096), times(&canary, 2.0), "{name}: a third result");
+    assert_eq!(
+        read(&mut session, 2, 4096),
+        times(&canary, 2.0),
+        "{name}: a third result"
+    );
     assert_eq!(session.read_parameter("before"), canary, "{name}: the parameter before");
     assert_eq!(session.read_parameter("after"), canary, "{name}: the parameter after");
     let device = BladeBackend.open(0, &Config::default()).expect("it opens");
@@ -130,7 +137,9 @@ fn kernels_that_write_outside_reach_nothing() {
     open_data(&write(place.path(), &[("plugin.toml", &text)]), None).expect("it can be bounded");
     let sources = run_between_canaries("outside");
     assert!(
-        sources.iter().any(|s| s.contains("buffer_b") && s.contains("1000000000")),
+        sources
+            .iter()
+            .any(|s| s.contains("buffer_b") && s.contains("1000000000")),
         "its kernel is the one that ran: {sources:?}"
     );
 }
@@ -142,8 +151,14 @@ fn a_loop_without_an_end_ends() {
     }
     let place = folder();
     // What is right comes first, for afterwards no loop makes a round.
-    let text = doubling("endless", &format!("{RIGHT}\nvar n = 0u;\nloop {{ n += 1u; loop {{ n += x_at(n); }} }}"))
-        .replace("@compute", "fn x_at(n: u32) -> u32 { loop { if (n == 0u) { return 1u; } } return 2u; }\n@compute");
+    let text = doubling(
+        "endless",
+        &format!("{RIGHT}\nvar n = 0u;\nloop {{ n += 1u; loop {{ n += x_at(n); }} }}"),
+    )
+    .replace(
+        "@compute",
+        "fn x_at(n: u32) -> u32 { loop { if (n == 0u) { return 1u; } } return 2u; }\n@compute",
+    );
     open_data(&write(place.path(), &[("plugin.toml", &text)]), None).expect("it can be bounded");
     run_between_canaries("endless");
 }
@@ -154,14 +169,23 @@ fn a_kernel_that_computes_something_else_is_not_used() {
         return;
     }
     let place = folder();
-    let text = doubling("mistaken", &RIGHT.replace("2.0 * x[i]", "2.0 * x[i] + select(0.0, 0.1, i == 2u)"));
+    let text = doubling(
+        "mistaken",
+        &RIGHT.replace("2.0 * x[i]", "2.0 * x[i] + select(0.0, 0.1, i == 2u)"),
+    );
     open_data(&write(place.path(), &[("plugin.toml", &text)]), None).expect("its form is fine");
     let sources = run_between_canaries("mistaken");
     assert!(sources.iter().all(|s| !s.contains("buffer_b")), "{sources:?}");
     let problems = registry::problems();
-    let said = problems.iter().map(ToString::to_string).find(|p| p.contains("'mistaken'"));
+    let said = problems
+        .iter()
+        .map(ToString::to_string)
+        .find(|p| p.contains("'mistaken'"));
     let said = said.expect("it is told");
-    assert!(said.contains("'mistaken.twice' is not used on blade") && said.contains("element 2"), "{said}");
+    assert!(
+        said.contains("'mistaken.twice' is not used on blade") && said.contains("element 2"),
+        "{said}"
+    );
 }
 
 #[test]

@@ -32,7 +32,9 @@ let = { y = "(core.mul x s)", s = "(core.sigmoid (core.mul x slope))" }
 #[test]
 fn gradients_go_through_the_decomposition() {
     let place = folder();
-    let text = GATE.replace("'''\n(rewrite", "'''\n;").replace("(= (type x) (type (core.mul x c)))", "");
+    let text = GATE
+        .replace("'''\n(rewrite", "'''\n;")
+        .replace("(= (type x) (type (core.mul x c)))", "");
     let rules_start = text.find("rules_text").expect("rules");
     let rules_end = text.find("[[op]]").expect("an operator");
     let text = format!("{}{}", &text[..rules_start], &text[rules_end..]);
@@ -98,7 +100,11 @@ fn a_rule_that_never_ends_costs_its_budget() {
     open_data(&write(place.path(), &[("plugin.toml", text)]), None).expect("it holds");
     let mut g = Graph::new();
     let x = g.input("x", &[3]);
-    let y = g.call(registry::op("onward.f").expect("registered"), Attrs::new(), vec![x.into()]);
+    let y = g.call(
+        registry::op("onward.f").expect("registered"),
+        Attrs::new(),
+        vec![x.into()],
+    );
     g.set_outputs(vec![y]);
     let config = SessionConfig {
         device: Some("cpu".into()),
@@ -146,20 +152,35 @@ pub(crate) fn routed(device: &str, disable: &[&str]) -> (Vec<String>, usize, Vec
     };
     let tokens = 70;
     let (mut session, _) = build(&router(tokens), config).expect("a session");
-    let numbers = |n: usize| (0..n).map(|i| ((i * 7919 % 1009) as f32 - 500.0) * 2e-3).collect::<Vec<_>>();
+    let numbers = |n: usize| {
+        (0..n)
+            .map(|i| ((i * 7919 % 1009) as f32 - 500.0) * 2e-3)
+            .collect::<Vec<_>>()
+    };
     session.set_parameter("w", &numbers(16 * 24));
     session.set_input("x", &numbers(tokens * 16));
     session.step();
     let mut weights = vec![0.0; tokens * 2];
     session.read_output_by_index(0, &mut weights);
     let dispatches = &session.plan().dispatches;
-    let moved = dispatches.iter().flat_map(|d| d.inputs.iter().chain(&d.outputs)).map(|o| o.ty.bytes()).sum();
-    (dispatches.iter().map(|d| d.kernel.name.clone()).collect(), moved, vec![weights])
+    let moved = dispatches
+        .iter()
+        .flat_map(|d| d.inputs.iter().chain(&d.outputs))
+        .map(|o| o.ty.bytes())
+        .sum();
+    (
+        dispatches.iter().map(|d| d.kernel.name.clone()).collect(),
+        moved,
+        vec![weights],
+    )
 }
 
 #[test]
 fn an_operator_without_a_kernel_is_not_chosen_and_runs_decomposed() {
     load_router();
     let (with, _, _) = routed("cpu", &[]);
-    assert!(with.iter().all(|name| name != "router.choose"), "the CPU has no kernel for it: {with:?}");
+    assert!(
+        with.iter().all(|name| name != "router.choose"),
+        "the CPU has no kernel for it: {with:?}"
+    );
 }

@@ -183,11 +183,7 @@ fn run(
     Ok(outputs)
 }
 
-fn compare<'a>(
-    test: &Tested,
-    expected: &Evaluation,
-    found: &mut impl Iterator<Item = &'a Vec<[u8; 4]>>,
-) -> Result<()> {
+fn compare<'a>(test: &Tested, expected: &Evaluation, found: &mut impl Iterator<Item = &'a Vec<[u8; 4]>>) -> Result<()> {
     for (port, &result) in test.results.iter().enumerate() {
         let (Some(expected), Some(found)) = (expected.get(result), found.next()) else {
             return Err(Error::backend(NAME, "it has no result"));

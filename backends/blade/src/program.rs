@@ -231,7 +231,9 @@ impl Draft {
                 self.extra.tables + known.unwrap_or_default()
             }
             Binding::Memory(Memory::Buffer(buffer)) | Binding::Given(Memory::Buffer(buffer)) => buffer.index(),
-            Binding::Memory(Memory::Scratch(number)) | Binding::Given(Memory::Scratch(number)) => self.extra.scratch + self.scratch[dispatch] + number,
+            Binding::Memory(Memory::Scratch(number)) | Binding::Given(Memory::Scratch(number)) => {
+                self.extra.scratch + self.scratch[dispatch] + number
+            }
             Binding::InlineScalars => return Ok(Bound::Scalars),
             Binding::Scalars => self.extra.scalars,
             Binding::Fault | Binding::Guard => self.extra.fault,

@@ -109,10 +109,16 @@ impl Definition {
                 shape: pattern(shape).map_err(of)?,
             })
         };
-        let inputs: Result<Vec<Tensor>, String> =
-            entry.inputs.iter().map(|i| tensor(&i.name, &i.dtype, &i.shape)).collect();
-        let outputs: Result<Vec<Tensor>, String> =
-            entry.outputs.iter().map(|o| tensor(&o.name, &o.dtype, &o.shape)).collect();
+        let inputs: Result<Vec<Tensor>, String> = entry
+            .inputs
+            .iter()
+            .map(|i| tensor(&i.name, &i.dtype, &i.shape))
+            .collect();
+        let outputs: Result<Vec<Tensor>, String> = entry
+            .outputs
+            .iter()
+            .map(|o| tensor(&o.name, &o.dtype, &o.shape))
+            .collect();
         let (inputs, outputs) = (inputs?, outputs?);
         for axis in inputs.iter().flat_map(|i| i.shape.names()) {
             let is_value = entry.inputs.iter().any(|i| i.name == axis) || entry.steps.contains_key(axis);
@@ -193,7 +199,9 @@ impl Definition {
             outputs.push(TensorType::new(dtype, shape));
         }
         let numel = outputs.first().map_or(0, TensorType::numel);
-        sizes.by_name.insert(NUMEL.to_owned(), i64::try_from(numel).unwrap_or(i64::MAX));
+        sizes
+            .by_name
+            .insert(NUMEL.to_owned(), i64::try_from(numel).unwrap_or(i64::MAX));
         Ok(Bound { sizes, float, outputs })
     }
 }
@@ -204,7 +212,9 @@ fn pattern(axes: &[Axis]) -> Result<Pattern, String> {
     for term in &terms {
         if let Term::Name(name) = term
             && name != REST
-            && !name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
+            && !name
+                .chars()
+                .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
         {
             return Err(format!("'{name}' is no name of an axis"));
         }
@@ -279,7 +289,10 @@ fn ordered(entry: &OpEntry, outputs: &[Tensor]) -> Result<Vec<(String, Term)>, S
     }
     for output in outputs {
         if !terms.contains_key(output.name) {
-            return Err(format!("its decomposition does not say what the result '{}' is", output.name));
+            return Err(format!(
+                "its decomposition does not say what the result '{}' is",
+                output.name
+            ));
         }
     }
     let mut steps: Vec<(String, Term)> = Vec::with_capacity(terms.len());
@@ -291,7 +304,10 @@ fn ordered(entry: &OpEntry, outputs: &[Tensor]) -> Result<Vec<(String, Term)>, S
         });
         let Some(name) = ready else {
             let names: Vec<&str> = terms.keys().copied().collect();
-            return Err(format!("its values depend on each other in a circle: {}", names.join(", ")));
+            return Err(format!(
+                "its values depend on each other in a circle: {}",
+                names.join(", ")
+            ));
         };
         if let Some(term) = terms.remove(name) {
             steps.push((name.to_owned(), term));

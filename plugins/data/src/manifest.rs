@@ -185,7 +185,12 @@ impl Manifest {
     pub fn files(&self) -> Result<Vec<&str>, Fault> {
         let kernels = self.op.iter().filter_map(|op| op.wgsl.as_ref()?.file.as_deref());
         let mut files: Vec<&str> = Vec::new();
-        for (name, end) in self.rules.iter().map(|r| (r.as_str(), ".egg")).chain(kernels.map(|k| (k, ".wgsl"))) {
+        for (name, end) in self
+            .rules
+            .iter()
+            .map(|r| (r.as_str(), ".egg"))
+            .chain(kernels.map(|k| (k, ".wgsl")))
+        {
             let part = |part: &str| {
                 let valid = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
                 !part.is_empty() && !part.starts_with('.') && part.chars().all(valid)
@@ -222,7 +227,10 @@ fn file<'a>(files: &'a BTreeMap<String, String>, name: &str) -> Result<&'a str, 
     })?;
     match text.len() <= FILE_BYTES {
         true => Ok(text),
-        false => Err(format!("its file '{name}' has {} bytes; {FILE_BYTES} are allowed", text.len())),
+        false => Err(format!(
+            "its file '{name}' has {} bytes; {FILE_BYTES} are allowed",
+            text.len()
+        )),
     }
 }
 
@@ -248,7 +256,9 @@ impl OpEntry {
             most("samples of an attribute", attribute.samples.len(), MOST_VALUES)?;
         }
         let named = self.inputs.iter().map(|i| &i.name);
-        named.chain(self.steps.keys()).try_for_each(|name| identifier("a value", name))?;
+        named
+            .chain(self.steps.keys())
+            .try_for_each(|name| identifier("a value", name))?;
         if let Some(wgsl) = &self.wgsl {
             most("conditions of its kernel", wgsl.conditions.len(), MOST_PARTS)?;
             if !(1..=3).contains(&wgsl.groups.len()) {

@@ -17,6 +17,8 @@ use crate::term::Term;
 
 /// Elements that a value of a decomposition may have for each element of operands and results.
 const MOST_GROWTH: usize = 4096;
+/// Elements of the largest operand of a sample.
+const LARGEST_SAMPLE: usize = 1 << 18;
 /// Elements that it may have in any case.
 const ANY_SIZE: usize = 1 << 16;
 
@@ -58,7 +60,10 @@ impl DataOp {
         }
         // What persistent data become is nothing that a decomposition says.
         if let Some(op) = calls.values().find(|op| !op.writes().is_empty()) {
-            return Err(format!("its decomposition calls '{}', which writes an operand", op.name()));
+            return Err(format!(
+                "its decomposition calls '{}', which writes an operand",
+                op.name()
+            ));
         }
         Ok(DataOp {
             ports: Box::leak(definition.outputs.iter().map(|o| o.name).collect()),
@@ -79,17 +84,24 @@ impl DataOp {
             .collect();
         let values = self.build(&mut graph, &operands, attrs, &bound)?;
         let all = inputs.iter().chain(&bound.outputs).map(TensorType::numel);
-        let most = all.fold(0, usize::saturating_add).saturating_mul(MOST_GROWTH).max(ANY_SIZE);
+        let most = all
+            .fold(0, usize::saturating_add)
+            .saturating_mul(MOST_GROWTH)
+            .max(ANY_SIZE);
         for node in graph.nodes() {
             if let Some(ty) = node.outputs.iter().find(|ty| ty.numel() > most) {
-                return Err(format!("its decomposition has a value {ty}, far larger than operands and results"));
+                return Err(format!(
+                    "its decomposition has a value {ty}, far larger than operands and results"
+                ));
             }
         }
         for ((value, wanted), name) in values.iter().zip(&bound.outputs).zip(self.ports) {
             match graph.ty(*value) {
                 Some(found) if found == wanted => {}
                 Some(found) => {
-                    return Err(format!("its decomposition makes '{name}' {found}, but it is declared to be {wanted}"));
+                    return Err(format!(
+                        "its decomposition makes '{name}' {found}, but it is declared to be {wanted}"
+                    ));
                 }
                 None => return Err(format!("its decomposition does not make '{name}'")),
             }
@@ -100,7 +112,12 @@ impl DataOp {
     /// Builds the decomposition; one value for each result.
     fn build(&self, graph: &mut Graph, inputs: &[Value], attrs: &Attrs, bound: &Bound) -> Result<Vec<Value>, String> {
         let errors = graph.errors().len();
-        let operands = self.definition.inputs.iter().map(|i| i.name).zip(inputs.iter().map(|&v| vec![v]));
+        let operands = self
+            .definition
+            .inputs
+            .iter()
+            .map(|i| i.name)
+            .zip(inputs.iter().map(|&v| vec![v]));
         let mut builder = Builder {
             op: self,
             graph,
@@ -109,7 +126,9 @@ impl DataOp {
             values: operands.collect(),
         };
         for (name, term) in &self.definition.steps {
-            let made = builder.ports(term).map_err(|e| format!("in its decomposition, '{name}': {e}"))?;
+            let made = builder
+                .ports(term)
+                .map_err(|e| format!("in its decomposition, '{name}': {e}"))?;
             builder.values.insert(name, made);
         }
         let values: Vec<Value> = self
@@ -124,8 +143,11 @@ impl DataOp {
         }
     }
 
-    /// Types of a call that tests make, and its attributes; `None` for sizes that the operator has no call for.
-    fn sample(&self, dice: &mut Dice, most: usize, number: usize) -> Option<Sample> {
+    /// A call that tests make, with random sizes.
+    ///
+    /// # Errors
+    /// Why there is no call with the sizes that came up.
+    fn sample(&self, dice: &mut Dice, most: usize, number: usize) -> Result<Sample, String> {
         let mut attrs = Attrs::new();
         let mut sizes = Sizes::default();
         for attribute in &self.definition.attributes {
@@ -139,13 +161,12 @@ impl DataOp {
         sizes.rest = dice.shape(rest, most.min(5));
         for name in self.definition.inputs.iter().flat_map(|i| i.shape.names()) {
             if !sizes.by_name.contains_key(name) {
-                let size = i64::try_from(dice.dim(most)).ok()?;
-                sizes.by_name.insert(name.to_owned(), size);
+                sizes.by_name.insert(name.to_owned(), dice.dim(most) as i64);
             }
         }
         let mut inputs = Vec::new();
         for (tensor, values) in self.definition.inputs.iter().zip(&self.definition.values) {
-            let shape = tensor.shape.shape(&sizes).ok()?;
+            let shape = tensor.shape.shape(&sizes)?;
             let dtype = match tensor.element {
                 Element::Float => DType::F32,
                 Element::Exactly(dtype) => dtype,
@@ -154,37 +175,53 @@ impl DataOp {
                 Values::Any => Fill::Range(-2.0, 2.0),
                 Values::Positive => Fill::Range(0.2, 2.0),
                 Values::Distinct => Fill::Distinct,
-                Values::Below(bound) => Fill::Below(u32::try_from(sizes.size(bound).ok()?.max(1)).ok()?),
+                Values::Below(bound) => {
+                    let bound = u32::try_from(sizes.size(bound)?).map_err(|_| "a bound is too large")?;
+                    Fill::Below(bound.max(1))
+                }
             };
             inputs.push(SampleInput::filled(dtype, &shape, fill));
         }
         let types = types_of(&inputs)?;
-        self.definition.bind(&attrs, &types).ok()?;
+        if types.iter().any(|ty| ty.numel() > LARGEST_SAMPLE) {
+            return Err("its operands are too large to be tried".into());
+        }
+        self.definition.bind(&attrs, &types)?;
         let label = types.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-        Some(Sample::new(label, inputs, attrs))
+        Ok(Sample::new(label, inputs, attrs))
     }
 
     /// Calls that tests make: some small, some of the size of a tile and more.
-    pub(crate) fn calls(&self, dice: &mut Dice) -> Vec<Sample> {
+    ///
+    /// # Errors
+    /// Why there are none.
+    pub(crate) fn calls(&self, dice: &mut Dice) -> Result<Vec<Sample>, String> {
         const WANTED: usize = 8;
         const TRIES: usize = 400;
-        let mut samples: Vec<Sample> = Vec::new();
+        let (mut samples, mut reason) = (Vec::new(), String::new());
         for attempt in 0..TRIES {
             let most = [3, 70, 12][attempt % 3];
-            if let Some(sample) = self.sample(dice, most, samples.len()) {
-                samples.push(sample);
+            match self.sample(dice, most, samples.len()) {
+                Ok(sample) => samples.push(sample),
+                Err(e) => reason = e,
             }
             if samples.len() == WANTED {
                 break;
             }
         }
-        samples
+        match samples.is_empty() {
+            false => Ok(samples),
+            true => Err(format!("no shapes were found for which there is a call: {reason}")),
+        }
     }
 }
 
 /// Types of the operands of a sample.
-pub(crate) fn types_of(inputs: &[SampleInput]) -> Option<Vec<TensorType>> {
-    let ty = |i: &SampleInput| Some(TensorType::new(i.dtype, meganeura_core::Shape::new(&i.shape).ok()?));
+///
+/// # Errors
+/// A shape with more elements than there can be.
+pub(crate) fn types_of(inputs: &[SampleInput]) -> Result<Vec<TensorType>, String> {
+    let ty = |i: &SampleInput| Ok(TensorType::new(i.dtype, meganeura_core::Shape::new(&i.shape)?));
     inputs.iter().map(ty).collect()
 }
 
@@ -250,7 +287,9 @@ impl Builder<'_> {
             };
             let ports = self.ports(term)?;
             let port = usize::try_from(*port).ok().and_then(|p| ports.get(p));
-            return port.map(|&v| vec![v]).ok_or_else(|| format!("{term} has {} results", ports.len()));
+            return port
+                .map(|&v| vec![v])
+                .ok_or_else(|| format!("{term} has {} results", ports.len()));
         }
         if let Some(dtype) = DType::from_name(name) {
             let [term] = arguments else {
@@ -264,16 +303,26 @@ impl Builder<'_> {
             };
             return Ok(self.constant(dtype, value));
         }
-        let op = *self.op.calls.get(name).ok_or_else(|| format!("'{name}' is no operator"))?;
+        let op = *self
+            .op
+            .calls
+            .get(name)
+            .ok_or_else(|| format!("'{name}' is no operator"))?;
         let declared = op.attributes();
         if arguments.len() < declared.len() {
-            return Err(format!("'{name}' has {} attributes before its operands", declared.len()));
+            return Err(format!(
+                "'{name}' has {} attributes before its operands",
+                declared.len()
+            ));
         }
         let (given, operands) = arguments.split_at(declared.len());
         let mut attrs = Attrs::new();
         for ((attribute, kind), term) in declared.into_iter().zip(given) {
             let value = self.attribute(kind, term);
-            attrs = attrs.with(attribute, value.map_err(|e| format!("'{name}', its attribute '{attribute}': {e}"))?);
+            attrs = attrs.with(
+                attribute,
+                value.map_err(|e| format!("'{name}', its attribute '{attribute}': {e}"))?,
+            );
         }
         let operands: Result<Vec<Value>, String> = operands.iter().map(|t| self.value(t)).collect();
         let node = self.graph.call(op, attrs, operands?);
@@ -361,7 +410,9 @@ impl Operator for DataOp {
 
     /// Operands and results are moved once; the arithmetic is that of the decomposition.
     fn cost(&self, call: &Call) -> Cost {
-        let flops = self.expand(call.attrs, call.inputs).map_or(0, |(graph, _)| graph_flops(&graph));
+        let flops = self
+            .expand(call.attrs, call.inputs)
+            .map_or(0, |(graph, _)| graph_flops(&graph));
         Cost {
             flops,
             ..Cost::streaming(call, 0)
@@ -369,7 +420,8 @@ impl Operator for DataOp {
     }
 
     fn samples(&self, sizes: &mut Dice) -> Vec<Sample> {
-        self.calls(sizes)
+        // There are some: the operator was tried before it was registered.
+        self.calls(sizes).unwrap_or_default()
     }
 
     fn version(&self) -> u32 {

@@ -2,17 +2,18 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use meganeura_core::TensorType;
 use meganeura_core::backend::KernelDesc;
 use meganeura_core::backend::shader::{ShaderKernel as _, register_shader_kernels, remove_shader_kernels};
 use meganeura_core::files::sha256;
-use meganeura_core::ops::sample::Sizes as Dice;
+use meganeura_core::ops::sample::{Sample, Sizes as Dice};
 use meganeura_core::ops::{Call, OpRef, Operator as _};
 use meganeura_core::registry;
-use meganeura_core::rewrite::verify::{RuleVerdict, VerifyOptions, verify_rule};
 use meganeura_core::rewrite::rule::parse;
+use meganeura_core::rewrite::verify::{RuleVerdict, VerifyOptions, verify_rule};
 use meganeura_core::rewrite::{Applies, RuleSet};
 
 use crate::definition::{Definition, keep};
@@ -70,6 +71,7 @@ impl Plugin {
             remove_shader_kernels(&ops);
             return Err(Fault::new(error.to_string()));
         }
+        registered_names().extend(self.brings.ops.iter().cloned());
         Ok(self.brings)
     }
 }
@@ -78,10 +80,14 @@ fn build(manifest: &Manifest, files: &BTreeMap<String, String>) -> Result<Plugin
     let name = manifest.name.as_str();
     let prefix = format!("{name}.");
     if registry::ops().iter().any(|op| op.name().starts_with(&prefix)) {
-        return Err(format!("operators of the name '{name}.*' are there already; give it another name"));
+        return Err(format!(
+            "operators of the name '{name}.*' are there already; give it another name"
+        ));
     }
     if registry::rule_sets().iter().any(|s| s.set.namespace == name) {
-        return Err(format!("a rule set of the name '{name}' is there already; give it another name"));
+        return Err(format!(
+            "a rule set of the name '{name}' is there already; give it another name"
+        ));
     }
     let content = content(manifest, files);
     let ops = operators(manifest, &content)?;
@@ -115,15 +121,32 @@ fn build(manifest: &Manifest, files: &BTreeMap<String, String>) -> Result<Plugin
 /// Hash of all that makes the plugin.
 fn content(manifest: &Manifest, files: &BTreeMap<String, String>) -> String {
     let own = format!("{manifest:?}");
-    let parts = files.iter().flat_map(|(name, text)| [name.as_bytes(), b"\0", text.as_bytes(), b"\0"]);
+    let parts = files
+        .iter()
+        .flat_map(|(name, text)| [name.as_bytes(), b"\0", text.as_bytes(), b"\0"]);
     sha256(std::iter::once(own.as_bytes()).chain(parts))[..16].to_owned()
+}
+
+/// Most calls that an operator comes down to, with the plugin's own taken apart: they multiply.
+const MOST_CALLS: usize = 1_000;
+
+/// Operators of plugins like this one. Others cannot call them, so that nothing comes down to more calls than is counted.
+static REGISTERED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+
+fn registered_names() -> MutexGuard<'static, BTreeSet<String>> {
+    // A panic cannot leave the set half changed.
+    REGISTERED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The operators, each after those of the plugin that it calls.
 fn operators(manifest: &Manifest, content: &str) -> Result<Vec<&'static DataOp>, String> {
     // Plans are made anew when anything of the plugin changes.
     let version = u32::from_str_radix(&content[..8], 16).unwrap_or_default();
-    let own: BTreeSet<String> = manifest.op.iter().map(|op| format!("{}.{}", manifest.name, op.name)).collect();
+    let own: BTreeSet<String> = manifest
+        .op
+        .iter()
+        .map(|op| format!("{}.{}", manifest.name, op.name))
+        .collect();
     if own.len() < manifest.op.len() {
         return Err("two of its operators have one name".into());
     }
@@ -133,31 +156,49 @@ fn operators(manifest: &Manifest, content: &str) -> Result<Vec<&'static DataOp>,
         open.push((entry, Definition::new(&manifest.name, entry).map_err(of)?));
     }
     let mut done: Vec<&'static DataOp> = Vec::new();
+    let mut sizes: BTreeMap<&str, usize> = BTreeMap::new();
     while !open.is_empty() {
-        let is_done = |name: &str| done.iter().any(|op| op.name() == name);
-        let ready = open.iter().position(|(_, definition)| {
-            let mut waits = false;
-            for (_, term) in &definition.steps {
-                term.names(&mut |name, is_call| {
-                    let name = base_name(name);
-                    waits |= is_call && own.contains(name) && !is_done(name);
-                });
-            }
-            !waits
-        });
+        let waits = |name: &str| own.contains(name) && !sizes.contains_key(name);
+        let ready = open
+            .iter()
+            .position(|(_, definition)| !calls(definition).any(|name| waits(name)));
         let Some(ready) = ready else {
             let names: Vec<&str> = open.iter().map(|(_, d)| d.name).collect();
-            return Err(format!("its operators are made of each other in a circle: {}", names.join(", ")));
+            return Err(format!(
+                "its operators are made of each other in a circle: {}",
+                names.join(", ")
+            ));
         };
         let (entry, definition) = open.remove(ready);
+        let of = |e: String| format!("its operator '{}': {e}", entry.name);
+        let name = definition.name;
+        let count = calls(&definition).map(|name| sizes.get(name).copied().unwrap_or(1));
+        let count = count.fold(0, usize::saturating_add);
+        if count > MOST_CALLS {
+            return Err(of(format!("it comes down to {count} calls; {MOST_CALLS} are allowed")));
+        }
         let find = |name: &str| {
-            let own = done.iter().find(|op| op.name() == name);
-            own.map(|op| OpRef::new(*op)).or_else(|| registry::op(name))
+            let own = done.iter().find(|op| op.name() == name).map(|op| OpRef::new(*op));
+            own.or_else(|| registry::op(name).filter(|_| !registered_names().contains(name)))
         };
-        let op = DataOp::new(definition, version, find).map_err(|e| format!("its operator '{}': {e}", entry.name))?;
+        let op = DataOp::new(definition, version, find).map_err(of)?;
         done.push(Box::leak(Box::new(op)));
+        sizes.insert(name, count.max(1));
     }
     Ok(done)
+}
+
+/// Names of the operators that a decomposition calls, as often as it does.
+fn calls(definition: &Definition) -> impl Iterator<Item = &str> {
+    let mut names = Vec::new();
+    for (_, term) in &definition.steps {
+        term.names(&mut |name, is_call| {
+            if is_call {
+                names.push(base_name(name));
+            }
+        });
+    }
+    names.into_iter()
 }
 
 /// Where random sizes begin.
@@ -165,34 +206,29 @@ const SEED: u64 = 7;
 
 /// Tries an operator on random shapes: its decomposition has to make what is declared.
 fn try_operator(op: &DataOp) -> Result<(), String> {
-    let samples = op.calls(&mut Dice::new(SEED));
-    if samples.is_empty() {
-        return Err("no shapes were found for which there is a call".into());
-    }
-    for sample in samples {
-        let inputs = types_of(&sample.inputs).ok_or("its operands are too large")?;
-        let call = Call {
-            attrs: &sample.attrs,
-            inputs: &inputs,
-            outputs: &[],
-        };
-        op.infer(&call).map_err(|e| format!("called with {}: {e}", sample.label))?;
+    for sample in op.calls(&mut Dice::new(SEED))? {
+        types(op, &sample).map_err(|e| format!("called with {}: {e}", sample.label))?;
     }
     Ok(())
 }
 
-/// Makes a kernel for random shapes.
+/// Types of operands and results of a sample.
+fn types(op: &DataOp, sample: &Sample) -> Result<(Vec<TensorType>, Vec<TensorType>), String> {
+    let inputs = types_of(&sample.inputs)?;
+    let outputs = op.infer(&Call {
+        attrs: &sample.attrs,
+        inputs: &inputs,
+        outputs: &[],
+    })?;
+    Ok((inputs, outputs))
+}
+
+/// Makes a kernel for random shapes: for some of them there has to be one.
 fn try_shader(op: &DataOp, shader: &DataShader) -> Result<(), String> {
     let mut refusal = None;
     let mut made = false;
-    for sample in op.calls(&mut Dice::new(SEED)) {
-        let inputs = types_of(&sample.inputs).ok_or("its operands are too large")?;
-        let call = Call {
-            attrs: &sample.attrs,
-            inputs: &inputs,
-            outputs: &[],
-        };
-        let outputs = op.infer(&call)?;
+    for sample in op.calls(&mut Dice::new(SEED))? {
+        let (inputs, outputs) = types(op, &sample)?;
         let found = shader.shader(&KernelDesc {
             name: op.name(),
             version: op.version(),
@@ -249,7 +285,9 @@ fn try_rules(set: &RuleSet) -> Result<Vec<String>, String> {
     let mut names = Vec::new();
     for rule in rules.into_iter().map(Arc::new) {
         if begin.elapsed() > RULE_TIME {
-            return Err(format!("its rules could not be tried within {RULE_TIME:?}; it has too many or too large ones"));
+            return Err(format!(
+                "its rules could not be tried within {RULE_TIME:?}; it has too many or too large ones"
+            ));
         }
         let verdict: RuleVerdict = verify_rule(&rule, &options);
         if !verdict.is_sound() {
@@ -258,4 +296,32 @@ fn try_rules(set: &RuleSet) -> Result<Vec<String>, String> {
         names.push(rule.name.clone());
     }
     Ok(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn version(text: &str, rules: &str) -> u32 {
+        let manifest = Manifest::parse(text).expect("a manifest");
+        let files = BTreeMap::from([("a.egg".to_owned(), rules.to_owned())]);
+        let plugin = Plugin::new(&manifest, &files).expect("fine");
+        plugin.set.ops[0].version()
+    }
+
+    #[test]
+    fn plans_depend_on_all_that_makes_a_plugin() {
+        let text = "format = 1\nname = \"content\"\nversion = \"1\"\nrules = \"a.egg\"\n[[op]]\nname = \"twice\"\n\
+                    formula = \"2 x\"\ninputs = [{ name = \"x\", shape = [\"...\"] }]\n\
+                    outputs = [{ name = \"y\", shape = [\"...\"] }]\nlet = { y = \"(core.mul x 2)\" }\n";
+        let first = version(text, "");
+        assert_eq!(version(text, ""), first);
+        assert_ne!(version(text, "; changed"), first);
+        assert_ne!(version(&text.replace("core.mul x 2", "core.add x x"), ""), first);
+        let kernel = "[op.wgsl]\ngroups = [1]\ntext = \"var<storage, read_write> y: array<f32>; \
+                      @compute @workgroup_size(1) fn main() { y[0] = 1.0; }\"\n";
+        let with = version(&format!("{text}{kernel}"), "");
+        assert_ne!(with, first);
+        assert_ne!(version(&format!("{text}{}", kernel.replace("1.0", "2.0")), ""), with);
+    }
 }

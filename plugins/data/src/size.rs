@@ -141,7 +141,11 @@ impl Pattern {
     /// # Errors
     /// How the shape differs.
     pub(crate) fn bind(&self, shape: &[usize], sizes: &mut Sizes, rests: &mut Vec<Vec<usize>>) -> Result<(), String> {
-        let Some(before) = shape.len().checked_sub(self.axes.len()).filter(|&n| self.rest || n == 0) else {
+        let Some(before) = shape
+            .len()
+            .checked_sub(self.axes.len())
+            .filter(|&n| self.rest || n == 0)
+        else {
             let plus = if self.rest { " or more" } else { "" };
             return Err(format!("{shape:?} does not have {}{plus} axes", self.axes.len()));
         };
@@ -155,7 +159,9 @@ impl Pattern {
                 other => sizes.value(other)?,
             };
             if wanted != size {
-                return Err(format!("an axis of {shape:?} has {size} elements, but '{axis}' is {wanted}"));
+                return Err(format!(
+                    "an axis of {shape:?} has {size} elements, but '{axis}' is {wanted}"
+                ));
             }
         }
         Ok(())
@@ -213,7 +219,9 @@ mod tests {
     #[test]
     fn sizes_are_found_and_used() {
         let (mut sizes, mut rests) = (Sizes::default(), Vec::new());
-        pattern(&["...", "n", "2"]).bind(&[5, 3, 4, 2], &mut sizes, &mut rests).expect("fits");
+        pattern(&["...", "n", "2"])
+            .bind(&[5, 3, 4, 2], &mut sizes, &mut rests)
+            .expect("fits");
         pattern(&["n"]).bind(&[4], &mut sizes, &mut rests).expect("fits");
         assert!(pattern(&["n"]).bind(&[5], &mut sizes, &mut rests).is_err());
         assert!(pattern(&["n", "m"]).bind(&[4], &mut sizes, &mut rests).is_err());

@@ -32,7 +32,11 @@ fn refused(name: &str, text: &str, words: &[&str]) {
     for word in words {
         assert!(fault.contains(word), "{name}: '{word}' in: {fault}");
     }
-    assert!(registry::ops().iter().all(|op| !op.name().starts_with(&format!("{name}."))));
+    assert!(
+        registry::ops()
+            .iter()
+            .all(|op| !op.name().starts_with(&format!("{name}.")))
+    );
     assert!(registry::rule_sets().iter().all(|set| set.set.namespace != name));
 }
 
@@ -64,25 +68,47 @@ fn manifests_that_say_something_else_are_refused() {
         (head("odd"), "no operator and no rule"),
         (head("core") + TWICE, "'core.*' are there already"),
         (twice("name = \"twice\"", "name = \"if-then\""), "is called 'if-then'"),
-        (twice("core.mul x 2", "core.mull x 2"), "'core.mull', which is no operator"),
+        (
+            twice("core.mul x 2", "core.mull x 2"),
+            "'core.mull', which is no operator",
+        ),
         (twice("core.mul x 2", "core.mul x z"), "'z' is no value"),
         (twice("core.mul x 2", "core.mul x 2 3"), "operands"),
         (twice("(core.mul x 2)", "(core.mul x 2"), "not closed"),
         (twice("{ y =", "{ z ="), "does not say what the result 'y' is"),
-        (twice("(core.mul x 2)", "(core.mul x a)\", a = \"(core.neg y)"), "in a circle: a, y"),
+        (
+            twice("(core.mul x 2)", "(core.mul x a)\", a = \"(core.neg y)"),
+            "in a circle: a, y",
+        ),
         // Element types and shapes that are not those declared.
         (twice("core.mul x 2", "core.greater_than x 2"), "makes 'y' u32"),
-        (twice("y\", shape", "y\", dtype = \"u32\", shape"), "but it is declared to be u32"),
+        (
+            twice("y\", shape", "y\", dtype = \"u32\", shape"),
+            "but it is declared to be u32",
+        ),
         (twice("(core.mul x 2)", "(core.sum \\\"[0]\\\" false x)"), "called with"),
-        (twice("y\", shape = [\"...\"]", "y\", shape = [\"n\"]"), "'n' is no size"),
-        (twice("[\"...\"] }]\nout", "[\"...\", \"n\", \"(* 2 n)\", \"(- n 9999)\"] }]\nout"), "no shapes were found"),
-        (twice("x\", shape", "x\", dtype = \"f64\", shape"), "no element type 'f64'"),
+        (
+            twice("y\", shape = [\"...\"]", "y\", shape = [\"n\"]"),
+            "'n' is no size",
+        ),
+        (
+            twice(
+                "[\"...\"] }]\nout",
+                "[\"...\", \"n\", \"(* 2 n)\", \"(- n 9999)\"] }]\nout",
+            ),
+            "no shapes were found",
+        ),
+        (
+            twice("x\", shape", "x\", dtype = \"f64\", shape"),
+            "no element type 'f64'",
+        ),
         (
             head("odd") + TWICE + &TWICE.replace("core.mul", "core.div"),
             "two of its operators have one name",
         ),
         (
-            head("odd") + &TWICE.replace("core.mul x 2", "odd.thrice x")
+            head("odd")
+                + &TWICE.replace("core.mul x 2", "odd.thrice x")
                 + &TWICE.replace("twice", "thrice").replace("core.mul x 2", "odd.twice x"),
             "made of each other in a circle: odd.twice, odd.thrice",
         ),
@@ -96,17 +122,42 @@ fn manifests_that_say_something_else_are_refused() {
 
 #[test]
 fn bombs_are_refused_before_they_go_off() {
-    let many = |text: &str, n: usize| (0..n).map(|i| text.replace("twice", &format!("twice{i}"))).collect::<String>();
+    let many = |text: &str, n: usize| {
+        (0..n)
+            .map(|i| text.replace("twice", &format!("twice{i}")))
+            .collect::<String>()
+    };
     let steps: String = (0..100).map(|i| format!("a{i} = \"(core.neg x)\", ")).collect();
-    let doubling: String = (1..60).map(|i| format!("a{i} = \"(core.concat/2 0 a{0} a{0})\", ", i - 1)).collect();
+    let doubling: String = (1..60)
+        .map(|i| format!("a{i} = \"(core.concat/2 0 a{0} a{0})\", ", i - 1))
+        .collect();
     let attribute = "{ name = \"k\", kind = \"ints\", default = [NUMBERS] }".replace("NUMBERS", &"1, ".repeat(1000));
+    // Each operator is the one before, four times.
+    let level = |i: usize| {
+        let calls = (0..4).fold("x".to_owned(), |x, _| format!("(bomb.f{} {x})", i - 1));
+        TWICE
+            .replace("twice", &format!("f{i}"))
+            .replace("(core.mul x 2)", &calls)
+    };
+    let levels: String = (1..20).map(level).collect();
     let cases = [
+        (
+            head("bomb") + &TWICE.replace("twice", "f0") + &levels,
+            "it comes down to 1024 calls",
+        ),
         (head("bomb") + &" ".repeat(300_000), "bytes; 262144 are allowed"),
         (head("bomb") + &many(TWICE, 100), "100 operators; 64 are allowed"),
-        (head("bomb") + &TWICE.replace("{ y", &format!("{{ {steps}y")), "101 named values"),
+        (
+            head("bomb") + &TWICE.replace("{ y", &format!("{{ {steps}y")),
+            "101 named values",
+        ),
         (head("bomb") + "x = " + &"[".repeat(100_000), "cannot be read"),
         (
-            head("bomb") + &TWICE.replace("core.mul x 2", &format!("{}x{}", "core.neg (".repeat(50), ")".repeat(50))),
+            head("bomb")
+                + &TWICE.replace(
+                    "core.mul x 2",
+                    &format!("{}x{}", "core.neg (".repeat(50), ")".repeat(50)),
+                ),
             "nested deeper",
         ),
         (
@@ -117,8 +168,14 @@ fn bombs_are_refused_before_they_go_off() {
                     .replace("[\"...\"]", "[\"n\"]"),
             "far larger than operands",
         ),
-        (head("bomb") + &TWICE.replace("formula", &format!("attributes = [{attribute}]\nformula")), "too large"),
-        (head("bomb") + &TWICE.replace("formula = \"2 x", &format!("formula = \"{}", "x".repeat(5000))), "one line of up to"),
+        (
+            head("bomb") + &TWICE.replace("formula", &format!("attributes = [{attribute}]\nformula")),
+            "too large",
+        ),
+        (
+            head("bomb") + &TWICE.replace("formula = \"2 x", &format!("formula = \"{}", "x".repeat(5000))),
+            "one line of up to",
+        ),
         (
             head("bomb") + &TWICE.replace("[\"...\"]", &format!("[{}]", "\"a\", ".repeat(50))),
             "50 axes; 8 are allowed",
@@ -142,7 +199,10 @@ fn rules_that_do_not_hold_are_refused() {
             with("(rewrite (core.add x y) (unsound.twice x) :when ((= (type x) (type y))) :name \"other\")"),
             "other: wrong",
         ),
-        (with("(rewrite (core.neg x) (core.transpose x) :name \"shape\")"), "unsound"),
+        (
+            with("(rewrite (core.neg x) (core.transpose x) :name \"shape\")"),
+            "unsound",
+        ),
         (with("(rewrite (core.neg x)"), "rule set 'unsound'"),
         (with("(include \"/etc/passwd\")"), "only rewrite, birewrite, rule"),
         (with("(rewrite (nowhere.op x) x :name \"a\")"), "nowhere.op"),
@@ -162,7 +222,10 @@ fn kernel(body: &str) -> String {
         "@group(0) @binding(0) var<storage> x: array<f32>;\n\
          @group(0) @binding(1) var<storage, read_write> y: array<f32>;\n{body}"
     );
-    format!("{}{TWICE}\n[op.wgsl]\ngroups = [1]\ntext = '''\n{text}\n'''\n", head("kernel"))
+    format!(
+        "{}{TWICE}\n[op.wgsl]\ngroups = [1]\ntext = '''\n{text}\n'''\n",
+        head("kernel")
+    )
 }
 
 const MAIN: &str = "@compute @workgroup_size(64)\nfn main(@builtin(global_invocation_id) id: vec3<u32>)";
@@ -178,21 +241,46 @@ fn kernels_that_cannot_be_checked_are_refused() {
         (main("var a = array<f32, 4>(); y[id.x] = a[7];"), "kernel is not"),
         (main("y[id.x] = q[id.x];"), "not WGSL"),
         (main("let a = x[id.x];"), "does not write the result 'y'"),
-        (kernel(&format!("@group(0) @binding(2) var<storage> z: array<f32>;\n{MAIN} {{ y[0] = z[0]; }}")), "'z', which is no operand"),
+        (
+            kernel(&format!(
+                "@group(0) @binding(2) var<storage> z: array<f32>;\n{MAIN} {{ y[0] = z[0]; }}"
+            )),
+            "'z', which is no operand",
+        ),
         (
             main("x[0] = 1.0; y[0] = 1.0;").replace("var<storage> x", "var<storage, read_write> x"),
             "may write its operand 'x'",
         ),
-        (main("y[id.x] = 1u;").replace("y: array<f32>", "y: array<u32>"), "another type than f32"),
-        (main("y[id.x] = 1.0; if (id.x < 3u) { workgroupBarrier(); }"), "a barrier stands in a branch"),
         (
-            kernel(&format!("fn f(p: ptr<function, f32>) {{ *p = 1.0; }}\n{MAIN} {{ var a = 0.0; f(&a); y[0] = a; }}")),
+            main("y[id.x] = 1u;").replace("y: array<f32>", "y: array<u32>"),
+            "another type than f32",
+        ),
+        (
+            main("y[id.x] = 1.0; if (id.x < 3u) { workgroupBarrier(); }"),
+            "a barrier stands in a branch",
+        ),
+        (
+            kernel(&format!(
+                "fn f(p: ptr<function, f32>) {{ *p = 1.0; }}\n{MAIN} {{ var a = 0.0; f(&a); y[0] = a; }}"
+            )),
             "takes a pointer",
         ),
-        (kernel(&format!("enable f16;\n{MAIN} {{ y[0] = f32(f16(1.0)); }}")), "kernel"),
-        (kernel(&format!("const a = array<f32, 99999999>();\n{MAIN} {{ y[0] = a[3]; }}")), "length of an array"),
-        (main(&format!("y[0] = {}x[0]{};", "(".repeat(300), ")".repeat(300))), "nested deeper"),
-        (main(&format!("y[0] = x[0]{};", " + x[0]".repeat(3000))), "operators and brackets"),
+        (
+            kernel(&format!("enable f16;\n{MAIN} {{ y[0] = f32(f16(1.0)); }}")),
+            "kernel",
+        ),
+        (
+            kernel(&format!("const a = array<f32, 99999999>();\n{MAIN} {{ y[0] = a[3]; }}")),
+            "length of an array",
+        ),
+        (
+            main(&format!("y[0] = {}x[0]{};", "(".repeat(300), ")".repeat(300))),
+            "nested deeper",
+        ),
+        (
+            main(&format!("y[0] = x[0]{};", " + x[0]".repeat(3000))),
+            "operators and brackets",
+        ),
         (main(&"y[0] = 1.0;\n".repeat(12_000)), "more than 20000 statements"),
         (groups("groups = []"), "no 'groups'"),
         (groups("groups = [0]"), "1 to 65535 workgroups"),
@@ -208,10 +296,24 @@ fn kernels_that_cannot_be_checked_are_refused() {
 
 #[test]
 fn names_of_files_lead_nowhere_else() {
-    for name in ["/etc/rules.egg", "../rules.egg", "a/../../rules.egg", "rules.txt", ".egg", "a//b.egg", "a\\\\b.egg"] {
+    for name in [
+        "/etc/rules.egg",
+        "../rules.egg",
+        "a/../../rules.egg",
+        "rules.txt",
+        ".egg",
+        "a//b.egg",
+        "a\\\\b.egg",
+    ] {
         let text = format!("{}rules = \"{name}\"\n", head("paths"));
-        let fault = Manifest::parse(&text).and_then(|m| m.files().map(|f| f.len())).expect_err(name);
+        let fault = Manifest::parse(&text)
+            .and_then(|m| m.files().map(|f| f.len()))
+            .expect_err(name);
         assert!(fault.message.contains("within its folder"), "{name}: {fault}");
     }
-    refused("paths", &(head("paths") + "rules = \"r.egg\"\n"), &["'r.egg' is not there"]);
+    refused(
+        "paths",
+        &(head("paths") + "rules = \"r.egg\"\n"),
+        &["'r.egg' is not there"],
+    );
 }

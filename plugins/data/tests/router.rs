@@ -20,7 +20,10 @@ fn router() -> (Manifest, BTreeMap<String, String>) {
 fn it_passes_its_checks_and_is_registered_once() {
     let (manifest, files) = router();
     assert_eq!(files.keys().collect::<Vec<_>>(), ["choose.wgsl", "router.egg"]);
-    let brings = Plugin::new(&manifest, &files).expect("it is fine").register().expect("free names");
+    let brings = Plugin::new(&manifest, &files)
+        .expect("it is fine")
+        .register()
+        .expect("free names");
     assert_eq!(brings.ops, ["router.choose"]);
     assert_eq!(brings.rules.len(), 2);
     assert_eq!(brings.kernels, ["router.choose"]);

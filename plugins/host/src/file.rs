@@ -81,7 +81,10 @@ pub(crate) fn open(path: &Path, largest: u64) -> Result<Opened, Refusal> {
         );
     }
     let mut contents = Vec::new();
-    file.by_ref().take(largest).read_to_end(&mut contents).map_err(unreadable)?;
+    file.by_ref()
+        .take(largest)
+        .read_to_end(&mut contents)
+        .map_err(unreadable)?;
     let sha256 = hex_sha256(&contents);
     Ok(Opened {
         file,

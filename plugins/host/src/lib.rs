@@ -122,8 +122,7 @@ pub fn load(config: &Config) {
         let allow = config.plugins.allow_sha256.as_deref();
         let outcome = match data::is_data(&path) {
             true => named(data::load(&path, allow, &mut report), &report),
-            false => open(&path, allow, &mut report)
-                .and_then(|backend| registry::register_backend(Arc::new(backend))),
+            false => open(&path, allow, &mut report).and_then(|backend| registry::register_backend(Arc::new(backend))),
         };
         if let Err(error) = outcome {
             log::warn!("{error}");

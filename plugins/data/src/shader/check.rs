@@ -31,7 +31,10 @@ pub(super) struct Buffer {
 /// What it may not have.
 pub(super) fn check(module: &Module, info: &ModuleInfo) -> Result<Vec<Buffer>, String> {
     let [entry] = &module.entry_points[..] else {
-        return Err(format!("it has {} entry points instead of one", module.entry_points.len()));
+        return Err(format!(
+            "it has {} entry points instead of one",
+            module.entry_points.len()
+        ));
     };
     if entry.stage != ShaderStage::Compute || entry.workgroup_size_overrides.is_some() {
         return Err("its entry point is no compute shader with a constant size".into());
@@ -118,10 +121,12 @@ fn globals(module: &Module, info: &ModuleInfo) -> Result<Vec<Buffer>, String> {
         }
     }
     match (shared, own) {
-        (shared, _) if shared > SHARED_BYTES => {
-            Err(format!("its workgroups share {shared} bytes; {SHARED_BYTES} are allowed"))
-        }
-        (_, own) if own > OWN_BYTES => Err(format!("its threads have {own} bytes of their own; {OWN_BYTES} are allowed")),
+        (shared, _) if shared > SHARED_BYTES => Err(format!(
+            "its workgroups share {shared} bytes; {SHARED_BYTES} are allowed"
+        )),
+        (_, own) if own > OWN_BYTES => Err(format!(
+            "its threads have {own} bytes of their own; {OWN_BYTES} are allowed"
+        )),
         _ => Ok(buffers),
     }
 }
@@ -153,11 +158,16 @@ fn elements(module: &Module, ty: Handle<Type>) -> Option<(ScalarKind, u32)> {
 }
 
 fn locals(module: &Module, function: &Function) -> Result<(), String> {
-    let all = function.local_variables.iter().map(|(_, local)| bytes(module, local.ty));
+    let all = function
+        .local_variables
+        .iter()
+        .map(|(_, local)| bytes(module, local.ty));
     let own = all.fold(0, u32::saturating_add);
     match own <= OWN_BYTES {
         true => Ok(()),
-        false => Err(format!("a function has {own} bytes of variables; {OWN_BYTES} are allowed")),
+        false => Err(format!(
+            "a function has {own} bytes of variables; {OWN_BYTES} are allowed"
+        )),
     }
 }
 
@@ -260,7 +270,11 @@ mod tests {
         let buffers = checked(&format!("{MAIN} {{ y[id.x] = vec4(x[id.x]); }}")).expect("fine");
         let found: Vec<(&str, bool, u32)> = buffers.iter().map(|b| (b.name.as_str(), b.writes, b.lanes)).collect();
         assert_eq!(found, [("x", false, 1), ("y", true, 4)]);
-        assert_eq!(checked(&format!("{MAIN} {{ }}")).expect("fine").len(), 0, "none is used");
+        assert_eq!(
+            checked(&format!("{MAIN} {{ }}")).expect("fine").len(),
+            0,
+            "none is used"
+        );
     }
 
     #[test]
@@ -276,28 +290,58 @@ mod tests {
         let cases = [
             ("@compute @workgroup_size(512) fn main() { }".to_owned(), "threads"),
             ("fn f() { }".to_owned(), "0 entry points"),
-            (format!("override n: u32 = 3; {}", main("y[0] = vec4(f32(n));")), "overrides"),
-            (format!("var<workgroup> s: array<f32, 5000>; {}", main("s[0] = 1.0;")), "share 20000 bytes"),
-            (format!("var<private> s: array<f32, 5000>; {}", main("s[0] = 1.0;")), "20000 bytes of their own"),
-            (main("var s: array<f32, 2000>; s[id.x] = 1.0;"), "8000 bytes of variables"),
+            (
+                format!("override n: u32 = 3; {}", main("y[0] = vec4(f32(n));")),
+                "overrides",
+            ),
+            (
+                format!("var<workgroup> s: array<f32, 5000>; {}", main("s[0] = 1.0;")),
+                "share 20000 bytes",
+            ),
+            (
+                format!("var<private> s: array<f32, 5000>; {}", main("s[0] = 1.0;")),
+                "20000 bytes of their own",
+            ),
+            (
+                main("var s: array<f32, 2000>; s[id.x] = 1.0;"),
+                "8000 bytes of variables",
+            ),
             (many(20), "statements and expressions"),
             (main("if (id.x < 3u) { workgroupBarrier(); }"), "in a branch or loop"),
-            (main("for (var i = 0; i < 3; i++) { workgroupBarrier(); }"), "in a branch or loop"),
-            (main("if (x[id.x] > 0.0) { return; } workgroupBarrier();"), ""),
-            (format!("fn f() {{ workgroupBarrier(); }} {}", main("f();")), "stands in a function"),
             (
-                format!("fn f(p: ptr<function, array<f32, 4>>) {{ (*p)[9] = 1.0; }} {}", main("var a: array<f32, 4>; f(&a);")),
+                main("for (var i = 0; i < 3; i++) { workgroupBarrier(); }"),
+                "in a branch or loop",
+            ),
+            (main("if (x[id.x] > 0.0) { return; } workgroupBarrier();"), ""),
+            (
+                format!("fn f() {{ workgroupBarrier(); }} {}", main("f();")),
+                "stands in a function",
+            ),
+            (
+                format!(
+                    "fn f(p: ptr<function, array<f32, 4>>) {{ (*p)[9] = 1.0; }} {}",
+                    main("var a: array<f32, 4>; f(&a);")
+                ),
                 "",
             ),
             (
-                format!("@group(0) @binding(2) var<storage, read_write> z: array<atomic<u32>>; {}", main("atomicAdd(&z[0], 1u);")),
+                format!(
+                    "@group(0) @binding(2) var<storage, read_write> z: array<atomic<u32>>; {}",
+                    main("atomicAdd(&z[0], 1u);")
+                ),
                 "no array<T>",
             ),
             (
-                format!("@group(0) @binding(2) var<storage, read_write> z: array<vec3<f32>>; {}", main("z[0].x = 1.0;")),
+                format!(
+                    "@group(0) @binding(2) var<storage, read_write> z: array<vec3<f32>>; {}",
+                    main("z[0].x = 1.0;")
+                ),
                 "no array<T>",
             ),
-            (format!("@group(0) @binding(2) var<uniform> z: vec4<f32>; {}", main("y[0] = z;")), "no storage"),
+            (
+                format!("@group(0) @binding(2) var<uniform> z: vec4<f32>; {}", main("y[0] = z;")),
+                "no storage",
+            ),
         ];
         for (text, words) in cases {
             let error = checked(&text).err().unwrap_or_else(|| panic!("{text} is let through"));

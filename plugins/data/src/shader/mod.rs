@@ -2,6 +2,8 @@
 
 mod check;
 mod rewrite;
+#[cfg(test)]
+mod tests;
 mod text;
 
 use std::collections::{BTreeMap, HashMap};
@@ -67,7 +69,9 @@ impl DataShader {
         let tensors = op.definition.inputs.len() + op.definition.outputs.len();
         if tensors > SHADER_BUFFERS.len() {
             let most = SHADER_BUFFERS.len();
-            return Err(format!("it has {tensors} operands and results; a kernel has {most} at most"));
+            return Err(format!(
+                "it has {tensors} operands and results; a kernel has {most} at most"
+            ));
         }
         Ok(DataShader {
             op,
@@ -86,7 +90,10 @@ impl DataShader {
         if bound.outputs != kernel.outputs {
             return Err("the results are not those of the operator".into());
         }
-        bound.sizes.check(&self.conditions).map_err(|e| format!("its kernel is not for these sizes: {e}"))?;
+        bound
+            .sizes
+            .check(&self.conditions)
+            .map_err(|e| format!("its kernel is not for these sizes: {e}"))?;
         let groups = groups(&self.groups, &bound.sizes)?;
         let text = format!("{}{}", constants(&bound, kernel.attrs)?, self.text);
         let types = kernel.inputs.iter().chain(kernel.outputs).cloned().collect();
@@ -101,8 +108,16 @@ impl DataShader {
 
     fn tensors(&self, types: Vec<TensorType>) -> Vec<Tensor> {
         let definition = &self.op.definition;
-        let operands = definition.inputs.iter().enumerate().map(|(i, t)| (t.name, ShaderBuffer::Operand(i)));
-        let results = definition.outputs.iter().enumerate().map(|(i, t)| (t.name, ShaderBuffer::Result(i)));
+        let operands = definition
+            .inputs
+            .iter()
+            .enumerate()
+            .map(|(i, t)| (t.name, ShaderBuffer::Operand(i)));
+        let results = definition
+            .outputs
+            .iter()
+            .enumerate()
+            .map(|(i, t)| (t.name, ShaderBuffer::Result(i)));
         let all = operands.chain(results).zip(types);
         all.map(|((name, buffer), ty)| Tensor { name, buffer, ty }).collect()
     }
@@ -140,7 +155,10 @@ impl ShaderKernel for DataShader {
 
 /// Kernels as the registry has them.
 pub(crate) fn registered(shaders: Vec<DataShader>) -> Vec<Arc<dyn ShaderKernel>> {
-    shaders.into_iter().map(|s| Arc::new(s) as Arc<dyn ShaderKernel>).collect()
+    shaders
+        .into_iter()
+        .map(|s| Arc::new(s) as Arc<dyn ShaderKernel>)
+        .collect()
 }
 
 struct Tensor {
@@ -155,7 +173,9 @@ fn groups(terms: &[Term], sizes: &Sizes) -> Result<[u32; 3], String> {
     for (to, term) in groups.iter_mut().zip(terms) {
         let count = sizes.value(term)?;
         if !(1..=MOST_GROUPS).contains(&count) {
-            return Err(format!("'{term}' is {count}; there are 1 to {MOST_GROUPS} workgroups along an axis"));
+            return Err(format!(
+                "'{term}' is {count}; there are 1 to {MOST_GROUPS} workgroups along an axis"
+            ));
         }
         all *= count;
         *to = count as u32;
@@ -198,7 +218,9 @@ fn on_large_stack<T: Send>(work: impl FnOnce() -> Result<T, String> + Send) -> R
     std::thread::scope(|scope| {
         let worker = std::thread::Builder::new().stack_size(STACK).spawn_scoped(scope, work);
         let worker = worker.map_err(|e| format!("no thread could be started: {e}"))?;
-        worker.join().unwrap_or_else(|_| Err("reading the kernel panicked".into()))
+        worker
+            .join()
+            .unwrap_or_else(|_| Err("reading the kernel panicked".into()))
     })
 }
 
@@ -206,7 +228,10 @@ fn on_large_stack<T: Send>(work: impl FnOnce() -> Result<T, String> + Send) -> R
 fn translate(text: &str, tensors: &[Tensor]) -> Result<(String, Vec<ShaderBuffer>), String> {
     let mut module = naga::front::wgsl::parse_str(text).map_err(|e| {
         let place = e.location(text).map(|l| {
-            let line = text.lines().nth(l.line_number.saturating_sub(1) as usize).unwrap_or_default();
+            let line = text
+                .lines()
+                .nth(l.line_number.saturating_sub(1) as usize)
+                .unwrap_or_default();
             format!(" at '{}'", shortened(line.trim()))
         });
         format!("its kernel is not WGSL: {}{}", e.message(), place.unwrap_or_default())
@@ -254,11 +279,17 @@ fn validate(module: &Module) -> Result<ModuleInfo, String> {
 /// The operand or result that a buffer stands for.
 fn matching<'a>(buffer: &Buffer, tensors: &'a [Tensor]) -> Result<&'a Tensor, String> {
     let Some(tensor) = tensors.iter().find(|t| t.name == buffer.name) else {
-        return Err(format!("its kernel has a buffer '{}', which is no operand and no result", buffer.name));
+        return Err(format!(
+            "its kernel has a buffer '{}', which is no operand and no result",
+            buffer.name
+        ));
     };
     let reads = matches!(tensor.buffer, ShaderBuffer::Operand(_));
     if reads && buffer.writes {
-        return Err(format!("its kernel may write its operand '{}'; declare it as var<storage>", buffer.name));
+        return Err(format!(
+            "its kernel may write its operand '{}'; declare it as var<storage>",
+            buffer.name
+        ));
     }
     let kind = match tensor.ty.dtype {
         DType::F32 => ScalarKind::Float,
@@ -268,7 +299,10 @@ fn matching<'a>(buffer: &Buffer, tensors: &'a [Tensor]) -> Result<&'a Tensor, St
     };
     match kind == buffer.kind {
         true => Ok(tensor),
-        false => Err(format!("its kernel has '{}' as another type than {}", buffer.name, tensor.ty.dtype)),
+        false => Err(format!(
+            "its kernel has '{}' as another type than {}",
+            buffer.name, tensor.ty.dtype
+        )),
     }
 }
 
@@ -281,7 +315,10 @@ fn length(buffer: &Buffer, tensor: &Tensor) -> Result<u32, String> {
     }
     match numel % buffer.lanes {
         0 => Ok(numel / buffer.lanes),
-        _ => Err(format!("'{}' has {numel} elements, which are not {} each", tensor.name, buffer.lanes)),
+        _ => Err(format!(
+            "'{}' has {numel} elements, which are not {} each",
+            tensor.name, buffer.lanes
+        )),
     }
 }
 
@@ -304,10 +341,18 @@ fn rename(module: &mut Module, used: &[(Handle<GlobalVariable>, ShaderBuffer)]) 
     for function in functions.chain(module.entry_points.iter_mut().map(|e| &mut e.function)) {
         clear(&mut function.name);
         function.arguments.iter_mut().for_each(|a| clear(&mut a.name));
-        function.local_variables.iter_mut().for_each(|(_, l)| clear(&mut l.name));
+        function
+            .local_variables
+            .iter_mut()
+            .for_each(|(_, l)| clear(&mut l.name));
         function.named_expressions.retain(|_, name| !taken(&Some(name.clone())));
     }
-    let types: Vec<_> = module.types.iter().filter(|(_, t)| taken(&t.name)).map(|(h, t)| (h, t.clone())).collect();
+    let types: Vec<_> = module
+        .types
+        .iter()
+        .filter(|(_, t)| taken(&t.name))
+        .map(|(h, t)| (h, t.clone()))
+        .collect();
     for (handle, ty) in types {
         module.types.replace(handle, naga::Type { name: None, ..ty });
     }
@@ -323,10 +368,15 @@ fn rename(module: &mut Module, used: &[(Handle<GlobalVariable>, ShaderBuffer)]) 
 
 /// What was written is read again: the names that the executor binds have to be there, and nothing else to bind.
 fn check_written(source: &str, buffers: usize) -> Result<(), String> {
-    let module = naga::front::wgsl::parse_str(source).map_err(|e| format!("its kernel cannot be written: {}", e.message()))?;
+    let module =
+        naga::front::wgsl::parse_str(source).map_err(|e| format!("its kernel cannot be written: {}", e.message()))?;
     validate(&module)?;
     let is_buffer = |v: &GlobalVariable| matches!(v.space, naga::AddressSpace::Storage { .. });
-    let names = module.global_variables.iter().filter(|(_, v)| is_buffer(v)).map(|(_, v)| v.name.as_deref());
+    let names = module
+        .global_variables
+        .iter()
+        .filter(|(_, v)| is_buffer(v))
+        .map(|(_, v)| v.name.as_deref());
     let mut names: Vec<&str> = names.flatten().collect();
     names.sort_unstable();
     let entry = module.entry_points.first().map(|e| e.name.as_str());

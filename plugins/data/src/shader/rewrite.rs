@@ -327,8 +327,10 @@ impl Making<'_> {
     fn statement(&mut self, old: &Statement, block: &mut Block) -> Result<(), String> {
         let statement = match *old {
             Statement::Emit(ref range) => {
-                let all: Vec<Handle<Expression>> =
-                    range.clone().flat_map(|h| self.new[h.index()].evaluated.clone()).collect();
+                let all: Vec<Handle<Expression>> = range
+                    .clone()
+                    .flat_map(|h| self.new[h.index()].evaluated.clone())
+                    .collect();
                 emit(&all, block);
                 return Ok(());
             }

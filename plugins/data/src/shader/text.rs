@@ -36,11 +36,11 @@ fn without_comments(text: &str) -> Result<String, String> {
             ('*', Some('/')) if depth > 0 => {
                 chars.next();
                 depth -= 1;
-                out.push(' ');
+                if depth == 0 {
+                    out.push(' ');
+                }
             }
-            ('/', Some('/')) if depth == 0 => {
-                while chars.next_if(|&c| !is_line_end(c)).is_some() {}
-            }
+            ('/', Some('/')) if depth == 0 => while chars.next_if(|&c| !is_line_end(c)).is_some() {},
             _ if depth == 0 && !c.is_ascii() => {
                 return Err("it has characters that are not ASCII outside of comments".into());
             }
@@ -88,7 +88,9 @@ fn check_arrays(text: &str) -> Result<(), String> {
             }
             c == ',' && depth == 0
         });
-        let length = comma.map_or("", |comma| arguments[comma + 1..].trim().trim_end_matches(',').trim_end());
+        let length = comma.map_or("", |comma| {
+            arguments[comma + 1..].trim().trim_end_matches(',').trim_end()
+        });
         let number = length.strip_suffix(['u', 'i']).unwrap_or(length);
         if !length.is_empty() && !number.parse::<u32>().is_ok_and(|n| n <= LONGEST_ARRAY) {
             return Err(format!(
@@ -118,7 +120,9 @@ fn check_statements(text: &str) -> Result<(), String> {
             return Err(format!("brackets are nested deeper than {DEEPEST}"));
         }
         if operators > MOST_OPERATORS {
-            return Err(format!("a statement has more than {MOST_OPERATORS} operators and brackets"));
+            return Err(format!(
+                "a statement has more than {MOST_OPERATORS} operators and brackets"
+            ));
         }
     }
     let branches = text.matches("else").count();
@@ -166,7 +170,13 @@ mod tests {
 
     #[test]
     fn statements_are_bounded() {
-        for text in ["(".repeat(40), "{".repeat(40), "-".repeat(200), "a+".repeat(200), "else ".repeat(100)] {
+        for text in [
+            "(".repeat(40),
+            "{".repeat(40),
+            "-".repeat(200),
+            "a+".repeat(200),
+            "else ".repeat(100),
+        ] {
             assert!(prepare(&text).is_err(), "{text}");
         }
         assert!(prepare(&"x = a + b;".repeat(200)).is_ok());

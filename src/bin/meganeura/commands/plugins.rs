@@ -55,7 +55,12 @@ fn origin_of_op(name: &str) -> String {
     let plugins = registry::plugins();
     let linked = plugins.iter().find(|p| p.ops.contains(&name));
     let linked = linked.map(|p| format!("crate {} {}", p.name, p.version));
-    let brings = |report: &Report| report.brings.as_ref().is_some_and(|b| b.ops.iter().any(|op| op == name));
+    let brings = |report: &Report| {
+        report
+            .brings
+            .as_ref()
+            .is_some_and(|b| b.ops.iter().any(|op| op == name))
+    };
     linked.or_else(|| origin_of_data(brings)).unwrap_or_else(core_origin)
 }
 
@@ -71,7 +76,11 @@ fn origin_of_set(namespace: &str) -> String {
 /// The loaded plugin without native code of which something holds.
 fn origin_of_data(is_it: impl Fn(&Report) -> bool) -> Option<String> {
     let report = loaded().into_iter().find(is_it)?;
-    Some(format!("plugin {} {}", report.title(), report.version.unwrap_or_default()))
+    Some(format!(
+        "plugin {} {}",
+        report.title(),
+        report.version.unwrap_or_default()
+    ))
 }
 
 fn core_origin() -> String {
@@ -199,7 +208,9 @@ fn brings_text(brings: &Brings) -> String {
         ("kernels", &brings.kernels),
     ];
     let parts = parts.iter().filter(|(_, names)| !names.is_empty());
-    let parts: Vec<String> = parts.map(|(what, names)| format!("{what}: {}", names.join(", "))).collect();
+    let parts: Vec<String> = parts
+        .map(|(what, names)| format!("{what}: {}", names.join(", ")))
+        .collect();
     parts.join("; ")
 }
 

@@ -1,0 +1,156 @@
+//! What kernels become.
+
+use meganeura_core::{DType, Shape, TensorType};
+use naga::{AddressSpace, ArraySize, Expression, Function, Handle, Literal, MathFunction, TypeInner};
+
+use super::*;
+
+const X: usize = 12;
+const Y: usize = 20;
+
+fn translated(body: &str) -> Result<String, String> {
+    let tensor = |name, buffer, n| Tensor {
+        name,
+        buffer,
+        ty: TensorType::new(DType::F32, Shape::new(&[n]).expect("a shape")),
+    };
+    let tensors = [
+        tensor("x", ShaderBuffer::Operand(0), X),
+        tensor("y", ShaderBuffer::Result(0), Y),
+    ];
+    let text = format!(
+        "@group(0) @binding(0) var<storage> x: array<vec4<f32>>;\n\
+         @group(0) @binding(1) var<storage, read_write> y: array<f32>;\n{body}"
+    );
+    let (source, _) = on_large_stack(|| translate(&text::prepare(&text)?, &tensors))?;
+    Ok(source)
+}
+
+const MAIN: &str = "@compute @workgroup_size(64) fn main(@builtin(global_invocation_id) id: vec3<u32>)";
+
+/// Elements of what an expression indexes, by the types of the module alone.
+fn length(module: &Module, info: &ModuleInfo, function: &Function, base: Handle<Expression>) -> u32 {
+    let info = info.get_entry_point(0);
+    let of = |inner: &TypeInner| match *inner {
+        TypeInner::Array {
+            size: ArraySize::Constant(n),
+            ..
+        } => n.get(),
+        TypeInner::Array { .. } => match function.expressions[base] {
+            Expression::GlobalVariable(v) if module.global_variables[v].name.as_deref() == Some("buffer_a") => {
+                X as u32 / 4
+            }
+            Expression::GlobalVariable(_) => Y as u32,
+            ref other => panic!("{other:?}"),
+        },
+        TypeInner::Vector { size, .. } => size as u32,
+        TypeInner::Matrix { columns, .. } => columns as u32,
+        ref other => panic!("{other:?}"),
+    };
+    match *info[base].ty.inner_with(&module.types) {
+        TypeInner::Pointer { base, .. } => of(&module.types[base].inner),
+        TypeInner::ValuePointer { size: Some(size), .. } => size as u32,
+        ref inner => of(inner),
+    }
+}
+
+/// Every index of the entry point is the least of something and a last one, or a constant that fits.
+fn all_bounded(source: &str) -> usize {
+    let module = naga::front::wgsl::parse_str(source).expect("it is read again");
+    let info = validate(&module).expect("it is valid");
+    let function = &module.entry_points[0].function;
+    let mut seen = 0;
+    for (_, expression) in function.expressions.iter() {
+        match *expression {
+            Expression::Access { base, index } => {
+                let Expression::Math {
+                    fun: MathFunction::Min,
+                    arg1: Some(last),
+                    ..
+                } = function.expressions[index]
+                else {
+                    panic!("an index is {:?} in\n{source}", function.expressions[index]);
+                };
+                let Expression::Literal(Literal::U32(last)) = function.expressions[last] else {
+                    panic!("a bound is no number in\n{source}");
+                };
+                assert_eq!(last + 1, length(&module, &info, function, base), "{source}");
+                seen += 1;
+            }
+            Expression::AccessIndex { base, index } => {
+                assert!(index < length(&module, &info, function, base), "{source}");
+                seen += 1;
+            }
+            _ => {}
+        }
+    }
+    let counts = |v: &GlobalVariable| matches!(v.space, AddressSpace::Private);
+    assert!(module.global_variables.iter().any(|(_, v)| counts(v)) || !source.contains("loop"));
+    seen
+}
+
+#[test]
+fn every_index_is_bounded() {
+    let body = "\
+        let i = id.x;\n\
+        let s = i32(i) - 5;\n\
+        y[i] = x[i].x;\n\
+        y[s] = x[s + 100][i];\n\
+        y[300] = 1.0;\n\
+        x_like[i] = vec4(1.0);\n\
+        let p = &x_like[i + 1u];\n\
+        (*p)[i] = 2.0;\n\
+        (*p).y = 3.0;\n\
+        var m: mat3x3<f32>;\n\
+        m[i][s] = 1.0;\n\
+        var grid: array<array<f32, 3>, 5>;\n\
+        grid[i][s] = m[i][i];\n\
+        var few = vec3<u32>(i, i, i);\n\
+        few[few[i]] = 4u;\n\
+        const table = array<f32, 4>(1.0, 2.0, 3.0, 4.0);\n\
+        y[arrayLength(&y)] = table[i] + grid[i][s] + shared_one[s];\n\
+        for (var k = 0; k < 9; k++) { y[k] = y[k + 1] + f32(arrayLength(&x)); }\n";
+    let source = translated(&format!(
+        "var<workgroup> x_like: array<vec4<f32>, 7>;\nvar<private> shared_one: array<f32, 1>;\n{MAIN} {{\n{body}\n}}"
+    ))
+    .expect("it can be bounded");
+    assert!(all_bounded(&source) > 20, "{source}");
+    assert!(!source.contains("arrayLength"), "{source}");
+}
+
+#[test]
+fn functions_are_rewritten_as_well() {
+    let source = translated(&format!(
+        "fn at(i: u32) -> f32 {{ loop {{ if (i > 3u) {{ return y[i]; }} }} return 0.0; }}\n{MAIN} {{ y[id.x] = at(id.x); }}"
+    ))
+    .expect("it can be bounded");
+    assert_eq!(source.matches(&format!("{}u)", Y - 1)).count(), 2, "{source}");
+    assert!(source.contains(&format!("{}u", rewrite::MOST_ROUNDS)), "{source}");
+}
+
+#[test]
+fn names_of_buffers_are_given_once() {
+    let source = translated(&format!(
+        "struct buffer_a {{ buffer_b: f32 }}\nvar<private> buffer_c: f32;\n\
+         fn buffer_b(buffer_a: f32) -> f32 {{ return buffer_a; }}\n\
+         {MAIN} {{ var buffer_d: buffer_a; buffer_d.buffer_b = buffer_b(1.0); buffer_c = 2.0;\n\
+         y[id.x] = x[0].x + buffer_d.buffer_b + buffer_c; }}"
+    ))
+    .expect("it is fine");
+    assert!(
+        source.contains("buffer_a: array<vec4<f32>>") && source.contains("buffer_b: array<f32>"),
+        "{source}"
+    );
+}
+
+#[test]
+fn odd_sizes_have_no_kernel_of_vectors() {
+    let tensor = Tensor {
+        name: "x",
+        buffer: ShaderBuffer::Operand(0),
+        ty: TensorType::new(DType::F32, Shape::new(&[6]).expect("a shape")),
+    };
+    let text = format!("var<storage> x: array<vec4<f32>>;\nvar<workgroup> s: f32;\n{MAIN} {{ s = x[id.x].x; }}");
+    let error = translate(&text, &[tensor]).expect_err("6 are not 4 each");
+    assert!(error.contains("not 4 each"), "{error}");
+}
