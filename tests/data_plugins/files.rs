@@ -46,9 +46,7 @@ fn a_folder_and_a_file_are_loaded_and_told_of() {
 }
 
 fn refused_by_sum(path: &Path) {
-    let error = open_data(path, Some(&["00".repeat(32)]))
-        .err()
-        .expect("it is not on the list");
+    let error = open_data(path, Some(&["00".repeat(32)])).expect_err("it is not on the list");
     assert!(error.to_string().contains("is not on the list"), "{error}");
     assert!(registry::op("single.twice").is_none());
 }

@@ -159,9 +159,7 @@ fn operators(manifest: &Manifest, content: &str) -> Result<Vec<&'static DataOp>,
     let mut sizes: BTreeMap<&str, usize> = BTreeMap::new();
     while !open.is_empty() {
         let waits = |name: &str| own.contains(name) && !sizes.contains_key(name);
-        let ready = open
-            .iter()
-            .position(|(_, definition)| !calls(definition).any(|name| waits(name)));
+        let ready = open.iter().position(|(_, definition)| !calls(definition).any(waits));
         let Some(ready) = ready else {
             let names: Vec<&str> = open.iter().map(|(_, d)| d.name).collect();
             return Err(format!(

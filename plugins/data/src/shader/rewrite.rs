@@ -7,7 +7,6 @@
 
 use std::collections::HashMap;
 
-use naga::proc::TypeResolution;
 use naga::valid::{FunctionInfo, ModuleInfo};
 use naga::{
     AddressSpace, Arena, ArraySize, BinaryOperator, Block, Expression, Function, GlobalVariable, Handle, Literal,
@@ -83,8 +82,8 @@ impl Context<'_> {
             expressions: Arena::new(),
             new: Vec::with_capacity(old.expressions.len()),
         };
-        for (handle, expression) in old.expressions.iter() {
-            let new = making.expression(handle, expression)?;
+        for (_, expression) in old.expressions.iter() {
+            let new = making.expression(expression)?;
             making.new.push(new);
         }
         let mut function = Function {
@@ -132,7 +131,7 @@ impl Making<'_> {
     }
 
     fn ty(&self, old: Handle<Expression>) -> &TypeInner {
-        inner(&self.info[old].ty, self.cx.types)
+        self.info[old].ty.inner_with(self.cx.types)
     }
 
     /// The buffer that a pointer to a whole array points to.
@@ -165,7 +164,7 @@ impl Making<'_> {
         }
     }
 
-    fn expression(&mut self, handle: Handle<Expression>, old: &Expression) -> Result<New, String> {
+    fn expression(&mut self, old: &Expression) -> Result<New, String> {
         let mut evaluated = Vec::new();
         let expression = match *old {
             Expression::Literal(_)
@@ -173,12 +172,9 @@ impl Making<'_> {
             | Expression::ZeroValue(_)
             | Expression::FunctionArgument(_)
             | Expression::GlobalVariable(_)
-            | Expression::LocalVariable(_) => {
-                let handle = self.append(old.clone());
-                return Ok(New { handle, evaluated });
-            }
+            | Expression::LocalVariable(_)
             // Evaluated by the call.
-            Expression::CallResult(_) => {
+            | Expression::CallResult(_) => {
                 let handle = self.append(old.clone());
                 return Ok(New { handle, evaluated });
             }
@@ -210,7 +206,6 @@ impl Making<'_> {
             }
             _ => self.computed(old)?,
         };
-        let _ = handle;
         let handle = self.append(expression);
         evaluated.push(handle);
         Ok(New { handle, evaluated })
@@ -276,9 +271,7 @@ impl Making<'_> {
                 convert,
             },
             ref other => {
-                let name = format!("{other:?}");
-                let name = name.split([' ', '(', '{']).next().unwrap_or_default().to_owned();
-                return Err(format!("it uses what kernels may not use here: {name}"));
+                return Err(format!("it uses what kernels may not use here: {}", kind(other)));
             }
         })
     }
@@ -388,9 +381,7 @@ impl Making<'_> {
                 result: self.maybe(result),
             },
             ref other => {
-                let name = format!("{other:?}");
-                let name = name.split([' ', '(', '{']).next().unwrap_or_default().to_owned();
-                return Err(format!("it does what kernels may not do here: {name}"));
+                return Err(format!("it does what kernels may not do here: {}", kind(other)));
             }
         };
         block.push(statement, Span::UNDEFINED);
@@ -425,8 +416,10 @@ impl Making<'_> {
     }
 }
 
-fn inner<'a>(ty: &'a TypeResolution, types: &'a UniqueArena<Type>) -> &'a TypeInner {
-    ty.inner_with(types)
+/// The name of a variant.
+fn kind(of: &impl std::fmt::Debug) -> String {
+    let text = format!("{of:?}");
+    text.split([' ', '(', '{']).next().unwrap_or_default().to_owned()
 }
 
 /// Evaluates expressions, which need not follow on each other.
