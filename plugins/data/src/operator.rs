@@ -17,6 +17,10 @@ use crate::term::Term;
 
 /// Elements that a value of a decomposition may have for each element of operands and results.
 const MOST_GROWTH: usize = 4096;
+/// Operations that a decomposition may have for each element of operands and results.
+const MOST_WORK: u64 = 1 << 20;
+/// Operations that it may have in any case.
+const ANY_WORK: u64 = 1 << 26;
 /// Elements of the largest operand of a sample.
 const LARGEST_SAMPLE: usize = 1 << 18;
 /// Elements that it may have in any case.
@@ -84,16 +88,20 @@ impl DataOp {
             .collect();
         let values = self.build(&mut graph, &operands, attrs, &bound)?;
         let all = inputs.iter().chain(&bound.outputs).map(TensorType::numel);
-        let most = all
-            .fold(0, usize::saturating_add)
-            .saturating_mul(MOST_GROWTH)
-            .max(ANY_SIZE);
+        let elements = all.fold(0, usize::saturating_add);
+        let most = elements.saturating_mul(MOST_GROWTH).max(ANY_SIZE);
         for node in graph.nodes() {
             if let Some(ty) = node.outputs.iter().find(|ty| ty.numel() > most) {
                 return Err(format!(
                     "its decomposition has a value {ty}, far larger than operands and results"
                 ));
             }
+        }
+        let flops = graph_flops(&graph);
+        if flops > (elements as u64).saturating_mul(MOST_WORK).max(ANY_WORK) {
+            return Err(format!(
+                "its decomposition has {flops} operations, far more than go with {elements} elements"
+            ));
         }
         for ((value, wanted), name) in values.iter().zip(&bound.outputs).zip(self.ports) {
             match graph.ty(*value) {

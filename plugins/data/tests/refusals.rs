@@ -139,12 +139,26 @@ fn bombs_are_refused_before_they_go_off() {
             .replace("twice", &format!("f{i}"))
             .replace("(core.mul x 2)", &calls)
     };
+    let work = r#"
+[[op]]
+name = "work"
+formula = "much"
+inputs = [{ name = "x", shape = [] }]
+outputs = [{ name = "y", shape = [] }]
+[op.let]
+long = '(core.expand "[256, 256]" x)'
+a = "(core.matmul false false long long)"
+b = "(core.matmul false false a long)"
+c = "(core.matmul false false b long)"
+y = '(core.sum "[0, 1]" false c)'
+"#;
     let levels: String = (1..20).map(level).collect();
     let cases = [
         (
             head("bomb") + &TWICE.replace("twice", "f0") + &levels,
             "it comes down to 1024 calls",
         ),
+        (head("bomb") + work, "far more than go with 2 elements"),
         (head("bomb") + &" ".repeat(300_000), "bytes; 262144 are allowed"),
         (head("bomb") + &many(TWICE, 100), "100 operators; 64 are allowed"),
         (
