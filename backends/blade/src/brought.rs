@@ -20,7 +20,7 @@ use crate::gpu::NAME;
 /// Kernels that plans may use, by the names of their operators.
 pub(crate) type Brought = HashMap<String, Arc<dyn ShaderKernel>>;
 
-/// What was tried on a device, by the names of the operators: kernels that agree with the definition, and `None` for others.
+/// What was tried on a device, by its content: kernels that agree with the definition, and `None` for others.
 #[derive(Default)]
 pub(crate) struct Tried(Mutex<BTreeMap<String, Option<Arc<dyn ShaderKernel>>>>);
 
@@ -37,9 +37,10 @@ impl Tried {
     /// asked for the first time.
     pub(crate) fn kernel(&self, device: &BladeDevice, op: &str) -> Option<Arc<dyn ShaderKernel>> {
         let kernel = shader_kernel(op)?;
+        let content = kernel.content();
         // A panic cannot leave the map half changed.
         let lock = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = lock().get(op) {
+        if let Some(known) = lock().get(&content) {
             return known.clone();
         }
         let accepted = match test(device, &kernel) {
@@ -49,7 +50,7 @@ impl Tried {
                 None
             }
         };
-        lock().insert(op.to_owned(), accepted.clone());
+        lock().insert(content, accepted.clone());
         accepted
     }
 

@@ -29,8 +29,13 @@ use check::Buffer;
 
 /// Largest number of workgroups along an axis that every device has.
 const MOST_GROUPS: i64 = 65_535;
-/// Most workgroups in all.
-const MOST_GROUPS_IN_ALL: i64 = 1 << 24;
+/// Most workgroups for each element of operands and results, and so many more in any case.
+const GROUPS_OF_ELEMENT: i64 = 4;
+const ANY_GROUPS: i64 = 64;
+/// Rounds that all loops of a thread may make together: for each element of operands and results, in any case, and at most.
+const ROUNDS_OF_ELEMENT: usize = 64;
+const ANY_ROUNDS: usize = 1 << 16;
+const MOST_ROUNDS: usize = 1 << 20;
 /// Kernels that are remembered.
 const MOST_KNOWN: usize = 64;
 /// Bytes of the stack on which naga works: what it reads is nested.
@@ -94,11 +99,14 @@ impl DataShader {
             .sizes
             .check(&self.conditions)
             .map_err(|e| format!("its kernel is not for these sizes: {e}"))?;
-        let groups = groups(&self.groups, &bound.sizes)?;
+        let all = kernel.inputs.iter().chain(kernel.outputs);
+        let elements = all.clone().map(TensorType::numel).fold(0, usize::saturating_add);
+        let groups = groups(&self.groups, &bound.sizes, elements)?;
+        let rounds = elements.saturating_mul(ROUNDS_OF_ELEMENT).saturating_add(ANY_ROUNDS);
+        let rounds = rounds.min(MOST_ROUNDS) as u32;
         let text = format!("{}{}", constants(&bound, kernel.attrs)?, self.text);
-        let types = kernel.inputs.iter().chain(kernel.outputs).cloned().collect();
-        let tensors = self.tensors(types);
-        let (source, buffers) = on_large_stack(move || translate(&text, &tensors))?;
+        let tensors = self.tensors(all.cloned().collect());
+        let (source, buffers) = on_large_stack(move || translate(&text, &tensors, rounds))?;
         Ok(Shader {
             source,
             buffers,
@@ -167,7 +175,8 @@ struct Tensor {
     ty: TensorType,
 }
 
-fn groups(terms: &[Term], sizes: &Sizes) -> Result<[u32; 3], String> {
+/// Workgroups along each axis, for a call of so many elements.
+fn groups(terms: &[Term], sizes: &Sizes, elements: usize) -> Result<[u32; 3], String> {
     let mut groups = [1u32; 3];
     let mut all = 1i64;
     for (to, term) in groups.iter_mut().zip(terms) {
@@ -180,9 +189,13 @@ fn groups(terms: &[Term], sizes: &Sizes) -> Result<[u32; 3], String> {
         all *= count;
         *to = count as u32;
     }
-    match all <= MOST_GROUPS_IN_ALL {
+    let allowed = i64::try_from(elements).unwrap_or(i64::MAX);
+    let allowed = allowed.saturating_mul(GROUPS_OF_ELEMENT).saturating_add(ANY_GROUPS);
+    match all <= allowed {
         true => Ok(groups),
-        false => Err(format!("it has {all} workgroups; {MOST_GROUPS_IN_ALL} are allowed")),
+        false => Err(format!(
+            "it has {all} workgroups; with {elements} elements, {allowed} are allowed"
+        )),
     }
 }
 
@@ -224,8 +237,8 @@ fn on_large_stack<T: Send>(work: impl FnOnce() -> Result<T, String> + Send) -> R
     })
 }
 
-/// Reads, checks, rewrites and writes a kernel.
-fn translate(text: &str, tensors: &[Tensor]) -> Result<(String, Vec<ShaderBuffer>), String> {
+/// Reads, checks, rewrites and writes a kernel whose loops make so many rounds at most.
+fn translate(text: &str, tensors: &[Tensor], rounds: u32) -> Result<(String, Vec<ShaderBuffer>), String> {
     let mut module = naga::front::wgsl::parse_str(text).map_err(|e| {
         let place = e.location(text).map(|l| {
             let line = text
@@ -253,7 +266,7 @@ fn translate(text: &str, tensors: &[Tensor]) -> Result<(String, Vec<ShaderBuffer
             return Err(format!("its kernel does not write the result '{}'", result.name));
         }
     }
-    rewrite::rewrite(&mut module, &info, &lengths).map_err(|e| format!("its kernel is refused: {e}"))?;
+    rewrite::rewrite(&mut module, &info, &lengths, rounds).map_err(|e| format!("its kernel is refused: {e}"))?;
     rename(&mut module, &used);
     let info = validate(&module)?;
     let source = write_string(&module, &info, WriterFlags::empty()).map_err(|e| format!("its kernel: {e}"))?;

@@ -14,22 +14,26 @@ use naga::{
     VectorSize,
 };
 
-/// Rounds that all loops of a thread may make together.
-pub(super) const MOST_ROUNDS: u32 = 1 << 20;
-
 /// Elements of each buffer's array.
 pub(super) type Lengths = HashMap<Handle<GlobalVariable>, u32>;
 
-/// Rewrites a valid module that has passed the check of its parts.
+/// Rewrites a valid module that has passed the check of its parts. All loops of a thread together make so many rounds at
+/// most.
 ///
 /// # Errors
 /// An expression or a statement that is not known here.
-pub(super) fn rewrite(module: &mut Module, info: &ModuleInfo, lengths: &Lengths) -> Result<(), String> {
+pub(super) fn rewrite(
+    module: &mut Module,
+    info: &ModuleInfo,
+    lengths: &Lengths,
+    most_rounds: u32,
+) -> Result<(), String> {
     let rounds = count_rounds(module);
     let cx = Context {
         types: &module.types,
         lengths,
         rounds,
+        most_rounds,
     };
     for (handle, function) in module.functions.iter_mut() {
         *function = cx.function(function, &info[handle])?;
@@ -64,6 +68,7 @@ struct Context<'a> {
     types: &'a UniqueArena<Type>,
     lengths: &'a Lengths,
     rounds: Handle<GlobalVariable>,
+    most_rounds: u32,
 }
 
 /// What an expression became.
@@ -391,7 +396,7 @@ impl Making<'_> {
     /// Leaves a loop when a thread has made too many rounds.
     fn count_round(&mut self) -> Block {
         let pointer = self.append(Expression::GlobalVariable(self.cx.rounds));
-        let (one, most) = (self.number(1), self.number(MOST_ROUNDS));
+        let (one, most) = (self.number(1), self.number(self.cx.most_rounds));
         let before = self.append(Expression::Load { pointer });
         let after = self.append(Expression::Binary {
             op: BinaryOperator::Add,
