@@ -147,6 +147,12 @@ fn a_plugin_without_native_code_is_listed_beside_one_that_is_refused() {
         output.status.success() && out.contains("2 rules, 0 failures"),
         "{out}{err}"
     );
+    for (path, code, words) in [(&router, 0, "router.choose"), (&broken, 1, "no operator and no rule")] {
+        let path = path.to_str().expect("a path in UTF-8");
+        let (output, out, err) = run(&mut meganeura(&["plugins", "check", path]));
+        assert_eq!(output.status.code(), Some(code), "{err}");
+        assert!(format!("{out}{err}").contains(words), "{out}{err}");
+    }
     let args = [
         "conformance",
         "--device",

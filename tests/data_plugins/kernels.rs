@@ -55,6 +55,8 @@ fn the_example_conforms() {
         ..Options::default()
     };
     let device = BladeBackend.open(0, &Config::default()).expect("it opens");
+    // Plans in files depend on it.
+    assert!(device.kernels().contains("router.choose"), "{}", device.kernels());
     let report = conformance::run(device, &options);
     assert!(report.is_ok() && report.passed() > 5, "{report}");
 }

@@ -270,8 +270,9 @@ fn rule_set(
 
 /// Tries every rule on random graphs.
 ///
-/// This is done here and not in a process of its own: nothing that runs is the plugin's, but the definitions of operators on
-/// graphs whose sizes and number are bounded, and every program that embeds the library has this one, and not the command.
+/// This is done in whatever process loads the plugin: nothing that runs is the plugin's, but the definitions of operators on
+/// graphs whose sizes and number are bounded. A program that embeds the library need not have the command beside it, which
+/// has another process of its own do all checks first.
 fn try_rules(set: &RuleSet) -> Result<Vec<String>, String> {
     let rules = parse(set).map_err(|e| e.to_string())?;
     let options = VerifyOptions {

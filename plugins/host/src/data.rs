@@ -6,7 +6,7 @@ use std::path::Path;
 use meganeura_plugin_data::{Manifest, Plugin};
 
 use crate::file::{self, Refusal, check_folders, hex_sha256, refuse};
-use crate::{Report, check_allowed};
+use crate::{Report, check_allowed, trial};
 
 /// The manifest of a folder.
 const MANIFEST: &str = "plugin.toml";
@@ -50,6 +50,7 @@ pub(crate) fn load(path: &Path, allow: Option<&[String]>, report: &mut Report) -
         report.sha256 = Some(hex_sha256(sums.as_bytes()));
     }
     check_allowed(allow, report.sha256.as_deref().unwrap_or_default())?;
+    trial::run(&real)?;
     let plugin = Plugin::new(&manifest, &files).map_err(fault)?;
     report.brings = Some(plugin.register().map_err(fault)?);
     Ok(())

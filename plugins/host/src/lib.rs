@@ -26,6 +26,7 @@ mod data;
 mod encode;
 mod file;
 mod library;
+mod trial;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -39,6 +40,7 @@ pub use meganeura_plugin_data::Brings;
 use crate::backend::PluginBackend;
 use crate::file::{Refusal, refuse};
 use crate::library::Plugin;
+pub use crate::trial::{TrialLimits, try_plugins_with};
 
 meganeura_core::register_plugin!(meganeura_core::registry::PluginManifest {
     name: env!("CARGO_PKG_NAME"),
@@ -160,6 +162,14 @@ pub fn open_data(path: &Path, allow_sha256: Option<&[String]>) -> Result<Report>
 fn open(path: &Path, allow: Option<&[String]>, report: &mut Report) -> Result<PluginBackend> {
     let outcome = try_open(path, allow, report);
     named(outcome, report)
+}
+
+/// Tries a plugin without native code as [`try_plugins_with`] would have it.
+///
+/// # Errors
+/// [`Error::Plugin`] when the process does not come to an end by itself within the limits.
+pub fn try_plugin(program: &Path, plugin: &Path, limits: TrialLimits) -> Result<()> {
+    named(trial::run_with(program, plugin, limits), &Report::new(plugin))
 }
 
 /// A refusal with the name of the plugin.

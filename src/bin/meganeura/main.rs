@@ -58,9 +58,19 @@ enum Command {
     Diff(diff::Args),
 }
 
+impl Command {
+    fn checks_a_plugin(&self) -> bool {
+        matches!(self, Command::Plugins(args) if args.checks())
+    }
+}
+
 fn main() -> ExitCode {
     let cli = Cli::parse();
     start_logging(cli.verbose);
+    // Plugins are tried by this program in another process, which is the one that tries them now if it was asked to.
+    if let (false, Ok(program)) = (cli.command.checks_a_plugin(), std::env::current_exe()) {
+        meganeura::plugins::try_plugins_with(program);
+    }
     let traced = profiler::from_environment().and_then(|trace| {
         let code = run(&cli.command);
         trace.map_or(Ok(()), TraceFile::finish)?;

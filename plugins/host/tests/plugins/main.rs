@@ -6,3 +6,4 @@ mod golden;
 mod hostile;
 mod loops;
 mod panics;
+mod trial;

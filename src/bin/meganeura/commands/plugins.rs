@@ -1,10 +1,11 @@
 //! `meganeura plugins`.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use meganeura::config::Config;
-use meganeura::plugins::{Brings, Report, loaded};
+use meganeura::plugins::{Brings, Report, loaded, open_data};
 use meganeura::registry;
 use meganeura::rewrite::verify::{Outcome as Found, RuleVerdict, VerifyOptions, verify_rule};
 use serde_json::json;
@@ -32,6 +33,22 @@ enum Command {
     /// their gradients. A rule that differs, or for which no graph is found, is printed with the failing case, and the
     /// command ends with code 1.
     Verify(VerifyArgs),
+
+    /// Check a plugin without native code as it is when it is loaded, and nothing else.
+    ///
+    /// It is tried in this process. The command ends with code 1 if it is refused.
+    Check {
+        /// Folder, or file `*.toml`.
+        #[arg(value_name = "PATH")]
+        path: PathBuf,
+    },
+}
+
+impl Args {
+    /// Whether it is only about one plugin.
+    pub(crate) fn checks(&self) -> bool {
+        matches!(self.command, Some(Command::Check { .. }))
+    }
 }
 
 /// Options of `plugins verify`.
@@ -88,6 +105,9 @@ fn core_origin() -> String {
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {
+    if let Some(Command::Check { path }) = &args.command {
+        return run_check(path, args.json);
+    }
     registry::load_backends(&Config::load()?);
     if let Some(Command::Verify(verify)) = &args.command {
         return run_verify(verify, args.json);
@@ -119,11 +139,7 @@ fn print_json(problems: &[String]) -> std::io::Result<()> {
         }))?;
     }
     for report in loaded() {
-        line(json!({
-            "kind": "plugin", "name": report.name, "path": report.path.display().to_string(),
-            "sha256": report.sha256, "version": report.version, "description": report.description,
-            "abi": report.abi, "brings": report.brings.as_ref().map(brings_json), "loaded": report.refused.is_none(), "refused": report.refused,
-        }))?;
+        line(plugin_json(&report))?;
     }
     for op in registry::ops() {
         line(json!({
@@ -144,6 +160,24 @@ fn print_json(problems: &[String]) -> std::io::Result<()> {
         line(json!({ "kind": "problem", "message": problem }))?;
     }
     Ok(())
+}
+
+fn plugin_json(report: &Report) -> serde_json::Value {
+    json!({
+        "kind": "plugin", "name": report.name, "path": report.path.display().to_string(),
+        "sha256": report.sha256, "version": report.version, "description": report.description,
+        "abi": report.abi, "brings": report.brings.as_ref().map(brings_json),
+        "loaded": report.refused.is_none(), "refused": report.refused,
+    })
+}
+
+fn run_check(path: &Path, json: bool) -> Outcome {
+    let report = open_data(&std::path::absolute(path)?, None)?;
+    match json {
+        true => line(plugin_json(&report))?,
+        false => print_plugin(&report)?,
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn print_text(problems: &[String]) -> std::io::Result<()> {
