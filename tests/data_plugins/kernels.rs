@@ -191,6 +191,63 @@ fn a_kernel_that_computes_something_else_is_not_used() {
 }
 
 #[test]
+fn a_reduction_with_barriers_in_loops_runs() {
+    if !is_there() {
+        return;
+    }
+    let place = folder();
+    let text = r#"
+format = 1
+name = "rows"
+version = "1"
+[[op]]
+name = "squares"
+formula = "the sum of x^2 in each row"
+inputs = [{ name = "x", dtype = "f32", shape = ["m", "n"] }]
+outputs = [{ name = "y", dtype = "f32", shape = ["m"] }]
+let = { y = '(core.sum "[1]" false (core.mul x x))' }
+[op.wgsl]
+groups = ["m"]
+text = '''
+var<storage> x: array<f32>;
+var<storage, read_write> y: array<f32>;
+var<workgroup> tile: array<f32, 16>;
+var<workgroup> sums: array<f32, 16>;
+@compute @workgroup_size(16)
+fn main(@builtin(workgroup_id) row: vec3<u32>, @builtin(local_invocation_index) i: u32) {
+    sums[i] = 0.0;
+    for (var k = 0u; k < n; k += 16u) {
+        if (k + i < n) { tile[i] = x[row.x * n + k + i]; } else { tile[i] = 0.0; }
+        workgroupBarrier();
+        let other = tile[15u - i];
+        sums[i] += other * other;
+        workgroupBarrier();
+    }
+    for (var half = 8u; half > 0u; half /= 2u) {
+        if (i < half) { sums[i] += sums[i + half]; }
+        workgroupBarrier();
+    }
+    if (i == 0u) { y[row.x] = sums[0]; }
+}
+'''
+"#;
+    open_data(&write(place.path(), &[("plugin.toml", text)]), None).expect("all threads come to its barriers");
+    let device = BladeBackend.open(0, &Config::default()).expect("it opens");
+    let kernels = device.kernels();
+    let used = kernels
+        .split(", ")
+        .any(|k| k.starts_with("rows.squares") && k.ends_with("true"));
+    assert!(used, "{kernels} {:?}", registry::problems());
+    let options = Options {
+        filter: Some("rows.squares/".into()),
+        sections: vec![Section::Operators],
+        ..Options::default()
+    };
+    let report = conformance::run(device, &options);
+    assert!(report.is_ok() && report.passed() > 5, "{report}");
+}
+
+#[test]
 fn scalars_and_constants_are_operands_like_others() {
     if !is_there() {
         return;

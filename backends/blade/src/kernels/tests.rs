@@ -529,17 +529,14 @@ fn sums_of_many_elements_have_kernels() {
         let axes: Vec<i64> = (0..shape.len() as i64).collect();
         let attrs = Attrs::new().with("axes", axes).with("keep_dims", false);
         let [from, to] = [shape, &[]].map(|dims| tensor(DType::F32, dims));
-        supports(
-            &KernelDesc {
-                name: "core.sum",
-                version: 1,
-                attrs: &attrs,
-                inputs: &[from],
-                outputs: &[to],
-            },
-            u64::MAX,
-            None,
-        )
+        let kernel = KernelDesc {
+            name: "core.sum",
+            version: 1,
+            attrs: &attrs,
+            inputs: &[from],
+            outputs: &[to],
+        };
+        supports(&kernel, u64::MAX, None)
     };
     // The logits of a language model.
     assert_eq!(reduction(&[512, 49_152]), Ok(2), "parts, and what puts them together");

@@ -1,8 +1,9 @@
 //! What a kernel may consist of.
 
+use super::uniform;
 use naga::valid::ModuleInfo;
 use naga::{
-    AddressSpace, ArraySize, Barrier, Binding, Block, BuiltIn, Function, GlobalVariable, Handle, Module, ScalarKind,
+    AddressSpace, ArraySize, Binding, Block, BuiltIn, Function, GlobalVariable, Handle, Module, ScalarKind,
     ShaderStage, Statement, StorageAccess, Type, TypeInner, VectorSize,
 };
 
@@ -63,12 +64,12 @@ pub(super) fn check(module: &Module, info: &ModuleInfo) -> Result<Vec<Buffer>, S
                 return Err("a function takes a pointer, whose accesses could not be bounded".into());
             }
         }
-        if has_barrier(&function.body) {
+        if uniform::has_barrier(&function.body) {
             return Err("a barrier stands in a function; it is to stand in the entry point itself".into());
         }
     }
     locals(module, &entry.function)?;
-    barriers(&entry.function.body)?;
+    uniform::check(&entry.function)?;
     Ok(buffers)
 }
 
@@ -213,41 +214,6 @@ pub(super) fn statements<'a>(block: &'a Block, visit: &mut impl FnMut(&'a Statem
     }
 }
 
-fn has_barrier(block: &Block) -> bool {
-    let mut found = false;
-    statements(block, &mut |s| found |= matches!(s, Statement::ControlBarrier(_)));
-    found
-}
-
-/// All threads of a workgroup have to come to each barrier. Here that can be seen: barriers stand outside of branches and
-/// loops, and no thread returns before.
-fn barriers(entry: &Block) -> Result<(), String> {
-    if !has_barrier(entry) {
-        return Ok(());
-    }
-    let mut returns = false;
-    for statement in entry.iter() {
-        match statement {
-            Statement::ControlBarrier(kind) => {
-                if returns {
-                    return Err("threads may return before a barrier, for which others would wait".into());
-                }
-                if !Barrier::WORK_GROUP.union(Barrier::STORAGE).contains(*kind) {
-                    return Err("it has a barrier of another kind than workgroupBarrier() and storageBarrier()".into());
-                }
-            }
-            other => {
-                let block = Block::from_vec(vec![other.clone()]);
-                if has_barrier(&block) {
-                    return Err("a barrier stands in a branch or loop, to which not all threads need come".into());
-                }
-                statements(&block, &mut |s| returns |= matches!(s, Statement::Return { .. }));
-            }
-        }
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -309,7 +275,7 @@ mod tests {
             (many(20), "statements and expressions"),
             (main("if (id.x < 3u) { workgroupBarrier(); }"), "in a branch or loop"),
             (
-                main("for (var i = 0; i < 3; i++) { workgroupBarrier(); }"),
+                main("for (var i = 0u; i < id.x; i++) { workgroupBarrier(); }"),
                 "in a branch or loop",
             ),
             (main("if (x[id.x] > 0.0) { return; } workgroupBarrier();"), ""),

@@ -5,6 +5,7 @@ mod rewrite;
 #[cfg(test)]
 mod tests;
 mod text;
+mod uniform;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;

@@ -7,6 +7,8 @@
 
 use std::collections::HashMap;
 
+use super::uniform::has_barrier;
+
 use naga::valid::{FunctionInfo, ModuleInfo};
 use naga::{
     AddressSpace, Arena, ArraySize, BinaryOperator, Block, Expression, Function, GlobalVariable, Handle, Literal,
@@ -28,11 +30,13 @@ pub(super) fn rewrite(
     lengths: &Lengths,
     most_rounds: u32,
 ) -> Result<(), String> {
-    let rounds = count_rounds(module);
+    let rounds = count_rounds(module, "rounds");
+    let rounds_together = count_rounds(module, "rounds_together");
     let cx = Context {
         types: &module.types,
         lengths,
         rounds,
+        rounds_together,
         most_rounds,
     };
     for (handle, function) in module.functions.iter_mut() {
@@ -45,7 +49,7 @@ pub(super) fn rewrite(
 }
 
 /// A variable of each thread that counts the rounds of its loops.
-fn count_rounds(module: &mut Module) -> Handle<GlobalVariable> {
+fn count_rounds(module: &mut Module, name: &str) -> Handle<GlobalVariable> {
     let ty = module.types.insert(
         Type {
             name: None,
@@ -54,7 +58,7 @@ fn count_rounds(module: &mut Module) -> Handle<GlobalVariable> {
         Span::UNDEFINED,
     );
     let counter = GlobalVariable {
-        name: Some("rounds".into()),
+        name: Some(name.into()),
         space: AddressSpace::Private,
         binding: None,
         ty,
@@ -68,6 +72,8 @@ struct Context<'a> {
     types: &'a UniqueArena<Type>,
     lengths: &'a Lengths,
     rounds: Handle<GlobalVariable>,
+    /// The same, of loops with barriers: all threads make the same of these, so they leave them together.
+    rounds_together: Handle<GlobalVariable>,
     most_rounds: u32,
 }
 
@@ -360,7 +366,10 @@ impl Making<'_> {
                 ref continuing,
                 break_if,
             } => {
-                let mut counted = self.count_round();
+                let mut counted = self.count_round(match has_barrier(body) || has_barrier(continuing) {
+                    true => self.cx.rounds_together,
+                    false => self.cx.rounds,
+                });
                 counted.append(&mut self.block(body)?);
                 Statement::Loop {
                     body: counted,
@@ -394,8 +403,8 @@ impl Making<'_> {
     }
 
     /// Leaves a loop when a thread has made too many rounds.
-    fn count_round(&mut self) -> Block {
-        let pointer = self.append(Expression::GlobalVariable(self.cx.rounds));
+    fn count_round(&mut self, counter: Handle<GlobalVariable>) -> Block {
+        let pointer = self.append(Expression::GlobalVariable(counter));
         let (one, most) = (self.number(1), self.number(self.cx.most_rounds));
         let before = self.append(Expression::Load { pointer });
         let after = self.append(Expression::Binary {
