@@ -154,6 +154,31 @@ fn a_product_takes_a_gate_along() {
     );
 }
 
+/// What a product multiplies stays a call of its own where somebody else reads it, and is one where both operands come of
+/// it.
+#[test]
+fn what_is_multiplied_may_be_read_twice() {
+    for both in [false, true] {
+        let mut g = Graph::new();
+        let (x, w) = (g.input("x", &[4, 4]), g.parameter("w", &[4, 4]));
+        let t = g.exp(x);
+        let y = match both {
+            true => {
+                let turned = g.permute(t, &[1, 0]);
+                g.matmul(t, turned)
+            }
+            false => {
+                let y = g.matmul(t, w);
+                g.matmul(t, y)
+            }
+        };
+        g.set_outputs(vec![y]);
+        let (new, report) = clustered(&g);
+        let programs = calls(&new).iter().filter(|c| c.contains("matmul(%")).count();
+        assert_eq!(programs, usize::from(both), "{report}");
+    }
+}
+
 #[test]
 fn norms_take_along_what_stands_around_them() {
     let mut g = Graph::new();

@@ -59,7 +59,7 @@ fn sum_of(path: &Path) -> String {
 #[test]
 fn the_sum_of_a_folder_is_that_of_the_list_of_sums() {
     let place = folder();
-    let rules = "(rewrite (core.add x x) (summed.twice x) :ruleset always :name \"Add→Twice\")\n";
+    let rules = "(rewrite (core.add (core.exp x) (core.exp x)) (summed.twice (core.exp x)) :ruleset always :name \"Add→Twice\")\n";
     let text = manifest("summed").replace("\n[[op]]", "rules = \"a.egg\"\n\n[[op]]");
     let path = write(place.path(), &[("plugin.toml", &text), ("a.egg", rules)]);
     let list = ["plugin.toml", "a.egg"].map(|name| format!("{}  {name}\n", sum_of(&path.join(name))));
@@ -97,6 +97,15 @@ fn files_that_others_can_write_or_that_lie_elsewhere_are_refused() {
     refusal(&path, &["elsewhere", "a.egg", "1048576 bytes"]);
     std::fs::write(&rules, [0xff, 0xfe]).expect("written");
     refusal(&path, &["elsewhere", "not UTF-8"]);
+
+    // Nobody writes to this pipe.
+    std::fs::remove_file(&rules).expect("it was there");
+    let made = std::process::Command::new("mkfifo")
+        .arg(&rules)
+        .status()
+        .expect("it runs");
+    assert!(made.success());
+    refusal(&path, &["elsewhere", "a.egg", "is not a file"]);
 
     // The names of operators and rule sets that are linked are taken.
     for (name, words) in [

@@ -190,6 +190,33 @@ fn a_kernel_that_computes_something_else_is_not_used() {
     );
 }
 
+/// Memory that a kernel leaves as it is was of other tensors.
+#[test]
+fn a_kernel_that_leaves_elements_out_is_not_used() {
+    if !is_there() {
+        return;
+    }
+    let place = folder();
+    let text = doubling(
+        "partial",
+        &RIGHT.replace("y[i] =", "if (x[i] <= 0.0) { continue; }\ny[i] ="),
+    )
+    .replace("(core.mul x 2)", "(core.mul (core.relu x) 2)");
+    open_data(&write(place.path(), &[("plugin.toml", &text)]), None).expect("its form is fine");
+    let sources = run_between_canaries("partial");
+    assert!(sources.iter().all(|s| !s.contains("buffer_b")), "{sources:?}");
+    let problems = registry::problems();
+    let said = problems
+        .iter()
+        .map(ToString::to_string)
+        .find(|p| p.contains("'partial'"));
+    let said = said.unwrap_or_default();
+    assert!(
+        said.contains("'partial.twice' is not used on blade") && said.contains("NaN"),
+        "{said}"
+    );
+}
+
 #[test]
 fn a_reduction_with_barriers_in_loops_runs() {
     if !is_there() {

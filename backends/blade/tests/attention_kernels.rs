@@ -307,3 +307,55 @@ fn a_training_step() {
         }
     }
 }
+
+/// Few queries and many of a cache, around the sizes of tiles; what is behind a position is no number.
+#[test]
+fn caches_that_are_filled_so_far() {
+    let Some(device) = common::device() else { return };
+    /// Queries, capacity, positions of the sequences, heads, and a window.
+    type Filled<'a> = (usize, usize, &'a [u32], [usize; 3], Option<u32>);
+    let cases: [Filled; 14] = [
+        (1, 1300, &[0], [2, 1, 64], None),
+        (1, 1300, &[511], [2, 2, 64], None),
+        (1, 1300, &[512], [6, 2, 64], None),
+        (1, 1300, &[1100, 70], [3, 1, 64], None),
+        (2, 1300, &[1023], [1, 1, 12], None),
+        (3, 900, &[520, 3], [2, 1, 80], None),
+        (1, 700, &[600], [1, 1, 256], None),
+        (1, 1300, &[1100], [2, 1, 64], Some(600)),
+        (7, 200, &[90], [2, 1, 10], Some(33)),
+        (8, 100, &[0], [2, 1, 64], None),
+        (20, 100, &[3, 80], [4, 2, 16], None),
+        (20, 100, &[3, 80], [4, 2, 16], Some(5)),
+        (33, 300, &[129, 200], [2, 1, 64], Some(64)),
+        (40, 64, &[24], [1, 1, 80], None),
+    ];
+    for (rows, capacity, positions, [heads, kv_heads, width], window) in cases {
+        let batch = positions.len();
+        let kv = [batch, capacity, kv_heads * width];
+        let inputs = [
+            SampleInput::range(&[batch, rows, heads * width], -2.0, 2.0),
+            SampleInput::range(&kv, -2.0, 2.0),
+            SampleInput::range(&kv, 0.25, 2.0),
+        ];
+        let build = |g: &mut Graph, x: &[NodeId]| -> Vec<Value> {
+            let given = g.constant_u32(positions.to_vec(), &[batch]);
+            let [heads, kv_heads, width] = [heads, kv_heads, width].map(|n| n as u32);
+            let options = AttentionOptions {
+                window,
+                ..AttentionOptions::new(heads, kv_heads, width)
+            };
+            vec![g.cached_attention_with(x[0], x[1], x[2], given, options).into()]
+        };
+        let behind = |input: usize, at: usize, value: f64| {
+            let (sequence, row) = (at / (capacity * kv_heads * width), at / (kv_heads * width) % capacity);
+            let valid = input == 0 || row < positions[sequence] as usize + rows;
+            if valid { value } else { f64::NAN }
+        };
+        let mut case = Case::with(&inputs, build, behind);
+        case.label = format!("{rows} of {capacity} at {positions:?}, heads {heads} {kv_heads} {width}, {window:?}");
+        let plan = compile_for(&case.graph, &*device).expect("a plan");
+        assert_eq!(plan.dispatches.len(), 1, "{}", case.label);
+        case.check(Session::on(device.clone(), plan).expect("a session"), 2e-5);
+    }
+}

@@ -7,7 +7,9 @@ mod common;
 use std::collections::HashMap;
 
 use case::Case;
+use half::f16;
 use meganeura_core::attrs::Attrs;
+use meganeura_core::build::{Mode, build_on};
 use meganeura_core::graph::{Graph, Value};
 use meganeura_core::ops::Conv2dOptions;
 use meganeura_core::plan::compile_for;
@@ -99,6 +101,37 @@ fn norms_before_products_of_one_row() {
             vec![call(g, "core.fused", attrs.clone(), x)]
         });
     }
+}
+
+/// All numbers of half precision, by their bits.
+#[test]
+fn halves_become_what_they_are() {
+    let Some(device) = common::device() else { return };
+    let mut g = Graph::new();
+    let x = g.input_typed("x", &[1 << 16], DType::F16);
+    let y = g.cast(x, DType::F32);
+    g.set_outputs(vec![y]);
+    let (mut session, _) = build_on(&g, device, Mode::Inference, None).expect("a session");
+    let bytes: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
+    session.try_set_input_bytes("x", &bytes).expect("an input");
+    session.step();
+    for (half, found) in (0..=u16::MAX).zip(session.read_output(1 << 16)) {
+        let want = f16::from_bits(half).to_f32();
+        assert!(
+            found.to_bits() == want.to_bits() || (found.is_nan() && want.is_nan()),
+            "{half:#x}: {found}"
+        );
+    }
+}
+
+/// More than a few rows, with and without a batch.
+#[test]
+fn products_of_some_rows() {
+    for m in [5, 9, 16, 17] {
+        check(&[&[m, 600], &[600, 70]], 2e-5, |g, x| vec![g.matmul(x[0], x[1])]);
+        check(&[&[2, m, 70], &[2, 33, 70]], 2e-5, |g, x| vec![g.matmul_bt(x[0], x[1])]);
+    }
+    check(&[&[7, 9_000], &[9_000, 3]], 1e-4, |g, x| vec![g.matmul(x[0], x[1])]);
 }
 
 #[test]

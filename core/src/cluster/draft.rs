@@ -176,7 +176,7 @@ impl Builder<'_> {
         // Products read their operands where they are, unless these are computed on the way, and norms their parameters.
         let kind = fusing(self.graph, id);
         let through = |at: usize, v: Value| match kind {
-            Fusing::Contraction => at == 0 && self.inside.contains(&behind_views(self.graph, v).0.node),
+            Fusing::Contraction => self.inside.contains(&behind_views(self.graph, v).0.node),
             Fusing::Rows => at == 0,
             _ => true,
         };

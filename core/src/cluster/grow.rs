@@ -266,11 +266,15 @@ impl Growth<'_> {
         let Some(draft) = Draft::new(self.graph, &self.uses, &members) else {
             return;
         };
+        let product = second.anchor == Some(Fusing::Contraction);
+        // What others read is computed once, for all of them.
+        if product && draft.results.iter().any(|r| !second.members.contains(&r.node)) {
+            return;
+        }
         let cost = self.cost(&draft);
         if cost >= first.cost.saturating_add(second.cost) || !draft.runs_on(self.target) {
             return;
         }
-        let product = second.anchor == Some(Fusing::Contraction);
         let merged = Unit {
             domain: if product {
                 second.domain

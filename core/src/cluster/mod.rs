@@ -1,7 +1,8 @@
 //! Clustering: neighbouring calls become one, so that what lies between them never reaches memory.
 //!
 //! The last pass over a graph. Elementwise calls join across reshapes, permutations and expansions; a reduction
-//! takes what is computed for it alone along, and a matrix product or convolution what is done with its result.
+//! takes what is computed for it alone along, and a matrix product or convolution what is done with its result, and
+//! where a device wants that, what is computed for it alone.
 //! What an operator may be a part of, it says itself ([`Fusing`](crate::ops::Fusing)); which clusters a device can
 //! run, the device says, as it is asked for every candidate. A cluster grows where the merged call moves fewer
 //! bytes, launches counted as bytes, than the two calls before, and only where no path leaves it and comes back.

@@ -127,7 +127,7 @@ fn samples(sizes: &mut Sizes) -> Vec<Sample> {
     let mut all = vec![bias_and_activation(m, n), gradient_of_relu(m, n)];
     all.extend([[m, k, n], [1, 5, 7]].map(product_with_bias));
     // One row, few, and more than what is computed for every column anew; long sums that are cut.
-    for [m, k, n] in [[1, k, n], [3, 70, 33], [40, k, n], [1, 1900, 5]] {
+    for [m, k, n] in [[1, k, n], [3, 70, 33], [40, k, n], [1, 2500, 5]] {
         all.extend([product_of_a_gate([m, k, n]), packed_product_of_a_gate([m, k, n])]);
     }
     all.push(transposed_sum(m, n));

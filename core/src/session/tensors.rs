@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::backend::Executable;
 use crate::dtype::DType;
 use crate::error::{Error, Result, TensorKind};
-use crate::plan::{BufferRef, ExecutionPlan, Part, Segment, TensorView};
+use crate::plan::{BufferRef, ExecutionPlan, OWN_SEGMENTS, Part, Segment, TensorView};
 use crate::shape::TensorType;
 
 /// A named tensor.
@@ -154,7 +154,10 @@ fn users(plan: &ExecutionPlan, name: &str, buffer: BufferRef) -> Vec<usize> {
         let dispatches = &plan.dispatches[s.range()];
         dispatches.iter().any(|d| d.inputs.iter().any(|o| o.buffer == buffer))
     };
-    let is_of = |s: &Segment| name.strip_prefix(s.name.as_str()).is_some_and(|n| n.starts_with('.'));
+    let is_of = |s: &Segment| {
+        !OWN_SEGMENTS.contains(&s.name.as_str())
+            && name.strip_prefix(s.name.as_str()).is_some_and(|n| n.starts_with('.'))
+    };
     let home = plan.segments.iter().position(is_of).unwrap_or(0);
     let is_output = plan.output_buffers.contains(&buffer);
     let segments = plan.segments.iter().enumerate();

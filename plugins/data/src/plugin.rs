@@ -130,6 +130,10 @@ fn content(manifest: &Manifest, files: &BTreeMap<String, String>) -> String {
 /// Most calls that an operator comes down to, with the plugin's own taken apart: they multiply.
 const MOST_CALLS: usize = 1_000;
 
+/// Most operators of a plugin that are made of each other: each of them takes those before it apart twice, for its types
+/// and for its work.
+const MOST_DEPTH: usize = 8;
+
 /// Operators of plugins like this one. Others cannot call them, so that nothing comes down to more calls than is counted.
 static REGISTERED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
@@ -157,6 +161,7 @@ fn operators(manifest: &Manifest, content: &str) -> Result<Vec<&'static DataOp>,
     }
     let mut done: Vec<&'static DataOp> = Vec::new();
     let mut sizes: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut depths: BTreeMap<&str, usize> = BTreeMap::new();
     while !open.is_empty() {
         let waits = |name: &str| own.contains(name) && !sizes.contains_key(name);
         let ready = open.iter().position(|(_, definition)| !calls(definition).any(waits));
@@ -175,6 +180,14 @@ fn operators(manifest: &Manifest, content: &str) -> Result<Vec<&'static DataOp>,
         if count > MOST_CALLS {
             return Err(of(format!("it comes down to {count} calls; {MOST_CALLS} are allowed")));
         }
+        let depth = calls(&definition).filter_map(|name| depths.get(name)).max();
+        let depth = depth.map_or(1, |depth| depth + 1);
+        if depth > MOST_DEPTH {
+            return Err(of(format!(
+                "it is made of operators made of others, {depth} deep; {MOST_DEPTH} are allowed"
+            )));
+        }
+        depths.insert(name, depth);
         let find = |name: &str| {
             let own = done.iter().find(|op| op.name() == name).map(|op| OpRef::new(*op));
             own.or_else(|| registry::op(name).filter(|_| !registered_names().contains(name)))

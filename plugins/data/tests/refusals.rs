@@ -153,7 +153,20 @@ c = "(core.matmul false false b long)"
 y = '(core.sum "[0, 1]" false c)'
 "#;
     let levels: String = (1..20).map(level).collect();
+    // Each operator is the one before.
+    let chain: String = (1..60)
+        .map(|i| {
+            let call = format!("(bomb.f{} x)", i - 1);
+            TWICE
+                .replace("twice", &format!("f{i}"))
+                .replace("(core.mul x 2)", &call)
+        })
+        .collect();
     let cases = [
+        (
+            head("bomb") + &TWICE.replace("twice", "f0") + &chain,
+            "9 deep; 8 are allowed",
+        ),
         (
             head("bomb") + &TWICE.replace("twice", "f0") + &levels,
             "it comes down to 1024 calls",
@@ -271,6 +284,14 @@ fn kernels_that_cannot_be_checked_are_refused() {
         ),
         (
             main("y[id.x] = 1.0; if (id.x < 3u) { workgroupBarrier(); }"),
+            "a barrier stands in a branch",
+        ),
+        // What threads write to different parts of a variable differs, though they write one value.
+        (
+            main(
+                "var m = array<u32, 2>(); m[id.x & 1u] = 5u; let w = m; y[id.x] = 1.0; \
+                 for (var k = 0u; k < w[0]; k += 1u) { workgroupBarrier(); }",
+            ),
             "a barrier stands in a branch",
         ),
         (

@@ -1,6 +1,6 @@
 //! Files of plugins: who may have written them, and what they say of themselves before any of their code runs.
 
-use std::fs::{File, Metadata};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -67,7 +67,12 @@ pub(crate) fn check_folders(path: &Path) -> Result<(), Refusal> {
 /// Opens a file of bounded size that nobody but this user and the administrator could have written.
 pub(crate) fn open(path: &Path, largest: u64) -> Result<Opened, Refusal> {
     let path = real(path)?;
-    let mut file = File::open(&path).map_err(unreadable)?;
+    let mut options = OpenOptions::new();
+    options.read(true);
+    // A pipe would make this wait for whoever writes it.
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK);
+    let mut file = options.open(&path).map_err(unreadable)?;
     let metadata = file.metadata().map_err(unreadable)?;
     if !metadata.is_file() {
         return refuse("it is not a file", "name the shared object itself");

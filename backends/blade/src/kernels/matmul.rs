@@ -38,6 +38,7 @@ pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx) -> Result<Compiled, S
         dims,
     };
     tiled::check_prologue(body, cx, a, Some(product.sizes()))?;
+    tiled::check_prologue(body, cx, b, None)?;
     tiled::compile(body, id, cx, &product)
 }
 

@@ -117,10 +117,11 @@ impl Tiles<'_> {
     }
 }
 
-/// Whether a program may compute the first operand of a product on the way: every workgroup that reads rows of it computes
-/// them anew, once if they fit into its memory. Decompositions have no choice.
+/// Whether a program may compute an operand of a product on the way: every workgroup that reads rows of it computes
+/// them anew, once if they fit into its memory, whose `sizes` are given then. Decompositions have no choice.
 pub(super) fn check_prologue(body: &Body, cx: &CompileCx, operand: Id, sizes: Option<Sizes>) -> Result<(), String> {
-    let stored = matches!(body.nodes[operand].def, Def::Operand(_));
+    // Reductions are computed with what depends on them.
+    let stored = matches!(body.nodes[operand].def, Def::Operand(_)) || !body.calls(Role::Reduction).is_empty();
     match stored || cx.kernel.name != FUSED.name() || sizes.is_some_and(vectors::can_stage) {
         true => Ok(()),
         false => Err("what is multiplied is computed on the way, for too many rows".into()),
@@ -161,8 +162,9 @@ pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx, products: &dyn Produc
     }
     let units = cx.coop.and_then(|config| coop::Blocks::new(products, config, total));
     // Units compute whole tiles, however few rows there are: reading the matrix without them is faster then.
+    let few = sizes.m <= vectors::FEW_ROWS;
     let tiling = match (units, Vectors::new(products, total)) {
-        (Some(blocks), vectors) if units_always || vectors.is_none() => Tiles::Units(blocks),
+        (Some(blocks), vectors) if units_always || !few || vectors.is_none() => Tiles::Units(blocks),
         (_, Some(vectors)) => Tiles::Vectors(vectors),
         (_, None) => Tiles::Threads(Tiling::new(products, total)),
     };

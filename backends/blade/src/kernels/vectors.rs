@@ -16,6 +16,8 @@ use super::tiled::{self, Products, Results, Sizes};
 
 /// Most rows.
 const MOST_ROWS: usize = 16;
+/// Most rows of products whose operands do not lie in rows, and of those that are left to matrix units otherwise.
+pub(super) const FEW_ROWS: usize = 4;
 /// Threads of a workgroup.
 const THREADS: usize = 256;
 /// Most lanes: eight columns of them are a sector of memory where neighbours there are columns.
@@ -93,7 +95,8 @@ impl<'a> Vectors<'a> {
     /// `None` for more rows.
     pub(super) fn new(products: &'a dyn Products, total: usize) -> Option<Self> {
         let sizes = products.sizes();
-        if sizes.m > MOST_ROWS {
+        let most = if products.is_by_rows() { MOST_ROWS } else { FEW_ROWS };
+        if sizes.m > most {
             return None;
         }
         let groups_of = |lanes: usize| sizes.batch * sizes.n.div_ceil(THREADS / lanes);

@@ -101,6 +101,15 @@ impl Threads<'_> {
         }
     }
 
+    /// Whether a pointer leads to the same part of a variable in all threads.
+    fn is_same_part(&self, pointer: Handle<Expression>) -> bool {
+        match self.entry.expressions[pointer] {
+            Expression::Access { base, index } => self.is_same(index) && self.is_same_part(base),
+            Expression::AccessIndex { base, .. } => self.is_same_part(base),
+            _ => true,
+        }
+    }
+
     /// Walks through a block, in which all threads are `together` or not.
     fn block(&mut self, block: &Block, together: bool) {
         for statement in block.iter() {
@@ -122,7 +131,7 @@ impl Threads<'_> {
             }
             Statement::Store { pointer, value } => {
                 if let Some(local) = self.local(*pointer)
-                    && !(together && self.is_same(*value))
+                    && !(together && self.is_same(*value) && self.is_same_part(*pointer))
                 {
                     self.differ.push(local);
                 }

@@ -18,6 +18,8 @@ const MANY_THREADS: usize = 256;
 const SHARING: usize = 4;
 /// Keys of a tile then. Their partial scores are half of the shared memory that every device has.
 const KEYS: usize = 512;
+/// Most elements of a head whose query is in shared memory.
+const MOST_ELEMENTS: usize = 2048;
 /// Threads that bring together what all have.
 const SOME: usize = 16;
 /// Loads of values on their way at a time.
@@ -25,10 +27,10 @@ const TOGETHER: usize = 4;
 
 /// Launches for a call; `None` for one that is to be taken apart.
 pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
-    if cx.kernel.outputs[0].dtype != DType::F32 {
+    let dims = AttentionDims::of_cached(&cx.call())?;
+    if cx.kernel.outputs[0].dtype != DType::F32 || dims.head_dim > MOST_ELEMENTS {
         return Ok(None);
     }
-    let dims = AttentionDims::of_cached(&cx.call())?;
     if dims.batch * dims.rows_q == 0 {
         return Ok(Some(Compiled::default()));
     }
