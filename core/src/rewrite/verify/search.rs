@@ -1,8 +1,8 @@
 //! Finds graphs on which the left-hand side of a rule matches.
 //!
 //! Calls are built from their operands upwards. Leaves, attributes and constants are tried from a [pool](Pool),
-//! operators say whether a call is well typed, and conditions are checked as soon as their variables are known. An
-//! attempt is a search in depth with few steps; many attempts with other sizes follow each other.
+//! operators say whether a call is well typed, conditions are checked as soon as their variables are known. Each of many
+//! attempts is a search in depth with few steps.
 
 use std::collections::HashMap;
 
@@ -24,6 +24,8 @@ use crate::shape::{Shape as Dims, TensorType};
 const MOST_ELEMENTS: usize = 4096;
 /// Steps of one attempt that lead further.
 const ATTEMPT_STEPS: u64 = 1500;
+/// Attempts in vain after which sizes of samples are kept: they may depend on each other as only an operator knows.
+const FRUITLESS: u64 = 40;
 /// Most values of a constant that are tried with one type, of those that its own conditions accept.
 const MOST_VALUES: usize = 4;
 
@@ -107,6 +109,7 @@ pub(super) struct Search<'p> {
     pool: Pool,
     attempt: u64,
     attempt_steps: u64,
+    early: bool,
     /// Steps that are left.
     pub(super) steps: u64,
 }
@@ -127,6 +130,7 @@ impl<'p> Search<'p> {
             pool: Pool::new(pattern, seed),
             attempt: 0,
             attempt_steps: 0,
+            early: false,
             steps,
         };
         search.decide();
@@ -175,10 +179,8 @@ impl<'p> Search<'p> {
             self.attempt_steps = ATTEMPT_STEPS;
             let leaves = self.decisions.iter().filter(|d| matches!(d, Decision::Leaf(_))).count();
             self.slots = (0..leaves).collect();
-            for i in (1..leaves).rev() {
-                let other = self.pool.rng.below(i + 1);
-                self.slots.swap(i, other);
-            }
+            let swaps = (1..leaves).rev();
+            swaps.for_each(|i| self.slots.swap(i, self.pool.rng.below(i + 1)));
             let mut state = Witness {
                 bindings: vec![None; self.pattern.variables.len()],
                 leaves: Vec::new(),
@@ -192,6 +194,7 @@ impl<'p> Search<'p> {
                 continue;
             }
             if let Some(found) = self.descend(0, &state) {
+                self.early |= self.attempt <= FRUITLESS;
                 return Some(found);
             }
         }
@@ -377,8 +380,7 @@ impl<'p> Search<'p> {
         let mut found = Vec::new();
         for _ in 0..6 {
             let sample = &samples[self.pool.rng.below(samples.len())];
-            // Sizes may depend on each other in ways that only the operator knows.
-            let keeps = self.pool.rng.below(3) == 0;
+            let keep = self.attempt > FRUITLESS && !self.early && self.pool.rng.below(2) == 0;
             let mut sizes: HashMap<usize, usize> = HashMap::from([(1, 1)]);
             let mut fits = true;
             for (&child, input) in atom.children.iter().zip(&sample.inputs) {
@@ -401,7 +403,7 @@ impl<'p> Search<'p> {
                 }
                 let mut dims = Vec::new();
                 for &from in &input.shape {
-                    let fresh = if keeps { from } else { self.pool.dim() };
+                    let fresh = if keep { from } else { self.pool.dim() };
                     dims.push(*sizes.entry(from).or_insert(fresh));
                 }
                 if let Ok(shape) = Dims::new(&dims)
