@@ -2,18 +2,17 @@
 
 #[path = "common/fuzz.rs"]
 mod fuzz;
+#[path = "common/one_token.rs"]
+mod one_token;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use fuzz::{Largest, mutate, runs};
-use meganeura::cpu::CpuDevice;
-use meganeura::llm::{
-    Adapters, ChatTemplate, Checkpoint, Generator, GeneratorOptions, ModelConfig, Request, Tokenizer,
-};
+use meganeura::llm::{Adapters, ChatTemplate, Checkpoint, ModelConfig, Tokenizer};
 use meganeura::random::SplitMix64;
 use meganeura::{Error, Result};
+use one_token::generate;
 
 #[global_allocator]
 static GLOBAL: Largest = Largest;
@@ -159,21 +158,6 @@ impl Subject {
         }
         [&head, self.whole.get(self.head..).unwrap_or_default()].concat()
     }
-}
-
-fn generate(path: &Path) -> Result<()> {
-    let options = GeneratorOptions {
-        capacity: Some(4),
-        ..GeneratorOptions::default()
-    };
-    let config = ModelConfig::open(path)?;
-    let device = Arc::new(CpuDevice::new(1));
-    let mut generator = Generator::on(device, config, Checkpoint::open(path)?, &options)?;
-    let request = Request {
-        max_tokens: 1,
-        ..Request::default()
-    };
-    generator.generate(&[1, 2], &request).map(|_| ())
 }
 
 // One test, so that no other one allocates meanwhile.

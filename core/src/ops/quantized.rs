@@ -360,17 +360,11 @@ impl Operator for QuantizedMatMulAdd {
 
     fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {
         let with_addend = |sample: Sample| {
-            let mut inputs = sample.inputs;
-            let mut shape = inputs[0].shape.clone();
-            *shape.last_mut()? = inputs[1].shape[0];
-            inputs.insert(1, SampleInput::f32(&shape));
-            Some(Sample::new(sample.label, inputs, sample.attrs))
+            let rows = &sample.inputs[0].shape;
+            let result = [&rows[..rows.len() - 1], &[sample.inputs[1].shape[0]]].concat();
+            sample.with_second(SampleInput::f32(&result))
         };
-        QuantizedMatMul
-            .samples(sizes)
-            .into_iter()
-            .filter_map(with_addend)
-            .collect()
+        QuantizedMatMul.samples(sizes).into_iter().map(with_addend).collect()
     }
 }
 

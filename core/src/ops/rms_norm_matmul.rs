@@ -4,8 +4,9 @@ use super::matmul::MatMul;
 use super::quantized::QuantizedMatMul;
 use super::rms_norm::{self, RmsNorm};
 use super::sample::{Sample, SampleInput, Sizes};
-use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
+use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Expansion, Gradient, OpRef, Operator, Semantics};
 use crate::attrs::Attrs;
+use crate::graph::Value;
 use crate::shape::TensorType;
 
 pub(super) struct RmsNormMatMul;
@@ -14,6 +15,35 @@ pub(super) struct RmsNormQuantizedMatMul;
 /// Attributes of the product.
 fn plain() -> Attrs {
     Attrs::new().with("transpose_a", false).with("transpose_b", false)
+}
+
+/// Types of the results of `product` after a normalisation, and of the rstd.
+fn infer(call: &Call, product: &dyn Operator, attrs: &Attrs) -> Result<Vec<TensorType>, String> {
+    let [x, weight, matrix @ ..] = call.inputs else {
+        return Err("takes rows, the norm's weight and a matrix".into());
+    };
+    let normalised = RmsNorm.infer(&Call {
+        inputs: &[x.clone(), weight.clone()],
+        ..*call
+    })?;
+    let [out, rstd] = <[TensorType; 2]>::try_from(normalised).map_err(|_| "has two results")?;
+    let mut types = product.infer(&Call {
+        attrs,
+        inputs: &[&[out], matrix].concat(),
+        outputs: &[],
+    })?;
+    types.push(rstd);
+    Ok(types)
+}
+
+/// The normalisation, and `product` of it.
+fn expand(cx: &mut Expansion, product: OpRef, attrs: Attrs) -> Result<Vec<Value>, String> {
+    let [x, weight, matrix @ ..] = cx.inputs else {
+        return Err("takes rows, the norm's weight and a matrix".into());
+    };
+    let rows = cx.graph.call(OpRef::new(&RmsNorm), cx.attrs.clone(), vec![*x, *weight]);
+    let out = cx.graph.call(product, attrs, [&[rows.into()], matrix].concat());
+    Ok(vec![out.into(), cx.graph.port(rows, 1)])
 }
 
 impl Operator for RmsNormMatMul {
@@ -42,21 +72,7 @@ impl Operator for RmsNormMatMul {
     }
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
-        let [x, weight, w] = call.inputs else {
-            return Err("takes three operands".into());
-        };
-        let normalised = RmsNorm.infer(&Call {
-            inputs: &[x.clone(), weight.clone()],
-            ..*call
-        })?;
-        let [out, rstd] = <[TensorType; 2]>::try_from(normalised).map_err(|_| "has two results")?;
-        let mut types = MatMul.infer(&Call {
-            attrs: &plain(),
-            inputs: &[out, w.clone()],
-            outputs: &[],
-        })?;
-        types.push(rstd);
-        Ok(types)
+        infer(call, &MatMul, &plain())
     }
 
     fn gradient(&self) -> Gradient<'_> {
@@ -64,14 +80,7 @@ impl Operator for RmsNormMatMul {
     }
 
     fn semantics(&self) -> Semantics<'_> {
-        Semantics::composite(|cx| {
-            let &[x, weight, w] = cx.inputs else {
-                return Err("takes three operands".into());
-            };
-            let rows = cx.graph.call(OpRef::new(&RmsNorm), cx.attrs.clone(), vec![x, weight]);
-            let out = cx.graph.call(OpRef::new(&MatMul), plain(), vec![rows.into(), w]);
-            Ok(vec![out.into(), cx.graph.port(rows, 1)])
-        })
+        Semantics::composite(|cx| expand(cx, OpRef::new(&MatMul), plain()))
     }
 
     fn cost(&self, call: &Call) -> Cost {
@@ -123,21 +132,7 @@ impl Operator for RmsNormQuantizedMatMul {
     }
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
-        let [x, weight, matrix @ ..] = call.inputs else {
-            return Err("takes rows, the norm's weight and a matrix".into());
-        };
-        let normalised = RmsNorm.infer(&Call {
-            inputs: &[x.clone(), weight.clone()],
-            ..*call
-        })?;
-        let [out, rstd] = <[TensorType; 2]>::try_from(normalised).map_err(|_| "has two results")?;
-        let mut types = QuantizedMatMul.infer(&Call {
-            attrs: &Attrs::new(),
-            inputs: &[&[out], matrix].concat(),
-            outputs: &[],
-        })?;
-        types.push(rstd);
-        Ok(types)
+        infer(call, &QuantizedMatMul, &Attrs::new())
     }
 
     fn gradient(&self) -> Gradient<'_> {
@@ -145,15 +140,7 @@ impl Operator for RmsNormQuantizedMatMul {
     }
 
     fn semantics(&self) -> Semantics<'_> {
-        Semantics::composite(|cx| {
-            let [x, weight, matrix @ ..] = cx.inputs else {
-                return Err("takes rows, the norm's weight and a matrix".into());
-            };
-            let rows = cx.graph.call(OpRef::new(&RmsNorm), cx.attrs.clone(), vec![*x, *weight]);
-            let operands = [&[rows.into()], matrix].concat();
-            let out = cx.graph.call(OpRef::new(&QuantizedMatMul), Attrs::new(), operands);
-            Ok(vec![out.into(), cx.graph.port(rows, 1)])
-        })
+        Semantics::composite(|cx| expand(cx, OpRef::new(&QuantizedMatMul), Attrs::new()))
     }
 
     fn cost(&self, call: &Call) -> Cost {
@@ -167,16 +154,14 @@ impl Operator for RmsNormQuantizedMatMul {
 
     fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {
         let with_norm = |sample: Sample| {
-            let k = *sample.inputs[0].shape.last()?;
-            let mut inputs = sample.inputs;
-            inputs.insert(1, SampleInput::f32(&[k]));
+            let rows = &sample.inputs[0].shape;
+            let k = rows[rows.len() - 1];
             let attrs = Attrs::new().with("eps", rms_norm::sample_eps(k));
-            Some(Sample::new(sample.label, inputs, attrs))
+            Sample {
+                attrs,
+                ..sample.with_second(SampleInput::f32(&[k]))
+            }
         };
-        QuantizedMatMul
-            .samples(sizes)
-            .into_iter()
-            .filter_map(with_norm)
-            .collect()
+        QuantizedMatMul.samples(sizes).into_iter().map(with_norm).collect()
     }
 }

@@ -59,6 +59,12 @@ impl Sample {
             tolerance: 1e-5,
         }
     }
+
+    /// The same case with one more operand behind the first.
+    pub(super) fn with_second(mut self, operand: SampleInput) -> Self {
+        self.inputs.insert(1, operand);
+        self
+    }
 }
 
 impl SampleInput {

@@ -1,30 +1,14 @@
 //! GGUF files that cannot be, or hold what is not supported: one clear error each.
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::PathBuf;
 
+use meganeura_core::Error;
 use meganeura_core::random::SplitMix64;
-use meganeura_core::{Error, Result};
-use meganeura_cpu::CpuDevice;
-use meganeura_llm::{ChatTemplate, Checkpoint, Generator, GeneratorOptions, ModelConfig, Request, Tokenizer};
+use meganeura_llm::{ChatTemplate, Checkpoint, ModelConfig, Tokenizer};
 
 use crate::files::{file, fixture, replaced, says, with_count};
-
-fn generate(path: &Path) -> Result<()> {
-    let options = GeneratorOptions {
-        capacity: Some(4),
-        ..GeneratorOptions::default()
-    };
-    let config = ModelConfig::open(path)?;
-    let device = Arc::new(CpuDevice::new(1));
-    let mut generator = Generator::on(device, config, Checkpoint::open(path)?, &options)?;
-    let request = Request {
-        max_tokens: 1,
-        ..Request::default()
-    };
-    generator.generate(&[1, 2], &request).map(|_| ())
-}
+use crate::one_token::generate;
 
 #[test]
 fn what_is_no_such_file() {

@@ -3,6 +3,8 @@
 mod bad;
 mod files;
 mod metadata;
+#[path = "../../../tests/common/one_token.rs"]
+mod one_token;
 mod pieces;
 
 use std::path::PathBuf;

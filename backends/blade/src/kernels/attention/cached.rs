@@ -8,7 +8,7 @@ use meganeura_core::DType;
 use meganeura_core::ops::AttentionDims;
 
 use super::super::module::{CompileCx, Compiled, Launch, Module};
-use super::{FEWEST_QUERIES, MOST_WIDTH, tiled};
+use super::{FEWEST_QUERIES, MOST_WIDTH, POSITIONS, Side, position, scale, start, tiled, window};
 
 /// Threads of a workgroup, and keys of a tile, where a thread has a key.
 const THREADS: usize = 64;
@@ -50,30 +50,26 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
 
 /// Code that says which query of which head a workgroup has, and the keys from `start` to before `end` that it sees.
 fn place(module: &mut Module, dims: &AttentionDims) -> String {
-    let AttentionDims {
+    let &AttentionDims {
         rows_q,
-        rows_k,
         heads,
         head_dim,
         ..
-    } = *dims;
-    let bound = rows_k + 1 - rows_q;
-    let raw = module.load(3, "sequence");
-    let checked = module.checked_index("given", bound);
+    } = dims;
+    let own = start(dims, Side::Queries, ["sequence", "row", "head"]);
+    let [read, place] = position(module, dims, POSITIONS, "sequence");
     // Without a window the first key is the first row.
-    let window = match u32::try_from(dims.window) {
-        Ok(0) | Err(_) => "0u".to_owned(),
-        Ok(window) => format!("max(end, {window}u) - {window}u"),
+    let first = match window(dims) {
+        Some(window) => format!("max(end, {window}u) - {window}u"),
+        None => "0u".to_owned(),
     };
     format!(
         "let head = group_number % {heads}u;\nlet row = group_number / {heads}u % {rows_q}u;\n\
-         let sequence = group_number / {}u;\nlet own = ((sequence * {rows_q}u + row) * {heads}u + head) * {head_dim}u;\n\
-         let shared_head = head / {}u * {head_dim}u;\nlet given = {raw};\n\
-         if (local == 0u) {{\nlet reported = {checked};\n}}\n\
-         let end = min(given, {}u) + row + 1u;\nlet start = {window};\n",
+         let sequence = group_number / {}u;\nlet own = {own};\n\
+         let shared_head = head / {}u * {head_dim}u;\n{read}\
+         let end = {place} + row + 1u;\nlet start = {first};\n",
         heads * rows_q,
         dims.group(),
-        bound - 1,
     )
 }
 
@@ -117,7 +113,7 @@ fn by_vectors(cx: &CompileCx, dims: AttentionDims) -> Result<Option<Launch>, Str
     let mut code = place(&mut module, &dims);
     let _ = write!(
         code,
-        "for (var e = local; e < {width}u; e += {MANY_THREADS}u) {{\nquery[e] = {query} * {scale:?};\n}}\n\
+        "for (var e = local; e < {width}u; e += {MANY_THREADS}u) {{\nquery[e] = {query} * {scale};\n}}\n\
          let slot = local % {SHARING}u;\nlet piece = min(local % {across}u, {last}u);\nlet part = local / {across}u;\n\
          var greatest = LEAST;\nvar total = 0.0;\nvar sum = vec4<f32>();\nworkgroupBarrier();\n\
          for (var tile = start; tile < end; tile += {KEYS}u) {{\nlet count = min(end - tile, {KEYS}u);\n\
@@ -127,7 +123,7 @@ fn by_vectors(cx: &CompileCx, dims: AttentionDims) -> Result<Option<Launch>, Str
          var most = greatest;\nfor (var j = local; j < count; j += {MANY_THREADS}u) {{\nvar score = partial[j];\n\
          for (var i = 1u; i < {SHARING}u; i += 1u) {{\nscore += partial[i * {KEYS}u + j];\n}}\n\
          partial[j] = score;\nmost = max(most, score);\n}}\n",
-        scale = dims.scale as f32,
+        scale = scale(&dims),
         last = width - 1,
         each = MANY_THREADS / SHARING,
     );
@@ -191,7 +187,6 @@ fn by_elements(cx: &CompileCx, dims: AttentionDims) -> Result<Launch, String> {
         heads,
         kv_heads,
         head_dim,
-        scale,
         ..
     } = dims;
     let mut module = Module::new(cx);
@@ -223,7 +218,7 @@ fn by_elements(cx: &CompileCx, dims: AttentionDims) -> Result<Launch, String> {
          for (var tile = start; tile < end; tile += {THREADS}u) {{\n\
          let count = min(end - tile, {THREADS}u);\nlet key = tile + local;\nvar score = LEAST;\n\
          if (local < count) {{\nvar product = 0.0;\n\
-         for (var e = 0u; e < {head_dim}u; e += 1u) {{\nproduct += query[e] * {k};\n}}\nscore = product * {scale:?};\n}}\n\
+         for (var e = 0u; e < {head_dim}u; e += 1u) {{\nproduct += query[e] * {k};\n}}\nscore = product * {scale};\n}}\n\
          scores[local] = score;\nworkgroupBarrier();\n\
          var most = greatest;\nfor (var j = 0u; j < count; j += 1u) {{\nmost = max(most, scores[j]);\n}}\n\
          workgroupBarrier();\nif (local < count) {{\nscores[local] = exp_f32(score - most);\n}}\nworkgroupBarrier();\n\
@@ -236,7 +231,7 @@ fn by_elements(cx: &CompileCx, dims: AttentionDims) -> Result<Launch, String> {
          for (var part = 0u; part < {parts}u; part += 1u) {{\nlet element = part * {THREADS}u + local;\n\
          if (element < {head_dim}u) {{\n{store}}}\n}}\n",
         place(&mut module, &dims),
-        scale = scale as f32
+        scale = scale(&dims)
     );
     module.finish(&code, THREADS, batch * rows_q * heads)
 }

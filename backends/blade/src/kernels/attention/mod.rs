@@ -61,24 +61,35 @@ fn tiled(cx: &CompileCx, dims: AttentionDims) -> Result<Compiled, String> {
     }
 }
 
+/// The operand of a cached call with the number of cached keys.
+const POSITIONS: usize = 3;
+
 /// The operand with the number of cached keys, if there is one.
 fn positions(cx: &CompileCx) -> Option<usize> {
-    (cx.kernel.name == "core.cached_attention").then_some(3)
+    (cx.kernel.name == "core.cached_attention").then_some(POSITIONS)
+}
+
+/// Code that reads where the sequence of a cached call is, which reports what is beyond the cache, and the place as an
+/// expression, which is within it.
+fn position(module: &mut Module, dims: &AttentionDims, positions: usize, sequence: &str) -> [String; 2] {
+    let bound = dims.rows_k + 1 - dims.rows_q;
+    let given = module.load(positions, sequence);
+    let checked = module.checked_index("given", bound);
+    let code = format!("let given = {given};\nif (local == 0u) {{\nlet reported = {checked};\n}}\n");
+    [code, format!("min(given, {}u)", bound - 1)]
 }
 
 /// Code that says how many keys the first query of a causal call sees, `shift`, for the sequence `batch`.
 fn shift(module: &mut Module, dims: &AttentionDims) -> String {
-    let visible = dims.rows_k + 1 - dims.rows_q.min(dims.rows_k);
     let Some(positions) = positions(module.cx()) else {
-        return format!("let shift = {visible}u;\n");
+        return format!("let shift = {}u;\n", dims.rows_k + 1 - dims.rows_q.min(dims.rows_k));
     };
-    let given = module.load(positions, "batch");
-    let checked = module.checked_index("given", visible);
+    // For what [`declare_fetch`] declares.
+    module.items.push_str("var<private> last_key: u32;\n");
+    let [code, place] = position(module, dims, positions, "batch");
     format!(
-        "let given = {given};\nif (local == 0u) {{\nlet reported = {checked};\n}}\n\
-         let shift = min(given, {}u) + 1u;\nlast_key = shift + {}u - 2u;\n",
-        visible - 1,
-        dims.rows_q,
+        "{code}let shift = {place} + 1u;\nlast_key = shift + {}u - 2u;\n",
+        dims.rows_q
     )
 }
 
@@ -148,9 +159,6 @@ fn declare_fetch(module: &mut Module, dims: &AttentionDims, operand: usize, side
         true => "last_key".to_owned(),
         false => format!("{}u", rows - 1),
     };
-    if last_row == "last_key" && !module.items.contains("last_key") {
-        module.items.push_str("var<private> last_key: u32;\n");
-    }
     let whole = match width.is_multiple_of(4) {
         true => module.load_vector(operand, &format!("({at}) / 4u + known_vector")),
         false => None,
