@@ -13,7 +13,7 @@ use crate::config::Config;
 use crate::error::{Result, unwrap_report};
 use crate::graph::{ConstantData, Graph, NodeId, NodeKind, Value};
 use crate::ops::{Expansion, InferenceForm};
-use crate::rewrite::{Modelled, Pass, Request, graph_cost, rewrite};
+use crate::rewrite::{Modelled, Pass, Request, graph_cost, join, rewrite};
 use crate::select;
 use crate::shape::TensorType;
 
@@ -89,6 +89,20 @@ impl OptimizeReport {
         for fusion in self.fusions.iter_mut().filter(|f| f.before_autodiff) {
             fusion.node = places.get(fusion.node_name.as_str()).copied();
         }
+    }
+
+    /// Adds what was joined before rewriting, with its places in the final graph.
+    fn add_joined(&mut self, mut joined: Vec<Fusion>, graph: &Graph) {
+        join::find_joined(&mut joined, graph);
+        for fusion in &joined {
+            self.cost_before_ps += fusion.saving_ps.max(0) as u64;
+            match self.rules_fired.iter_mut().find(|(rule, _)| *rule == fusion.rule) {
+                Some((_, count)) => *count += 1,
+                None => self.rules_fired.push((fusion.rule.clone(), 1)),
+            }
+        }
+        self.fusions_applied.extend(places(&joined));
+        self.fusions.extend(joined);
     }
 
     /// Adds the report of the pass after differentiation to that of the one before.
@@ -251,6 +265,11 @@ pub fn optimize_for(graph: &Graph, request: &Request) -> Result<(Graph, Optimize
     let start = Instant::now();
     let (cleaned, merged, removed) = clean(graph)?;
     let cleaning = start.elapsed();
+    let joined = match request.config.enabled && request.pass != Pass::Forward {
+        true => join::join_writes(&cleaned, request.target)?,
+        false => None,
+    };
+    let (cleaned, joined) = joined.unwrap_or((cleaned, Vec::new()));
     let (mut optimized, mut report) = rewrite(&cleaned, request)?;
     let fired = [("merge equal computations", merged), ("remove unused nodes", removed)];
     let fired = fired.into_iter().filter(|(_, count)| *count > 0);
@@ -271,6 +290,7 @@ pub fn optimize_for(graph: &Graph, request: &Request) -> Result<(Graph, Optimize
         report.cluster_time = clusters.time;
         report.clusters = clusters.clusters;
     }
+    report.add_joined(joined, &optimized);
     optimized.verify()?;
     Ok((optimized, report))
 }

@@ -371,6 +371,16 @@ fn f16_to_f32(half: u32) -> f32 {
 }
 
 // Four halves in two words.
+fn f16_to_f32x4(pairs: vec2<u32>) -> vec4<f32> {
+    let halves = vec4<u32>(pairs.x & 0xffffu, pairs.x >> 16u, pairs.y & 0xffffu, pairs.y >> 16u);
+    let magnitudes = halves & vec4<u32>(0x7fffu);
+    let tiny = bitcast<vec4<u32>>(vec4<f32>(magnitudes) * 5.9604644775390625e-8);
+    let shifted = magnitudes << vec4<u32>(13u);
+    let finite = select(shifted + vec4<u32>(0x38000000u), tiny, magnitudes < vec4<u32>(0x400u));
+    let words = select(finite, shifted | vec4<u32>(0x7f800000u), magnitudes >= vec4<u32>(0x7c00u));
+    return bitcast<vec4<f32>>(words | ((halves & vec4<u32>(0x8000u)) << vec4<u32>(16u)));
+}
+
 fn bf16_to_f32x4(pairs: vec2<u32>) -> vec4<f32> {
     let words = vec4<u32>(pairs.x << 16u, pairs.x & 0xffff0000u, pairs.y << 16u, pairs.y & 0xffff0000u);
     return bitcast<vec4<f32>>(words);

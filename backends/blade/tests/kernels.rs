@@ -65,6 +65,63 @@ fn products_of_few_rows() {
     }
 }
 
+/// Operands along the summed dimension are read by four: with one, two and four columns for each thread, sums that a thread
+/// reads at once and in rounds, and sums in parts.
+#[test]
+fn products_of_few_rows_by_vectors() {
+    for [m, n, k] in [
+        [1, 1, 4],
+        [1, 9, 12],
+        [1, 700, 576],
+        [1, 8_200, 36],
+        [2, 4_100, 20],
+        [3, 33, 5_000],
+        [4, 17, 4_100],
+        [5, 8_193, 8],
+        [7, 61, 2_052],
+        [16, 260, 132],
+        [16, 4_097, 8],
+    ] {
+        check(&[&[m, k], &[n, k], &[n]], 2e-5, |g, x| {
+            let product = g.matmul_bt(x[0], x[1]);
+            vec![g.add(product, x[2])]
+        });
+    }
+    check(&[&[3, 2, 8], &[3, 50, 8]], 2e-5, |g, x| vec![g.matmul_bt(x[0], x[1])]);
+    // Rows that are computed on the way, once for a workgroup.
+    check(&[&[1, 260], &[1, 260], &[300, 260]], 2e-5, |g, x| {
+        let gated = g.swiglu(x[0], x[1]);
+        vec![g.matmul_bt(gated, x[2])]
+    });
+}
+
+/// Every number of half precision as the one weight of a row.
+#[test]
+fn halves_are_multiplied_as_what_they_are() {
+    const NUMBERS: usize = 1 << 16;
+    let Some(device) = common::device() else { return };
+    for rows in [1, 6, 40] {
+        let mut g = Graph::new();
+        let x = g.input("x", &[rows, 4]);
+        let weight = g.input_typed("weight", &[NUMBERS, 4], DType::F16);
+        let y = g.quantized_matmul(x, weight, None);
+        g.set_outputs(vec![y]);
+        let (mut session, _) = build_on(&g, device.clone(), Mode::Inference, None).expect("a session");
+        let mut bytes = vec![0; NUMBERS * 8];
+        for half in 0..NUMBERS {
+            let at = half * 8 + half % 4 * 2;
+            bytes[at..at + 2].copy_from_slice(&(half as u16).to_le_bytes());
+        }
+        session.try_set_input_bytes("weight", &bytes).expect("an input");
+        session.set_input("x", &vec![1.0; rows * 4]);
+        session.step();
+        for (i, found) in session.read_output(rows * NUMBERS).into_iter().enumerate() {
+            let want = f16::from_bits((i % NUMBERS) as u16).to_f32();
+            assert!(found == want || (found.is_nan() && want.is_nan()), "{i:#x}: {found}");
+        }
+    }
+}
+
 /// Every workgroup of a product of one row computes the norm before it for itself.
 #[test]
 fn norms_before_products_of_one_row() {

@@ -87,3 +87,23 @@ fn positions_are_checked_wherever_they_come_from() {
         assert_eq!(read(&mut session), before);
     }
 }
+
+#[test]
+fn turned_keys_go_straight_into_their_cache() {
+    let mut g = Graph::new();
+    let position = g.input_u32("position", &[1]);
+    let k = g.input("k", &[1, 8]);
+    let cache = g.parameter("cache", &[9, 8]);
+    let turned = g.rope_dynamic_offset(k, 100.0, position, 4);
+    let written = g.cache_write(turned, cache, position);
+    g.set_outputs(vec![written]);
+    let device: Arc<dyn Device> = Arc::new(CpuDevice::new(2));
+    let session = build_on(&g, device, Mode::Inference, None).expect("a session").0;
+    let plan = session.plan();
+    let write = plan
+        .dispatches
+        .iter()
+        .find(|d| d.kernel.name == "core.rope_cache_write")
+        .unwrap_or_else(|| panic!("{plan}"));
+    assert_eq!(write.inputs[1].buffer, write.outputs[0].buffer, "{plan}");
+}

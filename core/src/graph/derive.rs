@@ -1,6 +1,6 @@
 //! What passes need to build one graph from another.
 
-use super::{Effect, Graph, Node, NodeId, Provenance, Value};
+use super::{Effect, Graph, Node, NodeId, NodeKind, Provenance, Value};
 
 impl Graph {
     /// Runs `build` with every new node inheriting this name and location, as passes do that
@@ -26,6 +26,13 @@ impl Graph {
     pub fn replace_operand(&mut self, node: NodeId, operand: usize, value: impl Into<Value>) {
         if let Some(slot) = self.nodes.get_mut(node.index()).and_then(|n| n.inputs.get_mut(operand)) {
             *slot = value.into();
+        }
+    }
+
+    /// Makes a node another call with the same results, without any check until [`Graph::verify`].
+    pub(crate) fn replace_call(&mut self, id: NodeId, kind: NodeKind, inputs: Vec<Value>) {
+        if let Some(node) = self.nodes.get_mut(id.index()) {
+            (node.kind, node.inputs) = (kind, inputs);
         }
     }
 

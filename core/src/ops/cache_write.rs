@@ -1,8 +1,9 @@
 //! Rows written into a cache at a position that the step is given.
 
 use super::positions::{checked, expect_positions, first_rows};
+use super::rope::RopeCacheWrite;
 use super::sample::{Sample, SampleInput, Sizes};
-use super::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics, expect_same_dtype};
+use super::{Arity, Call, Cost, Doc, Gradient, Joined, OpRef, Operator, Semantics, expect_same_dtype};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::dtype::DType;
@@ -71,6 +72,39 @@ impl CacheDims {
     }
 }
 
+/// The cache with rows replaced by the new ones, as a value of its own.
+pub(super) fn written(g: &mut Graph, [new, cache, position]: [Value; 3], dims: &CacheDims) -> Value {
+    let &CacheDims {
+        batch,
+        rows,
+        capacity,
+        width,
+    } = dims;
+    if batch == 0 {
+        return cache;
+    }
+    let shape = g.shape(cache).to_vec();
+    let cache = g.reshape(cache, &[batch, capacity, width]);
+    let new = g.reshape(new, &[batch * rows, width]);
+    let first = checked(g, position, dims.bound());
+    let first = g.reshape(first, &[batch, 1]);
+    // Which of the new rows each row of the cache takes; rows before the first wrap to large numbers.
+    let all = g.constant_u32((0..capacity).map(|i| i as u32).collect(), &[capacity]);
+    let relative = g.sub(all, first);
+    let count = g.scalar_of(DType::U32, rows as f64);
+    let inside = g.less_than(relative, count);
+    let none = g.scalar_of(DType::U32, 0.0);
+    let row = g.select(inside, relative, none);
+    let count = g.scalar_of(DType::U32, rows as f64);
+    let sequences = g.constant_u32((0..batch).map(|i| i as u32).collect(), &[batch, 1]);
+    let start = g.mul(sequences, count);
+    let row = g.add(row, start);
+    let taken = g.gather(row, new);
+    let inside = g.reshape(inside, &[batch, capacity, 1]);
+    let written = g.select(inside, taken, cache);
+    g.reshape(written, &shape).into()
+}
+
 impl Operator for CacheWrite {
     fn name(&self) -> &'static str {
         "core.cache_write"
@@ -95,6 +129,14 @@ impl Operator for CacheWrite {
 
     fn writes(&self) -> &'static [(usize, usize)] {
         &[(1, 0)]
+    }
+
+    fn joined(&self) -> Option<Joined> {
+        Some(Joined {
+            producer: "core.rope_dynamic_offset",
+            same: &[(1, 2)],
+            op: OpRef::new(&RopeCacheWrite),
+        })
     }
 
     fn index_bound(&self, call: &Call) -> Option<(usize, usize)> {
@@ -129,36 +171,11 @@ impl Operator for CacheWrite {
                 vec![out]
             },
             |cx| {
+                let &[new, cache, position] = cx.inputs else {
+                    return Err("takes new rows, a cache and positions".into());
+                };
                 let dims = cx.with_call(CacheDims::of)?;
-                let CacheDims {
-                    batch,
-                    rows,
-                    capacity,
-                    width,
-                } = dims;
-                if batch == 0 {
-                    return Ok(vec![cx.inputs[1]]);
-                }
-                let (g, shape) = (&mut *cx.graph, &cx.outputs[0].shape);
-                let cache = g.reshape(cx.inputs[1], &[batch, capacity, width]);
-                let new = g.reshape(cx.inputs[0], &[batch * rows, width]);
-                let first = checked(g, cx.inputs[2], dims.bound());
-                let first = g.reshape(first, &[batch, 1]);
-                // Which of the new rows each row of the cache takes; rows before the first wrap to large numbers.
-                let all = g.constant_u32((0..capacity).map(|i| i as u32).collect(), &[capacity]);
-                let relative = g.sub(all, first);
-                let count = g.scalar_of(DType::U32, rows as f64);
-                let inside = g.less_than(relative, count);
-                let none = g.scalar_of(DType::U32, 0.0);
-                let row = g.select(inside, relative, none);
-                let count = g.scalar_of(DType::U32, rows as f64);
-                let sequences = g.constant_u32((0..batch).map(|i| i as u32).collect(), &[batch, 1]);
-                let start = g.mul(sequences, count);
-                let row = g.add(row, start);
-                let taken = g.gather(row, new);
-                let inside = g.reshape(inside, &[batch, capacity, 1]);
-                let written = g.select(inside, taken, cache);
-                Ok(vec![g.reshape(written, shape).into()])
+                Ok(vec![written(cx.graph, [new, cache, position], &dims)])
             },
         )
     }

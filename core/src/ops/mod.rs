@@ -204,6 +204,7 @@ pub(crate) fn builtin() -> Vec<OpRef> {
         rms_norm_matmul::RmsNormMatMul,
         rms_norm_matmul::RmsNormQuantizedMatMul,
         rope::Rope,
+        rope::RopeCacheWrite,
         rope::RopeDynamicOffset,
         scatter::Scatter,
         scatter_add::ScatterAdd,

@@ -185,6 +185,17 @@ pub enum InferenceForm<'a> {
     Rewrite(DecomposeRule<'a>),
 }
 
+/// An operator for two calls of which one makes what the other takes: see [`Operator::joined`].
+#[derive(Clone, Copy, Debug)]
+pub struct Joined {
+    /// Name of the operator that makes operand 0.
+    pub producer: &'static str,
+    /// Operands that both must have, as `(of the producer, of the call)`; the producer has no others but its first.
+    pub same: &'static [(usize, usize)],
+    /// What does both, with the attributes of the producer, the producer's operand 0 and the call's other operands.
+    pub op: OpRef,
+}
+
 /// How a call may become part of a larger one, [`core.fused`](crate::program): what clustering goes by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fusing {
@@ -269,6 +280,11 @@ pub trait Operator: Send + Sync + 'static {
     /// Operands that are persistent data overwritten by a port: `(operand, port)`.
     fn writes(&self) -> &'static [(usize, usize)] {
         &[]
+    }
+    /// One operator for a call and for what makes its operand 0, for operators that write in place: rules leave those where
+    /// they stand.
+    fn joined(&self) -> Option<Joined> {
+        None
     }
     /// The operand that holds indices or class ids, and the number that they must be below: a larger one is
     /// an error of the step that meets it.

@@ -1,8 +1,10 @@
 //! Rotary position embedding.
 
+mod cache_write;
 mod dynamic;
 mod scaling;
 
+pub(super) use cache_write::RopeCacheWrite;
 pub(super) use dynamic::RopeDynamicOffset;
 pub use scaling::RopeScaling;
 

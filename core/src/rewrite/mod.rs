@@ -19,6 +19,7 @@ mod elaborate;
 pub mod extract;
 mod facts;
 mod greedy;
+pub(crate) mod join;
 mod matcher;
 mod pack;
 mod pattern;

@@ -1,7 +1,7 @@
 //! Matrix products: plain, transposed, batched, with what is computed of the operands on the way.
 
 use meganeura_core::ops::{Call, MatMulDims};
-use meganeura_core::{Shape, TensorType};
+use meganeura_core::{DType, Shape, TensorType};
 
 use super::body::{Body, Def, Id};
 use super::emit::Emitter;
@@ -27,6 +27,7 @@ pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx) -> Result<Compiled, S
         inputs: &types,
         outputs: &[],
     })?;
+    let [a, b] = [a, b].map(|id| uncast(body, id));
     let product = Product {
         stored: [a, b].map(|id| match body.nodes[id].def {
             Def::Operand(operand) => Some(operand),
@@ -40,6 +41,25 @@ pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx) -> Result<Compiled, S
     tiled::check_prologue(body, cx, a, Some(product.sizes()))?;
     tiled::check_prologue(body, cx, b, None)?;
     tiled::compile(body, id, cx, &product)
+}
+
+/// The operand of the dispatch that a value is but for its type, if that is a float: elements are widened where they are
+/// read.
+fn uncast(body: &Body, id: Id) -> Id {
+    let is_float = |id: Id| body.ty(id).dtype.is_float();
+    match &body.nodes[id].def {
+        Def::Call {
+            op: "core.cast",
+            inputs,
+            ..
+        } if body.ty(id).dtype == DType::F32
+            && is_float(inputs[0])
+            && matches!(body.nodes[inputs[0]].def, Def::Operand(_)) =>
+        {
+            inputs[0]
+        }
+        _ => id,
+    }
 }
 
 struct Product {

@@ -137,6 +137,11 @@ impl<'a> CompileCx<'a> {
         }
     }
 
+    /// Whether an operand can be read by vectors of four elements.
+    pub(crate) fn has_vectors(&self, operand: usize) -> bool {
+        self.memory_of(operand).is_some() && self.kernel.inputs[operand].dtype.is_float()
+    }
+
     /// Whether an operand is overwritten.
     pub(crate) fn is_overwritten(&self, operand: usize) -> bool {
         match self.inputs[operand] {
@@ -285,9 +290,9 @@ impl<'a> Module<'a> {
                 let halves = self.slot(memory, "vec4<f16>", false);
                 Some(format!("vec4<f32>({halves}[{index}])"))
             }
-            DType::BF16 => {
+            dtype @ (DType::F16 | DType::BF16) => {
                 let pairs = self.slot(memory, "vec2<u32>", false);
-                Some(format!("bf16_to_f32x4({pairs}[{index}])"))
+                Some(format!("{dtype}_to_f32x4({pairs}[{index}])"))
             }
             _ => None,
         }

@@ -104,7 +104,7 @@ impl Tiles<'_> {
         match self {
             Tiles::Threads(tiling) => tiling.parts,
             Tiles::Units(blocks) => blocks.parts(),
-            Tiles::Vectors(vectors) => vectors.parts,
+            Tiles::Vectors(vectors) => vectors.parts(),
         }
     }
 
@@ -163,7 +163,7 @@ pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx, products: &dyn Produc
     let units = cx.coop.and_then(|config| coop::Blocks::new(products, config, total));
     // Units compute whole tiles, however few rows there are: reading the matrix without them is faster then.
     let few = sizes.m <= vectors::FEW_ROWS;
-    let tiling = match (units, Vectors::new(products, total)) {
+    let tiling = match (units, Vectors::new(products, total, cx)) {
         (Some(blocks), vectors) if units_always || !few || vectors.is_none() => Tiles::Units(blocks),
         (_, Some(vectors)) => Tiles::Vectors(vectors),
         (_, None) => Tiles::Threads(Tiling::new(products, total)),

@@ -4,6 +4,8 @@
 //! A workgroup has some columns of some threads each, its *lanes*, which share the sum of the column; neighbouring
 //! threads read neighbours in memory. Where there are too few columns for a device, sums are cut into parts.
 
+mod wide;
+
 use std::fmt::Write as _;
 
 use super::Role;
@@ -13,6 +15,7 @@ use super::module::{CompileCx, Compiled, Launch};
 use super::pointwise::is_half;
 use super::rows::Rows;
 use super::tiled::{self, Products, Results, Sizes};
+use wide::Wide;
 
 /// Most rows.
 const MOST_ROWS: usize = 16;
@@ -55,9 +58,9 @@ pub(super) fn compile(
         return Err("it has a product together with a reduction".into());
     }
     let before = Rows::before_product(body, &results.before, cx)?;
-    let vectors = Vectors::new(products, total).ok_or("it has a product of many rows")?;
+    let vectors = Vectors::new(products, total, cx).ok_or("it has a product of many rows")?;
     let mut e = Emitter::new(body, cx);
-    if vectors.parts == 1 {
+    if vectors.parts() == 1 {
         // Before the reductions have values: results may depend on these through the product only.
         tiled::epilogue(&mut e, id, &results.of_product)?;
         before.begin(&mut e)?;
@@ -71,10 +74,10 @@ pub(super) fn compile(
     before.begin(&mut e)?;
     let each = |number: &str, sum: &str| format!("{partial}[part * {total}u + {number}] = {sum};\n");
     let first = vectors.launch(e, &each)?;
-    let last = tiled::join(Emitter::new(body, cx), id, &results.of_product, vectors.parts)?;
+    let last = tiled::join(Emitter::new(body, cx), id, &results.of_product, vectors.parts())?;
     Ok(Compiled {
         launches: vec![first, last],
-        scratch: vec![4 * total * vectors.parts],
+        scratch: vec![4 * total * vectors.parts()],
     })
 }
 
@@ -88,12 +91,14 @@ pub(super) struct Vectors<'a> {
     products: &'a dyn Products,
     sizes: Sizes,
     lanes: usize,
-    pub(super) parts: usize,
+    parts: usize,
+    /// The launch by vectors of terms, where there are such.
+    wide: Option<Wide<'a>>,
 }
 
 impl<'a> Vectors<'a> {
     /// `None` for more rows.
-    pub(super) fn new(products: &'a dyn Products, total: usize) -> Option<Self> {
+    pub(super) fn new(products: &'a dyn Products, total: usize, cx: &CompileCx) -> Option<Self> {
         let sizes = products.sizes();
         let most = if products.is_by_rows() { MOST_ROWS } else { FEW_ROWS };
         if sizes.m > most {
@@ -120,13 +125,22 @@ impl<'a> Vectors<'a> {
             products,
             sizes,
             lanes,
+            wide: Wide::new(products, cx, parts),
             // Rounding their length up may leave fewer.
             parts: sizes.k.div_ceil(length).max(1),
         })
     }
 
+    /// Parts into which sums are cut.
+    pub(super) fn parts(&self) -> usize {
+        self.wide.as_ref().map_or(self.parts, Wide::parts)
+    }
+
     /// A launch that does something with each sum: WGSL from its number and value.
     pub(super) fn launch(&self, mut e: Emitter, each: &dyn Fn(&str, &str) -> String) -> Result<Launch, String> {
+        if let Some(wide) = &self.wide {
+            return wide.launch(e, each);
+        }
         let Sizes { batch, m, n, k } = self.sizes;
         let (lanes, columns) = (self.lanes, THREADS / self.lanes);
         let across = n.div_ceil(columns);

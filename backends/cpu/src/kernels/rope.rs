@@ -1,6 +1,7 @@
-//! Rotary position embedding: with tables of all angles, or of those of one row at a time where positions are data.
+//! Rotary position embedding: with tables of all angles, or of those of one row at a time where positions are data; of
+//! keys on their way into a cache, too.
 
-use meganeura_core::ops::RopeDims;
+use meganeura_core::ops::{CacheDims, RopeDims};
 
 use super::{CompileCx, Compiled, KernelDef, Task, f32_only, f32_or_integers, rows_per_task, stream_nanos};
 use crate::executor::RunCx;
@@ -16,6 +17,11 @@ pub(super) const KERNELS: &[KernelDef] = &[
         name: "core.rope_dynamic_offset",
         supports: f32_or_integers,
         compile: compile_dynamic,
+    },
+    KernelDef {
+        name: "core.rope_cache_write",
+        supports: f32_or_integers,
+        compile: compile_cache_write,
     },
 ];
 
@@ -68,6 +74,16 @@ fn compile(cx: &CompileCx) -> Result<Compiled, String> {
     }))
 }
 
+/// Cosines and sines of a position's angles, which fill the two halves of `angles`.
+fn angles_at<'a>(position: u32, speeds: &[f64], angles: &'a mut [f32]) -> [&'a [f32]; 2] {
+    let (cos, sin) = angles.split_at_mut(speeds.len());
+    for ((cos, sin), speed) in cos.iter_mut().zip(&mut *sin).zip(speeds) {
+        let turned = (f64::from(position) * speed).sin_cos();
+        (*sin, *cos) = (turned.0 as f32, turned.1 as f32);
+    }
+    [cos, sin]
+}
+
 fn compile_dynamic(cx: &CompileCx) -> Result<Compiled, String> {
     let dims = RopeDims::of_dynamic(&cx.call())?;
     let (x, offsets, out) = (cx.input::<f32>(0), cx.input::<u32>(1), cx.output::<f32>(0));
@@ -83,17 +99,66 @@ fn compile_dynamic(cx: &CompileCx) -> Result<Compiled, String> {
                 // SAFETY: private scratch is as long as asked for; the operand is not written by this dispatch.
                 let (angles, offsets) =
                     unsafe { (std::slice::from_raw_parts_mut(cx.private, 2 * half), offsets.all()) };
-                let (cos, sin) = angles.split_at_mut(half);
                 for row in task * per_task..((task + 1) * per_task).min(rows) {
                     let position = offsets[row / dims.rows].wrapping_add((row % dims.rows) as u32);
-                    for ((cos, sin), speed) in cos.iter_mut().zip(&mut *sin).zip(&speeds) {
-                        let turned = (f64::from(position) * speed).sin_cos();
-                        (*sin, *cos) = (turned.0 as f32, turned.1 as f32);
-                    }
+                    let tables = angles_at(position, &speeds, angles);
                     let own = row * width..(row + 1) * width;
                     // SAFETY: this task alone writes this row; no operand is written by this dispatch.
                     let (x, out) = unsafe { (x.slice(own.clone()), out.slice_mut(own)) };
-                    rotate(level, x, [cos, sin], out);
+                    rotate(level, x, tables, out);
+                }
+            },
+        })],
+        shared: 0,
+        private: 2 * half,
+    })
+}
+
+/// A task for some rows of a sequence, if its cache is the one that is written; else one for each sequence.
+fn compile_cache_write(cx: &CompileCx) -> Result<Compiled, String> {
+    let call = cx.call();
+    let (dims, cache) = (RopeDims::of_dynamic(&call)?, CacheDims::of(&call)?);
+    let (new, old, positions) = (cx.input::<f32>(0), cx.input::<f32>(1), cx.input::<u32>(2));
+    let (out, dispatch, level) = (cx.output::<f32>(0), cx.index, cx.level);
+    let (speeds, half, width) = (dims.speeds(), dims.half, cache.width);
+    let in_place = cx.input_buffer(1) == cx.output_buffer(0);
+    let per_task = match in_place {
+        true => rows_per_task(width + half * ANGLE_NANOS).min(cache.rows),
+        false => cache.rows,
+    };
+    let tasks_each = cache.rows.div_ceil(per_task);
+    let rows = cache.batch * cache.rows;
+    let moved = if in_place { new.len() } else { new.len() + old.len() };
+    Ok(Compiled {
+        phases: vec![Box::new(Task {
+            tasks: cache.batch * tasks_each,
+            nanos: stream_nanos(8 * moved) + (rows * half * ANGLE_NANOS) as u64,
+            body: move |task: usize, cx: &RunCx| {
+                // SAFETY: private scratch is as long as asked for; positions are not written by this dispatch.
+                let (angles, positions) =
+                    unsafe { (std::slice::from_raw_parts_mut(cx.private, 2 * half), positions.all()) };
+                // All are looked at before anything is written.
+                if let Some(&bad) = positions.iter().find(|&&p| p as usize >= cache.bound()) {
+                    return cx.index_out_of_range(dispatch, bad, cache.bound());
+                }
+                let (sequence, first) = (task / tasks_each, task % tasks_each * per_task);
+                let start = sequence * cache.capacity;
+                if !in_place {
+                    let own = start * width..(start + cache.capacity) * width;
+                    // SAFETY: this task alone writes the cache of this sequence, which is another buffer than the old one.
+                    unsafe { out.slice_mut(own.clone()).copy_from_slice(old.slice(own)) };
+                }
+                for row in first..(first + per_task).min(cache.rows) {
+                    let position = positions[sequence] + row as u32;
+                    let (from, to) = (sequence * cache.rows + row, start + position as usize);
+                    // SAFETY: this task alone writes this row; the new rows are another buffer.
+                    let (x, out) = unsafe {
+                        (
+                            new.slice(from * width..(from + 1) * width),
+                            out.slice_mut(to * width..(to + 1) * width),
+                        )
+                    };
+                    rotate(level, x, angles_at(position, &speeds, angles), out);
                 }
             },
         })],

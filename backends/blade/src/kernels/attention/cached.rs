@@ -23,7 +23,11 @@ const MOST_ELEMENTS: usize = 2048;
 /// Threads that bring together what all have.
 const SOME: usize = 16;
 /// Loads of values on their way at a time.
-const TOGETHER: usize = 4;
+const TOGETHER: usize = 8;
+/// Keys of a thread whose vectors are on their way at a time.
+const KEYS_TOGETHER: usize = 2;
+/// Most vectors of keys on their way.
+const MOST_LOADS: usize = 16;
 
 /// Launches for a call; `None` for one that is to be taken apart.
 pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
@@ -88,19 +92,10 @@ fn by_vectors(cx: &CompileCx, dims: AttentionDims) -> Result<Option<Launch>, Str
         let kv_width = dims.kv_heads * width;
         format!("(sequence * {rows_k}u + {key}) * {kv_width}u + shared_head / 4u")
     };
-    let vectors = [
-        module.load_vector(0, "own / 4u + e"),
-        module.load_vector(1, &format!("{} + e", key_row("tile + j"))),
-    ];
-    let values: Option<Vec<String>> = (0..TOGETHER)
-        .map(|i| {
-            module.load_vector(
-                2,
-                &format!("{} + piece", key_row(&format!("tile + j + {}u", i * parts))),
-            )
-        })
-        .collect();
-    let ([Some(query), Some(key)], Some(values)) = (vectors, values) else {
+    let query = module.load_vector(0, "own / 4u + e");
+    let key = module.load_vector(1, &format!("{} + known_element", key_row("known_key")));
+    let value = module.load_vector(2, &format!("{} + piece", key_row("known_key")));
+    let (Some(query), Some(key), Some(value)) = (query, key, value) else {
         return Ok(None);
     };
     module.items = format!(
@@ -113,42 +108,54 @@ fn by_vectors(cx: &CompileCx, dims: AttentionDims) -> Result<Option<Launch>, Str
     let mut code = place(&mut module, &dims);
     let _ = write!(
         code,
-        "for (var e = local; e < {width}u; e += {MANY_THREADS}u) {{\nquery[e] = {query} * {scale};\n}}\n\
-         let slot = local % {SHARING}u;\nlet piece = min(local % {across}u, {last}u);\nlet part = local / {across}u;\n\
+        "for (var e = local; e < {width}u; e += {MANY_THREADS}u) {{\nquery[e] = {query} * {};\n}}\n\
+         let slot = local % {SHARING}u;\nlet piece = min(local % {across}u, {}u);\nlet part = local / {across}u;\n\
          var greatest = LEAST;\nvar total = 0.0;\nvar sum = vec4<f32>();\nworkgroupBarrier();\n\
-         for (var tile = start; tile < end; tile += {KEYS}u) {{\nlet count = min(end - tile, {KEYS}u);\n\
-         for (var j = local / {SHARING}u; j < count; j += {each}u) {{\nvar product = vec4<f32>();\n\
-         for (var e = slot; e < {width}u; e += {SHARING}u) {{\nproduct = fma(query[e], {key}, product);\n}}\n\
-         partial[slot * {KEYS}u + j] = (product.x + product.y) + (product.z + product.w);\n}}\nworkgroupBarrier();\n\
-         var most = greatest;\nfor (var j = local; j < count; j += {MANY_THREADS}u) {{\nvar score = partial[j];\n\
+         for (var tile = start; tile < end; tile += {KEYS}u) {{\nlet count = min(end - tile, {KEYS}u);\n",
+        scale(&dims),
+        width - 1,
+    );
+    // The first values are on their way while their weights are computed.
+    let values = |code: &mut String, from: &str| {
+        for i in 0..TOGETHER {
+            let _ = writeln!(code, "let j_{i} = {from} + {}u;", i * parts);
+            let known = format!("let known_key = tile + min(j_{i}, count - 1u);");
+            let _ = writeln!(code, "var value_{i}: vec4<f32>;\n{{\n{known}\nvalue_{i} = {value};\n}}");
+        }
+    };
+    let add = |code: &mut String| {
+        for i in 0..TOGETHER {
+            let _ = writeln!(
+                code,
+                "if (j_{i} < count) {{\nsum = fma(vec4<f32>(partial[j_{i}]), value_{i}, sum);\n}}"
+            );
+        }
+    };
+    values(&mut code, "part");
+    scores(&mut code, width, &key);
+    let _ = write!(
+        code,
+        "workgroupBarrier();\nvar most = greatest;\n\
+         for (var j = local; j < count; j += {MANY_THREADS}u) {{\nvar score = partial[j];\n\
          for (var i = 1u; i < {SHARING}u; i += 1u) {{\nscore += partial[i * {KEYS}u + j];\n}}\n\
          partial[j] = score;\nmost = max(most, score);\n}}\n",
-        scale = scale(&dims),
-        last = width - 1,
-        each = MANY_THREADS / SHARING,
     );
     bring_together(&mut code, "most", |a, b| format!("max({a}, {b})"));
     let _ = write!(
         code,
         "let kept = exp_f32(greatest - most);\ngreatest = most;\ntotal *= kept;\nsum *= kept;\n\
          for (var j = local; j < count; j += {MANY_THREADS}u) {{\nlet weight = exp_f32(partial[j] - most);\n\
-         partial[j] = weight;\ntotal += weight;\n}}\nworkgroupBarrier();\n\
-         var j = part;\nfor (; j + {}u < count; j += {}u) {{\n",
-        (TOGETHER - 1) * parts,
-        TOGETHER * parts,
+         partial[j] = weight;\ntotal += weight;\n}}\nworkgroupBarrier();\n",
     );
-    for (i, value) in values.iter().enumerate() {
-        let _ = writeln!(code, "let value_{i} = {value};");
-    }
-    for i in 0..TOGETHER {
-        let at = i * parts;
-        let _ = writeln!(code, "sum = fma(vec4<f32>(partial[j + {at}u]), value_{i}, sum);");
-    }
-    let _ = write!(
+    add(&mut code);
+    let _ = writeln!(
         code,
-        "}}\nfor (; j < count; j += {parts}u) {{\nsum = fma(vec4<f32>(partial[j]), {}, sum);\n}}\nworkgroupBarrier();\n}}\n",
-        values[0]
+        "for (var first = part + {0}u; first < count; first += {0}u) {{",
+        TOGETHER * parts
     );
+    values(&mut code, "first");
+    add(&mut code);
+    code.push_str("}\nworkgroupBarrier();\n}\n");
     bring_together(&mut code, "total", |a, b| format!("({a} + {b})"));
     let _ = write!(
         code,
@@ -162,6 +169,48 @@ fn by_vectors(cx: &CompileCx, dims: AttentionDims) -> Result<Option<Launch>, Str
     code.push_str("}\n");
     let groups = dims.batch * dims.rows_q * dims.heads;
     module.finish(&code, MANY_THREADS, groups).map(Some)
+}
+
+/// Code for the parts of the scores of a tile that each of the threads which share a key computes, `partial`, by vectors
+/// `key` of the row `known_key`.
+fn scores(code: &mut String, width: usize, key: &str) {
+    let each = MANY_THREADS / SHARING;
+    let pieces = width.div_ceil(SHARING);
+    let together = KEYS_TOGETHER.min(MOST_LOADS / pieces).max(1);
+    let _ = writeln!(
+        code,
+        "for (var j = local / {SHARING}u; j < count; j += {}u) {{",
+        together * each
+    );
+    for i in 0..together {
+        let _ = writeln!(code, "let key_{i} = tile + min(j + {}u, count - 1u);", i * each);
+        for piece in 0..pieces {
+            let _ = writeln!(
+                code,
+                "var key_{i}_{piece}: vec4<f32>;\n{{\nlet known_key = key_{i};\n\
+                 let known_element = min(slot + {}u, {}u);\nkey_{i}_{piece} = {key};\n}}",
+                piece * SHARING,
+                width - 1,
+            );
+        }
+    }
+    for i in 0..together {
+        let _ = writeln!(code, "if (j + {}u < count) {{\nvar product = vec4<f32>();", i * each);
+        for piece in 0..pieces {
+            let element = format!("slot + {}u", piece * SHARING);
+            let add = format!("product = fma(query[{element}], key_{i}_{piece}, product);");
+            let _ = match width.is_multiple_of(SHARING) {
+                true => writeln!(code, "{add}"),
+                false => writeln!(code, "if ({element} < {width}u) {{\n{add}\n}}"),
+            };
+        }
+        let _ = writeln!(
+            code,
+            "partial[slot * {KEYS}u + j + {}u] = (product.x + product.y) + (product.z + product.w);\n}}",
+            i * each
+        );
+    }
+    code.push_str("}\n");
 }
 
 /// Code that brings a variable of every thread together: all have the result then.

@@ -1,0 +1,280 @@
+//! Products of few rows whose operands lie along the summed dimension: threads read four terms at a time, and all that
+//! they need of the matrix, if that is not too much, before they wait for anything else.
+
+use std::fmt::Write as _;
+
+use super::super::emit::Emitter;
+use super::super::module::{CompileCx, Launch};
+use super::super::tiled::{Products, Sizes};
+use super::{ENOUGH_GROUPS, MOST_STAGED, THREADS};
+
+/// Terms that are read together.
+pub(super) const WIDTH: usize = 4;
+/// Threads that share the sum of a column.
+const LANES: usize = 32;
+/// Columns of a workgroup for each column of a thread.
+const ACROSS: usize = THREADS / LANES;
+/// Columns of a thread, the most first: each reads rows once for all of them.
+const COLUMNS: [usize; 3] = [4, 2, 1];
+/// Most sums of a thread.
+const MOST_SUMS: usize = 32;
+/// Most vectors of the matrix that a thread has on their way.
+const MOST_LOADS: usize = 16;
+/// Sums of each thread that are in shared memory together, if rows are not there too: all devices have 16 KB.
+const TOGETHER: usize = 8;
+/// Most threads that add up the sums of a column.
+const ADDERS: usize = 8;
+/// Sums of a column in shared memory, one more than there are, which keeps columns apart in its banks.
+const STRIDE: usize = LANES + 1;
+
+/// A launch of such a product.
+pub(super) struct Wide<'a> {
+    products: &'a dyn Products,
+    sizes: Sizes,
+    /// Columns of a thread.
+    columns: usize,
+    parts: usize,
+    /// Terms of a part.
+    length: usize,
+}
+
+impl<'a> Wide<'a> {
+    /// `None` where operands have no such vectors.
+    pub(super) fn new(products: &'a dyn Products, cx: &CompileCx, parts: usize) -> Option<Self> {
+        let sizes = products.sizes();
+        let Sizes { batch, m, n, k } = sizes;
+        let has_vectors = |operand| {
+            let stored = products.stored(operand).filter(|_| products.is_along_k(operand));
+            stored.is_some_and(|stored| cx.has_vectors(stored))
+        };
+        let length = k.div_ceil(parts.max(1)).next_multiple_of(WIDTH);
+        let staged = products.stored(0).is_none() && m * length <= MOST_STAGED;
+        if k == 0 || !k.is_multiple_of(WIDTH) || !has_vectors(1) || !(staged || has_vectors(0)) {
+            return None;
+        }
+        let groups = |columns: &usize| batch * parts * n.div_ceil(columns * ACROSS);
+        let mut fitting = COLUMNS.into_iter().filter(|columns| m * columns <= MOST_SUMS);
+        let columns = fitting.find(|columns| *columns == 1 || groups(columns) >= ENOUGH_GROUPS)?;
+        Some(Wide {
+            products,
+            sizes,
+            columns,
+            parts: k.div_ceil(length),
+            length,
+        })
+    }
+
+    pub(super) fn parts(&self) -> usize {
+        self.parts
+    }
+
+    /// A launch that does something with each sum: WGSL from its number and value.
+    pub(super) fn launch(&self, mut e: Emitter, each: &dyn Fn(&str, &str) -> String) -> Result<Launch, String> {
+        let Sizes { batch, m, n, k } = self.sizes;
+        let (columns, length) = (self.columns, self.length);
+        let across = n.div_ceil(columns * ACROSS);
+        let sums = self.sums();
+        let (results, adders) = self.adders(self.together());
+        let _ = writeln!(
+            e.module.items,
+            "var<workgroup> sums: array<f32, {}>;\nvar<workgroup> few: array<f32, {}>;",
+            self.together() * ACROSS * STRIDE,
+            results * adders,
+        );
+        let before = std::mem::take(&mut e.code);
+        let mut code = format!(
+            "let first_column = group_number % {across}u * {}u;\nlet batch = group_number / {across}u % {batch}u;\n\
+             let part = group_number / {}u;\nlet slot = local % {LANES}u;\n\
+             let first_vector = part * {}u;\nlet end = min(first_vector + {}u, {}u);\n",
+            columns * ACROSS,
+            across * batch,
+            length / WIDTH,
+            length / WIDTH,
+            k / WIDTH,
+        );
+        for c in 0..columns {
+            let _ = writeln!(
+                code,
+                "let column_{c} = min(first_column + {}u + local / {LANES}u, {}u);",
+                c * ACROSS,
+                n - 1
+            );
+        }
+        for sum in 0..sums {
+            let _ = writeln!(code, "var sum_{sum} = 0.0;");
+        }
+        // Vectors of a thread, in rounds of about the same number.
+        let own = (length / WIDTH).div_ceil(LANES);
+        let rounds = own.div_ceil(MOST_LOADS / columns).max(1);
+        let count = own.div_ceil(rounds);
+        let (fetch, multiply) = (self.fetch(&mut e, count)?, self.multiply(&mut e, count)?);
+        let staging = self.stage(&mut e)?;
+        match rounds {
+            // What comes before needs none of the matrix, which is on its way meanwhile.
+            1 => {
+                let _ = write!(code, "let k = first_vector + slot;\n{fetch}{before}{staging}{multiply}");
+            }
+            _ => {
+                let _ = write!(
+                    code,
+                    "{before}{staging}for (var k = first_vector + slot; k < end; k += {}u) {{\n{fetch}{multiply}}}\n",
+                    count * LANES
+                );
+            }
+        }
+        self.add_up(&mut code, each);
+        e.module.finish(&code, THREADS, across * batch * self.parts)
+    }
+
+    /// Sums of a thread: for each row, those of its columns.
+    fn sums(&self) -> usize {
+        self.sizes.m * self.columns
+    }
+
+    /// How many of these are in shared memory together.
+    fn together(&self) -> usize {
+        match self.is_staged() {
+            true => 1,
+            false => TOGETHER.min(self.sums()),
+        }
+    }
+
+    /// Results of so many sums of a thread, and threads that add up those of each.
+    fn adders(&self, sums: usize) -> (usize, usize) {
+        let results = sums * ACROSS;
+        // A power of two, as lanes are dealt out evenly.
+        let adders = 1 << (THREADS / results).min(ADDERS).ilog2();
+        (results, adders)
+    }
+
+    /// Whether rows are computed before the sums.
+    fn is_staged(&self) -> bool {
+        self.products.stored(0).is_none()
+    }
+
+    /// Code that computes the rows of a part, if they are not in memory.
+    fn stage(&self, e: &mut Emitter) -> Result<String, String> {
+        if !self.is_staged() {
+            return Ok(String::new());
+        }
+        let (Sizes { m, k, .. }, length) = (self.sizes, self.length);
+        let vectors = m * length / WIDTH;
+        let _ = writeln!(e.module.items, "var<workgroup> staged: array<vec4<f32>, {vectors}>;");
+        let (own, value) = e.block(|e| self.products.load(e, 0, "staged_row", "staged_k"))?;
+        Ok(format!(
+            "for (var at = local; at < {}u; at += {THREADS}u) {{\nlet staged_row = at / {length}u;\n\
+             let staged_k = min(first_vector * {WIDTH}u + at % {length}u, {}u);\n{own}\
+             staged[at / {WIDTH}u][at % {WIDTH}u] = {value};\n}}\nworkgroupBarrier();\n",
+            m * length,
+            k - 1
+        ))
+    }
+
+    /// Code that reads vectors `b_<i>_<column>` of the matrix from the vector `k` on.
+    fn fetch(&self, e: &mut Emitter, count: usize) -> Result<String, String> {
+        let mut code = String::new();
+        for i in 0..count {
+            // Those beyond the end are read, but not used.
+            let _ = writeln!(code, "let k_{i} = min(k + {}u, end - 1u);", i * LANES);
+            for c in 0..self.columns {
+                let vector = self.vector(e, &mut code, 1, &format!("column_{c}"), &format!("k_{i}"))?;
+                let _ = writeln!(code, "let b_{i}_{c} = {vector};");
+            }
+        }
+        Ok(code)
+    }
+
+    /// Code that multiplies these with the rows.
+    fn multiply(&self, e: &mut Emitter, count: usize) -> Result<String, String> {
+        let mut code = String::new();
+        for i in 0..count {
+            let _ = writeln!(code, "if (k + {}u < end) {{", i * LANES);
+            for row in 0..self.sizes.m {
+                let vector = match self.is_staged() {
+                    true => format!("staged[{}u + k_{i} - first_vector]", row * self.length / WIDTH),
+                    false => self.vector(e, &mut code, 0, &format!("{row}u"), &format!("k_{i}"))?,
+                };
+                let _ = writeln!(code, "let a_{i}_{row} = {vector};");
+                for c in 0..self.columns {
+                    let sum = row * self.columns + c;
+                    for q in ['x', 'y', 'z', 'w'] {
+                        let _ = writeln!(code, "sum_{sum} = fma(a_{i}_{row}.{q}, b_{i}_{c}.{q}, sum_{sum});");
+                    }
+                }
+            }
+            code.push_str("}\n");
+        }
+        Ok(code)
+    }
+
+    /// A vector of an operand, the `k`-th of a line.
+    fn vector(
+        &self,
+        e: &mut Emitter,
+        code: &mut String,
+        operand: usize,
+        line: &str,
+        k: &str,
+    ) -> Result<String, String> {
+        let (own, at) = e.block(|e| {
+            let first = e.bind(&format!("{k} * {WIDTH}u"))?;
+            self.products.number_of(e, operand, line, &first)
+        })?;
+        code.push_str(&own);
+        let stored = self.products.stored(operand);
+        let vector = stored.and_then(|stored| e.module.load_vector(stored, &format!("({at}) / {WIDTH}u")));
+        vector.ok_or_else(|| "an operand of a product is not read by vectors".into())
+    }
+
+    /// Code that adds up the sums of the threads that share columns, some sums at a time.
+    fn add_up(&self, code: &mut String, each: &dyn Fn(&str, &str) -> String) {
+        let (sums, together, n) = (self.sums(), self.together(), self.sizes.n);
+        for first in (0..sums).step_by(together) {
+            let count = together.min(sums - first);
+            let (results, adders) = self.adders(count);
+            let number = self.products.number("own_row", "own_column");
+            let done = each(&number, "sum");
+            if first > 0 {
+                code.push_str("workgroupBarrier();\n");
+            }
+            for i in 0..count {
+                let _ = writeln!(
+                    code,
+                    "sums[({}u + local / {LANES}u) * {STRIDE}u + slot] = sum_{};",
+                    i * ACROSS,
+                    first + i
+                );
+            }
+            let of_each = (0..LANES / adders).map(|i| format!("sums[at + {}u]", i * adders));
+            let of_all = (0..adders).map(|i| format!("few[local * {adders}u + {i}u]"));
+            let _ = write!(
+                code,
+                "workgroupBarrier();\nif (local < {0}u) {{\n\
+                 let at = local / {adders}u * {STRIDE}u + local % {adders}u;\nfew[local] = {1};\n}}\n\
+                 workgroupBarrier();\nif (local < {results}u) {{\nlet own = {first}u + local / {ACROSS}u;\n\
+                 let own_row = own / {2}u;\n\
+                 let own_column = first_column + own % {2}u * {ACROSS}u + local % {ACROSS}u;\n\
+                 if (own_column < {n}u) {{\nlet sum = {3};\n{done}}}\n}}\n",
+                results * adders,
+                joined(of_each),
+                self.columns,
+                joined(of_all),
+            );
+        }
+    }
+}
+
+/// The sum of terms, as WGSL, in pairs of pairs.
+fn joined(terms: impl Iterator<Item = String>) -> String {
+    let mut terms: Vec<String> = terms.collect();
+    while terms.len() > 1 {
+        terms = terms
+            .chunks(2)
+            .map(|pair| match pair {
+                [a, b] => format!("({a} + {b})"),
+                _ => pair.concat(),
+            })
+            .collect();
+    }
+    terms.concat()
+}

@@ -1,0 +1,99 @@
+//! Rows turned on their way into a cache: what a step of decoding does with its keys.
+
+use super::dynamic::{RopeDynamicOffset, attrs};
+use super::{RopeDims, RopeScaling};
+use crate::ops::cache_write::{self, CacheWrite};
+use crate::ops::sample::{Sample, SampleInput, Sizes};
+use crate::ops::{Arity, AttrDecls, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
+use crate::shape::TensorType;
+
+pub(in crate::ops) struct RopeCacheWrite;
+
+impl Operator for RopeCacheWrite {
+    fn name(&self) -> &'static str {
+        "core.rope_cache_write"
+    }
+
+    fn doc(&self) -> Doc {
+        Doc {
+            shapes: "new rows [batch..., rows, heads * head_dim], cache [batch..., capacity, heads * head_dim], position (u32) [batch...], or [1] without batch -> as the cache",
+            formula: "core.cache_write of core.rope_dynamic_offset(new rows, position), into the cache at the position",
+            source: "turned rows never reach memory but in the cache; takes the place of the two where a kernel makes that pay",
+        }
+    }
+
+    fn arity(&self) -> Arity {
+        CacheWrite.arity()
+    }
+
+    fn attributes(&self) -> AttrDecls {
+        RopeDynamicOffset.attributes()
+    }
+
+    fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
+        let types = CacheWrite.infer(call)?;
+        RopeDims::of_dynamic(call)?;
+        Ok(types)
+    }
+
+    fn writes(&self) -> &'static [(usize, usize)] {
+        CacheWrite.writes()
+    }
+
+    fn index_bound(&self, call: &Call) -> Option<(usize, usize)> {
+        CacheWrite.index_bound(call)
+    }
+
+    fn gradient(&self) -> Gradient<'_> {
+        Gradient::Decomposed
+    }
+
+    fn semantics(&self) -> Semantics<'_> {
+        Semantics::composite(|cx| {
+            let &[new, cache, position] = cx.inputs else {
+                return Err("takes new rows, a cache and positions".into());
+            };
+            let dims = cx.with_call(cache_write::CacheDims::of)?;
+            let rope = OpRef::new(&RopeDynamicOffset);
+            let turned = cx.graph.call(rope, cx.attrs.clone(), vec![new, position]);
+            let written = cache_write::written(cx.graph, [turned.into(), cache, position], &dims);
+            Ok(vec![written])
+        })
+    }
+
+    fn cost(&self, call: &Call) -> Cost {
+        Cost {
+            flops: call.inputs.first().map_or(0, |new| 3 * new.numel() as u64),
+            ..CacheWrite.cost(call)
+        }
+    }
+
+    fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {
+        let (rows, more) = (sizes.dim(9), sizes.below(40));
+        let (heads, half) = (sizes.dim(5), sizes.dim(20));
+        let scaled = RopeScaling::Linear { factor: 4.0 };
+        let cases: [(&[usize], [usize; 2], usize, usize, RopeScaling); 6] = [
+            (&[], [1, 1], 1, 2, RopeScaling::None),
+            (&[], [1, 9], 3, 4, RopeScaling::None),
+            (&[], [4, 9], 1, 6, scaled),
+            (&[3], [1, 7], 2, 64, RopeScaling::None),
+            (&[2, 2], [2, 6], 1, 34, scaled),
+            (&[2], [rows, rows + more], heads, 2 * half, RopeScaling::None),
+        ];
+        cases
+            .into_iter()
+            .map(|(batch, [rows, capacity], heads, head_dim, scaling)| {
+                let shape = |rows| [batch, &[rows, heads * head_dim]].concat();
+                let positions = if batch.is_empty() { &[1] } else { batch };
+                let inputs = vec![
+                    SampleInput::f32(&shape(rows)),
+                    SampleInput::f32(&shape(capacity)).state(),
+                    SampleInput::below(positions, capacity + 1 - rows),
+                ];
+                let label =
+                    format!("{rows} of {capacity} rows of {heads} heads of {head_dim}, batch {batch:?}, {scaling:?}");
+                Sample::new(label, inputs, attrs(10_000.0, head_dim as u32, scaling))
+            })
+            .collect()
+    }
+}
