@@ -70,7 +70,7 @@ impl<'a> Wide<'a> {
 
     /// A launch that does something with each sum: WGSL from its number and value.
     pub(super) fn launch(&self, mut e: Emitter, each: &dyn Fn(&str, &str) -> String) -> Result<Launch, String> {
-        let Sizes { batch, m, n, k } = self.sizes;
+        let Sizes { batch, n, k, .. } = self.sizes;
         let (columns, length) = (self.columns, self.length);
         let across = n.div_ceil(columns * ACROSS);
         let sums = self.sums();
