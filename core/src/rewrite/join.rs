@@ -154,7 +154,10 @@ fn pair(graph: &Graph, id: NodeId, uses: &HashMap<Value, usize>, target: &dyn Ta
 
 /// The name that a node keeps in graphs made from its own, empty where it has none.
 fn name(graph: &Graph, id: NodeId) -> String {
-    graph.provenance(id).name.map_or_else(String::new, |name| name.to_string())
+    graph
+        .provenance(id)
+        .name
+        .map_or_else(String::new, |name| name.to_string())
 }
 
 /// The value whose bytes a value shares.

@@ -1,4 +1,4 @@
-//! What a reduction makes of two elements.
+//! What a reduction makes of two elements, and of some that a thread has.
 
 use meganeura_core::DType;
 
@@ -51,4 +51,23 @@ impl Fold {
             Fold::Min => format!("min({a}, {b})"),
         }
     }
+}
+
+/// What becomes of terms, as WGSL, in pairs of pairs: sums of many are as exact as the shortest way there is, and no
+/// operation waits for more than a few.
+pub(super) fn pairwise(terms: impl Iterator<Item = String>, join: impl Fn(&str, &str) -> String) -> String {
+    let mut terms: Vec<String> = terms.collect();
+    while terms.len() > 1 {
+        let pairs = terms.chunks(2).map(|pair| match pair {
+            [a, b] => join(a, b),
+            _ => pair.concat(),
+        });
+        terms = pairs.collect();
+    }
+    terms.concat()
+}
+
+/// The sum of two terms, in brackets.
+pub(super) fn sum(a: &str, b: &str) -> String {
+    format!("({a} + {b})")
 }

@@ -7,6 +7,7 @@ use std::fmt::Write as _;
 use meganeura_core::DType;
 use meganeura_core::ops::AttentionDims;
 
+use super::super::fold::{pairwise, sum};
 use super::super::module::{CompileCx, Compiled, Launch, Module};
 use super::{FEWEST_QUERIES, MOST_WIDTH, POSITIONS, Side, position, scale, start, tiled, window};
 
@@ -92,14 +93,14 @@ fn by_vectors(cx: &CompileCx, dims: AttentionDims) -> Result<Option<Launch>, Str
         let kv_width = dims.kv_heads * width;
         format!("(sequence * {rows_k}u + {key}) * {kv_width}u + shared_head / 4u")
     };
-    let query = module.load_vector(0, "own / 4u + e");
+    let query = module.load_vector(0, "own / 4u + known_element");
     let key = module.load_vector(1, &format!("{} + known_element", key_row("known_key")));
     let value = module.load_vector(2, &format!("{} + piece", key_row("known_key")));
     let (Some(query), Some(key), Some(value)) = (query, key, value) else {
         return Ok(None);
     };
     module.items = format!(
-        "var<workgroup> query: array<vec4<f32>, {width}>;\nvar<workgroup> partial: array<f32, {}>;\n\
+        "var<workgroup> partial: array<f32, {}>;\n\
          var<workgroup> folded: array<vec4<f32>, {MANY_THREADS}>;\nvar<workgroup> few: array<f32, {SOME}>;\n\
          const LEAST: f32 = -3.4028234e38;\n{}",
         SHARING * KEYS,
@@ -108,31 +109,29 @@ fn by_vectors(cx: &CompileCx, dims: AttentionDims) -> Result<Option<Launch>, Str
     let mut code = place(&mut module, &dims);
     let _ = write!(
         code,
-        "for (var e = local; e < {width}u; e += {MANY_THREADS}u) {{\nquery[e] = {query} * {};\n}}\n\
-         let slot = local % {SHARING}u;\nlet piece = min(local % {across}u, {}u);\nlet part = local / {across}u;\n\
-         var greatest = LEAST;\nvar total = 0.0;\nvar sum = vec4<f32>();\nworkgroupBarrier();\n\
-         for (var tile = start; tile < end; tile += {KEYS}u) {{\nlet count = min(end - tile, {KEYS}u);\n",
-        scale(&dims),
+        "let slot = local % {SHARING}u;\nlet piece = min(local % {across}u, {}u);\nlet part = local / {across}u;\n\
+         let scale = {};\nvar greatest = LEAST;\nvar total = 0.0;\nvar sum = vec4<f32>();\nvar tile = start;\nloop {{\n",
         width - 1,
+        scale(&dims),
     );
-    // The first values are on their way while their weights are computed.
-    let values = |code: &mut String, from: &str| {
-        for i in 0..TOGETHER {
-            let _ = writeln!(code, "let j_{i} = {from} + {}u;", i * parts);
-            let known = format!("let known_key = tile + min(j_{i}, count - 1u);");
-            let _ = writeln!(code, "var value_{i}: vec4<f32>;\n{{\n{known}\nvalue_{i} = {value};\n}}");
-        }
+    // What a tile begins with is on its way before it is known how many keys there are: those behind them are read, but
+    // not used.
+    let values = Values {
+        parts,
+        value: &value,
+        rows_k,
     };
-    let add = |code: &mut String| {
-        for i in 0..TOGETHER {
-            let _ = writeln!(
-                code,
-                "if (j_{i} < count) {{\nsum = fma(vec4<f32>(partial[j_{i}]), value_{i}, sum);\n}}"
-            );
-        }
+    let scores = Scores {
+        width,
+        query: &query,
+        key: &key,
+        rows_k,
     };
-    values(&mut code, "part");
-    scores(&mut code, width, &key);
+    values.fetch(&mut code, "part");
+    scores.fetch(&mut code, &format!("local / {SHARING}u"));
+    let _ = writeln!(code, "let count = min(end - tile, {KEYS}u);");
+    scores.compute(&mut code, &format!("local / {SHARING}u"));
+    scores.rest(&mut code);
     let _ = write!(
         code,
         "workgroupBarrier();\nvar most = greatest;\n\
@@ -147,20 +146,24 @@ fn by_vectors(cx: &CompileCx, dims: AttentionDims) -> Result<Option<Launch>, Str
          for (var j = local; j < count; j += {MANY_THREADS}u) {{\nlet weight = exp_f32(partial[j] - most);\n\
          partial[j] = weight;\ntotal += weight;\n}}\nworkgroupBarrier();\n",
     );
-    add(&mut code);
+    values.add(&mut code, "part");
     let _ = writeln!(
         code,
         "for (var first = part + {0}u; first < count; first += {0}u) {{",
         TOGETHER * parts
     );
-    values(&mut code, "first");
-    add(&mut code);
-    code.push_str("}\nworkgroupBarrier();\n}\n");
-    bring_together(&mut code, "total", |a, b| format!("({a} + {b})"));
+    values.fetch(&mut code, "first");
+    values.add(&mut code, "first");
     let _ = write!(
         code,
-        "workgroupBarrier();\nfolded[local] = sum;\nworkgroupBarrier();\nif (local < {width}u) {{\n\
-         for (var i = 1u; i < {parts}u; i += 1u) {{\nsum += folded[i * {across}u + local];\n}}\nsum /= total;\n",
+        "}}\ntile += {KEYS}u;\nif (tile >= end) {{\nbreak;\n}}\nworkgroupBarrier();\n}}\n"
+    );
+    bring_together(&mut code, "total", sum);
+    let others = (1..parts).map(|i| format!("folded[local + {}u]", i * across));
+    let all = pairwise(std::iter::once("sum".to_owned()).chain(others), sum);
+    let _ = write!(
+        code,
+        "workgroupBarrier();\nfolded[local] = sum;\nworkgroupBarrier();\nif (local < {width}u) {{\nsum = {all} / total;\n",
     );
     for c in 0..4 {
         let store = module.store(0, &format!("own + local * 4u + {c}u"), &format!("sum[{c}]"));
@@ -171,46 +174,137 @@ fn by_vectors(cx: &CompileCx, dims: AttentionDims) -> Result<Option<Launch>, Str
     module.finish(&code, MANY_THREADS, groups).map(Some)
 }
 
-/// Code for the parts of the scores of a tile that each of the threads which share a key computes, `partial`, by vectors
-/// `key` of the row `known_key`.
-fn scores(code: &mut String, width: usize, key: &str) {
-    let each = MANY_THREADS / SHARING;
-    let pieces = width.div_ceil(SHARING);
-    let together = KEYS_TOGETHER.min(MOST_LOADS / pieces).max(1);
-    let _ = writeln!(
-        code,
-        "for (var j = local / {SHARING}u; j < count; j += {}u) {{",
-        together * each
-    );
-    for i in 0..together {
-        let _ = writeln!(code, "let key_{i} = tile + min(j + {}u, count - 1u);", i * each);
-        for piece in 0..pieces {
+/// Code for the values of a tile: of each piece of a head, every thread that has it reads some.
+struct Values<'a> {
+    /// Threads that have the same piece.
+    parts: usize,
+    /// The piece `piece` of the row `known_key`.
+    value: &'a str,
+    rows_k: usize,
+}
+
+impl Values<'_> {
+    /// Reads `value_<i>` from a key of the tile on.
+    fn fetch(&self, code: &mut String, from: &str) {
+        for i in 0..TOGETHER {
+            let known = known_key(&format!("{from} + {}u", i * self.parts), self.rows_k);
             let _ = writeln!(
                 code,
-                "var key_{i}_{piece}: vec4<f32>;\n{{\nlet known_key = key_{i};\n\
-                 let known_element = min(slot + {}u, {}u);\nkey_{i}_{piece} = {key};\n}}",
-                piece * SHARING,
-                width - 1,
+                "var value_{i}: vec4<f32>;\n{{\n{known}value_{i} = {};\n}}",
+                self.value
             );
         }
     }
-    for i in 0..together {
-        let _ = writeln!(code, "if (j + {}u < count) {{\nvar product = vec4<f32>();", i * each);
-        for piece in 0..pieces {
-            let element = format!("slot + {}u", piece * SHARING);
-            let add = format!("product = fma(query[{element}], key_{i}_{piece}, product);");
-            let _ = match width.is_multiple_of(SHARING) {
-                true => writeln!(code, "{add}"),
-                false => writeln!(code, "if ({element} < {width}u) {{\n{add}\n}}"),
-            };
+
+    /// Adds them up with their weights.
+    fn add(&self, code: &mut String, from: &str) {
+        for i in 0..TOGETHER {
+            let _ = write!(
+                code,
+                "{{\nlet j = {from} + {}u;\nlet weight = vec4<f32>(partial[min(j, {}u)]);\n\
+                 sum = select(sum, fma(weight, value_{i}, sum), j < count);\n}}\n",
+                i * self.parts,
+                KEYS - 1
+            );
         }
+    }
+}
+
+/// Code for the scores of a tile: every thread computes a part of some keys', `partial`, which the threads that share these
+/// add up.
+struct Scores<'a> {
+    /// Vectors of a head.
+    width: usize,
+    /// The vector `known_element` of the query.
+    query: &'a str,
+    /// The same of the key in the row `known_key`.
+    key: &'a str,
+    rows_k: usize,
+}
+
+impl Scores<'_> {
+    /// Vectors of a key that a thread reads.
+    fn pieces(&self) -> usize {
+        self.width.div_ceil(SHARING)
+    }
+
+    /// Keys of a thread whose vectors are on their way at a time.
+    fn together(&self) -> usize {
+        KEYS_TOGETHER.min(MOST_LOADS / self.pieces()).max(1)
+    }
+
+    fn piece(&self, piece: usize) -> String {
+        format!(
+            "let known_element = min(slot + {}u, {}u);\n",
+            piece * SHARING,
+            self.width - 1
+        )
+    }
+
+    /// Reads `key_<i>_<piece>` from a key of the tile on.
+    fn fetch(&self, code: &mut String, from: &str) {
+        for i in 0..self.together() {
+            let known = known_key(&format!("{from} + {}u", i * MANY_THREADS / SHARING), self.rows_k);
+            for piece in 0..self.pieces() {
+                let _ = write!(
+                    code,
+                    "var key_{i}_{piece}: vec4<f32>;\n{{\n{known}{}key_{i}_{piece} = {};\n}}\n",
+                    self.piece(piece),
+                    self.key
+                );
+            }
+        }
+    }
+
+    /// Multiplies them with the query.
+    fn compute(&self, code: &mut String, from: &str) {
+        let together = self.together();
+        for i in 0..together {
+            let _ = writeln!(code, "var product_{i} = vec4<f32>();");
+        }
+        for piece in 0..self.pieces() {
+            let _ = writeln!(code, "{{\n{}let query = {};", self.piece(piece), self.query);
+            for i in 0..together {
+                let next = format!("fma(query, key_{i}_{piece}, product_{i})");
+                let _ = match self.width.is_multiple_of(SHARING) {
+                    true => writeln!(code, "product_{i} = {next};"),
+                    false => writeln!(
+                        code,
+                        "product_{i} = select(product_{i}, {next}, slot + {}u < {}u);",
+                        piece * SHARING,
+                        self.width
+                    ),
+                };
+            }
+            code.push_str("}\n");
+        }
+        for i in 0..together {
+            let _ = write!(
+                code,
+                "{{\nlet j = {from} + {}u;\nif (j < count) {{\nlet halves = product_{i}.xy + product_{i}.zw;\n\
+                 partial[slot * {KEYS}u + j] = (halves.x + halves.y) * scale;\n}}\n}}\n",
+                i * MANY_THREADS / SHARING
+            );
+        }
+    }
+
+    /// Those of the keys behind the first ones.
+    fn rest(&self, code: &mut String) {
+        let step = self.together() * MANY_THREADS / SHARING;
         let _ = writeln!(
             code,
-            "partial[slot * {KEYS}u + j + {}u] = (product.x + product.y) + (product.z + product.w);\n}}",
-            i * each
+            "for (var j = local / {SHARING}u + {step}u; j < count; j += {step}u) {{"
         );
+        self.fetch(code, "j");
+        let mut inner = String::new();
+        self.compute(&mut inner, "first_j");
+        let _ = write!(code, "let first_j = j;\n{inner}}}\n");
     }
-    code.push_str("}\n");
+}
+
+/// Code that finds the row of a tile's key, or the last row of the cache.
+fn known_key(key: &str, rows_k: usize) -> String {
+    format!("let known_key = min(tile + {key}, {}u);\n", rows_k - 1)
 }
 
 /// Code that brings a variable of every thread together: all have the result then.
@@ -218,8 +312,7 @@ fn bring_together(code: &mut String, variable: &str, join: impl Fn(&str, &str) -
     let each = MANY_THREADS / SOME;
     let all = (0..each).map(|i| format!("folded[local * {each}u + {i}u].x"));
     let few = (0..SOME).map(|i| format!("few[{i}]"));
-    let join = |parts: &mut dyn Iterator<Item = String>| parts.reduce(|a, b| join(&a, &b)).unwrap_or_default();
-    let (all, few) = (join(&mut { all }), join(&mut { few }));
+    let (all, few) = (pairwise(all, &join), pairwise(few, &join));
     let _ = write!(
         code,
         "folded[local].x = {variable};\nworkgroupBarrier();\nif (local < {SOME}u) {{\nfew[local] = {all};\n}}\n\

@@ -4,6 +4,7 @@
 use std::fmt::Write as _;
 
 use super::super::emit::Emitter;
+use super::super::fold::{pairwise, sum};
 use super::super::module::{CompileCx, Launch};
 use super::super::tiled::{Products, Sizes};
 use super::{ENOUGH_GROUPS, MOST_STAGED, THREADS};
@@ -16,10 +17,14 @@ const LANES: usize = 32;
 const ACROSS: usize = THREADS / LANES;
 /// Columns of a thread, the most first: each reads rows once for all of them.
 const COLUMNS: [usize; 3] = [4, 2, 1];
+/// Rows from which on their vectors are not read all at once: there are too many for the registers.
+const SOME_ROWS: usize = 4;
 /// Most sums of a thread.
 const MOST_SUMS: usize = 32;
 /// Most vectors of the matrix that a thread has on their way.
 const MOST_LOADS: usize = 16;
+/// Elements of rows that a thread computes together.
+const MOST_STAGED_TOGETHER: usize = 8;
 /// Sums of each thread that are in shared memory together, if rows are not there too: all devices have 16 KB.
 const TOGETHER: usize = 8;
 /// Most threads that add up the sums of a column.
@@ -103,10 +108,7 @@ impl<'a> Wide<'a> {
         for sum in 0..sums {
             let _ = writeln!(code, "var sum_{sum} = 0.0;");
         }
-        // Vectors of a thread, in rounds of about the same number.
-        let own = (length / WIDTH).div_ceil(LANES);
-        let rounds = own.div_ceil(MOST_LOADS / columns).max(1);
-        let count = own.div_ceil(rounds);
+        let (rounds, count) = (self.rounds(), self.vectors().div_ceil(self.rounds()));
         let (fetch, multiply) = (self.fetch(&mut e, count)?, self.multiply(&mut e, count)?);
         let staging = self.stage(&mut e)?;
         match rounds {
@@ -124,6 +126,16 @@ impl<'a> Wide<'a> {
         }
         self.add_up(&mut code, each);
         e.module.finish(&code, THREADS, across * batch * self.parts)
+    }
+
+    /// Vectors of a thread in a line.
+    fn vectors(&self) -> usize {
+        (self.length / WIDTH).div_ceil(LANES)
+    }
+
+    /// Rounds in which it reads them, each of about as many.
+    fn rounds(&self) -> usize {
+        self.vectors().div_ceil(MOST_LOADS / self.columns).max(1)
     }
 
     /// Sums of a thread: for each row, those of its columns.
@@ -152,22 +164,46 @@ impl<'a> Wide<'a> {
         self.products.stored(0).is_none()
     }
 
-    /// Code that computes the rows of a part, if they are not in memory.
+    /// Code that computes the rows of a part, if they are not in memory. What a thread reads for them is on its way
+    /// together.
     fn stage(&self, e: &mut Emitter) -> Result<String, String> {
         if !self.is_staged() {
             return Ok(String::new());
         }
         let (Sizes { m, k, .. }, length) = (self.sizes, self.length);
-        let vectors = m * length / WIDTH;
-        let _ = writeln!(e.module.items, "var<workgroup> staged: array<vec4<f32>, {vectors}>;");
-        let (own, value) = e.block(|e| self.products.load(e, 0, "staged_row", "staged_k"))?;
-        Ok(format!(
-            "for (var at = local; at < {}u; at += {THREADS}u) {{\nlet staged_row = at / {length}u;\n\
-             let staged_k = min(first_vector * {WIDTH}u + at % {length}u, {}u);\n{own}\
-             staged[at / {WIDTH}u][at % {WIDTH}u] = {value};\n}}\nworkgroupBarrier();\n",
-            m * length,
-            k - 1
-        ))
+        let total = m * length;
+        let _ = writeln!(
+            e.module.items,
+            "var<workgroup> staged: array<vec4<f32>, {}>;",
+            total / WIDTH
+        );
+        let mut code = String::new();
+        for first in (0..total).step_by(THREADS * MOST_STAGED_TOGETHER) {
+            let starts: Vec<usize> = (first..total).step_by(THREADS).take(MOST_STAGED_TOGETHER).collect();
+            for start in &starts {
+                let _ = write!(
+                    code,
+                    "let at_{start} = min(local + {start}u, {}u);\nlet staged_row_{start} = at_{start} / {length}u;\n\
+                     let staged_k_{start} = min(first_vector * {WIDTH}u + at_{start} % {length}u, {}u);\n",
+                    total - 1,
+                    k - 1
+                );
+            }
+            let (own, values) = e.block(|e| {
+                let value = |start: &usize| {
+                    let [row, k] = ["row", "k"].map(|name| format!("staged_{name}_{start}"));
+                    self.products.load(e, 0, &row, &k)
+                };
+                starts.iter().map(value).collect::<Result<Vec<_>, _>>()
+            })?;
+            code.push_str(&own);
+            // Threads beyond the end all store the last element once more.
+            for (start, value) in starts.iter().zip(values) {
+                let _ = writeln!(code, "staged[at_{start} / {WIDTH}u][at_{start} % {WIDTH}u] = {value};");
+            }
+        }
+        code.push_str("workgroupBarrier();\n");
+        Ok(code)
     }
 
     /// Code that reads vectors `b_<i>_<column>` of the matrix from the vector `k` on.
@@ -178,22 +214,41 @@ impl<'a> Wide<'a> {
             let _ = writeln!(code, "let k_{i} = min(k + {}u, end - 1u);", i * LANES);
             for c in 0..self.columns {
                 let vector = self.vector(e, &mut code, 1, &format!("column_{c}"), &format!("k_{i}"))?;
+                let vector = self.within(i, vector);
                 let _ = writeln!(code, "let b_{i}_{c} = {vector};");
             }
         }
         Ok(code)
     }
 
+    /// Whether the `i`-th vector of each thread is within its part.
+    fn is_within(&self, i: usize) -> bool {
+        self.parts == 1 && self.rounds() == 1 && (i + 1) * LANES * WIDTH <= self.length
+    }
+
+    /// A vector that is zero where it is beyond the end. There are no branches for few rows, behind which loads would wait
+    /// for each other.
+    fn within(&self, i: usize, vector: String) -> String {
+        match self.sizes.m >= SOME_ROWS || self.is_within(i) {
+            true => vector,
+            false => format!("select(vec4<f32>(), {vector}, k + {}u < end)", i * LANES),
+        }
+    }
+
     /// Code that multiplies these with the rows.
     fn multiply(&self, e: &mut Emitter, count: usize) -> Result<String, String> {
         let mut code = String::new();
         for i in 0..count {
-            let _ = writeln!(code, "if (k + {}u < end) {{", i * LANES);
+            let branches = self.sizes.m >= SOME_ROWS;
+            if branches {
+                let _ = writeln!(code, "if (k + {}u < end) {{", i * LANES);
+            }
             for row in 0..self.sizes.m {
                 let vector = match self.is_staged() {
                     true => format!("staged[{}u + k_{i} - first_vector]", row * self.length / WIDTH),
                     false => self.vector(e, &mut code, 0, &format!("{row}u"), &format!("k_{i}"))?,
                 };
+                let vector = self.within(i, vector);
                 let _ = writeln!(code, "let a_{i}_{row} = {vector};");
                 for c in 0..self.columns {
                     let sum = row * self.columns + c;
@@ -202,7 +257,9 @@ impl<'a> Wide<'a> {
                     }
                 }
             }
-            code.push_str("}\n");
+            if branches {
+                code.push_str("}\n");
+            }
         }
         Ok(code)
     }
@@ -256,25 +313,10 @@ impl<'a> Wide<'a> {
                  let own_column = first_column + own % {2}u * {ACROSS}u + local % {ACROSS}u;\n\
                  if (own_column < {n}u) {{\nlet sum = {3};\n{done}}}\n}}\n",
                 results * adders,
-                joined(of_each),
+                pairwise(of_each, sum),
                 self.columns,
-                joined(of_all),
+                pairwise(of_all, sum),
             );
         }
     }
-}
-
-/// The sum of terms, as WGSL, in pairs of pairs.
-fn joined(terms: impl Iterator<Item = String>) -> String {
-    let mut terms: Vec<String> = terms.collect();
-    while terms.len() > 1 {
-        terms = terms
-            .chunks(2)
-            .map(|pair| match pair {
-                [a, b] => format!("({a} + {b})"),
-                _ => pair.concat(),
-            })
-            .collect();
-    }
-    terms.concat()
 }
