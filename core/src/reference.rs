@@ -232,6 +232,17 @@ pub fn operand_name(i: usize) -> String {
     format!("operand{i}")
 }
 
+/// A graph of nothing but inputs for the operands of a call, named by [`operand_name`], and these.
+pub fn call_operands(types: &[TensorType]) -> (Graph, Vec<Value>) {
+    let mut graph = Graph::new();
+    let operands = types
+        .iter()
+        .enumerate()
+        .map(|(i, ty)| graph.input_typed(&operand_name(i), &ty.shape, ty.dtype).into())
+        .collect();
+    (graph, operands)
+}
+
 /// The decomposition of a call as a graph of its own, whose inputs are named by [`operand_name`].
 ///
 /// # Errors
@@ -242,12 +253,7 @@ pub fn expand_call(
     inputs: &[TensorType],
     outputs: &[TensorType],
 ) -> Result<(Graph, Vec<Value>)> {
-    let mut graph = Graph::new();
-    let operands: Vec<Value> = inputs
-        .iter()
-        .enumerate()
-        .map(|(i, ty)| graph.input_typed(&operand_name(i), &ty.shape, ty.dtype).into())
-        .collect();
+    let (mut graph, operands) = call_operands(inputs);
     let values = expand_into(&mut graph, op, attrs, &operands, outputs)?;
     graph.set_outputs(values.clone());
     graph.verify()?;

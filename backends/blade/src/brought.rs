@@ -4,18 +4,19 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use meganeura_core::backend::shader::{ShaderKernel, shader_kernel};
-use meganeura_core::backend::{Executable as _, KernelDesc, StepArgs};
+use meganeura_core::backend::{Executable as _, KernelDesc};
 use meganeura_core::graph::{Graph, Value};
 use meganeura_core::ops::Call;
 use meganeura_core::ops::sample::{Sample, Sizes};
 use meganeura_core::plan::try_compile;
 use meganeura_core::random::SplitMix64;
 use meganeura_core::reference::{Evaluation, evaluate};
-use meganeura_core::{DType, Error, ExecutionPlan, Result, Shape, TensorType};
+use meganeura_core::{DType, Error, ExecutionPlan, Result};
 
 use crate::device::BladeDevice;
 use crate::executable::BladeExecutable;
 use crate::gpu::NAME;
+use crate::once::{Word, run_once};
 
 /// Kernels that plans may use, by the names of their operators.
 pub(crate) type Brought = HashMap<String, Arc<dyn ShaderKernel>>;
@@ -128,8 +129,7 @@ fn test(device: &BladeDevice, kernel: &Arc<dyn ShaderKernel>) -> Result<()> {
 
 /// Whether there is a kernel for a call of the test.
 fn applies(kernel: &dyn ShaderKernel, sample: &Sample) -> bool {
-    let ty = |i: &meganeura_core::ops::sample::SampleInput| Some(TensorType::new(i.dtype, Shape::new(&i.shape).ok()?));
-    let Some(inputs) = sample.inputs.iter().map(ty).collect::<Option<Vec<TensorType>>>() else {
+    let Ok(inputs) = sample.input_types() else {
         return false;
     };
     let call = Call {
@@ -156,7 +156,7 @@ fn run(
     graph: &Graph,
     feeds: &HashMap<String, Vec<f64>>,
     brought: &Brought,
-) -> Result<Vec<Vec<[u8; 4]>>> {
+) -> Result<Vec<Vec<Word>>> {
     // Compiled for the device, it would ask for the kernel that is being tested.
     let plan = try_compile(graph)?;
     let mut executable = BladeExecutable::new(device, &plan, None, brought)?;
@@ -164,36 +164,27 @@ fn run(
     for buffer in &plan.output_buffers {
         executable.write(*buffer, 0, &vec![0xff; plan.buffers[buffer.index()]])?;
     }
-    for (name, buffer) in &plan.input_buffers {
-        let dtype = plan.buffer_types[buffer.index()].dtype;
-        let word = |v: &f64| match dtype {
+    let dtypes: HashMap<&str, DType> = plan
+        .input_buffers
+        .iter()
+        .map(|(name, buffer)| (name.as_str(), plan.buffer_types[buffer.index()].dtype))
+        .collect();
+    run_once(&mut executable, &plan, |name| {
+        let word = |v: &f64| match dtypes[name] {
             DType::U32 => (*v as u32).to_le_bytes(),
             DType::I32 => (*v as i32).to_le_bytes(),
             _ => (*v as f32).to_le_bytes(),
         };
-        let bytes: Vec<u8> = feeds[name].iter().flat_map(word).collect();
-        executable.write(*buffer, 0, &bytes)?;
-    }
-    let ticket = executable.run(&StepArgs {
-        segments: &[0],
-        scalars: &[],
-    })?;
-    executable.wait(ticket)?;
-    let mut outputs = Vec::with_capacity(plan.output_buffers.len());
-    for buffer in &plan.output_buffers {
-        let mut bytes = vec![0; plan.buffers[buffer.index()]];
-        executable.read(*buffer, 0, &mut bytes)?;
-        outputs.push(bytes.as_chunks::<4>().0.to_vec());
-    }
-    Ok(outputs)
+        feeds[name].iter().map(word).collect()
+    })
 }
 
-fn compare<'a>(test: &Tested, expected: &Evaluation, found: &mut impl Iterator<Item = &'a Vec<[u8; 4]>>) -> Result<()> {
+fn compare<'a>(test: &Tested, expected: &Evaluation, found: &mut impl Iterator<Item = &'a Vec<Word>>) -> Result<()> {
     for (port, &result) in test.results.iter().enumerate() {
         let (Some(expected), Some(found)) = (expected.get(result), found.next()) else {
             return Err(Error::backend(NAME, "it has no result"));
         };
-        let number = |word: &[u8; 4]| match expected.ty.dtype {
+        let number = |word: &Word| match expected.ty.dtype {
             DType::U32 => f64::from(u32::from_le_bytes(*word)),
             DType::I32 => f64::from(i32::from_le_bytes(*word)),
             _ => f64::from(f32::from_le_bytes(*word)),

@@ -7,8 +7,7 @@
 use std::collections::HashMap;
 
 use blade_graphics as bg;
-use meganeura_core::backend::{Executable as _, StepArgs};
-use meganeura_core::plan::{BufferRef, try_compile};
+use meganeura_core::plan::try_compile;
 use meganeura_core::random::SplitMix64;
 use meganeura_core::{Error, Graph, Result};
 
@@ -17,6 +16,7 @@ use crate::device::BladeDevice;
 use crate::executable::BladeExecutable;
 use crate::gpu::NAME;
 pub use crate::kernels::coop::{CoopConfig, MIN_COOP_WORKGROUPS, prefers_coop};
+use crate::once::{Word, run_once};
 
 /// Threads of a subgroup where the driver does not say: as on NVIDIA's GPUs, and others in one of their modes.
 const USUAL_SUBGROUP: u32 = 32;
@@ -134,22 +134,10 @@ pub(crate) fn test_coop_matmul(device: &BladeDevice, config: &CoopConfig) -> Res
         let mut plan = try_compile(graph)?;
         plan.dispatches.iter_mut().for_each(|d| d.use_coop = true);
         let mut executable = BladeExecutable::new(device, &plan, Some(*config), &Brought::new())?;
-        for (name, buffer) in &plan.input_buffers {
-            let bytes: Vec<u8> = operands[name].iter().flat_map(|v| v.to_le_bytes()).collect();
-            executable.write(*buffer, 0, &bytes)?;
-        }
-        let ticket = executable.run(&StepArgs {
-            segments: &[0],
-            scalars: &[],
-        })?;
-        executable.wait(ticket)?;
-        let read = |&buffer: &BufferRef| {
-            let mut bytes = vec![0; plan.buffers[buffer.index()]];
-            executable.read(buffer, 0, &mut bytes)?;
-            let (words, _) = bytes.as_chunks::<4>();
-            Ok(words.iter().map(|&w| f32::from_le_bytes(w)).collect())
-        };
-        plan.output_buffers.iter().map(read).collect()
+        let words = |name: &str| operands[name].iter().map(|v| v.to_le_bytes()).collect();
+        let found = run_once(&mut executable, &plan, words)?;
+        let numbers = |words: &Vec<Word>| words.iter().map(|&w| f32::from_le_bytes(w)).collect();
+        Ok(found.iter().map(numbers).collect())
     })
 }
 

@@ -22,6 +22,7 @@ mod executable;
 mod gpu;
 mod kernels;
 mod memory;
+mod once;
 mod pipeline;
 mod probe;
 mod program;

@@ -11,7 +11,7 @@ use meganeura_core::config::Config;
 use meganeura_core::ops::sample::{Fill, Sample, SampleInput, Sizes};
 use meganeura_core::ops::{Call, OpRef};
 use meganeura_core::plan::{compile_for, try_compile};
-use meganeura_core::{DType, Error, Graph, Session, TensorType, reference, registry};
+use meganeura_core::{DType, Error, Graph, Session, reference, registry};
 use meganeura_cpu::{CpuBackend, CpuDevice};
 
 use common::{check, sample};
@@ -117,9 +117,7 @@ fn emptied(sample: &Sample, size: usize, operand: Option<usize>) -> Sample {
 
 /// Whether the operator accepts the call, with a defined result, and the device has a kernel for it.
 fn possible(op: OpRef, sample: &Sample, device: &CpuDevice) -> bool {
-    let shape = |shape: &[usize]| meganeura_core::Shape::new(shape).expect("a shape");
-    let inputs = sample.inputs.iter().map(|i| TensorType::new(i.dtype, shape(&i.shape)));
-    let inputs: Vec<TensorType> = inputs.collect();
+    let inputs = sample.input_types().expect("shapes");
     let call = Call {
         attrs: &sample.attrs,
         inputs: &inputs,

@@ -18,10 +18,9 @@ use meganeura_cpu::CpuDevice;
 
 /// Whether the call is accepted, small, and has a kernel; indices are brought within their bound.
 fn runnable(op: OpRef, sample: &mut Sample, device: &CpuDevice) -> bool {
-    let inputs: Option<Vec<TensorType>> = (sample.inputs.iter())
-        .map(|i| Shape::new(&i.shape).ok().map(|shape| TensorType::new(i.dtype, shape)))
-        .collect();
-    let Some(inputs) = inputs else { return false };
+    let Ok(inputs) = sample.input_types() else {
+        return false;
+    };
     if op.arity().check(inputs.len()).is_err() || op.writes().iter().any(|&(o, _)| !sample.inputs[o].state) {
         return false;
     }

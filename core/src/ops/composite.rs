@@ -10,7 +10,7 @@ use super::sample::{Sample, SampleInput, Sizes};
 use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, Operator, Semantics};
 use crate::attrs::Attrs;
 use crate::graph::{Graph, NodeKind, Value};
-use crate::reference::operand_name;
+use crate::reference::call_operands;
 use crate::shape::TensorType;
 
 /// Builds the decomposition of a call on a graph: from the operands and attributes to one value for each port.
@@ -122,12 +122,7 @@ impl Composite {
             }
         }
         let _level = Level::enter(self.name)?;
-        let mut graph = Graph::new();
-        let operands: Vec<Value> = inputs
-            .iter()
-            .enumerate()
-            .map(|(i, ty)| graph.input_typed(&operand_name(i), &ty.shape, ty.dtype).into())
-            .collect();
+        let (mut graph, operands) = call_operands(inputs);
         let values = (self.decompose)(&mut graph, &operands, attrs)?;
         if let Some(error) = graph.errors().first() {
             return Err(format!("in its decomposition, {error}"));

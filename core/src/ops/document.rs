@@ -11,7 +11,7 @@ use super::{Call, Gradient, InferenceForm, OpRef, Operator, Semantics};
 use crate::attrs::Attr;
 use crate::dtype::DType;
 use crate::reference::expand_call;
-use crate::shape::{Shape, TensorType};
+use crate::shape::TensorType;
 
 /// The reference of these operators as Markdown, one section each, in the given order.
 pub fn markdown(ops: &[OpRef]) -> String {
@@ -61,11 +61,11 @@ pub fn section(op: OpRef) -> String {
 }
 
 fn types_of(sample: &Sample, float: DType) -> Option<Vec<TensorType>> {
-    let ty = |input: &super::sample::SampleInput| {
-        let dtype = if input.dtype == DType::F32 { float } else { input.dtype };
-        Some(TensorType::new(dtype, Shape::new(&input.shape).ok()?))
-    };
-    sample.inputs.iter().map(ty).collect()
+    let mut types = sample.input_types().ok()?;
+    for ty in types.iter_mut().filter(|ty| ty.dtype == DType::F32) {
+        ty.dtype = float;
+    }
+    Some(types)
 }
 
 fn infer(op: &dyn Operator, sample: &Sample, inputs: &[TensorType]) -> Option<Vec<TensorType>> {

@@ -3,6 +3,7 @@
 use crate::attrs::Attrs;
 use crate::dtype::DType;
 use crate::random::SplitMix64;
+use crate::shape::{Shape, TensorType};
 
 /// Values of one operand.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -65,6 +66,14 @@ impl Sample {
         self.inputs.insert(1, operand);
         self
     }
+
+    /// Types of the operands.
+    ///
+    /// # Errors
+    /// A shape with more elements than there can be.
+    pub fn input_types(&self) -> Result<Vec<TensorType>, String> {
+        self.inputs.iter().map(SampleInput::ty).collect()
+    }
 }
 
 impl SampleInput {
@@ -91,6 +100,14 @@ impl SampleInput {
             fill,
             state: false,
         }
+    }
+
+    /// Its type.
+    ///
+    /// # Errors
+    /// A shape with more elements than there can be.
+    pub fn ty(&self) -> Result<TensorType, String> {
+        Ok(TensorType::new(self.dtype, Shape::new(&self.shape)?))
     }
 
     /// The same operand as a state.

@@ -8,7 +8,7 @@ use meganeura_core::ops::sample::{Fill, Sample, SampleInput, Sizes as Dice};
 use meganeura_core::ops::{
     Arity, AttrDecls, Call, Cost, Doc, Expansion, Gradient, OpRef, Operator, Semantics, graph_flops,
 };
-use meganeura_core::reference::operand_name;
+use meganeura_core::reference::call_operands;
 use meganeura_core::{DType, TensorType};
 
 use crate::definition::{Bound, Definition, Element, Values};
@@ -80,12 +80,7 @@ impl DataOp {
     /// The decomposition of a call, on a graph of its own, checked: types of the results, and what its values take.
     fn expand(&self, attrs: &Attrs, inputs: &[TensorType]) -> Result<(Graph, Bound), String> {
         let bound = self.definition.bind(attrs, inputs)?;
-        let mut graph = Graph::new();
-        let operands: Vec<Value> = inputs
-            .iter()
-            .enumerate()
-            .map(|(i, ty)| graph.input_typed(&operand_name(i), &ty.shape, ty.dtype).into())
-            .collect();
+        let (mut graph, operands) = call_operands(inputs);
         let values = self.build(&mut graph, &operands, attrs, &bound)?;
         let all = inputs.iter().chain(&bound.outputs).map(TensorType::numel);
         let elements = all.fold(0, usize::saturating_add);
@@ -190,13 +185,14 @@ impl DataOp {
             };
             inputs.push(SampleInput::filled(dtype, &shape, fill));
         }
-        let types = types_of(&inputs)?;
+        let mut sample = Sample::new("", inputs, attrs);
+        let types = sample.input_types()?;
         if types.iter().any(|ty| ty.numel() > LARGEST_SAMPLE) {
             return Err("its operands are too large to be tried".into());
         }
-        self.definition.bind(&attrs, &types)?;
-        let label = types.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-        Ok(Sample::new(label, inputs, attrs))
+        self.definition.bind(&sample.attrs, &types)?;
+        sample.label = types.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        Ok(sample)
     }
 
     /// Calls that tests make: some small, some of the size of a tile and more.
@@ -222,15 +218,6 @@ impl DataOp {
             true => Err(format!("no shapes were found for which there is a call: {reason}")),
         }
     }
-}
-
-/// Types of the operands of a sample.
-///
-/// # Errors
-/// A shape with more elements than there can be.
-pub(crate) fn types_of(inputs: &[SampleInput]) -> Result<Vec<TensorType>, String> {
-    let ty = |i: &SampleInput| Ok(TensorType::new(i.dtype, meganeura_core::Shape::new(&i.shape)?));
-    inputs.iter().map(ty).collect()
 }
 
 /// Whether a form is no call of an operator: one of several results, or a constant of an element type.

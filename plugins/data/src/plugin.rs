@@ -18,7 +18,7 @@ use meganeura_core::rewrite::{Applies, RuleSet};
 
 use crate::definition::{Definition, keep};
 use crate::manifest::{Manifest, OpEntry};
-use crate::operator::{DataOp, base_name, types_of};
+use crate::operator::{DataOp, base_name};
 use crate::shader::{DataShader, registered};
 use crate::{Fault, term};
 
@@ -225,7 +225,7 @@ fn try_operator(op: &DataOp) -> Result<(), String> {
 
 /// Types of operands and results of a sample.
 fn types(op: &DataOp, sample: &Sample) -> Result<(Vec<TensorType>, Vec<TensorType>), String> {
-    let inputs = types_of(&sample.inputs)?;
+    let inputs = sample.input_types()?;
     let outputs = op.infer(&Call {
         attrs: &sample.attrs,
         inputs: &inputs,
