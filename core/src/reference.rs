@@ -8,7 +8,7 @@ use crate::attrs::Attrs;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId, NodeKind, Value};
-use crate::ops::{Expansion, OpRef};
+use crate::ops::{Call, Expansion, OpRef};
 use crate::shape::TensorType;
 
 /// A tensor in row-major `f64`, whatever its dtype (`u32` and `i32` are exact in it).
@@ -230,6 +230,81 @@ pub fn evaluate_decomposed(
 /// Name of the input that stands for operand `i` in [`expand_call`]'s graph.
 pub fn operand_name(i: usize) -> String {
     format!("operand{i}")
+}
+
+/// What evaluating a graph takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Extent {
+    /// Elements of all values, with those of decompositions that are computed on the way; each is an `f64`.
+    pub elements: u64,
+    /// Operations, with one for each element that is read or written.
+    pub work: u64,
+}
+
+impl Extent {
+    fn add(&mut self, elements: u64, work: u64) {
+        self.elements = self.elements.saturating_add(elements);
+        self.work = self.work.saturating_add(work);
+    }
+
+    /// Whether neither number is larger than the other's.
+    fn is_within(&self, most: &Extent) -> bool {
+        self.elements <= most.elements && self.work <= most.work
+    }
+}
+
+/// What [`evaluate`] would take for a graph, found without evaluating anything. Nothing is built of a decomposition whose
+/// own values or operations are already too many.
+///
+/// # Errors
+/// The call with which it takes more than `most`; a decomposition that does not build.
+pub fn extent(graph: &Graph, most: Extent) -> Result<Extent> {
+    let mut sum = Extent::default();
+    add_extent(graph, &most, &mut sum)?;
+    Ok(sum)
+}
+
+fn add_extent(graph: &Graph, most: &Extent, sum: &mut Extent) -> Result<()> {
+    let elements = |types: &[TensorType]| types.iter().fold(0u64, |n, ty| n.saturating_add(ty.numel() as u64));
+    let mut composites = Vec::new();
+    // All values of a graph before any decomposition.
+    for id in graph.node_ids() {
+        let node = &graph.nodes()[id.index()];
+        let own = elements(&node.outputs);
+        sum.add(own, own);
+        let mut all = *sum;
+        if let NodeKind::Op { op, attrs } = &node.kind {
+            let inputs: Vec<TensorType> = node.inputs.iter().filter_map(|&v| graph.ty(v).cloned()).collect();
+            let call = Call {
+                attrs,
+                inputs: &inputs,
+                outputs: &node.outputs,
+            };
+            all.add(0, elements(&inputs).saturating_add(op.cost(&call).flops));
+            match op.semantics().reference() {
+                Some(_) => *sum = all,
+                // Its arithmetic is that of its parts, which are counted in their turn.
+                None => composites.push((*op, attrs, inputs, &node.outputs)),
+            }
+        }
+        if !all.is_within(most) {
+            let (elements, work) = (all.elements, all.work);
+            return Err(Error::graph(
+                format!(
+                    "{} takes evaluating it to {elements} elements and {work} operations; {} and {} are allowed",
+                    graph.label(id),
+                    most.elements,
+                    most.work
+                ),
+                "use smaller shapes",
+            ));
+        }
+    }
+    for (op, attrs, inputs, outputs) in composites {
+        let (inner, _) = expand_call(op, attrs, &inputs, outputs)?;
+        add_extent(&inner, most, sum)?;
+    }
+    Ok(())
 }
 
 /// A graph of nothing but inputs for the operands of a call, named by [`operand_name`], and these.

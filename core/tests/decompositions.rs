@@ -5,9 +5,10 @@ mod common;
 use std::collections::BTreeSet;
 
 use common::case;
+use meganeura_core::graph::Graph;
 use meganeura_core::ops::sample::Sizes;
 use meganeura_core::ops::{OpRef, Semantics};
-use meganeura_core::reference::{RefTensor, evaluate, evaluate_decomposed, expand_call};
+use meganeura_core::reference::{Extent, RefTensor, evaluate, evaluate_decomposed, expand_call, extent};
 use meganeura_core::registry;
 use meganeura_core::shape::TensorType;
 
@@ -147,4 +148,49 @@ fn every_operator_comes_down_to_the_primitive_set() {
     ]
     .into();
     assert_eq!(found, expected);
+}
+
+/// Nothing is allocated for what is refused.
+#[test]
+fn what_evaluating_takes_is_known_before() {
+    const ANY: Extent = Extent {
+        elements: u64::MAX,
+        work: u64::MAX,
+    };
+    let mut g = Graph::new();
+    let x = g.input("x", &[8, 16]);
+    let w = g.input("w", &[16, 4]);
+    let y = g.matmul(x, w);
+    g.set_outputs(vec![y]);
+    let found = extent(&g, ANY).expect("small");
+    assert_eq!(found.elements, 8 * 16 + 16 * 4 + 8 * 4);
+    // Read, multiplied and added, written; the inputs count once as well.
+    assert_eq!(found.work, 2 * (8 * 16 + 16 * 4) + 2 * 8 * 16 * 4 + 8 * 4);
+    let less = Extent {
+        work: found.work - 1,
+        ..ANY
+    };
+    let error = extent(&g, less).expect_err("one less").to_string();
+    assert!(error.contains("matmul") && error.contains("operations"), "{error}");
+
+    // What is within a composite counts: the scores of attention are more than its operands and results.
+    let rows = 1 << 20;
+    let mut g = Graph::new();
+    let q = g.input("q", &[rows, 8]);
+    let y = g.causal_attention(q, q, q, 1, 1, 8);
+    g.set_outputs(vec![y]);
+    let most = Extent {
+        elements: 1 << 30,
+        work: u64::MAX,
+    };
+    let small = {
+        let mut g = Graph::new();
+        let x = g.input("x", &[32, 8]);
+        let y = g.swiglu(x, x);
+        g.set_outputs(vec![y]);
+        extent(&g, most).expect("small").elements
+    };
+    assert!(small > 3 * 32 * 8, "{small}");
+    let most = Extent { work: 1 << 40, ..most };
+    assert!(extent(&g, most).is_err());
 }

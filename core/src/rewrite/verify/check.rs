@@ -11,7 +11,7 @@ use crate::graph::{ConstantData, Graph, NodeId, NodeKind, Value};
 use crate::ops::Call;
 use crate::optimize::clean;
 use crate::random::SplitMix64;
-use crate::reference::{RefTensor, evaluate};
+use crate::reference::{Extent, RefTensor, evaluate, extent};
 use crate::rewrite::attr;
 use crate::rewrite::matcher::{Plan, Search, World, eval_plain};
 use crate::rewrite::pattern::{Build, LeafKind, Pattern, Shape, Step};
@@ -20,6 +20,11 @@ use crate::rewrite::terms::Terms;
 
 /// Most elements of a value that the right-hand side makes.
 const MOST_ELEMENTS: usize = 1 << 16;
+/// Most that evaluating both sides may take.
+const MOST_EXTENT: Extent = Extent {
+    elements: 1 << 23,
+    work: 1 << 29,
+};
 /// Most elements of a leaf that a failing case shows.
 const SHOWN: usize = 24;
 
@@ -93,6 +98,9 @@ pub(super) fn check(
         {
             return Ok(Finding::IllTyped(sides, format!("it equates {a} with {b}")));
         }
+    }
+    if extent(&case.graph, MOST_EXTENT).is_err() {
+        return Ok(Finding::Nothing);
     }
     let mut evidence = false;
     // Any numbers, then positive ones for roots and logarithms.
