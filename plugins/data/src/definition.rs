@@ -68,9 +68,13 @@ pub(crate) struct Definition {
     pub(crate) inputs: Vec<Tensor>,
     /// For each of them.
     pub(crate) values: Vec<Values>,
+    /// Whether the manifest says what its integers are below, likewise.
+    pub(crate) has_bound: Vec<bool>,
     pub(crate) outputs: Vec<Tensor>,
     broadcast: bool,
     conditions: Vec<Term>,
+    /// Further ones, without which there is no kernel.
+    pub(crate) kernel_conditions: Vec<Term>,
     /// Named values of the decomposition, each after those that it depends on.
     pub(crate) steps: Vec<(String, Term)>,
 }
@@ -135,7 +139,12 @@ impl Definition {
         }
         let values: Result<_, String> = entry.inputs.iter().map(values).collect();
         let attributes: Result<_, String> = entry.attributes.iter().map(attribute).collect();
-        let conditions: Result<_, String> = entry.conditions.iter().map(|c| Term::parse(c)).collect();
+        let terms = |all: &[String]| {
+            all.iter()
+                .map(|c| Term::parse(c))
+                .collect::<Result<Vec<Term>, String>>()
+        };
+        let kernel_conditions = entry.wgsl.as_ref().map_or(&[][..], |wgsl| &wgsl.conditions);
         Ok(Definition {
             name: keep(format!("{namespace}.{}", entry.name)),
             formula: keep(entry.formula.clone()),
@@ -146,11 +155,25 @@ impl Definition {
             attributes: attributes?,
             inputs,
             values: values?,
+            has_bound: entry.inputs.iter().map(|i| i.below.is_some()).collect(),
             steps: ordered(entry, &outputs)?,
             outputs,
             broadcast: entry.broadcast,
-            conditions: conditions?,
+            conditions: terms(&entry.conditions)?,
+            kernel_conditions: terms(kernel_conditions)?,
         })
+    }
+
+    /// Numbers that its conditions and shapes name: sizes at which something changes.
+    pub(crate) fn numbers(&self) -> Vec<i64> {
+        let mut numbers = Vec::new();
+        let axes = self.inputs.iter().flat_map(|i| &i.shape.axes);
+        for term in axes.chain(&self.conditions).chain(&self.kernel_conditions) {
+            term.integers(&mut numbers);
+        }
+        numbers.sort_unstable();
+        numbers.dedup();
+        numbers
     }
 
     /// What names stand for in a call, and the types of the results.
@@ -173,7 +196,6 @@ impl Definition {
             }
         }
         let (mut float, mut rests) = (None, Vec::new());
-        // Axes that are numbers or names first: others depend on these.
         for (tensor, ty) in self.inputs.iter().zip(inputs) {
             let of = |e: String| format!("'{}': {e}", tensor.name);
             let wanted = match tensor.element {
@@ -185,6 +207,11 @@ impl Definition {
                 return Err(format!("'{}' is {ty}; it is to be {wanted}", tensor.name));
             }
             tensor.shape.bind(&ty.shape, &mut sizes, &mut rests).map_err(of)?;
+        }
+        // Names may stand in any operand before others depend on them.
+        for (tensor, ty) in self.inputs.iter().zip(inputs) {
+            let of = |e: String| format!("'{}': {e}", tensor.name);
+            tensor.shape.check(&ty.shape, &sizes).map_err(of)?;
         }
         sizes.rest = join_rests(&rests, self.broadcast)?;
         sizes.check(&self.conditions)?;

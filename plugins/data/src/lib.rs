@@ -14,10 +14,12 @@
 //!
 //! [`verify_rule_set`]: meganeura_core::rewrite::verify::verify_rule_set
 
+mod builder;
 mod definition;
 mod manifest;
 mod operator;
 mod plugin;
+mod samples;
 mod shader;
 mod size;
 mod term;

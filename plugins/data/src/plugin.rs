@@ -16,9 +16,10 @@ use meganeura_core::rewrite::rule::parse;
 use meganeura_core::rewrite::verify::{RuleVerdict, VerifyOptions, verify_rule};
 use meganeura_core::rewrite::{Applies, RuleSet};
 
+use crate::builder::{base_name, is_form};
 use crate::definition::{Definition, keep};
 use crate::manifest::{Manifest, OpEntry};
-use crate::operator::{DataOp, base_name};
+use crate::operator::DataOp;
 use crate::shader::{DataShader, registered};
 use crate::{Fault, term};
 
@@ -190,7 +191,11 @@ fn operators(manifest: &Manifest, content: &str) -> Result<Vec<&'static DataOp>,
         depths.insert(name, depth);
         let find = |name: &str| {
             let own = done.iter().find(|op| op.name() == name).map(|op| OpRef::new(*op));
-            own.or_else(|| registry::op(name).filter(|_| !registered_names().contains(name)))
+            match own {
+                Some(op) => Ok(op),
+                None if registered_names().contains(name) => Err("an operator of another plugin".to_owned()),
+                None => registry::op(name).ok_or_else(|| "which is no operator".to_owned()),
+            }
         };
         let op = DataOp::new(definition, version, find).map_err(of)?;
         done.push(Box::leak(Box::new(op)));
@@ -204,7 +209,7 @@ fn calls(definition: &Definition) -> impl Iterator<Item = &str> {
     let mut names = Vec::new();
     for (_, term) in &definition.steps {
         term.names(&mut |name, is_call| {
-            if is_call {
+            if is_call && !is_form(name) {
                 names.push(base_name(name));
             }
         });

@@ -84,6 +84,28 @@ impl Sizes {
     }
 }
 
+/// Names of arithmetic on sizes.
+const ARITHMETIC: [&str; 8] = ["+", "-", "*", "/", "%", "min", "max", "ceil-div"];
+
+/// Whether a call is arithmetic on numbers, and not that of an operator.
+pub(crate) fn is_arithmetic(name: &str) -> bool {
+    ARITHMETIC.contains(&name)
+}
+
+/// Arithmetic on real numbers.
+pub(crate) fn real_arithmetic(name: &str, a: f64, b: f64) -> Option<f64> {
+    let value = match name {
+        "+" => a + b,
+        "-" => a - b,
+        "*" => a * b,
+        "/" => a / b,
+        "min" => a.min(b),
+        "max" => a.max(b),
+        _ => return None,
+    };
+    value.is_finite().then_some(value)
+}
+
 fn arithmetic(name: &str, values: &[i64]) -> Option<i64> {
     match (name, values) {
         ("+", [a, b]) => a.checked_add(*b),
@@ -136,7 +158,8 @@ impl Pattern {
         })
     }
 
-    /// Finds out what names stand for. `rests` are the axes of each `...` so far.
+    /// Finds out what names stand for; [`Pattern::check`] is for the other axes, once all names are known. `rests` are the
+    /// axes of each `...` so far.
     ///
     /// # Errors
     /// How the shape differs.
@@ -153,15 +176,25 @@ impl Pattern {
             rests.push(shape[..before].to_vec());
         }
         for (axis, &size) in self.axes.iter().zip(&shape[before..]) {
-            let size = i64::try_from(size).map_err(|_| "an axis is too long")?;
-            let wanted = match axis {
-                Term::Name(name) => *sizes.by_name.entry(name.clone()).or_insert(size),
-                other => sizes.value(other)?,
-            };
-            if wanted != size {
-                return Err(format!(
-                    "an axis of {shape:?} has {size} elements, but '{axis}' is {wanted}"
-                ));
+            if let Term::Name(name) = axis {
+                let size = i64::try_from(size).map_err(|_| "an axis is too long")?;
+                let wanted = *sizes.by_name.entry(name.clone()).or_insert(size);
+                fits(shape, size, axis, wanted)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares the axes that are no names with a shape that was [bound](Pattern::bind).
+    ///
+    /// # Errors
+    /// How the shape differs.
+    pub(crate) fn check(&self, shape: &[usize], sizes: &Sizes) -> Result<(), String> {
+        let before = shape.len().saturating_sub(self.axes.len());
+        for (axis, &size) in self.axes.iter().zip(&shape[before..]) {
+            if !matches!(axis, Term::Name(_)) {
+                let size = i64::try_from(size).map_err(|_| "an axis is too long")?;
+                fits(shape, size, axis, sizes.value(axis)?)?;
             }
         }
         Ok(())
@@ -175,6 +208,16 @@ impl Pattern {
         let rest = if self.rest { &sizes.rest[..] } else { &[] };
         let axes = self.axes.iter().map(|axis| sizes.size(axis));
         rest.iter().map(|&n| Ok(n)).chain(axes).collect()
+    }
+}
+
+/// Whether an axis has the elements that it is to have.
+fn fits(shape: &[usize], size: i64, axis: &Term, wanted: i64) -> Result<(), String> {
+    match size == wanted {
+        true => Ok(()),
+        false => Err(format!(
+            "an axis of {shape:?} has {size} elements, but '{axis}' is {wanted}"
+        )),
     }
 }
 
@@ -219,19 +262,23 @@ mod tests {
     #[test]
     fn sizes_are_found_and_used() {
         let (mut sizes, mut rests) = (Sizes::default(), Vec::new());
-        pattern(&["...", "n", "2"])
-            .bind(&[5, 3, 4, 2], &mut sizes, &mut rests)
-            .expect("fits");
+        let first = pattern(&["...", "(* m 2)", "n", "2"]);
+        first.bind(&[5, 6, 4, 2], &mut sizes, &mut rests).expect("fits");
+        assert!(first.check(&[5, 6, 4, 2], &sizes).is_err(), "what m is comes later");
+        pattern(&["m"]).bind(&[3], &mut sizes, &mut rests).expect("fits");
+        first.check(&[5, 6, 4, 2], &sizes).expect("fits");
+        assert!(first.check(&[5, 6, 4, 3], &sizes).is_err());
         pattern(&["n"]).bind(&[4], &mut sizes, &mut rests).expect("fits");
         assert!(pattern(&["n"]).bind(&[5], &mut sizes, &mut rests).is_err());
         assert!(pattern(&["n", "m"]).bind(&[4], &mut sizes, &mut rests).is_err());
+        assert_eq!(rests, [[5]]);
         sizes.rest = join_rests(&rests, false).expect("one");
         let out = pattern(&["...", "(ceil-div n 3)"]).shape(&sizes).expect("a shape");
-        assert_eq!(out, [5, 3, 2]);
+        assert_eq!(out, [5, 2]);
         for (text, value) in [("(* n n)", 16), ("(- 1 n)", -3), ("(% n 3)", 1), ("(max n 9)", 9)] {
             assert_eq!(sizes.value(&Term::parse(text).expect("a term")), Ok(value), "{text}");
         }
-        for text in ["(/ n 0)", "m", "(* 9223372036854775807 n)", "1.5", "(sin n)"] {
+        for text in ["(/ n 0)", "q", "(* 9223372036854775807 n)", "1.5", "(sin n)"] {
             assert!(sizes.value(&Term::parse(text).expect("a term")).is_err(), "{text}");
         }
         assert!(sizes.size(&Term::parse("(- 1 n)").expect("a term")).is_err());

@@ -74,6 +74,15 @@ impl Term {
             _ => {}
         }
     }
+
+    /// Adds the integers in it.
+    pub(crate) fn integers(&self, to: &mut Vec<i64>) {
+        match self {
+            Term::Int(v) => to.push(*v),
+            Term::Call(_, arguments) => arguments.iter().for_each(|a| a.integers(to)),
+            _ => {}
+        }
+    }
 }
 
 impl fmt::Display for Term {

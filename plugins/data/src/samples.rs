@@ -1,0 +1,247 @@
+//! Calls of an operator of a plugin that tests make: all combinations of its attributes, sizes at random and those at which
+//! conditions change, and some for which its kernel is.
+
+use meganeura_core::attrs::{Attr, Attrs};
+use meganeura_core::ops::sample::{Fill, Sample, SampleInput, Sizes as Dice};
+use meganeura_core::reference::{Extent, extent};
+use meganeura_core::{DType, TensorType};
+
+use crate::definition::{Attribute, Element, Values};
+use crate::operator::DataOp;
+use crate::size::Sizes;
+
+/// Calls that are looked for at least, of all and of those for which there is a kernel.
+const WANTED: usize = 8;
+/// Most combinations of attributes, each of which is tried.
+const MOST_COMBINATIONS: usize = 24;
+/// Sizes that are thrown for a call.
+const TRIES: usize = 60;
+/// Elements of the largest operand.
+const LARGEST_OPERAND: usize = 1 << 16;
+/// Largest size that conditions give an idea of.
+const LARGEST_HINT: i64 = 4096;
+/// Most that evaluating the decomposition of a call may take: all are evaluated wherever a device tries the kernel.
+const MOST_EXTENT: Extent = Extent {
+    elements: 1 << 21,
+    work: 1 << 24,
+};
+
+impl DataOp {
+    /// Calls that tests make: some small, some of the size of a tile and more.
+    ///
+    /// # Errors
+    /// Why there are none.
+    pub(crate) fn calls(&self, dice: &mut Dice) -> Result<Vec<Sample>, String> {
+        let combinations = combinations(&self.definition.attributes, dice);
+        let mut samples = Vec::new();
+        let mut reason = String::new();
+        for number in 0..combinations.len().max(WANTED) {
+            let attrs = &combinations[number % combinations.len()];
+            match self.call(dice, attrs, number, false) {
+                Ok(sample) => samples.push(sample),
+                Err(e) => reason = e,
+            }
+        }
+        if samples.is_empty() {
+            return Err(format!("no shapes were found for which there is a call: {reason}"));
+        }
+        // Conditions of the kernel may hold for few sizes only.
+        let with_kernel = samples.iter().filter(|s| self.has_kernel(s)).count();
+        for number in with_kernel..WANTED {
+            let attrs = &combinations[number % combinations.len()];
+            if let Ok(sample) = self.call(dice, attrs, number, true) {
+                samples.push(sample);
+            }
+        }
+        Ok(samples)
+    }
+
+    /// Whether the kernel's own conditions hold for a call.
+    fn has_kernel(&self, sample: &Sample) -> bool {
+        let bound = sample
+            .input_types()
+            .and_then(|types| self.definition.bind(&sample.attrs, &types));
+        bound.is_ok_and(|bound| bound.sizes.check(&self.definition.kernel_conditions).is_ok())
+    }
+
+    /// A call with these attributes; `for_kernel`: one for which there is a kernel.
+    fn call(&self, dice: &mut Dice, attrs: &Attrs, number: usize, for_kernel: bool) -> Result<Sample, String> {
+        let mut reason = String::new();
+        for attempt in 0..TRIES {
+            let most = [3, 70, 12][(number + attempt) % 3];
+            match self.sample(dice, attrs, most) {
+                Ok(sample) if for_kernel && !self.has_kernel(&sample) => {}
+                Ok(sample) => return Ok(sample),
+                Err(e) => reason = e,
+            }
+        }
+        Err(reason)
+    }
+
+    /// A call with these attributes and random sizes.
+    ///
+    /// # Errors
+    /// Why there is no call with the sizes that came up.
+    fn sample(&self, dice: &mut Dice, attrs: &Attrs, most: usize) -> Result<Sample, String> {
+        let sizes = self.sizes(dice, attrs, most);
+        let mut inputs = Vec::new();
+        for (tensor, values) in self.definition.inputs.iter().zip(&self.definition.values) {
+            let shape = tensor.shape.shape(&sizes)?;
+            let dtype = match tensor.element {
+                Element::Float => DType::F32,
+                Element::Exactly(dtype) => dtype,
+            };
+            let fill = match values {
+                Values::Any => Fill::Range(-2.0, 2.0),
+                Values::Positive => Fill::Range(0.2, 2.0),
+                Values::Distinct => Fill::Distinct,
+                Values::Below(bound) => {
+                    let bound = u32::try_from(sizes.size(bound)?).map_err(|_| "a bound is too large")?;
+                    Fill::Below(bound.max(1))
+                }
+            };
+            inputs.push(SampleInput::filled(dtype, &shape, fill));
+        }
+        let mut sample = Sample::new("", inputs, attrs.clone());
+        let types = sample.input_types()?;
+        if types.iter().any(|ty| ty.numel() > LARGEST_OPERAND) {
+            return Err("its operands are too large to be tried".into());
+        }
+        self.definition.bind(attrs, &types)?;
+        let list: Vec<String> = types.iter().map(ToString::to_string).collect();
+        sample.label = match attrs.is_empty() {
+            true => list.join(", "),
+            false => format!("{} {{{attrs}}}", list.join(", ")),
+        };
+        self.limit_indices(&mut sample, &types)?;
+        self.check_extent(attrs, &types)?;
+        Ok(sample)
+    }
+
+    /// Sizes by name, some of them those at which conditions change.
+    fn sizes(&self, dice: &mut Dice, attrs: &Attrs, most: usize) -> Sizes {
+        let mut sizes = Sizes::default();
+        for (name, attr) in attrs.iter() {
+            if let Attr::Int(v) = attr {
+                sizes.by_name.insert(name.to_string(), *v);
+            }
+        }
+        let rest = dice.below(3);
+        sizes.rest = dice.shape(rest, most.min(5));
+        let around = |n: i64| [n.saturating_sub(1), n, n.saturating_add(1), n.saturating_mul(2)];
+        let hints: Vec<i64> = self.definition.numbers().into_iter().flat_map(around).collect();
+        let hints: Vec<i64> = hints.into_iter().filter(|n| (1..=LARGEST_HINT).contains(n)).collect();
+        for name in self.definition.inputs.iter().flat_map(|i| i.shape.names()) {
+            if !sizes.by_name.contains_key(name) {
+                let size = match !hints.is_empty() && dice.below(2) == 0 {
+                    true => hints[dice.below(hints.len())],
+                    false => dice.dim(most) as i64,
+                };
+                sizes.by_name.insert(name.to_owned(), size);
+            }
+        }
+        sizes
+    }
+
+    /// Makes indices ones that the decomposition can look up.
+    ///
+    /// # Errors
+    /// Where the manifest says that there are others.
+    fn limit_indices(&self, sample: &mut Sample, types: &[TensorType]) -> Result<(), String> {
+        // A call that is not well typed is for others to find.
+        let Ok(checked) = self.checked(&sample.attrs, types) else {
+            return Ok(());
+        };
+        for (operand, bound) in checked.indices {
+            let tensor = &self.definition.inputs[operand];
+            let Fill::Below(given) = sample.inputs[operand].fill else {
+                continue;
+            };
+            match given as usize > bound {
+                true if self.definition.has_bound[operand] || bound == 0 => {
+                    return Err(format!(
+                        "'{}' is below {given}, but its decomposition looks it up among {bound}",
+                        tensor.name
+                    ));
+                }
+                true => sample.inputs[operand].fill = Fill::Below(bound as u32),
+                false => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether evaluating a call takes no more than tests may.
+    fn check_extent(&self, attrs: &Attrs, types: &[TensorType]) -> Result<(), String> {
+        // As above.
+        let Ok(graph) = self.decomposition(attrs, types) else {
+            return Ok(());
+        };
+        let too_large = |e| format!("its decomposition is too large to be tried: {e}");
+        extent(&graph, MOST_EXTENT)
+            .map(|_| ())
+            .map_err(|e| too_large(e.to_string()))
+    }
+}
+
+/// Combinations of what the manifest would have attributes tried with, that of all defaults first: all of them, or some in
+/// which each value comes up.
+fn combinations(attributes: &[Attribute], dice: &mut Dice) -> Vec<Attrs> {
+    let counts = attributes.iter().map(|a| a.samples.len());
+    let all = counts.clone().fold(1, usize::saturating_mul);
+    let longest = counts.max().unwrap_or(1);
+    let number = all.min(MOST_COMBINATIONS);
+    let choose = |number: usize, dice: &mut Dice| {
+        let (mut rest, mut attrs) = (number, Attrs::new());
+        for attribute in attributes {
+            let count = attribute.samples.len();
+            let at = match (all <= MOST_COMBINATIONS, number < longest) {
+                (true, _) => rest % count,
+                (_, true) => number % count,
+                _ => dice.below(count),
+            };
+            rest /= count;
+            attrs = attrs.with(attribute.name, attribute.samples[at].clone());
+        }
+        attrs
+    };
+    (0..number).map(|number| choose(number, dice)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use meganeura_core::attrs::AttrKind;
+
+    use super::*;
+
+    fn attributes(counts: &[i64]) -> Vec<Attribute> {
+        let attribute = |(name, &count): (&'static str, &i64)| Attribute {
+            name,
+            kind: AttrKind::Int,
+            samples: (0..count).map(Attr::Int).collect(),
+        };
+        ["a", "b", "c", "d"].into_iter().zip(counts).map(attribute).collect()
+    }
+
+    #[test]
+    fn attributes_are_combined() {
+        let all = combinations(&attributes(&[2, 3, 2]), &mut Dice::new(1));
+        let different: HashSet<&Attrs> = all.iter().collect();
+        assert_eq!((all.len(), different.len()), (12, 12));
+        assert_eq!(combinations(&[], &mut Dice::new(1)).len(), 1);
+
+        let many = attributes(&[17, 5, 4, 3]);
+        let some = combinations(&many, &mut Dice::new(1));
+        assert_eq!(some.len(), MOST_COMBINATIONS);
+        for attribute in &many {
+            for value in &attribute.samples {
+                let has = |attrs: &Attrs| attrs.get(attribute.name) == Some(value);
+                assert!(some.iter().any(has), "{} = {value}", attribute.name);
+            }
+        }
+        let in_step = |attrs: &&Attrs| attrs.int("b") == attrs.int("c");
+        assert!(some.iter().filter(in_step).count() < some.len() / 2);
+    }
+}
