@@ -1,9 +1,11 @@
 //! What a kernel may consist of.
 
+use std::collections::HashSet;
+
 use super::uniform;
-use naga::valid::ModuleInfo;
+use naga::valid::{FunctionInfo, GlobalUse, ModuleInfo};
 use naga::{
-    AddressSpace, ArraySize, Binding, Block, BuiltIn, Function, GlobalVariable, Handle, Module, ScalarKind,
+    AddressSpace, ArraySize, Binding, Block, BuiltIn, Expression, Function, GlobalVariable, Handle, Module, ScalarKind,
     ShaderStage, Statement, StorageAccess, Type, TypeInner, VectorSize,
 };
 
@@ -11,7 +13,7 @@ use naga::{
 const MOST_THREADS: u32 = 256;
 /// Most bytes that a workgroup shares; every device has as many.
 const SHARED_BYTES: u32 = 16 << 10;
-/// Most bytes of the variables of a thread, and of those of one function.
+/// Most bytes that a thread has of its own.
 const OWN_BYTES: u32 = 4 << 10;
 /// Most statements and expressions, with those of functions counted as often as they are called.
 const MOST_PARTS: usize = 20_000;
@@ -20,7 +22,10 @@ const MOST_PARTS: usize = 20_000;
 pub(super) struct Buffer {
     pub(super) variable: Handle<GlobalVariable>,
     pub(super) name: String,
+    /// Whether it may be written.
     pub(super) writes: bool,
+    /// Whether it is.
+    pub(super) is_written: bool,
     pub(super) kind: ScalarKind,
     /// Numbers that an element of its array has.
     pub(super) lanes: u32,
@@ -56,9 +61,15 @@ pub(super) fn check(module: &Module, info: &ModuleInfo) -> Result<Vec<Buffer>, S
         }
     }
     let buffers = globals(module, info)?;
+    if module
+        .types
+        .iter()
+        .any(|(_, ty)| matches!(ty.inner, TypeInner::Atomic(_)))
+    {
+        return Err("it has atomics".into());
+    }
     parts(module)?;
     for (_, function) in module.functions.iter() {
-        locals(module, function)?;
         for argument in &function.arguments {
             if is_pointer(&module.types[argument.ty].inner) {
                 return Err("a function takes a pointer, whose accesses could not be bounded".into());
@@ -68,7 +79,7 @@ pub(super) fn check(module: &Module, info: &ModuleInfo) -> Result<Vec<Buffer>, S
             return Err("a barrier stands in a function; it is to stand in the entry point itself".into());
         }
     }
-    locals(module, &entry.function)?;
+    memory_of_thread(module, info)?;
     uniform::check(&entry.function)?;
     Ok(buffers)
 }
@@ -102,7 +113,8 @@ fn globals(module: &Module, info: &ModuleInfo) -> Result<Vec<Buffer>, String> {
             AddressSpace::Private => own = own.saturating_add(bytes(module, global.ty)),
             AddressSpace::Storage { access } => {
                 // One that is not used needs no binding.
-                if info.get_entry_point(0)[variable].is_empty() {
+                let used = info.get_entry_point(0)[variable];
+                if used.is_empty() {
                     continue;
                 }
                 let (kind, lanes) = elements(module, global.ty)
@@ -114,6 +126,7 @@ fn globals(module: &Module, info: &ModuleInfo) -> Result<Vec<Buffer>, String> {
                     variable,
                     name,
                     writes: access.contains(StorageAccess::STORE),
+                    is_written: used.contains(GlobalUse::WRITE),
                     kind,
                     lanes,
                 });
@@ -158,18 +171,55 @@ fn elements(module: &Module, ty: Handle<Type>) -> Option<(ScalarKind, u32)> {
     known.then_some((scalar.kind, lanes))
 }
 
-fn locals(module: &Module, function: &Function) -> Result<(), String> {
-    let all = function
-        .local_variables
-        .iter()
-        .map(|(_, local)| bytes(module, local.ty));
-    let own = all.fold(0, u32::saturating_add);
-    match own <= OWN_BYTES {
-        true => Ok(()),
-        false => Err(format!(
-            "a function has {own} bytes of variables; {OWN_BYTES} are allowed"
+/// Bounds what a thread keeps of its own: variables, and arrays and structures that are values, in all functions that may be
+/// on their way at the same time.
+fn memory_of_thread(module: &Module, info: &ModuleInfo) -> Result<(), String> {
+    let mut known: Vec<u32> = Vec::new();
+    for (handle, function) in module.functions.iter() {
+        known.push(memory(module, function, &info[handle], &known));
+    }
+    let private = module.global_variables.iter();
+    let private = private.filter(|(_, v)| v.space == AddressSpace::Private);
+    let private = private.fold(0u32, |sum, (_, v)| sum.saturating_add(bytes(module, v.ty)));
+    for (number, entry) in module.entry_points.iter().enumerate() {
+        known.push(memory(module, &entry.function, info.get_entry_point(number), &known).saturating_add(private));
+    }
+    match known.into_iter().max().filter(|&own| own > OWN_BYTES) {
+        None => Ok(()),
+        Some(own) => Err(format!(
+            "its threads have {own} bytes of variables and of arrays and structures that are values; {OWN_BYTES} are allowed"
         )),
     }
+}
+
+/// Bytes of a function and of the largest that it calls, which come before it.
+fn memory(module: &Module, function: &Function, info: &FunctionInfo, known: &[u32]) -> u32 {
+    let locals = function.local_variables.iter().map(|(_, local)| local.ty);
+    let arguments = function.arguments.iter().map(|argument| argument.ty);
+    let is_large = |ty: &Handle<Type>| {
+        let inner = &module.types[*ty].inner;
+        matches!(inner, TypeInner::Array { .. } | TypeInner::Struct { .. })
+    };
+    let mut constants = HashSet::new();
+    let values = function.expressions.iter().filter_map(|(handle, expression)| {
+        let again = match expression {
+            Expression::Constant(constant) => !constants.insert(*constant),
+            _ => false,
+        };
+        let ty = info[handle].ty.handle().filter(|_| !again);
+        // Variables and buffers are pointers.
+        ty.filter(is_large)
+    });
+    let values: Vec<Handle<Type>> = values.collect();
+    let all = locals.chain(arguments.filter(is_large)).chain(values);
+    let own = all.fold(0u32, |sum, ty| sum.saturating_add(bytes(module, ty)));
+    let mut called = 0;
+    statements(&function.body, &mut |statement| {
+        if let Statement::Call { function, .. } = statement {
+            called = called.max(known.get(function.index()).copied().unwrap_or(u32::MAX));
+        }
+    });
+    own.saturating_add(called)
 }
 
 /// Bounds what a driver has to compile: it puts functions in where they are called.
@@ -244,6 +294,15 @@ mod tests {
     }
 
     #[test]
+    fn calls_one_after_the_other_share_their_memory() {
+        let text = format!(
+            "fn f(i: u32) -> f32 {{ var a: array<f32, 500>; return a[i]; }}\n\
+             {MAIN} {{ y[0] = vec4(f(id.x) + f(id.y) + f(id.z)); }}"
+        );
+        checked(&text).expect("each needs 2000 bytes");
+    }
+
+    #[test]
     fn what_cannot_be_bounded_is_refused() {
         let main = |body: &str| format!("{MAIN} {{ {body} }}");
         let many = |n: usize| {
@@ -271,6 +330,45 @@ mod tests {
             (
                 main("var s: array<f32, 2000>; s[id.x] = 1.0;"),
                 "8000 bytes of variables",
+            ),
+            // Arrays that are in no variable.
+            (
+                main("let a = array<f32, 2000>(); y[0] = vec4(a[id.x]);"),
+                "8000 bytes of variables",
+            ),
+            (
+                format!(
+                    "fn f(a: array<f32, 600>) -> f32 {{ return a[3]; }} {}",
+                    main("var a: array<f32, 600>; y[0] = vec4(f(a));")
+                ),
+                "bytes of variables",
+            ),
+            (
+                format!(
+                    "struct S {{ a: array<f32, 1200> }} fn f() -> S {{ return S(); }} {}",
+                    main("y[0] = vec4(f().a[id.x]);")
+                ),
+                "bytes of variables",
+            ),
+            // Of functions that call each other, none of which has too many.
+            (
+                format!(
+                    "fn f(i: u32) -> f32 {{ var a: array<f32, 500>; return a[i]; }}\n\
+                     fn g(i: u32) -> f32 {{ var a: array<f32, 500>; return a[i] + f(i); }}\n{}",
+                    main("var a: array<f32, 500>; y[0] = vec4(a[id.x] + g(id.x));")
+                ),
+                "6000 bytes of variables",
+            ),
+            (
+                format!(
+                    "var<private> p: array<f32, 700>; {}",
+                    main("var a: array<f32, 700>; y[0] = vec4(a[id.x] + p[id.x]);")
+                ),
+                "5600 bytes of variables",
+            ),
+            (
+                format!("var<workgroup> c: atomic<u32>; {}", main("atomicStore(&c, 1u);")),
+                "atomics",
             ),
             (many(20), "statements and expressions"),
             (main("if (id.x < 3u) { workgroupBarrier(); }"), "in a branch or loop"),

@@ -2,8 +2,8 @@
 
 use crate::term::shortened;
 
-/// Longest array of a constant length, in elements.
-const LONGEST_ARRAY: u32 = 16_384;
+/// Most elements of an array of a constant length: as many words as a workgroup may share.
+const LONGEST_ARRAY: u32 = 4_096;
 /// Deepest nesting of brackets.
 const DEEPEST: usize = 24;
 /// Most operators and brackets of a statement.
@@ -15,10 +15,11 @@ const MOST_BRANCHES: usize = 64;
 ///
 /// # Errors
 /// A comment without an end; an array whose length is no plain number, or too large: evaluating constants takes the memory
-/// of what they make.
+/// of what they make. Types that hide how large they are.
 pub(super) fn prepare(text: &str) -> Result<String, String> {
     let text = without_comments(text)?;
     check_arrays(&text)?;
+    check_types(&text)?;
     check_statements(&text)?;
     Ok(text)
 }
@@ -59,44 +60,88 @@ fn is_line_end(c: char) -> bool {
     matches!(c, '\n' | '\u{b}' | '\u{c}' | '\r' | '\u{85}' | '\u{2028}' | '\u{2029}')
 }
 
-/// Every `array<T, N>` has a plain number as its length.
+/// Where a word stands in a text.
+fn words<'a>(text: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 'a {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    text.match_indices(word)
+        .map(|(at, _)| at)
+        .filter(move |&at| !text[..at].ends_with(is_part) && !text[at + word.len()..].starts_with(is_part))
+}
+
+/// Every `array<T, N>` has a plain number as its length, and few elements with those of arrays in it.
 fn check_arrays(text: &str) -> Result<(), String> {
-    let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
-    for (at, word) in text.match_indices("array") {
-        let Some(inside) = text[at + word.len()..].trim_start().strip_prefix('<') else {
-            continue;
-        };
-        if text[..at].ends_with(is_word) {
-            continue;
+    words(text, "array").try_for_each(|at| elements(&text[at..]).map(|_| ()))
+}
+
+/// Elements of the array type at the beginning of a text, with those of arrays in it; 1 where it says none.
+fn elements(text: &str) -> Result<u32, String> {
+    let Some(inside) = text["array".len()..].trim_start().strip_prefix('<') else {
+        return Ok(1);
+    };
+    let mut depth = 1usize;
+    let end = inside.find(|c| {
+        match c {
+            '<' => depth += 1,
+            '>' => depth -= 1,
+            _ => {}
         }
-        let mut depth = 1usize;
-        let end = inside.find(|c| {
-            match c {
-                '<' => depth += 1,
-                '>' => depth -= 1,
-                _ => {}
+        depth == 0
+    });
+    let arguments = &inside[..end.ok_or("the type of an array does not end")?];
+    let mut depth = 0usize;
+    let comma = arguments.find(|c| {
+        match c {
+            '<' => depth += 1,
+            '>' => depth -= 1,
+            _ => {}
+        }
+        c == ',' && depth == 0
+    });
+    let (of, length) = match comma {
+        Some(comma) => (&arguments[..comma], arguments[comma + 1..].trim()),
+        None => (arguments, ""),
+    };
+    let of = of.trim_start();
+    let each = match words(of, "array").next() {
+        Some(0) => elements(of)?,
+        _ => 1,
+    };
+    let length = length.trim_end_matches(',').trim_end();
+    if length.is_empty() {
+        return Ok(each);
+    }
+    let number = length.strip_suffix(['u', 'i']).unwrap_or(length).parse::<u32>().ok();
+    let all = number.and_then(|n| n.checked_mul(each));
+    all.filter(|&n| n <= LONGEST_ARRAY).ok_or_else(|| {
+        format!(
+            "the length of an array is '{}'; it is to be a plain number, and all elements at most {LONGEST_ARRAY}",
+            shortened(length)
+        )
+    })
+}
+
+/// Types are no larger than they look: there are no other names for them, and no structures of structures or arrays.
+fn check_types(text: &str) -> Result<(), String> {
+    if words(text, "alias").next().is_some() {
+        return Err("it has an 'alias'; write the type".into());
+    }
+    let structures: Vec<(&str, &str)> = words(text, "struct")
+        .filter_map(|at| {
+            let (name, rest) = text[at + "struct".len()..].split_once('{')?;
+            Some((name.trim(), rest.split('}').next().unwrap_or_default()))
+        })
+        .collect();
+    for (name, members) in &structures {
+        let nested = structures.iter().map(|(other, _)| *other).chain(["array"]);
+        let types = members.split(',').filter_map(|member| Some(member.split_once(':')?.1));
+        for ty in types {
+            if let Some(inner) = nested.clone().find(|inner| words(ty, inner).next().is_some()) {
+                return Err(format!(
+                    "the structure '{}' has a member of the type '{}'; its members are numbers, vectors and matrices",
+                    shortened(name),
+                    shortened(inner)
+                ));
             }
-            depth == 0
-        });
-        let arguments = &inside[..end.ok_or("the type of an array does not end")?];
-        let mut depth = 0usize;
-        let comma = arguments.find(|c| {
-            match c {
-                '<' => depth += 1,
-                '>' => depth -= 1,
-                _ => {}
-            }
-            c == ',' && depth == 0
-        });
-        let length = comma.map_or("", |comma| {
-            arguments[comma + 1..].trim().trim_end_matches(',').trim_end()
-        });
-        let number = length.strip_suffix(['u', 'i']).unwrap_or(length);
-        if !length.is_empty() && !number.parse::<u32>().is_ok_and(|n| n <= LONGEST_ARRAY) {
-            return Err(format!(
-                "the length of an array is '{}'; it is to be a plain number, at most {LONGEST_ARRAY}",
-                shortened(length)
-            ));
         }
     }
     Ok(())
@@ -151,7 +196,9 @@ mod tests {
             "array<f32, 64>",
             "array < vec4<f32> , 64u >",
             "array<array<f32, 4>, 8,>",
+            "array<array<f32, 64>, 64>",
             "my_array<n>",
+            "struct S { a: f32, my_array: vec4<f32>, }; array<S, 3>",
             "array(1, 2)",
         ] {
             assert!(prepare(text).is_ok(), "{text}");
@@ -161,6 +208,11 @@ mod tests {
             "array<f32, 100000>",
             "array<f32, 64 * 64>",
             "array<array<f32, n>, 8>",
+            "array<array<f32, 64>, 65>",
+            "array<array<array<f32, 4096>, 4096>, 4096>",
+            "alias A = array<f32, 64>;",
+            "struct S { a: f32 } struct T { a: S, b: S }",
+            "struct S { a: f32, b: array<f32, 4> }",
             "array/* */<f32, /* 4 */ n>",
             "array<f32",
         ] {
