@@ -1,29 +1,93 @@
 //! Kernels that others bring: each is tried on a device before it is used there.
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use meganeura_core::backend::shader::{ShaderKernel, shader_kernel};
+use meganeura_core::backend::shader::{Shader, ShaderDevice, ShaderKernel, shader_kernel};
 use meganeura_core::backend::{Executable as _, KernelDesc};
 use meganeura_core::graph::{Graph, Value};
-use meganeura_core::ops::Call;
 use meganeura_core::ops::sample::{Sample, Sizes};
+use meganeura_core::ops::{Call, OpRef};
 use meganeura_core::plan::try_compile;
 use meganeura_core::random::SplitMix64;
-use meganeura_core::reference::{Evaluation, evaluate};
+use meganeura_core::reference::{Evaluation, Extent, call_operands, evaluate, extent, operand_name};
 use meganeura_core::{DType, Error, ExecutionPlan, Result};
 
 use crate::device::BladeDevice;
 use crate::executable::BladeExecutable;
 use crate::gpu::NAME;
+use crate::kernels::{Compiled, Launch};
 use crate::once::{Word, run_once};
+use crate::pipeline::Pipeline;
 
 /// Kernels that plans may use, by the names of their operators.
-pub(crate) type Brought = HashMap<String, Arc<dyn ShaderKernel>>;
+pub(crate) type Brought = HashMap<String, Arc<Accepted>>;
 
-/// What was tried on a device, by its content: kernels that agree with the definition, and `None` for others.
+/// Most that the definition may take to evaluate for a call of the test.
+const MOST_EXTENT: Extent = Extent {
+    elements: 1 << 22,
+    work: 1 << 26,
+};
+/// Calls of the test.
+const MOST_CALLS: usize = 40;
+/// Problems that are remembered.
+const MOST_PROBLEMS: usize = 100;
+/// Pipelines that are kept for the plans that are going to use them.
+const KEPT: usize = 64;
+
+/// A kernel that has passed its test, or is tested.
+pub(crate) struct Accepted {
+    kernel: Arc<dyn ShaderKernel>,
+    device: ShaderDevice,
+    /// Its texts, for some sizes, that the driver does not take.
+    refused: Mutex<HashSet<String>>,
+}
+
+impl Accepted {
+    fn new(kernel: Arc<dyn ShaderKernel>, device: ShaderDevice) -> Arc<Self> {
+        Arc::new(Accepted {
+            kernel,
+            device,
+            refused: Mutex::default(),
+        })
+    }
+
+    fn refused(&self) -> MutexGuard<'_, HashSet<String>> {
+        // A panic cannot leave the set half changed.
+        self.refused.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The operator.
+    pub(crate) fn op(&self) -> OpRef {
+        self.kernel.op()
+    }
+
+    /// Who brought it.
+    pub(crate) fn origin(&self) -> String {
+        self.kernel.origin()
+    }
+
+    /// The kernel of a call.
+    ///
+    /// # Errors
+    /// The reason why there is none.
+    pub(crate) fn shader(&self, kernel: &KernelDesc) -> std::result::Result<Shader, String> {
+        let shader = self.kernel.shader(kernel, &self.device)?;
+        match self.refused().contains(&shader.source) {
+            true => Err("the driver refuses it".into()),
+            false => Ok(shader),
+        }
+    }
+}
+
+/// What was tried on a device.
 #[derive(Default)]
-pub(crate) struct Tried(Mutex<BTreeMap<String, Option<Arc<dyn ShaderKernel>>>>);
+pub(crate) struct Tried {
+    /// By its content: kernels that agree with the definition, and `None` for others.
+    known: Mutex<BTreeMap<String, Option<Arc<Accepted>>>>,
+    /// Made when a plan asked for them, which is going to use them.
+    pipelines: Mutex<Vec<Arc<Pipeline>>>,
+}
 
 /// Why kernels are not used.
 static PROBLEMS: Mutex<Vec<Error>> = Mutex::new(Vec::new());
@@ -36,18 +100,19 @@ pub(crate) fn problems() -> Vec<Error> {
 impl Tried {
     /// The kernel that was brought for an operator, if it has passed its test on the device, which is made when this is
     /// asked for the first time.
-    pub(crate) fn kernel(&self, device: &BladeDevice, op: &str) -> Option<Arc<dyn ShaderKernel>> {
+    pub(crate) fn kernel(&self, device: &BladeDevice, op: &str) -> Option<Arc<Accepted>> {
         let kernel = shader_kernel(op)?;
         let content = kernel.content();
         // A panic cannot leave the map half changed.
-        let lock = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let lock = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = lock().get(&content) {
             return known.clone();
         }
+        let kernel = Accepted::new(kernel, device.shader_device());
         let accepted = match test(device, &kernel) {
             Ok(()) => Some(kernel),
             Err(error) => {
-                refuse(device, &*kernel, &error);
+                tell(device, &kernel, &error);
                 None
             }
         };
@@ -68,9 +133,49 @@ impl Tried {
         }
         brought
     }
+
+    /// Whether the driver takes a kernel as it is for a call. If not, there is none for this call from now on.
+    pub(crate) fn takes(&self, device: &BladeDevice, kernel: &Accepted, compiled: &Compiled) -> bool {
+        let name = kernel.op().get().name();
+        let own = compiled.launches.iter().filter(|launch| launch.is_brought());
+        let own: Vec<(&str, &Launch)> = own.map(|launch| (name, launch)).collect();
+        match device.pipelines().of(device.gpu(), &own) {
+            Ok(made) => {
+                let mut kept = self.pipelines.lock().unwrap_or_else(PoisonError::into_inner);
+                kept.extend(made);
+                let over = kept.len().saturating_sub(KEPT);
+                kept.drain(..over);
+                true
+            }
+            Err(refused) => {
+                refuse(device, kernel, refused.source, &refused.error);
+                false
+            }
+        }
+    }
 }
 
-fn refuse(device: &BladeDevice, kernel: &dyn ShaderKernel, error: &Error) {
+/// Has a kernel not be used any more where it becomes this text.
+pub(crate) fn refuse(device: &BladeDevice, kernel: &Accepted, source: Option<String>, error: &Error) {
+    kernel.refused().extend(source);
+    tell(device, kernel, error);
+}
+
+/// Why a plan that was made with a kernel cannot do without it.
+pub(crate) fn irreplaceable(device: &BladeDevice, kernel: &Accepted, refusal: &Error, error: &Error) -> Error {
+    Error::Plugin {
+        plugin: kernel.origin(),
+        message: format!(
+            "its kernel for '{}' cannot be used on {} ({refusal}), and the plan has nothing in its place: {error}",
+            kernel.op().name(),
+            device.name()
+        ),
+        remedy: "make the plan anew for this device; if it is from a file, remove that".into(),
+    }
+}
+
+/// Tells that a kernel is not used, once.
+fn tell(device: &BladeDevice, kernel: &Accepted, error: &Error) {
     let problem = Error::Plugin {
         plugin: kernel.origin(),
         message: format!(
@@ -80,55 +185,96 @@ fn refuse(device: &BladeDevice, kernel: &dyn ShaderKernel, error: &Error) {
         ),
         remedy: "tell its author; results are right without it".into(),
     };
-    log::warn!("{problem}");
-    PROBLEMS.lock().unwrap_or_else(PoisonError::into_inner).push(problem);
+    let mut known = PROBLEMS.lock().unwrap_or_else(PoisonError::into_inner);
+    note(&mut known, problem);
 }
 
-/// A call of the test, and its results.
+/// Adds a problem that is not known, as long as there are not too many.
+fn note(known: &mut Vec<Error>, problem: Error) {
+    let text = problem.to_string();
+    if known.iter().all(|other| other.to_string() != text) {
+        log::warn!("{text}");
+        if known.len() < MOST_PROBLEMS {
+            known.push(problem);
+        }
+    }
+}
+
+/// A call of the test, and its results on the device.
 struct Tested {
     sample: Sample,
+    /// Values of the operands.
+    operands: Vec<Vec<f64>>,
     results: Vec<Value>,
 }
 
 /// Runs a kernel on random shapes, and compares with the definition of its operator.
 ///
 /// # Errors
-/// A driver that refuses it; a result that is further from the right one than rounding explains.
-fn test(device: &BladeDevice, kernel: &Arc<dyn ShaderKernel>) -> Result<()> {
+/// A driver that refuses it; a result that is further from the right one than rounding explains; no shapes for which the
+/// definition can be evaluated.
+fn test(device: &BladeDevice, kernel: &Arc<Accepted>) -> Result<()> {
     let mut graph = Graph::new();
     let mut feeds = HashMap::new();
     let mut rng = SplitMix64::new(23);
-    let mut tested = Vec::new();
-    for sample in kernel.op().samples(&mut Sizes::new(29)) {
-        if !applies(&**kernel, &sample) {
+    let mut tested: Vec<Tested> = Vec::new();
+    let mut too_large = None;
+    let samples = kernel.op().samples(&mut Sizes::new(29));
+    for sample in samples.into_iter().filter(|s| applies(kernel, s)).take(MOST_CALLS) {
+        // Before anything of that size is made.
+        if let Err(error) = definition(kernel.op(), &sample).and_then(|(g, _)| extent(&g, MOST_EXTENT)) {
+            too_large = Some(error);
             continue;
         }
+        let mut test = Tested {
+            operands: sample.inputs.iter().map(|input| input.values(&mut rng)).collect(),
+            results: Vec::new(),
+            sample,
+        };
         let mut operands: Vec<Value> = Vec::new();
-        for (number, input) in sample.inputs.iter().enumerate() {
+        for (number, (input, values)) in test.sample.inputs.iter().zip(&test.operands).enumerate() {
             let name = format!("x{}.{number}", tested.len());
             operands.push(graph.input_typed(&name, &input.shape, input.dtype).into());
-            feeds.insert(name, input.values(&mut rng));
+            feeds.insert(name, values.clone());
         }
-        let node = graph.call(kernel.op(), sample.attrs.clone(), operands);
-        let results = graph.values(node).collect();
-        tested.push(Tested { sample, results });
+        let node = graph.call(kernel.op(), test.sample.attrs.clone(), operands);
+        test.results = graph.values(node).collect();
+        tested.push(test);
     }
     if tested.is_empty() {
-        return Err(Error::backend(NAME, "no shapes were found to try it with"));
+        let why = too_large.map_or(String::new(), |error| format!(": {error}"));
+        let why = format!("no shapes were found to try it with{why}");
+        return Err(Error::backend(NAME, why));
     }
     graph.set_outputs(tested.iter().flat_map(|t| t.results.clone()).collect());
     let brought = Brought::from([(kernel.op().name().to_owned(), kernel.clone())]);
     let found = run(device, &graph, &feeds, &brought)?;
-    let expected = evaluate(&graph, &feeds)?;
     let mut found = found.iter();
-    for test in &tested {
-        compare(test, &expected, &mut found)?;
-    }
-    Ok(())
+    tested
+        .iter()
+        .try_for_each(|test| compare(test, &expected(kernel.op(), test)?, &mut found))
+}
+
+/// A call of the test on a graph of its own, and its results.
+fn definition(op: OpRef, sample: &Sample) -> Result<(Graph, Vec<Value>)> {
+    let types = sample.input_types().map_err(|e| Error::backend(NAME, e))?;
+    let (mut graph, operands) = call_operands(&types);
+    let node = graph.call(op, sample.attrs.clone(), operands);
+    let results: Vec<Value> = graph.values(node).collect();
+    graph.set_outputs(results.clone());
+    Ok((graph, results))
+}
+
+/// The right results.
+fn expected(op: OpRef, test: &Tested) -> Result<(Evaluation, Vec<Value>)> {
+    let (graph, results) = definition(op, &test.sample)?;
+    let feeds = test.operands.iter().enumerate();
+    let feeds = feeds.map(|(i, values)| (operand_name(i), values.clone())).collect();
+    Ok((evaluate(&graph, &feeds)?, results))
 }
 
 /// Whether there is a kernel for a call of the test.
-fn applies(kernel: &dyn ShaderKernel, sample: &Sample) -> bool {
+fn applies(kernel: &Accepted, sample: &Sample) -> bool {
     let Ok(inputs) = sample.input_types() else {
         return false;
     };
@@ -179,8 +325,12 @@ fn run(
     })
 }
 
-fn compare<'a>(test: &Tested, expected: &Evaluation, found: &mut impl Iterator<Item = &'a Vec<Word>>) -> Result<()> {
-    for (port, &result) in test.results.iter().enumerate() {
+fn compare<'a>(
+    test: &Tested,
+    (expected, results): &(Evaluation, Vec<Value>),
+    found: &mut impl Iterator<Item = &'a Vec<Word>>,
+) -> Result<()> {
+    for (port, &result) in results.iter().enumerate() {
         let (Some(expected), Some(found)) = (expected.get(result), found.next()) else {
             return Err(Error::backend(NAME, "it has no result"));
         };
@@ -208,4 +358,24 @@ fn compare<'a>(test: &Tested, expected: &Evaluation, found: &mut impl Iterator<I
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn problems_are_told_once_and_do_not_pile_up() {
+        let mut known = Vec::new();
+        for round in 0..3 {
+            for number in 0..80 {
+                note(&mut known, Error::backend(NAME, format!("{number}")));
+            }
+            assert_eq!(known.len(), 80, "in round {round}");
+        }
+        for number in 0..200 {
+            note(&mut known, Error::backend(NAME, format!("another {number}")));
+        }
+        assert_eq!(known.len(), MOST_PROBLEMS);
+    }
 }

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use blade_graphics as bg;
 use meganeura_core::attrs::Attrs;
-use meganeura_core::backend::shader::shader_kernels;
+use meganeura_core::backend::shader::{ShaderDevice, shader_kernels};
 use meganeura_core::backend::{Capabilities, CostModel, Device, Executable, KernelDesc, KernelSource, Support};
 use meganeura_core::precision::Precision;
 use meganeura_core::{ExecutionPlan, Result, Session, TensorType};
 
-use crate::brought::{Brought, Tried};
+use crate::brought::{self, Brought, Tried};
 use crate::coop::{self, CoopConfig, Wanted};
 use crate::executable::BladeExecutable;
 use crate::gpu::Gpu;
@@ -21,12 +21,17 @@ use crate::pipeline::Pipelines;
 use crate::probe::{self, Limits, Probed};
 use crate::program::{self, Draft};
 
+/// Rounds after which Mesa's software driver leaves all loops of a shader (`LP_MAX_TGSI_LOOP_ITERATIONS` in its sources).
+const SOFTWARE_ROUNDS: u32 = 65_535;
+
 /// A kernel that was asked about: name, attributes, types of operands and results.
 type Asked = (String, Attrs, Vec<TensorType>, Vec<TensorType>);
 
 /// A GPU, or software that acts as one.
 pub struct BladeDevice {
     gpu: Arc<Gpu>,
+    /// Whether it is software that acts as a GPU.
+    software: bool,
     limits: Limits,
     capabilities: Capabilities,
     pipelines: Pipelines,
@@ -61,6 +66,7 @@ impl BladeDevice {
                 cost: cost_model(software, limits.discrete),
             },
             gpu: Arc::new(Gpu::new(context)),
+            software,
             limits,
             pipelines: Pipelines::default(),
             wanted,
@@ -122,10 +128,30 @@ impl BladeDevice {
         if let Some(answer) = lock().get(&asked) {
             return answer.clone();
         }
-        let brought = self.brought.kernel(self, kernel.name);
-        let answer = kernels::supports(kernel, self.limits.buffer_bytes, brought.as_deref());
+        let answer = self.find_answer(kernel);
         lock().insert(asked, answer.clone());
         answer
+    }
+
+    fn find_answer(&self, kernel: &KernelDesc) -> std::result::Result<u32, String> {
+        let brought = self.brought.kernel(self, kernel.name);
+        let supports = || kernels::supports(kernel, self.limits.buffer_bytes, brought.as_deref());
+        let mut compiled = supports()?;
+        // A driver may take a kernel of others for some sizes only. It is asked while a plan is made, when there is still
+        // something in its place.
+        if let Some(brought) = &brought
+            && !self.brought.takes(self, brought, &compiled)
+        {
+            compiled = supports()?;
+        }
+        Ok(compiled.launches.len() as u32)
+    }
+
+    /// What kernels of others have to know of it.
+    pub(crate) fn shader_device(&self) -> ShaderDevice {
+        ShaderDevice {
+            most_rounds: self.software.then_some(SOFTWARE_ROUNDS),
+        }
     }
 
     pub(crate) fn pipelines(&self) -> &Pipelines {
@@ -222,11 +248,26 @@ impl Device for BladeDevice {
 
     fn compile(&self, plan: &ExecutionPlan) -> Result<Box<dyn Executable>> {
         plan.verify()?;
-        Ok(Box::new(BladeExecutable::new(
-            self,
-            plan,
-            self.coop_for(plan),
-            &self.brought_for(plan),
-        )?))
+        let coop = self.coop_for(plan);
+        let brought = self.brought_for(plan);
+        let mut refusal = None;
+        loop {
+            let unmade = match BladeExecutable::new(self, plan, coop, &brought) {
+                Ok(executable) => return Ok(Box::new(executable)),
+                Err(unmade) => unmade,
+            };
+            // Only for a plan of another driver, say from a file: this one was asked while its plans were made.
+            let kernel = unmade.brought.as_ref().and_then(|(op, _)| brought.get(op));
+            match (kernel, unmade.brought.as_ref(), refusal) {
+                (Some(kernel), Some((_, source)), _) => {
+                    brought::refuse(self, kernel, Some(source.clone()), &unmade.error);
+                    refusal = Some((kernel, unmade.error));
+                }
+                (_, _, Some((kernel, refusal))) => {
+                    return Err(brought::irreplaceable(self, kernel, &refusal, &unmade.error));
+                }
+                _ => return Err(unmade.error),
+            }
+        }
     }
 }

@@ -21,7 +21,7 @@ use crate::kernels::INLINE_SCALARS;
 use crate::kernels::coop::CoopConfig;
 use crate::memory::{Arena, HostBuffer, Place};
 use crate::pipeline::{BoundLaunch, Scalars};
-use crate::program::{Draft, Extra, Phase, Reporter};
+use crate::program::{Draft, Extra, Phase, Reporter, Unmade};
 use crate::timing::{Measured, PassTag, Profile};
 use faults::Faults;
 pub(crate) use faults::{Saved, joined, report_bytes};
@@ -122,18 +122,22 @@ pub(crate) struct BladeExecutable {
 
 impl BladeExecutable {
     /// An executable whose dispatches use these matrix units where the plan says so, and kernels that were brought.
+    ///
+    /// # Errors
+    /// What the device has no kernel or no memory for, and which kernel of others its driver refuses.
     pub(crate) fn new(
         device: &BladeDevice,
         plan: &ExecutionPlan,
         coop: Option<CoopConfig>,
         brought: &Brought,
-    ) -> Result<Self> {
+    ) -> Result<Self, Unmade> {
         let gpu = device.gpu();
         let draft = Draft::of(plan, coop, brought)?;
         check_fit(plan, draft.beside(), device.capabilities())?;
+        let pipelines = draft.pipelines(plan, gpu, device.pipelines())?;
         let limit = device.limits().buffer_bytes;
         let arena = Arena::new(gpu, device.name(), &draft.sizes, plan, limit)?;
-        let segments = draft.ready(plan, gpu, device.pipelines(), &arena)?;
+        let segments = draft.ready(plan, pipelines, &arena)?;
         let tags = segments
             .iter()
             .map(|phases| phases.iter().map(|p| PassTag::of(p, &draft.titles)).collect());

@@ -23,6 +23,14 @@ impl Drop for Pipeline {
     }
 }
 
+/// Why there are no pipelines.
+#[derive(Debug)]
+pub(crate) struct Refused {
+    pub(crate) error: Error,
+    /// The kernel that the driver refuses, if it is a matter of one.
+    pub(crate) source: Option<String>,
+}
+
 /// The pipelines in use on a device, by their source.
 #[derive(Default)]
 pub(crate) struct Pipelines {
@@ -34,7 +42,7 @@ impl Pipelines {
     ///
     /// # Errors
     /// A kernel that the driver refuses, a lost device.
-    pub(crate) fn of(&self, gpu: &Arc<Gpu>, launches: &[(&str, &Launch)]) -> Result<Vec<Arc<Pipeline>>> {
+    pub(crate) fn of(&self, gpu: &Arc<Gpu>, launches: &[(&str, &Launch)]) -> Result<Vec<Arc<Pipeline>>, Refused> {
         // A panic cannot leave the map half changed.
         let lock = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let mut found: HashMap<&str, Arc<Pipeline>> = HashMap::new();
@@ -65,29 +73,42 @@ impl Pipelines {
     }
 }
 
-/// Makes pipelines on several threads.
-fn create_all(gpu: &Arc<Gpu>, launches: &[(&str, &Launch)]) -> Result<Vec<Arc<Pipeline>>> {
+/// Makes pipelines on several threads, with large stacks: kernels of others are nested as deeply as is allowed, and what
+/// compiles them is recursive.
+fn create_all(gpu: &Arc<Gpu>, launches: &[(&str, &Launch)]) -> Result<Vec<Arc<Pipeline>>, Refused> {
+    const STACK: usize = 32 << 20;
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let share = launches.len().div_ceil(threads).max(1);
-    let create_share = |share: &[(&str, &Launch)]| -> Result<Vec<Arc<Pipeline>>> {
+    let create_share = |share: &[(&str, &Launch)]| -> Result<Vec<Arc<Pipeline>>, Refused> {
         share.iter().map(|(label, launch)| create(gpu, label, launch)).collect()
     };
+    let failed = |why: String| Refused {
+        error: Error::backend(NAME, why),
+        source: None,
+    };
     std::thread::scope(|scope| {
-        let shares = launches.chunks(share);
-        let workers: Vec<_> = shares.map(|share| scope.spawn(move || create_share(share))).collect();
+        let workers = launches.chunks(share).map(|share| {
+            let builder = std::thread::Builder::new().stack_size(STACK);
+            let worker = builder.spawn_scoped(scope, move || create_share(share));
+            worker.map_err(|e| failed(format!("no thread to make pipelines could be started: {e}")))
+        });
+        let workers: Vec<_> = workers.collect();
         let mut all = Vec::with_capacity(launches.len());
         for worker in workers {
-            let made = worker.join();
-            all.extend(made.map_err(|_| Error::backend(NAME, "making a pipeline panicked"))??);
+            let made = worker?.join();
+            all.extend(made.map_err(|_| failed("making a pipeline panicked".into()))??);
         }
         Ok(all)
     })
 }
 
-fn create(gpu: &Arc<Gpu>, label: &str, launch: &Launch) -> Result<Arc<Pipeline>> {
+fn create(gpu: &Arc<Gpu>, label: &str, launch: &Launch) -> Result<Arc<Pipeline>, Refused> {
     let refused = |why: String| {
         log::debug!("the refused kernel of {label}:\n{}", launch.source);
-        Error::backend(NAME, format!("{label}: the driver refuses the kernel: {why}"))
+        Refused {
+            error: Error::backend(NAME, format!("{label}: the driver refuses the kernel: {why}")),
+            source: Some(launch.source.clone()),
+        }
     };
     let layout = layout(&launch.bindings);
     let raw = gpu.attempt(|context| {

@@ -33,6 +33,8 @@ pub(crate) struct Reporter {
     pub(crate) label: String,
     /// Number that indices must be below.
     pub(crate) rows: usize,
+    /// Who brought its kernel, if somebody did.
+    pub(crate) origin: Option<String>,
 }
 
 /// Buffers of the executable beyond those of the plan, in this order.
@@ -47,6 +49,26 @@ pub(crate) struct Extra {
     pub(crate) tables: usize,
     /// First of the scratch buffers.
     scratch: usize,
+}
+
+/// Why a plan has no executable.
+#[derive(Debug)]
+pub(crate) struct Unmade {
+    pub(crate) error: Error,
+    /// The operator whose kernel, which others brought, the driver refuses, and the kernel's text.
+    pub(crate) brought: Option<(String, String)>,
+}
+
+impl From<Error> for Unmade {
+    fn from(error: Error) -> Self {
+        Unmade { error, brought: None }
+    }
+}
+
+impl From<Unmade> for Error {
+    fn from(unmade: Unmade) -> Self {
+        unmade.error
+    }
 }
 
 /// Kernels of a plan, and the memory that they need.
@@ -92,14 +114,17 @@ impl Draft {
                 skip_if[i] = segment.skip_if;
             }
         }
+        // The host looks at indices of inputs before a step.
+        let fed: HashSet<usize> = plan.fed_indices().iter().map(|f| f.dispatch).collect();
         let compile = |i: usize, guarded: bool| {
             let dispatch = &plan.dispatches[i];
             let coop = coop.filter(|_| dispatch.use_coop);
-            let guards = Guards {
+            let known = Known {
                 fault: guarded,
                 skip_if: skip_if[i],
+                fed: fed.contains(&i),
             };
-            compile(dispatch, &sources, guards, coop, brought)
+            compile(dispatch, &sources, known, coop, brought)
         };
         let compiled = (0..plan.dispatches.len()).map(|i| compile(i, false));
         let mut compiled: Vec<Compiled> = compiled.collect::<Result<_>>()?;
@@ -107,15 +132,16 @@ impl Draft {
         for (dispatch, compiled) in plan.dispatches.iter().zip(&compiled) {
             reporter.push(reporters.len());
             if reports(compiled) {
+                let is_brought = compiled.launches.iter().any(Launch::is_brought);
+                let kernel = brought.get(&dispatch.kernel.name).filter(|_| is_brought);
                 reporters.push(Reporter {
                     label: dispatch.label.clone(),
                     rows: dispatch.index_bound().unwrap_or_default(),
+                    origin: kernel.map(|kernel| kernel.origin()),
                 });
             }
         }
-        // The host looks at indices of inputs before a step.
-        let fed: HashSet<usize> = plan.fed_indices().iter().map(|f| f.dispatch).collect();
-        let saved = plan.exposed_to_faults(&|i| reports(&compiled[i]) && !fed.contains(&i));
+        let saved = plan.exposed_to_faults(&|i| may_fault(&compiled[i], fed.contains(&i)));
         if !reporters.is_empty() {
             // What is written after the last fault can be found is not written after one.
             let mut guarded = persistent.clone();
@@ -160,24 +186,44 @@ impl Draft {
         })
     }
 
-    /// The phases of each segment, with pipelines and memory.
+    /// Pipelines of all launches, in their order.
     ///
     /// # Errors
-    /// A kernel that the driver refuses.
-    pub(crate) fn ready(
+    /// A kernel that the driver refuses, with the operator for which it was brought.
+    pub(crate) fn pipelines(
         &self,
         plan: &ExecutionPlan,
         gpu: &Arc<Gpu>,
         pipelines: &Pipelines,
-        arena: &Arena,
-    ) -> Result<Vec<Vec<Phase>>> {
+    ) -> Result<Vec<Arc<Pipeline>>, Unmade> {
         let launches: Vec<(&str, &Launch)> = plan
             .dispatches
             .iter()
             .zip(&self.compiled)
             .flat_map(|(d, compiled)| compiled.launches.iter().map(move |l| (d.label.as_str(), l)))
             .collect();
-        let mut made = pipelines.of(gpu, &launches)?.into_iter();
+        pipelines.of(gpu, &launches).map_err(|refused| {
+            let own = |launch: &Launch| launch.is_brought() && Some(&launch.source) == refused.source.as_ref();
+            let brought = self.compiled.iter().position(|c| c.launches.iter().any(own));
+            let op = brought.map(|dispatch| plan.dispatches[dispatch].kernel.name.clone());
+            Unmade {
+                error: refused.error,
+                brought: op.zip(refused.source),
+            }
+        })
+    }
+
+    /// The phases of each segment, with their pipelines and memory.
+    ///
+    /// # Errors
+    /// A buffer that has no place.
+    pub(crate) fn ready(
+        &self,
+        plan: &ExecutionPlan,
+        pipelines: Vec<Arc<Pipeline>>,
+        arena: &Arena,
+    ) -> Result<Vec<Vec<Phase>>> {
+        let mut made = pipelines.into_iter();
         let mut ready: Vec<Vec<Ready>> = Vec::with_capacity(self.compiled.len());
         for (number, compiled) in self.compiled.iter().enumerate() {
             let mut list = Vec::with_capacity(compiled.launches.len());
@@ -257,7 +303,14 @@ fn tables_of(compiled: &[Compiled]) -> Vec<Arc<[u32]>> {
 }
 
 fn reports(compiled: &Compiled) -> bool {
-    compiled.launches.iter().any(|l| l.bindings.contains(&Binding::Fault))
+    compiled.launches.iter().any(Launch::reports)
+}
+
+/// Whether a dispatch may meet a fault. The indices of one that is `fed` are seen by the host, but not what becomes of the
+/// loops of a kernel that was brought.
+fn may_fault(compiled: &Compiled, fed: bool) -> bool {
+    let found = |launch: &Launch| launch.reports() && (!fed || launch.is_brought());
+    compiled.launches.iter().any(found)
 }
 
 /// Scratch of the dispatches of a level lies apart; levels share it. Returns the first scratch buffer of each
@@ -342,25 +395,27 @@ impl Sources {
 pub(crate) fn choose_coop(plan: &mut ExecutionPlan, config: CoopConfig, brought: &Brought) -> Result<()> {
     let sources = Sources::of(plan);
     for dispatch in &mut plan.dispatches {
-        let compiled = compile(dispatch, &sources, Guards::default(), Some(config), brought)?;
+        let compiled = compile(dispatch, &sources, Known::default(), Some(config), brought)?;
         dispatch.use_coop = compiled.launches.iter().any(|l| l.coop);
     }
     Ok(())
 }
 
-/// When a dispatch writes nothing.
+/// What is known of a dispatch beside itself.
 #[derive(Clone, Copy, Default)]
-struct Guards {
-    /// After a fault.
+struct Known {
+    /// It writes nothing after a fault.
     fault: bool,
-    /// Where this word is not 0.
+    /// It writes nothing where this word is not 0.
     skip_if: Option<BufferRef>,
+    /// The host looks at its indices.
+    fed: bool,
 }
 
 fn compile(
     dispatch: &Dispatch,
     sources: &Sources,
-    guards: Guards,
+    known: Known,
     coop: Option<CoopConfig>,
     brought: &Brought,
 ) -> Result<Compiled> {
@@ -369,8 +424,9 @@ fn compile(
         kernel: dispatch.kernel_desc(&types),
         inputs: dispatch.inputs.iter().map(|o| sources.source(o)).collect(),
         outputs: dispatch.outputs.iter().map(|o| Memory::Buffer(o.buffer)).collect(),
-        guarded: guards.fault,
-        skip_if: guards.skip_if,
+        guarded: known.fault,
+        skip_if: known.skip_if,
+        fed: known.fed,
         coop,
         brought: brought.get(&dispatch.kernel.name).map(|kernel| &**kernel),
         first_scratch: 0,

@@ -12,6 +12,14 @@ pub const SHADER_BUFFERS: [&str; 15] = [
     "buffer_j", "buffer_k", "buffer_l", "buffer_m", "buffer_n", "buffer_o",
 ];
 
+/// Name of the variable by which a [`Shader`] that reports does so: `var<storage, read_write> fault: array<atomic<u32>>`. Where
+/// something is wrong, it writes 1 to the first word, and what is wrong to word `1 + 2 * reporter`.
+pub const SHADER_FAULT: &str = "fault";
+/// Name of its variable `var<uniform> reporter: u32`, its number among those that report.
+pub const SHADER_REPORTER: &str = "reporter";
+/// What a shader reports that had to end a loop, so that its results are not complete.
+pub const ENDED_LOOP: u32 = 2;
+
 /// A tensor of the call that a shader reads or writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShaderBuffer {
@@ -30,8 +38,18 @@ pub struct Shader {
     pub source: String,
     /// What these are.
     pub buffers: Vec<ShaderBuffer>,
+    /// Whether it may report: it then has the variables [`SHADER_FAULT`] and [`SHADER_REPORTER`].
+    pub reports: bool,
     /// Workgroups along each axis, 1 to 65535.
     pub groups: [u32; 3],
+}
+
+/// What a shader has to know of the device for which it is made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct ShaderDevice {
+    /// Rounds, of all loops of the threads that it runs in step, after which it leaves every loop without a word, as Mesa's
+    /// software driver does. `None`: it does not.
+    pub most_rounds: Option<u32>,
 }
 
 /// A kernel in WGSL for one operator. It comes from elsewhere, so a device tries it against the operator's definition
@@ -47,7 +65,7 @@ pub trait ShaderKernel: Send + Sync {
     ///
     /// # Errors
     /// The reason why there is none for these shapes and types.
-    fn shader(&self, kernel: &KernelDesc) -> std::result::Result<Shader, String>;
+    fn shader(&self, kernel: &KernelDesc, device: &ShaderDevice) -> std::result::Result<Shader, String>;
 }
 
 static KERNELS: RwLock<Vec<Arc<dyn ShaderKernel>>> = RwLock::new(Vec::new());

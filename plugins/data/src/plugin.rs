@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use meganeura_core::TensorType;
 use meganeura_core::backend::KernelDesc;
-use meganeura_core::backend::shader::{ShaderKernel as _, register_shader_kernels, remove_shader_kernels};
+use meganeura_core::backend::shader::{
+    ShaderDevice, ShaderKernel as _, register_shader_kernels, remove_shader_kernels,
+};
 use meganeura_core::files::sha256;
 use meganeura_core::ops::sample::{Sample, Sizes as Dice};
 use meganeura_core::ops::{Call, OpRef, Operator as _};
@@ -245,13 +247,14 @@ fn try_shader(op: &DataOp, shader: &DataShader) -> Result<(), String> {
     let mut made = false;
     for sample in op.calls(&mut Dice::new(SEED))? {
         let (inputs, outputs) = types(op, &sample)?;
-        let found = shader.shader(&KernelDesc {
+        let desc = KernelDesc {
             name: op.name(),
             version: op.version(),
             attrs: &sample.attrs,
             inputs: &inputs,
             outputs: &outputs,
-        });
+        };
+        let found = shader.shader(&desc, &ShaderDevice::default());
         match found {
             Ok(_) => made = true,
             Err(e) => refusal = refusal.or(Some(format!("called with {}: {e}", sample.label))),

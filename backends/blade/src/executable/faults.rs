@@ -1,12 +1,13 @@
 //! Steps that meet a fault, and how they are undone.
 //!
-//! A kernel that finds an index out of range notes it in a few words, which are copied for the host at the end of the
+//! A kernel that finds an index out of range, or one of others that had to be ended, notes it in a few words, which are copied for the host at the end of the
 //! step. Kernels that write parameters or states after the last place where a fault can be found look at these words
 //! and do nothing if there was one; what is written before is saved when the step begins. The words stay until the host
 //! has seen them, so a step that was submitted in the meantime does nothing, either. Then the host restores what was
 //! saved, clears the words, and tells the error.
 
 use blade_graphics as bg;
+use meganeura_core::backend::shader::ENDED_LOOP;
 use meganeura_core::{Error, Result};
 
 use super::{BladeExecutable, FRAMES};
@@ -115,10 +116,20 @@ fn fault_in(report: &[u8], reporters: &[Reporter]) -> Option<Error> {
     }
     let mut parts = found.chunks_exact(REPORT_WORDS).zip(reporters);
     let (words, reporter) = parts.find(|(words, _)| words[0] != 0)?;
-    Some(Error::IndexOutOfRange {
-        label: reporter.label.clone(),
-        index: words[1],
-        rows: reporter.rows,
+    Some(match (words[0], &reporter.origin) {
+        (ENDED_LOOP, Some(origin)) => Error::Plugin {
+            plugin: origin.clone(),
+            message: format!(
+                "its kernel for {} did not come to an end within its limit, and the step was given up",
+                reporter.label
+            ),
+            remedy: "use smaller shapes, or build without the plugin's rules, and tell its author".into(),
+        },
+        _ => Error::IndexOutOfRange {
+            label: reporter.label.clone(),
+            index: words[1],
+            rows: reporter.rows,
+        },
     })
 }
 
@@ -150,6 +161,7 @@ mod tests {
         let reporter = |label: &str, rows| Reporter {
             label: label.into(),
             rows,
+            origin: (label == "c").then(|| "a plugin".to_owned()),
         };
         let reporters = [reporter("a", 4), reporter("b", 7), reporter("c", 9)];
         let report = |words: [u32; 7]| words.map(u32::to_le_bytes).concat();
@@ -159,6 +171,9 @@ mod tests {
             panic!("{error}")
         };
         assert_eq!((label.as_str(), index, rows), ("b", 12, 7));
+        let error = fault_in(&report([1, 0, 0, 0, 0, ENDED_LOOP, 0]), &reporters).expect("a fault");
+        let text = error.to_string();
+        assert!(matches!(error, Error::Plugin { .. }) && text.contains("'a plugin'") && text.contains("for c did not"));
         // The only index into nothing.
         let empty = fault_in(&report([1, 1, 0, 0, 0, 0, 0]), &reporters);
         assert!(matches!(empty, Some(Error::IndexOutOfRange { index: 0, .. })));

@@ -2,7 +2,9 @@
 
 use meganeura_core::backend::shader::{Shader, ShaderBuffer};
 
-use super::module::{Binding, CompileCx, Compiled, Launch, Module, Source};
+use crate::brought::Accepted;
+
+use super::module::{Binding, CompileCx, Compiled, Launch, Module};
 
 /// Launches of the kernel that was brought for an operator; `None` if there is none for this call.
 pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
@@ -14,21 +16,25 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
         return Ok(Some(Compiled::default()));
     }
     match kernel.shader(&cx.kernel) {
-        Ok(shader) => launches(cx, shader).map(Some),
+        Ok(shader) => launches(cx, kernel, shader).map(Some),
         Err(_) => Ok(None),
     }
 }
 
-/// The shader, and before it copies of operands that are in no buffer of their own.
-fn launches(cx: &CompileCx, shader: Shader) -> Result<Compiled, String> {
+/// The shader, and before it a look at indices that the host does not see, and copies of operands that are in no buffer of
+/// their own.
+fn launches(cx: &CompileCx, kernel: &Accepted, shader: Shader) -> Result<Compiled, String> {
     let mut compiled = Compiled::default();
+    if let Some((operand, bound)) = kernel.op().index_bound(&cx.call()).filter(|_| !cx.fed) {
+        compiled.launches.push(check_indices(cx, operand, bound)?);
+    }
     let mut bindings = Vec::with_capacity(shader.buffers.len());
     for buffer in shader.buffers {
         let memory = match buffer {
             ShaderBuffer::Result(i) => cx.outputs[i],
-            ShaderBuffer::Operand(i) => match cx.inputs[i] {
-                Source::Memory(memory) if !cx.is_overwritten(i) => memory,
-                _ => {
+            ShaderBuffer::Operand(i) => match cx.memory_of(i) {
+                Some(memory) => memory,
+                None => {
                     let ty = &cx.kernel.inputs[i];
                     let copy = cx.scratch(compiled.scratch.len());
                     let mut module = Module::new(cx);
@@ -43,6 +49,9 @@ fn launches(cx: &CompileCx, shader: Shader) -> Result<Compiled, String> {
         };
         bindings.push(Binding::Given(memory));
     }
+    if shader.reports {
+        bindings.extend([Binding::Fault, Binding::Reporter]);
+    }
     compiled.launches.push(Launch {
         source: shader.source,
         bindings,
@@ -51,4 +60,13 @@ fn launches(cx: &CompileCx, shader: Shader) -> Result<Compiled, String> {
         coop: false,
     });
     Ok(compiled)
+}
+
+/// Reports indices out of range, as the kernels that are generated do.
+fn check_indices(cx: &CompileCx, operand: usize, bound: usize) -> Result<Launch, String> {
+    let mut module = Module::new(cx);
+    let given = module.load(operand, "i");
+    let index = module.checked_index("given", bound);
+    let code = format!("let given = {given};\nlet index = {index};\n");
+    module.finish_elements(&code, cx.kernel.inputs[operand].numel())
 }

@@ -32,10 +32,10 @@ mod vectors;
 mod view;
 
 use meganeura_core::backend::KernelDesc;
-use meganeura_core::backend::shader::ShaderKernel;
 use meganeura_core::ops::Call;
 use meganeura_core::{DType, TensorType};
 
+use crate::brought::Accepted;
 use body::Body;
 pub(crate) use module::{Binding, CompileCx, Compiled, INLINE_SCALARS, Launch, Memory, Source, variable_name};
 
@@ -125,16 +125,12 @@ fn compile_body(body: &Body, cx: &CompileCx) -> Result<Compiled, String> {
     }
 }
 
-/// Launches of the kernel for a call on a device whose buffers have at most so many bytes, and for whose operator a kernel
-/// may have been brought.
+/// The kernel for a call on a device whose buffers have at most so many bytes, and for whose operator a kernel may have been
+/// brought.
 ///
 /// # Errors
 /// The reason why there is none.
-pub(crate) fn supports(
-    kernel: &KernelDesc,
-    most_bytes: u64,
-    brought: Option<&dyn ShaderKernel>,
-) -> Result<u32, String> {
+pub(crate) fn supports(kernel: &KernelDesc, most_bytes: u64, brought: Option<&Accepted>) -> Result<Compiled, String> {
     let compiled = compile(&CompileCx {
         brought,
         ..CompileCx::apart(*kernel)
@@ -143,7 +139,7 @@ pub(crate) fn supports(
         Some(&bytes) if bytes as u64 > most_bytes => Err(format!(
             "it keeps {bytes} bytes on the way, but the device's largest buffer has {most_bytes}"
         )),
-        _ => Ok(compiled.launches.len() as u32),
+        _ => Ok(compiled),
     }
 }
 

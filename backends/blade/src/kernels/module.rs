@@ -6,12 +6,13 @@ use std::sync::Arc;
 
 use meganeura_core::DType;
 use meganeura_core::backend::KernelDesc;
-use meganeura_core::backend::shader::{SHADER_BUFFERS, ShaderKernel};
+use meganeura_core::backend::shader::SHADER_BUFFERS;
 use meganeura_core::ops::Call;
 use meganeura_core::plan::BufferRef;
 
 use super::coop::CoopConfig;
 use super::scalar::{literal, wgsl_type};
+use crate::brought::Accepted;
 
 /// Most buffers of a kernel, one less than of which Vulkan devices commonly have sixteen.
 const MOST_BINDINGS: usize = 15;
@@ -90,12 +91,26 @@ pub(crate) struct CompileCx<'a> {
     pub(crate) guarded: bool,
     /// A word; where it is not 0, nothing may be written.
     pub(crate) skip_if: Option<BufferRef>,
+    /// Whether the host has looked at the indices among the operands.
+    pub(crate) fed: bool,
     /// The matrix units that products may use.
     pub(crate) coop: Option<CoopConfig>,
     /// The kernel that others brought for the operator.
-    pub(crate) brought: Option<&'a dyn ShaderKernel>,
+    pub(crate) brought: Option<&'a Accepted>,
     /// Scratch buffers of the dispatch that are not the kernel's own.
     pub(crate) first_scratch: usize,
+}
+
+impl Launch {
+    /// Whether it is a kernel that others brought.
+    pub(crate) fn is_brought(&self) -> bool {
+        self.bindings.iter().any(|b| matches!(b, Binding::Given(_)))
+    }
+
+    /// Whether it may report a fault.
+    pub(crate) fn reports(&self) -> bool {
+        self.bindings.contains(&Binding::Fault)
+    }
 }
 
 impl<'a> CompileCx<'a> {
@@ -108,6 +123,7 @@ impl<'a> CompileCx<'a> {
             outputs: (inputs..inputs + kernel.outputs.len()).map(buffer).collect(),
             guarded: false,
             skip_if: None,
+            fed: false,
             coop: None,
             brought: None,
             first_scratch: 0,

@@ -310,6 +310,7 @@ impl Part {
                 outputs,
                 guarded: cx.guarded,
                 skip_if: cx.skip_if,
+                fed: cx.fed,
                 coop: cx.coop,
                 brought: None,
                 first_scratch,

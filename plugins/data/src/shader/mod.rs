@@ -1,11 +1,14 @@
 //! Kernels in WGSL: read, checked, and rewritten so that they reach nothing but their buffers.
 
 mod check;
+mod limits;
 mod rewrite;
 #[cfg(test)]
 mod tests;
 mod text;
 mod uniform;
+mod work;
+mod zeros;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
@@ -13,13 +16,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use meganeura_core::attrs::{Attr, Attrs};
 use meganeura_core::backend::KernelDesc;
-use meganeura_core::backend::shader::{SHADER_BUFFERS, Shader, ShaderBuffer, ShaderKernel};
+use meganeura_core::backend::shader::{
+    SHADER_BUFFERS, SHADER_FAULT, SHADER_REPORTER, Shader, ShaderBuffer, ShaderDevice, ShaderKernel,
+};
 use meganeura_core::ops::{OpRef, Operator as _};
 use meganeura_core::{DType, TensorType};
 use naga::back::wgsl::{WriterFlags, write_string};
 use naga::compact::{KeepUnused, compact};
 use naga::valid::{Capabilities, ModuleInfo, ValidationFlags, Validator};
-use naga::{GlobalVariable, Handle, Module, ScalarKind};
+use naga::{AddressSpace, GlobalVariable, Handle, Module, ScalarKind};
 
 use crate::definition::Bound;
 use crate::manifest::{MOST_VALUES, WgslEntry};
@@ -27,22 +32,27 @@ use crate::operator::DataOp;
 use crate::size::Sizes;
 use crate::term::{Term, shortened};
 use check::Buffer;
+use limits::{Limit, Report};
+use work::{Cost, Work};
 
 /// Largest number of workgroups along an axis that every device has.
 const MOST_GROUPS: i64 = 65_535;
 /// Most workgroups for each element of operands and results, and so many more in any case.
 const GROUPS_OF_ELEMENT: i64 = 4;
 const ANY_GROUPS: i64 = 64;
-/// Rounds that all loops of a thread may make together: for each element of operands and results, in any case, and at most.
-const ROUNDS_OF_ELEMENT: usize = 64;
-const ANY_ROUNDS: usize = 1 << 16;
-const MOST_ROUNDS: usize = 1 << 20;
+/// Statements and expressions that all threads may evaluate together: for each operation of the decomposition and each
+/// element of operands and results, in any case, and at most.
+const PARTS_OF_OPERATION: u64 = 4096;
+const ANY_PARTS: u64 = 1 << 28;
+const MOST_PARTS: u64 = 1 << 46;
+/// Those that one thread may evaluate.
+const PARTS_OF_THREAD: u64 = 1 << 26;
 /// Kernels that are remembered.
 const MOST_KNOWN: usize = 64;
 /// Bytes of the stack on which naga works: what it reads is nested.
 const STACK: usize = 32 << 20;
 
-type Asked = (Attrs, Vec<TensorType>);
+type Asked = (Attrs, Vec<TensorType>, Vec<TensorType>, ShaderDevice);
 type Answer = Result<Shader, String>;
 
 /// The kernel of a plugin's operator.
@@ -91,8 +101,12 @@ impl DataShader {
     }
 
     /// Makes the kernel of a call.
-    fn make(&self, kernel: &KernelDesc) -> Answer {
+    fn make(&self, kernel: &KernelDesc, device: &ShaderDevice) -> Answer {
         let bound = self.op.definition.bind(kernel.attrs, kernel.inputs)?;
+        let checked = self.op.checked(kernel.attrs, kernel.inputs)?;
+        if checked.indices.len() > 1 {
+            return Err("it has several operands of indices, of which only one could be checked".into());
+        }
         if bound.outputs != kernel.outputs {
             return Err("the results are not those of the operator".into());
         }
@@ -103,14 +117,18 @@ impl DataShader {
         let all = kernel.inputs.iter().chain(kernel.outputs);
         let elements = all.clone().map(TensorType::numel).fold(0, usize::saturating_add);
         let groups = groups(&self.groups, &bound.sizes, elements)?;
-        let rounds = elements.saturating_mul(ROUNDS_OF_ELEMENT).saturating_add(ANY_ROUNDS);
-        let rounds = rounds.min(MOST_ROUNDS) as u32;
+        let allowed = Allowed {
+            groups: groups.iter().map(|&n| u64::from(n)).product(),
+            parts: parts(checked.flops, elements as u64),
+            rounds: device.most_rounds,
+        };
         let text = format!("{}{}", constants(&bound, kernel.attrs)?, self.text);
         let tensors = self.tensors(all.cloned().collect());
-        let (source, buffers) = on_large_stack(move || translate(&text, &tensors, rounds))?;
+        let translated = on_large_stack(move || translate(&text, &tensors, &allowed))?;
         Ok(Shader {
-            source,
-            buffers,
+            source: translated.source,
+            buffers: translated.buffers,
+            reports: translated.reports,
             groups,
         })
     }
@@ -145,14 +163,15 @@ impl ShaderKernel for DataShader {
         format!("{} {}", self.op.name(), self.content)
     }
 
-    fn shader(&self, kernel: &KernelDesc) -> Answer {
-        let asked = (kernel.attrs.clone(), kernel.inputs.to_vec());
+    fn shader(&self, kernel: &KernelDesc, device: &ShaderDevice) -> Answer {
+        let (inputs, outputs) = (kernel.inputs.to_vec(), kernel.outputs.to_vec());
+        let asked = (kernel.attrs.clone(), inputs, outputs, *device);
         // A panic cannot leave the map half changed.
         let lock = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(answer) = lock().get(&asked) {
             return answer.clone();
         }
-        let answer = self.make(kernel);
+        let answer = self.make(kernel, device);
         let mut known = lock();
         if known.len() >= MOST_KNOWN {
             known.clear();
@@ -174,6 +193,30 @@ struct Tensor {
     name: &'static str,
     buffer: ShaderBuffer,
     ty: TensorType,
+}
+
+/// What the threads of a kernel may do.
+struct Allowed {
+    /// Workgroups.
+    groups: u64,
+    /// Statements and expressions of all threads.
+    parts: u64,
+    /// Rounds after which a device leaves all loops of threads that it runs in step.
+    rounds: Option<u32>,
+}
+
+impl Allowed {
+    /// What a thread may evaluate.
+    fn of_thread(&self, threads_of_group: u32) -> u64 {
+        let threads = self.groups.saturating_mul(u64::from(threads_of_group)).max(1);
+        (self.parts / threads).min(PARTS_OF_THREAD)
+    }
+}
+
+/// Statements and expressions that all threads may evaluate for so many operations and elements.
+fn parts(flops: u64, elements: u64) -> u64 {
+    let own = flops.saturating_add(elements).saturating_mul(PARTS_OF_OPERATION);
+    own.saturating_add(ANY_PARTS).min(MOST_PARTS)
 }
 
 /// Workgroups along each axis, for a call of so many elements.
@@ -238,8 +281,15 @@ fn on_large_stack<T: Send>(work: impl FnOnce() -> Result<T, String> + Send) -> R
     })
 }
 
-/// Reads, checks, rewrites and writes a kernel whose loops make so many rounds at most.
-fn translate(text: &str, tensors: &[Tensor], rounds: u32) -> Result<(String, Vec<ShaderBuffer>), String> {
+/// A kernel as executors take it.
+struct Translated {
+    source: String,
+    buffers: Vec<ShaderBuffer>,
+    reports: bool,
+}
+
+/// Reads, checks, rewrites and writes a kernel.
+fn translate(text: &str, tensors: &[Tensor], allowed: &Allowed) -> Result<Translated, String> {
     let mut module = naga::front::wgsl::parse_str(text).map_err(|e| {
         let place = e.location(text).map(|l| {
             let line = text
@@ -255,24 +305,68 @@ fn translate(text: &str, tensors: &[Tensor], rounds: u32) -> Result<(String, Vec
     let info = validate(&module)?;
     let found = check::check(&module, &info).map_err(|e| format!("its kernel is refused: {e}"))?;
     let mut lengths = rewrite::Lengths::new();
-    let mut used = Vec::new();
+    let (mut used, mut written) = (Vec::new(), Vec::new());
     for buffer in found {
         let tensor = matching(&buffer, tensors)?;
         lengths.insert(buffer.variable, length(&buffer, tensor)?);
         used.push((buffer.variable, tensor.buffer));
+        if buffer.is_written {
+            written.push(tensor.buffer);
+        }
     }
     let results = tensors.iter().filter(|t| matches!(t.buffer, ShaderBuffer::Result(_)));
     for result in results {
-        if !used.iter().any(|(_, buffer)| *buffer == result.buffer) {
+        if !written.contains(&result.buffer) {
             return Err(format!("its kernel does not write the result '{}'", result.name));
         }
     }
-    rewrite::rewrite(&mut module, &info, &lengths, rounds).map_err(|e| format!("its kernel is refused: {e}"))?;
-    rename(&mut module, &used);
+    let refused = |e| format!("its kernel is refused: {e}");
+    let (work, limit) = work_of(&module, allowed).map_err(refused)?;
+    let report = rewrite::rewrite(&mut module, &info, &lengths, &work, limit).map_err(refused)?;
+    rename(&mut module, &used, report);
     let info = validate(&module)?;
     let source = write_string(&module, &info, WriterFlags::empty()).map_err(|e| format!("its kernel: {e}"))?;
-    check_written(&source, used.len())?;
-    Ok((source, used.into_iter().map(|(_, buffer)| buffer).collect()))
+    check_written(&source, used.len(), report.is_some())?;
+    Ok(Translated {
+        source,
+        buffers: used.into_iter().map(|(_, buffer)| buffer).collect(),
+        reports: report.is_some(),
+    })
+}
+
+/// The work of a module, and what a thread may do in loops that have to count it.
+fn work_of(module: &Module, allowed: &Allowed) -> Result<(Work, Limit), String> {
+    /// Most threads that a processor runs in step, each of which may be the only one in some rounds.
+    const IN_STEP: u64 = 8;
+    let entry = module.entry_points.first().ok_or("it has no entry point")?;
+    let threads = entry.workgroup_size.iter().product();
+    let (parts, rounds) = (allowed.of_thread(threads), allowed.rounds.map(u64::from));
+    // Half of it is for what is seen to end, and a quarter for either kind of other loops.
+    let most = Cost {
+        parts: parts / 2,
+        rounds: rounds.map_or(u64::MAX, |rounds| rounds / 2),
+    };
+    let cleared = zeros::rounds(module, threads);
+    let work = Work::of(
+        module,
+        &Cost {
+            rounds: most.rounds.saturating_sub(cleared),
+            ..most
+        },
+    );
+    let done = work.thread().parts;
+    if done > most.parts {
+        return Err(format!(
+            "each of its threads evaluates {done} statements and expressions; with so many workgroups, for what the \
+             decomposition does, {} are allowed",
+            most.parts
+        ));
+    }
+    let limit = Limit {
+        parts: (parts / 4) as u32,
+        rounds: rounds.map(|rounds| (rounds / 4 / IN_STEP) as u32),
+    };
+    Ok((work, limit))
 }
 
 fn validate(module: &Module) -> Result<ModuleInfo, String> {
@@ -337,11 +431,13 @@ fn length(buffer: &Buffer, tensor: &Tensor) -> Result<u32, String> {
 }
 
 /// Gives buffers the names that executors know, which nothing else may have, and the entry point its own.
-fn rename(module: &mut Module, used: &[(Handle<GlobalVariable>, ShaderBuffer)]) {
+fn rename(module: &mut Module, used: &[(Handle<GlobalVariable>, ShaderBuffer)], report: Option<Report>) {
     let taken = |name: &Option<String>| {
         name.as_ref().is_some_and(|name| {
             let name = name.trim_matches('_');
-            name.starts_with("buffer") || name.starts_with("main")
+            ["buffer", "main", SHADER_FAULT, SHADER_REPORTER]
+                .iter()
+                .any(|own| name.starts_with(own))
         })
     };
     let clear = |name: &mut Option<String>| {
@@ -378,23 +474,29 @@ fn rename(module: &mut Module, used: &[(Handle<GlobalVariable>, ShaderBuffer)]) 
         variable.name = Some(name.into());
         variable.binding = None;
     }
+    if let Some(report) = report {
+        module.global_variables.get_mut(report.fault).name = Some(SHADER_FAULT.into());
+        module.global_variables.get_mut(report.reporter).name = Some(SHADER_REPORTER.into());
+    }
 }
 
 /// What was written is read again: the names that the executor binds have to be there, and nothing else to bind.
-fn check_written(source: &str, buffers: usize) -> Result<(), String> {
+fn check_written(source: &str, buffers: usize, reports: bool) -> Result<(), String> {
     let module =
         naga::front::wgsl::parse_str(source).map_err(|e| format!("its kernel cannot be written: {}", e.message()))?;
     validate(&module)?;
-    let is_buffer = |v: &GlobalVariable| matches!(v.space, naga::AddressSpace::Storage { .. });
-    let names = module
-        .global_variables
-        .iter()
-        .filter(|(_, v)| is_buffer(v))
-        .map(|(_, v)| v.name.as_deref());
-    let mut names: Vec<&str> = names.flatten().collect();
+    let is_bound = |v: &GlobalVariable| {
+        let own = matches!(v.space, AddressSpace::WorkGroup | AddressSpace::Private);
+        !own
+    };
+    let variables = module.global_variables.iter().filter(|(_, v)| is_bound(v));
+    let mut names: Vec<&str> = variables.filter_map(|(_, v)| v.name.as_deref()).collect();
     names.sort_unstable();
+    let reporting = [SHADER_FAULT, SHADER_REPORTER];
+    let mut expected = SHADER_BUFFERS[..buffers].to_vec();
+    expected.extend(reporting.iter().filter(|_| reports));
     let entry = module.entry_points.first().map(|e| e.name.as_str());
-    match names == SHADER_BUFFERS[..buffers] && entry == Some("main") {
+    match names == expected && entry == Some("main") {
         true => Ok(()),
         false => Err("its kernel cannot be written with the names of its buffers".into()),
     }

@@ -1,26 +1,29 @@
-//! Rewrites a kernel so that no access leaves its variable, and no loop goes on for ever.
+//! Rewrites a kernel so that no access leaves its variable, no loop goes on for ever, and nothing is read that others left.
 //!
 //! What naga has for this (`proc::BoundsCheckPolicies`) acts where its backends write code, with lengths that it asks the
 //! buffer for. Here buffers are pieces of larger ones, of which a shader would be told the rest's length, and whoever
 //! compiles the kernel decides about policies. So the bounds become part of the module: every index is the least of itself
-//! and the last one.
+//! and the last one, loops that are not seen to end count what they do, and shared memory begins with zeros.
 
 use std::collections::HashMap;
 
+use super::limits;
 use super::uniform::has_barrier;
+use super::work::{Largest, Work};
+use super::zeros;
 
 use naga::valid::{FunctionInfo, ModuleInfo};
 use naga::{
-    AddressSpace, Arena, ArraySize, BinaryOperator, Block, Expression, Function, GlobalVariable, Handle, Literal,
-    MathFunction, Module, Range, Scalar, ScalarKind, Span, Statement, SwitchCase, Type, TypeInner, UniqueArena,
-    VectorSize,
+    Arena, ArraySize, Block, Expression, Function, GlobalVariable, Handle, Literal, MathFunction, Module, Range,
+    ScalarKind, Span, Statement, SwitchCase, Type, TypeInner, UniqueArena, VectorSize,
 };
 
 /// Elements of each buffer's array.
 pub(super) type Lengths = HashMap<Handle<GlobalVariable>, u32>;
 
-/// Rewrites a valid module that has passed the check of its parts. All loops of a thread together make so many rounds at
-/// most.
+/// Rewrites a valid module that has passed the check of its parts. Loops that are not seen to end are left when a thread has
+/// done in them what it may, which it then reports. Returns the variables for reports, if there are
+/// such loops.
 ///
 /// # Errors
 /// An expression or a statement that is not known here.
@@ -28,16 +31,15 @@ pub(super) fn rewrite(
     module: &mut Module,
     info: &ModuleInfo,
     lengths: &Lengths,
-    most_rounds: u32,
-) -> Result<(), String> {
-    let rounds = count_rounds(module, "rounds");
-    let rounds_together = count_rounds(module, "rounds_together");
+    work: &Work,
+    limit: limits::Limit,
+) -> Result<Option<limits::Report>, String> {
+    let counters = limits::Counters::new(module, work, limit);
     let cx = Context {
         types: &module.types,
         lengths,
-        rounds,
-        rounds_together,
-        most_rounds,
+        work,
+        counters: counters.as_ref(),
     };
     for (handle, function) in module.functions.iter_mut() {
         *function = cx.function(function, &info[handle])?;
@@ -45,36 +47,15 @@ pub(super) fn rewrite(
     for (number, entry) in module.entry_points.iter_mut().enumerate() {
         entry.function = cx.function(&entry.function, info.get_entry_point(number))?;
     }
-    Ok(())
-}
-
-/// A variable of each thread that counts the rounds of its loops.
-fn count_rounds(module: &mut Module, name: &str) -> Handle<GlobalVariable> {
-    let ty = module.types.insert(
-        Type {
-            name: None,
-            inner: TypeInner::Scalar(Scalar::U32),
-        },
-        Span::UNDEFINED,
-    );
-    let counter = GlobalVariable {
-        name: Some(name.into()),
-        space: AddressSpace::Private,
-        binding: None,
-        ty,
-        init: None,
-        memory_decorations: Default::default(),
-    };
-    module.global_variables.append(counter, Span::UNDEFINED)
+    zeros::begin_with_zeros(module);
+    Ok(counters.map(|c| c.report))
 }
 
 struct Context<'a> {
     types: &'a UniqueArena<Type>,
     lengths: &'a Lengths,
-    rounds: Handle<GlobalVariable>,
-    /// The same, of loops with barriers: all threads make the same of these, so they leave them together.
-    rounds_together: Handle<GlobalVariable>,
-    most_rounds: u32,
+    work: &'a Work,
+    counters: Option<&'a limits::Counters>,
 }
 
 /// What an expression became.
@@ -90,6 +71,7 @@ impl Context<'_> {
             cx: self,
             old,
             info,
+            largest: self.work.largest(old),
             expressions: Arena::new(),
             new: Vec::with_capacity(old.expressions.len()),
         };
@@ -119,6 +101,7 @@ struct Making<'a> {
     cx: &'a Context<'a>,
     old: &'a Function,
     info: &'a FunctionInfo,
+    largest: Largest,
     expressions: Arena<Expression>,
     /// What each old expression became.
     new: Vec<New>,
@@ -366,10 +349,7 @@ impl Making<'_> {
                 ref continuing,
                 break_if,
             } => {
-                let mut counted = self.count_round(match has_barrier(body) || has_barrier(continuing) {
-                    true => self.cx.rounds_together,
-                    false => self.cx.rounds,
-                });
+                let mut counted = self.counted(body, continuing);
                 counted.append(&mut self.block(body)?);
                 Statement::Loop {
                     body: counted,
@@ -402,31 +382,18 @@ impl Making<'_> {
         Ok(())
     }
 
-    /// Leaves a loop when a thread has made too many rounds.
-    fn count_round(&mut self, counter: Handle<GlobalVariable>) -> Block {
-        let pointer = self.append(Expression::GlobalVariable(counter));
-        let (one, most) = (self.number(1), self.number(self.cx.most_rounds));
-        let before = self.append(Expression::Load { pointer });
-        let after = self.append(Expression::Binary {
-            op: BinaryOperator::Add,
-            left: before,
-            right: one,
-        });
-        let over = self.append(Expression::Binary {
-            op: BinaryOperator::GreaterEqual,
-            left: before,
-            right: most,
-        });
-        let mut block = Block::new();
-        emit(&[before, after, over], &mut block);
-        let leave = Statement::If {
-            condition: over,
-            accept: Block::from_vec(vec![Statement::Break]),
-            reject: Block::new(),
-        };
-        block.push(leave, Span::UNDEFINED);
-        block.push(Statement::Store { pointer, value: after }, Span::UNDEFINED);
-        block
+    /// What a round of a loop begins with.
+    fn counted(&mut self, body: &Block, continuing: &Block) -> Block {
+        let work = self.cx.work;
+        let seen = work.rounds(self.old, &self.largest, body, continuing).is_some();
+        match self.cx.counters.filter(|_| !seen) {
+            None => Block::new(),
+            Some(counters) => {
+                let parts = work.round(self.old, &self.largest, body, continuing).parts;
+                let together = has_barrier(body) || has_barrier(continuing);
+                counters.count_round(&mut self.expressions, parts, together)
+            }
+        }
     }
 }
 
@@ -437,7 +404,7 @@ fn kind(of: &impl std::fmt::Debug) -> String {
 }
 
 /// Evaluates expressions, which need not follow on each other.
-fn emit(all: &[Handle<Expression>], block: &mut Block) {
+pub(super) fn emit(all: &[Handle<Expression>], block: &mut Block) {
     let mut rest = all;
     while let Some(&first) = rest.first() {
         let follows = |i: &usize| rest[*i].index() == rest[*i - 1].index() + 1;

@@ -1,13 +1,19 @@
 //! What kernels become.
 
 use meganeura_core::{DType, Shape, TensorType};
-use naga::{AddressSpace, ArraySize, Expression, Function, Handle, Literal, MathFunction, TypeInner};
+use naga::{ArraySize, Expression, Function, Handle, Literal, MathFunction, TypeInner};
 
 use super::*;
 
 const X: usize = 12;
 const Y: usize = 20;
-const ROUNDS: u32 = 12_345;
+/// One workgroup of 64 threads, which evaluate so many parts.
+const ALLOWED: Allowed = Allowed {
+    groups: 1,
+    parts: 64 * PARTS,
+    rounds: None,
+};
+const PARTS: u64 = 4 * 12_345;
 
 fn translated(body: &str) -> Result<String, String> {
     let tensor = |name, buffer, n| Tensor {
@@ -23,8 +29,9 @@ fn translated(body: &str) -> Result<String, String> {
         "@group(0) @binding(0) var<storage> x: array<vec4<f32>>;\n\
          @group(0) @binding(1) var<storage, read_write> y: array<f32>;\n{body}"
     );
-    let (source, _) = on_large_stack(|| translate(&text::prepare(&text)?, &tensors, ROUNDS))?;
-    Ok(source)
+    let translated = on_large_stack(|| translate(&text::prepare(&text)?, &tensors, &ALLOWED))?;
+    assert_eq!(translated.reports, translated.source.contains(SHADER_FAULT));
+    Ok(translated.source)
 }
 
 const MAIN: &str = "@compute @workgroup_size(64) fn main(@builtin(global_invocation_id) id: vec3<u32>)";
@@ -60,9 +67,15 @@ fn all_bounded(source: &str) -> usize {
     let module = naga::front::wgsl::parse_str(source).expect("it is read again");
     let info = validate(&module).expect("it is valid");
     let function = &module.entry_points[0].function;
+    let is_fault = |base: Handle<Expression>| match function.expressions[base] {
+        Expression::GlobalVariable(v) => module.global_variables[v].name.as_deref() == Some(SHADER_FAULT),
+        _ => false,
+    };
     let mut seen = 0;
     for (_, expression) in function.expressions.iter() {
         match *expression {
+            // Words of reports are the executor's.
+            Expression::Access { base, .. } | Expression::AccessIndex { base, .. } if is_fault(base) => {}
             Expression::Access { base, index } => {
                 let Expression::Math {
                     fun: MathFunction::Min,
@@ -85,8 +98,6 @@ fn all_bounded(source: &str) -> usize {
             _ => {}
         }
     }
-    let counts = |v: &GlobalVariable| matches!(v.space, AddressSpace::Private);
-    assert!(module.global_variables.iter().any(|(_, v)| counts(v)) || !source.contains("loop"));
     seen
 }
 
@@ -126,7 +137,100 @@ fn functions_are_rewritten_as_well() {
     ))
     .expect("it can be bounded");
     assert_eq!(source.matches(&format!("{}u)", Y - 1)).count(), 2, "{source}");
-    assert!(source.contains(&format!("{}u", ROUNDS)), "{source}");
+    assert!(
+        source.contains("12345u") && source.contains("atomicStore((&fault"),
+        "{source}"
+    );
+}
+
+#[test]
+fn loops_that_are_seen_to_end_are_not_counted() {
+    let with = |body: &str| translated(&format!("{MAIN} {{ {body} }}")).expect("it can be bounded");
+    let seen = with("for (var k = 0u; k < 20u; k += 1u) { y[k] = 1.0; }");
+    assert!(!seen.contains("fault") && !seen.contains("evaluated"), "{seen}");
+    let counted = with("for (var k = 0u; k < id.x; k += 1u) { y[k] = 1.0; }");
+    assert!(counted.contains("fault") && counted.contains("reporter"), "{counted}");
+    // More than a thread may do, if it were all done.
+    let many = "for (var k = 0u; k < 100000u; k += 1u) { if (k > id.x) { break; } y[k] = 1.0; }";
+    assert!(with(many).contains("fault"));
+}
+
+#[test]
+fn what_all_threads_do_is_bounded() {
+    let text = |groups: u64, body: &str| {
+        let tensor = Tensor {
+            name: "y",
+            buffer: ShaderBuffer::Result(0),
+            ty: TensorType::new(DType::F32, Shape::new(&[Y]).expect("a shape")),
+        };
+        let text = format!("var<storage, read_write> y: array<f32>;\n{MAIN} {{ {body} }}");
+        let allowed = Allowed {
+            groups,
+            parts: parts(40, 40),
+            rounds: None,
+        };
+        translate(&text, &[tensor], &allowed).map(|t| t.source)
+    };
+    let long = "y[id.x] = f32(id.x) + 1.0; ".repeat(50);
+    assert!(text(1, &long).is_ok());
+    let error = text(60_000, &long).expect_err("too many threads");
+    assert!(
+        error.contains("statements and expressions") && error.contains("are allowed"),
+        "{error}"
+    );
+    // With more threads, each of them may do less.
+    let rounds = |groups| {
+        let source = text(groups, "loop { y[id.x] += 1.0; }").expect("it counts");
+        let limit = source.split(">= ").nth(1).expect("a limit");
+        let digits: String = limit.chars().take_while(char::is_ascii_digit).collect();
+        digits.parse::<u64>().expect("a number")
+    };
+    assert!(
+        rounds(1) <= PARTS_OF_THREAD && rounds(1) >= 100 * rounds(1000),
+        "{} {}",
+        rounds(1),
+        rounds(1000)
+    );
+}
+
+/// Where a device leaves loops by itself, they are left before, with a report.
+#[test]
+fn rounds_are_counted_where_devices_leave_loops() {
+    let with = |rounds: Option<u32>, body: &str| {
+        let tensor = Tensor {
+            name: "y",
+            buffer: ShaderBuffer::Result(0),
+            ty: TensorType::new(DType::F32, Shape::new(&[Y]).expect("a shape")),
+        };
+        let text = format!("var<storage, read_write> y: array<f32>;\n{MAIN} {{ {body} }}");
+        let allowed = Allowed { rounds, ..ALLOWED };
+        translate(&text, &[tensor], &allowed).expect("it can be bounded").source
+    };
+    let endless = "loop { y[id.x] += 1.0; }";
+    // A quarter for these, and an eighth of it if threads take turns: 31 rounds.
+    assert!(with(Some(1000), endless).contains("+ 399u") && !with(None, endless).contains("+ 399u"));
+    let long = "for (var k = 0u; k < 600u; k += 1u) { y[id.x] += 1.0; }";
+    assert!(with(Some(1000), long).contains("fault") && !with(Some(2000), long).contains("fault"));
+}
+
+#[test]
+fn shared_memory_begins_with_zeros() {
+    let source = translated(&format!(
+        "var<workgroup> tile: array<vec2<f32>, 300>;\nvar<workgroup> count: u32;\n{MAIN} {{ y[id.x] = tile[id.x].y + f32(count); }}"
+    ))
+    .expect("it is fine");
+    let barrier = source.find("workgroupBarrier()").expect("a barrier");
+    let before = &source[..barrier];
+    assert!(
+        before.contains("vec2<f32>()") && before.contains("count = u32()") && before.contains("300u"),
+        "{source}"
+    );
+    assert!(
+        before.contains("local_invocation_index") && !before.contains("y["),
+        "{source}"
+    );
+    let none = translated(&format!("{MAIN} {{ y[id.x] = 1.0; }}")).expect("it is fine");
+    assert!(!none.contains("workgroupBarrier"), "{none}");
 }
 
 #[test]
@@ -152,6 +256,6 @@ fn odd_sizes_have_no_kernel_of_vectors() {
         ty: TensorType::new(DType::F32, Shape::new(&[6]).expect("a shape")),
     };
     let text = format!("var<storage> x: array<vec4<f32>>;\nvar<workgroup> s: f32;\n{MAIN} {{ s = x[id.x].x; }}");
-    let error = translate(&text, &[tensor], ROUNDS).expect_err("6 are not 4 each");
+    let error = translate(&text, &[tensor], &ALLOWED).err().expect("6 are not 4 each");
     assert!(error.contains("not 4 each"), "{error}");
 }
