@@ -166,6 +166,51 @@ fn a_plugin_without_native_code_is_listed_beside_one_that_is_refused() {
     assert!(output.status.success(), "{out}{err}");
 }
 
+/// The process that tries the second one loads the first.
+#[test]
+fn a_plugin_may_have_rules_for_operators_of_one_before_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let write = |name: &str, rules: &str, body: &str| {
+        let path = folder.path().join(format!("{name}.toml"));
+        let text = format!(
+            "format = 1\nname = \"{name}\"\nversion = \"1\"\n{rules}[[op]]\nname = \"twice\"\nformula = \"2 x\"\n\
+             inputs = [{{ name = \"x\", shape = [\"...\"] }}]\noutputs = [{{ name = \"y\", shape = [\"...\"] }}]\n\
+             let = {{ y = \"{body}\" }}\n"
+        );
+        std::fs::write(&path, text).expect("written");
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o644);
+        std::fs::set_permissions(&path, mode).expect("it is ours");
+        path
+    };
+    let first = write("first", "", "(core.mul x 2)");
+    let rule = "rules_text = '(rewrite (first.twice x) (second.twice x) :ruleset always :name \"Twice→Twice\")'\n";
+    let second = write("second", rule, "(core.add x x)");
+    let loaded = |paths: &[&std::path::PathBuf]| {
+        let paths = std::env::join_paths(paths).expect("paths");
+        let (_, out, err) = run(meganeura(&["plugins", "--json"]).env("MEGANEURA_PLUGINS", paths));
+        let lines = json_lines(&out);
+        let found = lines
+            .into_iter()
+            .filter(|l| l["kind"] == "plugin" && l["name"] == "second");
+        found.last().unwrap_or_else(|| panic!("{err}"))
+    };
+    let both = loaded(&[&first, &second]);
+    assert!(
+        both["loaded"] == true && both["brings"]["rules"][0] == "Twice→Twice",
+        "{both}"
+    );
+    let alone = loaded(&[&second]);
+    assert!(
+        alone["loaded"] == false && alone["refused"].to_string().contains("first.twice"),
+        "{alone}"
+    );
+    let [first, second] = [&first, &second].map(|path| path.to_str().expect("a path in UTF-8"));
+    let (output, out, err) = run(&mut meganeura(&["plugins", "check", "--after", first, second]));
+    assert!(output.status.success() && out.contains("second.twice"), "{out}{err}");
+    let (output, _, err) = run(&mut meganeura(&["plugins", "check", "--after", "/nowhere", second]));
+    assert!(!output.status.success() && err.contains("/nowhere"), "{err}");
+}
+
 #[test]
 fn diff_wants_a_plan_and_two_devices() {
     for (args, words) in [

@@ -1,7 +1,8 @@
 //! Plugins without native code: which files belong to one, and who may have written them.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use meganeura_plugin_data::{Manifest, Plugin};
 
@@ -50,10 +51,21 @@ pub(crate) fn load(path: &Path, allow: Option<&[String]>, report: &mut Report) -
         report.sha256 = Some(hex_sha256(sums.as_bytes()));
     }
     check_allowed(allow, report.sha256.as_deref().unwrap_or_default())?;
-    trial::run(&real)?;
+    let earlier = loaded().clone();
+    trial::run(&real, &earlier)?;
     let plugin = Plugin::new(&manifest, &files).map_err(fault)?;
     report.brings = Some(plugin.register().map_err(fault)?);
+    loaded().push(real);
     Ok(())
+}
+
+/// Those that were registered, in order: later ones may have rules for their operators.
+static LOADED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// The plugins of this kind that are loaded.
+pub(crate) fn loaded() -> MutexGuard<'static, Vec<PathBuf>> {
+    // A panic cannot leave the list half changed.
+    LOADED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Opens a file of a folder, which may not be elsewhere.

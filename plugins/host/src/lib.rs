@@ -164,12 +164,13 @@ fn open(path: &Path, allow: Option<&[String]>, report: &mut Report) -> Result<Pl
     named(outcome, report)
 }
 
-/// Tries a plugin without native code as [`try_plugins_with`] would have it.
+/// Tries a plugin without native code as [`try_plugins_with`] would have it, after those that are loaded.
 ///
 /// # Errors
-/// [`Error::Plugin`] when the process does not come to an end by itself within the limits.
+/// [`Error::Plugin`] when the process refuses it, with the reason, or does not come to an end by itself within the limits.
 pub fn try_plugin(program: &Path, plugin: &Path, limits: TrialLimits) -> Result<()> {
-    named(trial::run_with(program, plugin, limits), &Report::new(plugin))
+    let earlier = data::loaded().clone();
+    named(trial::run_with(program, plugin, &earlier, limits), &Report::new(plugin))
 }
 
 /// A refusal with the name of the plugin.

@@ -1,11 +1,13 @@
 //! Tries a plugin without native code in a process of its own, before this one does.
 //!
-//! What is checked of such a plugin is bounded, and this process checks it again. But if a bound is wrong, or a parser takes
+//! What is checked of such a plugin is bounded, and this process checks what was let through again. But if a bound is wrong, or a parser takes
 //! more stack than there is, it is another process that ends.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::OnceLock;
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use crate::file::{Refusal, refuse};
@@ -31,41 +33,61 @@ impl Default for TrialLimits {
 /// The program that tries plugins.
 static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
 
-/// Has plugins without native code tried by `program plugins check PATH`, from now on, before they are loaded. The command
-/// `meganeura` names itself here; other programs do so if they have it beside them. Later calls change nothing.
+/// Has plugins without native code tried by `program plugins check [--after EARLIER]... PATH`, from now on, before they are
+/// loaded. The command `meganeura` names itself here; other programs do so if they have it beside them, or a program of
+/// theirs that does the same: it needs the operators that they link for their plugins. Later calls change nothing.
 pub fn try_plugins_with(program: PathBuf) {
     // The first one stays.
     let _ = PROGRAM.set(program);
 }
 
-/// Tries a plugin if there is a program for it.
-pub(crate) fn run(plugin: &Path) -> Result<(), Refusal> {
+/// Tries a plugin, after those that are loaded, if there is a program for it.
+pub(crate) fn run(plugin: &Path, earlier: &[PathBuf]) -> Result<(), Refusal> {
     match PROGRAM.get() {
-        Some(program) => run_with(program, plugin, TrialLimits::default()),
+        Some(program) => run_with(program, plugin, earlier, TrialLimits::default()),
         None => Ok(()),
     }
 }
 
-/// Tries a plugin. That it is refused is for this process to find out as well, with the reason; here it counts that the
-/// other one comes to an end by itself.
-pub(crate) fn run_with(program: &Path, plugin: &Path, limits: TrialLimits) -> Result<(), Refusal> {
+/// Tries a plugin in a process that loads the `earlier` ones first, on which it may build. It is let through if that process
+/// does so; whatever else comes of it is a refusal.
+pub(crate) fn run_with(program: &Path, plugin: &Path, earlier: &[PathBuf], limits: TrialLimits) -> Result<(), Refusal> {
     const REMEDY: &str = "do not use it; if it does nothing wrong, please report this";
     let mut command = Command::new(program);
-    command.args(["plugins", "check"]).arg(plugin);
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.args(["plugins", "check"]);
+    for path in earlier {
+        command.arg("--after").arg(path);
+    }
+    command.arg(plugin);
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped());
     // Settings of this program are not for that one: it would load other plugins, or write traces over this one's.
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("MEGANEURA_") {
             command.env_remove(name);
         }
     }
+    // The earlier ones are tried again, each within the same limits.
+    let limits = TrialLimits {
+        seconds: limits.seconds.saturating_mul(1 + earlier.len() as u64),
+        ..limits
+    };
     limit(&mut command, limits);
-    let child = match command.spawn() {
+    let mut child = match command.spawn() {
         Ok(child) => child,
         Err(e) => return refuse(format!("the process that tries it could not be started: {e}"), REMEDY),
     };
+    let said = child.stderr.take().map(listen);
     match wait(child, Duration::from_secs(limits.seconds)) {
-        Ok(Some(status)) if matches!(status.code(), Some(0 | 1)) => Ok(()),
+        Ok(Some(status)) if status.success() => Ok(()),
+        Ok(Some(status)) if status.code() == Some(1) => {
+            // It ended, and so did what it said, unless a process that it started goes on.
+            let said = said.and_then(|said| said.recv_timeout(Duration::from_secs(1)).ok());
+            let why = reason(&said.unwrap_or_default(), plugin);
+            refuse(format!("the process that tried it refuses it: {why}"), REMEDY)
+        }
         Ok(Some(status)) => refuse(format!("the process that tried it ended with {status}"), REMEDY),
         Ok(None) => {
             let seconds = limits.seconds;
@@ -78,6 +100,36 @@ pub(crate) fn run_with(program: &Path, plugin: &Path, limits: TrialLimits) -> Re
             format!("the process that tries it could not be waited for: {e}"),
             REMEDY,
         ),
+    }
+}
+
+/// Takes what a process says, and keeps the first of it.
+fn listen(mut from: impl Read + Send + 'static) -> Receiver<String> {
+    const KEPT: u64 = 16 << 10;
+    let (sender, receiver) = channel();
+    std::thread::spawn(move || {
+        let mut kept = Vec::new();
+        // A process whose words cannot be read has said less.
+        let _ = from.by_ref().take(KEPT).read_to_end(&mut kept);
+        let _ = std::io::copy(&mut from, &mut std::io::sink());
+        let _ = sender.send(String::from_utf8_lossy(&kept).into_owned());
+    });
+    receiver
+}
+
+/// The reason in what the command said of a plugin: `error: plugin 'name': reason (path)`, and perhaps a remedy.
+fn reason(said: &str, plugin: &Path) -> String {
+    const LONGEST: usize = 1000;
+    let error = said.rsplit_once("error: ").map_or(said, |(_, error)| error);
+    let error = error.split("\n  help: ").next().unwrap_or_default().trim();
+    let place = format!(" ({})", plugin.display());
+    let error = error.strip_suffix(place.as_str()).unwrap_or(error);
+    let named = error.starts_with("plugin '").then(|| error.split_once("': ")).flatten();
+    let line = named.map_or(error, |(_, reason)| reason).chars();
+    let line: String = line.filter(|c| !c.is_control()).take(LONGEST).collect();
+    match line.is_empty() {
+        true => "it does not say why".into(),
+        false => line,
     }
 }
 
@@ -125,3 +177,19 @@ fn limit(command: &mut Command, limits: TrialLimits) {
 
 #[cfg(not(unix))]
 fn limit(_: &mut Command, _: TrialLimits) {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reason_is_found_in_what_was_said() {
+        let of = |said: &str| reason(said, Path::new("/a/b"));
+        let said = "a warning\nerror: plugin 'x': its rule does not hold: a: b (/a/b)\n  help: see there\n";
+        assert_eq!(of(said), "its rule does not hold: a: b");
+        assert_eq!(of("error: no file\n"), "no file");
+        assert_eq!(of("\u{1b}[31mrubbish"), "[31mrubbish");
+        assert_eq!(of(""), "it does not say why");
+        assert_eq!(of(&"x".repeat(5000)).len(), 1000);
+    }
+}

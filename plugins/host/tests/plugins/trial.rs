@@ -36,8 +36,18 @@ fn it_is_told_what_to_try_and_has_limits() {
                   test \"$(ulimit -v)\" = 1048576 || exit 8\ntest \"$(ulimit -t)\" = 9 || exit 9\n\
                   env | grep -q MEGANEURA_ && exit 10\nexit 0";
     tried("limits", script, 9).expect("all as it should be");
-    // The reason of a refusal is for the program to find out itself.
-    tried("refuses", "exit 1", 9).expect("an answer");
+}
+
+#[test]
+fn its_refusal_is_a_refusal_with_its_reason() {
+    let script = "echo \"error: plugin 'x': it is odd (/some/folder)\" >&2; echo '  help: none' >&2; exit 1";
+    let error = tried("refuses", script, 9).expect_err("refused").to_string();
+    assert!(error.contains("refuses it: it is odd (/some/folder)"), "{error}");
+    let error = tried("silent", "exit 1", 9).expect_err("refused").to_string();
+    assert!(error.contains("does not say why"), "{error}");
+    // More than a pipe holds.
+    let error = tried("talks", "yes error: none | head -c 1000000 >&2; exit 1", 9).expect_err("refused");
+    assert!(error.to_string().contains("refuses it"), "{error}");
 }
 
 #[test]

@@ -41,6 +41,10 @@ enum Command {
         /// Folder, or file `*.toml`.
         #[arg(value_name = "PATH")]
         path: PathBuf,
+
+        /// A plugin without native code that is loaded first, because this one has rules for its operators.
+        #[arg(long, value_name = "PATH")]
+        after: Vec<PathBuf>,
     },
 }
 
@@ -105,8 +109,8 @@ fn core_origin() -> String {
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {
-    if let Some(Command::Check { path }) = &args.command {
-        return run_check(path, args.json);
+    if let Some(Command::Check { path, after }) = &args.command {
+        return run_check(path, after, args.json);
     }
     registry::load_backends(&Config::load()?);
     if let Some(Command::Verify(verify)) = &args.command {
@@ -171,7 +175,10 @@ fn plugin_json(report: &Report) -> serde_json::Value {
     })
 }
 
-fn run_check(path: &Path, json: bool) -> Outcome {
+fn run_check(path: &Path, after: &[PathBuf], json: bool) -> Outcome {
+    for earlier in after {
+        open_data(&std::path::absolute(earlier)?, None)?;
+    }
     let report = open_data(&std::path::absolute(path)?, None)?;
     match json {
         true => line(plugin_json(&report))?,
