@@ -6,7 +6,8 @@ use meganeura::blade::BladeBackend;
 use meganeura::config::Config;
 use meganeura::conformance::{self, Options, Section};
 use meganeura::plugins::open_data;
-use meganeura::{Graph, Mode, SessionConfig, build, registry};
+use meganeura::reference::evaluate;
+use meganeura::{Error, Graph, Mode, SessionConfig, build, registry};
 
 use super::models::{load_router, routed};
 use super::{folder, write};
@@ -146,8 +147,18 @@ fn kernels_that_write_outside_reach_nothing() {
     );
 }
 
+/// What is said of a plugin.
+fn problem(name: &str) -> String {
+    let problems = registry::problems();
+    let said = problems
+        .iter()
+        .map(ToString::to_string)
+        .find(|p| p.contains(&format!("'{name}'")));
+    said.unwrap_or_default()
+}
+
 #[test]
-fn a_loop_without_an_end_ends() {
+fn a_kernel_with_a_loop_without_an_end_is_not_used() {
     if !is_there() {
         return;
     }
@@ -162,7 +173,210 @@ fn a_loop_without_an_end_ends() {
         "fn x_at(n: u32) -> u32 { loop { if (n == 0u) { return 1u; } } return 2u; }\n@compute",
     );
     open_data(&write(place.path(), &[("plugin.toml", &text)]), None).expect("it can be bounded");
-    run_between_canaries("endless");
+    let sources = run_between_canaries("endless");
+    assert!(sources.iter().all(|s| !s.contains("buffer_b")), "{sources:?}");
+    let said = problem("endless");
+    assert!(said.contains("did not come to an end within its limit"), "{said}");
+}
+
+/// A loop that ends for the numbers of tests, and does not for others.
+#[test]
+fn a_loop_that_has_to_be_ended_is_an_error_of_the_step() {
+    if !is_there() {
+        return;
+    }
+    let place = folder();
+    let body = format!("var n = 0u; loop {{ if (f32(n) >= x[0]) {{ break; }} n += 1u; }}\n{RIGHT}");
+    let text = doubling("waits", &body);
+    open_data(&write(place.path(), &[("plugin.toml", &text)]), None).expect("it can be bounded");
+    let mut g = Graph::new();
+    let x = g.input("x", &[64]);
+    let y = g.call(
+        registry::op("waits.twice").expect("registered"),
+        Attrs::new(),
+        vec![x.into()],
+    );
+    let sum = g.state("sum", &[64]);
+    let new = g.add(sum, y);
+    g.assign(sum, new);
+    g.set_outputs(vec![y]);
+    let config = SessionConfig {
+        device: Some("blade".into()),
+        mode: Mode::Inference,
+        ..SessionConfig::default()
+    };
+    let (mut session, _) = build(&g, config).expect("a session");
+    for (value, sum) in [(1.5, 3.0), (1e9, 3.0), (f32::NAN, 3.0), (100.0, 203.0)] {
+        session.set_input("x", &[value; 64]);
+        let outcome = session.try_step().and_then(|()| session.try_wait().map(|_| ()));
+        match outcome {
+            Ok(()) => assert!(value < 1e3, "{value}"),
+            Err(Error::Plugin { plugin, message, .. }) => {
+                assert!(
+                    plugin.contains("'waits'") && message.contains("did not come to an end"),
+                    "{message}"
+                );
+                assert!(value.is_nan() || value > 1e3);
+            }
+            Err(other) => panic!("{other}"),
+        }
+        assert_eq!(session.read_state("sum"), [sum; 64], "{value}");
+    }
+}
+
+#[test]
+fn shared_memory_begins_with_zeros() {
+    if !is_there() {
+        return;
+    }
+    let place = folder();
+    // Others leave something in it: each workgroup adds to what it finds, and leaves that.
+    let body = "if (i == 0u) { for (var k = 0u; k < 4u; k += 1u) { shared_words[k] += 1.0; } }\nworkgroupBarrier();\n\
+                let at = group.x * 64u + i;\nif (at < numel) { y[at] = 2.0 * x[at] * shared_words[at % 4u]; }";
+    let text = doubling("clean", body)
+        .replace(
+            "fn main()",
+            "fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) i: u32)",
+        )
+        .replace("@workgroup_size(1)", "@workgroup_size(64)")
+        .replace("groups = [1]", "groups = [\"(ceil-div numel 64)\"]");
+    open_data(&write(place.path(), &[("plugin.toml", &text)]), None).expect("it can be bounded");
+    let sources = run_between_canaries("clean");
+    assert!(
+        sources.iter().any(|s| s.contains("buffer_b")),
+        "{sources:?} {}",
+        problem("clean")
+    );
+}
+
+#[test]
+fn indices_of_a_kernel_are_looked_at() {
+    if !is_there() {
+        return;
+    }
+    let place = folder();
+    let text = "format = 1\nname = \"rows_of\"\nversion = \"1\"\n[[op]]\nname = \"pick\"\nformula = \"rows of t\"\n\
+        inputs = [{ name = \"ids\", dtype = \"u32\", shape = [\"m\"], below = \"n\" }, \
+        { name = \"t\", dtype = \"f32\", shape = [\"n\", \"d\"] }]\n\
+        outputs = [{ name = \"y\", dtype = \"f32\", shape = [\"m\", \"d\"] }]\n\
+        let = { y = \"(core.gather 0 ids t)\" }\n\
+        [op.wgsl]\ngroups = [\"(ceil-div numel 64)\"]\ntext = '''\n\
+        var<storage> ids: array<u32>;\nvar<storage> t: array<f32>;\nvar<storage, read_write> y: array<f32>;\n\
+        @compute @workgroup_size(64)\nfn main(@builtin(global_invocation_id) id: vec3<u32>) {\n\
+        if (id.x < numel) { y[id.x] = t[ids[id.x / d] * d + id.x % d]; }\n}\n'''\n";
+    open_data(&write(place.path(), &[("plugin.toml", text)]), None).expect("it is fine");
+    let op = registry::op("rows_of.pick").expect("registered");
+    let device = BladeBackend.open(0, &Config::default()).expect("it opens");
+    assert!(device.kernels().contains("rows_of.pick"), "{}", device.kernels());
+    for computed in [false, true] {
+        let mut g = Graph::new();
+        let mut ids = g.input_u32("ids", &[3]);
+        if computed {
+            let zeros = g.input_u32("zeros", &[3]);
+            ids = g.add(ids, zeros);
+        }
+        let t = g.input("t", &[4, 2]);
+        let y = g.call(op, Attrs::new(), vec![ids.into(), t.into()]);
+        let seen = g.state("seen", &[3, 2]);
+        g.assign(seen, y);
+        g.set_outputs(vec![y]);
+        let config = SessionConfig {
+            device: Some("blade".into()),
+            mode: Mode::Inference,
+            ..SessionConfig::default()
+        };
+        let (mut session, _) = build(&g, config).expect("a session");
+        let sources = device.kernel_sources(session.plan()).expect("texts");
+        assert!(
+            sources.iter().any(|s| s.text.contains("buffer_c")),
+            "{sources:?} {}",
+            problem("rows_of")
+        );
+        if computed {
+            session.set_input_u32("zeros", &[0; 3]);
+        }
+        session.set_input("t", &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]);
+        session.set_input_u32("ids", &[0, 9, 4]);
+        match session.try_step().and_then(|()| session.try_wait().map(|_| ())) {
+            Err(Error::IndexOutOfRange { index: 9, rows: 4, .. }) => {}
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(session.read_state("seen"), [0.0; 6]);
+        session.set_input_u32("ids", &[0, 3, 1]);
+        session.step();
+        assert_eq!(session.read_output(6), [1.0, 2.0, 7.0, 8.0, 3.0, 4.0]);
+    }
+    let options = Options {
+        filter: Some("rows_of.pick/".into()),
+        sections: vec![Section::Operators],
+        ..Options::default()
+    };
+    let report = conformance::run(device, &options);
+    assert!(report.is_ok() && report.passed() > 5, "{report}");
+}
+
+/// Equal entries, entries that are far apart, and rows without probabilities: the kernel does what the decomposition does.
+#[test]
+fn the_example_agrees_with_its_decomposition_on_odd_rows() {
+    if !is_there() {
+        return;
+    }
+    load_router();
+    let (nan, inf, largest) = (f32::NAN, f32::INFINITY, f32::MAX);
+    let rows: [[f32; 6]; 14] = [
+        [1.0, 3.0, 3.0, 2.0, 3.0, 0.0],
+        [0.0; 6],
+        [-1.0, -1.0, -1.0, -1.0, -1.0, 4.0],
+        [0.0, -0.0, 0.0, -0.0, 0.0, -0.0],
+        [nan, 1.0, 2.0, 3.0, 4.0, 5.0],
+        [1.0, 2.0, 3.0, 4.0, 5.0, nan],
+        [nan; 6],
+        [inf, 1.0, 2.0, 3.0, 4.0, 5.0],
+        [inf, inf, 1.0, -inf, 0.0, nan],
+        [-inf, 1.0, -inf, 2.0, -inf, 1.0],
+        [-inf, -inf, -inf, -inf, -inf, 1.0],
+        [-inf; 6],
+        [largest, largest, -largest, 0.0, 1.0, largest],
+        [-500.0, 400.0, 300.0, 399.0, -largest, 400.0],
+    ];
+    let op = registry::op("router.choose").expect("registered");
+    for k in [1i64, 2, 3, 6] {
+        let mut g = Graph::new();
+        let x = g.input("x", &[rows.len(), 6]);
+        let best = g.call(op, Attrs::new().with("k", k), vec![x.into()]);
+        let chosen = g.port(best, 1);
+        g.set_outputs(vec![best.into(), chosen]);
+        let feeds = rows.concat().iter().map(|&v| f64::from(v)).collect();
+        let expected = evaluate(&g, &[("x".to_owned(), feeds)].into()).expect("it can be evaluated");
+        let config = SessionConfig {
+            device: Some("blade".into()),
+            mode: Mode::Inference,
+            ..SessionConfig::default()
+        };
+        let (mut session, _) = build(&g, config).expect("a session");
+        assert!(
+            session
+                .plan()
+                .dispatches
+                .iter()
+                .any(|d| d.kernel.name == "router.choose")
+        );
+        session.set_input("x", &rows.concat());
+        session.step();
+        let len = rows.len() * k as usize;
+        let (mut weights, mut experts) = (vec![0.0; len], vec![0u32; len]);
+        session.read_output_by_index(0, &mut weights);
+        session.try_read_output_u32(1, &mut experts).expect("places");
+        let want = expected.get(best).expect("weights");
+        for (i, (got, want)) in weights.iter().zip(&want.data).enumerate() {
+            let same = (got.is_nan() && want.is_nan()) || (f64::from(*got) - want).abs() < 1e-5;
+            assert!(same, "k {k}, row {:?}: weight {got}, not {want}", rows[i / k as usize]);
+        }
+        let want = expected.get(chosen).expect("places");
+        for (i, (got, want)) in experts.iter().zip(&want.data).enumerate() {
+            assert_eq!(f64::from(*got), *want, "k {k}, row {:?}", rows[i / k as usize]);
+        }
+    }
 }
 
 #[test]

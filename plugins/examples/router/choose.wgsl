@@ -22,23 +22,39 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     workgroupBarrier();
     if (first + thread < rows) {
         let own = thread * 65u;
+        // A NaN, an infinity, or nothing but minus infinity: no entry has a probability. That is told by bits, since compilers
+        // may take it for granted that there are no such numbers.
+        var broken = false;
+        var empty = true;
         var largest = tile[own];
-        for (var e = 1u; e < experts; e += 1u) {
+        for (var e = 0u; e < experts; e += 1u) {
+            let bits = bitcast<u32>(tile[own + e]);
+            broken = broken || (bits & 0x7fffffffu) > 0x7f800000u || bits == 0x7f800000u;
+            empty = empty && bits == 0xff800000u;
             largest = max(largest, tile[own + e]);
         }
+        broken = broken || empty;
+        var lowest = 0xff800000u;
         var sum = 0.0;
         for (var e = 0u; e < experts; e += 1u) {
-            sum += exp(tile[own + e] - largest);
+            let below = tile[own + e] - largest;
+            sum += exp(below);
+            // So much less likely that its probability is 0 to the definition as well, where the first of equal ones comes
+            // first.
+            if (below < -745.0) {
+                tile[own + e] = bitcast<f32>(lowest);
+            }
         }
         // In each round the first of the largest entries that come after the last one found.
-        var last = 3.4e38;
+        var nan = 0x7fc00000u;
+        var last = 0.0;
         var at = 0u;
         for (var rank = 0u; rank < u32(k); rank += 1u) {
-            var best = -3.4e38;
+            var best = 0.0;
             var found = experts;
             for (var e = 0u; e < experts; e += 1u) {
                 let value = tile[own + e];
-                let open = value < last || (value == last && rank > 0u && e > at);
+                let open = rank == 0u || value < last || (value == last && e > at);
                 if (open && (found == experts || value > best)) {
                     best = value;
                     found = e;
@@ -47,8 +63,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             last = best;
             at = found;
             let to = (first + thread) * u32(k) + rank;
-            weights[to] = exp(best - largest) / sum;
-            experts_of[to] = found;
+            // Where all are NaN, the first ones come first.
+            weights[to] = select(exp(best - largest) / sum, bitcast<f32>(nan), broken);
+            experts_of[to] = select(found, rank, broken);
         }
     }
 }
