@@ -31,7 +31,11 @@ fn it_passes_its_checks_and_is_registered_once() {
     assert_eq!(op.get().ports(), ["weights", "experts_of"]);
     let samples = op.samples(&mut Sizes::new(1));
     let has_kernel = samples.iter().filter(|s| s.inputs[0].shape.last() <= Some(&64)).count();
-    assert!(has_kernel >= 8 && samples.len() < 17, "{has_kernel} of {}", samples.len());
+    assert!(
+        has_kernel >= 8 && samples.len() < 17,
+        "{has_kernel} of {}",
+        samples.len()
+    );
     let sets = registry::rule_sets();
     assert!(sets.iter().any(|s| s.set.namespace == "router" && s.rules.len() == 2));
 
