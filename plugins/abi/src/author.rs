@@ -3,7 +3,9 @@
 //! A panic in any of these functions ends the call with [`STATUS_PANIC`](crate::STATUS_PANIC), and the executable that
 //! panicked does nothing more.
 
-use crate::types::{STATUS_FAILED, STATUS_INDEX_OUT_OF_RANGE, STATUS_OUT_OF_BOUNDS};
+use crate::types::{
+    STATUS_FAILED, STATUS_INDEX_OUT_OF_RANGE, STATUS_INVALID_PLAN, STATUS_OUT_OF_BOUNDS, STATUS_UNSUPPORTED,
+};
 use crate::view::{DType, DispatchView, PlanView};
 
 /// What went wrong.
@@ -17,14 +19,31 @@ pub struct Failure {
     pub detail: [u64; 3],
 }
 
+/// The number of a dispatch that no plan has.
+const NO_DISPATCH: u64 = u64::MAX;
+
 impl Failure {
-    /// A failure with a code.
+    /// A failure with a code, of no dispatch in particular; [`Failure::unsupported`] and [`Failure::index`] name one.
     pub fn new(code: u32, message: impl Into<String>) -> Self {
+        let names_dispatch = matches!(code, STATUS_UNSUPPORTED | STATUS_INDEX_OUT_OF_RANGE);
         Failure {
             code,
             message: message.into(),
-            detail: [0; 3],
+            detail: [if names_dispatch { NO_DISPATCH } else { 0 }, 0, 0],
         }
+    }
+
+    /// There is no kernel for the dispatch of that number, for this reason.
+    pub fn unsupported(dispatch: usize, reason: impl Into<String>) -> Self {
+        Failure {
+            detail: [dispatch as u64, 0, 0],
+            ..Failure::new(STATUS_UNSUPPORTED, reason)
+        }
+    }
+
+    /// The plan is not consistent.
+    pub fn invalid_plan(message: impl Into<String>) -> Self {
+        Failure::new(STATUS_INVALID_PLAN, message)
     }
 
     /// A failure that no code describes.

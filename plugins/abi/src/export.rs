@@ -12,6 +12,8 @@ use crate::types::{
 };
 use crate::view::PlanView;
 
+pub use crate::manifest::Manifest;
+
 /// A backend that exists once in a plugin.
 pub trait Exported: 'static {
     /// Its type.
@@ -22,38 +24,32 @@ pub trait Exported: 'static {
 }
 
 /// Makes a plugin of a backend: `export_plugin!(name: "mine", backend: MyBackend, MyBackend::new());`, in a crate of the
-/// type `cdylib`. The name is that of selectors. The expression has to be constant.
+/// type `cdylib`. The name is that of selectors; version and description are those of the crate. The expression has to be
+/// constant.
+///
+/// A name that selectors cannot have, or a description that is too long for a manifest, is an error of compilation.
 #[macro_export]
 macro_rules! export_plugin {
     (name: $name:literal, backend: $ty:ty, $make:expr $(,)?) => {
         const _: () = {
-            const TEXT: &str = concat!(
-                "name = \"",
-                $name,
-                "\"\nversion = \"",
-                env!("CARGO_PKG_VERSION"),
-                "\"\nabi = \"1.0\"\ndescription = \"",
-                env!("CARGO_PKG_DESCRIPTION"),
-                "\"\n\0"
-            );
-            const LEN: usize = TEXT.len();
+            const MANIFEST: $crate::export::Manifest = $crate::export::Manifest {
+                name: $name,
+                version: env!("CARGO_PKG_VERSION"),
+                description: env!("CARGO_PKG_DESCRIPTION"),
+            };
             const _: () = assert!(
-                LEN <= $crate::MANIFEST_LIMIT,
+                $crate::is_backend_name($name),
+                "a backend's name has up to 32 lower-case letters, digits, '-' and '_', and is not 'auto'"
+            );
+            const SIZE: usize = MANIFEST.size();
+            const _: () = assert!(
+                SIZE <= $crate::MANIFEST_LIMIT,
                 "the description is too long for a manifest"
             );
-            const fn bytes() -> [u8; LEN] {
-                let mut bytes = [0; LEN];
-                let mut i = 0;
-                while i < LEN {
-                    bytes[i] = TEXT.as_bytes()[i];
-                    i += 1;
-                }
-                bytes
-            }
             #[unsafe(no_mangle)]
             #[used]
             #[allow(non_upper_case_globals)]
-            pub static meganeura_plugin_manifest: [u8; LEN] = bytes();
+            pub static meganeura_plugin_manifest: [u8; SIZE] = MANIFEST.bytes();
 
             static BACKEND: $ty = $make;
             struct This;
@@ -139,21 +135,42 @@ fn status(failure: &Failure) -> *mut Status {
     Box::into_raw(owned).cast()
 }
 
-fn panicked(payload: &(dyn Any + Send)) -> Failure {
+/// The failure that a panic is.
+fn panicked(payload: Box<dyn Any + Send>) -> Failure {
     let text = payload.downcast_ref::<&str>().copied();
     let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
-    Failure::new(
+    let failure = Failure::new(
         STATUS_PANIC,
         format!("panicked: {}", text.unwrap_or("without a message")),
-    )
+    );
+    discard(payload);
+    failure
 }
 
-fn guard(run: impl FnOnce() -> Result<(), Failure>) -> *mut Status {
-    let outcome = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|payload| Err(panicked(&*payload)));
+/// Drops what a panic carried, which may panic itself; that must not leave a function that C calls, either.
+fn discard(payload: Box<dyn Any + Send>) {
+    if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
+        // There is no end to payloads that panic; this one is never dropped.
+        std::mem::forget(another);
+    }
+}
+
+/// Drops a value of the author. Whether that panics is nobody's concern.
+fn discard_value<T>(value: T) {
+    if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(value))) {
+        discard(payload);
+    }
+}
+
+fn answer(outcome: Result<(), Failure>) -> *mut Status {
     match outcome {
         Ok(()) => ptr::null_mut(),
         Err(failure) => status(&failure),
     }
+}
+
+fn guard(run: impl FnOnce() -> Result<(), Failure>) -> *mut Status {
+    answer(catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|payload| Err(panicked(payload))))
 }
 
 /// Runs something with an executable that has not panicked yet.
@@ -173,12 +190,10 @@ unsafe fn with<E: Exported>(
         ));
     }
     let outcome = catch_unwind(AssertUnwindSafe(|| run(&mut guarded.inner)));
-    guard(|| {
-        outcome.unwrap_or_else(|payload| {
-            guarded.poisoned = true;
-            Err(panicked(&*payload))
-        })
-    })
+    answer(outcome.unwrap_or_else(|payload| {
+        guarded.poisoned = true;
+        Err(panicked(payload))
+    }))
 }
 
 /// The bytes that the host lends.
@@ -272,9 +287,8 @@ unsafe extern "C" fn device_open<E: Exported>(bytes: Bytes, index: u32, device: 
 }
 
 unsafe extern "C" fn device_close<E: Exported>(device: *mut Device) {
-    // SAFETY: `device_open` made it, and the host closes it once. Whether closing panics is nobody's concern.
-    let device = unsafe { Box::from_raw(device.cast::<DeviceOf<E>>()) };
-    let _ = catch_unwind(AssertUnwindSafe(|| drop(device)));
+    // SAFETY: `device_open` made it, and the host closes it once.
+    discard_value(unsafe { Box::from_raw(device.cast::<DeviceOf<E>>()) });
 }
 
 unsafe extern "C" fn device_supports<E: Exported>(device: *const Device, call: Bytes) -> *mut Status {
@@ -282,9 +296,7 @@ unsafe extern "C" fn device_supports<E: Exported>(device: *const Device, call: B
         // SAFETY: `device_open` made it, and it is not closed; the host lends the bytes.
         let (device, call) = unsafe { (&*device.cast::<DeviceOf<E>>(), lent(call)) };
         let call = PlanView::read_call(call)?;
-        device
-            .supports(&call)
-            .map_err(|reason| Failure::new(crate::STATUS_UNSUPPORTED, reason))
+        device.supports(&call).map_err(|reason| Failure::unsupported(0, reason))
     })
 }
 
@@ -308,8 +320,7 @@ unsafe extern "C" fn device_compile<E: Exported>(
 
 unsafe extern "C" fn executable_free<E: Exported>(executable: *mut Executable) {
     // SAFETY: `device_compile` made it, and the host frees it once.
-    let executable = unsafe { Box::from_raw(executable.cast::<Guarded<ExecutableOf<E>>>()) };
-    let _ = catch_unwind(AssertUnwindSafe(|| drop(executable)));
+    discard_value(unsafe { Box::from_raw(executable.cast::<Guarded<ExecutableOf<E>>>()) });
 }
 
 unsafe extern "C" fn executable_write<E: Exported>(

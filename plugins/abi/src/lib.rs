@@ -9,6 +9,7 @@
 
 mod describe;
 mod header;
+mod manifest;
 mod types;
 
 pub mod author;
@@ -17,6 +18,7 @@ pub mod view;
 
 pub use describe::{Described, FieldInfo, FunctionInfo};
 pub use header::header;
+pub use manifest::is_backend_name;
 pub use types::*;
 
 #[doc(hidden)]
