@@ -98,9 +98,9 @@ extern "C" {
 #define MGN_DEVICE_UNIFIED 2u
 /* Code of a status: anything that no other code says. */
 #define MGN_STATUS_FAILED 1u
-/* There is no kernel for a dispatch; `detail[0]` is its number. */
+/* There is no kernel for a dispatch; `detail[0]` is its number, or one that the plan does not have. */
 #define MGN_STATUS_UNSUPPORTED 2u
-/* The plan is not consistent. */
+/* The plan is not consistent; the message says where. */
 #define MGN_STATUS_INVALID_PLAN 3u
 /* Not enough memory; `detail[0]` bytes were asked for, `detail[1]` are there, if not 0. */
 #define MGN_STATUS_OUT_OF_MEMORY 4u
@@ -149,11 +149,12 @@ MGN_STATIC_ASSERT(offsetof(MgnRange, count) == 4);
 
 /* A table of the plan. */
 struct MgnTable {
-    /* Bytes from the beginning of the plan, a multiple of 8. */
+    /* Bytes from the beginning of the plan, a multiple of 8. Tables do not overlap. */
     uint64_t offset;
     /* Number of elements. */
     uint32_t count;
-    /* Bytes from one element to the next, at least the size of the structure as it is known here. */
+    /* Bytes from one element to the next, at least the size of the structure as it is known here; of `integers` 8, of
+     * `bytes` 1. */
     uint32_t stride;
 };
 MGN_STATIC_ASSERT(sizeof(MgnTable) == 16);
@@ -161,7 +162,8 @@ MGN_STATIC_ASSERT(offsetof(MgnTable, offset) == 0);
 MGN_STATIC_ASSERT(offsetof(MgnTable, count) == 8);
 MGN_STATIC_ASSERT(offsetof(MgnTable, stride) == 12);
 
-/* The beginning of a plan. Everything is little-endian, and all places are relative to this one. */
+/* The beginning of a plan, at an address that is a multiple of 64. Everything is little-endian, and all places are
+ * relative to this one. */
 struct MgnPlan {
     /* `MGNPLAN` and a NUL. */
     uint8_t magic[8];
@@ -230,7 +232,7 @@ struct MgnBuffer {
     uint64_t bytes;
     /* Its place in the arena. */
     uint64_t offset;
-    /* Place of its data in the plan, if it is a constant. */
+    /* Place of its data in the plan, a multiple of 64, if it is a constant. */
     uint64_t data_offset;
     /* Bytes of these data. */
     uint64_t data_bytes;
@@ -264,7 +266,7 @@ MGN_STATIC_ASSERT(offsetof(MgnBuffer, reserved2) == 64);
 
 /* A buffer as a dispatch sees it: aliases may differ in shape. */
 struct MgnOperand {
-    /* Number of the buffer; `NONE` in a call. */
+    /* Number of the buffer; `NONE` in a call, and only there. */
     uint32_t buffer;
     /* `DTYPE_...`. */
     uint32_t dtype;
@@ -323,7 +325,7 @@ struct MgnSegment {
     /* How many. */
     uint32_t count;
     /* A buffer with one `f32`, or `NONE`: where it is not 0 when the segment begins, the segment writes no
-     * parameter and no state. */
+     * parameter and no state. The buffer has 4 bytes. */
     uint32_t skip_if;
     /* 0. */
     uint32_t reserved;
@@ -610,7 +612,8 @@ struct MgnPlugin {
     /* Number of devices, the rejected ones included. Settings are lines `key = value`, as in the section
      * `[backend.NAME]` of the configuration file. */
     MgnStatus *(*device_count)(MgnBytes settings, uint32_t *count);
-    /* Describes a device. All of `info` but its `struct_size` is 0 before. */
+    /* Describes a device. All of `info` but its `struct_size` is 0 before. Here and below, `index` is less than the
+     * number of devices. */
     MgnStatus *(*device_info)(MgnBytes settings, uint32_t index, MgnDeviceInfo *info);
     /* Opens a device. */
     MgnStatus *(*device_open)(MgnBytes settings, uint32_t index, MgnDevice **device);

@@ -10,6 +10,7 @@
 mod describe;
 mod header;
 mod manifest;
+mod reader;
 mod types;
 
 pub mod author;

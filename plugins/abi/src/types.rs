@@ -112,9 +112,9 @@ numbers! { NUMBERS;
 
     /// Code of a status: anything that no other code says.
     STATUS_FAILED: u32 = 1;
-    /// There is no kernel for a dispatch; `detail[0]` is its number.
+    /// There is no kernel for a dispatch; `detail[0]` is its number, or one that the plan does not have.
     STATUS_UNSUPPORTED: u32 = 2;
-    /// The plan is not consistent.
+    /// The plan is not consistent; the message says where.
     STATUS_INVALID_PLAN: u32 = 3;
     /// Not enough memory; `detail[0]` bytes were asked for, `detail[1]` are there, if not 0.
     STATUS_OUT_OF_MEMORY: u32 = 4;
@@ -139,15 +139,17 @@ structures! { STRUCTS;
 
     /// A table of the plan.
     struct Table [16] {
-        /// Bytes from the beginning of the plan, a multiple of 8.
+        /// Bytes from the beginning of the plan, a multiple of 8. Tables do not overlap.
         offset: u64,
         /// Number of elements.
         count: u32,
-        /// Bytes from one element to the next, at least the size of the structure as it is known here.
+        /// Bytes from one element to the next, at least the size of the structure as it is known here; of `integers` 8, of
+        /// `bytes` 1.
         stride: u32,
     }
 
-    /// The beginning of a plan. Everything is little-endian, and all places are relative to this one.
+    /// The beginning of a plan, at an address that is a multiple of 64. Everything is little-endian, and all places are
+    /// relative to this one.
     struct Plan [216] {
         /// `MGNPLAN` and a NUL.
         magic: [u8; 8],
@@ -196,7 +198,7 @@ structures! { STRUCTS;
         bytes: u64,
         /// Its place in the arena.
         offset: u64,
-        /// Place of its data in the plan, if it is a constant.
+        /// Place of its data in the plan, a multiple of 64, if it is a constant.
         data_offset: u64,
         /// Bytes of these data.
         data_bytes: u64,
@@ -218,7 +220,7 @@ structures! { STRUCTS;
 
     /// A buffer as a dispatch sees it: aliases may differ in shape.
     struct Operand [16] {
-        /// Number of the buffer; `NONE` in a call.
+        /// Number of the buffer; `NONE` in a call, and only there.
         buffer: u32,
         /// `DTYPE_...`.
         dtype: u32,
@@ -261,7 +263,7 @@ structures! { STRUCTS;
         /// How many.
         count: u32,
         /// A buffer with one `f32`, or `NONE`: where it is not 0 when the segment begins, the segment writes no
-        /// parameter and no state.
+        /// parameter and no state. The buffer has 4 bytes.
         skip_if: u32,
         /// 0.
         reserved: u32,
@@ -467,7 +469,8 @@ structures! { STRUCTS;
         /// Number of devices, the rejected ones included. Settings are lines `key = value`, as in the section
         /// `[backend.NAME]` of the configuration file.
         fn device_count(settings: Bytes, count: *mut u32) -> *mut Status;
-        /// Describes a device. All of `info` but its `struct_size` is 0 before.
+        /// Describes a device. All of `info` but its `struct_size` is 0 before. Here and below, `index` is less than the
+        /// number of devices.
         fn device_info(settings: Bytes, index: u32, info: *mut DeviceInfo) -> *mut Status;
         /// Opens a device.
         fn device_open(settings: Bytes, index: u32, device: *mut *mut Device) -> *mut Status;

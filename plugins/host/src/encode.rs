@@ -2,7 +2,7 @@
 
 use meganeura_core::attrs::{Attr, Attrs};
 use meganeura_core::backend::KernelDesc;
-use meganeura_core::plan::{BufferRef, Dispatch, ExecutionPlan};
+use meganeura_core::plan::{BufferRef, ExecutionPlan};
 use meganeura_core::precision::Precision;
 use meganeura_core::program::{Program, Slot};
 use meganeura_core::shape::TensorType;
@@ -10,14 +10,14 @@ use meganeura_core::{DType, Error, Result};
 use meganeura_plugin_abi as abi;
 use meganeura_plugin_abi::plain::{self, Plain};
 
-/// Tables and constants begin at multiples of this.
+/// Plans, their tables and constants begin at multiples of this.
 const ALIGNMENT: usize = 64;
 
 /// A whole plan.
 ///
 /// # Errors
 /// One with more entries than 32-bit numbers count.
-pub(crate) fn plan(plan: &ExecutionPlan) -> Result<Vec<u8>> {
+pub(crate) fn plan(plan: &ExecutionPlan) -> Result<Block> {
     let mut writer = Writer::default();
     let offsets = match plan.memory.offsets.is_empty() {
         false => (plan.memory.offsets.clone(), plan.memory.bytes),
@@ -49,7 +49,7 @@ pub(crate) fn plan(plan: &ExecutionPlan) -> Result<Vec<u8>> {
 ///
 /// # Errors
 /// As [`plan`].
-pub(crate) fn call(kernel: &KernelDesc) -> Result<Vec<u8>> {
+pub(crate) fn call(kernel: &KernelDesc) -> Result<Block> {
     let mut writer = Writer::default();
     let types = |list: &[TensorType]| list.iter().map(|ty| (abi::NONE, ty.clone())).collect::<Vec<_>>();
     let (inputs, outputs) = (types(kernel.inputs), types(kernel.outputs));
@@ -267,10 +267,10 @@ impl Writer {
         Ok(self.programs.len() as u64 - 1)
     }
 
-    fn finish(mut self, kind: u32, precision: Precision, arena: usize) -> Result<Vec<u8>> {
-        let mut file = File {
-            bytes: vec![0; size_of::<abi::Plan>()],
-        };
+    fn finish(mut self, kind: u32, precision: Precision, arena: usize) -> Result<Block> {
+        let mut file = Block::default();
+        // The place of the header, which is written when all others are known.
+        file.append(&[0; size_of::<abi::Plan>()]);
         // Constants come first, as buffers name their places.
         for (buffer, data) in std::mem::take(&mut self.constants) {
             let buffer = &mut self.buffers[buffer];
@@ -305,9 +305,9 @@ impl Writer {
             reserved: 0,
             reserved2: 0,
         };
-        header.total_bytes = file.bytes.len() as u64;
-        file.bytes[..size_of::<abi::Plan>()].copy_from_slice(plain::bytes(&[header]));
-        Ok(file.bytes)
+        header.total_bytes = file.len as u64;
+        file.begin_with(plain::bytes(&[header]));
+        Ok(file)
     }
 }
 
@@ -320,15 +320,44 @@ fn slot(slot: &Slot) -> abi::Slot {
     abi::Slot { step, index }
 }
 
-struct File {
-    bytes: Vec<u8>,
+/// Memory that begins where structures may.
+#[repr(C, align(64))]
+#[derive(Clone, Copy)]
+struct Line([u8; ALIGNMENT]);
+
+// SAFETY: it is bytes, as many as its alignment.
+unsafe impl Plain for Line {}
+
+/// A plan's bytes; plugins read structures in place, so they begin at a multiple of [`ALIGNMENT`].
+#[derive(Default)]
+pub(crate) struct Block {
+    lines: Vec<Line>,
+    /// Bytes that count; what is behind them in the last line does not.
+    len: usize,
 }
 
-impl File {
+impl std::ops::Deref for Block {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &plain::bytes(&self.lines)[..self.len]
+    }
+}
+
+impl Block {
+    /// Adds data at the next multiple of the alignment, and gives their place.
     fn append(&mut self, data: &[u8]) -> u64 {
-        self.bytes.resize(self.bytes.len().next_multiple_of(ALIGNMENT), 0);
-        self.bytes.extend_from_slice(data);
-        (self.bytes.len() - data.len()) as u64
+        let place = size_of_val(&self.lines[..]);
+        self.lines.extend(data.chunks(ALIGNMENT).map(line));
+        self.len = place + data.len();
+        place as u64
+    }
+
+    /// Writes over the first bytes.
+    fn begin_with(&mut self, data: &[u8]) {
+        for (to, from) in self.lines.iter_mut().zip(data.chunks(ALIGNMENT)) {
+            to.0[..from.len()].copy_from_slice(from);
+        }
     }
 
     fn table<T: Plain>(&mut self, elements: &[T]) -> Result<abi::Table> {
@@ -340,7 +369,12 @@ impl File {
     }
 }
 
-/// How a dispatch is spoken of in messages.
-pub(crate) fn label(dispatch: &Dispatch) -> String {
-    format!("{} for {}", dispatch.kernel.name, dispatch.label)
+/// Up to 64 bytes, and zeros behind them.
+fn line(bytes: &[u8]) -> Line {
+    let mut line = Line([0; ALIGNMENT]);
+    line.0[..bytes.len()].copy_from_slice(bytes);
+    line
 }
+
+#[cfg(test)]
+mod tests;

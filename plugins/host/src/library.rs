@@ -10,7 +10,6 @@ use meganeura_core::plan::ExecutionPlan;
 use meganeura_core::{Error, Result};
 use meganeura_plugin_abi as abi;
 
-use crate::encode;
 use crate::file::{Manifest, Opened, Refusal, refuse};
 
 /// Most bytes of a message of a plugin.
@@ -206,10 +205,8 @@ impl Failure {
                     reason: self.message,
                 }],
             },
-            (abi::STATUS_INVALID_PLAN, _) => {
-                let shown = dispatch.map_or_else(String::new, |d| format!(", {}", encode::label(d)));
-                Error::plan(format!("plugin '{}'{shown}: {}", plugin.name(), self.message))
-            }
+            // The code has no numbers, so it blames no dispatch.
+            (abi::STATUS_INVALID_PLAN, _) => Error::plan(format!("plugin '{}': {}", plugin.name(), self.message)),
             _ => self.plain(plugin),
         }
     }

@@ -12,8 +12,8 @@ mod windows;
 use std::collections::HashMap;
 
 use meganeura_plugin_abi::author::Failure;
+use meganeura_plugin_abi::BUFFER_STATE;
 use meganeura_plugin_abi::view::{DType, DispatchView, PlanView};
-use meganeura_plugin_abi::{BUFFER_STATE, STATUS_UNSUPPORTED};
 use tensor::Data;
 
 pub use kernels::supports;
@@ -30,10 +30,7 @@ impl Engine {
     /// Allocates what a plan needs.
     pub fn new(mut plan: PlanView) -> Result<Self, Failure> {
         for (i, dispatch) in plan.dispatches.iter().enumerate() {
-            supports(dispatch).map_err(|reason| Failure {
-                detail: [i as u64, 0, 0],
-                ..Failure::new(STATUS_UNSUPPORTED, reason)
-            })?;
+            supports(dispatch).map_err(|reason| Failure::unsupported(i, reason))?;
         }
         let mut buffers = Vec::with_capacity(plan.buffers.len());
         for buffer in &mut plan.buffers {
