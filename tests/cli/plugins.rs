@@ -3,22 +3,17 @@
 use std::path::{Path, PathBuf};
 
 use super::{json_lines, meganeura, run};
+use compile::{compile, set_mode};
+
+#[path = "../../plugins/host/tests/plugins/compile.rs"]
+mod compile;
 
 /// The example in C, in a folder of its own.
 fn loops(folder: &Path) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let file = folder.join("libloops.so");
-    let output = std::process::Command::new("cc")
-        .args(["-std=c11", "-O2", "-shared", "-fPIC", "-I"])
-        .arg(root.join("plugins/abi/include"))
-        .arg(root.join("plugins/examples/c-loops/loops.c"))
-        .args(["-lm", "-o"])
-        .arg(&file)
-        .output()
-        .expect("there is a C compiler");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-    std::fs::set_permissions(&file, mode).expect("it is ours");
+    let source = root.join("plugins/examples/c-loops/loops.c");
+    compile(&source, &root.join("plugins/abi/include"), &["-O2".into()], &file);
     file
 }
 
@@ -118,8 +113,7 @@ fn a_plugin_without_native_code_is_listed_beside_one_that_is_refused() {
     let router = Path::new(env!("CARGO_MANIFEST_DIR")).join("plugins/examples/router");
     let broken = folder.path().join("broken.toml");
     std::fs::write(&broken, "format = 1\nname = \"broken\"\nversion = \"1\"\n").expect("written");
-    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o644);
-    std::fs::set_permissions(&broken, mode).expect("it is ours");
+    set_mode(&broken, 0o644);
     let paths = std::env::join_paths([&broken, &router]).expect("paths");
     let with = |args: &[&str]| run(meganeura(args).env("MEGANEURA_PLUGINS", &paths));
     let (output, out, err) = with(&["plugins", "--json"]);

@@ -203,6 +203,13 @@ pub fn report_problem(problem: Error) {
     registry.problems.push(problem);
 }
 
+/// Takes back what was reported, such as a plugin that was refused and could be loaded later.
+pub fn forget_problem(problem: &Error) {
+    let mut registry = global().write().unwrap_or_else(PoisonError::into_inner);
+    let text = problem.to_string();
+    registry.problems.retain(|known| known.to_string() != text);
+}
+
 /// What went wrong when backends, and the kernels that other crates bring to them, were registered, and what was
 /// refused.
 pub fn problems() -> Vec<Error> {

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use meganeura_core::files::sha256;
 use meganeura_plugin_data::{Manifest, Plugin};
 
-use crate::file::{self, Refusal, check_folders, hex_sha256, refuse};
+use crate::file::{self, Refusal, check_folders, refuse};
 use crate::{Report, check_allowed, trial};
 
 /// The manifest of a folder.
@@ -48,7 +49,7 @@ pub(crate) fn load(path: &Path, allow: Option<&[String]>, report: &mut Report) -
         files.insert(name.to_owned(), text(name, opened.contents)?);
     }
     if folder.is_some() {
-        report.sha256 = Some(hex_sha256(sums.as_bytes()));
+        report.sha256 = Some(sha256([sums.as_bytes()]));
     }
     check_allowed(allow, report.sha256.as_deref().unwrap_or_default())?;
     let earlier = loaded().clone();
@@ -95,5 +96,6 @@ fn fault(fault: meganeura_plugin_data::Fault) -> Refusal {
     Refusal {
         message: fault.message,
         remedy: SEE.into(),
+        is_elsewhere: false,
     }
 }

@@ -4,10 +4,10 @@ use std::fs::{File, Metadata, OpenOptions};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use meganeura_core::files::sha256;
 use meganeura_plugin_abi as abi;
 use object::{Architecture, BinaryFormat, Object, ObjectSection, ObjectSymbol};
 use serde::Deserialize;
-use sha2::{Digest, Sha256};
 
 /// Larger files are no shared objects of plugins.
 pub(crate) const LARGEST: u64 = 1 << 30;
@@ -17,28 +17,72 @@ pub(crate) const LARGEST: u64 = 1 << 30;
 pub(crate) struct Refusal {
     pub(crate) message: String,
     pub(crate) remedy: String,
+    /// Whether it may be mended elsewhere than in the plugin, as where a library is missing.
+    pub(crate) is_elsewhere: bool,
 }
 
 pub(crate) fn refuse<T>(message: impl Into<String>, remedy: &str) -> Result<T, Refusal> {
     Err(Refusal {
         message: message.into(),
         remedy: remedy.to_owned(),
+        is_elsewhere: false,
     })
 }
 
-/// A file that was opened and checked. What is loaded is what was opened, whatever becomes of the path.
+/// A file that was opened and checked.
 #[derive(Debug)]
 pub(crate) struct Opened {
     pub(crate) file: File,
+    pub(crate) identity: Identity,
+    /// Its path without links.
     pub(crate) path: PathBuf,
     pub(crate) contents: Vec<u8>,
     pub(crate) sha256: String,
+}
+
+/// What tells a file from another of the same path, and from itself before a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    /// Device and number of the file, where the system has such.
+    pub(crate) file: Option<(u64, u64)>,
+    size: u64,
+    /// When it was changed, in seconds and nanoseconds.
+    changed: (i64, i64),
+}
+
+impl Identity {
+    #[cfg(unix)]
+    fn of(metadata: &Metadata) -> Self {
+        use std::os::unix::fs::MetadataExt;
+        Identity {
+            file: Some((metadata.dev(), metadata.ino())),
+            size: metadata.size(),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        }
+    }
+
+    #[cfg(not(unix))]
+    fn of(metadata: &Metadata) -> Self {
+        let since = |time: std::time::SystemTime| time.duration_since(std::time::UNIX_EPOCH).ok();
+        let changed = metadata.modified().ok().and_then(since).unwrap_or_default();
+        Identity {
+            file: None,
+            size: metadata.len(),
+            changed: (changed.as_secs() as i64, changed.subsec_nanos().into()),
+        }
+    }
+
+    /// Whether a path still leads to the file as it was.
+    pub(crate) fn is_at(&self, path: &Path) -> bool {
+        path.metadata().is_ok_and(|metadata| Identity::of(&metadata) == *self)
+    }
 }
 
 fn unreadable(error: std::io::Error) -> Refusal {
     Refusal {
         message: format!("it cannot be read: {error}"),
         remedy: "check the path in MEGANEURA_PLUGINS or in the configuration file".into(),
+        is_elsewhere: false,
     }
 }
 
@@ -90,18 +134,13 @@ pub(crate) fn open(path: &Path, largest: u64) -> Result<Opened, Refusal> {
         .take(largest)
         .read_to_end(&mut contents)
         .map_err(unreadable)?;
-    let sha256 = hex_sha256(&contents);
     Ok(Opened {
         file,
+        identity: Identity::of(&metadata),
         path,
+        sha256: sha256([&contents[..]]),
         contents,
-        sha256,
     })
-}
-
-/// The SHA-256 sum of some bytes, in hexadecimal digits.
-pub(crate) fn hex_sha256(contents: &[u8]) -> String {
-    Sha256::digest(contents).iter().map(|b| format!("{b:02x}")).collect()
 }
 
 #[cfg(unix)]
@@ -183,9 +222,8 @@ pub(crate) fn manifest(contents: &[u8]) -> Result<Manifest, Refusal> {
 }
 
 fn check_manifest(manifest: Manifest) -> Result<Manifest, Refusal> {
-    let valid = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '_';
     let name = &manifest.name;
-    if name.is_empty() || name.len() > 32 || !name.chars().all(valid) || name == "auto" {
+    if !abi::is_backend_name(name) {
         return refuse(
             format!("its name '{}' cannot be used in a selector", name.escape_debug()),
             "use up to 32 lower-case letters, digits, '-' and '_', and not 'auto'",

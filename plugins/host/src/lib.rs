@@ -11,9 +11,10 @@
 //!
 //! Nothing is searched for. A file is opened once, and what was opened is what is checked and loaded: it and all folders
 //! above it have to belong to the user or to root, and nobody else may write there. Its manifest is read before any of
-//! its code runs, so a file that is no plugin, or one for another version or machine, is refused without running. A
-//! plugin that was loaded stays loaded. What is refused leaves everything else as it is; [`loaded`] says why, and so does
-//! `meganeura plugins`.
+//! its code runs, so a file that is no plugin, or one for another version or machine, is refused without running. The same
+//! holds for libraries that it finds relative to its own place. A plugin that was loaded stays loaded. What is refused
+//! leaves everything else as it is; [`loaded`] says why, and so does `meganeura plugins`. It is tried again when the file,
+//! its rights or the list of sums have changed.
 //!
 //! A folder, or a file `*.toml`, is a plugin without native code; see the crate `meganeura-plugin-data` for what is checked
 //! then.
@@ -22,10 +23,12 @@
 //! repository describes the interface.
 
 mod backend;
+mod beside;
 mod data;
 mod encode;
 mod file;
 mod library;
+mod seen;
 mod trial;
 
 use std::path::{Path, PathBuf};
@@ -40,6 +43,7 @@ pub use meganeura_plugin_data::Brings;
 use crate::backend::PluginBackend;
 use crate::file::{Refusal, refuse};
 use crate::library::Plugin;
+use crate::seen::Seen;
 pub use crate::trial::{TrialLimits, try_plugins_with};
 
 meganeura_core::register_plugin!(meganeura_core::registry::PluginManifest {
@@ -98,16 +102,34 @@ impl Report {
     }
 }
 
+/// A plugin that has been tried.
+struct Tried {
+    report: Report,
+    /// Why it was refused, if it was.
+    problem: Option<Error>,
+    /// What it looked like then; `None`, where the reason may lie elsewhere.
+    seen: Option<Seen>,
+}
+
+impl Tried {
+    /// Whether it is to be tried again: it was refused, and what it was refused for may have been mended.
+    fn is_due(&self, path: &Path, allow: Option<&[String]>) -> bool {
+        self.problem.is_some() && self.seen.as_ref().is_none_or(|seen| *seen != Seen::of(path, allow))
+    }
+}
+
 /// What has been tried, in order.
-static TRIED: Mutex<Vec<Report>> = Mutex::new(Vec::new());
+static TRIED: Mutex<Vec<Tried>> = Mutex::new(Vec::new());
 
 /// All plugins that were to be loaded so far, in order.
 pub fn loaded() -> Vec<Report> {
-    TRIED.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    let tried = TRIED.lock().unwrap_or_else(PoisonError::into_inner);
+    tried.iter().map(|tried| tried.report.clone()).collect()
 }
 
 /// Loads the plugins that the environment and the configuration name, each once. What is refused is a problem of the
-/// registry ([`registry::problems`]). Called whenever devices are listed.
+/// registry ([`registry::problems`]), and is tried again by a later call when it was changed. Called whenever devices are
+/// listed.
 pub fn load(config: &Config) {
     let variable = std::env::var_os(PLUGINS_VARIABLE).unwrap_or_default();
     let paths = std::env::split_paths(&variable).filter(|p| !p.as_os_str().is_empty());
@@ -115,28 +137,72 @@ pub fn load(config: &Config) {
     if paths.is_empty() {
         return;
     }
+    let allow = config.plugins.allow_sha256.as_deref();
     let mut tried = TRIED.lock().unwrap_or_else(PoisonError::into_inner);
     for path in paths {
-        if tried.iter().any(|report| report.path == path) {
-            continue;
+        match tried.iter_mut().find(|tried| tried.report.path == path) {
+            Some(before) if before.is_due(&path, allow) => {
+                let now = try_one(&path, allow);
+                settle(Some(before), &now);
+                *before = now;
+            }
+            Some(_) => {}
+            None => {
+                let now = try_one(&path, allow);
+                settle(None, &now);
+                tried.push(now);
+            }
         }
-        let mut report = Report::new(&path);
-        let allow = config.plugins.allow_sha256.as_deref();
-        let outcome = match data::is_data(&path) {
-            true => named(data::load(&path, allow, &mut report), &report),
-            false => open(&path, allow, &mut report).and_then(|backend| registry::register_backend(Arc::new(backend))),
-        };
-        if let Err(error) = outcome {
-            log::warn!("{error}");
-            report.refused = Some(match &error {
-                Error::Plugin { message, .. } => message.clone(),
-                other => other.to_string(),
-            });
-            registry::report_problem(error);
-        } else {
-            log::info!("plugin '{}' of {} is loaded", report.title(), path.display());
+    }
+}
+
+/// Tries a plugin, and registers what it brings.
+fn try_one(path: &Path, allow: Option<&[String]>) -> Tried {
+    // Before the file is read: what changes meanwhile is seen the next time.
+    let seen = Seen::of(path, allow);
+    let mut report = Report::new(path);
+    let outcome = match data::is_data(path) {
+        true => data::load(path, allow, &mut report),
+        false => try_open(path, allow, &mut report).and_then(register),
+    };
+    let is_elsewhere = outcome.as_ref().is_err_and(|refusal| refusal.is_elsewhere);
+    let problem = named(outcome, &report).err();
+    if let Some(Error::Plugin { message, .. }) = &problem {
+        report.refused = Some(message.clone());
+    }
+    Tried {
+        report,
+        problem,
+        seen: Some(seen).filter(|_| !is_elsewhere),
+    }
+}
+
+fn register(backend: PluginBackend) -> std::result::Result<(), Refusal> {
+    registry::register_backend(Arc::new(backend)).or_else(|error| match error {
+        Error::Plugin { message, remedy, .. } => refuse(message, &remedy),
+        other => refuse(other.to_string(), ""),
+    })
+}
+
+/// Has the registry and the log know what became of a plugin, unless they do.
+fn settle(before: Option<&Tried>, now: &Tried) {
+    let said = before.and_then(|before| before.problem.as_ref());
+    if let (Some(said), Some(problem)) = (said, &now.problem)
+        && said.to_string() == problem.to_string()
+    {
+        return;
+    }
+    said.inspect(|said| registry::forget_problem(said));
+    match &now.problem {
+        Some(problem) => {
+            log::warn!("{problem}");
+            registry::report_problem(problem.clone());
         }
-        tried.push(report);
+        None => log::info!(
+            "plugin '{}' of {} is loaded",
+            now.report.title(),
+            now.report.path.display()
+        ),
     }
 }
 
@@ -175,7 +241,7 @@ pub fn try_plugin(program: &Path, plugin: &Path, limits: TrialLimits) -> Result<
 
 /// A refusal with the name of the plugin.
 fn named<T>(outcome: std::result::Result<T, Refusal>, report: &Report) -> Result<T> {
-    outcome.map_err(|Refusal { message, remedy }| Error::Plugin {
+    outcome.map_err(|Refusal { message, remedy, .. }| Error::Plugin {
         plugin: report.title(),
         message: format!("{message} ({})", report.path.display()),
         remedy,
@@ -218,7 +284,8 @@ fn try_open(path: &Path, allow: Option<&[String]>, report: &mut Report) -> std::
             "load only one of them",
         );
     }
-    let plugin = Plugin::load(opened, manifest)?;
+    let beside = beside::check(&opened, allow)?;
+    let plugin = Plugin::load(opened, &beside, manifest)?;
     report.abi = Some(library::version_of(plugin.table()));
     Ok(PluginBackend {
         plugin: Arc::new(plugin),

@@ -2,7 +2,9 @@
 
 use std::ffi::{CStr, c_char};
 use std::fs::File;
+use std::path::{Path, PathBuf};
 use std::ptr;
+use std::sync::{Mutex, PoisonError};
 
 use libloading::Library;
 use meganeura_core::error::MissingKernel;
@@ -10,7 +12,8 @@ use meganeura_core::plan::ExecutionPlan;
 use meganeura_core::{Error, Result};
 use meganeura_plugin_abi as abi;
 
-use crate::file::{Manifest, Opened, Refusal, refuse};
+use crate::beside::Beside;
+use crate::file::{Identity, Manifest, Opened, Refusal, refuse};
 
 /// Most bytes of a message of a plugin.
 const LONGEST_MESSAGE: usize = 4096;
@@ -88,21 +91,69 @@ pub(crate) fn printable(text: &str) -> String {
     text.chars().map(shown).collect()
 }
 
+/// A file whose code was let in, whatever became of it afterwards.
+struct LetIn {
+    /// Device and number of the file.
+    file: Option<(u64, u64)>,
+    /// The name that the loader knows it by.
+    name: PathBuf,
+    sha256: String,
+}
+
+static LET_IN: Mutex<Vec<LetIn>> = Mutex::new(Vec::new());
+
+/// Lets the code of a file in; it is never unloaded. The loader gives what it has for a file, or a name, that it knows, so a
+/// file that changed after it was loaded is refused.
+fn let_in(opened: Opened, beside: &Beside) -> Result<&'static Library, Refusal> {
+    let mut known = LET_IN.lock().unwrap_or_else(PoisonError::into_inner);
+    let name = name_for_loader(&opened, beside);
+    let is_same = |l: &&LetIn| l.name == name || (l.file.is_some() && l.file == opened.identity.file);
+    if known.iter().find(is_same).is_some_and(|l| l.sha256 != opened.sha256) {
+        return refuse(
+            "an earlier version of this file is loaded already, and no code is unloaded",
+            "start the program again; new versions are best put in place by renaming them",
+        );
+    }
+    let library = open_library(&name).map_err(|e| {
+        let cause = std::error::Error::source(&e).map_or_else(|| e.to_string(), ToString::to_string);
+        Refusal {
+            message: format!("the system does not load it: {}", printable(&cause)),
+            remedy: "check what it is linked with".into(),
+            is_elsewhere: true,
+        }
+    })?;
+    // The file stays open, too: the loader tells libraries by their names, and that of an open file is its number.
+    let library: &'static Library = Box::leak(Box::new(library));
+    let _: &'static File = Box::leak(Box::new(opened.file));
+    known.push(LetIn {
+        file: opened.identity.file,
+        name,
+        sha256: opened.sha256,
+    });
+    if beside.by_place {
+        check_unchanged(std::iter::once(&(opened.path, opened.identity)).chain(&beside.libraries))?;
+    }
+    Ok(library)
+}
+
+/// What was loaded by its path is what was checked, if the path led there before and after.
+fn check_unchanged<'a>(files: impl Iterator<Item = &'a (PathBuf, Identity)>) -> Result<(), Refusal> {
+    for (path, identity) in files {
+        if !identity.is_at(path) {
+            return refuse(
+                format!("{} changed while it was loaded", path.display()),
+                "start the program again when nothing is being installed",
+            );
+        }
+    }
+    Ok(())
+}
+
 impl Plugin {
     /// Loads an opened file. From here on its code runs.
-    pub(crate) fn load(opened: Opened, manifest: Manifest) -> Result<Plugin, Refusal> {
-        let library = match open_library(&opened) {
-            Ok(library) => library,
-            Err(e) => {
-                let cause = std::error::Error::source(&e).map_or_else(|| e.to_string(), ToString::to_string);
-                let message = format!("the system does not load it: {}", printable(&cause));
-                return refuse(message, "check what it is linked with");
-            }
-        };
-        // Never unloaded, and the file that it was loaded from stays open: the loader tells libraries by their paths, and
-        // that of an open file is its number.
-        let library: &'static Library = Box::leak(Box::new(library));
-        let _: &'static File = Box::leak(Box::new(opened.file));
+    pub(crate) fn load(opened: Opened, beside: &Beside, manifest: Manifest) -> Result<Plugin, Refusal> {
+        let (path, sha256) = (opened.path.display().to_string(), opened.sha256.clone());
+        let library = let_in(opened, beside)?;
         // SAFETY: the type is that of the interface's function; the manifest said that it is one of its plugins.
         let entry = unsafe { library.get::<abi::EntryFn>(abi::ENTRY_SYMBOL.as_bytes()) };
         let Ok(entry) = entry else {
@@ -115,8 +166,8 @@ impl Plugin {
         let table = unsafe { check_table(table) }?;
         Ok(Plugin {
             manifest,
-            path: opened.path.display().to_string(),
-            sha256: opened.sha256,
+            path,
+            sha256,
             table,
         })
     }
@@ -226,21 +277,30 @@ impl Failure {
     }
 }
 
-#[cfg(target_os = "linux")]
-fn open_library(opened: &Opened) -> std::result::Result<Library, libloading::Error> {
-    use libloading::os::unix;
-    use std::os::fd::AsRawFd;
-    // What was checked, not what the path leads to by now.
-    let path = format!("/proc/self/fd/{}", opened.file.as_raw_fd());
-    // SAFETY: loading runs initialisers of the file; that it is to be trusted is what its user says by naming it, and
-    // what was checked of its owner and its sum.
-    unsafe { unix::Library::open(Some(path), unix::RTLD_NOW | unix::RTLD_LOCAL) }.map(Library::from)
+/// What the loader is given. On Linux that is what was checked, not what the path leads to by now; but where a plugin has
+/// libraries beside it, the loader finds them by its path.
+fn name_for_loader(opened: &Opened, beside: &Beside) -> PathBuf {
+    #[cfg(target_os = "linux")]
+    if !beside.by_place {
+        use std::os::fd::AsRawFd;
+        return format!("/proc/self/fd/{}", opened.file.as_raw_fd()).into();
+    }
+    let _ = beside;
+    opened.path.clone()
 }
 
-#[cfg(not(target_os = "linux"))]
-fn open_library(opened: &Opened) -> std::result::Result<Library, libloading::Error> {
+#[cfg(unix)]
+fn open_library(name: &Path) -> std::result::Result<Library, libloading::Error> {
+    use libloading::os::unix;
+    // SAFETY: loading runs initialisers of the file; that it is to be trusted is what its user says by naming it, and
+    // what was checked of its owner and its sum.
+    unsafe { unix::Library::open(Some(name), unix::RTLD_NOW | unix::RTLD_LOCAL) }.map(Library::from)
+}
+
+#[cfg(not(unix))]
+fn open_library(name: &Path) -> std::result::Result<Library, libloading::Error> {
     // SAFETY: as above.
-    unsafe { Library::new(&opened.path) }
+    unsafe { Library::new(name) }
 }
 
 /// Copies a table, if it is one that can be used.

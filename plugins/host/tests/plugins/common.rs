@@ -1,33 +1,18 @@
 //! Plugins that tests build.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
 
-use meganeura_core::Result;
 use meganeura_core::backend::{Backend, Device};
 use meganeura_core::config::Config;
+use meganeura_core::{Error, Result};
+use meganeura_plugin_host::open_backend;
+
+pub(crate) use super::compile::{compile, set_mode};
 
 /// A folder below the repository's.
 pub(crate) fn repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
-}
-
-/// Compiles a source to a shared object that only its owner can write.
-pub(crate) fn compile(source: &Path, include: &Path, options: &[String], to: &Path) {
-    let mut command = Command::new("cc");
-    command
-        .args(["-std=gnu11", "-O1", "-shared", "-fPIC", "-I"])
-        .arg(include);
-    command.args(options).arg(source).arg("-lm").arg("-o").arg(to);
-    let output = command.output().expect("there is a C compiler");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    set_mode(to, 0o755);
-}
-
-pub(crate) fn set_mode(path: &Path, mode: u32) {
-    use std::os::unix::fs::PermissionsExt;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).expect("it is ours");
 }
 
 /// The first device.
@@ -35,4 +20,48 @@ pub(crate) fn device(backend: &Arc<dyn Backend>) -> Result<Arc<dyn Device>> {
     let config = Config::default();
     assert_eq!(backend.devices(&config)?.len(), 1);
     backend.open(0, &config)
+}
+
+/// A folder with plugins of `hostile.c`.
+pub(crate) struct Folder(pub(crate) tempfile::TempDir);
+
+impl Folder {
+    pub(crate) fn new() -> Self {
+        Folder(tempfile::tempdir().expect("a folder"))
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// Builds a case under a name.
+    pub(crate) fn build(&self, case: u32, name: &str, options: &[String]) -> PathBuf {
+        let file = self.path(&format!("lib{name}-{case}.so"));
+        let mut all = vec![format!("-DCASE={case}"), format!("-DNAME={name}")];
+        all.extend_from_slice(options);
+        compile_hostile(&all, &file);
+        file
+    }
+}
+
+/// Compiles `hostile.c`.
+pub(crate) fn compile_hostile(options: &[String], to: &Path) {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/plugins/hostile.c");
+    compile(&source, &repository("plugins/abi/include"), options, to);
+}
+
+/// Why a plugin is refused.
+pub(crate) fn refusal(path: &Path) -> String {
+    match open_backend(path, None) {
+        Err(error @ Error::Plugin { .. }) => error.to_string(),
+        Err(other) => panic!("another error: {other}"),
+        Ok(_) => panic!("{} was loaded", path.display()),
+    }
+}
+
+/// The error has the plugin's name and these words.
+pub(crate) fn assert_names(error: &str, plugin: &str, words: &[&str]) {
+    for word in std::iter::once(&plugin).chain(words) {
+        assert!(error.contains(word), "'{word}' in: {error}");
+    }
 }

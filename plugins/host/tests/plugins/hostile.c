@@ -1,5 +1,6 @@
 /* Plugins that do one thing wrong, which -DCASE=n chooses; -DNAME is the name. Case 0 does nothing wrong, but computes
- * nothing either. */
+ * nothing either. With -DHELPER, devices have the name that a library gives which it is linked with; with -DMAKE_HELPER,
+ * this is that library. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,6 +8,16 @@
 
 #define TEXT2(x) #x
 #define TEXT(x) TEXT2(x)
+
+#ifdef MAKE_HELPER
+const char *helper_name(void) { return TEXT(MAKE_HELPER); }
+#else
+
+#ifdef HELPER
+const char *helper_name(void);
+#else
+static const char *helper_name(void) { return "hostile"; }
+#endif
 
 #if CASE == 2
 #define ABI "2.0"
@@ -69,7 +80,7 @@ static MgnStatus *device_info(MgnBytes settings, uint32_t index, MgnDeviceInfo *
     info->dtypes = CASE == 26 ? 2 : 31;
     info->bytes_per_second = CASE == 16 ? NAN : 1e9;
     info->flops_per_second = info->half_flops_per_second = 1e9;
-    strcpy(info->name, "hostile");
+    strcpy(info->name, helper_name());
     if (CASE == 18)
         memset(info->name, 'x', sizeof info->name);
     return NULL;
@@ -93,7 +104,16 @@ static MgnStatus *device_compile(const MgnDevice *device, MgnBytes plan, MgnExec
     (void)device, (void)plan;
     static char only;
     *executable = CASE == 21 ? NULL : (MgnExecutable *)(void *)&only;
-    return CASE == 20 ? failure(MGN_STATUS_UNSUPPORTED, "I said so, but I have none") : NULL;
+#if CASE == 20
+    return failure(MGN_STATUS_UNSUPPORTED, "I said so, but I have none");
+#elif CASE == 32
+    return failure(MGN_STATUS_INVALID_PLAN, "it makes no sense to me");
+#elif CASE == 33
+    MgnStatus *s = failure(MGN_STATUS_UNSUPPORTED, "not on Sundays");
+    s->detail[0] = UINT64_MAX;
+    return s;
+#endif
+    return NULL;
 }
 
 static void executable_free(MgnExecutable *executable) { (void)executable; }
@@ -133,6 +153,14 @@ static MgnStatus *executable_wait(MgnExecutable *executable, uint64_t ticket, Mg
     return CASE == 23 ? failure(MGN_STATUS_DEVICE_LOST, "the cable was pulled") : NULL;
 }
 
+#if CASE == 31
+static void executable_progress(const MgnExecutable *executable, MgnProgress *progress) {
+    (void)executable;
+    progress->unsettled = UINT64_MAX;
+    progress->given_up = UINT64_MAX;
+}
+#endif
+
 #if CASE == 13
 static MgnExtension endless = {"again", &endless, sizeof endless, 1};
 #endif
@@ -160,10 +188,13 @@ const MgnPlugin *meganeura_plugin_entry(const MgnHost *host) {
     };
 #if CASE == 13
     plugin.extensions = &endless;
+#elif CASE == 31
+    plugin.executable_progress = executable_progress;
 #elif CASE == 27
     nowhere();
 #endif
     (void)host;
     return CASE == 7 ? NULL : &plugin;
 }
+#endif
 #endif

@@ -1,51 +1,14 @@
 //! Plugins that do something wrong are refused or contained, with a message that names plugin and cause.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
-use super::common::{compile, device, repository, set_mode};
+use super::common::{Folder, assert_names, device, refusal, set_mode};
 use meganeura_core::backend::{Backend, Device};
 use meganeura_core::config::Config;
 use meganeura_core::plan::compile_for;
-use meganeura_core::{Error, Graph, Result, Session, registry, select};
+use meganeura_core::{Graph, Result, Session, registry, select};
 use meganeura_plugin_host::{load, loaded, open_backend};
-
-struct Folder(tempfile::TempDir);
-
-impl Folder {
-    fn new() -> Self {
-        Folder(tempfile::tempdir().expect("a folder"))
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    /// Builds a case under a name.
-    fn build(&self, case: u32, name: &str, options: &[String]) -> PathBuf {
-        let file = self.path(&format!("lib{name}-{case}.so"));
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/plugins/hostile.c");
-        let mut all = vec![format!("-DCASE={case}"), format!("-DNAME={name}")];
-        all.extend_from_slice(options);
-        compile(&source, &repository("plugins/abi/include"), &all, &file);
-        file
-    }
-}
-
-fn refusal(path: &Path) -> String {
-    match open_backend(path, None) {
-        Err(error @ Error::Plugin { .. }) => error.to_string(),
-        Err(other) => panic!("another error: {other}"),
-        Ok(_) => panic!("{} was loaded", path.display()),
-    }
-}
-
-/// The error, with the plugin's name and these words.
-fn assert_names(error: &str, plugin: &str, words: &[&str]) {
-    for word in std::iter::once(&plugin).chain(words) {
-        assert!(error.contains(word), "'{word}' in: {error}");
-    }
-}
 
 fn graph() -> Graph {
     let mut g = Graph::new();
@@ -198,6 +161,8 @@ fn wrong_steps_are_errors_of_the_session() {
         (24, &["code 12345"]),
         (25, &["18446744073709551615 rows"]),
         (30, &["\u{fffd}"]),
+        (32, &["it makes no sense to me"]),
+        (33, &["not on Sundays"]),
     ];
     for (case, words) in cases {
         let name = format!("s{case}");
@@ -217,7 +182,47 @@ fn wrong_steps_are_errors_of_the_session() {
         let error = error.expect_err("something is wrong").to_string();
         assert_names(&error, &name, words);
         assert!(error.len() < 20_000 && !error.contains('\u{1b}'), "{error}");
+        // No dispatch is to blame where the plugin names none.
+        assert_eq!(error.contains("core.neg"), *case == 20, "{error}");
     }
+}
+
+#[test]
+fn steps_that_are_never_settled_are_waited_for() {
+    let folder = Folder::new();
+    let backend = open_backend(&folder.build(31, "s31", &[]), None).expect("it loads");
+    let device = device(&backend).expect("it opens");
+    let mut s = session(&device).expect("it compiles");
+    // More than are kept: nothing grows, and nothing is taken back that was not told.
+    for _ in 0..3000 {
+        s.step();
+    }
+    s.wait();
+    assert!(s.progress().steps <= 3000);
+}
+
+#[test]
+fn devices_that_are_not_there_are_not_opened() {
+    let folder = Folder::new();
+    let file = folder.build(0, "single", &[]);
+    let backend = open_backend(&file, None).expect("it loads");
+    let config = Config::default();
+    for index in [1, 2, usize::MAX] {
+        let error = backend.open(index, &config).err().expect("there is one").to_string();
+        assert_names(&error, "single", &[&format!("no device {index}"), "only single:0"]);
+    }
+    let listed = Config {
+        plugins: meganeura_core::config::PluginSettings {
+            load: vec![file],
+            allow_sha256: None,
+        },
+        ..config
+    };
+    let error = select::select(Some("single:1"), &listed)
+        .err()
+        .expect("there is one")
+        .to_string();
+    assert_names(&error, "'single' has no index 1: there is single:0", &["devices:"]);
 }
 
 #[test]
