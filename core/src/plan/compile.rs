@@ -535,6 +535,11 @@ impl Lowering<'_> {
     }
 }
 
+/// Whether a call for which a device has no kernel becomes one in `f32` between casts.
+pub(crate) fn is_widened(op: OpRef, desc: &KernelDesc) -> bool {
+    matches!(widen(op, desc), Ok(Some(_)))
+}
+
 /// The same call in `f32` between casts, for operands in a half-precision storage type that the device has
 /// no kernel for; `None` if there are none, or the call is such a cast itself.
 fn widen(op: OpRef, desc: &KernelDesc) -> Result<Option<(Graph, Vec<Value>)>> {

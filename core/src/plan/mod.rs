@@ -19,6 +19,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+pub(crate) use compile::is_widened;
 pub use compile::{compile, compile_at, compile_for, try_compile};
 pub use faults::FedIndices;
 pub use memory::{Lifetime, MemoryBudget, MemoryForecast, MemoryLayout, Recomputation, check_fit};

@@ -7,17 +7,17 @@
 //!
 //! [`OptimizeReport::elsewhere`]: crate::OptimizeReport::elsewhere
 
+mod both;
+
 use std::sync::Arc;
 
-use crate::backend::{
-    Capabilities, Device, Executable, KernelDesc, KernelSource, StepArgs, StepStats, Support, Ticket,
-};
-use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::backend::{Capabilities, Device, Executable, KernelDesc, KernelSource, Support};
+use crate::error::Result;
 use crate::ops::Semantics;
 use crate::plan::memory::MemoryLayout;
-use crate::plan::{BufferRef, Dispatch, ExecutionPlan, Segment};
+use crate::plan::{BufferRef, Dispatch, ExecutionPlan, Segment, is_widened};
 use crate::registry;
+use both::{Both, Part};
 
 /// A device, and the one that it leaves what it lacks to.
 pub struct WithFallback {
@@ -54,11 +54,12 @@ impl Device for WithFallback {
             refused => refused,
         };
         // Decompositions, and arithmetic in `f32` for half precision, come first.
-        let is_primitive =
-            registry::op(kernel.name).is_some_and(|op| matches!(op.get().semantics(), Semantics::Primitive(_)));
-        let mut types = kernel.inputs.iter().chain(kernel.outputs);
-        let is_half = types.any(|ty| matches!(ty.dtype, DType::F16 | DType::BF16));
-        match is_primitive && !is_half && self.other.supports(kernel) == Support::Yes {
+        let takes = registry::op(kernel.name).is_some_and(|op| {
+            matches!(op.get().semantics(), Semantics::Primitive(_))
+                && !is_widened(op, kernel)
+                && self.other.supports(kernel) == Support::Yes
+        });
+        match takes {
             true => Support::Yes,
             false => refused,
         }
@@ -127,29 +128,10 @@ impl Device for WithFallback {
         for (device, plan) in [&self.first, &self.other].into_iter().zip(&plans) {
             crate::plan::memory::check_fit(plan, 0, device.capabilities())?;
         }
-        let reads = |i: usize| plan.dispatches[i].index_bound().is_some();
         let executables = [self.first.compile(&plans[0])?, self.other.compile(&plans[1])?];
-        Ok(Box::new(Both {
-            name: self.first.capabilities().name.clone(),
-            executables,
-            parts,
-            sizes: plan.buffers.clone(),
-            valid: vec![[true; 2]; plan.buffers.len()],
-            exposed: plan.exposed_to_faults(&reads),
-        }))
+        let name = &self.first.capabilities().name;
+        Ok(Box::new(Both::new(name, executables, parts, plan, &owners)))
     }
-}
-
-/// Consecutive dispatches of a segment that run on one device.
-struct Part {
-    /// Which one.
-    device: usize,
-    /// The number of the segment in that device's plan.
-    segment: usize,
-    /// What it needs, the old contents of what it writes included.
-    needs: Vec<BufferRef>,
-    /// What it writes.
-    writes: Vec<BufferRef>,
 }
 
 /// The parts of each segment, and the plan of each device. In these every part is a segment.
@@ -193,108 +175,4 @@ fn split(plan: &ExecutionPlan, owners: &[usize]) -> (Vec<Vec<Part>>, [ExecutionP
         parts.push(of_segment);
     }
     (parts, plans)
-}
-
-/// A plan on two devices.
-struct Both {
-    name: String,
-    executables: [Box<dyn Executable>; 2],
-    parts: Vec<Vec<Part>>,
-    sizes: Vec<usize>,
-    /// On which devices the contents of a buffer are what they should be.
-    valid: Vec<[bool; 2]>,
-    /// What a faulty step has to put back.
-    exposed: Vec<BufferRef>,
-}
-
-impl Both {
-    /// The contents of a buffer.
-    fn contents(&mut self, buffer: BufferRef) -> Result<Vec<u8>> {
-        let mut bytes = vec![0; self.sizes[buffer.index()]];
-        let device = usize::from(!self.valid[buffer.index()][0]);
-        self.executables[device].read(buffer, 0, &mut bytes)?;
-        Ok(bytes)
-    }
-
-    fn run_part(&mut self, segment: usize, part: usize, scalars: &[(BufferRef, [u8; 4])]) -> Result<()> {
-        let device = self.parts[segment][part].device;
-        for i in 0..self.parts[segment][part].needs.len() {
-            let buffer = self.parts[segment][part].needs[i];
-            if !self.valid[buffer.index()][device] {
-                let bytes = self.contents(buffer)?;
-                self.executables[device].write(buffer, 0, &bytes)?;
-                self.valid[buffer.index()][device] = true;
-            }
-        }
-        let part = &self.parts[segment][part];
-        for buffer in &part.writes {
-            self.valid[buffer.index()] = [device == 0, device == 1];
-        }
-        let ticket = self.executables[device].run(&StepArgs {
-            segments: &[part.segment],
-            scalars,
-        })?;
-        self.executables[device].wait(ticket)?;
-        Ok(())
-    }
-
-    fn run_all(&mut self, args: &StepArgs) -> Result<()> {
-        for &segment in args.segments {
-            for part in 0..self.parts.get(segment).map_or(0, Vec::len) {
-                self.run_part(segment, part, args.scalars)?;
-            }
-        }
-        Ok(())
-    }
-}
-
-impl Executable for Both {
-    fn write(&mut self, buffer: BufferRef, offset: u64, bytes: &[u8]) -> Result<()> {
-        let Some(valid) = self.valid.get(buffer.index()).copied() else {
-            return Err(Error::backend(&self.name, format!("there is no buffer {buffer}")));
-        };
-        for (executable, valid) in self.executables.iter_mut().zip(valid) {
-            // What is not valid is copied as a whole when it is needed.
-            if valid {
-                executable.write(buffer, offset, bytes)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn read(&mut self, buffer: BufferRef, offset: u64, bytes: &mut [u8]) -> Result<()> {
-        let Some(valid) = self.valid.get(buffer.index()) else {
-            return Err(Error::backend(&self.name, format!("there is no buffer {buffer}")));
-        };
-        self.executables[usize::from(!valid[0])].read(buffer, offset, bytes)
-    }
-
-    fn run(&mut self, args: &StepArgs) -> Result<Ticket> {
-        // Scalars go with each part; to a device that runs none they are of no use.
-        for (buffer, bytes) in args.scalars {
-            let len = self.sizes.get(buffer.index()).map_or(0, |size| bytes.len().min(*size));
-            self.write(*buffer, 0, &bytes[..len])?;
-        }
-        let before = self
-            .exposed
-            .clone()
-            .into_iter()
-            .map(|buffer| Ok((buffer, self.contents(buffer)?)));
-        let before = before.collect::<Result<Vec<_>>>()?;
-        let outcome = self.run_all(args);
-        if outcome.is_err() {
-            // A step that fails is as if it had not been made; the parts before the fault were.
-            for (buffer, bytes) in before {
-                self.valid[buffer.index()] = [true; 2];
-                self.write(buffer, 0, &bytes)?;
-            }
-        }
-        outcome?;
-        Ok(Ticket(0))
-    }
-
-    fn wait(&mut self, _: Ticket) -> Result<StepStats> {
-        // Parts were waited for, one after the other.
-        Ok(StepStats::default())
-    }
 }

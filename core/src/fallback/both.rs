@@ -1,0 +1,256 @@
+//! A plan that runs on two devices, part by part.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::backend::{Executable, PassTiming, StepArgs, StepStats, Ticket};
+use crate::error::{Error, Result};
+use crate::plan::{BufferRef, ExecutionPlan};
+
+/// Times of a step may be told at the following one.
+const STEPS_TO_BE_TOLD: u64 = 2;
+
+/// Consecutive dispatches of a segment that run on one device.
+pub(super) struct Part {
+    /// Which one.
+    pub(super) device: usize,
+    /// The number of the segment in that device's plan.
+    pub(super) segment: usize,
+    /// What it needs, the old contents of what it writes included.
+    pub(super) needs: Vec<BufferRef>,
+    /// What it writes.
+    pub(super) writes: Vec<BufferRef>,
+}
+
+/// A plan on two devices.
+pub(super) struct Both {
+    name: String,
+    executables: [Box<dyn Executable>; 2],
+    parts: Vec<Vec<Part>>,
+    sizes: Vec<usize>,
+    /// On which devices the contents of a buffer are what they should be.
+    valid: Vec<[bool; 2]>,
+    /// What a faulty step has to put back.
+    exposed: Vec<BufferRef>,
+    steps: u64,
+    /// Time that the devices spent on the last step, if both measure it.
+    device_time: Option<Duration>,
+    /// Why nothing can be done with it any more.
+    unusable: Option<String>,
+    measured: Measured,
+}
+
+/// What is kept to tell whose a measured time is.
+struct Measured {
+    on: bool,
+    /// Numbers in the whole plan of the dispatches that each device has.
+    numbers: [Vec<u32>; 2],
+    /// Submissions to each device, with the step that they were part of.
+    submissions: [VecDeque<(Ticket, Ticket)>; 2],
+    /// Times of copies from one device to the other.
+    copies: Vec<PassTiming>,
+}
+
+impl Both {
+    pub(super) fn new(
+        name: &str,
+        executables: [Box<dyn Executable>; 2],
+        parts: Vec<Vec<Part>>,
+        plan: &ExecutionPlan,
+        owners: &[usize],
+    ) -> Self {
+        let reads = |i: usize| plan.dispatches[i].index_bound().is_some();
+        let of = |device: usize| (0u32..).zip(owners).filter(move |(_, owner)| **owner == device);
+        Both {
+            name: name.to_owned(),
+            executables,
+            parts,
+            sizes: plan.buffers.clone(),
+            valid: vec![[true; 2]; plan.buffers.len()],
+            exposed: plan.exposed_to_faults(&reads),
+            steps: 0,
+            device_time: None,
+            unusable: None,
+            measured: Measured {
+                on: false,
+                numbers: [0, 1].map(|device| of(device).map(|(i, _)| i).collect()),
+                submissions: Default::default(),
+                copies: Vec::new(),
+            },
+        }
+    }
+
+    fn check(&self, buffer: BufferRef) -> Result<[bool; 2]> {
+        if let Some(why) = &self.unusable {
+            return Err(Error::backend(
+                &self.name,
+                format!("this session is of no use any more: {why}"),
+            ));
+        }
+        let valid = self.valid.get(buffer.index()).copied();
+        valid.ok_or_else(|| Error::backend(&self.name, format!("there is no buffer {buffer}")))
+    }
+
+    /// The contents of a buffer.
+    fn contents(&mut self, buffer: BufferRef) -> Result<Vec<u8>> {
+        let device = usize::from(!self.check(buffer)?[0]);
+        let mut bytes = vec![0; self.sizes[buffer.index()]];
+        self.executables[device].read(buffer, 0, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Copies a buffer to a device that does not have its contents.
+    fn copy(&mut self, buffer: BufferRef, device: usize) -> Result<()> {
+        let start = Instant::now();
+        let bytes = self.contents(buffer)?;
+        self.executables[device].write(buffer, 0, &bytes)?;
+        self.valid[buffer.index()][device] = true;
+        if self.measured.on {
+            self.measured.copies.push(PassTiming {
+                label: "copy between devices".into(),
+                dispatches: Arc::new([]),
+                submission: Ticket(self.steps),
+                start,
+                duration: start.elapsed(),
+            });
+        }
+        Ok(())
+    }
+
+    fn run_part(&mut self, segment: usize, part: usize, scalars: &[(BufferRef, [u8; 4])]) -> Result<()> {
+        let device = self.parts[segment][part].device;
+        for i in 0..self.parts[segment][part].needs.len() {
+            let buffer = self.parts[segment][part].needs[i];
+            if !self.valid[buffer.index()][device] {
+                self.copy(buffer, device)?;
+            }
+        }
+        let part = &self.parts[segment][part];
+        for buffer in &part.writes {
+            self.valid[buffer.index()] = [device == 0, device == 1];
+        }
+        let ticket = self.executables[device].run(&StepArgs {
+            segments: &[part.segment],
+            scalars,
+        })?;
+        self.measured.note(device, ticket, self.steps);
+        let stats = self.executables[device].wait(ticket)?;
+        self.device_time = self.device_time.zip(stats.device_time).map(|(sum, time)| sum + time);
+        Ok(())
+    }
+
+    fn run_all(&mut self, args: &StepArgs) -> Result<()> {
+        self.device_time = Some(Duration::ZERO);
+        for &segment in args.segments {
+            for part in 0..self.parts.get(segment).map_or(0, Vec::len) {
+                self.run_part(segment, part, args.scalars)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts back what a step had changed that failed: it is as if it had not been made. The error is the first one.
+    fn put_back(&mut self, before: Vec<(BufferRef, Vec<u8>)>) -> Result<()> {
+        let mut outcome = Ok(());
+        for (buffer, bytes) in before {
+            self.valid[buffer.index()] = [true; 2];
+            outcome = outcome.and(self.write(buffer, 0, &bytes));
+        }
+        outcome
+    }
+}
+
+impl Measured {
+    /// Notes a submission to a device.
+    fn note(&mut self, device: usize, ticket: Ticket, step: u64) {
+        if self.on {
+            let submissions = &mut self.submissions[device];
+            submissions.retain(|(_, of)| of.0 + STEPS_TO_BE_TOLD > step);
+            submissions.push_back((ticket, Ticket(step)));
+        }
+    }
+
+    /// A time that a device told, as one of the whole plan.
+    fn of_whole(&self, device: usize, pass: PassTiming) -> PassTiming {
+        let number = |i: &u32| self.numbers[device].get(*i as usize).copied();
+        // Devices that do not number their submissions have the last one.
+        let step = self.submissions[device]
+            .iter()
+            .rev()
+            .find(|(own, _)| *own == pass.submission);
+        PassTiming {
+            dispatches: pass.dispatches.iter().filter_map(number).collect(),
+            submission: step.map_or(pass.submission, |(_, step)| *step),
+            ..pass
+        }
+    }
+}
+
+impl Executable for Both {
+    fn write(&mut self, buffer: BufferRef, offset: u64, bytes: &[u8]) -> Result<()> {
+        let valid = self.check(buffer)?;
+        // What is not valid is copied as a whole when it is needed.
+        let mut outcomes = [Ok(()), Ok(())];
+        for device in (0..2).filter(|&device| valid[device]) {
+            outcomes[device] = self.executables[device].write(buffer, offset, bytes);
+        }
+        for (device, other) in [(0, 1), (1, 0)] {
+            // They are not to go on with different contents.
+            if outcomes[device].is_err() && valid[other] && outcomes[other].is_ok() {
+                self.valid[buffer.index()][device] = false;
+            }
+        }
+        let [first, second] = outcomes;
+        first.and(second)
+    }
+
+    fn read(&mut self, buffer: BufferRef, offset: u64, bytes: &mut [u8]) -> Result<()> {
+        let device = usize::from(!self.check(buffer)?[0]);
+        self.executables[device].read(buffer, offset, bytes)
+    }
+
+    fn run(&mut self, args: &StepArgs) -> Result<Ticket> {
+        // Scalars go with each part; to a device that runs none they are of no use.
+        for (buffer, bytes) in args.scalars {
+            let len = self.sizes.get(buffer.index()).map_or(0, |size| bytes.len().min(*size));
+            self.write(*buffer, 0, &bytes[..len])?;
+        }
+        let exposed = self.exposed.clone().into_iter();
+        let before = exposed.map(|buffer| Ok((buffer, self.contents(buffer)?)));
+        let before = before.collect::<Result<Vec<_>>>()?;
+        self.steps += 1;
+        if let Err(error) = self.run_all(args) {
+            if let Err(second) = self.put_back(before) {
+                self.unusable = Some(format!(
+                    "a step failed ({error}), and what it had changed could not be put back ({second})"
+                ));
+            }
+            return Err(error);
+        }
+        Ok(Ticket(self.steps))
+    }
+
+    fn wait(&mut self, ticket: Ticket) -> Result<StepStats> {
+        // Parts were waited for, one after the other.
+        Ok(StepStats {
+            device_time: self.device_time.filter(|_| ticket == Ticket(self.steps)),
+        })
+    }
+
+    fn set_profiling(&mut self, on: bool) {
+        self.measured.on = on;
+        self.executables.iter_mut().for_each(|e| e.set_profiling(on));
+    }
+
+    fn take_timings(&mut self) -> Vec<PassTiming> {
+        let mut passes = std::mem::take(&mut self.measured.copies);
+        for device in 0..2 {
+            let told = self.executables[device].take_timings().into_iter();
+            passes.extend(told.map(|pass| self.measured.of_whole(device, pass)));
+        }
+        // One device waits for the other, so that the order of beginnings is that of execution.
+        passes.sort_by_key(|pass| pass.start);
+        passes
+    }
+}
