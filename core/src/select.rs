@@ -385,9 +385,10 @@ fn resolve<'a>(selector: &Selector, listing: &'a [BackendListing]) -> Result<Can
                         .map_or_else(String::new, |why| format!(": {why}"));
                     format!("the backend '{name}' has no usable device{why}")
                 })?,
-                DeviceSelector::Index(i) => all()
-                    .find(|(_, d)| d.index == *i)
-                    .ok_or_else(|| format!("'{name}' has {} devices, so there is no index {i}", devices.len()))?,
+                DeviceSelector::Index(i) => {
+                    let found = all().find(|(_, d)| d.index == *i);
+                    found.ok_or_else(|| no_index(*i, name, devices))?
+                }
                 DeviceSelector::Name(part) => {
                     let part_lower = part.to_lowercase();
                     let matching = all().filter(|(_, d)| d.name.to_lowercase().contains(&part_lower));
@@ -401,6 +402,20 @@ fn resolve<'a>(selector: &Selector, listing: &'a [BackendListing]) -> Result<Can
             not_rejected(chosen)
         }
     }
+}
+
+/// Why an index selects nothing, with those that would select something.
+fn no_index(index: usize, backend: &str, devices: &[DeviceInfo]) -> String {
+    const SHOWN: usize = 8;
+    let shown: Vec<String> = devices.iter().take(SHOWN).map(|d| selector_of(backend, d)).collect();
+    let rest = match devices.len() - shown.len() {
+        0 => String::new(),
+        rest => format!(" and {rest} more"),
+    };
+    if shown.is_empty() {
+        return format!("'{backend}' has no devices, so there is no index {index}");
+    }
+    format!("'{backend}' has no index {index}: there is {}{rest}", shown.join(", "))
 }
 
 fn not_rejected(chosen: Candidate) -> Result<Candidate, String> {
@@ -435,145 +450,4 @@ fn unique<'a>(matching: Vec<Candidate<'a>>, what: &str) -> Result<Candidate<'a>,
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    struct Fake(&'static str, Vec<DeviceInfo>);
-
-    impl Backend for Fake {
-        fn info(&self) -> crate::backend::BackendInfo {
-            crate::backend::BackendInfo {
-                name: self.0.into(),
-                version: "1".into(),
-                origin: "test".into(),
-            }
-        }
-        fn devices(&self, _: &Config) -> Result<Vec<DeviceInfo>> {
-            Ok(self.1.clone())
-        }
-        fn open(&self, _: usize, _: &Config) -> Result<Arc<dyn Device>> {
-            Err(Error::backend(self.0, "a fake"))
-        }
-        fn absence(&self) -> Option<String> {
-            self.1.is_empty().then(|| "its driver is missing".into())
-        }
-    }
-
-    fn listing() -> Vec<BackendListing> {
-        let gpu = |i, name: &str, kind, id| DeviceInfo {
-            numeric_id: Some(id),
-            ..DeviceInfo::new(i, name, kind)
-        };
-        let rejected = DeviceInfo {
-            rejected: Some("no compute queue".into()),
-            ..gpu(3, "Broken GPU", DeviceKind::DiscreteGpu, 9)
-        };
-        let fakes = [
-            Fake("cpu", vec![DeviceInfo::new(0, "Processor", DeviceKind::Cpu)]),
-            Fake(
-                "vk",
-                vec![
-                    gpu(0, "Soft Pipe", DeviceKind::Software, 1),
-                    gpu(1, "Little RTX 10", DeviceKind::IntegratedGpu, 0x20),
-                    gpu(2, "Big RTX 90", DeviceKind::DiscreteGpu, 0x2684),
-                    rejected,
-                ],
-            ),
-        ];
-        fakes
-            .into_iter()
-            .map(|f| BackendListing {
-                name: f.0.into(),
-                devices: f.devices(&Config::default()),
-                backend: Arc::new(f),
-            })
-            .collect()
-    }
-
-    fn chosen(text: &str) -> Result<String, String> {
-        let listing = listing();
-        let (entry, d) = resolve(&Selector::parse(text)?, &listing)?;
-        Ok(selector_of(&entry.name, d))
-    }
-
-    #[test]
-    fn every_form_of_the_grammar_selects() {
-        for (text, expected) in [
-            ("auto", "vk:2"),
-            ("AUTO", "vk:2"),
-            ("cpu", "cpu"),
-            ("cpu:0", "cpu"),
-            ("vk", "vk:2"),
-            ("VK:1", "vk:1"),
-            ("vk:name=big rtx", "vk:2"),
-            ("vk:id=0x20", "vk:1"),
-            ("vk:id=32", "vk:1"),
-            ("0x2684", "vk:2"),
-            ("9860", "vk:2"),
-            ("vk:0", "vk:0"),
-        ] {
-            assert_eq!(chosen(text).as_deref(), Ok(expected), "{text}");
-        }
-    }
-
-    #[test]
-    fn wrong_selectors_say_what_is_wrong() {
-        for (text, expected) in [
-            ("", "empty"),
-            ("nonsense", "there is no backend 'nonsense'"),
-            ("blade", "'blade' is not linked"),
-            ("vk:7", "no index 7"),
-            ("vk:name=RTX", "matches several devices: vk:1, vk:2"),
-            ("vk:name=AMD", "matches no device"),
-            ("vk:name=", "nothing after"),
-            ("vk:x", "is not an index"),
-            ("vk:3", "rejected: no compute queue"),
-            ("0xzz", "is not a number"),
-            ("77", "matches no device"),
-            (":0", "no backend before"),
-            ("vk:id=", "is not a number"),
-        ] {
-            let error = chosen(text).expect_err(text);
-            assert!(error.contains(expected), "{text}: {error}");
-        }
-    }
-
-    #[test]
-    fn automatic_choice_never_takes_a_software_device() {
-        let mut listing = listing();
-        listing.retain(|e| e.name == "vk");
-        if let Ok(devices) = &mut listing[0].devices {
-            devices.truncate(1);
-        }
-        assert!(resolve(&Selector::Auto, &listing).is_err());
-        let bare = Selector::parse("vk").expect("valid");
-        assert!(resolve(&bare, &listing).is_ok(), "a bare backend accepts it");
-    }
-
-    #[test]
-    fn a_backend_without_devices_says_why() {
-        let fake = Fake("vk", Vec::new());
-        let listing = vec![BackendListing {
-            name: "vk".into(),
-            devices: fake.devices(&Config::default()),
-            backend: Arc::new(fake),
-        }];
-        assert!(format_listing(&listing).contains("no devices found: its driver is missing"));
-        let error = resolve(&Selector::parse("vk").expect("valid"), &listing).map(|_| ());
-        assert!(error.is_err_and(|e| e.contains("no usable device: its driver is missing")));
-    }
-
-    #[test]
-    fn the_listing_has_the_strings_to_paste() {
-        let text = format_listing(&listing());
-        for part in [
-            "cpu ",
-            "vk:2 ",
-            "id=0x2684",
-            "rejected: no compute queue",
-            "blade        not linked",
-        ] {
-            assert!(text.contains(part), "{part} in\n{text}");
-        }
-    }
-}
+mod tests;

@@ -4,6 +4,10 @@ use std::collections::VecDeque;
 
 use super::Session;
 
+/// Most steps whose outcome may be open. A device that lets more come together is waited for; so what is kept for them
+/// stays small, also where it says nonsense.
+pub(super) const MOST_UNSETTLED: usize = 1024;
+
 /// Numbers that the next step depends on, beside what is in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counters {
@@ -27,6 +31,7 @@ pub(super) struct Unsettled {
 impl Unsettled {
     /// Notes a step: the counters before it, and how many of the last steps may yet be given up.
     fn push(&mut self, before: Counters, unsettled: usize) {
+        let unsettled = unsettled.min(MOST_UNSETTLED);
         if unsettled > 0 {
             self.before.push_back(before);
         }
@@ -82,6 +87,11 @@ impl Session {
         }
     }
 
+    /// Whether no more steps should be submitted before the last one was waited for.
+    pub(super) fn has_too_many_unsettled(&self) -> bool {
+        self.executable.unsettled() >= MOST_UNSETTLED
+    }
+
     /// Counts a step that was submitted.
     pub(super) fn count_step(&mut self) {
         self.unsettled.push(self.counted(), self.executable.unsettled());
@@ -115,6 +125,17 @@ mod tests {
         assert_eq!(unsettled.take_back(2), None, "once");
         unsettled.push(at(3), 1);
         assert_eq!(unsettled.take_back(3), Some(at(3)));
+    }
+
+    #[test]
+    fn what_is_kept_is_bounded() {
+        let mut unsettled = Unsettled::default();
+        (0..5000).for_each(|step| unsettled.push(at(step), usize::MAX));
+        assert_eq!(unsettled.before.len(), MOST_UNSETTLED);
+        // The latest ones are kept, and a count that makes no sense goes back to the oldest of these.
+        assert_eq!(unsettled.first_given_up(1), Some(at(4999)));
+        assert_eq!(unsettled.take_back(u64::MAX), Some(at(5000 - MOST_UNSETTLED as u64)));
+        assert!(unsettled.before.is_empty());
     }
 
     #[test]

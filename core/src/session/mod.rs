@@ -382,6 +382,9 @@ impl Session {
         drop(submit);
         self.last_ticket = Some(ticket);
         self.count_step();
+        if self.has_too_many_unsettled() {
+            self.executable.wait(ticket)?;
+        }
         self.collect_passes();
         Ok(())
     }

@@ -54,6 +54,20 @@ pub(crate) struct PluginBackend {
 }
 
 impl PluginBackend {
+    /// Number of devices.
+    fn count(&self, settings: &str) -> Result<u32> {
+        let plugin = &self.plugin;
+        let mut count = 0;
+        let outcome = checked!(plugin, device_count(lend(settings.as_bytes()), &mut count));
+        outcome.map_err(|failure| failure.plain(plugin))?;
+        if count > MOST_DEVICES {
+            return Err(plugin.broken(format!(
+                "it says to have {count} devices; at most {MOST_DEVICES} make sense"
+            )));
+        }
+        Ok(count)
+    }
+
     fn describe(&self, settings: &str, index: u32) -> Result<(DeviceInfo, Capabilities, String)> {
         let plugin = &self.plugin;
         // SAFETY: all zeros are a description, of numbers and characters.
@@ -167,23 +181,27 @@ impl Backend for PluginBackend {
     }
 
     fn devices(&self, config: &Config) -> Result<Vec<DeviceInfo>> {
-        let plugin = &self.plugin;
-        let settings = settings(config, plugin.name())?;
-        let mut count = 0;
-        let outcome = checked!(plugin, device_count(lend(settings.as_bytes()), &mut count));
-        outcome.map_err(|failure| failure.plain(plugin))?;
-        if count > MOST_DEVICES {
-            return Err(plugin.broken(format!(
-                "it says to have {count} devices; at most {MOST_DEVICES} make sense"
-            )));
-        }
-        (0..count).map(|i| Ok(self.describe(&settings, i)?.0)).collect()
+        let settings = settings(config, self.plugin.name())?;
+        (0..self.count(&settings)?)
+            .map(|i| Ok(self.describe(&settings, i)?.0))
+            .collect()
     }
 
     fn open(&self, index: usize, config: &Config) -> Result<Arc<dyn Device>> {
         let plugin = &self.plugin;
         let settings = settings(config, plugin.name())?;
-        let number = u32::try_from(index).map_err(|_| Error::backend(plugin.name(), format!("no device {index}")))?;
+        // Plugins need not look whether an index exists.
+        let count = self.count(&settings)?;
+        let number = u32::try_from(index).ok().filter(|&number| number < count);
+        let number = number.ok_or_else(|| {
+            let name = plugin.name();
+            let there = match count {
+                0 => "it has none".to_owned(),
+                1 => format!("there is only {name}:0"),
+                _ => format!("there are {name}:0 to {name}:{}", count - 1),
+            };
+            Error::backend(name, format!("it has no device {index}: {there}"))
+        })?;
         let (_, capabilities, kernels) = self.describe(&settings, number)?;
         let mut device = ptr::null_mut();
         let outcome = checked!(plugin, device_open(lend(settings.as_bytes()), number, &mut device));
