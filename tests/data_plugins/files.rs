@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use meganeura::plugins::open_data;
+use meganeura::config::{Config, PluginSettings};
+use meganeura::plugins::{load, loaded, open_data};
 use meganeura::{Error, registry};
 
 use super::{folder, set_mode, write};
@@ -121,4 +122,35 @@ fn files_that_others_can_write_or_that_lie_elsewhere_are_refused() {
     write(outside.path(), &[("alone.toml", &text)]);
     refusal(&outside.path().join("alone.toml"), &["is a single file itself"]);
     assert!(registry::op("elsewhere.twice").is_none());
+}
+
+/// In a running program, when devices are listed the next time.
+#[test]
+fn what_was_refused_is_tried_again_when_a_file_of_it_has_changed() {
+    let place = folder();
+    let text = manifest("again").replace("\n[[op]]", "rules = \"a.egg\"\n\n[[op]]");
+    let path = write(place.path(), &[("plugin.toml", &text), ("a.egg", "(rewrite")]);
+    let config = Config {
+        plugins: PluginSettings {
+            load: vec![path.clone()],
+            allow_sha256: None,
+        },
+        ..Config::default()
+    };
+    let refused = || {
+        load(&config);
+        let mut reports = loaded().into_iter().filter(|r| r.path == path);
+        let report = reports.next().expect("it was tried");
+        assert!(reports.next().is_none(), "it is listed once");
+        report.refused
+    };
+    assert!(refused().is_some());
+    let rules =
+        "(rewrite (core.add (core.exp x) (core.exp x)) (again.twice (core.exp x)) :ruleset always :name \"Twice\")\n";
+    write(place.path(), &[("a.egg", rules)]);
+    assert_eq!(refused(), None);
+    assert!(registry::op("again.twice").is_some());
+    let problems = registry::problems().into_iter().map(|p| p.to_string());
+    let own: Vec<String> = problems.filter(|p| p.contains(&*path.to_string_lossy())).collect();
+    assert_eq!(own, Vec::<String>::new(), "what was said is taken back");
 }

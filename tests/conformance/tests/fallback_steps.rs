@@ -157,7 +157,7 @@ fn times_are_those_of_the_whole_plan() {
     let (device, _) = pair();
     let plan = plan(&*device);
     let mut executable = device.compile(&plan).expect("it compiles");
-    let mut run = |executable: &mut Box<dyn Executable>| {
+    let run = |executable: &mut Box<dyn Executable>| {
         let segments: Vec<usize> = (0..plan.segments.len()).collect();
         let args = StepArgs {
             segments: &segments,

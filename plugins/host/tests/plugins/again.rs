@@ -1,7 +1,7 @@
 //! What was refused is tried again after it was mended.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::common::{Folder, assert_names, compile_hostile, set_mode};
 use meganeura_core::config::{Config, PluginSettings};
@@ -89,33 +89,6 @@ fn it_loads_when_the_list_of_sums_was_mended() {
     assert!(refused.refused.is_some_and(|why| why.contains("is not on the list")));
     let sum = refused.sha256.expect("it was read");
     assert_eq!(with(&["00", &sum]).refused, None);
-}
-
-#[test]
-fn a_folder_loads_when_a_file_in_it_was_mended() {
-    let folder = Folder::new();
-    let plugin = folder.path("folder");
-    fs::create_dir(&plugin).expect("made");
-    let write = |name: &str, text: &str| {
-        fs::write(plugin.join(name), text).expect("written");
-        set_mode(&plugin.join(name), 0o644);
-    };
-    let router = super::common::repository("plugins/examples/router");
-    let copy = |name: &PathBuf| {
-        let text = fs::read_to_string(name).expect("readable");
-        write(&name.file_name().expect("a name").to_string_lossy(), &text);
-    };
-    let files: Vec<PathBuf> = fs::read_dir(&router)
-        .expect("it is there")
-        .map(|e| e.expect("readable").path())
-        .filter(|p| p.is_file())
-        .collect();
-    files.iter().for_each(copy);
-    let manifest = router.join("plugin.toml");
-    write("plugin.toml", "format = 1");
-    assert!(tried(&plugin).refused.is_some());
-    copy(&manifest);
-    accepted(&plugin);
 }
 
 /// The loader would give out the old code for the new file.
