@@ -56,29 +56,46 @@ mod training;
 pub use options::{ExpectedFailure, Options, Section};
 pub use reference_backend::{Hook, ReferenceBackend};
 pub use report::{CaseResult, Outcome, Report};
-pub use runner::{run, run_on_backend, run_with};
+pub use runner::{run, run_on_backend, run_with, run_with_fallback};
 
 /// Makes tests that run the suite, one for each [`Section`], on the first usable device of a backend:
 /// `conformance!(MyBackend::default());`.
 ///
 /// Known failures are listed with their reason; a listed case that passes is a failure:
 /// `conformance!(MyBackend::default(), expected: [("core.sin/*", "the driver's sine is imprecise")]);`.
+///
+/// With a fallback, what the backend has neither a kernel nor a decomposition for runs on another one:
+/// `conformance!(MyBackend::default(), fallback: meganeura_cpu::CpuBackend);`. A list of failures may follow.
 #[macro_export]
 macro_rules! conformance {
     ($backend:expr) => {
         $crate::conformance!($backend, expected: []);
     };
-    ($backend:expr, expected: [$(($pattern:expr, $reason:expr)),* $(,)?]) => {
-        $crate::conformance!(@test $backend, conformance_operators, Operators, [$(($pattern, $reason)),*]);
-        $crate::conformance!(@test $backend, conformance_training, Training, [$(($pattern, $reason)),*]);
-        $crate::conformance!(@test $backend, conformance_semantics, Semantics, [$(($pattern, $reason)),*]);
-        $crate::conformance!(@test $backend, conformance_errors, Errors, [$(($pattern, $reason)),*]);
+    ($backend:expr, expected: [$($known:tt),* $(,)?]) => {
+        $crate::conformance!(@all [$($known),*], |section, expected| {
+            $crate::run_on_backend(&$backend, section, expected)
+        });
     };
-    (@test $backend:expr, $name:ident, $section:ident, [$(($pattern:expr, $reason:expr)),*]) => {
+    ($backend:expr, fallback: $fallback:expr) => {
+        $crate::conformance!($backend, fallback: $fallback, expected: []);
+    };
+    ($backend:expr, fallback: $fallback:expr, expected: [$($known:tt),* $(,)?]) => {
+        $crate::conformance!(@all [$($known),*], |section, expected| {
+            $crate::run_with_fallback(&$backend, &$fallback, section, expected)
+        });
+    };
+    (@all $known:tt, |$section:ident, $expected:ident| $run:block) => {
+        $crate::conformance!(@test conformance_operators, Operators, $known, |$section, $expected| $run);
+        $crate::conformance!(@test conformance_training, Training, $known, |$section, $expected| $run);
+        $crate::conformance!(@test conformance_semantics, Semantics, $known, |$section, $expected| $run);
+        $crate::conformance!(@test conformance_errors, Errors, $known, |$section, $expected| $run);
+    };
+    (@test $name:ident, $case:ident, [$($known:tt),*], |$section:ident, $expected:ident| $run:block) => {
         #[test]
         fn $name() {
-            let expected: &[(&str, &str)] = &[$(($pattern, $reason)),*];
-            match $crate::run_on_backend(&$backend, $crate::Section::$section, expected) {
+            let $section = $crate::Section::$case;
+            let $expected: &[(&str, &str)] = &[$($known),*];
+            match $run {
                 Ok(report) if report.is_ok() => {}
                 Ok(report) => panic!("{report}"),
                 Err(error) => panic!("{error}"),

@@ -7,6 +7,7 @@ use std::time::Instant;
 use meganeura_core::backend::{Backend, Device};
 use meganeura_core::config::Config;
 use meganeura_core::error::{Error, Result};
+use meganeura_core::fallback::WithFallback;
 
 use crate::options::{ExpectedFailure, Options, Section};
 use crate::precision::AtPrecision;
@@ -143,10 +144,26 @@ pub fn run_with(
 /// # Errors
 /// A backend without a usable device; expected failures without a reason.
 pub fn run_on_backend(backend: &dyn Backend, section: Section, expected: &[(&str, &str)]) -> Result<Report> {
-    let expected = expected
-        .iter()
-        .map(|&(pattern, reason)| ExpectedFailure::new(pattern, reason))
-        .collect::<Result<Vec<_>>>()?;
+    run_section(open_first(backend)?, section, expected)
+}
+
+/// The same with another backend behind it, on which runs what it has neither a kernel nor a decomposition for
+/// ([`WithFallback`]).
+///
+/// # Errors
+/// As there, of either backend.
+pub fn run_with_fallback(
+    backend: &dyn Backend,
+    fallback: &dyn Backend,
+    section: Section,
+    expected: &[(&str, &str)],
+) -> Result<Report> {
+    let both = WithFallback::new(open_first(backend)?, open_first(fallback)?);
+    run_section(Arc::new(both), section, expected)
+}
+
+/// The first usable device.
+fn open_first(backend: &dyn Backend) -> Result<SharedDevice> {
     let config = Config::default();
     let devices = backend.devices(&config)?;
     let usable = devices.iter().find(|d| d.rejected.is_none()).ok_or_else(|| {
@@ -155,7 +172,14 @@ pub fn run_on_backend(backend: &dyn Backend, section: Section, expected: &[(&str
             format!("none of {} devices is usable", devices.len()),
         )
     })?;
-    let device = backend.open(usable.index, &config)?;
+    backend.open(usable.index, &config)
+}
+
+fn run_section(device: SharedDevice, section: Section, expected: &[(&str, &str)]) -> Result<Report> {
+    let expected = expected
+        .iter()
+        .map(|&(pattern, reason)| ExpectedFailure::new(pattern, reason))
+        .collect::<Result<Vec<_>>>()?;
     let options = Options {
         sections: vec![section],
         ..Options::default()
