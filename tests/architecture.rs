@@ -188,3 +188,44 @@ fn no_unfinished_code() {
         }
     }
 }
+
+/// Paths of the repository that a page names in its text, and files that it links to.
+fn named_paths(page: &Path) -> Vec<PathBuf> {
+    let text = fs::read_to_string(page).expect("readable");
+    let folders = fs::read_dir(root()).expect("readable").flatten();
+    let folders = folders
+        .filter(|f| f.path().is_dir())
+        .map(|f| format!("{}/", f.file_name().to_string_lossy()));
+    let folders: Vec<String> = folders.collect();
+    let words = text.split(|c: char| c.is_whitespace() || "`()[]\"',;|=:".contains(c));
+    let words = words.map(|word| word.trim_end_matches('.'));
+    // Patterns stand for several.
+    let paths = words.filter(|w| folders.iter().any(|f| w.starts_with(f)) && !w.contains(['*', '{', '<', '$']));
+    let links = text
+        .split("](")
+        .skip(1)
+        .filter_map(|rest| rest.split([')', '#']).next());
+    let links = links.filter(|link| !link.is_empty() && !link.contains(':'));
+    let beside = page.parent().expect("it is in a folder");
+    let links = links.map(|link| beside.join(link));
+    paths.map(|path| root().join(path)).chain(links).collect()
+}
+
+#[test]
+fn pages_name_files_that_are_there() {
+    // Those of the crates that guides have readers make.
+    let theirs = ["tests/sum.rs", "tests/conformance.rs", "src/main.rs"].map(|path| root().join(path));
+    let docs = fs::read_dir(root().join("docs")).expect("readable").flatten();
+    let mut pages: Vec<PathBuf> = docs.map(|entry| entry.path()).collect();
+    pages.extend(["README.md", "ARCHITECTURE.md"].map(|page| root().join(page)));
+    let mut count = 0;
+    for page in pages.iter().filter(|page| page.extension().is_some_and(|e| e == "md")) {
+        for path in named_paths(page).into_iter().filter(|path| !theirs.contains(path)) {
+            // Modules are named without the end of their file.
+            let is_there = path.exists() || path.with_extension("rs").exists();
+            assert!(is_there, "{} names {}", page.display(), path.display());
+            count += 1;
+        }
+    }
+    assert!(count > 100, "{count}");
+}
