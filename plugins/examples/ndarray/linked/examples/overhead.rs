@@ -4,14 +4,22 @@
 //! cargo build --release -p meganeura-ndarray-plugin
 //! MEGANEURA_PLUGINS=$PWD/target/release/libmeganeura_ndarray_plugin.so cargo run --release --example overhead
 //! ```
+//!
+//! Both run the same plan with the same engine on one thread. Blocks of steps take turns, each backend goes first in
+//! every other pair, and what is told is the median of the ratios within pairs, with their quartiles: what else the
+//! machine does in the meantime concerns both blocks of a pair. Nothing else should run.
 
 use std::time::Instant;
 
 use meganeura::{Graph, Session, SessionConfig, build};
 
-/// Steps of a block, and blocks of each backend in turn.
-const STEPS: usize = 400;
-const BLOCKS: usize = 25;
+/// Time of a block, and pairs of blocks.
+const BLOCK_SECONDS: f64 = 0.05;
+const PAIRS: usize = 60;
+/// Sizes of steps, as rows and width. The cost of the interface is the same for each, so it is least of the largest.
+const SIZES: [(usize, usize); 4] = [(8, 16), (16, 32), (32, 64), (64, 128)];
+/// Steps that are longer than this are what the interface is meant for.
+const STEP_MICROS: f64 = 50.0;
 
 fn session(device: &str, rows: usize, width: usize) -> Session {
     let mut g = Graph::new();
@@ -37,26 +45,55 @@ fn session(device: &str, rows: usize, width: usize) -> Session {
     s
 }
 
+/// Microseconds a step.
+fn block(session: &mut Session, steps: usize) -> f64 {
+    let start = Instant::now();
+    for _ in 0..steps {
+        session.step();
+    }
+    session.wait();
+    start.elapsed().as_secs_f64() * 1e6 / steps as f64
+}
+
+/// Quartiles.
+fn quartiles(mut all: Vec<f64>) -> [f64; 3] {
+    all.sort_by(f64::total_cmp);
+    [1, 2, 3].map(|quarter| all[(all.len() - 1) * quarter / 4])
+}
+
+/// Both do the same, or there is nothing to compare.
+fn assert_same(sessions: &mut [Session; 2]) {
+    let plan = |s: &Session| -> Vec<String> { s.plan().dispatches.iter().map(|d| d.title()).collect() };
+    assert_eq!(plan(&sessions[0]), plan(&sessions[1]));
+    let [linked, loaded] = sessions;
+    assert_eq!(linked.read_loss().to_bits(), loaded.read_loss().to_bits());
+    assert_eq!(linked.read_parameter("w1"), loaded.read_parameter("w1"));
+}
+
 fn main() {
     meganeura::link_plugins!(meganeura_ndarray).expect("it is linked");
-    for (rows, width) in [(8, 16), (32, 64), (64, 128)] {
+    for (rows, width) in SIZES {
         let mut sessions = ["ndarray", "ndarray-loaded"].map(|device| session(device, rows, width));
-        let mut micros = [Vec::new(), Vec::new()];
-        for _ in 0..BLOCKS {
-            for (session, micros) in sessions.iter_mut().zip(&mut micros) {
-                let start = Instant::now();
-                for _ in 0..STEPS {
-                    session.step();
-                }
-                session.wait();
-                micros.push(start.elapsed().as_secs_f64() * 1e6 / STEPS as f64);
+        // Caches, and the clock of the processor, as they will be.
+        let micros = sessions.each_mut().map(|s| block(s, 200))[0];
+        let steps = (BLOCK_SECONDS * 1e6 / micros).ceil() as usize;
+        let mut pairs = Vec::with_capacity(PAIRS);
+        for pair in 0..PAIRS {
+            let mut micros = [0.0; 2];
+            for turn in 0..2 {
+                let which = (pair + turn) % 2;
+                micros[which] = block(&mut sessions[which], steps);
             }
+            pairs.push(micros);
         }
-        let [linked, loaded] = micros.map(|mut all| {
-            all.sort_by(f64::total_cmp);
-            all[all.len() / 2]
-        });
-        let more = 100.0 * (loaded / linked - 1.0);
-        println!("{rows} rows of {width}: {linked:.1} us linked, {loaded:.1} us through the interface, {more:+.1} %");
+        assert_same(&mut sessions);
+        let [_, linked, _] = quartiles(pairs.iter().map(|p| p[0]).collect());
+        let [_, more_micros, _] = quartiles(pairs.iter().map(|p| p[1] - p[0]).collect());
+        let [low, median, high] = quartiles(pairs.iter().map(|p| 100.0 * (p[1] / p[0] - 1.0)).collect());
+        let note = if linked < STEP_MICROS { " (a shorter step than is meant)" } else { "" };
+        println!(
+            "{rows} rows of {width}: {linked:.1} us a step linked, {more_micros:+.2} us through the interface: \
+             {median:+.2} %, quartiles {low:+.2} % and {high:+.2} %{note}"
+        );
     }
 }
