@@ -52,6 +52,7 @@ fn write(cx: &CompileCx, before: Option<&str>) -> Result<Vec<Launch>, String> {
         outputs: cx.outputs.clone(),
         guarded: cx.guarded,
         skip_if: cx.skip_if,
+        fed: cx.fed,
         coop: None,
         brought: None,
         first_scratch: cx.first_scratch,
