@@ -72,19 +72,19 @@ impl Operator for RopeCacheWrite {
         let (rows, more) = (sizes.dim(9), sizes.below(40));
         let (heads, half) = (sizes.dim(5), sizes.dim(20));
         let scaled = RopeScaling::Linear { factor: 4.0 };
-        let cases: [(&[usize], [usize; 2], usize, usize, RopeScaling); 6] = [
-            (&[], [1, 1], 1, 2, RopeScaling::None),
-            (&[], [1, 9], 3, 4, RopeScaling::None),
-            (&[], [4, 9], 1, 6, scaled),
-            (&[3], [1, 7], 2, 64, RopeScaling::None),
-            (&[2, 2], [2, 6], 1, 34, scaled),
-            (&[2], [rows, rows + more], heads, 2 * half, RopeScaling::None),
+        let cases = [
+            (vec![], [1, 1], 1, 2, RopeScaling::None),
+            (vec![], [1, 9], 3, 4, RopeScaling::None),
+            (vec![], [4, 9], 1, 6, scaled),
+            (vec![3], [1, 7], 2, 64, RopeScaling::None),
+            (vec![2, 2], [2, 6], 1, 34, scaled),
+            (vec![2], [rows, rows + more], heads, 2 * half, RopeScaling::None),
         ];
         cases
             .into_iter()
             .map(|(batch, [rows, capacity], heads, head_dim, scaling)| {
-                let shape = |rows| [batch, &[rows, heads * head_dim]].concat();
-                let positions = if batch.is_empty() { &[1] } else { batch };
+                let shape = |rows| [&batch[..], &[rows, heads * head_dim]].concat();
+                let positions = if batch.is_empty() { &[1][..] } else { &batch };
                 let inputs = vec![
                     SampleInput::f32(&shape(rows)),
                     SampleInput::f32(&shape(capacity)).state(),
