@@ -7,16 +7,14 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Contestant, Race, cpu, feed, inference, is_wanted, product};
+use common::{Contestant, Race, cpu, feed, flops, inference, is_wanted, product};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use meganeura::build::build_on;
 use meganeura::nn::models::{
     LlamaConfig, ResNetConfig, UnetConfig, VitConfig, classifier, cnn_classifier, language_model, mlp_classifier,
     segmentation,
 };
-use meganeura::ops::Call;
-use meganeura::plan::FORWARD_BACKWARD;
-use meganeura::{Adam, Graph, Mode, Session, registry};
+use meganeura::{Adam, Graph, Mode, Session};
 
 fn training(graph: &Graph, classes: u32) -> Session {
     let mut session = match build_on(graph, cpu(), Mode::Training, Some(Adam::adamw(1e-3, 0.05).into())) {
@@ -26,25 +24,6 @@ fn training(graph: &Graph, classes: u32) -> Session {
     session.initialize_parameters(0);
     feed(&mut session, graph, classes);
     session
-}
-
-/// Operations of forward and backward pass, as the operators declare them.
-fn flops(session: &Session) -> f64 {
-    let plan = session.plan();
-    let Some(segment) = plan.segment(FORWARD_BACKWARD) else {
-        return 0.0;
-    };
-    let of = |d: &meganeura::plan::Dispatch| {
-        let types = |o: &[meganeura::plan::Operand]| o.iter().map(|o| o.ty.clone()).collect::<Vec<_>>();
-        let (inputs, outputs) = (types(&d.inputs), types(&d.outputs));
-        let call = Call {
-            attrs: &d.attrs,
-            inputs: &inputs,
-            outputs: &outputs,
-        };
-        registry::op(&d.kernel.name).map_or(0, |op| op.cost(&call).flops)
-    };
-    plan.dispatches[segment.range()].iter().map(|d| of(d) as f64).sum()
 }
 
 /// Side of the matrix product that stands for the rate of multiplications and additions.

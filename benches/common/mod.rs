@@ -11,7 +11,9 @@ use meganeura::cpu::CpuDevice;
 use meganeura::cpu::pool::ThreadPool;
 use meganeura::graph::NodeKind;
 use meganeura::nn::models::{LlamaConfig, VitConfig, classifier, language_model};
-use meganeura::{DType, Graph, Mode, Session};
+use meganeura::ops::Call;
+use meganeura::plan::{Dispatch, FORWARD_BACKWARD, Operand};
+use meganeura::{DType, Graph, Mode, Session, registry};
 
 /// Threads of every contestant.
 pub const THREADS: usize = 2;
@@ -53,6 +55,25 @@ pub fn feed(session: &mut Session, graph: &Graph, classes: u32) {
             session.set_input(name, &noise(len));
         }
     }
+}
+
+/// Operations of a step without its update, as the operators declare them.
+pub fn flops(session: &Session) -> f64 {
+    let plan = session.plan();
+    let Some(segment) = plan.segment(FORWARD_BACKWARD) else {
+        return 0.0;
+    };
+    let of = |d: &Dispatch| {
+        let types = |o: &[Operand]| o.iter().map(|o| o.ty.clone()).collect::<Vec<_>>();
+        let (inputs, outputs) = (types(&d.inputs), types(&d.outputs));
+        let call = Call {
+            attrs: &d.attrs,
+            inputs: &inputs,
+            outputs: &outputs,
+        };
+        registry::op(&d.kernel.name).map_or(0, |op| op.cost(&call).flops)
+    };
+    plan.dispatches[segment.range()].iter().map(|d| of(d) as f64).sum()
 }
 
 /// Whether the command line asks for a case of this name: parts of names are listed there, or nothing.
