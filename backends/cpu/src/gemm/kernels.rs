@@ -120,7 +120,7 @@ macro_rules! kernel_set {
             /// # Safety
             ///
             /// As for [`packed::products`].
-            unsafe fn products<F: packed::Expand, const M: usize>(
+            unsafe fn products<F: packed::Expand, const M: usize, const C: usize>(
                 x: *const f32,
                 weights: Rows,
                 cols: usize,
@@ -128,7 +128,7 @@ macro_rules! kernel_set {
                 y_row: usize,
             ) {
                 // SAFETY: passed on to the caller.
-                unsafe { packed::products::<$vector, F, M>(x, weights, cols, y, y_row) }
+                unsafe { packed::products::<$vector, F, M, C>(x, weights, cols, y, y_row) }
             }
 
             $(#[$feature])?
@@ -140,11 +140,31 @@ macro_rules! kernel_set {
                 unsafe { packed::expand::<$vector, F>(weights, first, len, to) }
             }
 
+            $(#[$feature])?
+            /// # Safety
+            ///
+            /// As for [`packed::panels`].
+            unsafe fn expanded<F: packed::Expand>(
+                weights: Rows,
+                steps: [usize; 2],
+                cols: [usize; 2],
+                to: *mut f32,
+            ) {
+                // SAFETY: passed on to the caller.
+                unsafe { packed::panels::<$vector, F>(weights, steps, cols, to) }
+            }
+
             const fn packed_kernels<F: packed::Expand>() -> PackedKernels {
                 const { assert!(MOST_ROWS == 4) };
                 PackedKernels {
-                    products: [products::<F, 1>, products::<F, 2>, products::<F, 3>, products::<F, 4>],
+                    products: [
+                        products::<F, 1, 4>,
+                        products::<F, 2, 2>,
+                        products::<F, 3, 1>,
+                        products::<F, 4, 1>,
+                    ],
                     expand: expand::<F>,
+                    panels: expanded::<F>,
                 }
             }
 

@@ -78,7 +78,40 @@ pub(super) struct MatrixPlan {
     pack_tasks: usize,
 }
 
+/// The right operand of a product.
+pub(super) trait Right {
+    /// Packs some panels for some steps along k, in the order of [`pack::panels`].
+    ///
+    /// # Safety
+    ///
+    /// The operand must be valid, `to` have room for the panels and be accessed by nobody else, and the CPU able to run
+    /// `set`.
+    unsafe fn pack(&self, spec: &GemmSpec, set: &KernelSet, steps: &Range<usize>, panels: Range<usize>, to: *mut f32);
+}
+
+/// `f32`s with the strides of the spec.
+struct Plain(*const f32);
+
 impl MatrixPlan {
+    /// A plan with one phase, in which tasks have columns of their own and no part of the right operand is packed twice.
+    /// That is never read in place. Blocks of k begin at multiples of `step`.
+    pub(super) fn of_columns(spec: &GemmSpec, set: &KernelSet, step: usize) -> Self {
+        let plan = MatrixPlan::new(spec, set);
+        let k_block = plan.k_block.next_multiple_of(step);
+        let col_parts = wanted_tasks(spec).min(plan.panels);
+        Self {
+            source: Source::Worker,
+            row_parts: 1,
+            col_parts,
+            k_block,
+            k_blocks: spec.k.div_ceil(k_block),
+            row_block: ROW_BLOCK.min(spec.m),
+            panel_block: (COL_BLOCK / plan.width).min(plan.panels.div_ceil(col_parts)),
+            pack_tasks: 0,
+            ..plan
+        }
+    }
+
     pub(super) fn new(spec: &GemmSpec, set: &KernelSet) -> Self {
         let width = set.tile_cols;
         let panels = spec.n.div_ceil(width);
@@ -189,7 +222,7 @@ impl MatrixPlan {
             // its own.
             unsafe {
                 let to = operands.shared.add(self.shared_at(&steps, panels.start));
-                pack_b(spec, set, operands.b, &steps, panels.clone(), to);
+                Plain(operands.b).pack(spec, set, &steps, panels.clone(), to);
             }
         }
     }
@@ -200,6 +233,23 @@ impl MatrixPlan {
     ///
     /// As for [`super::Gemm::run_task`], with a `set` that the CPU can run.
     pub(super) unsafe fn multiply(&self, spec: &GemmSpec, set: &KernelSet, task: usize, operands: Operands) {
+        // SAFETY: passed on to the caller.
+        unsafe { self.multiply_by(spec, set, task, &Plain(operands.b), operands) }
+    }
+
+    /// A task of the last phase by a right operand, which stands in for `operands.b` unless that is read in place.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Self::multiply`].
+    pub(super) unsafe fn multiply_by(
+        &self,
+        spec: &GemmSpec,
+        set: &KernelSet,
+        task: usize,
+        right: &impl Right,
+        operands: Operands,
+    ) {
         let rows = share(spec.m, self.row_parts, task / self.col_parts);
         let panels = share(self.panels, self.col_parts, task % self.col_parts);
         for block in 0..self.k_blocks {
@@ -213,7 +263,7 @@ impl MatrixPlan {
                     match self.source {
                         Source::Operand => None,
                         Source::Worker => {
-                            pack_b(spec, set, operands.b, &steps, some.clone(), operands.worker);
+                            right.pack(spec, set, &steps, some.clone(), operands.worker);
                             Some(operands.worker.cast_const())
                         }
                         Source::Shared => {
@@ -334,27 +384,16 @@ struct Part {
     steps: Range<usize>,
 }
 
-/// Packs some panels of B for some steps along k.
-///
-/// # Safety
-///
-/// B must be valid, `to` have room for the panels and be accessed by nobody else,
-/// and the CPU able to run `set`.
-unsafe fn pack_b(
-    spec: &GemmSpec,
-    set: &KernelSet,
-    b: *const f32,
-    steps: &Range<usize>,
-    panels: Range<usize>,
-    to: *mut f32,
-) {
-    let width = set.tile_cols;
-    let first = panels.start * width;
-    let cols = (panels.end * width).min(spec.n) - first;
-    let Strides { row, col } = spec.b;
-    // SAFETY: the first element of the panels, which are within B.
-    unsafe {
-        let from = b.add(steps.start * row + first * col);
-        (set.panels)(from, spec.b, steps.len(), cols, width, to);
+impl Right for Plain {
+    unsafe fn pack(&self, spec: &GemmSpec, set: &KernelSet, steps: &Range<usize>, panels: Range<usize>, to: *mut f32) {
+        let width = set.tile_cols;
+        let first = panels.start * width;
+        let cols = (panels.end * width).min(spec.n) - first;
+        let Strides { row, col } = spec.b;
+        // SAFETY: the first element of the panels, which are within B.
+        unsafe {
+            let from = self.0.add(steps.start * row + first * col);
+            (set.panels)(from, spec.b, steps.len(), cols, width, to);
+        }
     }
 }

@@ -30,8 +30,11 @@ pub(crate) trait Vector: Copy {
     unsafe fn mask(lanes: usize) -> Self::Mask;
     /// Reads as many signed bytes as there are lanes.
     unsafe fn load_i8(from: *const i8) -> Self;
-    /// Reads as many bytes as there are lanes: their lower halves minus 8, and their upper halves minus 8.
-    unsafe fn load_halves(from: *const u8) -> [Self; 2];
+    /// What [`Vector::half_bytes`] makes of 1, a power of two.
+    const HALF_BYTE_UNIT: f32;
+    /// Numbers of register `part` of 32: the lower halves of 16 bytes minus 8, then their upper halves minus 8, times
+    /// [`Vector::HALF_BYTE_UNIT`].
+    unsafe fn half_bytes(from: *const u8, part: usize) -> Self;
     /// Reads as many IEEE 754 binary16 numbers as there are lanes.
     unsafe fn load_f16(from: *const u16) -> Self;
     /// All lanes the binary16 number `*from`.
@@ -100,11 +103,23 @@ impl Vector for Portable {
         Self(unsafe { from.cast::<[i8; PORTABLE]>().read_unaligned() }.map(f32::from))
     }
 
+    const HALF_BYTE_UNIT: f32 = 1.0;
+
     #[inline(always)]
-    unsafe fn load_halves(from: *const u8) -> [Self; 2] {
-        // SAFETY: the caller's pointer is valid for all lanes.
-        let bytes = unsafe { from.cast::<[u8; PORTABLE]>().read_unaligned() };
-        [bytes.map(|b| b & 15), bytes.map(|b| b >> 4)].map(|q| Self(q.map(|q| f32::from(q) - 8.0)))
+    unsafe fn half_bytes(from: *const u8, part: usize) -> Self {
+        let parts = 16 / PORTABLE;
+        // SAFETY: the caller's pointer is valid for 16 bytes.
+        let bytes = unsafe {
+            from.add(part % parts * PORTABLE)
+                .cast::<[u8; PORTABLE]>()
+                .read_unaligned()
+        };
+        let mut numbers = [0.0; PORTABLE];
+        for (x, byte) in numbers.iter_mut().zip(bytes) {
+            let half = if part < parts { byte & 15 } else { byte >> 4 };
+            *x = f32::from(half) - 8.0;
+        }
+        Self(numbers)
     }
 
     #[inline(always)]
@@ -199,6 +214,21 @@ mod x86 {
     #[derive(Clone, Copy)]
     pub(crate) struct Avx2(__m256);
 
+    /// Controls of a shuffle that takes the first or the second 8 of 16 bytes, which both halves of a register have, to the
+    /// highest bytes of lanes.
+    static HIGHEST: [[i8; 32]; 2] = [highest(0), highest(8)];
+
+    const fn highest(first: i8) -> [i8; 32] {
+        // Negative ones make 0.
+        let mut control = [-1; 32];
+        let mut lane = 0;
+        while lane < 8 {
+            control[4 * lane + 3] = first + lane as i8;
+            lane += 1;
+        }
+        control
+    }
+
     /// `MASKS[8 - n..]` is the mask of the first n lanes.
     static MASKS: [i32; 16] = [-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0];
 
@@ -244,15 +274,20 @@ mod x86 {
             Self(unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast()))) })
         }
 
+        const HALF_BYTE_UNIT: f32 = (1u32 << 28) as f32;
+
         #[inline(always)]
-        unsafe fn load_halves(from: *const u8) -> [Self; 2] {
-            // SAFETY: see above.
+        unsafe fn half_bytes(from: *const u8, part: usize) -> Self {
+            // SAFETY: see above; there are 16 bytes, and two controls.
             unsafe {
-                let bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(from.cast()));
-                let low = _mm256_and_si256(bytes, _mm256_set1_epi32(15));
-                let high = _mm256_srli_epi32::<4>(bytes);
-                let middle = _mm256_set1_epi32(8);
-                [low, high].map(|q| Self(_mm256_cvtepi32_ps(_mm256_sub_epi32(q, middle))))
+                let bytes = _mm256_broadcastsi128_si256(_mm_loadu_si128(from.cast()));
+                // With the highest bit flipped the halves are numbers in two's complement. They go to the highest bits of
+                // their lane, where conversion takes their sign into account.
+                let bytes = _mm256_xor_si256(bytes, _mm256_set1_epi8(0x88u8.cast_signed()));
+                let bytes = if part < 2 { _mm256_slli_epi16::<4>(bytes) } else { bytes };
+                let halves = _mm256_and_si256(bytes, _mm256_set1_epi8(0xf0u8.cast_signed()));
+                let control = _mm256_loadu_si256(HIGHEST.as_ptr().add(part % 2).cast());
+                Self(_mm256_cvtepi32_ps(_mm256_shuffle_epi8(halves, control)))
             }
         }
 
@@ -390,15 +425,20 @@ mod x86 {
             Self(unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))) })
         }
 
+        const HALF_BYTE_UNIT: f32 = 1.0;
+
         #[inline(always)]
-        unsafe fn load_halves(from: *const u8) -> [Self; 2] {
+        unsafe fn half_bytes(from: *const u8, part: usize) -> Self {
             // SAFETY: see above. A permutation looks at the lowest four bits of an index.
             unsafe {
                 let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast()));
                 let numbers = _mm512_loadu_ps(HALVES.as_ptr());
-                let low = _mm512_permutexvar_ps(bytes, numbers);
-                let high = _mm512_permutexvar_ps(_mm512_srli_epi32::<4>(bytes), numbers);
-                [Self(low), Self(high)]
+                let halves = if part == 0 {
+                    bytes
+                } else {
+                    _mm512_srli_epi32::<4>(bytes)
+                };
+                Self(_mm512_permutexvar_ps(halves, numbers))
             }
         }
 
