@@ -8,6 +8,9 @@ use super::{GemmSpec, Operands, share};
 const TASK_ELEMENTS: usize = 32 * 1024;
 /// The most tasks; more would only cut long runs of memory into short ones.
 const MAX_TASKS: usize = 32;
+/// Neighbouring results of a task, at least, where the matrix is read along them: runs of six cache lines, of which fewer
+/// cannot be foreseen by the hardware.
+const TASK_RUN: usize = 96;
 /// Results computed at a time: half of a 32 KiB first-level cache.
 const BLOCK: usize = 4096;
 
@@ -68,7 +71,10 @@ impl VectorPlan {
             y_stride,
             accumulate: spec.accumulate,
             walk,
-            tasks: tasks.min(vectors),
+            tasks: match walk {
+                Walk::Stream => tasks.min(len.div_ceil(TASK_RUN)),
+                Walk::Dots | Walk::Scalar => tasks.min(vectors),
+            },
         }
     }
 
