@@ -10,7 +10,7 @@ use meganeura_core::plan::{BufferRef, ExecutionPlan, FedIndices, Segment, check_
 use meganeura_core::{Error, Result};
 
 use crate::kernels::{self, CompileCx, Kernel};
-use crate::memory::{ALIGNMENT, Arena, Block};
+use crate::memory::{ALIGNMENT, Arena, Block, View};
 use crate::pool::ThreadPool;
 use crate::vmath;
 
@@ -372,10 +372,27 @@ fn out_of_bounds(buffer: BufferRef, offset: u64, len: usize) -> Error {
     Error::backend("cpu", format!("{len} bytes at {offset} are outside of buffer {buffer}"))
 }
 
+/// Bytes that are worth a task of their own when they are copied.
+const COPIED_TOGETHER: usize = 1 << 20;
+
+/// Copies on all threads, which also share the work of the system where memory is touched for the first time.
+fn copy(pool: &ThreadPool, from: &[u8], to: &mut [u8]) {
+    let len = from.len();
+    let to: View<u8> = View::new(to.as_mut_ptr(), to.len());
+    pool.run(len.div_ceil(COPIED_TOGETHER), &|task, _| {
+        let range = task * COPIED_TOGETHER..len.min((task + 1) * COPIED_TOGETHER);
+        // SAFETY: the exclusive borrow lasts until all tasks are over; each has a range of its own.
+        unsafe { to.slice_mut(range.clone()) }.copy_from_slice(&from[range]);
+    });
+}
+
 impl Executable for CpuExecutable {
     fn write(&mut self, buffer: BufferRef, offset: u64, bytes: &[u8]) -> Result<()> {
         self.check_usable()?;
-        write(&mut self.arena, buffer, offset, bytes)
+        let target = self.arena.bytes(buffer, offset, bytes.len());
+        let target = target.ok_or_else(|| out_of_bounds(buffer, offset, bytes.len()))?;
+        copy(&self.pool, bytes, target);
+        Ok(())
     }
 
     fn read(&mut self, buffer: BufferRef, offset: u64, bytes: &mut [u8]) -> Result<()> {

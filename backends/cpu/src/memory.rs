@@ -12,8 +12,11 @@ pub(crate) const ALIGNMENT: usize = 64;
 /// A zeroed, aligned block of bytes at a fixed address.
 #[derive(Debug)]
 pub(crate) struct Block {
-    start: NonNull<u8>,
+    /// What was allocated.
+    memory: NonNull<u8>,
     layout: Layout,
+    /// First aligned byte.
+    start: NonNull<u8>,
 }
 
 // SAFETY: the block owns its memory; access goes through raw pointers whose users uphold exclusivity.
@@ -22,12 +25,16 @@ unsafe impl Send for Block {}
 unsafe impl Sync for Block {}
 
 impl Block {
-    /// Allocates; `None` if there is not enough memory.
+    /// Allocates; `None` if there is not enough memory. No page of a large block is touched.
     pub(crate) fn new(bytes: usize) -> Option<Self> {
-        let layout = Layout::from_size_align(bytes.max(ALIGNMENT), ALIGNMENT).ok()?;
+        // Zeroed memory of a larger alignment than usual is zeroed by hand, all of it, and comes from the system touched.
+        let layout = Layout::array::<u8>(bytes.checked_add(ALIGNMENT)?).ok()?;
         // SAFETY: the layout's size is not zero.
-        let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-        Some(Block { start, layout })
+        let memory = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        let before = memory.as_ptr().align_offset(ALIGNMENT);
+        // SAFETY: there are ALIGNMENT bytes more than are asked for.
+        let start = unsafe { memory.add(before) };
+        Some(Block { memory, layout, start })
     }
 
     /// First byte.
@@ -39,7 +46,7 @@ impl Block {
 impl Drop for Block {
     fn drop(&mut self) {
         // SAFETY: allocated in `new` with this layout, and not freed since.
-        unsafe { dealloc(self.start.as_ptr(), self.layout) }
+        unsafe { dealloc(self.memory.as_ptr(), self.layout) }
     }
 }
 
@@ -213,6 +220,19 @@ fn total(meminfo: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn blocks_are_aligned_and_zero() {
+        for bytes in [0, 1, 63, 64, 1000, 1 << 20] {
+            let block = Block::new(bytes).expect("memory");
+            assert!(block.as_ptr().addr().is_multiple_of(ALIGNMENT));
+            // SAFETY: the block's bytes, which nobody writes.
+            let zeros = unsafe { std::slice::from_raw_parts(block.as_ptr(), bytes) };
+            assert!(zeros.iter().all(|&byte| byte == 0));
+        }
+        assert!(Block::new(usize::MAX).is_none());
+        assert!(Block::new(usize::MAX / 4).is_none());
+    }
 
     #[test]
     fn memory_is_read_in_the_kernels_words() {
