@@ -57,25 +57,56 @@ impl BlockFormat {
     /// after the integers were found. Numbers that are not finite, or too large for the scale, make the scale so, too.
     pub fn quantize(self, values: &[f32], bytes: &mut Vec<u8>, scales: &mut Vec<f16>) {
         let (blocks, _) = values.as_chunks::<BLOCK>();
+        bytes.reserve(blocks.len() * self.bytes());
+        scales.reserve(blocks.len());
         for block in blocks {
-            let largest = block.iter().fold(0.0f32, |a, &x| if x.abs() > a.abs() { x } else { a });
-            let broken = block.iter().find(|x| !x.is_finite());
+            let magnitude = largest_magnitude(block);
             let scale = match self {
-                BlockFormat::Q8_0 => largest.abs() / 127.0,
-                BlockFormat::Q4_0 => largest / -8.0,
+                BlockFormat::Q8_0 => magnitude / 127.0,
+                BlockFormat::Q4_0 => with_sign(magnitude, block) / -8.0,
             };
-            let inverse = if scale == 0.0 { 0.0 } else { scale.recip() };
-            scales.push(f16::from_f32(broken.copied().unwrap_or(scale)));
+            let inverse = if scale == 0.0 || !scale.is_finite() {
+                0.0
+            } else {
+                scale.recip()
+            };
+            scales.push(f16::from_f32(scale));
             match self {
-                BlockFormat::Q8_0 => bytes.extend(block.map(|x| (x * inverse).round() as i8 as u8)),
+                BlockFormat::Q8_0 => bytes.extend_from_slice(&block.map(|x| round(x * inverse))),
                 BlockFormat::Q4_0 => {
-                    let q = block.map(|x| ((x * inverse + 8.5) as u8).min(15));
+                    let q = block.map(|x| (x * inverse + 8.5).clamp(0.0, 15.0) as i32 as u8);
+                    let mut pairs = [0; BLOCK / 2];
                     let (low, high) = q.split_at(BLOCK / 2);
-                    bytes.extend(low.iter().zip(high).map(|(low, high)| low | high << 4));
+                    for (pair, (low, high)) in pairs.iter_mut().zip(low.iter().zip(high)) {
+                        *pair = low | high << 4;
+                    }
+                    bytes.extend_from_slice(&pairs);
                 }
             }
         }
     }
+}
+
+/// The largest magnitude in a block. Something that is not finite is larger than all numbers: bits of magnitudes are in
+/// order, and compared as integers the compiler does it for several at once.
+fn largest_magnitude(block: &[f32; BLOCK]) -> f32 {
+    let bits = block.map(|x| x.abs().to_bits().cast_signed());
+    f32::from_bits(bits.into_iter().fold(0, i32::max).cast_unsigned())
+}
+
+/// The first number of a block with this magnitude.
+fn with_sign(magnitude: f32, block: &[f32; BLOCK]) -> f32 {
+    let mut numbers = block.iter().copied();
+    let number = numbers.find(|x| x.abs().to_bits() == magnitude.to_bits());
+    number.unwrap_or(magnitude)
+}
+
+/// The nearest integer between -127 and 127 as a byte, halves away from zero; 0 for NaN. [`f32::round`] is a call for each
+/// number where the instruction set has no such rounding.
+fn round(x: f32) -> u8 {
+    /// The number before 1/2: with it, nothing below 1/2 is rounded up.
+    const HALF: f32 = 0.5_f32.next_down();
+    (x + HALF.copysign(x)).clamp(-127.0, 127.0) as i32 as u8
 }
 
 #[cfg(test)]
@@ -101,6 +132,16 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn halves_are_rounded_away_from_zero() {
+        let near = |x: f32| [x.next_down(), x, x.next_up()];
+        let steps = (-256..=256).flat_map(|i| near(i as f32 * 0.5));
+        for x in steps.chain([1e-40, -1e-40, 0.3, -77.7]) {
+            assert_eq!(round(x), x.round().clamp(-127.0, 127.0) as i8 as u8, "{x}");
+        }
+        assert_eq!([f32::INFINITY, -f32::INFINITY, f32::NAN].map(round), [127, 129, 0]);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Weights in safetensors files, mapped into memory and streamed into sessions.
 //!
 //! A file is never read as a whole: each tensor is converted into memory of its own size, which the next one reuses,
-//! and goes to the session from there.
+//! and goes to the session from there. What is stored as the session has it goes there directly.
 
 pub(crate) mod convert;
 pub(crate) mod element;
@@ -219,6 +219,15 @@ impl Checkpoint {
                 format!("row {row} of '{name}' has numbers that are not finite, or too large to be stored so");
             Error::file(&self.shards[self.places[name]].path, message, "load the weights as f32")
         };
+        let stored = match form {
+            Form::F32 { transposed: false } => tensor.bytes_in(Element::F32),
+            Form::F16 => tensor.bytes_in(Element::F16),
+            _ => None,
+        };
+        // Adapters change matrices that are transposed.
+        if let Some(stored) = stored {
+            return session.try_set_parameter_bytes(name, stored);
+        }
         match form {
             Form::F32 { transposed } => {
                 convert::to_f32(tensor, transposed, numbers);

@@ -1,39 +1,102 @@
-//! Stored tensors in the form that parameters of a session have.
+//! Stored tensors in the form that parameters of a session have, on all processors.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 
 use half::f16;
-use meganeura_core::quantization::BlockFormat;
+use meganeura_core::quantization::{BLOCK, BlockFormat};
 
 use super::Tensor;
 use super::element::{Element, split_scale};
 
 /// Rows that are moved together: their cache lines stay in the first-level cache.
 const TOGETHER: usize = 32;
+/// Numbers that are worth a share of the work of their own.
+const SHARE: usize = 64 * 1024;
+/// Most threads: more wait for memory.
+const MOST_THREADS: usize = 8;
+
+/// Shares of `0..count`, of which each has so many numbers, that begin at multiples of `step`.
+fn shares(count: usize, numbers: usize, step: usize) -> Vec<Range<usize>> {
+    let len = (SHARE / numbers.max(1)).max(1).next_multiple_of(step);
+    let starts = (0..count).step_by(len);
+    starts.map(|start| start..count.min(start + len)).collect()
+}
+
+/// Cuts memory of `width` elements for each number of the shares.
+fn cut<'a, T>(mut memory: &'a mut [T], shares: &[Range<usize>], width: usize) -> Vec<&'a mut [T]> {
+    let mut parts = Vec::with_capacity(shares.len());
+    for share in shares {
+        let (part, rest) = memory.split_at_mut(share.len() * width);
+        parts.push(part);
+        memory = rest;
+    }
+    parts
+}
+
+/// Does all work, on several threads if there is much of it.
+fn work_on<T: Send>(shares: Vec<T>, work: impl Fn(T) + Sync) {
+    let processors = thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let threads = processors.min(MOST_THREADS).min(shares.len());
+    let left = Mutex::new(shares.into_iter());
+    let next = || left.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let serve = || {
+        while let Some(share) = next() {
+            work(share);
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 1..threads {
+            // Without the thread it takes longer.
+            let _ = thread::Builder::new().spawn_scoped(scope, serve);
+        }
+        serve();
+    });
+}
 
 /// All numbers in `f32`; of a matrix, its transpose if asked for.
 pub(crate) fn to_f32(tensor: &Tensor, transposed: bool, out: &mut Vec<f32>) {
     let [rows, width] = tensor.rows();
-    out.clear();
     out.resize(rows * width, 0.0);
     if out.is_empty() {
         return;
     }
     if !transposed {
-        for (row, out) in out.chunks_exact_mut(width.max(1)).enumerate() {
-            tensor.read_row(row, out);
-        }
+        let shares = shares(rows, width, 1);
+        let parts = cut(out, &shares, width);
+        work_on(shares.into_iter().zip(parts).collect(), |(rows, out)| {
+            for (row, out) in rows.zip(out.chunks_exact_mut(width)) {
+                tensor.read_row(row, out);
+            }
+        });
         return;
     }
-    let mut some = vec![0.0; TOGETHER.min(rows) * width];
+    let [together, _] = tensor.element.block();
+    let shares = shares(width, rows, together);
+    let parts = cut(out, &shares, rows);
+    work_on(shares.into_iter().zip(parts).collect(), |(columns, out)| {
+        transpose(tensor, columns, out);
+    });
+}
+
+/// Some columns, whole blocks of numbers, as rows.
+fn transpose(tensor: &Tensor, columns: Range<usize>, out: &mut [f32]) {
+    let [rows, _] = tensor.rows();
+    // Rows at a distance of a power of two would share few sets of the cache.
+    let pitch = columns.len().next_multiple_of(32) + 16;
+    let mut some = vec![0.0; TOGETHER.min(rows) * pitch];
     for first in (0..rows).step_by(TOGETHER) {
         let count = TOGETHER.min(rows - first);
-        for (row, some) in some.chunks_exact_mut(width.max(1)).take(count).enumerate() {
-            tensor.read_row(first + row, some);
+        for (row, some) in some.chunks_exact_mut(pitch).take(count).enumerate() {
+            tensor.read_part(first + row, columns.clone(), &mut some[..columns.len()]);
         }
         for (column, out) in out.chunks_exact_mut(rows).enumerate() {
-            let out = &mut out[first..first + count];
-            out.iter_mut()
-                .enumerate()
-                .for_each(|(row, x)| *x = some[row * width + column]);
+            let numbers = some[column..].iter().step_by(pitch);
+            for (x, &number) in out[first..first + count].iter_mut().zip(numbers) {
+                *x = number;
+            }
         }
     }
 }
@@ -44,20 +107,41 @@ pub(crate) fn to_f32(tensor: &Tensor, transposed: bool, out: &mut Vec<f32>) {
 /// The number of a row with a number that is too large.
 pub(super) fn to_f16(tensor: &Tensor, out: &mut Vec<u8>) -> Result<(), usize> {
     let [rows, width] = tensor.rows();
-    out.clear();
-    let mut numbers = vec![0.0; width];
-    for row in 0..rows {
-        if tensor.element == Element::F16 {
-            out.extend_from_slice(tensor.row(row));
-            continue;
-        }
-        tensor.read_row(row, &mut numbers);
-        if numbers.iter().any(|&x| x.is_finite() && f16::from_f32(x).is_infinite()) {
-            return Err(row);
-        }
-        out.extend(numbers.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()));
+    let size = width * size_of::<f16>();
+    out.resize(rows * size, 0);
+    if out.is_empty() {
+        return Ok(());
     }
-    Ok(())
+    let broken = AtomicUsize::new(usize::MAX);
+    let shares = shares(rows, width, 1);
+    let parts = cut(out, &shares, size);
+    work_on(shares.into_iter().zip(parts).collect(), |(rows, out)| {
+        let mut numbers = vec![0.0; width];
+        for (row, out) in rows.zip(out.chunks_exact_mut(size)) {
+            if tensor.element == Element::F16 {
+                out.copy_from_slice(tensor.row(row));
+                continue;
+            }
+            tensor.read_row(row, &mut numbers);
+            if numbers.iter().any(|&x| x.is_finite() && f16::from_f32(x).is_infinite()) {
+                broken.fetch_min(row, Ordering::Relaxed);
+                return;
+            }
+            let (stored, _) = out.as_chunks_mut::<2>();
+            for (to, &x) in stored.iter_mut().zip(&numbers) {
+                *to = f16::from_f32(x).to_le_bytes();
+            }
+        }
+    });
+    first_broken(&broken)
+}
+
+/// The first row that was found broken, if one was.
+fn first_broken(broken: &AtomicUsize) -> Result<(), usize> {
+    match broken.load(Ordering::Relaxed) {
+        usize::MAX => Ok(()),
+        row => Err(row),
+    }
 }
 
 /// Integers of blocks and their scales, as bytes. What is stored so is copied, and integers of four bits are integers of
@@ -72,35 +156,75 @@ pub(super) fn to_blocks(
     scales: &mut Vec<u8>,
 ) -> Result<(), usize> {
     let [rows, width] = tensor.rows();
-    out.clear();
-    scales.clear();
-    let (mut numbers, mut of_row) = (vec![0.0; width], Vec::new());
-    for row in 0..rows {
-        of_row.clear();
+    let blocks = width / BLOCK;
+    out.resize(rows * blocks * format.bytes(), 0);
+    scales.resize(rows * blocks * size_of::<f16>(), 0);
+    if out.is_empty() {
+        return Ok(());
+    }
+    let broken = AtomicUsize::new(usize::MAX);
+    let shares = shares(rows, width, 1);
+    let integers = cut(out, &shares, blocks * format.bytes());
+    let scales = cut(scales, &shares, blocks * size_of::<f16>());
+    let parts = shares.into_iter().zip(integers.into_iter().zip(scales)).collect();
+    work_on(
+        parts,
+        |(rows, (mut out, mut scales)): (Range<usize>, (&mut [u8], &mut [u8]))| {
+            let mut memory = RowMemory::default();
+            for row in rows {
+                memory.convert(tensor, row, format);
+                if memory.scales.iter().any(|scale| !scale.is_finite()) {
+                    broken.fetch_min(row, Ordering::Relaxed);
+                    return;
+                }
+                let bytes: Vec<u8> = memory.scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+                (out, scales) = (put(out, &memory.integers), put(scales, &bytes));
+            }
+        },
+    );
+    first_broken(&broken)
+}
+
+/// Writes bytes to the beginning of memory; the rest.
+fn put<'a>(memory: &'a mut [u8], bytes: &[u8]) -> &'a mut [u8] {
+    let (to, rest) = memory.split_at_mut(bytes.len());
+    to.copy_from_slice(bytes);
+    rest
+}
+
+/// Memory for a row that is quantised.
+#[derive(Default)]
+struct RowMemory {
+    numbers: Vec<f32>,
+    integers: Vec<u8>,
+    scales: Vec<f16>,
+}
+
+impl RowMemory {
+    fn convert(&mut self, tensor: &Tensor, row: usize, format: BlockFormat) {
+        self.integers.clear();
+        self.scales.clear();
         match (tensor.element, format) {
             (Element::Blocks(own), _) if own == format => {
                 for (scale, integers) in blocks(tensor, row) {
-                    of_row.push(scale);
-                    out.extend_from_slice(integers);
+                    self.scales.push(scale);
+                    self.integers.extend_from_slice(integers);
                 }
             }
             (Element::Blocks(own), BlockFormat::Q8_0) => {
                 for (scale, integers) in blocks(tensor, row) {
-                    of_row.push(scale);
-                    out.extend(own.integers(integers).map(i8::cast_unsigned));
+                    self.scales.push(scale);
+                    self.integers.extend(own.integers(integers).map(i8::cast_unsigned));
                 }
             }
             _ => {
-                tensor.read_row(row, &mut numbers);
-                format.quantize(&numbers, out, &mut of_row);
+                let [_, width] = tensor.rows();
+                self.numbers.resize(width, 0.0);
+                tensor.read_row(row, &mut self.numbers);
+                format.quantize(&self.numbers, &mut self.integers, &mut self.scales);
             }
         }
-        if of_row.iter().any(|scale| !scale.is_finite()) {
-            return Err(row);
-        }
-        scales.extend(of_row.iter().flat_map(|scale| scale.to_le_bytes()));
     }
-    Ok(())
 }
 
 /// Scales and integers of a row that is stored in blocks.
@@ -112,7 +236,6 @@ fn blocks<'a>(tensor: &'a Tensor, row: usize) -> impl Iterator<Item = (f16, &'a 
 #[cfg(test)]
 mod tests {
     use half::bf16;
-    use meganeura_core::quantization::BLOCK;
 
     use super::*;
 

@@ -56,6 +56,12 @@ impl Tensor<'_> {
         }
     }
 
+    /// The bytes of the whole tensor, if it is stored as sessions have numbers of this type.
+    pub(crate) fn bytes_in(&self, element: Element) -> Option<&[u8]> {
+        let same = self.element == element && self.heads.is_none() && cfg!(target_endian = "little");
+        same.then_some(self.bytes)
+    }
+
     /// The bytes of a row.
     pub(crate) fn row(&self, row: usize) -> &[u8] {
         let [rows, width] = self.rows();
@@ -68,6 +74,13 @@ impl Tensor<'_> {
         };
         let size = self.element.bytes(width).unwrap_or(0);
         self.bytes.get(stored * size..(stored + 1) * size).unwrap_or_default()
+    }
+
+    /// Some numbers of a row, whole blocks.
+    pub(crate) fn read_part(&self, row: usize, numbers: Range<usize>, out: &mut [f32]) {
+        let at = |number| self.element.bytes(number).unwrap_or(0);
+        let bytes = self.row(row).get(at(numbers.start)..at(numbers.end));
+        self.element.read(bytes.unwrap_or_default(), out);
     }
 
     /// The numbers of a row.
