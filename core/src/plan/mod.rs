@@ -19,8 +19,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-pub(crate) use compile::is_widened;
 pub use compile::{compile, compile_at, compile_for, try_compile};
+pub(crate) use compile::{is_widened, widen};
 pub use faults::FedIndices;
 pub use memory::{Lifetime, MemoryBudget, MemoryForecast, MemoryLayout, Recomputation, check_fit};
 pub use packed::{DerivedInfo, Part, TensorView};

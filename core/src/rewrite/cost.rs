@@ -13,6 +13,7 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::ops::{Call, Cost, OpRef};
+use crate::plan::widen;
 use crate::reference::expand_call;
 use crate::shape::TensorType;
 
@@ -56,8 +57,14 @@ pub fn call_cost(target: &dyn Target, op: OpRef, call: &Call) -> u64 {
     if let Some(launches) = target.launches(&desc) {
         return time(&model, op.cost(call), half, launches);
     }
+    // The planner casts, computes in f32 and casts back; for what has no kernel then either, that may be much.
+    if let Ok(Some((widened, _))) = widen(op, &desc) {
+        return graph_cost(&widened, target)
+            .unwrap_or(IMPOSSIBLE)
+            .saturating_add(DECOMPOSING)
+            .min(IMPOSSIBLE);
+    }
     if half {
-        // The planner casts, computes in f32 and casts back.
         let cost = op.cost(call);
         let bytes = 4 * cost.bytes;
         let launches = model.launch.as_nanos() as u64 * 1000 * (call.inputs.len() + call.outputs.len()) as u64;

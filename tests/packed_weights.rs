@@ -1,0 +1,50 @@
+//! Products with packed weights stay what they are, however many rows they have: no step expands the weights in memory.
+
+use std::sync::Arc;
+
+use meganeura::build::build_on;
+use meganeura::cpu::CpuDevice;
+use meganeura::nn::layers::WeightStorage;
+use meganeura::nn::models::{LlamaConfig, LogitsOf};
+use meganeura::{Mode, Session};
+
+const LAYERS: usize = 2;
+const DIM: usize = 64;
+
+fn prompt(weights: WeightStorage, rows: usize) -> Session {
+    let config = LlamaConfig {
+        dim: DIM,
+        layers: LAYERS,
+        heads: 4,
+        kv_heads: 2,
+        hidden: 3 * DIM,
+        weights,
+        ..LlamaConfig::small(96)
+    };
+    let graph = config.decode_graph(&[], rows, 256, LogitsOf::OneRow);
+    match build_on(&graph, Arc::new(CpuDevice::new(2)), Mode::Inference, None) {
+        Ok((session, _)) => session,
+        Err(e) => panic!("{e}"),
+    }
+}
+
+#[test]
+fn prompts_of_any_length_read_weights_packed() {
+    for weights in [WeightStorage::F16, WeightStorage::Q8, WeightStorage::Q4] {
+        for rows in [1, 9, 64, 256] {
+            let session = prompt(weights, rows);
+            let plan = session.plan();
+            let count = |name: &str| plan.dispatches.iter().filter(|d| d.kernel.name == name).count();
+            // Seven matrices of a block, and the logits.
+            assert_eq!(
+                count("core.quantized_matmul"),
+                7 * LAYERS + 1,
+                "{weights:?}, {rows} rows"
+            );
+            assert_eq!(count("core.matmul"), 0, "{weights:?}, {rows} rows");
+            // Rows of the table of embeddings are expanded, nothing else.
+            let expanded = count("core.dequantize") + count("core.cast");
+            assert_eq!(expanded, 1, "{weights:?}, {rows} rows");
+        }
+    }
+}
