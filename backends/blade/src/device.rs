@@ -261,12 +261,12 @@ impl Device for BladeDevice {
             match (kernel, unmade.brought.as_ref(), refusal) {
                 (Some(kernel), Some((_, source)), _) => {
                     brought::refuse(self, kernel, Some(source.clone()), &unmade.error);
-                    refusal = Some((kernel, unmade.error));
+                    refusal = Some((kernel, *unmade.error));
                 }
                 (_, _, Some((kernel, refusal))) => {
                     return Err(brought::irreplaceable(self, kernel, &refusal, &unmade.error));
                 }
-                _ => return Err(unmade.error),
+                _ => return Err(*unmade.error),
             }
         }
     }

@@ -26,7 +26,7 @@ impl Drop for Pipeline {
 /// Why there are no pipelines.
 #[derive(Debug)]
 pub(crate) struct Refused {
-    pub(crate) error: Error,
+    pub(crate) error: Box<Error>,
     /// The kernel that the driver refuses, if it is a matter of one.
     pub(crate) source: Option<String>,
 }
@@ -83,7 +83,7 @@ fn create_all(gpu: &Arc<Gpu>, launches: &[(&str, &Launch)]) -> Result<Vec<Arc<Pi
         share.iter().map(|(label, launch)| create(gpu, label, launch)).collect()
     };
     let failed = |why: String| Refused {
-        error: Error::backend(NAME, why),
+        error: Box::new(Error::backend(NAME, why)),
         source: None,
     };
     std::thread::scope(|scope| {
@@ -106,7 +106,10 @@ fn create(gpu: &Arc<Gpu>, label: &str, launch: &Launch) -> Result<Arc<Pipeline>,
     let refused = |why: String| {
         log::debug!("the refused kernel of {label}:\n{}", launch.source);
         Refused {
-            error: Error::backend(NAME, format!("{label}: the driver refuses the kernel: {why}")),
+            error: Box::new(Error::backend(
+                NAME,
+                format!("{label}: the driver refuses the kernel: {why}"),
+            )),
             source: Some(launch.source.clone()),
         }
     };

@@ -54,20 +54,23 @@ pub(crate) struct Extra {
 /// Why a plan has no executable.
 #[derive(Debug)]
 pub(crate) struct Unmade {
-    pub(crate) error: Error,
+    pub(crate) error: Box<Error>,
     /// The operator whose kernel, which others brought, the driver refuses, and the kernel's text.
     pub(crate) brought: Option<(String, String)>,
 }
 
 impl From<Error> for Unmade {
     fn from(error: Error) -> Self {
-        Unmade { error, brought: None }
+        Unmade {
+            error: Box::new(error),
+            brought: None,
+        }
     }
 }
 
 impl From<Unmade> for Error {
     fn from(unmade: Unmade) -> Self {
-        unmade.error
+        *unmade.error
     }
 }
 
