@@ -8,7 +8,7 @@ use meganeura_cpu::CpuDevice;
 use meganeura_llm::{Checkpoint, Generator, GeneratorOptions, ModelConfig, Request};
 
 /// Loads the checkpoint of a folder or a GGUF file, and makes one token.
-pub fn generate(path: &Path) -> Result<()> {
+pub(crate) fn generate(path: &Path) -> Result<()> {
     let options = GeneratorOptions {
         capacity: Some(4),
         ..GeneratorOptions::default()
