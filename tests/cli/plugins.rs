@@ -183,10 +183,10 @@ fn a_plugin_may_have_rules_for_operators_of_one_before_it() {
         let paths = std::env::join_paths(paths).expect("paths");
         let (_, out, err) = run(meganeura(&["plugins", "--json"]).env("MEGANEURA_PLUGINS", paths));
         let lines = json_lines(&out);
-        let found = lines
+        let mut found = lines
             .into_iter()
             .filter(|l| l["kind"] == "plugin" && l["name"] == "second");
-        found.last().unwrap_or_else(|| panic!("{err}"))
+        found.next_back().unwrap_or_else(|| panic!("{err}"))
     };
     let both = loaded(&[&first, &second]);
     assert!(
