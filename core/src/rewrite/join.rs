@@ -17,7 +17,7 @@ use crate::optimize::{Fusion, clean};
 use crate::shape::TensorType;
 
 /// Name of the set under which reports list these.
-const RULE_SET: &str = "core.join";
+const RULE_SET: &str = "joins";
 
 /// A call as it is, or is to be.
 struct Planned {

@@ -91,7 +91,7 @@ fn main(@builtin(workgroup_id) row: vec3<u32>, @builtin(local_invocation_index) 
         .collect();
     assert_eq!(pairs.len(), 18, "every combination: {pairs:?}");
     let for_kernel = |s: &&meganeura_core::ops::sample::Sample| {
-        s.inputs[0].shape[1] % 512 == 0 && s.attrs.int("a").is_ok_and(|a| a > 1)
+        s.inputs[0].shape[1].is_multiple_of(512) && s.attrs.int("a").is_ok_and(|a| a > 1)
     };
     let for_kernel = samples.iter().filter(for_kernel).count();
     assert!(for_kernel >= 4, "{for_kernel} of {}", samples.len());
