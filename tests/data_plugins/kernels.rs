@@ -1,7 +1,9 @@
 //! WGSL kernels of plugins on a Vulkan device, software included.
 
+use std::sync::Arc;
+
 use meganeura::attrs::Attrs;
-use meganeura::backend::Backend;
+use meganeura::backend::{Backend, Device};
 use meganeura::blade::BladeBackend;
 use meganeura::config::Config;
 use meganeura::conformance::{self, Options, Section};
@@ -44,22 +46,27 @@ fn the_example_fires_and_takes_fewer_dispatches_and_bytes() {
     }
 }
 
+/// The cases of an operator, of which there are some.
+fn conforms(device: Arc<dyn Device>, operator: &str) {
+    let options = Options {
+        filter: Some(operator.into()),
+        sections: vec![Section::Operators],
+        ..Options::default()
+    };
+    let report = conformance::run(device, &options);
+    assert!(report.is_ok() && report.passed() > 5, "{report}");
+}
+
 #[test]
 fn the_example_conforms() {
     if !is_there() {
         return;
     }
     load_router();
-    let options = Options {
-        filter: Some("router.choose/".into()),
-        sections: vec![Section::Operators],
-        ..Options::default()
-    };
     let device = BladeBackend.open(0, &Config::default()).expect("it opens");
     // Plans in files depend on it.
     assert!(device.kernels().contains("router.choose"), "{}", device.kernels());
-    let report = conformance::run(device, &options);
-    assert!(report.is_ok() && report.passed() > 5, "{report}");
+    conforms(device, "router.choose/");
 }
 
 /// A plugin whose operator doubles, by this kernel in one thread.
@@ -306,13 +313,7 @@ fn indices_of_a_kernel_are_looked_at() {
         session.step();
         assert_eq!(session.read_output(6), [1.0, 2.0, 7.0, 8.0, 3.0, 4.0]);
     }
-    let options = Options {
-        filter: Some("rows_of.pick/".into()),
-        sections: vec![Section::Operators],
-        ..Options::default()
-    };
-    let report = conformance::run(device, &options);
-    assert!(report.is_ok() && report.passed() > 5, "{report}");
+    conforms(device, "rows_of.pick/");
 }
 
 /// Equal entries, entries that are far apart, and rows without probabilities: the kernel does what the decomposition does.
@@ -479,13 +480,7 @@ fn main(@builtin(workgroup_id) row: vec3<u32>, @builtin(local_invocation_index) 
         .split(", ")
         .any(|k| k.starts_with("rows.squares") && k.ends_with("true"));
     assert!(used, "{kernels} {:?}", registry::problems());
-    let options = Options {
-        filter: Some("rows.squares/".into()),
-        sections: vec![Section::Operators],
-        ..Options::default()
-    };
-    let report = conformance::run(device, &options);
-    assert!(report.is_ok() && report.passed() > 5, "{report}");
+    conforms(device, "rows.squares/");
 }
 
 #[test]

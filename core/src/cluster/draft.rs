@@ -4,39 +4,11 @@ use std::collections::{HashMap, HashSet};
 
 use crate::attrs::Attrs;
 use crate::backend::KernelDesc;
-use crate::graph::{Graph, NodeId, NodeKind, Value};
+use crate::graph::{Graph, NodeId, NodeKind, Uses, Value};
 use crate::ops::{FUSED, Fusing};
 use crate::program::{Program, Slot, Step};
 use crate::rewrite::Target;
 use crate::shape::TensorType;
-
-/// How the values of a graph are used.
-pub(super) struct Uses {
-    /// Users of each node's results, once for each operand.
-    pub(super) users: Vec<Vec<NodeId>>,
-    /// Values that are needed whatever uses them.
-    roots: HashSet<Value>,
-}
-
-impl Uses {
-    pub(super) fn of(graph: &Graph) -> Self {
-        let mut users = vec![Vec::new(); graph.nodes().len()];
-        for id in graph.node_ids() {
-            for v in &graph.nodes()[id.index()].inputs {
-                users[v.node.index()].push(id);
-            }
-        }
-        Uses {
-            users,
-            roots: graph.roots().collect(),
-        }
-    }
-
-    /// Whether a node has one user and is nobody's result.
-    fn is_private(&self, id: NodeId) -> bool {
-        self.users[id.index()].len() == 1 && !self.roots.contains(&id.into())
-    }
-}
 
 /// How a node may be fused.
 pub(super) fn fusing(graph: &Graph, id: NodeId) -> Fusing {

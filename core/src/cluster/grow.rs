@@ -2,9 +2,9 @@
 
 use std::collections::HashSet;
 
-use super::draft::{Draft, Uses, behind_views, fusing};
+use super::draft::{Draft, behind_views, fusing};
 use crate::error::Result;
-use crate::graph::{Graph, NodeId, Value};
+use crate::graph::{Graph, NodeId, Uses, Value};
 use crate::ops::Fusing;
 use crate::rewrite::Target;
 

@@ -11,6 +11,7 @@ mod leaves;
 mod order;
 mod packing;
 mod print;
+mod uses;
 mod verify;
 
 use std::collections::HashMap;
@@ -23,6 +24,7 @@ use serde::{Deserialize, Serialize};
 pub use constant::ConstantData;
 pub(crate) use constant::decode;
 pub use packing::{PackedSource, Packing};
+pub(crate) use uses::Uses;
 
 use crate::attrs::Attrs;
 use crate::dtype::DType;

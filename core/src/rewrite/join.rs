@@ -4,14 +4,12 @@
 //! [joined](crate::ops::Operator::joined) with. A pair becomes one call where nothing else needs what lies between, the
 //! device has a kernel for the one, and that is no more expensive than the two.
 
-use std::collections::HashMap;
-
 use super::cost::call_cost;
 use super::target::Target;
 use crate::attrs::Attrs;
 use crate::backend::KernelDesc;
 use crate::error::Result;
-use crate::graph::{Graph, NodeId, NodeKind, Value};
+use crate::graph::{Graph, NodeId, NodeKind, Uses, Value};
 use crate::ops::{Call, OpRef};
 use crate::optimize::{Fusion, clean};
 use crate::shape::TensorType;
@@ -75,17 +73,26 @@ impl Planned {
 /// # Errors
 /// What [`Graph::verify`] finds.
 pub(crate) fn join_writes(graph: &Graph, target: &dyn Target) -> Result<Option<(Graph, Vec<Fusion>)>> {
-    let mut uses: HashMap<Value, usize> = HashMap::new();
-    let operands = graph.nodes().iter().flat_map(|n| n.inputs.iter().copied());
-    for value in operands.chain(graph.roots()) {
-        *uses.entry(value).or_default() += 1;
+    let joins = |id: &NodeId| {
+        graph.nodes()[id.index()]
+            .op()
+            .is_some_and(|(op, _)| op.joined().is_some())
+    };
+    let candidates: Vec<NodeId> = graph.node_ids().filter(joins).collect();
+    if candidates.is_empty() {
+        return Ok(None);
+    }
+    let uses = Uses::of(graph);
+    let pairs: Vec<(NodeId, Planned, i64)> = candidates
+        .into_iter()
+        .filter_map(|id| pair(graph, id, &uses, target).map(|(joined, saving_ps)| (id, joined, saving_ps)))
+        .collect();
+    if pairs.is_empty() {
+        return Ok(None);
     }
     let mut out = graph.clone();
-    let mut fusions = Vec::new();
-    for id in graph.node_ids() {
-        let Some((joined, saving_ps)) = pair(graph, id, &uses, target) else {
-            continue;
-        };
+    let mut fusions = Vec::with_capacity(pairs.len());
+    for (id, joined, saving_ps) in pairs {
         fusions.push(Fusion {
             rule: joined.op.name().to_owned(),
             rule_set: RULE_SET.to_owned(),
@@ -99,20 +106,17 @@ pub(crate) fn join_writes(graph: &Graph, target: &dyn Target) -> Result<Option<(
         };
         out.replace_call(id, kind, joined.inputs);
     }
-    if fusions.is_empty() {
-        return Ok(None);
-    }
     Ok(Some((clean(&out)?.0, fusions)))
 }
 
 /// One call for a node and what makes its operand 0, if that pays, with the picoseconds that it saves.
-fn pair(graph: &Graph, id: NodeId, uses: &HashMap<Value, usize>, target: &dyn Target) -> Option<(Planned, i64)> {
+fn pair(graph: &Graph, id: NodeId, uses: &Uses, target: &dyn Target) -> Option<(Planned, i64)> {
     let call = Planned::of(graph, id)?;
     let rule = call.op.joined()?;
     let between = *call.inputs.first()?;
     let producer = Planned::of(graph, between.node)?;
-    let is_private =
-        between.port == 0 && graph.nodes()[between.node.index()].outputs.len() == 1 && uses.get(&between) == Some(&1);
+    let makes_one = graph.nodes()[between.node.index()].outputs.len() == 1;
+    let is_private = makes_one && uses.is_private(between.node);
     let same = |&(of_producer, of_call): &(usize, usize)| {
         let value = producer.inputs.get(of_producer);
         value.is_some() && value == call.inputs.get(of_call)

@@ -46,17 +46,8 @@ fn write(cx: &CompileCx, before: Option<&str>) -> Result<Vec<Launch>, String> {
         inputs: &types,
         ..cx.kernel
     };
-    let rows_cx = CompileCx {
-        kernel,
-        inputs: vec![cx.inputs[0], cx.inputs[2]],
-        outputs: cx.outputs.clone(),
-        guarded: cx.guarded,
-        skip_if: cx.skip_if,
-        fed: cx.fed,
-        coop: None,
-        brought: None,
-        first_scratch: cx.first_scratch,
-    };
+    let inputs = vec![cx.inputs[0], cx.inputs[2]];
+    let rows_cx = cx.part(kernel, inputs, cx.outputs.clone(), cx.first_scratch);
     let body = new_rows(&kernel, before)?;
     let mut e = Emitter::new(&body, &rows_cx);
     let base = Base::new("i", types[0].numel());

@@ -131,6 +131,28 @@ impl<'a> CompileCx<'a> {
         }
     }
 
+    /// A kernel that does a part of this one's work, under the same conditions. Its own scratch buffers begin at
+    /// `first_scratch`.
+    pub(crate) fn part<'b>(
+        &self,
+        kernel: KernelDesc<'b>,
+        inputs: Vec<Source>,
+        outputs: Vec<Memory>,
+        first_scratch: usize,
+    ) -> CompileCx<'b> {
+        CompileCx {
+            kernel,
+            inputs,
+            outputs,
+            guarded: self.guarded,
+            skip_if: self.skip_if,
+            fed: self.fed,
+            coop: self.coop,
+            brought: None,
+            first_scratch,
+        }
+    }
+
     /// The call, as shape rules see it.
     pub(crate) fn call(&self) -> Call<'_> {
         Call {

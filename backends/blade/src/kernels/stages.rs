@@ -298,24 +298,12 @@ impl Part {
             .map(|&o| (cx.outputs[o], cx.kernel.outputs[o].clone()));
         let left = self.leaves.iter().map(|id| (scratch(id), whole.ty(*id).clone()));
         let (outputs, output_types): (Vec<Memory>, Vec<TensorType>) = own.chain(left).unzip();
-        compile_body(
-            &self.body,
-            &CompileCx {
-                kernel: KernelDesc {
-                    inputs: &types,
-                    outputs: &output_types,
-                    ..cx.kernel
-                },
-                inputs,
-                outputs,
-                guarded: cx.guarded,
-                skip_if: cx.skip_if,
-                fed: cx.fed,
-                coop: cx.coop,
-                brought: None,
-                first_scratch,
-            },
-        )
+        let kernel = KernelDesc {
+            inputs: &types,
+            outputs: &output_types,
+            ..cx.kernel
+        };
+        compile_body(&self.body, &cx.part(kernel, inputs, outputs, first_scratch))
     }
 }
 
