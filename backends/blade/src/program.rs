@@ -78,7 +78,7 @@ impl From<Unmade> for Error {
 pub(crate) struct Draft {
     /// For each dispatch.
     compiled: Vec<Compiled>,
-    /// What runs, for each dispatch.
+    /// What runs, for each dispatch, and whether on matrix units.
     pub(crate) titles: Vec<String>,
     /// Bytes of all buffers: the plan's, then [`Extra`].
     pub(crate) sizes: Vec<u64>,
@@ -170,9 +170,10 @@ impl Draft {
         sizes.extend(tables.iter().map(|table| 4 * table.len() as u64));
         let first = sizes.len();
         let scratch = lay_out_scratch(plan, &compiled, first, &mut sizes);
+        let titles = titles_of(plan, &compiled);
         Ok(Draft {
             compiled,
-            titles: plan.dispatches.iter().map(Dispatch::title).collect(),
+            titles,
             sizes,
             extra: Extra {
                 scalars,
@@ -402,6 +403,15 @@ pub(crate) fn choose_coop(plan: &mut ExecutionPlan, config: CoopConfig, brought:
         dispatch.use_coop = compiled.launches.iter().any(|l| l.coop);
     }
     Ok(())
+}
+
+/// What runs, for each dispatch, and whether on matrix units.
+fn titles_of(plan: &ExecutionPlan, compiled: &[Compiled]) -> Vec<String> {
+    let title = |(dispatch, compiled): (&Dispatch, &Compiled)| match compiled.launches.iter().any(|l| l.coop) {
+        true => format!("{} (units)", dispatch.title()),
+        false => dispatch.title(),
+    };
+    plan.dispatches.iter().zip(compiled).map(title).collect()
 }
 
 /// What is known of a dispatch beside itself.

@@ -17,7 +17,7 @@ use meganeura_core::graph::{Graph, Value};
 use meganeura_core::ops::{AttentionOptions, Conv2dOptions};
 use meganeura_core::plan::{compile_at, compile_for};
 use meganeura_core::precision::Precision;
-use meganeura_core::{NodeId, Session};
+use meganeura_core::{DType, NodeId, Session};
 
 /// Variable that makes these tests fail where there are no matrix units, with the value 1.
 const REQUIRE: &str = "MEGANEURA_REQUIRE_COOP";
@@ -100,6 +100,36 @@ fn long_sums_are_cut_into_parts() {
     check(&[&[203, 2061], &[2061, 199]], 1, |g, x| {
         let product = g.matmul(x[0], x[1]);
         vec![g.neg(product)]
+    });
+}
+
+/// Steps within a round and more, for a tile of rows and less, with both ways in which a matrix lies.
+#[test]
+fn products_of_few_rows() {
+    check(&[&[11, 203], &[203, 404]], 1, |g, x| vec![g.matmul(x[0], x[1])]);
+    for [m, n, k] in [[16, 520, 200], [5, 131, 640], [13, 1100, 61]] {
+        check(&[&[m, k], &[n, k], &[n]], 1, |g, x| {
+            let product = g.matmul_bt(x[0], x[1]);
+            let sum = g.add(product, x[2]);
+            vec![g.relu(sum)]
+        });
+    }
+    check(&[&[3, 7, 160], &[3, 200, 160]], 1, |g, x| vec![g.matmul_bt(x[0], x[1])]);
+    // A batch with one matrix is but more rows.
+    check(&[&[2, 3, 2, 260], &[260, 260]], 1, |g, x| vec![g.matmul(x[0], x[1])]);
+    check(&[&[16, 64], &[50, 64]], 0, |g, x| vec![g.matmul_bt(x[0], x[1])]);
+    for [m, n, k] in [[1, 1, 1], [8, 8, 16], [3, 17, 9]] {
+        check_from(Some(0), &[&[m, k], &[n, k]], 1, |g, x| vec![g.matmul_bt(x[0], x[1])]);
+    }
+}
+
+/// The matrix in half precision, as weights are stored.
+#[test]
+fn products_of_few_rows_with_halves() {
+    check(&[&[6, 320], &[230, 320]], 1, |g, x| {
+        let halves = g.cast(x[1], DType::F16);
+        let halves = g.cast(halves, DType::F32);
+        vec![g.matmul_bt(x[0], halves)]
     });
 }
 

@@ -5,10 +5,14 @@
 //! It goes over the summed dimension in steps: pieces of both operands are rounded to the units' input type and put
 //! into shared memory as they lie in memory, the next ones are on their way from memory meanwhile, and every subgroup
 //! multiplies tiles. In the end tiles are stored as they are, or go through shared memory to what follows the product.
+//!
+//! Products of few rows have but one row of tiles, and are bound by waiting for memory: many workgroups of few columns,
+//! whose subgroups share the terms of a step, and several steps on their way.
 
 use std::fmt::Write as _;
 
 use super::emit::Emitter;
+use super::fold::{pairwise, sum};
 use super::module::{COOP, Launch};
 use super::tiled::{Products, Sink, Sizes};
 
@@ -48,6 +52,10 @@ struct Block {
     step: usize,
     sub_rows: usize,
     sub_columns: usize,
+    /// Subgroups that share the terms of a step.
+    depths: usize,
+    /// Steps that are on their way from memory.
+    ahead: usize,
 }
 
 /// Blocks for tiles of 16, the largest first.
@@ -58,6 +66,8 @@ const BLOCKS_16: [Block; 2] = [
         step: 32,
         sub_rows: 64,
         sub_columns: 64,
+        depths: 1,
+        ahead: 1,
     },
     Block {
         rows: 64,
@@ -65,6 +75,8 @@ const BLOCKS_16: [Block; 2] = [
         step: 64,
         sub_rows: 32,
         sub_columns: 32,
+        depths: 1,
+        ahead: 1,
     },
 ];
 
@@ -75,15 +87,49 @@ const BLOCKS_8: [Block; 1] = [Block {
     step: 16,
     sub_rows: 16,
     sub_columns: 16,
+    depths: 1,
+    ahead: 1,
 }];
+
+/// Most rows of a product with few.
+const FEW_ROWS: usize = 16;
+/// Elements of the matrix from which on such a product is worth the units.
+const FEWEST_ELEMENTS: usize = 1 << 16;
+/// Subgroups that share the terms of such a product's step.
+const DEPTHS: usize = 8;
+/// Longest step of such a product.
+const LONGEST_STEP: usize = 256;
+/// Most steps of such a product that are on their way: each takes registers.
+const MOST_AHEAD: usize = 6;
 
 /// Threads of a subgroup below which each computes one tile: more would need too many registers, and software drivers
 /// minutes to compile.
 const SMALL_SUBGROUP: u32 = 16;
 
 impl Block {
+    /// The block for a product of few rows, with sums of `k` terms.
+    fn thin(config: &CoopConfig, k: usize) -> Self {
+        let tile = config.tile_size as usize;
+        let (rows, depths, longest, most_ahead) = match config.subgroup_size < SMALL_SUBGROUP {
+            // As few as there can be of each without leaving one out.
+            true => (tile, 2, 2 * tile, 2),
+            false => (FEW_ROWS.next_multiple_of(tile), DEPTHS, LONGEST_STEP, MOST_AHEAD),
+        };
+        // Steps of about the same length, which have tiles for each subgroup.
+        let step = k.div_ceil(k.div_ceil(longest)).next_multiple_of(tile * depths);
+        Block {
+            rows,
+            columns: rows,
+            step,
+            sub_rows: rows,
+            sub_columns: rows,
+            depths,
+            ahead: k.div_ceil(step).min(most_ahead),
+        }
+    }
+
     fn subgroups(&self) -> usize {
-        (self.rows / self.sub_rows) * (self.columns / self.sub_columns)
+        (self.rows / self.sub_rows) * (self.columns / self.sub_columns) * self.depths
     }
 
     fn groups(&self, sizes: &Sizes) -> usize {
@@ -113,16 +159,28 @@ impl<'a> Blocks<'a> {
     pub(super) fn new(products: &'a dyn Products, config: CoopConfig, total: usize) -> Option<Self> {
         let sizes = products.sizes();
         let Sizes { batch, m, n, k } = sizes;
+        let tile = config.tile_size as usize;
+        let is_large = config.min_workgroups == 0 || batch.saturating_mul(n).saturating_mul(k) >= FEWEST_ELEMENTS;
+        if k > 0 && m <= FEW_ROWS && is_large && matches!(tile, 8 | 16) {
+            return Some(Blocks {
+                products,
+                sizes,
+                config,
+                block: Block::thin(&config, k),
+                parts: 1,
+            });
+        }
         if k == 0 || !prefers_coop(&config, batch, m, n, k) {
             return None;
         }
-        let tile = config.tile_size as usize;
         let two_by_two = [Block {
             rows: 2 * tile,
             columns: 2 * tile,
             step: 2 * tile,
             sub_rows: tile,
             sub_columns: tile,
+            depths: 1,
+            ahead: 1,
         }];
         let blocks: &[Block] = match tile {
             8 | 16 if config.subgroup_size < SMALL_SUBGROUP => &two_by_two,
@@ -211,6 +269,8 @@ impl<'a> Blocks<'a> {
             step,
             sub_rows,
             sub_columns,
+            depths,
+            ahead,
         } = self.block;
         let (across, down) = (n.div_ceil(columns), m.div_ceil(rows));
         let (threads, size) = (self.threads(), self.config.subgroup_size);
@@ -233,8 +293,8 @@ impl<'a> Blocks<'a> {
             "let first_column = group_number % {across}u * {columns}u;\n\
              let first_row = group_number / {across}u % {down}u * {rows}u;\n\
              let batch = group_number / {0}u % {batch}u;\nlet part = group_number / {1}u;\n\
-             let subgroup = local / {size}u;\n\
-             let sub_row = subgroup / {beside}u * {sub_rows}u;\nlet sub_column = subgroup % {beside}u * {sub_columns}u;\n",
+             let subgroup = local / {size}u;\nlet sub_block = subgroup / {depths}u;\n\
+             let sub_row = sub_block / {beside}u * {sub_rows}u;\nlet sub_column = sub_block % {beside}u * {sub_columns}u;\n",
             across * down,
             across * down * batch
         );
@@ -252,28 +312,38 @@ impl<'a> Blocks<'a> {
             ),
         };
         let _ = writeln!(code, "var first_k = {from};\nlet end = {to};");
-        self.copies(&mut code, |copy| {
-            format!("var {0} = {1};\n", copy.variable, copy.fetch("first_k"))
-        });
-        code.push_str("loop {\n");
-        self.copies(&mut code, |copy| {
-            format!("shared_{}[{}] = {};\n", copy.name, copy.place, copy.variable)
-        });
-        let _ = write!(
-            code,
-            "workgroupBarrier();\nlet next_k = first_k + {step}u;\nif (next_k < end) {{\n"
-        );
-        self.copies(&mut code, |copy| {
-            format!("{0} = {1};\n", copy.variable, copy.fetch("next_k"))
-        });
-        code.push_str("}\n");
-        for depth in (0..step).step_by(self.tile()) {
-            self.multiply(&mut code, depth);
+        for set in 0..ahead {
+            let first_k = format!("first_k + {}u", set * step);
+            self.copies(&mut code, |copy| {
+                format!("var {0}_{set} = {1};\n", copy.variable, copy.fetch(&first_k))
+            });
         }
-        code.push_str("workgroupBarrier();\nfirst_k = next_k;\nif (first_k >= end) {\nbreak;\n}\n}\n");
+        code.push_str("loop {\n");
+        for set in 0..ahead {
+            self.copies(&mut code, |copy| {
+                format!("shared_{}[{}] = {}_{set};\n", copy.name, copy.place, copy.variable)
+            });
+            let _ = write!(
+                code,
+                "workgroupBarrier();\nif (first_k + {0}u < end) {{\nlet next_k = first_k + {0}u;\n",
+                ahead * step
+            );
+            self.copies(&mut code, |copy| {
+                format!("{0}_{set} = {1};\n", copy.variable, copy.fetch("next_k"))
+            });
+            code.push_str("}\n");
+            for depth in (0..step).step_by(self.tile() * depths) {
+                self.multiply(&mut code, depth);
+            }
+            let _ = write!(
+                code,
+                "workgroupBarrier();\nfirst_k += {step}u;\nif (first_k >= end) {{\nbreak;\n}}\n"
+            );
+        }
+        code.push_str("}\n");
         debug_assert_eq!(threads % size as usize, 0);
         match &sink.plain {
-            Some((array, offset)) if m % self.tile() == 0 && n % self.tile() == 0 => {
+            Some((array, offset)) if depths == 1 && m % self.tile() == 0 && n % self.tile() == 0 => {
                 for (i, j) in self.pairs() {
                     let (row, column) = (i * self.tile(), j * self.tile());
                     let _ = write!(
@@ -385,10 +455,15 @@ impl<'a> Blocks<'a> {
         Ok(())
     }
 
-    /// Code that multiplies the tiles at a depth of the step in shared memory.
+    /// Code that multiplies the tiles at a depth of the step in shared memory, or from there on, one for each of the
+    /// subgroups that share the step.
     fn multiply(&self, code: &mut String, depth: usize) {
         let tile = self.tile();
         let (down, across) = self.tiles();
+        let depth = match self.block.depths {
+            1 => format!("{depth}u"),
+            depths => format!("({depth}u + subgroup % {depths}u * {tile}u)"),
+        };
         code.push_str("{\n");
         for (operand, name, role, count, first) in [(0, "a", 'A', down, "sub_row"), (1, "b", 'B', across, "sub_column")]
         {
@@ -399,8 +474,8 @@ impl<'a> Blocks<'a> {
             for i in 0..count {
                 let line = format!("{first} + {}u", i * tile);
                 let at = match self.products.is_along_k(operand) {
-                    true => format!("({line}) * {stride}u + {}u", depth / 4),
-                    false => format!("{}u + ({line}) / 4u", depth * stride),
+                    true => format!("({line}) * {stride}u + {depth} / 4u"),
+                    false => format!("{depth} * {stride}u + ({line}) / 4u"),
                 };
                 let _ = write!(
                     code,
@@ -414,18 +489,23 @@ impl<'a> Blocks<'a> {
         code.push_str("}\n");
     }
 
-    /// Code that brings tiles to shared memory, a row of them at a time, and gives their elements to a sink.
+    /// Code that brings tiles to shared memory, a row of them at a time, and gives their elements, which are sums over the
+    /// subgroups that share steps, to a sink.
     fn finish_elements(&self, e: &mut Emitter, code: &mut String, sink: &Sink, down: usize, across: usize) {
-        let (tile, size) = (self.tile(), self.config.subgroup_size as usize);
+        let tile = self.tile();
+        let Block { depths, .. } = self.block;
         let Sizes { m, n, .. } = self.sizes;
         let width = self.block.sub_columns;
         let slab = tile * width;
+        let together = depths * self.config.subgroup_size as usize;
         let _ = writeln!(
             e.module.items,
             "var<workgroup> slab: array<f32, {}>;",
             slab * self.block.subgroups()
         );
         let done = (sink.each)(&self.products.number("row", "column"), "sum");
+        let of_depths = (0..depths).map(|i| format!("slab[(sub_block * {depths}u + {i}u) * {slab}u + e]"));
+        let value = pairwise(of_depths, sum);
         for i in 0..down {
             for j in 0..across {
                 let _ = write!(
@@ -436,9 +516,9 @@ impl<'a> Blocks<'a> {
             }
             let _ = write!(
                 code,
-                "workgroupBarrier();\nfor (var e = local % {size}u; e < {slab}u; e += {size}u) {{\n\
+                "workgroupBarrier();\nfor (var e = local % {together}u; e < {slab}u; e += {together}u) {{\n\
                  let row = first_row + sub_row + {}u + e / {width}u;\nlet column = first_column + sub_column + e % {width}u;\n\
-                 if (row < {m}u && column < {n}u) {{\nlet sum = slab[subgroup * {slab}u + e];\n{done}}}\n}}\n\
+                 if (row < {m}u && column < {n}u) {{\nlet sum = {value};\n{done}}}\n}}\n\
                  workgroupBarrier();\n",
                 i * tile
             );

@@ -28,7 +28,9 @@ pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx) -> Result<Compiled, S
         outputs: &[],
     })?;
     let [a, b] = [a, b].map(|id| uncast(body, id));
+    let batches_of_b = &types[1].shape[..types[1].shape.rank() - 2];
     let product = Product {
+        one_matrix: !dims.transpose_a && batches_of_b.iter().all(|&size| size == 1),
         stored: [a, b].map(|id| match body.nodes[id].def {
             Def::Operand(operand) => Some(operand),
             _ => None,
@@ -65,6 +67,8 @@ fn uncast(body: &Body, id: Id) -> Id {
 struct Product {
     dims: MatMulDims,
     batch: Shape,
+    /// Whether a batch is but more rows, as all of it is multiplied with one matrix.
+    one_matrix: bool,
     operands: [Id; 2],
     shapes: [Shape; 2],
     /// The operands of the dispatch that they are, where they are.
@@ -76,11 +80,21 @@ impl Product {
     fn place(&self, operand: usize, line: &str, k: &str) -> Result<Place, String> {
         let shape = &self.shapes[operand];
         let of = |size: usize, text: &str| if size == 1 { Index::Zero } else { Index::text(text) };
-        let batch = place::split(&Base::new("batch", self.batch.numel()), 1, &self.batch);
-        let mut at = place::broadcast(&batch, &Shape::new(&shape[..shape.rank() - 2])?);
         let lines = if operand == 0 { self.dims.m } else { self.dims.n };
-        let (line, k) = (of(lines, line), of(self.dims.k, k));
-        at.extend(if self.is_along_k(operand) { [line, k] } else { [k, line] });
+        let mut batch = place::split(&Base::new("batch", self.batch.numel()), 1, &self.batch);
+        let mut index = of(lines, line);
+        if self.one_matrix && operand == 0 {
+            let rows = Shape::new(&[&self.batch[..], &[lines]].concat())?;
+            batch = place::split(&Base::new(line, rows.numel()), 1, &rows);
+            index = batch.pop().unwrap_or(Index::Zero);
+        }
+        let mut at = place::broadcast(&batch, &Shape::new(&shape[..shape.rank() - 2])?);
+        let k = of(self.dims.k, k);
+        at.extend(if self.is_along_k(operand) {
+            [index, k]
+        } else {
+            [k, index]
+        });
         Ok(at)
     }
 }
@@ -88,12 +102,11 @@ impl Product {
 impl Products for Product {
     fn sizes(&self) -> Sizes {
         let MatMulDims { m, n, k, .. } = self.dims;
-        Sizes {
-            batch: self.batch.numel(),
-            m,
-            n,
-            k,
-        }
+        let (batch, m) = match self.one_matrix {
+            true => (1, self.batch.numel() * m),
+            false => (self.batch.numel(), m),
+        };
+        Sizes { batch, m, n, k }
     }
 
     fn is_along_k(&self, operand: usize) -> bool {
@@ -122,7 +135,7 @@ impl Products for Product {
     }
 
     fn number(&self, row: &str, column: &str) -> String {
-        let MatMulDims { m, n, .. } = self.dims;
+        let Sizes { m, n, .. } = self.sizes();
         format!("(batch * {m}u + {row}) * {n}u + {column}")
     }
 }
