@@ -14,7 +14,8 @@ use std::fmt::Write as _;
 use super::emit::Emitter;
 use super::fold::{pairwise, sum};
 use super::module::{COOP, Launch};
-use super::tiled::{Products, Sink, Sizes};
+use super::sums::{Element, Plain, Sink};
+use super::tiled::{Products, Sizes};
 
 /// How matrix units are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -36,10 +37,12 @@ pub const MIN_COOP_WORKGROUPS: u32 = 128;
 pub(crate) const MIN_COOP_WORKGROUPS_HIGH_K: usize = 32;
 /// Terms of a long sum.
 const HIGH_K: usize = 1024;
-/// Workgroups from which on the larger of two blocks is better, and up to which the summed dimension is cut.
+/// Workgroups from which on the largest block is better, and up to which the summed dimension is cut.
 const ENOUGH_GROUPS: usize = 100;
-/// Fewest steps of a part of the summed dimension.
-const FEWEST_STEPS: usize = 4;
+/// Workgroups from which on blocks are better than small ones whose subgroups share the terms of steps.
+const FEWER_GROUPS: usize = 40;
+/// Fewest steps of a part of the summed dimension: a launch that puts parts together takes as long as some.
+const FEWEST_STEPS: usize = 8;
 /// Most bytes of partial sums.
 const MOST_PARTIAL: usize = 16 << 20;
 
@@ -56,9 +59,12 @@ struct Block {
     depths: usize,
     /// Steps that are on their way from memory.
     ahead: usize,
+    /// Workgroups from which on it is better than smaller ones.
+    enough: usize,
 }
 
-/// Blocks for tiles of 16, the largest first.
+/// Blocks for tiles of 16, the largest first. With half as many subgroups, which have twice as much to do, the second takes
+/// as long for the product, but longer for what follows: nothing else runs while a thread waits.
 const BLOCKS_16: [Block; 2] = [
     Block {
         rows: 128,
@@ -68,15 +74,17 @@ const BLOCKS_16: [Block; 2] = [
         sub_columns: 64,
         depths: 1,
         ahead: 1,
+        enough: ENOUGH_GROUPS,
     },
     Block {
         rows: 64,
         columns: 64,
         step: 64,
         sub_rows: 32,
-        sub_columns: 32,
+        sub_columns: 16,
         depths: 1,
-        ahead: 1,
+        ahead: 2,
+        enough: FEWER_GROUPS,
     },
 ];
 
@@ -89,42 +97,47 @@ const BLOCKS_8: [Block; 1] = [Block {
     sub_columns: 16,
     depths: 1,
     ahead: 1,
+    enough: FEWER_GROUPS,
 }];
 
 /// Most rows of a product with few.
 const FEW_ROWS: usize = 16;
-/// Elements of the matrix from which on such a product is worth the units.
+/// Elements of the matrix from which on it is worth the units.
 const FEWEST_ELEMENTS: usize = 1 << 16;
-/// Subgroups that share the terms of such a product's step.
-const DEPTHS: usize = 8;
-/// Longest step of such a product.
-const LONGEST_STEP: usize = 256;
-/// Most steps of such a product that are on their way: each takes registers.
-const MOST_AHEAD: usize = 6;
+/// Multiplications from which on one of more rows is.
+const FEWEST_PRODUCTS: usize = 1 << 21;
+/// Threads of a small block, and most subgroups of them that share the terms of a step where there are few rows.
+const DEEP_THREADS: usize = 256;
+const MOST_DEPTHS: usize = 8;
+/// Threads of the largest subgroup for which blocks have enough to copy.
+const LARGEST_SUBGROUP: u32 = 64;
 
 /// Threads of a subgroup below which each computes one tile: more would need too many registers, and software drivers
 /// minutes to compile.
 const SMALL_SUBGROUP: u32 = 16;
 
 impl Block {
-    /// The block for a product of few rows, with sums of `k` terms.
-    fn thin(config: &CoopConfig, k: usize) -> Self {
+    /// A small block whose subgroups share the terms of each step, for so many rows, or more, and sums of `k` terms.
+    fn deep(config: &CoopConfig, m: usize, k: usize) -> Self {
         let tile = config.tile_size as usize;
-        let (rows, depths, longest, most_ahead) = match config.subgroup_size < SMALL_SUBGROUP {
+        let most_depths = (DEEP_THREADS / config.subgroup_size.max(1) as usize).clamp(1, MOST_DEPTHS);
+        // Of about the same length, with tiles for each subgroup.
+        let even = |longest: usize| k.div_ceil(k.div_ceil(longest)).next_multiple_of(tile * most_depths);
+        let (side, sub, depths, step, most_ahead) = match config.subgroup_size < SMALL_SUBGROUP {
             // As few as there can be of each without leaving one out.
-            true => (tile, 2, 2 * tile, 2),
-            false => (FEW_ROWS.next_multiple_of(tile), DEPTHS, LONGEST_STEP, MOST_AHEAD),
+            true => (tile, tile, 2, 2 * tile, 2),
+            false if m <= FEW_ROWS => (16, 16, most_depths, even(256), 6),
+            false => (32, 16, 2, 64, 4),
         };
-        // Steps of about the same length, which have tiles for each subgroup.
-        let step = k.div_ceil(k.div_ceil(longest)).next_multiple_of(tile * depths);
         Block {
-            rows,
-            columns: rows,
+            rows: side,
+            columns: side,
             step,
-            sub_rows: rows,
-            sub_columns: rows,
+            sub_rows: sub,
+            sub_columns: sub,
             depths,
             ahead: k.div_ceil(step).min(most_ahead),
+            enough: 0,
         }
     }
 
@@ -160,17 +173,15 @@ impl<'a> Blocks<'a> {
         let sizes = products.sizes();
         let Sizes { batch, m, n, k } = sizes;
         let tile = config.tile_size as usize;
-        let is_large = config.min_workgroups == 0 || batch.saturating_mul(n).saturating_mul(k) >= FEWEST_ELEMENTS;
-        if k > 0 && m <= FEW_ROWS && is_large && matches!(tile, 8 | 16) {
-            return Some(Blocks {
-                products,
-                sizes,
-                config,
-                block: Block::thin(&config, k),
-                parts: 1,
-            });
-        }
-        if k == 0 || !prefers_coop(&config, batch, m, n, k) {
+        let products_of = |m: usize| batch.saturating_mul(m).saturating_mul(n).saturating_mul(k);
+        let is_large = match m {
+            _ if config.min_workgroups == 0 => true,
+            // Fewer were asked for.
+            _ if config.min_workgroups > MIN_COOP_WORKGROUPS => prefers_coop(&config, batch, m, n, k),
+            ..=FEW_ROWS => products_of(1) >= FEWEST_ELEMENTS,
+            _ => products_of(m) >= FEWEST_PRODUCTS || prefers_coop(&config, batch, m, n, k),
+        };
+        if k == 0 || !is_large || !matches!(tile, 8 | 16) || config.subgroup_size > LARGEST_SUBGROUP {
             return None;
         }
         let two_by_two = [Block {
@@ -181,15 +192,17 @@ impl<'a> Blocks<'a> {
             sub_columns: tile,
             depths: 1,
             ahead: 1,
+            enough: FEWER_GROUPS,
         }];
         let blocks: &[Block] = match tile {
-            8 | 16 if config.subgroup_size < SMALL_SUBGROUP => &two_by_two,
+            _ if config.subgroup_size < SMALL_SUBGROUP => &two_by_two,
             16 => &BLOCKS_16,
-            8 => &BLOCKS_8,
-            _ => return None,
+            _ => &BLOCKS_8,
         };
-        let large = blocks.iter().find(|b| b.groups(&sizes) >= ENOUGH_GROUPS);
-        let block = *large.or(blocks.last())?;
+        let large = blocks
+            .iter()
+            .find(|b| m > FEW_ROWS && b.groups(&sizes) >= ENOUGH_GROUPS);
+        let block = large.copied().unwrap_or_else(|| Block::deep(&config, m, k));
         let wanted = ENOUGH_GROUPS.div_ceil(block.groups(&sizes));
         let room = MOST_PARTIAL / (4 * total.max(1));
         let parts = wanted.min(k / (FEWEST_STEPS * block.step)).min(room).max(1);
@@ -214,6 +227,16 @@ impl<'a> Blocks<'a> {
 
     fn threads(&self) -> usize {
         self.block.subgroups() * self.config.subgroup_size as usize
+    }
+
+    /// Threads that give a row of tiles to a sink.
+    fn threads_of_a_row(&self) -> usize {
+        self.block.depths * self.config.subgroup_size as usize
+    }
+
+    /// Elements of a row of tiles that each of these threads has.
+    pub(super) fn elements_of_a_thread(&self) -> usize {
+        self.tile() * self.block.sub_columns / self.threads_of_a_row()
     }
 
     /// The element type of tiles of the operands.
@@ -260,8 +283,8 @@ impl<'a> Blocks<'a> {
         self.lines(operand) * self.block.step / 4
     }
 
-    /// A launch that gives each sum to a sink.
-    pub(super) fn launch(&self, mut e: Emitter, sink: &Sink) -> Result<Launch, String> {
+    /// A launch that gives each sum to a sink, or stores whole tiles where they are `plain`.
+    pub(super) fn launch(&self, mut e: Emitter, sink: &Sink, plain: Option<&Plain>) -> Result<Launch, String> {
         let Sizes { batch, m, n, k } = self.sizes;
         let Block {
             rows,
@@ -271,6 +294,7 @@ impl<'a> Blocks<'a> {
             sub_columns,
             depths,
             ahead,
+            ..
         } = self.block;
         let (across, down) = (n.div_ceil(columns), m.div_ceil(rows));
         let (threads, size) = (self.threads(), self.config.subgroup_size);
@@ -342,7 +366,7 @@ impl<'a> Blocks<'a> {
         }
         code.push_str("}\n");
         debug_assert_eq!(threads % size as usize, 0);
-        match &sink.plain {
+        match plain {
             Some((array, offset)) if depths == 1 && m % self.tile() == 0 && n % self.tile() == 0 => {
                 for (i, j) in self.pairs() {
                     let (row, column) = (i * self.tile(), j * self.tile());
@@ -493,19 +517,35 @@ impl<'a> Blocks<'a> {
     /// subgroups that share steps, to a sink.
     fn finish_elements(&self, e: &mut Emitter, code: &mut String, sink: &Sink, down: usize, across: usize) {
         let tile = self.tile();
-        let Block { depths, .. } = self.block;
+        let Block {
+            depths, rows, columns, ..
+        } = self.block;
         let Sizes { m, n, .. } = self.sizes;
         let width = self.block.sub_columns;
         let slab = tile * width;
-        let together = depths * self.config.subgroup_size as usize;
+        let threads = self.threads_of_a_row();
         let _ = writeln!(
             e.module.items,
             "var<workgroup> slab: array<f32, {}>;",
             slab * self.block.subgroups()
         );
-        let done = (sink.each)(&self.products.number("row", "column"), "sum");
-        let of_depths = (0..depths).map(|i| format!("slab[(sub_block * {depths}u + {i}u) * {slab}u + e]"));
-        let value = pairwise(of_depths, sum);
+        let is_whole = m.is_multiple_of(rows) && n.is_multiple_of(columns);
+        let together = sink.together();
+        let mut body = String::new();
+        let elements = (0..together).map(|q| {
+            let of_depths = (0..depths).map(|i| format!("slab[(sub_block * {depths}u + {i}u) * {slab}u + e_{q}]"));
+            let _ = write!(
+                body,
+                "let e_{q} = first + {}u;\nlet row_{q} = first_of_tiles + e_{q} / {width}u;\n\
+                 let column_{q} = first_column + sub_column + e_{q} % {width}u;\nlet sum_{q} = {};\n",
+                q * threads,
+                pairwise(of_depths, sum)
+            );
+            let (row, column) = (format!("row_{q}"), format!("column_{q}"));
+            Element::within(self.products, is_whole, &row, &column, format!("sum_{q}"))
+        });
+        let elements: Vec<Element> = elements.collect();
+        body.push_str(&sink.take(&elements));
         for i in 0..down {
             for j in 0..across {
                 let _ = write!(
@@ -516,10 +556,9 @@ impl<'a> Blocks<'a> {
             }
             let _ = write!(
                 code,
-                "workgroupBarrier();\nfor (var e = local % {together}u; e < {slab}u; e += {together}u) {{\n\
-                 let row = first_row + sub_row + {}u + e / {width}u;\nlet column = first_column + sub_column + e % {width}u;\n\
-                 if (row < {m}u && column < {n}u) {{\nlet sum = {value};\n{done}}}\n}}\n\
-                 workgroupBarrier();\n",
+                "workgroupBarrier();\nfor (var first = local % {threads}u; first < {slab}u; first += {}u) {{\n\
+                 let first_of_tiles = first_row + sub_row + {}u;\n{body}}}\nworkgroupBarrier();\n",
+                threads * together,
                 i * tile
             );
         }

@@ -13,8 +13,8 @@ use meganeura_core::ops::FUSED;
 use super::body::{Body, Def, Id};
 use super::emit::Emitter;
 use super::module::{CompileCx, Compiled, Launch};
-use super::place::{self, Base};
 use super::pointwise::is_half;
+use super::sums::{Element, PARTIAL, Plain, Results, Sink, epilogue, join};
 use super::vectors::{self, Vectors};
 use super::{Role, coop};
 
@@ -37,10 +37,14 @@ const SHORTEST_PART: usize = 8 * STEP;
 const FEW_PRODUCTS: usize = 1 << 16;
 /// Longest sum of such a thread.
 const SHORT_SUM: usize = 256;
-/// Type of partial sums: that of all sums, whatever the products are of.
-pub(super) const PARTIAL: DType = DType::F32;
 /// Most bytes of partial sums.
 const MOST_PARTIAL: usize = 16 << 20;
+/// Columns up to which rows may be computed on the way: few workgroups share them.
+const COLUMNS_ON_THE_WAY: usize = 256;
+/// Most elements of the result that a thread computes together.
+const MOST_TOGETHER: usize = 8;
+/// Most values that it computes for them: their code is written out for each.
+const MOST_COMPUTED_TOGETHER: usize = 256;
 
 /// Sizes of sums of products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,14 +88,6 @@ pub(super) trait Products {
     }
 }
 
-/// What is done with the sums.
-pub(super) struct Sink<'a> {
-    /// A statement, from the number of a result's element and its sum.
-    pub(super) each: &'a dyn Fn(&str, &str) -> String,
-    /// Where the sums are stored by their numbers, and what is added to these, if nothing else is done with them.
-    pub(super) plain: Option<(String, String)>,
-}
-
 /// A product cut into tiles of one kind or the other.
 enum Tiles<'a> {
     Threads(Tiling<'a>),
@@ -108,21 +104,39 @@ impl Tiles<'_> {
         }
     }
 
-    fn launch(&self, e: Emitter, sink: &Sink) -> Result<Launch, String> {
+    fn launch(&self, e: Emitter, sink: &Sink, plain: Option<&Plain>) -> Result<Launch, String> {
         match self {
-            Tiles::Threads(tiling) => tiling.launch(e, sink.each),
-            Tiles::Units(blocks) => blocks.launch(e, sink),
-            Tiles::Vectors(vectors) => vectors.launch(e, sink.each),
+            Tiles::Threads(tiling) => tiling.launch(e, sink),
+            Tiles::Units(blocks) => blocks.launch(e, sink, plain),
+            Tiles::Vectors(vectors) => vectors.launch(e, sink),
+        }
+    }
+
+    /// Most elements whose results it gives to a sink together.
+    fn most_together(&self) -> usize {
+        match self {
+            Tiles::Threads(tiling) => tiling.tile,
+            Tiles::Units(blocks) => blocks.elements_of_a_thread().min(MOST_TOGETHER),
+            Tiles::Vectors(_) => 1,
         }
     }
 }
 
-/// Whether a program may compute an operand of a product on the way: every workgroup that reads rows of it computes
-/// them anew, once if they fit into its memory, whose `sizes` are given then. Decompositions have no choice.
+/// Whether an operand of a product may be computed on the way: every workgroup that reads rows of it computes them anew,
+/// once if they fit into its memory, whose `sizes` are given then. A program is cut otherwise, and so are operators with
+/// rows for many workgroups, computed from several operands: the first operand is computed once before the product.
 pub(super) fn check_prologue(body: &Body, cx: &CompileCx, operand: Id, sizes: Option<Sizes>) -> Result<(), String> {
     // Reductions are computed with what depends on them.
     let stored = matches!(body.nodes[operand].def, Def::Operand(_)) || !body.calls(Role::Reduction).is_empty();
-    match stored || cx.kernel.name != FUSED.name() || sizes.is_some_and(vectors::can_stage) {
+    let few = match (cx.kernel.name == FUSED.name(), sizes) {
+        (true, sizes) => sizes.is_some_and(vectors::can_stage),
+        (false, sizes) => {
+            let operands = (0..body.nodes.len()).filter(|&id| matches!(body.nodes[id].def, Def::Operand(_)));
+            let read = operands.filter(|&id| body.depends_on(operand, id)).count();
+            sizes.is_none_or(|s| read <= 1 || s.n <= COLUMNS_ON_THE_WAY || vectors::can_stage(s))
+        }
+    };
+    match stored || few {
         true => Ok(()),
         false => Err("what is multiplied is computed on the way, for too many rows".into()),
     }
@@ -154,7 +168,7 @@ pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx, products: &dyn Produc
     let units_always = cx.coop.is_some_and(|config| config.min_workgroups == 0 && sizes.k > 0);
     if total.saturating_mul(sizes.k) <= FEW_PRODUCTS && sizes.k <= SHORT_SUM && !units_always {
         let mut e = Emitter::new(body, cx);
-        epilogue(&mut e, id, &results.of_product)?;
+        epilogue(&mut e, id, &results.of_product, 1)?;
         return Ok(Compiled {
             launches: vec![direct(e, products, total)?],
             scratch: Vec::new(),
@@ -170,28 +184,29 @@ pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx, products: &dyn Produc
     };
     if tiling.parts() == 1 {
         let mut e = Emitter::new(body, cx);
-        epilogue(&mut e, id, &results.of_product)?;
         let plain = products.is_by_rows() && body.results == [id] && cx.kernel.outputs[0].dtype == DType::F32;
         let plain = plain.then(|| (e.module.array(cx.outputs[0], DType::F32, true), String::new()));
-        let sink = Sink {
-            each: &|number, sum| format!("finish({number}, {sum});\n"),
-            plain,
+        let together = match body.results == [id] {
+            // Nothing is read.
+            true => 1,
+            false => tiling
+                .most_together()
+                .min(MOST_COMPUTED_TOGETHER / body.nodes.len().max(1)),
         };
-        let launch = tiling.launch(e, &sink)?;
+        // A power of two, as there are that many elements.
+        let together = 1 << together.max(1).ilog2();
+        epilogue(&mut e, id, &results.of_product, together)?;
+        let launch = tiling.launch(e, &Sink::Finish(together), plain.as_ref())?;
         return Ok(Compiled {
             launches: vec![launch],
             scratch: Vec::new(),
         });
     }
     let mut e = Emitter::new(body, cx);
-    let partial = e.module.array(e.cx.scratch(0), PARTIAL, true);
-    let sink = Sink {
-        each: &|number, sum| format!("{partial}[part * {total}u + {number}] = {sum};\n"),
-        plain: products
-            .is_by_rows()
-            .then(|| (partial.clone(), format!("part * {total}u + "))),
-    };
-    let first = tiling.launch(e, &sink)?;
+    let array = e.module.array(e.cx.scratch(0), PARTIAL, true);
+    let plain = (array.clone(), format!("part * {total}u + "));
+    let sink = Sink::Partial { array, total };
+    let first = tiling.launch(e, &sink, Some(&plain).filter(|_| products.is_by_rows()))?;
     Ok(Compiled {
         launches: vec![
             first,
@@ -199,47 +214,6 @@ pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx, products: &dyn Produc
         ],
         scratch: vec![4 * total * tiling.parts()],
     })
-}
-
-/// Results of a dispatch by what they belong to.
-#[derive(Default)]
-pub(super) struct Results {
-    /// An element for each of the product's.
-    pub(super) of_product: Vec<usize>,
-    /// What is reduced before it.
-    pub(super) before: Vec<usize>,
-}
-
-/// Declares the function that stores what becomes of an element of the product.
-pub(super) fn epilogue(e: &mut Emitter, id: Id, outputs: &[usize]) -> Result<(), String> {
-    let body = e.body;
-    let base = Base::new("i", body.ty(id).numel());
-    let shape = &body.ty(id).shape;
-    e.fix_terms(id, "product", vec![place::terms(&place::split(&base, 1, shape), shape)]);
-    let (code, ()) = e.writing_block(&base, |e| {
-        let mut stores = String::new();
-        for &output in outputs {
-            let id = body.results[output];
-            let value = e.value(id, &place::split(&base, 1, &body.ty(id).shape))?;
-            stores.push_str(&e.module.store(output, "i", &value));
-        }
-        e.code.push_str(&stores);
-        Ok(())
-    })?;
-    let _ = write!(e.module.items, "fn finish(i: u32, product: f32) {{\n{code}}}\n");
-    Ok(())
-}
-
-/// Adds up the parts of each element.
-pub(super) fn join(mut e: Emitter, id: Id, outputs: &[usize], parts: usize) -> Result<Launch, String> {
-    let total = e.body.ty(id).numel();
-    epilogue(&mut e, id, outputs)?;
-    let partial = e.module.array(e.cx.scratch(0), PARTIAL, false);
-    let code = format!(
-        "let i = group_number * {THREADS}u + local;\nif (i >= {total}u) {{\nreturn;\n}}\nvar sum = 0.0;\n\
-         for (var part = 0u; part < {parts}u; part += 1u) {{\nsum += {partial}[part * {total}u + i];\n}}\nfinish(i, sum);\n"
-    );
-    e.module.finish(&code, THREADS, total.div_ceil(THREADS))
 }
 
 /// A thread for each result.
@@ -297,8 +271,8 @@ impl<'a> Tiling<'a> {
         }
     }
 
-    /// A launch that does something with each sum: WGSL from its number and value.
-    fn launch(&self, mut e: Emitter, each: &dyn Fn(&str, &str) -> String) -> Result<Launch, String> {
+    /// A launch that gives each sum to a sink.
+    fn launch(&self, mut e: Emitter, sink: &Sink) -> Result<Launch, String> {
         let Sizes { batch, m, n, k } = self.sizes;
         let (side, width, vector) = (self.side(), self.width(), self.vector());
         let (across, down) = (n.div_ceil(side), m.div_ceil(side));
@@ -355,10 +329,16 @@ impl<'a> Tiling<'a> {
                 at("x")
             );
         }
-        for (i, j) in self.pairs() {
-            let number = self.products.number(&format!("row_{i}"), &format!("column_{j}"));
-            let done = each(&number, &format!("sum_{i}_{j}"));
-            let _ = writeln!(code, "if (row_{i} < {m}u && column_{j} < {n}u) {{\n{done}}}");
+        let is_whole = m.is_multiple_of(side) && n.is_multiple_of(side);
+        let elements: Vec<Element> = self
+            .pairs()
+            .map(|(i, j)| {
+                let (row, column, sum) = (format!("row_{i}"), format!("column_{j}"), format!("sum_{i}_{j}"));
+                Element::within(self.products, is_whole, &row, &column, sum)
+            })
+            .collect();
+        for some in elements.chunks(sink.together()) {
+            code.push_str(&sink.take(some));
         }
         e.module.finish(&code, THREADS, across * down * batch * self.parts)
     }

@@ -14,7 +14,8 @@ use super::emit::Emitter;
 use super::module::{CompileCx, Compiled, Launch};
 use super::pointwise::is_half;
 use super::rows::Rows;
-use super::tiled::{self, Products, Results, Sizes};
+use super::sums::{self, Element, Results, Sink};
+use super::tiled::{Products, Sizes};
 use wide::Wide;
 
 /// Most rows.
@@ -62,19 +63,18 @@ pub(super) fn compile(
     let mut e = Emitter::new(body, cx);
     if vectors.parts() == 1 {
         // Before the reductions have values: results may depend on these through the product only.
-        tiled::epilogue(&mut e, id, &results.of_product)?;
+        sums::epilogue(&mut e, id, &results.of_product, 1)?;
         before.begin(&mut e)?;
-        let launch = vectors.launch(e, &|number, sum| format!("finish({number}, {sum});\n"))?;
+        let launch = vectors.launch(e, &Sink::Finish(1))?;
         return Ok(Compiled {
             launches: vec![launch],
             scratch: Vec::new(),
         });
     }
-    let partial = e.module.array(cx.scratch(0), tiled::PARTIAL, true);
+    let array = e.module.array(cx.scratch(0), sums::PARTIAL, true);
     before.begin(&mut e)?;
-    let each = |number: &str, sum: &str| format!("{partial}[part * {total}u + {number}] = {sum};\n");
-    let first = vectors.launch(e, &each)?;
-    let last = tiled::join(Emitter::new(body, cx), id, &results.of_product, vectors.parts())?;
+    let first = vectors.launch(e, &Sink::Partial { array, total })?;
+    let last = sums::join(Emitter::new(body, cx), id, &results.of_product, vectors.parts())?;
     Ok(Compiled {
         launches: vec![first, last],
         scratch: vec![4 * total * vectors.parts()],
@@ -136,10 +136,10 @@ impl<'a> Vectors<'a> {
         self.wide.as_ref().map_or(self.parts, Wide::parts)
     }
 
-    /// A launch that does something with each sum: WGSL from its number and value.
-    pub(super) fn launch(&self, mut e: Emitter, each: &dyn Fn(&str, &str) -> String) -> Result<Launch, String> {
+    /// A launch that gives each sum to a sink.
+    pub(super) fn launch(&self, mut e: Emitter, sink: &Sink) -> Result<Launch, String> {
         if let Some(wide) = &self.wide {
-            return wide.launch(e, each);
+            return wide.launch(e, sink);
         }
         let Sizes { batch, m, n, k } = self.sizes;
         let (lanes, columns) = (self.lanes, THREADS / self.lanes);
@@ -178,7 +178,8 @@ impl<'a> Vectors<'a> {
             false => format!("lane * {columns}u + local"),
         };
         for row in 0..m {
-            let done = each(&self.products.number(&format!("{row}u"), "own_column"), "sum");
+            let number = self.products.number(&format!("{row}u"), "own_column");
+            let done = sink.take(&[Element::new(&number, "sum")]);
             let _ = write!(
                 code,
                 "{}sums[local] = sum_{row};\nworkgroupBarrier();\nif (local < {columns}u) {{\n\

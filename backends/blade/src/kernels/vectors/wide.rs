@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use super::super::emit::Emitter;
 use super::super::fold::{pairwise, sum};
 use super::super::module::{CompileCx, Launch};
+use super::super::sums::{Element, Sink};
 use super::super::tiled::{Products, Sizes};
 use super::{ENOUGH_GROUPS, MOST_STAGED, THREADS};
 
@@ -73,8 +74,8 @@ impl<'a> Wide<'a> {
         self.parts
     }
 
-    /// A launch that does something with each sum: WGSL from its number and value.
-    pub(super) fn launch(&self, mut e: Emitter, each: &dyn Fn(&str, &str) -> String) -> Result<Launch, String> {
+    /// A launch that gives each sum to a sink.
+    pub(super) fn launch(&self, mut e: Emitter, sink: &Sink) -> Result<Launch, String> {
         let Sizes { batch, n, k, .. } = self.sizes;
         let (columns, length) = (self.columns, self.length);
         let across = n.div_ceil(columns * ACROSS);
@@ -124,7 +125,7 @@ impl<'a> Wide<'a> {
                 );
             }
         }
-        self.add_up(&mut code, each);
+        self.add_up(&mut code, sink);
         e.module.finish(&code, THREADS, across * batch * self.parts)
     }
 
@@ -284,13 +285,13 @@ impl<'a> Wide<'a> {
     }
 
     /// Code that adds up the sums of the threads that share columns, some sums at a time.
-    fn add_up(&self, code: &mut String, each: &dyn Fn(&str, &str) -> String) {
+    fn add_up(&self, code: &mut String, sink: &Sink) {
         let (sums, together, n) = (self.sums(), self.together(), self.sizes.n);
         for first in (0..sums).step_by(together) {
             let count = together.min(sums - first);
             let (results, adders) = self.adders(count);
             let number = self.products.number("own_row", "own_column");
-            let done = each(&number, "sum");
+            let done = sink.take(&[Element::new(&number, "sum")]);
             if first > 0 {
                 code.push_str("workgroupBarrier();\n");
             }

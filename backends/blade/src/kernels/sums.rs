@@ -1,0 +1,160 @@
+//! What is done with sums of products: they are stored as parts of sums, or what follows the product is computed of them.
+
+use std::fmt::Write as _;
+
+use meganeura_core::DType;
+
+use super::body::Id;
+use super::emit::Emitter;
+use super::module::Launch;
+use super::place::{self, Base};
+use super::tiled::{Products, Sizes};
+
+/// Threads of a workgroup that adds up parts.
+const THREADS: usize = 256;
+/// Type of partial sums: that of all sums, whatever the products are of.
+pub(super) const PARTIAL: DType = DType::F32;
+
+/// An element of the result: WGSL expressions of its number, which is that of some element in any case, and its sum; and
+/// a condition where it may be beyond the end.
+pub(super) struct Element {
+    pub(super) number: String,
+    pub(super) sum: String,
+    pub(super) within: Option<String>,
+}
+
+impl Element {
+    /// One that is within the result.
+    pub(super) fn new(number: &str, sum: &str) -> Self {
+        Element {
+            number: number.to_owned(),
+            sum: sum.to_owned(),
+            within: None,
+        }
+    }
+
+    /// One of a row and a column, which may be beyond the end unless tiles fit `is_whole` times.
+    pub(super) fn within(products: &dyn Products, is_whole: bool, row: &str, column: &str, sum: String) -> Self {
+        let Sizes { m, n, .. } = products.sizes();
+        let (number, within) = match is_whole {
+            true => (products.number(row, column), None),
+            false => (
+                products.number(
+                    &format!("min({row}, {}u)", m - 1),
+                    &format!("min({column}, {}u)", n - 1),
+                ),
+                Some(format!("{row} < {m}u && {column} < {n}u")),
+            ),
+        };
+        Element { number, sum, within }
+    }
+
+    /// A statement that is run only if it is within the result.
+    fn guard(&self, statement: &str) -> String {
+        match &self.within {
+            Some(condition) => format!("if ({condition}) {{\n{statement}}}\n"),
+            None => statement.to_owned(),
+        }
+    }
+}
+
+/// What is done with the sums.
+pub(super) enum Sink {
+    /// [`epilogue`]: what follows the product is computed, of so many elements together.
+    Finish(usize),
+    /// They are stored, as parts of sums, in this array.
+    Partial { array: String, total: usize },
+}
+
+impl Sink {
+    /// Elements that should be given together, so that what is read for them is on its way together.
+    pub(super) fn together(&self) -> usize {
+        match self {
+            Sink::Finish(together) => *together,
+            Sink::Partial { .. } => 1,
+        }
+    }
+
+    /// Statements for some elements, as many as [`Sink::together`] or fewer.
+    pub(super) fn take(&self, elements: &[Element]) -> String {
+        let each = |element: &Element| {
+            let Element { number, sum, .. } = element;
+            element.guard(&match self {
+                Sink::Finish(_) => format!("finish({number}, {sum});\n"),
+                Sink::Partial { array, total } => format!("{array}[part * {total}u + {number}] = {sum};\n"),
+            })
+        };
+        match self {
+            Sink::Finish(together) if *together > 1 && elements.len() == *together => {
+                let arguments = elements.iter().map(|Element { number, sum, within }| {
+                    let within = within.as_deref().unwrap_or("true");
+                    format!("{number}, {sum}, {within}")
+                });
+                format!("finish_together({});\n", arguments.collect::<Vec<_>>().join(", "))
+            }
+            _ => elements.iter().map(each).collect(),
+        }
+    }
+}
+
+/// Where sums are stored by their numbers if nothing else is done with them: an array, and what is added to the numbers.
+pub(super) type Plain = (String, String);
+
+/// Results of a dispatch by what they belong to.
+#[derive(Default)]
+pub(super) struct Results {
+    /// An element for each of the product's.
+    pub(super) of_product: Vec<usize>,
+    /// What is reduced before it.
+    pub(super) before: Vec<usize>,
+}
+
+/// Declares the function that stores what becomes of an element of the product, and one that does so of several, which
+/// reads all that they need before it stores anything: reads would wait for stores that may be to the same memory.
+pub(super) fn epilogue(e: &mut Emitter, id: Id, outputs: &[usize], together: usize) -> Result<(), String> {
+    let (code, stores) = finished(e, id, outputs, "i", "product")?;
+    let _ = write!(e.module.items, "fn finish(i: u32, product: f32) {{\n{code}{stores}}}\n");
+    if together == 1 {
+        return Ok(());
+    }
+    let (mut parameters, mut reads, mut all) = (Vec::new(), String::new(), String::new());
+    for q in 0..together {
+        let [i, product] = ["i", "product"].map(|name| format!("{name}_{q}"));
+        let (code, stores) = finished(e, id, outputs, &i, &product)?;
+        parameters.push(format!("{i}: u32, {product}: f32, within_{q}: bool"));
+        reads.push_str(&code);
+        let _ = write!(all, "if (within_{q}) {{\n{stores}}}\n");
+    }
+    let parameters = parameters.join(", ");
+    let _ = write!(e.module.items, "fn finish_together({parameters}) {{\n{reads}{all}}}\n");
+    Ok(())
+}
+
+/// Code that computes what becomes of the element `i` of the product, and statements that store it.
+fn finished(e: &mut Emitter, id: Id, outputs: &[usize], i: &str, product: &str) -> Result<(String, String), String> {
+    let body = e.body;
+    let base = Base::new(i, body.ty(id).numel());
+    let shape = &body.ty(id).shape;
+    e.fix_terms(id, product, vec![place::terms(&place::split(&base, 1, shape), shape)]);
+    e.writing_block(&base, |e| {
+        let mut stores = String::new();
+        for &output in outputs {
+            let id = body.results[output];
+            let value = e.value(id, &place::split(&base, 1, &body.ty(id).shape))?;
+            stores.push_str(&e.module.store(output, i, &value));
+        }
+        Ok(stores)
+    })
+}
+
+/// Adds up the parts of each element.
+pub(super) fn join(mut e: Emitter, id: Id, outputs: &[usize], parts: usize) -> Result<Launch, String> {
+    let total = e.body.ty(id).numel();
+    epilogue(&mut e, id, outputs, 1)?;
+    let partial = e.module.array(e.cx.scratch(0), PARTIAL, false);
+    let code = format!(
+        "let i = group_number * {THREADS}u + local;\nif (i >= {total}u) {{\nreturn;\n}}\nvar sum = 0.0;\n\
+         for (var part = 0u; part < {parts}u; part += 1u) {{\nsum += {partial}[part * {total}u + i];\n}}\nfinish(i, sum);\n"
+    );
+    e.module.finish(&code, THREADS, total.div_ceil(THREADS))
+}
