@@ -123,10 +123,11 @@ impl Block {
         let most_depths = (DEEP_THREADS / config.subgroup_size.max(1) as usize).clamp(1, MOST_DEPTHS);
         // Of about the same length, with tiles for each subgroup.
         let even = |longest: usize| k.div_ceil(k.div_ceil(longest)).next_multiple_of(tile * most_depths);
+        let longest = if config.use_f16_input { 256 } else { 128 };
         let (side, sub, depths, step, most_ahead) = match config.subgroup_size < SMALL_SUBGROUP {
             // As few as there can be of each without leaving one out.
             true => (tile, tile, 2, 2 * tile, 2),
-            false if m <= FEW_ROWS => (16, 16, most_depths, even(256), 6),
+            false if m <= FEW_ROWS => (16, 16, most_depths, even(longest), 6),
             false => (32, 16, 2, 64, 4),
         };
         Block {

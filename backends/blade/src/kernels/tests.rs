@@ -1,5 +1,7 @@
 //! Every kernel of every operator's samples, without a device: that it is valid, and translates.
 
+mod units;
+
 use std::collections::HashSet;
 
 use meganeura_core::attrs::Attrs;
@@ -8,10 +10,10 @@ use meganeura_core::ops::OpRef;
 use meganeura_core::ops::sample::{Sample, Sizes};
 use meganeura_core::plan::BufferRef;
 use meganeura_core::program::{Program, Slot, Step};
-use meganeura_core::{DType, Graph, Shape, TensorType, Value, registry};
+use meganeura_core::{DType, Graph, Shape, TensorType, registry};
 use naga::valid::{Capabilities, ValidationFlags, Validator};
 
-use super::coop::{CoopConfig, MIN_COOP_WORKGROUPS};
+use super::coop::CoopConfig;
 use super::{Binding, CompileCx, Compiled, Launch, Memory, compile, supports};
 
 /// Types of a sample's operands and results; floats may be of half precision.
@@ -81,131 +83,6 @@ fn launches_with(coop: Option<CoopConfig>) -> Vec<(String, Launch)> {
         }
     }
     all
-}
-
-/// Launches of large products on matrix units of every kind.
-fn coop_launches() -> Vec<(String, Launch)> {
-    let transposed = |a: bool, b: bool| Attrs::new().with("transpose_a", a).with("transpose_b", b);
-    let window = |attrs: Attrs| {
-        let pair = |v: i64| vec![v, v];
-        attrs
-            .with("stride", pair(1))
-            .with("padding", pair(1))
-            .with("dilation", pair(1))
-            .with("groups", 1i64)
-    };
-    let calls = [
-        (
-            "core.matmul",
-            transposed(false, false),
-            vec![vec![768, 96], vec![96, 512]],
-        ),
-        (
-            "core.matmul",
-            transposed(true, false),
-            vec![vec![96, 770], vec![96, 510]],
-        ),
-        (
-            "core.matmul",
-            transposed(false, true),
-            vec![vec![6, 390, 77], vec![6, 250, 77]],
-        ),
-        (
-            "core.matmul_add",
-            transposed(false, false),
-            vec![vec![512, 3000], vec![3000, 512], vec![512]],
-        ),
-        (
-            "core.conv2d",
-            window(Attrs::new()),
-            vec![vec![4, 24, 40, 40], vec![70, 24, 3, 3]],
-        ),
-    ];
-    let mut all = Vec::new();
-    for (name, attrs, shapes) in calls {
-        // Only a product alone has a result of another type than its operands.
-        let floats = if name == "core.matmul_add" {
-            &[DType::F32][..]
-        } else {
-            &[DType::F32, DType::F16]
-        };
-        for &float in floats {
-            let mut graph = Graph::new();
-            let inputs: Vec<Value> = (0..)
-                .zip(&shapes)
-                .map(|(i, s): (usize, _)| graph.input_typed(&format!("x{i}"), s, float).into())
-                .collect();
-            let types: Vec<TensorType> = inputs.iter().filter_map(|&x| graph.ty(x).cloned()).collect();
-            let outputs: Vec<TensorType> = {
-                let op = registry::op(name).expect("an operator");
-                let call = graph.call(op, attrs.clone(), inputs);
-                let outputs = graph.nodes()[call.index()].outputs.clone();
-                let wide = |ty: TensorType| TensorType::f32(ty.shape);
-                outputs.into_iter().map(wide).collect()
-            };
-            for (tile_size, use_f16_input, subgroup_size) in
-                [(16, true, 32), (8, true, 8), (8, false, 32), (16, true, 64)]
-            {
-                let cx = CompileCx {
-                    coop: Some(CoopConfig {
-                        tile_size,
-                        use_f16_input,
-                        subgroup_size,
-                        min_workgroups: MIN_COOP_WORKGROUPS,
-                    }),
-                    ..CompileCx::apart(KernelDesc {
-                        name,
-                        version: 1,
-                        attrs: &attrs,
-                        inputs: &types,
-                        outputs: &outputs,
-                    })
-                };
-                let label = format!("{name} {shapes:?} {float} {tile_size} {use_f16_input} {subgroup_size}");
-                let made = compile(&cx).unwrap_or_else(|e| panic!("{label}: {e}"));
-                assert!(made.launches[0].coop, "{label}");
-                all.push((label, made.launches[0].clone()));
-            }
-        }
-    }
-    all
-}
-
-const UNITS: Capabilities = Capabilities::COOPERATIVE_MATRIX.union(Capabilities::SHADER_FLOAT16);
-
-#[test]
-fn kernels_for_matrix_units_are_valid_and_translate() {
-    for (label, launch) in coop_launches() {
-        translate(&label, &launch, UNITS);
-    }
-}
-
-/// Every operator that is a product, or has one in its decomposition, however small: forward and backward. The gradients
-/// of attention have kernels of single threads, in fewer launches.
-#[test]
-fn every_product_has_a_kernel_for_matrix_units() {
-    let config = CoopConfig {
-        tile_size: 8,
-        use_f16_input: true,
-        subgroup_size: 8,
-        min_workgroups: 0,
-    };
-    let launches = launches_with(Some(config));
-    let units: Vec<&(String, Launch)> = launches.iter().filter(|(_, l)| l.coop).collect();
-    for (label, launch) in &units {
-        translate(label, launch, UNITS);
-    }
-    for name in [
-        "core.matmul",
-        "core.matmul_add",
-        "core.conv2d",
-        "core.conv2d_input_grad",
-        "core.conv2d_weight_grad",
-        "core.attention",
-    ] {
-        let used = units.iter().any(|(label, _)| label.starts_with(&format!("{name} ")));
-        assert!(used, "{name} uses no matrix units");
-    }
 }
 
 /// Parses and validates with no capability but these, and binds the variables.
@@ -469,27 +346,6 @@ fn attention_of_all_widths_is_valid_and_translates() {
                 let label = format!("attention {gradient} of heads {heads:?}");
                 translate(&label, &launch, Capabilities::empty());
             }
-        }
-    }
-}
-
-#[test]
-fn attention_on_matrix_units_is_valid_and_translates() {
-    let units = Capabilities::COOPERATIVE_MATRIX | Capabilities::SHADER_FLOAT16;
-    for heads in [[9, 3, 64], [12, 12, 20], [16, 4, 128]] {
-        for (tile_size, use_f16_input, subgroup_size) in [(16, true, 32), (8, true, 8), (8, false, 32), (16, true, 64)]
-        {
-            let config = CoopConfig {
-                tile_size,
-                use_f16_input,
-                subgroup_size,
-                min_workgroups: MIN_COOP_WORKGROUPS,
-            };
-            let made = compile_attention(false, [500, 511], heads, Some(config));
-            // The widest heads in full precision are beyond shared memory.
-            let fits = use_f16_input || heads[2] < 128;
-            assert_eq!(made.launches[0].coop, fits, "{heads:?} {config:?}");
-            translate(&format!("attention of {heads:?} {config:?}"), &made.launches[0], units);
         }
     }
 }

@@ -115,9 +115,9 @@ impl Tiles<'_> {
     /// Most elements whose results it gives to a sink together.
     fn most_together(&self) -> usize {
         match self {
-            Tiles::Threads(tiling) => tiling.tile,
             Tiles::Units(blocks) => blocks.elements_of_a_thread().min(MOST_TOGETHER),
-            Tiles::Vectors(_) => 1,
+            // Other threads run meanwhile.
+            Tiles::Threads(_) | Tiles::Vectors(_) => 1,
         }
     }
 }

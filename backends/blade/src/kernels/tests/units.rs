@@ -1,0 +1,192 @@
+//! Kernels for matrix units: valid, in the language of other devices too, and within the memory of a workgroup.
+
+use meganeura_core::Value;
+
+use super::super::coop::MIN_COOP_WORKGROUPS;
+use super::*;
+
+/// Launches of large products on matrix units of every kind.
+fn coop_launches() -> Vec<(String, Launch)> {
+    let transposed = |a: bool, b: bool| Attrs::new().with("transpose_a", a).with("transpose_b", b);
+    let window = |attrs: Attrs| {
+        let pair = |v: i64| vec![v, v];
+        attrs
+            .with("stride", pair(1))
+            .with("padding", pair(1))
+            .with("dilation", pair(1))
+            .with("groups", 1i64)
+    };
+    let calls = [
+        (
+            "core.matmul",
+            transposed(false, false),
+            vec![vec![768, 96], vec![96, 512]],
+        ),
+        (
+            "core.matmul",
+            transposed(true, false),
+            vec![vec![96, 770], vec![96, 510]],
+        ),
+        (
+            "core.matmul",
+            transposed(false, true),
+            vec![vec![6, 390, 77], vec![6, 250, 77]],
+        ),
+        (
+            "core.matmul_add",
+            transposed(false, false),
+            vec![vec![512, 3000], vec![3000, 512], vec![512]],
+        ),
+        // Small ones: of few rows, and with too few columns for large blocks.
+        (
+            "core.matmul",
+            transposed(false, true),
+            vec![vec![3, 5, 1100], vec![130, 1100]],
+        ),
+        (
+            "core.matmul_add",
+            transposed(false, false),
+            vec![vec![16, 576], vec![576, 576], vec![576]],
+        ),
+        (
+            "core.matmul_add",
+            transposed(false, true),
+            vec![vec![100, 577], vec![130, 577], vec![130]],
+        ),
+        (
+            "core.conv2d",
+            window(Attrs::new()),
+            vec![vec![4, 24, 40, 40], vec![70, 24, 3, 3]],
+        ),
+    ];
+    let mut all = Vec::new();
+    for (name, attrs, shapes) in calls {
+        // Only a product alone has a result of another type than its operands.
+        let floats = if name == "core.matmul_add" {
+            &[DType::F32][..]
+        } else {
+            &[DType::F32, DType::F16]
+        };
+        for &float in floats {
+            let mut graph = Graph::new();
+            let inputs: Vec<Value> = (0..)
+                .zip(&shapes)
+                .map(|(i, s): (usize, _)| graph.input_typed(&format!("x{i}"), s, float).into())
+                .collect();
+            let types: Vec<TensorType> = inputs.iter().filter_map(|&x| graph.ty(x).cloned()).collect();
+            let outputs: Vec<TensorType> = {
+                let op = registry::op(name).expect("an operator");
+                let call = graph.call(op, attrs.clone(), inputs);
+                let outputs = graph.nodes()[call.index()].outputs.clone();
+                let wide = |ty: TensorType| TensorType::f32(ty.shape);
+                outputs.into_iter().map(wide).collect()
+            };
+            for (tile_size, use_f16_input, subgroup_size) in [
+                (16, true, 32),
+                (8, true, 8),
+                (8, false, 32),
+                (16, true, 64),
+                (16, true, 16),
+            ] {
+                let cx = CompileCx {
+                    coop: Some(CoopConfig {
+                        tile_size,
+                        use_f16_input,
+                        subgroup_size,
+                        min_workgroups: MIN_COOP_WORKGROUPS,
+                    }),
+                    ..CompileCx::apart(KernelDesc {
+                        name,
+                        version: 1,
+                        attrs: &attrs,
+                        inputs: &types,
+                        outputs: &outputs,
+                    })
+                };
+                let label = format!("{name} {shapes:?} {float} {tile_size} {use_f16_input} {subgroup_size}");
+                let made = compile(&cx).unwrap_or_else(|e| panic!("{label}: {e}"));
+                assert!(made.launches[0].coop, "{label}");
+                all.push((label, made.launches[0].clone()));
+            }
+        }
+    }
+    all
+}
+
+const UNITS: Capabilities = Capabilities::COOPERATIVE_MATRIX.union(Capabilities::SHADER_FLOAT16);
+
+#[test]
+fn kernels_for_matrix_units_are_valid_and_translate() {
+    for (label, launch) in coop_launches() {
+        translate(&label, &launch, UNITS);
+        // Metal's devices have 32 KiB and tiles of 8, others with matrix units 48 or more.
+        let most = if launch.source.contains("coop_mat16x16") {
+            40 << 10
+        } else {
+            32 << 10
+        };
+        let bytes = shared_bytes(&launch);
+        assert!(bytes <= most, "{label}: {bytes} bytes");
+    }
+}
+
+/// Bytes of the memory that threads of a workgroup share.
+fn shared_bytes(launch: &Launch) -> u32 {
+    let module = naga::front::wgsl::parse_str(&launch.source).expect("it is valid");
+    let mut layouter = naga::proc::Layouter::default();
+    layouter.update(module.to_ctx()).expect("sizes");
+    let shared = module
+        .global_variables
+        .iter()
+        .filter(|(_, v)| v.space == naga::AddressSpace::WorkGroup);
+    shared.map(|(_, v)| layouter[v.ty].size).sum()
+}
+
+/// Every operator that is a product, or has one in its decomposition, however small: forward and backward. The gradients
+/// of attention have kernels of single threads, in fewer launches.
+#[test]
+fn every_product_has_a_kernel_for_matrix_units() {
+    let config = CoopConfig {
+        tile_size: 8,
+        use_f16_input: true,
+        subgroup_size: 8,
+        min_workgroups: 0,
+    };
+    let launches = launches_with(Some(config));
+    let units: Vec<&(String, Launch)> = launches.iter().filter(|(_, l)| l.coop).collect();
+    for (label, launch) in &units {
+        translate(label, launch, UNITS);
+    }
+    for name in [
+        "core.matmul",
+        "core.matmul_add",
+        "core.conv2d",
+        "core.conv2d_input_grad",
+        "core.conv2d_weight_grad",
+        "core.attention",
+    ] {
+        let used = units.iter().any(|(label, _)| label.starts_with(&format!("{name} ")));
+        assert!(used, "{name} uses no matrix units");
+    }
+}
+
+#[test]
+fn attention_on_matrix_units_is_valid_and_translates() {
+    let units = Capabilities::COOPERATIVE_MATRIX | Capabilities::SHADER_FLOAT16;
+    for heads in [[9, 3, 64], [12, 12, 20], [16, 4, 128]] {
+        for (tile_size, use_f16_input, subgroup_size) in [(16, true, 32), (8, true, 8), (8, false, 32), (16, true, 64)]
+        {
+            let config = CoopConfig {
+                tile_size,
+                use_f16_input,
+                subgroup_size,
+                min_workgroups: MIN_COOP_WORKGROUPS,
+            };
+            let made = compile_attention(false, [500, 511], heads, Some(config));
+            // The widest heads in full precision are beyond shared memory.
+            let fits = use_f16_input || heads[2] < 128;
+            assert_eq!(made.launches[0].coop, fits, "{heads:?} {config:?}");
+            translate(&format!("attention of {heads:?} {config:?}"), &made.launches[0], units);
+        }
+    }
+}
