@@ -33,6 +33,7 @@ rule_sets! {
     "matmul" 1,
     "norm" 1,
     "packing" 1,
+    "parts" 1,
     "pooling" 1,
     "swiglu" 1,
 }

@@ -89,4 +89,4 @@ macro_rules! sets {
     };
 }
 
-sets! { algebra attention matmul norm packing pooling swiglu }
+sets! { algebra attention matmul norm packing parts pooling swiglu }

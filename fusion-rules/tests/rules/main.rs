@@ -4,6 +4,7 @@
 mod algebra;
 mod fusion;
 mod packing;
+mod parts;
 mod recognition;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};

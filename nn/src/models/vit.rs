@@ -169,7 +169,7 @@ impl Vit {
         for block in &self.blocks {
             y = block.forward(g, y);
         }
-        let class = g.slice_axis(y, 1, 0, 1);
+        let class = g.narrow(y, 1, 0, 1);
         let class = g.reshape(class, &[batch, self.dim]);
         let class = self.norm.forward(g, class);
         self.head.forward(g, class)
