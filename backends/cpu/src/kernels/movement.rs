@@ -144,7 +144,7 @@ fn narrow<T: Word>(cx: &CompileCx) -> Result<Compiled, String> {
 }
 
 fn pad<T: Word>(cx: &CompileCx) -> Result<Compiled, String> {
-    let value = padding_word(cx)?;
+    let value = padding_word::<T>(cx)?;
     let (x, y) = (cx.input::<T>(0), cx.output::<T>(0));
     let to = row_major(&cx.output_type(0).shape);
     let (low, interior) = (cx.attrs().ints("low")?, cx.attrs().ints("interior")?);
@@ -154,20 +154,11 @@ fn pad<T: Word>(cx: &CompileCx) -> Result<Compiled, String> {
     let strides = strides.map(|(&i, &t)| t.wrapping_mul((i as isize).wrapping_add(1)));
     let from = &cx.input_type(0).shape;
     let nest = Nest::collapsed(from, [row_major(from), strides.collect()]);
-    let words = y.len() * size_of::<T>() / value.len().max(1);
-    let bytes: View<u8> = View::new(y.as_ptr().cast(), y.len() * size_of::<T>());
     let fill = Task {
-        tasks: chunks(words),
-        nanos: stream_nanos(bytes.len()),
-        body: move |task: usize, _: &RunCx| {
-            let range = chunk(words, task);
-            let width = value.len();
-            // SAFETY: this task alone writes its chunk in this phase.
-            let target = unsafe { bytes.slice_mut(range.start * width..range.end * width) };
-            target
-                .chunks_exact_mut(width)
-                .for_each(|word| word.copy_from_slice(&value));
-        },
+        tasks: chunks(y.len()),
+        nanos: stream_nanos(y.len() * size_of::<T>()),
+        // SAFETY: this task alone writes its chunk in this phase.
+        body: move |task: usize, _: &RunCx| unsafe { y.slice_mut(chunk(y.len(), task)) }.fill(value),
     };
     Ok(Compiled::phases(vec![
         Box::new(fill),
@@ -175,15 +166,15 @@ fn pad<T: Word>(cx: &CompileCx) -> Result<Compiled, String> {
     ]))
 }
 
-/// The padding value in the storage of the dtype.
-fn padding_word(cx: &CompileCx) -> Result<Vec<u8>, String> {
+/// The padding value as a word of the dtype.
+fn padding_word<T: Word>(cx: &CompileCx) -> Result<T, String> {
     let value = cx.attrs().float("value")?;
     Ok(match cx.output_type(0).dtype {
-        DType::F32 => (value as f32).to_le_bytes().to_vec(),
-        DType::F16 => half::f16::from_f64(value).to_le_bytes().to_vec(),
-        DType::BF16 => half::bf16::from_f64(value).to_le_bytes().to_vec(),
-        DType::U32 => (value as u32).to_le_bytes().to_vec(),
-        DType::I32 => (value as i32).to_le_bytes().to_vec(),
+        DType::F32 => T::of_bits((value as f32).to_bits()),
+        DType::F16 => T::of_bits(half::f16::from_f64(value).to_bits().into()),
+        DType::BF16 => T::of_bits(half::bf16::from_f64(value).to_bits().into()),
+        DType::U32 => T::of_bits(value as u32),
+        DType::I32 => T::of_bits(value as i32 as u32),
         other => return Err(format!("{other} cannot be padded")),
     })
 }

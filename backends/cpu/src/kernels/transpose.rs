@@ -17,6 +17,9 @@ use crate::vmath::Level;
 
 /// A word of an element's size.
 pub(super) trait Word: Copy + Default + Send + Sync + 'static {
+    /// The word with these bits, of which it has the low ones.
+    fn of_bits(bits: u32) -> Self;
+
     /// Turns the squares of a tile around: `rows` and `columns` are multiples of [`SQUARE`], the operand's rows are
     /// `stride` apart, those of the turned tile [`TILE`].
     ///
@@ -26,6 +29,10 @@ pub(super) trait Word: Copy + Default + Send + Sync + 'static {
 }
 
 impl Word for u16 {
+    fn of_bits(bits: u32) -> u16 {
+        bits as u16
+    }
+
     unsafe fn squares(_: Level, x: *const u16, stride: isize, turned: *mut u16, size: [usize; 2]) {
         // SAFETY: forwarded.
         unsafe { portable_squares(x, stride, turned, size) }
@@ -33,6 +40,10 @@ impl Word for u16 {
 }
 
 impl Word for u32 {
+    fn of_bits(bits: u32) -> u32 {
+        bits
+    }
+
     unsafe fn squares(level: Level, x: *const u32, stride: isize, turned: *mut u32, size: [usize; 2]) {
         // SAFETY: forwarded; a level other than the baseline has AVX2.
         unsafe {
