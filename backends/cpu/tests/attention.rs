@@ -11,7 +11,7 @@ use meganeura_core::ops::sample::{Sample, SampleInput};
 use meganeura_core::{DType, Graph, reference};
 use meganeura_cpu::CpuDevice;
 
-use common::{case, check, numbers, op, results, sample};
+use common::{case, check, check_case, numbers, op, results, sample};
 
 /// Batch, queries, keys; query heads, key-value heads, width; causal, window.
 #[derive(Clone, Copy, Debug)]
@@ -280,6 +280,45 @@ fn gates_at_the_ends_of_their_range() {
                 (found - want).abs() <= 1e-6 * want.abs().max(1.0),
                 "{name}({gate}): {found}"
             );
+        }
+    }
+}
+
+/// Keys that are divided among tasks: positions at which tasks have none, one or several tiles, with nothing but NaN behind
+/// them, and scores that decide everything.
+#[test]
+fn parts_of_long_caches() {
+    for ([rows, capacity], [heads, kv_heads, width], window) in [
+        ([1, 512], [9, 3, 64], 0),
+        ([1, 1000], [1, 1, 17], 0),
+        ([5, 700], [4, 2, 24], 0),
+        ([1, 600], [2, 1, 8], 33),
+        ([20, 300], [2, 2, 5], 40),
+    ] {
+        let attrs = Attrs::new()
+            .with("num_heads", heads)
+            .with("num_kv_heads", kv_heads)
+            .with("head_dim", width)
+            .with("causal", true)
+            .with("window", window)
+            .with("scale", 1.0 / (width as f64).sqrt());
+        let large = |rows: usize, heads: usize| SampleInput::range(&[rows, heads * width], -3.0, 3.0);
+        let inputs = vec![
+            large(rows, heads),
+            large(capacity, kv_heads),
+            SampleInput::range(&[capacity, kv_heads * width], 0.25, 2.0),
+            SampleInput::below(&[1], capacity),
+        ];
+        for position in [0, 1, 5, 127, capacity / 2, capacity - rows] {
+            let label = format!("{rows} of {capacity} rows at {position}, {heads} on {kv_heads} of {width}, {window}");
+            let sample = Sample::new(label, inputs.clone(), attrs.clone());
+            let mut case = case(op("core.cached_attention"), &sample, 7);
+            for (name, value) in [("operand1", f64::NAN), ("operand2", f64::INFINITY)] {
+                let cache = case.values.get_mut(name).expect("an operand");
+                cache[(position + rows) * kv_heads * width..].fill(value);
+            }
+            case.values.insert("operand3".into(), vec![position as f64]);
+            check_case("core.cached_attention", &sample, &case);
         }
     }
 }

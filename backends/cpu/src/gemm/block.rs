@@ -88,6 +88,28 @@ impl Blocks {
         }
     }
 
+    /// `y[cols] = x[k] · B[k, cols]` for a B that is read where it lies, one of whose strides is 1.
+    ///
+    /// # Safety
+    ///
+    /// The operands must be valid for these sizes, `y` for writing, and nobody may access `y` or write `x` and B meanwhile.
+    pub(crate) unsafe fn vector(
+        &self,
+        x: *const f32,
+        b: *const f32,
+        strides: Strides,
+        [k, cols]: [usize; 2],
+        y: *mut f32,
+    ) {
+        // SAFETY: passed on to the caller; the set is one that the CPU can run.
+        unsafe {
+            match strides {
+                Strides { row: 1, col } => (self.set.dots)(x, b, col, k, cols, y),
+                Strides { row, .. } => (self.set.stream)(x, b, row, k, cols, y),
+            }
+        }
+    }
+
     /// `C[rows, cols] = A[rows, k] · B[k, cols]`, or adds it.
     ///
     /// # Safety
@@ -136,6 +158,31 @@ impl Blocks {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A row by matrices with either stride of 1.
+    #[test]
+    fn vectors_by_blocks() {
+        let blocks = Blocks::detect();
+        for (k, cols) in [(1, 1), (3, 40), (64, 7), (67, 33), (129, 64)] {
+            let x: Vec<f32> = (0..k).map(|i| (i * 7 % 11) as f32 - 5.0).collect();
+            let (row, col) = (cols + 3, k + 2);
+            let b: Vec<f32> = (0..row * col).map(|i| (i * 5 % 13) as f32 - 6.0).collect();
+            for strides in [Strides { row, col: 1 }, Strides { row: 1, col }] {
+                let mut y = vec![7.0; cols + 1];
+                // SAFETY: vectors of these sizes, one of which is written.
+                unsafe { blocks.vector(x.as_ptr(), b.as_ptr(), strides, [k, cols], y.as_mut_ptr()) };
+                for (j, &y) in y.iter().enumerate() {
+                    let product = |p: usize| x[p] * b[p * strides.row + j * strides.col];
+                    let want = if j < cols {
+                        (0..k).map(product).sum::<f32>()
+                    } else {
+                        7.0
+                    };
+                    assert_eq!(y, want, "{k} {cols} [{j}]");
+                }
+            }
+        }
+    }
 
     /// Packed and in place, by rows and by columns, against sums in f64.
     #[test]

@@ -282,7 +282,7 @@ impl Gemm {
 }
 
 /// The `index`-th of `parts` shares of `0..total` that differ by one at most.
-fn share(total: usize, parts: usize, index: usize) -> std::ops::Range<usize> {
+pub(crate) fn share(total: usize, parts: usize, index: usize) -> std::ops::Range<usize> {
     let (base, extra) = (total / parts, total % parts);
     let start = index * base + index.min(extra);
     start..start + base + usize::from(index < extra)

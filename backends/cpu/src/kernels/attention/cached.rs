@@ -2,14 +2,18 @@
 //!
 //! A task has the queries of one key-value head, some rows of each of its query heads, and goes over the keys that they
 //! see in tiles, as [`forward`](super::forward) does. There are few queries for each key, so keys and values are read
-//! where they lie instead of being packed.
+//! where they lie instead of being packed. Where heads and rows are fewer than threads may be, as with one token of one
+//! sequence, each task has a share of the keys only, and a second phase brings the shares together ("flash decoding": Dao,
+//! Haziza, Massa and Sizov, 2023).
 
 use meganeura_core::ops::AttentionDims;
 
-use super::super::{CompileCx, Compiled, Task};
+use super::super::{CompileCx, Compiled, Kernel, Task, stream_nanos};
 use super::tile::{Tile, softmax_step};
 use super::{Head, KEYS, nanos, scratch, scratch_len};
 use crate::executor::RunCx;
+use crate::gemm::simd::prefetch;
+use crate::gemm::{Blocks, Strides, share};
 use crate::memory::View;
 use crate::vmath::{self, Isa, Level, multiversion};
 
@@ -17,16 +21,21 @@ use crate::vmath::{self, Isa, Level, multiversion};
 const ROWS: usize = 16;
 /// Valid rows that estimates of the duration go by.
 const USUAL_KEYS: usize = 256;
+/// Tasks that are enough for the keys not to be divided.
+const ENOUGH_TASKS: usize = 16;
 
 /// A call.
 #[derive(Clone, Copy)]
 struct Cached {
     /// With the capacity as the number of keys.
     dims: AttentionDims,
+    /// Shares that the keys of each query are divided into.
+    parts: usize,
     /// What positions must be below.
     bound: usize,
     dispatch: usize,
     level: Level,
+    blocks: Blocks,
     q: View<f32>,
     k: View<f32>,
     v: View<f32>,
@@ -34,56 +43,136 @@ struct Cached {
     out: View<f32>,
 }
 
+/// The queries of a task: some rows of the heads that share a key-value head.
+#[derive(Clone, Copy)]
+struct Unit {
+    entry: usize,
+    kv_head: usize,
+    /// First row and number of rows.
+    first: usize,
+    rows: usize,
+}
+
+/// What is known of queries after some keys.
+struct State<'a> {
+    /// Sums of values, each times its numerator, `[queries, width]`.
+    out: &'a mut [f32],
+    /// The greatest score, and the sum of numerators relative to it.
+    greatest: &'a mut [f32],
+    sums: &'a mut [f32],
+}
+
 pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
     let dims = AttentionDims::of_cached(&cx.call())?;
-    let call = Cached {
+    let mut call = Cached {
         dims,
+        parts: 1,
         bound: cx.dispatch.index_bound().unwrap_or_default(),
         dispatch: cx.index,
         level: cx.level,
+        blocks: Blocks::detect(),
         q: cx.input(0),
         k: cx.input(1),
         v: cx.input(2),
         positions: cx.input(3),
         out: cx.output(0),
     };
+    let units = call.units();
+    if units > 0 {
+        call.parts = ENOUGH_TASKS.div_ceil(units).min(dims.rows_k.div_ceil(KEYS)).max(1);
+    }
     let usual = AttentionDims {
         rows_k: dims.rows_k.min(USUAL_KEYS.max(dims.rows_q)),
         ..dims
     };
-    let tasks = match dims.rows_q {
-        0 => 0,
-        rows => dims.batch * dims.kv_heads * rows.div_ceil(ROWS),
+    let mut phases: Vec<Box<dyn Kernel>> = vec![Box::new(Task {
+        tasks: units * call.parts,
+        nanos: nanos(&usual, 2),
+        // SAFETY: the contract of `Kernel::run`.
+        body: move |task: usize, cx: &RunCx| unsafe { call.attend(task, cx) },
+    })];
+    let shared = match call.parts {
+        1 => 0,
+        parts => units * parts * scratch_len(&call.state_lens()),
     };
+    if call.parts > 1 {
+        phases.push(Box::new(Task {
+            tasks: units,
+            nanos: stream_nanos(size_of::<f32>() * shared),
+            // SAFETY: as above.
+            body: move |task: usize, cx: &RunCx| unsafe { call.bring_together(task, cx) },
+        }));
+    }
     Ok(Compiled {
-        phases: vec![Box::new(Task {
-            tasks,
-            nanos: nanos(&usual, 2),
-            // SAFETY: the contract of `Kernel::run`.
-            body: move |task: usize, cx: &RunCx| unsafe { call.attend(task, cx) },
-        })],
-        shared: 0,
-        private: scratch_len(&call.private_lens()),
+        phases,
+        shared,
+        private: scratch_len(&call.private_lens()) + scratch_len(&call.state_lens()),
     })
 }
 
 impl Cached {
-    /// Queries, scores and results of a task; greatest score and sum of each query.
-    fn private_lens(&self) -> [usize; 5] {
-        let queries = self.dims.group() * ROWS.min(self.dims.rows_q);
-        let width = self.dims.head_dim;
-        [queries * width, queries * KEYS, queries * width, queries, queries]
+    /// Blocks of rows of a head.
+    fn row_blocks(&self) -> usize {
+        self.dims.rows_q.div_ceil(ROWS)
+    }
+
+    /// Groups of queries that have tasks of their own.
+    fn units(&self) -> usize {
+        self.dims.batch * self.dims.kv_heads * self.row_blocks()
+    }
+
+    fn unit(&self, index: usize) -> Unit {
+        let (kv_index, block) = (index / self.row_blocks(), index % self.row_blocks());
+        let first = block * ROWS;
+        Unit {
+            entry: kv_index / self.dims.kv_heads,
+            kv_head: kv_index % self.dims.kv_heads,
+            first,
+            rows: ROWS.min(self.dims.rows_q - first),
+        }
+    }
+
+    /// Most queries of a unit.
+    fn queries(&self) -> usize {
+        self.dims.group() * ROWS.min(self.dims.rows_q)
+    }
+
+    /// Queries and scores of a task, and what a tile adds to a row.
+    fn private_lens(&self) -> [usize; 3] {
+        let (queries, width) = (self.queries(), self.dims.head_dim);
+        [queries * width, queries * KEYS, width]
+    }
+
+    /// The parts of a [`State`].
+    fn state_lens(&self) -> [usize; 3] {
+        let (queries, width) = (self.queries(), self.dims.head_dim);
+        [queries * width, queries, queries]
+    }
+
+    /// The state at an address.
+    ///
+    /// # Safety
+    /// There are as many `f32`s as [`Cached::state_lens`] says, the caller's own for as long as the state is used.
+    unsafe fn state<'a>(&self, at: *mut f32) -> State<'a> {
+        // SAFETY: forwarded.
+        let [out, greatest, sums] = unsafe { scratch(at, self.state_lens()) };
+        State { out, greatest, sums }
+    }
+
+    /// The rows of one of a unit's heads in queries or results.
+    fn head(&self, view: View<f32>, unit: Unit, h: usize) -> Head {
+        let place = [unit.entry, unit.kv_head * self.dims.group() + h, self.dims.heads];
+        Head::of(view, self.dims.rows_q, place, self.dims.head_dim)
     }
 
     /// # Safety
     /// As for `Kernel::run`.
     unsafe fn attend(&self, task: usize, cx: &RunCx) {
-        let capacity = self.dims.rows_k;
-        let blocks = self.dims.rows_q.div_ceil(ROWS);
-        let (kv_index, block) = (task / blocks, task % blocks);
-        let (entry, kv_head) = (kv_index / self.dims.kv_heads, kv_index % self.dims.kv_heads);
+        // Heads side by side read the same rows of the cache, so they come one after the other.
+        let (part, index) = (task / self.units(), task % self.units());
+        let unit = self.unit(index);
         // SAFETY: positions are not written by this dispatch.
-        let position = unsafe { self.positions.all() }[entry];
+        let position = unsafe { self.positions.all() }[unit.entry];
         if position as usize >= self.bound {
             return cx.index_out_of_range(self.dispatch, position, self.bound);
         }
@@ -92,51 +181,140 @@ impl Cached {
             rows_k: position as usize + self.dims.rows_q,
             ..self.dims
         };
-        let (width, group) = (dims.head_dim, dims.group());
-        let first = block * ROWS;
-        let rows = ROWS.min(dims.rows_q - first);
-        let place = [entry, kv_head, dims.kv_heads];
-        let [k, v] = [self.k, self.v].map(|view| Head::of(view, capacity, place, width));
-        let head = |view, h: usize| {
-            let place = [entry, kv_head * group + h, dims.heads];
-            Head::of(view, dims.rows_q, place, width)
+        let (width, group, rows) = (dims.head_dim, dims.group(), unit.rows);
+        let place = [unit.entry, unit.kv_head, dims.kv_heads];
+        let [k, v] = [self.k, self.v].map(|view| Head::of(view, self.dims.rows_k, place, width));
+        // SAFETY: private scratch is as long as asked for, and so is the shared one for each task.
+        let ([queries, scores, added], state) = unsafe {
+            let own = cx.private.add(scratch_len(&self.private_lens()));
+            let at = match self.parts {
+                1 => own,
+                parts => cx.shared.add((index * parts + part) * scratch_len(&self.state_lens())),
+            };
+            (scratch(cx.private, self.private_lens()), self.state(at))
         };
-        // SAFETY: private scratch is as long as asked for.
-        let [queries, scores, out, greatest, sums] = unsafe { scratch(cx.private, self.private_lens()) };
         for (h, queries) in queries.chunks_exact_mut(rows * width).take(group).enumerate() {
             // SAFETY: operands are not written by this dispatch.
-            unsafe { head(self.q, h).copy(first..first + rows, dims.scale as f32, queries) };
+            unsafe {
+                self.head(self.q, unit, h)
+                    .copy(unit.first..unit.first + rows, dims.scale as f32, queries)
+            };
         }
-        out.fill(0.0);
-        greatest.fill(f32::NEG_INFINITY);
-        sums.fill(0.0);
-        let keys = dims.keys_of(first).start..dims.keys_of(first + rows - 1).end;
-        let mut key = keys.start;
-        while key < keys.end {
+        state.out.fill(0.0);
+        state.greatest.fill(f32::NEG_INFINITY);
+        state.sums.fill(0.0);
+        let seen = dims.keys_of(unit.first).start..dims.keys_of(unit.first + rows - 1).end;
+        let own = share(seen.len(), self.parts, part);
+        let keys = seen.start + own.start..seen.start + own.end;
+        for key in keys.clone().step_by(KEYS) {
             let tile = Tile {
                 dims,
-                query: first,
+                query: unit.first,
                 rows,
                 key,
                 cols: KEYS.min(keys.end - key),
             };
-            // SAFETY: these rows are valid, so they exist, and operands are not written by this dispatch.
-            let [k, v] = [k, v].map(|head| unsafe { head.rows(key..key + tile.cols) });
+            let [k, v] = [k, v].map(|head| {
+                // Rows of one head lie apart, which the hardware does not foresee, and caches are too large to stay near.
+                (key..key + tile.cols).for_each(|key| prefetch(head.pointer(key), width));
+                // SAFETY: these rows are valid, so they exist, and operands are not written by this dispatch.
+                unsafe { head.rows(key..key + tile.cols) }
+            });
             for h in 0..group {
                 let queries = &queries[h * rows * width..][..rows * width];
                 let scores = &mut scores[h * rows * KEYS..][..rows * KEYS];
-                let out = &mut out[h * rows * width..][..rows * width];
+                let out = &mut state.out[h * rows * width..][..rows * width];
                 let of_head = h * rows..(h + 1) * rows;
-                products(self.level, queries, k, dims.kv_heads * width, scores, tile);
-                let state = [&mut greatest[of_head.clone()], &mut sums[of_head]];
-                softmax_step(self.level, scores, state, Some(&mut *out), tile);
-                add_values(self.level, scores, v, dims.kv_heads * width, out, tile);
+                self.multiply_keys(queries, k, scores, tile);
+                let row_state = [&mut state.greatest[of_head.clone()], &mut state.sums[of_head]];
+                softmax_step(self.level, scores, row_state, Some(&mut *out), tile);
+                self.add_values(scores, v, out, added, tile);
             }
-            key += tile.cols;
         }
-        for (query, (out, sum)) in out.chunks_exact(width).zip(&*sums).take(group * rows).enumerate() {
+        if self.parts == 1 {
             // SAFETY: this task alone writes these rows of these heads.
-            let to = unsafe { head(self.out, query / rows).get_mut(first + query % rows) };
+            unsafe { self.write(unit, &state) };
+        }
+    }
+
+    /// Products of the queries of a head and the keys that they see in a tile.
+    fn multiply_keys(&self, queries: &[f32], keys: &[f32], scores: &mut [f32], tile: Tile) {
+        let width = self.dims.head_dim;
+        let col = self.dims.kv_heads * width;
+        for (row, query) in queries.chunks_exact(width).enumerate() {
+            let seen = tile.seen(row);
+            if seen.is_empty() {
+                continue;
+            }
+            let keys = &keys[seen.start * col..(seen.end - 1) * col + width];
+            let scores = &mut scores[row * KEYS..][seen.clone()];
+            // SAFETY: the slices have the elements that the sizes name.
+            unsafe {
+                let strides = Strides { row: 1, col };
+                let (keys, to) = (keys.as_ptr(), scores.as_mut_ptr());
+                self.blocks
+                    .vector(query.as_ptr(), keys, strides, [width, seen.len()], to);
+            }
+        }
+    }
+
+    /// Adds up the values of a tile, each times its numerator, for the queries of a head.
+    fn add_values(&self, numerators: &[f32], values: &[f32], out: &mut [f32], added: &mut [f32], tile: Tile) {
+        let width = self.dims.head_dim;
+        let row_len = self.dims.kv_heads * width;
+        for (row, out) in out.chunks_exact_mut(width).enumerate() {
+            let seen = tile.seen(row);
+            if seen.is_empty() {
+                continue;
+            }
+            let values = &values[seen.start * row_len..(seen.end - 1) * row_len + width];
+            let numerators = &numerators[row * KEYS..][seen.clone()];
+            // SAFETY: the slices have the elements that the sizes name.
+            unsafe {
+                let strides = Strides { row: row_len, col: 1 };
+                let (values, to) = (values.as_ptr(), added.as_mut_ptr());
+                self.blocks
+                    .vector(numerators.as_ptr(), values, strides, [seen.len(), width], to);
+            }
+            for (out, added) in out.iter_mut().zip(&*added) {
+                *out += added;
+            }
+        }
+    }
+
+    /// The second phase: what the parts of a unit's keys gave.
+    ///
+    /// # Safety
+    /// As for `Kernel::run`.
+    unsafe fn bring_together(&self, task: usize, cx: &RunCx) {
+        let len = scratch_len(&self.state_lens());
+        // SAFETY: the first phase has written the states of all parts, which lie one after the other; this task alone
+        // looks at those of its unit, and writes its rows of the result.
+        unsafe {
+            let at = cx.shared.add(task * self.parts * len);
+            let mut state = self.state(at);
+            for part in 1..self.parts {
+                join(self.level, &mut state, &self.state(at.add(part * len)));
+            }
+            self.write(self.unit(task), &state);
+        }
+    }
+
+    /// Writes the results of a unit.
+    ///
+    /// # Safety
+    /// Nobody else accesses them meanwhile.
+    unsafe fn write(&self, unit: Unit, state: &State) {
+        let queries = self.dims.group() * unit.rows;
+        let rows = state
+            .out
+            .chunks_exact(self.dims.head_dim)
+            .zip(&*state.sums)
+            .take(queries);
+        for (query, (out, sum)) in rows.enumerate() {
+            let head = self.head(self.out, unit, query / unit.rows);
+            // SAFETY: forwarded.
+            let to = unsafe { head.get_mut(unit.first + query % unit.rows) };
             let inverse = 1.0 / sum;
             for (to, &out) in to.iter_mut().zip(out) {
                 *to = out * inverse;
@@ -146,70 +324,24 @@ impl Cached {
 }
 
 multiversion! {
-    /// Products of queries and the keys that they see in a tile, which lie `stride` apart.
-    fn products(queries: &[f32], keys: &[f32], stride: usize, scores: &mut [f32], tile: Tile) = products_body;
-}
-
-multiversion! {
-    /// Adds up the values of a tile, each times its probability.
-    fn add_values(probabilities: &[f32], values: &[f32], stride: usize, out: &mut [f32], tile: Tile) = add_values_body;
-}
-
-/// Partial sums of a product.
-const LANES: usize = 16;
-
-#[inline(always)]
-fn products_body<const FMA: bool>(queries: &[f32], keys: &[f32], stride: usize, scores: &mut [f32], tile: Tile) {
-    let width = tile.dims.head_dim;
-    for (row, query) in queries.chunks_exact(width).enumerate() {
-        let seen = tile.seen(row);
-        let scores = &mut scores[row * KEYS..][..KEYS];
-        let (head, rest) = query.as_chunks::<LANES>();
-        for key in seen {
-            let (key_head, key_rest) = keys[key * stride..][..width].as_chunks::<LANES>();
-            let mut lanes = [0.0; LANES];
-            for (q, k) in head.iter().zip(key_head) {
-                for ((lane, &q), &k) in lanes.iter_mut().zip(q).zip(k) {
-                    *lane = vmath::mul_add::<FMA>(q, k, *lane);
-                }
-            }
-            for ((lane, &q), &k) in lanes.iter_mut().zip(rest).zip(key_rest) {
-                *lane = vmath::mul_add::<FMA>(q, k, *lane);
-            }
-            let mut half = LANES / 2;
-            while half > 0 {
-                for i in 0..half {
-                    lanes[i] += lanes[i + half];
-                }
-                half /= 2;
-            }
-            scores[key] = lanes[0];
-        }
-    }
+    /// Brings a state to where it would be after the keys of another one, too.
+    fn join(state: &mut State, other: &State) = join_body;
 }
 
 #[inline(always)]
-fn add_values_body<const FMA: bool>(p: &[f32], values: &[f32], stride: usize, out: &mut [f32], tile: Tile) {
-    let width = tile.dims.head_dim;
-    for (row, out) in out.chunks_exact_mut(width).enumerate() {
-        let seen = tile.seen(row);
-        let p = &p[row * KEYS..][..KEYS];
-        let (head, rest) = out.as_chunks_mut::<LANES>();
-        let start_of_rest = head.len() * LANES;
-        for (part, out) in head.iter_mut().enumerate() {
-            let mut sums = *out;
-            for key in seen.clone() {
-                let values = &values[key * stride + part * LANES..][..LANES];
-                for (sum, &value) in sums.iter_mut().zip(values) {
-                    *sum = vmath::mul_add::<FMA>(p[key], value, *sum);
-                }
-            }
-            *out = sums;
-        }
-        for (i, out) in rest.iter_mut().enumerate() {
-            for key in seen.clone() {
-                *out = vmath::mul_add::<FMA>(p[key], values[key * stride + start_of_rest + i], *out);
-            }
+fn join_body<const FMA: bool>(state: &mut State, other: &State) {
+    let width = state.out.len() / state.sums.len();
+    let rows = state.out.chunks_exact_mut(width).zip(other.out.chunks_exact(width));
+    for (row, (out, other_out)) in rows.enumerate() {
+        let (before, there) = (state.greatest[row], other.greatest[row]);
+        let now = if there > before { there } else { before };
+        // Scores that are all minus infinity have no exponential relative to each other.
+        let shift = if now == f32::NEG_INFINITY { 0.0 } else { now };
+        let factors = [before, there].map(|greatest| vmath::exp_nonpositive::<FMA>(greatest - shift));
+        state.greatest[row] = now;
+        state.sums[row] = state.sums[row] * factors[0] + other.sums[row] * factors[1];
+        for (out, other) in out.iter_mut().zip(other_out) {
+            *out = *out * factors[0] + other * factors[1];
         }
     }
 }
