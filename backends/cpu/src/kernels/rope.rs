@@ -5,7 +5,7 @@ use meganeura_core::ops::{CacheDims, RopeDims};
 
 use super::{CompileCx, Compiled, KernelDef, Task, f32_only, f32_or_integers, rows_per_task, stream_nanos};
 use crate::executor::RunCx;
-use crate::vmath::{Isa, Level, multiversion};
+use crate::vmath::{self, Isa, Level, Unary, multiversion};
 
 pub(super) const KERNELS: &[KernelDef] = &[
     KernelDef {
@@ -26,7 +26,7 @@ pub(super) const KERNELS: &[KernelDef] = &[
 ];
 
 /// Estimated nanoseconds for the sine and the cosine of an angle.
-const ANGLE_NANOS: usize = 25;
+const ANGLE_NANOS: usize = 4;
 
 multiversion! {
     /// Turns the pairs of all heads of a row by the angles whose cosines and sines are given.
@@ -74,20 +74,34 @@ fn compile(cx: &CompileCx) -> Result<Compiled, String> {
     }))
 }
 
-/// Cosines and sines of a position's angles, which fill the two halves of `angles`.
-fn angles_at<'a>(position: u32, speeds: &[f64], angles: &'a mut [f32]) -> [&'a [f32]; 2] {
-    let (cos, sin) = angles.split_at_mut(speeds.len());
-    for ((cos, sin), speed) in cos.iter_mut().zip(&mut *sin).zip(speeds) {
-        let turned = (f64::from(position) * speed).sin_cos();
-        (*sin, *cos) = (turned.0 as f32, turned.1 as f32);
+/// Fractions of a turn that pairs are turned by from one position to the next.
+fn turns(dims: &RopeDims) -> Vec<f64> {
+    dims.speeds()
+        .iter()
+        .map(|speed| speed / std::f64::consts::TAU)
+        .collect()
+}
+
+/// Cosines and sines of a position's angles, which are left in the last two thirds of `angles`.
+fn angles_at<'a>(level: Level, position: u32, turns: &[f64], angles: &'a mut [f32]) -> [&'a [f32]; 2] {
+    /// Added and subtracted, it leaves the nearest integer of numbers below 2^51.
+    const ROUND: f64 = 1.5 * (1u64 << 52) as f64;
+    let (reduced, tables) = angles.split_at_mut(turns.len());
+    let (cos, sin) = tables.split_at_mut(turns.len());
+    for (angle, per_position) in reduced.iter_mut().zip(turns) {
+        let turned = f64::from(position) * per_position;
+        // Whole turns are left out before anything is rounded to f32.
+        *angle = ((turned - (turned + ROUND - ROUND)) * std::f64::consts::TAU) as f32;
     }
+    vmath::unary(Unary::Cos, level, reduced, cos);
+    vmath::unary(Unary::Sin, level, reduced, sin);
     [cos, sin]
 }
 
 fn compile_dynamic(cx: &CompileCx) -> Result<Compiled, String> {
     let dims = RopeDims::of_dynamic(&cx.call())?;
     let (x, offsets, out) = (cx.input::<f32>(0), cx.input::<u32>(1), cx.output::<f32>(0));
-    let (speeds, half, level) = (dims.speeds(), dims.half, cx.level);
+    let (turns, half, level) = (turns(&dims), dims.half, cx.level);
     let width = 2 * half * dims.heads;
     let rows = if dims.is_empty() { 0 } else { dims.batch * dims.rows };
     let per_task = rows_per_task(width + half * ANGLE_NANOS);
@@ -98,10 +112,10 @@ fn compile_dynamic(cx: &CompileCx) -> Result<Compiled, String> {
             body: move |task: usize, cx: &RunCx| {
                 // SAFETY: private scratch is as long as asked for; the operand is not written by this dispatch.
                 let (angles, offsets) =
-                    unsafe { (std::slice::from_raw_parts_mut(cx.private, 2 * half), offsets.all()) };
+                    unsafe { (std::slice::from_raw_parts_mut(cx.private, 3 * half), offsets.all()) };
                 for row in task * per_task..((task + 1) * per_task).min(rows) {
                     let position = offsets[row / dims.rows].wrapping_add((row % dims.rows) as u32);
-                    let tables = angles_at(position, &speeds, angles);
+                    let tables = angles_at(level, position, &turns, angles);
                     let own = row * width..(row + 1) * width;
                     // SAFETY: this task alone writes this row; no operand is written by this dispatch.
                     let (x, out) = unsafe { (x.slice(own.clone()), out.slice_mut(own)) };
@@ -110,7 +124,7 @@ fn compile_dynamic(cx: &CompileCx) -> Result<Compiled, String> {
             },
         })],
         shared: 0,
-        private: 2 * half,
+        private: 3 * half,
     })
 }
 
@@ -120,7 +134,7 @@ fn compile_cache_write(cx: &CompileCx) -> Result<Compiled, String> {
     let (dims, cache) = (RopeDims::of_dynamic(&call)?, CacheDims::of(&call)?);
     let (new, old, positions) = (cx.input::<f32>(0), cx.input::<f32>(1), cx.input::<u32>(2));
     let (out, dispatch, level) = (cx.output::<f32>(0), cx.index, cx.level);
-    let (speeds, half, width) = (dims.speeds(), dims.half, cache.width);
+    let (turns, half, width) = (turns(&dims), dims.half, cache.width);
     let in_place = cx.input_buffer(1) == cx.output_buffer(0);
     let per_task = match in_place {
         true => rows_per_task(width + half * ANGLE_NANOS).min(cache.rows),
@@ -136,7 +150,7 @@ fn compile_cache_write(cx: &CompileCx) -> Result<Compiled, String> {
             body: move |task: usize, cx: &RunCx| {
                 // SAFETY: private scratch is as long as asked for; positions are not written by this dispatch.
                 let (angles, positions) =
-                    unsafe { (std::slice::from_raw_parts_mut(cx.private, 2 * half), positions.all()) };
+                    unsafe { (std::slice::from_raw_parts_mut(cx.private, 3 * half), positions.all()) };
                 // All are looked at before anything is written.
                 if let Some(&bad) = positions.iter().find(|&&p| p as usize >= cache.bound()) {
                     return cx.index_out_of_range(dispatch, bad, cache.bound());
@@ -158,11 +172,11 @@ fn compile_cache_write(cx: &CompileCx) -> Result<Compiled, String> {
                             out.slice_mut(to * width..(to + 1) * width),
                         )
                     };
-                    rotate(level, x, angles_at(position, &speeds, angles), out);
+                    rotate(level, x, angles_at(level, position, &turns, angles), out);
                 }
             },
         })],
         shared: 0,
-        private: 2 * half,
+        private: 3 * half,
     })
 }
