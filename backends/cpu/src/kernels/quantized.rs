@@ -5,7 +5,7 @@ use meganeura_core::ops::{Call, QuantizedDims};
 use meganeura_core::quantization::{BLOCK, BlockFormat};
 use meganeura_core::{DType, TensorType};
 
-use super::{CompileCx, Compiled, KernelDef, Task, rows_per_task, stream_nanos};
+use super::{CompileCx, Compiled, Kernel, KernelDef, Task, rows_per_task, stream_nanos};
 use crate::executor::RunCx;
 use crate::gemm::{PackedGemm, Rows, Storage};
 use crate::memory::View;
@@ -51,23 +51,35 @@ fn product(cx: &CompileCx) -> Result<Compiled, String> {
         None => (cx.input(1), cx.input(1)),
     };
     let bytes: usize = cx.call().inputs.iter().map(TensorType::bytes).sum();
+    let mut phases: Vec<Box<dyn Kernel>> = Vec::new();
+    let (shared, private) = (gemm.shared_len(), gemm.worker_len());
+    if shared > 0 {
+        let gemm = gemm.clone();
+        phases.push(Box::new(Task {
+            tasks: 1,
+            nanos: stream_nanos(x.len() * size_of::<f32>()),
+            // SAFETY: the view has the size of the call; scratch is as long as asked for, aligned, and nobody else's.
+            body: move |_: usize, run: &RunCx| unsafe { gemm.prepare(x.as_ptr(), run.shared) },
+        }));
+    }
+    phases.push(Box::new(Task {
+        tasks: gemm.tasks(),
+        nanos: stream_nanos(bytes).max(gemm.flops() / FLOPS_PER_NANO),
+        body: move |task: usize, run: &RunCx| {
+            let weights = Rows {
+                numbers: numbers.as_ptr(),
+                scales: scales.as_ptr(),
+                k,
+            };
+            // SAFETY: views of operands have the sizes of the call, and nobody writes them; a task writes a part of
+            // the result of its own; scratch is as long as asked for, and the phase before has prepared the shared one.
+            unsafe { gemm.run(task, x.as_ptr(), weights, y.as_ptr(), [run.shared, run.private]) };
+        },
+    }));
     Ok(Compiled {
-        shared: 0,
-        private: gemm.worker_len(),
-        phases: vec![Box::new(Task {
-            tasks: gemm.tasks(),
-            nanos: stream_nanos(bytes).max(gemm.flops() / FLOPS_PER_NANO),
-            body: move |task: usize, run: &RunCx| {
-                let weights = Rows {
-                    numbers: numbers.as_ptr(),
-                    scales: scales.as_ptr(),
-                    k,
-                };
-                // SAFETY: views of operands have the sizes of the call, and nobody writes them; a task writes a part of
-                // the result of its own; scratch is as long as asked for.
-                unsafe { gemm.run(task, x.as_ptr(), weights, y.as_ptr(), run.private) };
-            },
-        })],
+        phases,
+        shared,
+        private,
     })
 }
 

@@ -1,13 +1,20 @@
 //! Products with the rows of a matrix in few bits, expanded where they are used: in registers for few rows of the left
-//! operand, else a piece at a time as other right operands are packed.
+//! operand, else a piece at a time as other right operands are packed. One row by Q4_0 is rounded to integers instead, where
+//! there are kernels for it.
 
+mod integers;
 mod kernels;
 
 use std::ops::Range;
 
 use meganeura_core::quantization::{BLOCK, BlockFormat};
 
+#[cfg(target_arch = "x86_64")]
+pub(super) use integers::AVX2;
+pub(super) use integers::Integers;
 pub(super) use kernels::{Bytes, Expand, Half, HalfBytes, MOST_ROWS, PackedKernels, expand, panels, products};
+
+use integers::Group;
 
 use super::kernels::KernelSet;
 use super::matrix::{MatrixPlan, Right};
@@ -73,18 +80,23 @@ impl Rows {
 }
 
 /// Stored numbers that are worth a task, and the most tasks.
-const TASK_NUMBERS: usize = 64 * 1024;
-const MAX_TASKS: usize = 32;
+const TASK_NUMBERS: usize = 48 * 1024;
+const MAX_TASKS: usize = 64;
 /// Rows of the left operand up to which numbers are expanded in registers, for each few rows anew.
 const FEW_ROWS: usize = 2 * MOST_ROWS;
 /// Tasks have whole groups of so many columns, which is what inner loops like.
 const GROUP: usize = 4;
+
+/// `f32`s, a cache line, before a rounded row, of which the first says whether it can be used.
+const HEADER: usize = 16;
 
 /// How a product is computed.
 #[derive(Clone)]
 enum Way {
     /// Numbers are expanded in registers. So are those of sums of nothing, which have to be written, too.
     Registers { tasks: usize },
+    /// The row is rounded to integers, which [`PackedGemm::prepare`] does, unless its numbers forbid it.
+    Integers { tasks: usize, kernels: &'static Integers },
     /// Numbers are expanded as the right operand of a product of matrices is packed.
     Panels(GemmSpec, MatrixPlan),
 }
@@ -111,8 +123,13 @@ impl PackedGemm {
         let way = if m <= FEW_ROWS || n == 0 || k == 0 {
             let work = n.saturating_mul(k).saturating_mul(m.div_ceil(MOST_ROWS));
             let tasks = (work / TASK_NUMBERS).clamp(1, MAX_TASKS).min(n.div_ceil(GROUP));
-            Way::Registers {
-                tasks: if m == 0 { 0 } else { tasks },
+            match set.integers {
+                Some(kernels) if m == 1 && n > 0 && k > 0 && storage == Storage::Blocks(BlockFormat::Q4_0) => {
+                    Way::Integers { tasks, kernels }
+                }
+                _ => Way::Registers {
+                    tasks: if m == 0 { 0 } else { tasks },
+                },
             }
         } else {
             let spec = GemmSpec {
@@ -139,7 +156,7 @@ impl PackedGemm {
     /// Number of independent tasks; the division depends on sizes alone.
     pub(crate) fn tasks(&self) -> usize {
         match &self.way {
-            Way::Registers { tasks } => *tasks,
+            Way::Registers { tasks } | Way::Integers { tasks, .. } => *tasks,
             Way::Panels(_, plan) => plan.tasks(0),
         }
     }
@@ -152,24 +169,72 @@ impl PackedGemm {
     /// `f32`s of scratch of a worker.
     pub(crate) fn worker_len(&self) -> usize {
         match &self.way {
-            Way::Registers { .. } => 0,
+            Way::Registers { .. } | Way::Integers { .. } => 0,
             Way::Panels(_, plan) => plan.worker_len(),
         }
     }
 
-    /// Runs a task.
+    /// `f32`s of scratch that the tasks share, which [`PackedGemm::prepare`] fills; with none there is nothing to prepare.
+    pub(crate) fn shared_len(&self) -> usize {
+        match &self.way {
+            Way::Integers { .. } => HEADER + integers::groups(self.k) * (size_of::<Group>() / size_of::<f32>()),
+            Way::Registers { .. } | Way::Panels(..) => 0,
+        }
+    }
+
+    /// Does what has to be done once, before any task.
+    ///
+    /// # Safety
+    ///
+    /// The left operand has its size, the shared scratch is as long as asked for and begins with a cache line; nobody writes
+    /// the one or accesses the other meanwhile.
+    pub(crate) unsafe fn prepare(&self, x: *const f32, shared: *mut f32) {
+        if let Way::Integers { kernels, .. } = &self.way {
+            // SAFETY: the kernels are of a set that the CPU can run; passed on to the caller.
+            unsafe {
+                let is_rounded = (kernels.round)(x, self.k, shared.add(HEADER).cast());
+                *shared = f32::from(u8::from(is_rounded));
+            }
+        }
+    }
+
+    /// Columns of a task, which are rows of the weights.
+    fn columns(&self, tasks: usize, task: usize) -> Range<usize> {
+        let groups = share(self.n.div_ceil(GROUP), tasks, task);
+        groups.start * GROUP..(groups.end * GROUP).min(self.n)
+    }
+
+    /// Runs a task, with the shared and the worker's own scratch.
     ///
     /// # Safety
     ///
     /// The task exists, the operands have these sizes, scales included where the storage has them, scratch is as long as
-    /// asked for and the worker's own; nobody accesses this task's part of `y`, or writes the others, meanwhile.
-    pub(crate) unsafe fn run(&self, task: usize, x: *const f32, weights: Rows, y: *mut f32, worker: *mut f32) {
+    /// asked for; the shared one is prepared for this `x` and is not written, the worker's is its own; nobody accesses this
+    /// task's part of `y`, or writes the others, meanwhile.
+    pub(crate) unsafe fn run(
+        &self,
+        task: usize,
+        x: *const f32,
+        weights: Rows,
+        y: *mut f32,
+        [shared, worker]: [*mut f32; 2],
+    ) {
         match &self.way {
             Way::Registers { tasks } => {
-                let groups = share(self.n.div_ceil(GROUP), *tasks, task);
-                let cols = groups.start * GROUP..(groups.end * GROUP).min(self.n);
+                let cols = self.columns(*tasks, task);
                 // SAFETY: columns of a task are its own, and below `n`; passed on to the caller.
                 unsafe { self.in_registers(cols, x, weights, y) }
+            }
+            Way::Integers { tasks, kernels } => {
+                let cols = self.columns(*tasks, task);
+                // SAFETY: as above; the row is rounded if its header says so.
+                unsafe {
+                    if *shared == 0.0 {
+                        return self.in_registers(cols, x, weights, y);
+                    }
+                    let weights = weights.from(self.storage, cols.start);
+                    (kernels.product)(shared.add(HEADER).cast(), weights, cols.len(), y.add(cols.start));
+                }
             }
             Way::Panels(spec, plan) => {
                 let right = Expanded {
