@@ -151,7 +151,7 @@ pub(crate) fn first_token(folder: &Path, threads: usize) -> Result<Contest<'_>> 
         "SmolLM2-135M, from opening the checkpoint to the first token after {PROMPT}"
     ));
     let plans = Arc::new(tempfile::tempdir()?);
-    for weights in [WeightStorage::F32, WeightStorage::Q8] {
+    for weights in WeightStorage::ALL {
         let options = GeneratorOptions {
             capacity: Some(CAPACITY),
             prefill_rows: PROMPT,
