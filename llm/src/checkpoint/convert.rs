@@ -6,6 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use half::f16;
+use half::slice::HalfFloatSliceExt;
 use meganeura_core::quantization::{BLOCK, BlockFormat};
 
 use super::Tensor;
@@ -116,20 +117,23 @@ pub(super) fn to_f16(tensor: &Tensor, out: &mut Vec<u8>) -> Result<(), usize> {
     let shares = shares(rows, width, 1);
     let parts = cut(out, &shares, size);
     work_on(shares.into_iter().zip(parts).collect(), |(rows, out)| {
-        let mut numbers = vec![0.0; width];
+        let (mut numbers, mut halves) = (vec![0.0; width], vec![f16::ZERO; width]);
         for (row, out) in rows.zip(out.chunks_exact_mut(size)) {
             if tensor.element == Element::F16 {
                 out.copy_from_slice(tensor.row(row));
                 continue;
             }
             tensor.read_row(row, &mut numbers);
-            if numbers.iter().any(|&x| x.is_finite() && f16::from_f32(x).is_infinite()) {
+            // Of slices, several numbers are converted together.
+            halves.convert_from_f32_slice(&numbers);
+            let mut pairs = numbers.iter().zip(&halves);
+            if pairs.any(|(x, half)| x.is_finite() && half.is_infinite()) {
                 broken.fetch_min(row, Ordering::Relaxed);
                 return;
             }
             let (stored, _) = out.as_chunks_mut::<2>();
-            for (to, &x) in stored.iter_mut().zip(&numbers) {
-                *to = f16::from_f32(x).to_le_bytes();
+            for (to, half) in stored.iter_mut().zip(&halves) {
+                *to = half.to_le_bytes();
             }
         }
     });
