@@ -74,8 +74,7 @@ fn session(graph: &Graph, classes: u32, budget: Option<&str>) -> Option<Session>
         }
         (Err(e), None) => panic!("{e}"),
     };
-    session.initialize_parameters(0);
-    feed(&mut session, graph, classes);
+    feed(&mut session, classes);
     Some(session)
 }
 

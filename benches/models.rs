@@ -21,8 +21,7 @@ fn training(graph: &Graph, classes: u32) -> Session {
         Ok((session, _)) => session,
         Err(e) => panic!("{e}"),
     };
-    session.initialize_parameters(0);
-    feed(&mut session, graph, classes);
+    feed(&mut session, classes);
     session
 }
 
@@ -59,8 +58,7 @@ fn resnet50() -> Session {
     let y = config.build(&mut g, "").forward(&mut g, x);
     g.set_outputs(vec![y]);
     let mut session = inference(&g);
-    session.initialize_parameters(0);
-    feed(&mut session, &g, 1);
+    feed(&mut session, 1);
     session
 }
 

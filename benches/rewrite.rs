@@ -61,8 +61,7 @@ fn session(graph: &Graph, classes: u32, config: &RewriteConfig) -> (Session, Str
         Ok((session, report)) => (session, report.to_string()),
         Err(e) => panic!("{e}"),
     };
-    session.initialize_parameters(0);
-    feed(&mut session, graph, classes);
+    feed(&mut session, classes);
     (session, report)
 }
 

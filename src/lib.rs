@@ -50,6 +50,7 @@
 //! short forms such as [`build_session`] and [`Session::step`] panic with the full report; each has a form
 //! that returns [`Result`].
 
+pub mod bench;
 pub mod report;
 
 #[cfg(feature = "blade")]

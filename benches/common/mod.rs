@@ -6,14 +6,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use meganeura::backend::Device;
+use meganeura::bench::Demand;
+pub use meganeura::bench::noise;
 use meganeura::build::build_on;
 use meganeura::cpu::CpuDevice;
 use meganeura::cpu::pool::ThreadPool;
-use meganeura::graph::NodeKind;
 use meganeura::nn::models::{LlamaConfig, VitConfig, classifier, language_model};
-use meganeura::ops::Call;
-use meganeura::plan::{Dispatch, FORWARD_BACKWARD, Operand};
-use meganeura::{DType, Graph, Mode, Session, registry};
+use meganeura::{Graph, Mode, Session};
 
 /// Threads of every contestant.
 pub const THREADS: usize = 2;
@@ -31,49 +30,16 @@ pub fn inference(graph: &Graph) -> Session {
     }
 }
 
-/// Numbers between -1 and 1.
-pub fn noise(len: usize) -> Vec<f32> {
-    let mut state = 1u32;
-    let next = || {
-        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        f64::from(state) / 2_147_483_648.0 - 1.0
-    };
-    std::iter::repeat_with(next).take(len).map(|v| v as f32).collect()
-}
-
-/// Feeds random inputs to a session of a graph; integers are below `classes`.
-pub fn feed(session: &mut Session, graph: &Graph, classes: u32) {
-    for node in graph.nodes().iter().filter(|n| matches!(n.kind, NodeKind::Input)) {
-        let name = node.name.as_deref().unwrap_or_default();
-        let len = node.outputs[0].numel();
-        if node.outputs[0].dtype == DType::U32 {
-            let ids: Vec<u32> = (0..len as u32)
-                .map(|i| i.wrapping_mul(2_654_435_761) % classes)
-                .collect();
-            session.set_input_u32(name, &ids);
-        } else {
-            session.set_input(name, &noise(len));
-        }
+/// Feeds random inputs to a session; integers are below `classes`.
+pub fn feed(session: &mut Session, classes: u32) {
+    if let Err(e) = meganeura::bench::feed(session, classes, &[]) {
+        panic!("{e}");
     }
 }
 
-/// Operations of a step without its update, as the operators declare them.
+/// Operations of a step, as the operators declare them.
 pub fn flops(session: &Session) -> f64 {
-    let plan = session.plan();
-    let Some(segment) = plan.segment(FORWARD_BACKWARD) else {
-        return 0.0;
-    };
-    let of = |d: &Dispatch| {
-        let types = |o: &[Operand]| o.iter().map(|o| o.ty.clone()).collect::<Vec<_>>();
-        let (inputs, outputs) = (types(&d.inputs), types(&d.outputs));
-        let call = Call {
-            attrs: &d.attrs,
-            inputs: &inputs,
-            outputs: &outputs,
-        };
-        registry::op(&d.kernel.name).map_or(0, |op| op.cost(&call).flops)
-    };
-    plan.dispatches[segment.range()].iter().map(|d| of(d) as f64).sum()
+    Demand::of(session.plan(), &**session.device()).flops as f64
 }
 
 /// Whether the command line asks for a case of this name: parts of names are listed there, or nothing.

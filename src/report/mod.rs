@@ -266,6 +266,7 @@ impl Texts {
     }
 }
 
-fn escaped(text: &str) -> String {
+/// Text as it may stand between tags.
+pub(crate) fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }

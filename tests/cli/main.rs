@@ -1,6 +1,7 @@
 //! The command line as a user meets it.
 
 mod bench;
+mod bench_suites;
 mod budget;
 mod doctor;
 mod generate;

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use meganeura::backend::Device;
+use meganeura::bench::feed;
 use meganeura::build::prepare;
 use meganeura::files::write_atomically;
 use meganeura::optimize::OptimizeReport;
@@ -12,8 +13,6 @@ use meganeura::report::{Report, ReportTensor, tensors};
 use meganeura::rewrite::{RewriteConfig, Target};
 use meganeura::session::Timings;
 use meganeura::{ExecutionPlan, Graph, Mode, Session, registry};
-
-use super::bench::feed;
 
 /// What the page is about.
 pub(crate) struct Subject<'a> {
@@ -108,7 +107,8 @@ fn measured(
     steps: usize,
 ) -> Result<(Timings, Vec<ReportTensor>), Box<dyn Error>> {
     let mut session = Session::on(device.clone(), plan.clone())?;
-    feed(&mut session)?;
+    // Ids of any vocabulary.
+    feed(&mut session, 2, &[])?;
     // The first step pays for pages touched for the first time.
     session.try_step()?;
     session.set_profiling(true);

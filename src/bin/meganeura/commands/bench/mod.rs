@@ -1,15 +1,19 @@
-//! `meganeura bench`.
+//! `meganeura bench`: single works here, suites in a file of their own.
 
+mod suites;
+
+use std::error::Error;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use meganeura::bench::{Sizes, feed};
 use meganeura::build::plan_for;
 use meganeura::config::Config;
 use meganeura::nn::layers::WeightStorage;
 use meganeura::nn::models::{KV_POS, LOGITS_ROW, LogitsOf, PRESETS, Preset, preset};
-use meganeura::plan::BufferRef;
 use meganeura::precision::Precision;
-use meganeura::{DType, Graph, Mode, Session, Sgd, TensorType, select};
+use meganeura::{Graph, Mode, Session, Sgd, select};
 use serde_json::json;
 
 use super::Outcome;
@@ -17,29 +21,58 @@ use super::language::storage;
 use super::precision::Choice;
 use crate::output::line;
 
+/// Ids that are fed are below this: they are those of any vocabulary.
+const CLASSES: u32 = 2;
+
 /// Options of `bench`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// What to run: models of `meganeura explain`, and matrix products such as 4096x4096x4096 (rows, columns, terms
     /// of a sum).
-    #[arg(required = true, value_name = "WORK")]
+    #[arg(required_unless_present = "suite", conflicts_with = "suite", value_name = "WORK")]
     work: Vec<String>,
 
-    /// Device to run on; see `meganeura devices`.
-    #[arg(long, value_name = "SEL")]
-    device: Option<String>,
+    /// Run works that are listed in the program, each with its floor by the measured limits of the device: matmul, attention,
+    /// pointwise, norm, conv, optimizer, models, session, or all. Several with commas.
+    #[arg(long, value_name = "SUITE", value_delimiter = ',', value_parser = suites::suites)]
+    suite: Vec<suites::Suites>,
+
+    /// Device to run on; see `meganeura devices`. Several with commas: they take turns, and results are compared before
+    /// anything is timed. For suites, all stands for every device that is found, but for those emulated in software.
+    #[arg(long, value_name = "SEL", value_delimiter = ',')]
+    device: Vec<String>,
+
+    /// How large the works of suites are: small, medium or large. By default what the slowest class of the devices is given.
+    #[arg(long, value_name = "SIZES", value_parser = suites::sizes)]
+    sizes: Option<Sizes>,
+
+    /// Of suites, run works alone whose names contain this.
+    #[arg(long, value_name = "PART")]
+    only: Option<String>,
+
+    /// Samples of each work of suites and device; fewer of works that take long, but three.
+    #[arg(long, value_name = "N", default_value = "11", value_parser = suites::samples)]
+    samples: usize,
+
+    /// Compare suites with an earlier record, which `--json` has written, and mark what changed beyond the scatter.
+    #[arg(long, value_name = "FILE")]
+    compare: Option<PathBuf>,
+
+    /// Write suites as a page: shares of the limits, rooflines, series by size.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
 
     /// Train models with plain gradient descent instead of running them.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "suite")]
     train: bool,
 
     /// Rows of models: tokens of a sequence, or examples of a batch.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", conflicts_with = "suite")]
     seq: Option<usize>,
 
     /// Run language models with a key-value cache of so many rows: `--seq` tokens, one by default, behind those that are
     /// cached. Logits are those of the last.
-    #[arg(long, value_name = "ROWS", conflicts_with = "train")]
+    #[arg(long, value_name = "ROWS", conflicts_with_all = ["train", "suite"])]
     cache: Option<usize>,
 
     /// Tokens that are cached before a step.
@@ -59,15 +92,15 @@ pub(crate) struct Args {
     precision: Option<Choice>,
 
     /// Steps to measure, after a quarter as many that are not. They are not waited for one by one.
-    #[arg(long, value_name = "N", default_value_t = 20)]
+    #[arg(long, value_name = "N", default_value_t = 20, conflicts_with = "suite")]
     steps: u32,
 
-    /// Print one JSON object for each.
+    /// Print one JSON object for each; of suites one for all, a record to compare with.
     #[arg(long)]
     json: bool,
 
     /// Print how long each pass takes, too.
-    #[arg(long, conflicts_with = "json")]
+    #[arg(long, conflicts_with_all = ["json", "suite"])]
     passes: bool,
 }
 
@@ -79,10 +112,38 @@ struct Work {
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {
+    if !args.suite.is_empty() {
+        return suites::measure(args);
+    }
+    // Single works exclude suites, so the parser does not ask for these.
+    let of_suites = [
+        ("--sizes", args.sizes.is_some()),
+        ("--only", args.only.is_some()),
+        ("--compare", args.compare.is_some()),
+        ("--html", args.html.is_some()),
+    ];
+    if let Some((option, _)) = of_suites.iter().find(|(_, is_given)| *is_given) {
+        return Err(format!(
+            "{option} is for suites: give --suite instead of {}",
+            args.work.join(" ")
+        )
+        .into());
+    }
     let settings = Config::load()?;
-    let selected = select::select(args.device.as_deref(), &settings)?;
-    let device = selected.open(&settings)?;
-    let mut rewrite = settings.rewrite;
+    match &args.device[..] {
+        [] => run_on(None, args, &settings)?,
+        named => named
+            .iter()
+            .try_for_each(|device| run_on(Some(device), args, &settings))?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Measures the works that are named on one device.
+fn run_on(selector: Option<&str>, args: &Args, settings: &Config) -> Result<(), Box<dyn Error>> {
+    let selected = select::select(selector, settings)?;
+    let device = selected.open(settings)?;
+    let mut rewrite = settings.rewrite.clone();
     rewrite.precision = args.precision.map(Precision::from).or(rewrite.precision);
     for name in &args.work {
         let work = work(name, args)?;
@@ -94,7 +155,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         if let Some(optimizer) = optimizer {
             session.try_set_optimizer(optimizer)?;
         }
-        feed(&mut session)?;
+        feed(&mut session, CLASSES, &[])?;
         if args.cache.is_some() {
             place(&mut session, args)?;
         }
@@ -130,7 +191,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
             line(session.take_timings())?;
         }
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 fn work(name: &str, args: &Args) -> Result<Work, String> {
@@ -194,42 +255,6 @@ fn place(session: &mut Session, args: &Args) -> meganeura::Result<()> {
         1 => Ok(()),
         rows => session.try_set_input_u32(LOGITS_ROW, &vec![rows as u32 - 1; args.sequences]),
     }
-}
-
-/// Numbers of a parameter in few bits: halves near 0.01 in `f16`, and words of all kinds.
-fn packed(ty: &TensorType) -> Vec<u8> {
-    match ty.dtype {
-        DType::F16 | DType::BF16 => (0..ty.numel())
-            .flat_map(|i| (0x2000 + (i % 512) as u16).to_le_bytes())
-            .collect(),
-        _ => (0..ty.bytes()).map(|i| (i * 131 % 251) as u8).collect(),
-    }
-}
-
-/// Values that are neither all alike nor extreme. Memory that nothing was written to would be read faster than any other.
-pub(super) fn feed(session: &mut Session) -> meganeura::Result<()> {
-    session.initialize_parameters(0);
-    let parameters = session.plan().parameters();
-    for view in parameters.into_iter().filter(|view| view.ty.dtype != DType::F32) {
-        session.try_set_parameter_bytes(&view.name, &packed(&view.ty))?;
-    }
-    let plan = session.plan();
-    let of = |(name, buffer): &(String, BufferRef)| (name.clone(), plan.buffer_types[buffer.index()].clone());
-    let inputs: Vec<(String, TensorType)> = plan.input_buffers.iter().map(of).collect();
-    for (name, ty) in inputs {
-        match ty.dtype {
-            // Ids of any vocabulary.
-            DType::U32 => {
-                let ids: Vec<u32> = (0..ty.numel() as u32).map(|i| i % 2).collect();
-                session.try_set_input_u32(&name, &ids)?;
-            }
-            _ => {
-                let values: Vec<f32> = (0..ty.numel()).map(|i| (i % 13) as f32 / 13.0 - 0.5).collect();
-                session.try_set_input(&name, &values)?;
-            }
-        }
-    }
-    Ok(())
 }
 
 /// The mean time of a step, of steps that follow each other without waiting and of steps that are waited for.

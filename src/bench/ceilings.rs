@@ -1,0 +1,182 @@
+//! What a device can do at most, measured, and the floor that it puts under a work.
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::Demand;
+use crate::Result;
+use crate::backend::Device;
+use crate::calibration::Rates;
+use crate::precision::Precision;
+
+/// Measured limits of a device; [`Rates`] as a file has them.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Ceilings {
+    /// Seconds of a step of one small call, from submission to the end of the wait for it.
+    pub step_seconds: f64,
+    /// Seconds that another dependent call adds to a step.
+    pub launch_seconds: f64,
+    /// Bytes a second, read and written, of copies of 64 MB.
+    pub bytes_per_second: f64,
+    /// `f32` operations a second of a large matrix product.
+    pub flops_per_second: f64,
+    /// The same in mixed precision, where the device has it.
+    pub mixed_flops_per_second: Option<f64>,
+}
+
+impl From<Rates> for Ceilings {
+    fn from(rates: Rates) -> Self {
+        Ceilings {
+            step_seconds: rates.step.as_secs_f64(),
+            launch_seconds: rates.launch.as_secs_f64(),
+            bytes_per_second: rates.bytes_per_second,
+            flops_per_second: rates.flops_per_second,
+            mixed_flops_per_second: rates.mixed_flops_per_second,
+        }
+    }
+}
+
+impl Ceilings {
+    /// Measures a device that nothing else uses, as `meganeura doctor` does; some seconds.
+    ///
+    /// # Errors
+    /// What a session on it fails with.
+    pub fn of(device: &Arc<dyn Device>) -> Result<Self> {
+        Rates::of(device).map(Ceilings::from)
+    }
+
+    /// Operations a second of products in a precision. A device whose product in mixed precision is no faster has that of
+    /// `f32`.
+    pub fn product_rate(&self, precision: Precision) -> f64 {
+        match (precision, self.mixed_flops_per_second) {
+            (Precision::Mixed, Some(mixed)) => mixed.max(self.flops_per_second),
+            _ => self.flops_per_second,
+        }
+    }
+
+    /// The time below which no step comes that does so much; see [`super`] for the formula.
+    pub fn floor(&self, demand: &Demand, precision: Precision) -> Floor {
+        let arithmetic = demand.flops as f64 / self.product_rate(precision);
+        let memory = demand.bytes as f64 / self.bytes_per_second;
+        let launches = demand.launches as f64 * self.launch_seconds;
+        let work = arithmetic.max(memory);
+        let bound = if launches > work {
+            Bound::Launches
+        } else if arithmetic > memory {
+            Bound::Arithmetic
+        } else {
+            Bound::Memory
+        };
+        Floor {
+            seconds: work + launches,
+            bound,
+        }
+    }
+}
+
+impl fmt::Display for Ceilings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "a step {:.1} us, a launch {:.2} us, copies {:.1} GB/s, products {:.1} GFLOP/s",
+            self.step_seconds * 1e6,
+            self.launch_seconds * 1e6,
+            self.bytes_per_second * 1e-9,
+            self.flops_per_second * 1e-9
+        )?;
+        match self.mixed_flops_per_second {
+            Some(rate) => write!(f, ", in mixed precision {:.1} GFLOP/s", rate * 1e-9),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The least time of a work, and what it is due to.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Floor {
+    /// Seconds.
+    pub seconds: f64,
+    /// The largest part of it.
+    pub bound: Bound,
+}
+
+/// What keeps a work from being faster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Bound {
+    /// Bytes.
+    Memory,
+    /// Operations.
+    Arithmetic,
+    /// Launches that wait for each other.
+    Launches,
+}
+
+impl fmt::Display for Bound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Bound::Memory => "memory",
+            Bound::Arithmetic => "arithmetic",
+            Bound::Launches => "launches",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CEILINGS: Ceilings = Ceilings {
+        step_seconds: 1e-4,
+        launch_seconds: 1e-6,
+        bytes_per_second: 1e9,
+        flops_per_second: 1e10,
+        mixed_flops_per_second: Some(1e11),
+    };
+
+    fn floor(flops: u64, bytes: u64, launches: u64, precision: Precision) -> Floor {
+        let demand = Demand {
+            flops,
+            bytes,
+            launches,
+            dispatches: launches,
+        };
+        CEILINGS.floor(&demand, precision)
+    }
+
+    #[test]
+    fn the_floor_is_the_longer_of_both_and_the_launches() {
+        let cases = [
+            (floor(0, 1_000_000, 2, Precision::F32), 1.002e-3, Bound::Memory),
+            (
+                floor(100_000_000, 1_000_000, 2, Precision::F32),
+                1.0002e-2,
+                Bound::Arithmetic,
+            ),
+            // Ten times the rate, and no longer than memory.
+            (
+                floor(100_000_000, 1_000_001, 2, Precision::Mixed),
+                1.002001e-3,
+                Bound::Memory,
+            ),
+            (floor(10, 1000, 5, Precision::F32), 6e-6, Bound::Launches),
+        ];
+        for (found, seconds, bound) in cases {
+            assert!((found.seconds / seconds - 1.0).abs() < 1e-9, "{found:?}, {seconds}");
+            assert_eq!(found.bound, bound);
+        }
+    }
+
+    #[test]
+    fn mixed_precision_is_never_taken_for_slower() {
+        let slow = Ceilings {
+            mixed_flops_per_second: Some(1e9),
+            ..CEILINGS
+        };
+        assert_eq!(slow.product_rate(Precision::Mixed), 1e10);
+        assert_eq!(CEILINGS.product_rate(Precision::Mixed), 1e11);
+        assert_eq!(CEILINGS.product_rate(Precision::F32), 1e10);
+    }
+}

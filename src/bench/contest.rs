@@ -1,0 +1,315 @@
+//! Devices that do the same work in turns.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use serde::{Deserialize, Serialize};
+
+use super::{BenchDevice, Floor, Measurement, Prepared, Record, Sizes, Spread, Suite, Work, works};
+use crate::precision::Precision;
+use crate::{Error, Result};
+
+/// Seconds that a sample takes at least, where a turn is shorter.
+const SAMPLE: f64 = 0.02;
+/// Seconds for the samples of one device and work, but for the least number of samples.
+const PATIENCE: f64 = 1.0;
+const LEAST_SAMPLES: usize = 3;
+
+/// What [`run`] measures.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Suites; all of them if the list is empty.
+    pub suites: Vec<Suite>,
+    /// Only works whose names contain this.
+    pub only: Option<String>,
+    /// How large the works are, instead of what the slowest class of devices among those at hand is given.
+    pub sizes: Option<Sizes>,
+    /// In which precision, instead of that of the configuration or the device.
+    pub precision: Option<Precision>,
+    /// Samples of each device and work; fewer where they are long, but three at least.
+    pub samples: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            suites: Vec::new(),
+            only: None,
+            sizes: None,
+            precision: None,
+            samples: 11,
+        }
+    }
+}
+
+impl Options {
+    /// How large works are for devices that are compared.
+    pub fn sizes(&self, devices: &[BenchDevice]) -> Sizes {
+        let least = devices.iter().map(|d| Sizes::of(d.info.kind)).min();
+        self.sizes.or(least).unwrap_or(Sizes::Medium)
+    }
+
+    /// The works that are asked for.
+    ///
+    /// # Errors
+    /// There is none of such a name.
+    pub fn works(&self, devices: &[BenchDevice]) -> Result<Vec<Work>> {
+        let suites = if self.suites.is_empty() {
+            &Suite::ALL[..]
+        } else {
+            &self.suites
+        };
+        let sizes = self.sizes(devices);
+        let mut found: Vec<Work> = suites.iter().flat_map(|&suite| works(suite, sizes)).collect();
+        let Some(only) = &self.only else { return Ok(found) };
+        let names: Vec<String> = found.iter().map(|work| work.name.clone()).collect();
+        found.retain(|work| work.name.contains(only.as_str()));
+        match found.is_empty() {
+            true => Err(Error::misuse(
+                format!("no work has '{only}' in its name"),
+                format!("the works of these suites are: {}", names.join("; ")),
+            )),
+            false => Ok(found),
+        }
+    }
+}
+
+/// A device that failed a work.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeftOut {
+    /// Suite of the work.
+    pub suite: Suite,
+    /// Its name.
+    pub work: String,
+    /// Selector of the device.
+    pub device: String,
+    /// Precision.
+    pub precision: Precision,
+    /// What happened.
+    pub reason: String,
+}
+
+/// A device that does a work in a precision.
+pub struct Contestant<'a> {
+    /// The device.
+    pub on: &'a BenchDevice,
+    /// The work, ready.
+    pub prepared: Prepared,
+    /// Below which it cannot come; none for what has none.
+    pub floor: Option<Floor>,
+    /// How often it is done in a sample.
+    pub times: u32,
+    /// What was measured, in seconds.
+    pub samples: Vec<f64>,
+}
+
+impl Contestant<'_> {
+    /// Its id: device, precision, plugin and driver.
+    pub fn label(&self) -> String {
+        self.on.label_in(self.prepared.precision)
+    }
+}
+
+/// A work, and the devices that do it and agree about its result.
+pub struct Contest<'a> {
+    work: &'a Work,
+    /// Those that take part.
+    pub contestants: Vec<Contestant<'a>>,
+    /// Those that do not.
+    pub left_out: Vec<LeftOut>,
+}
+
+impl<'a> Contest<'a> {
+    /// Makes the work ready on every device, and compares what each makes of it with what the first does. A device that
+    /// fails, or differs, is left out.
+    pub fn new(work: &'a Work, devices: &'a [BenchDevice], precision: Option<Precision>) -> Self {
+        let mut contest = Contest {
+            work,
+            contestants: Vec::new(),
+            left_out: Vec::new(),
+        };
+        for on in devices {
+            for precision in work.precisions(precision, on) {
+                let ready = contained(|| {
+                    let mut prepared = work.prepare(on, precision)?;
+                    // Of the second time nothing is paid for that only the first one needs.
+                    let seconds = prepared.time(1)?.min(prepared.time(1)?);
+                    Ok((prepared, seconds))
+                });
+                match ready.and_then(|(prepared, seconds)| contest.agreeing(prepared).map(|p| (p, seconds))) {
+                    Ok((prepared, seconds)) => contest.contestants.push(Contestant {
+                        floor: prepared
+                            .has_floor
+                            .then(|| on.ceilings.floor(&prepared.demand, prepared.precision)),
+                        on,
+                        prepared,
+                        times: (SAMPLE / seconds.max(1e-9)).ceil().clamp(1.0, 1e6) as u32,
+                        samples: Vec::new(),
+                    }),
+                    Err(reason) => contest.leave_out(on, precision, reason),
+                }
+            }
+        }
+        contest
+    }
+
+    /// Adds a sample of every contestant, in an order that changes: each leaves its traces in the caches to the next.
+    pub fn turn(&mut self) {
+        let turn = self.contestants.first().map_or(0, |c| c.samples.len());
+        let count = self.contestants.len();
+        let mut failed = Vec::new();
+        for place in 0..count {
+            let at = if turn.is_multiple_of(2) {
+                place
+            } else {
+                count - 1 - place
+            };
+            let Contestant {
+                prepared,
+                times,
+                samples,
+                ..
+            } = &mut self.contestants[at];
+            match contained(|| prepared.time(*times)) {
+                Ok(seconds) => samples.push(seconds),
+                Err(reason) => failed.push((at, reason)),
+            }
+        }
+        failed.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
+        for (at, reason) in failed {
+            let gone = self.contestants.remove(at);
+            self.leave_out(gone.on, gone.prepared.precision, reason);
+        }
+    }
+
+    /// Takes samples, and says what they are.
+    pub fn measure(&mut self, samples: usize) -> Vec<Measurement> {
+        let of_a_turn: f64 = self
+            .contestants
+            .iter_mut()
+            .map(|c| contained(|| c.prepared.time(1)).unwrap_or(0.0) * f64::from(c.times))
+            .sum();
+        let affordable = (PATIENCE * self.contestants.len() as f64 / of_a_turn.max(1e-9)) as usize;
+        let turns = affordable.max(LEAST_SAMPLES).min(samples.max(1));
+        (0..turns).for_each(|_| self.turn());
+        let waited: Vec<Option<f64>> = self.contestants.iter_mut().map(waited_for).collect();
+        let measured = self.contestants.iter().zip(waited);
+        measured
+            .map(|(c, waited_seconds)| Measurement {
+                suite: self.work.suite,
+                work: self.work.name.clone(),
+                series: self.work.series.clone(),
+                device: c.on.selector.clone(),
+                precision: c.prepared.precision,
+                seconds: Spread::of(&c.samples),
+                waited_seconds,
+                demand: c.prepared.demand,
+                floor: c.floor,
+            })
+            .collect()
+    }
+
+    fn leave_out(&mut self, on: &BenchDevice, precision: Precision, reason: String) {
+        self.left_out.push(LeftOut {
+            suite: self.work.suite,
+            work: self.work.name.clone(),
+            device: on.selector.clone(),
+            precision,
+            reason,
+        });
+    }
+
+    /// What was prepared, if its result is that of the first contestant.
+    fn agreeing(&self, prepared: Prepared) -> Result<Prepared, String> {
+        if prepared.result.iter().any(|x| !x.is_finite()) {
+            return Err("its result is not finite".into());
+        }
+        let Some(first) = self.contestants.first() else {
+            return Ok(prepared);
+        };
+        let off = distance(&prepared.result, &first.prepared.result);
+        let mixed = [&prepared, &first.prepared]
+            .iter()
+            .any(|p| p.precision == Precision::Mixed);
+        // Models add up what their calls are off.
+        let accepted = match (self.work.suite, mixed) {
+            (Suite::Models, false) => 1e-3,
+            (Suite::Models, true) => 5e-2,
+            (_, false) => 1e-4,
+            (_, true) => 2e-2,
+        };
+        match off <= accepted {
+            true => Ok(prepared),
+            false => Err(format!(
+                "its result is off by {off:.1e} from that of {}, {accepted:.0e} is accepted",
+                first.label()
+            )),
+        }
+    }
+}
+
+/// Seconds of one time that is waited for, on average; less than a tenth of a second is spent on it.
+fn waited_for(contestant: &mut Contestant) -> Option<f64> {
+    let one = Spread::of(&contestant.samples).median;
+    let times = (0.05 / one.max(1e-9)).ceil().clamp(1.0, 200.0) as u32;
+    contained(|| {
+        let mut total = 0.0;
+        for _ in 0..times {
+            total += contestant.prepared.time(1)?;
+        }
+        Ok(total / f64::from(times))
+    })
+    .ok()
+}
+
+/// The largest distance of results, of the largest number; infinite where lengths differ.
+fn distance(found: &[f32], wanted: &[f32]) -> f32 {
+    if found.len() != wanted.len() {
+        return f32::INFINITY;
+    }
+    let size = wanted.iter().fold(f32::MIN_POSITIVE, |m, x| m.max(x.abs()));
+    let pairs = found.iter().zip(wanted);
+    pairs.fold(0.0, |m, (f, w)| m.max((f - w).abs() / size))
+}
+
+/// Errors and panics as text: a device may be as broken as it likes.
+fn contained<T>(work: impl FnOnce() -> Result<T>) -> Result<T, String> {
+    let text = |panic: Box<dyn Any + Send>| {
+        let said = panic.downcast_ref::<String>().map(String::as_str);
+        let said = said.or_else(|| panic.downcast_ref::<&str>().copied());
+        format!("it panicked: {}", said.unwrap_or("without a word"))
+    };
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(done) => done.map_err(|error| error.to_string()),
+        Err(panic) => Err(text(panic)),
+    }
+}
+
+/// What [`run`] has just done.
+pub enum Progress<'a> {
+    /// A work is about to be made ready.
+    Begins(&'a Work),
+    /// It was measured on a device.
+    Measured(&'a Measurement),
+    /// A device was left out of it.
+    LeftOut(&'a LeftOut),
+}
+
+/// Measures works on devices, which take turns.
+///
+/// # Errors
+/// [`Error::InvalidUse`] where no work has the name that is asked for. Devices that fail are no error; they are in the record.
+pub fn run(devices: &[BenchDevice], options: &Options, tell: &mut dyn FnMut(Progress)) -> Result<Record> {
+    let works = options.works(devices)?;
+    let mut record = Record::new(devices, options.sizes(devices));
+    for work in &works {
+        tell(Progress::Begins(work));
+        let mut contest = Contest::new(work, devices, options.precision);
+        let measured = contest.measure(options.samples);
+        measured.iter().for_each(|m| tell(Progress::Measured(m)));
+        contest.left_out.iter().for_each(|l| tell(Progress::LeftOut(l)));
+        record.results.extend(measured);
+        record.left_out.extend(contest.left_out);
+    }
+    Ok(record)
+}

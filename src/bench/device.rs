@@ -1,0 +1,118 @@
+//! Devices that take part.
+
+use std::sync::Arc;
+
+use super::Ceilings;
+use crate::backend::{Device, DeviceInfo, DeviceKind};
+use crate::config::Config;
+use crate::precision::Precision;
+use crate::rewrite::RewriteConfig;
+use crate::select::{self, Selected};
+use crate::{Error, Result, plugins};
+
+/// An open device, what it is, and what it can do at most.
+pub struct BenchDevice {
+    /// Selector that names it.
+    pub selector: String,
+    /// Its backend's name.
+    pub backend: String,
+    /// What the listing says of it.
+    pub info: DeviceInfo,
+    /// Hash of the plugin file that the backend is from, in hexadecimal; `None` if it is linked.
+    pub plugin_sha256: Option<String>,
+    /// Measured limits.
+    pub ceilings: Ceilings,
+    /// The device.
+    pub device: Arc<dyn Device>,
+    /// Settings of rewriting, those of the configuration.
+    pub rewrite: RewriteConfig,
+}
+
+/// What a search for devices gave.
+pub struct Found {
+    /// Devices that can be measured; one at least.
+    pub opened: Vec<BenchDevice>,
+    /// Selectors of the others, each with what is wrong.
+    pub left_out: Vec<(String, String)>,
+}
+
+impl BenchDevice {
+    /// Opens and measures the device that a selector names, or the one in force if there is none; some seconds.
+    ///
+    /// # Errors
+    /// [`Error::DeviceSelection`] with the listing; what opening or measuring fails with.
+    pub fn open(selector: Option<&str>, config: &Config) -> Result<Self> {
+        let selected = select::select(selector, config)?;
+        let device = selected.open(config)?;
+        let ceilings = Ceilings::of(&device)?;
+        Ok(Self::with(&selected, device, ceilings, config))
+    }
+
+    /// All devices that are found, but for those emulated in software.
+    ///
+    /// # Errors
+    /// None is left.
+    pub fn open_all(config: &Config) -> Result<Found> {
+        let (mut opened, mut left_out) = (Vec::new(), Vec::new());
+        for entry in &select::list(config) {
+            for info in entry.devices.as_deref().unwrap_or_default() {
+                let selector = select::selector_of(&entry.name, info);
+                let reason = match (&info.rejected, info.kind) {
+                    (Some(reason), _) => reason.clone(),
+                    (None, DeviceKind::Software) => {
+                        "a device emulated in software takes part only if it is named".into()
+                    }
+                    (None, _) => match Self::open(Some(&selector), config) {
+                        Ok(device) => {
+                            opened.push(device);
+                            continue;
+                        }
+                        Err(error) => error.to_string(),
+                    },
+                };
+                left_out.push((selector, reason));
+            }
+        }
+        match opened.is_empty() {
+            true => Err(Error::misuse(
+                "no device that was found can be measured",
+                "`meganeura doctor` says what is wrong with each",
+            )),
+            false => Ok(Found { opened, left_out }),
+        }
+    }
+
+    fn with(selected: &Selected, device: Arc<dyn Device>, ceilings: Ceilings, config: &Config) -> Self {
+        let backend = selected.backend.info().name;
+        let plugin = plugins::loaded()
+            .into_iter()
+            .find(|report| report.name.as_deref() == Some(&backend));
+        BenchDevice {
+            selector: selected.selector.clone(),
+            info: selected.info.clone(),
+            plugin_sha256: plugin.and_then(|report| report.sha256),
+            ceilings,
+            device,
+            rewrite: config.rewrite.clone(),
+            backend,
+        }
+    }
+
+    /// What tells it from others: selector, the beginning of its plugin's hash, name, driver.
+    pub fn label(&self) -> String {
+        [vec![self.selector.clone()], self.identity()].concat().join(", ")
+    }
+
+    /// [`BenchDevice::label`] with a precision, what differs first: criterion cuts long names.
+    pub fn label_in(&self, precision: Precision) -> String {
+        let first = vec![self.selector.clone(), precision.to_string()];
+        [first, self.identity()].concat().join(", ")
+    }
+
+    fn identity(&self) -> Vec<String> {
+        let sum = self.plugin_sha256.as_deref();
+        let sum = sum.map(|sum| format!("sha256 {}", &sum[..8.min(sum.len())]));
+        let parts = [sum, Some(self.info.name.clone()), self.info.driver.clone()];
+        parts.into_iter().flatten().collect()
+    }
+}

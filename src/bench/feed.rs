@@ -1,0 +1,56 @@
+//! What is fed to a session that is measured.
+
+use crate::plan::BufferRef;
+use crate::{DType, Result, Session, TensorType};
+
+/// Fills parameters and inputs of a session: parameters as their layers say, those of few bits with words of all kinds, inputs
+/// with [`noise`], and ids with numbers below `classes`, but those of `fixed` with one value each. Memory that nothing was
+/// written to would be read faster than any other.
+///
+/// # Errors
+/// What the session fails with.
+pub fn feed(session: &mut Session, classes: u32, fixed: &[(&str, u32)]) -> Result<()> {
+    session.try_initialize_parameters(0)?;
+    let parameters = session.plan().parameters();
+    for view in parameters.into_iter().filter(|view| view.ty.dtype != DType::F32) {
+        session.try_set_parameter_bytes(&view.name, &packed(&view.ty))?;
+    }
+    let plan = session.plan();
+    let of = |(name, buffer): &(String, BufferRef)| (name.clone(), plan.buffer_types[buffer.index()].clone());
+    let inputs: Vec<(String, TensorType)> = plan.input_buffers.iter().map(of).collect();
+    for (name, ty) in inputs {
+        let len = ty.numel();
+        if ty.dtype != DType::U32 {
+            session.try_set_input(&name, &noise(len))?;
+            continue;
+        }
+        let ids = match fixed.iter().find(|(input, _)| *input == name) {
+            Some((_, value)) => vec![*value; len],
+            None => (0..len as u32)
+                .map(|i| i.wrapping_mul(2_654_435_761) % classes.max(1))
+                .collect(),
+        };
+        session.try_set_input_u32(&name, &ids)?;
+    }
+    Ok(())
+}
+
+/// Numbers between -1 and 1, the same each time.
+pub fn noise(len: usize) -> Vec<f32> {
+    let mut state = 1u32;
+    let next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        state as f32 / (1u32 << 31) as f32 - 1.0
+    };
+    std::iter::repeat_with(next).take(len).collect()
+}
+
+/// Numbers of a parameter in few bits: halves near 0.01 in `f16`, and words of all kinds.
+fn packed(ty: &TensorType) -> Vec<u8> {
+    match ty.dtype {
+        DType::F16 | DType::BF16 => (0..ty.numel())
+            .flat_map(|i| (0x2000 + (i % 512) as u16).to_le_bytes())
+            .collect(),
+        _ => (0..ty.bytes()).map(|i| (i * 131 % 251) as u8).collect(),
+    }
+}

@@ -1,0 +1,210 @@
+//! A record as a page to look at: one file without scripts and without references to others.
+
+mod charts;
+mod svg;
+
+use std::fmt::Write;
+
+use super::{Comparison, Measurement, Record, Suite, Verdict, metric};
+use crate::report::escaped;
+use charts::Charts;
+
+impl Record {
+    /// The record as HTML: shares of the limits, rooflines, series by size, all numbers, and the devices; with a comparison,
+    /// what changed.
+    pub fn html(&self, comparison: Option<&Comparison>) -> String {
+        let charts = Charts::new(self);
+        let mut page = Page::default();
+        page.key(&charts);
+        page.section(
+            "shares",
+            "Of the limit",
+            "A bar is floor / time: how much of what the device can do was reached. The floor is the longer of operations \
+             over the product rate and bytes over the copy rate, and the launches. Data that stay in a cache go beyond the \
+             limit, which is that of memory.",
+        );
+        for suite in Suite::ALL {
+            let bars = charts.bars(suite);
+            if !bars.is_empty() {
+                page.push(format_args!("<h3>{suite}</h3>\n{bars}"));
+            }
+        }
+        page.section(
+            "roofline",
+            "Rooflines",
+            "Each dot is a work; the lines are the measured copy and product rates, in each precision.",
+        );
+        let rooflines = self
+            .devices
+            .iter()
+            .map(|d| (format!("{}: {}", d.selector, d.name), charts.roofline(&d.selector)));
+        page.figures(rooflines);
+        page.section("scaling", "By size", "Dashed lines are the floors.");
+        let series = charts.series();
+        page.figures(series.iter().map(|name| ((*name).to_owned(), charts.scaling(name))));
+        page.section(
+            "numbers",
+            "All numbers",
+            "Medians; ± is half of what lies between the lowest and the highest tenth.",
+        );
+        page.results(self, comparison);
+        page.section("environment", "Devices", "");
+        page.environment(self, comparison);
+        let title = format!("Benchmarks: {} works, Meganeura {}", self.sizes, self.meganeura);
+        let style = concat!(include_str!("../../report/page/page.css"), include_str!("bench.css"));
+        format!(
+            "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+             <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>{title}</title>\n\
+             <style>\n{style}</style>\n</head>\n<body>\n<header><h1>{title}</h1>\n<nav>{}</nav></header>\n<main>\n{}</main>\n\
+             </body>\n</html>\n",
+            page.links, page.body
+        )
+    }
+}
+
+/// The page as far as it is written.
+#[derive(Default)]
+struct Page {
+    links: String,
+    body: String,
+}
+
+impl Page {
+    fn push(&mut self, text: std::fmt::Arguments) {
+        // Writing to a string cannot fail.
+        let _ = writeln!(self.body, "{text}");
+    }
+
+    fn section(&mut self, id: &str, title: &str, hint: &str) {
+        let _ = write!(self.links, "<a href=\"#{id}\">{title}</a>");
+        self.push(format_args!("<h2 id=\"{id}\">{title}</h2>"));
+        if !hint.is_empty() {
+            self.push(format_args!("<p class=\"hint\">{hint}</p>"));
+        }
+    }
+
+    fn key(&mut self, charts: &Charts) {
+        let entries = charts.subjects.iter().map(|subject| {
+            let colour = charts.colour(subject);
+            let device = escaped(&subject.device);
+            format!("<span><i class=\"{colour}\"></i>{device}, {}</span>", subject.precision)
+        });
+        let entries: String = entries.collect();
+        self.push(format_args!("<div class=\"key\">{entries}</div>"));
+    }
+
+    fn figures(&mut self, figures: impl Iterator<Item = (String, String)>) {
+        self.push(format_args!("<div class=\"charts\">"));
+        for (caption, drawing) in figures.filter(|(_, drawing)| !drawing.is_empty()) {
+            let caption = escaped(&caption);
+            self.push(format_args!(
+                "<figure><figcaption>{caption}</figcaption>{drawing}</figure>"
+            ));
+        }
+        self.push(format_args!("</div>"));
+    }
+
+    fn row(&mut self, cell: &str, texts: &[String]) {
+        let cells: String = texts.iter().map(|t| format!("<{cell}>{t}</{cell}>")).collect();
+        self.push(format_args!("<tr>{cells}</tr>"));
+    }
+
+    fn results(&mut self, record: &Record, comparison: Option<&Comparison>) {
+        let mut head = vec![
+            "suite",
+            "work",
+            "device",
+            "precision",
+            "time",
+            "±",
+            "if waited for",
+            "FLOP/s",
+            "B/s",
+            "floor",
+            "of the limit",
+            "by",
+        ];
+        if comparison.is_some() {
+            head.push("of the time before");
+        }
+        self.push(format_args!("<table>"));
+        self.row("th", &head.into_iter().map(str::to_owned).collect::<Vec<_>>());
+        for m in &record.results {
+            let cells: String = cells(m)
+                .iter()
+                .map(|cell| format!("<td>{}</td>", escaped(cell)))
+                .collect();
+            let change = comparison.map_or(String::new(), |c| match c.change(m) {
+                None => "<td>new</td>".into(),
+                Some(change) => {
+                    let class = match change.verdict {
+                        Verdict::Faster => "faster",
+                        Verdict::Slower => "slower",
+                        Verdict::Same => "same",
+                    };
+                    format!("<td class=\"{class}\">{:.2}</td>", change.ratio())
+                }
+            });
+            self.push(format_args!("<tr>{cells}{change}</tr>"));
+        }
+        self.push(format_args!("</table>"));
+        if !record.left_out.is_empty() {
+            self.push(format_args!("<h3>Left out</h3>\n<table>"));
+            for l in &record.left_out {
+                let texts = [l.suite.to_string(), l.work.clone(), l.device.clone(), l.reason.clone()];
+                self.row("td", &texts.map(|text| escaped(&text)));
+            }
+            self.push(format_args!("</table>"));
+        }
+    }
+
+    fn environment(&mut self, record: &Record, comparison: Option<&Comparison>) {
+        self.push(format_args!("<table>"));
+        let threads = format!("{}, {} threads", record.system, record.host_threads);
+        self.row("td", &["host".to_owned(), escaped(&threads), String::new()]);
+        for d in &record.devices {
+            let mut about = format!("{} ({})", d.name, d.kind);
+            let driver = d.driver.iter().map(|driver| format!(", {driver}"));
+            let plugin = d.plugin_sha256.iter().map(|sum| format!(", plugin sha256 {sum}"));
+            about.extend(driver.chain(plugin));
+            let ceilings = d.ceilings.to_string();
+            self.row("td", &[&d.selector, &about, &ceilings].map(|text| escaped(text)));
+        }
+        self.push(format_args!("</table>"));
+        for c in comparison.iter().flat_map(|c| &c.ceilings) {
+            let replaced = c
+                .replaced
+                .iter()
+                .map(|[then, now]| format!(" It was {then} and is {now}."));
+            let text = format!(
+                "{}: copies are {:.2} of what they were, products {:.2}, the time of a launch {:.2}.{}",
+                c.device,
+                c.copies,
+                c.products,
+                c.launches,
+                replaced.collect::<String>()
+            );
+            self.push(format_args!("<p>{}</p>", escaped(&text)));
+        }
+    }
+}
+
+/// What the table says of a result.
+fn cells(m: &Measurement) -> Vec<String> {
+    let seconds = |value: f64| format!("{}s", metric(value));
+    let or_none = |value: Option<String>| value.unwrap_or_default();
+    vec![
+        m.suite.to_string(),
+        m.work.clone(),
+        m.device.clone(),
+        m.precision.to_string(),
+        seconds(m.seconds.median),
+        format!("{:.1} %", m.seconds.scatter() * 100.0),
+        or_none(m.waited_seconds.map(seconds)),
+        or_none(m.flops_per_second().map(metric)),
+        or_none(m.bytes_per_second().map(metric)),
+        or_none(m.floor.map(|floor| seconds(floor.seconds))),
+        or_none(m.share().map(|share| format!("{:.0} %", share * 100.0))),
+        or_none(m.floor.map(|floor| floor.bound.to_string())),
+    ]
+}

@@ -1,0 +1,222 @@
+//! What was measured, as a file.
+
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+use super::{BenchDevice, Ceilings, Demand, Floor, LeftOut, Series, Sizes, Suite};
+use crate::precision::Precision;
+use crate::{Error, Result};
+
+/// Version of the file's layout; raised with every change that readers have to know.
+pub const RECORD_VERSION: u32 = 1;
+/// What such files say they are.
+const FORMAT: &str = "meganeura-bench";
+
+/// All that was measured at one time.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    format: String,
+    version: u32,
+    /// Version of the library.
+    pub meganeura: String,
+    /// Operating system and processor architecture.
+    pub system: String,
+    /// Threads that the host runs at once.
+    pub host_threads: usize,
+    /// When it was taken: seconds since 1970, UTC.
+    pub taken: u64,
+    /// How large the works were.
+    pub sizes: Sizes,
+    /// The devices that took part.
+    pub devices: Vec<RecordedDevice>,
+    /// One for each work, device and precision.
+    pub results: Vec<Measurement>,
+    /// What failed.
+    pub left_out: Vec<LeftOut>,
+}
+
+/// A device that took part.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RecordedDevice {
+    /// Selector that named it.
+    pub selector: String,
+    /// Backend.
+    pub backend: String,
+    /// Name in the listing.
+    pub name: String,
+    /// Class.
+    pub kind: String,
+    /// Driver, if there is one.
+    pub driver: Option<String>,
+    /// Hash of the plugin that its backend is from, if it is from one.
+    pub plugin_sha256: Option<String>,
+    /// Measured limits.
+    pub ceilings: Ceilings,
+}
+
+/// A work on a device.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Measurement {
+    /// Suite of the work.
+    pub suite: Suite,
+    /// Its name.
+    pub work: String,
+    /// The series that it is one of, if there is one.
+    pub series: Option<Series>,
+    /// Selector of the device.
+    pub device: String,
+    /// Precision of the plan.
+    pub precision: Precision,
+    /// Time of one step (or whatever the work is), of steps that follow each other.
+    pub seconds: Spread,
+    /// The same if each is waited for.
+    pub waited_seconds: Option<f64>,
+    /// What it asks of the device. Of transfers, the bytes that cross; nothing of builds.
+    pub demand: Demand,
+    /// Below which the device cannot come; none of builds and transfers.
+    pub floor: Option<Floor>,
+}
+
+impl Measurement {
+    /// What part of the device's limit was reached: 1 is all of it, more is possible where data stay in a cache.
+    pub fn share(&self) -> Option<f64> {
+        self.floor.map(|floor| floor.seconds / self.seconds.median)
+    }
+
+    /// Operations a second, if it has some.
+    pub fn flops_per_second(&self) -> Option<f64> {
+        (self.demand.flops > 0).then(|| self.demand.flops as f64 / self.seconds.median)
+    }
+
+    /// Bytes a second, if it moves some.
+    pub fn bytes_per_second(&self) -> Option<f64> {
+        (self.demand.bytes > 0).then(|| self.demand.bytes as f64 / self.seconds.median)
+    }
+}
+
+/// Samples, summed up; in seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Spread {
+    /// The middle one.
+    pub median: f64,
+    /// A tenth of the samples, but no less than the smallest, is below.
+    pub low: f64,
+    /// A tenth of the samples, but no more than the largest, is above.
+    pub high: f64,
+    /// How many there are.
+    pub samples: usize,
+}
+
+impl Spread {
+    /// Of some samples; not a number if there is none.
+    pub fn of(samples: &[f64]) -> Self {
+        let mut sorted = samples.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        let at = |part: f64| {
+            let last = sorted.len().saturating_sub(1);
+            sorted
+                .get((last as f64 * part).round() as usize)
+                .copied()
+                .unwrap_or(f64::NAN)
+        };
+        Spread {
+            median: at(0.5),
+            low: at(0.1),
+            high: at(0.9),
+            samples: sorted.len(),
+        }
+    }
+
+    /// Half of the distance from low to high, of the median.
+    pub fn scatter(&self) -> f64 {
+        (self.high - self.low) / (2.0 * self.median)
+    }
+}
+
+impl Record {
+    /// One without results.
+    pub fn new(devices: &[BenchDevice], sizes: Sizes) -> Self {
+        let devices = devices.iter().map(|d| RecordedDevice {
+            selector: d.selector.clone(),
+            backend: d.backend.clone(),
+            name: d.info.name.clone(),
+            kind: d.info.kind.name().to_owned(),
+            driver: d.info.driver.clone(),
+            plugin_sha256: d.plugin_sha256.clone(),
+            ceilings: d.ceilings,
+        });
+        Record {
+            format: FORMAT.to_owned(),
+            version: RECORD_VERSION,
+            meganeura: env!("CARGO_PKG_VERSION").to_owned(),
+            system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
+            host_threads: std::thread::available_parallelism().map_or(1, usize::from),
+            // Before 1970 is no time for a measurement.
+            taken: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
+            sizes,
+            devices: devices.collect(),
+            results: Vec::new(),
+            left_out: Vec::new(),
+        }
+    }
+
+    /// The record as JSON.
+    ///
+    /// # Errors
+    /// [`Error::InvalidUse`] for numbers that JSON does not have; there are none in what was measured.
+    pub fn to_json(&self) -> Result<String> {
+        serde_json::to_string_pretty(self).map_err(|e| Error::misuse(format!("the record cannot be written: {e}"), ""))
+    }
+
+    /// Reads a file that [`Record::to_json`] made.
+    ///
+    /// # Errors
+    /// [`Error::File`] when it cannot be read, is something else, or has another version.
+    pub fn read(path: &Path) -> Result<Self> {
+        const REMEDY: &str = "give a file that `meganeura bench --suite ... --json` has written";
+        let text =
+            std::fs::read_to_string(path).map_err(|e| Error::file(path, format!("cannot be read: {e}"), REMEDY))?;
+        let json: serde_json::Value = serde_json::from_str(&text)
+            .map_err(|e| Error::file(path, format!("is no record of measurements: {e}"), REMEDY))?;
+        if json["format"] != FORMAT {
+            return Err(Error::file(path, "is JSON, but no record of measurements", REMEDY));
+        }
+        // What the rest means depends on it.
+        if json["version"] != RECORD_VERSION {
+            return Err(Error::file(
+                path,
+                format!(
+                    "has version {} of the layout, this program has {RECORD_VERSION}",
+                    json["version"]
+                ),
+                "compare with the program that wrote it, or measure anew",
+            ));
+        }
+        serde_json::from_value(json).map_err(|e| Error::file(path, format!("is a damaged record: {e}"), REMEDY))
+    }
+
+    /// The device of a result.
+    pub fn device(&self, selector: &str) -> Option<&RecordedDevice> {
+        self.devices.iter().find(|d| d.selector == selector)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spread_is_that_of_the_samples() {
+        let samples: Vec<f64> = (1..=11).rev().map(f64::from).collect();
+        let spread = Spread::of(&samples);
+        assert_eq!(
+            (spread.low, spread.median, spread.high, spread.samples),
+            (2.0, 6.0, 10.0, 11)
+        );
+        assert!((spread.scatter() - 8.0 / 12.0).abs() < 1e-12);
+        assert_eq!(Spread::of(&[3.0]).scatter(), 0.0);
+        assert!(Spread::of(&[]).median.is_nan());
+    }
+}

@@ -1,0 +1,304 @@
+//! A work: a graph, how it is fed, and what of it is timed.
+
+use std::time::Instant;
+
+use super::{BenchDevice, Demand, Suite, feed, noise};
+use crate::build::{plan_cached, plan_for};
+use crate::plan::optimizer::Update;
+use crate::precision::Precision;
+use crate::rewrite::RewriteConfig;
+use crate::{DType, Graph, Mode, NodeId, Result, Session};
+
+/// Numbers of a result that devices are compared by, from its beginning.
+const COMPARED: usize = 1 << 20;
+
+/// What of a work is timed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Task {
+    /// A step.
+    Step,
+    /// Making the plan of the graph.
+    Build,
+    /// Reading the plan from its file.
+    CachedBuild,
+    /// Opening a session for the plan: kernels are compiled, memory is taken.
+    Open,
+    /// Setting the input `x`, and a step that reads a little of it.
+    Upload,
+    /// A step that writes the first output, which is as large as the input `x`, and reading all of it.
+    ReadBack,
+}
+
+/// Works that differ in their size alone.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Series {
+    /// What they have in common.
+    pub name: String,
+    /// What the size counts.
+    pub unit: String,
+    /// Size.
+    pub size: u64,
+}
+
+/// A graph with a name, and how it is run.
+pub struct Work {
+    /// The suite that it belongs to.
+    pub suite: Suite,
+    /// Name, with all sizes; one of a kind within the suite.
+    pub name: String,
+    /// The series that it is one of, if there is one.
+    pub series: Option<Series>,
+    /// What is timed.
+    pub task: Task,
+    /// Whether it trains.
+    pub mode: Mode,
+    /// The update of parameters, if steps have one.
+    pub update: Option<Update>,
+    /// Whether it is measured in both precisions on devices that have two; else in the one that is the device's default.
+    pub both_precisions: bool,
+    /// Ids that are fed are below this.
+    classes: u32,
+    /// Integer inputs that all have one value, by name.
+    fixed: Vec<(&'static str, u32)>,
+    graph: Box<dyn Fn() -> Graph>,
+}
+
+impl Work {
+    /// Runs forward: `build` gives the result.
+    pub fn inference(suite: Suite, name: impl Into<String>, build: impl Fn(&mut Graph) -> NodeId + 'static) -> Self {
+        Work::of(suite, name, Mode::Inference, move || {
+            let mut graph = Graph::new();
+            let result = build(&mut graph);
+            graph.set_outputs(vec![result]);
+            graph
+        })
+    }
+
+    /// Runs forward and backward: the gradient of the sum of what `build` gives by every parameter.
+    pub fn gradient(suite: Suite, name: impl Into<String>, build: impl Fn(&mut Graph) -> NodeId + 'static) -> Self {
+        Work::of(suite, name, Mode::Training, move || {
+            let mut graph = Graph::new();
+            let result = build(&mut graph);
+            let loss = graph.sum_all(result);
+            graph.set_outputs(vec![loss]);
+            graph
+        })
+    }
+
+    /// Any graph, in any mode.
+    pub fn of(suite: Suite, name: impl Into<String>, mode: Mode, graph: impl Fn() -> Graph + 'static) -> Self {
+        Work {
+            suite,
+            name: name.into(),
+            series: None,
+            task: Task::Step,
+            mode,
+            update: None,
+            both_precisions: false,
+            classes: 2,
+            fixed: Vec::new(),
+            graph: Box::new(graph),
+        }
+    }
+
+    /// Makes it one of a series.
+    pub fn in_series(mut self, name: &str, unit: &str, size: usize) -> Self {
+        self.series = Some(Series {
+            name: name.to_owned(),
+            unit: unit.to_owned(),
+            size: size as u64,
+        });
+        self
+    }
+
+    /// Times something else than a step.
+    pub fn timing(mut self, task: Task) -> Self {
+        self.task = task;
+        self
+    }
+
+    /// Updates parameters with every step.
+    pub fn updating(mut self, update: impl Into<Update>) -> Self {
+        self.update = Some(update.into());
+        self
+    }
+
+    /// Measures both precisions.
+    pub fn in_both_precisions(mut self) -> Self {
+        self.both_precisions = true;
+        self
+    }
+
+    /// Feeds ids below `classes`, instead of 0 and 1.
+    pub fn with_classes(mut self, classes: u32) -> Self {
+        self.classes = classes;
+        self
+    }
+
+    /// Feeds one value to every element of an integer input.
+    pub fn with_fixed(mut self, input: &'static str, value: u32) -> Self {
+        self.fixed.push((input, value));
+        self
+    }
+
+    /// Its graph, made anew.
+    pub fn graph(&self) -> Graph {
+        (self.graph)()
+    }
+
+    /// The precisions in which a device is measured: those asked for, else both where the work says so and the device has two.
+    pub fn precisions(&self, wanted: Option<Precision>, device: &BenchDevice) -> Vec<Precision> {
+        let wanted = wanted.or(device.rewrite.precision);
+        if wanted.is_none() && self.both_precisions && device.device.has_mixed_precision() {
+            return vec![Precision::F32, Precision::Mixed];
+        }
+        vec![Precision::resolve(wanted, self.mode, &*device.device)]
+    }
+
+    /// Makes it ready to be timed on a device; it has run once then.
+    ///
+    /// # Errors
+    /// What building or running it fails with.
+    pub fn prepare(&self, on: &BenchDevice, precision: Precision) -> Result<Prepared> {
+        let graph = self.graph();
+        let rewrite = RewriteConfig {
+            precision: Some(precision),
+            ..on.rewrite.clone()
+        };
+        let (plan, _) = plan_for(&graph, &on.device, self.mode, self.update.as_ref(), &rewrite)?;
+        let demand = Demand::of(&plan, &*on.device);
+        let kept = plan.clone();
+        let mut session = Session::on(on.device.clone(), plan)?;
+        if let Some(update) = &self.update {
+            session.try_set_optimizer(update.clone())?;
+        }
+        feed(&mut session, self.classes, &self.fixed)?;
+        session.try_step()?;
+        session.try_wait()?;
+        let result = beginning(&mut session)?;
+        let (device, update, mode) = (on.device.clone(), self.update.clone(), self.mode);
+        let transferred = longest_input(&session);
+        let run: Box<dyn FnMut(u32) -> Result<()>> = match self.task {
+            Task::Step => Box::new(move |steps| {
+                (0..steps).try_for_each(|_| session.try_step())?;
+                session.try_wait().map(drop)
+            }),
+            Task::Build => Box::new(move |times| {
+                (0..times).try_for_each(|_| plan_for(&graph, &device, mode, update.as_ref(), &rewrite).map(drop))
+            }),
+            Task::CachedBuild => {
+                let folder = tempfile::tempdir().map_err(|e| {
+                    crate::Error::misuse(
+                        format!("no folder for a plan can be made: {e}"),
+                        "check that the folder for temporary files can be written",
+                    )
+                })?;
+                let path = folder.path().join("plan.ron");
+                plan_cached(&graph, &device, mode, update.as_ref(), &rewrite, &path)?;
+                Box::new(move |times| {
+                    // Kept as long as it is read from.
+                    let _folder = &folder;
+                    (0..times).try_for_each(|_| {
+                        plan_cached(&graph, &device, mode, update.as_ref(), &rewrite, &path).map(drop)
+                    })
+                })
+            }
+            Task::Open => {
+                Box::new(move |times| (0..times).try_for_each(|_| Session::on(device.clone(), kept.clone()).map(drop)))
+            }
+            Task::Upload => {
+                let data = noise(transferred);
+                Box::new(move |times| {
+                    for _ in 0..times {
+                        session.try_set_input("x", &data)?;
+                        session.try_step()?;
+                        session.try_wait()?;
+                    }
+                    Ok(())
+                })
+            }
+            Task::ReadBack => {
+                let mut data = vec![0.0; transferred];
+                Box::new(move |times| {
+                    for _ in 0..times {
+                        session.try_step()?;
+                        session.try_read_output_by_index(0, &mut data)?;
+                    }
+                    Ok(())
+                })
+            }
+        };
+        let has_floor = self.task == Task::Step;
+        let demand = match self.task {
+            Task::Step => demand,
+            Task::Upload | Task::ReadBack => Demand {
+                bytes: 4 * transferred as u64,
+                ..Demand::default()
+            },
+            _ => Demand::default(),
+        };
+        Ok(Prepared {
+            precision,
+            demand,
+            has_floor,
+            result,
+            run,
+        })
+    }
+}
+
+/// A work on a device, ready to be timed.
+pub struct Prepared {
+    /// In which precision its plan is.
+    pub precision: Precision,
+    /// What a turn asks of the device.
+    pub demand: Demand,
+    /// Whether the demand puts a floor under its time; transfers and builds have none.
+    pub has_floor: bool,
+    /// The first output of the first step; of a large one its beginning.
+    pub result: Vec<f32>,
+    run: Box<dyn FnMut(u32) -> Result<()>>,
+}
+
+impl Prepared {
+    /// Does it so many times, the last of which is complete in the end; those before are not waited for one by one.
+    ///
+    /// # Errors
+    /// What the steps fail with.
+    pub fn run(&mut self, times: u32) -> Result<()> {
+        (self.run)(times)
+    }
+
+    /// Seconds of one time, of so many that follow each other.
+    ///
+    /// # Errors
+    /// See [`Prepared::run`].
+    pub fn time(&mut self, times: u32) -> Result<f64> {
+        let start = Instant::now();
+        self.run(times)?;
+        Ok(start.elapsed().as_secs_f64() / f64::from(times.max(1)))
+    }
+}
+
+/// The beginning of the first output.
+fn beginning(session: &mut Session) -> Result<Vec<f32>> {
+    let Some(ty) = session.plan().output_types.first().cloned() else {
+        return Ok(Vec::new());
+    };
+    if ty.dtype != DType::F32 {
+        return Ok(Vec::new());
+    }
+    let mut data = vec![0.0; ty.numel().min(COMPARED)];
+    session.try_read_output_start(0, &mut data)?;
+    Ok(data)
+}
+
+/// Elements of the largest input.
+fn longest_input(session: &Session) -> usize {
+    let plan = session.plan();
+    let sizes = plan.input_buffers.iter();
+    sizes
+        .map(|(_, b)| plan.buffer_types[b.index()].numel())
+        .max()
+        .unwrap_or(0)
+}

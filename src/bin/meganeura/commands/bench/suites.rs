@@ -1,0 +1,222 @@
+//! `meganeura bench --suite`.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use meganeura::bench::{
+    BenchDevice, Comparison, Measurement, Options, Progress, Record, Sizes, Suite, Verdict, metric, run,
+};
+use meganeura::config::Config;
+use meganeura::files::write_atomically;
+use meganeura::precision::Precision;
+
+use super::super::Outcome;
+use super::Args;
+use crate::output::{line, notice};
+
+/// What stands for every suite, and for every device that is found.
+const ALL: &str = "all";
+
+/// A suite, or all of them.
+pub(super) fn suites(text: &str) -> Result<Suites, String> {
+    match text {
+        ALL => Ok(Suites(Suite::ALL.to_vec())),
+        one => one
+            .parse()
+            .map(|suite| Suites(vec![suite]))
+            .map_err(|e: meganeura::Error| e.to_string()),
+    }
+}
+
+/// What one value of `--suite` stands for.
+#[derive(Clone, Debug)]
+pub(super) struct Suites(Vec<Suite>);
+
+/// How large works shall be.
+pub(super) fn sizes(text: &str) -> Result<Sizes, String> {
+    text.parse().map_err(|e: meganeura::Error| e.to_string())
+}
+
+/// How many samples, one at least.
+pub(super) fn samples(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("nothing is measured without a sample".to_owned()),
+        Ok(samples) => Ok(samples),
+        Err(_) => Err("it is no number of samples".to_owned()),
+    }
+}
+
+pub(super) fn measure(args: &Args) -> Outcome {
+    let config = Config::load()?;
+    // What is wrong with files is said before minutes are spent.
+    let before = args.compare.as_deref().map(Record::read).transpose()?;
+    let mut suites: Vec<Suite> = args.suite.iter().flat_map(|s| s.0.clone()).collect();
+    suites.sort_unstable();
+    suites.dedup();
+    let options = Options {
+        suites,
+        only: args.only.clone(),
+        sizes: args.sizes,
+        precision: args.precision.map(Precision::from),
+        samples: args.samples,
+    };
+    let devices = open(&args.device, &config)?;
+    for d in &devices {
+        say(args, &format!("{} ({}): {}", d.label(), d.info.kind.name(), d.ceilings))?;
+    }
+    say(args, &about_sizes(&options, &devices))?;
+    let mut failure = Ok(());
+    let mut suite = None;
+    let record = run(&devices, &options, &mut |progress| {
+        let told = match progress {
+            Progress::Begins(work) if suite.replace(work.suite) != Some(work.suite) => {
+                say(args, &format!("\n{}\n{}", work.suite, head()))
+            }
+            Progress::Begins(_) => Ok(()),
+            Progress::Measured(measurement) => say(args, &row(measurement)),
+            Progress::LeftOut(left) => say(
+                args,
+                &format!("{}: {} is left out: {}", left.work, left.device, left.reason),
+            ),
+        };
+        if let (Ok(()), Err(error)) = (&failure, told) {
+            failure = Err(error);
+        }
+    })?;
+    failure?;
+    let comparison = before.map(|before| Comparison::new(&before, &record)).transpose()?;
+    if let Some(comparison) = &comparison {
+        say(args, &compared(comparison))?;
+    }
+    if let Some(path) = &args.html {
+        write_page(path, &record, comparison.as_ref())?;
+        say(args, &format!("\nthe page is in {}", path.display()))?;
+    }
+    if args.json {
+        line(record.to_json()?)?;
+    }
+    Ok(match record.results.is_empty() {
+        true => ExitCode::FAILURE,
+        false => ExitCode::SUCCESS,
+    })
+}
+
+/// Prints where nothing but JSON belongs to standard output, or there.
+fn say(args: &Args, text: &str) -> std::io::Result<()> {
+    if args.json { notice(text) } else { line(text) }
+}
+
+/// The devices that are named, each once; the one in force if none is.
+fn open(named: &[String], config: &Config) -> Result<Vec<BenchDevice>, Box<dyn std::error::Error>> {
+    if named.is_empty() {
+        return Ok(vec![BenchDevice::open(None, config)?]);
+    }
+    let mut devices: Vec<BenchDevice> = Vec::new();
+    for selector in named {
+        let more = match selector.as_str() {
+            ALL => {
+                let found = BenchDevice::open_all(config)?;
+                for (selector, reason) in found.left_out {
+                    notice(format_args!("{selector} is left out: {reason}"))?;
+                }
+                found.opened
+            }
+            one => vec![BenchDevice::open(Some(one), config)?],
+        };
+        let new = |device: &BenchDevice| devices.iter().all(|d| d.selector != device.selector);
+        let more: Vec<BenchDevice> = more.into_iter().filter(new).collect();
+        devices.extend(more);
+    }
+    Ok(devices)
+}
+
+fn about_sizes(options: &Options, devices: &[BenchDevice]) -> String {
+    let sizes = options.sizes(devices);
+    let smaller: Vec<&str> = devices
+        .iter()
+        .filter(|d| options.sizes.is_none() && Sizes::of(d.info.kind) > sizes)
+        .map(|d| d.selector.as_str())
+        .collect();
+    let mut text = format!("works are {sizes}");
+    if !smaller.is_empty() {
+        text += &format!(
+            ", as all devices do the same; {} alone would be given larger ones",
+            smaller.join(" and ")
+        );
+    } else if sizes == Sizes::Small && options.sizes.is_none() {
+        text += ", as they are for devices emulated in software";
+    }
+    text
+}
+
+fn head() -> String {
+    format!(
+        "{:<60} {:<10} {:<5} {:>8} {:>6} {:>9} {:>12} {:>9} {:>7}  by",
+        "work", "device", "", "time", "±", "if waited", "FLOP/s", "B/s", "limit"
+    )
+}
+
+fn row(m: &Measurement) -> String {
+    let with_unit = |value: Option<f64>, unit: &str| {
+        value.map_or_else(|| "-".to_owned(), |value| format!("{}{unit}", metric(value)))
+    };
+    format!(
+        "{:<60} {:<10} {:<5} {:>8} {:>4.0} % {:>9} {:>12} {:>9} {:>7}  {}",
+        m.work,
+        m.device,
+        m.precision.to_string(),
+        with_unit(Some(m.seconds.median), "s"),
+        m.seconds.scatter() * 100.0,
+        with_unit(m.waited_seconds, "s"),
+        with_unit(m.flops_per_second(), "FLOP/s"),
+        with_unit(m.bytes_per_second(), "B/s"),
+        m.share()
+            .map_or_else(|| "-".to_owned(), |share| format!("{:.0} %", share * 100.0)),
+        m.floor.map(|floor| floor.bound.to_string()).unwrap_or_default(),
+    )
+}
+
+fn compared(comparison: &Comparison) -> String {
+    let mut text = String::from("\nnow, of what it was\n");
+    for c in &comparison.ceilings {
+        if let Some([then, now]) = &c.replaced {
+            text += &format!("{}: it was {then}, and is {now}\n", c.device);
+        }
+        text += &format!(
+            "{}: rate of copies {:.2}, of products {:.2}, time of a launch {:.2}\n",
+            c.device, c.copies, c.products, c.launches
+        );
+    }
+    for c in &comparison.changes {
+        let mark = match c.verdict {
+            Verdict::Faster => "faster",
+            Verdict::Slower => "SLOWER",
+            Verdict::Same => "",
+        };
+        text += &format!(
+            "{:<58} {:<10} {:<5} {:>7.2} {mark}\n",
+            c.work,
+            c.device,
+            c.precision.to_string(),
+            c.ratio()
+        );
+    }
+    text += &format!(
+        "{} faster and {} slower beyond the scatter of both, {} within",
+        comparison.count(Verdict::Faster),
+        comparison.count(Verdict::Slower),
+        comparison.count(Verdict::Same)
+    );
+    if comparison.only_before + comparison.only_after > 0 {
+        text += &format!(
+            "; {} results are in the earlier record alone, {} in this one",
+            comparison.only_before, comparison.only_after
+        );
+    }
+    text
+}
+
+fn write_page(path: &Path, record: &Record, comparison: Option<&Comparison>) -> meganeura::Result<()> {
+    let html = record.html(comparison);
+    write_atomically(path, |out| out.write_all(html.as_bytes()))
+}

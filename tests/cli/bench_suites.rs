@@ -1,0 +1,212 @@
+//! Suites of benchmarks on the command line: what is measured, compared, drawn and refused.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::{meganeura, run};
+
+/// Small works of one suite on the CPU.
+fn measured(suite: &str, more: &[&str]) -> (Value, String) {
+    let base = [
+        "bench",
+        "--suite",
+        suite,
+        "--device",
+        "cpu",
+        "--sizes",
+        "small",
+        "--samples",
+        "3",
+        "--json",
+    ];
+    let (output, out, err) = run(&mut meganeura(&[&base[..], more].concat()));
+    assert!(output.status.success(), "{err}");
+    (serde_json::from_str(&out).expect("one record"), err)
+}
+
+fn failure(args: &[&str]) -> String {
+    let (output, out, err) = run(&mut meganeura(&[&["bench"], args].concat()));
+    assert!(!output.status.success(), "{args:?}: {out}");
+    err
+}
+
+fn write(folder: &Path, name: &str, text: &str) -> String {
+    let path = folder.join(name);
+    std::fs::write(&path, text).expect("written");
+    path.to_string_lossy().into_owned()
+}
+
+#[test]
+fn every_result_has_its_time_and_its_floor() {
+    let (record, told) = measured("matmul,norm,session", &[]);
+    assert_eq!(
+        (&record["format"], &record["version"]),
+        (&"meganeura-bench".into(), &1.into())
+    );
+    assert_eq!(
+        (&record["sizes"], &record["left_out"]),
+        (&"small".into(), &Value::Array(Vec::new()))
+    );
+    let device = &record["devices"][0];
+    let ceilings = &device["ceilings"];
+    assert_eq!(device["selector"], "cpu");
+    for rate in ["launch_seconds", "bytes_per_second", "flops_per_second"] {
+        assert!(
+            ceilings[rate].as_f64().is_some_and(|rate| rate > 0.0),
+            "{rate} in {ceilings}"
+        );
+    }
+    let results = record["results"].as_array().expect("a list");
+    for suite in ["matmul", "norm", "session"] {
+        assert!(results.iter().any(|r| r["suite"] == suite), "{suite}");
+    }
+    for result in results {
+        let seconds = |key: &str| result["seconds"][key].as_f64().expect("a number");
+        assert!(0.0 < seconds("low") && seconds("low") <= seconds("median"), "{result}");
+        assert!(seconds("median") <= seconds("high"), "{result}");
+        // Builds and transfers have no floor.
+        let work = result["work"].as_str().expect("a name");
+        let has_none = [": plan", ": session", "upload", "read-back"]
+            .iter()
+            .any(|part| work.contains(part));
+        assert_eq!(result["floor"].is_null(), has_none, "{result}");
+    }
+    // Two operations a multiplication and addition, three matrices, and one launch.
+    let product = results
+        .iter()
+        .find(|r| r["work"] == "matmul 64x64x64")
+        .expect("a product");
+    let demand =
+        serde_json::json!({ "flops": 2 * 64 * 64 * 64, "bytes": 3 * 4 * 64 * 64, "launches": 1, "dispatches": 1 });
+    assert_eq!(product["demand"], demand);
+    let of = |of: &str| ceilings[of].as_f64().expect("a rate");
+    let arithmetic = f64::from(2 * 64 * 64 * 64) / of("flops_per_second");
+    let memory = f64::from(3 * 4 * 64 * 64) / of("bytes_per_second");
+    let floor = product["floor"]["seconds"].as_f64().expect("a floor");
+    let expected = arithmetic.max(memory) + of("launch_seconds");
+    assert!((floor / expected - 1.0).abs() < 1e-9, "{floor}, {expected}");
+    let chain = results
+        .iter()
+        .find(|r| r["work"] == "a step of 100 products of 2x2")
+        .expect("a chain");
+    assert_eq!(chain["demand"]["launches"], 100, "{chain}");
+    // People are told the same, where it is not in the way of the record.
+    assert!(
+        told.contains("works are small") && told.contains("matmul 64x64x64"),
+        "{told}"
+    );
+}
+
+#[test]
+fn a_record_is_compared_with_an_earlier_one() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (mut record, _) = measured("pointwise", &["--only", "relu of 1024"]);
+    let results = record["results"].as_array_mut().expect("a list");
+    assert_eq!(results.len(), 1);
+    // As if it had taken a thousandth of the time.
+    for key in ["low", "median", "high"] {
+        let faster = results[0]["seconds"][key].as_f64().expect("a number") / 1000.0;
+        results[0]["seconds"][key] = faster.into();
+    }
+    let file = write(folder.path(), "before.json", &record.to_string());
+    let page = folder.path().join("page.html");
+    let shown = page.to_string_lossy();
+    let more = ["--only", "relu of", "--compare", &file, "--html", &shown];
+    let (_, told) = measured("pointwise", &more);
+    for part in ["SLOWER", "0 faster and 1 slower", "2 in this one"] {
+        assert!(told.contains(part), "{part} in {told}");
+    }
+    let page = std::fs::read_to_string(&page).expect("a page");
+    for part in [
+        "relu of 16384",
+        "class=\"slower\"",
+        "Roofline of cpu",
+        "<!doctype html>",
+        "launch",
+    ] {
+        assert!(page.contains(part), "{part}");
+    }
+    // Nothing is fetched from elsewhere, and drawings are closed.
+    for part in ["http:", "https:", "src=", "<script", "NaN", "inf"] {
+        assert!(!page.contains(part), "{part}");
+    }
+    assert_eq!(page.matches("<svg").count(), page.matches("</svg>").count());
+    assert!(page.matches("<svg").count() >= 3);
+}
+
+#[test]
+fn what_cannot_be_measured_or_compared_is_said() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path();
+    let small = [
+        "--suite",
+        "pointwise",
+        "--sizes",
+        "small",
+        "--device",
+        "cpu",
+        "--samples",
+        "1",
+    ];
+    for (args, expected) in [
+        (vec!["--suite", "matmuls"], "there is no suite 'matmuls'"),
+        (vec!["--suite", "matmul", "--sizes", "huge"], "small, medium or large"),
+        (vec!["--suite", "matmul", "--device", "nosuch"], "nosuch"),
+        (vec!["--suite", "matmul", "--device", "cpu,nosuch"], "nosuch"),
+        (vec!["--suite", "matmul", "mlp"], "cannot be used with"),
+        (vec!["--suite", "matmul", "--train"], "cannot be used with"),
+        (vec!["mlp", "--html", "x.html"], "--suite"),
+        (vec!["--compare", "x.json", "mlp"], "--suite"),
+        (vec!["--suite", "matmul", "--samples", "0"], "without a sample"),
+        (vec![], "WORK"),
+    ] {
+        let err = failure(&args);
+        assert!(err.contains(expected), "{args:?}: {err}");
+    }
+    let err = failure(&[&small[..], &["--only", "nosuch"]].concat());
+    assert!(err.contains("'nosuch'") && err.contains("relu of 1024"), "{err}");
+    // Files are looked at before anything is measured.
+    for (name, text, expected) in [
+        ("text.json", "not json", "no record of measurements"),
+        ("other.json", "{\"format\": \"else\"}", "no record of measurements"),
+        (
+            "later.json",
+            "{\"format\": \"meganeura-bench\", \"version\": 99}",
+            "has version 99",
+        ),
+        (
+            "cut.json",
+            "{\"format\": \"meganeura-bench\", \"version\": 1}",
+            "damaged record",
+        ),
+    ] {
+        let file = write(path, name, text);
+        let err = failure(&[&small[..], &["--compare", &file]].concat());
+        assert!(err.contains(expected) && err.contains(name), "{err}");
+    }
+    let absent = path.join("absent.json");
+    let err = failure(&[&small[..], &["--compare", &absent.to_string_lossy()]].concat());
+    assert!(err.contains("cannot be read"), "{err}");
+    let (other, _) = measured("optimizer", &["--only", "sgd"]);
+    let file = write(path, "optimizer.json", &other.to_string());
+    let err = failure(&[&small[..], &["--only", "relu of 1024", "--compare", &file]].concat());
+    assert!(err.contains("no result in common"), "{err}");
+    let nowhere = path.join("nowhere").join("page.html");
+    let err = failure(
+        &[
+            &small[..],
+            &["--only", "relu of 1024", "--html", &nowhere.to_string_lossy()],
+        ]
+        .concat(),
+    );
+    assert!(err.contains("page.html"), "{err}");
+}
+
+#[test]
+fn single_works_run_on_every_device_that_is_named() {
+    let args = ["bench", "--device", "cpu,cpu", "--steps", "1", "--json", "4x4x4"];
+    let (output, out, err) = run(&mut meganeura(&args));
+    assert!(output.status.success(), "{err}");
+    assert_eq!(out.lines().count(), 2, "{out}");
+}
