@@ -192,7 +192,16 @@ fn devices_and_plugins_are_listed() {
     let listed = json_lines(&out);
     let named = |kind: &str, name: &str| listed.iter().find(|p| p["kind"] == kind && p["name"] == name).cloned();
     assert!(named("op", "core.conv2d").is_some(), "{out}");
-    for set in ["algebra", "attention", "matmul", "norm", "packing", "parts", "pooling", "swiglu"] {
+    for set in [
+        "algebra",
+        "attention",
+        "matmul",
+        "norm",
+        "packing",
+        "parts",
+        "pooling",
+        "swiglu",
+    ] {
         let set = named("rule_set", set).unwrap_or_else(|| panic!("{set} in {out}"));
         assert!(set["rules"].as_array().is_some_and(|r| !r.is_empty()), "{set}");
         let origin = set["origin"].as_str().unwrap_or_default();

@@ -83,10 +83,10 @@ struct Product {
 }
 
 /// What the test multiplies: whole blocks, whose tiles are stored as they are, and odd sizes, whose elements go on one by
-/// one; operands as they are and transposed.
-fn products(config: &CoopConfig) -> [Product; 3] {
-    // As many tiles as make a product worth the units.
-    let side = 24 * config.tile_size as usize;
+/// one; operands as they are and transposed; small blocks of few rows, and of more.
+fn products(config: &CoopConfig) -> [Product; 5] {
+    // As many tiles as make a product worth the units, and worth large blocks.
+    let side = 28 * config.tile_size as usize;
     let product = |operands, sizes, transposed, factor| Product {
         operands,
         sizes,
@@ -97,6 +97,8 @@ fn products(config: &CoopConfig) -> [Product; 3] {
         product(["a", "b"], [side, side, 64], [false, false], 1.0),
         product(["c", "d"], [side - 6, side + 5, 75], [true, false], -1.0),
         product(["e", "f"], [side + 4, side - 8, 76], [false, true], -1.0),
+        product(["g", "h"], [13, 130, 600], [false, true], 1.0),
+        product(["i", "j"], [44, 164, 300], [false, false], -1.0),
     ]
 }
 

@@ -97,6 +97,8 @@ fn transposed_and_batched_products() {
 #[test]
 fn long_sums_are_cut_into_parts() {
     check(&[&[200, 2060], &[2060, 200]], 1, |g, x| vec![g.matmul(x[0], x[1])]);
+    // The last part is shorter than what is on its way.
+    check(&[&[16, 10_496], &[10_496, 56]], 1, |g, x| vec![g.matmul(x[0], x[1])]);
     check(&[&[203, 2061], &[2061, 199]], 1, |g, x| {
         let product = g.matmul(x[0], x[1]);
         vec![g.neg(product)]
@@ -107,7 +109,7 @@ fn long_sums_are_cut_into_parts() {
 #[test]
 fn products_of_few_rows() {
     check(&[&[11, 203], &[203, 404]], 1, |g, x| vec![g.matmul(x[0], x[1])]);
-    for [m, n, k] in [[16, 520, 200], [5, 131, 640], [13, 1100, 61]] {
+    for [m, n, k] in [[16, 520, 200], [5, 131, 640], [13, 1100, 64]] {
         check(&[&[m, k], &[n, k], &[n]], 1, |g, x| {
             let product = g.matmul_bt(x[0], x[1]);
             let sum = g.add(product, x[2]);
@@ -117,7 +119,9 @@ fn products_of_few_rows() {
     check(&[&[3, 7, 160], &[3, 200, 160]], 1, |g, x| vec![g.matmul_bt(x[0], x[1])]);
     // A batch with one matrix is but more rows.
     check(&[&[2, 3, 2, 260], &[260, 260]], 1, |g, x| vec![g.matmul(x[0], x[1])]);
-    check(&[&[16, 64], &[50, 64]], 0, |g, x| vec![g.matmul_bt(x[0], x[1])]);
+    for [n, k] in [[50, 64], [8192, 8]] {
+        check(&[&[16, k], &[n, k]], 0, |g, x| vec![g.matmul_bt(x[0], x[1])]);
+    }
     for [m, n, k] in [[1, 1, 1], [8, 8, 16], [3, 17, 9]] {
         check_from(Some(0), &[&[m, k], &[n, k]], 1, |g, x| vec![g.matmul_bt(x[0], x[1])]);
     }

@@ -35,7 +35,12 @@ fn a_part_of_a_feed_forward_layer_is_one_of_its_operands() {
             "core.add",
         ]);
     let narrow = r.after.nodes().iter().find(|n| n.op().is_some()).expect("a call");
-    assert_eq!(narrow.op().expect("a call").0.get().name(), "core.narrow", "{}", r.after);
+    assert_eq!(
+        narrow.op().expect("a call").0.get().name(),
+        "core.narrow",
+        "{}",
+        r.after
+    );
 }
 
 #[test]

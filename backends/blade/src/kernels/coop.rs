@@ -109,8 +109,8 @@ const FEWEST_PRODUCTS: usize = 1 << 21;
 /// Threads of a small block, and most subgroups of them that share the terms of a step where there are few rows.
 const DEEP_THREADS: usize = 256;
 const MOST_DEPTHS: usize = 8;
-/// Threads of the largest subgroup for which blocks have enough to copy.
-const LARGEST_SUBGROUP: u32 = 64;
+/// Terms from which on products of few rows are worth the units, whose steps have at least twice as many.
+const FEWEST_TERMS: usize = 64;
 
 /// Threads of a subgroup below which each computes one tile: more would need too many registers, and software drivers
 /// minutes to compile.
@@ -175,14 +175,17 @@ impl<'a> Blocks<'a> {
         let Sizes { batch, m, n, k } = sizes;
         let tile = config.tile_size as usize;
         let products_of = |m: usize| batch.saturating_mul(m).saturating_mul(n).saturating_mul(k);
-        let is_large = match m {
-            _ if config.min_workgroups == 0 => true,
+        let prefers = prefers_coop(&config, batch, m, n, k);
+        // What a convolution multiplies is computed element by element, which small blocks do more often.
+        let is_few = m <= FEW_ROWS && products.is_by_rows();
+        let is_large = match config.min_workgroups {
+            0 => true,
             // Fewer were asked for.
-            _ if config.min_workgroups > MIN_COOP_WORKGROUPS => prefers_coop(&config, batch, m, n, k),
-            ..=FEW_ROWS => products_of(1) >= FEWEST_ELEMENTS,
-            _ => products_of(m) >= FEWEST_PRODUCTS || prefers_coop(&config, batch, m, n, k),
+            groups if groups > MIN_COOP_WORKGROUPS => prefers,
+            _ if is_few => (products_of(1) >= FEWEST_ELEMENTS && k >= FEWEST_TERMS) || prefers,
+            _ => (products_of(m) >= FEWEST_PRODUCTS && m > FEW_ROWS) || prefers,
         };
-        if k == 0 || !is_large || !matches!(tile, 8 | 16) || config.subgroup_size > LARGEST_SUBGROUP {
+        if k == 0 || !is_large || !matches!(tile, 8 | 16) {
             return None;
         }
         let two_by_two = [Block {
@@ -200,22 +203,31 @@ impl<'a> Blocks<'a> {
             16 => &BLOCKS_16,
             _ => &BLOCKS_8,
         };
-        let large = blocks
-            .iter()
-            .find(|b| m > FEW_ROWS && b.groups(&sizes) >= ENOUGH_GROUPS);
-        let block = large.copied().unwrap_or_else(|| Block::deep(&config, m, k));
+        let large = blocks.iter().find(|b| !is_few && b.groups(&sizes) >= b.enough);
+        let mut block = match large.copied() {
+            Some(block) => block,
+            None if m <= FEW_ROWS && !is_few => *blocks.last()?,
+            None => Block::deep(&config, m, k),
+        };
         let wanted = ENOUGH_GROUPS.div_ceil(block.groups(&sizes));
         let room = MOST_PARTIAL / (4 * total.max(1));
         let parts = wanted.min(k / (FEWEST_STEPS * block.step)).min(room).max(1);
         let length = k.div_ceil(parts).next_multiple_of(block.step);
-        Some(Blocks {
+        // Rounding the parts up may leave fewer.
+        let parts = k.div_ceil(length);
+        // The first steps of the last part are fetched without looking for its end.
+        block.ahead = block.ahead.min((k - (parts - 1) * length).div_ceil(block.step));
+        let blocks = Blocks {
             products,
             sizes,
             config,
             block,
-            // Rounding the parts up may leave fewer.
-            parts: k.div_ceil(length),
-        })
+            parts,
+        };
+        // Every thread copies as many vectors.
+        let vectors = [0, 1].map(|operand| blocks.vectors(operand));
+        let are_even = vectors.iter().all(|v| *v > 0 && v.is_multiple_of(blocks.threads()));
+        are_even.then_some(blocks)
     }
 
     pub(super) fn parts(&self) -> usize {

@@ -55,7 +55,7 @@ pub(super) fn compile(
     let (sizes, total) = (products.sizes(), body.ty(id).numel());
     let reductions = body.calls(Role::Reduction);
     let fits = |&r: &Id| !body.depends_on(r, id) && !is_half(body.ty(r));
-    if sizes.m != 1 || sizes.batch != 1 || total == 0 || !reductions.iter().all(fits) {
+    if sizes.m != 1 || sizes.batch != 1 || sizes.k == 0 || total == 0 || !reductions.iter().all(fits) {
         return Err("it has a product together with a reduction".into());
     }
     let before = Rows::before_product(body, &results.before, cx)?;

@@ -37,6 +37,17 @@ fn coop_launches() -> Vec<(String, Launch)> {
             transposed(false, false),
             vec![vec![512, 3000], vec![3000, 512], vec![512]],
         ),
+        // One step of blocks that have two on their way, and a last part with fewer steps than that.
+        (
+            "core.matmul",
+            transposed(false, false),
+            vec![vec![640, 64], vec![64, 640]],
+        ),
+        (
+            "core.matmul",
+            transposed(false, false),
+            vec![vec![16, 10_496], vec![10_496, 256]],
+        ),
         // Small ones: of few rows, and with too few columns for large blocks.
         (
             "core.matmul",

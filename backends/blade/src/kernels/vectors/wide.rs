@@ -24,8 +24,8 @@ const SOME_ROWS: usize = 4;
 const MOST_SUMS: usize = 32;
 /// Most vectors of the matrix that a thread has on their way.
 const MOST_LOADS: usize = 16;
-/// Elements of rows that a thread computes together.
-const MOST_STAGED_TOGETHER: usize = 8;
+/// Vectors of rows that a thread computes together.
+const MOST_STAGED_TOGETHER: usize = 2;
 /// Sums of each thread that are in shared memory together, if rows are not there too: all devices have 16 KB.
 const TOGETHER: usize = 8;
 /// Most threads that add up the sums of a column.
@@ -171,36 +171,33 @@ impl<'a> Wide<'a> {
         if !self.is_staged() {
             return Ok(String::new());
         }
-        let (Sizes { m, k, .. }, length) = (self.sizes, self.length);
-        let total = m * length;
-        let _ = writeln!(
-            e.module.items,
-            "var<workgroup> staged: array<vec4<f32>, {}>;",
-            total / WIDTH
-        );
+        let (Sizes { m, k, .. }, width) = (self.sizes, self.length / WIDTH);
+        let total = m * width;
+        let _ = writeln!(e.module.items, "var<workgroup> staged: array<vec4<f32>, {total}>;");
         let mut code = String::new();
         for first in (0..total).step_by(THREADS * MOST_STAGED_TOGETHER) {
             let starts: Vec<usize> = (first..total).step_by(THREADS).take(MOST_STAGED_TOGETHER).collect();
             for start in &starts {
                 let _ = write!(
                     code,
-                    "let at_{start} = min(local + {start}u, {}u);\nlet staged_row_{start} = at_{start} / {length}u;\n\
-                     let staged_k_{start} = min(first_vector * {WIDTH}u + at_{start} % {length}u, {}u);\n",
+                    "let at_{start} = min(local + {start}u, {}u);\nlet staged_row_{start} = at_{start} / {width}u;\n\
+                     let staged_k_{start} = (first_vector + at_{start} % {width}u) * {WIDTH}u;\n",
                     total - 1,
-                    k - 1
                 );
             }
             let (own, values) = e.block(|e| {
-                let value = |start: &usize| {
-                    let [row, k] = ["row", "k"].map(|name| format!("staged_{name}_{start}"));
-                    self.products.load(e, 0, &row, &k)
+                let mut value = |start: &usize, q: usize| {
+                    let k = e.bind(&format!("min(staged_k_{start} + {q}u, {}u)", k - 1))?;
+                    self.products.load(e, 0, &format!("staged_row_{start}"), &k)
                 };
-                starts.iter().map(value).collect::<Result<Vec<_>, _>>()
+                let each = starts.iter().flat_map(|start| (0..WIDTH).map(move |q| (start, q)));
+                each.map(|(start, q)| value(start, q)).collect::<Result<Vec<_>, _>>()
             })?;
             code.push_str(&own);
-            // Threads beyond the end all store the last element once more.
-            for (start, value) in starts.iter().zip(values) {
-                let _ = writeln!(code, "staged[at_{start} / {WIDTH}u][at_{start} % {WIDTH}u] = {value};");
+            // Threads beyond the end all store the last vector once more. Vectors are stored as a whole, as threads that
+            // store elements of one may do so one after the other.
+            for (start, value) in starts.iter().zip(values.chunks(WIDTH)) {
+                let _ = writeln!(code, "staged[at_{start}] = vec4<f32>({});", value.join(", "));
             }
         }
         code.push_str("workgroupBarrier();\n");
