@@ -180,6 +180,32 @@ fn what_is_multiplied_may_be_read_twice() {
 }
 
 #[test]
+fn a_reduction_gets_what_it_alone_reads() {
+    let build = |needed: bool| {
+        let mut g = Graph::new();
+        let (a, b) = (g.input("a", &[6, 5]), g.input("b", &[5, 8]));
+        let weights = g.input("weights", &[6, 8]);
+        let product = g.matmul(a, b);
+        let weighted = g.mul(product, weights);
+        let split = g.reshape(weighted, &[6, 2, 4]);
+        let sums = g.sum(split, &[-1], false);
+        g.set_outputs(if needed { vec![sums, product] } else { vec![sums] });
+        g
+    };
+    // The product is written in any case, so the weighted one need not be.
+    let (new, report) = clustered(&build(true));
+    let found = calls(&new);
+    assert_eq!(found.len(), 2, "{found:?}\n{report}");
+    assert_eq!(found[0], "core.matmul");
+    assert!(found[1].contains("mul") && found[1].contains("sum"), "{found:?}");
+    // Either of the two is written.
+    let (new, _) = clustered(&build(false));
+    let found = calls(&new);
+    assert_eq!(found.len(), 2, "{found:?}");
+    assert!(found[0].contains("matmul") && found[0].contains("mul("), "{found:?}");
+}
+
+#[test]
 fn norms_take_along_what_stands_around_them() {
     let mut g = Graph::new();
     let (x, r) = (g.input("x", &[6, 5]), g.input("r", &[6, 5]));

@@ -77,6 +77,7 @@ pub(super) fn grow(graph: &Graph, target: &dyn Target) -> Result<Vec<Grown>> {
     }
     for &id in &order {
         growth.merge_readers(id);
+        growth.give_to_reduction(id);
     }
     Ok(growth.finish())
 }
@@ -157,6 +158,55 @@ impl Growth<'_> {
                 self.try_merge(a, b);
             }
         }
+    }
+
+    /// Takes what a reduction alone reads out of the call of a product, where the reduction computes it with less traffic:
+    /// a product whose result others need writes one tensor then and not two. No path can lead back, as nothing else
+    /// depends on what is taken.
+    fn give_to_reduction(&mut self, id: NodeId) {
+        if fusing(self.graph, id) != Fusing::Reduction {
+            return;
+        }
+        let producer = behind_views(self.graph, self.graph.nodes()[id.index()].inputs[0])
+            .0
+            .node;
+        let (Some((from, product)), Some((to, reduction))) = (self.unit(producer), self.unit(id)) else {
+            return;
+        };
+        let is_taken = fusing(self.graph, producer) == Fusing::Pointwise && product.anchor == Some(Fusing::Contraction);
+        if !is_taken || reduction.members != [id] {
+            return;
+        }
+        let rest: Vec<NodeId> = product.members.iter().copied().filter(|&m| m != producer).collect();
+        let draft = |members: &[NodeId]| Draft::new(self.graph, &self.uses, members);
+        let (Some(left), Some(taken), Some(alone)) = (draft(&rest), draft(&[producer, id]), draft(&[producer])) else {
+            return;
+        };
+        let is_private = taken.results.iter().all(|r| r.node == id);
+        let costs = [self.cost(&left), self.cost(&taken)];
+        let is_cheaper = costs[0].saturating_add(costs[1]) < product.cost.saturating_add(reduction.cost);
+        let runs = taken.runs_on(self.target) && (rest.len() == 1 || left.runs_on(self.target));
+        if !(is_private && is_cheaper && runs) {
+            return;
+        }
+        let apart = self.cost(&alone);
+        let reduced = Unit {
+            members: vec![producer, id],
+            domain: reduction.domain,
+            anchor: reduction.anchor,
+            cost: costs[1],
+            apart: reduction.apart.saturating_add(apart),
+        };
+        let multiplied = Unit {
+            members: rest,
+            domain: product.domain,
+            anchor: product.anchor,
+            cost: costs[0],
+            apart: product.apart.saturating_sub(apart),
+        };
+        self.unit_of[producer.index()] = Some(to);
+        self.units[to] = Some(reduced);
+        self.units[from] = Some(multiplied);
     }
 
     /// Whether `b`, which reads results of `a`, may be one call with it as far as their kinds go.
