@@ -81,6 +81,18 @@ impl Fold {
         }
     }
 
+    /// [`Fold::slice`] of each of the rows that `x` is made of, as many as `out` has elements.
+    pub(super) fn each_row(self, level: Level, x: &[f32], width: usize, out: &mut [f32]) {
+        match self {
+            Fold::Sum(_) => vmath::row_sums(level, x, width, out),
+            _ => {
+                for (out, row) in out.iter_mut().zip(x.chunks_exact(width)) {
+                    *out = self.slice(level, row);
+                }
+            }
+        }
+    }
+
     fn pair(self, a: f32, b: f32) -> f32 {
         match self {
             Fold::Sum(_) => a + b,
@@ -225,6 +237,10 @@ fn contiguous(x: View<f32>, out: View<f32>, axes: Axes, fold: Fold, level: Level
             // SAFETY: this task alone writes these results; the operand is another buffer.
             let (x, out) = unsafe { (x.all(), out.slice_mut(range.clone())) };
             let stride = axes.kept.inner_stride(0);
+            if axes.reduced.rows() == 1 && axes.kept.rows() == 1 && stride == run as isize {
+                fold.each_row(level, &x[range.start * run..range.end * run], run, out);
+                return fold.finish(out);
+            }
             axes.kept.for_rows(
                 range.start / kept_inner..range.end.div_ceil(kept_inner),
                 |row, [offset]| {

@@ -74,7 +74,9 @@ pub(crate) use int::{Int, IntBinary, binary_int, compare_int};
 pub(crate) use kernels::{exp, exp_nonpositive, log, mul_add};
 pub(crate) use level::{Isa, Level, detect, multiversion};
 pub(crate) use operand::{Element, Operand};
-pub(crate) use reduce::{add_assign, max, max_assign, min, min_assign, mul_assign, product, sum, sum_exp_sub};
+pub(crate) use reduce::{
+    add_assign, max, max_assign, min, min_assign, mul_assign, product, row_sums, sum, sum_exp_sub,
+};
 pub(crate) use softmax::{
     exp_columns, greatest_assign, greatest_lane, log_softmax_row, log_sum_exp, softmax_row, total, weighted_loss,
 };

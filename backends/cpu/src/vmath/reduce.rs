@@ -23,6 +23,12 @@ multiversion! {
 }
 
 multiversion! {
+    /// The [`sum`] of each of the rows of `width` elements that `x` is made of, as many as `sums` has elements: short ones
+    /// would wait for a call each. Panics if the lengths differ.
+    pub(crate) fn row_sums(x: &[f32], width: usize, sums: &mut [f32]) = row_sums_body;
+}
+
+multiversion! {
     /// Greatest element by IEEE 754-2019 `maximum`, so NaN if any element is;
     /// `-inf` if there are none.
     pub(crate) fn max(x: &[f32]) -> f32 = max_body;
@@ -75,6 +81,31 @@ fn sum_body<const FMA: bool>(x: &[f32]) -> f32 {
     let mut lanes = [0.0; LANES];
     accumulate(&mut lanes, x, |a, b| a + b);
     fold(lanes, |a, b| a + b)
+}
+
+#[inline(always)]
+fn row_sums_body<const FMA: bool>(x: &[f32], width: usize, sums: &mut [f32]) {
+    assert_eq!(x.len(), width * sums.len(), "not as many rows as sums");
+    match width {
+        0 => sums.fill(0.0),
+        // The usual widths of heads, for which loops have no ends to look for.
+        16 => fixed_row_sums::<FMA, 16>(x, sums),
+        32 => fixed_row_sums::<FMA, 32>(x, sums),
+        64 => fixed_row_sums::<FMA, 64>(x, sums),
+        _ => {
+            for (sum, row) in sums.iter_mut().zip(x.chunks_exact(width)) {
+                *sum = sum_body::<FMA>(row);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn fixed_row_sums<const FMA: bool, const WIDTH: usize>(x: &[f32], sums: &mut [f32]) {
+    let (rows, _) = x.as_chunks::<WIDTH>();
+    for (sum, row) in sums.iter_mut().zip(rows) {
+        *sum = sum_body::<FMA>(row);
+    }
 }
 
 #[inline(always)]

@@ -151,10 +151,8 @@ fn last(work: Work) -> Compiled {
                     let end = (start + together).min(range.end);
                     // SAFETY: the task's own elements.
                     let values = unsafe { work.engine.run(start * folded..end * folded, cx.private) };
-                    let values = values.unwrap_or_default().chunks_exact(folded);
-                    for (slot, row) in slots[start - range.start..].iter_mut().zip(values) {
-                        *slot = fold.slice(level, row);
-                    }
+                    let slots = &mut slots[start - range.start..end - range.start];
+                    fold.each_row(level, values.unwrap_or_default(), folded, slots);
                 }
             } else {
                 for (slot, row) in slots.iter_mut().zip(range) {

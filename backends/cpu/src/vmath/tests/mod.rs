@@ -492,6 +492,20 @@ fn results_do_not_depend_on_the_cut() {
 }
 
 #[test]
+fn rows_are_summed_as_slices_are() {
+    for width in [0, 1, 7, 16, 31, 32, 33, 64, 100, 1000] {
+        let mut rng = StdRng::seed_from_u64(5);
+        let x: Vec<f32> = (0..width * 13).map(|_| rng.random_range(-5.0..5.0)).collect();
+        for level in Level::available() {
+            let mut sums = vec![NAN; 13];
+            row_sums(level, &x, width, &mut sums);
+            let own: Vec<f32> = (0..13).map(|i| sum(level, &x[i * width..][..width])).collect();
+            assert_same(&sums, &own, &width);
+        }
+    }
+}
+
+#[test]
 fn reductions() {
     for len in LENGTHS.into_iter().chain([1024, 5000]) {
         let mut rng = StdRng::seed_from_u64(4);
