@@ -201,7 +201,7 @@ fn a_reduction_gets_what_it_alone_reads() {
     // Either of the two is written.
     let (new, _) = clustered(&build(false));
     let found = calls(&new);
-    assert_eq!(found.len(), 2, "{found:?}");
+    assert_eq!(found.last().map(String::as_str), Some("core.sum"), "{found:?}");
     assert!(found[0].contains("matmul") && found[0].contains("mul("), "{found:?}");
 }
 
