@@ -80,8 +80,11 @@ impl Rows {
 }
 
 /// Stored numbers that are worth a task, and the most tasks.
-const TASK_NUMBERS: usize = 48 * 1024;
-const MAX_TASKS: usize = 64;
+const TASK_NUMBERS: usize = 64 * 1024;
+const MAX_TASKS: usize = 32;
+/// The same of products in integers. Matrices of 576 by 192 are two tasks, which two threads can share.
+const INTEGER_TASK_NUMBERS: usize = 48 * 1024;
+const MAX_INTEGER_TASKS: usize = 64;
 /// Rows of the left operand up to which numbers are expanded in registers, for each few rows anew.
 const FEW_ROWS: usize = 2 * MOST_ROWS;
 /// Tasks have whole groups of so many columns, which is what inner loops like.
@@ -122,13 +125,17 @@ impl PackedGemm {
         let set = kernel.set();
         let way = if m <= FEW_ROWS || n == 0 || k == 0 {
             let work = n.saturating_mul(k).saturating_mul(m.div_ceil(MOST_ROWS));
-            let tasks = (work / TASK_NUMBERS).clamp(1, MAX_TASKS).min(n.div_ceil(GROUP));
+            let groups = n.div_ceil(GROUP);
             match set.integers {
-                Some(kernels) if m == 1 && n > 0 && k > 0 && storage == Storage::Blocks(BlockFormat::Q4_0) => {
-                    Way::Integers { tasks, kernels }
-                }
+                Some(kernels) if m == 1 && work > 0 && storage == Storage::Blocks(BlockFormat::Q4_0) => Way::Integers {
+                    tasks: (work / INTEGER_TASK_NUMBERS).clamp(1, MAX_INTEGER_TASKS).min(groups),
+                    kernels,
+                },
                 _ => Way::Registers {
-                    tasks: if m == 0 { 0 } else { tasks },
+                    tasks: match m {
+                        0 => 0,
+                        _ => (work / TASK_NUMBERS).clamp(1, MAX_TASKS).min(groups),
+                    },
                 },
             }
         } else {

@@ -11,6 +11,7 @@ fn scratch(len: usize) -> Vec<Line> {
 
 #[derive(Clone, Copy)]
 #[repr(align(64))]
+#[expect(dead_code, reason = "kernels read it through pointers")]
 struct Line([f32; 16]);
 
 /// Every instruction set, storage and way against sums in f64 of numbers that are read one by one.
