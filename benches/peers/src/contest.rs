@@ -2,14 +2,40 @@
 
 use std::time::Instant;
 
-/// What does the work once, and returns its result.
-pub(crate) type Work<'a> = Box<dyn FnMut() -> Result<Vec<f32>, Box<dyn std::error::Error>> + 'a>;
+pub(crate) type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+/// Something that does a work.
+pub(crate) trait Peer {
+    /// Does it once, and gives its result.
+    fn result(&mut self) -> Result<Vec<f32>>;
+
+    /// Seconds of doing it once, of so many times that follow each other.
+    fn time(&mut self, times: u32) -> Result<f64> {
+        let start = Instant::now();
+        for _ in 0..times {
+            self.result()?;
+        }
+        Ok(start.elapsed().as_secs_f64() / f64::from(times))
+    }
+}
+
+/// What returns its result each time, which is part of the work.
+impl<F: FnMut() -> Result<Vec<f32>>> Peer for F {
+    fn result(&mut self) -> Result<Vec<f32>> {
+        self()
+    }
+}
+
+/// Seconds that a turn takes at least.
+const TURN: f64 = 0.01;
 
 struct Contestant<'a> {
     name: String,
     /// Greatest difference from the first contestant's result that is accepted, relative to the greatest number there.
     tolerance: f32,
-    work: Work<'a>,
+    work: Box<dyn Peer + 'a>,
+    /// How often a turn does the work.
+    times: u32,
 }
 
 /// The same work in several ways.
@@ -26,11 +52,12 @@ impl<'a> Contest<'a> {
         }
     }
 
-    pub(crate) fn add(&mut self, name: impl Into<String>, tolerance: f32, work: Work<'a>) {
+    pub(crate) fn add(&mut self, name: impl Into<String>, tolerance: f32, work: Box<dyn Peer + 'a>) {
         self.contestants.push(Contestant {
             name: name.into(),
             tolerance,
             work,
+            times: 1,
         });
     }
 
@@ -40,7 +67,7 @@ impl<'a> Contest<'a> {
         let mut reference: Option<Vec<f32>> = None;
         let mut errors = Vec::new();
         self.contestants.retain_mut(|c| {
-            let result = match (c.work)() {
+            let result = match c.work.result() {
                 Ok(result) => result,
                 Err(e) => {
                     println!("{:28} left out: {e}", c.name);
@@ -63,14 +90,17 @@ impl<'a> Contest<'a> {
             }
             agrees
         });
+        for c in &mut self.contestants {
+            // What compiles at first has done so after the second time.
+            let once = (0..2).filter_map(|_| c.work.time(1).ok()).fold(f64::INFINITY, f64::min);
+            c.times = (TURN / once).ceil().clamp(1.0, 1e5) as u32;
+        }
         let mut times = vec![Vec::with_capacity(turns); self.contestants.len()];
         for _ in 0..turns.max(1) {
             for (c, times) in self.contestants.iter_mut().zip(&mut times) {
-                let start = Instant::now();
-                let done = (c.work)();
-                times.push(start.elapsed().as_secs_f64());
-                if let Err(e) = done {
-                    println!("{:28} failed: {e}", c.name);
+                match c.work.time(c.times) {
+                    Ok(seconds) => times.push(seconds),
+                    Err(e) => println!("{:28} failed: {e}", c.name),
                 }
             }
         }

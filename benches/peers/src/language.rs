@@ -1,6 +1,5 @@
 //! SmolLM2-135M with random weights.
 
-use std::error::Error;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -14,9 +13,7 @@ use meganeura::llm::{Checkpoint, Generator, GeneratorOptions, ModelConfig, Reque
 use meganeura::nn::models::{KV_POS, LOGITS_ROW, LlamaConfig, LogitsOf, TOKENS, preset};
 use meganeura::{Mode, Session};
 
-use crate::contest::Contest;
-
-type Result<T> = std::result::Result<T, Box<dyn Error>>;
+use crate::contest::{Contest, Result};
 
 const CONTEXT: usize = 2048;
 const CAPACITY: usize = 512;

@@ -1,0 +1,91 @@
+//! Frameworks of Python, each in a process of its own that is told when its turn is; `python/peer.py` is the other side.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use crate::contest::{Peer, Result};
+use crate::problem::Problem;
+
+/// What `peer.py` knows.
+pub(crate) const FRAMEWORKS: &[&str] = &["torch eager", "torch compile", "torch reduce-overhead", "onnxruntime"];
+/// The interpreter, if it is not `python3`.
+const VARIABLE: &str = "MEGANEURA_PEERS_PYTHON";
+
+/// A framework that waits for its turn.
+pub(crate) struct Python {
+    process: Child,
+    to: ChildStdin,
+    from: BufReader<ChildStdout>,
+    /// The problem's files, and the result.
+    folder: tempfile::TempDir,
+}
+
+impl Python {
+    /// Starts the interpreter and waits until the framework is loaded.
+    pub(crate) fn start(framework: &str, problem: &Problem, threads: usize) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        problem.write(folder.path())?;
+        let interpreter = std::env::var(VARIABLE).unwrap_or_else(|_| "python3".to_owned());
+        let mut process = Command::new(&interpreter)
+            .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("python/peer.py"))
+            .args([framework, &threads.to_string()])
+            .arg(folder.path())
+            .env("OMP_NUM_THREADS", threads.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(|e| format!("{interpreter}: {e}"))?;
+        let (Some(to), Some(from)) = (process.stdin.take(), process.stdout.take()) else {
+            return Err("it has no pipes".into());
+        };
+        let mut python = Python {
+            process,
+            to,
+            from: BufReader::new(from),
+            folder,
+        };
+        python.answer()?;
+        Ok(python)
+    }
+
+    /// A line of the other side, which begins with `ok`, or says what is wrong.
+    fn answer(&mut self) -> Result<String> {
+        let mut line = String::new();
+        self.from.read_line(&mut line)?;
+        match line.trim().split_once(' ') {
+            Some(("ok", rest)) => Ok(rest.to_owned()),
+            Some(("error", rest)) => Err(rest.into()),
+            _ => Err("its process has ended".into()),
+        }
+    }
+
+    fn ask(&mut self, what: &str) -> Result<String> {
+        writeln!(self.to, "{what}")?;
+        self.to.flush()?;
+        self.answer()
+    }
+}
+
+impl Peer for Python {
+    fn result(&mut self) -> Result<Vec<f32>> {
+        self.ask("result")?;
+        let bytes = std::fs::read(self.folder.path().join("result.f32"))?;
+        let numbers = bytes
+            .chunks_exact(4)
+            .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        Ok(numbers.collect())
+    }
+
+    fn time(&mut self, times: u32) -> Result<f64> {
+        Ok(self.ask(&format!("time {times}"))?.parse()?)
+    }
+}
+
+impl Drop for Python {
+    fn drop(&mut self) {
+        // It ends by itself where its input does; if it is gone already, that is fine, too.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
