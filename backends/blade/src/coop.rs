@@ -86,7 +86,7 @@ struct Product {
 /// one; operands as they are and transposed; small blocks of few rows, and of more.
 fn products(config: &CoopConfig) -> [Product; 5] {
     // As many tiles as make a product worth the units, and worth large blocks.
-    let side = 28 * config.tile_size as usize;
+    let side = 32 * config.tile_size as usize;
     let product = |operands, sizes, transposed, factor| Product {
         operands,
         sizes,

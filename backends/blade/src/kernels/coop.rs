@@ -40,7 +40,7 @@ const HIGH_K: usize = 1024;
 /// Workgroups from which on the largest block is better, and up to which the summed dimension is cut.
 const ENOUGH_GROUPS: usize = 100;
 /// Workgroups from which on blocks are better than small ones whose subgroups share the terms of steps.
-const FEWER_GROUPS: usize = 40;
+const FEWER_GROUPS: usize = 60;
 /// Fewest steps of a part of the summed dimension: a launch that puts parts together takes as long as some.
 const FEWEST_STEPS: usize = 8;
 /// Most bytes of partial sums.
