@@ -120,7 +120,7 @@ fn models() -> Vec<(&'static str, Graph)> {
         hidden: 24,
         ..LlamaConfig::small(17)
     };
-    let vit = VitConfig::new([3, 8, 8], 4, 5).size(16, 2, 2, 32);
+    let vit = VitConfig::new([3, 8, 8], 4, 5).size(16, 4, 2, 32);
     vec![
         ("mlp with dropout", deep()),
         ("cnn", cnn_classifier(24, [1, 8, 8], 5)),
