@@ -67,31 +67,25 @@ fn graph_phase() {
     counted(model);
 }
 
+/// Rewriting without a budget of time: it is slower by far while it is counted, and would be cut off somewhere.
+fn unhurried() -> RewriteConfig {
+    RewriteConfig {
+        time_ms: u64::from(u32::MAX),
+        ..RewriteConfig::default()
+    }
+}
+
 /// Both passes, with the derivatives between them. The rules have been read before.
 fn rewriting_phase() {
     let (graph, device) = (model(), device());
-    let rewrite = || {
-        must(prepare(
-            &graph,
-            Mode::Training,
-            &device,
-            &RewriteConfig::default(),
-            None,
-        ))
-    };
+    let rewrite = || must(prepare(&graph, Mode::Training, &device, &unhurried(), None));
     drop(rewrite());
     counted(rewrite);
 }
 
 fn planning_phase() {
     let (graph, device) = (model(), device());
-    let (rewritten, _) = must(prepare(
-        &graph,
-        Mode::Training,
-        &device,
-        &RewriteConfig::default(),
-        None,
-    ));
+    let (rewritten, _) = must(prepare(&graph, Mode::Training, &device, &unhurried(), None));
     counted(|| {
         let mut plan = must(compile_at(&rewritten, &*device, Precision::F32));
         must(plan.place_buffers(None));
@@ -102,13 +96,7 @@ fn planning_phase() {
 fn opening_phase() {
     let (graph, device) = (model(), device());
     let update = Adam::new(1e-3).into();
-    let (plan, _) = must(plan_for(
-        &graph,
-        &device,
-        Mode::Training,
-        Some(&update),
-        &RewriteConfig::default(),
-    ));
+    let (plan, _) = must(plan_for(&graph, &device, Mode::Training, Some(&update), &unhurried()));
     let mut session = None;
     counted(|| session = Some(must(Session::on(device, plan))));
 }

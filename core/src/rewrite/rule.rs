@@ -43,6 +43,11 @@ pub struct Rule {
 /// Variable that a `rewrite` binds to the value that it rewrites.
 pub const ROOT: &str = "root__";
 
+/// Facts from which on a rule is matched against the whole e-graph in each round. Otherwise it is asked once for every fact
+/// that could be new, each time in an order of joins that starts there: with so many facts that takes longer than
+/// finding the few matches of all together again, which change nothing.
+const MANY_FACTS: usize = 8;
+
 impl Rule {
     /// Name within all sets: `set/name`.
     pub fn full_name(&self) -> String {
@@ -241,6 +246,10 @@ fn drafts(command: Command) -> Result<Vec<Draft>, (String, String)> {
 impl Rule {
     /// The rule as egglog runs it, in `ruleset`.
     pub(super) fn command(&self, ruleset: &str, head: Vec<Action>) -> Command {
+        let eval_mode = match self.body.len() < MANY_FACTS {
+            true => RuleEvalMode::Seminaive,
+            false => RuleEvalMode::Naive,
+        };
         Command::Rule {
             rule: AstRule {
                 span: self.span.clone(),
@@ -248,7 +257,7 @@ impl Rule {
                 body: self.body.clone(),
                 name: self.full_name(),
                 ruleset: ruleset.to_owned(),
-                eval_mode: RuleEvalMode::Seminaive,
+                eval_mode,
                 no_decomp: false,
                 include_subsumed: false,
             },
