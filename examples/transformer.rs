@@ -67,10 +67,7 @@ fn main() -> meganeura::Result<()> {
     let logits = config.build(&mut g, "").forward(&mut g, tokens);
     g.set_outputs(vec![logits]);
     let mut model = build_inference_session(&g);
-    if let Err(error) = model.try_copy_weights_from(&mut session) {
-        eprintln!("{error}");
-        return Ok(());
-    }
+    model.try_copy_weights_from(&mut session)?;
     let mut written: Vec<u32> = "the ".chars().filter_map(id).collect();
     let mut logits = vec![0.0; ROWS * letters.len()];
     while written.len() < 60 {

@@ -5,8 +5,8 @@
 //!
 //! `cargo run --release --example two_graphs`
 
-use meganeura::build_inference_session;
 use meganeura::nn::models::{KV_POS, LlamaConfig, LogitsOf, TOKENS, kv_cache_names};
+use meganeura::{build_inference_session, profiler};
 
 const VOCAB: usize = 50;
 const CAPACITY: usize = 64;
@@ -18,6 +18,7 @@ fn most_likely(logits: &[f32]) -> u32 {
 }
 
 pub(crate) fn main() -> meganeura::Result<()> {
+    let _trace = profiler::from_environment()?;
     let model = LlamaConfig::small(VOCAB);
     // Equal seeds and names give both sessions the same weights.
     let mut prefill = build_inference_session(&model.prefill_graph(PROMPT.len()));

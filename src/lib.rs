@@ -55,6 +55,9 @@ pub mod report;
 
 #[cfg(feature = "blade")]
 pub use meganeura_blade as blade;
+/// Kernels of GPUs, and how matrix units are used.
+#[cfg(feature = "blade")]
+pub use meganeura_blade as codegen;
 pub use meganeura_conformance as conformance;
 pub use meganeura_core::*;
 pub use meganeura_cpu as cpu;

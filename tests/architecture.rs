@@ -26,10 +26,17 @@ fn sources(folder: &str) -> Vec<PathBuf> {
     found
 }
 
-/// Text of a file up to its unit tests.
+/// Text of a file up to its unit tests, if they are in it.
 fn code(path: &Path) -> String {
     let text = fs::read_to_string(path).expect("readable");
-    text.split("#[cfg(test)]").next().unwrap_or_default().to_owned()
+    let is_module = |place: &usize| {
+        let rest = text[*place..].trim_start_matches("#[cfg(test)]").trim_start();
+        let line = rest.lines().next().unwrap_or_default();
+        line.starts_with("mod ") && line.ends_with('{')
+    };
+    let tests = text.match_indices("#[cfg(test)]").map(|(place, _)| place);
+    let end = tests.into_iter().find(is_module).unwrap_or(text.len());
+    text[..end].to_owned()
 }
 
 fn dependencies(package: &str) -> String {
@@ -156,7 +163,18 @@ fn every_operator_has_its_line_in_the_table_and_its_documentation() {
 fn files_stay_readable() {
     // Tables may be longer.
     let exempt = ["unary_table.rs"];
-    for folder in ["core/src", "backends", "llm", "nn/src", "plugins", "src", "tests"] {
+    for folder in [
+        "core",
+        "backends",
+        "fusion-rules",
+        "llm",
+        "nn",
+        "plugins",
+        "src",
+        "tests",
+        "benches",
+        "examples",
+    ] {
         for file in sources(folder) {
             let lines = fs::read_to_string(&file).expect("readable").lines().count();
             let name = file.file_name().and_then(|n| n.to_str()).unwrap_or_default();
@@ -187,6 +205,37 @@ fn no_unfinished_code() {
             }
         }
     }
+}
+
+#[test]
+fn every_variable_has_its_line_in_the_page_of_settings() {
+    let page = fs::read_to_string(root().join("docs/settings.md")).expect("readable");
+    let mut count = 0;
+    for folder in [
+        "core/src",
+        "backends/cpu/src",
+        "backends/blade/src",
+        "plugins/host/src",
+        "src",
+    ] {
+        for file in sources(folder) {
+            let text = code(&file);
+            let names = text
+                .split("\"MEGANEURA_")
+                .skip(1)
+                .filter_map(|rest| rest.split('"').next());
+            for name in names {
+                let is_name = name.chars().all(|c| c.is_ascii_uppercase() || c == '_');
+                assert!(
+                    !is_name || page.contains(&format!("| `MEGANEURA_{name}` |")),
+                    "docs/settings.md lacks MEGANEURA_{name} of {}",
+                    file.display()
+                );
+                count += usize::from(is_name);
+            }
+        }
+    }
+    assert!(count >= 7, "{count}");
 }
 
 /// Paths of the repository that a page names in its text, and files that it links to.

@@ -11,6 +11,7 @@
 //! [rewrite]
 //! disable = ["packing"]
 //!
+//! # Only in a file that `MEGANEURA_CONFIG` names.
 //! [plugins]
 //! load = ["/opt/meganeura/libmine.so"]
 //! ```
@@ -45,7 +46,7 @@ pub struct Config {
     /// Settings of rewriting.
     #[serde(default)]
     pub rewrite: RewriteConfig,
-    /// Shared objects that bring backends.
+    /// Plugins: shared objects, and folders or files of those without native code.
     #[serde(default)]
     pub plugins: PluginSettings,
     /// The file that this was read from.
@@ -53,7 +54,7 @@ pub struct Config {
     pub path: Option<PathBuf>,
 }
 
-/// Which shared objects to load; see the crate `meganeura-plugin-host`.
+/// Which plugins to load; see the crate `meganeura-plugin-host`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PluginSettings {
@@ -73,7 +74,7 @@ impl Config {
     /// [`Error::Config`] when a named file is missing, a file cannot be read or parsed, or one that nobody named lists
     /// plugins to load.
     pub fn load() -> Result<Self> {
-        match std::env::var_os(CONFIG_VARIABLE) {
+        match std::env::var_os(CONFIG_VARIABLE).filter(|path| !path.is_empty()) {
             Some(path) => Config::read(Path::new(&path)),
             None if Path::new(CONFIG_FILE).is_file() => {
                 let config = Config::read(Path::new(CONFIG_FILE))?;
@@ -101,7 +102,11 @@ impl Config {
             origin: path.display().to_string(),
             message,
         };
-        let text = std::fs::read_to_string(path).map_err(|e| fail(e.to_string()))?;
+        let text = std::fs::read_to_string(path).map_err(|e| {
+            fail(format!(
+                "it cannot be read: {e}; {CONFIG_VARIABLE} names the file, {CONFIG_FILE} is the usual one"
+            ))
+        })?;
         let mut config: Config = toml::from_str(&text).map_err(|e| fail(e.to_string()))?;
         config.path = Some(path.to_owned());
         Ok(config)

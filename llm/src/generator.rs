@@ -184,6 +184,11 @@ impl Generator {
         &self.config
     }
 
+    /// Rows of the caches: most tokens of a prompt and what follows it together.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
     /// The string that selects the device.
     pub fn device(&self) -> &str {
         &self.selector
@@ -213,7 +218,10 @@ impl Generator {
                     request.max_tokens,
                     self.capacity
                 ),
-                "ask for fewer tokens, or for a larger cache",
+                match self.capacity < self.config.context {
+                    true => "ask for fewer tokens, or for a larger cache",
+                    false => "ask for fewer tokens: the model knows no more positions",
+                },
             ));
         }
         let start = Instant::now();
@@ -276,7 +284,10 @@ impl Generator {
                     prompt.len(),
                     self.capacity
                 ),
-                "shorten the prompt, or ask for a larger cache",
+                match self.capacity < self.config.context {
+                    true => "shorten the prompt, or ask for a larger cache",
+                    false => "shorten the prompt: the model knows no more positions",
+                },
             ));
         }
         Ok(())

@@ -102,9 +102,10 @@ impl Sampler {
     /// comes first.
     ///
     /// # Errors
-    /// Logits that are not numbers.
+    /// Logits that are not numbers, or of which none is finite.
     pub fn choose(&mut self, logits: &mut [f32], tokens: &[u32]) -> Result<u32> {
-        if logits.is_empty() || logits.iter().any(|x| x.is_nan() || *x == f32::INFINITY) {
+        let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        if !most.is_finite() || logits.iter().any(|x| x.is_nan()) {
             return Err(Error::misuse(
                 "the model's logits are not all numbers, so there is no most likely token",
                 "look at its weights; `MEGANEURA_DEBUG` and `step_debug` find where numbers are lost",
@@ -114,17 +115,16 @@ impl Sampler {
         if self.options.temperature == 0.0 {
             return Ok(largest(logits));
         }
-        let temperature = self.options.temperature;
         self.candidates.clear();
-        self.candidates
-            .extend((0u32..).zip(logits.iter().map(|x| x / temperature)));
+        self.candidates.extend((0u32..).zip(logits.iter().copied()));
         self.candidates.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
         if let Some(k) = self.options.top_k {
             self.candidates.truncate(k);
         }
         let most = self.candidates[0].1;
         for (_, weight) in &mut self.candidates {
-            *weight = (*weight - most).exp();
+            // Of the difference, which stays finite or is minus infinity however low the temperature is.
+            *weight = ((*weight - most) / self.options.temperature).exp();
         }
         self.keep_probable();
         Ok(self.draw())
@@ -231,6 +231,26 @@ mod tests {
         let found = counts(options, &logits(), 20_000);
         let expected = 20_000.0 * 0.25 / (0.25 + 0.09 + 0.0225 + 0.0025);
         assert!((found[1] as f64 - expected).abs() < 300.0, "{found:?}");
+    }
+
+    #[test]
+    fn the_lowest_temperature_takes_the_most_likely_token() {
+        let options = Sampling {
+            temperature: f32::MIN_POSITIVE,
+            ..Sampling::default()
+        };
+        assert_eq!(counts(options, &[3.0, 40.0, -7.0], 100), [0, 100, 0]);
+        // A token may be impossible, but not all of them.
+        let mut sampler = Sampler::new(options).expect("options that make sense");
+        let lowest = f32::NEG_INFINITY;
+        assert_eq!(
+            sampler
+                .choose(&mut [lowest, -1.0, lowest], &[])
+                .expect("one is possible"),
+            1
+        );
+        let error = sampler.choose(&mut [lowest; 3], &[]).expect_err("none is possible");
+        assert!(error.to_string().contains("not all numbers"), "{error}");
     }
 
     #[test]

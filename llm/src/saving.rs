@@ -138,7 +138,8 @@ pub fn copy_descriptions(from: &Path, to: &Path) -> Result<()> {
     for name in DESCRIPTIONS {
         let path = from.join(name);
         if path.exists() {
-            let bytes = fs::read(&path).map_err(|e| unwritable(&path, &e))?;
+            let bytes = fs::read(&path)
+                .map_err(|e| Error::file(&path, format!("cannot be read: {e}"), "look at the file's permissions"))?;
             save_text(to, name, &bytes)?;
         }
     }

@@ -5,6 +5,7 @@ mod bench_suites;
 mod budget;
 mod doctor;
 mod generate;
+mod kept;
 #[cfg(unix)]
 mod plugins;
 mod precision;

@@ -44,6 +44,17 @@ impl LogFolder {
         Self::with(folder.as_ref(), true)
     }
 
+    /// Tries whether the files could be written. What is in them stays.
+    ///
+    /// # Errors
+    /// A folder or file that cannot be written.
+    pub fn try_path(folder: impl AsRef<Path>) -> io::Result<()> {
+        let folder = folder.as_ref();
+        fs::create_dir_all(folder)?;
+        CsvLog::append(folder.join("metrics.csv"))?;
+        JsonLinesLog::append(folder.join("metrics.jsonl")).map(drop)
+    }
+
     fn with(folder: &Path, appends: bool) -> io::Result<Self> {
         fs::create_dir_all(folder)?;
         let (table, lines) = (folder.join("metrics.csv"), folder.join("metrics.jsonl"));

@@ -96,10 +96,15 @@ fn run(command: &Command) -> ExitCode {
         Command::Conformance(args) => conformance::run(args),
         Command::Diff(args) => diff::run(args),
     };
-    outcome.unwrap_or_else(|error| {
-        output::report(&*error);
-        ExitCode::FAILURE
-    })
+    match outcome {
+        Ok(code) => code,
+        // Whoever reads has seen enough.
+        Err(error) if output::is_closed_pipe(&*error) => ExitCode::SUCCESS,
+        Err(error) => {
+            output::report(&*error);
+            ExitCode::FAILURE
+        }
+    }
 }
 
 fn start_logging(verbose: u8) {

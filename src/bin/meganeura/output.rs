@@ -1,4 +1,5 @@
-//! What commands print. A closed pipe (`| head`) ends the program quietly instead of with a panic.
+//! What commands print. A closed pipe (`| head`) is an error like others, so that commands save what they have and end;
+//! the program ends quietly with it.
 
 use std::error::Error;
 use std::fmt::Display;
@@ -11,10 +12,13 @@ pub(crate) fn line(text: impl Display) -> io::Result<()> {
 
 /// Prints to standard output as it is.
 pub(crate) fn text(text: impl Display) -> io::Result<()> {
-    match write!(io::stdout(), "{text}") {
-        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
-        result => result,
-    }
+    write!(io::stdout(), "{text}")
+}
+
+/// Whether an error is that nobody reads what is printed any more.
+pub(crate) fn is_closed_pipe(error: &(dyn Error + 'static)) -> bool {
+    let closed = |e: &io::Error| e.kind() == io::ErrorKind::BrokenPipe;
+    error.downcast_ref::<io::Error>().is_some_and(closed)
 }
 
 /// Prints to standard error what is about the run and not its result.

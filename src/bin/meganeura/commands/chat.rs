@@ -1,12 +1,14 @@
 //! `meganeura chat`.
 
+use std::error::Error;
 use std::io::{self, BufRead, IsTerminal};
 use std::process::ExitCode;
 
-use meganeura::llm::{ChatTemplate, Generator, Message, ModelConfig, Request, Tokenizer};
+use meganeura::llm::{ChatTemplate, Generator, Message, ModelConfig, Request, Sampling, Tokenizer};
 
 use super::Outcome;
 use super::language::{ModelArgs, show, summary};
+use crate::output::notice;
 
 /// Options of `chat`.
 #[derive(Debug, clap::Args)]
@@ -30,6 +32,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     const USUAL: usize = 4096;
     let mut generator = args.model.generator(&folder, config.context, USUAL)?;
     let mut messages: Vec<Message> = args.system.iter().map(|text| Message::new("system", text)).collect();
+    let mut turn = 0;
     let asks = io::stdin().is_terminal();
     let mut lines = io::stdin().lock().lines();
     loop {
@@ -43,29 +46,54 @@ pub(crate) fn run(args: &Args) -> Outcome {
             continue;
         }
         messages.push(Message::new("user", said));
-        let prompt = tokenizer.encode_plain(&template.render(&messages)?)?;
-        let answer = answer(args, &mut generator, &tokenizer, &prompt)?;
+        let mut prompt = tokenizer.encode_plain(&template.render(&messages)?)?;
+        while !args.model.fits(prompt.len(), generator.capacity()) && forget(&mut messages) {
+            notice("(the oldest turn does not fit into the model's memory any more and is forgotten)")?;
+            prompt = tokenizer.encode_plain(&template.render(&messages)?)?;
+        }
+        let answer = answer(args, &mut generator, &tokenizer, &prompt, turn)?;
+        turn += 1;
         messages.push(Message::new("assistant", answer));
     }
 }
 
-fn answer(args: &Args, generator: &mut Generator, tokenizer: &Tokenizer, prompt: &[u32]) -> meganeura::Result<String> {
-    let shown = |part: &str| show(part).map_err(|e| meganeura::Error::misuse(format!("cannot print: {e}"), ""));
+/// Leaves out the oldest turn but what the model is told to be; says whether there was one beside the last.
+fn forget(messages: &mut Vec<Message>) -> bool {
+    let first = usize::from(messages.first().is_some_and(|m| m.role == "system"));
+    // What was said, and what was answered.
+    let is_old = messages.len() >= first + 3;
+    if is_old {
+        messages.drain(first..first + 2);
+    }
+    is_old
+}
+
+fn answer(
+    args: &Args,
+    generator: &mut Generator,
+    tokenizer: &Tokenizer,
+    prompt: &[u32],
+    turn: u64,
+) -> Result<String, Box<dyn Error>> {
     let request = Request {
-        max_tokens: args.model.max_tokens,
-        sampling: args.model.sampling(),
+        max_tokens: args.model.most_tokens(prompt.len(), generator.capacity()),
+        // Every turn draws other numbers.
+        sampling: Sampling {
+            seed: args.model.sampling().seed.wrapping_add(turn),
+            ..args.model.sampling()
+        },
         stop: None,
     };
     let mut generation = generator.generate(prompt, &request)?;
     let (mut stream, mut answer) = (tokenizer.stream(), String::new());
     for token in generation.by_ref() {
         let part = stream.push(token?)?;
-        shown(&part)?;
+        show(&part)?;
         answer.push_str(&part);
     }
     let rest = stream.finish()?;
-    shown(&rest)?;
-    shown("\n")?;
+    show(&rest)?;
+    show("\n")?;
     log::info!("{}", summary(&generation.speed()));
     Ok(answer + &rest)
 }

@@ -25,7 +25,7 @@ pub(crate) struct Args {
     filter: Option<String>,
 
     /// Number of different sets of random shapes.
-    #[arg(long, value_name = "N", default_value_t = 3)]
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..))]
     seeds: u64,
 
     /// Precision of all plans. In mixed precision a run fails if nothing used matrix units; small products do with
@@ -71,14 +71,15 @@ pub(crate) fn run(args: &Args) -> Outcome {
     };
     let report = run_with(device, &options, expected.as_deref().unwrap_or_default(), &mut show);
     progress.finish_and_clear();
-    if let Some(path) = &args.html {
-        std::fs::write(path, report.to_html())
-            .map_err(|e| Error::file(path, format!("cannot be written: {e}"), "check the path"))?;
-    }
+    // What cannot be written must not lose what was found.
     if args.json {
         line(report.to_json_lines()?.trim_end())?;
     } else {
         line(&report)?;
+    }
+    if let Some(path) = &args.html {
+        std::fs::write(path, report.to_html())
+            .map_err(|e| Error::file(path, format!("cannot be written: {e}"), "check the path"))?;
     }
     if report.cases.is_empty() {
         return Err("no case matches the filter".into());

@@ -38,21 +38,24 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let folder = args.model.folder()?;
     let config = ModelConfig::open(&folder)?;
     // Tokens that are given need no tokenizer, though their text is shown if there is one.
-    let tokenizer = match (Tokenizer::open(&folder), &args.prompt_ids) {
-        (Ok(tokenizer), _) => {
+    let needs_none = args.prompt_ids.is_some() && folder.is_dir() && !folder.join("tokenizer.json").exists();
+    let tokenizer = match needs_none {
+        true => None,
+        false => {
+            let tokenizer = Tokenizer::open(&folder)?;
             tokenizer.check(&config)?;
             Some(tokenizer)
         }
-        (Err(_), Some(_)) => None,
-        (Err(error), None) => return Err(error.into()),
     };
     let prompt = match (&args.prompt_ids, &args.prompt, &tokenizer) {
         (Some(ids), ..) => ids.clone(),
         (None, Some(text), Some(tokenizer)) => tokenizer.encode(text)?,
         _ => Vec::new(),
     };
-    let needed = prompt.len().saturating_add(args.model.max_tokens);
-    let mut generator = args.model.generator(&folder, config.context, needed)?;
+    let most = args.model.most_tokens(prompt.len(), config.context);
+    let mut generator = args
+        .model
+        .generator(&folder, config.context, prompt.len().saturating_add(most))?;
     if let Some(path) = &args.logits {
         let logits = generator.prompt_logits(&prompt)?;
         write_npy(path, &[prompt.len(), config.network.vocab], &logits)?;
@@ -63,7 +66,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
 fn generate(args: &Args, generator: &mut Generator, tokenizer: Option<&Tokenizer>, prompt: &[u32]) -> Outcome {
     let device = generator.device().to_owned();
     let request = Request {
-        max_tokens: args.model.max_tokens,
+        max_tokens: args.model.most_tokens(prompt.len(), generator.capacity()),
         sampling: args.model.sampling(),
         stop: None,
     };

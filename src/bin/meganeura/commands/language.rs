@@ -20,9 +20,9 @@ pub(super) struct ModelArgs {
     #[arg(long, value_name = "DIR")]
     lora: Option<PathBuf>,
 
-    /// Most tokens to generate.
-    #[arg(long, value_name = "N", default_value_t = 128)]
-    pub(super) max_tokens: usize,
+    /// Most tokens to generate [default: 128, or as many as the model's context has room for]
+    #[arg(long, value_name = "N")]
+    max_tokens: Option<usize>,
 
     /// 0 takes the most likely token; higher ones make unlikely ones likelier.
     #[arg(long, value_name = "T", default_value_t = 0.0)]
@@ -75,7 +75,22 @@ pub(super) fn storage(name: &str) -> std::result::Result<WeightStorage, String> 
     WeightStorage::from_name(name).ok_or_else(|| format!("there are {}", known()))
 }
 
+/// Tokens that are generated at most if nothing is said, and at least if there is room.
+const USUAL_TOKENS: usize = 128;
+
 impl ModelArgs {
+    /// Tokens to generate at most behind a prompt, where so many rows may be cached.
+    pub(super) fn most_tokens(&self, prompt: usize, rows: usize) -> usize {
+        let room = rows.saturating_sub(prompt).max(1);
+        self.max_tokens.unwrap_or(USUAL_TOKENS.min(room))
+    }
+
+    /// Whether a prompt leaves room for an answer: what was asked for, or a usual one's beginning.
+    pub(super) fn fits(&self, prompt: usize, rows: usize) -> bool {
+        const BEGINNING: usize = USUAL_TOKENS / 4;
+        prompt.saturating_add(self.max_tokens.unwrap_or(BEGINNING)) <= rows
+    }
+
     pub(super) fn sampling(&self) -> Sampling {
         Sampling {
             temperature: self.temperature,

@@ -88,12 +88,13 @@ pub(super) fn measure(args: &Args) -> Outcome {
     if let Some(comparison) = &comparison {
         say(args, &compared(comparison))?;
     }
+    // What cannot be written must not lose what was measured.
+    if args.json {
+        line(record.to_json()?)?;
+    }
     if let Some(path) = &args.html {
         write_page(path, &record, comparison.as_ref())?;
         say(args, &format!("\nthe page is in {}", path.display()))?;
-    }
-    if args.json {
-        line(record.to_json()?)?;
     }
     Ok(match record.results.is_empty() {
         true => ExitCode::FAILURE,

@@ -39,6 +39,8 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Outcome {
     let config = Config::load()?;
     let listing = select::list(&config);
+    // A file that cannot be read is an error before anything is measured.
+    let calibration = args.calibrate.as_deref().map(kept).transpose()?;
     let mut found: Vec<Findings> = Vec::new();
     if !args.json {
         let host = format!("{} {}", std::env::consts::OS, std::env::consts::ARCH);
@@ -50,15 +52,6 @@ pub(crate) fn run(args: &Args) -> Outcome {
             findings.show(entry)?;
         }
         found.push(findings);
-    }
-    if let Some(path) = &args.calibrate {
-        let count = calibrate(path, &listing, &found)?;
-        if !args.json {
-            line(format_args!(
-                "\nrates of {count} devices are kept in {}",
-                path.display()
-            ))?;
-        }
     }
     let automatic = select::select(Some("auto"), &config);
     let in_use = select::select(None, &config);
@@ -91,6 +84,15 @@ pub(crate) fn run(args: &Args) -> Outcome {
             Err(error) => line(format_args!("in use: none: {error}"))?,
         }
     }
+    if let (Some(path), Some(calibration)) = (&args.calibrate, calibration) {
+        let count = calibrate(path, calibration, &listing, &found)?;
+        if !args.json {
+            line(format_args!(
+                "\nrates of {count} devices are kept in {}",
+                path.display()
+            ))?;
+        }
+    }
     let ill = found.iter().flat_map(|f| &f.devices).any(Examined::is_ill);
     Ok(if ill || in_use.is_err() {
         ExitCode::FAILURE
@@ -99,12 +101,21 @@ pub(crate) fn run(args: &Args) -> Outcome {
     })
 }
 
-/// Writes what was measured to a file; returns the number of devices.
-fn calibrate(path: &Path, listing: &[BackendListing], found: &[Findings]) -> meganeura::Result<usize> {
-    let mut calibration = match path.exists() {
-        true => Calibration::read(path)?,
-        false => Calibration::default(),
-    };
+/// What is kept in a file already.
+fn kept(path: &Path) -> meganeura::Result<Calibration> {
+    match path.exists() {
+        true => Calibration::read(path),
+        false => Ok(Calibration::default()),
+    }
+}
+
+/// Writes what was measured to a file, beside what is kept there; returns the number of devices.
+fn calibrate(
+    path: &Path,
+    mut calibration: Calibration,
+    listing: &[BackendListing],
+    found: &[Findings],
+) -> meganeura::Result<usize> {
     let mut count = 0;
     for (entry, findings) in listing.iter().zip(found) {
         for device in &findings.devices {

@@ -12,36 +12,43 @@ use super::options::RunOptions;
 /// Logs that were asked for.
 pub(super) struct Logs<'a> {
     options: &'a RunOptions,
-    log: Option<JsonLinesLog>,
-    folder: Option<LogFolder>,
 }
 
 impl<'a> Logs<'a> {
-    pub(super) fn open(options: &'a RunOptions) -> Result<Self, Box<dyn Error>> {
-        let log = options.log.as_deref().map(|path| open_log(path, options.resume));
-        let folder = options.log_dir.as_deref().map(|path| open_folder(path, options));
-        Ok(Logs {
-            options,
-            log: log.transpose()?,
-            folder: folder.transpose()?,
-        })
+    /// Tries whether they can be written. What is in them stays until the run begins, which may fail before.
+    pub(super) fn try_paths(options: &'a RunOptions) -> Result<Self, Box<dyn Error>> {
+        if let Some(path) = &options.log {
+            JsonLinesLog::append(path).map_err(|e| unwritable(path, &e))?;
+        }
+        if let Some(path) = &options.log_dir {
+            LogFolder::try_path(path).map_err(|e| unwritable(path, &e))?;
+        }
+        Ok(Logs { options })
     }
 
     /// Trains, prints how it goes, and ends the logs.
     pub(super) fn fit(
-        mut self,
+        self,
         trainer: &mut Trainer,
         train: &Dataset,
         test: Option<&Dataset>,
         json: bool,
     ) -> Result<TrainReport, Box<dyn Error>> {
+        let options = self.options;
+        let mut log = options
+            .log
+            .as_deref()
+            .map(|path| open_log(path, options.resume))
+            .transpose()?;
+        let folder = options.log_dir.as_deref().map(|path| open_folder(path, options));
+        let mut folder = folder.transpose()?;
         let mut display = Display::default();
         let printing: &mut dyn Observer = if json { &mut JsonLines } else { &mut display };
-        let report = trainer.fit(train, test, &mut (printing, self.log.as_mut(), self.folder.as_mut()))?;
-        if let (Some(log), Some(path)) = (self.log, &self.options.log) {
+        let report = trainer.fit(train, test, &mut (printing, log.as_mut(), folder.as_mut()))?;
+        if let (Some(log), Some(path)) = (log, &options.log) {
             log.finish().map_err(|e| unwritable(path, &e))?;
         }
-        if let (Some(folder), Some(path)) = (self.folder, &self.options.log_dir) {
+        if let (Some(folder), Some(path)) = (folder, &options.log_dir) {
             folder.finish().map_err(|e| unwritable(path, &e))?;
         }
         Ok(report)

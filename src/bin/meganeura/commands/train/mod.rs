@@ -101,7 +101,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         return text::run(args);
     }
     // Before anything that takes time: a path that cannot be written is an error at once.
-    let logs = Logs::open(&args.run)?;
+    let logs = Logs::try_paths(&args.run)?;
     let loaded = load(
         &args.source,
         &args.files,
@@ -204,7 +204,7 @@ fn default_epochs(args: &Args, batch: usize, examples: usize) -> usize {
 }
 
 /// Rates at which each rule learns the digits well.
-fn default_rate(rule: &OptimizerChoice) -> f32 {
+pub(super) fn default_rate(rule: &OptimizerChoice) -> f32 {
     match rule {
         OptimizerChoice::Sgd => 0.1,
         OptimizerChoice::Momentum | OptimizerChoice::Nesterov => 0.02,

@@ -9,13 +9,13 @@ use meganeura::llm::{Checkpoint, ModelConfig, Tokenizer, hub, saving};
 use meganeura::nn::data::Dataset;
 use meganeura::nn::layers::{LoraConfig, LoraTargets};
 use meganeura::nn::models::{LlamaConfig, TARGETS, TOKENS, language_model};
-use meganeura::nn::trainer::{TrainConfig, TrainReport, Trainer};
+use meganeura::nn::trainer::{OptimizerChoice, TrainConfig, TrainReport, Trainer};
 use meganeura::{GradientClip, ParameterGroup};
 use serde_json::{Value, json};
 
 use super::logs::Logs;
 use super::options::RunOptions;
-use super::{finite, introduce_plan, parameters, steps_per_second, train_loss};
+use super::{default_rate, finite, introduce_plan, parameters, steps_per_second, train_loss};
 use crate::commands::Outcome;
 use crate::output::line;
 
@@ -37,8 +37,9 @@ pub(super) struct Args {
     #[arg(long, value_name = "FILE")]
     data: PathBuf,
 
-    /// Model to begin with: tiny, a small one with random weights, or the folder of a checkpoint.
-    #[arg(long, value_name = "tiny|DIR")]
+    /// Model to begin with: tiny, a small one with random weights, the folder of a checkpoint, or a GGUF file. With the feature
+    /// `hub` also a name there.
+    #[arg(long, value_name = "tiny|DIR|FILE.gguf")]
     model: PathBuf,
 
     /// tokenizer.json to use instead of the model's, or instead of learning one from the text for tiny.
@@ -95,7 +96,7 @@ struct Model {
 
 pub(super) fn run(args: &Args) -> Outcome {
     // Before anything that takes time: what cannot be written is an error at once.
-    let logs = Logs::open(&args.run)?;
+    let logs = Logs::try_paths(&args.run)?;
     if let Some(out) = &args.out {
         saving::make_folder(out)?;
     }
@@ -246,10 +247,11 @@ fn config(args: &Args, train: &Dataset, model: &Model) -> TrainConfig {
         .run
         .epochs
         .unwrap_or_else(|| steps.div_ceil((train.len() / batch.max(1)).max(1)));
-    let rate = match (is_new, args.lora) {
-        (true, _) => 3e-3,
-        (false, Some(_)) => 1e-3,
-        (false, None) => 1e-4,
+    let rate = match (&args.run.optimizer, is_new, args.lora) {
+        (OptimizerChoice::Adam | OptimizerChoice::AdamW { .. }, true, _) => 3e-3,
+        (OptimizerChoice::Adam | OptimizerChoice::AdamW { .. }, false, Some(_)) => 1e-3,
+        (OptimizerChoice::Adam | OptimizerChoice::AdamW { .. }, false, None) => 1e-4,
+        (rule, ..) => default_rate(rule),
     };
     let usual = args.run.config(batch, epochs, rate);
     let mut groups = usual.groups.clone();
@@ -257,7 +259,10 @@ fn config(args: &Args, train: &Dataset, model: &Model) -> TrainConfig {
         groups.push(ParameterGroup::new(["*norm.weight"]).weight_decay(0.0));
     }
     TrainConfig {
-        clip: usual.clip.or(Some(GradientClip::Norm(1.0))),
+        clip: match args.run.clip_norm {
+            Some(0.0) => None,
+            _ => usual.clip.or(Some(GradientClip::Norm(1.0))),
+        },
         groups,
         features: TOKENS.to_owned(),
         labels: TARGETS.to_owned(),
