@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use meganeura_core::backend::{Capabilities, Executable, PassTiming, StepArgs, StepStats, Ticket, pass_label};
-use meganeura_core::plan::{BufferRef, ExecutionPlan, FedIndices, Segment, check_fit};
+use meganeura_core::plan::{BufferRef, ExecutionPlan, FedIndices, Part as Place, Segment, check_fit};
 use meganeura_core::{Error, Result};
 
 use crate::kernels::{self, CompileCx, Kernel};
@@ -280,6 +280,12 @@ impl CpuExecutable {
         })
     }
 
+    /// Bytes of a buffer, to read or write before the next step.
+    fn range(&mut self, buffer: BufferRef, offset: u64, len: usize) -> Result<&mut [u8]> {
+        self.check_usable()?;
+        range(&mut self.arena, buffer, offset, len)
+    }
+
     fn check_usable(&self) -> Result<()> {
         if self.poisoned {
             return Err(Error::backend(
@@ -361,15 +367,28 @@ impl Stage {
 }
 
 fn write(arena: &mut Arena, buffer: BufferRef, offset: u64, bytes: &[u8]) -> Result<()> {
-    let target = arena
-        .bytes(buffer, offset, bytes.len())
-        .ok_or_else(|| out_of_bounds(buffer, offset, bytes.len()))?;
-    target.copy_from_slice(bytes);
+    range(arena, buffer, offset, bytes.len())?.copy_from_slice(bytes);
     Ok(())
+}
+
+fn range(arena: &mut Arena, buffer: BufferRef, offset: u64, len: usize) -> Result<&mut [u8]> {
+    let range = arena.bytes(buffer, offset, len);
+    range.ok_or_else(|| out_of_bounds(buffer, offset, len))
 }
 
 fn out_of_bounds(buffer: BufferRef, offset: u64, len: usize) -> Error {
     Error::backend("cpu", format!("{len} bytes at {offset} are outside of buffer {buffer}"))
+}
+
+/// Whether a tensor has the bytes that its place has room for.
+fn check_length(place: &Place, len: usize) -> Result<()> {
+    match place.runs.checked_mul(place.run) {
+        Some(room) if room == len => Ok(()),
+        _ => Err(Error::backend(
+            "cpu",
+            format!("{len} bytes for {} runs of {}", place.runs, place.run),
+        )),
+    }
 }
 
 /// Bytes that are worth a task of their own when they are copied.
@@ -386,22 +405,42 @@ fn copy(pool: &ThreadPool, from: &[u8], to: &mut [u8]) {
     });
 }
 
+/// Copies a tensor to its place among others, likewise.
+fn scatter(pool: &ThreadPool, tensor: &[u8], place: &Place, span: &mut [u8]) {
+    let len = span.len();
+    let span: View<u8> = View::new(span.as_mut_ptr(), len);
+    let together = (COPIED_TOGETHER / place.run.max(1)).max(1);
+    pool.run(place.runs.div_ceil(together), &|task, _| {
+        let runs = task * together..place.runs.min((task + 1) * together);
+        let own = runs.start * place.stride..len.min(runs.end * place.stride);
+        // SAFETY: as above.
+        let own = unsafe { span.slice_mut(own) };
+        place.scatter(&tensor[runs.start * place.run..runs.end * place.run], own);
+    });
+}
+
 impl Executable for CpuExecutable {
     fn write(&mut self, buffer: BufferRef, offset: u64, bytes: &[u8]) -> Result<()> {
-        self.check_usable()?;
-        let target = self.arena.bytes(buffer, offset, bytes.len());
-        let target = target.ok_or_else(|| out_of_bounds(buffer, offset, bytes.len()))?;
-        copy(&self.pool, bytes, target);
+        let pool = self.pool.clone();
+        copy(&pool, bytes, self.range(buffer, offset, bytes.len())?);
         Ok(())
     }
 
     fn read(&mut self, buffer: BufferRef, offset: u64, bytes: &mut [u8]) -> Result<()> {
-        self.check_usable()?;
-        let source = self
-            .arena
-            .bytes(buffer, offset, bytes.len())
-            .ok_or_else(|| out_of_bounds(buffer, offset, bytes.len()))?;
-        bytes.copy_from_slice(source);
+        bytes.copy_from_slice(self.range(buffer, offset, bytes.len())?);
+        Ok(())
+    }
+
+    fn write_part(&mut self, buffer: BufferRef, part: &Place, bytes: &[u8]) -> Result<()> {
+        check_length(part, bytes.len())?;
+        let pool = self.pool.clone();
+        scatter(&pool, bytes, part, self.range(buffer, part.offset as u64, part.span())?);
+        Ok(())
+    }
+
+    fn read_part(&mut self, buffer: BufferRef, part: &Place, bytes: &mut [u8]) -> Result<()> {
+        check_length(part, bytes.len())?;
+        part.gather(self.range(buffer, part.offset as u64, part.span())?, bytes);
         Ok(())
     }
 

@@ -14,7 +14,7 @@ use crate::config::Config;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::ops::Call;
-use crate::plan::{BufferRef, ExecutionPlan};
+use crate::plan::{BufferRef, ExecutionPlan, Part};
 use crate::shape::TensorType;
 
 /// Name, version and origin of a backend.
@@ -382,6 +382,46 @@ pub trait Executable: Send {
     /// # Errors
     /// Out of bounds; a lost device; an error of the step that was waited for.
     fn read(&mut self, buffer: BufferRef, offset: u64, bytes: &mut [u8]) -> Result<()>;
+
+    /// Writes a tensor that lies at a part of a buffer, before the next step; what is between the part's runs stays as it
+    /// is. `bytes` are those of all runs, one after the other.
+    ///
+    /// Unless a device has a way of its own, a part of several runs is read with what is between them and written back.
+    ///
+    /// # Errors
+    /// As [`Executable::write`] and [`Executable::read`].
+    fn write_part(&mut self, buffer: BufferRef, part: &Part, bytes: &[u8]) -> Result<()> {
+        let offset = part.offset as u64;
+        if part.is_contiguous() {
+            return match bytes.is_empty() {
+                true => Ok(()),
+                false => self.write(buffer, offset, bytes),
+            };
+        }
+        let mut span = vec![0; part.span()];
+        self.read(buffer, offset, &mut span)?;
+        part.scatter(bytes, &mut span);
+        self.write(buffer, offset, &span)
+    }
+
+    /// Reads a tensor that lies at a part of a buffer, after all submitted steps. `bytes` are those of all runs, one after
+    /// the other.
+    ///
+    /// # Errors
+    /// As [`Executable::read`].
+    fn read_part(&mut self, buffer: BufferRef, part: &Part, bytes: &mut [u8]) -> Result<()> {
+        let offset = part.offset as u64;
+        if part.is_contiguous() {
+            return match bytes.is_empty() {
+                true => Ok(()),
+                false => self.read(buffer, offset, bytes),
+            };
+        }
+        let mut span = vec![0; part.span()];
+        self.read(buffer, offset, &mut span)?;
+        part.gather(&span, bytes);
+        Ok(())
+    }
 
     /// Submits a step. It need not be complete on return.
     ///

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::backend::{Executable, PassTiming, StepArgs, StepStats, Ticket};
 use crate::error::{Error, Result};
-use crate::plan::{BufferRef, ExecutionPlan};
+use crate::plan::{BufferRef, ExecutionPlan, Part as Place};
 
 /// Times of a step may be told at the following one.
 const STEPS_TO_BE_TOLD: u64 = 2;
@@ -100,6 +100,30 @@ impl Both {
         Ok(bytes)
     }
 
+    /// An executable that has the contents of a buffer.
+    fn source(&mut self, buffer: BufferRef) -> Result<&mut dyn Executable> {
+        let device = usize::from(!self.check(buffer)?[0]);
+        Ok(&mut *self.executables[device])
+    }
+
+    /// Writes to a buffer wherever its contents are.
+    fn write_by(&mut self, buffer: BufferRef, mut write: impl FnMut(&mut dyn Executable) -> Result<()>) -> Result<()> {
+        let valid = self.check(buffer)?;
+        // What is not valid is copied as a whole when it is needed.
+        let mut outcomes = [Ok(()), Ok(())];
+        for device in (0..2).filter(|&device| valid[device]) {
+            outcomes[device] = write(&mut *self.executables[device]);
+        }
+        for (device, other) in [(0, 1), (1, 0)] {
+            // They are not to go on with different contents.
+            if outcomes[device].is_err() && valid[other] && outcomes[other].is_ok() {
+                self.valid[buffer.index()][device] = false;
+            }
+        }
+        let [first, second] = outcomes;
+        first.and(second)
+    }
+
     /// Copies a buffer to a device that does not have its contents.
     fn copy(&mut self, buffer: BufferRef, device: usize) -> Result<()> {
         let start = Instant::now();
@@ -189,25 +213,19 @@ impl Measured {
 
 impl Executable for Both {
     fn write(&mut self, buffer: BufferRef, offset: u64, bytes: &[u8]) -> Result<()> {
-        let valid = self.check(buffer)?;
-        // What is not valid is copied as a whole when it is needed.
-        let mut outcomes = [Ok(()), Ok(())];
-        for device in (0..2).filter(|&device| valid[device]) {
-            outcomes[device] = self.executables[device].write(buffer, offset, bytes);
-        }
-        for (device, other) in [(0, 1), (1, 0)] {
-            // They are not to go on with different contents.
-            if outcomes[device].is_err() && valid[other] && outcomes[other].is_ok() {
-                self.valid[buffer.index()][device] = false;
-            }
-        }
-        let [first, second] = outcomes;
-        first.and(second)
+        self.write_by(buffer, |executable| executable.write(buffer, offset, bytes))
     }
 
     fn read(&mut self, buffer: BufferRef, offset: u64, bytes: &mut [u8]) -> Result<()> {
-        let device = usize::from(!self.check(buffer)?[0]);
-        self.executables[device].read(buffer, offset, bytes)
+        self.source(buffer)?.read(buffer, offset, bytes)
+    }
+
+    fn write_part(&mut self, buffer: BufferRef, part: &Place, bytes: &[u8]) -> Result<()> {
+        self.write_by(buffer, |executable| executable.write_part(buffer, part, bytes))
+    }
+
+    fn read_part(&mut self, buffer: BufferRef, part: &Place, bytes: &mut [u8]) -> Result<()> {
+        self.source(buffer)?.read_part(buffer, part, bytes)
     }
 
     fn run(&mut self, args: &StepArgs) -> Result<Ticket> {

@@ -176,41 +176,20 @@ impl Tensor {
         }
     }
 
-    /// Writes its storage bytes, as many as it has. Where they are not one run, what lies between them is read and
-    /// written back.
+    /// Writes its storage bytes, as many as it has.
     pub(super) fn write(&self, executable: &mut dyn Executable, bytes: &[u8]) -> Result<()> {
-        let Some(part) = self.part else {
-            return executable.write(self.buffer, 0, bytes);
-        };
-        let offset = part.offset as u64;
-        if part.is_contiguous() {
-            return match bytes.is_empty() {
-                true => Ok(()),
-                false => executable.write(self.buffer, offset, bytes),
-            };
+        match &self.part {
+            Some(part) => executable.write_part(self.buffer, part, bytes),
+            None => executable.write(self.buffer, 0, bytes),
         }
-        let mut span = vec![0; part.span()];
-        executable.read(self.buffer, offset, &mut span)?;
-        part.scatter(bytes, &mut span);
-        executable.write(self.buffer, offset, &span)
     }
 
     /// Reads its storage bytes, as many as it has.
     pub(super) fn read(&self, executable: &mut dyn Executable, bytes: &mut [u8]) -> Result<()> {
-        let Some(part) = self.part else {
-            return executable.read(self.buffer, 0, bytes);
-        };
-        let offset = part.offset as u64;
-        if part.is_contiguous() {
-            return match bytes.is_empty() {
-                true => Ok(()),
-                false => executable.read(self.buffer, offset, bytes),
-            };
+        match &self.part {
+            Some(part) => executable.read_part(self.buffer, part, bytes),
+            None => executable.read(self.buffer, 0, bytes),
         }
-        let mut span = vec![0; part.span()];
-        executable.read(self.buffer, offset, &mut span)?;
-        part.gather(&span, bytes);
-        Ok(())
     }
 
     /// The buffer, if data of this dtype and length is right for it.
