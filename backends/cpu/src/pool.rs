@@ -8,12 +8,15 @@
 
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
+
+use crate::gemm::share;
 
 /// How long an idle worker polls for the next job before it sleeps, and how long
 /// a caller polls for the last worker. Longer than the gaps between the launches
@@ -51,8 +54,8 @@ struct Shared {
     /// Job number, `OPEN`, `CALLER_SLEEPS` and the count of workers inside, in
     /// one word so that joining and closing cannot cross.
     state: Line<AtomicU64>,
-    /// The next task to hand out; at or beyond `Job::tasks` when none is left.
-    next: Line<AtomicUsize>,
+    /// For each thread the next task of its share; at or beyond the share's end when none is left.
+    next: Box<[Line<AtomicUsize>]>,
     /// Written by the caller while the job is closed and nobody is inside.
     job: UnsafeCell<Option<Job>>,
     /// The first panic of the job.
@@ -117,7 +120,7 @@ impl ThreadPool {
         let spin = if wanted <= cores { SPIN } else { Duration::ZERO };
         let shared = Arc::new(Shared {
             state: Line(AtomicU64::new(0)),
-            next: Line(AtomicUsize::new(0)),
+            next: (0..wanted).map(|_| Line(AtomicUsize::new(0))).collect(),
             job: UnsafeCell::new(None),
             panic: Mutex::new(None),
             panicked: AtomicBool::new(false),
@@ -152,7 +155,9 @@ impl ThreadPool {
 
     /// Runs `job(task, worker)` once for every task in `0..tasks`, on the caller
     /// (worker 0) and on the workers (`1..threads()`), and returns when all are
-    /// done. Tasks are handed out one by one, in rising order.
+    /// done. Every thread has a share of neighbouring tasks and begins there, since
+    /// neighbours commonly read neighbouring memory; whoever is done takes tasks of
+    /// the others' shares. Those of a share are handed out one by one, in rising order.
     ///
     /// No two threads have the same worker number at the same time, so a kernel
     /// may own scratch per worker. Calls from several threads take turns. A call
@@ -202,7 +207,9 @@ impl ThreadPool {
         // SAFETY: this thread holds the turn, and the previous job was closed
         // and left by all workers, so nobody else looks at the slot.
         unsafe { *shared.job.get() = Some(job) };
-        shared.next.0.store(0, Ordering::Relaxed);
+        for (thread, next) in shared.next.iter().enumerate() {
+            next.0.store(shared.share(job.tasks, thread).start, Ordering::Relaxed);
+        }
         let epoch = (shared.state.0.load(Ordering::Relaxed) >> EPOCH_SHIFT).wrapping_add(1);
         // Sequentially consistent, as are the accesses in `Shared::sleep`: either
         // the worker sees the job or this thread sees the worker's flag.
@@ -243,20 +250,37 @@ fn serve(shared: &Shared, worker: usize) {
 }
 
 impl Shared {
+    /// The share of a thread in so many tasks.
+    fn share(&self, tasks: usize, thread: usize) -> Range<usize> {
+        share(tasks, self.next.len(), thread)
+    }
+
+    /// Takes a task of a thread's share, if one is left.
+    fn take(&self, tasks: usize, thread: usize) -> Option<usize> {
+        let (next, end) = (&self.next[thread].0, self.share(tasks, thread).end);
+        // Reading alone leaves the line to the others.
+        if next.load(Ordering::Relaxed) >= end {
+            return None;
+        }
+        let task = next.fetch_add(1, Ordering::Relaxed);
+        (task < end).then_some(task)
+    }
+
     /// Takes and runs tasks of the job until none is left.
     fn work(&self, job: Job, worker: usize) {
         let result = catch_unwind(AssertUnwindSafe(|| {
             let _scope = Scope::enter(self, worker);
-            loop {
-                let task = self.next.0.fetch_add(1, Ordering::Relaxed);
-                if task >= job.tasks {
-                    return;
+            let threads = self.next.len();
+            for thread in (worker..threads).chain(0..worker) {
+                while let Some(task) = self.take(job.tasks, thread) {
+                    (job.task)(task, worker);
                 }
-                (job.task)(task, worker);
             }
         }));
         if let Err(payload) = result {
-            self.next.0.store(job.tasks, Ordering::Relaxed);
+            for next in &self.next {
+                next.0.store(job.tasks, Ordering::Relaxed);
+            }
             let mut first = lock(&self.panic);
             if first.is_none() {
                 *first = Some(payload);
@@ -374,6 +398,21 @@ mod tests {
                 assert_eq!(sum(&pool, tasks), tasks * (tasks + 1) / 2);
             }
         }
+    }
+
+    #[test]
+    fn what_a_busy_thread_leaves_others_do() {
+        let pool = ThreadPool::new(2);
+        let done = AtomicUsize::new(0);
+        let others = if pool.threads() == 2 { 7 } else { 0 };
+        pool.run(8, &|task, _| {
+            // The first of a share whose others nobody else would do.
+            while task == 0 && done.load(Ordering::Acquire) < others {
+                thread::yield_now();
+            }
+            done.fetch_add(1, Ordering::Release);
+        });
+        assert_eq!(done.into_inner(), 8);
     }
 
     #[test]
