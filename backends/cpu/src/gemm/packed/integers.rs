@@ -73,30 +73,26 @@ pub(in crate::gemm) static AVX2: Integers = Integers {
 mod avx2 {
     use std::arch::x86_64::*;
 
+    use meganeura_core::quantization::BlockFormat;
+
     use super::*;
+    use crate::gemm::packed::Storage;
+    use crate::gemm::simd::prefetch;
 
     /// The largest integer: its third digit is the largest that a byte has room for.
     const LARGEST: f32 = (127 << 14) as f32;
     /// Bits of the least and of the first too large magnitude that a block may have as its largest: 2^-60 and 2^60.
     const MAGNITUDES: std::ops::Range<i32> = (127 - 60) << 23..(127 + 60) << 23;
-    /// Rows of weights whose sums are added up together.
-    const ROWS: usize = 4;
-    /// Bytes ahead that are asked for.
-    const AHEAD: usize = 2048;
-    const LINE: usize = 64;
+    /// Rows of weights whose sums are added up together, as many as a group has pairs.
+    const ROWS: usize = PAIRS;
+    const Q4_0: Storage = Storage::Blocks(BlockFormat::Q4_0);
+    /// `f32`s ahead that are asked for: 3 KiB. Lines at a distance of 4 KiB would be in each other's way.
+    const AHEAD: usize = 768;
+    /// Bytes of a group's numbers.
+    const GROUP_BYTES: usize = GROUP_BLOCKS * BLOCK / 2;
 
     /// Controls of a shuffle that brings eight scales to the order of [`Group::scales`].
     static ORDER: [u8; 16] = [0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15];
-    /// `KEPT[8 - n..]` is the mask of the first n scales.
-    static KEPT: [u16; 16] = {
-        let mut mask = [0; 16];
-        let mut i = 0;
-        while i < 8 {
-            mask[i] = u16::MAX;
-            i += 1;
-        }
-        mask
-    };
     /// Controls that spread element `p` of both halves of a register over its half.
     static SPREAD: [[i32; 8]; PAIRS] = [[0; 8], [1; 8], [2; 8], [3; 8]];
 
@@ -189,29 +185,44 @@ mod avx2 {
     /// As for [`Integers::product`].
     #[target_feature(enable = "avx2,fma,f16c")]
     pub(super) unsafe fn product(x: *const Group, weights: Rows, cols: usize, y: *mut f32) {
+        let together = cols / ROWS * ROWS;
+        // SAFETY: rows of the weights, and results below `cols`.
+        unsafe {
+            for row in (0..together).step_by(ROWS) {
+                some_rows::<ROWS>(x, weights.from(Q4_0, row), y.add(row));
+            }
+            for row in together..cols {
+                some_rows::<1>(x, weights.from(Q4_0, row), y.add(row));
+            }
+        }
+    }
+
+    /// The products with the first `N` rows.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Integers::product`], with so many columns, [`ROWS`] at most.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn some_rows<const N: usize>(x: *const Group, weights: Rows, y: *mut f32) {
         let blocks = weights.k / BLOCK;
-        let bytes = blocks * BLOCK / 2;
-        for first in (0..cols).step_by(ROWS) {
-            let count = ROWS.min(cols - first);
-            let mut sums = [_mm256_setzero_ps(); ROWS];
-            for (row, sum) in (first..first + count).zip(&mut sums) {
-                // SAFETY: rows of the weights; from this one on there are so many scales.
-                unsafe {
-                    let scales = weights.scales.add(row * blocks);
-                    let scales_left = (cols - row) * blocks;
-                    *sum = row_product(x, weights.numbers.add(row * bytes), scales, blocks, scales_left);
-                }
+        let whole = blocks / GROUP_BLOCKS;
+        let mut sums = [_mm256_setzero_ps(); ROWS];
+        // SAFETY: groups of the row, and what is left behind them.
+        unsafe {
+            for (row, sum) in sums.iter_mut().enumerate().take(N) {
+                *sum = whole_groups(x, weights.from(Q4_0, row), whole);
+            }
+            for first in (whole * GROUP_BLOCKS..blocks).step_by(2) {
+                add_last(&*x.add(whole), weights, first, &mut sums[..N]);
             }
             let sums = add_up(sums);
-            // SAFETY: results below `cols`.
-            unsafe {
-                if count == ROWS {
-                    _mm_storeu_ps(y.add(first), sums);
-                } else {
-                    let mut all = [0.0f32; ROWS];
-                    _mm_storeu_ps(all.as_mut_ptr(), sums);
-                    std::ptr::copy_nonoverlapping(all.as_ptr(), y.add(first), count);
-                }
+            if N == ROWS {
+                _mm_storeu_ps(y, sums);
+            } else {
+                let mut all = [0.0f32; ROWS];
+                _mm_storeu_ps(all.as_mut_ptr(), sums);
+                std::ptr::copy_nonoverlapping(all.as_ptr(), y, N);
             }
         }
     }
@@ -224,74 +235,83 @@ mod avx2 {
         _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps::<1>(pairs))
     }
 
-    /// The product with one row, whose lanes are to be added up.
+    /// The product of so many groups with as many of one row, whose lanes are to be added up.
     ///
     /// # Safety
     ///
-    /// As for [`Integers::product`]; `scales_left` scales can be read.
+    /// As for [`Integers::product`].
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn row_product(
-        x: *const Group,
-        mut numbers: *const u8,
-        mut scales: *const u16,
-        blocks: usize,
-        scales_left: usize,
-    ) -> __m256 {
+    unsafe fn whole_groups(x: *const Group, weights: Rows, count: usize) -> __m256 {
         let mut sums = [_mm256_setzero_ps(); 2];
-        let (whole, rest) = (blocks / GROUP_BLOCKS, blocks % GROUP_BLOCKS);
-        // SAFETY: groups of the row, and what is left behind them.
-        unsafe {
-            for index in 0..whole {
+        for index in 0..count {
+            // SAFETY: groups of the row.
+            unsafe {
                 let group = &*x.add(index);
-                for line in (0..GROUP_BLOCKS * BLOCK / 2).step_by(LINE) {
-                    _mm_prefetch::<_MM_HINT_T0>(numbers.wrapping_add(AHEAD + line).cast());
-                }
-                let scaled = scales_of(_mm_loadu_si128(scales.cast()), group);
-                for pair in 0..PAIRS {
-                    let packed = _mm256_loadu_si256(numbers.add(pair * BLOCK).cast());
-                    sums[pair % 2] = add_pair(&group.pairs[pair], packed, scaled, pair, sums[pair % 2]);
-                }
-                numbers = numbers.add(GROUP_BLOCKS * BLOCK / 2);
-                scales = scales.add(GROUP_BLOCKS);
-            }
-            if rest > 0 {
-                let group = &*x.add(whole);
-                let kept = _mm_loadu_si128(KEPT.as_ptr().add(GROUP_BLOCKS - rest).cast());
-                let halves = if scales_left - whole * GROUP_BLOCKS >= GROUP_BLOCKS {
-                    _mm_and_si128(_mm_loadu_si128(scales.cast()), kept)
-                } else {
-                    let mut last = [0u16; GROUP_BLOCKS];
-                    std::ptr::copy_nonoverlapping(scales, last.as_mut_ptr(), rest);
-                    _mm_loadu_si128(last.as_ptr().cast())
-                };
-                let scaled = scales_of(halves, group);
-                for pair in 0..rest.div_ceil(2) {
-                    let at = numbers.add(pair * BLOCK).cast();
-                    let packed = match 2 * pair + 1 < rest {
-                        true => _mm256_loadu_si256(at),
-                        false => _mm256_zextsi128_si256(_mm_loadu_si128(at.cast())),
-                    };
-                    sums[pair % 2] = add_pair(&group.pairs[pair], packed, scaled, pair, sums[pair % 2]);
+                let numbers = weights.numbers.add(index * GROUP_BYTES);
+                prefetch(
+                    numbers.cast::<f32>().wrapping_add(AHEAD),
+                    GROUP_BYTES / size_of::<f32>(),
+                );
+                let scales = weights.scales.add(index * GROUP_BLOCKS);
+                let own = _mm256_load_ps(group.scales.as_ptr());
+                let scales = scales_of(_mm_loadu_si128(scales.cast()), own);
+                for (index, pair) in group.pairs.iter().enumerate() {
+                    let packed = _mm256_loadu_si256(numbers.add(index * BLOCK).cast());
+                    sums[index % 2] = add_pair(pair, packed, scales, index, sums[index % 2]);
                 }
             }
         }
         _mm256_add_ps(sums[0], sums[1])
     }
 
-    /// Scales of products with the blocks of a group, in its order.
+    /// Adds the products with blocks `first` and, if there is one, `first + 1` of some rows, which lie behind the last whole
+    /// group of the row `x`. The rows' scales are brought to the order that those of a group's pairs have.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Integers::product`], with a row for each sum.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    fn scales_of(halves: __m128i, group: &Group) -> __m256 {
-        // SAFETY: tables and arrays of the registers' sizes.
+    unsafe fn add_last(x: &Group, weights: Rows, first: usize, sums: &mut [__m256]) {
+        let blocks = weights.k / BLOCK;
+        let is_pair = first + 1 < blocks;
+        let index = first % GROUP_BLOCKS / 2;
+        let mut halves = [0u32; ROWS];
+        // SAFETY: the blocks of each row and their scales; there are as many controls as pairs.
         unsafe {
-            let order = _mm_loadu_si128(ORDER.as_ptr().cast());
-            let weights = _mm256_cvtph_ps(_mm_shuffle_epi8(halves, order));
-            _mm256_mul_ps(weights, _mm256_load_ps(group.scales.as_ptr()))
+            for (row, halves) in halves.iter_mut().enumerate().take(sums.len()) {
+                let scale = weights.scales.add(row * blocks + first);
+                *halves = match is_pair {
+                    true => scale.cast::<u32>().read_unaligned(),
+                    false => u32::from(*scale),
+                };
+            }
+            let control = _mm256_loadu_si256(SPREAD[index].as_ptr().cast());
+            let own = _mm256_permutevar_ps(_mm256_load_ps(x.scales.as_ptr()), control);
+            let scales = scales_of(_mm_loadu_si128(halves.as_ptr().cast()), own);
+            for (row, sum) in sums.iter_mut().enumerate() {
+                let at = weights.numbers.add((row * blocks + first) * (BLOCK / 2));
+                prefetch(at.cast::<f32>().wrapping_add(AHEAD), BLOCK / size_of::<f32>());
+                let packed = match is_pair {
+                    true => _mm256_loadu_si256(at.cast()),
+                    false => _mm256_zextsi128_si256(_mm_loadu_si128(at.cast())),
+                };
+                *sum = add_pair(&x.pairs[index], packed, scales, row, *sum);
+            }
         }
     }
 
-    /// Adds the products of two blocks, pair `index` of a group with these scales.
+    /// Scales of products: those of the weights, in [`ORDER`], times the row's own.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn scales_of(halves: __m128i, own: __m256) -> __m256 {
+        // SAFETY: a table of a register's size.
+        let order = unsafe { _mm_loadu_si128(ORDER.as_ptr().cast()) };
+        _mm256_mul_ps(_mm256_cvtph_ps(_mm_shuffle_epi8(halves, order)), own)
+    }
+
+    /// Adds the products of two blocks, whose scales are at `index` of both halves.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     fn add_pair(x: &Pair, packed: __m256i, scales: __m256, index: usize, sum: __m256) -> __m256 {
