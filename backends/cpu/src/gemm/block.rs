@@ -88,24 +88,26 @@ impl Blocks {
         }
     }
 
-    /// `y[cols] = x[k] · B[k, cols]` for a B that is read where it lies, one of whose strides is 1.
+    /// `C[rows, cols] = A[rows, k] · B[k, cols]` for few rows, adjacent in A, and a B with adjacent elements in its columns,
+    /// which are `column` apart and read where they lie.
     ///
     /// # Safety
     ///
-    /// The operands must be valid for these sizes, `y` for writing, and nobody may access `y` or write `x` and B meanwhile.
-    pub(crate) unsafe fn vector(
+    /// As for [`Self::multiply`]; C is not added to.
+    pub(crate) unsafe fn few_rows(
         &self,
-        x: *const f32,
-        b: *const f32,
-        strides: Strides,
-        [k, cols]: [usize; 2],
-        y: *mut f32,
+        (a, a_row): (*const f32, usize),
+        (b, column): (*const f32, usize),
+        (c, c_row): (*mut f32, usize),
+        [rows, cols, k]: [usize; 3],
     ) {
-        // SAFETY: passed on to the caller; the set is one that the CPU can run.
-        unsafe {
-            match strides {
-                Strides { row: 1, col } => (self.set.dots)(x, b, col, k, cols, y),
-                Strides { row, .. } => (self.set.stream)(x, b, row, k, cols, y),
+        let together = self.set.dots.len();
+        for first in (0..rows).step_by(together) {
+            let dots = self.set.dots[together.min(rows - first) - 1];
+            // SAFETY: passed on to the caller; the set is one that the CPU can run.
+            unsafe {
+                let (a, c) = (a.add(first * a_row), c.add(first * c_row));
+                dots(a, b, [a_row, column, c_row], [k, cols], c);
             }
         }
     }
@@ -159,26 +161,29 @@ impl Blocks {
 mod tests {
     use super::*;
 
-    /// A row by matrices with either stride of 1.
+    /// Rows by matrices whose columns lie apart.
     #[test]
-    fn vectors_by_blocks() {
+    fn few_rows_by_blocks() {
         let blocks = Blocks::detect();
-        for (k, cols) in [(1, 1), (3, 40), (64, 7), (67, 33), (129, 64)] {
-            let x: Vec<f32> = (0..k).map(|i| (i * 7 % 11) as f32 - 5.0).collect();
-            let (row, col) = (cols + 3, k + 2);
-            let b: Vec<f32> = (0..row * col).map(|i| (i * 5 % 13) as f32 - 6.0).collect();
-            for strides in [Strides { row, col: 1 }, Strides { row: 1, col }] {
-                let mut y = vec![7.0; cols + 1];
-                // SAFETY: vectors of these sizes, one of which is written.
-                unsafe { blocks.vector(x.as_ptr(), b.as_ptr(), strides, [k, cols], y.as_mut_ptr()) };
-                for (j, &y) in y.iter().enumerate() {
-                    let product = |p: usize| x[p] * b[p * strides.row + j * strides.col];
+        for (rows, cols, k) in [(1, 1, 1), (2, 40, 3), (3, 7, 64), (4, 33, 67), (9, 64, 129)] {
+            let (a_row, column, c_row) = (k + 1, k + 2, cols + 3);
+            let a: Vec<f32> = (0..rows * a_row).map(|i| (i * 7 % 11) as f32 - 5.0).collect();
+            let b: Vec<f32> = (0..cols * column).map(|i| (i * 5 % 13) as f32 - 6.0).collect();
+            let mut c = vec![7.0; rows * c_row];
+            // SAFETY: vectors of these sizes, one of which is written.
+            unsafe {
+                let [a, b] = [(a.as_ptr(), a_row), (b.as_ptr(), column)];
+                blocks.few_rows(a, b, (c.as_mut_ptr(), c_row), [rows, cols, k]);
+            }
+            for (i, row) in c.chunks(c_row).enumerate() {
+                for (j, &c) in row.iter().enumerate() {
+                    let product = |p: usize| a[i * a_row + p] * b[j * column + p];
                     let want = if j < cols {
                         (0..k).map(product).sum::<f32>()
                     } else {
                         7.0
                     };
-                    assert_eq!(y, want, "{k} {cols} [{j}]");
+                    assert_eq!(c, want, "{rows} {cols} {k} [{i}, {j}]");
                 }
             }
         }

@@ -11,8 +11,10 @@ use super::{Kernel, Strides};
 
 /// [`super::pack::panels`] for one instruction set.
 pub(super) type PanelsFn = unsafe fn(*const f32, Strides, usize, usize, usize, *mut f32);
-/// [`super::vector::stream`] or [`super::vector::dots`] for one instruction set.
-pub(super) type VectorFn = unsafe fn(*const f32, *const f32, usize, usize, usize, *mut f32);
+/// [`super::vector::stream`] for one instruction set.
+pub(super) type StreamFn = unsafe fn(*const f32, *const f32, usize, usize, usize, *mut f32);
+/// [`super::vector::dots`] for one instruction set.
+pub(super) type DotsFn = unsafe fn(*const f32, *const f32, [usize; 3], [usize; 2], *mut f32);
 
 /// All that the multiply needs of one instruction set. To call any of the
 /// functions the CPU must have it.
@@ -27,8 +29,9 @@ pub(super) struct KernelSet {
     /// The same for an A with contiguous rows.
     pub by_rows: &'static [TileRow],
     pub panels: PanelsFn,
-    pub stream: VectorFn,
-    pub dots: VectorFn,
+    pub stream: StreamFn,
+    /// `dots[r - 1]` has r rows.
+    pub dots: [DotsFn; 4],
     /// Of weights in `f16`, Q8_0 and Q4_0.
     pub packed: [PackedKernels; 3],
     /// One row by weights in Q4_0 as integers, where that is known to be faster.
@@ -108,16 +111,15 @@ macro_rules! kernel_set {
             /// # Safety
             ///
             /// As for [`vector::dots`].
-            unsafe fn dots(
+            unsafe fn dots<const M: usize, const S: usize>(
                 x: *const f32,
                 matrix: *const f32,
-                column: usize,
-                k: usize,
-                cols: usize,
+                distances: [usize; 3],
+                sizes: [usize; 2],
                 y: *mut f32,
             ) {
                 // SAFETY: passed on to the caller.
-                unsafe { vector::dots::<$vector>(x, matrix, column, k, cols, y) }
+                unsafe { vector::dots::<$vector, M, S>(x, matrix, distances, sizes, y) }
             }
 
             $(#[$feature])?
@@ -180,7 +182,7 @@ macro_rules! kernel_set {
                 by_rows: &[$(row::<$rows, true>()),+],
                 panels,
                 stream,
-                dots,
+                dots: [dots::<1, 4>, dots::<2, 2>, dots::<3, 2>, dots::<4, 2>],
                 packed: [
                     packed_kernels::<packed::Half>(),
                     packed_kernels::<packed::Bytes>(),

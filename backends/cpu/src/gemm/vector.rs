@@ -1,13 +1,10 @@
-//! Products of a vector with a matrix. Each element of the matrix is used once,
-//! so all that counts is to read it at the speed of memory.
+//! Products of a vector, or of a few rows, with a matrix. Each element of the matrix is
+//! read once, so all that counts is to read it at the speed of memory.
 
 use super::simd::Vector;
 
 /// Matrix rows that [`stream`] adds up at once.
 const ROWS: usize = 8;
-/// Running sums of [`dots`], to keep the arithmetic units busy.
-const SUMS: usize = 4;
-
 /// `y[cols] = x[k] · matrix[k, cols]` for a matrix with contiguous rows, which are
 /// `row` f32s apart. `y` should fit in the first-level cache.
 ///
@@ -73,8 +70,9 @@ unsafe fn add_rows<V: Vector, const N: usize>(x: *const f32, matrix: *const f32,
     }
 }
 
-/// `y[cols] = x[k] · matrix[k, cols]` for a matrix with contiguous columns, which
-/// are `column` f32s apart.
+/// `y[M, cols] = x[M, k] · matrix[k, cols]` for a matrix with contiguous columns. Rows of `x`,
+/// columns, and rows of `y` are at the `distances` in f32s. `S` running sums for each row, a power
+/// of two, keep the arithmetic units busy.
 ///
 /// Column by column: several at once would save reads of `x`, but the memory is
 /// faster when it is read in one run.
@@ -83,48 +81,73 @@ unsafe fn add_rows<V: Vector, const N: usize>(x: *const f32, matrix: *const f32,
 ///
 /// As for [`stream`].
 #[inline(always)]
-pub(super) unsafe fn dots<V: Vector>(
+pub(super) unsafe fn dots<V: Vector, const M: usize, const S: usize>(
     x: *const f32,
     matrix: *const f32,
-    column: usize,
-    k: usize,
-    cols: usize,
+    [x_row, column, y_row]: [usize; 3],
+    [k, cols]: [usize; 2],
     y: *mut f32,
 ) {
     for j in 0..cols {
-        // SAFETY: column `j`.
-        unsafe { *y.add(j) = dot::<V>(x, matrix.add(j * column), k) };
+        // SAFETY: column `j` of the matrix and of `y`.
+        unsafe {
+            let sums = dot::<V, M, S>([x, matrix.add(j * column)], x_row, k);
+            for (row, sum) in sums.into_iter().enumerate() {
+                *y.add(row * y_row + j) = sum;
+            }
+        }
     }
 }
 
-/// The scalar product of two vectors of `k` f32s.
+/// The scalar products of `M` vectors and one, of `k` f32s each.
 ///
 /// # Safety
 ///
 /// The CPU must have `V`'s instruction set, and the pointers must be valid for `k`
-/// f32s.
+/// f32s, the first one at each distance `x_row`.
 #[inline(always)]
-unsafe fn dot<V: Vector>(x: *const f32, y: *const f32, k: usize) -> f32 {
+unsafe fn dot<V: Vector, const M: usize, const S: usize>([x, y]: [*const f32; 2], x_row: usize, k: usize) -> [f32; M] {
+    const { assert!(S.is_power_of_two()) };
     // SAFETY: all reads end at `k`, the last with the help of a mask.
     unsafe {
-        let mut sums = [V::zero(); SUMS];
+        let mut sums = [[V::zero(); S]; M];
         let mut p = 0;
-        while p + SUMS * V::LANES <= k {
-            for (s, sum) in sums.iter_mut().enumerate() {
+        while p + S * V::LANES <= k {
+            for s in 0..S {
                 let at = p + s * V::LANES;
-                *sum = V::load(y.add(at)).mul_add(V::load(x.add(at)), *sum);
+                let factor = V::load(y.add(at));
+                for (row, sums) in sums.iter_mut().enumerate() {
+                    sums[s] = factor.mul_add(V::load(x.add(row * x_row + at)), sums[s]);
+                }
             }
-            p += SUMS * V::LANES;
+            p += S * V::LANES;
         }
         while p + V::LANES <= k {
-            sums[0] = V::load(y.add(p)).mul_add(V::load(x.add(p)), sums[0]);
+            let factor = V::load(y.add(p));
+            for (row, sums) in sums.iter_mut().enumerate() {
+                sums[0] = factor.mul_add(V::load(x.add(row * x_row + p)), sums[0]);
+            }
             p += V::LANES;
         }
         if p < k {
             let mask = V::mask(k - p);
-            sums[1] = V::load_masked(y.add(p), mask).mul_add(V::load_masked(x.add(p), mask), sums[1]);
+            let factor = V::load_masked(y.add(p), mask);
+            for (row, sums) in sums.iter_mut().enumerate() {
+                let last = &mut sums[1 % S];
+                *last = factor.mul_add(V::load_masked(x.add(row * x_row + p), mask), *last);
+            }
         }
-        let [a, b, c, d] = sums;
-        a.add(b).add(c.add(d)).sum()
+        let mut totals = [0.0; M];
+        for (total, mut sums) in totals.iter_mut().zip(sums) {
+            let mut count = S / 2;
+            while count > 0 {
+                for i in 0..count {
+                    sums[i] = sums[2 * i].add(sums[2 * i + 1]);
+                }
+                count /= 2;
+            }
+            *total = sums[0].sum();
+        }
+        totals
     }
 }

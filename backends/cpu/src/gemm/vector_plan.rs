@@ -123,7 +123,7 @@ impl VectorPlan {
                 let from = matrix.add(first * self.len_stride);
                 match self.walk {
                     Walk::Stream => (set.stream)(x, from, self.k_stride, self.k, count, sums),
-                    Walk::Dots => (set.dots)(x, from, self.len_stride, self.k, count, sums),
+                    Walk::Dots => (set.dots[0])(x, from, [0, self.len_stride, 0], [self.k, count], sums),
                     Walk::Scalar => self.scalar(x, from, count, sums),
                 }
                 for j in 0..count {

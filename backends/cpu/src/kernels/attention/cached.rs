@@ -1,19 +1,21 @@
 //! Attention to the valid rows of a cache: its time goes with them, not with the capacity.
 //!
-//! A task has the queries of one key-value head, some rows of each of its query heads, and goes over the keys that they
-//! see in tiles, as [`forward`](super::forward) does. There are few queries for each key, so keys and values are read
+//! A task has the queries of one key-value head (or of neighbouring ones, if there is but one row), some rows of each of its
+//! query heads, and goes over the keys that they see in tiles, as [`forward`](super::forward) does. There are few queries for each key, so keys and values are read
 //! where they lie instead of being packed. Where heads and rows are fewer than threads may be, as with one token of one
 //! sequence, each task has a share of the keys only, and a second phase brings the shares together ("flash decoding": Dao,
 //! Haziza, Massa and Sizov, 2023).
+
+use std::ops::Range;
 
 use meganeura_core::ops::AttentionDims;
 
 use super::super::{CompileCx, Compiled, Kernel, Task, stream_nanos};
 use super::tile::{Tile, softmax_step};
-use super::{Head, KEYS, nanos, scratch, scratch_len};
+use super::{Head, KEYS, nanos, rows, scratch, scratch_len, target};
 use crate::executor::RunCx;
 use crate::gemm::simd::prefetch;
-use crate::gemm::{Blocks, Strides, share};
+use crate::gemm::{Blocks, share};
 use crate::memory::View;
 use crate::vmath::{self, Isa, Level, multiversion};
 
@@ -21,6 +23,10 @@ use crate::vmath::{self, Isa, Level, multiversion};
 const ROWS: usize = 16;
 /// Valid rows that estimates of the duration go by.
 const USUAL_KEYS: usize = 256;
+/// Neighbouring `f32`s of a cache that are worth being read together: 1 KiB.
+const RUN: usize = 256;
+/// Keys that are multiplied before the next ones are asked for, at most.
+const AHEAD: usize = 8;
 /// Tasks that are enough for the keys not to be divided.
 const ENOUGH_TASKS: usize = 16;
 
@@ -43,11 +49,13 @@ struct Cached {
     out: View<f32>,
 }
 
-/// The queries of a task: some rows of the heads that share a key-value head.
+/// The queries of a task: some rows of the heads that share one key-value head, or one of a few.
 #[derive(Clone, Copy)]
 struct Unit {
     entry: usize,
+    /// First key-value head and number of them.
     kv_head: usize,
+    kv_heads: usize,
     /// First row and number of rows.
     first: usize,
     rows: usize,
@@ -116,17 +124,33 @@ impl Cached {
         self.dims.rows_q.div_ceil(ROWS)
     }
 
+    /// Key-value heads of a unit. Their rows of a cache lie side by side, and memory is faster in longer runs; more than one
+    /// row finds keys and values in the cache again.
+    fn heads_together(&self) -> usize {
+        match self.dims.rows_q {
+            1 => (RUN / self.dims.head_dim.max(1)).clamp(1, self.dims.kv_heads.max(1)),
+            _ => 1,
+        }
+    }
+
+    /// Units of a row block, which have the key-value heads of a batch entry.
+    fn head_blocks(&self) -> usize {
+        self.dims.kv_heads.div_ceil(self.heads_together())
+    }
+
     /// Groups of queries that have tasks of their own.
     fn units(&self) -> usize {
-        self.dims.batch * self.dims.kv_heads * self.row_blocks()
+        self.dims.batch * self.head_blocks() * self.row_blocks()
     }
 
     fn unit(&self, index: usize) -> Unit {
-        let (kv_index, block) = (index / self.row_blocks(), index % self.row_blocks());
+        let (heads_index, block) = (index / self.row_blocks(), index % self.row_blocks());
         let first = block * ROWS;
+        let kv_head = heads_index % self.head_blocks() * self.heads_together();
         Unit {
-            entry: kv_index / self.dims.kv_heads,
-            kv_head: kv_index % self.dims.kv_heads,
+            entry: heads_index / self.head_blocks(),
+            kv_head,
+            kv_heads: self.heads_together().min(self.dims.kv_heads - kv_head),
             first,
             rows: ROWS.min(self.dims.rows_q - first),
         }
@@ -134,13 +158,13 @@ impl Cached {
 
     /// Most queries of a unit.
     fn queries(&self) -> usize {
-        self.dims.group() * ROWS.min(self.dims.rows_q)
+        self.heads_together() * self.dims.group() * ROWS.min(self.dims.rows_q)
     }
 
-    /// Queries and scores of a task, and what a tile adds to a row.
-    fn private_lens(&self) -> [usize; 3] {
+    /// Queries and scores of a task.
+    fn private_lens(&self) -> [usize; 2] {
         let (queries, width) = (self.queries(), self.dims.head_dim);
-        [queries * width, queries * KEYS, width]
+        [queries * width, queries * KEYS]
     }
 
     /// The parts of a [`State`].
@@ -168,7 +192,7 @@ impl Cached {
     /// # Safety
     /// As for `Kernel::run`.
     unsafe fn attend(&self, task: usize, cx: &RunCx) {
-        // Heads side by side read the same rows of the cache, so they come one after the other.
+        // Units side by side read the same rows of the cache, so they come one after the other.
         let (part, index) = (task / self.units(), task % self.units());
         let unit = self.unit(index);
         // SAFETY: positions are not written by this dispatch.
@@ -181,11 +205,10 @@ impl Cached {
             rows_k: position as usize + self.dims.rows_q,
             ..self.dims
         };
-        let (width, group, rows) = (dims.head_dim, dims.group(), unit.rows);
-        let place = [unit.entry, unit.kv_head, dims.kv_heads];
-        let [k, v] = [self.k, self.v].map(|view| Head::of(view, self.dims.rows_k, place, width));
+        let (width, rows) = (dims.head_dim, unit.rows);
+        let heads = unit.kv_heads * dims.group();
         // SAFETY: private scratch is as long as asked for, and so is the shared one for each task.
-        let ([queries, scores, added], state) = unsafe {
+        let ([queries, scores], state) = unsafe {
             let own = cx.private.add(scratch_len(&self.private_lens()));
             let at = match self.parts {
                 1 => own,
@@ -193,7 +216,7 @@ impl Cached {
             };
             (scratch(cx.private, self.private_lens()), self.state(at))
         };
-        for (h, queries) in queries.chunks_exact_mut(rows * width).take(group).enumerate() {
+        for (h, queries) in queries.chunks_exact_mut(rows * width).take(heads).enumerate() {
             // SAFETY: operands are not written by this dispatch.
             unsafe {
                 self.head(self.q, unit, h)
@@ -214,22 +237,15 @@ impl Cached {
                 key,
                 cols: KEYS.min(keys.end - key),
             };
-            let [k, v] = [k, v].map(|head| {
-                // Rows of one head lie apart, which the hardware does not foresee, and caches are too large to stay near.
-                (key..key + tile.cols).for_each(|key| prefetch(head.pointer(key), width));
-                // SAFETY: these rows are valid, so they exist, and operands are not written by this dispatch.
-                unsafe { head.rows(key..key + tile.cols) }
-            });
-            for h in 0..group {
-                let queries = &queries[h * rows * width..][..rows * width];
+            self.multiply_keys(queries, unit, scores, tile);
+            for h in 0..heads {
                 let scores = &mut scores[h * rows * KEYS..][..rows * KEYS];
                 let out = &mut state.out[h * rows * width..][..rows * width];
                 let of_head = h * rows..(h + 1) * rows;
-                self.multiply_keys(queries, k, scores, tile);
                 let row_state = [&mut state.greatest[of_head.clone()], &mut state.sums[of_head]];
-                softmax_step(self.level, scores, row_state, Some(&mut *out), tile);
-                self.add_values(scores, v, out, added, tile);
+                softmax_step(self.level, scores, row_state, Some(out), tile);
             }
+            self.add_values(scores, unit, state.out, tile);
         }
         if self.parts == 1 {
             // SAFETY: this task alone writes these rows of these heads.
@@ -237,47 +253,73 @@ impl Cached {
         }
     }
 
-    /// Products of the queries of a head and the keys that they see in a tile.
-    fn multiply_keys(&self, queries: &[f32], keys: &[f32], scores: &mut [f32], tile: Tile) {
-        let width = self.dims.head_dim;
-        let col = self.dims.kv_heads * width;
-        for (row, query) in queries.chunks_exact(width).enumerate() {
-            let seen = tile.seen(row);
-            if seen.is_empty() {
-                continue;
-            }
-            let keys = &keys[seen.start * col..(seen.end - 1) * col + width];
-            let scores = &mut scores[row * KEYS..][seen.clone()];
-            // SAFETY: the slices have the elements that the sizes name.
-            unsafe {
-                let strides = Strides { row: 1, col };
-                let (keys, to) = (keys.as_ptr(), scores.as_mut_ptr());
-                self.blocks
-                    .vector(query.as_ptr(), keys, strides, [width, seen.len()], to);
+    /// One of a unit's key-value heads in a cache.
+    fn cached_head(&self, view: View<f32>, unit: Unit, index: usize) -> Head {
+        let place = [unit.entry, unit.kv_head + index, self.dims.kv_heads];
+        Head::of(view, self.dims.rows_k, place, self.dims.head_dim)
+    }
+
+    /// Products of the queries of all heads and the keys that they see in a tile.
+    ///
+    /// Rows lie apart, which the hardware does not foresee, and caches are too large to stay near: keys are asked for some
+    /// rows ahead, and meanwhile the values that are needed next.
+    fn multiply_keys(&self, queries: &[f32], unit: Unit, scores: &mut [f32], tile: Tile) {
+        let (width, group) = (self.dims.head_dim, self.dims.group());
+        let [keys, values] = [self.k, self.v].map(|view| self.cached_head(view, unit, 0));
+        let run = unit.kv_heads * width;
+        let ask = |head: Head, rows: Range<usize>| rows.for_each(|row| prefetch(head.pointer(tile.key + row), run));
+        ask(keys, 0..AHEAD.min(tile.cols));
+        for first in (0..tile.cols).step_by(AHEAD) {
+            let some = first..tile.cols.min(first + AHEAD);
+            ask(keys, some.end..tile.cols.min(some.end + AHEAD));
+            ask(values, some.clone());
+            for index in 0..unit.kv_heads {
+                let keys = self.cached_head(self.k, unit, index);
+                for row in 0..tile.rows {
+                    let seen = tile.seen(row);
+                    let seen = seen.start.max(some.start)..seen.end.min(some.end);
+                    if seen.is_empty() {
+                        continue;
+                    }
+                    // The same row of all heads of the group.
+                    let at = index * group * tile.rows + row;
+                    let queries = &queries[at * width..];
+                    let scores = &mut scores[at * KEYS + seen.start..];
+                    let sizes = [group, seen.len(), width];
+                    // SAFETY: these rows are valid, so they exist, and operands are not written by this dispatch; the
+                    // slices have that row of each head.
+                    unsafe {
+                        let rows = keys.rows(tile.key + seen.start..tile.key + seen.end);
+                        let queries = (queries.as_ptr(), tile.rows * width);
+                        let scores = (scores.as_mut_ptr(), tile.rows * KEYS);
+                        self.blocks.few_rows(queries, (rows.as_ptr(), keys.row), scores, sizes);
+                    }
+                }
             }
         }
     }
 
-    /// Adds up the values of a tile, each times its numerator, for the queries of a head.
-    fn add_values(&self, numerators: &[f32], values: &[f32], out: &mut [f32], added: &mut [f32], tile: Tile) {
-        let width = self.dims.head_dim;
-        let row_len = self.dims.kv_heads * width;
-        for (row, out) in out.chunks_exact_mut(width).enumerate() {
-            let seen = tile.seen(row);
-            if seen.is_empty() {
-                continue;
-            }
-            let values = &values[seen.start * row_len..(seen.end - 1) * row_len + width];
-            let numerators = &numerators[row * KEYS..][seen.clone()];
-            // SAFETY: the slices have the elements that the sizes name.
-            unsafe {
-                let strides = Strides { row: row_len, col: 1 };
-                let (values, to) = (values.as_ptr(), added.as_mut_ptr());
-                self.blocks
-                    .vector(numerators.as_ptr(), values, strides, [seen.len(), width], to);
-            }
-            for (out, added) in out.iter_mut().zip(&*added) {
-                *out += added;
+    /// Adds up the values of a tile, each times its numerator, for the queries of all heads.
+    fn add_values(&self, numerators: &[f32], unit: Unit, out: &mut [f32], tile: Tile) {
+        let (width, group) = (self.dims.head_dim, self.dims.group());
+        for index in 0..unit.kv_heads {
+            let values = self.cached_head(self.v, unit, index);
+            for row in 0..tile.rows {
+                let seen = tile.seen(row);
+                if seen.is_empty() {
+                    continue;
+                }
+                // The same row of all heads of the group.
+                let at = index * group * tile.rows + row;
+                let numerators = rows(&numerators[at * KEYS + seen.start..], tile.rows * KEYS);
+                let out = target(&mut out[at * width..], tile.rows * width, true);
+                // SAFETY: as above.
+                unsafe {
+                    let rows = values.rows(tile.key + seen.start..tile.key + seen.end);
+                    let panels = self.blocks.in_place(rows.as_ptr(), values.row);
+                    self.blocks
+                        .multiply(numerators, panels, out, [group, width, seen.len()]);
+                }
             }
         }
     }
@@ -305,7 +347,7 @@ impl Cached {
     /// # Safety
     /// Nobody else accesses them meanwhile.
     unsafe fn write(&self, unit: Unit, state: &State) {
-        let queries = self.dims.group() * unit.rows;
+        let queries = unit.kv_heads * self.dims.group() * unit.rows;
         let rows = state
             .out
             .chunks_exact(self.dims.head_dim)
