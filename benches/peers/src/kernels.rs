@@ -13,7 +13,7 @@ use meganeura::{Graph, Mode, select};
 
 use crate::contest::{Contest, Peer, Result};
 use crate::problem::{Kind, Operand, Problem};
-use crate::python::{FRAMEWORKS, Python};
+use crate::{Setup, python};
 
 /// How far from the first contestant's result others may be, relative to its largest number.
 const SAME: f32 = 1e-4;
@@ -21,7 +21,14 @@ const SAME: f32 = 1e-4;
 const EPS: f32 = 1e-5;
 
 /// A work whose result is read only where somebody asks for it.
-struct Reading<F>(F);
+pub(crate) struct Reading<F>(F);
+
+impl<F: FnMut(bool) -> Result<Vec<f32>>> Reading<F> {
+    /// `work` is told whether its result is wanted.
+    pub(crate) fn new(work: F) -> Self {
+        Reading(work)
+    }
+}
 
 impl<F: FnMut(bool) -> Result<Vec<f32>>> Peer for Reading<F> {
     fn result(&mut self) -> Result<Vec<f32>> {
@@ -38,40 +45,32 @@ impl<F: FnMut(bool) -> Result<Vec<f32>>> Peer for Reading<F> {
 }
 
 /// All contestants for a problem. Frameworks that lack something are named and left out.
-pub(crate) fn contest(problem: &Problem, threads: usize, devices: &[String]) -> Result<Contest<'static>> {
+pub(crate) fn contest(problem: &Problem, setup: &Setup) -> Result<Contest<'static>> {
     let mut contest = Contest::new(problem.name);
     contest.add(
         "meganeura cpu",
         0.0,
-        meganeura(problem, Arc::new(CpuDevice::new(threads)))?,
+        meganeura(problem, Arc::new(CpuDevice::new(setup.threads)))?,
     );
-    for selector in devices {
+    for selector in &setup.devices {
         let config = Config::load()?;
         let device = select::select(Some(selector), &config)?.open(&config)?;
         contest.add(format!("meganeura {selector}"), SAME, meganeura(problem, device)?);
     }
-    contest.add("candle", SAME, candle(problem)?);
-    for framework in FRAMEWORKS {
-        match Python::start(framework, problem, threads) {
-            Ok(python) => contest.add(*framework, SAME, Box::new(python)),
-            Err(e) => println!("{framework:28} left out: {e}"),
-        }
+    if setup.wants("candle") {
+        contest.add("candle", SAME, candle(problem)?);
     }
+    python::add(&mut contest, setup, python::OF_CALLS, SAME, &problem.handout());
     Ok(contest)
 }
 
 fn meganeura(problem: &Problem, device: Arc<dyn Device>) -> Result<Box<dyn Peer>> {
     let mut g = Graph::new();
-    let names = ["x", "w1", "w2"];
-    let nodes: Vec<_> = problem
-        .operands
-        .iter()
-        .zip(names)
-        .map(|(o, name)| match name {
-            "x" => g.input(name, &o.shape),
-            _ => g.parameter(name, &o.shape),
-        })
-        .collect();
+    let node = |o: &Operand| match o.name.as_str() {
+        "x" => g.input("x", &o.shape),
+        name => g.parameter(name, &o.shape),
+    };
+    let nodes: Vec<_> = problem.operands.iter().map(node).collect();
     let x = nodes[0];
     let y = match problem.kind {
         Kind::Matmul => g.matmul(x, nodes[1]),
@@ -93,8 +92,8 @@ fn meganeura(problem: &Problem, device: Arc<dyn Device>) -> Result<Box<dyn Peer>
     };
     g.set_outputs(vec![y]);
     let (mut session, _) = build_on(&g, device, Mode::Inference, None)?;
-    for (operand, name) in problem.operands.iter().zip(names).skip(1) {
-        session.try_set_parameter(name, &operand.data)?;
+    for operand in &problem.operands[1..] {
+        session.try_set_parameter(&operand.name, &operand.data)?;
     }
     session.try_set_input("x", &problem.operands[0].data)?;
     let len = g.ty(y).map_or(0, |ty| ty.numel());

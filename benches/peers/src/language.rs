@@ -10,10 +10,14 @@ use meganeura::build::build_on;
 use meganeura::cpu::CpuDevice;
 use meganeura::llm::saving::{make_folder, save_config, save_weights};
 use meganeura::llm::{Checkpoint, Generator, GeneratorOptions, ModelConfig, Request, WeightStorage};
-use meganeura::nn::models::{KV_POS, LOGITS_ROW, LlamaConfig, LogitsOf, TOKENS, preset};
-use meganeura::{Mode, Session};
+use meganeura::nn::models::{KV_POS, LOGITS_ROW, LlamaConfig, LogitsOf, TARGETS, TOKENS, language_model, preset};
+use meganeura::{Adam, Mode, Session};
+use serde_json::json;
 
 use crate::contest::{Contest, Result};
+use crate::problem::Handout;
+use crate::training::{self, RATE, STEPS, Training};
+use crate::{Setup, python};
 
 const CONTEXT: usize = 2048;
 const CAPACITY: usize = 512;
@@ -104,45 +108,104 @@ fn tolerance(weights: WeightStorage) -> f32 {
         WeightStorage::F32 => 0.0,
         WeightStorage::F16 => 2e-3,
         WeightStorage::Q8 => 2e-2,
-        WeightStorage::Q4 => 0.3,
+        WeightStorage::Q4 => 0.4,
     }
 }
 
-pub(crate) fn prefill(folder: &Path, threads: usize) -> Result<Contest<'static>> {
+/// What other languages are told about reading tokens behind a prompt.
+fn reading(folder: &Path, prompt: &[u32], tokens: &[u32]) -> Handout<'static> {
+    Handout {
+        kind: "LlamaRead".to_owned(),
+        operands: &[],
+        settings: json!({
+            "checkpoint": folder,
+            "capacity": CAPACITY,
+            "prompt": prompt,
+            "position": prompt.len(),
+            "tokens": tokens,
+        }),
+    }
+}
+
+pub(crate) fn prefill(folder: &Path, setup: &Setup) -> Result<Contest<'static>> {
     let mut contest = Contest::new(format!("SmolLM2-135M, a prompt of {PROMPT} tokens"));
     let prompt = tokens(PROMPT);
     for weights in WeightStorage::ALL {
-        let mut session = session(folder, threads, weights, PROMPT)?;
+        let mut session = session(folder, setup.threads, weights, PROMPT)?;
         let prompt = prompt.clone();
         let work = Box::new(move || read(&mut session, 0, &prompt));
         contest.add(format!("meganeura {}", weights.name()), tolerance(weights), work);
     }
-    let (model, empty) = candle(folder)?;
-    let work = Box::new(move || read_with_candle(&model, &mut empty.clone(), 0, &prompt));
-    contest.add("candle f32", SAME, work);
+    python::add(
+        &mut contest,
+        setup,
+        python::OF_MODELS,
+        SAME,
+        &reading(folder, &[], &prompt),
+    );
+    if setup.wants("candle") {
+        let (model, empty) = candle(folder)?;
+        let work = Box::new(move || read_with_candle(&model, &mut empty.clone(), 0, &prompt));
+        contest.add("candle f32", SAME, work);
+    }
     Ok(contest)
 }
 
-pub(crate) fn decode(folder: &Path, threads: usize) -> Result<Contest<'static>> {
+pub(crate) fn decode(folder: &Path, setup: &Setup) -> Result<Contest<'static>> {
+    const TOKEN: u32 = 7;
     let mut contest = Contest::new(format!("SmolLM2-135M, a token behind {PROMPT} that are cached"));
     let prompt = tokens(PROMPT);
     for weights in WeightStorage::ALL {
-        let mut session = session(folder, threads, weights, 1)?;
+        let mut session = session(folder, setup.threads, weights, 1)?;
         for (position, &token) in prompt.iter().enumerate() {
             read(&mut session, position, &[token])?;
         }
-        let work = Box::new(move || read(&mut session, PROMPT, &[7]));
+        let work = Box::new(move || read(&mut session, PROMPT, &[TOKEN]));
         contest.add(format!("meganeura {}", weights.name()), tolerance(weights), work);
     }
-    let (model, mut cached) = candle(folder)?;
-    read_with_candle(&model, &mut cached, 0, &prompt)?;
-    let work = Box::new(move || read_with_candle(&model, &mut cached.clone(), PROMPT, &[7]));
-    contest.add("candle f32", SAME, work);
+    let handout = reading(folder, &prompt, &[TOKEN]);
+    python::add(&mut contest, setup, python::OF_MODELS, SAME, &handout);
+    if setup.wants("candle") {
+        let (model, mut cached) = candle(folder)?;
+        read_with_candle(&model, &mut cached, 0, &prompt)?;
+        let work = Box::new(move || read_with_candle(&model, &mut cached.clone(), PROMPT, &[TOKEN]));
+        contest.add("candle f32", SAME, work);
+    }
+    Ok(contest)
+}
+
+/// A training step with Adam. candle's model cannot be trained.
+pub(crate) fn train(folder: &Path, setup: &Setup) -> Result<Contest<'static>> {
+    const WATCHED: &str = "model.norm.weight";
+    let mut contest = Contest::new(format!("SmolLM2-135M, training step of {PROMPT} tokens, Adam"));
+    let config = ModelConfig::open(folder)?.network;
+    let graph = language_model(1, PROMPT, |g, tokens| config.build(g, "").forward(g, tokens));
+    let device = Arc::new(CpuDevice::new(setup.threads));
+    let (mut session, _) = build_on(&graph, device, Mode::Training, Some(Adam::new(RATE).into()))?;
+    Checkpoint::open(folder)?.load_into(&mut session)?;
+    let text = tokens(PROMPT + 1);
+    session.try_set_input_u32(TOKENS, &text[..PROMPT])?;
+    session.try_set_input_u32(TARGETS, &text[1..])?;
+    let watched = WATCHED.to_owned();
+    contest.add("meganeura f32", 0.0, Box::new(Training { session, watched }));
+    let handout = Handout {
+        kind: "LlamaStep".to_owned(),
+        operands: &[],
+        settings: json!({
+            "checkpoint": folder,
+            "tokens": text[..PROMPT],
+            "targets": text[1..],
+            "rate": RATE,
+            "steps": STEPS,
+            "watched": WATCHED,
+        }),
+    };
+    python::add(&mut contest, setup, python::OF_MODELS, training::SAME, &handout);
     Ok(contest)
 }
 
 /// From opening the folder to the first token's logits.
-pub(crate) fn first_token(folder: &Path, threads: usize) -> Result<Contest<'_>> {
+pub(crate) fn first_token<'a>(folder: &'a Path, setup: &'a Setup) -> Result<Contest<'a>> {
     const PROMPT: usize = 16;
     let mut contest = Contest::new(format!(
         "SmolLM2-135M, from opening the checkpoint to the first token after {PROMPT}"
@@ -160,7 +223,7 @@ pub(crate) fn first_token(folder: &Path, threads: usize) -> Result<Contest<'_>> 
         let work = move || {
             // The folder of plans lives as long as this.
             let _ = &kept;
-            let device = Arc::new(CpuDevice::new(threads));
+            let device = Arc::new(CpuDevice::new(setup.threads));
             let (config, checkpoint) = (ModelConfig::open(folder)?, Checkpoint::open(folder)?);
             let mut generator = Generator::on(device, config, checkpoint, &options)?;
             let request = Request {
@@ -179,6 +242,8 @@ pub(crate) fn first_token(folder: &Path, threads: usize) -> Result<Contest<'_>> 
         let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b]));
         Ok(vec![best.unwrap_or_default() as f32])
     };
-    contest.add("candle f32", 0.0, Box::new(work));
+    if setup.wants("candle") {
+        contest.add("candle f32", 0.0, Box::new(work));
+    }
     Ok(contest)
 }

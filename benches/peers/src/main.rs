@@ -2,28 +2,64 @@
 //! shared is as slow for each. Nothing is timed before all of them have given the same results.
 
 mod contest;
+mod images;
 mod kernels;
 mod language;
 mod problem;
 mod python;
+mod training;
 
 use std::error::Error;
 use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
 use problem::Problem;
+use training::Network;
 
 /// What can be compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Work {
     /// Single calls: products, a perceptron, softmax, layer norm, GELU, a convolution.
     Kernels,
+    /// Training steps of a perceptron, 784-128-10, with batches of 32 and of 512.
+    Mlp,
+    /// Training steps of a convolutional network, with a batch of 32 images of 28x28.
+    Cnn,
+    /// Inference of ResNet-50, an image of 224x224.
+    Resnet50,
     /// SmolLM2-135M with random weights reads 128 tokens; logits are those of the last.
     Prefill,
     /// The same model makes one token behind 128 that are cached.
     Decode,
+    /// The same model is trained for a step with a sequence of 128 tokens.
+    Train,
     /// From nothing to the first token after 16, with weights read from a file and plans that are cached.
     FirstToken,
+}
+
+impl Work {
+    /// Whether it reads the checkpoint.
+    fn is_language(self) -> bool {
+        matches!(self, Work::Prefill | Work::Decode | Work::Train | Work::FirstToken)
+    }
+}
+
+/// Who takes part, and how.
+#[derive(Debug)]
+struct Setup {
+    /// Threads of every contestant.
+    threads: usize,
+    /// Devices of Meganeura beside its CPU backend.
+    devices: Vec<String>,
+    /// Parts of the names of contestants; all of them if there are none.
+    only: Vec<String>,
+}
+
+impl Setup {
+    /// Whether a contestant other than Meganeura takes part.
+    fn wants(&self, contestant: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|part| contestant.contains(part.as_str()))
+    }
 }
 
 /// Compares frameworks on the CPU: candle in this program; PyTorch (eager, compiled, with little overhead) and
@@ -46,6 +82,10 @@ struct Args {
     #[arg(long, value_name = "SEL", value_delimiter = ',')]
     device: Vec<String>,
 
+    /// Only other frameworks whose names contain one of these.
+    #[arg(long, value_name = "PART", value_delimiter = ',')]
+    only: Vec<String>,
+
     /// Keep the checkpoint with random weights in this folder, and use it if it is there.
     #[arg(long)]
     checkpoint: Option<PathBuf>,
@@ -55,29 +95,38 @@ fn main() -> Result<(), Box<dyn Error>> {
     let args = Args::parse();
     // SAFETY: no other thread runs yet.
     unsafe { std::env::set_var("RAYON_NUM_THREADS", args.threads.to_string()) };
+    let setup = Setup {
+        threads: args.threads,
+        devices: args.device,
+        only: args.only,
+    };
     let all = Work::value_variants();
     let works = if args.work.is_empty() { all } else { &args.work };
-    if works.contains(&Work::Kernels) {
-        for problem in Problem::all() {
-            kernels::contest(&problem, args.threads, &args.device)?.run(args.turns);
-        }
-    }
-    if works.iter().all(|work| *work == Work::Kernels) {
-        return Ok(());
-    }
     let temporary = tempfile::tempdir()?;
-    let folder = args
-        .checkpoint
-        .clone()
-        .unwrap_or_else(|| temporary.path().join("model"));
-    language::checkpoint(&folder)?;
-    for &work in works {
-        match work {
-            Work::Kernels => {}
-            Work::Prefill => language::prefill(&folder, args.threads)?.run(args.turns),
-            Work::Decode => language::decode(&folder, args.threads)?.run(args.turns),
-            Work::FirstToken => language::first_token(&folder, args.threads)?.run(args.turns),
-        }
+    let folder = args.checkpoint.unwrap_or_else(|| temporary.path().join("model"));
+    if works.iter().any(|work| work.is_language()) {
+        language::checkpoint(&folder)?;
+    }
+    for work in works {
+        let contest = match work {
+            Work::Kernels => {
+                for problem in Problem::all() {
+                    kernels::contest(&problem, &setup)?.run(args.turns);
+                }
+                continue;
+            }
+            Work::Mlp => {
+                training::contest(Network::Mlp, 32, &setup)?.run(args.turns);
+                training::contest(Network::Mlp, 512, &setup)?
+            }
+            Work::Cnn => training::contest(Network::Cnn, 32, &setup)?,
+            Work::Resnet50 => images::contest(&setup)?,
+            Work::Prefill => language::prefill(&folder, &setup)?,
+            Work::Decode => language::decode(&folder, &setup)?,
+            Work::Train => language::train(&folder, &setup)?,
+            Work::FirstToken => language::first_token(&folder, &setup)?,
+        };
+        contest.run(args.turns);
     }
     Ok(())
 }

@@ -1,11 +1,13 @@
-//! Calls that every framework has, with the numbers that all of them are given.
+//! Calls that every framework has, with the numbers that all of them are given, and how these are handed to programs in
+//! other languages.
 
-use std::error::Error;
 use std::fs;
 use std::path::Path;
 
 use meganeura::bench::noise;
 use serde_json::{Value, json};
+
+use crate::contest::Result;
 
 /// What is computed. Shapes are those of [`Problem::operands`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,8 +29,44 @@ pub(crate) enum Kind {
 /// A tensor that is given.
 #[derive(Clone)]
 pub(crate) struct Operand {
+    pub(crate) name: String,
     pub(crate) shape: Vec<usize>,
     pub(crate) data: Vec<f32>,
+}
+
+impl Operand {
+    /// Numbers between `-scale` and `scale`, other ones for each `salt`.
+    pub(crate) fn random(name: &str, shape: &[usize], scale: f32, salt: usize) -> Self {
+        let count: usize = shape.iter().product();
+        let data = noise(count + 97 * salt).split_off(97 * salt);
+        Operand {
+            name: name.to_owned(),
+            shape: shape.to_vec(),
+            data: data.into_iter().map(|x| x * scale).collect(),
+        }
+    }
+}
+
+/// What a program in another language is told: a kind of work, its operands and whatever else it has to know.
+pub(crate) struct Handout<'a> {
+    pub(crate) kind: String,
+    pub(crate) operands: &'a [Operand],
+    pub(crate) settings: Value,
+}
+
+impl Handout<'_> {
+    /// Writes `problem.json`, and a file of numbers for each operand.
+    pub(crate) fn write(&self, folder: &Path) -> Result<()> {
+        let of = |o: &Operand| json!({ "name": o.name, "shape": o.shape });
+        let operands: Vec<Value> = self.operands.iter().map(of).collect();
+        let about = json!({ "kind": self.kind, "operands": operands, "settings": self.settings });
+        fs::write(folder.join("problem.json"), about.to_string())?;
+        for operand in self.operands {
+            let bytes: Vec<u8> = operand.data.iter().flat_map(|x| x.to_le_bytes()).collect();
+            fs::write(folder.join(format!("{}.f32", operand.name)), bytes)?;
+        }
+        Ok(())
+    }
 }
 
 /// A call.
@@ -36,21 +74,17 @@ pub(crate) struct Operand {
 pub(crate) struct Problem {
     pub(crate) name: &'static str,
     pub(crate) kind: Kind,
-    /// The input first, then the weights, which frameworks may lay out as they like.
+    /// The input `x` first, then the weights `w1`, `w2`, which frameworks may lay out as they like.
     pub(crate) operands: Vec<Operand>,
 }
 
 impl Problem {
     fn new(name: &'static str, kind: Kind, shapes: &[&[usize]]) -> Self {
-        // Not the same numbers in each, and weights of a size that keeps results near 1.
-        let operand = |(i, shape): (usize, &&[usize])| {
-            let count: usize = shape.iter().product();
-            let scale = if i == 0 { 1.0 } else { (shape[0] as f32).sqrt().recip() };
-            let data = noise(count + 97 * i).split_off(97 * i);
-            Operand {
-                shape: shape.to_vec(),
-                data: data.into_iter().map(|x| x * scale).collect(),
-            }
+        // Weights of a size that keeps results near 1.
+        let scale = |shape: &[usize]| (shape[0] as f32).sqrt().recip();
+        let operand = |(i, shape): (usize, &&[usize])| match i {
+            0 => Operand::random("x", shape, 1.0, 0),
+            _ => Operand::random(&format!("w{i}"), shape, scale(shape), i),
         };
         Problem {
             name,
@@ -83,15 +117,11 @@ impl Problem {
         ]
     }
 
-    /// Writes it for programs in other languages: `problem.json` and a file of numbers for each operand.
-    pub(crate) fn write(&self, folder: &Path) -> Result<(), Box<dyn Error>> {
-        let shapes: Vec<Value> = self.operands.iter().map(|o| json!(o.shape)).collect();
-        let about = json!({ "kind": format!("{:?}", self.kind), "shapes": shapes });
-        fs::write(folder.join("problem.json"), about.to_string())?;
-        for (i, operand) in self.operands.iter().enumerate() {
-            let bytes: Vec<u8> = operand.data.iter().flat_map(|x| x.to_le_bytes()).collect();
-            fs::write(folder.join(format!("{i}.f32")), bytes)?;
+    pub(crate) fn handout(&self) -> Handout<'_> {
+        Handout {
+            kind: format!("{:?}", self.kind),
+            operands: &self.operands,
+            settings: Value::Null,
         }
-        Ok(())
     }
 }

@@ -4,13 +4,35 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use crate::contest::{Peer, Result};
-use crate::problem::Problem;
+use crate::Setup;
+use crate::contest::{Contest, Peer, Result};
+use crate::problem::Handout;
 
-/// What `peer.py` knows.
-pub(crate) const FRAMEWORKS: &[&str] = &["torch eager", "torch compile", "torch reduce-overhead", "onnxruntime"];
 /// The interpreter, if it is not `python3`.
 const VARIABLE: &str = "MEGANEURA_PEERS_PYTHON";
+
+/// Frameworks that `peer.py` has for single calls.
+pub(crate) const OF_CALLS: &[&str] = &["torch eager", "torch compile", "torch reduce-overhead", "onnxruntime"];
+/// For training and language models. On the CPU `reduce-overhead` is `compile`.
+pub(crate) const OF_MODELS: &[&str] = &["torch eager", "torch compile"];
+/// For inference of ResNet-50.
+pub(crate) const OF_IMAGES: &[&str] = &["torch eager", "torch compile", "onnxruntime"];
+
+/// Adds frameworks to a contest; those that lack something are named and left out.
+pub(crate) fn add(
+    contest: &mut Contest<'_>,
+    setup: &Setup,
+    frameworks: &[&str],
+    tolerance: f32,
+    handout: &Handout<'_>,
+) {
+    for framework in frameworks.iter().filter(|name| setup.wants(name)) {
+        match Python::start(framework, handout, setup.threads) {
+            Ok(python) => contest.add(*framework, tolerance, Box::new(python)),
+            Err(e) => println!("{framework:28} left out: {e}"),
+        }
+    }
+}
 
 /// A framework that waits for its turn.
 pub(crate) struct Python {
@@ -23,15 +45,16 @@ pub(crate) struct Python {
 
 impl Python {
     /// Starts the interpreter and waits until the framework is loaded.
-    pub(crate) fn start(framework: &str, problem: &Problem, threads: usize) -> Result<Self> {
+    pub(crate) fn start(framework: &str, handout: &Handout<'_>, threads: usize) -> Result<Self> {
         let folder = tempfile::tempdir()?;
-        problem.write(folder.path())?;
+        handout.write(folder.path())?;
         let interpreter = std::env::var(VARIABLE).unwrap_or_else(|_| "python3".to_owned());
         let mut process = Command::new(&interpreter)
             .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("python/peer.py"))
             .args([framework, &threads.to_string()])
             .arg(folder.path())
             .env("OMP_NUM_THREADS", threads.to_string())
+            .env("PYTHONDONTWRITEBYTECODE", "1")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

@@ -1,0 +1,251 @@
+//! Training steps of small classifiers, with Adam.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use candle_core::{Device as CandleDevice, Tensor, Var};
+use candle_nn::{AdamW, Optimizer, ParamsAdamW};
+use meganeura::build::build_on;
+use meganeura::cpu::CpuDevice;
+use meganeura::nn::layers::{Conv2dConfig, LinearConfig};
+use meganeura::nn::models::{FEATURES, LABELS, MlpConfig, classifier};
+use meganeura::ops::Pool2dOptions;
+use meganeura::{Adam, Graph, Mode, Session};
+use serde_json::json;
+
+use crate::Setup;
+use crate::contest::{Contest, Peer, Result};
+use crate::problem::{Handout, Operand};
+use crate::python;
+
+/// Learning rate.
+pub(crate) const RATE: f32 = 1e-4;
+/// Steps that are compared before steps are timed. The second loss depends on the updates of all parameters.
+pub(crate) const STEPS: usize = 3;
+/// How far losses, and ways of a parameter in learning rates, may be off, relative to the largest.
+pub(crate) const SAME: f32 = 1e-3;
+
+const CLASSES: usize = 10;
+
+/// Which network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Network {
+    /// 784-128-10 with ReLU.
+    Mlp,
+    /// Images of 28x28: two 3x3 convolutions to 32 and 64 channels without padding, max pooling by 2, layers of 128 and 10;
+    /// that of PyTorch's MNIST example without dropout.
+    Cnn,
+}
+
+impl Network {
+    fn title(self, batch: usize) -> String {
+        match self {
+            Network::Mlp => format!("MLP 784-128-10, training step of {batch}, Adam"),
+            Network::Cnn => format!("CNN for 28x28 images with 32 and 64 channels, training step of {batch}, Adam"),
+        }
+    }
+
+    fn image(self) -> &'static [usize] {
+        match self {
+            Network::Mlp => &[784],
+            Network::Cnn => &[1, 28, 28],
+        }
+    }
+
+    fn graph(self, batch: usize) -> Graph {
+        classifier(batch, self.image(), |g, x| match self {
+            Network::Mlp => MlpConfig::new(784, CLASSES)
+                .hidden(vec![128])
+                .dropout(0.0)
+                .build(g, "")
+                .forward(g, x),
+            Network::Cnn => {
+                let mut y = x;
+                for (name, inputs, outputs) in [("conv1", 1, 32), ("conv2", 32, 64)] {
+                    let conv = Conv2dConfig::new(inputs, outputs, [3, 3]).build(g, name);
+                    y = conv.forward(g, y);
+                    y = g.relu(y);
+                }
+                y = g.max_pool2d(y, Pool2dOptions::square(2));
+                y = g.flatten(y);
+                y = LinearConfig::new(64 * 12 * 12, 128).build(g, "fc1").forward(g, y);
+                y = g.relu(y);
+                LinearConfig::new(128, CLASSES).build(g, "fc2").forward(g, y)
+            }
+        })
+    }
+}
+
+/// Random parameters of a session, which are set: of a size that keeps results near 1.
+pub(crate) fn parameters(session: &mut Session) -> Result<Vec<Operand>> {
+    let mut operands = Vec::new();
+    for (i, view) in session.plan().parameters().into_iter().enumerate() {
+        let shape = view.ty.shape.to_vec();
+        let scale = match shape[..] {
+            [_] => 0.1,
+            // `[inputs, outputs]`, or `[outputs, inputs, height, width]`.
+            [inputs, _] => (3.0 / inputs as f32).sqrt(),
+            _ => (3.0 / shape[1..].iter().product::<usize>() as f32).sqrt(),
+        };
+        operands.push(Operand::random(&view.name, &shape, scale, i + 1));
+    }
+    for operand in &operands {
+        session.try_set_parameter(&operand.name, &operand.data)?;
+    }
+    Ok(operands)
+}
+
+/// Steps of a session in training.
+pub(crate) struct Training {
+    pub(crate) session: Session,
+    /// The parameter that is compared.
+    pub(crate) watched: String,
+}
+
+impl Training {
+    fn step(&mut self) -> Result<()> {
+        self.session.try_step()?;
+        self.session.try_wait()?;
+        Ok(())
+    }
+}
+
+impl Peer for Training {
+    fn result(&mut self) -> Result<Vec<f32>> {
+        let before = self.session.try_read_parameter(&self.watched)?;
+        let mut result = Vec::new();
+        for _ in 0..STEPS {
+            self.step()?;
+            result.push(self.session.try_read_loss()?);
+        }
+        let after = self.session.try_read_parameter(&self.watched)?;
+        result.extend(before.iter().zip(after).map(|(before, after)| (after - before) / RATE));
+        Ok(result)
+    }
+
+    fn time(&mut self, times: u32) -> Result<f64> {
+        let start = Instant::now();
+        for _ in 0..times {
+            self.step()?;
+        }
+        Ok(start.elapsed().as_secs_f64() / f64::from(times))
+    }
+}
+
+/// The same network in candle.
+struct Candle {
+    network: Network,
+    x: Tensor,
+    labels: Tensor,
+    parameters: Vec<(String, Var)>,
+    optimizer: AdamW,
+}
+
+impl Candle {
+    fn new(network: Network, operands: &[Operand], labels: &[u32]) -> Result<Self> {
+        let device = &CandleDevice::Cpu;
+        let mut x = None;
+        let mut parameters = Vec::new();
+        for o in operands {
+            let tensor = Tensor::from_vec(o.data.clone(), o.shape.clone(), device)?;
+            match o.name.as_str() {
+                FEATURES => x = Some(tensor),
+                name => parameters.push((name.to_owned(), Var::from_tensor(&tensor)?)),
+            }
+        }
+        let settings = ParamsAdamW {
+            lr: f64::from(RATE),
+            weight_decay: 0.0,
+            ..ParamsAdamW::default()
+        };
+        let vars = parameters.iter().map(|(_, var)| var.clone()).collect();
+        Ok(Candle {
+            network,
+            x: x.ok_or("there is no x")?,
+            labels: Tensor::new(labels, device)?,
+            parameters,
+            optimizer: AdamW::new(vars, settings)?,
+        })
+    }
+
+    fn parameter(&self, name: &str) -> Result<&Tensor> {
+        let found = self.parameters.iter().find(|(n, _)| n == name);
+        Ok(found.ok_or_else(|| format!("there is no {name}"))?.1.as_tensor())
+    }
+
+    fn linear(&self, x: &Tensor, name: &str) -> Result<Tensor> {
+        let y = x.matmul(self.parameter(&format!("{name}.weight"))?)?;
+        Ok(y.broadcast_add(self.parameter(&format!("{name}.bias"))?)?)
+    }
+
+    fn conv(&self, x: &Tensor, name: &str) -> Result<Tensor> {
+        let y = x.conv2d(self.parameter(&format!("{name}.weight"))?, 0, 1, 1, 1)?;
+        let bias = self.parameter(&format!("{name}.bias"))?.reshape((1, (), 1, 1))?;
+        Ok(y.broadcast_add(&bias)?)
+    }
+
+    /// A step; the loss before it.
+    fn step(&mut self) -> Result<Tensor> {
+        let mut y = self.x.clone();
+        if self.network == Network::Cnn {
+            y = self.conv(&self.conv(&y, "conv1")?.relu()?, "conv2")?.relu()?;
+            y = y.max_pool2d(2)?.flatten_from(1)?;
+        }
+        let y = self.linear(&self.linear(&y, "fc1")?.relu()?, "fc2")?;
+        let loss = candle_nn::loss::cross_entropy(&y, &self.labels)?;
+        self.optimizer.backward_step(&loss)?;
+        Ok(loss)
+    }
+}
+
+impl Peer for Candle {
+    fn result(&mut self) -> Result<Vec<f32>> {
+        let before = self.parameter(WATCHED)?.copy()?.to_vec1::<f32>()?;
+        let mut result = Vec::new();
+        for _ in 0..STEPS {
+            result.push(self.step()?.to_scalar()?);
+        }
+        let after = self.parameter(WATCHED)?.to_vec1::<f32>()?;
+        result.extend(before.iter().zip(after).map(|(before, after)| (after - before) / RATE));
+        Ok(result)
+    }
+
+    fn time(&mut self, times: u32) -> Result<f64> {
+        let start = Instant::now();
+        for _ in 0..times {
+            self.step()?;
+        }
+        Ok(start.elapsed().as_secs_f64() / f64::from(times))
+    }
+}
+
+/// The parameter that is compared: few numbers, of which none has a gradient so small that Adam would follow its noise.
+const WATCHED: &str = "fc2.bias";
+
+/// All contestants for the training step of a network.
+pub(crate) fn contest(network: Network, batch: usize, setup: &Setup) -> Result<Contest<'static>> {
+    let mut contest = Contest::new(network.title(batch));
+    let device = Arc::new(CpuDevice::new(setup.threads));
+    let update = Adam::new(RATE).into();
+    let (mut session, _) = build_on(&network.graph(batch), device, Mode::Training, Some(update))?;
+    let mut shape = vec![batch];
+    shape.extend(network.image());
+    let x = Operand::random(FEATURES, &shape, 1.0, 0);
+    let labels: Vec<u32> = (0..batch as u32).map(|i| i * 7 % CLASSES as u32).collect();
+    session.try_set_input(FEATURES, &x.data)?;
+    session.try_set_input_u32(LABELS, &labels)?;
+    let mut operands = parameters(&mut session)?;
+    operands.push(x);
+    let watched = WATCHED.to_owned();
+    contest.add("meganeura cpu", 0.0, Box::new(Training { session, watched }));
+    if setup.wants("candle") {
+        contest.add("candle", SAME, Box::new(Candle::new(network, &operands, &labels)?));
+    }
+    let handout = Handout {
+        kind: format!("{network:?}Step"),
+        operands: &operands,
+        settings: json!({ "labels": labels, "rate": RATE, "steps": STEPS, "watched": WATCHED }),
+    };
+    python::add(&mut contest, setup, python::OF_MODELS, SAME, &handout);
+    Ok(contest)
+}
