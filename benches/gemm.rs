@@ -32,7 +32,10 @@ const SHAPES: &[Shape] = &[
     (784, 32, 128, Form::A),
     (32, 128, 784, Form::B),
     (64, 576, 3136, Form::Plain),
-    // Products of a vector with a matrix of 113 MB.
+    // Products of a vector with matrices of 4, 17 and 113 MB: the first may stay in a cache.
+    (1, 1024, 1024, Form::Plain),
+    (1, 2048, 2048, Form::Plain),
+    (1, 2048, 2048, Form::B),
     (1, 576, 49152, Form::Plain),
     (1, 576, 49152, Form::B),
 ];

@@ -162,7 +162,8 @@ impl Gemm {
     pub fn phases(&self) -> usize {
         match &self.plan {
             Plan::Matrix(plan) => plan.phases(),
-            _ => 1,
+            Plan::Vector(plan) => plan.phases(),
+            Plan::Nothing | Plan::Clear => 1,
         }
     }
 
@@ -172,7 +173,7 @@ impl Gemm {
             _ if phase >= self.phases() => 0,
             Plan::Nothing => 0,
             Plan::Clear => 1,
-            Plan::Vector(plan) => plan.tasks(),
+            Plan::Vector(plan) => plan.tasks(phase),
             Plan::Matrix(plan) => plan.tasks(phase),
         }
     }
@@ -182,7 +183,9 @@ impl Gemm {
     pub fn part(&self, task: usize) -> Option<(Range<usize>, Range<usize>)> {
         match &self.plan {
             Plan::Matrix(plan) => Some(plan.part(&self.spec, task)),
-            _ => None,
+            Plan::Vector(plan) if self.spec.m == 1 => Some((0..1, plan.part(task, self.set))),
+            Plan::Vector(plan) => Some((plan.part(task, self.set), 0..1)),
+            Plan::Nothing | Plan::Clear => None,
         }
     }
 
@@ -191,7 +194,8 @@ impl Gemm {
     pub fn shared_len(&self) -> usize {
         match &self.plan {
             Plan::Matrix(plan) => plan.shared_len(),
-            _ => 0,
+            Plan::Vector(plan) => plan.shared_len(),
+            Plan::Nothing | Plan::Clear => 0,
         }
     }
 
@@ -268,7 +272,7 @@ impl Gemm {
                 }
             }
             // SAFETY: passed on to the caller; `set` was chosen for this CPU.
-            Plan::Vector(plan) => unsafe { plan.run(self.set, task, operands) },
+            Plan::Vector(plan) => unsafe { plan.run(self.set, phase, task, operands) },
             // SAFETY: as above.
             Plan::Matrix(plan) => unsafe {
                 if phase + 1 < plan.phases() {

@@ -229,6 +229,9 @@ fn sizes_around_tasks_and_blocks() {
         (145, K_OVER, 349),
         // One task with several blocks of rows.
         (700, 11, 7),
+        // Few panels, the last of which is narrow, for many rows.
+        (521, K_OVER, 49),
+        (331, 256, 17),
         // Lines of A at a power of two.
         (130, 256, 80),
         (256, 129, 80),
@@ -244,7 +247,17 @@ fn sizes_around_tasks_and_blocks() {
 #[test]
 fn vectors() {
     let pools = pools();
-    for (k, len) in [(1, 1), (1, 9000), (40, 9001), (577, 1234), (3001, 5), (70_001, 2)] {
+    for (k, len) in [
+        (1, 1),
+        (1, 9000),
+        (40, 9001),
+        // Whole rows are shared out, the last of which are fewer than others.
+        (577, 1234),
+        (130, 519),
+        (2100, 8200),
+        (3001, 5),
+        (70_001, 2),
+    ] {
         try_shape(1, k, len, &pools);
         try_shape(len, k, 1, &pools);
     }
@@ -261,6 +274,8 @@ fn addends() {
         (13, K_OVER, 350),
         (131, 83, 47),
         (145, K_OVER, 349),
+        (1, 577, 301),
+        (301, 577, 1),
     ];
     for (m, k, n) in shapes {
         for form in FORMS {

@@ -1,5 +1,7 @@
 //! The cut of a product of a vector with a matrix.
 
+use std::ops::Range;
+
 use super::kernels::KernelSet;
 use super::{GemmSpec, Operands, share};
 
@@ -8,17 +10,26 @@ use super::{GemmSpec, Operands, share};
 const TASK_ELEMENTS: usize = 32 * 1024;
 /// The most tasks; more would only cut long runs of memory into short ones.
 const MAX_TASKS: usize = 32;
-/// Neighbouring results of a task, at least, where the matrix is read along them: runs of six cache lines, of which fewer
-/// cannot be foreseen by the hardware.
-const TASK_RUN: usize = 96;
+/// What adds up as many rows.
+static ONES: [f32; MAX_TASKS] = [1.0; MAX_TASKS];
+/// Neighbouring results of a task, at least, where the matrix is read along them: a quarter of a page. Rows are in pages of
+/// their own, and shorter runs spend more on finding the pages than on reading them.
+const TASK_RUN: usize = 256;
+/// Rows of the matrix that a task reads, at least, where they are shared out: its sums are written and read once more.
+const TASK_ROWS: usize = 48;
+/// Tasks from which on whole rows are shared out: a matrix with fewer may be in a cache, where the second phase costs more
+/// than reading parts of rows.
+const ROW_TASKS: usize = 8;
 /// Results computed at a time: half of a 32 KiB first-level cache.
 const BLOCK: usize = 4096;
 
 /// Which way to walk through the matrix.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 enum Walk {
-    /// Along the results, which are contiguous.
+    /// Along the results, which are contiguous; each task computes some of them.
     Stream,
+    /// The same, but each task adds up whole rows of the matrix, one piece of memory, and a second phase adds up these sums.
+    Rows,
     /// Along k, which is contiguous.
     Dots,
     /// Element by element.
@@ -42,6 +53,7 @@ pub(super) struct VectorPlan {
     y_stride: usize,
     accumulate: bool,
     walk: Walk,
+    /// Tasks of the first phase.
     tasks: usize,
 }
 
@@ -53,14 +65,15 @@ impl VectorPlan {
         } else {
             (spec.n, spec.a.col, spec.b.row, spec.b.col, 1)
         };
+        let tasks = (len.saturating_mul(spec.k) / TASK_ELEMENTS).clamp(1, MAX_TASKS);
         let walk = match (len_stride, k_stride) {
             (1, 1) if len < set.lanes => Walk::Dots,
+            (1, _) if tasks > ROW_TASKS && spec.k >= 2 * TASK_ROWS => Walk::Rows,
             (1, _) => Walk::Stream,
             (_, 1) => Walk::Dots,
             _ => Walk::Scalar,
         };
         let vectors = len.div_ceil(set.lanes);
-        let tasks = (len.saturating_mul(spec.k) / TASK_ELEMENTS).clamp(1, MAX_TASKS);
         Self {
             matrix_is_a,
             len,
@@ -73,13 +86,40 @@ impl VectorPlan {
             walk,
             tasks: match walk {
                 Walk::Stream => tasks.min(len.div_ceil(TASK_RUN)),
+                Walk::Rows => tasks.min(spec.k / TASK_ROWS),
                 Walk::Dots | Walk::Scalar => tasks.min(vectors),
             },
         }
     }
 
-    pub(super) fn tasks(&self) -> usize {
-        self.tasks
+    pub(super) fn phases(&self) -> usize {
+        if self.walk == Walk::Rows { 2 } else { 1 }
+    }
+
+    pub(super) fn tasks(&self, phase: usize) -> usize {
+        match phase {
+            0 => self.tasks,
+            _ => self.len.div_ceil(BLOCK),
+        }
+    }
+
+    /// Results of a task of the last phase.
+    pub(super) fn part(&self, task: usize, set: &KernelSet) -> Range<usize> {
+        if self.walk == Walk::Rows {
+            return task * BLOCK..self.len.min((task + 1) * BLOCK);
+        }
+        // Whole vectors, but for the last task.
+        let vectors = share(self.len.div_ceil(set.lanes), self.tasks, task);
+        vectors.start * set.lanes..(vectors.end * set.lanes).min(self.len)
+    }
+
+    /// The sums of each task of the first phase, if there is a second one.
+    pub(super) fn shared_len(&self) -> usize {
+        if self.walk == Walk::Rows {
+            self.tasks * self.sums_len()
+        } else {
+            0
+        }
     }
 
     /// A block of results, and the vector's copy where it is not contiguous.
@@ -89,58 +129,115 @@ impl VectorPlan {
 
     fn block(&self) -> usize {
         // Whole cache lines, so that the copy behind it is aligned.
-        BLOCK.min(self.len.next_multiple_of(16))
+        BLOCK.min(self.sums_len())
+    }
+
+    /// Distance between the sums of two tasks.
+    fn sums_len(&self) -> usize {
+        self.len.next_multiple_of(16)
     }
 
     /// # Safety
     ///
     /// As for [`super::Gemm::run_task`], with a `set` that the CPU can run.
-    pub(super) unsafe fn run(&self, set: &KernelSet, task: usize, operands: Operands) {
+    pub(super) unsafe fn run(&self, set: &KernelSet, phase: usize, task: usize, operands: Operands) {
+        let sums = operands.worker;
+        let part = match self.walk {
+            Walk::Rows if phase == 0 => {
+                // SAFETY: forwarded.
+                unsafe { self.add_rows(set, task, operands) };
+                return;
+            }
+            _ => self.part(task, set),
+        };
+        // SAFETY: all indices stay below `len` and `k`; the worker's scratch has room for a block of results.
+        unsafe {
+            let (x, matrix) = match self.walk {
+                // The sums of the first phase are rows of another matrix.
+                Walk::Rows => (ONES.as_ptr(), operands.shared.cast_const()),
+                _ => self.operands(operands),
+            };
+            let mut first = part.start;
+            while first < part.end {
+                let count = BLOCK.min(part.end - first);
+                let from = matrix.add(first * self.len_stride);
+                match self.walk {
+                    Walk::Rows => (set.stream)(x, from, self.sums_len(), self.tasks, count, sums),
+                    Walk::Stream => (set.stream)(x, from, self.k_stride, self.k, count, sums),
+                    Walk::Dots => (set.dots[0])(x, from, [0, self.len_stride, 0], [self.k, count], sums),
+                    Walk::Scalar => self.scalar(x, from, count, sums),
+                }
+                self.write(first, count, operands);
+                first += count;
+            }
+        }
+    }
+
+    /// The vector, contiguous, and the matrix.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Self::run`].
+    unsafe fn operands(&self, operands: Operands) -> (*const f32, *const f32) {
         let (vector, matrix) = if self.matrix_is_a {
             (operands.b, operands.a)
         } else {
             (operands.a, operands.b)
         };
-        let sums = operands.worker;
-        // SAFETY: all indices stay below `len` and `k`; the worker's scratch has
-        // room for a block of results and for the vector behind it.
+        if self.x_stride == 1 {
+            return (vector, matrix);
+        }
+        // SAFETY: the worker's scratch has room for the vector behind a block of results.
         unsafe {
-            let x = if self.x_stride == 1 {
-                vector
-            } else {
-                let copy = operands.worker.add(self.block());
-                for p in 0..self.k {
-                    *copy.add(p) = *vector.add(p * self.x_stride);
-                }
-                copy.cast_const()
-            };
-            // Whole vectors, but for the last task.
-            let vectors = share(self.len.div_ceil(set.lanes), self.tasks, task);
-            let end = (vectors.end * set.lanes).min(self.len);
-            let mut first = vectors.start * set.lanes;
-            while first < end {
-                let count = BLOCK.min(end - first);
-                let from = matrix.add(first * self.len_stride);
-                match self.walk {
-                    Walk::Stream => (set.stream)(x, from, self.k_stride, self.k, count, sums),
-                    Walk::Dots => (set.dots[0])(x, from, [0, self.len_stride, 0], [self.k, count], sums),
-                    Walk::Scalar => self.scalar(x, from, count, sums),
-                }
-                for j in 0..count {
-                    let to = operands.c.add((first + j) * self.y_stride);
-                    let [row, column] = if self.matrix_is_a {
-                        [first + j, 0]
-                    } else {
-                        [0, first + j]
-                    };
-                    let before = match operands.addend.at(row, column) {
-                        _ if self.accumulate => *to,
-                        Some(addend) => *addend,
-                        None => 0.0,
-                    };
-                    *to = before + *sums.add(j);
-                }
-                first += count;
+            let copy = operands.worker.add(self.block());
+            for p in 0..self.k {
+                *copy.add(p) = *vector.add(p * self.x_stride);
+            }
+            (copy.cast_const(), matrix)
+        }
+    }
+
+    /// The first phase of [`Walk::Rows`]: the sums of some rows of the matrix, each times its element of the vector.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Self::run`].
+    unsafe fn add_rows(&self, set: &KernelSet, task: usize, operands: Operands) {
+        let rows = share(self.k, self.tasks, task);
+        // SAFETY: rows below `k`, results below `len`; the shared scratch has sums for each task.
+        unsafe {
+            let (x, matrix) = self.operands(operands);
+            let from = matrix.add(rows.start * self.k_stride);
+            let sums = operands.shared.add(task * self.sums_len());
+            for first in (0..self.len).step_by(BLOCK) {
+                let count = BLOCK.min(self.len - first);
+                let (x, from) = (x.add(rows.start), from.add(first));
+                (set.stream)(x, from, self.k_stride, rows.len(), count, sums.add(first));
+            }
+        }
+    }
+
+    /// Writes a block of sums to C.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Self::run`]; `first + count` must not be beyond `len`.
+    unsafe fn write(&self, first: usize, count: usize, operands: Operands) {
+        for j in 0..count {
+            // SAFETY: `first + j < len`, and the worker's scratch holds the sums.
+            unsafe {
+                let to = operands.c.add((first + j) * self.y_stride);
+                let [row, column] = if self.matrix_is_a {
+                    [first + j, 0]
+                } else {
+                    [0, first + j]
+                };
+                let before = match operands.addend.at(row, column) {
+                    _ if self.accumulate => *to,
+                    Some(addend) => *addend,
+                    None => 0.0,
+                };
+                *to = before + *operands.worker.add(j);
             }
         }
     }
