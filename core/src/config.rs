@@ -130,6 +130,20 @@ impl Config {
             })
     }
 
+    /// A setting of a backend that is a text.
+    ///
+    /// # Errors
+    /// [`Error::Config`] when the setting is something else.
+    pub fn backend_text(&self, backend: &str, key: &str) -> Result<Option<&str>> {
+        let Some(value) = self.backend.get(backend).and_then(|b| b.get(key)) else {
+            return Ok(None);
+        };
+        value.as_str().map(Some).ok_or_else(|| Error::Config {
+            origin: self.origin(),
+            message: format!("backend.{backend}.{key} is {value:?}, but it is a text in quotation marks"),
+        })
+    }
+
     /// Where the settings came from, for messages.
     pub fn origin(&self) -> String {
         self.path
@@ -155,5 +169,9 @@ mod tests {
         assert_eq!(config.backend_size("cpu", "absent").expect("absent"), None);
         let error = config.backend_size("cpu", "pin").expect_err("a string");
         assert!(error.to_string().contains("backend.cpu.pin"), "{error}");
+        assert_eq!(config.backend_text("cpu", "pin").expect("a text"), Some("x"));
+        assert_eq!(config.backend_text("gpu", "pin").expect("absent"), None);
+        let error = config.backend_text("cpu", "threads").expect_err("a number");
+        assert!(error.to_string().contains("backend.cpu.threads"), "{error}");
     }
 }

@@ -76,6 +76,60 @@ pub(crate) fn hex(hash: Sha256) -> String {
     hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// A text with a first line that tells what it is, by words that only such files begin with, in which version, and the
+/// hash of what follows.
+pub fn seal(magic: &str, version: u32, body: &str) -> String {
+    format!("{magic}{version}, sha256 {}\n{body}", checksum(body))
+}
+
+/// What the first line says of a text that [`seal`] may have made.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Sealed<'a> {
+    /// It is not one of these.
+    Foreign,
+    /// What follows is not what it speaks of.
+    Damaged,
+    /// It is of another version.
+    OtherVersion(u32),
+    /// What follows is as it was written.
+    Whole(&'a str),
+}
+
+/// Takes the first line off a text, without regard to carriage returns, which version control may add.
+pub fn unseal<'a>(magic: &str, version: u32, text: &'a str) -> Sealed<'a> {
+    let Some(rest) = text.strip_prefix(magic) else {
+        return match text.is_empty() {
+            true => Sealed::Damaged,
+            false => Sealed::Foreign,
+        };
+    };
+    let Some((line, body)) = rest.split_once('\n') else {
+        return Sealed::Damaged;
+    };
+    let Some((found, hash)) = line.trim_end_matches('\r').split_once(", sha256 ") else {
+        return Sealed::Damaged;
+    };
+    match found.parse::<u32>() {
+        Err(_) => Sealed::Damaged,
+        Ok(found) if found != version => Sealed::OtherVersion(found),
+        Ok(_) if checksum(body) == hash => Sealed::Whole(body),
+        Ok(_) => Sealed::Damaged,
+    }
+}
+
+/// Hash of a text without regard to carriage returns.
+fn checksum(text: &str) -> String {
+    sha256(text.split('\r').map(str::as_bytes))
+}
+
+/// The folder of this library within the user's folder for what can be made anew: `meganeura` in `XDG_CACHE_HOME`, or
+/// in `.cache` of `HOME`. `None` where there is neither. It need not exist.
+pub fn cache_folder() -> Option<PathBuf> {
+    let folder = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    let caches = folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")))?;
+    Some(caches.join("meganeura"))
+}
+
 /// The folder that a file is in.
 pub fn folder_of(file: &Path) -> PathBuf {
     match file.parent() {
@@ -104,6 +158,27 @@ mod tests {
         let abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
         assert_eq!(sha256([]), nothing);
         assert_eq!(sha256([&b"a"[..], b"bc"]), abc);
+    }
+
+    #[test]
+    fn what_was_sealed_is_told_from_anything_else() {
+        let text = seal("// things, format ", 3, "one\ntwo\n");
+        assert_eq!(unseal("// things, format ", 3, &text), Sealed::Whole("one\ntwo\n"));
+        let windows = text.replace('\n', "\r\n");
+        assert_eq!(
+            unseal("// things, format ", 3, &windows),
+            Sealed::Whole("one\r\ntwo\r\n")
+        );
+        assert_eq!(unseal("// things, format ", 4, &text), Sealed::OtherVersion(3));
+        assert_eq!(unseal("// others, format ", 3, &text), Sealed::Foreign);
+        for damaged in [
+            "",
+            "// things, format 3",
+            "// things, format x, sha256 0\n",
+            &text.replace("two", "too"),
+        ] {
+            assert_eq!(unseal("// things, format ", 3, damaged), Sealed::Damaged, "{damaged}");
+        }
     }
 
     #[test]

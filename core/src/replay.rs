@@ -99,7 +99,22 @@ pub fn replay_on_two(plan: &ExecutionPlan, devices: [&Arc<dyn Device>; 2], optio
         return Err(Error::plan("there are not two devices"));
     };
     fill(&plan, [&mut **a, &mut **b], options.seed)?;
-    let scalars = scalars(&plan);
+    replay_on_executables(&plan, [&mut **a, &mut **b], options)
+}
+
+/// Makes a step of a plan on two executables of it, which have the same inputs and parameters already, and compares the
+/// results of each dispatch, segment by segment. What the first found is what both go on with.
+///
+/// Results that other dispatches of their segment overwrite cannot be compared, so buffers share no memory there.
+///
+/// # Errors
+/// A step that fails.
+pub fn replay_on_executables(
+    plan: &ExecutionPlan,
+    [a, b]: [&mut dyn Executable; 2],
+    options: &ReplayOptions,
+) -> Result<Replay> {
+    let scalars = scalars(plan);
     let mut replay = Replay::default();
     for (number, segment) in plan.segments.iter().enumerate() {
         for executable in [&mut *a, &mut *b] {
@@ -114,12 +129,12 @@ pub fn replay_on_two(plan: &ExecutionPlan, devices: [&Arc<dyn Device>; 2], optio
             let dispatch = &plan.dispatches[index];
             replay.compared += 1;
             for (result, operand) in dispatch.outputs.iter().enumerate() {
-                let bytes = read(&mut **a, operand)?;
+                let bytes = read(a, operand)?;
                 let found = [
                     decode(operand.ty.dtype, &bytes),
-                    decode(operand.ty.dtype, &read(&mut **b, operand)?),
+                    decode(operand.ty.dtype, &read(b, operand)?),
                 ];
-                let limit = limit(&plan, dispatch, operand, options);
+                let limit = limit(plan, dispatch, operand, options);
                 let Some(worst) = compare(&found, operand.ty.dtype, limit) else {
                     continue;
                 };

@@ -11,7 +11,7 @@ use super::Loaded;
 use super::constants::{self, SideFile};
 use super::fingerprint::graph_hash;
 use crate::error::{Error, Result};
-use crate::files::{sha256, write_atomically};
+use crate::files::{Sealed, seal, unseal, write_atomically};
 use crate::graph::Graph;
 use crate::plan::{ExecutionPlan, PLAN_VERSION};
 
@@ -38,10 +38,8 @@ pub(super) fn save(plan: &ExecutionPlan, graph: &Graph, path: &Path) -> Result<(
     let side = taken.map(|t| t.file);
     let body =
         encode(&plan, &graph_hash(graph), side.as_ref()).map_err(|e| Error::file(path, e, "please report this"))?;
-    write_atomically(path, |w| {
-        w.write_all(header(&body).as_bytes())?;
-        w.write_all(body.as_bytes())
-    })?;
+    let text = seal(MAGIC, PLAN_VERSION, &body);
+    write_atomically(path, |w| w.write_all(text.as_bytes()))?;
     constants::remove_others(path, side.as_ref());
     Ok(())
 }
@@ -59,40 +57,30 @@ fn encode(plan: &ExecutionPlan, graph_hash: &str, side: Option<&SideFile>) -> Re
     ))
 }
 
-/// The first line: format version, and the hash of what follows it.
-fn header(body: &str) -> String {
-    format!("{MAGIC}{PLAN_VERSION}, sha256 {}\n", checksum(body))
-}
-
-/// Hash of a text without regard to carriage returns, which version control may add.
-fn checksum(text: &str) -> String {
-    sha256(text.split('\r').map(str::as_bytes))
-}
-
 /// With a hash, what is of another graph is stale.
 pub(super) fn load(graph_hash: Option<&str>, path: &Path) -> Result<Loaded> {
     let Some(text) = read(path)? else {
         return Ok(Loaded::Missing);
     };
     let damaged = |message: &str| Error::file(path, message, "delete it, and the plan is made anew");
-    let body = match split(&text) {
-        Split::Foreign => {
+    let body = match unseal(MAGIC, PLAN_VERSION, &text) {
+        Sealed::Foreign => {
             return Err(Error::file(
                 path,
                 "is not a file of a plan",
                 "name another file, or delete this one if nobody needs it",
             ));
         }
-        Split::Damaged => {
+        Sealed::Damaged => {
             return Err(damaged(
                 "is damaged: its contents do not have its checksum, or were edited",
             ));
         }
-        Split::OtherVersion(version) => {
+        Sealed::OtherVersion(version) => {
             let reason = format!("format version mismatch ({version}, this program has {PLAN_VERSION})");
             return Ok(Loaded::Stale(reason));
         }
-        Split::Whole(body) => body,
+        Sealed::Whole(body) => body,
     };
     let cached: CachedPlan = ron::from_str(body).map_err(|e| damaged(&format!("does not hold a plan: {e}")))?;
     if graph_hash.is_some_and(|hash| cached.graph_hash != hash) {
@@ -134,40 +122,6 @@ fn read(path: &Path) -> Result<Option<String>> {
         Ok(text) => text,
         Err(error) => String::from_utf8_lossy(error.as_bytes()).into_owned(),
     }))
-}
-
-/// What the first line says of a file.
-#[derive(Debug, PartialEq, Eq)]
-enum Split<'a> {
-    /// It has none of ours.
-    Foreign,
-    /// What follows is not what it speaks of.
-    Damaged,
-    /// It is of another version.
-    OtherVersion(u32),
-    /// What follows is as it was written.
-    Whole(&'a str),
-}
-
-fn split(text: &str) -> Split<'_> {
-    let Some(rest) = text.strip_prefix(MAGIC) else {
-        return match text.is_empty() {
-            true => Split::Damaged,
-            false => Split::Foreign,
-        };
-    };
-    let Some((line, body)) = rest.split_once('\n') else {
-        return Split::Damaged;
-    };
-    let Some((version, hash)) = line.trim_end_matches('\r').split_once(", sha256 ") else {
-        return Split::Damaged;
-    };
-    match version.parse::<u32>() {
-        Err(_) => Split::Damaged,
-        Ok(PLAN_VERSION) if checksum(body) == hash => Split::Whole(body),
-        Ok(PLAN_VERSION) => Split::Damaged,
-        Ok(other) => Split::OtherVersion(other),
-    }
 }
 
 pub(super) fn may_replace(path: &Path) -> bool {

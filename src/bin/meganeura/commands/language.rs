@@ -126,10 +126,8 @@ impl ModelArgs {
 
 /// Where the plans of a model are kept: a folder of its name in the user's cache folder, if there is one.
 fn plans_of(model: &Path) -> Option<PathBuf> {
-    let folder = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    let caches = folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")))?;
     let name = model.canonicalize().ok()?.file_name()?.to_owned();
-    let plans = caches.join("meganeura/plans").join(name);
+    let plans = meganeura::files::cache_folder()?.join("plans").join(name);
     std::fs::create_dir_all(&plans).ok()?;
     Some(plans)
 }
