@@ -1,6 +1,7 @@
 //! The devices that blade-graphics finds.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use blade_graphics as bg;
@@ -13,6 +14,7 @@ use crate::coop::Wanted;
 use crate::device::BladeDevice;
 use crate::gpu::NAME;
 use crate::probe::{self, Probed, yes_no};
+use crate::tune::{self, Key, Tuning};
 
 /// The setting that chooses the tile of cooperative matrices.
 const TILE: &str = "coop_tile";
@@ -32,11 +34,19 @@ impl Backend for BladeBackend {
         }
     }
 
-    fn devices(&self, _: &Config) -> Result<Vec<DeviceInfo>> {
+    fn devices(&self, config: &Config) -> Result<Vec<DeviceInfo>> {
         // That there is no driver is no error, but the reason why there are none.
         let reports = enumerate().unwrap_or_default();
         let probed = probe::probe();
-        Ok((0..reports.len()).map(|i| describe(&reports, i, &probed)).collect())
+        let mut all: Vec<DeviceInfo> = (0..reports.len()).map(|i| describe(&reports, i, &probed)).collect();
+        // What is wrong with settings is an error when a device is opened.
+        if let (Ok(folder), Ok(wanted)) = (tune::folder(config), wanted(config)) {
+            for (info, report) in all.iter_mut().zip(&reports).filter(|(info, _)| info.rejected.is_none()) {
+                let tuned = tune::describe(folder.as_deref(), &tuning_key(report, wanted));
+                info.details.push(Fact::new("tuned kernels", tuned));
+            }
+        }
+        Ok(all)
     }
 
     fn absence(&self) -> Option<String> {
@@ -56,6 +66,16 @@ impl Backend for BladeBackend {
     }
 
     fn open(&self, index: usize, config: &Config) -> Result<Arc<dyn Device>> {
+        Ok(self.open_device(index, config)?)
+    }
+}
+
+impl BladeBackend {
+    /// [`Backend::open`], with what such a device alone can do. Whoever opens it meanwhile has the same device.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn open_device(&self, index: usize, config: &Config) -> Result<Arc<BladeDevice>> {
         let reports = enumerate().map_err(|why| Error::backend(NAME, why))?;
         let Some(report) = reports.get(index) else {
             return Err(Error::backend(
@@ -67,7 +87,9 @@ impl Backend for BladeBackend {
         if let Some(reason) = describe(&reports, index, &probed).rejected {
             return Err(Error::backend(NAME, format!("device {index} was rejected: {reason}")));
         }
-        open(index, report.device_id, limits_of(report, &probed), wanted(config)?)
+        let wanted = wanted(config)?;
+        let tuned = (tune::folder(config)?, tuning_key(report, wanted));
+        open(index, report.device_id, limits_of(report, &probed), wanted, tuned)
     }
 }
 
@@ -133,16 +155,32 @@ fn describe(reports: &[bg::DeviceReport], index: usize, probed: &[Probed]) -> De
         _ => None,
     };
     let twins = reports.iter().filter(|r| same_id(r)).count() > 1;
-    let driver = [&report.information.driver_name, &report.information.driver_info];
-    let driver: Vec<&str> = driver.iter().map(|s| s.as_str()).filter(|s| !s.is_empty()).collect();
+    let driver = driver_of(report);
     DeviceInfo {
         numeric_id: Some(u64::from(report.device_id)),
         memory_bytes: limits.and_then(|l| l.memory_bytes),
-        driver: (!driver.is_empty()).then(|| driver.join(" ")),
+        driver: (!driver.is_empty()).then_some(driver),
         note: twins.then(|| "another device has the same id and cannot be told apart from it".into()),
         rejected,
         details: details(report, known.as_ref()),
         ..DeviceInfo::new(index, report.information.device_name.clone(), kind)
+    }
+}
+
+/// The driver and its version, as far as they are told.
+fn driver_of(report: &bg::DeviceReport) -> String {
+    let driver = [&report.information.driver_name, &report.information.driver_info];
+    let driver: Vec<&str> = driver.iter().map(|s| s.as_str()).filter(|s| !s.is_empty()).collect();
+    driver.join(" ")
+}
+
+/// What measurements on a device hold for.
+fn tuning_key(report: &bg::DeviceReport, wanted: Wanted) -> Key {
+    Key {
+        device: report.information.device_name.clone(),
+        driver: driver_of(report),
+        backend: env!("CARGO_PKG_VERSION").into(),
+        settings: format!("{wanted:?}"),
     }
 }
 
@@ -166,13 +204,20 @@ fn details(report: &bg::DeviceReport, probed: Option<&Probed>) -> Vec<Fact> {
 }
 
 /// Opens a device, or gives the one that is open already.
-fn open(index: usize, device_id: u32, probed: Option<Probed>, wanted: Wanted) -> Result<Arc<dyn Device>> {
-    /// Vulkan device id, and what was asked for.
-    type Opened = (u32, Wanted);
+fn open(
+    index: usize,
+    device_id: u32,
+    probed: Option<Probed>,
+    wanted: Wanted,
+    (folder, key): (Option<PathBuf>, Key),
+) -> Result<Arc<BladeDevice>> {
+    /// Vulkan device id, what was asked for, and where what was measured is stored.
+    type Opened = (u32, Wanted, Option<PathBuf>);
     static OPEN: Mutex<BTreeMap<Opened, Weak<BladeDevice>>> = Mutex::new(BTreeMap::new());
     // A panic cannot leave the map half changed.
     let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(device) = open.get(&(device_id, wanted)).and_then(Weak::upgrade)
+    let opened = (device_id, wanted, folder);
+    if let Some(device) = open.get(&opened).and_then(Weak::upgrade)
         && !device.gpu().is_lost()
     {
         return Ok(device);
@@ -189,7 +234,8 @@ fn open(index: usize, device_id: u32, probed: Option<Probed>, wanted: Wanted) ->
         .map_err(|_| Error::backend(NAME, format!("the driver of device {index} failed while it was opened")))?
         .map_err(|e| Error::backend(NAME, format!("device {index} cannot be opened: {e}")))?;
     let name = format!("{NAME}:{index}");
-    let device = Arc::new(BladeDevice::named(Arc::new(context), name, probed, wanted));
-    open.insert((device_id, wanted), Arc::downgrade(&device));
+    let tuning = Tuning::open(opened.2.as_deref(), key);
+    let device = Arc::new(BladeDevice::named(Arc::new(context), name, probed, wanted, tuning));
+    open.insert(opened, Arc::downgrade(&device));
     Ok(device)
 }

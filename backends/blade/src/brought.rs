@@ -19,6 +19,7 @@ use crate::gpu::NAME;
 use crate::kernels::{Compiled, Launch};
 use crate::once::{Word, run_once};
 use crate::pipeline::Pipeline;
+use crate::program::With;
 
 /// Kernels that plans may use, by the names of their operators.
 pub(crate) type Brought = HashMap<String, Arc<Accepted>>;
@@ -305,7 +306,12 @@ fn run(
 ) -> Result<Vec<Vec<Word>>> {
     // Compiled for the device, it would ask for the kernel that is being tested.
     let plan = try_compile(graph)?;
-    let mut executable = BladeExecutable::new(device, &plan, None, brought)?;
+    let with = With {
+        coop: None,
+        brought,
+        choices: None,
+    };
+    let mut executable = BladeExecutable::new(device, &plan, &with)?;
     // What a kernel leaves out is no number that could be right, as it would be elsewhere.
     for buffer in &plan.output_buffers {
         executable.write(*buffer, 0, &vec![0xff; plan.buffers[buffer.index()]])?;

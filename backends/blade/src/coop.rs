@@ -17,6 +17,7 @@ use crate::executable::BladeExecutable;
 use crate::gpu::NAME;
 pub use crate::kernels::coop::{CoopConfig, MIN_COOP_WORKGROUPS, prefers_coop};
 use crate::once::{Word, run_once};
+use crate::program::With;
 
 /// Threads of a subgroup where the driver does not say: as on NVIDIA's GPUs, and others in one of their modes.
 const USUAL_SUBGROUP: u32 = 32;
@@ -135,7 +136,12 @@ pub(crate) fn test_coop_matmul(device: &BladeDevice, config: &CoopConfig) -> Res
         // Compiled for the device, it would ask for the units that are being tested.
         let mut plan = try_compile(graph)?;
         plan.dispatches.iter_mut().for_each(|d| d.use_coop = true);
-        let mut executable = BladeExecutable::new(device, &plan, Some(*config), &Brought::new())?;
+        let with = With {
+            coop: Some(*config),
+            brought: &Brought::new(),
+            choices: None,
+        };
+        let mut executable = BladeExecutable::new(device, &plan, &with)?;
         let words = |name: &str| operands[name].iter().map(|v| v.to_le_bytes()).collect();
         let found = run_once(&mut executable, &plan, words)?;
         let numbers = |words: &Vec<Word>| words.iter().map(|&w| f32::from_le_bytes(w)).collect();

@@ -17,9 +17,11 @@ use crate::coop::{self, CoopConfig, Wanted};
 use crate::executable::BladeExecutable;
 use crate::gpu::Gpu;
 use crate::kernels;
+use crate::kernels::variants::Choices;
 use crate::pipeline::Pipelines;
 use crate::probe::{self, Limits, Probed};
-use crate::program::{self, Draft};
+use crate::program::{self, Draft, With};
+use crate::tune::Tuning;
 
 /// Rounds after which Mesa's software driver leaves all loops of a shader (`LP_MAX_TGSI_LOOP_ITERATIONS` in its sources).
 const SOFTWARE_ROUNDS: u32 = 65_535;
@@ -39,6 +41,8 @@ pub struct BladeDevice {
     wanted: Wanted,
     /// The matrix units in use, once they have been tested.
     coop: OnceLock<Option<CoopConfig>>,
+    /// Ways to compute products that were measured here.
+    tuning: Tuning,
     /// Kernels that others brought, as far as they were asked for.
     brought: Tried,
     /// Answers that were given, launches or the reason why there is no kernel, because the same calls are asked about again and again.
@@ -46,14 +50,21 @@ pub struct BladeDevice {
 }
 
 impl BladeDevice {
-    /// A device on a context of the host application.
+    /// A device on a context of the host application. What was measured on it before is not used: that is for the devices that
+    /// a configuration opens.
     pub fn from_context(context: Arc<bg::Context>) -> Self {
         let name = context.device_information().device_name.clone();
         let probed = probe::probe().into_iter().find(|p| p.name == name);
-        Self::named(context, name, probed, Wanted::default())
+        Self::named(context, name, probed, Wanted::default(), Tuning::none())
     }
 
-    pub(crate) fn named(context: Arc<bg::Context>, name: String, probed: Option<Probed>, wanted: Wanted) -> Self {
+    pub(crate) fn named(
+        context: Arc<bg::Context>,
+        name: String,
+        probed: Option<Probed>,
+        wanted: Wanted,
+        tuning: Tuning,
+    ) -> Self {
         let software = context.device_information().is_software_emulated;
         let limits = probed.map(|p| p.limits).unwrap_or_default();
         BladeDevice {
@@ -71,6 +82,7 @@ impl BladeDevice {
             pipelines: Pipelines::default(),
             wanted,
             coop: OnceLock::new(),
+            tuning,
             brought: Tried::default(),
             answers: Mutex::default(),
         }
@@ -110,8 +122,39 @@ impl BladeDevice {
         if uses { self.coop_config() } else { None }
     }
 
+    /// The matrix units that plans of a precision may use: those that round operands only where that is allowed.
+    pub(crate) fn coop_at(&self, precision: Precision) -> Option<CoopConfig> {
+        // Without units of f32 there is nothing to test.
+        let units = self.gpu.attempt(|context| context.capabilities().cooperative_matrix);
+        let rounds = units.is_ok_and(|units| units.f16_tile > 0);
+        match rounds && precision == Precision::F32 {
+            true => None,
+            false => self.coop_config(),
+        }
+    }
+
+    /// Does something with what the kernels of a plan are made with.
+    fn with<T>(&self, plan: &ExecutionPlan, coop: Option<CoopConfig>, make: impl FnOnce(&With) -> T) -> T {
+        let brought = self.brought_for(plan);
+        let chosen = self.tuning.choices(plan.precision);
+        make(&With {
+            coop,
+            brought: &brought,
+            choices: chosen.as_ref().map(|chosen| chosen as &dyn Choices),
+        })
+    }
+
+    pub(crate) fn tuning(&self) -> &Tuning {
+        &self.tuning
+    }
+
+    /// Whether it is software that acts as a GPU.
+    pub(crate) fn is_software(&self) -> bool {
+        self.software
+    }
+
     /// The kernels that others brought for a plan.
-    fn brought_for(&self, plan: &ExecutionPlan) -> Brought {
+    pub(crate) fn brought_for(&self, plan: &ExecutionPlan) -> Brought {
         self.brought.of_plan(self, plan)
     }
 
@@ -215,6 +258,9 @@ impl Device for BladeDevice {
             let used = self.brought.kernel(self, brought.op().name()).is_some();
             let _ = write!(kernels, ", {} {used}", brought.content());
         }
+        if let Some(tuned) = self.tuning.fingerprint() {
+            let _ = write!(kernels, ", tuned {tuned}");
+        }
         kernels
     }
 
@@ -223,39 +269,43 @@ impl Device for BladeDevice {
     }
 
     fn finalize(&self, plan: &mut ExecutionPlan) -> Result<()> {
-        // Without units of f32 there is nothing to test.
-        let units = self.gpu.attempt(|context| context.capabilities().cooperative_matrix);
-        let rounds = units.is_ok_and(|units| units.f16_tile > 0);
-        if rounds && plan.precision == Precision::F32 {
+        let Some(config) = self.coop_at(plan.precision) else {
             return Ok(());
-        }
-        match self.coop_config() {
-            Some(config) => {
-                let brought = self.brought_for(plan);
-                program::choose_coop(plan, config, &brought)
-            }
-            None => Ok(()),
-        }
+        };
+        let brought = self.brought_for(plan);
+        let chosen = self.tuning.choices(plan.precision);
+        let with = With {
+            coop: Some(config),
+            brought: &brought,
+            choices: chosen.as_ref().map(|chosen| chosen as &dyn Choices),
+        };
+        program::choose_coop(plan, &with)
     }
 
     fn kernel_sources(&self, plan: &ExecutionPlan) -> Result<Vec<KernelSource>> {
-        Ok(Draft::of(plan, self.coop_for(plan), &self.brought_for(plan))?.sources())
+        self.with(plan, self.coop_for(plan), |with| Ok(Draft::of(plan, with)?.sources()))
     }
 
     fn memory_beside(&self, plan: &ExecutionPlan) -> Result<u64> {
-        Ok(Draft::of(plan, self.coop_for(plan), &self.brought_for(plan))?.beside())
+        self.with(plan, self.coop_for(plan), |with| Ok(Draft::of(plan, with)?.beside()))
     }
 
     fn compile(&self, plan: &ExecutionPlan) -> Result<Box<dyn Executable>> {
         plan.verify()?;
+        self.qualify(plan)?;
         let coop = self.coop_for(plan);
         let brought = self.brought_for(plan);
         let mut refusal = None;
         loop {
-            let unmade = match BladeExecutable::new(self, plan, coop, &brought) {
+            let unmade = match self.with(plan, coop, |with| BladeExecutable::new(self, plan, with)) {
                 Ok(executable) => return Ok(Box::new(executable)),
                 Err(unmade) => unmade,
             };
+            // There is always the usual way.
+            if let Some(class) = &unmade.chosen {
+                self.tuning.refuse(class, &unmade.error);
+                continue;
+            }
             // Only for a plan of another driver, say from a file: this one was asked while its plans were made.
             let kernel = unmade.brought.as_ref().and_then(|(op, _)| brought.get(op));
             match (kernel, unmade.brought.as_ref(), refusal) {

@@ -14,14 +14,12 @@ use meganeura_core::backend::{Device, Executable, PassTiming, StepArgs, StepStat
 use meganeura_core::plan::{BufferRef, ExecutionPlan, check_fit};
 use meganeura_core::{Error, Result};
 
-use crate::brought::Brought;
 use crate::device::BladeDevice;
 use crate::gpu::{Gpu, NAME};
 use crate::kernels::INLINE_SCALARS;
-use crate::kernels::coop::CoopConfig;
 use crate::memory::{Arena, HostBuffer, Place};
 use crate::pipeline::{BoundLaunch, Scalars};
-use crate::program::{Draft, Extra, Phase, Reporter, Unmade};
+use crate::program::{Draft, Extra, Phase, Reporter, Unmade, With};
 use crate::timing::{Measured, PassTag, Profile};
 use faults::Faults;
 pub(crate) use faults::{Saved, joined, report_bytes};
@@ -121,18 +119,14 @@ pub(crate) struct BladeExecutable {
 }
 
 impl BladeExecutable {
-    /// An executable whose dispatches use these matrix units where the plan says so, and kernels that were brought.
+    /// An executable whose dispatches use matrix units where the plan says so, kernels that were brought, and ways to compute
+    /// products that were chosen.
     ///
     /// # Errors
-    /// What the device has no kernel or no memory for, and which kernel of others its driver refuses.
-    pub(crate) fn new(
-        device: &BladeDevice,
-        plan: &ExecutionPlan,
-        coop: Option<CoopConfig>,
-        brought: &Brought,
-    ) -> Result<Self, Unmade> {
+    /// What the device has no kernel or no memory for, and which kernel of others, or which chosen way, its driver refuses.
+    pub(crate) fn new(device: &BladeDevice, plan: &ExecutionPlan, with: &With) -> Result<Self, Unmade> {
         let gpu = device.gpu();
-        let draft = Draft::of(plan, coop, brought)?;
+        let draft = Draft::of(plan, with)?;
         check_fit(plan, draft.beside(), device.capabilities())?;
         let pipelines = draft.pipelines(plan, gpu, device.pipelines())?;
         let limit = device.limits().buffer_bytes;

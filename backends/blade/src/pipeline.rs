@@ -35,6 +35,9 @@ pub(crate) struct Refused {
 #[derive(Default)]
 pub(crate) struct Pipelines {
     known: Mutex<HashMap<String, Weak<Pipeline>>>,
+    /// Kernels that a test has a driver refuse.
+    #[cfg(test)]
+    pub(crate) refused: Mutex<std::collections::HashSet<String>>,
 }
 
 impl Pipelines {
@@ -61,6 +64,16 @@ impl Pipelines {
                     }
                     None => missing.push((label, launch)),
                 }
+            }
+        }
+        #[cfg(test)]
+        {
+            let refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some((label, launch)) = missing.iter().find(|(_, launch)| refused.contains(&launch.source)) {
+                return Err(Refused {
+                    error: Box::new(Error::backend(NAME, format!("{label}: refused by a test"))),
+                    source: Some(launch.source.clone()),
+                });
             }
         }
         let made = create_all(gpu, &missing)?;

@@ -11,6 +11,7 @@ use crate::brought::Brought;
 use crate::executable::{FRAMES, Saved, joined, report_bytes};
 use crate::gpu::{Gpu, NAME};
 use crate::kernels::coop::CoopConfig;
+use crate::kernels::variants::{Choices, Class};
 use crate::kernels::{self, Binding, CompileCx, Compiled, Launch, Memory, Source};
 use crate::memory::Arena;
 use crate::pipeline::{Bound, Pipeline, Pipelines};
@@ -57,6 +58,8 @@ pub(crate) struct Unmade {
     pub(crate) error: Box<Error>,
     /// The operator whose kernel, which others brought, the driver refuses, and the kernel's text.
     pub(crate) brought: Option<(String, String)>,
+    /// The class of products for which a way was chosen whose kernel the driver refuses.
+    pub(crate) chosen: Option<Class>,
 }
 
 impl From<Error> for Unmade {
@@ -64,6 +67,7 @@ impl From<Error> for Unmade {
         Unmade {
             error: Box::new(error),
             brought: None,
+            chosen: None,
         }
     }
 }
@@ -105,7 +109,7 @@ impl Draft {
     ///
     /// # Errors
     /// A dispatch for which there is none.
-    pub(crate) fn of(plan: &ExecutionPlan, coop: Option<CoopConfig>, brought: &Brought) -> Result<Self> {
+    pub(crate) fn of(plan: &ExecutionPlan, with: &With) -> Result<Self> {
         let sources = Sources::of(plan);
         let persistent: HashSet<BufferRef> = plan.persistent().collect();
         let writes =
@@ -121,13 +125,16 @@ impl Draft {
         let fed: HashSet<usize> = plan.fed_indices().iter().map(|f| f.dispatch).collect();
         let compile = |i: usize, guarded: bool| {
             let dispatch = &plan.dispatches[i];
-            let coop = coop.filter(|_| dispatch.use_coop);
+            let with = With {
+                coop: with.coop.filter(|_| dispatch.use_coop),
+                ..*with
+            };
             let known = Known {
                 fault: guarded,
                 skip_if: skip_if[i],
                 fed: fed.contains(&i),
             };
-            compile(dispatch, &sources, known, coop, brought)
+            compile(dispatch, &sources, known, &with)
         };
         let compiled = (0..plan.dispatches.len()).map(|i| compile(i, false));
         let mut compiled: Vec<Compiled> = compiled.collect::<Result<_>>()?;
@@ -136,7 +143,7 @@ impl Draft {
             reporter.push(reporters.len());
             if reports(compiled) {
                 let is_brought = compiled.launches.iter().any(Launch::is_brought);
-                let kernel = brought.get(&dispatch.kernel.name).filter(|_| is_brought);
+                let kernel = with.brought.get(&dispatch.kernel.name).filter(|_| is_brought);
                 reporters.push(Reporter {
                     label: dispatch.label.clone(),
                     rows: dispatch.index_bound().unwrap_or_default(),
@@ -207,12 +214,16 @@ impl Draft {
             .flat_map(|(d, compiled)| compiled.launches.iter().map(move |l| (d.label.as_str(), l)))
             .collect();
         pipelines.of(gpu, &launches).map_err(|refused| {
-            let own = |launch: &Launch| launch.is_brought() && Some(&launch.source) == refused.source.as_ref();
+            let is_it = |launch: &&Launch| Some(&launch.source) == refused.source.as_ref();
+            let own = |launch: &Launch| launch.is_brought() && is_it(&launch);
             let brought = self.compiled.iter().position(|c| c.launches.iter().any(own));
             let op = brought.map(|dispatch| plan.dispatches[dispatch].kernel.name.clone());
+            let all = self.compiled.iter().flat_map(|c| &c.launches);
+            let chosen = all.filter(is_it).find_map(|launch| launch.chosen.as_deref().cloned());
             Unmade {
                 error: refused.error,
                 brought: op.zip(refused.source),
+                chosen,
             }
         })
     }
@@ -392,15 +403,40 @@ impl Sources {
     }
 }
 
+/// What kernels are made with.
+#[derive(Clone, Copy)]
+pub(crate) struct With<'a> {
+    /// Matrix units, for dispatches of which the plan says that they use them.
+    pub(crate) coop: Option<CoopConfig>,
+    /// Kernels of others.
+    pub(crate) brought: &'a Brought,
+    /// Ways to compute products.
+    pub(crate) choices: Option<&'a dyn Choices>,
+}
+
 /// Decides for each dispatch whether it uses matrix units.
 ///
 /// # Errors
 /// A dispatch for which there is no kernel.
-pub(crate) fn choose_coop(plan: &mut ExecutionPlan, config: CoopConfig, brought: &Brought) -> Result<()> {
+pub(crate) fn choose_coop(plan: &mut ExecutionPlan, with: &With) -> Result<()> {
     let sources = Sources::of(plan);
     for dispatch in &mut plan.dispatches {
-        let compiled = compile(dispatch, &sources, Known::default(), Some(config), brought)?;
+        let compiled = compile(dispatch, &sources, Known::default(), with)?;
         dispatch.use_coop = compiled.launches.iter().any(|l| l.coop);
+    }
+    Ok(())
+}
+
+/// Generates the kernels of each dispatch, as if all could use matrix units, for what the choices are asked meanwhile;
+/// `done` is called behind each.
+///
+/// # Errors
+/// A dispatch for which there is no kernel.
+pub(crate) fn ask(plan: &ExecutionPlan, with: &With, done: &mut dyn FnMut(&Dispatch)) -> Result<()> {
+    let sources = Sources::of(plan);
+    for dispatch in &plan.dispatches {
+        compile(dispatch, &sources, Known::default(), with)?;
+        done(dispatch);
     }
     Ok(())
 }
@@ -425,13 +461,7 @@ struct Known {
     fed: bool,
 }
 
-fn compile(
-    dispatch: &Dispatch,
-    sources: &Sources,
-    known: Known,
-    coop: Option<CoopConfig>,
-    brought: &Brought,
-) -> Result<Compiled> {
+fn compile(dispatch: &Dispatch, sources: &Sources, known: Known, with: &With) -> Result<Compiled> {
     let types = dispatch.types();
     let cx = CompileCx {
         kernel: dispatch.kernel_desc(&types),
@@ -440,8 +470,9 @@ fn compile(
         guarded: known.fault,
         skip_if: known.skip_if,
         fed: known.fed,
-        coop,
-        brought: brought.get(&dispatch.kernel.name).map(|kernel| &**kernel),
+        coop: with.coop,
+        choices: with.choices,
+        brought: with.brought.get(&dispatch.kernel.name).map(|kernel| &**kernel),
         first_scratch: 0,
     };
     kernels::compile(&cx).map_err(|m| Error::backend(NAME, format!("{}: {m}", dispatch.label)))

@@ -9,6 +9,7 @@ use super::BladeExecutable;
 use crate::backend::BladeBackend;
 use crate::brought::Brought;
 use crate::device::BladeDevice;
+use crate::program::With;
 
 /// Bytes of the input of the plan.
 const BYTES: usize = 4 * 2_501;
@@ -30,7 +31,12 @@ fn executable(staged: usize) -> Option<(ExecutionPlan, BladeExecutable)> {
     let y = g.neg(x);
     g.set_outputs(vec![y]);
     let plan = compile_for(&g, &device).expect("a plan");
-    let mut executable = BladeExecutable::new(&device, &plan, None, &Brought::new()).expect("an executable");
+    let with = With {
+        coop: None,
+        brought: &Brought::new(),
+        choices: None,
+    };
+    let mut executable = BladeExecutable::new(&device, &plan, &with).expect("an executable");
     executable.staged = staged;
     Some((plan, executable))
 }

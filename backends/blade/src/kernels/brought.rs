@@ -58,6 +58,7 @@ fn launches(cx: &CompileCx, kernel: &Accepted, shader: Shader) -> Result<Compile
         tables: Vec::new(),
         groups: shader.groups,
         coop: false,
+        chosen: None,
     });
     Ok(compiled)
 }

@@ -180,6 +180,16 @@ impl Products for Convolution {
         }
     }
 
+    fn kind(&self) -> String {
+        let of = match self.of {
+            Of::Output => "convolution",
+            Of::InputGrad => "convolution's input gradient",
+            Of::WeightGrad => "convolution's weight gradient",
+        };
+        let ([kh, kw], [sh, sw]) = (self.dims.kernel, self.dims.stride);
+        format!("{of} {kh}x{kw}/{sh}x{sw}")
+    }
+
     fn is_along_k(&self, operand: usize) -> bool {
         match self.of {
             Of::Output => operand == 0,

@@ -9,6 +9,8 @@
 //! Products of few rows have but one row of tiles, and are bound by waiting for memory: many workgroups of few columns,
 //! whose subgroups share the terms of a step, and several steps on their way.
 
+mod block;
+
 use std::fmt::Write as _;
 
 use super::emit::Emitter;
@@ -16,6 +18,8 @@ use super::fold::{pairwise, sum};
 use super::module::{COOP, Launch};
 use super::sums::{Element, Plain, Sink};
 use super::tiled::{Products, Sizes};
+pub(super) use block::Block;
+use block::ENOUGH_GROUPS;
 
 /// How matrix units are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -37,68 +41,10 @@ pub const MIN_COOP_WORKGROUPS: u32 = 128;
 pub(crate) const MIN_COOP_WORKGROUPS_HIGH_K: usize = 32;
 /// Terms of a long sum.
 const HIGH_K: usize = 1024;
-/// Workgroups from which on the largest block is better, and up to which the summed dimension is cut.
-const ENOUGH_GROUPS: usize = 100;
-/// Workgroups from which on blocks are better than small ones whose subgroups share the terms of steps.
-const FEWER_GROUPS: usize = 60;
 /// Fewest steps of a part of the summed dimension: a launch that puts parts together takes as long as some.
 const FEWEST_STEPS: usize = 8;
 /// Most bytes of partial sums.
 const MOST_PARTIAL: usize = 16 << 20;
-
-/// Sizes of a workgroup's block, and of a subgroup's part of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Block {
-    rows: usize,
-    columns: usize,
-    /// Length of a step along the summed dimension.
-    step: usize,
-    sub_rows: usize,
-    sub_columns: usize,
-    /// Subgroups that share the terms of a step.
-    depths: usize,
-    /// Steps that are on their way from memory.
-    ahead: usize,
-    /// Workgroups from which on it is better than smaller ones.
-    enough: usize,
-}
-
-/// Blocks for tiles of 16, the largest first. With half as many subgroups, which have twice as much to do, the second takes
-/// as long for the product, but longer for what follows: nothing else runs while a thread waits.
-const BLOCKS_16: [Block; 2] = [
-    Block {
-        rows: 128,
-        columns: 128,
-        step: 32,
-        sub_rows: 64,
-        sub_columns: 64,
-        depths: 1,
-        ahead: 1,
-        enough: ENOUGH_GROUPS,
-    },
-    Block {
-        rows: 64,
-        columns: 64,
-        step: 64,
-        sub_rows: 32,
-        sub_columns: 16,
-        depths: 1,
-        ahead: 2,
-        enough: FEWER_GROUPS,
-    },
-];
-
-/// The block for tiles of 8.
-const BLOCKS_8: [Block; 1] = [Block {
-    rows: 32,
-    columns: 32,
-    step: 16,
-    sub_rows: 16,
-    sub_columns: 16,
-    depths: 1,
-    ahead: 1,
-    enough: FEWER_GROUPS,
-}];
 
 /// Most rows of a product with few.
 const FEW_ROWS: usize = 16;
@@ -106,50 +52,8 @@ const FEW_ROWS: usize = 16;
 const FEWEST_ELEMENTS: usize = 1 << 16;
 /// Multiplications from which on one of more rows is.
 const FEWEST_PRODUCTS: usize = 1 << 21;
-/// Threads of a small block, and most subgroups of them that share the terms of a step where there are few rows.
-const DEEP_THREADS: usize = 256;
-const MOST_DEPTHS: usize = 8;
 /// Terms from which on products of few rows are worth the units, whose steps have at least twice as many.
 const FEWEST_TERMS: usize = 64;
-
-/// Threads of a subgroup below which each computes one tile: more would need too many registers, and software drivers
-/// minutes to compile.
-const SMALL_SUBGROUP: u32 = 16;
-
-impl Block {
-    /// A small block whose subgroups share the terms of each step, for so many rows, or more, and sums of `k` terms.
-    fn deep(config: &CoopConfig, m: usize, k: usize) -> Self {
-        let tile = config.tile_size as usize;
-        let most_depths = (DEEP_THREADS / config.subgroup_size.max(1) as usize).clamp(1, MOST_DEPTHS);
-        // Of about the same length, with tiles for each subgroup.
-        let even = |longest: usize| k.div_ceil(k.div_ceil(longest)).next_multiple_of(tile * most_depths);
-        let longest = if config.use_f16_input { 256 } else { 128 };
-        let (side, sub, depths, step, most_ahead) = match config.subgroup_size < SMALL_SUBGROUP {
-            // As few as there can be of each without leaving one out.
-            true => (tile, tile, 2, 2 * tile, 2),
-            false if m <= FEW_ROWS => (16, 16, most_depths, even(longest), 6),
-            false => (32, 16, 2, 64, 4),
-        };
-        Block {
-            rows: side,
-            columns: side,
-            step,
-            sub_rows: sub,
-            sub_columns: sub,
-            depths,
-            ahead: k.div_ceil(step).min(most_ahead),
-            enough: 0,
-        }
-    }
-
-    fn subgroups(&self) -> usize {
-        (self.rows / self.sub_rows) * (self.columns / self.sub_columns) * self.depths
-    }
-
-    fn groups(&self, sizes: &Sizes) -> usize {
-        sizes.batch * sizes.m.div_ceil(self.rows) * sizes.n.div_ceil(self.columns)
-    }
-}
 
 /// Whether matrix units are likely to be faster: whether there are enough tiles, by the number of workgroups of two by
 /// two tiles each.
@@ -188,28 +92,36 @@ impl<'a> Blocks<'a> {
         if k == 0 || !is_large || !matches!(tile, 8 | 16) {
             return None;
         }
-        let two_by_two = [Block {
-            rows: 2 * tile,
-            columns: 2 * tile,
-            step: 2 * tile,
-            sub_rows: tile,
-            sub_columns: tile,
-            depths: 1,
-            ahead: 1,
-            enough: FEWER_GROUPS,
-        }];
-        let blocks: &[Block] = match tile {
-            _ if config.subgroup_size < SMALL_SUBGROUP => &two_by_two,
-            16 => &BLOCKS_16,
-            _ => &BLOCKS_8,
-        };
-        let large = blocks.iter().find(|b| !is_few && b.groups(&sizes) >= b.enough);
-        let mut block = match large.copied() {
-            Some(block) => block,
-            None if m <= FEW_ROWS && !is_few => *blocks.last()?,
-            None => Block::deep(&config, m, k),
-        };
+        let block = Block::usual(&config, &sizes, is_few)?;
         let wanted = ENOUGH_GROUPS.div_ceil(block.groups(&sizes));
+        Blocks::of(products, config, total, block, wanted)
+    }
+
+    /// All ways to cut it, as blocks and numbers of parts.
+    pub(super) fn all(products: &'a dyn Products, config: CoopConfig, total: usize) -> Vec<Self> {
+        let sizes = products.sizes();
+        if sizes.k == 0 || !matches!(config.tile_size, 8 | 16) {
+            return Vec::new();
+        }
+        let each = Block::all(&config, &sizes).into_iter().flat_map(|block| {
+            let usual = ENOUGH_GROUPS.div_ceil(block.groups(&sizes).max(1));
+            let parts = [usual, 1, usual / 2, usual * 2];
+            parts.map(|parts| Blocks::of(products, config, total, block, parts.max(1)))
+        });
+        each.flatten().collect()
+    }
+
+    /// Blocks of this kind, and sums in as many parts as are wanted, or fewer; `None` where threads would not share evenly
+    /// what they copy.
+    fn of(
+        products: &'a dyn Products,
+        config: CoopConfig,
+        total: usize,
+        mut block: Block,
+        wanted: usize,
+    ) -> Option<Self> {
+        let sizes = products.sizes();
+        let k = sizes.k;
         let room = MOST_PARTIAL / (4 * total.max(1));
         let parts = wanted.min(k / (FEWEST_STEPS * block.step)).min(room).max(1);
         let length = k.div_ceil(parts).next_multiple_of(block.step);
@@ -232,6 +144,10 @@ impl<'a> Blocks<'a> {
 
     pub(super) fn parts(&self) -> usize {
         self.parts
+    }
+
+    pub(super) fn block(&self) -> &Block {
+        &self.block
     }
 
     fn tile(&self) -> usize {

@@ -109,6 +109,10 @@ impl Products for Product {
         Sizes { batch, m, n, k }
     }
 
+    fn kind(&self) -> String {
+        "product".into()
+    }
+
     fn is_along_k(&self, operand: usize) -> bool {
         match operand {
             0 => !self.dims.transpose_a,

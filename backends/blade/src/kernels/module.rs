@@ -12,6 +12,7 @@ use meganeura_core::plan::BufferRef;
 
 use super::coop::CoopConfig;
 use super::scalar::{literal, wgsl_type};
+use super::variants::{Choices, Class};
 use crate::brought::Accepted;
 
 /// Most buffers of a kernel, one less than of which Vulkan devices commonly have sixteen.
@@ -72,6 +73,8 @@ pub(crate) struct Launch {
     pub(crate) groups: [u32; 3],
     /// Whether it uses matrix units.
     pub(crate) coop: bool,
+    /// The class of products for which its way was [chosen](Choices), if it was.
+    pub(crate) chosen: Option<Arc<Class>>,
 }
 
 /// What a dispatch is compiled to: launches one after the other.
@@ -95,6 +98,8 @@ pub(crate) struct CompileCx<'a> {
     pub(crate) fed: bool,
     /// The matrix units that products may use.
     pub(crate) coop: Option<CoopConfig>,
+    /// Ways to compute products, where others than the usual ones may be better.
+    pub(crate) choices: Option<&'a dyn Choices>,
     /// The kernel that others brought for the operator.
     pub(crate) brought: Option<&'a Accepted>,
     /// Scratch buffers of the dispatch that are not the kernel's own.
@@ -125,6 +130,7 @@ impl<'a> CompileCx<'a> {
             skip_if: None,
             fed: false,
             coop: None,
+            choices: None,
             brought: None,
             first_scratch: 0,
             kernel,
@@ -134,7 +140,7 @@ impl<'a> CompileCx<'a> {
     /// A kernel that does a part of this one's work, under the same conditions. Its own scratch buffers begin at
     /// `first_scratch`.
     pub(crate) fn part<'b>(
-        &self,
+        &'b self,
         kernel: KernelDesc<'b>,
         inputs: Vec<Source>,
         outputs: Vec<Memory>,
@@ -148,6 +154,7 @@ impl<'a> CompileCx<'a> {
             skip_if: self.skip_if,
             fed: self.fed,
             coop: self.coop,
+            choices: self.choices,
             brought: None,
             first_scratch,
         }
@@ -415,6 +422,7 @@ impl<'a> Module<'a> {
             tables: self.tables,
             groups: [x as u32, y as u32, 1],
             coop: self.enabled.contains(&COOP),
+            chosen: None,
         })
     }
 }

@@ -6,6 +6,7 @@
 //! products have a thread for each result, without any of this.
 
 use std::fmt::Write as _;
+use std::sync::Arc;
 
 use meganeura_core::DType;
 use meganeura_core::ops::FUSED;
@@ -15,8 +16,8 @@ use super::emit::Emitter;
 use super::module::{CompileCx, Compiled, Launch};
 use super::pointwise::is_half;
 use super::sums::{Element, PARTIAL, Plain, Results, Sink, epilogue, join};
-use super::vectors::{self, Vectors};
-use super::{Role, coop};
+use super::variants::{Product, Tiles};
+use super::{Role, vectors};
 
 /// Threads along each side of a tile.
 const SIDE: usize = 16;
@@ -33,10 +34,6 @@ const GROUPS_IN_PARTS: usize = 160;
 const TILES: [(usize, usize); 4] = [(8, 2 * ENOUGH_GROUPS), (4, ENOUGH_GROUPS), (2, ENOUGH_GROUPS), (1, 0)];
 /// Shortest part of the summed dimension.
 const SHORTEST_PART: usize = 8 * STEP;
-/// Products up to which a thread for each result is as good, and simpler.
-const FEW_PRODUCTS: usize = 1 << 16;
-/// Longest sum of such a thread.
-const SHORT_SUM: usize = 256;
 /// Most bytes of partial sums.
 const MOST_PARTIAL: usize = 16 << 20;
 /// Columns up to which rows may be computed on the way: few workgroups share them.
@@ -59,6 +56,9 @@ pub(super) struct Sizes {
 /// What is summed up, and where the sum belongs. Numbers are WGSL variables; `batch` is one of them.
 pub(super) trait Products {
     fn sizes(&self) -> Sizes;
+
+    /// What is computed, for the names of classes of products: a word, and what decides how elements are found.
+    fn kind(&self) -> String;
 
     /// Whether neighbours along the summed dimension, rather than along `m` or `n`, are neighbours in the memory of
     /// the first or second operand.
@@ -88,24 +88,19 @@ pub(super) trait Products {
     }
 }
 
-/// A product cut into tiles of one kind or the other.
-enum Tiles<'a> {
-    Threads(Tiling<'a>),
-    Units(coop::Blocks<'a>),
-    Vectors(Vectors<'a>),
-}
-
 impl Tiles<'_> {
     fn parts(&self) -> usize {
         match self {
+            Tiles::Direct => 1,
             Tiles::Threads(tiling) => tiling.parts,
             Tiles::Units(blocks) => blocks.parts(),
             Tiles::Vectors(vectors) => vectors.parts(),
         }
     }
 
-    fn launch(&self, e: Emitter, sink: &Sink, plain: Option<&Plain>) -> Result<Launch, String> {
+    fn launch(&self, e: Emitter, product: &Product, sink: &Sink, plain: Option<&Plain>) -> Result<Launch, String> {
         match self {
+            Tiles::Direct => direct(e, product.products, product.total),
             Tiles::Threads(tiling) => tiling.launch(e, sink),
             Tiles::Units(blocks) => blocks.launch(e, sink, plain),
             Tiles::Vectors(vectors) => vectors.launch(e, sink),
@@ -117,7 +112,7 @@ impl Tiles<'_> {
         match self {
             Tiles::Units(blocks) => blocks.elements_of_a_thread().min(MOST_TOGETHER),
             // Other threads run meanwhile.
-            Tiles::Threads(_) | Tiles::Vectors(_) => 1,
+            Tiles::Direct | Tiles::Threads(_) | Tiles::Vectors(_) => 1,
         }
     }
 }
@@ -158,62 +153,84 @@ pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx, products: &dyn Produc
             false => results.before.push(output),
         }
     }
-    if reductions {
-        return vectors::compile(body, id, cx, products, &results);
-    }
-    if total == 0 {
+    if total == 0 && !reductions {
         return Ok(Compiled::default());
     }
-    let sizes = products.sizes();
-    let units_always = cx.coop.is_some_and(|config| config.min_workgroups == 0 && sizes.k > 0);
-    if total.saturating_mul(sizes.k) <= FEW_PRODUCTS && sizes.k <= SHORT_SUM && !units_always {
-        let mut e = Emitter::new(body, cx);
-        epilogue(&mut e, id, &results.of_product, 1)?;
-        return Ok(Compiled {
-            launches: vec![direct(e, products, total)?],
-            scratch: Vec::new(),
-        });
+    if reductions {
+        vectors::check(body, id, products)?;
     }
-    let units = cx.coop.and_then(|config| coop::Blocks::new(products, config, total));
-    // Units compute whole tiles, however few rows there are: reading the matrix without them is faster then.
-    let few = sizes.m <= vectors::FEW_ROWS;
-    let tiling = match (units, Vectors::new(products, total, cx)) {
-        (Some(blocks), vectors) if units_always || !few || vectors.is_none() => Tiles::Units(blocks),
-        (_, Some(vectors)) => Tiles::Vectors(vectors),
-        (_, None) => Tiles::Threads(Tiling::new(products, total)),
+    let product = Product {
+        body,
+        id,
+        cx,
+        products,
+        total,
+        reduces: reductions,
     };
-    if tiling.parts() == 1 {
-        let mut e = Emitter::new(body, cx);
-        let plain = products.is_by_rows() && body.results == [id] && cx.kernel.outputs[0].dtype == DType::F32;
-        let plain = plain.then(|| (e.module.array(cx.outputs[0], DType::F32, true), String::new()));
-        let together = match body.results == [id] {
-            // Nothing is read.
-            true => 1,
-            false => tiling
-                .most_together()
-                .min(MOST_COMPUTED_TOGETHER / body.nodes.len().max(1)),
-        };
-        // A power of two, as there are that many elements.
-        let together = 1 << together.max(1).ilog2();
-        epilogue(&mut e, id, &results.of_product, together)?;
-        let launch = tiling.launch(e, &Sink::Finish(together), plain.as_ref())?;
-        return Ok(Compiled {
-            launches: vec![launch],
-            scratch: Vec::new(),
-        });
+    if let Some((tiles, class)) = Tiles::chosen(&product) {
+        match tiles.compile(&product, &results) {
+            Ok(mut compiled) => {
+                let class = Arc::new(class);
+                compiled
+                    .launches
+                    .iter_mut()
+                    .for_each(|l| l.chosen = Some(class.clone()));
+                return Ok(compiled);
+            }
+            Err(_) => cx.choices.iter().for_each(|c| c.missing(&class, &tiles.name())),
+        }
     }
-    let mut e = Emitter::new(body, cx);
-    let array = e.module.array(e.cx.scratch(0), PARTIAL, true);
-    let plain = (array.clone(), format!("part * {total}u + "));
-    let sink = Sink::Partial { array, total };
-    let first = tiling.launch(e, &sink, Some(&plain).filter(|_| products.is_by_rows()))?;
-    Ok(Compiled {
-        launches: vec![
-            first,
-            join(Emitter::new(body, cx), id, &results.of_product, tiling.parts())?,
-        ],
-        scratch: vec![4 * total * tiling.parts()],
-    })
+    let tiles = Tiles::usual(&product).ok_or("it has a product of many rows")?;
+    tiles.compile(&product, &results)
+}
+
+impl Tiles<'_> {
+    /// Launches for a product.
+    fn compile(&self, product: &Product, results: &Results) -> Result<Compiled, String> {
+        let &Product {
+            body,
+            id,
+            cx,
+            products,
+            total,
+            ..
+        } = product;
+        if let (true, Tiles::Vectors(vectors)) = (product.reduces, self) {
+            return vectors.compile(body, id, cx, results);
+        }
+        if self.parts() == 1 {
+            let mut e = Emitter::new(body, cx);
+            let plain = products.is_by_rows() && body.results == [id] && cx.kernel.outputs[0].dtype == DType::F32;
+            let plain = plain.then(|| (e.module.array(cx.outputs[0], DType::F32, true), String::new()));
+            let together = match body.results == [id] {
+                // Nothing is read.
+                true => 1,
+                false => self
+                    .most_together()
+                    .min(MOST_COMPUTED_TOGETHER / body.nodes.len().max(1)),
+            };
+            // A power of two, as there are that many elements.
+            let together = 1 << together.max(1).ilog2();
+            epilogue(&mut e, id, &results.of_product, together)?;
+            let launch = self.launch(e, product, &Sink::Finish(together), plain.as_ref())?;
+            return Ok(Compiled {
+                launches: vec![launch],
+                scratch: Vec::new(),
+            });
+        }
+        let mut e = Emitter::new(body, cx);
+        let array = e.module.array(e.cx.scratch(0), PARTIAL, true);
+        let plain = (array.clone(), format!("part * {total}u + "));
+        let sink = Sink::Partial { array, total };
+        let first = self.launch(e, product, &sink, Some(&plain).filter(|_| products.is_by_rows()))?;
+        Ok(Compiled {
+            launches: vec![
+                first,
+                join(Emitter::new(body, cx), id, &results.of_product, self.parts())?,
+            ],
+            scratch: vec![4 * total * self.parts()],
+        })
+    }
 }
 
 /// A thread for each result.
@@ -229,21 +246,38 @@ fn direct(mut e: Emitter, products: &dyn Products, total: usize) -> Result<Launc
     e.module.finish_elements(&code, total)
 }
 
-struct Tiling<'a> {
+pub(super) struct Tiling<'a> {
     products: &'a dyn Products,
     sizes: Sizes,
     /// Rows, and columns, of the tile of one thread.
-    tile: usize,
-    parts: usize,
+    pub(super) tile: usize,
+    pub(super) parts: usize,
 }
 
 impl<'a> Tiling<'a> {
-    fn new(products: &'a dyn Products, total: usize) -> Self {
+    /// The tiles that are commonly the best.
+    pub(super) fn new(products: &'a dyn Products, total: usize) -> Self {
         let sizes = products.sizes();
-        let groups = |tile: usize| sizes.batch * sizes.m.div_ceil(tile * SIDE) * sizes.n.div_ceil(tile * SIDE);
-        let best = TILES.into_iter().find(|&(tile, enough)| groups(tile) >= enough);
+        let best = TILES
+            .into_iter()
+            .find(|&(tile, enough)| Tiling::groups(&sizes, tile) >= enough);
         let tile = best.map_or(1, |(tile, _)| tile);
-        let wanted = GROUPS_IN_PARTS.div_ceil(groups(tile).max(1));
+        Tiling::of(products, total, tile, Tiling::usual_parts(&sizes, tile))
+    }
+
+    /// All tiles that there are, with fewer and more parts than usual.
+    pub(super) fn all(products: &'a dyn Products, total: usize) -> Vec<Self> {
+        let sizes = products.sizes();
+        let each = TILES.into_iter().flat_map(|(tile, _)| {
+            let usual = Tiling::usual_parts(&sizes, tile);
+            [usual, 1, usual / 2, usual * 2].map(|parts| Tiling::of(products, total, tile, parts.max(1)))
+        });
+        each.collect()
+    }
+
+    /// Tiles of this size, and sums in as many parts as are wanted, or fewer.
+    fn of(products: &'a dyn Products, total: usize, tile: usize, wanted: usize) -> Self {
+        let sizes = products.sizes();
         let room = MOST_PARTIAL / (4 * total.max(1));
         Tiling {
             parts: wanted.min(sizes.k / SHORTEST_PART).min(room).max(1),
@@ -251,6 +285,14 @@ impl<'a> Tiling<'a> {
             sizes,
             tile,
         }
+    }
+
+    fn groups(sizes: &Sizes, tile: usize) -> usize {
+        sizes.batch * sizes.m.div_ceil(tile * SIDE) * sizes.n.div_ceil(tile * SIDE)
+    }
+
+    fn usual_parts(sizes: &Sizes, tile: usize) -> usize {
+        GROUPS_IN_PARTS.div_ceil(Tiling::groups(sizes, tile).max(1))
     }
 
     fn side(&self) -> usize {

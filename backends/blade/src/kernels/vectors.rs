@@ -43,42 +43,19 @@ const GROUPS_WITHOUT_PARTS: usize = 48;
 /// Most bytes of partial sums.
 const MOST_PARTIAL: usize = 16 << 20;
 
-/// Launches for a product of one row that depends on reductions of that row, as of a norm: every workgroup computes these
-/// for itself, which takes less time than a launch of its own.
-pub(super) fn compile(
-    body: &Body,
-    id: Id,
-    cx: &CompileCx,
-    products: &dyn Products,
-    results: &Results,
-) -> Result<Compiled, String> {
+/// Whether there can be a kernel for a product of one row that depends on reductions of that row, as of a norm: every
+/// workgroup computes these for itself, which takes less time than a launch of its own.
+///
+/// # Errors
+/// It is no such product.
+pub(super) fn check(body: &Body, id: Id, products: &dyn Products) -> Result<(), String> {
     let (sizes, total) = (products.sizes(), body.ty(id).numel());
     let reductions = body.calls(Role::Reduction);
     let fits = |&r: &Id| !body.depends_on(r, id) && !is_half(body.ty(r));
-    if sizes.m != 1 || sizes.batch != 1 || sizes.k == 0 || total == 0 || !reductions.iter().all(fits) {
-        return Err("it has a product together with a reduction".into());
+    match sizes.m != 1 || sizes.batch != 1 || sizes.k == 0 || total == 0 || !reductions.iter().all(fits) {
+        true => Err("it has a product together with a reduction".into()),
+        false => Ok(()),
     }
-    let before = Rows::before_product(body, &results.before, cx)?;
-    let vectors = Vectors::new(products, total, cx).ok_or("it has a product of many rows")?;
-    let mut e = Emitter::new(body, cx);
-    if vectors.parts() == 1 {
-        // Before the reductions have values: results may depend on these through the product only.
-        sums::epilogue(&mut e, id, &results.of_product, 1)?;
-        before.begin(&mut e)?;
-        let launch = vectors.launch(e, &Sink::Finish(1))?;
-        return Ok(Compiled {
-            launches: vec![launch],
-            scratch: Vec::new(),
-        });
-    }
-    let array = e.module.array(cx.scratch(0), sums::PARTIAL, true);
-    before.begin(&mut e)?;
-    let first = vectors.launch(e, &Sink::Partial { array, total })?;
-    let last = sums::join(Emitter::new(body, cx), id, &results.of_product, vectors.parts())?;
-    Ok(Compiled {
-        launches: vec![first, last],
-        scratch: vec![4 * total * vectors.parts()],
-    })
 }
 
 /// Whether all rows fit into the memory of a workgroup.
@@ -97,38 +74,126 @@ pub(super) struct Vectors<'a> {
 }
 
 impl<'a> Vectors<'a> {
-    /// `None` for more rows.
+    /// What is commonly the best; `None` for more rows.
     pub(super) fn new(products: &'a dyn Products, total: usize, cx: &CompileCx) -> Option<Self> {
         let sizes = products.sizes();
-        let most = if products.is_by_rows() { MOST_ROWS } else { FEW_ROWS };
-        if sizes.m > most {
+        if sizes.m > Vectors::most_rows(products) {
             return None;
         }
-        let groups_of = |lanes: usize| sizes.batch * sizes.n.div_ceil(THREADS / lanes);
         let mut lanes = if products.is_along_k(1) {
             MOST_LANES
         } else {
             FEWEST_LANES
         };
-        while lanes < MOST_LANES && groups_of(lanes) < ENOUGH_GROUPS {
+        while lanes < MOST_LANES && Vectors::groups(&sizes, lanes) < ENOUGH_GROUPS {
             lanes *= 2;
         }
-        let groups = groups_of(lanes);
-        let room = MOST_PARTIAL / (4 * total.max(1));
-        let most = sizes.k / (lanes * SHORTEST_PART);
-        let parts = match groups < GROUPS_WITHOUT_PARTS {
-            true => ENOUGH_GROUPS.div_ceil(groups.max(1)).min(most).min(room).max(1),
-            false => 1,
-        };
-        let length = sizes.k.div_ceil(parts).max(1);
+        let parts = Vectors::usual_parts(&sizes, lanes);
+        let vectors = Vectors::of(products, total, lanes, parts);
         Some(Vectors {
+            wide: Wide::new(products, cx, Vectors::limited(&sizes, total, lanes, parts), None),
+            ..vectors
+        })
+    }
+
+    /// All numbers of lanes, and of columns of a thread, with fewer and more parts than usual; none for more rows.
+    pub(super) fn all(products: &'a dyn Products, total: usize, cx: &CompileCx) -> Vec<Self> {
+        let sizes = products.sizes();
+        if sizes.m > Vectors::most_rows(products) {
+            return Vec::new();
+        }
+        let parts = |lanes: usize| {
+            let (usual, many) = (
+                Vectors::usual_parts(&sizes, lanes),
+                ENOUGH_GROUPS.div_ceil(Vectors::groups(&sizes, lanes).max(1)),
+            );
+            [usual, 1, many, many / 2].map(|parts| parts.max(1))
+        };
+        let mut all = Vec::new();
+        for lanes in [FEWEST_LANES, 2 * FEWEST_LANES, MOST_LANES] {
+            all.extend(parts(lanes).map(|parts| Vectors::of(products, total, lanes, parts)));
+        }
+        for parts in parts(MOST_LANES) {
+            let parts = Vectors::limited(&sizes, total, MOST_LANES, parts);
+            for columns in wide::COLUMNS {
+                all.extend(Wide::new(products, cx, parts, Some(columns)).map(|wide| Vectors {
+                    wide: Some(wide),
+                    ..Vectors::of(products, total, MOST_LANES, parts)
+                }));
+            }
+        }
+        all
+    }
+
+    /// So many lanes, and sums in as many parts as are wanted, or fewer.
+    fn of(products: &'a dyn Products, total: usize, lanes: usize, wanted: usize) -> Self {
+        let sizes = products.sizes();
+        let length = sizes.k.div_ceil(Vectors::limited(&sizes, total, lanes, wanted)).max(1);
+        Vectors {
             products,
             sizes,
             lanes,
-            wide: Wide::new(products, cx, parts),
+            wide: None,
             // Rounding their length up may leave fewer.
             parts: sizes.k.div_ceil(length).max(1),
+        }
+    }
+
+    fn most_rows(products: &dyn Products) -> usize {
+        if products.is_by_rows() { MOST_ROWS } else { FEW_ROWS }
+    }
+
+    fn groups(sizes: &Sizes, lanes: usize) -> usize {
+        sizes.batch * sizes.n.div_ceil(THREADS / lanes)
+    }
+
+    fn usual_parts(sizes: &Sizes, lanes: usize) -> usize {
+        let groups = Vectors::groups(sizes, lanes);
+        match groups < GROUPS_WITHOUT_PARTS {
+            true => ENOUGH_GROUPS.div_ceil(groups.max(1)),
+            false => 1,
+        }
+    }
+
+    /// As many parts as are wanted, unless they were too short, or too many to keep.
+    fn limited(sizes: &Sizes, total: usize, lanes: usize, wanted: usize) -> usize {
+        let room = MOST_PARTIAL / (4 * total.max(1));
+        wanted.min(sizes.k / (lanes * SHORTEST_PART)).min(room).max(1)
+    }
+
+    /// Launches for a product that depends on reductions, which [`check`] has found to be possible.
+    pub(super) fn compile(&self, body: &Body, id: Id, cx: &CompileCx, results: &Results) -> Result<Compiled, String> {
+        let total = body.ty(id).numel();
+        let before = Rows::before_product(body, &results.before, cx)?;
+        let mut e = Emitter::new(body, cx);
+        if self.parts() == 1 {
+            // Before the reductions have values: results may depend on these through the product only.
+            sums::epilogue(&mut e, id, &results.of_product, 1)?;
+            before.begin(&mut e)?;
+            let launch = self.launch(e, &Sink::Finish(1))?;
+            return Ok(Compiled {
+                launches: vec![launch],
+                scratch: Vec::new(),
+            });
+        }
+        let array = e.module.array(cx.scratch(0), sums::PARTIAL, true);
+        before.begin(&mut e)?;
+        let first = self.launch(e, &Sink::Partial { array, total })?;
+        let last = sums::join(Emitter::new(body, cx), id, &results.of_product, self.parts())?;
+        Ok(Compiled {
+            launches: vec![first, last],
+            scratch: vec![4 * total * self.parts()],
         })
+    }
+
+    /// Threads that share the sum of a column, where they read single terms.
+    pub(super) fn lanes(&self) -> usize {
+        self.lanes
+    }
+
+    /// The launch by vectors of terms, where there are such.
+    pub(super) fn wide(&self) -> Option<&Wide<'a>> {
+        self.wide.as_ref()
     }
 
     /// Parts into which sums are cut.

@@ -1,12 +1,27 @@
 //! Kernels for matrix units: valid, in the language of other devices too, and within the memory of a workgroup.
 
+use std::cell::RefCell;
+
 use meganeura_core::Value;
+use meganeura_core::precision::Precision;
 
 use super::super::coop::MIN_COOP_WORKGROUPS;
+use super::super::variants::{Choices, Class};
 use super::*;
 
 /// Launches of large products on matrix units of every kind.
 fn coop_launches() -> Vec<(String, Launch)> {
+    let mut all = Vec::new();
+    each_on_units(&[DType::F32, DType::F16], &mut |label, cx| {
+        let made = compile(cx).unwrap_or_else(|e| panic!("{label}: {e}"));
+        assert!(made.launches[0].coop, "{label}");
+        all.push((label, made.launches[0].clone()));
+    });
+    all
+}
+
+/// What each of these is made from, where its operands have these types.
+fn each_on_units(floats: &[DType], each: &mut dyn FnMut(String, &CompileCx)) {
     let transposed = |a: bool, b: bool| Attrs::new().with("transpose_a", a).with("transpose_b", b);
     let window = |attrs: Attrs| {
         let pair = |v: i64| vec![v, v];
@@ -70,15 +85,10 @@ fn coop_launches() -> Vec<(String, Launch)> {
             vec![vec![4, 24, 40, 40], vec![70, 24, 3, 3]],
         ),
     ];
-    let mut all = Vec::new();
     for (name, attrs, shapes) in calls {
         // Only a product alone has a result of another type than its operands.
-        let floats = if name == "core.matmul_add" {
-            &[DType::F32][..]
-        } else {
-            &[DType::F32, DType::F16]
-        };
-        for &float in floats {
+        let alone = |float: &&DType| **float == DType::F32 || name != "core.matmul_add";
+        for &float in floats.iter().filter(alone) {
             let mut graph = Graph::new();
             let inputs: Vec<Value> = (0..)
                 .zip(&shapes)
@@ -115,13 +125,10 @@ fn coop_launches() -> Vec<(String, Launch)> {
                     })
                 };
                 let label = format!("{name} {shapes:?} {float} {tile_size} {use_f16_input} {subgroup_size}");
-                let made = compile(&cx).unwrap_or_else(|e| panic!("{label}: {e}"));
-                assert!(made.launches[0].coop, "{label}");
-                all.push((label, made.launches[0].clone()));
+                each(label, &cx);
             }
         }
     }
-    all
 }
 
 const UNITS: Capabilities = Capabilities::COOPERATIVE_MATRIX.union(Capabilities::SHADER_FLOAT16);
@@ -130,14 +137,81 @@ const UNITS: Capabilities = Capabilities::COOPERATIVE_MATRIX.union(Capabilities:
 fn kernels_for_matrix_units_are_valid_and_translate() {
     for (label, launch) in coop_launches() {
         translate(&label, &launch, UNITS);
-        // Metal's devices have 32 KiB and tiles of 8, others with matrix units 48 or more.
-        let most = if launch.source.contains("coop_mat16x16") {
-            40 << 10
-        } else {
-            32 << 10
+        check_shared(&label, &launch);
+    }
+}
+
+/// Metal's devices have 32 KiB and tiles of 8, others with matrix units 48 or more.
+fn check_shared(label: &str, launch: &Launch) {
+    let most = if launch.source.contains("coop_mat16x16") {
+        40 << 10
+    } else {
+        32 << 10
+    };
+    let bytes = shared_bytes(launch);
+    assert!(bytes <= most, "{label}: {bytes} bytes");
+}
+
+/// The ways that there are for a product, and the one to be used.
+#[derive(Default)]
+struct Ways {
+    offered: RefCell<Vec<String>>,
+    used: Option<String>,
+}
+
+impl Choices for Ways {
+    fn precision(&self) -> Precision {
+        Precision::Mixed
+    }
+
+    fn choose(&self, _: &Class, offered: &dyn Fn() -> Vec<String>) -> Option<String> {
+        *self.offered.borrow_mut() = offered();
+        self.used.clone()
+    }
+
+    fn missing(&self, class: &Class, name: &str) {
+        panic!("{class} has no way '{name}'");
+    }
+}
+
+/// Ways that are used only where they were measured to be faster are tested on few devices.
+#[test]
+fn every_way_on_matrix_units_is_valid() {
+    let mut seen = HashSet::new();
+    let mut ways = HashSet::new();
+    each_on_units(&[DType::F32], &mut |label, cx| {
+        let with = |choices: &Ways| {
+            let made = compile(&CompileCx {
+                choices: Some(choices),
+                ..cx.part(cx.kernel, cx.inputs.clone(), cx.outputs.clone(), 0)
+            });
+            made.unwrap_or_else(|e| panic!("{label}, {:?}: {e}", choices.used))
         };
-        let bytes = shared_bytes(&launch);
-        assert!(bytes <= most, "{label}: {bytes} bytes");
+        let asked = Ways::default();
+        with(&asked);
+        let offered = asked.offered.take();
+        let units: Vec<String> = offered.into_iter().filter(|way| way.starts_with("units")).collect();
+        assert!(units.len() > 1, "{label}: {units:?}");
+        for way in units {
+            let launch = with(&Ways {
+                used: Some(way.clone()),
+                ..Ways::default()
+            })
+            .launches[0]
+                .clone();
+            assert!(launch.coop && launch.chosen.is_some(), "{label}, {way}");
+            // Most differ in sizes alone.
+            if seen.insert(launch.source.clone()) {
+                let label = format!("{label}, {way}");
+                validated(&label, &launch, UNITS);
+                check_shared(&label, &launch);
+            }
+            ways.insert(way.split(" parts").next().unwrap_or_default().to_owned());
+        }
+    });
+    let block = |size: &str| ways.iter().any(|way| way.contains(&format!("block={size}x")));
+    for size in ["128x128", "64x128", "128x64", "64x64", "32x32", "16x16", "8x8"] {
+        assert!(block(size), "{size}: {ways:?}");
     }
 }
 

@@ -17,7 +17,7 @@ const LANES: usize = 32;
 /// Columns of a workgroup for each column of a thread.
 const ACROSS: usize = THREADS / LANES;
 /// Columns of a thread, the most first: each reads rows once for all of them.
-const COLUMNS: [usize; 3] = [4, 2, 1];
+pub(super) const COLUMNS: [usize; 3] = [4, 2, 1];
 /// Rows from which on their vectors are not read all at once: there are too many for the registers.
 const SOME_ROWS: usize = 4;
 /// Most sums of a thread.
@@ -34,7 +34,7 @@ const ADDERS: usize = 8;
 const STRIDE: usize = LANES + 1;
 
 /// A launch of such a product.
-pub(super) struct Wide<'a> {
+pub(in crate::kernels) struct Wide<'a> {
     products: &'a dyn Products,
     sizes: Sizes,
     /// Columns of a thread.
@@ -45,8 +45,14 @@ pub(super) struct Wide<'a> {
 }
 
 impl<'a> Wide<'a> {
-    /// `None` where operands have no such vectors.
-    pub(super) fn new(products: &'a dyn Products, cx: &CompileCx, parts: usize) -> Option<Self> {
+    /// So many columns of a thread, or as many as are commonly the best; `None` where operands have no such vectors, or there
+    /// were too many sums.
+    pub(super) fn new(
+        products: &'a dyn Products,
+        cx: &CompileCx,
+        parts: usize,
+        columns: Option<usize>,
+    ) -> Option<Self> {
         let sizes = products.sizes();
         let Sizes { batch, m, n, k } = sizes;
         let has_vectors = |operand| {
@@ -60,7 +66,10 @@ impl<'a> Wide<'a> {
         }
         let groups = |columns: &usize| batch * parts * n.div_ceil(columns * ACROSS);
         let mut fitting = COLUMNS.into_iter().filter(|columns| m * columns <= MOST_SUMS);
-        let columns = fitting.find(|columns| *columns == 1 || groups(columns) >= ENOUGH_GROUPS)?;
+        let columns = fitting.find(|fitting| match columns {
+            Some(columns) => *fitting == columns,
+            None => *fitting == 1 || groups(fitting) >= ENOUGH_GROUPS,
+        })?;
         Some(Wide {
             products,
             sizes,
@@ -70,7 +79,12 @@ impl<'a> Wide<'a> {
         })
     }
 
-    pub(super) fn parts(&self) -> usize {
+    /// Columns of a thread.
+    pub(in crate::kernels) fn columns(&self) -> usize {
+        self.columns
+    }
+
+    pub(in crate::kernels) fn parts(&self) -> usize {
         self.parts
     }
 

@@ -1,0 +1,130 @@
+//! Stored ways are compared with the usual ones before a call uses them for the first time.
+//!
+//! A way is stored for a class of products, and calls of a class differ: in rows, in what is computed along. What is
+//! remembered of each is the text of its kernels, so that nothing is run twice that is known to be right with this driver.
+
+use std::cell::RefCell;
+use std::collections::HashSet;
+use std::time::Instant;
+
+use meganeura_core::files::sha256;
+use meganeura_core::plan::{Dispatch, ExecutionPlan};
+use meganeura_core::precision::Precision;
+use meganeura_core::{Error, Result};
+
+use super::contest::Subject as _;
+use super::trial::Trial;
+use crate::device::BladeDevice;
+use crate::gpu::NAME;
+use crate::kernels::coop::CoopConfig;
+use crate::kernels::variants::{Choices, Class};
+use crate::kernels::{self, CompileCx};
+
+/// The hash of the kernels of a call, made for buffers of its own; `None` where there are none.
+pub(super) fn text_hash(dispatch: &Dispatch, coop: Option<CoopConfig>, choices: &dyn Choices) -> Option<String> {
+    let types = dispatch.types();
+    let cx = CompileCx {
+        coop,
+        choices: Some(choices),
+        ..CompileCx::apart(dispatch.kernel_desc(&types))
+    };
+    let compiled = kernels::compile(&cx).ok()?;
+    Some(sha256(compiled.launches.iter().map(|launch| launch.source.as_bytes())))
+}
+
+impl BladeDevice {
+    /// Compares the stored ways that a plan would use with the usual ones, unless that was done before. One that is wrong is
+    /// not used any more.
+    ///
+    /// # Errors
+    /// A device that fails.
+    pub(crate) fn qualify(&self, plan: &ExecutionPlan) -> Result<()> {
+        self.qualify_by(plan, &|dispatch, class, ways| {
+            self.first_difference(dispatch, plan.precision, class, ways)
+        })
+    }
+
+    /// [`BladeDevice::qualify`] with another comparison.
+    pub(super) fn qualify_by(&self, plan: &ExecutionPlan, difference: &Difference) -> Result<()> {
+        let Some(chosen) = self.tuning().choices(plan.precision) else {
+            return Ok(());
+        };
+        let coop = self.coop_at(plan.precision);
+        let mut seen = HashSet::new();
+        for dispatch in &plan.dispatches {
+            let call = format!("{:?}", (&dispatch.kernel, &dispatch.attrs, dispatch.types()));
+            if !seen.insert(call) {
+                continue;
+            }
+            let noted = Noted {
+                choices: &chosen,
+                asked: RefCell::default(),
+            };
+            let Some(hash) = text_hash(dispatch, coop.filter(|_| dispatch.use_coop), &noted) else {
+                continue;
+            };
+            for Noticed { class, ways } in noted.asked.take() {
+                if self.tuning().is_qualified(&class, &hash) {
+                    continue;
+                }
+                match difference(dispatch, &class, &ways) {
+                    Ok(None) => self.tuning().qualified(&class, &hash),
+                    Ok(Some(difference)) => self.tuning().refuse(&class, &Error::backend(NAME, difference)),
+                    Err(error) if self.gpu().is_lost() => return Err(error),
+                    Err(error) => self.tuning().refuse(&class, &error),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// How the second of two ways differs from the first.
+    fn first_difference(
+        &self,
+        dispatch: &Dispatch,
+        precision: Precision,
+        class: &Class,
+        ways: &[String; 2],
+    ) -> Result<Option<String>> {
+        let trial = Trial::new(self, dispatch, precision, class, ways, Instant::now())?;
+        let (mut usual, mut other) = (trial.prepare(&ways[0])?, trial.prepare(&ways[1])?);
+        trial.difference(&mut usual, &mut other)
+    }
+}
+
+/// How the second of two ways to compute a call differs from the first.
+type Difference<'a> = dyn Fn(&Dispatch, &Class, &[String; 2]) -> Result<Option<String>> + 'a;
+
+/// A class for which a stored way is used, and the usual way with it.
+struct Noticed {
+    class: Class,
+    ways: [String; 2],
+}
+
+/// Notes which stored ways are used.
+struct Noted<'a> {
+    choices: &'a dyn Choices,
+    asked: RefCell<Vec<Noticed>>,
+}
+
+impl Choices for Noted<'_> {
+    fn precision(&self) -> Precision {
+        self.choices.precision()
+    }
+
+    fn choose(&self, class: &Class, offered: &dyn Fn() -> Vec<String>) -> Option<String> {
+        let way = self.choices.choose(class, offered)?;
+        let all = offered();
+        if let Some(usual) = all.first().filter(|usual| **usual != way && all.contains(&way)) {
+            self.asked.borrow_mut().push(Noticed {
+                class: class.clone(),
+                ways: [usual.clone(), way.clone()],
+            });
+        }
+        Some(way)
+    }
+
+    fn missing(&self, class: &Class, name: &str) {
+        self.choices.missing(class, name);
+    }
+}

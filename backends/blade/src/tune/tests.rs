@@ -1,0 +1,536 @@
+//! Ways on a device: each is right, what is stored is used, and what cannot be used harms nothing.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use meganeura_core::backend::{Backend, Device};
+use meganeura_core::config::Config;
+use meganeura_core::graph::Graph;
+use meganeura_core::ops::Conv2dOptions;
+use meganeura_core::plan::compile_for;
+use meganeura_core::{DType, ExecutionPlan, NodeId, Result};
+
+use super::contest::{Subject, contest};
+use super::trial::Trial;
+use super::tuner::Found;
+use super::{Entry, TuneOptions, Tuning};
+use crate::backend::BladeBackend;
+use crate::device::BladeDevice;
+use crate::executable::BladeExecutable;
+use crate::once::run_once;
+
+/// The first usable device, with what is stored in a folder; none where there is no device, which the integration tests
+/// say.
+fn device(folder: &Path) -> Option<Arc<BladeDevice>> {
+    let text = format!("[backend.blade]\ntune_folder = '{}'", folder.display());
+    let config: Config = toml::from_str(&text).expect("a configuration");
+    let devices = BladeBackend.devices(&config).expect("a listing");
+    let usable = devices.into_iter().find(|d| d.rejected.is_none())?;
+    Some(BladeBackend.open_device(usable.index, &config).expect("it opens"))
+}
+
+/// Words of the fact that listings tell of stored ways.
+fn fact(folder: &Path, more: &str) -> String {
+    let text = format!("[backend.blade]\ntune_folder = '{}'\n{more}", folder.display());
+    let config: Config = toml::from_str(&text).expect("a configuration");
+    let devices = BladeBackend.devices(&config).expect("a listing");
+    let facts = devices.iter().flat_map(|d| &d.details);
+    let tuned = facts.into_iter().find(|f| f.name == "tuned kernels");
+    tuned.expect("it is told").value.clone()
+}
+
+fn plan(device: &BladeDevice, build: impl FnOnce(&mut Graph) -> NodeId) -> ExecutionPlan {
+    let mut graph = Graph::new();
+    let result = build(&mut graph);
+    graph.set_outputs(vec![result]);
+    compile_for(&graph, device).expect("a plan")
+}
+
+/// A product large enough for tiles.
+fn product(device: &BladeDevice) -> ExecutionPlan {
+    plan(device, |g| {
+        let (a, b) = (g.input("a", &[70, 90]), g.input("b", &[90, 50]));
+        g.matmul(a, b)
+    })
+}
+
+fn later() -> Instant {
+    Instant::now() + Duration::from_secs(3600)
+}
+
+fn trial<'a>(device: &'a BladeDevice, found: &'a Found) -> Trial<'a> {
+    let trial = Trial::new(
+        device,
+        &found.dispatch,
+        found.precision,
+        &found.class,
+        &found.ways,
+        later(),
+    );
+    trial.expect("the call stands alone")
+}
+
+/// The only class of a plan.
+fn only_class(device: &BladeDevice, plan: &ExecutionPlan) -> Found {
+    let mut classes = device.classes(std::slice::from_ref(plan)).expect("it has kernels");
+    assert_eq!(classes.len(), 1);
+    classes.remove(0)
+}
+
+/// A trial with times that are told, and a way that computes something else.
+struct Planted<'a> {
+    trial: Trial<'a>,
+    wrong: &'a str,
+    fast: &'a str,
+}
+
+impl Subject for Planted<'_> {
+    type Ready = (String, BladeExecutable);
+
+    fn ways(&self) -> &[String] {
+        self.trial.ways()
+    }
+
+    fn prepare(&self, way: &str) -> Result<Self::Ready> {
+        let mut executable = self.trial.executable(way)?;
+        if way == self.wrong {
+            self.trial.spoil(&mut executable)?;
+        }
+        Ok((way.to_owned(), executable))
+    }
+
+    fn difference(&self, usual: &mut Self::Ready, other: &mut Self::Ready) -> Result<Option<String>> {
+        self.trial.difference(&mut usual.1, &mut other.1)
+    }
+
+    fn time(&self, (way, _): &mut Self::Ready, _: u32) -> Result<f64> {
+        Ok(match way {
+            way if way == self.fast => 0.5,
+            way if way == self.wrong => 0.1,
+            _ => 1.0,
+        })
+    }
+
+    fn is_over(&self) -> bool {
+        false
+    }
+}
+
+/// What a device gives for the product, and what it should.
+fn run_product(device: &BladeDevice, plan: &ExecutionPlan) {
+    let value = |name: &str, i: usize| ((i * if name == "a" { 7 } else { 11 }) % 13) as f32 - 6.0;
+    let count = |name: &str| if name == "a" { 70 * 90 } else { 90 * 50 };
+    let mut executable = device.compile(plan).expect("it compiles");
+    for (name, buffer) in &plan.input_buffers {
+        let bytes: Vec<u8> = (0..count(name)).flat_map(|i| value(name, i).to_le_bytes()).collect();
+        executable.write(*buffer, 0, &bytes).expect("it fits");
+    }
+    let args = meganeura_core::backend::StepArgs {
+        segments: &[0],
+        scalars: &[],
+    };
+    let ticket = executable.run(&args).expect("it runs");
+    executable.wait(ticket).expect("it ends");
+    let mut bytes = vec![0; 4 * 70 * 50];
+    executable
+        .read(plan.output_buffers[0], 0, &mut bytes)
+        .expect("it reads");
+    for (at, word) in bytes.as_chunks::<4>().0.iter().enumerate() {
+        let (row, column) = (at / 50, at % 50);
+        let want: f32 = (0..90)
+            .map(|k| value("a", row * 90 + k) * value("b", k * 50 + column))
+            .sum();
+        assert_eq!(f32::from_le_bytes(*word), want, "[{row}, {column}]");
+    }
+}
+
+fn sources(device: &BladeDevice, plan: &ExecutionPlan) -> Vec<String> {
+    let sources = device.kernel_sources(plan).expect("it has kernels");
+    sources.into_iter().map(|s| s.text).collect()
+}
+
+#[test]
+fn a_planted_way_wins_is_stored_and_used() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let Some(first) = device(folder.path()) else { return };
+    let plan = product(&first);
+    let (usual_kernels, usual_sources) = (first.kernels(), sources(&first, &plan));
+    let found = only_class(&first, &plan);
+    assert!(
+        fact(folder.path(), "").starts_with("none"),
+        "{}",
+        fact(folder.path(), "")
+    );
+    let [_, wrong, .., fast] = &found.ways[..] else {
+        panic!("{:?}", found.ways)
+    };
+    let decision = contest(&Planted {
+        trial: trial(&first, &found),
+        wrong,
+        fast,
+    });
+    let decision = decision.expect("it ends");
+    assert_eq!(decision.winner.as_ref(), Some(fast));
+    let [refusal] = &decision.refused[..] else {
+        panic!("{decision:?}")
+    };
+    assert_eq!((&refusal.way, refusal.wrong), (wrong, true));
+    assert!(refusal.reason.contains("element"), "{refusal:?}");
+
+    let entry = Entry {
+        sizes: found.class.sizes,
+        usual: found.ways[0].clone(),
+        winner: decision.winner.clone(),
+        gain: 2.0,
+        qualified: Default::default(),
+    };
+    first.tuning().keep(&found.class.name, entry).expect("it is written");
+    let tuned_sources = sources(&first, &plan);
+    assert_ne!(tuned_sources, usual_sources, "it is used at once");
+    assert_ne!(first.kernels(), usual_kernels, "cached plans are made anew");
+    run_product(&first, &plan);
+    let path = first.tuned_file().expect("a file").to_owned();
+    drop(first);
+
+    let second = device(folder.path()).expect("as before");
+    assert_eq!(
+        sources(&second, &plan),
+        tuned_sources,
+        "and read when the device is opened"
+    );
+    run_product(&second, &plan);
+    let told = fact(folder.path(), "");
+    assert!(told.starts_with("1 of 1 classes"), "{told}");
+    assert_eq!(fact(folder.path(), "tune = 'off'"), "not used");
+    assert!(second.forget_tuned().expect("it is deleted"));
+    assert!(!path.exists() && !second.forget_tuned().expect("there is none"));
+    assert_eq!(
+        (second.kernels(), sources(&second, &plan)),
+        (usual_kernels, usual_sources)
+    );
+}
+
+/// Stores a way for the class of the product, and opens the device with it.
+fn with_winner(
+    folder: &Path,
+    choose: impl FnOnce(&Found) -> String,
+) -> Option<(Arc<BladeDevice>, ExecutionPlan, String)> {
+    let device = device(folder)?;
+    let plan = product(&device);
+    let found = only_class(&device, &plan);
+    let entry = Entry {
+        sizes: found.class.sizes,
+        usual: found.ways[0].clone(),
+        winner: Some(choose(&found)),
+        gain: 2.0,
+        qualified: Default::default(),
+    };
+    device.tuning().keep(&found.class.name, entry).expect("it is written");
+    Some((device, plan, found.class.name))
+}
+
+#[test]
+fn ways_of_other_versions_are_dropped() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let Some((first, plan, class)) = with_winner(folder.path(), |_| "tiles.v0 side=3 parts=1".into()) else {
+        return;
+    };
+    let path = first.tuned_file().expect("a file").to_owned();
+    drop(first);
+    assert!(std::fs::read_to_string(&path).expect("it is there").contains(&class));
+    let second = device(folder.path()).expect("as before");
+    assert_eq!(second.tuning().fingerprint(), None);
+    run_product(&second, &plan);
+    let left = std::fs::read_to_string(&path).expect("it is there");
+    assert!(!left.contains(&class), "{left}");
+}
+
+#[test]
+fn a_way_that_a_product_does_not_have_is_passed_over() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let Some((device, plan, _)) = with_winner(folder.path(), |_| "tiles.v1 side=8 parts=77".into()) else {
+        return;
+    };
+    run_product(&device, &plan);
+    let untuned = tempfile::tempdir().expect("a folder");
+    let usual = self::device(untuned.path()).expect("as before");
+    assert_eq!(sources(&device, &plan), sources(&usual, &plan));
+}
+
+#[test]
+fn a_way_that_the_driver_refuses_is_dropped() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let last = |found: &Found| found.ways.last().expect("several").clone();
+    let Some((device, plan, class)) = with_winner(folder.path(), last) else {
+        return;
+    };
+    let chosen = sources(&device, &plan);
+    device
+        .pipelines()
+        .refused
+        .lock()
+        .expect("no panic")
+        .extend(chosen.clone());
+    run_product(&device, &plan);
+    assert_ne!(sources(&device, &plan), chosen, "the usual way from now on");
+    let path = device.tuned_file().expect("a file");
+    assert!(!std::fs::read_to_string(path).expect("it is there").contains(&class));
+}
+
+#[test]
+fn stored_ways_are_compared_before_they_are_used() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let last = |found: &Found| found.ways.last().expect("several").clone();
+    let Some((device, plan, class)) = with_winner(folder.path(), last) else {
+        return;
+    };
+    let path = device.tuned_file().expect("a file").to_owned();
+    let file = || std::fs::read_to_string(&path).expect("it is there");
+    let (chosen, before) = (sources(&device, &plan), file());
+    let asked = std::cell::Cell::new(0);
+    let right = |_: &_, _: &_, ways: &[String; 2]| {
+        assert_ne!(ways[0], ways[1]);
+        asked.set(asked.get() + 1);
+        Ok(None)
+    };
+    device.qualify_by(&plan, &right).expect("it is compared");
+    assert_ne!(file(), before, "that it was is remembered");
+    device.qualify_by(&plan, &right).expect("it was compared");
+    assert_eq!(asked.get(), 1, "once");
+    // Another number of rows of the class has other kernels.
+    let other = self::plan(&device, |g| {
+        let (a, b) = (g.input("a", &[71, 90]), g.input("b", &[90, 50]));
+        g.matmul(a, b)
+    });
+    let wrong = |_: &_, _: &_, _: &_| Ok(Some("element 3 is 1, not 2".to_owned()));
+    device.qualify_by(&other, &wrong).expect("it is compared");
+    assert_ne!(sources(&device, &plan), chosen, "what is wrong is not used");
+    assert!(!file().contains(&class));
+    run_product(&device, &plan);
+}
+
+#[test]
+fn damaged_files_and_unwritable_folders_harm_nothing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let last = |found: &Found| found.ways.last().expect("several").clone();
+    let Some((first, plan, _)) = with_winner(folder.path(), last) else {
+        return;
+    };
+    let path = first.tuned_file().expect("a file").to_owned();
+    drop(first);
+    let whole = std::fs::read_to_string(&path).expect("it is there");
+    let damaged = whole.replace("gain: 2.0", "gain: 3.0");
+    assert_ne!(damaged, whole);
+    std::fs::write(&path, &damaged).expect("it is written");
+    let second = device(folder.path()).expect("as before");
+    assert_eq!(second.tuning().fingerprint(), None);
+    run_product(&second, &plan);
+    let told = fact(folder.path(), "");
+    assert!(told.contains("damaged") && told.contains("--forget"), "{told}");
+    assert_eq!(
+        std::fs::read_to_string(&path).expect("it is there"),
+        damaged,
+        "for whoever looks"
+    );
+    drop(second);
+
+    // Whoever may do anything may write to a folder that is read-only, but not to a file as if it were one.
+    let third = device(&path).expect("as before");
+    let found = only_class(&third, &plan);
+    let entry = Entry {
+        sizes: found.class.sizes,
+        usual: found.ways[0].clone(),
+        winner: None,
+        gain: 1.0,
+        qualified: Default::default(),
+    };
+    let error = third.tuning().keep(&found.class.name, entry).expect_err("no folder");
+    assert!(error.to_string().contains("tune_folder"), "{error}");
+    run_product(&third, &plan);
+    let options = TuneOptions {
+        time: Duration::ZERO,
+        keep: true,
+    };
+    let error = Tuning::none().file().expect_err("nowhere").to_string();
+    assert!(error.contains("tune_folder"), "{error}");
+    let tuned = third
+        .tune(&[plan], &options, &mut |_, _, _| ())
+        .expect("nothing to write");
+    assert_eq!(tuned[0].skipped.as_deref(), Some("the time was over"));
+}
+
+#[test]
+fn wrong_settings_are_errors() {
+    for (text, expected) in [
+        ("tune = 'always'", "use 'stored' or 'off'"),
+        ("tune = 3", "backend.blade.tune"),
+        ("tune_folder = true", "backend.blade.tune_folder"),
+    ] {
+        let config: Config = toml::from_str(&format!("[backend.blade]\n{text}")).expect("a configuration");
+        let error = super::folder(&config).expect_err(expected).to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+/// A measured tuning, of which only that it ends is known, and that no way is wrong.
+#[test]
+fn tuning_measures_and_keeps() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let Some(device) = device(folder.path()) else { return };
+    let plans = [product(&device)];
+    let options = TuneOptions {
+        time: Duration::from_secs(20),
+        keep: true,
+    };
+    let mut told = Vec::new();
+    let tuned = device.tune(&plans, &options, &mut |number, of, tuned| {
+        told.push((number, of, tuned.clone()))
+    });
+    let tuned = tuned.expect("it ends");
+    assert_eq!(told, [(1, 1, tuned[0].clone())]);
+    let only = &tuned[0];
+    assert!(
+        only.refused.is_empty() && only.skipped.is_none() && only.timed > 0,
+        "{only:?}"
+    );
+    assert!(only.usual_seconds > 0.0 && only.gain() >= 1.0, "{only:?}");
+    assert!(fact(folder.path(), "").contains(" of 1 classes"));
+    run_product(&device, &plans[0]);
+}
+
+/// Calls with products of odd sizes, and of all layouts.
+fn products() -> Vec<fn(&mut Graph) -> NodeId> {
+    vec![
+        |g| {
+            let (a, b) = (g.input("a", &[37, 133]), g.input("b", &[133, 45]));
+            g.matmul(a, b)
+        },
+        |g| {
+            let (a, b) = (g.input("a", &[140, 35]), g.input("b", &[140, 67]));
+            g.matmul_at(a, b)
+        },
+        // Long sums, in parts.
+        |g| {
+            let (a, b) = (g.input("a", &[19, 1030]), g.input("b", &[33, 1030]));
+            let product = g.matmul_bt(a, b);
+            g.neg(product)
+        },
+        // Few rows, whose operands have vectors, or not.
+        |g| {
+            let (a, b) = (g.input("a", &[3, 1100]), g.input("b", &[70, 1100]));
+            g.matmul_bt(a, b)
+        },
+        |g| {
+            let (a, b) = (g.input("a", &[1, 1031]), g.input("b", &[1031, 37]));
+            g.matmul(a, b)
+        },
+        |g| {
+            let a = g.input_typed("a", &[5, 516], DType::F16);
+            let b = g.input_typed("b", &[31, 516], DType::F16);
+            let [a, b] = [a, b].map(|x| g.cast(x, DType::F32));
+            g.matmul_bt(a, b)
+        },
+        // Batched, and with one matrix for all of a batch.
+        |g| {
+            let (a, b) = (g.input("a", &[3, 21, 70]), g.input("b", &[3, 70, 30]));
+            g.matmul(a, b)
+        },
+        |g| {
+            let (a, b) = (g.input("a", &[3, 7, 80]), g.input("b", &[80, 41]));
+            g.matmul(a, b)
+        },
+        |g| {
+            let (x, w) = (g.input("x", &[2, 5, 9, 11]), g.input("w", &[19, 5, 3, 3]));
+            g.conv2d(x, w, Conv2dOptions::default())
+        },
+    ]
+}
+
+#[test]
+fn every_way_gives_what_the_usual_one_does() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let Some(device) = device(folder.path()) else { return };
+    let mut families = std::collections::BTreeSet::new();
+    for build in products() {
+        let plan = plan(&device, build);
+        for found in device.classes(&[plan]).expect("it has kernels") {
+            let trial = trial(&device, &found);
+            let mut usual = trial.prepare(&found.ways[0]).expect("the usual way");
+            for way in &found.ways[1..] {
+                let mut other = trial
+                    .prepare(way)
+                    .unwrap_or_else(|e| panic!("{}, {way}: {e}", found.class));
+                let difference = trial.difference(&mut usual, &mut other).expect("it runs");
+                assert_eq!(difference, None, "{}, {way}", found.class);
+                families.extend(way.split(' ').next().map(str::to_owned));
+            }
+        }
+    }
+    for family in ["direct.v1", "tiles.v1", "lanes.v1", "wide.v1"] {
+        assert!(families.contains(family), "{families:?}");
+    }
+}
+
+/// The usual ways of these calls are right, by the oracle: so all are.
+#[test]
+fn the_usual_ways_are_right() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let Some(device) = device(folder.path()) else { return };
+    for build in products() {
+        let mut graph = Graph::new();
+        let result = build(&mut graph);
+        graph.set_outputs(vec![result]);
+        let plan = compile_for(&graph, &*device).expect("a plan");
+        let fill = |name: &str, count: usize| -> Vec<f64> {
+            let seed = name.len() + usize::from(name.as_bytes()[0]);
+            (0..count).map(|i| ((i * seed) % 17) as f64 / 8.0 - 1.0).collect()
+        };
+        let size = |name: &str| {
+            let buffers = plan.input_buffers.iter().find(|(n, _)| n == name);
+            plan.buffer_types[buffers.expect("an input").1.index()].clone()
+        };
+        if plan
+            .input_buffers
+            .iter()
+            .any(|(name, _)| size(name).dtype != DType::F32)
+        {
+            // Written by words here.
+            continue;
+        }
+        let feeds = plan.input_buffers.iter();
+        let feeds = feeds.map(|(name, _)| (name.clone(), fill(name, size(name).numel())));
+        let evaluation = meganeura_core::reference::evaluate(&graph, &feeds.collect()).expect("the oracle");
+        let want = &evaluation
+            .get(meganeura_core::Value::from(result))
+            .expect("a value")
+            .data;
+        let with = crate::program::With {
+            coop: None,
+            brought: &Default::default(),
+            choices: None,
+        };
+        let mut executable = BladeExecutable::new(&device, &plan, &with).expect("it compiles");
+        let words = |name: &str| {
+            let values = fill(name, size(name).numel()).into_iter();
+            values.map(|v| (v as f32).to_le_bytes()).collect()
+        };
+        let found = run_once(&mut executable, &plan, words).expect("it runs");
+        let scale = want.iter().fold(1.0, |m: f64, v| m.max(v.abs()));
+        for (want, found) in want.iter().zip(&found[0]) {
+            let found = f64::from(f32::from_le_bytes(*found));
+            assert!((want - found).abs() < 1e-5 * scale, "{found}, not {want}");
+        }
+    }
+}
+
+#[test]
+fn a_call_that_is_no_product_has_no_class() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let Some(device) = device(folder.path()) else { return };
+    let plan = plan(&device, |g| {
+        let x = g.input("x", &[40, 50]);
+        g.neg(x)
+    });
+    assert!(device.classes(&[plan]).expect("it has kernels").is_empty());
+}

@@ -1,0 +1,246 @@
+//! Measuring the ways of the products of plans on a device.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use meganeura_core::plan::{Dispatch, ExecutionPlan};
+use meganeura_core::precision::Precision;
+use meganeura_core::{Error, Result};
+
+use super::Entry;
+use super::contest::{Decision, Refusal, contest};
+use super::qualify::text_hash;
+use super::trial::{Forced, Trial};
+use crate::device::BladeDevice;
+use crate::kernels::variants::{Choices, Class};
+use crate::program::{self, With};
+
+/// What [`BladeDevice::tune`] measures.
+#[derive(Clone, Debug)]
+pub struct TuneOptions {
+    /// Time for all classes together, shared evenly. Making one kernel, which nothing interrupts, may take longer.
+    pub time: Duration,
+    /// Whether what is found is kept in the file.
+    pub keep: bool,
+}
+
+/// What was measured of a class of products.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tuned {
+    /// The class: what is multiplied, and its sizes.
+    pub class: String,
+    /// Calls with such a product in the plans.
+    pub calls: usize,
+    /// The usual way.
+    pub usual: String,
+    /// The way that is faster, if one is.
+    pub winner: Option<String>,
+    /// Seconds of a call in the usual way; of one that could not be measured, 0.
+    pub usual_seconds: f64,
+    /// Seconds of a call in the way that is the best.
+    pub best_seconds: f64,
+    /// Ways that were timed, beside the usual one.
+    pub timed: usize,
+    /// Ways that were not tried, as the time was over.
+    pub untried: usize,
+    /// Ways that are wrong, or that the driver does not take.
+    pub refused: Vec<Refusal>,
+    /// Why the class was not measured, if it was not.
+    pub skipped: Option<String>,
+}
+
+impl Tuned {
+    /// The usual way's time by that of the best.
+    pub fn gain(&self) -> f64 {
+        match &self.winner {
+            Some(_) if self.best_seconds > 0.0 => self.usual_seconds / self.best_seconds,
+            _ => 1.0,
+        }
+    }
+}
+
+/// A class of products of some plans.
+pub(super) struct Found {
+    pub(super) class: Class,
+    pub(super) precision: Precision,
+    pub(super) ways: Vec<String>,
+    /// A call with such a product.
+    pub(super) dispatch: Dispatch,
+    pub(super) calls: usize,
+}
+
+impl Found {
+    /// Multiplications of all calls.
+    fn work(&self) -> u128 {
+        let sizes = self.class.sizes.iter().map(|&size| size as u128);
+        sizes.product::<u128>() * self.calls as u128
+    }
+}
+
+impl BladeDevice {
+    /// Measures the ways to compute the products of plans for this device, class by class, those with most to do first. What
+    /// was found of each is told at once, and kept if that is asked for: plans that are compiled afterwards use it. Nothing
+    /// else should use the device meanwhile.
+    ///
+    /// # Errors
+    /// Plans without kernels; a file that cannot be written; a device that fails.
+    pub fn tune(
+        &self,
+        plans: &[ExecutionPlan],
+        options: &TuneOptions,
+        told: &mut dyn FnMut(usize, usize, &Tuned),
+    ) -> Result<Vec<Tuned>> {
+        if options.keep {
+            self.tuning().file()?;
+        }
+        let classes = self.classes(plans)?;
+        let mut all = Vec::with_capacity(classes.len());
+        let end = Instant::now() + options.time;
+        for (number, found) in classes.iter().enumerate() {
+            let left = end.saturating_duration_since(Instant::now());
+            // What a class does not need is for those behind it.
+            let until = Instant::now() + left / (classes.len() - number) as u32;
+            let tuned = match left.is_zero() {
+                true => skipped(found, "the time was over"),
+                false => self.tune_class(found, until)?,
+            };
+            if options.keep && tuned.skipped.is_none() {
+                self.keep(found, &tuned)?;
+            }
+            told(number + 1, classes.len(), &tuned);
+            all.push(tuned);
+        }
+        Ok(all)
+    }
+
+    /// The classes of products of plans, those with most to do first.
+    pub(super) fn classes(&self, plans: &[ExecutionPlan]) -> Result<Vec<Found>> {
+        let mut found: Vec<Found> = Vec::new();
+        let mut known: HashMap<String, usize> = HashMap::new();
+        for plan in plans {
+            let asked = Asked {
+                precision: plan.precision,
+                found: RefCell::default(),
+            };
+            let brought = self.brought_for(plan);
+            let with = With {
+                coop: self.coop_at(plan.precision),
+                brought: &brought,
+                choices: Some(&asked),
+            };
+            program::ask(plan, &with, &mut |dispatch| {
+                for (class, ways) in asked.found.take() {
+                    let at = *known.entry(class.name.clone()).or_insert_with(|| {
+                        found.push(Found {
+                            class,
+                            precision: plan.precision,
+                            ways,
+                            dispatch: dispatch.clone(),
+                            calls: 0,
+                        });
+                        found.len() - 1
+                    });
+                    found[at].calls += 1;
+                }
+            })?;
+        }
+        found.sort_by_key(|f| std::cmp::Reverse(f.work()));
+        Ok(found)
+    }
+
+    fn tune_class(&self, found: &Found, until: Instant) -> Result<Tuned> {
+        let trial = Trial::new(self, &found.dispatch, found.precision, &found.class, &found.ways, until);
+        let outcome = trial.and_then(|trial| contest(&trial));
+        match outcome {
+            Ok(decision) => Ok(tuned(found, decision)),
+            Err(error) if self.gpu().is_lost() => Err(Error::misuse(
+                format!("the device failed while ways of {} were measured: {error}", found.class),
+                "what was found before is kept; look at the driver, and tune other works",
+            )),
+            Err(error) => Ok(skipped(found, &error.to_string())),
+        }
+    }
+
+    fn keep(&self, found: &Found, tuned: &Tuned) -> Result<()> {
+        let hash = tuned.winner.as_deref().and_then(|winner| {
+            let forced = Forced::new(&found.class, Some(winner), found.precision);
+            text_hash(&found.dispatch, self.coop_at(found.precision), &forced)
+        });
+        let entry = Entry {
+            sizes: found.class.sizes,
+            usual: tuned.usual.clone(),
+            winner: tuned.winner.clone(),
+            gain: tuned.gain(),
+            qualified: hash.into_iter().collect(),
+        };
+        self.tuning().keep(&found.class.name, entry)
+    }
+
+    /// Forgets what was measured on this device, with its driver, and before. Returns whether there was anything.
+    ///
+    /// # Errors
+    /// The file cannot be deleted, or the settings name none.
+    pub fn forget_tuned(&self) -> Result<bool> {
+        self.tuning().forget()
+    }
+
+    /// The file that keeps what was measured.
+    ///
+    /// # Errors
+    /// By the settings there is none.
+    pub fn tuned_file(&self) -> Result<&Path> {
+        self.tuning().file()
+    }
+}
+
+fn tuned(found: &Found, decision: Decision) -> Tuned {
+    Tuned {
+        class: found.class.name.clone(),
+        calls: found.calls,
+        usual: found.ways.first().cloned().unwrap_or_default(),
+        usual_seconds: decision.usual,
+        best_seconds: match decision.winner {
+            Some(_) => decision.best,
+            None => decision.usual,
+        },
+        winner: decision.winner,
+        timed: decision.timed,
+        untried: decision.untried,
+        refused: decision.refused,
+        skipped: None,
+    }
+}
+
+fn skipped(found: &Found, why: &str) -> Tuned {
+    let nothing = Decision {
+        winner: None,
+        usual: 0.0,
+        best: 0.0,
+        timed: 0,
+        untried: found.ways.len().saturating_sub(1),
+        refused: Vec::new(),
+    };
+    Tuned {
+        skipped: Some(why.to_owned()),
+        ..tuned(found, nothing)
+    }
+}
+
+/// Notes which classes are asked about.
+struct Asked {
+    precision: Precision,
+    found: RefCell<Vec<(Class, Vec<String>)>>,
+}
+
+impl Choices for Asked {
+    fn precision(&self) -> Precision {
+        self.precision
+    }
+
+    fn choose(&self, class: &Class, offered: &dyn Fn() -> Vec<String>) -> Option<String> {
+        self.found.borrow_mut().push((class.clone(), offered()));
+        None
+    }
+}
