@@ -129,7 +129,7 @@ impl<'a> Contest<'a> {
             left_out: Vec::new(),
         };
         for on in devices {
-            for precision in work.precisions(precision, on) {
+            for precision in work.precisions(precision.or(on.rewrite.precision), &*on.device) {
                 let ready = contained(|| {
                     let mut prepared = work.prepare(on, precision)?;
                     // Of the second time nothing is paid for that only the first one needs.

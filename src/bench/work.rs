@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use super::{BenchDevice, Demand, Suite, feed, noise};
+use crate::backend::Device;
 use crate::build::{plan_cached, plan_for};
 use crate::plan::optimizer::Update;
 use crate::precision::Precision;
@@ -147,12 +148,11 @@ impl Work {
     }
 
     /// The precisions in which a device is measured: those asked for, else both where the work says so and the device has two.
-    pub fn precisions(&self, wanted: Option<Precision>, device: &BenchDevice) -> Vec<Precision> {
-        let wanted = wanted.or(device.rewrite.precision);
-        if wanted.is_none() && self.both_precisions && device.device.has_mixed_precision() {
+    pub fn precisions(&self, wanted: Option<Precision>, device: &dyn Device) -> Vec<Precision> {
+        if wanted.is_none() && self.both_precisions && device.has_mixed_precision() {
             return vec![Precision::F32, Precision::Mixed];
         }
-        vec![Precision::resolve(wanted, self.mode, &*device.device)]
+        vec![Precision::resolve(wanted, self.mode, device)]
     }
 
     /// Makes it ready to be timed on a device; it has run once then.

@@ -11,6 +11,8 @@ mod plugins;
 mod precision;
 mod saved;
 mod text;
+#[cfg(feature = "blade")]
+mod tune;
 
 use std::process::{Command, Output};
 

@@ -9,6 +9,8 @@ use clap::{Parser, Subcommand};
 
 use meganeura::profiler::{self, TraceFile};
 
+#[cfg(feature = "blade")]
+use commands::tune;
 use commands::{bench, chat, conformance, devices, diff, doctor, explain, generate, ops, plugins, train};
 
 /// Train and run neural networks on any hardware.
@@ -52,6 +54,9 @@ enum Command {
     Explain(explain::Args),
     /// Measure how long steps of models and matrix products take on a device.
     Bench(bench::Args),
+    /// Measure which kernels for matrix products and convolutions are the fastest on a device, and use them from then on.
+    #[cfg(feature = "blade")]
+    Tune(tune::Args),
     /// Check a device against the reference implementation of every operator.
     Conformance(conformance::Args),
     /// Replay a plan on two devices with the same data, and name the first dispatch on which they differ.
@@ -93,6 +98,8 @@ fn run(command: &Command) -> ExitCode {
         Command::Ops(args) => ops::run(args),
         Command::Explain(args) => explain::run(args),
         Command::Bench(args) => bench::run(args),
+        #[cfg(feature = "blade")]
+        Command::Tune(args) => tune::run(args),
         Command::Conformance(args) => conformance::run(args),
         Command::Diff(args) => diff::run(args),
     };

@@ -15,6 +15,9 @@ mod planned;
 pub(crate) mod plugins;
 mod precision;
 pub(crate) mod train;
+#[cfg(feature = "blade")]
+pub(crate) mod tune;
+mod work;
 
 use std::error::Error;
 use std::process::ExitCode;

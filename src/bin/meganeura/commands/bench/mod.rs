@@ -1,6 +1,6 @@
 //! `meganeura bench`: single works here, suites in a file of their own.
 
-mod suites;
+pub(super) mod suites;
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -10,15 +10,14 @@ use std::time::{Duration, Instant};
 use meganeura::bench::{Sizes, feed};
 use meganeura::build::plan_for;
 use meganeura::config::Config;
-use meganeura::nn::layers::WeightStorage;
-use meganeura::nn::models::{KV_POS, LOGITS_ROW, LogitsOf, PRESETS, Preset, preset};
+use meganeura::nn::models::{KV_POS, LOGITS_ROW};
 use meganeura::precision::Precision;
-use meganeura::{Graph, Mode, Session, Sgd, select};
+use meganeura::{Mode, Session, Sgd, select};
 use serde_json::json;
 
 use super::Outcome;
-use super::language::storage;
 use super::precision::Choice;
+use super::work::ModelOptions;
 use crate::output::line;
 
 /// Ids that are fed are below this: they are those of any vocabulary.
@@ -62,30 +61,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 
-    /// Train models with plain gradient descent instead of running them.
-    #[arg(long, conflicts_with = "suite")]
-    train: bool,
-
-    /// Rows of models: tokens of a sequence, or examples of a batch.
-    #[arg(long, value_name = "N", conflicts_with = "suite")]
-    seq: Option<usize>,
-
-    /// Run language models with a key-value cache of so many rows: `--seq` tokens, one by default, behind those that are
-    /// cached. Logits are those of the last.
-    #[arg(long, value_name = "ROWS", conflicts_with_all = ["train", "suite"])]
-    cache: Option<usize>,
-
-    /// Tokens that are cached before a step.
-    #[arg(long, value_name = "N", requires = "cache", default_value_t = 0)]
-    cached: u32,
-
-    /// Sequences side by side, each with a cache of its own.
-    #[arg(long, value_name = "N", requires = "cache", default_value_t = 1)]
-    sequences: usize,
-
-    /// How weights of language models with a cache are stored on the device.
-    #[arg(long, value_name = "f32|f16|q8|q4", requires = "cache", value_parser = storage, default_value = "f32")]
-    weights: WeightStorage,
+    #[command(flatten)]
+    models: ModelOptions,
 
     /// How exactly products are computed; by default what the device does of itself.
     #[arg(long, value_enum)]
@@ -102,13 +79,6 @@ pub(crate) struct Args {
     /// Print how long each pass takes, too.
     #[arg(long, conflicts_with_all = ["json", "suite"])]
     passes: bool,
-}
-
-/// A graph to run, and the operations of a step if they are known.
-struct Work {
-    graph: Graph,
-    mode: Mode,
-    flops: Option<f64>,
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {
@@ -146,7 +116,7 @@ fn run_on(selector: Option<&str>, args: &Args, settings: &Config) -> Result<(), 
     let mut rewrite = settings.rewrite.clone();
     rewrite.precision = args.precision.map(Precision::from).or(rewrite.precision);
     for name in &args.work {
-        let work = work(name, args)?;
+        let work = args.models.work(name)?;
         let optimizer = (work.mode == Mode::Training).then(|| Sgd::new(1e-3).into());
         let (plan, _) = plan_for(&work.graph, &device, work.mode, optimizer.as_ref(), &rewrite)?;
         let (precision, dispatches) = (plan.precision, plan.dispatches.len());
@@ -156,8 +126,8 @@ fn run_on(selector: Option<&str>, args: &Args, settings: &Config) -> Result<(), 
             session.try_set_optimizer(optimizer)?;
         }
         feed(&mut session, CLASSES, &[])?;
-        if args.cache.is_some() {
-            place(&mut session, args)?;
+        if args.models.cache.is_some() {
+            place(&mut session, &args.models)?;
         }
         let (step, waited) = measure(&mut session, args.steps)?;
         let seconds = step.as_secs_f64();
@@ -194,62 +164,8 @@ fn run_on(selector: Option<&str>, args: &Args, settings: &Config) -> Result<(), 
     Ok(())
 }
 
-fn work(name: &str, args: &Args) -> Result<Work, String> {
-    if let Some(model) = preset(name) {
-        let graph = match args.cache {
-            Some(capacity) => cached_graph(model, capacity, args)?,
-            None => model.graph(args.seq.unwrap_or(model.rows)),
-        };
-        return Ok(Work {
-            graph,
-            mode: if args.train { Mode::Training } else { Mode::Inference },
-            flops: None,
-        });
-    }
-    if args.cache.is_some() {
-        return Err(format!("--cache is for language models, which '{name}' is not"));
-    }
-    let sizes: Vec<usize> = name.split('x').filter_map(|size| size.parse().ok()).collect();
-    let [m, n, k] = sizes[..] else {
-        let known: Vec<&str> = PRESETS.iter().map(|p| p.name).collect();
-        return Err(format!(
-            "there is no model '{name}', and it is no product such as 512x512x512; the models are: {}",
-            known.join(", ")
-        ));
-    };
-    let mut graph = Graph::new();
-    let (a, b) = (graph.input("a", &[m, k]), graph.input("b", &[k, n]));
-    let product = graph.matmul(a, b);
-    graph.set_outputs(vec![product]);
-    Ok(Work {
-        graph,
-        mode: Mode::Inference,
-        flops: Some(2.0 * m as f64 * n as f64 * k as f64),
-    })
-}
-
-/// A graph that reads some tokens of each sequence behind those that are cached.
-fn cached_graph(model: &Preset, capacity: usize, args: &Args) -> Result<Graph, String> {
-    let Some(mut config) = model.language_model() else {
-        return Err(format!("--cache is for language models, which '{}' is not", model.name));
-    };
-    let (rows, cached) = (args.seq.unwrap_or(1), args.cached as usize);
-    if rows == 0 || args.sequences == 0 || cached.saturating_add(rows) > capacity {
-        return Err(format!(
-            "{} sequences of {cached} cached tokens and {rows} more do not fit caches of {capacity} rows; raise --cache",
-            args.sequences
-        ));
-    }
-    config.weights = args.weights;
-    let logits = if rows == 1 { LogitsOf::AllRows } else { LogitsOf::OneRow };
-    Ok(match args.sequences {
-        1 => config.decode_graph(&[], rows, capacity, logits),
-        sequences => config.decode_graph(&[sequences], rows, capacity, logits),
-    })
-}
-
 /// Says where in their caches sequences are.
-fn place(session: &mut Session, args: &Args) -> meganeura::Result<()> {
+fn place(session: &mut Session, args: &ModelOptions) -> meganeura::Result<()> {
     session.try_set_input_u32(KV_POS, &vec![args.cached; args.sequences])?;
     match args.seq.unwrap_or(1) {
         1 => Ok(()),

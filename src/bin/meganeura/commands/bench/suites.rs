@@ -18,7 +18,7 @@ use crate::output::{line, notice};
 const ALL: &str = "all";
 
 /// A suite, or all of them.
-pub(super) fn suites(text: &str) -> Result<Suites, String> {
+pub(crate) fn suites(text: &str) -> Result<Suites, String> {
     match text {
         ALL => Ok(Suites(Suite::ALL.to_vec())),
         one => one
@@ -30,7 +30,7 @@ pub(super) fn suites(text: &str) -> Result<Suites, String> {
 
 /// What one value of `--suite` stands for.
 #[derive(Clone, Debug)]
-pub(super) struct Suites(Vec<Suite>);
+pub(crate) struct Suites(pub(crate) Vec<Suite>);
 
 /// How large works shall be.
 pub(super) fn sizes(text: &str) -> Result<Sizes, String> {

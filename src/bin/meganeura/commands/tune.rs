@@ -1,0 +1,247 @@
+//! `meganeura tune`.
+
+use std::error::Error;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use meganeura::backend::Device;
+use meganeura::bench::{Sizes, Suite, Task, metric, works};
+use meganeura::blade::{BladeBackend, BladeDevice, TuneOptions, Tuned};
+use meganeura::build::plan_for;
+use meganeura::config::Config;
+use meganeura::precision::Precision;
+use meganeura::select::{self, Selected};
+use meganeura::{ExecutionPlan, Mode, Sgd};
+use serde_json::{Value, json};
+
+use super::Outcome;
+use super::bench::suites;
+use super::precision::Choice;
+use super::work::ModelOptions;
+use crate::output::{line, notice};
+
+/// The backend whose kernels have several ways to be computed.
+const BACKEND: &str = "blade";
+
+/// Options of `tune`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Whose products to measure: models of `meganeura explain`, and matrix products such as 4096x4096x4096 (rows, columns,
+    /// terms of a sum).
+    #[arg(value_name = "WORK")]
+    work: Vec<String>,
+
+    /// The products of works that are listed in the program: matmul, attention, conv, models and others, or all. Several with
+    /// commas.
+    #[arg(long, value_name = "SUITE", value_delimiter = ',', value_parser = suites::suites, conflicts_with = "work")]
+    suite: Vec<suites::Suites>,
+
+    /// Device to tune; see `meganeura devices`.
+    #[arg(long, value_name = "SEL")]
+    device: Option<String>,
+
+    #[command(flatten)]
+    models: ModelOptions,
+
+    /// In which precision of plans; by default that which each work has on the device.
+    #[arg(long, value_enum)]
+    precision: Option<Choice>,
+
+    /// Time for all of it. What a class of products does not need is for those behind it, which have less to do.
+    #[arg(long, value_name = "N", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
+    seconds: u64,
+
+    /// Show what is found, and keep nothing.
+    #[arg(long)]
+    dry_run: bool,
+
+    /// Forget what was measured on the device: the usual kernels are used again.
+    #[arg(long, conflicts_with_all = ["work", "suite", "dry_run", "precision"])]
+    forget: bool,
+
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Outcome {
+    if !args.forget && args.work.is_empty() && args.suite.is_empty() {
+        return Err(
+            "there is nothing to tune: name models or products, such as smollm2-135m or 512x512x512, or give --suite; \
+             --forget deletes what was found before"
+                .into(),
+        );
+    }
+    // Products that run elsewhere are not tuned here.
+    let config = Config {
+        fallback: None,
+        ..Config::load()?
+    };
+    let selected = select::select(args.device.as_deref(), &config)?;
+    if selected.backend.info().name != BACKEND {
+        return Err(format!(
+            "there is nothing to tune on {}: the kernels of GPUs have several ways to be computed, so name one with \
+             `--device {BACKEND}`; `meganeura devices` lists them",
+            selected.selector
+        )
+        .into());
+    }
+    let device = BladeBackend.open_device(selected.info.index, &config)?;
+    if args.forget {
+        return forget(args, &device);
+    }
+    let plans = plans(args, &selected, &config)?;
+    let options = TuneOptions {
+        time: Duration::from_secs(args.seconds),
+        keep: !args.dry_run,
+    };
+    let mut failure = Ok(());
+    let all = device.tune(&plans, &options, &mut |number, of, tuned| {
+        if let (Ok(()), Err(error)) = (&failure, tell(args, number, of, tuned)) {
+            failure = Err(error);
+        }
+    })?;
+    failure?;
+    report(args, &selected, &device, &all)?;
+    Ok(match all.iter().any(|tuned| tuned.skipped.is_none()) {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    })
+}
+
+fn forget(args: &Args, device: &BladeDevice) -> Outcome {
+    let file = device.tuned_file()?.to_owned();
+    let was_there = device.forget_tuned()?;
+    match args.json {
+        true => line(json!({ "file": file, "forgotten": was_there }))?,
+        false if was_there => line(format_args!(
+            "{} is deleted; the usual kernels are used",
+            file.display()
+        ))?,
+        false => line(format_args!(
+            "nothing was measured on this device: there is no {}",
+            file.display()
+        ))?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The plans whose products are measured, as anybody has them on the device.
+fn plans(args: &Args, selected: &Selected, config: &Config) -> Result<Vec<ExecutionPlan>, Box<dyn Error>> {
+    let device: Arc<dyn Device> = selected.open(config)?;
+    let wanted = args.precision.map(Precision::from).or(config.rewrite.precision);
+    let mut plans = Vec::new();
+    let mut rewrite = config.rewrite.clone();
+    for name in &args.work {
+        let work = args.models.work(name)?;
+        let optimizer = (work.mode == Mode::Training).then(|| Sgd::new(1e-3).into());
+        rewrite.precision = wanted;
+        plans.push(plan_for(&work.graph, &device, work.mode, optimizer.as_ref(), &rewrite)?.0);
+    }
+    let mut suites: Vec<Suite> = args.suite.iter().flat_map(|s| s.0.clone()).collect();
+    suites.sort_unstable();
+    suites.dedup();
+    let listed = suites
+        .into_iter()
+        .flat_map(|suite| works(suite, Sizes::of(selected.info.kind)))
+        .filter(|work| work.task == Task::Step);
+    for work in listed {
+        for precision in work.precisions(wanted, &*device) {
+            rewrite.precision = Some(precision);
+            let plan = plan_for(&work.graph(), &device, work.mode, work.update.as_ref(), &rewrite);
+            match plan {
+                Ok((plan, _)) => plans.push(plan),
+                Err(error) => notice(format_args!("{} is left out: {error}", work.name))?,
+            }
+        }
+    }
+    Ok(plans)
+}
+
+/// Tells of a class that was measured.
+fn tell(args: &Args, number: usize, of: usize, tuned: &Tuned) -> std::io::Result<()> {
+    for refusal in tuned.refused.iter().filter(|refusal| refusal.wrong) {
+        notice(format_args!(
+            "warning: '{}' is wrong for {} and never used: {}",
+            refusal.way, tuned.class, refusal.reason
+        ))?;
+    }
+    let text = format!("[{number}/{of}] {}: {}", tuned.class, outcome(tuned));
+    match args.json {
+        true => notice(text),
+        false => line(text),
+    }
+}
+
+fn outcome(tuned: &Tuned) -> String {
+    if let Some(why) = &tuned.skipped {
+        return format!("not measured: {why}");
+    }
+    let seconds = |seconds: f64| format!("{}s", metric(seconds));
+    let mut text = match &tuned.winner {
+        Some(winner) => format!(
+            "{winner}, {} instead of {} of {}, {:.2} times as fast",
+            seconds(tuned.best_seconds),
+            seconds(tuned.usual_seconds),
+            tuned.usual,
+            tuned.gain()
+        ),
+        None => format!("{} as usual, {}", tuned.usual, seconds(tuned.usual_seconds)),
+    };
+    text += &format!("; {} others were timed", tuned.timed);
+    for (count, what) in [(tuned.refused.len(), "refused"), (tuned.untried, "not tried")] {
+        if count > 0 {
+            text += &format!(", {count} {what}");
+        }
+    }
+    text
+}
+
+fn report(args: &Args, selected: &Selected, device: &BladeDevice, all: &[Tuned]) -> Result<(), Box<dyn Error>> {
+    let file = match args.dry_run {
+        true => None,
+        false => Some(device.tuned_file()?),
+    };
+    let winners = all.iter().filter(|tuned| tuned.winner.is_some()).count();
+    if args.json {
+        line(json!({
+            "device": selected.selector,
+            "name": selected.info.name,
+            "driver": selected.info.driver,
+            "file": file,
+            "classes": all.iter().map(object).collect::<Vec<_>>(),
+        }))?;
+        return Ok(());
+    }
+    let classes = match all.len() {
+        0 => "these works have no products; nothing was measured".to_owned(),
+        count => format!("{winners} of {count} classes of products have a faster way than usual"),
+    };
+    match file {
+        Some(file) if winners > 0 => line(format_args!(
+            "{classes}; it is used from now on, and kept in {}",
+            file.display()
+        ))?,
+        _ => line(classes)?,
+    }
+    Ok(())
+}
+
+fn object(tuned: &Tuned) -> Value {
+    let refused = tuned.refused.iter();
+    let refused = refused.map(|r| json!({ "way": r.way, "reason": r.reason, "wrong": r.wrong }));
+    json!({
+        "class": tuned.class,
+        "calls": tuned.calls,
+        "usual": tuned.usual,
+        "usual_seconds": tuned.usual_seconds,
+        "winner": tuned.winner,
+        "best_seconds": tuned.best_seconds,
+        "gain": tuned.gain(),
+        "timed": tuned.timed,
+        "untried": tuned.untried,
+        "refused": refused.collect::<Vec<_>>(),
+        "skipped": tuned.skipped,
+    })
+}

@@ -1,0 +1,103 @@
+//! Works by their names on the command line: models, and matrix products.
+
+use meganeura::nn::layers::WeightStorage;
+use meganeura::nn::models::{LogitsOf, PRESETS, Preset, preset};
+use meganeura::{Graph, Mode};
+
+use super::language::storage;
+
+/// How models are run.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ModelOptions {
+    /// Train models with plain gradient descent instead of running them.
+    #[arg(long, conflicts_with = "suite")]
+    pub(super) train: bool,
+
+    /// Rows of models: tokens of a sequence, or examples of a batch.
+    #[arg(long, value_name = "N", conflicts_with = "suite")]
+    pub(super) seq: Option<usize>,
+
+    /// Run language models with a key-value cache of so many rows: `--seq` tokens, one by default, behind those that are
+    /// cached. Logits are those of the last.
+    #[arg(long, value_name = "ROWS", conflicts_with_all = ["train", "suite"])]
+    pub(super) cache: Option<usize>,
+
+    /// Tokens that are cached before a step.
+    #[arg(long, value_name = "N", requires = "cache", default_value_t = 0)]
+    pub(super) cached: u32,
+
+    /// Sequences side by side, each with a cache of its own.
+    #[arg(long, value_name = "N", requires = "cache", default_value_t = 1)]
+    pub(super) sequences: usize,
+
+    /// How weights of language models with a cache are stored on the device.
+    #[arg(long, value_name = "f32|f16|q8|q4", requires = "cache", value_parser = storage, default_value = "f32")]
+    pub(super) weights: WeightStorage,
+}
+
+/// A graph to run, and the operations of a step if they are known.
+pub(super) struct Work {
+    pub(super) graph: Graph,
+    pub(super) mode: Mode,
+    pub(super) flops: Option<f64>,
+}
+
+impl ModelOptions {
+    /// The graph of a name.
+    ///
+    /// # Errors
+    /// There is no such model, or options that it does not have.
+    pub(super) fn work(&self, name: &str) -> Result<Work, String> {
+        if let Some(model) = preset(name) {
+            let graph = match self.cache {
+                Some(capacity) => self.cached_graph(model, capacity)?,
+                None => model.graph(self.seq.unwrap_or(model.rows)),
+            };
+            return Ok(Work {
+                graph,
+                mode: if self.train { Mode::Training } else { Mode::Inference },
+                flops: None,
+            });
+        }
+        if self.cache.is_some() {
+            return Err(format!("--cache is for language models, which '{name}' is not"));
+        }
+        let sizes: Vec<usize> = name.split('x').filter_map(|size| size.parse().ok()).collect();
+        let [m, n, k] = sizes[..] else {
+            let known: Vec<&str> = PRESETS.iter().map(|p| p.name).collect();
+            return Err(format!(
+                "there is no model '{name}', and it is no product such as 512x512x512; the models are: {}",
+                known.join(", ")
+            ));
+        };
+        let mut graph = Graph::new();
+        let (a, b) = (graph.input("a", &[m, k]), graph.input("b", &[k, n]));
+        let product = graph.matmul(a, b);
+        graph.set_outputs(vec![product]);
+        Ok(Work {
+            graph,
+            mode: Mode::Inference,
+            flops: Some(2.0 * m as f64 * n as f64 * k as f64),
+        })
+    }
+
+    /// A graph that reads some tokens of each sequence behind those that are cached.
+    fn cached_graph(&self, model: &Preset, capacity: usize) -> Result<Graph, String> {
+        let Some(mut config) = model.language_model() else {
+            return Err(format!("--cache is for language models, which '{}' is not", model.name));
+        };
+        let (rows, cached) = (self.seq.unwrap_or(1), self.cached as usize);
+        if rows == 0 || self.sequences == 0 || cached.saturating_add(rows) > capacity {
+            return Err(format!(
+                "{} sequences of {cached} cached tokens and {rows} more do not fit caches of {capacity} rows; raise --cache",
+                self.sequences
+            ));
+        }
+        config.weights = self.weights;
+        let logits = if rows == 1 { LogitsOf::AllRows } else { LogitsOf::OneRow };
+        Ok(match self.sequences {
+            1 => config.decode_graph(&[], rows, capacity, logits),
+            sequences => config.decode_graph(&[sequences], rows, capacity, logits),
+        })
+    }
+}
