@@ -225,7 +225,7 @@ fn every_variable_has_its_line_in_the_page_of_settings() {
                 .skip(1)
                 .filter_map(|rest| rest.split('"').next());
             for name in names {
-                let is_name = name.chars().all(|c| c.is_ascii_uppercase() || c == '_');
+                let is_name = !name.is_empty() && name.chars().all(|c| c.is_ascii_uppercase() || c == '_');
                 assert!(
                     !is_name || page.contains(&format!("| `MEGANEURA_{name}` |")),
                     "docs/settings.md lacks MEGANEURA_{name} of {}",

@@ -144,6 +144,21 @@ impl Config {
         })
     }
 
+    /// Checks that a backend is given no settings but those that it knows.
+    ///
+    /// # Errors
+    /// [`Error::Config`] when there is another.
+    pub fn check_backend(&self, backend: &str, known: &[&str]) -> Result<()> {
+        let given = self.backend.get(backend).into_iter().flat_map(BTreeMap::keys);
+        match given.into_iter().find(|key| !known.contains(&key.as_str())) {
+            None => Ok(()),
+            Some(key) => Err(Error::Config {
+                origin: self.origin(),
+                message: format!("backend.{backend}.{key} is no setting; there are {}", known.join(", ")),
+            }),
+        }
+    }
+
     /// Where the settings came from, for messages.
     pub fn origin(&self) -> String {
         self.path
@@ -169,6 +184,17 @@ mod tests {
         assert_eq!(config.backend_size("cpu", "absent").expect("absent"), None);
         let error = config.backend_size("cpu", "pin").expect_err("a string");
         assert!(error.to_string().contains("backend.cpu.pin"), "{error}");
+        config
+            .check_backend("cpu", &["threads", "pin"])
+            .expect("both are known");
+        config.check_backend("gpu", &[]).expect("nothing is said of it");
+        let error = config.check_backend("cpu", &["threads"]).expect_err("unknown");
+        assert!(
+            error
+                .to_string()
+                .contains("backend.cpu.pin is no setting; there are threads"),
+            "{error}"
+        );
         assert_eq!(config.backend_text("cpu", "pin").expect("a text"), Some("x"));
         assert_eq!(config.backend_text("gpu", "pin").expect("absent"), None);
         let error = config.backend_text("cpu", "threads").expect_err("a number");

@@ -87,6 +87,7 @@ impl BladeBackend {
         if let Some(reason) = describe(&reports, index, &probed).rejected {
             return Err(Error::backend(NAME, format!("device {index} was rejected: {reason}")));
         }
+        config.check_backend(NAME, &[TILE, MIN_WORKGROUPS, tune::TUNE, tune::FOLDER])?;
         let wanted = wanted(config)?;
         let tuned = (tune::folder(config)?, tuning_key(report, wanted));
         open(index, report.device_id, limits_of(report, &probed), wanted, tuned)

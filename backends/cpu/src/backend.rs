@@ -86,6 +86,7 @@ fn thread_count(config: &Config) -> Result<usize> {
         let text = value.to_string_lossy();
         return text.trim().parse().ok().filter(|&n| n > 0).ok_or_else(|| fail(&text));
     }
+    config.check_backend("cpu", &["threads"])?;
     match config.backend_size("cpu", "threads")? {
         Some(0) => Err(Error::Config {
             origin: config.origin(),

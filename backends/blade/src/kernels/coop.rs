@@ -6,8 +6,8 @@
 //! into shared memory as they lie in memory, the next ones are on their way from memory meanwhile, and every subgroup
 //! multiplies tiles. In the end tiles are stored as they are, or go through shared memory to what follows the product.
 //!
-//! Products of few rows have but one row of tiles, and are bound by waiting for memory: many workgroups of few columns,
-//! whose subgroups share the terms of a step, and several steps on their way.
+//! Products that are too small for many blocks are bound by waiting for memory: of few rows, which have but one row of tiles, and
+//! of few blocks. They have small blocks, whose subgroups share the terms of a step, and several steps on their way.
 
 mod block;
 
@@ -16,7 +16,7 @@ use std::fmt::Write as _;
 use super::emit::Emitter;
 use super::fold::{pairwise, sum};
 use super::module::{COOP, Launch};
-use super::sums::{Element, Plain, Sink};
+use super::sums::{self, Element, Plain, Sink};
 use super::tiled::{Products, Sizes};
 pub(super) use block::Block;
 use block::ENOUGH_GROUPS;
@@ -43,8 +43,6 @@ pub(crate) const MIN_COOP_WORKGROUPS_HIGH_K: usize = 32;
 const HIGH_K: usize = 1024;
 /// Fewest steps of a part of the summed dimension: a launch that puts parts together takes as long as some.
 const FEWEST_STEPS: usize = 8;
-/// Most bytes of partial sums.
-const MOST_PARTIAL: usize = 16 << 20;
 
 /// Most rows of a product with few.
 const FEW_ROWS: usize = 16;
@@ -122,7 +120,7 @@ impl<'a> Blocks<'a> {
     ) -> Option<Self> {
         let sizes = products.sizes();
         let k = sizes.k;
-        let room = MOST_PARTIAL / (4 * total.max(1));
+        let room = sums::most_parts(total);
         let parts = wanted.min(k / (FEWEST_STEPS * block.step)).min(room).max(1);
         let length = k.div_ceil(parts).next_multiple_of(block.step);
         // Rounding the parts up may leave fewer.

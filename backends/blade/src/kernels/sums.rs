@@ -15,6 +15,14 @@ const THREADS: usize = 256;
 /// Type of partial sums: that of all sums, whatever the products are of.
 pub(super) const PARTIAL: DType = DType::F32;
 
+/// Most parts that the sums of so many elements may be cut into: partial sums take memory.
+pub(super) fn most_parts(total: usize) -> usize {
+    const MOST_BYTES: usize = 16 << 20;
+    PARTIAL
+        .storage_bytes(total.max(1))
+        .map_or(1, |bytes| MOST_BYTES / bytes)
+}
+
 /// An element of the result: WGSL expressions of its number, which is that of some element in any case, and its sum; and
 /// a condition where it may be beyond the end.
 pub(super) struct Element {

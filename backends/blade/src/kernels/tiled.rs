@@ -15,7 +15,7 @@ use super::body::{Body, Def, Id};
 use super::emit::Emitter;
 use super::module::{CompileCx, Compiled, Launch};
 use super::pointwise::is_half;
-use super::sums::{Element, PARTIAL, Plain, Results, Sink, epilogue, join};
+use super::sums::{self, Element, PARTIAL, Plain, Results, Sink, epilogue, join};
 use super::variants::{Product, Tiles};
 use super::{Role, vectors};
 
@@ -34,8 +34,6 @@ const GROUPS_IN_PARTS: usize = 160;
 const TILES: [(usize, usize); 4] = [(8, 2 * ENOUGH_GROUPS), (4, ENOUGH_GROUPS), (2, ENOUGH_GROUPS), (1, 0)];
 /// Shortest part of the summed dimension.
 const SHORTEST_PART: usize = 8 * STEP;
-/// Most bytes of partial sums.
-const MOST_PARTIAL: usize = 16 << 20;
 /// Columns up to which rows may be computed on the way: few workgroups share them.
 const COLUMNS_ON_THE_WAY: usize = 256;
 /// Most elements of the result that a thread computes together.
@@ -122,7 +120,9 @@ impl Tiles<'_> {
 /// rows for many workgroups, computed from several operands: the first operand is computed once before the product.
 pub(super) fn check_prologue(body: &Body, cx: &CompileCx, operand: Id, sizes: Option<Sizes>) -> Result<(), String> {
     // Reductions are computed with what depends on them.
-    let stored = matches!(body.nodes[operand].def, Def::Operand(_)) || !body.calls(Role::Reduction).is_empty();
+    if matches!(body.nodes[operand].def, Def::Operand(_)) || !body.calls(Role::Reduction).is_empty() {
+        return Ok(());
+    }
     let few = match (cx.kernel.name == FUSED.name(), sizes) {
         (true, sizes) => sizes.is_some_and(vectors::can_stage),
         (false, sizes) => {
@@ -131,7 +131,7 @@ pub(super) fn check_prologue(body: &Body, cx: &CompileCx, operand: Id, sizes: Op
             sizes.is_none_or(|s| read <= 1 || s.n <= COLUMNS_ON_THE_WAY || vectors::can_stage(s))
         }
     };
-    match stored || few {
+    match few {
         true => Ok(()),
         false => Err("what is multiplied is computed on the way, for too many rows".into()),
     }
@@ -278,7 +278,7 @@ impl<'a> Tiling<'a> {
     /// Tiles of this size, and sums in as many parts as are wanted, or fewer.
     fn of(products: &'a dyn Products, total: usize, tile: usize, wanted: usize) -> Self {
         let sizes = products.sizes();
-        let room = MOST_PARTIAL / (4 * total.max(1));
+        let room = sums::most_parts(total);
         Tiling {
             parts: wanted.min(sizes.k / SHORTEST_PART).min(room).max(1),
             products,

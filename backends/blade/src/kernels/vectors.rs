@@ -40,8 +40,6 @@ const SHORTEST_PART: usize = 32;
 const ENOUGH_GROUPS: usize = 256;
 /// Workgroups from which on a second launch, which puts parts together, takes longer than it saves.
 const GROUPS_WITHOUT_PARTS: usize = 48;
-/// Most bytes of partial sums.
-const MOST_PARTIAL: usize = 16 << 20;
 
 /// Whether there can be a kernel for a product of one row that depends on reductions of that row, as of a norm: every
 /// workgroup computes these for itself, which takes less time than a launch of its own.
@@ -157,7 +155,7 @@ impl<'a> Vectors<'a> {
 
     /// As many parts as are wanted, unless they were too short, or too many to keep.
     fn limited(sizes: &Sizes, total: usize, lanes: usize, wanted: usize) -> usize {
-        let room = MOST_PARTIAL / (4 * total.max(1));
+        let room = sums::most_parts(total);
         wanted.min(sizes.k / (lanes * SHORTEST_PART)).min(room).max(1)
     }
 

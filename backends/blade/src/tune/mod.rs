@@ -32,9 +32,9 @@ pub(crate) use store::{Entry, Key};
 pub use tuner::{TuneOptions, Tuned};
 
 /// The setting that says whether stored ways are used.
-const TUNE: &str = "tune";
+pub(crate) const TUNE: &str = "tune";
 /// The setting that names the folder that they are stored in.
-const FOLDER: &str = "tune_folder";
+pub(crate) const FOLDER: &str = "tune_folder";
 
 /// The folder of stored ways, unless they are not to be used.
 ///

@@ -62,14 +62,17 @@ impl ModelOptions {
         if self.cache.is_some() {
             return Err(format!("--cache is for language models, which '{name}' is not"));
         }
-        let sizes: Vec<usize> = name.split('x').filter_map(|size| size.parse().ok()).collect();
-        let [m, n, k] = sizes[..] else {
+        let sizes: Vec<Option<usize>> = name.split('x').map(|size| size.parse().ok()).collect();
+        let [Some(m), Some(n), Some(k)] = sizes[..] else {
             let known: Vec<&str> = PRESETS.iter().map(|p| p.name).collect();
             return Err(format!(
                 "there is no model '{name}', and it is no product such as 512x512x512; the models are: {}",
                 known.join(", ")
             ));
         };
+        if self.train || self.seq.is_some() {
+            return Err(format!("--train and --seq are for models, which '{name}' is not"));
+        }
         let mut graph = Graph::new();
         let (a, b) = (graph.input("a", &[m, k]), graph.input("b", &[k, n]));
         let product = graph.matmul(a, b);

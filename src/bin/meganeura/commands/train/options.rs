@@ -57,7 +57,7 @@ pub(super) struct RunOptions {
     #[arg(long, value_name = "STEPS", default_value = "0")]
     pub(super) warmup: Warmup,
 
-    /// Scale gradients down to this Euclidean norm where they are longer; 0 does not [default: 0, of text 1]
+    /// Scale gradients down to this Euclidean norm where they are longer [default: does not; 1 of text, where a huge one does not]
     #[arg(long, value_name = "NORM")]
     pub(super) clip_norm: Option<f32>,
 
@@ -156,7 +156,6 @@ impl RunOptions {
             warmup: self.warmup,
             clip: self
                 .clip_norm
-                .filter(|&norm| norm != 0.0)
                 .map(GradientClip::Norm)
                 .or(self.clip_value.map(GradientClip::Value)),
             accumulate: self.accumulate,

@@ -259,10 +259,7 @@ fn config(args: &Args, train: &Dataset, model: &Model) -> TrainConfig {
         groups.push(ParameterGroup::new(["*norm.weight"]).weight_decay(0.0));
     }
     TrainConfig {
-        clip: match args.run.clip_norm {
-            Some(0.0) => None,
-            _ => usual.clip.or(Some(GradientClip::Norm(1.0))),
-        },
+        clip: usual.clip.or(Some(GradientClip::Norm(1.0))),
         groups,
         features: TOKENS.to_owned(),
         labels: TARGETS.to_owned(),
