@@ -31,8 +31,14 @@ const WIDE_ROWS: usize = 128;
 const TASK_ROWS: usize = 48;
 const TASK_PANELS: usize = 4;
 
-/// B is not packed up to so many f32s (half of a 1 MiB second-level cache).
+/// B is not packed up to so many f32s (half of a 1 MiB second-level cache), unless C is tall and the product at least so large:
+/// rows of B that are no whole cache lines, or far apart, keep its panels out of the first-level cache, for which many rows of C
+/// pay.
 const OPERAND_LEN: usize = 128 * 1024;
+const IN_PLACE_FLOPS: u64 = 8_000_000;
+/// Up to so many panels of a block, a tile's rows of A meet all of them before the next rows are read: these are then read once,
+/// from wherever they are, while the panels come from the second-level cache.
+const FEW_PANELS: usize = 4;
 /// f32s of B that are worth a packing task of their own.
 const PACK_LEN: usize = 32 * 1024;
 const MAX_PACK_TASKS: usize = 16;
@@ -55,7 +61,8 @@ enum Source {
 /// C is cut into a grid of tasks. Within its part, a task goes over blocks of k,
 /// blocks of columns (where it packs B for itself), blocks of rows, and then over
 /// tiles: along the columns outside, along the rows inside, so that the panel of B
-/// stays in the first-level cache and the block of A in the second-level one.
+/// stays in the first-level cache and the block of A in the second-level one. With
+/// few panels it is the other way round.
 #[derive(Clone, Debug)]
 pub(super) struct MatrixPlan {
     source: Source,
@@ -126,7 +133,9 @@ impl MatrixPlan {
             (rows, cols)
         };
         let b_len = spec.k.saturating_mul(spec.n);
-        let (source, pack_tasks, panel_block) = if spec.b.col == 1 && b_len <= OPERAND_LEN {
+        let tall = spec.m > WIDE_ROWS && flops(spec) > IN_PLACE_FLOPS;
+        let in_place = spec.b.col == 1 && b_len <= OPERAND_LEN && !tall;
+        let (source, pack_tasks, panel_block) = if in_place {
             (Source::Operand, 0, panels)
         } else if row_parts == 1 {
             let block = (COL_BLOCK / width).min(panels.div_ceil(col_parts));
@@ -140,7 +149,7 @@ impl MatrixPlan {
         } else {
             (spec.a.row == 1, spec.a.col)
         };
-        let reused = panels.div_ceil(col_parts) >= TASK_PANELS;
+        let reused = panels.div_ceil(col_parts) > FEW_PANELS;
         Self {
             source,
             row_parts,
@@ -309,8 +318,14 @@ impl MatrixPlan {
                 from
             }
         };
-        for (index, panel) in part.panels.clone().enumerate() {
-            let col = panel * self.width;
+        let panels = part.panels.len();
+        for at in 0..tiles * panels {
+            let (tile, index) = if panels <= FEW_PANELS {
+                (at / panels, at % panels)
+            } else {
+                (at % tiles, at / tiles)
+            };
+            let col = (part.panels.start + index) * self.width;
             // SAFETY: the first element of the panel, packed or not.
             let (b, b_row) = unsafe {
                 match b {
@@ -318,60 +333,64 @@ impl MatrixPlan {
                     None => (operands.b.add(part.steps.start * spec.b.row + col), spec.b.row),
                 }
             };
-            for tile in 0..tiles {
-                let rows = share(rows, tiles, tile);
-                // The copy is in the order of tiles.
-                let (a_at, a_row, a_col) = if !self.copy_a {
-                    (rows.start * spec.a.row, spec.a.row, spec.a.col)
-                } else if by_rows {
-                    (rows.start * k, k, 1)
+            let rows = share(rows, tiles, tile);
+            // The copy is in the order of tiles.
+            let (a_at, a_row, a_col) = if !self.copy_a {
+                (rows.start * spec.a.row, spec.a.row, spec.a.col)
+            } else if by_rows {
+                (rows.start * k, k, 1)
+            } else {
+                (rows.start * k, 1, rows.len())
+            };
+            let kernels = &kernels[rows.len() - 1];
+            let first_row = part.rows.start + rows.start;
+            // SAFETY: elements of the block in A and C; the kernel for the
+            // tile's rows and columns.
+            unsafe {
+                let c = operands.c.add(first_row * spec.ldc + col);
+                // Later blocks of k add to what the earlier ones left in C.
+                let (base, base_row) = if spec.accumulate || part.steps.start > 0 {
+                    (c.cast_const(), spec.ldc)
                 } else {
-                    (rows.start * k, 1, rows.len())
+                    let start = operands.addend.at(first_row, col);
+                    (start.unwrap_or(std::ptr::null()), operands.addend.row)
                 };
-                let kernels = &kernels[rows.len() - 1];
-                let first_row = part.rows.start + rows.start;
-                // SAFETY: elements of the block in A and C; the kernel for the
-                // tile's rows and columns.
-                unsafe {
-                    let c = operands.c.add(first_row * spec.ldc + col);
-                    // Later blocks of k add to what the earlier ones left in C.
-                    let (base, base_row) = if spec.accumulate || part.steps.start > 0 {
-                        (c.cast_const(), spec.ldc)
-                    } else {
-                        let start = operands.addend.at(first_row, col);
-                        (start.unwrap_or(std::ptr::null()), operands.addend.row)
-                    };
-                    let tile = Tile {
-                        a: a.add(a_at),
-                        a_row,
-                        a_col,
-                        b,
-                        b_row,
-                        c,
-                        c_row: spec.ldc,
-                        k,
-                        cols: self.width.min(spec.n - col),
-                        base,
-                        base_row,
-                    };
-                    if tile.cols == self.width {
-                        (kernels.full)(&tile);
-                    } else if tile.cols > set.lanes {
-                        (kernels.wide)(&tile);
-                    } else {
-                        (kernels.narrow)(&tile);
-                    }
+                let tile = Tile {
+                    a: a.add(a_at),
+                    a_row,
+                    a_col,
+                    b,
+                    b_row,
+                    c,
+                    c_row: spec.ldc,
+                    k,
+                    cols: self.width.min(spec.n - col),
+                    base,
+                    base_row,
+                };
+                if tile.cols == self.width {
+                    (kernels.full)(&tile);
+                } else if tile.cols > set.lanes {
+                    (kernels.wide)(&tile);
+                } else {
+                    (kernels.narrow)(&tile);
                 }
             }
         }
     }
 }
 
+/// Floating-point operations of a product, or as many as there are numbers for.
+fn flops(spec: &GemmSpec) -> u64 {
+    let lengths = [spec.m, spec.n, spec.k];
+    lengths
+        .iter()
+        .fold(2, |product, len| product.saturating_mul(*len as u64))
+}
+
 /// How many tasks a product is worth.
 fn wanted_tasks(spec: &GemmSpec) -> usize {
-    let flops = [spec.m, spec.n, spec.k]
-        .iter()
-        .fold(2u64, |product, len| product.saturating_mul(*len as u64));
+    let flops = flops(spec);
     let most = (MEDIUM_TASKS + flops / LARGE_TASK_FLOPS).min(MAX_TASKS);
     // At most MAX_TASKS, which fits any usize.
     (flops / TASK_FLOPS).clamp(1, most) as usize
