@@ -82,7 +82,7 @@ fn candle(folder: &Path) -> Result<(Llama, Cache)> {
         num_key_value_heads: model.kv_heads,
         use_flash_attn: false,
         rms_norm_eps: f64::from(model.eps),
-        rope_theta: model.rope_theta as f32,
+        rope_theta: model.rope_theta,
         bos_token_id: None,
         eos_token_id: None,
         rope_scaling: None,
