@@ -200,7 +200,8 @@ impl Tiles<'_> {
         }
         if self.parts() == 1 {
             let mut e = Emitter::new(body, cx);
-            let plain = products.is_by_rows() && body.results == [id] && cx.kernel.outputs[0].dtype == DType::F32;
+            let by_rows = products.is_by_rows() && !matches!(self, Tiles::Direct);
+            let plain = by_rows && body.results == [id] && cx.kernel.outputs[0].dtype == DType::F32;
             let plain = plain.then(|| (e.module.array(cx.outputs[0], DType::F32, true), String::new()));
             let together = match body.results == [id] {
                 // Nothing is read.

@@ -97,7 +97,8 @@ impl Tuning {
             key,
             stored: Mutex::new(stored),
         };
-        for (class, way) in tuning.lock().unknown() {
+        let unknown = tuning.lock().unknown();
+        for (class, way) in unknown {
             tuning.drop_way(&class, &way, "there is no such way in this version");
         }
         tuning
