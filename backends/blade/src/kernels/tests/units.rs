@@ -192,7 +192,13 @@ fn every_way_on_matrix_units_is_valid() {
         let offered = asked.offered.take();
         let units: Vec<String> = offered.into_iter().filter(|way| way.starts_with("units")).collect();
         assert!(units.len() > 1, "{label}: {units:?}");
+        let mut blocks = HashSet::new();
         for way in units {
+            let block = way.split(" parts").next().unwrap_or_default().to_owned();
+            // Numbers of parts differ in what is stored alone, which is tested with the usual ones.
+            if !blocks.insert(block.clone()) {
+                continue;
+            }
             let launch = with(&Ways {
                 used: Some(way.clone()),
                 ..Ways::default()
@@ -206,7 +212,7 @@ fn every_way_on_matrix_units_is_valid() {
                 validated(&label, &launch, UNITS);
                 check_shared(&label, &launch);
             }
-            ways.insert(way.split(" parts").next().unwrap_or_default().to_owned());
+            ways.insert(block);
         }
     });
     let block = |size: &str| ways.iter().any(|way| way.contains(&format!("block={size}x")));
