@@ -253,6 +253,12 @@ impl Pattern {
         self.check_scalars_bound(rule)
     }
 
+    /// Whether all calls are operands, at some distance, of one of them.
+    pub(super) fn has_one_root(&self) -> bool {
+        let is_operand = |v: VarId| self.atoms.iter().any(|atom| atom.children.contains(&v));
+        self.atoms.iter().filter(|atom| !is_operand(atom.root)).count() == 1
+    }
+
     fn check_values_bound(&self, rule: &Span) -> Result<(), Fault> {
         let mut bound = vec![false; self.variables.len()];
         for atom in &self.atoms {

@@ -43,9 +43,10 @@ pub struct Rule {
 /// Variable that a `rewrite` binds to the value that it rewrites.
 pub const ROOT: &str = "root__";
 
-/// Facts from which on a rule is matched against the whole e-graph in each round. Otherwise it is asked once for every fact
-/// that could be new, each time in an order of joins that starts there: with so many facts that takes longer than
-/// finding the few matches of all together again, which change nothing.
+/// Facts from which on a rule with one root is matched against the whole e-graph in each round. Otherwise it is asked once
+/// for every fact that could be new, each time in an order of joins that starts there: with so many facts that takes longer than
+/// finding the few matches of all together again, which change nothing. Rules with several roots would join all pairs of
+/// calls again and again.
 const MANY_FACTS: usize = 8;
 
 impl Rule {
@@ -246,9 +247,9 @@ fn drafts(command: Command) -> Result<Vec<Draft>, (String, String)> {
 impl Rule {
     /// The rule as egglog runs it, in `ruleset`.
     pub(super) fn command(&self, ruleset: &str, head: Vec<Action>) -> Command {
-        let eval_mode = match self.body.len() < MANY_FACTS {
-            true => RuleEvalMode::Seminaive,
-            false => RuleEvalMode::Naive,
+        let eval_mode = match self.body.len() >= MANY_FACTS && self.pattern.has_one_root() {
+            true => RuleEvalMode::Naive,
+            false => RuleEvalMode::Seminaive,
         };
         Command::Rule {
             rule: AstRule {
