@@ -1,6 +1,7 @@
 //! Devices that do the same work in turns.
 
 use std::any::Any;
+use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use serde::{Deserialize, Serialize};
@@ -295,21 +296,30 @@ pub enum Progress<'a> {
     LeftOut(&'a LeftOut),
 }
 
-/// Measures works on devices, which take turns.
+/// Is told of progress, and says whether to go on.
+pub type Tell<'a> = dyn FnMut(Progress) -> ControlFlow<()> + 'a;
+
+/// Measures works on devices, which take turns, until all are done or `tell` breaks off; the record holds what was measured.
 ///
 /// # Errors
 /// [`Error::InvalidUse`] where no work has the name that is asked for. Devices that fail are no error; they are in the record.
-pub fn run(devices: &[BenchDevice], options: &Options, tell: &mut dyn FnMut(Progress)) -> Result<Record> {
+pub fn run(devices: &[BenchDevice], options: &Options, tell: &mut Tell) -> Result<Record> {
     let works = options.works(devices)?;
     let mut record = Record::new(devices, options.sizes(devices));
     for work in &works {
-        tell(Progress::Begins(work));
+        if tell(Progress::Begins(work)).is_break() {
+            break;
+        }
         let mut contest = Contest::new(work, devices, options.precision);
         let measured = contest.measure(options.samples);
-        measured.iter().for_each(|m| tell(Progress::Measured(m)));
-        contest.left_out.iter().for_each(|l| tell(Progress::LeftOut(l)));
+        let told = measured.iter().map(Progress::Measured);
+        let mut told = told.chain(contest.left_out.iter().map(Progress::LeftOut));
+        let outcome = told.try_for_each(&mut *tell);
         record.results.extend(measured);
         record.left_out.extend(contest.left_out);
+        if outcome.is_break() {
+            break;
+        }
     }
     Ok(record)
 }

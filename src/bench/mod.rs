@@ -18,6 +18,7 @@
 //! ```
 //! use meganeura::bench::{BenchDevice, Options, Sizes, Suite, run};
 //! use meganeura::config::Config;
+//! use std::ops::ControlFlow;
 //!
 //! let config = Config::load()?;
 //! let device = BenchDevice::open(Some("cpu"), &config)?;
@@ -28,7 +29,7 @@
 //!     samples: 3,
 //!     ..Options::default()
 //! };
-//! let record = run(&[device], &options, &mut |_| {})?;
+//! let record = run(&[device], &options, &mut |_| ControlFlow::Continue(()))?;
 //! assert!(record.results.iter().all(|result| result.seconds.median > 0.0));
 //! # Ok::<(), meganeura::Error>(())
 //! ```
@@ -48,7 +49,7 @@ mod works;
 
 pub use ceilings::{Bound, Ceilings, Floor};
 pub use compare::{CeilingChange, Change, Comparison, Verdict};
-pub use contest::{Contest, Contestant, LeftOut, Options, Progress, run};
+pub use contest::{Contest, Contestant, LeftOut, Options, Progress, Tell, run};
 pub use demand::Demand;
 pub use device::{BenchDevice, Found};
 pub use feed::{feed, noise};

@@ -99,6 +99,30 @@ fn every_result_has_its_time_and_its_floor() {
 }
 
 #[test]
+fn measuring_that_is_broken_off_gives_what_there_is() {
+    use std::ops::ControlFlow;
+
+    use meganeura::bench::{BenchDevice, Options, Progress, Sizes, Suite, run};
+
+    let device = BenchDevice::open(Some("cpu"), &meganeura::config::Config::default()).expect("the CPU");
+    let options = Options {
+        suites: vec![Suite::Pointwise],
+        sizes: Some(Sizes::Small),
+        samples: 1,
+        ..Options::default()
+    };
+    let mut begun = 0;
+    let record = run(&[device], &options, &mut |progress| match progress {
+        Progress::Begins(_) => {
+            begun += 1;
+            ControlFlow::Continue(())
+        }
+        Progress::Measured(_) | Progress::LeftOut(_) => ControlFlow::Break(()),
+    });
+    assert_eq!((record.expect("a record").results.len(), begun), (1, 1));
+}
+
+#[test]
 fn a_record_is_compared_with_an_earlier_one() {
     let folder = tempfile::tempdir().expect("a folder");
     let (mut record, _) = measured("pointwise", &["--only", "relu of 1024"]);

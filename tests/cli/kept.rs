@@ -38,6 +38,20 @@ fn a_run_whose_reader_goes_away_ends_well_and_keeps_its_log() {
 }
 
 #[test]
+fn benchmarks_end_with_their_reader() {
+    let mut command = meganeura(&["bench", "--suite", "pointwise", "--sizes", "small", "--device", "cpu"]);
+    let mut child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program runs");
+    drop(child.stdout.take());
+    let output = child.wait_with_output().expect("it ends");
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && err.is_empty(), "{err}");
+}
+
+#[test]
 fn a_log_of_before_outlives_a_run_that_cannot_begin() {
     let folder = tempfile::tempdir().expect("a folder");
     let log = folder.path().join("run.jsonl");

@@ -75,12 +75,13 @@ fn answer(
     prompt: &[u32],
     turn: u64,
 ) -> Result<String, Box<dyn Error>> {
+    let sampling = args.model.sampling();
     let request = Request {
         max_tokens: args.model.most_tokens(prompt.len(), generator.capacity()),
         // Every turn draws other numbers.
         sampling: Sampling {
-            seed: args.model.sampling().seed.wrapping_add(turn),
-            ..args.model.sampling()
+            seed: sampling.seed.wrapping_add(turn),
+            ..sampling
         },
         stop: None,
     };

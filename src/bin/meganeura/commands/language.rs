@@ -75,7 +75,7 @@ pub(super) fn storage(name: &str) -> std::result::Result<WeightStorage, String> 
     WeightStorage::from_name(name).ok_or_else(|| format!("there are {}", known()))
 }
 
-/// Tokens that are generated at most if nothing is said, and at least if there is room.
+/// Tokens that are generated at most if nothing is said.
 const USUAL_TOKENS: usize = 128;
 
 impl ModelArgs {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use meganeura::backend::Device;
-use meganeura::bench::{Sizes, Suite, Task, metric, works};
+use meganeura::bench::{Sizes, Task, metric, works};
 use meganeura::blade::{BladeBackend, BladeDevice, TuneOptions, Tuned};
 use meganeura::build::plan_for;
 use meganeura::config::Config;
@@ -139,10 +139,7 @@ fn plans(args: &Args, selected: &Selected, config: &Config) -> Result<Vec<Execut
         rewrite.precision = wanted;
         plans.push(plan_for(&work.graph, &device, work.mode, optimizer.as_ref(), &rewrite)?.0);
     }
-    let mut suites: Vec<Suite> = args.suite.iter().flat_map(|s| s.0.clone()).collect();
-    suites.sort_unstable();
-    suites.dedup();
-    let listed = suites
+    let listed = suites::distinct(&args.suite)
         .into_iter()
         .flat_map(|suite| works(suite, Sizes::of(selected.info.kind)))
         .filter(|work| work.task == Task::Step);

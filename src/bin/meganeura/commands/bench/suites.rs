@@ -1,5 +1,6 @@
 //! `meganeura bench --suite`.
 
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -30,7 +31,15 @@ pub(crate) fn suites(text: &str) -> Result<Suites, String> {
 
 /// What one value of `--suite` stands for.
 #[derive(Clone, Debug)]
-pub(crate) struct Suites(pub(crate) Vec<Suite>);
+pub(crate) struct Suites(Vec<Suite>);
+
+/// The suites that several values of `--suite` stand for, each once.
+pub(crate) fn distinct(named: &[Suites]) -> Vec<Suite> {
+    let mut suites: Vec<Suite> = named.iter().flat_map(|s| s.0.clone()).collect();
+    suites.sort_unstable();
+    suites.dedup();
+    suites
+}
 
 /// How large works shall be.
 pub(super) fn sizes(text: &str) -> Result<Sizes, String> {
@@ -50,11 +59,8 @@ pub(super) fn measure(args: &Args) -> Outcome {
     let config = Config::load()?;
     // What is wrong with files is said before minutes are spent.
     let before = args.compare.as_deref().map(Record::read).transpose()?;
-    let mut suites: Vec<Suite> = args.suite.iter().flat_map(|s| s.0.clone()).collect();
-    suites.sort_unstable();
-    suites.dedup();
     let options = Options {
-        suites,
+        suites: distinct(&args.suite),
         only: args.only.clone(),
         sizes: args.sizes,
         precision: args.precision.map(Precision::from),
@@ -65,6 +71,7 @@ pub(super) fn measure(args: &Args) -> Outcome {
         say(args, &format!("{} ({}): {}", d.label(), d.info.kind.name(), d.ceilings))?;
     }
     say(args, &about_sizes(&options, &devices))?;
+    // Whoever no longer reads waits for nothing.
     let mut failure = Ok(());
     let mut suite = None;
     let record = run(&devices, &options, &mut |progress| {
@@ -79,8 +86,10 @@ pub(super) fn measure(args: &Args) -> Outcome {
                 &format!("{}: {} is left out: {}", left.work, left.device, left.reason),
             ),
         };
-        if let (Ok(()), Err(error)) = (&failure, told) {
-            failure = Err(error);
+        failure = told;
+        match failure {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(_) => ControlFlow::Break(()),
         }
     })?;
     failure?;

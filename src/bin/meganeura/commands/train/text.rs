@@ -247,11 +247,13 @@ fn config(args: &Args, train: &Dataset, model: &Model) -> TrainConfig {
         .run
         .epochs
         .unwrap_or_else(|| steps.div_ceil((train.len() / batch.max(1)).max(1)));
-    let rate = match (&args.run.optimizer, is_new, args.lora) {
-        (OptimizerChoice::Adam | OptimizerChoice::AdamW { .. }, true, _) => 3e-3,
-        (OptimizerChoice::Adam | OptimizerChoice::AdamW { .. }, false, Some(_)) => 1e-3,
-        (OptimizerChoice::Adam | OptimizerChoice::AdamW { .. }, false, None) => 1e-4,
-        (rule, ..) => default_rate(rule),
+    let rate = match &args.run.optimizer {
+        OptimizerChoice::Adam | OptimizerChoice::AdamW { .. } => match (is_new, args.lora) {
+            (true, _) => 3e-3,
+            (false, Some(_)) => 1e-3,
+            (false, None) => 1e-4,
+        },
+        rule => default_rate(rule),
     };
     let usual = args.run.config(batch, epochs, rate);
     let mut groups = usual.groups.clone();
