@@ -21,6 +21,9 @@ const TILE: &str = "coop_tile";
 /// The setting that says from how many workgroups on a product uses them.
 const MIN_WORKGROUPS: &str = "coop_min_workgroups";
 
+/// The setting that says whether times of passes can be measured.
+const TIMING: &str = "timing";
+
 /// Vulkan on Linux and Windows, Metal on macOS.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BladeBackend;
@@ -87,10 +90,16 @@ impl BladeBackend {
         if let Some(reason) = describe(&reports, index, &probed).rejected {
             return Err(Error::backend(NAME, format!("device {index} was rejected: {reason}")));
         }
-        config.check_backend(NAME, &[TILE, MIN_WORKGROUPS, tune::TUNE, tune::FOLDER])?;
-        let wanted = wanted(config)?;
+        config.check_backend(NAME, &[TILE, MIN_WORKGROUPS, TIMING, tune::TUNE, tune::FOLDER])?;
+        let (wanted, timed) = (wanted(config)?, timed(config)?);
         let tuned = (tune::folder(config)?, tuning_key(report, wanted));
-        open(index, report.device_id, limits_of(report, &probed), wanted, tuned)
+        open(
+            index,
+            (report.device_id, timed),
+            limits_of(report, &probed),
+            wanted,
+            tuned,
+        )
     }
 }
 
@@ -118,6 +127,18 @@ fn wanted(config: &Config) -> Result<Wanted> {
         tile: tile.transpose()?,
         min_workgroups: groups.transpose()?,
     })
+}
+
+/// Whether times of passes can be measured. Every submission has to clear a thousand of them, as blade-graphics decides.
+fn timed(config: &Config) -> Result<bool> {
+    match config.backend_text(NAME, TIMING)? {
+        None | Some("on") => Ok(true),
+        Some("off") => Ok(false),
+        Some(other) => Err(Error::Config {
+            origin: config.origin(),
+            message: format!("backend.{NAME}.{TIMING} is '{other}'; use 'on' or 'off'"),
+        }),
+    }
 }
 
 /// All devices, or why there is no look at them.
@@ -207,17 +228,17 @@ fn details(report: &bg::DeviceReport, probed: Option<&Probed>) -> Vec<Fact> {
 /// Opens a device, or gives the one that is open already.
 fn open(
     index: usize,
-    device_id: u32,
+    (device_id, timing): (u32, bool),
     probed: Option<Probed>,
     wanted: Wanted,
     (folder, key): (Option<PathBuf>, Key),
 ) -> Result<Arc<BladeDevice>> {
-    /// Vulkan device id, what was asked for, and where what was measured is stored.
-    type Opened = (u32, Wanted, Option<PathBuf>);
+    /// Vulkan device id, whether passes can be timed, what was asked for, and where what was measured is stored.
+    type Opened = (u32, bool, Wanted, Option<PathBuf>);
     static OPEN: Mutex<BTreeMap<Opened, Weak<BladeDevice>>> = Mutex::new(BTreeMap::new());
     // A panic cannot leave the map half changed.
     let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-    let opened = (device_id, wanted, folder);
+    let opened = (device_id, timing, wanted, folder);
     if let Some(device) = open.get(&opened).and_then(Weak::upgrade)
         && !device.gpu().is_lost()
     {
@@ -225,7 +246,7 @@ fn open(
     }
     let desc = bg::ContextDesc {
         validation: cfg!(debug_assertions),
-        timing: true,
+        timing,
         device_id: Some(device_id),
         ..bg::ContextDesc::default()
     };
@@ -235,7 +256,7 @@ fn open(
         .map_err(|_| Error::backend(NAME, format!("the driver of device {index} failed while it was opened")))?
         .map_err(|e| Error::backend(NAME, format!("device {index} cannot be opened: {e}")))?;
     let name = format!("{NAME}:{index}");
-    let tuning = Tuning::open(opened.2.as_deref(), key);
+    let tuning = Tuning::open(opened.3.as_deref(), key);
     let device = Arc::new(BladeDevice::named(Arc::new(context), name, probed, wanted, tuning));
     open.insert(opened, Arc::downgrade(&device));
     Ok(device)

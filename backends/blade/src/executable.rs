@@ -2,6 +2,7 @@
 
 mod faults;
 mod fed;
+mod frame;
 mod measured;
 #[cfg(test)]
 mod tests;
@@ -17,13 +18,14 @@ use meganeura_core::{Error, Result};
 use crate::device::BladeDevice;
 use crate::gpu::{Gpu, NAME};
 use crate::kernels::INLINE_SCALARS;
-use crate::memory::{Arena, HostBuffer, Place};
+use crate::memory::{Arena, Place};
 use crate::pipeline::{BoundLaunch, Scalars};
 use crate::program::{Draft, Extra, Phase, Reporter, Unmade, With};
 use crate::timing::{Measured, PassTag, Profile};
 use faults::Faults;
 pub(crate) use faults::{Saved, joined, report_bytes};
 use fed::Fed;
+use frame::{Frame, Patience};
 
 /// Submissions that may be on their way at the same time.
 pub(crate) const FRAMES: usize = 2;
@@ -57,30 +59,6 @@ fn outside(buffer: BufferRef, offset: u64, len: u64) -> Error {
     Error::backend(NAME, format!("{len} bytes at {offset} are outside of buffer {buffer}"))
 }
 
-/// An encoder that may move to another thread.
-struct Encoder(bg::CommandEncoder);
-
-// SAFETY: what it points to, mapped memory and objects of the driver, belongs to it alone and to no thread; it is used
-// through exclusive references only.
-unsafe impl Send for Encoder {}
-
-/// What belongs to one submission.
-struct Frame {
-    encoder: Encoder,
-    /// Whether the encoder was started already, to read the times of its last submission.
-    started: bool,
-    /// The passes of its submission, where they are measured.
-    measured: Option<Measured>,
-    upload: HostBuffer,
-    download: HostBuffer,
-    /// Results that are copied to `download`.
-    copied: Vec<Copy>,
-    sync: Option<bg::SyncPoint>,
-    ticket: Ticket,
-    /// Whether `download` begins with a fault report that nobody has looked at.
-    unread_report: bool,
-}
-
 /// A compiled plan with its memory.
 pub(crate) struct BladeExecutable {
     gpu: Arc<Gpu>,
@@ -108,6 +86,7 @@ pub(crate) struct BladeExecutable {
     /// Most bytes that are staged at once.
     staged: usize,
     frames: [Frame; FRAMES],
+    patience: Patience,
     /// The frame of the last submission.
     current: usize,
     submissions: u64,
@@ -136,27 +115,7 @@ impl BladeExecutable {
             .iter()
             .map(|phases| phases.iter().map(|p| PassTag::of(p, &draft.titles)).collect());
         let tags = tags.collect();
-        // One for each frame, since times are read by starting anew.
-        let encoder = || {
-            gpu.guard("making a command encoder", |context| {
-                context.create_command_encoder(bg::CommandEncoderDesc {
-                    name: "meganeura",
-                    buffer_count: 1,
-                    manual_barriers: false,
-                })
-            })
-        };
-        let frame = |encoder| Frame {
-            encoder: Encoder(encoder),
-            started: false,
-            measured: None,
-            upload: HostBuffer::new(gpu, bg::Memory::Upload),
-            download: HostBuffer::new(gpu, bg::Memory::Download),
-            copied: Vec::new(),
-            sync: None,
-            ticket: Ticket(0),
-            unread_report: false,
-        };
+        let launches = segments.iter().flatten().map(Vec::len).sum();
         let mut executable = BladeExecutable {
             gpu: gpu.clone(),
             saved: [0, 1].map(|frame| draft.saved_by(frame, &arena)),
@@ -175,7 +134,8 @@ impl BladeExecutable {
             profiling: false,
             measuring: false,
             profile: Profile::default(),
-            frames: [frame(encoder()?), frame(encoder()?)],
+            frames: [Frame::new(gpu, launches)?, Frame::new(gpu, launches)?],
+            patience: Patience::new(device.is_software()),
             current: 0,
             submissions: 0,
             pending: Vec::new(),
@@ -191,7 +151,7 @@ impl BladeExecutable {
     fn fill(&mut self, plan: &ExecutionPlan) -> Result<()> {
         self.begin()?;
         let arena = &self.arena;
-        let encoder = &mut self.frames[self.current].encoder.0;
+        let encoder = self.frames[self.current].encoder();
         self.gpu
             .guard("clearing memory", |_| arena.clear(&mut encoder.transfer("clear")))?;
         self.submit()?;
@@ -275,12 +235,10 @@ impl BladeExecutable {
         let undone = self.faults.to_undo.take().zip(fault);
         let undone = undone.map(|(frame, fault)| (&self.saved[frame], self.arena.piece(fault, 0), fault.bytes));
         frame.measured = self.measuring.then(Measured::default);
-        let (encoder, measured, copies) = (&mut frame.encoder.0, &mut frame.measured, &self.copies);
-        let started = std::mem::take(&mut frame.started);
+        let copies = &self.copies;
         self.gpu.guard("recording", |_| {
-            if !started {
-                encoder.start();
-            }
+            frame.restart();
+            let (encoder, measured) = frame.recorder();
             if let Some((saved, fault, bytes)) = undone {
                 let mut pass = encoder.transfer("undo");
                 if let Some(measured) = measured.as_mut() {
@@ -317,7 +275,7 @@ impl BladeExecutable {
         if let Some(measured) = &mut frame.measured {
             measured.submitted = Instant::now();
         }
-        let encoder = &mut frame.encoder.0;
+        let encoder = frame.encoder();
         let sync = self.gpu.guard("submitting", |context| context.submit(encoder))?;
         self.submissions += 1;
         frame.sync = Some(sync);
@@ -340,7 +298,7 @@ impl BladeExecutable {
         if let Some(measured) = &mut frame.measured {
             measured.tags.push(PassTag::transfer("download"));
         }
-        let encoder = &mut frame.encoder.0;
+        let encoder = frame.encoder();
         self.gpu.guard("recording", |_| {
             let mut pass = encoder.transfer("download");
             if let Some(fault) = fault {
@@ -369,21 +327,45 @@ impl BladeExecutable {
         copies
     }
 
-    /// Records the kernels of a step.
+    /// Records the kernels of a step. While the device has nothing else to do it begins with the first of them before the last
+    /// are recorded.
     fn record_step(&mut self, args: &StepArgs) -> Result<()> {
         self.record_save()?;
-        let (encoder, segments) = (&mut self.frames[self.current].encoder.0, &self.segments);
-        let scalars = &self.inline_scalars;
-        self.gpu.guard("recording", |_| {
-            let mut pass = encoder.compute("step");
-            let phases = args.segments.iter().filter_map(|&s| segments.get(s)).flatten();
-            for (i, phase) in phases.enumerate() {
-                if i > 0 {
-                    pass.barrier();
+        let phases: Vec<&Phase> = args
+            .segments
+            .iter()
+            .filter_map(|&s| self.segments.get(s))
+            .flatten()
+            .collect();
+        let mut cuts = match self.is_idle()? {
+            true => frame::cuts(phases.iter().map(|phase| phase.len())),
+            false => Vec::new(),
+        };
+        // Segments may be asked for several times.
+        cuts.truncate(self.frames[self.current].parts() - 1);
+        let (frame, scalars) = (&mut self.frames[self.current], &self.inline_scalars);
+        let ends = cuts.iter().copied().chain([phases.len()]);
+        let starts = [0].into_iter().chain(cuts.iter().copied());
+        self.gpu.guard("recording", |context| {
+            for (start, end) in starts.zip(ends) {
+                if start > 0 {
+                    frame.submit_part(context);
                 }
-                record_phase(&mut pass, phase, scalars);
+                let mut pass = frame.encoder().compute("step");
+                for (i, phase) in phases[start..end].iter().enumerate() {
+                    if i > 0 {
+                        pass.barrier();
+                    }
+                    record_phase(&mut pass, phase, scalars);
+                }
             }
         })
+    }
+
+    /// Whether all that was submitted is complete.
+    fn is_idle(&self) -> Result<bool> {
+        let mut syncs = self.frames.iter().filter_map(|frame| frame.sync.as_ref());
+        syncs.try_fold(true, |idle, sync| Ok(idle && frame::is_complete(&self.gpu, sync)?))
     }
 
     /// Records copies of what the step may have to take back.
@@ -395,7 +377,7 @@ impl BladeExecutable {
         if let Some(measured) = &mut frame.measured {
             measured.tags.push(PassTag::transfer("save"));
         }
-        let encoder = &mut frame.encoder.0;
+        let encoder = frame.encoder();
         self.gpu.guard("recording", |_| {
             let mut pass = encoder.transfer("save");
             for part in saved {
@@ -565,8 +547,7 @@ impl Drop for BladeExecutable {
         // Whatever the steps' outcome, nobody is there to be told.
         let _ = self.finish_all();
         for frame in &mut self.frames {
-            let encoder = &mut frame.encoder.0;
-            self.gpu.free(|context| context.destroy_command_encoder(encoder));
+            frame.free(&self.gpu);
         }
     }
 }

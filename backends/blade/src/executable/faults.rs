@@ -69,12 +69,7 @@ impl BladeExecutable {
         let Some(sync) = self.frames[at].sync.take() else {
             return Ok(());
         };
-        let done = self.gpu.guard("waiting", |context| context.wait_for(&sync, u32::MAX))?;
-        match done {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(self.gpu.lose("waiting ended early")),
-            Err(error) => Err(self.gpu.lose(&error.to_string())),
-        }
+        self.patience.wait(&self.gpu, &sync)
     }
 
     /// Waits for all submissions, the oldest first.

@@ -36,7 +36,7 @@ impl BladeExecutable {
             if let Some(measured) = &mut frame.measured {
                 measured.tags.push(tag.clone());
             }
-            let (encoder, scalars) = (&mut frame.encoder.0, &self.inline_scalars);
+            let (encoder, scalars) = (frame.encoder(), &self.inline_scalars);
             self.gpu.guard("recording", |_| {
                 record_phase(&mut encoder.compute(&tag.label), phase, scalars);
             })?;
@@ -71,11 +71,10 @@ impl BladeExecutable {
             let Some(first) = first else { return Ok(()) };
             self.wait_for(first)?;
             let frame = &mut self.frames[first];
-            let encoder = &mut frame.encoder.0;
-            self.gpu.guard("reading times", |_| encoder.start())?;
+            self.gpu.guard("reading times", |_| frame.encoder().start())?;
             frame.started = true;
             if let Some(measured) = frame.measured.take() {
-                self.profile.add(measured, encoder.timings(), Instant::now());
+                self.profile.add(measured, frame.encoder().timings(), Instant::now());
             }
         }
     }

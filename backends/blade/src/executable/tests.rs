@@ -1,6 +1,6 @@
-//! Transfers in pieces.
+//! Transfers in pieces, and steps in parts.
 
-use meganeura_core::backend::{Backend, Executable as _};
+use meganeura_core::backend::{Backend, Executable as _, StepArgs};
 use meganeura_core::config::Config;
 use meganeura_core::plan::compile_for;
 use meganeura_core::{ExecutionPlan, Graph};
@@ -14,8 +14,8 @@ use crate::program::With;
 /// Bytes of the input of the plan.
 const BYTES: usize = 4 * 2_501;
 
-/// An executable that stages little at once; none where there is no device, which the integration tests say.
-fn executable(staged: usize) -> Option<(ExecutionPlan, BladeExecutable)> {
+/// An executable; none where there is no device, which the integration tests say.
+fn executable(graph: &Graph) -> Option<(ExecutionPlan, BladeExecutable)> {
     let devices = BladeBackend.devices(&Config::default()).ok()?;
     let usable = devices.into_iter().find(|d| d.rejected.is_none())?;
     // SAFETY: blade asks for `unsafe` because a driver is loaded; no other requirement is stated.
@@ -26,27 +26,27 @@ fn executable(staged: usize) -> Option<(ExecutionPlan, BladeExecutable)> {
         })
     };
     let device = BladeDevice::from_context(std::sync::Arc::new(context.ok()?));
-    let mut g = Graph::new();
-    let x = g.input("x", &[BYTES / 4]);
-    let y = g.neg(x);
-    g.set_outputs(vec![y]);
-    let plan = compile_for(&g, &device).expect("a plan");
+    let plan = compile_for(graph, &device).expect("a plan");
     let with = With {
         coop: None,
         brought: &Brought::new(),
         choices: None,
     };
-    let mut executable = BladeExecutable::new(&device, &plan, &with).expect("an executable");
-    executable.staged = staged;
+    let executable = BladeExecutable::new(&device, &plan, &with).expect("an executable");
     Some((plan, executable))
 }
 
 #[test]
 fn large_transfers_go_in_pieces() {
+    let mut g = Graph::new();
+    let x = g.input("x", &[BYTES / 4]);
+    let y = g.neg(x);
+    g.set_outputs(vec![y]);
     for staged in [4096, 1000, 36] {
-        let Some((plan, mut executable)) = executable(staged) else {
+        let Some((plan, mut executable)) = executable(&g) else {
             return;
         };
+        executable.staged = staged;
         let buffer = plan.input_buffers[0].1;
         let data: Vec<u8> = (0..BYTES).map(|i| (i * 7 % 251) as u8).collect();
         executable.write(buffer, 0, &data).expect("written");
@@ -66,4 +66,49 @@ fn large_transfers_go_in_pieces() {
             assert!(most <= 4096, "{most} bytes are staged");
         }
     }
+}
+
+#[test]
+fn a_step_in_parts_is_the_same_as_one_in_one_piece() {
+    // Each call needs the one before, and none can be joined with it.
+    const CALLS: usize = 150;
+    const SIDE: usize = 12;
+    let mut g = Graph::new();
+    let x = g.input("x", &[SIDE, SIDE]);
+    let y = (0..CALLS).fold(x, |y, i| match i % 2 {
+        0 => g.neg(y),
+        _ => g.transpose(y),
+    });
+    g.set_outputs(vec![y]);
+    let Some((plan, mut executable)) = executable(&g) else {
+        return;
+    };
+    let parts = executable.frames[0].parts();
+    assert!(plan.dispatches.len() >= CALLS && parts > 2, "{parts} parts");
+    let (input, output) = (plan.input_buffers[0].1, plan.output_buffers[0]);
+    let step = StepArgs {
+        segments: &[0],
+        scalars: &[],
+    };
+    let read = |executable: &mut BladeExecutable| {
+        let mut bytes = vec![0; 4 * SIDE * SIDE];
+        executable.read(output, 0, &mut bytes).expect("read");
+        bytes
+    };
+    let mut results = Vec::new();
+    for seed in 0..3_u16 {
+        let numbers = (0..(SIDE * SIDE) as u16).map(|i| f32::from((i * 7 + seed * 31) % 23) * 0.5);
+        let bytes: Vec<u8> = numbers.flat_map(f32::to_le_bytes).collect();
+        executable.write(input, 0, &bytes).expect("written");
+        executable.finish_all().expect("complete");
+        assert!(executable.is_idle().expect("a device"));
+        executable.run(&step).expect("run in parts");
+        let parted = read(&mut executable);
+        // Behind another step that is not complete, or was so fast that this one is in parts, too.
+        executable.run(&step).expect("run");
+        executable.run(&step).expect("run behind another");
+        assert!(read(&mut executable) == parted, "seed {seed}");
+        results.push(parted);
+    }
+    assert!(results[0] != results[1] && results[1] != results[2]);
 }
