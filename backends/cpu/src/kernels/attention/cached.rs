@@ -29,13 +29,15 @@ const RUN: usize = 256;
 const AHEAD: usize = 8;
 /// Tasks that are enough for the keys not to be divided.
 const ENOUGH_TASKS: usize = 16;
+/// Keys that are worth a task, as each has to bring the queries and to be brought together with the others.
+const TASK_KEYS: usize = 32;
 
 /// A call.
 #[derive(Clone, Copy)]
 struct Cached {
     /// With the capacity as the number of keys.
     dims: AttentionDims,
-    /// Shares that the keys of each query are divided into.
+    /// Shares that the keys of each query are divided into, at most.
     parts: usize,
     /// What positions must be below.
     bound: usize,
@@ -189,6 +191,19 @@ impl Cached {
         Head::of(view, self.dims.rows_q, place, self.dims.head_dim)
     }
 
+    /// The call as if the cache ended behind the last query.
+    fn dims_at(&self, position: u32) -> AttentionDims {
+        AttentionDims {
+            rows_k: position as usize + self.dims.rows_q,
+            ..self.dims
+        }
+    }
+
+    /// Shares that so many keys are divided into.
+    fn parts_of(&self, keys: usize) -> usize {
+        keys.div_ceil(TASK_KEYS).clamp(1, self.parts)
+    }
+
     /// # Safety
     /// As for `Kernel::run`.
     unsafe fn attend(&self, task: usize, cx: &RunCx) {
@@ -200,13 +215,14 @@ impl Cached {
         if position as usize >= self.bound {
             return cx.index_out_of_range(self.dispatch, position, self.bound);
         }
-        // As if the cache ended behind the last query.
-        let dims = &AttentionDims {
-            rows_k: position as usize + self.dims.rows_q,
-            ..self.dims
-        };
+        let dims = &self.dims_at(position);
         let (width, rows) = (dims.head_dim, unit.rows);
         let heads = unit.kv_heads * dims.group();
+        let seen = seen(dims, unit);
+        let parts = self.parts_of(seen.len());
+        if part >= parts {
+            return;
+        }
         // SAFETY: private scratch is as long as asked for, and so is the shared one for each task.
         let ([queries, scores], state) = unsafe {
             let own = cx.private.add(scratch_len(&self.private_lens()));
@@ -226,8 +242,7 @@ impl Cached {
         state.out.fill(0.0);
         state.greatest.fill(f32::NEG_INFINITY);
         state.sums.fill(0.0);
-        let seen = dims.keys_of(unit.first).start..dims.keys_of(unit.first + rows - 1).end;
-        let own = share(seen.len(), self.parts, part);
+        let own = share(seen.len(), parts, part);
         let keys = seen.start + own.start..seen.start + own.end;
         for key in keys.clone().step_by(KEYS) {
             let tile = Tile {
@@ -330,15 +345,22 @@ impl Cached {
     /// As for `Kernel::run`.
     unsafe fn bring_together(&self, task: usize, cx: &RunCx) {
         let len = scratch_len(&self.state_lens());
-        // SAFETY: the first phase has written the states of all parts, which lie one after the other; this task alone
-        // looks at those of its unit, and writes its rows of the result.
+        let unit = self.unit(task);
+        // SAFETY: positions are not written by this dispatch. The first phase has written the states of the parts in use, which
+        // lie one after the other; this task alone looks at those of its unit, and writes its rows of the result.
         unsafe {
+            let position = self.positions.all()[unit.entry];
+            if position as usize >= self.bound {
+                // The first phase has told so.
+                return;
+            }
+            let parts = self.parts_of(seen(&self.dims_at(position), unit).len());
             let at = cx.shared.add(task * self.parts * len);
             let mut state = self.state(at);
-            for part in 1..self.parts {
+            for part in 1..parts {
                 join(self.level, &mut state, &self.state(at.add(part * len)));
             }
-            self.write(self.unit(task), &state);
+            self.write(unit, &state);
         }
     }
 
@@ -363,6 +385,11 @@ impl Cached {
             }
         }
     }
+}
+
+/// Keys that some query of a unit sees.
+fn seen(dims: &AttentionDims, unit: Unit) -> Range<usize> {
+    dims.keys_of(unit.first).start..dims.keys_of(unit.first + unit.rows - 1).end
 }
 
 multiversion! {
