@@ -1,6 +1,8 @@
 //! Products on matrix units, on devices that have such: with every tile, odd sizes, transposed, batched, with what
 //! precedes and follows them.
 
+#[path = "coop/attention.rs"]
+mod attention;
 #[path = "common/case.rs"]
 mod case;
 mod common;
@@ -14,7 +16,7 @@ use meganeura_blade::BladeBackend;
 use meganeura_core::backend::{Backend, Device};
 use meganeura_core::config::Config;
 use meganeura_core::graph::{Graph, Value};
-use meganeura_core::ops::{AttentionOptions, Conv2dOptions};
+use meganeura_core::ops::Conv2dOptions;
 use meganeura_core::plan::{compile_at, compile_for};
 use meganeura_core::precision::Precision;
 use meganeura_core::{DType, NodeId, Session};
@@ -154,44 +156,6 @@ fn convolutions() {
     };
     check(&[&[3, 20, 33, 31], &[66, 20, 3, 3]], 1, |g, x| {
         vec![g.conv2d(x[0], x[1], options)]
-    });
-}
-
-/// Queries and keys; heads of both, and their width; window, if causal.
-fn check_attention([rows_q, rows_k]: [usize; 2], heads: [u32; 2], width: u32, causal: Option<Option<u32>>) {
-    let options = AttentionOptions {
-        causal: causal.is_some(),
-        window: causal.flatten(),
-        ..AttentionOptions::new(heads[0], heads[1], width)
-    };
-    let [q, kv] = heads.map(|heads| (heads * width) as usize);
-    check(&[&[3, rows_q, q], &[3, rows_k, kv], &[3, rows_k, kv]], 1, |g, x| {
-        let y = g.attention(x[0], x[1], x[2], options);
-        vec![y.into(), g.port(y, 1)]
-    });
-}
-
-#[test]
-fn attention_of_whole_tiles() {
-    check_attention([128, 128], [4, 2], 16, Some(None));
-}
-
-#[test]
-fn attention_of_odd_sizes() {
-    check_attention([97, 131], [6, 2], 20, Some(None));
-    check_attention([98, 133], [4, 4], 7, None);
-}
-
-#[test]
-fn attention_with_a_window() {
-    check_attention([130, 150], [4, 1], 5, Some(Some(40)));
-}
-
-/// Fewer queries than a tile has rows.
-#[test]
-fn attention_of_few_queries_uses_no_matrix_units() {
-    check(&[&[2, 5, 64], &[2, 200, 64], &[2, 200, 64]], 0, |g, x| {
-        vec![g.full_attention(x[0], x[1], x[2], 4, 4, 16)]
     });
 }
 

@@ -61,6 +61,11 @@ impl Case {
         }
     }
 
+    /// What its outputs are.
+    pub(crate) fn expected(&self) -> &[Vec<f64>] {
+        &self.expected
+    }
+
     /// Outputs of a step.
     pub(crate) fn run(&self, session: &mut Session) -> Vec<Vec<f32>> {
         for (name, values) in &self.feeds {
@@ -80,7 +85,7 @@ impl Case {
     /// times the largest one, nor be a number where there is none.
     pub(crate) fn check(&self, mut session: Session, tolerance: f64) {
         let found = self.run(&mut session);
-        for (i, (expected, found)) in self.expected.iter().zip(&found).enumerate() {
+        for (i, (expected, found)) in self.expected().iter().zip(&found).enumerate() {
             let scale = expected.iter().fold(0.01, |m: f64, v| m.max(v.abs()));
             for (at, (&e, &f)) in expected.iter().zip(found).enumerate() {
                 let error = (e - f64::from(f)).abs();

@@ -9,7 +9,7 @@ use meganeura_core::ops::AttentionDims;
 
 use super::super::module::{CompileCx, Compiled, Launch, Module};
 use super::tiles::{ACROSS, COLUMNS, EACH, Scores, Sums, Tiling};
-use super::{Side, declare_fetch, key_range, query_range, row_bounds, scale, window};
+use super::{Side, declare_fetch, key_range, query_range, row_bounds, scale, start, window};
 
 /// Most elements of a head, beyond which two results need too many registers.
 pub(super) const MOST_WIDTH: usize = 128;
@@ -58,32 +58,79 @@ const KEY_SUMS: &[Sums] = &[
     },
 ];
 
-/// Launches for a call.
-pub(super) fn compile(cx: &CompileCx, dims: AttentionDims) -> Result<Compiled, String> {
-    let mut launches = vec![
-        queries(cx, &Tiling::new(dims, Side::Queries, QUERY_SCORES, QUERY_SUMS))?,
-        keys(cx, &Tiling::new(dims, Side::Keys, KEY_SCORES, KEY_SUMS))?,
-    ];
-    let mut scratch = Vec::new();
-    if dims.group() > 1 {
-        launches.push(join(cx, &dims)?);
-        scratch = vec![4 * dims.batch * dims.rows_k * dims.heads * dims.head_dim; 2];
-    }
-    Ok(Compiled { launches, scratch })
+/// Where the gradients of keys and values go: where heads are in groups, what each head gives lies side by side in two scratch
+/// buffers, and is added up afterwards.
+pub(super) struct Parts {
+    /// Number of the first scratch buffer, if there are such.
+    scratch: Option<usize>,
 }
 
-/// A module with the functions that fetch operands.
-fn module<'a>(cx: &'a CompileCx<'a>, dims: &AttentionDims) -> Module<'a> {
-    let mut module = Module::new(cx);
-    declare_fetch(&mut module, dims, 0, Side::Queries, "q");
-    declare_fetch(&mut module, dims, 1, Side::Keys, "k");
-    declare_fetch(&mut module, dims, 2, Side::Keys, "v");
-    declare_fetch(&mut module, dims, 5, Side::Queries, "dout");
-    module
+impl Parts {
+    pub(super) fn of(dims: &AttentionDims, first_scratch: usize) -> Self {
+        Parts {
+            scratch: (dims.group() > 1).then_some(first_scratch),
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.scratch.is_none()
+    }
+
+    /// Bytes of the scratch buffers.
+    pub(super) fn bytes(&self, dims: &AttentionDims) -> Vec<usize> {
+        let each = 4 * dims.batch * dims.rows_k * dims.heads * dims.head_dim;
+        self.scratch.map_or_else(Vec::new, |_| vec![each; 2])
+    }
+
+    /// A statement that stores an element of a workgroup's head, given its row, its place in the head, and its value, for
+    /// the gradient of the keys, 0, or of the values, 1.
+    pub(super) fn store(
+        &self,
+        module: &mut Module,
+        dims: &AttentionDims,
+        port: usize,
+        [row, place, value]: [&str; 3],
+    ) -> String {
+        match self.scratch {
+            None => {
+                let start = start(dims, Side::Keys, ["batch", row, "kv_head"]);
+                module.store(1 + port, &format!("{start} + {place}"), value)
+            }
+            Some(first) => {
+                let parts = module.array(module.cx().scratch(first + port), DType::F32, true);
+                let row = format!("(batch * {}u + {row}) * {}u + head", dims.rows_k, dims.heads);
+                format!("{parts}[({row}) * {}u + {place}] = {value};\n", dims.head_dim)
+            }
+        }
+    }
+}
+
+/// Launches for a call.
+pub(super) fn compile(cx: &CompileCx, dims: AttentionDims) -> Result<Compiled, String> {
+    let parts = Parts::of(&dims, 0);
+    let mut launches = vec![
+        queries(cx, &Tiling::new(dims, Side::Queries, QUERY_SCORES, QUERY_SUMS))?,
+        keys(cx, &Tiling::new(dims, Side::Keys, KEY_SCORES, KEY_SUMS), &parts)?,
+    ];
+    if !parts.is_empty() {
+        launches.push(join(cx, &dims, &parts)?);
+    }
+    Ok(Compiled {
+        launches,
+        scratch: parts.bytes(&dims),
+    })
+}
+
+/// Declares the functions that fetch operands.
+pub(super) fn declare_operands(module: &mut Module, dims: &AttentionDims) {
+    declare_fetch(module, dims, 0, Side::Queries, "q");
+    declare_fetch(module, dims, 1, Side::Keys, "k");
+    declare_fetch(module, dims, 2, Side::Keys, "v");
+    declare_fetch(module, dims, 5, Side::Queries, "dout");
 }
 
 /// The number of a query's logarithm.
-fn row_number(dims: &AttentionDims, query: &str) -> String {
+pub(super) fn row_number(dims: &AttentionDims, query: &str) -> String {
     format!(
         "(batch * {}u + head) * {}u + min({query}, {}u)",
         dims.heads,
@@ -95,7 +142,8 @@ fn row_number(dims: &AttentionDims, query: &str) -> String {
 /// The gradients of the queries.
 fn queries(cx: &CompileCx, tiling: &Tiling) -> Result<Launch, String> {
     let dims = &tiling.dims;
-    let mut module = module(cx, dims);
+    let mut module = Module::new(cx);
+    declare_operands(&mut module, dims);
     let mut code = tiling.begin(&mut module);
     code.push_str(&key_range(&mut module, dims));
     code.push_str(&row_bounds(dims));
@@ -129,9 +177,10 @@ fn queries(cx: &CompileCx, tiling: &Tiling) -> Result<Launch, String> {
 }
 
 /// The gradients of keys and values, or what each head gives to them.
-fn keys(cx: &CompileCx, tiling: &Tiling) -> Result<Launch, String> {
+fn keys(cx: &CompileCx, tiling: &Tiling, parts: &Parts) -> Result<Launch, String> {
     let dims = &tiling.dims;
-    let mut module = module(cx, dims);
+    let mut module = Module::new(cx);
+    declare_operands(&mut module, dims);
     let mut code = tiling.begin(&mut module);
     code.push_str(&query_range(dims));
     let (scale, mut before, mut middle) = (scale(dims), String::new(), String::new());
@@ -162,14 +211,7 @@ fn keys(cx: &CompileCx, tiling: &Tiling) -> Result<Launch, String> {
     tiling.go(&mut code, &before, &middle);
     tiling.finish(&mut code, |sums, i, place, value| {
         let port = if sums.name == "dk" { 0 } else { 1 };
-        match dims.group() {
-            1 => module.store(1 + port, &format!("{} + {place}", tiling.start(i)), value),
-            _ => {
-                let parts = module.array(cx.scratch(port), DType::F32, true);
-                let row = format!("(batch * {}u + row + {i}u) * {}u + head", dims.rows_k, dims.heads);
-                format!("{parts}[({row}) * {}u + {place}] = {value};\n", dims.head_dim)
-            }
-        }
+        parts.store(&mut module, dims, port, [&format!("(row + {i}u)"), place, value])
     });
     module.finish(&code, tiling.threads(), tiling.groups())
 }
@@ -189,17 +231,17 @@ fn seen(dims: &AttentionDims, query: &str) -> String {
 }
 
 /// Adds up what the heads of a group give.
-fn join(cx: &CompileCx, dims: &AttentionDims) -> Result<Launch, String> {
+pub(super) fn join(cx: &CompileCx, dims: &AttentionDims, parts: &Parts) -> Result<Launch, String> {
     let mut module = Module::new(cx);
     let (width, group) = (dims.head_dim, dims.group());
     let mut code = format!("let start = i / {width}u * {}u + i % {width}u;\n", group * width);
-    for port in 0..2 {
-        let parts = module.array(cx.scratch(port), DType::F32, false);
+    for (port, scratch) in parts.scratch.iter().flat_map(|&first| [first, first + 1]).enumerate() {
+        let given = module.array(cx.scratch(scratch), DType::F32, false);
         let store = module.store(1 + port, "i", &format!("sum_{port}"));
         let _ = write!(
             code,
             "var sum_{port} = 0.0;\nfor (var head = 0u; head < {group}u; head += 1u) {{\n\
-             sum_{port} += {parts}[start + head * {width}u];\n}}\n{store}"
+             sum_{port} += {given}[start + head * {width}u];\n}}\n{store}"
         );
     }
     module.finish_elements(&code, cx.kernel.outputs[1].numel())

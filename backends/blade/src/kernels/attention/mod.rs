@@ -48,7 +48,7 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
         return Ok(None);
     }
     match is_gradient {
-        true => backward::compile(cx, dims).map(Some),
+        true => gradient(cx, dims).map(Some),
         false => tiled(cx, dims).map(Some),
     }
 }
@@ -58,6 +58,14 @@ fn tiled(cx: &CompileCx, dims: AttentionDims) -> Result<Compiled, String> {
     match coop::compile(cx, dims)? {
         Some(compiled) => Ok(compiled),
         None => forward::compile(cx, dims),
+    }
+}
+
+/// The same of gradients.
+fn gradient(cx: &CompileCx, dims: AttentionDims) -> Result<Compiled, String> {
+    match coop::compile_gradient(cx, dims)? {
+        Some(compiled) => Ok(compiled),
+        None => backward::compile(cx, dims),
     }
 }
 

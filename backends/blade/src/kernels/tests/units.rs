@@ -233,8 +233,7 @@ fn shared_bytes(launch: &Launch) -> u32 {
     shared.map(|(_, v)| layouter[v.ty].size).sum()
 }
 
-/// Every operator that is a product, or has one in its decomposition, however small: forward and backward. The gradients
-/// of attention have kernels of single threads, in fewer launches.
+/// Every operator that is a product, or has one in its decomposition, however small: forward and backward.
 #[test]
 fn every_product_has_a_kernel_for_matrix_units() {
     let config = CoopConfig {
@@ -255,6 +254,7 @@ fn every_product_has_a_kernel_for_matrix_units() {
         "core.conv2d_input_grad",
         "core.conv2d_weight_grad",
         "core.attention",
+        "core.attention_grad",
     ] {
         let used = units.iter().any(|(label, _)| label.starts_with(&format!("{name} ")));
         assert!(used, "{name} uses no matrix units");
@@ -263,10 +263,14 @@ fn every_product_has_a_kernel_for_matrix_units() {
 
 #[test]
 fn attention_on_matrix_units_is_valid_and_translates() {
-    let units = Capabilities::COOPERATIVE_MATRIX | Capabilities::SHADER_FLOAT16;
     for heads in [[9, 3, 64], [12, 12, 20], [16, 4, 128]] {
-        for (tile_size, use_f16_input, subgroup_size) in [(16, true, 32), (8, true, 8), (8, false, 32), (16, true, 64)]
-        {
+        for (tile_size, use_f16_input, subgroup_size) in [
+            (16, true, 32),
+            (8, true, 8),
+            (8, false, 32),
+            (16, true, 64),
+            (16, true, 16),
+        ] {
             let config = CoopConfig {
                 tile_size,
                 use_f16_input,
@@ -277,7 +281,19 @@ fn attention_on_matrix_units_is_valid_and_translates() {
             // The widest heads in full precision are beyond shared memory.
             let fits = use_f16_input || heads[2] < 128;
             assert_eq!(made.launches[0].coop, fits, "{heads:?} {config:?}");
-            translate(&format!("attention of {heads:?} {config:?}"), &made.launches[0], units);
+            translate(&format!("attention of {heads:?} {config:?}"), &made.launches[0], UNITS);
+            let made = compile_attention(true, [500, 511], heads, Some(config));
+            let on_units: Vec<&Launch> = made.launches.iter().filter(|l| l.coop).collect();
+            assert_eq!(
+                on_units.len(),
+                if fits { 2 } else { 0 },
+                "gradient of {heads:?} {config:?}"
+            );
+            for launch in on_units {
+                let label = format!("gradient of attention of {heads:?} {config:?}");
+                translate(&label, launch, UNITS);
+                check_shared(&label, launch);
+            }
         }
     }
 }

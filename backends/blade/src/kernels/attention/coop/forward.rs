@@ -16,38 +16,34 @@ use std::fmt::Write as _;
 
 use meganeura_core::ops::AttentionDims;
 
-use super::super::coop::{CoopConfig, prefers_coop};
-use super::super::module::{COOP, CompileCx, Compiled, Launch, Module};
-use super::{Side, declare_fetch, group_place, key_range, positions, scale, start, vectors, window};
+use super::super::super::module::{CompileCx, Compiled, Launch, Module};
+use super::super::{Side, declare_fetch, group_place, key_range, positions, scale, start, vectors};
+use super::{MOST_SHARED, Units, is_worth, row_bounds, sums_stride};
 
 /// Rows of tiles of a workgroup, and subgroups beside each other.
 const DOWN: usize = 2;
 const BESIDE: usize = 2;
 /// Rows of tiles of keys: the first that shared memory has room for.
 const KEY_TILES: [usize; 2] = [4, 2];
-/// Most bytes of shared memory: as much as the largest blocks of products take.
-const MOST_SHARED: usize = 36 << 10;
 
 /// A call cut into tiles.
 struct Tiling {
     dims: AttentionDims,
-    config: CoopConfig,
+    units: Units,
     /// Rows of tiles of keys.
     key_tiles: usize,
 }
 
 /// The launch for a call; `None` where single threads are likely to be faster.
-pub(super) fn compile(cx: &CompileCx, dims: AttentionDims) -> Result<Option<Compiled>, String> {
+pub(in super::super) fn compile(cx: &CompileCx, dims: AttentionDims) -> Result<Option<Compiled>, String> {
     let Some(config) = cx.coop else { return Ok(None) };
-    let heads = dims.batch * dims.heads;
-    let tilings = KEY_TILES.map(|key_tiles| Tiling {
-        dims,
+    let units = Units {
         config,
-        key_tiles,
-    });
+        subgroups: DOWN * BESIDE,
+    };
+    let tilings = KEY_TILES.map(|key_tiles| Tiling { dims, units, key_tiles });
     let fitting = tilings.iter().find(|t| t.fits());
-    let worth = prefers_coop(&config, heads, dims.rows_q, dims.rows_k, dims.head_dim);
-    let Some(tiling) = fitting.filter(|_| worth) else {
+    let Some(tiling) = fitting.filter(|_| is_worth(&config, &dims)) else {
         return Ok(None);
     };
     Ok(Some(Compiled {
@@ -59,67 +55,43 @@ pub(super) fn compile(cx: &CompileCx, dims: AttentionDims) -> Result<Option<Comp
 impl Tiling {
     /// Whether threads share out evenly what there is to do, within shared memory.
     fn fits(&self) -> bool {
-        let bytes = if self.config.use_f16_input { 2 } else { 4 };
-        let shared = 4 * bytes * 2 * self.piece() + 16 * self.rows() * self.sums_stride() + 4 * self.threads();
-        matches!(self.tile(), 8 | 16)
-            && self.threads().is_multiple_of(self.rows())
+        let threads = self.units.threads();
+        let shared = self.units.vector_bytes() * 2 * self.piece() + 16 * self.rows() * self.sums_stride() + 4 * threads;
+        matches!(self.units.tile(), 8 | 16)
+            && threads.is_multiple_of(self.rows())
             && (self.keys() / 4).is_multiple_of(self.across())
             && shared <= MOST_SHARED
-            && self.dims.rows_q >= self.tile()
-    }
-
-    fn tile(&self) -> usize {
-        self.config.tile_size as usize
-    }
-
-    fn threads(&self) -> usize {
-        DOWN * BESIDE * self.config.subgroup_size as usize
     }
 
     /// Queries of a workgroup.
     fn rows(&self) -> usize {
-        DOWN * self.tile()
+        DOWN * self.units.tile()
     }
 
     /// Keys of a step.
     fn keys(&self) -> usize {
-        self.key_tiles * self.tile()
+        self.key_tiles * self.units.tile()
     }
 
     /// Threads of a row.
     fn across(&self) -> usize {
-        self.threads() / self.rows()
+        self.units.threads() / self.rows()
     }
 
     /// Elements of a head with those that make its tiles a multiple of the subgroups beside each other.
     fn width(&self) -> usize {
-        self.dims.head_dim.next_multiple_of(BESIDE * self.tile())
+        self.dims.head_dim.next_multiple_of(BESIDE * self.units.tile())
     }
 
-    fn element(&self) -> &'static str {
-        if self.config.use_f16_input { "f16" } else { "f32" }
-    }
-
-    /// Vectors between rows of an operand in shared memory, whose padding keeps rows apart in its banks.
-    fn stride(&self, elements: usize) -> usize {
-        elements / 4 + if self.config.use_f16_input { 2 } else { 1 }
-    }
-
-    /// The same of scores and results.
+    /// Vectors between rows of scores and results in shared memory.
     fn sums_stride(&self) -> usize {
-        self.keys().max(self.width()) / 4 + 1
+        sums_stride(self.keys().max(self.width()))
     }
 
     /// Vectors of keys, or of values, in shared memory; queries and numerators are where keys are when there are none.
     fn piece(&self) -> usize {
-        let keys = self.keys() * self.stride(self.width());
-        keys.max(self.rows() * self.stride(self.keys()))
-    }
-
-    /// A tile's type in a role: `A`, `B` or `C`.
-    fn matrix(&self, role: char) -> String {
-        let (tile, element) = (self.tile(), if role == 'C' { "f32" } else { self.element() });
-        format!("coop_mat{tile}x{tile}<{element},{role}>")
+        let keys = self.keys() * self.units.stride(self.width());
+        keys.max(self.rows() * self.units.stride(self.keys()))
     }
 
     /// Vectors of scores that a thread has.
@@ -135,11 +107,8 @@ impl Tiling {
     fn launch(&self, cx: &CompileCx) -> Result<Launch, String> {
         let dims = &self.dims;
         let mut module = Module::new(cx);
-        module.enable(COOP);
-        if self.config.use_f16_input {
-            module.enable("f16");
-        }
-        let (rows, across, element) = (self.rows(), self.across(), self.element());
+        self.units.enable(&mut module);
+        let (rows, across, element) = (self.rows(), self.across(), self.units.element());
         let _ = write!(
             module.items,
             "var<workgroup> pool: array<vec4<{element}>, {}>;\nvar<workgroup> sums: array<vec4<f32>, {}>;\n\
@@ -151,7 +120,7 @@ impl Tiling {
         declare_fetch(&mut module, dims, 0, Side::Queries, "q");
         declare_fetch(&mut module, dims, 1, Side::Keys, "k");
         declare_fetch(&mut module, dims, 2, Side::Keys, "v");
-        let size = self.config.subgroup_size;
+        let size = self.units.config.subgroup_size;
         let mut code = group_place(dims, Side::Queries, rows);
         let _ = write!(
             code,
@@ -159,16 +128,16 @@ impl Tiling {
              let own_row = local % {rows}u;\nlet part = local / {rows}u;\nlet query = min(first + own_row, last);\n{}\
              let hidden = from_bits(0xff800000u);\nvar greatest = -3.4028234e38;\nvar total = 0.0;\n",
             key_range(&mut module, dims),
-            self.row_bounds(),
-            tile = self.tile(),
+            row_bounds(dims),
+            tile = self.units.tile(),
         );
         (0..self.results()).for_each(|i| _ = writeln!(code, "var out_{i} = vec4<f32>();"));
         self.queries(&mut code);
         code.push_str("var key = begin;\n");
         self.fetch(&mut code, "var ", "key");
         code.push_str("loop {\n");
-        self.copies(self.keys(), self.width(), |piece, row, vector| {
-            let at = format!("{row} * {}u + {vector}", self.stride(self.width()));
+        self.units.copies(self.keys(), self.width(), |piece, row, vector| {
+            let at = format!("{row} * {}u + {vector}", self.units.stride(self.width()));
             let _ = write!(
                 code,
                 "pool[{at}] = vec4<{element}>(k_{piece});\npool[{}u + {at}] = vec4<{element}>(v_{piece});\n",
@@ -184,40 +153,12 @@ impl Tiling {
         let _ = writeln!(code, "key += {}u;\nif (key >= end) {{\nbreak;\n}}\n}}", self.keys());
         self.finish(&mut module, &mut code);
         let groups = dims.batch * dims.heads * dims.rows_q.div_ceil(rows);
-        module.finish(&code, self.threads(), groups)
-    }
-
-    /// Code for the bounds of the keys that a thread's query sees.
-    fn row_bounds(&self) -> String {
-        let dims = &self.dims;
-        if !dims.causal {
-            return format!("let seen_from = 0u;\nlet seen_to = {}u;\n", dims.rows_k);
-        }
-        let from = match window(dims) {
-            Some(window) => format!("max(seen_to, {window}u) - {window}u"),
-            None => "0u".to_owned(),
-        };
-        format!("let seen_to = query + shift;\nlet seen_from = {from};\n")
-    }
-
-    /// Calls a function for every vector that a thread copies of some rows: with the number of the piece, the row, and the
-    /// number of the vector in the row. Pieces beyond the rows are left out by the code.
-    fn copies(&self, rows: usize, width: usize, mut f: impl FnMut(usize, &str, &str)) {
-        let (vectors, threads) = (width / 4, self.threads());
-        for piece in 0..(rows * vectors).div_ceil(threads) {
-            let at = format!("(local + {}u)", piece * threads);
-            // Beyond the last row there are only copies of it.
-            let row = match (rows * vectors).is_multiple_of(threads) {
-                true => format!("({at} / {vectors}u)"),
-                false => format!("min({at} / {vectors}u, {}u)", rows - 1),
-            };
-            f(piece, &row, &format!("{at} % {vectors}u"));
-        }
+        module.finish(&code, self.units.threads(), groups)
     }
 
     /// Code that fetches a tile of keys and values.
     fn fetch(&self, code: &mut String, declare: &str, key: &str) {
-        self.copies(self.keys(), self.width(), |piece, row, vector| {
+        self.units.copies(self.keys(), self.width(), |piece, row, vector| {
             for name in ["k", "v"] {
                 let _ = writeln!(
                     code,
@@ -227,26 +168,15 @@ impl Tiling {
         });
     }
 
-    /// Code that loads a tile of an operand from shared memory: one of rows that begin at a vector, in the role of `A`, or
-    /// of `B` with the summed dimension along or across these rows.
-    fn load(&self, code: &mut String, name: &str, role: char, at: &str, stride: usize, across: bool) {
-        let load = if across { "coopLoadT" } else { "coopLoad" };
-        let matrix = self.matrix(role);
-        let _ = write!(
-            code,
-            "let at_{name} = {at};\nlet {name} = {load}<{matrix}>(&pool[at_{name}], {stride}u);\n"
-        );
-    }
-
     /// Tiles along the summed dimension of the scores.
     fn depth(&self) -> usize {
-        self.dims.head_dim.div_ceil(self.tile())
+        self.dims.head_dim.div_ceil(self.units.tile())
     }
 
     /// Code that loads the tiles of a subgroup's queries, which it keeps.
     fn queries(&self, code: &mut String) {
-        let (stride, element) = (self.stride(self.width()), self.element());
-        self.copies(self.rows(), self.width(), |_, row, vector| {
+        let (stride, element) = (self.units.stride(self.width()), self.units.element());
+        self.units.copies(self.rows(), self.width(), |_, row, vector| {
             let _ = writeln!(
                 code,
                 "pool[{row} * {stride}u + {vector}] = \
@@ -255,23 +185,23 @@ impl Tiling {
         });
         code.push_str("workgroupBarrier();\n");
         for d in 0..self.depth() {
-            let at = format!("sub_row * {stride}u + {}u", d * self.tile() / 4);
-            self.load(code, &format!("q{d}"), 'A', &at, stride, true);
+            let at = format!("sub_row * {stride}u + {}u", d * self.units.tile() / 4);
+            self.units.load(code, &format!("q{d}"), 'A', &at, stride, true);
         }
         code.push_str("workgroupBarrier();\n");
     }
 
     /// Code that multiplies queries and keys.
     fn score_tiles(&self, code: &mut String) {
-        let (tile, stride) = (self.tile(), self.stride(self.width()));
+        let (tile, stride) = (self.units.tile(), self.units.stride(self.width()));
         for j in 0..self.key_tiles / BESIDE {
-            let _ = writeln!(code, "var score_{j} = {}();", self.matrix('C'));
+            let _ = writeln!(code, "var score_{j} = {}();", self.units.matrix('C'));
         }
         for d in 0..self.depth() {
             for j in 0..self.key_tiles / BESIDE {
                 let key = format!("(sub_column * {}u + {}u)", self.keys() / BESIDE, j * tile);
                 let at = format!("{key} * {stride}u + {}u", d * tile / 4);
-                self.load(code, &format!("k{d}_{j}"), 'B', &at, stride, false);
+                self.units.load(code, &format!("k{d}_{j}"), 'B', &at, stride, false);
                 let _ = writeln!(code, "score_{j} = coopMultiplyAdd(q{d}, k{d}_{j}, score_{j});");
             }
         }
@@ -283,7 +213,7 @@ impl Tiling {
     fn store(&self, code: &mut String, name: &str, tiles: usize, width: usize) {
         let stride = self.sums_stride();
         for j in 0..tiles {
-            let column = format!("sub_column * {}u + {}u", width / BESIDE / 4, j * self.tile() / 4);
+            let column = format!("sub_column * {}u + {}u", width / BESIDE / 4, j * self.units.tile() / 4);
             let _ = write!(
                 code,
                 "let to_{name}_{j} = sub_row * {stride}u + {column};\n\
@@ -323,14 +253,14 @@ impl Tiling {
             let _ = writeln!(code, "most = max(most, partial[{}u + own_row]);", i * rows);
         }
         code.push_str("let change = numerators(vec4<f32>(greatest - most)).x;\ngreatest = most;\ntotal *= change;\n");
-        let stride = self.stride(self.keys());
+        let stride = self.units.stride(self.keys());
         for j in 0..self.scores() {
             let _ = write!(
                 code,
                 "s{j} = numerators(s{j} - vec4<f32>(most));\ntotal += (s{j}.x + s{j}.y) + (s{j}.z + s{j}.w);\n\
                  pool[own_row * {stride}u + {}u + part] = vec4<{}>(s{j});\n",
                 j * across,
-                self.element()
+                self.units.element()
             );
         }
         code.push_str("workgroupBarrier();\n");
@@ -338,19 +268,19 @@ impl Tiling {
 
     /// Code that multiplies numerators and values, and adds the products to the results.
     fn result_tiles(&self, code: &mut String) {
-        let (tile, width) = (self.tile(), self.width());
-        let (own, stride) = (width / tile / BESIDE, self.stride(self.keys()));
+        let (tile, width) = (self.units.tile(), self.width());
+        let (own, stride) = (width / tile / BESIDE, self.units.stride(self.keys()));
         for j in 0..own {
-            let _ = writeln!(code, "var product_{j} = {}();", self.matrix('C'));
+            let _ = writeln!(code, "var product_{j} = {}();", self.units.matrix('C'));
         }
         for d in 0..self.key_tiles {
             let at = format!("sub_row * {stride}u + {}u", d * tile / 4);
-            self.load(code, &format!("p{d}"), 'A', &at, stride, true);
+            self.units.load(code, &format!("p{d}"), 'A', &at, stride, true);
             for j in 0..own {
-                let values = self.stride(width);
+                let values = self.units.stride(width);
                 let column = format!("sub_column * {}u + {}u", width / BESIDE / 4, j * tile / 4);
                 let at = format!("{}u + {column}", self.piece() + d * tile * values);
-                self.load(code, &format!("v{d}_{j}"), 'B', &at, values, true);
+                self.units.load(code, &format!("v{d}_{j}"), 'B', &at, values, true);
                 let _ = writeln!(code, "product_{j} = coopMultiplyAdd(p{d}, v{d}_{j}, product_{j});");
             }
         }

@@ -1,0 +1,116 @@
+//! Attention and its gradients on matrix units: what both have in common. Operands are rounded to the units' input type on
+//! their way to shared memory, sums are in `f32`. Matrices have no elements that a thread could change, so what lies between
+//! products goes through shared memory, in `f32`.
+
+mod backward;
+mod forward;
+
+use std::fmt::Write as _;
+
+use meganeura_core::ops::AttentionDims;
+
+use super::super::coop::{CoopConfig, prefers_coop};
+use super::super::module::{COOP, Module};
+use super::window;
+
+pub(super) use backward::compile as compile_gradient;
+pub(super) use forward::compile;
+
+/// Most bytes of shared memory: as much as the largest blocks of products take.
+const MOST_SHARED: usize = 36 << 10;
+
+/// The subgroups of a workgroup, and the tiles that they multiply.
+#[derive(Clone, Copy)]
+struct Units {
+    config: CoopConfig,
+    subgroups: usize,
+}
+
+impl Units {
+    fn tile(&self) -> usize {
+        self.config.tile_size as usize
+    }
+
+    fn threads(&self) -> usize {
+        self.subgroups * self.config.subgroup_size as usize
+    }
+
+    /// The type that operands are rounded to.
+    fn element(&self) -> &'static str {
+        if self.config.use_f16_input { "f16" } else { "f32" }
+    }
+
+    /// Bytes of a vector of four such elements.
+    fn vector_bytes(&self) -> usize {
+        if self.config.use_f16_input { 8 } else { 16 }
+    }
+
+    /// Vectors between rows of so many elements of an operand in shared memory, whose padding keeps rows apart in its
+    /// banks.
+    fn stride(&self, elements: usize) -> usize {
+        elements / 4 + if self.config.use_f16_input { 2 } else { 1 }
+    }
+
+    /// A tile's type in a role: `A`, `B` or `C`.
+    fn matrix(&self, role: char) -> String {
+        let (tile, element) = (self.tile(), if role == 'C' { "f32" } else { self.element() });
+        format!("coop_mat{tile}x{tile}<{element},{role}>")
+    }
+
+    /// Asks for the extensions of the language.
+    fn enable(&self, module: &mut Module) {
+        module.enable(COOP);
+        if self.config.use_f16_input {
+            module.enable("f16");
+        }
+    }
+
+    /// Calls a function for every vector that a thread copies of some rows: with the number of the piece, the row, and the
+    /// number of the vector in the row. Beyond the last row, there are copies of it.
+    fn copies(&self, rows: usize, width: usize, mut f: impl FnMut(usize, &str, &str)) {
+        let (vectors, threads) = (width / 4, self.threads());
+        for piece in 0..(rows * vectors).div_ceil(threads) {
+            let at = format!("(local + {}u)", piece * threads);
+            let row = match (rows * vectors).is_multiple_of(threads) {
+                true => format!("({at} / {vectors}u)"),
+                false => format!("min({at} / {vectors}u, {}u)", rows - 1),
+            };
+            f(piece, &row, &format!("{at} % {vectors}u"));
+        }
+    }
+
+    /// Code that loads a tile of an operand from shared memory: one of rows that begin at a vector, in the role of `A`, or
+    /// of `B` with the summed dimension along or across these rows.
+    fn load(&self, code: &mut String, name: &str, role: char, at: &str, stride: usize, across: bool) {
+        let load = if across { "coopLoadT" } else { "coopLoad" };
+        let matrix = self.matrix(role);
+        let _ = write!(
+            code,
+            "let at_{name} = {at};\nlet {name} = {load}<{matrix}>(&pool[at_{name}], {stride}u);\n"
+        );
+    }
+}
+
+/// Vectors between rows of so many elements of sums in shared memory.
+fn sums_stride(elements: usize) -> usize {
+    elements / 4 + 1
+}
+
+/// Whether units are likely to be faster than single threads, if a call fits.
+fn is_worth(config: &CoopConfig, dims: &AttentionDims) -> bool {
+    dims.rows_q >= config.tile_size as usize
+        && prefers_coop(config, dims.batch * dims.heads, dims.rows_q, dims.rows_k, dims.head_dim)
+}
+
+/// Code for the bounds of the keys that a thread's query sees, `seen_from` and `seen_to`. It is behind
+/// [`key_range`](super::key_range).
+fn row_bounds(dims: &AttentionDims) -> String {
+    if !dims.causal {
+        return format!("let seen_from = 0u;\nlet seen_to = {}u;\n", dims.rows_k);
+    }
+    let from = match window(dims) {
+        Some(window) => format!("max(seen_to, {window}u) - {window}u"),
+        None => "0u".to_owned(),
+    };
+    format!("let seen_to = query + shift;\nlet seen_from = {from};\n")
+}
