@@ -18,7 +18,7 @@ use meganeura_core::ops::AttentionDims;
 
 use super::super::super::module::{CompileCx, Compiled, Launch, Module};
 use super::super::{Side, declare_fetch, group_place, key_range, positions, scale, start, vectors};
-use super::{MOST_SHARED, Units, is_worth, row_bounds, sums_stride};
+use super::{Units, is_worth, row_bounds, sums_stride};
 
 /// Rows of tiles of a workgroup, and subgroups beside each other.
 const DOWN: usize = 2;
@@ -60,7 +60,7 @@ impl Tiling {
         matches!(self.units.tile(), 8 | 16)
             && threads.is_multiple_of(self.rows())
             && (self.keys() / 4).is_multiple_of(self.across())
-            && shared <= MOST_SHARED
+            && shared <= self.units.most_shared()
     }
 
     /// Queries of a workgroup.

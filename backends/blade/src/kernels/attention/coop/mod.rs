@@ -16,9 +16,6 @@ use super::window;
 pub(super) use backward::compile as compile_gradient;
 pub(super) use forward::compile;
 
-/// Most bytes of shared memory: as much as the largest blocks of products take.
-const MOST_SHARED: usize = 36 << 10;
-
 /// The subgroups of a workgroup, and the tiles that they multiply.
 #[derive(Clone, Copy)]
 struct Units {
@@ -33,6 +30,15 @@ impl Units {
 
     fn threads(&self) -> usize {
         self.subgroups * self.config.subgroup_size as usize
+    }
+
+    /// Most bytes of shared memory: with tiles of 8, what Metal's devices have, else as much as the largest blocks of products
+    /// take.
+    fn most_shared(&self) -> usize {
+        match self.tile() {
+            8 => 32 << 10,
+            _ => 36 << 10,
+        }
     }
 
     /// The type that operands are rounded to.

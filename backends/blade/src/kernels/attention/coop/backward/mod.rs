@@ -16,9 +16,14 @@
 //! `2 scale (head_dim max |v| + 1)` is beyond 65,504, or `p` is, and what is flushed is below 2^-24 of
 //! the largest. Queries, keys and values are rounded as they are, like operands of other products.
 //!
+//! **Tolerance.** A product is off by 2^-10 of the sum of `|a b|` of its terms at most. That of `t` is all that is left where
+//! `t` and `delta` cancel, and goes into `ds` with its weight, as it does where the decomposition runs on units.
+//!
 //! With heads of 64 and tiles of 16, a step of the first launch has 64 keys, with 96 multiplications of tiles, 12 for each
 //! of eight subgroups, and takes 35 KiB of shared memory; one of the second has 32 queries, 64 multiplications, 23 KiB.
 //! A step has four barriers, and the columns of the next one are on their way meanwhile.
+
+mod weights;
 
 use std::fmt::Write as _;
 
@@ -27,8 +32,8 @@ use meganeura_core::ops::AttentionDims;
 
 use super::super::super::module::{CompileCx, Compiled, Launch, Module};
 use super::super::backward::{Parts, declare_operands, join, row_number};
-use super::super::{Side, group_place, key_range, query_range, scale, start, vectors, window};
-use super::{MOST_SHARED, Units, is_worth, row_bounds, sums_stride};
+use super::super::{Side, group_place, key_range, query_range, start, vectors};
+use super::{Units, is_worth, row_bounds, sums_stride};
 
 /// Rows of tiles of a workgroup.
 const DOWN: usize = 2;
@@ -91,7 +96,7 @@ impl Tiling {
             && (self.columns() / 4).is_multiple_of(self.across())
             && threads > self.rows()
             && threads >= self.columns()
-            && shared <= MOST_SHARED
+            && shared <= self.units.most_shared()
     }
 
     /// Rows of a workgroup, as many with either side.
@@ -445,90 +450,6 @@ impl Tiling {
         );
     }
 
-    /// Code that reads a thread's vectors of both products: `s` and `t`, those of the columns from `vector` on.
-    fn read_products(&self, code: &mut String) {
-        let stride = self.product() / self.rows();
-        for j in 0..self.each() {
-            let _ = write!(
-                code,
-                "let vector_{j} = {}u + part;\nlet s{j} = sums[own_row * {stride}u + vector_{j}];\n\
-                 let t{j} = sums[{}u + own_row * {stride}u + vector_{j}];\n",
-                j * self.across(),
-                self.product()
-            );
-        }
-    }
-
-    /// Code that hides what is not seen: `columns` are the names of the columns' numbers, before their place in the
-    /// thread, `weights` those of what is hidden, and `seen` is the condition for a name.
-    fn hide(&self, code: &mut String, columns: &str, weights: &[&str], seen: impl Fn(&str) -> String) {
-        let _ = writeln!(
-            code,
-            "if (column < all_from || column + {}u > all_to) {{",
-            self.columns()
-        );
-        for j in 0..self.each() {
-            let _ = write!(
-                code,
-                "let {columns}_{j} = vec4<u32>(column + vector_{j} * 4u) + vec4<u32>(0u, 1u, 2u, 3u);\n\
-                 let seen_{j} = {};\n",
-                seen(&format!("{columns}_{j}"))
-            );
-            for weight in weights {
-                let _ = writeln!(code, "{weight}{j} = select(vec4<f32>(), {weight}{j}, seen_{j});");
-            }
-        }
-        code.push_str("}\n");
-    }
-
-    /// Code that makes weights of products where rows are queries.
-    fn weights_of_queries(&self, code: &mut String) {
-        let scale = scale(&self.dims);
-        self.read_products(code);
-        for j in 0..self.each() {
-            let _ = writeln!(
-                code,
-                "var d{j} = numerators(s{j} * {scale} - vec4<f32>(lse)) * (t{j} - vec4<f32>(delta)) * {scale};"
-            );
-        }
-        self.hide(code, "key", &["d"], |key| {
-            format!("({key} >= vec4<u32>(seen_from)) & ({key} < vec4<u32>(seen_to))")
-        });
-        self.store_weights(code, &["d"]);
-    }
-
-    /// The same where they are keys.
-    fn weights_of_keys(&self, code: &mut String) {
-        let (scale, columns) = (scale(&self.dims), self.columns());
-        self.read_products(code);
-        for j in 0..self.each() {
-            let _ = write!(
-                code,
-                "var p{j} = numerators(s{j} * {scale} - marks[vector_{j}]);\n\
-                 var d{j} = p{j} * (t{j} - marks[{}u + vector_{j}]) * {scale};\n",
-                columns / 4
-            );
-        }
-        code.push_str("let key = first + own_row;\n");
-        self.hide(code, "query", &["p", "d"], |query| seen(&self.dims, query));
-        self.store_weights(code, &["d", "p"]);
-    }
-
-    /// Code that rounds weights and puts them into shared memory.
-    fn store_weights(&self, code: &mut String, names: &[&str]) {
-        let (stride, element) = (self.units.stride(self.columns()), self.units.element());
-        for (i, name) in names.iter().enumerate() {
-            for j in 0..self.each() {
-                let _ = writeln!(
-                    code,
-                    "pool[{}u + own_row * {stride}u + vector_{j}] = vec4<{element}>({name}{j});",
-                    self.first_weight() + i * self.weights()
-                );
-            }
-        }
-        code.push_str("workgroupBarrier();\n");
-    }
-
     /// Code that multiplies weights and columns, and adds up. Where rows are queries, there is one sum, of which half of the
     /// subgroups have the terms of half of the columns.
     fn add_up(&self, code: &mut String) {
@@ -619,18 +540,4 @@ impl Tiling {
             code.push_str("workgroupBarrier();\n");
         }
     }
-}
-
-/// Whether queries see the thread's `key`, as WGSL: a vector.
-fn seen(dims: &AttentionDims, query: &str) -> String {
-    let known = format!("({query} < vec4<u32>(end))");
-    if !dims.causal {
-        return known;
-    }
-    let shift = dims.rows_k - dims.rows_q + 1;
-    let near = match window(dims) {
-        Some(window) => format!(" & (vec4<u32>(key + {window}u) >= {query} + vec4<u32>({shift}u))"),
-        None => String::new(),
-    };
-    format!("{known} & (vec4<u32>(key) < {query} + vec4<u32>({shift}u)){near}")
 }
