@@ -1,8 +1,8 @@
 """A framework of Python as a contestant of benches/peers: peer.py FRAMEWORK THREADS FOLDER.
 
-FOLDER has problem.json (kind, operands, settings) and the numbers of each operand. Requests are lines on standard input:
-`result` writes the result to FOLDER/result.f32, `time N` answers with the seconds of doing it once, of N times. Answers are
-`ok ...` or `error ...`. Needs torch, or onnx and onnxruntime: what is not installed is an error of the first answer.
+FOLDER has problem.json (kind, operands, settings), the numbers of each operand and, if there is one, model.onnx. Requests
+are lines on standard input: `result` writes the result to FOLDER/result.f32, `time N` answers with the seconds of doing it
+once, of N times. Answers are `ok ...` or `error ...`. Needs torch, or onnxruntime: what is not installed is an error of the first answer.
 """
 
 import json
@@ -25,7 +25,7 @@ def work(framework, threads, folder):
     if framework == "onnxruntime":
         import with_onnx
 
-        return with_onnx.work(problem["kind"], arrays, threads)
+        return with_onnx.work(folder, arrays, threads)
     import with_torch
 
     how = framework.removeprefix("torch ")

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import networks
 import numpy
 import torch
 import torch.nn.functional as F
@@ -28,8 +27,8 @@ def work(kind, arrays, settings, how, threads):
             return reading(Llama(checkpoint(settings), settings), settings, how)
         case "Resnet50":
             x = tensors.pop("x")
-            calls = Calls(transposed(tensors))
-            return inference(lambda: networks.resnet50(calls, x), how)
+            parameters = transposed(tensors)
+            return inference(lambda: resnet50(x, parameters), how)
     x = tensors.pop("x")
     return inference(lambda: call(kind, x, *tensors.values()), how)
 
@@ -107,30 +106,24 @@ def cnn(x, p):
     return mlp(F.max_pool2d(x, 2).flatten(1), p)
 
 
-class Calls:
-    """The calls of networks.py."""
+def resnet50(x, p):
+    """Logits. Batch norms are folded into the biases of the convolutions; names are torchvision's."""
 
-    def __init__(self, parameters):
-        self.parameters = parameters
+    def conv(x, name, kernel, stride=1):
+        return F.conv2d(x, p[f"{name}.weight"], p[f"{name}.bias"], stride, kernel // 2)
 
-    def conv(self, x, name, stride, padding):
-        weight, bias = self.parameters[f"{name}.weight"], self.parameters[f"{name}.bias"]
-        return F.conv2d(x, weight, bias, stride, padding)
-
-    def max_pool(self, x):
-        return F.max_pool2d(x, 3, 2, 1)
-
-    def relu(self, x):
-        return F.relu(x)
-
-    def add(self, x, y):
-        return x + y
-
-    def mean(self, x):
-        return x.mean((2, 3))
-
-    def linear(self, x, name):
-        return F.linear(x, self.parameters[f"{name}.weight"], self.parameters[f"{name}.bias"])
+    x = F.max_pool2d(F.relu(conv(x, "conv1", 7, 2)), 3, 2, 1)
+    for stage, depth in enumerate([3, 4, 6, 3], 1):
+        for block in range(depth):
+            name = f"layer{stage}.{block}"
+            stride = 2 if stage > 1 and block == 0 else 1
+            y = F.relu(conv(x, f"{name}.conv1", 1))
+            y = F.relu(conv(y, f"{name}.conv2", 3, stride))
+            y = conv(y, f"{name}.conv3", 1)
+            if block == 0:
+                x = conv(x, f"{name}.downsample.0", 1, stride)
+            x = F.relu(y + x)
+    return F.linear(x.mean((2, 3)), p["fc.weight"], p["fc.bias"])
 
 
 def checkpoint(settings):

@@ -1,5 +1,6 @@
 //! Contestants that take turns.
 
+use std::fmt::Display;
 use std::time::Instant;
 
 pub(crate) type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
@@ -11,18 +12,43 @@ pub(crate) trait Peer {
 
     /// Seconds of doing it once, of so many times that follow each other.
     fn time(&mut self, times: u32) -> Result<f64> {
-        let start = Instant::now();
-        for _ in 0..times {
-            self.result()?;
-        }
-        Ok(start.elapsed().as_secs_f64() / f64::from(times))
+        timed(times, || self.result())
     }
+}
+
+/// Seconds of a work, of so many times that follow each other.
+pub(crate) fn timed<T>(times: u32, mut work: impl FnMut() -> Result<T>) -> Result<f64> {
+    let start = Instant::now();
+    for _ in 0..times {
+        work()?;
+    }
+    Ok(start.elapsed().as_secs_f64() / f64::from(times))
 }
 
 /// What returns its result each time, which is part of the work.
 impl<F: FnMut() -> Result<Vec<f32>>> Peer for F {
     fn result(&mut self) -> Result<Vec<f32>> {
         self()
+    }
+}
+
+/// A work whose result is read only where somebody asks for it.
+pub(crate) struct Reading<F>(F);
+
+impl<F: FnMut(bool) -> Result<Vec<f32>>> Reading<F> {
+    /// `work` is told whether its result is wanted.
+    pub(crate) fn new(work: F) -> Self {
+        Reading(work)
+    }
+}
+
+impl<F: FnMut(bool) -> Result<Vec<f32>>> Peer for Reading<F> {
+    fn result(&mut self) -> Result<Vec<f32>> {
+        (self.0)(true)
+    }
+
+    fn time(&mut self, times: u32) -> Result<f64> {
+        timed(times, || (self.0)(false))
     }
 }
 
@@ -42,6 +68,8 @@ struct Contestant<'a> {
 pub(crate) struct Contest<'a> {
     title: String,
     contestants: Vec<Contestant<'a>>,
+    /// Those that cannot take part, and why.
+    left_out: Vec<(String, String)>,
 }
 
 impl<'a> Contest<'a> {
@@ -49,6 +77,7 @@ impl<'a> Contest<'a> {
         Contest {
             title: title.into(),
             contestants: Vec::new(),
+            left_out: Vec::new(),
         }
     }
 
@@ -61,9 +90,17 @@ impl<'a> Contest<'a> {
         });
     }
 
+    /// Names one that cannot take part.
+    pub(crate) fn leave_out(&mut self, name: impl Into<String>, why: &(impl Display + ?Sized)) {
+        self.left_out.push((name.into(), why.to_string()));
+    }
+
     /// Compares results, then times.
     pub(crate) fn run(mut self, turns: usize) {
         println!("\n{}", self.title);
+        for (name, why) in &self.left_out {
+            println!("{name:28} left out: {why}");
+        }
         let mut reference: Option<Vec<f32>> = None;
         let mut errors = Vec::new();
         self.contestants.retain_mut(|c| {

@@ -1,26 +1,65 @@
 //! Inference of ResNet-50.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use candle_core::{DType, Device as CandleDevice, Tensor};
 use candle_nn::{Module, VarBuilder};
 use meganeura::build::build_on;
-use meganeura::cpu::CpuDevice;
 use meganeura::nn::models::ResNetConfig;
 use meganeura::{Graph, Mode};
 use serde_json::Value;
 
-use crate::Setup;
-use crate::contest::{Contest, Peer, Result};
-use crate::kernels::Reading;
+use crate::contest::{Contest, Peer, Reading, Result};
+use crate::onnx::Model;
 use crate::problem::{Handout, Operand};
-use crate::{python, training};
+use crate::{Entrant, Setup};
+use crate::{kernels, python, training};
 
 const IMAGE: [usize; 4] = [1, 3, 224, 224];
 const CLASSES: usize = 1000;
 /// How far logits may be off, relative to the largest.
 const SAME: f32 = 1e-3;
+
+/// The calls of ResNet-50 in a framework. Parameters have the names of torchvision; norms are folded into the convolutions.
+pub(crate) trait Calls {
+    type Value: Clone;
+
+    fn conv(&mut self, x: Self::Value, name: &str, stride: usize, padding: usize) -> Self::Value;
+
+    /// Of 3x3, with stride 2 and one row of padding around the image.
+    fn max_pool(&mut self, x: Self::Value) -> Self::Value;
+
+    fn relu(&mut self, x: Self::Value) -> Self::Value;
+
+    fn add(&mut self, x: Self::Value, y: Self::Value) -> Self::Value;
+
+    /// A linear layer, `[inputs, outputs]`, of the means of all channels.
+    fn classify(&mut self, x: Self::Value, name: &str) -> Self::Value;
+}
+
+/// Logits of an image.
+pub(crate) fn resnet50<C: Calls>(calls: &mut C, x: C::Value) -> C::Value {
+    let x = calls.conv(x, "conv1", 2, 3);
+    let x = calls.relu(x);
+    let mut x = calls.max_pool(x);
+    for (stage, blocks) in [3, 4, 6, 3].into_iter().enumerate() {
+        for block in 0..blocks {
+            let name = format!("layer{}.{block}", stage + 1);
+            let stride = if stage > 0 && block == 0 { 2 } else { 1 };
+            let y = calls.conv(x.clone(), &format!("{name}.conv1"), 1, 0);
+            let y = calls.relu(y);
+            let y = calls.conv(y, &format!("{name}.conv2"), stride, 1);
+            let y = calls.relu(y);
+            let y = calls.conv(y, &format!("{name}.conv3"), 1, 0);
+            if block == 0 {
+                x = calls.conv(x, &format!("{name}.downsample.0"), stride, 0);
+            }
+            x = calls.add(y, x);
+            x = calls.relu(x);
+        }
+    }
+    calls.classify(x, "fc")
+}
 
 /// All contestants. Batch norms are folded into the convolutions for all of them but candle, whose model has them.
 pub(crate) fn contest(setup: &Setup) -> Result<Contest<'static>> {
@@ -32,28 +71,29 @@ pub(crate) fn contest(setup: &Setup) -> Result<Contest<'static>> {
         .build(&mut g, "")
         .forward(&mut g, x);
     g.set_outputs(vec![y]);
-    let (mut session, _) = build_on(&g, Arc::new(CpuDevice::new(setup.threads)), Mode::Inference, None)?;
-    let mut operands = training::parameters(&mut session)?;
     let x = Operand::random("x", &IMAGE, 1.0, 0);
-    session.try_set_input("x", &x.data)?;
-    let work = Reading::new(move |read| {
-        session.try_step()?;
-        session.try_wait()?;
-        Ok(if read {
-            session.try_read_output(CLASSES)?
-        } else {
-            Vec::new()
-        })
-    });
-    contest.add("meganeura cpu", 0.0, Box::new(work));
+    let mut operands = Vec::new();
+    for Entrant {
+        name,
+        tolerance,
+        device,
+    } in setup.meganeura(SAME)?
+    {
+        let (mut session, _) = build_on(&g, device, Mode::Inference, None)?;
+        training::set_parameters(&mut session, &mut operands)?;
+        session.try_set_input("x", &x.data)?;
+        contest.add(name, tolerance, kernels::reading(session, CLASSES));
+    }
     if setup.wants("candle") {
         contest.add("candle", SAME, candle(&operands, &x)?);
     }
-    operands.push(x);
+    operands.push(x.clone());
+    let model = Model::resnet50(&operands);
     let handout = Handout {
         kind: "Resnet50".to_owned(),
         operands: &operands,
         settings: Value::Null,
+        onnx: Some(model.bytes()),
     };
     python::add(&mut contest, setup, python::OF_IMAGES, SAME, &handout);
     Ok(contest)

@@ -1,66 +1,46 @@
-//! Single calls in Meganeura and candle, and in frameworks of Python.
+//! Single calls.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use candle_core::{Device as CandleDevice, Tensor as Candle};
 use meganeura::backend::Device;
 use meganeura::build::build_on;
-use meganeura::config::Config;
-use meganeura::cpu::CpuDevice;
 use meganeura::ops::Conv2dOptions;
-use meganeura::{Graph, Mode, select};
+use meganeura::{Graph, Mode, Session};
+use serde_json::Value;
 
-use crate::contest::{Contest, Peer, Result};
-use crate::problem::{Kind, Operand, Problem};
-use crate::{Setup, python};
+use crate::contest::{Contest, Peer, Reading, Result};
+use crate::onnx::Model;
+use crate::problem::{Handout, Kind, Operand, Problem};
+use crate::{Entrant, Setup, python};
 
 /// How far from the first contestant's result others may be, relative to its largest number.
 const SAME: f32 = 1e-4;
 /// Of layer norms.
-const EPS: f32 = 1e-5;
-
-/// A work whose result is read only where somebody asks for it.
-pub(crate) struct Reading<F>(F);
-
-impl<F: FnMut(bool) -> Result<Vec<f32>>> Reading<F> {
-    /// `work` is told whether its result is wanted.
-    pub(crate) fn new(work: F) -> Self {
-        Reading(work)
-    }
-}
-
-impl<F: FnMut(bool) -> Result<Vec<f32>>> Peer for Reading<F> {
-    fn result(&mut self) -> Result<Vec<f32>> {
-        (self.0)(true)
-    }
-
-    fn time(&mut self, times: u32) -> Result<f64> {
-        let start = Instant::now();
-        for _ in 0..times {
-            (self.0)(false)?;
-        }
-        Ok(start.elapsed().as_secs_f64() / f64::from(times))
-    }
-}
+pub(crate) const EPS: f32 = 1e-5;
 
 /// All contestants for a problem. Frameworks that lack something are named and left out.
 pub(crate) fn contest(problem: &Problem, setup: &Setup) -> Result<Contest<'static>> {
     let mut contest = Contest::new(problem.name);
-    contest.add(
-        "meganeura cpu",
-        0.0,
-        meganeura(problem, Arc::new(CpuDevice::new(setup.threads)))?,
-    );
-    for selector in &setup.devices {
-        let config = Config::load()?;
-        let device = select::select(Some(selector), &config)?.open(&config)?;
-        contest.add(format!("meganeura {selector}"), SAME, meganeura(problem, device)?);
+    for Entrant {
+        name,
+        tolerance,
+        device,
+    } in setup.meganeura(SAME)?
+    {
+        contest.add(name, tolerance, meganeura(problem, device)?);
     }
     if setup.wants("candle") {
         contest.add("candle", SAME, candle(problem)?);
     }
-    python::add(&mut contest, setup, python::OF_CALLS, SAME, &problem.handout());
+    let model = Model::of(problem);
+    let handout = Handout {
+        kind: format!("{:?}", problem.kind),
+        operands: &problem.operands,
+        settings: Value::Null,
+        onnx: Some(model.bytes()),
+    };
+    python::add(&mut contest, setup, python::OF_CALLS, SAME, &handout);
     Ok(contest)
 }
 
@@ -97,7 +77,12 @@ fn meganeura(problem: &Problem, device: Arc<dyn Device>) -> Result<Box<dyn Peer>
     }
     session.try_set_input("x", &problem.operands[0].data)?;
     let len = g.ty(y).map_or(0, |ty| ty.numel());
-    Ok(Box::new(Reading(move |read| {
+    Ok(reading(session, len))
+}
+
+/// Inference of a session that has its inputs, with an output of so many numbers.
+pub(crate) fn reading(mut session: Session, len: usize) -> Box<dyn Peer> {
+    Box::new(Reading::new(move |read| {
         session.try_step()?;
         session.try_wait()?;
         Ok(if read {
@@ -105,7 +90,7 @@ fn meganeura(problem: &Problem, device: Arc<dyn Device>) -> Result<Box<dyn Peer>
         } else {
             Vec::new()
         })
-    })))
+    }))
 }
 
 fn candle(problem: &Problem) -> Result<Box<dyn Peer>> {
@@ -116,7 +101,7 @@ fn candle(problem: &Problem) -> Result<Box<dyn Peer>> {
         .map(tensor)
         .collect::<candle_core::Result<Vec<_>>>()?;
     let kind = problem.kind;
-    Ok(Box::new(Reading(move |read| {
+    Ok(Box::new(Reading::new(move |read| {
         let y = match kind {
             Kind::Matmul => t[0].matmul(&t[1])?,
             Kind::Mlp => t[0].matmul(&t[1])?.relu()?.matmul(&t[2])?,

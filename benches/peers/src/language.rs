@@ -16,7 +16,7 @@ use serde_json::json;
 
 use crate::contest::{Contest, Result};
 use crate::problem::Handout;
-use crate::training::{self, RATE, STEPS, Training};
+use crate::training::{self, RATE, STEPS, Training, Watched};
 use crate::{Setup, python};
 
 const CONTEXT: usize = 2048;
@@ -124,6 +124,7 @@ fn reading(folder: &Path, prompt: &[u32], tokens: &[u32]) -> Handout<'static> {
             "position": prompt.len(),
             "tokens": tokens,
         }),
+        onnx: None,
     }
 }
 
@@ -186,8 +187,7 @@ pub(crate) fn train(folder: &Path, setup: &Setup) -> Result<Contest<'static>> {
     let text = tokens(PROMPT + 1);
     session.try_set_input_u32(TOKENS, &text[..PROMPT])?;
     session.try_set_input_u32(TARGETS, &text[1..])?;
-    let watched = WATCHED.to_owned();
-    contest.add("meganeura f32", 0.0, Box::new(Training { session, watched }));
+    contest.add("meganeura f32", 0.0, Box::new(Training(Watched(session, WATCHED))));
     let handout = Handout {
         kind: "LlamaStep".to_owned(),
         operands: &[],
@@ -199,6 +199,7 @@ pub(crate) fn train(folder: &Path, setup: &Setup) -> Result<Contest<'static>> {
             "steps": STEPS,
             "watched": WATCHED,
         }),
+        onnx: None,
     };
     python::add(&mut contest, setup, python::OF_MODELS, training::SAME, &handout);
     Ok(contest)

@@ -5,14 +5,20 @@ mod contest;
 mod images;
 mod kernels;
 mod language;
+mod onnx;
 mod problem;
 mod python;
 mod training;
 
 use std::error::Error;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use clap::{Parser, ValueEnum};
+use meganeura::backend::Device;
+use meganeura::config::Config;
+use meganeura::cpu::CpuDevice;
+use meganeura::select;
 use problem::Problem;
 use training::Network;
 
@@ -55,7 +61,33 @@ struct Setup {
     only: Vec<String>,
 }
 
+/// A device of Meganeura as a contestant.
+struct Entrant {
+    name: String,
+    tolerance: f32,
+    device: Arc<dyn Device>,
+}
+
 impl Setup {
+    /// Meganeura with its CPU backend, with which all others have to agree, and with the devices that are asked for, whose results
+    /// may be off by `tolerance`.
+    fn meganeura(&self, tolerance: f32) -> contest::Result<Vec<Entrant>> {
+        let mut entrants = vec![Entrant {
+            name: "meganeura cpu".to_owned(),
+            tolerance: 0.0,
+            device: Arc::new(CpuDevice::new(self.threads)),
+        }];
+        for selector in &self.devices {
+            let config = Config::load()?;
+            entrants.push(Entrant {
+                name: format!("meganeura {selector}"),
+                tolerance,
+                device: select::select(Some(selector), &config)?.open(&config)?,
+            });
+        }
+        Ok(entrants)
+    }
+
     /// Whether a contestant other than Meganeura takes part.
     fn wants(&self, contestant: &str) -> bool {
         self.only.is_empty() || self.only.iter().any(|part| contestant.contains(part.as_str()))
@@ -78,7 +110,7 @@ struct Args {
     #[arg(long, default_value_t = 15)]
     turns: usize,
 
-    /// Devices of Meganeura that do single calls, too, beside its CPU backend.
+    /// Devices of Meganeura that take part beside its CPU backend, but in works of language models.
     #[arg(long, value_name = "SEL", value_delimiter = ',')]
     device: Vec<String>,
 

@@ -45,6 +45,11 @@ impl Operand {
             data: data.into_iter().map(|x| x * scale).collect(),
         }
     }
+
+    /// Its numbers, little endian.
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        self.data.iter().flat_map(|x| x.to_le_bytes()).collect()
+    }
 }
 
 /// What a program in another language is told: a kind of work, its operands and whatever else it has to know.
@@ -52,18 +57,22 @@ pub(crate) struct Handout<'a> {
     pub(crate) kind: String,
     pub(crate) operands: &'a [Operand],
     pub(crate) settings: Value,
+    /// The work as an ONNX model, if there is one.
+    pub(crate) onnx: Option<Vec<u8>>,
 }
 
 impl Handout<'_> {
-    /// Writes `problem.json`, and a file of numbers for each operand.
+    /// Writes `problem.json`, a file of numbers for each operand, and `model.onnx`.
     pub(crate) fn write(&self, folder: &Path) -> Result<()> {
         let of = |o: &Operand| json!({ "name": o.name, "shape": o.shape });
         let operands: Vec<Value> = self.operands.iter().map(of).collect();
         let about = json!({ "kind": self.kind, "operands": operands, "settings": self.settings });
         fs::write(folder.join("problem.json"), about.to_string())?;
         for operand in self.operands {
-            let bytes: Vec<u8> = operand.data.iter().flat_map(|x| x.to_le_bytes()).collect();
-            fs::write(folder.join(format!("{}.f32", operand.name)), bytes)?;
+            fs::write(folder.join(format!("{}.f32", operand.name)), operand.bytes())?;
+        }
+        if let Some(model) = &self.onnx {
+            fs::write(folder.join("model.onnx"), model)?;
         }
         Ok(())
     }
@@ -115,13 +124,5 @@ impl Problem {
                 &[&[1, 64, 56, 56], &[64, 64, 3, 3]],
             ),
         ]
-    }
-
-    pub(crate) fn handout(&self) -> Handout<'_> {
-        Handout {
-            kind: format!("{:?}", self.kind),
-            operands: &self.operands,
-            settings: Value::Null,
-        }
     }
 }

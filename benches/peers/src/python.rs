@@ -29,7 +29,7 @@ pub(crate) fn add(
     for framework in frameworks.iter().filter(|name| setup.wants(name)) {
         match Python::start(framework, handout, setup.threads) {
             Ok(python) => contest.add(*framework, tolerance, Box::new(python)),
-            Err(e) => println!("{framework:28} left out: {e}"),
+            Err(e) => contest.leave_out(*framework, &*e),
         }
     }
 }

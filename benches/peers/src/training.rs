@@ -1,22 +1,17 @@
 //! Training steps of small classifiers, with Adam.
 
-use std::sync::Arc;
-use std::time::Instant;
-
 use candle_core::{Device as CandleDevice, Tensor, Var};
 use candle_nn::{AdamW, Optimizer, ParamsAdamW};
 use meganeura::build::build_on;
-use meganeura::cpu::CpuDevice;
 use meganeura::nn::layers::{Conv2dConfig, LinearConfig};
 use meganeura::nn::models::{FEATURES, LABELS, MlpConfig, classifier};
 use meganeura::ops::Pool2dOptions;
 use meganeura::{Adam, Graph, Mode, Session};
 use serde_json::json;
 
-use crate::Setup;
-use crate::contest::{Contest, Peer, Result};
+use crate::contest::{Contest, Peer, Result, timed};
 use crate::problem::{Handout, Operand};
-use crate::python;
+use crate::{Entrant, Setup, python};
 
 /// Learning rate.
 pub(crate) const RATE: f32 = 1e-4;
@@ -76,59 +71,80 @@ impl Network {
     }
 }
 
-/// Random parameters of a session, which are set: of a size that keeps results near 1.
-pub(crate) fn parameters(session: &mut Session) -> Result<Vec<Operand>> {
-    let mut operands = Vec::new();
-    for (i, view) in session.plan().parameters().into_iter().enumerate() {
-        let shape = view.ty.shape.to_vec();
-        let scale = match shape[..] {
-            [_] => 0.1,
-            // `[inputs, outputs]`, or `[outputs, inputs, height, width]`.
-            [inputs, _] => (3.0 / inputs as f32).sqrt(),
-            _ => (3.0 / shape[1..].iter().product::<usize>() as f32).sqrt(),
-        };
-        operands.push(Operand::random(&view.name, &shape, scale, i + 1));
+/// Sets the parameters of a session; if there are none yet, to random numbers of a size that keeps results near 1.
+pub(crate) fn set_parameters(session: &mut Session, operands: &mut Vec<Operand>) -> Result<()> {
+    if operands.is_empty() {
+        for (i, view) in session.plan().parameters().into_iter().enumerate() {
+            let shape = view.ty.shape.to_vec();
+            let scale = match shape[..] {
+                [_] => 0.1,
+                // `[inputs, outputs]`, or `[outputs, inputs, height, width]`.
+                [inputs, _] => (3.0 / inputs as f32).sqrt(),
+                _ => (3.0 / shape[1..].iter().product::<usize>() as f32).sqrt(),
+            };
+            operands.push(Operand::random(&view.name, &shape, scale, i + 1));
+        }
     }
-    for operand in &operands {
+    for operand in operands {
         session.try_set_parameter(&operand.name, &operand.data)?;
     }
-    Ok(operands)
+    Ok(())
 }
 
-/// Steps of a session in training.
-pub(crate) struct Training {
-    pub(crate) session: Session,
+/// A network in training.
+pub(crate) trait Trainer {
+    /// A loss that may not be there yet.
+    type Loss;
+
+    /// A step; the loss before it.
+    fn step(&mut self) -> Result<Self::Loss>;
+
+    fn read(&mut self, loss: Self::Loss) -> Result<f32>;
+
     /// The parameter that is compared.
-    pub(crate) watched: String,
+    fn watched(&mut self) -> Result<Vec<f32>>;
 }
 
-impl Training {
-    fn step(&mut self) -> Result<()> {
-        self.session.try_step()?;
-        self.session.try_wait()?;
-        Ok(())
-    }
-}
+/// Steps of training as a work. The result are the losses of the first steps and, in learning rates, how far the parameter has
+/// come.
+pub(crate) struct Training<T>(pub(crate) T);
 
-impl Peer for Training {
+impl<T: Trainer> Peer for Training<T> {
     fn result(&mut self) -> Result<Vec<f32>> {
-        let before = self.session.try_read_parameter(&self.watched)?;
+        let before = self.0.watched()?;
         let mut result = Vec::new();
         for _ in 0..STEPS {
-            self.step()?;
-            result.push(self.session.try_read_loss()?);
+            let loss = self.0.step()?;
+            result.push(self.0.read(loss)?);
         }
-        let after = self.session.try_read_parameter(&self.watched)?;
+        let after = self.0.watched()?;
         result.extend(before.iter().zip(after).map(|(before, after)| (after - before) / RATE));
         Ok(result)
     }
 
     fn time(&mut self, times: u32) -> Result<f64> {
-        let start = Instant::now();
-        for _ in 0..times {
-            self.step()?;
-        }
-        Ok(start.elapsed().as_secs_f64() / f64::from(times))
+        timed(times, || self.0.step())
+    }
+}
+
+/// A session in training, and the parameter that is compared.
+pub(crate) struct Watched(pub(crate) Session, pub(crate) &'static str);
+
+impl Trainer for Watched {
+    type Loss = ();
+
+    fn step(&mut self) -> Result<()> {
+        self.0.try_step()?;
+        self.0.try_wait()?;
+        Ok(())
+    }
+
+    fn read(&mut self, (): ()) -> Result<f32> {
+        Ok(self.0.try_read_loss()?)
+    }
+
+    fn watched(&mut self) -> Result<Vec<f32>> {
+        Ok(self.0.try_read_parameter(self.1)?)
     }
 }
 
@@ -183,8 +199,11 @@ impl Candle {
         let bias = self.parameter(&format!("{name}.bias"))?.reshape((1, (), 1, 1))?;
         Ok(y.broadcast_add(&bias)?)
     }
+}
 
-    /// A step; the loss before it.
+impl Trainer for Candle {
+    type Loss = Tensor;
+
     fn step(&mut self) -> Result<Tensor> {
         let mut y = self.x.clone();
         if self.network == Network::Cnn {
@@ -196,55 +215,53 @@ impl Candle {
         self.optimizer.backward_step(&loss)?;
         Ok(loss)
     }
-}
 
-impl Peer for Candle {
-    fn result(&mut self) -> Result<Vec<f32>> {
-        let before = self.parameter(WATCHED)?.copy()?.to_vec1::<f32>()?;
-        let mut result = Vec::new();
-        for _ in 0..STEPS {
-            result.push(self.step()?.to_scalar()?);
-        }
-        let after = self.parameter(WATCHED)?.to_vec1::<f32>()?;
-        result.extend(before.iter().zip(after).map(|(before, after)| (after - before) / RATE));
-        Ok(result)
+    fn read(&mut self, loss: Tensor) -> Result<f32> {
+        Ok(loss.to_scalar()?)
     }
 
-    fn time(&mut self, times: u32) -> Result<f64> {
-        let start = Instant::now();
-        for _ in 0..times {
-            self.step()?;
-        }
-        Ok(start.elapsed().as_secs_f64() / f64::from(times))
+    fn watched(&mut self) -> Result<Vec<f32>> {
+        Ok(self.parameter(WATCHED)?.to_vec1()?)
     }
 }
 
 /// The parameter that is compared: few numbers, of which none has a gradient so small that Adam would follow its noise.
-const WATCHED: &str = "fc2.bias";
+pub(crate) const WATCHED: &str = "fc2.bias";
 
 /// All contestants for the training step of a network.
 pub(crate) fn contest(network: Network, batch: usize, setup: &Setup) -> Result<Contest<'static>> {
     let mut contest = Contest::new(network.title(batch));
-    let device = Arc::new(CpuDevice::new(setup.threads));
-    let update = Adam::new(RATE).into();
-    let (mut session, _) = build_on(&network.graph(batch), device, Mode::Training, Some(update))?;
     let mut shape = vec![batch];
     shape.extend(network.image());
     let x = Operand::random(FEATURES, &shape, 1.0, 0);
     let labels: Vec<u32> = (0..batch as u32).map(|i| i * 7 % CLASSES as u32).collect();
-    session.try_set_input(FEATURES, &x.data)?;
-    session.try_set_input_u32(LABELS, &labels)?;
-    let mut operands = parameters(&mut session)?;
+    let mut operands = Vec::new();
+    for Entrant {
+        name,
+        tolerance,
+        device,
+    } in setup.meganeura(SAME)?
+    {
+        let update = Adam::new(RATE).into();
+        let (mut session, _) = build_on(&network.graph(batch), device, Mode::Training, Some(update))?;
+        session.try_set_input(FEATURES, &x.data)?;
+        session.try_set_input_u32(LABELS, &labels)?;
+        set_parameters(&mut session, &mut operands)?;
+        contest.add(name, tolerance, Box::new(Training(Watched(session, WATCHED))));
+    }
     operands.push(x);
-    let watched = WATCHED.to_owned();
-    contest.add("meganeura cpu", 0.0, Box::new(Training { session, watched }));
     if setup.wants("candle") {
-        contest.add("candle", SAME, Box::new(Candle::new(network, &operands, &labels)?));
+        contest.add(
+            "candle",
+            SAME,
+            Box::new(Training(Candle::new(network, &operands, &labels)?)),
+        );
     }
     let handout = Handout {
         kind: format!("{network:?}Step"),
         operands: &operands,
         settings: json!({ "labels": labels, "rate": RATE, "steps": STEPS, "watched": WATCHED }),
+        onnx: None,
     };
     python::add(&mut contest, setup, python::OF_MODELS, SAME, &handout);
     Ok(contest)
