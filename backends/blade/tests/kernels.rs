@@ -13,6 +13,7 @@ use meganeura_core::build::{Mode, build_on};
 use meganeura_core::graph::{Graph, Value};
 use meganeura_core::ops::Conv2dOptions;
 use meganeura_core::plan::compile_for;
+use meganeura_core::plan::optimizer::Sgd;
 use meganeura_core::program::{Program, Slot, Step};
 use meganeura_core::random::SplitMix64;
 use meganeura_core::reference::evaluate;
@@ -356,6 +357,49 @@ fn more_elements_than_one_row_of_workgroups() {
     let mut found = vec![0.0; count];
     session.read_output_by_index(0, &mut found);
     assert!(found.iter().zip(&data).all(|(f, d)| *f == -d));
+}
+
+/// From half a million elements on a thread computes four, a quarter of the result apart, where these divide it.
+#[test]
+fn several_elements_of_large_results_by_each_thread() {
+    for [m, n] in [[512, 1_028], [727, 722]] {
+        check(&[&[m, n], &[n], &[n, m]], 1e-6, |g, x| {
+            let turned = g.transpose(x[2]);
+            let sum = g.add(x[0], turned);
+            let scaled = g.mul(sum, x[1]);
+            vec![g.tanh(scaled), g.sum(scaled, &[0], false)]
+        });
+    }
+}
+
+#[test]
+fn updates_of_large_parameters() {
+    let Some(device) = common::device() else { return };
+    const ROWS: usize = 1_024;
+    const WIDTH: usize = 512;
+    let mut g = Graph::new();
+    let x = g.input("x", &[ROWS]);
+    let p = g.parameter("p", &[ROWS, WIDTH]);
+    let row = g.reshape(x, &[1, ROWS]);
+    let product = g.matmul(row, p);
+    let loss = g.sum_all(product);
+    g.set_outputs(vec![loss]);
+    let update = Sgd {
+        momentum: 0.5,
+        ..Sgd::new(0.5)
+    };
+    let (mut session, _) = build_on(&g, device, Mode::Training, Some(update.into())).expect("a session");
+    let before: Vec<f32> = (0..ROWS * WIDTH).map(|i| (i % 1_021) as f32).collect();
+    let slopes: Vec<f32> = (0..ROWS).map(|i| (i % 13) as f32).collect();
+    session.set_parameter("p", &before);
+    session.set_input("x", &slopes);
+    for rate in [0.5, 0.5 + 0.75] {
+        session.step();
+        let found = session.read_parameter("p");
+        let expected = |i: usize| before[i] - rate * slopes[i / WIDTH];
+        let wrong = (0..found.len()).find(|&i| found[i] != expected(i));
+        assert_eq!(wrong, None, "a rate of {rate} in all");
+    }
 }
 
 /// Values of which many are equal, some NaN and infinite, so that ties and their order count.

@@ -103,6 +103,11 @@ impl<'a> Emitter<'a> {
         Ok(name)
     }
 
+    /// Variables so far.
+    pub(crate) fn variables(&self) -> usize {
+        self.variables
+    }
+
     /// A name that is not in use.
     pub(crate) fn fresh(&mut self) -> String {
         self.variables += 1;

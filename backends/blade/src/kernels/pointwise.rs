@@ -9,6 +9,14 @@ use super::emit::Emitter;
 use super::module::{CompileCx, Compiled, Launch};
 use super::place::{self, Base};
 
+/// Elements of large results that a thread computes, a quarter of the result apart, so that threads beside each other still access
+/// neighbours. With one of four bytes, too few are on their way for the memory of large GPUs.
+const EACH: usize = 4;
+/// Results that are as large have enough threads with several elements each.
+const STREAM: usize = 1 << 19;
+/// Variables of an element up to which several of them are no burden for drivers, and have registers.
+const MOST_VARIABLES: usize = 64;
+
 /// Launches for a body without reductions: results of equally many elements are computed together.
 pub(super) fn compile(body: &Body, cx: &CompileCx) -> Result<Compiled, String> {
     let mut groups: Vec<(usize, Vec<usize>)> = Vec::new();
@@ -46,17 +54,37 @@ fn launch(body: &Body, cx: &CompileCx, numel: usize, outputs: &[usize]) -> Resul
         let code = pairs(&mut e, numel, *output)?;
         return e.module.finish_elements(&code, numel.div_ceil(2));
     }
-    let base = Base::new("i", numel);
-    let (code, ()) = e.writing_block(&base, |e| {
-        let mut stores = String::new();
-        for &output in outputs {
-            let value = element(e, &base, output)?;
-            stores.push_str(&e.module.store(output, "i", &value));
-        }
-        e.code.push_str(&stores);
-        Ok(())
+    let (code, stores, variables) = elements(&mut e, "i", numel, outputs)?;
+    // Updates in place have accesses enough: gradient descent is slower with several elements, Adam no faster.
+    let overwrites = (0..e.cx.inputs.len()).any(|i| e.cx.is_overwritten(i));
+    if numel < STREAM || !numel.is_multiple_of(EACH) || variables > MOST_VARIABLES || overwrites {
+        return e.module.finish_elements(&format!("{code}{stores}"), numel);
+    }
+    // All are read before the first is written: drivers do not read ahead of writes.
+    let threads = numel / EACH;
+    let (mut reading, mut writing) = (code, stores);
+    for part in 1..EACH {
+        let name = format!("i{part}");
+        let (code, stores, _) = elements(&mut e, &name, numel, outputs)?;
+        // Writing to a string does not fail.
+        let _ = writeln!(reading, "let {name} = i + {}u;", part * threads);
+        reading.push_str(&code);
+        writing.push_str(&stores);
+    }
+    reading.push_str(&writing);
+    e.module.finish_elements(&reading, threads)
+}
+
+/// Code that computes the elements of some results with one number, code that writes them, and how many variables it has.
+fn elements(e: &mut Emitter, name: &str, numel: usize, outputs: &[usize]) -> Result<(String, String, usize), String> {
+    let (base, before) = (Base::new(name, numel), e.variables());
+    let (code, values) = e.writing_block(&base, |e| {
+        let values = outputs.iter().map(|&output| element(e, &base, output));
+        values.collect::<Result<Vec<_>, _>>()
     })?;
-    e.module.finish_elements(&code, numel)
+    let stores = outputs.iter().zip(&values);
+    let stores = stores.map(|(&output, value)| e.module.store(output, name, value));
+    Ok((code, stores.collect(), e.variables() - before))
 }
 
 /// The element of a result that has the number of a base.
