@@ -93,13 +93,8 @@ impl BladeBackend {
         config.check_backend(NAME, &[TILE, MIN_WORKGROUPS, TIMING, tune::TUNE, tune::FOLDER])?;
         let (wanted, timed) = (wanted(config)?, timed(config)?);
         let tuned = (tune::folder(config)?, tuning_key(report, wanted));
-        open(
-            index,
-            (report.device_id, timed),
-            limits_of(report, &probed),
-            wanted,
-            tuned,
-        )
+        let limits = limits_of(report, &probed);
+        open(index, report.device_id, timed, limits, wanted, tuned)
     }
 }
 
@@ -228,7 +223,8 @@ fn details(report: &bg::DeviceReport, probed: Option<&Probed>) -> Vec<Fact> {
 /// Opens a device, or gives the one that is open already.
 fn open(
     index: usize,
-    (device_id, timing): (u32, bool),
+    device_id: u32,
+    timing: bool,
     probed: Option<Probed>,
     wanted: Wanted,
     (folder, key): (Option<PathBuf>, Key),

@@ -337,12 +337,13 @@ impl BladeExecutable {
             .filter_map(|&s| self.segments.get(s))
             .flatten()
             .collect();
-        let mut cuts = match self.is_idle()? {
+        // Nothing is asked for steps that are short in any case. Segments may be asked for several times.
+        let most = self.frames[self.current].parts() - 1;
+        let mut cuts = match most > 0 && self.is_idle()? {
             true => frame::cuts(phases.iter().map(|phase| phase.len())),
             false => Vec::new(),
         };
-        // Segments may be asked for several times.
-        cuts.truncate(self.frames[self.current].parts() - 1);
+        cuts.truncate(most);
         let (frame, scalars) = (&mut self.frames[self.current], &self.inline_scalars);
         let ends = cuts.iter().copied().chain([phases.len()]);
         let starts = [0].into_iter().chain(cuts.iter().copied());

@@ -6,7 +6,9 @@ use std::fs;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use meganeura_core::backend::{Device, Executable, PassTiming, StepArgs};
+use meganeura_blade::BladeBackend;
+use meganeura_core::backend::{Backend as _, Device, Executable, PassTiming, StepArgs};
+use meganeura_core::config::Config;
 use meganeura_core::plan::{ExecutionPlan, compile_for};
 use meganeura_core::{DebugOptions, Error, Graph, Session, autodiff};
 
@@ -232,4 +234,28 @@ fn kernels_are_written_to_a_folder() {
     };
     let error = Session::debugged(device, session.plan().clone(), wrong).expect_err("not a folder");
     assert!(error.to_string().contains("MEGANEURA_DEBUG"), "{error}");
+}
+
+#[test]
+fn without_times_of_passes_steps_are_the_same() {
+    let setting = |timing: &str| -> Config {
+        toml::from_str(&format!("[backend.blade]\ntiming = '{timing}'")).expect("a configuration")
+    };
+    let listed = BladeBackend.devices(&Config::default()).expect("a listing");
+    let Some(info) = listed.into_iter().find(|d| d.rejected.is_none()) else {
+        return;
+    };
+    let error = BladeBackend
+        .open(info.index, &setting("maybe"))
+        .err()
+        .expect("an error");
+    assert!(error.to_string().contains("use 'on' or 'off'"), "{error}");
+    let device = BladeBackend.open(info.index, &setting("off")).expect("it opens");
+    let plan = compile_for(&chain(3), &*device).expect("a plan");
+    let mut executable = device.compile(&plan).expect("an executable");
+    executable.set_profiling(true);
+    assert!(measured(&mut *executable, &plan).is_empty());
+    let mut bytes = [0; 16];
+    executable.read(plan.output_buffers[0], 0, &mut bytes).expect("read");
+    assert_eq!(floats(&bytes), [-1.0, 2.0, -3.0, -0.5]);
 }

@@ -161,12 +161,11 @@ impl Patience {
             }
             std::hint::spin_loop();
         }
-        let done = gpu.guard("waiting", |context| context.wait_for(sync, u32::MAX))?;
+        let done = wait_for(gpu, sync, u32::MAX)?;
         self.soon = begun.elapsed() < ASKING;
         match done {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(gpu.lose("waiting ended early")),
-            Err(error) => Err(gpu.lose(&error.to_string())),
+            true => Ok(()),
+            false => Err(gpu.lose("waiting ended early")),
         }
     }
 }
@@ -176,7 +175,12 @@ impl Patience {
 /// # Errors
 /// A lost device.
 pub(super) fn is_complete(gpu: &Gpu, sync: &bg::SyncPoint) -> Result<bool> {
-    let done = gpu.guard("waiting", |context| context.wait_for(sync, 0))?;
+    wait_for(gpu, sync, 0)
+}
+
+/// Waits for a submission for so many milliseconds at most, and says whether it is complete.
+fn wait_for(gpu: &Gpu, sync: &bg::SyncPoint, milliseconds: u32) -> Result<bool> {
+    let done = gpu.guard("waiting", |context| context.wait_for(sync, milliseconds))?;
     done.map_err(|error| gpu.lose(&error.to_string()))
 }
 

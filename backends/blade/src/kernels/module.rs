@@ -187,6 +187,11 @@ impl<'a> CompileCx<'a> {
         self.memory_of(operand).is_some() && self.kernel.inputs[operand].dtype.is_float()
     }
 
+    /// Whether some operand is overwritten.
+    pub(crate) fn overwrites(&self) -> bool {
+        (0..self.inputs.len()).any(|operand| self.is_overwritten(operand))
+    }
+
     /// Whether an operand is overwritten.
     pub(crate) fn is_overwritten(&self, operand: usize) -> bool {
         match self.inputs[operand] {

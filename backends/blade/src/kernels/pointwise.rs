@@ -29,8 +29,7 @@ pub(super) fn compile(body: &Body, cx: &CompileCx) -> Result<Compiled, String> {
             _ => groups.push((ty.numel(), vec![output])),
         }
     }
-    let overwrites = (0..cx.inputs.len()).any(|i| cx.is_overwritten(i));
-    if overwrites && groups.len() > 1 {
+    if cx.overwrites() && groups.len() > 1 {
         return Err("it overwrites operands in several launches".into());
     }
     let launches = groups
@@ -56,8 +55,7 @@ fn launch(body: &Body, cx: &CompileCx, numel: usize, outputs: &[usize]) -> Resul
     }
     let (code, stores, variables) = elements(&mut e, "i", numel, outputs)?;
     // Updates in place have accesses enough: gradient descent is slower with several elements, Adam no faster.
-    let overwrites = (0..e.cx.inputs.len()).any(|i| e.cx.is_overwritten(i));
-    if numel < STREAM || !numel.is_multiple_of(EACH) || variables > MOST_VARIABLES || overwrites {
+    if numel < STREAM || !numel.is_multiple_of(EACH) || variables > MOST_VARIABLES || e.cx.overwrites() {
         return e.module.finish_elements(&format!("{code}{stores}"), numel);
     }
     // All are read before the first is written: drivers do not read ahead of writes.

@@ -9,7 +9,7 @@ use meganeura_core::ops::AttentionDims;
 
 use super::super::module::{CompileCx, Compiled, Launch, Module};
 use super::tiles::{ACROSS, COLUMNS, EACH, Scores, Sums, Tiling};
-use super::{Side, declare_fetch, key_range, query_range, row_bounds, scale, start, window};
+use super::{Side, declare_fetch, key_range, query_range, row_bounds, scale, seen, start};
 
 /// Most elements of a head, beyond which two results need too many registers.
 pub(super) const MOST_WIDTH: usize = 128;
@@ -204,7 +204,7 @@ fn keys(cx: &CompileCx, tiling: &Tiling, parts: &Parts) -> Result<Launch, String
         let _ = write!(
             middle,
             "let seen_{j} = {};\ns{j} = select(vec4<f32>(), s{j}, seen_{j});\nt{j} = select(vec4<f32>(), t{j}, seen_{j});\n",
-            seen(dims, &format!("query_{j}"))
+            seen(dims, "row_numbers", &format!("vec4<u32>(query_{j})"))
         );
     }
     middle.push_str("}\n");
@@ -214,20 +214,6 @@ fn keys(cx: &CompileCx, tiling: &Tiling, parts: &Parts) -> Result<Launch, String
         parts.store(&mut module, dims, port, [&format!("(row + {i}u)"), place, value])
     });
     module.finish(&code, tiling.threads(), tiling.groups())
-}
-
-/// Whether a query sees a thread's keys, as WGSL: a vector.
-fn seen(dims: &AttentionDims, query: &str) -> String {
-    let known = format!("vec4<bool>({query} < end)");
-    if !dims.causal {
-        return known;
-    }
-    let shift = dims.rows_k - dims.rows_q + 1;
-    let near = match window(dims) {
-        Some(window) => format!(" & (row_numbers + vec4<u32>({window}u) >= vec4<u32>({query} + {shift}u))"),
-        None => String::new(),
-    };
-    format!("{known} & (row_numbers < vec4<u32>({query} + {shift}u)){near}")
 }
 
 /// Adds up what the heads of a group give.

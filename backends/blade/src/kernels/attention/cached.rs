@@ -39,8 +39,7 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
     if dims.batch * dims.rows_q == 0 {
         return Ok(Some(Compiled::default()));
     }
-    let overwritten = (0..cx.inputs.len()).any(|operand| cx.is_overwritten(operand));
-    if dims.rows_q >= FEWEST_QUERIES && dims.head_dim <= MOST_WIDTH && !overwritten {
+    if dims.rows_q >= FEWEST_QUERIES && dims.head_dim <= MOST_WIDTH && !cx.overwrites() {
         return tiled(cx, dims).map(Some);
     }
     let launch = match by_vectors(cx, dims)? {

@@ -39,8 +39,7 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
         inputs: cx.kernel.inputs,
         outputs: cx.kernel.outputs,
     })?;
-    let overwritten = (0..cx.inputs.len()).any(|operand| cx.is_overwritten(operand));
-    if cx.kernel.inputs[0].dtype != DType::F32 || overwritten || dims.head_dim > most_width {
+    if cx.kernel.inputs[0].dtype != DType::F32 || cx.overwrites() || dims.head_dim > most_width {
         return Ok(None);
     }
     // Without queries, the gradients of the keys are zeros.
@@ -253,6 +252,20 @@ fn query_range(dims: &AttentionDims) -> String {
 /// The window, if it hides any key.
 fn window(dims: &AttentionDims) -> Option<usize> {
     Some(dims.window).filter(|&window| window > 0 && window < dims.rows_k)
+}
+
+/// Whether queries see keys, as WGSL: a vector, of vectors of their numbers. Keys exist; queries do before `end`.
+fn seen(dims: &AttentionDims, keys: &str, queries: &str) -> String {
+    let known = format!("({queries} < vec4<u32>(end))");
+    if !dims.causal {
+        return known;
+    }
+    let shift = dims.rows_k - dims.rows_q + 1;
+    let near = match window(dims) {
+        Some(window) => format!(" & ({keys} + vec4<u32>({window}u) >= {queries} + vec4<u32>({shift}u))"),
+        None => String::new(),
+    };
+    format!("{known} & ({keys} < {queries} + vec4<u32>({shift}u)){near}")
 }
 
 /// Code for the bounds of the keys that a thread's queries see: vectors `seen_from` and `seen_to`, from the vector of

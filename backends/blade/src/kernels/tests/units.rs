@@ -9,6 +9,15 @@ use super::super::coop::MIN_COOP_WORKGROUPS;
 use super::super::variants::{Choices, Class};
 use super::*;
 
+/// Kinds of units: the side of a tile, whether operands are `f16`, and the threads of a subgroup.
+const KINDS: [(u32, bool, u32); 5] = [
+    (16, true, 32),
+    (8, true, 8),
+    (8, false, 32),
+    (16, true, 64),
+    (16, true, 16),
+];
+
 /// Launches of large products on matrix units of every kind.
 fn coop_launches() -> Vec<(String, Launch)> {
     let mut all = Vec::new();
@@ -102,13 +111,7 @@ fn each_on_units(floats: &[DType], each: &mut dyn FnMut(String, &CompileCx)) {
                 let wide = |ty: TensorType| TensorType::f32(ty.shape);
                 outputs.into_iter().map(wide).collect()
             };
-            for (tile_size, use_f16_input, subgroup_size) in [
-                (16, true, 32),
-                (8, true, 8),
-                (8, false, 32),
-                (16, true, 64),
-                (16, true, 16),
-            ] {
+            for (tile_size, use_f16_input, subgroup_size) in KINDS {
                 let cx = CompileCx {
                     coop: Some(CoopConfig {
                         tile_size,
@@ -264,13 +267,7 @@ fn every_product_has_a_kernel_for_matrix_units() {
 #[test]
 fn attention_on_matrix_units_is_valid_and_translates() {
     for heads in [[9, 3, 64], [12, 12, 20], [16, 4, 128]] {
-        for (tile_size, use_f16_input, subgroup_size) in [
-            (16, true, 32),
-            (8, true, 8),
-            (8, false, 32),
-            (16, true, 64),
-            (16, true, 16),
-        ] {
+        for (tile_size, use_f16_input, subgroup_size) in KINDS {
             let config = CoopConfig {
                 tile_size,
                 use_f16_input,

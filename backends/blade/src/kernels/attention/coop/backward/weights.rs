@@ -2,9 +2,7 @@
 
 use std::fmt::Write as _;
 
-use meganeura_core::ops::AttentionDims;
-
-use super::super::super::{scale, window};
+use super::super::super::{scale, seen};
 use super::Tiling;
 
 impl Tiling {
@@ -73,7 +71,9 @@ impl Tiling {
             );
         }
         code.push_str("let key = first + own_row;\n");
-        self.hide(code, "query", &["p", "d"], |query| seen(&self.dims, query));
+        self.hide(code, "query", &["p", "d"], |query| {
+            seen(&self.dims, "vec4<u32>(key)", query)
+        });
         self.store_weights(code, &["d", "p"]);
     }
 
@@ -91,18 +91,4 @@ impl Tiling {
         }
         code.push_str("workgroupBarrier();\n");
     }
-}
-
-/// Whether queries see the thread's `key`, as WGSL: a vector.
-fn seen(dims: &AttentionDims, query: &str) -> String {
-    let known = format!("({query} < vec4<u32>(end))");
-    if !dims.causal {
-        return known;
-    }
-    let shift = dims.rows_k - dims.rows_q + 1;
-    let near = match window(dims) {
-        Some(window) => format!(" & (vec4<u32>(key + {window}u) >= {query} + vec4<u32>({shift}u))"),
-        None => String::new(),
-    };
-    format!("{known} & (vec4<u32>(key) < {query} + vec4<u32>({shift}u)){near}")
 }
