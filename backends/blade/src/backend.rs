@@ -20,7 +20,8 @@ use crate::tune::{self, Key, Tuning};
 const TILE: &str = "coop_tile";
 /// The setting that says from how many workgroups on a product uses them.
 const MIN_WORKGROUPS: &str = "coop_min_workgroups";
-
+/// The setting that says in what results are kept that only matrix units read.
+const BETWEEN: &str = "coop_between";
 /// The setting that says whether times of passes can be measured.
 const TIMING: &str = "timing";
 
@@ -90,7 +91,8 @@ impl BladeBackend {
         if let Some(reason) = describe(&reports, index, &probed).rejected {
             return Err(Error::backend(NAME, format!("device {index} was rejected: {reason}")));
         }
-        config.check_backend(NAME, &[TILE, MIN_WORKGROUPS, TIMING, tune::TUNE, tune::FOLDER])?;
+        let known = [TILE, MIN_WORKGROUPS, BETWEEN, TIMING, tune::TUNE, tune::FOLDER];
+        config.check_backend(NAME, &known)?;
         let (wanted, timed) = (wanted(config)?, timed(config)?);
         let tuned = (tune::folder(config)?, tuning_key(report, wanted));
         let limits = limits_of(report, &probed);
@@ -121,19 +123,30 @@ fn wanted(config: &Config) -> Result<Wanted> {
     Ok(Wanted {
         tile: tile.transpose()?,
         min_workgroups: groups.transpose()?,
+        wide_results: choice(config, BETWEEN, ["f16", "f32"])? == "f32",
     })
+}
+
+/// A setting that is one of two words, of which the first is meant where it is not given.
+///
+/// # Errors
+/// Another word, or no text.
+pub(crate) fn choice(config: &Config, key: &str, words: [&'static str; 2]) -> Result<&'static str> {
+    let [usual, other] = words;
+    match config.backend_text(NAME, key)? {
+        None => Ok(usual),
+        Some(text) if text == usual => Ok(usual),
+        Some(text) if text == other => Ok(other),
+        Some(text) => Err(Error::Config {
+            origin: config.origin(),
+            message: format!("backend.{NAME}.{key} is '{text}'; use '{usual}' or '{other}'"),
+        }),
+    }
 }
 
 /// Whether times of passes can be measured. Every submission has to clear a thousand of them, as blade-graphics decides.
 fn timed(config: &Config) -> Result<bool> {
-    match config.backend_text(NAME, TIMING)? {
-        None | Some("on") => Ok(true),
-        Some("off") => Ok(false),
-        Some(other) => Err(Error::Config {
-            origin: config.origin(),
-            message: format!("backend.{NAME}.{TIMING} is '{other}'; use 'on' or 'off'"),
-        }),
-    }
+    Ok(choice(config, TIMING, ["on", "off"])? == "on")
 }
 
 /// All devices, or why there is no look at them.

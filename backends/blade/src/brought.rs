@@ -310,6 +310,7 @@ fn run(
         coop: None,
         brought,
         choices: None,
+        narrows: false,
     };
     let mut executable = BladeExecutable::new(device, &plan, &with)?;
     // What a kernel leaves out is no number that could be right, as it would be elsewhere.

@@ -44,6 +44,8 @@ pub(crate) struct Wanted {
     pub(crate) tile: Option<u32>,
     /// [`CoopConfig::min_workgroups`].
     pub(crate) min_workgroups: Option<u32>,
+    /// Whether results that they alone read stay in `f32`; see [`narrow`](crate::narrow).
+    pub(crate) wide_results: bool,
 }
 
 /// The configuration that a device uses: the one for its units, changed to what is `wanted`, if it passes the test that
@@ -140,6 +142,7 @@ pub(crate) fn test_coop_matmul(device: &BladeDevice, config: &CoopConfig) -> Res
             coop: Some(*config),
             brought: &Brought::new(),
             choices: None,
+            narrows: false,
         };
         let mut executable = BladeExecutable::new(device, &plan, &with)?;
         let words = |name: &str| operands[name].iter().map(|v| v.to_le_bytes()).collect();
@@ -258,6 +261,7 @@ mod tests {
         assert_eq!(choice(|results| results[0].fill(f32::NAN)), None);
         let chosen = |tile, works: bool| {
             let wanted = Wanted {
+                wide_results: false,
                 tile,
                 min_workgroups: Some(7),
             };

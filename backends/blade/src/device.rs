@@ -141,6 +141,7 @@ impl BladeDevice {
             coop,
             brought: &brought,
             choices: chosen.as_ref().map(|chosen| chosen as &dyn Choices),
+            narrows: !self.wanted.wide_results,
         })
     }
 
@@ -278,6 +279,7 @@ impl Device for BladeDevice {
             coop: Some(config),
             brought: &brought,
             choices: chosen.as_ref().map(|chosen| chosen as &dyn Choices),
+            narrows: false,
         };
         program::choose_coop(plan, &with)
     }

@@ -22,6 +22,7 @@ mod executable;
 mod gpu;
 mod kernels;
 mod memory;
+mod narrow;
 mod once;
 mod pipeline;
 mod probe;

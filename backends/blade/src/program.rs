@@ -14,6 +14,7 @@ use crate::kernels::coop::CoopConfig;
 use crate::kernels::variants::{Choices, Class};
 use crate::kernels::{self, Binding, CompileCx, Compiled, Launch, Memory, Source};
 use crate::memory::Arena;
+use crate::narrow;
 use crate::pipeline::{Bound, Pipeline, Pipelines};
 
 /// A launch, ready to be recorded.
@@ -121,9 +122,10 @@ impl Draft {
                 skip_if[i] = segment.skip_if;
             }
         }
+        let none = HashSet::new();
         // The host looks at indices of inputs before a step.
         let fed: HashSet<usize> = plan.fed_indices().iter().map(|f| f.dispatch).collect();
-        let compile = |i: usize, guarded: bool| {
+        let compile = |i: usize, guarded: bool, narrow: &HashSet<BufferRef>| {
             let dispatch = &plan.dispatches[i];
             let with = With {
                 coop: with.coop.filter(|_| dispatch.use_coop),
@@ -133,11 +135,24 @@ impl Draft {
                 fault: guarded,
                 skip_if: skip_if[i],
                 fed: fed.contains(&i),
+                narrow: Some(narrow),
             };
             compile(dispatch, &sources, known, &with)
         };
-        let compiled = (0..plan.dispatches.len()).map(|i| compile(i, false));
+        let compiled = (0..plan.dispatches.len()).map(|i| compile(i, false, &none));
         let mut compiled: Vec<Compiled> = compiled.collect::<Result<_>>()?;
+        let narrow = if with.narrows {
+            narrow::choose(plan, &compiled)
+        } else {
+            none
+        };
+        for (i, compiled) in compiled.iter_mut().enumerate().filter(|_| !narrow.is_empty()) {
+            let dispatch = &plan.dispatches[i];
+            let mut operands = dispatch.inputs.iter().chain(&dispatch.outputs);
+            if operands.any(|operand| narrow.contains(&operand.buffer)) {
+                *compiled = compile(i, false, &narrow)?;
+            }
+        }
         let (mut reporters, mut reporter) = (Vec::new(), Vec::new());
         for (dispatch, compiled) in plan.dispatches.iter().zip(&compiled) {
             reporter.push(reporters.len());
@@ -158,7 +173,7 @@ impl Draft {
             saved.iter().for_each(|buffer| _ = guarded.remove(buffer));
             for (i, compiled) in compiled.iter_mut().enumerate() {
                 if writes(&plan.dispatches[i], &guarded) {
-                    *compiled = compile(i, true)?;
+                    *compiled = compile(i, true, &narrow)?;
                 }
             }
         }
@@ -412,6 +427,8 @@ pub(crate) struct With<'a> {
     pub(crate) brought: &'a Brought,
     /// Ways to compute products.
     pub(crate) choices: Option<&'a dyn Choices>,
+    /// Whether results that are only read to be rounded are kept in `f16`; see [`narrow`].
+    pub(crate) narrows: bool,
 }
 
 /// Decides for each dispatch whether it uses matrix units.
@@ -452,13 +469,15 @@ fn titles_of(plan: &ExecutionPlan, compiled: &[Compiled]) -> Vec<String> {
 
 /// What is known of a dispatch beside itself.
 #[derive(Clone, Copy, Default)]
-struct Known {
+struct Known<'a> {
     /// It writes nothing after a fault.
     fault: bool,
     /// It writes nothing where this word is not 0.
     skip_if: Option<BufferRef>,
     /// The host looks at its indices.
     fed: bool,
+    /// Buffers of `f32` that are in `f16` in memory.
+    narrow: Option<&'a HashSet<BufferRef>>,
 }
 
 fn compile(dispatch: &Dispatch, sources: &Sources, known: Known, with: &With) -> Result<Compiled> {
@@ -474,6 +493,7 @@ fn compile(dispatch: &Dispatch, sources: &Sources, known: Known, with: &With) ->
         choices: with.choices,
         brought: with.brought.get(&dispatch.kernel.name).map(|kernel| &**kernel),
         first_scratch: 0,
+        narrow: known.narrow,
     };
     kernels::compile(&cx).map_err(|m| Error::backend(NAME, format!("{}: {m}", dispatch.label)))
 }

@@ -6,6 +6,8 @@ mod attention;
 #[path = "common/case.rs"]
 mod case;
 mod common;
+#[path = "coop/narrow.rs"]
+mod narrow;
 #[path = "coop/training.rs"]
 mod training;
 
@@ -31,13 +33,17 @@ fn devices() -> Vec<Arc<dyn Device>> {
 
 /// The same, whose units are used from so many workgroups on.
 fn devices_from(min_workgroups: Option<u32>) -> Vec<Arc<dyn Device>> {
+    devices_with(&min_workgroups.map_or_else(String::new, |n| format!("coop_min_workgroups = {n}")))
+}
+
+/// The same, with more settings of the backend.
+fn devices_with(settings: &str) -> Vec<Arc<dyn Device>> {
     let mut found = Vec::new();
     if common::device().is_some() {
         let index = BladeBackend.devices(&Config::default()).expect("a listing");
         let index = index.iter().find(|d| d.rejected.is_none()).expect("a device").index;
         for tile in [8, 16] {
-            let groups = min_workgroups.map_or_else(String::new, |n| format!("\ncoop_min_workgroups = {n}"));
-            let config = format!("[backend.blade]\ncoop_tile = {tile}{groups}");
+            let config = format!("[backend.blade]\ncoop_tile = {tile}\n{settings}");
             let config: Config = toml::from_str(&config).expect("a configuration");
             let device = BladeBackend.open(index, &config).expect("it opens");
             if device.has_mixed_precision() {
@@ -139,6 +145,27 @@ fn products_of_few_rows_with_halves() {
     });
 }
 
+/// Both operands in half precision, read by vectors of eight, or by fewer where rows are of other lengths.
+#[test]
+fn products_of_halves() {
+    for [m, n, k] in [[72, 136, 40], [33, 41, 77]] {
+        let halves = |g: &mut Graph, x: NodeId| {
+            let halves = g.cast(x, DType::F16);
+            g.cast(halves, DType::F32)
+        };
+        check_from(Some(0), &[&[m, k], &[k, n]], 1, |g, x| {
+            let [a, b] = [x[0], x[1]].map(|x| halves(g, x));
+            vec![g.matmul(a, b)]
+        });
+        check_from(Some(0), &[&[k, m], &[n, k]], 1, |g, x| {
+            let [a, b] = [x[0], x[1]].map(|x| halves(g, x));
+            let a = g.transpose(a);
+            let product = g.matmul_bt(a, b);
+            vec![g.neg(product)]
+        });
+    }
+}
+
 #[test]
 fn what_follows_a_product_is_done_with_it() {
     check(&[&[380, 100], &[100, 390], &[390]], 1, |g, x| {
@@ -192,6 +219,7 @@ fn settings_of_matrix_units_are_checked() {
         ("coop_tile = 7", "use 8 or 16"),
         ("coop_min_workgroups = -1", "non-negative"),
         ("coop_min_workgroups = 4294967296", "at most 4294967295"),
+        ("coop_between = \"half\"", "use 'f16' or 'f32'"),
     ] {
         let config: Config = toml::from_str(&format!("[backend.blade]\n{setting}")).expect("a configuration");
         let Some(device) = BladeBackend.devices(&config).expect("a listing").into_iter().next() else {

@@ -31,6 +31,7 @@ fn executable(graph: &Graph) -> Option<(ExecutionPlan, BladeExecutable)> {
         coop: None,
         brought: &Brought::new(),
         choices: None,
+        narrows: false,
     };
     let executable = BladeExecutable::new(&device, &plan, &with).expect("an executable");
     Some((plan, executable))

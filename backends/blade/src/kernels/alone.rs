@@ -46,7 +46,7 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
     match (looping, scattering) {
         (Some((_, make)), _) => Ok(Some(Compiled {
             launches: vec![make(cx)?],
-            scratch: Vec::new(),
+            ..Compiled::default()
         })),
         (None, Some((_, make))) => make(cx).map(Some),
         (None, None) => Ok(None),

@@ -122,6 +122,32 @@ impl Body {
             .collect()
     }
 
+    /// Operands of the dispatch whose elements nothing uses but one call.
+    pub(crate) fn only_used_by(&self, call: Id) -> Vec<usize> {
+        // Those whose elements a value is, at whatever places.
+        let mut operand_of: Vec<Option<usize>> = Vec::with_capacity(self.nodes.len());
+        let mut used = Vec::new();
+        for (id, node) in self.nodes.iter().enumerate() {
+            let elements = |&input: &Id| operand_of[input];
+            operand_of.push(match &node.def {
+                Def::Operand(operand) => Some(*operand),
+                Def::Constant(_) => None,
+                Def::Call { inputs, role, .. } if *role == Role::View => inputs.iter().find_map(elements),
+                Def::Call { inputs, .. } => {
+                    let other = inputs.iter().filter(|_| id != call);
+                    used.extend(other.filter_map(elements));
+                    None
+                }
+            });
+        }
+        used.extend(self.results.iter().filter_map(|&result| operand_of[result]));
+        let operands = self.nodes.iter().filter_map(|node| match node.def {
+            Def::Operand(operand) => Some(operand),
+            _ => None,
+        });
+        operands.filter(|operand| !used.contains(operand)).collect()
+    }
+
     /// Whether a value is computed from another one, or is it.
     pub(crate) fn depends_on(&self, id: Id, other: Id) -> bool {
         let mut depends = vec![false; id + 1];

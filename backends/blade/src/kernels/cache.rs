@@ -23,7 +23,7 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
     };
     Ok(Some(Compiled {
         launches: write(cx, *before)?,
-        scratch: Vec::new(),
+        ..Compiled::default()
     }))
 }
 

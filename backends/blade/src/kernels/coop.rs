@@ -144,6 +144,11 @@ impl<'a> Blocks<'a> {
         self.parts
     }
 
+    /// Whether operands are rounded to `f16`.
+    pub(super) fn rounds(&self) -> bool {
+        self.config.use_f16_input
+    }
+
     pub(super) fn block(&self) -> &Block {
         &self.block
     }
@@ -361,7 +366,12 @@ impl<'a> Blocks<'a> {
                     let k = e.bind(&below("k", whole_k, k, k_step))?;
                     self.products.number_of(e, operand, &line, &k)
                 })?;
-                let vector = e.module.load_vector(stored, &format!("({at}) / 4u"));
+                let index = format!("({at}) / 4u");
+                let halves = e.module.load_halves(stored, &index).filter(|_| self.rounds());
+                let vector = halves.or_else(|| {
+                    let vector = e.module.load_vector(stored, &index)?;
+                    Some(format!("vec4<{element}>({vector})"))
+                });
                 vector.map(|vector| (code, vector))
             }
             None => None,
@@ -369,8 +379,8 @@ impl<'a> Blocks<'a> {
         let (code, value) = match vector {
             Some((code, vector)) => {
                 let value = match whole_k {
-                    true => format!("vec4<{element}>({vector})"),
-                    false => format!("select(vec4<{element}>(), vec4<{element}>({vector}), k < {k}u)"),
+                    true => vector,
+                    false => format!("select(vec4<{element}>(), {vector}, k < {k}u)"),
                 };
                 (code, value)
             }

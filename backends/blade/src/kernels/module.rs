@@ -19,6 +19,8 @@ use crate::brought::Accepted;
 const MOST_BINDINGS: usize = 15;
 /// Scalars of the session that are part of a launch; those beyond are in memory.
 pub(crate) const INLINE_SCALARS: usize = 16;
+/// The type of WGSL for half precision, and the extension that it takes.
+pub(crate) const HALF: &str = "f16";
 /// The extension of WGSL for matrix units.
 pub(crate) const COOP: &str = "wgpu_cooperative_matrix";
 /// Largest number of workgroups along an axis that every device has.
@@ -83,6 +85,8 @@ pub(crate) struct Compiled {
     pub(crate) launches: Vec<Launch>,
     /// Bytes of each scratch buffer.
     pub(crate) scratch: Vec<usize>,
+    /// Operands of which it reads nothing but elements that it rounds to `f16`.
+    pub(crate) rounded: Vec<usize>,
 }
 
 /// What a kernel is compiled from.
@@ -104,6 +108,8 @@ pub(crate) struct CompileCx<'a> {
     pub(crate) brought: Option<&'a Accepted>,
     /// Scratch buffers of the dispatch that are not the kernel's own.
     pub(crate) first_scratch: usize,
+    /// Buffers of `f32` that are in `f16` in memory.
+    pub(crate) narrow: Option<&'a HashSet<BufferRef>>,
 }
 
 impl Launch {
@@ -133,6 +139,7 @@ impl<'a> CompileCx<'a> {
             choices: None,
             brought: None,
             first_scratch: 0,
+            narrow: None,
             kernel,
         }
     }
@@ -157,6 +164,7 @@ impl<'a> CompileCx<'a> {
             choices: self.choices,
             brought: None,
             first_scratch,
+            narrow: self.narrow,
         }
     }
 
@@ -172,6 +180,19 @@ impl<'a> CompileCx<'a> {
     /// A scratch buffer of the kernel's own.
     pub(crate) fn scratch(&self, number: usize) -> Memory {
         Memory::Scratch(self.first_scratch + number)
+    }
+
+    /// The dtype in memory of what a kernel sees as elements of a dtype.
+    pub(crate) fn stored_dtype(&self, memory: Memory, dtype: DType) -> DType {
+        match (memory, self.narrow) {
+            (Memory::Buffer(buffer), Some(narrow)) if narrow.contains(&buffer) => DType::F16,
+            _ => dtype,
+        }
+    }
+
+    /// The dtype of a result in memory.
+    pub(crate) fn stored_output(&self, output: usize) -> DType {
+        self.stored_dtype(self.outputs[output], self.kernel.outputs[output].dtype)
     }
 
     /// The memory of an operand that is nowhere else and not overwritten.
@@ -233,7 +254,9 @@ impl<'a> Module<'a> {
 
     /// Uses an extension of the language.
     pub(crate) fn enable(&mut self, extension: &'static str) {
-        self.enabled.push(extension);
+        if !self.enabled.contains(&extension) {
+            self.enabled.push(extension);
+        }
     }
 
     /// Name of the variable for a binding.
@@ -318,6 +341,10 @@ impl<'a> Module<'a> {
                 }
             }
             Source::Memory(memory) => {
+                let dtype = self.cx.stored_dtype(memory, dtype);
+                if dtype == DType::F16 && self.enabled.contains(&HALF) {
+                    return format!("f32({}[{index}])", self.slot(Binding::Memory(memory), HALF, false));
+                }
                 let name = self.array(memory, dtype, false);
                 match dtype {
                     DType::F16 | DType::BF16 => {
@@ -333,12 +360,14 @@ impl<'a> Module<'a> {
     /// Four elements of a float operand, from one whose number is four times `index`; `None` for one without memory of
     /// its own, or a dtype without such vectors. Operands of which a kernel also reads single elements are bound twice.
     pub(crate) fn load_vector(&mut self, operand: usize, index: &str) -> Option<String> {
-        let memory = Binding::Memory(self.cx.memory_of(operand)?);
-        match self.cx.kernel.inputs[operand].dtype {
+        let memory = self.cx.memory_of(operand)?;
+        let dtype = self.cx.stored_dtype(memory, self.cx.kernel.inputs[operand].dtype);
+        let memory = Binding::Memory(memory);
+        match dtype {
             DType::F32 => Some(format!("{}[{index}]", self.slot(memory, "vec4<f32>", false))),
-            DType::F16 if self.enabled.contains(&"f16") => {
-                let halves = self.slot(memory, "vec4<f16>", false);
-                Some(format!("vec4<f32>({halves}[{index}])"))
+            DType::F16 if self.enabled.contains(&HALF) => {
+                let halves = self.load_halves(operand, index)?;
+                Some(format!("vec4<f32>({halves})"))
             }
             dtype @ (DType::F16 | DType::BF16) => {
                 let pairs = self.slot(memory, "vec2<u32>", false);
@@ -348,9 +377,22 @@ impl<'a> Module<'a> {
         }
     }
 
-    /// A statement that stores an element of a result that is not of half precision.
+    /// The same of an operand that is in `f16` in memory, as halves; `None` for another, or without [`HALF`].
+    pub(crate) fn load_halves(&mut self, operand: usize, index: &str) -> Option<String> {
+        let memory = self.cx.memory_of(operand)?;
+        let dtype = self.cx.stored_dtype(memory, self.cx.kernel.inputs[operand].dtype);
+        (dtype == DType::F16 && self.enabled.contains(&HALF))
+            .then(|| format!("{}[{index}]", self.slot(Binding::Memory(memory), "vec4<f16>", false)))
+    }
+
+    /// A statement that stores an element of a result whose dtype is not of half precision.
     pub(crate) fn store(&mut self, output: usize, index: &str, value: &str) -> String {
         let (memory, dtype) = (self.cx.outputs[output], self.cx.kernel.outputs[output].dtype);
+        if self.cx.stored_output(output) != dtype {
+            self.enable(HALF);
+            let name = self.slot(Binding::Memory(memory), HALF, true);
+            return format!("{name}[{index}] = {HALF}({value});\n");
+        }
         let name = self.array(memory, dtype, true);
         format!("{name}[{index}] = {value};\n")
     }

@@ -37,7 +37,7 @@ pub(super) fn compile(body: &Body, cx: &CompileCx) -> Result<Compiled, String> {
         .map(|(numel, outputs)| launch(body, cx, numel, &outputs));
     Ok(Compiled {
         launches: launches.collect::<Result<_, _>>()?,
-        scratch: Vec::new(),
+        ..Compiled::default()
     })
 }
 

@@ -77,13 +77,14 @@ pub(super) fn compile(body: &Body, cx: &CompileCx) -> Result<Compiled, String> {
     if parts <= 1 {
         return Ok(Compiled {
             launches: vec![rows.whole(cx, &layout)?],
-            scratch: Vec::new(),
+            ..Compiled::default()
         });
     }
     let bytes = 4 * rows.rows * parts;
     Ok(Compiled {
         launches: vec![rows.partial(cx, &layout, parts)?, rows.join_parts(cx, parts)?],
         scratch: vec![bytes; rows.reductions.len()],
+        ..Compiled::default()
     })
 }
 

@@ -65,12 +65,13 @@ impl Scatter {
         if self.each || self.count <= FEW || nothing {
             return Ok(Compiled {
                 launches: vec![self.look_at_all(cx)?],
-                scratch: Vec::new(),
+                ..Compiled::default()
             });
         }
         Ok(Compiled {
             launches: vec![self.empty_lists(cx)?, self.fill_lists(cx)?, self.follow_lists(cx)?],
             scratch: vec![4 * self.rows, 4 * self.count],
+            ..Compiled::default()
         })
     }
 

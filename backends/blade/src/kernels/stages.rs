@@ -67,8 +67,8 @@ fn compile_stages(body: &Body, cx: &CompileCx, stages: &[Stage]) -> Result<Compi
     let needed = kept(body, stages);
     let numbers: HashMap<Id, usize> = needed.iter().enumerate().map(|(number, &id)| (id, number)).collect();
     let mut all = Compiled {
-        launches: Vec::new(),
         scratch: needed.iter().map(|&id| 4 * body.ty(id).numel()).collect(),
+        ..Compiled::default()
     };
     let parts: Vec<Part> = stages.iter().map(|stage| Part::of(body, stage, &numbers)).collect();
     check_overwritten(cx, stages, &parts).map_err(whole)?;

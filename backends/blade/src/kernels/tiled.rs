@@ -198,10 +198,14 @@ impl Tiles<'_> {
         if let (true, Tiles::Vectors(vectors)) = (product.reduces, self) {
             return vectors.compile(body, id, cx, results);
         }
+        let rounded = match self {
+            Tiles::Units(blocks) if blocks.rounds() => body.only_used_by(id),
+            _ => Vec::new(),
+        };
         if self.parts() == 1 {
             let mut e = Emitter::new(body, cx);
             let by_rows = products.is_by_rows() && !matches!(self, Tiles::Direct);
-            let plain = by_rows && body.results == [id] && cx.kernel.outputs[0].dtype == DType::F32;
+            let plain = by_rows && body.results == [id] && cx.stored_output(0) == DType::F32;
             let plain = plain.then(|| (e.module.array(cx.outputs[0], DType::F32, true), String::new()));
             let together = match body.results == [id] {
                 // Nothing is read.
@@ -216,7 +220,8 @@ impl Tiles<'_> {
             let launch = self.launch(e, product, &Sink::Finish(together), plain.as_ref())?;
             return Ok(Compiled {
                 launches: vec![launch],
-                scratch: Vec::new(),
+                rounded,
+                ..Compiled::default()
             });
         }
         let mut e = Emitter::new(body, cx);
@@ -230,6 +235,7 @@ impl Tiles<'_> {
                 join(Emitter::new(body, cx), id, &results.of_product, self.parts())?,
             ],
             scratch: vec![4 * total * self.parts()],
+            rounded,
         })
     }
 }

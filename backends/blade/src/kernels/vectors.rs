@@ -171,7 +171,7 @@ impl<'a> Vectors<'a> {
             let launch = self.launch(e, &Sink::Finish(1))?;
             return Ok(Compiled {
                 launches: vec![launch],
-                scratch: Vec::new(),
+                ..Compiled::default()
             });
         }
         let array = e.module.array(cx.scratch(0), sums::PARTIAL, true);
@@ -181,6 +181,7 @@ impl<'a> Vectors<'a> {
         Ok(Compiled {
             launches: vec![first, last],
             scratch: vec![4 * total * self.parts()],
+            ..Compiled::default()
         })
     }
 

@@ -24,6 +24,7 @@ use meganeura_core::files::{self, sha256};
 use meganeura_core::precision::Precision;
 use meganeura_core::{Error, Result};
 
+use crate::backend::choice;
 use crate::gpu::NAME;
 use crate::kernels::variants::{Choices, Class};
 pub use contest::Refusal;
@@ -41,15 +42,8 @@ pub(crate) const FOLDER: &str = "tune_folder";
 /// # Errors
 /// A setting that is none.
 pub(crate) fn folder(config: &Config) -> Result<Option<PathBuf>> {
-    match config.backend_text(NAME, TUNE)? {
-        None | Some("stored") => {}
-        Some("off") => return Ok(None),
-        Some(other) => {
-            return Err(Error::Config {
-                origin: config.origin(),
-                message: format!("backend.{NAME}.{TUNE} is '{other}'; use 'stored' or 'off'"),
-            });
-        }
+    if choice(config, TUNE, ["stored", "off"])? == "off" {
+        return Ok(None);
     }
     Ok(match config.backend_text(NAME, FOLDER)? {
         // As other paths of the configuration, relative to its folder.

@@ -509,6 +509,7 @@ fn the_usual_ways_are_right() {
             coop: None,
             brought: &Default::default(),
             choices: None,
+            narrows: false,
         };
         let mut executable = BladeExecutable::new(&device, &plan, &with).expect("it compiles");
         let words = |name: &str| {

@@ -83,6 +83,7 @@ impl<'a> Trial<'a> {
             coop: self.coop,
             brought: &Brought::new(),
             choices: Some(&forced),
+            narrows: false,
         };
         let made = BladeExecutable::new(self.device, &self.plan, &with);
         let mut executable = made.map_err(Error::from)?;

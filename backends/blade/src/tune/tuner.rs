@@ -129,6 +129,7 @@ impl BladeDevice {
                 coop: self.coop_at(plan.precision),
                 brought: &brought,
                 choices: Some(&asked),
+                narrows: false,
             };
             program::ask(plan, &with, &mut |dispatch| {
                 for (class, ways) in asked.found.take() {

@@ -49,7 +49,7 @@ fn perceptron(factor: f32) -> Graph {
 }
 
 /// Two blocks of a language model.
-fn transformer() -> Graph {
+pub(super) fn transformer() -> Graph {
     const DIM: usize = 16;
     let mut g = Graph::new();
     let ids = g.input_u32("x", &[TOKENS]);
@@ -90,7 +90,7 @@ fn feed_perceptron(session: &mut Session) {
     session.set_input_u32("labels", &labels);
 }
 
-fn feed_transformer(session: &mut Session) {
+pub(super) fn feed_transformer(session: &mut Session) {
     let token = |i: usize| (i * i + i / 3) as u32 % VOCABULARY as u32;
     let ids: Vec<u32> = (0..TOKENS).map(token).collect();
     let next: Vec<u32> = (1..=TOKENS).map(token).collect();
@@ -98,7 +98,12 @@ fn feed_transformer(session: &mut Session) {
     session.set_input_u32("labels", &next);
 }
 
-fn session(device: &Arc<dyn Device>, graph: &Graph, precision: Precision, feed: fn(&mut Session)) -> Session {
+pub(super) fn session(
+    device: &Arc<dyn Device>,
+    graph: &Graph,
+    precision: Precision,
+    feed: fn(&mut Session),
+) -> Session {
     let rewrite = RewriteConfig {
         precision: Some(precision),
         ..RewriteConfig::default()

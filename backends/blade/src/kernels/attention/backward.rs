@@ -118,6 +118,7 @@ pub(super) fn compile(cx: &CompileCx, dims: AttentionDims) -> Result<Compiled, S
     Ok(Compiled {
         launches,
         scratch: parts.bytes(&dims),
+        ..Compiled::default()
     })
 }
 

@@ -48,7 +48,7 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
     };
     Ok(Some(Compiled {
         launches: vec![launch],
-        scratch: Vec::new(),
+        ..Compiled::default()
     }))
 }
 

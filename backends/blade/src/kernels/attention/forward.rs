@@ -23,7 +23,7 @@ const SUMS: &[Sums] = &[Sums {
 pub(super) fn compile(cx: &CompileCx, dims: AttentionDims) -> Result<Compiled, String> {
     Ok(Compiled {
         launches: vec![launch(cx, &Tiling::new(dims, Side::Queries, SCORES, SUMS))?],
-        scratch: Vec::new(),
+        ..Compiled::default()
     })
 }
 

@@ -48,7 +48,12 @@ pub(in super::super) fn compile(cx: &CompileCx, dims: AttentionDims) -> Result<O
     };
     Ok(Some(Compiled {
         launches: vec![tiling.launch(cx)?],
-        scratch: Vec::new(),
+        rounded: if config.use_f16_input {
+            vec![0, 1, 2]
+        } else {
+            Vec::new()
+        },
+        ..Compiled::default()
     }))
 }
 

@@ -83,7 +83,11 @@ pub(in super::super) fn compile(cx: &CompileCx, dims: AttentionDims) -> Result<O
         launches.push(join(cx, &dims, &parts)?);
         scratch.extend(parts.bytes(&dims));
     }
-    Ok(Some(Compiled { launches, scratch }))
+    Ok(Some(Compiled {
+        launches,
+        scratch,
+        ..Compiled::default()
+    }))
 }
 
 impl Tiling {

@@ -1,0 +1,142 @@
+//! Results that only matrix units read: in `f16` they give the same bits as in `f32`.
+
+use std::sync::Arc;
+
+use meganeura_core::backend::Device;
+use meganeura_core::graph::{Graph, Value};
+use meganeura_core::ops::Conv2dOptions;
+use meganeura_core::ops::sample::SampleInput;
+use meganeura_core::plan::compile_at;
+use meganeura_core::precision::Precision;
+use meganeura_core::{NodeId, Session};
+
+use super::training::{feed_transformer, session, transformer};
+use crate::case::Case;
+use crate::devices_with;
+
+/// The same device twice: with such results in `f16` and in `f32`. Of one tile, as software drivers compile for long.
+fn both() -> Option<[Arc<dyn Device>; 2]> {
+    let of = |between: &str| {
+        let settings = format!("coop_min_workgroups = 0\ncoop_between = \"{between}\"");
+        devices_with(&settings).into_iter().next()
+    };
+    Some([of("f16")?, of("f32")?])
+}
+
+/// Kernels that write elements in `f16`.
+fn writers(device: &Arc<dyn Device>, session: &Session) -> usize {
+    let sources = device.kernel_sources(session.plan()).expect("sources");
+    let writes = |text: &str| text.contains("] = f16(");
+    sources.iter().filter(|source| writes(&source.text)).count()
+}
+
+fn bits(outputs: &[Vec<f32>]) -> Vec<Vec<u32>> {
+    let bits = |output: &Vec<f32>| output.iter().map(|v| v.to_bits()).collect();
+    outputs.iter().map(bits).collect()
+}
+
+/// Runs a graph both ways, with inputs of each of some sizes. `narrow` is how many kernels write elements in `f16`.
+fn compare<V: Into<Value> + Copy>(
+    shapes: &[&[usize]],
+    sizes: &[f64],
+    narrow: usize,
+    build: impl Fn(&mut Graph, &[NodeId]) -> Vec<V>,
+) {
+    let Some(pair) = both() else { return };
+    let inputs: Vec<SampleInput> = shapes.iter().map(|shape| SampleInput::f32(shape)).collect();
+    let cases = sizes
+        .iter()
+        .map(|size| Case::with(&inputs, &build, |_, _, value| value * size));
+    let cases: Vec<Case> = cases.collect();
+    let found = pair.map(|device| {
+        let plan = compile_at(&cases[0].graph, &*device, Precision::Mixed).expect("a plan");
+        let mut session = Session::on(device.clone(), plan).expect("a session");
+        let outputs: Vec<_> = cases.iter().map(|case| bits(&case.run(&mut session))).collect();
+        (writers(&device, &session), outputs)
+    });
+    let [(in_f16, f16), (in_f32, f32)] = found;
+    assert_eq!((in_f16, in_f32), (narrow, 0), "{shapes:?}");
+    assert!(f16 == f32, "{shapes:?}");
+}
+
+/// A norm, a product with what follows it, and an operand that is read along the other axis, in odd sizes, whose elements are
+/// read one by one, and in others. Of numbers that no `f16` holds, and of those that it flushes, too.
+#[test]
+fn chains_of_products() {
+    for [m, k, n, p] in [[33, 77, 41, 19], [32, 64, 48, 20]] {
+        let shapes: [&[usize]; 4] = [&[m, k], &[k], &[k, n], &[p, n]];
+        compare(&shapes, &[1.0, 1e6, 1e-7], 2, |g, x| {
+            let h = g.mul(x[0], x[1]);
+            let h = g.matmul(h, x[2]);
+            let h = g.silu(h);
+            vec![g.matmul_bt(h, x[3])]
+        });
+    }
+}
+
+/// Without anything that follows, products are stored as whole tiles otherwise.
+#[test]
+fn products_of_products() {
+    compare(&[&[32, 32], &[32, 32]], &[1.0], 1, |g, x| {
+        let h = g.matmul(x[0], x[1]);
+        vec![g.matmul_at(h, x[1])]
+    });
+}
+
+/// What somebody reads in another way stays in `f32`: a residual, an output, the terms of a sum.
+#[test]
+fn what_others_read_is_not_rounded() {
+    let shapes: [&[usize]; 2] = [&[24, 24], &[24, 24]];
+    compare(&shapes, &[1.0], 0, |g, x| {
+        let [residual, output, terms] = [x[0], x[1], x[0]].map(|x| g.tanh(x));
+        let terms = g.neg(terms);
+        let products = [residual, output, terms].map(|h| g.matmul(h, x[1]));
+        let sums = g.sum(terms, &[1], true);
+        let with_residual = g.add(products[0], residual);
+        vec![with_residual, products[1], output, products[2], sums]
+    });
+}
+
+#[test]
+fn images_between_convolutions() {
+    let options = Conv2dOptions {
+        padding: [1, 1],
+        ..Conv2dOptions::default()
+    };
+    compare(&[&[2, 3, 9, 7], &[8, 3, 3, 3], &[5, 8, 3, 3]], &[1.0], 1, |g, x| {
+        let h = g.conv2d(x[0], x[1], options);
+        let h = g.relu(h);
+        vec![g.conv2d(h, x[2], options)]
+    });
+}
+
+/// Queries, keys and values, and the result of an attention.
+#[test]
+fn around_attention() {
+    compare(&[&[40, 24], &[24, 32], &[24, 16], &[32, 24]], &[1.0], 4, |g, x| {
+        let [q, k, v] = [x[1], x[2], x[2]].map(|w| g.matmul(x[0], w));
+        let v = g.neg(v);
+        let h = g.causal_attention(q, k, v, 2, 1, 16);
+        vec![g.matmul(h, x[3])]
+    });
+}
+
+#[test]
+fn training_is_the_same() {
+    let Some(pair) = both() else { return };
+    let graph = transformer();
+    let found = pair.map(|device| {
+        let mut session = session(&device, &graph, Precision::Mixed, feed_transformer);
+        let step = |_| {
+            session.step();
+            session.read_loss().to_bits()
+        };
+        let losses: Vec<u32> = (0..5).map(step).collect();
+        let weights = session.read_parameter("gate0");
+        (writers(&device, &session), losses, bits(&[weights]))
+    });
+    let [(in_f16, f16_losses, f16), (in_f32, f32_losses, f32)] = found;
+    assert!(in_f16 >= 8 && in_f32 == 0, "{in_f16}, {in_f32}");
+    assert_eq!(f16_losses, f32_losses);
+    assert!(f16 == f32);
+}
