@@ -154,6 +154,30 @@ fn a_product_takes_a_gate_along() {
     );
 }
 
+/// Elements of either operand that are in memory in half precision are widened where they are read, unless others read them
+/// widened, too; those of another type, and those that somebody computes, are not.
+#[test]
+fn a_product_widens_its_operands() {
+    for (dtype, shared, expected) in [
+        (DType::F16, false, 0),
+        (DType::BF16, false, 0),
+        (DType::F16, true, 1),
+        (DType::U32, false, 1),
+    ] {
+        let mut g = Graph::new();
+        let (a, b) = (
+            g.input_typed("a", &[8, 64], dtype),
+            g.input_typed("b", &[64, 16], dtype),
+        );
+        let [a, b] = [a, b].map(|x| g.cast(x, DType::F32));
+        let product = g.matmul(a, b);
+        g.set_outputs(if shared { vec![product, b] } else { vec![product] });
+        let (new, report) = clustered(&g);
+        let casts = calls(&new).iter().filter(|call| *call == "core.cast").count();
+        assert_eq!(casts, expected, "{dtype}, {shared}: {report}");
+    }
+}
+
 /// What a product multiplies stays a call of its own where somebody else reads it, and is one where both operands come of
 /// it.
 #[test]

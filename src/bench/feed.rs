@@ -20,9 +20,16 @@ pub fn feed(session: &mut Session, classes: u32, fixed: &[(&str, u32)]) -> Resul
     let inputs: Vec<(String, TensorType)> = plan.input_buffers.iter().map(of).collect();
     for (name, ty) in inputs {
         let len = ty.numel();
-        if ty.dtype != DType::U32 {
-            session.try_set_input(&name, &noise(len))?;
-            continue;
+        match ty.dtype {
+            DType::U32 => {}
+            DType::F16 | DType::BF16 => {
+                session.try_set_input_bytes(&name, &packed(&ty))?;
+                continue;
+            }
+            _ => {
+                session.try_set_input(&name, &noise(len))?;
+                continue;
+            }
         }
         let ids = match fixed.iter().find(|(input, _)| *input == name) {
             Some((_, value)) => vec![*value; len],

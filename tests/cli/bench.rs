@@ -17,6 +17,26 @@ fn products_and_models_are_measured() {
     assert_eq!(product["dispatches"], 1);
 }
 
+#[test]
+fn products_of_halves_are_measured() {
+    let base = ["bench", "--device", "cpu", "--steps", "1", "--json", "--operands"];
+    for dtype in ["f16", "bf16"] {
+        let (output, out, err) = run(&mut meganeura(&[&base[..], &[dtype, "8x9x10"]].concat()));
+        assert!(output.status.success(), "{err}");
+        assert!(
+            json_lines(&out)[0]["tflops"].as_f64().is_some_and(|rate| rate > 0.0),
+            "{out}"
+        );
+    }
+    for (more, message) in [
+        (["f16", "mlp"], "which 'mlp' is not; see --weights"),
+        (["f8", "8x9x10"], "use f32, f16 or bf16"),
+    ] {
+        let (output, _, err) = run(&mut meganeura(&[&base[..], &more].concat()));
+        assert!(!output.status.success() && err.contains(message), "{more:?}: {err}");
+    }
+}
+
 /// With a cache a step reads what is cached, and of a piece of a prompt only the last row's logits are computed.
 #[test]
 fn language_models_are_measured_behind_what_is_cached() {

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 
 use super::draft::{Draft, behind_views, fusing};
+use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Graph, NodeId, Uses, Value};
 use crate::ops::Fusing;
@@ -124,11 +125,11 @@ impl Growth<'_> {
     /// Merges a node's unit with those that produce its operands, the latest first.
     fn merge_with_producers(&mut self, id: NodeId) {
         let Some((_, unit)) = self.unit(id) else { return };
-        let mut inputs = &self.graph.nodes()[id.index()].inputs[..];
-        if unit.anchor == Some(Fusing::Contraction) {
-            inputs = &inputs[..1];
-        }
-        let mut producers: Vec<NodeId> = inputs.iter().map(|&v| behind_views(self.graph, v).0.node).collect();
+        let product = unit.anchor == Some(Fusing::Contraction);
+        let inputs = self.graph.nodes()[id.index()].inputs.iter().enumerate();
+        let producers = inputs.map(|(at, &v)| (at, behind_views(self.graph, v).0.node));
+        let taken = producers.filter(|&(at, producer)| !product || at == 0 || self.widens(producer));
+        let mut producers: Vec<NodeId> = taken.map(|(_, producer)| producer).collect();
         producers.sort_by_key(|p| std::cmp::Reverse(self.place[p.index()]));
         for producer in producers {
             let (Some((a, _)), Some((b, _))) = (self.unit(producer), self.unit(id)) else {
@@ -138,6 +139,14 @@ impl Growth<'_> {
                 self.try_merge(a, b);
             }
         }
+    }
+
+    /// Whether a node is but what is in memory in half precision, in `f32`: products widen elements where they read them.
+    fn widens(&self, id: NodeId) -> bool {
+        let node = &self.graph.nodes()[id.index()];
+        let dtype = |value: &Value| self.graph.ty(*value).map(|ty| ty.dtype);
+        let is_wide = matches!(&node.outputs[..], [ty] if ty.dtype == DType::F32);
+        is_wide && matches!(&node.inputs[..], [x] if matches!(dtype(x), Some(DType::F16 | DType::BF16)))
     }
 
     /// Merges elementwise units that read one value.

@@ -1,5 +1,6 @@
 //! Matrix products, attention and convolutions: works that are bound by arithmetic where they are large.
 
+use crate::DType;
 use crate::bench::{Sizes, Suite, Work};
 use crate::ops::{AttentionOptions, Conv2dOptions, Pool2dOptions};
 
@@ -41,6 +42,20 @@ pub(super) fn matmul(sizes: Sizes) -> Vec<Work> {
             move |g| {
                 let (a, b) = (g.input("a", &[edge, edge]), g.input("b", &[edge, edge]));
                 g.matmul_bt(a, b)
+            },
+        )
+        .in_both_precisions(),
+    );
+    works.push(
+        Work::inference(
+            Suite::Matmul,
+            format!("matmul {edge}x{edge}x{edge}, operands in f16"),
+            move |g| {
+                let [a, b] = ["a", "b"].map(|name| {
+                    let halves = g.input_typed(name, &[edge, edge], DType::F16);
+                    g.cast(halves, DType::F32)
+                });
+                g.matmul(a, b)
             },
         )
         .in_both_precisions(),

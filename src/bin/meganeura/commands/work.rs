@@ -2,7 +2,7 @@
 
 use meganeura::nn::layers::WeightStorage;
 use meganeura::nn::models::{LogitsOf, PRESETS, Preset, preset};
-use meganeura::{Graph, Mode};
+use meganeura::{DType, Graph, Mode};
 
 use super::language::storage;
 
@@ -33,6 +33,16 @@ pub(crate) struct ModelOptions {
     /// How weights of language models with a cache are stored on the device.
     #[arg(long, value_name = "f32|f16|q8|q4", requires = "cache", value_parser = storage, default_value = "f32")]
     pub(super) weights: WeightStorage,
+
+    /// How operands of matrix products lie in memory.
+    #[arg(long, value_name = "f32|f16|bf16", conflicts_with = "suite", value_parser = operands, default_value = "f32")]
+    pub(super) operands: DType,
+}
+
+fn operands(text: &str) -> Result<DType, String> {
+    let known = [DType::F32, DType::F16, DType::BF16];
+    let found = known.into_iter().find(|dtype| dtype.to_string() == text);
+    found.ok_or_else(|| format!("operands cannot be '{text}'; use f32, f16 or bf16"))
 }
 
 /// A graph to run, and the operations of a step if they are known.
@@ -49,6 +59,11 @@ impl ModelOptions {
     /// There is no such model, or options that it does not have.
     pub(super) fn work(&self, name: &str) -> Result<Work, String> {
         if let Some(model) = preset(name) {
+            if self.operands != DType::F32 {
+                return Err(format!(
+                    "--operands is for matrix products, which '{name}' is not; see --weights"
+                ));
+            }
             let graph = match self.cache {
                 Some(capacity) => self.cached_graph(model, capacity)?,
                 None => model.graph(self.seq.unwrap_or(model.rows)),
@@ -74,7 +89,14 @@ impl ModelOptions {
             return Err(format!("--train and --seq are for models, which '{name}' is not"));
         }
         let mut graph = Graph::new();
-        let (a, b) = (graph.input("a", &[m, k]), graph.input("b", &[k, n]));
+        let operand = |graph: &mut Graph, name: &str, shape: [usize; 2]| match self.operands {
+            DType::F32 => graph.input(name, &shape),
+            dtype => {
+                let stored = graph.input_typed(name, &shape, dtype);
+                graph.cast(stored, DType::F32)
+            }
+        };
+        let (a, b) = (operand(&mut graph, "a", [m, k]), operand(&mut graph, "b", [k, n]));
         let product = graph.matmul(a, b);
         graph.set_outputs(vec![product]);
         Ok(Work {
