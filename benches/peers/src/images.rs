@@ -12,6 +12,10 @@ use serde_json::Value;
 use crate::contest::{Contest, Peer, Reading, Result};
 use crate::onnx::Model;
 use crate::problem::{Handout, Operand};
+#[cfg(feature = "burn")]
+use crate::with_burn;
+#[cfg(feature = "tract")]
+use crate::with_tract;
 use crate::{Entrant, Setup};
 use crate::{kernels, python, training};
 
@@ -87,8 +91,14 @@ pub(crate) fn contest(setup: &Setup) -> Result<Contest<'static>> {
     if setup.wants("candle") {
         contest.add("candle", SAME, candle(&operands, &x)?);
     }
+    #[cfg(feature = "burn")]
+    with_burn::add(&mut contest, setup, SAME, |device| {
+        with_burn::image(&operands, &x, device)
+    });
     operands.push(x.clone());
     let model = Model::resnet50(&operands);
+    #[cfg(feature = "tract")]
+    with_tract::add(&mut contest, setup, SAME, &model, &x);
     let handout = Handout {
         kind: "Resnet50".to_owned(),
         operands: &operands,

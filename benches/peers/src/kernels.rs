@@ -12,6 +12,10 @@ use serde_json::Value;
 use crate::contest::{Contest, Peer, Reading, Result};
 use crate::onnx::Model;
 use crate::problem::{Handout, Kind, Operand, Problem};
+#[cfg(feature = "burn")]
+use crate::with_burn;
+#[cfg(feature = "tract")]
+use crate::with_tract;
 use crate::{Entrant, Setup, python};
 
 /// How far from the first contestant's result others may be, relative to its largest number.
@@ -33,7 +37,11 @@ pub(crate) fn contest(problem: &Problem, setup: &Setup) -> Result<Contest<'stati
     if setup.wants("candle") {
         contest.add("candle", SAME, candle(problem)?);
     }
+    #[cfg(feature = "burn")]
+    with_burn::add(&mut contest, setup, SAME, |device| with_burn::call(problem, device));
     let model = Model::of(problem);
+    #[cfg(feature = "tract")]
+    with_tract::add(&mut contest, setup, SAME, &model, &problem.operands[0]);
     let handout = Handout {
         kind: format!("{:?}", problem.kind),
         operands: &problem.operands,

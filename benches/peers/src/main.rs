@@ -9,6 +9,10 @@ mod onnx;
 mod problem;
 mod python;
 mod training;
+#[cfg(feature = "burn")]
+mod with_burn;
+#[cfg(feature = "tract")]
+mod with_tract;
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -94,8 +98,9 @@ impl Setup {
     }
 }
 
-/// Compares frameworks on the CPU: candle in this program; PyTorch (eager, compiled, with little overhead) and
-/// ONNX Runtime through python3, or the interpreter that MEGANEURA_PEERS_PYTHON names, where they are installed.
+/// Compares frameworks: candle, tract and, where this is built with the features burn or burn-wgpu, burn in this program; PyTorch
+/// (eager, compiled, with little overhead) and ONNX Runtime through python3, or the interpreter that MEGANEURA_PEERS_PYTHON
+/// names, where they are installed. All of them run on the CPU but burn-wgpu, which runs on a Vulkan device, if there is one.
 #[derive(Debug, Parser)]
 struct Args {
     /// What to compare; everything by default.
@@ -132,6 +137,15 @@ fn main() -> Result<(), Box<dyn Error>> {
         devices: args.device,
         only: args.only,
     };
+    for (name, feature, built) in [
+        ("burn flex", "burn", cfg!(feature = "burn")),
+        ("burn vulkan", "burn-wgpu", cfg!(feature = "burn-wgpu")),
+        ("tract", "tract", cfg!(feature = "tract")),
+    ] {
+        if !built && setup.wants(name) {
+            println!("{name:28} left out: built without --features {feature}");
+        }
+    }
     let all = Work::value_variants();
     let works = if args.work.is_empty() { all } else { &args.work };
     let temporary = tempfile::tempdir()?;

@@ -1,4 +1,4 @@
-//! Works as ONNX models, which ONNX Runtime reads. Messages are declared as far as they are used, with the numbers of
+//! Works as ONNX models, which tract and ONNX Runtime read. Messages are declared as far as they are used, with the numbers of
 //! fields of `onnx.proto`.
 
 use prost::Message;

@@ -11,6 +11,8 @@ use serde_json::json;
 
 use crate::contest::{Contest, Peer, Result, timed};
 use crate::problem::{Handout, Operand};
+#[cfg(feature = "burn")]
+use crate::with_burn;
 use crate::{Entrant, Setup, python};
 
 /// Learning rate.
@@ -257,6 +259,10 @@ pub(crate) fn contest(network: Network, batch: usize, setup: &Setup) -> Result<C
             Box::new(Training(Candle::new(network, &operands, &labels)?)),
         );
     }
+    #[cfg(feature = "burn")]
+    with_burn::add(&mut contest, setup, SAME, |device| {
+        with_burn::training(network, &operands, &labels, device)
+    });
     let handout = Handout {
         kind: format!("{network:?}Step"),
         operands: &operands,

@@ -1,0 +1,42 @@
+//! Works in tract, which reads ONNX models and has inference alone.
+
+use tract_onnx::prelude::multithread::Executor;
+use tract_onnx::prelude::{Framework, InferenceModelExt, IntoTValue, RunOptions, Tensor, tvec};
+
+use crate::Setup;
+use crate::contest::{Contest, Peer, Reading, Result};
+use crate::onnx::Model;
+use crate::problem::Operand;
+
+/// Adds tract to a contest, if it can do the work.
+pub(crate) fn add(contest: &mut Contest<'_>, setup: &Setup, tolerance: f32, model: &Model, x: &Operand) {
+    const NAME: &str = "tract";
+    if !setup.wants(NAME) {
+        return;
+    }
+    match work(model, x, setup.threads) {
+        Ok(work) => contest.add(NAME, tolerance, work),
+        Err(e) => contest.leave_out(NAME, &*e),
+    }
+}
+
+fn work(model: &Model, x: &Operand, threads: usize) -> Result<Box<dyn Peer>> {
+    let options = RunOptions {
+        executor: Some(Executor::multithread(threads)),
+        ..RunOptions::default()
+    };
+    let mut state = tract_onnx::onnx()
+        .model_for_read(&mut model.bytes().as_slice())?
+        .into_optimized()?
+        .into_runnable_with_options(&options)?
+        .spawn()?;
+    let x = Tensor::from_shape(&x.shape, &x.data)?.into_tvalue();
+    Ok(Box::new(Reading::new(move |read| {
+        let results = state.run(tvec![x.clone()])?;
+        Ok(if read {
+            results[0].try_as_plain_ram()?.as_slice::<f32>()?.to_vec()
+        } else {
+            Vec::new()
+        })
+    })))
+}
