@@ -4,7 +4,6 @@ use std::collections::HashMap;
 
 use candle_core::{DType, Device as CandleDevice, Tensor};
 use candle_nn::{Module, VarBuilder};
-use meganeura::build::build_on;
 use meganeura::nn::models::ResNetConfig;
 use meganeura::{Graph, Mode};
 use serde_json::Value;
@@ -16,8 +15,7 @@ use crate::problem::{Handout, Operand};
 use crate::with_burn;
 #[cfg(feature = "tract")]
 use crate::with_tract;
-use crate::{Entrant, Setup};
-use crate::{kernels, python, training};
+use crate::{Setup, kernels, python, training};
 
 const IMAGE: [usize; 4] = [1, 3, 224, 224];
 const CLASSES: usize = 1000;
@@ -77,13 +75,9 @@ pub(crate) fn contest(setup: &Setup) -> Result<Contest<'static>> {
     g.set_outputs(vec![y]);
     let x = Operand::random("x", &IMAGE, 1.0, 0);
     let mut operands = Vec::new();
-    for Entrant {
-        name,
-        tolerance,
-        device,
-    } in setup.meganeura(SAME)?
-    {
-        let (mut session, _) = build_on(&g, device, Mode::Inference, None)?;
+    for entrant in setup.meganeura(SAME)? {
+        let (name, tolerance) = (entrant.name.clone(), entrant.tolerance);
+        let mut session = entrant.build(&g, Mode::Inference, None)?;
         training::set_parameters(&mut session, &mut operands)?;
         session.try_set_input("x", &x.data)?;
         contest.add(name, tolerance, kernels::reading(session, CLASSES));

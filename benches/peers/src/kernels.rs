@@ -1,10 +1,6 @@
 //! Single calls.
 
-use std::sync::Arc;
-
 use candle_core::{Device as CandleDevice, Tensor as Candle};
-use meganeura::backend::Device;
-use meganeura::build::build_on;
 use meganeura::ops::Conv2dOptions;
 use meganeura::{Graph, Mode, Session};
 use serde_json::Value;
@@ -26,13 +22,8 @@ pub(crate) const EPS: f32 = 1e-5;
 /// All contestants for a problem. Frameworks that lack something are named and left out.
 pub(crate) fn contest(problem: &Problem, setup: &Setup) -> Result<Contest<'static>> {
     let mut contest = Contest::new(problem.name);
-    for Entrant {
-        name,
-        tolerance,
-        device,
-    } in setup.meganeura(SAME)?
-    {
-        contest.add(name, tolerance, meganeura(problem, device)?);
+    for entrant in setup.meganeura(SAME)? {
+        contest.add(entrant.name.clone(), entrant.tolerance, meganeura(problem, entrant)?);
     }
     if setup.wants("candle") {
         contest.add("candle", SAME, candle(problem)?);
@@ -52,7 +43,7 @@ pub(crate) fn contest(problem: &Problem, setup: &Setup) -> Result<Contest<'stati
     Ok(contest)
 }
 
-fn meganeura(problem: &Problem, device: Arc<dyn Device>) -> Result<Box<dyn Peer>> {
+fn meganeura(problem: &Problem, entrant: Entrant) -> Result<Box<dyn Peer>> {
     let mut g = Graph::new();
     let node = |o: &Operand| match o.name.as_str() {
         "x" => g.input("x", &o.shape),
@@ -79,7 +70,7 @@ fn meganeura(problem: &Problem, device: Arc<dyn Device>) -> Result<Box<dyn Peer>
         }
     };
     g.set_outputs(vec![y]);
-    let (mut session, _) = build_on(&g, device, Mode::Inference, None)?;
+    let mut session = entrant.build(&g, Mode::Inference, None)?;
     for operand in &problem.operands[1..] {
         session.try_set_parameter(&operand.name, &operand.data)?;
     }

@@ -20,9 +20,12 @@ use std::sync::Arc;
 
 use clap::{Parser, ValueEnum};
 use meganeura::backend::Device;
+use meganeura::build::build_rewritten;
 use meganeura::config::Config;
 use meganeura::cpu::CpuDevice;
-use meganeura::select;
+use meganeura::precision::Precision;
+use meganeura::rewrite::RewriteConfig;
+use meganeura::{Graph, Mode, Session, Update, select};
 use problem::Problem;
 use training::Network;
 
@@ -70,24 +73,49 @@ struct Entrant {
     name: String,
     tolerance: f32,
     device: Arc<dyn Device>,
+    precision: Precision,
 }
+
+impl Entrant {
+    /// A session in this precision, whatever is the default of the device.
+    fn build(self, graph: &Graph, mode: Mode, update: Option<Update>) -> meganeura::Result<Session> {
+        let rewrite = RewriteConfig {
+            precision: Some(self.precision),
+            ..RewriteConfig::default()
+        };
+        Ok(build_rewritten(graph, self.device, mode, update, &rewrite)?.0)
+    }
+}
+
+/// How much further results may be off where products round their operands to `f16`.
+const ROUNDED: f32 = 10.0;
 
 impl Setup {
     /// Meganeura with its CPU backend, with which all others have to agree, and with the devices that are asked for, whose results
-    /// may be off by `tolerance`.
+    /// may be off by `tolerance`; those that are faster in mixed precision once more in that.
     fn meganeura(&self, tolerance: f32) -> contest::Result<Vec<Entrant>> {
         let mut entrants = vec![Entrant {
             name: "meganeura cpu".to_owned(),
             tolerance: 0.0,
             device: Arc::new(CpuDevice::new(self.threads)),
+            precision: Precision::F32,
         }];
         for selector in &self.devices {
             let config = Config::load()?;
+            let device = select::select(Some(selector), &config)?.open(&config)?;
+            let mixed = device.has_mixed_precision().then(|| Entrant {
+                name: format!("meganeura {selector} mixed"),
+                tolerance: tolerance * ROUNDED,
+                device: Arc::clone(&device),
+                precision: Precision::Mixed,
+            });
             entrants.push(Entrant {
                 name: format!("meganeura {selector}"),
                 tolerance,
-                device: select::select(Some(selector), &config)?.open(&config)?,
+                device,
+                precision: Precision::F32,
             });
+            entrants.extend(mixed);
         }
         Ok(entrants)
     }
@@ -98,9 +126,9 @@ impl Setup {
     }
 }
 
-/// Compares frameworks: candle, tract and, where this is built with the features burn or burn-wgpu, burn in this program; PyTorch
+/// Compares frameworks: candle and, where this is built with the features of their names, burn and tract in this program; PyTorch
 /// (eager, compiled, with little overhead) and ONNX Runtime through python3, or the interpreter that MEGANEURA_PEERS_PYTHON
-/// names, where they are installed. All of them run on the CPU but burn-wgpu, which runs on a Vulkan device, if there is one.
+/// names, where they are installed. All of them run on the CPU; burn, with its features for that, on a GPU as well.
 #[derive(Debug, Parser)]
 struct Args {
     /// What to compare; everything by default.
@@ -139,7 +167,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     for (name, feature, built) in [
         ("burn flex", "burn", cfg!(feature = "burn")),
-        ("burn vulkan", "burn-wgpu", cfg!(feature = "burn-wgpu")),
+        ("burn wgpu", "burn-wgpu or burn-vulkan", cfg!(feature = "burn-wgpu")),
         ("tract", "tract", cfg!(feature = "tract")),
     ] {
         if !built && setup.wants(name) {

@@ -2,7 +2,6 @@
 
 use candle_core::{Device as CandleDevice, Tensor, Var};
 use candle_nn::{AdamW, Optimizer, ParamsAdamW};
-use meganeura::build::build_on;
 use meganeura::nn::layers::{Conv2dConfig, LinearConfig};
 use meganeura::nn::models::{FEATURES, LABELS, MlpConfig, classifier};
 use meganeura::ops::Pool2dOptions;
@@ -13,7 +12,7 @@ use crate::contest::{Contest, Peer, Result, timed};
 use crate::problem::{Handout, Operand};
 #[cfg(feature = "burn")]
 use crate::with_burn;
-use crate::{Entrant, Setup, python};
+use crate::{Setup, python};
 
 /// Learning rate.
 pub(crate) const RATE: f32 = 1e-4;
@@ -238,14 +237,10 @@ pub(crate) fn contest(network: Network, batch: usize, setup: &Setup) -> Result<C
     let x = Operand::random(FEATURES, &shape, 1.0, 0);
     let labels: Vec<u32> = (0..batch as u32).map(|i| i * 7 % CLASSES as u32).collect();
     let mut operands = Vec::new();
-    for Entrant {
-        name,
-        tolerance,
-        device,
-    } in setup.meganeura(SAME)?
-    {
+    for entrant in setup.meganeura(SAME)? {
+        let (name, tolerance) = (entrant.name.clone(), entrant.tolerance);
         let update = Adam::new(RATE).into();
-        let (mut session, _) = build_on(&network.graph(batch), device, Mode::Training, Some(update))?;
+        let mut session = entrant.build(&network.graph(batch), Mode::Training, Some(update))?;
         session.try_set_input(FEATURES, &x.data)?;
         session.try_set_input_u32(LABELS, &labels)?;
         set_parameters(&mut session, &mut operands)?;
