@@ -76,6 +76,11 @@ impl DType {
         matches!(self, DType::F32 | DType::F16 | DType::BF16)
     }
 
+    /// Whether it is one of the floats of two bytes, which are for storage.
+    pub fn is_half(self) -> bool {
+        matches!(self, DType::F16 | DType::BF16)
+    }
+
     /// Whether this is an integer type.
     pub fn is_integer(self) -> bool {
         !self.is_float()

@@ -4,7 +4,7 @@ use crate::plan::BufferRef;
 use crate::{DType, Result, Session, TensorType};
 
 /// Fills parameters and inputs of a session: parameters as their layers say, those of few bits with words of all kinds, inputs
-/// with [`noise`], and ids with numbers below `classes`, but those of `fixed` with one value each. Memory that nothing was
+/// with [`noise`] or, in half precision, like parameters, and ids with numbers below `classes`, but those of `fixed` with one value each. Memory that nothing was
 /// written to would be read faster than any other.
 ///
 /// # Errors
@@ -20,24 +20,17 @@ pub fn feed(session: &mut Session, classes: u32, fixed: &[(&str, u32)]) -> Resul
     let inputs: Vec<(String, TensorType)> = plan.input_buffers.iter().map(of).collect();
     for (name, ty) in inputs {
         let len = ty.numel();
-        match ty.dtype {
-            DType::U32 => {}
-            DType::F16 | DType::BF16 => {
-                session.try_set_input_bytes(&name, &packed(&ty))?;
-                continue;
-            }
-            _ => {
-                session.try_set_input(&name, &noise(len))?;
-                continue;
-            }
-        }
-        let ids = match fixed.iter().find(|(input, _)| *input == name) {
+        let ids = || match fixed.iter().find(|(input, _)| *input == name) {
             Some((_, value)) => vec![*value; len],
             None => (0..len as u32)
                 .map(|i| i.wrapping_mul(2_654_435_761) % classes.max(1))
                 .collect(),
         };
-        session.try_set_input_u32(&name, &ids)?;
+        match ty.dtype {
+            DType::U32 => session.try_set_input_u32(&name, &ids())?,
+            dtype if dtype.is_half() => session.try_set_input_bytes(&name, &packed(&ty))?,
+            _ => session.try_set_input(&name, &noise(len))?,
+        }
     }
     Ok(())
 }
@@ -52,10 +45,10 @@ pub fn noise(len: usize) -> Vec<f32> {
     std::iter::repeat_with(next).take(len).collect()
 }
 
-/// Numbers of a parameter in few bits: halves near 0.01 in `f16`, and words of all kinds.
+/// Numbers of a tensor in few bits: halves near 0.01 in `f16`, and words of all kinds.
 fn packed(ty: &TensorType) -> Vec<u8> {
     match ty.dtype {
-        DType::F16 | DType::BF16 => (0..ty.numel())
+        dtype if dtype.is_half() => (0..ty.numel())
             .flat_map(|i| (0x2000 + (i % 512) as u16).to_le_bytes())
             .collect(),
         _ => (0..ty.bytes()).map(|i| (i * 131 % 251) as u8).collect(),

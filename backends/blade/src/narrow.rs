@@ -14,7 +14,7 @@ use crate::kernels::{Compiled, Launch};
 ///
 /// None where buffers do not share memory: such plans are made to look at what is in each.
 pub(crate) fn choose(plan: &ExecutionPlan, compiled: &[Compiled]) -> HashSet<BufferRef> {
-    if plan.memory.offsets.is_empty() {
+    if plan.memory.offsets.is_empty() || compiled.iter().all(|kernels| kernels.rounded.is_empty()) {
         return HashSet::new();
     }
     let (mut written, mut others, mut rounded) = (HashSet::new(), HashSet::new(), HashSet::new());

@@ -144,9 +144,9 @@ impl Growth<'_> {
     /// Whether a node is but what is in memory in half precision, in `f32`: products widen elements where they read them.
     fn widens(&self, id: NodeId) -> bool {
         let node = &self.graph.nodes()[id.index()];
-        let dtype = |value: &Value| self.graph.ty(*value).map(|ty| ty.dtype);
+        let is_half = |value: &Value| self.graph.ty(*value).is_some_and(|ty| ty.dtype.is_half());
         let is_wide = matches!(&node.outputs[..], [ty] if ty.dtype == DType::F32);
-        is_wide && matches!(&node.inputs[..], [x] if matches!(dtype(x), Some(DType::F16 | DType::BF16)))
+        is_wide && matches!(&node.inputs[..], [x] if is_half(x))
     }
 
     /// Merges elementwise units that read one value.

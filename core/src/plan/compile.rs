@@ -543,7 +543,7 @@ pub(crate) fn is_widened(op: OpRef, desc: &KernelDesc) -> bool {
 /// The same call in `f32` between casts, for operands in a half-precision storage type that the device has
 /// no kernel for; `None` if there are none, or the call is such a cast itself.
 pub(crate) fn widen(op: OpRef, desc: &KernelDesc) -> Result<Option<(Graph, Vec<Value>)>> {
-    let is_half = |ty: &TensorType| matches!(ty.dtype, DType::F16 | DType::BF16);
+    let is_half = |ty: &TensorType| ty.dtype.is_half();
     if !desc.inputs.iter().any(is_half) {
         return Ok(None);
     }

@@ -9,7 +9,6 @@ use super::target::Target;
 use super::types::{LabelId, Labels, TypeId, Types};
 use crate::attrs::Attrs;
 use crate::backend::{CostModel, KernelDesc};
-use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::ops::{Call, Cost, OpRef};
@@ -24,7 +23,7 @@ pub(super) const IMPOSSIBLE: u64 = u64::MAX >> 16;
 const DECOMPOSING: u64 = 1;
 
 fn is_half(ty: &TensorType) -> bool {
-    matches!(ty.dtype, DType::F16 | DType::BF16)
+    ty.dtype.is_half()
 }
 
 /// Time of so many launches doing that work together.

@@ -86,7 +86,7 @@ impl Session {
         let tensor = self.tensors.output(index)?;
         let enough = prefix && data.len() <= tensor.ty.numel();
         let len = if enough { tensor.ty.numel() } else { data.len() };
-        if matches!(tensor.ty.dtype, DType::F16 | DType::BF16) {
+        if tensor.ty.dtype.is_half() {
             let (dtype, buffer) = (tensor.ty.dtype, tensor.checked(tensor.ty.dtype, len)?);
             self.check_stepped()?;
             let mut bytes = vec![0; 2 * data.len()];

@@ -15,7 +15,7 @@ use std::fmt::Write as _;
 
 use super::emit::Emitter;
 use super::fold::{pairwise, sum};
-use super::module::{COOP, Launch};
+use super::module::{COOP, HALF, Launch};
 use super::sums::{self, Element, Plain, Sink};
 use super::tiled::{Products, Sizes};
 pub(super) use block::Block;
@@ -233,7 +233,7 @@ impl<'a> Blocks<'a> {
         let element = self.element();
         e.module.enable(COOP);
         if self.config.use_f16_input {
-            e.module.enable("f16");
+            e.module.enable(HALF);
         }
         for (operand, name) in [(0, "a"), (1, "b")] {
             let rows = self.vectors(operand) / self.width(operand);

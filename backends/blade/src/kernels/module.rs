@@ -203,6 +203,12 @@ impl<'a> CompileCx<'a> {
         }
     }
 
+    /// The [memory](CompileCx::memory_of) of an operand, and its dtype there.
+    fn stored_input(&self, operand: usize) -> Option<(Memory, DType)> {
+        let memory = self.memory_of(operand)?;
+        Some((memory, self.stored_dtype(memory, self.kernel.inputs[operand].dtype)))
+    }
+
     /// Whether an operand can be read by vectors of four elements.
     pub(crate) fn has_vectors(&self, operand: usize) -> bool {
         self.memory_of(operand).is_some() && self.kernel.inputs[operand].dtype.is_float()
@@ -360,15 +366,13 @@ impl<'a> Module<'a> {
     /// Four elements of a float operand, from one whose number is four times `index`; `None` for one without memory of
     /// its own, or a dtype without such vectors. Operands of which a kernel also reads single elements are bound twice.
     pub(crate) fn load_vector(&mut self, operand: usize, index: &str) -> Option<String> {
-        let memory = self.cx.memory_of(operand)?;
-        let dtype = self.cx.stored_dtype(memory, self.cx.kernel.inputs[operand].dtype);
+        if let Some(halves) = self.load_halves(operand, index) {
+            return Some(format!("vec4<f32>({halves})"));
+        }
+        let (memory, dtype) = self.cx.stored_input(operand)?;
         let memory = Binding::Memory(memory);
         match dtype {
             DType::F32 => Some(format!("{}[{index}]", self.slot(memory, "vec4<f32>", false))),
-            DType::F16 if self.enabled.contains(&HALF) => {
-                let halves = self.load_halves(operand, index)?;
-                Some(format!("vec4<f32>({halves})"))
-            }
             dtype @ (DType::F16 | DType::BF16) => {
                 let pairs = self.slot(memory, "vec2<u32>", false);
                 Some(format!("{dtype}_to_f32x4({pairs}[{index}])"))
@@ -379,8 +383,7 @@ impl<'a> Module<'a> {
 
     /// The same of an operand that is in `f16` in memory, as halves; `None` for another, or without [`HALF`].
     pub(crate) fn load_halves(&mut self, operand: usize, index: &str) -> Option<String> {
-        let memory = self.cx.memory_of(operand)?;
-        let dtype = self.cx.stored_dtype(memory, self.cx.kernel.inputs[operand].dtype);
+        let (memory, dtype) = self.cx.stored_input(operand)?;
         (dtype == DType::F16 && self.enabled.contains(&HALF))
             .then(|| format!("{}[{index}]", self.slot(Binding::Memory(memory), "vec4<f16>", false)))
     }

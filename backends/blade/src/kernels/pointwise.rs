@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use meganeura_core::{DType, TensorType};
+use meganeura_core::TensorType;
 
 use super::body::Body;
 use super::emit::Emitter;
@@ -42,7 +42,7 @@ pub(super) fn compile(body: &Body, cx: &CompileCx) -> Result<Compiled, String> {
 }
 
 pub(super) fn is_half(ty: &TensorType) -> bool {
-    matches!(ty.dtype, DType::F16 | DType::BF16)
+    ty.dtype.is_half()
 }
 
 fn launch(body: &Body, cx: &CompileCx, numel: usize, outputs: &[usize]) -> Result<Launch, String> {

@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 use meganeura_core::ops::AttentionDims;
 
 use super::super::coop::{CoopConfig, prefers_coop};
-use super::super::module::{COOP, Module};
+use super::super::module::{COOP, HALF, Module};
 use super::window;
 
 pub(super) use backward::compile as compile_gradient;
@@ -67,7 +67,7 @@ impl Units {
     fn enable(&self, module: &mut Module) {
         module.enable(COOP);
         if self.config.use_f16_input {
-            module.enable("f16");
+            module.enable(HALF);
         }
     }
 
