@@ -1,8 +1,6 @@
 //! The kernels by instruction set.
 
-#[cfg(target_arch = "x86_64")]
-use super::packed::AVX2;
-use super::packed::{Integers, MOST_ROWS, PackedKernels, Rows};
+use super::packed::{MOST_ROWS, PackedKernels, Rows};
 use super::simd::Portable;
 #[cfg(target_arch = "x86_64")]
 use super::simd::{Avx2, Avx512};
@@ -34,8 +32,6 @@ pub(super) struct KernelSet {
     pub dots: [DotsFn; 4],
     /// Of weights in `f16`, Q8_0 and Q4_0.
     pub packed: [PackedKernels; 3],
-    /// One row by weights in Q4_0 as integers, where that is known to be faster.
-    pub integers: Option<&'static Integers>,
 }
 
 /// Vectors of columns in the widest tile. With two, all narrower tiles are
@@ -45,7 +41,7 @@ const VECTORS: usize = 2;
 /// Defines `pub static SET` in a module: the generic kernels, compiled for one
 /// vector type with its instruction set enabled, for tiles of the given rows.
 macro_rules! kernel_set {
-    ($module:ident, $kernel:expr, $vector:ty, [$(#[$feature:meta])?], [$($rows:literal)+], $integers:expr) => {
+    ($module:ident, $kernel:expr, $vector:ty, [$(#[$feature:meta])?], [$($rows:literal)+]) => {
         pub(super) mod $module {
             use super::*;
             use crate::gemm::{pack, packed, simd::Vector, tile, vector};
@@ -188,7 +184,6 @@ macro_rules! kernel_set {
                     packed_kernels::<packed::Bytes>(),
                     packed_kernels::<packed::HalfBytes>(),
                 ],
-                integers: $integers,
             };
         }
     };
@@ -199,13 +194,13 @@ macro_rules! kernel_set {
 // compiler spills sums to memory when A's rows are contiguous.)
 #[cfg(target_arch = "x86_64")]
 kernel_set!(avx512, Kernel::Avx512, Avx512, [#[target_feature(enable = "avx512f")]],
-    [1 2 3 4 5 6 7 8 9 10 11], None);
+    [1 2 3 4 5 6 7 8 9 10 11]);
 #[cfg(target_arch = "x86_64")]
-kernel_set!(avx2, Kernel::Avx2, Avx2, [#[target_feature(enable = "avx2,fma,f16c")]], [1 2 3 4 5 6], Some(&AVX2));
+kernel_set!(avx2, Kernel::Avx2, Avx2, [#[target_feature(enable = "avx2,fma,f16c")]], [1 2 3 4 5 6]);
 #[cfg(target_arch = "aarch64")]
-kernel_set!(portable, Kernel::Portable, Portable, [], [1 2 3 4 5 6 7 8], None);
+kernel_set!(portable, Kernel::Portable, Portable, [], [1 2 3 4 5 6 7 8]);
 #[cfg(not(target_arch = "aarch64"))]
-kernel_set!(portable, Kernel::Portable, Portable, [], [1 2 3 4 5 6], None);
+kernel_set!(portable, Kernel::Portable, Portable, [], [1 2 3 4 5 6]);
 
 impl Kernel {
     /// The kernels that this CPU can run, the fastest first.

@@ -1,4 +1,4 @@
-//! Products of one row with weights in Q4_0 by integers, for AVX2.
+//! Products of one row with weights in Q4_0 by integers, for AVX2 and for AVX-512's VNNI.
 //!
 //! To make numbers of weights takes most of the time of such a product: a register of eight costs a shuffle and a
 //! conversion before its multiplication. Here the row is rounded once instead, to integers that the weights, as bytes,
@@ -7,12 +7,14 @@
 //! bits cost, as in the formats that other programs round rows to, would be seen in the results). Sums of a block are exact.
 //!
 //! An integer is three digits, `d0 + 128 d1 + 128^2 d2`, as `vpmaddubsw` takes bytes: products of four bits by eight, of
-//! four neighbours, stay within 16 bits, and `vpmaddwd` brings digits together, each times its power of 128. Weights keep
-//! their offset of 8 until the end, when it is taken out by the sum of the row's integers.
+//! four neighbours, stay within 16 bits, and `vpmaddwd` brings digits together, each times its power of 128. `vpdpbusd`
+//! adds four products to a sum of 32 bits at once. Weights keep their offset of 8 until the end, when it is taken out by
+//! the sum of the row's integers.
 
 use meganeura_core::quantization::BLOCK;
 
 use super::Rows;
+use crate::gemm::Kernel;
 
 /// Blocks of a [`Group`].
 const GROUP_BLOCKS: usize = 8;
@@ -63,14 +65,33 @@ pub(in crate::gemm) struct Integers {
     pub(in crate::gemm) product: unsafe fn(*const Group, Rows, usize, *mut f32),
 }
 
-#[cfg(target_arch = "x86_64")]
-pub(in crate::gemm) static AVX2: Integers = Integers {
-    round: avx2::round,
-    product: avx2::product,
-};
+impl Integers {
+    /// The fastest beside the inner loops of a kernel, where they are faster than weights expanded in registers.
+    #[cfg(target_arch = "x86_64")]
+    pub(in crate::gemm) fn beside(kernel: Kernel) -> Option<&'static Integers> {
+        static AVX2: Integers = Integers {
+            round: x86::round,
+            product: x86::product_avx2,
+        };
+        static VNNI: Integers = Integers {
+            round: x86::round,
+            product: x86::product_vnni,
+        };
+        match kernel {
+            Kernel::Avx512 if is_x86_feature_detected!("avx512vnni") && is_x86_feature_detected!("avx512vl") => Some(&VNNI),
+            Kernel::Avx512 | Kernel::Avx2 => Some(&AVX2),
+            Kernel::Portable => None,
+        }
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    pub(in crate::gemm) fn beside(_kernel: Kernel) -> Option<&'static Integers> {
+        None
+    }
+}
 
 #[cfg(target_arch = "x86_64")]
-mod avx2 {
+mod x86 {
     use std::arch::x86_64::*;
 
     use meganeura_core::quantization::BlockFormat;
@@ -96,8 +117,77 @@ mod avx2 {
     /// Controls that spread element `p` of both halves of a register over its half.
     static SPREAD: [[i32; 8]; PAIRS] = [[0; 8], [1; 8], [2; 8], [3; 8]];
 
-    // SAFETY of the loads and intrinsics below: the CPU has AVX2, FMA and F16C, and the pointers are valid for what is read,
-    // as the functions demand of their callers.
+    // SAFETY of the loads and intrinsics below: the CPU has AVX2, FMA and F16C, and what a function or an implementation of
+    // `Digits` is named for, and the pointers are valid for what is read, as the functions demand of their callers.
+
+    /// How halves of bytes are multiplied with digits.
+    trait Digits {
+        /// Products of two blocks of weights, whose lower and upper halves these are, with those of a row: four sums for each
+        /// block, which are to be added up.
+        ///
+        /// # Safety
+        ///
+        /// The CPU has the instructions.
+        unsafe fn products(low: __m256i, high: __m256i, x: &Pair) -> __m256i;
+    }
+
+    /// By `vpmaddubsw` and `vpmaddwd`.
+    struct Avx2;
+
+    impl Digits for Avx2 {
+        #[inline(always)]
+        unsafe fn products(low: __m256i, high: __m256i, x: &Pair) -> __m256i {
+            // SAFETY: see above.
+            unsafe {
+                let [d0, d1, d2] = x.registers().map(|[first, second]| {
+                    _mm256_add_epi16(_mm256_maddubs_epi16(low, first), _mm256_maddubs_epi16(high, second))
+                });
+                let lower = _mm256_add_epi32(
+                    _mm256_madd_epi16(d0, _mm256_set1_epi16(1)),
+                    _mm256_madd_epi16(d1, _mm256_set1_epi16(1 << 7)),
+                );
+                let upper = _mm256_add_epi32(_mm256_madd_epi16(d2, _mm256_set1_epi16(1 << 14)), x.offset());
+                _mm256_add_epi32(lower, upper)
+            }
+        }
+    }
+
+    /// By `vpdpbusd`.
+    struct Vnni;
+
+    impl Digits for Vnni {
+        #[inline(always)]
+        unsafe fn products(low: __m256i, high: __m256i, x: &Pair) -> __m256i {
+            // SAFETY: see above.
+            unsafe {
+                let [d0, d1, d2] = x.registers();
+                let sum = |to, [first, second]: [__m256i; 2]| {
+                    _mm256_dpbusd_epi32(_mm256_dpbusd_epi32(to, low, first), high, second)
+                };
+                let [d1, d2] = [d1, d2].map(|digits| sum(_mm256_setzero_si256(), digits));
+                let upper = _mm256_add_epi32(_mm256_slli_epi32::<7>(d1), _mm256_slli_epi32::<14>(d2));
+                _mm256_add_epi32(sum(x.offset(), d0), upper)
+            }
+        }
+    }
+
+    impl Pair {
+        /// The digits as registers.
+        #[inline(always)]
+        unsafe fn registers(&self) -> [[__m256i; 2]; DIGITS] {
+            // SAFETY: see above; arrays of a register's size, in a structure that is aligned like registers.
+            self.digits
+                .each_ref()
+                .map(|parts| parts.each_ref().map(|part| unsafe { _mm256_load_si256(part.as_ptr().cast()) }))
+        }
+
+        /// The offsets as a register.
+        #[inline(always)]
+        unsafe fn offset(&self) -> __m256i {
+            // SAFETY: see above; as for the digits.
+            unsafe { _mm256_load_si256(self.offsets.as_ptr().cast()) }
+        }
+    }
 
     /// # Safety
     ///
@@ -184,15 +274,33 @@ mod avx2 {
     ///
     /// As for [`Integers::product`].
     #[target_feature(enable = "avx2,fma,f16c")]
-    pub(super) unsafe fn product(x: *const Group, weights: Rows, cols: usize, y: *mut f32) {
+    pub(super) unsafe fn product_avx2(x: *const Group, weights: Rows, cols: usize, y: *mut f32) {
+        // SAFETY: passed on to the caller.
+        unsafe { product::<Avx2>(x, weights, cols, y) }
+    }
+
+    /// # Safety
+    ///
+    /// As for [`Integers::product`].
+    #[target_feature(enable = "avx2,fma,f16c,avx512vl,avx512vnni")]
+    pub(super) unsafe fn product_vnni(x: *const Group, weights: Rows, cols: usize, y: *mut f32) {
+        // SAFETY: passed on to the caller.
+        unsafe { product::<Vnni>(x, weights, cols, y) }
+    }
+
+    /// # Safety
+    ///
+    /// As for [`Integers::product`], with the instructions of `D`.
+    #[inline(always)]
+    unsafe fn product<D: Digits>(x: *const Group, weights: Rows, cols: usize, y: *mut f32) {
         let together = cols / ROWS * ROWS;
         // SAFETY: rows of the weights, and results below `cols`.
         unsafe {
             for row in (0..together).step_by(ROWS) {
-                some_rows::<ROWS>(x, weights.from(Q4_0, row), y.add(row));
+                some_rows::<D, ROWS>(x, weights.from(Q4_0, row), y.add(row));
             }
             for row in together..cols {
-                some_rows::<1>(x, weights.from(Q4_0, row), y.add(row));
+                some_rows::<D, 1>(x, weights.from(Q4_0, row), y.add(row));
             }
         }
     }
@@ -201,20 +309,19 @@ mod avx2 {
     ///
     /// # Safety
     ///
-    /// As for [`Integers::product`], with so many columns, [`ROWS`] at most.
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn some_rows<const N: usize>(x: *const Group, weights: Rows, y: *mut f32) {
+    /// As for [`product`], with so many columns, [`ROWS`] at most.
+    #[inline(always)]
+    unsafe fn some_rows<D: Digits, const N: usize>(x: *const Group, weights: Rows, y: *mut f32) {
         let blocks = weights.k / BLOCK;
         let whole = blocks / GROUP_BLOCKS;
-        let mut sums = [_mm256_setzero_ps(); ROWS];
         // SAFETY: groups of the row, and what is left behind them.
         unsafe {
+            let mut sums = [_mm256_setzero_ps(); ROWS];
             for (row, sum) in sums.iter_mut().enumerate().take(N) {
-                *sum = whole_groups(x, weights.from(Q4_0, row), whole);
+                *sum = whole_groups::<D>(x, weights.from(Q4_0, row), whole);
             }
             for first in (whole * GROUP_BLOCKS..blocks).step_by(2) {
-                add_last(&*x.add(whole), weights, first, &mut sums[..N]);
+                add_last::<D>(&*x.add(whole), weights, first, &mut sums[..N]);
             }
             let sums = add_up(sums);
             if N == ROWS {
@@ -239,14 +346,13 @@ mod avx2 {
     ///
     /// # Safety
     ///
-    /// As for [`Integers::product`].
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn whole_groups(x: *const Group, weights: Rows, count: usize) -> __m256 {
-        let mut sums = [_mm256_setzero_ps(); 2];
-        for index in 0..count {
-            // SAFETY: groups of the row.
-            unsafe {
+    /// As for [`product`].
+    #[inline(always)]
+    unsafe fn whole_groups<D: Digits>(x: *const Group, weights: Rows, count: usize) -> __m256 {
+        // SAFETY: groups of the row.
+        unsafe {
+            let mut sums = [_mm256_setzero_ps(); 2];
+            for index in 0..count {
                 let group = &*x.add(index);
                 let numbers = weights.numbers.add(index * GROUP_BYTES);
                 prefetch(
@@ -258,11 +364,11 @@ mod avx2 {
                 let scales = scales_of(_mm_loadu_si128(scales.cast()), own);
                 for (index, pair) in group.pairs.iter().enumerate() {
                     let packed = _mm256_loadu_si256(numbers.add(index * BLOCK).cast());
-                    sums[index % 2] = add_pair(pair, packed, scales, index, sums[index % 2]);
+                    sums[index % 2] = add_pair::<D>(pair, packed, scales, index, sums[index % 2]);
                 }
             }
+            _mm256_add_ps(sums[0], sums[1])
         }
-        _mm256_add_ps(sums[0], sums[1])
     }
 
     /// Adds the products with blocks `first` and, if there is one, `first + 1` of some rows, which lie behind the last whole
@@ -270,10 +376,9 @@ mod avx2 {
     ///
     /// # Safety
     ///
-    /// As for [`Integers::product`], with a row for each sum.
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn add_last(x: &Group, weights: Rows, first: usize, sums: &mut [__m256]) {
+    /// As for [`product`], with a row for each sum.
+    #[inline(always)]
+    unsafe fn add_last<D: Digits>(x: &Group, weights: Rows, first: usize, sums: &mut [__m256]) {
         let blocks = weights.k / BLOCK;
         let is_pair = first + 1 < blocks;
         let index = first % GROUP_BLOCKS / 2;
@@ -297,7 +402,7 @@ mod avx2 {
                     true => _mm256_loadu_si256(at.cast()),
                     false => _mm256_zextsi128_si256(_mm_loadu_si128(at.cast())),
                 };
-                *sum = add_pair(&x.pairs[index], packed, scales, row, *sum);
+                *sum = add_pair::<D>(&x.pairs[index], packed, scales, row, *sum);
             }
         }
     }
@@ -312,37 +417,20 @@ mod avx2 {
     }
 
     /// Adds the products of two blocks, whose scales are at `index` of both halves.
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    fn add_pair(x: &Pair, packed: __m256i, scales: __m256, index: usize, sum: __m256) -> __m256 {
-        let halves = _mm256_set1_epi8(15);
-        let low = _mm256_and_si256(packed, halves);
-        let high = _mm256_and_si256(_mm256_srli_epi16::<4>(packed), halves);
-        let mut digits = [_mm256_setzero_si256(); DIGITS];
-        for (sums, [first, second]) in digits.iter_mut().zip(&x.digits) {
-            // SAFETY: arrays of a register's size, in a structure that is aligned like registers.
-            let [first, second] = unsafe {
-                [
-                    _mm256_load_si256(first.as_ptr().cast()),
-                    _mm256_load_si256(second.as_ptr().cast()),
-                ]
-            };
-            *sums = _mm256_add_epi16(_mm256_maddubs_epi16(low, first), _mm256_maddubs_epi16(high, second));
+    ///
+    /// # Safety
+    ///
+    /// The CPU has AVX2 and what `D` needs.
+    #[inline(always)]
+    unsafe fn add_pair<D: Digits>(x: &Pair, packed: __m256i, scales: __m256, index: usize, sum: __m256) -> __m256 {
+        // SAFETY: see above; there are as many controls as pairs.
+        unsafe {
+            let halves = _mm256_set1_epi8(15);
+            let low = _mm256_and_si256(packed, halves);
+            let high = _mm256_and_si256(_mm256_srli_epi16::<4>(packed), halves);
+            let product = _mm256_cvtepi32_ps(D::products(low, high, x));
+            let control = _mm256_loadu_si256(SPREAD[index].as_ptr().cast());
+            _mm256_fmadd_ps(product, _mm256_permutevar_ps(scales, control), sum)
         }
-        let [d0, d1, d2] = digits;
-        // SAFETY: as above; there are as many controls as pairs.
-        let (offsets, control) = unsafe {
-            (
-                _mm256_load_si256(x.offsets.as_ptr().cast()),
-                _mm256_loadu_si256(SPREAD[index].as_ptr().cast()),
-            )
-        };
-        let lower = _mm256_add_epi32(
-            _mm256_madd_epi16(d0, _mm256_set1_epi16(1)),
-            _mm256_madd_epi16(d1, _mm256_set1_epi16(1 << 7)),
-        );
-        let upper = _mm256_add_epi32(_mm256_madd_epi16(d2, _mm256_set1_epi16(1 << 14)), offsets);
-        let product = _mm256_cvtepi32_ps(_mm256_add_epi32(lower, upper));
-        _mm256_fmadd_ps(product, _mm256_permutevar_ps(scales, control), sum)
     }
 }

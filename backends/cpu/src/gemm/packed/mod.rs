@@ -9,12 +9,9 @@ use std::ops::Range;
 
 use meganeura_core::quantization::{BLOCK, BlockFormat};
 
-#[cfg(target_arch = "x86_64")]
-pub(super) use integers::AVX2;
-pub(super) use integers::Integers;
 pub(super) use kernels::{Bytes, Expand, Half, HalfBytes, MOST_ROWS, PackedKernels, expand, panels, products};
 
-use integers::Group;
+use integers::{Group, Integers};
 
 use super::kernels::KernelSet;
 use super::matrix::{MatrixPlan, Right};
@@ -126,7 +123,7 @@ impl PackedGemm {
         let way = if m <= FEW_ROWS || n == 0 || k == 0 {
             let work = n.saturating_mul(k).saturating_mul(m.div_ceil(MOST_ROWS));
             let groups = n.div_ceil(GROUP);
-            match set.integers {
+            match Integers::beside(set.kernel) {
                 Some(kernels) if m == 1 && work > 0 && storage == Storage::Blocks(BlockFormat::Q4_0) => Way::Integers {
                     tasks: (work / INTEGER_TASK_NUMBERS).clamp(1, MAX_INTEGER_TASKS).min(groups),
                     kernels,
