@@ -9,6 +9,8 @@ use meganeura_core::backend::{Capabilities, Executable, PassTiming, StepArgs, St
 use meganeura_core::plan::{BufferRef, ExecutionPlan, FedIndices, Part as Place, Segment, check_fit};
 use meganeura_core::{Error, Result};
 
+use crate::ahead::Ahead;
+use crate::gemm::share;
 use crate::kernels::{self, CompileCx, Kernel};
 use crate::memory::{ALIGNMENT, Arena, Block, View};
 use crate::pool::ThreadPool;
@@ -85,6 +87,8 @@ struct Stage {
     /// Entry and task number of every task.
     tasks: Vec<(u32, u32)>,
     parallel: bool,
+    /// What each thread reads first in the next stage that memory bounds.
+    ahead: Vec<Ahead>,
     /// Its kernels and dispatches, for profiles.
     label: Arc<str>,
     dispatches: Arc<[u32]>,
@@ -191,11 +195,14 @@ impl CpuExecutable {
             words.for_each(|word| word.copy_from_slice(&state.fill.to_le_bytes()));
         }
         let Program {
-            segments,
+            mut segments,
             scratch,
             fed,
             exposed,
         } = program;
+        segments
+            .iter_mut()
+            .for_each(|part| look_ahead(&mut part.stages, pool.threads()));
         let block = |floats: usize| {
             let bytes = floats * size_of::<f32>();
             Block::new(bytes).ok_or_else(|| out_of_memory(bytes))
@@ -247,7 +254,7 @@ impl CpuExecutable {
             unsafe { entry.kernel.run(number as usize, &cx) }
         };
         if stage.parallel {
-            self.pool.run(stage.tasks.len(), &task);
+            self.pool.run_before(stage.tasks.len(), &task, &stage.ahead);
         } else {
             (0..stage.tasks.len()).for_each(|t| task(t, 0));
         }
@@ -360,8 +367,41 @@ impl Stage {
             label: pass_label(entries.iter().map(|e| e.name.as_str())).into(),
             dispatches: entries.iter().map(|e| e.dispatch).collect(),
             parallel: tasks.len() > 1 && nanos >= PARALLEL_NANOS,
+            ahead: Vec::new(),
             entries,
             tasks,
+        }
+    }
+
+    /// What each of so many threads reads first; nothing if memory is not what bounds the stage.
+    fn reads(&self, threads: usize) -> Vec<Ahead> {
+        let of_thread = |thread| {
+            let mut ahead = Ahead::default();
+            for &(entry, task) in &self.tasks[share(self.tasks.len(), threads, thread)] {
+                if ahead.is_full() {
+                    break;
+                }
+                self.entries[entry as usize].kernel.reads(task as usize, &mut ahead);
+            }
+            ahead
+        };
+        let all: Vec<Ahead> = (0..threads).map(of_thread).collect();
+        if all.iter().all(Ahead::is_empty) {
+            Vec::new()
+        } else {
+            all
+        }
+    }
+}
+
+/// Tells stages what the next one reads that is shared among so many threads and bound by memory.
+fn look_ahead(stages: &mut [Stage], threads: usize) {
+    let mut next = Vec::new();
+    for stage in stages.iter_mut().rev().filter(|stage| stage.parallel) {
+        let reads = stage.reads(threads);
+        stage.ahead = next.clone();
+        if !reads.is_empty() {
+            next = reads;
         }
     }
 }

@@ -6,6 +6,7 @@
 //!
 //! Other crates bring kernels for their operators with [`register_kernel!`].
 
+mod ahead;
 mod backend;
 mod executor;
 pub mod gemm;

@@ -16,6 +16,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use crate::ahead::Ahead;
 use crate::gemm::share;
 
 /// How long an idle worker polls for the next job before it sleeps, and how long
@@ -48,6 +49,14 @@ struct Line<T>(T);
 struct Job {
     task: &'static Task,
     tasks: usize,
+    /// What each thread will read next.
+    ahead: &'static [Ahead],
+}
+
+impl Job {
+    fn ahead_of(&self, thread: usize) -> Ahead {
+        self.ahead.get(thread).copied().unwrap_or_default()
+    }
 }
 
 struct Shared {
@@ -173,6 +182,11 @@ impl ThreadPool {
     /// once those in progress are over the first panic goes on in the caller.
     /// The pool stays usable.
     pub fn run(&self, tasks: usize, job: &(dyn Fn(usize, usize) + Sync)) {
+        self.run_before(tasks, job, &[]);
+    }
+
+    /// The same; threads that would wait ask for what they read next, by their numbers.
+    pub(crate) fn run_before(&self, tasks: usize, job: &(dyn Fn(usize, usize) + Sync), ahead: &[Ahead]) {
         let shared = &*self.shared;
         let (pool, worker) = CURRENT.get();
         if ptr::eq(pool, shared) {
@@ -185,14 +199,19 @@ impl ThreadPool {
             (0..tasks).for_each(|task| job(task, 0));
             return;
         }
-        // SAFETY: only the lifetime changes. The job is closed and empty of
+        // SAFETY: only the lifetimes change. The job is closed and empty of
         // workers again before this function returns or unwinds (`work` catches
-        // every panic of a task), so nobody uses the reference after its end.
-        let task = unsafe { std::mem::transmute::<&(dyn Fn(usize, usize) + Sync), &'static Task>(job) };
-        let job = Job { task, tasks };
+        // every panic of a task), so nobody uses the references after their end.
+        let (task, ahead) = unsafe {
+            (
+                std::mem::transmute::<&(dyn Fn(usize, usize) + Sync), &'static Task>(job),
+                std::mem::transmute::<&[Ahead], &'static [Ahead]>(ahead),
+            )
+        };
+        let job = Job { task, tasks, ahead };
         self.open(job);
         shared.work(job, 0);
-        shared.close();
+        shared.close(job.ahead_of(0));
         if shared.panicked.swap(false, Ordering::Relaxed)
             && let Some(payload) = lock(&shared.panic).take()
         {
@@ -236,14 +255,15 @@ impl Drop for ThreadPool {
 
 /// The life of a worker thread.
 fn serve(shared: &Shared, worker: usize) {
-    let mut last = 0;
-    while let Some(epoch) = shared.join(last, worker) {
+    let (mut last, mut ahead) = (0, Ahead::default());
+    while let Some(epoch) = shared.join(last, worker, ahead) {
         last = epoch;
         // SAFETY: this thread is counted as inside, so the job stays as it is;
         // the acquiring exchange in `join` made the caller's write visible.
         let job = unsafe { *shared.job.get() };
         if let Some(job) = job {
             shared.work(job, worker);
+            ahead = job.ahead_of(worker);
         }
         shared.leave();
     }
@@ -299,9 +319,9 @@ impl Shared {
 
     /// Waits for a job other than `last` and enters it; gives its number, or
     /// nothing when the pool ends.
-    fn join(&self, last: u64, worker: usize) -> Option<u64> {
+    fn join(&self, last: u64, worker: usize, mut ahead: Ahead) -> Option<u64> {
         loop {
-            let joined = poll(self.spin, || {
+            let joined = poll(self.spin, &mut ahead, || {
                 let state = self.state.0.load(Ordering::Relaxed);
                 if Self::fresh(state, last) {
                     let entered =
@@ -343,11 +363,11 @@ impl Shared {
     }
 
     /// Lets no further worker in and waits for those inside.
-    fn close(&self) {
+    fn close(&self, mut ahead: Ahead) {
         let state = self.state.0.fetch_and(!OPEN, Ordering::Acquire);
         let left = |state: u64| state & INSIDE == 0;
         let quick = || left(self.state.0.load(Ordering::Acquire)).then_some(());
-        if left(state) || poll(self.spin, quick).is_some() {
+        if left(state) || poll(self.spin, &mut ahead, quick).is_some() {
             return;
         }
         let mut gate = lock(&self.gate);
@@ -359,8 +379,8 @@ impl Shared {
     }
 }
 
-/// Asks `ready` again and again for the time `limit`, at least once.
-fn poll<T>(limit: Duration, mut ready: impl FnMut() -> Option<T>) -> Option<T> {
+/// Asks `ready` again and again for the time `limit`, at least once, and meanwhile for memory.
+fn poll<T>(limit: Duration, ahead: &mut Ahead, mut ready: impl FnMut() -> Option<T>) -> Option<T> {
     // The clock is not read before the first round, for the case of no wait.
     let mut start = None;
     loop {
@@ -368,7 +388,9 @@ fn poll<T>(limit: Duration, mut ready: impl FnMut() -> Option<T>) -> Option<T> {
             if let Some(value) = ready() {
                 return Some(value);
             }
-            std::hint::spin_loop();
+            if !ahead.ask() {
+                std::hint::spin_loop();
+            }
         }
         if start.get_or_insert_with(Instant::now).elapsed() >= limit {
             return None;

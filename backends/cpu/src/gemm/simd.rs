@@ -58,19 +58,33 @@ pub(crate) trait Vector: Copy {
     unsafe fn transpose(from: *const f32, from_row: usize, to: *mut f32, to_row: usize);
 }
 
+/// Bytes of a cache line.
+pub(crate) const LINE: usize = 64;
+
+/// Asks for the line of an address to come to the second-level cache, where the target has an instruction for that.
+#[inline(always)]
+pub(crate) fn ask(address: usize) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        // SAFETY: every x86-64 has the instruction, and it never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(std::ptr::without_provenance(address)) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}
+
 /// Asks for the cache lines of some f32s, where the target has an instruction for that. The memory may be anybody's.
 #[inline(always)]
 pub(crate) fn prefetch(from: *const f32, count: usize) {
-    /// f32s of a cache line.
-    const LINE: usize = 16;
     #[cfg(target_arch = "x86_64")]
-    for first in (0..count).step_by(LINE) {
+    for first in (0..count).step_by(LINE / size_of::<f32>()) {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         // SAFETY: every x86-64 has the instruction, and it never faults.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(first).cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = (from, count, LINE);
+    let _ = (from, count);
 }
 
 /// Lanes of the portable vector: a NEON or SSE register.

@@ -6,6 +6,7 @@ use meganeura_core::ops::Call;
 use meganeura_core::plan::{BufferRef, Dispatch};
 use meganeura_core::{DType, TensorType};
 
+use crate::ahead::Ahead;
 use crate::executor::RunCx;
 use crate::memory::{Arena, View};
 use crate::vmath;
@@ -26,6 +27,9 @@ pub(crate) trait Kernel: Send + Sync {
     /// caller's own; the phases before are over; and no dispatch but this one touches what it writes, or
     /// writes what it reads, at the same time.
     unsafe fn run(&self, task: usize, cx: &RunCx);
+
+    /// Adds what a task reads from its begin to its end, once, if memory is what bounds it.
+    fn reads(&self, _task: usize, _ahead: &mut Ahead) {}
 }
 
 /// A compiled dispatch.

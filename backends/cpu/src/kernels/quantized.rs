@@ -6,6 +6,7 @@ use meganeura_core::quantization::{BLOCK, BlockFormat};
 use meganeura_core::{DType, TensorType};
 
 use super::{CompileCx, Compiled, Kernel, KernelDef, Task, rows_per_task, stream_nanos};
+use crate::ahead::Ahead;
 use crate::executor::RunCx;
 use crate::gemm::{PackedGemm, Rows, Storage};
 use crate::memory::View;
@@ -62,25 +63,62 @@ fn product(cx: &CompileCx) -> Result<Compiled, String> {
             body: move |_: usize, run: &RunCx| unsafe { gemm.prepare(x.as_ptr(), run.shared) },
         }));
     }
-    phases.push(Box::new(Task {
-        tasks: gemm.tasks(),
+    phases.push(Box::new(Product {
         nanos: stream_nanos(bytes).max(gemm.flops() / FLOPS_PER_NANO),
-        body: move |task: usize, run: &RunCx| {
-            let weights = Rows {
-                numbers: numbers.as_ptr(),
-                scales: scales.as_ptr(),
-                k,
-            };
-            // SAFETY: views of operands have the sizes of the call, and nobody writes them; a task writes a part of
-            // the result of its own; scratch is as long as asked for, and the phase before has prepared the shared one.
-            unsafe { gemm.run(task, x.as_ptr(), weights, y.as_ptr(), [run.shared, run.private]) };
-        },
+        gemm,
+        x,
+        numbers,
+        scales,
+        k,
+        y,
     }));
     Ok(Compiled {
         phases,
         shared,
         private,
     })
+}
+
+/// The product itself.
+struct Product {
+    gemm: PackedGemm,
+    nanos: u64,
+    x: View<f32>,
+    numbers: View<u8>,
+    scales: View<u16>,
+    k: usize,
+    y: View<f32>,
+}
+
+impl Product {
+    fn weights(&self) -> Rows {
+        Rows {
+            numbers: self.numbers.as_ptr(),
+            scales: self.scales.as_ptr(),
+            k: self.k,
+        }
+    }
+}
+
+impl Kernel for Product {
+    fn tasks(&self) -> usize {
+        self.gemm.tasks()
+    }
+
+    fn nanos(&self) -> u64 {
+        self.nanos
+    }
+
+    unsafe fn run(&self, task: usize, run: &RunCx) {
+        let (x, y) = (self.x.as_ptr(), self.y.as_ptr());
+        // SAFETY: views of operands have the sizes of the call, and nobody writes them; a task writes a part of the result of
+        // its own; scratch is as long as asked for, and the phase before has prepared the shared one.
+        unsafe { self.gemm.run(task, x, self.weights(), y, [run.shared, run.private]) };
+    }
+
+    fn reads(&self, task: usize, ahead: &mut Ahead) {
+        self.gemm.reads(task, self.weights(), ahead);
+    }
 }
 
 fn dequantize(cx: &CompileCx) -> Result<Compiled, String> {

@@ -16,6 +16,7 @@ use integers::{Group, Integers};
 use super::kernels::KernelSet;
 use super::matrix::{MatrixPlan, Right};
 use super::{Addend, GemmSpec, Kernel, Operands, Strides, share};
+use crate::ahead::Ahead;
 
 /// How the numbers of a matrix are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -206,6 +207,21 @@ impl PackedGemm {
     fn columns(&self, tasks: usize, task: usize) -> Range<usize> {
         let groups = share(self.n.div_ceil(GROUP), tasks, task);
         groups.start * GROUP..(groups.end * GROUP).min(self.n)
+    }
+
+    /// Adds the weights that a task reads, if memory bounds the product.
+    pub(crate) fn reads(&self, task: usize, weights: Rows, ahead: &mut Ahead) {
+        let (Way::Registers { tasks } | Way::Integers { tasks, .. }) = &self.way else {
+            return;
+        };
+        let cols = self.columns(*tasks, task);
+        let row = self.storage.bytes(self.k);
+        ahead.push(weights.numbers.wrapping_add(cols.start * row), cols.len() * row);
+        if let Storage::Blocks(_) = self.storage {
+            let blocks = self.k / BLOCK;
+            let scales = weights.scales.wrapping_add(cols.start * blocks);
+            ahead.push(scales.cast(), cols.len() * blocks * size_of::<u16>());
+        }
     }
 
     /// Runs a task, with the shared and the worker's own scratch.

@@ -190,3 +190,37 @@ fn ends_of_integers() {
         }
     }
 }
+
+/// Tasks name all weights and scales, each once, and neighbours follow each other.
+#[test]
+fn tasks_say_what_they_read() {
+    let (n, k) = (96, 576);
+    for storage in [Storage::Half].into_iter().chain(BlockFormat::ALL.map(Storage::Blocks)) {
+        let numbers = vec![0u8; storage.bytes(n * k)];
+        let scales = vec![0u16; n * k / BLOCK];
+        let weights = Rows {
+            numbers: numbers.as_ptr(),
+            scales: scales.as_ptr(),
+            k,
+        };
+        let of = |m: usize| {
+            let gemm = PackedGemm::new([m, n, k], storage);
+            let mut ahead = Ahead::default();
+            (0..gemm.tasks()).for_each(|task| gemm.reads(task, weights, &mut ahead));
+            ahead
+        };
+        let wanted = match storage {
+            Storage::Half => vec![numbers.as_ptr_range()],
+            Storage::Blocks(_) => {
+                let scales = scales.as_ptr_range();
+                vec![numbers.as_ptr_range(), scales.start.cast()..scales.end.cast()]
+            }
+        };
+        let wanted: usize = wanted.iter().map(|r| r.end.addr() - r.start.addr()).sum();
+        let found = of(1);
+        assert_eq!(found.bytes(), wanted.min(Ahead::MOST), "{storage:?}");
+        assert!(found.ranges() <= 2, "{storage:?}");
+        // Many rows are bound by arithmetic.
+        assert!(of(100).is_empty(), "{storage:?}");
+    }
+}

@@ -199,9 +199,11 @@ impl Cached {
         }
     }
 
-    /// Shares that so many keys are divided into.
+    /// Shares that so many keys are divided into: even ones beyond the first, as a key more than a share is not worth that one of
+    /// two threads has three shares and the other two.
     fn parts_of(&self, keys: usize) -> usize {
-        keys.div_ceil(TASK_KEYS).clamp(1, self.parts)
+        let parts = keys.div_ceil(TASK_KEYS).clamp(1, self.parts);
+        if parts > 2 { parts / 2 * 2 } else { parts }
     }
 
     /// # Safety
