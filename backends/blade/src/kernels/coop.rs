@@ -168,7 +168,13 @@ impl<'a> Blocks<'a> {
 
     /// Elements of a row of tiles that each of these threads has.
     pub(super) fn elements_of_a_thread(&self) -> usize {
-        self.tile() * self.block.sub_columns / self.threads_of_a_row()
+        self.tile() * self.slab_columns() / self.threads_of_a_row()
+    }
+
+    /// Columns of a row of tiles that go through shared memory together: as few as there can be, since what a workgroup has of
+    /// it decides how many there are on a multiprocessor at a time.
+    fn slab_columns(&self) -> usize {
+        (self.threads_of_a_row() / self.tile()).clamp(self.tile(), self.block.sub_columns)
     }
 
     /// The element type of tiles of the operands.
@@ -458,7 +464,7 @@ impl<'a> Blocks<'a> {
             depths, rows, columns, ..
         } = self.block;
         let Sizes { m, n, .. } = self.sizes;
-        let width = self.block.sub_columns;
+        let width = self.slab_columns();
         let slab = tile * width;
         let threads = self.threads_of_a_row();
         let _ = writeln!(
@@ -474,7 +480,7 @@ impl<'a> Blocks<'a> {
             let _ = write!(
                 body,
                 "let e_{q} = first + {}u;\nlet row_{q} = first_of_tiles + e_{q} / {width}u;\n\
-                 let column_{q} = first_column + sub_column + e_{q} % {width}u;\nlet sum_{q} = {};\n",
+                 let column_{q} = first_of_columns + e_{q} % {width}u;\nlet sum_{q} = {};\n",
                 q * threads,
                 pairwise(of_depths, sum)
             );
@@ -483,20 +489,23 @@ impl<'a> Blocks<'a> {
         });
         let elements: Vec<Element> = elements.collect();
         body.push_str(&sink.take(&elements));
-        for i in 0..down {
-            for j in 0..across {
+        let together_across = width / tile;
+        for (i, first) in (0..down).flat_map(|i| (0..across).step_by(together_across).map(move |first| (i, first))) {
+            for j in first..across.min(first + together_across) {
                 let _ = write!(
                     code,
                     "let slab_{i}_{j} = subgroup * {slab}u + {}u;\ncoopStoreT(sum_{i}_{j}, &slab[slab_{i}_{j}], {width}u);\n",
-                    j * tile
+                    (j - first) * tile
                 );
             }
             let _ = write!(
                 code,
                 "workgroupBarrier();\nfor (var first = local % {threads}u; first < {slab}u; first += {}u) {{\n\
-                 let first_of_tiles = first_row + sub_row + {}u;\n{body}}}\nworkgroupBarrier();\n",
+                 let first_of_tiles = first_row + sub_row + {}u;\n\
+                 let first_of_columns = first_column + sub_column + {}u;\n{body}}}\nworkgroupBarrier();\n",
                 threads * together,
-                i * tile
+                i * tile,
+                first * tile
             );
         }
     }

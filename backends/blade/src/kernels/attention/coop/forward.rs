@@ -2,15 +2,15 @@
 //! with sums in `f32`; the softmax between them in `f32` by single threads.
 //!
 //! A workgroup of four subgroups has two rows of tiles of queries of one head, 32 queries for tiles of 16, and goes over
-//! twice as many keys at a time. A subgroup has one row of tiles, and half of the columns: of the keys for the
+//! as many keys at a time. A subgroup has one row of tiles, and half of the columns: of the keys for the
 //! scores, of the results for the values. Matrices cannot be scaled row by row, so scores and products with values go
 //! through shared memory as `f32`; a thread has the same row of both, and keeps the row's greatest score, its part of the
 //! sum and of the results in registers. Keys and values are rounded on their way to shared memory, those of the next tile
 //! being on their way from memory meanwhile.
 //!
-//! For heads of 64 and tiles of 16, 64 keys are 32 KiB of keys and values from memory for 64 multiplications of tiles by
-//! tiles, 16 a subgroup, and 5 barriers; scores, numerators and results cross shared memory once each, 40 KiB. It takes
-//! 28 KiB of shared memory.
+//! For heads of 64 and tiles of 16, a step of 32 keys is 16 KiB of keys and values from memory for 32 multiplications of tiles
+//! by tiles, 8 a subgroup, and 5 barriers, with 18 KiB of shared memory. Steps of 64 keys have fewer barriers, but leave
+//! room for fewer workgroups, which hide more of the waiting.
 
 use std::fmt::Write as _;
 
@@ -23,10 +23,11 @@ use super::{Units, is_worth, row_bounds, sums_stride};
 /// Rows of tiles of a workgroup, and subgroups beside each other.
 const DOWN: usize = 2;
 const BESIDE: usize = 2;
-/// Rows of tiles of keys: the first that shared memory has room for.
+/// Rows of tiles of keys of a step: the first that there is room for.
 const KEY_TILES: [usize; 2] = [4, 2];
 
 /// A call cut into tiles.
+#[derive(Clone, Copy)]
 struct Tiling {
     dims: AttentionDims,
     units: Units,
@@ -42,7 +43,7 @@ pub(in super::super) fn compile(cx: &CompileCx, dims: AttentionDims) -> Result<O
         subgroups: DOWN * BESIDE,
     };
     let tilings = KEY_TILES.map(|key_tiles| Tiling { dims, units, key_tiles });
-    let fitting = tilings.iter().find(|t| t.fits());
+    let fitting = units.fitting(&tilings, Tiling::shared);
     let Some(tiling) = fitting.filter(|_| is_worth(&config, &dims)) else {
         return Ok(None);
     };
@@ -58,14 +59,14 @@ pub(in super::super) fn compile(cx: &CompileCx, dims: AttentionDims) -> Result<O
 }
 
 impl Tiling {
-    /// Whether threads share out evenly what there is to do, within shared memory.
-    fn fits(&self) -> bool {
+    /// Bytes of shared memory that it takes, if threads share out evenly what there is to do.
+    fn shared(&self) -> Option<usize> {
         let threads = self.units.threads();
-        let shared = self.units.vector_bytes() * 2 * self.piece() + 16 * self.rows() * self.sums_stride() + 4 * threads;
-        matches!(self.units.tile(), 8 | 16)
+        let bytes = self.units.vector_bytes() * 2 * self.piece() + 16 * self.rows() * self.sums_stride() + 4 * threads;
+        let is_even = matches!(self.units.tile(), 8 | 16)
             && threads.is_multiple_of(self.rows())
-            && (self.keys() / 4).is_multiple_of(self.across())
-            && shared <= self.units.most_shared()
+            && (self.keys() / 4).is_multiple_of(self.across());
+        is_even.then_some(bytes)
     }
 
     /// Queries of a workgroup.

@@ -32,13 +32,23 @@ impl Units {
         self.subgroups * self.config.subgroup_size as usize
     }
 
-    /// Most bytes of shared memory: with tiles of 8, what Metal's devices have, else as much as the largest blocks of products
-    /// take.
-    fn most_shared(&self) -> usize {
+    /// Bytes of shared memory that a workgroup should stay within, and most ones: with tiles of 8 what Metal's devices have. With
+    /// tiles of 16 it is best that several workgroups share a multiprocessor, which was seen to have 64 KiB in all; with heads
+    /// too wide for that, one has to do.
+    fn shared_limits(&self) -> [usize; 2] {
         match self.tile() {
-            8 => 32 << 10,
-            _ => 36 << 10,
+            8 => [32 << 10; 2],
+            _ => [24 << 10, 36 << 10],
         }
+    }
+
+    /// The first of some ways that fits within the limits, by the bytes that it takes, if it fits otherwise.
+    fn fitting<T>(&self, ways: &[T], bytes: impl Fn(&T) -> Option<usize>) -> Option<T>
+    where
+        T: Copy,
+    {
+        let within = |limit| ways.iter().find(|way| bytes(way).is_some_and(|bytes| bytes <= limit));
+        self.shared_limits().into_iter().find_map(within).copied()
     }
 
     /// The type that operands are rounded to.
