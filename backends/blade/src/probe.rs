@@ -5,6 +5,8 @@
 
 #[cfg(not(any(target_os = "ios", target_os = "macos")))]
 use std::path::PathBuf;
+#[cfg(not(any(target_os = "ios", target_os = "macos")))]
+use std::sync::OnceLock;
 
 use meganeura_core::backend::Fact;
 
@@ -157,8 +159,13 @@ pub(crate) fn probe() -> Vec<Probed> {
     // SAFETY: the instance was created above and is alive; devices are asked for properties only.
     let devices = unsafe { instance.enumerate_physical_devices() }.unwrap_or_default();
     let probed = devices.iter().map(|&device| describe(&instance, device)).collect();
-    // SAFETY: nothing made from the instance is left.
-    unsafe { instance.destroy_instance(None) };
+    // With no instance left the loader unloads the drivers, and some cannot be loaded again and again: opened and closed a
+    // few times, NVIDIA's is refused as incompatible, or ends the program. So the first one stays.
+    static FIRST: OnceLock<(ash::Entry, ash::Instance)> = OnceLock::new();
+    if let Err((_, instance)) = FIRST.set((entry, instance)) {
+        // SAFETY: nothing made from the instance is left.
+        unsafe { instance.destroy_instance(None) };
+    }
     probed
 }
 
