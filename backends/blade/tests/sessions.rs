@@ -273,3 +273,14 @@ fn scalars_and_single_elements_of_half_precision() {
         }
     }
 }
+
+/// A program may open and close devices as often as it likes: drivers, some of which cannot be loaded again and again, stay.
+#[test]
+fn devices_are_opened_again_and_again() {
+    let mut first = None;
+    for _ in 0..12 {
+        let Some(device) = common::device() else { return };
+        let found = losses(&mut training(&device), 2);
+        assert_eq!(first.get_or_insert_with(|| found.clone()), &found);
+    }
+}

@@ -199,8 +199,7 @@ impl Cached {
         }
     }
 
-    /// Shares that so many keys are divided into: even ones beyond the first, as a key more than a share is not worth that one of
-    /// two threads has three shares and the other two.
+    /// Shares that so many keys are divided into: an even number beyond two, or one of two threads would have a share more.
     fn parts_of(&self, keys: usize) -> usize {
         let parts = keys.div_ceil(TASK_KEYS).clamp(1, self.parts);
         if parts > 2 { parts / 2 * 2 } else { parts }
