@@ -4,8 +4,8 @@ use crate::plan::BufferRef;
 use crate::{DType, Result, Session, TensorType};
 
 /// Fills parameters and inputs of a session: parameters as their layers say, those of few bits with words of all kinds, inputs
-/// with [`noise`] or, in half precision, like parameters, and ids with numbers below `classes`, but those of `fixed` with one value each. Memory that nothing was
-/// written to would be read faster than any other.
+/// with [`noise`] or, in half precision, like parameters, and ids with numbers below `classes`, but those of `fixed` with one
+/// value each. Memory that nothing was written to would be read faster than any other.
 ///
 /// # Errors
 /// What the session fails with.

@@ -88,7 +88,7 @@ struct Stage {
     tasks: Vec<(u32, u32)>,
     parallel: bool,
     /// What each thread reads first in the next stage that memory bounds.
-    ahead: Vec<Ahead>,
+    ahead: Arc<[Ahead]>,
     /// Its kernels and dispatches, for profiles.
     label: Arc<str>,
     dispatches: Arc<[u32]>,
@@ -367,14 +367,14 @@ impl Stage {
             label: pass_label(entries.iter().map(|e| e.name.as_str())).into(),
             dispatches: entries.iter().map(|e| e.dispatch).collect(),
             parallel: tasks.len() > 1 && nanos >= PARALLEL_NANOS,
-            ahead: Vec::new(),
+            ahead: Arc::default(),
             entries,
             tasks,
         }
     }
 
-    /// What each of so many threads reads first; nothing if memory is not what bounds the stage.
-    fn reads(&self, threads: usize) -> Vec<Ahead> {
+    /// What each of so many threads reads first.
+    fn reads(&self, threads: usize) -> Arc<[Ahead]> {
         let of_thread = |thread| {
             let mut ahead = Ahead::default();
             for &(entry, task) in &self.tasks[share(self.tasks.len(), threads, thread)] {
@@ -385,22 +385,17 @@ impl Stage {
             }
             ahead
         };
-        let all: Vec<Ahead> = (0..threads).map(of_thread).collect();
-        if all.iter().all(Ahead::is_empty) {
-            Vec::new()
-        } else {
-            all
-        }
+        (0..threads).map(of_thread).collect()
     }
 }
 
 /// Tells stages what the next one reads that is shared among so many threads and bound by memory.
 fn look_ahead(stages: &mut [Stage], threads: usize) {
-    let mut next = Vec::new();
+    let mut next = Arc::default();
     for stage in stages.iter_mut().rev().filter(|stage| stage.parallel) {
         let reads = stage.reads(threads);
-        stage.ahead = next.clone();
-        if !reads.is_empty() {
+        stage.ahead = Arc::clone(&next);
+        if reads.iter().any(|ahead| !ahead.is_empty()) {
             next = reads;
         }
     }

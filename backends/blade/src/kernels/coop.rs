@@ -166,7 +166,7 @@ impl<'a> Blocks<'a> {
         self.block.depths * self.config.subgroup_size as usize
     }
 
-    /// Elements of a row of tiles that each of these threads has.
+    /// Elements of [`Blocks::slab_columns`] of a row of tiles that each of these threads has.
     pub(super) fn elements_of_a_thread(&self) -> usize {
         self.tile() * self.slab_columns() / self.threads_of_a_row()
     }
@@ -456,7 +456,7 @@ impl<'a> Blocks<'a> {
         code.push_str("}\n");
     }
 
-    /// Code that brings tiles to shared memory, a row of them at a time, and gives their elements, which are sums over the
+    /// Code that brings tiles to shared memory, a part of a row of them at a time, and gives their elements, which are sums over the
     /// subgroups that share steps, to a sink.
     fn finish_elements(&self, e: &mut Emitter, code: &mut String, sink: &Sink, down: usize, across: usize) {
         let tile = self.tile();

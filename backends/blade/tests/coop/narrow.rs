@@ -59,8 +59,8 @@ fn compare<V: Into<Value> + Copy>(
     assert!(f16 == f32, "{shapes:?}");
 }
 
-/// A result of its own kernel, a product with what follows it, and an operand that is read along the other axis, in odd sizes, whose elements are
-/// read one by one, and in others. Of numbers that no `f16` holds, and of those that it flushes, too.
+/// A result of its own kernel, a product with what follows it, and an operand that is read along the other axis, in odd
+/// sizes, whose elements are read one by one, and in others. Of numbers that no `f16` holds, and of those that it flushes, too.
 #[test]
 fn chains_of_products() {
     for [m, k, n, p] in [[33, 77, 41, 19], [32, 64, 48, 20]] {

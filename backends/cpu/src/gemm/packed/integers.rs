@@ -30,8 +30,9 @@ const GROUP_BYTES: usize = GROUP_BLOCKS * BLOCK / 2;
 const Q4_0: Storage = Storage::Blocks(BlockFormat::Q4_0);
 /// `f32`s ahead that are asked for: 3 KiB. Lines at a distance of 4 KiB would be in each other's way.
 const AHEAD: usize = 768;
-/// Controls of a shuffle that brings eight scales to the order of [`Group::scales`].
-static ORDER: [u8; 16] = [0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15];
+/// Rows of weights that are multiplied together: as many as a group has pairs, whose scales those of the rows' last blocks take
+/// the places of.
+const ROWS: usize = PAIRS;
 
 /// Eight neighbouring blocks of a rounded row; those behind the last one of a row have any numbers and scales of 0.
 #[derive(Clone, Copy)]
@@ -67,6 +68,32 @@ pub(in crate::gemm) struct Integers {
     /// The CPU must have the instruction set, the groups of a row as long as those of the weights and the rows be there, and
     /// nobody else access `y` meanwhile.
     pub(in crate::gemm) product: unsafe fn(*const Group, Rows, usize, *mut f32),
+}
+
+/// Goes over the first `cols` rows of weights and the places of their products: [`ROWS`] together, and what is left one by one.
+///
+/// # Safety
+///
+/// There are so many rows, and results.
+#[inline(always)]
+#[cfg(target_arch = "x86_64")]
+unsafe fn by_rows(
+    weights: Rows,
+    cols: usize,
+    y: *mut f32,
+    together: impl Fn(Rows, *mut f32),
+    one: impl Fn(Rows, *mut f32),
+) {
+    let whole = cols / ROWS * ROWS;
+    // SAFETY: rows of the weights, and results below `cols`.
+    unsafe {
+        for row in (0..whole).step_by(ROWS) {
+            together(weights.from(Q4_0, row), y.add(row));
+        }
+        for row in whole..cols {
+            one(weights.from(Q4_0, row), y.add(row));
+        }
+    }
 }
 
 impl Integers {

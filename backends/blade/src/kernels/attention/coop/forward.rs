@@ -18,7 +18,7 @@ use meganeura_core::ops::AttentionDims;
 
 use super::super::super::module::{CompileCx, Compiled, Launch, Module};
 use super::super::{Side, declare_fetch, group_place, key_range, positions, scale, start, vectors};
-use super::{Units, is_worth, row_bounds, sums_stride};
+use super::{Units, fitting, is_worth, row_bounds, sums_stride};
 
 /// Rows of tiles of a workgroup, and subgroups beside each other.
 const DOWN: usize = 2;
@@ -43,8 +43,8 @@ pub(in super::super) fn compile(cx: &CompileCx, dims: AttentionDims) -> Result<O
         subgroups: DOWN * BESIDE,
     };
     let tilings = KEY_TILES.map(|key_tiles| Tiling { dims, units, key_tiles });
-    let fitting = units.fitting(&tilings, Tiling::shared);
-    let Some(tiling) = fitting.filter(|_| is_worth(&config, &dims)) else {
+    let tiling = fitting(&config, &tilings, Tiling::shared);
+    let Some(tiling) = tiling.filter(|_| is_worth(&config, &dims)) else {
         return Ok(None);
     };
     Ok(Some(Compiled {

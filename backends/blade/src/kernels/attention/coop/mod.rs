@@ -32,25 +32,6 @@ impl Units {
         self.subgroups * self.config.subgroup_size as usize
     }
 
-    /// Bytes of shared memory that a workgroup should stay within, and most ones: with tiles of 8 what Metal's devices have. With
-    /// tiles of 16 it is best that several workgroups share a multiprocessor, which was seen to have 64 KiB in all; with heads
-    /// too wide for that, one has to do.
-    fn shared_limits(&self) -> [usize; 2] {
-        match self.tile() {
-            8 => [32 << 10; 2],
-            _ => [24 << 10, 36 << 10],
-        }
-    }
-
-    /// The first of some ways that fits within the limits, by the bytes that it takes, if it fits otherwise.
-    fn fitting<T>(&self, ways: &[T], bytes: impl Fn(&T) -> Option<usize>) -> Option<T>
-    where
-        T: Copy,
-    {
-        let within = |limit| ways.iter().find(|way| bytes(way).is_some_and(|bytes| bytes <= limit));
-        self.shared_limits().into_iter().find_map(within).copied()
-    }
-
     /// The type that operands are rounded to.
     fn element(&self) -> &'static str {
         if self.config.use_f16_input { "f16" } else { "f32" }
@@ -105,6 +86,22 @@ impl Units {
             "let at_{name} = {at};\nlet {name} = {load}<{matrix}>(&pool[at_{name}], {stride}u);\n"
         );
     }
+}
+
+/// Bytes of shared memory that a workgroup should stay within, and most ones: with tiles of 8 what Metal's devices have. With
+/// tiles of 16 it is best that several workgroups share a multiprocessor, which was seen to have 64 KiB in all; with heads
+/// too wide for that, one has to do.
+fn shared_limits(config: &CoopConfig) -> [usize; 2] {
+    match config.tile_size {
+        8 => [32 << 10; 2],
+        _ => [24 << 10, 36 << 10],
+    }
+}
+
+/// The first of some ways that fits within the limits, by the bytes that it takes, if it fits otherwise.
+fn fitting<T: Copy>(config: &CoopConfig, ways: &[T], bytes: impl Fn(&T) -> Option<usize>) -> Option<T> {
+    let within = |limit| ways.iter().find(|way| bytes(way).is_some_and(|bytes| bytes <= limit));
+    shared_limits(config).into_iter().find_map(within).copied()
 }
 
 /// Vectors between rows of so many elements of sums in shared memory.

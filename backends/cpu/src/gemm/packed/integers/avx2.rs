@@ -3,15 +3,14 @@
 use std::arch::x86_64::*;
 
 use super::*;
-use crate::gemm::packed::Rows;
 use crate::gemm::simd::prefetch;
 
 /// The largest integer: its third digit is the largest that a byte has room for.
 const LARGEST: f32 = (127 << 14) as f32;
 /// Bits of the least and of the first too large magnitude that a block may have as its largest: 2^-60 and 2^60.
 const MAGNITUDES: std::ops::Range<i32> = (127 - 60) << 23..(127 + 60) << 23;
-/// Rows of weights whose sums are added up together, as many as a group has pairs.
-const ROWS: usize = PAIRS;
+/// Controls of a shuffle that brings eight scales to the order of [`Group::scales`].
+static ORDER: [u8; 16] = [0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15];
 /// Controls that spread element `p` of both halves of a register over its half.
 static SPREAD: [[i32; 8]; PAIRS] = [[0; 8], [1; 8], [2; 8], [3; 8]];
 
@@ -104,15 +103,15 @@ fn largest_magnitude(x: [__m256; 4]) -> i32 {
 /// As for [`Integers::product`].
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn product(x: *const Group, weights: Rows, cols: usize, y: *mut f32) {
-    let together = cols / ROWS * ROWS;
-    // SAFETY: rows of the weights, and results below `cols`.
+    // SAFETY: passed on to the caller.
     unsafe {
-        for row in (0..together).step_by(ROWS) {
-            some_rows::<ROWS>(x, weights.from(Q4_0, row), y.add(row));
-        }
-        for row in together..cols {
-            some_rows::<1>(x, weights.from(Q4_0, row), y.add(row));
-        }
+        by_rows(
+            weights,
+            cols,
+            y,
+            |weights, y| some_rows::<ROWS>(x, weights, y),
+            |weights, y| some_rows::<1>(x, weights, y),
+        )
     }
 }
 
@@ -224,7 +223,7 @@ unsafe fn add_last(x: &Group, weights: Rows, first: usize, sums: &mut [__m256]) 
 /// Scales of products: those of the weights, in [`ORDER`], times the row's own.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn scales_of(halves: __m128i, own: __m256) -> __m256 {
+pub(super) fn scales_of(halves: __m128i, own: __m256) -> __m256 {
     // SAFETY: a table of a register's size.
     let order = unsafe { _mm_loadu_si128(ORDER.as_ptr().cast()) };
     _mm256_mul_ps(_mm256_cvtph_ps(_mm_shuffle_epi8(halves, order)), own)

@@ -8,8 +8,6 @@ use std::arch::x86_64::*;
 use super::*;
 use crate::gemm::simd::prefetch;
 
-/// Rows of weights that share the digits they are multiplied with.
-const ROWS: usize = 4;
 /// Blocks of a register.
 const QUAD: usize = 4;
 
@@ -42,15 +40,15 @@ pub(super) fn is_available() -> bool {
 /// As for [`Integers::product`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c")]
 pub(super) unsafe fn product(x: *const Group, weights: Rows, cols: usize, y: *mut f32) {
-    let together = cols / ROWS * ROWS;
-    // SAFETY: rows of the weights, and results below `cols`.
+    // SAFETY: passed on to the caller.
     unsafe {
-        for row in (0..together).step_by(ROWS) {
-            some_rows::<ROWS>(x, weights.from(Q4_0, row), y.add(row));
-        }
-        for row in together..cols {
-            some_rows::<1>(x, weights.from(Q4_0, row), y.add(row));
-        }
+        by_rows(
+            weights,
+            cols,
+            y,
+            |weights, y| some_rows::<ROWS>(x, weights, y),
+            |weights, y| some_rows::<1>(x, weights, y),
+        )
     }
 }
 
@@ -92,7 +90,6 @@ unsafe fn add_group<const N: usize, const WHOLE: bool>(x: &Group, weights: Rows,
     let halves = _mm512_set1_epi8(15);
     // SAFETY: `left` blocks of each row and their scales; parts of a group are aligned like it.
     unsafe {
-        let order = _mm_loadu_si128(ORDER.as_ptr().cast());
         let own = _mm256_load_ps(x.scales.as_ptr());
         let mut scales = [_mm512_setzero_ps(); N];
         for (row, scales) in scales.iter_mut().enumerate() {
@@ -101,8 +98,7 @@ unsafe fn add_group<const N: usize, const WHOLE: bool>(x: &Group, weights: Rows,
                 true => _mm_loadu_si128(at.cast()),
                 false => _mm_maskz_loadu_epi16((1 << left) - 1, at),
             };
-            let halves = _mm_shuffle_epi8(halves, order);
-            *scales = _mm512_castps256_ps512(_mm256_mul_ps(_mm256_cvtph_ps(halves), own));
+            *scales = _mm512_castps256_ps512(avx2::scales_of(halves, own));
         }
         for (quad, lanes) in LANES.iter().enumerate().take(left.div_ceil(QUAD)) {
             let mut digits = [[_mm512_setzero_si512(); 2]; DIGITS];

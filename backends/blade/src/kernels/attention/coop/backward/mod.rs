@@ -33,7 +33,7 @@ use meganeura_core::ops::AttentionDims;
 use super::super::super::module::{CompileCx, Compiled, Launch, Module};
 use super::super::backward::{Parts, declare_operands, join, row_number};
 use super::super::{Side, group_place, key_range, query_range, start, vectors};
-use super::{Units, is_worth, row_bounds, sums_stride};
+use super::{Units, fitting, is_worth, row_bounds, sums_stride};
 
 /// Rows of tiles of a workgroup.
 const DOWN: usize = 2;
@@ -71,7 +71,7 @@ pub(in super::super) fn compile(cx: &CompileCx, dims: AttentionDims) -> Result<O
             beside,
             column_tiles,
         });
-        all[0].units.fitting(&all, Tiling::shared)
+        fitting(&config, &all, Tiling::shared)
     };
     let (Some(queries), Some(keys)) = (tiling(Side::Queries), tiling(Side::Keys)) else {
         return Ok(None);
