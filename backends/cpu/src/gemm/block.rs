@@ -143,6 +143,10 @@ impl Blocks {
                         cols: width.min(cols - col),
                         base: if c.add { to.cast_const() } else { std::ptr::null() },
                         base_row: c.row,
+                        copy: std::ptr::null_mut(),
+                        copy_row: 0,
+                        ahead: b.start,
+                        ahead_row: 0,
                     };
                     if tile.cols == width {
                         (kernels.full)(&tile);

@@ -26,6 +26,8 @@ pub(super) struct KernelSet {
     pub by_cols: &'static [TileRow],
     /// The same for an A with contiguous rows.
     pub by_rows: &'static [TileRow],
+    /// The same, which also copy B.
+    pub copying: &'static [TileRow],
     pub panels: PanelsFn,
     pub stream: StreamFn,
     /// `dots[r - 1]` has r rows.
@@ -55,19 +57,20 @@ macro_rules! kernel_set {
                 const COLS: usize,
                 const MASKED: bool,
                 const BY_ROWS: bool,
+                const COPY: bool,
             >(
                 operands: &tile::Tile,
             ) {
                 // SAFETY: passed on to the caller.
-                unsafe { tile::multiply::<$vector, ROWS, COLS, MASKED, BY_ROWS>(operands) }
+                unsafe { tile::multiply::<$vector, ROWS, COLS, MASKED, BY_ROWS, COPY>(operands) }
             }
 
             /// The kernels for one number of rows.
-            const fn row<const ROWS: usize, const BY_ROWS: bool>() -> TileRow {
+            const fn row<const ROWS: usize, const BY_ROWS: bool, const COPY: bool>() -> TileRow {
                 TileRow {
-                    full: multiply::<ROWS, VECTORS, false, BY_ROWS>,
-                    wide: multiply::<ROWS, VECTORS, true, BY_ROWS>,
-                    narrow: multiply::<ROWS, 1, true, BY_ROWS>,
+                    full: multiply::<ROWS, VECTORS, false, BY_ROWS, COPY>,
+                    wide: multiply::<ROWS, VECTORS, true, BY_ROWS, COPY>,
+                    narrow: multiply::<ROWS, 1, true, BY_ROWS, COPY>,
                 }
             }
 
@@ -174,8 +177,9 @@ macro_rules! kernel_set {
                 kernel: $kernel,
                 lanes: <$vector>::LANES,
                 tile_cols: VECTORS * <$vector>::LANES,
-                by_cols: &[$(row::<$rows, false>()),+],
-                by_rows: &[$(row::<$rows, true>()),+],
+                by_cols: &[$(row::<$rows, false, false>()),+],
+                by_rows: &[$(row::<$rows, true, false>()),+],
+                copying: &[$(row::<$rows, true, true>()),+],
                 panels,
                 stream,
                 dots: [dots::<1, 4>, dots::<2, 2>, dots::<3, 2>, dots::<4, 2>],

@@ -52,6 +52,9 @@ enum Source {
     Operand,
     /// Panels that each task packs for itself: no task shares its columns.
     Worker,
+    /// The same, but the task's first rows of A meet B where it lies and leave the panels for the others, so that
+    /// memory is read while the arithmetic goes on.
+    Copied,
     /// Panels that the first phase packs for all.
     Shared,
 }
@@ -139,7 +142,9 @@ impl MatrixPlan {
             (Source::Operand, 0, panels)
         } else if row_parts == 1 {
             let block = (COL_BLOCK / width).min(panels.div_ceil(col_parts));
-            (Source::Worker, 0, block)
+            let contiguous = spec.a.col == 1 && spec.b.col == 1;
+            let source = if contiguous { Source::Copied } else { Source::Worker };
+            (source, 0, block)
         } else {
             let tasks = (b_len / PACK_LEN).clamp(1, MAX_PACK_TASKS).min(panels);
             (Source::Shared, tasks, panels)
@@ -199,10 +204,9 @@ impl MatrixPlan {
 
     /// The part of a worker's scratch for panels of B; the copy of A is behind.
     fn worker_panels_len(&self) -> usize {
-        if self.source == Source::Worker {
-            self.panel_block * self.k_block * self.width
-        } else {
-            0
+        match self.source {
+            Source::Worker | Source::Copied => self.panel_block * self.k_block * self.width,
+            Source::Operand | Source::Shared => 0,
         }
     }
 
@@ -271,6 +275,7 @@ impl MatrixPlan {
                 let b = unsafe {
                     match self.source {
                         Source::Operand => None,
+                        Source::Copied => Some(operands.worker.cast_const()),
                         Source::Worker => {
                             right.pack(spec, set, &steps, some.clone(), operands.worker);
                             Some(operands.worker.cast_const())
@@ -286,11 +291,61 @@ impl MatrixPlan {
                         rows: first_row..(first_row + self.row_block).min(rows.end),
                         panels: some.clone(),
                         steps: steps.clone(),
+                        next: if some.end < panels.end {
+                            Some((steps.start, some.end))
+                        } else {
+                            (block + 1 < self.k_blocks).then_some((steps.end, panels.start))
+                        },
                     };
                     // SAFETY: the part is within this task's part of C.
                     unsafe { self.block(spec, set, &part, b, operands) };
                 }
             }
+        }
+    }
+
+    /// From where one of `tiles.end` tiles of rows, `tiles.start`, reads a panel of a block. `packed` points to the block's
+    /// panels, if there are any, `b` to B. No address needs to be valid.
+    fn lines(
+        &self,
+        spec: &GemmSpec,
+        part: &Part,
+        packed: Option<*const f32>,
+        b: *const f32,
+        index: usize,
+        tiles: Range<usize>,
+    ) -> Lines {
+        // Or a task would read B in place for the first rows of each of its blocks of rows.
+        const { assert!(WIDE_ROWS <= ROW_BLOCK) };
+        let k = part.steps.len();
+        let in_place = |(step, panel): (usize, usize)| b.wrapping_add(step * spec.b.row + panel * self.width);
+        let panel = packed.map_or(std::ptr::null(), |packed| packed.wrapping_add(index * k * self.width));
+        let first = self.source == Source::Copied && tiles.start == 0;
+        let (b, row) = if packed.is_some() && !first {
+            (panel, self.width)
+        } else {
+            (in_place((part.steps.start, part.panels.start + index)), spec.b.row)
+        };
+        // Each tile of a panel asks for a part of the next panel.
+        let next = if index + 1 < part.panels.len() {
+            Some((part.steps.start, part.panels.start + index + 1))
+        } else {
+            part.next
+        };
+        let (ahead, ahead_row) = match next {
+            Some((step, panel)) if self.source == Source::Copied => {
+                let skipped = share(k, tiles.end, tiles.start).start;
+                (in_place((step + skipped, panel)), spec.b.row)
+            }
+            _ => (b, 0),
+        };
+        Lines {
+            b,
+            row,
+            panel,
+            first,
+            ahead,
+            ahead_row,
         }
     }
 
@@ -320,19 +375,13 @@ impl MatrixPlan {
         };
         let panels = part.panels.len();
         for at in 0..tiles * panels {
-            let (tile, index) = if panels <= FEW_PANELS {
+            let (tile, index) = if panels <= FEW_PANELS && self.source != Source::Copied {
                 (at / panels, at % panels)
             } else {
                 (at % tiles, at / tiles)
             };
             let col = (part.panels.start + index) * self.width;
-            // SAFETY: the first element of the panel, packed or not.
-            let (b, b_row) = unsafe {
-                match b {
-                    Some(b) => (b.add(index * k * self.width), self.width),
-                    None => (operands.b.add(part.steps.start * spec.b.row + col), spec.b.row),
-                }
-            };
+            let right = self.lines(spec, part, b, operands.b, index, tile..tiles);
             let rows = share(rows, tiles, tile);
             // The copy is in the order of tiles.
             let (a_at, a_row, a_col) = if !self.copy_a {
@@ -342,6 +391,7 @@ impl MatrixPlan {
             } else {
                 (rows.start * k, 1, rows.len())
             };
+            let kernels = if right.first { set.copying } else { kernels };
             let kernels = &kernels[rows.len() - 1];
             let first_row = part.rows.start + rows.start;
             // SAFETY: elements of the block in A and C; the kernel for the
@@ -359,14 +409,18 @@ impl MatrixPlan {
                     a: a.add(a_at),
                     a_row,
                     a_col,
-                    b,
-                    b_row,
+                    b: right.b,
+                    b_row: right.row,
                     c,
                     c_row: spec.ldc,
                     k,
                     cols: self.width.min(spec.n - col),
                     base,
                     base_row,
+                    copy: right.panel.cast_mut(),
+                    copy_row: self.width,
+                    ahead: right.ahead,
+                    ahead_row: right.ahead_row,
                 };
                 if tile.cols == self.width {
                     (kernels.full)(&tile);
@@ -378,6 +432,19 @@ impl MatrixPlan {
             }
         }
     }
+}
+
+/// From where a tile reads B.
+struct Lines {
+    /// The first line and the distance to the next one.
+    b: *const f32,
+    row: usize,
+    /// The panel in which the lines are, or to which they go if the tile is the first to read them; null if B is not packed.
+    panel: *const f32,
+    first: bool,
+    /// What to ask for meanwhile: a line, valid or not, and the distance to the next one.
+    ahead: *const f32,
+    ahead_row: usize,
 }
 
 /// Floating-point operations of a product, or as many as there are numbers for.
@@ -401,6 +468,8 @@ struct Part {
     rows: Range<usize>,
     panels: Range<usize>,
     steps: Range<usize>,
+    /// The first step and the panel which this task goes on with, if it does.
+    next: Option<(usize, usize)>,
 }
 
 impl Right for Plain {

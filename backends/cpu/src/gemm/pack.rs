@@ -36,9 +36,9 @@ pub(super) unsafe fn panels<V: Vector>(
     }
 }
 
-/// How many rows ahead [`rows`] asks for memory. Rows are too short, and too far
+/// How many rows ahead those who copy B ask for memory. Rows are too short, and too far
 /// apart, for the hardware to guess.
-const AHEAD: usize = 8;
+pub(super) const AHEAD: usize = 8;
 
 /// All panels of a B whose rows are contiguous. Row by row, for the sake of the
 /// memory that it comes from.

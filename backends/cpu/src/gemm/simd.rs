@@ -15,6 +15,8 @@ use half::f16;
 pub(crate) trait Vector: Copy {
     /// f32s in a register.
     const LANES: usize;
+    /// Steps along k that the loop of a tile takes at once.
+    const STEPS: usize = 4;
     /// Chooses the leading lanes of a register.
     type Mask: Copy;
 
@@ -47,6 +49,11 @@ pub(crate) trait Vector: Copy {
     unsafe fn store_masked(self, to: *mut f32, mask: Self::Mask);
     /// Asks for the cache line of an address, valid or not.
     unsafe fn prefetch(at: *const f32);
+    /// The same, as far as the second-level cache.
+    #[inline(always)]
+    unsafe fn prefetch_far(at: *const f32) {
+        ask(at as usize);
+    }
     /// `self + other` by lane.
     unsafe fn add(self, other: Self) -> Self;
     /// `self * factor + addend` by lane.
@@ -417,6 +424,8 @@ mod x86 {
     // valid for the lanes touched, as the trait demands of its caller.
     impl Vector for Avx512 {
         const LANES: usize = 16;
+        // With more the compiler reads what later steps need first, and runs out of registers.
+        const STEPS: usize = 1;
         type Mask = __mmask16;
 
         #[inline(always)]

@@ -224,6 +224,9 @@ fn sizes_around_tasks_and_blocks() {
         (37, 101, 111),
         (2, 300, 700),
         (13, K_OVER, 350),
+        // The same with several tiles of rows, the first of which leaves the panels; three blocks of k.
+        (100, 260, 529),
+        (47, 1030, 131),
         // Cut by rows; B read directly, then packed for all.
         (131, 83, 47),
         (145, K_OVER, 349),

@@ -1,5 +1,6 @@
 //! The innermost multiply: a few rows of A times a few vectors of B's columns.
 
+use super::pack::AHEAD;
 use super::simd::Vector;
 
 /// Operands of one tile: C[rows, cols] = A[rows, k] · B[k, cols], plus a base.
@@ -25,6 +26,12 @@ pub(super) struct Tile {
     /// distance between its rows.
     pub base: *const f32,
     pub base_row: usize,
+    /// Where kernels that copy B leave its lines, and the distance between them there.
+    pub copy: *mut f32,
+    pub copy_row: usize,
+    /// A line, not necessarily a valid one, that is asked for meanwhile, and the distance to the next one.
+    pub ahead: *const f32,
+    pub ahead_row: usize,
 }
 
 /// A kernel for tiles of one size. Unsafe to call: the CPU must have the
@@ -42,12 +49,10 @@ pub(super) struct TileRow {
     pub narrow: TileFn,
 }
 
-/// Steps along k between two checks of the loop's end.
-const UNROLL: usize = 4;
-
 /// Multiplies a tile of `ROWS` rows and `VECTORS` vectors of columns, the last of
 /// them cut off at `tile.cols` if `MASKED`. A's rows are contiguous if `BY_ROWS`,
-/// else its columns are.
+/// else its columns are. B goes to `tile.copy`, too, if `COPY`: whole vectors, with
+/// zeros beyond `tile.cols`.
 ///
 /// # Safety
 ///
@@ -60,6 +65,7 @@ pub(super) unsafe fn multiply<
     const VECTORS: usize,
     const MASKED: bool,
     const BY_ROWS: bool,
+    const COPY: bool,
 >(
     tile: &Tile,
 ) {
@@ -86,24 +92,36 @@ pub(super) unsafe fn multiply<
                 V::prefetch(tile.base.wrapping_add(i * tile.base_row));
             }
         }
-        let mut b = tile.b;
-        for _ in 0..tile.k / UNROLL {
-            for p in 0..UNROLL {
-                step::<V, ROWS, VECTORS, MASKED, BY_ROWS>(tile, mask, &rows, p, b, &mut sums);
-                b = b.wrapping_add(tile.b_row);
+        let mut ahead = tile.ahead;
+        let mut line = Line {
+            b: tile.b,
+            copy: tile.copy,
+        };
+        for _ in 0..tile.k / V::STEPS {
+            for p in 0..V::STEPS {
+                step::<V, ROWS, VECTORS, MASKED, BY_ROWS, COPY>(tile, mask, &rows, p, &mut line, &mut sums);
             }
-            advance::<ROWS, BY_ROWS>(tile, &mut rows, UNROLL);
+            advance::<ROWS, BY_ROWS>(tile, &mut rows, V::STEPS);
+            for j in 0..VECTORS {
+                V::prefetch_far(ahead.wrapping_add(j * V::LANES));
+            }
+            ahead = ahead.wrapping_add(tile.ahead_row);
         }
-        for _ in 0..tile.k % UNROLL {
-            step::<V, ROWS, VECTORS, MASKED, BY_ROWS>(tile, mask, &rows, 0, b, &mut sums);
-            b = b.wrapping_add(tile.b_row);
+        for _ in 0..tile.k % V::STEPS {
+            step::<V, ROWS, VECTORS, MASKED, BY_ROWS, COPY>(tile, mask, &rows, 0, &mut line, &mut sums);
             advance::<ROWS, BY_ROWS>(tile, &mut rows, 1);
         }
         finish::<V, ROWS, VECTORS, MASKED>(tile, &sums);
     }
 }
 
-/// Adds one step along k to the sums: the line of B at `b`, times column `p` of A counted from `rows`.
+/// The next line of B, and where its copy goes.
+struct Line {
+    b: *const f32,
+    copy: *mut f32,
+}
+
+/// Adds one step along k to the sums: a line of B, times column `p` of A counted from `rows`. Goes on to the next line.
 ///
 /// A function, not a closure: a closure cannot be forced inline, and out of line it would lack the kernel's
 /// instruction set, so that every multiplication became a call.
@@ -112,24 +130,39 @@ pub(super) unsafe fn multiply<
 ///
 /// As for [`multiply`].
 #[inline(always)]
-unsafe fn step<V: Vector, const ROWS: usize, const VECTORS: usize, const MASKED: bool, const BY_ROWS: bool>(
+unsafe fn step<
+    V: Vector,
+    const ROWS: usize,
+    const VECTORS: usize,
+    const MASKED: bool,
+    const BY_ROWS: bool,
+    const COPY: bool,
+>(
     tile: &Tile,
     mask: V::Mask,
     rows: &[*const f32; ROWS],
     p: usize,
-    b: *const f32,
+    at: &mut Line,
     sums: &mut [[V; VECTORS]; ROWS],
 ) {
     // SAFETY: rows below ROWS, k steps below tile.k, columns below tile.cols.
     unsafe {
         let mut line = [V::zero(); VECTORS];
         for (j, vector) in line.iter_mut().enumerate() {
-            let from = b.add(j * V::LANES);
+            let from = at.b.add(j * V::LANES);
             *vector = if MASKED && j == VECTORS - 1 {
                 V::load_masked(from, mask)
             } else {
                 V::load(from)
             };
+            if COPY {
+                V::prefetch(from.wrapping_add(AHEAD * tile.b_row));
+                vector.store(at.copy.add(j * V::LANES));
+            }
+        }
+        at.b = at.b.wrapping_add(tile.b_row);
+        if COPY {
+            at.copy = at.copy.wrapping_add(tile.copy_row);
         }
         for (i, row) in sums.iter_mut().enumerate() {
             let factor = V::splat(if BY_ROWS {
