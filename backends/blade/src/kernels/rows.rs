@@ -6,6 +6,8 @@
 //! where results have an element for each of them. Long reductions with few rows are cut into parts, which a second
 //! launch puts together.
 
+mod written;
+
 use std::fmt::Write as _;
 
 use meganeura_core::{Shape, TensorType};
@@ -13,7 +15,7 @@ use meganeura_core::{Shape, TensorType};
 use super::Role;
 use super::body::{Body, Def, Id};
 use super::emit::Emitter;
-use super::fold::Fold;
+use super::fold::{Fold, pairwise};
 use super::module::{CompileCx, Compiled, Launch};
 use super::place::{self, Base, Index, Place};
 use super::pointwise::is_half;
@@ -33,6 +35,10 @@ const MOST_PARTS: usize = 256;
 const LONGEST_BEFORE_PRODUCT: usize = 16_384;
 /// Columns that a thread has on their way from memory at the same time, where rows are long.
 const WAYS: usize = 4;
+/// Fewest lanes of neighbouring columns: what they read together is a line of memory.
+const FEWEST_LANES: usize = 32;
+/// Threads that put together what the lanes of a row have, each for some of them.
+const JOINERS: usize = 16;
 
 /// Whether an operator is a reduction.
 pub(super) fn is_known(name: &str) -> bool {
@@ -58,6 +64,8 @@ pub(super) struct Rows<'a> {
     reduced: Vec<bool>,
     rows: usize,
     columns: usize,
+    /// Columns of a thread whose code is written out; 0 where there is a loop.
+    written_out: usize,
     /// Results with an element for each row, and for each element of the domain.
     by_row: Vec<usize>,
     by_element: Vec<usize>,
@@ -75,6 +83,7 @@ pub(super) fn compile(body: &Body, cx: &CompileCx) -> Result<Compiled, String> {
     let layout = Layout::of(&rows);
     let parts = rows.parts(&layout);
     if parts <= 1 {
+        rows.write_out(&layout);
         return Ok(Compiled {
             launches: vec![rows.whole(cx, &layout)?],
             ..Compiled::default()
@@ -101,7 +110,21 @@ pub(super) struct Layout {
 impl Layout {
     fn of(rows: &Rows) -> Self {
         let last = (0..rows.domain.rank()).rev().find(|&a| rows.domain[a] > 1);
-        Layout::new(rows.columns, last.is_some_and(|a| !rows.reduced[a]))
+        let layout = Layout::new(rows.columns, last.is_some_and(|a| !rows.reduced[a]));
+        let mut lanes = layout.lanes;
+        // Where there are threads enough, several columns each: there is less to put together.
+        while !layout.rows_first
+            && lanes > FEWEST_LANES
+            && rows.can_write_out(lanes / 2)
+            && rows.rows * lanes / 2 >= ENOUGH_THREADS
+        {
+            lanes /= 2;
+        }
+        Layout {
+            width: THREADS / lanes,
+            lanes,
+            ..layout
+        }
     }
 
     /// For rows of so many columns; `rows_first` where neighbouring rows are neighbours in memory.
@@ -114,6 +137,15 @@ impl Layout {
             width: THREADS / lanes,
             lanes,
             rows_first,
+        }
+    }
+
+    /// All threads for the one row.
+    fn of_one_row() -> Self {
+        Layout {
+            width: 1,
+            lanes: THREADS,
+            rows_first: false,
         }
     }
 
@@ -188,6 +220,7 @@ impl<'a> Rows<'a> {
             reductions,
             rows,
             columns,
+            written_out: 0,
             by_row: Vec::new(),
             by_element: Vec::new(),
             domain,
@@ -205,6 +238,7 @@ impl<'a> Rows<'a> {
         for &output in results {
             rows.classify(output, &cx.kernel.outputs[output])?;
         }
+        rows.write_out(&Layout::of_one_row());
         match rows.by_element.is_empty() {
             true => Ok(rows),
             false => Err("it stores what it multiplies".into()),
@@ -213,11 +247,7 @@ impl<'a> Rows<'a> {
 
     /// Code that computes the reductions of the one row, at the beginning of a kernel.
     pub(super) fn begin(&self, e: &mut Emitter) -> Result<(), String> {
-        let layout = Layout {
-            width: 1,
-            lanes: THREADS,
-            rows_first: false,
-        };
+        let layout = Layout::of_one_row();
         e.code.push_str(&layout.row_of(self.rows, "0u"));
         self.reduce(e, &layout)?;
         self.store_rows(e, "group_number == 0u && local == 0u")
@@ -247,14 +277,24 @@ impl<'a> Rows<'a> {
         wanted.min(self.columns / SHORTEST_PART).max(1)
     }
 
-    /// The place of an element of the domain by the numbers of its row and column.
-    fn place(&self) -> Place {
+    /// Gives indices of the domain's elements the names of variables that have them.
+    fn name_indices(&self, e: &mut Emitter, base: &Base, known: Place) {
+        let whole = place::split(base, 1, &self.domain);
+        for (index, name) in whole.into_iter().zip(known) {
+            if index != Index::Zero && !name.wgsl().contains(' ') {
+                e.name_index(index, &name.wgsl());
+            }
+        }
+    }
+
+    /// The place of an element of the domain by the number of its row and the variable of its column.
+    fn place(&self, column: &str) -> Place {
         let dims = |of: bool| -> Vec<usize> { self.axes(of).map(|a| self.domain[a]).collect() };
         let place = |name: &str, of: bool| {
             let shape = Shape::new(&dims(of)).unwrap_or_else(|_| Shape::scalar());
             place::split(&Base::new(name, shape.numel()), 1, &shape).into_iter()
         };
-        let (mut rows, mut columns) = (place("row", false), place("column", true));
+        let (mut rows, mut columns) = (place("row", false), place(column, true));
         let mut next = |&reduced: &bool| if reduced { columns.next() } else { rows.next() };
         self.reduced.iter().map(|r| next(r).unwrap_or(Index::Zero)).collect()
     }
@@ -277,16 +317,20 @@ impl<'a> Rows<'a> {
         let shape = self.body.ty(id).shape.clone();
         let by_row = place::split(&self.row(), 1, &shape);
         // As it is met at an element of the domain: without the axes that were reduced.
-        let whole = place::split(&self.element(), 1, &self.domain);
-        let kept: Place = self.axes(false).map(|a| whole[a].clone()).collect();
         let dims: Vec<usize> = self.axes(false).map(|a| self.domain[a]).collect();
-        let by_element = Shape::new(&dims).map(|s| place::terms(&kept, &s)).unwrap_or_default();
-        e.fix_terms(id, variable, vec![place::terms(&by_row, &shape), by_element]);
+        let by_element = |base: Base| {
+            let whole = place::split(&base, 1, &self.domain);
+            let kept: Place = self.axes(false).map(|a| whole[a].clone()).collect();
+            Shape::new(&dims).map(|s| place::terms(&kept, &s)).unwrap_or_default()
+        };
+        let mut places = vec![place::terms(&by_row, &shape), by_element(self.element())];
+        places.extend((0..self.written_out).map(|number| by_element(self.written_element(number))));
+        e.fix_terms(id, variable, places);
     }
 
     /// Code over the columns of a thread from `from` up to `to`.
     fn loop_over(&self, lanes: usize, from: &str, to: &str, code: &str) -> String {
-        let number = place::linear(&self.place(), &self.domain);
+        let number = place::linear(&self.place("column"), &self.domain);
         format!("for (var column = {from}; column < {to}; column += {lanes}u) {{\nlet i = {number};\n{code}}}\n")
     }
 
@@ -298,12 +342,7 @@ impl<'a> Rows<'a> {
     ) -> Result<(String, T), String> {
         let base = self.element();
         e.block(|e| {
-            let (whole, known) = (place::split(&base, 1, &self.domain), self.place());
-            for (index, name) in whole.into_iter().zip(known) {
-                if index != Index::Zero && !name.wgsl().contains(' ') {
-                    e.name_index(index, &name.wgsl());
-                }
-            }
+            self.name_indices(e, &base, self.place("column"));
             make(e, &base)
         })
     }
@@ -316,6 +355,9 @@ impl<'a> Rows<'a> {
         lanes: usize,
         range: (&str, &str),
     ) -> Result<Vec<(Reduction, String)>, String> {
+        if self.written_out > 0 {
+            return self.accumulate_written(e, level, lanes);
+        }
         let reductions: Vec<Reduction> = self.reductions.iter().filter(|r| r.level == level).cloned().collect();
         let ways = if self.columns >= 2 * WAYS * lanes { WAYS } else { 1 };
         let mut accumulators = Vec::new();
@@ -347,7 +389,7 @@ impl<'a> Rows<'a> {
         let mut from = format!("{} + lane", range.0);
         if ways > 1 {
             let next = e.fresh();
-            let number = place::linear(&self.place(), &self.domain);
+            let number = place::linear(&self.place("column"), &self.domain);
             let _ = writeln!(
                 e.code,
                 "var {next} = {from};\nfor (; {next} + {}u < {}; {next} += {}u) {{",
@@ -393,14 +435,24 @@ impl<'a> Rows<'a> {
         }
         let width = layout.width;
         let at = |lane: &str| format!("{shared}[({lane}) * {width}u + row_here]");
-        let (mine, joined) = (at("lane"), r.fold.join(dtype, &at("lane"), &at("lane + step")));
+        let mine = at("lane");
         let _ = writeln!(
             e.code,
-            "workgroupBarrier();\n{mine} = {accumulator};\nworkgroupBarrier();\n\
-             for (var step = {}u; step > 0u; step /= 2u) {{\nif (lane < step) {{\n{mine} = {joined};\n}}\nworkgroupBarrier();\n}}",
-            layout.lanes / 2,
+            "workgroupBarrier();\n{mine} = {accumulator};\nworkgroupBarrier();"
         );
-        e.bind(&at("0u"))
+        // Two steps: each has a barrier, and waits for shared memory.
+        if layout.lanes > JOINERS {
+            let joined = r.fold.join(dtype, "joined", &at("other"));
+            let _ = writeln!(
+                e.code,
+                "if (lane < {JOINERS}u) {{\nvar joined = {mine};\n\
+                 for (var other = lane + {JOINERS}u; other < {}u; other += {JOINERS}u) {{\njoined = {joined};\n}}\n\
+                 {mine} = joined;\n}}\nworkgroupBarrier();",
+                layout.lanes,
+            );
+        }
+        let each = (0..layout.lanes.min(JOINERS)).map(|lane| at(&format!("{lane}u")));
+        e.bind(&pairwise(each, |a, b| format!("({})", r.fold.join(dtype, a, b))))
     }
 
     /// Computes values of which there is one for each row as soon as what they depend on is there.
@@ -462,17 +514,21 @@ impl<'a> Rows<'a> {
         if self.by_element.is_empty() {
             return Ok(());
         }
-        let (code, ()) = self.in_loop(e, |e, base| {
+        let store = |e: &mut Emitter, base: &Base| {
             let mut stores = String::new();
             for &output in &self.by_element {
                 let id = self.body.results[output];
                 let place = place::split(base, 1, &self.body.ty(id).shape);
                 let value = e.value(id, &place)?;
-                stores.push_str(&e.module.store(output, "i", &value));
+                stores.push_str(&e.module.store(output, &base.name, &value));
             }
             e.code.push_str(&stores);
             Ok(())
-        })?;
+        };
+        if self.written_out > 0 {
+            return self.store_written(e, layout.lanes, store);
+        }
+        let (code, ()) = self.in_loop(e, store)?;
         let code = self.loop_over(layout.lanes, "lane", &format!("{}u", self.columns), &code);
         let _ = writeln!(e.code, "if (exists) {{\n{code}}}");
         Ok(())
