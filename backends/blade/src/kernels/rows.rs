@@ -6,6 +6,7 @@
 //! where results have an element for each of them. Long reductions with few rows are cut into parts, which a second
 //! launch puts together.
 
+mod layout;
 mod written;
 
 use std::fmt::Write as _;
@@ -20,11 +21,10 @@ use super::module::{CompileCx, Compiled, Launch};
 use super::place::{self, Base, Index, Place};
 use super::pointwise::is_half;
 use super::scalar::{compute_type, wgsl_type};
+pub(super) use layout::Layout;
 
 /// Threads of a workgroup.
 pub(super) const THREADS: usize = 256;
-/// Rows side by side where neighbouring rows are neighbours in memory.
-const WIDE_ROWS: usize = 32;
 /// Threads that a device should have at least; below, reductions are cut into parts.
 const ENOUGH_THREADS: usize = 65_536;
 /// Fewest columns of a part.
@@ -35,8 +35,6 @@ const MOST_PARTS: usize = 256;
 const LONGEST_BEFORE_PRODUCT: usize = 16_384;
 /// Columns that a thread has on their way from memory at the same time, where rows are long.
 const WAYS: usize = 4;
-/// Fewest lanes of neighbouring columns: what they read together is a line of memory.
-const FEWEST_LANES: usize = 32;
 /// Threads that put together what the lanes of a row have, each for some of them.
 const JOINERS: usize = 16;
 
@@ -95,80 +93,6 @@ pub(super) fn compile(body: &Body, cx: &CompileCx) -> Result<Compiled, String> {
         scratch: vec![bytes; rows.reductions.len()],
         ..Compiled::default()
     })
-}
-
-/// How a workgroup is divided.
-pub(super) struct Layout {
-    /// Rows of a workgroup.
-    pub(super) width: usize,
-    /// Threads of a row, a power of two.
-    pub(super) lanes: usize,
-    /// Whether neighbouring threads have neighbouring rows rather than columns.
-    rows_first: bool,
-}
-
-impl Layout {
-    fn of(rows: &Rows) -> Self {
-        let last = (0..rows.domain.rank()).rev().find(|&a| rows.domain[a] > 1);
-        let layout = Layout::new(rows.columns, last.is_some_and(|a| !rows.reduced[a]));
-        let mut lanes = layout.lanes;
-        // Where there are threads enough, several columns each: there is less to put together.
-        while !layout.rows_first
-            && lanes > FEWEST_LANES
-            && rows.can_write_out(lanes / 2)
-            && rows.rows * lanes / 2 >= ENOUGH_THREADS
-        {
-            lanes /= 2;
-        }
-        Layout {
-            width: THREADS / lanes,
-            lanes,
-            ..layout
-        }
-    }
-
-    /// For rows of so many columns; `rows_first` where neighbouring rows are neighbours in memory.
-    pub(super) fn new(columns: usize, rows_first: bool) -> Self {
-        let most_lanes = if rows_first { THREADS / WIDE_ROWS } else { THREADS };
-        let lanes = columns.next_power_of_two().clamp(1, most_lanes);
-        // A few columns are no work for several threads.
-        let lanes = if columns <= 8 { 1 } else { lanes };
-        Layout {
-            width: THREADS / lanes,
-            lanes,
-            rows_first,
-        }
-    }
-
-    /// All threads for the one row.
-    fn of_one_row() -> Self {
-        Layout {
-            width: 1,
-            lanes: THREADS,
-            rows_first: false,
-        }
-    }
-
-    /// Code that gives a thread its row and lane.
-    fn threads(&self) -> String {
-        let Layout { width, lanes, .. } = self;
-        let (row, lane) = match (self.rows_first, lanes) {
-            (_, 1) => ("local".to_owned(), "0u".to_owned()),
-            (true, _) => (format!("local % {width}u"), format!("local / {width}u")),
-            (false, _) => (format!("local / {lanes}u"), format!("local % {lanes}u")),
-        };
-        format!("let row_here = {row};\nlet lane = {lane};\n")
-    }
-
-    /// Code that gives a thread its row of so many; threads without one do the work of the last and store nothing.
-    pub(super) fn row_of(&self, rows: usize, group: &str) -> String {
-        let last = rows - 1;
-        format!(
-            "{}let wanted = {group} * {}u + row_here;\nlet exists = wanted <= {last}u;\nlet row = min(wanted, {last}u);\n",
-            self.threads(),
-            self.width,
-        )
-    }
 }
 
 impl<'a> Rows<'a> {

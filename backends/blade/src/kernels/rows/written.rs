@@ -10,20 +10,15 @@ use super::{Layout, Reduction, Rows};
 
 /// Most columns of a thread whose code is written out, so that what it reads is on its way together and is read once; and most
 /// values that are computed so.
-const MOST_WRITTEN_OUT: usize = 8;
-const MOST_VALUES: usize = 256;
+const MOST_WRITTEN_OUT: usize = 16;
+const MOST_VALUES: usize = 512;
 
 impl Rows<'_> {
     /// Writes out the columns of a thread if they are few.
     pub(super) fn write_out(&mut self, layout: &Layout) {
-        let fits = self.can_write_out(layout.lanes);
-        self.written_out = if fits { self.columns.div_ceil(layout.lanes) } else { 0 };
-    }
-
-    /// Whether the columns of each of so many threads are few.
-    pub(super) fn can_write_out(&self, lanes: usize) -> bool {
-        let columns = self.columns.div_ceil(lanes);
-        columns <= MOST_WRITTEN_OUT && columns * self.body.nodes.len() <= MOST_VALUES
+        let columns = self.columns.div_ceil(layout.lanes);
+        let fits = columns <= MOST_WRITTEN_OUT && columns * self.body.nodes.len() <= MOST_VALUES;
+        self.written_out = if fits { columns } else { 0 };
     }
 
     /// The base of the element in one of the columns of a thread that are written out.
