@@ -3,7 +3,8 @@
 //!
 //! The kept axes of what is reduced number its *rows*, the reduced ones its *columns*. A workgroup has `width` rows of
 //! `lanes` threads each. It goes over the columns once for every reduction that depends on another, and once more
-//! where results have an element for each of them. Long reductions with few rows are cut into parts, which a second
+//! where results have an element for each of them; few columns of a thread are written out instead, and read once
+//! (`written.rs`). Long reductions with few rows are cut into parts, which a second
 //! launch puts together.
 
 mod layout;
