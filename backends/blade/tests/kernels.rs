@@ -323,6 +323,28 @@ fn rows_with_several_reductions() {
     check(&[&[500, 40, 3]], 1e-4, |g, x| vec![g.softmax(x[0], 0)]);
 }
 
+/// One to sixteen columns of a thread are written out, the last of which some threads lack, and more are a loop; many rows
+/// have fewer threads each.
+#[test]
+fn rows_that_are_written_out_and_longer_ones() {
+    for [rows, columns] in [
+        [3, 9],
+        [5, 256],
+        [2, 257],
+        [2, 1_030],
+        [3, 4_096],
+        [2, 4_097],
+        [2_200, 40],
+        [700, 900],
+    ] {
+        check(&[&[rows, columns], &[columns], &[columns]], 1e-4, |g, x| {
+            let scaled = g.mul(x[0], x[1]);
+            vec![g.softmax(scaled, -1), g.layer_norm(x[0], x[1], x[2], 1e-5)]
+        });
+        check(&[&[rows, columns]], 1e-4, |g, x| vec![g.max_reduce(x[0], &[1], false)]);
+    }
+}
+
 #[test]
 fn what_takes_several_kernels() {
     // Scores, their softmax and the values; heads are shared by pairs of queries.
