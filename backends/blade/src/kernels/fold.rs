@@ -51,6 +51,11 @@ impl Fold {
             Fold::Min => format!("min({a}, {b})"),
         }
     }
+
+    /// What becomes of terms, [in pairs of pairs](pairwise).
+    pub(super) fn join_all(self, dtype: DType, terms: impl Iterator<Item = String>) -> String {
+        pairwise(terms, |a, b| format!("({})", self.join(dtype, a, b)))
+    }
 }
 
 /// What becomes of terms, as WGSL, in pairs of pairs: sums of many are as exact as the shortest way there is, and no

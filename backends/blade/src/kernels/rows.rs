@@ -17,7 +17,7 @@ use meganeura_core::{Shape, TensorType};
 use super::Role;
 use super::body::{Body, Def, Id};
 use super::emit::Emitter;
-use super::fold::{Fold, pairwise};
+use super::fold::Fold;
 use super::module::{CompileCx, Compiled, Launch};
 use super::place::{self, Base, Index, Place};
 use super::pointwise::is_half;
@@ -377,7 +377,7 @@ impl<'a> Rows<'a> {
             );
         }
         let each = (0..layout.lanes.min(JOINERS)).map(|lane| at(&format!("{lane}u")));
-        e.bind(&pairwise(each, |a, b| format!("({})", r.fold.join(dtype, a, b))))
+        e.bind(&r.fold.join_all(dtype, each))
     }
 
     /// Computes values of which there is one for each row as soon as what they depend on is there.

@@ -148,13 +148,7 @@ impl Blocks {
                         ahead: b.start,
                         ahead_row: 0,
                     };
-                    if tile.cols == width {
-                        (kernels.full)(&tile);
-                    } else if tile.cols > self.set.lanes {
-                        (kernels.wide)(&tile);
-                    } else {
-                        (kernels.narrow)(&tile);
-                    }
+                    self.set.run(kernels, &tile);
                 }
             }
         }

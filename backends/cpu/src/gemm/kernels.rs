@@ -4,7 +4,7 @@ use super::packed::{MOST_ROWS, PackedKernels, Rows};
 use super::simd::Portable;
 #[cfg(target_arch = "x86_64")]
 use super::simd::{Avx2, Avx512};
-use super::tile::TileRow;
+use super::tile::{Tile, TileRow};
 use super::{Kernel, Strides};
 
 /// [`super::pack::panels`] for one instruction set.
@@ -34,6 +34,25 @@ pub(super) struct KernelSet {
     pub dots: [DotsFn; 4],
     /// Of weights in `f16`, Q8_0 and Q4_0.
     pub packed: [PackedKernels; 3],
+}
+
+impl KernelSet {
+    /// Runs the kernel for a tile's columns, of those for its rows.
+    ///
+    /// # Safety
+    ///
+    /// As for [`super::tile::TileFn`].
+    pub(super) unsafe fn run(&self, kernels: &TileRow, tile: &Tile) {
+        let kernel = if tile.cols == self.tile_cols {
+            kernels.full
+        } else if tile.cols > self.lanes {
+            kernels.wide
+        } else {
+            kernels.narrow
+        };
+        // SAFETY: passed on to the caller.
+        unsafe { kernel(tile) }
+    }
 }
 
 /// Vectors of columns in the widest tile. With two, all narrower tiles are

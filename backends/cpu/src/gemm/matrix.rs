@@ -304,7 +304,7 @@ impl MatrixPlan {
         }
     }
 
-    /// From where one of `tiles.end` tiles of rows, `tiles.start`, reads a panel of a block. `packed` points to the block's
+    /// From where a tile of rows, of so many, reads a panel of a block. `packed` points to the block's
     /// panels, if there are any, `b` to B. No address needs to be valid.
     fn lines(
         &self,
@@ -313,14 +313,14 @@ impl MatrixPlan {
         packed: Option<*const f32>,
         b: *const f32,
         index: usize,
-        tiles: Range<usize>,
+        (tile, tiles): (usize, usize),
     ) -> Lines {
         // Or a task would read B in place for the first rows of each of its blocks of rows.
         const { assert!(WIDE_ROWS <= ROW_BLOCK) };
         let k = part.steps.len();
         let in_place = |(step, panel): (usize, usize)| b.wrapping_add(step * spec.b.row + panel * self.width);
         let panel = packed.map_or(std::ptr::null(), |packed| packed.wrapping_add(index * k * self.width));
-        let first = self.source == Source::Copied && tiles.start == 0;
+        let first = self.source == Source::Copied && tile == 0;
         let (b, row) = if packed.is_some() && !first {
             (panel, self.width)
         } else {
@@ -334,7 +334,7 @@ impl MatrixPlan {
         };
         let (ahead, ahead_row) = match next {
             Some((step, panel)) if self.source == Source::Copied => {
-                let skipped = share(k, tiles.end, tiles.start).start;
+                let skipped = share(k, tiles, tile).start;
                 (in_place((step + skipped, panel)), spec.b.row)
             }
             _ => (b, 0),
@@ -381,7 +381,7 @@ impl MatrixPlan {
                 (at % tiles, at / tiles)
             };
             let col = (part.panels.start + index) * self.width;
-            let right = self.lines(spec, part, b, operands.b, index, tile..tiles);
+            let right = self.lines(spec, part, b, operands.b, index, (tile, tiles));
             let rows = share(rows, tiles, tile);
             // The copy is in the order of tiles.
             let (a_at, a_row, a_col) = if !self.copy_a {
@@ -422,13 +422,7 @@ impl MatrixPlan {
                     ahead: right.ahead,
                     ahead_row: right.ahead_row,
                 };
-                if tile.cols == self.width {
-                    (kernels.full)(&tile);
-                } else if tile.cols > set.lanes {
-                    (kernels.wide)(&tile);
-                } else {
-                    (kernels.narrow)(&tile);
-                }
+                set.run(kernels, &tile);
             }
         }
     }

@@ -49,11 +49,6 @@ pub(crate) trait Vector: Copy {
     unsafe fn store_masked(self, to: *mut f32, mask: Self::Mask);
     /// Asks for the cache line of an address, valid or not.
     unsafe fn prefetch(at: *const f32);
-    /// The same, as far as the second-level cache.
-    #[inline(always)]
-    unsafe fn prefetch_far(at: *const f32) {
-        ask(at as usize);
-    }
     /// `self + other` by lane.
     unsafe fn add(self, other: Self) -> Self;
     /// `self * factor + addend` by lane.

@@ -1,7 +1,7 @@
 //! The innermost multiply: a few rows of A times a few vectors of B's columns.
 
 use super::pack::AHEAD;
-use super::simd::Vector;
+use super::simd::{Vector, ask};
 
 /// Operands of one tile: C[rows, cols] = A[rows, k] · B[k, cols], plus a base.
 ///
@@ -103,7 +103,7 @@ pub(super) unsafe fn multiply<
             }
             advance::<ROWS, BY_ROWS>(tile, &mut rows, V::STEPS);
             for j in 0..VECTORS {
-                V::prefetch_far(ahead.wrapping_add(j * V::LANES));
+                ask(ahead.wrapping_add(j * V::LANES).addr());
             }
             ahead = ahead.wrapping_add(tile.ahead_row);
         }

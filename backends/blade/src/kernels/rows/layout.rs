@@ -32,11 +32,7 @@ impl Layout {
         {
             lanes /= 2;
         }
-        Layout {
-            width: THREADS / lanes,
-            lanes,
-            ..layout
-        }
+        Layout::of_lanes(lanes, layout.rows_first)
     }
 
     /// For rows of so many columns; `rows_first` where neighbouring rows are neighbours in memory.
@@ -45,6 +41,10 @@ impl Layout {
         let lanes = columns.next_power_of_two().clamp(1, most_lanes);
         // A few columns are no work for several threads.
         let lanes = if columns <= 8 { 1 } else { lanes };
+        Layout::of_lanes(lanes, rows_first)
+    }
+
+    fn of_lanes(lanes: usize, rows_first: bool) -> Self {
         Layout {
             width: THREADS / lanes,
             lanes,
@@ -54,11 +54,7 @@ impl Layout {
 
     /// All threads for the one row.
     pub(super) fn of_one_row() -> Self {
-        Layout {
-            width: 1,
-            lanes: THREADS,
-            rows_first: false,
-        }
+        Layout::of_lanes(THREADS, false)
     }
 
     /// Code that gives a thread its row and lane.

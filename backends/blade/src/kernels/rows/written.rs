@@ -4,7 +4,6 @@
 use std::fmt::Write as _;
 
 use super::super::emit::Emitter;
-use super::super::fold::pairwise;
 use super::super::place::{self, Base};
 use super::{Layout, Reduction, Rows};
 
@@ -72,8 +71,7 @@ impl Rows<'_> {
                     None => value,
                 });
             }
-            let join = |a: &str, b: &str| format!("({})", r.fold.join(ty.dtype, a, b));
-            let value = e.bind(&pairwise(values.into_iter(), join))?;
+            let value = e.bind(&r.fold.join_all(ty.dtype, values.into_iter()))?;
             accumulators.push((r.clone(), value));
         }
         Ok(accumulators)
