@@ -6,14 +6,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use meganeura_core::backend::{Capabilities, Executable, PassTiming, StepArgs, StepStats, Ticket, pass_label};
+use meganeura_core::ops::Call;
 use meganeura_core::plan::{BufferRef, ExecutionPlan, FedIndices, Part as Place, Segment, check_fit};
 use meganeura_core::{Error, Result};
 
 use crate::ahead::Ahead;
 use crate::gemm::share;
 use crate::kernels::{self, CompileCx, Kernel};
-use crate::memory::{ALIGNMENT, Arena, Block, View};
+use crate::memory::{ALIGNMENT, Arena, Block};
+use crate::order::Orders;
 use crate::pool::ThreadPool;
+use crate::transfer::{each_run, one_run, overwrite, place, scatter, whole};
 use crate::vmath;
 
 /// Stages that take less than this on one thread are not worth waking others for.
@@ -113,6 +116,8 @@ pub(crate) struct CpuExecutable {
     labels: Vec<String>,
     pool: Arc<ThreadPool>,
     faults: Faults,
+    /// Parameters that are not in the order of rows.
+    orders: Orders,
     /// Indices that inputs hold, which are looked at before anything is computed, by segment.
     fed: Vec<Vec<FedIndices>>,
     /// Parameters and states that are written before the last fault can be met, as they were before the step.
@@ -140,6 +145,7 @@ pub(crate) fn out_of_memory(bytes: usize) -> Error {
 pub(crate) struct Program {
     segments: Vec<Part>,
     scratch: Scratch,
+    orders: Orders,
     fed: Vec<FedIndices>,
     /// Parameters and states that are written before the last fault can be met.
     exposed: Vec<BufferRef>,
@@ -148,12 +154,21 @@ pub(crate) struct Program {
 impl Program {
     pub(crate) fn new(plan: &ExecutionPlan, arena: &Arena) -> Result<Self> {
         let mut scratch = Scratch::default();
+        let orders = Orders::new(plan, |dispatch, i| {
+            let [inputs, outputs] = dispatch.types();
+            let call = Call {
+                attrs: &dispatch.attrs,
+                inputs: &inputs,
+                outputs: &outputs,
+            };
+            kernels::order(&dispatch.kernel.name, &call, i)
+        });
         let segments = plan
             .segments
             .iter()
             .map(|segment| {
                 Ok(Part {
-                    stages: compile_segment(plan, segment, arena, &mut scratch)?,
+                    stages: compile_segment(plan, segment, (arena, &orders), &mut scratch)?,
                     skip_if: segment.skip_if,
                 })
             })
@@ -166,6 +181,7 @@ impl Program {
         Ok(Program {
             segments,
             scratch,
+            orders,
             exposed: plan.exposed_to_faults(&reads),
             fed,
         })
@@ -186,7 +202,7 @@ impl CpuExecutable {
         let program = Program::new(plan, &arena)?;
         check_fit(plan, program.beside(plan, pool.threads()), capabilities)?;
         for (buffer, data) in plan.constants() {
-            write(&mut arena, buffer, 0, &data)?;
+            overwrite(&mut arena, buffer, &data)?;
         }
         for state in plan.state_buffers.iter().filter(|s| s.fill != 0.0) {
             let len = plan.buffers[state.buffer.index()];
@@ -197,6 +213,7 @@ impl CpuExecutable {
         let Program {
             mut segments,
             scratch,
+            orders,
             fed,
             exposed,
         } = program;
@@ -223,6 +240,7 @@ impl CpuExecutable {
             labels: plan.dispatches.iter().map(|d| d.label.clone()).collect(),
             pool,
             faults: Faults::default(),
+            orders,
             fed: plan.segments.iter().map(of_segment).collect(),
             saved: exposed
                 .into_iter()
@@ -287,12 +305,6 @@ impl CpuExecutable {
         })
     }
 
-    /// Bytes of a buffer, to read or write before the next step.
-    fn range(&mut self, buffer: BufferRef, offset: u64, len: usize) -> Result<&mut [u8]> {
-        self.check_usable()?;
-        range(&mut self.arena, buffer, offset, len)
-    }
-
     fn check_usable(&self) -> Result<()> {
         if self.poisoned {
             return Err(Error::backend(
@@ -314,7 +326,7 @@ struct Scratch {
 fn compile_segment(
     plan: &ExecutionPlan,
     segment: &Segment,
-    arena: &Arena,
+    (arena, orders): (&Arena, &Orders),
     scratch: &mut Scratch,
 ) -> Result<Vec<Stage>> {
     let level = vmath::detect();
@@ -332,7 +344,7 @@ fn compile_segment(
             let fail = |m: String| Error::backend("cpu", format!("{}: {m}", dispatch.label));
             let def = kernels::find(name).ok_or_else(|| fail(format!("there is no kernel {name}")))?;
             let compiled = def
-                .compile_checked(&CompileCx::new(dispatch, next, arena, level))
+                .compile_checked(&CompileCx::new(dispatch, next, arena, orders, level))
                 .map_err(fail)?;
             for (p, kernel) in compiled.phases.into_iter().enumerate() {
                 if phases.len() == p {
@@ -401,81 +413,38 @@ fn look_ahead(stages: &mut [Stage], threads: usize) {
     }
 }
 
-fn write(arena: &mut Arena, buffer: BufferRef, offset: u64, bytes: &[u8]) -> Result<()> {
-    range(arena, buffer, offset, bytes.len())?.copy_from_slice(bytes);
-    Ok(())
-}
-
-fn range(arena: &mut Arena, buffer: BufferRef, offset: u64, len: usize) -> Result<&mut [u8]> {
-    let range = arena.bytes(buffer, offset, len);
-    range.ok_or_else(|| out_of_bounds(buffer, offset, len))
-}
-
-fn out_of_bounds(buffer: BufferRef, offset: u64, len: usize) -> Error {
-    Error::backend("cpu", format!("{len} bytes at {offset} are outside of buffer {buffer}"))
-}
-
-/// Whether a tensor has the bytes that its place has room for.
-fn check_length(place: &Place, len: usize) -> Result<()> {
-    match place.runs.checked_mul(place.run) {
-        Some(room) if room == len => Ok(()),
-        _ => Err(Error::backend(
-            "cpu",
-            format!("{len} bytes for {} runs of {}", place.runs, place.run),
-        )),
-    }
-}
-
-/// Bytes that are worth a task of their own when they are copied.
-const COPIED_TOGETHER: usize = 1 << 20;
-
-/// Copies on all threads, which also share the work of the system where memory is touched for the first time.
-fn copy(pool: &ThreadPool, from: &[u8], to: &mut [u8]) {
-    let len = from.len();
-    let to: View<u8> = View::new(to.as_mut_ptr(), to.len());
-    pool.run(len.div_ceil(COPIED_TOGETHER), &|task, _| {
-        let range = task * COPIED_TOGETHER..len.min((task + 1) * COPIED_TOGETHER);
-        // SAFETY: the exclusive borrow lasts until all tasks are over; each has a range of its own.
-        unsafe { to.slice_mut(range.clone()) }.copy_from_slice(&from[range]);
-    });
-}
-
-/// Copies a tensor to its place among others, likewise.
-fn scatter(pool: &ThreadPool, tensor: &[u8], place: &Place, span: &mut [u8]) {
-    let len = span.len();
-    let span: View<u8> = View::new(span.as_mut_ptr(), len);
-    let together = (COPIED_TOGETHER / place.run.max(1)).max(1);
-    pool.run(place.runs.div_ceil(together), &|task, _| {
-        let runs = task * together..place.runs.min((task + 1) * together);
-        let own = runs.start * place.stride..len.min(runs.end * place.stride);
-        // SAFETY: as above.
-        let own = unsafe { span.slice_mut(own) };
-        place.scatter(&tensor[runs.start * place.run..runs.end * place.run], own);
-    });
-}
-
 impl Executable for CpuExecutable {
     fn write(&mut self, buffer: BufferRef, offset: u64, bytes: &[u8]) -> Result<()> {
-        let pool = self.pool.clone();
-        copy(&pool, bytes, self.range(buffer, offset, bytes.len())?);
-        Ok(())
+        self.write_part(buffer, &one_run(offset, bytes.len())?, bytes)
     }
 
     fn read(&mut self, buffer: BufferRef, offset: u64, bytes: &mut [u8]) -> Result<()> {
-        bytes.copy_from_slice(self.range(buffer, offset, bytes.len())?);
-        Ok(())
+        self.read_part(buffer, &one_run(offset, bytes.len())?, bytes)
     }
 
     fn write_part(&mut self, buffer: BufferRef, part: &Place, bytes: &[u8]) -> Result<()> {
-        check_length(part, bytes.len())?;
-        let pool = self.pool.clone();
-        scatter(&pool, bytes, part, self.range(buffer, part.offset as u64, part.span())?);
+        self.check_usable()?;
+        let memory = place(&mut self.arena, buffer, part, bytes.len())?;
+        match self.orders.of(buffer) {
+            None => scatter(&self.pool, bytes, part, memory),
+            Some(bands) => {
+                let (pool, matrix) = (&self.pool, whole(&mut self.arena, buffer)?);
+                each_run(part, |offset, run| bands.write(pool, &bytes[run], offset, matrix));
+            }
+        }
         Ok(())
     }
 
     fn read_part(&mut self, buffer: BufferRef, part: &Place, bytes: &mut [u8]) -> Result<()> {
-        check_length(part, bytes.len())?;
-        part.gather(self.range(buffer, part.offset as u64, part.span())?, bytes);
+        self.check_usable()?;
+        let memory = place(&mut self.arena, buffer, part, bytes.len())?;
+        match self.orders.of(buffer) {
+            None => part.gather(memory, bytes),
+            Some(bands) => {
+                let matrix = whole(&mut self.arena, buffer)?;
+                each_run(part, |offset, run| bands.read(matrix, offset, &mut bytes[run]));
+            }
+        }
         Ok(())
     }
 
@@ -483,7 +452,7 @@ impl Executable for CpuExecutable {
         self.check_usable()?;
         for (buffer, bytes) in args.scalars {
             let size = self.arena.size(*buffer).unwrap_or(0).min(bytes.len());
-            write(&mut self.arena, *buffer, 0, &bytes[..size])?;
+            overwrite(&mut self.arena, *buffer, &bytes[..size])?;
         }
         self.check_fed(args.segments);
         if let Some(error) = self.fault() {
@@ -530,7 +499,7 @@ impl Executable for CpuExecutable {
             return Ok(Ticket(self.submissions));
         };
         for (buffer, saved) in &self.saved {
-            write(&mut self.arena, *buffer, 0, saved)?;
+            overwrite(&mut self.arena, *buffer, saved)?;
         }
         Err(error)
     }

@@ -12,7 +12,9 @@ mod executor;
 pub mod gemm;
 mod kernels;
 mod memory;
+mod order;
 pub mod pool;
+mod transfer;
 mod vmath;
 
 use std::sync::Arc;

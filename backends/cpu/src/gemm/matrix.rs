@@ -50,6 +50,8 @@ const CROWDING: usize = 256;
 enum Source {
     /// The operand itself.
     Operand,
+    /// The operand itself, which consists of panels.
+    Panels,
     /// Panels that each task packs for itself: no task shares its columns.
     Worker,
     /// The same, but the task's first rows of A meet B where it lies and leave the panels for the others, so that
@@ -106,7 +108,7 @@ impl MatrixPlan {
     /// A plan with one phase, in which tasks have columns of their own and no part of the right operand is packed twice.
     /// That is never read in place. Blocks of k begin at multiples of `step`.
     pub(super) fn of_columns(spec: &GemmSpec, set: &KernelSet, step: usize) -> Self {
-        let plan = MatrixPlan::new(spec, set);
+        let plan = MatrixPlan::new(spec, set, false);
         let k_block = plan.k_block.next_multiple_of(step);
         let col_parts = wanted_tasks(spec).min(plan.panels);
         Self {
@@ -122,7 +124,8 @@ impl MatrixPlan {
         }
     }
 
-    pub(super) fn new(spec: &GemmSpec, set: &KernelSet) -> Self {
+    /// `in_panels` says that B is stored so, with all of k in each panel, whatever the spec's strides.
+    pub(super) fn new(spec: &GemmSpec, set: &KernelSet, in_panels: bool) -> Self {
         let width = set.tile_cols;
         let panels = spec.n.div_ceil(width);
         let k_block = spec.k.div_ceil(spec.k.div_ceil(K_BLOCK)).next_multiple_of(4);
@@ -138,7 +141,9 @@ impl MatrixPlan {
         let b_len = spec.k.saturating_mul(spec.n);
         let tall = spec.m > WIDE_ROWS && flops(spec) > IN_PLACE_FLOPS;
         let in_place = spec.b.col == 1 && b_len <= OPERAND_LEN && !tall;
-        let (source, pack_tasks, panel_block) = if in_place {
+        let (source, pack_tasks, panel_block) = if in_panels {
+            (Source::Panels, 0, panels)
+        } else if in_place {
             (Source::Operand, 0, panels)
         } else if row_parts == 1 {
             let block = (COL_BLOCK / width).min(panels.div_ceil(col_parts));
@@ -206,8 +211,13 @@ impl MatrixPlan {
     fn worker_panels_len(&self) -> usize {
         match self.source {
             Source::Worker | Source::Copied => self.panel_block * self.k_block * self.width,
-            Source::Operand | Source::Shared => 0,
+            Source::Operand | Source::Panels | Source::Shared => 0,
         }
+    }
+
+    /// Whether tiles meet B in memory, and ask for the panel behind theirs.
+    fn reads_on(&self) -> bool {
+        matches!(self.source, Source::Copied | Source::Panels)
     }
 
     /// The steps along k of a block.
@@ -274,7 +284,7 @@ impl MatrixPlan {
                 // left them.
                 let b = unsafe {
                     match self.source {
-                        Source::Operand => None,
+                        Source::Operand | Source::Panels => None,
                         Source::Copied => Some(operands.worker.cast_const()),
                         Source::Worker => {
                             right.pack(spec, set, &steps, some.clone(), operands.worker);
@@ -318,13 +328,17 @@ impl MatrixPlan {
         // Or a task would read B in place for the first rows of each of its blocks of rows.
         const { assert!(WIDE_ROWS <= ROW_BLOCK) };
         let k = part.steps.len();
-        let in_place = |(step, panel): (usize, usize)| b.wrapping_add(step * spec.b.row + panel * self.width);
+        let (step_row, panel_row) = match self.source {
+            Source::Panels => (self.width, spec.k * self.width),
+            _ => (spec.b.row, self.width),
+        };
+        let in_place = |(step, panel): (usize, usize)| b.wrapping_add(step * step_row + panel * panel_row);
         let panel = packed.map_or(std::ptr::null(), |packed| packed.wrapping_add(index * k * self.width));
         let first = self.source == Source::Copied && tile == 0;
         let (b, row) = if packed.is_some() && !first {
             (panel, self.width)
         } else {
-            (in_place((part.steps.start, part.panels.start + index)), spec.b.row)
+            (in_place((part.steps.start, part.panels.start + index)), step_row)
         };
         // Each tile of a panel asks for a part of the next panel.
         let next = if index + 1 < part.panels.len() {
@@ -333,9 +347,9 @@ impl MatrixPlan {
             part.next
         };
         let (ahead, ahead_row) = match next {
-            Some((step, panel)) if self.source == Source::Copied => {
+            Some((step, panel)) if self.reads_on() => {
                 let skipped = share(k, tiles, tile).start;
-                (in_place((step + skipped, panel)), spec.b.row)
+                (in_place((step + skipped, panel)), step_row)
             }
             _ => (b, 0),
         };
@@ -375,7 +389,7 @@ impl MatrixPlan {
         };
         let panels = part.panels.len();
         for at in 0..tiles * panels {
-            let (tile, index) = if panels <= FEW_PANELS && self.source != Source::Copied {
+            let (tile, index) = if panels <= FEW_PANELS && !self.reads_on() {
                 (at / panels, at % panels)
             } else {
                 (at % tiles, at / tiles)

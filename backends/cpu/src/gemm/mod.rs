@@ -27,6 +27,8 @@ use matrix::MatrixPlan;
 pub(crate) use packed::{PackedGemm, Rows, Storage};
 use vector_plan::VectorPlan;
 
+use crate::order::Bands;
+
 /// Distances, in f32s, between neighbours in a matrix. Any will do; kernels are
 /// fast where at least one of the two is 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,15 +137,42 @@ impl Gemm {
     /// Plans a multiply with the given kernel, or with the fastest one if this CPU
     /// cannot run that.
     pub fn with_kernel(spec: GemmSpec, kernel: Kernel) -> Self {
+        Self::planned(spec, kernel, false)
+    }
+
+    /// Plans a multiply whose B lies in [`Gemm::panels`], so that its strides mean nothing.
+    pub(crate) fn by_panels(spec: GemmSpec) -> Self {
+        Self::planned(spec, Kernel::detect(), true)
+    }
+
+    /// The bands in which a matrix `B[k, n]` consists of the panels that tiles read, stored as `[k, n]` or transposed; `None`
+    /// if these would not be full.
+    pub(crate) fn panels([k, n]: [usize; 2], transposed: bool) -> Option<Bands> {
+        Self::panels_for([k, n], transposed, Kernel::detect())
+    }
+
+    fn panels_for([k, n]: [usize; 2], transposed: bool, kernel: Kernel) -> Option<Bands> {
+        let (width, float) = (kernel.set().tile_cols, size_of::<f32>());
+        if !n.is_multiple_of(width) {
+            return None;
+        }
+        if transposed {
+            Bands::new(n, k * float, width, float)
+        } else {
+            Bands::new(k, n * float, k, width * float)
+        }
+    }
+
+    fn planned(spec: GemmSpec, kernel: Kernel, in_panels: bool) -> Self {
         let set = kernel.set();
         let plan = if spec.m == 0 || spec.n == 0 || (spec.k == 0 && spec.accumulate) {
             Plan::Nothing
         } else if spec.k == 0 {
             Plan::Clear
         } else if spec.m == 1 || spec.n == 1 {
-            Plan::Vector(VectorPlan::new(&spec, set))
+            Plan::Vector(VectorPlan::new(&spec, set, in_panels))
         } else {
-            Plan::Matrix(MatrixPlan::new(&spec, set))
+            Plan::Matrix(MatrixPlan::new(&spec, set, in_panels))
         };
         Self { spec, set, plan }
     }

@@ -141,6 +141,25 @@ fn check(gemm: &Gemm, expected: &[f64], c: &[f32]) {
     assert!(c[spec.m * spec.ldc..].iter().all(|x| *x == UNTOUCHED));
 }
 
+/// All kernels, with a B as the spec has it and, where panels would be full, in panels.
+fn ways(spec: &GemmSpec, b: &[f32]) -> Vec<(Kernel, Gemm, Vec<f32>)> {
+    let mut ways = Vec::new();
+    let is_dense = [(spec.n, 1), (1, spec.k)].contains(&(spec.b.row, spec.b.col));
+    for kernel in Kernel::available() {
+        ways.push((kernel, Gemm::with_kernel(*spec, kernel), b.to_vec()));
+        let transposed = spec.b.col != 1;
+        if let Some(panels) = Gemm::panels_for([spec.k, spec.n], transposed, kernel).filter(|_| is_dense) {
+            let mut stored = vec![0.0f32; b.len()];
+            for (number, chunk) in b.chunks(panels.unit / size_of::<f32>()).enumerate() {
+                let place = panels.place(number) * chunk.len();
+                stored[place..place + chunk.len()].copy_from_slice(chunk);
+            }
+            ways.push((kernel, Gemm::planned(*spec, kernel, true), stored));
+        }
+    }
+    ways
+}
+
 /// Checks a spec with all kernels, on one thread and on several.
 fn try_spec(spec: GemmSpec, pools: &[ThreadPool]) {
     try_plus(spec, None, pools);
@@ -161,8 +180,7 @@ fn try_plus(spec: GemmSpec, addend_row: Option<usize>, pools: &[ThreadPool]) {
             *sum += f64::from(d[at / spec.n * row + at % spec.n]);
         }
     }
-    for kernel in Kernel::available() {
-        let gemm = Gemm::with_kernel(spec, kernel);
+    for (kernel, gemm, b) in ways(&spec, &b) {
         assert_eq!(gemm.kernel(), kernel);
         let first = product(&gemm, &a, &b, addend, &pools[0]);
         check(&gemm, &right, &first);
@@ -238,6 +256,12 @@ fn sizes_around_tasks_and_blocks() {
         // Lines of A at a power of two.
         (130, 256, 80),
         (256, 129, 80),
+        // Whole panels, of each kernel.
+        (2, 40, 64),
+        (33, K_OVER, 352),
+        (128, 1030, 96),
+        (145, K_OVER, 192),
+        (300, 70, 128),
     ];
     for (m, k, n) in shapes {
         for (a, b) in FORMS {
@@ -258,6 +282,7 @@ fn vectors() {
         (577, 1234),
         (130, 519),
         (2100, 8200),
+        (301, 4160),
         (3001, 5),
         (70_001, 2),
     ] {
@@ -277,6 +302,8 @@ fn addends() {
         (13, K_OVER, 350),
         (131, 83, 47),
         (145, K_OVER, 349),
+        (30, 45, 96),
+        (1, 45, 96),
         (1, 577, 301),
         (301, 577, 1),
     ];

@@ -28,6 +28,8 @@ const BLOCK: usize = 4096;
 enum Walk {
     /// Along the results, which are contiguous; each task computes some of them.
     Stream,
+    /// The same, in panels of so many results, which are stored one after the other.
+    Panels(usize),
     /// The same, but each task adds up whole rows of the matrix, one piece of memory, and a second phase adds up these sums.
     Rows,
     /// Along k, which is contiguous.
@@ -58,7 +60,8 @@ pub(super) struct VectorPlan {
 }
 
 impl VectorPlan {
-    pub(super) fn new(spec: &GemmSpec, set: &KernelSet) -> Self {
+    /// `in_panels` says that B, which is the matrix then, is stored so.
+    pub(super) fn new(spec: &GemmSpec, set: &KernelSet, in_panels: bool) -> Self {
         let matrix_is_a = spec.m != 1;
         let (len, x_stride, k_stride, len_stride, y_stride) = if matrix_is_a {
             (spec.m, spec.b.row, spec.a.col, spec.a.row, spec.ldc)
@@ -67,6 +70,7 @@ impl VectorPlan {
         };
         let tasks = (len.saturating_mul(spec.k) / TASK_ELEMENTS).clamp(1, MAX_TASKS);
         let walk = match (len_stride, k_stride) {
+            _ if in_panels => Walk::Panels(set.tile_cols),
             (1, 1) if len < set.lanes => Walk::Dots,
             (1, _) if tasks > ROW_TASKS && spec.k >= 2 * TASK_ROWS => Walk::Rows,
             (1, _) => Walk::Stream,
@@ -86,6 +90,7 @@ impl VectorPlan {
             walk,
             tasks: match walk {
                 Walk::Stream => tasks.min(len.div_ceil(TASK_RUN)),
+                Walk::Panels(width) => tasks.min(len / width),
                 Walk::Rows => tasks.min(spec.k / TASK_ROWS),
                 Walk::Dots | Walk::Scalar => tasks.min(vectors),
             },
@@ -107,6 +112,10 @@ impl VectorPlan {
     pub(super) fn part(&self, task: usize, set: &KernelSet) -> Range<usize> {
         if self.walk == Walk::Rows {
             return task * BLOCK..self.len.min((task + 1) * BLOCK);
+        }
+        if let Walk::Panels(width) = self.walk {
+            let panels = share(self.len / width, self.tasks, task);
+            return panels.start * width..panels.end * width;
         }
         // Whole vectors, but for the last task.
         let vectors = share(self.len.div_ceil(set.lanes), self.tasks, task);
@@ -160,8 +169,16 @@ impl VectorPlan {
             let mut first = part.start;
             while first < part.end {
                 let count = BLOCK.min(part.end - first);
-                let from = matrix.add(first * self.len_stride);
+                let from = match self.walk {
+                    Walk::Panels(_) => matrix.add(first * self.k),
+                    _ => matrix.add(first * self.len_stride),
+                };
                 match self.walk {
+                    Walk::Panels(width) => {
+                        for at in (0..count).step_by(width) {
+                            (set.stream)(x, from.add(at * self.k), width, self.k, width, sums.add(at));
+                        }
+                    }
                     Walk::Rows => (set.stream)(x, from, self.sums_len(), self.tasks, count, sums),
                     Walk::Stream => (set.stream)(x, from, self.k_stride, self.k, count, sums),
                     Walk::Dots => (set.dots[0])(x, from, [0, self.len_stride, 0], [self.k, count], sums),

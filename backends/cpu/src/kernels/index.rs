@@ -1,10 +1,14 @@
 //! Kernels that go by index: gather and scatter-add.
 
+use meganeura_core::ops::Call;
 use meganeura_core::{DType, Shape};
 
-use super::{CHUNK, CompileCx, Compiled, KernelDef, Task, any_dtype, f32_or_integers, rows_per_task, stream_nanos};
+use super::{
+    CHUNK, CompileCx, Compiled, KernelDef, OrderFn, Task, any_dtype, f32_or_integers, rows_per_task, stream_nanos,
+};
 use crate::executor::RunCx;
 use crate::memory::View;
+use crate::order::Order;
 use crate::vmath;
 
 pub(super) const KERNELS: &[KernelDef] = &[
@@ -34,6 +38,18 @@ pub(super) const KERNELS: &[KernelDef] = &[
     },
 ];
 
+/// Rows of a table are gathered from any bands of its elements.
+pub(super) const ORDER: (&str, OrderFn) = ("core.gather", |call, i| match (i, around_axis_of(call)) {
+    (1, Ok([1, _, width])) if width > 1 => Order::Any {
+        unit: call.inputs[1].dtype.block().bytes,
+    },
+    _ => Order::Plain,
+});
+
+fn around_axis_of(call: &Call) -> Result<[usize; 3], String> {
+    around_axis(&call.inputs[1].shape, call.attrs.int("axis")?)
+}
+
 /// Numbers of elements before, at and after an axis.
 pub(super) fn around_axis(shape: &Shape, axis: i64) -> Result<[usize; 3], String> {
     let axis = shape.axis(axis)?;
@@ -44,7 +60,8 @@ pub(super) fn around_axis(shape: &Shape, axis: i64) -> Result<[usize; 3], String
 /// Rows by index, as words: the dtype does not matter but for what stands in for a missing row.
 fn gather<T: Copy + Send + Sync + 'static>(cx: &CompileCx, missing: T) -> Result<Compiled, String> {
     let (indices, table, out) = (cx.input::<u32>(0), cx.input::<T>(1), cx.output::<T>(0));
-    let [outer, rows, width] = around_axis(&cx.input_type(1).shape, cx.attrs().int("axis")?)?;
+    let [outer, rows, width] = around_axis_of(&cx.call())?;
+    let bands = cx.bands(1);
     let (per_task, count) = (rows_per_task(width), indices.len());
     let dispatch = cx.index;
     Ok(Compiled::one(Task {
@@ -76,8 +93,24 @@ fn gather<T: Copy + Send + Sync + 'static>(cx: &CompileCx, missing: T) -> Result
                 }
                 if (id as usize) < rows {
                     let start = (source * rows + id as usize) * width;
-                    // SAFETY: as above; the row exists.
-                    target.copy_from_slice(unsafe { table.slice(start..start + width) });
+                    match bands {
+                        // SAFETY: as above; the row exists.
+                        None => target.copy_from_slice(unsafe { table.slice(start..start + width) }),
+                        Some(bands) => {
+                            // SAFETY: as above.
+                            let table = unsafe { table.all() };
+                            match bands.in_row(start, width) {
+                                Some([first, step]) => {
+                                    let row = table[first..].iter().step_by(step);
+                                    target.iter_mut().zip(row).for_each(|(to, &from)| *to = from);
+                                }
+                                None => {
+                                    let row = (start..).map(|number| table[bands.place(number)]);
+                                    target.iter_mut().zip(row).for_each(|(to, from)| *to = from);
+                                }
+                            }
+                        }
+                    }
                 } else {
                     cx.index_out_of_range(dispatch, id, rows);
                     target.fill(missing);

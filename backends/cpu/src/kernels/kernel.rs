@@ -9,6 +9,7 @@ use meganeura_core::{DType, TensorType};
 use crate::ahead::Ahead;
 use crate::executor::RunCx;
 use crate::memory::{Arena, View};
+use crate::order::{Bands, Order, Orders};
 use crate::vmath;
 
 /// A phase of a compiled dispatch.
@@ -86,6 +87,8 @@ pub(crate) struct CompileCx<'a> {
     /// Position in the plan, for error reports.
     pub(crate) index: usize,
     pub(crate) arena: &'a Arena,
+    /// Parameters that are not in the order of rows.
+    orders: &'a Orders,
     /// Instruction set of the vector functions.
     pub(crate) level: vmath::Level,
     input_types: Vec<TensorType>,
@@ -93,12 +96,19 @@ pub(crate) struct CompileCx<'a> {
 }
 
 impl<'a> CompileCx<'a> {
-    pub(crate) fn new(dispatch: &'a Dispatch, index: usize, arena: &'a Arena, level: vmath::Level) -> Self {
+    pub(crate) fn new(
+        dispatch: &'a Dispatch,
+        index: usize,
+        arena: &'a Arena,
+        orders: &'a Orders,
+        level: vmath::Level,
+    ) -> Self {
         let [input_types, output_types] = dispatch.types();
         CompileCx {
             dispatch,
             index,
             arena,
+            orders,
             level,
             input_types,
             output_types,
@@ -125,6 +135,11 @@ impl<'a> CompileCx<'a> {
         &self.output_types[i]
     }
 
+    /// The bands that operand `i` lies in, if its kernel has said that it can read them.
+    pub(crate) fn bands(&self, i: usize) -> Option<Bands> {
+        self.orders.of(self.dispatch.inputs[i].buffer)
+    }
+
     /// Elements of operand `i`, in the dtype that the kernel's `supports` accepted.
     pub(crate) fn input<T>(&self, i: usize) -> View<T> {
         self.view(self.dispatch.inputs[i].buffer, &self.input_types[i])
@@ -149,6 +164,9 @@ impl<'a> CompileCx<'a> {
         View::new(self.arena.pointer(buffer), ty.numel())
     }
 }
+
+/// In which orders a kernel can read operand `i` of a call.
+pub(crate) type OrderFn = fn(&Call, usize) -> Order;
 
 /// An entry of the kernel table.
 pub(crate) struct KernelDef {

@@ -6,10 +6,11 @@ use meganeura_core::TensorType;
 use meganeura_core::ops::{Call, MatMulDims};
 
 use super::strided::{broadcast_strides, row_major};
-use super::{CompileCx, Compiled, Kernel, KernelDef, f32_only};
+use super::{CompileCx, Compiled, Kernel, KernelDef, OrderFn, f32_only};
 use crate::executor::RunCx;
 use crate::gemm::{Addend, Gemm, GemmSpec, Operands, Strides};
 use crate::memory::{ALIGNMENT, View};
+use crate::order::Order;
 
 pub(super) const KERNELS: &[KernelDef] = &[
     KernelDef {
@@ -29,6 +30,21 @@ pub(super) const KERNELS: &[KernelDef] = &[
         compile,
     },
 ];
+
+/// Right operands are read best as the panels of which tiles multiply.
+pub(super) const ORDERS: [(&str, OrderFn); 2] = [("core.matmul", order), ("core.matmul_add", order)];
+
+/// In which orders a product reads operand `i`.
+pub(super) fn order(call: &Call, i: usize) -> Order {
+    if i != 1 {
+        return Order::Plain;
+    }
+    let panels = MatMulDims::of(call).ok().and_then(|dims| {
+        let is_one = call.inputs[1].numel() == dims.k * dims.n;
+        Gemm::panels([dims.k, dims.n], dims.transpose_b).filter(|_| is_one)
+    });
+    panels.map_or(Order::Plain, Order::Bands)
+}
 
 const NO_ADDEND: &str = "the CPU kernel adds rows as wide as the product's";
 
@@ -74,8 +90,9 @@ pub(super) fn addend_of(inputs: &[TensorType], product: &TensorType) -> Result<O
 }
 
 impl Products {
-    /// The products of a call, on its two or three operands and its result.
-    pub(super) fn new(call: &Call, operands: &[View<f32>], c: View<f32>) -> Result<Self, String> {
+    /// The products of a call, on its two or three operands and its result. `in_panels` says that the second one lies as
+    /// [`order`] would have it.
+    pub(super) fn new(call: &Call, operands: &[View<f32>], c: View<f32>, in_panels: bool) -> Result<Self, String> {
         let mut dims = MatMulDims::of(call)?;
         let &[a, b, ref addend @ ..] = operands else {
             return Err("takes two matrices".into());
@@ -104,7 +121,8 @@ impl Products {
                 }
             }
         };
-        let gemm = Arc::new(Gemm::new(GemmSpec {
+        let plan = if in_panels { Gemm::by_panels } else { Gemm::new };
+        let gemm = Arc::new(plan(GemmSpec {
             m: dims.m,
             n: dims.n,
             k: dims.k,
@@ -199,7 +217,7 @@ impl Kernel for Phase {
 fn compile(cx: &CompileCx) -> Result<Compiled, String> {
     let call = cx.call();
     let operands: Vec<View<f32>> = (0..call.inputs.len()).map(|i| cx.input(i)).collect();
-    let products = Products::new(&call, &operands, cx.output(0))?;
+    let products = Products::new(&call, &operands, cx.output(0), cx.bands(1).is_some())?;
     let phase = |phase| -> Box<dyn Kernel> {
         Box::new(Phase {
             products: products.clone(),

@@ -39,6 +39,10 @@ mod triangle;
 mod upsample2d;
 mod variance;
 
+use meganeura_core::ops::Call;
+
+use crate::order::Order;
+
 pub(crate) use kernel::*;
 pub(crate) use registered::problems;
 pub use registered::{CpuKernel, Elementwise, KernelEntry, register_kernel, registered_kernels};
@@ -55,6 +59,21 @@ fn built_in(name: &str) -> Option<&'static KernelDef> {
         .flat_map(|table| table.iter())
         .find(|def| def.name == name)
 }
+
+/// In which orders a kernel can read operand `i` of a call.
+pub(crate) fn order(name: &str, call: &Call, i: usize) -> Order {
+    let of_kernel = ORDERS.iter().find(|(kernel, _)| *kernel == name);
+    of_kernel.map_or(Order::Plain, |(_, order)| order(call, i))
+}
+
+/// The kernels that read operands not by rows alone.
+const ORDERS: &[(&str, OrderFn)] = &[
+    fused::ORDER,
+    index::ORDER,
+    matmul::ORDERS[0],
+    matmul::ORDERS[1],
+    quantized::ORDER,
+];
 
 const TABLES: &[&[KernelDef]] = &[
     along_axis::KERNELS,

@@ -5,11 +5,12 @@ use meganeura_core::ops::{Call, QuantizedDims};
 use meganeura_core::quantization::{BLOCK, BlockFormat};
 use meganeura_core::{DType, TensorType};
 
-use super::{CompileCx, Compiled, Kernel, KernelDef, Task, rows_per_task, stream_nanos};
+use super::{CompileCx, Compiled, Kernel, KernelDef, OrderFn, Task, rows_per_task, stream_nanos};
 use crate::ahead::Ahead;
 use crate::executor::RunCx;
 use crate::gemm::{PackedGemm, Rows, Storage};
 use crate::memory::View;
+use crate::order::Order;
 
 pub(super) const KERNELS: &[KernelDef] = &[
     KernelDef {
@@ -32,6 +33,15 @@ pub(super) const KERNELS: &[KernelDef] = &[
     },
 ];
 
+/// Numbers and scales lie in the bands in which products are fastest.
+pub(super) const ORDER: (&str, OrderFn) = ("core.quantized_matmul", |call, i| {
+    let bands = QuantizedDims::of(call)
+        .ok()
+        .and_then(|d| PackedGemm::bands([d.n, d.k], Storage::Blocks(d.format?)));
+    let bands = bands.and_then(|bands| bands.get(i.checked_sub(1)?).copied());
+    bands.map_or(Order::Plain, Order::Bands)
+});
+
 /// Whether plain weights, or scales, are in `f16`.
 fn has_halves(ty: &TensorType) -> Result<(), String> {
     match ty.dtype {
@@ -45,7 +55,9 @@ const FLOPS_PER_NANO: u64 = 40;
 
 fn product(cx: &CompileCx) -> Result<Compiled, String> {
     let QuantizedDims { m, n, k, format } = QuantizedDims::of(&cx.call())?;
-    let gemm = PackedGemm::new([m, n, k], format.map_or(Storage::Half, Storage::Blocks));
+    let storage = format.map_or(Storage::Half, Storage::Blocks);
+    // Scales are in bands where the numbers are.
+    let gemm = PackedGemm::new([m, n, k], storage, cx.bands(1).is_some());
     let (x, y): (View<f32>, View<f32>) = (cx.input(0), cx.output(0));
     let (numbers, scales): (View<u8>, View<u16>) = match format {
         Some(_) => (cx.input(1), cx.input(2)),
@@ -132,7 +144,7 @@ fn dequantize(cx: &CompileCx) -> Result<Compiled, String> {
     let format = format.ok_or("blocks have 4 or 8 words")?;
     let per_task = rows_per_task(BLOCK);
     let storage = Storage::Blocks(format);
-    let gemm = PackedGemm::new([1, blocks, BLOCK], storage);
+    let gemm = PackedGemm::new([1, blocks, BLOCK], storage, false);
     Ok(Compiled::one(Task {
         tasks: blocks.div_ceil(per_task),
         nanos: stream_nanos(y.len() * size_of::<f32>()),

@@ -1,4 +1,5 @@
-//! Products of one row with weights in Q4_0 by integers, for AVX2 and for AVX-512's VNNI.
+//! Products of one row with weights of few bits by integers: with Q4_0 for AVX2, and with both kinds of blocks for AVX-512's
+//! VNNI, if they lie in bands.
 //!
 //! To make numbers of weights takes most of the time of such a product: a register of eight costs a shuffle and a
 //! conversion before its multiplication. Here the row is rounded once instead, to integers that the weights, as bytes,
@@ -13,8 +14,6 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
-#[cfg(target_arch = "x86_64")]
-mod vnni;
 
 use meganeura_core::quantization::{BLOCK, BlockFormat};
 
@@ -24,7 +23,8 @@ use crate::gemm::Kernel;
 /// Blocks of a [`Group`].
 const GROUP_BLOCKS: usize = 8;
 const PAIRS: usize = GROUP_BLOCKS / 2;
-const DIGITS: usize = 3;
+pub(super) const DIGITS: usize = 3;
+pub(super) const DIGIT_BITS: u32 = 7;
 /// Bytes of a group's weights.
 const GROUP_BYTES: usize = GROUP_BLOCKS * BLOCK / 2;
 const Q4_0: Storage = Storage::Blocks(BlockFormat::Q4_0);
@@ -43,6 +43,8 @@ pub(in crate::gemm) struct Group {
     digits: [[[i8; GROUP_BYTES]; 2]; DIGITS],
     /// -8 times the integers' sums: four numbers for each block, which are to be added up.
     offsets: [i32; 4 * GROUP_BLOCKS],
+    /// For each block the sum of its integers without the last digits, and that of these.
+    sums: [[i32; 2]; GROUP_BLOCKS],
     /// What the integer 1 stands for, of the first blocks of all pairs, then of the second ones.
     scales: [f32; GROUP_BLOCKS],
 }
@@ -61,14 +63,16 @@ pub(in crate::gemm) struct Integers {
     ///
     /// The CPU must have the instruction set, the row be there, and its groups be the caller's own.
     pub(in crate::gemm) round: unsafe fn(*const f32, usize, *mut Group) -> bool,
-    /// `y[j] = x · weights[j]` for a rounded row and the first `cols` rows of weights in Q4_0.
+    /// `y[j] = x · weights[j]` for a rounded row and the first `cols` rows of weights.
     ///
     /// # Safety
     ///
     /// The CPU must have the instruction set, the groups of a row as long as those of the weights and the rows be there, and
     /// nobody else access `y` meanwhile.
-    pub(in crate::gemm) product: unsafe fn(*const Group, Rows, usize, *mut f32),
+    pub(in crate::gemm) product: ProductFn,
 }
+
+type ProductFn = unsafe fn(*const Group, Rows, usize, *mut f32);
 
 /// Goes over the first `cols` rows of weights and the places of their products: [`ROWS`] together, and what is left one by one.
 ///
@@ -96,27 +100,46 @@ unsafe fn by_rows(
     }
 }
 
+impl Group {
+    pub(super) const BLOCKS: usize = GROUP_BLOCKS;
+
+    /// The digits of numbers `4 * step` to `4 * step + 3` of a block, the first in the lowest bits.
+    #[inline(always)]
+    pub(super) fn four(&self, digit: usize, block: usize, step: usize) -> i32 {
+        const STEPS_OF_HALF: usize = BLOCK / 2 / 4;
+        let at = block * BLOCK / 2 + step % STEPS_OF_HALF * 4;
+        // SAFETY: four bytes of a half's part, which has as many steps for each block.
+        let digits = unsafe { self.digits[digit][step / STEPS_OF_HALF].as_ptr().add(at) };
+        // SAFETY: as above.
+        unsafe { digits.cast::<i32>().read_unaligned() }
+    }
+
+    /// The sum of a block's integers without their last digits, and that of these.
+    #[inline(always)]
+    pub(super) fn sums(&self, block: usize) -> [i32; 2] {
+        self.sums[block]
+    }
+
+    /// What a block's integer 1 stands for.
+    #[inline(always)]
+    pub(super) fn scale(&self, block: usize) -> f32 {
+        self.scales[PAIRS * (block % 2) + block / 2]
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
 impl Integers {
-    /// The fastest of those beside which a kernel's own loops are slower.
-    #[cfg(target_arch = "x86_64")]
-    pub(in crate::gemm) fn beside(kernel: Kernel) -> Option<&'static Integers> {
-        static AVX2: Integers = Integers {
+    /// Rounded by AVX2's instructions.
+    pub(super) const fn of(product: ProductFn) -> Self {
+        Integers {
             round: avx2::round,
-            product: avx2::product,
-        };
-        static VNNI: Integers = Integers {
-            round: avx2::round,
-            product: vnni::product,
-        };
-        match kernel {
-            Kernel::Avx512 if vnni::is_available() => Some(&VNNI),
-            Kernel::Avx512 | Kernel::Avx2 => Some(&AVX2),
-            Kernel::Portable => None,
+            product,
         }
     }
 
-    #[cfg(not(target_arch = "x86_64"))]
-    pub(in crate::gemm) fn beside(_kernel: Kernel) -> Option<&'static Integers> {
-        None
+    /// What is faster than a kernel's own loops, for weights by rows.
+    pub(super) fn beside(kernel: Kernel, storage: Storage) -> Option<&'static Integers> {
+        static AVX2: Integers = Integers::of(avx2::product);
+        (storage == Q4_0 && kernel != Kernel::Portable).then_some(&AVX2)
     }
 }

@@ -4,6 +4,7 @@ use half::f16;
 use meganeura_core::quantization::BLOCK;
 
 use super::Rows;
+use super::integers::Integers;
 use crate::gemm::simd::Vector;
 
 /// Most rows of the left operand that [`products`] takes at a time.
@@ -17,7 +18,7 @@ const MOST_COLS: usize = 2 * MOST_LANES;
 const LINE: usize = 64;
 
 /// Some rows of `x` by rows of a matrix.
-type ProductsFn = unsafe fn(*const f32, Rows, usize, *mut f32, usize);
+pub(super) type ProductsFn = unsafe fn(*const f32, Rows, usize, *mut f32, usize);
 
 /// What one instruction set has for one storage.
 #[derive(Clone, Copy)]
@@ -28,6 +29,21 @@ pub(in crate::gemm) struct PackedKernels {
     pub(in crate::gemm) expand: unsafe fn(Rows, usize, usize, *mut f32),
     /// [`panels`].
     pub(in crate::gemm) panels: unsafe fn(Rows, [usize; 2], [usize; 2], *mut f32),
+}
+
+/// Rows of a band, where rows lie in bands.
+pub(super) const BAND: usize = 16;
+/// Bytes of a row that lie together in a band.
+pub(super) const UNIT: usize = 4;
+
+/// What there is for one storage in bands.
+pub(super) struct BandKernels {
+    /// [`products`] of 1, 2 ... rows and whole bands.
+    pub(super) products: [ProductsFn; MOST_ROWS],
+    /// Numbers `[first, len]` of a band, as columns of a panel whose rows are so far apart.
+    pub(super) panel: unsafe fn(Rows, [usize; 2], usize, *mut f32),
+    /// Products of a rounded row with whole bands.
+    pub(super) integers: Integers,
 }
 
 /// A storage, for inner loops.

@@ -1,7 +1,9 @@
 //! Products with the rows of a matrix in few bits, expanded where they are used: in registers for few rows of the left
-//! operand, else a piece at a time as other right operands are packed. One row by Q4_0 is rounded to integers instead, where
-//! there are kernels for it.
+//! operand, else a piece at a time as other right operands are packed. One row is rounded to integers instead, where there
+//! are kernels for it.
 
+#[cfg(target_arch = "x86_64")]
+mod bands;
 mod integers;
 mod kernels;
 
@@ -12,11 +14,13 @@ use meganeura_core::quantization::{BLOCK, BlockFormat};
 pub(super) use kernels::{Bytes, Expand, Half, HalfBytes, MOST_ROWS, PackedKernels, expand, panels, products};
 
 use integers::{Group, Integers};
+use kernels::{BAND, BandKernels, ProductsFn, UNIT};
 
 use super::kernels::KernelSet;
 use super::matrix::{MatrixPlan, Right};
 use super::{Addend, GemmSpec, Kernel, Operands, Strides, share};
 use crate::ahead::Ahead;
+use crate::order::Bands;
 
 /// How the numbers of a matrix are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,19 +49,19 @@ impl Storage {
     }
 }
 
-/// Rows of a stored matrix.
+/// Rows of a stored matrix, which follow each other, or lie in [`PackedGemm::bands`].
 #[derive(Clone, Copy)]
 pub(crate) struct Rows {
-    /// The first row's numbers; rows follow each other.
+    /// The first row's numbers.
     pub(crate) numbers: *const u8,
-    /// The first row's scales; rows follow each other.
+    /// The first row's scales.
     pub(crate) scales: *const u16,
     /// Numbers of a row.
     pub(crate) k: usize,
 }
 
 impl Rows {
-    /// The rows from one on.
+    /// The rows from one on, the first one of a band where there are bands.
     ///
     /// # Safety
     ///
@@ -85,7 +89,7 @@ const INTEGER_TASK_NUMBERS: usize = 48 * 1024;
 const MAX_INTEGER_TASKS: usize = 64;
 /// Rows of the left operand up to which numbers are expanded in registers, for each few rows anew.
 const FEW_ROWS: usize = 2 * MOST_ROWS;
-/// Tasks have whole groups of so many columns, which is what inner loops like.
+/// Tasks have whole groups of so many columns, which is what inner loops like, or whole bands.
 const GROUP: usize = 4;
 
 /// `f32`s, a cache line, before a rounded row, of which the first says whether it can be used.
@@ -110,22 +114,72 @@ pub(crate) struct PackedGemm {
     k: usize,
     storage: Storage,
     set: &'static KernelSet,
+    /// The kernels for bands, if the weights lie in them.
+    bands: Option<&'static BandKernels>,
     way: Way,
 }
 
+/// The kernels for a rounded row and weights that follow each other, if a CPU is faster with them.
+fn integers_by_rows(kernel: Kernel, storage: Storage) -> Option<&'static Integers> {
+    #[cfg(target_arch = "x86_64")]
+    return Integers::beside(kernel, storage);
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = (kernel, storage);
+        None
+    }
+}
+
+/// The kernels for a storage in bands, if a CPU is faster with them.
+fn band_kernels(kernel: Kernel, storage: Storage) -> Option<&'static BandKernels> {
+    #[cfg(target_arch = "x86_64")]
+    return bands::beside(kernel, storage);
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = (kernel, storage);
+        None
+    }
+}
+
 impl PackedGemm {
-    /// Plans a product with the fastest inner loops that this CPU can run.
-    pub(crate) fn new([m, n, k]: [usize; 3], storage: Storage) -> Self {
-        PackedGemm::with_kernel([m, n, k], storage, Kernel::detect())
+    /// Plans a product with the fastest inner loops that this CPU can run, with weights that follow each other or lie in the
+    /// [`PackedGemm::bands`] that there are for them.
+    pub(crate) fn new([m, n, k]: [usize; 3], storage: Storage, in_bands: bool) -> Self {
+        PackedGemm::with_kernel([m, n, k], storage, in_bands, Kernel::detect())
     }
 
-    fn with_kernel([m, n, k]: [usize; 3], storage: Storage, kernel: Kernel) -> Self {
+    /// The bands of numbers and of scales in which products by a matrix `[n, k]` are faster, if they are.
+    pub(crate) fn bands([n, k]: [usize; 2], storage: Storage) -> Option<[Bands; 2]> {
+        PackedGemm::bands_for([n, k], storage, Kernel::detect())
+    }
+
+    fn bands_for([n, k]: [usize; 2], storage: Storage, kernel: Kernel) -> Option<[Bands; 2]> {
+        band_kernels(kernel, storage)?;
+        let scale = size_of::<u16>();
+        let numbers = Bands::new(n, storage.bytes(k), BAND, UNIT)?;
+        let scales = Bands::new(n, k / BLOCK * scale, BAND, scale);
+        // A block's scale of each row lies as it does in bands of one unit.
+        let one = Bands {
+            rows: BAND,
+            units: 1,
+            unit: scale,
+            count: n / BAND,
+        };
+        Some([numbers, scales.unwrap_or(one)])
+    }
+
+    fn with_kernel([m, n, k]: [usize; 3], storage: Storage, in_bands: bool, kernel: Kernel) -> Self {
         let set = kernel.set();
+        let bands = band_kernels(set.kernel, storage).filter(|_| in_bands);
+        let integers = match bands {
+            Some(kernels) => Some(&kernels.integers),
+            None => integers_by_rows(set.kernel, storage),
+        };
         let way = if m <= FEW_ROWS || n == 0 || k == 0 {
             let work = n.saturating_mul(k).saturating_mul(m.div_ceil(MOST_ROWS));
-            let groups = n.div_ceil(GROUP);
-            match Integers::beside(set.kernel) {
-                Some(kernels) if m == 1 && work > 0 && storage == Storage::Blocks(BlockFormat::Q4_0) => Way::Integers {
+            let groups = n.div_ceil(if bands.is_some() { BAND } else { GROUP });
+            match integers {
+                Some(kernels) if m == 1 && work > 0 => Way::Integers {
                     tasks: (work / INTEGER_TASK_NUMBERS).clamp(1, MAX_INTEGER_TASKS).min(groups),
                     kernels,
                 },
@@ -154,6 +208,7 @@ impl PackedGemm {
             k,
             storage,
             set,
+            bands,
             way,
         }
     }
@@ -205,8 +260,17 @@ impl PackedGemm {
 
     /// Columns of a task, which are rows of the weights.
     fn columns(&self, tasks: usize, task: usize) -> Range<usize> {
-        let groups = share(self.n.div_ceil(GROUP), tasks, task);
-        groups.start * GROUP..(groups.end * GROUP).min(self.n)
+        let group = if self.bands.is_some() { BAND } else { GROUP };
+        let groups = share(self.n.div_ceil(group), tasks, task);
+        groups.start * group..(groups.end * group).min(self.n)
+    }
+
+    /// How many of a range of columns, which begins with a band's first one, lie in bands.
+    fn banded(&self, cols: &Range<usize>) -> usize {
+        match self.bands {
+            Some(_) => (self.n / BAND * BAND).min(cols.end).saturating_sub(cols.start),
+            None => 0,
+        }
     }
 
     /// Adds the weights that a task reads, if memory bounds the product.
@@ -247,20 +311,24 @@ impl PackedGemm {
             }
             Way::Integers { tasks, kernels } => {
                 let cols = self.columns(*tasks, task);
+                let with_integers = match self.bands {
+                    Some(_) => self.banded(&cols),
+                    None => cols.len(),
+                };
+                let rest = cols.start + with_integers..cols.end;
                 // SAFETY: as above; the row is rounded if its header says so.
                 unsafe {
                     if *shared == 0.0 {
                         return self.in_registers(cols, x, weights, y);
                     }
-                    let weights = weights.from(self.storage, cols.start);
-                    (kernels.product)(shared.add(HEADER).cast(), weights, cols.len(), y.add(cols.start));
+                    let weights_of_task = weights.from(self.storage, cols.start);
+                    let row = shared.add(HEADER).cast();
+                    (kernels.product)(row, weights_of_task, with_integers, y.add(cols.start));
+                    self.in_registers(rest, x, weights, y);
                 }
             }
             Way::Panels(spec, plan) => {
-                let right = Expanded {
-                    weights,
-                    storage: self.storage,
-                };
+                let right = Expanded { gemm: self, weights };
                 let operands = Operands {
                     a: x,
                     b: std::ptr::null(),
@@ -279,19 +347,26 @@ impl PackedGemm {
     ///
     /// As for [`PackedGemm::run`].
     unsafe fn in_registers(&self, cols: Range<usize>, x: *const f32, weights: Rows, y: *mut f32) {
-        let kernels = self.storage.kernels(self.set);
+        let plain = &self.storage.kernels(self.set).products;
+        let banded = self.banded(&cols);
         for row in (0..self.m).step_by(MOST_ROWS) {
             let rows = MOST_ROWS.min(self.m - row);
-            // SAFETY: `rows` rows from `row` on, and columns of the task.
-            unsafe {
-                let weights = weights.from(self.storage, cols.start);
-                let to = y.add(row * self.n + cols.start);
-                (kernels.products[rows - 1])(x.add(row * self.k), weights, cols.len(), to, self.n);
+            let products = |kernels: &[ProductsFn; MOST_ROWS], cols: Range<usize>| {
+                // SAFETY: `rows` rows from `row` on, and columns of the task.
+                unsafe {
+                    let weights = weights.from(self.storage, cols.start);
+                    let to = y.add(row * self.n + cols.start);
+                    kernels[rows - 1](x.add(row * self.k), weights, cols.len(), to, self.n);
+                }
+            };
+            if let Some(bands) = self.bands {
+                products(&bands.products, cols.start..cols.start + banded);
             }
+            products(plain, cols.start + banded..cols.end);
         }
     }
 
-    /// Expands a row of the weights.
+    /// Expands a row of weights that are not in bands.
     ///
     /// # Safety
     ///
@@ -304,21 +379,33 @@ impl PackedGemm {
 }
 
 /// Stored rows as the columns of a right operand.
-struct Expanded {
+struct Expanded<'a> {
+    gemm: &'a PackedGemm,
     weights: Rows,
-    storage: Storage,
 }
 
-impl Right for Expanded {
+impl Right for Expanded<'_> {
     unsafe fn pack(&self, spec: &GemmSpec, set: &KernelSet, steps: &Range<usize>, panels: Range<usize>, to: *mut f32) {
-        let width = set.tile_cols;
-        let first = panels.start * width;
-        let cols = (panels.end * width).min(spec.n) - first;
-        // SAFETY: rows and their numbers are within the weights; blocks along k are whole, but for the last.
+        let (width, storage) = (set.tile_cols, self.gemm.storage);
+        let plain = storage.kernels(set).panels;
+        let cols = panels.start * width..(panels.end * width).min(spec.n);
+        let banded = self.gemm.banded(&cols);
+        // SAFETY: rows and their numbers are within the weights; blocks along k are whole, but for the last. A panel has whole
+        // registers, and so many columns that a band is within one.
         unsafe {
-            let rows = self.weights.from(self.storage, first);
-            let panels = self.storage.kernels(set).panels;
-            panels(rows, [steps.start, steps.len()], [cols, width], to);
+            if let Some(bands) = self.gemm.bands {
+                for at in (0..banded).step_by(BAND) {
+                    let rows = self.weights.from(storage, cols.start + at);
+                    let to = to.add(at / width * width * steps.len() + at % width);
+                    (bands.panel)(rows, [steps.start, steps.len()], width, to);
+                }
+            }
+            // What is left of the panel in which bands end, and whole panels.
+            let inside = banded % width;
+            let rest = cols.len() - banded;
+            let rows = self.weights.from(storage, cols.start + banded);
+            let to = to.add((banded - inside) * steps.len() + inside);
+            plain(rows, [steps.start, steps.len()], [rest, width], to);
         }
     }
 }

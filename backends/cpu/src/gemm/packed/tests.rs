@@ -3,6 +3,7 @@
 use half::f16;
 
 use super::*;
+use crate::pool::ThreadPool;
 
 /// Cache lines with so many `f32`s, of which none may be read before it is written.
 fn scratch(len: usize) -> Vec<Line> {
@@ -14,7 +15,28 @@ fn scratch(len: usize) -> Vec<Line> {
 #[expect(dead_code, reason = "kernels read it through pointers")]
 struct Line([f32; 16]);
 
-/// Every instruction set, storage and way against sums in f64 of numbers that are read one by one.
+/// Numbers and scales in the order of rows, and in bands if a kernel has some.
+fn orders(
+    [n, k]: [usize; 2],
+    storage: Storage,
+    kernel: Kernel,
+    bytes: &[u8],
+    scales: &[u16],
+) -> Vec<(bool, Vec<u8>, Vec<u16>)> {
+    let mut orders = vec![(false, bytes.to_vec(), scales.to_vec())];
+    if let Some([of_numbers, of_scales]) = PackedGemm::bands_for([n, k], storage, kernel) {
+        let pool = ThreadPool::new(1);
+        let (mut numbers, mut in_bands) = (vec![0; bytes.len()], vec![0; 2 * scales.len()]);
+        of_numbers.write(&pool, bytes, 0, &mut numbers);
+        let plain: Vec<u8> = scales.iter().flat_map(|s| s.to_ne_bytes()).collect();
+        of_scales.write(&pool, &plain, 0, &mut in_bands);
+        let scales = in_bands.chunks_exact(2).map(|s| u16::from_ne_bytes([s[0], s[1]]));
+        orders.push((true, numbers, scales.collect()));
+    }
+    orders
+}
+
+/// Every instruction set, storage, order and way against sums in f64 of numbers that are read one by one.
 #[test]
 fn products_of_every_storage() {
     let storages = [Storage::Half].into_iter().chain(BlockFormat::ALL.map(Storage::Blocks));
@@ -34,6 +56,9 @@ fn products_of_every_storage() {
             (21, 300, 1056),
             (2, 7, 544),
             (200, 37, 1120),
+            (9, 48, 320),
+            (3, 16, 32),
+            (2, 31, 96),
         ] {
             let k = if storage == Storage::Half {
                 k.saturating_sub(5)
@@ -61,13 +86,18 @@ fn products_of_every_storage() {
                     f64::from(q) * f64::from(f16::from_bits(scales[block]))
                 }
             };
-            let weights = Rows {
-                numbers: bytes.as_ptr(),
-                scales: scales.as_ptr(),
-                k,
+            let orders = |kernel| {
+                orders([n, k], storage, kernel, &bytes, &scales)
+                    .into_iter()
+                    .map(move |o| (kernel, o))
             };
-            for kernel in Kernel::available() {
-                let gemm = PackedGemm::with_kernel([m, n, k], storage, kernel);
+            for (kernel, (in_bands, bytes, scales)) in Kernel::available().flat_map(orders) {
+                let weights = Rows {
+                    numbers: bytes.as_ptr(),
+                    scales: scales.as_ptr(),
+                    k,
+                };
+                let gemm = PackedGemm::with_kernel([m, n, k], storage, in_bands, kernel);
                 let mut y = vec![f32::NAN; m * n];
                 let mut worker = vec![f32::NAN; gemm.worker_len()];
                 let mut row = vec![f32::NAN; k];
@@ -80,9 +110,11 @@ fn products_of_every_storage() {
                     unsafe { gemm.run(task, x.as_ptr(), weights, y.as_mut_ptr(), scratch) };
                 }
                 for j in 0..n {
-                    // SAFETY: a row that there is, and room for it.
-                    unsafe { gemm.expand(weights, j, row.as_mut_ptr()) };
-                    for (p, &found) in row.iter().enumerate() {
+                    if !in_bands {
+                        // SAFETY: a row that there is, and room for it.
+                        unsafe { gemm.expand(weights, j, row.as_mut_ptr()) };
+                    }
+                    for (p, &found) in row.iter().enumerate().filter(|_| !in_bands) {
                         let wanted = weight(j, p);
                         assert!(
                             (f64::from(found) - wanted).abs() <= 1e-6 * wanted.abs(),
@@ -95,7 +127,7 @@ fn products_of_every_storage() {
                         let error = (f64::from(y[i * n + j]) - sum).abs();
                         assert!(
                             error <= 1e-6 * size,
-                            "{storage:?} {kernel:?} {m} {n} {k} [{i}, {j}]: {error}"
+                            "{storage:?} {kernel:?} {in_bands} {m} {n} {k} [{i}, {j}]: {error}"
                         );
                     }
                 }
@@ -104,10 +136,31 @@ fn products_of_every_storage() {
     }
 }
 
-/// One row by weights in Q4_0, `y = x weights`, by the expansion in registers or as the kernel does it by itself.
-fn one_row(x: &[f32], bytes: &[u8], scales: &[u16], n: usize, kernel: Kernel, in_registers: bool) -> Vec<f32> {
-    let k = x.len();
-    let gemm = PackedGemm::with_kernel([1, n, k], Storage::Blocks(BlockFormat::Q4_0), kernel);
+/// Weights of a test.
+struct Weights<'a> {
+    format: BlockFormat,
+    bytes: &'a [u8],
+    scales: &'a [u16],
+    n: usize,
+}
+
+/// Instruction sets with the orders that rows can have for them.
+fn kernels_and_orders(format: BlockFormat) -> impl Iterator<Item = (Kernel, bool)> {
+    Kernel::available().flat_map(move |kernel| {
+        let has_bands = band_kernels(kernel, Storage::Blocks(format)).is_some();
+        [false, true]
+            .into_iter()
+            .take(1 + usize::from(has_bands))
+            .map(move |in_bands| (kernel, in_bands))
+    })
+}
+
+/// One row by weights, `y = x weights`, by the expansion in registers or as the kernel does it by itself.
+fn one_row(x: &[f32], weights: &Weights, (kernel, in_bands): (Kernel, bool), in_registers: bool) -> Vec<f32> {
+    let (n, k, storage) = (weights.n, x.len(), Storage::Blocks(weights.format));
+    let gemm = PackedGemm::with_kernel([1, n, k], storage, in_bands, kernel);
+    let orders = orders([n, k], storage, kernel, weights.bytes, weights.scales);
+    let (_, bytes, scales) = &orders[usize::from(in_bands)];
     let weights = Rows {
         numbers: bytes.as_ptr(),
         scales: scales.as_ptr(),
@@ -133,57 +186,81 @@ fn one_row(x: &[f32], bytes: &[u8], scales: &[u16], n: usize, kernel: Kernel, in
 /// Numbers that a row of integers has no room for: the results are those of a row that is not rounded, to the bit.
 #[test]
 fn rows_that_are_not_rounded() {
-    let (n, k) = (7, 96);
-    let bytes: Vec<u8> = (0..n * k / 2).map(|i| (i * 31 % 251) as u8).collect();
+    let (n, k) = (35, 96);
     let scales: Vec<u16> = (0..n * k / BLOCK)
-        .map(|i| f16::from_f32(i as f32 * 0.2 - 0.7).to_bits())
+        .map(|i| f16::from_f32((i % 13) as f32 * 0.2 - 0.7).to_bits())
         .collect();
     let plain: Vec<f32> = (0..k).map(|i| (i * 5 % 17) as f32 * 0.1 - 0.8).collect();
-    for (at, special) in [
-        (3, f32::INFINITY),
-        (40, f32::NEG_INFINITY),
-        (95, f32::NAN),
-        (64, 1e30),
-        (0, f32::MAX),
-    ] {
-        let mut x = plain.clone();
-        x[at] = special;
-        for kernel in Kernel::available() {
-            let [found, wanted] = [false, true].map(|way| one_row(&x, &bytes, &scales, n, kernel, way));
-            let bits = |y: &[f32]| y.iter().map(|y| y.to_bits()).collect::<Vec<_>>();
-            assert_eq!(bits(&found), bits(&wanted), "{kernel:?} {special} at {at}");
+    for format in BlockFormat::ALL {
+        let bytes: Vec<u8> = (0..n * k / BLOCK * format.bytes())
+            .map(|i| (i * 31 % 251) as u8)
+            .collect();
+        let weights = Weights {
+            format,
+            bytes: &bytes,
+            scales: &scales,
+            n,
+        };
+        for (at, special) in [
+            (3, f32::INFINITY),
+            (40, f32::NEG_INFINITY),
+            (95, f32::NAN),
+            (64, 1e30),
+            (0, f32::MAX),
+        ] {
+            let mut x = plain.clone();
+            x[at] = special;
+            for kernel in kernels_and_orders(format) {
+                let [found, wanted] = [false, true].map(|way| one_row(&x, &weights, kernel, way));
+                let bits = |y: &[f32]| y.iter().map(|y| y.to_bits()).collect::<Vec<_>>();
+                assert_eq!(bits(&found), bits(&wanted), "{format:?} {kernel:?} {special} at {at}");
+            }
         }
-    }
-    // A block of very small numbers, beside others.
-    let mut x = plain;
-    x[32..64].iter_mut().for_each(|x| *x *= 1e-30);
-    for kernel in Kernel::available() {
-        let [found, wanted] = [false, true].map(|way| one_row(&x, &bytes, &scales, n, kernel, way));
-        assert_eq!(found, wanted, "{kernel:?}");
+        // A block of very small numbers, beside others.
+        let mut x = plain.clone();
+        x[32..64].iter_mut().for_each(|x| *x *= 1e-30);
+        for kernel in kernels_and_orders(format) {
+            let [found, wanted] = [false, true].map(|way| one_row(&x, &weights, kernel, way));
+            assert_eq!(found, wanted, "{format:?} {kernel:?}");
+        }
     }
 }
 
 /// What weights of 0 and rows of 0 give is exactly 0, and a digit's ends do not wrap.
 #[test]
 fn ends_of_integers() {
-    let (n, k) = (5, 64);
-    for byte in [0x88u8, 0x00, 0xff, 0x0f, 0xf0] {
-        let (bytes, scales) = (vec![byte; n * k / 2], vec![f16::ONE.to_bits(); n * k / BLOCK]);
-        let weight = |p: usize| f64::from(if p % BLOCK < 16 { byte & 15 } else { byte >> 4 }) - 8.0;
-        for value in [0.0, 1.0, -1.0, 0.999_999_9, -127.0 / 128.0, 1.0 / 3.0] {
-            for kernel in Kernel::available() {
-                // All of one magnitude, and one far above the others.
-                for others in [1.0, 1.0 / 16_384.0] {
-                    let x: Vec<f32> = (0..k).map(|p| if p == 9 { value } else { value * others }).collect();
-                    let sum: f64 = (0..k).map(|p| f64::from(x[p]) * weight(p)).sum();
-                    let size: f64 = (0..k).map(|p| f64::from(x[p]).abs() * weight(p).abs()).sum();
-                    for y in one_row(&x, &bytes, &scales, n, kernel, false) {
-                        // An element is off by up to 2^-22 of the largest one.
-                        let bound = 1e-6 * size
-                            + 64.0 * 8.0 * f64::from(value.abs()) / f64::from(1 << 22)
-                                * f64::from(u8::from(others < 1.0));
-                        let error = (f64::from(y) - sum).abs();
-                        assert!(error <= bound, "{kernel:?} {byte:x} {value} {others}: {error}");
+    let (n, k) = (21, 64);
+    let scales = vec![f16::ONE.to_bits(); n * k / BLOCK];
+    for format in BlockFormat::ALL {
+        for byte in [0x88u8, 0x00, 0xff, 0x0f, 0xf0, 0x80, 0x7f] {
+            let bytes = vec![byte; n * k / BLOCK * format.bytes()];
+            let integers = format.integers(&bytes);
+            let weights = Weights {
+                format,
+                bytes: &bytes,
+                scales: &scales,
+                n,
+            };
+            let weight = |p: usize| f64::from(integers[p % BLOCK]);
+            for value in [0.0, 1.0, -1.0, 0.999_999_9, -127.0 / 128.0, 1.0 / 3.0] {
+                for kernel in kernels_and_orders(format) {
+                    // All of one magnitude, and one far above the others.
+                    for others in [1.0, 1.0 / 16_384.0] {
+                        let x: Vec<f32> = (0..k).map(|p| if p == 9 { value } else { value * others }).collect();
+                        let sum: f64 = (0..k).map(|p| f64::from(x[p]) * weight(p)).sum();
+                        let size: f64 = (0..k).map(|p| f64::from(x[p]).abs() * weight(p).abs()).sum();
+                        let largest = (0..BLOCK).map(|p| weight(p).abs()).fold(0.0, f64::max);
+                        for y in one_row(&x, &weights, kernel, false) {
+                            // An element is off by up to 2^-22 of the largest one.
+                            let bound = 1e-6 * size
+                                + 64.0 * largest * f64::from(value.abs()) / f64::from(1 << 22)
+                                    * f64::from(u8::from(others < 1.0));
+                            let error = (f64::from(y) - sum).abs();
+                            assert!(
+                                error <= bound,
+                                "{format:?} {kernel:?} {byte:x} {value} {others}: {error}"
+                            );
+                        }
                     }
                 }
             }
@@ -203,8 +280,8 @@ fn tasks_say_what_they_read() {
             scales: scales.as_ptr(),
             k,
         };
-        let of = |m: usize| {
-            let gemm = PackedGemm::new([m, n, k], storage);
+        let of = |m: usize, in_bands: bool| {
+            let gemm = PackedGemm::new([m, n, k], storage, in_bands);
             let mut ahead = Ahead::default();
             (0..gemm.tasks()).for_each(|task| gemm.reads(task, weights, &mut ahead));
             ahead
@@ -217,10 +294,12 @@ fn tasks_say_what_they_read() {
             }
         };
         let wanted: usize = wanted.iter().map(|r| r.end.addr() - r.start.addr()).sum();
-        let found = of(1);
-        assert_eq!(found.bytes(), wanted.min(Ahead::MOST), "{storage:?}");
-        assert!(found.ranges() <= 2, "{storage:?}");
-        // Many rows are bound by arithmetic.
-        assert!(of(100).is_empty(), "{storage:?}");
+        for in_bands in [false, true] {
+            let found = of(1, in_bands);
+            assert_eq!(found.bytes(), wanted.min(Ahead::MOST), "{storage:?}");
+            assert!(found.ranges() <= 2, "{storage:?}");
+            // Many rows are bound by arithmetic.
+            assert!(of(100, in_bands).is_empty(), "{storage:?}");
+        }
     }
 }

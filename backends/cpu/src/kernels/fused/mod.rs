@@ -16,8 +16,9 @@ use meganeura_core::DType;
 use meganeura_core::backend::KernelDesc;
 use meganeura_core::ops::Fusing;
 
-use super::{CHUNK, CompileCx, Compiled, KernelDef, Task, chunk, chunks, f32_or_integers, stream_nanos};
+use super::{CHUNK, CompileCx, Compiled, KernelDef, OrderFn, Task, chunk, chunks, f32_or_integers, stream_nanos};
 use crate::executor::RunCx;
+use crate::order::Order;
 use engine::{Engine, RUN};
 use lower::{Part, Typed, lower};
 
@@ -26,6 +27,18 @@ pub(super) const KERNELS: &[KernelDef] = &[KernelDef {
     supports,
     compile,
 }];
+
+/// Products read their right operands as they do alone.
+pub(super) const ORDER: (&str, OrderFn) = ("core.fused", |call, i| {
+    let typed = call
+        .attrs
+        .program("program")
+        .and_then(|program| Typed::new(program, call.inputs));
+    match typed.as_ref().map(|typed| (typed, form(typed))) {
+        Ok((typed, Ok(Form::Product(step)))) => product::order(typed, step, i),
+        _ => Order::Plain,
+    }
+});
 
 /// How a program is run.
 enum Form {

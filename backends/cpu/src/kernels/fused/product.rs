@@ -7,9 +7,10 @@ use super::engine::{Engine, RUN};
 use super::lower::{Lowered, Part, Typed, lower};
 use super::pointwise;
 use crate::executor::RunCx;
-use crate::kernels::matmul::{Phase, Products, addend_of};
+use crate::kernels::matmul::{self, Phase, Products, addend_of};
 use crate::kernels::{CompileCx, Compiled, Kernel};
 use crate::memory::{ALIGNMENT, View};
+use crate::order::Order;
 
 /// How a program that begins with a product is run.
 pub(super) struct Plan {
@@ -45,6 +46,18 @@ pub(super) fn plan(typed: &Typed, step: usize) -> Result<Plan, String> {
     })
 }
 
+/// In which orders a program that begins with a product reads operand `i`.
+pub(super) fn order(typed: &Typed, step: usize, i: usize) -> Order {
+    let own = Slot::Operand(i as u32);
+    let steps = typed.program.steps();
+    let readers = steps.iter().flat_map(|call| &call.inputs).filter(|&&slot| slot == own);
+    let is_multiplied = steps[step].inputs.get(1) == Some(&own);
+    if !is_multiplied || readers.count() > 1 || typed.program.results().contains(&own) {
+        return Order::Plain;
+    }
+    matmul::order(&typed.call(step, &typed.inputs_of(step)), 1)
+}
+
 /// Columns of a task from which on its part of the result is gone over at once.
 const WIDE: usize = 128;
 
@@ -54,6 +67,7 @@ pub(super) fn compile(cx: &CompileCx, typed: &Typed, step: usize) -> Result<Comp
         &typed.call(step, &typed.inputs_of(step)),
         &plan.operands.iter().map(|&i| cx.input(i)).collect::<Vec<_>>(),
         cx.output(plan.place),
+        cx.bands(plan.operands[1]).is_some(),
     )?;
     let product: View<u32> = cx.output(plan.place);
     let engine = Engine::new(cx, plan.lowered, Some(product))?;

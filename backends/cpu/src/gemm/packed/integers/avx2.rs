@@ -81,6 +81,13 @@ unsafe fn round_block(x: *const f32, to: *mut Group, index: usize) -> (f32, bool
             _mm_storeu_si128(first, _mm256_castsi256_si128(bytes));
             _mm_storeu_si128(second, _mm256_extracti128_si256::<1>(bytes));
         }
+        // What is left of the integers is their last digits.
+        let last = _mm256_add_epi32(_mm256_add_epi32(v[0], v[1]), _mm256_add_epi32(v[2], v[3]));
+        let last = _mm_add_epi32(_mm256_castsi256_si128(last), _mm256_extracti128_si256::<1>(last));
+        let both = _mm_hadd_epi32(sum, last);
+        let both = _mm_cvtsi128_si64(_mm_hadd_epi32(both, both));
+        let (all, last) = (both as i32, (both >> 32) as i32);
+        (*to).sums[index] = [all - (last << (2 * DIGIT_BITS)), last];
         (scale, largest == 0 || MAGNITUDES.contains(&largest))
     }
 }

@@ -1,0 +1,250 @@
+//! Rows in [`Bands`](crate::order::Bands) of sixteen, for AVX-512 with VNNI: a register has four neighbouring numbers of each
+//! row, or their bytes. Sums and scales have a lane for each row, so that nothing is added across lanes, and scales are
+//! converted and multiplied sixteen at a time.
+//!
+//! `vpdpbusd` adds four products of bytes to 32 bits at once. The bytes are the weights' integers with an offset, which is
+//! taken out by the sums of the row's digits, where sums begin.
+
+use std::arch::x86_64::*;
+
+use meganeura_core::quantization::BLOCK;
+
+use super::integers::{DIGIT_BITS, DIGITS, Group, Integers};
+use super::kernels::{BAND, BandKernels, Bytes, HalfBytes, UNIT};
+use super::{BlockFormat, Rows, Storage};
+use crate::gemm::Kernel;
+use crate::gemm::simd::prefetch;
+
+/// Steps of a block, of four numbers each.
+const STEPS: usize = BLOCK / 4;
+/// `f32`s ahead that are asked for: 3 KiB. Lines at a distance of 4 KiB would be in each other's way.
+const AHEAD: usize = 768;
+
+/// The kernels for a storage, where rows are better in bands.
+pub(super) fn beside(kernel: Kernel, storage: Storage) -> Option<&'static BandKernels> {
+    static HALF_BYTES: BandKernels = kernels::<HalfBytes>();
+    static BYTES: BandKernels = kernels::<Bytes>();
+    let has_vnni = || is_x86_feature_detected!("avx512vnni") && is_x86_feature_detected!("avx512bw");
+    match storage {
+        Storage::Half => None,
+        Storage::Blocks(_) if kernel != Kernel::Avx512 || !has_vnni() => None,
+        Storage::Blocks(BlockFormat::Q4_0) => Some(&HALF_BYTES),
+        Storage::Blocks(BlockFormat::Q8_0) => Some(&BYTES),
+    }
+}
+
+const fn kernels<F: Banded>() -> BandKernels {
+    BandKernels {
+        products: [products::<F, 1>, products::<F, 2>, products::<F, 3>, products::<F, 4>],
+        panel: panel::<F>,
+        integers: Integers::of(integers::<F>),
+    }
+}
+
+/// A storage in bands. Blocks are those of all rows of a band: as many units as one row's, each of a register.
+trait Banded {
+    /// Bytes of a row's block.
+    const BYTES: usize;
+    /// The offset of [`Banded::bytes`] is 2 to this power.
+    const OFFSET_BITS: u32;
+    /// Whether sums of a block's digits may need more than 32 bits.
+    const WIDE: bool;
+
+    /// A step's integers, each with the offset that makes it positive.
+    ///
+    /// # Safety
+    ///
+    /// The CPU has AVX-512, and the block is there.
+    unsafe fn bytes(block: *const u8, step: usize) -> __m512i;
+
+    /// Number `e` of a step.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Banded::bytes`].
+    unsafe fn number(block: *const u8, step: usize, e: usize) -> __m512;
+}
+
+/// The integers 0 to 15 without their offset.
+static NUMBERS: [f32; 16] = [
+    -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0,
+];
+
+// Bytes have number i of a block and number i + 16.
+impl Banded for HalfBytes {
+    const BYTES: usize = BLOCK / 2;
+    const OFFSET_BITS: u32 = 3;
+    const WIDE: bool = false;
+
+    #[inline(always)]
+    unsafe fn bytes(block: *const u8, step: usize) -> __m512i {
+        // SAFETY: a unit of each row.
+        unsafe {
+            let both = _mm512_loadu_si512(block.add(step % (STEPS / 2) * UNIT * BAND).cast());
+            let own = if step < STEPS / 2 {
+                both
+            } else {
+                _mm512_srli_epi16::<4>(both)
+            };
+            _mm512_and_si512(own, _mm512_set1_epi8(15))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn number(block: *const u8, step: usize, e: usize) -> __m512 {
+        // SAFETY: a unit of each row. A permutation looks at the lowest four bits of an index.
+        unsafe {
+            let both = _mm512_loadu_si512(block.add(step % (STEPS / 2) * UNIT * BAND).cast());
+            let bit = 8 * e + 4 * (step / (STEPS / 2));
+            let own = _mm512_srlv_epi32(both, _mm512_set1_epi32(bit as i32));
+            _mm512_permutexvar_ps(own, _mm512_loadu_ps(NUMBERS.as_ptr()))
+        }
+    }
+}
+
+impl Banded for Bytes {
+    const BYTES: usize = BLOCK;
+    const OFFSET_BITS: u32 = 7;
+    const WIDE: bool = true;
+
+    #[inline(always)]
+    unsafe fn bytes(block: *const u8, step: usize) -> __m512i {
+        // SAFETY: a unit of each row.
+        unsafe {
+            let signed = _mm512_loadu_si512(block.add(step * UNIT * BAND).cast());
+            _mm512_xor_si512(signed, _mm512_set1_epi8(i8::MIN))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn number(block: *const u8, step: usize, e: usize) -> __m512 {
+        // SAFETY: a unit of each row.
+        unsafe {
+            let signed = _mm512_loadu_si512(block.add(step * UNIT * BAND).cast());
+            let highest = _mm512_sllv_epi32(signed, _mm512_set1_epi32(24 - 8 * e as i32));
+            _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(highest))
+        }
+    }
+}
+
+// SAFETY of the loads and intrinsics below: the CPU has AVX-512 with VNNI and BW, and the pointers are valid for what is read,
+// as the functions demand of their callers.
+
+/// Scales of a band's blocks of this number.
+///
+/// # Safety
+///
+/// The CPU has AVX-512, and they are there.
+#[inline(always)]
+unsafe fn scales_of(scales: *const u16, block: usize) -> __m512 {
+    // SAFETY: passed on to the caller.
+    unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(scales.add(block * BAND).cast())) }
+}
+
+/// # Safety
+///
+/// As for [`Integers::product`], with whole bands.
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni,f16c")]
+unsafe fn integers<F: Banded>(x: *const Group, weights: Rows, cols: usize, y: *mut f32) {
+    let blocks = weights.k / BLOCK;
+    for band in (0..cols).step_by(BAND) {
+        // SAFETY: blocks of the band, groups of the row, and the band's results.
+        unsafe {
+            let numbers = weights.numbers.add(band * blocks * F::BYTES);
+            let scales = weights.scales.add(band * blocks);
+            let mut sum = _mm512_setzero_ps();
+            for block in 0..blocks {
+                let at = numbers.add(block * F::BYTES * BAND);
+                let (group, index) = (&*x.add(block / Group::BLOCKS), block % Group::BLOCKS);
+                let [low, high] = group
+                    .sums(index)
+                    .map(|sum| _mm512_set1_epi32(sum.wrapping_neg() << F::OFFSET_BITS));
+                let mut digits = [low, _mm512_setzero_si512(), high];
+                for step in 0..STEPS {
+                    if step * UNIT < F::BYTES {
+                        prefetch(at.add(step * UNIT * BAND).cast::<f32>().wrapping_add(AHEAD), 16);
+                    }
+                    let bytes = F::bytes(at, step);
+                    for (digit, sum) in digits.iter_mut().enumerate() {
+                        let own = _mm512_set1_epi32(group.four(digit, index, step));
+                        *sum = _mm512_dpbusd_epi32(*sum, bytes, own);
+                    }
+                }
+                let [d0, d1, d2] = digits;
+                let lower = _mm512_add_epi32(d0, _mm512_slli_epi32::<{ DIGIT_BITS }>(d1));
+                let product = if F::WIDE {
+                    let unit = _mm512_set1_ps((1u32 << (2 * DIGIT_BITS)) as f32);
+                    _mm512_fmadd_ps(_mm512_cvtepi32_ps(d2), unit, _mm512_cvtepi32_ps(lower))
+                } else {
+                    let upper = _mm512_slli_epi32::<{ 2 * DIGIT_BITS }>(d2);
+                    _mm512_cvtepi32_ps(_mm512_add_epi32(lower, upper))
+                };
+                let scales = _mm512_mul_ps(scales_of(scales, block), _mm512_set1_ps(group.scale(index)));
+                sum = _mm512_fmadd_ps(product, scales, sum);
+            }
+            _mm512_storeu_ps(y.add(band), sum);
+        }
+    }
+    const { assert!(DIGITS == 3) };
+}
+
+/// # Safety
+///
+/// As for [`super::products`], with whole bands.
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni,f16c")]
+unsafe fn products<F: Banded, const M: usize>(x: *const f32, weights: Rows, cols: usize, y: *mut f32, y_row: usize) {
+    let (k, blocks) = (weights.k, weights.k / BLOCK);
+    for band in (0..cols).step_by(BAND) {
+        // SAFETY: blocks of the band, numbers of each row, and the band's results.
+        unsafe {
+            let numbers = weights.numbers.add(band * blocks * F::BYTES);
+            let scales = weights.scales.add(band * blocks);
+            let mut sums = [_mm512_setzero_ps(); M];
+            for block in 0..blocks {
+                let at = numbers.add(block * F::BYTES * BAND);
+                prefetch(at.cast::<f32>().wrapping_add(AHEAD), F::BYTES * BAND / size_of::<f32>());
+                // Two sums of each, as an addition has to wait for the one before.
+                let mut of_block = [[_mm512_setzero_ps(); M]; 2];
+                for step in 0..STEPS {
+                    for e in 0..4 {
+                        let number = F::number(at, step, e);
+                        for (i, sum) in of_block[e % 2].iter_mut().enumerate() {
+                            let x = _mm512_set1_ps(*x.add(i * k + block * BLOCK + 4 * step + e));
+                            *sum = _mm512_fmadd_ps(number, x, *sum);
+                        }
+                    }
+                }
+                let scales = scales_of(scales, block);
+                for (i, sum) in sums.iter_mut().enumerate() {
+                    *sum = _mm512_fmadd_ps(_mm512_add_ps(of_block[0][i], of_block[1][i]), scales, *sum);
+                }
+            }
+            for (i, sum) in sums.into_iter().enumerate() {
+                _mm512_storeu_ps(y.add(i * y_row + band), sum);
+            }
+        }
+    }
+}
+
+/// # Safety
+///
+/// As for [`super::panels`], with a band, and room for rows of the panel that are `width` apart.
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni,f16c")]
+unsafe fn panel<F: Banded>(weights: Rows, [first, len]: [usize; 2], width: usize, to: *mut f32) {
+    let blocks = first / BLOCK..(first + len) / BLOCK;
+    for (to_block, block) in blocks.enumerate() {
+        // SAFETY: a block of the band, and rows of the panel for it.
+        unsafe {
+            let at = weights.numbers.add(block * F::BYTES * BAND);
+            prefetch(at.cast::<f32>().wrapping_add(AHEAD), F::BYTES * BAND / size_of::<f32>());
+            let scales = scales_of(weights.scales, block);
+            let to = to.add(to_block * BLOCK * width);
+            for step in 0..STEPS {
+                for e in 0..4 {
+                    let number = _mm512_mul_ps(F::number(at, step, e), scales);
+                    _mm512_storeu_ps(to.add((4 * step + e) * width), number);
+                }
+            }
+        }
+    }
+}

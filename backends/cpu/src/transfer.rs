@@ -1,0 +1,87 @@
+//! Tensors on their way into the memory of an executable, and out of it.
+
+use std::ops::Range;
+
+use meganeura_core::plan::{BufferRef, Part};
+use meganeura_core::{Error, Result};
+
+use crate::memory::{Arena, View};
+use crate::pool::ThreadPool;
+
+/// A part without gaps that begins there.
+pub(crate) fn one_run(offset: u64, len: usize) -> Result<Part> {
+    let too_far = || Error::backend("cpu", format!("no buffer has a byte {offset}"));
+    Ok(Part {
+        offset: usize::try_from(offset).map_err(|_| too_far())?,
+        runs: 1,
+        run: len,
+        stride: len,
+    })
+}
+
+/// Writes the first bytes of a buffer.
+pub(crate) fn overwrite(arena: &mut Arena, buffer: BufferRef, bytes: &[u8]) -> Result<()> {
+    range(arena, buffer, 0, bytes.len())?.copy_from_slice(bytes);
+    Ok(())
+}
+
+/// The bytes from the first to the last one of a part, in which a tensor of so many bytes has room.
+pub(crate) fn place<'a>(arena: &'a mut Arena, buffer: BufferRef, part: &Part, len: usize) -> Result<&'a mut [u8]> {
+    if part.runs.checked_mul(part.run) != Some(len) {
+        let message = format!("{len} bytes for {} runs of {}", part.runs, part.run);
+        return Err(Error::backend("cpu", message));
+    }
+    range(arena, buffer, part.offset, part.span())
+}
+
+/// All bytes of a buffer.
+pub(crate) fn whole(arena: &mut Arena, buffer: BufferRef) -> Result<&mut [u8]> {
+    let len = arena.size(buffer).unwrap_or(0);
+    range(arena, buffer, 0, len)
+}
+
+fn range(arena: &mut Arena, buffer: BufferRef, offset: usize, len: usize) -> Result<&mut [u8]> {
+    let range = arena.bytes(buffer, offset as u64, len);
+    range.ok_or_else(|| {
+        let message = format!("{len} bytes at {offset} are outside of buffer {buffer}");
+        Error::backend("cpu", message)
+    })
+}
+
+/// Calls with the offset of each run of a part, and the range that it has in the tensor.
+pub(crate) fn each_run(part: &Part, mut each: impl FnMut(usize, Range<usize>)) {
+    for i in 0..part.runs {
+        each(part.offset + i * part.stride, i * part.run..(i + 1) * part.run);
+    }
+}
+
+/// Bytes that are worth a task of their own when they are copied.
+const COPIED_TOGETHER: usize = 1 << 20;
+
+/// Copies on all threads, which also share the work of the system where memory is touched for the first time.
+fn copy(pool: &ThreadPool, from: &[u8], to: &mut [u8]) {
+    let len = from.len();
+    let to: View<u8> = View::new(to.as_mut_ptr(), to.len());
+    pool.run(len.div_ceil(COPIED_TOGETHER), &|task, _| {
+        let range = task * COPIED_TOGETHER..len.min((task + 1) * COPIED_TOGETHER);
+        // SAFETY: the exclusive borrow lasts until all tasks are over; each has a range of its own.
+        unsafe { to.slice_mut(range.clone()) }.copy_from_slice(&from[range]);
+    });
+}
+
+/// Copies a tensor to its place among others, likewise.
+pub(crate) fn scatter(pool: &ThreadPool, tensor: &[u8], part: &Part, span: &mut [u8]) {
+    if part.is_contiguous() {
+        return copy(pool, tensor, span);
+    }
+    let len = span.len();
+    let span: View<u8> = View::new(span.as_mut_ptr(), len);
+    let together = (COPIED_TOGETHER / part.run.max(1)).max(1);
+    pool.run(part.runs.div_ceil(together), &|task, _| {
+        let runs = task * together..part.runs.min((task + 1) * together);
+        let own = runs.start * part.stride..len.min(runs.end * part.stride);
+        // SAFETY: as above.
+        let own = unsafe { span.slice_mut(own) };
+        part.scatter(&tensor[runs.start * part.run..runs.end * part.run], own);
+    });
+}
