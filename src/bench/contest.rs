@@ -3,10 +3,12 @@
 use std::any::Any;
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
 use super::{BenchDevice, Floor, Measurement, Prepared, Record, Sizes, Spread, Suite, Work, works};
+use crate::calibration::warm_up;
 use crate::precision::Precision;
 use crate::{Error, Result};
 
@@ -15,6 +17,8 @@ const SAMPLE: f64 = 0.02;
 /// Seconds for the samples of one device and work, but for the least number of samples.
 const PATIENCE: f64 = 1.0;
 const LEAST_SAMPLES: usize = 3;
+/// Pause after which a device may have lowered its clock.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// What [`run`] measures.
 #[derive(Clone, Debug)]
@@ -102,12 +106,31 @@ pub struct Contestant<'a> {
     pub times: u32,
     /// What was measured, in seconds.
     pub samples: Vec<f64>,
+    /// When its device was last known to be at its full clock.
+    warm: Option<Instant>,
 }
 
 impl Contestant<'_> {
     /// Its id: device, precision, plugin and driver.
     pub fn label(&self) -> String {
         self.on.label_in(self.prepared.precision)
+    }
+
+    /// Seconds of one time, in a sample. A GPU that has paused, for others or for the host, is brought to its full clock first.
+    fn sample(&mut self) -> Result<f64> {
+        let is_paused = self.warm.is_none_or(|warm| warm.elapsed() > PAUSE);
+        // What has no floor is work of the host, or of what is between both.
+        if is_paused && self.prepared.has_floor && !self.on.info.kind.is_host() {
+            warm_up(|| -> Result<Duration> {
+                let seconds = self.prepared.time(self.times)? * f64::from(self.times);
+                Ok(Duration::from_secs_f64(seconds))
+            })?;
+            // Before, it took longer.
+            self.times = times_of_a_sample(self.prepared.time(self.times)?);
+        }
+        let seconds = self.prepared.time(self.times);
+        self.warm = Some(Instant::now());
+        seconds
     }
 }
 
@@ -144,8 +167,9 @@ impl<'a> Contest<'a> {
                             .then(|| on.ceilings.floor(&prepared.demand, prepared.precision)),
                         on,
                         prepared,
-                        times: (SAMPLE / seconds.max(1e-9)).ceil().clamp(1.0, 1e6) as u32,
+                        times: times_of_a_sample(seconds),
                         samples: Vec::new(),
+                        warm: None,
                     }),
                     Err(reason) => contest.leave_out(on, precision, reason),
                 }
@@ -165,14 +189,9 @@ impl<'a> Contest<'a> {
             } else {
                 count - 1 - place
             };
-            let Contestant {
-                prepared,
-                times,
-                samples,
-                ..
-            } = &mut self.contestants[at];
-            match contained(|| prepared.time(*times)) {
-                Ok(seconds) => samples.push(seconds),
+            let contestant = &mut self.contestants[at];
+            match contained(|| contestant.sample()) {
+                Ok(seconds) => contestant.samples.push(seconds),
                 Err(reason) => failed.push((at, reason)),
             }
         }
@@ -188,7 +207,7 @@ impl<'a> Contest<'a> {
         let of_a_turn: f64 = self
             .contestants
             .iter_mut()
-            .map(|c| contained(|| c.prepared.time(1)).unwrap_or(0.0) * f64::from(c.times))
+            .map(|c| contained(|| c.sample()).unwrap_or(0.0) * f64::from(c.times))
             .sum();
         let affordable = (PATIENCE * self.contestants.len() as f64 / of_a_turn.max(1e-9)) as usize;
         let turns = affordable.max(LEAST_SAMPLES).min(samples.max(1));
@@ -247,6 +266,11 @@ impl<'a> Contest<'a> {
             )),
         }
     }
+}
+
+/// How often a work that takes so many seconds is done in a sample.
+fn times_of_a_sample(seconds: f64) -> u32 {
+    (SAMPLE / seconds.max(1e-9)).ceil().clamp(1.0, 1e6) as u32
 }
 
 /// Seconds of one time that is waited for, on average; less than a tenth of a second is spent on it.

@@ -1,7 +1,9 @@
 //! Contestants that take turns.
 
 use std::fmt::Display;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+use meganeura::calibration::warm_up;
 
 pub(crate) type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
@@ -64,6 +66,13 @@ struct Contestant<'a> {
     times: u32,
 }
 
+impl Contestant<'_> {
+    fn warm_up(&mut self) -> Result<()> {
+        let times = self.times;
+        warm_up(|| Ok(Duration::from_secs_f64(self.work.time(times)? * f64::from(times)))).map(drop)
+    }
+}
+
 /// The same work in several ways.
 pub(crate) struct Contest<'a> {
     title: String,
@@ -95,8 +104,9 @@ impl<'a> Contest<'a> {
         self.left_out.push((name.into(), why.to_string()));
     }
 
-    /// Compares results, then times.
-    pub(crate) fn run(mut self, turns: usize) {
+    /// Compares results, then times. With `warms`, each contestant warms its device up before every turn: a GPU lowers its
+    /// clock while others have theirs.
+    pub(crate) fn run(mut self, turns: usize, warms: bool) {
         println!("\n{}", self.title);
         for (name, why) in &self.left_out {
             println!("{name:28} left out: {why}");
@@ -135,7 +145,8 @@ impl<'a> Contest<'a> {
         let mut times = vec![Vec::with_capacity(turns); self.contestants.len()];
         for _ in 0..turns.max(1) {
             for (c, times) in self.contestants.iter_mut().zip(&mut times) {
-                match c.work.time(c.times) {
+                let warm = if warms { c.warm_up() } else { Ok(()) };
+                match warm.and_then(|()| c.work.time(c.times)) {
                     Ok(seconds) => times.push(seconds),
                     Err(e) => println!("{:28} failed: {e}", c.name),
                 }

@@ -176,6 +176,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let all = Work::value_variants();
     let works = if args.work.is_empty() { all } else { &args.work };
+    // Of processors alone, none waits for a clock.
+    let warms = !setup.devices.is_empty();
     let temporary = tempfile::tempdir()?;
     let folder = args.checkpoint.unwrap_or_else(|| temporary.path().join("model"));
     if works.iter().any(|work| work.is_language()) {
@@ -185,12 +187,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         let contest = match work {
             Work::Kernels => {
                 for problem in Problem::all() {
-                    kernels::contest(&problem, &setup)?.run(args.turns);
+                    kernels::contest(&problem, &setup)?.run(args.turns, warms);
                 }
                 continue;
             }
             Work::Mlp => {
-                training::contest(Network::Mlp, 32, &setup)?.run(args.turns);
+                training::contest(Network::Mlp, 32, &setup)?.run(args.turns, warms);
                 training::contest(Network::Mlp, 512, &setup)?
             }
             Work::Cnn => training::contest(Network::Cnn, 32, &setup)?,
@@ -200,7 +202,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             Work::Train => language::train(&folder, &setup)?,
             Work::FirstToken => language::first_token(&folder, &setup)?,
         };
-        contest.run(args.turns);
+        contest.run(args.turns, warms);
     }
     Ok(())
 }

@@ -55,6 +55,11 @@ impl DeviceKind {
             DeviceKind::Software => "software rasteriser",
         }
     }
+
+    /// Whether the host's processor computes, whatever the interface.
+    pub fn is_host(self) -> bool {
+        matches!(self, DeviceKind::Cpu | DeviceKind::Software)
+    }
 }
 
 /// A device that a backend found.

@@ -5,6 +5,7 @@
 //! driver. Rates are part of the key of cached plans, so a new calibration makes plans anew.
 
 mod rates;
+mod warm_up;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,6 +20,7 @@ use crate::files;
 use crate::plan::ExecutionPlan;
 
 pub use rates::Rates;
+pub use warm_up::warm_up;
 
 /// Variable that names the file; it overrides the configuration.
 pub const CALIBRATION_VARIABLE: &str = "MEGANEURA_CALIBRATION";

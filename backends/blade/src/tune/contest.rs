@@ -42,6 +42,12 @@ pub(super) trait Subject {
     /// The device fails.
     fn time(&self, ready: &mut Self::Ready, times: u32) -> Result<f64>;
 
+    /// Brings the device to its full clock.
+    ///
+    /// # Errors
+    /// The device fails.
+    fn warm_up(&self, ready: &mut Self::Ready) -> Result<()>;
+
     /// Whether no more ways shall be tried.
     fn is_over(&self) -> bool;
 }
@@ -82,6 +88,7 @@ pub(super) fn contest<S: Subject>(subject: &S) -> Result<Decision> {
         return Err(meganeura_core::Error::misuse("there is no way to do it", "report this"));
     };
     let mut usual = subject.prepare(usual_name)?;
+    subject.warm_up(&mut usual)?;
     let times = times_of_a_turn(subject, &mut usual)?;
     let mut decision = Decision {
         winner: None,
@@ -125,6 +132,8 @@ pub(super) fn contest<S: Subject>(subject: &S) -> Result<Decision> {
     if let Some((ratio, way, mut other)) = best
         && ratio < 1.0 - LEAST_GAIN
     {
+        // Kernels have been made meanwhile, for which the device waited.
+        subject.warm_up(&mut usual)?;
         let turns = Turns::of(subject, [&mut usual, &mut other], times, LAST_TURNS)?;
         let [usual_time, time] = turns.medians();
         decision.usual = usual_time;
@@ -233,6 +242,10 @@ mod tests {
             let turn = &mut self.turns.borrow_mut()[*ready];
             *turn += 1;
             Ok(self.times[*ready][*turn % self.times[*ready].len()])
+        }
+
+        fn warm_up(&self, _: &mut Self::Ready) -> Result<()> {
+            Ok(())
         }
 
         fn is_over(&self) -> bool {

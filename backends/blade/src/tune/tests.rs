@@ -112,6 +112,10 @@ impl Subject for Planted<'_> {
         })
     }
 
+    fn warm_up(&self, ready: &mut Self::Ready) -> Result<()> {
+        self.trial.warm_up(&mut ready.1)
+    }
+
     fn is_over(&self) -> bool {
         false
     }

@@ -1,9 +1,10 @@
 //! A call with a product, run in one way and another.
 
 use std::cell::Cell;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use meganeura_core::backend::{Device as _, Executable as _, StepArgs};
+use meganeura_core::calibration::warm_up;
 use meganeura_core::graph::{Graph, Value};
 use meganeura_core::plan::{BufferRef, Dispatch, ExecutionPlan, try_compile};
 use meganeura_core::precision::Precision;
@@ -26,6 +27,9 @@ const BYTES: usize = 256 << 20;
 const BYTES_EMULATED: usize = 4 << 20;
 /// Most calls of a plan.
 const MOST_CALLS: usize = 16;
+/// Length of a batch of warming up from which on it is long enough, and most times of the plan that are tried.
+const SHORT_BATCH: Duration = Duration::from_millis(10);
+const MOST_TIMES: u32 = 512;
 
 /// Some equal calls one after the other, each with operands of its own.
 pub(super) struct Trial<'a> {
@@ -140,6 +144,22 @@ impl Subject for Trial<'_> {
         })?;
         ready.wait(ticket)?;
         Ok(start.elapsed().as_secs_f64() / f64::from(times * self.calls))
+    }
+
+    fn warm_up(&self, ready: &mut BladeExecutable) -> Result<()> {
+        // Processors that emulate a GPU are busy in any case.
+        if self.device.is_software() {
+            return Ok(());
+        }
+        let mut times = 1;
+        warm_up(|| {
+            let took = Duration::from_secs_f64(self.time(ready, times)? * f64::from(times * self.calls));
+            if took < SHORT_BATCH && times < MOST_TIMES {
+                times *= 2;
+            }
+            Ok(took)
+        })
+        .map(drop)
     }
 
     fn is_over(&self) -> bool {
