@@ -14,7 +14,7 @@ use super::super::{CompileCx, Compiled, Kernel, Task, stream_nanos};
 use super::tile::{Tile, softmax_step};
 use super::{Head, KEYS, nanos, rows, scratch, scratch_len, target};
 use crate::executor::RunCx;
-use crate::gemm::simd::prefetch;
+use crate::gemm::simd::LINE;
 use crate::gemm::{Blocks, share};
 use crate::memory::View;
 use crate::vmath::{self, Isa, Level, multiversion};
@@ -25,8 +25,8 @@ const ROWS: usize = 16;
 const USUAL_KEYS: usize = 256;
 /// Neighbouring `f32`s of a cache that are worth being read together: 1 KiB.
 const RUN: usize = 256;
-/// Keys that are multiplied before the next ones are asked for, at most.
-const AHEAD: usize = 8;
+/// Places of keys, and as many of values, from which on they are read at the same time.
+const TOUCHES: usize = 4;
 /// Tasks that are enough for the keys not to be divided.
 const ENOUGH_TASKS: usize = 16;
 /// Keys that are worth a task, as each has to bring the queries and to be brought together with the others.
@@ -253,6 +253,7 @@ impl Cached {
                 key,
                 cols: KEYS.min(keys.end - key),
             };
+            self.touch(unit, tile);
             self.multiply_keys(queries, unit, scores, tile);
             for h in 0..heads {
                 let scores = &mut scores[h * rows * KEYS..][..rows * KEYS];
@@ -275,41 +276,48 @@ impl Cached {
         Head::of(view, self.dims.rows_k, place, self.dims.head_dim)
     }
 
-    /// Products of the queries of all heads and the keys that they see in a tile.
+    /// Reads one number of every line of a tile's keys and values, from several places on.
     ///
-    /// Rows lie apart, which the hardware does not foresee, and caches are too large to stay near: keys are asked for some
-    /// rows ahead, and meanwhile the values that are needed next.
+    /// The products go over a head after the other, so over pieces of rows in an order that the hardware does not foresee, and each
+    /// piece would be waited for: caches of the keys are too large to stay near. Asking for lines ahead of their use does not
+    /// help where their pages have to be looked up, too.
+    fn touch(&self, unit: Unit, tile: Tile) {
+        let heads = [self.k, self.v].map(|view| self.cached_head(view, unit, 0));
+        let run = unit.kv_heads * self.dims.head_dim;
+        let share = tile.cols.div_ceil(TOUCHES);
+        for (row, at) in (0..share).flat_map(|row| (0..run).step_by(LINE / size_of::<f32>()).map(move |at| (row, at))) {
+            for head in heads {
+                for first in (0..tile.cols).step_by(share) {
+                    let row = tile.key + (first + row).min(tile.cols - 1);
+                    // SAFETY: heads of a unit lie side by side in each row, and rows of a tile are valid, so they exist.
+                    unsafe { head.pointer(row).add(at).read_volatile() };
+                }
+            }
+        }
+    }
+
+    /// Products of the queries of all heads and the keys that they see in a tile.
     fn multiply_keys(&self, queries: &[f32], unit: Unit, scores: &mut [f32], tile: Tile) {
         let (width, group) = (self.dims.head_dim, self.dims.group());
-        let [keys, values] = [self.k, self.v].map(|view| self.cached_head(view, unit, 0));
-        let run = unit.kv_heads * width;
-        let ask = |head: Head, rows: Range<usize>| rows.for_each(|row| prefetch(head.pointer(tile.key + row), run));
-        ask(keys, 0..AHEAD.min(tile.cols));
-        for first in (0..tile.cols).step_by(AHEAD) {
-            let some = first..tile.cols.min(first + AHEAD);
-            ask(keys, some.end..tile.cols.min(some.end + AHEAD));
-            ask(values, some.clone());
-            for index in 0..unit.kv_heads {
-                let keys = self.cached_head(self.k, unit, index);
-                for row in 0..tile.rows {
-                    let seen = tile.seen(row);
-                    let seen = seen.start.max(some.start)..seen.end.min(some.end);
-                    if seen.is_empty() {
-                        continue;
-                    }
-                    // The same row of all heads of the group.
-                    let at = index * group * tile.rows + row;
-                    let queries = &queries[at * width..];
-                    let scores = &mut scores[at * KEYS + seen.start..];
-                    let sizes = [group, seen.len(), width];
-                    // SAFETY: these rows are valid, so they exist, and operands are not written by this dispatch; the
-                    // slices have that row of each head.
-                    unsafe {
-                        let rows = keys.rows(tile.key + seen.start..tile.key + seen.end);
-                        let queries = (queries.as_ptr(), tile.rows * width);
-                        let scores = (scores.as_mut_ptr(), tile.rows * KEYS);
-                        self.blocks.few_rows(queries, (rows.as_ptr(), keys.row), scores, sizes);
-                    }
+        for index in 0..unit.kv_heads {
+            let keys = self.cached_head(self.k, unit, index);
+            for row in 0..tile.rows {
+                let seen = tile.seen(row);
+                if seen.is_empty() {
+                    continue;
+                }
+                // The same row of all heads of the group.
+                let at = index * group * tile.rows + row;
+                let queries = &queries[at * width..];
+                let scores = &mut scores[at * KEYS + seen.start..];
+                let sizes = [group, seen.len(), width];
+                // SAFETY: these rows are valid, so they exist, and operands are not written by this dispatch; the slices have
+                // that row of each head.
+                unsafe {
+                    let rows = keys.rows(tile.key + seen.start..tile.key + seen.end);
+                    let queries = (queries.as_ptr(), tile.rows * width);
+                    let scores = (scores.as_mut_ptr(), tile.rows * KEYS);
+                    self.blocks.few_rows(queries, (rows.as_ptr(), keys.row), scores, sizes);
                 }
             }
         }
