@@ -13,12 +13,13 @@ use super::integers::{DIGIT_BITS, DIGITS, Group, Integers};
 use super::kernels::{BAND, BandKernels, Bytes, HalfBytes, UNIT};
 use super::{BlockFormat, Rows, Storage};
 use crate::gemm::Kernel;
-use crate::gemm::simd::prefetch;
+use crate::gemm::simd::{LINE, ask};
 
 /// Steps of a block, of four numbers each.
 const STEPS: usize = BLOCK / 4;
-/// `f32`s ahead that are asked for: 3 KiB. Lines at a distance of 4 KiB would be in each other's way.
-const AHEAD: usize = 768;
+/// Bytes ahead that are asked for, in the second-level cache: a band is read as one stream, and tasks of a thread follow each
+/// other.
+const AHEAD: usize = 16 << 10;
 
 /// The kernels for a storage, where rows are better in bands.
 pub(super) fn beside(kernel: Kernel, storage: Storage) -> Option<&'static BandKernels> {
@@ -130,6 +131,14 @@ impl Banded for Bytes {
 // SAFETY of the loads and intrinsics below: the CPU has AVX-512 with VNNI and BW, and the pointers are valid for what is read,
 // as the functions demand of their callers.
 
+/// Asks for what lies ahead of some bytes.
+#[inline(always)]
+fn ask_ahead(at: *const u8, bytes: usize) {
+    for line in (0..bytes).step_by(LINE) {
+        ask(at.addr().wrapping_add(AHEAD + line));
+    }
+}
+
 /// Scales of a band's blocks of this number.
 ///
 /// # Safety
@@ -162,7 +171,7 @@ unsafe fn integers<F: Banded>(x: *const Group, weights: Rows, cols: usize, y: *m
                 let mut digits = [low, _mm512_setzero_si512(), high];
                 for step in 0..STEPS {
                     if step * UNIT < F::BYTES {
-                        prefetch(at.add(step * UNIT * BAND).cast::<f32>().wrapping_add(AHEAD), 16);
+                        ask_ahead(at.wrapping_add(step * UNIT * BAND), UNIT * BAND);
                     }
                     let bytes = F::bytes(at, step);
                     for (digit, sum) in digits.iter_mut().enumerate() {
@@ -202,7 +211,7 @@ unsafe fn products<F: Banded, const M: usize>(x: *const f32, weights: Rows, cols
             let mut sums = [_mm512_setzero_ps(); M];
             for block in 0..blocks {
                 let at = numbers.add(block * F::BYTES * BAND);
-                prefetch(at.cast::<f32>().wrapping_add(AHEAD), F::BYTES * BAND / size_of::<f32>());
+                ask_ahead(at, F::BYTES * BAND);
                 // Two sums of each, as an addition has to wait for the one before.
                 let mut of_block = [[_mm512_setzero_ps(); M]; 2];
                 for step in 0..STEPS {
@@ -236,7 +245,7 @@ unsafe fn panel<F: Banded>(weights: Rows, [first, len]: [usize; 2], width: usize
         // SAFETY: a block of the band, and rows of the panel for it.
         unsafe {
             let at = weights.numbers.add(block * F::BYTES * BAND);
-            prefetch(at.cast::<f32>().wrapping_add(AHEAD), F::BYTES * BAND / size_of::<f32>());
+            ask_ahead(at, F::BYTES * BAND);
             let scales = scales_of(weights.scales, block);
             let to = to.add(to_block * BLOCK * width);
             for step in 0..STEPS {
