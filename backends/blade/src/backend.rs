@@ -20,6 +20,8 @@ use crate::tune::{self, Key, Tuning};
 const TILE: &str = "coop_tile";
 /// The setting that says from how many workgroups on a product uses them.
 const MIN_WORKGROUPS: &str = "coop_min_workgroups";
+/// The setting that says how many workgroups run at a time.
+const AT_ONCE: &str = "coop_at_once";
 /// The setting that says in what results are kept that only matrix units read.
 const BETWEEN: &str = "coop_between";
 /// The setting that says whether times of passes can be measured.
@@ -91,7 +93,7 @@ impl BladeBackend {
         if let Some(reason) = describe(&reports, index, &probed).rejected {
             return Err(Error::backend(NAME, format!("device {index} was rejected: {reason}")));
         }
-        let known = [TILE, MIN_WORKGROUPS, BETWEEN, TIMING, tune::TUNE, tune::FOLDER];
+        let known = [TILE, MIN_WORKGROUPS, AT_ONCE, BETWEEN, TIMING, tune::TUNE, tune::FOLDER];
         config.check_backend(NAME, &known)?;
         let (wanted, timed) = (wanted(config)?, timed(config)?);
         let tuned = (tune::folder(config)?, tuning_key(report, wanted));
@@ -113,16 +115,20 @@ fn wanted(config: &Config) -> Result<Wanted> {
             wrong(format!("backend.{NAME}.{TILE} is {tile}; {choices}"))
         })
     });
-    let groups = config.backend_size(NAME, MIN_WORKGROUPS)?.map(|groups| {
-        let known = u32::try_from(groups).ok();
-        known.ok_or_else(|| {
-            let choices = "use at most 4294967295, or 0 for every product";
-            wrong(format!("backend.{NAME}.{MIN_WORKGROUPS} is {groups}; {choices}"))
-        })
-    });
+    let groups = |key: &str, zero: &str| {
+        let groups = config.backend_size(NAME, key)?.map(|groups| {
+            let known = u32::try_from(groups).ok();
+            known.ok_or_else(|| {
+                let choices = format!("use at most 4294967295, or 0 for {zero}");
+                wrong(format!("backend.{NAME}.{key} is {groups}; {choices}"))
+            })
+        });
+        groups.transpose()
+    };
     Ok(Wanted {
         tile: tile.transpose()?,
-        min_workgroups: groups.transpose()?,
+        min_workgroups: groups(MIN_WORKGROUPS, "every product")?,
+        at_once: groups(AT_ONCE, "an unknown number")?,
         wide_results: choice(config, BETWEEN, ["f16", "f32"])? == "f32",
     })
 }

@@ -17,10 +17,14 @@ use crate::executable::BladeExecutable;
 use crate::gpu::NAME;
 pub use crate::kernels::coop::{CoopConfig, MIN_COOP_WORKGROUPS, prefers_coop};
 use crate::once::{Word, run_once};
+use crate::probe::Limits;
 use crate::program::With;
 
 /// Threads of a subgroup where the driver does not say: as on NVIDIA's GPUs, and others in one of their modes.
 const USUAL_SUBGROUP: u32 = 32;
+/// Workgroups of large blocks on a multiprocessor at a time: as measured on an H200, where shared memory and registers
+/// have room for no more.
+const AT_ONCE: u32 = 2;
 
 /// The configuration for what a device lists: tiles of `f16` if there are such, else of `f32`, else `None`.
 pub fn select_coop_config(units: &bg::CooperativeMatrix) -> Option<CoopConfig> {
@@ -29,6 +33,7 @@ pub fn select_coop_config(units: &bg::CooperativeMatrix) -> Option<CoopConfig> {
         use_f16_input,
         subgroup_size: USUAL_SUBGROUP,
         min_workgroups: MIN_COOP_WORKGROUPS,
+        at_once: 0,
     };
     match (units.f16_tile, units.f32_tile) {
         (0, 0) => None,
@@ -44,6 +49,8 @@ pub(crate) struct Wanted {
     pub(crate) tile: Option<u32>,
     /// [`CoopConfig::min_workgroups`].
     pub(crate) min_workgroups: Option<u32>,
+    /// [`CoopConfig::at_once`].
+    pub(crate) at_once: Option<u32>,
     /// Whether results that they alone read stay in `f32`; see [`narrow`](crate::narrow).
     pub(crate) wide_results: bool,
 }
@@ -53,7 +60,7 @@ pub(crate) struct Wanted {
 pub(crate) fn choose(
     device: &str,
     units: &bg::CooperativeMatrix,
-    subgroup_size: Option<u32>,
+    limits: &Limits,
     wanted: Wanted,
     multiplies: impl Fn(&CoopConfig) -> Result<()>,
 ) -> Option<CoopConfig> {
@@ -63,7 +70,9 @@ pub(crate) fn choose(
         Some(tile) => config.tile_size = tile,
         None => {}
     }
-    config.subgroup_size = subgroup_size.unwrap_or(USUAL_SUBGROUP);
+    config.subgroup_size = limits.subgroup_size.unwrap_or(USUAL_SUBGROUP);
+    let at_once = limits.multiprocessors.map(|count| AT_ONCE.saturating_mul(count));
+    config.at_once = wanted.at_once.or(at_once).unwrap_or(0);
     config.min_workgroups = wanted.min_workgroups.unwrap_or(MIN_COOP_WORKGROUPS);
     match multiplies(&config) {
         Ok(()) => {
@@ -221,7 +230,11 @@ mod tests {
 
     /// Right results, with `change` made to them.
     fn choice(change: impl Fn(&mut Vec<Vec<f32>>)) -> Option<CoopConfig> {
-        choose("a device", &UNITS, Some(8), Wanted::default(), |config| {
+        let limits = Limits {
+            subgroup_size: Some(8),
+            ..Limits::default()
+        };
+        choose("a device", &UNITS, &limits, Wanted::default(), |config| {
             check_products(config, |graph, operands| {
                 let feeds = operands.iter().map(|(name, values)| {
                     let values = values.iter().map(|&v| f64::from(v)).collect();
@@ -264,8 +277,13 @@ mod tests {
                 wide_results: false,
                 tile,
                 min_workgroups: Some(7),
+                at_once: None,
             };
-            choose("a device", &UNITS, None, wanted, |_| match works {
+            let limits = Limits {
+                multiprocessors: Some(3),
+                ..Limits::default()
+            };
+            choose("a device", &UNITS, &limits, wanted, |_| match works {
                 true => Ok(()),
                 false => Err(Error::backend(NAME, "refused")),
             })
@@ -273,7 +291,7 @@ mod tests {
         assert_eq!(chosen(None, false), None);
         assert_eq!(chosen(Some(0), true), None);
         let config = chosen(Some(16), true).expect("it works");
-        assert_eq!((config.tile_size, config.min_workgroups), (16, 7));
+        assert_eq!((config.tile_size, config.min_workgroups, config.at_once), (16, 7, 6));
     }
 
     #[test]

@@ -108,8 +108,7 @@ impl BladeDevice {
                 .gpu
                 .attempt(|context| context.capabilities().cooperative_matrix)
                 .ok()?;
-            let size = self.limits.subgroup_size;
-            coop::choose(self.name(), &units, size, self.wanted, |config| {
+            coop::choose(self.name(), &units, &self.limits, self.wanted, |config| {
                 coop::test_coop_matmul(self, config)
             })
         };

@@ -26,6 +26,8 @@ pub(crate) struct Limits {
     pub(crate) memory_bytes: Option<u64>,
     /// Threads of a subgroup, if known.
     pub(crate) subgroup_size: Option<u32>,
+    /// Multiprocessors, as NVIDIA's driver counts them, if it does.
+    pub(crate) multiprocessors: Option<u32>,
     /// Whether the GPU has memory of its own, if known.
     pub(crate) discrete: Option<bool>,
 }
@@ -36,6 +38,7 @@ impl Default for Limits {
             buffer_bytes: LEAST_BUFFER,
             memory_bytes: None,
             subgroup_size: None,
+            multiprocessors: None,
             discrete: None,
         }
     }
@@ -187,6 +190,14 @@ fn describe(instance: &ash::Instance, device: ash::vk::PhysicalDevice) -> Probed
     let name = properties.device_name_as_c_str().unwrap_or_default();
     // SAFETY: as above.
     let extensions = unsafe { instance.enumerate_device_extension_properties(device) }.unwrap_or_default();
+    let counts = |e: &vk::ExtensionProperties| e.extension_name_as_c_str() == Ok(vk::NV_SHADER_SM_BUILTINS_NAME);
+    let multiprocessors = extensions.iter().any(counts).then(|| {
+        let mut builtins = vk::PhysicalDeviceShaderSMBuiltinsPropertiesNV::default();
+        let mut all = vk::PhysicalDeviceProperties2::default().push_next(&mut builtins);
+        // SAFETY: as above; the device has the extension of the structure.
+        unsafe { instance.get_physical_device_properties2(device, &mut all) };
+        builtins.shader_sm_count
+    });
     let driver = &properties.limits;
     let timestamps = match driver.timestamp_compute_and_graphics == vk::TRUE {
         true => format!("yes, of {} ns", driver.timestamp_period),
@@ -205,6 +216,7 @@ fn describe(instance: &ash::Instance, device: ash::vk::PhysicalDevice) -> Probed
             driver.max_compute_work_group_invocations.to_string(),
         ),
     ];
+    facts.extend(multiprocessors.map(|count| Fact::new("multiprocessors", count.to_string())));
     facts.extend(EXTENSIONS.map(|wanted| {
         let found = extensions.iter().any(|e| e.extension_name_as_c_str() == Ok(wanted));
         Fact::new(wanted.to_string_lossy(), yes_no(found))
@@ -217,6 +229,7 @@ fn describe(instance: &ash::Instance, device: ash::vk::PhysicalDevice) -> Probed
             buffer_bytes,
             memory_bytes: Some(local.map(|h| h.size).sum()),
             subgroup_size: Some(subgroup.subgroup_size).filter(|&size| size > 0),
+            multiprocessors,
             discrete: Some(properties.device_type == vk::PhysicalDeviceType::DISCRETE_GPU),
         },
     }

@@ -78,13 +78,17 @@ fn check_from<V: Into<Value> + Copy>(
     if devices.is_empty() {
         return;
     }
-    let case = Case::new(shapes, build);
+    check_on(&devices, &Case::new(shapes, build), used);
+}
+
+/// The same on some devices.
+fn check_on(devices: &[Arc<dyn Device>], case: &Case, used: usize) {
     for device in devices {
-        let plan = compile_at(&case.graph, &*device, Precision::Mixed).expect("a plan");
+        let plan = compile_at(&case.graph, &**device, Precision::Mixed).expect("a plan");
         let found = plan.dispatches.iter().filter(|d| d.use_coop).count();
-        assert_eq!(found, used, "{shapes:?}");
+        assert_eq!(found, used, "{:?}", plan.dispatches);
         // Operands are rounded to 11 bits.
-        case.check(Session::on(device, plan).expect("a session"), 2e-3);
+        case.check(Session::on(device.clone(), plan).expect("a session"), 2e-3);
     }
 }
 
@@ -111,6 +115,26 @@ fn long_sums_are_cut_into_parts() {
         let product = g.matmul(x[0], x[1]);
         vec![g.neg(product)]
     });
+}
+
+/// Blocks behind the last whole wave: of several lengths, with an epilogue, in batches, beyond the result's end.
+#[test]
+fn blocks_behind_the_last_wave_are_cut() {
+    for at_once in [70, 100, 41] {
+        let devices = devices_with(&format!("coop_at_once = {at_once}"));
+        for [m, n, k] in [[384, 384, 2048], [385, 390, 2061], [512, 388, 2052]] {
+            let case = Case::new(&[&[m, k], &[k, n], &[n]], |g, x| {
+                let product = g.matmul(x[0], x[1]);
+                let sum = g.add(product, x[2]);
+                vec![product, g.relu(sum)]
+            });
+            check_on(&devices, &case, 1);
+        }
+        let batch = Case::new(&[&[3, 200, 2100], &[3, 230, 2100]], |g, x| {
+            vec![g.matmul_bt(x[0], x[1])]
+        });
+        check_on(&devices, &batch, 1);
+    }
 }
 
 /// Steps within a round and more, for a tile of rows and less, with both ways in which a matrix lies.

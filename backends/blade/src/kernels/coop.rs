@@ -10,16 +10,18 @@
 //! of few blocks. They have small blocks, whose subgroups share the terms of a step, and several steps on their way.
 
 mod block;
+mod tail;
 
 use std::fmt::Write as _;
 
 use super::emit::Emitter;
 use super::fold::{pairwise, sum};
 use super::module::{COOP, HALF, Launch};
-use super::sums::{self, Element, Plain, Sink};
+use super::sums::{self, Element, PARTIAL, Plain, Sink};
 use super::tiled::{Products, Sizes};
 pub(super) use block::Block;
 use block::ENOUGH_GROUPS;
+use tail::Tail;
 
 /// How matrix units are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -33,6 +35,8 @@ pub struct CoopConfig {
     /// Workgroups of two by two tiles from which on a product is given to the units, commonly
     /// [`MIN_COOP_WORKGROUPS`]; with 0, every product is.
     pub min_workgroups: u32,
+    /// Workgroups of large blocks that the device runs at a time; 0 if that is not known.
+    pub at_once: u32,
 }
 
 /// Workgroups of two by two tiles from which on a product is given to the matrix units.
@@ -68,6 +72,8 @@ pub(super) struct Blocks<'a> {
     config: CoopConfig,
     block: Block,
     parts: usize,
+    /// Blocks that are cut, though others are not.
+    tail: Option<Tail>,
 }
 
 impl<'a> Blocks<'a> {
@@ -92,7 +98,12 @@ impl<'a> Blocks<'a> {
         }
         let block = Block::usual(&config, &sizes, is_few)?;
         let wanted = ENOUGH_GROUPS.div_ceil(block.groups(&sizes));
-        Blocks::of(products, config, total, block, wanted)
+        let blocks = Blocks::of(products, config, total, block, wanted)?;
+        // Of smaller ones it was not measured how many there are at a time.
+        Some(match Block::largest(&config) == Some(block) {
+            true => blocks.with_tail(),
+            false => blocks,
+        })
     }
 
     /// All ways to cut it, as blocks and numbers of parts.
@@ -104,7 +115,10 @@ impl<'a> Blocks<'a> {
         let each = Block::all(&config, &sizes).into_iter().flat_map(|block| {
             let usual = ENOUGH_GROUPS.div_ceil(block.groups(&sizes).max(1));
             let parts = [usual, 1, usual / 2, usual * 2];
-            parts.map(|parts| Blocks::of(products, config, total, block, parts.max(1)))
+            let each = parts.map(|parts| Blocks::of(products, config, total, block, parts.max(1)));
+            let with_tail = Blocks::of(products, config, total, block, 1).map(Blocks::with_tail);
+            each.into_iter()
+                .chain([with_tail.filter(|blocks| blocks.tail.is_some())])
         });
         each.flatten().collect()
     }
@@ -133,6 +147,7 @@ impl<'a> Blocks<'a> {
             config,
             block,
             parts,
+            tail: None,
         };
         // Every thread copies as many vectors.
         let vectors = [0, 1].map(|operand| blocks.vectors(operand));
@@ -251,14 +266,21 @@ impl<'a> Blocks<'a> {
             self.fetch(&mut e, operand, name)?;
         }
         let beside = columns / sub_columns;
-        let mut code = format!(
-            "let first_column = group_number % {across}u * {columns}u;\n\
-             let first_row = group_number / {across}u % {down}u * {rows}u;\n\
-             let batch = group_number / {0}u % {batch}u;\nlet part = group_number / {1}u;\n\
+        let (mut code, number, part) = match &self.tail {
+            Some(tail) => (tail.numbers(), "block", String::new()),
+            None => {
+                let part = format!("let part = group_number / {}u;\n", across * down * batch);
+                (String::new(), "group_number", part)
+            }
+        };
+        let _ = write!(
+            code,
+            "let first_column = {number} % {across}u * {columns}u;\n\
+             let first_row = {number} / {across}u % {down}u * {rows}u;\n\
+             let batch = {number} / {0}u % {batch}u;\n{part}\
              let subgroup = local / {size}u;\nlet sub_block = subgroup / {depths}u;\n\
              let sub_row = sub_block / {beside}u * {sub_rows}u;\nlet sub_column = sub_block % {beside}u * {sub_columns}u;\n",
-            across * down,
-            across * down * batch
+            across * down
         );
         let (down_tiles, across_tiles) = self.tiles();
         let matrix = self.matrix('C');
@@ -266,12 +288,17 @@ impl<'a> Blocks<'a> {
             let _ = writeln!(code, "var sum_{i}_{j} = {matrix}();");
         }
         let length = k.div_ceil(self.parts).next_multiple_of(step);
-        let (from, to) = match self.parts {
-            1 => ("0u".to_owned(), format!("{k}u")),
-            _ => (
-                format!("part * {length}u"),
-                format!("min(part * {length}u + {length}u, {k}u)"),
-            ),
+        let of_part = |length: usize| {
+            let end = format!("min(part * {length}u + {length}u, {k}u)");
+            (format!("part * {length}u"), end)
+        };
+        let (from, to) = match (self.parts, &self.tail) {
+            (1, None) => ("0u".to_owned(), format!("{k}u")),
+            (_, None) => of_part(length),
+            (_, Some(tail)) => {
+                let (from, end) = of_part(tail.length);
+                (from, format!("select({k}u, {end}, is_part)"))
+            }
         };
         let _ = writeln!(code, "var first_k = {from};\nlet end = {to};");
         for set in 0..ahead {
@@ -304,6 +331,10 @@ impl<'a> Blocks<'a> {
         }
         code.push_str("}\n");
         debug_assert_eq!(threads % size as usize, 0);
+        if let Some(tail) = &self.tail {
+            let array = e.module.array(e.cx.scratch(0), PARTIAL, true);
+            let _ = write!(code, "if (is_part) {{\n{}}} else {{\n", self.store_part(tail, &array));
+        }
         match plain {
             Some((array, offset)) if depths == 1 && m % self.tile() == 0 && n % self.tile() == 0 => {
                 for (i, j) in self.pairs() {
@@ -319,7 +350,14 @@ impl<'a> Blocks<'a> {
             }
             _ => self.finish_elements(&mut e, &mut code, sink, down_tiles, across_tiles),
         }
-        e.module.finish(&code, threads, across * down * batch * self.parts)
+        let groups = match &self.tail {
+            Some(tail) => {
+                code.push_str("}\n");
+                tail.groups()
+            }
+            None => across * down * batch * self.parts,
+        };
+        e.module.finish(&code, threads, groups)
     }
 
     fn pairs(&self) -> impl Iterator<Item = (usize, usize)> + use<> {

@@ -218,11 +218,19 @@ impl Tiles<'_> {
             let together = 1 << together.max(1).ilog2();
             epilogue(&mut e, id, &results.of_product, together)?;
             let launch = self.launch(e, product, &Sink::Finish(together), plain.as_ref())?;
-            return Ok(Compiled {
+            let mut compiled = Compiled {
                 launches: vec![launch],
                 rounded,
                 ..Compiled::default()
-            });
+            };
+            if let Tiles::Units(blocks) = self
+                && let Some(tail) = blocks.tail()
+            {
+                let last = blocks.join(Emitter::new(body, cx), id, &results.of_product, &tail)?;
+                compiled.launches.push(last);
+                compiled.scratch = vec![blocks.tail_bytes()];
+            }
+            return Ok(compiled);
         }
         let mut e = Emitter::new(body, cx);
         let array = e.module.array(e.cx.scratch(0), PARTIAL, true);

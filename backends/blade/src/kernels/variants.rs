@@ -206,8 +206,9 @@ impl<'a> Tiles<'a> {
             },
             Tiles::Units(blocks) => {
                 let b = blocks.block();
+                let tail = blocks.tail().map(|t| format!(" tail={}x{}", t.blocks, t.parts));
                 format!(
-                    "{units} block={}x{}x{} each={}x{} depths={} ahead={} parts={}",
+                    "{units} block={}x{}x{} each={}x{} depths={} ahead={} parts={}{}",
                     b.rows,
                     b.columns,
                     b.step,
@@ -215,7 +216,8 @@ impl<'a> Tiles<'a> {
                     b.sub_columns,
                     b.depths,
                     b.ahead,
-                    blocks.parts()
+                    blocks.parts(),
+                    tail.unwrap_or_default()
                 )
             }
         }

@@ -154,6 +154,11 @@ impl Block {
         each
     }
 
+    /// The largest block.
+    pub(super) fn largest(config: &CoopConfig) -> Option<Self> {
+        Block::large(config).first().copied()
+    }
+
     /// Blocks of many rows and columns, the largest first.
     fn large(config: &CoopConfig) -> Vec<Self> {
         let tile = config.tile_size as usize;

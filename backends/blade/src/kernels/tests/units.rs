@@ -111,13 +111,15 @@ fn each_on_units(floats: &[DType], each: &mut dyn FnMut(String, &CompileCx)) {
                 let wide = |ty: TensorType| TensorType::f32(ty.shape);
                 outputs.into_iter().map(wide).collect()
             };
-            for (tile_size, use_f16_input, subgroup_size) in KINDS {
+            let kinds = KINDS.into_iter().flat_map(|kind| [0, 3].map(|at_once| (kind, at_once)));
+            for ((tile_size, use_f16_input, subgroup_size), at_once) in kinds {
                 let cx = CompileCx {
                     coop: Some(CoopConfig {
                         tile_size,
                         use_f16_input,
                         subgroup_size,
                         min_workgroups: MIN_COOP_WORKGROUPS,
+                        at_once,
                     }),
                     ..CompileCx::apart(KernelDesc {
                         name,
@@ -127,7 +129,7 @@ fn each_on_units(floats: &[DType], each: &mut dyn FnMut(String, &CompileCx)) {
                         outputs: &outputs,
                     })
                 };
-                let label = format!("{name} {shapes:?} {float} {tile_size} {use_f16_input} {subgroup_size}");
+                let label = format!("{name} {shapes:?} {float} {tile_size} {use_f16_input} {subgroup_size} {at_once}");
                 each(label, &cx);
             }
         }
@@ -244,6 +246,7 @@ fn every_product_has_a_kernel_for_matrix_units() {
         use_f16_input: true,
         subgroup_size: 8,
         min_workgroups: 0,
+        at_once: 0,
     };
     let launches = launches_with(Some(config));
     let units: Vec<&(String, Launch)> = launches.iter().filter(|(_, l)| l.coop).collect();
@@ -273,6 +276,7 @@ fn attention_on_matrix_units_is_valid_and_translates() {
                 use_f16_input,
                 subgroup_size,
                 min_workgroups: MIN_COOP_WORKGROUPS,
+                at_once: 0,
             };
             let made = compile_attention(false, [500, 511], heads, Some(config));
             // The widest heads in full precision are beyond shared memory.
