@@ -71,9 +71,43 @@ pub(super) struct Blocks<'a> {
     sizes: Sizes,
     config: CoopConfig,
     block: Block,
-    parts: usize,
+    cut: Cut,
     /// Blocks that are cut, though others are not.
     tail: Option<Tail>,
+}
+
+/// The summed dimension in parts of whole steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Cut {
+    parts: usize,
+    /// Terms of a part, but for the last.
+    length: usize,
+    /// Steps of the last one.
+    last_steps: usize,
+}
+
+impl Cut {
+    /// `k` terms in as many parts as are wanted, or fewer: each has some steps, and rounding up may leave fewer.
+    fn new(k: usize, step: usize, wanted: usize) -> Self {
+        let length = k
+            .div_ceil(wanted.min(k / (FEWEST_STEPS * step)).max(1))
+            .next_multiple_of(step);
+        let parts = k.div_ceil(length);
+        Cut {
+            parts,
+            length,
+            last_steps: (k - (parts - 1) * length).div_ceil(step),
+        }
+    }
+
+    /// Where a part begins and ends, of so many terms, as WGSL expressions.
+    fn bounds(&self, k: usize) -> [String; 2] {
+        let length = self.length;
+        [
+            format!("part * {length}u"),
+            format!("min(part * {length}u + {length}u, {k}u)"),
+        ]
+    }
 }
 
 impl<'a> Blocks<'a> {
@@ -134,19 +168,15 @@ impl<'a> Blocks<'a> {
     ) -> Option<Self> {
         let sizes = products.sizes();
         let k = sizes.k;
-        let room = sums::most_parts(total);
-        let parts = wanted.min(k / (FEWEST_STEPS * block.step)).min(room).max(1);
-        let length = k.div_ceil(parts).next_multiple_of(block.step);
-        // Rounding the parts up may leave fewer.
-        let parts = k.div_ceil(length);
+        let cut = Cut::new(k, block.step, wanted.min(sums::most_parts(total)));
         // The first steps of the last part are fetched without looking for its end.
-        block.ahead = block.ahead.min((k - (parts - 1) * length).div_ceil(block.step));
+        block.ahead = block.ahead.min(cut.last_steps);
         let blocks = Blocks {
             products,
             sizes,
             config,
             block,
-            parts,
+            cut,
             tail: None,
         };
         // Every thread copies as many vectors.
@@ -156,7 +186,7 @@ impl<'a> Blocks<'a> {
     }
 
     pub(super) fn parts(&self) -> usize {
-        self.parts
+        self.cut.parts
     }
 
     /// Whether operands are rounded to `f16`.
@@ -287,18 +317,13 @@ impl<'a> Blocks<'a> {
         for (i, j) in self.pairs() {
             let _ = writeln!(code, "var sum_{i}_{j} = {matrix}();");
         }
-        let length = k.div_ceil(self.parts).next_multiple_of(step);
-        let of_part = |length: usize| {
-            let end = format!("min(part * {length}u + {length}u, {k}u)");
-            (format!("part * {length}u"), end)
-        };
-        let (from, to) = match (self.parts, &self.tail) {
-            (1, None) => ("0u".to_owned(), format!("{k}u")),
-            (_, None) => of_part(length),
-            (_, Some(tail)) => {
-                let (from, end) = of_part(tail.length);
-                (from, format!("select({k}u, {end}, is_part)"))
+        let [from, to] = match &self.tail {
+            Some(tail) => {
+                let [from, end] = tail.cut.bounds(k);
+                [from, format!("select({k}u, {end}, is_part)")]
             }
+            None if self.cut.parts == 1 => ["0u".to_owned(), format!("{k}u")],
+            None => self.cut.bounds(k),
         };
         let _ = writeln!(code, "var first_k = {from};\nlet end = {to};");
         for set in 0..ahead {
@@ -355,7 +380,7 @@ impl<'a> Blocks<'a> {
                 code.push_str("}\n");
                 tail.groups()
             }
-            None => across * down * batch * self.parts,
+            None => across * down * batch * self.cut.parts,
         };
         e.module.finish(&code, threads, groups)
     }

@@ -156,13 +156,25 @@ fn finished(e: &mut Emitter, id: Id, outputs: &[usize], i: &str, product: &str) 
 }
 
 /// Adds up the parts of each element.
-pub(super) fn join(mut e: Emitter, id: Id, outputs: &[usize], parts: usize) -> Result<Launch, String> {
+pub(super) fn join(e: Emitter, id: Id, outputs: &[usize], parts: usize) -> Result<Launch, String> {
     let total = e.body.ty(id).numel();
+    add_up(e, id, outputs, [total, parts], "finish(i, sum);\n")
+}
+
+/// Adds up the parts of so many sums in scratch, one set of parts after the other. `finish` are statements for the number `i` of one,
+/// and what it comes to as `sum`.
+pub(super) fn add_up(
+    mut e: Emitter,
+    id: Id,
+    outputs: &[usize],
+    [total, parts]: [usize; 2],
+    finish: &str,
+) -> Result<Launch, String> {
     epilogue(&mut e, id, outputs, 1)?;
     let partial = e.module.array(e.cx.scratch(0), PARTIAL, false);
     let code = format!(
         "let i = group_number * {THREADS}u + local;\nif (i >= {total}u) {{\nreturn;\n}}\nvar sum = 0.0;\n\
-         for (var part = 0u; part < {parts}u; part += 1u) {{\nsum += {partial}[part * {total}u + i];\n}}\nfinish(i, sum);\n"
+         for (var part = 0u; part < {parts}u; part += 1u) {{\nsum += {partial}[part * {total}u + i];\n}}\n{finish}"
     );
     e.module.finish(&code, THREADS, total.div_ceil(THREADS))
 }

@@ -206,7 +206,7 @@ impl<'a> Tiles<'a> {
             },
             Tiles::Units(blocks) => {
                 let b = blocks.block();
-                let tail = blocks.tail().map(|t| format!(" tail={}x{}", t.blocks, t.parts));
+                let tail = blocks.tail().map(|t| format!(" tail={}x{}", t.blocks, t.parts()));
                 format!(
                     "{units} block={}x{}x{} each={}x{} depths={} ahead={} parts={}{}",
                     b.rows,

@@ -9,12 +9,10 @@ use std::fmt::Write as _;
 use super::super::body::Id;
 use super::super::emit::Emitter;
 use super::super::module::Launch;
-use super::super::sums::{self, Element, PARTIAL};
+use super::super::sums::{self, Element, PARTIAL, Sink};
 use super::super::tiled::Sizes;
-use super::{Blocks, FEWEST_STEPS};
+use super::{Blocks, Cut};
 
-/// Threads of a workgroup of the second launch.
-const THREADS: usize = 256;
 /// Terms from which on it is worth storing and adding up parts: on an H200 that took 35 to 50 us, where a wave of 1,024 terms took
 /// 36 and one of 4,096 took 140.
 const LONG_SUM: usize = 2048;
@@ -26,10 +24,8 @@ pub(in crate::kernels) struct Tail {
     pub(in crate::kernels) whole: usize,
     /// Blocks that are cut.
     pub(in crate::kernels) blocks: usize,
-    /// Parts of each.
-    pub(in crate::kernels) parts: usize,
-    /// Terms of a part, but for the last.
-    pub(super) length: usize,
+    /// Their parts.
+    pub(super) cut: Cut,
 }
 
 impl Tail {
@@ -39,22 +35,23 @@ impl Tail {
         if blocks == 0 || groups < at_once || k < LONG_SUM {
             return None;
         }
-        let wanted = (at_once / blocks).min(k / (FEWEST_STEPS * step));
-        let length = k.div_ceil(wanted.max(1)).next_multiple_of(step);
-        let parts = k.div_ceil(length);
+        let cut = Cut::new(k, step, at_once / blocks);
         // The first steps of the last part are fetched without looking for its end.
-        let last_steps = (k - (parts - 1) * length).div_ceil(step);
-        (parts > 1 && last_steps >= ahead).then_some(Tail {
+        (cut.parts > 1 && cut.last_steps >= ahead).then_some(Tail {
             whole: groups - blocks,
             blocks,
-            parts,
-            length,
+            cut,
         })
+    }
+
+    /// Parts of each block.
+    pub(in crate::kernels) fn parts(&self) -> usize {
+        self.cut.parts
     }
 
     /// Workgroups of the first launch.
     pub(super) fn groups(&self) -> usize {
-        self.whole + self.blocks * self.parts
+        self.whole + self.blocks * self.parts()
     }
 
     /// Statements that declare whether a workgroup computes a part, the block's number and the part's.
@@ -72,7 +69,7 @@ impl<'a> Blocks<'a> {
     /// The same with what is behind the last whole wave cut, where that is known and can be.
     pub(super) fn with_tail(mut self) -> Self {
         let block = &self.block;
-        if self.parts == 1 && block.depths == 1 {
+        if self.cut.parts == 1 && block.depths == 1 {
             let groups = block.groups(&self.sizes);
             self.tail = Tail::new(
                 groups,
@@ -96,7 +93,7 @@ impl<'a> Blocks<'a> {
 
     /// Bytes of the parts.
     pub(in crate::kernels) fn tail_bytes(&self) -> usize {
-        let parts = self.tail.map_or(0, |tail| tail.blocks * tail.parts);
+        let parts = self.tail.map_or(0, |tail| tail.blocks * tail.parts());
         PARTIAL.storage_bytes(parts * self.elements()).unwrap_or(usize::MAX)
     }
 
@@ -123,32 +120,25 @@ impl<'a> Blocks<'a> {
     /// The second launch: adds up the parts of each element of the blocks that are cut.
     pub(in crate::kernels) fn join(
         &self,
-        mut e: Emitter,
+        e: Emitter,
         id: Id,
         outputs: &[usize],
         tail: &Tail,
     ) -> Result<Launch, String> {
         let Sizes { m, n, .. } = self.sizes;
-        let (rows, columns) = (self.block.rows, self.block.columns);
+        let (rows, columns, of_block) = (self.block.rows, self.block.columns, self.elements());
         let (across, down) = (n.div_ceil(columns), m.div_ceil(rows));
-        sums::epilogue(&mut e, id, outputs, 1)?;
-        let partial = e.module.array(e.cx.scratch(0), PARTIAL, false);
-        let (of_block, total) = (self.elements(), tail.blocks * self.elements());
         let is_whole = m.is_multiple_of(rows) && n.is_multiple_of(columns);
         let element = Element::within(self.products, is_whole, "row", "column", "sum".to_owned());
-        let taken = sums::Sink::Finish(1).take(&[element]);
-        let code = format!(
-            "let i = group_number * {THREADS}u + local;\nif (i >= {total}u) {{\nreturn;\n}}\n\
-             let block = {whole}u + i / {of_block}u;\nlet within = i % {of_block}u;\n\
-             let batch = block / {0}u;\n\
+        let finish = format!(
+            "let block = {}u + i / {of_block}u;\nlet within = i % {of_block}u;\nlet batch = block / {}u;\n\
              let row = block / {across}u % {down}u * {rows}u + within / {columns}u;\n\
-             let column = block % {across}u * {columns}u + within % {columns}u;\nvar sum = 0.0;\n\
-             for (var part = 0u; part < {parts}u; part += 1u) {{\nsum += {partial}[part * {total}u + i];\n}}\n{taken}",
+             let column = block % {across}u * {columns}u + within % {columns}u;\n{}",
+            tail.whole,
             across * down,
-            whole = tail.whole,
-            parts = tail.parts,
+            Sink::Finish(1).take(&[element])
         );
-        e.module.finish(&code, THREADS, total.div_ceil(THREADS))
+        sums::add_up(e, id, outputs, [tail.blocks * of_block, tail.parts()], &finish)
     }
 }
 
@@ -158,7 +148,7 @@ mod tests {
 
     #[test]
     fn what_fills_a_wave() {
-        let tail = |groups, at_once, k| Tail::new(groups, at_once, k, 32, 1).map(|t| (t.whole, t.blocks, t.parts));
+        let tail = |groups, at_once, k| Tail::new(groups, at_once, k, 32, 1).map(|t| (t.whole, t.blocks, t.parts()));
         assert_eq!(tail(288, 264, 4096), Some((264, 24, 11)));
         assert_eq!(tail(352, 264, 4096), Some((264, 88, 3)));
         assert_eq!(tail(1024, 264, 4096), None, "most of a wave");
@@ -174,9 +164,9 @@ mod tests {
         for k in [2048, 2049, 2500, 3001, 4097] {
             for at_once in [2, 7, 40] {
                 if let Some(tail) = Tail::new(at_once + 1, at_once, k, 32, 1) {
-                    let before = (tail.parts - 1) * tail.length;
-                    assert!(before < k && k <= before + tail.length, "{tail:?}");
-                    assert!(tail.blocks * tail.parts <= at_once);
+                    let before = (tail.parts() - 1) * tail.cut.length;
+                    assert!(before < k && k <= before + tail.cut.length, "{tail:?}");
+                    assert!(tail.blocks * tail.parts() <= at_once);
                 }
             }
         }
