@@ -177,6 +177,7 @@ mod tests {
                     samples: 9,
                 },
                 waited_seconds: None,
+                difference: None,
                 demand: Demand::default(),
                 floor: None,
             }));

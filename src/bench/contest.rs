@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::{BenchDevice, Floor, Measurement, Prepared, Record, Sizes, Spread, Suite, Work, works};
+use super::{BenchDevice, Floor, Measurement, Prepared, Record, Sizes, Spread, Suite, Task, Work, works};
 use crate::calibration::warm_up;
 use crate::precision::Precision;
 use crate::{Error, Result};
@@ -100,6 +100,8 @@ pub struct Contestant<'a> {
     pub on: &'a BenchDevice,
     /// The work, ready.
     pub prepared: Prepared,
+    /// How far its result is from the reference's, as a part of the largest number; `None` for the reference itself.
+    pub difference: Option<f64>,
     /// Below which it cannot come; none for what has none.
     pub floor: Option<Floor>,
     /// How often it is done in a sample.
@@ -134,9 +136,20 @@ impl Contestant<'_> {
     }
 }
 
+/// A result to compare with.
+struct Reference {
+    /// Device, precision, plugin and driver.
+    label: String,
+    precision: Precision,
+    result: Vec<f32>,
+}
+
 /// A work, and the devices that do it and agree about its result.
 pub struct Contest<'a> {
     work: &'a Work,
+    /// What results are compared with: the first contestant's, or, if that is in mixed precision, one in `f32` that its device
+    /// makes for this alone.
+    reference: Option<Reference>,
     /// Those that take part.
     pub contestants: Vec<Contestant<'a>>,
     /// Those that do not.
@@ -144,11 +157,12 @@ pub struct Contest<'a> {
 }
 
 impl<'a> Contest<'a> {
-    /// Makes the work ready on every device, and compares what each makes of it with what the first does. A device that
-    /// fails, or differs, is left out.
+    /// Makes the work ready on every device, and compares what each makes of it with what the first does, in `f32`. A device
+    /// that fails, or differs, is left out.
     pub fn new(work: &'a Work, devices: &'a [BenchDevice], precision: Option<Precision>) -> Self {
         let mut contest = Contest {
             work,
+            reference: None,
             contestants: Vec::new(),
             left_out: Vec::new(),
         };
@@ -160,8 +174,13 @@ impl<'a> Contest<'a> {
                     let seconds = prepared.time(1)?.min(prepared.time(1)?);
                     Ok((prepared, seconds))
                 });
-                match ready.and_then(|(prepared, seconds)| contest.agreeing(prepared).map(|p| (p, seconds))) {
-                    Ok((prepared, seconds)) => contest.contestants.push(Contestant {
+                let compared = ready.and_then(|(prepared, seconds)| {
+                    let difference = contest.compare(on, &prepared)?;
+                    Ok((prepared, seconds, difference))
+                });
+                match compared {
+                    Ok((prepared, seconds, difference)) => contest.contestants.push(Contestant {
+                        difference,
                         floor: prepared
                             .has_floor
                             .then(|| on.ceilings.floor(&prepared.demand, prepared.precision)),
@@ -224,6 +243,7 @@ impl<'a> Contest<'a> {
                 seconds: Spread::of(&c.samples),
                 waited_seconds,
                 demand: c.prepared.demand,
+                difference: c.difference,
                 floor: c.floor,
             })
             .collect()
@@ -239,18 +259,26 @@ impl<'a> Contest<'a> {
         });
     }
 
-    /// What was prepared, if its result is that of the first contestant.
-    fn agreeing(&self, prepared: Prepared) -> Result<Prepared, String> {
+    /// How far a result is from the reference's, if that is not too far; `None` for what becomes the reference.
+    fn compare(&mut self, on: &BenchDevice, prepared: &Prepared) -> Result<Option<f64>, String> {
         if prepared.result.iter().any(|x| !x.is_finite()) {
             return Err("its result is not finite".into());
         }
-        let Some(first) = self.contestants.first() else {
-            return Ok(prepared);
+        // What a device makes of transfers and builds is no product that is rounded.
+        let needs_reference = prepared.precision == Precision::Mixed && self.work.task == Task::Step;
+        let reference = match &self.reference {
+            Some(reference) => reference,
+            None if needs_reference => {
+                let exact = contained(|| self.work.prepare(on, Precision::F32))?;
+                self.reference.insert(Reference::of(on, &exact))
+            }
+            None => {
+                self.reference = Some(Reference::of(on, prepared));
+                return Ok(None);
+            }
         };
-        let off = distance(&prepared.result, &first.prepared.result);
-        let mixed = [&prepared, &first.prepared]
-            .iter()
-            .any(|p| p.precision == Precision::Mixed);
+        let off = distance(&prepared.result, &reference.result);
+        let mixed = [prepared.precision, reference.precision].contains(&Precision::Mixed);
         // Models add up what their calls are off.
         let accepted = match (self.work.suite, mixed) {
             (Suite::Models, false) => 1e-3,
@@ -259,11 +287,21 @@ impl<'a> Contest<'a> {
             (_, true) => 2e-2,
         };
         match off <= accepted {
-            true => Ok(prepared),
+            true => Ok(Some(f64::from(off))),
             false => Err(format!(
                 "its result is off by {off:.1e} from that of {}, {accepted:.0e} is accepted",
-                first.label()
+                reference.label
             )),
+        }
+    }
+}
+
+impl Reference {
+    fn of(on: &BenchDevice, prepared: &Prepared) -> Self {
+        Reference {
+            label: on.label_in(prepared.precision),
+            precision: prepared.precision,
+            result: prepared.result.clone(),
         }
     }
 }
@@ -298,7 +336,7 @@ fn distance(found: &[f32], wanted: &[f32]) -> f32 {
 }
 
 /// Errors and panics as text: a device may be as broken as it likes.
-fn contained<T>(work: impl FnOnce() -> Result<T>) -> Result<T, String> {
+pub(super) fn contained<T>(work: impl FnOnce() -> Result<T>) -> Result<T, String> {
     let text = |panic: Box<dyn Any + Send>| {
         let said = panic.downcast_ref::<String>().map(String::as_str);
         let said = said.or_else(|| panic.downcast_ref::<&str>().copied());

@@ -12,6 +12,9 @@
 //! each other. The floor is that of the plan: one that moves fewer bytes has a lower floor. Rates are measured on data beyond
 //! most caches, so work whose data stay in a cache may be faster than its floor.
 //!
+//! How fast a result is says little where it is wrong: results of devices are compared before they are timed, and of those in
+//! mixed precision a result in `f32` is made for that. [`loss_curves`] compares whole trainings.
+//!
 //! [`run`] measures and gives a [`Record`], which is written as JSON, [compared](Comparison) with an earlier one, and shown as
 //! a [page](Record::html). `meganeura bench --suite` and `cargo bench --bench devices` are both made of this module.
 //!
@@ -37,6 +40,7 @@
 mod ceilings;
 mod compare;
 mod contest;
+mod curve;
 mod demand;
 mod device;
 mod feed;
@@ -50,6 +54,7 @@ mod works;
 pub use ceilings::{Bound, Ceilings, Floor};
 pub use compare::{CeilingChange, Change, Comparison, Verdict};
 pub use contest::{Contest, Contestant, LeftOut, Options, Progress, Tell, run};
+pub use curve::{LossCurve, LossCurves, loss_curves};
 pub use demand::Demand;
 pub use device::{BenchDevice, Found};
 pub use feed::{feed, noise};

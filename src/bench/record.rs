@@ -73,6 +73,10 @@ pub struct Measurement {
     pub seconds: Spread,
     /// The same if each is waited for.
     pub waited_seconds: Option<f64>,
+    /// How far its result is from a reference in `f32`, as a part of the largest number: that of the first device, of which
+    /// there is nothing to compare with, unless it is in mixed precision. Earlier records have none.
+    #[serde(default)]
+    pub difference: Option<f64>,
     /// What it asks of the device. Of transfers, the bytes that cross; nothing of builds.
     pub demand: Demand,
     /// Below which the device cannot come; none of builds and transfers.

@@ -155,24 +155,34 @@ impl Work {
         vec![Precision::resolve(wanted, self.mode, device)]
     }
 
+    /// A session of its graph, fed with what it reads, before its first step.
+    ///
+    /// # Errors
+    /// What building it fails with.
+    pub fn session(&self, on: &BenchDevice, precision: Precision) -> Result<Session> {
+        self.open(&self.graph(), on, &rewriting(on, precision))
+    }
+
+    fn open(&self, graph: &Graph, on: &BenchDevice, rewrite: &RewriteConfig) -> Result<Session> {
+        let (plan, _) = plan_for(graph, &on.device, self.mode, self.update.as_ref(), rewrite)?;
+        let mut session = Session::on(on.device.clone(), plan)?;
+        if let Some(update) = &self.update {
+            session.try_set_optimizer(update.clone())?;
+        }
+        feed(&mut session, self.classes, &self.fixed)?;
+        Ok(session)
+    }
+
     /// Makes it ready to be timed on a device; it has run once then.
     ///
     /// # Errors
     /// What building or running it fails with.
     pub fn prepare(&self, on: &BenchDevice, precision: Precision) -> Result<Prepared> {
         let graph = self.graph();
-        let rewrite = RewriteConfig {
-            precision: Some(precision),
-            ..on.rewrite.clone()
-        };
-        let (plan, _) = plan_for(&graph, &on.device, self.mode, self.update.as_ref(), &rewrite)?;
-        let demand = Demand::of(&plan, &*on.device);
-        let kept = plan.clone();
-        let mut session = Session::on(on.device.clone(), plan)?;
-        if let Some(update) = &self.update {
-            session.try_set_optimizer(update.clone())?;
-        }
-        feed(&mut session, self.classes, &self.fixed)?;
+        let rewrite = rewriting(on, precision);
+        let mut session = self.open(&graph, on, &rewrite)?;
+        let kept = session.plan().clone();
+        let demand = Demand::of(&kept, &*on.device);
         session.try_step()?;
         session.try_wait()?;
         let result = beginning(&mut session)?;
@@ -277,6 +287,14 @@ impl Prepared {
         let start = Instant::now();
         self.run(times)?;
         Ok(start.elapsed().as_secs_f64() / f64::from(times.max(1)))
+    }
+}
+
+/// The settings of a device's plans in a precision.
+fn rewriting(on: &BenchDevice, precision: Precision) -> RewriteConfig {
+    RewriteConfig {
+        precision: Some(precision),
+        ..on.rewrite.clone()
     }
 }
 

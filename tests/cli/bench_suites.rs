@@ -234,3 +234,68 @@ fn single_works_run_on_every_device_that_is_named() {
     assert!(output.status.success(), "{err}");
     assert_eq!(out.lines().count(), 2, "{out}");
 }
+
+#[test]
+fn curves_of_losses_are_compared() {
+    let base = ["bench", "--device", "cpu", "--curve", "4"];
+    let works = [
+        "--suite",
+        "models",
+        "--only",
+        "training step of 32",
+        "--sizes",
+        "small",
+        "--json",
+    ];
+    let (output, out, err) = run(&mut meganeura(&[&base[..], &works].concat()));
+    assert!(output.status.success(), "{err}");
+    let all: Value = serde_json::from_str(&out).expect("a list");
+    let names: Vec<_> = all
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|c| c["work"].as_str())
+        .collect();
+    assert_eq!(names.len(), 2, "{names:?}");
+    for curves in all.as_array().expect("a list") {
+        let losses = curves["curves"][0]["losses"].as_array().expect("losses");
+        let losses: Vec<f64> = losses.iter().map(|loss| loss.as_f64().expect("a number")).collect();
+        assert!(losses.len() == 4 && losses[3] < losses[0], "{curves}");
+    }
+    // Of one that is named, a table: of as many classes as it has logits, none of which is known yet.
+    let (output, out, err) = run(&mut meganeura(&[&base[..], &["--train", "mlp"]].concat()));
+    assert!(output.status.success() && out.contains("cpu f32"), "{out}{err}");
+    assert!(out.contains("nothing to compare with"), "{out}");
+    let loss = out.lines().find_map(|line| line.trim().strip_prefix("1 "));
+    let loss: f64 = loss.expect("a first step").trim().parse().expect("a loss");
+    assert!((loss - 10f64.ln()).abs() < 1.0, "{out}");
+    for (args, said) in [
+        (&["--curve", "4", "mlp"][..], "give --train"),
+        (&["--curve", "0", "--train", "mlp"], "one step or more"),
+        (
+            &["--curve", "4", "--suite", "matmul", "--device", "cpu"],
+            "--suite models",
+        ),
+        (
+            &["--curve", "4", "--train", "mlp", "--html", "x.html"],
+            "cannot be used",
+        ),
+    ] {
+        let err = failure(args);
+        assert!(err.contains(said), "{args:?}: {err}");
+    }
+}
+
+#[test]
+fn results_of_other_devices_say_how_far_they_are_off() {
+    use meganeura::bench::{Contest, Sizes, Suite, works};
+
+    let config = meganeura::config::Config::default();
+    let open = || meganeura::bench::BenchDevice::open(Some("cpu"), &config).expect("the processor");
+    let devices = [open(), open()];
+    let works = works(Suite::Norm, Sizes::Small);
+    let mut contest = Contest::new(&works[0], &devices, None);
+    let measured = contest.measure(1);
+    let off: Vec<Option<f64>> = measured.iter().map(|m| m.difference).collect();
+    assert_eq!(off, [None, Some(0.0)]);
+}

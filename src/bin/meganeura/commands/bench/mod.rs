@@ -1,5 +1,6 @@
-//! `meganeura bench`: single works here, suites in a file of their own.
+//! `meganeura bench`: single works here, suites and curves of losses in files of their own.
 
+mod curves;
 pub(super) mod suites;
 
 use std::error::Error;
@@ -63,6 +64,12 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 
+    /// Instead of measuring times, train works for so many steps, of one batch, in f32 and in mixed precision where a device has
+    /// it, and compare the losses with those in f32 of the first device. Needs --train, or a suite with models.
+    #[arg(long, value_name = "STEPS", value_parser = curves::steps,
+        conflicts_with_all = ["samples", "compare", "html", "steps", "passes", "cache", "operands"])]
+    curve: Option<usize>,
+
     #[command(flatten)]
     models: ModelOptions,
 
@@ -85,6 +92,9 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {
+    if let Some(steps) = args.curve {
+        return curves::measure(args, steps);
+    }
     if !args.suite.is_empty() {
         return suites::measure(args);
     }

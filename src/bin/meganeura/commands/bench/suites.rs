@@ -117,7 +117,7 @@ fn say(args: &Args, text: &str) -> std::io::Result<()> {
 }
 
 /// The devices that are named, each once; the one in force if none is.
-fn open(named: &[String], config: &Config) -> Result<Vec<BenchDevice>, Box<dyn std::error::Error>> {
+pub(super) fn open(named: &[String], config: &Config) -> Result<Vec<BenchDevice>, Box<dyn std::error::Error>> {
     if named.is_empty() {
         return Ok(vec![BenchDevice::open(None, config)?]);
     }
@@ -161,8 +161,8 @@ fn about_sizes(options: &Options, devices: &[BenchDevice]) -> String {
 
 fn head() -> String {
     format!(
-        "{:<60} {:<10} {:<5} {:>8} {:>6} {:>9} {:>12} {:>9} {:>7}  by",
-        "work", "device", "", "time", "±", "if waited", "FLOP/s", "B/s", "limit"
+        "{:<60} {:<10} {:<5} {:>8} {:>6} {:>9} {:>6} {:>12} {:>9} {:>7}  by",
+        "work", "device", "", "time", "±", "if waited", "off", "FLOP/s", "B/s", "limit"
     )
 }
 
@@ -171,13 +171,14 @@ fn row(m: &Measurement) -> String {
         value.map_or_else(|| "-".to_owned(), |value| format!("{}{unit}", metric(value)))
     };
     format!(
-        "{:<60} {:<10} {:<5} {:>8} {:>4.0} % {:>9} {:>12} {:>9} {:>7}  {}",
+        "{:<60} {:<10} {:<5} {:>8} {:>4.0} % {:>9} {:>6} {:>12} {:>9} {:>7}  {}",
         m.work,
         m.device,
         m.precision.to_string(),
         with_unit(Some(m.seconds.median), "s"),
         m.seconds.scatter() * 100.0,
         with_unit(m.waited_seconds, "s"),
+        m.difference.map_or_else(|| "-".to_owned(), |off| format!("{off:.0e}")),
         with_unit(m.flops_per_second(), "FLOP/s"),
         with_unit(m.bytes_per_second(), "B/s"),
         m.share()

@@ -1,0 +1,174 @@
+//! `meganeura bench --curve`.
+
+use std::error::Error;
+use std::process::ExitCode;
+
+use meganeura::bench::{BenchDevice, LossCurve, LossCurves, Options, Suite, Work, loss_curves};
+use meganeura::config::Config;
+use meganeura::precision::Precision;
+use meganeura::{Adam, Graph, Mode};
+
+use super::super::Outcome;
+use super::{Args, suites};
+use crate::output::line;
+
+/// Rate and weight decay of trainings that are named, as those of the suite have them.
+const LEARNING_RATE: f32 = 1e-4;
+const WEIGHT_DECAY: f32 = 0.05;
+/// Rows of a table, about.
+const ROWS: usize = 10;
+
+/// How many steps, one at least.
+pub(super) fn steps(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("a curve has one step or more".to_owned()),
+        Ok(steps) => Ok(steps),
+        Err(_) => Err("it is no number of steps".to_owned()),
+    }
+}
+
+/// Compares curves of so many steps of the works that are named, or of those of suites that train.
+pub(super) fn measure(args: &Args, steps: usize) -> Outcome {
+    let config = Config::load()?;
+    let precision = args.precision.map(Precision::from);
+    let named = match args.suite.is_empty() {
+        true => Some(named(args)?),
+        false => None,
+    };
+    let devices = suites::open(&args.device, &config)?;
+    let works = match named {
+        Some(works) => works,
+        None => of_suites(args, &devices)?,
+    };
+    let mut all = Vec::new();
+    for work in &works {
+        let curves = loss_curves(work, &devices, precision, steps)?;
+        if !args.json {
+            line(table(&curves))?;
+        }
+        all.push(curves);
+    }
+    if args.json {
+        line(serde_json::to_string_pretty(&all)?)?;
+    }
+    Ok(match all.iter().all(|curves| curves.left_out.is_empty()) {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    })
+}
+
+/// The works that are named, in training.
+fn named(args: &Args) -> Result<Vec<Work>, Box<dyn Error>> {
+    if !args.models.train {
+        return Err("a curve is one of losses: give --train with --curve, or a suite with works that train".into());
+    }
+    let mut works = Vec::new();
+    for name in &args.work {
+        let graph = args.models.work(name)?.graph;
+        let title = match args.models.seq {
+            Some(rows) => format!("{name}, {rows} rows"),
+            None => name.clone(),
+        };
+        let classes = classes(&graph);
+        let work = Work::of(Suite::Models, title, Mode::Training, move || graph.clone());
+        let update = Adam::adamw(LEARNING_RATE, WEIGHT_DECAY);
+        works.push(work.with_classes(classes).updating(update));
+    }
+    Ok(works)
+}
+
+/// Numbers of a row of the logits, which models give behind their loss: labels are below.
+fn classes(graph: &Graph) -> u32 {
+    let logits = graph.outputs().get(1);
+    let last = logits.and_then(|&logits| graph.shape(logits).last().copied());
+    last.and_then(|classes| u32::try_from(classes).ok())
+        .unwrap_or(super::CLASSES)
+}
+
+fn of_suites(args: &Args, devices: &[BenchDevice]) -> Result<Vec<Work>, Box<dyn Error>> {
+    let options = Options {
+        suites: suites::distinct(&args.suite),
+        only: args.only.clone(),
+        sizes: args.sizes,
+        ..Options::default()
+    };
+    let mut works = options.works(devices)?;
+    works.retain(|work| work.mode == Mode::Training && work.update.is_some());
+    // Updates alone have no losses that fall.
+    works.retain(|work| work.suite == Suite::Models);
+    match works.is_empty() {
+        true => Err("no such work trains a model; `--suite models` has some".into()),
+        false => Ok(works),
+    }
+}
+
+fn table(found: &LossCurves) -> String {
+    let LossCurves { work, curves, left_out } = found;
+    let mut text = format!("{work}\n{:>6}", "step");
+    for curve in curves {
+        text += &format!(" {:>16}", heading(curve));
+    }
+    let steps = curves.iter().map(|curve| curve.losses.len()).max().unwrap_or(0);
+    for step in shown(steps) {
+        text += &format!("\n{:>6}", step + 1);
+        for curve in curves {
+            let loss = curve.losses.get(step);
+            text += &format!(
+                " {:>16}",
+                loss.map_or_else(|| "-".to_owned(), |loss| format!("{loss:.6}"))
+            );
+        }
+    }
+    let Some((reference, others)) = curves.split_first() else {
+        return text;
+    };
+    for curve in others {
+        let (step, off) = curve.farthest(reference);
+        let [all, units] = curve.dispatches;
+        text += &format!(
+            "\n{}: off by {off:.1e} of the first loss at most, at step {}; {:.0e} is accepted; {units} of {all} dispatches on \
+             matrix units",
+            heading(curve),
+            step + 1,
+            curve.accepted()
+        );
+    }
+    if others.is_empty() {
+        text += "\nthere is nothing to compare with: the device has one precision; give more with --device";
+    }
+    for left in left_out {
+        text += &format!(
+            "\n{} {}: NOT AS THE REFERENCE: {}",
+            left.device, left.precision, left.reason
+        );
+    }
+    text + "\n"
+}
+
+fn heading(curve: &LossCurve) -> String {
+    format!("{} {}", curve.device, curve.precision)
+}
+
+/// The steps of a table: the first, the last, and some between them.
+fn shown(steps: usize) -> Vec<usize> {
+    let apart = steps.div_ceil(ROWS).max(1);
+    let mut shown: Vec<usize> = (0..steps)
+        .filter(|step| *step == 0 || (step + 1) % apart == 0)
+        .collect();
+    shown.extend(steps.checked_sub(1).filter(|last| shown.last() != Some(last)));
+    shown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_has_the_first_and_the_last_step() {
+        assert_eq!(shown(0), []);
+        assert_eq!(shown(1), [0]);
+        assert_eq!(shown(3), [0, 1, 2]);
+        assert_eq!(shown(50), [0, 4, 9, 14, 19, 24, 29, 34, 39, 44, 49]);
+        assert_eq!(shown(11), [0, 1, 3, 5, 7, 9, 10]);
+    }
+}
