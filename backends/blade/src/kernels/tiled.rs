@@ -5,8 +5,9 @@
 //! are too few tiles for a device, the summed dimension is cut into parts, which a second launch puts together. Small
 //! products have a thread for each result, without any of this.
 
+mod ways;
+
 use std::fmt::Write as _;
-use std::sync::Arc;
 
 use meganeura_core::DType;
 use meganeura_core::ops::FUSED;
@@ -16,8 +17,9 @@ use super::emit::Emitter;
 use super::module::{CompileCx, Compiled, Launch};
 use super::pointwise::is_half;
 use super::sums::{self, Element, PARTIAL, Plain, Results, Sink, epilogue, join};
-use super::variants::{Product, Tiles};
-use super::{Role, vectors};
+use super::{Role, variants, vectors};
+pub(super) use ways::FAMILIES;
+use ways::{Product, Tiles};
 
 /// Threads along each side of a tile.
 const SIDE: usize = 16;
@@ -167,18 +169,14 @@ pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx, products: &dyn Produc
         total,
         reduces: reductions,
     };
-    if let Some((tiles, class)) = Tiles::chosen(&product) {
-        match tiles.compile(&product, &results) {
-            Ok(mut compiled) => {
-                let class = Arc::new(class);
-                compiled
-                    .launches
-                    .iter_mut()
-                    .for_each(|l| l.chosen = Some(class.clone()));
-                return Ok(compiled);
-            }
-            Err(_) => cx.choices.iter().for_each(|c| c.missing(&class, &tiles.name())),
-        }
+    let chosen = variants::chosen(
+        cx,
+        |precision| product.class(precision),
+        || Tiles::all(&product),
+        |tiles| tiles.compile(&product, &results),
+    );
+    if let Some(compiled) = chosen {
+        return Ok(compiled);
     }
     let tiles = Tiles::usual(&product).ok_or("it has a product of many rows")?;
     tiles.compile(&product, &results)

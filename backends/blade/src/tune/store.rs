@@ -15,7 +15,7 @@ use crate::kernels::variants;
 /// First words of every file.
 const MAGIC: &str = "// meganeura tuned kernels, format ";
 /// Version of the format.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Most bytes of a file.
 const MOST_BYTES: u64 = 1 << 24;
 /// Most letters of a device's name in the name of its file.
@@ -63,12 +63,12 @@ impl Key {
     }
 }
 
-/// What was measured for a class of products.
+/// What was measured for a class of calls.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Entry {
-    /// Sizes of the product that was measured: batch, rows, columns, terms.
-    pub(crate) sizes: [usize; 4],
+    /// Sizes of the call that was measured, in the order of the class's name.
+    pub(crate) sizes: Vec<usize>,
     /// The usual way then.
     pub(crate) usual: String,
     /// The way that was faster, if one was.
@@ -222,7 +222,7 @@ mod tests {
 
     fn stored() -> Stored {
         let entry = |winner: Option<&str>| Entry {
-            sizes: [1, 64, 768, 768],
+            sizes: vec![1, 64, 768, 768],
             usual: "tiles.v1 side=8 parts=1".into(),
             winner: winner.map(str::to_owned),
             gain: 1.25,
@@ -276,7 +276,7 @@ mod tests {
             (whole[..whole.len() / 2].to_owned(), "is damaged"),
             (String::new(), "is damaged"),
             ("something else\n".to_owned(), "is no file of tuned kernels"),
-            (whole.replace("format 1", "format 77"), "has format version 77"),
+            (whole.replace("format 2", "format 77"), "has format version 77"),
             (seal(MAGIC, VERSION, "(key: 3)"), "does not hold what it should"),
         ] {
             fs::write(&path, &text).expect("writes");

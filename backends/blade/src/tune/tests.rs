@@ -183,7 +183,7 @@ fn a_planted_way_wins_is_stored_and_used() {
     assert!(refusal.reason.contains("element"), "{refusal:?}");
 
     let entry = Entry {
-        sizes: found.class.sizes,
+        sizes: found.class.sizes.clone(),
         usual: found.ways[0].clone(),
         winner: decision.winner.clone(),
         gain: 2.0,
@@ -224,7 +224,7 @@ fn with_winner(
     let plan = product(&device);
     let found = only_class(&device, &plan);
     let entry = Entry {
-        sizes: found.class.sizes,
+        sizes: found.class.sizes.clone(),
         usual: found.ways[0].clone(),
         winner: Some(choose(&found)),
         gain: 2.0,
@@ -343,7 +343,7 @@ fn damaged_files_and_unwritable_folders_harm_nothing() {
     let third = device(&path).expect("as before");
     let found = only_class(&third, &plan);
     let entry = Entry {
-        sizes: found.class.sizes,
+        sizes: found.class.sizes.clone(),
         usual: found.ways[0].clone(),
         winner: None,
         gain: 1.0,

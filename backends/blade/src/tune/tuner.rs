@@ -72,10 +72,9 @@ pub(super) struct Found {
 }
 
 impl Found {
-    /// Multiplications of all calls.
+    /// What all calls have to do.
     fn work(&self) -> u128 {
-        let sizes = self.class.sizes.iter().map(|&size| size as u128);
-        sizes.product::<u128>() * self.calls as u128
+        self.class.work.saturating_mul(self.calls as u128)
     }
 }
 
@@ -170,7 +169,7 @@ impl BladeDevice {
             text_hash(&found.dispatch, self.coop_at(found.precision), &forced)
         });
         let entry = Entry {
-            sizes: found.class.sizes,
+            sizes: found.class.sizes.clone(),
             usual: tuned.usual.clone(),
             winner: tuned.winner.clone(),
             gain: tuned.gain(),
