@@ -3,8 +3,8 @@
 //! A dispatch is taken apart ([`body`]) until all calls are ones that are known here, each in one place: elementwise
 //! operators ([`scalar`]), views ([`view`]), operators that pick elements ([`pull`]), reductions ([`rows`]), and matrix
 //! products and convolutions ([`matmul`], [`conv`], both by [`tiled`], on matrix units by [`coop`], of few rows by
-//! [`vectors`]; [`sums`] is what is done with their results, [`variants`] are the ways to
-//! compute one). So a norm, a loss or an update needs no kernel of its own: what it is taken apart to is
+//! [`vectors`]; [`sums`] is what is done with their results). Of several ways to compute a call, [`variants`]
+//! chooses one. So a norm, a loss or an update needs no kernel of its own: what it is taken apart to is
 //! computed in one launch, or in the few that [`stages`] cuts it to. Operators that do not fit this have a table of their own ([`alone`]),
 //! [`attention`] has kernels that keep its scores out of memory, key-value caches a file of theirs ([`cache`]), and what
 //! others bring for their operators comes before all ([`brought`]).
@@ -104,6 +104,11 @@ pub(crate) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
             return Ok(compiled);
         }
     }
+    compile_apart(cx)
+}
+
+/// Compiles a dispatch to kernels for the calls that it is taken apart to.
+fn compile_apart(cx: &CompileCx) -> Result<Compiled, String> {
     let body = Body::of(&cx.kernel)?;
     body.nodes.iter().try_for_each(|node| check_count(&node.ty))?;
     match compile_body(&body, cx) {

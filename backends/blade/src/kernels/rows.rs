@@ -8,13 +8,13 @@
 //! launch puts together.
 
 mod layout;
+mod ways;
 mod written;
 
 use std::fmt::Write as _;
 
 use meganeura_core::{Shape, TensorType};
 
-use super::Role;
 use super::body::{Body, Def, Id};
 use super::emit::Emitter;
 use super::fold::Fold;
@@ -22,7 +22,9 @@ use super::module::{CompileCx, Compiled, Launch};
 use super::place::{self, Base, Index, Place};
 use super::pointwise::is_half;
 use super::scalar::{compute_type, wgsl_type};
+use super::{Role, variants};
 pub(super) use layout::Layout;
+pub(super) use ways::FAMILIES;
 
 /// Threads of a workgroup.
 pub(super) const THREADS: usize = 256;
@@ -55,6 +57,7 @@ struct Reduction {
 }
 
 /// What all reductions of a body have in common.
+#[derive(Clone)]
 pub(super) struct Rows<'a> {
     body: &'a Body,
     reductions: Vec<Reduction>,
@@ -79,21 +82,15 @@ pub(super) fn compile(body: &Body, cx: &CompileCx) -> Result<Compiled, String> {
     if rows.rows == 0 {
         return Ok(Compiled::default());
     }
-    let layout = Layout::of(&rows);
-    let parts = rows.parts(&layout);
-    if parts <= 1 {
-        rows.write_out(&layout);
-        return Ok(Compiled {
-            launches: vec![rows.whole(cx, &layout)?],
-            ..Compiled::default()
-        });
-    }
-    let bytes = 4 * rows.rows * parts;
-    Ok(Compiled {
-        launches: vec![rows.partial(cx, &layout, parts)?, rows.join_parts(cx, parts)?],
-        scratch: vec![bytes; rows.reductions.len()],
-        ..Compiled::default()
-    })
+    // A body that does not fit a kernel has no ways: it is cut.
+    let usual = rows.compile(cx, &rows.usual())?;
+    let chosen = variants::chosen(
+        cx,
+        |precision| rows.class(cx, precision),
+        || rows.all(),
+        |way| rows.compile(cx, way),
+    );
+    Ok(chosen.unwrap_or(usual))
 }
 
 impl<'a> Rows<'a> {
@@ -163,7 +160,7 @@ impl<'a> Rows<'a> {
         for &output in results {
             rows.classify(output, &cx.kernel.outputs[output])?;
         }
-        rows.write_out(&Layout::of_one_row());
+        rows.written_out = rows.written(&Layout::of_one_row());
         match rows.by_element.is_empty() {
             true => Ok(rows),
             false => Err("it stores what it multiplies".into()),
@@ -191,11 +188,15 @@ impl<'a> Rows<'a> {
         Ok(())
     }
 
+    /// Whether rows can be cut into parts.
+    fn can_be_cut(&self) -> bool {
+        self.by_element.is_empty() && self.reductions.iter().all(|r| r.level == 0)
+    }
+
     /// Parts into which rows are cut.
     fn parts(&self, layout: &Layout) -> usize {
-        let simple = self.by_element.is_empty() && self.reductions.iter().all(|r| r.level == 0);
         let threads = self.rows * layout.lanes;
-        if !simple || threads >= ENOUGH_THREADS {
+        if !self.can_be_cut() || threads >= ENOUGH_THREADS {
             return 1;
         }
         let wanted = ENOUGH_THREADS.div_ceil(threads.max(1)).min(MOST_PARTS);

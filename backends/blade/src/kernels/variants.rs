@@ -11,10 +11,10 @@ use std::sync::Arc;
 use meganeura_core::precision::Precision;
 
 use super::module::{CompileCx, Compiled};
-use super::tiled;
+use super::{attention, rows, tiled};
 
 /// Families of ways, with their versions: how each name begins.
-const FAMILIES: [&[&str]; 1] = [&tiled::FAMILIES];
+const FAMILIES: [&[&str]; 3] = [&tiled::FAMILIES, &rows::FAMILIES, &attention::FAMILIES];
 /// Rows, and batches, up to which each number is a class of its own.
 const EXACT_ROWS: usize = 16;
 

@@ -13,6 +13,8 @@ mod store;
 mod tests;
 mod trial;
 mod tuner;
+#[cfg(test)]
+mod way_tests;
 
 use std::collections::{BTreeSet, HashSet};
 use std::path::{Path, PathBuf};

@@ -22,7 +22,7 @@ use crate::once::run_once;
 
 /// The first usable device, with what is stored in a folder; none where there is no device, which the integration tests
 /// say.
-fn device(folder: &Path) -> Option<Arc<BladeDevice>> {
+pub(super) fn device(folder: &Path) -> Option<Arc<BladeDevice>> {
     let text = format!("[backend.blade]\ntune_folder = '{}'", folder.display());
     let config: Config = toml::from_str(&text).expect("a configuration");
     let devices = BladeBackend.devices(&config).expect("a listing");
@@ -59,7 +59,7 @@ fn later() -> Instant {
     Instant::now() + Duration::from_secs(3600)
 }
 
-fn trial<'a>(device: &'a BladeDevice, found: &'a Found) -> Trial<'a> {
+pub(super) fn trial<'a>(device: &'a BladeDevice, found: &'a Found) -> Trial<'a> {
     let trial = Trial::new(
         device,
         &found.dispatch,
@@ -149,7 +149,7 @@ fn run_product(device: &BladeDevice, plan: &ExecutionPlan) {
     }
 }
 
-fn sources(device: &BladeDevice, plan: &ExecutionPlan) -> Vec<String> {
+pub(super) fn sources(device: &BladeDevice, plan: &ExecutionPlan) -> Vec<String> {
     let sources = device.kernel_sources(plan).expect("it has kernels");
     sources.into_iter().map(|s| s.text).collect()
 }
@@ -530,7 +530,7 @@ fn the_usual_ways_are_right() {
 }
 
 #[test]
-fn a_call_that_is_no_product_has_no_class() {
+fn a_call_without_ways_has_no_class() {
     let folder = tempfile::tempdir().expect("a folder");
     let Some(device) = device(folder.path()) else { return };
     let plan = plan(&device, |g| {

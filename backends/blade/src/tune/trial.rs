@@ -1,4 +1,4 @@
-//! A call with a product, run in one way and another.
+//! A call that has several ways, run in one and another.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -27,6 +27,8 @@ const BYTES: usize = 256 << 20;
 const BYTES_EMULATED: usize = 4 << 20;
 /// Most calls of a plan.
 const MOST_CALLS: usize = 16;
+/// Most indices that are spread evenly.
+const FEW_INDICES: usize = 16;
 /// Length of a batch of warming up from which on it is long enough, and most times of the plan that are tried.
 const SHORT_BATCH: Duration = Duration::from_millis(10);
 const MOST_TIMES: u32 = 512;
@@ -45,7 +47,7 @@ pub(super) struct Trial<'a> {
 }
 
 impl<'a> Trial<'a> {
-    /// Calls as that of a dispatch, in ways that there are for the class of its product.
+    /// Calls as that of a dispatch, in ways that there are for a class.
     ///
     /// # Errors
     /// A call that cannot stand alone.
@@ -240,19 +242,24 @@ fn name(call: usize, operand: usize) -> String {
 }
 
 /// What the operands of all calls are filled with: quarters from -1 to 1, which are exact in half precision, and whose
-/// products are sums without rounding; indices within their bounds, other integers of any bits.
+/// products are sums without rounding; indices within their bounds, other integers of any bits. A few indices, such as the
+/// places of sequences in a cache, are spread evenly: they decide how much there is to do.
 fn data_of(dispatch: &Dispatch, plan: &ExecutionPlan, calls: usize) -> Vec<(BufferRef, Vec<u8>)> {
     let mut rng = SplitMix64::new(41);
     let indices = dispatch.index_operand();
     let mut all = Vec::new();
     for (i, operand) in dispatch.inputs.iter().enumerate() {
         let bound = indices.filter(|(index, _)| *index == i).map(|(_, bound)| bound);
-        let mut word = || match (operand.ty.dtype.is_float(), bound) {
+        let count = operand.ty.numel();
+        let mut word = |at: usize| match (operand.ty.dtype.is_float(), bound) {
             (true, _) => quarters(operand.ty.dtype, rng.below(9) as i32 - 4),
+            (false, Some(bound)) if count <= FEW_INDICES => {
+                (((2 * at + 1) * bound / (2 * count)) as u32).to_le_bytes().to_vec()
+            }
             (false, Some(bound)) => (rng.below(bound.max(1)) as u32).to_le_bytes().to_vec(),
             (false, None) => (rng.next_u64() as u32).to_le_bytes().to_vec(),
         };
-        let bytes: Vec<u8> = (0..operand.ty.numel()).flat_map(|_| word()).collect();
+        let bytes: Vec<u8> = (0..count).flat_map(&mut word).collect();
         for call in 0..calls {
             let wanted = name(call, i);
             let buffers = plan.input_buffers.iter().filter(|(name, _)| *name == wanted);

@@ -105,12 +105,12 @@ impl Parts {
     }
 }
 
-/// Launches for a call.
-pub(super) fn compile(cx: &CompileCx, dims: AttentionDims) -> Result<Compiled, String> {
+/// Launches for a call, by tiles of so many queries, and of so many keys.
+pub(super) fn compile(cx: &CompileCx, dims: AttentionDims, [rows_q, rows_k]: [usize; 2]) -> Result<Compiled, String> {
     let parts = Parts::of(&dims, 0);
     let mut launches = vec![
-        queries(cx, &Tiling::new(dims, Side::Queries, QUERY_SCORES, QUERY_SUMS))?,
-        keys(cx, &Tiling::new(dims, Side::Keys, KEY_SCORES, KEY_SUMS), &parts)?,
+        queries(cx, &Tiling::new(dims, Side::Queries, rows_q, QUERY_SCORES, QUERY_SUMS))?,
+        keys(cx, &Tiling::new(dims, Side::Keys, rows_k, KEY_SCORES, KEY_SUMS), &parts)?,
     ];
     if !parts.is_empty() {
         launches.push(join(cx, &dims, &parts)?);

@@ -2,14 +2,13 @@
 //! whose mask begins where a sequence is. Of few, each has a workgroup for every head, which goes over the keys that
 //! the query sees in tiles, with the greatest score and the sum of exponentials so far (Milakov and Gimelshein, 2018).
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 
-use meganeura_core::DType;
 use meganeura_core::ops::AttentionDims;
 
 use super::super::fold::{pairwise, sum};
-use super::super::module::{CompileCx, Compiled, Launch, Module};
-use super::{FEWEST_QUERIES, MOST_WIDTH, POSITIONS, Side, position, scale, start, tiled, window};
+use super::super::module::{CompileCx, Launch, Module};
+use super::{MOST_WIDTH, POSITIONS, Side, position, scale, start, window};
 
 /// Threads of a workgroup, and keys of a tile, where a thread has a key.
 const THREADS: usize = 64;
@@ -19,8 +18,11 @@ const MANY_THREADS: usize = 256;
 const SHARING: usize = 4;
 /// Keys of a tile then. Their partial scores are half of the shared memory that every device has.
 const KEYS: usize = 512;
+/// Other numbers of both that are tried, as far as partial scores take no more memory.
+const ALL_SHARING: [usize; 4] = [2, 4, 8, 16];
+const ALL_KEYS: [usize; 4] = [128, 256, 512, 1024];
 /// Most elements of a head whose query is in shared memory.
-const MOST_ELEMENTS: usize = 2048;
+pub(super) const MOST_ELEMENTS: usize = 2048;
 /// Threads that bring together what all have.
 const SOME: usize = 16;
 /// Loads of values on their way at a time.
@@ -30,26 +32,44 @@ const KEYS_TOGETHER: usize = 2;
 /// Most vectors of keys on their way.
 const MOST_LOADS: usize = 16;
 
-/// Launches for a call; `None` for one that is to be taken apart.
-pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
-    let dims = AttentionDims::of_cached(&cx.call())?;
-    if cx.kernel.outputs[0].dtype != DType::F32 || dims.head_dim > MOST_ELEMENTS {
-        return Ok(None);
+/// How threads share the keys of a tile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Sharing {
+    /// Keys of a tile.
+    keys: usize,
+    /// Threads that share a key.
+    threads: usize,
+}
+
+impl Sharing {
+    /// What is commonly the best; `None` for a call that has no vectors.
+    pub(super) fn usual(cx: &CompileCx, dims: &AttentionDims) -> Option<Self> {
+        let has_vectors = dims.head_dim.is_multiple_of(4) && (0..POSITIONS).all(|operand| cx.has_vectors(operand));
+        (has_vectors && dims.head_dim <= MOST_WIDTH).then_some(Sharing {
+            keys: KEYS,
+            threads: SHARING,
+        })
     }
-    if dims.batch * dims.rows_q == 0 {
-        return Ok(Some(Compiled::default()));
+
+    /// All that there are.
+    pub(super) fn all(cx: &CompileCx, dims: &AttentionDims) -> Vec<Self> {
+        if Sharing::usual(cx, dims).is_none() {
+            return Vec::new();
+        }
+        let width = dims.head_dim / 4;
+        let each = ALL_SHARING.into_iter().flat_map(|threads| {
+            let few_loads = threads <= width && width.div_ceil(threads) <= MOST_LOADS;
+            let sized = ALL_KEYS.into_iter().map(move |keys| Sharing { keys, threads });
+            sized.filter(move |s| few_loads && s.keys * s.threads <= KEYS * SHARING && s.keys < 2 * dims.rows_k)
+        });
+        each.collect()
     }
-    if dims.rows_q >= FEWEST_QUERIES && dims.head_dim <= MOST_WIDTH && !cx.overwrites() {
-        return tiled(cx, dims).map(Some);
+}
+
+impl fmt::Display for Sharing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "keys={} sharing={}", self.keys, self.threads)
     }
-    let launch = match by_vectors(cx, dims)? {
-        Some(launch) => launch,
-        None => by_elements(cx, dims)?,
-    };
-    Ok(Some(Compiled {
-        launches: vec![launch],
-        ..Compiled::default()
-    }))
 }
 
 /// Code that says which query of which head a workgroup has, and the keys from `start` to before `end` that it sees.
@@ -77,13 +97,11 @@ fn place(module: &mut Module, dims: &AttentionDims) -> String {
     )
 }
 
-/// Threads share keys, and read vectors of four elements; `None` where there are none. Scores of a tile come from partial
-/// ones in shared memory; of the results, threads have a vector each of every so many keys.
-fn by_vectors(cx: &CompileCx, dims: AttentionDims) -> Result<Option<Launch>, String> {
+/// Threads share keys, and read vectors of four elements. Scores of a tile come from partial ones in shared memory; of the
+/// results, threads have a vector each of every so many keys.
+pub(super) fn by_vectors(cx: &CompileCx, dims: AttentionDims, sharing: Sharing) -> Result<Launch, String> {
     let AttentionDims { head_dim, rows_k, .. } = dims;
-    if !head_dim.is_multiple_of(4) || head_dim > MOST_WIDTH {
-        return Ok(None);
-    }
+    let Sharing { keys, threads } = sharing;
     let width = head_dim / 4;
     let across = width.next_power_of_two();
     let parts = MANY_THREADS / across;
@@ -96,19 +114,19 @@ fn by_vectors(cx: &CompileCx, dims: AttentionDims) -> Result<Option<Launch>, Str
     let key = module.load_vector(1, &format!("{} + known_element", key_row("known_key")));
     let value = module.load_vector(2, &format!("{} + piece", key_row("known_key")));
     let (Some(query), Some(key), Some(value)) = (query, key, value) else {
-        return Ok(None);
+        return Err("an operand has no vectors".into());
     };
     module.items = format!(
         "var<workgroup> partial: array<f32, {}>;\n\
          var<workgroup> folded: array<vec4<f32>, {MANY_THREADS}>;\nvar<workgroup> few: array<f32, {SOME}>;\n\
          const LEAST: f32 = -3.4028234e38;\n{}",
-        SHARING * KEYS,
+        threads * keys,
         module.items
     );
     let mut code = place(&mut module, &dims);
     let _ = write!(
         code,
-        "let slot = local % {SHARING}u;\nlet piece = min(local % {across}u, {}u);\nlet part = local / {across}u;\n\
+        "let slot = local % {threads}u;\nlet piece = min(local % {across}u, {}u);\nlet part = local / {across}u;\n\
          let scale = {};\nvar greatest = LEAST;\nvar total = 0.0;\nvar sum = vec4<f32>();\nvar tile = start;\nloop {{\n",
         width - 1,
         scale(&dims),
@@ -117,25 +135,27 @@ fn by_vectors(cx: &CompileCx, dims: AttentionDims) -> Result<Option<Launch>, Str
     // not used.
     let values = Values {
         parts,
+        keys,
         value: &value,
         rows_k,
     };
     let scores = Scores {
+        sharing,
         width,
         query: &query,
         key: &key,
         rows_k,
     };
     values.fetch(&mut code, "part");
-    scores.fetch(&mut code, &format!("local / {SHARING}u"));
-    let _ = writeln!(code, "let count = min(end - tile, {KEYS}u);");
-    scores.compute(&mut code, &format!("local / {SHARING}u"));
+    scores.fetch(&mut code, &format!("local / {threads}u"));
+    let _ = writeln!(code, "let count = min(end - tile, {keys}u);");
+    scores.compute(&mut code, &format!("local / {threads}u"));
     scores.rest(&mut code);
     let _ = write!(
         code,
         "workgroupBarrier();\nvar most = greatest;\n\
          for (var j = local; j < count; j += {MANY_THREADS}u) {{\nvar score = partial[j];\n\
-         for (var i = 1u; i < {SHARING}u; i += 1u) {{\nscore += partial[i * {KEYS}u + j];\n}}\n\
+         for (var i = 1u; i < {threads}u; i += 1u) {{\nscore += partial[i * {keys}u + j];\n}}\n\
          partial[j] = score;\nmost = max(most, score);\n}}\n",
     );
     bring_together(&mut code, "most", |a, b| format!("max({a}, {b})"));
@@ -155,7 +175,7 @@ fn by_vectors(cx: &CompileCx, dims: AttentionDims) -> Result<Option<Launch>, Str
     values.add(&mut code, "first");
     let _ = write!(
         code,
-        "}}\ntile += {KEYS}u;\nif (tile >= end) {{\nbreak;\n}}\nworkgroupBarrier();\n}}\n"
+        "}}\ntile += {keys}u;\nif (tile >= end) {{\nbreak;\n}}\nworkgroupBarrier();\n}}\n"
     );
     bring_together(&mut code, "total", sum);
     let others = (1..parts).map(|i| format!("folded[local + {}u]", i * across));
@@ -170,13 +190,15 @@ fn by_vectors(cx: &CompileCx, dims: AttentionDims) -> Result<Option<Launch>, Str
     }
     code.push_str("}\n");
     let groups = dims.batch * dims.rows_q * dims.heads;
-    module.finish(&code, MANY_THREADS, groups).map(Some)
+    module.finish(&code, MANY_THREADS, groups)
 }
 
 /// Code for the values of a tile: of each piece of a head, every thread that has it reads some.
 struct Values<'a> {
     /// Threads that have the same piece.
     parts: usize,
+    /// Keys of a tile.
+    keys: usize,
     /// The piece `piece` of the row `known_key`.
     value: &'a str,
     rows_k: usize,
@@ -203,7 +225,7 @@ impl Values<'_> {
                 "{{\nlet j = {from} + {}u;\nlet weight = vec4<f32>(partial[min(j, {}u)]);\n\
                  sum = select(sum, fma(weight, value_{i}, sum), j < count);\n}}\n",
                 i * self.parts,
-                KEYS - 1
+                self.keys - 1
             );
         }
     }
@@ -212,6 +234,7 @@ impl Values<'_> {
 /// Code for the scores of a tile: every thread computes a part of some keys', `partial`, which the threads that share these
 /// add up.
 struct Scores<'a> {
+    sharing: Sharing,
     /// Vectors of a head.
     width: usize,
     /// The vector `known_element` of the query.
@@ -224,7 +247,7 @@ struct Scores<'a> {
 impl Scores<'_> {
     /// Vectors of a key that a thread reads.
     fn pieces(&self) -> usize {
-        self.width.div_ceil(SHARING)
+        self.width.div_ceil(self.sharing.threads)
     }
 
     /// Keys of a thread whose vectors are on their way at a time.
@@ -235,7 +258,7 @@ impl Scores<'_> {
     fn piece(&self, piece: usize) -> String {
         format!(
             "let known_element = min(slot + {}u, {}u);\n",
-            piece * SHARING,
+            piece * self.sharing.threads,
             self.width - 1
         )
     }
@@ -243,7 +266,10 @@ impl Scores<'_> {
     /// Reads `key_<i>_<piece>` from a key of the tile on.
     fn fetch(&self, code: &mut String, from: &str) {
         for i in 0..self.together() {
-            let known = known_key(&format!("{from} + {}u", i * MANY_THREADS / SHARING), self.rows_k);
+            let known = known_key(
+                &format!("{from} + {}u", i * MANY_THREADS / self.sharing.threads),
+                self.rows_k,
+            );
             for piece in 0..self.pieces() {
                 let _ = write!(
                     code,
@@ -265,12 +291,12 @@ impl Scores<'_> {
             let _ = writeln!(code, "{{\n{}let query = {};", self.piece(piece), self.query);
             for i in 0..together {
                 let next = format!("fma(query, key_{i}_{piece}, product_{i})");
-                let _ = match self.width.is_multiple_of(SHARING) {
+                let _ = match self.width.is_multiple_of(self.sharing.threads) {
                     true => writeln!(code, "product_{i} = {next};"),
                     false => writeln!(
                         code,
                         "product_{i} = select(product_{i}, {next}, slot + {}u < {}u);",
-                        piece * SHARING,
+                        piece * self.sharing.threads,
                         self.width
                     ),
                 };
@@ -281,18 +307,20 @@ impl Scores<'_> {
             let _ = write!(
                 code,
                 "{{\nlet j = {from} + {}u;\nif (j < count) {{\nlet halves = product_{i}.xy + product_{i}.zw;\n\
-                 partial[slot * {KEYS}u + j] = (halves.x + halves.y) * scale;\n}}\n}}\n",
-                i * MANY_THREADS / SHARING
+                 partial[slot * {}u + j] = (halves.x + halves.y) * scale;\n}}\n}}\n",
+                i * MANY_THREADS / self.sharing.threads,
+                self.sharing.keys
             );
         }
     }
 
     /// Those of the keys behind the first ones.
     fn rest(&self, code: &mut String) {
-        let step = self.together() * MANY_THREADS / SHARING;
+        let step = self.together() * MANY_THREADS / self.sharing.threads;
         let _ = writeln!(
             code,
-            "for (var j = local / {SHARING}u + {step}u; j < count; j += {step}u) {{"
+            "for (var j = local / {}u + {step}u; j < count; j += {step}u) {{",
+            self.sharing.threads
         );
         self.fetch(code, "j");
         let mut inner = String::new();
@@ -320,7 +348,7 @@ fn bring_together(code: &mut String, variable: &str, join: impl Fn(&str, &str) -
 }
 
 /// A thread has one key of a tile, then some elements of the result: for heads without vectors.
-fn by_elements(cx: &CompileCx, dims: AttentionDims) -> Result<Launch, String> {
+pub(super) fn by_elements(cx: &CompileCx, dims: AttentionDims) -> Result<Launch, String> {
     let AttentionDims {
         batch,
         rows_q,

@@ -19,10 +19,10 @@ const SUMS: &[Sums] = &[Sums {
     columns: "v",
 }];
 
-/// Launches for a call.
-pub(super) fn compile(cx: &CompileCx, dims: AttentionDims) -> Result<Compiled, String> {
+/// Launches for a call, by tiles of so many queries.
+pub(super) fn compile(cx: &CompileCx, dims: AttentionDims, rows: usize) -> Result<Compiled, String> {
     Ok(Compiled {
-        launches: vec![launch(cx, &Tiling::new(dims, Side::Queries, SCORES, SUMS))?],
+        launches: vec![launch(cx, &Tiling::new(dims, Side::Queries, rows, SCORES, SUMS))?],
         ..Compiled::default()
     })
 }

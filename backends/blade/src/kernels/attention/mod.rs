@@ -7,13 +7,17 @@ mod cached;
 mod coop;
 mod forward;
 mod tiles;
+mod ways;
 
 use std::fmt::Write as _;
 
 use meganeura_core::DType;
-use meganeura_core::ops::{AttentionDims, Call};
+use meganeura_core::ops::AttentionDims;
 
 use super::module::{CompileCx, Compiled, Module};
+use super::variants;
+pub(super) use ways::FAMILIES;
+use ways::{Attention, Way};
 
 /// Most elements of a head, beyond which a thread's part of the results needs too many registers.
 const MOST_WIDTH: usize = 256;
@@ -26,45 +30,67 @@ const ENOUGH_GROUPS: usize = 48;
 /// Keys up to which any number of workgroups is right.
 const SHORT_ROW: usize = 2048;
 
+/// What is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Forward,
+    Gradient,
+    Cached,
+}
+
+impl Kind {
+    fn of(name: &str) -> Option<Self> {
+        match name {
+            "core.attention" => Some(Kind::Forward),
+            "core.attention_grad" => Some(Kind::Gradient),
+            "core.cached_attention" => Some(Kind::Cached),
+            _ => None,
+        }
+    }
+}
+
 /// Launches for a call of this family; `None` for one that is to be taken apart.
 pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
-    let (is_gradient, most_width) = match cx.kernel.name {
-        "core.attention" => (false, MOST_WIDTH),
-        "core.attention_grad" => (true, backward::MOST_WIDTH),
-        "core.cached_attention" => return cached::compile(cx),
-        _ => return Ok(None),
+    let Some(kind) = Kind::of(cx.kernel.name) else {
+        return Ok(None);
     };
-    let dims = AttentionDims::of(&Call {
-        attrs: cx.kernel.attrs,
-        inputs: cx.kernel.inputs,
-        outputs: cx.kernel.outputs,
-    })?;
-    if cx.kernel.inputs[0].dtype != DType::F32 || cx.overwrites() || dims.head_dim > most_width {
+    let call = cx.call();
+    let (dims, has_kernels) = match kind {
+        Kind::Cached => {
+            let dims = AttentionDims::of_cached(&call)?;
+            let is_float = cx.kernel.outputs[0].dtype == DType::F32;
+            (dims, is_float && dims.head_dim <= cached::MOST_ELEMENTS)
+        }
+        Kind::Forward | Kind::Gradient => {
+            let dims = AttentionDims::of(&call)?;
+            let most_width = if kind == Kind::Gradient {
+                backward::MOST_WIDTH
+            } else {
+                MOST_WIDTH
+            };
+            let is_float = cx.kernel.inputs[0].dtype == DType::F32;
+            (dims, is_float && !cx.overwrites() && dims.head_dim <= most_width)
+        }
+    };
+    if !has_kernels {
         return Ok(None);
     }
-    // Without queries, the gradients of the keys are zeros.
-    if dims.batch * dims.rows_q == 0 || !pays(&dims) {
-        return Ok(None);
+    if dims.batch * dims.rows_q == 0 {
+        // Without queries, the gradients of the keys are zeros.
+        return Ok((kind == Kind::Cached).then(Compiled::default));
     }
-    match is_gradient {
-        true => gradient(cx, dims).map(Some),
-        false => tiled(cx, dims).map(Some),
-    }
-}
-
-/// Launches that go over tiles of queries.
-fn tiled(cx: &CompileCx, dims: AttentionDims) -> Result<Compiled, String> {
-    match coop::compile(cx, dims)? {
-        Some(compiled) => Ok(compiled),
-        None => forward::compile(cx, dims),
-    }
-}
-
-/// The same of gradients.
-fn gradient(cx: &CompileCx, dims: AttentionDims) -> Result<Compiled, String> {
-    match coop::compile_gradient(cx, dims)? {
-        Some(compiled) => Ok(compiled),
-        None => backward::compile(cx, dims),
+    let attention = Attention { cx, kind, dims };
+    let chosen = variants::chosen(
+        cx,
+        |precision| attention.class(precision),
+        || attention.all(),
+        |way| attention.compile(way),
+    );
+    match (chosen, attention.usual()) {
+        (Some(compiled), _) => Ok(Some(compiled)),
+        // Ways of the products that it is taken apart to may be chosen.
+        (None, Way::Apart) => Ok(None),
+        (None, usual) => attention.compile(&usual).map(Some),
     }
 }
 
@@ -73,7 +99,7 @@ const POSITIONS: usize = 3;
 
 /// The operand with the number of cached keys, if there is one.
 fn positions(cx: &CompileCx) -> Option<usize> {
-    (cx.kernel.name == "core.cached_attention").then_some(POSITIONS)
+    (Kind::of(cx.kernel.name) == Some(Kind::Cached)).then_some(POSITIONS)
 }
 
 /// Code that reads where the sequence of a cached call is, which reports what is beyond the cache, and the place as an

@@ -40,6 +40,18 @@ const MANY_ROWS: usize = 32;
 /// Workgroups from which on the larger tile is better: it reads the columns half as often.
 const MANY_GROUPS: usize = 528;
 
+/// Numbers of rows of a tile.
+pub(super) const ROWS: [usize; 2] = [FEW_ROWS, MANY_ROWS];
+
+/// The number of rows of a tile that is likely to be the best.
+pub(super) fn usual_rows(dims: &AttentionDims, side: Side) -> usize {
+    let groups = dims.batch * dims.heads * side.sizes(dims)[0].div_ceil(MANY_ROWS);
+    match groups >= MANY_GROUPS {
+        true => MANY_ROWS,
+        false => FEW_ROWS,
+    }
+}
+
 /// Scores: products of rows and columns, by the names of the functions that fetch these.
 pub(super) struct Scores {
     /// Four variables have this name and a number: vectors of four rows, a column each.
@@ -68,12 +80,14 @@ pub(super) struct Tiling {
 }
 
 impl Tiling {
-    pub(super) fn new(dims: AttentionDims, side: Side, scores: &'static [Scores], sums: &'static [Sums]) -> Self {
-        let groups = |rows: usize| dims.batch * dims.heads * side.sizes(&dims)[0].div_ceil(rows);
-        let rows = match groups(MANY_ROWS) >= MANY_GROUPS {
-            true => MANY_ROWS,
-            false => FEW_ROWS,
-        };
+    /// Tiles of so many rows.
+    pub(super) fn new(
+        dims: AttentionDims,
+        side: Side,
+        rows: usize,
+        scores: &'static [Scores],
+        sums: &'static [Sums],
+    ) -> Self {
         Tiling {
             dims,
             side,

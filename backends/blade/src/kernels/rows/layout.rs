@@ -10,6 +10,7 @@ const FEWEST_LANES: usize = 32;
 const FEW_COLUMNS: usize = 8;
 
 /// How a workgroup is divided.
+#[derive(Clone, Copy, Debug)]
 pub(in crate::kernels) struct Layout {
     /// Rows of a workgroup.
     pub(in crate::kernels) width: usize,
@@ -37,14 +38,19 @@ impl Layout {
 
     /// For rows of so many columns; `rows_first` where neighbouring rows are neighbours in memory.
     pub(in crate::kernels) fn new(columns: usize, rows_first: bool) -> Self {
-        let most_lanes = if rows_first { THREADS / WIDE_ROWS } else { THREADS };
-        let lanes = columns.next_power_of_two().clamp(1, most_lanes);
+        let lanes = columns.next_power_of_two().clamp(1, Layout::most_lanes(rows_first));
         // A few columns are no work for several threads.
         let lanes = if columns <= 8 { 1 } else { lanes };
         Layout::of_lanes(lanes, rows_first)
     }
 
-    fn of_lanes(lanes: usize, rows_first: bool) -> Self {
+    /// Most threads of a row.
+    pub(super) fn most_lanes(rows_first: bool) -> usize {
+        if rows_first { THREADS / WIDE_ROWS } else { THREADS }
+    }
+
+    /// For so many threads of a row.
+    pub(super) fn of_lanes(lanes: usize, rows_first: bool) -> Self {
         Layout {
             width: THREADS / lanes,
             lanes,

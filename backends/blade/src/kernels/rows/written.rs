@@ -13,11 +13,11 @@ const MOST_WRITTEN_OUT: usize = 16;
 const MOST_VALUES: usize = 512;
 
 impl Rows<'_> {
-    /// Writes out the columns of a thread if they are few.
-    pub(super) fn write_out(&mut self, layout: &Layout) {
+    /// Columns of a thread that are written out: all of them, if they are few.
+    pub(super) fn written(&self, layout: &Layout) -> usize {
         let columns = self.columns.div_ceil(layout.lanes);
         let fits = columns <= MOST_WRITTEN_OUT && columns * self.body.nodes.len() <= MOST_VALUES;
-        self.written_out = if fits { columns } else { 0 };
+        if fits { columns } else { 0 }
     }
 
     /// The base of the element in one of the columns of a thread that are written out.

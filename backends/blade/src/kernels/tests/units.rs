@@ -298,3 +298,67 @@ fn attention_on_matrix_units_is_valid_and_translates() {
         }
     }
 }
+
+/// All tiles of queries, keys and steps for which there is room, of which commonly one is used.
+#[test]
+fn every_way_of_attention_on_matrix_units_is_valid() {
+    let mut names = HashSet::new();
+    for (gradient, heads) in [
+        (false, [4, 2, 64]),
+        (false, [1, 1, 20]),
+        (true, [4, 2, 64]),
+        (true, [2, 2, 20]),
+    ] {
+        for (tile_size, use_f16_input, subgroup_size) in KINDS {
+            let config = CoopConfig {
+                tile_size,
+                use_f16_input,
+                subgroup_size,
+                min_workgroups: MIN_COOP_WORKGROUPS,
+                at_once: 0,
+            };
+            let label = format!("attention {gradient} of {heads:?} {config:?}");
+            let with = |choices: &Ways| {
+                let (attrs, inputs, outputs) = attention(gradient, [50, 61], heads);
+                let name = match gradient {
+                    true => "core.attention_grad",
+                    false => "core.attention",
+                };
+                let cx = CompileCx {
+                    coop: Some(config),
+                    choices: Some(choices),
+                    ..CompileCx::apart(KernelDesc {
+                        name,
+                        version: 1,
+                        attrs: &attrs,
+                        inputs: &inputs,
+                        outputs: &outputs,
+                    })
+                };
+                compile(&cx).unwrap_or_else(|e| panic!("{label}, {:?}: {e}", choices.used))
+            };
+            let asked = Ways::default();
+            with(&asked);
+            for way in asked.offered.take() {
+                if !way.starts_with("attention-units") {
+                    continue;
+                }
+                let made = with(&Ways {
+                    used: Some(way.clone()),
+                    ..Ways::default()
+                });
+                for launch in made.launches.iter().filter(|launch| launch.coop) {
+                    let label = format!("{label}, {way}");
+                    assert!(launch.chosen.is_some(), "{label}");
+                    validated(&label, launch, UNITS);
+                    check_shared(&label, launch);
+                }
+                names.insert((gradient, tile_size, way));
+            }
+        }
+    }
+    for (gradient, tile_size, fewest) in [(false, 8, 2), (false, 16, 2), (true, 8, 4), (true, 16, 4)] {
+        let found = names.iter().filter(|(g, t, _)| (*g, *t) == (gradient, tile_size));
+        assert!(found.count() >= fewest, "{gradient} {tile_size}: {names:?}");
+    }
+}

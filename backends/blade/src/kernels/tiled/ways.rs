@@ -47,7 +47,9 @@ impl Product<'_> {
         let &Product { body, id, products, .. } = self;
         let Sizes { batch, m, n, k } = products.sizes();
         let operand = |operand: usize| {
-            let dtype = products.stored(operand).map(|i| self.cx.kernel.inputs[i].dtype.to_string());
+            let dtype = products
+                .stored(operand)
+                .map(|i| self.cx.kernel.inputs[i].dtype.to_string());
             let dtype = dtype.unwrap_or_else(|| "computed".into());
             let along = match (products.is_along_k(operand), operand) {
                 (true, _) => 'k',

@@ -12,13 +12,13 @@
 //! by tiles, 8 a subgroup, and 5 barriers, with 18 KiB of shared memory. Steps of 64 keys have fewer barriers, but leave
 //! room for fewer workgroups, which hide more of the waiting.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 
 use meganeura_core::ops::AttentionDims;
 
 use super::super::super::module::{CompileCx, Compiled, Launch, Module};
 use super::super::{Side, declare_fetch, group_place, key_range, positions, scale, start, vectors};
-use super::{Units, fitting, is_worth, row_bounds, sums_stride};
+use super::{CoopConfig, Units, fitting, is_worth, row_bounds, sums_stride};
 
 /// Rows of tiles of a workgroup, and subgroups beside each other.
 const DOWN: usize = 2;
@@ -28,34 +28,51 @@ const KEY_TILES: [usize; 2] = [4, 2];
 
 /// A call cut into tiles.
 #[derive(Clone, Copy)]
-struct Tiling {
+pub(in super::super) struct Tiling {
     dims: AttentionDims,
     units: Units,
     /// Rows of tiles of keys.
     key_tiles: usize,
 }
 
-/// The launch for a call; `None` where single threads are likely to be faster.
-pub(in super::super) fn compile(cx: &CompileCx, dims: AttentionDims) -> Result<Option<Compiled>, String> {
-    let Some(config) = cx.coop else { return Ok(None) };
+/// The tiles of a call; `None` where single threads are likely to be faster.
+pub(in super::super) fn usual(config: &CoopConfig, dims: AttentionDims) -> Option<Tiling> {
+    let tiling = fitting(config, &tilings(config, dims), Tiling::shared);
+    tiling.filter(|_| is_worth(config, &dims))
+}
+
+/// All tiles for which there is room.
+pub(in super::super) fn all(config: &CoopConfig, dims: AttentionDims) -> Vec<Tiling> {
+    let mut all = tilings(config, dims).to_vec();
+    all.retain(|tiling| tiling.units.fits(&dims, tiling.shared()));
+    all
+}
+
+fn tilings(config: &CoopConfig, dims: AttentionDims) -> [Tiling; KEY_TILES.len()] {
     let units = Units {
-        config,
+        config: *config,
         subgroups: DOWN * BESIDE,
     };
-    let tilings = KEY_TILES.map(|key_tiles| Tiling { dims, units, key_tiles });
-    let tiling = fitting(&config, &tilings, Tiling::shared);
-    let Some(tiling) = tiling.filter(|_| is_worth(&config, &dims)) else {
-        return Ok(None);
-    };
-    Ok(Some(Compiled {
+    KEY_TILES.map(|key_tiles| Tiling { dims, units, key_tiles })
+}
+
+/// The launch for a call.
+pub(in super::super) fn compile(cx: &CompileCx, tiling: &Tiling) -> Result<Compiled, String> {
+    Ok(Compiled {
         launches: vec![tiling.launch(cx)?],
-        rounded: if config.use_f16_input {
+        rounded: if tiling.units.config.use_f16_input {
             vec![0, 1, 2]
         } else {
             Vec::new()
         },
         ..Compiled::default()
-    }))
+    })
+}
+
+impl fmt::Display for Tiling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "keys={}", self.keys())
+    }
 }
 
 impl Tiling {

@@ -2,8 +2,8 @@
 //! their way to shared memory, sums are in `f32`. Matrices have no elements that a thread could change, so what lies between
 //! products goes through shared memory, in `f32`.
 
-mod backward;
-mod forward;
+pub(super) mod backward;
+pub(super) mod forward;
 
 use std::fmt::Write as _;
 
@@ -13,8 +13,8 @@ use super::super::coop::{CoopConfig, prefers_coop};
 use super::super::module::{COOP, HALF, Module};
 use super::window;
 
-pub(super) use backward::compile as compile_gradient;
-pub(super) use forward::compile;
+/// Most threads of a workgroup that every device has.
+const MOST_THREADS: usize = 256;
 
 /// The subgroups of a workgroup, and the tiles that they multiply.
 #[derive(Clone, Copy)]
@@ -30,6 +30,12 @@ impl Units {
 
     fn threads(&self) -> usize {
         self.subgroups * self.config.subgroup_size as usize
+    }
+
+    /// Whether tiles that take so many bytes of shared memory can be tried for a call.
+    fn fits(&self, dims: &AttentionDims, bytes: Option<usize>) -> bool {
+        let [_, most] = shared_limits(&self.config);
+        bytes.is_some_and(|bytes| bytes <= most) && self.threads() <= MOST_THREADS && dims.rows_q >= self.tile()
     }
 
     /// The type that operands are rounded to.

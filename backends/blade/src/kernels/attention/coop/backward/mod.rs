@@ -25,7 +25,7 @@
 
 mod weights;
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 
 use meganeura_core::DType;
 use meganeura_core::ops::AttentionDims;
@@ -33,7 +33,7 @@ use meganeura_core::ops::AttentionDims;
 use super::super::super::module::{CompileCx, Compiled, Launch, Module};
 use super::super::backward::{Parts, declare_operands, join, row_number};
 use super::super::{Side, group_place, key_range, query_range, start, vectors};
-use super::{Units, fitting, is_worth, row_bounds, sums_stride};
+use super::{CoopConfig, Units, fitting, is_worth, row_bounds, sums_stride};
 
 /// Rows of tiles of a workgroup.
 const DOWN: usize = 2;
@@ -44,7 +44,7 @@ const LARGEST: usize = 0;
 
 /// A call cut into tiles of rows.
 #[derive(Clone, Copy)]
-struct Tiling {
+pub(in super::super) struct Tiling {
     dims: AttentionDims,
     units: Units,
     /// What the rows are.
@@ -55,39 +55,60 @@ struct Tiling {
     column_tiles: usize,
 }
 
-/// The launches for a call; `None` where single threads are likely to be faster.
-pub(in super::super) fn compile(cx: &CompileCx, dims: AttentionDims) -> Result<Option<Compiled>, String> {
-    let Some(config) = cx.coop.filter(|config| is_worth(config, &dims)) else {
-        return Ok(None);
-    };
-    let tiling = |side: Side| {
-        let all = SHAPES.map(|[beside, column_tiles]| Tiling {
-            dims,
-            units: Units {
-                config,
-                subgroups: DOWN * 2 * beside,
-            },
-            side,
-            beside,
-            column_tiles,
-        });
-        fitting(&config, &all, Tiling::shared)
-    };
-    let (Some(queries), Some(keys)) = (tiling(Side::Queries), tiling(Side::Keys)) else {
-        return Ok(None);
-    };
-    let parts = Parts::of(&dims, LARGEST + 1);
+/// The tiles of queries and of keys of a call; `None` where single threads are likely to be faster.
+pub(in super::super) fn usual(config: &CoopConfig, dims: AttentionDims) -> Option<[Tiling; 2]> {
+    if !is_worth(config, &dims) {
+        return None;
+    }
+    let tiling = |side| fitting(config, &tilings(config, dims, side), Tiling::shared);
+    Some([tiling(Side::Queries)?, tiling(Side::Keys)?])
+}
+
+/// All pairs of such tiles for which there is room.
+pub(in super::super) fn all(config: &CoopConfig, dims: AttentionDims) -> Vec<[Tiling; 2]> {
+    let [queries, keys] = [Side::Queries, Side::Keys].map(|side| {
+        let mut all = tilings(config, dims, side).to_vec();
+        all.retain(|tiling| tiling.units.fits(&dims, tiling.shared()));
+        all
+    });
+    let pairs = queries.iter().flat_map(|&q| keys.iter().map(move |&k| [q, k]));
+    pairs.collect()
+}
+
+fn tilings(config: &CoopConfig, dims: AttentionDims, side: Side) -> [Tiling; SHAPES.len()] {
+    SHAPES.map(|[beside, column_tiles]| Tiling {
+        dims,
+        units: Units {
+            config: *config,
+            subgroups: DOWN * 2 * beside,
+        },
+        side,
+        beside,
+        column_tiles,
+    })
+}
+
+/// The launches for a call.
+pub(in super::super) fn compile(cx: &CompileCx, [queries, keys]: &[Tiling; 2]) -> Result<Compiled, String> {
+    let dims = &queries.dims;
+    let parts = Parts::of(dims, LARGEST + 1);
     let mut launches = vec![queries.launch(cx, &parts)?, keys.launch(cx, &parts)?];
     let mut scratch = vec![4 * queries.groups()];
     if !parts.is_empty() {
-        launches.push(join(cx, &dims, &parts)?);
-        scratch.extend(parts.bytes(&dims));
+        launches.push(join(cx, dims, &parts)?);
+        scratch.extend(parts.bytes(dims));
     }
-    Ok(Some(Compiled {
+    Ok(Compiled {
         launches,
         scratch,
         ..Compiled::default()
-    }))
+    })
+}
+
+impl fmt::Display for Tiling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}x{}", self.beside, self.columns())
+    }
 }
 
 impl Tiling {

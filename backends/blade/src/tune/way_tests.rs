@@ -1,0 +1,310 @@
+//! Ways to compute reductions and attention: each gives what the usual one does, and what was measured is used.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use meganeura_core::attrs::Attrs;
+use meganeura_core::backend::Device as _;
+use meganeura_core::graph::{Graph, Value};
+use meganeura_core::ops::AttentionOptions;
+use meganeura_core::plan::compile_for;
+use meganeura_core::{DType, ExecutionPlan, registry};
+
+use super::contest::Subject as _;
+use super::tests::{device, sources, trial};
+use super::{Entry, TuneOptions};
+use crate::device::BladeDevice;
+use crate::kernels::variants::is_known;
+
+/// Calls by what they are.
+type Build = fn(&mut Graph) -> Vec<Value>;
+
+fn plan(device: &BladeDevice, build: Build) -> ExecutionPlan {
+    let mut graph = Graph::new();
+    let results = build(&mut graph);
+    graph.set_outputs(results);
+    compile_for(&graph, device).expect("a plan")
+}
+
+/// Reductions of one column, of primes, of long rows, along either axis, and with several results.
+fn reductions() -> Vec<Build> {
+    vec![
+        |g| {
+            let x = g.input("x", &[37, 131]);
+            vec![g.softmax(x, -1).into()]
+        },
+        |g| {
+            let x = g.input("x", &[3, 1]);
+            vec![g.softmax(x, -1).into()]
+        },
+        // Neighbouring rows are neighbours in memory.
+        |g| {
+            let x = g.input("x", &[2, 67, 45]);
+            vec![g.softmax(x, 1).into()]
+        },
+        |g| {
+            let (x, w, b) = (g.input("x", &[5, 515]), g.input("w", &[515]), g.input("b", &[515]));
+            vec![g.layer_norm(x, w, b, 1e-5).into()]
+        },
+        |g| {
+            let (x, w) = (g.input("x", &[300, 96]), g.input("w", &[96]));
+            vec![g.rms_norm(x, w, 1e-5).into()]
+        },
+        // In parts.
+        |g| {
+            let x = g.input("x", &[3, 10_007]);
+            vec![g.sum(x, &[1], false).into()]
+        },
+        |g| {
+            let x = g.input("x", &[4099, 7]);
+            vec![g.max_reduce(x, &[0], true).into()]
+        },
+        |g| {
+            let x = g.input_typed("x", &[2, 1, 2053], DType::U32);
+            vec![g.sum(x, &[2], false).into()]
+        },
+        |g| {
+            let x = g.input_typed("x", &[1, 6007], DType::F16);
+            let x = g.cast(x, DType::F32);
+            vec![g.mean(x, &[0, 1], false).into()]
+        },
+        // Of labels, and of probabilities, with both results.
+        |g| {
+            let (x, labels) = (g.input("x", &[19, 203]), g.input_u32("labels", &[19]));
+            let loss = g.cross_entropy_loss(x, labels);
+            g.values(loss).collect()
+        },
+        |g| {
+            let (x, labels) = (g.input("x", &[11, 1201]), g.input("labels", &[11, 1201]));
+            let loss = g.cross_entropy_loss(x, labels);
+            g.values(loss).collect()
+        },
+    ]
+}
+
+fn attend(g: &mut Graph, [batch, rows_q, rows_k]: [usize; 3], options: AttentionOptions) -> Vec<Value> {
+    let width = options.head_dim as usize;
+    let q = g.input("q", &[batch, rows_q, options.num_heads as usize * width]);
+    let [k, v] = ["k", "v"].map(|name| g.input(name, &[batch, rows_k, options.num_kv_heads as usize * width]));
+    let out = g.attention(q, k, v, options);
+    g.values(out).collect()
+}
+
+/// Attention of heads in groups, of odd widths, of fewer rows than a tile and of more.
+fn attentions() -> Vec<Build> {
+    vec![
+        |g| attend(g, [2, 37, 131], AttentionOptions::new(4, 2, 12)),
+        |g| attend(g, [1, 1, 3], AttentionOptions::new(1, 1, 5)),
+        |g| {
+            let options = AttentionOptions {
+                causal: true,
+                window: Some(19),
+                ..AttentionOptions::new(3, 3, 64)
+            };
+            attend(g, [1, 67, 70], options)
+        },
+        // Commonly taken apart.
+        |g| attend(g, [1, 3, 2_100], AttentionOptions::new(2, 1, 16)),
+    ]
+}
+
+/// Operands of the gradient of attention.
+fn attend_back(g: &mut Graph, [rows_q, rows_k]: [usize; 2], [heads, kv_heads, width]: [usize; 3]) -> Vec<Value> {
+    let attrs = Attrs::new()
+        .with("num_heads", heads)
+        .with("num_kv_heads", kv_heads)
+        .with("head_dim", width)
+        .with("causal", rows_q <= rows_k)
+        .with("window", 0i64)
+        .with("scale", 0.25);
+    let [q, dout] = ["q", "dout"].map(|name| g.input(name, &[rows_q, heads * width]).into());
+    let [k, v] = ["k", "v"].map(|name| g.input(name, &[rows_k, kv_heads * width]).into());
+    let [lse, delta] = ["lse", "delta"].map(|name| g.input(name, &[heads, rows_q]).into());
+    let op = registry::op("core.attention_grad").expect("an operator");
+    let grads = g.call(op, attrs, vec![q, k, v, lse, delta, dout]);
+    g.values(grads).collect()
+}
+
+fn gradients() -> Vec<Build> {
+    vec![
+        |g| attend_back(g, [37, 41], [4, 2, 12]),
+        |g| attend_back(g, [1, 7], [1, 1, 5]),
+        |g| attend_back(g, [67, 61], [2, 2, 64]),
+    ]
+}
+
+fn attend_cache(g: &mut Graph, [batch, rows_q, rows_k]: [usize; 3], options: AttentionOptions) -> Vec<Value> {
+    let width = options.head_dim as usize;
+    let q = g.input("q", &[batch, rows_q, options.num_heads as usize * width]);
+    let [k, v] = ["k", "v"].map(|name| g.input(name, &[batch, rows_k, options.num_kv_heads as usize * width]));
+    let positions = g.input_u32("positions", &[batch]);
+    vec![g.cached_attention_with(q, k, v, positions, options).into()]
+}
+
+/// Attention over caches: of sequences at different places, few queries and many.
+fn caches() -> Vec<Build> {
+    vec![
+        |g| attend_cache(g, [3, 1, 300], AttentionOptions::new(4, 2, 64)),
+        |g| attend_cache(g, [1, 1, 1100], AttentionOptions::new(3, 3, 20)),
+        |g| attend_cache(g, [2, 3, 131], AttentionOptions::new(2, 1, 7)),
+        |g| {
+            let options = AttentionOptions {
+                window: Some(90),
+                ..AttentionOptions::new(2, 1, 128)
+            };
+            attend_cache(g, [2, 2, 701], options)
+        },
+        |g| attend_cache(g, [2, 19, 97], AttentionOptions::new(2, 1, 32)),
+    ]
+}
+
+/// Compares all ways of some calls, and gives the ways by family.
+fn compare(builds: Vec<Build>) -> Option<BTreeMap<String, BTreeSet<String>>> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let device = device(folder.path())?;
+    let mut families: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for build in builds {
+        let mut classes = device.classes(&[plan(&device, build)]).expect("it has kernels");
+        // Of what attention is taken apart to, products have tests of their own.
+        classes.retain(|found| {
+            ["reduction", "attention"]
+                .iter()
+                .any(|kind| found.class.name.starts_with(kind))
+        });
+        assert!(!classes.is_empty());
+        for found in classes {
+            let names: BTreeSet<&String> = found.ways.iter().collect();
+            assert_eq!(names.len(), found.ways.len(), "{:?}", found.ways);
+            assert!(found.class.work > 0, "{:?}", found.class);
+            let trial = trial(&device, &found);
+            let mut usual = trial.prepare(&found.ways[0]).expect("the usual way");
+            for way in &found.ways {
+                assert!(is_known(way), "{way}");
+                let (family, rest) = way.split_once(' ').unwrap_or((way, ""));
+                families.entry(family.to_owned()).or_default().insert(rest.to_owned());
+            }
+            for way in &found.ways[1..] {
+                let mut other = trial
+                    .prepare(way)
+                    .unwrap_or_else(|e| panic!("{}, {way}: {e}", found.class));
+                let difference = trial.difference(&mut usual, &mut other).expect("it runs");
+                assert_eq!(difference, None, "{}, {way}", found.class);
+            }
+        }
+    }
+    Some(families)
+}
+
+fn check_families(builds: Vec<Build>, expected: &[&str]) -> Option<BTreeMap<String, BTreeSet<String>>> {
+    let families = compare(builds)?;
+    for family in expected {
+        assert!(families.contains_key(*family), "{family}: {families:?}");
+    }
+    Some(families)
+}
+
+#[test]
+fn every_way_to_reduce_gives_what_the_usual_one_does() {
+    let Some(families) = check_families(reductions(), &["rows.v1"]) else {
+        return;
+    };
+    let has = |part: &str| families["rows.v1"].iter().any(|way| way.contains(part));
+    for part in [
+        "lanes=1 ",
+        "lanes=8 ",
+        "lanes=256 ",
+        "parts=1 ",
+        "parts=2 ",
+        "parts=16 ",
+        "written=0",
+        "written=9",
+    ] {
+        assert!(has(part), "{part}: {families:?}");
+    }
+}
+
+#[test]
+fn every_way_to_attend_gives_what_the_usual_one_does() {
+    check_families(attentions(), &["attention-tiles.v1", "attention-apart.v1"]);
+}
+
+#[test]
+fn every_way_to_the_gradient_of_attention_gives_what_the_usual_one_does() {
+    check_families(gradients(), &["attention-tiles.v1", "attention-apart.v1"]);
+}
+
+#[test]
+fn every_way_to_attend_to_a_cache_gives_what_the_usual_one_does() {
+    let expected = [
+        "attention-vectors.v1",
+        "attention-elements.v1",
+        "attention-tiles.v1",
+        "attention-apart.v1",
+    ];
+    check_families(caches(), &expected);
+}
+
+/// A softmax, a norm, and attention.
+fn several(g: &mut Graph) -> Vec<Value> {
+    let (x, w) = (g.input("x", &[40, 96]), g.input("w", &[96]));
+    let shares = g.softmax(x, -1);
+    let y = g.input("y", &[24, 200]);
+    let (scale, bias) = (g.input("scale", &[200]), g.input("bias", &[200]));
+    let normed = g.layer_norm(y, scale, bias, 1e-5);
+    let scaled = g.mul(shares, w);
+    let mut results = vec![scaled.into(), normed.into()];
+    results.extend(
+        attend(g, [1, 40, 50], AttentionOptions::new(2, 1, 16))
+            .into_iter()
+            .take(1),
+    );
+    results
+}
+
+#[test]
+fn ways_of_reductions_and_attention_are_measured_stored_and_used() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let Some(first) = device(folder.path()) else { return };
+    let plan = plan(&first, several);
+    let classes = first.classes(std::slice::from_ref(&plan)).expect("it has kernels");
+    let kinds = ["reduction max", "reduction sum", "attention forward"];
+    for kind in kinds {
+        let found = classes.iter().find(|found| found.class.name.starts_with(kind));
+        let found =
+            found.unwrap_or_else(|| panic!("{kind}: {:?}", classes.iter().map(|f| &f.class).collect::<Vec<_>>()));
+        assert!(found.ways.len() > 1, "{:?}", found.ways);
+    }
+    let options = TuneOptions {
+        time: Duration::from_secs(30),
+        keep: true,
+    };
+    let tuned = first
+        .tune(std::slice::from_ref(&plan), &options, &mut |_, _, _| ())
+        .expect("it ends");
+    assert_eq!(tuned.len(), classes.len());
+    for tuned in &tuned {
+        assert!(
+            tuned.skipped.is_none() && tuned.refused.is_empty() && tuned.usual_seconds > 0.0,
+            "{tuned:?}"
+        );
+    }
+    // Which is the fastest is known by measuring only: the last ways are stored as if they were.
+    for found in &classes {
+        let entry = Entry {
+            sizes: found.class.sizes.clone(),
+            usual: found.ways[0].clone(),
+            winner: found.ways.iter().rfind(|way| !way.contains("apart")).cloned(),
+            gain: 2.0,
+            qualified: Default::default(),
+        };
+        first.tuning().keep(&found.class.name, entry).expect("it is written");
+    }
+    let chosen = sources(&first, &plan);
+    drop(first);
+    let second = device(folder.path()).expect("as before");
+    assert_eq!(sources(&second, &plan), chosen, "it is read when the device is opened");
+    second.compile(&plan).expect("every way is right");
+    assert_eq!(sources(&second, &plan), chosen, "none is dropped");
+    second.forget_tuned().expect("it is deleted");
+    assert_ne!(sources(&second, &plan), chosen, "they are not the usual ones");
+}
