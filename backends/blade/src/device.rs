@@ -41,7 +41,7 @@ pub struct BladeDevice {
     wanted: Wanted,
     /// The matrix units in use, once they have been tested.
     coop: OnceLock<Option<CoopConfig>>,
-    /// Ways to compute products that were measured here.
+    /// Ways to compute calls that were measured here.
     tuning: Tuning,
     /// Kernels that others brought, as far as they were asked for.
     brought: Tried,

@@ -59,7 +59,7 @@ pub(crate) struct Unmade {
     pub(crate) error: Box<Error>,
     /// The operator whose kernel, which others brought, the driver refuses, and the kernel's text.
     pub(crate) brought: Option<(String, String)>,
-    /// The class of products for which a way was chosen whose kernel the driver refuses.
+    /// The class of calls for which a way was chosen whose kernel the driver refuses.
     pub(crate) chosen: Option<Class>,
 }
 
@@ -425,7 +425,7 @@ pub(crate) struct With<'a> {
     pub(crate) coop: Option<CoopConfig>,
     /// Kernels of others.
     pub(crate) brought: &'a Brought,
-    /// Ways to compute products.
+    /// Ways to compute calls.
     pub(crate) choices: Option<&'a dyn Choices>,
     /// Whether results that are only read to be rounded are kept in `f16`; see [`narrow`].
     pub(crate) narrows: bool,

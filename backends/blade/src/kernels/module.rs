@@ -75,7 +75,7 @@ pub(crate) struct Launch {
     pub(crate) groups: [u32; 3],
     /// Whether it uses matrix units.
     pub(crate) coop: bool,
-    /// The class of products for which its way was [chosen](Choices), if it was.
+    /// The class of calls for which its way was [chosen](Choices), if it was.
     pub(crate) chosen: Option<Arc<Class>>,
 }
 
@@ -102,7 +102,7 @@ pub(crate) struct CompileCx<'a> {
     pub(crate) fed: bool,
     /// The matrix units that products may use.
     pub(crate) coop: Option<CoopConfig>,
-    /// Ways to compute products, where others than the usual ones may be better.
+    /// Ways to compute calls, where others than the usual ones may be better.
     pub(crate) choices: Option<&'a dyn Choices>,
     /// The kernel that others brought for the operator.
     pub(crate) brought: Option<&'a Accepted>,

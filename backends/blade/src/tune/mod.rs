@@ -1,7 +1,7 @@
-//! Choosing ways to compute products by measuring them.
+//! Choosing ways to compute calls by measuring them.
 //!
 //! Commonly limits in the program choose (`kernels/variants.rs`). [`BladeDevice::tune`](crate::BladeDevice::tune) has all
-//! ways of the products of some plans take turns on the device at hand ([`contest`]), after each was compared with the usual
+//! ways of the calls of some plans take turns on the device at hand ([`contest`]), after each was compared with the usual
 //! one ([`trial`]), and keeps what was found in a file ([`store`]). A device reads that file when it is opened, and its plans
 //! get the ways that were measured to be faster, once each was compared for the call at hand ([`qualify`]). What is wrong, or
 //! the driver no longer takes, is dropped, and the usual way is used.
@@ -118,7 +118,7 @@ impl Tuning {
         }
     }
 
-    /// The ways for the products of plans of a precision; `None` where all are the usual ones.
+    /// The ways for the calls of plans of a precision; `None` where all are the usual ones.
     pub(crate) fn choices(&self, precision: Precision) -> Option<Chosen<'_>> {
         let any = self.lock().winners().next().is_some();
         any.then_some(Chosen {
@@ -253,7 +253,7 @@ pub(crate) fn describe(folder: Option<&Path>, key: &Key) -> String {
     }
 }
 
-/// Ways for the products of a plan, as they are stored.
+/// Ways for the calls of a plan, as they are stored.
 pub(crate) struct Chosen<'a> {
     tuning: &'a Tuning,
     precision: Precision,
@@ -269,9 +269,9 @@ impl Choices for Chosen<'_> {
     }
 
     fn missing(&self, class: &Class, name: &str) {
-        // Another number of rows of the class may have fewer ways, as may a product computed in place.
+        // Another number of rows of the class may have fewer ways, as may a call computed in place.
         log::info!(
-            "{}: there is no way '{name}' for this product of {class}; the usual one is used",
+            "{}: there is no way '{name}' for this call of {class}; the usual one is used",
             self.tuning.key.device
         );
     }

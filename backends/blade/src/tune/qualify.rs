@@ -1,6 +1,6 @@
 //! Stored ways are compared with the usual ones before a call uses them for the first time.
 //!
-//! A way is stored for a class of products, and calls of a class differ: in rows, in what is computed along. What is
+//! A way is stored for a class of calls, and these differ: in rows, in what is computed along. What is
 //! remembered of each is the text of its kernels, so that nothing is run twice that is known to be right with this driver.
 
 use std::cell::RefCell;

@@ -1,4 +1,4 @@
-//! Measuring the ways of the products of plans on a device.
+//! Measuring the ways of the calls of plans on a device.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -26,12 +26,12 @@ pub struct TuneOptions {
     pub keep: bool,
 }
 
-/// What was measured of a class of products.
+/// What was measured of a class of calls.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tuned {
-    /// The class: what is multiplied, and its sizes.
+    /// The class: what is computed, and its sizes.
     pub class: String,
-    /// Calls with such a product in the plans.
+    /// Such calls in the plans.
     pub calls: usize,
     /// The usual way.
     pub usual: String,
@@ -61,12 +61,12 @@ impl Tuned {
     }
 }
 
-/// A class of products of some plans.
+/// A class of calls of some plans.
 pub(super) struct Found {
     pub(super) class: Class,
     pub(super) precision: Precision,
     pub(super) ways: Vec<String>,
-    /// A call with such a product.
+    /// One of these calls, with what is fused to it.
     pub(super) dispatch: Dispatch,
     pub(super) calls: usize,
 }
@@ -79,7 +79,7 @@ impl Found {
 }
 
 impl BladeDevice {
-    /// Measures the ways to compute the products of plans for this device, class by class, those with most to do first. What
+    /// Measures the ways to compute the calls of plans for this device, class by class, those with most to do first. What
     /// was found of each is told at once, and kept if that is asked for: plans that are compiled afterwards use it. Nothing
     /// else should use the device meanwhile.
     ///
@@ -114,7 +114,7 @@ impl BladeDevice {
         Ok(all)
     }
 
-    /// The classes of products of plans, those with most to do first.
+    /// The classes of calls of plans, those with most to do first.
     pub(super) fn classes(&self, plans: &[ExecutionPlan]) -> Result<Vec<Found>> {
         let mut found: Vec<Found> = Vec::new();
         let mut known: HashMap<String, usize> = HashMap::new();

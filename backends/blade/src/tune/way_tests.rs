@@ -8,6 +8,7 @@ use meganeura_core::backend::Device as _;
 use meganeura_core::graph::{Graph, Value};
 use meganeura_core::ops::AttentionOptions;
 use meganeura_core::plan::compile_for;
+use meganeura_core::precision::Precision;
 use meganeura_core::{DType, ExecutionPlan, registry};
 
 use super::contest::Subject as _;
@@ -163,8 +164,16 @@ fn compare(builds: Vec<Build>) -> Option<BTreeMap<String, BTreeSet<String>>> {
     let folder = tempfile::tempdir().expect("a folder");
     let device = device(folder.path())?;
     let mut families: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for build in builds {
-        let mut classes = device.classes(&[plan(&device, build)]).expect("it has kernels");
+    let plans = builds.into_iter().flat_map(|build| {
+        let plan = plan(&device, build);
+        let mixed = device.coop_at(Precision::Mixed).map(|_| ExecutionPlan {
+            precision: Precision::Mixed,
+            ..plan.clone()
+        });
+        std::iter::once(plan).chain(mixed)
+    });
+    for plan in plans {
+        let mut classes = device.classes(&[plan]).expect("it has kernels");
         // Of what attention is taken apart to, products have tests of their own.
         classes.retain(|found| {
             ["reduction", "attention"]

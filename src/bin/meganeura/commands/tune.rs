@@ -27,12 +27,12 @@ const BACKEND: &str = "blade";
 /// Options of `tune`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Whose products to measure: models of `meganeura explain`, and matrix products such as 4096x4096x4096 (rows, columns,
+    /// Whose products, reductions and attention to measure: models of `meganeura explain`, and matrix products such as 4096x4096x4096 (rows, columns,
     /// terms of a sum).
     #[arg(value_name = "WORK")]
     work: Vec<String>,
 
-    /// The products of works that are listed in the program: matmul, attention, conv, models and others, or all. Several with
+    /// The same of works that are listed in the program: matmul, attention, conv, models and others, or all. Several with
     /// commas.
     #[arg(long, value_name = "SUITE", value_delimiter = ',', value_parser = suites::suites, conflicts_with = "work")]
     suite: Vec<suites::Suites>,
@@ -48,7 +48,7 @@ pub(crate) struct Args {
     #[arg(long, value_enum)]
     precision: Option<Choice>,
 
-    /// Time for all of it. What a class of products does not need is for those behind it, which have less to do.
+    /// Time for all of it. What a class of calls does not need is for those behind it, which have less to do.
     #[arg(long, value_name = "N", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
     seconds: u64,
 
@@ -73,7 +73,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
                 .into(),
         );
     }
-    // Products that run elsewhere are not tuned here.
+    // Calls that run elsewhere are not tuned here.
     let config = Config {
         fallback: None,
         ..Config::load()?
@@ -127,7 +127,7 @@ fn forget(args: &Args, device: &BladeDevice) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The plans whose products are measured, as anybody has them on the device.
+/// The plans whose calls are measured, as anybody has them on the device.
 fn plans(args: &Args, selected: &Selected, config: &Config) -> Result<Vec<ExecutionPlan>, Box<dyn Error>> {
     let device: Arc<dyn Device> = selected.open(config)?;
     let wanted = args.precision.map(Precision::from).or(config.rewrite.precision);
@@ -212,8 +212,8 @@ fn report(args: &Args, selected: &Selected, device: &BladeDevice, all: &[Tuned])
         return Ok(());
     }
     let classes = match all.len() {
-        0 => "these works have no products; nothing was measured".to_owned(),
-        count => format!("{winners} of {count} classes of products have a faster way than usual"),
+        0 => "these works have no calls with several ways; nothing was measured".to_owned(),
+        count => format!("{winners} of {count} classes of calls have a faster way than usual"),
     };
     match file {
         Some(file) if winners > 0 => line(format_args!(
