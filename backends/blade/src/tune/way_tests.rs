@@ -201,6 +201,9 @@ fn compare(builds: Vec<Build>) -> Option<BTreeMap<String, BTreeSet<String>>> {
             }
         }
     }
+    if device.coop_at(Precision::Mixed).is_some() && families.contains_key("attention-tiles.v1") {
+        assert!(families.contains_key("attention-units.v1"), "{families:?}");
+    }
     Some(families)
 }
 
