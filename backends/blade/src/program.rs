@@ -60,7 +60,7 @@ pub(crate) struct Unmade {
     /// The operator whose kernel, which others brought, the driver refuses, and the kernel's text.
     pub(crate) brought: Option<(String, String)>,
     /// The class of calls for which a way was chosen whose kernel the driver refuses.
-    pub(crate) chosen: Option<Class>,
+    pub(crate) chosen: Option<Arc<Class>>,
 }
 
 impl From<Error> for Unmade {
@@ -234,7 +234,7 @@ impl Draft {
             let brought = self.compiled.iter().position(|c| c.launches.iter().any(own));
             let op = brought.map(|dispatch| plan.dispatches[dispatch].kernel.name.clone());
             let all = self.compiled.iter().flat_map(|c| &c.launches);
-            let chosen = all.filter(is_it).find_map(|launch| launch.chosen.as_deref().cloned());
+            let chosen = all.filter(is_it).find_map(|launch| launch.chosen.clone());
             Unmade {
                 error: refused.error,
                 brought: op.zip(refused.source),
