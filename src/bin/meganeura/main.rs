@@ -54,7 +54,7 @@ enum Command {
     Explain(explain::Args),
     /// Measure how long steps of models and matrix products take on a device.
     Bench(bench::Args),
-    /// Measure which kernels for matrix products and convolutions are the fastest on a device, and use them from then on.
+    /// Measure which kernels for products, reductions and attention are the fastest on a device, and use them from then on.
     #[cfg(feature = "blade")]
     Tune(tune::Args),
     /// Check a device against the reference implementation of every operator.

@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn a_table_has_the_first_and_the_last_step() {
-        assert_eq!(shown(0), []);
+        assert!(shown(0).is_empty());
         assert_eq!(shown(1), [0]);
         assert_eq!(shown(3), [0, 1, 2]);
         assert_eq!(shown(50), [0, 4, 9, 14, 19, 24, 29, 34, 39, 44, 49]);
