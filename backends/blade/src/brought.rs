@@ -19,7 +19,7 @@ use crate::gpu::NAME;
 use crate::kernels::{Compiled, Launch};
 use crate::once::{Word, run_once};
 use crate::pipeline::Pipeline;
-use crate::program::With;
+use crate::program::{Narrows, With};
 
 /// Kernels that plans may use, by the names of their operators.
 pub(crate) type Brought = HashMap<String, Arc<Accepted>>;
@@ -310,7 +310,7 @@ fn run(
         coop: None,
         brought,
         choices: None,
-        narrows: false,
+        narrows: Narrows::No,
     };
     let mut executable = BladeExecutable::new(device, &plan, &with)?;
     // What a kernel leaves out is no number that could be right, as it would be elsewhere.

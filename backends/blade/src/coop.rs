@@ -18,7 +18,7 @@ use crate::gpu::NAME;
 pub use crate::kernels::coop::{CoopConfig, MIN_COOP_WORKGROUPS, prefers_coop};
 use crate::once::{Word, run_once};
 use crate::probe::Limits;
-use crate::program::With;
+use crate::program::{Narrows, With};
 
 /// Threads of a subgroup where the driver does not say: as on NVIDIA's GPUs, and others in one of their modes.
 const USUAL_SUBGROUP: u32 = 32;
@@ -151,7 +151,7 @@ pub(crate) fn test_coop_matmul(device: &BladeDevice, config: &CoopConfig) -> Res
             coop: Some(*config),
             brought: &Brought::new(),
             choices: None,
-            narrows: false,
+            narrows: Narrows::No,
         };
         let mut executable = BladeExecutable::new(device, &plan, &with)?;
         let words = |name: &str| operands[name].iter().map(|v| v.to_le_bytes()).collect();

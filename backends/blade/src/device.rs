@@ -20,7 +20,7 @@ use crate::kernels;
 use crate::kernels::variants::Choices;
 use crate::pipeline::Pipelines;
 use crate::probe::{self, Limits, Probed};
-use crate::program::{self, Draft, With};
+use crate::program::{self, Draft, Narrows, With};
 use crate::tune::Tuning;
 
 /// Rounds after which Mesa's software driver leaves all loops of a shader (`LP_MAX_TGSI_LOOP_ITERATIONS` in its sources).
@@ -140,8 +140,13 @@ impl BladeDevice {
             coop,
             brought: &brought,
             choices: chosen.as_ref().map(|chosen| chosen as &dyn Choices),
-            narrows: !self.wanted.wide_results,
+            narrows: if self.narrows() { Narrows::Chosen } else { Narrows::No },
         })
+    }
+
+    /// Whether results that are only read to be rounded are kept in `f16`.
+    pub(crate) fn narrows(&self) -> bool {
+        !self.wanted.wide_results
     }
 
     pub(crate) fn tuning(&self) -> &Tuning {
@@ -278,7 +283,7 @@ impl Device for BladeDevice {
             coop: Some(config),
             brought: &brought,
             choices: chosen.as_ref().map(|chosen| chosen as &dyn Choices),
-            narrows: false,
+            narrows: Narrows::No,
         };
         program::choose_coop(plan, &with)
     }

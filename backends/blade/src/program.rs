@@ -141,10 +141,10 @@ impl Draft {
         };
         let compiled = (0..plan.dispatches.len()).map(|i| compile(i, false, &none));
         let mut compiled: Vec<Compiled> = compiled.collect::<Result<_>>()?;
-        let narrow = if with.narrows {
-            narrow::choose(plan, &compiled)
-        } else {
-            none
+        let narrow = match with.narrows {
+            Narrows::No => none,
+            Narrows::Chosen => narrow::choose(plan, &compiled),
+            Narrows::Given(buffers) => buffers.clone(),
         };
         for (i, compiled) in compiled.iter_mut().enumerate().filter(|_| !narrow.is_empty()) {
             let dispatch = &plan.dispatches[i];
@@ -427,8 +427,19 @@ pub(crate) struct With<'a> {
     pub(crate) brought: &'a Brought,
     /// Ways to compute calls.
     pub(crate) choices: Option<&'a dyn Choices>,
-    /// Whether results that are only read to be rounded are kept in `f16`; see [`narrow`].
-    pub(crate) narrows: bool,
+    /// Which buffers of `f32` are in `f16` in memory.
+    pub(crate) narrows: Narrows<'a>,
+}
+
+/// Buffers of `f32` that are in `f16` in memory; see [`narrow`].
+#[derive(Clone, Copy)]
+pub(crate) enum Narrows<'a> {
+    /// None.
+    No,
+    /// Results that are only read to be rounded.
+    Chosen,
+    /// These, which whoever writes them knows.
+    Given(&'a HashSet<BufferRef>),
 }
 
 /// Decides for each dispatch whether it uses matrix units.
@@ -456,6 +467,19 @@ pub(crate) fn ask(plan: &ExecutionPlan, with: &With, done: &mut dyn FnMut(&Dispa
         done(dispatch);
     }
     Ok(())
+}
+
+/// The kernels of each dispatch, as if no buffer were in `f16` that the plan has in `f32`.
+///
+/// # Errors
+/// A dispatch for which there is no kernel.
+pub(crate) fn kernels_of(plan: &ExecutionPlan, with: &With) -> Result<Vec<Compiled>> {
+    let sources = Sources::of(plan);
+    let compiled = plan.dispatches.iter().map(|dispatch| {
+        let coop = with.coop.filter(|_| dispatch.use_coop);
+        compile(dispatch, &sources, Known::default(), &With { coop, ..*with })
+    });
+    compiled.collect()
 }
 
 /// What runs, for each dispatch, and whether on matrix units.

@@ -10,6 +10,8 @@ mod common;
 mod narrow;
 #[path = "coop/training.rs"]
 mod training;
+#[path = "coop/tuning.rs"]
+mod tuning;
 
 use std::sync::Arc;
 

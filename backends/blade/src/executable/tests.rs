@@ -9,7 +9,7 @@ use super::BladeExecutable;
 use crate::backend::BladeBackend;
 use crate::brought::Brought;
 use crate::device::BladeDevice;
-use crate::program::With;
+use crate::program::{Narrows, With};
 
 /// Bytes of the input of the plan.
 const BYTES: usize = 4 * 2_501;
@@ -31,7 +31,7 @@ fn executable(graph: &Graph) -> Option<(ExecutionPlan, BladeExecutable)> {
         coop: None,
         brought: &Brought::new(),
         choices: None,
-        narrows: false,
+        narrows: Narrows::No,
     };
     let executable = BladeExecutable::new(&device, &plan, &with).expect("an executable");
     Some((plan, executable))

@@ -7,6 +7,7 @@
 //! the driver no longer takes, is dropped, and the usual way is used.
 
 mod contest;
+mod operands;
 mod qualify;
 mod store;
 #[cfg(test)]

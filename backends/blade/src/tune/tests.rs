@@ -63,9 +63,9 @@ pub(super) fn trial<'a>(device: &'a BladeDevice, found: &'a Found) -> Trial<'a> 
     let trial = Trial::new(
         device,
         &found.dispatch,
+        &found.held,
         found.precision,
-        &found.class,
-        &found.ways,
+        (&found.class, &found.ways),
         later(),
     );
     trial.expect("the call stands alone")
@@ -513,7 +513,7 @@ fn the_usual_ways_are_right() {
             coop: None,
             brought: &Default::default(),
             choices: None,
-            narrows: false,
+            narrows: crate::program::Narrows::No,
         };
         let mut executable = BladeExecutable::new(&device, &plan, &with).expect("it compiles");
         let words = |name: &str| {

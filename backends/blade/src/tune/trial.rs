@@ -1,6 +1,7 @@
 //! A call that has several ways, run in one and another.
 
 use std::cell::Cell;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use meganeura_core::backend::{Device as _, Executable as _, StepArgs};
@@ -8,32 +9,30 @@ use meganeura_core::calibration::warm_up;
 use meganeura_core::graph::{Graph, Value};
 use meganeura_core::plan::{BufferRef, Dispatch, ExecutionPlan, try_compile};
 use meganeura_core::precision::Precision;
-use meganeura_core::random::SplitMix64;
 use meganeura_core::replay::{ReplayOptions, replay_on_executables};
-use meganeura_core::{DType, Error, Result, registry};
+use meganeura_core::{Error, Result, registry};
 
 use super::contest::Subject;
+use super::operands::{Datum, Held, data_of};
 use crate::brought::Brought;
 use crate::device::BladeDevice;
 use crate::executable::BladeExecutable;
 use crate::gpu::NAME;
 use crate::kernels::coop::CoopConfig;
 use crate::kernels::variants::{Choices, Class};
-use crate::program::With;
+use crate::program::{self, Narrows, With};
 
-/// Bytes that calls of a plan go over, so that what a call reads is not in a cache since the last time; fewer of devices that
-/// are emulated.
+/// Most bytes of the calls of a plan, which are so many that what a call reads of its own is not in a cache since the last
+/// time; fewer of devices that are emulated.
 const BYTES: usize = 256 << 20;
 const BYTES_EMULATED: usize = 4 << 20;
 /// Most calls of a plan.
 const MOST_CALLS: usize = 16;
-/// Most indices that are spread evenly.
-const FEW_INDICES: usize = 16;
 /// Length of a batch of warming up from which on it is long enough, and most times of the plan that are tried.
 const SHORT_BATCH: Duration = Duration::from_millis(10);
 const MOST_TIMES: u32 = 512;
 
-/// Some equal calls one after the other, each with operands of its own.
+/// Some equal calls one after the other, with operands as a model has them.
 pub(super) struct Trial<'a> {
     device: &'a BladeDevice,
     class: &'a Class,
@@ -41,22 +40,22 @@ pub(super) struct Trial<'a> {
     coop: Option<CoopConfig>,
     plan: ExecutionPlan,
     calls: u32,
-    /// Contents of the inputs.
-    data: Vec<(BufferRef, Vec<u8>)>,
+    /// The inputs.
+    data: Vec<Datum>,
     until: Instant,
 }
 
 impl<'a> Trial<'a> {
-    /// Calls as that of a dispatch, in ways that there are for a class.
+    /// Calls as that of a dispatch, with operands as a model has them, in ways that there are for a class.
     ///
     /// # Errors
     /// A call that cannot stand alone.
     pub(super) fn new(
         device: &'a BladeDevice,
         dispatch: &Dispatch,
+        held: &[Held],
         precision: Precision,
-        class: &'a Class,
-        ways: &'a [String],
+        (class, ways): (&'a Class, &'a [String]),
         until: Instant,
     ) -> Result<Self> {
         let bytes: usize = dispatch
@@ -67,8 +66,8 @@ impl<'a> Trial<'a> {
             .sum();
         let all = if device.is_software() { BYTES_EMULATED } else { BYTES };
         let calls = (all / bytes.max(1)).clamp(1, MOST_CALLS);
-        let plan = plan_of(device, dispatch, precision, calls)?;
-        let data = data_of(dispatch, &plan, calls);
+        let plan = plan_of(device, dispatch, held, precision, calls)?;
+        let data = data_of(dispatch, &plan, held, calls);
         Ok(Trial {
             device,
             class,
@@ -85,19 +84,29 @@ impl<'a> Trial<'a> {
     pub(super) fn executable(&self, way: &str) -> Result<BladeExecutable> {
         let usual = way == self.ways[0];
         let forced = Forced::new(self.class, (!usual).then_some(way), self.plan.precision);
+        let brought = Brought::new();
         let with = With {
             coop: self.coop,
-            brought: &Brought::new(),
+            brought: &brought,
             choices: Some(&forced),
-            narrows: false,
+            narrows: Narrows::No,
+        };
+        let narrow = self.narrow(&with)?;
+        let with = With {
+            narrows: Narrows::Given(&narrow),
+            ..with
         };
         let made = BladeExecutable::new(self.device, &self.plan, &with);
         let mut executable = made.map_err(Error::from)?;
         if !(usual || forced.used.get()) {
             return Err(Error::backend(NAME, "no kernel can be made"));
         }
-        for (buffer, bytes) in &self.data {
-            executable.write(*buffer, 0, bytes)?;
+        for datum in &self.data {
+            let bytes = match narrow.contains(&datum.buffer) {
+                true => &datum.contents.halves,
+                false => &datum.contents.bytes,
+            };
+            executable.write(datum.buffer, 0, bytes)?;
         }
         for buffer in &self.plan.output_buffers {
             executable.write(*buffer, 0, &vec![0xff; self.plan.buffers[buffer.index()]])?;
@@ -105,13 +114,30 @@ impl<'a> Trial<'a> {
         Ok(executable)
     }
 
+    /// Which inputs are in `f16`: of those that are so in the model, all that every kernel rounds.
+    fn narrow(&self, with: &With) -> Result<HashSet<BufferRef>> {
+        let narrow = self.data.iter().filter(|datum| datum.narrow).map(|datum| datum.buffer);
+        let mut narrow: HashSet<BufferRef> = narrow.collect();
+        if narrow.is_empty() {
+            return Ok(narrow);
+        }
+        let kernels = program::kernels_of(&self.plan, with)?;
+        for (dispatch, kernels) in self.plan.dispatches.iter().zip(&kernels) {
+            let inputs = dispatch.inputs.iter().enumerate();
+            inputs
+                .filter(|(i, _)| !kernels.rounded.contains(i))
+                .for_each(|(_, operand)| _ = narrow.remove(&operand.buffer));
+        }
+        Ok(narrow)
+    }
+
     /// Gives an executable other operands, as a way that computes something else would have.
     #[cfg(test)]
     pub(super) fn spoil(&self, executable: &mut BladeExecutable) -> Result<()> {
-        let (buffer, bytes) = &self.data[0];
-        let mut others = bytes.clone();
+        let datum = &self.data[0];
+        let mut others = datum.contents.bytes.clone();
         others.rotate_left(4);
-        executable.write(*buffer, 0, &others)
+        executable.write(datum.buffer, 0, &others)
     }
 }
 
@@ -206,7 +232,13 @@ impl Choices for Forced<'_> {
 }
 
 /// A plan of calls like that of a dispatch, which wait for each other.
-fn plan_of(device: &BladeDevice, dispatch: &Dispatch, precision: Precision, calls: usize) -> Result<ExecutionPlan> {
+fn plan_of(
+    device: &BladeDevice,
+    dispatch: &Dispatch,
+    held: &[Held],
+    precision: Precision,
+    calls: usize,
+) -> Result<ExecutionPlan> {
     let alone = |why: &str| Error::backend(NAME, format!("{}: {why}", dispatch.label));
     let op = registry::op(&dispatch.kernel.name).ok_or_else(|| alone("its operator is not known"))?;
     let mut graph = Graph::new();
@@ -226,6 +258,22 @@ fn plan_of(device: &BladeDevice, dispatch: &Dispatch, precision: Precision, call
         return Err(alone("the call means something else alone"));
     }
     plan.precision = precision;
+    // Equal calls of equal operands would have been merged, so they become equal here.
+    let named: HashMap<&str, BufferRef> = plan
+        .input_buffers
+        .iter()
+        .map(|(name, buffer)| (&**name, *buffer))
+        .collect();
+    let mut same: HashMap<BufferRef, BufferRef> = HashMap::new();
+    for (i, held) in held.iter().enumerate() {
+        for call in held.copies..calls {
+            let [own, first] = [call, call % held.copies].map(|call| named.get(&*name(call, i)));
+            same.extend(own.copied().zip(first.copied()));
+        }
+    }
+    for operand in plan.dispatches.iter_mut().flat_map(|dispatch| &mut dispatch.inputs) {
+        operand.buffer = same.get(&operand.buffer).copied().unwrap_or(operand.buffer);
+    }
     for (level, dispatch) in (0..).zip(&mut plan.dispatches) {
         dispatch.level = level;
         // Whether it does is decided by its way.
@@ -237,66 +285,6 @@ fn plan_of(device: &BladeDevice, dispatch: &Dispatch, precision: Precision, call
 }
 
 /// The name of a call's operand.
-fn name(call: usize, operand: usize) -> String {
+pub(super) fn name(call: usize, operand: usize) -> String {
     format!("x{call}.{operand}")
-}
-
-/// What the operands of all calls are filled with: quarters from -1 to 1, which are exact in half precision, and whose
-/// products are sums without rounding; indices within their bounds, other integers of any bits. A few indices, such as the
-/// places of sequences in a cache, are spread evenly: they decide how much there is to do.
-fn data_of(dispatch: &Dispatch, plan: &ExecutionPlan, calls: usize) -> Vec<(BufferRef, Vec<u8>)> {
-    let mut rng = SplitMix64::new(41);
-    let indices = dispatch.index_operand();
-    let mut all = Vec::new();
-    for (i, operand) in dispatch.inputs.iter().enumerate() {
-        let bound = indices.filter(|(index, _)| *index == i).map(|(_, bound)| bound);
-        let count = operand.ty.numel();
-        let mut word = |at: usize| match (operand.ty.dtype.is_float(), bound) {
-            (true, _) => quarters(operand.ty.dtype, rng.below(9) as i32 - 4),
-            (false, Some(bound)) if count <= FEW_INDICES => {
-                (((2 * at + 1) * bound / (2 * count)) as u32).to_le_bytes().to_vec()
-            }
-            (false, Some(bound)) => (rng.below(bound.max(1)) as u32).to_le_bytes().to_vec(),
-            (false, None) => (rng.next_u64() as u32).to_le_bytes().to_vec(),
-        };
-        let bytes: Vec<u8> = (0..count).flat_map(&mut word).collect();
-        for call in 0..calls {
-            let wanted = name(call, i);
-            let buffers = plan.input_buffers.iter().filter(|(name, _)| *name == wanted);
-            all.extend(buffers.map(|(_, buffer)| (*buffer, bytes.clone())));
-        }
-    }
-    all
-}
-
-/// So many quarters, four at most, as they are stored.
-fn quarters(dtype: DType, count: i32) -> Vec<u8> {
-    let value = 0.25 * count as f32;
-    match dtype {
-        DType::F16 => {
-            const BITS: [u16; 5] = [0, 0x3400, 0x3800, 0x3a00, 0x3c00];
-            let sign = if count < 0 { 0x8000 } else { 0 };
-            (BITS[count.unsigned_abs() as usize % BITS.len()] | sign)
-                .to_le_bytes()
-                .to_vec()
-        }
-        DType::BF16 => ((value.to_bits() >> 16) as u16).to_le_bytes().to_vec(),
-        _ => value.to_le_bytes().to_vec(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn quarters_are_stored_as_they_are() {
-        for count in -4..=4 {
-            let value = 0.25 * count as f32;
-            let stored = |dtype| quarters(dtype, count);
-            assert_eq!(stored(DType::F32), value.to_le_bytes());
-            assert_eq!(stored(DType::F16), half::f16::from_f32(value).to_le_bytes());
-            assert_eq!(stored(DType::BF16), half::bf16::from_f32(value).to_le_bytes());
-        }
-    }
 }

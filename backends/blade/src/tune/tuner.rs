@@ -1,7 +1,7 @@
 //! Measuring the ways of the calls of plans on a device.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -11,11 +11,13 @@ use meganeura_core::{Error, Result};
 
 use super::Entry;
 use super::contest::{Decision, Refusal, contest};
+use super::operands::{Held, Lasting};
 use super::qualify::text_hash;
 use super::trial::{Forced, Trial};
 use crate::device::BladeDevice;
 use crate::kernels::variants::{Choices, Class};
-use crate::program::{self, With};
+use crate::narrow;
+use crate::program::{self, Narrows, With};
 
 /// What [`BladeDevice::tune`] measures.
 #[derive(Clone, Debug)]
@@ -68,6 +70,8 @@ pub(super) struct Found {
     pub(super) ways: Vec<String>,
     /// One of these calls, with what is fused to it.
     pub(super) dispatch: Dispatch,
+    /// How the plan has its operands.
+    pub(super) held: Vec<Held>,
     pub(super) calls: usize,
 }
 
@@ -128,7 +132,12 @@ impl BladeDevice {
                 coop: self.coop_at(plan.precision),
                 brought: &brought,
                 choices: Some(&asked),
-                narrows: false,
+                narrows: Narrows::No,
+            };
+            let lasting = Lasting::of(plan);
+            let narrow = match self.narrows() {
+                true => narrow::choose(plan, &program::kernels_of(plan, &With { choices: None, ..with })?),
+                false => HashSet::new(),
             };
             program::ask(plan, &with, &mut |dispatch| {
                 for (class, ways) in asked.found.take() {
@@ -138,6 +147,7 @@ impl BladeDevice {
                             precision: plan.precision,
                             ways,
                             dispatch: dispatch.clone(),
+                            held: Held::operands(dispatch, &lasting, &narrow),
                             calls: 0,
                         });
                         found.len() - 1
@@ -151,7 +161,8 @@ impl BladeDevice {
     }
 
     fn tune_class(&self, found: &Found, until: Instant) -> Result<Tuned> {
-        let trial = Trial::new(self, &found.dispatch, found.precision, &found.class, &found.ways, until);
+        let ways = (&found.class, &*found.ways);
+        let trial = Trial::new(self, &found.dispatch, &found.held, found.precision, ways, until);
         let outcome = trial.and_then(|trial| contest(&trial));
         match outcome {
             Ok(decision) => Ok(tuned(found, decision)),
