@@ -35,7 +35,9 @@ fn ways_on_and_off_matrix_units_agree() {
         time: Duration::from_secs(20),
         keep: false,
     };
-    let all = device.tune(&[plan], &options, &mut |_, _, _| {}).expect("it is measured");
+    let all = device
+        .tune(&[plan], &options, &mut |_, _, _| {})
+        .expect("it is measured");
     assert_eq!(all.len(), 2);
     for tuned in all {
         assert!(tuned.usual.starts_with("units"), "{tuned:?}");
