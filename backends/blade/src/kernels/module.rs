@@ -400,6 +400,27 @@ impl<'a> Module<'a> {
         format!("{name}[{index}] = {value};\n")
     }
 
+    /// A statement that stores four elements of a result of `f32`, from one on whose number is four times `index`; `None` for
+    /// one of another dtype.
+    pub(crate) fn store_vector(&mut self, output: usize, index: &str, value: &str) -> Option<String> {
+        let (memory, dtype) = (self.cx.outputs[output], self.cx.kernel.outputs[output].dtype);
+        let element = match (dtype, self.cx.stored_output(output)) {
+            (DType::F32, DType::F32) => "vec4<f32>",
+            (DType::F32, DType::F16) => {
+                self.enable(HALF);
+                "vec4<f16>"
+            }
+            _ => return None,
+        };
+        let name = self.slot(Binding::Memory(memory), element, true);
+        Some(format!("{name}[{index}] = {element}({value});\n"))
+    }
+
+    /// A scratch buffer as vectors of four elements.
+    pub(crate) fn scratch_vectors(&mut self, memory: Memory) -> String {
+        self.slot(Binding::Memory(memory), "vec4<f32>", true)
+    }
+
     /// An index below `rows`: the expression's, or 0 after a report.
     pub(crate) fn checked_index(&mut self, index: &str, rows: usize) -> String {
         self.slot(Binding::Fault, "atomic", true);

@@ -26,7 +26,7 @@ fn both() -> Option<[Arc<dyn Device>; 2]> {
 /// Kernels that write elements in `f16`.
 fn writers(device: &Arc<dyn Device>, session: &Session) -> usize {
     let sources = device.kernel_sources(session.plan()).expect("sources");
-    let writes = |text: &str| text.contains("] = f16(");
+    let writes = |text: &str| ["] = f16(", "] = vec4<f16>("].iter().any(|store| text.contains(store));
     sources.iter().filter(|source| writes(&source.text)).count()
 }
 

@@ -9,7 +9,7 @@ use meganeura_core::ops::AttentionDims;
 
 use super::super::module::{CompileCx, Compiled, Launch, Module};
 use super::tiles::{ACROSS, COLUMNS, EACH, Scores, Sums, Tiling};
-use super::{Side, declare_fetch, key_range, query_range, row_bounds, scale, seen, start};
+use super::{Side, Target, declare_fetch, key_range, query_range, row_bounds, scale, seen, start, store};
 
 /// Most elements of a head, beyond which two results need too many registers.
 pub(super) const MOST_WIDTH: usize = 128;
@@ -82,26 +82,26 @@ impl Parts {
         self.scratch.map_or_else(Vec::new, |_| vec![each; 2])
     }
 
-    /// A statement that stores an element of a workgroup's head, given its row, its place in the head, and its value, for
+    /// Statements that store a vector of a workgroup's head, given its row, its number in the head, and its value, for
     /// the gradient of the keys, 0, or of the values, 1.
     pub(super) fn store(
         &self,
         module: &mut Module,
         dims: &AttentionDims,
         port: usize,
-        [row, place, value]: [&str; 3],
+        [row, vector, value]: [&str; 3],
     ) -> String {
-        match self.scratch {
+        let (target, start) = match self.scratch {
             None => {
                 let start = start(dims, Side::Keys, ["batch", row, "kv_head"]);
-                module.store(1 + port, &format!("{start} + {place}"), value)
+                (Target::Output(1 + port), start)
             }
             Some(first) => {
-                let parts = module.array(module.cx().scratch(first + port), DType::F32, true);
                 let row = format!("(batch * {}u + {row}) * {}u + head", dims.rows_k, dims.heads);
-                format!("{parts}[({row}) * {}u + {place}] = {value};\n", dims.head_dim)
+                (Target::Scratch(first + port), format!("({row}) * {}u", dims.head_dim))
             }
-        }
+        };
+        store(module, dims, target, [&start, vector, value])
     }
 }
 
@@ -171,8 +171,8 @@ fn queries(cx: &CompileCx, tiling: &Tiling) -> Result<Launch, String> {
     }
     middle.push_str("}\n");
     tiling.go(&mut code, "", &middle);
-    tiling.finish(&mut code, |_, i, place, value| {
-        module.store(0, &format!("{} + {place}", tiling.start(i)), value)
+    tiling.finish(&mut code, |_, i, vector, value| {
+        store(&mut module, dims, Target::Output(0), [&tiling.start(i), vector, value])
     });
     module.finish(&code, tiling.threads(), tiling.groups())
 }
@@ -210,9 +210,9 @@ fn keys(cx: &CompileCx, tiling: &Tiling, parts: &Parts) -> Result<Launch, String
     }
     middle.push_str("}\n");
     tiling.go(&mut code, &before, &middle);
-    tiling.finish(&mut code, |sums, i, place, value| {
+    tiling.finish(&mut code, |sums, i, vector, value| {
         let port = if sums.name == "dk" { 0 } else { 1 };
-        parts.store(&mut module, dims, port, [&format!("(row + {i}u)"), place, value])
+        parts.store(&mut module, dims, port, [&format!("(row + {i}u)"), vector, value])
     });
     module.finish(&code, tiling.threads(), tiling.groups())
 }

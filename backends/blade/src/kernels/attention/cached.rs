@@ -8,7 +8,7 @@ use meganeura_core::ops::AttentionDims;
 
 use super::super::fold::{pairwise, sum};
 use super::super::module::{CompileCx, Launch, Module};
-use super::{MOST_WIDTH, POSITIONS, Side, position, scale, start, window};
+use super::{MOST_WIDTH, POSITIONS, Side, Target, position, scale, start, store, window};
 
 /// Threads of a workgroup, and keys of a tile, where a thread has a key.
 const THREADS: usize = 64;
@@ -184,10 +184,7 @@ pub(super) fn by_vectors(cx: &CompileCx, dims: AttentionDims, sharing: Sharing) 
         code,
         "workgroupBarrier();\nfolded[local] = sum;\nworkgroupBarrier();\nif (local < {width}u) {{\nsum = {all} / total;\n",
     );
-    for c in 0..4 {
-        let store = module.store(0, &format!("own + local * 4u + {c}u"), &format!("sum[{c}]"));
-        code.push_str(&store);
-    }
+    code.push_str(&store(&mut module, &dims, Target::Output(0), ["own", "local", "sum"]));
     code.push_str("}\n");
     let groups = dims.batch * dims.rows_q * dims.heads;
     module.finish(&code, MANY_THREADS, groups)

@@ -6,7 +6,7 @@ use meganeura_core::ops::AttentionDims;
 
 use super::super::module::{CompileCx, Compiled, Launch, Module};
 use super::tiles::{ACROSS, COLUMNS, EACH, Scores, Sums, Tiling};
-use super::{Side, declare_fetch, key_range, positions, row_bounds, scale};
+use super::{Side, Target, declare_fetch, key_range, positions, row_bounds, scale, store};
 
 const SCORES: &[Scores] = &[Scores {
     name: "s",
@@ -51,9 +51,9 @@ fn launch(cx: &CompileCx, tiling: &Tiling) -> Result<Launch, String> {
         "let total = select(reduced, vec4<f32>(from_bits(0x7fc00000u)), reduced == vec4<f32>());\n\
          workgroupBarrier();\n",
     );
-    tiling.finish(&mut code, |_, i, place, value| {
-        let at = format!("{} + {place}", tiling.start(i));
-        module.store(0, &at, &format!("{value} / total[{i}]"))
+    tiling.finish(&mut code, |_, i, vector, value| {
+        let value = format!("({value} / total[{i}])");
+        store(&mut module, dims, Target::Output(0), [&tiling.start(i), vector, &value])
     });
     if positions(cx).is_some() {
         return module.finish(&code, tiling.threads(), tiling.groups());

@@ -176,6 +176,47 @@ fn start(dims: &AttentionDims, side: Side, [batch, row, head]: [&str; 3]) -> Str
     format!("(({batch} * {rows}u + {row}) * {heads}u + {head}) * {}u", dims.head_dim)
 }
 
+/// Where rows of heads are stored.
+#[derive(Clone, Copy)]
+enum Target {
+    Output(usize),
+    /// A scratch buffer of the kernel's own.
+    Scratch(usize),
+}
+
+/// Statements that store a vector of a row, as far as it is within the head: from the number of the row's first element, the
+/// number of the vector, and its value. A vector is stored as one where there is nothing but whole ones: threads of a
+/// subgroup have different rows, so that each store of an element is a transaction of its own.
+fn store(module: &mut Module, dims: &AttentionDims, target: Target, [start, vector, value]: [&str; 3]) -> String {
+    let width = dims.head_dim;
+    if width.is_multiple_of(4) {
+        let index = format!("({start}) / 4u + {vector}");
+        let stored = match target {
+            Target::Output(output) => module.store_vector(output, &index, value),
+            Target::Scratch(number) => {
+                let name = module.scratch_vectors(module.cx().scratch(number));
+                Some(format!("{name}[{index}] = {value};\n"))
+            }
+        };
+        if let Some(stored) = stored {
+            return format!("if ({vector} < {}u) {{\n{stored}}}\n", width / 4);
+        }
+    }
+    let mut code = String::new();
+    for c in 0..4 {
+        let (index, element) = (format!("{start} + ({vector}) * 4u + {c}u"), format!("({value})[{c}]"));
+        let stored = match target {
+            Target::Output(output) => module.store(output, &index, &element),
+            Target::Scratch(number) => {
+                let name = module.array(module.cx().scratch(number), DType::F32, true);
+                format!("{name}[{index}] = {element};\n")
+            }
+        };
+        let _ = write!(code, "if (({vector}) * 4u + {c}u < {width}u) {{\n{stored}}}\n");
+    }
+    code
+}
+
 /// Vectors of a head up to a multiple of which nothing else may be read: those of a step, and of a tile of matrix units.
 const DEPTH: usize = 4;
 
@@ -184,6 +225,22 @@ const DEPTH: usize = 4;
 /// scores are made from it, elements are zero. Nothing is done with elements as they come from memory if it can be
 /// avoided: whoever fetches them early would have to wait.
 fn declare_fetch(module: &mut Module, dims: &AttentionDims, operand: usize, side: Side, name: &str) {
+    declare_fetch_of(module, dims, operand, side, name, false);
+}
+
+/// The same of elements as they are in memory, if these are halves and the module has such.
+fn declare_fetch_as_stored(module: &mut Module, dims: &AttentionDims, operand: usize, side: Side, name: &str) {
+    declare_fetch_of(module, dims, operand, side, name, true);
+}
+
+fn declare_fetch_of(
+    module: &mut Module,
+    dims: &AttentionDims,
+    operand: usize,
+    side: Side,
+    name: &str,
+    as_stored: bool,
+) {
     let ([rows, _], width) = (side.sizes(dims), dims.head_dim);
     let at = start(dims, side, ["batch", "known_row", "head"]);
     let last = vectors(dims) - 1;
@@ -192,15 +249,22 @@ fn declare_fetch(module: &mut Module, dims: &AttentionDims, operand: usize, side
         true => "last_key".to_owned(),
         false => format!("{}u", rows - 1),
     };
-    let whole = match width.is_multiple_of(4) {
-        true => module.load_vector(operand, &format!("({at}) / 4u + known_vector")),
+    let index = format!("({at}) / 4u + known_vector");
+    let is_whole = width.is_multiple_of(4);
+    let halves = match is_whole && as_stored {
+        true => module.load_halves(operand, &index),
         false => None,
     };
+    let ty = if halves.is_some() { "vec4<f16>" } else { "vec4<f32>" };
+    let whole = halves.or_else(|| match is_whole {
+        true => module.load_vector(operand, &index),
+        false => None,
+    });
     let value = whole.unwrap_or_else(|| {
         let element = |c: usize| {
             let place = format!("known_vector * 4u + {c}u");
             let value = module.load(operand, &format!("{at} + min({place}, {}u)", width - 1));
-            match width.is_multiple_of(4) {
+            match is_whole {
                 true => value,
                 false => format!("select(0.0, {value}, {place} < {width}u)"),
             }
@@ -209,11 +273,11 @@ fn declare_fetch(module: &mut Module, dims: &AttentionDims, operand: usize, side
     });
     let value = match vectors(dims).is_multiple_of(DEPTH) {
         true => value,
-        false => format!("select(vec4<f32>(), {value}, vector <= {last}u)"),
+        false => format!("select({ty}(), {value}, vector <= {last}u)"),
     };
     let _ = write!(
         module.items,
-        "fn fetch_{name}(batch: u32, row: u32, head: u32, vector: u32) -> vec4<f32> {{\n\
+        "fn fetch_{name}(batch: u32, row: u32, head: u32, vector: u32) -> {ty} {{\n\
          let known_row = min(row, {last_row});\nlet known_vector = min(vector, {last}u);\nreturn {value};\n}}\n",
     );
 }

@@ -352,25 +352,19 @@ impl Tiling {
     }
 
     /// Code that brings the parts of the results together and stores them: `store` makes the statement from the name of the
-    /// sums, the number of a thread's row, the place in the row of a head, and an expression for the element.
+    /// sums, the number of a thread's row, the number of the vector in a head, and an expression for it.
     pub(super) fn finish(&self, code: &mut String, mut store: impl FnMut(&Sums, usize, &str, &str) -> String) {
         let mut parts = self.parts();
         while parts > 1 {
             parts /= 2;
             self.merge(code, parts);
         }
-        let (width, [rows, _]) = (self.dims.head_dim, self.side.sizes(&self.dims));
+        let [rows, _] = self.side.sizes(&self.dims);
         code.push_str("if (part == 0u) {\n");
         self.each_result(|sums, slab, i| {
             let _ = writeln!(code, "if (row + {i}u < {rows}u) {{");
-            for c in 0..4 {
-                let place = format!("({}u + piece) * 4u + {c}u", slab * self.slab());
-                let stored = store(sums, i, &place, &format!("{}_{slab}_{i}[{c}]", sums.name));
-                match width.is_multiple_of(4 * self.slab()) {
-                    true => code.push_str(&stored),
-                    false => _ = write!(code, "if ({place} < {width}u) {{\n{stored}}}\n"),
-                }
-            }
+            let vector = format!("({}u + piece)", slab * self.slab());
+            code.push_str(&store(sums, i, &vector, &format!("{}_{slab}_{i}", sums.name)));
             code.push_str("}\n");
         });
         code.push_str("}\n");

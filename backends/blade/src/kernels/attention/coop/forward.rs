@@ -17,7 +17,7 @@ use std::fmt::{self, Write as _};
 use meganeura_core::ops::AttentionDims;
 
 use super::super::super::module::{CompileCx, Compiled, Launch, Module};
-use super::super::{Side, declare_fetch, group_place, key_range, positions, scale, start, vectors};
+use super::super::{Side, Target, declare_fetch_as_stored, group_place, key_range, positions, scale, start, store};
 use super::{CoopConfig, Units, fitting, is_worth, row_bounds, sums_stride};
 
 /// Rows of tiles of a workgroup, and subgroups beside each other.
@@ -140,9 +140,9 @@ impl Tiling {
             rows * self.sums_stride(),
             rows * across
         );
-        declare_fetch(&mut module, dims, 0, Side::Queries, "q");
-        declare_fetch(&mut module, dims, 1, Side::Keys, "k");
-        declare_fetch(&mut module, dims, 2, Side::Keys, "v");
+        declare_fetch_as_stored(&mut module, dims, 0, Side::Queries, "q");
+        declare_fetch_as_stored(&mut module, dims, 1, Side::Keys, "k");
+        declare_fetch_as_stored(&mut module, dims, 2, Side::Keys, "v");
         let size = self.units.config.subgroup_size;
         let mut code = group_place(dims, Side::Queries, rows);
         let _ = write!(
@@ -339,20 +339,12 @@ impl Tiling {
             start(dims, Side::Queries, ["batch", "row", "head"])
         );
         for i in 0..self.results() {
-            let _ = writeln!(
+            let stored = store(module, dims, Target::Output(0), ["at", "vector", "value"]);
+            let _ = write!(
                 code,
-                "{{\nlet vector = {}u + part;\nlet value = out_{i} / sum;\nif (vector < {}u) {{",
+                "{{\nlet vector = {}u + part;\nlet value = out_{i} / sum;\n{stored}}}\n",
                 i * self.across(),
-                vectors(dims)
             );
-            for c in 0..4 {
-                let store = module.store(0, &format!("at + vector * 4u + {c}u"), &format!("value[{c}]"));
-                match dims.head_dim.is_multiple_of(4) {
-                    true => code.push_str(&store),
-                    false => _ = write!(code, "if (vector * 4u + {c}u < {}u) {{\n{store}}}\n", dims.head_dim),
-                }
-            }
-            code.push_str("}\n}\n");
         }
         if positions(module.cx()).is_some() {
             return;

@@ -32,7 +32,7 @@ use meganeura_core::ops::AttentionDims;
 
 use super::super::super::module::{CompileCx, Compiled, Launch, Module};
 use super::super::backward::{Parts, declare_operands, join, row_number};
-use super::super::{Side, group_place, key_range, query_range, start, vectors};
+use super::super::{Side, Target, group_place, key_range, query_range, start, store};
 use super::{CoopConfig, Units, fitting, is_worth, row_bounds, sums_stride};
 
 /// Rows of tiles of a workgroup.
@@ -543,22 +543,15 @@ impl Tiling {
                         &["dk", "dv"]
                     }
                 };
-                let _ = writeln!(code, "if (row < {count}u && vector < {}u) {{", vectors(dims));
+                let _ = writeln!(code, "if (row < {count}u) {{");
                 for (port, name) in results.iter().enumerate() {
-                    for c in 0..4 {
-                        let (place, value) = (format!("vector * 4u + {c}u"), format!("{name}[{c}]"));
-                        let store = match self.side {
-                            Side::Queries => {
-                                let start = start(dims, Side::Queries, ["batch", "row", "head"]);
-                                module.store(0, &format!("{start} + {place}"), &value)
-                            }
-                            Side::Keys => parts.store(module, dims, port, ["row", &place, &value]),
-                        };
-                        match dims.head_dim.is_multiple_of(4) {
-                            true => code.push_str(&store),
-                            false => _ = write!(code, "if ({place} < {}u) {{\n{store}}}\n", dims.head_dim),
+                    code.push_str(&match self.side {
+                        Side::Queries => {
+                            let start = start(dims, Side::Queries, ["batch", "row", "head"]);
+                            store(module, dims, Target::Output(0), [&start, "vector", name])
                         }
-                    }
+                        Side::Keys => parts.store(module, dims, port, ["row", "vector", name]),
+                    });
                 }
                 code.push_str("}\n}\n");
             });
