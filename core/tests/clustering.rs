@@ -264,6 +264,41 @@ fn views_inside_a_cluster_moved_with_it() {
 }
 
 #[test]
+fn rows_are_turned_where_they_are_a_part_of_others() {
+    let build = |shared: bool| {
+        let mut g = Graph::new();
+        let x = g.input("x", &[5, 24]);
+        let part = g.narrow(x, -1, 8, 12);
+        let turned = g.rope(part, 100.0, 6);
+        let y = g.relu(turned);
+        g.set_outputs(if shared { vec![y, part] } else { vec![y] });
+        g
+    };
+    let graph = build(false);
+    let (new, report) = clustered(&graph);
+    let found = calls(&new);
+    assert_eq!(found.len(), 2, "{found:?}");
+    assert!(
+        found[0].starts_with("narrow(0, axis=-1, start=8, length=12); rope(%0"),
+        "{found:?}"
+    );
+    assert_eq!(found[1], "core.relu");
+    assert_eq!((report.clusters.len(), report.clusters[0].calls), (1, 2));
+    let values: Vec<f64> = (0..5 * 24).map(|i| f64::from(i) / 7.0 - 8.0).collect();
+    let feeds = [("x", &values[..])]
+        .map(|(name, data)| (name.to_owned(), data.to_vec()))
+        .into();
+    let [want, got] = [&graph, &new].map(|g| {
+        let all = evaluate(g, &feeds).expect("an evaluation");
+        all.get(g.outputs()[0]).expect("a value").data.clone()
+    });
+    assert_eq!(want, got);
+    // What others need as well is in memory in any case.
+    let (new, _) = clustered(&build(true));
+    assert_eq!(calls(&new), ["core.narrow", "core.rope", "core.relu"]);
+}
+
+#[test]
 fn no_path_leaves_a_cluster_and_comes_back() {
     let mut g = Graph::new();
     let x = g.input("x", &[4, 4]);

@@ -10,6 +10,7 @@ use case::Case;
 use half::f16;
 use meganeura_core::attrs::Attrs;
 use meganeura_core::build::{Mode, build_on};
+use meganeura_core::cluster::cluster;
 use meganeura_core::graph::{Graph, Value};
 use meganeura_core::ops::Conv2dOptions;
 use meganeura_core::plan::compile_for;
@@ -17,6 +18,7 @@ use meganeura_core::plan::optimizer::Sgd;
 use meganeura_core::program::{Program, Slot, Step};
 use meganeura_core::random::SplitMix64;
 use meganeura_core::reference::evaluate;
+use meganeura_core::rewrite::Modelled;
 use meganeura_core::{DType, NodeId, Session, optimize, registry};
 
 /// Runs a graph of inputs of these shapes on the device, and compares its outputs with the oracle's.
@@ -308,6 +310,24 @@ fn parts_of_half_precision() {
             let op = registry::op("core.fused").expect("an operator");
             vec![g.call(op, attrs.clone(), vec![x[0].into()])]
         });
+    }
+}
+
+/// Heads of a part of a packed projection, of odd sizes.
+#[test]
+fn rows_are_turned_where_they_are_a_part_of_others() {
+    let Some(device) = common::device() else { return };
+    for (rows, heads, head_dim, before, behind) in [(1, 1, 2, 0, 3), (7, 3, 10, 5, 0), (67, 2, 34, 13, 29)] {
+        let width = before + heads * head_dim + behind;
+        let case = Case::new(&[&[2, rows, width]], |g, x| {
+            let part = g.narrow(x[0], -1, before, heads * head_dim);
+            vec![g.rope_with_offset(part, 100.0, 3, head_dim as u32)]
+        });
+        let (graph, report) = cluster(&case.graph, &Modelled::discrete_gpu()).expect("it clusters");
+        assert_eq!(report.clusters.len(), 1, "{report}");
+        let plan = compile_for(&graph, &*device).expect("a plan");
+        assert_eq!(plan.dispatches.len(), 1, "{:?}", plan.dispatches);
+        case.check(Session::on(device.clone(), plan).expect("a session"), 1e-5);
     }
 }
 

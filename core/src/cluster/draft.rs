@@ -43,7 +43,7 @@ pub(super) struct Draft {
     pub(super) results: Vec<Value>,
     operand_types: Vec<TensorType>,
     result_types: Vec<TensorType>,
-    /// Views that are read through.
+    /// Views that are read through, and parts.
     pub(super) views: Vec<NodeId>,
     /// How many of these would cost something on their own.
     pub(super) costly_views: usize,
@@ -154,12 +154,11 @@ impl Builder<'_> {
         };
         let inputs = node.inputs.iter().enumerate();
         let inputs: Vec<Slot> = inputs
-            .map(|(at, &v)| {
-                if through(at, v) {
-                    self.read(v)
-                } else {
-                    Some(self.operand(v))
-                }
+            .map(|(at, &v)| match kind {
+                Fusing::OfPart if at == 0 => self.read_part(v),
+                Fusing::OfPart => Some(self.operand(v)),
+                _ if through(at, v) => self.read(v),
+                _ => Some(self.operand(v)),
             })
             .collect::<Option<_>>()?;
         self.push(id, inputs)
@@ -227,6 +226,19 @@ impl Builder<'_> {
             slot = self.slots[&view.into()];
         }
         Some(slot)
+    }
+
+    /// The slot of what is perhaps a part of a larger value, which nobody else needs: it becomes a step.
+    fn read_part(&mut self, value: Value) -> Option<Slot> {
+        let id = value.node;
+        if fusing(self.graph, id) != Fusing::Part || !self.uses.is_private(id) {
+            return Some(self.operand(value));
+        }
+        let whole = self.operand(self.graph.nodes()[id.index()].inputs[0]);
+        self.costly_views += 1;
+        self.views.push(id);
+        self.push(id, vec![whole])?;
+        self.slots.get(&value).copied()
     }
 
     /// Whether reading through a view costs nothing that is not saved: nobody else needs its elements, or it

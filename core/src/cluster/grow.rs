@@ -91,7 +91,7 @@ impl Growth<'_> {
     /// Makes a unit of a node that may be merged with others.
     fn add(&mut self, id: NodeId) {
         let kind = fusing(self.graph, id);
-        if matches!(kind, Fusing::Opaque | Fusing::View) {
+        if matches!(kind, Fusing::Opaque | Fusing::View | Fusing::Part) {
             return;
         }
         let Some(draft) = Draft::new(self.graph, &self.uses, &[id]) else {
@@ -228,6 +228,7 @@ impl Growth<'_> {
         }
         // Nothing follows a reduction, and there is one of them, or one product, at most.
         match (first.anchor, second.anchor) {
+            (Some(Fusing::OfPart), _) | (_, Some(Fusing::OfPart)) => false,
             (None | Some(Fusing::Prologue), Some(Fusing::Contraction)) => true,
             (Some(Fusing::Reduction), _) | (Some(_), Some(_)) => false,
             _ => first.domain == second.domain || first.domain == 1,
@@ -366,7 +367,7 @@ impl Growth<'_> {
             .collect()
     }
 
-    /// A unit of several members, or one that reads through views, as a call.
+    /// A unit of several members, or one that reads through views or from a larger value, as a call.
     fn finished(&self, unit: Unit) -> Option<Grown> {
         let draft = Draft::new(self.graph, &self.uses, &unit.members)?;
         if unit.members.len() == 1 && (draft.costly_views == 0 || !draft.runs_on(self.target)) {

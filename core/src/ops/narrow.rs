@@ -1,7 +1,7 @@
 //! A contiguous part of one axis.
 
 use super::sample::{Fill, Sample, SampleInput, Sizes};
-use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
+use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Fusing, Gradient, OpRef, Operator, Semantics};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::dtype::DType;
@@ -80,6 +80,10 @@ impl Operator for Narrow {
             let part = cx.graph.slice_axis(cx.inputs[0], axis as i32, start, start + length);
             Ok(vec![part.into()])
         })
+    }
+
+    fn fusing(&self) -> Fusing {
+        Fusing::Part
     }
 
     fn cost(&self, call: &Call) -> Cost {

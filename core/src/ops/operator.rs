@@ -207,6 +207,11 @@ pub enum Fusing {
     Pointwise,
     /// The elements of operand 0 at other places, and nothing else.
     View,
+    /// Some entries of operand 0, and nothing else: what is [`Fusing::OfPart`] may read them where they are.
+    Part,
+    /// Each element from a few elements of operand 0, at other places too, which may be a [`Fusing::Part`] of a larger
+    /// value. It is merged with nothing else.
+    OfPart,
     /// Folds operand 0 over axes; what comes before may be computed on the way.
     Reduction,
     /// Each element from a few elements of the operands, at other places too: it may be computed on the way into a

@@ -9,7 +9,7 @@ pub(super) use dynamic::RopeDynamicOffset;
 pub use scaling::RopeScaling;
 
 use super::sample::{Sample, SampleInput, Sizes};
-use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics, expect_float};
+use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Fusing, Gradient, OpRef, Operator, Semantics, expect_float};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::graph::{Graph, Value};
@@ -185,6 +185,10 @@ impl Operator for Rope {
             let [cos, sin] = tables.map(|table| g.constant(table, &[dims.rows, 1, dims.half]));
             Ok(vec![turn(g, x, [cos, sin], &dims)])
         })
+    }
+
+    fn fusing(&self) -> Fusing {
+        Fusing::OfPart
     }
 
     fn cost(&self, call: &Call) -> Cost {

@@ -440,6 +440,35 @@ fn tables_of_constants_are_bound() {
     assert_eq!([1, 7].map(rope), [1, 1]);
 }
 
+/// A part of a larger result is turned where it is, in one launch.
+#[test]
+fn rows_are_turned_where_they_are() {
+    let part = Attrs::new()
+        .with("axis", -1i64)
+        .with("start", 8i64)
+        .with("length", 32i64);
+    let turned = Attrs::new()
+        .with("theta", 1e4f32)
+        .with("offset", 0i64)
+        .with("head_dim", 8i64)
+        .with("inverse", false);
+    let attrs = program(
+        1,
+        &[
+            ("core.narrow", part, &[Slot::Operand(0)]),
+            ("core.rope", turned, &[Slot::Step(0)]),
+        ],
+    );
+    for rows in [1, 7] {
+        let launches = launches_of(|g| {
+            let x = g.input("x", &[rows, 48]);
+            let op = registry::op("core.fused").expect("an operator");
+            g.call(op, attrs.clone(), vec![x.into()])
+        });
+        assert_eq!(launches, 1, "{rows} rows");
+    }
+}
+
 #[test]
 fn a_norm_and_a_product_of_one_row_are_one_launch() {
     let launches = |rows: usize| {

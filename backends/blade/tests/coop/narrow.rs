@@ -26,7 +26,13 @@ fn both() -> Option<[Arc<dyn Device>; 2]> {
 /// Kernels that write elements in `f16`.
 fn writers(device: &Arc<dyn Device>, session: &Session) -> usize {
     let sources = device.kernel_sources(session.plan()).expect("sources");
-    let writes = |text: &str| ["] = f16(", "] = vec4<f16>("].iter().any(|store| text.contains(store));
+    // Buffers are b0, b1 and so on; what is in shared memory has other names.
+    let is_buffer = |line: &str| {
+        line.strip_prefix('b')
+            .is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+    };
+    let stores = |line: &str| ["] = f16(", "] = vec4<f16>("].iter().any(|store| line.contains(store));
+    let writes = |text: &str| text.lines().any(|line| is_buffer(line) && stores(line));
     sources.iter().filter(|source| writes(&source.text)).count()
 }
 

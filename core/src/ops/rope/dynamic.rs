@@ -9,7 +9,7 @@ use crate::dtype::DType;
 use crate::graph::{Graph, Value};
 use crate::ops::positions::expect_positions;
 use crate::ops::sample::{Sample, SampleInput, Sizes};
-use crate::ops::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
+use crate::ops::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Fusing, Gradient, OpRef, Operator, Semantics};
 use crate::shape::TensorType;
 
 pub(in crate::ops) struct RopeDynamicOffset;
@@ -142,6 +142,10 @@ impl Operator for RopeDynamicOffset {
                 Ok(vec![turn(g, x, tables, &dims)])
             },
         )
+    }
+
+    fn fusing(&self) -> Fusing {
+        Fusing::OfPart
     }
 
     fn cost(&self, call: &Call) -> Cost {

@@ -330,27 +330,37 @@ impl Tiling {
         for i in 0..self.across() {
             let _ = writeln!(code, "sum += partial[{}u + own_row];", i * rows);
         }
-        // Scores that are all minus infinity have no numerators.
-        let _ = write!(
-            code,
-            "sum = select(sum, from_bits(0x7fc00000u), sum == 0.0);\nlet row = first + own_row;\n\
-             if (row >= {}u) {{\nreturn;\n}}\nlet at = {};\n",
-            dims.rows_q,
-            start(dims, Side::Queries, ["batch", "row", "head"])
-        );
+        // Scores that are all minus infinity have no numerators. Results go through shared memory, so that threads beside each
+        // other store what lies side by side.
+        code.push_str("sum = select(sum, from_bits(0x7fc00000u), sum == 0.0);\n");
+        let (stride, vectors) = (self.sums_stride(), self.width() / 4);
         for i in 0..self.results() {
-            let stored = store(module, dims, Target::Output(0), ["at", "vector", "value"]);
+            let vector = format!("{}u + part", i * self.across());
+            let place = format!("sums[own_row * {stride}u + {vector}] = out_{i} / sum;\n");
+            match (i + 1) * self.across() <= vectors {
+                true => code.push_str(&place),
+                false => _ = write!(code, "if ({vector} < {vectors}u) {{\n{place}}}\n"),
+            }
+        }
+        if positions(module.cx()).is_none() {
+            let lse = format!("(batch * {}u + head) * {}u + first + own_row", dims.heads, dims.rows_q);
+            let store = module.store(1, &lse, "greatest + log_f32(sum)");
             let _ = write!(
                 code,
-                "{{\nlet vector = {}u + part;\nlet value = out_{i} / sum;\n{stored}}}\n",
-                i * self.across(),
+                "if (part == 0u && first + own_row < {}u) {{\n{store}}}\n",
+                dims.rows_q
             );
         }
-        if positions(module.cx()).is_some() {
-            return;
-        }
-        let lse = format!("(batch * {}u + head) * {}u + row", dims.heads, dims.rows_q);
-        let store = module.store(1, &lse, "greatest + log_f32(sum)");
-        let _ = write!(code, "if (part == 0u) {{\n{store}}}\n");
+        code.push_str("workgroupBarrier();\n");
+        let start = start(dims, Side::Queries, ["batch", "row", "head"]);
+        self.units.copies(rows, self.width(), |_, row, vector| {
+            let stored = store(module, dims, Target::Output(0), [&start, "vector", "sums[at]"]);
+            let _ = write!(
+                code,
+                "{{\nlet own = {row};\nlet vector = {vector};\nlet row = first + own;\n\
+                 let at = own * {stride}u + vector;\nif (row < {}u) {{\n{stored}}}\n}}\n",
+                dims.rows_q
+            );
+        });
     }
 }
