@@ -19,6 +19,7 @@ pub(crate) mod coop;
 mod emit;
 mod fold;
 mod lanes;
+mod library;
 mod matmul;
 mod module;
 mod place;
