@@ -1,13 +1,15 @@
-//! Operands of the calls of a trial, as a model has them.
+//! Operands and results of the calls of a trial, as a model has them.
 
 use std::collections::HashSet;
 use std::rc::Rc;
 
-use meganeura_core::DType;
+use meganeura_core::backend::{Executable, StepArgs, StepStats, Ticket};
 use meganeura_core::plan::{BufferRef, Dispatch, ExecutionPlan};
 use meganeura_core::random::SplitMix64;
+use meganeura_core::{DType, Result};
 
 use super::trial::name;
+use crate::executable::BladeExecutable;
 
 /// Most indices that are spread evenly.
 const FEW_INDICES: usize = 16;
@@ -28,9 +30,18 @@ impl Held {
         copies: 1,
         narrow: false,
     };
+}
 
-    /// How a plan has the operands of a call, where these buffers last and those are in `f16`.
-    pub(super) fn operands(dispatch: &Dispatch, lasting: &Lasting, narrow: &HashSet<BufferRef>) -> Vec<Held> {
+/// How a model has the operands and results of a call.
+pub(super) struct Operands {
+    pub(super) held: Vec<Held>,
+    /// Whether each result is in `f16` in memory.
+    pub(super) narrow_results: Vec<bool>,
+}
+
+impl Operands {
+    /// As a plan has those of a call, whose lasting data this is, and which has those buffers in `f16`.
+    pub(super) fn of(dispatch: &Dispatch, lasting: &Lasting, narrow: &HashSet<BufferRef>) -> Self {
         let held = dispatch.inputs.iter().map(|operand| Held {
             copies: match lasting.buffers.contains(&operand.buffer) {
                 true => (lasting.bytes / operand.ty.bytes().max(1)).max(1),
@@ -38,7 +49,18 @@ impl Held {
             },
             narrow: narrow.contains(&operand.buffer),
         });
-        held.collect()
+        Operands {
+            held: held.collect(),
+            narrow_results: dispatch.outputs.iter().map(|o| narrow.contains(&o.buffer)).collect(),
+        }
+    }
+
+    /// One tensor of the type that it has for each.
+    pub(super) fn plain(dispatch: &Dispatch) -> Self {
+        Operands {
+            held: vec![Held::ONE; dispatch.inputs.len()],
+            narrow_results: vec![false; dispatch.outputs.len()],
+        }
     }
 }
 
@@ -115,18 +137,51 @@ pub(super) fn data_of(dispatch: &Dispatch, plan: &ExecutionPlan, held: &[Held], 
     all
 }
 
-/// So many quarters, four at most, as they are stored.
+/// An executable that has some results in `f16` where its plan has `f32`, as if they were in `f32`.
+pub(super) struct Widened<'a> {
+    pub(super) executable: &'a mut BladeExecutable,
+    pub(super) narrow: &'a HashSet<BufferRef>,
+}
+
+impl Executable for Widened<'_> {
+    fn write(&mut self, buffer: BufferRef, offset: u64, bytes: &[u8]) -> Result<()> {
+        if !self.narrow.contains(&buffer) {
+            return self.executable.write(buffer, offset, bytes);
+        }
+        let numbers = bytes
+            .chunks_exact(4)
+            .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        let halves: Vec<u8> = numbers.flat_map(|x| half::f16::from_f32(x).to_le_bytes()).collect();
+        self.executable.write(buffer, offset / 2, &halves)
+    }
+
+    fn read(&mut self, buffer: BufferRef, offset: u64, bytes: &mut [u8]) -> Result<()> {
+        if !self.narrow.contains(&buffer) {
+            return self.executable.read(buffer, offset, bytes);
+        }
+        let mut halves = vec![0; bytes.len() / 2];
+        self.executable.read(buffer, offset / 2, &mut halves)?;
+        for (wide, half) in bytes.chunks_exact_mut(4).zip(halves.chunks_exact(2)) {
+            wide.copy_from_slice(&half::f16::from_le_bytes([half[0], half[1]]).to_f32().to_le_bytes());
+        }
+        Ok(())
+    }
+
+    fn run(&mut self, args: &StepArgs) -> Result<Ticket> {
+        self.executable.run(args)
+    }
+
+    fn wait(&mut self, ticket: Ticket) -> Result<StepStats> {
+        self.executable.wait(ticket)
+    }
+}
+
+/// So many quarters as they are stored.
 fn quarters(dtype: DType, count: i32) -> Vec<u8> {
     let value = 0.25 * count as f32;
     match dtype {
-        DType::F16 => {
-            const BITS: [u16; 5] = [0, 0x3400, 0x3800, 0x3a00, 0x3c00];
-            let sign = if count < 0 { 0x8000 } else { 0 };
-            (BITS[count.unsigned_abs() as usize % BITS.len()] | sign)
-                .to_le_bytes()
-                .to_vec()
-        }
-        DType::BF16 => ((value.to_bits() >> 16) as u16).to_le_bytes().to_vec(),
+        DType::F16 => half::f16::from_f32(value).to_le_bytes().to_vec(),
+        DType::BF16 => half::bf16::from_f32(value).to_le_bytes().to_vec(),
         _ => value.to_le_bytes().to_vec(),
     }
 }
@@ -157,7 +212,8 @@ mod tests {
             Lasting::of(&plan),
             HashSet::from([plan.dispatches[0].outputs[0].buffer]),
         );
-        let held = |number: usize| Held::operands(&plan.dispatches[number], &lasting, &narrow);
+        let of = |number: usize| Operands::of(&plan.dispatches[number], &lasting, &narrow);
+        let held = |number: usize| of(number).held;
         // Twice 2,048 bytes and 64.
         let weights = Held { copies: 2, ..Held::ONE };
         assert_eq!(held(0), [Held::ONE, weights]);
@@ -167,16 +223,6 @@ mod tests {
         };
         assert_eq!(held(1), [computed, weights]);
         assert_eq!(held(2)[1].copies, 4160 / 64);
-    }
-
-    #[test]
-    fn quarters_are_stored_as_they_are() {
-        for count in -4..=4 {
-            let value = 0.25 * count as f32;
-            let stored = |dtype| quarters(dtype, count);
-            assert_eq!(stored(DType::F32), value.to_le_bytes());
-            assert_eq!(stored(DType::F16), half::f16::from_f32(value).to_le_bytes());
-            assert_eq!(stored(DType::BF16), half::bf16::from_f32(value).to_le_bytes());
-        }
+        assert_eq!([0, 1].map(|number| of(number).narrow_results), [[true], [false]]);
     }
 }

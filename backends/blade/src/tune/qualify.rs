@@ -13,7 +13,7 @@ use meganeura_core::precision::Precision;
 use meganeura_core::{Error, Result};
 
 use super::contest::Subject as _;
-use super::operands::Held;
+use super::operands::Operands;
 use super::trial::Trial;
 use crate::device::BladeDevice;
 use crate::gpu::NAME;
@@ -87,8 +87,8 @@ impl BladeDevice {
         class: &Class,
         ways: &[String; 2],
     ) -> Result<Option<String>> {
-        let held = vec![Held::ONE; dispatch.inputs.len()];
-        let trial = Trial::new(self, dispatch, &held, precision, (class, ways), Instant::now())?;
+        let operands = Operands::plain(dispatch);
+        let trial = Trial::new(self, dispatch, &operands, precision, (class, ways), Instant::now())?;
         let (mut usual, mut other) = (trial.prepare(&ways[0])?, trial.prepare(&ways[1])?);
         trial.difference(&mut usual, &mut other)
     }

@@ -13,7 +13,7 @@ use meganeura_core::replay::{ReplayOptions, replay_on_executables};
 use meganeura_core::{Error, Result, registry};
 
 use super::contest::Subject;
-use super::operands::{Datum, Held, data_of};
+use super::operands::{Datum, Held, Operands, Widened, data_of};
 use crate::brought::Brought;
 use crate::device::BladeDevice;
 use crate::executable::BladeExecutable;
@@ -42,6 +42,8 @@ pub(super) struct Trial<'a> {
     calls: u32,
     /// The inputs.
     data: Vec<Datum>,
+    /// Results that are in `f16` though their type is `f32`.
+    narrow_results: HashSet<BufferRef>,
     until: Instant,
 }
 
@@ -53,7 +55,7 @@ impl<'a> Trial<'a> {
     pub(super) fn new(
         device: &'a BladeDevice,
         dispatch: &Dispatch,
-        held: &[Held],
+        operands: &Operands,
         precision: Precision,
         (class, ways): (&'a Class, &'a [String]),
         until: Instant,
@@ -66,8 +68,17 @@ impl<'a> Trial<'a> {
             .sum();
         let all = if device.is_software() { BYTES_EMULATED } else { BYTES };
         let calls = (all / bytes.max(1)).clamp(1, MOST_CALLS);
+        let Operands { held, narrow_results } = operands;
         let plan = plan_of(device, dispatch, held, precision, calls)?;
         let data = data_of(dispatch, &plan, held, calls);
+        let results = plan
+            .dispatches
+            .iter()
+            .flat_map(|d| d.outputs.iter().zip(narrow_results));
+        let narrow_results = results
+            .filter(|(_, narrow)| **narrow)
+            .map(|(result, _)| result.buffer)
+            .collect();
         Ok(Trial {
             device,
             class,
@@ -76,6 +87,7 @@ impl<'a> Trial<'a> {
             plan,
             calls: calls as u32,
             data,
+            narrow_results,
             until,
         })
     }
@@ -91,7 +103,8 @@ impl<'a> Trial<'a> {
             choices: Some(&forced),
             narrows: Narrows::No,
         };
-        let narrow = self.narrow(&with)?;
+        let mut narrow = self.narrow(&with)?;
+        narrow.extend(&self.narrow_results);
         let with = With {
             narrows: Narrows::Given(&narrow),
             ..with
@@ -131,6 +144,20 @@ impl<'a> Trial<'a> {
         Ok(narrow)
     }
 
+    /// The first call's first result after a step, as numbers.
+    #[cfg(test)]
+    pub(super) fn outputs(&self, executable: &mut BladeExecutable) -> Result<Vec<f32>> {
+        self.time(executable, 1)?;
+        let result = &self.plan.dispatches[0].outputs[0];
+        let mut bytes = vec![0; result.ty.bytes()];
+        let narrow = &self.narrow_results;
+        Widened { executable, narrow }.read(result.buffer, 0, &mut bytes)?;
+        let words = bytes
+            .chunks_exact(4)
+            .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        Ok(words.collect())
+    }
+
     /// Gives an executable other operands, as a way that computes something else would have.
     #[cfg(test)]
     pub(super) fn spoil(&self, executable: &mut BladeExecutable) -> Result<()> {
@@ -153,7 +180,9 @@ impl Subject for Trial<'_> {
     }
 
     fn difference(&self, usual: &mut BladeExecutable, other: &mut BladeExecutable) -> Result<Option<String>> {
-        let replay = replay_on_executables(&self.plan, [usual, other], &ReplayOptions::default())?;
+        let narrow = &self.narrow_results;
+        let [mut usual, mut other] = [usual, other].map(|executable| Widened { executable, narrow });
+        let replay = replay_on_executables(&self.plan, [&mut usual, &mut other], &ReplayOptions::default())?;
         Ok(replay.divergence.map(|divergence| {
             let [usual, other] = divergence.values;
             format!(

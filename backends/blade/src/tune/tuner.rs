@@ -11,7 +11,7 @@ use meganeura_core::{Error, Result};
 
 use super::Entry;
 use super::contest::{Decision, Refusal, contest};
-use super::operands::{Held, Lasting};
+use super::operands::{Lasting, Operands};
 use super::qualify::text_hash;
 use super::trial::{Forced, Trial};
 use crate::device::BladeDevice;
@@ -70,8 +70,8 @@ pub(super) struct Found {
     pub(super) ways: Vec<String>,
     /// One of these calls, with what is fused to it.
     pub(super) dispatch: Dispatch,
-    /// How the plan has its operands.
-    pub(super) held: Vec<Held>,
+    /// How the plan has its operands and results.
+    pub(super) operands: Operands,
     pub(super) calls: usize,
 }
 
@@ -147,7 +147,7 @@ impl BladeDevice {
                             precision: plan.precision,
                             ways,
                             dispatch: dispatch.clone(),
-                            held: Held::operands(dispatch, &lasting, &narrow),
+                            operands: Operands::of(dispatch, &lasting, &narrow),
                             calls: 0,
                         });
                         found.len() - 1
@@ -162,7 +162,7 @@ impl BladeDevice {
 
     fn tune_class(&self, found: &Found, until: Instant) -> Result<Tuned> {
         let ways = (&found.class, &*found.ways);
-        let trial = Trial::new(self, &found.dispatch, &found.held, found.precision, ways, until);
+        let trial = Trial::new(self, &found.dispatch, &found.operands, found.precision, ways, until);
         let outcome = trial.and_then(|trial| contest(&trial));
         match outcome {
             Ok(decision) => Ok(tuned(found, decision)),
