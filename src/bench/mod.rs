@@ -62,4 +62,4 @@ pub use record::{Measurement, RECORD_VERSION, Record, RecordedDevice, Spread};
 pub use suite::{Sizes, Suite};
 pub use units::metric;
 pub use work::{Prepared, Series, Task, Work};
-pub use works::works;
+pub use works::{adamw, works};

@@ -6,6 +6,12 @@ mod products;
 mod sessions;
 
 use super::{Sizes, Suite, Work};
+use crate::Adam;
+
+/// The update of trainings that are measured: AdamW with a rate of 1e-4 and a weight decay of 0.05.
+pub fn adamw() -> Adam {
+    Adam::adamw(1e-4, 0.05)
+}
 
 /// The works of a suite, for devices of a class. Names of works of one size are the same in every class that has it.
 pub fn works(suite: Suite, sizes: Sizes) -> Vec<Work> {

@@ -1,15 +1,12 @@
 //! Steps of whole models.
 
+use super::adamw;
 use crate::bench::{Sizes, Suite, Work};
 use crate::nn::layers::WeightStorage;
 use crate::nn::models::{
     KV_POS, LOGITS_ROW, LlamaConfig, LogitsOf, ResNetConfig, classifier, cnn_classifier, language_model, mlp_classifier,
 };
-use crate::{Adam, Graph, Mode};
-
-fn adamw() -> Adam {
-    Adam::adamw(1e-4, 0.05)
-}
+use crate::{Graph, Mode};
 
 /// A language model with the number of its tokens.
 #[derive(Clone, Copy)]

@@ -1,8 +1,9 @@
 //! What sessions cost beside their kernels.
 
+use super::adamw;
 use crate::bench::{Sizes, Suite, Task, Work};
 use crate::nn::models::{LlamaConfig, language_model, mlp_classifier};
-use crate::{Adam, Graph, Mode};
+use crate::{Graph, Mode};
 
 /// A model, by name and graph.
 type Model = (&'static str, fn() -> Graph);
@@ -27,7 +28,7 @@ pub(super) fn session(sizes: Sizes) -> Vec<Work> {
     for (name, graph) in models {
         works.extend(tasks.map(|(what, task)| {
             Work::of(Suite::Session, format!("{name}: {what}"), Mode::Training, graph)
-                .updating(Adam::adamw(1e-4, 0.05))
+                .updating(adamw())
                 .timing(task)
         }));
     }

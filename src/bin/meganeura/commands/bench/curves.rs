@@ -3,18 +3,15 @@
 use std::error::Error;
 use std::process::ExitCode;
 
-use meganeura::bench::{BenchDevice, LossCurve, LossCurves, Options, Suite, Work, loss_curves};
+use meganeura::bench::{BenchDevice, LossCurve, LossCurves, Options, Suite, Work, adamw, loss_curves};
 use meganeura::config::Config;
 use meganeura::precision::Precision;
-use meganeura::{Adam, Graph, Mode};
+use meganeura::{Graph, Mode};
 
 use super::super::Outcome;
 use super::{Args, suites};
 use crate::output::line;
 
-/// Rate and weight decay of trainings that are named, as those of the suite have them.
-const LEARNING_RATE: f32 = 1e-4;
-const WEIGHT_DECAY: f32 = 0.05;
 /// Rows of a table, about.
 const ROWS: usize = 10;
 
@@ -71,8 +68,7 @@ fn named(args: &Args) -> Result<Vec<Work>, Box<dyn Error>> {
         };
         let classes = classes(&graph);
         let work = Work::of(Suite::Models, title, Mode::Training, move || graph.clone());
-        let update = Adam::adamw(LEARNING_RATE, WEIGHT_DECAY);
-        works.push(work.with_classes(classes).updating(update));
+        works.push(work.with_classes(classes).updating(adamw()));
     }
     Ok(works)
 }
