@@ -14,6 +14,7 @@ use meganeura_core::{DType, Graph, Shape, TensorType, registry};
 use naga::valid::{Capabilities, ValidationFlags, Validator};
 
 use super::coop::CoopConfig;
+use super::variants::Choices;
 use super::{Binding, CompileCx, Compiled, Launch, Memory, compile, supports};
 
 /// Types of a sample's operands and results; floats may be of half precision.
@@ -317,16 +318,23 @@ fn attention(
     }
 }
 
-/// What an attention is compiled to, with matrix units or without.
-fn compile_attention(gradient: bool, rows: [usize; 2], heads: [usize; 3], coop: Option<CoopConfig>) -> Compiled {
+/// What an attention is compiled to, with matrix units or without, in the ways that are chosen.
+fn try_attention(
+    gradient: bool,
+    rows: [usize; 2],
+    heads: [usize; 3],
+    coop: Option<CoopConfig>,
+    choices: Option<&dyn Choices>,
+) -> Result<Compiled, String> {
     let (attrs, inputs, outputs) = attention(gradient, rows, heads);
     let name = if gradient {
         "core.attention_grad"
     } else {
         "core.attention"
     };
-    let cx = CompileCx {
+    compile(&CompileCx {
         coop,
+        choices,
         ..CompileCx::apart(KernelDesc {
             name,
             version: 1,
@@ -334,8 +342,12 @@ fn compile_attention(gradient: bool, rows: [usize; 2], heads: [usize; 3], coop: 
             inputs: &inputs,
             outputs: &outputs,
         })
-    };
-    compile(&cx).expect("kernels")
+    })
+}
+
+/// The same in the usual way.
+fn compile_attention(gradient: bool, rows: [usize; 2], heads: [usize; 3], coop: Option<CoopConfig>) -> Compiled {
+    try_attention(gradient, rows, heads, coop, None).expect("kernels")
 }
 
 #[test]

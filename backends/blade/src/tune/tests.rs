@@ -71,6 +71,19 @@ pub(super) fn trial<'a>(device: &'a BladeDevice, found: &'a Found) -> Trial<'a> 
     trial.expect("the call stands alone")
 }
 
+/// Every way of a class gives what the usual one does.
+pub(super) fn check_ways(device: &BladeDevice, found: &Found) {
+    let trial = trial(device, found);
+    let mut usual = trial.prepare(&found.ways[0]).expect("the usual way");
+    for way in &found.ways[1..] {
+        let mut other = trial
+            .prepare(way)
+            .unwrap_or_else(|e| panic!("{}, {way}: {e}", found.class));
+        let difference = trial.difference(&mut usual, &mut other).expect("it runs");
+        assert_eq!(difference, None, "{}, {way}", found.class);
+    }
+}
+
 /// The only class of a plan.
 fn only_class(device: &BladeDevice, plan: &ExecutionPlan) -> Found {
     let mut classes = device.classes(std::slice::from_ref(plan)).expect("it has kernels");
@@ -488,16 +501,9 @@ fn every_way_gives_what_the_usual_one_does() {
     for build in products() {
         let plan = plan(&device, build);
         for found in device.classes(&[plan]).expect("it has kernels") {
-            let trial = trial(&device, &found);
-            let mut usual = trial.prepare(&found.ways[0]).expect("the usual way");
-            for way in &found.ways[1..] {
-                let mut other = trial
-                    .prepare(way)
-                    .unwrap_or_else(|e| panic!("{}, {way}: {e}", found.class));
-                let difference = trial.difference(&mut usual, &mut other).expect("it runs");
-                assert_eq!(difference, None, "{}, {way}", found.class);
-                families.extend(way.split(' ').next().map(str::to_owned));
-            }
+            check_ways(&device, &found);
+            let others = found.ways[1..].iter();
+            families.extend(others.filter_map(|way| way.split(' ').next().map(str::to_owned)));
         }
     }
     for family in ["direct.v1", "tiles.v1", "lanes.v1", "wide.v1"] {

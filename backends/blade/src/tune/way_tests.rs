@@ -11,8 +11,7 @@ use meganeura_core::plan::compile_for;
 use meganeura_core::precision::Precision;
 use meganeura_core::{DType, ExecutionPlan, registry};
 
-use super::contest::Subject as _;
-use super::tests::{device, sources, trial};
+use super::tests::{check_ways, device, sources};
 use super::{Entry, TuneOptions};
 use crate::device::BladeDevice;
 use crate::kernels::variants::is_known;
@@ -185,20 +184,12 @@ fn compare(builds: Vec<Build>) -> Option<BTreeMap<String, BTreeSet<String>>> {
             let names: BTreeSet<&String> = found.ways.iter().collect();
             assert_eq!(names.len(), found.ways.len(), "{:?}", found.ways);
             assert!(found.class.work > 0, "{:?}", found.class);
-            let trial = trial(&device, &found);
-            let mut usual = trial.prepare(&found.ways[0]).expect("the usual way");
             for way in &found.ways {
                 assert!(is_known(way), "{way}");
                 let (family, rest) = way.split_once(' ').unwrap_or((way, ""));
                 families.entry(family.to_owned()).or_default().insert(rest.to_owned());
             }
-            for way in &found.ways[1..] {
-                let mut other = trial
-                    .prepare(way)
-                    .unwrap_or_else(|e| panic!("{}, {way}: {e}", found.class));
-                let difference = trial.difference(&mut usual, &mut other).expect("it runs");
-                assert_eq!(difference, None, "{}, {way}", found.class);
-            }
+            check_ways(&device, &found);
         }
     }
     if device.coop_at(Precision::Mixed).is_some() && families.contains_key("attention-tiles.v1") {

@@ -9,14 +9,25 @@ use super::super::coop::MIN_COOP_WORKGROUPS;
 use super::super::variants::{Choices, Class};
 use super::*;
 
-/// Kinds of units: the side of a tile, whether operands are `f16`, and the threads of a subgroup.
-const KINDS: [(u32, bool, u32); 5] = [
-    (16, true, 32),
-    (8, true, 8),
-    (8, false, 32),
-    (16, true, 64),
-    (16, true, 16),
+/// Kinds of units.
+const KINDS: [CoopConfig; 5] = [
+    kind(16, true, 32),
+    kind(8, true, 8),
+    kind(8, false, 32),
+    kind(16, true, 64),
+    kind(16, true, 16),
 ];
+
+/// Units by the side of a tile, whether operands are `f16`, and the threads of a subgroup.
+const fn kind(tile_size: u32, use_f16_input: bool, subgroup_size: u32) -> CoopConfig {
+    CoopConfig {
+        tile_size,
+        use_f16_input,
+        subgroup_size,
+        min_workgroups: MIN_COOP_WORKGROUPS,
+        at_once: 0,
+    }
+}
 
 /// Launches of large products on matrix units of every kind.
 fn coop_launches() -> Vec<(String, Launch)> {
@@ -112,15 +123,9 @@ fn each_on_units(floats: &[DType], each: &mut dyn FnMut(String, &CompileCx)) {
                 outputs.into_iter().map(wide).collect()
             };
             let kinds = KINDS.into_iter().flat_map(|kind| [0, 3].map(|at_once| (kind, at_once)));
-            for ((tile_size, use_f16_input, subgroup_size), at_once) in kinds {
+            for (kind, at_once) in kinds {
                 let cx = CompileCx {
-                    coop: Some(CoopConfig {
-                        tile_size,
-                        use_f16_input,
-                        subgroup_size,
-                        min_workgroups: MIN_COOP_WORKGROUPS,
-                        at_once,
-                    }),
+                    coop: Some(CoopConfig { at_once, ..kind }),
                     ..CompileCx::apart(KernelDesc {
                         name,
                         version: 1,
@@ -129,6 +134,12 @@ fn each_on_units(floats: &[DType], each: &mut dyn FnMut(String, &CompileCx)) {
                         outputs: &outputs,
                     })
                 };
+                let CoopConfig {
+                    tile_size,
+                    use_f16_input,
+                    subgroup_size,
+                    ..
+                } = kind;
                 let label = format!("{name} {shapes:?} {float} {tile_size} {use_f16_input} {subgroup_size} {at_once}");
                 each(label, &cx);
             }
@@ -270,17 +281,10 @@ fn every_product_has_a_kernel_for_matrix_units() {
 #[test]
 fn attention_on_matrix_units_is_valid_and_translates() {
     for heads in [[9, 3, 64], [12, 12, 20], [16, 4, 128]] {
-        for (tile_size, use_f16_input, subgroup_size) in KINDS {
-            let config = CoopConfig {
-                tile_size,
-                use_f16_input,
-                subgroup_size,
-                min_workgroups: MIN_COOP_WORKGROUPS,
-                at_once: 0,
-            };
+        for config in KINDS {
             let made = compile_attention(false, [500, 511], heads, Some(config));
             // The widest heads in full precision are beyond shared memory.
-            let fits = use_f16_input || heads[2] < 128;
+            let fits = config.use_f16_input || heads[2] < 128;
             assert_eq!(made.launches[0].coop, fits, "{heads:?} {config:?}");
             translate(&format!("attention of {heads:?} {config:?}"), &made.launches[0], UNITS);
             let made = compile_attention(true, [500, 511], heads, Some(config));
@@ -309,33 +313,11 @@ fn every_way_of_attention_on_matrix_units_is_valid() {
         (true, [4, 2, 64]),
         (true, [2, 2, 20]),
     ] {
-        for (tile_size, use_f16_input, subgroup_size) in KINDS {
-            let config = CoopConfig {
-                tile_size,
-                use_f16_input,
-                subgroup_size,
-                min_workgroups: MIN_COOP_WORKGROUPS,
-                at_once: 0,
-            };
+        for config in KINDS {
             let label = format!("attention {gradient} of {heads:?} {config:?}");
             let with = |choices: &Ways| {
-                let (attrs, inputs, outputs) = attention(gradient, [50, 61], heads);
-                let name = match gradient {
-                    true => "core.attention_grad",
-                    false => "core.attention",
-                };
-                let cx = CompileCx {
-                    coop: Some(config),
-                    choices: Some(choices),
-                    ..CompileCx::apart(KernelDesc {
-                        name,
-                        version: 1,
-                        attrs: &attrs,
-                        inputs: &inputs,
-                        outputs: &outputs,
-                    })
-                };
-                compile(&cx).unwrap_or_else(|e| panic!("{label}, {:?}: {e}", choices.used))
+                try_attention(gradient, [50, 61], heads, Some(config), Some(choices))
+                    .unwrap_or_else(|e| panic!("{label}, {:?}: {e}", choices.used))
             };
             let asked = Ways::default();
             with(&asked);
@@ -353,7 +335,7 @@ fn every_way_of_attention_on_matrix_units_is_valid() {
                     validated(&label, launch, UNITS);
                     check_shared(&label, launch);
                 }
-                names.insert((gradient, tile_size, way));
+                names.insert((gradient, config.tile_size, way));
             }
         }
     }
