@@ -100,13 +100,9 @@ impl Cut {
         }
     }
 
-    /// Where a part begins and ends, of so many terms, as WGSL expressions.
+    /// Where a part of `k` terms begins, and how many it has, as WGSL expressions.
     fn bounds(&self, k: usize) -> [String; 2] {
-        let length = self.length;
-        [
-            format!("part * {length}u"),
-            format!("min(part * {length}u + {length}u, {k}u)"),
-        ]
+        sums::bounds(k, self.length, self.parts)
     }
 }
 
@@ -317,29 +313,28 @@ impl<'a> Blocks<'a> {
         for (i, j) in self.pairs() {
             let _ = writeln!(code, "var sum_{i}_{j} = {matrix}();");
         }
-        let [from, to] = match &self.tail {
+        let [begin, terms] = match &self.tail {
             Some(tail) => {
-                let [from, end] = tail.cut.bounds(k);
-                [from, format!("select({k}u, {end}, is_part)")]
+                let [begin, terms] = tail.cut.bounds(k);
+                [begin, format!("select({k}u, {terms}, is_part)")]
             }
-            None if self.cut.parts == 1 => ["0u".to_owned(), format!("{k}u")],
             None => self.cut.bounds(k),
         };
-        let _ = writeln!(code, "var first_k = {from};\nlet end = {to};");
+        let _ = writeln!(code, "let begin = {begin};\nlet terms = {terms};");
         for set in 0..ahead {
-            let first_k = format!("first_k + {}u", set * step);
+            let first_k = format!("begin + {}u", set * step);
             self.copies(&mut code, |copy| {
                 format!("var {0}_{set} = {1};\n", copy.variable, copy.fetch(&first_k))
             });
         }
-        code.push_str("loop {\n");
+        code.push_str("var done = 0u;\nloop {\n");
         for set in 0..ahead {
             self.copies(&mut code, |copy| {
                 format!("shared_{}[{}] = {}_{set};\n", copy.name, copy.place, copy.variable)
             });
             let _ = write!(
                 code,
-                "workgroupBarrier();\nif (first_k + {0}u < end) {{\nlet next_k = first_k + {0}u;\n",
+                "workgroupBarrier();\nif (done + {0}u < terms) {{\nlet next_k = begin + done + {0}u;\n",
                 ahead * step
             );
             self.copies(&mut code, |copy| {
@@ -351,7 +346,7 @@ impl<'a> Blocks<'a> {
             }
             let _ = write!(
                 code,
-                "workgroupBarrier();\nfirst_k += {step}u;\nif (first_k >= end) {{\nbreak;\n}}\n"
+                "workgroupBarrier();\ndone += {step}u;\nif (done >= terms) {{\nbreak;\n}}\n"
             );
         }
         code.push_str("}\n");

@@ -351,30 +351,25 @@ impl<'a> Tiling<'a> {
         for (i, j) in self.pairs() {
             let _ = writeln!(code, "var sum_{i}_{j} = 0.0;");
         }
-        let (from, to) = match self.parts {
-            1 => ("0u".to_owned(), format!("{k}u")),
-            _ => (
-                format!("part * {length}u"),
-                format!("min(part * {length}u + {length}u, {k}u)"),
-            ),
-        };
-        let _ = writeln!(code, "var first_k = {from};\nlet end = {to};");
+        let [begin, terms] = sums::bounds(k, length, self.parts);
+        let _ = writeln!(code, "let begin = {begin};\nlet terms = {terms};");
         self.copies(&mut code, |copy| {
-            format!("var {0} = {1};\n", copy.variable, copy.fetch("first_k"))
+            format!("var {0} = {1};\n", copy.variable, copy.fetch("begin"))
         });
+        code.push_str("var done = 0u;\n");
         code.push_str("loop {\n");
         self.copies(&mut code, |copy| copy.store(self));
         // The next pieces are on their way while these are multiplied.
         let _ = write!(
             code,
-            "workgroupBarrier();\nlet next_k = first_k + {STEP}u;\nif (next_k < end) {{\n"
+            "workgroupBarrier();\nlet next = done + {STEP}u;\nif (next < terms) {{\nlet next_k = begin + next;\n"
         );
         self.copies(&mut code, |copy| {
             format!("{0} = {1};\n", copy.variable, copy.fetch("next_k"))
         });
         code.push_str("}\n");
         code.push_str(&self.multiply());
-        code.push_str("workgroupBarrier();\nfirst_k = next_k;\nif (first_k >= end) {\nbreak;\n}\n}\n");
+        code.push_str("workgroupBarrier();\ndone = next;\nif (done >= terms) {\nbreak;\n}\n}\n");
         for i in 0..self.tile {
             let at = |name: &str| self.line(name, i);
             let _ = writeln!(
