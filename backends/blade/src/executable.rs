@@ -104,8 +104,15 @@ impl BladeExecutable {
     /// # Errors
     /// What the device has no kernel or no memory for, and which kernel of others, or which chosen way, its driver refuses.
     pub(crate) fn new(device: &BladeDevice, plan: &ExecutionPlan, with: &With) -> Result<Self, Unmade> {
+        BladeExecutable::of(device, plan, Draft::of(plan, with)?)
+    }
+
+    /// An executable of the kernels of a plan.
+    ///
+    /// # Errors
+    /// As those of [`BladeExecutable::new`].
+    pub(crate) fn of(device: &BladeDevice, plan: &ExecutionPlan, draft: Draft) -> Result<Self, Unmade> {
         let gpu = device.gpu();
-        let draft = Draft::of(plan, with)?;
         check_fit(plan, draft.beside(), device.capabilities())?;
         let pipelines = draft.pipelines(plan, gpu, device.pipelines())?;
         let limit = device.limits().buffer_bytes;

@@ -80,6 +80,18 @@ pub(crate) struct Launch {
     pub(crate) chosen: Option<Arc<Class>>,
 }
 
+/// Where the code of a workgroup begins.
+const MAIN: &str = "fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {\n";
+
+impl Launch {
+    /// Makes the code differ from that of other numbers, which are not 0, by what never happens: a launch has one layer of
+    /// workgroups.
+    pub(crate) fn differ(&mut self, number: usize) {
+        let never = format!("{MAIN}if (group.z == {number}u) {{\nreturn;\n}}\n");
+        self.source = self.source.replacen(MAIN, &never, 1);
+    }
+}
+
 /// What a dispatch is compiled to: launches one after the other.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Compiled {
@@ -459,10 +471,7 @@ impl<'a> Module<'a> {
             ));
         }
         let [x, y] = fold(groups)?;
-        let mut main = format!(
-            "@compute @workgroup_size({threads})\n\
-             fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {{\n"
-        );
+        let mut main = format!("@compute @workgroup_size({threads})\n{MAIN}");
         for guard in guards {
             let _ = writeln!(main, "if ({guard}[0] != 0u) {{\nreturn;\n}}");
         }

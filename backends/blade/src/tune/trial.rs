@@ -20,7 +20,7 @@ use crate::executable::BladeExecutable;
 use crate::gpu::NAME;
 use crate::kernels::coop::CoopConfig;
 use crate::kernels::variants::{Choices, Class};
-use crate::program::{self, Narrows, With};
+use crate::program::{self, Draft, Narrows, With};
 
 /// Most bytes of the calls of a plan, which are so many that what a call reads of its own is not in a cache since the last
 /// time; fewer of devices that are emulated.
@@ -28,6 +28,10 @@ const BYTES: usize = 256 << 20;
 const BYTES_EMULATED: usize = 4 << 20;
 /// Most calls of a plan.
 const MOST_CALLS: usize = 16;
+/// Codes of equal calls, in turns, on devices that are not emulated: in a step, other kernels run between two calls, and what a
+/// processor keeps of a kernel's code may be gone. On an H200, code that is not there costs some microseconds a call, more for
+/// long code, of which a call that only follows its like would show nothing.
+const CODES: usize = 8;
 /// Length of a batch of warming up from which on it is long enough, and most times of the plan that are tried.
 const SHORT_BATCH: Duration = Duration::from_millis(10);
 const MOST_TIMES: u32 = 512;
@@ -44,6 +48,8 @@ pub(super) struct Trial<'a> {
     data: Vec<Datum>,
     /// Results that are in `f16` though their type is `f32`.
     narrow_results: HashSet<BufferRef>,
+    /// Different codes of equal calls.
+    pub(super) codes: usize,
     until: Instant,
 }
 
@@ -88,6 +94,7 @@ impl<'a> Trial<'a> {
             calls: calls as u32,
             data,
             narrow_results,
+            codes: if device.is_software() { 1 } else { CODES },
             until,
         })
     }
@@ -109,7 +116,9 @@ impl<'a> Trial<'a> {
             narrows: Narrows::Given(&narrow),
             ..with
         };
-        let made = BladeExecutable::new(self.device, &self.plan, &with);
+        let mut draft = Draft::of(&self.plan, &with)?;
+        draft.differ(self.codes);
+        let made = BladeExecutable::of(self.device, &self.plan, draft);
         let mut executable = made.map_err(Error::from)?;
         if !(usual || forced.used.get()) {
             return Err(Error::backend(NAME, "no kernel can be made"));
