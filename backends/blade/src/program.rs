@@ -214,7 +214,11 @@ impl Draft {
 
     /// Gives dispatches in turns so many different codes, though their kernels are equal.
     pub(crate) fn differ(&mut self, codes: usize) {
-        for (number, compiled) in (0..codes).cycle().zip(&mut self.compiled).filter(|(number, _)| *number > 0) {
+        for (number, compiled) in (0..codes)
+            .cycle()
+            .zip(&mut self.compiled)
+            .filter(|(number, _)| *number > 0)
+        {
             compiled.launches.iter_mut().for_each(|launch| launch.differ(number));
         }
     }

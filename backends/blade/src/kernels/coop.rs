@@ -20,7 +20,6 @@ use super::module::{COOP, HALF, Launch};
 use super::sums::{self, Element, PARTIAL, Plain, Sink};
 use super::tiled::{Products, Sizes};
 pub(super) use block::Block;
-use block::ENOUGH_GROUPS;
 use tail::Tail;
 
 /// How matrix units are used.
@@ -63,6 +62,12 @@ pub fn prefers_coop(config: &CoopConfig, batch: usize, m: usize, n: usize, k: us
     let side = 2 * config.tile_size as usize;
     let groups = batch.saturating_mul(m.div_ceil(side)).saturating_mul(n.div_ceil(side));
     groups >= config.min_workgroups as usize || (groups >= MIN_COOP_WORKGROUPS_HIGH_K && k >= HIGH_K)
+}
+
+/// Whether a product has so few rows that large blocks are left out. What a convolution multiplies is computed element by
+/// element, which small blocks do more often.
+fn has_few_rows(products: &dyn Products) -> bool {
+    products.sizes().m <= FEW_ROWS && products.is_by_rows()
 }
 
 /// A product cut into blocks.
@@ -114,8 +119,7 @@ impl<'a> Blocks<'a> {
         let tile = config.tile_size as usize;
         let products_of = |m: usize| batch.saturating_mul(m).saturating_mul(n).saturating_mul(k);
         let prefers = prefers_coop(&config, batch, m, n, k);
-        // What a convolution multiplies is computed element by element, which small blocks do more often.
-        let is_few = m <= FEW_ROWS && products.is_by_rows();
+        let is_few = has_few_rows(products);
         let is_large = match config.min_workgroups {
             0 => true,
             // Fewer were asked for.
@@ -127,7 +131,7 @@ impl<'a> Blocks<'a> {
             return None;
         }
         let block = Block::usual(&config, &sizes, is_few)?;
-        let wanted = ENOUGH_GROUPS.div_ceil(block.groups(&sizes));
+        let wanted = block.usual_parts(&sizes, is_few);
         let blocks = Blocks::of(products, config, total, block, wanted)?;
         // Of smaller ones it was not measured how many there are at a time.
         Some(match Block::largest(&config) == Some(block) {
@@ -143,7 +147,7 @@ impl<'a> Blocks<'a> {
             return Vec::new();
         }
         let each = Block::all(&config, &sizes).into_iter().flat_map(|block| {
-            let usual = ENOUGH_GROUPS.div_ceil(block.groups(&sizes).max(1));
+            let usual = block.usual_parts(&sizes, has_few_rows(products));
             let parts = [usual, 1, usual / 2, usual * 2];
             let each = parts.map(|parts| Blocks::of(products, config, total, block, parts.max(1)));
             let with_tail = Blocks::of(products, config, total, block, 1).map(Blocks::with_tail);

@@ -194,3 +194,15 @@ pub(super) fn add_up(
     );
     e.module.finish(&code, THREADS, total.div_ceil(THREADS))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_parts_have_a_known_length() {
+        assert_eq!(bounds(1536, 512, 3), ["part * 512u", "512u"]);
+        assert_eq!(bounds(1000, 512, 2), ["part * 512u", "min(512u, 1000u - part * 512u)"]);
+        assert_eq!(bounds(1000, 1024, 1), ["0u", "1000u"]);
+    }
+}

@@ -141,6 +141,20 @@ fn translate(label: &str, launch: &Launch, capabilities: Capabilities) {
 }
 
 #[test]
+fn equal_kernels_can_have_different_codes() {
+    for (label, launch) in launches() {
+        let mut sources = vec![launch.source.clone()];
+        for number in 1..3 {
+            let mut own = launch.clone();
+            own.differ(number);
+            assert!(!sources.contains(&own.source), "{label}");
+            translate(&label, &own, Capabilities::empty());
+            sources.push(own.source);
+        }
+    }
+}
+
+#[test]
 fn no_kernel_asks_for_the_length_of_its_memory() {
     // It would see the rest of the slab.
     for (label, launch) in launches() {

@@ -120,6 +120,19 @@ fn results_in_halves_are_compared_by_their_values() {
     }
 }
 
+#[test]
+fn code_of_their_own_changes_no_results() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let Some(device) = device(folder.path()) else { return };
+    let found = only_class(&device, &product(&device));
+    let mut trial = trial(&device, &found);
+    let mut shared = trial.prepare(&found.ways[0]).expect("one code");
+    trial.codes = 3;
+    let mut own = trial.prepare(&found.ways[0]).expect("three codes");
+    let difference = trial.difference(&mut shared, &mut own);
+    assert_eq!(difference.expect("it runs"), None);
+}
+
 /// A trial with times that are told, and a way that computes something else.
 struct Planted<'a> {
     trial: Trial<'a>,
