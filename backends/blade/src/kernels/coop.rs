@@ -105,9 +105,15 @@ impl Cut {
         }
     }
 
+    /// The same, in parts of equal lengths if about as many have them, and in `most` parts at most.
+    fn even(k: usize, step: usize, wanted: usize, most: usize) -> Self {
+        let most = most.min(k / (FEWEST_STEPS * step)).max(1);
+        Cut::new(k, step, sums::even_parts(k.div_ceil(step), wanted, most))
+    }
+
     /// Where a part of `k` terms begins, and how many it has, as WGSL expressions.
-    fn bounds(&self, k: usize) -> [String; 2] {
-        sums::bounds(k, self.length, self.parts)
+    fn bounds(&self, k: usize, step: usize) -> [String; 2] {
+        sums::bounds(k, step, self.length, self.parts)
     }
 }
 
@@ -168,7 +174,7 @@ impl<'a> Blocks<'a> {
     ) -> Option<Self> {
         let sizes = products.sizes();
         let k = sizes.k;
-        let cut = Cut::new(k, block.step, wanted.min(sums::most_parts(total)));
+        let cut = Cut::even(k, block.step, wanted, sums::most_parts(total));
         // The first steps of the last part are fetched without looking for its end.
         block.ahead = block.ahead.min(cut.last_steps);
         let blocks = Blocks {
@@ -319,10 +325,10 @@ impl<'a> Blocks<'a> {
         }
         let [begin, terms] = match &self.tail {
             Some(tail) => {
-                let [begin, terms] = tail.cut.bounds(k);
+                let [begin, terms] = tail.cut.bounds(k, step);
                 [begin, format!("select({k}u, {terms}, is_part)")]
             }
-            None => self.cut.bounds(k),
+            None => self.cut.bounds(k, step),
         };
         let _ = writeln!(code, "let begin = {begin};\nlet terms = {terms};");
         for set in 0..ahead {

@@ -24,19 +24,28 @@ pub(super) fn most_parts(total: usize) -> usize {
 }
 
 /// Where a workgroup's `part` of a sum of `k` terms begins, and how many terms it has, as WGSL expressions. Parts have
-/// `length` terms, but for the last. Where all have as many, that is a number, as it is where there is one part: drivers write
-/// loops out whose length they know, and their steps are faster then, by a sixth on an H200.
-pub(super) fn bounds(k: usize, length: usize, parts: usize) -> [String; 2] {
+/// `length` terms, which are whole steps, but for the last. Where all have as many steps, `length` is said of the last as well, as
+/// terms beyond the end are zero: drivers write loops out whose length they know, and their steps are faster then, by a sixth on an H200.
+pub(super) fn bounds(k: usize, step: usize, length: usize, parts: usize) -> [String; 2] {
     match parts {
         1 => ["0u".to_owned(), format!("{k}u")],
         _ => {
-            let terms = match k.is_multiple_of(length) {
+            let terms = match parts * length == k.next_multiple_of(step) {
                 true => format!("{length}u"),
                 false => format!("min({length}u, {k}u - part * {length}u)"),
             };
             [format!("part * {length}u"), terms]
         }
     }
+}
+
+/// As many parts of so many steps as are wanted, but `most` at most; or about as many, if these have equal lengths.
+pub(super) fn even_parts(steps: usize, wanted: usize, most: usize) -> usize {
+    let wanted = wanted.min(most).max(1);
+    let is_even = |parts: &usize| steps.is_multiple_of(*parts);
+    let more = (wanted..=most.min(wanted * 3 / 2)).find(is_even);
+    let fewer = || ((wanted * 2).div_ceil(3)..wanted).rev().find(is_even);
+    more.or_else(fewer).unwrap_or(wanted)
 }
 
 /// An element of the result: WGSL expressions of its number, which is that of some element in any case, and its sum; and
@@ -201,8 +210,31 @@ mod tests {
 
     #[test]
     fn equal_parts_have_a_known_length() {
-        assert_eq!(bounds(1536, 512, 3), ["part * 512u", "512u"]);
-        assert_eq!(bounds(1000, 512, 2), ["part * 512u", "min(512u, 1000u - part * 512u)"]);
-        assert_eq!(bounds(1000, 1024, 1), ["0u", "1000u"]);
+        assert_eq!(bounds(1536, 64, 512, 3), ["part * 512u", "512u"]);
+        assert_eq!(
+            bounds(1000, 64, 512, 2),
+            ["part * 512u", "512u"],
+            "the last step is not whole"
+        );
+        assert_eq!(
+            bounds(900, 64, 512, 2),
+            ["part * 512u", "min(512u, 900u - part * 512u)"]
+        );
+        assert_eq!(bounds(1000, 64, 1024, 1), ["0u", "1000u"]);
+    }
+
+    #[test]
+    fn parts_are_as_even_as_can_be() {
+        assert_eq!(even_parts(24, 3, 3), 3);
+        assert_eq!(even_parts(72, 7, 9), 8, "more before fewer");
+        assert_eq!(even_parts(72, 7, 7), 6, "no more");
+        assert_eq!(even_parts(17, 3, 8), 3, "a prime");
+        assert_eq!(even_parts(16, 9, 0), 1);
+        for steps in 1..100 {
+            for (wanted, most) in [(1, 1), (2, 5), (5, 2), (7, 12), (40, 30)] {
+                let parts = even_parts(steps, wanted, most);
+                assert!((1..=most).contains(&parts) && parts <= wanted * 3 / 2);
+            }
+        }
     }
 }

@@ -292,12 +292,19 @@ impl<'a> Tiling<'a> {
     fn of(products: &'a dyn Products, total: usize, tile: usize, wanted: usize) -> Self {
         let sizes = products.sizes();
         let room = sums::most_parts(total);
+        let parts = wanted.min(sizes.k / SHORTEST_PART).min(room).max(1);
         Tiling {
-            parts: wanted.min(sizes.k / SHORTEST_PART).min(room).max(1),
+            // Rounding up may leave fewer.
+            parts: sizes.k.div_ceil(Tiling::length(sizes.k, parts)).max(1),
             products,
             sizes,
             tile,
         }
+    }
+
+    /// Terms of a part, but for the last.
+    fn length(k: usize, parts: usize) -> usize {
+        k.div_ceil(parts).next_multiple_of(STEP).max(STEP)
     }
 
     fn groups(sizes: &Sizes, tile: usize) -> usize {
@@ -339,7 +346,7 @@ impl<'a> Tiling<'a> {
         for operand in 0..2 {
             self.fetch(&mut e, operand)?;
         }
-        let length = k.div_ceil(self.parts).next_multiple_of(STEP);
+        let length = Tiling::length(k, self.parts);
         let mut code = format!(
             "let first_column = group_number % {across}u * {side}u;\n\
              let first_row = group_number / {across}u % {down}u * {side}u;\n\
@@ -351,7 +358,7 @@ impl<'a> Tiling<'a> {
         for (i, j) in self.pairs() {
             let _ = writeln!(code, "var sum_{i}_{j} = 0.0;");
         }
-        let [begin, terms] = sums::bounds(k, length, self.parts);
+        let [begin, terms] = sums::bounds(k, STEP, length, self.parts);
         let _ = writeln!(code, "let begin = {begin};\nlet terms = {terms};");
         self.copies(&mut code, |copy| {
             format!("var {0} = {1};\n", copy.variable, copy.fetch("begin"))

@@ -5,7 +5,7 @@ use super::{CoopConfig, FEW_ROWS};
 
 /// Workgroups from which on the largest block is better, and below which the summed dimension is cut.
 const ENOUGH_GROUPS: usize = 100;
-/// Workgroups that there are at least where it is cut, but for few rows. Measured for 72 blocks of sums of 1,536 terms: three
+/// Workgroups that are wanted where it is cut, but for few rows. Measured for 72 blocks of sums of 1,536 terms: three
 /// parts are better than two.
 const GROUPS_OF_PARTS: usize = 200;
 /// Workgroups from which on blocks are better than small ones whose subgroups share the terms of steps.
