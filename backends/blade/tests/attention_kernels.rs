@@ -314,7 +314,7 @@ fn caches_that_are_filled_so_far() {
     let Some(device) = common::device() else { return };
     /// Queries, capacity, positions of the sequences, heads, and a window.
     type Filled<'a> = (usize, usize, &'a [u32], [usize; 3], Option<u32>);
-    let cases: [Filled; 14] = [
+    let cases: [Filled; 22] = [
         (1, 1300, &[0], [2, 1, 64], None),
         (1, 1300, &[511], [2, 2, 64], None),
         (1, 1300, &[512], [6, 2, 64], None),
@@ -329,6 +329,15 @@ fn caches_that_are_filled_so_far() {
         (20, 100, &[3, 80], [4, 2, 16], Some(5)),
         (33, 300, &[129, 200], [2, 1, 64], Some(64)),
         (40, 64, &[24], [1, 1, 80], None),
+        // Several workgroups share the keys of a query, and some have none.
+        (1, 2048, &[0], [2, 1, 64], None),
+        (1, 2048, &[2047], [9, 3, 64], None),
+        (1, 4500, &[511], [2, 2, 64], None),
+        (1, 2600, &[512], [6, 2, 64], None),
+        (1, 4500, &[4000, 70], [3, 1, 64], None),
+        (2, 3000, &[1535], [1, 1, 12], None),
+        (7, 2100, &[2093], [2, 1, 20], None),
+        (1, 5000, &[4444, 600], [2, 1, 64], Some(2300)),
     ];
     for (rows, capacity, positions, [heads, kv_heads, width], window) in cases {
         let batch = positions.len();

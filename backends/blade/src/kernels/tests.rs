@@ -6,8 +6,8 @@ use std::collections::HashSet;
 
 use meganeura_core::attrs::Attrs;
 use meganeura_core::backend::KernelDesc;
-use meganeura_core::ops::OpRef;
 use meganeura_core::ops::sample::{Sample, Sizes};
+use meganeura_core::ops::{AttentionOptions, OpRef};
 use meganeura_core::plan::BufferRef;
 use meganeura_core::program::{Program, Slot, Step};
 use meganeura_core::{DType, Graph, Shape, TensorType, registry};
@@ -426,8 +426,13 @@ fn sums_of_many_elements_have_kernels() {
     assert!(reason.contains("can number"), "{reason}");
 }
 
-/// Launches of a call whose operands and results are of `f32` but for some indices.
+/// How many launches a call has.
 fn launches_of(build: impl FnOnce(&mut Graph) -> meganeura_core::NodeId) -> u32 {
+    each_launch(build).len() as u32
+}
+
+/// Launches of a call whose operands and results are of `f32` but for some indices.
+fn each_launch(build: impl FnOnce(&mut Graph) -> meganeura_core::NodeId) -> Vec<Launch> {
     let mut g = Graph::new();
     let y = build(&mut g);
     let node = &g.nodes()[y.index()];
@@ -440,7 +445,37 @@ fn launches_of(build: impl FnOnce(&mut Graph) -> meganeura_core::NodeId) -> u32 
         inputs: &inputs,
         outputs: &node.outputs,
     };
-    supports(&kernel, u64::MAX, None).expect("a kernel").launches.len() as u32
+    supports(&kernel, u64::MAX, None).expect("a kernel").launches
+}
+
+/// Workgroups share the keys of a query, and another launch brings together what they find.
+#[test]
+fn keys_of_long_caches_are_shared() {
+    let cached = |sequences: usize, capacity: usize, window: Option<u32>| {
+        each_launch(|g| {
+            let q = g.input("q", &[sequences, 1, 9 * 64]);
+            let [k, v] = ["k", "v"].map(|name| g.input(name, &[sequences, capacity, 3 * 64]));
+            let positions = g.input_u32("positions", &[sequences]);
+            let options = AttentionOptions {
+                window,
+                ..AttentionOptions::new(9, 3, 64)
+            };
+            g.cached_attention_with(q, k, v, positions, options)
+        })
+    };
+    let groups = |launches: &[Launch]| launches.iter().map(|l| l.groups[0] * l.groups[1]).collect::<Vec<_>>();
+    assert_eq!(groups(&cached(1, 2047, None)), [9]);
+    assert_eq!(groups(&cached(1, 8192, Some(500))), [9]);
+    assert_eq!(groups(&cached(30, 8192, None)), [270], "enough without");
+    for (sequences, capacity, window, shared) in [(1, 2048, None, 4), (1, 8192, None, 16), (16, 8192, Some(3000), 2)] {
+        let launches = cached(sequences, capacity, window);
+        let queries = 9 * sequences;
+        let joining = (queries * 64 / 4).div_ceil(256);
+        assert_eq!(groups(&launches), [queries * shared, joining].map(|n| n as u32));
+        for launch in launches {
+            translate("core.cached_attention", &launch, Capabilities::empty());
+        }
+    }
 }
 
 #[test]

@@ -1,13 +1,16 @@
 //! Attention over a cache: its time goes with the valid rows, not with the capacity. Many queries are those of a causal call
 //! whose mask begins where a sequence is. Of few, each has a workgroup for every head, which goes over the keys that
-//! the query sees in tiles, with the greatest score and the sum of exponentials so far (Milakov and Gimelshein, 2018).
+//! the query sees in tiles, with the greatest score and the sum of exponentials so far (Milakov and Gimelshein, 2018). A long
+//! cache would keep few workgroups busy for long: several share the keys of a query then, and a second launch brings together
+//! what they found ("Flash-Decoding": Dao, Haziza, Massa and Sizov, 2023).
 
 use std::fmt::{self, Write as _};
 
+use meganeura_core::DType;
 use meganeura_core::ops::AttentionDims;
 
 use super::super::fold::{pairwise, sum};
-use super::super::module::{CompileCx, Launch, Module};
+use super::super::module::{CompileCx, Compiled, Launch, Module};
 use super::{MOST_WIDTH, POSITIONS, Side, Target, position, scale, start, store, window};
 
 /// Threads of a workgroup, and keys of a tile, where a thread has a key.
@@ -21,6 +24,11 @@ const KEYS: usize = 512;
 /// Other numbers of both that are tried, as far as partial scores take no more memory.
 const ALL_SHARING: [usize; 4] = [2, 4, 8, 16];
 const ALL_KEYS: [usize; 4] = [128, 256, 512, 1024];
+/// Keys that a query may see from which on several workgroups share them, and how many workgroups are wanted then.
+const MANY_KEYS: usize = 2048;
+const WANTED_GROUPS: usize = 200;
+/// Fewest keys of a workgroup, if all are valid, where several share them.
+const FEWEST_KEYS: usize = 128;
 /// Most elements of a head whose query is in shared memory.
 pub(super) const MOST_ELEMENTS: usize = 2048;
 /// Threads that bring together what all have.
@@ -32,13 +40,15 @@ const KEYS_TOGETHER: usize = 2;
 /// Most vectors of keys on their way.
 const MOST_LOADS: usize = 16;
 
-/// How threads share the keys of a tile.
+/// How threads share the keys of a tile, and workgroups the tiles of a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sharing {
     /// Keys of a tile.
     keys: usize,
     /// Threads that share a key.
     threads: usize,
+    /// Workgroups that share the keys of a query.
+    workgroups: usize,
 }
 
 impl Sharing {
@@ -48,60 +58,108 @@ impl Sharing {
         (has_vectors && dims.head_dim <= MOST_WIDTH).then_some(Sharing {
             keys: KEYS,
             threads: SHARING,
+            workgroups: match most_seen(dims) {
+                seen if seen < MANY_KEYS => 1,
+                seen => WANTED_GROUPS.div_ceil(queries(dims).max(1)).min(seen / KEYS),
+            },
         })
     }
 
     /// All that there are.
     pub(super) fn all(cx: &CompileCx, dims: &AttentionDims) -> Vec<Self> {
-        if Sharing::usual(cx, dims).is_none() {
+        let Some(usual) = Sharing::usual(cx, dims) else {
             return Vec::new();
-        }
+        };
         let width = dims.head_dim / 4;
         let each = ALL_SHARING.into_iter().flat_map(|threads| {
             let few_loads = threads <= width && width.div_ceil(threads) <= MOST_LOADS;
-            let sized = ALL_KEYS.into_iter().map(move |keys| Sharing { keys, threads });
+            let sized = ALL_KEYS.into_iter().map(move |keys| Sharing { keys, threads, ..usual });
             sized.filter(move |s| few_loads && s.keys * s.threads <= KEYS * SHARING && s.keys < 2 * dims.rows_k)
         });
-        each.collect()
+        let most = (most_seen(dims) / FEWEST_KEYS).max(1);
+        let shared = [1, usual.workgroups / 2, usual.workgroups * 2];
+        let shared = shared.map(|workgroups| Sharing {
+            workgroups: workgroups.clamp(1, most),
+            ..usual
+        });
+        each.chain(shared).collect()
     }
 }
 
 impl fmt::Display for Sharing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "keys={} sharing={}", self.keys, self.threads)
+        write!(f, "keys={} sharing={}", self.keys, self.threads)?;
+        match self.workgroups {
+            1 => Ok(()),
+            workgroups => write!(f, " workgroups={workgroups}"),
+        }
     }
 }
 
-/// Code that says which query of which head a workgroup has, and the keys from `start` to before `end` that it sees.
-fn place(module: &mut Module, dims: &AttentionDims) -> String {
-    let &AttentionDims {
-        rows_q,
-        heads,
-        head_dim,
-        ..
-    } = dims;
+/// Queries of all heads.
+fn queries(dims: &AttentionDims) -> usize {
+    dims.batch * dims.rows_q * dims.heads
+}
+
+/// Keys that a query sees at most.
+fn most_seen(dims: &AttentionDims) -> usize {
+    window(dims).map_or(dims.rows_k, |window| dims.rows_k.min(window))
+}
+
+/// Code that says which query of which head the number `own_query` is: `sequence`, `row`, `head`, and `own`, its first element.
+fn place_of_query(dims: &AttentionDims) -> String {
+    let &AttentionDims { rows_q, heads, .. } = dims;
     let own = start(dims, Side::Queries, ["sequence", "row", "head"]);
+    format!(
+        "let head = own_query % {heads}u;\nlet row = own_query / {heads}u % {rows_q}u;\n\
+         let sequence = own_query / {}u;\nlet own = {own};\n",
+        heads * rows_q
+    )
+}
+
+/// Code that says which query of which head a workgroup has, and the keys from `start` to before `end` that it goes over; there
+/// may be none where workgroups share those that the query sees.
+fn place(module: &mut Module, dims: &AttentionDims, sharing: Option<&Sharing>) -> String {
     let [read, place] = position(module, dims, POSITIONS, "sequence");
     // Without a window the first key is the first row.
     let first = match window(dims) {
-        Some(window) => format!("max(end, {window}u) - {window}u"),
+        Some(window) => format!("max(seen_to, {window}u) - {window}u"),
         None => "0u".to_owned(),
     };
+    let (number, range) = match sharing {
+        Some(&Sharing { keys, workgroups, .. }) if workgroups > 1 => {
+            let range = format!(
+                "let share = ((seen_to - seen_from + {}u) / {workgroups}u + {}u) / {keys}u * {keys}u;\n\
+                 let start = seen_from + group_number / {}u * share;\nlet end = min(start + share, seen_to);\n",
+                workgroups - 1,
+                keys - 1,
+                queries(dims)
+            );
+            (format!("group_number % {}u", queries(dims)), range)
+        }
+        _ => (
+            "group_number".to_owned(),
+            "let start = seen_from;\nlet end = seen_to;\n".to_owned(),
+        ),
+    };
     format!(
-        "let head = group_number % {heads}u;\nlet row = group_number / {heads}u % {rows_q}u;\n\
-         let sequence = group_number / {}u;\nlet own = {own};\n\
-         let shared_head = head / {}u * {head_dim}u;\n{read}\
-         let end = {place} + row + 1u;\nlet start = {first};\n",
-        heads * rows_q,
+        "let own_query = {number};\n{}let shared_head = head / {}u * {}u;\n{read}\
+         let seen_to = {place} + row + 1u;\nlet seen_from = {first};\n{range}",
+        place_of_query(dims),
         dims.group(),
+        dims.head_dim
     )
 }
 
 /// Threads share keys, and read vectors of four elements. Scores of a tile come from partial ones in shared memory; of the
 /// results, threads have a vector each of every so many keys.
-pub(super) fn by_vectors(cx: &CompileCx, dims: AttentionDims, sharing: Sharing) -> Result<Launch, String> {
+pub(super) fn by_vectors(cx: &CompileCx, dims: AttentionDims, sharing: Sharing) -> Result<Compiled, String> {
     let AttentionDims { head_dim, rows_k, .. } = dims;
-    let Sharing { keys, threads } = sharing;
+    let Sharing {
+        keys,
+        threads,
+        workgroups,
+    } = sharing;
     let width = head_dim / 4;
     let across = width.next_power_of_two();
     let parts = MANY_THREADS / across;
@@ -123,7 +181,12 @@ pub(super) fn by_vectors(cx: &CompileCx, dims: AttentionDims, sharing: Sharing) 
         threads * keys,
         module.items
     );
-    let mut code = place(&mut module, &dims);
+    let mut code = place(&mut module, &dims, Some(&sharing));
+    let found = (workgroups > 1).then(|| Found::of(&mut module));
+    if let Some(found) = &found {
+        let nothing = found.store(width, ["vec4<f32>()", "LEAST", "0.0"]);
+        let _ = writeln!(code, "if (start >= end) {{\n{nothing}return;\n}}");
+    }
     let _ = write!(
         code,
         "let slot = local % {threads}u;\nlet piece = min(local % {across}u, {}u);\nlet part = local / {across}u;\n\
@@ -180,14 +243,73 @@ pub(super) fn by_vectors(cx: &CompileCx, dims: AttentionDims, sharing: Sharing) 
     bring_together(&mut code, "total", sum);
     let others = (1..parts).map(|i| format!("folded[local + {}u]", i * across));
     let all = pairwise(std::iter::once("sum".to_owned()).chain(others), sum);
-    let _ = write!(
-        code,
-        "workgroupBarrier();\nfolded[local] = sum;\nworkgroupBarrier();\nif (local < {width}u) {{\nsum = {all} / total;\n",
+    code.push_str("workgroupBarrier();\nfolded[local] = sum;\nworkgroupBarrier();\n");
+    match &found {
+        None => {
+            let stored = store(&mut module, &dims, Target::Output(0), ["own", "local", "sum"]);
+            let _ = writeln!(code, "if (local < {width}u) {{\nsum = {all} / total;\n{stored}}}");
+        }
+        Some(found) => code.push_str(&found.store(width, [&all, "greatest", "total"])),
+    }
+    let groups = queries(&dims) * workgroups;
+    let mut compiled = Compiled {
+        launches: vec![module.finish(&code, MANY_THREADS, groups)?],
+        ..Compiled::default()
+    };
+    if found.is_some() {
+        compiled.launches.push(join(cx, &dims, workgroups)?);
+        compiled.scratch = vec![4 * head_dim * groups, 4 * FOUND_NUMBERS * groups];
+    }
+    Ok(compiled)
+}
+
+/// Numbers that a workgroup finds beside the sum of values: the greatest score, and the sum of exponentials.
+const FOUND_NUMBERS: usize = 2;
+
+/// Where workgroups that share the keys of a query put what they find: scratch buffers of sums of values, and of the other numbers.
+struct Found {
+    sums: String,
+    numbers: String,
+}
+
+impl Found {
+    fn of(module: &mut Module) -> Self {
+        let [sums, numbers] = [0, 1].map(|number| module.cx().scratch(number));
+        Found {
+            sums: module.scratch_vectors(sums),
+            numbers: module.array(numbers, DType::F32, true),
+        }
+    }
+
+    /// Statements that store what a workgroup found.
+    fn store(&self, width: usize, [sum, greatest, total]: [&str; 3]) -> String {
+        let Found { sums, numbers } = self;
+        format!(
+            "if (local < {width}u) {{\n{sums}[group_number * {width}u + local] = {sum};\n}}\n\
+             if (local == 0u) {{\n{numbers}[group_number * {FOUND_NUMBERS}u] = {greatest};\n\
+             {numbers}[group_number * {FOUND_NUMBERS}u + 1u] = {total};\n}}\n"
+        )
+    }
+}
+
+/// Brings together what workgroups found that share the keys of a query.
+fn join(cx: &CompileCx, dims: &AttentionDims, workgroups: usize) -> Result<Launch, String> {
+    let mut module = Module::new(cx);
+    let (width, queries) = (dims.head_dim / 4, queries(dims));
+    let Found { sums, numbers } = Found::of(&mut module);
+    let stored = store(&mut module, dims, Target::Output(0), ["own", "vector", "sum / total"]);
+    let each = format!("for (var w = 0u; w < {workgroups}u; w += 1u) {{\nlet found = w * {queries}u + own_query;\n");
+    let code = format!(
+        "let own_query = i / {width}u;\nlet vector = i % {width}u;\n{}\
+         var most = {numbers}[own_query * {FOUND_NUMBERS}u];\n\
+         {each}most = max(most, {numbers}[found * {FOUND_NUMBERS}u]);\n}}\n\
+         var total = 0.0;\nvar sum = vec4<f32>();\n\
+         {each}let weight = exp_f32({numbers}[found * {FOUND_NUMBERS}u] - most);\n\
+         total += weight * {numbers}[found * {FOUND_NUMBERS}u + 1u];\n\
+         sum += weight * {sums}[found * {width}u + vector];\n}}\n{stored}",
+        place_of_query(dims)
     );
-    code.push_str(&store(&mut module, &dims, Target::Output(0), ["own", "local", "sum"]));
-    code.push_str("}\n");
-    let groups = dims.batch * dims.rows_q * dims.heads;
-    module.finish(&code, MANY_THREADS, groups)
+    module.finish_elements(&code, queries * width)
 }
 
 /// Code for the values of a tile: of each piece of a head, every thread that has it reads some.
@@ -396,7 +518,7 @@ pub(super) fn by_elements(cx: &CompileCx, dims: AttentionDims) -> Result<Launch,
          workgroupBarrier();\n}}\n\
          for (var part = 0u; part < {parts}u; part += 1u) {{\nlet element = part * {THREADS}u + local;\n\
          if (element < {head_dim}u) {{\n{store}}}\n}}\n",
-        place(&mut module, &dims),
+        place(&mut module, &dims, None),
         scale = scale(&dims)
     );
     module.finish(&code, THREADS, batch * rows_q * heads)

@@ -145,18 +145,17 @@ impl Attention<'_> {
     /// Launches in a way.
     pub(super) fn compile(&self, way: &Way) -> Result<Compiled, String> {
         let Attention { cx, dims, .. } = *self;
-        let alone = |launch| Compiled {
-            launches: vec![launch],
-            ..Compiled::default()
-        };
         match way {
             Way::Apart => self.apart(),
             &Way::Tiles(rows) => forward::compile(cx, dims, rows),
             &Way::GradientTiles(rows) => backward::compile(cx, dims, rows),
             Way::Units(tiling) => units_forward::compile(cx, tiling),
             Way::GradientUnits(tilings) => units_backward::compile(cx, tilings),
-            &Way::Vectors(sharing) => cached::by_vectors(cx, dims, sharing).map(alone),
-            Way::Elements => cached::by_elements(cx, dims).map(alone),
+            &Way::Vectors(sharing) => cached::by_vectors(cx, dims, sharing),
+            Way::Elements => Ok(Compiled {
+                launches: vec![cached::by_elements(cx, dims)?],
+                ..Compiled::default()
+            }),
         }
     }
 
