@@ -16,10 +16,10 @@ use meganeura_core::{DType, Error, ExecutionPlan, Result};
 use crate::device::BladeDevice;
 use crate::executable::BladeExecutable;
 use crate::gpu::NAME;
-use crate::kernels::{Compiled, Launch};
 use crate::once::{Word, run_once};
 use crate::pipeline::Pipeline;
 use crate::program::{Narrows, With};
+use meganeura_shaders::{Compiled, CustomKernel, Launch};
 
 /// Kernels that plans may use, by the names of their operators.
 pub(crate) type Brought = HashMap<String, Arc<Accepted>>;
@@ -58,21 +58,18 @@ impl Accepted {
         self.refused.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The operator.
-    pub(crate) fn op(&self) -> OpRef {
-        self.kernel.op()
-    }
-
     /// Who brought it.
     pub(crate) fn origin(&self) -> String {
         self.kernel.origin()
     }
+}
 
-    /// The kernel of a call.
-    ///
-    /// # Errors
-    /// The reason why there is none.
-    pub(crate) fn shader(&self, kernel: &KernelDesc) -> std::result::Result<Shader, String> {
+impl CustomKernel for Accepted {
+    fn op(&self) -> OpRef {
+        self.kernel.op()
+    }
+
+    fn shader(&self, kernel: &KernelDesc) -> std::result::Result<Shader, String> {
         let shader = self.kernel.shader(kernel, &self.device)?;
         match self.refused().contains(&shader.source) {
             true => Err("the driver refuses it".into()),
@@ -138,7 +135,7 @@ impl Tried {
     /// Whether the driver takes a kernel as it is for a call. If not, there is none for this call from now on.
     pub(crate) fn takes(&self, device: &BladeDevice, kernel: &Accepted, compiled: &Compiled) -> bool {
         let name = kernel.op().get().name();
-        let own = compiled.launches.iter().filter(|launch| launch.is_brought());
+        let own = compiled.launches.iter().filter(|launch| launch.is_custom());
         let own: Vec<(&str, &Launch)> = own.map(|launch| (name, launch)).collect();
         match device.pipelines().of(device.gpu(), &own) {
             Ok(made) => {

@@ -16,12 +16,12 @@ use crate::brought::{self, Brought, Tried};
 use crate::coop::{self, CoopConfig, Wanted};
 use crate::executable::BladeExecutable;
 use crate::gpu::Gpu;
-use crate::kernels;
-use crate::kernels::variants::Choices;
 use crate::pipeline::Pipelines;
 use crate::probe::{self, Limits, Probed};
 use crate::program::{self, Draft, Narrows, With};
 use crate::tune::Tuning;
+use meganeura_shaders as kernels;
+use meganeura_shaders::variants::ScheduleChooser;
 
 /// Rounds after which Mesa's software driver leaves all loops of a shader (`LP_MAX_TGSI_LOOP_ITERATIONS` in its sources).
 const SOFTWARE_ROUNDS: u32 = 65_535;
@@ -139,7 +139,7 @@ impl BladeDevice {
         make(&With {
             coop,
             brought: &brought,
-            choices: chosen.as_ref().map(|chosen| chosen as &dyn Choices),
+            choices: chosen.as_ref().map(|chosen| chosen as &dyn ScheduleChooser),
             narrows: if self.narrows() { Narrows::Chosen } else { Narrows::No },
         })
     }
@@ -183,7 +183,13 @@ impl BladeDevice {
 
     fn find_answer(&self, kernel: &KernelDesc) -> std::result::Result<u32, String> {
         let brought = self.brought.kernel(self, kernel.name);
-        let supports = || kernels::supports(kernel, self.limits.buffer_bytes, brought.as_deref());
+        let supports = || {
+            kernels::supports(
+                kernel,
+                self.limits.buffer_bytes,
+                brought.as_deref().map(|kernel| kernel as &dyn kernels::CustomKernel),
+            )
+        };
         let mut compiled = supports()?;
         // A driver may take a kernel of others for some sizes only. It is asked while a plan is made, when there is still
         // something in its place.
@@ -282,7 +288,7 @@ impl Device for BladeDevice {
         let with = With {
             coop: Some(config),
             brought: &brought,
-            choices: chosen.as_ref().map(|chosen| chosen as &dyn Choices),
+            choices: chosen.as_ref().map(|chosen| chosen as &dyn ScheduleChooser),
             narrows: Narrows::No,
         };
         program::choose_coop(plan, &with)

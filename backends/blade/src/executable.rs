@@ -17,7 +17,6 @@ use meganeura_core::{Error, Result};
 
 use crate::device::BladeDevice;
 use crate::gpu::{Gpu, NAME};
-use crate::kernels::INLINE_SCALARS;
 use crate::memory::{Arena, Place};
 use crate::pipeline::{BoundLaunch, Scalars};
 use crate::program::{Draft, Extra, Phase, Reporter, Unmade, With};
@@ -26,6 +25,7 @@ use faults::Faults;
 pub(crate) use faults::{Saved, joined, report_bytes};
 use fed::Fed;
 use frame::{Frame, Patience};
+use meganeura_shaders::INLINE_SCALARS;
 
 /// Submissions that may be on their way at the same time.
 pub(crate) const FRAMES: usize = 2;

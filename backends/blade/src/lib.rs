@@ -20,7 +20,6 @@ mod coop;
 mod device;
 mod executable;
 mod gpu;
-mod kernels;
 mod memory;
 mod narrow;
 mod once;

@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use meganeura_core::DType;
 use meganeura_core::plan::{BufferRef, ExecutionPlan};
 
-use crate::kernels::{Compiled, Launch};
+use meganeura_shaders::{Compiled, Launch};
 
 /// Buffers of a plan that can be in `f16`, for kernels that were made as if none were.
 ///
@@ -29,10 +29,10 @@ pub(crate) fn choose(plan: &ExecutionPlan, compiled: &[Compiled]) -> HashSet<Buf
                 false => others.insert(operand.buffer),
             };
         }
-        let is_brought = compiled.launches.iter().any(Launch::is_brought);
+        let is_custom = compiled.launches.iter().any(Launch::is_custom);
         for output in &dispatch.outputs {
             // Written twice, it may be read between.
-            if !written.insert(output.buffer) || is_brought || output.ty.dtype != DType::F32 {
+            if !written.insert(output.buffer) || is_custom || output.ty.dtype != DType::F32 {
                 others.insert(output.buffer);
             }
         }

@@ -8,7 +8,7 @@ use blade_graphics::ShaderBindable as _;
 use meganeura_core::{Error, Result};
 
 use crate::gpu::{Gpu, NAME};
-use crate::kernels::{Binding, INLINE_SCALARS, Launch, variable_name};
+use meganeura_shaders::{Binding, INLINE_SCALARS, Launch, variable_name};
 
 /// A compiled kernel.
 pub(crate) struct Pipeline {

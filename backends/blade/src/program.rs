@@ -10,12 +10,12 @@ use meganeura_core::{DType, Error, Result};
 use crate::brought::Brought;
 use crate::executable::{FRAMES, Saved, joined, report_bytes};
 use crate::gpu::{Gpu, NAME};
-use crate::kernels::coop::CoopConfig;
-use crate::kernels::variants::{Choices, Class};
-use crate::kernels::{self, Binding, CompileCx, Compiled, Launch, Memory, Source};
 use crate::memory::Arena;
 use crate::narrow;
 use crate::pipeline::{Bound, Pipeline, Pipelines};
+use meganeura_shaders::coop::CoopConfig;
+use meganeura_shaders::variants::{Class, ScheduleChooser};
+use meganeura_shaders::{self as kernels, Binding, CompileCx, Compiled, CustomKernel, Launch, Memory, Source};
 
 /// A launch, ready to be recorded.
 pub(crate) struct Ready {
@@ -157,8 +157,8 @@ impl Draft {
         for (dispatch, compiled) in plan.dispatches.iter().zip(&compiled) {
             reporter.push(reporters.len());
             if reports(compiled) {
-                let is_brought = compiled.launches.iter().any(Launch::is_brought);
-                let kernel = with.brought.get(&dispatch.kernel.name).filter(|_| is_brought);
+                let is_custom = compiled.launches.iter().any(Launch::is_custom);
+                let kernel = with.brought.get(&dispatch.kernel.name).filter(|_| is_custom);
                 reporters.push(Reporter {
                     label: dispatch.label.clone(),
                     rows: dispatch.index_bound().unwrap_or_default(),
@@ -241,7 +241,7 @@ impl Draft {
             .collect();
         pipelines.of(gpu, &launches).map_err(|refused| {
             let is_it = |launch: &&Launch| Some(&launch.source) == refused.source.as_ref();
-            let own = |launch: &Launch| launch.is_brought() && is_it(&launch);
+            let own = |launch: &Launch| launch.is_custom() && is_it(&launch);
             let brought = self.compiled.iter().position(|c| c.launches.iter().any(own));
             let op = brought.map(|dispatch| plan.dispatches[dispatch].kernel.name.clone());
             let all = self.compiled.iter().flat_map(|c| &c.launches);
@@ -317,8 +317,8 @@ impl Draft {
                 let known = self.tables.iter().position(|t| *t == launch.tables[number]);
                 self.extra.tables + known.unwrap_or_default()
             }
-            Binding::Memory(Memory::Buffer(buffer)) | Binding::Given(Memory::Buffer(buffer)) => buffer.index(),
-            Binding::Memory(Memory::Scratch(number)) | Binding::Given(Memory::Scratch(number)) => {
+            Binding::Memory(Memory::Buffer(buffer)) | Binding::Custom(Memory::Buffer(buffer)) => buffer.index(),
+            Binding::Memory(Memory::Scratch(number)) | Binding::Custom(Memory::Scratch(number)) => {
                 self.extra.scratch + self.scratch[dispatch] + number
             }
             Binding::InlineScalars => return Ok(Bound::Scalars),
@@ -350,7 +350,7 @@ fn reports(compiled: &Compiled) -> bool {
 /// Whether a dispatch may meet a fault. The indices of one that is `fed` are seen by the host, but not what becomes of the
 /// loops of a kernel that was brought.
 fn may_fault(compiled: &Compiled, fed: bool) -> bool {
-    let found = |launch: &Launch| launch.reports() && (!fed || launch.is_brought());
+    let found = |launch: &Launch| launch.reports() && (!fed || launch.is_custom());
     compiled.launches.iter().any(found)
 }
 
@@ -437,7 +437,7 @@ pub(crate) struct With<'a> {
     /// Kernels of others.
     pub(crate) brought: &'a Brought,
     /// Ways to compute calls.
-    pub(crate) choices: Option<&'a dyn Choices>,
+    pub(crate) choices: Option<&'a dyn ScheduleChooser>,
     /// Which buffers of `f32` are in `f16` in memory.
     pub(crate) narrows: Narrows<'a>,
 }
@@ -523,12 +523,15 @@ fn compile(dispatch: &Dispatch, sources: &Sources, known: Known, with: &With) ->
         outputs: dispatch.outputs.iter().map(|o| Memory::Buffer(o.buffer)).collect(),
         guarded: known.fault,
         skip_if: known.skip_if,
-        fed: known.fed,
+        host_validated: known.fed,
         coop: with.coop,
         choices: with.choices,
-        brought: with.brought.get(&dispatch.kernel.name).map(|kernel| &**kernel),
+        custom: with
+            .brought
+            .get(&dispatch.kernel.name)
+            .map(|kernel| &**kernel as &dyn CustomKernel),
         first_scratch: 0,
-        narrow: known.narrow,
+        f16_storage: known.narrow,
     };
     kernels::compile(&cx).map_err(|m| Error::backend(NAME, format!("{}: {m}", dispatch.label)))
 }

@@ -29,8 +29,8 @@ use meganeura_core::{Error, Result};
 
 use crate::backend::choice;
 use crate::gpu::NAME;
-use crate::kernels::variants::{Choices, Class};
 pub use contest::Refusal;
+use meganeura_shaders::variants::{Class, ScheduleChooser};
 use store::Stored;
 pub(crate) use store::{Entry, Key};
 pub use tuner::{TuneOptions, Tuned};
@@ -260,7 +260,7 @@ pub(crate) struct Chosen<'a> {
     precision: Precision,
 }
 
-impl Choices for Chosen<'_> {
+impl ScheduleChooser for Chosen<'_> {
     fn precision(&self) -> Precision {
         self.precision
     }

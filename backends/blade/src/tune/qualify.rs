@@ -17,17 +17,21 @@ use super::operands::Operands;
 use super::trial::Trial;
 use crate::device::BladeDevice;
 use crate::gpu::NAME;
-use crate::kernels::coop::CoopConfig;
-use crate::kernels::variants::{Choices, Class};
-use crate::kernels::{self, CompileCx};
+use meganeura_shaders::coop::CoopConfig;
+use meganeura_shaders::variants::{Class, ScheduleChooser};
+use meganeura_shaders::{self as kernels, CompileCx};
 
 /// The hash of the kernels of a call, made for buffers of its own; `None` where there are none.
-pub(super) fn text_hash(dispatch: &Dispatch, coop: Option<CoopConfig>, choices: &dyn Choices) -> Option<String> {
+pub(super) fn text_hash(
+    dispatch: &Dispatch,
+    coop: Option<CoopConfig>,
+    choices: &dyn ScheduleChooser,
+) -> Option<String> {
     let types = dispatch.types();
     let cx = CompileCx {
         coop,
         choices: Some(choices),
-        ..CompileCx::apart(dispatch.kernel_desc(&types))
+        ..CompileCx::standalone(dispatch.kernel_desc(&types))
     };
     let compiled = kernels::compile(&cx).ok()?;
     Some(sha256(compiled.launches.iter().map(|launch| launch.source.as_bytes())))
@@ -105,11 +109,11 @@ struct Noticed {
 
 /// Notes which stored ways are used.
 struct Noted<'a> {
-    choices: &'a dyn Choices,
+    choices: &'a dyn ScheduleChooser,
     asked: RefCell<Vec<Noticed>>,
 }
 
-impl Choices for Noted<'_> {
+impl ScheduleChooser for Noted<'_> {
     fn precision(&self) -> Precision {
         self.choices.precision()
     }

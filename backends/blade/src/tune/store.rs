@@ -10,7 +10,7 @@ use meganeura_core::{Error, Result};
 use ron::ser::PrettyConfig;
 use serde::{Deserialize, Serialize};
 
-use crate::kernels::variants;
+use meganeura_shaders::variants;
 
 /// First words of every file.
 const MAGIC: &str = "// meganeura tuned kernels, format ";

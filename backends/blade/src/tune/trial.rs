@@ -18,9 +18,9 @@ use crate::brought::Brought;
 use crate::device::BladeDevice;
 use crate::executable::BladeExecutable;
 use crate::gpu::NAME;
-use crate::kernels::coop::CoopConfig;
-use crate::kernels::variants::{Choices, Class};
 use crate::program::{self, Draft, Narrows, With};
+use meganeura_shaders::coop::CoopConfig;
+use meganeura_shaders::variants::{Class, ScheduleChooser};
 
 /// Most bytes of the calls of a plan, which are so many that what a call reads of its own is not in a cache since the last
 /// time; fewer of devices that are emulated.
@@ -253,7 +253,7 @@ impl<'a> Forced<'a> {
     }
 }
 
-impl Choices for Forced<'_> {
+impl ScheduleChooser for Forced<'_> {
     fn precision(&self) -> Precision {
         self.precision
     }

@@ -15,9 +15,9 @@ use super::operands::{Lasting, Operands};
 use super::qualify::text_hash;
 use super::trial::{Forced, Trial};
 use crate::device::BladeDevice;
-use crate::kernels::variants::{Choices, Class};
 use crate::narrow;
 use crate::program::{self, Narrows, With};
+use meganeura_shaders::variants::{Class, ScheduleChooser};
 
 /// What [`BladeDevice::tune`] measures.
 #[derive(Clone, Debug)]
@@ -245,7 +245,7 @@ struct Asked {
     found: RefCell<Vec<(Class, Vec<String>)>>,
 }
 
-impl Choices for Asked {
+impl ScheduleChooser for Asked {
     fn precision(&self) -> Precision {
         self.precision
     }

@@ -14,7 +14,7 @@ use meganeura_core::{DType, ExecutionPlan, registry};
 use super::tests::{check_ways, device, sources};
 use super::{Entry, TuneOptions};
 use crate::device::BladeDevice;
-use crate::kernels::variants::is_known;
+use meganeura_shaders::variants::is_known;
 
 /// Calls by what they are.
 type Build = fn(&mut Graph) -> Vec<Value>;

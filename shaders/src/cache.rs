@@ -1,0 +1,89 @@
+//! Key-value caches: rows written in place, as they are or turned on the way.
+
+use meganeura_core::DType;
+use meganeura_core::backend::KernelDesc;
+use meganeura_core::ops::CacheDims;
+
+use super::body::{Body, Def, Node};
+use super::emit::Emitter;
+use super::kernel::{CompileCx, Compiled, Launch};
+use super::module::Module;
+use super::place::{self, Base};
+
+/// Operators of this file, with what the new rows and their positions become before they are written.
+const WRITES: [(&str, Option<&str>); 2] = [
+    ("core.cache_write", None),
+    ("core.rope_cache_write", Some("core.rope_dynamic_offset")),
+];
+
+/// Launches for an operator of this file; half precision is left to decompositions.
+pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
+    let found = WRITES.iter().find(|(name, _)| *name == cx.kernel.name);
+    let Some((_, before)) = found.filter(|_| cx.kernel.outputs[0].dtype == DType::F32) else {
+        return Ok(None);
+    };
+    Ok(Some(Compiled {
+        launches: write(cx, *before)?,
+        ..Compiled::default()
+    }))
+}
+
+/// One thread for each element of the new rows; the others are copied first, unless they are there already.
+fn write(cx: &CompileCx, before: Option<&str>) -> Result<Vec<Launch>, String> {
+    let dims = CacheDims::of(&cx.call())?;
+    let CacheDims {
+        rows, capacity, width, ..
+    } = dims;
+    let mut launches = Vec::new();
+    if !cx.is_overwritten(1) {
+        let mut copy = Module::new(cx);
+        let value = copy.load(1, "i");
+        let store = copy.store(0, "i", &value);
+        launches.push(copy.finish_elements(&store, cx.kernel.outputs[0].numel())?);
+    }
+    // The rows and their positions alone.
+    let types = [0, 2].map(|operand| cx.kernel.inputs[operand].clone());
+    let kernel = KernelDesc {
+        inputs: &types,
+        ..cx.kernel
+    };
+    let inputs = vec![cx.inputs[0], cx.inputs[2]];
+    let rows_cx = cx.part(kernel, inputs, cx.outputs.clone(), cx.first_scratch);
+    let body = new_rows(&kernel, before)?;
+    let mut e = Emitter::new(&body, &rows_cx);
+    let base = Base::new("i", types[0].numel());
+    let place = place::split(&base, 1, &types[0].shape);
+    let (code, value) = e.writing_block(&base, |e| e.value(body.results[0], &place))?;
+    let raw = e.module.load(1, "sequence");
+    let position = e.module.checked_index("given", dims.bound());
+    let target = format!("(sequence * {capacity}u + position) * {width}u + i % {}u", rows * width);
+    let store = e.module.store(0, &target, &value);
+    let code = format!(
+        "let sequence = i / {}u;\nlet given = {raw};\nlet position = {position};\n\
+         if (given != position) {{\nreturn;\n}}\n{code}{store}",
+        rows * width
+    );
+    launches.push(e.module.finish_elements(&code, types[0].numel())?);
+    Ok(launches)
+}
+
+/// What is written, of the new rows and their positions.
+fn new_rows(kernel: &KernelDesc, before: Option<&str>) -> Result<Body, String> {
+    let [new, _] = kernel.inputs else {
+        return Err("takes new rows and positions".into());
+    };
+    match before {
+        None => Ok(Body {
+            nodes: vec![Node {
+                def: Def::Operand(0),
+                ty: new.clone(),
+            }],
+            results: vec![0],
+        }),
+        Some(name) => Body::of(&KernelDesc {
+            name,
+            outputs: std::slice::from_ref(new),
+            ..*kernel
+        }),
+    }
+}

@@ -1,0 +1,168 @@
+//! What is behind the last whole wave of blocks.
+//!
+//! A device runs so many workgroups at a time, and a few blocks more than a multiple of them take as long as as many again.
+//! They are cut along the sum into parts that fill a wave together, as "stream-K" does with all of them (Osama, Merrill, Cecka,
+//! Garland and Owens, 2023). The other blocks are computed as without; a second launch adds up the parts of these.
+
+use std::fmt::Write as _;
+
+use super::super::body::Id;
+use super::super::emit::Emitter;
+use super::super::kernel::Launch;
+use super::super::sums::{self, Element, PARTIAL, Sink};
+use super::super::tiled::Sizes;
+use super::{Blocks, Cut};
+
+/// Terms from which on it is worth storing and adding up parts: on an H200 that took 35 to 50 us, where a wave of 1,024 terms took
+/// 36 and one of 4,096 took 140.
+const LONG_SUM: usize = 2048;
+
+/// The last blocks of a product, of which several workgroups compute a part of the sum each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Tail {
+    /// Blocks before, computed by one workgroup each.
+    pub(crate) whole: usize,
+    /// Blocks that are cut.
+    pub(crate) blocks: usize,
+    /// Their parts.
+    pub(super) cut: Cut,
+}
+
+impl Tail {
+    /// The blocks behind the last whole wave of `groups`, if they can be cut so that more of a wave is used.
+    pub(super) fn new(groups: usize, at_once: usize, k: usize, step: usize, ahead: usize) -> Option<Self> {
+        let blocks = groups.checked_rem(at_once)?;
+        if blocks == 0 || groups < at_once || k < LONG_SUM {
+            return None;
+        }
+        let cut = Cut::new(k, step, at_once / blocks);
+        // The first steps of the last part are fetched without looking for its end.
+        (cut.parts > 1 && cut.last_steps >= ahead).then_some(Tail {
+            whole: groups - blocks,
+            blocks,
+            cut,
+        })
+    }
+
+    /// Parts of each block.
+    pub(crate) fn parts(&self) -> usize {
+        self.cut.parts
+    }
+
+    /// Workgroups of the first launch.
+    pub(super) fn groups(&self) -> usize {
+        self.whole + self.blocks * self.parts()
+    }
+
+    /// Statements that declare whether a workgroup computes a part, the block's number and the part's.
+    pub(super) fn numbers(&self) -> String {
+        let Tail { whole, blocks, .. } = self;
+        format!(
+            "let is_part = group_number >= {whole}u;\nlet behind = group_number - {whole}u;\n\
+             let block = select(group_number, {whole}u + behind % {blocks}u, is_part);\n\
+             let part = select(0u, behind / {blocks}u, is_part);\n"
+        )
+    }
+}
+
+impl<'a> Blocks<'a> {
+    /// The same with what is behind the last whole wave cut, where that is known and can be.
+    pub(super) fn with_tail(mut self) -> Self {
+        let block = &self.block;
+        if self.cut.parts == 1 && block.depths == 1 {
+            let groups = block.groups(&self.sizes);
+            self.tail = Tail::new(
+                groups,
+                self.config.at_once as usize,
+                self.sizes.k,
+                block.step,
+                block.ahead,
+            );
+        }
+        self
+    }
+
+    pub(crate) fn tail(&self) -> Option<Tail> {
+        self.tail
+    }
+
+    /// Elements of a block.
+    fn elements(&self) -> usize {
+        self.block.rows * self.block.columns
+    }
+
+    /// Bytes of the parts.
+    pub(crate) fn tail_bytes(&self) -> usize {
+        let parts = self.tail.map_or(0, |tail| tail.blocks * tail.parts());
+        PARTIAL.storage_bytes(parts * self.elements()).unwrap_or(usize::MAX)
+    }
+
+    /// Statements that store a workgroup's part of a block.
+    pub(super) fn store_part(&self, tail: &Tail, array: &str) -> String {
+        let columns = self.block.columns;
+        let mut code = format!(
+            "let first_of_part = (part * {}u + behind % {}u) * {}u;\n",
+            tail.blocks,
+            tail.blocks,
+            self.elements()
+        );
+        for (i, j) in self.pairs() {
+            let (row, column) = (i * self.tile(), j * self.tile());
+            let _ = write!(
+                code,
+                "{{\nlet at = first_of_part + (sub_row + {row}u) * {columns}u + sub_column + {column}u;\n\
+                 coopStoreT(sum_{i}_{j}, &{array}[at], {columns}u);\n}}\n"
+            );
+        }
+        code
+    }
+
+    /// The second launch: adds up the parts of each element of the blocks that are cut.
+    pub(crate) fn join(&self, e: Emitter, id: Id, outputs: &[usize], tail: &Tail) -> Result<Launch, String> {
+        let Sizes { m, n, .. } = self.sizes;
+        let (rows, columns, of_block) = (self.block.rows, self.block.columns, self.elements());
+        let (across, down) = (n.div_ceil(columns), m.div_ceil(rows));
+        let is_whole = m.is_multiple_of(rows) && n.is_multiple_of(columns);
+        let element = Element::within(self.products, is_whole, "row", "column", "sum".to_owned());
+        let finish = format!(
+            "let block = {}u + i / {of_block}u;\nlet within = i % {of_block}u;\nlet batch = block / {}u;\n\
+             let row = block / {across}u % {down}u * {rows}u + within / {columns}u;\n\
+             let column = block % {across}u * {columns}u + within % {columns}u;\n{}",
+            tail.whole,
+            across * down,
+            Sink::Finish(1).take(&[element])
+        );
+        sums::add_up(e, id, outputs, [tail.blocks * of_block, tail.parts()], &finish)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_fills_a_wave() {
+        let tail = |groups, at_once, k| Tail::new(groups, at_once, k, 32, 1).map(|t| (t.whole, t.blocks, t.parts()));
+        assert_eq!(tail(288, 264, 4096), Some((264, 24, 11)));
+        assert_eq!(tail(352, 264, 4096), Some((264, 88, 3)));
+        assert_eq!(tail(1024, 264, 4096), None, "most of a wave");
+        assert_eq!(tail(528, 264, 4096), None);
+        assert_eq!(tail(200, 264, 4096), None, "less than one");
+        assert_eq!(tail(288, 0, 4096), None, "not known");
+        assert_eq!(tail(288, 264, 1024), None, "too short");
+        assert_eq!(tail(265, 264, 2048), Some((264, 1, 8)));
+    }
+
+    #[test]
+    fn parts_are_all_terms() {
+        for k in [2048, 2049, 2500, 3001, 4097] {
+            for at_once in [2, 7, 40] {
+                if let Some(tail) = Tail::new(at_once + 1, at_once, k, 32, 1) {
+                    let before = (tail.parts() - 1) * tail.cut.length;
+                    assert!(before < k && k <= before + tail.cut.length, "{tail:?}");
+                    assert!(tail.blocks * tail.parts() <= at_once);
+                }
+            }
+        }
+    }
+}

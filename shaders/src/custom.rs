@@ -1,0 +1,86 @@
+//! Custom kernels: WGSL that a plugin registers for its operator.
+
+use meganeura_core::backend::KernelDesc;
+use meganeura_core::backend::shader::{Shader, ShaderBuffer};
+use meganeura_core::ops::OpRef;
+
+use super::kernel::{Binding, CompileCx, Compiled, Launch};
+use super::module::Module;
+
+/// A custom kernel that a device has accepted for an operator.
+pub trait CustomKernel {
+    /// The operator.
+    fn op(&self) -> OpRef;
+
+    /// The kernel of a call.
+    ///
+    /// # Errors
+    /// The reason why there is none.
+    fn shader(&self, kernel: &KernelDesc) -> Result<Shader, String>;
+}
+
+/// Launches of the custom kernel of an operator; `None` if there is none for this call.
+pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
+    // What writes lasting data has to look at faults first. Operators with custom kernels write none.
+    let Some(kernel) = cx.custom.filter(|_| !cx.guarded && cx.skip_if.is_none()) else {
+        return Ok(None);
+    };
+    if cx.kernel.outputs.iter().all(|ty| ty.numel() == 0) {
+        return Ok(Some(Compiled::default()));
+    }
+    match kernel.shader(&cx.kernel) {
+        Ok(shader) => launches(cx, kernel, shader).map(Some),
+        Err(_) => Ok(None),
+    }
+}
+
+/// The shader, and before it a look at indices that the host does not see, and copies of operands that are in no buffer of
+/// their own.
+fn launches(cx: &CompileCx, kernel: &dyn CustomKernel, shader: Shader) -> Result<Compiled, String> {
+    let mut compiled = Compiled::default();
+    if let Some((operand, bound)) = kernel.op().index_bound(&cx.call()).filter(|_| !cx.host_validated) {
+        compiled.launches.push(check_indices(cx, operand, bound)?);
+    }
+    let mut bindings = Vec::with_capacity(shader.buffers.len());
+    for buffer in shader.buffers {
+        let memory = match buffer {
+            ShaderBuffer::Result(i) => cx.outputs[i],
+            ShaderBuffer::Operand(i) => match cx.memory_of(i) {
+                Some(memory) => memory,
+                None => {
+                    let ty = &cx.kernel.inputs[i];
+                    let copy = cx.scratch(compiled.scratch.len());
+                    let mut module = Module::new(cx);
+                    let value = module.load(i, "i");
+                    let to = module.array(copy, ty.dtype, true);
+                    let launch = module.finish_elements(&format!("{to}[i] = {value};\n"), ty.numel())?;
+                    compiled.launches.push(launch);
+                    compiled.scratch.push(ty.bytes());
+                    copy
+                }
+            },
+        };
+        bindings.push(Binding::Custom(memory));
+    }
+    if shader.reports {
+        bindings.extend([Binding::Fault, Binding::Reporter]);
+    }
+    compiled.launches.push(Launch {
+        source: shader.source,
+        bindings,
+        tables: Vec::new(),
+        groups: shader.groups,
+        coop: false,
+        chosen: None,
+    });
+    Ok(compiled)
+}
+
+/// Reports indices out of range, as the kernels that are generated do.
+fn check_indices(cx: &CompileCx, operand: usize, bound: usize) -> Result<Launch, String> {
+    let mut module = Module::new(cx);
+    let given = module.load(operand, "i");
+    let index = module.checked_index("given", bound);
+    let code = format!("let given = {given};\nlet index = {index};\n");
+    module.finish_elements(&code, cx.kernel.inputs[operand].numel())
+}

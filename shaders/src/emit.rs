@@ -1,0 +1,258 @@
+//! Values of a body as WGSL, element by element: what an element depends on is computed first, each thing once.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+
+use meganeura_core::ops::Call;
+use meganeura_core::{DType, Shape, TensorType};
+
+use super::body::{Body, Constant, Def, Id};
+use super::kernel::CompileCx;
+use super::module::Module;
+use super::place::{self, Base, Index, Place};
+use super::scalar::{self, literal, wgsl_type};
+use super::{Role, pull, view};
+
+/// Most variables of a kernel.
+const MOST_VARIABLES: usize = 2_000;
+
+/// A place as [`place::terms`] has it.
+pub(crate) type Terms = Vec<(Index, usize)>;
+
+/// Writes the code that computes elements of values.
+pub(crate) struct Emitter<'a> {
+    pub(crate) body: &'a Body,
+    pub(crate) cx: &'a CompileCx<'a>,
+    pub(crate) module: Module<'a>,
+    /// Statements so far.
+    pub(crate) code: String,
+    /// Values that have a variable.
+    known: HashMap<(Id, Place), String>,
+    /// Indices that have a variable.
+    indices: HashMap<Index, String>,
+    /// Values that have been computed for the row at hand, and where they are looked up then.
+    fixed: HashMap<Id, (String, Vec<Terms>)>,
+    /// The base whose elements are written, of which overwritten operands may be read.
+    writing: Option<Base>,
+    variables: usize,
+}
+
+impl<'a> Emitter<'a> {
+    pub(crate) fn new(body: &'a Body, cx: &'a CompileCx<'a>) -> Self {
+        Emitter {
+            body,
+            cx,
+            module: Module::new(cx),
+            code: String::new(),
+            known: HashMap::new(),
+            indices: HashMap::new(),
+            fixed: HashMap::new(),
+            writing: None,
+            variables: 0,
+        }
+    }
+
+    /// Sets what a value is at some places, the only ones where it is used.
+    pub(crate) fn fix_terms(&mut self, id: Id, variable: &str, places: Vec<Terms>) {
+        self.fixed.insert(id, (variable.to_owned(), places));
+    }
+
+    /// Whether [`Emitter::fix_terms`] has been called for a value.
+    pub(crate) fn is_fixed(&self, id: Id) -> bool {
+        self.fixed.contains_key(&id)
+    }
+
+    /// Gives an index the name of a variable that has it.
+    pub(crate) fn name_index(&mut self, index: Index, variable: &str) {
+        self.indices.insert(index, variable.to_owned());
+    }
+
+    /// Makes the code of a block: variables of it are not known afterwards.
+    pub(crate) fn block<T>(
+        &mut self,
+        make: impl FnOnce(&mut Self) -> Result<T, String>,
+    ) -> Result<(String, T), String> {
+        let (known, indices) = (self.known.clone(), self.indices.clone());
+        let outer = std::mem::take(&mut self.code);
+        let made = make(self);
+        let code = std::mem::replace(&mut self.code, outer);
+        (self.known, self.indices) = (known, indices);
+        Ok((code, made?))
+    }
+
+    /// As [`Emitter::block`], for code at whose end the elements of a base are written: operands that the results
+    /// overwrite may be read there, at those elements.
+    pub(crate) fn writing_block<T>(
+        &mut self,
+        base: &Base,
+        make: impl FnOnce(&mut Self) -> Result<T, String>,
+    ) -> Result<(String, T), String> {
+        let outer = self.writing.replace(base.clone());
+        let made = self.block(make);
+        self.writing = outer;
+        made
+    }
+
+    /// A new variable with a value.
+    pub(crate) fn bind(&mut self, value: &str) -> Result<String, String> {
+        if self.variables > MOST_VARIABLES {
+            return Err("it is too large for one kernel".into());
+        }
+        let name = self.fresh();
+        // Writing to a string does not fail.
+        let _ = writeln!(self.code, "let {name} = {value};");
+        Ok(name)
+    }
+
+    /// Variables so far.
+    pub(crate) fn variables(&self) -> usize {
+        self.variables
+    }
+
+    /// A name that is not in use.
+    pub(crate) fn fresh(&mut self) -> String {
+        self.variables += 1;
+        format!("v{}", self.variables)
+    }
+
+    /// A variable for an index.
+    pub(crate) fn index(&mut self, index: &Index) -> Result<String, String> {
+        let text = index.wgsl();
+        if !text.contains(' ') {
+            return Ok(text);
+        }
+        if let Some(known) = self.indices.get(index) {
+            return Ok(known.clone());
+        }
+        let name = self.bind(&text)?;
+        self.indices.insert(index.clone(), name.clone());
+        Ok(name)
+    }
+
+    /// The number of the element at a place, with indices in variables.
+    pub(crate) fn linear(&mut self, place: &[Index], shape: &Shape) -> Result<String, String> {
+        let mut text = String::new();
+        for (index, stride) in place::terms(place, shape) {
+            let index = self.index(&index)?;
+            let plus = if text.is_empty() { "" } else { " + " };
+            let _ = match stride {
+                1 => write!(text, "{plus}{index}"),
+                _ => write!(text, "{plus}{index} * {stride}u"),
+            };
+        }
+        if text.is_empty() {
+            text.push_str("0u");
+        }
+        Ok(text)
+    }
+
+    /// The place in `to` of the element at a place of `from`.
+    pub(crate) fn reshape(&mut self, place: &[Index], from: &Shape, to: &Shape) -> Result<Place, String> {
+        if let Some(found) = place::reshape(place, from, to) {
+            return Ok(found);
+        }
+        let number = self.linear(place, from)?;
+        let name = self.bind(&number)?;
+        Ok(place::split(&Base::new(&name, from.numel()), 1, to))
+    }
+
+    /// A variable, or a literal, with the element of a value at a place.
+    pub(crate) fn value(&mut self, id: Id, place: &[Index]) -> Result<String, String> {
+        if let Some((variable, places)) = self.fixed.get(&id) {
+            let at = place::terms(place, &self.body.ty(id).shape);
+            return match places.contains(&at) {
+                true => Ok(variable.clone()),
+                false => Err("a result of a reduction is used elsewhere than in its row".into()),
+            };
+        }
+        let node = &self.body.nodes[id];
+        if let Def::Constant(constant) = &node.def {
+            return self.constant(constant, &node.ty, place);
+        }
+        let key = (id, place.to_vec());
+        if let Some(known) = self.known.get(&key) {
+            return Ok(known.clone());
+        }
+        let name = match &node.def {
+            Def::Operand(operand) => {
+                let at = self.linear(place, &node.ty.shape)?;
+                self.load(*operand, &at)?
+            }
+            Def::Call {
+                op,
+                attrs,
+                inputs,
+                role,
+            } => {
+                let types: Vec<TensorType> = inputs.iter().map(|&i| self.body.ty(i).clone()).collect();
+                let call = Call {
+                    attrs,
+                    inputs: &types,
+                    outputs: std::slice::from_ref(&node.ty),
+                };
+                self.call(op, *role, &call, inputs, place)?
+            }
+            Def::Constant(_) => return Err("a constant has no variable".into()),
+        };
+        self.known.insert(key, name.clone());
+        Ok(name)
+    }
+
+    fn call(&mut self, op: &str, role: Role, call: &Call, inputs: &[Id], place: &[Index]) -> Result<String, String> {
+        match role {
+            Role::Pointwise => {
+                let mut x = Vec::with_capacity(inputs.len());
+                for (&input, ty) in inputs.iter().zip(call.inputs) {
+                    x.push(self.value(input, &place::broadcast(place, &ty.shape))?);
+                }
+                let number = match scalar::counts(op) {
+                    true => self.linear(place, &call.outputs[0].shape)?,
+                    false => String::new(),
+                };
+                let text = scalar::expression(op, call, &x, &number)?;
+                self.bind(&text.ok_or_else(|| format!("there is no elementwise {op}"))?)
+            }
+            Role::View => {
+                let place = view::place(self, op, call, place)?;
+                self.value(inputs[0], &place)
+            }
+            Role::Pull => pull::value(self, op, call, inputs, place),
+            Role::Reduction | Role::Product => Err(format!("{op} is used where it has not been computed")),
+        }
+    }
+
+    fn constant(&mut self, constant: &Constant, ty: &TensorType, place: &[Index]) -> Result<String, String> {
+        Ok(match constant {
+            Constant::Same(bits) => literal(ty.dtype, *bits),
+            Constant::Count(first) => {
+                let number = self.linear(place, &ty.shape)?;
+                let number = match first {
+                    0 => number,
+                    _ => format!("{number} + {first}u"),
+                };
+                match ty.dtype {
+                    DType::U32 => self.bind(&number)?,
+                    _ => self.bind(&format!("{}({number})", wgsl_type(ty.dtype)))?,
+                }
+            }
+            Constant::Table(words) => {
+                let number = self.linear(place, &ty.shape)?;
+                let table = self.module.table(words, ty.dtype);
+                self.bind(&format!("{table}[{number}]"))?
+            }
+        })
+    }
+
+    /// A variable with an element of an operand.
+    pub(crate) fn load(&mut self, operand: usize, index: &str) -> Result<String, String> {
+        if self.cx.is_overwritten(operand) {
+            let element = self.writing.as_ref().is_some_and(|base| *base.name == *index);
+            let only = index == "0u" && self.writing.as_ref().is_some_and(|base| base.extent == 1);
+            if !element && !only {
+                return Err("it reads other elements of what it overwrites than it writes".into());
+            }
+        }
+        let text = self.module.load(operand, index);
+        self.bind(&text)
+    }
+}

@@ -1,0 +1,145 @@
+//! Matrix products: plain, transposed, batched, with what is computed of the operands on the way.
+
+use meganeura_core::ops::{Call, MatMulDims};
+use meganeura_core::{DType, Shape, TensorType};
+
+use super::body::{Body, Def, Id};
+use super::emit::Emitter;
+use super::kernel::{CompileCx, Compiled};
+use super::place::{self, Base, Index, Place};
+use super::tiled::{self, Products, Sizes};
+
+/// Whether an operator is a product.
+pub(super) fn is_known(name: &str) -> bool {
+    name == "core.matmul"
+}
+
+pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx) -> Result<Compiled, String> {
+    let Def::Call { attrs, inputs, .. } = &body.nodes[id].def else {
+        return Err("there is no product".into());
+    };
+    let &[a, b] = &inputs[..] else {
+        return Err("a product has two operands".into());
+    };
+    let types: Vec<TensorType> = inputs.iter().map(|&i| body.ty(i).clone()).collect();
+    let dims = MatMulDims::of(&Call {
+        attrs,
+        inputs: &types,
+        outputs: &[],
+    })?;
+    let [a, b] = [a, b].map(|id| uncast(body, id));
+    let batches_of_b = &types[1].shape[..types[1].shape.rank() - 2];
+    let product = Product {
+        one_matrix: !dims.transpose_a && batches_of_b.iter().all(|&size| size == 1),
+        stored: [a, b].map(|id| match body.nodes[id].def {
+            Def::Operand(operand) => Some(operand),
+            _ => None,
+        }),
+        batch: Shape::new(&dims.batch)?,
+        shapes: [types[0].shape.clone(), types[1].shape.clone()],
+        operands: [a, b],
+        dims,
+    };
+    tiled::check_prologue(body, cx, a, Some(product.sizes()))?;
+    tiled::check_prologue(body, cx, b, None)?;
+    tiled::compile(body, id, cx, &product)
+}
+
+/// The operand of the dispatch that a value is but for its type, if that is a float: elements are widened where they are
+/// read.
+fn uncast(body: &Body, id: Id) -> Id {
+    let is_float = |id: Id| body.ty(id).dtype.is_float();
+    match &body.nodes[id].def {
+        Def::Call {
+            op: "core.cast",
+            inputs,
+            ..
+        } if body.ty(id).dtype == DType::F32
+            && is_float(inputs[0])
+            && matches!(body.nodes[inputs[0]].def, Def::Operand(_)) =>
+        {
+            inputs[0]
+        }
+        _ => id,
+    }
+}
+
+struct Product {
+    dims: MatMulDims,
+    batch: Shape,
+    /// Whether a batch is but more rows, as all of it is multiplied with one matrix.
+    one_matrix: bool,
+    operands: [Id; 2],
+    shapes: [Shape; 2],
+    /// The operands of the dispatch that they are, where they are.
+    stored: [Option<usize>; 2],
+}
+
+impl Product {
+    /// The place of an operand's element.
+    fn place(&self, operand: usize, line: &str, k: &str) -> Result<Place, String> {
+        let shape = &self.shapes[operand];
+        let of = |size: usize, text: &str| if size == 1 { Index::Zero } else { Index::text(text) };
+        let lines = if operand == 0 { self.dims.m } else { self.dims.n };
+        let mut batch = place::split(&Base::new("batch", self.batch.numel()), 1, &self.batch);
+        let mut index = of(lines, line);
+        if self.one_matrix && operand == 0 {
+            let rows = Shape::new(&[&self.batch[..], &[lines]].concat())?;
+            batch = place::split(&Base::new(line, rows.numel()), 1, &rows);
+            index = batch.pop().unwrap_or(Index::Zero);
+        }
+        let mut at = place::broadcast(&batch, &Shape::new(&shape[..shape.rank() - 2])?);
+        let k = of(self.dims.k, k);
+        at.extend(if self.is_along_k(operand) {
+            [index, k]
+        } else {
+            [k, index]
+        });
+        Ok(at)
+    }
+}
+
+impl Products for Product {
+    fn sizes(&self) -> Sizes {
+        let MatMulDims { m, n, k, .. } = self.dims;
+        let (batch, m) = match self.one_matrix {
+            true => (1, self.batch.numel() * m),
+            false => (self.batch.numel(), m),
+        };
+        Sizes { batch, m, n, k }
+    }
+
+    fn kind(&self) -> String {
+        "product".into()
+    }
+
+    fn is_along_k(&self, operand: usize) -> bool {
+        match operand {
+            0 => !self.dims.transpose_a,
+            _ => self.dims.transpose_b,
+        }
+    }
+
+    fn load(&self, e: &mut Emitter, operand: usize, line: &str, k: &str) -> Result<String, String> {
+        let at = self.place(operand, line, k)?;
+        e.value(self.operands[operand], &at)
+    }
+
+    fn is_by_rows(&self) -> bool {
+        true
+    }
+
+    fn stored(&self, operand: usize) -> Option<usize> {
+        self.stored[operand]
+    }
+
+    fn number_of(&self, e: &mut Emitter, operand: usize, line: &str, k: &str) -> Result<String, String> {
+        let at = self.place(operand, line, k)?;
+        e.linear(&at, &self.shapes[operand])
+    }
+
+    fn number(&self, row: &str, column: &str) -> String {
+        let Sizes { m, n, .. } = self.sizes();
+        format!("(batch * {m}u + {row}) * {n}u + {column}")
+    }
+}

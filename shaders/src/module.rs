@@ -1,0 +1,312 @@
+//! A WGSL module in the making: what it binds, and what it is put together from.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use meganeura_core::DType;
+
+use super::kernel::{Binding, CompileCx, INLINE_SCALARS, Launch, MAIN, Memory, NAMES, Source};
+use super::library::library;
+use super::scalar::{literal, wgsl_type};
+
+/// Most buffers of a kernel, one less than of which Vulkan devices commonly have sixteen.
+const MOST_BINDINGS: usize = 15;
+/// The type of WGSL for half precision, and the extension that it takes.
+pub(crate) const HALF: &str = "f16";
+/// The extension of WGSL for matrix units.
+pub(crate) const COOP: &str = "wgpu_cooperative_matrix";
+/// Largest number of workgroups along an axis that every device has.
+const MOST_GROUPS: usize = 65_535;
+
+struct Slot {
+    binding: Binding,
+    /// Declaration without the access.
+    declared: String,
+    element: &'static str,
+    writes: bool,
+}
+
+/// The module of one launch.
+pub(crate) struct Module<'a> {
+    cx: &'a CompileCx<'a>,
+    slots: Vec<Slot>,
+    tables: Vec<Arc<[u32]>>,
+    /// Extensions of the language that it needs.
+    enabled: Vec<&'static str>,
+    /// Declarations of the module beside its bindings.
+    pub(crate) items: String,
+}
+
+impl<'a> Module<'a> {
+    pub(crate) fn new(cx: &'a CompileCx<'a>) -> Self {
+        Module {
+            cx,
+            slots: Vec::new(),
+            tables: Vec::new(),
+            enabled: Vec::new(),
+            items: String::new(),
+        }
+    }
+
+    /// Uses an extension of the language.
+    pub(crate) fn enable(&mut self, extension: &'static str) {
+        if !self.enabled.contains(&extension) {
+            self.enabled.push(extension);
+        }
+    }
+
+    /// Name of the variable for a binding.
+    fn slot(&mut self, binding: Binding, element: &'static str, writes: bool) -> String {
+        let known = |s: &Slot| s.binding == binding && s.element == element;
+        let at = match self.slots.iter().position(known) {
+            Some(at) => at,
+            None => {
+                let declared = match binding {
+                    Binding::Memory(_) | Binding::Custom(_) | Binding::Table(_) => {
+                        format!("{}: array<{element}>", NAMES[self.slots.len() % NAMES.len()])
+                    }
+                    Binding::InlineScalars => format!("inline_scalars: array<vec4<u32>, {}>", INLINE_SCALARS / 4),
+                    Binding::Scalars => "scalars: array<u32>".to_owned(),
+                    Binding::Fault => "fault: array<atomic<u32>>".to_owned(),
+                    Binding::Guard => "guard: array<u32>".to_owned(),
+                    Binding::Reporter => "reporter: u32".to_owned(),
+                };
+                self.slots.push(Slot {
+                    binding,
+                    declared,
+                    element,
+                    writes,
+                });
+                self.slots.len() - 1
+            }
+        };
+        let slot = &mut self.slots[at];
+        slot.writes |= writes;
+        slot.declared.split(':').next().unwrap_or_default().to_owned()
+    }
+
+    /// Storage of memory as an array of elements of a dtype; halves are pairs in words.
+    pub(crate) fn array(&mut self, memory: Memory, dtype: DType, writes: bool) -> String {
+        let element = match dtype {
+            DType::F16 | DType::BF16 => "u32",
+            other => wgsl_type(other),
+        };
+        self.slot(Binding::Memory(memory), element, writes)
+    }
+
+    /// Scratch as numbers that threads change at the same time.
+    pub(crate) fn atomics(&mut self, memory: Memory) -> String {
+        self.slot(Binding::Memory(memory), "atomic<u32>", true)
+    }
+
+    /// A table of constants.
+    pub(crate) fn table(&mut self, words: &Arc<[u32]>, dtype: DType) -> String {
+        let number = match self.tables.iter().position(|t| t == words) {
+            Some(number) => number,
+            None => {
+                self.tables.push(words.clone());
+                self.tables.len() - 1
+            }
+        };
+        self.slot(Binding::Table(number), wgsl_type(dtype), false)
+    }
+
+    /// What is compiled.
+    pub(crate) fn cx(&self) -> &'a CompileCx<'a> {
+        self.cx
+    }
+
+    /// An element of an operand, as computed with.
+    pub(crate) fn load(&mut self, operand: usize, index: &str) -> String {
+        let dtype = self.cx.kernel.inputs[operand].dtype;
+        match self.cx.inputs[operand] {
+            Source::Constant(bits) => literal(dtype, bits),
+            Source::Scalar(place) => {
+                let word = match place < INLINE_SCALARS {
+                    true => {
+                        let name = self.slot(Binding::InlineScalars, "u32", false);
+                        format!("{name}[{}u][{}u]", place / 4, place % 4)
+                    }
+                    false => format!("{}[{place}u]", self.slot(Binding::Scalars, "u32", false)),
+                };
+                match dtype {
+                    DType::U32 => word,
+                    // The half is the lower one of its word.
+                    DType::F16 | DType::BF16 => format!("{dtype}_to_f32({word} & 0xffffu)"),
+                    _ => format!("bitcast<{}>({word})", wgsl_type(dtype)),
+                }
+            }
+            Source::Memory(memory) => {
+                let dtype = self.cx.stored_dtype(memory, dtype);
+                if dtype == DType::F16 && self.enabled.contains(&HALF) {
+                    return format!("f32({}[{index}])", self.slot(Binding::Memory(memory), HALF, false));
+                }
+                let name = self.array(memory, dtype, false);
+                match dtype {
+                    DType::F16 | DType::BF16 => {
+                        let half = format!("(({name}[({index}) >> 1u] >> ((({index}) & 1u) * 16u)) & 0xffffu)");
+                        format!("{dtype}_to_f32{half}")
+                    }
+                    _ => format!("{name}[{index}]"),
+                }
+            }
+        }
+    }
+
+    /// Four elements of a float operand, from one whose number is four times `index`; `None` for one without memory of
+    /// its own, or a dtype without such vectors. Operands of which a kernel also reads single elements are bound twice.
+    pub(crate) fn load_vector(&mut self, operand: usize, index: &str) -> Option<String> {
+        if let Some(halves) = self.load_halves(operand, index) {
+            return Some(format!("vec4<f32>({halves})"));
+        }
+        let (memory, dtype) = self.cx.stored_input(operand)?;
+        let memory = Binding::Memory(memory);
+        match dtype {
+            DType::F32 => Some(format!("{}[{index}]", self.slot(memory, "vec4<f32>", false))),
+            dtype @ (DType::F16 | DType::BF16) => {
+                let pairs = self.slot(memory, "vec2<u32>", false);
+                Some(format!("{dtype}_to_f32x4({pairs}[{index}])"))
+            }
+            _ => None,
+        }
+    }
+
+    /// The same of an operand that is in `f16` in memory, as halves; `None` for another, or without [`HALF`].
+    pub(crate) fn load_halves(&mut self, operand: usize, index: &str) -> Option<String> {
+        let (memory, dtype) = self.cx.stored_input(operand)?;
+        (dtype == DType::F16 && self.enabled.contains(&HALF))
+            .then(|| format!("{}[{index}]", self.slot(Binding::Memory(memory), "vec4<f16>", false)))
+    }
+
+    /// A statement that stores an element of a result whose dtype is not of half precision.
+    pub(crate) fn store(&mut self, output: usize, index: &str, value: &str) -> String {
+        let (memory, dtype) = (self.cx.outputs[output], self.cx.kernel.outputs[output].dtype);
+        if self.cx.stored_output(output) != dtype {
+            self.enable(HALF);
+            let name = self.slot(Binding::Memory(memory), HALF, true);
+            return format!("{name}[{index}] = {HALF}({value});\n");
+        }
+        let name = self.array(memory, dtype, true);
+        format!("{name}[{index}] = {value};\n")
+    }
+
+    /// A statement that stores four elements of a result of `f32`, from one on whose number is four times `index`; `None` for
+    /// one of another dtype.
+    pub(crate) fn store_vector(&mut self, output: usize, index: &str, value: &str) -> Option<String> {
+        let (memory, dtype) = (self.cx.outputs[output], self.cx.kernel.outputs[output].dtype);
+        let element = match (dtype, self.cx.stored_output(output)) {
+            (DType::F32, DType::F32) => "vec4<f32>",
+            (DType::F32, DType::F16) => {
+                self.enable(HALF);
+                "vec4<f16>"
+            }
+            _ => return None,
+        };
+        let name = self.slot(Binding::Memory(memory), element, true);
+        Some(format!("{name}[{index}] = {element}({value});\n"))
+    }
+
+    /// A scratch buffer as vectors of four elements.
+    pub(crate) fn scratch_vectors(&mut self, memory: Memory) -> String {
+        self.slot(Binding::Memory(memory), "vec4<f32>", true)
+    }
+
+    /// An index below `rows`: the expression's, or 0 after a report.
+    pub(crate) fn checked_index(&mut self, index: &str, rows: usize) -> String {
+        self.slot(Binding::Fault, "atomic", true);
+        self.slot(Binding::Reporter, "u32", false);
+        format!("checked_index({index}, {rows}u)")
+    }
+
+    /// Puts a module together whose `code` is run for each number `i` below `count`.
+    ///
+    /// # Errors
+    /// As [`Module::finish`].
+    pub(crate) fn finish_elements(self, code: &str, count: usize) -> Result<Launch, String> {
+        const THREADS: usize = 256;
+        let body = format!("let i = group_number * {THREADS}u + local;\nif (i >= {count}u) {{\nreturn;\n}}\n{code}");
+        self.finish(&body, THREADS, count.div_ceil(THREADS))
+    }
+
+    /// Puts the module together. `body` is the code of a workgroup of `threads`; it may use `group_number`, below
+    /// `groups`, and `local`, the number of the thread.
+    ///
+    /// # Errors
+    /// When there are too many bindings or workgroups.
+    pub(crate) fn finish(mut self, body: &str, threads: usize, groups: usize) -> Result<Launch, String> {
+        let mut guards = Vec::new();
+        if self.cx.guarded {
+            guards.push(self.slot(Binding::Guard, "u32", false));
+        }
+        if let Some(buffer) = self.cx.skip_if {
+            guards.push(self.slot(Binding::Memory(Memory::Buffer(buffer)), "u32", false));
+        }
+        if self.slots.len() > MOST_BINDINGS {
+            return Err(format!(
+                "it has {} operands and results, more than a kernel binds",
+                self.slots.len()
+            ));
+        }
+        let [x, y] = fold(groups)?;
+        let mut main = format!("@compute @workgroup_size({threads})\n{MAIN}");
+        for guard in guards {
+            let _ = writeln!(main, "if ({guard}[0] != 0u) {{\nreturn;\n}}");
+        }
+        match y {
+            1 => main.push_str("let group_number = group.x;\n"),
+            _ => {
+                let _ = writeln!(main, "let group_number = group.y * {x}u + group.x;");
+                if x * y != groups {
+                    let _ = writeln!(main, "if (group_number >= {groups}u) {{\nreturn;\n}}");
+                }
+            }
+        }
+        main.push_str(body);
+        main.push_str("}\n");
+        let mut declarations = String::new();
+        for slot in &self.slots {
+            let space = match (slot.binding, slot.writes) {
+                (Binding::Reporter | Binding::InlineScalars, _) => "uniform",
+                (_, true) => "storage, read_write",
+                (_, false) => "storage, read",
+            };
+            let _ = writeln!(declarations, "var<{space}> {};", slot.declared);
+        }
+        let code = format!("{}{main}", self.items);
+        let enabled: String = self.enabled.iter().map(|name| format!("enable {name};\n")).collect();
+        Ok(Launch {
+            source: format!("{enabled}{declarations}{}{code}", library(&code)),
+            bindings: self.slots.iter().map(|s| s.binding).collect(),
+            tables: self.tables,
+            groups: [x as u32, y as u32, 1],
+            coop: self.enabled.contains(&COOP),
+            chosen: None,
+        })
+    }
+}
+
+/// Workgroups in two dimensions, as few more as possible.
+fn fold(groups: usize) -> Result<[usize; 2], String> {
+    if groups <= MOST_GROUPS {
+        return Ok([groups, 1]);
+    }
+    let y = groups.div_ceil(MOST_GROUPS);
+    if y > MOST_GROUPS {
+        return Err(format!("it needs {groups} workgroups, more than a device launches"));
+    }
+    Ok([groups.div_ceil(y), y])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_grids_are_folded() {
+        assert_eq!(fold(65_535), Ok([65_535, 1]));
+        assert_eq!(fold(65_536), Ok([32_768, 2]));
+        let [x, y] = fold(1_000_000).expect("it fits");
+        assert!(x <= MOST_GROUPS && x * y >= 1_000_000);
+        assert!(fold(usize::MAX / 2).is_err());
+    }
+}

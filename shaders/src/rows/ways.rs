@@ -1,0 +1,144 @@
+//! Ways to compute reductions: how many threads share a row, in how many parts it is cut, and whether the columns of a thread
+//! are written out.
+
+use meganeura_core::precision::Precision;
+
+use super::super::body::Def;
+use super::super::variants::{self, Class, range};
+use super::{CompileCx, Compiled, Layout, MOST_PARTS, Rows, THREADS};
+
+/// The family of these ways.
+pub(crate) const FAMILIES: [&str; 1] = ["rows.v1"];
+/// Multiplications that take as long as an element on its way from memory, roughly.
+const WORK_OF_ELEMENT: u128 = 64;
+/// Most columns of a thread that are tried: more are no work for a single one.
+const MOST_COLUMNS: usize = 4_096;
+/// Fewest columns of a part that are tried.
+const FEWEST_COLUMNS: usize = 512;
+/// Most threads for which rows are cut into parts.
+const MOST_THREADS: usize = 1 << 20;
+
+/// A way to compute reductions.
+#[derive(Clone, Debug)]
+pub(super) struct Way {
+    pub(super) layout: Layout,
+    /// Parts that a row is cut into.
+    pub(super) parts: usize,
+    /// Columns of a thread whose code is written out; 0 where there is a loop.
+    pub(super) written: usize,
+}
+
+impl variants::Way for Way {
+    fn name(&self) -> String {
+        let ([family], Way { layout, parts, written }) = (FAMILIES, self);
+        format!("{family} lanes={} parts={parts} written={written}", layout.lanes)
+    }
+}
+
+impl Rows<'_> {
+    /// The way that limits choose, which were found by measuring some devices.
+    pub(super) fn usual(&self) -> Way {
+        let layout = Layout::of(self);
+        let parts = self.parts(&layout);
+        let written = if parts == 1 { self.written(&layout) } else { 0 };
+        Way { layout, parts, written }
+    }
+
+    /// All ways, the usual one first.
+    pub(super) fn all(&self) -> Vec<Way> {
+        let usual = self.usual();
+        let rows_first = usual.layout.rows_first;
+        let most = Layout::most_lanes(rows_first).min(self.columns.next_power_of_two());
+        let mut all = vec![usual];
+        for lanes in powers_of_two(most) {
+            let layout = Layout::of_lanes(lanes, rows_first);
+            for parts in powers_of_two(self.most_parts(&layout)) {
+                if self.columns / (lanes * parts) > MOST_COLUMNS {
+                    continue;
+                }
+                let written = if parts == 1 { self.written(&layout) } else { 0 };
+                all.push(Way { layout, parts, written });
+                if written > 0 {
+                    all.push(Way {
+                        layout,
+                        parts,
+                        written: 0,
+                    });
+                }
+            }
+        }
+        all
+    }
+
+    /// Parts up to which it is tried to cut rows.
+    fn most_parts(&self, layout: &Layout) -> usize {
+        if !self.can_be_cut() {
+            return 1;
+        }
+        let threads = (self.rows.div_ceil(layout.width) * THREADS).max(1);
+        let most = MOST_PARTS.min(self.columns / FEWEST_COLUMNS);
+        most.min(MOST_THREADS / threads).max(1)
+    }
+
+    /// What decides which way is the best: what is reduced, what is read and stored, sizes, and how rows lie in memory.
+    pub(super) fn class(&self, cx: &CompileCx, precision: Precision) -> Class {
+        let Rows { rows, columns, .. } = *self;
+        let all = self.reductions.iter();
+        let all = all.map(|r| format!("{:?}.{}", r.fold, r.level).to_lowercase());
+        // One for each element, for each row, or neither.
+        let place = |numel: usize| match numel {
+            numel if numel == rows * columns => 'e',
+            numel if numel == rows => 'r',
+            _ => 'o',
+        };
+        let operands = self
+            .body
+            .nodes
+            .iter()
+            .filter(|node| matches!(node.def, Def::Operand(_)));
+        let mut read: Vec<String> = operands
+            .map(|node| format!("{}.{}", node.ty.dtype, place(node.ty.numel())))
+            .collect();
+        read.sort_unstable();
+        let stored = cx.kernel.outputs.iter();
+        let stored = stored.map(|ty| format!("{}.{}", ty.dtype, place(ty.numel())));
+        let along = if Layout::of(self).rows_first { "rows" } else { "columns" };
+        Class {
+            name: format!(
+                "reduction {} {}->{} {}x{columns} by {along} {precision}",
+                all.collect::<Vec<_>>().join("+"),
+                read.join("+"),
+                stored.collect::<Vec<_>>().join("+"),
+                range(rows),
+            ),
+            sizes: vec![rows, columns],
+            work: (rows as u128 * columns as u128).saturating_mul(WORK_OF_ELEMENT),
+        }
+    }
+
+    /// Launches in a way.
+    pub(super) fn compile(&self, cx: &CompileCx, way: &Way) -> Result<Compiled, String> {
+        let rows = Rows {
+            written_out: way.written,
+            ..self.clone()
+        };
+        let &Way { ref layout, parts, .. } = way;
+        if parts <= 1 {
+            return Ok(Compiled {
+                launches: vec![rows.whole(cx, layout)?],
+                ..Compiled::default()
+            });
+        }
+        let bytes = 4 * rows.rows * parts;
+        Ok(Compiled {
+            launches: vec![rows.partial(cx, layout, parts)?, rows.join_parts(cx, parts)?],
+            scratch: vec![bytes; rows.reductions.len()],
+            ..Compiled::default()
+        })
+    }
+}
+
+/// 1, 2, 4 and so on.
+fn powers_of_two(most: usize) -> impl Iterator<Item = usize> {
+    (0..).map(|power| 1 << power).take_while(move |&number| number <= most)
+}

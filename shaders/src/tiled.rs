@@ -1,0 +1,572 @@
+//! Sums of products in tiles: what matrix products and convolutions have in common.
+//!
+//! A workgroup computes a tile of `m` by `n` results of a batch. It goes over the summed dimension in steps, for which
+//! it copies a piece of both operands to shared memory; every thread sums up some elements of the tile. Where there
+//! are too few tiles for a device, the summed dimension is cut into parts, which a second launch puts together. Small
+//! products have a thread for each result, without any of this.
+
+mod ways;
+
+use std::fmt::Write as _;
+
+use meganeura_core::DType;
+use meganeura_core::ops::FUSED;
+
+use super::body::{Body, Def, Id};
+use super::emit::Emitter;
+use super::kernel::{CompileCx, Compiled, Launch};
+use super::pointwise::is_half;
+use super::sums::{self, Element, PARTIAL, Plain, Results, Sink, epilogue, join};
+use super::{Role, variants, vectors};
+pub(super) use ways::FAMILIES;
+use ways::{Product, Tiles};
+
+/// Threads along each side of a tile.
+const SIDE: usize = 16;
+/// Threads of a workgroup.
+const THREADS: usize = SIDE * SIDE;
+/// Length of a step along the summed dimension.
+const STEP: usize = 16;
+/// Workgroups from which on larger tiles are better.
+const ENOUGH_GROUPS: usize = 64;
+/// Workgroups up to which the summed dimension is cut.
+const GROUPS_IN_PARTS: usize = 160;
+/// Elements along each side of the tile of one thread, the largest first, and workgroups from which on it is better than
+/// the next one.
+const TILES: [(usize, usize); 4] = [(8, 2 * ENOUGH_GROUPS), (4, ENOUGH_GROUPS), (2, ENOUGH_GROUPS), (1, 0)];
+/// Shortest part of the summed dimension.
+const SHORTEST_PART: usize = 8 * STEP;
+/// Columns up to which rows may be computed on the way: few workgroups share them.
+const COLUMNS_ON_THE_WAY: usize = 256;
+/// Most elements of the result that a thread computes together.
+const MOST_TOGETHER: usize = 8;
+/// Most values that it computes for them: their code is written out for each.
+const MOST_COMPUTED_TOGETHER: usize = 256;
+
+/// Sizes of sums of products.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Sizes {
+    pub(super) batch: usize,
+    pub(super) m: usize,
+    pub(super) n: usize,
+    /// Of the summed dimension.
+    pub(super) k: usize,
+}
+
+/// What is summed up, and where the sum belongs. Numbers are WGSL variables; `batch` is one of them.
+pub(super) trait Products {
+    fn sizes(&self) -> Sizes;
+
+    /// What is computed, for the names of classes of products: a word, and what decides how elements are found.
+    fn kind(&self) -> String;
+
+    /// Whether neighbours along the summed dimension, rather than along `m` or `n`, are neighbours in the memory of
+    /// the first or second operand.
+    fn is_along_k(&self, operand: usize) -> bool;
+
+    /// A variable with an element of an operand: `line` is a row for the first, a column for the second.
+    fn load(&self, e: &mut Emitter, operand: usize, line: &str, k: &str) -> Result<String, String>;
+
+    /// The number of a result's element.
+    fn number(&self, row: &str, column: &str) -> String;
+
+    /// Whether results lie row by row, so that a tile of them can be stored as it is.
+    fn is_by_rows(&self) -> bool {
+        false
+    }
+
+    /// The operand of the dispatch that an operand of the product is, element by element.
+    fn stored(&self, operand: usize) -> Option<usize> {
+        let _ = operand;
+        None
+    }
+
+    /// The number of the element that [`Products::load`] loads, of an operand that is [stored](Products::stored).
+    fn number_of(&self, e: &mut Emitter, operand: usize, line: &str, k: &str) -> Result<String, String> {
+        let _ = (e, operand, line, k);
+        Err("it is computed on the way".into())
+    }
+}
+
+impl Tiles<'_> {
+    fn parts(&self) -> usize {
+        match self {
+            Tiles::Direct => 1,
+            Tiles::Threads(tiling) => tiling.parts,
+            Tiles::Units(blocks) => blocks.parts(),
+            Tiles::Vectors(vectors) => vectors.parts(),
+        }
+    }
+
+    fn launch(&self, e: Emitter, product: &Product, sink: &Sink, plain: Option<&Plain>) -> Result<Launch, String> {
+        match self {
+            Tiles::Direct => direct(e, product.products, product.total),
+            Tiles::Threads(tiling) => tiling.launch(e, sink),
+            Tiles::Units(blocks) => blocks.launch(e, sink, plain),
+            Tiles::Vectors(vectors) => vectors.launch(e, sink),
+        }
+    }
+
+    /// Most elements whose results it gives to a sink together.
+    fn most_together(&self) -> usize {
+        match self {
+            Tiles::Units(blocks) => blocks.elements_of_a_thread().min(MOST_TOGETHER),
+            // Other threads run meanwhile.
+            Tiles::Direct | Tiles::Threads(_) | Tiles::Vectors(_) => 1,
+        }
+    }
+}
+
+/// Whether an operand of a product may be computed on the way: every workgroup that reads rows of it computes them anew,
+/// once if they fit into its memory, whose `sizes` are given then. A program is cut otherwise, and so are operators with
+/// rows for many workgroups, computed from several operands: the first operand is computed once before the product.
+pub(super) fn check_prologue(body: &Body, cx: &CompileCx, operand: Id, sizes: Option<Sizes>) -> Result<(), String> {
+    // Reductions are computed with what depends on them.
+    if matches!(body.nodes[operand].def, Def::Operand(_)) || !body.calls(Role::Reduction).is_empty() {
+        return Ok(());
+    }
+    let few = match (cx.kernel.name == FUSED.name(), sizes) {
+        (true, sizes) => sizes.is_some_and(vectors::can_stage),
+        (false, sizes) => {
+            let operands = (0..body.nodes.len()).filter(|&id| matches!(body.nodes[id].def, Def::Operand(_)));
+            let read = operands.filter(|&id| body.depends_on(operand, id)).count();
+            sizes.is_none_or(|s| read <= 1 || s.n <= COLUMNS_ON_THE_WAY || vectors::can_stage(s))
+        }
+    };
+    match few {
+        true => Ok(()),
+        false => Err("what is multiplied is computed on the way, for too many rows".into()),
+    }
+}
+
+/// Launches for a body whose only product is `id`.
+pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx, products: &dyn Products) -> Result<Compiled, String> {
+    let total = body.ty(id).numel();
+    if let Some(ty) = cx.kernel.outputs.iter().find(|ty| is_half(ty)) {
+        return Err(format!("it has a result of {}", ty.dtype));
+    }
+    let reductions = !body.calls(Role::Reduction).is_empty();
+    let mut results = Results::default();
+    for (output, ty) in cx.kernel.outputs.iter().enumerate() {
+        let of_product = body.depends_on(body.results[output], id);
+        match of_product || !reductions {
+            true if ty.numel() != total => return Err("a result has other elements than the product".into()),
+            true => results.of_product.push(output),
+            false => results.before.push(output),
+        }
+    }
+    if total == 0 && !reductions {
+        return Ok(Compiled::default());
+    }
+    if reductions {
+        vectors::check(body, id, products)?;
+    }
+    let product = Product {
+        body,
+        id,
+        cx,
+        products,
+        total,
+        reduces: reductions,
+    };
+    let chosen = variants::chosen(
+        cx,
+        |precision| product.class(precision),
+        || Tiles::all(&product),
+        |tiles| tiles.compile(&product, &results),
+    );
+    if let Some(compiled) = chosen {
+        return Ok(compiled);
+    }
+    let tiles = Tiles::usual(&product).ok_or("it has a product of many rows")?;
+    tiles.compile(&product, &results)
+}
+
+impl Tiles<'_> {
+    /// Launches for a product.
+    fn compile(&self, product: &Product, results: &Results) -> Result<Compiled, String> {
+        let &Product {
+            body,
+            id,
+            cx,
+            products,
+            total,
+            ..
+        } = product;
+        if let (true, Tiles::Vectors(vectors)) = (product.reduces, self) {
+            return vectors.compile(body, id, cx, results);
+        }
+        let rounded = match self {
+            Tiles::Units(blocks) if blocks.rounds() => body.only_used_by(id),
+            _ => Vec::new(),
+        };
+        if self.parts() == 1 {
+            let mut e = Emitter::new(body, cx);
+            let by_rows = products.is_by_rows() && !matches!(self, Tiles::Direct);
+            let plain = by_rows && body.results == [id] && cx.stored_output(0) == DType::F32;
+            let plain = plain.then(|| (e.module.array(cx.outputs[0], DType::F32, true), String::new()));
+            let together = match body.results == [id] {
+                // Nothing is read.
+                true => 1,
+                false => self
+                    .most_together()
+                    .min(MOST_COMPUTED_TOGETHER / body.nodes.len().max(1)),
+            };
+            // A power of two, as there are that many elements.
+            let together = 1 << together.max(1).ilog2();
+            epilogue(&mut e, id, &results.of_product, together)?;
+            let launch = self.launch(e, product, &Sink::Finish(together), plain.as_ref())?;
+            let mut compiled = Compiled {
+                launches: vec![launch],
+                rounded,
+                ..Compiled::default()
+            };
+            if let Tiles::Units(blocks) = self
+                && let Some(tail) = blocks.tail()
+            {
+                let last = blocks.join(Emitter::new(body, cx), id, &results.of_product, &tail)?;
+                compiled.launches.push(last);
+                compiled.scratch = vec![blocks.tail_bytes()];
+            }
+            return Ok(compiled);
+        }
+        let mut e = Emitter::new(body, cx);
+        let array = e.module.array(e.cx.scratch(0), PARTIAL, true);
+        let plain = (array.clone(), format!("part * {total}u + "));
+        let sink = Sink::Partial { array, total };
+        let first = self.launch(e, product, &sink, Some(&plain).filter(|_| products.is_by_rows()))?;
+        Ok(Compiled {
+            launches: vec![
+                first,
+                join(Emitter::new(body, cx), id, &results.of_product, self.parts())?,
+            ],
+            scratch: vec![4 * total * self.parts()],
+            rounded,
+        })
+    }
+}
+
+/// A thread for each result.
+fn direct(mut e: Emitter, products: &dyn Products, total: usize) -> Result<Launch, String> {
+    let Sizes { m, n, k, .. } = products.sizes();
+    let (code, [a, b]) = e.block(|e| Ok([products.load(e, 0, "row", "k")?, products.load(e, 1, "column", "k")?]))?;
+    let number = products.number("row", "column");
+    let code = format!(
+        "let batch = i / {0}u;\nlet row = i / {n}u % {m}u;\nlet column = i % {n}u;\nvar sum = 0.0;\n\
+         for (var k = 0u; k < {k}u; k += 1u) {{\n{code}sum = fma({a}, {b}, sum);\n}}\nfinish({number}, sum);\n",
+        m * n
+    );
+    e.module.finish_elements(&code, total)
+}
+
+pub(super) struct Tiling<'a> {
+    products: &'a dyn Products,
+    sizes: Sizes,
+    /// Rows, and columns, of the tile of one thread.
+    pub(super) tile: usize,
+    pub(super) parts: usize,
+}
+
+impl<'a> Tiling<'a> {
+    /// The tiles that are commonly the best.
+    pub(super) fn new(products: &'a dyn Products, total: usize) -> Self {
+        let sizes = products.sizes();
+        let best = TILES
+            .into_iter()
+            .find(|&(tile, enough)| Tiling::groups(&sizes, tile) >= enough);
+        let tile = best.map_or(1, |(tile, _)| tile);
+        Tiling::of(products, total, tile, Tiling::usual_parts(&sizes, tile))
+    }
+
+    /// All tiles that there are, with fewer and more parts than usual.
+    pub(super) fn all(products: &'a dyn Products, total: usize) -> Vec<Self> {
+        let sizes = products.sizes();
+        let each = TILES.into_iter().flat_map(|(tile, _)| {
+            let usual = Tiling::usual_parts(&sizes, tile);
+            [usual, 1, usual / 2, usual * 2].map(|parts| Tiling::of(products, total, tile, parts.max(1)))
+        });
+        each.collect()
+    }
+
+    /// Tiles of this size, and sums in as many parts as are wanted, or fewer.
+    fn of(products: &'a dyn Products, total: usize, tile: usize, wanted: usize) -> Self {
+        let sizes = products.sizes();
+        let room = sums::most_parts(total);
+        let parts = wanted.min(sizes.k / SHORTEST_PART).min(room).max(1);
+        Tiling {
+            // Rounding up may leave fewer.
+            parts: sizes.k.div_ceil(Tiling::length(sizes.k, parts)).max(1),
+            products,
+            sizes,
+            tile,
+        }
+    }
+
+    /// Terms of a part, but for the last.
+    fn length(k: usize, parts: usize) -> usize {
+        k.div_ceil(parts).next_multiple_of(STEP).max(STEP)
+    }
+
+    fn groups(sizes: &Sizes, tile: usize) -> usize {
+        sizes.batch * sizes.m.div_ceil(tile * SIDE) * sizes.n.div_ceil(tile * SIDE)
+    }
+
+    fn usual_parts(sizes: &Sizes, tile: usize) -> usize {
+        GROUPS_IN_PARTS.div_ceil(Tiling::groups(sizes, tile).max(1))
+    }
+
+    fn side(&self) -> usize {
+        self.tile * SIDE
+    }
+
+    /// Elements of an operand that a thread handles together: neighbours in memory, and in shared memory.
+    fn width(&self) -> usize {
+        self.tile.min(4)
+    }
+
+    /// The WGSL type of so many.
+    fn vector(&self) -> &'static str {
+        match self.width() {
+            1 => "f32",
+            2 => "vec2<f32>",
+            _ => "vec4<f32>",
+        }
+    }
+
+    /// A launch that gives each sum to a sink.
+    fn launch(&self, mut e: Emitter, sink: &Sink) -> Result<Launch, String> {
+        let Sizes { batch, m, n, k } = self.sizes;
+        let (side, width, vector) = (self.side(), self.width(), self.vector());
+        let (across, down) = (n.div_ceil(side), m.div_ceil(side));
+        let _ = write!(
+            e.module.items,
+            "var<workgroup> shared_a: array<{vector}, {0}>;\nvar<workgroup> shared_b: array<{vector}, {0}>;\n",
+            side / width * STEP
+        );
+        for operand in 0..2 {
+            self.fetch(&mut e, operand)?;
+        }
+        let length = Tiling::length(k, self.parts);
+        let mut code = format!(
+            "let first_column = group_number % {across}u * {side}u;\n\
+             let first_row = group_number / {across}u % {down}u * {side}u;\n\
+             let batch = group_number / {0}u % {batch}u;\nlet part = group_number / {1}u;\n\
+             let y = local / {SIDE}u;\nlet x = local % {SIDE}u;\n",
+            across * down,
+            across * down * batch
+        );
+        for (i, j) in self.pairs() {
+            let _ = writeln!(code, "var sum_{i}_{j} = 0.0;");
+        }
+        let [begin, terms] = sums::bounds(k, STEP, length, self.parts);
+        let _ = writeln!(code, "let begin = {begin};\nlet terms = {terms};");
+        self.copies(&mut code, |copy| {
+            format!("var {0} = {1};\n", copy.variable, copy.fetch("begin"))
+        });
+        code.push_str("var done = 0u;\n");
+        code.push_str("loop {\n");
+        self.copies(&mut code, |copy| copy.store(self));
+        // The next pieces are on their way while these are multiplied.
+        let _ = write!(
+            code,
+            "workgroupBarrier();\nlet next = done + {STEP}u;\nif (next < terms) {{\nlet next_k = begin + next;\n"
+        );
+        self.copies(&mut code, |copy| {
+            format!("{0} = {1};\n", copy.variable, copy.fetch("next_k"))
+        });
+        code.push_str("}\n");
+        code.push_str(&self.multiply());
+        code.push_str("workgroupBarrier();\ndone = next;\nif (done >= terms) {\nbreak;\n}\n}\n");
+        for i in 0..self.tile {
+            let at = |name: &str| self.line(name, i);
+            let _ = writeln!(
+                code,
+                "let row_{i} = first_row + {};\nlet column_{i} = first_column + {};",
+                at("y"),
+                at("x")
+            );
+        }
+        let is_whole = m.is_multiple_of(side) && n.is_multiple_of(side);
+        let elements: Vec<Element> = self
+            .pairs()
+            .map(|(i, j)| {
+                let (row, column, sum) = (format!("row_{i}"), format!("column_{j}"), format!("sum_{i}_{j}"));
+                Element::within(self.products, is_whole, &row, &column, sum)
+            })
+            .collect();
+        for some in elements.chunks(sink.together()) {
+            code.push_str(&sink.take(some));
+        }
+        e.module.finish(&code, THREADS, across * down * batch * self.parts)
+    }
+
+    fn pairs(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let tile = self.tile;
+        (0..tile).flat_map(move |i| (0..tile).map(move |j| (i, j)))
+    }
+
+    /// Line `i` of a thread within the workgroup's tile: its lines lie together in vectors.
+    fn line(&self, thread: &str, i: usize) -> String {
+        let width = self.width();
+        format!("{thread} * {width}u + {}u", i / width * SIDE * width + i % width)
+    }
+
+    /// The place in shared memory of the vector with a line at a depth. Vectors are shuffled from depth to depth, so
+    /// that threads that write one line at several depths do not wait for the same bank.
+    fn place(&self, depth: &str, line: &str) -> String {
+        let width = self.width();
+        let line = match width {
+            1 => format!("({line})"),
+            _ => format!("(({line}) / {width}u)"),
+        };
+        format!("({depth}) * {}u + ({line} ^ (({depth}) % 8u))", self.side() / width)
+    }
+
+    /// Declares the function that fetches neighbours in memory of an operand, zero beyond the summed dimension, where
+    /// nothing may come in, not even NaN.
+    fn fetch(&self, e: &mut Emitter, operand: usize) -> Result<(), String> {
+        let Sizes { m, n, k, .. } = self.sizes;
+        let (name, count) = if operand == 0 { ("a", m) } else { ("b", n) };
+        let (width, vector) = (self.width(), self.vector());
+        let along_k = self.products.is_along_k(operand);
+        let contiguous = if along_k { k } else { count };
+        let last = |size: usize, together: usize| size.saturating_sub(together);
+        let stored = self
+            .products
+            .stored(operand)
+            .filter(|_| width == 4 && contiguous.is_multiple_of(4));
+        let vectors = match stored {
+            Some(stored) => {
+                let (lines, depths) = if along_k { (1, 4) } else { (4, 1) };
+                let (code, at) = e.block(|e| {
+                    let line = e.bind(&format!("min(line, {}u)", last(count, lines)))?;
+                    let k = e.bind(&format!("min(k, {}u)", last(k, depths)))?;
+                    self.products.number_of(e, operand, &line, &k)
+                })?;
+                let loaded = e.module.load_vector(stored, &format!("({at}) / 4u"));
+                loaded.map(|loaded| (code, format!("select(vec4<f32>(), {loaded}, k < {k}u)")))
+            }
+            None => None,
+        };
+        let (code, value) = match vectors {
+            Some(vectors) => vectors,
+            None => {
+                let (code, parts) = e.block(|e| {
+                    let mut parts = Vec::new();
+                    for q in 0..width {
+                        let (dk, dl) = if along_k { (q, 0) } else { (0, q) };
+                        let line = e.bind(&format!("min(line + {dl}u, {}u)", last(count, 1)))?;
+                        let bound = e.bind(&format!("min(k + {dk}u, {}u)", last(k, 1)))?;
+                        let value = self.products.load(e, operand, &line, &bound)?;
+                        parts.push(format!("select(0.0, {value}, k + {dk}u < {k}u)"));
+                    }
+                    Ok(parts)
+                })?;
+                (code, format!("{vector}({})", parts.join(", ")))
+            }
+        };
+        let _ = write!(
+            e.module.items,
+            "fn fetch_{name}(batch: u32, line: u32, k: u32) -> {vector} {{\n{code}return {value};\n}}\n"
+        );
+        Ok(())
+    }
+
+    /// Code for all vectors that a thread copies to shared memory, in the order in which they are in memory.
+    fn copies(&self, code: &mut String, text: impl Fn(Copy) -> String) {
+        let (side, width) = (self.side(), self.width());
+        for (operand, name, first) in [(0, "a", "first_row"), (1, "b", "first_column")] {
+            let along_k = self.products.is_along_k(operand);
+            for piece in 0..self.tile / width {
+                let number = format!("(local + {}u)", piece * THREADS);
+                let (line, depth) = match along_k {
+                    true => {
+                        let inner = STEP / width;
+                        (
+                            format!("{number} / {inner}u"),
+                            format!("{number} % {inner}u * {width}u"),
+                        )
+                    }
+                    false => {
+                        let inner = side / width;
+                        (
+                            format!("{number} % {inner}u * {width}u"),
+                            format!("{number} / {inner}u"),
+                        )
+                    }
+                };
+                code.push_str(&text(Copy {
+                    name,
+                    variable: format!("{name}_{piece}"),
+                    first,
+                    line,
+                    depth,
+                    along_k,
+                }));
+            }
+        }
+    }
+
+    /// Code that goes over the step in shared memory.
+    fn multiply(&self) -> String {
+        let width = self.width();
+        let mut code = format!("for (var d = 0u; d < {STEP}u; d += 1u) {{\n");
+        for i in 0..self.tile / width {
+            for (name, thread) in [("a", "y"), ("b", "x")] {
+                let at = self.place("d", &self.line(thread, i * width));
+                let _ = writeln!(code, "let {name}_{i} = shared_{name}[{at}];");
+            }
+        }
+        let of = |name: &str, i: usize| match width {
+            1 => format!("{name}_{i}"),
+            _ => format!("{name}_{}[{}]", i / width, i % width),
+        };
+        for (i, j) in self.pairs() {
+            let _ = writeln!(code, "sum_{i}_{j} = fma({}, {}, sum_{i}_{j});", of("a", i), of("b", j));
+        }
+        code.push_str("}\n");
+        code
+    }
+}
+
+/// Neighbours in memory that a thread copies to shared memory.
+struct Copy {
+    name: &'static str,
+    /// Where they are on the way.
+    variable: String,
+    /// First line of the workgroup.
+    first: &'static str,
+    /// Place within the tile.
+    line: String,
+    depth: String,
+    along_k: bool,
+}
+
+impl Copy {
+    /// Fetches them for a step that begins at a place of the summed dimension.
+    fn fetch(&self, first_k: &str) -> String {
+        format!(
+            "fetch_{}(batch, {} + {}, {first_k} + {})",
+            self.name, self.first, self.line, self.depth
+        )
+    }
+
+    /// Stores them.
+    fn store(&self, tiling: &Tiling) -> String {
+        let Copy { name, variable, .. } = self;
+        let width = tiling.width();
+        if width == 1 || !self.along_k {
+            return format!(
+                "shared_{name}[{}] = {variable};\n",
+                tiling.place(&self.depth, &self.line)
+            );
+        }
+        let mut code = format!("{{\nlet line = {};\nlet depth = {};\n", self.line, self.depth);
+        for q in 0..width {
+            let at = tiling.place(&format!("depth + {q}u"), "line");
+            let _ = writeln!(code, "shared_{name}[{at}][line % {width}u] = {variable}[{q}];");
+        }
+        code.push_str("}\n");
+        code
+    }
+}

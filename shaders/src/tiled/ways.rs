@@ -1,0 +1,152 @@
+//! Ways to compute a product: by a thread for each result, by tiles, by lanes or wide columns, on matrix units.
+
+use meganeura_core::precision::Precision;
+
+use super::super::body::{Body, Id};
+use super::super::coop::Blocks;
+use super::super::kernel::CompileCx;
+use super::super::variants::{Class, Way, range};
+use super::super::vectors::{self, Vectors};
+use super::{Products, Sizes, Tiling};
+
+/// Families of these ways.
+pub(crate) const FAMILIES: [&str; 5] = ["direct.v1", "tiles.v1", "lanes.v1", "wide.v1", "units.v1"];
+/// Products up to which a thread for each result is as good, and simpler.
+const FEW_PRODUCTS: usize = 1 << 16;
+/// Longest sum of such a thread.
+const SHORT_SUM: usize = 256;
+/// Products up to which it is tried.
+const MOST_DIRECT: usize = 1 << 22;
+
+/// A product cut into tiles of one kind or the other.
+pub(super) enum Tiles<'a> {
+    /// A thread for each result.
+    Direct,
+    Threads(Tiling<'a>),
+    Units(Blocks<'a>),
+    Vectors(Vectors<'a>),
+}
+
+/// A product as the ways to compute it see it.
+#[derive(Clone, Copy)]
+pub(super) struct Product<'a> {
+    pub(super) body: &'a Body,
+    pub(super) id: Id,
+    pub(super) cx: &'a CompileCx<'a>,
+    pub(super) products: &'a dyn Products,
+    /// Elements of the result.
+    pub(super) total: usize,
+    /// Whether reductions come before it, which only [`vectors`] can do.
+    pub(super) reduces: bool,
+}
+
+impl Product<'_> {
+    /// What decides which way is the best: what is multiplied, how operands lie in memory, sizes, and whether anything is
+    /// computed along with the product.
+    pub(super) fn class(&self, precision: Precision) -> Class {
+        let &Product { body, id, products, .. } = self;
+        let Sizes { batch, m, n, k } = products.sizes();
+        let operand = |operand: usize| {
+            let dtype = products
+                .stored(operand)
+                .map(|i| self.cx.kernel.inputs[i].dtype.to_string());
+            let dtype = dtype.unwrap_or_else(|| "computed".into());
+            let along = match (products.is_along_k(operand), operand) {
+                (true, _) => 'k',
+                (false, 0) => 'm',
+                (false, _) => 'n',
+            };
+            format!("{dtype}.{along}")
+        };
+        let around = match (self.reduces, body.results == [id]) {
+            (true, _) => "after reductions",
+            (false, true) => "alone",
+            (false, false) => "with more",
+        };
+        Class {
+            name: format!(
+                "{} {}*{} {}x{}x{n}x{k} {around} {precision}",
+                products.kind(),
+                operand(0),
+                operand(1),
+                range(batch),
+                range(m)
+            ),
+            sizes: vec![batch, m, n, k],
+            work: [batch, m, n, k].iter().map(|&size| size as u128).product(),
+        }
+    }
+}
+
+impl<'a> Tiles<'a> {
+    /// The way that limits choose, which were found by measuring some devices; `None` for many rows after reductions.
+    pub(super) fn usual(product: &Product<'a>) -> Option<Self> {
+        let Product {
+            cx, products, total, ..
+        } = *product;
+        let sizes = products.sizes();
+        if product.reduces {
+            return Vectors::new(products, total, cx).map(Tiles::Vectors);
+        }
+        let units_always = cx.coop.is_some_and(|config| config.min_workgroups == 0 && sizes.k > 0);
+        if total.saturating_mul(sizes.k) <= FEW_PRODUCTS && sizes.k <= SHORT_SUM && !units_always {
+            return Some(Tiles::Direct);
+        }
+        let units = cx.coop.and_then(|config| Blocks::new(products, config, total));
+        // Units compute whole tiles, however few rows there are: reading the matrix without them is faster then.
+        let few = sizes.m <= vectors::FEW_ROWS;
+        Some(match (units, Vectors::new(products, total, cx)) {
+            (Some(blocks), vectors) if units_always || !few || vectors.is_none() => Tiles::Units(blocks),
+            (_, Some(vectors)) => Tiles::Vectors(vectors),
+            (_, None) => Tiles::Threads(Tiling::new(products, total)),
+        })
+    }
+
+    /// All ways, the usual one first.
+    pub(super) fn all(product: &Product<'a>) -> Vec<Self> {
+        let Product {
+            cx, products, total, ..
+        } = *product;
+        let mut all: Vec<Self> = Tiles::usual(product).into_iter().collect();
+        all.extend(Vectors::all(products, total, cx).into_iter().map(Tiles::Vectors));
+        if !product.reduces {
+            all.extend(Tiling::all(products, total).into_iter().map(Tiles::Threads));
+            let units = cx.coop.map(|config| Blocks::all(products, config, total));
+            all.extend(units.unwrap_or_default().into_iter().map(Tiles::Units));
+            if total.saturating_mul(products.sizes().k) <= MOST_DIRECT {
+                all.push(Tiles::Direct);
+            }
+        }
+        all
+    }
+}
+
+impl Way for Tiles<'_> {
+    fn name(&self) -> String {
+        let [direct, tiles, lanes, wide, units] = FAMILIES;
+        match self {
+            Tiles::Direct => direct.to_owned(),
+            Tiles::Threads(tiling) => format!("{tiles} side={} parts={}", tiling.tile, tiling.parts),
+            Tiles::Vectors(vectors) => match vectors.wide() {
+                Some(wide_one) => format!("{wide} columns={} parts={}", wide_one.columns(), wide_one.parts()),
+                None => format!("{lanes} lanes={} parts={}", vectors.lanes(), vectors.parts()),
+            },
+            Tiles::Units(blocks) => {
+                let b = blocks.block();
+                let tail = blocks.tail().map(|t| format!(" tail={}x{}", t.blocks, t.parts()));
+                format!(
+                    "{units} block={}x{}x{} each={}x{} depths={} ahead={} parts={}{}",
+                    b.rows,
+                    b.columns,
+                    b.step,
+                    b.sub_rows,
+                    b.sub_columns,
+                    b.depths,
+                    b.ahead,
+                    blocks.parts(),
+                    tail.unwrap_or_default()
+                )
+            }
+        }
+    }
+}

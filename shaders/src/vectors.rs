@@ -1,0 +1,307 @@
+//! Products of few rows with a matrix, as in a language model that makes one token after the other: every element of
+//! the matrix is read once, so that reading it is all that takes time.
+//!
+//! A workgroup has some columns of some threads each, its *lanes*, which share the sum of the column; neighbouring
+//! threads read neighbours in memory. Where there are too few columns for a device, sums are cut into parts.
+
+mod wide;
+
+use std::fmt::Write as _;
+
+use super::Role;
+use super::body::{Body, Id};
+use super::emit::Emitter;
+use super::kernel::{CompileCx, Compiled, Launch};
+use super::pointwise::is_half;
+use super::rows::Rows;
+use super::sums::{self, Element, Results, Sink};
+use super::tiled::{Products, Sizes};
+use wide::Wide;
+
+/// Most rows.
+const MOST_ROWS: usize = 16;
+/// Most rows of products whose operands do not lie in rows, and of those that are left to matrix units otherwise.
+pub(super) const FEW_ROWS: usize = 4;
+/// Threads of a workgroup.
+const THREADS: usize = 256;
+/// Most lanes: eight columns of them are a sector of memory where neighbours there are columns.
+const MOST_LANES: usize = 32;
+/// Fewest lanes.
+const FEWEST_LANES: usize = 8;
+/// Most terms, of all rows, that a thread reads before it adds them up.
+const MOST_TOGETHER: usize = 16;
+/// Terms of a row that it reads in any case.
+const TOGETHER: usize = 4;
+/// Most elements of rows that are computed once, for all columns of a workgroup.
+const MOST_STAGED: usize = 3072;
+/// Terms of a part for each lane, at least: a launch that puts parts together takes longer than fewer terms.
+const SHORTEST_PART: usize = 32;
+/// Workgroups from which on a device has enough to do.
+const ENOUGH_GROUPS: usize = 256;
+/// Workgroups from which on a second launch, which puts parts together, takes longer than it saves.
+const GROUPS_WITHOUT_PARTS: usize = 48;
+
+/// Whether there can be a kernel for a product of one row that depends on reductions of that row, as of a norm: every
+/// workgroup computes these for itself, which takes less time than a launch of its own.
+///
+/// # Errors
+/// It is no such product.
+pub(super) fn check(body: &Body, id: Id, products: &dyn Products) -> Result<(), String> {
+    let (sizes, total) = (products.sizes(), body.ty(id).numel());
+    let reductions = body.calls(Role::Reduction);
+    let fits = |&r: &Id| !body.depends_on(r, id) && !is_half(body.ty(r));
+    match sizes.m != 1 || sizes.batch != 1 || sizes.k == 0 || total == 0 || !reductions.iter().all(fits) {
+        true => Err("it has a product together with a reduction".into()),
+        false => Ok(()),
+    }
+}
+
+/// Whether all rows fit into the memory of a workgroup.
+pub(super) fn can_stage(sizes: Sizes) -> bool {
+    sizes.m <= MOST_ROWS && sizes.batch * sizes.m * sizes.k <= MOST_STAGED
+}
+
+/// A product of few rows.
+pub(super) struct Vectors<'a> {
+    products: &'a dyn Products,
+    sizes: Sizes,
+    lanes: usize,
+    parts: usize,
+    /// The launch by vectors of terms, where there are such.
+    wide: Option<Wide<'a>>,
+}
+
+impl<'a> Vectors<'a> {
+    /// What is commonly the best; `None` for more rows.
+    pub(super) fn new(products: &'a dyn Products, total: usize, cx: &CompileCx) -> Option<Self> {
+        let sizes = products.sizes();
+        if sizes.m > Vectors::most_rows(products) {
+            return None;
+        }
+        let mut lanes = if products.is_along_k(1) {
+            MOST_LANES
+        } else {
+            FEWEST_LANES
+        };
+        while lanes < MOST_LANES && Vectors::groups(&sizes, lanes) < ENOUGH_GROUPS {
+            lanes *= 2;
+        }
+        let parts = Vectors::usual_parts(&sizes, lanes);
+        let vectors = Vectors::of(products, total, lanes, parts);
+        Some(Vectors {
+            wide: Wide::new(products, cx, Vectors::limited(&sizes, total, lanes, parts), None),
+            ..vectors
+        })
+    }
+
+    /// All numbers of lanes, and of columns of a thread, with fewer and more parts than usual; none for more rows.
+    pub(super) fn all(products: &'a dyn Products, total: usize, cx: &CompileCx) -> Vec<Self> {
+        let sizes = products.sizes();
+        if sizes.m > Vectors::most_rows(products) {
+            return Vec::new();
+        }
+        let parts = |lanes: usize| {
+            let (usual, many) = (
+                Vectors::usual_parts(&sizes, lanes),
+                ENOUGH_GROUPS.div_ceil(Vectors::groups(&sizes, lanes).max(1)),
+            );
+            [usual, 1, many, many / 2].map(|parts| parts.max(1))
+        };
+        let mut all = Vec::new();
+        for lanes in [FEWEST_LANES, 2 * FEWEST_LANES, MOST_LANES] {
+            all.extend(parts(lanes).map(|parts| Vectors::of(products, total, lanes, parts)));
+        }
+        for parts in parts(MOST_LANES) {
+            let parts = Vectors::limited(&sizes, total, MOST_LANES, parts);
+            for columns in wide::COLUMNS {
+                all.extend(Wide::new(products, cx, parts, Some(columns)).map(|wide| Vectors {
+                    wide: Some(wide),
+                    ..Vectors::of(products, total, MOST_LANES, parts)
+                }));
+            }
+        }
+        all
+    }
+
+    /// So many lanes, and sums in as many parts as are wanted, or fewer.
+    fn of(products: &'a dyn Products, total: usize, lanes: usize, wanted: usize) -> Self {
+        let sizes = products.sizes();
+        let length = sizes.k.div_ceil(Vectors::limited(&sizes, total, lanes, wanted)).max(1);
+        Vectors {
+            products,
+            sizes,
+            lanes,
+            wide: None,
+            // Rounding their length up may leave fewer.
+            parts: sizes.k.div_ceil(length).max(1),
+        }
+    }
+
+    fn most_rows(products: &dyn Products) -> usize {
+        if products.is_by_rows() { MOST_ROWS } else { FEW_ROWS }
+    }
+
+    fn groups(sizes: &Sizes, lanes: usize) -> usize {
+        sizes.batch * sizes.n.div_ceil(THREADS / lanes)
+    }
+
+    fn usual_parts(sizes: &Sizes, lanes: usize) -> usize {
+        let groups = Vectors::groups(sizes, lanes);
+        match groups < GROUPS_WITHOUT_PARTS {
+            true => ENOUGH_GROUPS.div_ceil(groups.max(1)),
+            false => 1,
+        }
+    }
+
+    /// As many parts as are wanted, unless they were too short, or too many to keep.
+    fn limited(sizes: &Sizes, total: usize, lanes: usize, wanted: usize) -> usize {
+        let room = sums::most_parts(total);
+        wanted.min(sizes.k / (lanes * SHORTEST_PART)).min(room).max(1)
+    }
+
+    /// Launches for a product that depends on reductions, which [`check`] has found to be possible.
+    pub(super) fn compile(&self, body: &Body, id: Id, cx: &CompileCx, results: &Results) -> Result<Compiled, String> {
+        let total = body.ty(id).numel();
+        let before = Rows::before_product(body, &results.before, cx)?;
+        let mut e = Emitter::new(body, cx);
+        if self.parts() == 1 {
+            // Before the reductions have values: results may depend on these through the product only.
+            sums::epilogue(&mut e, id, &results.of_product, 1)?;
+            before.begin(&mut e)?;
+            let launch = self.launch(e, &Sink::Finish(1))?;
+            return Ok(Compiled {
+                launches: vec![launch],
+                ..Compiled::default()
+            });
+        }
+        let array = e.module.array(cx.scratch(0), sums::PARTIAL, true);
+        before.begin(&mut e)?;
+        let first = self.launch(e, &Sink::Partial { array, total })?;
+        let last = sums::join(Emitter::new(body, cx), id, &results.of_product, self.parts())?;
+        Ok(Compiled {
+            launches: vec![first, last],
+            scratch: vec![4 * total * self.parts()],
+            ..Compiled::default()
+        })
+    }
+
+    /// Threads that share the sum of a column, where they read single terms.
+    pub(super) fn lanes(&self) -> usize {
+        self.lanes
+    }
+
+    /// The launch by vectors of terms, where there are such.
+    pub(super) fn wide(&self) -> Option<&Wide<'a>> {
+        self.wide.as_ref()
+    }
+
+    /// Parts into which sums are cut.
+    pub(super) fn parts(&self) -> usize {
+        self.wide.as_ref().map_or(self.parts, Wide::parts)
+    }
+
+    /// A launch that gives each sum to a sink.
+    pub(super) fn launch(&self, mut e: Emitter, sink: &Sink) -> Result<Launch, String> {
+        if let Some(wide) = &self.wide {
+            return wide.launch(e, sink);
+        }
+        let Sizes { batch, m, n, k } = self.sizes;
+        let (lanes, columns) = (self.lanes, THREADS / self.lanes);
+        let across = n.div_ceil(columns);
+        let length = k.div_ceil(self.parts);
+        let _ = writeln!(e.module.items, "var<workgroup> sums: array<f32, {THREADS}>;");
+        let (lane, column) = match self.products.is_along_k(1) {
+            true => (format!("local % {lanes}u"), format!("local / {lanes}u")),
+            false => (format!("local / {columns}u"), format!("local % {columns}u")),
+        };
+        let mut code = std::mem::take(&mut e.code);
+        let _ = write!(
+            code,
+            "let first_column = group_number % {across}u * {columns}u;\nlet batch = group_number / {across}u % {batch}u;\n\
+             let part = group_number / {}u;\nlet slot = {lane};\nlet column = min(first_column + {column}, {}u);\n\
+             let end = min(part * {length}u + {length}u, {k}u);\n",
+            across * batch,
+            n - 1
+        );
+        self.stage(&mut e, &mut code, length)?;
+        for row in 0..m {
+            let _ = writeln!(code, "var sum_{row} = 0.0;");
+        }
+        // In as many rounds as are needed, of about the same length.
+        let terms = (length / lanes).max(1);
+        let together = terms / terms.div_ceil((MOST_TOGETHER / m).max(TOGETHER));
+        let stride = together * lanes;
+        let _ = writeln!(code, "var k = part * {length}u + slot;");
+        let _ = writeln!(code, "for (; k + {}u < end; k += {stride}u) {{", stride - lanes);
+        code.push_str(&self.terms(&mut e, together)?);
+        let _ = writeln!(code, "}}\nfor (; k < end; k += {lanes}u) {{");
+        code.push_str(&self.terms(&mut e, 1)?);
+        code.push_str("}\n");
+        let at = match self.products.is_along_k(1) {
+            true => format!("local * {lanes}u + lane"),
+            false => format!("lane * {columns}u + local"),
+        };
+        for row in 0..m {
+            let number = self.products.number(&format!("{row}u"), "own_column");
+            let done = sink.take(&[Element::new(&number, "sum")]);
+            let _ = write!(
+                code,
+                "{}sums[local] = sum_{row};\nworkgroupBarrier();\nif (local < {columns}u) {{\n\
+                 let own_column = first_column + local;\nif (own_column < {n}u) {{\nvar sum = 0.0;\n\
+                 for (var lane = 0u; lane < {lanes}u; lane += 1u) {{\nsum += sums[{at}];\n}}\n{done}}}\n}}\n",
+                if row == 0 { "" } else { "workgroupBarrier();\n" },
+            );
+        }
+        e.module.finish(&code, THREADS, across * batch * self.parts)
+    }
+
+    /// Whether rows are computed before the sums, so that columns do not each do so.
+    fn is_staged(&self) -> bool {
+        self.products.stored(0).is_none() && self.sizes.m * self.sizes.k.div_ceil(self.parts) <= MOST_STAGED
+    }
+
+    /// Code that computes the rows of a part, if they are [staged](Self::is_staged).
+    fn stage(&self, e: &mut Emitter, code: &mut String, length: usize) -> Result<(), String> {
+        if !self.is_staged() {
+            return Ok(());
+        }
+        let (m, k) = (self.sizes.m, self.sizes.k);
+        let _ = writeln!(e.module.items, "var<workgroup> staged: array<f32, {}>;", m * length);
+        let (own, value) = e.block(|e| self.products.load(e, 0, "staged_row", "staged_k"))?;
+        let _ = write!(
+            code,
+            "for (var at = local; at < {}u; at += {THREADS}u) {{\nlet staged_row = at / {length}u;\n\
+             let staged_k = min(part * {length}u + at % {length}u, {}u);\n{own}staged[at] = {value};\n}}\n\
+             workgroupBarrier();\n",
+            m * length,
+            k - 1
+        );
+        Ok(())
+    }
+
+    /// Code that reads some terms of a column's sums, and adds them up.
+    fn terms(&self, e: &mut Emitter, count: usize) -> Result<String, String> {
+        let Sizes { m, k, .. } = self.sizes;
+        let length = k.div_ceil(self.parts);
+        let (code, values) = e.block(|e| {
+            let mut values = Vec::new();
+            for q in 0..count {
+                let k = e.bind(&format!("k + {}u", q * self.lanes))?;
+                let b = self.products.load(e, 1, "column", &k)?;
+                let a = (0..m).map(|row| match self.is_staged() {
+                    true => Ok(format!("staged[{}u + {k} - part * {length}u]", row * length)),
+                    false => self.products.load(e, 0, &format!("{row}u"), &k),
+                });
+                values.push((a.collect::<Result<Vec<_>, _>>()?, b));
+            }
+            Ok(values)
+        })?;
+        let mut code = code;
+        for (a, b) in values {
+            for (row, a) in a.iter().enumerate() {
+                let _ = writeln!(code, "sum_{row} = fma({a}, {b}, sum_{row});");
+            }
+        }
+        Ok(code)
+    }
+}
