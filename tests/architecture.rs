@@ -84,11 +84,25 @@ fn backends_know_the_core_only() {
     for backend in ["meganeura-blade", "meganeura-cpu"] {
         let tree = dependencies(backend);
         let own: Vec<&str> = tree.lines().filter(|l| l.starts_with("meganeura")).collect();
-        assert!(
-            own.iter()
-                .all(|l| l.starts_with(backend) || l.starts_with("meganeura-core")),
-            "{own:?}"
-        );
+        let known = [backend, "meganeura-core", "meganeura-shaders"];
+        assert!(own.iter().all(|l| known.iter().any(|k| l.starts_with(k))), "{own:?}");
+    }
+}
+
+#[test]
+fn kernels_know_no_gpu_interface() {
+    let tree = dependencies("meganeura-shaders");
+    for banned in ["blade", "ash", "wgpu", "metal", "cuda", "meganeura-cpu", "egui"] {
+        let found = tree.lines().find(|l| l.starts_with(banned));
+        assert!(found.is_none(), "{found:?}");
+    }
+    assert!(tree.lines().any(|l| l.starts_with("naga")), "the tree is the real one");
+    // The kernels' text is theirs alone.
+    for file in sources("backends/blade/src") {
+        let code = code(&file);
+        for word in ["workgroupBarrier", "@compute", "var<storage", "vec4<f32>"] {
+            assert!(!code.contains(word), "{} contains {word}", file.display());
+        }
     }
 }
 
@@ -171,6 +185,7 @@ fn files_stay_readable() {
         "llm",
         "nn",
         "plugins",
+        "shaders",
         "src",
         "tests",
         "benches",
@@ -196,6 +211,7 @@ fn no_unfinished_code() {
         "llm/src",
         "nn/src",
         "plugins",
+        "shaders",
         "src",
         "tests/conformance/src",
     ] {
@@ -217,6 +233,7 @@ fn every_variable_has_its_line_in_the_page_of_settings() {
         "backends/cpu/src",
         "backends/blade/src",
         "plugins/host/src",
+        "shaders/src",
         "src",
     ] {
         for file in sources(folder) {

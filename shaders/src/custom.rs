@@ -1,7 +1,7 @@
 //! Custom kernels: WGSL that a plugin registers for its operator.
 
 use meganeura_core::backend::KernelDesc;
-use meganeura_core::backend::shader::{Shader, ShaderBuffer};
+use meganeura_core::backend::shader::{SHADER_BUFFERS, SHADER_FAULT, SHADER_REPORTER, Shader, ShaderBuffer};
 use meganeura_core::ops::OpRef;
 
 use super::kernel::{Binding, CompileCx, Compiled, Launch};
@@ -67,6 +67,11 @@ fn launches(cx: &CompileCx, kernel: &dyn CustomKernel, shader: Shader) -> Result
     }
     compiled.launches.push(Launch {
         source: shader.source,
+        names: bindings
+            .iter()
+            .enumerate()
+            .map(|(i, binding)| name(i, binding))
+            .collect(),
         bindings,
         tables: Vec::new(),
         groups: shader.groups,
@@ -74,6 +79,15 @@ fn launches(cx: &CompileCx, kernel: &dyn CustomKernel, shader: Shader) -> Result
         chosen: None,
     });
     Ok(compiled)
+}
+
+/// The name that a custom kernel has for a variable.
+fn name(number: usize, binding: &Binding) -> &'static str {
+    match binding {
+        Binding::Fault => SHADER_FAULT,
+        Binding::Reporter => SHADER_REPORTER,
+        _ => SHADER_BUFFERS[number % SHADER_BUFFERS.len()],
+    }
 }
 
 /// Reports indices out of range, as the kernels that are generated do.

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use meganeura_core::DType;
 use meganeura_core::backend::KernelDesc;
-use meganeura_core::backend::shader::SHADER_BUFFERS;
 use meganeura_core::ops::Call;
 use meganeura_core::plan::BufferRef;
 
@@ -61,8 +60,10 @@ pub enum Binding {
 pub struct Launch {
     /// The WGSL module, whose entry point is `main`.
     pub source: String,
-    /// What its variables are, in the order of [`variable_name`].
+    /// What its variables are that the host binds.
     pub bindings: Vec<Binding>,
+    /// Names of these variables, in the same order.
+    pub names: Vec<&'static str>,
     /// Tables of constants that it binds.
     pub tables: Vec<Arc<[u32]>>,
     /// Workgroups along each axis.
@@ -243,16 +244,3 @@ impl<'a> CompileCx<'a> {
 pub(crate) const NAMES: [&str; 16] = [
     "b0", "b1", "b2", "b3", "b4", "b5", "b6", "b7", "b8", "b9", "b10", "b11", "b12", "b13", "b14", "b15",
 ];
-
-/// The variable of binding `i`.
-pub fn variable_name(i: usize, binding: Binding) -> &'static str {
-    match binding {
-        Binding::Memory(_) | Binding::Table(_) => NAMES[i % NAMES.len()],
-        Binding::Custom(_) => SHADER_BUFFERS[i % SHADER_BUFFERS.len()],
-        Binding::InlineScalars => "inline_scalars",
-        Binding::Scalars => "scalars",
-        Binding::Fault => "fault",
-        Binding::Guard => "guard",
-        Binding::Reporter => "reporter",
-    }
-}

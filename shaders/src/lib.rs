@@ -19,6 +19,7 @@ mod conv;
 pub mod coop;
 mod custom;
 mod emit;
+mod files;
 mod fold;
 mod kernel;
 mod lanes;
@@ -33,7 +34,9 @@ mod scalar;
 mod scatter;
 mod stages;
 mod sums;
+mod template;
 mod tiled;
+mod validate;
 pub mod variants;
 mod vectors;
 mod view;
@@ -44,7 +47,10 @@ use meganeura_core::{DType, TensorType};
 
 use body::Body;
 pub use custom::CustomKernel;
-pub use kernel::{Binding, CompileCx, Compiled, INLINE_SCALARS, Launch, Memory, Source, variable_name};
+pub use files::KERNEL_FILES;
+pub use kernel::{Binding, CompileCx, Compiled, INLINE_SCALARS, Launch, Memory, Source};
+pub use template::KernelFile;
+pub use validate::validate;
 
 /// What a call is to the generators.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

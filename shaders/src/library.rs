@@ -1,10 +1,29 @@
 //! Functions that generated code may call, written by hand.
 
 use std::collections::HashSet;
+use std::sync::OnceLock;
+
+use super::template::{Item, parse};
+
+/// Functions that kernels share.
+const FILES: [&str; 2] = [include_str!("../lib/math.wgsl"), include_str!("../lib/fault.wgsl")];
+
+/// Adds the library's functions to a module, in the place of those of the same name: a kernel file has short ones, so that
+/// it is valid as it stands.
+///
+/// # Errors
+/// A file of the library that cannot be read.
+pub(super) fn link(items: &mut Vec<Item>) -> Result<(), String> {
+    static LIBRARY: OnceLock<Result<Vec<Item>, String>> = OnceLock::new();
+    let library = LIBRARY.get_or_init(|| parse(&FILES.concat()));
+    let library = library.as_ref().map_err(|what| format!("lib: {what}"))?;
+    items.retain(|item| library.iter().all(|own| own.name != item.name));
+    items.extend(library.iter().cloned());
+    Ok(())
+}
 
 /// Functions that code uses, and those that they use, of the files in `lib/`.
 pub(super) fn library(code: &str) -> String {
-    const FILES: [&str; 2] = [include_str!("../lib/math.wgsl"), include_str!("../lib/fault.wgsl")];
     let functions: Vec<(&str, &str)> = FILES.iter().flat_map(|file| functions(file)).collect();
     let mut used: HashSet<&str> = HashSet::new();
     let mut open: Vec<&str> = vec![code];

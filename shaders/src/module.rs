@@ -8,6 +8,7 @@ use meganeura_core::DType;
 use super::kernel::{Binding, CompileCx, INLINE_SCALARS, Launch, MAIN, Memory, NAMES, Source};
 use super::library::library;
 use super::scalar::{literal, wgsl_type};
+use super::template::{Template, WORKGROUP};
 
 /// Most buffers of a kernel, one less than of which Vulkan devices commonly have sixteen.
 const MOST_BINDINGS: usize = 15;
@@ -20,8 +21,9 @@ const MOST_GROUPS: usize = 65_535;
 
 struct Slot {
     binding: Binding,
-    /// Declaration without the access.
-    declared: String,
+    name: &'static str,
+    /// Its type.
+    ty: String,
     element: &'static str,
     writes: bool,
 }
@@ -31,6 +33,8 @@ pub(crate) struct Module<'a> {
     cx: &'a CompileCx<'a>,
     slots: Vec<Slot>,
     tables: Vec<Arc<[u32]>>,
+    /// Buffers of the kernel file.
+    bound: Vec<(&'static str, Memory)>,
     /// Extensions of the language that it needs.
     enabled: Vec<&'static str>,
     /// Declarations of the module beside its bindings.
@@ -43,6 +47,7 @@ impl<'a> Module<'a> {
             cx,
             slots: Vec::new(),
             tables: Vec::new(),
+            bound: Vec::new(),
             enabled: Vec::new(),
             items: String::new(),
         }
@@ -61,19 +66,19 @@ impl<'a> Module<'a> {
         let at = match self.slots.iter().position(known) {
             Some(at) => at,
             None => {
-                let declared = match binding {
-                    Binding::Memory(_) | Binding::Custom(_) | Binding::Table(_) => {
-                        format!("{}: array<{element}>", NAMES[self.slots.len() % NAMES.len()])
-                    }
-                    Binding::InlineScalars => format!("inline_scalars: array<vec4<u32>, {}>", INLINE_SCALARS / 4),
-                    Binding::Scalars => "scalars: array<u32>".to_owned(),
-                    Binding::Fault => "fault: array<atomic<u32>>".to_owned(),
-                    Binding::Guard => "guard: array<u32>".to_owned(),
-                    Binding::Reporter => "reporter: u32".to_owned(),
+                let own = NAMES[self.slots.len() % NAMES.len()];
+                let (name, ty) = match binding {
+                    Binding::Memory(_) | Binding::Custom(_) | Binding::Table(_) => (own, format!("array<{element}>")),
+                    Binding::InlineScalars => ("inline_scalars", format!("array<vec4<u32>, {}>", INLINE_SCALARS / 4)),
+                    Binding::Scalars => ("scalars", "array<u32>".to_owned()),
+                    Binding::Fault => ("fault", "array<atomic<u32>>".to_owned()),
+                    Binding::Guard => ("guard", "array<u32>".to_owned()),
+                    Binding::Reporter => ("reporter", "u32".to_owned()),
                 };
                 self.slots.push(Slot {
                     binding,
-                    declared,
+                    name,
+                    ty,
                     element,
                     writes,
                 });
@@ -82,7 +87,7 @@ impl<'a> Module<'a> {
         };
         let slot = &mut self.slots[at];
         slot.writes |= writes;
-        slot.declared.split(':').next().unwrap_or_default().to_owned()
+        slot.name.to_owned()
     }
 
     /// Storage of memory as an array of elements of a dtype; halves are pairs in words.
@@ -92,11 +97,6 @@ impl<'a> Module<'a> {
             other => wgsl_type(other),
         };
         self.slot(Binding::Memory(memory), element, writes)
-    }
-
-    /// Scratch as numbers that threads change at the same time.
-    pub(crate) fn atomics(&mut self, memory: Memory) -> String {
-        self.slot(Binding::Memory(memory), "atomic<u32>", true)
     }
 
     /// A table of constants.
@@ -211,10 +211,15 @@ impl<'a> Module<'a> {
         self.slot(Binding::Memory(memory), "vec4<f32>", true)
     }
 
-    /// An index below `rows`: the expression's, or 0 after a report.
-    pub(crate) fn checked_index(&mut self, index: &str, rows: usize) -> String {
+    /// Lets the module report faults.
+    pub(crate) fn uses_faults(&mut self) {
         self.slot(Binding::Fault, "atomic", true);
         self.slot(Binding::Reporter, "u32", false);
+    }
+
+    /// An index below `rows`: the expression's, or 0 after a report.
+    pub(crate) fn checked_index(&mut self, index: &str, rows: usize) -> String {
+        self.uses_faults();
         format!("checked_index({index}, {rows}u)")
     }
 
@@ -228,12 +233,65 @@ impl<'a> Module<'a> {
         self.finish(&body, THREADS, count.div_ceil(THREADS))
     }
 
+    /// Binds a buffer of the kernel file.
+    pub(crate) fn bind(&mut self, name: &'static str, memory: Memory) {
+        self.bound.push((name, memory));
+    }
+
     /// Puts the module together. `body` is the code of a workgroup of `threads`; it may use `group_number`, below
     /// `groups`, and `local`, the number of the thread.
     ///
     /// # Errors
     /// When there are too many bindings or workgroups.
     pub(crate) fn finish(mut self, body: &str, threads: usize, groups: usize) -> Result<Launch, String> {
+        let (begin, workgroups) = self.begin(groups)?;
+        let code = format!(
+            "{}@compute @workgroup_size({threads})\n{MAIN}{begin}{body}}}\n",
+            self.items
+        );
+        self.launch(&format!("{}{code}", library(&code)), workgroups)
+    }
+
+    /// Puts the module together from a kernel file, of which so many workgroups are launched.
+    ///
+    /// # Errors
+    /// When there are too many bindings or workgroups; a [`Template`] that cannot be expanded, or whose buffers are not all
+    /// [bound](Module::bind).
+    pub(crate) fn finish_template(mut self, template: Template, groups: usize) -> Result<Launch, String> {
+        let expanded = template.with(&self.items).expand()?;
+        for buffer in &expanded.buffers {
+            let memory = self.bound.iter().find(|(name, _)| *name == buffer.name);
+            let (_, memory) = memory.ok_or_else(|| format!("the buffer '{}' is not bound", buffer.name))?;
+            self.slots.push(Slot {
+                binding: Binding::Memory(*memory),
+                name: buffer.name,
+                ty: format!("array<{}>", buffer.element),
+                element: buffer.name,
+                writes: buffer.writes,
+            });
+        }
+        let (begin, workgroups) = self.begin(groups)?;
+        for extension in [HALF, COOP] {
+            if expanded.enables.iter().any(|enabled| enabled == extension) {
+                self.enable(extension);
+            }
+        }
+        let text = expanded.text.replacen(WORKGROUP, begin.trim_end(), 1);
+        self.launch(&text, workgroups)
+    }
+
+    /// Puts the module together from a kernel file whose threads have an element each, of so many.
+    ///
+    /// # Errors
+    /// As [`Module::finish_template`].
+    pub(crate) fn finish_template_elements(self, template: Template, count: usize) -> Result<Launch, String> {
+        let template = template.size("COUNT", count);
+        let threads = template.workgroup_size()?;
+        self.finish_template(template, count.div_ceil(threads))
+    }
+
+    /// What a workgroup begins with: it looks at faults, and finds its number. With it, the workgroups to launch.
+    fn begin(&mut self, groups: usize) -> Result<(String, [u32; 3]), String> {
         let mut guards = Vec::new();
         if self.cx.guarded {
             guards.push(self.slot(Binding::Guard, "u32", false));
@@ -248,37 +306,40 @@ impl<'a> Module<'a> {
             ));
         }
         let [x, y] = fold(groups)?;
-        let mut main = format!("@compute @workgroup_size({threads})\n{MAIN}");
+        let mut begin = String::new();
         for guard in guards {
-            let _ = writeln!(main, "if ({guard}[0] != 0u) {{\nreturn;\n}}");
+            let _ = writeln!(begin, "if ({guard}[0] != 0u) {{\nreturn;\n}}");
         }
         match y {
-            1 => main.push_str("let group_number = group.x;\n"),
+            1 => begin.push_str("let group_number = group.x;\n"),
             _ => {
-                let _ = writeln!(main, "let group_number = group.y * {x}u + group.x;");
+                let _ = writeln!(begin, "let group_number = group.y * {x}u + group.x;");
                 if x * y != groups {
-                    let _ = writeln!(main, "if (group_number >= {groups}u) {{\nreturn;\n}}");
+                    let _ = writeln!(begin, "if (group_number >= {groups}u) {{\nreturn;\n}}");
                 }
             }
         }
-        main.push_str(body);
-        main.push_str("}\n");
-        let mut declarations = String::new();
+        Ok((begin, [x as u32, y as u32, 1]))
+    }
+
+    /// The launch of a module with this code, which declares everything but what is bound.
+    fn launch(self, code: &str, groups: [u32; 3]) -> Result<Launch, String> {
+        let mut source: String = self.enabled.iter().map(|name| format!("enable {name};\n")).collect();
         for slot in &self.slots {
             let space = match (slot.binding, slot.writes) {
                 (Binding::Reporter | Binding::InlineScalars, _) => "uniform",
                 (_, true) => "storage, read_write",
                 (_, false) => "storage, read",
             };
-            let _ = writeln!(declarations, "var<{space}> {};", slot.declared);
+            let _ = writeln!(source, "var<{space}> {}: {};", slot.name, slot.ty);
         }
-        let code = format!("{}{main}", self.items);
-        let enabled: String = self.enabled.iter().map(|name| format!("enable {name};\n")).collect();
+        source.push_str(code);
         Ok(Launch {
-            source: format!("{enabled}{declarations}{}{code}", library(&code)),
+            source,
             bindings: self.slots.iter().map(|s| s.binding).collect(),
+            names: self.slots.iter().map(|s| s.name).collect(),
             tables: self.tables,
-            groups: [x as u32, y as u32, 1],
+            groups,
             coop: self.enabled.contains(&COOP),
             chosen: None,
         })

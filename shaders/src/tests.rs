@@ -165,8 +165,7 @@ fn no_kernel_asks_for_the_length_of_its_memory() {
 #[test]
 fn variables_are_bound_by_the_names_that_they_have() {
     for (label, launch) in launches() {
-        for (i, &binding) in launch.bindings.iter().enumerate() {
-            let name = super::variable_name(i, binding);
+        for (name, binding) in launch.names.iter().zip(&launch.bindings) {
             let declared = launch.source.contains(&format!("> {name}: "));
             assert!(declared, "{label}: {name} of {binding:?} in\n{}", launch.source);
         }
@@ -190,11 +189,16 @@ fn guarded_kernels_look_before_they_do_anything() {
         })
     };
     let made = compile(&cx).expect("a kernel");
-    let (bindings, source) = (&made.launches[0].bindings, &made.launches[0].source);
+    let Launch {
+        bindings,
+        names,
+        source,
+        ..
+    } = &made.launches[0];
     let load = source.find("b0[i]");
     for binding in [Binding::Guard, Binding::Memory(Memory::Buffer(BufferRef(9)))] {
         let at = bindings.iter().position(|b| *b == binding).expect("a binding");
-        let guard = source.find(&format!("if ({}[0] != 0u)", super::variable_name(at, binding)));
+        let guard = source.find(&format!("if ({}[0] != 0u)", names[at]));
         assert!(guard.is_some() && guard < load, "{binding:?} in {source}");
     }
 }

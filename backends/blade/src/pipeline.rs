@@ -8,7 +8,7 @@ use blade_graphics::ShaderBindable as _;
 use meganeura_core::{Error, Result};
 
 use crate::gpu::{Gpu, NAME};
-use meganeura_shaders::{Binding, INLINE_SCALARS, Launch, variable_name};
+use meganeura_shaders::{Binding, INLINE_SCALARS, Launch};
 
 /// A compiled kernel.
 pub(crate) struct Pipeline {
@@ -126,7 +126,7 @@ fn create(gpu: &Arc<Gpu>, label: &str, launch: &Launch) -> Result<Arc<Pipeline>,
             source: Some(launch.source.clone()),
         }
     };
-    let layout = layout(&launch.bindings);
+    let layout = layout(launch);
     let raw = gpu.attempt(|context| {
         let shader = context.try_create_shader(bg::ShaderDesc {
             source: &launch.source,
@@ -142,8 +142,8 @@ fn create(gpu: &Arc<Gpu>, label: &str, launch: &Launch) -> Result<Arc<Pipeline>,
     Ok(Arc::new(Pipeline { gpu: gpu.clone(), raw }))
 }
 
-fn layout(bindings: &[Binding]) -> bg::ShaderDataLayout {
-    let binding = |(i, &binding): (usize, &Binding)| {
+fn layout(launch: &Launch) -> bg::ShaderDataLayout {
+    let binding = |(&name, &binding): (&&'static str, &Binding)| {
         let kind = match binding {
             Binding::Reporter => bg::ShaderBinding::Plain { size: 4 },
             Binding::InlineScalars => bg::ShaderBinding::Plain {
@@ -151,10 +151,10 @@ fn layout(bindings: &[Binding]) -> bg::ShaderDataLayout {
             },
             _ => bg::ShaderBinding::Buffer,
         };
-        (variable_name(i, binding), kind)
+        (name, kind)
     };
     bg::ShaderDataLayout {
-        bindings: bindings.iter().enumerate().map(binding).collect(),
+        bindings: launch.names.iter().zip(&launch.bindings).map(binding).collect(),
     }
 }
 

@@ -1,0 +1,65 @@
+//! The kernel files, each of them once.
+
+use super::template::KernelFile;
+
+/// Declares a constant for each file of `kernels/`, and the list of all.
+macro_rules! files {
+    ($($constant:ident $name:literal;)*) => {
+        $(pub(crate) const $constant: KernelFile = KernelFile {
+            name: $name,
+            text: include_str!(concat!("../kernels/", $name, ".wgsl")),
+        };)*
+
+        /// All kernel files, by name.
+        pub const KERNEL_FILES: &[KernelFile] = &[$($constant),*];
+    };
+}
+
+files! {
+    SCATTER_LISTS_APPLY "scatter_lists_apply";
+    SCATTER_LISTS_BUILD "scatter_lists_build";
+    SCATTER_LISTS_CLEAR "scatter_lists_clear";
+    SCATTER_SCAN "scatter_scan";
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    use super::*;
+    use crate::validate;
+
+    /// Longest kernel file.
+    const MAX_LINES: usize = 300;
+
+    #[test]
+    fn every_kernel_file_is_listed_once_and_short() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
+        let there: BTreeSet<String> = std::fs::read_dir(folder)
+            .expect("the folder")
+            .map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned())
+            .collect();
+        let listed: Vec<String> = KERNEL_FILES.iter().map(|file| format!("{}.wgsl", file.name)).collect();
+        assert!(listed.is_sorted(), "{listed:?}");
+        assert_eq!(there, listed.into_iter().collect());
+        for file in KERNEL_FILES {
+            let lines = file.text.lines().count();
+            assert!(lines < MAX_LINES, "{} has {lines} lines", file.name);
+            assert!(
+                file.text.starts_with("// "),
+                "{} does not say what it computes",
+                file.name
+            );
+        }
+    }
+
+    #[test]
+    fn every_kernel_file_is_valid_as_it_stands() {
+        for file in KERNEL_FILES {
+            if let Err(why) = validate(file.text) {
+                panic!("{}: {why}", file.name);
+            }
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! Kernel files, and what a call makes of them.
+//!
+//! A file in `kernels/` is a whole kernel in WGSL, valid as it stands. Sizes are constants with defaults, element types are
+//! aliases, and what varies with the call are functions with default bodies. [`Template`] replaces these by name for a call;
+//! a name that the file does not have is an error. Three directives in comments do what WGSL cannot:
+//!
+//! ```wgsl
+//! // @repeat i < TILES_DOWN, j < TILES_ACROSS
+//! sum_i_j = coopMultiplyAdd(a_i, b_j, sum_i_j);
+//! // @end
+//! // @if DEPTHS == 1
+//! // @else
+//! // @end
+//! ```
+//!
+//! `@repeat` writes lines once for each value of its indices: an index that is an identifier becomes a number, and so does one
+//! that is a part of an identifier behind an underscore. Its bound, and the condition of `@if`, are expressions of constants.
+//! As it stands, a file declares the indices as constants, and has one instance of everything. Only items that `main` reaches
+//! are kept, so defaults and their buffers are gone where they were replaced.
+
+mod expand;
+mod expression;
+mod items;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::collections::HashSet;
+
+use super::library;
+use expand::Expander;
+pub(crate) use items::{Item, Kind, parse};
+
+/// A kernel file of `kernels/`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KernelFile {
+    /// Its name, without `.wgsl`.
+    pub name: &'static str,
+    /// Its text.
+    pub text: &'static str,
+}
+
+/// Where the entry point finds the number of its workgroup: the line that becomes what a launch has to look at first.
+pub(crate) const WORKGROUP: &str = "let group_number = group.x;";
+
+/// A kernel file with what a call replaces in it.
+pub(crate) struct Template {
+    file: KernelFile,
+    constants: HashMap<&'static str, String>,
+    aliases: HashMap<&'static str, String>,
+    bodies: HashMap<&'static str, String>,
+    more: String,
+}
+
+/// A kernel file for a call: what is left to do is to bind its buffers.
+#[derive(Debug)]
+pub(crate) struct Expanded {
+    /// Extensions of the language.
+    pub(crate) enables: Vec<String>,
+    /// Buffers that it declares and reaches.
+    pub(crate) buffers: Vec<Buffer>,
+    /// Everything that it reaches but buffers, with functions of the library.
+    pub(crate) text: String,
+}
+
+/// A buffer of a kernel file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Buffer {
+    pub(crate) name: &'static str,
+    /// Element of the array that it is.
+    pub(crate) element: String,
+    pub(crate) writes: bool,
+}
+
+impl Template {
+    pub(crate) fn new(file: KernelFile) -> Self {
+        Template {
+            file,
+            constants: HashMap::new(),
+            aliases: HashMap::new(),
+            bodies: HashMap::new(),
+            more: String::new(),
+        }
+    }
+
+    /// Gives a constant of `u32` another value.
+    pub(crate) fn size(mut self, name: &'static str, value: usize) -> Self {
+        self.constants.insert(name, format!("{value}u"));
+        self
+    }
+
+    /// The same of several constants.
+    pub(crate) fn sizes<const N: usize>(self, all: [(&'static str, usize); N]) -> Self {
+        all.into_iter()
+            .fold(self, |template, (name, value)| template.size(name, value))
+    }
+
+    /// Gives a constant of `bool` another value.
+    pub(crate) fn flag(self, name: &'static str, value: bool) -> Self {
+        self.value(name, if value { "true" } else { "false" })
+    }
+
+    /// Gives a constant another value, as WGSL.
+    pub(crate) fn value(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.constants.insert(name, value.into());
+        self
+    }
+
+    /// Makes a name stand for another type.
+    pub(crate) fn alias(mut self, name: &'static str, ty: impl Into<String>) -> Self {
+        self.aliases.insert(name, ty.into());
+        self
+    }
+
+    /// Gives a function another body: statements, between its braces.
+    pub(crate) fn body(mut self, name: &'static str, statements: impl Into<String>) -> Self {
+        self.bodies.insert(name, statements.into());
+        self
+    }
+
+    /// Gives a function that returns a value another body: statements, and the value.
+    pub(crate) fn returns(self, name: &'static str, statements: &str, value: &str) -> Self {
+        self.body(name, [statements, "return ", value, ";\n"].concat())
+    }
+
+    /// Adds declarations that bodies use.
+    pub(crate) fn with(mut self, declarations: &str) -> Self {
+        self.more.push_str(declarations);
+        self
+    }
+
+    fn error(&self, what: impl std::fmt::Display) -> String {
+        format!("kernels/{}.wgsl: {what}", self.file.name)
+    }
+
+    /// The kernel with everything replaced, and without what nothing reaches.
+    ///
+    /// # Errors
+    /// A name that the file does not have, or has as something else; a directive that cannot be followed.
+    pub(crate) fn expand(&self) -> Result<Expanded, String> {
+        let mut items = self.items().map_err(|what| self.error(what))?;
+        self.replace(&mut items, Kind::Alias, &self.aliases)?;
+        self.replace(&mut items, Kind::Function, &self.bodies)?;
+        let more = items::parse(&self.more).map_err(|what| self.error(what))?;
+        items.extend(more);
+        library::link(&mut items)?;
+        let reached = reached(&items).map_err(|what| self.error(what))?;
+        let main = items.iter().find(|item| item.name == "main");
+        let main = main.ok_or_else(|| self.error("there is no entry point 'main'"))?;
+        if !main.text.contains(WORKGROUP) {
+            return Err(self.error(format_args!("'main' does not say `{WORKGROUP}`")));
+        }
+        let mut expanded = Expanded {
+            enables: Vec::new(),
+            buffers: Vec::new(),
+            text: String::new(),
+        };
+        for item in items
+            .iter()
+            .filter(|item| item.kind == Kind::Enable || reached.contains(&item.name))
+        {
+            match item.kind {
+                Kind::Enable => expanded.enables.push(item.name.clone()),
+                Kind::Buffer => expanded.buffers.push(self.buffer(item)?),
+                _ => {
+                    expanded.text.push_str(&item.text);
+                    expanded.text.push('\n');
+                }
+            }
+        }
+        Ok(expanded)
+    }
+
+    /// Items of the file, with constants replaced and directives followed.
+    fn items(&self) -> Result<Vec<Item>, String> {
+        let mut expander = Expander::new(&self.constants);
+        let text = expander.expand(self.file.text)?;
+        let unknown = self.constants.keys().find(|name| !expander.has(name));
+        match unknown {
+            Some(name) => Err(format!("there is no constant '{name}'")),
+            None => items::parse(&text),
+        }
+    }
+
+    fn replace(&self, items: &mut [Item], kind: Kind, by: &HashMap<&'static str, String>) -> Result<(), String> {
+        for (name, text) in by {
+            let item = items.iter_mut().find(|item| item.kind == kind && item.name == *name);
+            let item = item.ok_or_else(|| self.error(format_args!("there is no {kind} '{name}' to replace")))?;
+            item.replace(text);
+        }
+        Ok(())
+    }
+
+    /// Threads of a workgroup.
+    ///
+    /// # Errors
+    /// As [`Template::expand`].
+    pub(crate) fn workgroup_size(&self) -> Result<usize, String> {
+        let items = self.items().map_err(|what| self.error(what))?;
+        let main = items.iter().find(|item| item.name == "main");
+        self.size_of(
+            main.ok_or_else(|| self.error("there is no entry point 'main'"))?,
+            &items,
+        )
+    }
+
+    /// Threads of a workgroup, by the attribute of the entry point.
+    fn size_of(&self, main: &Item, items: &[Item]) -> Result<usize, String> {
+        let size = main
+            .text
+            .split("@workgroup_size(")
+            .nth(1)
+            .and_then(|rest| rest.split(')').next());
+        let size = size.ok_or_else(|| self.error("'main' has no workgroup size"))?.trim();
+        let of = |name: &str| {
+            items
+                .iter()
+                .find(|i| i.kind == Kind::Constant && i.name == name)
+                .and_then(Item::value)
+        };
+        let text = of(size).unwrap_or_else(|| size.to_owned());
+        let value = text.trim_end_matches('u').parse();
+        value.map_err(|_| self.error(format_args!("the workgroup size '{size}' is no number")))
+    }
+
+    fn buffer(&self, item: &Item) -> Result<Buffer, String> {
+        let cannot = || self.error(format_args!("the buffer '{}' is no array in storage", item.name));
+        let (element, writes) = item.buffer().ok_or_else(cannot)?;
+        let names = items::names(self.file.text);
+        let name = names.into_iter().find(|name| **name == item.name).ok_or_else(cannot)?;
+        Ok(Buffer { name, element, writes })
+    }
+}
+
+/// Names of the items that the entry point needs.
+fn reached(items: &[Item]) -> Result<HashSet<String>, String> {
+    let known: HashMap<&str, &Item> = items.iter().map(|item| (&*item.name, item)).collect();
+    let mut reached: HashSet<String> = HashSet::new();
+    let mut open = vec!["main"];
+    while let Some(name) = open.pop() {
+        let Some(item) = known.get(name) else { continue };
+        if reached.insert(name.to_owned()) {
+            open.extend(
+                items::free_names(&item.text)
+                    .into_iter()
+                    .filter(|name| known.contains_key(name)),
+            );
+        }
+    }
+    let twice = items
+        .iter()
+        .enumerate()
+        .find(|(i, item)| item.kind != Kind::Enable && items[..*i].iter().any(|other| other.name == item.name));
+    match twice.filter(|(_, item)| reached.contains(&item.name)) {
+        Some((_, item)) => Err(format!("there are two items '{}'", item.name)),
+        None => Ok(reached),
+    }
+}

@@ -1,0 +1,211 @@
+//! Follows the directives of a kernel file.
+
+use std::collections::HashMap;
+
+use super::expression::evaluate;
+
+/// Most lines that a file may become.
+const MOST_LINES: usize = 200_000;
+
+/// Replaces constants and follows directives, line by line.
+pub(super) struct Expander<'a> {
+    given: &'a HashMap<&'static str, String>,
+    /// Constants of `u32` and `bool` so far, and indices of repeats.
+    values: HashMap<String, u64>,
+    /// Names of all constants.
+    known: Vec<String>,
+    out: String,
+    lines: usize,
+}
+
+impl<'a> Expander<'a> {
+    pub(super) fn new(given: &'a HashMap<&'static str, String>) -> Self {
+        Expander {
+            given,
+            values: HashMap::new(),
+            known: Vec::new(),
+            out: String::new(),
+            lines: 0,
+        }
+    }
+
+    /// Whether the text that was expanded has a constant.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.known.iter().any(|known| known == name)
+    }
+
+    /// The text that a file becomes.
+    ///
+    /// # Errors
+    /// A directive that is none or does not end; an expression without a value.
+    pub(super) fn expand(&mut self, text: &str) -> Result<String, String> {
+        let lines: Vec<&str> = text.lines().collect();
+        self.lines(&lines, &[])?;
+        Ok(std::mem::take(&mut self.out))
+    }
+
+    fn lines(&mut self, lines: &[&str], indices: &[(&str, u64)]) -> Result<(), String> {
+        let mut at = 0;
+        while at < lines.len() {
+            let Some((word, rest)) = directive(lines[at]) else {
+                self.line(lines[at], indices)?;
+                at += 1;
+                continue;
+            };
+            let (middle, end) = block(lines, at)?;
+            let inner = |from: usize, to: usize| &lines[from + 1..to];
+            match word {
+                "repeat" => self.repeat(rest, inner(at, end), indices)?,
+                "if" => {
+                    let chosen = match (self.evaluate(rest)? != 0, middle) {
+                        (true, middle) => inner(at, middle.unwrap_or(end)),
+                        (false, Some(middle)) => inner(middle, end),
+                        (false, None) => &[],
+                    };
+                    self.lines(chosen, indices)?;
+                }
+                _ => return Err(format!("'@{word}' stands alone")),
+            }
+            at = end + 1;
+        }
+        Ok(())
+    }
+
+    /// Writes lines once for each value of the first of some indices, such as `i < ROWS, j < COLUMNS`.
+    fn repeat(&mut self, bounds: &str, lines: &[&str], indices: &[(&str, u64)]) -> Result<(), String> {
+        let (first, others) = match bounds.split_once(", ") {
+            Some((first, others)) => (first, Some(others)),
+            None => (bounds, None),
+        };
+        let (index, bound) = first
+            .split_once('<')
+            .ok_or_else(|| format!("'{first}' is no bound of an index"))?;
+        let index = index.trim();
+        let before = self.values.get(index).copied();
+        for value in 0..self.evaluate(bound)? {
+            self.values.insert(index.to_owned(), value);
+            let inner = [indices, &[(index, value)]].concat();
+            match others {
+                Some(others) => self.repeat(others, lines, &inner)?,
+                None => self.lines(lines, &inner)?,
+            }
+        }
+        match before {
+            Some(value) => self.values.insert(index.to_owned(), value),
+            None => self.values.remove(index),
+        };
+        Ok(())
+    }
+
+    fn evaluate(&self, text: &str) -> Result<u64, String> {
+        evaluate(text, &self.values)
+    }
+
+    fn line(&mut self, line: &str, indices: &[(&str, u64)]) -> Result<(), String> {
+        self.lines += 1;
+        if self.lines > MOST_LINES {
+            return Err("it becomes too long".into());
+        }
+        if let Some((name, ty, value)) = constant(line) {
+            self.known.push(name.to_owned());
+            let value = self.given.get(name).map_or(value, |given| given);
+            if ty == "u32" || ty == "bool" {
+                let number = self.evaluate(value)?;
+                self.values.insert(name.to_owned(), number);
+                let text = match ty {
+                    "bool" => (number != 0).to_string(),
+                    _ => format!("{number}u"),
+                };
+                self.push(&["const ", name, ": ", ty, " = ", &text, ";"]);
+            } else {
+                self.push(&["const ", name, ": ", ty, " = ", value, ";"]);
+            }
+            return Ok(());
+        }
+        match indices {
+            [] => self.push(&[line]),
+            _ => self.push(&[&substituted(line, indices)]),
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, parts: &[&str]) {
+        parts.iter().for_each(|part| self.out.push_str(part));
+        self.out.push('\n');
+    }
+}
+
+/// The word of a directive, and what is behind it.
+fn directive(line: &str) -> Option<(&str, &str)> {
+    let text = line.trim_start().strip_prefix("// @")?;
+    let (word, rest) = text.split_once(' ').unwrap_or((text, ""));
+    Some((word.trim_end(), rest.trim()))
+}
+
+/// Where the block that begins at a line has its `@else`, if it has one, and its `@end`.
+fn block(lines: &[&str], begin: usize) -> Result<(Option<usize>, usize), String> {
+    let (mut depth, mut middle) = (0_usize, None);
+    for (at, line) in lines.iter().enumerate().skip(begin) {
+        match directive(line).map(|(word, _)| word) {
+            Some("repeat" | "if") => depth += 1,
+            Some("else") if depth == 1 => middle = Some(at),
+            Some("else") if depth > 1 => {}
+            Some("end") if depth > 0 => {
+                depth -= 1;
+                if depth == 0 {
+                    return Ok((middle, at));
+                }
+            }
+            Some(word) => return Err(format!("'@{word}' stands alone, or is no directive")),
+            None => {}
+        }
+    }
+    Err(format!("'{}' has no '@end'", lines[begin].trim()))
+}
+
+/// Name, type and value of a constant of the module.
+fn constant(line: &str) -> Option<(&str, &str, &str)> {
+    let (name, rest) = line.strip_prefix("const ")?.split_once(':')?;
+    let (ty, value) = rest.split_once('=')?;
+    let value = value.split("//").next()?.trim().strip_suffix(';')?;
+    Some((name.trim(), ty.trim(), value.trim()))
+}
+
+/// A line with numbers for indices: where they are identifiers, and where they are parts of identifiers.
+fn substituted(line: &str, indices: &[(&str, u64)]) -> String {
+    let is_word = |c: char| c.is_alphanumeric() || c == '_';
+    let value_of = |name: &str| {
+        indices
+            .iter()
+            .rev()
+            .find(|(index, _)| *index == name)
+            .map(|(_, value)| value)
+    };
+    let mut out = String::with_capacity(line.len() + 8);
+    let mut rest = line;
+    while !rest.is_empty() {
+        let length = rest.find(|c| !is_word(c)).unwrap_or(rest.len());
+        let (word, behind) = rest.split_at(length);
+        match value_of(word) {
+            Some(value) => {
+                out.push_str(&value.to_string());
+                out.push('u');
+            }
+            None => {
+                for (number, part) in word.split('_').enumerate() {
+                    if number > 0 {
+                        out.push('_');
+                    }
+                    match value_of(part).filter(|_| number > 0) {
+                        Some(value) => out.push_str(&value.to_string()),
+                        None => out.push_str(part),
+                    }
+                }
+            }
+        }
+        let other = behind.find(is_word).unwrap_or(behind.len());
+        out.push_str(&behind[..other]);
+        rest = &behind[other..];
+    }
+    out
+}

@@ -1,0 +1,212 @@
+//! A WGSL module as its items: what stands between the outermost semicolons and braces.
+
+use std::fmt;
+
+/// What an item is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Enable,
+    Alias,
+    Constant,
+    /// A variable in storage or a uniform.
+    Buffer,
+    /// A variable of a workgroup or a thread.
+    Variable,
+    Function,
+    Struct,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Kind::Enable => "extension",
+            Kind::Alias => "alias",
+            Kind::Constant => "constant",
+            Kind::Buffer => "buffer",
+            Kind::Variable => "variable",
+            Kind::Function => "function",
+            Kind::Struct => "structure",
+        })
+    }
+}
+
+/// An item with the comments before it.
+#[derive(Clone, Debug)]
+pub(crate) struct Item {
+    pub(crate) kind: Kind,
+    pub(crate) name: String,
+    pub(crate) text: String,
+}
+
+impl Item {
+    /// Replaces the type that an alias stands for, or the body of a function.
+    pub(super) fn replace(&mut self, by: &str) {
+        let end = match self.kind {
+            Kind::Function => code_find(&self.text, '{').unwrap_or(self.text.len()),
+            _ => code_find(&self.text, '=').unwrap_or(self.text.len()),
+        };
+        self.text.truncate(end);
+        match self.kind {
+            Kind::Function => {
+                self.text.push_str("{\n");
+                self.text.push_str(by);
+                self.text.push('}');
+            }
+            _ => {
+                self.text.push_str("= ");
+                self.text.push_str(by);
+                self.text.push(';');
+            }
+        }
+    }
+
+    /// What a constant is, as WGSL.
+    pub(super) fn value(&self) -> Option<String> {
+        let (_, value) = self.text.split_once('=')?;
+        Some(value.trim_end().trim_end_matches(';').trim().to_owned())
+    }
+
+    /// Element of a buffer's array, and whether it is written.
+    pub(super) fn buffer(&self) -> Option<(String, bool)> {
+        let declared = &self.text[self.text.find("var<storage")?..];
+        let (space, rest) = declared.split_once('>')?;
+        let array = rest.split_once("array<")?.1;
+        let element = array.trim_end().strip_suffix(';')?.trim_end().strip_suffix('>')?;
+        Some((element.to_owned(), space.contains("read_write")))
+    }
+}
+
+/// Items of a module.
+///
+/// # Errors
+/// Text that is no item, or one that does not end.
+pub(crate) fn parse(text: &str) -> Result<Vec<Item>, String> {
+    let mut items = Vec::new();
+    let mut start = 0;
+    while let Some(begin) = code_start(text, start) {
+        let rest = &text[begin..];
+        let keyword: String = rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+        let kind = match &*keyword {
+            "enable" => Kind::Enable,
+            "alias" => Kind::Alias,
+            "const" => Kind::Constant,
+            "var" if rest.starts_with("var<storage") || rest.starts_with("var<uniform") => Kind::Buffer,
+            "var" => Kind::Variable,
+            "struct" => Kind::Struct,
+            "fn" => Kind::Function,
+            "" if rest.starts_with('@') => Kind::Function,
+            _ => return Err(format!("'{}' begins no item", rest.lines().next().unwrap_or_default())),
+        };
+        let end = match kind {
+            Kind::Function | Kind::Struct => block_end(text, begin),
+            _ => code_find(rest, ';').map(|at| begin + at + 1),
+        };
+        let end = end.ok_or_else(|| format!("'{}' does not end", rest.lines().next().unwrap_or_default()))?;
+        let name = name_of(&text[begin..end], kind).ok_or("an item has no name")?;
+        items.push(Item {
+            kind,
+            name,
+            text: text[start..end].trim_start().to_owned(),
+        });
+        start = end;
+    }
+    Ok(items)
+}
+
+fn name_of(text: &str, kind: Kind) -> Option<String> {
+    let rest = match kind {
+        Kind::Function => text.split("fn ").nth(1)?,
+        Kind::Buffer | Kind::Variable => text.split_once('>')?.1,
+        _ => text.split_once(' ')?.1,
+    };
+    let name: String = rest
+        .trim_start()
+        .chars()
+        .take_while(|c| c.is_alphanumeric() || *c == '_')
+        .collect();
+    (!name.is_empty()).then_some(name)
+}
+
+/// Parts of a text that are code: all but comments to the end of a line.
+fn code(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let mut at = 0;
+    text.split_inclusive('\n').map(move |line| {
+        let start = at;
+        at += line.len();
+        (start, &line[..line.find("//").unwrap_or(line.len())])
+    })
+}
+
+/// Where a character first stands in code.
+fn code_find(text: &str, wanted: char) -> Option<usize> {
+    code(text).find_map(|(start, line)| line.find(wanted).map(|at| start + at))
+}
+
+/// Where code goes on from a place.
+fn code_start(text: &str, from: usize) -> Option<usize> {
+    let rest = &text[from..];
+    code(rest).find_map(|(start, line)| line.find(|c: char| !c.is_whitespace()).map(|at| from + start + at))
+}
+
+/// The end of the first block from a place on.
+fn block_end(text: &str, from: usize) -> Option<usize> {
+    let mut depth = 0_usize;
+    for (start, line) in code(&text[from..]) {
+        for (at, c) in line.char_indices() {
+            match c {
+                '{' => depth += 1,
+                '}' => {
+                    depth = depth.checked_sub(1)?;
+                    if depth == 0 {
+                        return Some(from + start + at + 1);
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+    None
+}
+
+/// Identifiers in an item that may be those of other items: neither members nor what the item declares itself.
+pub(super) fn free_names(text: &str) -> Vec<&str> {
+    let names = names(text);
+    let declares = |before: &str| matches!(before, "let" | "var" | "const");
+    let mut own: Vec<&str> = names
+        .windows(2)
+        .filter(|pair| declares(pair[0]))
+        .map(|pair| pair[1])
+        .collect();
+    // The item's own name is declared as well, and so are parameters.
+    let head = &text[..code_find(text, '{').unwrap_or(text.len())];
+    if code(text).any(|(_, line)| line.contains("fn ")) {
+        let parameters = head
+            .split(':')
+            .filter_map(|part| part.split(|c: char| !is_word(c)).next_back());
+        own.extend(parameters.filter(|name| !name.is_empty()));
+    }
+    names.into_iter().filter(|name| !own.contains(name)).collect()
+}
+
+fn is_word(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
+}
+
+/// Identifiers in code, but for members.
+pub(crate) fn names(text: &str) -> Vec<&str> {
+    let mut names = Vec::new();
+    for (_, line) in code(text) {
+        let mut before = ' ';
+        let mut rest = line;
+        while let Some(begin) = rest.find(is_word) {
+            before = rest[..begin].chars().next_back().unwrap_or(before);
+            let word = &rest[begin..];
+            let (word, behind) = word.split_at(word.find(|c| !is_word(c)).unwrap_or(word.len()));
+            if before != '.' && !word.starts_with(|c: char| c.is_ascii_digit()) {
+                names.push(word);
+            }
+            (before, rest) = (' ', behind);
+        }
+    }
+    names
+}
