@@ -74,7 +74,7 @@ pub(crate) struct Args {
     profile: Option<usize>,
 
     #[command(flatten)]
-    kernels: kernels::Args,
+    kernels: kernels::KernelArgs,
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {

@@ -13,7 +13,7 @@ use crate::output::line;
 
 /// Options of `explain` about kernels.
 #[derive(Debug, clap::Args)]
-pub(super) struct Args {
+pub(super) struct KernelArgs {
     /// Print the source texts of the kernels that the device runs, and nothing else; equal texts are printed once, with
     /// the numbers of the dispatches that share them.
     #[arg(long, conflicts_with_all = ["modelled_gpu", "program", "dot"])]
@@ -24,7 +24,7 @@ pub(super) struct Args {
     dispatch: Option<usize>,
 }
 
-impl Args {
+impl KernelArgs {
     /// Prints the kernels of a plan.
     pub(super) fn print(&self, device: &dyn Device, name: &str, plan: &ExecutionPlan, as_json: bool) -> Outcome {
         let count = plan.dispatches.len();
@@ -118,23 +118,16 @@ impl<'a> Kernel<'a> {
     }
 
     /// What is said of it beside its number and its label.
-    fn facts(&self) -> [String; 2] {
+    fn facts(&self) -> String {
         let which = match self.parts {
             1 => String::new(),
-            parts => format!(", kernel {} of {parts}", self.source.part + 1),
+            parts => format!("; kernel {} of {parts}", self.source.part + 1),
         };
         let variant = self.variant().map(|v| format!("; variant {v}")).unwrap_or_default();
         let coop = if self.dispatch.use_coop { "yes" } else { "no" };
-        let why = self
-            .source
-            .why
-            .as_ref()
-            .map(|why| format!("; why: {why}"))
-            .unwrap_or_default();
-        [
-            format!("{}{which}", self.dispatch.title()),
-            format!("{variant}; cooperative matrices: {coop}{why}"),
-        ]
+        let why = self.source.why.as_ref();
+        let why = why.map(|why| format!("; why: {why}")).unwrap_or_default();
+        format!("{which}{variant}; cooperative matrices: {coop}{why}")
     }
 }
 
@@ -159,14 +152,10 @@ fn grouped<T: Copy, K: std::hash::Hash + Eq>(items: impl Iterator<Item = T>, key
 /// The text that some kernels share, below a line for those of which the same is said.
 fn text_of(group: &[&Kernel]) -> String {
     let heads = grouped(group.iter().copied(), Kernel::facts).into_iter().map(|alike| {
-        let [title, facts] = alike[0].facts();
         let numbers: Vec<String> = alike.iter().map(|k| k.source.dispatch.to_string()).collect();
         let noun = if numbers.len() == 1 { "dispatch" } else { "dispatches" };
-        format!(
-            "== {noun} {}: {title} at {}{facts}\n",
-            numbers.join(", "),
-            labels(&alike)
-        )
+        let facts = alike[0].facts();
+        format!("== {noun} {}: {}{facts}\n", numbers.join(", "), labels(&alike))
     });
     let text = group.first().map_or("", |k| k.source.text.trim_end());
     heads.chain([text.to_owned()]).collect()
