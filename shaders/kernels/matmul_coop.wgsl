@@ -21,42 +21,24 @@ alias Vector = vec4<Element>;
 alias MatrixA = coop_mat16x16<f16, A>;
 alias MatrixB = coop_mat16x16<f16, B>;
 alias MatrixC = coop_mat16x16<f32, C>;
-
 // The product. Whether neighbours in memory are neighbours along K, rather than along M or N.
-const BATCH: u32 = 1u;
-const M: u32 = 1024u;
-const N: u32 = 1024u;
-const K: u32 = 1024u;
-const A_ALONG_K: bool = true;
-const B_ALONG_K: bool = false;
+const BATCH: u32 = 1u; const M: u32 = 1024u; const N: u32 = 1024u; const K: u32 = 1024u;
+const A_ALONG_K: bool = true; const B_ALONG_K: bool = false;
 // The schedule.
-const TILE: u32 = 16u;
-const ROWS: u32 = 128u;
-const COLUMNS: u32 = 128u;
-const STEP: u32 = 32u;
-const SUB_ROWS: u32 = 64u;
-const SUB_COLUMNS: u32 = 64u;
-const DEPTHS: u32 = 1u;
-const PREFETCH: u32 = 1u;
-const SUBGROUP: u32 = 32u; // threads of a subgroup
-const PARTS: u32 = 1u;
-const PART_LENGTH: u32 = K; // terms of a part, but for the last where LAST_IS_SHORT
+const TILE: u32 = 16u; const SUBGROUP: u32 = 32u; // threads of a subgroup
+const ROWS: u32 = 128u; const COLUMNS: u32 = 128u; const STEP: u32 = 32u;
+const SUB_ROWS: u32 = 64u; const SUB_COLUMNS: u32 = 64u; const DEPTHS: u32 = 1u; const PREFETCH: u32 = 1u;
+const PARTS: u32 = 1u; const PART_LENGTH: u32 = K; // terms of a part, but for the last where LAST_IS_SHORT
 const LAST_IS_SHORT: bool = false;
-const TAIL: bool = false;
-const TAIL_FIRST: u32 = 0u; // blocks before those that are cut
-const TAIL_BLOCKS: u32 = 1u;
-const PLAIN: bool = true;
-const TOGETHER: u32 = 1u;
+const TAIL: bool = false; const TAIL_BLOCKS: u32 = 1u; const TAIL_FIRST: u32 = 0u; // blocks before those that are cut
+const PLAIN: bool = true; const TOGETHER: u32 = 1u;
 const PADDING: u32 = 2u; // vectors that keep rows apart in the banks of shared memory
 
-const ACROSS: u32 = (N + COLUMNS - 1u) / COLUMNS;
-const DOWN: u32 = (M + ROWS - 1u) / ROWS;
+const ACROSS: u32 = (N + COLUMNS - 1u) / COLUMNS; const DOWN: u32 = (M + ROWS - 1u) / ROWS;
 const WHOLE: bool = M % ROWS == 0u && N % COLUMNS == 0u; // no block goes beyond the result
 const BESIDE: u32 = COLUMNS / SUB_COLUMNS;
-const SUBGROUPS: u32 = ROWS / SUB_ROWS * BESIDE * DEPTHS;
-const THREADS: u32 = SUBGROUPS * SUBGROUP;
-const TILES_DOWN: u32 = SUB_ROWS / TILE;
-const TILES_ACROSS: u32 = SUB_COLUMNS / TILE;
+const SUBGROUPS: u32 = ROWS / SUB_ROWS * BESIDE * DEPTHS; const THREADS: u32 = SUBGROUPS * SUBGROUP;
+const TILES_DOWN: u32 = SUB_ROWS / TILE; const TILES_ACROSS: u32 = SUB_COLUMNS / TILE;
 // Vectors of a row of each piece in shared memory, and from one row to the next.
 // @if A_ALONG_K
 const A_WIDTH: u32 = STEP / 4u;
@@ -68,28 +50,22 @@ const A_WIDTH: u32 = STEP / 4u;
 // @else
 const B_WIDTH: u32 = COLUMNS / 4u;
 // @end
-const A_STRIDE: u32 = A_WIDTH + PADDING;
-const B_STRIDE: u32 = B_WIDTH + PADDING;
-const A_VECTORS: u32 = ROWS * STEP / 4u;
-const B_VECTORS: u32 = COLUMNS * STEP / 4u;
-const A_PIECES: u32 = A_VECTORS / THREADS; // vectors that a thread copies
-const B_PIECES: u32 = B_VECTORS / THREADS;
+const A_STRIDE: u32 = A_WIDTH + PADDING; const B_STRIDE: u32 = B_WIDTH + PADDING;
+const A_VECTORS: u32 = ROWS * STEP / 4u; const B_VECTORS: u32 = COLUMNS * STEP / 4u;
+const A_PIECES: u32 = A_VECTORS / THREADS; const B_PIECES: u32 = B_VECTORS / THREADS; // vectors that a thread copies
 // Threads that bring a row of tiles to the epilogue, and what of it goes through shared memory together.
 const ROW_THREADS: u32 = DEPTHS * SUBGROUP;
 const SLAB_COLUMNS: u32 = min(max(ROW_THREADS / TILE, TILE), SUB_COLUMNS);
-const SLAB_TILES: u32 = SLAB_COLUMNS / TILE;
-const SLAB: u32 = TILE * SLAB_COLUMNS;
+const SLAB_TILES: u32 = SLAB_COLUMNS / TILE; const SLAB: u32 = TILE * SLAB_COLUMNS;
 
 // Indices of repeats.
 const i: u32 = 0u; const j: u32 = 0u; const p: u32 = 0u; const q: u32 = 0u; const s: u32 = 0u; const d: u32 = 0u; const g: u32 = 0u;
-
 var<storage, read> a: array<vec4<f32>>;
 var<storage, read> b: array<vec4<f32>>;
 // Where whole tiles are stored: the result, or parts of sums.
 var<storage, read_write> tiles: array<f32>;
 // Parts of sums of the blocks that are cut.
 var<storage, read_write> tail: array<f32>;
-
 var<workgroup> shared_a: array<Vector, A_VECTORS / A_WIDTH * A_STRIDE>;
 var<workgroup> shared_b: array<Vector, B_VECTORS / B_WIDTH * B_STRIDE>;
 var<workgroup> slab: array<f32, SLAB * SUBGROUPS>;

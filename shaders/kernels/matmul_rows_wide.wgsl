@@ -21,7 +21,8 @@ const TOGETHER: u32 = 1u; // sums of a thread that are in shared memory together
 const THREADS: u32 = 256u;
 const LANES: u32 = 32u;
 const SOME_ROWS: u32 = 4u; // rows from which on vectors beyond the end are left out by branches, behind which loads wait
-const MAX_ADDERS: u32 = 8u; // threads that add up the sums of a column
+const ADDERS: u32 = 8u; // threads that add up the sums of a column
+const LAST_ADDERS: u32 = 8u; // those of the last LAST sums
 
 const GROUPS: u32 = THREADS / LANES;
 const ACROSS: u32 = (N + COLUMNS * GROUPS - 1u) / (COLUMNS * GROUPS);
@@ -29,6 +30,7 @@ const WIDTH: u32 = LENGTH / 4u; // vectors of a part
 const VECTORS: u32 = (WIDTH + LANES - 1u) / LANES; // of a thread in a line
 const COUNT: u32 = (VECTORS + ROUNDS - 1u) / ROUNDS; // of a thread in a round
 const SUMS: u32 = M * COLUMNS;
+const LAST: u32 = SUMS - (SUMS - 1u) / TOGETHER * TOGETHER;
 const STRIDE: u32 = LANES + 1u; // keeps columns apart in the banks of shared memory
 const STAGED_VECTORS: u32 = M * WIDTH;
 const CHUNKS: u32 = (STAGED_VECTORS + THREADS - 1u) / THREADS;
@@ -42,7 +44,7 @@ var<storage, read_write> out: array<f32>;
 
 var<workgroup> staged: array<vec4<f32>, STAGED_VECTORS>;
 var<workgroup> sums: array<f32, TOGETHER * GROUPS * STRIDE>;
-var<workgroup> few: array<f32, min(TOGETHER * GROUPS * MAX_ADDERS, THREADS)>;
+var<workgroup> few: array<f32, GROUPS * max(TOGETHER * ADDERS, LAST * LAST_ADDERS)>;
 
 // The vector `k` of a row.
 fn load_a(batch: u32, line: u32, k: u32) -> vec4<f32> {
@@ -84,27 +86,23 @@ fn finish(part: u32, i: u32, product: f32) {
     out[part * (BATCH * M * N) + i] = product;
 }
 
-// Threads that add up the sums of each of so many columns: a power of two, as lanes are dealt out evenly.
-fn adders_of(results: u32) -> u32 {
-    return 1u << firstLeadingBit(min(THREADS / results, MAX_ADDERS));
+// Of the sums of a column's threads, every ADDERS-th from a place on, as pairs of pairs.
+fn add_lanes(at: u32) -> f32 {
+    return sums[at] + sums[at + ADDERS];
 }
 
-// Of the sums of a column's threads, every `adders`-th from a place on, as pairs of pairs.
-fn add_lanes(at: u32, adders: u32) -> f32 {
-    var sum = 0.0;
-    for (var lane = 0u; lane < LANES; lane += adders) {
-        sum += sums[at + lane];
-    }
-    return sum;
+// What the ADDERS threads of a column found, as pairs of pairs.
+fn add_few(own: u32) -> f32 {
+    return few[own * ADDERS] + few[own * ADDERS + 1u];
 }
 
-// What the adders of a column found, as pairs of pairs.
-fn add_few(own: u32, adders: u32) -> f32 {
-    var sum = 0.0;
-    for (var adder = 0u; adder < adders; adder += 1u) {
-        sum += few[own * adders + adder];
-    }
-    return sum;
+// The same by the LAST_ADDERS of the last sums.
+fn add_last_lanes(at: u32) -> f32 {
+    return sums[at] + sums[at + LAST_ADDERS];
+}
+
+fn add_last_few(own: u32) -> f32 {
+    return few[own * LAST_ADDERS] + few[own * LAST_ADDERS + 1u];
 }
 
 @compute @workgroup_size(THREADS)
@@ -183,8 +181,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     // @repeat s < (SUMS + TOGETHER - 1) / TOGETHER
     {
         let first = s * TOGETHER;
-        let results = min(TOGETHER, SUMS - s * TOGETHER) * GROUPS;
-        let adders = adders_of(results);
         // @if s > 0
         workgroupBarrier();
         // @end
@@ -192,15 +188,26 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         sums[((t - s * TOGETHER) * GROUPS + local / LANES) * STRIDE + slot] = sum_t;
         // @end
         workgroupBarrier();
-        if (local < results * adders) {
-            few[local] = add_lanes(local / adders * STRIDE + local % adders, adders);
+        // @if (s + 1) * TOGETHER < SUMS
+        //# if (local < TOGETHER * GROUPS * ADDERS) {
+        //#     few[local] = add_lanes(local / ADDERS * STRIDE + local % ADDERS);
+        //# }
+        // @else
+        if (local < LAST * GROUPS * LAST_ADDERS) {
+            few[local] = add_last_lanes(local / LAST_ADDERS * STRIDE + local % LAST_ADDERS);
         }
+        // @end
         workgroupBarrier();
-        if (local < results) {
-            let own = first + local / GROUPS;
+        if (local < min(TOGETHER, SUMS - s * TOGETHER) * GROUPS) {
+            let own = s * TOGETHER + local / GROUPS;
             let own_column = first_column + own % COLUMNS * GROUPS + local % GROUPS;
             if (own_column < N) {
-                finish(part, element_number(batch, own / COLUMNS, own_column), add_few(local, adders));
+                // @if (s + 1) * TOGETHER < SUMS
+                //# let sum = add_few(local);
+                // @else
+                let sum = add_last_few(local);
+                // @end
+                finish(part, element_number(batch, own / COLUMNS, own_column), sum);
             }
         }
     }

@@ -64,17 +64,14 @@ fn finish(part: u32, i: u32, product: f32) {
     out[part * (BATCH * M * N) + i] = product;
 }
 
-// An element of a vector.
-fn element(vector: Vector, number: u32) -> f32 {
-    return vector[number];
-}
-
 fn finish_within(part: u32, batch: u32, row: u32, column: u32, sum: f32) {
-    if (WHOLE) {
-        finish(part, element_number(batch, row, column), sum);
-    } else if (row < M && column < N) {
-        finish(part, element_number(batch, min(row, M - 1u), min(column, N - 1u)), sum);
-    }
+    // @if WHOLE
+    finish(part, element_number(batch, row, column), sum);
+    // @else
+    //# if (row < M && column < N) {
+    //#     finish(part, element_number(batch, min(row, M - 1u), min(column, N - 1u)), sum);
+    //# }
+    // @end
 }
 
 // The first line, and the first term, of a thread's vector `number` within a piece.
@@ -172,7 +169,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             let own_b_v = shared_b[place_of(d, own_line(x, v * WIDTH))];
             // @end
             // @repeat u < VECTORS, i in u * WIDTH..(u + 1) * WIDTH, v < VECTORS, j in v * WIDTH..(v + 1) * WIDTH
-            sum_i_j = fma(element(own_a_u, i % WIDTH), element(own_b_v, j % WIDTH), sum_i_j);
+            // @if WIDTH > 1
+            sum_i_j = fma(own_a_u[i % WIDTH], own_b_v[j % WIDTH], sum_i_j);
+            // @else
+            //# sum_i_j = fma(own_a_u, own_b_v, sum_i_j);
+            // @end
             // @end
         }
         workgroupBarrier();

@@ -16,16 +16,23 @@ macro_rules! files {
 }
 
 files! {
+    ARG_REDUCE "arg_reduce";
+    CACHE_WRITE "cache_write";
+    CUMSUM "cumsum";
     MATMUL_COOP "matmul_coop";
     MATMUL_DIRECT "matmul_direct";
     MATMUL_ROWS "matmul_rows";
     MATMUL_ROWS_WIDE "matmul_rows_wide";
     MATMUL_TILED "matmul_tiled";
+    POOL_AVG "pool_avg";
+    POOL_AVG_GRAD "pool_avg_grad";
+    POOL_MAX "pool_max";
     SCATTER_LISTS_APPLY "scatter_lists_apply";
     SCATTER_LISTS_BUILD "scatter_lists_build";
     SCATTER_LISTS_CLEAR "scatter_lists_clear";
     SCATTER_SCAN "scatter_scan";
     SPLIT_K_JOIN "split_k_join";
+    TOP_K "top_k";
 }
 
 #[cfg(test)]

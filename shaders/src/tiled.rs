@@ -337,7 +337,7 @@ impl<'a> Tiling<'a> {
             1 => k,
             parts => Tiling::length(k, parts),
         };
-        let mut template = sink
+        let template = sink
             .finish(Template::new(files::MATMUL_TILED))
             .alias("Vector", self.vector())
             .returns("load_a", &a, &a_value)
@@ -349,9 +349,6 @@ impl<'a> Tiling<'a> {
             .sizes([("EACH", self.tile), ("SIDE", SIDE), ("STEP", STEP)])
             .sizes([("PARTS", self.parts), ("PART_LENGTH", length)])
             .flag("LAST_IS_SHORT", sums::last_is_short(k, STEP, length, self.parts));
-        if self.width() == 1 {
-            template = template.returns("element", "", "vector");
-        }
         e.module
             .finish_template(template, Tiling::groups(&self.sizes, self.tile) * self.parts)
     }

@@ -130,26 +130,37 @@ impl<'a> Expander<'a> {
         if self.lines > MOST_LINES {
             return Err("it becomes too long".into());
         }
-        if let Some((name, ty, value)) = constant(line) {
-            self.known.push(name.to_owned());
-            let value = self.given.get(name).map_or(value, |given| given);
-            if ty == "u32" || ty == "bool" {
-                let number = self.evaluate(value)?;
-                self.values.insert(name.to_owned(), number);
-                let text = match ty {
-                    "bool" => (number != 0).to_string(),
-                    _ => format!("{number}u"),
-                };
-                self.push(&["const ", name, ": ", ty, " = ", &text, ";"]);
-            } else {
-                self.push(&["const ", name, ": ", ty, " = ", value, ";"]);
-            }
-            return Ok(());
+        if line.starts_with("const ") {
+            let code = line.split("//").next().unwrap_or_default();
+            return code.split_inclusive(';').try_for_each(|one| self.constant(one.trim()));
         }
         match indices {
             [] => self.push(&[line]),
             _ => self.push(&[&substituted(line, indices)]),
         }
+        Ok(())
+    }
+
+    /// Writes a constant of the module with its value, or the one that it is given.
+    fn constant(&mut self, text: &str) -> Result<(), String> {
+        if text.is_empty() {
+            return Ok(());
+        }
+        let (name, ty, value) = constant(text).ok_or_else(|| format!("'{text}' is no constant"))?;
+        self.known.push(name.to_owned());
+        let value = self.given.get(name).map_or(value, |given| given);
+        let text = match ty {
+            "u32" | "bool" => {
+                let number = self.evaluate(value)?;
+                self.values.insert(name.to_owned(), number);
+                match ty {
+                    "bool" => (number != 0).to_string(),
+                    _ => format!("{number}u"),
+                }
+            }
+            _ => value.to_owned(),
+        };
+        self.push(&["const ", name, ": ", ty, " = ", &text, ";"]);
         Ok(())
     }
 
@@ -197,16 +208,11 @@ fn block(lines: &[&str], begin: usize) -> Result<(Option<usize>, usize), String>
     Err(format!("'{}' has no '@end'", lines[begin].trim()))
 }
 
-/// Name, type and value of a constant of the module.
-fn constant(line: &str) -> Option<(&str, &str, &str)> {
-    let (name, rest) = line.strip_prefix("const ")?.split_once(':')?;
+/// Name, type and value of a constant.
+fn constant(text: &str) -> Option<(&str, &str, &str)> {
+    let (name, rest) = text.strip_prefix("const ")?.split_once(':')?;
     let (ty, value) = rest.split_once('=')?;
-    let value = value.split("//").next()?.trim().strip_suffix(';')?;
-    // Several on a line are indices, which repeats replace.
-    if value.contains(';') {
-        return None;
-    }
-    Some((name.trim(), ty.trim(), value.trim()))
+    Some((name.trim(), ty.trim(), value.trim().strip_suffix(';')?))
 }
 
 /// A line with numbers for indices: where they are identifiers, and where they are parts of identifiers.

@@ -88,6 +88,9 @@ impl<'a> Wide<'a> {
     pub(super) fn launch(&self, mut e: Emitter, sink: &Sink) -> Result<Launch, String> {
         let Sizes { batch, m, n, k } = self.sizes;
         let before = std::mem::take(&mut e.code);
+        let (sums, together) = (self.sums(), self.together());
+        let last = sums - (sums - 1) / together * together;
+        let [adders, last_adders] = [together, last].map(|sums| Wide::adders(sums * ACROSS));
         let mut template = sink
             .finish(Template::new(files::MATMUL_ROWS_WIDE))
             .insert("before", before)
@@ -99,21 +102,13 @@ impl<'a> Wide<'a> {
                 ("LENGTH", self.length),
             ])
             .sizes([("ROUNDS", self.rounds()), ("TOGETHER", self.together())])
-            .sizes([
-                ("THREADS", THREADS),
-                ("LANES", LANES),
-                ("SOME_ROWS", SOME_ROWS),
-                ("MAX_ADDERS", MAX_ADDERS),
-            ])
+            .sizes([("THREADS", THREADS), ("LANES", LANES), ("SOME_ROWS", SOME_ROWS)])
             .flag("STAGED", self.is_staged())
-            .body(
-                "add_lanes",
-                Wide::added(|adders| (0..LANES / adders).map(move |i| format!("sums[at + {}u]", i * adders))),
-            )
-            .body(
-                "add_few",
-                Wide::added(|adders| (0..adders).map(move |i| format!("few[own * {adders}u + {i}u]"))),
-            );
+            .sizes([("ADDERS", adders), ("LAST_ADDERS", last_adders)])
+            .returns("add_lanes", "", &Wide::add_lanes(adders))
+            .returns("add_few", "", &Wide::add_few(adders))
+            .returns("add_last_lanes", "", &Wide::add_lanes(last_adders))
+            .returns("add_last_few", "", &Wide::add_few(last_adders));
         let (b, b_value) = self.vector(&mut e, 1)?;
         template = template.returns("load_b", &b, &b_value);
         template = match self.is_staged() {
@@ -132,14 +127,19 @@ impl<'a> Wide<'a> {
         e.module.finish_template(template, groups)
     }
 
-    /// Statements that return a sum of terms, in pairs of pairs, for each number of `adders`.
-    fn added<I: Iterator<Item = String>>(terms: impl Fn(usize) -> I) -> String {
-        let numbers = (0..=MAX_ADDERS.ilog2()).map(|power| 1 << power);
-        let each = numbers.map(|adders| {
-            let sum = pairwise(terms(adders), sum);
-            format!("if (adders == {adders}u) {{\nreturn {sum};\n}}\n")
-        });
-        each.collect::<String>() + "return 0.0;\n"
+    /// Threads that add up the sums of each of so many columns: a power of two, as lanes are dealt out evenly.
+    fn adders(columns: usize) -> usize {
+        1 << (THREADS / columns).min(MAX_ADDERS).ilog2()
+    }
+
+    /// The sum of what every `adders`-th lane of a column has.
+    fn add_lanes(adders: usize) -> String {
+        pairwise((0..LANES / adders).map(|i| format!("sums[at + {}u]", i * adders)), sum)
+    }
+
+    /// The sum of what the adders of a column found.
+    fn add_few(adders: usize) -> String {
+        pairwise((0..adders).map(|i| format!("few[own * {adders}u + {i}u]")), sum)
     }
 
     /// Vectors of a thread in a line.
