@@ -33,10 +33,15 @@ fn comes_before(a: Value, b: Value) -> bool {
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let group_number = group.x;
+    // @if LANES == 1
+    //# let row_here = local;
+    //# let lane = 0u;
+    // @else
     let row_here = select(local / LANES, local % WIDTH, ROWS_FIRST);
     let lane = select(local % LANES, local / WIDTH, ROWS_FIRST);
+    // @end
     // Threads without a row do the work of the last one, and store nothing.
-    let exists = group_number * WIDTH + row_here < ROWS;
+    let exists = group_number * WIDTH + row_here <= ROWS - 1u;
     let row = min(group_number * WIDTH + row_here, ROWS - 1u);
     let start = row / INNER * (LENGTH * INNER) + row % INNER;
     let slot = lane * WIDTH + row_here;

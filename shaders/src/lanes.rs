@@ -56,7 +56,7 @@ impl Rows {
         Template::new(file)
             .sizes([("ROWS", self.rows), ("LENGTH", self.len), ("INNER", self.inner)])
             .sizes([("WIDTH", width), ("LANES", lanes), ("THREADS", THREADS)])
-            .flag("ROWS_FIRST", rows_first && lanes > 1)
+            .flag("ROWS_FIRST", rows_first)
     }
 
     fn finish(&self, module: Module, template: Template) -> Result<Launch, String> {

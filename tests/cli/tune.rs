@@ -57,7 +57,7 @@ fn a_product_is_tuned_stored_told_and_forgotten() {
         panic!("{report}")
     };
     assert!(class["class"].as_str().is_some_and(|c| c.contains("60x50")), "{class}");
-    assert!(class["usual_seconds"].as_f64().is_some_and(|s| s > 0.0), "{class}");
+    assert!(class["default_seconds"].as_f64().is_some_and(|s| s > 0.0), "{class}");
     assert_eq!(class["refused"], serde_json::json!([]), "{class}");
     assert!(err.contains("[1/1] product"), "{err}");
     let file = std::path::PathBuf::from(report["file"].as_str().expect("a path"));

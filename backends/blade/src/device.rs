@@ -8,7 +8,7 @@ use std::time::Duration;
 use blade_graphics as bg;
 use meganeura_core::attrs::Attrs;
 use meganeura_core::backend::shader::{ShaderDevice, shader_kernels};
-use meganeura_core::backend::{Capabilities, CostModel, Device, Executable, KernelDesc, KernelSource, Support};
+use meganeura_core::backend::{Capabilities, CostModel, Device, Executable, KernelDesc, KernelSource, Support, Tune};
 use meganeura_core::precision::Precision;
 use meganeura_core::{ExecutionPlan, Result, Session, TensorType};
 
@@ -300,6 +300,10 @@ impl Device for BladeDevice {
 
     fn memory_beside(&self, plan: &ExecutionPlan) -> Result<u64> {
         self.with(plan, self.coop_for(plan), |with| Ok(Draft::of(plan, with)?.beside()))
+    }
+
+    fn tunable(&self) -> Option<&dyn Tune> {
+        Some(self)
     }
 
     fn compile(&self, plan: &ExecutionPlan) -> Result<Box<dyn Executable>> {

@@ -34,7 +34,6 @@ use std::sync::Arc;
 pub use backend::BladeBackend;
 pub use coop::{CoopConfig, MIN_COOP_WORKGROUPS, prefers_coop, select_coop_config};
 pub use device::{BladeDevice, WithContext};
-pub use tune::{Refusal, TuneOptions, Tuned};
 
 meganeura_core::register_plugin!(meganeura_core::registry::PluginManifest {
     name: env!("CARGO_PKG_NAME"),

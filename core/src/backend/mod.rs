@@ -4,6 +4,7 @@
 //! an [`Executable`], which a session feeds, runs and reads.
 
 pub mod shader;
+mod tune;
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use crate::error::{Error, Result};
 use crate::ops::Call;
 use crate::plan::{BufferRef, ExecutionPlan, Part};
 use crate::shape::TensorType;
+pub use tune::{RefusedSchedule, Tune, TuneOptions, Tuned};
 
 /// Name, version and origin of a backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -286,6 +288,11 @@ pub trait Device: Send + Sync {
     fn memory_beside(&self, plan: &ExecutionPlan) -> Result<u64> {
         let _ = plan;
         Ok(0)
+    }
+
+    /// The device as one whose schedules can be measured, if its kernels have several.
+    fn tunable(&self) -> Option<&dyn Tune> {
+        None
     }
 
     /// Prepares everything that replaying the plan needs, and allocates its buffers: zeroed, constants and

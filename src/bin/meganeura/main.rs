@@ -9,7 +9,6 @@ use clap::{Parser, Subcommand};
 
 use meganeura::profiler::{self, TraceFile};
 
-#[cfg(feature = "blade")]
 use commands::tune;
 use commands::{bench, chat, conformance, devices, diff, doctor, explain, generate, ops, plugins, train};
 
@@ -55,7 +54,6 @@ enum Command {
     /// Measure how long steps of models and matrix products take on a device.
     Bench(bench::Args),
     /// Measure which kernels for products, reductions and attention are the fastest on a device, and use them from then on.
-    #[cfg(feature = "blade")]
     Tune(tune::Args),
     /// Check a device against the reference implementation of every operator.
     Conformance(conformance::Args),
@@ -98,7 +96,6 @@ fn run(command: &Command) -> ExitCode {
         Command::Ops(args) => ops::run(args),
         Command::Explain(args) => explain::run(args),
         Command::Bench(args) => bench::run(args),
-        #[cfg(feature = "blade")]
         Command::Tune(args) => tune::run(args),
         Command::Conformance(args) => conformance::run(args),
         Command::Diff(args) => diff::run(args),

@@ -1,6 +1,7 @@
 //! Ways that take turns: which of them is right, and faster than the usual one by more than times scatter.
 
 use meganeura_core::Result;
+use meganeura_core::backend::RefusedSchedule;
 
 /// Turns of a way and the usual one, from which the most promising is found.
 const FIRST_TURNS: usize = 5;
@@ -52,17 +53,6 @@ pub(super) trait Subject {
     fn is_over(&self) -> bool;
 }
 
-/// A way that is not used.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
-    /// Its name.
-    pub way: String,
-    /// Why.
-    pub reason: String,
-    /// Whether its results were wrong; else there was no kernel.
-    pub wrong: bool,
-}
-
 /// How a contest ended.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Decision {
@@ -76,7 +66,7 @@ pub(super) struct Decision {
     pub(super) timed: usize,
     /// Ways that were not tried, as the time was over.
     pub(super) untried: usize,
-    pub(super) refused: Vec<Refusal>,
+    pub(super) refused: Vec<RefusedSchedule>,
 }
 
 /// Lets the ways take turns.
@@ -104,8 +94,8 @@ pub(super) fn contest<S: Subject>(subject: &S) -> Result<Decision> {
             decision.untried = others.len() - number;
             break;
         }
-        let refusal = |reason: String, wrong| Refusal {
-            way: way.clone(),
+        let refusal = |reason: String, wrong| RefusedSchedule {
+            schedule: way.clone(),
             reason,
             wrong,
         };
@@ -271,9 +261,9 @@ mod tests {
         let [wrong, broken] = &decision.refused[..] else {
             panic!("{decision:?}")
         };
-        assert_eq!((wrong.way.as_str(), wrong.wrong), (WRONG, true));
+        assert_eq!((wrong.schedule.as_str(), wrong.wrong), (WRONG, true));
         assert!(wrong.reason.contains("element 3"), "{wrong:?}");
-        assert_eq!((broken.way.as_str(), broken.wrong), (BROKEN, false));
+        assert_eq!((broken.schedule.as_str(), broken.wrong), (BROKEN, false));
         let turns = told.turns.borrow();
         assert_eq!((turns[1], turns[3]), (0, 0), "what is wrong is not timed");
         assert_eq!(turns[2], FEW_TURNS, "what is hopeless is given up");

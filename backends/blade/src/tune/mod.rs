@@ -1,6 +1,6 @@
 //! Choosing ways to compute calls by measuring them.
 //!
-//! Commonly limits in the program choose (`kernels/variants.rs`). [`BladeDevice::tune`](crate::BladeDevice::tune) has all
+//! Commonly limits in the program choose (`kernels/variants.rs`). [`Tune::tune`](meganeura_core::backend::Tune::tune) has all
 //! ways of the calls of some plans take turns on the device at hand ([`contest`]), after each was compared with the usual
 //! one ([`trial`]), and keeps what was found in a file ([`store`]). A device reads that file when it is opened, and its plans
 //! get the ways that were measured to be faster, once each was compared for the call at hand ([`qualify`]). What is wrong, or
@@ -29,11 +29,9 @@ use meganeura_core::{Error, Result};
 
 use crate::backend::choice;
 use crate::gpu::NAME;
-pub use contest::Refusal;
 use meganeura_shaders::variants::{Class, ScheduleChooser};
 use store::Stored;
 pub(crate) use store::{Entry, Key};
-pub use tuner::{TuneOptions, Tuned};
 
 /// The setting that says whether stored ways are used.
 pub(crate) const TUNE: &str = "tune";

@@ -14,11 +14,12 @@ use meganeura_core::{DType, ExecutionPlan, NodeId, Result};
 use super::contest::{Subject, contest};
 use super::trial::Trial;
 use super::tuner::Found;
-use super::{Entry, TuneOptions, Tuning};
+use super::{Entry, Tuning};
 use crate::backend::BladeBackend;
 use crate::device::BladeDevice;
 use crate::executable::BladeExecutable;
 use crate::once::run_once;
+use meganeura_core::backend::{Tune, TuneOptions};
 
 /// The first usable device, with what is stored in a folder; none where there is no device, which the integration tests
 /// say.
@@ -234,7 +235,7 @@ fn a_planted_way_wins_is_stored_and_used() {
     let [refusal] = &decision.refused[..] else {
         panic!("{decision:?}")
     };
-    assert_eq!((&refusal.way, refusal.wrong), (wrong, true));
+    assert_eq!((&refusal.schedule, refusal.wrong), (wrong, true));
     assert!(refusal.reason.contains("element"), "{refusal:?}");
 
     let entry = Entry {
@@ -453,7 +454,7 @@ fn tuning_measures_and_keeps() {
         only.refused.is_empty() && only.skipped.is_none() && only.timed > 0,
         "{only:?}"
     );
-    assert!(only.usual_seconds > 0.0 && only.gain() >= 1.0, "{only:?}");
+    assert!(only.default_seconds > 0.0 && only.gain() >= 1.0, "{only:?}");
     assert!(fact(folder.path(), "").contains(" of 1 classes"));
     run_product(&device, &plans[0]);
 }

@@ -3,14 +3,15 @@
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use meganeura_core::backend::{Tune, TuneOptions, Tuned};
 use meganeura_core::plan::{Dispatch, ExecutionPlan};
 use meganeura_core::precision::Precision;
 use meganeura_core::{Error, Result};
 
 use super::Entry;
-use super::contest::{Decision, Refusal, contest};
+use super::contest::{Decision, contest};
 use super::operands::{Lasting, Operands};
 use super::qualify::text_hash;
 use super::trial::{Forced, Trial};
@@ -18,50 +19,6 @@ use crate::device::BladeDevice;
 use crate::narrow;
 use crate::program::{self, Narrows, With};
 use meganeura_shaders::variants::{Class, ScheduleChooser};
-
-/// What [`BladeDevice::tune`] measures.
-#[derive(Clone, Debug)]
-pub struct TuneOptions {
-    /// Time for all classes together, shared evenly. Making one kernel, which nothing interrupts, may take longer.
-    pub time: Duration,
-    /// Whether what is found is kept in the file.
-    pub keep: bool,
-}
-
-/// What was measured of a class of calls.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Tuned {
-    /// The class: what is computed, and its sizes.
-    pub class: String,
-    /// Such calls in the plans.
-    pub calls: usize,
-    /// The usual way.
-    pub usual: String,
-    /// The way that is faster, if one is.
-    pub winner: Option<String>,
-    /// Seconds of a call in the usual way; of one that could not be measured, 0.
-    pub usual_seconds: f64,
-    /// Seconds of a call in the way that is the best.
-    pub best_seconds: f64,
-    /// Ways that were timed, beside the usual one.
-    pub timed: usize,
-    /// Ways that were not tried, as the time was over.
-    pub untried: usize,
-    /// Ways that are wrong, or that the driver does not take.
-    pub refused: Vec<Refusal>,
-    /// Why the class was not measured, if it was not.
-    pub skipped: Option<String>,
-}
-
-impl Tuned {
-    /// The usual way's time by that of the best.
-    pub fn gain(&self) -> f64 {
-        match &self.winner {
-            Some(_) if self.best_seconds > 0.0 => self.usual_seconds / self.best_seconds,
-            _ => 1.0,
-        }
-    }
-}
 
 /// A class of calls of some plans.
 pub(super) struct Found {
@@ -82,18 +39,12 @@ impl Found {
     }
 }
 
-impl BladeDevice {
-    /// Measures the ways to compute the calls of plans for this device, class by class, those with most to do first. What
-    /// was found of each is told at once, and kept if that is asked for: plans that are compiled afterwards use it. Nothing
-    /// else should use the device meanwhile.
-    ///
-    /// # Errors
-    /// Plans without kernels; a file that cannot be written; a device that fails.
-    pub fn tune(
+impl Tune for BladeDevice {
+    fn tune(
         &self,
         plans: &[ExecutionPlan],
         options: &TuneOptions,
-        told: &mut dyn FnMut(usize, usize, &Tuned),
+        progress: &mut dyn FnMut(usize, usize, &Tuned),
     ) -> Result<Vec<Tuned>> {
         if options.keep {
             self.tuning().file()?;
@@ -112,12 +63,22 @@ impl BladeDevice {
             if options.keep && tuned.skipped.is_none() {
                 self.keep(found, &tuned)?;
             }
-            told(number + 1, classes.len(), &tuned);
+            progress(number + 1, classes.len(), &tuned);
             all.push(tuned);
         }
         Ok(all)
     }
 
+    fn forget_tuned(&self) -> Result<bool> {
+        self.tuning().forget()
+    }
+
+    fn tuned_file(&self) -> Result<&Path> {
+        self.tuning().file()
+    }
+}
+
+impl BladeDevice {
     /// The classes of calls of plans, those with most to do first.
     pub(super) fn classes(&self, plans: &[ExecutionPlan]) -> Result<Vec<Found>> {
         let mut found: Vec<Found> = Vec::new();
@@ -181,28 +142,12 @@ impl BladeDevice {
         });
         let entry = Entry {
             sizes: found.class.sizes.clone(),
-            usual: tuned.usual.clone(),
+            usual: tuned.default.clone(),
             winner: tuned.winner.clone(),
             gain: tuned.gain(),
             qualified: hash.into_iter().collect(),
         };
         self.tuning().keep(&found.class.name, entry)
-    }
-
-    /// Forgets what was measured on this device, with its driver, and before. Returns whether there was anything.
-    ///
-    /// # Errors
-    /// The file cannot be deleted, or the settings name none.
-    pub fn forget_tuned(&self) -> Result<bool> {
-        self.tuning().forget()
-    }
-
-    /// The file that keeps what was measured.
-    ///
-    /// # Errors
-    /// By the settings there is none.
-    pub fn tuned_file(&self) -> Result<&Path> {
-        self.tuning().file()
     }
 }
 
@@ -210,8 +155,8 @@ fn tuned(found: &Found, decision: Decision) -> Tuned {
     Tuned {
         class: found.class.name.clone(),
         calls: found.calls,
-        usual: found.ways.first().cloned().unwrap_or_default(),
-        usual_seconds: decision.usual,
+        default: found.ways.first().cloned().unwrap_or_default(),
+        default_seconds: decision.usual,
         best_seconds: match decision.winner {
             Some(_) => decision.best,
             None => decision.usual,

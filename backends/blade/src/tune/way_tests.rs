@@ -11,9 +11,10 @@ use meganeura_core::plan::compile_for;
 use meganeura_core::precision::Precision;
 use meganeura_core::{DType, ExecutionPlan, registry};
 
+use super::Entry;
 use super::tests::{check_ways, device, sources};
-use super::{Entry, TuneOptions};
 use crate::device::BladeDevice;
+use meganeura_core::backend::{Tune, TuneOptions};
 use meganeura_shaders::variants::is_known;
 
 /// Calls by what they are.
@@ -287,7 +288,7 @@ fn ways_of_reductions_and_attention_are_measured_stored_and_used() {
     assert_eq!(tuned.len(), classes.len());
     for tuned in &tuned {
         assert!(
-            tuned.skipped.is_none() && tuned.refused.is_empty() && tuned.usual_seconds > 0.0,
+            tuned.skipped.is_none() && tuned.refused.is_empty() && tuned.default_seconds > 0.0,
             "{tuned:?}"
         );
     }

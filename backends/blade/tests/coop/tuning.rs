@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use meganeura_blade::{BladeBackend, TuneOptions};
+use meganeura_blade::BladeBackend;
 use meganeura_core::backend::Backend as _;
+use meganeura_core::backend::{Tune, TuneOptions};
 use meganeura_core::config::Config;
 use meganeura_core::graph::Graph;
 use meganeura_core::plan::compile_at;

@@ -16,7 +16,6 @@ mod planned;
 pub(crate) mod plugins;
 mod precision;
 pub(crate) mod train;
-#[cfg(feature = "blade")]
 pub(crate) mod tune;
 mod work;
 

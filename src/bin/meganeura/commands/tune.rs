@@ -5,9 +5,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use meganeura::backend::Device;
+use meganeura::backend::{Device, Tune, TuneOptions, Tuned};
 use meganeura::bench::{Sizes, Task, metric, works};
-use meganeura::blade::{BladeBackend, BladeDevice, TuneOptions, Tuned};
 use meganeura::build::plan_for;
 use meganeura::config::Config;
 use meganeura::precision::Precision;
@@ -20,9 +19,6 @@ use super::bench::suites;
 use super::precision::Choice;
 use super::work::ModelOptions;
 use crate::output::{line, notice};
-
-/// The backend whose kernels have several ways to be computed.
-const BACKEND: &str = "blade";
 
 /// Options of `tune`.
 #[derive(Debug, clap::Args)]
@@ -48,7 +44,7 @@ pub(crate) struct Args {
     #[arg(long, value_enum)]
     precision: Option<Choice>,
 
-    /// Time for all of it. What a class of calls does not need is for those behind it, which have less to do.
+    /// Time for all classes of calls; unused time goes to later classes.
     #[arg(long, value_name = "N", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
     seconds: u64,
 
@@ -56,7 +52,7 @@ pub(crate) struct Args {
     #[arg(long)]
     dry_run: bool,
 
-    /// Forget what was measured on the device: the usual kernels are used again.
+    /// Forget what was measured on the device: the default schedules are used again.
     #[arg(long, conflicts_with_all = ["work", "suite", "dry_run", "precision"])]
     forget: bool,
 
@@ -79,44 +75,44 @@ pub(crate) fn run(args: &Args) -> Outcome {
         ..Config::load()?
     };
     let selected = select::select(args.device.as_deref(), &config)?;
-    if selected.backend.info().name != BACKEND {
+    let device: Arc<dyn Device> = selected.open(&config)?;
+    let Some(tunable) = device.tunable() else {
         return Err(format!(
-            "there is nothing to tune on {}: the kernels of GPUs have several ways to be computed, so name one with \
-             `--device {BACKEND}`; `meganeura devices` lists them",
+            "there is nothing to tune on {}: its kernels have one schedule each; `meganeura devices` lists other devices, of \
+             which GPUs have several, such as `--device blade`",
             selected.selector
         )
         .into());
-    }
-    let device = BladeBackend.open_device(selected.info.index, &config)?;
+    };
     if args.forget {
-        return forget(args, &device);
+        return forget(args, tunable);
     }
-    let plans = plans(args, &selected, &config)?;
+    let plans = plans(args, &selected, &device, &config)?;
     let options = TuneOptions {
         time: Duration::from_secs(args.seconds),
         keep: !args.dry_run,
     };
     let mut failure = Ok(());
-    let all = device.tune(&plans, &options, &mut |number, of, tuned| {
+    let all = tunable.tune(&plans, &options, &mut |number, of, tuned| {
         if let (Ok(()), Err(error)) = (&failure, tell(args, number, of, tuned)) {
             failure = Err(error);
         }
     })?;
     failure?;
-    report(args, &selected, &device, &all)?;
+    report(args, &selected, tunable, &all)?;
     Ok(match all.iter().any(|tuned| tuned.skipped.is_none()) {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,
     })
 }
 
-fn forget(args: &Args, device: &BladeDevice) -> Outcome {
+fn forget(args: &Args, device: &dyn Tune) -> Outcome {
     let file = device.tuned_file()?.to_owned();
     let was_there = device.forget_tuned()?;
     match args.json {
         true => line(json!({ "file": file, "forgotten": was_there }))?,
         false if was_there => line(format_args!(
-            "{} is deleted; the usual kernels are used",
+            "{} is deleted; the default schedules are used",
             file.display()
         ))?,
         false => line(format_args!(
@@ -128,8 +124,12 @@ fn forget(args: &Args, device: &BladeDevice) -> Outcome {
 }
 
 /// The plans whose calls are measured, as anybody has them on the device.
-fn plans(args: &Args, selected: &Selected, config: &Config) -> Result<Vec<ExecutionPlan>, Box<dyn Error>> {
-    let device: Arc<dyn Device> = selected.open(config)?;
+fn plans(
+    args: &Args,
+    selected: &Selected,
+    device: &Arc<dyn Device>,
+    config: &Config,
+) -> Result<Vec<ExecutionPlan>, Box<dyn Error>> {
     let wanted = args.precision.map(Precision::from).or(config.rewrite.precision);
     let mut plans = Vec::new();
     let mut rewrite = config.rewrite.clone();
@@ -137,16 +137,16 @@ fn plans(args: &Args, selected: &Selected, config: &Config) -> Result<Vec<Execut
         let work = args.models.work(name)?;
         let optimizer = (work.mode == Mode::Training).then(|| Sgd::new(1e-3).into());
         rewrite.precision = wanted;
-        plans.push(plan_for(&work.graph, &device, work.mode, optimizer.as_ref(), &rewrite)?.0);
+        plans.push(plan_for(&work.graph, device, work.mode, optimizer.as_ref(), &rewrite)?.0);
     }
     let listed = suites::distinct(&args.suite)
         .into_iter()
         .flat_map(|suite| works(suite, Sizes::of(selected.info.kind)))
         .filter(|work| work.task == Task::Step);
     for work in listed {
-        for precision in work.precisions(wanted, &*device) {
+        for precision in work.precisions(wanted, &**device) {
             rewrite.precision = Some(precision);
-            let plan = plan_for(&work.graph(), &device, work.mode, work.update.as_ref(), &rewrite);
+            let plan = plan_for(&work.graph(), device, work.mode, work.update.as_ref(), &rewrite);
             match plan {
                 Ok((plan, _)) => plans.push(plan),
                 Err(error) => notice(format_args!("{} is left out: {error}", work.name))?,
@@ -161,7 +161,7 @@ fn tell(args: &Args, number: usize, of: usize, tuned: &Tuned) -> std::io::Result
     for refusal in tuned.refused.iter().filter(|refusal| refusal.wrong) {
         notice(format_args!(
             "warning: '{}' is wrong for {} and never used: {}",
-            refusal.way, tuned.class, refusal.reason
+            refusal.schedule, tuned.class, refusal.reason
         ))?;
     }
     let text = format!("[{number}/{of}] {}: {}", tuned.class, outcome(tuned));
@@ -180,11 +180,11 @@ fn outcome(tuned: &Tuned) -> String {
         Some(winner) => format!(
             "{winner}, {} instead of {} of {}, {:.2} times as fast",
             seconds(tuned.best_seconds),
-            seconds(tuned.usual_seconds),
-            tuned.usual,
+            seconds(tuned.default_seconds),
+            tuned.default,
             tuned.gain()
         ),
-        None => format!("{} as usual, {}", tuned.usual, seconds(tuned.usual_seconds)),
+        None => format!("{} as by default, {}", tuned.default, seconds(tuned.default_seconds)),
     };
     text += &format!("; {} others were timed", tuned.timed);
     for (count, what) in [(tuned.refused.len(), "refused"), (tuned.untried, "not tried")] {
@@ -195,7 +195,7 @@ fn outcome(tuned: &Tuned) -> String {
     text
 }
 
-fn report(args: &Args, selected: &Selected, device: &BladeDevice, all: &[Tuned]) -> Result<(), Box<dyn Error>> {
+fn report(args: &Args, selected: &Selected, device: &dyn Tune, all: &[Tuned]) -> Result<(), Box<dyn Error>> {
     let file = match args.dry_run {
         true => None,
         false => Some(device.tuned_file()?),
@@ -212,8 +212,8 @@ fn report(args: &Args, selected: &Selected, device: &BladeDevice, all: &[Tuned])
         return Ok(());
     }
     let classes = match all.len() {
-        0 => "these works have no calls with several ways; nothing was measured".to_owned(),
-        count => format!("{winners} of {count} classes of calls have a faster way than usual"),
+        0 => "these works have no calls with several schedules; nothing was measured".to_owned(),
+        count => format!("{winners} of {count} classes of calls have a faster schedule than the default"),
     };
     match file {
         Some(file) if winners > 0 => line(format_args!(
@@ -227,12 +227,12 @@ fn report(args: &Args, selected: &Selected, device: &BladeDevice, all: &[Tuned])
 
 fn object(tuned: &Tuned) -> Value {
     let refused = tuned.refused.iter();
-    let refused = refused.map(|r| json!({ "way": r.way, "reason": r.reason, "wrong": r.wrong }));
+    let refused = refused.map(|r| json!({ "schedule": r.schedule, "reason": r.reason, "wrong": r.wrong }));
     json!({
         "class": tuned.class,
         "calls": tuned.calls,
-        "usual": tuned.usual,
-        "usual_seconds": tuned.usual_seconds,
+        "default": tuned.default,
+        "default_seconds": tuned.default_seconds,
         "winner": tuned.winner,
         "best_seconds": tuned.best_seconds,
         "gain": tuned.gain(),
