@@ -21,8 +21,8 @@ pub trait CustomKernel {
 
 /// Launches of the custom kernel of an operator; `None` if there is none for this call.
 pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
-    // What writes lasting data has to look at faults first. Operators with custom kernels write none.
-    let Some(kernel) = cx.custom.filter(|_| !cx.guarded && cx.skip_if.is_none()) else {
+    // Such a kernel writes in any case. Operators with custom kernels write no persistent data, so it need not look for faults.
+    let Some(kernel) = cx.custom.filter(|_| cx.skip_if.is_none()) else {
         return Ok(None);
     };
     if cx.kernel.outputs.iter().all(|ty| ty.numel() == 0) {
@@ -76,6 +76,7 @@ fn launches(cx: &CompileCx, kernel: &dyn CustomKernel, shader: Shader) -> Result
         tables: Vec::new(),
         groups: shader.groups,
         coop: false,
+        schedule: None,
         chosen: None,
     });
     Ok(compiled)

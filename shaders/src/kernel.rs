@@ -12,6 +12,8 @@ use super::coop::CoopConfig;
 use super::custom::CustomKernel;
 use super::variants::{Class, ScheduleChooser};
 
+/// Most buffers of a kernel, one less than of which Vulkan devices commonly have sixteen.
+pub(crate) const MAX_BINDINGS: usize = 15;
 /// Scalars of the session that are part of a launch; those beyond are in memory.
 pub const INLINE_SCALARS: usize = 16;
 /// Where data are.
@@ -70,7 +72,9 @@ pub struct Launch {
     pub groups: [u32; 3],
     /// Whether it uses matrix units.
     pub coop: bool,
-    /// The class of calls for which its way was [chosen](ScheduleChooser), if it was.
+    /// How it computes its part of the call, where there are several schedules.
+    pub schedule: Option<Arc<str>>,
+    /// The class of calls for which that was [chosen](ScheduleChooser), if it is not the default.
     pub chosen: Option<Arc<Class>>,
 }
 
@@ -79,6 +83,33 @@ pub(crate) const MAIN: &str =
     "fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {\n";
 
 impl Launch {
+    /// Makes it write nothing once a fault was reported: each workgroup looks before it does anything.
+    ///
+    /// # Errors
+    /// A custom kernel, or one that binds too much already.
+    pub fn guard(&mut self) -> Result<(), String> {
+        const GUARD: &str = "guard";
+        let (Some(main), false) = (self.source.find(MAIN), self.is_custom()) else {
+            return Err("a custom kernel does not look for faults before it writes".into());
+        };
+        if self.bindings.len() >= MAX_BINDINGS {
+            return Err(format!(
+                "it has {} operands and results, and cannot look for faults as well",
+                self.bindings.len()
+            ));
+        }
+        let looks = format!("if ({GUARD}[0] != 0u) {{\nreturn;\n}}\n");
+        self.source.insert_str(main + MAIN.len(), &looks);
+        // Extensions come before all declarations.
+        let enables = self.source.lines().take_while(|line| line.starts_with("enable "));
+        let declarations: usize = enables.map(|line| line.len() + 1).sum();
+        self.source
+            .insert_str(declarations, &format!("var<storage, read> {GUARD}: array<u32>;\n"));
+        self.bindings.push(Binding::Guard);
+        self.names.push(GUARD);
+        Ok(())
+    }
+
     /// Makes the code differ from that of other numbers, which are not 0, by what never happens: a launch has one layer of
     /// workgroups.
     pub fn differ(&mut self, number: usize) {
@@ -106,8 +137,6 @@ pub struct CompileCx<'a> {
     pub inputs: Vec<Source>,
     /// Where results go.
     pub outputs: Vec<Memory>,
-    /// Whether nothing may be written after a fault.
-    pub guarded: bool,
     /// A word; where it is not 0, nothing may be written.
     pub skip_if: Option<BufferRef>,
     /// Whether the host has looked at the indices among the operands.
@@ -144,7 +173,6 @@ impl<'a> CompileCx<'a> {
         CompileCx {
             inputs: (0..inputs).map(|i| Source::Memory(buffer(i))).collect(),
             outputs: (inputs..inputs + kernel.outputs.len()).map(buffer).collect(),
-            guarded: false,
             skip_if: None,
             host_validated: false,
             coop: None,
@@ -169,7 +197,6 @@ impl<'a> CompileCx<'a> {
             kernel,
             inputs,
             outputs,
-            guarded: self.guarded,
             skip_if: self.skip_if,
             host_validated: self.host_validated,
             coop: self.coop,

@@ -32,6 +32,7 @@ mod pull;
 mod rows;
 mod scalar;
 mod scatter;
+mod schedule;
 mod stages;
 mod sums;
 mod template;
@@ -49,6 +50,7 @@ use body::Body;
 pub use custom::CustomKernel;
 pub use files::KERNEL_FILES;
 pub use kernel::{Binding, CompileCx, Compiled, INLINE_SCALARS, Launch, Memory, Source};
+pub use schedule::Schedule;
 pub use template::KernelFile;
 pub use validate::validate;
 

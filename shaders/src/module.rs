@@ -6,13 +6,11 @@ use std::sync::Arc;
 
 use meganeura_core::DType;
 
-use super::kernel::{Binding, CompileCx, INLINE_SCALARS, Launch, MAIN, Memory, NAMES, Source};
+use super::kernel::{Binding, CompileCx, INLINE_SCALARS, Launch, MAIN, MAX_BINDINGS, Memory, NAMES, Source};
 use super::library::library;
 use super::scalar::{literal, wgsl_type};
 use super::template::{Template, WORKGROUP, names};
 
-/// Most buffers of a kernel, one less than of which Vulkan devices commonly have sixteen.
-const MOST_BINDINGS: usize = 15;
 /// The type of WGSL for half precision, and the extension that it takes.
 pub(crate) const HALF: &str = "f16";
 /// The extension of WGSL for matrix units.
@@ -295,16 +293,11 @@ impl<'a> Module<'a> {
         self.finish_template(template, count.div_ceil(threads))
     }
 
-    /// What a workgroup begins with: it looks at faults, and finds its number. With it, the workgroups to launch.
+    /// What a workgroup begins with: it looks whether to write anything, and finds its number. With it, the workgroups to launch.
     fn begin(&mut self, groups: usize) -> Result<(String, [u32; 3]), String> {
-        let mut guards = Vec::new();
-        if self.cx.guarded {
-            guards.push(self.slot(Binding::Guard, "u32", false));
-        }
-        if let Some(buffer) = self.cx.skip_if {
-            guards.push(self.slot(Binding::Memory(Memory::Buffer(buffer)), "u32", false));
-        }
-        if self.slots.len() > MOST_BINDINGS {
+        let skip = self.cx.skip_if.map(|buffer| Binding::Memory(Memory::Buffer(buffer)));
+        let skip = skip.map(|binding| self.slot(binding, "u32", false));
+        if self.slots.len() > MAX_BINDINGS {
             return Err(format!(
                 "it has {} operands and results, more than a kernel binds",
                 self.slots.len()
@@ -312,8 +305,8 @@ impl<'a> Module<'a> {
         }
         let [x, y] = fold(groups)?;
         let mut begin = String::new();
-        for guard in guards {
-            let _ = writeln!(begin, "if ({guard}[0] != 0u) {{\nreturn;\n}}");
+        if let Some(skip) = skip {
+            let _ = writeln!(begin, "if ({skip}[0] != 0u) {{\nreturn;\n}}");
         }
         match y {
             1 => begin.push_str("let group_number = group.x;\n"),
@@ -346,6 +339,7 @@ impl<'a> Module<'a> {
             tables: self.tables,
             groups,
             coop: self.enabled.contains(&COOP),
+            schedule: None,
             chosen: None,
         })
     }

@@ -22,9 +22,9 @@ use super::kernel::{CompileCx, Compiled, Launch};
 use super::place::{self, Base, Index, Place};
 use super::pointwise::is_half;
 use super::scalar::{compute_type, wgsl_type};
+use super::variants::Candidate as _;
 use super::{Role, variants};
 pub(super) use layout::Layout;
-pub(super) use ways::FAMILIES;
 
 /// Threads of a workgroup.
 pub(super) const THREADS: usize = 256;
@@ -83,14 +83,15 @@ pub(super) fn compile(body: &Body, cx: &CompileCx) -> Result<Compiled, String> {
         return Ok(Compiled::default());
     }
     // A body that does not fit a kernel has no ways: it is cut.
-    let usual = rows.compile(cx, &rows.usual())?;
+    let usual = rows.usual();
+    let compiled = variants::scheduled(rows.compile(cx, &usual)?, &usual.schedule());
     let chosen = variants::chosen(
         cx,
         |precision| rows.class(cx, precision),
         || rows.all(),
         |way| rows.compile(cx, way),
     );
-    Ok(chosen.unwrap_or(usual))
+    Ok(chosen.unwrap_or(compiled))
 }
 
 impl<'a> Rows<'a> {

@@ -68,18 +68,18 @@ fn launches_with(coop: Option<CoopConfig>) -> Vec<(String, Launch)> {
                 inputs: &inputs,
                 outputs: &outputs,
             };
-            for guarded in [false, true] {
-                let cx = CompileCx {
-                    guarded,
-                    coop,
-                    ..CompileCx::standalone(kernel)
-                };
-                let made = compile(&cx).map(|c| c.launches).unwrap_or_default();
-                let new = made.into_iter().filter(|l| seen.insert(l.source.clone()));
-                all.extend(
-                    new.map(|l| (format!("{} {}", op.name(), sample.label), l))
-                        .collect::<Vec<_>>(),
-                );
+            let cx = CompileCx {
+                coop,
+                ..CompileCx::standalone(kernel)
+            };
+            for mut launch in compile(&cx).map(|c| c.launches).unwrap_or_default() {
+                let label = format!("{} {}", op.name(), sample.label);
+                if seen.insert(launch.source.clone()) {
+                    all.push((label.clone(), launch.clone()));
+                    if launch.guard().is_ok() {
+                        all.push((label, launch));
+                    }
+                }
             }
         }
     }
@@ -178,7 +178,6 @@ fn guarded_kernels_look_before_they_do_anything() {
     let inputs = [ty[0].clone(), ty[0].clone()];
     let (name, attrs) = ("core.add", Attrs::new());
     let cx = CompileCx {
-        guarded: true,
         skip_if: Some(BufferRef(9)),
         ..CompileCx::standalone(KernelDesc {
             name,
@@ -188,7 +187,8 @@ fn guarded_kernels_look_before_they_do_anything() {
             outputs: &ty,
         })
     };
-    let made = compile(&cx).expect("a kernel");
+    let mut made = compile(&cx).expect("a kernel");
+    made.launches[0].guard().expect("a guard");
     let Launch {
         bindings,
         names,

@@ -17,8 +17,8 @@ use super::kernel::{CompileCx, Compiled, Launch};
 use super::pointwise::is_half;
 use super::sums::{self, PARTIAL, Plain, Results, Sink, epilogue, join};
 use super::template::Template;
+use super::variants::Candidate as _;
 use super::{Role, variants, vectors};
-pub(super) use ways::FAMILIES;
 use ways::{Product, Tiles};
 
 /// Threads along each side of a tile.
@@ -177,7 +177,8 @@ pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx, products: &dyn Produc
         return Ok(compiled);
     }
     let tiles = Tiles::usual(&product).ok_or("it has a product of many rows")?;
-    tiles.compile(&product, &results)
+    let compiled = tiles.compile(&product, &results)?;
+    Ok(variants::scheduled(compiled, &tiles.schedule()))
 }
 
 impl Tiles<'_> {

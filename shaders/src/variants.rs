@@ -1,9 +1,8 @@
-//! Ways to compute a call: which one is chosen, and names for them that outlive the program.
+//! Which schedule a call gets.
 //!
-//! Commonly a call is computed in the way that hand-written limits choose, the *usual* one. Whoever measures can ask for
-//! another ([`ScheduleChooser`]): a call belongs to a [`Class`], and each [`Way`] has a name. A name begins with a family and its
-//! version, which is raised when its kernels change such that measurements hold no more. A kind of kernels that has several
-//! ways lists its families in [`FAMILIES`], and has a file `ways.rs` that names and lists them.
+//! By default the limits of each family of kernels choose, which are constants beside it. Whoever measures can ask for another
+//! schedule ([`ScheduleChooser`]): a call belongs to a [`Class`], and each [`Schedule`] can be printed and parsed. A family that has
+//! several schedules has a file `ways.rs` that lists them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,20 +10,12 @@ use std::sync::Arc;
 use meganeura_core::precision::Precision;
 
 use super::kernel::{CompileCx, Compiled};
-use super::{attention, rows, tiled};
+use super::schedule::Schedule;
 
-/// Families of ways, with their versions: how each name begins.
-const FAMILIES: [&[&str]; 3] = [&tiled::FAMILIES, &rows::FAMILIES, &attention::FAMILIES];
 /// Rows, and batches, up to which each number is a class of its own.
 const EXACT_ROWS: usize = 16;
 
-/// Whether a name is that of a way of this version.
-pub fn is_known(name: &str) -> bool {
-    let known = |family: &str| FAMILIES.iter().any(|families| families.contains(&family));
-    name.split(' ').next().is_some_and(known)
-}
-
-/// Calls for which one way is chosen: what is computed, how operands lie in memory, sizes, and the precision of the plan.
+/// Calls for which one schedule is chosen: what is computed, how operands lie in memory, sizes, and the precision of the plan.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Class {
     /// All of it, as one text.
@@ -53,55 +44,63 @@ pub(super) fn range(size: usize) -> String {
     }
 }
 
-/// Chooses ways for the calls of a plan.
+/// Chooses schedules for the calls of a plan.
 pub trait ScheduleChooser {
     /// Precision of the plan.
     fn precision(&self) -> Precision;
 
-    /// The name of the way for a class, if it is not the usual one. `offered` gives the names of all that there are, the
-    /// usual one first.
-    fn choose(&self, class: &Class, offered: &dyn Fn() -> Vec<String>) -> Option<String>;
+    /// The schedule for a class, if it is not the default one. `candidates` gives all that there are, the default one first.
+    fn choose(&self, class: &Class, candidates: &dyn Fn() -> Vec<Schedule>) -> Option<Schedule>;
 
-    /// There is no such way for a call, or no kernel can be made of it; the usual one is used.
-    fn missing(&self, class: &Class, name: &str) {
-        let _ = (class, name);
+    /// There is no such schedule for a call, or no kernel can be made of it; the default one is used.
+    fn missing(&self, class: &Class, schedule: &Schedule) {
+        let _ = (class, schedule);
     }
 }
 
-/// A way to compute a call.
-pub(super) trait Way {
-    /// Its name, which no other way of the call has: a family, and what tells it from others of the family.
-    fn name(&self) -> String;
+/// How a family of kernels computes a call.
+pub(super) trait Candidate {
+    /// What tells it from all others for the call.
+    fn schedule(&self) -> Schedule;
 }
 
-/// What choices ask to compile a call to; `None` where the usual way is as good as they know, or is all that can be made.
-/// `all` lists the ways, the usual one first; those of a name that came before are left out.
-pub(super) fn chosen<W: Way>(
+/// What a chooser asks to compile a call to; `None` where it asks for nothing, or for what cannot be made. `all` lists the
+/// candidates, the default one first.
+pub(super) fn chosen<C: Candidate>(
     cx: &CompileCx,
     class: impl FnOnce(Precision) -> Class,
-    all: impl Fn() -> Vec<W>,
-    compile: impl FnOnce(&W) -> Result<Compiled, String>,
+    all: impl Fn() -> Vec<C>,
+    compile: impl FnOnce(&C) -> Result<Compiled, String>,
 ) -> Option<Compiled> {
-    let choices = cx.choices?;
-    let class = class(choices.precision());
-    let offered = || {
-        let mut names: Vec<String> = Vec::new();
-        for name in all().iter().map(Way::name) {
-            if !names.contains(&name) {
-                names.push(name);
+    let chooser = cx.choices?;
+    let class = class(chooser.precision());
+    let candidates = || {
+        let mut schedules: Vec<Schedule> = Vec::new();
+        for schedule in all().iter().map(Candidate::schedule) {
+            if !schedules.contains(&schedule) {
+                schedules.push(schedule);
             }
         }
-        names
+        schedules
     };
-    let name = choices.choose(&class, &offered)?;
-    let way = all().into_iter().find(|way| way.name() == name);
-    let Some(mut compiled) = way.and_then(|way| compile(&way).ok()) else {
-        choices.missing(&class, &name);
+    let schedule = chooser.choose(&class, &candidates)?;
+    let candidate = all().into_iter().find(|candidate| candidate.schedule() == schedule);
+    let Some(mut compiled) = candidate.and_then(|candidate| compile(&candidate).ok()) else {
+        chooser.missing(&class, &schedule);
         return None;
     };
     let class = Arc::new(class);
     for launch in &mut compiled.launches {
         launch.chosen = Some(class.clone());
     }
-    Some(compiled)
+    Some(scheduled(compiled, &schedule))
+}
+
+/// Says in launches which schedule they follow.
+pub(super) fn scheduled(mut compiled: Compiled, schedule: &Schedule) -> Compiled {
+    let text: Arc<str> = schedule.to_string().into();
+    for launch in &mut compiled.launches {
+        launch.schedule.get_or_insert_with(|| text.clone());
+    }
+    compiled
 }

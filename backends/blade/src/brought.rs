@@ -14,11 +14,11 @@ use meganeura_core::reference::{Evaluation, Extent, call_operands, evaluate, ext
 use meganeura_core::{DType, Error, ExecutionPlan, Result};
 
 use crate::device::BladeDevice;
+use crate::dispatch::{Narrows, With};
 use crate::executable::BladeExecutable;
 use crate::gpu::NAME;
 use crate::once::{Word, run_once};
 use crate::pipeline::Pipeline;
-use crate::program::{Narrows, With};
 use meganeura_shaders::{Compiled, CustomKernel, Launch};
 
 /// Kernels that plans may use, by the names of their operators.

@@ -13,11 +13,11 @@ use meganeura_core::{Error, Graph, Result};
 
 use crate::brought::Brought;
 use crate::device::BladeDevice;
+use crate::dispatch::{Narrows, With};
 use crate::executable::BladeExecutable;
 use crate::gpu::NAME;
 use crate::once::{Word, run_once};
 use crate::probe::Limits;
-use crate::program::{Narrows, With};
 pub use meganeura_shaders::coop::{CoopConfig, MIN_COOP_WORKGROUPS, prefers_coop};
 
 /// Threads of a subgroup where the driver does not say: as on NVIDIA's GPUs, and others in one of their modes.

@@ -14,11 +14,13 @@ use meganeura_core::{ExecutionPlan, Result, Session, TensorType};
 
 use crate::brought::{self, Brought, Tried};
 use crate::coop::{self, CoopConfig, Wanted};
+use crate::dispatch::{Narrows, With};
 use crate::executable::BladeExecutable;
+use crate::facts;
 use crate::gpu::Gpu;
 use crate::pipeline::Pipelines;
 use crate::probe::{self, Limits, Probed};
-use crate::program::{self, Draft, Narrows, With};
+use crate::program::Draft;
 use crate::tune::Tuning;
 use meganeura_shaders as kernels;
 use meganeura_shaders::variants::ScheduleChooser;
@@ -280,18 +282,15 @@ impl Device for BladeDevice {
     }
 
     fn finalize(&self, plan: &mut ExecutionPlan) -> Result<()> {
-        let Some(config) = self.coop_at(plan.precision) else {
-            return Ok(());
-        };
         let brought = self.brought_for(plan);
         let chosen = self.tuning.choices(plan.precision);
         let with = With {
-            coop: Some(config),
+            coop: self.coop_at(plan.precision),
             brought: &brought,
             choices: chosen.as_ref().map(|chosen| chosen as &dyn ScheduleChooser),
             narrows: Narrows::No,
         };
-        program::choose_coop(plan, &with)
+        facts::choose_variants(plan, &with)
     }
 
     fn kernel_sources(&self, plan: &ExecutionPlan) -> Result<Vec<KernelSource>> {

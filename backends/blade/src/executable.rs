@@ -16,10 +16,11 @@ use meganeura_core::plan::{BufferRef, ExecutionPlan, check_fit};
 use meganeura_core::{Error, Result};
 
 use crate::device::BladeDevice;
+use crate::dispatch::With;
 use crate::gpu::{Gpu, NAME};
 use crate::memory::{Arena, Place};
 use crate::pipeline::{BoundLaunch, Scalars};
-use crate::program::{Draft, Extra, Phase, Reporter, Unmade, With};
+use crate::program::{Draft, Extra, Phase, Reporter, Unmade};
 use crate::timing::{Measured, PassTag, Profile};
 use faults::Faults;
 pub(crate) use faults::{Saved, joined, report_bytes};

@@ -4,17 +4,18 @@
 //! The plan knows nothing of it: its buffers are of `f32`, and as large. Only kernels that are made for a plan know.
 
 use std::collections::HashSet;
+use std::rc::Rc;
 
 use meganeura_core::DType;
 use meganeura_core::plan::{BufferRef, ExecutionPlan};
 
-use meganeura_shaders::{Compiled, Launch};
+use crate::facts::Facts;
 
 /// Buffers of a plan that can be in `f16`, for kernels that were made as if none were.
 ///
 /// None where buffers do not share memory: such plans are made to look at what is in each.
-pub(crate) fn choose(plan: &ExecutionPlan, compiled: &[Compiled]) -> HashSet<BufferRef> {
-    if plan.memory.offsets.is_empty() || compiled.iter().all(|kernels| kernels.rounded.is_empty()) {
+pub(crate) fn choose(plan: &ExecutionPlan, facts: &[Rc<Facts>]) -> HashSet<BufferRef> {
+    if plan.memory.offsets.is_empty() || facts.iter().all(|kernels| kernels.rounded.is_empty()) {
         return HashSet::new();
     }
     let (mut written, mut others, mut rounded) = (HashSet::new(), HashSet::new(), HashSet::new());
@@ -22,17 +23,16 @@ pub(crate) fn choose(plan: &ExecutionPlan, compiled: &[Compiled]) -> HashSet<Buf
     others.extend(plan.lasting());
     others.extend(plan.lse_buffers.iter().map(|(_, buffer)| *buffer));
     others.extend(plan.segments.iter().filter_map(|segment| segment.skip_if));
-    for (dispatch, compiled) in plan.dispatches.iter().zip(compiled) {
+    for (dispatch, facts) in plan.dispatches.iter().zip(facts) {
         for (i, operand) in dispatch.inputs.iter().enumerate() {
-            match compiled.rounded.contains(&i) {
+            match facts.rounded.contains(&i) {
                 true => rounded.insert(operand.buffer),
                 false => others.insert(operand.buffer),
             };
         }
-        let is_custom = compiled.launches.iter().any(Launch::is_custom);
         for output in &dispatch.outputs {
             // Written twice, it may be read between.
-            if !written.insert(output.buffer) || is_custom || output.ty.dtype != DType::F32 {
+            if !written.insert(output.buffer) || facts.is_custom || output.ty.dtype != DType::F32 {
                 others.insert(output.buffer);
             }
         }

@@ -1,21 +1,21 @@
 //! A plan as launches: what the executable records at each step.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use meganeura_core::backend::KernelSource;
-use meganeura_core::plan::{BufferRef, Dispatch, ExecutionPlan, Operand, Segment};
-use meganeura_core::{DType, Error, Result};
+use meganeura_core::plan::{BufferRef, Dispatch, ExecutionPlan, Segment};
+use meganeura_core::{Error, Result};
+use meganeura_shaders::variants::Class;
+use meganeura_shaders::{Binding, Compiled, Launch, Memory};
 
-use crate::brought::Brought;
+use crate::dispatch::{Known, Narrows, Sources, With, compile, refused};
 use crate::executable::{FRAMES, Saved, joined, report_bytes};
-use crate::gpu::{Gpu, NAME};
+use crate::facts::facts_of;
+use crate::gpu::Gpu;
 use crate::memory::Arena;
 use crate::narrow;
 use crate::pipeline::{Bound, Pipeline, Pipelines};
-use meganeura_shaders::coop::CoopConfig;
-use meganeura_shaders::variants::{Class, ScheduleChooser};
-use meganeura_shaders::{self as kernels, Binding, CompileCx, Compiled, CustomKernel, Launch, Memory, Source};
 
 /// A launch, ready to be recorded.
 pub(crate) struct Ready {
@@ -122,37 +122,28 @@ impl Draft {
                 skip_if[i] = segment.skip_if;
             }
         }
-        let none = HashSet::new();
         // The host looks at indices of inputs before a step.
         let fed: HashSet<usize> = plan.fed_indices().iter().map(|f| f.dispatch).collect();
-        let compile = |i: usize, guarded: bool, narrow: &HashSet<BufferRef>| {
-            let dispatch = &plan.dispatches[i];
+        let narrow = match with.narrows {
+            Narrows::Chosen if with.coop.is_some_and(|config| config.use_f16_input) => {
+                narrow::choose(plan, &facts_of(plan, with)?)
+            }
+            Narrows::No | Narrows::Chosen => HashSet::new(),
+            Narrows::Given(buffers) => buffers.clone(),
+        };
+        let compiled = plan.dispatches.iter().enumerate().map(|(i, dispatch)| {
             let with = With {
                 coop: with.coop.filter(|_| dispatch.use_coop),
                 ..*with
             };
             let known = Known {
-                fault: guarded,
                 skip_if: skip_if[i],
                 fed: fed.contains(&i),
-                narrow: Some(narrow),
+                narrow: Some(&narrow),
             };
             compile(dispatch, &sources, known, &with)
-        };
-        let compiled = (0..plan.dispatches.len()).map(|i| compile(i, false, &none));
+        });
         let mut compiled: Vec<Compiled> = compiled.collect::<Result<_>>()?;
-        let narrow = match with.narrows {
-            Narrows::No => none,
-            Narrows::Chosen => narrow::choose(plan, &compiled),
-            Narrows::Given(buffers) => buffers.clone(),
-        };
-        for (i, compiled) in compiled.iter_mut().enumerate().filter(|_| !narrow.is_empty()) {
-            let dispatch = &plan.dispatches[i];
-            let mut operands = dispatch.inputs.iter().chain(&dispatch.outputs);
-            if operands.any(|operand| narrow.contains(&operand.buffer)) {
-                *compiled = compile(i, false, &narrow)?;
-            }
-        }
         let (mut reporters, mut reporter) = (Vec::new(), Vec::new());
         for (dispatch, compiled) in plan.dispatches.iter().zip(&compiled) {
             reporter.push(reporters.len());
@@ -172,8 +163,12 @@ impl Draft {
             let mut guarded = persistent.clone();
             saved.iter().for_each(|buffer| _ = guarded.remove(buffer));
             for (i, compiled) in compiled.iter_mut().enumerate() {
-                if writes(&plan.dispatches[i], &guarded) {
-                    *compiled = compile(i, true, &narrow)?;
+                let dispatch = &plan.dispatches[i];
+                if writes(dispatch, &guarded) {
+                    let mut launches = compiled.launches.iter_mut();
+                    launches
+                        .try_for_each(Launch::guard)
+                        .map_err(|why| refused(dispatch, &why))?;
                 }
             }
         }
@@ -292,8 +287,8 @@ impl Draft {
                 part,
                 language: "wgsl",
                 text: launch.source.clone(),
-                variant: None,
-                why: None,
+                variant: launch.schedule.as_deref().map(str::to_owned),
+                why: why(launch),
             })
         });
         sources.collect()
@@ -332,6 +327,15 @@ impl Draft {
         let place = place.ok_or_else(|| Error::plan(format!("there is no buffer b{buffer}")))?;
         Ok(Bound::Piece(arena.piece(place, 0)))
     }
+}
+
+/// Why a launch follows its schedule, where there are several.
+fn why(launch: &Launch) -> Option<String> {
+    launch.schedule.as_ref()?;
+    Some(match &launch.chosen {
+        Some(class) => format!("measured to be faster than the default for {class}"),
+        None => "the default for such sizes on this device".to_owned(),
+    })
 }
 
 /// The tables of constants of all kernels.
@@ -397,104 +401,6 @@ fn phases(plan: &ExecutionPlan, segment: &Segment, ready: &mut impl Iterator<Ite
     phases
 }
 
-/// What is known of buffers when kernels are made.
-struct Sources {
-    constants: HashMap<BufferRef, u32>,
-    scalars: HashMap<BufferRef, usize>,
-}
-
-impl Sources {
-    fn of(plan: &ExecutionPlan) -> Self {
-        let constants = plan.constants().filter_map(|(buffer, bytes)| {
-            let dtype = plan.buffer_types.get(buffer.index())?.dtype;
-            let words: Vec<&[u8]> = bytes.chunks_exact(4).collect();
-            let first: [u8; 4] = (*words.first()?).try_into().ok()?;
-            let wide = matches!(dtype, DType::F32 | DType::U32 | DType::I32);
-            let same = wide && words.iter().all(|w| *w == first);
-            same.then(|| (buffer, u32::from_le_bytes(first)))
-        });
-        let scalars = plan.scalar_buffers.iter().enumerate().map(|(i, (_, b))| (*b, i));
-        Sources {
-            constants: constants.collect(),
-            scalars: scalars.collect(),
-        }
-    }
-
-    fn source(&self, operand: &Operand) -> Source {
-        if let Some(&bits) = self.constants.get(&operand.buffer) {
-            return Source::Constant(bits);
-        }
-        match self.scalars.get(&operand.buffer) {
-            Some(&place) => Source::Scalar(place),
-            None => Source::Memory(Memory::Buffer(operand.buffer)),
-        }
-    }
-}
-
-/// What kernels are made with.
-#[derive(Clone, Copy)]
-pub(crate) struct With<'a> {
-    /// Matrix units, for dispatches of which the plan says that they use them.
-    pub(crate) coop: Option<CoopConfig>,
-    /// Kernels of others.
-    pub(crate) brought: &'a Brought,
-    /// Ways to compute calls.
-    pub(crate) choices: Option<&'a dyn ScheduleChooser>,
-    /// Which buffers of `f32` are in `f16` in memory.
-    pub(crate) narrows: Narrows<'a>,
-}
-
-/// Buffers of `f32` that are in `f16` in memory; see [`narrow`].
-#[derive(Clone, Copy)]
-pub(crate) enum Narrows<'a> {
-    /// None.
-    No,
-    /// Results that are only read to be rounded.
-    Chosen,
-    /// These, which whoever writes them knows.
-    Given(&'a HashSet<BufferRef>),
-}
-
-/// Decides for each dispatch whether it uses matrix units.
-///
-/// # Errors
-/// A dispatch for which there is no kernel.
-pub(crate) fn choose_coop(plan: &mut ExecutionPlan, with: &With) -> Result<()> {
-    let sources = Sources::of(plan);
-    for dispatch in &mut plan.dispatches {
-        let compiled = compile(dispatch, &sources, Known::default(), with)?;
-        dispatch.use_coop = compiled.launches.iter().any(|l| l.coop);
-    }
-    Ok(())
-}
-
-/// Generates the kernels of each dispatch, as if all could use matrix units, for what the choices are asked meanwhile;
-/// `done` is called behind each.
-///
-/// # Errors
-/// A dispatch for which there is no kernel.
-pub(crate) fn ask(plan: &ExecutionPlan, with: &With, done: &mut dyn FnMut(&Dispatch)) -> Result<()> {
-    let sources = Sources::of(plan);
-    for dispatch in &plan.dispatches {
-        compile(dispatch, &sources, Known::default(), with)?;
-        done(dispatch);
-    }
-    Ok(())
-}
-
-/// The kernels of each dispatch, as if no buffer were in `f16` that the plan has in `f32`.
-///
-/// # Errors
-/// A dispatch for which there is no kernel.
-pub(crate) fn kernels_of(plan: &ExecutionPlan, with: &With) -> Result<Vec<Compiled>> {
-    let sources = Sources::of(plan);
-    let compiled = plan.dispatches.iter().map(|dispatch| {
-        let coop = with.coop.filter(|_| dispatch.use_coop);
-        compile(dispatch, &sources, Known::default(), &With { coop, ..*with })
-    });
-    compiled.collect()
-}
-
 /// What runs, for each dispatch, and whether on matrix units.
 fn titles_of(plan: &ExecutionPlan, compiled: &[Compiled]) -> Vec<String> {
     let title = |(dispatch, compiled): (&Dispatch, &Compiled)| match compiled.launches.iter().any(|l| l.coop) {
@@ -502,38 +408,4 @@ fn titles_of(plan: &ExecutionPlan, compiled: &[Compiled]) -> Vec<String> {
         false => dispatch.title(),
     };
     plan.dispatches.iter().zip(compiled).map(title).collect()
-}
-
-/// What is known of a dispatch beside itself.
-#[derive(Clone, Copy, Default)]
-struct Known<'a> {
-    /// It writes nothing after a fault.
-    fault: bool,
-    /// It writes nothing where this word is not 0.
-    skip_if: Option<BufferRef>,
-    /// The host looks at its indices.
-    fed: bool,
-    /// Buffers of `f32` that are in `f16` in memory.
-    narrow: Option<&'a HashSet<BufferRef>>,
-}
-
-fn compile(dispatch: &Dispatch, sources: &Sources, known: Known, with: &With) -> Result<Compiled> {
-    let types = dispatch.types();
-    let cx = CompileCx {
-        kernel: dispatch.kernel_desc(&types),
-        inputs: dispatch.inputs.iter().map(|o| sources.source(o)).collect(),
-        outputs: dispatch.outputs.iter().map(|o| Memory::Buffer(o.buffer)).collect(),
-        guarded: known.fault,
-        skip_if: known.skip_if,
-        host_validated: known.fed,
-        coop: with.coop,
-        choices: with.choices,
-        custom: with
-            .brought
-            .get(&dispatch.kernel.name)
-            .map(|kernel| &**kernel as &dyn CustomKernel),
-        first_scratch: 0,
-        f16_storage: known.narrow,
-    };
-    kernels::compile(&cx).map_err(|m| Error::backend(NAME, format!("{}: {m}", dispatch.label)))
 }

@@ -4,7 +4,7 @@
 //! cache would keep few workgroups busy for long: several share the keys of a query then, and a second launch brings together
 //! what they found ("Flash-Decoding": Dao, Haziza, Massa and Sizov, 2023).
 
-use std::fmt::{self, Write as _};
+use std::fmt::Write as _;
 
 use meganeura_core::DType;
 use meganeura_core::ops::AttentionDims;
@@ -12,6 +12,7 @@ use meganeura_core::ops::AttentionDims;
 use super::super::fold::{pairwise, sum};
 use super::super::kernel::{CompileCx, Compiled, Launch};
 use super::super::module::Module;
+use super::super::schedule::Schedule;
 use super::{MOST_WIDTH, POSITIONS, Side, Target, position, scale, start, store, window};
 
 /// Threads of a workgroup, and keys of a tile, where a thread has a key.
@@ -87,12 +88,15 @@ impl Sharing {
     }
 }
 
-impl fmt::Display for Sharing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "keys={} sharing={}", self.keys, self.threads)?;
+impl Sharing {
+    /// The schedule of a kernel that shares keys so.
+    pub(super) fn schedule(&self) -> Schedule {
+        let schedule = Schedule::of("attention_cached")
+            .with("keys", [self.keys])
+            .with("sharing", [self.threads]);
         match self.workgroups {
-            1 => Ok(()),
-            workgroups => write!(f, " workgroups={workgroups}"),
+            1 => schedule,
+            workgroups => schedule.with("workgroups", [workgroups]),
         }
     }
 }

@@ -16,8 +16,7 @@ use meganeura_core::ops::AttentionDims;
 
 use super::kernel::{CompileCx, Compiled};
 use super::module::Module;
-use super::variants;
-pub(super) use ways::FAMILIES;
+use super::variants::{self, Candidate as _};
 use ways::{Attention, Way};
 
 /// Most elements of a head, beyond which a thread's part of the results needs too many registers.
@@ -91,7 +90,10 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
         (Some(compiled), _) => Ok(Some(compiled)),
         // Ways of the products that it is taken apart to may be chosen.
         (None, Way::Apart) => Ok(None),
-        (None, usual) => attention.compile(&usual).map(Some),
+        (None, usual) => {
+            let compiled = attention.compile(&usual)?;
+            Ok(Some(variants::scheduled(compiled, &usual.schedule())))
+        }
     }
 }
 

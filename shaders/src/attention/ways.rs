@@ -5,21 +5,14 @@ use meganeura_core::ops::AttentionDims;
 use meganeura_core::precision::Precision;
 
 use super::super::compile_apart;
-use super::super::variants::{self, Class, range};
+use super::super::schedule::Schedule;
+use super::super::variants::{Candidate, Class, range};
 use super::cached::{self, Sharing};
 use super::coop::{backward as units_backward, forward as units_forward};
 use super::{
     CompileCx, Compiled, FEWEST_QUERIES, Kind, MOST_WIDTH, Side, backward, forward, pays, tiles, vectors, window,
 };
 
-/// Families of these ways.
-pub(crate) const FAMILIES: [&str; 5] = [
-    "attention-apart.v1",
-    "attention-tiles.v1",
-    "attention-units.v1",
-    "attention-vectors.v1",
-    "attention-elements.v1",
-];
 /// Most bytes of the scores of a call that is tried taken apart: a buffer that every device can bind.
 const MOST_SCORES: usize = 1 << 27;
 
@@ -40,17 +33,20 @@ pub(super) enum Way {
     Elements,
 }
 
-impl variants::Way for Way {
-    fn name(&self) -> String {
-        let [apart, tiles, units, vectors, elements] = FAMILIES;
+impl Candidate for Way {
+    fn schedule(&self) -> Schedule {
         match self {
-            Way::Apart => apart.to_owned(),
-            Way::Tiles(rows) => format!("{tiles} rows={rows}"),
-            Way::GradientTiles([queries, keys]) => format!("{tiles} queries={queries} keys={keys}"),
-            Way::Units(tiling) => format!("{units} {tiling}"),
-            Way::GradientUnits([queries, keys]) => format!("{units} queries={queries} keys={keys}"),
-            Way::Vectors(sharing) => format!("{vectors} {sharing}"),
-            Way::Elements => elements.to_owned(),
+            Way::Apart => Schedule::of("attention_decomposed"),
+            Way::Tiles(rows) => Schedule::of("attention_tiled").with("rows", [*rows]),
+            Way::GradientTiles([queries, keys]) => Schedule::of("attention_tiled")
+                .with("queries", [*queries])
+                .with("keys", [*keys]),
+            Way::Units(tiling) => Schedule::of("attention_coop").with("keys", [tiling.keys()]),
+            Way::GradientUnits([queries, keys]) => Schedule::of("attention_coop")
+                .with("queries", queries.setting())
+                .with("keys", keys.setting()),
+            Way::Vectors(sharing) => sharing.schedule(),
+            Way::Elements => Schedule::of("attention_cached_elements"),
         }
     }
 }

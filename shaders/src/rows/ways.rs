@@ -4,11 +4,10 @@
 use meganeura_core::precision::Precision;
 
 use super::super::body::Def;
-use super::super::variants::{self, Class, range};
+use super::super::schedule::Schedule;
+use super::super::variants::{Candidate, Class, range};
 use super::{CompileCx, Compiled, Layout, MOST_PARTS, Rows, THREADS};
 
-/// The family of these ways.
-pub(crate) const FAMILIES: [&str; 1] = ["rows.v1"];
 /// Multiplications that take as long as an element on its way from memory, roughly.
 const WORK_OF_ELEMENT: u128 = 64;
 /// Most columns of a thread that are tried: more are no work for a single one.
@@ -28,10 +27,12 @@ pub(super) struct Way {
     pub(super) written: usize,
 }
 
-impl variants::Way for Way {
-    fn name(&self) -> String {
-        let ([family], Way { layout, parts, written }) = (FAMILIES, self);
-        format!("{family} lanes={} parts={parts} written={written}", layout.lanes)
+impl Candidate for Way {
+    fn schedule(&self) -> Schedule {
+        Schedule::of("reduce")
+            .with("lanes", [self.layout.lanes])
+            .with("split", [self.parts])
+            .with("unroll", [self.written])
     }
 }
 

@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use meganeura_core::Value;
 use meganeura_core::precision::Precision;
 
+use super::super::Schedule;
 use super::super::coop::MIN_COOP_WORKGROUPS;
 use super::super::variants::{Class, ScheduleChooser};
 use super::*;
@@ -171,8 +172,8 @@ fn check_shared(label: &str, launch: &Launch) {
 /// The ways that there are for a product, and the one to be used.
 #[derive(Default)]
 struct Ways {
-    offered: RefCell<Vec<String>>,
-    used: Option<String>,
+    offered: RefCell<Vec<Schedule>>,
+    used: Option<Schedule>,
 }
 
 impl ScheduleChooser for Ways {
@@ -180,13 +181,13 @@ impl ScheduleChooser for Ways {
         Precision::Mixed
     }
 
-    fn choose(&self, _: &Class, offered: &dyn Fn() -> Vec<String>) -> Option<String> {
+    fn choose(&self, _: &Class, offered: &dyn Fn() -> Vec<Schedule>) -> Option<Schedule> {
         *self.offered.borrow_mut() = offered();
         self.used.clone()
     }
 
-    fn missing(&self, class: &Class, name: &str) {
-        panic!("{class} has no way '{name}'");
+    fn missing(&self, class: &Class, schedule: &Schedule) {
+        panic!("{class} has no schedule '{schedule}'");
     }
 }
 
@@ -206,11 +207,13 @@ fn every_way_on_matrix_units_is_valid() {
         let asked = Ways::default();
         with(&asked);
         let offered = asked.offered.take();
-        let units: Vec<String> = offered.into_iter().filter(|way| way.starts_with("units")).collect();
+        let is_coop = |schedule: &Schedule| schedule.kernel().starts_with("matmul_coop");
+        let units: Vec<Schedule> = offered.into_iter().filter(is_coop).collect();
         assert!(units.len() > 1, "{label}: {units:?}");
         let mut blocks = HashSet::new();
         for way in units {
-            let block = way.split(" parts").next().unwrap_or_default().to_owned();
+            let text = way.to_string();
+            let block = text.split(" split_k").next().unwrap_or_default().to_owned();
             // Numbers of parts differ in what is stored alone, which is tested with the usual ones.
             if !blocks.insert(block.clone()) {
                 continue;
@@ -322,7 +325,7 @@ fn every_way_of_attention_on_matrix_units_is_valid() {
             let asked = Ways::default();
             with(&asked);
             for way in asked.offered.take() {
-                if !way.starts_with("attention-units") {
+                if !way.kernel().starts_with("attention_coop") {
                     continue;
                 }
                 let made = with(&Ways {

@@ -5,12 +5,11 @@ use meganeura_core::precision::Precision;
 use super::super::body::{Body, Id};
 use super::super::coop::Blocks;
 use super::super::kernel::CompileCx;
-use super::super::variants::{Class, Way, range};
+use super::super::schedule::Schedule;
+use super::super::variants::{Candidate, Class, range};
 use super::super::vectors::{self, Vectors};
 use super::{Products, Sizes, Tiling};
 
-/// Families of these ways.
-pub(crate) const FAMILIES: [&str; 5] = ["direct.v1", "tiles.v1", "lanes.v1", "wide.v1", "units.v1"];
 /// Products up to which a thread for each result is as good, and simpler.
 const FEW_PRODUCTS: usize = 1 << 16;
 /// Longest sum of such a thread.
@@ -121,31 +120,33 @@ impl<'a> Tiles<'a> {
     }
 }
 
-impl Way for Tiles<'_> {
-    fn name(&self) -> String {
-        let [direct, tiles, lanes, wide, units] = FAMILIES;
+impl Candidate for Tiles<'_> {
+    fn schedule(&self) -> Schedule {
         match self {
-            Tiles::Direct => direct.to_owned(),
-            Tiles::Threads(tiling) => format!("{tiles} side={} parts={}", tiling.tile, tiling.parts),
+            Tiles::Direct => Schedule::of("matmul_direct"),
+            Tiles::Threads(tiling) => Schedule::of("matmul_tiled")
+                .with("each", [tiling.tile])
+                .with("split_k", [tiling.parts]),
             Tiles::Vectors(vectors) => match vectors.wide() {
-                Some(wide_one) => format!("{wide} columns={} parts={}", wide_one.columns(), wide_one.parts()),
-                None => format!("{lanes} lanes={} parts={}", vectors.lanes(), vectors.parts()),
+                Some(wide) => Schedule::of("matmul_rows_wide")
+                    .with("columns", [wide.columns()])
+                    .with("split_k", [wide.parts()]),
+                None => Schedule::of("matmul_rows")
+                    .with("lanes", [vectors.lanes()])
+                    .with("split_k", [vectors.parts()]),
             },
             Tiles::Units(blocks) => {
                 let b = blocks.block();
-                let tail = blocks.tail().map(|t| format!(" tail={}x{}", t.blocks, t.parts()));
-                format!(
-                    "{units} block={}x{}x{} each={}x{} depths={} ahead={} parts={}{}",
-                    b.rows,
-                    b.columns,
-                    b.step,
-                    b.sub_rows,
-                    b.sub_columns,
-                    b.depths,
-                    b.ahead,
-                    blocks.parts(),
-                    tail.unwrap_or_default()
-                )
+                let schedule = Schedule::of("matmul_coop")
+                    .with("block", [b.rows, b.columns, b.step])
+                    .with("subgroup", [b.sub_rows, b.sub_columns])
+                    .with("sliced_k", [b.depths])
+                    .with("prefetch", [b.ahead])
+                    .with("split_k", [blocks.parts()]);
+                match blocks.tail() {
+                    Some(tail) => schedule.with("tail", [tail.blocks, tail.parts()]),
+                    None => schedule,
+                }
             }
         }
     }

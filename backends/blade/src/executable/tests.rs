@@ -9,7 +9,7 @@ use super::BladeExecutable;
 use crate::backend::BladeBackend;
 use crate::brought::Brought;
 use crate::device::BladeDevice;
-use crate::program::{Narrows, With};
+use crate::dispatch::{Narrows, With};
 
 /// Bytes of the input of the plan.
 const BYTES: usize = 4 * 2_501;

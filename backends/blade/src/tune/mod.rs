@@ -29,6 +29,7 @@ use meganeura_core::{Error, Result};
 
 use crate::backend::choice;
 use crate::gpu::NAME;
+use meganeura_shaders::Schedule;
 use meganeura_shaders::variants::{Class, ScheduleChooser};
 use store::Stored;
 pub(crate) use store::{Entry, Key};
@@ -263,14 +264,14 @@ impl ScheduleChooser for Chosen<'_> {
         self.precision
     }
 
-    fn choose(&self, class: &Class, _: &dyn Fn() -> Vec<String>) -> Option<String> {
-        self.tuning.lock().winner(&class.name).map(str::to_owned)
+    fn choose(&self, class: &Class, _: &dyn Fn() -> Vec<Schedule>) -> Option<Schedule> {
+        self.tuning.lock().winner(&class.name)?.parse().ok()
     }
 
-    fn missing(&self, class: &Class, name: &str) {
+    fn missing(&self, class: &Class, schedule: &Schedule) {
         // Another number of rows of the class may have fewer ways, as may a call computed in place.
         log::info!(
-            "{}: there is no way '{name}' for this call of {class}; the usual one is used",
+            "{}: there is no schedule '{schedule}' for this call of {class}; the default one is used",
             self.tuning.key.device
         );
     }

@@ -17,6 +17,7 @@ use super::operands::Operands;
 use super::trial::Trial;
 use crate::device::BladeDevice;
 use crate::gpu::NAME;
+use meganeura_shaders::Schedule;
 use meganeura_shaders::coop::CoopConfig;
 use meganeura_shaders::variants::{Class, ScheduleChooser};
 use meganeura_shaders::{self as kernels, CompileCx};
@@ -118,19 +119,19 @@ impl ScheduleChooser for Noted<'_> {
         self.choices.precision()
     }
 
-    fn choose(&self, class: &Class, offered: &dyn Fn() -> Vec<String>) -> Option<String> {
-        let way = self.choices.choose(class, offered)?;
-        let all = offered();
+    fn choose(&self, class: &Class, candidates: &dyn Fn() -> Vec<Schedule>) -> Option<Schedule> {
+        let way = self.choices.choose(class, candidates)?;
+        let all = candidates();
         if let Some(usual) = all.first().filter(|usual| **usual != way && all.contains(&way)) {
             self.asked.borrow_mut().push(Noticed {
                 class: class.clone(),
-                ways: [usual.clone(), way.clone()],
+                ways: [usual.to_string(), way.to_string()],
             });
         }
         Some(way)
     }
 
-    fn missing(&self, class: &Class, name: &str) {
-        self.choices.missing(class, name);
+    fn missing(&self, class: &Class, schedule: &Schedule) {
+        self.choices.missing(class, schedule);
     }
 }

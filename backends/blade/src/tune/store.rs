@@ -10,7 +10,7 @@ use meganeura_core::{Error, Result};
 use ron::ser::PrettyConfig;
 use serde::{Deserialize, Serialize};
 
-use meganeura_shaders::variants;
+use meganeura_shaders::Schedule;
 
 /// First words of every file.
 const MAGIC: &str = "// meganeura tuned kernels, format ";
@@ -181,7 +181,7 @@ impl Stored {
 
     /// Those whose ways this version does not have.
     pub(super) fn unknown(&self) -> Vec<(String, String)> {
-        let unknown = self.winners().filter(|(_, way)| !variants::is_known(way));
+        let unknown = self.winners().filter(|(_, way)| way.parse::<Schedule>().is_err());
         unknown.map(|(class, way)| (class.to_owned(), way.to_owned())).collect()
     }
 
@@ -223,7 +223,7 @@ mod tests {
     fn stored() -> Stored {
         let entry = |winner: Option<&str>| Entry {
             sizes: vec![1, 64, 768, 768],
-            usual: "tiles.v1 side=8 parts=1".into(),
+            usual: "matmul_tiled.v2 each=8 split_k=1".into(),
             winner: winner.map(str::to_owned),
             gain: 1.25,
             qualified: ["5c1f".to_owned()].into(),
@@ -231,9 +231,9 @@ mod tests {
         Stored {
             at: 1_795_000_000,
             entries: [
-                ("a".to_owned(), entry(Some("tiles.v1 side=4 parts=1"))),
+                ("a".to_owned(), entry(Some("matmul_tiled.v2 each=4 split_k=1"))),
                 ("b".to_owned(), entry(None)),
-                ("c".to_owned(), entry(Some("tiles.v0 side=4 parts=1"))),
+                ("c".to_owned(), entry(Some("matmul_tiled.v1 each=4 split_k=1"))),
             ]
             .into(),
         }
@@ -247,9 +247,12 @@ mod tests {
         stored().write(&path, &key()).expect("writes");
         let read = Stored::read(&path, &key()).expect("reads").expect("is there");
         assert_eq!(read, stored());
-        assert_eq!(read.winner("a"), Some("tiles.v1 side=4 parts=1"));
+        assert_eq!(read.winner("a"), Some("matmul_tiled.v2 each=4 split_k=1"));
         assert_eq!((read.winner("b"), read.winner("z")), (None, None));
-        assert_eq!(read.unknown(), [("c".to_owned(), "tiles.v0 side=4 parts=1".to_owned())]);
+        assert_eq!(
+            read.unknown(),
+            [("c".to_owned(), "matmul_tiled.v1 each=4 split_k=1".to_owned())]
+        );
     }
 
     #[test]

@@ -293,7 +293,7 @@ fn with_winner(
 #[test]
 fn ways_of_other_versions_are_dropped() {
     let folder = tempfile::tempdir().expect("a folder");
-    let Some((first, plan, class)) = with_winner(folder.path(), |_| "tiles.v0 side=3 parts=1".into()) else {
+    let Some((first, plan, class)) = with_winner(folder.path(), |_| "matmul_tiled.v1 each=3 split_k=1".into()) else {
         return;
     };
     let path = first.tuned_file().expect("a file").to_owned();
@@ -309,7 +309,7 @@ fn ways_of_other_versions_are_dropped() {
 #[test]
 fn a_way_that_a_product_does_not_have_is_passed_over() {
     let folder = tempfile::tempdir().expect("a folder");
-    let Some((device, plan, _)) = with_winner(folder.path(), |_| "tiles.v1 side=8 parts=77".into()) else {
+    let Some((device, plan, _)) = with_winner(folder.path(), |_| "matmul_tiled.v2 each=8 split_k=77".into()) else {
         return;
     };
     run_product(&device, &plan);
@@ -520,7 +520,12 @@ fn every_way_gives_what_the_usual_one_does() {
             families.extend(others.filter_map(|way| way.split(' ').next().map(str::to_owned)));
         }
     }
-    for family in ["direct.v1", "tiles.v1", "lanes.v1", "wide.v1"] {
+    for family in [
+        "matmul_direct.v2",
+        "matmul_tiled.v2",
+        "matmul_rows.v2",
+        "matmul_rows_wide.v2",
+    ] {
         assert!(families.contains(family), "{families:?}");
     }
 }
@@ -558,11 +563,11 @@ fn the_usual_ways_are_right() {
             .get(meganeura_core::Value::from(result))
             .expect("a value")
             .data;
-        let with = crate::program::With {
+        let with = crate::dispatch::With {
             coop: None,
             brought: &Default::default(),
             choices: None,
-            narrows: crate::program::Narrows::No,
+            narrows: crate::dispatch::Narrows::No,
         };
         let mut executable = BladeExecutable::new(&device, &plan, &with).expect("it compiles");
         let words = |name: &str| {

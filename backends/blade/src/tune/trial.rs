@@ -16,9 +16,12 @@ use super::contest::Subject;
 use super::operands::{Datum, Held, Operands, Widened, data_of};
 use crate::brought::Brought;
 use crate::device::BladeDevice;
+use crate::dispatch::{Narrows, With};
 use crate::executable::BladeExecutable;
+use crate::facts;
 use crate::gpu::NAME;
-use crate::program::{self, Draft, Narrows, With};
+use crate::program::Draft;
+use meganeura_shaders::Schedule;
 use meganeura_shaders::coop::CoopConfig;
 use meganeura_shaders::variants::{Class, ScheduleChooser};
 
@@ -143,7 +146,7 @@ impl<'a> Trial<'a> {
         if narrow.is_empty() {
             return Ok(narrow);
         }
-        let kernels = program::kernels_of(&self.plan, with)?;
+        let kernels = facts::facts_of(&self.plan, with)?;
         for (dispatch, kernels) in self.plan.dispatches.iter().zip(&kernels) {
             let inputs = dispatch.inputs.iter().enumerate();
             inputs
@@ -258,13 +261,14 @@ impl ScheduleChooser for Forced<'_> {
         self.precision
     }
 
-    fn choose(&self, class: &Class, _: &dyn Fn() -> Vec<String>) -> Option<String> {
+    fn choose(&self, class: &Class, _: &dyn Fn() -> Vec<Schedule>) -> Option<Schedule> {
         let way = self.way.filter(|_| class.name == self.class.name)?;
+        let schedule = way.parse().ok()?;
         self.used.set(true);
-        Some(way.to_owned())
+        Some(schedule)
     }
 
-    fn missing(&self, _: &Class, _: &str) {
+    fn missing(&self, _: &Class, _: &Schedule) {
         self.used.set(false);
     }
 }

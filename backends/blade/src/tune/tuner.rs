@@ -16,8 +16,10 @@ use super::operands::{Lasting, Operands};
 use super::qualify::text_hash;
 use super::trial::{Forced, Trial};
 use crate::device::BladeDevice;
+use crate::dispatch::{Narrows, With};
+use crate::facts;
 use crate::narrow;
-use crate::program::{self, Narrows, With};
+use meganeura_shaders::Schedule;
 use meganeura_shaders::variants::{Class, ScheduleChooser};
 
 /// A class of calls of some plans.
@@ -97,10 +99,10 @@ impl BladeDevice {
             };
             let lasting = Lasting::of(plan);
             let narrow = match self.narrows() {
-                true => narrow::choose(plan, &program::kernels_of(plan, &With { choices: None, ..with })?),
+                true => narrow::choose(plan, &facts::facts_of(plan, &With { choices: None, ..with })?),
                 false => HashSet::new(),
             };
-            program::ask(plan, &with, &mut |dispatch| {
+            facts::ask(plan, &with, &mut |dispatch| {
                 for (class, ways) in asked.found.take() {
                     let at = *known.entry(class.name.clone()).or_insert_with(|| {
                         found.push(Found {
@@ -195,8 +197,9 @@ impl ScheduleChooser for Asked {
         self.precision
     }
 
-    fn choose(&self, class: &Class, offered: &dyn Fn() -> Vec<String>) -> Option<String> {
-        self.found.borrow_mut().push((class.clone(), offered()));
+    fn choose(&self, class: &Class, candidates: &dyn Fn() -> Vec<Schedule>) -> Option<Schedule> {
+        let candidates = candidates().iter().map(Schedule::to_string).collect();
+        self.found.borrow_mut().push((class.clone(), candidates));
         None
     }
 }

@@ -15,7 +15,7 @@ use super::Entry;
 use super::tests::{check_ways, device, sources};
 use crate::device::BladeDevice;
 use meganeura_core::backend::{Tune, TuneOptions};
-use meganeura_shaders::variants::is_known;
+use meganeura_shaders::Schedule;
 
 /// Calls by what they are.
 type Build = fn(&mut Graph) -> Vec<Value>;
@@ -186,15 +186,15 @@ fn compare(builds: Vec<Build>) -> Option<BTreeMap<String, BTreeSet<String>>> {
             assert_eq!(names.len(), found.ways.len(), "{:?}", found.ways);
             assert!(found.class.work > 0, "{:?}", found.class);
             for way in &found.ways {
-                assert!(is_known(way), "{way}");
+                assert!(way.parse::<Schedule>().is_ok(), "{way}");
                 let (family, rest) = way.split_once(' ').unwrap_or((way, ""));
                 families.entry(family.to_owned()).or_default().insert(rest.to_owned());
             }
             check_ways(&device, &found);
         }
     }
-    if device.coop_at(Precision::Mixed).is_some() && families.contains_key("attention-tiles.v1") {
-        assert!(families.contains_key("attention-units.v1"), "{families:?}");
+    if device.coop_at(Precision::Mixed).is_some() && families.contains_key("attention_tiled.v2") {
+        assert!(families.contains_key("attention_coop.v2"), "{families:?}");
     }
     Some(families)
 }
@@ -209,10 +209,10 @@ fn check_families(builds: Vec<Build>, expected: &[&str]) -> Option<BTreeMap<Stri
 
 #[test]
 fn every_way_to_reduce_gives_what_the_usual_one_does() {
-    let Some(families) = check_families(reductions(), &["rows.v1"]) else {
+    let Some(families) = check_families(reductions(), &["reduce.v2"]) else {
         return;
     };
-    let has = |part: &str| families["rows.v1"].iter().any(|way| way.contains(part));
+    let has = |part: &str| families["reduce.v2"].iter().any(|way| way.contains(part));
     for part in [
         "lanes=1 ",
         "lanes=8 ",
@@ -229,21 +229,21 @@ fn every_way_to_reduce_gives_what_the_usual_one_does() {
 
 #[test]
 fn every_way_to_attend_gives_what_the_usual_one_does() {
-    check_families(attentions(), &["attention-tiles.v1", "attention-apart.v1"]);
+    check_families(attentions(), &["attention_tiled.v2", "attention_decomposed.v2"]);
 }
 
 #[test]
 fn every_way_to_the_gradient_of_attention_gives_what_the_usual_one_does() {
-    check_families(gradients(), &["attention-tiles.v1", "attention-apart.v1"]);
+    check_families(gradients(), &["attention_tiled.v2", "attention_decomposed.v2"]);
 }
 
 #[test]
 fn every_way_to_attend_to_a_cache_gives_what_the_usual_one_does() {
     let expected = [
-        "attention-vectors.v1",
-        "attention-elements.v1",
-        "attention-tiles.v1",
-        "attention-apart.v1",
+        "attention_cached.v2",
+        "attention_cached_elements.v2",
+        "attention_tiled.v2",
+        "attention_decomposed.v2",
     ];
     check_families(caches(), &expected);
 }
@@ -297,7 +297,7 @@ fn ways_of_reductions_and_attention_are_measured_stored_and_used() {
         let entry = Entry {
             sizes: found.class.sizes.clone(),
             usual: found.ways[0].clone(),
-            winner: found.ways.iter().rfind(|way| !way.contains("apart")).cloned(),
+            winner: found.ways.iter().rfind(|way| !way.contains("decomposed")).cloned(),
             gain: 2.0,
             qualified: Default::default(),
         };

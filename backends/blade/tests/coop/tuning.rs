@@ -41,7 +41,7 @@ fn ways_on_and_off_matrix_units_agree() {
         .expect("it is measured");
     assert_eq!(all.len(), 2);
     for tuned in all {
-        assert!(tuned.usual.starts_with("units"), "{tuned:?}");
+        assert!(tuned.default.starts_with("matmul_coop"), "{tuned:?}");
         assert_eq!(tuned.skipped, None, "{tuned:?}");
         assert!(tuned.timed > 0, "{tuned:?}");
         assert!(!tuned.refused.iter().any(|refusal| refusal.wrong), "{tuned:?}");

@@ -12,7 +12,7 @@
 //! by tiles, 8 a subgroup, and 5 barriers, with 18 KiB of shared memory. Steps of 64 keys have fewer barriers, but leave
 //! room for fewer workgroups, which hide more of the waiting.
 
-use std::fmt::{self, Write as _};
+use std::fmt::Write as _;
 
 use meganeura_core::ops::AttentionDims;
 
@@ -70,12 +70,6 @@ pub(in super::super) fn compile(cx: &CompileCx, tiling: &Tiling) -> Result<Compi
     })
 }
 
-impl fmt::Display for Tiling {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "keys={}", self.keys())
-    }
-}
-
 impl Tiling {
     /// Bytes of shared memory that it takes, if threads share out evenly what there is to do.
     fn shared(&self) -> Option<usize> {
@@ -93,7 +87,7 @@ impl Tiling {
     }
 
     /// Keys of a step.
-    fn keys(&self) -> usize {
+    pub(in super::super) fn keys(&self) -> usize {
         self.key_tiles * self.units.tile()
     }
 

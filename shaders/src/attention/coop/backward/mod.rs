@@ -25,7 +25,7 @@
 
 mod weights;
 
-use std::fmt::{self, Write as _};
+use std::fmt::Write as _;
 
 use meganeura_core::DType;
 use meganeura_core::ops::AttentionDims;
@@ -106,9 +106,10 @@ pub(in super::super) fn compile(cx: &CompileCx, [queries, keys]: &[Tiling; 2]) -
     })
 }
 
-impl fmt::Display for Tiling {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}x{}", self.beside, self.columns())
+impl Tiling {
+    /// The setting of a schedule: subgroups beside each other, and columns of a step.
+    pub(in super::super) fn setting(&self) -> [usize; 2] {
+        [self.beside, self.columns()]
     }
 }
 

@@ -1,0 +1,157 @@
+//! Schedules as values: how a kernel computes a call.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// Kernels that have several schedules for a call, each with its version, and the names of their settings. The version is raised
+/// when a kernel changes such that earlier measurements hold no more: schedules of another version cannot be parsed.
+const KERNELS: [(&str, &[&str]); 11] = [
+    ("matmul_direct.v2", &[]),
+    // Rows and columns of a thread, and parts of the summed dimension.
+    ("matmul_tiled.v2", &["each", "split_k"]),
+    // Threads that share the sum of a column.
+    ("matmul_rows.v2", &["lanes", "split_k"]),
+    // Columns of a thread.
+    ("matmul_rows_wide.v2", &["columns", "split_k"]),
+    // Rows, columns and terms of a workgroup's step; rows and columns of a subgroup; subgroups that share the terms of a step; steps
+    // that are prefetched; parts of the summed dimension; blocks behind the last whole wave, and their parts.
+    (
+        "matmul_coop.v2",
+        &["block", "subgroup", "sliced_k", "prefetch", "split_k", "tail"],
+    ),
+    // Threads of a row, its parts, and columns of a thread whose loop is unrolled.
+    ("reduce.v2", &["lanes", "split", "unroll"]),
+    ("attention_decomposed.v2", &[]),
+    // Rows of a tile; of a gradient those of queries and of keys.
+    ("attention_tiled.v2", &["rows", "queries", "keys"]),
+    ("attention_coop.v2", &["queries", "keys"]),
+    // Keys of a tile, threads that share a key, workgroups that share the keys of a query.
+    ("attention_cached.v2", &["keys", "sharing", "workgroups"]),
+    ("attention_cached_elements.v2", &[]),
+];
+
+/// How a kernel computes a call: the kernel with its version, and its settings. As text `matmul_tiled.v2 each=4 split_k=2`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Schedule {
+    kernel: &'static str,
+    /// In the order of the kernel's list.
+    settings: Vec<(&'static str, Vec<usize>)>,
+}
+
+impl Schedule {
+    /// The schedule of a kernel without settings.
+    pub(crate) fn of(kernel: &str) -> Self {
+        let named = |(known, _): &&(&'static str, &[&str])| known.split('.').next() == Some(kernel);
+        let kernel = KERNELS.iter().find(named).map(|(kernel, _)| *kernel);
+        debug_assert!(kernel.is_some(), "a kernel of the list");
+        Schedule {
+            kernel: kernel.unwrap_or_default(),
+            settings: Vec::new(),
+        }
+    }
+
+    /// The same with a setting: a number, or several such as rows and columns.
+    pub(crate) fn with(mut self, name: &'static str, value: impl Into<Vec<usize>>) -> Self {
+        debug_assert!(self.names().contains(&name), "a setting of {}", self.kernel);
+        self.settings.push((name, value.into()));
+        self
+    }
+
+    /// The kernel, with its version.
+    pub fn kernel(&self) -> &'static str {
+        self.kernel
+    }
+
+    /// A setting's numbers, if the schedule has it.
+    pub fn get(&self, name: &str) -> Option<&[usize]> {
+        let found = self.settings.iter().find(|(known, _)| *known == name)?;
+        Some(&found.1)
+    }
+
+    fn names(&self) -> &'static [&'static str] {
+        let known = KERNELS.iter().find(|(kernel, _)| *kernel == self.kernel);
+        known.map_or(&[], |(_, names)| names)
+    }
+}
+
+impl fmt::Display for Schedule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.kernel)?;
+        for (name, numbers) in &self.settings {
+            write!(f, " {name}=")?;
+            for (i, number) in numbers.iter().enumerate() {
+                let times = if i == 0 { "" } else { "x" };
+                write!(f, "{times}{number}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Schedule {
+    type Err = String;
+
+    /// Reads what [`Display`](fmt::Display) writes.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut words = text.split(' ');
+        let kernel = words.next().unwrap_or_default();
+        let known = KERNELS.iter().find(|(known, _)| *known == kernel);
+        let (kernel, names) =
+            known.ok_or_else(|| format!("'{kernel}' is no kernel of this version that has schedules"))?;
+        let mut settings: Vec<(&'static str, Vec<usize>)> = Vec::new();
+        for word in words {
+            let wrong = || format!("'{word}' is no setting of {kernel}");
+            let (name, numbers) = word.split_once('=').ok_or_else(wrong)?;
+            let name = names.iter().find(|known| **known == name).ok_or_else(wrong)?;
+            if settings.iter().any(|(known, _)| known == name) {
+                return Err(format!("'{name}' is set twice"));
+            }
+            let numbers = numbers.split('x').map(str::parse).collect::<Result<_, _>>();
+            settings.push((name, numbers.map_err(|_| wrong())?));
+        }
+        Ok(Schedule { kernel, settings })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_printed_can_be_parsed() {
+        let schedule = Schedule::of("matmul_coop")
+            .with("block", [128, 64, 32])
+            .with("prefetch", [2])
+            .with("tail", [24, 11]);
+        let text = schedule.to_string();
+        assert_eq!(text, "matmul_coop.v2 block=128x64x32 prefetch=2 tail=24x11");
+        assert_eq!(text.parse(), Ok(schedule.clone()));
+        assert_eq!(schedule.get("block"), Some(&[128, 64, 32][..]));
+        assert_eq!((schedule.get("split_k"), schedule.kernel()), (None, "matmul_coop.v2"));
+        assert_eq!(
+            Schedule::of("matmul_direct").to_string().parse(),
+            Ok(Schedule::of("matmul_direct"))
+        );
+    }
+
+    #[test]
+    fn other_text_is_refused() {
+        let refused = |text: &str| text.parse::<Schedule>().expect_err("no schedule");
+        for (text, expected) in [
+            ("", "'' is no kernel"),
+            (
+                "matmul_tiled.v1 each=4",
+                "'matmul_tiled.v1' is no kernel of this version",
+            ),
+            ("matmul_tiled.v2 side=4", "'side=4' is no setting of matmul_tiled.v2"),
+            ("matmul_tiled.v2 each", "'each' is no setting"),
+            ("matmul_tiled.v2 each=4x", "'each=4x' is no setting"),
+            ("matmul_tiled.v2 each=-4", "'each=-4' is no setting"),
+            ("matmul_tiled.v2 each=4 each=8", "'each' is set twice"),
+            ("matmul_tiled.v2  each=4", "'' is no setting"),
+        ] {
+            let error = refused(text);
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+    }
+}
