@@ -16,6 +16,9 @@ macro_rules! files {
 }
 
 files! {
+    ATTENTION_CACHED "attention_cached";
+    ATTENTION_CACHED_ELEMENTS "attention_cached_elements";
+    ATTENTION_CACHED_JOIN "attention_cached_join";
     SCATTER_LISTS_APPLY "scatter_lists_apply";
     SCATTER_LISTS_BUILD "scatter_lists_build";
     SCATTER_LISTS_CLEAR "scatter_lists_clear";

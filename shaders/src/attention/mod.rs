@@ -218,6 +218,11 @@ fn store(module: &mut Module, dims: &AttentionDims, target: Target, [start, vect
     code
 }
 
+/// The body of a function that [stores](store) `value`, the vector of the number `vector` in the row that begins at `start`.
+fn store_body(module: &mut Module, dims: &AttentionDims, target: Target) -> String {
+    store(module, dims, target, ["start", "vector", "value"])
+}
+
 /// Vectors of a head up to a multiple of which nothing else may be read: those of a step, and of a tile of matrix units.
 const DEPTH: usize = 4;
 
