@@ -30,6 +30,8 @@ impl Device for Spy {
             part: 1,
             language: "c",
             text: format!("kernel of {dispatch}"),
+            variant: None,
+            why: None,
         });
         Ok(sources.collect())
     }

@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use meganeura::{Graph, report};
+use meganeura::backend::KernelSource;
+use meganeura::{ExecutionPlan, Graph, report};
 use serde_json::Value;
 
 fn explain(args: &[&str]) -> Output {
@@ -106,6 +107,118 @@ fn the_page_holds_both_graphs_and_the_plan() {
     assert_eq!(left, 1, "nothing but the page stays");
 }
 
+/// A page about a small graph, with kernels.
+fn page_with(title: &str, plan: &ExecutionPlan, g: &Graph, kernels: &[KernelSource]) -> String {
+    let page = report::Report {
+        title: title.into(),
+        environment: Vec::new(),
+        before: g,
+        after: g,
+        optimization: &meganeura::OptimizeReport::default(),
+        plan,
+        kernels,
+        target: &meganeura::rewrite::Modelled::discrete_gpu(),
+        timings: None,
+        tensors: &[],
+    };
+    page.html().expect("a page")
+}
+
+#[test]
+fn kernels_are_written_once_and_named_by_their_dispatches() {
+    let mut g = Graph::new();
+    let mut x = g.input("x", &[2]);
+    for _ in 0..3 {
+        x = g.relu(x);
+    }
+    g.set_outputs(vec![x]);
+    let mut plan = meganeura::plan::try_compile(&g).expect("a plan");
+    plan.dispatches[0].variant = Some("rows".into());
+    plan.dispatches[1].use_coop = true;
+    let kernel = |dispatch, part, text: &str| KernelSource {
+        dispatch,
+        part,
+        language: "wgsl",
+        text: text.into(),
+        variant: None,
+        why: None,
+    };
+    let shared = "let a: vec4<f32> = b < c; // </script>{{data}}";
+    let chosen = KernelSource {
+        variant: Some("tiles".into()),
+        why: Some("Tuning measured it to be 1.5 times as fast.".into()),
+        ..kernel(1, 1, "other")
+    };
+    // That of a dispatch that is not there is left out.
+    let kernels = [
+        kernel(0, 0, shared),
+        kernel(1, 0, shared),
+        chosen,
+        kernel(99, 0, "none"),
+    ];
+    let page = page_with("a graph", &plan, &g, &kernels);
+    assert_eq!(page.matches("</script>").count(), 2, "the data's and the program's");
+    assert_eq!(page.matches("let a: vec4").count(), 1, "equal texts are there once");
+    assert!(page.contains("class KernelCard") && page.contains(r#"id="kernel""#));
+    let data = data(&page);
+    assert_eq!(data["kernels"], serde_json::json!([shared, "other"]));
+    let dispatches = data["plan"]["dispatches"].as_array().expect("dispatches");
+    let own = |i: usize| dispatches[i]["kernels"].as_array().expect("a list");
+    assert_eq!(own(0)[0]["text"], own(1)[0]["text"]);
+    assert_eq!((own(0).len(), own(1).len(), own(2).len()), (1, 2, 0));
+    // The plan's record stands in for what did not come with the text.
+    assert_eq!(
+        (&own(0)[0]["variant"], &own(1)[1]["variant"]),
+        (&"rows".into(), &"tiles".into())
+    );
+    assert!(own(1)[1]["why"].as_str().is_some_and(|why| why.contains("1.5 times")));
+    assert_eq!(
+        (&dispatches[0]["coop"], &dispatches[1]["coop"]),
+        (&false.into(), &true.into())
+    );
+}
+
+#[test]
+fn pages_of_devices_without_texts_have_no_kernels() {
+    let file = folder("textless").join("mlp.html");
+    let path = file.to_str().expect("a path");
+    let output = explain(&["mlp", "--device", "cpu", "--html", path]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let data = data(&std::fs::read_to_string(&file).expect("a page"));
+    assert_eq!(data["kernels"], serde_json::json!([]));
+    let dispatches = data["plan"]["dispatches"].as_array().expect("dispatches");
+    assert!(dispatches.iter().all(|d| d["kernels"] == serde_json::json!([])));
+}
+
+#[test]
+#[cfg(feature = "blade")]
+fn pages_of_gpus_have_the_kernels_of_every_dispatch() {
+    let file = folder("kernels").join("mlp.html");
+    let path = file.to_str().expect("a path");
+    let output = explain(&["mlp", "--train", "--device", "blade", "--html", path]);
+    let err = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() && std::env::var("MEGANEURA_REQUIRE_VULKAN").as_deref() != Ok("1") {
+        assert!(err.contains("blade"), "{err}");
+        eprintln!("NOT TESTED: texts of kernels need a Vulkan device");
+        return;
+    }
+    assert!(output.status.success(), "{err}");
+    let data = data(&std::fs::read_to_string(&file).expect("a page"));
+    let texts = data["kernels"].as_array().expect("texts");
+    let distinct: std::collections::HashSet<&str> = texts.iter().filter_map(Value::as_str).collect();
+    assert_eq!(distinct.len(), texts.len(), "equal texts are there once");
+    for dispatch in data["plan"]["dispatches"].as_array().expect("dispatches") {
+        let kernels = dispatch["kernels"].as_array().expect("a list");
+        assert!(!kernels.is_empty(), "{dispatch}");
+        assert!(
+            kernels
+                .iter()
+                .all(|k| k["text"].as_u64().is_some_and(|n| n < texts.len() as u64)),
+            "{dispatch}"
+        );
+    }
+}
+
 #[test]
 fn names_cannot_break_the_page() {
     let name = "</script><b>\"bold\"</b>{{program}}{{data}}";
@@ -114,18 +227,7 @@ fn names_cannot_break_the_page() {
     let y = g.relu(x);
     g.set_outputs(vec![y]);
     let plan = meganeura::plan::try_compile(&g).expect("a plan");
-    let page = report::Report {
-        title: name.into(),
-        environment: Vec::new(),
-        before: &g,
-        after: &g,
-        optimization: &meganeura::OptimizeReport::default(),
-        plan: &plan,
-        target: &meganeura::rewrite::Modelled::discrete_gpu(),
-        timings: None,
-        tensors: &[],
-    };
-    let page = page.html().expect("a page");
+    let page = page_with(name, &plan, &g, &[]);
     assert_eq!(page.matches("</script>").count(), 2, "the data's and the program's");
     let data = data(&page);
     assert!(

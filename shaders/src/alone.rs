@@ -3,12 +3,14 @@
 use meganeura_core::DType;
 use meganeura_core::ops::Pool2dDims;
 
+use super::files;
 use super::kernel::{CompileCx, Compiled, Launch};
 use super::lanes::{self, around};
 use super::module::Module;
 use super::pointwise::is_half;
 use super::scalar::wgsl_type;
 use super::scatter::Scatter;
+use super::template::{KernelFile, Template};
 
 /// Makes the launch of an operator.
 type Make = fn(&CompileCx) -> Result<Launch, String>;
@@ -54,103 +56,67 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
     }
 }
 
-/// Whether `a` comes before `b` in descending order, NaN first.
-fn above(dtype: DType, a: &str, b: &str) -> String {
-    ordered(dtype, ">", a, b)
-}
-
-/// Whether `a` comes before `b` by a comparison, NaN first.
-fn ordered(dtype: DType, compare: &str, a: &str, b: &str) -> String {
+/// The condition that `a` comes before `b` by a comparison, NaN first, of elements of a type.
+fn comes_before(dtype: DType, compare: &str) -> String {
     match wgsl_type(dtype) {
-        "f32" => format!("({a} {compare} {b} && !is_nan({b}) || is_nan({a}) && !is_nan({b}))"),
-        _ => format!("({a} {compare} {b})"),
+        "f32" => format!("a {compare} b && !is_nan(b) || is_nan(a) && !is_nan(b)"),
+        _ => format!("a {compare} b"),
     }
 }
 
 fn extreme(cx: &CompileCx, compare: &str) -> Result<Launch, String> {
-    let dtype = cx.kernel.inputs[0].dtype;
-    lanes::first_by(cx, &|a, b| ordered(dtype, compare, a, b))
+    lanes::arg_reduce(cx, &comes_before(cx.kernel.inputs[0].dtype, compare))
 }
 
-/// Every element counts those that come before it, and so knows its own place.
 fn top_k(cx: &CompileCx) -> Result<Launch, String> {
     let ty = &cx.kernel.inputs[0];
     let [_, len, inner] = around(&ty.shape, cx.kernel.attrs.int("axis")?)?;
-    let k = cx.kernel.attrs.size("k")?;
     let mut module = Module::new(cx);
-    let own = module.load(0, "i");
-    let other = module.load(0, &format!("start + q * {inner}u"));
-    let (before, behind) = (above(ty.dtype, "other", "own"), above(ty.dtype, "own", "other"));
-    let target = format!("(outer * {k}u + rank) * {inner}u + i % {inner}u");
-    let stores = module.store(0, &target, "own") + &module.store(1, &target, "p");
-    let code = format!(
-        "let outer = i / {0}u;\nlet p = i / {inner}u % {len}u;\nlet start = outer * {0}u + i % {inner}u;\n\
-         let own = {own};\nvar rank = 0u;\nfor (var q = 0u; q < {len}u; q += 1u) {{\nlet other = {other};\n\
-         if ({before} || q < p && !({behind})) {{\nrank += 1u;\n}}\n}}\nif (rank < {k}u) {{\n{stores}}}\n",
-        len * inner
-    );
-    module.finish_elements(&code, ty.numel())
+    let template = Template::new(files::TOP_K)
+        .alias("Value", wgsl_type(ty.dtype))
+        .returns("load", "", &module.load(0, "at"))
+        .returns("comes_before", "", &comes_before(ty.dtype, ">"))
+        .body(
+            "store",
+            module.store(0, "at", "value") + &module.store(1, "at", "place"),
+        )
+        .sizes([("LENGTH", len), ("INNER", inner), ("K", cx.kernel.attrs.size("k")?)]);
+    module.finish_template_elements(template, ty.numel())
 }
 
-/// Code that gives a thread its plane and place in a plane of this size.
-fn plane([height, width]: [usize; 2]) -> String {
-    format!(
-        "let plane = i / {0}u;\nlet y = i / {width}u % {height}u;\nlet x = i % {width}u;\n",
-        height * width
-    )
-}
-
-/// A loop over the elements of the window of output `y`, `x` that lie in the image.
-fn window(d: &Pool2dDims, inner: &str) -> String {
-    let ([h, w], [kh, kw], [sh, sw], [ph, pw]) = (d.input, d.kernel, d.stride, d.padding);
-    // Numbers before the first wrap to large ones.
-    format!(
-        "for (var p = 0u; p < {kh}u; p += 1u) {{\nfor (var q = 0u; q < {kw}u; q += 1u) {{\n\
-         let row = y * {sh}u + p - {ph}u;\nlet column = x * {sw}u + q - {pw}u;\n\
-         if (row < {h}u && column < {w}u) {{\nlet at = (plane * {h}u + row) * {w}u + column;\n{inner}}}\n}}\n}}\n"
-    )
+/// A kernel of a window that moves over an image.
+fn pooling(file: KernelFile, d: &Pool2dDims) -> Template {
+    let ([h, w], [out_h, out_w], [kh, kw]) = (d.input, d.output, d.kernel);
+    let ([sh, sw], [ph, pw]) = (d.stride, d.padding);
+    Template::new(file)
+        .sizes([("H", h), ("W", w), ("OUT_H", out_h), ("OUT_W", out_w)])
+        .sizes([("KERNEL_H", kh), ("KERNEL_W", kw), ("STRIDE_H", sh), ("STRIDE_W", sw)])
+        .sizes([("PADDING_H", ph), ("PADDING_W", pw)])
 }
 
 fn max_pool(cx: &CompileCx) -> Result<Launch, String> {
     let d = Pool2dDims::of(&cx.kernel.inputs[0].shape, cx.kernel.attrs)?;
     let mut module = Module::new(cx);
-    let value = module.load(0, "at");
-    let above = above(DType::F32, "value", "most");
-    let stores = module.store(0, "i", "most") + &module.store(1, "i", "best");
-    let search = window(
-        &d,
-        &format!("let value = {value};\nif (best == 0xffffffffu || {above}) {{\nbest = at;\nmost = value;\n}}\n"),
-    );
-    let code = format!(
-        "{}var best = 0xffffffffu;\nvar most = 0.0;\n{search}{stores}",
-        plane(d.output)
-    );
-    module.finish_elements(&code, cx.kernel.outputs[0].numel())
+    let template = pooling(files::POOL_MAX, &d)
+        .returns("load", "", &module.load(0, "at"))
+        .body("store", module.store(0, "i", "most") + &module.store(1, "i", "best"));
+    module.finish_template_elements(template, cx.kernel.outputs[0].numel())
 }
 
 fn avg_pool(cx: &CompileCx) -> Result<Launch, String> {
     let d = Pool2dDims::of(&cx.kernel.inputs[0].shape, cx.kernel.attrs)?;
-    let mut module = Module::new(cx);
-    let value = module.load(0, "at");
-    let store = module.store(0, "i", &format!("sum / {}.0", d.kernel[0] * d.kernel[1]));
-    let sum = window(&d, &format!("sum += {value};\n"));
-    let code = format!("{}var sum = 0.0;\n{sum}{store}", plane(d.output));
-    module.finish_elements(&code, cx.kernel.outputs[0].numel())
+    averages(cx, pooling(files::POOL_AVG, &d))
 }
 
 fn avg_pool_grad(cx: &CompileCx) -> Result<Launch, String> {
     let d = Pool2dDims::of(&cx.kernel.outputs[0].shape, cx.kernel.attrs)?;
-    let ([oh, ow], [kh, kw], [sh, sw], [ph, pw]) = (d.output, d.kernel, d.stride, d.padding);
+    averages(cx, pooling(files::POOL_AVG_GRAD, &d))
+}
+
+fn averages(cx: &CompileCx, template: Template) -> Result<Launch, String> {
     let mut module = Module::new(cx);
-    let value = module.load(0, &format!("(plane * {oh}u + row) * {ow}u + column"));
-    let store = module.store(0, "i", &format!("sum / {}.0", kh * kw));
-    // The windows that an element is in, by the tap that meets it.
-    let code = format!(
-        "{}var sum = 0.0;\nfor (var p = 0u; p < {kh}u; p += 1u) {{\nfor (var q = 0u; q < {kw}u; q += 1u) {{\n\
-         let down = y + {ph}u - p;\nlet across = x + {pw}u - q;\nlet row = down / {sh}u;\nlet column = across / {sw}u;\n\
-         if (row * {sh}u == down && column * {sw}u == across && row < {oh}u && column < {ow}u) {{\nsum += {value};\n}}\n\
-         }}\n}}\n{store}",
-        plane(d.input)
-    );
-    module.finish_elements(&code, cx.kernel.outputs[0].numel())
+    let template = template
+        .returns("load", "", &module.load(0, "at"))
+        .body("store", module.store(0, "i", "value"));
+    module.finish_template_elements(template, cx.kernel.outputs[0].numel())
 }

@@ -6,9 +6,11 @@ use meganeura_core::ops::CacheDims;
 
 use super::body::{Body, Def, Node};
 use super::emit::Emitter;
+use super::files;
 use super::kernel::{CompileCx, Compiled, Launch};
 use super::module::Module;
 use super::place::{self, Base};
+use super::template::Template;
 
 /// Operators of this file, with what the new rows and their positions become before they are written.
 const WRITES: [(&str, Option<&str>); 2] = [
@@ -54,16 +56,14 @@ fn write(cx: &CompileCx, before: Option<&str>) -> Result<Vec<Launch>, String> {
     let base = Base::new("i", types[0].numel());
     let place = place::split(&base, 1, &types[0].shape);
     let (code, value) = e.writing_block(&base, |e| e.value(body.results[0], &place))?;
-    let raw = e.module.load(1, "sequence");
-    let position = e.module.checked_index("given", dims.bound());
-    let target = format!("(sequence * {capacity}u + position) * {width}u + i % {}u", rows * width);
-    let store = e.module.store(0, &target, &value);
-    let code = format!(
-        "let sequence = i / {}u;\nlet given = {raw};\nlet position = {position};\n\
-         if (given != position) {{\nreturn;\n}}\n{code}{store}",
-        rows * width
-    );
-    launches.push(e.module.finish_elements(&code, types[0].numel())?);
+    e.module.uses_faults();
+    let template = Template::new(files::CACHE_WRITE)
+        .returns("load_position", "", &e.module.load(1, "sequence"))
+        .returns("new_element", &code, &value)
+        .body("store", e.module.store(0, "at", "value"))
+        .sizes([("ROWS", rows), ("CAPACITY", capacity), ("WIDTH", width)])
+        .size("POSITIONS", dims.bound());
+    launches.push(e.module.finish_template_elements(template, types[0].numel())?);
     Ok(launches)
 }
 

@@ -12,13 +12,13 @@
 mod block;
 mod tail;
 
-use std::fmt::Write as _;
-
 use super::emit::Emitter;
+use super::files;
 use super::fold::{pairwise, sum};
 use super::kernel::Launch;
-use super::module::{COOP, HALF};
-use super::sums::{self, Element, PARTIAL, Plain, Sink};
+use super::module::HALF;
+use super::sums::{self, Plain, Sink};
+use super::template::Template;
 use super::tiled::{Products, Sizes};
 pub(super) use block::Block;
 use tail::Tail;
@@ -110,11 +110,6 @@ impl Cut {
     fn even(k: usize, step: usize, wanted: usize, most: usize) -> Self {
         let most = most.min(k / (FEWEST_STEPS * step)).max(1);
         Cut::new(k, step, sums::even_parts(k.div_ceil(step), wanted, most))
-    }
-
-    /// Where a part of `k` terms begins, and how many it has, as WGSL expressions.
-    fn bounds(&self, k: usize, step: usize) -> [String; 2] {
-        sums::bounds(k, step, self.length, self.parts)
     }
 }
 
@@ -218,15 +213,11 @@ impl<'a> Blocks<'a> {
         self.block.depths * self.config.subgroup_size as usize
     }
 
-    /// Elements of [`Blocks::slab_columns`] of a row of tiles that each of these threads has.
+    /// Elements of a slab of results that each thread gives to the epilogue: as few as there can be, since what a workgroup has
+    /// of shared memory decides how many there are on a multiprocessor at a time.
     pub(super) fn elements_of_a_thread(&self) -> usize {
-        self.tile() * self.slab_columns() / self.threads_of_a_row()
-    }
-
-    /// Columns of a row of tiles that go through shared memory together: as few as there can be, since what a workgroup has of
-    /// it decides how many there are on a multiprocessor at a time.
-    fn slab_columns(&self) -> usize {
-        (self.threads_of_a_row() / self.tile()).clamp(self.tile(), self.block.sub_columns)
+        let columns = (self.threads_of_a_row() / self.tile()).clamp(self.tile(), self.block.sub_columns);
+        self.tile() * columns / self.threads_of_a_row()
     }
 
     /// The element type of tiles of the operands.
@@ -240,11 +231,6 @@ impl<'a> Blocks<'a> {
         format!("coop_mat{tile}x{tile}<{element},{role}>")
     }
 
-    /// Rows and columns of tiles of a subgroup.
-    fn tiles(&self) -> (usize, usize) {
-        (self.block.sub_rows / self.tile(), self.block.sub_columns / self.tile())
-    }
-
     /// Lines of an operand in a block: rows of the first, columns of the second.
     fn lines(&self, operand: usize) -> usize {
         if operand == 0 {
@@ -252,20 +238,6 @@ impl<'a> Blocks<'a> {
         } else {
             self.block.columns
         }
-    }
-
-    /// Vectors of four elements that lie side by side in memory, of an operand's piece in shared memory.
-    fn width(&self, operand: usize) -> usize {
-        match self.products.is_along_k(operand) {
-            true => self.block.step / 4,
-            false => self.lines(operand) / 4,
-        }
-    }
-
-    /// Vectors from one such row of an operand's piece to the next. The padding keeps rows apart in the banks of
-    /// shared memory.
-    fn stride(&self, operand: usize) -> usize {
-        self.width(operand) + if self.config.use_f16_input { 2 } else { 1 }
     }
 
     /// Vectors of a piece.
@@ -276,151 +248,77 @@ impl<'a> Blocks<'a> {
     /// A launch that gives each sum to a sink, or stores whole tiles where they are `plain`.
     pub(super) fn launch(&self, mut e: Emitter, sink: &Sink, plain: Option<&Plain>) -> Result<Launch, String> {
         let Sizes { batch, m, n, k } = self.sizes;
-        let Block {
-            rows,
-            columns,
-            step,
-            sub_rows,
-            sub_columns,
-            depths,
-            ahead,
-            ..
-        } = self.block;
-        let (across, down) = (n.div_ceil(columns), m.div_ceil(rows));
-        let (threads, size) = (self.threads(), self.config.subgroup_size);
-        let element = self.element();
-        e.module.enable(COOP);
+        let Block { rows, columns, .. } = self.block;
+        let plain = plain.filter(|_| self.block.depths == 1 && m % self.tile() == 0 && n % self.tile() == 0);
         if self.config.use_f16_input {
             e.module.enable(HALF);
         }
-        for (operand, name) in [(0, "a"), (1, "b")] {
-            let rows = self.vectors(operand) / self.width(operand);
-            let _ = writeln!(
-                e.module.items,
-                "var<workgroup> shared_{name}: array<vec4<{element}>, {}>;",
-                rows * self.stride(operand)
-            );
-            self.fetch(&mut e, operand, name)?;
+        if let Some(memory) = plain {
+            e.module.bind("tiles", *memory);
         }
-        let beside = columns / sub_columns;
-        let (mut code, number, part) = match &self.tail {
-            Some(tail) => (tail.numbers(), "block", String::new()),
-            None => {
-                let part = format!("let part = group_number / {}u;\n", across * down * batch);
-                (String::new(), "group_number", part)
-            }
-        };
-        let _ = write!(
-            code,
-            "let first_column = {number} % {across}u * {columns}u;\n\
-             let first_row = {number} / {across}u % {down}u * {rows}u;\n\
-             let batch = {number} / {0}u % {batch}u;\n{part}\
-             let subgroup = local / {size}u;\nlet sub_block = subgroup / {depths}u;\n\
-             let sub_row = sub_block / {beside}u * {sub_rows}u;\nlet sub_column = sub_block % {beside}u * {sub_columns}u;\n",
-            across * down
-        );
-        let (down_tiles, across_tiles) = self.tiles();
-        let matrix = self.matrix('C');
-        for (i, j) in self.pairs() {
-            let _ = writeln!(code, "var sum_{i}_{j} = {matrix}();");
-        }
-        let [begin, terms] = match &self.tail {
+        let cut = match &self.tail {
             Some(tail) => {
-                let [begin, terms] = tail.cut.bounds(k, step);
-                [begin, format!("select({k}u, {terms}, is_part)")]
+                e.module.bind("tail", e.cx.scratch(0));
+                &tail.cut
             }
-            None => self.cut.bounds(k, step),
+            None => &self.cut,
         };
-        let _ = writeln!(code, "let begin = {begin};\nlet terms = {terms};");
-        for set in 0..ahead {
-            let first_k = format!("begin + {}u", set * step);
-            self.copies(&mut code, |copy| {
-                format!("var {0}_{set} = {1};\n", copy.variable, copy.fetch(&first_k))
-            });
-        }
-        code.push_str("var done = 0u;\nloop {\n");
-        for set in 0..ahead {
-            self.copies(&mut code, |copy| {
-                format!("shared_{}[{}] = {}_{set};\n", copy.name, copy.place, copy.variable)
-            });
-            let _ = write!(
-                code,
-                "workgroupBarrier();\nif (done + {0}u < terms) {{\nlet next_k = begin + done + {0}u;\n",
-                ahead * step
-            );
-            self.copies(&mut code, |copy| {
-                format!("{0}_{set} = {1};\n", copy.variable, copy.fetch("next_k"))
-            });
-            code.push_str("}\n");
-            for depth in (0..step).step_by(self.tile() * depths) {
-                self.multiply(&mut code, depth);
-            }
-            let _ = write!(
-                code,
-                "workgroupBarrier();\ndone += {step}u;\nif (done >= terms) {{\nbreak;\n}}\n"
-            );
-        }
-        code.push_str("}\n");
-        debug_assert_eq!(threads % size as usize, 0);
-        if let Some(tail) = &self.tail {
-            let array = e.module.array(e.cx.scratch(0), PARTIAL, true);
-            let _ = write!(code, "if (is_part) {{\n{}}} else {{\n", self.store_part(tail, &array));
-        }
-        match plain {
-            Some((array, offset)) if depths == 1 && m % self.tile() == 0 && n % self.tile() == 0 => {
-                for (i, j) in self.pairs() {
-                    let (row, column) = (i * self.tile(), j * self.tile());
-                    let _ = write!(
-                        code,
-                        "{{\nlet row = first_row + sub_row + {row}u;\nlet column = first_column + sub_column + {column}u;\n\
-                         if (row < {m}u && column < {n}u) {{\nlet at = {offset}{};\n\
-                         coopStoreT(sum_{i}_{j}, &{array}[at], {n}u);\n}}\n}}\n",
-                        self.products.number("row", "column")
-                    );
-                }
-            }
-            _ => self.finish_elements(&mut e, &mut code, sink, down_tiles, across_tiles),
-        }
+        let last_is_short = sums::last_is_short(k, self.block.step, cut.length, cut.parts);
+        let template = self.schedule(Template::new(files::MATMUL_COOP));
+        let template = sink.finish_together(self.operands(&mut e, template)?);
+        let template = template
+            .sizes([("BATCH", batch), ("M", m), ("N", n), ("K", k)])
+            .sizes([("PARTS", cut.parts), ("PART_LENGTH", cut.length)])
+            .flag("LAST_IS_SHORT", last_is_short)
+            .flag("PLAIN", plain.is_some());
         let groups = match &self.tail {
-            Some(tail) => {
-                code.push_str("}\n");
-                tail.groups()
-            }
-            None => across * down * batch * self.cut.parts,
+            Some(tail) => tail.groups(),
+            None => n.div_ceil(columns) * m.div_ceil(rows) * batch * self.cut.parts,
         };
-        e.module.finish(&code, threads, groups)
+        e.module.finish_template(template, groups)
     }
 
-    fn pairs(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
-        let (down, across) = self.tiles();
-        (0..down).flat_map(move |i| (0..across).map(move |j| (i, j)))
-    }
-
-    /// Code for every vector that a thread copies to shared memory.
-    fn copies(&self, code: &mut String, text: impl Fn(Copy) -> String) {
-        for (operand, name, first) in [(0, "a", "first_row"), (1, "b", "first_column")] {
-            let (width, stride) = (self.width(operand), self.stride(operand));
-            for piece in 0..self.vectors(operand) / self.threads() {
-                let at = format!("(local + {}u)", piece * self.threads());
-                let (outer, inner) = (format!("{at} / {width}u"), format!("{at} % {width}u"));
-                let (line, depth) = match self.products.is_along_k(operand) {
-                    true => (outer.clone(), format!("{inner} * 4u")),
-                    false => (format!("{inner} * 4u"), outer.clone()),
-                };
-                code.push_str(&text(Copy {
-                    name,
-                    variable: format!("{name}_{piece}"),
-                    place: format!("{outer} * {stride}u + {inner}"),
-                    line: format!("{first} + {line}"),
-                    depth,
-                }));
-            }
+    /// Gives the kernel file the schedule: tiles, block, and how subgroups share it.
+    fn schedule(&self, template: Template) -> Template {
+        let (block, depths) = (&self.block, self.block.depths);
+        let slab = self.tile() * self.elements_of_a_thread() * self.threads_of_a_row() / self.tile();
+        let of_depths = (0..depths).map(|i| format!("slab[(sub_block * {depths}u + {i}u) * {slab}u + e]"));
+        let template = template
+            .returns("slab_sum", "", &pairwise(of_depths, sum))
+            .alias("Element", self.element())
+            .sizes([("ROWS", block.rows), ("COLUMNS", block.columns), ("STEP", block.step)])
+            .sizes([("SUB_ROWS", block.sub_rows), ("SUB_COLUMNS", block.sub_columns)])
+            .sizes([("DEPTHS", depths), ("PREFETCH", block.ahead)])
+            .sizes([("TILE", self.tile()), ("SUBGROUP", self.config.subgroup_size as usize)])
+            .size("PADDING", if self.config.use_f16_input { 2 } else { 1 });
+        let template = [("MatrixA", 'A'), ("MatrixB", 'B'), ("MatrixC", 'C')]
+            .into_iter()
+            .fold(template, |template, (name, role)| {
+                template.alias(name, self.matrix(role))
+            });
+        match &self.tail {
+            Some(tail) => template
+                .flag("TAIL", true)
+                .sizes([("TAIL_FIRST", tail.whole), ("TAIL_BLOCKS", tail.blocks)]),
+            None => template,
         }
     }
 
-    /// Declares the function that fetches four elements of an operand that lie side by side in memory; those beyond
-    /// the end of the summed dimension are zero.
-    fn fetch(&self, e: &mut Emitter, operand: usize, name: &str) -> Result<(), String> {
+    /// Gives the kernel file its operands and the order of its results.
+    fn operands(&self, e: &mut Emitter, template: Template) -> Result<Template, String> {
+        let (a, a_value) = self.load(e, 0)?;
+        let (b, b_value) = self.load(e, 1)?;
+        Ok(template
+            .returns("load_a", &a, &a_value)
+            .returns("load_b", &b, &b_value)
+            .returns("element_number", "", &self.products.number("row", "column"))
+            .flag("A_ALONG_K", self.products.is_along_k(0))
+            .flag("B_ALONG_K", self.products.is_along_k(1)))
+    }
+
+    /// Statements that load four elements of an operand that lie side by side in memory, and their value; those beyond the end of
+    /// the summed dimension are zero.
+    fn load(&self, e: &mut Emitter, operand: usize) -> Result<(String, String), String> {
         let Sizes { m, n, k, .. } = self.sizes;
         let count = if operand == 0 { m } else { n };
         let element = self.element();
@@ -451,150 +349,34 @@ impl<'a> Blocks<'a> {
             }
             None => None,
         };
-        let (code, value) = match vector {
-            Some((code, vector)) => {
-                let value = match whole_k {
-                    true => vector,
-                    false => format!("select(vec4<{element}>(), {vector}, k < {k}u)"),
-                };
-                (code, value)
-            }
-            None => {
-                let (code, parts) = e.block(|e| {
-                    let mut parts = Vec::new();
-                    for q in 0..4 {
-                        let of = |name: &str, moves: bool| {
-                            if moves {
-                                format!("{name} + {q}u")
-                            } else {
-                                name.to_owned()
-                            }
-                        };
-                        let (line, k_at) = (of("line", !along_k), of("k", along_k));
-                        let bound_line = e.bind(&below(&line, whole_lines, count, 1))?;
-                        let bound_k = e.bind(&below(&k_at, whole_k, k, 1))?;
-                        let value = self.products.load(e, operand, &bound_line, &bound_k)?;
-                        parts.push(match whole_k {
-                            true => value,
-                            false => format!("select(0.0, {value}, {k_at} < {k}u)"),
-                        });
+        if let Some((code, vector)) = vector {
+            let value = match whole_k {
+                true => vector,
+                false => format!("select(vec4<{element}>(), {vector}, k < {k}u)"),
+            };
+            return Ok((code, value));
+        }
+        let (code, parts) = e.block(|e| {
+            let mut parts = Vec::new();
+            for q in 0..4 {
+                let of = |name: &str, moves: bool| {
+                    if moves {
+                        format!("{name} + {q}u")
+                    } else {
+                        name.to_owned()
                     }
-                    Ok(parts)
-                })?;
-                (code, format!("vec4<{element}>(vec4<f32>({}))", parts.join(", ")))
-            }
-        };
-        let _ = write!(
-            e.module.items,
-            "fn fetch_{name}(batch: u32, line: u32, k: u32) -> vec4<{element}> {{\n{code}return {value};\n}}\n"
-        );
-        Ok(())
-    }
-
-    /// Code that multiplies the tiles at a depth of the step in shared memory, or from there on, one for each of the
-    /// subgroups that share the step.
-    fn multiply(&self, code: &mut String, depth: usize) {
-        let tile = self.tile();
-        let (down, across) = self.tiles();
-        let depth = match self.block.depths {
-            1 => format!("{depth}u"),
-            depths => format!("({depth}u + subgroup % {depths}u * {tile}u)"),
-        };
-        code.push_str("{\n");
-        for (operand, name, role, count, first) in [(0, "a", 'A', down, "sub_row"), (1, "b", 'B', across, "sub_column")]
-        {
-            let (matrix, stride) = (self.matrix(role), self.stride(operand));
-            // Rows of a tile of the second operand are along the summed dimension.
-            let by_rows = self.products.is_along_k(operand) == (operand == 0);
-            let load = if by_rows { "coopLoadT" } else { "coopLoad" };
-            for i in 0..count {
-                let line = format!("{first} + {}u", i * tile);
-                let at = match self.products.is_along_k(operand) {
-                    true => format!("({line}) * {stride}u + {depth} / 4u"),
-                    false => format!("{depth} * {stride}u + ({line}) / 4u"),
                 };
-                let _ = write!(
-                    code,
-                    "let at_{name}{i} = {at};\nlet {name}{i} = {load}<{matrix}>(&shared_{name}[at_{name}{i}], {stride}u);\n"
-                );
+                let (line, k_at) = (of("line", !along_k), of("k", along_k));
+                let bound_line = e.bind(&below(&line, whole_lines, count, 1))?;
+                let bound_k = e.bind(&below(&k_at, whole_k, k, 1))?;
+                let value = self.products.load(e, operand, &bound_line, &bound_k)?;
+                parts.push(match whole_k {
+                    true => value,
+                    false => format!("select(0.0, {value}, {k_at} < {k}u)"),
+                });
             }
-        }
-        for (i, j) in self.pairs() {
-            let _ = writeln!(code, "sum_{i}_{j} = coopMultiplyAdd(a{i}, b{j}, sum_{i}_{j});");
-        }
-        code.push_str("}\n");
-    }
-
-    /// Code that brings tiles to shared memory, a part of a row of them at a time, and gives their elements, which are sums over the
-    /// subgroups that share steps, to a sink.
-    fn finish_elements(&self, e: &mut Emitter, code: &mut String, sink: &Sink, down: usize, across: usize) {
-        let tile = self.tile();
-        let Block {
-            depths, rows, columns, ..
-        } = self.block;
-        let Sizes { m, n, .. } = self.sizes;
-        let width = self.slab_columns();
-        let slab = tile * width;
-        let threads = self.threads_of_a_row();
-        let _ = writeln!(
-            e.module.items,
-            "var<workgroup> slab: array<f32, {}>;",
-            slab * self.block.subgroups()
-        );
-        let is_whole = m.is_multiple_of(rows) && n.is_multiple_of(columns);
-        let together = sink.together();
-        let mut body = String::new();
-        let elements = (0..together).map(|q| {
-            let of_depths = (0..depths).map(|i| format!("slab[(sub_block * {depths}u + {i}u) * {slab}u + e_{q}]"));
-            let _ = write!(
-                body,
-                "let e_{q} = first + {}u;\nlet row_{q} = first_of_tiles + e_{q} / {width}u;\n\
-                 let column_{q} = first_of_columns + e_{q} % {width}u;\nlet sum_{q} = {};\n",
-                q * threads,
-                pairwise(of_depths, sum)
-            );
-            let (row, column) = (format!("row_{q}"), format!("column_{q}"));
-            Element::within(self.products, is_whole, &row, &column, format!("sum_{q}"))
-        });
-        let elements: Vec<Element> = elements.collect();
-        body.push_str(&sink.take(&elements));
-        let together_across = width / tile;
-        for (i, first) in (0..down).flat_map(|i| (0..across).step_by(together_across).map(move |first| (i, first))) {
-            for j in first..across.min(first + together_across) {
-                let _ = write!(
-                    code,
-                    "let slab_{i}_{j} = subgroup * {slab}u + {}u;\ncoopStoreT(sum_{i}_{j}, &slab[slab_{i}_{j}], {width}u);\n",
-                    (j - first) * tile
-                );
-            }
-            let _ = write!(
-                code,
-                "workgroupBarrier();\nfor (var first = local % {threads}u; first < {slab}u; first += {}u) {{\n\
-                 let first_of_tiles = first_row + sub_row + {}u;\n\
-                 let first_of_columns = first_column + sub_column + {}u;\n{body}}}\nworkgroupBarrier();\n",
-                threads * together,
-                i * tile,
-                first * tile
-            );
-        }
-    }
-}
-
-/// A vector that a thread copies to shared memory.
-struct Copy {
-    name: &'static str,
-    /// Where it is on the way.
-    variable: String,
-    /// Its number in shared memory.
-    place: String,
-    line: String,
-    /// Its place in the step.
-    depth: String,
-}
-
-impl Copy {
-    /// Fetches the vector for a step that begins at a place of the summed dimension.
-    fn fetch(&self, first_k: &str) -> String {
-        format!("fetch_{}(batch, {}, {first_k} + {})", self.name, self.line, self.depth)
+            Ok(parts)
+        })?;
+        Ok((code, format!("vec4<{element}>(vec4<f32>({}))", parts.join(", "))))
     }
 }

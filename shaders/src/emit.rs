@@ -67,6 +67,28 @@ impl<'a> Emitter<'a> {
         self.indices.insert(index, variable.to_owned());
     }
 
+    /// Keeps what was computed for the row at hand where functions of the module see it, and forgets variables of the code so
+    /// far, which they do not.
+    pub(crate) fn share_fixed(&mut self) {
+        let mut fixed: Vec<(&Id, &mut (String, Vec<Terms>))> = self.fixed.iter_mut().collect();
+        fixed.sort_by_key(|(id, _)| **id);
+        for (id, (variable, _)) in fixed {
+            let ty = wgsl_type(self.body.ty(*id).dtype);
+            let shared = format!("shared_{variable}");
+            let declaration = format!("var<private> {shared}: {ty};\n");
+            // Literals need no variable, and the product has none yet.
+            if variable.starts_with('v') && !self.module.items.contains(&declaration) {
+                self.module.items.push_str(&declaration);
+                let _ = writeln!(self.code, "{shared} = {variable};");
+            }
+            if variable.starts_with('v') {
+                *variable = shared;
+            }
+        }
+        self.known.clear();
+        self.indices.clear();
+    }
+
     /// Makes the code of a block: variables of it are not known afterwards.
     pub(crate) fn block<T>(
         &mut self,

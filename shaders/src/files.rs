@@ -16,13 +16,26 @@ macro_rules! files {
 }
 
 files! {
+    ARG_REDUCE "arg_reduce";
     ATTENTION_CACHED "attention_cached";
     ATTENTION_CACHED_ELEMENTS "attention_cached_elements";
     ATTENTION_CACHED_JOIN "attention_cached_join";
+    CACHE_WRITE "cache_write";
+    CUMSUM "cumsum";
+    MATMUL_COOP "matmul_coop";
+    MATMUL_DIRECT "matmul_direct";
+    MATMUL_ROWS "matmul_rows";
+    MATMUL_ROWS_WIDE "matmul_rows_wide";
+    MATMUL_TILED "matmul_tiled";
+    POOL_AVG "pool_avg";
+    POOL_AVG_GRAD "pool_avg_grad";
+    POOL_MAX "pool_max";
     SCATTER_LISTS_APPLY "scatter_lists_apply";
     SCATTER_LISTS_BUILD "scatter_lists_build";
     SCATTER_LISTS_CLEAR "scatter_lists_clear";
     SCATTER_SCAN "scatter_scan";
+    SPLIT_K_JOIN "split_k_join";
+    TOP_K "top_k";
 }
 
 #[cfg(test)]

@@ -3,10 +3,12 @@
 
 use meganeura_core::Shape;
 
+use super::files;
 use super::kernel::{CompileCx, Launch};
 use super::module::Module;
 use super::rows::{Layout, THREADS};
-use super::scalar::{literal, wgsl_type};
+use super::scalar::wgsl_type;
+use super::template::{KernelFile, Template};
 
 /// Consecutive elements of a thread in each round of a running sum.
 const EACH: usize = 8;
@@ -44,101 +46,49 @@ impl Rows {
         })
     }
 
-    /// Code that gives a thread its row, its lane, and the first element of the row.
-    fn begin(&self) -> String {
-        let Rows { len, inner, .. } = self;
-        format!(
-            "{}let start = row / {inner}u * {}u + row % {inner}u;\n\
-             let slot = lane * {}u + row_here;\n",
-            self.layout.row_of(self.rows, "group_number"),
-            len * inner,
-            self.layout.width
-        )
+    /// Gives a kernel file its rows, and who works on them.
+    fn template(&self, file: KernelFile) -> Template {
+        let Layout {
+            width,
+            lanes,
+            rows_first,
+        } = self.layout;
+        Template::new(file)
+            .sizes([("ROWS", self.rows), ("LENGTH", self.len), ("INNER", self.inner)])
+            .sizes([("WIDTH", width), ("LANES", lanes), ("THREADS", THREADS)])
+            .flag("ROWS_FIRST", rows_first && lanes > 1)
     }
 
-    fn finish(&self, module: Module, code: &str) -> Result<Launch, String> {
-        module.finish(code, THREADS, self.rows.div_ceil(self.layout.width))
+    fn finish(&self, module: Module, template: Template) -> Result<Launch, String> {
+        module.finish_template(template, self.rows.div_ceil(self.layout.width))
     }
 }
 
-/// The index of the first element that comes before all others by a condition on two values. Of elements neither of
+/// The index of the first element that comes before all others by a condition on two values, `a` and `b`. Of elements neither of
 /// which comes before the other, the first counts.
-pub(super) fn first_by(cx: &CompileCx, before: &dyn Fn(&str, &str) -> String) -> Result<Launch, String> {
+pub(super) fn arg_reduce(cx: &CompileCx, comes_before: &str) -> Result<Launch, String> {
     let rows = Rows::of(cx)?;
-    let Rows { len, inner, .. } = rows;
-    let Layout { width, lanes, .. } = rows.layout;
-    let ty = wgsl_type(cx.kernel.inputs[0].dtype);
     let mut module = Module::new(cx);
-    let first = module.load(0, &format!("start + best * {inner}u"));
-    let next = module.load(0, &format!("start + k * {inner}u"));
-    let store = module.store(0, "row", "best");
-    let mut code = format!(
-        "{}var best = min(lane, {}u);\nvar most = {first};\n\
-         for (var k = lane + {lanes}u; k < {len}u; k += {lanes}u) {{\nlet value = {next};\n\
-         if ({}) {{\nbest = k;\nmost = value;\n}}\n}}\n",
-        rows.begin(),
-        len - 1,
-        before("value", "most")
-    );
-    if lanes > 1 {
-        module.items = format!(
-            "var<workgroup> all_most: array<{ty}, {THREADS}>;\nvar<workgroup> all_best: array<u32, {THREADS}>;\n"
-        );
-        code.push_str(&format!(
-            "all_most[slot] = most;\nall_best[slot] = best;\nworkgroupBarrier();\n\
-             for (var step = {}u; step > 0u; step /= 2u) {{\nif (lane < step) {{\n\
-             let value = all_most[slot + step * {width}u];\nlet at = all_best[slot + step * {width}u];\n\
-             if ({} || at < best && !({})) {{\nbest = at;\nmost = value;\n\
-             all_most[slot] = most;\nall_best[slot] = best;\n}}\n}}\nworkgroupBarrier();\n}}\n",
-            lanes / 2,
-            before("value", "most"),
-            before("most", "value"),
-        ));
-    }
-    code.push_str(&format!("if (exists && lane == 0u) {{\n{store}}}\n"));
-    rows.finish(module, &code)
+    let template = rows
+        .template(files::ARG_REDUCE)
+        .alias("Value", wgsl_type(cx.kernel.inputs[0].dtype))
+        .returns("load", "", &module.load(0, "at"))
+        .returns("comes_before", "", comes_before)
+        .body("store", module.store(0, "row", "best"));
+    rows.finish(module, template)
 }
 
-/// Running sums: in each round every thread sums up some neighbours, and the threads of a row the sums of those before
-/// them, in steps of 1, 2, 4 ... (Hillis and Steele, 1986).
+/// Running sums.
 pub(super) fn cumsum(cx: &CompileCx) -> Result<Launch, String> {
     let rows = Rows::of(cx)?;
-    let Rows { len, inner, .. } = rows;
-    let Layout { width, lanes, .. } = rows.layout;
-    let dtype = cx.kernel.inputs[0].dtype;
-    let (ty, zero) = (wgsl_type(dtype), literal(dtype, 0));
-    let place = match cx.kernel.attrs.bool("reverse")? {
-        true => format!("start + ({}u - k) * {inner}u", len - 1),
-        false => format!("start + k * {inner}u"),
-    };
     let mut module = Module::new(cx);
-    let value = module.load(0, &place);
-    let store = module.store(0, &place, "sum");
-    let add = "sum += values[j];\n";
-    let result = match cx.kernel.attrs.bool("exclusive")? {
-        true => format!("{store}{add}"),
-        false => format!("{add}{store}"),
-    };
-    module.items = format!("var<workgroup> sums: array<{ty}, {THREADS}>;\n");
-    let each = |code: &str| {
-        format!(
-            "for (var j = 0u; j < {EACH}u; j += 1u) {{\nlet k = first + lane * {EACH}u + j;\n\
-             if (k < {len}u) {{\n{code}}}\n}}\n"
-        )
-    };
-    let code = format!(
-        "{}var carry = {zero};\nfor (var first = 0u; first < {len}u; first += {}u) {{\n\
-         var values: array<{ty}, {EACH}>;\nvar sum = {zero};\n{}sums[slot] = sum;\nworkgroupBarrier();\n\
-         for (var step = 1u; step < {lanes}u; step *= 2u) {{\nvar other = {zero};\n\
-         if (lane >= step) {{\nother = sums[slot - step * {width}u];\n}}\nworkgroupBarrier();\n\
-         sums[slot] += other;\nworkgroupBarrier();\n}}\n\
-         sum = carry;\nif (lane > 0u) {{\nsum += sums[slot - {width}u];\n}}\n\
-         carry += sums[{}u + row_here];\nif (exists) {{\n{}}}\nworkgroupBarrier();\n}}\n",
-        rows.begin(),
-        lanes * EACH,
-        each(&format!("values[j] = {value};\nsum += values[j];\n")),
-        (lanes - 1) * width,
-        each(&result),
-    );
-    rows.finish(module, &code)
+    let template = rows
+        .template(files::CUMSUM)
+        .alias("Value", wgsl_type(cx.kernel.inputs[0].dtype))
+        .returns("load", "", &module.load(0, "at"))
+        .body("store", module.store(0, "at", "sum"))
+        .size("EACH", EACH)
+        .flag("REVERSE", cx.kernel.attrs.bool("reverse")?)
+        .flag("EXCLUSIVE", cx.kernel.attrs.bool("exclusive")?);
+    rows.finish(module, template)
 }

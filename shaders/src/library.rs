@@ -8,18 +8,14 @@ use super::template::{Item, parse};
 /// Functions that kernels share.
 const FILES: [&str; 2] = [include_str!("../lib/math.wgsl"), include_str!("../lib/fault.wgsl")];
 
-/// Adds the library's functions to a module, in the place of those of the same name: a kernel file has short ones, so that
-/// it is valid as it stands.
+/// The library's functions.
 ///
 /// # Errors
 /// A file of the library that cannot be read.
-pub(super) fn link(items: &mut Vec<Item>) -> Result<(), String> {
+pub(super) fn items() -> Result<&'static [Item], String> {
     static LIBRARY: OnceLock<Result<Vec<Item>, String>> = OnceLock::new();
     let library = LIBRARY.get_or_init(|| parse(&FILES.concat()));
-    let library = library.as_ref().map_err(|what| format!("lib: {what}"))?;
-    items.retain(|item| library.iter().all(|own| own.name != item.name));
-    items.extend(library.iter().cloned());
-    Ok(())
+    library.as_deref().map_err(|what| format!("lib: {what}"))
 }
 
 /// Functions that code uses, and those that they use, of the files in `lib/`.

@@ -1,5 +1,6 @@
 //! A WGSL module in the making: what it binds, and what it is put together from.
 
+use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
@@ -8,7 +9,7 @@ use meganeura_core::DType;
 use super::kernel::{Binding, CompileCx, INLINE_SCALARS, Launch, MAIN, Memory, NAMES, Source};
 use super::library::library;
 use super::scalar::{literal, wgsl_type};
-use super::template::{Template, WORKGROUP};
+use super::template::{Template, WORKGROUP, names};
 
 /// Most buffers of a kernel, one less than of which Vulkan devices commonly have sixteen.
 const MOST_BINDINGS: usize = 15;
@@ -66,7 +67,8 @@ impl<'a> Module<'a> {
         let at = match self.slots.iter().position(known) {
             Some(at) => at,
             None => {
-                let own = NAMES[self.slots.len() % NAMES.len()];
+                let is_free = |name: &&&str| self.slots.iter().all(|slot| slot.name != **name);
+                let own: &'static str = NAMES.iter().find(is_free).unwrap_or(&NAMES[0]);
                 let (name, ty) = match binding {
                     Binding::Memory(_) | Binding::Custom(_) | Binding::Table(_) => (own, format!("array<{element}>")),
                     Binding::InlineScalars => ("inline_scalars", format!("array<vec4<u32>, {}>", INLINE_SCALARS / 4)),
@@ -259,6 +261,9 @@ impl<'a> Module<'a> {
     /// [bound](Module::bind).
     pub(crate) fn finish_template(mut self, template: Template, groups: usize) -> Result<Launch, String> {
         let expanded = template.with(&self.items).expand()?;
+        // What only a default or a body that nothing reaches would read.
+        let names: HashSet<&str> = names(&expanded.text).into_iter().collect();
+        self.slots.retain(|slot| names.contains(slot.name));
         for buffer in &expanded.buffers {
             let memory = self.bound.iter().find(|(name, _)| *name == buffer.name);
             let (_, memory) = memory.ok_or_else(|| format!("the buffer '{}' is not bound", buffer.name))?;
@@ -272,7 +277,7 @@ impl<'a> Module<'a> {
         }
         let (begin, workgroups) = self.begin(groups)?;
         for extension in [HALF, COOP] {
-            if expanded.enables.iter().any(|enabled| enabled == extension) {
+            if expanded.enables.contains(&extension) {
                 self.enable(extension);
             }
         }

@@ -2,19 +2,24 @@
 //!
 //! A file in `kernels/` is a whole kernel in WGSL, valid as it stands. Sizes are constants with defaults, element types are
 //! aliases, and what varies with the call are functions with default bodies. [`Template`] replaces these by name for a call;
-//! a name that the file does not have is an error. Three directives in comments do what WGSL cannot:
+//! a name that the file does not have is an error. Directives in comments do what WGSL cannot:
 //!
 //! ```wgsl
 //! // @repeat i < TILES_DOWN, j < TILES_ACROSS
 //! sum_i_j = coopMultiplyAdd(a_i, b_j, sum_i_j);
 //! // @end
-//! // @if DEPTHS == 1
+//! // @if A_ALONG_K
+//! let a_i = coopLoadT<MatrixA>(&shared_a[at_a_i], A_STRIDE);
 //! // @else
+//! //# let a_i = coopLoad<MatrixA>(&shared_a[at_a_i], A_STRIDE);
 //! // @end
+//! // @insert before
 //! ```
 //!
 //! `@repeat` writes lines once for each value of its indices: an index that is an identifier becomes a number, and so does one
-//! that is a part of an identifier behind an underscore. Its bound, and the condition of `@if`, are expressions of constants.
+//! that is a part of an identifier behind an underscore. Its range (`i < N` or `i in N..M`), and the condition of `@if`, are expressions
+//! of constants. What stands behind `//#` is code only once directives are followed: the file has the other branch. `@insert` is
+//! a place for statements.
 //! As it stands, a file declares the indices as constants, and has one instance of everything. Only items that `main` reaches
 //! are kept, so defaults and their buffers are gone where they were replaced.
 
@@ -28,8 +33,9 @@ use std::collections::HashMap;
 use std::collections::HashSet;
 
 use super::library;
+use super::module::{COOP, HALF};
 use expand::Expander;
-pub(crate) use items::{Item, Kind, parse};
+pub(crate) use items::{Item, Kind, names, parse};
 
 /// A kernel file of `kernels/`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,14 +55,15 @@ pub(crate) struct Template {
     constants: HashMap<&'static str, String>,
     aliases: HashMap<&'static str, String>,
     bodies: HashMap<&'static str, String>,
+    inserts: HashMap<&'static str, String>,
     more: String,
 }
 
 /// A kernel file for a call: what is left to do is to bind its buffers.
 #[derive(Debug)]
 pub(crate) struct Expanded {
-    /// Extensions of the language.
-    pub(crate) enables: Vec<String>,
+    /// Extensions of the language that it uses.
+    pub(crate) enables: Vec<&'static str>,
     /// Buffers that it declares and reaches.
     pub(crate) buffers: Vec<Buffer>,
     /// Everything that it reaches but buffers, with functions of the library.
@@ -79,6 +86,7 @@ impl Template {
             constants: HashMap::new(),
             aliases: HashMap::new(),
             bodies: HashMap::new(),
+            inserts: HashMap::new(),
             more: String::new(),
         }
     }
@@ -123,6 +131,12 @@ impl Template {
         self.body(name, [statements, "return ", value, ";\n"].concat())
     }
 
+    /// Inserts statements at a place of the file.
+    pub(crate) fn insert(mut self, place: &'static str, statements: impl Into<String>) -> Self {
+        self.inserts.insert(place, statements.into());
+        self
+    }
+
     /// Adds declarations that bodies use.
     pub(crate) fn with(mut self, declarations: &str) -> Self {
         self.more.push_str(declarations);
@@ -143,7 +157,10 @@ impl Template {
         self.replace(&mut items, Kind::Function, &self.bodies)?;
         let more = items::parse(&self.more).map_err(|what| self.error(what))?;
         items.extend(more);
-        library::link(&mut items)?;
+        // The library's functions stand in for the short ones by which a file is valid as it stands.
+        let library = library::items()?;
+        items.retain(|item| library.iter().all(|own| own.name != item.name));
+        let items: Vec<&Item> = items.iter().chain(library).collect();
         let reached = reached(&items).map_err(|what| self.error(what))?;
         let main = items.iter().find(|item| item.name == "main");
         let main = main.ok_or_else(|| self.error("there is no entry point 'main'"))?;
@@ -155,12 +172,9 @@ impl Template {
             buffers: Vec::new(),
             text: String::new(),
         };
-        for item in items
-            .iter()
-            .filter(|item| item.kind == Kind::Enable || reached.contains(&item.name))
-        {
+        for item in items.iter().filter(|item| reached.contains(&*item.name)) {
             match item.kind {
-                Kind::Enable => expanded.enables.push(item.name.clone()),
+                Kind::Enable => {}
                 Kind::Buffer => expanded.buffers.push(self.buffer(item)?),
                 _ => {
                     expanded.text.push_str(&item.text);
@@ -168,16 +182,25 @@ impl Template {
                 }
             }
         }
+        let names = items::names(&expanded.text);
+        let uses = |extension: &str| match extension {
+            COOP => names.iter().any(|name| name.starts_with("coop")),
+            _ => names.contains(&extension) || expanded.buffers.iter().any(|b| b.element.contains(extension)),
+        };
+        expanded.enables = [HALF, COOP].into_iter().filter(|extension| uses(extension)).collect();
         Ok(expanded)
     }
 
     /// Items of the file, with constants replaced and directives followed.
     fn items(&self) -> Result<Vec<Item>, String> {
-        let mut expander = Expander::new(&self.constants);
+        let mut expander = Expander::new(&self.constants, &self.inserts);
         let text = expander.expand(self.file.text)?;
         let unknown = self.constants.keys().find(|name| !expander.has(name));
-        match unknown {
-            Some(name) => Err(format!("there is no constant '{name}'")),
+        if let Some(name) = unknown {
+            return Err(format!("there is no constant '{name}'"));
+        }
+        match self.inserts.keys().find(|place| !expander.has_place(place)) {
+            Some(place) => Err(format!("there is no place '{place}' to insert at")),
             None => items::parse(&text),
         }
     }
@@ -233,26 +256,25 @@ impl Template {
 }
 
 /// Names of the items that the entry point needs.
-fn reached(items: &[Item]) -> Result<HashSet<String>, String> {
-    let known: HashMap<&str, &Item> = items.iter().map(|item| (&*item.name, item)).collect();
-    let mut reached: HashSet<String> = HashSet::new();
-    let mut open = vec!["main"];
-    while let Some(name) = open.pop() {
-        let Some(item) = known.get(name) else { continue };
-        if reached.insert(name.to_owned()) {
-            open.extend(
-                items::free_names(&item.text)
-                    .into_iter()
-                    .filter(|name| known.contains_key(name)),
-            );
+fn reached<'a>(items: &[&'a Item]) -> Result<HashSet<&'a str>, String> {
+    let mut known: HashMap<&str, &Item> = HashMap::with_capacity(items.len());
+    let mut twice = HashSet::new();
+    for item in items.iter().filter(|item| item.kind != Kind::Enable) {
+        if known.insert(&item.name, item).is_some() {
+            twice.insert(&*item.name);
         }
     }
-    let twice = items
-        .iter()
-        .enumerate()
-        .find(|(i, item)| item.kind != Kind::Enable && items[..*i].iter().any(|other| other.name == item.name));
-    match twice.filter(|(_, item)| reached.contains(&item.name)) {
-        Some((_, item)) => Err(format!("there are two items '{}'", item.name)),
+    let mut reached: HashSet<&str> = HashSet::new();
+    let mut open = vec!["main"];
+    while let Some(name) = open.pop() {
+        if let Some(item) = known.get(name)
+            && reached.insert(&item.name)
+        {
+            open.extend(item.needs().iter().map(String::as_str));
+        }
+    }
+    match twice.iter().find(|name| reached.contains(*name)) {
+        Some(name) => Err(format!("there are two items '{name}'")),
         None => Ok(reached),
     }
 }

@@ -7,24 +7,22 @@
 
 mod ways;
 
-use std::fmt::Write as _;
-
 use meganeura_core::DType;
 use meganeura_core::ops::FUSED;
 
 use super::body::{Body, Def, Id};
 use super::emit::Emitter;
+use super::files;
 use super::kernel::{CompileCx, Compiled, Launch};
 use super::pointwise::is_half;
-use super::sums::{self, Element, PARTIAL, Plain, Results, Sink, epilogue, join};
+use super::sums::{self, PARTIAL, Plain, Results, Sink, epilogue, join};
+use super::template::Template;
 use super::{Role, variants, vectors};
 pub(super) use ways::FAMILIES;
 use ways::{Product, Tiles};
 
 /// Threads along each side of a tile.
 const SIDE: usize = 16;
-/// Threads of a workgroup.
-const THREADS: usize = SIDE * SIDE;
 /// Length of a step along the summed dimension.
 const STEP: usize = 16;
 /// Workgroups from which on larger tiles are better.
@@ -100,7 +98,7 @@ impl Tiles<'_> {
 
     fn launch(&self, e: Emitter, product: &Product, sink: &Sink, plain: Option<&Plain>) -> Result<Launch, String> {
         match self {
-            Tiles::Direct => direct(e, product.products, product.total),
+            Tiles::Direct => direct(e, product.products, product.total, sink),
             Tiles::Threads(tiling) => tiling.launch(e, sink),
             Tiles::Units(blocks) => blocks.launch(e, sink, plain),
             Tiles::Vectors(vectors) => vectors.launch(e, sink),
@@ -204,7 +202,7 @@ impl Tiles<'_> {
             let mut e = Emitter::new(body, cx);
             let by_rows = products.is_by_rows() && !matches!(self, Tiles::Direct);
             let plain = by_rows && body.results == [id] && cx.stored_output(0) == DType::F32;
-            let plain = plain.then(|| (e.module.array(cx.outputs[0], DType::F32, true), String::new()));
+            let plain = plain.then(|| cx.outputs[0]);
             let together = match body.results == [id] {
                 // Nothing is read.
                 true => 1,
@@ -214,8 +212,8 @@ impl Tiles<'_> {
             };
             // A power of two, as there are that many elements.
             let together = 1 << together.max(1).ilog2();
-            epilogue(&mut e, id, &results.of_product, together)?;
-            let launch = self.launch(e, product, &Sink::Finish(together), plain.as_ref())?;
+            let sink = Sink::Finish(epilogue(&mut e, id, &results.of_product, together)?);
+            let launch = self.launch(e, product, &sink, plain.as_ref())?;
             let mut compiled = Compiled {
                 launches: vec![launch],
                 rounded,
@@ -232,7 +230,7 @@ impl Tiles<'_> {
         }
         let mut e = Emitter::new(body, cx);
         let array = e.module.array(e.cx.scratch(0), PARTIAL, true);
-        let plain = (array.clone(), format!("part * {total}u + "));
+        let plain = e.cx.scratch(0);
         let sink = Sink::Partial { array, total };
         let first = self.launch(e, product, &sink, Some(&plain).filter(|_| products.is_by_rows()))?;
         Ok(Compiled {
@@ -247,16 +245,17 @@ impl Tiles<'_> {
 }
 
 /// A thread for each result.
-fn direct(mut e: Emitter, products: &dyn Products, total: usize) -> Result<Launch, String> {
-    let Sizes { m, n, k, .. } = products.sizes();
-    let (code, [a, b]) = e.block(|e| Ok([products.load(e, 0, "row", "k")?, products.load(e, 1, "column", "k")?]))?;
-    let number = products.number("row", "column");
-    let code = format!(
-        "let batch = i / {0}u;\nlet row = i / {n}u % {m}u;\nlet column = i % {n}u;\nvar sum = 0.0;\n\
-         for (var k = 0u; k < {k}u; k += 1u) {{\n{code}sum = fma({a}, {b}, sum);\n}}\nfinish({number}, sum);\n",
-        m * n
-    );
-    e.module.finish_elements(&code, total)
+fn direct(mut e: Emitter, products: &dyn Products, total: usize, sink: &Sink) -> Result<Launch, String> {
+    let Sizes { batch, m, n, k } = products.sizes();
+    let (a, a_value) = e.block(|e| products.load(e, 0, "line", "k"))?;
+    let (b, b_value) = e.block(|e| products.load(e, 1, "line", "k"))?;
+    let template = sink
+        .finish(Template::new(files::MATMUL_DIRECT))
+        .returns("load_a", &a, &a_value)
+        .returns("load_b", &b, &b_value)
+        .returns("element_number", "", &products.number("row", "column"))
+        .sizes([("BATCH", batch), ("M", m), ("N", n), ("K", k)]);
+    e.module.finish_template_elements(template, total)
 }
 
 pub(super) struct Tiling<'a> {
@@ -315,10 +314,6 @@ impl<'a> Tiling<'a> {
         GROUPS_IN_PARTS.div_ceil(Tiling::groups(sizes, tile).max(1))
     }
 
-    fn side(&self) -> usize {
-        self.tile * SIDE
-    }
-
     /// Elements of an operand that a thread handles together: neighbours in memory, and in shared memory.
     fn width(&self) -> usize {
         self.tile.min(4)
@@ -336,97 +331,33 @@ impl<'a> Tiling<'a> {
     /// A launch that gives each sum to a sink.
     fn launch(&self, mut e: Emitter, sink: &Sink) -> Result<Launch, String> {
         let Sizes { batch, m, n, k } = self.sizes;
-        let (side, width, vector) = (self.side(), self.width(), self.vector());
-        let (across, down) = (n.div_ceil(side), m.div_ceil(side));
-        let _ = write!(
-            e.module.items,
-            "var<workgroup> shared_a: array<{vector}, {0}>;\nvar<workgroup> shared_b: array<{vector}, {0}>;\n",
-            side / width * STEP
-        );
-        for operand in 0..2 {
-            self.fetch(&mut e, operand)?;
-        }
-        let length = Tiling::length(k, self.parts);
-        let mut code = format!(
-            "let first_column = group_number % {across}u * {side}u;\n\
-             let first_row = group_number / {across}u % {down}u * {side}u;\n\
-             let batch = group_number / {0}u % {batch}u;\nlet part = group_number / {1}u;\n\
-             let y = local / {SIDE}u;\nlet x = local % {SIDE}u;\n",
-            across * down,
-            across * down * batch
-        );
-        for (i, j) in self.pairs() {
-            let _ = writeln!(code, "var sum_{i}_{j} = 0.0;");
-        }
-        let [begin, terms] = sums::bounds(k, STEP, length, self.parts);
-        let _ = writeln!(code, "let begin = {begin};\nlet terms = {terms};");
-        self.copies(&mut code, |copy| {
-            format!("var {0} = {1};\n", copy.variable, copy.fetch("begin"))
-        });
-        code.push_str("var done = 0u;\n");
-        code.push_str("loop {\n");
-        self.copies(&mut code, |copy| copy.store(self));
-        // The next pieces are on their way while these are multiplied.
-        let _ = write!(
-            code,
-            "workgroupBarrier();\nlet next = done + {STEP}u;\nif (next < terms) {{\nlet next_k = begin + next;\n"
-        );
-        self.copies(&mut code, |copy| {
-            format!("{0} = {1};\n", copy.variable, copy.fetch("next_k"))
-        });
-        code.push_str("}\n");
-        code.push_str(&self.multiply());
-        code.push_str("workgroupBarrier();\ndone = next;\nif (done >= terms) {\nbreak;\n}\n}\n");
-        for i in 0..self.tile {
-            let at = |name: &str| self.line(name, i);
-            let _ = writeln!(
-                code,
-                "let row_{i} = first_row + {};\nlet column_{i} = first_column + {};",
-                at("y"),
-                at("x")
-            );
-        }
-        let is_whole = m.is_multiple_of(side) && n.is_multiple_of(side);
-        let elements: Vec<Element> = self
-            .pairs()
-            .map(|(i, j)| {
-                let (row, column, sum) = (format!("row_{i}"), format!("column_{j}"), format!("sum_{i}_{j}"));
-                Element::within(self.products, is_whole, &row, &column, sum)
-            })
-            .collect();
-        for some in elements.chunks(sink.together()) {
-            code.push_str(&sink.take(some));
-        }
-        e.module.finish(&code, THREADS, across * down * batch * self.parts)
-    }
-
-    fn pairs(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
-        let tile = self.tile;
-        (0..tile).flat_map(move |i| (0..tile).map(move |j| (i, j)))
-    }
-
-    /// Line `i` of a thread within the workgroup's tile: its lines lie together in vectors.
-    fn line(&self, thread: &str, i: usize) -> String {
-        let width = self.width();
-        format!("{thread} * {width}u + {}u", i / width * SIDE * width + i % width)
-    }
-
-    /// The place in shared memory of the vector with a line at a depth. Vectors are shuffled from depth to depth, so
-    /// that threads that write one line at several depths do not wait for the same bank.
-    fn place(&self, depth: &str, line: &str) -> String {
-        let width = self.width();
-        let line = match width {
-            1 => format!("({line})"),
-            _ => format!("(({line}) / {width}u)"),
+        let (a, a_value) = self.load(&mut e, 0)?;
+        let (b, b_value) = self.load(&mut e, 1)?;
+        let length = match self.parts {
+            1 => k,
+            parts => Tiling::length(k, parts),
         };
-        format!("({depth}) * {}u + ({line} ^ (({depth}) % 8u))", self.side() / width)
+        let template = sink
+            .finish(Template::new(files::MATMUL_TILED))
+            .alias("Vector", self.vector())
+            .returns("load_a", &a, &a_value)
+            .returns("load_b", &b, &b_value)
+            .returns("element_number", "", &self.products.number("row", "column"))
+            .sizes([("BATCH", batch), ("M", m), ("N", n), ("K", k)])
+            .flag("A_ALONG_K", self.products.is_along_k(0))
+            .flag("B_ALONG_K", self.products.is_along_k(1))
+            .sizes([("EACH", self.tile), ("SIDE", SIDE), ("STEP", STEP)])
+            .sizes([("PARTS", self.parts), ("PART_LENGTH", length)])
+            .flag("LAST_IS_SHORT", sums::last_is_short(k, STEP, length, self.parts));
+        e.module
+            .finish_template(template, Tiling::groups(&self.sizes, self.tile) * self.parts)
     }
 
-    /// Declares the function that fetches neighbours in memory of an operand, zero beyond the summed dimension, where
+    /// Statements that load neighbours in memory of an operand, and their value: zero beyond the summed dimension, where
     /// nothing may come in, not even NaN.
-    fn fetch(&self, e: &mut Emitter, operand: usize) -> Result<(), String> {
+    fn load(&self, e: &mut Emitter, operand: usize) -> Result<(String, String), String> {
         let Sizes { m, n, k, .. } = self.sizes;
-        let (name, count) = if operand == 0 { ("a", m) } else { ("b", n) };
+        let count = if operand == 0 { m } else { n };
         let (width, vector) = (self.width(), self.vector());
         let along_k = self.products.is_along_k(operand);
         let contiguous = if along_k { k } else { count };
@@ -435,138 +366,28 @@ impl<'a> Tiling<'a> {
             .products
             .stored(operand)
             .filter(|_| width == 4 && contiguous.is_multiple_of(4));
-        let vectors = match stored {
-            Some(stored) => {
-                let (lines, depths) = if along_k { (1, 4) } else { (4, 1) };
-                let (code, at) = e.block(|e| {
-                    let line = e.bind(&format!("min(line, {}u)", last(count, lines)))?;
-                    let k = e.bind(&format!("min(k, {}u)", last(k, depths)))?;
-                    self.products.number_of(e, operand, &line, &k)
-                })?;
-                let loaded = e.module.load_vector(stored, &format!("({at}) / 4u"));
-                loaded.map(|loaded| (code, format!("select(vec4<f32>(), {loaded}, k < {k}u)")))
-            }
-            None => None,
-        };
-        let (code, value) = match vectors {
-            Some(vectors) => vectors,
-            None => {
-                let (code, parts) = e.block(|e| {
-                    let mut parts = Vec::new();
-                    for q in 0..width {
-                        let (dk, dl) = if along_k { (q, 0) } else { (0, q) };
-                        let line = e.bind(&format!("min(line + {dl}u, {}u)", last(count, 1)))?;
-                        let bound = e.bind(&format!("min(k + {dk}u, {}u)", last(k, 1)))?;
-                        let value = self.products.load(e, operand, &line, &bound)?;
-                        parts.push(format!("select(0.0, {value}, k + {dk}u < {k}u)"));
-                    }
-                    Ok(parts)
-                })?;
-                (code, format!("{vector}({})", parts.join(", ")))
-            }
-        };
-        let _ = write!(
-            e.module.items,
-            "fn fetch_{name}(batch: u32, line: u32, k: u32) -> {vector} {{\n{code}return {value};\n}}\n"
-        );
-        Ok(())
-    }
-
-    /// Code for all vectors that a thread copies to shared memory, in the order in which they are in memory.
-    fn copies(&self, code: &mut String, text: impl Fn(Copy) -> String) {
-        let (side, width) = (self.side(), self.width());
-        for (operand, name, first) in [(0, "a", "first_row"), (1, "b", "first_column")] {
-            let along_k = self.products.is_along_k(operand);
-            for piece in 0..self.tile / width {
-                let number = format!("(local + {}u)", piece * THREADS);
-                let (line, depth) = match along_k {
-                    true => {
-                        let inner = STEP / width;
-                        (
-                            format!("{number} / {inner}u"),
-                            format!("{number} % {inner}u * {width}u"),
-                        )
-                    }
-                    false => {
-                        let inner = side / width;
-                        (
-                            format!("{number} % {inner}u * {width}u"),
-                            format!("{number} / {inner}u"),
-                        )
-                    }
-                };
-                code.push_str(&text(Copy {
-                    name,
-                    variable: format!("{name}_{piece}"),
-                    first,
-                    line,
-                    depth,
-                    along_k,
-                }));
+        if let Some(stored) = stored {
+            let (lines, depths) = if along_k { (1, 4) } else { (4, 1) };
+            let (code, at) = e.block(|e| {
+                let line = e.bind(&format!("min(line, {}u)", last(count, lines)))?;
+                let k = e.bind(&format!("min(k, {}u)", last(k, depths)))?;
+                self.products.number_of(e, operand, &line, &k)
+            })?;
+            if let Some(loaded) = e.module.load_vector(stored, &format!("({at}) / 4u")) {
+                return Ok((code, format!("select(vec4<f32>(), {loaded}, k < {k}u)")));
             }
         }
-    }
-
-    /// Code that goes over the step in shared memory.
-    fn multiply(&self) -> String {
-        let width = self.width();
-        let mut code = format!("for (var d = 0u; d < {STEP}u; d += 1u) {{\n");
-        for i in 0..self.tile / width {
-            for (name, thread) in [("a", "y"), ("b", "x")] {
-                let at = self.place("d", &self.line(thread, i * width));
-                let _ = writeln!(code, "let {name}_{i} = shared_{name}[{at}];");
+        let (code, parts) = e.block(|e| {
+            let mut parts = Vec::new();
+            for q in 0..width {
+                let (dk, dl) = if along_k { (q, 0) } else { (0, q) };
+                let line = e.bind(&format!("min(line + {dl}u, {}u)", last(count, 1)))?;
+                let bound = e.bind(&format!("min(k + {dk}u, {}u)", last(k, 1)))?;
+                let value = self.products.load(e, operand, &line, &bound)?;
+                parts.push(format!("select(0.0, {value}, k + {dk}u < {k}u)"));
             }
-        }
-        let of = |name: &str, i: usize| match width {
-            1 => format!("{name}_{i}"),
-            _ => format!("{name}_{}[{}]", i / width, i % width),
-        };
-        for (i, j) in self.pairs() {
-            let _ = writeln!(code, "sum_{i}_{j} = fma({}, {}, sum_{i}_{j});", of("a", i), of("b", j));
-        }
-        code.push_str("}\n");
-        code
-    }
-}
-
-/// Neighbours in memory that a thread copies to shared memory.
-struct Copy {
-    name: &'static str,
-    /// Where they are on the way.
-    variable: String,
-    /// First line of the workgroup.
-    first: &'static str,
-    /// Place within the tile.
-    line: String,
-    depth: String,
-    along_k: bool,
-}
-
-impl Copy {
-    /// Fetches them for a step that begins at a place of the summed dimension.
-    fn fetch(&self, first_k: &str) -> String {
-        format!(
-            "fetch_{}(batch, {} + {}, {first_k} + {})",
-            self.name, self.first, self.line, self.depth
-        )
-    }
-
-    /// Stores them.
-    fn store(&self, tiling: &Tiling) -> String {
-        let Copy { name, variable, .. } = self;
-        let width = tiling.width();
-        if width == 1 || !self.along_k {
-            return format!(
-                "shared_{name}[{}] = {variable};\n",
-                tiling.place(&self.depth, &self.line)
-            );
-        }
-        let mut code = format!("{{\nlet line = {};\nlet depth = {};\n", self.line, self.depth);
-        for q in 0..width {
-            let at = tiling.place(&format!("depth + {q}u"), "line");
-            let _ = writeln!(code, "shared_{name}[{at}][line % {width}u] = {variable}[{q}];");
-        }
-        code.push_str("}\n");
-        code
+            Ok(parts)
+        })?;
+        Ok((code, format!("{vector}({})", parts.join(", "))))
     }
 }

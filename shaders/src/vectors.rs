@@ -6,15 +6,15 @@
 
 mod wide;
 
-use std::fmt::Write as _;
-
 use super::Role;
 use super::body::{Body, Id};
 use super::emit::Emitter;
+use super::files;
 use super::kernel::{CompileCx, Compiled, Launch};
 use super::pointwise::is_half;
 use super::rows::Rows;
-use super::sums::{self, Element, Results, Sink};
+use super::sums::{self, Results, Sink};
+use super::template::Template;
 use super::tiled::{Products, Sizes};
 use wide::Wide;
 
@@ -166,9 +166,10 @@ impl<'a> Vectors<'a> {
         let mut e = Emitter::new(body, cx);
         if self.parts() == 1 {
             // Before the reductions have values: results may depend on these through the product only.
-            sums::epilogue(&mut e, id, &results.of_product, 1)?;
+            let sink = Sink::Finish(sums::epilogue(&mut e, id, &results.of_product, 1)?);
             before.begin(&mut e)?;
-            let launch = self.launch(e, &Sink::Finish(1))?;
+            e.share_fixed();
+            let launch = self.launch(e, &sink)?;
             return Ok(Compiled {
                 launches: vec![launch],
                 ..Compiled::default()
@@ -176,6 +177,7 @@ impl<'a> Vectors<'a> {
         }
         let array = e.module.array(cx.scratch(0), sums::PARTIAL, true);
         before.begin(&mut e)?;
+        e.share_fixed();
         let first = self.launch(e, &Sink::Partial { array, total })?;
         let last = sums::join(Emitter::new(body, cx), id, &results.of_product, self.parts())?;
         Ok(Compiled {
@@ -206,102 +208,26 @@ impl<'a> Vectors<'a> {
             return wide.launch(e, sink);
         }
         let Sizes { batch, m, n, k } = self.sizes;
-        let (lanes, columns) = (self.lanes, THREADS / self.lanes);
-        let across = n.div_ceil(columns);
-        let length = k.div_ceil(self.parts);
-        let _ = writeln!(e.module.items, "var<workgroup> sums: array<f32, {THREADS}>;");
-        let (lane, column) = match self.products.is_along_k(1) {
-            true => (format!("local % {lanes}u"), format!("local / {lanes}u")),
-            false => (format!("local / {columns}u"), format!("local % {columns}u")),
-        };
-        let mut code = std::mem::take(&mut e.code);
-        let _ = write!(
-            code,
-            "let first_column = group_number % {across}u * {columns}u;\nlet batch = group_number / {across}u % {batch}u;\n\
-             let part = group_number / {}u;\nlet slot = {lane};\nlet column = min(first_column + {column}, {}u);\n\
-             let end = min(part * {length}u + {length}u, {k}u);\n",
-            across * batch,
-            n - 1
-        );
-        self.stage(&mut e, &mut code, length)?;
-        for row in 0..m {
-            let _ = writeln!(code, "var sum_{row} = 0.0;");
-        }
-        // In as many rounds as are needed, of about the same length.
-        let terms = (length / lanes).max(1);
-        let together = terms / terms.div_ceil((MOST_TOGETHER / m).max(TOGETHER));
-        let stride = together * lanes;
-        let _ = writeln!(code, "var k = part * {length}u + slot;");
-        let _ = writeln!(code, "for (; k + {}u < end; k += {stride}u) {{", stride - lanes);
-        code.push_str(&self.terms(&mut e, together)?);
-        let _ = writeln!(code, "}}\nfor (; k < end; k += {lanes}u) {{");
-        code.push_str(&self.terms(&mut e, 1)?);
-        code.push_str("}\n");
-        let at = match self.products.is_along_k(1) {
-            true => format!("local * {lanes}u + lane"),
-            false => format!("lane * {columns}u + local"),
-        };
-        for row in 0..m {
-            let number = self.products.number(&format!("{row}u"), "own_column");
-            let done = sink.take(&[Element::new(&number, "sum")]);
-            let _ = write!(
-                code,
-                "{}sums[local] = sum_{row};\nworkgroupBarrier();\nif (local < {columns}u) {{\n\
-                 let own_column = first_column + local;\nif (own_column < {n}u) {{\nvar sum = 0.0;\n\
-                 for (var lane = 0u; lane < {lanes}u; lane += 1u) {{\nsum += sums[{at}];\n}}\n{done}}}\n}}\n",
-                if row == 0 { "" } else { "workgroupBarrier();\n" },
-            );
-        }
-        e.module.finish(&code, THREADS, across * batch * self.parts)
+        let before = std::mem::take(&mut e.code);
+        let (a, a_value) = e.block(|e| self.products.load(e, 0, "line", "k"))?;
+        let (b, b_value) = e.block(|e| self.products.load(e, 1, "line", "k"))?;
+        let template = sink
+            .finish(Template::new(files::MATMUL_ROWS))
+            .insert("before", before)
+            .returns("load_a", &a, &a_value)
+            .returns("load_b", &b, &b_value)
+            .returns("element_number", "", &self.products.number("row", "column"))
+            .sizes([("BATCH", batch), ("M", m), ("N", n), ("K", k)])
+            .flag("B_ALONG_K", self.products.is_along_k(1))
+            .sizes([("LANES", self.lanes), ("PARTS", self.parts), ("THREADS", THREADS)])
+            .sizes([("MAX_TOGETHER", MOST_TOGETHER), ("MIN_TOGETHER", TOGETHER)])
+            .flag("STAGED", self.is_staged());
+        e.module
+            .finish_template(template, Vectors::groups(&self.sizes, self.lanes) * self.parts)
     }
 
     /// Whether rows are computed before the sums, so that columns do not each do so.
     fn is_staged(&self) -> bool {
         self.products.stored(0).is_none() && self.sizes.m * self.sizes.k.div_ceil(self.parts) <= MOST_STAGED
-    }
-
-    /// Code that computes the rows of a part, if they are [staged](Self::is_staged).
-    fn stage(&self, e: &mut Emitter, code: &mut String, length: usize) -> Result<(), String> {
-        if !self.is_staged() {
-            return Ok(());
-        }
-        let (m, k) = (self.sizes.m, self.sizes.k);
-        let _ = writeln!(e.module.items, "var<workgroup> staged: array<f32, {}>;", m * length);
-        let (own, value) = e.block(|e| self.products.load(e, 0, "staged_row", "staged_k"))?;
-        let _ = write!(
-            code,
-            "for (var at = local; at < {}u; at += {THREADS}u) {{\nlet staged_row = at / {length}u;\n\
-             let staged_k = min(part * {length}u + at % {length}u, {}u);\n{own}staged[at] = {value};\n}}\n\
-             workgroupBarrier();\n",
-            m * length,
-            k - 1
-        );
-        Ok(())
-    }
-
-    /// Code that reads some terms of a column's sums, and adds them up.
-    fn terms(&self, e: &mut Emitter, count: usize) -> Result<String, String> {
-        let Sizes { m, k, .. } = self.sizes;
-        let length = k.div_ceil(self.parts);
-        let (code, values) = e.block(|e| {
-            let mut values = Vec::new();
-            for q in 0..count {
-                let k = e.bind(&format!("k + {}u", q * self.lanes))?;
-                let b = self.products.load(e, 1, "column", &k)?;
-                let a = (0..m).map(|row| match self.is_staged() {
-                    true => Ok(format!("staged[{}u + {k} - part * {length}u]", row * length)),
-                    false => self.products.load(e, 0, &format!("{row}u"), &k),
-                });
-                values.push((a.collect::<Result<Vec<_>, _>>()?, b));
-            }
-            Ok(values)
-        })?;
-        let mut code = code;
-        for (a, b) in values {
-            for (row, a) in a.iter().enumerate() {
-                let _ = writeln!(code, "sum_{row} = fma({a}, {b}, sum_{row});");
-            }
-        }
-        Ok(code)
     }
 }

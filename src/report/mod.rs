@@ -2,6 +2,7 @@
 //!
 //! The page is one file without references to others, so that it opens anywhere and can be sent around.
 
+mod kernels;
 mod layout;
 mod tensors;
 
@@ -9,6 +10,7 @@ use std::collections::HashMap;
 
 use serde_json::{Value as Json, json};
 
+use crate::backend::KernelSource;
 use crate::graph::{Graph, Node, NodeId, NodeKind};
 use crate::optimize::OptimizeReport;
 use crate::plan::BufferRef;
@@ -34,6 +36,9 @@ pub struct Report<'a> {
     pub optimization: &'a OptimizeReport,
     /// The compiled graph.
     pub plan: &'a ExecutionPlan,
+    /// Source texts of the plan's kernels ([`Device::kernel_sources`](crate::backend::Device::kernel_sources)); none
+    /// where they are not generated from text.
+    pub kernels: &'a [KernelSource],
     /// Rates and kernels by which dispatches are priced.
     pub target: &'a dyn Target,
     /// Measured times of passes, if there are some.
@@ -58,6 +63,7 @@ impl Report<'_> {
         let program = concat!(
             include_str!("page/graph.js"),
             include_str!("page/plan.js"),
+            include_str!("page/kernels.js"),
             include_str!("page/tensors.js"),
             include_str!("page/page.js")
         );
@@ -95,6 +101,7 @@ impl Report<'_> {
             rows.map(|r| json!({ "label": r.label, "count": r.count, "us": r.total.as_secs_f64() * 1e6 }))
                 .collect::<Vec<_>>()
         });
+        let (texts, kernels) = kernels::data(self.plan, self.kernels);
         Ok(json!({
             "title": self.title,
             "environment": self.environment,
@@ -116,19 +123,21 @@ impl Report<'_> {
                 "extraction": report.extract_time.as_secs_f64() * 1e3,
                 "clustering": report.cluster_time.as_secs_f64() * 1e3,
             },
-            "plan": self.plan_data(),
+            "plan": self.plan_data(&kernels),
+            "kernels": texts,
             "memory": self.memory_data(),
             "timings": timings,
             "tensors": tensors::data(self.tensors),
         }))
     }
 
-    fn plan_data(&self) -> Json {
+    fn plan_data(&self, kernels: &[Vec<Json>]) -> Json {
         let plan = self.plan;
         let dispatches: Vec<Json> = plan
             .dispatches
             .iter()
-            .map(|d| {
+            .zip(kernels)
+            .map(|(d, kernels)| {
                 let types = d.types();
                 let call = d.kernel_desc(&types);
                 let ps = registry::op(&d.kernel.name).map(|op| call_cost(self.target, op, &call.call()));
@@ -137,6 +146,8 @@ impl Report<'_> {
                     "kernel": d.title(),
                     "label": d.label,
                     "level": d.level,
+                    "coop": d.use_coop,
+                    "kernels": kernels,
                     "ps": ps,
                     "in": inputs.iter().map(ToString::to_string).collect::<Vec<_>>(),
                     "out": outputs.iter().map(ToString::to_string).collect::<Vec<_>>(),

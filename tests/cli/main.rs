@@ -6,6 +6,7 @@ mod budget;
 mod doctor;
 mod generate;
 mod kept;
+mod kernels;
 mod options;
 #[cfg(unix)]
 mod plugins;

@@ -292,6 +292,8 @@ impl Draft {
                 part,
                 language: "wgsl",
                 text: launch.source.clone(),
+                variant: None,
+                why: None,
             })
         });
         sources.collect()

@@ -307,6 +307,10 @@ pub struct KernelSource {
     pub language: &'static str,
     /// The text.
     pub text: String,
+    /// Name of the variant (the schedule) from which it was made, where the backend tells its variants apart.
+    pub variant: Option<String>,
+    /// One sentence why the backend chose that variant: by its default heuristic, or by tuning, and what that gained.
+    pub why: Option<String>,
 }
 
 /// What one step shall do.

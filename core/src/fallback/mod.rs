@@ -96,11 +96,18 @@ impl Device for WithFallback {
     }
 
     fn kernel_sources(&self, plan: &ExecutionPlan) -> Result<Vec<KernelSource>> {
-        // The numbers of dispatches in parts of a plan would be others.
-        match self.elsewhere(plan).is_empty() {
-            true => self.first.kernel_sources(plan),
-            false => Ok(Vec::new()),
+        let owners = self.owners(plan);
+        if owners.iter().all(|owner| *owner == 0) {
+            return self.first.kernel_sources(plan);
         }
+        // The part of the first device numbers its dispatches anew, in the same order.
+        let own = plan.segments.iter().flat_map(Segment::range);
+        let own: Vec<usize> = own.filter(|&i| owners[i] == 0).collect();
+        let mut sources = self.first.kernel_sources(&split(plan, &owners).1[0])?;
+        for source in &mut sources {
+            source.dispatch = own[source.dispatch];
+        }
+        Ok(sources)
     }
 
     fn memory_beside(&self, plan: &ExecutionPlan) -> Result<u64> {

@@ -480,6 +480,7 @@ impl Lowering<'_> {
             label: label.to_owned(),
             source: self.source,
             use_coop: false,
+            variant: None,
         });
         buffers
     }
@@ -531,6 +532,7 @@ impl Lowering<'_> {
             label: format!("{label}.write"),
             source: self.source,
             use_coop: false,
+            variant: None,
         });
     }
 }

@@ -126,6 +126,7 @@ mod tests {
             label: format!("{reads:?} {writes:?}"),
             source: None,
             use_coop: false,
+            variant: None,
         }
     }
 

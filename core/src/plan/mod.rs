@@ -95,6 +95,10 @@ pub struct Dispatch {
     pub source: Option<u32>,
     /// Whether a cooperative-matrix variant was chosen (GPU backends).
     pub use_coop: bool,
+    /// Name of the kernel's variant (its schedule) that the backend chose, if it recorded one. It means something to
+    /// that backend alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub variant: Option<String>,
 }
 
 impl Dispatch {

@@ -38,6 +38,9 @@ enum Entry<D, L> {
         label: L,
         source: Option<u32>,
         use_coop: bool,
+        // Files without it are older than it.
+        #[serde(default = "Option::default", skip_serializing_if = "Option::is_none")]
+        variant: Option<L>,
     },
 }
 
@@ -68,6 +71,7 @@ pub(super) mod dispatches {
                     label: d.label.as_str(),
                     source: d.source,
                     use_coop: d.use_coop,
+                    variant: d.variant.as_deref(),
                 },
             }
         });
@@ -88,6 +92,7 @@ pub(super) mod dispatches {
                     label,
                     source,
                     use_coop,
+                    variant,
                 } => {
                     let earlier = list.get(dispatch as usize);
                     let earlier = earlier.filter(|d| d.kernel.name.len() <= MAX_NAME);
@@ -119,6 +124,7 @@ pub(super) mod dispatches {
                         label,
                         source,
                         use_coop,
+                        variant,
                     }
                 }
             };
@@ -196,6 +202,25 @@ mod tests {
         let dispatches = &text[text.find("dispatches:").expect("a list")..];
         assert_eq!(dispatches.matches("Like(dispatch:0,").count(), 3, "{text}");
         assert_eq!(ron::from_str::<ExecutionPlan>(&text).expect("reads"), plan);
+    }
+
+    #[test]
+    fn variants_come_back_and_are_not_shared_by_calls_that_repeat() {
+        let mut plan = plan();
+        let without = ron::to_string(&plan).expect("text");
+        assert!(!without.contains("variant"), "{without}");
+        plan.dispatches[0].variant = Some("tiles".into());
+        plan.dispatches[2].variant = Some("rows".into());
+        let text = ron::to_string(&plan).expect("text");
+        let back: ExecutionPlan = ron::from_str(&text).expect("reads");
+        assert_eq!(back, plan);
+        let variants = back.dispatches[..4].iter().map(|d| d.variant.as_deref());
+        assert_eq!(
+            variants.collect::<Vec<_>>(),
+            [Some("tiles"), None, Some("rows"), None],
+            "{text}"
+        );
+        back.verify().expect("a plan that holds together");
     }
 
     #[test]

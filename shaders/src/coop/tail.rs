@@ -4,12 +4,12 @@
 //! They are cut along the sum into parts that fill a wave together, as "stream-K" does with all of them (Osama, Merrill, Cecka,
 //! Garland and Owens, 2023). The other blocks are computed as without; a second launch adds up the parts of these.
 
-use std::fmt::Write as _;
-
 use super::super::body::Id;
 use super::super::emit::Emitter;
+use super::super::files;
 use super::super::kernel::Launch;
-use super::super::sums::{self, Element, PARTIAL, Sink};
+use super::super::sums::{self, PARTIAL, Sink};
+use super::super::template::Template;
 use super::super::tiled::Sizes;
 use super::{Blocks, Cut};
 
@@ -53,16 +53,6 @@ impl Tail {
     pub(super) fn groups(&self) -> usize {
         self.whole + self.blocks * self.parts()
     }
-
-    /// Statements that declare whether a workgroup computes a part, the block's number and the part's.
-    pub(super) fn numbers(&self) -> String {
-        let Tail { whole, blocks, .. } = self;
-        format!(
-            "let is_part = group_number >= {whole}u;\nlet behind = group_number - {whole}u;\n\
-             let block = select(group_number, {whole}u + behind % {blocks}u, is_part);\n\
-             let part = select(0u, behind / {blocks}u, is_part);\n"
-        )
-    }
 }
 
 impl<'a> Blocks<'a> {
@@ -97,42 +87,21 @@ impl<'a> Blocks<'a> {
         PARTIAL.storage_bytes(parts * self.elements()).unwrap_or(usize::MAX)
     }
 
-    /// Statements that store a workgroup's part of a block.
-    pub(super) fn store_part(&self, tail: &Tail, array: &str) -> String {
-        let columns = self.block.columns;
-        let mut code = format!(
-            "let first_of_part = (part * {}u + behind % {}u) * {}u;\n",
-            tail.blocks,
-            tail.blocks,
-            self.elements()
-        );
-        for (i, j) in self.pairs() {
-            let (row, column) = (i * self.tile(), j * self.tile());
-            let _ = write!(
-                code,
-                "{{\nlet at = first_of_part + (sub_row + {row}u) * {columns}u + sub_column + {column}u;\n\
-                 coopStoreT(sum_{i}_{j}, &{array}[at], {columns}u);\n}}\n"
-            );
-        }
-        code
-    }
-
     /// The second launch: adds up the parts of each element of the blocks that are cut.
-    pub(crate) fn join(&self, e: Emitter, id: Id, outputs: &[usize], tail: &Tail) -> Result<Launch, String> {
+    pub(crate) fn join(&self, mut e: Emitter, id: Id, outputs: &[usize], tail: &Tail) -> Result<Launch, String> {
         let Sizes { m, n, .. } = self.sizes;
-        let (rows, columns, of_block) = (self.block.rows, self.block.columns, self.elements());
-        let (across, down) = (n.div_ceil(columns), m.div_ceil(rows));
-        let is_whole = m.is_multiple_of(rows) && n.is_multiple_of(columns);
-        let element = Element::within(self.products, is_whole, "row", "column", "sum".to_owned());
-        let finish = format!(
-            "let block = {}u + i / {of_block}u;\nlet within = i % {of_block}u;\nlet batch = block / {}u;\n\
-             let row = block / {across}u % {down}u * {rows}u + within / {columns}u;\n\
-             let column = block % {across}u * {columns}u + within % {columns}u;\n{}",
-            tail.whole,
-            across * down,
-            Sink::Finish(1).take(&[element])
-        );
-        sums::add_up(e, id, outputs, [tail.blocks * of_block, tail.parts()], &finish)
+        let template = Template::new(files::SPLIT_K_JOIN)
+            .flag("TAIL", true)
+            .returns("element_number", "", &self.products.number("row", "column"))
+            .sizes([
+                ("M", m),
+                ("N", n),
+                ("ROWS", self.block.rows),
+                ("COLUMNS", self.block.columns),
+            ])
+            .size("TAIL_FIRST", tail.whole);
+        let sink = Sink::Finish(sums::epilogue(&mut e, id, outputs, 1)?);
+        sums::add_up(e, &sink, template, [tail.blocks * self.elements(), tail.parts()])
     }
 }
 

@@ -17,7 +17,7 @@ pub(crate) struct Layout {
     /// Threads of a row, a power of two.
     pub(crate) lanes: usize,
     /// Whether neighbouring threads have neighbouring rows rather than columns.
-    pub(super) rows_first: bool,
+    pub(crate) rows_first: bool,
 }
 
 impl Layout {

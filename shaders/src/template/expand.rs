@@ -10,6 +10,10 @@ const MOST_LINES: usize = 200_000;
 /// Replaces constants and follows directives, line by line.
 pub(super) struct Expander<'a> {
     given: &'a HashMap<&'static str, String>,
+    /// Statements by the name of the place where they are inserted.
+    inserts: &'a HashMap<&'static str, String>,
+    /// Places of the file.
+    inserted: Vec<String>,
     /// Constants of `u32` and `bool` so far, and indices of repeats.
     values: HashMap<String, u64>,
     /// Names of all constants.
@@ -19,9 +23,11 @@ pub(super) struct Expander<'a> {
 }
 
 impl<'a> Expander<'a> {
-    pub(super) fn new(given: &'a HashMap<&'static str, String>) -> Self {
+    pub(super) fn new(given: &'a HashMap<&'static str, String>, inserts: &'a HashMap<&'static str, String>) -> Self {
         Expander {
             given,
+            inserts,
+            inserted: Vec::new(),
             values: HashMap::new(),
             known: Vec::new(),
             out: String::new(),
@@ -32,6 +38,11 @@ impl<'a> Expander<'a> {
     /// Whether the text that was expanded has a constant.
     pub(super) fn has(&self, name: &str) -> bool {
         self.known.iter().any(|known| known == name)
+    }
+
+    /// Whether the text that was expanded has a place for insertion.
+    pub(super) fn has_place(&self, name: &str) -> bool {
+        self.inserted.iter().any(|known| known == name)
     }
 
     /// The text that a file becomes.
@@ -52,6 +63,12 @@ impl<'a> Expander<'a> {
                 at += 1;
                 continue;
             };
+            if word == "insert" {
+                self.inserted.push(rest.to_owned());
+                self.out.push_str(self.inserts.get(rest).map_or("", |text| text));
+                at += 1;
+                continue;
+            }
             let (middle, end) = block(lines, at)?;
             let inner = |from: usize, to: usize| &lines[from + 1..to];
             match word {
@@ -71,18 +88,22 @@ impl<'a> Expander<'a> {
         Ok(())
     }
 
-    /// Writes lines once for each value of the first of some indices, such as `i < ROWS, j < COLUMNS`.
+    /// Writes lines once for each value of the first of some indices, such as `i < ROWS, j in FIRST..END`.
     fn repeat(&mut self, bounds: &str, lines: &[&str], indices: &[(&str, u64)]) -> Result<(), String> {
-        let (first, others) = match bounds.split_once(", ") {
-            Some((first, others)) => (first, Some(others)),
+        let (first, others) = match comma(bounds) {
+            Some(at) => (&bounds[..at], Some(bounds[at + 1..].trim_start())),
             None => (bounds, None),
         };
-        let (index, bound) = first
-            .split_once('<')
-            .ok_or_else(|| format!("'{first}' is no bound of an index"))?;
+        let range = first
+            .split_once(" in ")
+            .and_then(|(index, range)| Some((index, range.split_once("..")?)));
+        let below = first.split_once('<').map(|(index, end)| (index, ("0", end)));
+        let (index, (start, end)) = range
+            .or(below)
+            .ok_or_else(|| format!("'{first}' is no range of an index"))?;
         let index = index.trim();
         let before = self.values.get(index).copied();
-        for value in 0..self.evaluate(bound)? {
+        for value in self.evaluate(start)?..self.evaluate(end)? {
             self.values.insert(index.to_owned(), value);
             let inner = [indices, &[(index, value)]].concat();
             match others {
@@ -103,24 +124,15 @@ impl<'a> Expander<'a> {
 
     fn line(&mut self, line: &str, indices: &[(&str, u64)]) -> Result<(), String> {
         self.lines += 1;
+        // What is a comment only as the file stands.
+        let uncommented = line.trim_start().strip_prefix("//# ");
+        let line = uncommented.unwrap_or(line);
         if self.lines > MOST_LINES {
             return Err("it becomes too long".into());
         }
-        if let Some((name, ty, value)) = constant(line) {
-            self.known.push(name.to_owned());
-            let value = self.given.get(name).map_or(value, |given| given);
-            if ty == "u32" || ty == "bool" {
-                let number = self.evaluate(value)?;
-                self.values.insert(name.to_owned(), number);
-                let text = match ty {
-                    "bool" => (number != 0).to_string(),
-                    _ => format!("{number}u"),
-                };
-                self.push(&["const ", name, ": ", ty, " = ", &text, ";"]);
-            } else {
-                self.push(&["const ", name, ": ", ty, " = ", value, ";"]);
-            }
-            return Ok(());
+        if line.starts_with("const ") {
+            let code = line.split("//").next().unwrap_or_default();
+            return code.split_inclusive(';').try_for_each(|one| self.constant(one.trim()));
         }
         match indices {
             [] => self.push(&[line]),
@@ -129,10 +141,42 @@ impl<'a> Expander<'a> {
         Ok(())
     }
 
+    /// Writes a constant of the module with its value, or the one that it is given.
+    fn constant(&mut self, text: &str) -> Result<(), String> {
+        if text.is_empty() {
+            return Ok(());
+        }
+        let (name, ty, value) = constant(text).ok_or_else(|| format!("'{text}' is no constant"))?;
+        self.known.push(name.to_owned());
+        let value = self.given.get(name).map_or(value, |given| given);
+        let text = match ty {
+            "u32" | "bool" => {
+                let number = self.evaluate(value)?;
+                self.values.insert(name.to_owned(), number);
+                match ty {
+                    "bool" => (number != 0).to_string(),
+                    _ => format!("{number}u"),
+                }
+            }
+            _ => value.to_owned(),
+        };
+        self.push(&["const ", name, ": ", ty, " = ", &text, ";"]);
+        Ok(())
+    }
+
     fn push(&mut self, parts: &[&str]) {
         parts.iter().for_each(|part| self.out.push_str(part));
         self.out.push('\n');
     }
+}
+
+/// Where the first comma outside of brackets is.
+fn comma(text: &str) -> Option<usize> {
+    let mut depth = 0_i32;
+    text.char_indices().find_map(|(at, c)| {
+        depth += i32::from(c == '(') - i32::from(c == ')');
+        (c == ',' && depth == 0).then_some(at)
+    })
 }
 
 /// The word of a directive, and what is behind it.
@@ -150,6 +194,7 @@ fn block(lines: &[&str], begin: usize) -> Result<(Option<usize>, usize), String>
             Some("repeat" | "if") => depth += 1,
             Some("else") if depth == 1 => middle = Some(at),
             Some("else") if depth > 1 => {}
+            Some("insert") => {}
             Some("end") if depth > 0 => {
                 depth -= 1;
                 if depth == 0 {
@@ -163,12 +208,11 @@ fn block(lines: &[&str], begin: usize) -> Result<(Option<usize>, usize), String>
     Err(format!("'{}' has no '@end'", lines[begin].trim()))
 }
 
-/// Name, type and value of a constant of the module.
-fn constant(line: &str) -> Option<(&str, &str, &str)> {
-    let (name, rest) = line.strip_prefix("const ")?.split_once(':')?;
+/// Name, type and value of a constant.
+fn constant(text: &str) -> Option<(&str, &str, &str)> {
+    let (name, rest) = text.strip_prefix("const ")?.split_once(':')?;
     let (ty, value) = rest.split_once('=')?;
-    let value = value.split("//").next()?.trim().strip_suffix(';')?;
-    Some((name.trim(), ty.trim(), value.trim()))
+    Some((name.trim(), ty.trim(), value.trim().strip_suffix(';')?))
 }
 
 /// A line with numbers for indices: where they are identifiers, and where they are parts of identifiers.

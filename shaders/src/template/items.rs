@@ -1,6 +1,7 @@
 //! A WGSL module as its items: what stands between the outermost semicolons and braces.
 
 use std::fmt;
+use std::sync::OnceLock;
 
 /// What an item is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,11 +37,20 @@ pub(crate) struct Item {
     pub(crate) kind: Kind,
     pub(crate) name: String,
     pub(crate) text: String,
+    /// Names that it uses, once they have been looked for.
+    needs: OnceLock<Vec<String>>,
 }
 
 impl Item {
+    /// Names that may be those of other items.
+    pub(super) fn needs(&self) -> &[String] {
+        let find = || free_names(&self.text).into_iter().map(str::to_owned).collect();
+        self.needs.get_or_init(find)
+    }
+
     /// Replaces the type that an alias stands for, or the body of a function.
     pub(super) fn replace(&mut self, by: &str) {
+        self.needs = OnceLock::new();
         let end = match self.kind {
             Kind::Function => code_find(&self.text, '{').unwrap_or(self.text.len()),
             _ => code_find(&self.text, '=').unwrap_or(self.text.len()),
@@ -107,6 +117,7 @@ pub(crate) fn parse(text: &str) -> Result<Vec<Item>, String> {
             kind,
             name,
             text: text[start..end].trim_start().to_owned(),
+            needs: OnceLock::new(),
         });
         start = end;
     }
@@ -169,7 +180,7 @@ fn block_end(text: &str, from: usize) -> Option<usize> {
 }
 
 /// Identifiers in an item that may be those of other items: neither members nor what the item declares itself.
-pub(super) fn free_names(text: &str) -> Vec<&str> {
+fn free_names(text: &str) -> Vec<&str> {
     let names = names(text);
     let declares = |before: &str| matches!(before, "let" | "var" | "const");
     let mut own: Vec<&str> = names

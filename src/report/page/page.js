@@ -82,8 +82,11 @@ const whole = timeline.bars.reduce((sum, b) => sum + b.ps, 0) || 1;
 byId("time-source").textContent = "estimated by the device's cost model";
 table("dispatches", [["estimated", true], ["share", true], ["kernel", false], ["from", false], ["reads → writes", false], ["traffic", true]],
   [...timeline.bars].sort((a, b) => b.ps - a.ps).slice(0, 40).map((b) => [
-    time(b.ps), `${(100 * b.ps / whole).toFixed(1)} %${share(b.ps / whole)}`, escapeHtml(b.kernel), escapeHtml(b.label),
+    time(b.ps), `${(100 * b.ps / whole).toFixed(1)} %${share(b.ps / whole)}`, kernelLink(b), escapeHtml(b.label),
     escapeHtml(`${b.in.join(", ")} → ${b.out.join(", ")}`), bytes(b.bytes)]));
+
+if (data.kernels.length) new KernelCard(timeline, data.kernels);
+else for (const id of ["kernel", "kernel-hint"]) byId(id).remove();
 
 if (data.timings) {
   const total = data.timings.reduce((sum, r) => sum + r.us, 0) || 1;

@@ -109,8 +109,9 @@ function niceStep(whole, parts) {
 
 function describeDispatch(d) {
   return `<b>${escapeHtml(d.kernel)}</b>` + facts([
-    ["from", d.label], ["segment", d.segment], ["level", d.level], ["time", `${time(d.ps)} (estimated)`],
+    ["dispatch", d.number], ["from", d.label], ["segment", d.segment], ["level", d.level], ["time", `${time(d.ps)} (estimated)`],
     ["reads", d.in.join(", ")], ["writes", d.out.join(", ")], ["traffic", bytes(d.bytes)],
+    ["cooperative matrices", d.coop ? "yes" : ""],
   ]);
 }
 

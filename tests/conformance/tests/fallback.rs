@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use meganeura_conformance::{Options, ReferenceBackend, Section, run};
-use meganeura_core::backend::{Capabilities, Device, Executable, KernelDesc, Support};
+use meganeura_core::backend::{Capabilities, Device, Executable, KernelDesc, KernelSource, Support};
 use meganeura_core::error::{Error, Result};
 use meganeura_core::fallback::WithFallback;
 use meganeura_core::plan::ExecutionPlan;
@@ -24,6 +24,20 @@ impl Device for Lacking {
             true => Support::No("it was taken away".into()),
             false => self.0.supports(kernel),
         }
+    }
+
+    /// The names of its kernels.
+    fn kernel_sources(&self, plan: &ExecutionPlan) -> Result<Vec<KernelSource>> {
+        let dispatches = plan.dispatches.iter().enumerate();
+        let sources = dispatches.map(|(dispatch, d)| KernelSource {
+            dispatch,
+            part: 0,
+            language: "txt",
+            text: d.kernel.name.clone(),
+            variant: None,
+            why: None,
+        });
+        Ok(sources.collect())
     }
 
     fn compile(&self, plan: &ExecutionPlan) -> Result<Box<dyn Executable>> {
@@ -106,6 +120,21 @@ fn reports_say_what_runs_elsewhere() {
         "{report}"
     );
     assert!(report.to_string().contains("Elsewhere: "), "{report}");
+}
+
+#[test]
+fn texts_of_kernels_have_the_numbers_of_the_whole_plan() {
+    let device = with_fallback();
+    let (session, _) = build_on(&product(), device.clone(), Mode::Inference, None).expect("it builds");
+    let plan = session.plan();
+    let elsewhere: Vec<usize> = device.elsewhere(plan).into_iter().map(|(i, _)| i).collect();
+    let sources = device.kernel_sources(plan).expect("texts");
+    assert!(!elsewhere.is_empty() && !sources.is_empty());
+    for source in &sources {
+        assert_eq!(source.text, plan.dispatches[source.dispatch].kernel.name);
+        assert!(!elsewhere.contains(&source.dispatch), "{source:?}");
+    }
+    assert_eq!(sources.len() + elsewhere.len(), plan.dispatches.len());
 }
 
 #[test]

@@ -13,7 +13,7 @@ use meganeura::{Mode, select};
 use serde_json::{Value, json};
 
 use super::planned::Planned;
-use super::{Outcome, page};
+use super::{Outcome, kernels, page};
 use crate::output::line;
 
 /// Options of `explain`.
@@ -72,6 +72,9 @@ pub(crate) struct Args {
     /// parameters, gradients and activations.
     #[arg(long, value_name = "N", requires = "html", conflicts_with = "modelled_gpu")]
     profile: Option<usize>,
+
+    #[command(flatten)]
+    kernels: kernels::KernelArgs,
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {
@@ -123,6 +126,9 @@ pub(crate) fn run(args: &Args) -> Outcome {
             report: &report,
         };
         subject.write(file, args.profile)?;
+    }
+    if let (true, Some(opened)) = (args.kernels.kernels, &opened) {
+        return args.kernels.print(opened.as_ref(), &device, &planned.plan, args.json);
     }
     if args.dot {
         line(rewritten.to_dot().trim_end())?;

@@ -8,6 +8,7 @@ pub(crate) mod diff;
 pub(crate) mod doctor;
 pub(crate) mod explain;
 pub(crate) mod generate;
+mod kernels;
 mod language;
 pub(crate) mod ops;
 mod page;

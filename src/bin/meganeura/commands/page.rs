@@ -40,6 +40,10 @@ impl Subject<'_> {
             }
             _ => (None, Vec::new()),
         };
+        let kernels = match self.device {
+            Some(device) => device.kernel_sources(self.plan)?,
+            None => Vec::new(),
+        };
         let page = Report {
             title: self.title.clone(),
             environment: self.environment(),
@@ -47,6 +51,7 @@ impl Subject<'_> {
             after: self.rewritten,
             optimization: self.report,
             plan: self.plan,
+            kernels: &kernels,
             target: self.target,
             timings: timings.as_ref(),
             tensors: &tensors,

@@ -77,6 +77,7 @@ fn dispatch(
         label: format!("label {version} of ‘{name}’"),
         source: None,
         use_coop: false,
+        variant: None,
     }
 }
 

@@ -1,0 +1,50 @@
+// Writes new rows of a key-value cache in place: [SEQUENCES, CAPACITY, WIDTH] from the row on that the position of each sequence
+// names. A thread for each element of the new rows. A position beyond the cache is reported, and nothing is written.
+//
+// Twin in the oracle: core/src/ops/cache_write.rs.
+
+const COUNT: u32 = 576u; // elements of the new rows of all sequences
+const ROWS: u32 = 1u; // new rows of a sequence
+const CAPACITY: u32 = 512u;
+const WIDTH: u32 = 576u;
+const POSITIONS: u32 = CAPACITY + 1u - ROWS;
+const THREADS: u32 = 256u;
+
+var<storage, read> rows: array<f32>;
+var<storage, read> positions: array<u32>;
+var<storage, read_write> cache: array<f32>;
+
+fn load_position(sequence: u32) -> u32 {
+    return positions[sequence];
+}
+
+// An element of the new rows, or what it becomes before it is written, such as rotated by its position.
+fn new_element(i: u32) -> f32 {
+    return rows[i];
+}
+
+fn store(at: u32, value: f32) {
+    cache[at] = value;
+}
+
+// lib/fault.wgsl
+fn checked_index(i: u32, rows: u32) -> u32 {
+    return min(i, rows - 1u);
+}
+
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let group_number = group.x;
+    let i = group_number * THREADS + local;
+    if (i >= COUNT) {
+        return;
+    }
+    let sequence = i / (ROWS * WIDTH);
+    let given = load_position(sequence);
+    let position = checked_index(given, POSITIONS);
+    if (given != position) {
+        return;
+    }
+    let value = new_element(i);
+    store((sequence * CAPACITY + position) * WIDTH + i % (ROWS * WIDTH), value);
+}

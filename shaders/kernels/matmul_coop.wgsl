@@ -1,0 +1,299 @@
+// Matrix product on cooperative matrices (tensor cores): out[batch, M, N] = epilogue(A[batch, M, K] B[batch, K, N]).
+//
+// A workgroup computes a block of ROWS by COLUMNS, each of its subgroups SUB_ROWS by SUB_COLUMNS of it, held in registers as
+// tiles of TILE by TILE. It goes over K in steps: a piece of both operands is converted to Element and stored in shared memory
+// as it lies in memory, the next PREFETCH pieces being loaded into registers meanwhile, and every subgroup multiplies tiles.
+// Two barriers a step. Blocks with few rows are bound by the latency of memory: DEPTHS subgroups share the terms of a step.
+//
+// Split-K: K is cut into PARTS, whose sums split_k_join.wgsl adds up. TAIL: only the blocks behind the last whole wave are cut
+// (stream-K: Osama, Merrill, Cecka, Garland and Owens, 2023).
+//
+// Results are stored as whole tiles (PLAIN), or go through shared memory, a slab at a time, to the epilogue, which threads
+// compute for TOGETHER elements each, so that what they load for it is in flight together.
+//
+// Twin in the oracle: core/src/ops/matmul.rs, core/src/ops/conv2d.
+
+enable f16;
+enable wgpu_cooperative_matrix;
+
+alias Element = f16;
+alias Vector = vec4<Element>;
+alias MatrixA = coop_mat16x16<f16, A>;
+alias MatrixB = coop_mat16x16<f16, B>;
+alias MatrixC = coop_mat16x16<f32, C>;
+// The product. Whether neighbours in memory are neighbours along K, rather than along M or N.
+const BATCH: u32 = 1u; const M: u32 = 1024u; const N: u32 = 1024u; const K: u32 = 1024u;
+const A_ALONG_K: bool = true; const B_ALONG_K: bool = false;
+// The schedule.
+const TILE: u32 = 16u; const SUBGROUP: u32 = 32u; // threads of a subgroup
+const ROWS: u32 = 128u; const COLUMNS: u32 = 128u; const STEP: u32 = 32u;
+const SUB_ROWS: u32 = 64u; const SUB_COLUMNS: u32 = 64u; const DEPTHS: u32 = 1u; const PREFETCH: u32 = 1u;
+const PARTS: u32 = 1u; const PART_LENGTH: u32 = K; // terms of a part, but for the last where LAST_IS_SHORT
+const LAST_IS_SHORT: bool = false;
+const TAIL: bool = false; const TAIL_BLOCKS: u32 = 1u; const TAIL_FIRST: u32 = 0u; // blocks before those that are cut
+const PLAIN: bool = true; const TOGETHER: u32 = 1u;
+const PADDING: u32 = 2u; // vectors that keep rows apart in the banks of shared memory
+
+const ACROSS: u32 = (N + COLUMNS - 1u) / COLUMNS; const DOWN: u32 = (M + ROWS - 1u) / ROWS;
+const WHOLE: bool = M % ROWS == 0u && N % COLUMNS == 0u; // no block goes beyond the result
+const BESIDE: u32 = COLUMNS / SUB_COLUMNS;
+const SUBGROUPS: u32 = ROWS / SUB_ROWS * BESIDE * DEPTHS; const THREADS: u32 = SUBGROUPS * SUBGROUP;
+const TILES_DOWN: u32 = SUB_ROWS / TILE; const TILES_ACROSS: u32 = SUB_COLUMNS / TILE;
+// Vectors of a row of each piece in shared memory, and from one row to the next.
+// @if A_ALONG_K
+const A_WIDTH: u32 = STEP / 4u;
+// @else
+//# const A_WIDTH: u32 = ROWS / 4u;
+// @end
+// @if B_ALONG_K
+//# const B_WIDTH: u32 = STEP / 4u;
+// @else
+const B_WIDTH: u32 = COLUMNS / 4u;
+// @end
+const A_STRIDE: u32 = A_WIDTH + PADDING; const B_STRIDE: u32 = B_WIDTH + PADDING;
+const A_VECTORS: u32 = ROWS * STEP / 4u; const B_VECTORS: u32 = COLUMNS * STEP / 4u;
+const A_PIECES: u32 = A_VECTORS / THREADS; const B_PIECES: u32 = B_VECTORS / THREADS; // vectors that a thread copies
+// Threads that bring a row of tiles to the epilogue, and what of it goes through shared memory together.
+const ROW_THREADS: u32 = DEPTHS * SUBGROUP;
+const SLAB_COLUMNS: u32 = min(max(ROW_THREADS / TILE, TILE), SUB_COLUMNS);
+const SLAB_TILES: u32 = SLAB_COLUMNS / TILE; const SLAB: u32 = TILE * SLAB_COLUMNS;
+
+// Indices of repeats.
+const i: u32 = 0u; const j: u32 = 0u; const p: u32 = 0u; const q: u32 = 0u; const s: u32 = 0u; const d: u32 = 0u; const g: u32 = 0u;
+var<storage, read> a: array<vec4<f32>>;
+var<storage, read> b: array<vec4<f32>>;
+// Where whole tiles are stored: the result, or parts of sums.
+var<storage, read_write> tiles: array<f32>;
+// Parts of sums of the blocks that are cut.
+var<storage, read_write> tail: array<f32>;
+var<workgroup> shared_a: array<Vector, A_VECTORS / A_WIDTH * A_STRIDE>;
+var<workgroup> shared_b: array<Vector, B_VECTORS / B_WIDTH * B_STRIDE>;
+var<workgroup> slab: array<f32, SLAB * SUBGROUPS>;
+
+// Four elements of A, side by side in memory, from row `line` and term `k` on; zero from K on.
+fn load_a(batch: u32, line: u32, k: u32) -> Vector {
+    return Vector(a[((batch * M + line) * K + k) / 4u]);
+}
+
+// The same of B, from column `line` on.
+fn load_b(batch: u32, line: u32, k: u32) -> Vector {
+    return Vector(b[((batch * K + k) * N + line) / 4u]);
+}
+
+// The number of an element of the result.
+fn element_number(batch: u32, row: u32, column: u32) -> u32 {
+    return (batch * M + row) * N + column;
+}
+
+// What becomes of a sum, or of a part of one.
+fn finish(part: u32, i: u32, product: f32) {
+    tiles[part * (BATCH * M * N) + i] = product;
+}
+
+// The same of several elements; those that are not within the result are not stored.
+fn finish_together(
+    // @repeat q < TOGETHER
+    i_q: u32, product_q: f32, within_q: bool,
+    // @end
+) {
+    // @repeat q < TOGETHER
+    if (within_q) {
+        finish(0u, i_q, product_q);
+    }
+    // @end
+}
+
+// The element `e` of a slab, a sum over the subgroups that share steps.
+fn slab_sum(sub_block: u32, e: u32) -> f32 {
+    return slab[sub_block * DEPTHS * SLAB + e];
+}
+
+fn is_within(row: u32, column: u32) -> bool {
+    return WHOLE || (row < M && column < N);
+}
+
+// The number of an element, or that of another one beyond the result.
+fn known_number(batch: u32, row: u32, column: u32) -> u32 {
+    if (WHOLE) {
+        return element_number(batch, row, column);
+    }
+    return element_number(batch, min(row, M - 1u), min(column, N - 1u));
+}
+
+// The vector `at` of a block's piece that begins at a line and a term.
+fn piece_a(batch: u32, first: u32, k: u32, at: u32) -> Vector {
+    if (A_ALONG_K) {
+        return load_a(batch, first + at / A_WIDTH, k + at % A_WIDTH * 4u);
+    }
+    return load_a(batch, first + at % A_WIDTH * 4u, k + at / A_WIDTH);
+}
+
+fn piece_b(batch: u32, first: u32, k: u32, at: u32) -> Vector {
+    if (B_ALONG_K) {
+        return load_b(batch, first + at / B_WIDTH, k + at % B_WIDTH * 4u);
+    }
+    return load_b(batch, first + at % B_WIDTH * 4u, k + at / B_WIDTH);
+}
+
+// Where it lies in shared memory.
+fn place_of(at: u32, width: u32, stride: u32) -> u32 {
+    return at / width * stride + at % width;
+}
+
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let group_number = group.x;
+    // @if TAIL
+    let is_part = group_number >= TAIL_FIRST;
+    let behind = group_number - TAIL_FIRST;
+    let block = select(group_number, TAIL_FIRST + behind % TAIL_BLOCKS, is_part);
+    let part = select(0u, behind / TAIL_BLOCKS, is_part);
+    // @else
+    //# let block = group_number;
+    //# let part = group_number / (ACROSS * DOWN * BATCH);
+    // @end
+    let first_column = block % ACROSS * COLUMNS;
+    let first_row = block / ACROSS % DOWN * ROWS;
+    let batch = block / (ACROSS * DOWN) % BATCH;
+    let subgroup = local / SUBGROUP;
+    let sub_block = subgroup / DEPTHS;
+    let sub_row = sub_block / BESIDE * SUB_ROWS;
+    let sub_column = sub_block % BESIDE * SUB_COLUMNS;
+    // @repeat i < TILES_DOWN, j < TILES_ACROSS
+    var sum_i_j = MatrixC();
+    // @end
+    var begin = 0u;
+    var terms = K;
+    // @if PARTS > 1
+    begin = part * PART_LENGTH;
+    terms = PART_LENGTH;
+    // @if LAST_IS_SHORT
+    terms = min(PART_LENGTH, K - part * PART_LENGTH);
+    // @end
+    // @if TAIL
+    terms = select(K, terms, is_part);
+    // @end
+    // @end
+
+    // @repeat s < PREFETCH, p < A_PIECES
+    var a_p_s = piece_a(batch, first_row, begin + s * STEP, local + p * THREADS);
+    // @end
+    // @repeat s < PREFETCH, p < B_PIECES
+    var b_p_s = piece_b(batch, first_column, begin + s * STEP, local + p * THREADS);
+    // @end
+    var done = 0u;
+    loop {
+        // @repeat s < PREFETCH
+        // @repeat p < A_PIECES
+        shared_a[place_of(local + p * THREADS, A_WIDTH, A_STRIDE)] = a_p_s;
+        // @end
+        // @repeat p < B_PIECES
+        shared_b[place_of(local + p * THREADS, B_WIDTH, B_STRIDE)] = b_p_s;
+        // @end
+        workgroupBarrier();
+        if (done + PREFETCH * STEP < terms) {
+            let next_k = begin + done + PREFETCH * STEP;
+            // @repeat p < A_PIECES
+            a_p_s = piece_a(batch, first_row, next_k, local + p * THREADS);
+            // @end
+            // @repeat p < B_PIECES
+            b_p_s = piece_b(batch, first_column, next_k, local + p * THREADS);
+            // @end
+        }
+        // @repeat d < STEP / (TILE * DEPTHS)
+        {
+            // @if DEPTHS == 1
+            let depth = d * TILE;
+            // @else
+            //# let depth = d * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
+            // @end
+            // @repeat i < TILES_DOWN
+            // @if A_ALONG_K
+            let at_a_i = (sub_row + i * TILE) * A_STRIDE + depth / 4u;
+            let a_i = coopLoadT<MatrixA>(&shared_a[at_a_i], A_STRIDE);
+            // @else
+            //# let at_a_i = depth * A_STRIDE + (sub_row + i * TILE) / 4u;
+            //# let a_i = coopLoad<MatrixA>(&shared_a[at_a_i], A_STRIDE);
+            // @end
+            // @end
+            // @repeat j < TILES_ACROSS
+            // @if B_ALONG_K
+            //# let at_b_j = (sub_column + j * TILE) * B_STRIDE + depth / 4u;
+            //# let b_j = coopLoad<MatrixB>(&shared_b[at_b_j], B_STRIDE);
+            // @else
+            let at_b_j = depth * B_STRIDE + (sub_column + j * TILE) / 4u;
+            let b_j = coopLoadT<MatrixB>(&shared_b[at_b_j], B_STRIDE);
+            // @end
+            // @end
+            // @repeat i < TILES_DOWN, j < TILES_ACROSS
+            sum_i_j = coopMultiplyAdd(a_i, b_j, sum_i_j);
+            // @end
+        }
+        // @end
+        workgroupBarrier();
+        done += STEP;
+        if (done >= terms) {
+            break;
+        }
+        // @end
+    }
+
+    // @if TAIL
+    if (is_part) {
+        let first_of_part = (part * TAIL_BLOCKS + behind % TAIL_BLOCKS) * (ROWS * COLUMNS);
+        // @repeat i < TILES_DOWN, j < TILES_ACROSS
+        {
+            let at = first_of_part + (sub_row + i * TILE) * COLUMNS + sub_column + j * TILE;
+            coopStoreT(sum_i_j, &tail[at], COLUMNS);
+        }
+        // @end
+        return;
+    }
+    // @end
+    // @if PLAIN
+    // @repeat i < TILES_DOWN, j < TILES_ACROSS
+    {
+        let row = first_row + sub_row + i * TILE;
+        let column = first_column + sub_column + j * TILE;
+        if (row < M && column < N) {
+            var at = element_number(batch, row, column);
+            // @if PARTS > 1 && !TAIL
+            at += part * (BATCH * M * N);
+            // @end
+            let to = at;
+            coopStoreT(sum_i_j, &tiles[to], N);
+        }
+    }
+    // @end
+    // @else
+    // @repeat i < TILES_DOWN, g < TILES_ACROSS / SLAB_TILES
+    // @repeat j in g * SLAB_TILES..(g + 1) * SLAB_TILES
+    let slab_i_j = subgroup * SLAB + j % SLAB_TILES * TILE;
+    coopStoreT(sum_i_j, &slab[slab_i_j], SLAB_COLUMNS);
+    // @end
+    workgroupBarrier();
+    for (var first = local % ROW_THREADS; first < SLAB; first += ROW_THREADS * TOGETHER) {
+        // @repeat q < TOGETHER
+        let e_q = first + q * ROW_THREADS;
+        let row_q = first_row + sub_row + i * TILE + e_q / SLAB_COLUMNS;
+        let column_q = first_column + sub_column + g * SLAB_COLUMNS + e_q % SLAB_COLUMNS;
+        let sum_q = slab_sum(sub_block, e_q);
+        // @end
+        // @if TOGETHER > 1
+        finish_together(
+            // @repeat q < TOGETHER
+            known_number(batch, row_q, column_q), sum_q, is_within(row_q, column_q),
+            // @end
+        );
+        // @else
+        // @repeat q < TOGETHER
+        if (is_within(row_q, column_q)) {
+            finish(part, known_number(batch, row_q, column_q), sum_q);
+        }
+        // @end
+        // @end
+    }
+    workgroupBarrier();
+    // @end
+    // @end
+}

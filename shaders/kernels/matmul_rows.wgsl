@@ -1,0 +1,131 @@
+// Matrix product of few rows, as of a language model that makes one token after the other: every element of the matrix B is
+// read once, so that reading it is all that takes time.
+//
+// A workgroup has THREADS / LANES columns. The LANES threads of a column share its sum over K, TOGETHER terms at a time, so that
+// all loads for them are in flight together; neighbouring threads read neighbours in memory. Rows that have to be computed are
+// computed once for all columns (STAGED). Where there are few columns, K is cut into PARTS (split-K).
+//
+// Twin in the oracle: core/src/ops/matmul.rs.
+
+// The product. Whether neighbours in B's memory are neighbours along K, rather than along N.
+const BATCH: u32 = 1u;
+const M: u32 = 1u;
+const N: u32 = 576u;
+const K: u32 = 576u;
+const B_ALONG_K: bool = true;
+// The schedule.
+const LANES: u32 = 32u;
+const PARTS: u32 = 1u;
+const STAGED: bool = false;
+const MAX_TOGETHER: u32 = 16u; // terms of all rows, unless a row alone has MIN_TOGETHER
+const MIN_TOGETHER: u32 = 4u;
+const THREADS: u32 = 256u;
+
+const COLUMNS: u32 = THREADS / LANES;
+const ACROSS: u32 = (N + COLUMNS - 1u) / COLUMNS;
+const LENGTH: u32 = (K + PARTS - 1u) / PARTS; // terms of a part
+// In as many rounds as are needed, of about the same length.
+const TERMS: u32 = max(LENGTH / LANES, 1u);
+const MOST: u32 = max(MAX_TOGETHER / M, MIN_TOGETHER);
+const TOGETHER: u32 = TERMS / ((TERMS + MOST - 1u) / MOST);
+
+// Indices of repeats.
+const r: u32 = 0u; const q: u32 = 0u;
+
+var<storage, read> a: array<f32>;
+var<storage, read> b: array<f32>;
+var<storage, read_write> out: array<f32>;
+
+var<workgroup> staged: array<f32, M * LENGTH>;
+var<workgroup> sums: array<f32, THREADS>;
+
+fn load_a(batch: u32, line: u32, k: u32) -> f32 {
+    return a[(batch * M + line) * K + k];
+}
+
+fn load_b(batch: u32, line: u32, k: u32) -> f32 {
+    return b[(batch * N + line) * K + k];
+}
+
+// An element of a row, from shared memory where rows are staged.
+fn row_element(batch: u32, row: u32, k: u32, part: u32) -> f32 {
+    if (STAGED) {
+        return staged[row * LENGTH + k - part * LENGTH];
+    }
+    return load_a(batch, row, k);
+}
+
+// The number of an element of the result.
+fn element_number(batch: u32, row: u32, column: u32) -> u32 {
+    return (batch * M + row) * N + column;
+}
+
+// What becomes of a sum, or of a part of one.
+fn finish(part: u32, i: u32, product: f32) {
+    out[part * (BATCH * M * N) + i] = product;
+}
+
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let group_number = group.x;
+    // @insert before
+    let first_column = group_number % ACROSS * COLUMNS;
+    let batch = group_number / ACROSS % BATCH;
+    let part = group_number / (ACROSS * BATCH);
+    // @if B_ALONG_K
+    let slot = local % LANES;
+    let column = min(first_column + local / LANES, N - 1u);
+    // @else
+    //# let slot = local / COLUMNS;
+    //# let column = min(first_column + local % COLUMNS, N - 1u);
+    // @end
+    let end = min(part * LENGTH + LENGTH, K);
+    // @if STAGED
+    for (var at = local; at < M * LENGTH; at += THREADS) {
+        staged[at] = load_a(batch, at / LENGTH, min(part * LENGTH + at % LENGTH, K - 1u));
+    }
+    workgroupBarrier();
+    // @end
+    // @repeat r < M
+    var sum_r = 0.0;
+    // @end
+    var k = part * LENGTH + slot;
+    for (; k + (TOGETHER - 1u) * LANES < end; k += TOGETHER * LANES) {
+        // @repeat q < TOGETHER
+        let b_q = load_b(batch, column, k + q * LANES);
+        // @repeat r < M
+        let a_q_r = row_element(batch, r, k + q * LANES, part);
+        // @end
+        // @end
+        // @repeat q < TOGETHER, r < M
+        sum_r = fma(a_q_r, b_q, sum_r);
+        // @end
+    }
+    for (; k < end; k += LANES) {
+        let element = load_b(batch, column, k);
+        // @repeat r < M
+        sum_r = fma(row_element(batch, r, k, part), element, sum_r);
+        // @end
+    }
+    // @repeat r < M
+    // @if r > 0
+    workgroupBarrier();
+    // @end
+    sums[local] = sum_r;
+    workgroupBarrier();
+    if (local < COLUMNS) {
+        let own_column = first_column + local;
+        if (own_column < N) {
+            var sum = 0.0;
+            for (var lane = 0u; lane < LANES; lane += 1u) {
+                // @if B_ALONG_K
+                sum += sums[local * LANES + lane];
+                // @else
+                //# sum += sums[lane * COLUMNS + local];
+                // @end
+            }
+            finish(part, element_number(batch, r, own_column), sum);
+        }
+    }
+    // @end
+}

@@ -1,0 +1,215 @@
+// Matrix product of few rows whose operands lie along K: threads load vectors of four terms, and all that they need of the
+// matrix B, if that is not too much, before they wait for anything else.
+//
+// A workgroup has THREADS / LANES times COLUMNS columns, each thread COLUMNS of them for all M rows, with sums in registers;
+// LANES threads share the sums of a column, which they add up through shared memory, TOGETHER sums of a thread at a time. Rows
+// that have to be computed are computed once (STAGED). Where there are few columns, K is cut into PARTS (split-K).
+//
+// Twin in the oracle: core/src/ops/matmul.rs, core/src/ops/quantized.rs.
+
+const BATCH: u32 = 1u;
+const M: u32 = 1u;
+const N: u32 = 576u;
+const K: u32 = 576u;
+// The schedule.
+const COLUMNS: u32 = 1u; // of a thread
+const PARTS: u32 = 1u;
+const LENGTH: u32 = 576u; // terms of a part, a multiple of 4
+const STAGED: bool = false;
+const ROUNDS: u32 = 1u; // loads of a thread come in so many rounds, of about the same length
+const TOGETHER: u32 = 1u; // sums of a thread that are in shared memory together
+const THREADS: u32 = 256u;
+const LANES: u32 = 32u;
+const SOME_ROWS: u32 = 4u; // rows from which on vectors beyond the end are left out by branches, behind which loads wait
+const ADDERS: u32 = 8u; // threads that add up the sums of a column
+const LAST_ADDERS: u32 = 8u; // those of the last LAST sums
+
+const GROUPS: u32 = THREADS / LANES;
+const ACROSS: u32 = (N + COLUMNS * GROUPS - 1u) / (COLUMNS * GROUPS);
+const WIDTH: u32 = LENGTH / 4u; // vectors of a part
+const VECTORS: u32 = (WIDTH + LANES - 1u) / LANES; // of a thread in a line
+const COUNT: u32 = (VECTORS + ROUNDS - 1u) / ROUNDS; // of a thread in a round
+const SUMS: u32 = M * COLUMNS;
+const LAST: u32 = SUMS - (SUMS - 1u) / TOGETHER * TOGETHER;
+const STRIDE: u32 = LANES + 1u; // keeps columns apart in the banks of shared memory
+const STAGED_VECTORS: u32 = M * WIDTH;
+const CHUNKS: u32 = (STAGED_VECTORS + THREADS - 1u) / THREADS;
+
+// Indices of repeats.
+const n: u32 = 0u; const c: u32 = 0u; const r: u32 = 0u; const t: u32 = 0u; const s: u32 = 0u; const u: u32 = 0u;
+
+var<storage, read> a: array<vec4<f32>>;
+var<storage, read> b: array<vec4<f32>>;
+var<storage, read_write> out: array<f32>;
+
+var<workgroup> staged: array<vec4<f32>, STAGED_VECTORS>;
+var<workgroup> sums: array<f32, TOGETHER * GROUPS * STRIDE>;
+var<workgroup> few: array<f32, GROUPS * max(TOGETHER * ADDERS, LAST * LAST_ADDERS)>;
+
+// The vector `k` of a row.
+fn load_a(batch: u32, line: u32, k: u32) -> vec4<f32> {
+    return a[((batch * M + line) * K + k * 4u) / 4u];
+}
+
+// The vector `k` of a column.
+fn load_b(batch: u32, line: u32, k: u32) -> vec4<f32> {
+    return b[((batch * N + line) * K + k * 4u) / 4u];
+}
+
+// An element of a row that is computed.
+fn compute_a(batch: u32, line: u32, k: u32) -> f32 {
+    return load_a(batch, line, k / 4u)[k % 4u];
+}
+
+fn row_vector(batch: u32, row: u32, k: u32, first_vector: u32) -> vec4<f32> {
+    if (STAGED) {
+        return staged[row * WIDTH + k - first_vector];
+    }
+    return load_a(batch, row, k);
+}
+
+// A vector that is zero where it is beyond the end, by no branch for few rows.
+fn within(vector: vec4<f32>, k: u32, end: u32, number: u32) -> vec4<f32> {
+    if (M >= SOME_ROWS || (PARTS == 1u && ROUNDS == 1u && (number + 1u) * LANES * 4u <= LENGTH)) {
+        return vector;
+    }
+    return select(vec4<f32>(), vector, k + number * LANES < end);
+}
+
+// The number of an element of the result.
+fn element_number(batch: u32, row: u32, column: u32) -> u32 {
+    return (batch * M + row) * N + column;
+}
+
+// What becomes of a sum, or of a part of one.
+fn finish(part: u32, i: u32, product: f32) {
+    out[part * (BATCH * M * N) + i] = product;
+}
+
+// Of the sums of a column's threads, every ADDERS-th from a place on, as pairs of pairs.
+fn add_lanes(at: u32) -> f32 {
+    return sums[at] + sums[at + ADDERS];
+}
+
+// What the ADDERS threads of a column found, as pairs of pairs.
+fn add_few(own: u32) -> f32 {
+    return few[own * ADDERS] + few[own * ADDERS + 1u];
+}
+
+// The same by the LAST_ADDERS of the last sums.
+fn add_last_lanes(at: u32) -> f32 {
+    return sums[at] + sums[at + LAST_ADDERS];
+}
+
+fn add_last_few(own: u32) -> f32 {
+    return few[own * LAST_ADDERS] + few[own * LAST_ADDERS + 1u];
+}
+
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let group_number = group.x;
+    let first_column = group_number % ACROSS * (COLUMNS * GROUPS);
+    let batch = group_number / ACROSS % BATCH;
+    let part = group_number / (ACROSS * BATCH);
+    let slot = local % LANES;
+    let first_vector = part * WIDTH;
+    let end = min(first_vector + WIDTH, K / 4u);
+    // @repeat c < COLUMNS
+    let column_c = min(first_column + c * GROUPS + local / LANES, N - 1u);
+    // @end
+    // @repeat t < SUMS
+    var sum_t = 0.0;
+    // @end
+    // @if ROUNDS == 1
+    // What comes before needs none of the matrix, which is loaded meanwhile.
+    let k = first_vector + slot;
+    // @repeat n < COUNT
+    let k_n = min(k + n * LANES, end - 1u);
+    // @repeat c < COLUMNS
+    let b_n_c = within(load_b(batch, column_c, k_n), k, end, n);
+    // @end
+    // @end
+    // @end
+    // @insert before
+    // @if STAGED
+    // @repeat s < (CHUNKS + 1) / 2
+    // @repeat u in s * 2..min(s * 2 + 2, CHUNKS)
+    // Threads beyond the end all store the last vector once more.
+    let at_u = min(local + u * THREADS, STAGED_VECTORS - 1u);
+    let row_u = at_u / WIDTH;
+    let first_u = (first_vector + at_u % WIDTH) * 4u;
+    let x_u = compute_a(batch, row_u, min(first_u, K - 1u));
+    let y_u = compute_a(batch, row_u, min(first_u + 1u, K - 1u));
+    let z_u = compute_a(batch, row_u, min(first_u + 2u, K - 1u));
+    let w_u = compute_a(batch, row_u, min(first_u + 3u, K - 1u));
+    // @end
+    // @repeat u in s * 2..min(s * 2 + 2, CHUNKS)
+    staged[at_u] = vec4<f32>(x_u, y_u, z_u, w_u);
+    // @end
+    // @end
+    workgroupBarrier();
+    // @end
+    // @if ROUNDS > 1
+    //# for (var k = first_vector + slot; k < end; k += COUNT * LANES) {
+    // @repeat n < COUNT
+    //# let k_n = min(k + n * LANES, end - 1u);
+    // @repeat c < COLUMNS
+    //# let b_n_c = within(load_b(batch, column_c, k_n), k, end, n);
+    // @end
+    // @end
+    // @end
+    // @repeat n < COUNT
+    // @if M >= SOME_ROWS
+    //# if (k + n * LANES < end) {
+    // @end
+    // @repeat r < M
+    let a_n_r = within(row_vector(batch, r, k_n, first_vector), k, end, n);
+    // @repeat c < COLUMNS, t in r * COLUMNS + c..r * COLUMNS + c + 1
+    sum_t = fma(a_n_r.x, b_n_c.x, sum_t);
+    sum_t = fma(a_n_r.y, b_n_c.y, sum_t);
+    sum_t = fma(a_n_r.z, b_n_c.z, sum_t);
+    sum_t = fma(a_n_r.w, b_n_c.w, sum_t);
+    // @end
+    // @end
+    // @if M >= SOME_ROWS
+    //# }
+    // @end
+    // @end
+    // @if ROUNDS > 1
+    //# }
+    // @end
+    // @repeat s < (SUMS + TOGETHER - 1) / TOGETHER
+    {
+        let first = s * TOGETHER;
+        // @if s > 0
+        workgroupBarrier();
+        // @end
+        // @repeat t in s * TOGETHER..min((s + 1) * TOGETHER, SUMS)
+        sums[((t - s * TOGETHER) * GROUPS + local / LANES) * STRIDE + slot] = sum_t;
+        // @end
+        workgroupBarrier();
+        // @if (s + 1) * TOGETHER < SUMS
+        //# if (local < TOGETHER * GROUPS * ADDERS) {
+        //#     few[local] = add_lanes(local / ADDERS * STRIDE + local % ADDERS);
+        //# }
+        // @else
+        if (local < LAST * GROUPS * LAST_ADDERS) {
+            few[local] = add_last_lanes(local / LAST_ADDERS * STRIDE + local % LAST_ADDERS);
+        }
+        // @end
+        workgroupBarrier();
+        if (local < min(TOGETHER, SUMS - s * TOGETHER) * GROUPS) {
+            let own = s * TOGETHER + local / GROUPS;
+            let own_column = first_column + own % COLUMNS * GROUPS + local % GROUPS;
+            if (own_column < N) {
+                // @if (s + 1) * TOGETHER < SUMS
+                //# let sum = add_few(local);
+                // @else
+                let sum = add_last_few(local);
+                // @end
+                finish(part, element_number(batch, own / COLUMNS, own_column), sum);
+            }
+        }
+    }
+    // @end
+}

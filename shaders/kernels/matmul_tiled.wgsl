@@ -1,0 +1,188 @@
+// Matrix product in f32, by tiles in shared memory: out[batch, M, N] = epilogue(A[batch, M, K] B[batch, K, N]).
+//
+// A workgroup of SIDE by SIDE threads computes a block of SIDE * EACH rows and columns, every thread EACH by EACH elements of it
+// in registers. It goes over K in steps: a piece of both operands is copied to shared memory, from where each thread reads
+// vectors of WIDTH lines, the next piece being loaded into registers meanwhile. Two barriers a step. Where there are few blocks,
+// K is cut into PARTS (split-K), whose sums split_k_join.wgsl adds up.
+//
+// Twin in the oracle: core/src/ops/matmul.rs, core/src/ops/conv2d.
+
+// Neighbouring lines of an operand: f32, vec2<f32> or vec4<f32>.
+alias Vector = vec4<f32>;
+
+// The product. Whether neighbours in memory are neighbours along K, rather than along M or N.
+const BATCH: u32 = 1u;
+const M: u32 = 256u;
+const N: u32 = 256u;
+const K: u32 = 256u;
+const A_ALONG_K: bool = false;
+const B_ALONG_K: bool = false;
+// The schedule.
+const EACH: u32 = 4u; // rows, and columns, of a thread
+const SIDE: u32 = 16u; // threads along a side of the block
+const STEP: u32 = 16u;
+const PARTS: u32 = 1u;
+const PART_LENGTH: u32 = K; // terms of a part, but for the last where LAST_IS_SHORT
+const LAST_IS_SHORT: bool = false;
+
+const THREADS: u32 = SIDE * SIDE;
+const BLOCK: u32 = SIDE * EACH;
+const WIDTH: u32 = min(EACH, 4u);
+const VECTORS: u32 = EACH / WIDTH; // vectors of a thread, and those that it copies for each operand
+const ACROSS: u32 = (N + BLOCK - 1u) / BLOCK;
+const DOWN: u32 = (M + BLOCK - 1u) / BLOCK;
+const WHOLE: bool = M % BLOCK == 0u && N % BLOCK == 0u; // no block goes beyond the result
+
+// Indices of repeats.
+const i: u32 = 0u; const j: u32 = 0u; const u: u32 = 0u; const v: u32 = 0u; const q: u32 = 0u;
+
+var<storage, read> a: array<vec4<f32>>;
+var<storage, read> b: array<vec4<f32>>;
+var<storage, read_write> out: array<f32>;
+
+var<workgroup> shared_a: array<Vector, BLOCK / WIDTH * STEP>;
+var<workgroup> shared_b: array<Vector, BLOCK / WIDTH * STEP>;
+
+// WIDTH elements of A, side by side in memory, from row `line` and term `k` on; zero from K on, where nothing may come in, not
+// even NaN.
+fn load_a(batch: u32, line: u32, k: u32) -> Vector {
+    return a[((batch * K + k) * M + line) / 4u];
+}
+
+// The same of B, from column `line` on.
+fn load_b(batch: u32, line: u32, k: u32) -> Vector {
+    return b[((batch * K + k) * N + line) / 4u];
+}
+
+// The number of an element of the result.
+fn element_number(batch: u32, row: u32, column: u32) -> u32 {
+    return (batch * M + row) * N + column;
+}
+
+// What becomes of a sum, or of a part of one.
+fn finish(part: u32, i: u32, product: f32) {
+    out[part * (BATCH * M * N) + i] = product;
+}
+
+fn finish_within(part: u32, batch: u32, row: u32, column: u32, sum: f32) {
+    // @if WHOLE
+    finish(part, element_number(batch, row, column), sum);
+    // @else
+    //# if (row < M && column < N) {
+    //#     finish(part, element_number(batch, min(row, M - 1u), min(column, N - 1u)), sum);
+    //# }
+    // @end
+}
+
+// The first line, and the first term, of a thread's vector `number` within a piece.
+fn line_of(number: u32, along_k: bool) -> u32 {
+    return select(number % (BLOCK / WIDTH) * WIDTH, number / (STEP / WIDTH), along_k);
+}
+
+fn depth_of(number: u32, along_k: bool) -> u32 {
+    return select(number / (BLOCK / WIDTH), number % (STEP / WIDTH) * WIDTH, along_k);
+}
+
+// Where shared memory has a line at a depth. Vectors are shuffled from depth to depth, so that threads that store one line at
+// several depths do not wait for the same bank.
+fn place_of(depth: u32, line: u32) -> u32 {
+    return depth * (BLOCK / WIDTH) + (line / WIDTH ^ depth % 8u);
+}
+
+// Line `number` of a thread within the block: its lines lie together in vectors.
+fn own_line(thread: u32, number: u32) -> u32 {
+    return thread * WIDTH + (number / WIDTH * SIDE * WIDTH + number % WIDTH);
+}
+
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let group_number = group.x;
+    let first_column = group_number % ACROSS * BLOCK;
+    let first_row = group_number / ACROSS % DOWN * BLOCK;
+    let batch = group_number / (ACROSS * DOWN) % BATCH;
+    let part = group_number / (ACROSS * DOWN * BATCH);
+    let y = local / SIDE;
+    let x = local % SIDE;
+    // @repeat i < EACH, j < EACH
+    var sum_i_j = 0.0;
+    // @end
+    var begin = 0u;
+    var terms = K;
+    // @if PARTS > 1
+    begin = part * PART_LENGTH;
+    terms = PART_LENGTH;
+    // @if LAST_IS_SHORT
+    terms = min(PART_LENGTH, K - part * PART_LENGTH);
+    // @end
+    // @end
+
+    // @repeat u < VECTORS
+    var a_u = load_a(batch, first_row + line_of(local + u * THREADS, A_ALONG_K), begin + depth_of(local + u * THREADS, A_ALONG_K));
+    // @end
+    // @repeat u < VECTORS
+    var b_u = load_b(batch, first_column + line_of(local + u * THREADS, B_ALONG_K), begin + depth_of(local + u * THREADS, B_ALONG_K));
+    // @end
+    var done = 0u;
+    loop {
+        // @repeat u < VECTORS
+        {
+            let line = line_of(local + u * THREADS, A_ALONG_K);
+            let depth = depth_of(local + u * THREADS, A_ALONG_K);
+            // @if A_ALONG_K && WIDTH > 1
+            // @repeat q < WIDTH
+            shared_a[place_of(depth + q, line)][line % WIDTH] = a_u[q];
+            // @end
+            // @else
+            shared_a[place_of(depth, line)] = a_u;
+            // @end
+        }
+        // @end
+        // @repeat u < VECTORS
+        {
+            let line = line_of(local + u * THREADS, B_ALONG_K);
+            let depth = depth_of(local + u * THREADS, B_ALONG_K);
+            // @if B_ALONG_K && WIDTH > 1
+            // @repeat q < WIDTH
+            shared_b[place_of(depth + q, line)][line % WIDTH] = b_u[q];
+            // @end
+            // @else
+            shared_b[place_of(depth, line)] = b_u;
+            // @end
+        }
+        // @end
+        workgroupBarrier();
+        let next = done + STEP;
+        if (next < terms) {
+            let next_k = begin + next;
+            // @repeat u < VECTORS
+            a_u = load_a(batch, first_row + line_of(local + u * THREADS, A_ALONG_K), next_k + depth_of(local + u * THREADS, A_ALONG_K));
+            // @end
+            // @repeat u < VECTORS
+            b_u = load_b(batch, first_column + line_of(local + u * THREADS, B_ALONG_K), next_k + depth_of(local + u * THREADS, B_ALONG_K));
+            // @end
+        }
+        for (var d = 0u; d < STEP; d += 1u) {
+            // @repeat u < VECTORS
+            let own_a_u = shared_a[place_of(d, own_line(y, u * WIDTH))];
+            // @end
+            // @repeat v < VECTORS
+            let own_b_v = shared_b[place_of(d, own_line(x, v * WIDTH))];
+            // @end
+            // @repeat u < VECTORS, i in u * WIDTH..(u + 1) * WIDTH, v < VECTORS, j in v * WIDTH..(v + 1) * WIDTH
+            // @if WIDTH > 1
+            sum_i_j = fma(own_a_u[i % WIDTH], own_b_v[j % WIDTH], sum_i_j);
+            // @else
+            //# sum_i_j = fma(own_a_u, own_b_v, sum_i_j);
+            // @end
+            // @end
+        }
+        workgroupBarrier();
+        done = next;
+        if (done >= terms) {
+            break;
+        }
+    }
+    // @repeat i < EACH, j < EACH
+    finish_within(part, batch, first_row + own_line(y, i), first_column + own_line(x, j), sum_i_j);
+    // @end
+}

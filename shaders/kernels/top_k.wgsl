@@ -1,0 +1,52 @@
+// The K largest elements along an axis, with their places, in descending order, NaN first: a thread for each element counts those
+// that come before it, and so knows its own rank. Of equal elements the first comes first.
+//
+// Twin in the oracle: core/src/ops/top_k.rs.
+
+alias Value = f32;
+const COUNT: u32 = 1024u; // elements
+const LENGTH: u32 = 64u; // along the axis
+const INNER: u32 = 1u; // distance of neighbours along the axis
+const K: u32 = 8u;
+const THREADS: u32 = 256u;
+
+var<storage, read> x: array<Value>;
+var<storage, read_write> values: array<Value>;
+var<storage, read_write> places: array<u32>;
+
+fn load(at: u32) -> Value {
+    return x[at];
+}
+
+fn store(at: u32, value: Value, place: u32) {
+    values[at] = value;
+    places[at] = place;
+}
+
+// Whether a comes before b.
+fn comes_before(a: Value, b: Value) -> bool {
+    return a > b;
+}
+
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let group_number = group.x;
+    let i = group_number * THREADS + local;
+    if (i >= COUNT) {
+        return;
+    }
+    let outer = i / (LENGTH * INNER);
+    let place = i / INNER % LENGTH;
+    let start = outer * (LENGTH * INNER) + i % INNER;
+    let own = load(i);
+    var rank = 0u;
+    for (var q = 0u; q < LENGTH; q += 1u) {
+        let other = load(start + q * INNER);
+        if (comes_before(other, own) || q < place && !comes_before(own, other)) {
+            rank += 1u;
+        }
+    }
+    if (rank < K) {
+        store((outer * K + rank) * INNER + i % INNER, own, place);
+    }
+}
