@@ -16,6 +16,7 @@ use meganeura_core::ops::AttentionDims;
 
 use super::kernel::{CompileCx, Compiled};
 use super::module::Module;
+use super::template::{KernelFile, Template};
 use super::variants;
 pub(super) use ways::FAMILIES;
 use ways::{Attention, Way};
@@ -92,6 +93,68 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
         // Ways of the products that it is taken apart to may be chosen.
         (None, Way::Apart) => Ok(None),
         (None, usual) => attention.compile(&usual).map(Some),
+    }
+}
+
+/// A kernel file with what all but those of few queries of a cache replace.
+fn template(file: KernelFile, dims: &AttentionDims) -> Template {
+    Template::new(file)
+        .sizes([
+            ("ROWS_Q", dims.rows_q),
+            ("ROWS_K", dims.rows_k),
+            ("HEADS", dims.heads),
+            ("ALL_HEADS", dims.batch * dims.heads),
+            ("KV_HEADS", dims.kv_heads),
+            ("HEAD_DIM", dims.head_dim),
+            ("WINDOW", window(dims).unwrap_or(0)),
+        ])
+        .flag("CAUSAL", dims.causal)
+        .returns("scale", "", &scale(dims))
+}
+
+/// One whose call may be over a cache, with the position if it is.
+fn over_cache(template: Template, module: &mut Module) -> Template {
+    let Some(positions) = positions(module.cx()) else {
+        return template;
+    };
+    module.uses_faults();
+    template
+        .flag("CACHED", true)
+        .returns("load_position", "", &module.load(positions, "batch"))
+}
+
+/// The value that a function returns which loads a vector of a head: that of the number `vector` in the row that begins at the
+/// element `start`. Elements beyond the head are zeros.
+fn load_body(module: &mut Module, dims: &AttentionDims, operand: usize) -> String {
+    let width = dims.head_dim;
+    let is_whole = width.is_multiple_of(4);
+    let whole = match is_whole {
+        true => module.load_vector(operand, "start / 4u + vector"),
+        false => None,
+    };
+    whole.unwrap_or_else(|| {
+        let element = |c: usize| {
+            let place = format!("vector * 4u + {c}u");
+            let value = module.load(operand, &format!("start + min({place}, {}u)", width - 1));
+            match is_whole {
+                true => value,
+                false => format!("select(0.0, {value}, {place} < {width}u)"),
+            }
+        };
+        format!("vec4<f32>({})", [0, 1, 2, 3].map(element).join(", "))
+    })
+}
+
+/// The type and the value of a function that does the same with vectors as they are in memory, if these are of `f16` and the
+/// module has such.
+fn load_body_as_stored(module: &mut Module, dims: &AttentionDims, operand: usize) -> (&'static str, String) {
+    let stored = match dims.head_dim.is_multiple_of(4) {
+        true => module.load_halves(operand, "start / 4u + vector"),
+        false => None,
+    };
+    match stored {
+        Some(stored) => ("vec4<f16>", stored),
+        None => ("vec4<f32>", load_body(module, dims, operand)),
     }
 }
 

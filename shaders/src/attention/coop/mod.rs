@@ -11,6 +11,7 @@ use meganeura_core::ops::AttentionDims;
 
 use super::super::coop::{CoopConfig, prefers_coop};
 use super::super::module::{COOP, HALF, Module};
+use super::super::template::{KernelFile, Template};
 use super::window;
 
 /// Most threads of a workgroup that every device has.
@@ -66,6 +67,21 @@ impl Units {
         if self.config.use_f16_input {
             module.enable(HALF);
         }
+    }
+
+    /// A kernel file with the sizes and types of matrices, for a module that has the extensions of the language.
+    fn template(&self, file: KernelFile, module: &mut Module, dims: &AttentionDims) -> Template {
+        self.enable(module);
+        super::template(file, dims)
+            .sizes([
+                ("TILE", self.tile()),
+                ("SUBGROUP", self.config.subgroup_size as usize),
+                ("PADDING", self.stride(0)),
+            ])
+            .alias("Input", format!("vec4<{}>", self.element()))
+            .alias("MatrixA", self.matrix('A'))
+            .alias("MatrixB", self.matrix('B'))
+            .alias("MatrixC", self.matrix('C'))
     }
 
     /// Calls a function for every vector that a thread copies of some rows: with the number of the piece, the row, and the
