@@ -19,7 +19,9 @@ files! {
     ARG_REDUCE "arg_reduce";
     ATTENTION_BACKWARD_JOIN "attention_backward_join";
     ATTENTION_BACKWARD_KEYS "attention_backward_keys";
+    ATTENTION_BACKWARD_KEYS_COOP "attention_backward_keys_coop";
     ATTENTION_BACKWARD_QUERIES "attention_backward_queries";
+    ATTENTION_BACKWARD_QUERIES_COOP "attention_backward_queries_coop";
     ATTENTION_CACHED "attention_cached";
     ATTENTION_CACHED_ELEMENTS "attention_cached_elements";
     ATTENTION_CACHED_JOIN "attention_cached_join";

@@ -8,7 +8,7 @@ use super::super::files;
 use super::super::kernel::{CompileCx, Compiled, Launch};
 use super::super::module::Module;
 use super::super::template::Template;
-use super::{Side, Target, declare_fetch, load_body, start, store, store_body, tiles};
+use super::{Side, Target, load_body, store_body, tiles};
 
 /// Most elements of a head, beyond which two results need too many registers.
 pub(super) const MOST_WIDTH: usize = 128;
@@ -44,28 +44,6 @@ impl Parts {
             Some(first) => Target::Scratch(first + port),
         }
     }
-
-    /// Statements that store a vector of a workgroup's head, given its row, its number in the head, and its value, for
-    /// the gradient of the keys, 0, or of the values, 1.
-    pub(super) fn store(
-        &self,
-        module: &mut Module,
-        dims: &AttentionDims,
-        port: usize,
-        [row, vector, value]: [&str; 3],
-    ) -> String {
-        let (target, start) = match self.scratch {
-            None => {
-                let start = start(dims, Side::Keys, ["batch", row, "kv_head"]);
-                (Target::Output(1 + port), start)
-            }
-            Some(first) => {
-                let row = format!("(batch * {}u + {row}) * {}u + head", dims.rows_k, dims.heads);
-                (Target::Scratch(first + port), format!("({row}) * {}u", dims.head_dim))
-            }
-        };
-        store(module, dims, target, [&start, vector, value])
-    }
 }
 
 /// Launches for a call, by tiles of so many queries, and of so many keys.
@@ -80,24 +58,6 @@ pub(super) fn compile(cx: &CompileCx, dims: AttentionDims, [rows_q, rows_k]: [us
         scratch: parts.bytes(&dims),
         ..Compiled::default()
     })
-}
-
-/// Declares the functions that fetch operands.
-pub(super) fn declare_operands(module: &mut Module, dims: &AttentionDims) {
-    declare_fetch(module, dims, 0, Side::Queries, "q");
-    declare_fetch(module, dims, 1, Side::Keys, "k");
-    declare_fetch(module, dims, 2, Side::Keys, "v");
-    declare_fetch(module, dims, 5, Side::Queries, "dout");
-}
-
-/// The number of a query's logarithm.
-pub(super) fn row_number(dims: &AttentionDims, query: &str) -> String {
-    format!(
-        "(batch * {}u + head) * {}u + min({query}, {}u)",
-        dims.heads,
-        dims.rows_q,
-        dims.rows_q - 1
-    )
 }
 
 /// A kernel with the functions that load operands.

@@ -18,7 +18,7 @@ pub(super) const ROWS: [usize; 2] = [FEW_ROWS, MANY_ROWS];
 
 /// The number of rows of a tile that is likely to be the best.
 pub(super) fn usual_rows(dims: &AttentionDims, side: Side) -> usize {
-    let groups = dims.batch * dims.heads * side.sizes(dims)[0].div_ceil(MANY_ROWS);
+    let groups = dims.batch * dims.heads * side.rows(dims).div_ceil(MANY_ROWS);
     match groups >= MANY_GROUPS {
         true => MANY_ROWS,
         false => FEW_ROWS,
@@ -33,5 +33,5 @@ pub(super) fn template(file: KernelFile, dims: &AttentionDims, rows: usize) -> T
 
 /// Workgroups: one for each tile of so many rows and each head of the queries.
 pub(super) fn groups(dims: &AttentionDims, side: Side, rows: usize) -> usize {
-    dims.batch * dims.heads * side.sizes(dims)[0].div_ceil(rows)
+    dims.batch * dims.heads * side.rows(dims).div_ceil(rows)
 }

@@ -5,14 +5,11 @@
 pub(super) mod backward;
 pub(super) mod forward;
 
-use std::fmt::Write as _;
-
 use meganeura_core::ops::AttentionDims;
 
 use super::super::coop::{CoopConfig, prefers_coop};
 use super::super::module::{COOP, HALF, Module};
 use super::super::template::{KernelFile, Template};
-use super::window;
 
 /// Most threads of a workgroup that every device has.
 const MOST_THREADS: usize = 256;
@@ -83,31 +80,6 @@ impl Units {
             .alias("MatrixB", self.matrix('B'))
             .alias("MatrixC", self.matrix('C'))
     }
-
-    /// Calls a function for every vector that a thread copies of some rows: with the number of the piece, the row, and the
-    /// number of the vector in the row. Beyond the last row, there are copies of it.
-    fn copies(&self, rows: usize, width: usize, mut f: impl FnMut(usize, &str, &str)) {
-        let (vectors, threads) = (width / 4, self.threads());
-        for piece in 0..(rows * vectors).div_ceil(threads) {
-            let at = format!("(local + {}u)", piece * threads);
-            let row = match (rows * vectors).is_multiple_of(threads) {
-                true => format!("({at} / {vectors}u)"),
-                false => format!("min({at} / {vectors}u, {}u)", rows - 1),
-            };
-            f(piece, &row, &format!("{at} % {vectors}u"));
-        }
-    }
-
-    /// Code that loads a tile of an operand from shared memory: one of rows that begin at a vector, in the role of `A`, or
-    /// of `B` with the summed dimension along or across these rows.
-    fn load(&self, code: &mut String, name: &str, role: char, at: &str, stride: usize, across: bool) {
-        let load = if across { "coopLoadT" } else { "coopLoad" };
-        let matrix = self.matrix(role);
-        let _ = write!(
-            code,
-            "let at_{name} = {at};\nlet {name} = {load}<{matrix}>(&pool[at_{name}], {stride}u);\n"
-        );
-    }
 }
 
 /// Bytes of shared memory that a workgroup should stay within, and most ones: with tiles of 8 what Metal's devices have. With
@@ -135,17 +107,4 @@ fn sums_stride(elements: usize) -> usize {
 fn is_worth(config: &CoopConfig, dims: &AttentionDims) -> bool {
     dims.rows_q >= config.tile_size as usize
         && prefers_coop(config, dims.batch * dims.heads, dims.rows_q, dims.rows_k, dims.head_dim)
-}
-
-/// Code for the bounds of the keys that a thread's query sees, `seen_from` and `seen_to`. It is behind
-/// [`key_range`](super::key_range).
-fn row_bounds(dims: &AttentionDims) -> String {
-    if !dims.causal {
-        return format!("let seen_from = 0u;\nlet seen_to = {}u;\n", dims.rows_k);
-    }
-    let from = match window(dims) {
-        Some(window) => format!("max(seen_to, {window}u) - {window}u"),
-        None => "0u".to_owned(),
-    };
-    format!("let seen_to = query + shift;\nlet seen_from = {from};\n")
 }
