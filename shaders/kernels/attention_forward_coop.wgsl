@@ -227,9 +227,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             s_j = select(vec4<f32>(hidden), s_j, seen_j);
             // @end
         }
-        var all = vec4<f32>(-3.4028234e38);
+        var all = vec4<f32>();
         // @repeat j < SCORES
-        all = max(all, s_j);
+        all = select(max(all, s_j), s_j, j == 0u);
         // @end
         partial[part * ROWS + own_row] = max(max(all.x, all.y), max(all.z, all.w));
         workgroupBarrier();

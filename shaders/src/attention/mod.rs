@@ -90,7 +90,7 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
     );
     match (chosen, attention.usual()) {
         (Some(compiled), _) => Ok(Some(compiled)),
-        // Ways of the products that it is taken apart to may be chosen.
+        // The products that it is taken apart to have choices of their own.
         (None, Way::Apart) => Ok(None),
         (None, usual) => attention.compile(&usual).map(Some),
     }

@@ -8,7 +8,7 @@ use super::super::super::files;
 use super::super::super::kernel::{CompileCx, Compiled, Launch};
 use super::super::super::module::Module;
 use super::super::{Target, load_body_as_stored, over_cache, positions, store_body};
-use super::{CoopConfig, Units, fitting, is_worth, sums_stride};
+use super::{CoopConfig, Subgroups, fitting, is_worth, sums_stride};
 
 /// Rows of tiles of a workgroup, and subgroups beside each other.
 const DOWN: usize = 2;
@@ -20,7 +20,7 @@ const KEY_TILES: [usize; 2] = [4, 2];
 #[derive(Clone, Copy)]
 pub(in super::super) struct Tiling {
     dims: AttentionDims,
-    units: Units,
+    subgroups: Subgroups,
     /// Rows of tiles of keys.
     key_tiles: usize,
 }
@@ -34,23 +34,27 @@ pub(in super::super) fn usual(config: &CoopConfig, dims: AttentionDims) -> Optio
 /// All tiles for which there is room.
 pub(in super::super) fn all(config: &CoopConfig, dims: AttentionDims) -> Vec<Tiling> {
     let mut all = tilings(config, dims).to_vec();
-    all.retain(|tiling| tiling.units.fits(&dims, tiling.shared()));
+    all.retain(|tiling| tiling.subgroups.fits(&dims, tiling.shared()));
     all
 }
 
 fn tilings(config: &CoopConfig, dims: AttentionDims) -> [Tiling; KEY_TILES.len()] {
-    let units = Units {
+    let subgroups = Subgroups {
         config: *config,
-        subgroups: DOWN * BESIDE,
+        count: DOWN * BESIDE,
     };
-    KEY_TILES.map(|key_tiles| Tiling { dims, units, key_tiles })
+    KEY_TILES.map(|key_tiles| Tiling {
+        dims,
+        subgroups,
+        key_tiles,
+    })
 }
 
 /// The launch for a call.
 pub(in super::super) fn compile(cx: &CompileCx, tiling: &Tiling) -> Result<Compiled, String> {
     Ok(Compiled {
         launches: vec![tiling.launch(cx)?],
-        rounded: if tiling.units.config.use_f16_input {
+        rounded: if tiling.subgroups.config.use_f16_input {
             vec![0, 1, 2]
         } else {
             Vec::new()
@@ -68,9 +72,10 @@ impl fmt::Display for Tiling {
 impl Tiling {
     /// Bytes of shared memory that it takes, if threads share out evenly what there is to do.
     fn shared(&self) -> Option<usize> {
-        let threads = self.units.threads();
-        let bytes = self.units.vector_bytes() * 2 * self.piece() + 16 * self.rows() * self.sums_stride() + 4 * threads;
-        let is_even = matches!(self.units.tile(), 8 | 16)
+        let threads = self.subgroups.threads();
+        let bytes =
+            self.subgroups.vector_bytes() * 2 * self.piece() + 16 * self.rows() * self.sums_stride() + 4 * threads;
+        let is_even = matches!(self.subgroups.tile(), 8 | 16)
             && threads.is_multiple_of(self.rows())
             && (self.keys() / 4).is_multiple_of(self.across());
         is_even.then_some(bytes)
@@ -78,22 +83,22 @@ impl Tiling {
 
     /// Queries of a workgroup.
     fn rows(&self) -> usize {
-        DOWN * self.units.tile()
+        DOWN * self.subgroups.tile()
     }
 
     /// Keys of a step.
     fn keys(&self) -> usize {
-        self.key_tiles * self.units.tile()
+        self.key_tiles * self.subgroups.tile()
     }
 
     /// Threads of a row.
     fn across(&self) -> usize {
-        self.units.threads() / self.rows()
+        self.subgroups.threads() / self.rows()
     }
 
     /// Elements of a head with those that make its tiles a multiple of the subgroups beside each other.
     fn width(&self) -> usize {
-        self.dims.head_dim.next_multiple_of(BESIDE * self.units.tile())
+        self.dims.head_dim.next_multiple_of(BESIDE * self.subgroups.tile())
     }
 
     /// Vectors between rows of scores and results in shared memory.
@@ -103,14 +108,16 @@ impl Tiling {
 
     /// Vectors of keys, or of values, in shared memory; queries and numerators are where keys are when there are none.
     fn piece(&self) -> usize {
-        let keys = self.keys() * self.units.stride(self.width());
-        keys.max(self.rows() * self.units.stride(self.keys()))
+        let keys = self.keys() * self.subgroups.stride(self.width());
+        keys.max(self.rows() * self.subgroups.stride(self.keys()))
     }
 
     fn launch(&self, cx: &CompileCx) -> Result<Launch, String> {
         let dims = &self.dims;
         let mut module = Module::new(cx);
-        let template = self.units.template(files::ATTENTION_FORWARD_COOP, &mut module, dims);
+        let template = self
+            .subgroups
+            .template(files::ATTENTION_FORWARD_COOP, &mut module, dims);
         let mut template = over_cache(template, &mut module)
             .size("KEY_TILES", self.key_tiles)
             .body("store", store_body(&mut module, dims, Target::Output(0)));

@@ -1,6 +1,6 @@
-//! Attention and its gradients on matrix units: what both have in common. Operands are rounded to the units' input type on
-//! their way to shared memory, sums are in `f32`. Matrices have no elements that a thread could change, so what lies between
-//! products goes through shared memory, in `f32`.
+//! Attention and its gradients on cooperative matrices: what both have in common. Operands are rounded to the matrices' input
+//! type when they go to shared memory, sums are in `f32`. Matrices have no elements that a thread could change, so what lies
+//! between products goes through shared memory, in `f32`.
 
 pub(super) mod backward;
 pub(super) mod forward;
@@ -16,18 +16,18 @@ const MOST_THREADS: usize = 256;
 
 /// The subgroups of a workgroup, and the tiles that they multiply.
 #[derive(Clone, Copy)]
-struct Units {
+struct Subgroups {
     config: CoopConfig,
-    subgroups: usize,
+    count: usize,
 }
 
-impl Units {
+impl Subgroups {
     fn tile(&self) -> usize {
         self.config.tile_size as usize
     }
 
     fn threads(&self) -> usize {
-        self.subgroups * self.config.subgroup_size as usize
+        self.count * self.config.subgroup_size as usize
     }
 
     /// Whether tiles that take so many bytes of shared memory can be tried for a call.
@@ -92,9 +92,13 @@ fn shared_limits(config: &CoopConfig) -> [usize; 2] {
     }
 }
 
-/// The first of some ways that fits within the limits, by the bytes that it takes, if it fits otherwise.
-fn fitting<T: Copy>(config: &CoopConfig, ways: &[T], bytes: impl Fn(&T) -> Option<usize>) -> Option<T> {
-    let within = |limit| ways.iter().find(|way| bytes(way).is_some_and(|bytes| bytes <= limit));
+/// The first of some tilings that fits within the limits, by the bytes that it takes, if it fits otherwise.
+fn fitting<T: Copy>(config: &CoopConfig, tilings: &[T], bytes: impl Fn(&T) -> Option<usize>) -> Option<T> {
+    let within = |limit| {
+        tilings
+            .iter()
+            .find(|tiling| bytes(tiling).is_some_and(|bytes| bytes <= limit))
+    };
     shared_limits(config).into_iter().find_map(within).copied()
 }
 
@@ -103,7 +107,7 @@ fn sums_stride(elements: usize) -> usize {
     elements / 4 + 1
 }
 
-/// Whether units are likely to be faster than single threads, if a call fits.
+/// Whether matrices are likely to be faster than single threads, if a call fits.
 fn is_worth(config: &CoopConfig, dims: &AttentionDims) -> bool {
     dims.rows_q >= config.tile_size as usize
         && prefers_coop(config, dims.batch * dims.heads, dims.rows_q, dims.rows_k, dims.head_dim)

@@ -10,7 +10,7 @@ use super::super::super::kernel::{CompileCx, Compiled, Launch};
 use super::super::super::module::Module;
 use super::super::backward::{Parts, join, loading};
 use super::super::{Side, Target, store_body};
-use super::{CoopConfig, Units, fitting, is_worth, sums_stride};
+use super::{CoopConfig, Subgroups, fitting, is_worth, sums_stride};
 
 /// Rows of tiles of a workgroup.
 const DOWN: usize = 2;
@@ -23,7 +23,7 @@ const LARGEST: usize = 0;
 #[derive(Clone, Copy)]
 pub(in super::super) struct Tiling {
     dims: AttentionDims,
-    units: Units,
+    subgroups: Subgroups,
     /// What the rows are.
     side: Side,
     /// Subgroups along the columns of a product.
@@ -45,7 +45,7 @@ pub(in super::super) fn usual(config: &CoopConfig, dims: AttentionDims) -> Optio
 pub(in super::super) fn all(config: &CoopConfig, dims: AttentionDims) -> Vec<[Tiling; 2]> {
     let [queries, keys] = [Side::Queries, Side::Keys].map(|side| {
         let mut all = tilings(config, dims, side).to_vec();
-        all.retain(|tiling| tiling.units.fits(&dims, tiling.shared()));
+        all.retain(|tiling| tiling.subgroups.fits(&dims, tiling.shared()));
         all
     });
     let pairs = queries.iter().flat_map(|&q| keys.iter().map(move |&k| [q, k]));
@@ -55,9 +55,9 @@ pub(in super::super) fn all(config: &CoopConfig, dims: AttentionDims) -> Vec<[Ti
 fn tilings(config: &CoopConfig, dims: AttentionDims, side: Side) -> [Tiling; SHAPES.len()] {
     SHAPES.map(|[beside, column_tiles]| Tiling {
         dims,
-        units: Units {
+        subgroups: Subgroups {
             config: *config,
-            subgroups: DOWN * 2 * beside,
+            count: DOWN * 2 * beside,
         },
         side,
         beside,
@@ -91,9 +91,10 @@ impl fmt::Display for Tiling {
 impl Tiling {
     /// Bytes of shared memory that it takes, if threads share out evenly what there is to do.
     fn shared(&self) -> Option<usize> {
-        let threads = self.units.threads();
-        let bytes = self.units.vector_bytes() * self.pool() + 16 * (self.sums() + self.marks()) + 4 * self.largest();
-        let is_even = matches!(self.units.tile(), 8 | 16)
+        let threads = self.subgroups.threads();
+        let bytes =
+            self.subgroups.vector_bytes() * self.pool() + 16 * (self.sums() + self.marks()) + 4 * self.largest();
+        let is_even = matches!(self.subgroups.tile(), 8 | 16)
             && threads.is_multiple_of(self.rows())
             && (self.columns() / 4).is_multiple_of(self.across())
             && threads > self.rows()
@@ -103,7 +104,7 @@ impl Tiling {
 
     /// Rows of a workgroup, as many with either side.
     fn rows(&self) -> usize {
-        DOWN * self.units.tile()
+        DOWN * self.subgroups.tile()
     }
 
     /// One for each tile of rows and each head of the queries.
@@ -113,28 +114,28 @@ impl Tiling {
 
     /// Columns of a step.
     fn columns(&self) -> usize {
-        self.column_tiles * self.units.tile()
+        self.column_tiles * self.subgroups.tile()
     }
 
     /// Threads of a row.
     fn across(&self) -> usize {
-        self.units.threads() / self.rows()
+        self.subgroups.threads() / self.rows()
     }
 
     /// Elements of a head with those that make its tiles a multiple of the subgroups of a sum.
     fn width(&self) -> usize {
-        self.dims.head_dim.next_multiple_of(self.beside * self.units.tile())
+        self.dims.head_dim.next_multiple_of(self.beside * self.subgroups.tile())
     }
 
     /// Vectors of one operand's columns in shared memory, where that of the rows is before there are any.
     fn piece(&self) -> usize {
-        let columns = self.columns().max(self.rows()) * self.units.stride(self.width());
+        let columns = self.columns().max(self.rows()) * self.subgroups.stride(self.width());
         columns.max(self.weights())
     }
 
     /// Vectors of one kind of weights.
     fn weights(&self) -> usize {
-        self.rows() * self.units.stride(self.columns())
+        self.rows() * self.subgroups.stride(self.columns())
     }
 
     /// Vectors of shared memory for operands and weights.
@@ -147,7 +148,7 @@ impl Tiling {
 
     /// Vectors of one product, or of some columns of one sum.
     fn product(&self) -> usize {
-        self.rows() * sums_stride(self.columns().max(self.beside * self.units.tile()))
+        self.rows() * sums_stride(self.columns().max(self.beside * self.subgroups.tile()))
     }
 
     /// Vectors of both.
@@ -178,7 +179,7 @@ impl Tiling {
             Side::Keys => files::ATTENTION_BACKWARD_KEYS_COOP,
         };
         let template = self
-            .units
+            .subgroups
             .template(file, &mut module, dims)
             .sizes([("BESIDE", self.beside), ("COLUMN_TILES", self.column_tiles)]);
         let template = loading(template, &mut module, dims);
