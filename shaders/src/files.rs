@@ -17,6 +17,16 @@ macro_rules! files {
 
 files! {
     ARG_REDUCE "arg_reduce";
+    ATTENTION_BACKWARD_JOIN "attention_backward_join";
+    ATTENTION_BACKWARD_KEYS "attention_backward_keys";
+    ATTENTION_BACKWARD_KEYS_COOP "attention_backward_keys_coop";
+    ATTENTION_BACKWARD_QUERIES "attention_backward_queries";
+    ATTENTION_BACKWARD_QUERIES_COOP "attention_backward_queries_coop";
+    ATTENTION_CACHED "attention_cached";
+    ATTENTION_CACHED_ELEMENTS "attention_cached_elements";
+    ATTENTION_CACHED_JOIN "attention_cached_join";
+    ATTENTION_FORWARD "attention_forward";
+    ATTENTION_FORWARD_COOP "attention_forward_coop";
     CACHE_WRITE "cache_write";
     CUMSUM "cumsum";
     MATMUL_COOP "matmul_coop";

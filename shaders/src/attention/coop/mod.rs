@@ -1,35 +1,33 @@
-//! Attention and its gradients on matrix units: what both have in common. Operands are rounded to the units' input type on
-//! their way to shared memory, sums are in `f32`. Matrices have no elements that a thread could change, so what lies between
-//! products goes through shared memory, in `f32`.
+//! Attention and its gradients on cooperative matrices: what both have in common. Operands are rounded to the matrices' input
+//! type when they go to shared memory, sums are in `f32`. Matrices have no elements that a thread could change, so what lies
+//! between products goes through shared memory, in `f32`.
 
 pub(super) mod backward;
 pub(super) mod forward;
-
-use std::fmt::Write as _;
 
 use meganeura_core::ops::AttentionDims;
 
 use super::super::coop::{CoopConfig, prefers_coop};
 use super::super::module::{COOP, HALF, Module};
-use super::window;
+use super::super::template::{KernelFile, Template};
 
 /// Most threads of a workgroup that every device has.
 const MOST_THREADS: usize = 256;
 
 /// The subgroups of a workgroup, and the tiles that they multiply.
 #[derive(Clone, Copy)]
-struct Units {
+struct Subgroups {
     config: CoopConfig,
-    subgroups: usize,
+    count: usize,
 }
 
-impl Units {
+impl Subgroups {
     fn tile(&self) -> usize {
         self.config.tile_size as usize
     }
 
     fn threads(&self) -> usize {
-        self.subgroups * self.config.subgroup_size as usize
+        self.count * self.config.subgroup_size as usize
     }
 
     /// Whether tiles that take so many bytes of shared memory can be tried for a call.
@@ -68,29 +66,19 @@ impl Units {
         }
     }
 
-    /// Calls a function for every vector that a thread copies of some rows: with the number of the piece, the row, and the
-    /// number of the vector in the row. Beyond the last row, there are copies of it.
-    fn copies(&self, rows: usize, width: usize, mut f: impl FnMut(usize, &str, &str)) {
-        let (vectors, threads) = (width / 4, self.threads());
-        for piece in 0..(rows * vectors).div_ceil(threads) {
-            let at = format!("(local + {}u)", piece * threads);
-            let row = match (rows * vectors).is_multiple_of(threads) {
-                true => format!("({at} / {vectors}u)"),
-                false => format!("min({at} / {vectors}u, {}u)", rows - 1),
-            };
-            f(piece, &row, &format!("{at} % {vectors}u"));
-        }
-    }
-
-    /// Code that loads a tile of an operand from shared memory: one of rows that begin at a vector, in the role of `A`, or
-    /// of `B` with the summed dimension along or across these rows.
-    fn load(&self, code: &mut String, name: &str, role: char, at: &str, stride: usize, across: bool) {
-        let load = if across { "coopLoadT" } else { "coopLoad" };
-        let matrix = self.matrix(role);
-        let _ = write!(
-            code,
-            "let at_{name} = {at};\nlet {name} = {load}<{matrix}>(&pool[at_{name}], {stride}u);\n"
-        );
+    /// A kernel file with the sizes and types of matrices, for a module that has the extensions of the language.
+    fn template(&self, file: KernelFile, module: &mut Module, dims: &AttentionDims) -> Template {
+        self.enable(module);
+        super::template(file, dims)
+            .sizes([
+                ("TILE", self.tile()),
+                ("SUBGROUP", self.config.subgroup_size as usize),
+                ("PADDING", self.stride(0)),
+            ])
+            .alias("Input", format!("vec4<{}>", self.element()))
+            .alias("MatrixA", self.matrix('A'))
+            .alias("MatrixB", self.matrix('B'))
+            .alias("MatrixC", self.matrix('C'))
     }
 }
 
@@ -104,9 +92,13 @@ fn shared_limits(config: &CoopConfig) -> [usize; 2] {
     }
 }
 
-/// The first of some ways that fits within the limits, by the bytes that it takes, if it fits otherwise.
-fn fitting<T: Copy>(config: &CoopConfig, ways: &[T], bytes: impl Fn(&T) -> Option<usize>) -> Option<T> {
-    let within = |limit| ways.iter().find(|way| bytes(way).is_some_and(|bytes| bytes <= limit));
+/// The first of some tilings that fits within the limits, by the bytes that it takes, if it fits otherwise.
+fn fitting<T: Copy>(config: &CoopConfig, tilings: &[T], bytes: impl Fn(&T) -> Option<usize>) -> Option<T> {
+    let within = |limit| {
+        tilings
+            .iter()
+            .find(|tiling| bytes(tiling).is_some_and(|bytes| bytes <= limit))
+    };
     shared_limits(config).into_iter().find_map(within).copied()
 }
 
@@ -115,21 +107,8 @@ fn sums_stride(elements: usize) -> usize {
     elements / 4 + 1
 }
 
-/// Whether units are likely to be faster than single threads, if a call fits.
+/// Whether matrices are likely to be faster than single threads, if a call fits.
 fn is_worth(config: &CoopConfig, dims: &AttentionDims) -> bool {
     dims.rows_q >= config.tile_size as usize
         && prefers_coop(config, dims.batch * dims.heads, dims.rows_q, dims.rows_k, dims.head_dim)
-}
-
-/// Code for the bounds of the keys that a thread's query sees, `seen_from` and `seen_to`. It is behind
-/// [`key_range`](super::key_range).
-fn row_bounds(dims: &AttentionDims) -> String {
-    if !dims.causal {
-        return format!("let seen_from = 0u;\nlet seen_to = {}u;\n", dims.rows_k);
-    }
-    let from = match window(dims) {
-        Some(window) => format!("max(seen_to, {window}u) - {window}u"),
-        None => "0u".to_owned(),
-    };
-    format!("let seen_to = query + shift;\nlet seen_from = {from};\n")
 }

@@ -1,0 +1,286 @@
+// Gradients of attention on cooperative matrices, first of two launches: those of the queries, as the sums of ds k, where
+// p = e^(scale s - lse), ds = scale p (t - delta), s = q k^T, t = dout v^T (Dao et al., 2022).
+//
+// A workgroup has two rows of tiles of queries of one head, and goes over COLUMN_TILES rows of tiles of keys at a time. Half of
+// its subgroups make the product s, half t; a subgroup keeps the tiles of its rows. Products go through shared memory as f32 to
+// become weights, which are rounded like operands. Then each half of the subgroups makes sums over half of the keys,
+// which stay in registers. A step has four barriers, and the keys and values of the next one are prefetched.
+//
+// Range: gradients may be of any size, while an f16 is flushed to zero below 2^-24 and infinite from 2^16 on. Everything here
+// is linear in dout and delta, so those of a query are multiplied by the power of two that brings the largest of them to
+// between 1 and 2, and the sums by its inverse, which changes no digit. The second launch reads the largest of each tile.
+// So ds is infinite only if 2 scale (head_dim max |v| + 1) is beyond 65,504, or p is. Queries, keys and values are rounded as
+// they are. A product is off by 2^-10 of the sum of |a b| of its terms at most; that of t is all that is left where t and delta
+// cancel.
+//
+// Twin in the oracle: core/src/ops/attention/grad.rs.
+
+enable f16;
+enable wgpu_cooperative_matrix;
+
+alias Input = vec4<f16>;
+alias MatrixA = coop_mat16x16<f16, A>;
+alias MatrixB = coop_mat16x16<f16, B>;
+alias MatrixC = coop_mat16x16<f32, C>;
+
+const ROWS_Q: u32 = 128u; const ROWS_K: u32 = 128u;
+const HEADS: u32 = 9u;
+const ALL_HEADS: u32 = 9u; // of all sequences
+const KV_HEADS: u32 = 3u;
+const HEAD_DIM: u32 = 64u;
+// Whether a query sees no keys behind it, and how many it sees then, or 0.
+const CAUSAL: bool = true;
+const WINDOW: u32 = 0u;
+// Rows of a tile, and threads of a subgroup.
+const TILE: u32 = 16u; const SUBGROUP: u32 = 32u;
+// Subgroups along the columns of a product, and rows of tiles of columns of a step.
+const BESIDE: u32 = 2u;
+const COLUMN_TILES: u32 = 2u;
+// Vectors that keep rows of operands apart in the banks of shared memory.
+const PADDING: u32 = 2u;
+// Keys that the first query sees.
+const SHIFT: u32 = ROWS_K + 1u - min(ROWS_Q, ROWS_K);
+// Rows of tiles of a workgroup, and threads of a row.
+const DOWN: u32 = 2u;
+const THREADS: u32 = DOWN * 2u * BESIDE * SUBGROUP;
+const ROWS: u32 = DOWN * TILE;
+const COLUMNS: u32 = COLUMN_TILES * TILE;
+const ACROSS: u32 = THREADS / ROWS;
+const QUERY_TILES: u32 = (ROWS_Q + ROWS - 1u) / ROWS;
+const LAST_VECTOR: u32 = (HEAD_DIM + 3u) / 4u - 1u;
+// Vectors of a head, up to a multiple of the tiles of a sum's subgroups, and tiles of it.
+const VECTORS: u32 = (HEAD_DIM + BESIDE * TILE - 1u) / (BESIDE * TILE) * (BESIDE * TILE / 4u);
+const DEPTH: u32 = (HEAD_DIM + TILE - 1u) / TILE;
+// Tiles of a product and of a sum that a subgroup has, vectors of a product that a thread has, and vectors of a tile's row.
+const PRODUCT_TILES: u32 = COLUMN_TILES / BESIDE;
+const SUM_TILES: u32 = VECTORS * 4u / TILE / BESIDE;
+const EACH: u32 = COLUMNS / 4u / ACROSS;
+const QUARTER: u32 = TILE / 4u;
+// Vectors that a thread copies of columns, of rows, and of results.
+const COLUMN_PIECES: u32 = (COLUMNS * VECTORS + THREADS - 1u) / THREADS;
+const ROW_PIECES: u32 = (ROWS * VECTORS + THREADS - 1u) / THREADS;
+const RESULT_PIECES: u32 = (ROWS * BESIDE * QUARTER + THREADS - 1u) / THREADS;
+// Vectors between rows of operands, of weights and of products; those of an operand, of weights and of a product.
+const STRIDE: u32 = VECTORS + PADDING;
+const WEIGHTS_STRIDE: u32 = COLUMNS / 4u + PADDING;
+const SUMS_STRIDE: u32 = max(COLUMNS / 4u, BESIDE * QUARTER) + 1u;
+const WEIGHTS: u32 = ROWS * WEIGHTS_STRIDE;
+const OPERAND: u32 = max(max(COLUMNS, ROWS) * STRIDE, WEIGHTS);
+const PRODUCT: u32 = ROWS * SUMS_STRIDE;
+// Weights are where values were: these are needed for the products only.
+const WEIGHTS_AT: u32 = OPERAND;
+const d: u32 = 0u; const j: u32 = 0u; const p: u32 = 0u; // indices of repeats
+
+var<storage, read> q: array<vec4<f32>>;
+var<storage, read> k: array<vec4<f32>>;
+var<storage, read> v: array<vec4<f32>>;
+var<storage, read> dout: array<vec4<f32>>;
+var<storage, read> lse: array<f32>;
+var<storage, read> delta: array<f32>;
+var<storage, read_write> dq: array<vec4<f32>>;
+// The largest number of each tile of queries, as bits.
+var<storage, read_write> left: array<u32>;
+var<workgroup> pool: array<Input, 2u * OPERAND>;
+var<workgroup> sums: array<vec4<f32>, 2u * PRODUCT>;
+// The largest numbers of each query, and of all.
+var<workgroup> largest: array<atomic<u32>, ROWS + 1u>;
+
+// A vector of the row that begins at an element; the logarithm and the delta of a query.
+fn load_q(start: u32, vector: u32) -> vec4<f32> { return q[start / 4u + vector]; }
+fn load_k(start: u32, vector: u32) -> vec4<f32> { return k[start / 4u + vector]; }
+fn load_v(start: u32, vector: u32) -> vec4<f32> { return v[start / 4u + vector]; }
+fn load_dout(start: u32, vector: u32) -> vec4<f32> { return dout[start / 4u + vector]; }
+fn load_lse(index: u32) -> f32 { return lse[index]; }
+fn load_delta(index: u32) -> f32 { return delta[index]; }
+fn store(start: u32, vector: u32, value: vec4<f32>) { dq[start / 4u + vector] = value; }
+fn scale() -> f32 { return 0.125; }
+// lib/math.wgsl
+fn numerators(x: vec4<f32>) -> vec4<f32> { return exp(x); }
+
+// Bits of the largest of four numbers: bits of numbers that are not negative are in the order of the numbers. The factor is
+// 2^-n for a number from 2^n to 2^(n + 1), as far as it and its inverse are normal, and 1 for what is infinite or none.
+fn size_of(x: vec4<f32>) -> u32 {
+    let bits = bitcast<vec4<u32>>(x) & vec4<u32>(0x7fffffffu);
+    return max(max(bits.x, bits.y), max(bits.z, bits.w));
+}
+fn factor_of(size: u32) -> f32 {
+    let exponent = size >> 23u;
+    return bitcast<f32>(select(clamp(254u - exponent, 1u, 253u), 127u, exponent == 255u) << 23u);
+}
+fn inverse_of(factor: f32) -> f32 { return bitcast<f32>((254u << 23u) - bitcast<u32>(factor)); }
+
+// The number of a query among those of all heads, the last one for those behind it, and the first element of a row.
+fn query_number(batch: u32, head: u32, query: u32) -> u32 { return (batch * HEADS + head) * ROWS_Q + min(query, ROWS_Q - 1u); }
+fn query_start(batch: u32, row: u32, head: u32) -> u32 {
+    return ((batch * ROWS_Q + min(row, ROWS_Q - 1u)) * HEADS + head) * HEAD_DIM;
+}
+fn key_start(batch: u32, row: u32, kv_head: u32) -> u32 {
+    return ((batch * ROWS_K + min(row, ROWS_K - 1u)) * KV_HEADS + kv_head) * HEAD_DIM;
+}
+
+// A vector as it is fetched: zeros beyond the head, as far as products are made from it.
+fn within(vector: u32, value: vec4<f32>) -> vec4<f32> {
+    return select(vec4<f32>(), value, LAST_VECTOR % 4u == 3u || vector <= LAST_VECTOR);
+}
+fn fetch_q(batch: u32, row: u32, head: u32, vector: u32) -> vec4<f32> {
+    return within(vector, load_q(query_start(batch, row, head), min(vector, LAST_VECTOR)));
+}
+fn fetch_dout(batch: u32, row: u32, head: u32, vector: u32) -> vec4<f32> {
+    return within(vector, load_dout(query_start(batch, row, head), min(vector, LAST_VECTOR)));
+}
+fn fetch_k(batch: u32, row: u32, kv_head: u32, vector: u32) -> vec4<f32> {
+    return within(vector, load_k(key_start(batch, row, kv_head), min(vector, LAST_VECTOR)));
+}
+fn fetch_v(batch: u32, row: u32, kv_head: u32, vector: u32) -> vec4<f32> {
+    return within(vector, load_v(key_start(batch, row, kv_head), min(vector, LAST_VECTOR)));
+}
+
+// The row of a vector that a thread copies, the last one for those behind it.
+fn row_of(at: u32, rows: u32, vectors: u32) -> u32 {
+    return select(min(at / vectors, rows - 1u), at / vectors, rows * vectors % THREADS == 0u);
+}
+
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let group_number = group.x;
+    let tile = QUERY_TILES - 1u - group_number / ALL_HEADS; // the last ones take longest, with a mask
+    let batch = group_number % ALL_HEADS / HEADS;
+    let head = group_number % HEADS;
+    let kv_head = head / (HEADS / KV_HEADS);
+    let first = tile * ROWS;
+    let last = min(first + ROWS, ROWS_Q) - 1u;
+    let subgroup = local / SUBGROUP;
+    let sub_row = subgroup / (2u * BESIDE) * TILE;
+    let which = subgroup / BESIDE % 2u;
+    let sub_column = subgroup % BESIDE;
+    let own_row = local % ROWS;
+    let part = local / ROWS;
+    // Keys that some of the queries see, those that all of them see, and those that the thread's query does.
+    var begin = 0u;
+    var end = ROWS_K;
+    var all_from = 0u;
+    var all_to = ROWS_K;
+    var seen_from = 0u;
+    var seen_to = ROWS_K;
+    // @if CAUSAL
+    end = last + SHIFT;
+    all_to = first + SHIFT;
+    seen_to = min(first + own_row, last) + SHIFT;
+    // @if WINDOW > 0
+    begin = max(first + SHIFT, WINDOW) - WINDOW;
+    all_from = max(last + SHIFT, WINDOW) - WINDOW;
+    seen_from = max(seen_to, WINDOW) - WINDOW;
+    // @end
+    // @end
+    // @repeat p < COLUMN_PIECES
+    let column_row_p = row_of(local + p * THREADS, COLUMNS, VECTORS);
+    let column_vector_p = (local + p * THREADS) % VECTORS;
+    var key_p = fetch_k(batch, begin + column_row_p, kv_head, column_vector_p);
+    var value_p = fetch_v(batch, begin + column_row_p, kv_head, column_vector_p);
+    // @end
+    // @repeat p < ROW_PIECES
+    let row_p = row_of(local + p * THREADS, ROWS, VECTORS);
+    let row_vector_p = (local + p * THREADS) % VECTORS;
+    let query_p = fetch_q(batch, first + row_p, head, row_vector_p);
+    let dout_p = fetch_dout(batch, first + row_p, head, row_vector_p);
+    // @end
+    let own_lse = load_lse(query_number(batch, head, first + own_row));
+    let given_delta = load_delta(query_number(batch, head, first + own_row));
+    // The factors of queries.
+    if (local <= ROWS) { atomicStore(&largest[local], 0u); }
+    workgroupBarrier();
+    if (part == 0u) { atomicMax(&largest[own_row], size_of(vec4<f32>(given_delta))); }
+    // @repeat p < ROW_PIECES
+    atomicMax(&largest[row_p], size_of(dout_p));
+    // @end
+    workgroupBarrier();
+    let own_size = atomicLoad(&largest[own_row]);
+    let own_delta = given_delta * factor_of(own_size);
+    if (part == 0u) { atomicMax(&largest[ROWS], own_size); }
+    // A subgroup keeps the tiles of its queries, or of their results' gradients.
+    // @repeat p < ROW_PIECES
+    pool[row_p * STRIDE + row_vector_p] = Input(query_p);
+    pool[OPERAND + row_p * STRIDE + row_vector_p] = Input(dout_p * factor_of(atomicLoad(&largest[row_p])));
+    // @end
+    workgroupBarrier();
+    // @repeat d < DEPTH
+    let at_kept_d = which * OPERAND + sub_row * STRIDE + d * QUARTER;
+    let kept_d = coopLoadT<MatrixA>(&pool[at_kept_d], STRIDE);
+    // @end
+    workgroupBarrier();
+    if (local == 0u) { left[(batch * HEADS + head) * QUERY_TILES + tile] = atomicLoad(&largest[ROWS]); }
+    workgroupBarrier();
+    // @repeat j < SUM_TILES
+    var sum_j = MatrixC();
+    // @end
+    for (var column = begin; column < end; column += COLUMNS) {
+        // @repeat p < COLUMN_PIECES
+        pool[column_row_p * STRIDE + column_vector_p] = Input(key_p);
+        pool[OPERAND + column_row_p * STRIDE + column_vector_p] = Input(value_p);
+        // @end
+        workgroupBarrier();
+        if (column + COLUMNS < end) {
+            // @repeat p < COLUMN_PIECES
+            key_p = fetch_k(batch, column + COLUMNS + column_row_p, kv_head, column_vector_p);
+            value_p = fetch_v(batch, column + COLUMNS + column_row_p, kv_head, column_vector_p);
+            // @end
+        }
+        // @repeat j < PRODUCT_TILES
+        var product_j = MatrixC();
+        // @end
+        // @repeat d < DEPTH, j < PRODUCT_TILES
+        let at_column_d_j = which * OPERAND + (sub_column * (PRODUCT_TILES * TILE) + j * TILE) * STRIDE + d * QUARTER;
+        let column_d_j = coopLoad<MatrixB>(&pool[at_column_d_j], STRIDE);
+        product_j = coopMultiplyAdd(kept_d, column_d_j, product_j);
+        // @end
+        // @repeat j < PRODUCT_TILES
+        let to_product_j = which * PRODUCT + sub_row * SUMS_STRIDE + sub_column * (PRODUCT_TILES * QUARTER) + j * QUARTER;
+        coopStoreT(product_j, &sums[to_product_j], SUMS_STRIDE);
+        // @end
+        workgroupBarrier();
+        // @repeat j < EACH
+        let vector_j = j * ACROSS + part;
+        let s_j = sums[own_row * SUMS_STRIDE + vector_j];
+        let t_j = sums[PRODUCT + own_row * SUMS_STRIDE + vector_j];
+        var ds_j = numerators(s_j * scale() - vec4<f32>(own_lse)) * (t_j - vec4<f32>(own_delta)) * scale();
+        // @end
+        if (column < all_from || column + COLUMNS > all_to) {
+            // @repeat j < EACH
+            let number_j = vec4<u32>(column + vector_j * 4u) + vec4<u32>(0u, 1u, 2u, 3u);
+            let seen_j = (number_j >= vec4<u32>(seen_from)) & (number_j < vec4<u32>(seen_to));
+            ds_j = select(vec4<f32>(), ds_j, seen_j);
+            // @end
+        }
+        // @repeat j < EACH
+        pool[WEIGHTS_AT + own_row * WEIGHTS_STRIDE + vector_j] = Input(ds_j);
+        // @end
+        workgroupBarrier();
+        // @repeat d < COLUMN_TILES / 2
+        let at_weight_d = WEIGHTS_AT + d * QUARTER + which * (COLUMNS / 2u / 4u) + sub_row * WEIGHTS_STRIDE;
+        let weight_d = coopLoadT<MatrixA>(&pool[at_weight_d], WEIGHTS_STRIDE);
+        // @repeat j < SUM_TILES
+        let at_term_d_j = which * (COLUMNS / 2u * STRIDE) + d * TILE * STRIDE + j * QUARTER + sub_column * SUM_TILES * QUARTER;
+        let term_d_j = coopLoadT<MatrixB>(&pool[at_term_d_j], STRIDE);
+        sum_j = coopMultiplyAdd(weight_d, term_d_j, sum_j);
+        // @end
+        // @end
+        workgroupBarrier();
+    }
+    // A tile of each subgroup at a time goes to shared memory, and is stored.
+    // @repeat j < SUM_TILES
+    let to_sum_j = which * PRODUCT + sub_row * SUMS_STRIDE + sub_column * QUARTER;
+    coopStoreT(sum_j, &sums[to_sum_j], SUMS_STRIDE);
+    workgroupBarrier();
+    // @repeat p < RESULT_PIECES
+    {
+        let own = row_of(local + p * THREADS, ROWS, BESIDE * QUARTER);
+        let across = (local + p * THREADS) % (BESIDE * QUARTER);
+        let vector = (across / QUARTER * SUM_TILES + j) * QUARTER + across % QUARTER;
+        let at = own * SUMS_STRIDE + across;
+        let result = (sums[at] + sums[PRODUCT + at]) * inverse_of(factor_of(atomicLoad(&largest[own])));
+        if (first + own < ROWS_Q) { store(((batch * ROWS_Q + (first + own)) * HEADS + head) * HEAD_DIM, vector, result); }
+    }
+    // @end
+    workgroupBarrier();
+    // @end
+}

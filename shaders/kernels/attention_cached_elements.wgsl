@@ -1,0 +1,139 @@
+// Attention of few queries over a cache, for heads without vectors of four elements: a workgroup has a query of one head, and
+// goes over the keys that it sees in tiles of THREADS, with the greatest score and the sum of exponentials so far (Milakov
+// and Gimelshein, 2018). A thread has one key of a tile and leaves its score, then its weight, in shared memory; every
+// thread looks at all of them, and adds up the values of each THREADS-th element of the result. A tile has four barriers.
+//
+// Twin in the oracle: core/src/ops/attention/cached.rs.
+
+// Rows and heads of a sequence, of queries and of keys.
+const ROWS_Q: u32 = 1u;
+const ROWS_K: u32 = 512u;
+const HEADS: u32 = 9u;
+const KV_HEADS: u32 = 3u;
+const HEAD_DIM: u32 = 62u;
+// Most keys that a query sees, or 0.
+const WINDOW: u32 = 0u;
+const GROUP: u32 = HEADS / KV_HEADS;
+const ROW: u32 = KV_HEADS * HEAD_DIM;
+// Cached keys that there may be before the queries are one less.
+const POSITIONS: u32 = ROWS_K + 1u - ROWS_Q;
+const THREADS: u32 = 64u;
+// Elements of a thread, the last one perhaps behind the head.
+const PARTS: u32 = (HEAD_DIM + THREADS - 1u) / THREADS;
+const LEAST: f32 = -3.4028234e38;
+
+var<storage, read> q: array<f32>;
+var<storage, read> k: array<f32>;
+var<storage, read> v: array<f32>;
+var<storage, read> positions: array<u32>;
+var<storage, read_write> out: array<f32>;
+
+var<workgroup> query: array<f32, HEAD_DIM>;
+var<workgroup> scores: array<f32, THREADS>;
+
+fn load_q(index: u32) -> f32 {
+    return q[index];
+}
+
+fn load_k(index: u32) -> f32 {
+    return k[index];
+}
+
+fn load_v(index: u32) -> f32 {
+    return v[index];
+}
+
+// The number of cached keys of a sequence.
+fn load_position(sequence: u32) -> u32 {
+    return positions[sequence];
+}
+
+fn store(index: u32, value: f32) {
+    out[index] = value;
+}
+
+fn scale() -> f32 {
+    return 0.127;
+}
+
+// lib/fault.wgsl
+fn checked_index(index: u32, rows: u32) -> u32 {
+    return min(index, rows - 1u);
+}
+
+// lib/math.wgsl
+fn exp_f32(x: f32) -> f32 {
+    return exp(x);
+}
+
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let group_number = group.x;
+    let head = group_number % HEADS;
+    let row = group_number / HEADS % ROWS_Q;
+    let sequence = group_number / (HEADS * ROWS_Q);
+    let own = ((sequence * ROWS_Q + row) * HEADS + head) * HEAD_DIM;
+    let shared_head = head / GROUP * HEAD_DIM;
+    let given = load_position(sequence);
+    if (local == 0u) {
+        let reported = checked_index(given, POSITIONS);
+    }
+    let end = min(given, POSITIONS - 1u) + row + 1u;
+    var start = 0u;
+    // @if WINDOW > 0
+    start = max(end, WINDOW) - WINDOW;
+    // @end
+    for (var e = local; e < HEAD_DIM; e += THREADS) {
+        query[e] = load_q(own + e);
+    }
+    var sums: array<f32, PARTS>;
+    var greatest = LEAST;
+    var total = 0.0;
+    workgroupBarrier();
+    for (var tile = start; tile < end; tile += THREADS) {
+        let count = min(end - tile, THREADS);
+        let key = tile + local;
+        var score = LEAST;
+        if (local < count) {
+            var product = 0.0;
+            for (var e = 0u; e < HEAD_DIM; e += 1u) {
+                product += query[e] * load_k((sequence * ROWS_K + key) * ROW + shared_head + e);
+            }
+            score = product * scale();
+        }
+        scores[local] = score;
+        workgroupBarrier();
+        var most = greatest;
+        for (var j = 0u; j < count; j += 1u) {
+            most = max(most, scores[j]);
+        }
+        workgroupBarrier();
+        if (local < count) {
+            scores[local] = exp_f32(score - most);
+        }
+        workgroupBarrier();
+        let kept = exp_f32(greatest - most);
+        greatest = most;
+        total *= kept;
+        for (var j = 0u; j < count; j += 1u) {
+            total += scores[j];
+        }
+        for (var part = 0u; part < PARTS; part += 1u) {
+            let element = part * THREADS + local;
+            if (element < HEAD_DIM) {
+                var sum = sums[part] * kept;
+                for (var j = 0u; j < count; j += 1u) {
+                    sum += scores[j] * load_v((sequence * ROWS_K + tile + j) * ROW + shared_head + element);
+                }
+                sums[part] = sum;
+            }
+        }
+        workgroupBarrier();
+    }
+    for (var part = 0u; part < PARTS; part += 1u) {
+        let element = part * THREADS + local;
+        if (element < HEAD_DIM) {
+            store(own + element, sums[part] / total);
+        }
+    }
+}

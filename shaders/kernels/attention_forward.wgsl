@@ -1,0 +1,299 @@
+// Attention by single threads: softmax over tiles of keys, whose greatest score and sum are kept up to date (Milakov and
+// Gimelshein, 2018; Dao et al., 2022). A workgroup has a tile of ROWS queries of one head, and goes over tiles of COLUMNS keys.
+// A thread has four queries; of the scores four keys that are ACROSS apart, of the results a vector of the head. Products go
+// in steps through shared memory, with what the next one needs prefetched, and a barrier before and behind each:
+// - scores: DEPTH vectors of the queries and of all keys of the tile at a time;
+// - softmax: what threads have of a row is brought together, by two barriers;
+// - results: ACROSS values at a time, whose weights go through shared memory, and a slab of SLAB vectors of each. Threads of
+//   a row share out the values in PARTS, of which one half is added to the other in the end.
+//
+// Twin in the oracle: core/src/ops/attention/mod.rs, and cached.rs for calls over a cache, which have a position.
+
+const ROWS_Q: u32 = 128u;
+const ROWS_K: u32 = 128u;
+const HEADS: u32 = 9u;
+const ALL_HEADS: u32 = 9u; // of all sequences
+const KV_HEADS: u32 = 3u;
+const HEAD_DIM: u32 = 64u;
+// Whether a query sees no keys behind it, how many it sees then, or 0, and whether keys are in a cache.
+const CAUSAL: bool = true;
+const WINDOW: u32 = 0u;
+const CACHED: bool = false;
+// Queries of a tile, and vectors of a slab: a power of two, up to 16.
+const ROWS: u32 = 16u;
+const SLAB: u32 = 16u;
+
+const VECTORS: u32 = (HEAD_DIM + 3u) / 4u;
+// Keys that the first query sees, at most where they are in a cache.
+const SHIFT: u32 = ROWS_K + 1u - min(ROWS_Q, ROWS_K);
+// Queries of a thread, threads of a row and of a column, and keys of a tile.
+const EACH: u32 = 4u;
+const ACROSS: u32 = 32u;
+const DOWN: u32 = ROWS / EACH;
+const THREADS: u32 = DOWN * ACROSS;
+const COLUMNS: u32 = EACH * ACROSS;
+// Vectors of a step of the scores, and of a row with one that keeps rows apart in the banks of shared memory.
+const DEPTH: u32 = 4u;
+const STRIDE: u32 = DEPTH + 1u;
+const STEPS: u32 = (VECTORS + DEPTH - 1u) / DEPTH;
+const SLABS: u32 = (VECTORS + SLAB - 1u) / SLAB;
+// Parts of the results, and halvings of these.
+const PARTS: u32 = ACROSS / SLAB;
+const MERGES: u32 = min(1u, PARTS / 2u) + min(1u, PARTS / 4u) + min(1u, PARTS / 8u) + min(1u, PARTS / 16u) + PARTS / 32u;
+// Vectors that a thread copies for a step of the scores, and of the results.
+const PIECES: u32 = COLUMNS * DEPTH / THREADS;
+const VALUES: u32 = ACROSS * SLAB;
+const VALUE_PIECES: u32 = (VALUES + THREADS - 1u) / THREADS;
+const SOME: u32 = 8u; // threads of a row that bring together what all of it have
+// Shared memory: keys and queries, then values, weights and what comes of rows, then results.
+const QUERIES_AT: u32 = COLUMNS * STRIDE;
+const REDUCED_AT: u32 = VALUES + ACROSS * (DOWN + 1u);
+const SHARED: u32 = max(max((COLUMNS + ROWS) * STRIDE, REDUCED_AT + DOWN * SOME), ROWS * ACROSS / 2u);
+const i: u32 = 0u; // indices of repeats
+const j: u32 = 0u;
+const p: u32 = 0u;
+const slab: u32 = 0u;
+const chunk: u32 = 0u;
+
+var<storage, read> q: array<vec4<f32>>;
+var<storage, read> k: array<vec4<f32>>;
+var<storage, read> v: array<vec4<f32>>;
+var<storage, read> positions: array<u32>;
+var<storage, read_write> out: array<vec4<f32>>;
+var<storage, read_write> lse: array<f32>;
+var<workgroup> pool: array<vec4<f32>, SHARED>;
+// The last key; in a cache rows behind it may hold anything, NaN too.
+var<private> last_key: u32;
+
+// A vector of the row that begins at an element; the number of cached keys of a sequence.
+fn load_q(start: u32, vector: u32) -> vec4<f32> { return q[start / 4u + vector]; }
+fn load_k(start: u32, vector: u32) -> vec4<f32> { return k[start / 4u + vector]; }
+fn load_v(start: u32, vector: u32) -> vec4<f32> { return v[start / 4u + vector]; }
+fn load_position(batch: u32) -> u32 { return positions[batch]; }
+// A vector of a result, and the logarithm of the sum of exponentials of a query.
+fn store(start: u32, vector: u32, value: vec4<f32>) { out[start / 4u + vector] = value; }
+fn store_lse(index: u32, value: f32) { lse[index] = value; }
+fn scale() -> f32 { return 0.125; }
+// lib/fault.wgsl, lib/math.wgsl
+fn checked_index(index: u32, rows: u32) -> u32 { return min(index, rows - 1u); }
+fn from_bits(bits: u32) -> f32 { return bitcast<f32>(bits); }
+fn numerators(x: vec4<f32>) -> vec4<f32> { return exp(x); }
+fn log_f32(x: f32) -> f32 { return log(x); }
+// The first element of a head in a row of queries, and of keys: in the last row for those behind it.
+fn query_start(batch: u32, row: u32, head: u32) -> u32 { return ((batch * ROWS_Q + row) * HEADS + head) * HEAD_DIM; }
+fn key_start(batch: u32, row: u32, kv_head: u32) -> u32 {
+    return ((batch * ROWS_K + min(row, last_key)) * KV_HEADS + kv_head) * HEAD_DIM;
+}
+// A vector as it is fetched: zeros beyond the head.
+fn within(vector: u32, value: vec4<f32>) -> vec4<f32> {
+    var known = value;
+    // @if VECTORS % DEPTH > 0
+    known = select(vec4<f32>(), value, vector <= VECTORS - 1u);
+    // @end
+    return known;
+}
+fn fetch_q(batch: u32, row: u32, head: u32, vector: u32) -> vec4<f32> {
+    return within(vector, load_q(query_start(batch, min(row, ROWS_Q - 1u), head), min(vector, VECTORS - 1u)));
+}
+fn fetch_k(batch: u32, row: u32, kv_head: u32, vector: u32) -> vec4<f32> {
+    return within(vector, load_k(key_start(batch, row, kv_head), min(vector, VECTORS - 1u)));
+}
+fn fetch_v(batch: u32, row: u32, kv_head: u32, vector: u32) -> vec4<f32> {
+    return within(vector, load_v(key_start(batch, row, kv_head), min(vector, VECTORS - 1u)));
+}
+
+fn join(a: vec4<f32>, b: vec4<f32>, greatest: bool) -> vec4<f32> { return select(a + b, max(a, b), greatest); }
+// The greatest numbers, or the sums, of what the threads of a row have.
+fn join_row(value: vec4<f32>, greatest: bool, local: u32) -> vec4<f32> {
+    pool[local] = value;
+    workgroupBarrier();
+    let reduced = REDUCED_AT + local / ACROSS * SOME;
+    if (local % ACROSS < SOME) {
+        let at = local / ACROSS * ACROSS + local % ACROSS * (ACROSS / SOME);
+        var some = pool[at];
+        // @repeat i < ACROSS / SOME - 1
+        some = join(some, pool[at + (i + 1u)], greatest);
+        // @end
+        pool[reduced + local % ACROSS] = some;
+    }
+    workgroupBarrier();
+    var all = pool[reduced];
+    // @repeat i < SOME - 1
+    all = join(all, pool[reduced + (i + 1u)], greatest);
+    // @end
+    return all;
+}
+
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let group_number = group.x;
+    // With a causal mask the last queries take longest: they come first.
+    let tile = (ROWS_Q - 1u) / ROWS - group_number / ALL_HEADS;
+    let batch = group_number % ALL_HEADS / HEADS;
+    let head = group_number % HEADS;
+    let kv_head = head / (HEADS / KV_HEADS);
+    let first = tile * ROWS;
+    let last = min(first + ROWS, ROWS_Q) - 1u;
+    let down = local / ACROSS;
+    let across = local % ACROSS;
+    let part = across / SLAB;
+    let piece = across % SLAB;
+    let row = first + down * EACH;
+    last_key = ROWS_K - 1u;
+    // Keys that some of the queries see, those that all of them see, and those that each of the thread's queries does.
+    var begin = 0u;
+    var end = ROWS_K;
+    var all_from = 0u;
+    var all_to = ROWS_K;
+    var seen_from = vec4<u32>();
+    var seen_to = vec4<u32>(ROWS_K);
+    // @if CAUSAL
+    var shift = SHIFT;
+    // @if CACHED
+    let given = load_position(batch);
+    if (local == 0u) { let reported = checked_index(given, SHIFT); }
+    shift = min(given, SHIFT - 1u) + 1u;
+    last_key = shift + ROWS_Q - 2u;
+    // @end
+    end = last + shift;
+    all_to = first + shift;
+    // Rows without a query see what the last query does.
+    seen_to = min(vec4<u32>(row) + vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(ROWS_Q - 1u)) + vec4<u32>(shift);
+    // @if WINDOW > 0
+    begin = max(first + shift, WINDOW) - WINDOW;
+    all_from = max(last + shift, WINDOW) - WINDOW;
+    seen_from = max(seen_to, vec4<u32>(WINDOW)) - vec4<u32>(WINDOW);
+    // @end
+    // @end
+    let hidden = vec4<f32>(from_bits(0xff800000u));
+    var greatest = vec4<f32>(-3.4028234e38);
+    var sums = vec4<f32>();
+    // @repeat slab < SLABS, i < EACH
+    var out_slab_i = vec4<f32>();
+    // @end
+    // @repeat p < PIECES
+    var key_p = fetch_k(batch, begin + (local + p * THREADS) / DEPTH, kv_head, (local + p * THREADS) % DEPTH);
+    // @end
+    var query = fetch_q(batch, first + local / DEPTH, head, local % DEPTH);
+    for (var column = begin; column < end; column += COLUMNS) {
+        var s: array<vec4<f32>, EACH>;
+        for (var step = 0u; step < STEPS; step += 1u) {
+            // @repeat p < PIECES
+            pool[(local + p * THREADS) / DEPTH * STRIDE + (local + p * THREADS) % DEPTH] = key_p;
+            // @end
+            if (local < ROWS * DEPTH) { pool[QUERIES_AT + local / DEPTH * STRIDE + local % DEPTH] = query; }
+            workgroupBarrier();
+            if (STEPS > 1u && step + 1u < STEPS) {
+                let depth = (step + 1u) * DEPTH;
+                // @repeat p < PIECES
+                key_p = fetch_k(batch, column + (local + p * THREADS) / DEPTH, kv_head, depth + (local + p * THREADS) % DEPTH);
+                // @end
+                query = fetch_q(batch, first + local / DEPTH, head, depth + local % DEPTH);
+            }
+            for (var d = 0u; d < DEPTH; d += 1u) {
+                let at = QUERIES_AT + down * EACH * STRIDE + d;
+                let a = pool[at];
+                let b = pool[at + STRIDE];
+                let c = pool[at + 2u * STRIDE];
+                let e = pool[at + 3u * STRIDE];
+                // @repeat j < EACH
+                let column_j = pool[(across + j * ACROSS) * STRIDE + d];
+                s[j] = fma(vec4<f32>(a.x, b.x, c.x, e.x), vec4<f32>(column_j.x), s[j]);
+                s[j] = fma(vec4<f32>(a.y, b.y, c.y, e.y), vec4<f32>(column_j.y), s[j]);
+                s[j] = fma(vec4<f32>(a.z, b.z, c.z, e.z), vec4<f32>(column_j.z), s[j]);
+                s[j] = fma(vec4<f32>(a.w, b.w, c.w, e.w), vec4<f32>(column_j.w), s[j]);
+                // @end
+            }
+            workgroupBarrier();
+        }
+        // What the results need first is prefetched while scores become weights.
+        // @repeat p < VALUE_PIECES
+        var value_p = fetch_v(batch, column + (local + p * THREADS) / SLAB, kv_head, (local + p * THREADS) % SLAB);
+        // @end
+        // @repeat j < EACH
+        s[j] *= scale();
+        // @end
+        if (column < all_from || column + COLUMNS > all_to) {
+            // @repeat j < EACH
+            let number_j = vec4<u32>(column + across + j * ACROSS);
+            s[j] = select(hidden, s[j], (number_j >= seen_from) & (number_j < seen_to));
+            // @end
+        }
+        let most = max(greatest, join_row(max(max(s[0], s[1]), max(s[2], s[3])), true, local));
+        let change = numerators(greatest - most);
+        greatest = most;
+        // @repeat j < EACH
+        s[j] = numerators(s[j] - most);
+        // @end
+        sums = sums * change + ((s[0] + s[1]) + (s[2] + s[3]));
+        // @repeat slab < SLABS, i < EACH
+        out_slab_i *= change[i];
+        // @end
+        // @repeat chunk < EACH
+        // @if chunk > 0
+        if (column + chunk * ACROSS >= end) { break; }
+        // @end
+        // @repeat slab < SLABS
+        // @repeat p < VALUE_PIECES
+        if (VALUES % THREADS == 0u || local + p * THREADS < VALUES) { pool[local + p * THREADS] = value_p; }
+        // @end
+        // @if slab == 0
+        pool[VALUES + across * (DOWN + 1u) + down] = s[chunk];
+        // @end
+        workgroupBarrier();
+        // @if slab + 1 < SLABS || chunk + 1 < EACH
+        let ahead_chunk_slab = column + (chunk + (slab + 1u) / SLABS) * ACROSS;
+        // @repeat p < VALUE_PIECES
+        value_p = fetch_v(batch, ahead_chunk_slab + (local + p * THREADS) / SLAB, kv_head,
+            (slab + 1u) % SLABS * SLAB + (local + p * THREADS) % SLAB);
+        // @end
+        // @else
+        if (column + COLUMNS < end) {
+            // @repeat p < PIECES
+            key_p = fetch_k(batch, column + COLUMNS + (local + p * THREADS) / DEPTH, kv_head, (local + p * THREADS) % DEPTH);
+            // @end
+            query = fetch_q(batch, first + local / DEPTH, head, local % DEPTH);
+        }
+        // @end
+        for (var n = part; n < ACROSS; n += PARTS) {
+            let value = pool[n * SLAB + piece];
+            let weights = pool[VALUES + n * (DOWN + 1u) + down];
+            // @repeat i < EACH
+            out_slab_i = fma(vec4<f32>(weights[i]), value, out_slab_i);
+            // @end
+        }
+        workgroupBarrier();
+        // @end
+        // @end
+    }
+    // Scores that are all minus infinity have no numerators.
+    let sum = join_row(sums, false, local);
+    let total = select(sum, vec4<f32>(from_bits(0x7fc00000u)), sum == vec4<f32>());
+    workgroupBarrier();
+    // @repeat j < MERGES, slab < SLABS
+    if (part >= (PARTS >> (j + 1u)) && part < (PARTS >> j)) {
+        // @repeat i < EACH
+        pool[(down * EACH + i) * (ACROSS >> (j + 1u)) + across % (ACROSS >> (j + 1u))] = out_slab_i;
+        // @end
+    }
+    workgroupBarrier();
+    if (part < (PARTS >> (j + 1u))) {
+        // @repeat i < EACH
+        out_slab_i += pool[(down * EACH + i) * (ACROSS >> (j + 1u)) + across % (ACROSS >> (j + 1u))];
+        // @end
+    }
+    workgroupBarrier();
+    // @end
+    if (part == 0u) {
+        // @repeat slab < SLABS, i < EACH
+        if (row + i < ROWS_Q) { store(query_start(batch, row + i, head), slab * SLAB + piece, out_slab_i / total[i]); }
+        // @end
+    }
+    // @if !CACHED
+    if (across == 0u) {
+        for (var n = 0u; n < EACH && row + n < ROWS_Q; n++) {
+            store_lse((batch * HEADS + head) * ROWS_Q + row + n, greatest[n] + log_f32(total[n]));
+        }
+    }
+    // @end
+}
