@@ -21,6 +21,7 @@ mod custom;
 mod emit;
 mod files;
 mod fold;
+mod generate;
 mod kernel;
 mod lanes;
 mod library;
@@ -49,6 +50,7 @@ use meganeura_core::{DType, TensorType};
 use body::Body;
 pub use custom::CustomKernel;
 pub use files::KERNEL_FILES;
+pub use generate::{Limits, candidates, generate};
 pub use kernel::{Binding, CompileCx, Compiled, INLINE_SCALARS, Launch, Memory, Source};
 pub use schedule::Schedule;
 pub use template::KernelFile;
@@ -155,9 +157,14 @@ pub fn supports(kernel: &KernelDesc, most_bytes: u64, custom: Option<&dyn Custom
         custom,
         ..CompileCx::standalone(*kernel)
     })?;
+    check_scratch(compiled, most_bytes)
+}
+
+/// Refuses kernels whose scratch buffers are too large.
+fn check_scratch(compiled: Compiled, most_bytes: u64) -> Result<Compiled, String> {
     match compiled.scratch.iter().max() {
         Some(&bytes) if bytes as u64 > most_bytes => Err(format!(
-            "it keeps {bytes} bytes on the way, but the device's largest buffer has {most_bytes}"
+            "it takes {bytes} bytes of scratch memory, but the device's largest buffer has {most_bytes}"
         )),
         _ => Ok(compiled),
     }

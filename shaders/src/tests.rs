@@ -406,7 +406,7 @@ fn what_a_dispatch_keeps_on_the_way_fits_into_a_buffer() {
     };
     assert!(supports(&kernel, 1 << 20, None).is_ok_and(|compiled| compiled.launches.len() > 1));
     let reason = supports(&kernel, 39_999, None).expect_err("the scores");
-    assert!(reason.contains("it keeps 40000 bytes on the way"), "{reason}");
+    assert!(reason.contains("it takes 40000 bytes of scratch memory"), "{reason}");
 }
 
 #[test]

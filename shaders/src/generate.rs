@@ -1,0 +1,140 @@
+//! Kernels of a call that stands alone: which schedules there are, and the kernels of one.
+
+use std::cell::{Cell, RefCell};
+
+use meganeura_core::backend::KernelDesc;
+use meganeura_core::precision::Precision;
+
+use super::coop::CoopConfig;
+use super::kernel::{CompileCx, Compiled};
+use super::schedule::Schedule;
+use super::variants::{Class, ScheduleChooser};
+use super::{check_scratch, compile};
+
+/// What a device has room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Cooperative matrices that kernels may use. With `use_f16_input`, operands of matrix products are rounded to `f16`.
+    pub coop: Option<CoopConfig>,
+    /// Bytes of the largest buffer.
+    pub max_buffer_bytes: u64,
+}
+
+impl Default for Limits {
+    /// No cooperative matrices, and the largest buffer that every Vulkan device binds.
+    fn default() -> Self {
+        Limits {
+            coop: None,
+            max_buffer_bytes: 1 << 27,
+        }
+    }
+}
+
+/// The schedules of a call, the default one first; none for a call that has one kernel, or none.
+///
+/// Of a call that is cut into several products or reductions, they are those of the first one that has several.
+pub fn candidates(kernel: &KernelDesc, limits: &Limits) -> Vec<Schedule> {
+    let chooser = Chooser::default();
+    // Whether there is a kernel is another question.
+    let _ = compile(&CompileCx {
+        coop: limits.coop,
+        choices: Some(&chooser),
+        ..CompileCx::standalone(*kernel)
+    });
+    chooser.candidates.take()
+}
+
+/// The kernels of a call, by a schedule of its [`candidates`], or by the default one. Every operand and result has a buffer of its
+/// own: of operand `i`, [`BufferRef`](meganeura_core::plan::BufferRef) `i`, and of results those behind.
+///
+/// # Errors
+/// The reason why there are none: an operator without kernels, a schedule that the call does not have, scratch buffers beyond the
+/// limits.
+pub fn generate(kernel: &KernelDesc, schedule: Option<&Schedule>, limits: &Limits) -> Result<Compiled, String> {
+    let chooser = Chooser {
+        wanted: schedule.cloned(),
+        ..Chooser::default()
+    };
+    let compiled = compile(&CompileCx {
+        coop: limits.coop,
+        choices: Some(&chooser),
+        ..CompileCx::standalone(*kernel)
+    })?;
+    match schedule {
+        Some(schedule) if !chooser.used.get() => Err(format!("the call has no schedule '{schedule}'")),
+        _ => check_scratch(compiled, limits.max_buffer_bytes),
+    }
+}
+
+/// Notes what candidates there are, and asks for one of them.
+#[derive(Default)]
+struct Chooser {
+    candidates: RefCell<Vec<Schedule>>,
+    wanted: Option<Schedule>,
+    used: Cell<bool>,
+}
+
+impl ScheduleChooser for Chooser {
+    fn precision(&self) -> Precision {
+        Precision::Mixed
+    }
+
+    fn choose(&self, _: &Class, candidates: &dyn Fn() -> Vec<Schedule>) -> Option<Schedule> {
+        let candidates = candidates();
+        let wanted = self.wanted.clone().filter(|wanted| candidates.contains(wanted));
+        self.used.set(self.used.get() || wanted.is_some());
+        let mut first = self.candidates.borrow_mut();
+        if first.is_empty() {
+            *first = candidates;
+        }
+        wanted
+    }
+
+    fn missing(&self, _: &Class, _: &Schedule) {
+        self.used.set(false);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use meganeura_core::attrs::Attrs;
+    use meganeura_core::{Shape, TensorType};
+
+    use super::*;
+
+    #[test]
+    fn every_candidate_of_a_product_has_kernels() {
+        let ty = |dims: &[usize]| TensorType::f32(Shape::new(dims).expect("a shape"));
+        let (inputs, outputs) = ([ty(&[64, 256]), ty(&[256, 96])], [ty(&[64, 96])]);
+        let attrs = Attrs::new().with("transpose_a", false).with("transpose_b", false);
+        let kernel = KernelDesc {
+            name: "core.matmul",
+            version: 1,
+            attrs: &attrs,
+            inputs: &inputs,
+            outputs: &outputs,
+        };
+        let limits = Limits::default();
+        let all = candidates(&kernel, &limits);
+        assert!(all.len() > 4, "{all:?}");
+        let default = generate(&kernel, None, &limits).expect("kernels");
+        assert_eq!(default.launches[0].schedule.as_deref(), Some(&*all[0].to_string()));
+        for schedule in &all {
+            let made = generate(&kernel, Some(schedule), &limits).expect("kernels");
+            assert_eq!(made.launches[0].schedule.as_deref(), Some(&*schedule.to_string()));
+        }
+        let other = "matmul_tiled.v2 each=8 split_k=77".parse().expect("a schedule");
+        let error = generate(&kernel, Some(&other), &limits).expect_err("no such schedule");
+        assert!(
+            error.contains("no schedule 'matmul_tiled.v2 each=8 split_k=77'"),
+            "{error}"
+        );
+        let small = Limits {
+            max_buffer_bytes: 64,
+            ..limits
+        };
+        let split = all.iter().find(|s| s.get("split_k").is_some_and(|parts| parts[0] > 1));
+        let error = generate(&kernel, split, &small).expect_err("too little room");
+        assert!(error.contains("largest buffer has 64"), "{error}");
+    }
+}
