@@ -66,6 +66,7 @@ fn launches(cx: &CompileCx, kernel: &dyn CustomKernel, shader: Shader) -> Result
         bindings.extend([Binding::Fault, Binding::Reporter]);
     }
     compiled.launches.push(Launch {
+        kernel: "custom",
         source: shader.source,
         names: bindings
             .iter()

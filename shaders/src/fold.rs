@@ -2,7 +2,7 @@
 
 use meganeura_core::DType;
 
-use super::scalar::{literal, wgsl_type};
+use super::scalar::{literal, of_two};
 
 /// How elements are folded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,16 +40,15 @@ impl Fold {
         literal(dtype, bits)
     }
 
+    /// What becomes of two elements.
     pub(super) fn join(self, dtype: DType, a: &str, b: &str) -> String {
-        let float = wgsl_type(dtype) == "f32";
-        match self {
-            Fold::Sum => format!("{a} + {b}"),
-            Fold::Product => format!("{a} * {b}"),
-            Fold::Max if float => format!("max_f32({a}, {b})"),
-            Fold::Min if float => format!("min_f32({a}, {b})"),
-            Fold::Max => format!("max({a}, {b})"),
-            Fold::Min => format!("min({a}, {b})"),
-        }
+        let operator = match self {
+            Fold::Sum => "core.add",
+            Fold::Product => "core.mul",
+            Fold::Max => "core.max",
+            Fold::Min => "core.min",
+        };
+        of_two(operator, dtype, a, b)
     }
 
     /// What becomes of terms, [in pairs of pairs](pairwise).

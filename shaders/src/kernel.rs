@@ -60,6 +60,8 @@ pub enum Binding {
 /// One launch of a kernel.
 #[derive(Clone, Debug)]
 pub struct Launch {
+    /// The kernel file that it is made from, or what is generated: "pointwise", "reduce" and others.
+    pub kernel: &'static str,
     /// The WGSL module, whose entry point is `main`.
     pub source: String,
     /// What its variables are that the host binds.

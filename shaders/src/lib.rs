@@ -10,6 +10,8 @@
 //! computed in one launch, or in the few that [`stages`] cuts it to. Operators that do not fit this have a table of their own ([`alone`]),
 //! [`attention`] has kernels that keep its scores out of memory, key-value caches a file of theirs ([`cache`]), and what
 //! others bring for their operators comes before all ([`custom`]).
+//!
+//! The kernels of representative calls lie in `snapshots/`, to be read and to show what a change does to them.
 
 mod alone;
 mod attention;

@@ -36,6 +36,8 @@ pub(crate) struct Module<'a> {
     bound: Vec<(&'static str, Memory)>,
     /// Extensions of the language that it needs.
     enabled: Vec<&'static str>,
+    /// What it is, where it is made from no kernel file.
+    pub(crate) kernel: &'static str,
     /// Declarations of the module beside its bindings.
     pub(crate) items: String,
 }
@@ -48,6 +50,7 @@ impl<'a> Module<'a> {
             tables: Vec::new(),
             bound: Vec::new(),
             enabled: Vec::new(),
+            kernel: "generated",
             items: String::new(),
         }
     }
@@ -273,6 +276,7 @@ impl<'a> Module<'a> {
                 writes: buffer.writes,
             });
         }
+        self.kernel = expanded.kernel;
         let (begin, workgroups) = self.begin(groups)?;
         for extension in [HALF, COOP] {
             if expanded.enables.contains(&extension) {
@@ -333,6 +337,7 @@ impl<'a> Module<'a> {
         }
         source.push_str(code);
         Ok(Launch {
+            kernel: self.kernel,
             source,
             bindings: self.slots.iter().map(|s| s.binding).collect(),
             names: self.slots.iter().map(|s| s.name).collect(),

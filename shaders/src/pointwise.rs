@@ -47,6 +47,7 @@ pub(super) fn is_half(ty: &TensorType) -> bool {
 
 fn launch(body: &Body, cx: &CompileCx, numel: usize, outputs: &[usize]) -> Result<Launch, String> {
     let mut e = Emitter::new(body, cx);
+    e.module.kernel = "pointwise";
     if let [output] = outputs
         && is_half(&cx.kernel.outputs[*output])
     {

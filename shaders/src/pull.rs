@@ -5,7 +5,7 @@ use meganeura_core::ops::Call;
 use super::body::Id;
 use super::emit::Emitter;
 use super::place::{Index, Place, broadcast};
-use super::scalar::{literal, wgsl_type};
+use super::scalar::{literal, number};
 
 /// Most operands of a concatenation.
 const MOST_PARTS: usize = 8;
@@ -60,12 +60,7 @@ fn pad(e: &mut Emitter, call: &Call, input: Id, at: &[Index]) -> Result<String, 
     let attr = |name| call.attrs.ints(name);
     let (low, high, interior) = (attr("low")?, attr("high")?, attr("interior")?);
     let dtype = call.outputs[0].dtype;
-    let value = call.attrs.float("value")?;
-    let bits = match wgsl_type(dtype) {
-        "u32" => value as u32,
-        "i32" => value as i32 as u32,
-        _ => (value as f32).to_bits(),
-    };
+    let value = number(dtype, call.attrs.float("value")?);
     let mut inner: Place = Vec::with_capacity(at.len());
     let mut conditions = Vec::new();
     for (axis, &size) in call.inputs[0].shape.iter().enumerate() {
@@ -86,7 +81,7 @@ fn pad(e: &mut Emitter, call: &Call, input: Id, at: &[Index]) -> Result<String, 
         let last = size.saturating_sub(1);
         inner.push(Index::text(e.bind(&format!("min({found}, {last}u)"))?));
     }
-    choose(e, input, &inner, &conditions, &literal(dtype, bits))
+    choose(e, input, &inner, &conditions, &value)
 }
 
 fn concat(e: &mut Emitter, call: &Call, inputs: &[Id], at: &[Index]) -> Result<String, String> {

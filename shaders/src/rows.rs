@@ -473,6 +473,7 @@ impl<'a> Rows<'a> {
     fn whole(&self, cx: &CompileCx, layout: &Layout) -> Result<Launch, String> {
         self.check_size()?;
         let mut e = Emitter::new(self.body, cx);
+        e.module.kernel = "reduce";
         e.code = layout.row_of(self.rows, "group_number");
         self.reduce(&mut e, layout)?;
         self.store_elements(&mut e, layout)?;
@@ -499,6 +500,7 @@ impl<'a> Rows<'a> {
     fn partial(&self, cx: &CompileCx, layout: &Layout, parts: usize) -> Result<Launch, String> {
         self.check_size()?;
         let mut e = Emitter::new(self.body, cx);
+        e.module.kernel = "reduce";
         let length = self.columns.div_ceil(parts);
         e.code = format!(
             "let part = group_number % {parts}u;\nlet row_group = group_number / {parts}u;\n{}\
@@ -528,6 +530,7 @@ impl<'a> Rows<'a> {
     /// What is computed from the parts: one thread for each row.
     fn join_parts(&self, cx: &CompileCx, parts: usize) -> Result<Launch, String> {
         let mut e = Emitter::new(self.body, cx);
+        e.module.kernel = "reduce";
         e.code = format!(
             "let row = group_number * {THREADS}u + local;\nif (row >= {}u) {{\nreturn;\n}}\n",
             self.rows

@@ -37,25 +37,67 @@ fn float_literal(value: f32) -> String {
     }
 }
 
-fn float_attr(attrs: &Attrs, name: &str) -> Result<String, String> {
-    Ok(float_literal(attrs.float(name)? as f32))
+/// A number of a dtype, as WGSL.
+pub(crate) fn number(dtype: DType, value: f64) -> String {
+    let bits = match dtype {
+        DType::U32 => value as u32,
+        DType::I32 => value as i32 as u32,
+        _ => (value as f32).to_bits(),
+    };
+    literal(dtype, bits)
 }
 
 /// The expression of an elementwise call on WGSL expressions of its operands; `number` is that of the element, for
 /// operators that depend on it. `None` if the operator is not known here.
 pub(super) fn expression(name: &str, call: &Call, x: &[String], number: &str) -> Result<Option<String>, String> {
-    let from = match call.inputs.first().or(call.outputs.first()) {
-        Some(ty) => compute_type(ty.dtype),
-        None => return Ok(None),
+    let Some(ty) = call.inputs.first().or(call.outputs.first()) else {
+        return Ok(None);
     };
-    let text = match x {
-        [] => None,
-        [a] => unary(name, from, call, a)?,
-        [a, b] => binary(name, from, call, a, b)?,
-        [a, b, c] => ternary(name, call, a, b, c, number)?,
-        _ => None,
+    let from = compute_type(ty.dtype);
+    let text = match name {
+        "core.cast" => Some(cast(from, compute_type(call.attrs.dtype("to")?))),
+        _ => OPERATORS
+            .iter()
+            .find(|row| row.0 == name && row.1.has(from))
+            .map(|row| row.2),
     };
-    Ok(text)
+    let value = |hole: &str| match (hole, x) {
+        ("a", [a, ..]) | ("b", [_, a, ..]) | ("c", [_, _, a, ..]) => Ok(a.clone()),
+        ("element", _) => Ok(number.to_owned()),
+        ("type", _) => Ok(wgsl_type(from).to_owned()),
+        _ => attribute(hole, from, call.attrs),
+    };
+    text.map(|text| fill(text, value)).transpose()
+}
+
+/// The value of two elements by an operator without attributes that [`OPERATORS`] has for every dtype.
+pub(super) fn of_two(name: &str, dtype: DType, a: &str, b: &str) -> String {
+    let row = OPERATORS
+        .iter()
+        .find(|row| row.0 == name && row.1.has(compute_type(dtype)));
+    row.map_or_else(String::new, |row| row.2.replace("{a}", a).replace("{b}", b))
+}
+
+/// A text with the value of each `{hole}` in its place.
+fn fill(text: &str, value: impl Fn(&str) -> Result<String, String>) -> Result<String, String> {
+    let mut parts = text.split('{');
+    let mut filled = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let (hole, rest) = part.split_once('}').ok_or("a hole has no end")?;
+        filled += &value(hole)?;
+        filled += rest;
+    }
+    Ok(filled)
+}
+
+/// What an attribute puts into an expression whose first operand has a dtype.
+fn attribute(name: &str, from: DType, attrs: &Attrs) -> Result<String, String> {
+    Ok(match name {
+        "uid" => literal(DType::U32, attrs.size("uid")? as u32),
+        "threshold" => literal(DType::U32, drop_threshold(attrs.float("p")?)),
+        "scale" => number(DType::F32, 1.0 / (1.0 - attrs.float("p")?)),
+        _ => number(from, attrs.float(name)?),
+    })
 }
 
 /// The dtype in which elements of a dtype are computed.
@@ -66,122 +108,111 @@ pub(super) fn compute_type(dtype: DType) -> DType {
     }
 }
 
-fn unary(name: &str, from: DType, call: &Call, a: &str) -> Result<Option<String>, String> {
-    let attrs = call.attrs;
-    Ok(Some(match (name, from) {
-        ("core.neg", DType::I32) => format!("0 - {a}"),
-        ("core.abs", DType::I32) => format!("select({a}, 0 - {a}, {a} < 0)"),
-        ("core.sign", DType::I32) => format!("sign({a})"),
-        ("core.bit_not", _) => format!("~{a}"),
-        ("core.logical_not", _) => format!("select(0u, 1u, {a} == 0u)"),
-        ("core.cast", _) => cast(from, call.attrs.dtype("to")?, a),
-        (_, DType::U32 | DType::I32) => return Ok(None),
-        ("core.neg", _) => format!("-{a}"),
-        ("core.abs", _) => format!("abs({a})"),
-        ("core.sign", _) => format!("sign_f32({a})"),
-        ("core.square", _) => format!("{a} * {a}"),
-        ("core.reciprocal", _) => format!("1.0 / {a}"),
-        ("core.floor", _) => format!("floor({a})"),
-        ("core.ceil", _) => format!("ceil({a})"),
-        ("core.round", _) => format!("round({a})"),
-        ("core.log2", _) => format!("log2_f32({a})"),
-        ("core.exp2", _) => format!("exp2_f32({a})"),
-        ("core.sin", _) => format!("sin_f32({a})"),
-        ("core.cos", _) => format!("cos_f32({a})"),
-        ("core.sqrt", _) => format!("sqrt_f32({a})"),
-        ("core.rsqrt", _) => format!("rsqrt_f32({a})"),
-        ("core.exp", _) => format!("exp_f32({a})"),
-        ("core.log", _) => format!("log_f32({a})"),
-        ("core.expm1", _) => format!("expm1_f32({a})"),
-        ("core.log1p", _) => format!("log1p_f32({a})"),
-        ("core.tanh", _) => format!("tanh_f32({a})"),
-        ("core.sigmoid", _) => format!("sigmoid_f32({a})"),
-        ("core.relu", _) => format!("relu_f32({a})"),
-        ("core.softplus", _) => format!("softplus_f32({a})"),
-        ("core.silu", _) => format!("silu_f32({a})"),
-        ("core.erf", _) => format!("erf_f32({a})"),
-        ("core.gelu_tanh", _) => format!("gelu_tanh_f32({a})"),
-        ("core.gelu_erf", _) => format!("gelu_erf_f32({a})"),
-        ("core.hard_sigmoid", _) => format!("hard_sigmoid_f32({a})"),
-        ("core.hard_swish", _) => format!("{a} * hard_sigmoid_f32({a})"),
-        ("core.leaky_relu", _) => format!("leaky_relu_f32({a}, {})", float_attr(attrs, "negative_slope")?),
-        ("core.elu", _) => format!("elu_f32({a}, {})", float_attr(attrs, "alpha")?),
-        ("core.clamp", _) => {
-            let (low, high) = (float_attr(attrs, "low")?, float_attr(attrs, "high")?);
-            format!("clamp_f32({a}, {low}, {high})")
-        }
-        _ => return Ok(None),
-    }))
+/// Dtypes in which the first operand of an operator is computed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Of {
+    Any,
+    Float,
+    Whole,
+    I32,
 }
 
-/// A conversion; half precision is rounded where it is stored.
-fn cast(from: DType, to: DType, a: &str) -> String {
-    match (from, compute_type(to)) {
-        (from, to) if from == to => a.to_owned(),
-        (DType::F32, DType::U32) => format!("f32_to_u32({a})"),
-        (DType::F32, DType::I32) => format!("f32_to_i32({a})"),
-        (_, DType::F32) => format!("f32({a})"),
-        (_, to) => format!("bitcast<{}>({a})", wgsl_type(to)),
+impl Of {
+    fn has(self, dtype: DType) -> bool {
+        let whole = matches!(dtype, DType::U32 | DType::I32);
+        match self {
+            Of::Any => true,
+            Of::Float => !whole,
+            Of::Whole => whole,
+            Of::I32 => dtype == DType::I32,
+        }
     }
 }
 
-fn binary(name: &str, from: DType, call: &Call, a: &str, b: &str) -> Result<Option<String>, String> {
-    let float = from == DType::F32;
-    let ty = wgsl_type(from);
-    let truth = |condition: String| format!("select(0u, 1u, {condition})");
-    Ok(Some(match name {
-        "core.add" => format!("{a} + {b}"),
-        "core.sub" => format!("{a} - {b}"),
-        "core.mul" => format!("{a} * {b}"),
-        "core.div" if float => format!("{a} / {b}"),
-        "core.div" => format!("div_{ty}({a}, {b})"),
-        "core.mod" => format!("mod_{ty}({a}, {b})"),
-        "core.pow" if float => format!("pow_f32({a}, {b})"),
-        "core.max" if float => format!("max_f32({a}, {b})"),
-        "core.min" if float => format!("min_f32({a}, {b})"),
-        "core.max" => format!("max({a}, {b})"),
-        "core.min" => format!("min({a}, {b})"),
-        "core.less_than" => truth(format!("{a} < {b}")),
-        "core.less_equal" => truth(format!("{a} <= {b}")),
-        "core.greater_than" => truth(format!("{a} > {b}")),
-        "core.greater_equal" => truth(format!("{a} >= {b}")),
-        // NaN differs from everything, which drivers do not always know.
-        "core.equal" if float => truth(format!("{a} == {b} && !is_nan({a})")),
-        "core.not_equal" if float => format!("select(1u, 0u, {a} == {b} && !is_nan({a}))"),
-        "core.equal" => truth(format!("{a} == {b}")),
-        "core.not_equal" => truth(format!("{a} != {b}")),
-        "core.bit_and" => format!("{a} & {b}"),
-        "core.bit_or" => format!("{a} | {b}"),
-        "core.bit_xor" => format!("{a} ^ {b}"),
-        "core.shift_left" => format!("shift_left_u32({a}, {b})"),
-        "core.shift_right" => format!("shift_right_u32({a}, {b})"),
-        "core.logical_and" => truth(format!("{a} != 0u && {b} != 0u")),
-        "core.logical_or" => truth(format!("({a} | {b}) != 0u")),
-        "core.logical_xor" => truth(format!("({a} != 0u) != ({b} != 0u)")),
-        "core.masked_fill" => {
-            let value = call.attrs.float("value")?;
-            let bits = match from {
-                DType::U32 => value as u32,
-                DType::I32 => value as i32 as u32,
-                _ => (value as f32).to_bits(),
-            };
-            format!("select({a}, {}, {b} != 0u)", literal(from, bits))
-        }
-        _ => return Ok(None),
-    }))
-}
+/// Operators, the dtypes of operand `a`, and the element of the result. `{a}`, `{b}` and `{c}` are elements of the operands,
+/// `{type}` the type of the first, `{element}` is the number of the element, and all others are [attributes](attribute). Functions
+/// that WGSL does not have are in `lib/math.wgsl`. Truth values are words, 1 or 0.
+#[rustfmt::skip]
+const OPERATORS: &[(&str, Of, &str)] = &[
+    ("core.neg",           Of::I32,   "0 - {a}"),
+    ("core.neg",           Of::Float, "-{a}"),
+    ("core.abs",           Of::I32,   "select({a}, 0 - {a}, {a} < 0)"),
+    ("core.abs",           Of::Float, "abs({a})"),
+    ("core.sign",          Of::I32,   "sign({a})"),
+    ("core.sign",          Of::Float, "sign_f32({a})"),
+    ("core.square",        Of::Float, "{a} * {a}"),
+    ("core.reciprocal",    Of::Float, "1.0 / {a}"),
+    ("core.floor",         Of::Float, "floor({a})"),
+    ("core.ceil",          Of::Float, "ceil({a})"),
+    ("core.round",         Of::Float, "round({a})"),
+    ("core.log2",          Of::Float, "log2_f32({a})"),
+    ("core.exp2",          Of::Float, "exp2_f32({a})"),
+    ("core.sin",           Of::Float, "sin_f32({a})"),
+    ("core.cos",           Of::Float, "cos_f32({a})"),
+    ("core.sqrt",          Of::Float, "sqrt_f32({a})"),
+    ("core.rsqrt",         Of::Float, "rsqrt_f32({a})"),
+    ("core.exp",           Of::Float, "exp_f32({a})"),
+    ("core.log",           Of::Float, "log_f32({a})"),
+    ("core.expm1",         Of::Float, "expm1_f32({a})"),
+    ("core.log1p",         Of::Float, "log1p_f32({a})"),
+    ("core.tanh",          Of::Float, "tanh_f32({a})"),
+    ("core.sigmoid",       Of::Float, "sigmoid_f32({a})"),
+    ("core.relu",          Of::Float, "relu_f32({a})"),
+    ("core.softplus",      Of::Float, "softplus_f32({a})"),
+    ("core.silu",          Of::Float, "silu_f32({a})"),
+    ("core.erf",           Of::Float, "erf_f32({a})"),
+    ("core.gelu_tanh",     Of::Float, "gelu_tanh_f32({a})"),
+    ("core.gelu_erf",      Of::Float, "gelu_erf_f32({a})"),
+    ("core.hard_sigmoid",  Of::Float, "hard_sigmoid_f32({a})"),
+    ("core.hard_swish",    Of::Float, "{a} * hard_sigmoid_f32({a})"),
+    ("core.leaky_relu",    Of::Float, "leaky_relu_f32({a}, {negative_slope})"),
+    ("core.elu",           Of::Float, "elu_f32({a}, {alpha})"),
+    ("core.clamp",         Of::Float, "clamp_f32({a}, {low}, {high})"),
+    ("core.add",           Of::Any,   "{a} + {b}"),
+    ("core.sub",           Of::Any,   "{a} - {b}"),
+    ("core.mul",           Of::Any,   "{a} * {b}"),
+    ("core.div",           Of::Float, "{a} / {b}"),
+    ("core.div",           Of::Whole, "div_{type}({a}, {b})"),
+    ("core.mod",           Of::Any,   "mod_{type}({a}, {b})"),
+    ("core.pow",           Of::Float, "pow_f32({a}, {b})"),
+    ("core.max",           Of::Float, "max_f32({a}, {b})"),
+    ("core.max",           Of::Whole, "max({a}, {b})"),
+    ("core.min",           Of::Float, "min_f32({a}, {b})"),
+    ("core.min",           Of::Whole, "min({a}, {b})"),
+    ("core.less_than",     Of::Any,   "select(0u, 1u, {a} < {b})"),
+    ("core.less_equal",    Of::Any,   "select(0u, 1u, {a} <= {b})"),
+    ("core.greater_than",  Of::Any,   "select(0u, 1u, {a} > {b})"),
+    ("core.greater_equal", Of::Any,   "select(0u, 1u, {a} >= {b})"),
+    // NaN differs from everything, which drivers do not always know.
+    ("core.equal",         Of::Float, "select(0u, 1u, {a} == {b} && !is_nan({a}))"),
+    ("core.equal",         Of::Whole, "select(0u, 1u, {a} == {b})"),
+    ("core.not_equal",     Of::Float, "select(1u, 0u, {a} == {b} && !is_nan({a}))"),
+    ("core.not_equal",     Of::Whole, "select(0u, 1u, {a} != {b})"),
+    ("core.bit_not",       Of::Any,   "~{a}"),
+    ("core.bit_and",       Of::Any,   "{a} & {b}"),
+    ("core.bit_or",        Of::Any,   "{a} | {b}"),
+    ("core.bit_xor",       Of::Any,   "{a} ^ {b}"),
+    ("core.shift_left",    Of::Any,   "shift_left_u32({a}, {b})"),
+    ("core.shift_right",   Of::Any,   "shift_right_u32({a}, {b})"),
+    ("core.logical_not",   Of::Any,   "select(0u, 1u, {a} == 0u)"),
+    ("core.logical_and",   Of::Any,   "select(0u, 1u, {a} != 0u && {b} != 0u)"),
+    ("core.logical_or",    Of::Any,   "select(0u, 1u, ({a} | {b}) != 0u)"),
+    ("core.logical_xor",   Of::Any,   "select(0u, 1u, ({a} != 0u) != ({b} != 0u))"),
+    ("core.masked_fill",   Of::Any,   "select({a}, {value}, {b} != 0u)"),
+    ("core.select",        Of::Any,   "select({c}, {b}, {a} != 0u)"),
+    ("core.dropout",       Of::Any,   "select({a} * {scale}, 0.0, random_word({b}, {uid}, {c}, {element}) < {threshold})"),
+];
 
-fn ternary(name: &str, call: &Call, a: &str, b: &str, c: &str, number: &str) -> Result<Option<String>, String> {
-    Ok(Some(match name {
-        "core.select" => format!("select({c}, {b}, {a} != 0u)"),
-        "core.dropout" => {
-            let p = call.attrs.float("p")?;
-            let (uid, threshold) = (call.attrs.size("uid")? as u32, drop_threshold(p));
-            let scale = float_literal((1.0 / (1.0 - p)) as f32);
-            format!("select({a} * {scale}, 0.0, random_word({b}, {uid}u, {c}, {number}) < {threshold}u)")
-        }
-        _ => return Ok(None),
-    }))
+/// A conversion; half precision is rounded where it is stored.
+fn cast(from: DType, to: DType) -> &'static str {
+    match (from, to) {
+        (from, to) if from == to => "{a}",
+        (DType::F32, DType::U32) => "f32_to_u32({a})",
+        (DType::F32, DType::I32) => "f32_to_i32({a})",
+        (_, DType::F32) => "f32({a})",
+        (_, DType::I32) => "bitcast<i32>({a})",
+        _ => "bitcast<u32>({a})",
+    }
 }
 
 /// Whether an elementwise operator depends on the number of the element.

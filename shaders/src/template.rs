@@ -62,6 +62,8 @@ pub(crate) struct Template {
 /// A kernel file for a call: what is left to do is to bind its buffers.
 #[derive(Debug)]
 pub(crate) struct Expanded {
+    /// The file's name.
+    pub(crate) kernel: &'static str,
     /// Extensions of the language that it uses.
     pub(crate) enables: Vec<&'static str>,
     /// Buffers that it declares and reaches.
@@ -168,6 +170,7 @@ impl Template {
             return Err(self.error(format_args!("'main' does not say `{WORKGROUP}`")));
         }
         let mut expanded = Expanded {
+            kernel: self.file.name,
             enables: Vec::new(),
             buffers: Vec::new(),
             text: String::new(),

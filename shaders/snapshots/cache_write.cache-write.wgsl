@@ -1,0 +1,54 @@
+var<storage, read> b0: array<f32>;
+var<storage, read_write> fault: array<atomic<u32>>;
+var<uniform> reporter: u32;
+var<storage, read> b1: array<u32>;
+var<storage, read_write> b2: array<f32>;
+// Writes new rows of a key-value cache in place: [SEQUENCES, CAPACITY, WIDTH] from the row on that the position of each sequence
+// names. A thread for each element of the new rows. A position beyond the cache is reported, and nothing is written.
+//
+// Twin in the oracle: core/src/ops/cache_write.rs.
+
+const COUNT: u32 = 1u;
+const ROWS: u32 = 1u;
+const CAPACITY: u32 = 1u;
+const WIDTH: u32 = 1u;
+const POSITIONS: u32 = 1u;
+const THREADS: u32 = 256u;
+fn load_position(sequence: u32) -> u32 {
+return b1[sequence];
+}
+// An element of the new rows, or what it becomes before it is written, such as rotated by its position.
+fn new_element(i: u32) -> f32 {
+let v1 = b0[0u];
+return v1;
+}
+fn store(at: u32, value: f32) {
+b2[at] = value;
+}
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let group_number = group.x;
+    let i = group_number * THREADS + local;
+    if (i >= COUNT) {
+        return;
+    }
+    let sequence = i / (ROWS * WIDTH);
+    let given = load_position(sequence);
+    let position = checked_index(given, POSITIONS);
+    if (given != position) {
+        return;
+    }
+    let value = new_element(i);
+    store((sequence * CAPACITY + position) * WIDTH + i % (ROWS * WIDTH), value);
+}
+// An index that is below `rows`. One that is not is reported, and 0 stands in for it. Of several the largest is kept, so
+// that the report depends on no order.
+fn checked_index(index: u32, rows: u32) -> u32 {
+    if (index < rows) {
+        return index;
+    }
+    atomicStore(&fault[0], 1u);
+    atomicStore(&fault[1u + 2u * reporter], 1u);
+    atomicMax(&fault[2u + 2u * reporter], index);
+    return 0u;
+}

@@ -1,0 +1,82 @@
+var<storage, read> b0: array<f32>;
+var<storage, read_write> b1: array<f32>;
+// Running sums along rows. In each round every thread sums up EACH neighbours, and the LANES threads of a row the sums of those
+// before them, in steps of 1, 2, 4 ... (Hillis and Steele, 1986). Each element is written by the thread that has read it, so the
+// operand may be overwritten.
+//
+// Twin in the oracle: core/src/ops/cumsum.rs.
+
+alias Value = f32;
+const ROWS: u32 = 1u;
+const LENGTH: u32 = 1u;
+const INNER: u32 = 1u;
+const REVERSE: bool = false;
+const EACH: u32 = 8u;
+// Rows of a workgroup, and the threads of each (a power of two). Neighbouring threads have neighbouring rows where ROWS_FIRST.
+const WIDTH: u32 = 256u;
+const LANES: u32 = 1u;
+const ROWS_FIRST: bool = false;
+const THREADS: u32 = 256u;
+var<workgroup> sums: array<Value, THREADS>;
+fn load(at: u32) -> Value {
+return b0[at];
+}
+fn store(at: u32, sum: Value) {
+b1[at] = sum;
+}
+// The number of the k-th element to add.
+fn place(start: u32, k: u32) -> u32 {
+    if (REVERSE) {
+        return start + (LENGTH - 1u - k) * INNER;
+    }
+    return start + k * INNER;
+}
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let group_number = group.x;
+    let row_here = select(local / LANES, local % WIDTH, ROWS_FIRST);
+    let lane = select(local % LANES, local / WIDTH, ROWS_FIRST);
+    // Threads without a row do the work of the last one, and store nothing.
+    let exists = group_number * WIDTH + row_here < ROWS;
+    let row = min(group_number * WIDTH + row_here, ROWS - 1u);
+    let start = row / INNER * (LENGTH * INNER) + row % INNER;
+    let slot = lane * WIDTH + row_here;
+    var carry = Value();
+    for (var first = 0u; first < LENGTH; first += LANES * EACH) {
+        var values: array<Value, EACH>;
+        var sum = Value();
+        for (var j = 0u; j < EACH; j += 1u) {
+            let k = first + lane * EACH + j;
+            if (k < LENGTH) {
+                values[j] = load(place(start, k));
+                sum += values[j];
+            }
+        }
+        sums[slot] = sum;
+        workgroupBarrier();
+        for (var step = 1u; step < LANES; step *= 2u) {
+            var other = Value();
+            if (lane >= step) {
+                other = sums[slot - step * WIDTH];
+            }
+            workgroupBarrier();
+            sums[slot] += other;
+            workgroupBarrier();
+        }
+        sum = carry;
+        if (lane > 0u) {
+            sum += sums[slot - WIDTH];
+        }
+        carry += sums[(LANES - 1u) * WIDTH + row_here];
+        if (exists) {
+            for (var j = 0u; j < EACH; j += 1u) {
+                let k = first + lane * EACH + j;
+                if (k < LENGTH) {
+                    sum += values[j];
+                    store(place(start, k), sum);
+                }
+            }
+        }
+        workgroupBarrier();
+    }
+}

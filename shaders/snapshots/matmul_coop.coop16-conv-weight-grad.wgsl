@@ -1,0 +1,349 @@
+enable f16;
+enable wgpu_cooperative_matrix;
+var<storage, read_write> b0: array<f32>;
+var<storage, read> b1: array<f32>;
+var<storage, read> b2: array<f32>;
+alias Element = f16;
+alias Vector = vec4<Element>;
+alias MatrixA = coop_mat16x16<f16,A>;
+alias MatrixB = coop_mat16x16<f16,B>;
+alias MatrixC = coop_mat16x16<f32,C>;
+// The product. Whether neighbours in memory are neighbours along K, rather than along M or N.
+const BATCH: u32 = 1u;
+const M: u32 = 72u;
+const N: u32 = 216u;
+const K: u32 = 6400u;
+const A_ALONG_K: bool = true;
+const B_ALONG_K: bool = true;
+// The schedule.
+const TILE: u32 = 16u;
+const SUBGROUP: u32 = 32u;
+const ROWS: u32 = 32u;
+const COLUMNS: u32 = 32u;
+const STEP: u32 = 64u;
+const SUB_ROWS: u32 = 16u;
+const SUB_COLUMNS: u32 = 16u;
+const DEPTHS: u32 = 2u;
+const PREFETCH: u32 = 4u;
+const PART_LENGTH: u32 = 640u;
+const TOGETHER: u32 = 1u;
+const ACROSS: u32 = 7u;
+const DOWN: u32 = 3u;
+const WHOLE: bool = false;
+const BESIDE: u32 = 2u;
+const SUBGROUPS: u32 = 8u;
+const THREADS: u32 = 256u;
+// Vectors of a row of each piece in shared memory, and from one row to the next.
+const A_WIDTH: u32 = 16u;
+const B_WIDTH: u32 = 16u;
+const A_STRIDE: u32 = 18u;
+const B_STRIDE: u32 = 18u;
+const A_VECTORS: u32 = 512u;
+const B_VECTORS: u32 = 512u;
+// Threads that bring a row of tiles to the epilogue, and what of it goes through shared memory together.
+const ROW_THREADS: u32 = 64u;
+const SLAB_COLUMNS: u32 = 16u;
+const SLAB_TILES: u32 = 1u;
+const SLAB: u32 = 256u;
+var<workgroup> shared_a: array<Vector, A_VECTORS / A_WIDTH * A_STRIDE>;
+var<workgroup> shared_b: array<Vector, B_VECTORS / B_WIDTH * B_STRIDE>;
+var<workgroup> slab: array<f32, SLAB * SUBGROUPS>;
+// Four elements of A, side by side in memory, from row `line` and term `k` on; zero from K on.
+fn load_a(batch: u32, line: u32, k: u32) -> Vector {
+let v1 = min(line, 71u);
+let v2 = k + 0u;
+let v3 = v2 / 1600u;
+let v4 = v2 % 1600u;
+let v5 = (v3 * 72u + batch * 72u + v1) * 1600u + v4;
+let v6 = b1[v5];
+let v7 = min(line, 71u);
+let v8 = k + 1u;
+let v9 = v8 / 1600u;
+let v10 = v8 % 1600u;
+let v11 = (v9 * 72u + batch * 72u + v7) * 1600u + v10;
+let v12 = b1[v11];
+let v13 = min(line, 71u);
+let v14 = k + 2u;
+let v15 = v14 / 1600u;
+let v16 = v14 % 1600u;
+let v17 = (v15 * 72u + batch * 72u + v13) * 1600u + v16;
+let v18 = b1[v17];
+let v19 = min(line, 71u);
+let v20 = k + 3u;
+let v21 = v20 / 1600u;
+let v22 = v20 % 1600u;
+let v23 = (v21 * 72u + batch * 72u + v19) * 1600u + v22;
+let v24 = b1[v23];
+return vec4<f16>(vec4<f32>(v6, v12, v18, v24));
+}
+// The same of B, from column `line` on.
+fn load_b(batch: u32, line: u32, k: u32) -> Vector {
+let v25 = min(line, 215u);
+let v26 = k + 0u;
+let v27 = v25 / 9u;
+let v28 = v25 % 9u;
+let v29 = v26 / 1600u;
+let v30 = v26 % 1600u;
+let v31 = v30 / 40u * 1u + v28 / 3u * 1u - 1u;
+let v32 = v30 % 40u * 1u + v28 % 3u * 1u - 1u;
+let v33 = ((v29 * 24u + batch * 24u + v27) * 40u + min(v31, 39u)) * 40u + min(v32, 39u);
+let v34 = b2[v33];
+let v35 = select(0.0, v34, v31 < 40u && v32 < 40u);
+let v36 = min(line, 215u);
+let v37 = k + 1u;
+let v38 = v36 / 9u;
+let v39 = v36 % 9u;
+let v40 = v37 / 1600u;
+let v41 = v37 % 1600u;
+let v42 = v41 / 40u * 1u + v39 / 3u * 1u - 1u;
+let v43 = v41 % 40u * 1u + v39 % 3u * 1u - 1u;
+let v44 = ((v40 * 24u + batch * 24u + v38) * 40u + min(v42, 39u)) * 40u + min(v43, 39u);
+let v45 = b2[v44];
+let v46 = select(0.0, v45, v42 < 40u && v43 < 40u);
+let v47 = min(line, 215u);
+let v48 = k + 2u;
+let v49 = v47 / 9u;
+let v50 = v47 % 9u;
+let v51 = v48 / 1600u;
+let v52 = v48 % 1600u;
+let v53 = v52 / 40u * 1u + v50 / 3u * 1u - 1u;
+let v54 = v52 % 40u * 1u + v50 % 3u * 1u - 1u;
+let v55 = ((v51 * 24u + batch * 24u + v49) * 40u + min(v53, 39u)) * 40u + min(v54, 39u);
+let v56 = b2[v55];
+let v57 = select(0.0, v56, v53 < 40u && v54 < 40u);
+let v58 = min(line, 215u);
+let v59 = k + 3u;
+let v60 = v58 / 9u;
+let v61 = v58 % 9u;
+let v62 = v59 / 1600u;
+let v63 = v59 % 1600u;
+let v64 = v63 / 40u * 1u + v61 / 3u * 1u - 1u;
+let v65 = v63 % 40u * 1u + v61 % 3u * 1u - 1u;
+let v66 = ((v62 * 24u + batch * 24u + v60) * 40u + min(v64, 39u)) * 40u + min(v65, 39u);
+let v67 = b2[v66];
+let v68 = select(0.0, v67, v64 < 40u && v65 < 40u);
+return vec4<f16>(vec4<f32>(v35, v46, v57, v68));
+}
+// The number of an element of the result.
+fn element_number(batch: u32, row: u32, column: u32) -> u32 {
+return (batch * 72u + row) * 216u + column;
+}
+// What becomes of a sum, or of a part of one.
+fn finish(part: u32, i: u32, product: f32) {
+b0[part * 15552u + i] = product;
+}
+// The element `e` of a slab, a sum over the subgroups that share steps.
+fn slab_sum(sub_block: u32, e: u32) -> f32 {
+return (slab[(sub_block * 2u + 0u) * 256u + e] + slab[(sub_block * 2u + 1u) * 256u + e]);
+}
+fn is_within(row: u32, column: u32) -> bool {
+    return WHOLE || (row < M && column < N);
+}
+// The number of an element, or that of another one beyond the result.
+fn known_number(batch: u32, row: u32, column: u32) -> u32 {
+    if (WHOLE) {
+        return element_number(batch, row, column);
+    }
+    return element_number(batch, min(row, M - 1u), min(column, N - 1u));
+}
+// The vector `at` of a block's piece that begins at a line and a term.
+fn piece_a(batch: u32, first: u32, k: u32, at: u32) -> Vector {
+    if (A_ALONG_K) {
+        return load_a(batch, first + at / A_WIDTH, k + at % A_WIDTH * 4u);
+    }
+    return load_a(batch, first + at % A_WIDTH * 4u, k + at / A_WIDTH);
+}
+fn piece_b(batch: u32, first: u32, k: u32, at: u32) -> Vector {
+    if (B_ALONG_K) {
+        return load_b(batch, first + at / B_WIDTH, k + at % B_WIDTH * 4u);
+    }
+    return load_b(batch, first + at % B_WIDTH * 4u, k + at / B_WIDTH);
+}
+// Where it lies in shared memory.
+fn place_of(at: u32, width: u32, stride: u32) -> u32 {
+    return at / width * stride + at % width;
+}
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let group_number = group.x;
+let block = group_number;
+let part = group_number / (ACROSS * DOWN * BATCH);
+    let first_column = block % ACROSS * COLUMNS;
+    let first_row = block / ACROSS % DOWN * ROWS;
+    let batch = block / (ACROSS * DOWN) % BATCH;
+    let subgroup = local / SUBGROUP;
+    let sub_block = subgroup / DEPTHS;
+    let sub_row = sub_block / BESIDE * SUB_ROWS;
+    let sub_column = sub_block % BESIDE * SUB_COLUMNS;
+    var sum_0_0 = MatrixC();
+    var begin = 0u;
+    var terms = K;
+    begin = part * PART_LENGTH;
+    terms = PART_LENGTH;
+
+    var a_0_0 = piece_a(batch, first_row, begin + 0u * STEP, local + 0u * THREADS);
+    var a_1_0 = piece_a(batch, first_row, begin + 0u * STEP, local + 1u * THREADS);
+    var a_0_1 = piece_a(batch, first_row, begin + 1u * STEP, local + 0u * THREADS);
+    var a_1_1 = piece_a(batch, first_row, begin + 1u * STEP, local + 1u * THREADS);
+    var a_0_2 = piece_a(batch, first_row, begin + 2u * STEP, local + 0u * THREADS);
+    var a_1_2 = piece_a(batch, first_row, begin + 2u * STEP, local + 1u * THREADS);
+    var a_0_3 = piece_a(batch, first_row, begin + 3u * STEP, local + 0u * THREADS);
+    var a_1_3 = piece_a(batch, first_row, begin + 3u * STEP, local + 1u * THREADS);
+    var b_0_0 = piece_b(batch, first_column, begin + 0u * STEP, local + 0u * THREADS);
+    var b_1_0 = piece_b(batch, first_column, begin + 0u * STEP, local + 1u * THREADS);
+    var b_0_1 = piece_b(batch, first_column, begin + 1u * STEP, local + 0u * THREADS);
+    var b_1_1 = piece_b(batch, first_column, begin + 1u * STEP, local + 1u * THREADS);
+    var b_0_2 = piece_b(batch, first_column, begin + 2u * STEP, local + 0u * THREADS);
+    var b_1_2 = piece_b(batch, first_column, begin + 2u * STEP, local + 1u * THREADS);
+    var b_0_3 = piece_b(batch, first_column, begin + 3u * STEP, local + 0u * THREADS);
+    var b_1_3 = piece_b(batch, first_column, begin + 3u * STEP, local + 1u * THREADS);
+    var done = 0u;
+    loop {
+        shared_a[place_of(local + 0u * THREADS, A_WIDTH, A_STRIDE)] = a_0_0;
+        shared_a[place_of(local + 1u * THREADS, A_WIDTH, A_STRIDE)] = a_1_0;
+        shared_b[place_of(local + 0u * THREADS, B_WIDTH, B_STRIDE)] = b_0_0;
+        shared_b[place_of(local + 1u * THREADS, B_WIDTH, B_STRIDE)] = b_1_0;
+        workgroupBarrier();
+        if (done + PREFETCH * STEP < terms) {
+            let next_k = begin + done + PREFETCH * STEP;
+            a_0_0 = piece_a(batch, first_row, next_k, local + 0u * THREADS);
+            a_1_0 = piece_a(batch, first_row, next_k, local + 1u * THREADS);
+            b_0_0 = piece_b(batch, first_column, next_k, local + 0u * THREADS);
+            b_1_0 = piece_b(batch, first_column, next_k, local + 1u * THREADS);
+        }
+        {
+let depth = 0u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
+            let at_a_0 = (sub_row + 0u * TILE) * A_STRIDE + depth / 4u;
+            let a_0 = coopLoadT<MatrixA>(&shared_a[at_a_0], A_STRIDE);
+let at_b_0 = (sub_column + 0u * TILE) * B_STRIDE + depth / 4u;
+let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
+            sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
+        }
+        {
+let depth = 1u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
+            let at_a_0 = (sub_row + 0u * TILE) * A_STRIDE + depth / 4u;
+            let a_0 = coopLoadT<MatrixA>(&shared_a[at_a_0], A_STRIDE);
+let at_b_0 = (sub_column + 0u * TILE) * B_STRIDE + depth / 4u;
+let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
+            sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
+        }
+        workgroupBarrier();
+        done += STEP;
+        if (done >= terms) {
+            break;
+        }
+        shared_a[place_of(local + 0u * THREADS, A_WIDTH, A_STRIDE)] = a_0_1;
+        shared_a[place_of(local + 1u * THREADS, A_WIDTH, A_STRIDE)] = a_1_1;
+        shared_b[place_of(local + 0u * THREADS, B_WIDTH, B_STRIDE)] = b_0_1;
+        shared_b[place_of(local + 1u * THREADS, B_WIDTH, B_STRIDE)] = b_1_1;
+        workgroupBarrier();
+        if (done + PREFETCH * STEP < terms) {
+            let next_k = begin + done + PREFETCH * STEP;
+            a_0_1 = piece_a(batch, first_row, next_k, local + 0u * THREADS);
+            a_1_1 = piece_a(batch, first_row, next_k, local + 1u * THREADS);
+            b_0_1 = piece_b(batch, first_column, next_k, local + 0u * THREADS);
+            b_1_1 = piece_b(batch, first_column, next_k, local + 1u * THREADS);
+        }
+        {
+let depth = 0u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
+            let at_a_0 = (sub_row + 0u * TILE) * A_STRIDE + depth / 4u;
+            let a_0 = coopLoadT<MatrixA>(&shared_a[at_a_0], A_STRIDE);
+let at_b_0 = (sub_column + 0u * TILE) * B_STRIDE + depth / 4u;
+let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
+            sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
+        }
+        {
+let depth = 1u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
+            let at_a_0 = (sub_row + 0u * TILE) * A_STRIDE + depth / 4u;
+            let a_0 = coopLoadT<MatrixA>(&shared_a[at_a_0], A_STRIDE);
+let at_b_0 = (sub_column + 0u * TILE) * B_STRIDE + depth / 4u;
+let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
+            sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
+        }
+        workgroupBarrier();
+        done += STEP;
+        if (done >= terms) {
+            break;
+        }
+        shared_a[place_of(local + 0u * THREADS, A_WIDTH, A_STRIDE)] = a_0_2;
+        shared_a[place_of(local + 1u * THREADS, A_WIDTH, A_STRIDE)] = a_1_2;
+        shared_b[place_of(local + 0u * THREADS, B_WIDTH, B_STRIDE)] = b_0_2;
+        shared_b[place_of(local + 1u * THREADS, B_WIDTH, B_STRIDE)] = b_1_2;
+        workgroupBarrier();
+        if (done + PREFETCH * STEP < terms) {
+            let next_k = begin + done + PREFETCH * STEP;
+            a_0_2 = piece_a(batch, first_row, next_k, local + 0u * THREADS);
+            a_1_2 = piece_a(batch, first_row, next_k, local + 1u * THREADS);
+            b_0_2 = piece_b(batch, first_column, next_k, local + 0u * THREADS);
+            b_1_2 = piece_b(batch, first_column, next_k, local + 1u * THREADS);
+        }
+        {
+let depth = 0u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
+            let at_a_0 = (sub_row + 0u * TILE) * A_STRIDE + depth / 4u;
+            let a_0 = coopLoadT<MatrixA>(&shared_a[at_a_0], A_STRIDE);
+let at_b_0 = (sub_column + 0u * TILE) * B_STRIDE + depth / 4u;
+let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
+            sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
+        }
+        {
+let depth = 1u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
+            let at_a_0 = (sub_row + 0u * TILE) * A_STRIDE + depth / 4u;
+            let a_0 = coopLoadT<MatrixA>(&shared_a[at_a_0], A_STRIDE);
+let at_b_0 = (sub_column + 0u * TILE) * B_STRIDE + depth / 4u;
+let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
+            sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
+        }
+        workgroupBarrier();
+        done += STEP;
+        if (done >= terms) {
+            break;
+        }
+        shared_a[place_of(local + 0u * THREADS, A_WIDTH, A_STRIDE)] = a_0_3;
+        shared_a[place_of(local + 1u * THREADS, A_WIDTH, A_STRIDE)] = a_1_3;
+        shared_b[place_of(local + 0u * THREADS, B_WIDTH, B_STRIDE)] = b_0_3;
+        shared_b[place_of(local + 1u * THREADS, B_WIDTH, B_STRIDE)] = b_1_3;
+        workgroupBarrier();
+        if (done + PREFETCH * STEP < terms) {
+            let next_k = begin + done + PREFETCH * STEP;
+            a_0_3 = piece_a(batch, first_row, next_k, local + 0u * THREADS);
+            a_1_3 = piece_a(batch, first_row, next_k, local + 1u * THREADS);
+            b_0_3 = piece_b(batch, first_column, next_k, local + 0u * THREADS);
+            b_1_3 = piece_b(batch, first_column, next_k, local + 1u * THREADS);
+        }
+        {
+let depth = 0u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
+            let at_a_0 = (sub_row + 0u * TILE) * A_STRIDE + depth / 4u;
+            let a_0 = coopLoadT<MatrixA>(&shared_a[at_a_0], A_STRIDE);
+let at_b_0 = (sub_column + 0u * TILE) * B_STRIDE + depth / 4u;
+let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
+            sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
+        }
+        {
+let depth = 1u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
+            let at_a_0 = (sub_row + 0u * TILE) * A_STRIDE + depth / 4u;
+            let a_0 = coopLoadT<MatrixA>(&shared_a[at_a_0], A_STRIDE);
+let at_b_0 = (sub_column + 0u * TILE) * B_STRIDE + depth / 4u;
+let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
+            sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
+        }
+        workgroupBarrier();
+        done += STEP;
+        if (done >= terms) {
+            break;
+        }
+    }
+
+    let slab_0_0 = subgroup * SLAB + 0u % SLAB_TILES * TILE;
+    coopStoreT(sum_0_0, &slab[slab_0_0], SLAB_COLUMNS);
+    workgroupBarrier();
+    for (var first = local % ROW_THREADS; first < SLAB; first += ROW_THREADS * TOGETHER) {
+        let e_0 = first + 0u * ROW_THREADS;
+        let row_0 = first_row + sub_row + 0u * TILE + e_0 / SLAB_COLUMNS;
+        let column_0 = first_column + sub_column + 0u * SLAB_COLUMNS + e_0 % SLAB_COLUMNS;
+        let sum_0 = slab_sum(sub_block, e_0);
+        if (is_within(row_0, column_0)) {
+            finish(part, known_number(batch, row_0, column_0), sum_0);
+        }
+    }
+    workgroupBarrier();
+}

@@ -1,0 +1,383 @@
+enable f16;
+enable wgpu_cooperative_matrix;
+var<storage, read_write> b0: array<f32>;
+var<storage, read> b1: array<vec4<f32>>;
+var<storage, read> b2: array<vec4<f32>>;
+alias Element = f16;
+alias Vector = vec4<Element>;
+alias MatrixA = coop_mat16x16<f16,A>;
+alias MatrixB = coop_mat16x16<f16,B>;
+alias MatrixC = coop_mat16x16<f32,C>;
+// The product. Whether neighbours in memory are neighbours along K, rather than along M or N.
+const BATCH: u32 = 1u;
+const M: u32 = 16u;
+const N: u32 = 256u;
+const K: u32 = 10496u;
+const A_ALONG_K: bool = true;
+const B_ALONG_K: bool = false;
+// The schedule.
+const TILE: u32 = 16u;
+const SUBGROUP: u32 = 32u;
+const ROWS: u32 = 16u;
+const COLUMNS: u32 = 16u;
+const STEP: u32 = 256u;
+const SUB_ROWS: u32 = 16u;
+const SUB_COLUMNS: u32 = 16u;
+const DEPTHS: u32 = 8u;
+const PREFETCH: u32 = 5u;
+const PART_LENGTH: u32 = 2304u;
+const TOGETHER: u32 = 1u;
+const ACROSS: u32 = 16u;
+const DOWN: u32 = 1u;
+const WHOLE: bool = true;
+const BESIDE: u32 = 1u;
+const SUBGROUPS: u32 = 8u;
+const THREADS: u32 = 256u;
+// Vectors of a row of each piece in shared memory, and from one row to the next.
+const A_WIDTH: u32 = 64u;
+const B_WIDTH: u32 = 4u;
+const A_STRIDE: u32 = 66u;
+const B_STRIDE: u32 = 6u;
+const A_VECTORS: u32 = 1024u;
+const B_VECTORS: u32 = 1024u;
+// Threads that bring a row of tiles to the epilogue, and what of it goes through shared memory together.
+const ROW_THREADS: u32 = 256u;
+const SLAB_COLUMNS: u32 = 16u;
+const SLAB_TILES: u32 = 1u;
+const SLAB: u32 = 256u;
+var<workgroup> shared_a: array<Vector, A_VECTORS / A_WIDTH * A_STRIDE>;
+var<workgroup> shared_b: array<Vector, B_VECTORS / B_WIDTH * B_STRIDE>;
+var<workgroup> slab: array<f32, SLAB * SUBGROUPS>;
+// Four elements of A, side by side in memory, from row `line` and term `k` on; zero from K on.
+fn load_a(batch: u32, line: u32, k: u32) -> Vector {
+let v1 = line;
+let v2 = k;
+return vec4<f16>(b1[(v1 * 10496u + v2) / 4u]);
+}
+// The same of B, from column `line` on.
+fn load_b(batch: u32, line: u32, k: u32) -> Vector {
+let v3 = line;
+let v4 = k;
+return vec4<f16>(b2[(v4 * 256u + v3) / 4u]);
+}
+// The number of an element of the result.
+fn element_number(batch: u32, row: u32, column: u32) -> u32 {
+return (batch * 16u + row) * 256u + column;
+}
+// What becomes of a sum, or of a part of one.
+fn finish(part: u32, i: u32, product: f32) {
+b0[part * 4096u + i] = product;
+}
+// The element `e` of a slab, a sum over the subgroups that share steps.
+fn slab_sum(sub_block: u32, e: u32) -> f32 {
+return (((slab[(sub_block * 8u + 0u) * 256u + e] + slab[(sub_block * 8u + 1u) * 256u + e]) + (slab[(sub_block * 8u + 2u) * 256u + e] + slab[(sub_block * 8u + 3u) * 256u + e])) + ((slab[(sub_block * 8u + 4u) * 256u + e] + slab[(sub_block * 8u + 5u) * 256u + e]) + (slab[(sub_block * 8u + 6u) * 256u + e] + slab[(sub_block * 8u + 7u) * 256u + e])));
+}
+fn is_within(row: u32, column: u32) -> bool {
+    return WHOLE || (row < M && column < N);
+}
+// The number of an element, or that of another one beyond the result.
+fn known_number(batch: u32, row: u32, column: u32) -> u32 {
+    if (WHOLE) {
+        return element_number(batch, row, column);
+    }
+    return element_number(batch, min(row, M - 1u), min(column, N - 1u));
+}
+// The vector `at` of a block's piece that begins at a line and a term.
+fn piece_a(batch: u32, first: u32, k: u32, at: u32) -> Vector {
+    if (A_ALONG_K) {
+        return load_a(batch, first + at / A_WIDTH, k + at % A_WIDTH * 4u);
+    }
+    return load_a(batch, first + at % A_WIDTH * 4u, k + at / A_WIDTH);
+}
+fn piece_b(batch: u32, first: u32, k: u32, at: u32) -> Vector {
+    if (B_ALONG_K) {
+        return load_b(batch, first + at / B_WIDTH, k + at % B_WIDTH * 4u);
+    }
+    return load_b(batch, first + at % B_WIDTH * 4u, k + at / B_WIDTH);
+}
+// Where it lies in shared memory.
+fn place_of(at: u32, width: u32, stride: u32) -> u32 {
+    return at / width * stride + at % width;
+}
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let group_number = group.x;
+let block = group_number;
+let part = group_number / (ACROSS * DOWN * BATCH);
+    let first_column = block % ACROSS * COLUMNS;
+    let first_row = block / ACROSS % DOWN * ROWS;
+    let batch = block / (ACROSS * DOWN) % BATCH;
+    let subgroup = local / SUBGROUP;
+    let sub_block = subgroup / DEPTHS;
+    let sub_row = sub_block / BESIDE * SUB_ROWS;
+    let sub_column = sub_block % BESIDE * SUB_COLUMNS;
+    var sum_0_0 = MatrixC();
+    var begin = 0u;
+    var terms = K;
+    begin = part * PART_LENGTH;
+    terms = PART_LENGTH;
+    terms = min(PART_LENGTH, K - part * PART_LENGTH);
+
+    var a_0_0 = piece_a(batch, first_row, begin + 0u * STEP, local + 0u * THREADS);
+    var a_1_0 = piece_a(batch, first_row, begin + 0u * STEP, local + 1u * THREADS);
+    var a_2_0 = piece_a(batch, first_row, begin + 0u * STEP, local + 2u * THREADS);
+    var a_3_0 = piece_a(batch, first_row, begin + 0u * STEP, local + 3u * THREADS);
+    var a_0_1 = piece_a(batch, first_row, begin + 1u * STEP, local + 0u * THREADS);
+    var a_1_1 = piece_a(batch, first_row, begin + 1u * STEP, local + 1u * THREADS);
+    var a_2_1 = piece_a(batch, first_row, begin + 1u * STEP, local + 2u * THREADS);
+    var a_3_1 = piece_a(batch, first_row, begin + 1u * STEP, local + 3u * THREADS);
+    var a_0_2 = piece_a(batch, first_row, begin + 2u * STEP, local + 0u * THREADS);
+    var a_1_2 = piece_a(batch, first_row, begin + 2u * STEP, local + 1u * THREADS);
+    var a_2_2 = piece_a(batch, first_row, begin + 2u * STEP, local + 2u * THREADS);
+    var a_3_2 = piece_a(batch, first_row, begin + 2u * STEP, local + 3u * THREADS);
+    var a_0_3 = piece_a(batch, first_row, begin + 3u * STEP, local + 0u * THREADS);
+    var a_1_3 = piece_a(batch, first_row, begin + 3u * STEP, local + 1u * THREADS);
+    var a_2_3 = piece_a(batch, first_row, begin + 3u * STEP, local + 2u * THREADS);
+    var a_3_3 = piece_a(batch, first_row, begin + 3u * STEP, local + 3u * THREADS);
+    var a_0_4 = piece_a(batch, first_row, begin + 4u * STEP, local + 0u * THREADS);
+    var a_1_4 = piece_a(batch, first_row, begin + 4u * STEP, local + 1u * THREADS);
+    var a_2_4 = piece_a(batch, first_row, begin + 4u * STEP, local + 2u * THREADS);
+    var a_3_4 = piece_a(batch, first_row, begin + 4u * STEP, local + 3u * THREADS);
+    var b_0_0 = piece_b(batch, first_column, begin + 0u * STEP, local + 0u * THREADS);
+    var b_1_0 = piece_b(batch, first_column, begin + 0u * STEP, local + 1u * THREADS);
+    var b_2_0 = piece_b(batch, first_column, begin + 0u * STEP, local + 2u * THREADS);
+    var b_3_0 = piece_b(batch, first_column, begin + 0u * STEP, local + 3u * THREADS);
+    var b_0_1 = piece_b(batch, first_column, begin + 1u * STEP, local + 0u * THREADS);
+    var b_1_1 = piece_b(batch, first_column, begin + 1u * STEP, local + 1u * THREADS);
+    var b_2_1 = piece_b(batch, first_column, begin + 1u * STEP, local + 2u * THREADS);
+    var b_3_1 = piece_b(batch, first_column, begin + 1u * STEP, local + 3u * THREADS);
+    var b_0_2 = piece_b(batch, first_column, begin + 2u * STEP, local + 0u * THREADS);
+    var b_1_2 = piece_b(batch, first_column, begin + 2u * STEP, local + 1u * THREADS);
+    var b_2_2 = piece_b(batch, first_column, begin + 2u * STEP, local + 2u * THREADS);
+    var b_3_2 = piece_b(batch, first_column, begin + 2u * STEP, local + 3u * THREADS);
+    var b_0_3 = piece_b(batch, first_column, begin + 3u * STEP, local + 0u * THREADS);
+    var b_1_3 = piece_b(batch, first_column, begin + 3u * STEP, local + 1u * THREADS);
+    var b_2_3 = piece_b(batch, first_column, begin + 3u * STEP, local + 2u * THREADS);
+    var b_3_3 = piece_b(batch, first_column, begin + 3u * STEP, local + 3u * THREADS);
+    var b_0_4 = piece_b(batch, first_column, begin + 4u * STEP, local + 0u * THREADS);
+    var b_1_4 = piece_b(batch, first_column, begin + 4u * STEP, local + 1u * THREADS);
+    var b_2_4 = piece_b(batch, first_column, begin + 4u * STEP, local + 2u * THREADS);
+    var b_3_4 = piece_b(batch, first_column, begin + 4u * STEP, local + 3u * THREADS);
+    var done = 0u;
+    loop {
+        shared_a[place_of(local + 0u * THREADS, A_WIDTH, A_STRIDE)] = a_0_0;
+        shared_a[place_of(local + 1u * THREADS, A_WIDTH, A_STRIDE)] = a_1_0;
+        shared_a[place_of(local + 2u * THREADS, A_WIDTH, A_STRIDE)] = a_2_0;
+        shared_a[place_of(local + 3u * THREADS, A_WIDTH, A_STRIDE)] = a_3_0;
+        shared_b[place_of(local + 0u * THREADS, B_WIDTH, B_STRIDE)] = b_0_0;
+        shared_b[place_of(local + 1u * THREADS, B_WIDTH, B_STRIDE)] = b_1_0;
+        shared_b[place_of(local + 2u * THREADS, B_WIDTH, B_STRIDE)] = b_2_0;
+        shared_b[place_of(local + 3u * THREADS, B_WIDTH, B_STRIDE)] = b_3_0;
+        workgroupBarrier();
+        if (done + PREFETCH * STEP < terms) {
+            let next_k = begin + done + PREFETCH * STEP;
+            a_0_0 = piece_a(batch, first_row, next_k, local + 0u * THREADS);
+            a_1_0 = piece_a(batch, first_row, next_k, local + 1u * THREADS);
+            a_2_0 = piece_a(batch, first_row, next_k, local + 2u * THREADS);
+            a_3_0 = piece_a(batch, first_row, next_k, local + 3u * THREADS);
+            b_0_0 = piece_b(batch, first_column, next_k, local + 0u * THREADS);
+            b_1_0 = piece_b(batch, first_column, next_k, local + 1u * THREADS);
+            b_2_0 = piece_b(batch, first_column, next_k, local + 2u * THREADS);
+            b_3_0 = piece_b(batch, first_column, next_k, local + 3u * THREADS);
+        }
+        {
+let depth = 0u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
+            let at_a_0 = (sub_row + 0u * TILE) * A_STRIDE + depth / 4u;
+            let a_0 = coopLoadT<MatrixA>(&shared_a[at_a_0], A_STRIDE);
+            let at_b_0 = depth * B_STRIDE + (sub_column + 0u * TILE) / 4u;
+            let b_0 = coopLoadT<MatrixB>(&shared_b[at_b_0], B_STRIDE);
+            sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
+        }
+        {
+let depth = 1u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
+            let at_a_0 = (sub_row + 0u * TILE) * A_STRIDE + depth / 4u;
+            let a_0 = coopLoadT<MatrixA>(&shared_a[at_a_0], A_STRIDE);
+            let at_b_0 = depth * B_STRIDE + (sub_column + 0u * TILE) / 4u;
+            let b_0 = coopLoadT<MatrixB>(&shared_b[at_b_0], B_STRIDE);
+            sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
+        }
+        workgroupBarrier();
+        done += STEP;
+        if (done >= terms) {
+            break;
+        }
+        shared_a[place_of(local + 0u * THREADS, A_WIDTH, A_STRIDE)] = a_0_1;
+        shared_a[place_of(local + 1u * THREADS, A_WIDTH, A_STRIDE)] = a_1_1;
+        shared_a[place_of(local + 2u * THREADS, A_WIDTH, A_STRIDE)] = a_2_1;
+        shared_a[place_of(local + 3u * THREADS, A_WIDTH, A_STRIDE)] = a_3_1;
+        shared_b[place_of(local + 0u * THREADS, B_WIDTH, B_STRIDE)] = b_0_1;
+        shared_b[place_of(local + 1u * THREADS, B_WIDTH, B_STRIDE)] = b_1_1;
+        shared_b[place_of(local + 2u * THREADS, B_WIDTH, B_STRIDE)] = b_2_1;
+        shared_b[place_of(local + 3u * THREADS, B_WIDTH, B_STRIDE)] = b_3_1;
+        workgroupBarrier();
+        if (done + PREFETCH * STEP < terms) {
+            let next_k = begin + done + PREFETCH * STEP;
+            a_0_1 = piece_a(batch, first_row, next_k, local + 0u * THREADS);
+            a_1_1 = piece_a(batch, first_row, next_k, local + 1u * THREADS);
+            a_2_1 = piece_a(batch, first_row, next_k, local + 2u * THREADS);
+            a_3_1 = piece_a(batch, first_row, next_k, local + 3u * THREADS);
+            b_0_1 = piece_b(batch, first_column, next_k, local + 0u * THREADS);
+            b_1_1 = piece_b(batch, first_column, next_k, local + 1u * THREADS);
+            b_2_1 = piece_b(batch, first_column, next_k, local + 2u * THREADS);
+            b_3_1 = piece_b(batch, first_column, next_k, local + 3u * THREADS);
+        }
+        {
+let depth = 0u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
+            let at_a_0 = (sub_row + 0u * TILE) * A_STRIDE + depth / 4u;
+            let a_0 = coopLoadT<MatrixA>(&shared_a[at_a_0], A_STRIDE);
+            let at_b_0 = depth * B_STRIDE + (sub_column + 0u * TILE) / 4u;
+            let b_0 = coopLoadT<MatrixB>(&shared_b[at_b_0], B_STRIDE);
+            sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
+        }
+        {
+let depth = 1u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
+            let at_a_0 = (sub_row + 0u * TILE) * A_STRIDE + depth / 4u;
+            let a_0 = coopLoadT<MatrixA>(&shared_a[at_a_0], A_STRIDE);
+            let at_b_0 = depth * B_STRIDE + (sub_column + 0u * TILE) / 4u;
+            let b_0 = coopLoadT<MatrixB>(&shared_b[at_b_0], B_STRIDE);
+            sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
+        }
+        workgroupBarrier();
+        done += STEP;
+        if (done >= terms) {
+            break;
+        }
+        shared_a[place_of(local + 0u * THREADS, A_WIDTH, A_STRIDE)] = a_0_2;
+        shared_a[place_of(local + 1u * THREADS, A_WIDTH, A_STRIDE)] = a_1_2;
+        shared_a[place_of(local + 2u * THREADS, A_WIDTH, A_STRIDE)] = a_2_2;
+        shared_a[place_of(local + 3u * THREADS, A_WIDTH, A_STRIDE)] = a_3_2;
+        shared_b[place_of(local + 0u * THREADS, B_WIDTH, B_STRIDE)] = b_0_2;
+        shared_b[place_of(local + 1u * THREADS, B_WIDTH, B_STRIDE)] = b_1_2;
+        shared_b[place_of(local + 2u * THREADS, B_WIDTH, B_STRIDE)] = b_2_2;
+        shared_b[place_of(local + 3u * THREADS, B_WIDTH, B_STRIDE)] = b_3_2;
+        workgroupBarrier();
+        if (done + PREFETCH * STEP < terms) {
+            let next_k = begin + done + PREFETCH * STEP;
+            a_0_2 = piece_a(batch, first_row, next_k, local + 0u * THREADS);
+            a_1_2 = piece_a(batch, first_row, next_k, local + 1u * THREADS);
+            a_2_2 = piece_a(batch, first_row, next_k, local + 2u * THREADS);
+            a_3_2 = piece_a(batch, first_row, next_k, local + 3u * THREADS);
+            b_0_2 = piece_b(batch, first_column, next_k, local + 0u * THREADS);
+            b_1_2 = piece_b(batch, first_column, next_k, local + 1u * THREADS);
+            b_2_2 = piece_b(batch, first_column, next_k, local + 2u * THREADS);
+            b_3_2 = piece_b(batch, first_column, next_k, local + 3u * THREADS);
+        }
+        {
+let depth = 0u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
+            let at_a_0 = (sub_row + 0u * TILE) * A_STRIDE + depth / 4u;
+            let a_0 = coopLoadT<MatrixA>(&shared_a[at_a_0], A_STRIDE);
+            let at_b_0 = depth * B_STRIDE + (sub_column + 0u * TILE) / 4u;
+            let b_0 = coopLoadT<MatrixB>(&shared_b[at_b_0], B_STRIDE);
+            sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
+        }
+        {
+let depth = 1u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
+            let at_a_0 = (sub_row + 0u * TILE) * A_STRIDE + depth / 4u;
+            let a_0 = coopLoadT<MatrixA>(&shared_a[at_a_0], A_STRIDE);
+            let at_b_0 = depth * B_STRIDE + (sub_column + 0u * TILE) / 4u;
+            let b_0 = coopLoadT<MatrixB>(&shared_b[at_b_0], B_STRIDE);
+            sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
+        }
+        workgroupBarrier();
+        done += STEP;
+        if (done >= terms) {
+            break;
+        }
+        shared_a[place_of(local + 0u * THREADS, A_WIDTH, A_STRIDE)] = a_0_3;
+        shared_a[place_of(local + 1u * THREADS, A_WIDTH, A_STRIDE)] = a_1_3;
+        shared_a[place_of(local + 2u * THREADS, A_WIDTH, A_STRIDE)] = a_2_3;
+        shared_a[place_of(local + 3u * THREADS, A_WIDTH, A_STRIDE)] = a_3_3;
+        shared_b[place_of(local + 0u * THREADS, B_WIDTH, B_STRIDE)] = b_0_3;
+        shared_b[place_of(local + 1u * THREADS, B_WIDTH, B_STRIDE)] = b_1_3;
+        shared_b[place_of(local + 2u * THREADS, B_WIDTH, B_STRIDE)] = b_2_3;
+        shared_b[place_of(local + 3u * THREADS, B_WIDTH, B_STRIDE)] = b_3_3;
+        workgroupBarrier();
+        if (done + PREFETCH * STEP < terms) {
+            let next_k = begin + done + PREFETCH * STEP;
+            a_0_3 = piece_a(batch, first_row, next_k, local + 0u * THREADS);
+            a_1_3 = piece_a(batch, first_row, next_k, local + 1u * THREADS);
+            a_2_3 = piece_a(batch, first_row, next_k, local + 2u * THREADS);
+            a_3_3 = piece_a(batch, first_row, next_k, local + 3u * THREADS);
+            b_0_3 = piece_b(batch, first_column, next_k, local + 0u * THREADS);
+            b_1_3 = piece_b(batch, first_column, next_k, local + 1u * THREADS);
+            b_2_3 = piece_b(batch, first_column, next_k, local + 2u * THREADS);
+            b_3_3 = piece_b(batch, first_column, next_k, local + 3u * THREADS);
+        }
+        {
+let depth = 0u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
+            let at_a_0 = (sub_row + 0u * TILE) * A_STRIDE + depth / 4u;
+            let a_0 = coopLoadT<MatrixA>(&shared_a[at_a_0], A_STRIDE);
+            let at_b_0 = depth * B_STRIDE + (sub_column + 0u * TILE) / 4u;
+            let b_0 = coopLoadT<MatrixB>(&shared_b[at_b_0], B_STRIDE);
+            sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
+        }
+        {
+let depth = 1u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
+            let at_a_0 = (sub_row + 0u * TILE) * A_STRIDE + depth / 4u;
+            let a_0 = coopLoadT<MatrixA>(&shared_a[at_a_0], A_STRIDE);
+            let at_b_0 = depth * B_STRIDE + (sub_column + 0u * TILE) / 4u;
+            let b_0 = coopLoadT<MatrixB>(&shared_b[at_b_0], B_STRIDE);
+            sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
+        }
+        workgroupBarrier();
+        done += STEP;
+        if (done >= terms) {
+            break;
+        }
+        shared_a[place_of(local + 0u * THREADS, A_WIDTH, A_STRIDE)] = a_0_4;
+        shared_a[place_of(local + 1u * THREADS, A_WIDTH, A_STRIDE)] = a_1_4;
+        shared_a[place_of(local + 2u * THREADS, A_WIDTH, A_STRIDE)] = a_2_4;
+        shared_a[place_of(local + 3u * THREADS, A_WIDTH, A_STRIDE)] = a_3_4;
+        shared_b[place_of(local + 0u * THREADS, B_WIDTH, B_STRIDE)] = b_0_4;
+        shared_b[place_of(local + 1u * THREADS, B_WIDTH, B_STRIDE)] = b_1_4;
+        shared_b[place_of(local + 2u * THREADS, B_WIDTH, B_STRIDE)] = b_2_4;
+        shared_b[place_of(local + 3u * THREADS, B_WIDTH, B_STRIDE)] = b_3_4;
+        workgroupBarrier();
+        if (done + PREFETCH * STEP < terms) {
+            let next_k = begin + done + PREFETCH * STEP;
+            a_0_4 = piece_a(batch, first_row, next_k, local + 0u * THREADS);
+            a_1_4 = piece_a(batch, first_row, next_k, local + 1u * THREADS);
+            a_2_4 = piece_a(batch, first_row, next_k, local + 2u * THREADS);
+            a_3_4 = piece_a(batch, first_row, next_k, local + 3u * THREADS);
+            b_0_4 = piece_b(batch, first_column, next_k, local + 0u * THREADS);
+            b_1_4 = piece_b(batch, first_column, next_k, local + 1u * THREADS);
+            b_2_4 = piece_b(batch, first_column, next_k, local + 2u * THREADS);
+            b_3_4 = piece_b(batch, first_column, next_k, local + 3u * THREADS);
+        }
+        {
+let depth = 0u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
+            let at_a_0 = (sub_row + 0u * TILE) * A_STRIDE + depth / 4u;
+            let a_0 = coopLoadT<MatrixA>(&shared_a[at_a_0], A_STRIDE);
+            let at_b_0 = depth * B_STRIDE + (sub_column + 0u * TILE) / 4u;
+            let b_0 = coopLoadT<MatrixB>(&shared_b[at_b_0], B_STRIDE);
+            sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
+        }
+        {
+let depth = 1u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
+            let at_a_0 = (sub_row + 0u * TILE) * A_STRIDE + depth / 4u;
+            let a_0 = coopLoadT<MatrixA>(&shared_a[at_a_0], A_STRIDE);
+            let at_b_0 = depth * B_STRIDE + (sub_column + 0u * TILE) / 4u;
+            let b_0 = coopLoadT<MatrixB>(&shared_b[at_b_0], B_STRIDE);
+            sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
+        }
+        workgroupBarrier();
+        done += STEP;
+        if (done >= terms) {
+            break;
+        }
+    }
+
+    let slab_0_0 = subgroup * SLAB + 0u % SLAB_TILES * TILE;
+    coopStoreT(sum_0_0, &slab[slab_0_0], SLAB_COLUMNS);
+    workgroupBarrier();
+    for (var first = local % ROW_THREADS; first < SLAB; first += ROW_THREADS * TOGETHER) {
+        let e_0 = first + 0u * ROW_THREADS;
+        let row_0 = first_row + sub_row + 0u * TILE + e_0 / SLAB_COLUMNS;
+        let column_0 = first_column + sub_column + 0u * SLAB_COLUMNS + e_0 % SLAB_COLUMNS;
+        let sum_0 = slab_sum(sub_block, e_0);
+        if (is_within(row_0, column_0)) {
+            finish(part, known_number(batch, row_0, column_0), sum_0);
+        }
+    }
+    workgroupBarrier();
+}

@@ -1,0 +1,178 @@
+enable f16;
+enable wgpu_cooperative_matrix;
+var<storage, read> b1: array<vec4<f32>>;
+var<storage, read> b2: array<vec4<f32>>;
+var<storage, read_write> tiles: array<f32>;
+alias Element = f16;
+alias Vector = vec4<Element>;
+alias MatrixA = coop_mat8x8<f16,A>;
+alias MatrixB = coop_mat8x8<f16,B>;
+alias MatrixC = coop_mat8x8<f32,C>;
+// The product. Whether neighbours in memory are neighbours along K, rather than along M or N.
+const BATCH: u32 = 1u;
+const M: u32 = 768u;
+const N: u32 = 512u;
+const K: u32 = 96u;
+const A_ALONG_K: bool = false;
+const B_ALONG_K: bool = false;
+// The schedule.
+const TILE: u32 = 8u;
+const SUBGROUP: u32 = 32u;
+const ROWS: u32 = 32u;
+const COLUMNS: u32 = 32u;
+const STEP: u32 = 16u;
+const SUB_ROWS: u32 = 16u;
+const SUB_COLUMNS: u32 = 16u;
+const DEPTHS: u32 = 1u;
+const PREFETCH: u32 = 1u;
+const ACROSS: u32 = 16u;
+const DOWN: u32 = 24u;
+const BESIDE: u32 = 2u;
+const THREADS: u32 = 128u;
+// Vectors of a row of each piece in shared memory, and from one row to the next.
+const A_WIDTH: u32 = 8u;
+const B_WIDTH: u32 = 8u;
+const A_STRIDE: u32 = 10u;
+const B_STRIDE: u32 = 10u;
+const A_VECTORS: u32 = 128u;
+const B_VECTORS: u32 = 128u;
+var<workgroup> shared_a: array<Vector, A_VECTORS / A_WIDTH * A_STRIDE>;
+var<workgroup> shared_b: array<Vector, B_VECTORS / B_WIDTH * B_STRIDE>;
+// Four elements of A, side by side in memory, from row `line` and term `k` on; zero from K on.
+fn load_a(batch: u32, line: u32, k: u32) -> Vector {
+let v1 = line;
+let v2 = k;
+return vec4<f16>(b1[(v2 * 768u + v1) / 4u]);
+}
+// The same of B, from column `line` on.
+fn load_b(batch: u32, line: u32, k: u32) -> Vector {
+let v3 = line;
+let v4 = k;
+return vec4<f16>(b2[(v4 * 512u + v3) / 4u]);
+}
+// The number of an element of the result.
+fn element_number(batch: u32, row: u32, column: u32) -> u32 {
+return (batch * 768u + row) * 512u + column;
+}
+// The vector `at` of a block's piece that begins at a line and a term.
+fn piece_a(batch: u32, first: u32, k: u32, at: u32) -> Vector {
+    if (A_ALONG_K) {
+        return load_a(batch, first + at / A_WIDTH, k + at % A_WIDTH * 4u);
+    }
+    return load_a(batch, first + at % A_WIDTH * 4u, k + at / A_WIDTH);
+}
+fn piece_b(batch: u32, first: u32, k: u32, at: u32) -> Vector {
+    if (B_ALONG_K) {
+        return load_b(batch, first + at / B_WIDTH, k + at % B_WIDTH * 4u);
+    }
+    return load_b(batch, first + at % B_WIDTH * 4u, k + at / B_WIDTH);
+}
+// Where it lies in shared memory.
+fn place_of(at: u32, width: u32, stride: u32) -> u32 {
+    return at / width * stride + at % width;
+}
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let group_number = group.x;
+let block = group_number;
+let part = group_number / (ACROSS * DOWN * BATCH);
+    let first_column = block % ACROSS * COLUMNS;
+    let first_row = block / ACROSS % DOWN * ROWS;
+    let batch = block / (ACROSS * DOWN) % BATCH;
+    let subgroup = local / SUBGROUP;
+    let sub_block = subgroup / DEPTHS;
+    let sub_row = sub_block / BESIDE * SUB_ROWS;
+    let sub_column = sub_block % BESIDE * SUB_COLUMNS;
+    var sum_0_0 = MatrixC();
+    var sum_0_1 = MatrixC();
+    var sum_1_0 = MatrixC();
+    var sum_1_1 = MatrixC();
+    var begin = 0u;
+    var terms = K;
+
+    var a_0_0 = piece_a(batch, first_row, begin + 0u * STEP, local + 0u * THREADS);
+    var b_0_0 = piece_b(batch, first_column, begin + 0u * STEP, local + 0u * THREADS);
+    var done = 0u;
+    loop {
+        shared_a[place_of(local + 0u * THREADS, A_WIDTH, A_STRIDE)] = a_0_0;
+        shared_b[place_of(local + 0u * THREADS, B_WIDTH, B_STRIDE)] = b_0_0;
+        workgroupBarrier();
+        if (done + PREFETCH * STEP < terms) {
+            let next_k = begin + done + PREFETCH * STEP;
+            a_0_0 = piece_a(batch, first_row, next_k, local + 0u * THREADS);
+            b_0_0 = piece_b(batch, first_column, next_k, local + 0u * THREADS);
+        }
+        {
+            let depth = 0u * TILE;
+let at_a_0 = depth * A_STRIDE + (sub_row + 0u * TILE) / 4u;
+let a_0 = coopLoad<MatrixA>(&shared_a[at_a_0], A_STRIDE);
+let at_a_1 = depth * A_STRIDE + (sub_row + 1u * TILE) / 4u;
+let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
+            let at_b_0 = depth * B_STRIDE + (sub_column + 0u * TILE) / 4u;
+            let b_0 = coopLoadT<MatrixB>(&shared_b[at_b_0], B_STRIDE);
+            let at_b_1 = depth * B_STRIDE + (sub_column + 1u * TILE) / 4u;
+            let b_1 = coopLoadT<MatrixB>(&shared_b[at_b_1], B_STRIDE);
+            sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
+            sum_0_1 = coopMultiplyAdd(a_0, b_1, sum_0_1);
+            sum_1_0 = coopMultiplyAdd(a_1, b_0, sum_1_0);
+            sum_1_1 = coopMultiplyAdd(a_1, b_1, sum_1_1);
+        }
+        {
+            let depth = 1u * TILE;
+let at_a_0 = depth * A_STRIDE + (sub_row + 0u * TILE) / 4u;
+let a_0 = coopLoad<MatrixA>(&shared_a[at_a_0], A_STRIDE);
+let at_a_1 = depth * A_STRIDE + (sub_row + 1u * TILE) / 4u;
+let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
+            let at_b_0 = depth * B_STRIDE + (sub_column + 0u * TILE) / 4u;
+            let b_0 = coopLoadT<MatrixB>(&shared_b[at_b_0], B_STRIDE);
+            let at_b_1 = depth * B_STRIDE + (sub_column + 1u * TILE) / 4u;
+            let b_1 = coopLoadT<MatrixB>(&shared_b[at_b_1], B_STRIDE);
+            sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
+            sum_0_1 = coopMultiplyAdd(a_0, b_1, sum_0_1);
+            sum_1_0 = coopMultiplyAdd(a_1, b_0, sum_1_0);
+            sum_1_1 = coopMultiplyAdd(a_1, b_1, sum_1_1);
+        }
+        workgroupBarrier();
+        done += STEP;
+        if (done >= terms) {
+            break;
+        }
+    }
+
+    {
+        let row = first_row + sub_row + 0u * TILE;
+        let column = first_column + sub_column + 0u * TILE;
+        if (row < M && column < N) {
+            var at = element_number(batch, row, column);
+            let to = at;
+            coopStoreT(sum_0_0, &tiles[to], N);
+        }
+    }
+    {
+        let row = first_row + sub_row + 0u * TILE;
+        let column = first_column + sub_column + 1u * TILE;
+        if (row < M && column < N) {
+            var at = element_number(batch, row, column);
+            let to = at;
+            coopStoreT(sum_0_1, &tiles[to], N);
+        }
+    }
+    {
+        let row = first_row + sub_row + 1u * TILE;
+        let column = first_column + sub_column + 0u * TILE;
+        if (row < M && column < N) {
+            var at = element_number(batch, row, column);
+            let to = at;
+            coopStoreT(sum_1_0, &tiles[to], N);
+        }
+    }
+    {
+        let row = first_row + sub_row + 1u * TILE;
+        let column = first_column + sub_column + 1u * TILE;
+        if (row < M && column < N) {
+            var at = element_number(batch, row, column);
+            let to = at;
+            coopStoreT(sum_1_1, &tiles[to], N);
+        }
+    }
+}

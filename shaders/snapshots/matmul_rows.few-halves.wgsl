@@ -1,0 +1,155 @@
+var<storage, read_write> b0: array<f32>;
+var<storage, read> b1: array<u32>;
+var<storage, read> b2: array<u32>;
+// Matrix product of few rows, as of a language model that makes one token after the other: every element of the matrix B is
+// read once, so that reading it is all that takes time.
+//
+// A workgroup has THREADS / LANES columns. The LANES threads of a column share its sum over K, TOGETHER terms at a time, so that
+// all loads for them are in flight together; neighbouring threads read neighbours in memory. Rows that have to be computed are
+// computed once for all columns (STAGED). Where there are few columns, K is cut into PARTS (split-K).
+//
+// Twin in the oracle: core/src/ops/matmul.rs.
+
+// The product. Whether neighbours in B's memory are neighbours along K, rather than along N.
+const BATCH: u32 = 1u;
+const M: u32 = 3u;
+const N: u32 = 130u;
+const K: u32 = 1101u;
+// The schedule.
+const LANES: u32 = 32u;
+const STAGED: bool = false;
+const THREADS: u32 = 256u;
+const COLUMNS: u32 = 8u;
+const ACROSS: u32 = 17u;
+const LENGTH: u32 = 1101u;
+const TOGETHER: u32 = 4u;
+var<workgroup> staged: array<f32, M * LENGTH>;
+var<workgroup> sums: array<f32, THREADS>;
+fn load_a(batch: u32, line: u32, k: u32) -> f32 {
+let v1 = f16_to_f32((b1[(line * 1101u + k) >> 1u] >> (((line * 1101u + k) & 1u) * 16u)) & 0xffffu);
+return v1;
+}
+fn load_b(batch: u32, line: u32, k: u32) -> f32 {
+let v2 = f16_to_f32((b2[(k * 130u + line) >> 1u] >> (((k * 130u + line) & 1u) * 16u)) & 0xffffu);
+return v2;
+}
+// An element of a row, from shared memory where rows are staged.
+fn row_element(batch: u32, row: u32, k: u32, part: u32) -> f32 {
+    if (STAGED) {
+        return staged[row * LENGTH + k - part * LENGTH];
+    }
+    return load_a(batch, row, k);
+}
+// The number of an element of the result.
+fn element_number(batch: u32, row: u32, column: u32) -> u32 {
+return (batch * 3u + row) * 130u + column;
+}
+// What becomes of a sum, or of a part of one.
+fn finish(part: u32, i: u32, product: f32) {
+b0[i] = product;
+}
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let group_number = group.x;
+    let first_column = group_number % ACROSS * COLUMNS;
+    let batch = group_number / ACROSS % BATCH;
+    let part = group_number / (ACROSS * BATCH);
+let slot = local / COLUMNS;
+let column = min(first_column + local % COLUMNS, N - 1u);
+    let end = min(part * LENGTH + LENGTH, K);
+    var sum_0 = 0.0;
+    var sum_1 = 0.0;
+    var sum_2 = 0.0;
+    var k = part * LENGTH + slot;
+    for (; k + (TOGETHER - 1u) * LANES < end; k += TOGETHER * LANES) {
+        let b_0 = load_b(batch, column, k + 0u * LANES);
+        let a_0_0 = row_element(batch, 0u, k + 0u * LANES, part);
+        let a_0_1 = row_element(batch, 1u, k + 0u * LANES, part);
+        let a_0_2 = row_element(batch, 2u, k + 0u * LANES, part);
+        let b_1 = load_b(batch, column, k + 1u * LANES);
+        let a_1_0 = row_element(batch, 0u, k + 1u * LANES, part);
+        let a_1_1 = row_element(batch, 1u, k + 1u * LANES, part);
+        let a_1_2 = row_element(batch, 2u, k + 1u * LANES, part);
+        let b_2 = load_b(batch, column, k + 2u * LANES);
+        let a_2_0 = row_element(batch, 0u, k + 2u * LANES, part);
+        let a_2_1 = row_element(batch, 1u, k + 2u * LANES, part);
+        let a_2_2 = row_element(batch, 2u, k + 2u * LANES, part);
+        let b_3 = load_b(batch, column, k + 3u * LANES);
+        let a_3_0 = row_element(batch, 0u, k + 3u * LANES, part);
+        let a_3_1 = row_element(batch, 1u, k + 3u * LANES, part);
+        let a_3_2 = row_element(batch, 2u, k + 3u * LANES, part);
+        sum_0 = fma(a_0_0, b_0, sum_0);
+        sum_1 = fma(a_0_1, b_0, sum_1);
+        sum_2 = fma(a_0_2, b_0, sum_2);
+        sum_0 = fma(a_1_0, b_1, sum_0);
+        sum_1 = fma(a_1_1, b_1, sum_1);
+        sum_2 = fma(a_1_2, b_1, sum_2);
+        sum_0 = fma(a_2_0, b_2, sum_0);
+        sum_1 = fma(a_2_1, b_2, sum_1);
+        sum_2 = fma(a_2_2, b_2, sum_2);
+        sum_0 = fma(a_3_0, b_3, sum_0);
+        sum_1 = fma(a_3_1, b_3, sum_1);
+        sum_2 = fma(a_3_2, b_3, sum_2);
+    }
+    for (; k < end; k += LANES) {
+        let element = load_b(batch, column, k);
+        sum_0 = fma(row_element(batch, 0u, k, part), element, sum_0);
+        sum_1 = fma(row_element(batch, 1u, k, part), element, sum_1);
+        sum_2 = fma(row_element(batch, 2u, k, part), element, sum_2);
+    }
+    sums[local] = sum_0;
+    workgroupBarrier();
+    if (local < COLUMNS) {
+        let own_column = first_column + local;
+        if (own_column < N) {
+            var sum = 0.0;
+            for (var lane = 0u; lane < LANES; lane += 1u) {
+sum += sums[lane * COLUMNS + local];
+            }
+            finish(part, element_number(batch, 0u, own_column), sum);
+        }
+    }
+    workgroupBarrier();
+    sums[local] = sum_1;
+    workgroupBarrier();
+    if (local < COLUMNS) {
+        let own_column = first_column + local;
+        if (own_column < N) {
+            var sum = 0.0;
+            for (var lane = 0u; lane < LANES; lane += 1u) {
+sum += sums[lane * COLUMNS + local];
+            }
+            finish(part, element_number(batch, 1u, own_column), sum);
+        }
+    }
+    workgroupBarrier();
+    sums[local] = sum_2;
+    workgroupBarrier();
+    if (local < COLUMNS) {
+        let own_column = first_column + local;
+        if (own_column < N) {
+            var sum = 0.0;
+            for (var lane = 0u; lane < LANES; lane += 1u) {
+sum += sums[lane * COLUMNS + local];
+            }
+            finish(part, element_number(batch, 2u, own_column), sum);
+        }
+    }
+}
+// Scalar functions. WGSL leaves NaN, infinities and the accuracy of most built-in functions to the driver; these
+// say what happens. A kernel gets the functions that it uses, and those that they use.
+
+// Not a constant, so that no compiler evaluates what comes out of these bits.
+fn from_bits(bits: u32) -> f32 {
+    var word = bits;
+    return bitcast<f32>(word);
+}
+// Half precision in 16 bits, without the device's own conversions: these may flush small numbers.
+fn f16_to_f32(half: u32) -> f32 {
+    // Without branches, behind which loads would wait for each other.
+    let magnitude = half & 0x7fffu;
+    let tiny = bitcast<u32>(f32(magnitude) * 5.9604644775390625e-8);
+    let finite = select((magnitude << 13u) + 0x38000000u, tiny, magnitude < 0x400u);
+    let word = select(finite, (magnitude << 13u) | 0x7f800000u, magnitude >= 0x7c00u);
+    return from_bits(word | ((half & 0x8000u) << 16u));
+}

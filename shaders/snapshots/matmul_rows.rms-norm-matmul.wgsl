@@ -1,0 +1,171 @@
+var<storage, read_write> b0: array<f32>;
+var<storage, read> b1: array<f32>;
+var<storage, read_write> b2: array<f32>;
+var<storage, read> b3: array<f32>;
+var<storage, read> b4: array<f32>;
+// Matrix product of few rows, as of a language model that makes one token after the other: every element of the matrix B is
+// read once, so that reading it is all that takes time.
+//
+// A workgroup has THREADS / LANES columns. The LANES threads of a column share its sum over K, TOGETHER terms at a time, so that
+// all loads for them are in flight together; neighbouring threads read neighbours in memory. Rows that have to be computed are
+// computed once for all columns (STAGED). Where there are few columns, K is cut into PARTS (split-K).
+//
+// Twin in the oracle: core/src/ops/matmul.rs.
+
+// The product. Whether neighbours in B's memory are neighbours along K, rather than along N.
+const BATCH: u32 = 1u;
+const M: u32 = 1u;
+const N: u32 = 960u;
+const K: u32 = 576u;
+// The schedule.
+const LANES: u32 = 32u;
+const STAGED: bool = true;
+const THREADS: u32 = 256u;
+const COLUMNS: u32 = 8u;
+const ACROSS: u32 = 120u;
+const LENGTH: u32 = 576u;
+const TOGETHER: u32 = 9u;
+var<workgroup> staged: array<f32, M * LENGTH>;
+var<workgroup> sums: array<f32, THREADS>;
+fn load_a(batch: u32, line: u32, k: u32) -> f32 {
+let v12 = b1[k];
+let v13 = v12 * shared_v11;
+let v14 = b3[k];
+let v15 = v13 * v14;
+return v15;
+}
+fn load_b(batch: u32, line: u32, k: u32) -> f32 {
+let v16 = b4[k * 960u + line];
+return v16;
+}
+// An element of a row, from shared memory where rows are staged.
+fn row_element(batch: u32, row: u32, k: u32, part: u32) -> f32 {
+    if (STAGED) {
+        return staged[row * LENGTH + k - part * LENGTH];
+    }
+    return load_a(batch, row, k);
+}
+// The number of an element of the result.
+fn element_number(batch: u32, row: u32, column: u32) -> u32 {
+return (batch * 1u + row) * 960u + column;
+}
+// What becomes of a sum, or of a part of one.
+fn finish(part: u32, i: u32, product: f32) {
+b0[i] = product;
+}
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let group_number = group.x;
+let row_here = local / 256u;
+let lane = local % 256u;
+let wanted = 0u * 1u + row_here;
+let exists = wanted <= 0u;
+let row = min(wanted, 0u);
+let column_here_0 = lane + 0u;
+let element_0 = column_here_0;
+let column_here_1 = lane + 256u;
+let element_1 = column_here_1;
+let column_here_2 = min(lane + 512u, 575u);
+let element_2 = column_here_2;
+let v1 = b1[element_0];
+let v2 = v1 * v1;
+let v3 = b1[element_1];
+let v4 = v3 * v3;
+let v5 = b1[element_2];
+let v6 = v5 * v5;
+let v7 = ((v2 + v4) + select((0e0f), v6, lane + 512u < 576u));
+workgroupBarrier();
+shared_f32[(lane) * 1u + row_here] = v7;
+workgroupBarrier();
+if (lane < 16u) {
+var joined = shared_f32[(lane) * 1u + row_here];
+for (var other = lane + 16u; other < 256u; other += 16u) {
+joined = joined + shared_f32[(other) * 1u + row_here];
+}
+shared_f32[(lane) * 1u + row_here] = joined;
+}
+workgroupBarrier();
+let v8 = ((((shared_f32[(0u) * 1u + row_here] + shared_f32[(1u) * 1u + row_here]) + (shared_f32[(2u) * 1u + row_here] + shared_f32[(3u) * 1u + row_here])) + ((shared_f32[(4u) * 1u + row_here] + shared_f32[(5u) * 1u + row_here]) + (shared_f32[(6u) * 1u + row_here] + shared_f32[(7u) * 1u + row_here]))) + (((shared_f32[(8u) * 1u + row_here] + shared_f32[(9u) * 1u + row_here]) + (shared_f32[(10u) * 1u + row_here] + shared_f32[(11u) * 1u + row_here])) + ((shared_f32[(12u) * 1u + row_here] + shared_f32[(13u) * 1u + row_here]) + (shared_f32[(14u) * 1u + row_here] + shared_f32[(15u) * 1u + row_here]))));
+let v9 = v8 * (1.7361111e-3f);
+let v10 = v9 + (1e-5f);
+let v11 = rsqrt_f32(v10);
+if (group_number == 0u && local == 0u) {
+b2[row] = v11;
+}
+shared_v8 = v8;
+shared_v9 = v9;
+shared_v10 = v10;
+shared_v11 = v11;
+    let first_column = group_number % ACROSS * COLUMNS;
+    let batch = group_number / ACROSS % BATCH;
+    let part = group_number / (ACROSS * BATCH);
+let slot = local / COLUMNS;
+let column = min(first_column + local % COLUMNS, N - 1u);
+    let end = min(part * LENGTH + LENGTH, K);
+    for (var at = local; at < M * LENGTH; at += THREADS) {
+        staged[at] = load_a(batch, at / LENGTH, min(part * LENGTH + at % LENGTH, K - 1u));
+    }
+    workgroupBarrier();
+    var sum_0 = 0.0;
+    var k = part * LENGTH + slot;
+    for (; k + (TOGETHER - 1u) * LANES < end; k += TOGETHER * LANES) {
+        let b_0 = load_b(batch, column, k + 0u * LANES);
+        let a_0_0 = row_element(batch, 0u, k + 0u * LANES, part);
+        let b_1 = load_b(batch, column, k + 1u * LANES);
+        let a_1_0 = row_element(batch, 0u, k + 1u * LANES, part);
+        let b_2 = load_b(batch, column, k + 2u * LANES);
+        let a_2_0 = row_element(batch, 0u, k + 2u * LANES, part);
+        let b_3 = load_b(batch, column, k + 3u * LANES);
+        let a_3_0 = row_element(batch, 0u, k + 3u * LANES, part);
+        let b_4 = load_b(batch, column, k + 4u * LANES);
+        let a_4_0 = row_element(batch, 0u, k + 4u * LANES, part);
+        let b_5 = load_b(batch, column, k + 5u * LANES);
+        let a_5_0 = row_element(batch, 0u, k + 5u * LANES, part);
+        let b_6 = load_b(batch, column, k + 6u * LANES);
+        let a_6_0 = row_element(batch, 0u, k + 6u * LANES, part);
+        let b_7 = load_b(batch, column, k + 7u * LANES);
+        let a_7_0 = row_element(batch, 0u, k + 7u * LANES, part);
+        let b_8 = load_b(batch, column, k + 8u * LANES);
+        let a_8_0 = row_element(batch, 0u, k + 8u * LANES, part);
+        sum_0 = fma(a_0_0, b_0, sum_0);
+        sum_0 = fma(a_1_0, b_1, sum_0);
+        sum_0 = fma(a_2_0, b_2, sum_0);
+        sum_0 = fma(a_3_0, b_3, sum_0);
+        sum_0 = fma(a_4_0, b_4, sum_0);
+        sum_0 = fma(a_5_0, b_5, sum_0);
+        sum_0 = fma(a_6_0, b_6, sum_0);
+        sum_0 = fma(a_7_0, b_7, sum_0);
+        sum_0 = fma(a_8_0, b_8, sum_0);
+    }
+    for (; k < end; k += LANES) {
+        let element = load_b(batch, column, k);
+        sum_0 = fma(row_element(batch, 0u, k, part), element, sum_0);
+    }
+    sums[local] = sum_0;
+    workgroupBarrier();
+    if (local < COLUMNS) {
+        let own_column = first_column + local;
+        if (own_column < N) {
+            var sum = 0.0;
+            for (var lane = 0u; lane < LANES; lane += 1u) {
+sum += sums[lane * COLUMNS + local];
+            }
+            finish(part, element_number(batch, 0u, own_column), sum);
+        }
+    }
+}
+var<workgroup> shared_f32: array<f32, 256>;
+var<private> shared_v8: f32;
+var<private> shared_v9: f32;
+var<private> shared_v10: f32;
+var<private> shared_v11: f32;
+fn is_inf(x: f32) -> bool {
+    return (bitcast<u32>(x) & 0x7fffffffu) == 0x7f800000u;
+}
+fn sqrt_f32(x: f32) -> f32 {
+    // Drivers may compute x / sqrt(x).
+    return select(sqrt(x), x, x == 0.0 || is_inf(x) && x > 0.0);
+}
+fn rsqrt_f32(x: f32) -> f32 {
+    return 1.0 / sqrt_f32(x);
+}

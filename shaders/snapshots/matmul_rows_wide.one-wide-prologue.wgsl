@@ -1,0 +1,192 @@
+var<storage, read_write> b0: array<f32>;
+var<storage, read> b1: array<vec4<f32>>;
+var<storage, read> b2: array<f32>;
+// Matrix product of few rows whose operands lie along K: threads load vectors of four terms, and all that they need of the
+// matrix B, if that is not too much, before they wait for anything else.
+//
+// A workgroup has THREADS / LANES times COLUMNS columns, each thread COLUMNS of them for all M rows, with sums in registers;
+// LANES threads share the sums of a column, which they add up through shared memory, TOGETHER sums of a thread at a time. Rows
+// that have to be computed are computed once (STAGED). Where there are few columns, K is cut into PARTS (split-K).
+//
+// Twin in the oracle: core/src/ops/matmul.rs, core/src/ops/quantized.rs.
+
+const BATCH: u32 = 1u;
+const M: u32 = 1u;
+const N: u32 = 960u;
+const K: u32 = 576u;
+// The schedule.
+const COLUMNS: u32 = 1u;
+const PARTS: u32 = 1u;
+const LENGTH: u32 = 576u;
+const STAGED: bool = true;
+const ROUNDS: u32 = 1u;
+const TOGETHER: u32 = 1u;
+const THREADS: u32 = 256u;
+const LANES: u32 = 32u;
+const SOME_ROWS: u32 = 4u;
+const ADDERS: u32 = 8u;
+const LAST_ADDERS: u32 = 8u;
+const GROUPS: u32 = 8u;
+const ACROSS: u32 = 120u;
+const WIDTH: u32 = 144u;
+const SUMS: u32 = 1u;
+const LAST: u32 = 1u;
+const STRIDE: u32 = 33u;
+const STAGED_VECTORS: u32 = 144u;
+var<workgroup> staged: array<vec4<f32>, STAGED_VECTORS>;
+var<workgroup> sums: array<f32, TOGETHER * GROUPS * STRIDE>;
+var<workgroup> few: array<f32, GROUPS * max(TOGETHER * ADDERS, LAST * LAST_ADDERS)>;
+// The vector `k` of a row.
+fn load_a(batch: u32, line: u32, k: u32) -> vec4<f32> {
+return vec4<f32>();
+}
+// The vector `k` of a column.
+fn load_b(batch: u32, line: u32, k: u32) -> vec4<f32> {
+let v1 = k * 4u;
+return b1[(line * 576u + v1) / 4u];
+}
+// An element of a row that is computed.
+fn compute_a(batch: u32, line: u32, k: u32) -> f32 {
+let v2 = b2[k];
+let v3 = silu_f32(v2);
+return v3;
+}
+fn row_vector(batch: u32, row: u32, k: u32, first_vector: u32) -> vec4<f32> {
+    if (STAGED) {
+        return staged[row * WIDTH + k - first_vector];
+    }
+    return load_a(batch, row, k);
+}
+// A vector that is zero where it is beyond the end, by no branch for few rows.
+fn within(vector: vec4<f32>, k: u32, end: u32, number: u32) -> vec4<f32> {
+    if (M >= SOME_ROWS || (PARTS == 1u && ROUNDS == 1u && (number + 1u) * LANES * 4u <= LENGTH)) {
+        return vector;
+    }
+    return select(vec4<f32>(), vector, k + number * LANES < end);
+}
+// The number of an element of the result.
+fn element_number(batch: u32, row: u32, column: u32) -> u32 {
+return (batch * 1u + row) * 960u + column;
+}
+// What becomes of a sum, or of a part of one.
+fn finish(part: u32, i: u32, product: f32) {
+b0[i] = product;
+}
+// The same by the LAST_ADDERS of the last sums.
+fn add_last_lanes(at: u32) -> f32 {
+return ((sums[at + 0u] + sums[at + 8u]) + (sums[at + 16u] + sums[at + 24u]));
+}
+fn add_last_few(own: u32) -> f32 {
+return (((few[own * 8u + 0u] + few[own * 8u + 1u]) + (few[own * 8u + 2u] + few[own * 8u + 3u])) + ((few[own * 8u + 4u] + few[own * 8u + 5u]) + (few[own * 8u + 6u] + few[own * 8u + 7u])));
+}
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let group_number = group.x;
+    let first_column = group_number % ACROSS * (COLUMNS * GROUPS);
+    let batch = group_number / ACROSS % BATCH;
+    let part = group_number / (ACROSS * BATCH);
+    let slot = local % LANES;
+    let first_vector = part * WIDTH;
+    let end = min(first_vector + WIDTH, K / 4u);
+    let column_0 = min(first_column + 0u * GROUPS + local / LANES, N - 1u);
+    var sum_0 = 0.0;
+    // What comes before needs none of the matrix, which is loaded meanwhile.
+    let k = first_vector + slot;
+    let k_0 = min(k + 0u * LANES, end - 1u);
+    let b_0_0 = within(load_b(batch, column_0, k_0), k, end, 0u);
+    let k_1 = min(k + 1u * LANES, end - 1u);
+    let b_1_0 = within(load_b(batch, column_0, k_1), k, end, 1u);
+    let k_2 = min(k + 2u * LANES, end - 1u);
+    let b_2_0 = within(load_b(batch, column_0, k_2), k, end, 2u);
+    let k_3 = min(k + 3u * LANES, end - 1u);
+    let b_3_0 = within(load_b(batch, column_0, k_3), k, end, 3u);
+    let k_4 = min(k + 4u * LANES, end - 1u);
+    let b_4_0 = within(load_b(batch, column_0, k_4), k, end, 4u);
+    // Threads beyond the end all store the last vector once more.
+    let at_0 = min(local + 0u * THREADS, STAGED_VECTORS - 1u);
+    let row_0 = at_0 / WIDTH;
+    let first_0 = (first_vector + at_0 % WIDTH) * 4u;
+    let x_0 = compute_a(batch, row_0, min(first_0, K - 1u));
+    let y_0 = compute_a(batch, row_0, min(first_0 + 1u, K - 1u));
+    let z_0 = compute_a(batch, row_0, min(first_0 + 2u, K - 1u));
+    let w_0 = compute_a(batch, row_0, min(first_0 + 3u, K - 1u));
+    staged[at_0] = vec4<f32>(x_0, y_0, z_0, w_0);
+    workgroupBarrier();
+    let a_0_0 = within(row_vector(batch, 0u, k_0, first_vector), k, end, 0u);
+    sum_0 = fma(a_0_0.x, b_0_0.x, sum_0);
+    sum_0 = fma(a_0_0.y, b_0_0.y, sum_0);
+    sum_0 = fma(a_0_0.z, b_0_0.z, sum_0);
+    sum_0 = fma(a_0_0.w, b_0_0.w, sum_0);
+    let a_1_0 = within(row_vector(batch, 0u, k_1, first_vector), k, end, 1u);
+    sum_0 = fma(a_1_0.x, b_1_0.x, sum_0);
+    sum_0 = fma(a_1_0.y, b_1_0.y, sum_0);
+    sum_0 = fma(a_1_0.z, b_1_0.z, sum_0);
+    sum_0 = fma(a_1_0.w, b_1_0.w, sum_0);
+    let a_2_0 = within(row_vector(batch, 0u, k_2, first_vector), k, end, 2u);
+    sum_0 = fma(a_2_0.x, b_2_0.x, sum_0);
+    sum_0 = fma(a_2_0.y, b_2_0.y, sum_0);
+    sum_0 = fma(a_2_0.z, b_2_0.z, sum_0);
+    sum_0 = fma(a_2_0.w, b_2_0.w, sum_0);
+    let a_3_0 = within(row_vector(batch, 0u, k_3, first_vector), k, end, 3u);
+    sum_0 = fma(a_3_0.x, b_3_0.x, sum_0);
+    sum_0 = fma(a_3_0.y, b_3_0.y, sum_0);
+    sum_0 = fma(a_3_0.z, b_3_0.z, sum_0);
+    sum_0 = fma(a_3_0.w, b_3_0.w, sum_0);
+    let a_4_0 = within(row_vector(batch, 0u, k_4, first_vector), k, end, 4u);
+    sum_0 = fma(a_4_0.x, b_4_0.x, sum_0);
+    sum_0 = fma(a_4_0.y, b_4_0.y, sum_0);
+    sum_0 = fma(a_4_0.z, b_4_0.z, sum_0);
+    sum_0 = fma(a_4_0.w, b_4_0.w, sum_0);
+    {
+        let first = 0u * TOGETHER;
+        sums[((0u - 0u * TOGETHER) * GROUPS + local / LANES) * STRIDE + slot] = sum_0;
+        workgroupBarrier();
+        if (local < LAST * GROUPS * LAST_ADDERS) {
+            few[local] = add_last_lanes(local / LAST_ADDERS * STRIDE + local % LAST_ADDERS);
+        }
+        workgroupBarrier();
+        if (local < min(TOGETHER, SUMS - 0u * TOGETHER) * GROUPS) {
+            let own = 0u * TOGETHER + local / GROUPS;
+            let own_column = first_column + own % COLUMNS * GROUPS + local % GROUPS;
+            if (own_column < N) {
+                let sum = add_last_few(local);
+                finish(part, element_number(batch, own / COLUMNS, own_column), sum);
+            }
+        }
+    }
+}
+fn is_nan(x: f32) -> bool {
+    return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u;
+}
+// 2^n for whole n from -126 to 127.
+fn power_of_two(n: i32) -> f32 {
+    return bitcast<f32>(u32(n + 127) << 23u);
+}
+// x 2^n, through two factors, so that n may be beyond the range of one.
+fn scale_by_power(x: f32, n: i32) -> f32 {
+    let half = n / 2;
+    return x * power_of_two(half) * power_of_two(n - half);
+}
+// e^r for |r| <= ln(2) / 2: the Taylor series.
+fn exp_core(r: f32) -> f32 {
+    var p = 1.0 / 5040.0;
+    p = fma(p, r, 1.0 / 720.0);
+    p = fma(p, r, 1.0 / 120.0);
+    p = fma(p, r, 1.0 / 24.0);
+    p = fma(p, r, 1.0 / 6.0);
+    p = fma(p, r, 0.5);
+    p = fma(p, r, 1.0);
+    return fma(p, r, 1.0);
+}
+fn exp_f32(x: f32) -> f32 {
+    // Beyond this the result is 0 or infinite; NaN passes both comparisons.
+    let limited = select(select(x, 90.0, x > 90.0), -105.0, x < -105.0);
+    let n = round(limited * 1.44269504);
+    // ln(2) in two parts, the first with trailing zeros.
+    let r = fma(n, -1.42860682e-6, fma(n, -0.693145752, limited));
+    let whole = i32(select(n, 0.0, is_nan(x)));
+    return select(scale_by_power(exp_core(r), whole), x, is_nan(x));
+}
+fn silu_f32(x: f32) -> f32 {
+    return x / (1.0 + exp_f32(-x));
+}

@@ -1,0 +1,121 @@
+var<storage, read_write> b0: array<f32>;
+var<storage, read> b1: array<f32>;
+var<storage, read> b2: array<f32>;
+// Matrix product in f32, by tiles in shared memory: out[batch, M, N] = epilogue(A[batch, M, K] B[batch, K, N]).
+//
+// A workgroup of SIDE by SIDE threads computes a block of SIDE * EACH rows and columns, every thread EACH by EACH elements of it
+// in registers. It goes over K in steps: a piece of both operands is copied to shared memory, from where each thread reads
+// vectors of WIDTH lines, the next piece being loaded into registers meanwhile. Two barriers a step. Where there are few blocks,
+// K is cut into PARTS (split-K), whose sums split_k_join.wgsl adds up.
+//
+// Twin in the oracle: core/src/ops/matmul.rs, core/src/ops/conv2d.
+
+// Neighbouring lines of an operand: f32, vec2<f32> or vec4<f32>.
+alias Vector = f32;
+// The product. Whether neighbours in memory are neighbours along K, rather than along M or N.
+const BATCH: u32 = 1u;
+const M: u32 = 200u;
+const N: u32 = 120u;
+const K: u32 = 96u;
+const A_ALONG_K: bool = true;
+const B_ALONG_K: bool = true;
+const SIDE: u32 = 16u;
+const STEP: u32 = 16u;
+const THREADS: u32 = 256u;
+const BLOCK: u32 = 16u;
+const WIDTH: u32 = 1u;
+const ACROSS: u32 = 8u;
+const DOWN: u32 = 13u;
+var<workgroup> shared_a: array<Vector, BLOCK / WIDTH * STEP>;
+var<workgroup> shared_b: array<Vector, BLOCK / WIDTH * STEP>;
+// WIDTH elements of A, side by side in memory, from row `line` and term `k` on; zero from K on, where nothing may come in, not
+// even NaN.
+fn load_a(batch: u32, line: u32, k: u32) -> Vector {
+let v1 = min(line + 0u, 199u);
+let v2 = min(k + 0u, 95u);
+let v3 = b1[v1 * 96u + v2];
+return f32(select(0.0, v3, k + 0u < 96u));
+}
+// The same of B, from column `line` on.
+fn load_b(batch: u32, line: u32, k: u32) -> Vector {
+let v4 = min(line + 0u, 119u);
+let v5 = min(k + 0u, 95u);
+let v6 = b2[v4 * 96u + v5];
+return f32(select(0.0, v6, k + 0u < 96u));
+}
+// The number of an element of the result.
+fn element_number(batch: u32, row: u32, column: u32) -> u32 {
+return (batch * 200u + row) * 120u + column;
+}
+// What becomes of a sum, or of a part of one.
+fn finish(part: u32, i: u32, product: f32) {
+b0[i] = product;
+}
+fn finish_within(part: u32, batch: u32, row: u32, column: u32, sum: f32) {
+if (row < M && column < N) {
+    finish(part, element_number(batch, min(row, M - 1u), min(column, N - 1u)), sum);
+}
+}
+// The first line, and the first term, of a thread's vector `number` within a piece.
+fn line_of(number: u32, along_k: bool) -> u32 {
+    return select(number % (BLOCK / WIDTH) * WIDTH, number / (STEP / WIDTH), along_k);
+}
+fn depth_of(number: u32, along_k: bool) -> u32 {
+    return select(number / (BLOCK / WIDTH), number % (STEP / WIDTH) * WIDTH, along_k);
+}
+// Where shared memory has a line at a depth. Vectors are shuffled from depth to depth, so that threads that store one line at
+// several depths do not wait for the same bank.
+fn place_of(depth: u32, line: u32) -> u32 {
+    return depth * (BLOCK / WIDTH) + (line / WIDTH ^ depth % 8u);
+}
+// Line `number` of a thread within the block: its lines lie together in vectors.
+fn own_line(thread: u32, number: u32) -> u32 {
+    return thread * WIDTH + (number / WIDTH * SIDE * WIDTH + number % WIDTH);
+}
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let group_number = group.x;
+    let first_column = group_number % ACROSS * BLOCK;
+    let first_row = group_number / ACROSS % DOWN * BLOCK;
+    let batch = group_number / (ACROSS * DOWN) % BATCH;
+    let part = group_number / (ACROSS * DOWN * BATCH);
+    let y = local / SIDE;
+    let x = local % SIDE;
+    var sum_0_0 = 0.0;
+    var begin = 0u;
+    var terms = K;
+
+    var a_0 = load_a(batch, first_row + line_of(local + 0u * THREADS, A_ALONG_K), begin + depth_of(local + 0u * THREADS, A_ALONG_K));
+    var b_0 = load_b(batch, first_column + line_of(local + 0u * THREADS, B_ALONG_K), begin + depth_of(local + 0u * THREADS, B_ALONG_K));
+    var done = 0u;
+    loop {
+        {
+            let line = line_of(local + 0u * THREADS, A_ALONG_K);
+            let depth = depth_of(local + 0u * THREADS, A_ALONG_K);
+            shared_a[place_of(depth, line)] = a_0;
+        }
+        {
+            let line = line_of(local + 0u * THREADS, B_ALONG_K);
+            let depth = depth_of(local + 0u * THREADS, B_ALONG_K);
+            shared_b[place_of(depth, line)] = b_0;
+        }
+        workgroupBarrier();
+        let next = done + STEP;
+        if (next < terms) {
+            let next_k = begin + next;
+            a_0 = load_a(batch, first_row + line_of(local + 0u * THREADS, A_ALONG_K), next_k + depth_of(local + 0u * THREADS, A_ALONG_K));
+            b_0 = load_b(batch, first_column + line_of(local + 0u * THREADS, B_ALONG_K), next_k + depth_of(local + 0u * THREADS, B_ALONG_K));
+        }
+        for (var d = 0u; d < STEP; d += 1u) {
+            let own_a_0 = shared_a[place_of(d, own_line(y, 0u * WIDTH))];
+            let own_b_0 = shared_b[place_of(d, own_line(x, 0u * WIDTH))];
+sum_0_0 = fma(own_a_0, own_b_0, sum_0_0);
+        }
+        workgroupBarrier();
+        done = next;
+        if (done >= terms) {
+            break;
+        }
+    }
+    finish_within(part, batch, first_row + own_line(y, 0u), first_column + own_line(x, 0u), sum_0_0);
+}

@@ -1,0 +1,50 @@
+var<storage, read> b0: array<f32>;
+var<storage, read_write> b1: array<f32>;
+// Gradient of average pooling: a thread for each element of the image adds up the gradients of the windows that it is in, found by
+// the tap of the window that meets it.
+//
+// Twin in the oracle: core/src/ops/pool2d.rs.
+
+const COUNT: u32 = 4u;
+const H: u32 = 2u;
+const W: u32 = 2u;
+const OUT_H: u32 = 1u;
+const OUT_W: u32 = 1u;
+const KERNEL_H: u32 = 2u;
+const KERNEL_W: u32 = 2u;
+const STRIDE_H: u32 = 1u;
+const STRIDE_W: u32 = 1u;
+const PADDING_H: u32 = 0u;
+const PADDING_W: u32 = 0u;
+const THREADS: u32 = 256u;
+fn load(at: u32) -> f32 {
+return b0[at];
+}
+fn store(i: u32, value: f32) {
+b1[i] = value;
+}
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let group_number = group.x;
+    let i = group_number * THREADS + local;
+    if (i >= COUNT) {
+        return;
+    }
+    let plane = i / (H * W);
+    let y = i / W % H;
+    let x = i % W;
+    var sum = 0.0;
+    for (var p = 0u; p < KERNEL_H; p += 1u) {
+        for (var q = 0u; q < KERNEL_W; q += 1u) {
+            // Numbers before the first wrap to large ones.
+            let down = y + PADDING_H - p;
+            let across = x + PADDING_W - q;
+            let row = down / STRIDE_H;
+            let column = across / STRIDE_W;
+            if (row * STRIDE_H == down && column * STRIDE_W == across && row < OUT_H && column < OUT_W) {
+                sum += load((plane * OUT_H + row) * OUT_W + column);
+            }
+        }
+    }
+    store(i, sum / f32(KERNEL_H * KERNEL_W));
+}

@@ -1,0 +1,326 @@
+//! Calls whose kernels are kept as snapshots.
+
+use std::collections::HashSet;
+
+use meganeura_core::attrs::Attrs;
+use meganeura_core::backend::KernelDesc;
+use meganeura_core::ops::sample::Sizes;
+use meganeura_core::plan::BufferRef;
+use meganeura_core::program::{Program, Slot, Step};
+use meganeura_core::{DType, Graph, TensorType, Value, registry};
+use meganeura_shaders::coop::{CoopConfig, MIN_COOP_WORKGROUPS};
+use meganeura_shaders::{CompileCx, Launch, Memory, compile};
+
+/// Rows of a product for which programs compute an operand on the way.
+const FEW_ROWS: usize = 1;
+
+/// A call, and what is known of its operands and of the device.
+struct Call {
+    op: &'static str,
+    attrs: Attrs,
+    /// Shapes, dtypes, and whether they are states.
+    operands: Vec<(Vec<usize>, DType, bool)>,
+    coop: Option<CoopConfig>,
+    /// Operands of `f32` that are in `f16` in memory.
+    halves: &'static [u32],
+    /// The operand that the result overwrites.
+    overwritten: Option<u32>,
+}
+
+impl Call {
+    fn new(op: &'static str, attrs: Attrs, shapes: &[&[usize]]) -> Self {
+        let operand = |shape: &&[usize]| (shape.to_vec(), DType::F32, false);
+        Call {
+            op,
+            attrs,
+            operands: shapes.iter().map(operand).collect(),
+            coop: None,
+            halves: &[],
+            overwritten: None,
+        }
+    }
+
+    /// The first sample of an operator.
+    fn sample(op: &'static str) -> Self {
+        let samples = registry::op(op).expect("an operator").samples(&mut Sizes::new(0));
+        let sample = samples.first().expect("a sample");
+        let operands = sample.inputs.iter().map(|x| (x.shape.clone(), x.dtype, x.state));
+        Call {
+            operands: operands.collect(),
+            ..Call::new(op, sample.attrs.clone(), &[])
+        }
+    }
+
+    fn on(mut self, coop: Option<CoopConfig>) -> Self {
+        self.coop = coop;
+        self
+    }
+
+    fn halves(mut self, operands: &'static [u32]) -> Self {
+        self.halves = operands;
+        self
+    }
+
+    fn over(mut self, operand: u32) -> Self {
+        self.overwritten = Some(operand);
+        self
+    }
+
+    /// Operands of another dtype.
+    fn of(mut self, dtype: DType) -> Self {
+        self.operands.iter_mut().for_each(|operand| operand.1 = dtype);
+        self
+    }
+
+    /// Operands of indices.
+    fn indices(mut self, operands: &[usize]) -> Self {
+        for &operand in operands {
+            self.operands[operand].1 = DType::U32;
+        }
+        self
+    }
+
+    fn launches(&self) -> Vec<Launch> {
+        let mut graph = Graph::new();
+        let operands = self.operands.iter().enumerate();
+        let inputs: Vec<Value> = operands
+            .map(|(i, (shape, dtype, state))| match state {
+                true => graph.state(&format!("x{i}"), shape).into(),
+                false => graph.input_typed(&format!("x{i}"), shape, *dtype).into(),
+            })
+            .collect();
+        let types: Vec<_> = inputs.iter().filter_map(|&x| graph.ty(x).cloned()).collect();
+        let op = registry::op(self.op).expect("an operator");
+        let call = graph.call(op, self.attrs.clone(), inputs);
+        assert!(graph.errors().is_empty(), "{}: {:?}", self.op, graph.errors());
+        // There are products of half precision, but none has a result of it.
+        let wide = |ty: &TensorType| match ty.dtype {
+            DType::F16 => TensorType::f32(ty.shape.clone()),
+            _ => ty.clone(),
+        };
+        let outputs: Vec<TensorType> = graph.nodes()[call.index()].outputs.iter().map(wide).collect();
+        let halves: HashSet<BufferRef> = self.halves.iter().map(|&i| BufferRef(i)).collect();
+        let mut cx = CompileCx {
+            coop: self.coop,
+            f16_storage: Some(&halves),
+            ..CompileCx::standalone(KernelDesc {
+                name: self.op,
+                version: op.version(),
+                attrs: &self.attrs,
+                inputs: &types,
+                outputs: &outputs,
+            })
+        };
+        if let Some(operand) = self.overwritten {
+            cx.outputs = vec![Memory::Buffer(BufferRef(operand))];
+        }
+        let made = compile(&cx).unwrap_or_else(|why| panic!("{}: {why}", self.op));
+        made.launches
+    }
+}
+
+/// Calls as one: each has an operator, attributes and operands.
+fn program(operands: usize, calls: &[(&str, Attrs, &[Slot])]) -> Attrs {
+    let step = |(name, attrs, inputs): &(&str, Attrs, &[Slot])| Step {
+        op: registry::op(name).expect("an operator"),
+        attrs: attrs.clone(),
+        inputs: inputs.to_vec(),
+    };
+    let last = Slot::Step(calls.len() as u32 - 1);
+    let program = Program::new(operands, calls.iter().map(step).collect(), vec![last]);
+    Attrs::new().with("program", program.expect("a program"))
+}
+
+/// Units by the side of a tile and the threads of a subgroup; their operands are `f16`.
+fn units(tile_size: u32, subgroup_size: u32) -> Option<CoopConfig> {
+    Some(CoopConfig {
+        tile_size,
+        use_f16_input: true,
+        subgroup_size,
+        min_workgroups: MIN_COOP_WORKGROUPS,
+        at_once: 0,
+    })
+}
+
+/// Names of calls, and their launches.
+pub(crate) fn all() -> Vec<(String, Vec<Launch>)> {
+    let mut all: Vec<(String, Call)> = Vec::new();
+    all.extend(elementwise());
+    let kinds = [
+        ("small", None, [5, 7, 3], false),
+        ("few", None, [3, 1101, 130], false),
+        ("one", None, [1, 576, 960], false),
+        ("one-wide", None, [1, 576, 960], true),
+        ("tiled", None, [200, 96, 120], false),
+        ("coop16", units(16, 32), [768, 96, 512], false),
+        ("coop8", units(8, 32), [768, 96, 512], false),
+    ];
+    for (kind, coop, sizes, turned) in kinds {
+        let calls = products(sizes, turned).into_iter();
+        all.extend(calls.map(|(name, call)| (format!("{kind}-{name}"), call.on(coop))));
+    }
+    let matmul = |[m, k, n]: [usize; 3]| Call::new("core.matmul", transposed(false, false), &[&[m, k], &[k, n]]);
+    all.push(("split-k".into(), matmul([64, 10_496, 64])));
+    all.push(("coop16-split-k".into(), matmul([16, 10_496, 256]).on(units(16, 32))));
+    all.push(("cached-attention".into(), cached_attention()));
+    for (kind, coop) in [("plain", None), ("coop16", units(16, 32))] {
+        let calls = convolutions().into_iter().chain(attention());
+        all.extend(calls.map(|(name, call)| (format!("{kind}-{name}"), call.on(coop))));
+    }
+    all.extend(others().into_iter().map(|(name, call)| (name.to_owned(), call)));
+    all.into_iter().map(|(name, call)| (name, call.launches())).collect()
+}
+
+fn transposed(a: bool, b: bool) -> Attrs {
+    Attrs::new().with("transpose_a", a).with("transpose_b", b)
+}
+
+/// Fused programs, reductions, and one that is cut into stages.
+fn elementwise() -> Vec<(String, Call)> {
+    let (a, b, c) = (Slot::Operand(0), Slot::Operand(1), Slot::Operand(2));
+    let none = Attrs::new;
+    let fused = program(
+        3,
+        &[
+            ("core.mul", none(), &[a, b]),
+            ("core.add", none(), &[Slot::Step(0), c]),
+            ("core.gelu_tanh", none(), &[Slot::Step(1)]),
+        ],
+    );
+    let shapes: [&[usize]; 3] = [&[30, 40], &[30, 40], &[40]];
+    let sum = none().with("axes", vec![0i64, 1]).with("keep_dims", false);
+    [
+        ("fused", Call::new("core.fused", fused.clone(), &shapes)),
+        ("fused-halves", Call::new("core.fused", fused, &shapes).halves(&[0, 3])),
+        ("softmax", Call::sample("core.softmax")),
+        ("rms-norm", Call::sample("core.rms_norm")),
+        ("sum-in-parts", Call::new("core.sum", sum, &[&[512, 4096]])),
+        (
+            "rms-norm-matmul",
+            Call::new(
+                "core.rms_norm_matmul",
+                none().with("eps", 1e-5),
+                &[&[1, 576], &[576], &[576, 960]],
+            ),
+        ),
+        ("rms-norm-grad", Call::sample("core.rms_norm_grad")),
+    ]
+    .into_iter()
+    .map(|(name, call)| (name.to_owned(), call))
+    .collect()
+}
+
+/// Products of a matrix of `m` rows and `k` columns with one of `n` columns, which is in memory as it is or turned.
+fn products([m, k, n]: [usize; 3], turned: bool) -> Vec<(&'static str, Call)> {
+    let (a, b, c) = (Slot::Operand(0), Slot::Operand(1), Slot::Operand(2));
+    let (none, step) = (Attrs::new, Slot::Step);
+    let b_shape = if turned { [n, k] } else { [k, n] };
+    let (plain, shapes): (_, [&[usize]; 2]) = (transposed(false, turned), [&[m, k], &b_shape]);
+    let prologue = program(
+        2,
+        &[
+            ("core.silu", none(), &[a]),
+            ("core.matmul", plain.clone(), &[step(0), b]),
+        ],
+    );
+    let epilogue = program(
+        3,
+        &[
+            ("core.matmul", plain.clone(), &[a, b]),
+            ("core.add", none(), &[step(0), c]),
+            ("core.relu", none(), &[step(1)]),
+        ],
+    );
+    let with_bias: [&[usize]; 3] = [&[m, k], &b_shape, &[n]];
+    let matmul = |attrs: Attrs, shapes: &[&[usize]]| Call::new("core.matmul", attrs, shapes);
+    let mut all = vec![
+        ("plain", matmul(plain.clone(), &shapes)),
+        ("transposed-a", matmul(transposed(true, turned), &[&[k, m], &b_shape])),
+        ("halves", matmul(plain.clone(), &shapes).halves(&[0, 1])),
+        ("f16", matmul(plain.clone(), &shapes).of(DType::F16)),
+        ("epilogue", Call::new("core.fused", epilogue, &with_bias)),
+        ("add", Call::new("core.matmul_add", plain, &with_bias)),
+    ];
+    // Where it is turned, the plain product of another kind shows the other layout.
+    if !turned {
+        all.push(("transposed-b", matmul(transposed(false, true), &[&[m, k], &[n, k]])));
+    }
+    // What is multiplied is computed on the way for few rows only.
+    if m <= FEW_ROWS {
+        all.push(("prologue", Call::new("core.fused", prologue, &shapes)));
+    }
+    all
+}
+
+/// A convolution and its gradients.
+fn convolutions() -> Vec<(&'static str, Call)> {
+    let pair = |value: i64| vec![value, value];
+    let window = Attrs::new()
+        .with("stride", pair(1))
+        .with("padding", pair(1))
+        .with("dilation", pair(1))
+        .with("groups", 1i64);
+    let (x, w, y): (&[usize], &[usize], &[usize]) = (&[4, 24, 40, 40], &[72, 24, 3, 3], &[4, 72, 40, 40]);
+    let input = window.clone().with("input_size", pair(40));
+    let weight = window.clone().with("kernel_size", pair(3));
+    vec![
+        ("conv", Call::new("core.conv2d", window, &[x, w])),
+        ("conv-input-grad", Call::new("core.conv2d_input_grad", input, &[y, w])),
+        (
+            "conv-weight-grad",
+            Call::new("core.conv2d_weight_grad", weight, &[x, y]),
+        ),
+    ]
+}
+
+/// Attention forward and backward.
+fn attention() -> Vec<(&'static str, Call)> {
+    let attrs = Attrs::new()
+        .with("num_heads", 4usize)
+        .with("num_kv_heads", 2usize)
+        .with("head_dim", 64usize)
+        .with("causal", true)
+        .with("window", 0i64)
+        .with("scale", 0.125);
+    let (q, kv, rows): (&[usize], &[usize], &[usize]) = (&[300, 256], &[310, 128], &[4, 300]);
+    vec![
+        ("attention", Call::new("core.attention", attrs.clone(), &[q, kv, kv])),
+        (
+            "attention-grad",
+            Call::new("core.attention_grad", attrs, &[q, kv, kv, rows, rows, q]),
+        ),
+    ]
+}
+
+/// Attention of one query to a cache, whose keys workgroups share.
+fn cached_attention() -> Call {
+    let cached = Attrs::new()
+        .with("num_heads", 4usize)
+        .with("num_kv_heads", 2usize)
+        .with("head_dim", 64usize)
+        .with("window", 0i64)
+        .with("scale", 0.125);
+    let cache: [&[usize]; 4] = [&[1, 1, 256], &[1, 4096, 128], &[1, 4096, 128], &[1]];
+    Call::new("core.cached_attention", cached, &cache).indices(&[3])
+}
+
+/// Operators with kernel files of their own.
+fn others() -> Vec<(&'static str, Call)> {
+    let scatter = |rows: usize| {
+        let attrs = Attrs::new().with("axis", 0i64).with("rows", 50i64);
+        Call::new("core.scatter_add", attrs, &[&[rows], &[rows, 3]]).indices(&[0])
+    };
+    vec![
+        ("cache-write", Call::sample("core.cache_write").over(1)),
+        ("rope-cache-write", Call::sample("core.rope_cache_write").over(1)),
+        ("argmax", Call::sample("core.argmax")),
+        ("cumsum", Call::sample("core.cumsum")),
+        ("top-k", Call::sample("core.top_k")),
+        ("avg-pool", Call::sample("core.avg_pool2d")),
+        ("avg-pool-grad", Call::sample("core.avg_pool2d_grad")),
+        ("max-pool", Call::sample("core.max_pool2d")),
+        ("few-rows", scatter(32)),
+        ("many-rows", scatter(33)),
+        ("put", Call::sample("core.put_along_axis")),
+    ]
+}
