@@ -32,7 +32,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let row_here = select(local / LANES, local % WIDTH, ROWS_FIRST);
     let lane = select(local % LANES, local / WIDTH, ROWS_FIRST);
     // Threads without a row do the work of the last one, and store nothing.
-    let exists = group_number * WIDTH + row_here < ROWS;
+    let exists = group_number * WIDTH + row_here <= ROWS - 1u;
     let row = min(group_number * WIDTH + row_here, ROWS - 1u);
     let start = row / INNER * (LENGTH * INNER) + row % INNER;
     let slot = lane * WIDTH + row_here;

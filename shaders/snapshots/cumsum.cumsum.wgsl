@@ -15,7 +15,6 @@ const EACH: u32 = 8u;
 // Rows of a workgroup, and the threads of each (a power of two). Neighbouring threads have neighbouring rows where ROWS_FIRST.
 const WIDTH: u32 = 256u;
 const LANES: u32 = 1u;
-const ROWS_FIRST: bool = false;
 const THREADS: u32 = 256u;
 var<workgroup> sums: array<Value, THREADS>;
 fn load(at: u32) -> Value {
@@ -34,10 +33,10 @@ fn place(start: u32, k: u32) -> u32 {
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let group_number = group.x;
-    let row_here = select(local / LANES, local % WIDTH, ROWS_FIRST);
-    let lane = select(local % LANES, local / WIDTH, ROWS_FIRST);
+let row_here = local;
+let lane = 0u;
     // Threads without a row do the work of the last one, and store nothing.
-    let exists = group_number * WIDTH + row_here < ROWS;
+    let exists = group_number * WIDTH + row_here <= ROWS - 1u;
     let row = min(group_number * WIDTH + row_here, ROWS - 1u);
     let start = row / INNER * (LENGTH * INNER) + row % INNER;
     let slot = lane * WIDTH + row_here;

@@ -162,7 +162,8 @@ pub(crate) fn all() -> Vec<(String, Vec<Launch>)> {
     let matmul = |[m, k, n]: [usize; 3]| Call::new("core.matmul", transposed(false, false), &[&[m, k], &[k, n]]);
     all.push(("split-k".into(), matmul([64, 10_496, 64])));
     all.push(("coop16-split-k".into(), matmul([16, 10_496, 256]).on(units(16, 32))));
-    all.push(("cached-attention".into(), cached_attention()));
+    all.push(("cached-attention".into(), cached_attention(64, 4096)));
+    all.push(("narrow-cached-attention".into(), cached_attention(6, 512)));
     for (kind, coop) in [("plain", None), ("coop16", units(16, 32))] {
         let calls = convolutions().into_iter().chain(attention());
         all.extend(calls.map(|(name, call)| (format!("{kind}-{name}"), call.on(coop))));
@@ -292,15 +293,17 @@ fn attention() -> Vec<(&'static str, Call)> {
     ]
 }
 
-/// Attention of one query to a cache, whose keys workgroups share.
-fn cached_attention() -> Call {
+/// Attention of one query to a cache of so many rows, by heads of so many elements. Workgroups share the keys of a long cache, and
+/// threads those of heads that have vectors.
+fn cached_attention(head_dim: usize, rows: usize) -> Call {
     let cached = Attrs::new()
         .with("num_heads", 4usize)
         .with("num_kv_heads", 2usize)
-        .with("head_dim", 64usize)
+        .with("head_dim", head_dim)
         .with("window", 0i64)
         .with("scale", 0.125);
-    let cache: [&[usize]; 4] = [&[1, 1, 256], &[1, 4096, 128], &[1, 4096, 128], &[1]];
+    let (q, kv) = ([1, 1, 4 * head_dim], [1, rows, 2 * head_dim]);
+    let cache: [&[usize]; 4] = [&q, &kv, &kv, &[1]];
     Call::new("core.cached_attention", cached, &cache).indices(&[3])
 }
 
