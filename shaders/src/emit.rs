@@ -153,19 +153,9 @@ impl<'a> Emitter<'a> {
 
     /// The number of the element at a place, with indices in variables.
     pub(crate) fn linear(&mut self, place: &[Index], shape: &Shape) -> Result<String, String> {
-        let mut text = String::new();
-        for (index, stride) in place::terms(place, shape) {
-            let index = self.index(&index)?;
-            let plus = if text.is_empty() { "" } else { " + " };
-            let _ = match stride {
-                1 => write!(text, "{plus}{index}"),
-                _ => write!(text, "{plus}{index} * {stride}u"),
-            };
-        }
-        if text.is_empty() {
-            text.push_str("0u");
-        }
-        Ok(text)
+        let terms = place::terms(place, shape).into_iter();
+        let terms = terms.map(|(index, stride)| Ok((self.index(&index)?, stride)));
+        Ok(place::sum(terms.collect::<Result<Vec<_>, String>>()?.into_iter()))
     }
 
     /// The place in `to` of the element at a place of `from`.

@@ -4,7 +4,6 @@
 //! `base / div % size`, and stay so through reshapes and permutations; so neighbouring parts can be put together
 //! again, and where all of it comes together the element's number is the base itself.
 
-use std::fmt::Write as _;
 use std::rc::Rc;
 
 use meganeura_core::Shape;
@@ -127,18 +126,21 @@ fn join(outer: &Index, outer_stride: usize, inner: &Index, stride: usize) -> Opt
 
 /// The number of the element at a place, as WGSL.
 pub(crate) fn linear(place: &[Index], shape: &Shape) -> String {
-    let mut text = String::new();
-    for (index, stride) in terms(place, shape) {
-        if !text.is_empty() {
-            text.push_str(" + ");
-        }
-        // Writing to a string does not fail.
-        let _ = match stride {
-            1 => write!(text, "{}", index.wgsl()),
-            _ => write!(text, "{} * {stride}u", index.wgsl()),
-        };
+    sum(terms(place, shape)
+        .iter()
+        .map(|(index, stride)| (index.wgsl(), *stride)))
+}
+
+/// A sum of expressions times numbers.
+pub(crate) fn sum(terms: impl Iterator<Item = (String, usize)>) -> String {
+    let product = |(text, stride): (String, usize)| match stride {
+        1 => text,
+        _ => format!("{text} * {stride}u"),
+    };
+    match terms.map(product).collect::<Vec<_>>() {
+        terms if terms.is_empty() => "0u".to_owned(),
+        terms => terms.join(" + "),
     }
-    if text.is_empty() { "0u".to_owned() } else { text }
 }
 
 /// The place in `to` of the element that is at a place of `from`, if that is understood without a variable for its
