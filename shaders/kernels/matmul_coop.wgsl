@@ -108,38 +108,6 @@ fn slab_sum(sub_block: u32, e: u32) -> f32 {
     return slab[sub_block * DEPTHS * SLAB + e];
 }
 
-fn is_within(row: u32, column: u32) -> bool {
-    return WHOLE || (row < M && column < N);
-}
-
-// The number of an element, or that of another one beyond the result.
-fn known_number(batch: u32, row: u32, column: u32) -> u32 {
-    if (WHOLE) {
-        return element_number(batch, row, column);
-    }
-    return element_number(batch, min(row, M - 1u), min(column, N - 1u));
-}
-
-// The vector `at` of a block's piece that begins at a line and a term.
-fn piece_a(batch: u32, first: u32, k: u32, at: u32) -> Vector {
-    if (A_ALONG_K) {
-        return load_a(batch, first + at / A_WIDTH, k + at % A_WIDTH * 4u);
-    }
-    return load_a(batch, first + at % A_WIDTH * 4u, k + at / A_WIDTH);
-}
-
-fn piece_b(batch: u32, first: u32, k: u32, at: u32) -> Vector {
-    if (B_ALONG_K) {
-        return load_b(batch, first + at / B_WIDTH, k + at % B_WIDTH * 4u);
-    }
-    return load_b(batch, first + at % B_WIDTH * 4u, k + at / B_WIDTH);
-}
-
-// Where it lies in shared memory.
-fn place_of(at: u32, width: u32, stride: u32) -> u32 {
-    return at / width * stride + at % width;
-}
-
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let group_number = group.x;
@@ -176,28 +144,44 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     // @end
 
     // @repeat s < PREFETCH, p < A_PIECES
-    var a_p_s = piece_a(batch, first_row, begin + s * STEP, local + p * THREADS);
+    // @if A_ALONG_K
+    var a_p_s = load_a(batch, first_row + (local + p * THREADS) / A_WIDTH, begin + s * STEP + (local + p * THREADS) % A_WIDTH * 4u);
+    // @else
+    //# var a_p_s = load_a(batch, first_row + (local + p * THREADS) % A_WIDTH * 4u, begin + s * STEP + (local + p * THREADS) / A_WIDTH);
+    // @end
     // @end
     // @repeat s < PREFETCH, p < B_PIECES
-    var b_p_s = piece_b(batch, first_column, begin + s * STEP, local + p * THREADS);
+    // @if B_ALONG_K
+    //# var b_p_s = load_b(batch, first_column + (local + p * THREADS) / B_WIDTH, begin + s * STEP + (local + p * THREADS) % B_WIDTH * 4u);
+    // @else
+    var b_p_s = load_b(batch, first_column + (local + p * THREADS) % B_WIDTH * 4u, begin + s * STEP + (local + p * THREADS) / B_WIDTH);
+    // @end
     // @end
     var done = 0u;
     loop {
         // @repeat s < PREFETCH
         // @repeat p < A_PIECES
-        shared_a[place_of(local + p * THREADS, A_WIDTH, A_STRIDE)] = a_p_s;
+        shared_a[(local + p * THREADS) / A_WIDTH * A_STRIDE + (local + p * THREADS) % A_WIDTH] = a_p_s;
         // @end
         // @repeat p < B_PIECES
-        shared_b[place_of(local + p * THREADS, B_WIDTH, B_STRIDE)] = b_p_s;
+        shared_b[(local + p * THREADS) / B_WIDTH * B_STRIDE + (local + p * THREADS) % B_WIDTH] = b_p_s;
         // @end
         workgroupBarrier();
         if (done + PREFETCH * STEP < terms) {
             let next_k = begin + done + PREFETCH * STEP;
             // @repeat p < A_PIECES
-            a_p_s = piece_a(batch, first_row, next_k, local + p * THREADS);
+            // @if A_ALONG_K
+            a_p_s = load_a(batch, first_row + (local + p * THREADS) / A_WIDTH, next_k + (local + p * THREADS) % A_WIDTH * 4u);
+            // @else
+            //# a_p_s = load_a(batch, first_row + (local + p * THREADS) % A_WIDTH * 4u, next_k + (local + p * THREADS) / A_WIDTH);
+            // @end
             // @end
             // @repeat p < B_PIECES
-            b_p_s = piece_b(batch, first_column, next_k, local + p * THREADS);
+            // @if B_ALONG_K
+            //# b_p_s = load_b(batch, first_column + (local + p * THREADS) / B_WIDTH, next_k + (local + p * THREADS) % B_WIDTH * 4u);
+            // @else
+            b_p_s = load_b(batch, first_column + (local + p * THREADS) % B_WIDTH * 4u, next_k + (local + p * THREADS) / B_WIDTH);
+            // @end
             // @end
         }
         // @repeat d < STEP / (TILE * DEPTHS)
@@ -282,14 +266,22 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         // @if TOGETHER > 1
         finish_together(
             // @repeat q < TOGETHER
-            known_number(batch, row_q, column_q), sum_q, is_within(row_q, column_q),
+            // @if WHOLE
+            element_number(batch, row_q, column_q), sum_q, true,
+            // @else
+            //# element_number(batch, min(row_q, M - 1u), min(column_q, N - 1u)), sum_q, row_q < M && column_q < N,
+            // @end
             // @end
         );
         // @else
         // @repeat q < TOGETHER
-        if (is_within(row_q, column_q)) {
-            finish(part, known_number(batch, row_q, column_q), sum_q);
-        }
+        // @if WHOLE
+        finish(part, element_number(batch, row_q, column_q), sum_q);
+        // @else
+        //# if (row_q < M && column_q < N) {
+        //#     finish(part, element_number(batch, min(row_q, M - 1u), min(column_q, N - 1u)), sum_q);
+        //# }
+        // @end
         // @end
         // @end
     }

@@ -33,6 +33,8 @@ const SUMS: u32 = M * COLUMNS;
 const LAST: u32 = SUMS - (SUMS - 1u) / TOGETHER * TOGETHER;
 const STRIDE: u32 = LANES + 1u; // keeps columns apart in the banks of shared memory
 const STAGED_VECTORS: u32 = M * WIDTH;
+// Whether vectors beyond the end are zero, which for few rows takes no branch.
+const SELECTS: bool = M < SOME_ROWS;
 const CHUNKS: u32 = (STAGED_VECTORS + THREADS - 1u) / THREADS;
 
 // Indices of repeats.
@@ -59,21 +61,6 @@ fn load_b(batch: u32, line: u32, k: u32) -> vec4<f32> {
 // An element of a row that is computed.
 fn compute_a(batch: u32, line: u32, k: u32) -> f32 {
     return load_a(batch, line, k / 4u)[k % 4u];
-}
-
-fn row_vector(batch: u32, row: u32, k: u32, first_vector: u32) -> vec4<f32> {
-    if (STAGED) {
-        return staged[row * WIDTH + k - first_vector];
-    }
-    return load_a(batch, row, k);
-}
-
-// A vector that is zero where it is beyond the end, by no branch for few rows.
-fn within(vector: vec4<f32>, k: u32, end: u32, number: u32) -> vec4<f32> {
-    if (M >= SOME_ROWS || (PARTS == 1u && ROUNDS == 1u && (number + 1u) * LANES * 4u <= LENGTH)) {
-        return vector;
-    }
-    return select(vec4<f32>(), vector, k + number * LANES < end);
 }
 
 // The number of an element of the result.
@@ -126,7 +113,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     // @repeat n < COUNT
     let k_n = min(k + n * LANES, end - 1u);
     // @repeat c < COLUMNS
-    let b_n_c = within(load_b(batch, column_c, k_n), k, end, n);
+    // @if SELECTS && !(PARTS == 1 && ROUNDS == 1 && (n + 1) * LANES * 4 <= LENGTH)
+    let b_n_c = select(vec4<f32>(), load_b(batch, column_c, k_n), k + n * LANES < end);
+    // @else
+    //# let b_n_c = load_b(batch, column_c, k_n);
+    // @end
     // @end
     // @end
     // @end
@@ -154,7 +145,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     // @repeat n < COUNT
     //# let k_n = min(k + n * LANES, end - 1u);
     // @repeat c < COLUMNS
-    //# let b_n_c = within(load_b(batch, column_c, k_n), k, end, n);
+    // @if SELECTS && !(PARTS == 1 && ROUNDS == 1 && (n + 1) * LANES * 4 <= LENGTH)
+    //# let b_n_c = select(vec4<f32>(), load_b(batch, column_c, k_n), k + n * LANES < end);
+    // @else
+    //# let b_n_c = load_b(batch, column_c, k_n);
+    // @end
     // @end
     // @end
     // @end
@@ -163,7 +158,16 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     //# if (k + n * LANES < end) {
     // @end
     // @repeat r < M
-    let a_n_r = within(row_vector(batch, r, k_n, first_vector), k, end, n);
+    // @if STAGED
+    //# let row_n_r = staged[r * WIDTH + k_n - first_vector];
+    // @else
+    let row_n_r = load_a(batch, r, k_n);
+    // @end
+    // @if SELECTS && !(PARTS == 1 && ROUNDS == 1 && (n + 1) * LANES * 4 <= LENGTH)
+    let a_n_r = select(vec4<f32>(), row_n_r, k + n * LANES < end);
+    // @else
+    //# let a_n_r = row_n_r;
+    // @end
     // @repeat c < COLUMNS, t in r * COLUMNS + c..r * COLUMNS + c + 1
     sum_t = fma(a_n_r.x, b_n_c.x, sum_t);
     sum_t = fma(a_n_r.y, b_n_c.y, sum_t);

@@ -13,8 +13,6 @@ const BATCH: u32 = 1u;
 const M: u32 = 24u;
 const N: u32 = 6400u;
 const K: u32 = 648u;
-const A_ALONG_K: bool = false;
-const B_ALONG_K: bool = false;
 // The schedule.
 const TILE: u32 = 16u;
 const SUBGROUP: u32 = 32u;
@@ -28,7 +26,6 @@ const PREFETCH: u32 = 2u;
 const TOGETHER: u32 = 1u;
 const ACROSS: u32 = 100u;
 const DOWN: u32 = 1u;
-const WHOLE: bool = false;
 const BESIDE: u32 = 4u;
 const SUBGROUPS: u32 = 8u;
 const THREADS: u32 = 256u;
@@ -151,33 +148,6 @@ b0[i] = product;
 fn slab_sum(sub_block: u32, e: u32) -> f32 {
 return slab[(sub_block * 1u + 0u) * 256u + e];
 }
-fn is_within(row: u32, column: u32) -> bool {
-    return WHOLE || (row < M && column < N);
-}
-// The number of an element, or that of another one beyond the result.
-fn known_number(batch: u32, row: u32, column: u32) -> u32 {
-    if (WHOLE) {
-        return element_number(batch, row, column);
-    }
-    return element_number(batch, min(row, M - 1u), min(column, N - 1u));
-}
-// The vector `at` of a block's piece that begins at a line and a term.
-fn piece_a(batch: u32, first: u32, k: u32, at: u32) -> Vector {
-    if (A_ALONG_K) {
-        return load_a(batch, first + at / A_WIDTH, k + at % A_WIDTH * 4u);
-    }
-    return load_a(batch, first + at % A_WIDTH * 4u, k + at / A_WIDTH);
-}
-fn piece_b(batch: u32, first: u32, k: u32, at: u32) -> Vector {
-    if (B_ALONG_K) {
-        return load_b(batch, first + at / B_WIDTH, k + at % B_WIDTH * 4u);
-    }
-    return load_b(batch, first + at % B_WIDTH * 4u, k + at / B_WIDTH);
-}
-// Where it lies in shared memory.
-fn place_of(at: u32, width: u32, stride: u32) -> u32 {
-    return at / width * stride + at % width;
-}
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let group_number = group.x;
@@ -195,43 +165,43 @@ let part = group_number / (ACROSS * DOWN * BATCH);
     var begin = 0u;
     var terms = K;
 
-    var a_0_0 = piece_a(batch, first_row, begin + 0u * STEP, local + 0u * THREADS);
-    var a_1_0 = piece_a(batch, first_row, begin + 0u * STEP, local + 1u * THREADS);
-    var a_2_0 = piece_a(batch, first_row, begin + 0u * STEP, local + 2u * THREADS);
-    var a_3_0 = piece_a(batch, first_row, begin + 0u * STEP, local + 3u * THREADS);
-    var a_0_1 = piece_a(batch, first_row, begin + 1u * STEP, local + 0u * THREADS);
-    var a_1_1 = piece_a(batch, first_row, begin + 1u * STEP, local + 1u * THREADS);
-    var a_2_1 = piece_a(batch, first_row, begin + 1u * STEP, local + 2u * THREADS);
-    var a_3_1 = piece_a(batch, first_row, begin + 1u * STEP, local + 3u * THREADS);
-    var b_0_0 = piece_b(batch, first_column, begin + 0u * STEP, local + 0u * THREADS);
-    var b_1_0 = piece_b(batch, first_column, begin + 0u * STEP, local + 1u * THREADS);
-    var b_2_0 = piece_b(batch, first_column, begin + 0u * STEP, local + 2u * THREADS);
-    var b_3_0 = piece_b(batch, first_column, begin + 0u * STEP, local + 3u * THREADS);
-    var b_0_1 = piece_b(batch, first_column, begin + 1u * STEP, local + 0u * THREADS);
-    var b_1_1 = piece_b(batch, first_column, begin + 1u * STEP, local + 1u * THREADS);
-    var b_2_1 = piece_b(batch, first_column, begin + 1u * STEP, local + 2u * THREADS);
-    var b_3_1 = piece_b(batch, first_column, begin + 1u * STEP, local + 3u * THREADS);
+var a_0_0 = load_a(batch, first_row + (local + 0u * THREADS) % A_WIDTH * 4u, begin + 0u * STEP + (local + 0u * THREADS) / A_WIDTH);
+var a_1_0 = load_a(batch, first_row + (local + 1u * THREADS) % A_WIDTH * 4u, begin + 0u * STEP + (local + 1u * THREADS) / A_WIDTH);
+var a_2_0 = load_a(batch, first_row + (local + 2u * THREADS) % A_WIDTH * 4u, begin + 0u * STEP + (local + 2u * THREADS) / A_WIDTH);
+var a_3_0 = load_a(batch, first_row + (local + 3u * THREADS) % A_WIDTH * 4u, begin + 0u * STEP + (local + 3u * THREADS) / A_WIDTH);
+var a_0_1 = load_a(batch, first_row + (local + 0u * THREADS) % A_WIDTH * 4u, begin + 1u * STEP + (local + 0u * THREADS) / A_WIDTH);
+var a_1_1 = load_a(batch, first_row + (local + 1u * THREADS) % A_WIDTH * 4u, begin + 1u * STEP + (local + 1u * THREADS) / A_WIDTH);
+var a_2_1 = load_a(batch, first_row + (local + 2u * THREADS) % A_WIDTH * 4u, begin + 1u * STEP + (local + 2u * THREADS) / A_WIDTH);
+var a_3_1 = load_a(batch, first_row + (local + 3u * THREADS) % A_WIDTH * 4u, begin + 1u * STEP + (local + 3u * THREADS) / A_WIDTH);
+    var b_0_0 = load_b(batch, first_column + (local + 0u * THREADS) % B_WIDTH * 4u, begin + 0u * STEP + (local + 0u * THREADS) / B_WIDTH);
+    var b_1_0 = load_b(batch, first_column + (local + 1u * THREADS) % B_WIDTH * 4u, begin + 0u * STEP + (local + 1u * THREADS) / B_WIDTH);
+    var b_2_0 = load_b(batch, first_column + (local + 2u * THREADS) % B_WIDTH * 4u, begin + 0u * STEP + (local + 2u * THREADS) / B_WIDTH);
+    var b_3_0 = load_b(batch, first_column + (local + 3u * THREADS) % B_WIDTH * 4u, begin + 0u * STEP + (local + 3u * THREADS) / B_WIDTH);
+    var b_0_1 = load_b(batch, first_column + (local + 0u * THREADS) % B_WIDTH * 4u, begin + 1u * STEP + (local + 0u * THREADS) / B_WIDTH);
+    var b_1_1 = load_b(batch, first_column + (local + 1u * THREADS) % B_WIDTH * 4u, begin + 1u * STEP + (local + 1u * THREADS) / B_WIDTH);
+    var b_2_1 = load_b(batch, first_column + (local + 2u * THREADS) % B_WIDTH * 4u, begin + 1u * STEP + (local + 2u * THREADS) / B_WIDTH);
+    var b_3_1 = load_b(batch, first_column + (local + 3u * THREADS) % B_WIDTH * 4u, begin + 1u * STEP + (local + 3u * THREADS) / B_WIDTH);
     var done = 0u;
     loop {
-        shared_a[place_of(local + 0u * THREADS, A_WIDTH, A_STRIDE)] = a_0_0;
-        shared_a[place_of(local + 1u * THREADS, A_WIDTH, A_STRIDE)] = a_1_0;
-        shared_a[place_of(local + 2u * THREADS, A_WIDTH, A_STRIDE)] = a_2_0;
-        shared_a[place_of(local + 3u * THREADS, A_WIDTH, A_STRIDE)] = a_3_0;
-        shared_b[place_of(local + 0u * THREADS, B_WIDTH, B_STRIDE)] = b_0_0;
-        shared_b[place_of(local + 1u * THREADS, B_WIDTH, B_STRIDE)] = b_1_0;
-        shared_b[place_of(local + 2u * THREADS, B_WIDTH, B_STRIDE)] = b_2_0;
-        shared_b[place_of(local + 3u * THREADS, B_WIDTH, B_STRIDE)] = b_3_0;
+        shared_a[(local + 0u * THREADS) / A_WIDTH * A_STRIDE + (local + 0u * THREADS) % A_WIDTH] = a_0_0;
+        shared_a[(local + 1u * THREADS) / A_WIDTH * A_STRIDE + (local + 1u * THREADS) % A_WIDTH] = a_1_0;
+        shared_a[(local + 2u * THREADS) / A_WIDTH * A_STRIDE + (local + 2u * THREADS) % A_WIDTH] = a_2_0;
+        shared_a[(local + 3u * THREADS) / A_WIDTH * A_STRIDE + (local + 3u * THREADS) % A_WIDTH] = a_3_0;
+        shared_b[(local + 0u * THREADS) / B_WIDTH * B_STRIDE + (local + 0u * THREADS) % B_WIDTH] = b_0_0;
+        shared_b[(local + 1u * THREADS) / B_WIDTH * B_STRIDE + (local + 1u * THREADS) % B_WIDTH] = b_1_0;
+        shared_b[(local + 2u * THREADS) / B_WIDTH * B_STRIDE + (local + 2u * THREADS) % B_WIDTH] = b_2_0;
+        shared_b[(local + 3u * THREADS) / B_WIDTH * B_STRIDE + (local + 3u * THREADS) % B_WIDTH] = b_3_0;
         workgroupBarrier();
         if (done + PREFETCH * STEP < terms) {
             let next_k = begin + done + PREFETCH * STEP;
-            a_0_0 = piece_a(batch, first_row, next_k, local + 0u * THREADS);
-            a_1_0 = piece_a(batch, first_row, next_k, local + 1u * THREADS);
-            a_2_0 = piece_a(batch, first_row, next_k, local + 2u * THREADS);
-            a_3_0 = piece_a(batch, first_row, next_k, local + 3u * THREADS);
-            b_0_0 = piece_b(batch, first_column, next_k, local + 0u * THREADS);
-            b_1_0 = piece_b(batch, first_column, next_k, local + 1u * THREADS);
-            b_2_0 = piece_b(batch, first_column, next_k, local + 2u * THREADS);
-            b_3_0 = piece_b(batch, first_column, next_k, local + 3u * THREADS);
+a_0_0 = load_a(batch, first_row + (local + 0u * THREADS) % A_WIDTH * 4u, next_k + (local + 0u * THREADS) / A_WIDTH);
+a_1_0 = load_a(batch, first_row + (local + 1u * THREADS) % A_WIDTH * 4u, next_k + (local + 1u * THREADS) / A_WIDTH);
+a_2_0 = load_a(batch, first_row + (local + 2u * THREADS) % A_WIDTH * 4u, next_k + (local + 2u * THREADS) / A_WIDTH);
+a_3_0 = load_a(batch, first_row + (local + 3u * THREADS) % A_WIDTH * 4u, next_k + (local + 3u * THREADS) / A_WIDTH);
+            b_0_0 = load_b(batch, first_column + (local + 0u * THREADS) % B_WIDTH * 4u, next_k + (local + 0u * THREADS) / B_WIDTH);
+            b_1_0 = load_b(batch, first_column + (local + 1u * THREADS) % B_WIDTH * 4u, next_k + (local + 1u * THREADS) / B_WIDTH);
+            b_2_0 = load_b(batch, first_column + (local + 2u * THREADS) % B_WIDTH * 4u, next_k + (local + 2u * THREADS) / B_WIDTH);
+            b_3_0 = load_b(batch, first_column + (local + 3u * THREADS) % B_WIDTH * 4u, next_k + (local + 3u * THREADS) / B_WIDTH);
         }
         {
             let depth = 0u * TILE;
@@ -282,25 +252,25 @@ let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
         if (done >= terms) {
             break;
         }
-        shared_a[place_of(local + 0u * THREADS, A_WIDTH, A_STRIDE)] = a_0_1;
-        shared_a[place_of(local + 1u * THREADS, A_WIDTH, A_STRIDE)] = a_1_1;
-        shared_a[place_of(local + 2u * THREADS, A_WIDTH, A_STRIDE)] = a_2_1;
-        shared_a[place_of(local + 3u * THREADS, A_WIDTH, A_STRIDE)] = a_3_1;
-        shared_b[place_of(local + 0u * THREADS, B_WIDTH, B_STRIDE)] = b_0_1;
-        shared_b[place_of(local + 1u * THREADS, B_WIDTH, B_STRIDE)] = b_1_1;
-        shared_b[place_of(local + 2u * THREADS, B_WIDTH, B_STRIDE)] = b_2_1;
-        shared_b[place_of(local + 3u * THREADS, B_WIDTH, B_STRIDE)] = b_3_1;
+        shared_a[(local + 0u * THREADS) / A_WIDTH * A_STRIDE + (local + 0u * THREADS) % A_WIDTH] = a_0_1;
+        shared_a[(local + 1u * THREADS) / A_WIDTH * A_STRIDE + (local + 1u * THREADS) % A_WIDTH] = a_1_1;
+        shared_a[(local + 2u * THREADS) / A_WIDTH * A_STRIDE + (local + 2u * THREADS) % A_WIDTH] = a_2_1;
+        shared_a[(local + 3u * THREADS) / A_WIDTH * A_STRIDE + (local + 3u * THREADS) % A_WIDTH] = a_3_1;
+        shared_b[(local + 0u * THREADS) / B_WIDTH * B_STRIDE + (local + 0u * THREADS) % B_WIDTH] = b_0_1;
+        shared_b[(local + 1u * THREADS) / B_WIDTH * B_STRIDE + (local + 1u * THREADS) % B_WIDTH] = b_1_1;
+        shared_b[(local + 2u * THREADS) / B_WIDTH * B_STRIDE + (local + 2u * THREADS) % B_WIDTH] = b_2_1;
+        shared_b[(local + 3u * THREADS) / B_WIDTH * B_STRIDE + (local + 3u * THREADS) % B_WIDTH] = b_3_1;
         workgroupBarrier();
         if (done + PREFETCH * STEP < terms) {
             let next_k = begin + done + PREFETCH * STEP;
-            a_0_1 = piece_a(batch, first_row, next_k, local + 0u * THREADS);
-            a_1_1 = piece_a(batch, first_row, next_k, local + 1u * THREADS);
-            a_2_1 = piece_a(batch, first_row, next_k, local + 2u * THREADS);
-            a_3_1 = piece_a(batch, first_row, next_k, local + 3u * THREADS);
-            b_0_1 = piece_b(batch, first_column, next_k, local + 0u * THREADS);
-            b_1_1 = piece_b(batch, first_column, next_k, local + 1u * THREADS);
-            b_2_1 = piece_b(batch, first_column, next_k, local + 2u * THREADS);
-            b_3_1 = piece_b(batch, first_column, next_k, local + 3u * THREADS);
+a_0_1 = load_a(batch, first_row + (local + 0u * THREADS) % A_WIDTH * 4u, next_k + (local + 0u * THREADS) / A_WIDTH);
+a_1_1 = load_a(batch, first_row + (local + 1u * THREADS) % A_WIDTH * 4u, next_k + (local + 1u * THREADS) / A_WIDTH);
+a_2_1 = load_a(batch, first_row + (local + 2u * THREADS) % A_WIDTH * 4u, next_k + (local + 2u * THREADS) / A_WIDTH);
+a_3_1 = load_a(batch, first_row + (local + 3u * THREADS) % A_WIDTH * 4u, next_k + (local + 3u * THREADS) / A_WIDTH);
+            b_0_1 = load_b(batch, first_column + (local + 0u * THREADS) % B_WIDTH * 4u, next_k + (local + 0u * THREADS) / B_WIDTH);
+            b_1_1 = load_b(batch, first_column + (local + 1u * THREADS) % B_WIDTH * 4u, next_k + (local + 1u * THREADS) / B_WIDTH);
+            b_2_1 = load_b(batch, first_column + (local + 2u * THREADS) % B_WIDTH * 4u, next_k + (local + 2u * THREADS) / B_WIDTH);
+            b_3_1 = load_b(batch, first_column + (local + 3u * THREADS) % B_WIDTH * 4u, next_k + (local + 3u * THREADS) / B_WIDTH);
         }
         {
             let depth = 0u * TILE;
@@ -361,9 +331,9 @@ let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
         let row_0 = first_row + sub_row + 0u * TILE + e_0 / SLAB_COLUMNS;
         let column_0 = first_column + sub_column + 0u * SLAB_COLUMNS + e_0 % SLAB_COLUMNS;
         let sum_0 = slab_sum(sub_block, e_0);
-        if (is_within(row_0, column_0)) {
-            finish(part, known_number(batch, row_0, column_0), sum_0);
-        }
+if (row_0 < M && column_0 < N) {
+    finish(part, element_number(batch, min(row_0, M - 1u), min(column_0, N - 1u)), sum_0);
+}
     }
     workgroupBarrier();
     let slab_1_0 = subgroup * SLAB + 0u % SLAB_TILES * TILE;
@@ -374,9 +344,9 @@ let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
         let row_0 = first_row + sub_row + 1u * TILE + e_0 / SLAB_COLUMNS;
         let column_0 = first_column + sub_column + 0u * SLAB_COLUMNS + e_0 % SLAB_COLUMNS;
         let sum_0 = slab_sum(sub_block, e_0);
-        if (is_within(row_0, column_0)) {
-            finish(part, known_number(batch, row_0, column_0), sum_0);
-        }
+if (row_0 < M && column_0 < N) {
+    finish(part, element_number(batch, min(row_0, M - 1u), min(column_0, N - 1u)), sum_0);
+}
     }
     workgroupBarrier();
 }

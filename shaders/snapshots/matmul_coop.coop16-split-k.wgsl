@@ -10,11 +10,7 @@ alias MatrixB = coop_mat16x16<f16,B>;
 alias MatrixC = coop_mat16x16<f32,C>;
 // The product. Whether neighbours in memory are neighbours along K, rather than along M or N.
 const BATCH: u32 = 1u;
-const M: u32 = 16u;
-const N: u32 = 256u;
 const K: u32 = 10496u;
-const A_ALONG_K: bool = true;
-const B_ALONG_K: bool = false;
 // The schedule.
 const TILE: u32 = 16u;
 const SUBGROUP: u32 = 32u;
@@ -29,7 +25,6 @@ const PART_LENGTH: u32 = 2304u;
 const TOGETHER: u32 = 1u;
 const ACROSS: u32 = 16u;
 const DOWN: u32 = 1u;
-const WHOLE: bool = true;
 const BESIDE: u32 = 1u;
 const SUBGROUPS: u32 = 8u;
 const THREADS: u32 = 256u;
@@ -72,33 +67,6 @@ b0[part * 4096u + i] = product;
 fn slab_sum(sub_block: u32, e: u32) -> f32 {
 return (((slab[(sub_block * 8u + 0u) * 256u + e] + slab[(sub_block * 8u + 1u) * 256u + e]) + (slab[(sub_block * 8u + 2u) * 256u + e] + slab[(sub_block * 8u + 3u) * 256u + e])) + ((slab[(sub_block * 8u + 4u) * 256u + e] + slab[(sub_block * 8u + 5u) * 256u + e]) + (slab[(sub_block * 8u + 6u) * 256u + e] + slab[(sub_block * 8u + 7u) * 256u + e])));
 }
-fn is_within(row: u32, column: u32) -> bool {
-    return WHOLE || (row < M && column < N);
-}
-// The number of an element, or that of another one beyond the result.
-fn known_number(batch: u32, row: u32, column: u32) -> u32 {
-    if (WHOLE) {
-        return element_number(batch, row, column);
-    }
-    return element_number(batch, min(row, M - 1u), min(column, N - 1u));
-}
-// The vector `at` of a block's piece that begins at a line and a term.
-fn piece_a(batch: u32, first: u32, k: u32, at: u32) -> Vector {
-    if (A_ALONG_K) {
-        return load_a(batch, first + at / A_WIDTH, k + at % A_WIDTH * 4u);
-    }
-    return load_a(batch, first + at % A_WIDTH * 4u, k + at / A_WIDTH);
-}
-fn piece_b(batch: u32, first: u32, k: u32, at: u32) -> Vector {
-    if (B_ALONG_K) {
-        return load_b(batch, first + at / B_WIDTH, k + at % B_WIDTH * 4u);
-    }
-    return load_b(batch, first + at % B_WIDTH * 4u, k + at / B_WIDTH);
-}
-// Where it lies in shared memory.
-fn place_of(at: u32, width: u32, stride: u32) -> u32 {
-    return at / width * stride + at % width;
-}
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let group_number = group.x;
@@ -118,67 +86,67 @@ let part = group_number / (ACROSS * DOWN * BATCH);
     terms = PART_LENGTH;
     terms = min(PART_LENGTH, K - part * PART_LENGTH);
 
-    var a_0_0 = piece_a(batch, first_row, begin + 0u * STEP, local + 0u * THREADS);
-    var a_1_0 = piece_a(batch, first_row, begin + 0u * STEP, local + 1u * THREADS);
-    var a_2_0 = piece_a(batch, first_row, begin + 0u * STEP, local + 2u * THREADS);
-    var a_3_0 = piece_a(batch, first_row, begin + 0u * STEP, local + 3u * THREADS);
-    var a_0_1 = piece_a(batch, first_row, begin + 1u * STEP, local + 0u * THREADS);
-    var a_1_1 = piece_a(batch, first_row, begin + 1u * STEP, local + 1u * THREADS);
-    var a_2_1 = piece_a(batch, first_row, begin + 1u * STEP, local + 2u * THREADS);
-    var a_3_1 = piece_a(batch, first_row, begin + 1u * STEP, local + 3u * THREADS);
-    var a_0_2 = piece_a(batch, first_row, begin + 2u * STEP, local + 0u * THREADS);
-    var a_1_2 = piece_a(batch, first_row, begin + 2u * STEP, local + 1u * THREADS);
-    var a_2_2 = piece_a(batch, first_row, begin + 2u * STEP, local + 2u * THREADS);
-    var a_3_2 = piece_a(batch, first_row, begin + 2u * STEP, local + 3u * THREADS);
-    var a_0_3 = piece_a(batch, first_row, begin + 3u * STEP, local + 0u * THREADS);
-    var a_1_3 = piece_a(batch, first_row, begin + 3u * STEP, local + 1u * THREADS);
-    var a_2_3 = piece_a(batch, first_row, begin + 3u * STEP, local + 2u * THREADS);
-    var a_3_3 = piece_a(batch, first_row, begin + 3u * STEP, local + 3u * THREADS);
-    var a_0_4 = piece_a(batch, first_row, begin + 4u * STEP, local + 0u * THREADS);
-    var a_1_4 = piece_a(batch, first_row, begin + 4u * STEP, local + 1u * THREADS);
-    var a_2_4 = piece_a(batch, first_row, begin + 4u * STEP, local + 2u * THREADS);
-    var a_3_4 = piece_a(batch, first_row, begin + 4u * STEP, local + 3u * THREADS);
-    var b_0_0 = piece_b(batch, first_column, begin + 0u * STEP, local + 0u * THREADS);
-    var b_1_0 = piece_b(batch, first_column, begin + 0u * STEP, local + 1u * THREADS);
-    var b_2_0 = piece_b(batch, first_column, begin + 0u * STEP, local + 2u * THREADS);
-    var b_3_0 = piece_b(batch, first_column, begin + 0u * STEP, local + 3u * THREADS);
-    var b_0_1 = piece_b(batch, first_column, begin + 1u * STEP, local + 0u * THREADS);
-    var b_1_1 = piece_b(batch, first_column, begin + 1u * STEP, local + 1u * THREADS);
-    var b_2_1 = piece_b(batch, first_column, begin + 1u * STEP, local + 2u * THREADS);
-    var b_3_1 = piece_b(batch, first_column, begin + 1u * STEP, local + 3u * THREADS);
-    var b_0_2 = piece_b(batch, first_column, begin + 2u * STEP, local + 0u * THREADS);
-    var b_1_2 = piece_b(batch, first_column, begin + 2u * STEP, local + 1u * THREADS);
-    var b_2_2 = piece_b(batch, first_column, begin + 2u * STEP, local + 2u * THREADS);
-    var b_3_2 = piece_b(batch, first_column, begin + 2u * STEP, local + 3u * THREADS);
-    var b_0_3 = piece_b(batch, first_column, begin + 3u * STEP, local + 0u * THREADS);
-    var b_1_3 = piece_b(batch, first_column, begin + 3u * STEP, local + 1u * THREADS);
-    var b_2_3 = piece_b(batch, first_column, begin + 3u * STEP, local + 2u * THREADS);
-    var b_3_3 = piece_b(batch, first_column, begin + 3u * STEP, local + 3u * THREADS);
-    var b_0_4 = piece_b(batch, first_column, begin + 4u * STEP, local + 0u * THREADS);
-    var b_1_4 = piece_b(batch, first_column, begin + 4u * STEP, local + 1u * THREADS);
-    var b_2_4 = piece_b(batch, first_column, begin + 4u * STEP, local + 2u * THREADS);
-    var b_3_4 = piece_b(batch, first_column, begin + 4u * STEP, local + 3u * THREADS);
+    var a_0_0 = load_a(batch, first_row + (local + 0u * THREADS) / A_WIDTH, begin + 0u * STEP + (local + 0u * THREADS) % A_WIDTH * 4u);
+    var a_1_0 = load_a(batch, first_row + (local + 1u * THREADS) / A_WIDTH, begin + 0u * STEP + (local + 1u * THREADS) % A_WIDTH * 4u);
+    var a_2_0 = load_a(batch, first_row + (local + 2u * THREADS) / A_WIDTH, begin + 0u * STEP + (local + 2u * THREADS) % A_WIDTH * 4u);
+    var a_3_0 = load_a(batch, first_row + (local + 3u * THREADS) / A_WIDTH, begin + 0u * STEP + (local + 3u * THREADS) % A_WIDTH * 4u);
+    var a_0_1 = load_a(batch, first_row + (local + 0u * THREADS) / A_WIDTH, begin + 1u * STEP + (local + 0u * THREADS) % A_WIDTH * 4u);
+    var a_1_1 = load_a(batch, first_row + (local + 1u * THREADS) / A_WIDTH, begin + 1u * STEP + (local + 1u * THREADS) % A_WIDTH * 4u);
+    var a_2_1 = load_a(batch, first_row + (local + 2u * THREADS) / A_WIDTH, begin + 1u * STEP + (local + 2u * THREADS) % A_WIDTH * 4u);
+    var a_3_1 = load_a(batch, first_row + (local + 3u * THREADS) / A_WIDTH, begin + 1u * STEP + (local + 3u * THREADS) % A_WIDTH * 4u);
+    var a_0_2 = load_a(batch, first_row + (local + 0u * THREADS) / A_WIDTH, begin + 2u * STEP + (local + 0u * THREADS) % A_WIDTH * 4u);
+    var a_1_2 = load_a(batch, first_row + (local + 1u * THREADS) / A_WIDTH, begin + 2u * STEP + (local + 1u * THREADS) % A_WIDTH * 4u);
+    var a_2_2 = load_a(batch, first_row + (local + 2u * THREADS) / A_WIDTH, begin + 2u * STEP + (local + 2u * THREADS) % A_WIDTH * 4u);
+    var a_3_2 = load_a(batch, first_row + (local + 3u * THREADS) / A_WIDTH, begin + 2u * STEP + (local + 3u * THREADS) % A_WIDTH * 4u);
+    var a_0_3 = load_a(batch, first_row + (local + 0u * THREADS) / A_WIDTH, begin + 3u * STEP + (local + 0u * THREADS) % A_WIDTH * 4u);
+    var a_1_3 = load_a(batch, first_row + (local + 1u * THREADS) / A_WIDTH, begin + 3u * STEP + (local + 1u * THREADS) % A_WIDTH * 4u);
+    var a_2_3 = load_a(batch, first_row + (local + 2u * THREADS) / A_WIDTH, begin + 3u * STEP + (local + 2u * THREADS) % A_WIDTH * 4u);
+    var a_3_3 = load_a(batch, first_row + (local + 3u * THREADS) / A_WIDTH, begin + 3u * STEP + (local + 3u * THREADS) % A_WIDTH * 4u);
+    var a_0_4 = load_a(batch, first_row + (local + 0u * THREADS) / A_WIDTH, begin + 4u * STEP + (local + 0u * THREADS) % A_WIDTH * 4u);
+    var a_1_4 = load_a(batch, first_row + (local + 1u * THREADS) / A_WIDTH, begin + 4u * STEP + (local + 1u * THREADS) % A_WIDTH * 4u);
+    var a_2_4 = load_a(batch, first_row + (local + 2u * THREADS) / A_WIDTH, begin + 4u * STEP + (local + 2u * THREADS) % A_WIDTH * 4u);
+    var a_3_4 = load_a(batch, first_row + (local + 3u * THREADS) / A_WIDTH, begin + 4u * STEP + (local + 3u * THREADS) % A_WIDTH * 4u);
+    var b_0_0 = load_b(batch, first_column + (local + 0u * THREADS) % B_WIDTH * 4u, begin + 0u * STEP + (local + 0u * THREADS) / B_WIDTH);
+    var b_1_0 = load_b(batch, first_column + (local + 1u * THREADS) % B_WIDTH * 4u, begin + 0u * STEP + (local + 1u * THREADS) / B_WIDTH);
+    var b_2_0 = load_b(batch, first_column + (local + 2u * THREADS) % B_WIDTH * 4u, begin + 0u * STEP + (local + 2u * THREADS) / B_WIDTH);
+    var b_3_0 = load_b(batch, first_column + (local + 3u * THREADS) % B_WIDTH * 4u, begin + 0u * STEP + (local + 3u * THREADS) / B_WIDTH);
+    var b_0_1 = load_b(batch, first_column + (local + 0u * THREADS) % B_WIDTH * 4u, begin + 1u * STEP + (local + 0u * THREADS) / B_WIDTH);
+    var b_1_1 = load_b(batch, first_column + (local + 1u * THREADS) % B_WIDTH * 4u, begin + 1u * STEP + (local + 1u * THREADS) / B_WIDTH);
+    var b_2_1 = load_b(batch, first_column + (local + 2u * THREADS) % B_WIDTH * 4u, begin + 1u * STEP + (local + 2u * THREADS) / B_WIDTH);
+    var b_3_1 = load_b(batch, first_column + (local + 3u * THREADS) % B_WIDTH * 4u, begin + 1u * STEP + (local + 3u * THREADS) / B_WIDTH);
+    var b_0_2 = load_b(batch, first_column + (local + 0u * THREADS) % B_WIDTH * 4u, begin + 2u * STEP + (local + 0u * THREADS) / B_WIDTH);
+    var b_1_2 = load_b(batch, first_column + (local + 1u * THREADS) % B_WIDTH * 4u, begin + 2u * STEP + (local + 1u * THREADS) / B_WIDTH);
+    var b_2_2 = load_b(batch, first_column + (local + 2u * THREADS) % B_WIDTH * 4u, begin + 2u * STEP + (local + 2u * THREADS) / B_WIDTH);
+    var b_3_2 = load_b(batch, first_column + (local + 3u * THREADS) % B_WIDTH * 4u, begin + 2u * STEP + (local + 3u * THREADS) / B_WIDTH);
+    var b_0_3 = load_b(batch, first_column + (local + 0u * THREADS) % B_WIDTH * 4u, begin + 3u * STEP + (local + 0u * THREADS) / B_WIDTH);
+    var b_1_3 = load_b(batch, first_column + (local + 1u * THREADS) % B_WIDTH * 4u, begin + 3u * STEP + (local + 1u * THREADS) / B_WIDTH);
+    var b_2_3 = load_b(batch, first_column + (local + 2u * THREADS) % B_WIDTH * 4u, begin + 3u * STEP + (local + 2u * THREADS) / B_WIDTH);
+    var b_3_3 = load_b(batch, first_column + (local + 3u * THREADS) % B_WIDTH * 4u, begin + 3u * STEP + (local + 3u * THREADS) / B_WIDTH);
+    var b_0_4 = load_b(batch, first_column + (local + 0u * THREADS) % B_WIDTH * 4u, begin + 4u * STEP + (local + 0u * THREADS) / B_WIDTH);
+    var b_1_4 = load_b(batch, first_column + (local + 1u * THREADS) % B_WIDTH * 4u, begin + 4u * STEP + (local + 1u * THREADS) / B_WIDTH);
+    var b_2_4 = load_b(batch, first_column + (local + 2u * THREADS) % B_WIDTH * 4u, begin + 4u * STEP + (local + 2u * THREADS) / B_WIDTH);
+    var b_3_4 = load_b(batch, first_column + (local + 3u * THREADS) % B_WIDTH * 4u, begin + 4u * STEP + (local + 3u * THREADS) / B_WIDTH);
     var done = 0u;
     loop {
-        shared_a[place_of(local + 0u * THREADS, A_WIDTH, A_STRIDE)] = a_0_0;
-        shared_a[place_of(local + 1u * THREADS, A_WIDTH, A_STRIDE)] = a_1_0;
-        shared_a[place_of(local + 2u * THREADS, A_WIDTH, A_STRIDE)] = a_2_0;
-        shared_a[place_of(local + 3u * THREADS, A_WIDTH, A_STRIDE)] = a_3_0;
-        shared_b[place_of(local + 0u * THREADS, B_WIDTH, B_STRIDE)] = b_0_0;
-        shared_b[place_of(local + 1u * THREADS, B_WIDTH, B_STRIDE)] = b_1_0;
-        shared_b[place_of(local + 2u * THREADS, B_WIDTH, B_STRIDE)] = b_2_0;
-        shared_b[place_of(local + 3u * THREADS, B_WIDTH, B_STRIDE)] = b_3_0;
+        shared_a[(local + 0u * THREADS) / A_WIDTH * A_STRIDE + (local + 0u * THREADS) % A_WIDTH] = a_0_0;
+        shared_a[(local + 1u * THREADS) / A_WIDTH * A_STRIDE + (local + 1u * THREADS) % A_WIDTH] = a_1_0;
+        shared_a[(local + 2u * THREADS) / A_WIDTH * A_STRIDE + (local + 2u * THREADS) % A_WIDTH] = a_2_0;
+        shared_a[(local + 3u * THREADS) / A_WIDTH * A_STRIDE + (local + 3u * THREADS) % A_WIDTH] = a_3_0;
+        shared_b[(local + 0u * THREADS) / B_WIDTH * B_STRIDE + (local + 0u * THREADS) % B_WIDTH] = b_0_0;
+        shared_b[(local + 1u * THREADS) / B_WIDTH * B_STRIDE + (local + 1u * THREADS) % B_WIDTH] = b_1_0;
+        shared_b[(local + 2u * THREADS) / B_WIDTH * B_STRIDE + (local + 2u * THREADS) % B_WIDTH] = b_2_0;
+        shared_b[(local + 3u * THREADS) / B_WIDTH * B_STRIDE + (local + 3u * THREADS) % B_WIDTH] = b_3_0;
         workgroupBarrier();
         if (done + PREFETCH * STEP < terms) {
             let next_k = begin + done + PREFETCH * STEP;
-            a_0_0 = piece_a(batch, first_row, next_k, local + 0u * THREADS);
-            a_1_0 = piece_a(batch, first_row, next_k, local + 1u * THREADS);
-            a_2_0 = piece_a(batch, first_row, next_k, local + 2u * THREADS);
-            a_3_0 = piece_a(batch, first_row, next_k, local + 3u * THREADS);
-            b_0_0 = piece_b(batch, first_column, next_k, local + 0u * THREADS);
-            b_1_0 = piece_b(batch, first_column, next_k, local + 1u * THREADS);
-            b_2_0 = piece_b(batch, first_column, next_k, local + 2u * THREADS);
-            b_3_0 = piece_b(batch, first_column, next_k, local + 3u * THREADS);
+            a_0_0 = load_a(batch, first_row + (local + 0u * THREADS) / A_WIDTH, next_k + (local + 0u * THREADS) % A_WIDTH * 4u);
+            a_1_0 = load_a(batch, first_row + (local + 1u * THREADS) / A_WIDTH, next_k + (local + 1u * THREADS) % A_WIDTH * 4u);
+            a_2_0 = load_a(batch, first_row + (local + 2u * THREADS) / A_WIDTH, next_k + (local + 2u * THREADS) % A_WIDTH * 4u);
+            a_3_0 = load_a(batch, first_row + (local + 3u * THREADS) / A_WIDTH, next_k + (local + 3u * THREADS) % A_WIDTH * 4u);
+            b_0_0 = load_b(batch, first_column + (local + 0u * THREADS) % B_WIDTH * 4u, next_k + (local + 0u * THREADS) / B_WIDTH);
+            b_1_0 = load_b(batch, first_column + (local + 1u * THREADS) % B_WIDTH * 4u, next_k + (local + 1u * THREADS) / B_WIDTH);
+            b_2_0 = load_b(batch, first_column + (local + 2u * THREADS) % B_WIDTH * 4u, next_k + (local + 2u * THREADS) / B_WIDTH);
+            b_3_0 = load_b(batch, first_column + (local + 3u * THREADS) % B_WIDTH * 4u, next_k + (local + 3u * THREADS) / B_WIDTH);
         }
         {
 let depth = 0u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
@@ -201,25 +169,25 @@ let depth = 1u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
         if (done >= terms) {
             break;
         }
-        shared_a[place_of(local + 0u * THREADS, A_WIDTH, A_STRIDE)] = a_0_1;
-        shared_a[place_of(local + 1u * THREADS, A_WIDTH, A_STRIDE)] = a_1_1;
-        shared_a[place_of(local + 2u * THREADS, A_WIDTH, A_STRIDE)] = a_2_1;
-        shared_a[place_of(local + 3u * THREADS, A_WIDTH, A_STRIDE)] = a_3_1;
-        shared_b[place_of(local + 0u * THREADS, B_WIDTH, B_STRIDE)] = b_0_1;
-        shared_b[place_of(local + 1u * THREADS, B_WIDTH, B_STRIDE)] = b_1_1;
-        shared_b[place_of(local + 2u * THREADS, B_WIDTH, B_STRIDE)] = b_2_1;
-        shared_b[place_of(local + 3u * THREADS, B_WIDTH, B_STRIDE)] = b_3_1;
+        shared_a[(local + 0u * THREADS) / A_WIDTH * A_STRIDE + (local + 0u * THREADS) % A_WIDTH] = a_0_1;
+        shared_a[(local + 1u * THREADS) / A_WIDTH * A_STRIDE + (local + 1u * THREADS) % A_WIDTH] = a_1_1;
+        shared_a[(local + 2u * THREADS) / A_WIDTH * A_STRIDE + (local + 2u * THREADS) % A_WIDTH] = a_2_1;
+        shared_a[(local + 3u * THREADS) / A_WIDTH * A_STRIDE + (local + 3u * THREADS) % A_WIDTH] = a_3_1;
+        shared_b[(local + 0u * THREADS) / B_WIDTH * B_STRIDE + (local + 0u * THREADS) % B_WIDTH] = b_0_1;
+        shared_b[(local + 1u * THREADS) / B_WIDTH * B_STRIDE + (local + 1u * THREADS) % B_WIDTH] = b_1_1;
+        shared_b[(local + 2u * THREADS) / B_WIDTH * B_STRIDE + (local + 2u * THREADS) % B_WIDTH] = b_2_1;
+        shared_b[(local + 3u * THREADS) / B_WIDTH * B_STRIDE + (local + 3u * THREADS) % B_WIDTH] = b_3_1;
         workgroupBarrier();
         if (done + PREFETCH * STEP < terms) {
             let next_k = begin + done + PREFETCH * STEP;
-            a_0_1 = piece_a(batch, first_row, next_k, local + 0u * THREADS);
-            a_1_1 = piece_a(batch, first_row, next_k, local + 1u * THREADS);
-            a_2_1 = piece_a(batch, first_row, next_k, local + 2u * THREADS);
-            a_3_1 = piece_a(batch, first_row, next_k, local + 3u * THREADS);
-            b_0_1 = piece_b(batch, first_column, next_k, local + 0u * THREADS);
-            b_1_1 = piece_b(batch, first_column, next_k, local + 1u * THREADS);
-            b_2_1 = piece_b(batch, first_column, next_k, local + 2u * THREADS);
-            b_3_1 = piece_b(batch, first_column, next_k, local + 3u * THREADS);
+            a_0_1 = load_a(batch, first_row + (local + 0u * THREADS) / A_WIDTH, next_k + (local + 0u * THREADS) % A_WIDTH * 4u);
+            a_1_1 = load_a(batch, first_row + (local + 1u * THREADS) / A_WIDTH, next_k + (local + 1u * THREADS) % A_WIDTH * 4u);
+            a_2_1 = load_a(batch, first_row + (local + 2u * THREADS) / A_WIDTH, next_k + (local + 2u * THREADS) % A_WIDTH * 4u);
+            a_3_1 = load_a(batch, first_row + (local + 3u * THREADS) / A_WIDTH, next_k + (local + 3u * THREADS) % A_WIDTH * 4u);
+            b_0_1 = load_b(batch, first_column + (local + 0u * THREADS) % B_WIDTH * 4u, next_k + (local + 0u * THREADS) / B_WIDTH);
+            b_1_1 = load_b(batch, first_column + (local + 1u * THREADS) % B_WIDTH * 4u, next_k + (local + 1u * THREADS) / B_WIDTH);
+            b_2_1 = load_b(batch, first_column + (local + 2u * THREADS) % B_WIDTH * 4u, next_k + (local + 2u * THREADS) / B_WIDTH);
+            b_3_1 = load_b(batch, first_column + (local + 3u * THREADS) % B_WIDTH * 4u, next_k + (local + 3u * THREADS) / B_WIDTH);
         }
         {
 let depth = 0u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
@@ -242,25 +210,25 @@ let depth = 1u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
         if (done >= terms) {
             break;
         }
-        shared_a[place_of(local + 0u * THREADS, A_WIDTH, A_STRIDE)] = a_0_2;
-        shared_a[place_of(local + 1u * THREADS, A_WIDTH, A_STRIDE)] = a_1_2;
-        shared_a[place_of(local + 2u * THREADS, A_WIDTH, A_STRIDE)] = a_2_2;
-        shared_a[place_of(local + 3u * THREADS, A_WIDTH, A_STRIDE)] = a_3_2;
-        shared_b[place_of(local + 0u * THREADS, B_WIDTH, B_STRIDE)] = b_0_2;
-        shared_b[place_of(local + 1u * THREADS, B_WIDTH, B_STRIDE)] = b_1_2;
-        shared_b[place_of(local + 2u * THREADS, B_WIDTH, B_STRIDE)] = b_2_2;
-        shared_b[place_of(local + 3u * THREADS, B_WIDTH, B_STRIDE)] = b_3_2;
+        shared_a[(local + 0u * THREADS) / A_WIDTH * A_STRIDE + (local + 0u * THREADS) % A_WIDTH] = a_0_2;
+        shared_a[(local + 1u * THREADS) / A_WIDTH * A_STRIDE + (local + 1u * THREADS) % A_WIDTH] = a_1_2;
+        shared_a[(local + 2u * THREADS) / A_WIDTH * A_STRIDE + (local + 2u * THREADS) % A_WIDTH] = a_2_2;
+        shared_a[(local + 3u * THREADS) / A_WIDTH * A_STRIDE + (local + 3u * THREADS) % A_WIDTH] = a_3_2;
+        shared_b[(local + 0u * THREADS) / B_WIDTH * B_STRIDE + (local + 0u * THREADS) % B_WIDTH] = b_0_2;
+        shared_b[(local + 1u * THREADS) / B_WIDTH * B_STRIDE + (local + 1u * THREADS) % B_WIDTH] = b_1_2;
+        shared_b[(local + 2u * THREADS) / B_WIDTH * B_STRIDE + (local + 2u * THREADS) % B_WIDTH] = b_2_2;
+        shared_b[(local + 3u * THREADS) / B_WIDTH * B_STRIDE + (local + 3u * THREADS) % B_WIDTH] = b_3_2;
         workgroupBarrier();
         if (done + PREFETCH * STEP < terms) {
             let next_k = begin + done + PREFETCH * STEP;
-            a_0_2 = piece_a(batch, first_row, next_k, local + 0u * THREADS);
-            a_1_2 = piece_a(batch, first_row, next_k, local + 1u * THREADS);
-            a_2_2 = piece_a(batch, first_row, next_k, local + 2u * THREADS);
-            a_3_2 = piece_a(batch, first_row, next_k, local + 3u * THREADS);
-            b_0_2 = piece_b(batch, first_column, next_k, local + 0u * THREADS);
-            b_1_2 = piece_b(batch, first_column, next_k, local + 1u * THREADS);
-            b_2_2 = piece_b(batch, first_column, next_k, local + 2u * THREADS);
-            b_3_2 = piece_b(batch, first_column, next_k, local + 3u * THREADS);
+            a_0_2 = load_a(batch, first_row + (local + 0u * THREADS) / A_WIDTH, next_k + (local + 0u * THREADS) % A_WIDTH * 4u);
+            a_1_2 = load_a(batch, first_row + (local + 1u * THREADS) / A_WIDTH, next_k + (local + 1u * THREADS) % A_WIDTH * 4u);
+            a_2_2 = load_a(batch, first_row + (local + 2u * THREADS) / A_WIDTH, next_k + (local + 2u * THREADS) % A_WIDTH * 4u);
+            a_3_2 = load_a(batch, first_row + (local + 3u * THREADS) / A_WIDTH, next_k + (local + 3u * THREADS) % A_WIDTH * 4u);
+            b_0_2 = load_b(batch, first_column + (local + 0u * THREADS) % B_WIDTH * 4u, next_k + (local + 0u * THREADS) / B_WIDTH);
+            b_1_2 = load_b(batch, first_column + (local + 1u * THREADS) % B_WIDTH * 4u, next_k + (local + 1u * THREADS) / B_WIDTH);
+            b_2_2 = load_b(batch, first_column + (local + 2u * THREADS) % B_WIDTH * 4u, next_k + (local + 2u * THREADS) / B_WIDTH);
+            b_3_2 = load_b(batch, first_column + (local + 3u * THREADS) % B_WIDTH * 4u, next_k + (local + 3u * THREADS) / B_WIDTH);
         }
         {
 let depth = 0u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
@@ -283,25 +251,25 @@ let depth = 1u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
         if (done >= terms) {
             break;
         }
-        shared_a[place_of(local + 0u * THREADS, A_WIDTH, A_STRIDE)] = a_0_3;
-        shared_a[place_of(local + 1u * THREADS, A_WIDTH, A_STRIDE)] = a_1_3;
-        shared_a[place_of(local + 2u * THREADS, A_WIDTH, A_STRIDE)] = a_2_3;
-        shared_a[place_of(local + 3u * THREADS, A_WIDTH, A_STRIDE)] = a_3_3;
-        shared_b[place_of(local + 0u * THREADS, B_WIDTH, B_STRIDE)] = b_0_3;
-        shared_b[place_of(local + 1u * THREADS, B_WIDTH, B_STRIDE)] = b_1_3;
-        shared_b[place_of(local + 2u * THREADS, B_WIDTH, B_STRIDE)] = b_2_3;
-        shared_b[place_of(local + 3u * THREADS, B_WIDTH, B_STRIDE)] = b_3_3;
+        shared_a[(local + 0u * THREADS) / A_WIDTH * A_STRIDE + (local + 0u * THREADS) % A_WIDTH] = a_0_3;
+        shared_a[(local + 1u * THREADS) / A_WIDTH * A_STRIDE + (local + 1u * THREADS) % A_WIDTH] = a_1_3;
+        shared_a[(local + 2u * THREADS) / A_WIDTH * A_STRIDE + (local + 2u * THREADS) % A_WIDTH] = a_2_3;
+        shared_a[(local + 3u * THREADS) / A_WIDTH * A_STRIDE + (local + 3u * THREADS) % A_WIDTH] = a_3_3;
+        shared_b[(local + 0u * THREADS) / B_WIDTH * B_STRIDE + (local + 0u * THREADS) % B_WIDTH] = b_0_3;
+        shared_b[(local + 1u * THREADS) / B_WIDTH * B_STRIDE + (local + 1u * THREADS) % B_WIDTH] = b_1_3;
+        shared_b[(local + 2u * THREADS) / B_WIDTH * B_STRIDE + (local + 2u * THREADS) % B_WIDTH] = b_2_3;
+        shared_b[(local + 3u * THREADS) / B_WIDTH * B_STRIDE + (local + 3u * THREADS) % B_WIDTH] = b_3_3;
         workgroupBarrier();
         if (done + PREFETCH * STEP < terms) {
             let next_k = begin + done + PREFETCH * STEP;
-            a_0_3 = piece_a(batch, first_row, next_k, local + 0u * THREADS);
-            a_1_3 = piece_a(batch, first_row, next_k, local + 1u * THREADS);
-            a_2_3 = piece_a(batch, first_row, next_k, local + 2u * THREADS);
-            a_3_3 = piece_a(batch, first_row, next_k, local + 3u * THREADS);
-            b_0_3 = piece_b(batch, first_column, next_k, local + 0u * THREADS);
-            b_1_3 = piece_b(batch, first_column, next_k, local + 1u * THREADS);
-            b_2_3 = piece_b(batch, first_column, next_k, local + 2u * THREADS);
-            b_3_3 = piece_b(batch, first_column, next_k, local + 3u * THREADS);
+            a_0_3 = load_a(batch, first_row + (local + 0u * THREADS) / A_WIDTH, next_k + (local + 0u * THREADS) % A_WIDTH * 4u);
+            a_1_3 = load_a(batch, first_row + (local + 1u * THREADS) / A_WIDTH, next_k + (local + 1u * THREADS) % A_WIDTH * 4u);
+            a_2_3 = load_a(batch, first_row + (local + 2u * THREADS) / A_WIDTH, next_k + (local + 2u * THREADS) % A_WIDTH * 4u);
+            a_3_3 = load_a(batch, first_row + (local + 3u * THREADS) / A_WIDTH, next_k + (local + 3u * THREADS) % A_WIDTH * 4u);
+            b_0_3 = load_b(batch, first_column + (local + 0u * THREADS) % B_WIDTH * 4u, next_k + (local + 0u * THREADS) / B_WIDTH);
+            b_1_3 = load_b(batch, first_column + (local + 1u * THREADS) % B_WIDTH * 4u, next_k + (local + 1u * THREADS) / B_WIDTH);
+            b_2_3 = load_b(batch, first_column + (local + 2u * THREADS) % B_WIDTH * 4u, next_k + (local + 2u * THREADS) / B_WIDTH);
+            b_3_3 = load_b(batch, first_column + (local + 3u * THREADS) % B_WIDTH * 4u, next_k + (local + 3u * THREADS) / B_WIDTH);
         }
         {
 let depth = 0u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
@@ -324,25 +292,25 @@ let depth = 1u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
         if (done >= terms) {
             break;
         }
-        shared_a[place_of(local + 0u * THREADS, A_WIDTH, A_STRIDE)] = a_0_4;
-        shared_a[place_of(local + 1u * THREADS, A_WIDTH, A_STRIDE)] = a_1_4;
-        shared_a[place_of(local + 2u * THREADS, A_WIDTH, A_STRIDE)] = a_2_4;
-        shared_a[place_of(local + 3u * THREADS, A_WIDTH, A_STRIDE)] = a_3_4;
-        shared_b[place_of(local + 0u * THREADS, B_WIDTH, B_STRIDE)] = b_0_4;
-        shared_b[place_of(local + 1u * THREADS, B_WIDTH, B_STRIDE)] = b_1_4;
-        shared_b[place_of(local + 2u * THREADS, B_WIDTH, B_STRIDE)] = b_2_4;
-        shared_b[place_of(local + 3u * THREADS, B_WIDTH, B_STRIDE)] = b_3_4;
+        shared_a[(local + 0u * THREADS) / A_WIDTH * A_STRIDE + (local + 0u * THREADS) % A_WIDTH] = a_0_4;
+        shared_a[(local + 1u * THREADS) / A_WIDTH * A_STRIDE + (local + 1u * THREADS) % A_WIDTH] = a_1_4;
+        shared_a[(local + 2u * THREADS) / A_WIDTH * A_STRIDE + (local + 2u * THREADS) % A_WIDTH] = a_2_4;
+        shared_a[(local + 3u * THREADS) / A_WIDTH * A_STRIDE + (local + 3u * THREADS) % A_WIDTH] = a_3_4;
+        shared_b[(local + 0u * THREADS) / B_WIDTH * B_STRIDE + (local + 0u * THREADS) % B_WIDTH] = b_0_4;
+        shared_b[(local + 1u * THREADS) / B_WIDTH * B_STRIDE + (local + 1u * THREADS) % B_WIDTH] = b_1_4;
+        shared_b[(local + 2u * THREADS) / B_WIDTH * B_STRIDE + (local + 2u * THREADS) % B_WIDTH] = b_2_4;
+        shared_b[(local + 3u * THREADS) / B_WIDTH * B_STRIDE + (local + 3u * THREADS) % B_WIDTH] = b_3_4;
         workgroupBarrier();
         if (done + PREFETCH * STEP < terms) {
             let next_k = begin + done + PREFETCH * STEP;
-            a_0_4 = piece_a(batch, first_row, next_k, local + 0u * THREADS);
-            a_1_4 = piece_a(batch, first_row, next_k, local + 1u * THREADS);
-            a_2_4 = piece_a(batch, first_row, next_k, local + 2u * THREADS);
-            a_3_4 = piece_a(batch, first_row, next_k, local + 3u * THREADS);
-            b_0_4 = piece_b(batch, first_column, next_k, local + 0u * THREADS);
-            b_1_4 = piece_b(batch, first_column, next_k, local + 1u * THREADS);
-            b_2_4 = piece_b(batch, first_column, next_k, local + 2u * THREADS);
-            b_3_4 = piece_b(batch, first_column, next_k, local + 3u * THREADS);
+            a_0_4 = load_a(batch, first_row + (local + 0u * THREADS) / A_WIDTH, next_k + (local + 0u * THREADS) % A_WIDTH * 4u);
+            a_1_4 = load_a(batch, first_row + (local + 1u * THREADS) / A_WIDTH, next_k + (local + 1u * THREADS) % A_WIDTH * 4u);
+            a_2_4 = load_a(batch, first_row + (local + 2u * THREADS) / A_WIDTH, next_k + (local + 2u * THREADS) % A_WIDTH * 4u);
+            a_3_4 = load_a(batch, first_row + (local + 3u * THREADS) / A_WIDTH, next_k + (local + 3u * THREADS) % A_WIDTH * 4u);
+            b_0_4 = load_b(batch, first_column + (local + 0u * THREADS) % B_WIDTH * 4u, next_k + (local + 0u * THREADS) / B_WIDTH);
+            b_1_4 = load_b(batch, first_column + (local + 1u * THREADS) % B_WIDTH * 4u, next_k + (local + 1u * THREADS) / B_WIDTH);
+            b_2_4 = load_b(batch, first_column + (local + 2u * THREADS) % B_WIDTH * 4u, next_k + (local + 2u * THREADS) / B_WIDTH);
+            b_3_4 = load_b(batch, first_column + (local + 3u * THREADS) % B_WIDTH * 4u, next_k + (local + 3u * THREADS) / B_WIDTH);
         }
         {
 let depth = 0u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
@@ -375,9 +343,7 @@ let depth = 1u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
         let row_0 = first_row + sub_row + 0u * TILE + e_0 / SLAB_COLUMNS;
         let column_0 = first_column + sub_column + 0u * SLAB_COLUMNS + e_0 % SLAB_COLUMNS;
         let sum_0 = slab_sum(sub_block, e_0);
-        if (is_within(row_0, column_0)) {
-            finish(part, known_number(batch, row_0, column_0), sum_0);
-        }
+        finish(part, element_number(batch, row_0, column_0), sum_0);
     }
     workgroupBarrier();
 }

@@ -13,8 +13,6 @@ const BATCH: u32 = 1u;
 const M: u32 = 768u;
 const N: u32 = 512u;
 const K: u32 = 96u;
-const A_ALONG_K: bool = true;
-const B_ALONG_K: bool = true;
 // The schedule.
 const TILE: u32 = 16u;
 const SUBGROUP: u32 = 32u;
@@ -54,23 +52,6 @@ return select(vec4<f16>(), vec4<f16>(b2[(v3 * 96u + v4) / 4u]), k < 96u);
 fn element_number(batch: u32, row: u32, column: u32) -> u32 {
 return (batch * 768u + row) * 512u + column;
 }
-// The vector `at` of a block's piece that begins at a line and a term.
-fn piece_a(batch: u32, first: u32, k: u32, at: u32) -> Vector {
-    if (A_ALONG_K) {
-        return load_a(batch, first + at / A_WIDTH, k + at % A_WIDTH * 4u);
-    }
-    return load_a(batch, first + at % A_WIDTH * 4u, k + at / A_WIDTH);
-}
-fn piece_b(batch: u32, first: u32, k: u32, at: u32) -> Vector {
-    if (B_ALONG_K) {
-        return load_b(batch, first + at / B_WIDTH, k + at % B_WIDTH * 4u);
-    }
-    return load_b(batch, first + at % B_WIDTH * 4u, k + at / B_WIDTH);
-}
-// Where it lies in shared memory.
-fn place_of(at: u32, width: u32, stride: u32) -> u32 {
-    return at / width * stride + at % width;
-}
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let group_number = group.x;
@@ -88,43 +69,43 @@ let part = group_number / (ACROSS * DOWN * BATCH);
     var begin = 0u;
     var terms = K;
 
-    var a_0_0 = piece_a(batch, first_row, begin + 0u * STEP, local + 0u * THREADS);
-    var a_1_0 = piece_a(batch, first_row, begin + 0u * STEP, local + 1u * THREADS);
-    var a_2_0 = piece_a(batch, first_row, begin + 0u * STEP, local + 2u * THREADS);
-    var a_3_0 = piece_a(batch, first_row, begin + 0u * STEP, local + 3u * THREADS);
-    var a_0_1 = piece_a(batch, first_row, begin + 1u * STEP, local + 0u * THREADS);
-    var a_1_1 = piece_a(batch, first_row, begin + 1u * STEP, local + 1u * THREADS);
-    var a_2_1 = piece_a(batch, first_row, begin + 1u * STEP, local + 2u * THREADS);
-    var a_3_1 = piece_a(batch, first_row, begin + 1u * STEP, local + 3u * THREADS);
-    var b_0_0 = piece_b(batch, first_column, begin + 0u * STEP, local + 0u * THREADS);
-    var b_1_0 = piece_b(batch, first_column, begin + 0u * STEP, local + 1u * THREADS);
-    var b_2_0 = piece_b(batch, first_column, begin + 0u * STEP, local + 2u * THREADS);
-    var b_3_0 = piece_b(batch, first_column, begin + 0u * STEP, local + 3u * THREADS);
-    var b_0_1 = piece_b(batch, first_column, begin + 1u * STEP, local + 0u * THREADS);
-    var b_1_1 = piece_b(batch, first_column, begin + 1u * STEP, local + 1u * THREADS);
-    var b_2_1 = piece_b(batch, first_column, begin + 1u * STEP, local + 2u * THREADS);
-    var b_3_1 = piece_b(batch, first_column, begin + 1u * STEP, local + 3u * THREADS);
+    var a_0_0 = load_a(batch, first_row + (local + 0u * THREADS) / A_WIDTH, begin + 0u * STEP + (local + 0u * THREADS) % A_WIDTH * 4u);
+    var a_1_0 = load_a(batch, first_row + (local + 1u * THREADS) / A_WIDTH, begin + 0u * STEP + (local + 1u * THREADS) % A_WIDTH * 4u);
+    var a_2_0 = load_a(batch, first_row + (local + 2u * THREADS) / A_WIDTH, begin + 0u * STEP + (local + 2u * THREADS) % A_WIDTH * 4u);
+    var a_3_0 = load_a(batch, first_row + (local + 3u * THREADS) / A_WIDTH, begin + 0u * STEP + (local + 3u * THREADS) % A_WIDTH * 4u);
+    var a_0_1 = load_a(batch, first_row + (local + 0u * THREADS) / A_WIDTH, begin + 1u * STEP + (local + 0u * THREADS) % A_WIDTH * 4u);
+    var a_1_1 = load_a(batch, first_row + (local + 1u * THREADS) / A_WIDTH, begin + 1u * STEP + (local + 1u * THREADS) % A_WIDTH * 4u);
+    var a_2_1 = load_a(batch, first_row + (local + 2u * THREADS) / A_WIDTH, begin + 1u * STEP + (local + 2u * THREADS) % A_WIDTH * 4u);
+    var a_3_1 = load_a(batch, first_row + (local + 3u * THREADS) / A_WIDTH, begin + 1u * STEP + (local + 3u * THREADS) % A_WIDTH * 4u);
+var b_0_0 = load_b(batch, first_column + (local + 0u * THREADS) / B_WIDTH, begin + 0u * STEP + (local + 0u * THREADS) % B_WIDTH * 4u);
+var b_1_0 = load_b(batch, first_column + (local + 1u * THREADS) / B_WIDTH, begin + 0u * STEP + (local + 1u * THREADS) % B_WIDTH * 4u);
+var b_2_0 = load_b(batch, first_column + (local + 2u * THREADS) / B_WIDTH, begin + 0u * STEP + (local + 2u * THREADS) % B_WIDTH * 4u);
+var b_3_0 = load_b(batch, first_column + (local + 3u * THREADS) / B_WIDTH, begin + 0u * STEP + (local + 3u * THREADS) % B_WIDTH * 4u);
+var b_0_1 = load_b(batch, first_column + (local + 0u * THREADS) / B_WIDTH, begin + 1u * STEP + (local + 0u * THREADS) % B_WIDTH * 4u);
+var b_1_1 = load_b(batch, first_column + (local + 1u * THREADS) / B_WIDTH, begin + 1u * STEP + (local + 1u * THREADS) % B_WIDTH * 4u);
+var b_2_1 = load_b(batch, first_column + (local + 2u * THREADS) / B_WIDTH, begin + 1u * STEP + (local + 2u * THREADS) % B_WIDTH * 4u);
+var b_3_1 = load_b(batch, first_column + (local + 3u * THREADS) / B_WIDTH, begin + 1u * STEP + (local + 3u * THREADS) % B_WIDTH * 4u);
     var done = 0u;
     loop {
-        shared_a[place_of(local + 0u * THREADS, A_WIDTH, A_STRIDE)] = a_0_0;
-        shared_a[place_of(local + 1u * THREADS, A_WIDTH, A_STRIDE)] = a_1_0;
-        shared_a[place_of(local + 2u * THREADS, A_WIDTH, A_STRIDE)] = a_2_0;
-        shared_a[place_of(local + 3u * THREADS, A_WIDTH, A_STRIDE)] = a_3_0;
-        shared_b[place_of(local + 0u * THREADS, B_WIDTH, B_STRIDE)] = b_0_0;
-        shared_b[place_of(local + 1u * THREADS, B_WIDTH, B_STRIDE)] = b_1_0;
-        shared_b[place_of(local + 2u * THREADS, B_WIDTH, B_STRIDE)] = b_2_0;
-        shared_b[place_of(local + 3u * THREADS, B_WIDTH, B_STRIDE)] = b_3_0;
+        shared_a[(local + 0u * THREADS) / A_WIDTH * A_STRIDE + (local + 0u * THREADS) % A_WIDTH] = a_0_0;
+        shared_a[(local + 1u * THREADS) / A_WIDTH * A_STRIDE + (local + 1u * THREADS) % A_WIDTH] = a_1_0;
+        shared_a[(local + 2u * THREADS) / A_WIDTH * A_STRIDE + (local + 2u * THREADS) % A_WIDTH] = a_2_0;
+        shared_a[(local + 3u * THREADS) / A_WIDTH * A_STRIDE + (local + 3u * THREADS) % A_WIDTH] = a_3_0;
+        shared_b[(local + 0u * THREADS) / B_WIDTH * B_STRIDE + (local + 0u * THREADS) % B_WIDTH] = b_0_0;
+        shared_b[(local + 1u * THREADS) / B_WIDTH * B_STRIDE + (local + 1u * THREADS) % B_WIDTH] = b_1_0;
+        shared_b[(local + 2u * THREADS) / B_WIDTH * B_STRIDE + (local + 2u * THREADS) % B_WIDTH] = b_2_0;
+        shared_b[(local + 3u * THREADS) / B_WIDTH * B_STRIDE + (local + 3u * THREADS) % B_WIDTH] = b_3_0;
         workgroupBarrier();
         if (done + PREFETCH * STEP < terms) {
             let next_k = begin + done + PREFETCH * STEP;
-            a_0_0 = piece_a(batch, first_row, next_k, local + 0u * THREADS);
-            a_1_0 = piece_a(batch, first_row, next_k, local + 1u * THREADS);
-            a_2_0 = piece_a(batch, first_row, next_k, local + 2u * THREADS);
-            a_3_0 = piece_a(batch, first_row, next_k, local + 3u * THREADS);
-            b_0_0 = piece_b(batch, first_column, next_k, local + 0u * THREADS);
-            b_1_0 = piece_b(batch, first_column, next_k, local + 1u * THREADS);
-            b_2_0 = piece_b(batch, first_column, next_k, local + 2u * THREADS);
-            b_3_0 = piece_b(batch, first_column, next_k, local + 3u * THREADS);
+            a_0_0 = load_a(batch, first_row + (local + 0u * THREADS) / A_WIDTH, next_k + (local + 0u * THREADS) % A_WIDTH * 4u);
+            a_1_0 = load_a(batch, first_row + (local + 1u * THREADS) / A_WIDTH, next_k + (local + 1u * THREADS) % A_WIDTH * 4u);
+            a_2_0 = load_a(batch, first_row + (local + 2u * THREADS) / A_WIDTH, next_k + (local + 2u * THREADS) % A_WIDTH * 4u);
+            a_3_0 = load_a(batch, first_row + (local + 3u * THREADS) / A_WIDTH, next_k + (local + 3u * THREADS) % A_WIDTH * 4u);
+b_0_0 = load_b(batch, first_column + (local + 0u * THREADS) / B_WIDTH, next_k + (local + 0u * THREADS) % B_WIDTH * 4u);
+b_1_0 = load_b(batch, first_column + (local + 1u * THREADS) / B_WIDTH, next_k + (local + 1u * THREADS) % B_WIDTH * 4u);
+b_2_0 = load_b(batch, first_column + (local + 2u * THREADS) / B_WIDTH, next_k + (local + 2u * THREADS) % B_WIDTH * 4u);
+b_3_0 = load_b(batch, first_column + (local + 3u * THREADS) / B_WIDTH, next_k + (local + 3u * THREADS) % B_WIDTH * 4u);
         }
         {
             let depth = 0u * TILE;
@@ -175,25 +156,25 @@ let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
         if (done >= terms) {
             break;
         }
-        shared_a[place_of(local + 0u * THREADS, A_WIDTH, A_STRIDE)] = a_0_1;
-        shared_a[place_of(local + 1u * THREADS, A_WIDTH, A_STRIDE)] = a_1_1;
-        shared_a[place_of(local + 2u * THREADS, A_WIDTH, A_STRIDE)] = a_2_1;
-        shared_a[place_of(local + 3u * THREADS, A_WIDTH, A_STRIDE)] = a_3_1;
-        shared_b[place_of(local + 0u * THREADS, B_WIDTH, B_STRIDE)] = b_0_1;
-        shared_b[place_of(local + 1u * THREADS, B_WIDTH, B_STRIDE)] = b_1_1;
-        shared_b[place_of(local + 2u * THREADS, B_WIDTH, B_STRIDE)] = b_2_1;
-        shared_b[place_of(local + 3u * THREADS, B_WIDTH, B_STRIDE)] = b_3_1;
+        shared_a[(local + 0u * THREADS) / A_WIDTH * A_STRIDE + (local + 0u * THREADS) % A_WIDTH] = a_0_1;
+        shared_a[(local + 1u * THREADS) / A_WIDTH * A_STRIDE + (local + 1u * THREADS) % A_WIDTH] = a_1_1;
+        shared_a[(local + 2u * THREADS) / A_WIDTH * A_STRIDE + (local + 2u * THREADS) % A_WIDTH] = a_2_1;
+        shared_a[(local + 3u * THREADS) / A_WIDTH * A_STRIDE + (local + 3u * THREADS) % A_WIDTH] = a_3_1;
+        shared_b[(local + 0u * THREADS) / B_WIDTH * B_STRIDE + (local + 0u * THREADS) % B_WIDTH] = b_0_1;
+        shared_b[(local + 1u * THREADS) / B_WIDTH * B_STRIDE + (local + 1u * THREADS) % B_WIDTH] = b_1_1;
+        shared_b[(local + 2u * THREADS) / B_WIDTH * B_STRIDE + (local + 2u * THREADS) % B_WIDTH] = b_2_1;
+        shared_b[(local + 3u * THREADS) / B_WIDTH * B_STRIDE + (local + 3u * THREADS) % B_WIDTH] = b_3_1;
         workgroupBarrier();
         if (done + PREFETCH * STEP < terms) {
             let next_k = begin + done + PREFETCH * STEP;
-            a_0_1 = piece_a(batch, first_row, next_k, local + 0u * THREADS);
-            a_1_1 = piece_a(batch, first_row, next_k, local + 1u * THREADS);
-            a_2_1 = piece_a(batch, first_row, next_k, local + 2u * THREADS);
-            a_3_1 = piece_a(batch, first_row, next_k, local + 3u * THREADS);
-            b_0_1 = piece_b(batch, first_column, next_k, local + 0u * THREADS);
-            b_1_1 = piece_b(batch, first_column, next_k, local + 1u * THREADS);
-            b_2_1 = piece_b(batch, first_column, next_k, local + 2u * THREADS);
-            b_3_1 = piece_b(batch, first_column, next_k, local + 3u * THREADS);
+            a_0_1 = load_a(batch, first_row + (local + 0u * THREADS) / A_WIDTH, next_k + (local + 0u * THREADS) % A_WIDTH * 4u);
+            a_1_1 = load_a(batch, first_row + (local + 1u * THREADS) / A_WIDTH, next_k + (local + 1u * THREADS) % A_WIDTH * 4u);
+            a_2_1 = load_a(batch, first_row + (local + 2u * THREADS) / A_WIDTH, next_k + (local + 2u * THREADS) % A_WIDTH * 4u);
+            a_3_1 = load_a(batch, first_row + (local + 3u * THREADS) / A_WIDTH, next_k + (local + 3u * THREADS) % A_WIDTH * 4u);
+b_0_1 = load_b(batch, first_column + (local + 0u * THREADS) / B_WIDTH, next_k + (local + 0u * THREADS) % B_WIDTH * 4u);
+b_1_1 = load_b(batch, first_column + (local + 1u * THREADS) / B_WIDTH, next_k + (local + 1u * THREADS) % B_WIDTH * 4u);
+b_2_1 = load_b(batch, first_column + (local + 2u * THREADS) / B_WIDTH, next_k + (local + 2u * THREADS) % B_WIDTH * 4u);
+b_3_1 = load_b(batch, first_column + (local + 3u * THREADS) / B_WIDTH, next_k + (local + 3u * THREADS) % B_WIDTH * 4u);
         }
         {
             let depth = 0u * TILE;

@@ -11,11 +11,7 @@ alias MatrixB = coop_mat8x8<f16,B>;
 alias MatrixC = coop_mat8x8<f32,C>;
 // The product. Whether neighbours in memory are neighbours along K, rather than along M or N.
 const BATCH: u32 = 1u;
-const M: u32 = 768u;
-const N: u32 = 512u;
 const K: u32 = 96u;
-const A_ALONG_K: bool = true;
-const B_ALONG_K: bool = false;
 // The schedule.
 const TILE: u32 = 8u;
 const SUBGROUP: u32 = 32u;
@@ -29,7 +25,6 @@ const PREFETCH: u32 = 1u;
 const TOGETHER: u32 = 2u;
 const ACROSS: u32 = 16u;
 const DOWN: u32 = 24u;
-const WHOLE: bool = true;
 const BESIDE: u32 = 2u;
 const SUBGROUPS: u32 = 4u;
 const THREADS: u32 = 128u;
@@ -86,33 +81,6 @@ b1[i_1] = v9;
 fn slab_sum(sub_block: u32, e: u32) -> f32 {
 return slab[(sub_block * 1u + 0u) * 64u + e];
 }
-fn is_within(row: u32, column: u32) -> bool {
-    return WHOLE || (row < M && column < N);
-}
-// The number of an element, or that of another one beyond the result.
-fn known_number(batch: u32, row: u32, column: u32) -> u32 {
-    if (WHOLE) {
-        return element_number(batch, row, column);
-    }
-    return element_number(batch, min(row, M - 1u), min(column, N - 1u));
-}
-// The vector `at` of a block's piece that begins at a line and a term.
-fn piece_a(batch: u32, first: u32, k: u32, at: u32) -> Vector {
-    if (A_ALONG_K) {
-        return load_a(batch, first + at / A_WIDTH, k + at % A_WIDTH * 4u);
-    }
-    return load_a(batch, first + at % A_WIDTH * 4u, k + at / A_WIDTH);
-}
-fn piece_b(batch: u32, first: u32, k: u32, at: u32) -> Vector {
-    if (B_ALONG_K) {
-        return load_b(batch, first + at / B_WIDTH, k + at % B_WIDTH * 4u);
-    }
-    return load_b(batch, first + at % B_WIDTH * 4u, k + at / B_WIDTH);
-}
-// Where it lies in shared memory.
-fn place_of(at: u32, width: u32, stride: u32) -> u32 {
-    return at / width * stride + at % width;
-}
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let group_number = group.x;
@@ -132,17 +100,17 @@ let part = group_number / (ACROSS * DOWN * BATCH);
     var begin = 0u;
     var terms = K;
 
-    var a_0_0 = piece_a(batch, first_row, begin + 0u * STEP, local + 0u * THREADS);
-    var b_0_0 = piece_b(batch, first_column, begin + 0u * STEP, local + 0u * THREADS);
+    var a_0_0 = load_a(batch, first_row + (local + 0u * THREADS) / A_WIDTH, begin + 0u * STEP + (local + 0u * THREADS) % A_WIDTH * 4u);
+    var b_0_0 = load_b(batch, first_column + (local + 0u * THREADS) % B_WIDTH * 4u, begin + 0u * STEP + (local + 0u * THREADS) / B_WIDTH);
     var done = 0u;
     loop {
-        shared_a[place_of(local + 0u * THREADS, A_WIDTH, A_STRIDE)] = a_0_0;
-        shared_b[place_of(local + 0u * THREADS, B_WIDTH, B_STRIDE)] = b_0_0;
+        shared_a[(local + 0u * THREADS) / A_WIDTH * A_STRIDE + (local + 0u * THREADS) % A_WIDTH] = a_0_0;
+        shared_b[(local + 0u * THREADS) / B_WIDTH * B_STRIDE + (local + 0u * THREADS) % B_WIDTH] = b_0_0;
         workgroupBarrier();
         if (done + PREFETCH * STEP < terms) {
             let next_k = begin + done + PREFETCH * STEP;
-            a_0_0 = piece_a(batch, first_row, next_k, local + 0u * THREADS);
-            b_0_0 = piece_b(batch, first_column, next_k, local + 0u * THREADS);
+            a_0_0 = load_a(batch, first_row + (local + 0u * THREADS) / A_WIDTH, next_k + (local + 0u * THREADS) % A_WIDTH * 4u);
+            b_0_0 = load_b(batch, first_column + (local + 0u * THREADS) % B_WIDTH * 4u, next_k + (local + 0u * THREADS) / B_WIDTH);
         }
         {
             let depth = 0u * TILE;
@@ -194,8 +162,8 @@ let part = group_number / (ACROSS * DOWN * BATCH);
         let column_1 = first_column + sub_column + 0u * SLAB_COLUMNS + e_1 % SLAB_COLUMNS;
         let sum_1 = slab_sum(sub_block, e_1);
         finish_together(
-            known_number(batch, row_0, column_0), sum_0, is_within(row_0, column_0),
-            known_number(batch, row_1, column_1), sum_1, is_within(row_1, column_1),
+            element_number(batch, row_0, column_0), sum_0, true,
+            element_number(batch, row_1, column_1), sum_1, true,
         );
     }
     workgroupBarrier();
@@ -212,8 +180,8 @@ let part = group_number / (ACROSS * DOWN * BATCH);
         let column_1 = first_column + sub_column + 1u * SLAB_COLUMNS + e_1 % SLAB_COLUMNS;
         let sum_1 = slab_sum(sub_block, e_1);
         finish_together(
-            known_number(batch, row_0, column_0), sum_0, is_within(row_0, column_0),
-            known_number(batch, row_1, column_1), sum_1, is_within(row_1, column_1),
+            element_number(batch, row_0, column_0), sum_0, true,
+            element_number(batch, row_1, column_1), sum_1, true,
         );
     }
     workgroupBarrier();
@@ -230,8 +198,8 @@ let part = group_number / (ACROSS * DOWN * BATCH);
         let column_1 = first_column + sub_column + 0u * SLAB_COLUMNS + e_1 % SLAB_COLUMNS;
         let sum_1 = slab_sum(sub_block, e_1);
         finish_together(
-            known_number(batch, row_0, column_0), sum_0, is_within(row_0, column_0),
-            known_number(batch, row_1, column_1), sum_1, is_within(row_1, column_1),
+            element_number(batch, row_0, column_0), sum_0, true,
+            element_number(batch, row_1, column_1), sum_1, true,
         );
     }
     workgroupBarrier();
@@ -248,8 +216,8 @@ let part = group_number / (ACROSS * DOWN * BATCH);
         let column_1 = first_column + sub_column + 1u * SLAB_COLUMNS + e_1 % SLAB_COLUMNS;
         let sum_1 = slab_sum(sub_block, e_1);
         finish_together(
-            known_number(batch, row_0, column_0), sum_0, is_within(row_0, column_0),
-            known_number(batch, row_1, column_1), sum_1, is_within(row_1, column_1),
+            element_number(batch, row_0, column_0), sum_0, true,
+            element_number(batch, row_1, column_1), sum_1, true,
         );
     }
     workgroupBarrier();

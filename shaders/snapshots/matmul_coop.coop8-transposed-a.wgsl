@@ -13,8 +13,6 @@ const BATCH: u32 = 1u;
 const M: u32 = 768u;
 const N: u32 = 512u;
 const K: u32 = 96u;
-const A_ALONG_K: bool = false;
-const B_ALONG_K: bool = false;
 // The schedule.
 const TILE: u32 = 8u;
 const SUBGROUP: u32 = 32u;
@@ -54,23 +52,6 @@ return vec4<f16>(b2[(v4 * 512u + v3) / 4u]);
 fn element_number(batch: u32, row: u32, column: u32) -> u32 {
 return (batch * 768u + row) * 512u + column;
 }
-// The vector `at` of a block's piece that begins at a line and a term.
-fn piece_a(batch: u32, first: u32, k: u32, at: u32) -> Vector {
-    if (A_ALONG_K) {
-        return load_a(batch, first + at / A_WIDTH, k + at % A_WIDTH * 4u);
-    }
-    return load_a(batch, first + at % A_WIDTH * 4u, k + at / A_WIDTH);
-}
-fn piece_b(batch: u32, first: u32, k: u32, at: u32) -> Vector {
-    if (B_ALONG_K) {
-        return load_b(batch, first + at / B_WIDTH, k + at % B_WIDTH * 4u);
-    }
-    return load_b(batch, first + at % B_WIDTH * 4u, k + at / B_WIDTH);
-}
-// Where it lies in shared memory.
-fn place_of(at: u32, width: u32, stride: u32) -> u32 {
-    return at / width * stride + at % width;
-}
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let group_number = group.x;
@@ -90,17 +71,17 @@ let part = group_number / (ACROSS * DOWN * BATCH);
     var begin = 0u;
     var terms = K;
 
-    var a_0_0 = piece_a(batch, first_row, begin + 0u * STEP, local + 0u * THREADS);
-    var b_0_0 = piece_b(batch, first_column, begin + 0u * STEP, local + 0u * THREADS);
+var a_0_0 = load_a(batch, first_row + (local + 0u * THREADS) % A_WIDTH * 4u, begin + 0u * STEP + (local + 0u * THREADS) / A_WIDTH);
+    var b_0_0 = load_b(batch, first_column + (local + 0u * THREADS) % B_WIDTH * 4u, begin + 0u * STEP + (local + 0u * THREADS) / B_WIDTH);
     var done = 0u;
     loop {
-        shared_a[place_of(local + 0u * THREADS, A_WIDTH, A_STRIDE)] = a_0_0;
-        shared_b[place_of(local + 0u * THREADS, B_WIDTH, B_STRIDE)] = b_0_0;
+        shared_a[(local + 0u * THREADS) / A_WIDTH * A_STRIDE + (local + 0u * THREADS) % A_WIDTH] = a_0_0;
+        shared_b[(local + 0u * THREADS) / B_WIDTH * B_STRIDE + (local + 0u * THREADS) % B_WIDTH] = b_0_0;
         workgroupBarrier();
         if (done + PREFETCH * STEP < terms) {
             let next_k = begin + done + PREFETCH * STEP;
-            a_0_0 = piece_a(batch, first_row, next_k, local + 0u * THREADS);
-            b_0_0 = piece_b(batch, first_column, next_k, local + 0u * THREADS);
+a_0_0 = load_a(batch, first_row + (local + 0u * THREADS) % A_WIDTH * 4u, next_k + (local + 0u * THREADS) / A_WIDTH);
+            b_0_0 = load_b(batch, first_column + (local + 0u * THREADS) % B_WIDTH * 4u, next_k + (local + 0u * THREADS) / B_WIDTH);
         }
         {
             let depth = 0u * TILE;

@@ -12,19 +12,13 @@ var<storage, read> b3: array<vec4<f32>>;
 // Twin in the oracle: core/src/ops/matmul.rs, core/src/ops/quantized.rs.
 
 const BATCH: u32 = 1u;
-const M: u32 = 1u;
 const N: u32 = 960u;
 const K: u32 = 576u;
 // The schedule.
 const COLUMNS: u32 = 1u;
-const PARTS: u32 = 1u;
-const LENGTH: u32 = 576u;
-const STAGED: bool = false;
-const ROUNDS: u32 = 1u;
 const TOGETHER: u32 = 1u;
 const THREADS: u32 = 256u;
 const LANES: u32 = 32u;
-const SOME_ROWS: u32 = 4u;
 const ADDERS: u32 = 8u;
 const LAST_ADDERS: u32 = 8u;
 const GROUPS: u32 = 8u;
@@ -33,8 +27,6 @@ const WIDTH: u32 = 144u;
 const SUMS: u32 = 1u;
 const LAST: u32 = 1u;
 const STRIDE: u32 = 33u;
-const STAGED_VECTORS: u32 = 144u;
-var<workgroup> staged: array<vec4<f32>, STAGED_VECTORS>;
 var<workgroup> sums: array<f32, TOGETHER * GROUPS * STRIDE>;
 var<workgroup> few: array<f32, GROUPS * max(TOGETHER * ADDERS, LAST * LAST_ADDERS)>;
 // The vector `k` of a row.
@@ -46,19 +38,6 @@ return b3[(v4) / 4u];
 fn load_b(batch: u32, line: u32, k: u32) -> vec4<f32> {
 let v3 = k * 4u;
 return b2[(line * 576u + v3) / 4u];
-}
-fn row_vector(batch: u32, row: u32, k: u32, first_vector: u32) -> vec4<f32> {
-    if (STAGED) {
-        return staged[row * WIDTH + k - first_vector];
-    }
-    return load_a(batch, row, k);
-}
-// A vector that is zero where it is beyond the end, by no branch for few rows.
-fn within(vector: vec4<f32>, k: u32, end: u32, number: u32) -> vec4<f32> {
-    if (M >= SOME_ROWS || (PARTS == 1u && ROUNDS == 1u && (number + 1u) * LANES * 4u <= LENGTH)) {
-        return vector;
-    }
-    return select(vec4<f32>(), vector, k + number * LANES < end);
 }
 // The number of an element of the result.
 fn element_number(batch: u32, row: u32, column: u32) -> u32 {
@@ -91,36 +70,41 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     // What comes before needs none of the matrix, which is loaded meanwhile.
     let k = first_vector + slot;
     let k_0 = min(k + 0u * LANES, end - 1u);
-    let b_0_0 = within(load_b(batch, column_0, k_0), k, end, 0u);
+let b_0_0 = load_b(batch, column_0, k_0);
     let k_1 = min(k + 1u * LANES, end - 1u);
-    let b_1_0 = within(load_b(batch, column_0, k_1), k, end, 1u);
+let b_1_0 = load_b(batch, column_0, k_1);
     let k_2 = min(k + 2u * LANES, end - 1u);
-    let b_2_0 = within(load_b(batch, column_0, k_2), k, end, 2u);
+let b_2_0 = load_b(batch, column_0, k_2);
     let k_3 = min(k + 3u * LANES, end - 1u);
-    let b_3_0 = within(load_b(batch, column_0, k_3), k, end, 3u);
+let b_3_0 = load_b(batch, column_0, k_3);
     let k_4 = min(k + 4u * LANES, end - 1u);
-    let b_4_0 = within(load_b(batch, column_0, k_4), k, end, 4u);
-    let a_0_0 = within(row_vector(batch, 0u, k_0, first_vector), k, end, 0u);
+    let b_4_0 = select(vec4<f32>(), load_b(batch, column_0, k_4), k + 4u * LANES < end);
+    let row_0_0 = load_a(batch, 0u, k_0);
+let a_0_0 = row_0_0;
     sum_0 = fma(a_0_0.x, b_0_0.x, sum_0);
     sum_0 = fma(a_0_0.y, b_0_0.y, sum_0);
     sum_0 = fma(a_0_0.z, b_0_0.z, sum_0);
     sum_0 = fma(a_0_0.w, b_0_0.w, sum_0);
-    let a_1_0 = within(row_vector(batch, 0u, k_1, first_vector), k, end, 1u);
+    let row_1_0 = load_a(batch, 0u, k_1);
+let a_1_0 = row_1_0;
     sum_0 = fma(a_1_0.x, b_1_0.x, sum_0);
     sum_0 = fma(a_1_0.y, b_1_0.y, sum_0);
     sum_0 = fma(a_1_0.z, b_1_0.z, sum_0);
     sum_0 = fma(a_1_0.w, b_1_0.w, sum_0);
-    let a_2_0 = within(row_vector(batch, 0u, k_2, first_vector), k, end, 2u);
+    let row_2_0 = load_a(batch, 0u, k_2);
+let a_2_0 = row_2_0;
     sum_0 = fma(a_2_0.x, b_2_0.x, sum_0);
     sum_0 = fma(a_2_0.y, b_2_0.y, sum_0);
     sum_0 = fma(a_2_0.z, b_2_0.z, sum_0);
     sum_0 = fma(a_2_0.w, b_2_0.w, sum_0);
-    let a_3_0 = within(row_vector(batch, 0u, k_3, first_vector), k, end, 3u);
+    let row_3_0 = load_a(batch, 0u, k_3);
+let a_3_0 = row_3_0;
     sum_0 = fma(a_3_0.x, b_3_0.x, sum_0);
     sum_0 = fma(a_3_0.y, b_3_0.y, sum_0);
     sum_0 = fma(a_3_0.z, b_3_0.z, sum_0);
     sum_0 = fma(a_3_0.w, b_3_0.w, sum_0);
-    let a_4_0 = within(row_vector(batch, 0u, k_4, first_vector), k, end, 4u);
+    let row_4_0 = load_a(batch, 0u, k_4);
+    let a_4_0 = select(vec4<f32>(), row_4_0, k + 4u * LANES < end);
     sum_0 = fma(a_4_0.x, b_4_0.x, sum_0);
     sum_0 = fma(a_4_0.y, b_4_0.y, sum_0);
     sum_0 = fma(a_4_0.z, b_4_0.z, sum_0);
