@@ -12,7 +12,7 @@ use meganeura_core::program::{Program, Slot};
 use meganeura_core::reference::{expand_call, operand_name};
 use meganeura_core::{DType, TensorType, registry};
 
-use super::{Role, role, view};
+use super::roles::{Role, role, stands_for};
 
 /// Most nodes of a body.
 const MOST_NODES: usize = 400;
@@ -212,7 +212,7 @@ impl Builder {
         if depth > MOST_DEPTH || self.nodes.len() > MOST_NODES {
             return Err("it is too large for one kernel".into());
         }
-        if let Some(operand) = view::stands_for(op.name()) {
+        if let Some(operand) = stands_for(op.name()) {
             return Ok(vec![inputs[operand]]);
         }
         let types: Vec<TensorType> = inputs.iter().map(|&i| self.nodes[i].ty.clone()).collect();

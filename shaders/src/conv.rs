@@ -26,11 +26,6 @@ fn of(name: &str) -> Option<Of> {
     }
 }
 
-/// Whether an operator is a convolution.
-pub(super) fn is_known(name: &str) -> bool {
-    of(name).is_some()
-}
-
 pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx) -> Result<Compiled, String> {
     let Def::Call { op, attrs, inputs, .. } = &body.nodes[id].def else {
         return Err("there is no convolution".into());

@@ -1,4 +1,4 @@
-//! Sums of products on the matrix units of a GPU, through cooperative matrices: what [`tiled`](super::tiled) does with
+//! Sums of products on the matrix units of a GPU, through cooperative matrices: what `tiled.rs` does with
 //! single threads, done by subgroups.
 //!
 //! A workgroup computes a block of the result, each of its subgroups a part of it, held as square tiles in registers.
@@ -16,28 +16,13 @@ use super::emit::Emitter;
 use super::files;
 use super::fold::{pairwise, sum};
 use super::kernel::Launch;
+pub use super::limits::CoopConfig;
 use super::module::HALF;
 use super::sums::{self, Plain, Sink};
 use super::template::Template;
 use super::tiled::{Products, Sizes};
 pub(super) use block::Block;
 use tail::Tail;
-
-/// How matrix units are used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct CoopConfig {
-    /// Rows and columns of a tile: 8 or 16.
-    pub tile_size: u32,
-    /// Whether operands are rounded to `f16`; sums are in `f32` in any case.
-    pub use_f16_input: bool,
-    /// Threads of a subgroup, which compute a tile together.
-    pub subgroup_size: u32,
-    /// Workgroups of two by two tiles from which on a product is given to the units, commonly
-    /// [`MIN_COOP_WORKGROUPS`]; with 0, every product is.
-    pub min_workgroups: u32,
-    /// Workgroups of large blocks that the device runs at a time; 0 if that is not known.
-    pub at_once: u32,
-}
 
 /// Workgroups of two by two tiles from which on a product is given to the matrix units.
 pub const MIN_COOP_WORKGROUPS: u32 = 128;

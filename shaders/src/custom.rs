@@ -1,23 +1,9 @@
 //! Custom kernels: WGSL that a plugin registers for its operator.
 
-use meganeura_core::backend::KernelDesc;
 use meganeura_core::backend::shader::{SHADER_BUFFERS, SHADER_FAULT, SHADER_REPORTER, Shader, ShaderBuffer};
-use meganeura_core::ops::OpRef;
 
-use super::kernel::{Binding, CompileCx, Compiled, Launch};
+use super::kernel::{Binding, CompileCx, Compiled, CustomKernel, Launch};
 use super::module::Module;
-
-/// A custom kernel that a device has accepted for an operator.
-pub trait CustomKernel {
-    /// The operator.
-    fn op(&self) -> OpRef;
-
-    /// The kernel of a call.
-    ///
-    /// # Errors
-    /// The reason why there is none.
-    fn shader(&self, kernel: &KernelDesc) -> Result<Shader, String>;
-}
 
 /// Launches of the custom kernel of an operator; `None` if there is none for this call.
 pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {

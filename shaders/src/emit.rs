@@ -10,8 +10,9 @@ use super::body::{Body, Constant, Def, Id};
 use super::kernel::CompileCx;
 use super::module::Module;
 use super::place::{self, Base, Index, Place};
+use super::roles::Role;
 use super::scalar::{self, literal, wgsl_type};
-use super::{Role, pull, view};
+use super::{pull, view};
 
 /// Most variables of a kernel.
 const MOST_VARIABLES: usize = 2_000;

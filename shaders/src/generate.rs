@@ -5,30 +5,10 @@ use std::cell::{Cell, RefCell};
 use meganeura_core::backend::KernelDesc;
 use meganeura_core::precision::Precision;
 
-use super::coop::CoopConfig;
+use super::compile::{check_scratch, compile};
 use super::kernel::{CompileCx, Compiled};
-use super::schedule::Schedule;
-use super::variants::{Class, ScheduleChooser};
-use super::{check_scratch, compile};
-
-/// What a device has room for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Cooperative matrices that kernels may use. With `use_f16_input`, operands of matrix products are rounded to `f16`.
-    pub coop: Option<CoopConfig>,
-    /// Bytes of the largest buffer.
-    pub max_buffer_bytes: u64,
-}
-
-impl Default for Limits {
-    /// No cooperative matrices, and the largest buffer that every Vulkan device binds.
-    fn default() -> Self {
-        Limits {
-            coop: None,
-            max_buffer_bytes: 1 << 27,
-        }
-    }
-}
+use super::limits::Limits;
+use super::schedule::{Class, Schedule, ScheduleChooser};
 
 /// The schedules of a call, the default one first; none for a call that has one kernel, or none.
 ///

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use meganeura_core::DType;
 use meganeura_core::backend::KernelDesc;
-use meganeura_core::ops::Call;
+use meganeura_core::backend::shader::Shader;
+use meganeura_core::ops::{Call, OpRef};
 use meganeura_core::plan::BufferRef;
 
-use super::coop::CoopConfig;
-use super::custom::CustomKernel;
-use super::variants::{Class, ScheduleChooser};
+use super::limits::CoopConfig;
+use super::schedule::{Class, ScheduleChooser};
 
 /// Most buffers of a kernel, one less than of which Vulkan devices commonly have sixteen.
 pub(crate) const MAX_BINDINGS: usize = 15;
@@ -129,6 +129,18 @@ pub struct Compiled {
     pub scratch: Vec<usize>,
     /// Operands of which it reads nothing but elements that it rounds to `f16`.
     pub rounded: Vec<usize>,
+}
+
+/// A custom kernel that a device has accepted for an operator.
+pub trait CustomKernel {
+    /// The operator.
+    fn op(&self) -> OpRef;
+
+    /// The kernel of a call.
+    ///
+    /// # Errors
+    /// The reason why there is none.
+    fn shader(&self, kernel: &KernelDesc) -> Result<Shader, String>;
 }
 
 /// What a kernel is compiled from.

@@ -9,11 +9,6 @@ use super::kernel::{CompileCx, Compiled};
 use super::place::{self, Base, Index, Place};
 use super::tiled::{self, Products, Sizes};
 
-/// Whether an operator is a product.
-pub(super) fn is_known(name: &str) -> bool {
-    name == "core.matmul"
-}
-
 pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx) -> Result<Compiled, String> {
     let Def::Call { attrs, inputs, .. } = &body.nodes[id].def else {
         return Err("there is no product".into());

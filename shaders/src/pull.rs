@@ -7,18 +7,6 @@ use super::emit::Emitter;
 use super::place::{Index, Place, broadcast};
 use super::scalar::{literal, number};
 
-/// Most operands of a concatenation.
-const MOST_PARTS: usize = 8;
-
-/// Whether an operator is one of these.
-pub(super) fn is_known(name: &str, call: &Call) -> bool {
-    match name {
-        "core.pad" | "core.gather" | "core.take_along_axis" | "core.random_bits" | "core.tril" | "core.triu" => true,
-        "core.concat" => call.inputs.len() <= MOST_PARTS,
-        _ => false,
-    }
-}
-
 /// A variable with the element at a place.
 pub(super) fn value(e: &mut Emitter, name: &str, call: &Call, inputs: &[Id], at: &[Index]) -> Result<String, String> {
     match name {

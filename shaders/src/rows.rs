@@ -21,9 +21,10 @@ use super::fold::Fold;
 use super::kernel::{CompileCx, Compiled, Launch};
 use super::place::{self, Base, Index, Place};
 use super::pointwise::is_half;
+use super::roles::Role;
 use super::scalar::{compute_type, wgsl_type};
+use super::variants;
 use super::variants::Candidate as _;
-use super::{Role, variants};
 pub(super) use layout::Layout;
 
 /// Threads of a workgroup.
@@ -40,11 +41,6 @@ const LONGEST_BEFORE_PRODUCT: usize = 16_384;
 const WAYS: usize = 4;
 /// Threads that put together what the lanes of a row have, each for some of them.
 const JOINERS: usize = 16;
-
-/// Whether an operator is a reduction.
-pub(super) fn is_known(name: &str) -> bool {
-    Fold::of(name).is_ok()
-}
 
 /// A reduction of a body.
 #[derive(Clone, Debug)]

@@ -4,6 +4,9 @@ use meganeura_core::DType;
 use meganeura_core::attrs::Attrs;
 use meganeura_core::ops::{Call, drop_threshold};
 
+/// Dtypes of operands. Half precision is computed in `f32`, and rounded where a result is stored.
+pub const DTYPES: [DType; 5] = [DType::F32, DType::F16, DType::BF16, DType::U32, DType::I32];
+
 /// Whether an operator is elementwise and known here, for these types.
 pub(super) fn is_known(name: &str, call: &Call) -> Result<bool, String> {
     let arguments = vec![String::new(); call.inputs.len()];

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use meganeura_core::precision::Precision;
+
 /// Kernels that have several schedules for a call, each with its version, and the names of their settings. The version is raised
 /// when a kernel changes such that earlier measurements hold no more: schedules of another version cannot be parsed.
 const KERNELS: [(&str, &[&str]); 11] = [
@@ -110,6 +112,38 @@ impl FromStr for Schedule {
             settings.push((name, numbers.map_err(|_| wrong())?));
         }
         Ok(Schedule { kernel, settings })
+    }
+}
+
+/// Calls for which one schedule is chosen: what is computed, how operands lie in memory, sizes, and the precision of the plan.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Class {
+    /// All of it, as one text.
+    pub name: String,
+    /// Sizes of the call at hand, in the order in which the name has them. Numbers of rows and batches are but part of a
+    /// range in the name, unless there are few.
+    pub sizes: Vec<usize>,
+    /// What there is to do, in multiplications: those with most to do are measured first.
+    pub work: u128,
+}
+
+impl fmt::Display for Class {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
+    }
+}
+
+/// Chooses schedules for the calls of a plan.
+pub trait ScheduleChooser {
+    /// Precision of the plan.
+    fn precision(&self) -> Precision;
+
+    /// The schedule for a class, if it is not the default one. `candidates` gives all that there are, the default one first.
+    fn choose(&self, class: &Class, candidates: &dyn Fn() -> Vec<Schedule>) -> Option<Schedule>;
+
+    /// There is no such schedule for a call, or no kernel can be made of it; the default one is used.
+    fn missing(&self, class: &Class, schedule: &Schedule) {
+        let _ = (class, schedule);
     }
 }
 

@@ -11,9 +11,10 @@ use meganeura_core::backend::KernelDesc;
 use meganeura_core::{Shape, TensorType};
 
 use super::body::{Body, Def, Id, Node};
+use super::families::compile_body;
 use super::kernel::{CompileCx, Compiled, Memory, Source};
 use super::pointwise::is_half;
-use super::{Role, compile_body};
+use super::roles::Role;
 
 /// Most stages of a dispatch.
 const MOST_STAGES: usize = 12;

@@ -13,8 +13,8 @@ use meganeura_core::program::{Program, Slot, Step};
 use meganeura_core::{DType, Graph, Shape, TensorType, registry};
 use naga::valid::{Capabilities, ValidationFlags, Validator};
 
+use super::ScheduleChooser;
 use super::coop::CoopConfig;
-use super::variants::ScheduleChooser;
 use super::{Binding, CompileCx, Compiled, Launch, Memory, compile, supports};
 
 /// Types of a sample's operands and results; floats may be of half precision.

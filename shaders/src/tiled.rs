@@ -15,10 +15,11 @@ use super::emit::Emitter;
 use super::files;
 use super::kernel::{CompileCx, Compiled, Launch};
 use super::pointwise::is_half;
+use super::roles::Role;
 use super::sums::{self, PARTIAL, Plain, Results, Sink, epilogue, join};
 use super::template::Template;
 use super::variants::Candidate as _;
-use super::{Role, variants, vectors};
+use super::{variants, vectors};
 use ways::{Product, Tiles};
 
 /// Threads along each side of a tile.

@@ -1,37 +1,18 @@
 //! Which schedule a call gets.
 //!
 //! By default the limits of each family of kernels choose, which are constants beside it. Whoever measures can ask for another
-//! schedule ([`ScheduleChooser`]): a call belongs to a [`Class`], and each [`Schedule`] can be printed and parsed. A family that has
+//! schedule ([`ScheduleChooser`](super::ScheduleChooser)): a call belongs to a [`Class`], and each [`Schedule`] can be printed and parsed. A family that has
 //! several schedules has a file `ways.rs` that lists them.
 
-use std::fmt;
 use std::sync::Arc;
 
 use meganeura_core::precision::Precision;
 
 use super::kernel::{CompileCx, Compiled};
-use super::schedule::Schedule;
+use super::schedule::{Class, Schedule};
 
 /// Rows, and batches, up to which each number is a class of its own.
 const EXACT_ROWS: usize = 16;
-
-/// Calls for which one schedule is chosen: what is computed, how operands lie in memory, sizes, and the precision of the plan.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Class {
-    /// All of it, as one text.
-    pub name: String,
-    /// Sizes of the call at hand, in the order in which the name has them. Numbers of rows and batches are but part of a
-    /// range in the name, unless there are few.
-    pub sizes: Vec<usize>,
-    /// What there is to do, in multiplications: those with most to do are measured first.
-    pub work: u128,
-}
-
-impl fmt::Display for Class {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.name)
-    }
-}
 
 /// The range of sizes that are one class: a power of two, and what is above the next smaller one.
 pub(super) fn range(size: usize) -> String {
@@ -41,20 +22,6 @@ pub(super) fn range(size: usize) -> String {
             let last = size.checked_next_power_of_two().unwrap_or(usize::MAX);
             format!("{}..{last}", last / 2 + 1)
         }
-    }
-}
-
-/// Chooses schedules for the calls of a plan.
-pub trait ScheduleChooser {
-    /// Precision of the plan.
-    fn precision(&self) -> Precision;
-
-    /// The schedule for a class, if it is not the default one. `candidates` gives all that there are, the default one first.
-    fn choose(&self, class: &Class, candidates: &dyn Fn() -> Vec<Schedule>) -> Option<Schedule>;
-
-    /// There is no such schedule for a call, or no kernel can be made of it; the default one is used.
-    fn missing(&self, class: &Class, schedule: &Schedule) {
-        let _ = (class, schedule);
     }
 }
 

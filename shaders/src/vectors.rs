@@ -6,12 +6,12 @@
 
 mod wide;
 
-use super::Role;
 use super::body::{Body, Id};
 use super::emit::Emitter;
 use super::files;
 use super::kernel::{CompileCx, Compiled, Launch};
 use super::pointwise::is_half;
+use super::roles::Role;
 use super::rows::Rows;
 use super::sums::{self, Results, Sink};
 use super::template::Template;

@@ -5,24 +5,6 @@ use meganeura_core::ops::Call;
 use super::emit::Emitter;
 use super::place::{self, Index, Place};
 
-/// Whether an operator is one of these.
-pub(super) fn is_known(name: &str) -> bool {
-    matches!(
-        name,
-        "core.reshape" | "core.expand" | "core.permute" | "core.slice" | "core.flip"
-    )
-}
-
-/// The operand that an operator's result is, element by element.
-pub(super) fn stands_for(name: &str) -> Option<usize> {
-    match name {
-        "core.stop_gradient" => Some(0),
-        // It is where this is written that makes the difference.
-        "core.assign" => Some(1),
-        _ => None,
-    }
-}
-
 /// The place in operand 0 of what is at `place` of the result.
 pub(super) fn place(emitter: &mut Emitter, name: &str, call: &Call, place: &[Index]) -> Result<Place, String> {
     let shape = &call.inputs[0].shape;

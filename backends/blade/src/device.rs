@@ -23,7 +23,7 @@ use crate::probe::{self, Limits, Probed};
 use crate::program::Draft;
 use crate::tune::Tuning;
 use meganeura_shaders as kernels;
-use meganeura_shaders::variants::ScheduleChooser;
+use meganeura_shaders::ScheduleChooser;
 
 /// Rounds after which Mesa's software driver leaves all loops of a shader (`LP_MAX_TGSI_LOOP_ITERATIONS` in its sources).
 const SOFTWARE_ROUNDS: u32 = 65_535;

@@ -4,8 +4,8 @@ use std::collections::{HashMap, HashSet};
 
 use meganeura_core::plan::{BufferRef, Dispatch, ExecutionPlan, Operand};
 use meganeura_core::{DType, Error, Result};
+use meganeura_shaders::ScheduleChooser;
 use meganeura_shaders::coop::CoopConfig;
-use meganeura_shaders::variants::ScheduleChooser;
 use meganeura_shaders::{self as kernels, CompileCx, Compiled, CustomKernel, Memory, Source};
 
 use crate::brought::Brought;

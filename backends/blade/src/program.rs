@@ -6,7 +6,7 @@ use std::sync::Arc;
 use meganeura_core::backend::KernelSource;
 use meganeura_core::plan::{BufferRef, Dispatch, ExecutionPlan, Segment};
 use meganeura_core::{Error, Result};
-use meganeura_shaders::variants::Class;
+use meganeura_shaders::Class;
 use meganeura_shaders::{Binding, Compiled, Launch, Memory};
 
 use crate::dispatch::{Known, Narrows, Sources, With, compile, refused};

@@ -4,9 +4,10 @@
 use meganeura_core::ops::AttentionDims;
 use meganeura_core::precision::Precision;
 
-use super::super::compile_apart;
+use super::super::decompose::compile_decomposed;
+use super::super::schedule::Class;
 use super::super::schedule::Schedule;
-use super::super::variants::{Candidate, Class, range};
+use super::super::variants::{Candidate, range};
 use super::cached::{self, Sharing};
 use super::coop::{backward as units_backward, forward as units_forward};
 use super::{
@@ -135,7 +136,7 @@ impl Attention<'_> {
     fn apart(&self) -> Result<Compiled, String> {
         let cx = self.cx;
         let part = cx.part(cx.kernel, cx.inputs.clone(), cx.outputs.clone(), cx.first_scratch);
-        compile_apart(&CompileCx { choices: None, ..part })
+        compile_decomposed(&CompileCx { choices: None, ..part })
     }
 
     /// Launches in a way.

@@ -4,8 +4,9 @@
 use meganeura_core::precision::Precision;
 
 use super::super::body::Def;
+use super::super::schedule::Class;
 use super::super::schedule::Schedule;
-use super::super::variants::{Candidate, Class, range};
+use super::super::variants::{Candidate, range};
 use super::{CompileCx, Compiled, Layout, MOST_PARTS, Rows, THREADS};
 
 /// Multiplications that take as long as an element on its way from memory, roughly.

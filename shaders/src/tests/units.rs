@@ -7,7 +7,7 @@ use meganeura_core::precision::Precision;
 
 use super::super::Schedule;
 use super::super::coop::MIN_COOP_WORKGROUPS;
-use super::super::variants::{Class, ScheduleChooser};
+use super::super::schedule::{Class, ScheduleChooser};
 use super::*;
 
 /// Kinds of units.

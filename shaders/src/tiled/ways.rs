@@ -5,8 +5,9 @@ use meganeura_core::precision::Precision;
 use super::super::body::{Body, Id};
 use super::super::coop::Blocks;
 use super::super::kernel::CompileCx;
+use super::super::schedule::Class;
 use super::super::schedule::Schedule;
-use super::super::variants::{Candidate, Class, range};
+use super::super::variants::{Candidate, range};
 use super::super::vectors::{self, Vectors};
 use super::{Products, Sizes, Tiling};
 

@@ -30,7 +30,7 @@ use meganeura_core::{Error, Result};
 use crate::backend::choice;
 use crate::gpu::NAME;
 use meganeura_shaders::Schedule;
-use meganeura_shaders::variants::{Class, ScheduleChooser};
+use meganeura_shaders::{Class, ScheduleChooser};
 use store::Stored;
 pub(crate) use store::{Entry, Key};
 

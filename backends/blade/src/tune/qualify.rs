@@ -19,8 +19,8 @@ use crate::device::BladeDevice;
 use crate::gpu::NAME;
 use meganeura_shaders::Schedule;
 use meganeura_shaders::coop::CoopConfig;
-use meganeura_shaders::variants::{Class, ScheduleChooser};
 use meganeura_shaders::{self as kernels, CompileCx};
+use meganeura_shaders::{Class, ScheduleChooser};
 
 /// The hash of the kernels of a call, made for buffers of its own; `None` where there are none.
 pub(super) fn text_hash(

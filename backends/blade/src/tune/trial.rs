@@ -23,7 +23,7 @@ use crate::gpu::NAME;
 use crate::program::Draft;
 use meganeura_shaders::Schedule;
 use meganeura_shaders::coop::CoopConfig;
-use meganeura_shaders::variants::{Class, ScheduleChooser};
+use meganeura_shaders::{Class, ScheduleChooser};
 
 /// Most bytes of the calls of a plan, which are so many that what a call reads of its own is not in a cache since the last
 /// time; fewer of devices that are emulated.

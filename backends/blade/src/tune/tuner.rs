@@ -20,7 +20,7 @@ use crate::dispatch::{Narrows, With};
 use crate::facts;
 use crate::narrow;
 use meganeura_shaders::Schedule;
-use meganeura_shaders::variants::{Class, ScheduleChooser};
+use meganeura_shaders::{Class, ScheduleChooser};
 
 /// A class of calls of some plans.
 pub(super) struct Found {

@@ -1,0 +1,50 @@
+//! From a dispatch to its kernels.
+
+use meganeura_core::backend::KernelDesc;
+
+use super::decompose::{check_count, compile_decomposed};
+use super::kernel::{CompileCx, Compiled, CustomKernel};
+use super::scalar::DTYPES;
+use super::{alone, attention, cache, custom};
+
+/// Compiles a dispatch.
+///
+/// # Errors
+/// The reason why there is no kernel for it.
+pub fn compile(cx: &CompileCx) -> Result<Compiled, String> {
+    for ty in cx.kernel.inputs.iter().chain(cx.kernel.outputs) {
+        if !DTYPES.contains(&ty.dtype) {
+            return Err(format!("there are no kernels of {}", ty.dtype));
+        }
+        check_count(ty)?;
+    }
+    for special in [custom::compile, alone::compile, attention::compile, cache::compile] {
+        if let Some(compiled) = special(cx)? {
+            return Ok(compiled);
+        }
+    }
+    compile_decomposed(cx)
+}
+
+/// The kernel for a call on a device whose buffers have at most so many bytes, and for whose operator a kernel may have been
+/// brought.
+///
+/// # Errors
+/// The reason why there is none.
+pub fn supports(kernel: &KernelDesc, most_bytes: u64, custom: Option<&dyn CustomKernel>) -> Result<Compiled, String> {
+    let compiled = compile(&CompileCx {
+        custom,
+        ..CompileCx::standalone(*kernel)
+    })?;
+    check_scratch(compiled, most_bytes)
+}
+
+/// Refuses kernels whose scratch buffers are too large.
+pub(super) fn check_scratch(compiled: Compiled, most_bytes: u64) -> Result<Compiled, String> {
+    match compiled.scratch.iter().max() {
+        Some(&bytes) if bytes as u64 > most_bytes => Err(format!(
+            "it takes {bytes} bytes of scratch memory, but the device's largest buffer has {most_bytes}"
+        )),
+        _ => Ok(compiled),
+    }
+}

@@ -1,0 +1,18 @@
+//! Which family of kernels computes a body in one launch.
+
+use super::body::Body;
+use super::kernel::{CompileCx, Compiled};
+use super::roles::{Role, is_matmul};
+use super::{conv, matmul, pointwise, rows};
+
+/// Compiles a body to one kernel, or to one whose parts a second puts together.
+pub(super) fn compile_body(body: &Body, cx: &CompileCx) -> Result<Compiled, String> {
+    let (products, reductions) = (body.calls(Role::Product), body.calls(Role::Reduction));
+    match (&products[..], &reductions[..]) {
+        ([], []) => pointwise::compile(body, cx),
+        ([], _) => rows::compile(body, cx),
+        (&[product], _) if body.is_call(product, is_matmul) => matmul::compile(body, product, cx),
+        (&[product], []) => conv::compile(body, product, cx),
+        _ => Err("it has a product together with another one or with a reduction".into()),
+    }
+}

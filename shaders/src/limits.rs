@@ -1,0 +1,36 @@
+//! What a device offers to kernels.
+
+/// How cooperative matrices are used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CoopConfig {
+    /// Rows and columns of a tile: 8 or 16.
+    pub tile_size: u32,
+    /// Whether operands are rounded to `f16`; sums are in `f32` in any case.
+    pub use_f16_input: bool,
+    /// Threads of a subgroup, which compute a tile together.
+    pub subgroup_size: u32,
+    /// Workgroups of two by two tiles from which on a product is given to the units, commonly
+    /// [`MIN_COOP_WORKGROUPS`](super::coop::MIN_COOP_WORKGROUPS); with 0, every product is.
+    pub min_workgroups: u32,
+    /// Workgroups of large blocks that the device runs at a time; 0 if that is not known.
+    pub at_once: u32,
+}
+
+/// What a device has room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Cooperative matrices that kernels may use. With `use_f16_input`, operands of matrix products are rounded to `f16`.
+    pub coop: Option<CoopConfig>,
+    /// Bytes of the largest buffer.
+    pub max_buffer_bytes: u64,
+}
+
+impl Default for Limits {
+    /// No cooperative matrices, and the largest buffer that every Vulkan device binds.
+    fn default() -> Self {
+        Limits {
+            coop: None,
+            max_buffer_bytes: 1 << 27,
+        }
+    }
+}

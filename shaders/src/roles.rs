@@ -1,0 +1,84 @@
+//! What operators are to the generators of bodies: the only lists of their names.
+
+use meganeura_core::ops::Call;
+
+use super::fold::Fold;
+use super::scalar;
+
+/// Most operands of a concatenation.
+const MOST_PARTS: usize = 8;
+
+/// What a call is to the generators.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Role {
+    /// An element of the result depends on the operands' elements at its place.
+    Pointwise,
+    /// Operand 0's elements at other places.
+    View,
+    /// Elements of the operands, chosen one by one.
+    Pull,
+    /// Operand 0 folded over axes.
+    Reduction,
+    /// A matrix product or a convolution.
+    Product,
+}
+
+/// The role of an operator, if it has one.
+pub(super) fn role(name: &str, call: &Call) -> Result<Option<Role>, String> {
+    if is_view(name) {
+        return Ok(Some(Role::View));
+    }
+    if is_pull(name, call) {
+        return Ok(Some(Role::Pull));
+    }
+    if Fold::of(name).is_ok() {
+        return Ok(Some(Role::Reduction));
+    }
+    if is_matmul(name) || is_convolution(name) {
+        return match call.inputs.iter().find(|t| scalar::wgsl_type(t.dtype) != "f32") {
+            None => Ok(Some(Role::Product)),
+            Some(ty) => Err(format!("there is no product of {ty}")),
+        };
+    }
+    Ok(scalar::is_known(name, call)?.then_some(Role::Pointwise))
+}
+
+/// Whether an operator is a matrix product.
+pub(super) fn is_matmul(name: &str) -> bool {
+    name == "core.matmul"
+}
+
+/// Whether an operator is a convolution or one of its derivatives.
+fn is_convolution(name: &str) -> bool {
+    matches!(
+        name,
+        "core.conv2d" | "core.conv2d_input_grad" | "core.conv2d_weight_grad"
+    )
+}
+
+/// Whether an operator only says where elements are found.
+fn is_view(name: &str) -> bool {
+    matches!(
+        name,
+        "core.reshape" | "core.expand" | "core.permute" | "core.slice" | "core.flip"
+    )
+}
+
+/// Whether each element of an operator's result is one of some elements of its operands, or a number of its own.
+fn is_pull(name: &str, call: &Call) -> bool {
+    match name {
+        "core.pad" | "core.gather" | "core.take_along_axis" | "core.random_bits" | "core.tril" | "core.triu" => true,
+        "core.concat" => call.inputs.len() <= MOST_PARTS,
+        _ => false,
+    }
+}
+
+/// The operand that an operator's result is, element by element.
+pub(super) fn stands_for(name: &str) -> Option<usize> {
+    match name {
+        "core.stop_gradient" => Some(0),
+        // It is where this is written that makes the difference.
+        "core.assign" => Some(1),
+        _ => None,
+    }
+}
