@@ -217,11 +217,11 @@ fn every_way_to_reduce_gives_what_the_usual_one_does() {
         "lanes=1 ",
         "lanes=8 ",
         "lanes=256 ",
-        "parts=1 ",
-        "parts=2 ",
-        "parts=16 ",
-        "written=0",
-        "written=9",
+        "split=1 ",
+        "split=2 ",
+        "split=16 ",
+        "unroll=0",
+        "unroll=9",
     ] {
         assert!(has(part), "{part}: {families:?}");
     }
