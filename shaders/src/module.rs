@@ -7,9 +7,9 @@ use std::sync::Arc;
 use meganeura_core::DType;
 
 use super::kernel::{Binding, CompileCx, INLINE_SCALARS, Launch, MAIN, MAX_BINDINGS, Memory, NAMES, Source};
-use super::library::library;
+use super::library;
 use super::scalar::{literal, wgsl_type};
-use super::template::{Template, WORKGROUP, names};
+use super::template::{Expanded, Template, WORKGROUP, names};
 
 /// The type of WGSL for half precision, and the extension that it takes.
 pub(crate) const HALF: &str = "f16";
@@ -252,7 +252,8 @@ impl<'a> Module<'a> {
             "{}@compute @workgroup_size({threads})\n{MAIN}{begin}{body}}}\n",
             self.items
         );
-        self.launch(&format!("{}{code}", library(&code)), workgroups)
+        let library = library::used_by(&code)?;
+        self.launch(&format!("{library}{code}"), workgroups)
     }
 
     /// Puts the module together from a kernel file, of which so many workgroups are launched.
@@ -260,8 +261,21 @@ impl<'a> Module<'a> {
     /// # Errors
     /// When there are too many bindings or workgroups; a [`Template`] that cannot be expanded, or whose buffers are not all
     /// [bound](Module::bind).
-    pub(crate) fn finish_template(mut self, template: Template, groups: usize) -> Result<Launch, String> {
+    pub(crate) fn finish_template(self, template: Template, groups: usize) -> Result<Launch, String> {
         let expanded = template.with(&self.items).expand()?;
+        self.finish_expanded(&expanded, groups)
+    }
+
+    /// Puts the module together from a kernel file whose threads have an element each, of so many.
+    ///
+    /// # Errors
+    /// As [`Module::finish_template`].
+    pub(crate) fn finish_template_elements(self, template: Template, count: usize) -> Result<Launch, String> {
+        let expanded = template.size("COUNT", count).with(&self.items).expand()?;
+        self.finish_expanded(&expanded, count.div_ceil(expanded.threads.max(1)))
+    }
+
+    fn finish_expanded(mut self, expanded: &Expanded, groups: usize) -> Result<Launch, String> {
         // What only a default or a body that nothing reaches would read.
         let names: HashSet<&str> = names(&expanded.text).into_iter().collect();
         self.slots.retain(|slot| names.contains(slot.name));
@@ -272,6 +286,7 @@ impl<'a> Module<'a> {
                 binding: Binding::Memory(*memory),
                 name: buffer.name,
                 ty: format!("array<{}>", buffer.element),
+                // It is no other slot's, whatever memory that has: the file reads it by this name.
                 element: buffer.name,
                 writes: buffer.writes,
             });
@@ -285,16 +300,6 @@ impl<'a> Module<'a> {
         }
         let text = expanded.text.replacen(WORKGROUP, begin.trim_end(), 1);
         self.launch(&text, workgroups)
-    }
-
-    /// Puts the module together from a kernel file whose threads have an element each, of so many.
-    ///
-    /// # Errors
-    /// As [`Module::finish_template`].
-    pub(crate) fn finish_template_elements(self, template: Template, count: usize) -> Result<Launch, String> {
-        let template = template.size("COUNT", count);
-        let threads = template.workgroup_size()?;
-        self.finish_template(template, count.div_ceil(threads))
     }
 
     /// What a workgroup begins with: it looks whether to write anything, and finds its number. With it, the workgroups to launch.

@@ -29,8 +29,7 @@ mod items;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use super::library;
 use super::module::{COOP, HALF};
@@ -70,6 +69,8 @@ pub(crate) struct Expanded {
     pub(crate) buffers: Vec<Buffer>,
     /// Everything that it reaches but buffers, with functions of the library.
     pub(crate) text: String,
+    /// Threads of a workgroup.
+    pub(crate) threads: usize,
 }
 
 /// A buffer of a kernel file.
@@ -174,6 +175,7 @@ impl Template {
             enables: Vec::new(),
             buffers: Vec::new(),
             text: String::new(),
+            threads: self.size_of(main, &items)?,
         };
         for item in items.iter().filter(|item| reached.contains(&*item.name)) {
             match item.kind {
@@ -217,21 +219,8 @@ impl Template {
         Ok(())
     }
 
-    /// Threads of a workgroup.
-    ///
-    /// # Errors
-    /// As [`Template::expand`].
-    pub(crate) fn workgroup_size(&self) -> Result<usize, String> {
-        let items = self.items().map_err(|what| self.error(what))?;
-        let main = items.iter().find(|item| item.name == "main");
-        self.size_of(
-            main.ok_or_else(|| self.error("there is no entry point 'main'"))?,
-            &items,
-        )
-    }
-
     /// Threads of a workgroup, by the attribute of the entry point.
-    fn size_of(&self, main: &Item, items: &[Item]) -> Result<usize, String> {
+    fn size_of(&self, main: &Item, items: &[&Item]) -> Result<usize, String> {
         let size = main
             .text
             .split("@workgroup_size(")
@@ -242,7 +231,7 @@ impl Template {
             items
                 .iter()
                 .find(|i| i.kind == Kind::Constant && i.name == name)
-                .and_then(Item::value)
+                .and_then(|item| item.value())
         };
         let text = of(size).unwrap_or_else(|| size.to_owned());
         let value = text.trim_end_matches('u').parse();

@@ -43,9 +43,14 @@ pub(crate) struct Item {
 
 impl Item {
     /// Names that may be those of other items.
-    pub(super) fn needs(&self) -> &[String] {
+    pub(crate) fn needs(&self) -> &[String] {
         let find = || free_names(&self.text).into_iter().map(str::to_owned).collect();
         self.needs.get_or_init(find)
+    }
+
+    /// Its text without the comments before it.
+    pub(crate) fn code(&self) -> &str {
+        &self.text[code_start(&self.text, 0).unwrap_or(0)..]
     }
 
     /// Replaces the type that an alias stands for, or the body of a function.
