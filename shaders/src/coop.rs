@@ -20,7 +20,7 @@ pub use super::limits::CoopConfig;
 use super::module::HALF;
 use super::sums::{self, Plain, Sink};
 use super::template::Template;
-use super::tiled::{Products, Sizes};
+use super::tiled::{Products, Sizes, product_of};
 pub(super) use block::Block;
 use tail::Tail;
 
@@ -252,7 +252,6 @@ impl<'a> Blocks<'a> {
         let template = self.schedule(Template::new(files::MATMUL_COOP));
         let template = sink.finish_together(self.operands(&mut e, template)?);
         let template = template
-            .sizes([("BATCH", batch), ("M", m), ("N", n), ("K", k)])
             .sizes([("PARTS", cut.parts), ("PART_LENGTH", cut.length)])
             .flag("LAST_IS_SHORT", last_is_short)
             .flag("PLAIN", plain.is_some());
@@ -289,14 +288,10 @@ impl<'a> Blocks<'a> {
         }
     }
 
-    /// Gives the kernel file its operands and the order of its results.
+    /// Gives the kernel file its product, and how operands lie in memory.
     fn operands(&self, e: &mut Emitter, template: Template) -> Result<Template, String> {
-        let (a, a_value) = self.load(e, 0)?;
-        let (b, b_value) = self.load(e, 1)?;
-        Ok(template
-            .returns("load_a", &a, &a_value)
-            .returns("load_b", &b, &b_value)
-            .returns("element_number", "", &self.products.number("row", "column"))
+        let loads = [self.load(e, 0)?, self.load(e, 1)?];
+        Ok(product_of(template, self.products, loads)
             .flag("A_ALONG_K", self.products.is_along_k(0))
             .flag("B_ALONG_K", self.products.is_along_k(1)))
     }

@@ -246,17 +246,21 @@ impl Tiles<'_> {
     }
 }
 
-/// A thread for each result.
-fn direct(mut e: Emitter, products: &dyn Products, total: usize, sink: &Sink) -> Result<Launch, String> {
-    let Sizes { batch, m, n, k } = products.sizes();
-    let (a, a_value) = e.block(|e| products.load(e, 0, "line", "k"))?;
-    let (b, b_value) = e.block(|e| products.load(e, 1, "line", "k"))?;
-    let template = sink
-        .finish(Template::new(files::MATMUL_DIRECT))
+/// Gives a kernel file its product: sizes, statements and values of both loads, and the order of results.
+pub(super) fn product_of(template: Template, products: &dyn Products, loads: [(String, String); 2]) -> Template {
+    let (Sizes { batch, m, n, k }, [(a, a_value), (b, b_value)]) = (products.sizes(), loads);
+    template
         .returns("load_a", &a, &a_value)
         .returns("load_b", &b, &b_value)
         .returns("element_number", "", &products.number("row", "column"))
-        .sizes([("BATCH", batch), ("M", m), ("N", n), ("K", k)]);
+        .sizes([("BATCH", batch), ("M", m), ("N", n), ("K", k)])
+}
+
+/// A thread for each result.
+fn direct(mut e: Emitter, products: &dyn Products, total: usize, sink: &Sink) -> Result<Launch, String> {
+    let a = e.block(|e| products.load(e, 0, "line", "k"))?;
+    let b = e.block(|e| products.load(e, 1, "line", "k"))?;
+    let template = product_of(sink.finish(Template::new(files::MATMUL_DIRECT)), products, [a, b]);
     e.module.finish_template_elements(template, total)
 }
 
@@ -332,20 +336,15 @@ impl<'a> Tiling<'a> {
 
     /// A launch that gives each sum to a sink.
     fn launch(&self, mut e: Emitter, sink: &Sink) -> Result<Launch, String> {
-        let Sizes { batch, m, n, k } = self.sizes;
-        let (a, a_value) = self.load(&mut e, 0)?;
-        let (b, b_value) = self.load(&mut e, 1)?;
+        let k = self.sizes.k;
+        let loads = [self.load(&mut e, 0)?, self.load(&mut e, 1)?];
         let length = match self.parts {
             1 => k,
             parts => Tiling::length(k, parts),
         };
-        let template = sink
-            .finish(Template::new(files::MATMUL_TILED))
+        let template = sink.finish(Template::new(files::MATMUL_TILED));
+        let template = product_of(template, self.products, loads)
             .alias("Vector", self.vector())
-            .returns("load_a", &a, &a_value)
-            .returns("load_b", &b, &b_value)
-            .returns("element_number", "", &self.products.number("row", "column"))
-            .sizes([("BATCH", batch), ("M", m), ("N", n), ("K", k)])
             .flag("A_ALONG_K", self.products.is_along_k(0))
             .flag("B_ALONG_K", self.products.is_along_k(1))
             .sizes([("EACH", self.tile), ("SIDE", SIDE), ("STEP", STEP)])

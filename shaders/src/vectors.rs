@@ -15,7 +15,7 @@ use super::roles::Role;
 use super::rows::Rows;
 use super::sums::{self, Results, Sink};
 use super::template::Template;
-use super::tiled::{Products, Sizes};
+use super::tiled::{Products, Sizes, product_of};
 use wide::Wide;
 
 /// Most rows.
@@ -207,17 +207,11 @@ impl<'a> Vectors<'a> {
         if let Some(wide) = &self.wide {
             return wide.launch(e, sink);
         }
-        let Sizes { batch, m, n, k } = self.sizes;
         let before = std::mem::take(&mut e.code);
-        let (a, a_value) = e.block(|e| self.products.load(e, 0, "line", "k"))?;
-        let (b, b_value) = e.block(|e| self.products.load(e, 1, "line", "k"))?;
-        let template = sink
-            .finish(Template::new(files::MATMUL_ROWS))
-            .insert("before", before)
-            .returns("load_a", &a, &a_value)
-            .returns("load_b", &b, &b_value)
-            .returns("element_number", "", &self.products.number("row", "column"))
-            .sizes([("BATCH", batch), ("M", m), ("N", n), ("K", k)])
+        let a = e.block(|e| self.products.load(e, 0, "line", "k"))?;
+        let b = e.block(|e| self.products.load(e, 1, "line", "k"))?;
+        let template = sink.finish(Template::new(files::MATMUL_ROWS)).insert("before", before);
+        let template = product_of(template, self.products, [a, b])
             .flag("B_ALONG_K", self.products.is_along_k(1))
             .sizes([("LANES", self.lanes), ("PARTS", self.parts), ("THREADS", THREADS)])
             .sizes([("MAX_TOGETHER", MOST_TOGETHER), ("MIN_TOGETHER", TOGETHER)])
