@@ -11,6 +11,8 @@ alias MatrixB = coop_mat16x16<f16,B>;
 alias MatrixC = coop_mat16x16<f32,C>;
 // The product. Whether neighbours in memory are neighbours along K, rather than along M or N.
 const BATCH: u32 = 1u;
+const M: u32 = 768u;
+const N: u32 = 512u;
 const K: u32 = 96u;
 // The schedule.
 const TILE: u32 = 16u;
@@ -57,7 +59,7 @@ return select(vec4<f16>(), vec4<f16>(b3[(v31 * 512u + v30) / 4u]), k < 96u);
 }
 // The number of an element of the result.
 fn element_number(batch: u32, row: u32, column: u32) -> u32 {
-return (batch * 768u + row) * 512u + column;
+    return (batch * M + row) * N + column;
 }
 // The same of several elements; those that are not within the result are not stored.
 fn finish_together(

@@ -10,6 +10,8 @@ alias MatrixB = coop_mat16x16<f16,B>;
 alias MatrixC = coop_mat16x16<f32,C>;
 // The product. Whether neighbours in memory are neighbours along K, rather than along M or N.
 const BATCH: u32 = 1u;
+const M: u32 = 16u;
+const N: u32 = 256u;
 const K: u32 = 10496u;
 // The schedule.
 const TILE: u32 = 16u;
@@ -57,7 +59,7 @@ return vec4<f16>(b2[(v4 * 256u + v3) / 4u]);
 }
 // The number of an element of the result.
 fn element_number(batch: u32, row: u32, column: u32) -> u32 {
-return (batch * 16u + row) * 256u + column;
+    return (batch * M + row) * N + column;
 }
 // What becomes of a sum, or of a part of one.
 fn finish(part: u32, i: u32, product: f32) {

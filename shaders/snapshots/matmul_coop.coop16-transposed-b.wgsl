@@ -50,7 +50,7 @@ return select(vec4<f16>(), vec4<f16>(b2[(v3 * 96u + v4) / 4u]), k < 96u);
 }
 // The number of an element of the result.
 fn element_number(batch: u32, row: u32, column: u32) -> u32 {
-return (batch * 768u + row) * 512u + column;
+    return (batch * M + row) * N + column;
 }
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {

@@ -16,7 +16,7 @@ return v2;
 }
 // The number of an element of the result.
 fn element_number(batch: u32, row: u32, column: u32) -> u32 {
-return (batch * 5u + row) * 3u + column;
+    return (batch * M + row) * N + column;
 }
 fn finish(part: u32, i: u32, product: f32) {
 b0[i] = product;

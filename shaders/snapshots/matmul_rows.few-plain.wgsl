@@ -42,7 +42,7 @@ fn row_element(batch: u32, row: u32, k: u32, part: u32) -> f32 {
 }
 // The number of an element of the result.
 fn element_number(batch: u32, row: u32, column: u32) -> u32 {
-return (batch * 3u + row) * 130u + column;
+    return (batch * M + row) * N + column;
 }
 // What becomes of a sum, or of a part of one.
 fn finish(part: u32, i: u32, product: f32) {

@@ -11,6 +11,7 @@ var<storage, read> b2: array<f32>;
 // Twin in the oracle: core/src/ops/matmul.rs, core/src/ops/quantized.rs.
 
 const BATCH: u32 = 1u;
+const M: u32 = 1u;
 const N: u32 = 960u;
 const K: u32 = 576u;
 // The schedule.
@@ -43,7 +44,7 @@ return v3;
 }
 // The number of an element of the result.
 fn element_number(batch: u32, row: u32, column: u32) -> u32 {
-return (batch * 1u + row) * 960u + column;
+    return (batch * M + row) * N + column;
 }
 // What becomes of a sum, or of a part of one.
 fn finish(part: u32, i: u32, product: f32) {

@@ -34,30 +34,28 @@ var<workgroup> shared_b: array<Vector, BLOCK / WIDTH * STEP>;
 fn load_a(batch: u32, line: u32, k: u32) -> Vector {
 let v1 = min(line + 0u, 71u);
 let v2 = min(k + 0u, 6399u);
-let v3 = v2 / 1600u;
-let v4 = v2 % 1600u;
-let v5 = (v3 * 72u + batch * 72u + v1) * 1600u + v4;
-let v6 = b1[v5];
-return f32(select(0.0, v6, k + 0u < 6400u));
+let v4 = (v2 / OUTPUT * OUTPUTS + batch * GROUP_OUTPUTS + v1) * OUTPUT + v2 % OUTPUT;
+let v5 = b1[v4];
+return f32(select(0.0, v5, k + 0u < 6400u));
 }
 // The same of B, from column `line` on.
 fn load_b(batch: u32, line: u32, k: u32) -> Vector {
-let v7 = min(line + 0u, 215u);
-let v8 = min(k + 0u, 6399u);
-let v9 = v7 / 9u;
-let v10 = v7 % 9u;
-let v11 = v8 / 1600u;
-let v12 = v8 % 1600u;
-let v13 = v12 / 40u * 1u + v10 / 3u * 1u - 1u;
-let v14 = v12 % 40u * 1u + v10 % 3u * 1u - 1u;
-let v15 = ((v11 * 24u + batch * 24u + v9) * 40u + min(v13, 39u)) * 40u + min(v14, 39u);
-let v16 = b2[v15];
-let v17 = select(0.0, v16, v13 < 40u && v14 < 40u);
-return f32(select(0.0, v17, k + 0u < 6400u));
+let v6 = min(line + 0u, 215u);
+let v7 = min(k + 0u, 6399u);
+let kernel_v8 = v6 % KERNEL;
+let pixel_v8 = v7 % OUTPUT;
+let ih_v8 = pixel_v8 / OUTPUT_W * STRIDE_H + kernel_v8 / KERNEL_W * DILATION_H - PADDING_H;
+let iw_v8 = pixel_v8 % OUTPUT_W * STRIDE_W + kernel_v8 % KERNEL_W * DILATION_W - PADDING_W;
+let inside_v8 = ih_v8 < INPUT_H && iw_v8 < INPUT_W;
+let channel_v8 = v7 / OUTPUT * INPUTS + batch * GROUP_INPUTS + v6 / KERNEL;
+let v9 = (channel_v8 * INPUT_H + min(ih_v8, max(INPUT_H, 1u) - 1u)) * INPUT_W + min(iw_v8, max(INPUT_W, 1u) - 1u);
+let v10 = b2[v9];
+let v11 = select(0.0, v10, inside_v8);
+return f32(select(0.0, v11, k + 0u < 6400u));
 }
 // The number of an element of the result.
 fn element_number(batch: u32, row: u32, column: u32) -> u32 {
-return (batch * 72u + row) * 216u + column;
+return (batch * GROUP_OUTPUTS + row) * (GROUP_INPUTS * KERNEL) + column;
 }
 // What becomes of a sum, or of a part of one.
 fn finish(part: u32, i: u32, product: f32) {
@@ -134,3 +132,19 @@ sum_0_0 = fma(own_a_0, own_b_0, sum_0_0);
     }
     finish_within(part, batch, first_row + own_line(y, 0u), first_column + own_line(x, 0u), sum_0_0);
 }
+const INPUTS: u32 = 24u;
+const OUTPUTS: u32 = 72u;
+const GROUP_INPUTS: u32 = 24u;
+const GROUP_OUTPUTS: u32 = 72u;
+const INPUT_H: u32 = 40u;
+const INPUT_W: u32 = 40u;
+const OUTPUT_W: u32 = 40u;
+const KERNEL_W: u32 = 3u;
+const STRIDE_H: u32 = 1u;
+const STRIDE_W: u32 = 1u;
+const DILATION_H: u32 = 1u;
+const DILATION_W: u32 = 1u;
+const PADDING_H: u32 = 1u;
+const PADDING_W: u32 = 1u;
+const OUTPUT: u32 = 1600u;
+const KERNEL: u32 = 9u;

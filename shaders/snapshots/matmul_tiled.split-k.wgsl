@@ -14,6 +14,8 @@ var<storage, read> b2: array<f32>;
 alias Vector = f32;
 // The product. Whether neighbours in memory are neighbours along K, rather than along M or N.
 const BATCH: u32 = 1u;
+const M: u32 = 64u;
+const N: u32 = 64u;
 const K: u32 = 10496u;
 const A_ALONG_K: bool = true;
 const B_ALONG_K: bool = false;
@@ -44,7 +46,7 @@ return f32(select(0.0, v6, k + 0u < 10496u));
 }
 // The number of an element of the result.
 fn element_number(batch: u32, row: u32, column: u32) -> u32 {
-return (batch * 64u + row) * 64u + column;
+    return (batch * M + row) * N + column;
 }
 // What becomes of a sum, or of a part of one.
 fn finish(part: u32, i: u32, product: f32) {

@@ -45,7 +45,7 @@ return f32(select(0.0, v6, k + 0u < 96u));
 }
 // The number of an element of the result.
 fn element_number(batch: u32, row: u32, column: u32) -> u32 {
-return (batch * 200u + row) * 120u + column;
+    return (batch * M + row) * N + column;
 }
 // What becomes of a sum, or of a part of one.
 fn finish(part: u32, i: u32, product: f32) {

@@ -6,7 +6,9 @@ use meganeura_core::ops::{Call, Conv2dDims};
 use super::body::{Body, Def, Id};
 use super::emit::Emitter;
 use super::kernel::{CompileCx, Compiled};
+use super::library;
 use super::place::{self, Base};
+use super::template::{Functions, Inlined, Template};
 use super::tiled::{self, Products, Sizes};
 
 /// Which of the three tensors `x * w -> y` is computed.
@@ -53,6 +55,7 @@ pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx) -> Result<Compiled, S
         cx,
         &Convolution {
             of,
+            functions: functions(&dims)?,
             dims,
             operands: [a, b],
         },
@@ -64,6 +67,8 @@ struct Convolution {
     dims: Conv2dDims,
     /// `x, w`, or `dy, w`, or `x, dy`.
     operands: [Id; 2],
+    /// The functions of the library that find elements.
+    functions: Functions,
 }
 
 /// Elements of a plane.
@@ -71,96 +76,53 @@ fn plane(size: [usize; 2]) -> usize {
     size[0] * size[1]
 }
 
+/// Channels of a group on the input's and on the output's side.
+fn channels(dims: &Conv2dDims) -> [usize; 2] {
+    [dims.c / dims.groups, dims.o / dims.groups]
+}
+
+/// The functions of the library that find elements, for some sizes.
+fn functions(dims: &Conv2dDims) -> Result<Functions, String> {
+    let (d, [group_inputs, group_outputs]) = (dims, channels(dims));
+    Template::new(library::CONVOLUTION)
+        .sizes([("INPUTS", d.c), ("OUTPUTS", d.o)])
+        .sizes([("GROUP_INPUTS", group_inputs), ("GROUP_OUTPUTS", group_outputs)])
+        .sizes([("INPUT_H", d.input[0]), ("INPUT_W", d.input[1])])
+        .sizes([("OUTPUT_H", d.output[0]), ("OUTPUT_W", d.output[1])])
+        .sizes([("KERNEL_H", d.kernel[0]), ("KERNEL_W", d.kernel[1])])
+        .sizes([("STRIDE_H", d.stride[0]), ("STRIDE_W", d.stride[1])])
+        .sizes([("DILATION_H", d.dilation[0]), ("DILATION_W", d.dilation[1])])
+        .sizes([("PADDING_H", d.padding[0]), ("PADDING_W", d.padding[1])])
+        .functions()
+}
+
 impl Convolution {
-    /// Channels of a group on the input's and on the output's side.
-    fn channels(&self) -> [usize; 2] {
-        [self.dims.c / self.dims.groups, self.dims.o / self.dims.groups]
-    }
-
-    /// An element of an operand by its number.
-    fn element(&self, e: &mut Emitter, operand: usize, number: &str) -> Result<String, String> {
+    /// A variable with the element of an operand that a function of the library finds, or with 0 where it is not inside.
+    fn element(&self, e: &mut Emitter, operand: usize, function: &str, arguments: [&str; 2]) -> Result<String, String> {
+        let found = self.find(e, function, arguments)?;
         let id = self.operands[operand];
-        let name = e.bind(number)?;
+        let index = e.bind(&found.value)?;
         let shape = &e.body.ty(id).shape;
-        e.value(id, &place::split(&Base::new(&name, shape.numel()), 1, shape))
-    }
-
-    /// An element of a weight: channels within the group and number of the tap.
-    fn weight(&self, e: &mut Emitter, operand: usize, o: &str, c: &str, tap: &str) -> Result<String, String> {
-        let ([cg, og], taps) = (self.channels(), plane(self.dims.kernel));
-        self.element(
-            e,
-            operand,
-            &format!("((batch * {og}u + {o}) * {cg}u + {c}) * {taps}u + {tap}"),
-        )
-    }
-
-    /// The element of the image that a tap meets at a place of the output, or 0 where that is padding.
-    fn image(&self, e: &mut Emitter, c: &str, tap: &str, n: &str, at: &str) -> Result<String, String> {
-        let d = &self.dims;
-        let (kw, ow, [cg, _]) = (d.kernel[1], d.output[1], self.channels());
-        let [ih, iw] = [0, 1].map(|axis| {
-            let (tap, at) = match axis {
-                0 => (format!("{tap} / {kw}u"), format!("{at} / {ow}u")),
-                _ => (format!("{tap} % {kw}u"), format!("{at} % {ow}u")),
-            };
-            // Numbers before the first wrap to large ones.
-            let (stride, dilation, padding) = (d.stride[axis], d.dilation[axis], d.padding[axis]);
-            format!("{at} * {stride}u + {tap} * {dilation}u - {padding}u")
-        });
-        let (ih, iw) = (e.bind(&ih)?, e.bind(&iw)?);
-        let [h, w] = d.input;
-        let number = format!(
-            "(({n} * {}u + batch * {cg}u + {c}) * {h}u + min({ih}, {}u)) * {w}u + min({iw}, {}u)",
-            d.c,
-            h.saturating_sub(1),
-            w.saturating_sub(1)
-        );
-        let value = self.element(e, 0, &number)?;
-        e.bind(&format!("select(0.0, {value}, {ih} < {h}u && {iw} < {w}u)"))
-    }
-
-    /// The element of the output's gradient whose tap meets a place of the image, or 0 where there is none.
-    fn output(&self, e: &mut Emitter, o: &str, tap: &str, n: &str, at: &str) -> Result<String, String> {
-        let d = &self.dims;
-        let (kw, w, [_, og]) = (d.kernel[1], d.input[1], self.channels());
-        let mut conditions = Vec::new();
-        let mut found = Vec::new();
-        for axis in 0..2 {
-            let (tap, at) = match axis {
-                0 => (format!("{tap} / {kw}u"), format!("{at} / {w}u")),
-                _ => (format!("{tap} % {kw}u"), format!("{at} % {w}u")),
-            };
-            let (stride, dilation, padding) = (d.stride[axis], d.dilation[axis], d.padding[axis]);
-            let distance = e.bind(&format!("{at} + {padding}u - {tap} * {dilation}u"))?;
-            let window = e.bind(&format!("{distance} / {stride}u"))?;
-            conditions.push(format!(
-                "{window} * {stride}u == {distance} && {window} < {}u",
-                d.output[axis]
-            ));
-            found.push(e.bind(&format!("min({window}, {}u)", d.output[axis].saturating_sub(1)))?);
+        let value = e.value(id, &place::split(&Base::new(&index, shape.numel()), 1, shape))?;
+        match found.variable("inside") {
+            Some(inside) => e.bind(&format!("select(0.0, {value}, {inside})")),
+            None => Ok(value),
         }
-        let [oh, ow] = d.output;
-        let number = format!(
-            "(({n} * {}u + batch * {og}u + {o}) * {oh}u + {}) * {ow}u + {}",
-            d.o, found[0], found[1]
-        );
-        let value = self.element(e, 0, &number)?;
-        e.bind(&format!("select(0.0, {value}, {})", conditions.join(" && ")))
     }
 
-    /// Quotient and remainder of a number in variables.
-    fn split(&self, e: &mut Emitter, number: &str, by: usize) -> Result<[String; 2], String> {
-        Ok([
-            e.bind(&format!("{number} / {by}u"))?,
-            e.bind(&format!("{number} % {by}u"))?,
-        ])
+    /// Adds the statements of a function of the library, with the constants that it needs.
+    fn find(&self, e: &mut Emitter, function: &str, [channel, at]: [&str; 2]) -> Result<Inlined, String> {
+        let suffix = e.fresh();
+        e.module.declare(self.functions.declarations());
+        let found = self.functions.inline(function, &["batch", channel, at], &suffix)?;
+        e.code.push_str(&found.statements);
+        Ok(found)
     }
 }
 
 impl Products for Convolution {
     fn sizes(&self) -> Sizes {
-        let (d, [cg, og]) = (&self.dims, self.channels());
+        let (d, [cg, og]) = (&self.dims, channels(&self.dims));
         let (input, output, taps) = (plane(d.input), plane(d.output), plane(d.kernel));
         let (m, n, k) = match self.of {
             Of::Output => (og, d.n * output, cg * taps),
@@ -194,49 +156,24 @@ impl Products for Convolution {
     }
 
     fn load(&self, e: &mut Emitter, operand: usize, line: &str, k: &str) -> Result<String, String> {
-        let (input, output, taps) = (plane(self.dims.input), plane(self.dims.output), plane(self.dims.kernel));
         match (self.of, operand) {
-            (Of::Output, 0) => {
-                let [c, tap] = self.split(e, k, taps)?;
-                self.weight(e, 1, line, &c, &tap)
-            }
-            (Of::Output, _) => {
-                let ([c, tap], [n, at]) = (self.split(e, k, taps)?, self.split(e, line, output)?);
-                self.image(e, &c, &tap, &n, &at)
-            }
-            (Of::InputGrad, 0) => {
-                let [o, tap] = self.split(e, k, taps)?;
-                self.weight(e, 1, &o, line, &tap)
-            }
-            (Of::InputGrad, _) => {
-                let ([o, tap], [n, at]) = (self.split(e, k, taps)?, self.split(e, line, input)?);
-                self.output(e, &o, &tap, &n, &at)
-            }
-            (Of::WeightGrad, 0) => {
-                let ([n, at], [_, og]) = (self.split(e, k, output)?, self.channels());
-                let channels = self.dims.o;
-                self.element(
-                    e,
-                    1,
-                    &format!("({n} * {channels}u + batch * {og}u + {line}) * {output}u + {at}"),
-                )
-            }
-            (Of::WeightGrad, _) => {
-                let ([c, tap], [n, at]) = (self.split(e, line, taps)?, self.split(e, k, output)?);
-                self.image(e, &c, &tap, &n, &at)
-            }
+            (Of::Output, 0) => self.element(e, 1, "weight", [line, k]),
+            (Of::Output, _) => self.element(e, 0, "input_of_tap", [k, line]),
+            (Of::InputGrad, 0) => self.element(e, 1, "weight_of_input", [line, k]),
+            (Of::InputGrad, _) => self.element(e, 0, "output_of_tap", [k, line]),
+            (Of::WeightGrad, 0) => self.element(e, 1, "output", [line, k]),
+            (Of::WeightGrad, _) => self.element(e, 0, "input_of_tap", [line, k]),
         }
     }
 
-    fn number(&self, row: &str, column: &str) -> String {
-        let (d, [cg, og]) = (&self.dims, self.channels());
-        let image = |channels: usize, group: usize, size: usize| {
-            format!("({column} / {size}u * {channels}u + batch * {group}u + {row}) * {size}u + {column} % {size}u")
+    fn element_number(&self, e: &mut Emitter, template: Template) -> Result<Template, String> {
+        let function = match self.of {
+            Of::Output => "output",
+            Of::InputGrad => "input",
+            Of::WeightGrad => "weight",
         };
-        match self.of {
-            Of::Output => image(d.o, og, plane(d.output)),
-            Of::InputGrad => image(d.c, cg, plane(d.input)),
-            Of::WeightGrad => format!("(batch * {og}u + {row}) * {}u + {column}", cg * plane(d.kernel)),
-        }
+        e.module.declare(self.functions.declarations());
+        let found = self.functions.inline(function, &["batch", "row", "column"], "")?;
+        Ok(template.returns("element_number", &found.statements, &found.value))
     }
 }

@@ -291,7 +291,7 @@ impl<'a> Blocks<'a> {
     /// Gives the kernel file its product, and how operands lie in memory.
     fn operands(&self, e: &mut Emitter, template: Template) -> Result<Template, String> {
         let loads = [self.load(e, 0)?, self.load(e, 1)?];
-        Ok(product_of(template, self.products, loads)
+        Ok(product_of(e, template, self.products, loads)?
             .flag("A_ALONG_K", self.products.is_along_k(0))
             .flag("B_ALONG_K", self.products.is_along_k(1)))
     }

@@ -3,7 +3,13 @@
 use std::collections::HashSet;
 use std::sync::OnceLock;
 
-use super::template::{Item, names, parse};
+use super::template::{Item, KernelFile, names, parse};
+
+/// How convolutions find elements: functions whose statements become part of others.
+pub(super) const CONVOLUTION: KernelFile = KernelFile {
+    name: "lib/convolution",
+    text: include_str!("../lib/convolution.wgsl"),
+};
 
 /// Functions that kernels share.
 const FILES: [&str; 2] = [include_str!("../lib/math.wgsl"), include_str!("../lib/fault.wgsl")];

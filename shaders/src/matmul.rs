@@ -132,9 +132,4 @@ impl Products for Product {
         let at = self.place(operand, line, k)?;
         e.linear(&at, &self.shapes[operand])
     }
-
-    fn number(&self, row: &str, column: &str) -> String {
-        let Sizes { m, n, .. } = self.sizes();
-        format!("(batch * {m}u + {row}) * {n}u + {column}")
-    }
 }

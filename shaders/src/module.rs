@@ -55,6 +55,13 @@ impl<'a> Module<'a> {
         }
     }
 
+    /// Adds declarations, unless the module has them.
+    pub(crate) fn declare(&mut self, declarations: &str) {
+        if !self.items.contains(declarations) {
+            self.items.push_str(declarations);
+        }
+    }
+
     /// Uses an extension of the language.
     pub(crate) fn enable(&mut self, extension: &'static str) {
         if !self.enabled.contains(&extension) {

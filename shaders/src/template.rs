@@ -25,6 +25,7 @@
 
 mod expand;
 mod expression;
+mod inline;
 mod items;
 #[cfg(test)]
 mod tests;
@@ -34,6 +35,7 @@ use std::collections::{HashMap, HashSet};
 use super::library;
 use super::module::{COOP, HALF};
 use expand::Expander;
+pub(crate) use inline::{Functions, Inlined};
 pub(crate) use items::{Item, Kind, names, parse};
 
 /// A kernel file of `kernels/`.
@@ -147,7 +149,18 @@ impl Template {
     }
 
     fn error(&self, what: impl std::fmt::Display) -> String {
-        format!("kernels/{}.wgsl: {what}", self.file.name)
+        let name = self.file.name;
+        let folder = if name.contains('/') { "" } else { "kernels/" };
+        format!("{folder}{name}.wgsl: {what}")
+    }
+
+    /// The file's functions, whose statements are to become part of other ones.
+    ///
+    /// # Errors
+    /// As [`Template::expand`].
+    pub(crate) fn functions(&self) -> Result<Functions, String> {
+        let items = self.items().map_err(|what| self.error(what))?;
+        Ok(Functions::new(self.file.name, items))
     }
 
     /// The kernel with everything replaced, and without what nothing reaches.

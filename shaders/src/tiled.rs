@@ -66,8 +66,11 @@ pub(super) trait Products {
     /// A variable with an element of an operand: `line` is a row for the first, a column for the second.
     fn load(&self, e: &mut Emitter, operand: usize, line: &str, k: &str) -> Result<String, String>;
 
-    /// The number of a result's element.
-    fn number(&self, row: &str, column: &str) -> String;
+    /// Gives a kernel file the number of a result's element, unless results lie row by row, as kernel files have it.
+    fn element_number(&self, e: &mut Emitter, template: Template) -> Result<Template, String> {
+        let _ = e;
+        Ok(template)
+    }
 
     /// Whether results lie row by row, so that a tile of them can be stored as it is.
     fn is_by_rows(&self) -> bool {
@@ -247,20 +250,30 @@ impl Tiles<'_> {
 }
 
 /// Gives a kernel file its product: sizes, statements and values of both loads, and the order of results.
-pub(super) fn product_of(template: Template, products: &dyn Products, loads: [(String, String); 2]) -> Template {
+pub(super) fn product_of(
+    e: &mut Emitter,
+    template: Template,
+    products: &dyn Products,
+    loads: [(String, String); 2],
+) -> Result<Template, String> {
     let (Sizes { batch, m, n, k }, [(a, a_value), (b, b_value)]) = (products.sizes(), loads);
-    template
+    let template = template
         .returns("load_a", &a, &a_value)
         .returns("load_b", &b, &b_value)
-        .returns("element_number", "", &products.number("row", "column"))
-        .sizes([("BATCH", batch), ("M", m), ("N", n), ("K", k)])
+        .sizes([("BATCH", batch), ("M", m), ("N", n), ("K", k)]);
+    products.element_number(e, template)
 }
 
 /// A thread for each result.
 fn direct(mut e: Emitter, products: &dyn Products, total: usize, sink: &Sink) -> Result<Launch, String> {
     let a = e.block(|e| products.load(e, 0, "line", "k"))?;
     let b = e.block(|e| products.load(e, 1, "line", "k"))?;
-    let template = product_of(sink.finish(Template::new(files::MATMUL_DIRECT)), products, [a, b]);
+    let template = product_of(
+        &mut e,
+        sink.finish(Template::new(files::MATMUL_DIRECT)),
+        products,
+        [a, b],
+    )?;
     e.module.finish_template_elements(template, total)
 }
 
@@ -343,7 +356,7 @@ impl<'a> Tiling<'a> {
             parts => Tiling::length(k, parts),
         };
         let template = sink.finish(Template::new(files::MATMUL_TILED));
-        let template = product_of(template, self.products, loads)
+        let template = product_of(&mut e, template, self.products, loads)?
             .alias("Vector", self.vector())
             .flag("A_ALONG_K", self.products.is_along_k(0))
             .flag("B_ALONG_K", self.products.is_along_k(1))

@@ -211,7 +211,7 @@ impl<'a> Vectors<'a> {
         let a = e.block(|e| self.products.load(e, 0, "line", "k"))?;
         let b = e.block(|e| self.products.load(e, 1, "line", "k"))?;
         let template = sink.finish(Template::new(files::MATMUL_ROWS)).insert("before", before);
-        let template = product_of(template, self.products, [a, b])
+        let template = product_of(&mut e, template, self.products, [a, b])?
             .flag("B_ALONG_K", self.products.is_along_k(1))
             .sizes([("LANES", self.lanes), ("PARTS", self.parts), ("THREADS", THREADS)])
             .sizes([("MAX_TOGETHER", MOST_TOGETHER), ("MIN_TOGETHER", TOGETHER)])

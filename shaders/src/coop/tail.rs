@@ -90,9 +90,11 @@ impl<'a> Blocks<'a> {
     /// The second launch: adds up the parts of each element of the blocks that are cut.
     pub(crate) fn join(&self, mut e: Emitter, id: Id, outputs: &[usize], tail: &Tail) -> Result<Launch, String> {
         let Sizes { m, n, .. } = self.sizes;
-        let template = Template::new(files::SPLIT_K_JOIN)
+        let template = self
+            .products
+            .element_number(&mut e, Template::new(files::SPLIT_K_JOIN))?;
+        let template = template
             .flag("TAIL", true)
-            .returns("element_number", "", &self.products.number("row", "column"))
             .sizes([
                 ("M", m),
                 ("N", n),

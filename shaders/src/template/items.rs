@@ -53,6 +53,11 @@ impl Item {
         &self.text[code_start(&self.text, 0).unwrap_or(0)..]
     }
 
+    /// Names of a function's parameters.
+    pub(super) fn parameters(&self) -> Vec<&str> {
+        parameters(self.code())
+    }
+
     /// Replaces the type that an alias stands for, or the body of a function.
     pub(super) fn replace(&mut self, by: &str) {
         self.needs = OnceLock::new();
@@ -154,7 +159,7 @@ fn code(text: &str) -> impl Iterator<Item = (usize, &str)> {
 }
 
 /// Where a character first stands in code.
-fn code_find(text: &str, wanted: char) -> Option<usize> {
+pub(super) fn code_find(text: &str, wanted: char) -> Option<usize> {
     code(text).find_map(|(start, line)| line.find(wanted).map(|at| start + at))
 }
 
@@ -193,15 +198,23 @@ fn free_names(text: &str) -> Vec<&str> {
         .filter(|pair| declares(pair[0]))
         .map(|pair| pair[1])
         .collect();
-    // The item's own name is declared as well, and so are parameters.
-    let head = &text[..code_find(text, '{').unwrap_or(text.len())];
     if code(text).any(|(_, line)| line.contains("fn ")) {
-        let parameters = head
-            .split(':')
-            .filter_map(|part| part.split(|c: char| !is_word(c)).next_back());
-        own.extend(parameters.filter(|name| !name.is_empty()));
+        own.extend(parameters(text));
     }
     names.into_iter().filter(|name| !own.contains(name)).collect()
+}
+
+/// Names before colons in the head of a function.
+fn parameters(text: &str) -> Vec<&str> {
+    let head = &text[..code_find(text, '{').unwrap_or(text.len())];
+    let names = head.split(':');
+    let mut names: Vec<&str> = names
+        .filter_map(|part| part.split(|c: char| !is_word(c)).next_back())
+        .collect();
+    // What is behind the last colon is a type.
+    names.pop();
+    names.retain(|name| !name.is_empty());
+    names
 }
 
 fn is_word(c: char) -> bool {

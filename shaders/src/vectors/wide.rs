@@ -91,10 +91,11 @@ impl<'a> Wide<'a> {
         let (sums, together) = (self.sums(), self.together());
         let last = sums - (sums - 1) / together * together;
         let [adders, last_adders] = [together, last].map(|sums| Wide::adders(sums * ACROSS));
-        let mut template = sink
-            .finish(Template::new(files::MATMUL_ROWS_WIDE))
+        let template = sink.finish(Template::new(files::MATMUL_ROWS_WIDE));
+        let mut template = self
+            .products
+            .element_number(&mut e, template)?
             .insert("before", before)
-            .returns("element_number", "", &self.products.number("row", "column"))
             .sizes([("BATCH", batch), ("M", m), ("N", n), ("K", k)])
             .sizes([
                 ("COLUMNS", self.columns),
