@@ -56,46 +56,48 @@ b0[i] = product;
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let group_number = group.x;
-let row_here = local / 256u;
-let lane = local % 256u;
-let wanted = 0u * 1u + row_here;
-let exists = wanted <= 0u;
-let row = min(wanted, 0u);
-let column_here_0 = lane + 0u;
-let element_0 = column_here_0;
-let column_here_1 = lane + 256u;
-let element_1 = column_here_1;
-let column_here_2 = min(lane + 512u, 575u);
-let element_2 = column_here_2;
+{
+    let row_here = select(local / 256u, local % 1u, false);
+    let lane = select(local % 256u, local / 1u, false);
+    // Threads without a row do the work of the last one, and store nothing.
+let exists = group_number == 0u;
+let row = 0u;
+let begin = 0u;
+let end = 576u;
+let column_0 = lane + 0u * 256u;
+let element_0 = column_0;
+let column_1 = lane + 1u * 256u;
+let element_1 = column_1;
+    let within_2 = lane + 2u * 256u < 576u;
+    let column_2 = min(lane + 2u * 256u, 576u - 1u);
+let element_2 = column_2;
+
 let v1 = b1[element_0];
 let v2 = v1 * v1;
 let v3 = b1[element_1];
 let v4 = v3 * v3;
 let v5 = b1[element_2];
 let v6 = v5 * v5;
-let v7 = ((v2 + v4) + select((0e0f), v6, lane + 512u < 576u));
-workgroupBarrier();
-shared_f32[(lane) * 1u + row_here] = v7;
-workgroupBarrier();
-if (lane < 16u) {
-var joined = shared_f32[(lane) * 1u + row_here];
-for (var other = lane + 16u; other < 256u; other += 16u) {
-joined = joined + shared_f32[(other) * 1u + row_here];
-}
-shared_f32[(lane) * 1u + row_here] = joined;
-}
-workgroupBarrier();
-let v8 = ((((shared_f32[(0u) * 1u + row_here] + shared_f32[(1u) * 1u + row_here]) + (shared_f32[(2u) * 1u + row_here] + shared_f32[(3u) * 1u + row_here])) + ((shared_f32[(4u) * 1u + row_here] + shared_f32[(5u) * 1u + row_here]) + (shared_f32[(6u) * 1u + row_here] + shared_f32[(7u) * 1u + row_here]))) + (((shared_f32[(8u) * 1u + row_here] + shared_f32[(9u) * 1u + row_here]) + (shared_f32[(10u) * 1u + row_here] + shared_f32[(11u) * 1u + row_here])) + ((shared_f32[(12u) * 1u + row_here] + shared_f32[(13u) * 1u + row_here]) + (shared_f32[(14u) * 1u + row_here] + shared_f32[(15u) * 1u + row_here]))));
+let v7 = ((v2 + v4) + select((0e0f), v6, within_2));
+shared_0[lane * 1u + row_here] = v7;
+    workgroupBarrier();
+    if (lane < 16u) {
+join_some_0(lane, row_here);
+    }
+    workgroupBarrier();
+let v8 = joined_0(row_here);
 let v9 = v8 * (1.7361111e-3f);
 let v10 = v9 + (1e-5f);
 let v11 = rsqrt_f32(v10);
-if (group_number == 0u && local == 0u) {
+
+    if (exists && lane == 0u) {
 b2[row] = v11;
-}
+    }
 shared_v8 = v8;
 shared_v9 = v9;
 shared_v10 = v10;
 shared_v11 = v11;
+}
     let first_column = group_number % ACROSS * COLUMNS;
     let batch = group_number / ACROSS % BATCH;
     let part = group_number / (ACROSS * BATCH);
@@ -154,7 +156,21 @@ sum += sums[lane * COLUMNS + local];
         }
     }
 }
-var<workgroup> shared_f32: array<f32, 256>;
+alias Value_0 = f32;
+var<workgroup> shared_0: array<Value_0, 256u>;
+fn combine_0(a: Value_0, b: Value_0) -> Value_0 {
+return a + b;
+}
+fn join_some_0(lane: u32, row_here: u32) {
+    var joined = shared_0[lane * 1u + row_here];
+    for (var other = lane + 16u; other < 256u; other += 16u) {
+        joined = combine_0(joined, shared_0[other * 1u + row_here]);
+    }
+    shared_0[lane * 1u + row_here] = joined;
+}
+fn joined_0(row_here: u32) -> Value_0 {
+return ((((shared_0[0u * 1u + row_here] + shared_0[1u * 1u + row_here]) + (shared_0[2u * 1u + row_here] + shared_0[3u * 1u + row_here])) + ((shared_0[4u * 1u + row_here] + shared_0[5u * 1u + row_here]) + (shared_0[6u * 1u + row_here] + shared_0[7u * 1u + row_here]))) + (((shared_0[8u * 1u + row_here] + shared_0[9u * 1u + row_here]) + (shared_0[10u * 1u + row_here] + shared_0[11u * 1u + row_here])) + ((shared_0[12u * 1u + row_here] + shared_0[13u * 1u + row_here]) + (shared_0[14u * 1u + row_here] + shared_0[15u * 1u + row_here]))));
+}
 var<private> shared_v8: f32;
 var<private> shared_v9: f32;
 var<private> shared_v10: f32;

@@ -4,20 +4,46 @@ var<storage, read> b2: array<f32>;
 var<storage, read> b3: array<f32>;
 var<storage, read_write> b4: array<f32>;
 var<storage, read_write> b5: array<f32>;
-@compute @workgroup_size(256)
+// Reductions over some axes, with what is computed for each element before them, and for each row or element after them: sums,
+// norms, softmaxes, losses.
+//
+// The axes that are kept number ROWS, those that are reduced COLUMNS. A row has LANES threads of a workgroup, each of which
+// reduces every LANES-th column in registers; then what the lanes have is joined in shared memory, in pairs of pairs. Reductions
+// that depend on others are of a later level (in a softmax the sum is behind the maximum): columns are gone over once for each
+// level, and once more where results have an element for each column.
+//
+// Loops have UNROLL columns of a thread in flight. If a thread has few columns (WRITTEN) there is no loop: what is loaded for
+// them once stays in registers for later levels. Long rows of which there are few are cut into PARTS (split reduction), which
+// reduce_join.wgsl puts together. PROLOGUE: every workgroup of a matmul kernel computes the one row for itself.
+//
+// What is computed for elements and rows is inserted; as it stands, the kernel adds up the elements of each row.
+//
+// Twin in the oracle: core/src/ops/reduce.rs.
+
+const ROWS: u32 = 1u;
+const COLUMNS: u32 = 3u;
+// The schedule. Neighbouring threads have neighbouring rows where ROWS_FIRST, as those are neighbours in memory then.
+const LANES: u32 = 1u;
+const PARTS: u32 = 1u;
+const THREADS: u32 = 256u;
+const WIDTH: u32 = 256u;
+@compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
-let group_number = group.x;
+    let group_number = group.x;
 let row_here = local;
 let lane = 0u;
-let wanted = group_number * 256u + row_here;
-let exists = wanted <= 0u;
-let row = min(wanted, 0u);
-let column_here_0 = lane + 0u;
-let element_0 = column_here_0;
-let column_here_1 = lane + 1u;
-let element_1 = column_here_1;
-let column_here_2 = lane + 2u;
-let element_2 = column_here_2;
+    // Threads without a row do the work of the last one, and store nothing.
+    let exists = group_number / PARTS * WIDTH + row_here <= ROWS - 1u;
+    let row = min(group_number / PARTS * WIDTH + row_here, ROWS - 1u);
+let begin = 0u;
+let end = COLUMNS;
+let column_0 = lane + 0u * LANES;
+let element_0 = column_0;
+let column_1 = lane + 1u * LANES;
+let element_1 = column_1;
+let column_2 = lane + 2u * LANES;
+let element_2 = column_2;
+
 let v1 = b0[element_0];
 let v2 = b1[element_0];
 let v3 = v1 * v2;
@@ -40,6 +66,7 @@ let v19 = v16 * v18;
 let v20 = ((v7 + v13) + v19);
 let v21 = v20;
 let v22 = v21 * (3.3333334e-1f);
+
 if (exists) {
 let v23 = v6 * v22;
 let v24 = v3 - v23;

@@ -58,6 +58,11 @@ impl<'a> Emitter<'a> {
         self.fixed.insert(id, (variable.to_owned(), places));
     }
 
+    /// The variable of a value for which [`Emitter::fix_terms`] has been called.
+    pub(crate) fn fixed(&self, id: Id) -> Option<String> {
+        self.fixed.get(&id).map(|(variable, _)| variable.clone())
+    }
+
     /// Whether [`Emitter::fix_terms`] has been called for a value.
     pub(crate) fn is_fixed(&self, id: Id) -> bool {
         self.fixed.contains_key(&id)
@@ -74,18 +79,16 @@ impl<'a> Emitter<'a> {
         let mut fixed: Vec<(&Id, &mut (String, Vec<Terms>))> = self.fixed.iter_mut().collect();
         fixed.sort_by_key(|(id, _)| **id);
         for (id, (variable, _)) in fixed {
-            let ty = wgsl_type(self.body.ty(*id).dtype);
-            let shared = format!("shared_{variable}");
-            let declaration = format!("var<private> {shared}: {ty};\n");
             // Literals need no variable, and the product has none yet.
-            if variable.starts_with('v') && !self.module.items.contains(&declaration) {
-                self.module.items.push_str(&declaration);
-                let _ = writeln!(self.code, "{shared} = {variable};");
-            }
             if variable.starts_with('v') {
+                let (shared, ty) = (format!("shared_{variable}"), wgsl_type(self.body.ty(*id).dtype));
+                self.module.declare(&format!("var<private> {shared}: {ty};\n"));
+                let _ = writeln!(self.code, "{shared} = {variable};");
                 *variable = shared;
             }
         }
+        // Names of its variables are its own, whatever the kernel has.
+        self.code = ["{\n", &self.code, "}\n"].concat();
         self.known.clear();
         self.indices.clear();
     }

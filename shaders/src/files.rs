@@ -37,6 +37,8 @@ files! {
     POOL_AVG "pool_avg";
     POOL_AVG_GRAD "pool_avg_grad";
     POOL_MAX "pool_max";
+    REDUCE "reduce";
+    REDUCE_JOIN "reduce_join";
     SCATTER_LISTS_APPLY "scatter_lists_apply";
     SCATTER_LISTS_BUILD "scatter_lists_build";
     SCATTER_LISTS_CLEAR "scatter_lists_clear";

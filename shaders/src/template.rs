@@ -14,12 +14,15 @@
 //! //# let a_i = coopLoad<MatrixA>(&shared_a[at_a_i], A_STRIDE);
 //! // @end
 //! // @insert before
+//! // @replace sum
+//! sum += x[i];
+//! // @end
 //! ```
 //!
 //! `@repeat` writes lines once for each value of its indices: an index that is an identifier becomes a number, and so does one
 //! that is a part of an identifier behind an underscore. Its range (`i < N` or `i in N..M`), and the condition of `@if`, are expressions
 //! of constants. What stands behind `//#` is code only once directives are followed: the file has the other branch. `@insert` is
-//! a place for statements.
+//! a place for statements, and `@replace` has lines that are replaced where statements are given.
 //! As it stands, a file declares the indices as constants, and has one instance of everything. Only items that `main` reaches
 //! are kept, so defaults and their buffers are gone where they were replaced.
 
@@ -54,9 +57,9 @@ pub(crate) const WORKGROUP: &str = "let group_number = group.x;";
 pub(crate) struct Template {
     file: KernelFile,
     constants: HashMap<&'static str, String>,
-    aliases: HashMap<&'static str, String>,
-    bodies: HashMap<&'static str, String>,
-    inserts: HashMap<&'static str, String>,
+    aliases: HashMap<String, String>,
+    bodies: HashMap<String, String>,
+    inserts: HashMap<String, String>,
     more: String,
 }
 
@@ -120,25 +123,25 @@ impl Template {
     }
 
     /// Makes a name stand for another type.
-    pub(crate) fn alias(mut self, name: &'static str, ty: impl Into<String>) -> Self {
-        self.aliases.insert(name, ty.into());
+    pub(crate) fn alias(mut self, name: impl Into<String>, ty: impl Into<String>) -> Self {
+        self.aliases.insert(name.into(), ty.into());
         self
     }
 
     /// Gives a function another body: statements, between its braces.
-    pub(crate) fn body(mut self, name: &'static str, statements: impl Into<String>) -> Self {
-        self.bodies.insert(name, statements.into());
+    pub(crate) fn body(mut self, name: impl Into<String>, statements: impl Into<String>) -> Self {
+        self.bodies.insert(name.into(), statements.into());
         self
     }
 
     /// Gives a function that returns a value another body: statements, and the value.
-    pub(crate) fn returns(self, name: &'static str, statements: &str, value: &str) -> Self {
+    pub(crate) fn returns(self, name: impl Into<String>, statements: &str, value: &str) -> Self {
         self.body(name, [statements, "return ", value, ";\n"].concat())
     }
 
-    /// Inserts statements at a place of the file.
-    pub(crate) fn insert(mut self, place: &'static str, statements: impl Into<String>) -> Self {
-        self.inserts.insert(place, statements.into());
+    /// Inserts statements at a place of the file, or replaces the lines there.
+    pub(crate) fn insert(mut self, place: impl Into<String>, statements: impl Into<String>) -> Self {
+        self.inserts.insert(place.into(), statements.into());
         self
     }
 
@@ -209,6 +212,38 @@ impl Template {
         Ok(expanded)
     }
 
+    /// The statements of the entry point behind the number of the workgroup, to be those of another kernel, and declarations of
+    /// what they use. Constants are written as their values, since the other kernel has its own.
+    ///
+    /// # Errors
+    /// As [`Template::expand`].
+    pub(crate) fn prologue(&self) -> Result<[String; 2], String> {
+        let expanded = self.expand()?;
+        let items = items::parse(&expanded.text).map_err(|what| self.error(what))?;
+        let (constants, others): (Vec<Item>, Vec<Item>) = items.into_iter().partition(|i| i.kind == Kind::Constant);
+        let values: HashMap<&str, String> = constants
+            .iter()
+            .filter_map(|constant| Some((&*constant.name, constant.value()?)))
+            .collect();
+        let text = |of: &str| -> String {
+            let words = inline::words(of).into_iter();
+            words.map(|word| values.get(word).map_or(word, |value| value)).collect()
+        };
+        let (main, declared): (Vec<Item>, Vec<Item>) = others.into_iter().partition(|i| i.name == "main");
+        let library = library::items()?;
+        let own = declared
+            .iter()
+            .filter(|item| library.iter().all(|known| known.name != item.name));
+        let declarations = own.flat_map(|item| [text(item.code()), "\n".to_owned()]).collect();
+        let code = main
+            .first()
+            .and_then(|main| main.text.split_once(WORKGROUP))
+            .map(|(_, code)| code);
+        let code = code.and_then(|code| Some(code.rsplit_once('}')?.0));
+        let code = code.ok_or_else(|| self.error("there is no entry point 'main'"))?;
+        Ok([declarations, text(code.trim_start_matches('\n'))])
+    }
+
     /// Items of the file, with constants replaced and directives followed.
     fn items(&self) -> Result<Vec<Item>, String> {
         let mut expander = Expander::new(&self.constants, &self.inserts);
@@ -223,7 +258,7 @@ impl Template {
         }
     }
 
-    fn replace(&self, items: &mut [Item], kind: Kind, by: &HashMap<&'static str, String>) -> Result<(), String> {
+    fn replace(&self, items: &mut [Item], kind: Kind, by: &HashMap<String, String>) -> Result<(), String> {
         for (name, text) in by {
             let item = items.iter_mut().find(|item| item.kind == kind && item.name == *name);
             let item = item.ok_or_else(|| self.error(format_args!("there is no {kind} '{name}' to replace")))?;

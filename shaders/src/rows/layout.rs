@@ -62,25 +62,4 @@ impl Layout {
     pub(super) fn of_one_row() -> Self {
         Layout::of_lanes(THREADS, false)
     }
-
-    /// Code that gives a thread its row and lane.
-    fn threads(&self) -> String {
-        let Layout { width, lanes, .. } = self;
-        let (row, lane) = match (self.rows_first, lanes) {
-            (_, 1) => ("local".to_owned(), "0u".to_owned()),
-            (true, _) => (format!("local % {width}u"), format!("local / {width}u")),
-            (false, _) => (format!("local / {lanes}u"), format!("local % {lanes}u")),
-        };
-        format!("let row_here = {row};\nlet lane = {lane};\n")
-    }
-
-    /// Code that gives a thread its row of so many; threads without one do the work of the last and store nothing.
-    pub(crate) fn row_of(&self, rows: usize, group: &str) -> String {
-        let last = rows - 1;
-        format!(
-            "{}let wanted = {group} * {}u + row_here;\nlet exists = wanted <= {last}u;\nlet row = min(wanted, {last}u);\n",
-            self.threads(),
-            self.width,
-        )
-    }
 }

@@ -11,7 +11,7 @@ const MOST_LINES: usize = 200_000;
 pub(super) struct Expander<'a> {
     given: &'a HashMap<&'static str, String>,
     /// Statements by the name of the place where they are inserted.
-    inserts: &'a HashMap<&'static str, String>,
+    inserts: &'a HashMap<String, String>,
     /// Places of the file.
     inserted: Vec<String>,
     /// Constants of `u32` and `bool` so far, and indices of repeats.
@@ -23,7 +23,7 @@ pub(super) struct Expander<'a> {
 }
 
 impl<'a> Expander<'a> {
-    pub(super) fn new(given: &'a HashMap<&'static str, String>, inserts: &'a HashMap<&'static str, String>) -> Self {
+    pub(super) fn new(given: &'a HashMap<&'static str, String>, inserts: &'a HashMap<String, String>) -> Self {
         Expander {
             given,
             inserts,
@@ -64,14 +64,18 @@ impl<'a> Expander<'a> {
                 continue;
             };
             if word == "insert" {
-                self.inserted.push(rest.to_owned());
-                self.out.push_str(self.inserts.get(rest).map_or("", |text| text));
+                let statements = self.inserted_at(rest, indices);
+                self.out.push_str(statements.unwrap_or_default());
                 at += 1;
                 continue;
             }
             let (middle, end) = block(lines, at)?;
             let inner = |from: usize, to: usize| &lines[from + 1..to];
             match word {
+                "replace" => match self.inserted_at(rest, indices) {
+                    Some(statements) => self.out.push_str(statements),
+                    None => self.lines(inner(at, end), indices)?,
+                },
                 "repeat" => self.repeat(rest, inner(at, end), indices)?,
                 "if" => {
                     let chosen = match (self.evaluate(rest)? != 0, middle) {
@@ -86,6 +90,14 @@ impl<'a> Expander<'a> {
             at = end + 1;
         }
         Ok(())
+    }
+
+    /// The statements that are given for a place, whose name may have indices.
+    fn inserted_at(&mut self, place: &str, indices: &[(&str, u64)]) -> Option<&'a str> {
+        let place = substituted(place, indices);
+        let statements = self.inserts.get(&place).map(|text| &**text);
+        self.inserted.push(place);
+        statements
     }
 
     /// Writes lines once for each value of the first of some indices, such as `i < ROWS, j in FIRST..END`.
@@ -191,7 +203,7 @@ fn block(lines: &[&str], begin: usize) -> Result<(Option<usize>, usize), String>
     let (mut depth, mut middle) = (0_usize, None);
     for (at, line) in lines.iter().enumerate().skip(begin) {
         match directive(line).map(|(word, _)| word) {
-            Some("repeat" | "if") => depth += 1,
+            Some("repeat" | "if" | "replace") => depth += 1,
             Some("else") if depth == 1 => middle = Some(at),
             Some("else") if depth > 1 => {}
             Some("insert") => {}

@@ -94,7 +94,7 @@ impl Functions {
 }
 
 /// A text cut where words begin and end.
-fn words(text: &str) -> Vec<&str> {
+pub(super) fn words(text: &str) -> Vec<&str> {
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
     let mut words = Vec::new();
     let mut rest = text;
