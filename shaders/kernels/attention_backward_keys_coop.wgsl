@@ -15,7 +15,7 @@
 enable f16;
 enable wgpu_cooperative_matrix;
 
-alias Input = vec4<f16>;
+alias Element = f16; alias Vector = vec4<Element>;
 alias MatrixA = coop_mat16x16<f16, A>;
 alias MatrixB = coop_mat16x16<f16, B>;
 alias MatrixC = coop_mat16x16<f32, C>;
@@ -77,7 +77,7 @@ var<storage, read> delta: array<f32>;
 var<storage, read> left: array<u32>;
 var<storage, read_write> dk: array<vec4<f32>>;
 var<storage, read_write> dv: array<vec4<f32>>;
-var<workgroup> pool: array<Input, 2u * OPERAND + 2u * WEIGHTS>;
+var<workgroup> pool: array<Vector, 2u * OPERAND + 2u * WEIGHTS>;
 var<workgroup> sums: array<vec4<f32>, 2u * PRODUCT>;
 // Logarithms and deltas of the queries of a step, and the largest number of all queries that see a key.
 var<workgroup> marks: array<vec4<f32>, 2u * COLUMNS / 4u>;
@@ -197,8 +197,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     // @end
     if (local == 0u) { atomicStore(&largest, 0u); }
     // @repeat p < ROW_PIECES
-    pool[row_p * STRIDE + row_vector_p] = Input(key_p);
-    pool[OPERAND + row_p * STRIDE + row_vector_p] = Input(value_p);
+    pool[row_p * STRIDE + row_vector_p] = Vector(key_p);
+    pool[OPERAND + row_p * STRIDE + row_vector_p] = Vector(value_p);
     // @end
     workgroupBarrier();
     // @repeat d < DEPTH
@@ -216,8 +216,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     // @end
     for (var column = begin; column < end; column += COLUMNS) {
         // @repeat p < COLUMN_PIECES
-        pool[column_row_p * STRIDE + column_vector_p] = Input(query_p);
-        pool[OPERAND + column_row_p * STRIDE + column_vector_p] = Input(dout_p * factor);
+        pool[column_row_p * STRIDE + column_vector_p] = Vector(query_p);
+        pool[OPERAND + column_row_p * STRIDE + column_vector_p] = Vector(dout_p * factor);
         // @end
         if (local < COLUMNS) {
             marks[local / 4u][local % 4u] = own_lse;
@@ -261,8 +261,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             // @end
         }
         // @repeat j < EACH
-        pool[WEIGHTS_AT + own_row * WEIGHTS_STRIDE + vector_j] = Input(ds_j);
-        pool[WEIGHTS_AT + WEIGHTS + own_row * WEIGHTS_STRIDE + vector_j] = Input(p_j);
+        pool[WEIGHTS_AT + own_row * WEIGHTS_STRIDE + vector_j] = Vector(ds_j);
+        pool[WEIGHTS_AT + WEIGHTS + own_row * WEIGHTS_STRIDE + vector_j] = Vector(p_j);
         // @end
         workgroupBarrier();
         // @repeat d < COLUMN_TILES

@@ -18,7 +18,7 @@
 enable f16;
 enable wgpu_cooperative_matrix;
 
-alias Input = vec4<f16>;
+alias Element = f16; alias Vector = vec4<Element>;
 alias MatrixA = coop_mat16x16<f16, A>;
 alias MatrixB = coop_mat16x16<f16, B>;
 alias MatrixC = coop_mat16x16<f32, C>;
@@ -80,7 +80,7 @@ var<storage, read> delta: array<f32>;
 var<storage, read_write> dq: array<vec4<f32>>;
 // The largest number of each tile of queries, as bits.
 var<storage, read_write> left: array<u32>;
-var<workgroup> pool: array<Input, 2u * OPERAND>;
+var<workgroup> pool: array<Vector, 2u * OPERAND>;
 var<workgroup> sums: array<vec4<f32>, 2u * PRODUCT>;
 // The largest numbers of each query, and of all.
 var<workgroup> largest: array<atomic<u32>, ROWS + 1u>;
@@ -199,8 +199,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     if (part == 0u) { atomicMax(&largest[ROWS], own_size); }
     // A subgroup keeps the tiles of its queries, or of their results' gradients.
     // @repeat p < ROW_PIECES
-    pool[row_p * STRIDE + row_vector_p] = Input(query_p);
-    pool[OPERAND + row_p * STRIDE + row_vector_p] = Input(dout_p * factor_of(atomicLoad(&largest[row_p])));
+    pool[row_p * STRIDE + row_vector_p] = Vector(query_p);
+    pool[OPERAND + row_p * STRIDE + row_vector_p] = Vector(dout_p * factor_of(atomicLoad(&largest[row_p])));
     // @end
     workgroupBarrier();
     // @repeat d < DEPTH
@@ -215,8 +215,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     // @end
     for (var column = begin; column < end; column += COLUMNS) {
         // @repeat p < COLUMN_PIECES
-        pool[column_row_p * STRIDE + column_vector_p] = Input(key_p);
-        pool[OPERAND + column_row_p * STRIDE + column_vector_p] = Input(value_p);
+        pool[column_row_p * STRIDE + column_vector_p] = Vector(key_p);
+        pool[OPERAND + column_row_p * STRIDE + column_vector_p] = Vector(value_p);
         // @end
         workgroupBarrier();
         if (column + COLUMNS < end) {
@@ -252,7 +252,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             // @end
         }
         // @repeat j < EACH
-        pool[WEIGHTS_AT + own_row * WEIGHTS_STRIDE + vector_j] = Input(ds_j);
+        pool[WEIGHTS_AT + own_row * WEIGHTS_STRIDE + vector_j] = Vector(ds_j);
         // @end
         workgroupBarrier();
         // @repeat d < COLUMN_TILES / 2

@@ -14,7 +14,7 @@
 enable f16;
 enable wgpu_cooperative_matrix;
 
-alias Input = vec4<f16>;
+alias Element = f16; alias Vector = vec4<Element>;
 alias MatrixA = coop_mat16x16<f16, A>;
 alias MatrixB = coop_mat16x16<f16, B>;
 alias MatrixC = coop_mat16x16<f32, C>;
@@ -77,7 +77,7 @@ var<storage, read> v: array<vec4<f32>>;
 var<storage, read> positions: array<u32>;
 var<storage, read_write> out: array<vec4<f32>>;
 var<storage, read_write> lse: array<f32>;
-var<workgroup> pool: array<Input, 2u * VALUES_AT>;
+var<workgroup> pool: array<Vector, 2u * VALUES_AT>;
 var<workgroup> sums: array<vec4<f32>, ROWS * SUMS_STRIDE>;
 var<workgroup> partial: array<f32, ROWS * ACROSS>;
 // The last key; in a cache rows behind it may hold anything, NaN too.
@@ -178,7 +178,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     // A subgroup keeps the tiles of its queries.
     // @repeat p < ROW_PIECES
     let at_p = local + p * THREADS;
-    pool[row_of(at_p) * STRIDE + at_p % VECTORS] = Input(fetch_q(batch, first + row_of(at_p), head, at_p % VECTORS));
+    pool[row_of(at_p) * STRIDE + at_p % VECTORS] = Vector(fetch_q(batch, first + row_of(at_p), head, at_p % VECTORS));
     // @end
     workgroupBarrier();
     // @repeat d < DEPTH
@@ -194,8 +194,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     var key = begin;
     loop {
         // @repeat p < KEY_PIECES
-        pool[key_of(key_at_p) * STRIDE + key_at_p % VECTORS] = Input(key_p);
-        pool[VALUES_AT + key_of(key_at_p) * STRIDE + key_at_p % VECTORS] = Input(value_p);
+        pool[key_of(key_at_p) * STRIDE + key_at_p % VECTORS] = Vector(key_p);
+        pool[VALUES_AT + key_of(key_at_p) * STRIDE + key_at_p % VECTORS] = Vector(value_p);
         // @end
         workgroupBarrier();
         if (key + KEYS < end) {
@@ -243,7 +243,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         // @repeat j < SCORES
         s_j = numerators(s_j - vec4<f32>(most));
         total += (s_j.x + s_j.y) + (s_j.z + s_j.w);
-        pool[own_row * WEIGHTS_STRIDE + j * ACROSS + part] = Input(s_j);
+        pool[own_row * WEIGHTS_STRIDE + j * ACROSS + part] = Vector(s_j);
         // @end
         workgroupBarrier();
         // @repeat j < RESULT_TILES

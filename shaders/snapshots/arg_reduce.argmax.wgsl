@@ -4,7 +4,6 @@ var<storage, read_write> b1: array<u32>;
 // every LANES-th element, then halve the candidates in shared memory.
 //
 // Twin in the oracle: core/src/ops/arg_reduce.rs.
-
 alias Value = f32;
 const ROWS: u32 = 1u;
 const LENGTH: u32 = 9u;
@@ -17,14 +16,14 @@ const THREADS: u32 = 256u;
 var<workgroup> all_most: array<Value, THREADS>;
 var<workgroup> all_best: array<u32, THREADS>;
 fn load(at: u32) -> Value {
-return b0[at];
+    return b0[at];
 }
 fn store(row: u32, best: u32) {
-b1[row] = best;
+    b1[row] = best;
 }
 // Whether a comes before b.
 fn comes_before(a: Value, b: Value) -> bool {
-return a > b && !is_nan(b) || is_nan(a) && !is_nan(b);
+    return a > b && !is_nan(b) || is_nan(a) && !is_nan(b);
 }
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {

@@ -6,16 +6,15 @@ var<storage, read> given_dv: array<f32>;
 // up what the GROUP heads give that share these, in their order, which lies side by side.
 //
 // Twin in the oracle: core/src/ops/attention/grad.rs.
-
 const COUNT: u32 = 39680u;
 const HEAD_DIM: u32 = 64u;
 const GROUP: u32 = 2u;
 const THREADS: u32 = 256u;
 fn store_dk(i: u32, value: f32) {
-b0[i] = value;
+    b0[i] = value;
 }
 fn store_dv(i: u32, value: f32) {
-b1[i] = value;
+    b1[i] = value;
 }
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {

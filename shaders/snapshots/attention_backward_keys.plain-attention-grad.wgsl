@@ -16,7 +16,6 @@ var<storage, read_write> b7: array<vec4<f32>>;
 // the head, for a part of the queries. A step has two barriers, and what the next one needs is prefetched.
 //
 // Twin in the oracle: core/src/ops/attention/grad.rs.
-
 const ROWS_Q: u32 = 300u;
 const ROWS_K: u32 = 310u;
 const HEADS: u32 = 4u;
@@ -49,36 +48,36 @@ const SHARED: u32 = 720u;
 var<workgroup> pool: array<vec4<f32>, SHARED>;
 // A vector of the row that begins at an element; the logarithm and the delta of a query.
 fn load_q(start: u32, vector: u32) -> vec4<f32> {
-return b0[start / 4u + vector];
+    return b0[start / 4u + vector];
 }
 fn load_k(start: u32, vector: u32) -> vec4<f32> {
-return b1[start / 4u + vector];
+    return b1[start / 4u + vector];
 }
 fn load_v(start: u32, vector: u32) -> vec4<f32> {
-return b2[start / 4u + vector];
+    return b2[start / 4u + vector];
 }
 fn load_dout(start: u32, vector: u32) -> vec4<f32> {
-return b3[start / 4u + vector];
+    return b3[start / 4u + vector];
 }
 fn load_lse(index: u32) -> f32 {
-return b4[index];
+    return b4[index];
 }
 fn load_delta(index: u32) -> f32 {
-return b5[index];
+    return b5[index];
 }
 // Gradients of a head's keys and values; heads that share these give a part each, which lie side by side.
 fn store_dk(start: u32, vector: u32, value: vec4<f32>) {
-if (vector < 16u) {
-b6[start / 4u + vector] = value;
-}
+    if (vector < 16u) {
+        b6[start / 4u + vector] = value;
+    }
 }
 fn store_dv(start: u32, vector: u32, value: vec4<f32>) {
-if (vector < 16u) {
-b7[start / 4u + vector] = value;
-}
+    if (vector < 16u) {
+        b7[start / 4u + vector] = value;
+    }
 }
 fn scale() -> f32 {
-return (1.25e-1f);
+    return (1.25e-1f);
 }
 // The number of a query among those of all heads, the last one for those behind it.
 fn query_number(batch: u32, head: u32, query: u32) -> u32 {

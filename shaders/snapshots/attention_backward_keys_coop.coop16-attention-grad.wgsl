@@ -9,7 +9,8 @@ var<storage, read> b5: array<f32>;
 var<storage, read_write> b6: array<vec4<f32>>;
 var<storage, read_write> b7: array<vec4<f32>>;
 var<storage, read> left: array<u32>;
-alias Input = vec4<f16>;
+alias Element = f16;
+alias Vector = vec4<Element>;
 alias MatrixA = coop_mat16x16<f16,A>;
 alias MatrixB = coop_mat16x16<f16,B>;
 alias MatrixC = coop_mat16x16<f32,C>;
@@ -46,43 +47,43 @@ const WEIGHTS: u32 = 320u;
 const OPERAND: u32 = 576u;
 const PRODUCT: u32 = 288u;
 const WEIGHTS_AT: u32 = 1152u;
-var<workgroup> pool: array<Input, 2u * OPERAND + 2u * WEIGHTS>;
+var<workgroup> pool: array<Vector, 2u * OPERAND + 2u * WEIGHTS>;
 var<workgroup> sums: array<vec4<f32>, 2u * PRODUCT>;
 // Logarithms and deltas of the queries of a step, and the largest number of all queries that see a key.
 var<workgroup> marks: array<vec4<f32>, 2u * COLUMNS / 4u>;
 var<workgroup> largest: atomic<u32>;
 // A vector of the row that begins at an element; the logarithm and the delta of a query.
 fn load_q(start: u32, vector: u32) -> vec4<f32> {
-return b0[start / 4u + vector];
+    return b0[start / 4u + vector];
 }
 fn load_k(start: u32, vector: u32) -> vec4<f32> {
-return b1[start / 4u + vector];
+    return b1[start / 4u + vector];
 }
 fn load_v(start: u32, vector: u32) -> vec4<f32> {
-return b2[start / 4u + vector];
+    return b2[start / 4u + vector];
 }
 fn load_dout(start: u32, vector: u32) -> vec4<f32> {
-return b3[start / 4u + vector];
+    return b3[start / 4u + vector];
 }
 fn load_lse(index: u32) -> f32 {
-return b4[index];
+    return b4[index];
 }
 fn load_delta(index: u32) -> f32 {
-return b5[index];
+    return b5[index];
 }
 // Gradients of a head's keys and values; heads that share these give a part each, which lie side by side.
 fn store_dk(start: u32, vector: u32, value: vec4<f32>) {
-if (vector < 16u) {
-b6[start / 4u + vector] = value;
-}
+    if (vector < 16u) {
+        b6[start / 4u + vector] = value;
+    }
 }
 fn store_dv(start: u32, vector: u32, value: vec4<f32>) {
-if (vector < 16u) {
-b7[start / 4u + vector] = value;
-}
+    if (vector < 16u) {
+        b7[start / 4u + vector] = value;
+    }
 }
 fn scale() -> f32 {
-return (1.25e-1f);
+    return (1.25e-1f);
 }
 fn factor_of(size: u32) -> f32 {
     let exponent = size >> 23u;
@@ -165,10 +166,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let key_1 = fetch_k(batch, first + row_1, kv_head, row_vector_1);
     let value_1 = fetch_v(batch, first + row_1, kv_head, row_vector_1);
     if (local == 0u) { atomicStore(&largest, 0u); }
-    pool[row_0 * STRIDE + row_vector_0] = Input(key_0);
-    pool[OPERAND + row_0 * STRIDE + row_vector_0] = Input(value_0);
-    pool[row_1 * STRIDE + row_vector_1] = Input(key_1);
-    pool[OPERAND + row_1 * STRIDE + row_vector_1] = Input(value_1);
+    pool[row_0 * STRIDE + row_vector_0] = Vector(key_0);
+    pool[OPERAND + row_0 * STRIDE + row_vector_0] = Vector(value_0);
+    pool[row_1 * STRIDE + row_vector_1] = Vector(key_1);
+    pool[OPERAND + row_1 * STRIDE + row_vector_1] = Vector(value_1);
     workgroupBarrier();
     let at_kept_0 = which * OPERAND + sub_row * STRIDE + 0u * QUARTER;
     let kept_0 = coopLoadT<MatrixA>(&pool[at_kept_0], STRIDE);
@@ -187,10 +188,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     var sum_0 = MatrixC();
     var sum_1 = MatrixC();
     for (var column = begin; column < end; column += COLUMNS) {
-        pool[column_row_0 * STRIDE + column_vector_0] = Input(query_0);
-        pool[OPERAND + column_row_0 * STRIDE + column_vector_0] = Input(dout_0 * factor);
-        pool[column_row_1 * STRIDE + column_vector_1] = Input(query_1);
-        pool[OPERAND + column_row_1 * STRIDE + column_vector_1] = Input(dout_1 * factor);
+        pool[column_row_0 * STRIDE + column_vector_0] = Vector(query_0);
+        pool[OPERAND + column_row_0 * STRIDE + column_vector_0] = Vector(dout_0 * factor);
+        pool[column_row_1 * STRIDE + column_vector_1] = Vector(query_1);
+        pool[OPERAND + column_row_1 * STRIDE + column_vector_1] = Vector(dout_1 * factor);
         if (local < COLUMNS) {
             marks[local / 4u][local % 4u] = own_lse;
             marks[COLUMNS / 4u + local / 4u][local % 4u] = own_delta * factor;
@@ -231,8 +232,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             p_0 = select(vec4<f32>(), p_0, seen_0);
             ds_0 = select(vec4<f32>(), ds_0, seen_0);
         }
-        pool[WEIGHTS_AT + own_row * WEIGHTS_STRIDE + vector_0] = Input(ds_0);
-        pool[WEIGHTS_AT + WEIGHTS + own_row * WEIGHTS_STRIDE + vector_0] = Input(p_0);
+        pool[WEIGHTS_AT + own_row * WEIGHTS_STRIDE + vector_0] = Vector(ds_0);
+        pool[WEIGHTS_AT + WEIGHTS + own_row * WEIGHTS_STRIDE + vector_0] = Vector(p_0);
         workgroupBarrier();
         let at_weight_0 = WEIGHTS_AT + 0u * QUARTER + which * WEIGHTS + sub_row * WEIGHTS_STRIDE;
         let weight_0 = coopLoadT<MatrixA>(&pool[at_weight_0], WEIGHTS_STRIDE);

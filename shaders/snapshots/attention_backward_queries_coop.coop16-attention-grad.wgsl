@@ -8,7 +8,8 @@ var<storage, read> b4: array<f32>;
 var<storage, read> b5: array<f32>;
 var<storage, read_write> b6: array<vec4<f32>>;
 var<storage, read_write> left: array<u32>;
-alias Input = vec4<f16>;
+alias Element = f16;
+alias Vector = vec4<Element>;
 alias MatrixA = coop_mat16x16<f16,A>;
 alias MatrixB = coop_mat16x16<f16,B>;
 alias MatrixC = coop_mat16x16<f32,C>;
@@ -45,36 +46,36 @@ const OPERAND: u32 = 576u;
 const PRODUCT: u32 = 288u;
 // Weights are where values were: these are needed for the products only.
 const WEIGHTS_AT: u32 = 576u;
-var<workgroup> pool: array<Input, 2u * OPERAND>;
+var<workgroup> pool: array<Vector, 2u * OPERAND>;
 var<workgroup> sums: array<vec4<f32>, 2u * PRODUCT>;
 // The largest numbers of each query, and of all.
 var<workgroup> largest: array<atomic<u32>, ROWS + 1u>;
 // A vector of the row that begins at an element; the logarithm and the delta of a query.
 fn load_q(start: u32, vector: u32) -> vec4<f32> {
-return b0[start / 4u + vector];
+    return b0[start / 4u + vector];
 }
 fn load_k(start: u32, vector: u32) -> vec4<f32> {
-return b1[start / 4u + vector];
+    return b1[start / 4u + vector];
 }
 fn load_v(start: u32, vector: u32) -> vec4<f32> {
-return b2[start / 4u + vector];
+    return b2[start / 4u + vector];
 }
 fn load_dout(start: u32, vector: u32) -> vec4<f32> {
-return b3[start / 4u + vector];
+    return b3[start / 4u + vector];
 }
 fn load_lse(index: u32) -> f32 {
-return b4[index];
+    return b4[index];
 }
 fn load_delta(index: u32) -> f32 {
-return b5[index];
+    return b5[index];
 }
 fn store(start: u32, vector: u32, value: vec4<f32>) {
-if (vector < 16u) {
-b6[start / 4u + vector] = vec4<f32>(value);
-}
+    if (vector < 16u) {
+        b6[start / 4u + vector] = vec4<f32>(value);
+    }
 }
 fn scale() -> f32 {
-return (1.25e-1f);
+    return (1.25e-1f);
 }
 // Bits of the largest of four numbers: bits of numbers that are not negative are in the order of the numbers. The factor is
 // 2^-n for a number from 2^n to 2^(n + 1), as far as it and its inverse are normal, and 1 for what is infinite or none.
@@ -169,10 +170,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let own_delta = given_delta * factor_of(own_size);
     if (part == 0u) { atomicMax(&largest[ROWS], own_size); }
     // A subgroup keeps the tiles of its queries, or of their results' gradients.
-    pool[row_0 * STRIDE + row_vector_0] = Input(query_0);
-    pool[OPERAND + row_0 * STRIDE + row_vector_0] = Input(dout_0 * factor_of(atomicLoad(&largest[row_0])));
-    pool[row_1 * STRIDE + row_vector_1] = Input(query_1);
-    pool[OPERAND + row_1 * STRIDE + row_vector_1] = Input(dout_1 * factor_of(atomicLoad(&largest[row_1])));
+    pool[row_0 * STRIDE + row_vector_0] = Vector(query_0);
+    pool[OPERAND + row_0 * STRIDE + row_vector_0] = Vector(dout_0 * factor_of(atomicLoad(&largest[row_0])));
+    pool[row_1 * STRIDE + row_vector_1] = Vector(query_1);
+    pool[OPERAND + row_1 * STRIDE + row_vector_1] = Vector(dout_1 * factor_of(atomicLoad(&largest[row_1])));
     workgroupBarrier();
     let at_kept_0 = which * OPERAND + sub_row * STRIDE + 0u * QUARTER;
     let kept_0 = coopLoadT<MatrixA>(&pool[at_kept_0], STRIDE);
@@ -188,10 +189,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     var sum_0 = MatrixC();
     var sum_1 = MatrixC();
     for (var column = begin; column < end; column += COLUMNS) {
-        pool[column_row_0 * STRIDE + column_vector_0] = Input(key_0);
-        pool[OPERAND + column_row_0 * STRIDE + column_vector_0] = Input(value_0);
-        pool[column_row_1 * STRIDE + column_vector_1] = Input(key_1);
-        pool[OPERAND + column_row_1 * STRIDE + column_vector_1] = Input(value_1);
+        pool[column_row_0 * STRIDE + column_vector_0] = Vector(key_0);
+        pool[OPERAND + column_row_0 * STRIDE + column_vector_0] = Vector(value_0);
+        pool[column_row_1 * STRIDE + column_vector_1] = Vector(key_1);
+        pool[OPERAND + column_row_1 * STRIDE + column_vector_1] = Vector(value_1);
         workgroupBarrier();
         if (column + COLUMNS < end) {
             key_0 = fetch_k(batch, column + COLUMNS + column_row_0, kv_head, column_vector_0);
@@ -224,7 +225,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             let seen_0 = (number_0 >= vec4<u32>(seen_from)) & (number_0 < vec4<u32>(seen_to));
             ds_0 = select(vec4<f32>(), ds_0, seen_0);
         }
-        pool[WEIGHTS_AT + own_row * WEIGHTS_STRIDE + vector_0] = Input(ds_0);
+        pool[WEIGHTS_AT + own_row * WEIGHTS_STRIDE + vector_0] = Vector(ds_0);
         workgroupBarrier();
         let at_weight_0 = WEIGHTS_AT + 0u * QUARTER + which * (COLUMNS / 2u / 4u) + sub_row * WEIGHTS_STRIDE;
         let weight_0 = coopLoadT<MatrixA>(&pool[at_weight_0], WEIGHTS_STRIDE);

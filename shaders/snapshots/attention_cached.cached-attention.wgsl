@@ -18,7 +18,6 @@ var<storage, read_write> found_numbers: array<f32>;
 // prefetched before the number of its keys is known: those behind the last one are read, but not used.
 //
 // Twin in the oracle: core/src/ops/attention/cached.rs.
-
 // Queries of all heads and sequences; rows and heads of a sequence, of queries and of keys.
 const QUERIES: u32 = 4u;
 const ROWS_Q: u32 = 1u;
@@ -50,20 +49,20 @@ var<workgroup> partial: array<f32, SHARING * KEYS>;
 var<workgroup> folded: array<vec4<f32>, THREADS>;
 var<workgroup> few: array<f32, FEW>;
 fn load_q(index: u32) -> vec4<f32> {
-return b1[index];
+    return b1[index];
 }
 fn load_k(index: u32) -> vec4<f32> {
-return b2[index];
+    return b2[index];
 }
 fn load_v(index: u32) -> vec4<f32> {
-return b3[index];
+    return b3[index];
 }
 // The number of cached keys of a sequence.
 fn load_position(sequence: u32) -> u32 {
-return b0[sequence];
+    return b0[sequence];
 }
 fn scale() -> f32 {
-return (1.25e-1f);
+    return (1.25e-1f);
 }
 fn store_numbers(group_number: u32, local: u32, greatest: f32, total: f32) {
     if (local == 0u) {
@@ -114,11 +113,11 @@ fn join_all(value: f32, local: u32, greatest: bool) -> f32 {
     if (local < FEW) {
         let at = local * EACH;
         few[local] = join(vec4<f32>(join(folded_at(at), greatest), join(folded_at(at + 4u), greatest),
-            join(folded_at(at + 8u), greatest), join(folded_at(at + 12u), greatest)), greatest);
+                join(folded_at(at + 8u), greatest), join(folded_at(at + 12u), greatest)), greatest);
     }
     workgroupBarrier();
     return join(vec4<f32>(join(few_at(0u), greatest), join(few_at(4u), greatest),
-        join(few_at(8u), greatest), join(few_at(12u), greatest)), greatest);
+            join(few_at(8u), greatest), join(few_at(12u), greatest)), greatest);
 }
 // Sums of the parts of a vector of values, of neighbours first; the last function stands for that of all parts.
 fn sum_2(at: u32) -> vec4<f32> { return folded[at] + folded[at + ACROSS]; }

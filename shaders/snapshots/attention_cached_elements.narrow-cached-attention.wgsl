@@ -11,7 +11,6 @@ var<storage, read_write> b4: array<f32>;
 // thread looks at all of them, and adds up the values of each THREADS-th element of the result. A tile has four barriers.
 //
 // Twin in the oracle: core/src/ops/attention/cached.rs.
-
 // Rows and heads of a sequence, of queries and of keys.
 const ROWS_Q: u32 = 1u;
 const ROWS_K: u32 = 512u;
@@ -28,23 +27,23 @@ const LEAST: f32 = -3.4028234e38;
 var<workgroup> query: array<f32, HEAD_DIM>;
 var<workgroup> scores: array<f32, THREADS>;
 fn load_q(index: u32) -> f32 {
-return b1[index];
+    return b1[index];
 }
 fn load_k(index: u32) -> f32 {
-return b2[index];
+    return b2[index];
 }
 fn load_v(index: u32) -> f32 {
-return b3[index];
+    return b3[index];
 }
 // The number of cached keys of a sequence.
 fn load_position(sequence: u32) -> u32 {
-return b0[sequence];
+    return b0[sequence];
 }
 fn store(index: u32, value: f32) {
-b4[index] = value;
+    b4[index] = value;
 }
 fn scale() -> f32 {
-return (1.25e-1f);
+    return (1.25e-1f);
 }
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {

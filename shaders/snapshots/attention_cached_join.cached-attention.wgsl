@@ -5,7 +5,6 @@ var<storage, read> found_numbers: array<f32>;
 // the workgroups found that share the keys of its query, with weights relative to the greatest score of all.
 //
 // Source: "Flash-Decoding", Dao, Haziza, Massa and Sizov, 2023. Twin in the oracle: core/src/ops/attention/cached.rs.
-
 const COUNT: u32 = 64u;
 // Queries of all heads and sequences, and queries and heads of a sequence.
 const QUERIES: u32 = 4u;
@@ -17,9 +16,9 @@ const WORKGROUPS: u32 = 8u;
 const VECTORS: u32 = 16u;
 const THREADS: u32 = 256u;
 fn store(start: u32, vector: u32, value: vec4<f32>) {
-if (vector < 16u) {
-b0[start / 4u + vector] = vec4<f32>(value);
-}
+    if (vector < 16u) {
+        b0[start / 4u + vector] = vec4<f32>(value);
+    }
 }
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {

@@ -13,7 +13,6 @@ var<storage, read_write> b4: array<f32>;
 //   a row share out the values in PARTS, of which one half is added to the other in the end.
 //
 // Twin in the oracle: core/src/ops/attention/mod.rs, and cached.rs for calls over a cache, which have a position.
-
 const ROWS_Q: u32 = 300u;
 const ROWS_K: u32 = 310u;
 const HEADS: u32 = 4u;
@@ -50,25 +49,25 @@ var<workgroup> pool: array<vec4<f32>, SHARED>;
 var<private> last_key: u32;
 // A vector of the row that begins at an element; the number of cached keys of a sequence.
 fn load_q(start: u32, vector: u32) -> vec4<f32> {
-return b1[start / 4u + vector];
+    return b1[start / 4u + vector];
 }
 fn load_k(start: u32, vector: u32) -> vec4<f32> {
-return b2[start / 4u + vector];
+    return b2[start / 4u + vector];
 }
 fn load_v(start: u32, vector: u32) -> vec4<f32> {
-return b3[start / 4u + vector];
+    return b3[start / 4u + vector];
 }
 // A vector of a result, and the logarithm of the sum of exponentials of a query.
 fn store(start: u32, vector: u32, value: vec4<f32>) {
-if (vector < 16u) {
-b0[start / 4u + vector] = vec4<f32>(value);
-}
+    if (vector < 16u) {
+        b0[start / 4u + vector] = vec4<f32>(value);
+    }
 }
 fn store_lse(index: u32, value: f32) {
-b4[index] = value;
+    b4[index] = value;
 }
 fn scale() -> f32 {
-return (1.25e-1f);
+    return (1.25e-1f);
 }
 // The first element of a head in a row of queries, and of keys: in the last row for those behind it.
 fn query_start(batch: u32, row: u32, head: u32) -> u32 { return ((batch * ROWS_Q + row) * HEADS + head) * HEAD_DIM; }
@@ -361,7 +360,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 }
 // Scalar functions. WGSL leaves NaN, infinities and the accuracy of most built-in functions to the driver; these
 // say what happens. A kernel gets the functions that it uses, and those that they use.
-
 // Not a constant, so that no compiler evaluates what comes out of these bits.
 fn from_bits(bits: u32) -> f32 {
     var word = bits;

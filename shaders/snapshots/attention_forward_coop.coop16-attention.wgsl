@@ -5,7 +5,8 @@ var<storage, read> b1: array<vec4<f32>>;
 var<storage, read> b2: array<vec4<f32>>;
 var<storage, read> b3: array<vec4<f32>>;
 var<storage, read_write> b4: array<f32>;
-alias Input = vec4<f16>;
+alias Element = f16;
+alias Vector = vec4<Element>;
 alias MatrixA = coop_mat16x16<f16,A>;
 alias MatrixB = coop_mat16x16<f16,B>;
 alias MatrixC = coop_mat16x16<f32,C>;
@@ -37,32 +38,32 @@ const STRIDE: u32 = 18u;
 const WEIGHTS_STRIDE: u32 = 10u;
 const SUMS_STRIDE: u32 = 17u;
 const VALUES_AT: u32 = 576u;
-var<workgroup> pool: array<Input, 2u * VALUES_AT>;
+var<workgroup> pool: array<Vector, 2u * VALUES_AT>;
 var<workgroup> sums: array<vec4<f32>, ROWS * SUMS_STRIDE>;
 var<workgroup> partial: array<f32, ROWS * ACROSS>;
 // The last key; in a cache rows behind it may hold anything, NaN too.
 var<private> last_key: u32;
 // A vector of the row that begins at an element; the number of cached keys of a sequence.
 fn load_q(start: u32, vector: u32) -> Q {
-return b1[start / 4u + vector];
+    return b1[start / 4u + vector];
 }
 fn load_k(start: u32, vector: u32) -> K {
-return b2[start / 4u + vector];
+    return b2[start / 4u + vector];
 }
 fn load_v(start: u32, vector: u32) -> V {
-return b3[start / 4u + vector];
+    return b3[start / 4u + vector];
 }
 // A vector of a result, and the logarithm of the sum of exponentials of a query.
 fn store(start: u32, vector: u32, value: vec4<f32>) {
-if (vector < 16u) {
-b0[start / 4u + vector] = vec4<f32>(value);
-}
+    if (vector < 16u) {
+        b0[start / 4u + vector] = vec4<f32>(value);
+    }
 }
 fn store_lse(index: u32, value: f32) {
-b4[index] = value;
+    b4[index] = value;
 }
 fn scale() -> f32 {
-return (1.25e-1f);
+    return (1.25e-1f);
 }
 // The first element of a head in a row of queries, and of keys: in the last row for those behind it.
 fn query_start(batch: u32, row: u32, head: u32) -> u32 { return ((batch * ROWS_Q + row) * HEADS + head) * HEAD_DIM; }
@@ -119,13 +120,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     var out_3 = vec4<f32>();
     // A subgroup keeps the tiles of its queries.
     let at_0 = local + 0u * THREADS;
-    pool[row_of(at_0) * STRIDE + at_0 % VECTORS] = Input(fetch_q(batch, first + row_of(at_0), head, at_0 % VECTORS));
+    pool[row_of(at_0) * STRIDE + at_0 % VECTORS] = Vector(fetch_q(batch, first + row_of(at_0), head, at_0 % VECTORS));
     let at_1 = local + 1u * THREADS;
-    pool[row_of(at_1) * STRIDE + at_1 % VECTORS] = Input(fetch_q(batch, first + row_of(at_1), head, at_1 % VECTORS));
+    pool[row_of(at_1) * STRIDE + at_1 % VECTORS] = Vector(fetch_q(batch, first + row_of(at_1), head, at_1 % VECTORS));
     let at_2 = local + 2u * THREADS;
-    pool[row_of(at_2) * STRIDE + at_2 % VECTORS] = Input(fetch_q(batch, first + row_of(at_2), head, at_2 % VECTORS));
+    pool[row_of(at_2) * STRIDE + at_2 % VECTORS] = Vector(fetch_q(batch, first + row_of(at_2), head, at_2 % VECTORS));
     let at_3 = local + 3u * THREADS;
-    pool[row_of(at_3) * STRIDE + at_3 % VECTORS] = Input(fetch_q(batch, first + row_of(at_3), head, at_3 % VECTORS));
+    pool[row_of(at_3) * STRIDE + at_3 % VECTORS] = Vector(fetch_q(batch, first + row_of(at_3), head, at_3 % VECTORS));
     workgroupBarrier();
     let at_q_0 = sub_row * STRIDE + 0u * TILE / 4u;
     let q_0 = coopLoadT<MatrixA>(&pool[at_q_0], STRIDE);
@@ -150,14 +151,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     var value_3 = fetch_v(batch, begin + key_of(key_at_3), kv_head, key_at_3 % VECTORS);
     var key = begin;
     loop {
-        pool[key_of(key_at_0) * STRIDE + key_at_0 % VECTORS] = Input(key_0);
-        pool[VALUES_AT + key_of(key_at_0) * STRIDE + key_at_0 % VECTORS] = Input(value_0);
-        pool[key_of(key_at_1) * STRIDE + key_at_1 % VECTORS] = Input(key_1);
-        pool[VALUES_AT + key_of(key_at_1) * STRIDE + key_at_1 % VECTORS] = Input(value_1);
-        pool[key_of(key_at_2) * STRIDE + key_at_2 % VECTORS] = Input(key_2);
-        pool[VALUES_AT + key_of(key_at_2) * STRIDE + key_at_2 % VECTORS] = Input(value_2);
-        pool[key_of(key_at_3) * STRIDE + key_at_3 % VECTORS] = Input(key_3);
-        pool[VALUES_AT + key_of(key_at_3) * STRIDE + key_at_3 % VECTORS] = Input(value_3);
+        pool[key_of(key_at_0) * STRIDE + key_at_0 % VECTORS] = Vector(key_0);
+        pool[VALUES_AT + key_of(key_at_0) * STRIDE + key_at_0 % VECTORS] = Vector(value_0);
+        pool[key_of(key_at_1) * STRIDE + key_at_1 % VECTORS] = Vector(key_1);
+        pool[VALUES_AT + key_of(key_at_1) * STRIDE + key_at_1 % VECTORS] = Vector(value_1);
+        pool[key_of(key_at_2) * STRIDE + key_at_2 % VECTORS] = Vector(key_2);
+        pool[VALUES_AT + key_of(key_at_2) * STRIDE + key_at_2 % VECTORS] = Vector(value_2);
+        pool[key_of(key_at_3) * STRIDE + key_at_3 % VECTORS] = Vector(key_3);
+        pool[VALUES_AT + key_of(key_at_3) * STRIDE + key_at_3 % VECTORS] = Vector(value_3);
         workgroupBarrier();
         if (key + KEYS < end) {
             key_0 = fetch_k(batch, key + KEYS + key_of(key_at_0), kv_head, key_at_0 % VECTORS);
@@ -210,10 +211,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         total *= change;
         s_0 = numerators(s_0 - vec4<f32>(most));
         total += (s_0.x + s_0.y) + (s_0.z + s_0.w);
-        pool[own_row * WEIGHTS_STRIDE + 0u * ACROSS + part] = Input(s_0);
+        pool[own_row * WEIGHTS_STRIDE + 0u * ACROSS + part] = Vector(s_0);
         s_1 = numerators(s_1 - vec4<f32>(most));
         total += (s_1.x + s_1.y) + (s_1.z + s_1.w);
-        pool[own_row * WEIGHTS_STRIDE + 1u * ACROSS + part] = Input(s_1);
+        pool[own_row * WEIGHTS_STRIDE + 1u * ACROSS + part] = Vector(s_1);
         workgroupBarrier();
         var product_0 = MatrixC();
         var product_1 = MatrixC();
@@ -285,7 +286,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 }
 // Scalar functions. WGSL leaves NaN, infinities and the accuracy of most built-in functions to the driver; these
 // say what happens. A kernel gets the functions that it uses, and those that they use.
-
 // Not a constant, so that no compiler evaluates what comes out of these bits.
 fn from_bits(bits: u32) -> f32 {
     var word = bits;

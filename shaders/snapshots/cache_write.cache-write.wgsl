@@ -7,7 +7,6 @@ var<storage, read_write> b2: array<f32>;
 // names. A thread for each element of the new rows. A position beyond the cache is reported, and nothing is written.
 //
 // Twin in the oracle: core/src/ops/cache_write.rs.
-
 const COUNT: u32 = 1u;
 const ROWS: u32 = 1u;
 const CAPACITY: u32 = 1u;
@@ -15,15 +14,15 @@ const WIDTH: u32 = 1u;
 const POSITIONS: u32 = 1u;
 const THREADS: u32 = 256u;
 fn load_position(sequence: u32) -> u32 {
-return b1[sequence];
+    return b1[sequence];
 }
 // An element of the new rows, or what it becomes before it is written, such as rotated by its position.
 fn new_element(i: u32) -> f32 {
-let v1 = b0[0u];
-return v1;
+    let v1 = b0[0u];
+    return v1;
 }
 fn store(at: u32, value: f32) {
-b2[at] = value;
+    b2[at] = value;
 }
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {

@@ -7,7 +7,6 @@ var<storage, read_write> b2: array<f32>;
 // names. A thread for each element of the new rows. A position beyond the cache is reported, and nothing is written.
 //
 // Twin in the oracle: core/src/ops/cache_write.rs.
-
 const COUNT: u32 = 2u;
 const ROWS: u32 = 1u;
 const CAPACITY: u32 = 1u;
@@ -15,41 +14,41 @@ const WIDTH: u32 = 2u;
 const POSITIONS: u32 = 1u;
 const THREADS: u32 = 256u;
 fn load_position(sequence: u32) -> u32 {
-return b1[sequence];
+    return b1[sequence];
 }
 // An element of the new rows, or what it becomes before it is written, such as rotated by its position.
 fn new_element(i: u32) -> f32 {
-let v1 = b0[0u];
-let v2 = b1[0u];
-let v3 = v2 + 0u;
-let v4 = v3 * 683565275u;
-let v5 = shift_right_u32(v3, 16u);
-let v6 = v5 * 37777u;
-let v7 = v4 + v6;
-let v8 = v3 & 65535u;
-let v9 = v8 * 37777u;
-let v10 = shift_right_u32(v9, 16u);
-let v11 = v7 + v10;
-let v12 = v11 + 2147483648u;
-let v13 = f32(v12);
-let v14 = v13 * (1.4629181e-9f);
-let v15 = v14 - (3.1415927e0f);
-let v16 = cos_f32(v15);
-let v17 = v1 * v16;
-let v18 = 1u;
-let v19 = b0[v18];
-let v20 = sin_f32(v15);
-let v21 = v19 * v20;
-let v22 = v17 - v21;
-let v23 = select((0e0f), v22, i >= 0u);
-let v24 = v19 * v16;
-let v25 = v1 * v20;
-let v26 = v24 + v25;
-let v27 = select(v23, v26, i >= 1u);
-return v27;
+    let v1 = b0[0u];
+    let v2 = b1[0u];
+    let v3 = v2 + 0u;
+    let v4 = v3 * 683565275u;
+    let v5 = shift_right_u32(v3, 16u);
+    let v6 = v5 * 37777u;
+    let v7 = v4 + v6;
+    let v8 = v3 & 65535u;
+    let v9 = v8 * 37777u;
+    let v10 = shift_right_u32(v9, 16u);
+    let v11 = v7 + v10;
+    let v12 = v11 + 2147483648u;
+    let v13 = f32(v12);
+    let v14 = v13 * (1.4629181e-9f);
+    let v15 = v14 - (3.1415927e0f);
+    let v16 = cos_f32(v15);
+    let v17 = v1 * v16;
+    let v18 = 1u;
+    let v19 = b0[v18];
+    let v20 = sin_f32(v15);
+    let v21 = v19 * v20;
+    let v22 = v17 - v21;
+    let v23 = select((0e0f), v22, i >= 0u);
+    let v24 = v19 * v16;
+    let v25 = v1 * v20;
+    let v26 = v24 + v25;
+    let v27 = select(v23, v26, i >= 1u);
+    return v27;
 }
 fn store(at: u32, value: f32) {
-b2[at] = value;
+    b2[at] = value;
 }
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
@@ -69,7 +68,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 }
 // Scalar functions. WGSL leaves NaN, infinities and the accuracy of most built-in functions to the driver; these
 // say what happens. A kernel gets the functions that it uses, and those that they use.
-
 // Not a constant, so that no compiler evaluates what comes out of these bits.
 fn from_bits(bits: u32) -> f32 {
     var word = bits;

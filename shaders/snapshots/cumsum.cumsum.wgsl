@@ -5,7 +5,6 @@ var<storage, read_write> b1: array<f32>;
 // operand may be overwritten.
 //
 // Twin in the oracle: core/src/ops/cumsum.rs.
-
 alias Value = f32;
 const ROWS: u32 = 1u;
 const LENGTH: u32 = 1u;
@@ -18,10 +17,10 @@ const LANES: u32 = 1u;
 const THREADS: u32 = 256u;
 var<workgroup> sums: array<Value, THREADS>;
 fn load(at: u32) -> Value {
-return b0[at];
+    return b0[at];
 }
 fn store(at: u32, sum: Value) {
-b1[at] = sum;
+    b1[at] = sum;
 }
 // The number of the k-th element to add.
 fn place(start: u32, k: u32) -> u32 {
@@ -33,8 +32,8 @@ fn place(start: u32, k: u32) -> u32 {
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let group_number = group.x;
-let row_here = local;
-let lane = 0u;
+    let row_here = local;
+    let lane = 0u;
     // Threads without a row do the work of the last one, and store nothing.
     let exists = group_number * WIDTH + row_here <= ROWS - 1u;
     let row = min(group_number * WIDTH + row_here, ROWS - 1u);

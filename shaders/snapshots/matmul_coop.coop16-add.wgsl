@@ -1,5 +1,5 @@
-enable f16;
 enable wgpu_cooperative_matrix;
+enable f16;
 var<storage, read> b0: array<f32>;
 var<storage, read_write> b1: array<f32>;
 var<storage, read> b2: array<vec4<f32>>;
@@ -47,15 +47,15 @@ var<workgroup> shared_b: array<Vector, B_VECTORS / B_WIDTH * B_STRIDE>;
 var<workgroup> slab: array<f32, SLAB * SUBGROUPS>;
 // Four elements of A, side by side in memory, from row `line` and term `k` on; zero from K on.
 fn load_a(batch: u32, line: u32, k: u32) -> Vector {
-let v28 = line;
-let v29 = min(k, 92u);
-return select(vec4<f16>(), vec4<f16>(b2[(v28 * 96u + v29) / 4u]), k < 96u);
+    let v28 = line;
+    let v29 = min(k, 92u);
+    return select(vec4<f16>(), vec4<f16>(b2[(v28 * 96u + v29) / 4u]), k < 96u);
 }
 // The same of B, from column `line` on.
 fn load_b(batch: u32, line: u32, k: u32) -> Vector {
-let v30 = line;
-let v31 = min(k, 95u);
-return select(vec4<f16>(), vec4<f16>(b3[(v31 * 512u + v30) / 4u]), k < 96u);
+    let v30 = line;
+    let v31 = min(k, 95u);
+    return select(vec4<f16>(), vec4<f16>(b3[(v31 * 512u + v30) / 4u]), k < 96u);
 }
 // The number of an element of the result.
 fn element_number(batch: u32, row: u32, column: u32) -> u32 {
@@ -72,64 +72,64 @@ fn finish_together(
     i_6: u32, product_6: f32, within_6: bool,
     i_7: u32, product_7: f32, within_7: bool,
 ) {
-let v4 = (i_0 % 512u);
-let v5 = b0[v4];
-let v6 = product_0 + v5;
-let v7 = (i_1 % 512u);
-let v8 = b0[v7];
-let v9 = product_1 + v8;
-let v10 = (i_2 % 512u);
-let v11 = b0[v10];
-let v12 = product_2 + v11;
-let v13 = (i_3 % 512u);
-let v14 = b0[v13];
-let v15 = product_3 + v14;
-let v16 = (i_4 % 512u);
-let v17 = b0[v16];
-let v18 = product_4 + v17;
-let v19 = (i_5 % 512u);
-let v20 = b0[v19];
-let v21 = product_5 + v20;
-let v22 = (i_6 % 512u);
-let v23 = b0[v22];
-let v24 = product_6 + v23;
-let v25 = (i_7 % 512u);
-let v26 = b0[v25];
-let v27 = product_7 + v26;
-if (within_0) {
-b1[i_0] = v6;
-}
-if (within_1) {
-b1[i_1] = v9;
-}
-if (within_2) {
-b1[i_2] = v12;
-}
-if (within_3) {
-b1[i_3] = v15;
-}
-if (within_4) {
-b1[i_4] = v18;
-}
-if (within_5) {
-b1[i_5] = v21;
-}
-if (within_6) {
-b1[i_6] = v24;
-}
-if (within_7) {
-b1[i_7] = v27;
-}
+    let v4 = (i_0 % 512u);
+    let v5 = b0[v4];
+    let v6 = product_0 + v5;
+    let v7 = (i_1 % 512u);
+    let v8 = b0[v7];
+    let v9 = product_1 + v8;
+    let v10 = (i_2 % 512u);
+    let v11 = b0[v10];
+    let v12 = product_2 + v11;
+    let v13 = (i_3 % 512u);
+    let v14 = b0[v13];
+    let v15 = product_3 + v14;
+    let v16 = (i_4 % 512u);
+    let v17 = b0[v16];
+    let v18 = product_4 + v17;
+    let v19 = (i_5 % 512u);
+    let v20 = b0[v19];
+    let v21 = product_5 + v20;
+    let v22 = (i_6 % 512u);
+    let v23 = b0[v22];
+    let v24 = product_6 + v23;
+    let v25 = (i_7 % 512u);
+    let v26 = b0[v25];
+    let v27 = product_7 + v26;
+    if (within_0) {
+        b1[i_0] = v6;
+    }
+    if (within_1) {
+        b1[i_1] = v9;
+    }
+    if (within_2) {
+        b1[i_2] = v12;
+    }
+    if (within_3) {
+        b1[i_3] = v15;
+    }
+    if (within_4) {
+        b1[i_4] = v18;
+    }
+    if (within_5) {
+        b1[i_5] = v21;
+    }
+    if (within_6) {
+        b1[i_6] = v24;
+    }
+    if (within_7) {
+        b1[i_7] = v27;
+    }
 }
 // The element `e` of a slab, a sum over the subgroups that share steps.
 fn slab_sum(sub_block: u32, e: u32) -> f32 {
-return slab[(sub_block * 1u + 0u) * 256u + e];
+    return slab[(sub_block * 1u + 0u) * 256u + e];
 }
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let group_number = group.x;
-let block = group_number;
-let part = group_number / (ACROSS * DOWN * BATCH);
+    let block = group_number;
+    let part = group_number / (ACROSS * DOWN * BATCH);
     let first_column = block % ACROSS * COLUMNS;
     let first_row = block / ACROSS % DOWN * ROWS;
     let batch = block / (ACROSS * DOWN) % BATCH;
@@ -141,7 +141,6 @@ let part = group_number / (ACROSS * DOWN * BATCH);
     var sum_1_0 = MatrixC();
     var begin = 0u;
     var terms = K;
-
     var a_0_0 = load_a(batch, first_row + (local + 0u * THREADS) / A_WIDTH, begin + 0u * STEP + (local + 0u * THREADS) % A_WIDTH * 4u);
     var a_1_0 = load_a(batch, first_row + (local + 1u * THREADS) / A_WIDTH, begin + 0u * STEP + (local + 1u * THREADS) % A_WIDTH * 4u);
     var a_2_0 = load_a(batch, first_row + (local + 2u * THREADS) / A_WIDTH, begin + 0u * STEP + (local + 2u * THREADS) % A_WIDTH * 4u);
@@ -299,7 +298,6 @@ let part = group_number / (ACROSS * DOWN * BATCH);
             break;
         }
     }
-
     let slab_0_0 = subgroup * SLAB + 0u % SLAB_TILES * TILE;
     coopStoreT(sum_0_0, &slab[slab_0_0], SLAB_COLUMNS);
     workgroupBarrier();

@@ -1,5 +1,5 @@
-enable f16;
 enable wgpu_cooperative_matrix;
+enable f16;
 var<storage, read_write> b0: array<f32>;
 var<storage, read> b1: array<f32>;
 var<storage, read> b2: array<f32>;
@@ -46,97 +46,97 @@ var<workgroup> shared_b: array<Vector, B_VECTORS / B_WIDTH * B_STRIDE>;
 var<workgroup> slab: array<f32, SLAB * SUBGROUPS>;
 // Four elements of A, side by side in memory, from row `line` and term `k` on; zero from K on.
 fn load_a(batch: u32, line: u32, k: u32) -> Vector {
-let v1 = min(line + 0u, 23u);
-let v2 = min(k, 647u);
-let v4 = ((batch * GROUP_OUTPUTS + v2 / KERNEL) * GROUP_INPUTS + v1) * KERNEL + v2 % KERNEL;
-let v5 = b1[v4];
-let v6 = min(line + 1u, 23u);
-let v7 = min(k, 647u);
-let v9 = ((batch * GROUP_OUTPUTS + v7 / KERNEL) * GROUP_INPUTS + v6) * KERNEL + v7 % KERNEL;
-let v10 = b1[v9];
-let v11 = min(line + 2u, 23u);
-let v12 = min(k, 647u);
-let v14 = ((batch * GROUP_OUTPUTS + v12 / KERNEL) * GROUP_INPUTS + v11) * KERNEL + v12 % KERNEL;
-let v15 = b1[v14];
-let v16 = min(line + 3u, 23u);
-let v17 = min(k, 647u);
-let v19 = ((batch * GROUP_OUTPUTS + v17 / KERNEL) * GROUP_INPUTS + v16) * KERNEL + v17 % KERNEL;
-let v20 = b1[v19];
-return vec4<f16>(vec4<f32>(select(0.0, v5, k < 648u), select(0.0, v10, k < 648u), select(0.0, v15, k < 648u), select(0.0, v20, k < 648u)));
+    let v1 = min(line + 0u, 23u);
+    let v2 = min(k, 647u);
+    let v4 = ((batch * GROUP_OUTPUTS + v2 / KERNEL) * GROUP_INPUTS + v1) * KERNEL + v2 % KERNEL;
+    let v5 = b1[v4];
+    let v6 = min(line + 1u, 23u);
+    let v7 = min(k, 647u);
+    let v9 = ((batch * GROUP_OUTPUTS + v7 / KERNEL) * GROUP_INPUTS + v6) * KERNEL + v7 % KERNEL;
+    let v10 = b1[v9];
+    let v11 = min(line + 2u, 23u);
+    let v12 = min(k, 647u);
+    let v14 = ((batch * GROUP_OUTPUTS + v12 / KERNEL) * GROUP_INPUTS + v11) * KERNEL + v12 % KERNEL;
+    let v15 = b1[v14];
+    let v16 = min(line + 3u, 23u);
+    let v17 = min(k, 647u);
+    let v19 = ((batch * GROUP_OUTPUTS + v17 / KERNEL) * GROUP_INPUTS + v16) * KERNEL + v17 % KERNEL;
+    let v20 = b1[v19];
+    return vec4<f16>(vec4<f32>(select(0.0, v5, k < 648u), select(0.0, v10, k < 648u), select(0.0, v15, k < 648u), select(0.0, v20, k < 648u)));
 }
 // The same of B, from column `line` on.
 fn load_b(batch: u32, line: u32, k: u32) -> Vector {
-let v21 = line + 0u;
-let v22 = min(k, 647u);
-let kernel_v23 = v22 % KERNEL;
-let pixel_v23 = v21 % INPUT;
-let distance_h_v23 = pixel_v23 / INPUT_W + PADDING_H - kernel_v23 / KERNEL_W * DILATION_H;
-let distance_w_v23 = pixel_v23 % INPUT_W + PADDING_W - kernel_v23 % KERNEL_W * DILATION_W;
-let oh_v23 = distance_h_v23 / STRIDE_H;
-let ow_v23 = distance_w_v23 / STRIDE_W;
-let inside_v23 = oh_v23 * STRIDE_H == distance_h_v23 && oh_v23 < OUTPUT_H && ow_v23 * STRIDE_W == distance_w_v23 && ow_v23 < OUTPUT_W;
-let channel_v23 = v21 / INPUT * OUTPUTS + batch * GROUP_OUTPUTS + v22 / KERNEL;
-let v24 = (channel_v23 * OUTPUT_H + min(oh_v23, max(OUTPUT_H, 1u) - 1u)) * OUTPUT_W + min(ow_v23, max(OUTPUT_W, 1u) - 1u);
-let v25 = b2[v24];
-let v26 = select(0.0, v25, inside_v23);
-let v27 = line + 1u;
-let v28 = min(k, 647u);
-let kernel_v29 = v28 % KERNEL;
-let pixel_v29 = v27 % INPUT;
-let distance_h_v29 = pixel_v29 / INPUT_W + PADDING_H - kernel_v29 / KERNEL_W * DILATION_H;
-let distance_w_v29 = pixel_v29 % INPUT_W + PADDING_W - kernel_v29 % KERNEL_W * DILATION_W;
-let oh_v29 = distance_h_v29 / STRIDE_H;
-let ow_v29 = distance_w_v29 / STRIDE_W;
-let inside_v29 = oh_v29 * STRIDE_H == distance_h_v29 && oh_v29 < OUTPUT_H && ow_v29 * STRIDE_W == distance_w_v29 && ow_v29 < OUTPUT_W;
-let channel_v29 = v27 / INPUT * OUTPUTS + batch * GROUP_OUTPUTS + v28 / KERNEL;
-let v30 = (channel_v29 * OUTPUT_H + min(oh_v29, max(OUTPUT_H, 1u) - 1u)) * OUTPUT_W + min(ow_v29, max(OUTPUT_W, 1u) - 1u);
-let v31 = b2[v30];
-let v32 = select(0.0, v31, inside_v29);
-let v33 = line + 2u;
-let v34 = min(k, 647u);
-let kernel_v35 = v34 % KERNEL;
-let pixel_v35 = v33 % INPUT;
-let distance_h_v35 = pixel_v35 / INPUT_W + PADDING_H - kernel_v35 / KERNEL_W * DILATION_H;
-let distance_w_v35 = pixel_v35 % INPUT_W + PADDING_W - kernel_v35 % KERNEL_W * DILATION_W;
-let oh_v35 = distance_h_v35 / STRIDE_H;
-let ow_v35 = distance_w_v35 / STRIDE_W;
-let inside_v35 = oh_v35 * STRIDE_H == distance_h_v35 && oh_v35 < OUTPUT_H && ow_v35 * STRIDE_W == distance_w_v35 && ow_v35 < OUTPUT_W;
-let channel_v35 = v33 / INPUT * OUTPUTS + batch * GROUP_OUTPUTS + v34 / KERNEL;
-let v36 = (channel_v35 * OUTPUT_H + min(oh_v35, max(OUTPUT_H, 1u) - 1u)) * OUTPUT_W + min(ow_v35, max(OUTPUT_W, 1u) - 1u);
-let v37 = b2[v36];
-let v38 = select(0.0, v37, inside_v35);
-let v39 = line + 3u;
-let v40 = min(k, 647u);
-let kernel_v41 = v40 % KERNEL;
-let pixel_v41 = v39 % INPUT;
-let distance_h_v41 = pixel_v41 / INPUT_W + PADDING_H - kernel_v41 / KERNEL_W * DILATION_H;
-let distance_w_v41 = pixel_v41 % INPUT_W + PADDING_W - kernel_v41 % KERNEL_W * DILATION_W;
-let oh_v41 = distance_h_v41 / STRIDE_H;
-let ow_v41 = distance_w_v41 / STRIDE_W;
-let inside_v41 = oh_v41 * STRIDE_H == distance_h_v41 && oh_v41 < OUTPUT_H && ow_v41 * STRIDE_W == distance_w_v41 && ow_v41 < OUTPUT_W;
-let channel_v41 = v39 / INPUT * OUTPUTS + batch * GROUP_OUTPUTS + v40 / KERNEL;
-let v42 = (channel_v41 * OUTPUT_H + min(oh_v41, max(OUTPUT_H, 1u) - 1u)) * OUTPUT_W + min(ow_v41, max(OUTPUT_W, 1u) - 1u);
-let v43 = b2[v42];
-let v44 = select(0.0, v43, inside_v41);
-return vec4<f16>(vec4<f32>(select(0.0, v26, k < 648u), select(0.0, v32, k < 648u), select(0.0, v38, k < 648u), select(0.0, v44, k < 648u)));
+    let v21 = line + 0u;
+    let v22 = min(k, 647u);
+    let kernel_v23 = v22 % KERNEL;
+    let pixel_v23 = v21 % INPUT;
+    let distance_h_v23 = pixel_v23 / INPUT_W + PADDING_H - kernel_v23 / KERNEL_W * DILATION_H;
+    let distance_w_v23 = pixel_v23 % INPUT_W + PADDING_W - kernel_v23 % KERNEL_W * DILATION_W;
+    let oh_v23 = distance_h_v23 / STRIDE_H;
+    let ow_v23 = distance_w_v23 / STRIDE_W;
+    let inside_v23 = oh_v23 * STRIDE_H == distance_h_v23 && oh_v23 < OUTPUT_H && ow_v23 * STRIDE_W == distance_w_v23 && ow_v23 < OUTPUT_W;
+    let channel_v23 = v21 / INPUT * OUTPUTS + batch * GROUP_OUTPUTS + v22 / KERNEL;
+    let v24 = (channel_v23 * OUTPUT_H + min(oh_v23, max(OUTPUT_H, 1u) - 1u)) * OUTPUT_W + min(ow_v23, max(OUTPUT_W, 1u) - 1u);
+    let v25 = b2[v24];
+    let v26 = select(0.0, v25, inside_v23);
+    let v27 = line + 1u;
+    let v28 = min(k, 647u);
+    let kernel_v29 = v28 % KERNEL;
+    let pixel_v29 = v27 % INPUT;
+    let distance_h_v29 = pixel_v29 / INPUT_W + PADDING_H - kernel_v29 / KERNEL_W * DILATION_H;
+    let distance_w_v29 = pixel_v29 % INPUT_W + PADDING_W - kernel_v29 % KERNEL_W * DILATION_W;
+    let oh_v29 = distance_h_v29 / STRIDE_H;
+    let ow_v29 = distance_w_v29 / STRIDE_W;
+    let inside_v29 = oh_v29 * STRIDE_H == distance_h_v29 && oh_v29 < OUTPUT_H && ow_v29 * STRIDE_W == distance_w_v29 && ow_v29 < OUTPUT_W;
+    let channel_v29 = v27 / INPUT * OUTPUTS + batch * GROUP_OUTPUTS + v28 / KERNEL;
+    let v30 = (channel_v29 * OUTPUT_H + min(oh_v29, max(OUTPUT_H, 1u) - 1u)) * OUTPUT_W + min(ow_v29, max(OUTPUT_W, 1u) - 1u);
+    let v31 = b2[v30];
+    let v32 = select(0.0, v31, inside_v29);
+    let v33 = line + 2u;
+    let v34 = min(k, 647u);
+    let kernel_v35 = v34 % KERNEL;
+    let pixel_v35 = v33 % INPUT;
+    let distance_h_v35 = pixel_v35 / INPUT_W + PADDING_H - kernel_v35 / KERNEL_W * DILATION_H;
+    let distance_w_v35 = pixel_v35 % INPUT_W + PADDING_W - kernel_v35 % KERNEL_W * DILATION_W;
+    let oh_v35 = distance_h_v35 / STRIDE_H;
+    let ow_v35 = distance_w_v35 / STRIDE_W;
+    let inside_v35 = oh_v35 * STRIDE_H == distance_h_v35 && oh_v35 < OUTPUT_H && ow_v35 * STRIDE_W == distance_w_v35 && ow_v35 < OUTPUT_W;
+    let channel_v35 = v33 / INPUT * OUTPUTS + batch * GROUP_OUTPUTS + v34 / KERNEL;
+    let v36 = (channel_v35 * OUTPUT_H + min(oh_v35, max(OUTPUT_H, 1u) - 1u)) * OUTPUT_W + min(ow_v35, max(OUTPUT_W, 1u) - 1u);
+    let v37 = b2[v36];
+    let v38 = select(0.0, v37, inside_v35);
+    let v39 = line + 3u;
+    let v40 = min(k, 647u);
+    let kernel_v41 = v40 % KERNEL;
+    let pixel_v41 = v39 % INPUT;
+    let distance_h_v41 = pixel_v41 / INPUT_W + PADDING_H - kernel_v41 / KERNEL_W * DILATION_H;
+    let distance_w_v41 = pixel_v41 % INPUT_W + PADDING_W - kernel_v41 % KERNEL_W * DILATION_W;
+    let oh_v41 = distance_h_v41 / STRIDE_H;
+    let ow_v41 = distance_w_v41 / STRIDE_W;
+    let inside_v41 = oh_v41 * STRIDE_H == distance_h_v41 && oh_v41 < OUTPUT_H && ow_v41 * STRIDE_W == distance_w_v41 && ow_v41 < OUTPUT_W;
+    let channel_v41 = v39 / INPUT * OUTPUTS + batch * GROUP_OUTPUTS + v40 / KERNEL;
+    let v42 = (channel_v41 * OUTPUT_H + min(oh_v41, max(OUTPUT_H, 1u) - 1u)) * OUTPUT_W + min(ow_v41, max(OUTPUT_W, 1u) - 1u);
+    let v43 = b2[v42];
+    let v44 = select(0.0, v43, inside_v41);
+    return vec4<f16>(vec4<f32>(select(0.0, v26, k < 648u), select(0.0, v32, k < 648u), select(0.0, v38, k < 648u), select(0.0, v44, k < 648u)));
 }
 // The number of an element of the result.
 fn element_number(batch: u32, row: u32, column: u32) -> u32 {
-return (column / INPUT * INPUTS + batch * GROUP_INPUTS + row) * INPUT + column % INPUT;
+    return (column / INPUT * INPUTS + batch * GROUP_INPUTS + row) * INPUT + column % INPUT;
 }
 // What becomes of a sum, or of a part of one.
 fn finish(part: u32, i: u32, product: f32) {
-b0[i] = product;
+    b0[i] = product;
 }
 // The element `e` of a slab, a sum over the subgroups that share steps.
 fn slab_sum(sub_block: u32, e: u32) -> f32 {
-return slab[(sub_block * 1u + 0u) * 256u + e];
+    return slab[(sub_block * 1u + 0u) * 256u + e];
 }
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let group_number = group.x;
-let block = group_number;
-let part = group_number / (ACROSS * DOWN * BATCH);
+    let block = group_number;
+    let part = group_number / (ACROSS * DOWN * BATCH);
     let first_column = block % ACROSS * COLUMNS;
     let first_row = block / ACROSS % DOWN * ROWS;
     let batch = block / (ACROSS * DOWN) % BATCH;
@@ -148,15 +148,14 @@ let part = group_number / (ACROSS * DOWN * BATCH);
     var sum_1_0 = MatrixC();
     var begin = 0u;
     var terms = K;
-
-var a_0_0 = load_a(batch, first_row + (local + 0u * THREADS) % A_WIDTH * 4u, begin + 0u * STEP + (local + 0u * THREADS) / A_WIDTH);
-var a_1_0 = load_a(batch, first_row + (local + 1u * THREADS) % A_WIDTH * 4u, begin + 0u * STEP + (local + 1u * THREADS) / A_WIDTH);
-var a_2_0 = load_a(batch, first_row + (local + 2u * THREADS) % A_WIDTH * 4u, begin + 0u * STEP + (local + 2u * THREADS) / A_WIDTH);
-var a_3_0 = load_a(batch, first_row + (local + 3u * THREADS) % A_WIDTH * 4u, begin + 0u * STEP + (local + 3u * THREADS) / A_WIDTH);
-var a_0_1 = load_a(batch, first_row + (local + 0u * THREADS) % A_WIDTH * 4u, begin + 1u * STEP + (local + 0u * THREADS) / A_WIDTH);
-var a_1_1 = load_a(batch, first_row + (local + 1u * THREADS) % A_WIDTH * 4u, begin + 1u * STEP + (local + 1u * THREADS) / A_WIDTH);
-var a_2_1 = load_a(batch, first_row + (local + 2u * THREADS) % A_WIDTH * 4u, begin + 1u * STEP + (local + 2u * THREADS) / A_WIDTH);
-var a_3_1 = load_a(batch, first_row + (local + 3u * THREADS) % A_WIDTH * 4u, begin + 1u * STEP + (local + 3u * THREADS) / A_WIDTH);
+    var a_0_0 = load_a(batch, first_row + (local + 0u * THREADS) % A_WIDTH * 4u, begin + 0u * STEP + (local + 0u * THREADS) / A_WIDTH);
+    var a_1_0 = load_a(batch, first_row + (local + 1u * THREADS) % A_WIDTH * 4u, begin + 0u * STEP + (local + 1u * THREADS) / A_WIDTH);
+    var a_2_0 = load_a(batch, first_row + (local + 2u * THREADS) % A_WIDTH * 4u, begin + 0u * STEP + (local + 2u * THREADS) / A_WIDTH);
+    var a_3_0 = load_a(batch, first_row + (local + 3u * THREADS) % A_WIDTH * 4u, begin + 0u * STEP + (local + 3u * THREADS) / A_WIDTH);
+    var a_0_1 = load_a(batch, first_row + (local + 0u * THREADS) % A_WIDTH * 4u, begin + 1u * STEP + (local + 0u * THREADS) / A_WIDTH);
+    var a_1_1 = load_a(batch, first_row + (local + 1u * THREADS) % A_WIDTH * 4u, begin + 1u * STEP + (local + 1u * THREADS) / A_WIDTH);
+    var a_2_1 = load_a(batch, first_row + (local + 2u * THREADS) % A_WIDTH * 4u, begin + 1u * STEP + (local + 2u * THREADS) / A_WIDTH);
+    var a_3_1 = load_a(batch, first_row + (local + 3u * THREADS) % A_WIDTH * 4u, begin + 1u * STEP + (local + 3u * THREADS) / A_WIDTH);
     var b_0_0 = load_b(batch, first_column + (local + 0u * THREADS) % B_WIDTH * 4u, begin + 0u * STEP + (local + 0u * THREADS) / B_WIDTH);
     var b_1_0 = load_b(batch, first_column + (local + 1u * THREADS) % B_WIDTH * 4u, begin + 0u * STEP + (local + 1u * THREADS) / B_WIDTH);
     var b_2_0 = load_b(batch, first_column + (local + 2u * THREADS) % B_WIDTH * 4u, begin + 0u * STEP + (local + 2u * THREADS) / B_WIDTH);
@@ -178,10 +177,10 @@ var a_3_1 = load_a(batch, first_row + (local + 3u * THREADS) % A_WIDTH * 4u, beg
         workgroupBarrier();
         if (done + PREFETCH * STEP < terms) {
             let next_k = begin + done + PREFETCH * STEP;
-a_0_0 = load_a(batch, first_row + (local + 0u * THREADS) % A_WIDTH * 4u, next_k + (local + 0u * THREADS) / A_WIDTH);
-a_1_0 = load_a(batch, first_row + (local + 1u * THREADS) % A_WIDTH * 4u, next_k + (local + 1u * THREADS) / A_WIDTH);
-a_2_0 = load_a(batch, first_row + (local + 2u * THREADS) % A_WIDTH * 4u, next_k + (local + 2u * THREADS) / A_WIDTH);
-a_3_0 = load_a(batch, first_row + (local + 3u * THREADS) % A_WIDTH * 4u, next_k + (local + 3u * THREADS) / A_WIDTH);
+            a_0_0 = load_a(batch, first_row + (local + 0u * THREADS) % A_WIDTH * 4u, next_k + (local + 0u * THREADS) / A_WIDTH);
+            a_1_0 = load_a(batch, first_row + (local + 1u * THREADS) % A_WIDTH * 4u, next_k + (local + 1u * THREADS) / A_WIDTH);
+            a_2_0 = load_a(batch, first_row + (local + 2u * THREADS) % A_WIDTH * 4u, next_k + (local + 2u * THREADS) / A_WIDTH);
+            a_3_0 = load_a(batch, first_row + (local + 3u * THREADS) % A_WIDTH * 4u, next_k + (local + 3u * THREADS) / A_WIDTH);
             b_0_0 = load_b(batch, first_column + (local + 0u * THREADS) % B_WIDTH * 4u, next_k + (local + 0u * THREADS) / B_WIDTH);
             b_1_0 = load_b(batch, first_column + (local + 1u * THREADS) % B_WIDTH * 4u, next_k + (local + 1u * THREADS) / B_WIDTH);
             b_2_0 = load_b(batch, first_column + (local + 2u * THREADS) % B_WIDTH * 4u, next_k + (local + 2u * THREADS) / B_WIDTH);
@@ -189,10 +188,10 @@ a_3_0 = load_a(batch, first_row + (local + 3u * THREADS) % A_WIDTH * 4u, next_k 
         }
         {
             let depth = 0u * TILE;
-let at_a_0 = depth * A_STRIDE + (sub_row + 0u * TILE) / 4u;
-let a_0 = coopLoad<MatrixA>(&shared_a[at_a_0], A_STRIDE);
-let at_a_1 = depth * A_STRIDE + (sub_row + 1u * TILE) / 4u;
-let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
+            let at_a_0 = depth * A_STRIDE + (sub_row + 0u * TILE) / 4u;
+            let a_0 = coopLoad<MatrixA>(&shared_a[at_a_0], A_STRIDE);
+            let at_a_1 = depth * A_STRIDE + (sub_row + 1u * TILE) / 4u;
+            let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
             let at_b_0 = depth * B_STRIDE + (sub_column + 0u * TILE) / 4u;
             let b_0 = coopLoadT<MatrixB>(&shared_b[at_b_0], B_STRIDE);
             sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
@@ -200,10 +199,10 @@ let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
         }
         {
             let depth = 1u * TILE;
-let at_a_0 = depth * A_STRIDE + (sub_row + 0u * TILE) / 4u;
-let a_0 = coopLoad<MatrixA>(&shared_a[at_a_0], A_STRIDE);
-let at_a_1 = depth * A_STRIDE + (sub_row + 1u * TILE) / 4u;
-let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
+            let at_a_0 = depth * A_STRIDE + (sub_row + 0u * TILE) / 4u;
+            let a_0 = coopLoad<MatrixA>(&shared_a[at_a_0], A_STRIDE);
+            let at_a_1 = depth * A_STRIDE + (sub_row + 1u * TILE) / 4u;
+            let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
             let at_b_0 = depth * B_STRIDE + (sub_column + 0u * TILE) / 4u;
             let b_0 = coopLoadT<MatrixB>(&shared_b[at_b_0], B_STRIDE);
             sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
@@ -211,10 +210,10 @@ let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
         }
         {
             let depth = 2u * TILE;
-let at_a_0 = depth * A_STRIDE + (sub_row + 0u * TILE) / 4u;
-let a_0 = coopLoad<MatrixA>(&shared_a[at_a_0], A_STRIDE);
-let at_a_1 = depth * A_STRIDE + (sub_row + 1u * TILE) / 4u;
-let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
+            let at_a_0 = depth * A_STRIDE + (sub_row + 0u * TILE) / 4u;
+            let a_0 = coopLoad<MatrixA>(&shared_a[at_a_0], A_STRIDE);
+            let at_a_1 = depth * A_STRIDE + (sub_row + 1u * TILE) / 4u;
+            let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
             let at_b_0 = depth * B_STRIDE + (sub_column + 0u * TILE) / 4u;
             let b_0 = coopLoadT<MatrixB>(&shared_b[at_b_0], B_STRIDE);
             sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
@@ -222,10 +221,10 @@ let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
         }
         {
             let depth = 3u * TILE;
-let at_a_0 = depth * A_STRIDE + (sub_row + 0u * TILE) / 4u;
-let a_0 = coopLoad<MatrixA>(&shared_a[at_a_0], A_STRIDE);
-let at_a_1 = depth * A_STRIDE + (sub_row + 1u * TILE) / 4u;
-let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
+            let at_a_0 = depth * A_STRIDE + (sub_row + 0u * TILE) / 4u;
+            let a_0 = coopLoad<MatrixA>(&shared_a[at_a_0], A_STRIDE);
+            let at_a_1 = depth * A_STRIDE + (sub_row + 1u * TILE) / 4u;
+            let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
             let at_b_0 = depth * B_STRIDE + (sub_column + 0u * TILE) / 4u;
             let b_0 = coopLoadT<MatrixB>(&shared_b[at_b_0], B_STRIDE);
             sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
@@ -247,10 +246,10 @@ let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
         workgroupBarrier();
         if (done + PREFETCH * STEP < terms) {
             let next_k = begin + done + PREFETCH * STEP;
-a_0_1 = load_a(batch, first_row + (local + 0u * THREADS) % A_WIDTH * 4u, next_k + (local + 0u * THREADS) / A_WIDTH);
-a_1_1 = load_a(batch, first_row + (local + 1u * THREADS) % A_WIDTH * 4u, next_k + (local + 1u * THREADS) / A_WIDTH);
-a_2_1 = load_a(batch, first_row + (local + 2u * THREADS) % A_WIDTH * 4u, next_k + (local + 2u * THREADS) / A_WIDTH);
-a_3_1 = load_a(batch, first_row + (local + 3u * THREADS) % A_WIDTH * 4u, next_k + (local + 3u * THREADS) / A_WIDTH);
+            a_0_1 = load_a(batch, first_row + (local + 0u * THREADS) % A_WIDTH * 4u, next_k + (local + 0u * THREADS) / A_WIDTH);
+            a_1_1 = load_a(batch, first_row + (local + 1u * THREADS) % A_WIDTH * 4u, next_k + (local + 1u * THREADS) / A_WIDTH);
+            a_2_1 = load_a(batch, first_row + (local + 2u * THREADS) % A_WIDTH * 4u, next_k + (local + 2u * THREADS) / A_WIDTH);
+            a_3_1 = load_a(batch, first_row + (local + 3u * THREADS) % A_WIDTH * 4u, next_k + (local + 3u * THREADS) / A_WIDTH);
             b_0_1 = load_b(batch, first_column + (local + 0u * THREADS) % B_WIDTH * 4u, next_k + (local + 0u * THREADS) / B_WIDTH);
             b_1_1 = load_b(batch, first_column + (local + 1u * THREADS) % B_WIDTH * 4u, next_k + (local + 1u * THREADS) / B_WIDTH);
             b_2_1 = load_b(batch, first_column + (local + 2u * THREADS) % B_WIDTH * 4u, next_k + (local + 2u * THREADS) / B_WIDTH);
@@ -258,10 +257,10 @@ a_3_1 = load_a(batch, first_row + (local + 3u * THREADS) % A_WIDTH * 4u, next_k 
         }
         {
             let depth = 0u * TILE;
-let at_a_0 = depth * A_STRIDE + (sub_row + 0u * TILE) / 4u;
-let a_0 = coopLoad<MatrixA>(&shared_a[at_a_0], A_STRIDE);
-let at_a_1 = depth * A_STRIDE + (sub_row + 1u * TILE) / 4u;
-let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
+            let at_a_0 = depth * A_STRIDE + (sub_row + 0u * TILE) / 4u;
+            let a_0 = coopLoad<MatrixA>(&shared_a[at_a_0], A_STRIDE);
+            let at_a_1 = depth * A_STRIDE + (sub_row + 1u * TILE) / 4u;
+            let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
             let at_b_0 = depth * B_STRIDE + (sub_column + 0u * TILE) / 4u;
             let b_0 = coopLoadT<MatrixB>(&shared_b[at_b_0], B_STRIDE);
             sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
@@ -269,10 +268,10 @@ let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
         }
         {
             let depth = 1u * TILE;
-let at_a_0 = depth * A_STRIDE + (sub_row + 0u * TILE) / 4u;
-let a_0 = coopLoad<MatrixA>(&shared_a[at_a_0], A_STRIDE);
-let at_a_1 = depth * A_STRIDE + (sub_row + 1u * TILE) / 4u;
-let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
+            let at_a_0 = depth * A_STRIDE + (sub_row + 0u * TILE) / 4u;
+            let a_0 = coopLoad<MatrixA>(&shared_a[at_a_0], A_STRIDE);
+            let at_a_1 = depth * A_STRIDE + (sub_row + 1u * TILE) / 4u;
+            let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
             let at_b_0 = depth * B_STRIDE + (sub_column + 0u * TILE) / 4u;
             let b_0 = coopLoadT<MatrixB>(&shared_b[at_b_0], B_STRIDE);
             sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
@@ -280,10 +279,10 @@ let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
         }
         {
             let depth = 2u * TILE;
-let at_a_0 = depth * A_STRIDE + (sub_row + 0u * TILE) / 4u;
-let a_0 = coopLoad<MatrixA>(&shared_a[at_a_0], A_STRIDE);
-let at_a_1 = depth * A_STRIDE + (sub_row + 1u * TILE) / 4u;
-let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
+            let at_a_0 = depth * A_STRIDE + (sub_row + 0u * TILE) / 4u;
+            let a_0 = coopLoad<MatrixA>(&shared_a[at_a_0], A_STRIDE);
+            let at_a_1 = depth * A_STRIDE + (sub_row + 1u * TILE) / 4u;
+            let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
             let at_b_0 = depth * B_STRIDE + (sub_column + 0u * TILE) / 4u;
             let b_0 = coopLoadT<MatrixB>(&shared_b[at_b_0], B_STRIDE);
             sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
@@ -291,10 +290,10 @@ let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
         }
         {
             let depth = 3u * TILE;
-let at_a_0 = depth * A_STRIDE + (sub_row + 0u * TILE) / 4u;
-let a_0 = coopLoad<MatrixA>(&shared_a[at_a_0], A_STRIDE);
-let at_a_1 = depth * A_STRIDE + (sub_row + 1u * TILE) / 4u;
-let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
+            let at_a_0 = depth * A_STRIDE + (sub_row + 0u * TILE) / 4u;
+            let a_0 = coopLoad<MatrixA>(&shared_a[at_a_0], A_STRIDE);
+            let at_a_1 = depth * A_STRIDE + (sub_row + 1u * TILE) / 4u;
+            let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
             let at_b_0 = depth * B_STRIDE + (sub_column + 0u * TILE) / 4u;
             let b_0 = coopLoadT<MatrixB>(&shared_b[at_b_0], B_STRIDE);
             sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
@@ -306,7 +305,6 @@ let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
             break;
         }
     }
-
     let slab_0_0 = subgroup * SLAB + 0u % SLAB_TILES * TILE;
     coopStoreT(sum_0_0, &slab[slab_0_0], SLAB_COLUMNS);
     workgroupBarrier();
@@ -315,9 +313,9 @@ let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
         let row_0 = first_row + sub_row + 0u * TILE + e_0 / SLAB_COLUMNS;
         let column_0 = first_column + sub_column + 0u * SLAB_COLUMNS + e_0 % SLAB_COLUMNS;
         let sum_0 = slab_sum(sub_block, e_0);
-if (row_0 < M && column_0 < N) {
-    finish(part, element_number(batch, min(row_0, M - 1u), min(column_0, N - 1u)), sum_0);
-}
+        if (row_0 < M && column_0 < N) {
+            finish(part, element_number(batch, min(row_0, M - 1u), min(column_0, N - 1u)), sum_0);
+        }
     }
     workgroupBarrier();
     let slab_1_0 = subgroup * SLAB + 0u % SLAB_TILES * TILE;
@@ -328,9 +326,9 @@ if (row_0 < M && column_0 < N) {
         let row_0 = first_row + sub_row + 1u * TILE + e_0 / SLAB_COLUMNS;
         let column_0 = first_column + sub_column + 0u * SLAB_COLUMNS + e_0 % SLAB_COLUMNS;
         let sum_0 = slab_sum(sub_block, e_0);
-if (row_0 < M && column_0 < N) {
-    finish(part, element_number(batch, min(row_0, M - 1u), min(column_0, N - 1u)), sum_0);
-}
+        if (row_0 < M && column_0 < N) {
+            finish(part, element_number(batch, min(row_0, M - 1u), min(column_0, N - 1u)), sum_0);
+        }
     }
     workgroupBarrier();
 }

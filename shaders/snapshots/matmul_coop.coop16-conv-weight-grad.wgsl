@@ -1,5 +1,5 @@
-enable f16;
 enable wgpu_cooperative_matrix;
+enable f16;
 var<storage, read_write> b0: array<f32>;
 var<storage, read> b1: array<f32>;
 var<storage, read> b2: array<f32>;
@@ -47,89 +47,89 @@ var<workgroup> shared_b: array<Vector, B_VECTORS / B_WIDTH * B_STRIDE>;
 var<workgroup> slab: array<f32, SLAB * SUBGROUPS>;
 // Four elements of A, side by side in memory, from row `line` and term `k` on; zero from K on.
 fn load_a(batch: u32, line: u32, k: u32) -> Vector {
-let v1 = min(line, 71u);
-let v2 = k + 0u;
-let v4 = (v2 / OUTPUT * OUTPUTS + batch * GROUP_OUTPUTS + v1) * OUTPUT + v2 % OUTPUT;
-let v5 = b1[v4];
-let v6 = min(line, 71u);
-let v7 = k + 1u;
-let v9 = (v7 / OUTPUT * OUTPUTS + batch * GROUP_OUTPUTS + v6) * OUTPUT + v7 % OUTPUT;
-let v10 = b1[v9];
-let v11 = min(line, 71u);
-let v12 = k + 2u;
-let v14 = (v12 / OUTPUT * OUTPUTS + batch * GROUP_OUTPUTS + v11) * OUTPUT + v12 % OUTPUT;
-let v15 = b1[v14];
-let v16 = min(line, 71u);
-let v17 = k + 3u;
-let v19 = (v17 / OUTPUT * OUTPUTS + batch * GROUP_OUTPUTS + v16) * OUTPUT + v17 % OUTPUT;
-let v20 = b1[v19];
-return vec4<f16>(vec4<f32>(v5, v10, v15, v20));
+    let v1 = min(line, 71u);
+    let v2 = k + 0u;
+    let v4 = (v2 / OUTPUT * OUTPUTS + batch * GROUP_OUTPUTS + v1) * OUTPUT + v2 % OUTPUT;
+    let v5 = b1[v4];
+    let v6 = min(line, 71u);
+    let v7 = k + 1u;
+    let v9 = (v7 / OUTPUT * OUTPUTS + batch * GROUP_OUTPUTS + v6) * OUTPUT + v7 % OUTPUT;
+    let v10 = b1[v9];
+    let v11 = min(line, 71u);
+    let v12 = k + 2u;
+    let v14 = (v12 / OUTPUT * OUTPUTS + batch * GROUP_OUTPUTS + v11) * OUTPUT + v12 % OUTPUT;
+    let v15 = b1[v14];
+    let v16 = min(line, 71u);
+    let v17 = k + 3u;
+    let v19 = (v17 / OUTPUT * OUTPUTS + batch * GROUP_OUTPUTS + v16) * OUTPUT + v17 % OUTPUT;
+    let v20 = b1[v19];
+    return vec4<f16>(vec4<f32>(v5, v10, v15, v20));
 }
 // The same of B, from column `line` on.
 fn load_b(batch: u32, line: u32, k: u32) -> Vector {
-let v21 = min(line, 215u);
-let v22 = k + 0u;
-let kernel_v23 = v21 % KERNEL;
-let pixel_v23 = v22 % OUTPUT;
-let ih_v23 = pixel_v23 / OUTPUT_W * STRIDE_H + kernel_v23 / KERNEL_W * DILATION_H - PADDING_H;
-let iw_v23 = pixel_v23 % OUTPUT_W * STRIDE_W + kernel_v23 % KERNEL_W * DILATION_W - PADDING_W;
-let inside_v23 = ih_v23 < INPUT_H && iw_v23 < INPUT_W;
-let channel_v23 = v22 / OUTPUT * INPUTS + batch * GROUP_INPUTS + v21 / KERNEL;
-let v24 = (channel_v23 * INPUT_H + min(ih_v23, max(INPUT_H, 1u) - 1u)) * INPUT_W + min(iw_v23, max(INPUT_W, 1u) - 1u);
-let v25 = b2[v24];
-let v26 = select(0.0, v25, inside_v23);
-let v27 = min(line, 215u);
-let v28 = k + 1u;
-let kernel_v29 = v27 % KERNEL;
-let pixel_v29 = v28 % OUTPUT;
-let ih_v29 = pixel_v29 / OUTPUT_W * STRIDE_H + kernel_v29 / KERNEL_W * DILATION_H - PADDING_H;
-let iw_v29 = pixel_v29 % OUTPUT_W * STRIDE_W + kernel_v29 % KERNEL_W * DILATION_W - PADDING_W;
-let inside_v29 = ih_v29 < INPUT_H && iw_v29 < INPUT_W;
-let channel_v29 = v28 / OUTPUT * INPUTS + batch * GROUP_INPUTS + v27 / KERNEL;
-let v30 = (channel_v29 * INPUT_H + min(ih_v29, max(INPUT_H, 1u) - 1u)) * INPUT_W + min(iw_v29, max(INPUT_W, 1u) - 1u);
-let v31 = b2[v30];
-let v32 = select(0.0, v31, inside_v29);
-let v33 = min(line, 215u);
-let v34 = k + 2u;
-let kernel_v35 = v33 % KERNEL;
-let pixel_v35 = v34 % OUTPUT;
-let ih_v35 = pixel_v35 / OUTPUT_W * STRIDE_H + kernel_v35 / KERNEL_W * DILATION_H - PADDING_H;
-let iw_v35 = pixel_v35 % OUTPUT_W * STRIDE_W + kernel_v35 % KERNEL_W * DILATION_W - PADDING_W;
-let inside_v35 = ih_v35 < INPUT_H && iw_v35 < INPUT_W;
-let channel_v35 = v34 / OUTPUT * INPUTS + batch * GROUP_INPUTS + v33 / KERNEL;
-let v36 = (channel_v35 * INPUT_H + min(ih_v35, max(INPUT_H, 1u) - 1u)) * INPUT_W + min(iw_v35, max(INPUT_W, 1u) - 1u);
-let v37 = b2[v36];
-let v38 = select(0.0, v37, inside_v35);
-let v39 = min(line, 215u);
-let v40 = k + 3u;
-let kernel_v41 = v39 % KERNEL;
-let pixel_v41 = v40 % OUTPUT;
-let ih_v41 = pixel_v41 / OUTPUT_W * STRIDE_H + kernel_v41 / KERNEL_W * DILATION_H - PADDING_H;
-let iw_v41 = pixel_v41 % OUTPUT_W * STRIDE_W + kernel_v41 % KERNEL_W * DILATION_W - PADDING_W;
-let inside_v41 = ih_v41 < INPUT_H && iw_v41 < INPUT_W;
-let channel_v41 = v40 / OUTPUT * INPUTS + batch * GROUP_INPUTS + v39 / KERNEL;
-let v42 = (channel_v41 * INPUT_H + min(ih_v41, max(INPUT_H, 1u) - 1u)) * INPUT_W + min(iw_v41, max(INPUT_W, 1u) - 1u);
-let v43 = b2[v42];
-let v44 = select(0.0, v43, inside_v41);
-return vec4<f16>(vec4<f32>(v26, v32, v38, v44));
+    let v21 = min(line, 215u);
+    let v22 = k + 0u;
+    let kernel_v23 = v21 % KERNEL;
+    let pixel_v23 = v22 % OUTPUT;
+    let ih_v23 = pixel_v23 / OUTPUT_W * STRIDE_H + kernel_v23 / KERNEL_W * DILATION_H - PADDING_H;
+    let iw_v23 = pixel_v23 % OUTPUT_W * STRIDE_W + kernel_v23 % KERNEL_W * DILATION_W - PADDING_W;
+    let inside_v23 = ih_v23 < INPUT_H && iw_v23 < INPUT_W;
+    let channel_v23 = v22 / OUTPUT * INPUTS + batch * GROUP_INPUTS + v21 / KERNEL;
+    let v24 = (channel_v23 * INPUT_H + min(ih_v23, max(INPUT_H, 1u) - 1u)) * INPUT_W + min(iw_v23, max(INPUT_W, 1u) - 1u);
+    let v25 = b2[v24];
+    let v26 = select(0.0, v25, inside_v23);
+    let v27 = min(line, 215u);
+    let v28 = k + 1u;
+    let kernel_v29 = v27 % KERNEL;
+    let pixel_v29 = v28 % OUTPUT;
+    let ih_v29 = pixel_v29 / OUTPUT_W * STRIDE_H + kernel_v29 / KERNEL_W * DILATION_H - PADDING_H;
+    let iw_v29 = pixel_v29 % OUTPUT_W * STRIDE_W + kernel_v29 % KERNEL_W * DILATION_W - PADDING_W;
+    let inside_v29 = ih_v29 < INPUT_H && iw_v29 < INPUT_W;
+    let channel_v29 = v28 / OUTPUT * INPUTS + batch * GROUP_INPUTS + v27 / KERNEL;
+    let v30 = (channel_v29 * INPUT_H + min(ih_v29, max(INPUT_H, 1u) - 1u)) * INPUT_W + min(iw_v29, max(INPUT_W, 1u) - 1u);
+    let v31 = b2[v30];
+    let v32 = select(0.0, v31, inside_v29);
+    let v33 = min(line, 215u);
+    let v34 = k + 2u;
+    let kernel_v35 = v33 % KERNEL;
+    let pixel_v35 = v34 % OUTPUT;
+    let ih_v35 = pixel_v35 / OUTPUT_W * STRIDE_H + kernel_v35 / KERNEL_W * DILATION_H - PADDING_H;
+    let iw_v35 = pixel_v35 % OUTPUT_W * STRIDE_W + kernel_v35 % KERNEL_W * DILATION_W - PADDING_W;
+    let inside_v35 = ih_v35 < INPUT_H && iw_v35 < INPUT_W;
+    let channel_v35 = v34 / OUTPUT * INPUTS + batch * GROUP_INPUTS + v33 / KERNEL;
+    let v36 = (channel_v35 * INPUT_H + min(ih_v35, max(INPUT_H, 1u) - 1u)) * INPUT_W + min(iw_v35, max(INPUT_W, 1u) - 1u);
+    let v37 = b2[v36];
+    let v38 = select(0.0, v37, inside_v35);
+    let v39 = min(line, 215u);
+    let v40 = k + 3u;
+    let kernel_v41 = v39 % KERNEL;
+    let pixel_v41 = v40 % OUTPUT;
+    let ih_v41 = pixel_v41 / OUTPUT_W * STRIDE_H + kernel_v41 / KERNEL_W * DILATION_H - PADDING_H;
+    let iw_v41 = pixel_v41 % OUTPUT_W * STRIDE_W + kernel_v41 % KERNEL_W * DILATION_W - PADDING_W;
+    let inside_v41 = ih_v41 < INPUT_H && iw_v41 < INPUT_W;
+    let channel_v41 = v40 / OUTPUT * INPUTS + batch * GROUP_INPUTS + v39 / KERNEL;
+    let v42 = (channel_v41 * INPUT_H + min(ih_v41, max(INPUT_H, 1u) - 1u)) * INPUT_W + min(iw_v41, max(INPUT_W, 1u) - 1u);
+    let v43 = b2[v42];
+    let v44 = select(0.0, v43, inside_v41);
+    return vec4<f16>(vec4<f32>(v26, v32, v38, v44));
 }
 // The number of an element of the result.
 fn element_number(batch: u32, row: u32, column: u32) -> u32 {
-return (batch * GROUP_OUTPUTS + row) * (GROUP_INPUTS * KERNEL) + column;
+    return (batch * GROUP_OUTPUTS + row) * (GROUP_INPUTS * KERNEL) + column;
 }
 // What becomes of a sum, or of a part of one.
 fn finish(part: u32, i: u32, product: f32) {
-b0[part * 15552u + i] = product;
+    b0[part * 15552u + i] = product;
 }
 // The element `e` of a slab, a sum over the subgroups that share steps.
 fn slab_sum(sub_block: u32, e: u32) -> f32 {
-return (slab[(sub_block * 2u + 0u) * 256u + e] + slab[(sub_block * 2u + 1u) * 256u + e]);
+    return (slab[(sub_block * 2u + 0u) * 256u + e] + slab[(sub_block * 2u + 1u) * 256u + e]);
 }
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let group_number = group.x;
-let block = group_number;
-let part = group_number / (ACROSS * DOWN * BATCH);
+    let block = group_number;
+    let part = group_number / (ACROSS * DOWN * BATCH);
     let first_column = block % ACROSS * COLUMNS;
     let first_row = block / ACROSS % DOWN * ROWS;
     let batch = block / (ACROSS * DOWN) % BATCH;
@@ -142,7 +142,6 @@ let part = group_number / (ACROSS * DOWN * BATCH);
     var terms = K;
     begin = part * PART_LENGTH;
     terms = PART_LENGTH;
-
     var a_0_0 = load_a(batch, first_row + (local + 0u * THREADS) / A_WIDTH, begin + 0u * STEP + (local + 0u * THREADS) % A_WIDTH * 4u);
     var a_1_0 = load_a(batch, first_row + (local + 1u * THREADS) / A_WIDTH, begin + 0u * STEP + (local + 1u * THREADS) % A_WIDTH * 4u);
     var a_0_1 = load_a(batch, first_row + (local + 0u * THREADS) / A_WIDTH, begin + 1u * STEP + (local + 0u * THREADS) % A_WIDTH * 4u);
@@ -151,14 +150,14 @@ let part = group_number / (ACROSS * DOWN * BATCH);
     var a_1_2 = load_a(batch, first_row + (local + 1u * THREADS) / A_WIDTH, begin + 2u * STEP + (local + 1u * THREADS) % A_WIDTH * 4u);
     var a_0_3 = load_a(batch, first_row + (local + 0u * THREADS) / A_WIDTH, begin + 3u * STEP + (local + 0u * THREADS) % A_WIDTH * 4u);
     var a_1_3 = load_a(batch, first_row + (local + 1u * THREADS) / A_WIDTH, begin + 3u * STEP + (local + 1u * THREADS) % A_WIDTH * 4u);
-var b_0_0 = load_b(batch, first_column + (local + 0u * THREADS) / B_WIDTH, begin + 0u * STEP + (local + 0u * THREADS) % B_WIDTH * 4u);
-var b_1_0 = load_b(batch, first_column + (local + 1u * THREADS) / B_WIDTH, begin + 0u * STEP + (local + 1u * THREADS) % B_WIDTH * 4u);
-var b_0_1 = load_b(batch, first_column + (local + 0u * THREADS) / B_WIDTH, begin + 1u * STEP + (local + 0u * THREADS) % B_WIDTH * 4u);
-var b_1_1 = load_b(batch, first_column + (local + 1u * THREADS) / B_WIDTH, begin + 1u * STEP + (local + 1u * THREADS) % B_WIDTH * 4u);
-var b_0_2 = load_b(batch, first_column + (local + 0u * THREADS) / B_WIDTH, begin + 2u * STEP + (local + 0u * THREADS) % B_WIDTH * 4u);
-var b_1_2 = load_b(batch, first_column + (local + 1u * THREADS) / B_WIDTH, begin + 2u * STEP + (local + 1u * THREADS) % B_WIDTH * 4u);
-var b_0_3 = load_b(batch, first_column + (local + 0u * THREADS) / B_WIDTH, begin + 3u * STEP + (local + 0u * THREADS) % B_WIDTH * 4u);
-var b_1_3 = load_b(batch, first_column + (local + 1u * THREADS) / B_WIDTH, begin + 3u * STEP + (local + 1u * THREADS) % B_WIDTH * 4u);
+    var b_0_0 = load_b(batch, first_column + (local + 0u * THREADS) / B_WIDTH, begin + 0u * STEP + (local + 0u * THREADS) % B_WIDTH * 4u);
+    var b_1_0 = load_b(batch, first_column + (local + 1u * THREADS) / B_WIDTH, begin + 0u * STEP + (local + 1u * THREADS) % B_WIDTH * 4u);
+    var b_0_1 = load_b(batch, first_column + (local + 0u * THREADS) / B_WIDTH, begin + 1u * STEP + (local + 0u * THREADS) % B_WIDTH * 4u);
+    var b_1_1 = load_b(batch, first_column + (local + 1u * THREADS) / B_WIDTH, begin + 1u * STEP + (local + 1u * THREADS) % B_WIDTH * 4u);
+    var b_0_2 = load_b(batch, first_column + (local + 0u * THREADS) / B_WIDTH, begin + 2u * STEP + (local + 0u * THREADS) % B_WIDTH * 4u);
+    var b_1_2 = load_b(batch, first_column + (local + 1u * THREADS) / B_WIDTH, begin + 2u * STEP + (local + 1u * THREADS) % B_WIDTH * 4u);
+    var b_0_3 = load_b(batch, first_column + (local + 0u * THREADS) / B_WIDTH, begin + 3u * STEP + (local + 0u * THREADS) % B_WIDTH * 4u);
+    var b_1_3 = load_b(batch, first_column + (local + 1u * THREADS) / B_WIDTH, begin + 3u * STEP + (local + 1u * THREADS) % B_WIDTH * 4u);
     var done = 0u;
     loop {
         shared_a[(local + 0u * THREADS) / A_WIDTH * A_STRIDE + (local + 0u * THREADS) % A_WIDTH] = a_0_0;
@@ -170,23 +169,23 @@ var b_1_3 = load_b(batch, first_column + (local + 1u * THREADS) / B_WIDTH, begin
             let next_k = begin + done + PREFETCH * STEP;
             a_0_0 = load_a(batch, first_row + (local + 0u * THREADS) / A_WIDTH, next_k + (local + 0u * THREADS) % A_WIDTH * 4u);
             a_1_0 = load_a(batch, first_row + (local + 1u * THREADS) / A_WIDTH, next_k + (local + 1u * THREADS) % A_WIDTH * 4u);
-b_0_0 = load_b(batch, first_column + (local + 0u * THREADS) / B_WIDTH, next_k + (local + 0u * THREADS) % B_WIDTH * 4u);
-b_1_0 = load_b(batch, first_column + (local + 1u * THREADS) / B_WIDTH, next_k + (local + 1u * THREADS) % B_WIDTH * 4u);
+            b_0_0 = load_b(batch, first_column + (local + 0u * THREADS) / B_WIDTH, next_k + (local + 0u * THREADS) % B_WIDTH * 4u);
+            b_1_0 = load_b(batch, first_column + (local + 1u * THREADS) / B_WIDTH, next_k + (local + 1u * THREADS) % B_WIDTH * 4u);
         }
         {
-let depth = 0u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
+            let depth = 0u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
             let at_a_0 = (sub_row + 0u * TILE) * A_STRIDE + depth / 4u;
             let a_0 = coopLoadT<MatrixA>(&shared_a[at_a_0], A_STRIDE);
-let at_b_0 = (sub_column + 0u * TILE) * B_STRIDE + depth / 4u;
-let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
+            let at_b_0 = (sub_column + 0u * TILE) * B_STRIDE + depth / 4u;
+            let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
             sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
         }
         {
-let depth = 1u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
+            let depth = 1u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
             let at_a_0 = (sub_row + 0u * TILE) * A_STRIDE + depth / 4u;
             let a_0 = coopLoadT<MatrixA>(&shared_a[at_a_0], A_STRIDE);
-let at_b_0 = (sub_column + 0u * TILE) * B_STRIDE + depth / 4u;
-let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
+            let at_b_0 = (sub_column + 0u * TILE) * B_STRIDE + depth / 4u;
+            let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
             sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
         }
         workgroupBarrier();
@@ -203,23 +202,23 @@ let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
             let next_k = begin + done + PREFETCH * STEP;
             a_0_1 = load_a(batch, first_row + (local + 0u * THREADS) / A_WIDTH, next_k + (local + 0u * THREADS) % A_WIDTH * 4u);
             a_1_1 = load_a(batch, first_row + (local + 1u * THREADS) / A_WIDTH, next_k + (local + 1u * THREADS) % A_WIDTH * 4u);
-b_0_1 = load_b(batch, first_column + (local + 0u * THREADS) / B_WIDTH, next_k + (local + 0u * THREADS) % B_WIDTH * 4u);
-b_1_1 = load_b(batch, first_column + (local + 1u * THREADS) / B_WIDTH, next_k + (local + 1u * THREADS) % B_WIDTH * 4u);
+            b_0_1 = load_b(batch, first_column + (local + 0u * THREADS) / B_WIDTH, next_k + (local + 0u * THREADS) % B_WIDTH * 4u);
+            b_1_1 = load_b(batch, first_column + (local + 1u * THREADS) / B_WIDTH, next_k + (local + 1u * THREADS) % B_WIDTH * 4u);
         }
         {
-let depth = 0u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
+            let depth = 0u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
             let at_a_0 = (sub_row + 0u * TILE) * A_STRIDE + depth / 4u;
             let a_0 = coopLoadT<MatrixA>(&shared_a[at_a_0], A_STRIDE);
-let at_b_0 = (sub_column + 0u * TILE) * B_STRIDE + depth / 4u;
-let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
+            let at_b_0 = (sub_column + 0u * TILE) * B_STRIDE + depth / 4u;
+            let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
             sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
         }
         {
-let depth = 1u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
+            let depth = 1u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
             let at_a_0 = (sub_row + 0u * TILE) * A_STRIDE + depth / 4u;
             let a_0 = coopLoadT<MatrixA>(&shared_a[at_a_0], A_STRIDE);
-let at_b_0 = (sub_column + 0u * TILE) * B_STRIDE + depth / 4u;
-let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
+            let at_b_0 = (sub_column + 0u * TILE) * B_STRIDE + depth / 4u;
+            let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
             sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
         }
         workgroupBarrier();
@@ -236,23 +235,23 @@ let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
             let next_k = begin + done + PREFETCH * STEP;
             a_0_2 = load_a(batch, first_row + (local + 0u * THREADS) / A_WIDTH, next_k + (local + 0u * THREADS) % A_WIDTH * 4u);
             a_1_2 = load_a(batch, first_row + (local + 1u * THREADS) / A_WIDTH, next_k + (local + 1u * THREADS) % A_WIDTH * 4u);
-b_0_2 = load_b(batch, first_column + (local + 0u * THREADS) / B_WIDTH, next_k + (local + 0u * THREADS) % B_WIDTH * 4u);
-b_1_2 = load_b(batch, first_column + (local + 1u * THREADS) / B_WIDTH, next_k + (local + 1u * THREADS) % B_WIDTH * 4u);
+            b_0_2 = load_b(batch, first_column + (local + 0u * THREADS) / B_WIDTH, next_k + (local + 0u * THREADS) % B_WIDTH * 4u);
+            b_1_2 = load_b(batch, first_column + (local + 1u * THREADS) / B_WIDTH, next_k + (local + 1u * THREADS) % B_WIDTH * 4u);
         }
         {
-let depth = 0u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
+            let depth = 0u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
             let at_a_0 = (sub_row + 0u * TILE) * A_STRIDE + depth / 4u;
             let a_0 = coopLoadT<MatrixA>(&shared_a[at_a_0], A_STRIDE);
-let at_b_0 = (sub_column + 0u * TILE) * B_STRIDE + depth / 4u;
-let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
+            let at_b_0 = (sub_column + 0u * TILE) * B_STRIDE + depth / 4u;
+            let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
             sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
         }
         {
-let depth = 1u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
+            let depth = 1u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
             let at_a_0 = (sub_row + 0u * TILE) * A_STRIDE + depth / 4u;
             let a_0 = coopLoadT<MatrixA>(&shared_a[at_a_0], A_STRIDE);
-let at_b_0 = (sub_column + 0u * TILE) * B_STRIDE + depth / 4u;
-let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
+            let at_b_0 = (sub_column + 0u * TILE) * B_STRIDE + depth / 4u;
+            let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
             sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
         }
         workgroupBarrier();
@@ -269,23 +268,23 @@ let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
             let next_k = begin + done + PREFETCH * STEP;
             a_0_3 = load_a(batch, first_row + (local + 0u * THREADS) / A_WIDTH, next_k + (local + 0u * THREADS) % A_WIDTH * 4u);
             a_1_3 = load_a(batch, first_row + (local + 1u * THREADS) / A_WIDTH, next_k + (local + 1u * THREADS) % A_WIDTH * 4u);
-b_0_3 = load_b(batch, first_column + (local + 0u * THREADS) / B_WIDTH, next_k + (local + 0u * THREADS) % B_WIDTH * 4u);
-b_1_3 = load_b(batch, first_column + (local + 1u * THREADS) / B_WIDTH, next_k + (local + 1u * THREADS) % B_WIDTH * 4u);
+            b_0_3 = load_b(batch, first_column + (local + 0u * THREADS) / B_WIDTH, next_k + (local + 0u * THREADS) % B_WIDTH * 4u);
+            b_1_3 = load_b(batch, first_column + (local + 1u * THREADS) / B_WIDTH, next_k + (local + 1u * THREADS) % B_WIDTH * 4u);
         }
         {
-let depth = 0u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
+            let depth = 0u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
             let at_a_0 = (sub_row + 0u * TILE) * A_STRIDE + depth / 4u;
             let a_0 = coopLoadT<MatrixA>(&shared_a[at_a_0], A_STRIDE);
-let at_b_0 = (sub_column + 0u * TILE) * B_STRIDE + depth / 4u;
-let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
+            let at_b_0 = (sub_column + 0u * TILE) * B_STRIDE + depth / 4u;
+            let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
             sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
         }
         {
-let depth = 1u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
+            let depth = 1u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
             let at_a_0 = (sub_row + 0u * TILE) * A_STRIDE + depth / 4u;
             let a_0 = coopLoadT<MatrixA>(&shared_a[at_a_0], A_STRIDE);
-let at_b_0 = (sub_column + 0u * TILE) * B_STRIDE + depth / 4u;
-let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
+            let at_b_0 = (sub_column + 0u * TILE) * B_STRIDE + depth / 4u;
+            let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
             sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
         }
         workgroupBarrier();
@@ -294,7 +293,6 @@ let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
             break;
         }
     }
-
     let slab_0_0 = subgroup * SLAB + 0u % SLAB_TILES * TILE;
     coopStoreT(sum_0_0, &slab[slab_0_0], SLAB_COLUMNS);
     workgroupBarrier();
@@ -303,9 +301,9 @@ let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
         let row_0 = first_row + sub_row + 0u * TILE + e_0 / SLAB_COLUMNS;
         let column_0 = first_column + sub_column + 0u * SLAB_COLUMNS + e_0 % SLAB_COLUMNS;
         let sum_0 = slab_sum(sub_block, e_0);
-if (row_0 < M && column_0 < N) {
-    finish(part, element_number(batch, min(row_0, M - 1u), min(column_0, N - 1u)), sum_0);
-}
+        if (row_0 < M && column_0 < N) {
+            finish(part, element_number(batch, min(row_0, M - 1u), min(column_0, N - 1u)), sum_0);
+        }
     }
     workgroupBarrier();
 }

@@ -1,5 +1,5 @@
-enable f16;
 enable wgpu_cooperative_matrix;
+enable f16;
 var<storage, read_write> b0: array<f32>;
 var<storage, read> b1: array<vec4<f32>>;
 var<storage, read> b2: array<vec4<f32>>;
@@ -47,15 +47,15 @@ var<workgroup> shared_b: array<Vector, B_VECTORS / B_WIDTH * B_STRIDE>;
 var<workgroup> slab: array<f32, SLAB * SUBGROUPS>;
 // Four elements of A, side by side in memory, from row `line` and term `k` on; zero from K on.
 fn load_a(batch: u32, line: u32, k: u32) -> Vector {
-let v1 = line;
-let v2 = k;
-return vec4<f16>(b1[(v1 * 10496u + v2) / 4u]);
+    let v1 = line;
+    let v2 = k;
+    return vec4<f16>(b1[(v1 * 10496u + v2) / 4u]);
 }
 // The same of B, from column `line` on.
 fn load_b(batch: u32, line: u32, k: u32) -> Vector {
-let v3 = line;
-let v4 = k;
-return vec4<f16>(b2[(v4 * 256u + v3) / 4u]);
+    let v3 = line;
+    let v4 = k;
+    return vec4<f16>(b2[(v4 * 256u + v3) / 4u]);
 }
 // The number of an element of the result.
 fn element_number(batch: u32, row: u32, column: u32) -> u32 {
@@ -63,17 +63,17 @@ fn element_number(batch: u32, row: u32, column: u32) -> u32 {
 }
 // What becomes of a sum, or of a part of one.
 fn finish(part: u32, i: u32, product: f32) {
-b0[part * 4096u + i] = product;
+    b0[part * 4096u + i] = product;
 }
 // The element `e` of a slab, a sum over the subgroups that share steps.
 fn slab_sum(sub_block: u32, e: u32) -> f32 {
-return (((slab[(sub_block * 8u + 0u) * 256u + e] + slab[(sub_block * 8u + 1u) * 256u + e]) + (slab[(sub_block * 8u + 2u) * 256u + e] + slab[(sub_block * 8u + 3u) * 256u + e])) + ((slab[(sub_block * 8u + 4u) * 256u + e] + slab[(sub_block * 8u + 5u) * 256u + e]) + (slab[(sub_block * 8u + 6u) * 256u + e] + slab[(sub_block * 8u + 7u) * 256u + e])));
+    return (((slab[(sub_block * 8u + 0u) * 256u + e] + slab[(sub_block * 8u + 1u) * 256u + e]) + (slab[(sub_block * 8u + 2u) * 256u + e] + slab[(sub_block * 8u + 3u) * 256u + e])) + ((slab[(sub_block * 8u + 4u) * 256u + e] + slab[(sub_block * 8u + 5u) * 256u + e]) + (slab[(sub_block * 8u + 6u) * 256u + e] + slab[(sub_block * 8u + 7u) * 256u + e])));
 }
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let group_number = group.x;
-let block = group_number;
-let part = group_number / (ACROSS * DOWN * BATCH);
+    let block = group_number;
+    let part = group_number / (ACROSS * DOWN * BATCH);
     let first_column = block % ACROSS * COLUMNS;
     let first_row = block / ACROSS % DOWN * ROWS;
     let batch = block / (ACROSS * DOWN) % BATCH;
@@ -87,7 +87,6 @@ let part = group_number / (ACROSS * DOWN * BATCH);
     begin = part * PART_LENGTH;
     terms = PART_LENGTH;
     terms = min(PART_LENGTH, K - part * PART_LENGTH);
-
     var a_0_0 = load_a(batch, first_row + (local + 0u * THREADS) / A_WIDTH, begin + 0u * STEP + (local + 0u * THREADS) % A_WIDTH * 4u);
     var a_1_0 = load_a(batch, first_row + (local + 1u * THREADS) / A_WIDTH, begin + 0u * STEP + (local + 1u * THREADS) % A_WIDTH * 4u);
     var a_2_0 = load_a(batch, first_row + (local + 2u * THREADS) / A_WIDTH, begin + 0u * STEP + (local + 2u * THREADS) % A_WIDTH * 4u);
@@ -151,7 +150,7 @@ let part = group_number / (ACROSS * DOWN * BATCH);
             b_3_0 = load_b(batch, first_column + (local + 3u * THREADS) % B_WIDTH * 4u, next_k + (local + 3u * THREADS) / B_WIDTH);
         }
         {
-let depth = 0u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
+            let depth = 0u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
             let at_a_0 = (sub_row + 0u * TILE) * A_STRIDE + depth / 4u;
             let a_0 = coopLoadT<MatrixA>(&shared_a[at_a_0], A_STRIDE);
             let at_b_0 = depth * B_STRIDE + (sub_column + 0u * TILE) / 4u;
@@ -159,7 +158,7 @@ let depth = 0u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
             sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
         }
         {
-let depth = 1u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
+            let depth = 1u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
             let at_a_0 = (sub_row + 0u * TILE) * A_STRIDE + depth / 4u;
             let a_0 = coopLoadT<MatrixA>(&shared_a[at_a_0], A_STRIDE);
             let at_b_0 = depth * B_STRIDE + (sub_column + 0u * TILE) / 4u;
@@ -192,7 +191,7 @@ let depth = 1u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
             b_3_1 = load_b(batch, first_column + (local + 3u * THREADS) % B_WIDTH * 4u, next_k + (local + 3u * THREADS) / B_WIDTH);
         }
         {
-let depth = 0u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
+            let depth = 0u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
             let at_a_0 = (sub_row + 0u * TILE) * A_STRIDE + depth / 4u;
             let a_0 = coopLoadT<MatrixA>(&shared_a[at_a_0], A_STRIDE);
             let at_b_0 = depth * B_STRIDE + (sub_column + 0u * TILE) / 4u;
@@ -200,7 +199,7 @@ let depth = 0u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
             sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
         }
         {
-let depth = 1u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
+            let depth = 1u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
             let at_a_0 = (sub_row + 0u * TILE) * A_STRIDE + depth / 4u;
             let a_0 = coopLoadT<MatrixA>(&shared_a[at_a_0], A_STRIDE);
             let at_b_0 = depth * B_STRIDE + (sub_column + 0u * TILE) / 4u;
@@ -233,7 +232,7 @@ let depth = 1u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
             b_3_2 = load_b(batch, first_column + (local + 3u * THREADS) % B_WIDTH * 4u, next_k + (local + 3u * THREADS) / B_WIDTH);
         }
         {
-let depth = 0u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
+            let depth = 0u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
             let at_a_0 = (sub_row + 0u * TILE) * A_STRIDE + depth / 4u;
             let a_0 = coopLoadT<MatrixA>(&shared_a[at_a_0], A_STRIDE);
             let at_b_0 = depth * B_STRIDE + (sub_column + 0u * TILE) / 4u;
@@ -241,7 +240,7 @@ let depth = 0u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
             sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
         }
         {
-let depth = 1u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
+            let depth = 1u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
             let at_a_0 = (sub_row + 0u * TILE) * A_STRIDE + depth / 4u;
             let a_0 = coopLoadT<MatrixA>(&shared_a[at_a_0], A_STRIDE);
             let at_b_0 = depth * B_STRIDE + (sub_column + 0u * TILE) / 4u;
@@ -274,7 +273,7 @@ let depth = 1u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
             b_3_3 = load_b(batch, first_column + (local + 3u * THREADS) % B_WIDTH * 4u, next_k + (local + 3u * THREADS) / B_WIDTH);
         }
         {
-let depth = 0u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
+            let depth = 0u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
             let at_a_0 = (sub_row + 0u * TILE) * A_STRIDE + depth / 4u;
             let a_0 = coopLoadT<MatrixA>(&shared_a[at_a_0], A_STRIDE);
             let at_b_0 = depth * B_STRIDE + (sub_column + 0u * TILE) / 4u;
@@ -282,7 +281,7 @@ let depth = 0u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
             sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
         }
         {
-let depth = 1u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
+            let depth = 1u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
             let at_a_0 = (sub_row + 0u * TILE) * A_STRIDE + depth / 4u;
             let a_0 = coopLoadT<MatrixA>(&shared_a[at_a_0], A_STRIDE);
             let at_b_0 = depth * B_STRIDE + (sub_column + 0u * TILE) / 4u;
@@ -315,7 +314,7 @@ let depth = 1u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
             b_3_4 = load_b(batch, first_column + (local + 3u * THREADS) % B_WIDTH * 4u, next_k + (local + 3u * THREADS) / B_WIDTH);
         }
         {
-let depth = 0u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
+            let depth = 0u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
             let at_a_0 = (sub_row + 0u * TILE) * A_STRIDE + depth / 4u;
             let a_0 = coopLoadT<MatrixA>(&shared_a[at_a_0], A_STRIDE);
             let at_b_0 = depth * B_STRIDE + (sub_column + 0u * TILE) / 4u;
@@ -323,7 +322,7 @@ let depth = 0u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
             sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
         }
         {
-let depth = 1u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
+            let depth = 1u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
             let at_a_0 = (sub_row + 0u * TILE) * A_STRIDE + depth / 4u;
             let a_0 = coopLoadT<MatrixA>(&shared_a[at_a_0], A_STRIDE);
             let at_b_0 = depth * B_STRIDE + (sub_column + 0u * TILE) / 4u;
@@ -336,7 +335,6 @@ let depth = 1u * (TILE * DEPTHS) + subgroup % DEPTHS * TILE;
             break;
         }
     }
-
     let slab_0_0 = subgroup * SLAB + 0u % SLAB_TILES * TILE;
     coopStoreT(sum_0_0, &slab[slab_0_0], SLAB_COLUMNS);
     workgroupBarrier();

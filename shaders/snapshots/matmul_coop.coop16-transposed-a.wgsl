@@ -1,5 +1,5 @@
-enable f16;
 enable wgpu_cooperative_matrix;
+enable f16;
 var<storage, read> b1: array<vec4<f32>>;
 var<storage, read> b2: array<vec4<f32>>;
 var<storage, read_write> tiles: array<f32>;
@@ -38,15 +38,15 @@ var<workgroup> shared_a: array<Vector, A_VECTORS / A_WIDTH * A_STRIDE>;
 var<workgroup> shared_b: array<Vector, B_VECTORS / B_WIDTH * B_STRIDE>;
 // Four elements of A, side by side in memory, from row `line` and term `k` on; zero from K on.
 fn load_a(batch: u32, line: u32, k: u32) -> Vector {
-let v1 = line;
-let v2 = min(k, 95u);
-return select(vec4<f16>(), vec4<f16>(b1[(v2 * 768u + v1) / 4u]), k < 96u);
+    let v1 = line;
+    let v2 = min(k, 95u);
+    return select(vec4<f16>(), vec4<f16>(b1[(v2 * 768u + v1) / 4u]), k < 96u);
 }
 // The same of B, from column `line` on.
 fn load_b(batch: u32, line: u32, k: u32) -> Vector {
-let v3 = line;
-let v4 = min(k, 95u);
-return select(vec4<f16>(), vec4<f16>(b2[(v4 * 512u + v3) / 4u]), k < 96u);
+    let v3 = line;
+    let v4 = min(k, 95u);
+    return select(vec4<f16>(), vec4<f16>(b2[(v4 * 512u + v3) / 4u]), k < 96u);
 }
 // The number of an element of the result.
 fn element_number(batch: u32, row: u32, column: u32) -> u32 {
@@ -55,8 +55,8 @@ fn element_number(batch: u32, row: u32, column: u32) -> u32 {
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let group_number = group.x;
-let block = group_number;
-let part = group_number / (ACROSS * DOWN * BATCH);
+    let block = group_number;
+    let part = group_number / (ACROSS * DOWN * BATCH);
     let first_column = block % ACROSS * COLUMNS;
     let first_row = block / ACROSS % DOWN * ROWS;
     let batch = block / (ACROSS * DOWN) % BATCH;
@@ -68,15 +68,14 @@ let part = group_number / (ACROSS * DOWN * BATCH);
     var sum_1_0 = MatrixC();
     var begin = 0u;
     var terms = K;
-
-var a_0_0 = load_a(batch, first_row + (local + 0u * THREADS) % A_WIDTH * 4u, begin + 0u * STEP + (local + 0u * THREADS) / A_WIDTH);
-var a_1_0 = load_a(batch, first_row + (local + 1u * THREADS) % A_WIDTH * 4u, begin + 0u * STEP + (local + 1u * THREADS) / A_WIDTH);
-var a_2_0 = load_a(batch, first_row + (local + 2u * THREADS) % A_WIDTH * 4u, begin + 0u * STEP + (local + 2u * THREADS) / A_WIDTH);
-var a_3_0 = load_a(batch, first_row + (local + 3u * THREADS) % A_WIDTH * 4u, begin + 0u * STEP + (local + 3u * THREADS) / A_WIDTH);
-var a_0_1 = load_a(batch, first_row + (local + 0u * THREADS) % A_WIDTH * 4u, begin + 1u * STEP + (local + 0u * THREADS) / A_WIDTH);
-var a_1_1 = load_a(batch, first_row + (local + 1u * THREADS) % A_WIDTH * 4u, begin + 1u * STEP + (local + 1u * THREADS) / A_WIDTH);
-var a_2_1 = load_a(batch, first_row + (local + 2u * THREADS) % A_WIDTH * 4u, begin + 1u * STEP + (local + 2u * THREADS) / A_WIDTH);
-var a_3_1 = load_a(batch, first_row + (local + 3u * THREADS) % A_WIDTH * 4u, begin + 1u * STEP + (local + 3u * THREADS) / A_WIDTH);
+    var a_0_0 = load_a(batch, first_row + (local + 0u * THREADS) % A_WIDTH * 4u, begin + 0u * STEP + (local + 0u * THREADS) / A_WIDTH);
+    var a_1_0 = load_a(batch, first_row + (local + 1u * THREADS) % A_WIDTH * 4u, begin + 0u * STEP + (local + 1u * THREADS) / A_WIDTH);
+    var a_2_0 = load_a(batch, first_row + (local + 2u * THREADS) % A_WIDTH * 4u, begin + 0u * STEP + (local + 2u * THREADS) / A_WIDTH);
+    var a_3_0 = load_a(batch, first_row + (local + 3u * THREADS) % A_WIDTH * 4u, begin + 0u * STEP + (local + 3u * THREADS) / A_WIDTH);
+    var a_0_1 = load_a(batch, first_row + (local + 0u * THREADS) % A_WIDTH * 4u, begin + 1u * STEP + (local + 0u * THREADS) / A_WIDTH);
+    var a_1_1 = load_a(batch, first_row + (local + 1u * THREADS) % A_WIDTH * 4u, begin + 1u * STEP + (local + 1u * THREADS) / A_WIDTH);
+    var a_2_1 = load_a(batch, first_row + (local + 2u * THREADS) % A_WIDTH * 4u, begin + 1u * STEP + (local + 2u * THREADS) / A_WIDTH);
+    var a_3_1 = load_a(batch, first_row + (local + 3u * THREADS) % A_WIDTH * 4u, begin + 1u * STEP + (local + 3u * THREADS) / A_WIDTH);
     var b_0_0 = load_b(batch, first_column + (local + 0u * THREADS) % B_WIDTH * 4u, begin + 0u * STEP + (local + 0u * THREADS) / B_WIDTH);
     var b_1_0 = load_b(batch, first_column + (local + 1u * THREADS) % B_WIDTH * 4u, begin + 0u * STEP + (local + 1u * THREADS) / B_WIDTH);
     var b_2_0 = load_b(batch, first_column + (local + 2u * THREADS) % B_WIDTH * 4u, begin + 0u * STEP + (local + 2u * THREADS) / B_WIDTH);
@@ -98,10 +97,10 @@ var a_3_1 = load_a(batch, first_row + (local + 3u * THREADS) % A_WIDTH * 4u, beg
         workgroupBarrier();
         if (done + PREFETCH * STEP < terms) {
             let next_k = begin + done + PREFETCH * STEP;
-a_0_0 = load_a(batch, first_row + (local + 0u * THREADS) % A_WIDTH * 4u, next_k + (local + 0u * THREADS) / A_WIDTH);
-a_1_0 = load_a(batch, first_row + (local + 1u * THREADS) % A_WIDTH * 4u, next_k + (local + 1u * THREADS) / A_WIDTH);
-a_2_0 = load_a(batch, first_row + (local + 2u * THREADS) % A_WIDTH * 4u, next_k + (local + 2u * THREADS) / A_WIDTH);
-a_3_0 = load_a(batch, first_row + (local + 3u * THREADS) % A_WIDTH * 4u, next_k + (local + 3u * THREADS) / A_WIDTH);
+            a_0_0 = load_a(batch, first_row + (local + 0u * THREADS) % A_WIDTH * 4u, next_k + (local + 0u * THREADS) / A_WIDTH);
+            a_1_0 = load_a(batch, first_row + (local + 1u * THREADS) % A_WIDTH * 4u, next_k + (local + 1u * THREADS) / A_WIDTH);
+            a_2_0 = load_a(batch, first_row + (local + 2u * THREADS) % A_WIDTH * 4u, next_k + (local + 2u * THREADS) / A_WIDTH);
+            a_3_0 = load_a(batch, first_row + (local + 3u * THREADS) % A_WIDTH * 4u, next_k + (local + 3u * THREADS) / A_WIDTH);
             b_0_0 = load_b(batch, first_column + (local + 0u * THREADS) % B_WIDTH * 4u, next_k + (local + 0u * THREADS) / B_WIDTH);
             b_1_0 = load_b(batch, first_column + (local + 1u * THREADS) % B_WIDTH * 4u, next_k + (local + 1u * THREADS) / B_WIDTH);
             b_2_0 = load_b(batch, first_column + (local + 2u * THREADS) % B_WIDTH * 4u, next_k + (local + 2u * THREADS) / B_WIDTH);
@@ -109,10 +108,10 @@ a_3_0 = load_a(batch, first_row + (local + 3u * THREADS) % A_WIDTH * 4u, next_k 
         }
         {
             let depth = 0u * TILE;
-let at_a_0 = depth * A_STRIDE + (sub_row + 0u * TILE) / 4u;
-let a_0 = coopLoad<MatrixA>(&shared_a[at_a_0], A_STRIDE);
-let at_a_1 = depth * A_STRIDE + (sub_row + 1u * TILE) / 4u;
-let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
+            let at_a_0 = depth * A_STRIDE + (sub_row + 0u * TILE) / 4u;
+            let a_0 = coopLoad<MatrixA>(&shared_a[at_a_0], A_STRIDE);
+            let at_a_1 = depth * A_STRIDE + (sub_row + 1u * TILE) / 4u;
+            let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
             let at_b_0 = depth * B_STRIDE + (sub_column + 0u * TILE) / 4u;
             let b_0 = coopLoadT<MatrixB>(&shared_b[at_b_0], B_STRIDE);
             sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
@@ -120,10 +119,10 @@ let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
         }
         {
             let depth = 1u * TILE;
-let at_a_0 = depth * A_STRIDE + (sub_row + 0u * TILE) / 4u;
-let a_0 = coopLoad<MatrixA>(&shared_a[at_a_0], A_STRIDE);
-let at_a_1 = depth * A_STRIDE + (sub_row + 1u * TILE) / 4u;
-let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
+            let at_a_0 = depth * A_STRIDE + (sub_row + 0u * TILE) / 4u;
+            let a_0 = coopLoad<MatrixA>(&shared_a[at_a_0], A_STRIDE);
+            let at_a_1 = depth * A_STRIDE + (sub_row + 1u * TILE) / 4u;
+            let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
             let at_b_0 = depth * B_STRIDE + (sub_column + 0u * TILE) / 4u;
             let b_0 = coopLoadT<MatrixB>(&shared_b[at_b_0], B_STRIDE);
             sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
@@ -131,10 +130,10 @@ let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
         }
         {
             let depth = 2u * TILE;
-let at_a_0 = depth * A_STRIDE + (sub_row + 0u * TILE) / 4u;
-let a_0 = coopLoad<MatrixA>(&shared_a[at_a_0], A_STRIDE);
-let at_a_1 = depth * A_STRIDE + (sub_row + 1u * TILE) / 4u;
-let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
+            let at_a_0 = depth * A_STRIDE + (sub_row + 0u * TILE) / 4u;
+            let a_0 = coopLoad<MatrixA>(&shared_a[at_a_0], A_STRIDE);
+            let at_a_1 = depth * A_STRIDE + (sub_row + 1u * TILE) / 4u;
+            let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
             let at_b_0 = depth * B_STRIDE + (sub_column + 0u * TILE) / 4u;
             let b_0 = coopLoadT<MatrixB>(&shared_b[at_b_0], B_STRIDE);
             sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
@@ -142,10 +141,10 @@ let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
         }
         {
             let depth = 3u * TILE;
-let at_a_0 = depth * A_STRIDE + (sub_row + 0u * TILE) / 4u;
-let a_0 = coopLoad<MatrixA>(&shared_a[at_a_0], A_STRIDE);
-let at_a_1 = depth * A_STRIDE + (sub_row + 1u * TILE) / 4u;
-let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
+            let at_a_0 = depth * A_STRIDE + (sub_row + 0u * TILE) / 4u;
+            let a_0 = coopLoad<MatrixA>(&shared_a[at_a_0], A_STRIDE);
+            let at_a_1 = depth * A_STRIDE + (sub_row + 1u * TILE) / 4u;
+            let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
             let at_b_0 = depth * B_STRIDE + (sub_column + 0u * TILE) / 4u;
             let b_0 = coopLoadT<MatrixB>(&shared_b[at_b_0], B_STRIDE);
             sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
@@ -167,10 +166,10 @@ let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
         workgroupBarrier();
         if (done + PREFETCH * STEP < terms) {
             let next_k = begin + done + PREFETCH * STEP;
-a_0_1 = load_a(batch, first_row + (local + 0u * THREADS) % A_WIDTH * 4u, next_k + (local + 0u * THREADS) / A_WIDTH);
-a_1_1 = load_a(batch, first_row + (local + 1u * THREADS) % A_WIDTH * 4u, next_k + (local + 1u * THREADS) / A_WIDTH);
-a_2_1 = load_a(batch, first_row + (local + 2u * THREADS) % A_WIDTH * 4u, next_k + (local + 2u * THREADS) / A_WIDTH);
-a_3_1 = load_a(batch, first_row + (local + 3u * THREADS) % A_WIDTH * 4u, next_k + (local + 3u * THREADS) / A_WIDTH);
+            a_0_1 = load_a(batch, first_row + (local + 0u * THREADS) % A_WIDTH * 4u, next_k + (local + 0u * THREADS) / A_WIDTH);
+            a_1_1 = load_a(batch, first_row + (local + 1u * THREADS) % A_WIDTH * 4u, next_k + (local + 1u * THREADS) / A_WIDTH);
+            a_2_1 = load_a(batch, first_row + (local + 2u * THREADS) % A_WIDTH * 4u, next_k + (local + 2u * THREADS) / A_WIDTH);
+            a_3_1 = load_a(batch, first_row + (local + 3u * THREADS) % A_WIDTH * 4u, next_k + (local + 3u * THREADS) / A_WIDTH);
             b_0_1 = load_b(batch, first_column + (local + 0u * THREADS) % B_WIDTH * 4u, next_k + (local + 0u * THREADS) / B_WIDTH);
             b_1_1 = load_b(batch, first_column + (local + 1u * THREADS) % B_WIDTH * 4u, next_k + (local + 1u * THREADS) / B_WIDTH);
             b_2_1 = load_b(batch, first_column + (local + 2u * THREADS) % B_WIDTH * 4u, next_k + (local + 2u * THREADS) / B_WIDTH);
@@ -178,10 +177,10 @@ a_3_1 = load_a(batch, first_row + (local + 3u * THREADS) % A_WIDTH * 4u, next_k 
         }
         {
             let depth = 0u * TILE;
-let at_a_0 = depth * A_STRIDE + (sub_row + 0u * TILE) / 4u;
-let a_0 = coopLoad<MatrixA>(&shared_a[at_a_0], A_STRIDE);
-let at_a_1 = depth * A_STRIDE + (sub_row + 1u * TILE) / 4u;
-let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
+            let at_a_0 = depth * A_STRIDE + (sub_row + 0u * TILE) / 4u;
+            let a_0 = coopLoad<MatrixA>(&shared_a[at_a_0], A_STRIDE);
+            let at_a_1 = depth * A_STRIDE + (sub_row + 1u * TILE) / 4u;
+            let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
             let at_b_0 = depth * B_STRIDE + (sub_column + 0u * TILE) / 4u;
             let b_0 = coopLoadT<MatrixB>(&shared_b[at_b_0], B_STRIDE);
             sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
@@ -189,10 +188,10 @@ let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
         }
         {
             let depth = 1u * TILE;
-let at_a_0 = depth * A_STRIDE + (sub_row + 0u * TILE) / 4u;
-let a_0 = coopLoad<MatrixA>(&shared_a[at_a_0], A_STRIDE);
-let at_a_1 = depth * A_STRIDE + (sub_row + 1u * TILE) / 4u;
-let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
+            let at_a_0 = depth * A_STRIDE + (sub_row + 0u * TILE) / 4u;
+            let a_0 = coopLoad<MatrixA>(&shared_a[at_a_0], A_STRIDE);
+            let at_a_1 = depth * A_STRIDE + (sub_row + 1u * TILE) / 4u;
+            let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
             let at_b_0 = depth * B_STRIDE + (sub_column + 0u * TILE) / 4u;
             let b_0 = coopLoadT<MatrixB>(&shared_b[at_b_0], B_STRIDE);
             sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
@@ -200,10 +199,10 @@ let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
         }
         {
             let depth = 2u * TILE;
-let at_a_0 = depth * A_STRIDE + (sub_row + 0u * TILE) / 4u;
-let a_0 = coopLoad<MatrixA>(&shared_a[at_a_0], A_STRIDE);
-let at_a_1 = depth * A_STRIDE + (sub_row + 1u * TILE) / 4u;
-let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
+            let at_a_0 = depth * A_STRIDE + (sub_row + 0u * TILE) / 4u;
+            let a_0 = coopLoad<MatrixA>(&shared_a[at_a_0], A_STRIDE);
+            let at_a_1 = depth * A_STRIDE + (sub_row + 1u * TILE) / 4u;
+            let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
             let at_b_0 = depth * B_STRIDE + (sub_column + 0u * TILE) / 4u;
             let b_0 = coopLoadT<MatrixB>(&shared_b[at_b_0], B_STRIDE);
             sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
@@ -211,10 +210,10 @@ let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
         }
         {
             let depth = 3u * TILE;
-let at_a_0 = depth * A_STRIDE + (sub_row + 0u * TILE) / 4u;
-let a_0 = coopLoad<MatrixA>(&shared_a[at_a_0], A_STRIDE);
-let at_a_1 = depth * A_STRIDE + (sub_row + 1u * TILE) / 4u;
-let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
+            let at_a_0 = depth * A_STRIDE + (sub_row + 0u * TILE) / 4u;
+            let a_0 = coopLoad<MatrixA>(&shared_a[at_a_0], A_STRIDE);
+            let at_a_1 = depth * A_STRIDE + (sub_row + 1u * TILE) / 4u;
+            let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
             let at_b_0 = depth * B_STRIDE + (sub_column + 0u * TILE) / 4u;
             let b_0 = coopLoadT<MatrixB>(&shared_b[at_b_0], B_STRIDE);
             sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
@@ -226,7 +225,6 @@ let a_1 = coopLoad<MatrixA>(&shared_a[at_a_1], A_STRIDE);
             break;
         }
     }
-
     {
         let row = first_row + sub_row + 0u * TILE;
         let column = first_column + sub_column + 0u * TILE;

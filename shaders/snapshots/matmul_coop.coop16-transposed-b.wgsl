@@ -1,5 +1,5 @@
-enable f16;
 enable wgpu_cooperative_matrix;
+enable f16;
 var<storage, read> b1: array<vec4<f32>>;
 var<storage, read> b2: array<vec4<f32>>;
 var<storage, read_write> tiles: array<f32>;
@@ -38,15 +38,15 @@ var<workgroup> shared_a: array<Vector, A_VECTORS / A_WIDTH * A_STRIDE>;
 var<workgroup> shared_b: array<Vector, B_VECTORS / B_WIDTH * B_STRIDE>;
 // Four elements of A, side by side in memory, from row `line` and term `k` on; zero from K on.
 fn load_a(batch: u32, line: u32, k: u32) -> Vector {
-let v1 = line;
-let v2 = min(k, 92u);
-return select(vec4<f16>(), vec4<f16>(b1[(v1 * 96u + v2) / 4u]), k < 96u);
+    let v1 = line;
+    let v2 = min(k, 92u);
+    return select(vec4<f16>(), vec4<f16>(b1[(v1 * 96u + v2) / 4u]), k < 96u);
 }
 // The same of B, from column `line` on.
 fn load_b(batch: u32, line: u32, k: u32) -> Vector {
-let v3 = line;
-let v4 = min(k, 92u);
-return select(vec4<f16>(), vec4<f16>(b2[(v3 * 96u + v4) / 4u]), k < 96u);
+    let v3 = line;
+    let v4 = min(k, 92u);
+    return select(vec4<f16>(), vec4<f16>(b2[(v3 * 96u + v4) / 4u]), k < 96u);
 }
 // The number of an element of the result.
 fn element_number(batch: u32, row: u32, column: u32) -> u32 {
@@ -55,8 +55,8 @@ fn element_number(batch: u32, row: u32, column: u32) -> u32 {
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let group_number = group.x;
-let block = group_number;
-let part = group_number / (ACROSS * DOWN * BATCH);
+    let block = group_number;
+    let part = group_number / (ACROSS * DOWN * BATCH);
     let first_column = block % ACROSS * COLUMNS;
     let first_row = block / ACROSS % DOWN * ROWS;
     let batch = block / (ACROSS * DOWN) % BATCH;
@@ -68,7 +68,6 @@ let part = group_number / (ACROSS * DOWN * BATCH);
     var sum_1_0 = MatrixC();
     var begin = 0u;
     var terms = K;
-
     var a_0_0 = load_a(batch, first_row + (local + 0u * THREADS) / A_WIDTH, begin + 0u * STEP + (local + 0u * THREADS) % A_WIDTH * 4u);
     var a_1_0 = load_a(batch, first_row + (local + 1u * THREADS) / A_WIDTH, begin + 0u * STEP + (local + 1u * THREADS) % A_WIDTH * 4u);
     var a_2_0 = load_a(batch, first_row + (local + 2u * THREADS) / A_WIDTH, begin + 0u * STEP + (local + 2u * THREADS) % A_WIDTH * 4u);
@@ -77,14 +76,14 @@ let part = group_number / (ACROSS * DOWN * BATCH);
     var a_1_1 = load_a(batch, first_row + (local + 1u * THREADS) / A_WIDTH, begin + 1u * STEP + (local + 1u * THREADS) % A_WIDTH * 4u);
     var a_2_1 = load_a(batch, first_row + (local + 2u * THREADS) / A_WIDTH, begin + 1u * STEP + (local + 2u * THREADS) % A_WIDTH * 4u);
     var a_3_1 = load_a(batch, first_row + (local + 3u * THREADS) / A_WIDTH, begin + 1u * STEP + (local + 3u * THREADS) % A_WIDTH * 4u);
-var b_0_0 = load_b(batch, first_column + (local + 0u * THREADS) / B_WIDTH, begin + 0u * STEP + (local + 0u * THREADS) % B_WIDTH * 4u);
-var b_1_0 = load_b(batch, first_column + (local + 1u * THREADS) / B_WIDTH, begin + 0u * STEP + (local + 1u * THREADS) % B_WIDTH * 4u);
-var b_2_0 = load_b(batch, first_column + (local + 2u * THREADS) / B_WIDTH, begin + 0u * STEP + (local + 2u * THREADS) % B_WIDTH * 4u);
-var b_3_0 = load_b(batch, first_column + (local + 3u * THREADS) / B_WIDTH, begin + 0u * STEP + (local + 3u * THREADS) % B_WIDTH * 4u);
-var b_0_1 = load_b(batch, first_column + (local + 0u * THREADS) / B_WIDTH, begin + 1u * STEP + (local + 0u * THREADS) % B_WIDTH * 4u);
-var b_1_1 = load_b(batch, first_column + (local + 1u * THREADS) / B_WIDTH, begin + 1u * STEP + (local + 1u * THREADS) % B_WIDTH * 4u);
-var b_2_1 = load_b(batch, first_column + (local + 2u * THREADS) / B_WIDTH, begin + 1u * STEP + (local + 2u * THREADS) % B_WIDTH * 4u);
-var b_3_1 = load_b(batch, first_column + (local + 3u * THREADS) / B_WIDTH, begin + 1u * STEP + (local + 3u * THREADS) % B_WIDTH * 4u);
+    var b_0_0 = load_b(batch, first_column + (local + 0u * THREADS) / B_WIDTH, begin + 0u * STEP + (local + 0u * THREADS) % B_WIDTH * 4u);
+    var b_1_0 = load_b(batch, first_column + (local + 1u * THREADS) / B_WIDTH, begin + 0u * STEP + (local + 1u * THREADS) % B_WIDTH * 4u);
+    var b_2_0 = load_b(batch, first_column + (local + 2u * THREADS) / B_WIDTH, begin + 0u * STEP + (local + 2u * THREADS) % B_WIDTH * 4u);
+    var b_3_0 = load_b(batch, first_column + (local + 3u * THREADS) / B_WIDTH, begin + 0u * STEP + (local + 3u * THREADS) % B_WIDTH * 4u);
+    var b_0_1 = load_b(batch, first_column + (local + 0u * THREADS) / B_WIDTH, begin + 1u * STEP + (local + 0u * THREADS) % B_WIDTH * 4u);
+    var b_1_1 = load_b(batch, first_column + (local + 1u * THREADS) / B_WIDTH, begin + 1u * STEP + (local + 1u * THREADS) % B_WIDTH * 4u);
+    var b_2_1 = load_b(batch, first_column + (local + 2u * THREADS) / B_WIDTH, begin + 1u * STEP + (local + 2u * THREADS) % B_WIDTH * 4u);
+    var b_3_1 = load_b(batch, first_column + (local + 3u * THREADS) / B_WIDTH, begin + 1u * STEP + (local + 3u * THREADS) % B_WIDTH * 4u);
     var done = 0u;
     loop {
         shared_a[(local + 0u * THREADS) / A_WIDTH * A_STRIDE + (local + 0u * THREADS) % A_WIDTH] = a_0_0;
@@ -102,10 +101,10 @@ var b_3_1 = load_b(batch, first_column + (local + 3u * THREADS) / B_WIDTH, begin
             a_1_0 = load_a(batch, first_row + (local + 1u * THREADS) / A_WIDTH, next_k + (local + 1u * THREADS) % A_WIDTH * 4u);
             a_2_0 = load_a(batch, first_row + (local + 2u * THREADS) / A_WIDTH, next_k + (local + 2u * THREADS) % A_WIDTH * 4u);
             a_3_0 = load_a(batch, first_row + (local + 3u * THREADS) / A_WIDTH, next_k + (local + 3u * THREADS) % A_WIDTH * 4u);
-b_0_0 = load_b(batch, first_column + (local + 0u * THREADS) / B_WIDTH, next_k + (local + 0u * THREADS) % B_WIDTH * 4u);
-b_1_0 = load_b(batch, first_column + (local + 1u * THREADS) / B_WIDTH, next_k + (local + 1u * THREADS) % B_WIDTH * 4u);
-b_2_0 = load_b(batch, first_column + (local + 2u * THREADS) / B_WIDTH, next_k + (local + 2u * THREADS) % B_WIDTH * 4u);
-b_3_0 = load_b(batch, first_column + (local + 3u * THREADS) / B_WIDTH, next_k + (local + 3u * THREADS) % B_WIDTH * 4u);
+            b_0_0 = load_b(batch, first_column + (local + 0u * THREADS) / B_WIDTH, next_k + (local + 0u * THREADS) % B_WIDTH * 4u);
+            b_1_0 = load_b(batch, first_column + (local + 1u * THREADS) / B_WIDTH, next_k + (local + 1u * THREADS) % B_WIDTH * 4u);
+            b_2_0 = load_b(batch, first_column + (local + 2u * THREADS) / B_WIDTH, next_k + (local + 2u * THREADS) % B_WIDTH * 4u);
+            b_3_0 = load_b(batch, first_column + (local + 3u * THREADS) / B_WIDTH, next_k + (local + 3u * THREADS) % B_WIDTH * 4u);
         }
         {
             let depth = 0u * TILE;
@@ -113,8 +112,8 @@ b_3_0 = load_b(batch, first_column + (local + 3u * THREADS) / B_WIDTH, next_k + 
             let a_0 = coopLoadT<MatrixA>(&shared_a[at_a_0], A_STRIDE);
             let at_a_1 = (sub_row + 1u * TILE) * A_STRIDE + depth / 4u;
             let a_1 = coopLoadT<MatrixA>(&shared_a[at_a_1], A_STRIDE);
-let at_b_0 = (sub_column + 0u * TILE) * B_STRIDE + depth / 4u;
-let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
+            let at_b_0 = (sub_column + 0u * TILE) * B_STRIDE + depth / 4u;
+            let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
             sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
             sum_1_0 = coopMultiplyAdd(a_1, b_0, sum_1_0);
         }
@@ -124,8 +123,8 @@ let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
             let a_0 = coopLoadT<MatrixA>(&shared_a[at_a_0], A_STRIDE);
             let at_a_1 = (sub_row + 1u * TILE) * A_STRIDE + depth / 4u;
             let a_1 = coopLoadT<MatrixA>(&shared_a[at_a_1], A_STRIDE);
-let at_b_0 = (sub_column + 0u * TILE) * B_STRIDE + depth / 4u;
-let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
+            let at_b_0 = (sub_column + 0u * TILE) * B_STRIDE + depth / 4u;
+            let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
             sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
             sum_1_0 = coopMultiplyAdd(a_1, b_0, sum_1_0);
         }
@@ -135,8 +134,8 @@ let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
             let a_0 = coopLoadT<MatrixA>(&shared_a[at_a_0], A_STRIDE);
             let at_a_1 = (sub_row + 1u * TILE) * A_STRIDE + depth / 4u;
             let a_1 = coopLoadT<MatrixA>(&shared_a[at_a_1], A_STRIDE);
-let at_b_0 = (sub_column + 0u * TILE) * B_STRIDE + depth / 4u;
-let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
+            let at_b_0 = (sub_column + 0u * TILE) * B_STRIDE + depth / 4u;
+            let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
             sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
             sum_1_0 = coopMultiplyAdd(a_1, b_0, sum_1_0);
         }
@@ -146,8 +145,8 @@ let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
             let a_0 = coopLoadT<MatrixA>(&shared_a[at_a_0], A_STRIDE);
             let at_a_1 = (sub_row + 1u * TILE) * A_STRIDE + depth / 4u;
             let a_1 = coopLoadT<MatrixA>(&shared_a[at_a_1], A_STRIDE);
-let at_b_0 = (sub_column + 0u * TILE) * B_STRIDE + depth / 4u;
-let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
+            let at_b_0 = (sub_column + 0u * TILE) * B_STRIDE + depth / 4u;
+            let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
             sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
             sum_1_0 = coopMultiplyAdd(a_1, b_0, sum_1_0);
         }
@@ -171,10 +170,10 @@ let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
             a_1_1 = load_a(batch, first_row + (local + 1u * THREADS) / A_WIDTH, next_k + (local + 1u * THREADS) % A_WIDTH * 4u);
             a_2_1 = load_a(batch, first_row + (local + 2u * THREADS) / A_WIDTH, next_k + (local + 2u * THREADS) % A_WIDTH * 4u);
             a_3_1 = load_a(batch, first_row + (local + 3u * THREADS) / A_WIDTH, next_k + (local + 3u * THREADS) % A_WIDTH * 4u);
-b_0_1 = load_b(batch, first_column + (local + 0u * THREADS) / B_WIDTH, next_k + (local + 0u * THREADS) % B_WIDTH * 4u);
-b_1_1 = load_b(batch, first_column + (local + 1u * THREADS) / B_WIDTH, next_k + (local + 1u * THREADS) % B_WIDTH * 4u);
-b_2_1 = load_b(batch, first_column + (local + 2u * THREADS) / B_WIDTH, next_k + (local + 2u * THREADS) % B_WIDTH * 4u);
-b_3_1 = load_b(batch, first_column + (local + 3u * THREADS) / B_WIDTH, next_k + (local + 3u * THREADS) % B_WIDTH * 4u);
+            b_0_1 = load_b(batch, first_column + (local + 0u * THREADS) / B_WIDTH, next_k + (local + 0u * THREADS) % B_WIDTH * 4u);
+            b_1_1 = load_b(batch, first_column + (local + 1u * THREADS) / B_WIDTH, next_k + (local + 1u * THREADS) % B_WIDTH * 4u);
+            b_2_1 = load_b(batch, first_column + (local + 2u * THREADS) / B_WIDTH, next_k + (local + 2u * THREADS) % B_WIDTH * 4u);
+            b_3_1 = load_b(batch, first_column + (local + 3u * THREADS) / B_WIDTH, next_k + (local + 3u * THREADS) % B_WIDTH * 4u);
         }
         {
             let depth = 0u * TILE;
@@ -182,8 +181,8 @@ b_3_1 = load_b(batch, first_column + (local + 3u * THREADS) / B_WIDTH, next_k + 
             let a_0 = coopLoadT<MatrixA>(&shared_a[at_a_0], A_STRIDE);
             let at_a_1 = (sub_row + 1u * TILE) * A_STRIDE + depth / 4u;
             let a_1 = coopLoadT<MatrixA>(&shared_a[at_a_1], A_STRIDE);
-let at_b_0 = (sub_column + 0u * TILE) * B_STRIDE + depth / 4u;
-let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
+            let at_b_0 = (sub_column + 0u * TILE) * B_STRIDE + depth / 4u;
+            let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
             sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
             sum_1_0 = coopMultiplyAdd(a_1, b_0, sum_1_0);
         }
@@ -193,8 +192,8 @@ let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
             let a_0 = coopLoadT<MatrixA>(&shared_a[at_a_0], A_STRIDE);
             let at_a_1 = (sub_row + 1u * TILE) * A_STRIDE + depth / 4u;
             let a_1 = coopLoadT<MatrixA>(&shared_a[at_a_1], A_STRIDE);
-let at_b_0 = (sub_column + 0u * TILE) * B_STRIDE + depth / 4u;
-let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
+            let at_b_0 = (sub_column + 0u * TILE) * B_STRIDE + depth / 4u;
+            let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
             sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
             sum_1_0 = coopMultiplyAdd(a_1, b_0, sum_1_0);
         }
@@ -204,8 +203,8 @@ let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
             let a_0 = coopLoadT<MatrixA>(&shared_a[at_a_0], A_STRIDE);
             let at_a_1 = (sub_row + 1u * TILE) * A_STRIDE + depth / 4u;
             let a_1 = coopLoadT<MatrixA>(&shared_a[at_a_1], A_STRIDE);
-let at_b_0 = (sub_column + 0u * TILE) * B_STRIDE + depth / 4u;
-let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
+            let at_b_0 = (sub_column + 0u * TILE) * B_STRIDE + depth / 4u;
+            let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
             sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
             sum_1_0 = coopMultiplyAdd(a_1, b_0, sum_1_0);
         }
@@ -215,8 +214,8 @@ let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
             let a_0 = coopLoadT<MatrixA>(&shared_a[at_a_0], A_STRIDE);
             let at_a_1 = (sub_row + 1u * TILE) * A_STRIDE + depth / 4u;
             let a_1 = coopLoadT<MatrixA>(&shared_a[at_a_1], A_STRIDE);
-let at_b_0 = (sub_column + 0u * TILE) * B_STRIDE + depth / 4u;
-let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
+            let at_b_0 = (sub_column + 0u * TILE) * B_STRIDE + depth / 4u;
+            let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
             sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
             sum_1_0 = coopMultiplyAdd(a_1, b_0, sum_1_0);
         }
@@ -226,7 +225,6 @@ let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
             break;
         }
     }
-
     {
         let row = first_row + sub_row + 0u * TILE;
         let column = first_column + sub_column + 0u * TILE;

@@ -1,5 +1,5 @@
-enable f16;
 enable wgpu_cooperative_matrix;
+enable f16;
 var<storage, read> b0: array<f32>;
 var<storage, read_write> b1: array<f32>;
 var<storage, read> b2: array<vec4<f32>>;
@@ -47,15 +47,15 @@ var<workgroup> shared_b: array<Vector, B_VECTORS / B_WIDTH * B_STRIDE>;
 var<workgroup> slab: array<f32, SLAB * SUBGROUPS>;
 // Four elements of A, side by side in memory, from row `line` and term `k` on; zero from K on.
 fn load_a(batch: u32, line: u32, k: u32) -> Vector {
-let v10 = line;
-let v11 = k;
-return vec4<f16>(b2[(v10 * 96u + v11) / 4u]);
+    let v10 = line;
+    let v11 = k;
+    return vec4<f16>(b2[(v10 * 96u + v11) / 4u]);
 }
 // The same of B, from column `line` on.
 fn load_b(batch: u32, line: u32, k: u32) -> Vector {
-let v12 = line;
-let v13 = k;
-return vec4<f16>(b3[(v13 * 512u + v12) / 4u]);
+    let v12 = line;
+    let v13 = k;
+    return vec4<f16>(b3[(v13 * 512u + v12) / 4u]);
 }
 // The number of an element of the result.
 fn element_number(batch: u32, row: u32, column: u32) -> u32 {
@@ -66,28 +66,28 @@ fn finish_together(
     i_0: u32, product_0: f32, within_0: bool,
     i_1: u32, product_1: f32, within_1: bool,
 ) {
-let v4 = (i_0 % 512u);
-let v5 = b0[v4];
-let v6 = product_0 + v5;
-let v7 = (i_1 % 512u);
-let v8 = b0[v7];
-let v9 = product_1 + v8;
-if (within_0) {
-b1[i_0] = v6;
-}
-if (within_1) {
-b1[i_1] = v9;
-}
+    let v4 = (i_0 % 512u);
+    let v5 = b0[v4];
+    let v6 = product_0 + v5;
+    let v7 = (i_1 % 512u);
+    let v8 = b0[v7];
+    let v9 = product_1 + v8;
+    if (within_0) {
+        b1[i_0] = v6;
+    }
+    if (within_1) {
+        b1[i_1] = v9;
+    }
 }
 // The element `e` of a slab, a sum over the subgroups that share steps.
 fn slab_sum(sub_block: u32, e: u32) -> f32 {
-return slab[(sub_block * 1u + 0u) * 64u + e];
+    return slab[(sub_block * 1u + 0u) * 64u + e];
 }
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let group_number = group.x;
-let block = group_number;
-let part = group_number / (ACROSS * DOWN * BATCH);
+    let block = group_number;
+    let part = group_number / (ACROSS * DOWN * BATCH);
     let first_column = block % ACROSS * COLUMNS;
     let first_row = block / ACROSS % DOWN * ROWS;
     let batch = block / (ACROSS * DOWN) % BATCH;
@@ -101,7 +101,6 @@ let part = group_number / (ACROSS * DOWN * BATCH);
     var sum_1_1 = MatrixC();
     var begin = 0u;
     var terms = K;
-
     var a_0_0 = load_a(batch, first_row + (local + 0u * THREADS) / A_WIDTH, begin + 0u * STEP + (local + 0u * THREADS) % A_WIDTH * 4u);
     var b_0_0 = load_b(batch, first_column + (local + 0u * THREADS) % B_WIDTH * 4u, begin + 0u * STEP + (local + 0u * THREADS) / B_WIDTH);
     var done = 0u;
@@ -150,7 +149,6 @@ let part = group_number / (ACROSS * DOWN * BATCH);
             break;
         }
     }
-
     let slab_0_0 = subgroup * SLAB + 0u % SLAB_TILES * TILE;
     coopStoreT(sum_0_0, &slab[slab_0_0], SLAB_COLUMNS);
     workgroupBarrier();

@@ -1,5 +1,5 @@
-enable f16;
 enable wgpu_cooperative_matrix;
+enable f16;
 var<storage, read> b1: array<vec4<f16>>;
 var<storage, read> b2: array<vec4<f16>>;
 var<storage, read_write> tiles: array<f32>;
@@ -38,15 +38,15 @@ var<workgroup> shared_a: array<Vector, A_VECTORS / A_WIDTH * A_STRIDE>;
 var<workgroup> shared_b: array<Vector, B_VECTORS / B_WIDTH * B_STRIDE>;
 // Four elements of A, side by side in memory, from row `line` and term `k` on; zero from K on.
 fn load_a(batch: u32, line: u32, k: u32) -> Vector {
-let v1 = line;
-let v2 = k;
-return b1[(v1 * 96u + v2) / 4u];
+    let v1 = line;
+    let v2 = k;
+    return b1[(v1 * 96u + v2) / 4u];
 }
 // The same of B, from column `line` on.
 fn load_b(batch: u32, line: u32, k: u32) -> Vector {
-let v3 = line;
-let v4 = k;
-return b2[(v4 * 512u + v3) / 4u];
+    let v3 = line;
+    let v4 = k;
+    return b2[(v4 * 512u + v3) / 4u];
 }
 // The number of an element of the result.
 fn element_number(batch: u32, row: u32, column: u32) -> u32 {
@@ -55,8 +55,8 @@ fn element_number(batch: u32, row: u32, column: u32) -> u32 {
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let group_number = group.x;
-let block = group_number;
-let part = group_number / (ACROSS * DOWN * BATCH);
+    let block = group_number;
+    let part = group_number / (ACROSS * DOWN * BATCH);
     let first_column = block % ACROSS * COLUMNS;
     let first_row = block / ACROSS % DOWN * ROWS;
     let batch = block / (ACROSS * DOWN) % BATCH;
@@ -70,7 +70,6 @@ let part = group_number / (ACROSS * DOWN * BATCH);
     var sum_1_1 = MatrixC();
     var begin = 0u;
     var terms = K;
-
     var a_0_0 = load_a(batch, first_row + (local + 0u * THREADS) / A_WIDTH, begin + 0u * STEP + (local + 0u * THREADS) % A_WIDTH * 4u);
     var b_0_0 = load_b(batch, first_column + (local + 0u * THREADS) % B_WIDTH * 4u, begin + 0u * STEP + (local + 0u * THREADS) / B_WIDTH);
     var done = 0u;
@@ -119,7 +118,6 @@ let part = group_number / (ACROSS * DOWN * BATCH);
             break;
         }
     }
-
     {
         let row = first_row + sub_row + 0u * TILE;
         let column = first_column + sub_column + 0u * TILE;

@@ -1,5 +1,5 @@
-enable f16;
 enable wgpu_cooperative_matrix;
+enable f16;
 var<storage, read> b1: array<vec4<f32>>;
 var<storage, read> b2: array<vec4<f32>>;
 var<storage, read_write> tiles: array<f32>;
@@ -38,15 +38,15 @@ var<workgroup> shared_a: array<Vector, A_VECTORS / A_WIDTH * A_STRIDE>;
 var<workgroup> shared_b: array<Vector, B_VECTORS / B_WIDTH * B_STRIDE>;
 // Four elements of A, side by side in memory, from row `line` and term `k` on; zero from K on.
 fn load_a(batch: u32, line: u32, k: u32) -> Vector {
-let v1 = line;
-let v2 = k;
-return vec4<f16>(b1[(v1 * 96u + v2) / 4u]);
+    let v1 = line;
+    let v2 = k;
+    return vec4<f16>(b1[(v1 * 96u + v2) / 4u]);
 }
 // The same of B, from column `line` on.
 fn load_b(batch: u32, line: u32, k: u32) -> Vector {
-let v3 = line;
-let v4 = k;
-return vec4<f16>(b2[(v3 * 96u + v4) / 4u]);
+    let v3 = line;
+    let v4 = k;
+    return vec4<f16>(b2[(v3 * 96u + v4) / 4u]);
 }
 // The number of an element of the result.
 fn element_number(batch: u32, row: u32, column: u32) -> u32 {
@@ -55,8 +55,8 @@ fn element_number(batch: u32, row: u32, column: u32) -> u32 {
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let group_number = group.x;
-let block = group_number;
-let part = group_number / (ACROSS * DOWN * BATCH);
+    let block = group_number;
+    let part = group_number / (ACROSS * DOWN * BATCH);
     let first_column = block % ACROSS * COLUMNS;
     let first_row = block / ACROSS % DOWN * ROWS;
     let batch = block / (ACROSS * DOWN) % BATCH;
@@ -70,9 +70,8 @@ let part = group_number / (ACROSS * DOWN * BATCH);
     var sum_1_1 = MatrixC();
     var begin = 0u;
     var terms = K;
-
     var a_0_0 = load_a(batch, first_row + (local + 0u * THREADS) / A_WIDTH, begin + 0u * STEP + (local + 0u * THREADS) % A_WIDTH * 4u);
-var b_0_0 = load_b(batch, first_column + (local + 0u * THREADS) / B_WIDTH, begin + 0u * STEP + (local + 0u * THREADS) % B_WIDTH * 4u);
+    var b_0_0 = load_b(batch, first_column + (local + 0u * THREADS) / B_WIDTH, begin + 0u * STEP + (local + 0u * THREADS) % B_WIDTH * 4u);
     var done = 0u;
     loop {
         shared_a[(local + 0u * THREADS) / A_WIDTH * A_STRIDE + (local + 0u * THREADS) % A_WIDTH] = a_0_0;
@@ -81,7 +80,7 @@ var b_0_0 = load_b(batch, first_column + (local + 0u * THREADS) / B_WIDTH, begin
         if (done + PREFETCH * STEP < terms) {
             let next_k = begin + done + PREFETCH * STEP;
             a_0_0 = load_a(batch, first_row + (local + 0u * THREADS) / A_WIDTH, next_k + (local + 0u * THREADS) % A_WIDTH * 4u);
-b_0_0 = load_b(batch, first_column + (local + 0u * THREADS) / B_WIDTH, next_k + (local + 0u * THREADS) % B_WIDTH * 4u);
+            b_0_0 = load_b(batch, first_column + (local + 0u * THREADS) / B_WIDTH, next_k + (local + 0u * THREADS) % B_WIDTH * 4u);
         }
         {
             let depth = 0u * TILE;
@@ -89,10 +88,10 @@ b_0_0 = load_b(batch, first_column + (local + 0u * THREADS) / B_WIDTH, next_k + 
             let a_0 = coopLoadT<MatrixA>(&shared_a[at_a_0], A_STRIDE);
             let at_a_1 = (sub_row + 1u * TILE) * A_STRIDE + depth / 4u;
             let a_1 = coopLoadT<MatrixA>(&shared_a[at_a_1], A_STRIDE);
-let at_b_0 = (sub_column + 0u * TILE) * B_STRIDE + depth / 4u;
-let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
-let at_b_1 = (sub_column + 1u * TILE) * B_STRIDE + depth / 4u;
-let b_1 = coopLoad<MatrixB>(&shared_b[at_b_1], B_STRIDE);
+            let at_b_0 = (sub_column + 0u * TILE) * B_STRIDE + depth / 4u;
+            let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
+            let at_b_1 = (sub_column + 1u * TILE) * B_STRIDE + depth / 4u;
+            let b_1 = coopLoad<MatrixB>(&shared_b[at_b_1], B_STRIDE);
             sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
             sum_0_1 = coopMultiplyAdd(a_0, b_1, sum_0_1);
             sum_1_0 = coopMultiplyAdd(a_1, b_0, sum_1_0);
@@ -104,10 +103,10 @@ let b_1 = coopLoad<MatrixB>(&shared_b[at_b_1], B_STRIDE);
             let a_0 = coopLoadT<MatrixA>(&shared_a[at_a_0], A_STRIDE);
             let at_a_1 = (sub_row + 1u * TILE) * A_STRIDE + depth / 4u;
             let a_1 = coopLoadT<MatrixA>(&shared_a[at_a_1], A_STRIDE);
-let at_b_0 = (sub_column + 0u * TILE) * B_STRIDE + depth / 4u;
-let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
-let at_b_1 = (sub_column + 1u * TILE) * B_STRIDE + depth / 4u;
-let b_1 = coopLoad<MatrixB>(&shared_b[at_b_1], B_STRIDE);
+            let at_b_0 = (sub_column + 0u * TILE) * B_STRIDE + depth / 4u;
+            let b_0 = coopLoad<MatrixB>(&shared_b[at_b_0], B_STRIDE);
+            let at_b_1 = (sub_column + 1u * TILE) * B_STRIDE + depth / 4u;
+            let b_1 = coopLoad<MatrixB>(&shared_b[at_b_1], B_STRIDE);
             sum_0_0 = coopMultiplyAdd(a_0, b_0, sum_0_0);
             sum_0_1 = coopMultiplyAdd(a_0, b_1, sum_0_1);
             sum_1_0 = coopMultiplyAdd(a_1, b_0, sum_1_0);
@@ -119,7 +118,6 @@ let b_1 = coopLoad<MatrixB>(&shared_b[at_b_1], B_STRIDE);
             break;
         }
     }
-
     {
         let row = first_row + sub_row + 0u * TILE;
         let column = first_column + sub_column + 0u * TILE;

@@ -8,23 +8,23 @@ const K: u32 = 7u;
 const COUNT: u32 = 15u;
 const THREADS: u32 = 256u;
 fn load_a(batch: u32, line: u32, k: u32) -> f32 {
-let v5 = b2[line * 7u + k];
-return v5;
+    let v5 = b2[line * 7u + k];
+    return v5;
 }
 fn load_b(batch: u32, line: u32, k: u32) -> f32 {
-let v6 = b3[k * 3u + line];
-return v6;
+    let v6 = b3[k * 3u + line];
+    return v6;
 }
 // The number of an element of the result.
 fn element_number(batch: u32, row: u32, column: u32) -> u32 {
     return (batch * M + row) * N + column;
 }
 fn finish(part: u32, i: u32, product: f32) {
-let v1 = (i % 3u);
-let v2 = b0[v1];
-let v3 = product + v2;
-let v4 = relu_f32(v3);
-b1[i] = v4;
+    let v1 = (i % 3u);
+    let v2 = b0[v1];
+    let v3 = product + v2;
+    let v4 = relu_f32(v3);
+    b1[i] = v4;
 }
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {

@@ -7,19 +7,19 @@ const K: u32 = 7u;
 const COUNT: u32 = 15u;
 const THREADS: u32 = 256u;
 fn load_a(batch: u32, line: u32, k: u32) -> f32 {
-let v1 = f16_to_f32((b1[(line * 7u + k) >> 1u] >> (((line * 7u + k) & 1u) * 16u)) & 0xffffu);
-return v1;
+    let v1 = f16_to_f32((b1[(line * 7u + k) >> 1u] >> (((line * 7u + k) & 1u) * 16u)) & 0xffffu);
+    return v1;
 }
 fn load_b(batch: u32, line: u32, k: u32) -> f32 {
-let v2 = f16_to_f32((b2[(k * 3u + line) >> 1u] >> (((k * 3u + line) & 1u) * 16u)) & 0xffffu);
-return v2;
+    let v2 = f16_to_f32((b2[(k * 3u + line) >> 1u] >> (((k * 3u + line) & 1u) * 16u)) & 0xffffu);
+    return v2;
 }
 // The number of an element of the result.
 fn element_number(batch: u32, row: u32, column: u32) -> u32 {
     return (batch * M + row) * N + column;
 }
 fn finish(part: u32, i: u32, product: f32) {
-b0[i] = product;
+    b0[i] = product;
 }
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
@@ -39,7 +39,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 }
 // Scalar functions. WGSL leaves NaN, infinities and the accuracy of most built-in functions to the driver; these
 // say what happens. A kernel gets the functions that it uses, and those that they use.
-
 // Not a constant, so that no compiler evaluates what comes out of these bits.
 fn from_bits(bits: u32) -> f32 {
     var word = bits;

@@ -7,19 +7,19 @@ const K: u32 = 7u;
 const COUNT: u32 = 15u;
 const THREADS: u32 = 256u;
 fn load_a(batch: u32, line: u32, k: u32) -> f32 {
-let v1 = b1[line * 7u + k];
-return v1;
+    let v1 = b1[line * 7u + k];
+    return v1;
 }
 fn load_b(batch: u32, line: u32, k: u32) -> f32 {
-let v2 = b2[k * 3u + line];
-return v2;
+    let v2 = b2[k * 3u + line];
+    return v2;
 }
 // The number of an element of the result.
 fn element_number(batch: u32, row: u32, column: u32) -> u32 {
     return (batch * M + row) * N + column;
 }
 fn finish(part: u32, i: u32, product: f32) {
-b0[i] = product;
+    b0[i] = product;
 }
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {

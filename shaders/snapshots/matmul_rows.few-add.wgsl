@@ -10,7 +10,6 @@ var<storage, read> b3: array<f32>;
 // computed once for all columns (STAGED). Where there are few columns, K is cut into PARTS (split-K).
 //
 // Twin in the oracle: core/src/ops/matmul.rs.
-
 // The product. Whether neighbours in B's memory are neighbours along K, rather than along N.
 const BATCH: u32 = 1u;
 const M: u32 = 3u;
@@ -27,12 +26,12 @@ const TOGETHER: u32 = 4u;
 var<workgroup> staged: array<f32, M * LENGTH>;
 var<workgroup> sums: array<f32, THREADS>;
 fn load_a(batch: u32, line: u32, k: u32) -> f32 {
-let v4 = b2[line * 1101u + k];
-return v4;
+    let v4 = b2[line * 1101u + k];
+    return v4;
 }
 fn load_b(batch: u32, line: u32, k: u32) -> f32 {
-let v5 = b3[k * 130u + line];
-return v5;
+    let v5 = b3[k * 130u + line];
+    return v5;
 }
 // An element of a row, from shared memory where rows are staged.
 fn row_element(batch: u32, row: u32, k: u32, part: u32) -> f32 {
@@ -47,10 +46,10 @@ fn element_number(batch: u32, row: u32, column: u32) -> u32 {
 }
 // What becomes of a sum, or of a part of one.
 fn finish(part: u32, i: u32, product: f32) {
-let v1 = (i % 130u);
-let v2 = b0[v1];
-let v3 = product + v2;
-b1[i] = v3;
+    let v1 = (i % 130u);
+    let v2 = b0[v1];
+    let v3 = product + v2;
+    b1[i] = v3;
 }
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
@@ -58,8 +57,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let first_column = group_number % ACROSS * COLUMNS;
     let batch = group_number / ACROSS % BATCH;
     let part = group_number / (ACROSS * BATCH);
-let slot = local / COLUMNS;
-let column = min(first_column + local % COLUMNS, N - 1u);
+    let slot = local / COLUMNS;
+    let column = min(first_column + local % COLUMNS, N - 1u);
     let end = min(part * LENGTH + LENGTH, K);
     var sum_0 = 0.0;
     var sum_1 = 0.0;
@@ -108,7 +107,7 @@ let column = min(first_column + local % COLUMNS, N - 1u);
         if (own_column < N) {
             var sum = 0.0;
             for (var lane = 0u; lane < LANES; lane += 1u) {
-sum += sums[lane * COLUMNS + local];
+                sum += sums[lane * COLUMNS + local];
             }
             finish(part, element_number(batch, 0u, own_column), sum);
         }
@@ -121,7 +120,7 @@ sum += sums[lane * COLUMNS + local];
         if (own_column < N) {
             var sum = 0.0;
             for (var lane = 0u; lane < LANES; lane += 1u) {
-sum += sums[lane * COLUMNS + local];
+                sum += sums[lane * COLUMNS + local];
             }
             finish(part, element_number(batch, 1u, own_column), sum);
         }
@@ -134,7 +133,7 @@ sum += sums[lane * COLUMNS + local];
         if (own_column < N) {
             var sum = 0.0;
             for (var lane = 0u; lane < LANES; lane += 1u) {
-sum += sums[lane * COLUMNS + local];
+                sum += sums[lane * COLUMNS + local];
             }
             finish(part, element_number(batch, 2u, own_column), sum);
         }

@@ -10,7 +10,6 @@ var<storage, read> b3: array<f32>;
 // computed once for all columns (STAGED). Where there are few columns, K is cut into PARTS (split-K).
 //
 // Twin in the oracle: core/src/ops/matmul.rs.
-
 // The product. Whether neighbours in B's memory are neighbours along K, rather than along N.
 const BATCH: u32 = 1u;
 const M: u32 = 1u;
@@ -27,12 +26,12 @@ const TOGETHER: u32 = 9u;
 var<workgroup> staged: array<f32, M * LENGTH>;
 var<workgroup> sums: array<f32, THREADS>;
 fn load_a(batch: u32, line: u32, k: u32) -> f32 {
-let v3 = b2[k];
-return v3;
+    let v3 = b2[k];
+    return v3;
 }
 fn load_b(batch: u32, line: u32, k: u32) -> f32 {
-let v4 = b3[k * 960u + line];
-return v4;
+    let v4 = b3[k * 960u + line];
+    return v4;
 }
 // An element of a row, from shared memory where rows are staged.
 fn row_element(batch: u32, row: u32, k: u32, part: u32) -> f32 {
@@ -47,9 +46,9 @@ fn element_number(batch: u32, row: u32, column: u32) -> u32 {
 }
 // What becomes of a sum, or of a part of one.
 fn finish(part: u32, i: u32, product: f32) {
-let v1 = b0[i];
-let v2 = product + v1;
-b1[i] = v2;
+    let v1 = b0[i];
+    let v2 = product + v1;
+    b1[i] = v2;
 }
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
@@ -57,8 +56,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let first_column = group_number % ACROSS * COLUMNS;
     let batch = group_number / ACROSS % BATCH;
     let part = group_number / (ACROSS * BATCH);
-let slot = local / COLUMNS;
-let column = min(first_column + local % COLUMNS, N - 1u);
+    let slot = local / COLUMNS;
+    let column = min(first_column + local % COLUMNS, N - 1u);
     let end = min(part * LENGTH + LENGTH, K);
     var sum_0 = 0.0;
     var k = part * LENGTH + slot;
@@ -102,7 +101,7 @@ let column = min(first_column + local % COLUMNS, N - 1u);
         if (own_column < N) {
             var sum = 0.0;
             for (var lane = 0u; lane < LANES; lane += 1u) {
-sum += sums[lane * COLUMNS + local];
+                sum += sums[lane * COLUMNS + local];
             }
             finish(part, element_number(batch, 0u, own_column), sum);
         }

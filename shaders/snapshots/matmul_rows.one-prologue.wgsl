@@ -9,7 +9,6 @@ var<storage, read> b2: array<f32>;
 // computed once for all columns (STAGED). Where there are few columns, K is cut into PARTS (split-K).
 //
 // Twin in the oracle: core/src/ops/matmul.rs.
-
 // The product. Whether neighbours in B's memory are neighbours along K, rather than along N.
 const BATCH: u32 = 1u;
 const M: u32 = 1u;
@@ -26,13 +25,13 @@ const TOGETHER: u32 = 9u;
 var<workgroup> staged: array<f32, M * LENGTH>;
 var<workgroup> sums: array<f32, THREADS>;
 fn load_a(batch: u32, line: u32, k: u32) -> f32 {
-let v1 = b1[k];
-let v2 = silu_f32(v1);
-return v2;
+    let v1 = b1[k];
+    let v2 = silu_f32(v1);
+    return v2;
 }
 fn load_b(batch: u32, line: u32, k: u32) -> f32 {
-let v3 = b2[k * 960u + line];
-return v3;
+    let v3 = b2[k * 960u + line];
+    return v3;
 }
 // An element of a row, from shared memory where rows are staged.
 fn row_element(batch: u32, row: u32, k: u32, part: u32) -> f32 {
@@ -47,7 +46,7 @@ fn element_number(batch: u32, row: u32, column: u32) -> u32 {
 }
 // What becomes of a sum, or of a part of one.
 fn finish(part: u32, i: u32, product: f32) {
-b0[i] = product;
+    b0[i] = product;
 }
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
@@ -55,8 +54,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let first_column = group_number % ACROSS * COLUMNS;
     let batch = group_number / ACROSS % BATCH;
     let part = group_number / (ACROSS * BATCH);
-let slot = local / COLUMNS;
-let column = min(first_column + local % COLUMNS, N - 1u);
+    let slot = local / COLUMNS;
+    let column = min(first_column + local % COLUMNS, N - 1u);
     let end = min(part * LENGTH + LENGTH, K);
     for (var at = local; at < M * LENGTH; at += THREADS) {
         staged[at] = load_a(batch, at / LENGTH, min(part * LENGTH + at % LENGTH, K - 1u));
@@ -104,7 +103,7 @@ let column = min(first_column + local % COLUMNS, N - 1u);
         if (own_column < N) {
             var sum = 0.0;
             for (var lane = 0u; lane < LANES; lane += 1u) {
-sum += sums[lane * COLUMNS + local];
+                sum += sums[lane * COLUMNS + local];
             }
             finish(part, element_number(batch, 0u, own_column), sum);
         }

@@ -9,7 +9,6 @@ var<storage, read> b2: array<f32>;
 // computed once for all columns (STAGED). Where there are few columns, K is cut into PARTS (split-K).
 //
 // Twin in the oracle: core/src/ops/matmul.rs.
-
 // The product. Whether neighbours in B's memory are neighbours along K, rather than along N.
 const BATCH: u32 = 1u;
 const M: u32 = 1u;
@@ -26,12 +25,12 @@ const TOGETHER: u32 = 9u;
 var<workgroup> staged: array<f32, M * LENGTH>;
 var<workgroup> sums: array<f32, THREADS>;
 fn load_a(batch: u32, line: u32, k: u32) -> f32 {
-let v1 = b1[k];
-return v1;
+    let v1 = b1[k];
+    return v1;
 }
 fn load_b(batch: u32, line: u32, k: u32) -> f32 {
-let v2 = b2[line * 576u + k];
-return v2;
+    let v2 = b2[line * 576u + k];
+    return v2;
 }
 // An element of a row, from shared memory where rows are staged.
 fn row_element(batch: u32, row: u32, k: u32, part: u32) -> f32 {
@@ -46,7 +45,7 @@ fn element_number(batch: u32, row: u32, column: u32) -> u32 {
 }
 // What becomes of a sum, or of a part of one.
 fn finish(part: u32, i: u32, product: f32) {
-b0[i] = product;
+    b0[i] = product;
 }
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {

@@ -11,7 +11,6 @@ var<storage, read> b4: array<f32>;
 // computed once for all columns (STAGED). Where there are few columns, K is cut into PARTS (split-K).
 //
 // Twin in the oracle: core/src/ops/matmul.rs.
-
 // The product. Whether neighbours in B's memory are neighbours along K, rather than along N.
 const BATCH: u32 = 1u;
 const M: u32 = 1u;
@@ -28,15 +27,15 @@ const TOGETHER: u32 = 9u;
 var<workgroup> staged: array<f32, M * LENGTH>;
 var<workgroup> sums: array<f32, THREADS>;
 fn load_a(batch: u32, line: u32, k: u32) -> f32 {
-let v12 = b1[k];
-let v13 = v12 * shared_v11;
-let v14 = b3[k];
-let v15 = v13 * v14;
-return v15;
+    let v12 = b1[k];
+    let v13 = v12 * shared_v11;
+    let v14 = b3[k];
+    let v15 = v13 * v14;
+    return v15;
 }
 fn load_b(batch: u32, line: u32, k: u32) -> f32 {
-let v16 = b4[k * 960u + line];
-return v16;
+    let v16 = b4[k * 960u + line];
+    return v16;
 }
 // An element of a row, from shared memory where rows are staged.
 fn row_element(batch: u32, row: u32, k: u32, part: u32) -> f32 {
@@ -51,58 +50,56 @@ fn element_number(batch: u32, row: u32, column: u32) -> u32 {
 }
 // What becomes of a sum, or of a part of one.
 fn finish(part: u32, i: u32, product: f32) {
-b0[i] = product;
+    b0[i] = product;
 }
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let group_number = group.x;
-{
-    let row_here = select(local / 256u, local % 1u, false);
-    let lane = select(local % 256u, local / 1u, false);
-    // Threads without a row do the work of the last one, and store nothing.
-let exists = group_number == 0u;
-let row = 0u;
-let begin = 0u;
-let end = 576u;
-let column_0 = lane + 0u * 256u;
-let element_0 = column_0;
-let column_1 = lane + 1u * 256u;
-let element_1 = column_1;
-    let within_2 = lane + 2u * 256u < 576u;
-    let column_2 = min(lane + 2u * 256u, 576u - 1u);
-let element_2 = column_2;
-
-let v1 = b1[element_0];
-let v2 = v1 * v1;
-let v3 = b1[element_1];
-let v4 = v3 * v3;
-let v5 = b1[element_2];
-let v6 = v5 * v5;
-let v7 = ((v2 + v4) + select((0e0f), v6, within_2));
-shared_0[lane * 1u + row_here] = v7;
-    workgroupBarrier();
-    if (lane < 16u) {
-join_some_0(lane, row_here);
+    {
+        let row_here = select(local / 256u, local % 1u, false);
+        let lane = select(local % 256u, local / 1u, false);
+        // Threads without a row do the work of the last one, and store nothing.
+        let exists = group_number == 0u;
+        let row = 0u;
+        let begin = 0u;
+        let end = 576u;
+        let column_0 = lane + 0u * 256u;
+        let element_0 = column_0;
+        let column_1 = lane + 1u * 256u;
+        let element_1 = column_1;
+        let within_2 = lane + 2u * 256u < 576u;
+        let column_2 = min(lane + 2u * 256u, 576u - 1u);
+        let element_2 = column_2;
+        let v1 = b1[element_0];
+        let v2 = v1 * v1;
+        let v3 = b1[element_1];
+        let v4 = v3 * v3;
+        let v5 = b1[element_2];
+        let v6 = v5 * v5;
+        let v7 = ((v2 + v4) + select((0e0f), v6, within_2));
+        shared_0[lane * 1u + row_here] = v7;
+        workgroupBarrier();
+        if (lane < 16u) {
+            join_some_0(lane, row_here);
+        }
+        workgroupBarrier();
+        let v8 = joined_0(row_here);
+        let v9 = v8 * (1.7361111e-3f);
+        let v10 = v9 + (1e-5f);
+        let v11 = rsqrt_f32(v10);
+        if (exists && lane == 0u) {
+            b2[row] = v11;
+        }
+        shared_v8 = v8;
+        shared_v9 = v9;
+        shared_v10 = v10;
+        shared_v11 = v11;
     }
-    workgroupBarrier();
-let v8 = joined_0(row_here);
-let v9 = v8 * (1.7361111e-3f);
-let v10 = v9 + (1e-5f);
-let v11 = rsqrt_f32(v10);
-
-    if (exists && lane == 0u) {
-b2[row] = v11;
-    }
-shared_v8 = v8;
-shared_v9 = v9;
-shared_v10 = v10;
-shared_v11 = v11;
-}
     let first_column = group_number % ACROSS * COLUMNS;
     let batch = group_number / ACROSS % BATCH;
     let part = group_number / (ACROSS * BATCH);
-let slot = local / COLUMNS;
-let column = min(first_column + local % COLUMNS, N - 1u);
+    let slot = local / COLUMNS;
+    let column = min(first_column + local % COLUMNS, N - 1u);
     let end = min(part * LENGTH + LENGTH, K);
     for (var at = local; at < M * LENGTH; at += THREADS) {
         staged[at] = load_a(batch, at / LENGTH, min(part * LENGTH + at % LENGTH, K - 1u));
@@ -150,7 +147,7 @@ let column = min(first_column + local % COLUMNS, N - 1u);
         if (own_column < N) {
             var sum = 0.0;
             for (var lane = 0u; lane < LANES; lane += 1u) {
-sum += sums[lane * COLUMNS + local];
+                sum += sums[lane * COLUMNS + local];
             }
             finish(part, element_number(batch, 0u, own_column), sum);
         }
@@ -159,7 +156,7 @@ sum += sums[lane * COLUMNS + local];
 alias Value_0 = f32;
 var<workgroup> shared_0: array<Value_0, 256u>;
 fn combine_0(a: Value_0, b: Value_0) -> Value_0 {
-return a + b;
+    return a + b;
 }
 fn join_some_0(lane: u32, row_here: u32) {
     var joined = shared_0[lane * 1u + row_here];
@@ -169,7 +166,7 @@ fn join_some_0(lane: u32, row_here: u32) {
     shared_0[lane * 1u + row_here] = joined;
 }
 fn joined_0(row_here: u32) -> Value_0 {
-return ((((shared_0[0u * 1u + row_here] + shared_0[1u * 1u + row_here]) + (shared_0[2u * 1u + row_here] + shared_0[3u * 1u + row_here])) + ((shared_0[4u * 1u + row_here] + shared_0[5u * 1u + row_here]) + (shared_0[6u * 1u + row_here] + shared_0[7u * 1u + row_here]))) + (((shared_0[8u * 1u + row_here] + shared_0[9u * 1u + row_here]) + (shared_0[10u * 1u + row_here] + shared_0[11u * 1u + row_here])) + ((shared_0[12u * 1u + row_here] + shared_0[13u * 1u + row_here]) + (shared_0[14u * 1u + row_here] + shared_0[15u * 1u + row_here]))));
+    return ((((shared_0[0u * 1u + row_here] + shared_0[1u * 1u + row_here]) + (shared_0[2u * 1u + row_here] + shared_0[3u * 1u + row_here])) + ((shared_0[4u * 1u + row_here] + shared_0[5u * 1u + row_here]) + (shared_0[6u * 1u + row_here] + shared_0[7u * 1u + row_here]))) + (((shared_0[8u * 1u + row_here] + shared_0[9u * 1u + row_here]) + (shared_0[10u * 1u + row_here] + shared_0[11u * 1u + row_here])) + ((shared_0[12u * 1u + row_here] + shared_0[13u * 1u + row_here]) + (shared_0[14u * 1u + row_here] + shared_0[15u * 1u + row_here]))));
 }
 var<private> shared_v8: f32;
 var<private> shared_v9: f32;

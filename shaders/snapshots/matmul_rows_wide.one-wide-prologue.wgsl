@@ -9,7 +9,6 @@ var<storage, read> b2: array<f32>;
 // that have to be computed are computed once (STAGED). Where there are few columns, K is cut into PARTS (split-K).
 //
 // Twin in the oracle: core/src/ops/matmul.rs, core/src/ops/quantized.rs.
-
 const BATCH: u32 = 1u;
 const M: u32 = 1u;
 const N: u32 = 960u;
@@ -33,14 +32,14 @@ var<workgroup> sums: array<f32, TOGETHER * GROUPS * STRIDE>;
 var<workgroup> few: array<f32, GROUPS * max(TOGETHER * ADDERS, LAST * LAST_ADDERS)>;
 // The vector `k` of a column.
 fn load_b(batch: u32, line: u32, k: u32) -> vec4<f32> {
-let v1 = k * 4u;
-return b1[(line * 576u + v1) / 4u];
+    let v1 = k * 4u;
+    return b1[(line * 576u + v1) / 4u];
 }
 // An element of a row that is computed.
 fn compute_a(batch: u32, line: u32, k: u32) -> f32 {
-let v2 = b2[k];
-let v3 = silu_f32(v2);
-return v3;
+    let v2 = b2[k];
+    let v3 = silu_f32(v2);
+    return v3;
 }
 // The number of an element of the result.
 fn element_number(batch: u32, row: u32, column: u32) -> u32 {
@@ -48,14 +47,14 @@ fn element_number(batch: u32, row: u32, column: u32) -> u32 {
 }
 // What becomes of a sum, or of a part of one.
 fn finish(part: u32, i: u32, product: f32) {
-b0[i] = product;
+    b0[i] = product;
 }
 // The same by the LAST_ADDERS of the last sums.
 fn add_last_lanes(at: u32) -> f32 {
-return ((sums[at + 0u] + sums[at + 8u]) + (sums[at + 16u] + sums[at + 24u]));
+    return ((sums[at + 0u] + sums[at + 8u]) + (sums[at + 16u] + sums[at + 24u]));
 }
 fn add_last_few(own: u32) -> f32 {
-return (((few[own * 8u + 0u] + few[own * 8u + 1u]) + (few[own * 8u + 2u] + few[own * 8u + 3u])) + ((few[own * 8u + 4u] + few[own * 8u + 5u]) + (few[own * 8u + 6u] + few[own * 8u + 7u])));
+    return (((few[own * 8u + 0u] + few[own * 8u + 1u]) + (few[own * 8u + 2u] + few[own * 8u + 3u])) + ((few[own * 8u + 4u] + few[own * 8u + 5u]) + (few[own * 8u + 6u] + few[own * 8u + 7u])));
 }
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
@@ -71,13 +70,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     // What comes before needs none of the matrix, which is loaded meanwhile.
     let k = first_vector + slot;
     let k_0 = min(k + 0u * LANES, end - 1u);
-let b_0_0 = load_b(batch, column_0, k_0);
+    let b_0_0 = load_b(batch, column_0, k_0);
     let k_1 = min(k + 1u * LANES, end - 1u);
-let b_1_0 = load_b(batch, column_0, k_1);
+    let b_1_0 = load_b(batch, column_0, k_1);
     let k_2 = min(k + 2u * LANES, end - 1u);
-let b_2_0 = load_b(batch, column_0, k_2);
+    let b_2_0 = load_b(batch, column_0, k_2);
     let k_3 = min(k + 3u * LANES, end - 1u);
-let b_3_0 = load_b(batch, column_0, k_3);
+    let b_3_0 = load_b(batch, column_0, k_3);
     let k_4 = min(k + 4u * LANES, end - 1u);
     let b_4_0 = select(vec4<f32>(), load_b(batch, column_0, k_4), k + 4u * LANES < end);
     // Threads beyond the end all store the last vector once more.
@@ -90,31 +89,31 @@ let b_3_0 = load_b(batch, column_0, k_3);
     let w_0 = compute_a(batch, row_0, min(first_0 + 3u, K - 1u));
     staged[at_0] = vec4<f32>(x_0, y_0, z_0, w_0);
     workgroupBarrier();
-let row_0_0 = staged[0u * WIDTH + k_0 - first_vector];
-let a_0_0 = row_0_0;
+    let row_0_0 = staged[0u * WIDTH + k_0 - first_vector];
+    let a_0_0 = row_0_0;
     sum_0 = fma(a_0_0.x, b_0_0.x, sum_0);
     sum_0 = fma(a_0_0.y, b_0_0.y, sum_0);
     sum_0 = fma(a_0_0.z, b_0_0.z, sum_0);
     sum_0 = fma(a_0_0.w, b_0_0.w, sum_0);
-let row_1_0 = staged[0u * WIDTH + k_1 - first_vector];
-let a_1_0 = row_1_0;
+    let row_1_0 = staged[0u * WIDTH + k_1 - first_vector];
+    let a_1_0 = row_1_0;
     sum_0 = fma(a_1_0.x, b_1_0.x, sum_0);
     sum_0 = fma(a_1_0.y, b_1_0.y, sum_0);
     sum_0 = fma(a_1_0.z, b_1_0.z, sum_0);
     sum_0 = fma(a_1_0.w, b_1_0.w, sum_0);
-let row_2_0 = staged[0u * WIDTH + k_2 - first_vector];
-let a_2_0 = row_2_0;
+    let row_2_0 = staged[0u * WIDTH + k_2 - first_vector];
+    let a_2_0 = row_2_0;
     sum_0 = fma(a_2_0.x, b_2_0.x, sum_0);
     sum_0 = fma(a_2_0.y, b_2_0.y, sum_0);
     sum_0 = fma(a_2_0.z, b_2_0.z, sum_0);
     sum_0 = fma(a_2_0.w, b_2_0.w, sum_0);
-let row_3_0 = staged[0u * WIDTH + k_3 - first_vector];
-let a_3_0 = row_3_0;
+    let row_3_0 = staged[0u * WIDTH + k_3 - first_vector];
+    let a_3_0 = row_3_0;
     sum_0 = fma(a_3_0.x, b_3_0.x, sum_0);
     sum_0 = fma(a_3_0.y, b_3_0.y, sum_0);
     sum_0 = fma(a_3_0.z, b_3_0.z, sum_0);
     sum_0 = fma(a_3_0.w, b_3_0.w, sum_0);
-let row_4_0 = staged[0u * WIDTH + k_4 - first_vector];
+    let row_4_0 = staged[0u * WIDTH + k_4 - first_vector];
     let a_4_0 = select(vec4<f32>(), row_4_0, k + 4u * LANES < end);
     sum_0 = fma(a_4_0.x, b_4_0.x, sum_0);
     sum_0 = fma(a_4_0.y, b_4_0.y, sum_0);

@@ -9,7 +9,6 @@ var<storage, read> b2: array<f32>;
 // K is cut into PARTS (split-K), whose sums split_k_join.wgsl adds up.
 //
 // Twin in the oracle: core/src/ops/matmul.rs, core/src/ops/conv2d.
-
 // Neighbouring lines of an operand: f32, vec2<f32> or vec4<f32>.
 alias Vector = vec4<f32>;
 // The product. Whether neighbours in memory are neighbours along K, rather than along M or N.
@@ -32,92 +31,92 @@ var<workgroup> shared_b: array<Vector, BLOCK / WIDTH * STEP>;
 // WIDTH elements of A, side by side in memory, from row `line` and term `k` on; zero from K on, where nothing may come in, not
 // even NaN.
 fn load_a(batch: u32, line: u32, k: u32) -> Vector {
-let v1 = min(line + 0u, 23u);
-let v2 = min(k + 0u, 647u);
-let v4 = ((batch * GROUP_OUTPUTS + v2 / KERNEL) * GROUP_INPUTS + v1) * KERNEL + v2 % KERNEL;
-let v5 = b1[v4];
-let v6 = min(line + 1u, 23u);
-let v7 = min(k + 0u, 647u);
-let v9 = ((batch * GROUP_OUTPUTS + v7 / KERNEL) * GROUP_INPUTS + v6) * KERNEL + v7 % KERNEL;
-let v10 = b1[v9];
-let v11 = min(line + 2u, 23u);
-let v12 = min(k + 0u, 647u);
-let v14 = ((batch * GROUP_OUTPUTS + v12 / KERNEL) * GROUP_INPUTS + v11) * KERNEL + v12 % KERNEL;
-let v15 = b1[v14];
-let v16 = min(line + 3u, 23u);
-let v17 = min(k + 0u, 647u);
-let v19 = ((batch * GROUP_OUTPUTS + v17 / KERNEL) * GROUP_INPUTS + v16) * KERNEL + v17 % KERNEL;
-let v20 = b1[v19];
-return vec4<f32>(select(0.0, v5, k + 0u < 648u), select(0.0, v10, k + 0u < 648u), select(0.0, v15, k + 0u < 648u), select(0.0, v20, k + 0u < 648u));
+    let v1 = min(line + 0u, 23u);
+    let v2 = min(k + 0u, 647u);
+    let v4 = ((batch * GROUP_OUTPUTS + v2 / KERNEL) * GROUP_INPUTS + v1) * KERNEL + v2 % KERNEL;
+    let v5 = b1[v4];
+    let v6 = min(line + 1u, 23u);
+    let v7 = min(k + 0u, 647u);
+    let v9 = ((batch * GROUP_OUTPUTS + v7 / KERNEL) * GROUP_INPUTS + v6) * KERNEL + v7 % KERNEL;
+    let v10 = b1[v9];
+    let v11 = min(line + 2u, 23u);
+    let v12 = min(k + 0u, 647u);
+    let v14 = ((batch * GROUP_OUTPUTS + v12 / KERNEL) * GROUP_INPUTS + v11) * KERNEL + v12 % KERNEL;
+    let v15 = b1[v14];
+    let v16 = min(line + 3u, 23u);
+    let v17 = min(k + 0u, 647u);
+    let v19 = ((batch * GROUP_OUTPUTS + v17 / KERNEL) * GROUP_INPUTS + v16) * KERNEL + v17 % KERNEL;
+    let v20 = b1[v19];
+    return vec4<f32>(select(0.0, v5, k + 0u < 648u), select(0.0, v10, k + 0u < 648u), select(0.0, v15, k + 0u < 648u), select(0.0, v20, k + 0u < 648u));
 }
 // The same of B, from column `line` on.
 fn load_b(batch: u32, line: u32, k: u32) -> Vector {
-let v21 = min(line + 0u, 6399u);
-let v22 = min(k + 0u, 647u);
-let kernel_v23 = v22 % KERNEL;
-let pixel_v23 = v21 % INPUT;
-let distance_h_v23 = pixel_v23 / INPUT_W + PADDING_H - kernel_v23 / KERNEL_W * DILATION_H;
-let distance_w_v23 = pixel_v23 % INPUT_W + PADDING_W - kernel_v23 % KERNEL_W * DILATION_W;
-let oh_v23 = distance_h_v23 / STRIDE_H;
-let ow_v23 = distance_w_v23 / STRIDE_W;
-let inside_v23 = oh_v23 * STRIDE_H == distance_h_v23 && oh_v23 < OUTPUT_H && ow_v23 * STRIDE_W == distance_w_v23 && ow_v23 < OUTPUT_W;
-let channel_v23 = v21 / INPUT * OUTPUTS + batch * GROUP_OUTPUTS + v22 / KERNEL;
-let v24 = (channel_v23 * OUTPUT_H + min(oh_v23, max(OUTPUT_H, 1u) - 1u)) * OUTPUT_W + min(ow_v23, max(OUTPUT_W, 1u) - 1u);
-let v25 = b2[v24];
-let v26 = select(0.0, v25, inside_v23);
-let v27 = min(line + 1u, 6399u);
-let v28 = min(k + 0u, 647u);
-let kernel_v29 = v28 % KERNEL;
-let pixel_v29 = v27 % INPUT;
-let distance_h_v29 = pixel_v29 / INPUT_W + PADDING_H - kernel_v29 / KERNEL_W * DILATION_H;
-let distance_w_v29 = pixel_v29 % INPUT_W + PADDING_W - kernel_v29 % KERNEL_W * DILATION_W;
-let oh_v29 = distance_h_v29 / STRIDE_H;
-let ow_v29 = distance_w_v29 / STRIDE_W;
-let inside_v29 = oh_v29 * STRIDE_H == distance_h_v29 && oh_v29 < OUTPUT_H && ow_v29 * STRIDE_W == distance_w_v29 && ow_v29 < OUTPUT_W;
-let channel_v29 = v27 / INPUT * OUTPUTS + batch * GROUP_OUTPUTS + v28 / KERNEL;
-let v30 = (channel_v29 * OUTPUT_H + min(oh_v29, max(OUTPUT_H, 1u) - 1u)) * OUTPUT_W + min(ow_v29, max(OUTPUT_W, 1u) - 1u);
-let v31 = b2[v30];
-let v32 = select(0.0, v31, inside_v29);
-let v33 = min(line + 2u, 6399u);
-let v34 = min(k + 0u, 647u);
-let kernel_v35 = v34 % KERNEL;
-let pixel_v35 = v33 % INPUT;
-let distance_h_v35 = pixel_v35 / INPUT_W + PADDING_H - kernel_v35 / KERNEL_W * DILATION_H;
-let distance_w_v35 = pixel_v35 % INPUT_W + PADDING_W - kernel_v35 % KERNEL_W * DILATION_W;
-let oh_v35 = distance_h_v35 / STRIDE_H;
-let ow_v35 = distance_w_v35 / STRIDE_W;
-let inside_v35 = oh_v35 * STRIDE_H == distance_h_v35 && oh_v35 < OUTPUT_H && ow_v35 * STRIDE_W == distance_w_v35 && ow_v35 < OUTPUT_W;
-let channel_v35 = v33 / INPUT * OUTPUTS + batch * GROUP_OUTPUTS + v34 / KERNEL;
-let v36 = (channel_v35 * OUTPUT_H + min(oh_v35, max(OUTPUT_H, 1u) - 1u)) * OUTPUT_W + min(ow_v35, max(OUTPUT_W, 1u) - 1u);
-let v37 = b2[v36];
-let v38 = select(0.0, v37, inside_v35);
-let v39 = min(line + 3u, 6399u);
-let v40 = min(k + 0u, 647u);
-let kernel_v41 = v40 % KERNEL;
-let pixel_v41 = v39 % INPUT;
-let distance_h_v41 = pixel_v41 / INPUT_W + PADDING_H - kernel_v41 / KERNEL_W * DILATION_H;
-let distance_w_v41 = pixel_v41 % INPUT_W + PADDING_W - kernel_v41 % KERNEL_W * DILATION_W;
-let oh_v41 = distance_h_v41 / STRIDE_H;
-let ow_v41 = distance_w_v41 / STRIDE_W;
-let inside_v41 = oh_v41 * STRIDE_H == distance_h_v41 && oh_v41 < OUTPUT_H && ow_v41 * STRIDE_W == distance_w_v41 && ow_v41 < OUTPUT_W;
-let channel_v41 = v39 / INPUT * OUTPUTS + batch * GROUP_OUTPUTS + v40 / KERNEL;
-let v42 = (channel_v41 * OUTPUT_H + min(oh_v41, max(OUTPUT_H, 1u) - 1u)) * OUTPUT_W + min(ow_v41, max(OUTPUT_W, 1u) - 1u);
-let v43 = b2[v42];
-let v44 = select(0.0, v43, inside_v41);
-return vec4<f32>(select(0.0, v26, k + 0u < 648u), select(0.0, v32, k + 0u < 648u), select(0.0, v38, k + 0u < 648u), select(0.0, v44, k + 0u < 648u));
+    let v21 = min(line + 0u, 6399u);
+    let v22 = min(k + 0u, 647u);
+    let kernel_v23 = v22 % KERNEL;
+    let pixel_v23 = v21 % INPUT;
+    let distance_h_v23 = pixel_v23 / INPUT_W + PADDING_H - kernel_v23 / KERNEL_W * DILATION_H;
+    let distance_w_v23 = pixel_v23 % INPUT_W + PADDING_W - kernel_v23 % KERNEL_W * DILATION_W;
+    let oh_v23 = distance_h_v23 / STRIDE_H;
+    let ow_v23 = distance_w_v23 / STRIDE_W;
+    let inside_v23 = oh_v23 * STRIDE_H == distance_h_v23 && oh_v23 < OUTPUT_H && ow_v23 * STRIDE_W == distance_w_v23 && ow_v23 < OUTPUT_W;
+    let channel_v23 = v21 / INPUT * OUTPUTS + batch * GROUP_OUTPUTS + v22 / KERNEL;
+    let v24 = (channel_v23 * OUTPUT_H + min(oh_v23, max(OUTPUT_H, 1u) - 1u)) * OUTPUT_W + min(ow_v23, max(OUTPUT_W, 1u) - 1u);
+    let v25 = b2[v24];
+    let v26 = select(0.0, v25, inside_v23);
+    let v27 = min(line + 1u, 6399u);
+    let v28 = min(k + 0u, 647u);
+    let kernel_v29 = v28 % KERNEL;
+    let pixel_v29 = v27 % INPUT;
+    let distance_h_v29 = pixel_v29 / INPUT_W + PADDING_H - kernel_v29 / KERNEL_W * DILATION_H;
+    let distance_w_v29 = pixel_v29 % INPUT_W + PADDING_W - kernel_v29 % KERNEL_W * DILATION_W;
+    let oh_v29 = distance_h_v29 / STRIDE_H;
+    let ow_v29 = distance_w_v29 / STRIDE_W;
+    let inside_v29 = oh_v29 * STRIDE_H == distance_h_v29 && oh_v29 < OUTPUT_H && ow_v29 * STRIDE_W == distance_w_v29 && ow_v29 < OUTPUT_W;
+    let channel_v29 = v27 / INPUT * OUTPUTS + batch * GROUP_OUTPUTS + v28 / KERNEL;
+    let v30 = (channel_v29 * OUTPUT_H + min(oh_v29, max(OUTPUT_H, 1u) - 1u)) * OUTPUT_W + min(ow_v29, max(OUTPUT_W, 1u) - 1u);
+    let v31 = b2[v30];
+    let v32 = select(0.0, v31, inside_v29);
+    let v33 = min(line + 2u, 6399u);
+    let v34 = min(k + 0u, 647u);
+    let kernel_v35 = v34 % KERNEL;
+    let pixel_v35 = v33 % INPUT;
+    let distance_h_v35 = pixel_v35 / INPUT_W + PADDING_H - kernel_v35 / KERNEL_W * DILATION_H;
+    let distance_w_v35 = pixel_v35 % INPUT_W + PADDING_W - kernel_v35 % KERNEL_W * DILATION_W;
+    let oh_v35 = distance_h_v35 / STRIDE_H;
+    let ow_v35 = distance_w_v35 / STRIDE_W;
+    let inside_v35 = oh_v35 * STRIDE_H == distance_h_v35 && oh_v35 < OUTPUT_H && ow_v35 * STRIDE_W == distance_w_v35 && ow_v35 < OUTPUT_W;
+    let channel_v35 = v33 / INPUT * OUTPUTS + batch * GROUP_OUTPUTS + v34 / KERNEL;
+    let v36 = (channel_v35 * OUTPUT_H + min(oh_v35, max(OUTPUT_H, 1u) - 1u)) * OUTPUT_W + min(ow_v35, max(OUTPUT_W, 1u) - 1u);
+    let v37 = b2[v36];
+    let v38 = select(0.0, v37, inside_v35);
+    let v39 = min(line + 3u, 6399u);
+    let v40 = min(k + 0u, 647u);
+    let kernel_v41 = v40 % KERNEL;
+    let pixel_v41 = v39 % INPUT;
+    let distance_h_v41 = pixel_v41 / INPUT_W + PADDING_H - kernel_v41 / KERNEL_W * DILATION_H;
+    let distance_w_v41 = pixel_v41 % INPUT_W + PADDING_W - kernel_v41 % KERNEL_W * DILATION_W;
+    let oh_v41 = distance_h_v41 / STRIDE_H;
+    let ow_v41 = distance_w_v41 / STRIDE_W;
+    let inside_v41 = oh_v41 * STRIDE_H == distance_h_v41 && oh_v41 < OUTPUT_H && ow_v41 * STRIDE_W == distance_w_v41 && ow_v41 < OUTPUT_W;
+    let channel_v41 = v39 / INPUT * OUTPUTS + batch * GROUP_OUTPUTS + v40 / KERNEL;
+    let v42 = (channel_v41 * OUTPUT_H + min(oh_v41, max(OUTPUT_H, 1u) - 1u)) * OUTPUT_W + min(ow_v41, max(OUTPUT_W, 1u) - 1u);
+    let v43 = b2[v42];
+    let v44 = select(0.0, v43, inside_v41);
+    return vec4<f32>(select(0.0, v26, k + 0u < 648u), select(0.0, v32, k + 0u < 648u), select(0.0, v38, k + 0u < 648u), select(0.0, v44, k + 0u < 648u));
 }
 // The number of an element of the result.
 fn element_number(batch: u32, row: u32, column: u32) -> u32 {
-return (column / INPUT * INPUTS + batch * GROUP_INPUTS + row) * INPUT + column % INPUT;
+    return (column / INPUT * INPUTS + batch * GROUP_INPUTS + row) * INPUT + column % INPUT;
 }
 // What becomes of a sum, or of a part of one.
 fn finish(part: u32, i: u32, product: f32) {
-b0[part * 153600u + i] = product;
+    b0[part * 153600u + i] = product;
 }
 fn finish_within(part: u32, batch: u32, row: u32, column: u32, sum: f32) {
-if (row < M && column < N) {
-    finish(part, element_number(batch, min(row, M - 1u), min(column, N - 1u)), sum);
-}
+    if (row < M && column < N) {
+        finish(part, element_number(batch, min(row, M - 1u), min(column, N - 1u)), sum);
+    }
 }
 // The first line, and the first term, of a thread's vector `number` within a piece.
 fn line_of(number: u32, along_k: bool) -> u32 {
@@ -165,7 +164,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     begin = part * PART_LENGTH;
     terms = PART_LENGTH;
     terms = min(PART_LENGTH, K - part * PART_LENGTH);
-
     var a_0 = load_a(batch, first_row + line_of(local + 0u * THREADS, A_ALONG_K), begin + depth_of(local + 0u * THREADS, A_ALONG_K));
     var b_0 = load_b(batch, first_column + line_of(local + 0u * THREADS, B_ALONG_K), begin + depth_of(local + 0u * THREADS, B_ALONG_K));
     var done = 0u;

@@ -9,7 +9,6 @@ var<storage, read> b2: array<f32>;
 // K is cut into PARTS (split-K), whose sums split_k_join.wgsl adds up.
 //
 // Twin in the oracle: core/src/ops/matmul.rs, core/src/ops/conv2d.
-
 // Neighbouring lines of an operand: f32, vec2<f32> or vec4<f32>.
 alias Vector = f32;
 // The product. Whether neighbours in memory are neighbours along K, rather than along M or N.
@@ -32,39 +31,39 @@ var<workgroup> shared_b: array<Vector, BLOCK / WIDTH * STEP>;
 // WIDTH elements of A, side by side in memory, from row `line` and term `k` on; zero from K on, where nothing may come in, not
 // even NaN.
 fn load_a(batch: u32, line: u32, k: u32) -> Vector {
-let v1 = min(line + 0u, 71u);
-let v2 = min(k + 0u, 6399u);
-let v4 = (v2 / OUTPUT * OUTPUTS + batch * GROUP_OUTPUTS + v1) * OUTPUT + v2 % OUTPUT;
-let v5 = b1[v4];
-return f32(select(0.0, v5, k + 0u < 6400u));
+    let v1 = min(line + 0u, 71u);
+    let v2 = min(k + 0u, 6399u);
+    let v4 = (v2 / OUTPUT * OUTPUTS + batch * GROUP_OUTPUTS + v1) * OUTPUT + v2 % OUTPUT;
+    let v5 = b1[v4];
+    return f32(select(0.0, v5, k + 0u < 6400u));
 }
 // The same of B, from column `line` on.
 fn load_b(batch: u32, line: u32, k: u32) -> Vector {
-let v6 = min(line + 0u, 215u);
-let v7 = min(k + 0u, 6399u);
-let kernel_v8 = v6 % KERNEL;
-let pixel_v8 = v7 % OUTPUT;
-let ih_v8 = pixel_v8 / OUTPUT_W * STRIDE_H + kernel_v8 / KERNEL_W * DILATION_H - PADDING_H;
-let iw_v8 = pixel_v8 % OUTPUT_W * STRIDE_W + kernel_v8 % KERNEL_W * DILATION_W - PADDING_W;
-let inside_v8 = ih_v8 < INPUT_H && iw_v8 < INPUT_W;
-let channel_v8 = v7 / OUTPUT * INPUTS + batch * GROUP_INPUTS + v6 / KERNEL;
-let v9 = (channel_v8 * INPUT_H + min(ih_v8, max(INPUT_H, 1u) - 1u)) * INPUT_W + min(iw_v8, max(INPUT_W, 1u) - 1u);
-let v10 = b2[v9];
-let v11 = select(0.0, v10, inside_v8);
-return f32(select(0.0, v11, k + 0u < 6400u));
+    let v6 = min(line + 0u, 215u);
+    let v7 = min(k + 0u, 6399u);
+    let kernel_v8 = v6 % KERNEL;
+    let pixel_v8 = v7 % OUTPUT;
+    let ih_v8 = pixel_v8 / OUTPUT_W * STRIDE_H + kernel_v8 / KERNEL_W * DILATION_H - PADDING_H;
+    let iw_v8 = pixel_v8 % OUTPUT_W * STRIDE_W + kernel_v8 % KERNEL_W * DILATION_W - PADDING_W;
+    let inside_v8 = ih_v8 < INPUT_H && iw_v8 < INPUT_W;
+    let channel_v8 = v7 / OUTPUT * INPUTS + batch * GROUP_INPUTS + v6 / KERNEL;
+    let v9 = (channel_v8 * INPUT_H + min(ih_v8, max(INPUT_H, 1u) - 1u)) * INPUT_W + min(iw_v8, max(INPUT_W, 1u) - 1u);
+    let v10 = b2[v9];
+    let v11 = select(0.0, v10, inside_v8);
+    return f32(select(0.0, v11, k + 0u < 6400u));
 }
 // The number of an element of the result.
 fn element_number(batch: u32, row: u32, column: u32) -> u32 {
-return (batch * GROUP_OUTPUTS + row) * (GROUP_INPUTS * KERNEL) + column;
+    return (batch * GROUP_OUTPUTS + row) * (GROUP_INPUTS * KERNEL) + column;
 }
 // What becomes of a sum, or of a part of one.
 fn finish(part: u32, i: u32, product: f32) {
-b0[part * 15552u + i] = product;
+    b0[part * 15552u + i] = product;
 }
 fn finish_within(part: u32, batch: u32, row: u32, column: u32, sum: f32) {
-if (row < M && column < N) {
-    finish(part, element_number(batch, min(row, M - 1u), min(column, N - 1u)), sum);
-}
+    if (row < M && column < N) {
+        finish(part, element_number(batch, min(row, M - 1u), min(column, N - 1u)), sum);
+    }
 }
 // The first line, and the first term, of a thread's vector `number` within a piece.
 fn line_of(number: u32, along_k: bool) -> u32 {
@@ -97,7 +96,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     begin = part * PART_LENGTH;
     terms = PART_LENGTH;
     terms = min(PART_LENGTH, K - part * PART_LENGTH);
-
     var a_0 = load_a(batch, first_row + line_of(local + 0u * THREADS, A_ALONG_K), begin + depth_of(local + 0u * THREADS, A_ALONG_K));
     var b_0 = load_b(batch, first_column + line_of(local + 0u * THREADS, B_ALONG_K), begin + depth_of(local + 0u * THREADS, B_ALONG_K));
     var done = 0u;
@@ -122,7 +120,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         for (var d = 0u; d < STEP; d += 1u) {
             let own_a_0 = shared_a[place_of(d, own_line(y, 0u * WIDTH))];
             let own_b_0 = shared_b[place_of(d, own_line(x, 0u * WIDTH))];
-sum_0_0 = fma(own_a_0, own_b_0, sum_0_0);
+            sum_0_0 = fma(own_a_0, own_b_0, sum_0_0);
         }
         workgroupBarrier();
         done = next;

@@ -9,7 +9,6 @@ var<storage, read> b2: array<f32>;
 // K is cut into PARTS (split-K), whose sums split_k_join.wgsl adds up.
 //
 // Twin in the oracle: core/src/ops/matmul.rs, core/src/ops/conv2d.
-
 // Neighbouring lines of an operand: f32, vec2<f32> or vec4<f32>.
 alias Vector = f32;
 // The product. Whether neighbours in memory are neighbours along K, rather than along M or N.
@@ -32,17 +31,17 @@ var<workgroup> shared_b: array<Vector, BLOCK / WIDTH * STEP>;
 // WIDTH elements of A, side by side in memory, from row `line` and term `k` on; zero from K on, where nothing may come in, not
 // even NaN.
 fn load_a(batch: u32, line: u32, k: u32) -> Vector {
-let v1 = min(line + 0u, 63u);
-let v2 = min(k + 0u, 10495u);
-let v3 = b1[v1 * 10496u + v2];
-return f32(select(0.0, v3, k + 0u < 10496u));
+    let v1 = min(line + 0u, 63u);
+    let v2 = min(k + 0u, 10495u);
+    let v3 = b1[v1 * 10496u + v2];
+    return f32(select(0.0, v3, k + 0u < 10496u));
 }
 // The same of B, from column `line` on.
 fn load_b(batch: u32, line: u32, k: u32) -> Vector {
-let v4 = min(line + 0u, 63u);
-let v5 = min(k + 0u, 10495u);
-let v6 = b2[v5 * 64u + v4];
-return f32(select(0.0, v6, k + 0u < 10496u));
+    let v4 = min(line + 0u, 63u);
+    let v5 = min(k + 0u, 10495u);
+    let v6 = b2[v5 * 64u + v4];
+    return f32(select(0.0, v6, k + 0u < 10496u));
 }
 // The number of an element of the result.
 fn element_number(batch: u32, row: u32, column: u32) -> u32 {
@@ -50,7 +49,7 @@ fn element_number(batch: u32, row: u32, column: u32) -> u32 {
 }
 // What becomes of a sum, or of a part of one.
 fn finish(part: u32, i: u32, product: f32) {
-b0[part * 4096u + i] = product;
+    b0[part * 4096u + i] = product;
 }
 fn finish_within(part: u32, batch: u32, row: u32, column: u32, sum: f32) {
     finish(part, element_number(batch, row, column), sum);
@@ -86,7 +85,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     begin = part * PART_LENGTH;
     terms = PART_LENGTH;
     terms = min(PART_LENGTH, K - part * PART_LENGTH);
-
     var a_0 = load_a(batch, first_row + line_of(local + 0u * THREADS, A_ALONG_K), begin + depth_of(local + 0u * THREADS, A_ALONG_K));
     var b_0 = load_b(batch, first_column + line_of(local + 0u * THREADS, B_ALONG_K), begin + depth_of(local + 0u * THREADS, B_ALONG_K));
     var done = 0u;
@@ -111,7 +109,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         for (var d = 0u; d < STEP; d += 1u) {
             let own_a_0 = shared_a[place_of(d, own_line(y, 0u * WIDTH))];
             let own_b_0 = shared_b[place_of(d, own_line(x, 0u * WIDTH))];
-sum_0_0 = fma(own_a_0, own_b_0, sum_0_0);
+            sum_0_0 = fma(own_a_0, own_b_0, sum_0_0);
         }
         workgroupBarrier();
         done = next;

@@ -9,7 +9,6 @@ var<storage, read> b2: array<u32>;
 // K is cut into PARTS (split-K), whose sums split_k_join.wgsl adds up.
 //
 // Twin in the oracle: core/src/ops/matmul.rs, core/src/ops/conv2d.
-
 // Neighbouring lines of an operand: f32, vec2<f32> or vec4<f32>.
 alias Vector = f32;
 // The product. Whether neighbours in memory are neighbours along K, rather than along M or N.
@@ -31,17 +30,17 @@ var<workgroup> shared_b: array<Vector, BLOCK / WIDTH * STEP>;
 // WIDTH elements of A, side by side in memory, from row `line` and term `k` on; zero from K on, where nothing may come in, not
 // even NaN.
 fn load_a(batch: u32, line: u32, k: u32) -> Vector {
-let v1 = min(line + 0u, 199u);
-let v2 = min(k + 0u, 95u);
-let v3 = f16_to_f32((b1[(v1 * 96u + v2) >> 1u] >> (((v1 * 96u + v2) & 1u) * 16u)) & 0xffffu);
-return f32(select(0.0, v3, k + 0u < 96u));
+    let v1 = min(line + 0u, 199u);
+    let v2 = min(k + 0u, 95u);
+    let v3 = f16_to_f32((b1[(v1 * 96u + v2) >> 1u] >> (((v1 * 96u + v2) & 1u) * 16u)) & 0xffffu);
+    return f32(select(0.0, v3, k + 0u < 96u));
 }
 // The same of B, from column `line` on.
 fn load_b(batch: u32, line: u32, k: u32) -> Vector {
-let v4 = min(line + 0u, 119u);
-let v5 = min(k + 0u, 95u);
-let v6 = f16_to_f32((b2[(v5 * 120u + v4) >> 1u] >> (((v5 * 120u + v4) & 1u) * 16u)) & 0xffffu);
-return f32(select(0.0, v6, k + 0u < 96u));
+    let v4 = min(line + 0u, 119u);
+    let v5 = min(k + 0u, 95u);
+    let v6 = f16_to_f32((b2[(v5 * 120u + v4) >> 1u] >> (((v5 * 120u + v4) & 1u) * 16u)) & 0xffffu);
+    return f32(select(0.0, v6, k + 0u < 96u));
 }
 // The number of an element of the result.
 fn element_number(batch: u32, row: u32, column: u32) -> u32 {
@@ -49,12 +48,12 @@ fn element_number(batch: u32, row: u32, column: u32) -> u32 {
 }
 // What becomes of a sum, or of a part of one.
 fn finish(part: u32, i: u32, product: f32) {
-b0[i] = product;
+    b0[i] = product;
 }
 fn finish_within(part: u32, batch: u32, row: u32, column: u32, sum: f32) {
-if (row < M && column < N) {
-    finish(part, element_number(batch, min(row, M - 1u), min(column, N - 1u)), sum);
-}
+    if (row < M && column < N) {
+        finish(part, element_number(batch, min(row, M - 1u), min(column, N - 1u)), sum);
+    }
 }
 // The first line, and the first term, of a thread's vector `number` within a piece.
 fn line_of(number: u32, along_k: bool) -> u32 {
@@ -84,7 +83,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     var sum_0_0 = 0.0;
     var begin = 0u;
     var terms = K;
-
     var a_0 = load_a(batch, first_row + line_of(local + 0u * THREADS, A_ALONG_K), begin + depth_of(local + 0u * THREADS, A_ALONG_K));
     var b_0 = load_b(batch, first_column + line_of(local + 0u * THREADS, B_ALONG_K), begin + depth_of(local + 0u * THREADS, B_ALONG_K));
     var done = 0u;
@@ -109,7 +107,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         for (var d = 0u; d < STEP; d += 1u) {
             let own_a_0 = shared_a[place_of(d, own_line(y, 0u * WIDTH))];
             let own_b_0 = shared_b[place_of(d, own_line(x, 0u * WIDTH))];
-sum_0_0 = fma(own_a_0, own_b_0, sum_0_0);
+            sum_0_0 = fma(own_a_0, own_b_0, sum_0_0);
         }
         workgroupBarrier();
         done = next;
@@ -121,7 +119,6 @@ sum_0_0 = fma(own_a_0, own_b_0, sum_0_0);
 }
 // Scalar functions. WGSL leaves NaN, infinities and the accuracy of most built-in functions to the driver; these
 // say what happens. A kernel gets the functions that it uses, and those that they use.
-
 // Not a constant, so that no compiler evaluates what comes out of these bits.
 fn from_bits(bits: u32) -> f32 {
     var word = bits;

@@ -3,6 +3,33 @@ var<storage, read> b0: array<u32>;
 var<storage, read> b1: array<f32>;
 var<storage, read> b2: array<f32>;
 var<storage, read_write> b3: array<f16>;
+// Elementwise programs: every thread computes one element of each result, or as many as lie COUNT apart, or the two elements of
+// half precision in a word. All operands are read before the first result is written, so that loads are in flight together.
+//
+// What is computed is inserted; as it stands, the kernel copies.
+//
+// Twin in the oracle: core/src/ops/elementwise, core/src/ops/fused.rs.
+const COUNT: u32 = 1200u;
+const THREADS: u32 = 256u;
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let group_number = group.x;
+    let i = group_number * THREADS + local;
+    if (i >= COUNT) {
+        return;
+    }
+    let v1 = f16_to_f32((b0[(i) >> 1u] >> (((i) & 1u) * 16u)) & 0xffffu);
+    let v2 = b1[i];
+    let v3 = v1 * v2;
+    let v4 = (i % 40u);
+    let v5 = b2[v4];
+    let v6 = v3 + v5;
+    let v7 = gelu_tanh_f32(v6);
+    b3[i] = f16(v7);
+}
+// Scalar functions. WGSL leaves NaN, infinities and the accuracy of most built-in functions to the driver; these
+// say what happens. A kernel gets the functions that it uses, and those that they use.
+// Not a constant, so that no compiler evaluates what comes out of these bits.
 fn from_bits(bits: u32) -> f32 {
     var word = bits;
     return bitcast<f32>(word);
@@ -10,13 +37,16 @@ fn from_bits(bits: u32) -> f32 {
 fn is_nan(x: f32) -> bool {
     return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u;
 }
+// 2^n for whole n from -126 to 127.
 fn power_of_two(n: i32) -> f32 {
     return bitcast<f32>(u32(n + 127) << 23u);
 }
+// x 2^n, through two factors, so that n may be beyond the range of one.
 fn scale_by_power(x: f32, n: i32) -> f32 {
     let half = n / 2;
     return x * power_of_two(half) * power_of_two(n - half);
 }
+// e^r for |r| <= ln(2) / 2: the Taylor series.
 fn exp_core(r: f32) -> f32 {
     var p = 1.0 / 5040.0;
     p = fma(p, r, 1.0 / 720.0);
@@ -48,6 +78,7 @@ fn tanh_f32(x: f32) -> f32 {
 fn gelu_tanh_f32(x: f32) -> f32 {
     return 0.5 * x * (1.0 + tanh_f32(0.797884561 * fma(0.044715 * x * x, x, x)));
 }
+// Half precision in 16 bits, without the device's own conversions: these may flush small numbers.
 fn f16_to_f32(half: u32) -> f32 {
     // Without branches, behind which loads would wait for each other.
     let magnitude = half & 0x7fffu;
@@ -55,20 +86,4 @@ fn f16_to_f32(half: u32) -> f32 {
     let finite = select((magnitude << 13u) + 0x38000000u, tiny, magnitude < 0x400u);
     let word = select(finite, (magnitude << 13u) | 0x7f800000u, magnitude >= 0x7c00u);
     return from_bits(word | ((half & 0x8000u) << 16u));
-}
-@compute @workgroup_size(256)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
-let group_number = group.x;
-let i = group_number * 256u + local;
-if (i >= 1200u) {
-return;
-}
-let v1 = f16_to_f32((b0[(i) >> 1u] >> (((i) & 1u) * 16u)) & 0xffffu);
-let v2 = b1[i];
-let v3 = v1 * v2;
-let v4 = (i % 40u);
-let v5 = b2[v4];
-let v6 = v3 + v5;
-let v7 = gelu_tanh_f32(v6);
-b3[i] = f16(v7);
 }

@@ -4,7 +4,6 @@ var<storage, read_write> b1: array<f32>;
 // the tap of the window that meets it.
 //
 // Twin in the oracle: core/src/ops/pool2d.rs.
-
 const COUNT: u32 = 4u;
 const H: u32 = 2u;
 const W: u32 = 2u;
@@ -18,10 +17,10 @@ const PADDING_H: u32 = 0u;
 const PADDING_W: u32 = 0u;
 const THREADS: u32 = 256u;
 fn load(at: u32) -> f32 {
-return b0[at];
+    return b0[at];
 }
 fn store(i: u32, value: f32) {
-b1[i] = value;
+    b1[i] = value;
 }
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {

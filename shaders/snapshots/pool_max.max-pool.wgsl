@@ -5,7 +5,6 @@ var<storage, read_write> b2: array<u32>;
 // are the maximum and the number of the element that has it: the first of several, and NaN before all numbers.
 //
 // Twin in the oracle: core/src/ops/pool2d.rs.
-
 const COUNT: u32 = 1u;
 const H: u32 = 2u;
 const W: u32 = 2u;
@@ -20,11 +19,11 @@ const PADDING_W: u32 = 0u;
 const NONE: u32 = 4294967295u;
 const THREADS: u32 = 256u;
 fn load(at: u32) -> f32 {
-return b0[at];
+    return b0[at];
 }
 fn store(i: u32, most: f32, best: u32) {
-b1[i] = most;
-b2[i] = best;
+    b1[i] = most;
+    b2[i] = best;
 }
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {

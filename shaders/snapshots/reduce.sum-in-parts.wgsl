@@ -15,7 +15,6 @@ var<storage, read_write> b1: array<f32>;
 // What is computed for elements and rows is inserted; as it stands, the kernel adds up the elements of each row.
 //
 // Twin in the oracle: core/src/ops/reduce.rs.
-
 const ROWS: u32 = 1u;
 const COLUMNS: u32 = 2097152u;
 // The schedule. Neighbouring threads have neighbouring rows where ROWS_FIRST, as those are neighbours in memory then.
@@ -30,7 +29,7 @@ const JOINERS: u32 = 16u;
 alias Value_0 = f32;
 var<workgroup> shared_0: array<Value_0, THREADS>;
 fn combine_0(a: Value_0, b: Value_0) -> Value_0 {
-return a + b;
+    return a + b;
 }
 // Joins what every JOINERS-th lane has.
 fn join_some_0(lane: u32, row_here: u32) {
@@ -42,7 +41,7 @@ fn join_some_0(lane: u32, row_here: u32) {
 }
 // What the first JOINED lanes have, in pairs of pairs.
 fn joined_0(row_here: u32) -> Value_0 {
-return ((((shared_0[0u * WIDTH + row_here] + shared_0[1u * WIDTH + row_here]) + (shared_0[2u * WIDTH + row_here] + shared_0[3u * WIDTH + row_here])) + ((shared_0[4u * WIDTH + row_here] + shared_0[5u * WIDTH + row_here]) + (shared_0[6u * WIDTH + row_here] + shared_0[7u * WIDTH + row_here]))) + (((shared_0[8u * WIDTH + row_here] + shared_0[9u * WIDTH + row_here]) + (shared_0[10u * WIDTH + row_here] + shared_0[11u * WIDTH + row_here])) + ((shared_0[12u * WIDTH + row_here] + shared_0[13u * WIDTH + row_here]) + (shared_0[14u * WIDTH + row_here] + shared_0[15u * WIDTH + row_here]))));
+    return ((((shared_0[0u * WIDTH + row_here] + shared_0[1u * WIDTH + row_here]) + (shared_0[2u * WIDTH + row_here] + shared_0[3u * WIDTH + row_here])) + ((shared_0[4u * WIDTH + row_here] + shared_0[5u * WIDTH + row_here]) + (shared_0[6u * WIDTH + row_here] + shared_0[7u * WIDTH + row_here]))) + (((shared_0[8u * WIDTH + row_here] + shared_0[9u * WIDTH + row_here]) + (shared_0[10u * WIDTH + row_here] + shared_0[11u * WIDTH + row_here])) + ((shared_0[12u * WIDTH + row_here] + shared_0[13u * WIDTH + row_here]) + (shared_0[14u * WIDTH + row_here] + shared_0[15u * WIDTH + row_here]))));
 }
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
@@ -55,56 +54,54 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let part = group_number % PARTS;
     let begin = part * PART_LENGTH;
     let end = min(begin + PART_LENGTH, COLUMNS);
-
-var v1 = (0e0f);
-var v2 = (0e0f);
-var v3 = (0e0f);
-var v4 = (0e0f);
+    var v1 = (0e0f);
+    var v2 = (0e0f);
+    var v3 = (0e0f);
+    var v4 = (0e0f);
     var next_0 = begin + lane;
     for (; next_0 + (UNROLL - 1u) * LANES < end; next_0 += UNROLL * LANES) {
         {
             let column = next_0 + 0u * LANES;
-let i = column;
-let v5 = b0[i];
-v1 = v1 + v5;
+            let i = column;
+            let v5 = b0[i];
+            v1 = v1 + v5;
         }
         {
             let column = next_0 + 1u * LANES;
-let i = column;
-let v6 = b0[i];
-v2 = v2 + v6;
+            let i = column;
+            let v6 = b0[i];
+            v2 = v2 + v6;
         }
         {
             let column = next_0 + 2u * LANES;
-let i = column;
-let v7 = b0[i];
-v3 = v3 + v7;
+            let i = column;
+            let v7 = b0[i];
+            v3 = v3 + v7;
         }
         {
             let column = next_0 + 3u * LANES;
-let i = column;
-let v8 = b0[i];
-v4 = v4 + v8;
+            let i = column;
+            let v8 = b0[i];
+            v4 = v4 + v8;
         }
     }
     for (; next_0 < end; next_0 += LANES) {
         let column = next_0;
-let i = column;
-let v5 = b0[i];
-v1 = v1 + v5;
+        let i = column;
+        let v5 = b0[i];
+        v1 = v1 + v5;
     }
-v1 = v1 + v2;
-v1 = v1 + v3;
-v1 = v1 + v4;
-shared_0[lane * WIDTH + row_here] = v1;
+    v1 = v1 + v2;
+    v1 = v1 + v3;
+    v1 = v1 + v4;
+    shared_0[lane * WIDTH + row_here] = v1;
     workgroupBarrier();
     if (lane < JOINERS) {
-join_some_0(lane, row_here);
+        join_some_0(lane, row_here);
     }
     workgroupBarrier();
-let v9 = joined_0(row_here);
-
+    let v9 = joined_0(row_here);
     if (exists && lane == 0u) {
-b1[row * PARTS + part] = v9;
+        b1[row * PARTS + part] = v9;
     }
 }

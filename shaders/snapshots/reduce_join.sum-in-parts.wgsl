@@ -5,7 +5,6 @@ var<storage, read_write> b1: array<f32>;
 // What is reduced and computed is inserted; as it stands, the kernel adds up the parts of each row.
 //
 // Twin in the oracle: core/src/ops/reduce.rs.
-
 const ROWS: u32 = 1u;
 const PARTS: u32 = 256u;
 const THREADS: u32 = 256u;
@@ -16,9 +15,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     if (row >= ROWS) {
         return;
     }
-var v1 = (0e0f);
+    var v1 = (0e0f);
     for (var part = 0u; part < PARTS; part += 1u) {
-v1 = v1 + b0[row * PARTS + part];
+        v1 = v1 + b0[row * PARTS + part];
     }
-b1[row] = v1;
+    b1[row] = v1;
 }

@@ -5,12 +5,11 @@ var<storage, read_write> first: array<atomic<u32>>;
 var<storage, read_write> next: array<u32>;
 // Scatter of many updates, second of three launches: a thread for each update puts it before those that are in the list of
 // its row. The order within a list depends on the run; the third launch goes through it by numbers.
-
 const COUNT: u32 = 33u;
 const ROWS: u32 = 50u;
 const THREADS: u32 = 256u;
 fn load_index(i: u32) -> u32 {
-return b0[i];
+    return b0[i];
 }
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {

@@ -1,6 +1,5 @@
 var<storage, read_write> first: array<u32>;
 // Scatter of many updates, first of three launches: empties the list of updates of each row.
-
 const COUNT: u32 = 50u;
 const THREADS: u32 = 256u;
 const END: u32 = 4294967295u;

@@ -7,7 +7,6 @@ var<storage, read> b2: array<f32>;
 // their order, so that sums are the same at every run. O(elements * updates) reads.
 //
 // Twin in the oracle: core/src/ops/scatter.rs.
-
 alias Value = f32;
 // Elements of the result, and numbers of indices.
 const COUNT: u32 = 3u;
@@ -20,21 +19,21 @@ const INNER: u32 = 1u;
 const EACH: bool = true;
 const THREADS: u32 = 256u;
 fn load_index(number: u32) -> u32 {
-return b1[number];
+    return b1[number];
 }
 fn load_update(number: u32) -> Value {
-return b2[number];
+    return b2[number];
 }
 // What an element is before the first update.
 fn load_base(i: u32) -> Value {
-return f32();
+    return f32();
 }
 // What an update makes of an element: a sum, or the update.
 fn join(value: Value, update: Value) -> Value {
-return value + update;
+    return value + update;
 }
 fn store(i: u32, value: Value) {
-b0[i] = value;
+    b0[i] = value;
 }
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {

@@ -4,12 +4,11 @@ var<storage, read> partial: array<f32>;
 // With TAIL only the blocks behind the last whole wave of a product are cut, so sums are numbered within these.
 //
 // Twin in the oracle: core/src/ops/matmul.rs.
-
 const COUNT: u32 = 153600u;
 const PARTS: u32 = 2u;
 const THREADS: u32 = 256u;
 fn finish(part: u32, i: u32, product: f32) {
-b0[i] = product;
+    b0[i] = product;
 }
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {

@@ -5,7 +5,6 @@ var<storage, read_write> b2: array<u32>;
 // that come before it, and so knows its own rank. Of equal elements the first comes first.
 //
 // Twin in the oracle: core/src/ops/top_k.rs.
-
 alias Value = f32;
 const COUNT: u32 = 1u;
 const LENGTH: u32 = 1u;
@@ -13,15 +12,15 @@ const INNER: u32 = 1u;
 const K: u32 = 1u;
 const THREADS: u32 = 256u;
 fn load(at: u32) -> Value {
-return b0[at];
+    return b0[at];
 }
 fn store(at: u32, value: Value, place: u32) {
-b1[at] = value;
-b2[at] = place;
+    b1[at] = value;
+    b2[at] = place;
 }
 // Whether a comes before b.
 fn comes_before(a: Value, b: Value) -> bool {
-return a > b && !is_nan(b) || is_nan(a) && !is_nan(b);
+    return a > b && !is_nan(b) || is_nan(a) && !is_nan(b);
 }
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {

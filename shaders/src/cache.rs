@@ -41,7 +41,7 @@ fn write(cx: &CompileCx, before: Option<&str>) -> Result<Vec<Launch>, String> {
         let mut copy = Module::new(cx);
         let value = copy.load(1, "i");
         let store = copy.store(0, "i", &value);
-        launches.push(copy.finish_elements(&store, cx.kernel.outputs[0].numel())?);
+        launches.push(copy.finish_elements(store, cx.kernel.outputs[0].numel())?);
     }
     // The rows and their positions alone.
     let types = [0, 2].map(|operand| cx.kernel.inputs[operand].clone());

@@ -17,7 +17,6 @@ use super::files;
 use super::fold::{pairwise, sum};
 use super::kernel::Launch;
 pub use super::limits::CoopConfig;
-use super::module::HALF;
 use super::sums::{self, Plain, Sink};
 use super::template::Template;
 use super::tiled::{Products, Sizes, product_of};
@@ -185,35 +184,20 @@ impl<'a> Blocks<'a> {
         &self.block
     }
 
-    fn tile(&self) -> usize {
-        self.config.tile_size as usize
-    }
-
     fn threads(&self) -> usize {
-        self.block.subgroups() * self.config.subgroup_size as usize
+        self.block.subgroups() * self.config.subgroup()
     }
 
     /// Threads that give a row of tiles to a sink.
     fn threads_of_a_row(&self) -> usize {
-        self.block.depths * self.config.subgroup_size as usize
+        self.block.depths * self.config.subgroup()
     }
 
     /// Elements of a slab of results that each thread gives to the epilogue: as few as there can be, since what a workgroup has
     /// of shared memory decides how many there are on a multiprocessor at a time.
     pub(super) fn elements_of_a_thread(&self) -> usize {
-        let columns = (self.threads_of_a_row() / self.tile()).clamp(self.tile(), self.block.sub_columns);
-        self.tile() * columns / self.threads_of_a_row()
-    }
-
-    /// The element type of tiles of the operands.
-    fn element(&self) -> &'static str {
-        if self.config.use_f16_input { "f16" } else { "f32" }
-    }
-
-    /// A tile's type in a role: `A`, `B` or `C`.
-    fn matrix(&self, role: char) -> String {
-        let (tile, element) = (self.tile(), if role == 'C' { "f32" } else { self.element() });
-        format!("coop_mat{tile}x{tile}<{element},{role}>")
+        let columns = (self.threads_of_a_row() / self.config.tile()).clamp(self.config.tile(), self.block.sub_columns);
+        self.config.tile() * columns / self.threads_of_a_row()
     }
 
     /// Lines of an operand in a block: rows of the first, columns of the second.
@@ -234,10 +218,8 @@ impl<'a> Blocks<'a> {
     pub(super) fn launch(&self, mut e: Emitter, sink: &Sink, plain: Option<&Plain>) -> Result<Launch, String> {
         let Sizes { batch, m, n, k } = self.sizes;
         let Block { rows, columns, .. } = self.block;
-        let plain = plain.filter(|_| self.block.depths == 1 && m % self.tile() == 0 && n % self.tile() == 0);
-        if self.config.use_f16_input {
-            e.module.enable(HALF);
-        }
+        let plain =
+            plain.filter(|_| self.block.depths == 1 && m % self.config.tile() == 0 && n % self.config.tile() == 0);
         if let Some(memory) = plain {
             e.module.bind("tiles", *memory);
         }
@@ -249,7 +231,8 @@ impl<'a> Blocks<'a> {
             None => &self.cut,
         };
         let last_is_short = sums::last_is_short(k, self.block.step, cut.length, cut.parts);
-        let template = self.schedule(Template::new(files::MATMUL_COOP));
+        let template = self.config.fragments(Template::new(files::MATMUL_COOP), &mut e.module);
+        let template = self.schedule(template);
         let template = sink.finish_together(self.operands(&mut e, template)?);
         let template = template
             .sizes([("PARTS", cut.parts), ("PART_LENGTH", cut.length)])
@@ -265,21 +248,13 @@ impl<'a> Blocks<'a> {
     /// Gives the kernel file the schedule: tiles, block, and how subgroups share it.
     fn schedule(&self, template: Template) -> Template {
         let (block, depths) = (&self.block, self.block.depths);
-        let slab = self.tile() * self.elements_of_a_thread() * self.threads_of_a_row() / self.tile();
+        let slab = self.config.tile() * self.elements_of_a_thread() * self.threads_of_a_row() / self.config.tile();
         let of_depths = (0..depths).map(|i| format!("slab[(sub_block * {depths}u + {i}u) * {slab}u + e]"));
         let template = template
             .returns("slab_sum", "", &pairwise(of_depths, sum))
-            .alias("Element", self.element())
             .sizes([("ROWS", block.rows), ("COLUMNS", block.columns), ("STEP", block.step)])
             .sizes([("SUB_ROWS", block.sub_rows), ("SUB_COLUMNS", block.sub_columns)])
-            .sizes([("DEPTHS", depths), ("PREFETCH", block.ahead)])
-            .sizes([("TILE", self.tile()), ("SUBGROUP", self.config.subgroup_size as usize)])
-            .size("PADDING", if self.config.use_f16_input { 2 } else { 1 });
-        let template = [("MatrixA", 'A'), ("MatrixB", 'B'), ("MatrixC", 'C')]
-            .into_iter()
-            .fold(template, |template, (name, role)| {
-                template.alias(name, self.matrix(role))
-            });
+            .sizes([("DEPTHS", depths), ("PREFETCH", block.ahead)]);
         match &self.tail {
             Some(tail) => template
                 .flag("TAIL", true)
@@ -301,7 +276,7 @@ impl<'a> Blocks<'a> {
     fn load(&self, e: &mut Emitter, operand: usize) -> Result<(String, String), String> {
         let Sizes { m, n, k, .. } = self.sizes;
         let count = if operand == 0 { m } else { n };
-        let element = self.element();
+        let element = self.config.element();
         let along_k = self.products.is_along_k(operand);
         let whole_k = k.is_multiple_of(self.block.step);
         let whole_lines = count.is_multiple_of(self.lines(operand));

@@ -39,7 +39,7 @@ fn launches(cx: &CompileCx, kernel: &dyn CustomKernel, shader: Shader) -> Result
                     let mut module = Module::new(cx);
                     let value = module.load(i, "i");
                     let to = module.array(copy, ty.dtype, true);
-                    let launch = module.finish_elements(&format!("{to}[i] = {value};\n"), ty.numel())?;
+                    let launch = module.finish_elements(format!("{to}[i] = {value};\n"), ty.numel())?;
                     compiled.launches.push(launch);
                     compiled.scratch.push(ty.bytes());
                     copy
@@ -84,5 +84,5 @@ fn check_indices(cx: &CompileCx, operand: usize, bound: usize) -> Result<Launch,
     let given = module.load(operand, "i");
     let index = module.checked_index("given", bound);
     let code = format!("let given = {given};\nlet index = {index};\n");
-    module.finish_elements(&code, cx.kernel.inputs[operand].numel())
+    module.finish_elements(code, cx.kernel.inputs[operand].numel())
 }

@@ -82,7 +82,8 @@ impl<'a> Emitter<'a> {
             // Literals need no variable, and the product has none yet.
             if variable.starts_with('v') {
                 let (shared, ty) = (format!("shared_{variable}"), wgsl_type(self.body.ty(*id).dtype));
-                self.module.declare(&format!("var<private> {shared}: {ty};\n"));
+                self.module
+                    .declare(&["var<private> ", &shared, ": ", ty, ";\n"].concat());
                 let _ = writeln!(self.code, "{shared} = {variable};");
                 *variable = shared;
             }

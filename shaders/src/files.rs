@@ -34,6 +34,7 @@ files! {
     MATMUL_ROWS "matmul_rows";
     MATMUL_ROWS_WIDE "matmul_rows_wide";
     MATMUL_TILED "matmul_tiled";
+    POINTWISE "pointwise";
     POOL_AVG "pool_avg";
     POOL_AVG_GRAD "pool_avg_grad";
     POOL_MAX "pool_max";

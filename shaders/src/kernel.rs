@@ -100,7 +100,7 @@ impl Launch {
                 self.bindings.len()
             ));
         }
-        let looks = format!("if ({GUARD}[0] != 0u) {{\nreturn;\n}}\n");
+        let looks = format!("    if ({GUARD}[0] != 0u) {{\n        return;\n    }}\n");
         self.source.insert_str(main + MAIN.len(), &looks);
         // Extensions come before all declarations.
         let enables = self.source.lines().take_while(|line| line.starts_with("enable "));

@@ -25,6 +25,7 @@ mod emit;
 mod families;
 mod files;
 mod fold;
+mod fragments;
 mod generate;
 mod kernel;
 mod lanes;

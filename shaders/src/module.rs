@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use meganeura_core::DType;
 
-use super::kernel::{Binding, CompileCx, INLINE_SCALARS, Launch, MAIN, MAX_BINDINGS, Memory, NAMES, Source};
-use super::library;
+use super::files;
+use super::kernel::{Binding, CompileCx, INLINE_SCALARS, Launch, MAX_BINDINGS, Memory, NAMES, Source};
 use super::scalar::{literal, wgsl_type};
 use super::template::{Expanded, Template, WORKGROUP, names};
 
@@ -36,8 +36,6 @@ pub(crate) struct Module<'a> {
     bound: Vec<(&'static str, Memory)>,
     /// Extensions of the language that it needs.
     enabled: Vec<&'static str>,
-    /// What it is, where it is made from no kernel file.
-    pub(crate) kernel: &'static str,
     /// Declarations of the module beside its bindings.
     pub(crate) items: String,
 }
@@ -50,7 +48,6 @@ impl<'a> Module<'a> {
             tables: Vec::new(),
             bound: Vec::new(),
             enabled: Vec::new(),
-            kernel: "generated",
             items: String::new(),
         }
     }
@@ -236,31 +233,14 @@ impl<'a> Module<'a> {
     /// Puts a module together whose `code` is run for each number `i` below `count`.
     ///
     /// # Errors
-    /// As [`Module::finish`].
-    pub(crate) fn finish_elements(self, code: &str, count: usize) -> Result<Launch, String> {
-        const THREADS: usize = 256;
-        let body = format!("let i = group_number * {THREADS}u + local;\nif (i >= {count}u) {{\nreturn;\n}}\n{code}");
-        self.finish(&body, THREADS, count.div_ceil(THREADS))
+    /// As [`Module::finish_template`].
+    pub(crate) fn finish_elements(self, code: String, count: usize) -> Result<Launch, String> {
+        self.finish_template_elements(Template::new(files::POINTWISE).insert("elements", code), count)
     }
 
     /// Binds a buffer of the kernel file.
     pub(crate) fn bind(&mut self, name: &'static str, memory: Memory) {
         self.bound.push((name, memory));
-    }
-
-    /// Puts the module together. `body` is the code of a workgroup of `threads`; it may use `group_number`, below
-    /// `groups`, and `local`, the number of the thread.
-    ///
-    /// # Errors
-    /// When there are too many bindings or workgroups.
-    pub(crate) fn finish(mut self, body: &str, threads: usize, groups: usize) -> Result<Launch, String> {
-        let (begin, workgroups) = self.begin(groups)?;
-        let code = format!(
-            "{}@compute @workgroup_size({threads})\n{MAIN}{begin}{body}}}\n",
-            self.items
-        );
-        let library = library::used_by(&code)?;
-        self.launch(&format!("{library}{code}"), workgroups)
     }
 
     /// Puts the module together from a kernel file, of which so many workgroups are launched.
@@ -298,7 +278,6 @@ impl<'a> Module<'a> {
                 writes: buffer.writes,
             });
         }
-        self.kernel = expanded.kernel;
         let (begin, workgroups) = self.begin(groups)?;
         for extension in [HALF, COOP] {
             if expanded.enables.contains(&extension) {
@@ -306,7 +285,7 @@ impl<'a> Module<'a> {
             }
         }
         let text = expanded.text.replacen(WORKGROUP, begin.trim_end(), 1);
-        self.launch(&text, workgroups)
+        self.launch(expanded.kernel, &text, workgroups)
     }
 
     /// What a workgroup begins with: it looks whether to write anything, and finds its number. With it, the workgroups to launch.
@@ -337,7 +316,7 @@ impl<'a> Module<'a> {
     }
 
     /// The launch of a module with this code, which declares everything but what is bound.
-    fn launch(self, code: &str, groups: [u32; 3]) -> Result<Launch, String> {
+    fn launch(self, kernel: &'static str, code: &str, groups: [u32; 3]) -> Result<Launch, String> {
         let mut source: String = self.enabled.iter().map(|name| format!("enable {name};\n")).collect();
         for slot in &self.slots {
             let space = match (slot.binding, slot.writes) {
@@ -349,8 +328,8 @@ impl<'a> Module<'a> {
         }
         source.push_str(code);
         Ok(Launch {
-            kernel: self.kernel,
-            source,
+            kernel,
+            source: indented(&source),
             bindings: self.slots.iter().map(|s| s.binding).collect(),
             names: self.slots.iter().map(|s| s.name).collect(),
             tables: self.tables,
@@ -360,6 +339,21 @@ impl<'a> Module<'a> {
             chosen: None,
         })
     }
+}
+
+/// Code whose lines are indented by the brackets around them.
+fn indented(code: &str) -> String {
+    let mut out = String::with_capacity(code.len() * 5 / 4);
+    let mut depth = 0_usize;
+    for line in code.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        let closes = usize::from(line.starts_with(['}', ')']));
+        out.extend(std::iter::repeat_n("    ", depth.saturating_sub(closes)));
+        out.extend([line, "\n"]);
+        let text = line.split("//").next().unwrap_or_default();
+        let count = |brackets: [char; 2]| text.matches(brackets).count();
+        depth = (depth + count(['{', '('])).saturating_sub(count(['}', ')']));
+    }
+    out
 }
 
 /// Workgroups in two dimensions, as few more as possible.

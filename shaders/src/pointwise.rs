@@ -47,17 +47,16 @@ pub(super) fn is_half(ty: &TensorType) -> bool {
 
 fn launch(body: &Body, cx: &CompileCx, numel: usize, outputs: &[usize]) -> Result<Launch, String> {
     let mut e = Emitter::new(body, cx);
-    e.module.kernel = "pointwise";
     if let [output] = outputs
         && is_half(&cx.kernel.outputs[*output])
     {
         let code = pairs(&mut e, numel, *output)?;
-        return e.module.finish_elements(&code, numel.div_ceil(2));
+        return e.module.finish_elements(code, numel.div_ceil(2));
     }
     let (code, stores, variables) = elements(&mut e, "i", numel, outputs)?;
     // Updates in place have accesses enough: gradient descent is slower with several elements, Adam no faster.
     if numel < STREAM || !numel.is_multiple_of(EACH) || variables > MOST_VARIABLES || e.cx.overwrites() {
-        return e.module.finish_elements(&format!("{code}{stores}"), numel);
+        return e.module.finish_elements(code + &stores, numel);
     }
     // All are read before the first is written: drivers do not read ahead of writes.
     let threads = numel / EACH;
@@ -67,11 +66,10 @@ fn launch(body: &Body, cx: &CompileCx, numel: usize, outputs: &[usize]) -> Resul
         let (code, stores, _) = elements(&mut e, &name, numel, outputs)?;
         // Writing to a string does not fail.
         let _ = writeln!(reading, "let {name} = i + {}u;", part * threads);
-        reading.push_str(&code);
-        writing.push_str(&stores);
+        reading += &code;
+        writing += &stores;
     }
-    reading.push_str(&writing);
-    e.module.finish_elements(&reading, threads)
+    e.module.finish_elements(reading + &writing, threads)
 }
 
 /// Code that computes the elements of some results with one number, code that writes them, and how many variables it has.

@@ -65,19 +65,11 @@ impl Item {
             Kind::Function => code_find(&self.text, '{').unwrap_or(self.text.len()),
             _ => code_find(&self.text, '=').unwrap_or(self.text.len()),
         };
-        self.text.truncate(end);
-        match self.kind {
-            Kind::Function => {
-                self.text.push_str("{\n");
-                self.text.push_str(by);
-                self.text.push('}');
-            }
-            _ => {
-                self.text.push_str("= ");
-                self.text.push_str(by);
-                self.text.push(';');
-            }
-        }
+        let head = &self.text[..end];
+        self.text = match self.kind {
+            Kind::Function => [head, "{\n", by, "}"].concat(),
+            _ => [head, "= ", by, ";"].concat(),
+        };
     }
 
     /// What a constant is, as WGSL.

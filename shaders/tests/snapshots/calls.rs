@@ -189,12 +189,21 @@ fn elementwise() -> Vec<(String, Call)> {
         ],
     );
     let shapes: [&[usize]; 3] = [&[30, 40], &[30, 40], &[40]];
+    let softmax = |shape: &[usize]| Call::new("core.softmax", none().with("axis", -1i64), &[shape]);
     let sum = none().with("axes", vec![0i64, 1]).with("keep_dims", false);
     [
         ("fused", Call::new("core.fused", fused.clone(), &shapes)),
         ("fused-halves", Call::new("core.fused", fused, &shapes).halves(&[0, 3])),
-        ("softmax", Call::sample("core.softmax")),
-        ("rms-norm", Call::sample("core.rms_norm")),
+        ("softmax", softmax(&[64, 1000])),
+        ("softmax-long", softmax(&[4, 50_000])),
+        (
+            "softmax-rows-first",
+            Call::new("core.softmax", none().with("axis", 0i64), &[&[100, 256]]),
+        ),
+        (
+            "rms-norm",
+            Call::new("core.rms_norm", none().with("eps", 1e-5), &[&[128, 576], &[576]]),
+        ),
         ("sum-in-parts", Call::new("core.sum", sum, &[&[512, 4096]])),
         (
             "rms-norm-matmul",

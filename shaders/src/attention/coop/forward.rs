@@ -65,9 +65,10 @@ impl Tiling {
     /// Bytes of shared memory that it takes, if threads share out evenly what there is to do.
     fn shared(&self) -> Option<usize> {
         let threads = self.subgroups.threads();
-        let bytes =
-            self.subgroups.vector_bytes() * 2 * self.piece() + 16 * self.rows() * self.sums_stride() + 4 * threads;
-        let is_even = matches!(self.subgroups.tile(), 8 | 16)
+        let bytes = self.subgroups.config.vector_bytes() * 2 * self.piece()
+            + 16 * self.rows() * self.sums_stride()
+            + 4 * threads;
+        let is_even = matches!(self.subgroups.config.tile(), 8 | 16)
             && threads.is_multiple_of(self.rows())
             && (self.keys() / 4).is_multiple_of(self.across());
         is_even.then_some(bytes)
@@ -75,12 +76,12 @@ impl Tiling {
 
     /// Queries of a workgroup.
     fn rows(&self) -> usize {
-        DOWN * self.subgroups.tile()
+        DOWN * self.subgroups.config.tile()
     }
 
     /// Keys of a step.
     pub(in super::super) fn keys(&self) -> usize {
-        self.key_tiles * self.subgroups.tile()
+        self.key_tiles * self.subgroups.config.tile()
     }
 
     /// Threads of a row.
@@ -90,7 +91,9 @@ impl Tiling {
 
     /// Elements of a head with those that make its tiles a multiple of the subgroups beside each other.
     fn width(&self) -> usize {
-        self.dims.head_dim.next_multiple_of(BESIDE * self.subgroups.tile())
+        self.dims
+            .head_dim
+            .next_multiple_of(BESIDE * self.subgroups.config.tile())
     }
 
     /// Vectors between rows of scores and results in shared memory.
@@ -100,8 +103,8 @@ impl Tiling {
 
     /// Vectors of keys, or of values, in shared memory; queries and numerators are where keys are when there are none.
     fn piece(&self) -> usize {
-        let keys = self.keys() * self.subgroups.stride(self.width());
-        keys.max(self.rows() * self.subgroups.stride(self.keys()))
+        let keys = self.keys() * self.subgroups.config.stride(self.width());
+        keys.max(self.rows() * self.subgroups.config.stride(self.keys()))
     }
 
     fn launch(&self, cx: &CompileCx) -> Result<Launch, String> {

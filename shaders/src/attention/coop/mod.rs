@@ -8,7 +8,7 @@ pub(super) mod forward;
 use meganeura_core::ops::AttentionDims;
 
 use super::super::coop::{CoopConfig, prefers_coop};
-use super::super::module::{COOP, HALF, Module};
+use super::super::module::Module;
 use super::super::template::{KernelFile, Template};
 
 /// Most threads of a workgroup that every device has.
@@ -22,63 +22,19 @@ struct Subgroups {
 }
 
 impl Subgroups {
-    fn tile(&self) -> usize {
-        self.config.tile_size as usize
-    }
-
     fn threads(&self) -> usize {
-        self.count * self.config.subgroup_size as usize
+        self.count * self.config.subgroup()
     }
 
     /// Whether tiles that take so many bytes of shared memory can be tried for a call.
     fn fits(&self, dims: &AttentionDims, bytes: Option<usize>) -> bool {
         let [_, most] = shared_limits(&self.config);
-        bytes.is_some_and(|bytes| bytes <= most) && self.threads() <= MOST_THREADS && dims.rows_q >= self.tile()
+        bytes.is_some_and(|bytes| bytes <= most) && self.threads() <= MOST_THREADS && dims.rows_q >= self.config.tile()
     }
 
-    /// The type that operands are rounded to.
-    fn element(&self) -> &'static str {
-        if self.config.use_f16_input { "f16" } else { "f32" }
-    }
-
-    /// Bytes of a vector of four such elements.
-    fn vector_bytes(&self) -> usize {
-        if self.config.use_f16_input { 8 } else { 16 }
-    }
-
-    /// Vectors between rows of so many elements of an operand in shared memory, whose padding keeps rows apart in its
-    /// banks.
-    fn stride(&self, elements: usize) -> usize {
-        elements / 4 + if self.config.use_f16_input { 2 } else { 1 }
-    }
-
-    /// A tile's type in a role: `A`, `B` or `C`.
-    fn matrix(&self, role: char) -> String {
-        let (tile, element) = (self.tile(), if role == 'C' { "f32" } else { self.element() });
-        format!("coop_mat{tile}x{tile}<{element},{role}>")
-    }
-
-    /// Asks for the extensions of the language.
-    fn enable(&self, module: &mut Module) {
-        module.enable(COOP);
-        if self.config.use_f16_input {
-            module.enable(HALF);
-        }
-    }
-
-    /// A kernel file with the sizes and types of matrices, for a module that has the extensions of the language.
+    /// A kernel file with the fragments of matrices, for a module that has the extensions of the language.
     fn template(&self, file: KernelFile, module: &mut Module, dims: &AttentionDims) -> Template {
-        self.enable(module);
-        super::template(file, dims)
-            .sizes([
-                ("TILE", self.tile()),
-                ("SUBGROUP", self.config.subgroup_size as usize),
-                ("PADDING", self.stride(0)),
-            ])
-            .alias("Input", format!("vec4<{}>", self.element()))
-            .alias("MatrixA", self.matrix('A'))
-            .alias("MatrixB", self.matrix('B'))
-            .alias("MatrixC", self.matrix('C'))
+        self.config.fragments(super::template(file, dims), module)
     }
 }
 

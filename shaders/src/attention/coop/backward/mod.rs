@@ -92,8 +92,8 @@ impl Tiling {
     fn shared(&self) -> Option<usize> {
         let threads = self.subgroups.threads();
         let bytes =
-            self.subgroups.vector_bytes() * self.pool() + 16 * (self.sums() + self.marks()) + 4 * self.largest();
-        let is_even = matches!(self.subgroups.tile(), 8 | 16)
+            self.subgroups.config.vector_bytes() * self.pool() + 16 * (self.sums() + self.marks()) + 4 * self.largest();
+        let is_even = matches!(self.subgroups.config.tile(), 8 | 16)
             && threads.is_multiple_of(self.rows())
             && (self.columns() / 4).is_multiple_of(self.across())
             && threads > self.rows()
@@ -103,7 +103,7 @@ impl Tiling {
 
     /// Rows of a workgroup, as many with either side.
     fn rows(&self) -> usize {
-        DOWN * self.subgroups.tile()
+        DOWN * self.subgroups.config.tile()
     }
 
     /// One for each tile of rows and each head of the queries.
@@ -113,7 +113,7 @@ impl Tiling {
 
     /// Columns of a step.
     fn columns(&self) -> usize {
-        self.column_tiles * self.subgroups.tile()
+        self.column_tiles * self.subgroups.config.tile()
     }
 
     /// Threads of a row.
@@ -123,18 +123,20 @@ impl Tiling {
 
     /// Elements of a head with those that make its tiles a multiple of the subgroups of a sum.
     fn width(&self) -> usize {
-        self.dims.head_dim.next_multiple_of(self.beside * self.subgroups.tile())
+        self.dims
+            .head_dim
+            .next_multiple_of(self.beside * self.subgroups.config.tile())
     }
 
     /// Vectors of one operand's columns in shared memory, where that of the rows is before there are any.
     fn piece(&self) -> usize {
-        let columns = self.columns().max(self.rows()) * self.subgroups.stride(self.width());
+        let columns = self.columns().max(self.rows()) * self.subgroups.config.stride(self.width());
         columns.max(self.weights())
     }
 
     /// Vectors of one kind of weights.
     fn weights(&self) -> usize {
-        self.rows() * self.subgroups.stride(self.columns())
+        self.rows() * self.subgroups.config.stride(self.columns())
     }
 
     /// Vectors of shared memory for operands and weights.
@@ -147,7 +149,7 @@ impl Tiling {
 
     /// Vectors of one product, or of some columns of one sum.
     fn product(&self) -> usize {
-        self.rows() * sums_stride(self.columns().max(self.beside * self.subgroups.tile()))
+        self.rows() * sums_stride(self.columns().max(self.beside * self.subgroups.config.tile()))
     }
 
     /// Vectors of both.

@@ -1,0 +1,54 @@
+//! Fragments: the tiles of cooperative matrices that a subgroup holds in registers, and how what they are loaded from lies in
+//! shared memory, in one place for matrix products and attention.
+//!
+//! They are aliases and constants of a kernel file rather than functions: WGSL cannot pass an array in shared memory to a
+//! function, so each file loads from its own.
+
+use super::limits::CoopConfig;
+use super::module::{COOP, HALF, Module};
+use super::template::Template;
+
+impl CoopConfig {
+    /// Rows and columns of a tile.
+    pub(crate) fn tile(&self) -> usize {
+        self.tile_size as usize
+    }
+
+    /// Threads of a subgroup.
+    pub(crate) fn subgroup(&self) -> usize {
+        self.subgroup_size as usize
+    }
+
+    /// The element type of tiles of the operands.
+    pub(crate) fn element(&self) -> &'static str {
+        if self.use_f16_input { HALF } else { "f32" }
+    }
+
+    /// Bytes of a vector of four such elements.
+    pub(crate) fn vector_bytes(&self) -> usize {
+        if self.use_f16_input { 8 } else { 16 }
+    }
+
+    /// Vectors from one row of so many elements of an operand in shared memory to the next: padding keeps rows apart in its
+    /// banks.
+    pub(crate) fn stride(&self, elements: usize) -> usize {
+        elements / 4 + if self.use_f16_input { 2 } else { 1 }
+    }
+
+    /// Gives a kernel file its fragments, and the module the extensions of the language that they take.
+    pub(crate) fn fragments(&self, template: Template, module: &mut Module) -> Template {
+        module.enable(COOP);
+        if self.use_f16_input {
+            module.enable(HALF);
+        }
+        let (tile, element) = (self.tile(), self.element());
+        let matrix = |element: &str, role: char| format!("coop_mat{tile}x{tile}<{element},{role}>");
+        template
+            .sizes([("TILE", tile), ("SUBGROUP", self.subgroup())])
+            .size("PADDING", self.stride(0))
+            .alias("Element", element)
+            .alias("MatrixA", matrix(element, 'A'))
+            .alias("MatrixB", matrix(element, 'B'))
+            .alias("MatrixC", matrix("f32", 'C'))
+    }
+}
