@@ -10,6 +10,7 @@ use meganeura_core::ops::AttentionDims;
 use super::super::coop::{CoopConfig, prefers_coop};
 use super::super::module::{COOP, HALF, Module};
 use super::super::template::{KernelFile, Template};
+use super::heads::template;
 
 /// Most threads of a workgroup that every device has.
 const MOST_THREADS: usize = 256;
@@ -69,7 +70,7 @@ impl Subgroups {
     /// A kernel file with the sizes and types of matrices, for a module that has the extensions of the language.
     fn template(&self, file: KernelFile, module: &mut Module, dims: &AttentionDims) -> Template {
         self.enable(module);
-        super::template(file, dims)
+        template(file, dims)
             .sizes([
                 ("TILE", self.tile()),
                 ("SUBGROUP", self.config.subgroup_size as usize),
