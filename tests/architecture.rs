@@ -1,8 +1,15 @@
 //! The invariants of ARCHITECTURE.md, checked.
 
+#[path = "architecture/circles.rs"]
+mod circles;
+
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
+/// Most files that may name each other in a circle: more can neither be read nor changed one by one.
+const MOST_IN_A_CIRCLE: usize = 5;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -135,6 +142,32 @@ fn layers_and_models_bring_no_tokenizer() {
     let banned = ["tokenizers", "minijinja", "memmap2", "meganeura-llm"];
     let found = tree.lines().find(|l| banned.iter().any(|b| l.starts_with(b)));
     assert!(found.is_none(), "{found:?}");
+}
+
+#[test]
+fn files_name_each_other_in_small_circles_only() {
+    for folder in ["backends/blade/src", "shaders/src"] {
+        let mut texts = BTreeMap::new();
+        for file in sources(folder) {
+            let path = file.strip_prefix(root().join(folder)).expect("it is in the folder");
+            let path = path.to_string_lossy().replace('\\', "/");
+            let is_test = path
+                .split('/')
+                .any(|part| part == "tests" || part.ends_with("tests.rs"));
+            if !is_test {
+                texts.insert(circles::module_of(&path), code(&file));
+            }
+        }
+        for circle in circles::circles(&texts) {
+            let names: Vec<String> = circle.iter().map(|module| module.join("/")).collect();
+            assert!(
+                circle.len() <= MOST_IN_A_CIRCLE,
+                "{} files of {folder} name each other in a circle: {}",
+                circle.len(),
+                names.join(", ")
+            );
+        }
+    }
 }
 
 #[test]

@@ -8,8 +8,9 @@ use super::emit::Emitter;
 use super::kernel::{CompileCx, Compiled};
 use super::library;
 use super::place::{self, Base};
+use super::products::{Products, Sizes};
 use super::template::{Functions, Inlined, Template};
-use super::tiled::{self, Products, Sizes};
+use super::tiled;
 
 /// Which of the three tensors `x * w -> y` is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -17,9 +17,9 @@ use super::files;
 use super::fold::{pairwise, sum};
 use super::kernel::Launch;
 pub use super::limits::CoopConfig;
+use super::products::{Products, Sizes, product_of};
 use super::sums::{self, Plain, Sink};
 use super::template::Template;
-use super::tiled::{Products, Sizes, product_of};
 pub(super) use block::Block;
 use tail::Tail;
 

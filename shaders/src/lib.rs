@@ -35,6 +35,7 @@ mod matmul;
 mod module;
 mod place;
 mod pointwise;
+mod products;
 mod pull;
 mod roles;
 mod rows;

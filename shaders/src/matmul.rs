@@ -7,7 +7,8 @@ use super::body::{Body, Def, Id};
 use super::emit::Emitter;
 use super::kernel::{CompileCx, Compiled};
 use super::place::{self, Base, Index, Place};
-use super::tiled::{self, Products, Sizes};
+use super::products::{Products, Sizes};
+use super::tiled;
 
 pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx) -> Result<Compiled, String> {
     let Def::Call { attrs, inputs, .. } = &body.nodes[id].def else {

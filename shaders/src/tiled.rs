@@ -15,6 +15,7 @@ use super::emit::Emitter;
 use super::files;
 use super::kernel::{CompileCx, Compiled, Launch};
 use super::pointwise::is_half;
+use super::products::{Products, Sizes, product_of};
 use super::roles::Role;
 use super::sums::{self, PARTIAL, Plain, Results, Sink, epilogue, join};
 use super::template::Template;
@@ -41,54 +42,6 @@ const COLUMNS_ON_THE_WAY: usize = 256;
 const MOST_TOGETHER: usize = 8;
 /// Most values that it computes for them: their code is written out for each.
 const MOST_COMPUTED_TOGETHER: usize = 256;
-
-/// Sizes of sums of products.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Sizes {
-    pub(super) batch: usize,
-    pub(super) m: usize,
-    pub(super) n: usize,
-    /// Of the summed dimension.
-    pub(super) k: usize,
-}
-
-/// What is summed up, and where the sum belongs. Numbers are WGSL variables; `batch` is one of them.
-pub(super) trait Products {
-    fn sizes(&self) -> Sizes;
-
-    /// What is computed, for the names of classes of products: a word, and what decides how elements are found.
-    fn kind(&self) -> String;
-
-    /// Whether neighbours along the summed dimension, rather than along `m` or `n`, are neighbours in the memory of
-    /// the first or second operand.
-    fn is_along_k(&self, operand: usize) -> bool;
-
-    /// A variable with an element of an operand: `line` is a row for the first, a column for the second.
-    fn load(&self, e: &mut Emitter, operand: usize, line: &str, k: &str) -> Result<String, String>;
-
-    /// Gives a kernel file the number of a result's element, unless results lie row by row, as kernel files have it.
-    fn element_number(&self, e: &mut Emitter, template: Template) -> Result<Template, String> {
-        let _ = e;
-        Ok(template)
-    }
-
-    /// Whether results lie row by row, so that a tile of them can be stored as it is.
-    fn is_by_rows(&self) -> bool {
-        false
-    }
-
-    /// The operand of the dispatch that an operand of the product is, element by element.
-    fn stored(&self, operand: usize) -> Option<usize> {
-        let _ = operand;
-        None
-    }
-
-    /// The number of the element that [`Products::load`] loads, of an operand that is [stored](Products::stored).
-    fn number_of(&self, e: &mut Emitter, operand: usize, line: &str, k: &str) -> Result<String, String> {
-        let _ = (e, operand, line, k);
-        Err("it is computed on the way".into())
-    }
-}
 
 impl Tiles<'_> {
     fn parts(&self) -> usize {
@@ -247,21 +200,6 @@ impl Tiles<'_> {
             rounded,
         })
     }
-}
-
-/// Gives a kernel file its product: sizes, statements and values of both loads, and the order of results.
-pub(super) fn product_of(
-    e: &mut Emitter,
-    template: Template,
-    products: &dyn Products,
-    loads: [(String, String); 2],
-) -> Result<Template, String> {
-    let (Sizes { batch, m, n, k }, [(a, a_value), (b, b_value)]) = (products.sizes(), loads);
-    let template = template
-        .returns("load_a", &a, &a_value)
-        .returns("load_b", &b, &b_value)
-        .sizes([("BATCH", batch), ("M", m), ("N", n), ("K", k)]);
-    products.element_number(e, template)
 }
 
 /// A thread for each result.

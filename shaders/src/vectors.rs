@@ -11,11 +11,11 @@ use super::emit::Emitter;
 use super::files;
 use super::kernel::{CompileCx, Compiled, Launch};
 use super::pointwise::is_half;
+use super::products::{Products, Sizes, product_of};
 use super::roles::Role;
 use super::rows::Rows;
 use super::sums::{self, Results, Sink};
 use super::template::Template;
-use super::tiled::{Products, Sizes, product_of};
 use wide::Wide;
 
 /// Most rows.

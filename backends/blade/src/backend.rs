@@ -10,22 +10,11 @@ use meganeura_core::config::Config;
 use meganeura_core::{Error, Result};
 
 use crate::brought;
-use crate::coop::Wanted;
 use crate::device::BladeDevice;
 use crate::gpu::NAME;
 use crate::probe::{self, Probed, yes_no};
+use crate::settings::{self, Wanted};
 use crate::tune::{self, Key, Tuning};
-
-/// The setting that chooses the tile of cooperative matrices.
-const TILE: &str = "coop_tile";
-/// The setting that says from how many workgroups on a product uses them.
-const MIN_WORKGROUPS: &str = "coop_min_workgroups";
-/// The setting that says how many workgroups run at a time.
-const AT_ONCE: &str = "coop_at_once";
-/// The setting that says in what results are kept that only matrix units read.
-const BETWEEN: &str = "coop_between";
-/// The setting that says whether times of passes can be measured.
-const TIMING: &str = "timing";
 
 /// Vulkan on Linux and Windows, Metal on macOS.
 #[derive(Clone, Copy, Debug, Default)]
@@ -46,7 +35,7 @@ impl Backend for BladeBackend {
         let probed = probe::probe();
         let mut all: Vec<DeviceInfo> = (0..reports.len()).map(|i| describe(&reports, i, &probed)).collect();
         // What is wrong with settings is an error when a device is opened.
-        if let (Ok(folder), Ok(wanted)) = (tune::folder(config), wanted(config)) {
+        if let (Ok(folder), Ok(wanted)) = (tune::folder(config), settings::wanted(config)) {
             for (info, report) in all.iter_mut().zip(&reports).filter(|(info, _)| info.rejected.is_none()) {
                 let tuned = tune::describe(folder.as_deref(), &tuning_key(report, wanted));
                 info.details.push(Fact::new("tuned kernels", tuned));
@@ -93,66 +82,13 @@ impl BladeBackend {
         if let Some(reason) = describe(&reports, index, &probed).rejected {
             return Err(Error::backend(NAME, format!("device {index} was rejected: {reason}")));
         }
-        let known = [TILE, MIN_WORKGROUPS, AT_ONCE, BETWEEN, TIMING, tune::TUNE, tune::FOLDER];
+        let known = [&settings::NAMES[..], &[tune::TUNE, tune::FOLDER]].concat();
         config.check_backend(NAME, &known)?;
-        let (wanted, timed) = (wanted(config)?, timed(config)?);
+        let (wanted, timed) = (settings::wanted(config)?, settings::timed(config)?);
         let tuned = (tune::folder(config)?, tuning_key(report, wanted));
         let limits = limits_of(report, &probed);
         open(index, report.device_id, timed, limits, wanted, tuned)
     }
-}
-
-/// The settings of cooperative matrices.
-fn wanted(config: &Config) -> Result<Wanted> {
-    let wrong = |message| Error::Config {
-        origin: config.origin(),
-        message,
-    };
-    let tile = config.backend_size(NAME, TILE)?.map(|tile| {
-        let known = u32::try_from(tile).ok().filter(|tile| [0, 8, 16].contains(tile));
-        known.ok_or_else(|| {
-            let choices = "use 8 or 16, or 0 for no cooperative matrices";
-            wrong(format!("backend.{NAME}.{TILE} is {tile}; {choices}"))
-        })
-    });
-    let groups = |key: &str, zero: &str| {
-        let groups = config.backend_size(NAME, key)?.map(|groups| {
-            let known = u32::try_from(groups).ok();
-            known.ok_or_else(|| {
-                let choices = format!("use at most 4294967295, or 0 for {zero}");
-                wrong(format!("backend.{NAME}.{key} is {groups}; {choices}"))
-            })
-        });
-        groups.transpose()
-    };
-    Ok(Wanted {
-        tile: tile.transpose()?,
-        min_workgroups: groups(MIN_WORKGROUPS, "every product")?,
-        at_once: groups(AT_ONCE, "an unknown number")?,
-        wide_results: choice(config, BETWEEN, ["f16", "f32"])? == "f32",
-    })
-}
-
-/// A setting that is one of two words, of which the first is meant where it is not given.
-///
-/// # Errors
-/// Another word, or no text.
-pub(crate) fn choice(config: &Config, key: &str, words: [&'static str; 2]) -> Result<&'static str> {
-    let [usual, other] = words;
-    match config.backend_text(NAME, key)? {
-        None => Ok(usual),
-        Some(text) if text == usual => Ok(usual),
-        Some(text) if text == other => Ok(other),
-        Some(text) => Err(Error::Config {
-            origin: config.origin(),
-            message: format!("backend.{NAME}.{key} is '{text}'; use '{usual}' or '{other}'"),
-        }),
-    }
-}
-
-/// Whether times of passes can be measured. Every submission has to clear a thousand of them, as blade-graphics decides.
-fn timed(config: &Config) -> Result<bool> {
-    Ok(choice(config, TIMING, ["on", "off"])? == "on")
 }
 
 /// All devices, or why there is no look at them.
@@ -255,7 +191,7 @@ fn open(
     let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
     let opened = (device_id, timing, wanted, folder);
     if let Some(device) = open.get(&opened).and_then(Weak::upgrade)
-        && !device.gpu().is_lost()
+        && !device.handle().gpu().is_lost()
     {
         return Ok(device);
     }

@@ -12,12 +12,13 @@ use meganeura_core::random::SplitMix64;
 use meganeura_core::{Error, Graph, Result};
 
 use crate::brought::Brought;
-use crate::device::BladeDevice;
 use crate::dispatch::{Narrows, With};
 use crate::executable::BladeExecutable;
 use crate::gpu::NAME;
+use crate::handle::Handle;
 use crate::once::{Word, run_once};
 use crate::probe::Limits;
+use crate::settings::Wanted;
 pub use meganeura_shaders::coop::{CoopConfig, MIN_COOP_WORKGROUPS, prefers_coop};
 
 /// Threads of a subgroup where the driver does not say: as on NVIDIA's GPUs, and others in one of their modes.
@@ -40,19 +41,6 @@ pub fn select_coop_config(units: &bg::CooperativeMatrix) -> Option<CoopConfig> {
         (0, tile) => Some(config(tile, false)),
         (tile, _) => Some(config(tile, true)),
     }
-}
-
-/// What settings say of matrix units.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Wanted {
-    /// The tile; 0 for none.
-    pub(crate) tile: Option<u32>,
-    /// [`CoopConfig::min_workgroups`].
-    pub(crate) min_workgroups: Option<u32>,
-    /// [`CoopConfig::at_once`].
-    pub(crate) at_once: Option<u32>,
-    /// Whether results that they alone read stay in `f32`; see [`narrow`](crate::narrow).
-    pub(crate) wide_results: bool,
 }
 
 /// The configuration that a device uses: the one for its units, changed to what is `wanted`, if it passes the test that
@@ -142,7 +130,7 @@ fn test_graph(products: &[Product]) -> Graph {
 ///
 /// # Errors
 /// A driver that refuses the kernels; a result that is further from the right one than rounding explains.
-pub(crate) fn test_coop_matmul(device: &BladeDevice, config: &CoopConfig) -> Result<()> {
+pub(crate) fn test_coop_matmul(device: &Handle, config: &CoopConfig) -> Result<()> {
     check_products(config, |graph, operands| {
         // Compiled for the device, it would ask for the units that are being tested.
         let mut plan = try_compile(graph)?;

@@ -1,60 +1,37 @@
 //! Replays a plan: one submission for each step, which the host does not wait for.
 
-mod faults;
 mod fed;
+mod finish;
 mod frame;
 mod measured;
+mod record;
 #[cfg(test)]
 mod tests;
+mod transfer;
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use blade_graphics as bg;
-use meganeura_core::backend::{Device, Executable, PassTiming, StepArgs, StepStats, Ticket};
+use meganeura_core::backend::{Executable, PassTiming, StepArgs, StepStats, Ticket};
 use meganeura_core::plan::{BufferRef, ExecutionPlan, check_fit};
 use meganeura_core::{Error, Result};
 
-use crate::device::BladeDevice;
 use crate::dispatch::With;
+use crate::faults::{Faults, Reporter, Saved};
 use crate::gpu::{Gpu, NAME};
+use crate::handle::Handle;
 use crate::memory::{Arena, Place};
-use crate::pipeline::{BoundLaunch, Scalars};
-use crate::program::{Draft, Extra, Phase, Reporter, Unmade};
+use crate::pipeline::Scalars;
+use crate::program::{Draft, Extra, FRAMES, Phase, Unmade};
 use crate::timing::{Measured, PassTag, Profile};
-use faults::Faults;
-pub(crate) use faults::{Saved, joined, report_bytes};
 use fed::Fed;
-use frame::{Frame, Patience};
+use frame::{Copy, Frame, Patience};
 use meganeura_shaders::INLINE_SCALARS;
 
-/// Submissions that may be on their way at the same time.
-pub(crate) const FRAMES: usize = 2;
 /// Bytes that are copied between host and device at once. Writes are collected up to so many before they are submitted
 /// without a step.
 const STAGED: usize = 64 << 20;
-/// Bytes of results that a step copies for the host because the last one was asked for them.
-const MOST_EXPECTED: u64 = 64 << 10;
-
-/// A copy between device and host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Copy {
-    buffer: BufferRef,
-    offset: u64,
-    len: u64,
-    /// Place in the host's memory.
-    host: u64,
-}
-
-impl Copy {
-    fn is_same(&self, other: &Copy) -> bool {
-        (self.buffer, self.offset, self.len) == (other.buffer, other.offset, other.len)
-    }
-
-    fn overlaps(&self, other: &Copy) -> bool {
-        self.buffer == other.buffer && self.offset < other.offset + other.len && other.offset < self.offset + self.len
-    }
-}
 
 fn outside(buffer: BufferRef, offset: u64, len: u64) -> Error {
     Error::backend(NAME, format!("{len} bytes at {offset} are outside of buffer {buffer}"))
@@ -104,7 +81,7 @@ impl BladeExecutable {
     ///
     /// # Errors
     /// What the device has no kernel or no memory for, and which kernel of others, or which chosen way, its driver refuses.
-    pub(crate) fn new(device: &BladeDevice, plan: &ExecutionPlan, with: &With) -> Result<Self, Unmade> {
+    pub(crate) fn new(device: &Handle, plan: &ExecutionPlan, with: &With) -> Result<Self, Unmade> {
         BladeExecutable::of(device, plan, Draft::of(plan, with)?)
     }
 
@@ -112,7 +89,7 @@ impl BladeExecutable {
     ///
     /// # Errors
     /// As those of [`BladeExecutable::new`].
-    pub(crate) fn of(device: &BladeDevice, plan: &ExecutionPlan, draft: Draft) -> Result<Self, Unmade> {
+    pub(crate) fn of(device: &Handle, plan: &ExecutionPlan, draft: Draft) -> Result<Self, Unmade> {
         let gpu = device.gpu();
         check_fit(plan, draft.beside(), device.capabilities())?;
         let pipelines = draft.pipelines(plan, gpu, device.pipelines())?;
@@ -289,175 +266,6 @@ impl BladeExecutable {
         frame.sync = Some(sync);
         frame.ticket = Ticket(self.submissions);
         Ok(frame.ticket)
-    }
-
-    /// Records copies to the host's memory of the current frame.
-    fn record_downloads(&mut self, copies: Vec<Copy>, report: bool) -> Result<()> {
-        let bytes = self.report_bytes() as u64;
-        let end = copies.iter().map(|c| c.host + c.len).max().unwrap_or(0).max(bytes);
-        let sources: Vec<bg::BufferPiece> = copies.iter().map(|c| self.piece(c)).collect::<Result<_>>()?;
-        let fault = self.arena.place(self.extra.fault).filter(|_| report && bytes > 0);
-        let fault = fault.map(|place| self.arena.piece(place, 0));
-        if sources.is_empty() && fault.is_none() {
-            return Ok(());
-        }
-        let frame = &mut self.frames[self.current];
-        let target = frame.download.with_capacity(end)?;
-        if let Some(measured) = &mut frame.measured {
-            measured.tags.push(PassTag::transfer("download"));
-        }
-        let encoder = frame.encoder();
-        self.gpu.guard("recording", |_| {
-            let mut pass = encoder.transfer("download");
-            if let Some(fault) = fault {
-                pass.copy_buffer_to_buffer(fault, target.at(0), bytes);
-            }
-            for (copy, source) in copies.iter().zip(&sources) {
-                pass.copy_buffer_to_buffer(*source, target.at(copy.host), copy.len);
-            }
-        })?;
-        frame.unread_report = fault.is_some();
-        frame.copied = copies;
-        Ok(())
-    }
-
-    /// Places in the host's memory for what is expected to be read, as far as there is room.
-    fn expected_copies(&mut self) -> Vec<Copy> {
-        let mut next = self.report_bytes() as u64;
-        let mut copies = Vec::new();
-        for mut copy in self.expected.drain(..) {
-            if copies.iter().map(|c: &Copy| c.len).sum::<u64>() + copy.len <= MOST_EXPECTED {
-                copy.host = next;
-                next = (next + copy.len).next_multiple_of(4);
-                copies.push(copy);
-            }
-        }
-        copies
-    }
-
-    /// Records the kernels of a step. While the device has nothing else to do it begins with the first of them before the last
-    /// are recorded.
-    fn record_step(&mut self, args: &StepArgs) -> Result<()> {
-        self.record_save()?;
-        let phases: Vec<&Phase> = args
-            .segments
-            .iter()
-            .filter_map(|&s| self.segments.get(s))
-            .flatten()
-            .collect();
-        // Nothing is asked for steps that are short in any case. Segments may be asked for several times.
-        let most = self.frames[self.current].parts() - 1;
-        let mut cuts = match most > 0 && self.is_idle()? {
-            true => frame::cuts(phases.iter().map(|phase| phase.len())),
-            false => Vec::new(),
-        };
-        cuts.truncate(most);
-        let (frame, scalars) = (&mut self.frames[self.current], &self.inline_scalars);
-        let ends = cuts.iter().copied().chain([phases.len()]);
-        let starts = [0].into_iter().chain(cuts.iter().copied());
-        self.gpu.guard("recording", |context| {
-            for (start, end) in starts.zip(ends) {
-                if start > 0 {
-                    frame.submit_part(context);
-                }
-                let mut pass = frame.encoder().compute("step");
-                for (i, phase) in phases[start..end].iter().enumerate() {
-                    if i > 0 {
-                        pass.barrier();
-                    }
-                    record_phase(&mut pass, phase, scalars);
-                }
-            }
-        })
-    }
-
-    /// Whether all that was submitted is complete.
-    fn is_idle(&self) -> Result<bool> {
-        let mut syncs = self.frames.iter().filter_map(|frame| frame.sync.as_ref());
-        syncs.try_fold(true, |idle, sync| Ok(idle && frame::is_complete(&self.gpu, sync)?))
-    }
-
-    /// Records copies of what the step may have to take back.
-    fn record_save(&mut self) -> Result<()> {
-        let (frame, saved) = (&mut self.frames[self.current], &self.saved[self.current]);
-        if saved.is_empty() {
-            return Ok(());
-        }
-        if let Some(measured) = &mut frame.measured {
-            measured.tags.push(PassTag::transfer("save"));
-        }
-        let encoder = frame.encoder();
-        self.gpu.guard("recording", |_| {
-            let mut pass = encoder.transfer("save");
-            for part in saved {
-                pass.copy_buffer_to_buffer(part.own, part.copy, part.len);
-            }
-        })
-    }
-
-    /// Collects a write of a piece that can be staged.
-    fn write_piece(&mut self, buffer: BufferRef, offset: u64, bytes: &[u8]) -> Result<()> {
-        let mut copy = Copy {
-            buffer,
-            offset,
-            len: bytes.len() as u64,
-            host: 0,
-        };
-        let known = self.copies.iter().rposition(|c| c.is_same(&copy));
-        let last = known.filter(|&i| !self.copies[i + 1..].iter().any(|c| c.overlaps(&copy)));
-        if let Some(at) = last {
-            // Written again before anybody has seen it.
-            let start = self.copies[at].host as usize;
-            self.pending[start..start + bytes.len()].copy_from_slice(bytes);
-            return Ok(());
-        }
-        let mut start = self.pending.len().next_multiple_of(4);
-        if start + bytes.len() > self.staged && !self.copies.is_empty() {
-            self.begin()?;
-            self.submit()?;
-            start = 0;
-        }
-        self.pending.resize(start, 0);
-        copy.host = start as u64;
-        self.pending.extend_from_slice(bytes);
-        self.copies.push(copy);
-        Ok(())
-    }
-
-    /// Reads a piece that can be staged. All submissions are finished.
-    fn read_piece(&mut self, buffer: BufferRef, offset: u64, bytes: &mut [u8]) -> Result<()> {
-        let mut wanted = Copy {
-            buffer,
-            offset,
-            len: bytes.len() as u64,
-            host: 0,
-        };
-        if wanted.len <= MOST_EXPECTED && !self.expected.iter().any(|c| c.is_same(&wanted)) {
-            self.expected.push(wanted);
-        }
-        let changed = self.copies.iter().any(|c| c.overlaps(&wanted));
-        let mut copied = self.frames[self.current].copied.iter();
-        match copied.find(|c| c.is_same(&wanted)).filter(|_| !changed) {
-            Some(copy) => wanted = *copy,
-            None => {
-                self.begin()?;
-                self.record_downloads(vec![wanted], false)?;
-                self.submit()?;
-                self.finish(self.current)?;
-            }
-        }
-        self.frames[self.current].download.read(wanted.host, bytes);
-        Ok(())
-    }
-}
-
-/// Records launches that may run at the same time.
-fn record_phase(pass: &mut bg::ComputeCommandEncoder, phase: &Phase, scalars: &Scalars) {
-    for launch in phase {
-        let mut pipeline = pass.with(&launch.pipeline.raw);
-        let bound = &launch.bound;
-        pipeline.bind(0, &BoundLaunch { bound, scalars });
-        pipeline.dispatch(launch.groups);
     }
 }
 

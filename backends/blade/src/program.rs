@@ -10,12 +10,15 @@ use meganeura_shaders::Class;
 use meganeura_shaders::{Binding, Compiled, Launch, Memory};
 
 use crate::dispatch::{Known, Narrows, Sources, With, compile, refused};
-use crate::executable::{FRAMES, Saved, joined, report_bytes};
 use crate::facts::facts_of;
+use crate::faults::{Reporter, Saved, joined, report_bytes};
 use crate::gpu::Gpu;
 use crate::memory::Arena;
 use crate::narrow;
 use crate::pipeline::{Bound, Pipeline, Pipelines};
+
+/// Submissions that may be on their way at the same time.
+pub(crate) const FRAMES: usize = 2;
 
 /// A launch, ready to be recorded.
 pub(crate) struct Ready {
@@ -28,16 +31,6 @@ pub(crate) struct Ready {
 
 /// Launches between two barriers.
 pub(crate) type Phase = Vec<Ready>;
-
-/// A dispatch that may report a fault, and what the error says of it.
-#[derive(Clone, Debug)]
-pub(crate) struct Reporter {
-    pub(crate) label: String,
-    /// Number that indices must be below.
-    pub(crate) rows: usize,
-    /// Who brought its kernel, if somebody did.
-    pub(crate) origin: Option<String>,
-}
 
 /// Buffers of the executable beyond those of the plan, in this order.
 pub(crate) struct Extra {

@@ -8,7 +8,8 @@ use super::super::files;
 use super::super::kernel::{CompileCx, Compiled, Launch};
 use super::super::module::Module;
 use super::super::template::Template;
-use super::{Side, Target, load_body, store_body, tiles};
+use super::heads::{Side, Target, load_body, store_body};
+use super::tiles;
 
 /// Most elements of a head, beyond which two results need too many registers.
 pub(super) const MOST_WIDTH: usize = 128;

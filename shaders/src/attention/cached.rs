@@ -11,7 +11,7 @@ use super::super::kernel::{CompileCx, Compiled, Launch};
 use super::super::module::Module;
 use super::super::schedule::Schedule;
 use super::super::template::{KernelFile, Template};
-use super::{MOST_WIDTH, POSITIONS, Target, scale, store_body, window};
+use super::heads::{MOST_WIDTH, POSITIONS, Target, scale, store_body, window};
 
 /// Threads that share a key: they read 64 bytes side by side.
 const SHARING: usize = 4;

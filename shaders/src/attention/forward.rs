@@ -5,8 +5,8 @@ use meganeura_core::ops::AttentionDims;
 use super::super::files;
 use super::super::kernel::{CompileCx, Compiled};
 use super::super::module::Module;
+use super::heads::{Side, Target, load_body, over_cache, positions, store_body};
 use super::tiles;
-use super::{Side, Target, load_body, over_cache, positions, store_body};
 
 /// Launches for a call, by tiles of so many queries.
 pub(super) fn compile(cx: &CompileCx, dims: AttentionDims, rows: usize) -> Result<Compiled, String> {

@@ -3,7 +3,7 @@
 use meganeura_core::ops::AttentionDims;
 
 use super::super::template::{KernelFile, Template};
-use super::{Side, vectors};
+use super::heads::{self, Side, vectors};
 
 /// Most vectors of a slab: a part of a head that a row of threads sums up at a time.
 const SLAB: usize = 16;
@@ -28,7 +28,7 @@ pub(super) fn usual_rows(dims: &AttentionDims, side: Side) -> usize {
 /// A kernel file for a call, with tiles of so many rows.
 pub(super) fn template(file: KernelFile, dims: &AttentionDims, rows: usize) -> Template {
     let slab = vectors(dims).next_power_of_two().min(SLAB);
-    super::template(file, dims).sizes([("ROWS", rows), ("SLAB", slab)])
+    heads::template(file, dims).sizes([("ROWS", rows), ("SLAB", slab)])
 }
 
 /// Workgroups: one for each tile of so many rows and each head of the queries.

@@ -5,17 +5,25 @@ use meganeura_core::ops::AttentionDims;
 use meganeura_core::precision::Precision;
 
 use super::super::decompose::compile_decomposed;
+use super::super::kernel::{CompileCx, Compiled};
 use super::super::schedule::Class;
 use super::super::schedule::Schedule;
 use super::super::variants::{Candidate, range};
 use super::cached::{self, Sharing};
 use super::coop::{backward as units_backward, forward as units_forward};
-use super::{
-    CompileCx, Compiled, FEWEST_QUERIES, Kind, MOST_WIDTH, Side, backward, forward, pays, tiles, vectors, window,
-};
+use super::heads::{Kind, MOST_WIDTH, Side, vectors, window};
+use super::{backward, forward, tiles};
 
 /// Most bytes of the scores of a call that is tried taken apart: a buffer that every device can bind.
 const MOST_SCORES: usize = 1 << 27;
+/// Fewest queries of a call with many keys: the rows of a tile that have no query are computed for nothing.
+const FEWEST_QUERIES: usize = 8;
+/// Keys up to which any number of queries is right.
+const FEW_KEYS: usize = 256;
+/// Workgroups from which on any number of keys is right, since one workgroup goes over all keys that a tile sees.
+const ENOUGH_GROUPS: usize = 48;
+/// Keys up to which any number of workgroups is right.
+const SHORT_ROW: usize = 2048;
 
 /// A way to compute attention.
 #[derive(Clone, Copy)]
@@ -195,4 +203,11 @@ impl Attention<'_> {
             work: each.iter().map(|&size| size as u128).product(),
         }
     }
+}
+
+/// Whether tiles of queries that each go over all of their keys are likely to be faster than products and a softmax.
+fn pays(dims: &AttentionDims) -> bool {
+    let groups = dims.batch * dims.heads * dims.rows_q.div_ceil(tiles::FEW_ROWS);
+    let enough_queries = dims.rows_q >= FEWEST_QUERIES || dims.rows_k <= FEW_KEYS;
+    enough_queries && (groups >= ENOUGH_GROUPS || dims.rows_k <= SHORT_ROW)
 }

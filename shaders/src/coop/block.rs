@@ -1,6 +1,6 @@
 //! Blocks of products on matrix units: which there are, and which is commonly the best.
 
-use super::super::tiled::Sizes;
+use super::super::products::Sizes;
 use super::{CoopConfig, FEW_ROWS};
 
 /// Workgroups from which on the largest block is better, and below which the summed dimension is cut.

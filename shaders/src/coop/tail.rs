@@ -8,9 +8,9 @@ use super::super::body::Id;
 use super::super::emit::Emitter;
 use super::super::files;
 use super::super::kernel::Launch;
+use super::super::products::Sizes;
 use super::super::sums::{self, PARTIAL, Sink};
 use super::super::template::Template;
-use super::super::tiled::Sizes;
 use super::{Blocks, Cut};
 
 /// Terms from which on it is worth storing and adding up parts: on an H200 that took 35 to 50 us, where a wave of 1,024 terms took

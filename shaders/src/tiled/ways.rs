@@ -5,11 +5,12 @@ use meganeura_core::precision::Precision;
 use super::super::body::{Body, Id};
 use super::super::coop::Blocks;
 use super::super::kernel::CompileCx;
+use super::super::products::{Products, Sizes};
 use super::super::schedule::Class;
 use super::super::schedule::Schedule;
 use super::super::variants::{Candidate, range};
 use super::super::vectors::{self, Vectors};
-use super::{Products, Sizes, Tiling};
+use super::Tiling;
 
 /// Products up to which a thread for each result is as good, and simpler.
 const FEW_PRODUCTS: usize = 1 << 16;

@@ -5,9 +5,9 @@ use super::super::emit::Emitter;
 use super::super::files;
 use super::super::fold::{pairwise, sum};
 use super::super::kernel::{CompileCx, Launch};
+use super::super::products::{Products, Sizes};
 use super::super::sums::Sink;
 use super::super::template::Template;
-use super::super::tiled::{Products, Sizes};
 use super::{ENOUGH_GROUPS, MOST_STAGED, THREADS};
 
 /// Terms that are read together.

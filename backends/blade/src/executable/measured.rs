@@ -5,7 +5,9 @@ use std::time::Instant;
 use meganeura_core::Result;
 use meganeura_core::backend::{StepArgs, Ticket};
 
-use super::{BladeExecutable, FRAMES, record_phase};
+use super::BladeExecutable;
+use super::record::record_phase;
+use crate::program::FRAMES;
 use crate::timing::MOST_PASSES;
 
 /// Passes of a submission that are not the copies at its end.

@@ -33,7 +33,7 @@ fn executable(graph: &Graph) -> Option<(ExecutionPlan, BladeExecutable)> {
         choices: None,
         narrows: Narrows::No,
     };
-    let executable = BladeExecutable::new(&device, &plan, &with).expect("an executable");
+    let executable = BladeExecutable::new(device.handle(), &plan, &with).expect("an executable");
     Some((plan, executable))
 }
 

@@ -8,7 +8,7 @@
 
 mod contest;
 mod operands;
-mod qualify;
+pub(crate) mod qualify;
 mod store;
 #[cfg(test)]
 mod tests;
@@ -27,8 +27,8 @@ use meganeura_core::files::{self, sha256};
 use meganeura_core::precision::Precision;
 use meganeura_core::{Error, Result};
 
-use crate::backend::choice;
 use crate::gpu::NAME;
+use crate::settings::choice;
 use meganeura_shaders::Schedule;
 use meganeura_shaders::{Class, ScheduleChooser};
 use store::Stored;

@@ -8,7 +8,6 @@ use meganeura_core::plan::{BufferRef, Dispatch, ExecutionPlan};
 use meganeura_core::random::SplitMix64;
 use meganeura_core::{DType, Result};
 
-use super::trial::name;
 use crate::executable::BladeExecutable;
 
 /// Most indices that are spread evenly.
@@ -92,6 +91,11 @@ pub(super) struct Contents {
     pub(super) bytes: Vec<u8>,
     /// Elements of `f32` in `f16`; else nothing.
     pub(super) halves: Vec<u8>,
+}
+
+/// The name of a call's operand.
+pub(super) fn name(call: usize, operand: usize) -> String {
+    format!("x{call}.{operand}")
 }
 
 /// What the operands of all calls are filled with: quarters from -1 to 1, which are exact in half precision, and whose

@@ -12,11 +12,12 @@ use meganeura_core::plan::{Dispatch, ExecutionPlan};
 use meganeura_core::precision::Precision;
 use meganeura_core::{Error, Result};
 
+use super::Chosen;
 use super::contest::Subject as _;
 use super::operands::Operands;
 use super::trial::Trial;
-use crate::device::BladeDevice;
 use crate::gpu::NAME;
+use crate::handle::Handle;
 use meganeura_shaders::Schedule;
 use meganeura_shaders::coop::CoopConfig;
 use meganeura_shaders::{self as kernels, CompileCx};
@@ -38,69 +39,70 @@ pub(super) fn text_hash(
     Some(sha256(compiled.launches.iter().map(|launch| launch.source.as_bytes())))
 }
 
-impl BladeDevice {
-    /// Compares the stored ways that a plan would use with the usual ones, unless that was done before. One that is wrong is
-    /// not used any more.
-    ///
-    /// # Errors
-    /// A device that fails.
-    pub(crate) fn qualify(&self, plan: &ExecutionPlan) -> Result<()> {
-        self.qualify_by(plan, &|dispatch, class, ways| {
-            self.first_difference(dispatch, plan.precision, class, ways)
-        })
-    }
+/// Compares the stored ways that a plan would use with the usual ones, unless that was done before. One that is wrong is
+/// not used any more.
+///
+/// # Errors
+/// A device that fails.
+pub(crate) fn qualify(device: &Handle, chosen: &Chosen, coop: Option<CoopConfig>, plan: &ExecutionPlan) -> Result<()> {
+    qualify_by(device, chosen, coop, plan, &|dispatch, class, ways| {
+        first_difference(device, dispatch, (plan.precision, coop), class, ways)
+    })
+}
 
-    /// [`BladeDevice::qualify`] with another comparison.
-    pub(super) fn qualify_by(&self, plan: &ExecutionPlan, difference: &Difference) -> Result<()> {
-        let Some(chosen) = self.tuning().choices(plan.precision) else {
-            return Ok(());
+/// [`qualify`] with another comparison.
+pub(super) fn qualify_by(
+    device: &Handle,
+    chosen: &Chosen,
+    coop: Option<CoopConfig>,
+    plan: &ExecutionPlan,
+    difference: &Difference,
+) -> Result<()> {
+    let tuning = chosen.tuning;
+    let mut seen = HashSet::new();
+    for dispatch in &plan.dispatches {
+        let call = format!("{:?}", (&dispatch.kernel, &dispatch.attrs, dispatch.types()));
+        if !seen.insert(call) {
+            continue;
+        }
+        let noted = Noted {
+            choices: chosen,
+            asked: RefCell::default(),
         };
-        let coop = self.coop_at(plan.precision);
-        let mut seen = HashSet::new();
-        for dispatch in &plan.dispatches {
-            let call = format!("{:?}", (&dispatch.kernel, &dispatch.attrs, dispatch.types()));
-            if !seen.insert(call) {
+        let Some(hash) = text_hash(dispatch, coop.filter(|_| dispatch.use_coop), &noted) else {
+            continue;
+        };
+        for Noticed { class, ways } in noted.asked.take() {
+            if tuning.is_qualified(&class, &hash) {
                 continue;
             }
-            let noted = Noted {
-                choices: &chosen,
-                asked: RefCell::default(),
-            };
-            let Some(hash) = text_hash(dispatch, coop.filter(|_| dispatch.use_coop), &noted) else {
-                continue;
-            };
-            for Noticed { class, ways } in noted.asked.take() {
-                if self.tuning().is_qualified(&class, &hash) {
-                    continue;
-                }
-                match difference(dispatch, &class, &ways) {
-                    Ok(None) => self.tuning().qualified(&class, &hash),
-                    Ok(Some(difference)) => self.tuning().refuse(&class, &Error::backend(NAME, difference)),
-                    Err(error) if self.gpu().is_lost() => return Err(error),
-                    Err(error) => self.tuning().refuse(&class, &error),
-                }
+            match difference(dispatch, &class, &ways) {
+                Ok(None) => tuning.qualified(&class, &hash),
+                Ok(Some(difference)) => tuning.refuse(&class, &Error::backend(NAME, difference)),
+                Err(error) if device.gpu().is_lost() => return Err(error),
+                Err(error) => tuning.refuse(&class, &error),
             }
         }
-        Ok(())
     }
+    Ok(())
+}
 
-    /// How the second of two ways differs from the first.
-    fn first_difference(
-        &self,
-        dispatch: &Dispatch,
-        precision: Precision,
-        class: &Class,
-        ways: &[String; 2],
-    ) -> Result<Option<String>> {
-        let operands = Operands::plain(dispatch);
-        let trial = Trial::new(self, dispatch, &operands, precision, (class, ways), Instant::now())?;
-        let (mut usual, mut other) = (trial.prepare(&ways[0])?, trial.prepare(&ways[1])?);
-        trial.difference(&mut usual, &mut other)
-    }
+/// How the second of two ways differs from the first.
+fn first_difference(
+    device: &Handle,
+    dispatch: &Dispatch,
+    units: (Precision, Option<CoopConfig>),
+    class: &Class,
+    ways: &[String; 2],
+) -> Result<Option<String>> {
+    let operands = Operands::plain(dispatch);
+    let trial = Trial::new(device, dispatch, &operands, units, (class, ways), Instant::now())?;
+    let (mut usual, mut other) = (trial.prepare(&ways[0])?, trial.prepare(&ways[1])?);
+    trial.difference(&mut usual, &mut other)
 }
 
 /// How the second of two ways to compute a call differs from the first.
-type Difference<'a> = dyn Fn(&Dispatch, &Class, &[String; 2]) -> Result<Option<String>> + 'a;
+pub(super) type Difference<'a> = dyn Fn(&Dispatch, &Class, &[String; 2]) -> Result<Option<String>> + 'a;
 
 /// A class for which a stored way is used, and the usual way with it.
 struct Noticed {

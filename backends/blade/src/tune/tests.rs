@@ -12,6 +12,7 @@ use meganeura_core::plan::compile_for;
 use meganeura_core::{DType, ExecutionPlan, NodeId, Result};
 
 use super::contest::{Subject, contest};
+use super::qualify::{Difference, qualify_by};
 use super::trial::Trial;
 use super::tuner::Found;
 use super::{Entry, Tuning};
@@ -62,10 +63,10 @@ fn later() -> Instant {
 
 pub(super) fn trial<'a>(device: &'a BladeDevice, found: &'a Found) -> Trial<'a> {
     let trial = Trial::new(
-        device,
+        device.handle(),
         &found.dispatch,
         &found.operands,
-        found.precision,
+        (found.precision, device.coop_at(found.precision)),
         (&found.class, &found.ways),
         later(),
     );
@@ -327,6 +328,7 @@ fn a_way_that_the_driver_refuses_is_dropped() {
     };
     let chosen = sources(&device, &plan);
     device
+        .handle()
         .pipelines()
         .refused
         .lock()
@@ -336,6 +338,18 @@ fn a_way_that_the_driver_refuses_is_dropped() {
     assert_ne!(sources(&device, &plan), chosen, "the usual way from now on");
     let path = device.tuned_file().expect("a file");
     assert!(!std::fs::read_to_string(path).expect("it is there").contains(&class));
+}
+
+/// Compares the stored ways of a plan by a test's comparison.
+fn compare_stored(device: &BladeDevice, plan: &ExecutionPlan, difference: &Difference) -> Result<()> {
+    let chosen = device.tuning().choices(plan.precision).expect("a way is stored");
+    qualify_by(
+        device.handle(),
+        &chosen,
+        device.coop_at(plan.precision),
+        plan,
+        difference,
+    )
 }
 
 #[test]
@@ -354,9 +368,9 @@ fn stored_ways_are_compared_before_they_are_used() {
         asked.set(asked.get() + 1);
         Ok(None)
     };
-    device.qualify_by(&plan, &right).expect("it is compared");
+    compare_stored(&device, &plan, &right).expect("it is compared");
     assert_ne!(file(), before, "that it was is remembered");
-    device.qualify_by(&plan, &right).expect("it was compared");
+    compare_stored(&device, &plan, &right).expect("it was compared");
     assert_eq!(asked.get(), 1, "once");
     // Another number of rows of the class has other kernels.
     let other = self::plan(&device, |g| {
@@ -364,7 +378,7 @@ fn stored_ways_are_compared_before_they_are_used() {
         g.matmul(a, b)
     });
     let wrong = |_: &_, _: &_, _: &_| Ok(Some("element 3 is 1, not 2".to_owned()));
-    device.qualify_by(&other, &wrong).expect("it is compared");
+    compare_stored(&device, &other, &wrong).expect("it is compared");
     assert_ne!(sources(&device, &plan), chosen, "what is wrong is not used");
     assert!(!file().contains(&class));
     run_product(&device, &plan);
@@ -569,7 +583,7 @@ fn the_usual_ways_are_right() {
             choices: None,
             narrows: crate::dispatch::Narrows::No,
         };
-        let mut executable = BladeExecutable::new(&device, &plan, &with).expect("it compiles");
+        let mut executable = BladeExecutable::new(device.handle(), &plan, &with).expect("it compiles");
         let words = |name: &str| {
             let values = fill(name, size(name).numel()).into_iter();
             values.map(|v| (v as f32).to_le_bytes()).collect()
@@ -581,15 +595,4 @@ fn the_usual_ways_are_right() {
             assert!((want - found).abs() < 1e-5 * scale, "{found}, not {want}");
         }
     }
-}
-
-#[test]
-fn a_call_without_ways_has_no_class() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let Some(device) = device(folder.path()) else { return };
-    let plan = plan(&device, |g| {
-        let x = g.input("x", &[40, 50]);
-        g.neg(x)
-    });
-    assert!(device.classes(&[plan]).expect("it has kernels").is_empty());
 }

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use meganeura_core::backend::{Device as _, Executable as _, StepArgs};
+use meganeura_core::backend::{Executable as _, StepArgs};
 use meganeura_core::calibration::warm_up;
 use meganeura_core::graph::{Graph, Value};
 use meganeura_core::plan::{BufferRef, Dispatch, ExecutionPlan, try_compile};
@@ -13,13 +13,13 @@ use meganeura_core::replay::{ReplayOptions, replay_on_executables};
 use meganeura_core::{Error, Result, registry};
 
 use super::contest::Subject;
-use super::operands::{Datum, Held, Operands, Widened, data_of};
+use super::operands::{Datum, Held, Operands, Widened, data_of, name};
 use crate::brought::Brought;
-use crate::device::BladeDevice;
 use crate::dispatch::{Narrows, With};
 use crate::executable::BladeExecutable;
 use crate::facts;
 use crate::gpu::NAME;
+use crate::handle::Handle;
 use crate::program::Draft;
 use meganeura_shaders::Schedule;
 use meganeura_shaders::coop::CoopConfig;
@@ -41,7 +41,7 @@ const MOST_TIMES: u32 = 512;
 
 /// Some equal calls one after the other, with operands as a model has them.
 pub(super) struct Trial<'a> {
-    device: &'a BladeDevice,
+    device: &'a Handle,
     class: &'a Class,
     ways: &'a [String],
     coop: Option<CoopConfig>,
@@ -62,10 +62,10 @@ impl<'a> Trial<'a> {
     /// # Errors
     /// A call that cannot stand alone.
     pub(super) fn new(
-        device: &'a BladeDevice,
+        device: &'a Handle,
         dispatch: &Dispatch,
         operands: &Operands,
-        precision: Precision,
+        (precision, coop): (Precision, Option<CoopConfig>),
         (class, ways): (&'a Class, &'a [String]),
         until: Instant,
     ) -> Result<Self> {
@@ -92,7 +92,7 @@ impl<'a> Trial<'a> {
             device,
             class,
             ways,
-            coop: device.coop_at(precision),
+            coop,
             plan,
             calls: calls as u32,
             data,
@@ -275,7 +275,7 @@ impl ScheduleChooser for Forced<'_> {
 
 /// A plan of calls like that of a dispatch, which wait for each other.
 fn plan_of(
-    device: &BladeDevice,
+    device: &Handle,
     dispatch: &Dispatch,
     held: &[Held],
     precision: Precision,
@@ -324,9 +324,4 @@ fn plan_of(
     plan.place_buffers(device.capabilities().max_buffer_bytes)?;
     plan.verify()?;
     Ok(plan)
-}
-
-/// The name of a call's operand.
-pub(super) fn name(call: usize, operand: usize) -> String {
-    format!("x{call}.{operand}")
 }

@@ -125,11 +125,12 @@ impl BladeDevice {
 
     fn tune_class(&self, found: &Found, until: Instant) -> Result<Tuned> {
         let ways = (&found.class, &*found.ways);
-        let trial = Trial::new(self, &found.dispatch, &found.operands, found.precision, ways, until);
+        let units = (found.precision, self.coop_at(found.precision));
+        let trial = Trial::new(self.handle(), &found.dispatch, &found.operands, units, ways, until);
         let outcome = trial.and_then(|trial| contest(&trial));
         match outcome {
             Ok(decision) => Ok(tuned(found, decision)),
-            Err(error) if self.gpu().is_lost() => Err(Error::misuse(
+            Err(error) if self.handle().gpu().is_lost() => Err(Error::misuse(
                 format!("the device failed while ways of {} were measured: {error}", found.class),
                 "what was found before is kept; look at the driver, and tune other works",
             )),

@@ -312,3 +312,14 @@ fn ways_of_reductions_and_attention_are_measured_stored_and_used() {
     second.forget_tuned().expect("it is deleted");
     assert_ne!(sources(&second, &plan), chosen, "they are not the usual ones");
 }
+
+#[test]
+fn a_call_without_ways_has_no_class() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let Some(device) = device(folder.path()) else { return };
+    let plan = plan(&device, |g| {
+        let x = g.input("x", &[40, 50]);
+        vec![g.neg(x).into()]
+    });
+    assert!(device.classes(&[plan]).expect("it has kernels").is_empty());
+}

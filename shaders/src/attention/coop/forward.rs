@@ -5,7 +5,7 @@ use meganeura_core::ops::AttentionDims;
 use super::super::super::files;
 use super::super::super::kernel::{CompileCx, Compiled, Launch};
 use super::super::super::module::Module;
-use super::super::{Target, load_body_as_stored, over_cache, positions, store_body};
+use super::super::heads::{Target, load_body_as_stored, over_cache, positions, store_body};
 use super::{CoopConfig, Subgroups, fitting, is_worth, sums_stride};
 
 /// Rows of tiles of a workgroup, and subgroups beside each other.

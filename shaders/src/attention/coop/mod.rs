@@ -10,6 +10,7 @@ use meganeura_core::ops::AttentionDims;
 use super::super::coop::{CoopConfig, prefers_coop};
 use super::super::module::Module;
 use super::super::template::{KernelFile, Template};
+use super::heads::template;
 
 /// Most threads of a workgroup that every device has.
 const MOST_THREADS: usize = 256;
@@ -34,7 +35,7 @@ impl Subgroups {
 
     /// A kernel file with the fragments of matrices, for a module that has the extensions of the language.
     fn template(&self, file: KernelFile, module: &mut Module, dims: &AttentionDims) -> Template {
-        self.config.fragments(super::template(file, dims), module)
+        self.config.fragments(template(file, dims), module)
     }
 }
 

@@ -7,7 +7,7 @@ use super::super::super::files;
 use super::super::super::kernel::{CompileCx, Compiled, Launch};
 use super::super::super::module::Module;
 use super::super::backward::{Parts, join, loading};
-use super::super::{Side, Target, store_body};
+use super::super::heads::{Side, Target, store_body};
 use super::{CoopConfig, Subgroups, fitting, is_worth, sums_stride};
 
 /// Rows of tiles of a workgroup.

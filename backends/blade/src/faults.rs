@@ -7,11 +7,10 @@
 //! saved, clears the words, and tells the error.
 
 use blade_graphics as bg;
+use meganeura_core::Error;
 use meganeura_core::backend::shader::ENDED_LOOP;
-use meganeura_core::{Error, Result};
 
-use super::{BladeExecutable, FRAMES};
-use crate::program::Reporter;
+use crate::memory::ALIGNMENT;
 
 /// Words of a report for each dispatch that reports: whether it found a fault, and the largest index.
 const REPORT_WORDS: usize = 2;
@@ -24,71 +23,25 @@ pub(crate) struct Saved {
     pub(crate) len: u64,
 }
 
-/// Faults that were found, and what is to be done about them.
-#[derive(Default)]
-pub(super) struct Faults {
-    /// The frame of the step that met one, until it is undone.
-    pub(super) to_undo: Option<usize>,
-    /// The error that nobody has been told.
-    untold: Option<Error>,
-    /// Steps that were given up.
-    pub(super) given_up: u64,
+/// A dispatch that may report a fault, and what the error says of it.
+#[derive(Clone, Debug)]
+pub(crate) struct Reporter {
+    pub(crate) label: String,
+    /// Number that indices must be below.
+    pub(crate) rows: usize,
+    /// Who brought its kernel, if somebody did.
+    pub(crate) origin: Option<String>,
 }
 
-impl BladeExecutable {
-    /// Waits for the submission of a frame, and notes a fault in it. Older submissions are to be finished before.
-    pub(super) fn finish(&mut self, at: usize) -> Result<()> {
-        self.wait_for(at)?;
-        self.collect(at)?;
-        if !std::mem::take(&mut self.frames[at].unread_report) {
-            return Ok(());
-        }
-        let mut report = vec![0; self.report_bytes()];
-        self.frames[at].download.read(0, &mut report);
-        let Some(error) = fault_in(&report, &self.reporters) else {
-            return Ok(());
-        };
-        self.faults.given_up += 1;
-        // What was submitted since has seen the fault, and done nothing.
-        for later in (1..FRAMES).map(|i| (at + i) % FRAMES) {
-            if self.frames[later].ticket > self.frames[at].ticket {
-                self.wait_for(later)?;
-                let is_step = std::mem::take(&mut self.frames[later].unread_report);
-                self.faults.given_up += u64::from(is_step);
-            }
-        }
-        // Copied before it is undone.
-        self.frames.iter_mut().for_each(|frame| frame.copied.clear());
-        self.faults.to_undo = Some(at);
-        self.faults.untold = Some(error);
-        Ok(())
-    }
-
-    /// Waits for the submission of a frame.
-    pub(super) fn wait_for(&mut self, at: usize) -> Result<()> {
-        let Some(sync) = self.frames[at].sync.take() else {
-            return Ok(());
-        };
-        self.patience.wait(&self.gpu, &sync)
-    }
-
-    /// Waits for all submissions, the oldest first.
-    pub(super) fn finish_all(&mut self) -> Result<()> {
-        (1..=FRAMES).try_for_each(|i| self.finish((self.current + i) % FRAMES))
-    }
-
-    /// Tells a fault that was noted.
-    ///
-    /// # Errors
-    /// The fault.
-    pub(super) fn tell(&mut self) -> Result<()> {
-        self.faults.untold.take().map_or(Ok(()), Err)
-    }
-
-    /// Bytes of a report.
-    pub(super) fn report_bytes(&self) -> usize {
-        report_bytes(self.reporters.len())
-    }
+/// Faults that were found, and what is to be done about them.
+#[derive(Default)]
+pub(crate) struct Faults {
+    /// The frame of the step that met one, until it is undone.
+    pub(crate) to_undo: Option<usize>,
+    /// The error that nobody has been told.
+    pub(crate) untold: Option<Error>,
+    /// Steps that were given up.
+    pub(crate) given_up: u64,
 }
 
 /// Bytes of the report of so many dispatches: a word that says whether there is anything in it, then a few for each.
@@ -100,7 +53,7 @@ pub(crate) fn report_bytes(reporters: usize) -> usize {
 }
 
 /// The fault of the first dispatch that found one.
-fn fault_in(report: &[u8], reporters: &[Reporter]) -> Option<Error> {
+pub(crate) fn fault_in(report: &[u8], reporters: &[Reporter]) -> Option<Error> {
     let words: Vec<u32> = report
         .chunks_exact(4)
         .map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
@@ -131,7 +84,7 @@ fn fault_in(report: &[u8], reporters: &[Reporter]) -> Option<Error> {
 /// Puts parts together that are neighbours both where they are and where they are saved.
 pub(crate) fn joined(parts: impl Iterator<Item = Saved>) -> Vec<Saved> {
     // Offsets are multiples of this; what lies between is nobody's.
-    let aligned = |len: u64| len.next_multiple_of(crate::memory::ALIGNMENT);
+    let aligned = |len: u64| len.next_multiple_of(ALIGNMENT);
     let follows = |a: bg::BufferPiece, b: bg::BufferPiece, len: u64| a.buffer == b.buffer && a.offset + len == b.offset;
     let mut all: Vec<Saved> = Vec::new();
     for part in parts.filter(|part| part.len > 0) {

@@ -1,0 +1,147 @@
+//! What the core asks of a device: which kernels it has, and plans compiled for it.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use blade_graphics as bg;
+use meganeura_core::backend::shader::shader_kernels;
+use meganeura_core::backend::{Capabilities, Device, Executable, KernelDesc, KernelSource, Support, Tune};
+use meganeura_core::{ExecutionPlan, Result, Session};
+
+use crate::brought;
+use crate::device::BladeDevice;
+use crate::dispatch::{Narrows, With};
+use crate::executable::BladeExecutable;
+use crate::facts;
+use crate::program::Draft;
+use crate::tune::qualify::qualify;
+use meganeura_shaders::ScheduleChooser;
+use meganeura_shaders::coop::CoopConfig;
+
+/// Sessions on a context of the host application.
+pub trait WithContext: Sized {
+    /// A session on the device of a context that others may use, too. Several sessions share compiled kernels if they are
+    /// opened [on](Session::on) one [`BladeDevice::from_context`] instead.
+    ///
+    /// # Errors
+    /// As [`Session::on`].
+    fn with_context(context: Arc<bg::Context>, plan: ExecutionPlan) -> Result<Self>;
+}
+
+impl WithContext for Session {
+    fn with_context(context: Arc<bg::Context>, plan: ExecutionPlan) -> Result<Self> {
+        Session::on(Arc::new(BladeDevice::from_context(context)), plan)
+    }
+}
+
+impl BladeDevice {
+    /// The matrix units that a plan uses.
+    fn coop_for(&self, plan: &ExecutionPlan) -> Option<CoopConfig> {
+        let uses = plan.dispatches.iter().any(|d| d.use_coop);
+        if uses { self.coop_config() } else { None }
+    }
+
+    /// Does something with what the kernels of a plan are made with.
+    fn with<T>(&self, plan: &ExecutionPlan, coop: Option<CoopConfig>, make: impl FnOnce(&With) -> T) -> T {
+        let brought = self.brought_for(plan);
+        let chosen = self.tuning().choices(plan.precision);
+        make(&With {
+            coop,
+            brought: &brought,
+            choices: chosen.as_ref().map(|chosen| chosen as &dyn ScheduleChooser),
+            narrows: if self.narrows() { Narrows::Chosen } else { Narrows::No },
+        })
+    }
+}
+
+impl Device for BladeDevice {
+    fn capabilities(&self) -> &Capabilities {
+        self.handle().capabilities()
+    }
+
+    fn supports(&self, kernel: &KernelDesc) -> Support {
+        match self.answer(kernel) {
+            Ok(_) => Support::Yes,
+            Err(reason) => Support::No(reason),
+        }
+    }
+
+    fn launches(&self, kernel: &KernelDesc) -> u32 {
+        self.answer(kernel).unwrap_or(1)
+    }
+
+    fn kernels(&self) -> String {
+        // Which products use matrix units is part of a plan.
+        let mut kernels = format!("{:?}", self.wanted());
+        for brought in shader_kernels() {
+            let used = self.uses_brought(brought.op().name());
+            let _ = write!(kernels, ", {} {used}", brought.content());
+        }
+        if let Some(tuned) = self.tuning().fingerprint() {
+            let _ = write!(kernels, ", tuned {tuned}");
+        }
+        kernels
+    }
+
+    fn has_mixed_precision(&self) -> bool {
+        self.coop_config().is_some_and(|config| config.use_f16_input)
+    }
+
+    fn finalize(&self, plan: &mut ExecutionPlan) -> Result<()> {
+        let brought = self.brought_for(plan);
+        let chosen = self.tuning().choices(plan.precision);
+        let with = With {
+            coop: self.coop_at(plan.precision),
+            brought: &brought,
+            choices: chosen.as_ref().map(|chosen| chosen as &dyn ScheduleChooser),
+            narrows: Narrows::No,
+        };
+        facts::choose_variants(plan, &with)
+    }
+
+    fn kernel_sources(&self, plan: &ExecutionPlan) -> Result<Vec<KernelSource>> {
+        self.with(plan, self.coop_for(plan), |with| Ok(Draft::of(plan, with)?.sources()))
+    }
+
+    fn memory_beside(&self, plan: &ExecutionPlan) -> Result<u64> {
+        self.with(plan, self.coop_for(plan), |with| Ok(Draft::of(plan, with)?.beside()))
+    }
+
+    fn tunable(&self) -> Option<&dyn Tune> {
+        Some(self)
+    }
+
+    fn compile(&self, plan: &ExecutionPlan) -> Result<Box<dyn Executable>> {
+        plan.verify()?;
+        if let Some(chosen) = self.tuning().choices(plan.precision) {
+            qualify(self.handle(), &chosen, self.coop_at(plan.precision), plan)?;
+        }
+        let coop = self.coop_for(plan);
+        let brought = self.brought_for(plan);
+        let name = self.handle().name();
+        let mut refusal = None;
+        loop {
+            let unmade = match self.with(plan, coop, |with| BladeExecutable::new(self.handle(), plan, with)) {
+                Ok(executable) => return Ok(Box::new(executable)),
+                Err(unmade) => unmade,
+            };
+            // There is always the usual way.
+            if let Some(class) = &unmade.chosen {
+                self.tuning().refuse(class, &unmade.error);
+                continue;
+            }
+            // Only for a plan of another driver, say from a file: this one was asked while its plans were made.
+            let kernel = unmade.brought.as_ref().and_then(|(op, _)| brought.get(op));
+            match (kernel, unmade.brought.as_ref(), refusal) {
+                (Some(kernel), Some((_, source)), _) => {
+                    brought::refuse(name, kernel, Some(source.clone()), &unmade.error);
+                    refusal = Some((kernel, *unmade.error));
+                }
+                (_, _, Some((kernel, refusal))) => {
+                    return Err(brought::irreplaceable(name, kernel, &refusal, &unmade.error));
+                }
+                _ => return Err(*unmade.error),
+            }
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Recording the kernels of a step.
+
+use blade_graphics as bg;
+use meganeura_core::Result;
+use meganeura_core::backend::StepArgs;
+
+use super::{BladeExecutable, frame};
+use crate::pipeline::{BoundLaunch, Scalars};
+use crate::program::Phase;
+use crate::timing::PassTag;
+
+impl BladeExecutable {
+    /// Records the kernels of a step. While the device has nothing else to do it begins with the first of them before the last
+    /// are recorded.
+    pub(super) fn record_step(&mut self, args: &StepArgs) -> Result<()> {
+        self.record_save()?;
+        let phases: Vec<&Phase> = args
+            .segments
+            .iter()
+            .filter_map(|&s| self.segments.get(s))
+            .flatten()
+            .collect();
+        // Nothing is asked for steps that are short in any case. Segments may be asked for several times.
+        let most = self.frames[self.current].parts() - 1;
+        let mut cuts = match most > 0 && self.is_idle()? {
+            true => frame::cuts(phases.iter().map(|phase| phase.len())),
+            false => Vec::new(),
+        };
+        cuts.truncate(most);
+        let (frame, scalars) = (&mut self.frames[self.current], &self.inline_scalars);
+        let ends = cuts.iter().copied().chain([phases.len()]);
+        let starts = [0].into_iter().chain(cuts.iter().copied());
+        self.gpu.guard("recording", |context| {
+            for (start, end) in starts.zip(ends) {
+                if start > 0 {
+                    frame.submit_part(context);
+                }
+                let mut pass = frame.encoder().compute("step");
+                for (i, phase) in phases[start..end].iter().enumerate() {
+                    if i > 0 {
+                        pass.barrier();
+                    }
+                    record_phase(&mut pass, phase, scalars);
+                }
+            }
+        })
+    }
+
+    /// Whether all that was submitted is complete.
+    pub(super) fn is_idle(&self) -> Result<bool> {
+        let mut syncs = self.frames.iter().filter_map(|frame| frame.sync.as_ref());
+        syncs.try_fold(true, |idle, sync| Ok(idle && frame::is_complete(&self.gpu, sync)?))
+    }
+
+    /// Records copies of what the step may have to take back.
+    pub(super) fn record_save(&mut self) -> Result<()> {
+        let (frame, saved) = (&mut self.frames[self.current], &self.saved[self.current]);
+        if saved.is_empty() {
+            return Ok(());
+        }
+        if let Some(measured) = &mut frame.measured {
+            measured.tags.push(PassTag::transfer("save"));
+        }
+        let encoder = frame.encoder();
+        self.gpu.guard("recording", |_| {
+            let mut pass = encoder.transfer("save");
+            for part in saved {
+                pass.copy_buffer_to_buffer(part.own, part.copy, part.len);
+            }
+        })
+    }
+}
+
+/// Records launches that may run at the same time.
+pub(super) fn record_phase(pass: &mut bg::ComputeCommandEncoder, phase: &Phase, scalars: &Scalars) {
+    for launch in phase {
+        let mut pipeline = pass.with(&launch.pipeline.raw);
+        let bound = &launch.bound;
+        pipeline.bind(0, &BoundLaunch { bound, scalars });
+        pipeline.dispatch(launch.groups);
+    }
+}

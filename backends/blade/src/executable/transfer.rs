@@ -1,0 +1,113 @@
+//! What is copied between host and device.
+
+use blade_graphics as bg;
+use meganeura_core::Result;
+use meganeura_core::plan::BufferRef;
+
+use super::BladeExecutable;
+use super::frame::Copy;
+use crate::timing::PassTag;
+
+/// Bytes of results that a step copies for the host because the last one was asked for them.
+const MOST_EXPECTED: u64 = 64 << 10;
+
+impl BladeExecutable {
+    /// Records copies to the host's memory of the current frame.
+    pub(super) fn record_downloads(&mut self, copies: Vec<Copy>, report: bool) -> Result<()> {
+        let bytes = self.report_bytes() as u64;
+        let end = copies.iter().map(|c| c.host + c.len).max().unwrap_or(0).max(bytes);
+        let sources: Vec<bg::BufferPiece> = copies.iter().map(|c| self.piece(c)).collect::<Result<_>>()?;
+        let fault = self.arena.place(self.extra.fault).filter(|_| report && bytes > 0);
+        let fault = fault.map(|place| self.arena.piece(place, 0));
+        if sources.is_empty() && fault.is_none() {
+            return Ok(());
+        }
+        let frame = &mut self.frames[self.current];
+        let target = frame.download.with_capacity(end)?;
+        if let Some(measured) = &mut frame.measured {
+            measured.tags.push(PassTag::transfer("download"));
+        }
+        let encoder = frame.encoder();
+        self.gpu.guard("recording", |_| {
+            let mut pass = encoder.transfer("download");
+            if let Some(fault) = fault {
+                pass.copy_buffer_to_buffer(fault, target.at(0), bytes);
+            }
+            for (copy, source) in copies.iter().zip(&sources) {
+                pass.copy_buffer_to_buffer(*source, target.at(copy.host), copy.len);
+            }
+        })?;
+        frame.unread_report = fault.is_some();
+        frame.copied = copies;
+        Ok(())
+    }
+
+    /// Places in the host's memory for what is expected to be read, as far as there is room.
+    pub(super) fn expected_copies(&mut self) -> Vec<Copy> {
+        let mut next = self.report_bytes() as u64;
+        let mut copies = Vec::new();
+        for mut copy in self.expected.drain(..) {
+            if copies.iter().map(|c: &Copy| c.len).sum::<u64>() + copy.len <= MOST_EXPECTED {
+                copy.host = next;
+                next = (next + copy.len).next_multiple_of(4);
+                copies.push(copy);
+            }
+        }
+        copies
+    }
+
+    /// Collects a write of a piece that can be staged.
+    pub(super) fn write_piece(&mut self, buffer: BufferRef, offset: u64, bytes: &[u8]) -> Result<()> {
+        let mut copy = Copy {
+            buffer,
+            offset,
+            len: bytes.len() as u64,
+            host: 0,
+        };
+        let known = self.copies.iter().rposition(|c| c.is_same(&copy));
+        let last = known.filter(|&i| !self.copies[i + 1..].iter().any(|c| c.overlaps(&copy)));
+        if let Some(at) = last {
+            // Written again before anybody has seen it.
+            let start = self.copies[at].host as usize;
+            self.pending[start..start + bytes.len()].copy_from_slice(bytes);
+            return Ok(());
+        }
+        let mut start = self.pending.len().next_multiple_of(4);
+        if start + bytes.len() > self.staged && !self.copies.is_empty() {
+            self.begin()?;
+            self.submit()?;
+            start = 0;
+        }
+        self.pending.resize(start, 0);
+        copy.host = start as u64;
+        self.pending.extend_from_slice(bytes);
+        self.copies.push(copy);
+        Ok(())
+    }
+
+    /// Reads a piece that can be staged. All submissions are finished.
+    pub(super) fn read_piece(&mut self, buffer: BufferRef, offset: u64, bytes: &mut [u8]) -> Result<()> {
+        let mut wanted = Copy {
+            buffer,
+            offset,
+            len: bytes.len() as u64,
+            host: 0,
+        };
+        if wanted.len <= MOST_EXPECTED && !self.expected.iter().any(|c| c.is_same(&wanted)) {
+            self.expected.push(wanted);
+        }
+        let changed = self.copies.iter().any(|c| c.overlaps(&wanted));
+        let mut copied = self.frames[self.current].copied.iter();
+        match copied.find(|c| c.is_same(&wanted)).filter(|_| !changed) {
+            Some(copy) => wanted = *copy,
+            None => {
+                self.begin()?;
+                self.record_downloads(vec![wanted], false)?;
+                self.submit()?;
+                self.finish(self.current)?;
+            }
+        }
+        self.frames[self.current].download.read(wanted.host, bytes);
+        Ok(())
+    }
+}

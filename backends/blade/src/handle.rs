@@ -1,0 +1,97 @@
+//! A device as its driver has it: the context, what it can do, and its compiled kernels.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use blade_graphics as bg;
+use meganeura_core::backend::shader::ShaderDevice;
+use meganeura_core::backend::{Capabilities, CostModel};
+
+use crate::gpu::Gpu;
+use crate::pipeline::Pipelines;
+use crate::probe::{Limits, Probed};
+use meganeura_shaders::DTYPES;
+
+/// Rounds after which Mesa's software driver leaves all loops of a shader (`LP_MAX_TGSI_LOOP_ITERATIONS` in its sources).
+const SOFTWARE_ROUNDS: u32 = 65_535;
+
+/// What executables need of a device, and those who try kernels before there is any [`BladeDevice`](crate::BladeDevice)
+/// that could say whether it uses them.
+pub(crate) struct Handle {
+    gpu: Arc<Gpu>,
+    /// Whether it is software that acts as a GPU.
+    software: bool,
+    limits: Limits,
+    capabilities: Capabilities,
+    pipelines: Pipelines,
+}
+
+impl Handle {
+    pub(crate) fn new(context: Arc<bg::Context>, name: String, probed: Option<Probed>) -> Self {
+        let software = context.device_information().is_software_emulated;
+        let limits = probed.map(|p| p.limits).unwrap_or_default();
+        Handle {
+            capabilities: Capabilities {
+                name,
+                dtypes: DTYPES.to_vec(),
+                max_buffer_bytes: Some(limits.buffer_bytes),
+                memory_bytes: limits.memory_bytes,
+                unified_memory: limits.discrete == Some(false),
+                cost: cost_model(software, limits.discrete),
+            },
+            gpu: Arc::new(Gpu::new(context)),
+            software,
+            limits,
+            pipelines: Pipelines::default(),
+        }
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.capabilities.name
+    }
+
+    pub(crate) fn gpu(&self) -> &Arc<Gpu> {
+        &self.gpu
+    }
+
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    pub(crate) fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    /// Whether it is software that acts as a GPU.
+    pub(crate) fn is_software(&self) -> bool {
+        self.software
+    }
+
+    pub(crate) fn pipelines(&self) -> &Pipelines {
+        &self.pipelines
+    }
+
+    /// What kernels of others have to know of it.
+    pub(crate) fn shader_device(&self) -> ShaderDevice {
+        ShaderDevice {
+            most_rounds: self.software.then_some(SOFTWARE_ROUNDS),
+        }
+    }
+}
+
+/// Rough rates of a class of devices.
+fn cost_model(software: bool, discrete: Option<bool>) -> CostModel {
+    let (launch_ns, bytes, flops) = match (software, discrete) {
+        (true, _) => (10_000, 8e9, 10e9),
+        (_, Some(true)) => (2_500, 1e12, 20e12),
+        _ => (4_000, 100e9, 3e12),
+    };
+    CostModel {
+        launch: Duration::from_nanos(launch_ns),
+        bytes_per_second: bytes,
+        flops_per_second: flops,
+        // Half precision is computed in single precision.
+        half_flops_per_second: flops,
+        free_views: false,
+    }
+}
