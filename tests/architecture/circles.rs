@@ -5,10 +5,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Where a file's module is in its crate: empty for the root.
-pub type Module = Vec<String>;
+pub(crate) type Module = Vec<String>;
 
 /// The module of a file, by its path below `src`.
-pub fn module_of(file: &str) -> Module {
+pub(crate) fn module_of(file: &str) -> Module {
     let path = file.strip_suffix(".rs").unwrap_or(file);
     let mut module: Module = path.split('/').map(str::to_owned).collect();
     module.pop_if(|name| ["lib", "main", "mod"].contains(&name.as_str()));
@@ -16,7 +16,7 @@ pub fn module_of(file: &str) -> Module {
 }
 
 /// The circles among files with these texts: sets of several modules each of which leads to all others, the largest first.
-pub fn circles(texts: &BTreeMap<Module, String>) -> Vec<Vec<Module>> {
+pub(crate) fn circles(texts: &BTreeMap<Module, String>) -> Vec<Vec<Module>> {
     let named: BTreeMap<&Module, BTreeSet<&Module>> = texts
         .iter()
         .map(|(module, text)| (module, named_by(module, text, texts)))
@@ -128,10 +128,10 @@ fn tokens(text: &str) -> Vec<String> {
     while let Some(first) = rest.chars().next() {
         let len = if rest.starts_with("//") {
             rest.find('\n').unwrap_or(rest.len())
-        } else if rest.starts_with("r\"") {
-            2 + rest[2..].find('"').map_or(rest.len() - 2, |end| end + 1)
-        } else if rest.starts_with("r#\"") {
-            3 + rest[3..].find("\"#").map_or(rest.len() - 3, |end| end + 2)
+        } else if let Some(inner) = rest.strip_prefix("r\"") {
+            2 + inner.find('"').map_or(inner.len(), |end| end + 1)
+        } else if let Some(inner) = rest.strip_prefix("r#\"") {
+            3 + inner.find("\"#").map_or(inner.len(), |end| end + 2)
         } else if first == '"' {
             let mut escaped = false;
             let end = rest[1..].find(|c| {
