@@ -30,16 +30,16 @@ pub const MIN_COOP_WORKGROUPS_HIGH_K: usize = 32;
 /// Terms of a long sum.
 const HIGH_K: usize = 1024;
 /// Fewest steps of a part of the summed dimension: a launch that puts parts together takes as long as some.
-const FEWEST_STEPS: usize = 8;
+const MIN_STEPS: usize = 8;
 
 /// Most rows of a product with few.
 const FEW_ROWS: usize = 16;
 /// Elements of the matrix from which on it is worth the units.
-const FEWEST_ELEMENTS: usize = 1 << 16;
+const MIN_ELEMENTS: usize = 1 << 16;
 /// Multiplications from which on one of more rows is.
-const FEWEST_PRODUCTS: usize = 1 << 21;
+const MIN_MULTIPLICATIONS: usize = 1 << 21;
 /// Terms from which on products of few rows are worth the units, whose steps have at least twice as many.
-const FEWEST_TERMS: usize = 64;
+const MIN_TERMS: usize = 64;
 
 /// Whether matrix units are likely to be faster: whether there are enough tiles, by the number of workgroups of two by
 /// two tiles each.
@@ -80,7 +80,7 @@ impl Cut {
     /// `k` terms in as many parts as are wanted, or fewer: each has some steps, and rounding up may leave fewer.
     fn new(k: usize, step: usize, wanted: usize) -> Self {
         let length = k
-            .div_ceil(wanted.min(k / (FEWEST_STEPS * step)).max(1))
+            .div_ceil(wanted.min(k / (MIN_STEPS * step)).max(1))
             .next_multiple_of(step);
         let parts = k.div_ceil(length);
         Cut {
@@ -92,7 +92,7 @@ impl Cut {
 
     /// The same, in parts of equal lengths if about as many have them, and in `most` parts at most.
     fn even(k: usize, step: usize, wanted: usize, most: usize) -> Self {
-        let most = most.min(k / (FEWEST_STEPS * step)).max(1);
+        let most = most.min(k / (MIN_STEPS * step)).max(1);
         Cut::new(k, step, sums::even_parts(k.div_ceil(step), wanted, most))
     }
 }
@@ -110,8 +110,8 @@ impl<'a> Blocks<'a> {
             0 => true,
             // Fewer were asked for.
             groups if groups > MIN_COOP_WORKGROUPS => prefers,
-            _ if is_few => (products_of(1) >= FEWEST_ELEMENTS && k >= FEWEST_TERMS) || prefers,
-            _ => (products_of(m) >= FEWEST_PRODUCTS && m > FEW_ROWS) || prefers,
+            _ if is_few => (products_of(1) >= MIN_ELEMENTS && k >= MIN_TERMS) || prefers,
+            _ => (products_of(m) >= MIN_MULTIPLICATIONS && m > FEW_ROWS) || prefers,
         };
         if k == 0 || !is_large || !matches!(tile, 8 | 16) {
             return None;

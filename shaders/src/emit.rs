@@ -15,7 +15,7 @@ use super::scalar::{self, literal, wgsl_type};
 use super::{pull, view};
 
 /// Most variables of a kernel.
-const MOST_VARIABLES: usize = 2_000;
+const MAX_VARIABLES: usize = 2_000;
 
 /// A place as [`place::terms`] has it.
 pub(crate) type Terms = Vec<(Index, usize)>;
@@ -122,7 +122,7 @@ impl<'a> Emitter<'a> {
 
     /// A new variable with a value.
     pub(crate) fn bind(&mut self, value: &str) -> Result<String, String> {
-        if self.variables > MOST_VARIABLES {
+        if self.variables > MAX_VARIABLES {
             return Err("it is too large for one kernel".into());
         }
         let name = self.fresh();

@@ -16,7 +16,7 @@ pub(crate) const HALF: &str = "f16";
 /// The extension of WGSL for matrix units.
 pub(crate) const COOP: &str = "wgpu_cooperative_matrix";
 /// Largest number of workgroups along an axis that every device has.
-const MOST_GROUPS: usize = 65_535;
+const MAX_GROUPS: usize = 65_535;
 
 struct Slot {
     binding: Binding,
@@ -358,11 +358,11 @@ fn indented(code: &str) -> String {
 
 /// Workgroups in two dimensions, as few more as possible.
 fn fold(groups: usize) -> Result<[usize; 2], String> {
-    if groups <= MOST_GROUPS {
+    if groups <= MAX_GROUPS {
         return Ok([groups, 1]);
     }
-    let y = groups.div_ceil(MOST_GROUPS);
-    if y > MOST_GROUPS {
+    let y = groups.div_ceil(MAX_GROUPS);
+    if y > MAX_GROUPS {
         return Err(format!("it needs {groups} workgroups, more than a device launches"));
     }
     Ok([groups.div_ceil(y), y])
@@ -377,7 +377,7 @@ mod tests {
         assert_eq!(fold(65_535), Ok([65_535, 1]));
         assert_eq!(fold(65_536), Ok([32_768, 2]));
         let [x, y] = fold(1_000_000).expect("it fits");
-        assert!(x <= MOST_GROUPS && x * y >= 1_000_000);
+        assert!(x <= MAX_GROUPS && x * y >= 1_000_000);
         assert!(fold(usize::MAX / 2).is_err());
     }
 }

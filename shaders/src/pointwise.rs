@@ -15,7 +15,7 @@ const EACH: usize = 4;
 /// Results that are as large have enough threads with several elements each.
 const STREAM: usize = 1 << 19;
 /// Variables of an element up to which several of them are no burden for drivers, and have registers.
-const MOST_VARIABLES: usize = 64;
+const MAX_VARIABLES: usize = 64;
 
 /// Launches for a body without reductions: results of equally many elements are computed together.
 pub(super) fn compile(body: &Body, cx: &CompileCx) -> Result<Compiled, String> {
@@ -55,7 +55,7 @@ fn launch(body: &Body, cx: &CompileCx, numel: usize, outputs: &[usize]) -> Resul
     }
     let (code, stores, variables) = elements(&mut e, "i", numel, outputs)?;
     // Updates in place have accesses enough: gradient descent is slower with several elements, Adam no faster.
-    if numel < STREAM || !numel.is_multiple_of(EACH) || variables > MOST_VARIABLES || e.cx.overwrites() {
+    if numel < STREAM || !numel.is_multiple_of(EACH) || variables > MAX_VARIABLES || e.cx.overwrites() {
         return e.module.finish_elements(code + &stores, numel);
     }
     // All are read before the first is written: drivers do not read ahead of writes.

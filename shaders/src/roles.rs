@@ -6,7 +6,7 @@ use super::fold::Fold;
 use super::scalar;
 
 /// Most operands of a concatenation.
-const MOST_PARTS: usize = 8;
+const MAX_PARTS: usize = 8;
 
 /// What a call is to the generators.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -68,7 +68,7 @@ fn is_view(name: &str) -> bool {
 fn is_pull(name: &str, call: &Call) -> bool {
     match name {
         "core.pad" | "core.gather" | "core.take_along_axis" | "core.random_bits" | "core.tril" | "core.triu" => true,
-        "core.concat" => call.inputs.len() <= MOST_PARTS,
+        "core.concat" => call.inputs.len() <= MAX_PARTS,
         _ => false,
     }
 }

@@ -25,13 +25,13 @@ pub(super) use layout::Layout;
 /// Threads of a workgroup.
 pub(super) const THREADS: usize = 256;
 /// Threads that a device should have at least; below, reductions are cut into parts.
-const ENOUGH_THREADS: usize = 65_536;
+const THREADS_THRESHOLD: usize = 65_536;
 /// Fewest columns of a part.
-const SHORTEST_PART: usize = 2_048;
+const MIN_PART: usize = 2_048;
 /// Most parts of a row.
-const MOST_PARTS: usize = 256;
+const MAX_PARTS: usize = 256;
 /// Longest row that every workgroup of a product reduces again.
-const LONGEST_BEFORE_PRODUCT: usize = 16_384;
+const MAX_PROLOGUE_COLUMNS: usize = 16_384;
 
 /// A reduction of a body.
 #[derive(Clone, Debug)]
@@ -142,7 +142,7 @@ impl<'a> Rows<'a> {
     /// for itself; the given results are theirs.
     pub(super) fn before_product(body: &'a Body, results: &[usize], cx: &CompileCx) -> Result<Self, String> {
         let mut rows = Rows::of(body)?;
-        if rows.rows != 1 || rows.columns > LONGEST_BEFORE_PRODUCT {
+        if rows.rows != 1 || rows.columns > MAX_PROLOGUE_COLUMNS {
             return Err("there is more to reduce before the product than every workgroup should".into());
         }
         for &output in results {
@@ -176,11 +176,11 @@ impl<'a> Rows<'a> {
     /// Parts into which rows are cut.
     fn parts(&self, layout: &Layout) -> usize {
         let threads = self.rows * layout.lanes;
-        if !self.can_be_cut() || threads >= ENOUGH_THREADS {
+        if !self.can_be_cut() || threads >= THREADS_THRESHOLD {
             return 1;
         }
-        let wanted = ENOUGH_THREADS.div_ceil(threads.max(1)).min(MOST_PARTS);
-        wanted.min(self.columns / SHORTEST_PART).max(1)
+        let wanted = THREADS_THRESHOLD.div_ceil(threads.max(1)).min(MAX_PARTS);
+        wanted.min(self.columns / MIN_PART).max(1)
     }
 
     /// Gives indices of the domain's elements the names of variables that have them.

@@ -17,7 +17,7 @@ use super::pointwise::is_half;
 use super::roles::Role;
 
 /// Most stages of a dispatch.
-const MOST_STAGES: usize = 12;
+const MAX_STAGES: usize = 12;
 
 /// What the anchors of a stage have in common.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,7 +62,7 @@ pub(super) fn compile(body: &Body, cx: &CompileCx) -> Result<Compiled, String> {
 /// Compiles all stages, of which the last is for what fits no other. An error comes with the number of its stage.
 fn compile_stages(body: &Body, cx: &CompileCx, stages: &[Stage]) -> Result<Compiled, (usize, String)> {
     let whole = |reason: String| (stages.len(), reason);
-    if stages.len() > MOST_STAGES {
+    if stages.len() > MAX_STAGES {
         return Err(whole("it needs too many kernels".into()));
     }
     let needed = kept(body, stages);

@@ -16,10 +16,10 @@ pub(super) const PARTIAL: DType = DType::F32;
 
 /// Most parts that the sums of so many elements may be cut into: partial sums take memory.
 pub(super) fn most_parts(total: usize) -> usize {
-    const MOST_BYTES: usize = 16 << 20;
+    const MAX_BYTES: usize = 16 << 20;
     PARTIAL
         .storage_bytes(total.max(1))
-        .map_or(1, |bytes| MOST_BYTES / bytes)
+        .map_or(1, |bytes| MAX_BYTES / bytes)
 }
 
 /// Whether the last of the parts of a sum of `k` terms, which have `length` terms each, has fewer steps than the others. Where all

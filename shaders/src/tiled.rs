@@ -28,20 +28,20 @@ const SIDE: usize = 16;
 /// Length of a step along the summed dimension.
 const STEP: usize = 16;
 /// Workgroups from which on larger tiles are better.
-const ENOUGH_GROUPS: usize = 64;
+const GROUPS_THRESHOLD: usize = 64;
 /// Workgroups up to which the summed dimension is cut.
 const GROUPS_IN_PARTS: usize = 160;
 /// Elements along each side of the tile of one thread, the largest first, and workgroups from which on it is better than
 /// the next one.
-const TILES: [(usize, usize); 4] = [(8, 2 * ENOUGH_GROUPS), (4, ENOUGH_GROUPS), (2, ENOUGH_GROUPS), (1, 0)];
+const TILES: [(usize, usize); 4] = [(8, 2 * GROUPS_THRESHOLD), (4, GROUPS_THRESHOLD), (2, GROUPS_THRESHOLD), (1, 0)];
 /// Shortest part of the summed dimension.
-const SHORTEST_PART: usize = 8 * STEP;
+const MIN_PART: usize = 8 * STEP;
 /// Columns up to which rows may be computed on the way: few workgroups share them.
 const COLUMNS_ON_THE_WAY: usize = 256;
 /// Most elements of the result that a thread computes together.
-const MOST_TOGETHER: usize = 8;
+const MAX_TOGETHER: usize = 8;
 /// Most values that it computes for them: their code is written out for each.
-const MOST_COMPUTED_TOGETHER: usize = 256;
+const MAX_VALUES_TOGETHER: usize = 256;
 
 impl Tiles<'_> {
     fn parts(&self) -> usize {
@@ -65,7 +65,7 @@ impl Tiles<'_> {
     /// Most elements whose results it gives to a sink together.
     fn most_together(&self) -> usize {
         match self {
-            Tiles::Units(blocks) => blocks.elements_of_a_thread().min(MOST_TOGETHER),
+            Tiles::Units(blocks) => blocks.elements_of_a_thread().min(MAX_TOGETHER),
             // Other threads run meanwhile.
             Tiles::Direct | Tiles::Threads(_) | Tiles::Vectors(_) => 1,
         }
@@ -166,7 +166,7 @@ impl Tiles<'_> {
                 true => 1,
                 false => self
                     .most_together()
-                    .min(MOST_COMPUTED_TOGETHER / body.nodes.len().max(1)),
+                    .min(MAX_VALUES_TOGETHER / body.nodes.len().max(1)),
             };
             // A power of two, as there are that many elements.
             let together = 1 << together.max(1).ilog2();
@@ -248,7 +248,7 @@ impl<'a> Tiling<'a> {
     fn of(products: &'a dyn Products, total: usize, tile: usize, wanted: usize) -> Self {
         let sizes = products.sizes();
         let room = sums::most_parts(total);
-        let parts = wanted.min(sizes.k / SHORTEST_PART).min(room).max(1);
+        let parts = wanted.min(sizes.k / MIN_PART).min(room).max(1);
         Tiling {
             // Rounding up may leave fewer.
             parts: sizes.k.div_ceil(Tiling::length(sizes.k, parts)).max(1),

@@ -19,25 +19,25 @@ use super::template::Template;
 use wide::Wide;
 
 /// Most rows.
-const MOST_ROWS: usize = 16;
+const MAX_ROWS: usize = 16;
 /// Most rows of products whose operands do not lie in rows, and of those that are left to matrix units otherwise.
 pub(super) const FEW_ROWS: usize = 4;
 /// Threads of a workgroup.
 const THREADS: usize = 256;
 /// Most lanes: eight columns of them are a sector of memory where neighbours there are columns.
-const MOST_LANES: usize = 32;
+const MAX_LANES: usize = 32;
 /// Fewest lanes.
-const FEWEST_LANES: usize = 8;
+const MIN_LANES: usize = 8;
 /// Most terms, of all rows, that a thread reads before it adds them up.
-const MOST_TOGETHER: usize = 16;
+const MAX_TOGETHER: usize = 16;
 /// Terms of a row that it reads in any case.
 const TOGETHER: usize = 4;
 /// Most elements of rows that are computed once, for all columns of a workgroup.
-const MOST_STAGED: usize = 3072;
+const MAX_STAGED: usize = 3072;
 /// Terms of a part for each lane, at least: a launch that puts parts together takes longer than fewer terms.
-const SHORTEST_PART: usize = 32;
+const MIN_PART: usize = 32;
 /// Workgroups from which on a device has enough to do.
-const ENOUGH_GROUPS: usize = 256;
+const GROUPS_THRESHOLD: usize = 256;
 /// Workgroups from which on a second launch, which puts parts together, takes longer than it saves.
 const GROUPS_WITHOUT_PARTS: usize = 48;
 
@@ -58,7 +58,7 @@ pub(super) fn check(body: &Body, id: Id, products: &dyn Products) -> Result<(), 
 
 /// Whether all rows fit into the memory of a workgroup.
 pub(super) fn can_stage(sizes: Sizes) -> bool {
-    sizes.m <= MOST_ROWS && sizes.batch * sizes.m * sizes.k <= MOST_STAGED
+    sizes.m <= MAX_ROWS && sizes.batch * sizes.m * sizes.k <= MAX_STAGED
 }
 
 /// A product of few rows.
@@ -79,11 +79,11 @@ impl<'a> Vectors<'a> {
             return None;
         }
         let mut lanes = if products.is_along_k(1) {
-            MOST_LANES
+            MAX_LANES
         } else {
-            FEWEST_LANES
+            MIN_LANES
         };
-        while lanes < MOST_LANES && Vectors::groups(&sizes, lanes) < ENOUGH_GROUPS {
+        while lanes < MAX_LANES && Vectors::groups(&sizes, lanes) < GROUPS_THRESHOLD {
             lanes *= 2;
         }
         let parts = Vectors::usual_parts(&sizes, lanes);
@@ -103,20 +103,20 @@ impl<'a> Vectors<'a> {
         let parts = |lanes: usize| {
             let (usual, many) = (
                 Vectors::usual_parts(&sizes, lanes),
-                ENOUGH_GROUPS.div_ceil(Vectors::groups(&sizes, lanes).max(1)),
+                GROUPS_THRESHOLD.div_ceil(Vectors::groups(&sizes, lanes).max(1)),
             );
             [usual, 1, many, many / 2].map(|parts| parts.max(1))
         };
         let mut all = Vec::new();
-        for lanes in [FEWEST_LANES, 2 * FEWEST_LANES, MOST_LANES] {
+        for lanes in [MIN_LANES, 2 * MIN_LANES, MAX_LANES] {
             all.extend(parts(lanes).map(|parts| Vectors::of(products, total, lanes, parts)));
         }
-        for parts in parts(MOST_LANES) {
-            let parts = Vectors::limited(&sizes, total, MOST_LANES, parts);
+        for parts in parts(MAX_LANES) {
+            let parts = Vectors::limited(&sizes, total, MAX_LANES, parts);
             for columns in wide::COLUMNS {
                 all.extend(Wide::new(products, cx, parts, Some(columns)).map(|wide| Vectors {
                     wide: Some(wide),
-                    ..Vectors::of(products, total, MOST_LANES, parts)
+                    ..Vectors::of(products, total, MAX_LANES, parts)
                 }));
             }
         }
@@ -138,7 +138,7 @@ impl<'a> Vectors<'a> {
     }
 
     fn most_rows(products: &dyn Products) -> usize {
-        if products.is_by_rows() { MOST_ROWS } else { FEW_ROWS }
+        if products.is_by_rows() { MAX_ROWS } else { FEW_ROWS }
     }
 
     fn groups(sizes: &Sizes, lanes: usize) -> usize {
@@ -148,7 +148,7 @@ impl<'a> Vectors<'a> {
     fn usual_parts(sizes: &Sizes, lanes: usize) -> usize {
         let groups = Vectors::groups(sizes, lanes);
         match groups < GROUPS_WITHOUT_PARTS {
-            true => ENOUGH_GROUPS.div_ceil(groups.max(1)),
+            true => GROUPS_THRESHOLD.div_ceil(groups.max(1)),
             false => 1,
         }
     }
@@ -156,7 +156,7 @@ impl<'a> Vectors<'a> {
     /// As many parts as are wanted, unless they were too short, or too many to keep.
     fn limited(sizes: &Sizes, total: usize, lanes: usize, wanted: usize) -> usize {
         let room = sums::most_parts(total);
-        wanted.min(sizes.k / (lanes * SHORTEST_PART)).min(room).max(1)
+        wanted.min(sizes.k / (lanes * MIN_PART)).min(room).max(1)
     }
 
     /// Launches for a product that depends on reductions, which [`check`] has found to be possible.
@@ -214,7 +214,7 @@ impl<'a> Vectors<'a> {
         let template = product_of(&mut e, template, self.products, [a, b])?
             .flag("B_ALONG_K", self.products.is_along_k(1))
             .sizes([("LANES", self.lanes), ("PARTS", self.parts), ("THREADS", THREADS)])
-            .sizes([("MAX_TOGETHER", MOST_TOGETHER), ("MIN_TOGETHER", TOGETHER)])
+            .sizes([("MAX_TOGETHER", MAX_TOGETHER), ("MIN_TOGETHER", TOGETHER)])
             .flag("STAGED", self.is_staged());
         e.module
             .finish_template(template, Vectors::groups(&self.sizes, self.lanes) * self.parts)
@@ -222,6 +222,6 @@ impl<'a> Vectors<'a> {
 
     /// Whether rows are computed before the sums, so that columns do not each do so.
     fn is_staged(&self) -> bool {
-        self.products.stored(0).is_none() && self.sizes.m * self.sizes.k.div_ceil(self.parts) <= MOST_STAGED
+        self.products.stored(0).is_none() && self.sizes.m * self.sizes.k.div_ceil(self.parts) <= MAX_STAGED
     }
 }

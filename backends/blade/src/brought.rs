@@ -13,7 +13,7 @@ use meganeura_shaders::CustomKernel;
 pub(crate) type Brought = HashMap<String, Arc<Accepted>>;
 
 /// Problems that are remembered.
-const MOST_PROBLEMS: usize = 100;
+const MAX_PROBLEMS: usize = 100;
 
 /// A kernel that has passed its test, or is tested.
 pub(crate) struct Accepted {
@@ -102,7 +102,7 @@ fn note(known: &mut Vec<Error>, problem: Error) {
     let text = problem.to_string();
     if known.iter().all(|other| other.to_string() != text) {
         log::warn!("{text}");
-        if known.len() < MOST_PROBLEMS {
+        if known.len() < MAX_PROBLEMS {
             known.push(problem);
         }
     }
@@ -125,6 +125,6 @@ mod tests {
         for number in 0..200 {
             note(&mut known, Error::backend(NAME, format!("another {number}")));
         }
-        assert_eq!(known.len(), MOST_PROBLEMS);
+        assert_eq!(known.len(), MAX_PROBLEMS);
     }
 }

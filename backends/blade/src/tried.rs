@@ -24,12 +24,12 @@ use crate::pipeline::Pipeline;
 use meganeura_shaders::{Compiled, CustomKernel, Launch};
 
 /// Most that the definition may take to evaluate for a call of the test.
-const MOST_EXTENT: Extent = Extent {
+const MAX_EXTENT: Extent = Extent {
     elements: 1 << 22,
     work: 1 << 26,
 };
 /// Calls of the test.
-const MOST_CALLS: usize = 40;
+const MAX_CALLS: usize = 40;
 /// Pipelines that are kept for the plans that are going to use them.
 const KEPT: usize = 64;
 
@@ -120,9 +120,9 @@ fn test(device: &Handle, kernel: &Arc<Accepted>) -> Result<()> {
     let mut tested: Vec<Tested> = Vec::new();
     let mut too_large = None;
     let samples = kernel.op().samples(&mut Sizes::new(29));
-    for sample in samples.into_iter().filter(|s| applies(kernel, s)).take(MOST_CALLS) {
+    for sample in samples.into_iter().filter(|s| applies(kernel, s)).take(MAX_CALLS) {
         // Before anything of that size is made.
-        if let Err(error) = definition(kernel.op(), &sample).and_then(|(g, _)| extent(&g, MOST_EXTENT)) {
+        if let Err(error) = definition(kernel.op(), &sample).and_then(|(g, _)| extent(&g, MAX_EXTENT)) {
             too_large = Some(error);
             continue;
         }

@@ -11,7 +11,7 @@ use super::super::scalar::literal;
 use super::super::template::{KernelFile, Template};
 
 /// Most elements of a head, beyond which a thread's part of the results needs too many registers.
-pub(super) const MOST_WIDTH: usize = 256;
+pub(super) const MAX_WIDTH: usize = 256;
 
 /// What is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -15,7 +15,7 @@ use meganeura_core::ops::AttentionDims;
 
 use super::kernel::{CompileCx, Compiled};
 use super::variants::{self, Candidate as _};
-use heads::{Kind, MOST_WIDTH};
+use heads::{Kind, MAX_WIDTH};
 use ways::{Attention, Way};
 
 /// Launches for a call of this family; `None` for one that is to be taken apart.
@@ -28,14 +28,14 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
         Kind::Cached => {
             let dims = AttentionDims::of_cached(&call)?;
             let is_float = cx.kernel.outputs[0].dtype == DType::F32;
-            (dims, is_float && dims.head_dim <= cached::MOST_ELEMENTS)
+            (dims, is_float && dims.head_dim <= cached::MAX_ELEMENTS)
         }
         Kind::Forward | Kind::Gradient => {
             let dims = AttentionDims::of(&call)?;
             let most_width = if kind == Kind::Gradient {
-                backward::MOST_WIDTH
+                backward::MAX_WIDTH
             } else {
-                MOST_WIDTH
+                MAX_WIDTH
             };
             let is_float = cx.kernel.inputs[0].dtype == DType::F32;
             (dims, is_float && !cx.overwrites() && dims.head_dim <= most_width)

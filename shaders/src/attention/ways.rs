@@ -11,17 +11,17 @@ use super::super::schedule::Schedule;
 use super::super::variants::{Candidate, range};
 use super::cached::{self, Sharing};
 use super::coop::{backward as units_backward, forward as units_forward};
-use super::heads::{Kind, MOST_WIDTH, Side, vectors, window};
+use super::heads::{Kind, MAX_WIDTH, Side, vectors, window};
 use super::{backward, forward, tiles};
 
 /// Most bytes of the scores of a call that is tried taken apart: a buffer that every device can bind.
-const MOST_SCORES: usize = 1 << 27;
+const MAX_SCORES: usize = 1 << 27;
 /// Fewest queries of a call with many keys: the rows of a tile that have no query are computed for nothing.
-const FEWEST_QUERIES: usize = 8;
+const MIN_QUERIES: usize = 8;
 /// Keys up to which any number of queries is right.
 const FEW_KEYS: usize = 256;
 /// Workgroups from which on any number of keys is right, since one workgroup goes over all keys that a tile sees.
-const ENOUGH_GROUPS: usize = 48;
+const GROUPS_THRESHOLD: usize = 48;
 /// Keys up to which any number of workgroups is right.
 const SHORT_ROW: usize = 2048;
 
@@ -80,7 +80,7 @@ impl Attention<'_> {
             }
             Kind::Forward if pays(&dims) => self.usual_tiles(),
             Kind::Forward | Kind::Gradient => Way::Apart,
-            Kind::Cached if dims.rows_q >= FEWEST_QUERIES && self.has_tiles() => self.usual_tiles(),
+            Kind::Cached if dims.rows_q >= MIN_QUERIES && self.has_tiles() => self.usual_tiles(),
             Kind::Cached => Sharing::usual(cx, &dims).map_or(Way::Elements, Way::Vectors),
         }
     }
@@ -93,7 +93,7 @@ impl Attention<'_> {
 
     /// Whether its rows can be cut into tiles: workgroups read what others overwrite otherwise.
     fn has_tiles(&self) -> bool {
-        self.dims.head_dim <= MOST_WIDTH && !self.cx.overwrites()
+        self.dims.head_dim <= MAX_WIDTH && !self.cx.overwrites()
     }
 
     /// All ways, the usual one first.
@@ -136,8 +136,8 @@ impl Attention<'_> {
         let scores = [heads, rows_q, rows_k, 4]
             .into_iter()
             .fold(batch, usize::saturating_mul);
-        let fits = |compiled: Compiled| compiled.scratch.iter().all(|&bytes| bytes <= MOST_SCORES);
-        scores <= MOST_SCORES && self.apart().is_ok_and(fits)
+        let fits = |compiled: Compiled| compiled.scratch.iter().all(|&bytes| bytes <= MAX_SCORES);
+        scores <= MAX_SCORES && self.apart().is_ok_and(fits)
     }
 
     /// Launches for what it is taken apart to, in their usual ways: as it is measured, so it is used.
@@ -208,6 +208,6 @@ impl Attention<'_> {
 /// Whether tiles of queries that each go over all of their keys are likely to be faster than products and a softmax.
 fn pays(dims: &AttentionDims) -> bool {
     let groups = dims.batch * dims.heads * dims.rows_q.div_ceil(tiles::FEW_ROWS);
-    let enough_queries = dims.rows_q >= FEWEST_QUERIES || dims.rows_k <= FEW_KEYS;
-    enough_queries && (groups >= ENOUGH_GROUPS || dims.rows_k <= SHORT_ROW)
+    let enough_queries = dims.rows_q >= MIN_QUERIES || dims.rows_k <= FEW_KEYS;
+    enough_queries && (groups >= GROUPS_THRESHOLD || dims.rows_k <= SHORT_ROW)
 }

@@ -4,7 +4,7 @@ use super::super::products::Sizes;
 use super::{CoopConfig, FEW_ROWS};
 
 /// Workgroups from which on the largest block is better, and below which the summed dimension is cut.
-const ENOUGH_GROUPS: usize = 100;
+const GROUPS_THRESHOLD: usize = 100;
 /// Workgroups that are wanted where it is cut, but for few rows. Measured for 72 blocks of sums of 1,536 terms: three
 /// parts are better than two.
 const GROUPS_OF_PARTS: usize = 200;
@@ -39,7 +39,7 @@ const BLOCKS_16: [Block; 2] = [
         sub_columns: 64,
         depths: 1,
         ahead: 1,
-        enough: ENOUGH_GROUPS,
+        enough: GROUPS_THRESHOLD,
     },
     Block {
         rows: 64,
@@ -103,10 +103,10 @@ const BLOCKS_8: [Block; 1] = [Block {
 }];
 
 /// Most steps on their way.
-const MOST_AHEAD: usize = 8;
+const MAX_PREFETCH: usize = 8;
 /// Threads of a small block, and most subgroups of them that share the terms of a step where there are few rows.
 const DEEP_THREADS: usize = 256;
-const MOST_DEPTHS: usize = 8;
+const MAX_DEPTHS: usize = 8;
 /// Threads of a subgroup below which each computes one tile: more would need too many registers, and software drivers
 /// minutes to compile.
 const SMALL_SUBGROUP: u32 = 16;
@@ -126,8 +126,8 @@ impl Block {
     /// Parts of the summed dimension that are commonly the best, if there are enough terms.
     pub(super) fn usual_parts(&self, sizes: &Sizes, is_few: bool) -> usize {
         let groups = self.groups(sizes).max(1);
-        match groups < ENOUGH_GROUPS {
-            true if is_few => ENOUGH_GROUPS.div_ceil(groups),
+        match groups < GROUPS_THRESHOLD {
+            true if is_few => GROUPS_THRESHOLD.div_ceil(groups),
             true => GROUPS_OF_PARTS.div_ceil(groups),
             false => 1,
         }
@@ -144,7 +144,7 @@ impl Block {
         all.push(Block::deep(config, FEW_ROWS + 1, sizes.k));
         let with_ahead = |block: &Block| {
             let ahead = [block.ahead, 1, 2, 4];
-            let most = sizes.k.div_ceil(block.step).min(MOST_AHEAD);
+            let most = sizes.k.div_ceil(block.step).min(MAX_PREFETCH);
             ahead
                 .into_iter()
                 .filter(move |ahead| *ahead <= most)
@@ -194,7 +194,7 @@ impl Block {
     /// A small block whose subgroups share the terms of each step, for so many rows, or more, and sums of `k` terms.
     fn deep(config: &CoopConfig, m: usize, k: usize) -> Self {
         let tile = config.tile_size as usize;
-        let most_depths = (DEEP_THREADS / config.subgroup_size.max(1) as usize).clamp(1, MOST_DEPTHS);
+        let most_depths = (DEEP_THREADS / config.subgroup_size.max(1) as usize).clamp(1, MAX_DEPTHS);
         // Of about the same length, with tiles for each subgroup.
         let even = |longest: usize| k.div_ceil(k.div_ceil(longest)).next_multiple_of(tile * most_depths);
         let longest = if config.use_f16_input { 256 } else { 128 };
@@ -244,7 +244,7 @@ mod tests {
         assert_eq!(parts(512, 576, false), 3, "72 blocks");
         assert_eq!(parts(512, 960, false), 1, "120 blocks");
         assert_eq!(parts(64, 64, false), GROUPS_OF_PARTS);
-        assert_eq!(parts(16, 576, true), ENOUGH_GROUPS.div_ceil(9));
+        assert_eq!(parts(16, 576, true), GROUPS_THRESHOLD.div_ceil(9));
         assert_eq!(parts(0, 576, false), GROUPS_OF_PARTS);
     }
 }

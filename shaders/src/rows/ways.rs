@@ -7,16 +7,16 @@ use super::super::body::Def;
 use super::super::schedule::Class;
 use super::super::schedule::Schedule;
 use super::super::variants::{Candidate, range};
-use super::{CompileCx, Compiled, Layout, MOST_PARTS, Rows, THREADS};
+use super::{CompileCx, Compiled, Layout, MAX_PARTS, Rows, THREADS};
 
 /// Multiplications that take as long as an element on its way from memory, roughly.
 const WORK_OF_ELEMENT: u128 = 64;
 /// Most columns of a thread that are tried: more are no work for a single one.
-const MOST_COLUMNS: usize = 4_096;
+const MAX_COLUMNS: usize = 4_096;
 /// Fewest columns of a part that are tried.
-const FEWEST_COLUMNS: usize = 512;
+const MIN_COLUMNS: usize = 512;
 /// Most threads for which rows are cut into parts.
-const MOST_THREADS: usize = 1 << 20;
+const MAX_THREADS: usize = 1 << 20;
 
 /// A way to compute reductions.
 #[derive(Clone, Debug)]
@@ -55,7 +55,7 @@ impl Rows<'_> {
         for lanes in powers_of_two(most) {
             let layout = Layout::of_lanes(lanes, rows_first);
             for parts in powers_of_two(self.most_parts(&layout)) {
-                if self.columns / (lanes * parts) > MOST_COLUMNS {
+                if self.columns / (lanes * parts) > MAX_COLUMNS {
                     continue;
                 }
                 let written = if parts == 1 { self.written(&layout) } else { 0 };
@@ -78,8 +78,8 @@ impl Rows<'_> {
             return 1;
         }
         let threads = (self.rows.div_ceil(layout.width) * THREADS).max(1);
-        let most = MOST_PARTS.min(self.columns / FEWEST_COLUMNS);
-        most.min(MOST_THREADS / threads).max(1)
+        let most = MAX_PARTS.min(self.columns / MIN_COLUMNS);
+        most.min(MAX_THREADS / threads).max(1)
     }
 
     /// What decides which way is the best: what is reduced, what is read and stored, sizes, and how rows lie in memory.

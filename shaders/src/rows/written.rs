@@ -9,14 +9,14 @@ use super::{Layout, Reduction, Rows};
 
 /// Most columns of a thread whose code is written out, so that what it reads is on its way together and is read once; and most
 /// values that are computed so.
-const MOST_WRITTEN_OUT: usize = 16;
-const MOST_VALUES: usize = 512;
+const MAX_UNROLLED: usize = 16;
+const MAX_VALUES: usize = 512;
 
 impl Rows<'_> {
     /// Columns of a thread that are written out: all of them, if they are few.
     pub(super) fn written(&self, layout: &Layout) -> usize {
         let columns = self.columns.div_ceil(layout.lanes);
-        let fits = columns <= MOST_WRITTEN_OUT && columns * self.body.nodes.len() <= MOST_VALUES;
+        let fits = columns <= MAX_UNROLLED && columns * self.body.nodes.len() <= MAX_VALUES;
         if fits { columns } else { 0 }
     }
 

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::expression::evaluate;
 
 /// Most lines that a file may become.
-const MOST_LINES: usize = 200_000;
+const MAX_LINES: usize = 200_000;
 
 /// Replaces constants and follows directives, line by line.
 pub(super) struct Expander<'a> {
@@ -139,7 +139,7 @@ impl<'a> Expander<'a> {
         // What is a comment only as the file stands.
         let uncommented = line.trim_start().strip_prefix("//# ");
         let line = uncommented.unwrap_or(line);
-        if self.lines > MOST_LINES {
+        if self.lines > MAX_LINES {
             return Err("it becomes too long".into());
         }
         if line.starts_with("const ") {

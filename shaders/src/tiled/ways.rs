@@ -17,7 +17,7 @@ const FEW_PRODUCTS: usize = 1 << 16;
 /// Longest sum of such a thread.
 const SHORT_SUM: usize = 256;
 /// Products up to which it is tried.
-const MOST_DIRECT: usize = 1 << 22;
+const MAX_DIRECT: usize = 1 << 22;
 
 /// A product cut into tiles of one kind or the other.
 pub(super) enum Tiles<'a> {
@@ -114,7 +114,7 @@ impl<'a> Tiles<'a> {
             all.extend(Tiling::all(products, total).into_iter().map(Tiles::Threads));
             let units = cx.coop.map(|config| Blocks::all(products, config, total));
             all.extend(units.unwrap_or_default().into_iter().map(Tiles::Units));
-            if total.saturating_mul(products.sizes().k) <= MOST_DIRECT {
+            if total.saturating_mul(products.sizes().k) <= MAX_DIRECT {
                 all.push(Tiles::Direct);
             }
         }

@@ -8,7 +8,7 @@ use super::super::kernel::{CompileCx, Launch};
 use super::super::products::{Products, Sizes};
 use super::super::sums::Sink;
 use super::super::template::Template;
-use super::{ENOUGH_GROUPS, MOST_STAGED, THREADS};
+use super::{GROUPS_THRESHOLD, MAX_STAGED, THREADS};
 
 /// Terms that are read together.
 pub(super) const WIDTH: usize = 4;
@@ -21,9 +21,9 @@ pub(super) const COLUMNS: [usize; 3] = [4, 2, 1];
 /// Rows from which on their vectors are not read all at once: there are too many for the registers.
 const SOME_ROWS: usize = 4;
 /// Most sums of a thread.
-const MOST_SUMS: usize = 32;
+const MAX_SUMS: usize = 32;
 /// Most vectors of the matrix that a thread has on their way.
-const MOST_LOADS: usize = 16;
+const MAX_LOADS: usize = 16;
 /// Sums of each thread that are in shared memory together, if rows are not there too: all devices have 16 KB.
 const TOGETHER: usize = 8;
 /// Most threads that add up the sums of a column.
@@ -56,15 +56,15 @@ impl<'a> Wide<'a> {
             stored.is_some_and(|stored| cx.has_vectors(stored))
         };
         let length = k.div_ceil(parts.max(1)).next_multiple_of(WIDTH);
-        let staged = products.stored(0).is_none() && m * length <= MOST_STAGED;
+        let staged = products.stored(0).is_none() && m * length <= MAX_STAGED;
         if k == 0 || !k.is_multiple_of(WIDTH) || !has_vectors(1) || !(staged || has_vectors(0)) {
             return None;
         }
         let groups = |columns: &usize| batch * parts * n.div_ceil(columns * ACROSS);
-        let mut fitting = COLUMNS.into_iter().filter(|columns| m * columns <= MOST_SUMS);
+        let mut fitting = COLUMNS.into_iter().filter(|columns| m * columns <= MAX_SUMS);
         let columns = fitting.find(|fitting| match columns {
             Some(columns) => *fitting == columns,
-            None => *fitting == 1 || groups(fitting) >= ENOUGH_GROUPS,
+            None => *fitting == 1 || groups(fitting) >= GROUPS_THRESHOLD,
         })?;
         Some(Wide {
             products,
@@ -150,7 +150,7 @@ impl<'a> Wide<'a> {
 
     /// Rounds in which it reads them, each of about as many.
     fn rounds(&self) -> usize {
-        self.vectors().div_ceil(MOST_LOADS / self.columns).max(1)
+        self.vectors().div_ceil(MAX_LOADS / self.columns).max(1)
     }
 
     /// Sums of a thread: for each row, those of its columns.

@@ -15,7 +15,7 @@ const LEAST_GAIN: f64 = 0.03;
 /// Seconds of a turn, at least.
 const TURN: f64 = 0.005;
 /// Most times that a way is run in a turn.
-const MOST_TIMES: u32 = 512;
+const MAX_TIMES: u32 = 512;
 
 /// What is done in several ways.
 pub(super) trait Subject {
@@ -140,7 +140,7 @@ fn times_of_a_turn<S: Subject>(subject: &S, usual: &mut S::Ready) -> Result<u32>
     let mut times = 1;
     // The first run pays for what the driver does once.
     subject.time(usual, 1)?;
-    while times < MOST_TIMES && subject.time(usual, times)? * f64::from(times) < TURN {
+    while times < MAX_TIMES && subject.time(usual, times)? * f64::from(times) < TURN {
         times *= 2;
     }
     Ok(times)

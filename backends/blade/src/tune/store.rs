@@ -17,9 +17,9 @@ const MAGIC: &str = "// meganeura tuned kernels, format ";
 /// Version of the format.
 const VERSION: u32 = 2;
 /// Most bytes of a file.
-const MOST_BYTES: u64 = 1 << 24;
+const MAX_BYTES: u64 = 1 << 24;
 /// Most letters of a device's name in the name of its file.
-const MOST_LETTERS: usize = 40;
+const MAX_LETTERS: usize = 40;
 
 /// What measurements hold for.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,7 +45,7 @@ impl Key {
                 '-'
             }
         };
-        let name: String = self.device.chars().map(letter).take(MOST_LETTERS).collect();
+        let name: String = self.device.chars().map(letter).take(MAX_LETTERS).collect();
         let hash = sha256([self.device.as_bytes(), b"\n", self.settings.as_bytes()]);
         format!("blade-{name}-{}.ron", &hash[..8])
     }
@@ -115,7 +115,7 @@ impl Stored {
         };
         let mut text = String::new();
         // A device has no size, but an end comes after this many bytes.
-        if let Err(error) = file.take(MOST_BYTES).read_to_string(&mut text) {
+        if let Err(error) = file.take(MAX_BYTES).read_to_string(&mut text) {
             return Err(unusable(&format!("cannot be read ({error})")));
         }
         let body = match unseal(MAGIC, VERSION, &text) {

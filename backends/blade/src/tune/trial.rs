@@ -30,14 +30,14 @@ use meganeura_shaders::{Class, ScheduleChooser};
 const BYTES: usize = 256 << 20;
 const BYTES_EMULATED: usize = 4 << 20;
 /// Most calls of a plan.
-const MOST_CALLS: usize = 16;
+const MAX_CALLS: usize = 16;
 /// Codes of equal calls, in turns, on devices that are not emulated: in a step, other kernels run between two calls, and what a
 /// processor keeps of a kernel's code may be gone. On an H200, code that is not there costs some microseconds a call, more for
 /// long code, of which a call that only follows its like would show nothing.
 const CODES: usize = 8;
 /// Length of a batch of warming up from which on it is long enough, and most times of the plan that are tried.
 const SHORT_BATCH: Duration = Duration::from_millis(10);
-const MOST_TIMES: u32 = 512;
+const MAX_TIMES: u32 = 512;
 
 /// Some equal calls one after the other, with operands as a model has them.
 pub(super) struct Trial<'a> {
@@ -76,7 +76,7 @@ impl<'a> Trial<'a> {
             .map(|o| o.ty.bytes())
             .sum();
         let all = if device.is_software() { BYTES_EMULATED } else { BYTES };
-        let calls = (all / bytes.max(1)).clamp(1, MOST_CALLS);
+        let calls = (all / bytes.max(1)).clamp(1, MAX_CALLS);
         let Operands { held, narrow_results } = operands;
         let plan = plan_of(device, dispatch, held, precision, calls)?;
         let data = data_of(dispatch, &plan, held, calls);
@@ -223,7 +223,7 @@ impl Subject for Trial<'_> {
         let mut times = 1;
         warm_up(|| {
             let took = Duration::from_secs_f64(self.time(ready, times)? * f64::from(times * self.calls));
-            if took < SHORT_BATCH && times < MOST_TIMES {
+            if took < SHORT_BATCH && times < MAX_TIMES {
                 times *= 2;
             }
             Ok(took)
