@@ -124,7 +124,7 @@ impl Body {
 
     /// Operands of the dispatch whose elements nothing uses but one call.
     pub(crate) fn only_used_by(&self, call: Id) -> Vec<usize> {
-        // Those whose elements a value is, at whatever places.
+        // Those whose elements a value is, at whatever locations.
         let mut operand_of: Vec<Option<usize>> = Vec::with_capacity(self.nodes.len());
         let mut used = Vec::new();
         for (id, node) in self.nodes.iter().enumerate() {

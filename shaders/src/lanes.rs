@@ -1,4 +1,4 @@
-//! Loops along an axis that the threads of a workgroup share: places of extremes, and running sums. A running sum may
+//! Loops along an axis that the threads of a workgroup share: locations of extremes, and running sums. A running sum may
 //! overwrite its operand: each element is written by the thread that has read it.
 
 use meganeura_core::Shape;

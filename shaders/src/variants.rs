@@ -2,7 +2,7 @@
 //!
 //! By default the limits of each family of kernels choose, which are constants beside it. Whoever measures can ask for another
 //! schedule ([`ScheduleChooser`](super::ScheduleChooser)): a call belongs to a [`Class`], and each [`Schedule`] can be printed and parsed. A family that has
-//! several schedules has a file `ways.rs` that lists them.
+//! several schedules has a file `schedules.rs` that lists them.
 
 use std::sync::Arc;
 

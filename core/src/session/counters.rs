@@ -55,14 +55,14 @@ impl Unsettled {
         self.before.get(at).copied()
     }
 
-    /// Steps on their way were accumulated for an average that goes on no more.
+    /// Steps in flight were accumulated for an average that goes on no more.
     pub(super) fn forget_average(&mut self) {
         self.before.iter_mut().for_each(|counters| counters.accumulated = 0);
     }
 }
 
 impl Session {
-    /// The counters without the steps that were given up. Steps on their way count.
+    /// The counters without the steps that were given up. Steps in flight count.
     pub(super) fn counters(&self) -> Counters {
         let before = self.unsettled.first_given_up(self.executable.given_up());
         before.unwrap_or_else(|| self.counted())

@@ -1,6 +1,6 @@
-//! Blocks of products on matrix units: which there are, and which is commonly the best.
+//! Blocks of products on cooperative matrices: which there are, and which is commonly the best.
 
-use super::super::products::Sizes;
+use super::super::contraction::Sizes;
 use super::{CoopConfig, FEW_ROWS};
 
 /// Workgroups from which on the largest block is better, and below which the summed dimension is cut.
@@ -22,8 +22,8 @@ pub(crate) struct Block {
     pub(crate) sub_columns: usize,
     /// Subgroups that share the terms of a step.
     pub(crate) depths: usize,
-    /// Steps that are on their way from memory.
-    pub(crate) ahead: usize,
+    /// Steps that are in flight.
+    pub(crate) prefetch: usize,
     /// Workgroups from which on it is better than smaller ones.
     enough: usize,
 }
@@ -38,7 +38,7 @@ const BLOCKS_16: [Block; 2] = [
         sub_rows: 64,
         sub_columns: 64,
         depths: 1,
-        ahead: 1,
+        prefetch: 1,
         enough: GROUPS_THRESHOLD,
     },
     Block {
@@ -48,7 +48,7 @@ const BLOCKS_16: [Block; 2] = [
         sub_rows: 32,
         sub_columns: 16,
         depths: 1,
-        ahead: 2,
+        prefetch: 2,
         enough: FEWER_GROUPS,
     },
 ];
@@ -98,11 +98,11 @@ const BLOCKS_8: [Block; 1] = [Block {
     sub_rows: 16,
     sub_columns: 16,
     depths: 1,
-    ahead: 1,
+    prefetch: 1,
     enough: FEWER_GROUPS,
 }];
 
-/// Most steps on their way.
+/// Most steps in flight.
 const MAX_PREFETCH: usize = 8;
 /// Threads of a small block, and most subgroups of them that share the terms of a step where there are few rows.
 const DEEP_THREADS: usize = 256;
@@ -133,7 +133,7 @@ impl Block {
         }
     }
 
-    /// All blocks that there are for a product, each with fewer and more steps on their way than usual.
+    /// All blocks that there are for a product, each with fewer and more steps in flight than usual.
     pub(super) fn all(config: &CoopConfig, sizes: &Sizes) -> Vec<Self> {
         let mut all = Block::large(config);
         if config.tile_size == 16 && config.subgroup_size >= SMALL_SUBGROUP {
@@ -142,16 +142,16 @@ impl Block {
         all.push(Block::deep(config, sizes.m, sizes.k));
         // That of many rows may be better for a few.
         all.push(Block::deep(config, FEW_ROWS + 1, sizes.k));
-        let with_ahead = |block: &Block| {
-            let ahead = [block.ahead, 1, 2, 4];
+        let with_prefetch = |block: &Block| {
+            let prefetch = [block.prefetch, 1, 2, 4];
             let most = sizes.k.div_ceil(block.step).min(MAX_PREFETCH);
-            ahead
+            prefetch
                 .into_iter()
-                .filter(move |ahead| *ahead <= most)
+                .filter(move |prefetch| *prefetch <= most)
                 .map({
                     let block = *block;
-                    move |ahead| Block {
-                        ahead,
+                    move |prefetch| Block {
+                        prefetch,
                         enough: 0,
                         ..block
                     }
@@ -159,7 +159,7 @@ impl Block {
                 .collect::<Vec<_>>()
         };
         let mut each: Vec<Block> = Vec::new();
-        for block in all.iter().flat_map(with_ahead) {
+        for block in all.iter().flat_map(with_prefetch) {
             if !each.contains(&block) {
                 each.push(block);
             }
@@ -183,7 +183,7 @@ impl Block {
                 sub_rows: tile,
                 sub_columns: tile,
                 depths: 1,
-                ahead: 1,
+                prefetch: 1,
                 enough: FEWER_GROUPS,
             }],
             16 => BLOCKS_16.to_vec(),
@@ -198,7 +198,7 @@ impl Block {
         // Of about the same length, with tiles for each subgroup.
         let even = |longest: usize| k.div_ceil(k.div_ceil(longest)).next_multiple_of(tile * most_depths);
         let longest = if config.use_f16_input { 256 } else { 128 };
-        let (side, sub, depths, step, most_ahead) = match config.subgroup_size < SMALL_SUBGROUP {
+        let (side, sub, depths, step, max_prefetch) = match config.subgroup_size < SMALL_SUBGROUP {
             // As few as there can be of each without leaving one out.
             true => (tile, tile, 2, 2 * tile, 2),
             false if m <= FEW_ROWS => (16, 16, most_depths, even(longest), 6),
@@ -211,7 +211,7 @@ impl Block {
             sub_rows: sub,
             sub_columns: sub,
             depths,
-            ahead: k.div_ceil(step).min(most_ahead),
+            prefetch: k.div_ceil(step).min(max_prefetch),
             enough: 0,
         }
     }

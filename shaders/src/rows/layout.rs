@@ -1,6 +1,6 @@
 //! How the threads of a workgroup share rows and columns.
 
-use super::{THREADS_THRESHOLD, Rows, THREADS};
+use super::{Rows, THREADS, THREADS_THRESHOLD};
 
 /// Rows side by side where neighbouring rows are neighbours in memory.
 const WIDE_ROWS: usize = 32;

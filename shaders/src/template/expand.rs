@@ -10,7 +10,7 @@ const MAX_LINES: usize = 200_000;
 /// Replaces constants and follows directives, line by line.
 pub(super) struct Expander<'a> {
     given: &'a HashMap<&'static str, String>,
-    /// Statements by the name of the place where they are inserted.
+    /// Statements by the name of the location where they are inserted.
     inserts: &'a HashMap<String, String>,
     /// Places of the file.
     inserted: Vec<String>,
@@ -40,7 +40,7 @@ impl<'a> Expander<'a> {
         self.known.iter().any(|known| known == name)
     }
 
-    /// Whether the text that was expanded has a place for insertion.
+    /// Whether the text that was expanded has a location for insertion.
     pub(super) fn has_place(&self, name: &str) -> bool {
         self.inserted.iter().any(|known| known == name)
     }
@@ -92,11 +92,11 @@ impl<'a> Expander<'a> {
         Ok(())
     }
 
-    /// The statements that are given for a place, whose name may have indices.
-    fn inserted_at(&mut self, place: &str, indices: &[(&str, u64)]) -> Option<&'a str> {
-        let place = substituted(place, indices);
-        let statements = self.inserts.get(&place).map(|text| &**text);
-        self.inserted.push(place);
+    /// The statements that are given for a location, whose name may have indices.
+    fn inserted_at(&mut self, location: &str, indices: &[(&str, u64)]) -> Option<&'a str> {
+        let location = substituted(location, indices);
+        let statements = self.inserts.get(&location).map(|text| &**text);
+        self.inserted.push(location);
         statements
     }
 

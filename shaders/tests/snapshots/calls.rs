@@ -138,7 +138,7 @@ fn units(tile_size: u32, subgroup_size: u32) -> Option<CoopConfig> {
         use_f16_input: true,
         subgroup_size,
         min_workgroups: MIN_COOP_WORKGROUPS,
-        at_once: 0,
+        max_resident_workgroups: 0,
     })
 }
 
@@ -220,7 +220,7 @@ fn elementwise() -> Vec<(String, Call)> {
     .collect()
 }
 
-/// Products of a matrix of `m` rows and `k` columns with one of `n` columns, which is in memory as it is or turned.
+/// Contraction of a matrix of `m` rows and `k` columns with one of `n` columns, which is in memory as it is or turned.
 fn products([m, k, n]: [usize; 3], turned: bool) -> Vec<(&'static str, Call)> {
     let (a, b, c) = (Slot::Operand(0), Slot::Operand(1), Slot::Operand(2));
     let (none, step) = (Attrs::new, Slot::Step);

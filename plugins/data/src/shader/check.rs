@@ -172,7 +172,7 @@ fn elements(module: &Module, ty: Handle<Type>) -> Option<(ScalarKind, u32)> {
 }
 
 /// Bounds what a thread keeps of its own: variables, and arrays and structures that are values, in all functions that may be
-/// on their way at the same time.
+/// in flight at the same time.
 fn memory_of_thread(module: &Module, info: &ModuleInfo) -> Result<(), String> {
     let mut known: Vec<u32> = Vec::new();
     for (handle, function) in module.functions.iter() {

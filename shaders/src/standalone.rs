@@ -14,7 +14,7 @@ use super::template::{KernelFile, Template};
 
 /// Makes the launch of an operator.
 type Make = fn(&CompileCx) -> Result<Launch, String>;
-/// Makes the launches of an operator, and says what they keep on the way.
+/// Makes the launches of an operator, and says what they keep meanwhile.
 type MakeSeveral = fn(&CompileCx) -> Result<Compiled, String>;
 
 /// Operators whose results are looked for, element by element.
@@ -78,7 +78,7 @@ fn top_k(cx: &CompileCx) -> Result<Launch, String> {
         .returns("comes_before", "", &comes_before(ty.dtype, ">"))
         .body(
             "store",
-            module.store(0, "at", "value") + &module.store(1, "at", "place"),
+            module.store(0, "at", "value") + &module.store(1, "at", "location"),
         )
         .sizes([("LENGTH", len), ("INNER", inner), ("K", cx.kernel.attrs.size("k")?)]);
     module.finish_template_elements(template, ty.numel())

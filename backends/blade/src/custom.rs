@@ -1,4 +1,4 @@
-//! Kernels that others bring and that plans may use, and why some are not used. [`tried`](crate::tried) decides which.
+//! Kernels that others bring and that plans may use, and why some are not used. [`tried`](crate::custom_trial) decides which.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,7 @@ use meganeura_core::ops::OpRef;
 use meganeura_shaders::CustomKernel;
 
 /// Kernels that plans may use, by the names of their operators.
-pub(crate) type Brought = HashMap<String, Arc<Accepted>>;
+pub(crate) type CustomKernels = HashMap<String, Arc<Accepted>>;
 
 /// Problems that are remembered.
 const MAX_PROBLEMS: usize = 100;
@@ -37,7 +37,7 @@ impl Accepted {
         self.refused.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Who brought it.
+    /// The plugin that it is from.
     pub(crate) fn origin(&self) -> String {
         self.kernel.origin()
     }
