@@ -12,24 +12,22 @@ use super::scalar::wgsl_type;
 use super::scatter::Scatter;
 use super::template::{KernelFile, Template};
 
-/// Makes the launch of an operator.
-type Make = fn(&CompileCx) -> Result<Launch, String>;
 /// Makes the launches of an operator, and says what they keep on the way.
-type MakeSeveral = fn(&CompileCx) -> Result<Compiled, String>;
+type Make = fn(&CompileCx) -> Result<Compiled, String>;
 
 /// Operators whose results are looked for, element by element.
 const LOOPS: &[(&str, Make)] = &[
     ("core.argmax", |cx| extreme(cx, ">")),
     ("core.argmin", |cx| extreme(cx, "<")),
-    ("core.avg_pool2d", avg_pool),
-    ("core.avg_pool2d_grad", avg_pool_grad),
-    ("core.cumsum", lanes::cumsum),
-    ("core.max_pool2d", max_pool),
-    ("core.top_k", top_k),
+    ("core.avg_pool2d", |cx| one(avg_pool(cx)?)),
+    ("core.avg_pool2d_grad", |cx| one(avg_pool_grad(cx)?)),
+    ("core.cumsum", |cx| one(lanes::cumsum(cx)?)),
+    ("core.max_pool2d", |cx| one(max_pool(cx)?)),
+    ("core.top_k", |cx| one(top_k(cx)?)),
 ];
 
 /// Operators that look at their indices even where there is no result.
-const SCATTERS: &[(&str, MakeSeveral)] = &[
+const SCATTERS: &[(&str, Make)] = &[
     ("core.put_along_axis", |cx| Scatter::add(cx, true)?.compile(cx)),
     ("core.scatter", |cx| Scatter::replace(cx)?.compile(cx)),
     ("core.scatter_add", |cx| Scatter::add(cx, false)?.compile(cx)),
@@ -46,14 +44,15 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
     if looping.is_some() && cx.kernel.outputs.iter().all(|t| t.numel() == 0) {
         return Ok(Some(Compiled::default()));
     }
-    match (looping, scattering) {
-        (Some((_, make)), _) => Ok(Some(Compiled {
-            launches: vec![make(cx)?],
-            ..Compiled::default()
-        })),
-        (None, Some((_, make))) => make(cx).map(Some),
-        (None, None) => Ok(None),
-    }
+    let make = looping.or(scattering).map(|(_, make)| make(cx));
+    make.transpose()
+}
+
+fn one(launch: Launch) -> Result<Compiled, String> {
+    Ok(Compiled {
+        launches: vec![launch],
+        ..Compiled::default()
+    })
 }
 
 /// The condition that `a` comes before `b` by a comparison, NaN first, of elements of a type.
@@ -64,7 +63,7 @@ fn comes_before(dtype: DType, compare: &str) -> String {
     }
 }
 
-fn extreme(cx: &CompileCx, compare: &str) -> Result<Launch, String> {
+fn extreme(cx: &CompileCx, compare: &str) -> Result<Compiled, String> {
     lanes::arg_reduce(cx, &comes_before(cx.kernel.inputs[0].dtype, compare))
 }
 
