@@ -19,11 +19,11 @@ type Make = fn(&CompileCx) -> Result<Compiled, String>;
 const LOOPS: &[(&str, Make)] = &[
     ("core.argmax", |cx| extreme(cx, ">")),
     ("core.argmin", |cx| extreme(cx, "<")),
-    ("core.avg_pool2d", |cx| one(avg_pool(cx)?)),
-    ("core.avg_pool2d_grad", |cx| one(avg_pool_grad(cx)?)),
-    ("core.cumsum", |cx| one(lanes::cumsum(cx)?)),
-    ("core.max_pool2d", |cx| one(max_pool(cx)?)),
-    ("core.top_k", |cx| one(top_k(cx)?)),
+    ("core.avg_pool2d", |cx| Ok(avg_pool(cx)?.into())),
+    ("core.avg_pool2d_grad", |cx| Ok(avg_pool_grad(cx)?.into())),
+    ("core.cumsum", |cx| Ok(lanes::cumsum(cx)?.into())),
+    ("core.max_pool2d", |cx| Ok(max_pool(cx)?.into())),
+    ("core.top_k", |cx| Ok(top_k(cx)?.into())),
 ];
 
 /// Operators that look at their indices even where there is no result.
@@ -46,13 +46,6 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
     }
     let make = looping.or(scattering).map(|(_, make)| make(cx));
     make.transpose()
-}
-
-fn one(launch: Launch) -> Result<Compiled, String> {
-    Ok(Compiled {
-        launches: vec![launch],
-        ..Compiled::default()
-    })
 }
 
 /// The condition that `a` comes before `b` by a comparison, NaN first, of elements of a type.

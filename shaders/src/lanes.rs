@@ -11,7 +11,7 @@ use super::module::Module;
 use super::rows::{Layout, THREADS};
 use super::scalar::wgsl_type;
 use super::template::{KernelFile, Template};
-use super::variants::{self, Candidate as _};
+use super::variants;
 use ways::Extremes;
 
 /// Consecutive elements of a thread in each round of a running sum.
@@ -76,15 +76,13 @@ impl Rows {
 pub(super) fn arg_reduce(cx: &CompileCx, comes_before: &str) -> Result<Compiled, String> {
     let rows = Rows::of(cx)?;
     let extremes = Extremes { cx, rows, comes_before };
-    let usual = extremes.usual();
-    let compiled = variants::scheduled(extremes.compile(&usual)?, &usual.schedule());
-    let chosen = variants::chosen(
+    variants::compile(
         cx,
         |precision| extremes.class(precision),
+        &extremes.usual(),
         || extremes.all(),
         |way| extremes.compile(way),
-    );
-    Ok(chosen.unwrap_or(compiled))
+    )
 }
 
 /// Running sums.

@@ -157,10 +157,7 @@ impl Attention<'_> {
             Way::Units(tiling) => units_forward::compile(cx, tiling),
             Way::GradientUnits(tilings) => units_backward::compile(cx, tilings),
             &Way::Vectors(sharing) => cached::by_vectors(cx, dims, sharing),
-            Way::Elements => Ok(Compiled {
-                launches: vec![cached::by_elements(cx, dims)?],
-                ..Compiled::default()
-            }),
+            Way::Elements => Ok(cached::by_elements(cx, dims)?.into()),
         }
     }
 

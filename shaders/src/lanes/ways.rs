@@ -72,10 +72,7 @@ impl Extremes<'_> {
             }
         };
         let groups = rows.rows.div_ceil(rows.layout.width) * parts;
-        let mut compiled = Compiled {
-            launches: vec![module.finish_template(template.body("store", store), groups)?],
-            ..Compiled::default()
-        };
+        let mut compiled = Compiled::from(module.finish_template(template.body("store", store), groups)?);
         if parts > 1 {
             compiled.launches.push(self.join(parts)?);
             compiled.scratch.push(4 * rows.rows * parts);
