@@ -16,7 +16,7 @@ fn load(at: u32) -> Value {
 }
 fn store(at: u32, value: Value, place: u32) {
     b1[at] = value;
-    b2[at] = place;
+    b2[at] = location;
 }
 // Whether a comes before b.
 fn comes_before(a: Value, b: Value) -> bool {

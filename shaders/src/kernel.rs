@@ -131,6 +131,16 @@ pub struct Compiled {
     pub rounded: Vec<usize>,
 }
 
+impl From<Launch> for Compiled {
+    /// One launch, which keeps nothing on the variant.
+    fn from(launch: Launch) -> Self {
+        Compiled {
+            launches: vec![launch],
+            ..Compiled::default()
+        }
+    }
+}
+
 /// A custom kernel that a device has accepted for an operator.
 pub trait CustomKernel {
     /// The operator.

@@ -19,7 +19,6 @@ use super::location::{self, Base, Index, Location};
 use super::pointwise::is_half;
 use super::roles::Role;
 use super::variants;
-use super::variants::Candidate as _;
 pub(super) use layout::Layout;
 
 /// Threads of a workgroup.
@@ -70,15 +69,13 @@ pub(super) fn compile(body: &Body, cx: &CompileCx) -> Result<Compiled, String> {
         return Ok(Compiled::default());
     }
     // A body that does not fit a kernel has no variants: it is cut.
-    let usual = rows.usual();
-    let compiled = variants::scheduled(rows.compile(cx, &usual)?, &usual.schedule());
-    let chosen = variants::chosen(
+    variants::compile(
         cx,
         |precision| rows.class(cx, precision),
+        &rows.usual(),
         || rows.all(),
         |variant| rows.compile(cx, variant),
-    );
-    Ok(chosen.unwrap_or(compiled))
+    )
 }
 
 impl<'a> Rows<'a> {

@@ -64,10 +64,7 @@ impl Scatter {
     pub(super) fn compile(&self, cx: &CompileCx) -> Result<Compiled, String> {
         let nothing = cx.kernel.outputs[0].numel() == 0 || cx.kernel.inputs[self.updates].numel() == 0;
         if self.each || self.count <= FEW || nothing {
-            return Ok(Compiled {
-                launches: vec![self.scan(cx)?],
-                ..Compiled::default()
-            });
+            return Ok(self.scan(cx)?.into());
         }
         Ok(Compiled {
             launches: vec![self.clear_lists(cx)?, self.build_lists(cx)?, self.apply_lists(cx)?],

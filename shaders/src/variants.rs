@@ -31,6 +31,19 @@ pub(super) trait Candidate {
     fn schedule(&self) -> Schedule;
 }
 
+/// Compiles a call in the variant that a chooser asks for, or else in the default one, which is the first of `all`. Where the default one
+/// cannot be made, neither is another.
+pub(super) fn compile<C: Candidate>(
+    cx: &CompileCx,
+    class: impl FnOnce(Precision) -> Class,
+    usual: &C,
+    all: impl Fn() -> Vec<C>,
+    compile: impl Fn(&C) -> Result<Compiled, String>,
+) -> Result<Compiled, String> {
+    let compiled = scheduled(compile(usual)?, &usual.schedule());
+    Ok(chosen(cx, class, all, compile).unwrap_or(compiled))
+}
+
 /// What a chooser asks to compile a call to; `None` where it asks for nothing, or for what cannot be made. `all` lists the
 /// candidates, the default one first.
 pub(super) fn chosen<C: Candidate>(

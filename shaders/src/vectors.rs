@@ -170,10 +170,7 @@ impl<'a> Vectors<'a> {
             before.begin(&mut e)?;
             e.share_fixed();
             let launch = self.launch(e, &sink)?;
-            return Ok(Compiled {
-                launches: vec![launch],
-                ..Compiled::default()
-            });
+            return Ok(launch.into());
         }
         let array = e.module.array(cx.scratch(0), epilogue::PARTIAL, true);
         before.begin(&mut e)?;

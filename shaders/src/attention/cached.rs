@@ -141,10 +141,7 @@ pub(super) fn by_vectors(cx: &CompileCx, dims: AttentionDims, sharing: Sharing) 
     let groups = queries(&dims) * workgroups;
     if workgroups == 1 {
         let stored = store_body(&mut module, &dims, Target::Output(0));
-        return Ok(Compiled {
-            launches: vec![module.finish_template(template.body("store", stored), groups)?],
-            ..Compiled::default()
-        });
+        return Ok(module.finish_template(template.body("store", stored), groups)?.into());
     }
     bind_found(&mut module);
     Ok(Compiled {

@@ -160,10 +160,7 @@ impl Attention<'_> {
             Variant::Coop(tiling) => coop_forward::compile(cx, tiling),
             Variant::GradientCoop(tilings) => coop_backward::compile(cx, tilings),
             &Variant::Vectors(sharing) => cached::by_vectors(cx, dims, sharing),
-            Variant::Elements => Ok(Compiled {
-                launches: vec![cached::by_elements(cx, dims)?],
-                ..Compiled::default()
-            }),
+            Variant::Elements => Ok(cached::by_elements(cx, dims)?.into()),
         }
     }
 

@@ -126,10 +126,7 @@ impl Rows<'_> {
         };
         let &Variant { ref layout, parts, .. } = variant;
         if parts <= 1 {
-            return Ok(Compiled {
-                launches: vec![rows.whole(cx, layout)?],
-                ..Compiled::default()
-            });
+            return Ok(rows.whole(cx, layout)?.into());
         }
         let bytes = 4 * rows.rows * parts;
         Ok(Compiled {

@@ -1,4 +1,4 @@
-//! Variants to compute reductions and attention: each gives what the default one does, and what was measured is used.
+//! Variants to compute reductions, extremes and attention: each gives what the default one does, and what was measured is used.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -79,6 +79,28 @@ fn reductions() -> Vec<Build> {
             let (x, labels) = (g.input("x", &[11, 1201]), g.input("labels", &[11, 1201]));
             let loss = g.cross_entropy_loss(x, labels);
             g.values(loss).collect()
+        },
+    ]
+}
+
+/// Extremes along either axis, of several types, of rows that are cut: the data of a trial have many ties.
+fn extremes() -> Vec<Build> {
+    vec![
+        |g| {
+            let x = g.input("x", &[3, 20_011]);
+            vec![g.argmax(x, -1).into()]
+        },
+        |g| {
+            let x = g.input("x", &[2, 4099, 7]);
+            vec![g.argmin(x, 1).into()]
+        },
+        |g| {
+            let x = g.input_typed("x", &[300, 5003], DType::I32);
+            vec![g.argmax(x, 1).into()]
+        },
+        |g| {
+            let x = g.input("x", &[37, 131]);
+            vec![g.argmin(x, -1).into()]
         },
     ]
 }
@@ -175,11 +197,7 @@ fn compare(builds: Vec<Build>) -> Option<BTreeMap<String, BTreeSet<String>>> {
     for plan in plans {
         let mut classes = device.classes(&[plan]).expect("it has kernels");
         // Of what attention is decomposed into, products have tests of their own.
-        classes.retain(|found| {
-            ["reduction", "attention"]
-                .iter()
-                .any(|kind| found.class.name.starts_with(kind))
-        });
+        classes.retain(|found| !found.class.name.starts_with("product"));
         assert!(!classes.is_empty());
         for found in classes {
             let names: BTreeSet<&String> = found.variants.iter().collect();
@@ -225,6 +243,15 @@ fn every_way_to_reduce_gives_what_the_usual_one_does() {
     ] {
         assert!(has(part), "{part}: {families:?}");
     }
+}
+
+#[test]
+fn every_way_to_look_for_extremes_gives_what_the_usual_one_does() {
+    let Some(families) = check_families(extremes(), &["arg_reduce.v1"]) else {
+        return;
+    };
+    let expected = ["split=1", "split=4", "split=16"].map(str::to_owned);
+    assert_eq!(families["arg_reduce.v1"], BTreeSet::from(expected));
 }
 
 #[test]
