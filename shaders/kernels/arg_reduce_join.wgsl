@@ -1,4 +1,4 @@
-// Of the places that the parts of each row have found in arg_reduce.wgsl, the one whose element comes first: a thread for each row.
+// Of the locations that the parts of each row have found in arg_reduce.wgsl, the one whose element comes first: a thread for each row.
 //
 // Twin in the oracle: core/src/ops/arg_reduce.rs.
 

@@ -1,6 +1,6 @@
 var<storage, read> b0: array<f32>;
 var<storage, read_write> b1: array<u32>;
-// The place of the first element of each row that comes before all others, such as the largest. The LANES threads of a row look at
+// The location of the first element of each row that comes before all others, such as the largest. The LANES threads of a row look at
 // every LANES-th element, then halve the candidates in shared memory. A row may have several workgroups (PARTS):
 // arg_reduce_join.wgsl joins what they have found.
 //

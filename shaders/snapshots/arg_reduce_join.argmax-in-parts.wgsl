@@ -1,7 +1,7 @@
 var<storage, read> b0: array<f32>;
 var<storage, read_write> b1: array<u32>;
 var<storage, read> found: array<u32>;
-// Of the places that the parts of each row have found in arg_reduce.wgsl, the one whose element comes first: a thread for each row.
+// Of the locations that the parts of each row have found in arg_reduce.wgsl, the one whose element comes first: a thread for each row.
 //
 // Twin in the oracle: core/src/ops/arg_reduce.rs.
 alias Value = f32;
