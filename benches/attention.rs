@@ -8,7 +8,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Contestant, Race, THREADS, copy, cpu, inference, is_wanted, noise, product};
+use common::{Candidate, Race, THREADS, copy, cpu, inference, is_wanted, noise, product};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use meganeura::build::build_on;
 use meganeura::cpu::pool::ThreadPool;
@@ -93,7 +93,7 @@ fn attention_rates(criterion: &mut Criterion) {
                 attention(case, causal, true),
                 product(SIZE),
             );
-            let contestants: Vec<Contestant> = vec![
+            let candidates: Vec<Candidate> = vec![
                 ("gemm", Box::new(move || product.step())),
                 ("forward", Box::new(move || forward.step())),
                 ("forward and backward", Box::new(move || training.step())),
@@ -107,7 +107,7 @@ fn attention_rates(criterion: &mut Criterion) {
             if !is_wanted(&name) {
                 continue;
             }
-            let mut race = Race::new(contestants, 3);
+            let mut race = Race::new(candidates, 3);
             measure(criterion, &name, &mut race);
             let pairs = if causal { rows * (rows + 1) / 2 } else { rows * rows };
             let once = (2 * case.batch * pairs * (case.heads * case.head_dim) as usize) as f64;
@@ -156,11 +156,11 @@ fn streaming_rates(criterion: &mut Criterion) {
     let (from, mut to) = (noise(ROWS * WIDTH), vec![0.0; ROWS * WIDTH]);
     for name in ["swiglu", "geglu", "rope"] {
         let (mut session, bytes) = streaming(name, ROWS, WIDTH);
-        let contestants: Vec<Contestant> = vec![
+        let candidates: Vec<Candidate> = vec![
             ("copy", Box::new(|| copy(&pool, &from, &mut to))),
             (name, Box::new(move || session.step())),
         ];
-        let mut race = Race::new(contestants, 2);
+        let mut race = Race::new(candidates, 2);
         measure(criterion, &format!("{name}/cpu/{ROWS}x{WIDTH}"), &mut race);
         let copied = 8.0 * from.len() as f64 / race.seconds(0);
         let rate = bytes as f64 / race.seconds(1);

@@ -1,13 +1,13 @@
 //! SmolLM2-135M with random weights in every storage: a token of decoding against the time in which the same two threads
 //! read as many bytes, and a prompt of 128 tokens against a product by the crate `gemm` with as many operations.
 //!
-//! The line after each has the floor's share of the time: 1 is as fast as reading, or multiplying, allows.
+//! The line after each has the roofline's share of the time: 1 is as fast as reading, or multiplying, allows.
 
 mod common;
 
 use std::time::Duration;
 
-use common::{Contestant, Race, THREADS, inference, is_wanted, noise};
+use common::{Candidate, Race, THREADS, inference, is_wanted, noise};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use meganeura::cpu::pool::ThreadPool;
 use meganeura::nn::layers::WeightStorage;
@@ -99,15 +99,15 @@ fn decode(criterion: &mut Criterion) {
         }
         let (mut session, bytes) = model(weights, 1);
         let words = vec![0x0123_4567_89ab_cdefu64; bytes / size_of::<u64>()];
-        let contestants: Vec<Contestant> = vec![
+        let candidates: Vec<Candidate> = vec![
             ("read", Box::new(|| _ = std::hint::black_box(read(&pool, &words)))),
             (weights.name(), Box::new(move || session.step())),
         ];
-        let mut race = Race::new(contestants, TOKENS_IN_A_ROW);
+        let mut race = Race::new(candidates, TOKENS_IN_A_ROW);
         measure(criterion, &name, &mut race);
         let bandwidth = 8.0 * words.len() as f64 / race.seconds(0);
         println!(
-            "decode {}: {:.1} tokens/s; {:.0} MB a token at {:.1} GB/s, floor {:.2} ms ({:.2})",
+            "decode {}: {:.1} tokens/s; {:.0} MB a token at {:.1} GB/s, roofline {:.2} ms ({:.2})",
             weights.name(),
             1.0 / race.seconds(1),
             bytes as f64 / 1e6,
@@ -164,15 +164,15 @@ fn prefill(criterion: &mut Criterion) {
                 );
             }
         };
-        let contestants: Vec<Contestant> = vec![
+        let candidates: Vec<Candidate> = vec![
             ("gemm", Box::new(product)),
             (weights.name(), Box::new(move || session.step())),
         ];
-        let mut race = Race::new(contestants, 1);
+        let mut race = Race::new(candidates, 1);
         measure(criterion, &name, &mut race);
         let once = 2.0 * (m * k * n) as f64;
         println!(
-            "prefill {PROMPT} {}: {:.0} tokens/s; products of {:.1} GFLOP at {:.1} GFLOP/s, floor {:.1} ms ({:.2})",
+            "prefill {PROMPT} {}: {:.0} tokens/s; products of {:.1} GFLOP at {:.1} GFLOP/s, roofline {:.1} ms ({:.2})",
             weights.name(),
             PROMPT as f64 / race.seconds(1),
             operations() / 1e9,

@@ -1,4 +1,4 @@
-//! The works of `meganeura bench --suite` under criterion: on the devices that `MEGANEURA_BENCH_DEVICES` names, selectors with
+//! The workloads of `meganeura bench --suite` under criterion: on the devices that `MEGANEURA_BENCH_DEVICES` names, selectors with
 //! commas between them, or on all that are found, but for those emulated in software, which take part if they are named.
 //!
 //! ```text
@@ -6,10 +6,10 @@
 //! MEGANEURA_PLUGINS=/path/to/libmine.so MEGANEURA_BENCH_DEVICES=cpu,mine cargo bench --bench devices -- matmul
 //! ```
 //!
-//! `-- matmul` runs the works whose suite and name (`matmul/matmul 64x64x64`) contain it; `MEGANEURA_BENCH_SIZES` is small,
+//! `-- matmul` runs the workloads whose suite and name (`matmul/matmul 64x64x64`) contain it; `MEGANEURA_BENCH_SIZES` is small,
 //! medium or large, by default what the slowest class of the devices is given. Devices take turns within every sample. Before
-//! a work is timed, what each device makes of it is compared with what the first does; a device that differs, or cannot do
-//! it, is left out and named. Throughput is in operations and bytes, as operators declare them; the line after each work has
+//! a workload is timed, what each device makes of it is compared with what the first does; a device that differs, or cannot do
+//! it, is left out and named. Throughput is in operations and bytes, as operators declare them; the line after each workload has
 //! the share of the device's measured limit that was reached ([`meganeura::bench`]).
 
 mod common;
@@ -19,12 +19,12 @@ use std::time::Duration;
 use common::is_wanted;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use meganeura::Result;
-use meganeura::bench::{BenchDevice, Contest, Demand, Options, Sizes, Spread, Work};
+use meganeura::bench::{BenchDevice, Comparison, Options, Sizes, Spread, Workload, WorkloadCost};
 use meganeura::config::Config;
 
 /// Selectors with commas between them.
 const DEVICES: &str = "MEGANEURA_BENCH_DEVICES";
-/// How large works are.
+/// How large workloads are.
 const SIZES: &str = "MEGANEURA_BENCH_SIZES";
 
 /// The devices that are named; all that can be opened where none is.
@@ -39,48 +39,48 @@ fn devices() -> Result<Vec<BenchDevice>> {
             .collect();
     }
     let found = BenchDevice::open_all(&config)?;
-    for (selector, reason) in found.left_out {
+    for (selector, reason) in found.skipped {
         println!("{selector} is left out: {reason}");
     }
     Ok(found.opened)
 }
 
-fn works(devices: &[BenchDevice]) -> Result<Vec<Work>> {
+fn workloads(devices: &[BenchDevice]) -> Result<Vec<Workload>> {
     let sizes = std::env::var(SIZES).ok().filter(|text| !text.is_empty());
     let options = Options {
         sizes: sizes.map(|text| text.parse::<Sizes>()).transpose()?,
         ..Options::default()
     };
-    println!("works are {}", options.sizes(devices));
-    options.works(devices)
+    println!("workloads are {}", options.sizes(devices));
+    options.workloads(devices)
 }
 
 /// What criterion counts: operations and bytes, as far as there are any.
-fn throughput(demand: Demand) -> Option<Throughput> {
-    match (demand.flops, demand.bytes) {
+fn throughput(cost: WorkloadCost) -> Option<Throughput> {
+    match (cost.flops, cost.bytes) {
         (0, 0) => None,
         (0, bytes) => Some(Throughput::Bytes(bytes)),
         (elements, bytes) => Some(Throughput::ElementsAndBytes { elements, bytes }),
     }
 }
 
-fn compare(criterion: &mut Criterion, work: &Work, devices: &[BenchDevice]) {
-    let mut contest = Contest::new(work, devices, None);
+fn compare(criterion: &mut Criterion, workload: &Workload, devices: &[BenchDevice]) {
+    let mut comparison = Comparison::new(workload, devices, None);
     // Criterion makes folders of names.
     let as_name = |text: &str| text.replace('/', "-");
-    let mut group = criterion.benchmark_group(format!("{}/{}", work.suite, as_name(&work.name)));
+    let mut group = criterion.benchmark_group(format!("{}/{}", workload.suite, as_name(&workload.name)));
     let mut at = 0;
-    while let Some(contestant) = contest.contestants.get(at) {
-        let id = BenchmarkId::from_parameter(as_name(&contestant.label()));
-        if let Some(throughput) = throughput(contestant.prepared.demand) {
+    while let Some(candidate) = comparison.candidates.get(at) {
+        let id = BenchmarkId::from_parameter(as_name(&candidate.label()));
+        if let Some(throughput) = throughput(candidate.prepared.cost) {
             group.throughput(throughput);
         }
         group.bench_function(id, |b| {
             b.iter_custom(|turns| {
                 let mut seconds = 0.0;
                 for _ in 0..turns {
-                    contest.turn();
-                    let sample = contest.contestants.get(at).and_then(|c| c.samples.last());
+                    comparison.turn();
+                    let sample = comparison.candidates.get(at).and_then(|c| c.samples.last());
                     seconds += sample.copied().unwrap_or_default();
                 }
                 Duration::from_secs_f64(seconds)
@@ -89,39 +89,39 @@ fn compare(criterion: &mut Criterion, work: &Work, devices: &[BenchDevice]) {
         at += 1;
     }
     group.finish();
-    for contestant in &contest.contestants {
-        let spread = Spread::of(&contestant.samples);
-        let floor = contestant.floor.map(|floor| {
+    for candidate in &comparison.candidates {
+        let spread = Spread::of(&candidate.samples);
+        let roofline = candidate.roofline.map(|roofline| {
             format!(
                 ", {:.0} % of the limit by {}",
-                100.0 * floor.seconds / spread.median,
-                floor.bound
+                100.0 * roofline.seconds / spread.median,
+                roofline.bound
             )
         });
         println!(
             "{}: {}: {:.3} ms{}",
-            work.name,
-            contestant.label(),
+            workload.name,
+            candidate.label(),
             spread.median * 1e3,
-            floor.unwrap_or_default()
+            roofline.unwrap_or_default()
         );
     }
-    for left in &contest.left_out {
-        println!("{}: {} is left out: {}", work.name, left.device, left.reason);
+    for left in &comparison.skipped {
+        println!("{}: {} is left out: {}", workload.name, left.device, left.reason);
     }
 }
 
 fn all(criterion: &mut Criterion) {
     let measured = devices().and_then(|devices| {
         for device in &devices {
-            println!("{}: {}", device.label(), device.ceilings);
+            println!("{}: {}", device.label(), device.peak_rates);
         }
-        let works = works(&devices)?;
-        let wanted = |work: &&Work| is_wanted(&format!("{}/{}", work.suite, work.name));
-        works
+        let workloads = workloads(&devices)?;
+        let wanted = |workload: &&Workload| is_wanted(&format!("{}/{}", workload.suite, workload.name));
+        workloads
             .iter()
             .filter(wanted)
-            .for_each(|work| compare(criterion, work, &devices));
+            .for_each(|workload| compare(criterion, workload, &devices));
         Ok(())
     });
     if let Err(error) = measured {

@@ -9,7 +9,7 @@ mod common;
 use std::cell::RefCell;
 use std::time::Duration;
 
-use common::{Contestant, Race, THREADS, copy, inference, noise};
+use common::{Candidate, Race, THREADS, copy, inference, noise};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use meganeura::Graph;
 use meganeura::cpu::pool::ThreadPool;
@@ -71,7 +71,7 @@ fn strides(columns: usize, rows: usize, transposed: bool) -> (isize, isize) {
     }
 }
 
-fn crates<'a>((m, k, n, form): Shape, a: &'a [f32], b: &'a [f32], c: &'a RefCell<Vec<f32>>) -> Vec<Contestant<'a>> {
+fn crates<'a>((m, k, n, form): Shape, a: &'a [f32], b: &'a [f32], c: &'a RefCell<Vec<f32>>) -> Vec<Candidate<'a>> {
     let (ar, ac) = strides(k, m, form == Form::A);
     let (br, bc) = strides(n, k, form == Form::B);
     let by_gemm = move || {
@@ -142,13 +142,13 @@ fn bench(criterion: &mut Criterion) {
         session.set_input("b", &b);
         let c = RefCell::new(vec![0.0; m * n]);
         let mut copied = vec![0.0; if m == 1 { k * n } else { 0 }];
-        let mut contestants: Vec<Contestant> = vec![("plan", Box::new(move || session.step()))];
-        contestants.extend(crates(shape, &a, &b, &c));
+        let mut candidates: Vec<Candidate> = vec![("plan", Box::new(move || session.step()))];
+        candidates.extend(crates(shape, &a, &b, &c));
         if m == 1 {
-            contestants.push(("copy", Box::new(|| copy(&pool, &b, &mut copied))));
+            candidates.push(("copy", Box::new(|| copy(&pool, &b, &mut copied))));
         }
         let flops = 2 * (m * k * n) as u64;
-        let mut race = Race::new(contestants, (4_000_000 / flops).clamp(1, 50) as u32);
+        let mut race = Race::new(candidates, (4_000_000 / flops).clamp(1, 50) as u32);
         let mut group = criterion.benchmark_group(format!("matmul/cpu/{}", name(shape)));
         group.throughput(Throughput::Elements(flops));
         for (i, label) in race.names().iter().enumerate() {

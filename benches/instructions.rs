@@ -42,8 +42,8 @@ const PHASES: &[(&str, fn())] = &[
 
 /// Callgrind counts while this runs; it knows it by its name.
 #[inline(never)]
-fn counted<T>(work: impl FnOnce() -> T) -> T {
-    black_box(work())
+fn counted<T>(workload: impl FnOnce() -> T) -> T {
+    black_box(workload())
 }
 
 /// A language model of four blocks.

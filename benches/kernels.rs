@@ -1,14 +1,14 @@
-//! A kernel of every family against its floor: the time in which the same processors copy as many bytes as the
+//! A kernel of every family against its roofline: the time in which the same processors copy as many bytes as the
 //! kernel must read and write, or do as many operations in a large matrix product, whichever is longer.
 //!
-//! The line after each case has the floor's share of the kernel's time: 1 is as fast as the hardware allows.
+//! The line after each case has the roofline's share of the kernel's time: 1 is as fast as the hardware allows.
 //! `cargo bench --bench kernels -- norm` runs the cases whose names contain `norm`.
 
 mod common;
 
 use std::time::Duration;
 
-use common::{Contestant, Race, THREADS, copy, cpu, inference, noise, product};
+use common::{Candidate, Race, THREADS, copy, cpu, inference, noise, product};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use meganeura::attrs::Attrs;
 use meganeura::build::build_on;
@@ -230,12 +230,12 @@ fn run(criterion: &mut Criterion, cases: Vec<Case>) {
         let half = cost.bytes as usize / 8;
         let (from, mut to) = (noise(half), vec![0.0; half]);
         let mut product = product(SIDE);
-        let contestants: Vec<Contestant> = vec![
+        let candidates: Vec<Candidate> = vec![
             ("kernel", Box::new(move || kernel.step())),
             ("copy", Box::new(|| copy(&pool, &from, &mut to))),
             ("product", Box::new(move || product.step())),
         ];
-        let mut race = Race::new(contestants, 2);
+        let mut race = Race::new(candidates, 2);
         let mut group = criterion.benchmark_group("kernels/cpu");
         group.bench_function(BenchmarkId::from_parameter(case.name), |b| {
             b.iter_custom(|turns| race.run(0, turns));

@@ -8,7 +8,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Contestant, Entry, LLAMA, Race, VIT, cpu, feed, is_wanted};
+use common::{Candidate, Entry, LLAMA, Race, VIT, cpu, feed, is_wanted};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use meganeura::build::{build_rewritten, plan_for};
 use meganeura::nn::models::{ResNetConfig, classifier, preset};
@@ -92,14 +92,14 @@ fn recomputation(criterion: &mut Criterion) {
         let with = BUDGETS
             .iter()
             .filter_map(|b| Some((*b, session(&graph, classes, Some(b))?)));
-        let (mut said, mut contestants): (Vec<(&str, String)>, Vec<Contestant>) = (Vec::new(), Vec::new());
-        contestants.push(("all kept", Box::new(move || plain.step())));
+        let (mut said, mut candidates): (Vec<(&str, String)>, Vec<Candidate>) = (Vec::new(), Vec::new());
+        candidates.push(("all kept", Box::new(move || plain.step())));
         for (budget, mut session) in with {
             let what = session.plan().recomputation.as_ref().map(ToString::to_string);
             said.push((budget, what.unwrap_or_default()));
-            contestants.push((budget, Box::new(move || session.step())));
+            candidates.push((budget, Box::new(move || session.step())));
         }
-        let mut race = Race::new(contestants, 1);
+        let mut race = Race::new(candidates, 1);
         group.bench_function(BenchmarkId::from_parameter(name), |b| {
             b.iter_custom(|turns| race.run(0, turns));
         });

@@ -7,7 +7,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Contestant, Race, cpu, feed, flops, inference, is_wanted, product};
+use common::{Candidate, Race, cpu, feed, flops, inference, is_wanted, product};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use meganeura::build::build_on;
 use meganeura::nn::models::{
@@ -31,11 +31,11 @@ const SIDE: usize = 768;
 fn bench(criterion: &mut Criterion, name: &str, mut session: Session) {
     let (flops, memory) = (flops(&session), session.memory_summary());
     let (dispatches, mut product) = (session.plan().dispatches.len(), product(SIDE));
-    let contestants: Vec<Contestant> = vec![
+    let candidates: Vec<Candidate> = vec![
         ("model", Box::new(move || session.step())),
         ("product", Box::new(move || product.step())),
     ];
-    let mut race = Race::new(contestants, 1);
+    let mut race = Race::new(candidates, 1);
     let mut group = criterion.benchmark_group("models/cpu");
     group.bench_function(BenchmarkId::from_parameter(name), |b| {
         b.iter_custom(|turns| race.run(0, turns));

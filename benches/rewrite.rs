@@ -8,11 +8,11 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Contestant, Entry, LLAMA, Race, VIT, cpu, feed, is_wanted};
+use common::{Candidate, Entry, LLAMA, Race, VIT, cpu, feed, is_wanted};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use meganeura::build::{build_rewritten, prepare};
 use meganeura::nn::models::{LlamaConfig, cnn_classifier, mlp_classifier};
-use meganeura::rewrite::{Modelled, RewriteConfig};
+use meganeura::rewrite::{RewriteConfig, Simulated};
 use meganeura::{Adam, Graph, Mode, Session};
 
 /// SmolLM2-135M with so many blocks, on one sequence of 128 tokens.
@@ -33,7 +33,7 @@ fn language_graph(layers: usize) -> Graph {
 fn rewriting(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("rewrite/smollm2-135m training");
     group.sample_size(10);
-    let target = Modelled::discrete_gpu();
+    let target = Simulated::discrete_gpu();
     let config = RewriteConfig::default();
     for layers in [4, 30, 60].into_iter().filter(|l| is_wanted(&format!("layers/{l}"))) {
         let graph = language_graph(layers);
@@ -116,11 +116,11 @@ fn gains(criterion: &mut Criterion) {
             .collect();
         let calls = calls(&mut sessions[0].0);
         let names = ["rewritten", "clustered", "plain"];
-        let contestants = names.into_iter().zip(sessions).map(|(label, (mut session, _))| {
+        let candidates = names.into_iter().zip(sessions).map(|(label, (mut session, _))| {
             let step = move || session.step();
             (label, Box::new(step) as Box<dyn FnMut()>)
         });
-        let mut race = Race::new(contestants.collect::<Vec<Contestant>>(), calls);
+        let mut race = Race::new(candidates.collect::<Vec<Candidate>>(), calls);
         group.bench_function(BenchmarkId::from_parameter(name), |b| {
             b.iter_custom(|turns| race.run(0, turns));
         });

@@ -5,7 +5,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Contestant, Race, cpu, inference, noise};
+use common::{Candidate, Race, cpu, inference, noise};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use meganeura::backend::{Executable, StepArgs};
 use meganeura::build::build_on;
@@ -26,11 +26,11 @@ fn chain(dispatches: usize) -> Session {
 fn replay(criterion: &mut Criterion) {
     const LONG: usize = 1001;
     let (mut short, mut long) = (chain(1), chain(LONG));
-    let contestants: Vec<Contestant> = vec![
+    let candidates: Vec<Candidate> = vec![
         ("1 dispatch", Box::new(move || short.step())),
         ("1001 dispatches", Box::new(move || long.step())),
     ];
-    let mut race = Race::new(contestants, 20);
+    let mut race = Race::new(candidates, 20);
     let mut group = criterion.benchmark_group("session/cpu/replay");
     for (i, label) in race.names().iter().enumerate() {
         group.bench_function(BenchmarkId::from_parameter(label), |b| {
@@ -121,7 +121,7 @@ fn cnn() -> Session {
 /// Times a whole step in turns with each of its kernels alone.
 fn step_and_kernels(criterion: &mut Criterion, name: &str, mut session: Session) {
     let plan = session.plan().clone();
-    let mut contestants: Vec<Contestant> = vec![("whole step", Box::new(move || session.step()))];
+    let mut candidates: Vec<Candidate> = vec![("whole step", Box::new(move || session.step()))];
     let mut empty = plan.clone();
     empty.dispatches.clear();
     empty.segments.clear();
@@ -138,9 +138,9 @@ fn step_and_kernels(criterion: &mut Criterion, name: &str, mut session: Session)
                 panic!("{e}");
             }
         };
-        contestants.push(("kernel", Box::new(run)));
+        candidates.push(("kernel", Box::new(run)));
     }
-    let mut race = Race::new(contestants, 20);
+    let mut race = Race::new(candidates, 20);
     criterion.bench_function(&format!("session/cpu/{name}/step"), |b| {
         b.iter_custom(|turns| race.run(0, turns));
     });

@@ -55,7 +55,7 @@ pub mod report;
 
 #[cfg(feature = "blade")]
 pub use meganeura_blade as blade;
-/// Kernels of GPUs, and how matrix units are used.
+/// Kernels of GPUs, and how cooperative matrices are used.
 #[cfg(feature = "blade")]
 pub use meganeura_blade as codegen;
 pub use meganeura_conformance as conformance;

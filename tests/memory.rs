@@ -52,7 +52,7 @@ fn is_elementwise(d: &Dispatch) -> bool {
 /// The lower bound if elementwise results could take the memory of an operand of their size that nobody else needs.
 fn bound_in_place(plan: &ExecutionPlan) -> usize {
     let lives = plan.lifetimes();
-    let lasting: usize = (0..lives.len())
+    let persistent: usize = (0..lives.len())
         .filter(|&b| lives[b].is_none())
         .map(|b| plan.buffers[b])
         .sum();
@@ -84,7 +84,7 @@ fn bound_in_place(plan: &ExecutionPlan) -> usize {
         }
         start += plan.levels(segment);
     }
-    lasting + most
+    persistent + most
 }
 
 /// Why no result takes the memory of an operand: it would not make any of these plans smaller. Where this fails one
@@ -169,7 +169,7 @@ fn a_plan_that_does_not_fit_says_what_would() {
         build_on(&graph, device, Mode::Training, update).map(drop)
     };
     start(needed.planned, adam()).expect("it fits exactly");
-    let lasting = needed.planned - needed.transient;
+    let persistent = needed.planned - needed.transient;
     let error = start(needed.planned - 1_000_000, adam()).expect_err("it does not fit");
     assert!(
         matches!(error, Error::OutOfMemory { available: Some(_), .. }),
@@ -181,7 +181,7 @@ fn a_plan_that_does_not_fit_says_what_would() {
         "{text}"
     );
     assert!(text.contains("parameters take") && text.contains("optimizer"), "{text}");
-    let text = start(lasting - needed.optimizer + 1, adam())
+    let text = start(persistent - needed.optimizer + 1, adam())
         .expect_err("too small")
         .to_string();
     assert!(text.contains("`Sgd` without momentum"), "{text}");

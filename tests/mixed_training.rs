@@ -1,4 +1,4 @@
-//! Training in mixed precision: loss scaling, on the CPU, which rounds nothing, and on loops that round as matrix units do.
+//! Training in mixed precision: loss scaling, on the CPU, which rounds nothing, and on loops that round as cooperative matrices do.
 
 use std::sync::Arc;
 

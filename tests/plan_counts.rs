@@ -7,13 +7,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use meganeura::backend::Device;
-use meganeura::bench::Demand;
+use meganeura::bench::WorkloadCost;
 use meganeura::build::{plan_for, prepare};
 use meganeura::compile::try_compile;
 use meganeura::cpu::CpuDevice;
 use meganeura::nn::layers::WeightStorage;
 use meganeura::nn::models::{LlamaConfig, LogitsOf, preset};
-use meganeura::rewrite::{Modelled, RewriteConfig};
+use meganeura::rewrite::{RewriteConfig, Simulated};
 use meganeura::{Adam, ExecutionPlan, Graph, Mode, Update};
 
 const FILE: &str = "tests/fixtures/plan_counts.toml";
@@ -60,9 +60,9 @@ fn cpu_plan(device: &Arc<dyn Device>, graph: &Graph, mode: Mode) -> ExecutionPla
     plan
 }
 
-/// The plan for a GPU that is modelled: forward and backward pass.
+/// The plan for a GPU that is simulated: forward and backward pass.
 fn gpu_plan(graph: &Graph, mode: Mode) -> ExecutionPlan {
-    let rates = Modelled::discrete_gpu();
+    let rates = Simulated::discrete_gpu();
     let (graph, _) = prepare(graph, mode, &rates, &RewriteConfig::default(), None).expect("a graph");
     let mut plan = try_compile(&graph).expect("a plan");
     plan.place_buffers(None).expect("memory");
@@ -70,13 +70,13 @@ fn gpu_plan(graph: &Graph, mode: Mode) -> ExecutionPlan {
 }
 
 fn counts(plan: &ExecutionPlan, device: &dyn Device) -> Counts {
-    let demand = Demand::of(plan, device);
+    let cost = WorkloadCost::of(plan, device);
     let levels: usize = plan.segments.iter().map(|segment| plan.levels(segment)).sum();
     BTreeMap::from([
-        ("dispatches", demand.dispatches),
+        ("dispatches", cost.dispatches),
         ("levels", levels as u64),
-        ("operations", demand.flops),
-        ("bytes", demand.bytes),
+        ("operations", cost.flops),
+        ("bytes", cost.bytes),
         ("memory", plan.memory.bytes as u64),
     ])
 }
@@ -86,7 +86,7 @@ fn found() -> BTreeMap<String, Counts> {
     let mut all = BTreeMap::new();
     for (name, graph, mode) in models() {
         all.insert(format!("{name}, cpu"), counts(&cpu_plan(&cpu, &graph, mode), &*cpu));
-        all.insert(format!("{name}, modelled gpu"), counts(&gpu_plan(&graph, mode), &*cpu));
+        all.insert(format!("{name}, simulated gpu"), counts(&gpu_plan(&graph, mode), &*cpu));
     }
     all
 }

@@ -15,7 +15,7 @@ use meganeura::nn::models::{LlamaConfig, VitConfig, classifier, cnn_classifier, 
 use meganeura::plan::memory::fit_to_budget;
 use meganeura::plan::{BufferRef, FORWARD_BACKWARD, MemoryBudget};
 use meganeura::random::SplitMix64;
-use meganeura::rewrite::{Modelled, RewriteConfig};
+use meganeura::rewrite::{RewriteConfig, Simulated};
 use meganeura::{Adam, Error, ExecutionPlan, GradientClip, Graph, Mode, Result, SessionConfig, Sgd, Update};
 use plans::{Limited, cpu, lower_bound, trained_bits};
 
@@ -62,8 +62,8 @@ fn check(plan: &ExecutionPlan, plain: &ExecutionPlan) {
     let writes = |plan: &ExecutionPlan| {
         let mut writes: HashMap<BufferRef, usize> = HashMap::new();
         let outputs = plan.dispatches.iter().flat_map(|d| &d.outputs);
-        let lasting = outputs.filter(|o| lives.get(o.buffer.index()).is_some_and(Option::is_none));
-        lasting.for_each(|o| *writes.entry(o.buffer).or_default() += 1);
+        let persistent = outputs.filter(|o| lives.get(o.buffer.index()).is_some_and(Option::is_none));
+        persistent.for_each(|o| *writes.entry(o.buffer).or_default() += 1);
         writes
     };
     if plan.segments.len() == 1 {
@@ -341,7 +341,7 @@ fn budgets_that_make_no_sense_are_errors() {
     // The update comes afterwards.
     let update: Update = Sgd::new(0.1).into();
     let plan = budgeted(&graph, &cpu(), Some(&update), None).expect("builds");
-    let rates = Modelled::discrete_gpu();
+    let rates = Simulated::discrete_gpu();
     let error = fit_to_budget(&plan, &MemoryBudget::OfPeak(0.5), &rates, None, &|_| Ok(())).expect_err("an update");
     assert!(error.to_string().contains("plans without an update"), "{error}");
 }

@@ -117,7 +117,7 @@ fn page_with(title: &str, plan: &ExecutionPlan, g: &Graph, kernels: &[KernelSour
         optimization: &meganeura::OptimizeReport::default(),
         plan,
         kernels,
-        target: &meganeura::rewrite::Modelled::discrete_gpu(),
+        target: &meganeura::rewrite::Simulated::discrete_gpu(),
         timings: None,
         tensors: &[],
     };

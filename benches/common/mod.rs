@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use meganeura::backend::Device;
-use meganeura::bench::Demand;
+use meganeura::bench::WorkloadCost;
 pub use meganeura::bench::noise;
 use meganeura::build::build_on;
 use meganeura::cpu::CpuDevice;
@@ -14,7 +14,7 @@ use meganeura::cpu::pool::ThreadPool;
 use meganeura::nn::models::{LlamaConfig, VitConfig, classifier, language_model};
 use meganeura::{Graph, Mode, Session};
 
-/// Threads of every contestant.
+/// Threads of every candidate.
 pub const THREADS: usize = 2;
 
 /// The CPU device with [`THREADS`] threads.
@@ -39,7 +39,7 @@ pub fn feed(session: &mut Session, classes: u32) {
 
 /// Operations of a step, as the operators declare them.
 pub fn flops(session: &Session) -> f64 {
-    Demand::of(session.plan(), &**session.device()).flops as f64
+    WorkloadCost::of(session.plan(), &**session.device()).flops as f64
 }
 
 /// Whether the command line asks for a case of this name: parts of names are listed there, or nothing.
@@ -83,37 +83,37 @@ pub fn median(mut values: Vec<f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// A contestant: a name and what it does.
-pub type Contestant<'a> = (&'a str, Box<dyn FnMut() + 'a>);
+/// A candidate: a name and what it does.
+pub type Candidate<'a> = (&'a str, Box<dyn FnMut() + 'a>);
 
-/// Contestants that take turns within every sample, so that whatever else the machine does slows all of
+/// Candidates that take turns within every sample, so that whatever else the machine does slows all of
 /// them alike; on a machine that is not quiet the ratios are the figures to go by.
 pub struct Race<'a> {
-    contestants: Vec<Contestant<'a>>,
+    candidates: Vec<Candidate<'a>>,
     /// Calls in a row in each turn, after one that warms the caches up again.
     calls: u32,
-    /// Seconds of a call of each contestant, turn by turn.
+    /// Seconds of a call of each candidate, turn by turn.
     times: Vec<Vec<f64>>,
 }
 
 impl<'a> Race<'a> {
     /// A race with that many calls in a turn.
-    pub fn new(contestants: Vec<Contestant<'a>>, calls: u32) -> Self {
+    pub fn new(candidates: Vec<Candidate<'a>>, calls: u32) -> Self {
         Race {
-            times: vec![Vec::new(); contestants.len()],
-            contestants,
+            times: vec![Vec::new(); candidates.len()],
+            candidates,
             calls,
         }
     }
 
     /// Names in order.
     pub fn names(&self) -> Vec<String> {
-        self.contestants.iter().map(|c| c.0.to_owned()).collect()
+        self.candidates.iter().map(|c| c.0.to_owned()).collect()
     }
 
-    /// Takes `turns` turns and gives the time of one contestant.
+    /// Takes `turns` turns and gives the time of one candidate.
     pub fn run(&mut self, timed: usize, turns: u64) -> Duration {
-        let count = self.contestants.len();
+        let count = self.candidates.len();
         let mut total = 0.0;
         for _ in 0..turns {
             // The order changes: the predecessor leaves its cache behind.
@@ -124,11 +124,11 @@ impl<'a> Race<'a> {
                 } else {
                     (turn + count - place) % count
                 };
-                let work = &mut self.contestants[at].1;
-                work();
+                let workload = &mut self.candidates[at].1;
+                workload();
                 let start = Instant::now();
                 for _ in 0..self.calls {
-                    work();
+                    workload();
                 }
                 let time = start.elapsed().as_secs_f64() / f64::from(self.calls);
                 self.times[at].push(time);
@@ -140,14 +140,14 @@ impl<'a> Race<'a> {
         Duration::from_secs_f64(total)
     }
 
-    /// Median seconds of a contestant.
-    pub fn seconds(&self, contestant: usize) -> f64 {
-        median(self.times[contestant].clone())
+    /// Median seconds of a candidate.
+    pub fn seconds(&self, candidate: usize) -> f64 {
+        median(self.times[candidate].clone())
     }
 
-    /// Median over the turns of time(contestant) / time(first).
-    pub fn ratio(&self, contestant: usize) -> f64 {
-        let pairs = self.times[contestant].iter().zip(&self.times[0]);
+    /// Median over the turns of time(candidate) / time(first).
+    pub fn ratio(&self, candidate: usize) -> f64 {
+        let pairs = self.times[candidate].iter().zip(&self.times[0]);
         median(pairs.map(|(other, first)| other / first).collect())
     }
 }

@@ -13,7 +13,7 @@ use crate::config::Config;
 use crate::error::{Result, unwrap_report};
 use crate::graph::{ConstantData, Graph, NodeId, NodeKind, Value};
 use crate::ops::{Expansion, InferenceForm};
-use crate::rewrite::{Modelled, Pass, Request, graph_cost, join, rewrite};
+use crate::rewrite::{Pass, Request, Simulated, graph_cost, join, rewrite};
 use crate::select;
 use crate::shape::TensorType;
 
@@ -250,7 +250,7 @@ pub fn try_optimize(graph: &Graph) -> Result<(Graph, OptimizeReport)> {
     };
     match &device {
         Ok(device) => optimize_for(graph, &request(device)),
-        Err(_) => optimize_for(graph, &request(&Modelled::discrete_gpu())),
+        Err(_) => optimize_for(graph, &request(&Simulated::discrete_gpu())),
     }
 }
 

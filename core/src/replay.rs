@@ -18,7 +18,7 @@ use crate::session::check_kernels;
 pub struct ReplayOptions {
     /// Largest difference of floats that is accepted, as a part of the largest magnitude in a result (at least 0.01),
     /// times `sqrt(1 + w / 64)`, where `w` is the number of operations for one element. It is no less than what storing
-    /// results in 16 bits rounds, or operands, on the matrix units of a plan in mixed precision.
+    /// results in 16 bits rounds, or operands, on the cooperative matrices of a plan in mixed precision.
     pub tolerance: f64,
     /// Where random inputs and parameters begin.
     pub seed: u64,

@@ -183,7 +183,7 @@ pub fn format_listing(listing: &[BackendListing]) -> String {
             Ok(devices) if devices.is_empty() => {
                 let why = entry
                     .backend
-                    .absence()
+                    .unavailable_reason()
                     .map_or_else(String::new, |why| format!(": {why}"));
                 let _ = writeln!(text, "  {:<12} no devices found{why}", entry.name);
             }
@@ -381,7 +381,7 @@ fn resolve<'a>(selector: &Selector, listing: &'a [BackendListing]) -> Result<Can
                 DeviceSelector::Best => best(all().filter(|(_, d)| d.rejected.is_none()), true).ok_or_else(|| {
                     let why = entry
                         .backend
-                        .absence()
+                        .unavailable_reason()
                         .map_or_else(String::new, |why| format!(": {why}"));
                     format!("the backend '{name}' has no usable device{why}")
                 })?,

@@ -11,7 +11,7 @@ use meganeura_core::ops::{
 use meganeura_core::reference::evaluate;
 use meganeura_core::registry::register_rule_set;
 use meganeura_core::rewrite::verify::{Outcome, RuleVerdict, VerifyOptions, verify_rule_set};
-use meganeura_core::rewrite::{Modelled, Pass, Request, RewriteConfig, RuleSet, rewrite};
+use meganeura_core::rewrite::{Pass, Request, RewriteConfig, RuleSet, Simulated, rewrite};
 use meganeura_core::{OptimizeReport, TensorType, registry};
 
 /// Fails when it is computed.
@@ -152,7 +152,7 @@ fn rewritten(graph: &Graph, set: RuleSet) -> Result<(Graph, OptimizeReport), Err
     };
     let request = Request {
         pass: Pass::Inference,
-        target: &Modelled::discrete_gpu(),
+        target: &Simulated::discrete_gpu(),
         config: &config,
         group_of: &|_| 0,
     };

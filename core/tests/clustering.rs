@@ -12,11 +12,11 @@ use meganeura_core::ops::FUSED;
 use meganeura_core::program::{Program, Slot, Step};
 use meganeura_core::random::SplitMix64;
 use meganeura_core::reference::evaluate;
-use meganeura_core::rewrite::{Modelled, Target};
+use meganeura_core::rewrite::{Simulated, Target};
 use meganeura_core::{DType, Shape, TensorType, registry};
 
-fn gpu() -> Modelled {
-    Modelled::discrete_gpu()
+fn gpu() -> Simulated {
+    Simulated::discrete_gpu()
 }
 
 fn clustered(graph: &Graph) -> (Graph, ClusterReport) {

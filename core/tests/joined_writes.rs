@@ -7,7 +7,7 @@ use meganeura_core::graph::{Graph, NodeId};
 use meganeura_core::optimize::{OptimizeReport, optimize_for};
 use meganeura_core::random::SplitMix64;
 use meganeura_core::reference::evaluate;
-use meganeura_core::rewrite::{Modelled, Pass, Request, RewriteConfig, Target};
+use meganeura_core::rewrite::{Pass, Request, RewriteConfig, Simulated, Target};
 
 const JOINED: &str = "core.rope_cache_write";
 const ROPE: &str = "core.rope_dynamic_offset";
@@ -51,7 +51,7 @@ fn count(graph: &Graph, name: &str) -> usize {
 
 /// Whether anything is joined.
 fn joins(graph: &Graph) -> bool {
-    let (new, report) = optimized(graph, &Modelled::discrete_gpu(), &RewriteConfig::default());
+    let (new, report) = optimized(graph, &Simulated::discrete_gpu(), &RewriteConfig::default());
     let joined = count(&new, JOINED) > 0;
     assert_eq!(report.fusions.iter().any(|f| f.rule == JOINED), joined, "{report}");
     joined
@@ -60,7 +60,7 @@ fn joins(graph: &Graph) -> bool {
 #[test]
 fn a_pair_becomes_one_call_that_means_the_same() {
     let Keys { graph, .. } = keys();
-    let (new, report) = optimized(&graph, &Modelled::discrete_gpu(), &RewriteConfig::default());
+    let (new, report) = optimized(&graph, &Simulated::discrete_gpu(), &RewriteConfig::default());
     assert_eq!((count(&new, JOINED), count(&new, ROPE)), (1, 0));
     assert_eq!(count(&new, "core.cache_write"), 1);
     let fusion = report
@@ -141,7 +141,7 @@ struct Without;
 
 impl Target for Without {
     fn cost_model(&self) -> CostModel {
-        Modelled::discrete_gpu().0
+        Simulated::discrete_gpu().0
     }
 
     fn launches(&self, kernel: &KernelDesc) -> Option<u32> {
@@ -158,6 +158,6 @@ fn devices_and_settings_have_their_say() {
         enabled: false,
         ..RewriteConfig::default()
     };
-    let (new, _) = optimized(&graph, &Modelled::discrete_gpu(), &off);
+    let (new, _) = optimized(&graph, &Simulated::discrete_gpu(), &off);
     assert_eq!(count(&new, JOINED), 0);
 }

@@ -1,7 +1,7 @@
 //! A whole language model: its training graph is rewritten exactly, within the budgets.
 
 use meganeura_core::build::prepare;
-use meganeura_core::rewrite::{Modelled, RewriteConfig};
+use meganeura_core::rewrite::{RewriteConfig, Simulated};
 use meganeura_core::{Mode, link_plugins};
 use meganeura_nn::models::preset;
 
@@ -15,7 +15,7 @@ fn the_training_graph_of_smollm2_is_extracted_exactly() {
         time_ms: 60_000,
         ..RewriteConfig::default()
     };
-    let target = Modelled::discrete_gpu();
+    let target = Simulated::discrete_gpu();
     let (graph, report) = prepare(&model.graph(128), Mode::Training, &target, &config, None).expect("rewrites");
     graph.verify().expect("valid");
     assert!(report.extraction_exact, "{report}");

@@ -9,7 +9,7 @@ use meganeura_core::graph::{Graph, NodeKind};
 use meganeura_core::optimize::for_inference;
 use meganeura_core::random::SplitMix64;
 use meganeura_core::reference::evaluate;
-use meganeura_core::rewrite::{Modelled, RewriteConfig};
+use meganeura_core::rewrite::{RewriteConfig, Simulated};
 use meganeura_core::{Mode, OptimizeReport};
 use meganeura_nn::models::{
     CnnConfig, LlamaConfig, MlpConfig, ResNetConfig, UnetConfig, VitConfig, classifier, language_model, preset,
@@ -74,7 +74,7 @@ fn prepared(graph: &Graph, mode: Mode) -> (Graph, OptimizeReport) {
         ..RewriteConfig::default()
     };
     let (optimized, report) =
-        prepare(graph, mode, &Modelled::discrete_gpu(), &config, None).unwrap_or_else(|e| panic!("{e}\n{graph}"));
+        prepare(graph, mode, &Simulated::discrete_gpu(), &config, None).unwrap_or_else(|e| panic!("{e}\n{graph}"));
     assert_eq!(report.budget_hit, None);
     assert!(report.extraction_exact);
     (optimized, report)

@@ -7,7 +7,7 @@ use crate::{Error, Result};
 /// Differences below this are none, however little samples scatter: between two runs machines differ by as much.
 const LEAST_CHANGE: f64 = 0.02;
 
-/// Whether a work changed by more than its samples scatter.
+/// Whether a workload changed by more than its samples scatter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Nine of ten samples are below nine of ten of the earlier ones.
@@ -18,13 +18,13 @@ pub enum Verdict {
     Same,
 }
 
-/// A work that both records have.
+/// A workload that both records have.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Change {
     /// Suite.
     pub suite: Suite,
-    /// Name of the work.
-    pub work: String,
+    /// Name of the workload.
+    pub workload: String,
     /// Selector of the device.
     pub device: String,
     /// Precision.
@@ -54,7 +54,7 @@ impl Change {
         };
         Change {
             suite: after.suite,
-            work: after.work.clone(),
+            workload: after.workload.clone(),
             device: after.device.clone(),
             precision: after.precision,
             before: old.median,
@@ -66,7 +66,7 @@ impl Change {
 
 /// What a device can do now, of what it could do then: if that changed, so does everything else.
 #[derive(Clone, Debug, PartialEq)]
-pub struct CeilingChange {
+pub struct PeakRateChange {
     /// Selector.
     pub device: String,
     /// Name and driver then and now, if they differ.
@@ -79,12 +79,12 @@ pub struct CeilingChange {
     pub launches: f64,
 }
 
-/// Two records of the same works.
+/// Two records of the same workloads.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Comparison {
+pub struct RecordComparison {
     /// Devices that both have.
-    pub ceilings: Vec<CeilingChange>,
-    /// Works that both have, in the order of the later record.
+    pub peak_rates: Vec<PeakRateChange>,
+    /// Workloads that both have, in the order of the later record.
     pub changes: Vec<Change>,
     /// Results that only the earlier record has.
     pub only_before: usize,
@@ -92,14 +92,14 @@ pub struct Comparison {
     pub only_after: usize,
 }
 
-impl Comparison {
+impl RecordComparison {
     /// Compares a record with an earlier one.
     ///
     /// # Errors
     /// [`Error::InvalidUse`] where they have nothing in common.
     pub fn new(before: &Record, after: &Record) -> Result<Self> {
         let same = |a: &Measurement, b: &Measurement| {
-            (a.suite, &a.work, &a.device, a.precision) == (b.suite, &b.work, &b.device, b.precision)
+            (a.suite, &a.workload, &a.device, a.precision) == (b.suite, &b.workload, &b.device, b.precision)
         };
         let pairs = after.results.iter().filter_map(|new| {
             let old = before.results.iter().find(|old| same(old, new))?;
@@ -109,7 +109,7 @@ impl Comparison {
         if changes.is_empty() {
             let names = |record: &Record| {
                 let names: Vec<&str> = record.devices.iter().map(|d| d.selector.as_str()).collect();
-                format!("{} works on {}", record.sizes, names.join(", "))
+                format!("{} workloads on {}", record.sizes, names.join(", "))
             };
             return Err(Error::misuse(
                 format!(
@@ -120,22 +120,22 @@ impl Comparison {
                 "compare the same suites and sizes on the same devices",
             ));
         }
-        let ceilings = after.devices.iter().filter_map(|new| {
+        let peak_rates = after.devices.iter().filter_map(|new| {
             let old = before.device(&new.selector)?;
             let name = |d: &super::RecordedDevice| {
                 let driver = d.driver.as_deref().unwrap_or("no driver");
                 format!("{}, {driver}", d.name)
             };
-            Some(CeilingChange {
+            Some(PeakRateChange {
                 device: new.selector.clone(),
                 replaced: (name(old) != name(new)).then(|| [name(old), name(new)]),
-                copies: new.ceilings.bytes_per_second / old.ceilings.bytes_per_second,
-                products: new.ceilings.flops_per_second / old.ceilings.flops_per_second,
-                launches: new.ceilings.launch_seconds / old.ceilings.launch_seconds,
+                copies: new.peak_rates.bytes_per_second / old.peak_rates.bytes_per_second,
+                products: new.peak_rates.flops_per_second / old.peak_rates.flops_per_second,
+                launches: new.peak_rates.launch_seconds / old.peak_rates.launch_seconds,
             })
         });
-        Ok(Comparison {
-            ceilings: ceilings.collect(),
+        Ok(RecordComparison {
+            peak_rates: peak_rates.collect(),
             only_before: before.results.len().saturating_sub(changes.len()),
             only_after: after.results.len() - changes.len(),
             changes,
@@ -144,12 +144,12 @@ impl Comparison {
 
     /// The change of a result, if the earlier record has it.
     pub fn change(&self, of: &Measurement) -> Option<&Change> {
-        let wanted = (of.suite, &of.work, &of.device, of.precision);
+        let wanted = (of.suite, &of.workload, &of.device, of.precision);
         let mut changes = self.changes.iter();
-        changes.find(|c| (c.suite, &c.work, &c.device, c.precision) == wanted)
+        changes.find(|c| (c.suite, &c.workload, &c.device, c.precision) == wanted)
     }
 
-    /// How many works have a verdict.
+    /// How many workloads have a verdict.
     pub fn count(&self, verdict: Verdict) -> usize {
         self.changes.iter().filter(|c| c.verdict == verdict).count()
     }
@@ -158,15 +158,15 @@ impl Comparison {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::{Demand, Sizes, Spread};
+    use crate::bench::{Sizes, Spread, WorkloadCost};
 
     fn record(times: &[(&str, [f64; 3])]) -> Record {
         let mut record = Record::new(&[], Sizes::Small);
         record
             .results
-            .extend(times.iter().map(|(work, [low, median, high])| Measurement {
+            .extend(times.iter().map(|(workload, [low, median, high])| Measurement {
                 suite: Suite::Matmul,
-                work: (*work).to_owned(),
+                workload: (*workload).to_owned(),
                 series: None,
                 device: "cpu".into(),
                 precision: Precision::F32,
@@ -178,8 +178,8 @@ mod tests {
                 },
                 waited_seconds: None,
                 difference: None,
-                demand: Demand::default(),
-                floor: None,
+                cost: WorkloadCost::default(),
+                roofline: None,
             }));
         record
     }
@@ -200,7 +200,7 @@ mod tests {
             ("less", [0.5, 0.6, 0.7]),
             ("new", [1.0; 3]),
         ]);
-        let comparison = Comparison::new(&before, &after).expect("four in common");
+        let comparison = RecordComparison::new(&before, &after).expect("four in common");
         let verdicts: Vec<Verdict> = comparison.changes.iter().map(|c| c.verdict).collect();
         assert_eq!(
             verdicts,
@@ -214,7 +214,7 @@ mod tests {
 
     #[test]
     fn records_without_a_common_result_are_refused() {
-        let error = Comparison::new(&record(&[("a", [1.0; 3])]), &record(&[("b", [1.0; 3])]));
+        let error = RecordComparison::new(&record(&[("a", [1.0; 3])]), &record(&[("b", [1.0; 3])]));
         assert!(error.is_err_and(|e| e.to_string().contains("no result in common")));
     }
 }

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::contest::contained;
-use super::{BenchDevice, LeftOut, Work};
+use super::comparison::contained;
+use super::{BenchDevice, Skipped, Workload};
 use crate::precision::Precision;
 use crate::{Error, Result};
 
@@ -21,7 +21,7 @@ pub struct LossCurve {
     pub device: String,
     /// Precision of the plan.
     pub precision: Precision,
-    /// Dispatches of the plan, and how many of them use matrix units.
+    /// Dispatches of the plan, and how many of them use cooperative matrices.
     pub dispatches: [usize; 2],
     /// The loss of each step, before its update.
     pub losses: Vec<f32>,
@@ -57,32 +57,32 @@ impl LossCurve {
 /// Curves of one training.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LossCurves {
-    /// Name of the work.
-    pub work: String,
+    /// Name of the workload.
+    pub workload: String,
     /// The reference first, which is in `f32`.
     pub curves: Vec<LossCurve>,
     /// Devices that failed, or took another way than the reference.
-    pub left_out: Vec<LeftOut>,
+    pub skipped: Vec<Skipped>,
 }
 
 /// Trains for so many steps, of one batch that is the same each time, on every device: in `f32`, and in mixed precision where
 /// the device has it, or in the precision that is wanted. The first curve, in `f32` on the first device, is what the others are
 /// compared with; those that are farther from it than [`LossCurve::accepted`] are among the curves, and
-/// [left out](LossCurves::left_out) with the reason.
+/// [left out](LossCurves::skipped) with the reason.
 ///
 /// # Errors
-/// [`Error::InvalidUse`] for a work that does not train, and for no steps; what the reference fails with. Other devices that
+/// [`Error::InvalidUse`] for a workload that does not train, and for no steps; what the reference fails with. Other devices that
 /// fail are no error.
 pub fn loss_curves(
-    work: &Work,
+    workload: &Workload,
     devices: &[BenchDevice],
     precision: Option<Precision>,
     steps: usize,
 ) -> Result<LossCurves> {
-    if work.update.is_none() {
+    if workload.update.is_none() {
         return Err(Error::misuse(
-            format!("'{}' has no losses: its steps do not train", work.name),
-            "give works that train",
+            format!("'{}' has no losses: its steps do not train", workload.name),
+            "give workloads that train",
         ));
     }
     let Some(first) = devices.first().filter(|_| steps > 0) else {
@@ -91,11 +91,11 @@ pub fn loss_curves(
             "give a device, and one step or more",
         ));
     };
-    let reference = curve(work, first, Precision::F32, steps)?;
+    let reference = curve(workload, first, Precision::F32, steps)?;
     let mut found = LossCurves {
-        work: work.name.clone(),
+        workload: workload.name.clone(),
         curves: vec![reference],
-        left_out: Vec::new(),
+        skipped: Vec::new(),
     };
     for (number, on) in devices.iter().enumerate() {
         let precisions = match precision {
@@ -105,7 +105,7 @@ pub fn loss_curves(
         };
         let is_reference = |precision: &Precision| number == 0 && *precision == Precision::F32;
         for precision in precisions.into_iter().filter(|p| !is_reference(p)) {
-            let reason = match contained(|| curve(work, on, precision, steps)) {
+            let reason = match contained(|| curve(workload, on, precision, steps)) {
                 Err(reason) => Some(reason),
                 Ok(curve) => {
                     let (step, off) = curve.farthest(&found.curves[0]);
@@ -119,9 +119,9 @@ pub fn loss_curves(
                     })
                 }
             };
-            found.left_out.extend(reason.map(|reason| LeftOut {
-                suite: work.suite,
-                work: work.name.clone(),
+            found.skipped.extend(reason.map(|reason| Skipped {
+                suite: workload.suite,
+                workload: workload.name.clone(),
                 device: on.selector.clone(),
                 precision,
                 reason,
@@ -131,8 +131,8 @@ pub fn loss_curves(
     Ok(found)
 }
 
-fn curve(work: &Work, on: &BenchDevice, precision: Precision, steps: usize) -> Result<LossCurve> {
-    let mut session = work.session(on, precision)?;
+fn curve(workload: &Workload, on: &BenchDevice, precision: Precision, steps: usize) -> Result<LossCurve> {
+    let mut session = workload.session(on, precision)?;
     let dispatches = &session.plan().dispatches;
     let dispatches = [dispatches.len(), dispatches.iter().filter(|d| d.use_coop).count()];
     let mut losses = Vec::with_capacity(steps);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::Ceilings;
+use super::PeakRates;
 use crate::backend::{Device, DeviceInfo, DeviceKind};
 use crate::config::Config;
 use crate::precision::Precision;
@@ -21,7 +21,7 @@ pub struct BenchDevice {
     /// Hash of the plugin file that the backend is from, in hexadecimal; `None` if it is linked.
     pub plugin_sha256: Option<String>,
     /// Measured limits.
-    pub ceilings: Ceilings,
+    pub peak_rates: PeakRates,
     /// The device.
     pub device: Arc<dyn Device>,
     /// Settings of rewriting, those of the configuration.
@@ -33,7 +33,7 @@ pub struct Found {
     /// Devices that can be measured; one at least.
     pub opened: Vec<BenchDevice>,
     /// Selectors of the others, each with what is wrong.
-    pub left_out: Vec<(String, String)>,
+    pub skipped: Vec<(String, String)>,
 }
 
 impl BenchDevice {
@@ -44,8 +44,8 @@ impl BenchDevice {
     pub fn open(selector: Option<&str>, config: &Config) -> Result<Self> {
         let selected = select::select(selector, config)?;
         let device = selected.open(config)?;
-        let ceilings = Ceilings::of(&device)?;
-        Ok(Self::with(&selected, device, ceilings, config))
+        let peak_rates = PeakRates::of(&device)?;
+        Ok(Self::with(&selected, device, peak_rates, config))
     }
 
     /// All devices that are found, but for those emulated in software.
@@ -53,7 +53,7 @@ impl BenchDevice {
     /// # Errors
     /// None is left.
     pub fn open_all(config: &Config) -> Result<Found> {
-        let (mut opened, mut left_out) = (Vec::new(), Vec::new());
+        let (mut opened, mut skipped) = (Vec::new(), Vec::new());
         for entry in &select::list(config) {
             for info in entry.devices.as_deref().unwrap_or_default() {
                 let selector = select::selector_of(&entry.name, info);
@@ -70,7 +70,7 @@ impl BenchDevice {
                         Err(error) => error.to_string(),
                     },
                 };
-                left_out.push((selector, reason));
+                skipped.push((selector, reason));
             }
         }
         match opened.is_empty() {
@@ -78,11 +78,11 @@ impl BenchDevice {
                 "no device that was found can be measured",
                 "`meganeura doctor` says what is wrong with each",
             )),
-            false => Ok(Found { opened, left_out }),
+            false => Ok(Found { opened, skipped }),
         }
     }
 
-    fn with(selected: &Selected, device: Arc<dyn Device>, ceilings: Ceilings, config: &Config) -> Self {
+    fn with(selected: &Selected, device: Arc<dyn Device>, peak_rates: PeakRates, config: &Config) -> Self {
         let backend = selected.backend.info().name;
         let plugin = plugins::loaded()
             .into_iter()
@@ -91,7 +91,7 @@ impl BenchDevice {
             selector: selected.selector.clone(),
             info: selected.info.clone(),
             plugin_sha256: plugin.and_then(|report| report.sha256),
-            ceilings,
+            peak_rates,
             device,
             rewrite: config.rewrite.clone(),
             backend,

@@ -5,12 +5,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-use super::{BenchDevice, Ceilings, Demand, Floor, LeftOut, Series, Sizes, Suite};
+use super::{BenchDevice, PeakRates, Roofline, Series, Sizes, Skipped, Suite, WorkloadCost};
 use crate::precision::Precision;
 use crate::{Error, Result};
 
 /// Version of the file's layout; raised with every change that readers have to know.
-pub const RECORD_VERSION: u32 = 1;
+pub const RECORD_VERSION: u32 = 2;
 /// What such files say they are.
 const FORMAT: &str = "meganeura-bench";
 
@@ -27,14 +27,14 @@ pub struct Record {
     pub host_threads: usize,
     /// When it was taken: seconds since 1970, UTC.
     pub taken: u64,
-    /// How large the works were.
+    /// How large the workloads were.
     pub sizes: Sizes,
     /// The devices that took part.
     pub devices: Vec<RecordedDevice>,
-    /// One for each work, device and precision.
+    /// One for each workload, device and precision.
     pub results: Vec<Measurement>,
     /// What failed.
-    pub left_out: Vec<LeftOut>,
+    pub skipped: Vec<Skipped>,
 }
 
 /// A device that took part.
@@ -53,23 +53,23 @@ pub struct RecordedDevice {
     /// Hash of the plugin that its backend is from, if it is from one.
     pub plugin_sha256: Option<String>,
     /// Measured limits.
-    pub ceilings: Ceilings,
+    pub peak_rates: PeakRates,
 }
 
-/// A work on a device.
+/// A workload on a device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measurement {
-    /// Suite of the work.
+    /// Suite of the workload.
     pub suite: Suite,
     /// Its name.
-    pub work: String,
+    pub workload: String,
     /// The series that it is one of, if there is one.
     pub series: Option<Series>,
     /// Selector of the device.
     pub device: String,
     /// Precision of the plan.
     pub precision: Precision,
-    /// Time of one step (or whatever the work is), of steps that follow each other.
+    /// Time of one step (or whatever the workload is), of steps that follow each other.
     pub seconds: Spread,
     /// The same if each is waited for.
     pub waited_seconds: Option<f64>,
@@ -78,25 +78,25 @@ pub struct Measurement {
     #[serde(default)]
     pub difference: Option<f64>,
     /// What it asks of the device. Of transfers, the bytes that cross; nothing of builds.
-    pub demand: Demand,
+    pub cost: WorkloadCost,
     /// Below which the device cannot come; none of builds and transfers.
-    pub floor: Option<Floor>,
+    pub roofline: Option<Roofline>,
 }
 
 impl Measurement {
     /// What part of the device's limit was reached: 1 is all of it, more is possible where data stay in a cache.
     pub fn share(&self) -> Option<f64> {
-        self.floor.map(|floor| floor.seconds / self.seconds.median)
+        self.roofline.map(|roofline| roofline.seconds / self.seconds.median)
     }
 
     /// Operations a second, if it has some.
     pub fn flops_per_second(&self) -> Option<f64> {
-        (self.demand.flops > 0).then(|| self.demand.flops as f64 / self.seconds.median)
+        (self.cost.flops > 0).then(|| self.cost.flops as f64 / self.seconds.median)
     }
 
     /// Bytes a second, if it moves some.
     pub fn bytes_per_second(&self) -> Option<f64> {
-        (self.demand.bytes > 0).then(|| self.demand.bytes as f64 / self.seconds.median)
+        (self.cost.bytes > 0).then(|| self.cost.bytes as f64 / self.seconds.median)
     }
 }
 
@@ -149,7 +149,7 @@ impl Record {
             kind: d.info.kind.name().to_owned(),
             driver: d.info.driver.clone(),
             plugin_sha256: d.plugin_sha256.clone(),
-            ceilings: d.ceilings,
+            peak_rates: d.peak_rates,
         });
         Record {
             format: FORMAT.to_owned(),
@@ -162,7 +162,7 @@ impl Record {
             sizes,
             devices: devices.collect(),
             results: Vec::new(),
-            left_out: Vec::new(),
+            skipped: Vec::new(),
         }
     }
 

@@ -1,4 +1,4 @@
-//! Suites by name, and how large their works are.
+//! Suites by name, and how large their workloads are.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::Error;
 use crate::backend::DeviceKind;
 
-/// A group of works.
+/// A group of workloads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
@@ -80,7 +80,7 @@ impl FromStr for Suite {
     }
 }
 
-/// How large the works are. Devices that are compared do the same work, which is that of the slowest class among them.
+/// How large the workloads are. Devices that are compared do the same workload, which is that of the slowest class among them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Sizes {
@@ -133,7 +133,12 @@ impl FromStr for Sizes {
     fn from_str(text: &str) -> Result<Self, Error> {
         let all = [Sizes::Small, Sizes::Medium, Sizes::Large];
         let found = all.into_iter().find(|sizes| sizes.name() == text);
-        found.ok_or_else(|| Error::misuse(format!("'{text}' is no size of works"), "say small, medium or large"))
+        found.ok_or_else(|| {
+            Error::misuse(
+                format!("'{text}' is no size of workloads"),
+                "say small, medium or large",
+            )
+        })
     }
 }
 

@@ -189,14 +189,14 @@ impl Report<'_> {
         let named = |list: &'_ [(String, BufferRef)], kind: &'static str| -> Vec<(BufferRef, String, &'static str)> {
             list.iter().map(|(name, b)| (*b, name.clone(), kind)).collect()
         };
-        let lasting = [
+        let persistent = [
             named(&plan.gradient_buffers, "gradient"),
             named(&plan.scalar_buffers, "scalar"),
             named(&plan.input_buffers, "input"),
             named(&plan.param_buffers, "parameter"),
         ];
-        let lasting = lasting.concat();
-        for (buffer, name, kind) in &lasting {
+        let persistent = persistent.concat();
+        for (buffer, name, kind) in &persistent {
             names[buffer.index()] = Some((name, kind));
         }
         for state in &plan.state_buffers {

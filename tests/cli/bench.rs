@@ -66,13 +66,13 @@ fn language_models_are_measured_behind_what_is_cached() {
         (&["mlp"], "'mlp' is not"),
         (&["4x4x4"], "'4x4x4' is not"),
     ] {
-        let works: Vec<&str> = base.iter().copied().filter(|&arg| arg != "smollm2-135m").collect();
+        let workloads: Vec<&str> = base.iter().copied().filter(|&arg| arg != "smollm2-135m").collect();
         let model: &[&str] = if more[0].starts_with("--") {
             &["smollm2-135m"]
         } else {
             &[]
         };
-        let (output, _, err) = run(&mut meganeura(&[&works[..], more, model].concat()));
+        let (output, _, err) = run(&mut meganeura(&[&workloads[..], more, model].concat()));
         assert!(!output.status.success() && err.contains(message), "{more:?}: {err}");
     }
 }

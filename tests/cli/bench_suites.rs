@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{meganeura, run};
 
-/// Small works of one suite on the CPU.
+/// Small workloads of one suite on the CPU.
 fn measured(suite: &str, more: &[&str]) -> (Value, String) {
     let base = [
         "bench",
@@ -45,16 +45,16 @@ fn every_result_has_its_time_and_its_floor() {
         (&"meganeura-bench".into(), &1.into())
     );
     assert_eq!(
-        (&record["sizes"], &record["left_out"]),
+        (&record["sizes"], &record["skipped"]),
         (&"small".into(), &Value::Array(Vec::new()))
     );
     let device = &record["devices"][0];
-    let ceilings = &device["ceilings"];
+    let peak_rates = &device["peak_rates"];
     assert_eq!(device["selector"], "cpu");
     for rate in ["launch_seconds", "bytes_per_second", "flops_per_second"] {
         assert!(
-            ceilings[rate].as_f64().is_some_and(|rate| rate > 0.0),
-            "{rate} in {ceilings}"
+            peak_rates[rate].as_f64().is_some_and(|rate| rate > 0.0),
+            "{rate} in {peak_rates}"
         );
     }
     let results = record["results"].as_array().expect("a list");
@@ -65,35 +65,35 @@ fn every_result_has_its_time_and_its_floor() {
         let seconds = |key: &str| result["seconds"][key].as_f64().expect("a number");
         assert!(0.0 < seconds("low") && seconds("low") <= seconds("median"), "{result}");
         assert!(seconds("median") <= seconds("high"), "{result}");
-        // Builds and transfers have no floor.
-        let work = result["work"].as_str().expect("a name");
+        // Builds and transfers have no roofline.
+        let workload = result["workload"].as_str().expect("a name");
         let has_none = [": plan", ": session", "upload", "read-back"]
             .iter()
-            .any(|part| work.contains(part));
-        assert_eq!(result["floor"].is_null(), has_none, "{result}");
+            .any(|part| workload.contains(part));
+        assert_eq!(result["roofline"].is_null(), has_none, "{result}");
     }
     // Two operations a multiplication and addition, three matrices, and one launch.
     let product = results
         .iter()
-        .find(|r| r["work"] == "matmul 64x64x64")
+        .find(|r| r["workload"] == "matmul 64x64x64")
         .expect("a product");
-    let demand =
+    let cost =
         serde_json::json!({ "flops": 2 * 64 * 64 * 64, "bytes": 3 * 4 * 64 * 64, "launches": 1, "dispatches": 1 });
-    assert_eq!(product["demand"], demand);
-    let of = |of: &str| ceilings[of].as_f64().expect("a rate");
+    assert_eq!(product["cost"], cost);
+    let of = |of: &str| peak_rates[of].as_f64().expect("a rate");
     let arithmetic = f64::from(2 * 64 * 64 * 64) / of("flops_per_second");
     let memory = f64::from(3 * 4 * 64 * 64) / of("bytes_per_second");
-    let floor = product["floor"]["seconds"].as_f64().expect("a floor");
+    let roofline = product["roofline"]["seconds"].as_f64().expect("a roofline");
     let expected = arithmetic.max(memory) + of("launch_seconds");
-    assert!((floor / expected - 1.0).abs() < 1e-9, "{floor}, {expected}");
+    assert!((roofline / expected - 1.0).abs() < 1e-9, "{roofline}, {expected}");
     let chain = results
         .iter()
-        .find(|r| r["work"] == "a step of 100 products of 2x2")
+        .find(|r| r["workload"] == "a step of 100 products of 2x2")
         .expect("a chain");
-    assert_eq!(chain["demand"]["launches"], 100, "{chain}");
+    assert_eq!(chain["cost"]["launches"], 100, "{chain}");
     // People are told the same, where it is not in the way of the record.
     assert!(
-        told.contains("works are small") && told.contains("matmul 64x64x64"),
+        told.contains("workloads are small") && told.contains("matmul 64x64x64"),
         "{told}"
     );
 }
@@ -117,7 +117,7 @@ fn measuring_that_is_broken_off_gives_what_there_is() {
             begun += 1;
             ControlFlow::Continue(())
         }
-        Progress::Measured(_) | Progress::LeftOut(_) => ControlFlow::Break(()),
+        Progress::Measured(_) | Progress::Skipped(_) => ControlFlow::Break(()),
     });
     assert_eq!((record.expect("a record").results.len(), begun), (1, 1));
 }
@@ -238,7 +238,7 @@ fn single_works_run_on_every_device_that_is_named() {
 #[test]
 fn curves_of_losses_are_compared() {
     let base = ["bench", "--device", "cpu", "--curve", "4"];
-    let works = [
+    let workloads = [
         "--suite",
         "models",
         "--only",
@@ -247,14 +247,14 @@ fn curves_of_losses_are_compared() {
         "small",
         "--json",
     ];
-    let (output, out, err) = run(&mut meganeura(&[&base[..], &works].concat()));
+    let (output, out, err) = run(&mut meganeura(&[&base[..], &workloads].concat()));
     assert!(output.status.success(), "{err}");
     let all: Value = serde_json::from_str(&out).expect("a list");
     let names: Vec<_> = all
         .as_array()
         .expect("a list")
         .iter()
-        .map(|c| c["work"].as_str())
+        .map(|c| c["workload"].as_str())
         .collect();
     assert_eq!(names.len(), 2, "{names:?}");
     for curves in all.as_array().expect("a list") {
@@ -288,14 +288,14 @@ fn curves_of_losses_are_compared() {
 
 #[test]
 fn results_of_other_devices_say_how_far_they_are_off() {
-    use meganeura::bench::{Contest, Sizes, Suite, works};
+    use meganeura::bench::{Comparison, Sizes, Suite, workloads};
 
     let config = meganeura::config::Config::default();
     let open = || meganeura::bench::BenchDevice::open(Some("cpu"), &config).expect("the processor");
     let devices = [open(), open()];
-    let works = works(Suite::Norm, Sizes::Small);
-    let mut contest = Contest::new(&works[0], &devices, None);
-    let measured = contest.measure(1);
+    let workloads = workloads(Suite::Norm, Sizes::Small);
+    let mut comparison = Comparison::new(&workloads[0], &devices, None);
+    let measured = comparison.measure(1);
     let off: Vec<Option<f64>> = measured.iter().map(|m| m.difference).collect();
     assert_eq!(off, [None, Some(0.0)]);
 }

@@ -7,7 +7,7 @@ fn budgets_of_memory_are_kept_and_explained() {
     let base = ["cnn", "--train", "--device", "cpu"];
     let plain = explained(&base);
     assert!(plain["recomputation"].is_null(), "{plain}");
-    for device in [&["--device", "cpu"][..], &["--modelled-gpu"]] {
+    for device in [&["--device", "cpu"][..], &["--simulated-gpu"]] {
         let budget = ["cnn", "--train", "--memory-budget", "90%"];
         let report = explained(&[&budget[..], device].concat());
         let what = &report["recomputation"];
@@ -39,7 +39,14 @@ fn budgets_of_memory_are_kept_and_explained() {
         ("150%", "at most 100 %"),
         ("50%:device", "size is not known"),
     ] {
-        let args = ["explain", "cnn", "--train", "--modelled-gpu", "--memory-budget", budget];
+        let args = [
+            "explain",
+            "cnn",
+            "--train",
+            "--simulated-gpu",
+            "--memory-budget",
+            budget,
+        ];
         let (output, _, err) = run(&mut meganeura(&args));
         assert!(!output.status.success() && err.contains(expected), "{budget}: {err}");
     }

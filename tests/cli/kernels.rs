@@ -125,7 +125,7 @@ fn what_cannot_be_printed_is_said() {
             &["--device", "cpu", "--dispatch", "9999"],
             "there is no dispatch 9999: the plan has ",
         ),
-        (&["--modelled-gpu"], "cannot be used with"),
+        (&["--simulated-gpu"], "cannot be used with"),
         (&["--device", "cpu", "--program"], "cannot be used with"),
         (&["--device", "cpu", "--dot"], "cannot be used with"),
         (&["--device", "cpu", "--dispatch", "last"], "invalid value 'last'"),

@@ -503,7 +503,7 @@ fn rewriting_is_explained() {
         "{report}"
     );
     assert!(fusions_of(&report, "matmul") > 0, "{report}");
-    let inference = explained(&["mlp", "--seq", "3", "--modelled-gpu"]);
+    let inference = explained(&["mlp", "--seq", "3", "--simulated-gpu"]);
     assert_eq!(
         (&inference["mode"], &inference["rows"]),
         (&"inference".into(), &3.into())
@@ -526,7 +526,7 @@ fn rewriting_is_explained() {
 
 #[test]
 fn disabling_a_rule_set_changes_the_report() {
-    let base = ["smollm2-135m", "--train", "--modelled-gpu"];
+    let base = ["smollm2-135m", "--train", "--simulated-gpu"];
     let with = explained(&base);
     let without = explained(&[&base[..], &["--disable", "packing"]].concat());
     assert!(fusions_of(&with, "packing") > 0);
@@ -559,7 +559,7 @@ fn what_cannot_be_explained_is_said() {
         (vec!["explain", "mlp", "--disable", "nosuch"], "no rule set 'nosuch'"),
         (vec!["explain", "mlp", "--device", "nosuch"], "nosuch"),
         (
-            vec!["explain", "mlp", "--device", "cpu", "--modelled-gpu"],
+            vec!["explain", "mlp", "--device", "cpu", "--simulated-gpu"],
             "cannot be used with",
         ),
         (vec!["explain", "mlp", "--json", "--program"], "cannot be used with"),

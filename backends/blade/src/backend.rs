@@ -44,7 +44,7 @@ impl Backend for BladeBackend {
         Ok(all)
     }
 
-    fn absence(&self) -> Option<String> {
+    fn unavailable_reason(&self) -> Option<String> {
         match enumerate() {
             Ok(reports) if reports.is_empty() => Some("the driver lists none".into()),
             Ok(_) => None,
@@ -52,8 +52,8 @@ impl Backend for BladeBackend {
         }
     }
 
-    fn surroundings(&self) -> Vec<Fact> {
-        probe::surroundings()
+    fn environment(&self) -> Vec<Fact> {
+        probe::environment()
     }
 
     fn problems(&self) -> Vec<Error> {

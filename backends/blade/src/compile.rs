@@ -107,7 +107,7 @@ impl Device for BladeDevice {
         self.with(plan, self.coop_for(plan), |with| Ok(Draft::of(plan, with)?.sources()))
     }
 
-    fn memory_beside(&self, plan: &ExecutionPlan) -> Result<u64> {
+    fn workspace_bytes(&self, plan: &ExecutionPlan) -> Result<u64> {
         self.with(plan, self.coop_for(plan), |with| Ok(Draft::of(plan, with)?.beside()))
     }
 

@@ -350,12 +350,12 @@ impl Executable for BladeExecutable {
         self.profile.take()
     }
 
-    fn unsettled(&self) -> usize {
+    fn in_flight(&self) -> usize {
         self.frames.iter().filter(|frame| frame.unread_report).count()
     }
 
-    fn given_up(&self) -> u64 {
-        self.faults.given_up
+    fn rolled_back(&self) -> u64 {
+        self.faults.rolled_back
     }
 }
 

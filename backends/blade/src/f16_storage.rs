@@ -20,7 +20,7 @@ pub(crate) fn choose(plan: &ExecutionPlan, facts: &[Rc<Facts>]) -> HashSet<Buffe
     }
     let (mut written, mut others, mut rounded) = (HashSet::new(), HashSet::new(), HashSet::new());
     // What is read from outside of the step: by the host, or by other plans.
-    others.extend(plan.lasting());
+    others.extend(plan.external());
     others.extend(plan.lse_buffers.iter().map(|(_, buffer)| *buffer));
     others.extend(plan.segments.iter().filter_map(|segment| segment.skip_if));
     for (dispatch, facts) in plan.dispatches.iter().zip(facts) {

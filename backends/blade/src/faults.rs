@@ -41,7 +41,7 @@ pub(crate) struct Faults {
     /// The error that nobody has been told.
     pub(crate) untold: Option<Error>,
     /// Steps that were given up.
-    pub(crate) given_up: u64,
+    pub(crate) rolled_back: u64,
 }
 
 /// Bytes of the report of so many dispatches: a word that says whether there is anything in it, then a few for each.

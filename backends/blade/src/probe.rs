@@ -79,13 +79,13 @@ const EXTENSIONS: [&std::ffi::CStr; 4] = [
 
 /// Metal is part of the system.
 #[cfg(any(target_os = "ios", target_os = "macos"))]
-pub(crate) fn surroundings() -> Vec<Fact> {
+pub(crate) fn environment() -> Vec<Fact> {
     vec![Fact::new("driver", "Metal, of the system")]
 }
 
 /// The Vulkan loader, and the drivers that it is told of.
 #[cfg(not(any(target_os = "ios", target_os = "macos")))]
-pub(crate) fn surroundings() -> Vec<Fact> {
+pub(crate) fn environment() -> Vec<Fact> {
     // SAFETY: loads the system's Vulkan loader, which blade does as well.
     let loader = match unsafe { ash::Entry::load() } {
         // SAFETY: the loader was loaded above; the call asks for a number.

@@ -116,7 +116,7 @@ impl Draft {
             }
         }
         // The host looks at indices of inputs before a step.
-        let host_validated: HashSet<usize> = plan.fed_indices().iter().map(|f| f.dispatch).collect();
+        let host_validated: HashSet<usize> = plan.host_indices().iter().map(|f| f.dispatch).collect();
         let f16_storage = match with.f16_storage {
             F16Storage::Chosen if with.coop.is_some_and(|config| config.use_f16_input) => {
                 f16_storage::choose(plan, &facts_of(plan, with)?)

@@ -75,7 +75,7 @@ fn updates() -> [Update; 3] {
 }
 
 /// All that later steps depend on, as bits.
-fn lasting(session: &mut Session) -> Vec<(String, Vec<u32>)> {
+fn persistent(session: &mut Session) -> Vec<(String, Vec<u32>)> {
     let names = |views: Vec<TensorView>| -> Vec<String> { views.iter().map(|v| v.name.clone()).collect() };
     let (parameters, states) = (names(session.plan().parameters()), names(session.plan().states()));
     let bits = |values: Vec<f32>| values.iter().map(|v| v.to_bits()).collect();
@@ -147,8 +147,8 @@ fn a_faulty_step_is_as_if_it_had_not_been_made() {
                 let bits = |loss: Result<f32, Error>| loss.expect("a loss").to_bits();
                 assert_eq!(bits(a), bits(b), "{caller}, loss of step {step}");
                 assert_eq!(
-                    lasting(&mut good),
-                    lasting(&mut other),
+                    persistent(&mut good),
+                    persistent(&mut other),
                     "{caller}, step {step}, {update:?}"
                 );
             }
@@ -165,7 +165,7 @@ fn fed_indices_are_looked_at_before_a_step() {
         let beside = |indices| {
             let graph = autodiff::differentiate(&classifier(indices));
             let plan = compile_for(&graph, &*device).expect("a plan");
-            device.memory_beside(&plan).expect("kernels")
+            device.workspace_bytes(&plan).expect("kernels")
         };
         assert!(beside(Indices::HostValidated) < beside(Indices::Computed));
         for step in 0..5 {
@@ -178,7 +178,7 @@ fn fed_indices_are_looked_at_before_a_step() {
             other.set_input_u32("ids", &GOOD);
             good.step();
             other.step();
-            assert_eq!(lasting(good), lasting(other), "step {step}, {update:?}");
+            assert_eq!(persistent(good), persistent(other), "step {step}, {update:?}");
         }
     }
 }

@@ -18,7 +18,7 @@ use meganeura_core::plan::optimizer::Sgd;
 use meganeura_core::program::{Program, Slot, Step};
 use meganeura_core::random::SplitMix64;
 use meganeura_core::reference::evaluate;
-use meganeura_core::rewrite::Modelled;
+use meganeura_core::rewrite::Simulated;
 use meganeura_core::{DType, NodeId, Session, optimize, registry};
 
 /// Runs a graph of inputs of these shapes on the device, and compares its outputs with the oracle's.
@@ -323,7 +323,7 @@ fn rows_are_turned_where_they_are_a_part_of_others() {
             let part = g.narrow(x[0], -1, before, heads * head_dim);
             vec![g.rope_with_offset(part, 100.0, 3, head_dim as u32)]
         });
-        let (graph, report) = cluster(&case.graph, &Modelled::discrete_gpu()).expect("it clusters");
+        let (graph, report) = cluster(&case.graph, &Simulated::discrete_gpu()).expect("it clusters");
         assert_eq!(report.clusters.len(), 1, "{report}");
         let plan = compile_for(&graph, &*device).expect("a plan");
         assert_eq!(plan.dispatches.len(), 1, "{:?}", plan.dispatches);

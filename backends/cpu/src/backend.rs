@@ -154,7 +154,7 @@ impl Device for CpuDevice {
         format!("{} {:?}", env!("CARGO_PKG_VERSION"), kernels::registered_kernels())
     }
 
-    fn memory_beside(&self, plan: &ExecutionPlan) -> Result<u64> {
+    fn workspace_bytes(&self, plan: &ExecutionPlan) -> Result<u64> {
         plan.verify()?;
         // Of its memory no page is touched.
         let arena = Arena::new(plan).map_err(out_of_memory)?;
@@ -185,7 +185,7 @@ mod tests {
         let mut device = CpuDevice::new(2);
         let plan = meganeura_core::plan::compile_for(&g, &device).expect("a plan");
         let planned = plan.memory_forecast().planned as u64;
-        let beside = device.memory_beside(&plan).expect("kernels");
+        let beside = device.workspace_bytes(&plan).expect("kernels");
         assert!(beside > 0);
         device.capabilities.memory_bytes = Some(planned + beside);
         assert!(device.compile(&plan).is_ok());

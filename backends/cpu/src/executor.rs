@@ -7,15 +7,15 @@ use std::time::Instant;
 
 use meganeura_core::backend::{Capabilities, Executable, PassTiming, StepArgs, StepStats, Ticket, pass_label};
 use meganeura_core::ops::Call;
-use meganeura_core::plan::{BufferRef, ExecutionPlan, FedIndices, Part as Place, Segment, check_fit};
+use meganeura_core::plan::{BufferRef, ExecutionPlan, HostIndices, Part as Place, Segment, check_fit};
 use meganeura_core::{Error, Result};
 
-use crate::ahead::Ahead;
 use crate::gemm::share;
 use crate::kernels::{self, CompileCx, Kernel};
 use crate::memory::{ALIGNMENT, Arena, Block};
 use crate::order::Orders;
 use crate::pool::ThreadPool;
+use crate::prefetch::Prefetch;
 use crate::transfer::{each_run, one_run, overwrite, place, scatter, whole};
 use crate::vmath;
 
@@ -91,7 +91,7 @@ struct Stage {
     tasks: Vec<(u32, u32)>,
     parallel: bool,
     /// What each thread reads first in the next stage that memory bounds.
-    ahead: Arc<[Ahead]>,
+    prefetch: Arc<[Prefetch]>,
     /// Its kernels and dispatches, for profiles.
     label: Arc<str>,
     dispatches: Arc<[u32]>,
@@ -119,7 +119,7 @@ pub(crate) struct CpuExecutable {
     /// Parameters that are not in the order of rows.
     orders: Orders,
     /// Indices that inputs hold, which are looked at before anything is computed, by segment.
-    fed: Vec<Vec<FedIndices>>,
+    fed: Vec<Vec<HostIndices>>,
     /// Parameters and states that are written before the last fault can be met, as they were before the step.
     saved: Vec<(BufferRef, Vec<u8>)>,
     poisoned: bool,
@@ -146,7 +146,7 @@ pub(crate) struct Program {
     segments: Vec<Part>,
     scratch: Scratch,
     orders: Orders,
-    fed: Vec<FedIndices>,
+    fed: Vec<HostIndices>,
     /// Parameters and states that are written before the last fault can be met.
     exposed: Vec<BufferRef>,
 }
@@ -173,7 +173,7 @@ impl Program {
                 })
             })
             .collect::<Result<Vec<_>>>()?;
-        let fed = plan.fed_indices();
+        let fed = plan.host_indices();
         let reads = |i: usize| {
             let is_fed = fed.iter().any(|f| f.dispatch == i);
             !is_fed && plan.dispatches[i].index_bound().is_some()
@@ -272,7 +272,7 @@ impl CpuExecutable {
             unsafe { entry.kernel.run(number as usize, &cx) }
         };
         if stage.parallel {
-            self.pool.run_before(stage.tasks.len(), &task, &stage.ahead);
+            self.pool.run_before(stage.tasks.len(), &task, &stage.prefetch);
         } else {
             (0..stage.tasks.len()).for_each(|t| task(t, 0));
         }
@@ -379,23 +379,23 @@ impl Stage {
             label: pass_label(entries.iter().map(|e| e.name.as_str())).into(),
             dispatches: entries.iter().map(|e| e.dispatch).collect(),
             parallel: tasks.len() > 1 && nanos >= PARALLEL_NANOS,
-            ahead: Arc::default(),
+            prefetch: Arc::default(),
             entries,
             tasks,
         }
     }
 
     /// What each of so many threads reads first.
-    fn reads(&self, threads: usize) -> Arc<[Ahead]> {
+    fn reads(&self, threads: usize) -> Arc<[Prefetch]> {
         let of_thread = |thread| {
-            let mut ahead = Ahead::default();
+            let mut prefetch = Prefetch::default();
             for &(entry, task) in &self.tasks[share(self.tasks.len(), threads, thread)] {
-                if ahead.is_full() {
+                if prefetch.is_full() {
                     break;
                 }
-                self.entries[entry as usize].kernel.reads(task as usize, &mut ahead);
+                self.entries[entry as usize].kernel.reads(task as usize, &mut prefetch);
             }
-            ahead
+            prefetch
         };
         (0..threads).map(of_thread).collect()
     }
@@ -406,8 +406,8 @@ fn look_ahead(stages: &mut [Stage], threads: usize) {
     let mut next = Arc::default();
     for stage in stages.iter_mut().rev().filter(|stage| stage.parallel) {
         let reads = stage.reads(threads);
-        stage.ahead = Arc::clone(&next);
-        if reads.iter().any(|ahead| !ahead.is_empty()) {
+        stage.prefetch = Arc::clone(&next);
+        if reads.iter().any(|prefetch| !prefetch.is_empty()) {
             next = reads;
         }
     }
@@ -427,9 +427,9 @@ impl Executable for CpuExecutable {
         let memory = place(&mut self.arena, buffer, part, bytes.len())?;
         match self.orders.of(buffer) {
             None => scatter(&self.pool, bytes, part, memory),
-            Some(bands) => {
+            Some(panels) => {
                 let (pool, matrix) = (&self.pool, whole(&mut self.arena, buffer)?);
-                each_run(part, |offset, run| bands.write(pool, &bytes[run], offset, matrix));
+                each_run(part, |offset, run| panels.write(pool, &bytes[run], offset, matrix));
             }
         }
         Ok(())
@@ -440,9 +440,9 @@ impl Executable for CpuExecutable {
         let memory = place(&mut self.arena, buffer, part, bytes.len())?;
         match self.orders.of(buffer) {
             None => part.gather(memory, bytes),
-            Some(bands) => {
+            Some(panels) => {
                 let matrix = whole(&mut self.arena, buffer)?;
-                each_run(part, |offset, run| bands.read(matrix, offset, &mut bytes[run]));
+                each_run(part, |offset, run| panels.read(matrix, offset, &mut bytes[run]));
             }
         }
         Ok(())

@@ -6,7 +6,6 @@
 //!
 //! Other crates bring kernels for their operators with [`register_kernel!`].
 
-mod ahead;
 mod backend;
 mod executor;
 pub mod gemm;
@@ -14,6 +13,7 @@ mod kernels;
 mod memory;
 mod order;
 pub mod pool;
+mod prefetch;
 mod transfer;
 mod vmath;
 

@@ -11,17 +11,17 @@ use meganeura_core::plan::{BufferRef, Dispatch, ExecutionPlan};
 use crate::memory::View;
 use crate::pool::ThreadPool;
 
-/// A matrix whose rows are in bands: of some rows that follow each other first the first unit of each row, then the second
-/// ones, and so on. Rows behind the last whole band lie as they do without.
+/// A matrix whose rows are in panels: of some rows that follow each other first the first unit of each row, then the second
+/// ones, and so on. Rows behind the last whole panel lie as they do without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Bands {
-    /// Rows of a band.
+pub(crate) struct Panels {
+    /// Rows of a panel.
     pub(crate) rows: usize,
     /// Units of a row.
     pub(crate) units: usize,
     /// Bytes of a unit.
     pub(crate) unit: usize,
-    /// Number of bands.
+    /// Number of panels.
     pub(crate) count: usize,
 }
 
@@ -30,18 +30,18 @@ pub(crate) struct Bands {
 pub(crate) enum Order {
     /// By rows alone.
     Plain,
-    /// By rows, and in all bands with units of so many bytes.
+    /// By rows, and in all panels with units of so many bytes.
     Any { unit: usize },
-    /// By rows, and better in these bands.
-    Bands(Bands),
+    /// By rows, and better in these panels.
+    Panels(Panels),
 }
 
-impl Bands {
-    /// Bands of so many rows, of a matrix with rows of `width` bytes; `None` if there is nothing to change.
+impl Panels {
+    /// Panels of so many rows, of a matrix with rows of `width` bytes; `None` if there is nothing to change.
     pub(crate) fn new(matrix_rows: usize, width: usize, rows: usize, unit: usize) -> Option<Self> {
         let count = matrix_rows.checked_div(rows)?;
         let fits = width.is_multiple_of(unit) && width > unit && count > 0;
-        fits.then_some(Bands {
+        fits.then_some(Panels {
             rows,
             units: width / unit,
             unit,
@@ -51,12 +51,12 @@ impl Bands {
 
     /// Where the unit lies that has this number in the order of rows.
     pub(crate) fn place(&self, number: usize) -> usize {
-        let band = self.rows * self.units;
-        if number >= self.count * band {
+        let panel = self.rows * self.units;
+        if number >= self.count * panel {
             return number;
         }
-        let (row, unit) = (number % band / self.units, number % self.units);
-        number / band * band + unit * self.rows + row
+        let (row, unit) = (number % panel / self.units, number % self.units);
+        number / panel * panel + unit * self.rows + row
     }
 
     /// Where units lie that follow each other in the order of rows: the first one, and the distance to each next one. `None`
@@ -119,11 +119,11 @@ const TOGETHER: usize = 1 << 18;
 
 /// The parameters of a plan that are not in the order of rows.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Orders(HashMap<BufferRef, Bands>);
+pub(crate) struct Orders(HashMap<BufferRef, Panels>);
 
 impl Orders {
     /// What the readers of each parameter agree on. `order` says in which orders a dispatch can read an operand; it gets all
-    /// the bands that it asks for, or none.
+    /// the panels that it asks for, or none.
     pub(crate) fn new(plan: &ExecutionPlan, order: impl Fn(&Dispatch, usize) -> Order) -> Self {
         let written: HashSet<BufferRef> = plan
             .dispatches
@@ -138,7 +138,7 @@ impl Orders {
             .filter(|buffer| !written.contains(buffer))
             .map(|buffer| (buffer, Vec::new()))
             .collect();
-        // Operands that bands are asked for, by dispatch.
+        // Operands that panels are asked for, by dispatch.
         let mut together: Vec<Vec<BufferRef>> = Vec::new();
         for dispatch in &plan.dispatches {
             let mut asked = Vec::new();
@@ -147,7 +147,7 @@ impl Orders {
                     let is_whole = operand.ty.bytes() == plan.buffers[operand.buffer.index()];
                     let order = if is_whole { order(dispatch, i) } else { Order::Plain };
                     orders.push(order);
-                    if matches!(order, Order::Bands(_)) {
+                    if matches!(order, Order::Panels(_)) {
                         asked.push(operand.buffer);
                     }
                 }
@@ -157,35 +157,35 @@ impl Orders {
         let agreed = readers
             .into_iter()
             .filter_map(|(buffer, orders)| Some((buffer, agreed(&orders)?)));
-        let mut bands: HashMap<BufferRef, Bands> = agreed.collect();
+        let mut panels: HashMap<BufferRef, Panels> = agreed.collect();
         // One that is left out may be beside others, so as long as there are some.
         while let Some(buffers) = together.iter().find(|buffers| {
-            let there = buffers.iter().filter(|buffer| bands.contains_key(buffer)).count();
+            let there = buffers.iter().filter(|buffer| panels.contains_key(buffer)).count();
             there > 0 && there < buffers.len()
         }) {
             buffers.iter().for_each(|buffer| {
-                bands.remove(buffer);
+                panels.remove(buffer);
             });
         }
-        Orders(bands)
+        Orders(panels)
     }
 
-    /// The bands of a buffer, if it has some.
-    pub(crate) fn of(&self, buffer: BufferRef) -> Option<Bands> {
+    /// The panels of a buffer, if it has some.
+    pub(crate) fn of(&self, buffer: BufferRef) -> Option<Panels> {
         self.0.get(&buffer).copied()
     }
 }
 
-/// The bands that one reader asks for and all others can read.
-fn agreed(orders: &[Order]) -> Option<Bands> {
+/// The panels that one reader asks for and all others can read.
+fn agreed(orders: &[Order]) -> Option<Panels> {
     let wanted = orders.iter().find_map(|order| match order {
-        Order::Bands(bands) => Some(*bands),
+        Order::Panels(panels) => Some(*panels),
         Order::Plain | Order::Any { .. } => None,
     })?;
     let accepts = |order: &Order| match order {
         Order::Plain => false,
         Order::Any { unit } => *unit == wanted.unit,
-        Order::Bands(bands) => *bands == wanted,
+        Order::Panels(panels) => *panels == wanted,
     };
     orders.iter().all(accepts).then_some(wanted)
 }
@@ -196,58 +196,58 @@ mod tests {
 
     #[test]
     fn one_asks_and_all_others_can() {
-        let bands = Bands::new(16, 8, 4, 4).expect("bands");
-        let other = Bands::new(16, 8, 2, 4).expect("bands");
-        assert_eq!(agreed(&[Order::Any { unit: 4 }, Order::Bands(bands)]), Some(bands));
+        let panels = Panels::new(16, 8, 4, 4).expect("panels");
+        let other = Panels::new(16, 8, 2, 4).expect("panels");
+        assert_eq!(agreed(&[Order::Any { unit: 4 }, Order::Panels(panels)]), Some(panels));
         assert_eq!(agreed(&[Order::Any { unit: 4 }]), None);
-        assert_eq!(agreed(&[Order::Any { unit: 2 }, Order::Bands(bands)]), None);
-        assert_eq!(agreed(&[Order::Bands(other), Order::Bands(bands)]), None);
-        assert_eq!(agreed(&[Order::Bands(bands), Order::Plain]), None);
+        assert_eq!(agreed(&[Order::Any { unit: 2 }, Order::Panels(panels)]), None);
+        assert_eq!(agreed(&[Order::Panels(other), Order::Panels(panels)]), None);
+        assert_eq!(agreed(&[Order::Panels(panels), Order::Plain]), None);
         assert_eq!(agreed(&[]), None);
     }
 
     #[test]
     fn places_are_a_permutation() {
-        for (rows, width, band, unit) in [(5, 12, 2, 4), (32, 576 / 2, 16, 4), (16, 6, 16, 2), (37, 64, 16, 4)] {
-            let bands = Bands::new(rows, width, band, unit).expect("bands");
-            let mut places: Vec<usize> = (0..rows * width / unit).map(|u| bands.place(u)).collect();
-            assert!(places[rows / band * band * width / unit..].iter().is_sorted());
+        for (rows, width, panel, unit) in [(5, 12, 2, 4), (32, 576 / 2, 16, 4), (16, 6, 16, 2), (37, 64, 16, 4)] {
+            let panels = Panels::new(rows, width, panel, unit).expect("panels");
+            let mut places: Vec<usize> = (0..rows * width / unit).map(|u| panels.place(u)).collect();
+            assert!(places[rows / panel * panel * width / unit..].iter().is_sorted());
             places.sort_unstable();
             assert!(places.iter().enumerate().all(|(i, &p)| i == p));
             let units = width / unit;
-            for (first, count) in [(0, units), (2, units - 2), (band * units, units), (1, units)] {
-                let places = (first..first + count).map(|u| bands.place(u));
-                match bands.in_row(first, count) {
+            for (first, count) in [(0, units), (2, units - 2), (panel * units, units), (1, units)] {
+                let places = (first..first + count).map(|u| panels.place(u));
+                match panels.in_row(first, count) {
                     Some([place, step]) => assert!(places.eq((0..count).map(|i| place + i * step))),
                     None => assert_eq!(first, 1),
                 }
             }
         }
-        assert_eq!(Bands::new(15, 64, 16, 4), None);
-        assert_eq!(Bands::new(16, 66, 16, 4), None);
+        assert_eq!(Panels::new(15, 64, 16, 4), None);
+        assert_eq!(Panels::new(16, 66, 16, 4), None);
         // A row of one unit.
-        assert_eq!(Bands::new(16, 2, 16, 2), None);
+        assert_eq!(Panels::new(16, 2, 16, 2), None);
     }
 
     /// Any range goes in and comes out as it was, and is where whole writes have it.
     #[test]
     fn parts_are_written_and_read() {
         let pool = ThreadPool::new(2);
-        for (rows, width, band, unit) in [(37usize, 40usize, 16usize, 4usize), (64, 9_000, 16, 2), (3, 8, 2, 2)] {
-            let bands = Bands::new(rows, width, band, unit).expect("bands");
+        for (rows, width, panel, unit) in [(37usize, 40usize, 16usize, 4usize), (64, 9_000, 16, 2), (3, 8, 2, 2)] {
+            let panels = Panels::new(rows, width, panel, unit).expect("panels");
             let bytes: Vec<u8> = (0..rows * width).map(|i| (i * 31 % 251) as u8).collect();
             let mut whole = vec![0u8; bytes.len()];
-            bands.write(&pool, &bytes, 0, &mut whole);
+            panels.write(&pool, &bytes, 0, &mut whole);
             for (at, &byte) in bytes.iter().enumerate().step_by(7) {
-                assert_eq!(whole[bands.place(at / unit) * unit + at % unit], byte);
+                assert_eq!(whole[panels.place(at / unit) * unit + at % unit], byte);
             }
             let mut parts = vec![0u8; bytes.len()];
             let mut at = 0;
             for len in (1..).map(|i: usize| i * i % 97 + 1) {
                 let end = bytes.len().min(at + len);
-                bands.write(&pool, &bytes[at..end], at, &mut parts);
+                panels.write(&pool, &bytes[at..end], at, &mut parts);
                 let mut back = vec![0u8; end - at];
-                bands.read(&parts, at, &mut back);
+                panels.read(&parts, at, &mut back);
                 assert_eq!(back, bytes[at..end]);
                 at = end;
                 if at == bytes.len() {

@@ -16,8 +16,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::ahead::Ahead;
 use crate::gemm::share;
+use crate::prefetch::Prefetch;
 
 /// How long an idle worker polls for the next job before it sleeps, and how long
 /// a caller polls for the last worker. Longer than the gaps between the launches
@@ -50,12 +50,12 @@ struct Job {
     task: &'static Task,
     tasks: usize,
     /// What each thread will read next.
-    ahead: &'static [Ahead],
+    prefetch: &'static [Prefetch],
 }
 
 impl Job {
-    fn ahead_of(&self, thread: usize) -> Ahead {
-        self.ahead.get(thread).copied().unwrap_or_default()
+    fn ahead_of(&self, thread: usize) -> Prefetch {
+        self.prefetch.get(thread).copied().unwrap_or_default()
     }
 }
 
@@ -186,7 +186,7 @@ impl ThreadPool {
     }
 
     /// The same; threads that would wait ask for what they read next, by their numbers.
-    pub(crate) fn run_before(&self, tasks: usize, job: &(dyn Fn(usize, usize) + Sync), ahead: &[Ahead]) {
+    pub(crate) fn run_before(&self, tasks: usize, job: &(dyn Fn(usize, usize) + Sync), prefetch: &[Prefetch]) {
         let shared = &*self.shared;
         let (pool, worker) = CURRENT.get();
         if ptr::eq(pool, shared) {
@@ -202,13 +202,13 @@ impl ThreadPool {
         // SAFETY: only the lifetimes change. The job is closed and empty of
         // workers again before this function returns or unwinds (`work` catches
         // every panic of a task), so nobody uses the references after their end.
-        let (task, ahead) = unsafe {
+        let (task, prefetch) = unsafe {
             (
                 std::mem::transmute::<&(dyn Fn(usize, usize) + Sync), &'static Task>(job),
-                std::mem::transmute::<&[Ahead], &'static [Ahead]>(ahead),
+                std::mem::transmute::<&[Prefetch], &'static [Prefetch]>(prefetch),
             )
         };
-        let job = Job { task, tasks, ahead };
+        let job = Job { task, tasks, prefetch };
         self.open(job);
         shared.work(job, 0);
         shared.close(job.ahead_of(0));
@@ -255,15 +255,15 @@ impl Drop for ThreadPool {
 
 /// The life of a worker thread.
 fn serve(shared: &Shared, worker: usize) {
-    let (mut last, mut ahead) = (0, Ahead::default());
-    while let Some(epoch) = shared.join(last, worker, ahead) {
+    let (mut last, mut prefetch) = (0, Prefetch::default());
+    while let Some(epoch) = shared.join(last, worker, prefetch) {
         last = epoch;
         // SAFETY: this thread is counted as inside, so the job stays as it is;
         // the acquiring exchange in `join` made the caller's write visible.
         let job = unsafe { *shared.job.get() };
         if let Some(job) = job {
             shared.work(job, worker);
-            ahead = job.ahead_of(worker);
+            prefetch = job.ahead_of(worker);
         }
         shared.leave();
     }
@@ -319,9 +319,9 @@ impl Shared {
 
     /// Waits for a job other than `last` and enters it; gives its number, or
     /// nothing when the pool ends.
-    fn join(&self, last: u64, worker: usize, mut ahead: Ahead) -> Option<u64> {
+    fn join(&self, last: u64, worker: usize, mut prefetch: Prefetch) -> Option<u64> {
         loop {
-            let joined = poll(self.spin, &mut ahead, || {
+            let joined = poll(self.spin, &mut prefetch, || {
                 let state = self.state.0.load(Ordering::Relaxed);
                 if Self::fresh(state, last) {
                     let entered =
@@ -363,11 +363,11 @@ impl Shared {
     }
 
     /// Lets no further worker in and waits for those inside.
-    fn close(&self, mut ahead: Ahead) {
+    fn close(&self, mut prefetch: Prefetch) {
         let state = self.state.0.fetch_and(!OPEN, Ordering::Acquire);
         let left = |state: u64| state & INSIDE == 0;
         let quick = || left(self.state.0.load(Ordering::Acquire)).then_some(());
-        if left(state) || poll(self.spin, &mut ahead, quick).is_some() {
+        if left(state) || poll(self.spin, &mut prefetch, quick).is_some() {
             return;
         }
         let mut gate = lock(&self.gate);
@@ -380,7 +380,7 @@ impl Shared {
 }
 
 /// Asks `ready` again and again for the time `limit`, at least once, and meanwhile for memory.
-fn poll<T>(limit: Duration, ahead: &mut Ahead, mut ready: impl FnMut() -> Option<T>) -> Option<T> {
+fn poll<T>(limit: Duration, prefetch: &mut Prefetch, mut ready: impl FnMut() -> Option<T>) -> Option<T> {
     // The clock is not read before the first round, for the case of no wait.
     let mut start = None;
     loop {
@@ -388,7 +388,7 @@ fn poll<T>(limit: Duration, ahead: &mut Ahead, mut ready: impl FnMut() -> Option
             if let Some(value) = ready() {
                 return Some(value);
             }
-            if !ahead.ask() {
+            if !prefetch.prefetch_line() {
                 std::hint::spin_loop();
             }
         }

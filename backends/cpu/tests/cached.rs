@@ -55,7 +55,7 @@ fn caches_are_written_where_they_are() {
         }
         assert_eq!(count, 2 * LAYERS);
         // Positions that are fed are known to be in range before the step, so that nothing has to be saved for it.
-        let fed = plan.fed_indices();
+        let fed = plan.host_indices();
         assert_eq!(fed.len(), 3 * LAYERS);
         assert!(fed.iter().all(|f| f.bound == capacity && f.count == 1));
         let others = |i: usize| plan.dispatches[i].index_bound().is_some() && !fed.iter().any(|f| f.dispatch == i);

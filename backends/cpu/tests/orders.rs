@@ -10,7 +10,7 @@ use meganeura_core::rewrite::RewriteConfig;
 use meganeura_core::{DType, Graph, NodeId, Session};
 use meganeura_cpu::CpuDevice;
 
-/// More rows than bands have, and some that are in none.
+/// More rows than panels have, and some that are in none.
 const ROWS: usize = 53;
 const WIDTH: usize = 3 * BLOCK;
 

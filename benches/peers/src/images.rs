@@ -8,7 +8,7 @@ use meganeura::nn::models::ResNetConfig;
 use meganeura::{Graph, Mode};
 use serde_json::Value;
 
-use crate::contest::{Contest, Peer, Reading, Result};
+use crate::comparison::{Comparison, Peer, Reading, Result};
 use crate::onnx::Model;
 use crate::problem::{Handout, Operand};
 #[cfg(feature = "burn")]
@@ -63,9 +63,9 @@ pub(crate) fn resnet50<C: Calls>(calls: &mut C, x: C::Value) -> C::Value {
     calls.classify(x, "fc")
 }
 
-/// All contestants. Batch norms are folded into the convolutions for all of them but candle, whose model has them.
-pub(crate) fn contest(setup: &Setup) -> Result<Contest<'static>> {
-    let mut contest = Contest::new("ResNet-50, an image of 224x224");
+/// All candidates. Batch norms are folded into the convolutions for all of them but candle, whose model has them.
+pub(crate) fn comparison(setup: &Setup) -> Result<Comparison<'static>> {
+    let mut comparison = Comparison::new("ResNet-50, an image of 224x224");
     let mut g = Graph::new();
     let x = g.input("x", &IMAGE);
     let y = ResNetConfig::resnet50(CLASSES)
@@ -80,27 +80,27 @@ pub(crate) fn contest(setup: &Setup) -> Result<Contest<'static>> {
         let mut session = entrant.build(&g, Mode::Inference, None)?;
         training::set_parameters(&mut session, &mut operands)?;
         session.try_set_input("x", &x.data)?;
-        contest.add(name, tolerance, kernels::reading(session, CLASSES));
+        comparison.add(name, tolerance, kernels::reading(session, CLASSES));
     }
     if setup.wants("candle") {
-        contest.add("candle", SAME, candle(&operands, &x)?);
+        comparison.add("candle", SAME, candle(&operands, &x)?);
     }
     #[cfg(feature = "burn")]
-    with_burn::add(&mut contest, setup, SAME, |device| {
+    with_burn::add(&mut comparison, setup, SAME, |device| {
         with_burn::image(&operands, &x, device)
     });
     operands.push(x.clone());
     let model = Model::resnet50(&operands);
     #[cfg(feature = "tract")]
-    with_tract::add(&mut contest, setup, SAME, &model, &x);
+    with_tract::add(&mut comparison, setup, SAME, &model, &x);
     let handout = Handout {
         kind: "Resnet50".to_owned(),
         operands: &operands,
         settings: Value::Null,
         onnx: Some(model.bytes()),
     };
-    python::add(&mut contest, setup, python::OF_IMAGES, SAME, &handout);
-    Ok(contest)
+    python::add(&mut comparison, setup, python::OF_IMAGES, SAME, &handout);
+    Ok(comparison)
 }
 
 fn tensor(o: &Operand) -> Result<Tensor> {

@@ -5,7 +5,7 @@ use meganeura::ops::Conv2dOptions;
 use meganeura::{Graph, Mode, Session};
 use serde_json::Value;
 
-use crate::contest::{Contest, Peer, Reading, Result};
+use crate::comparison::{Comparison, Peer, Reading, Result};
 use crate::onnx::Model;
 use crate::problem::{Handout, Kind, Operand, Problem};
 #[cfg(feature = "burn")]
@@ -14,33 +14,33 @@ use crate::with_burn;
 use crate::with_tract;
 use crate::{Entrant, Setup, python};
 
-/// How far from the first contestant's result others may be, relative to its largest number.
+/// How far from the first candidate's result others may be, relative to its largest number.
 const SAME: f32 = 1e-4;
 /// Of layer norms.
 pub(crate) const EPS: f32 = 1e-5;
 
-/// All contestants for a problem. Frameworks that lack something are named and left out.
-pub(crate) fn contest(problem: &Problem, setup: &Setup) -> Result<Contest<'static>> {
-    let mut contest = Contest::new(problem.name);
+/// All candidates for a problem. Frameworks that lack something are named and left out.
+pub(crate) fn comparison(problem: &Problem, setup: &Setup) -> Result<Comparison<'static>> {
+    let mut comparison = Comparison::new(problem.name);
     for entrant in setup.meganeura(SAME)? {
-        contest.add(entrant.name.clone(), entrant.tolerance, meganeura(problem, entrant)?);
+        comparison.add(entrant.name.clone(), entrant.tolerance, meganeura(problem, entrant)?);
     }
     if setup.wants("candle") {
-        contest.add("candle", SAME, candle(problem)?);
+        comparison.add("candle", SAME, candle(problem)?);
     }
     #[cfg(feature = "burn")]
-    with_burn::add(&mut contest, setup, SAME, |device| with_burn::call(problem, device));
+    with_burn::add(&mut comparison, setup, SAME, |device| with_burn::call(problem, device));
     let model = Model::of(problem);
     #[cfg(feature = "tract")]
-    with_tract::add(&mut contest, setup, SAME, &model, &problem.operands[0]);
+    with_tract::add(&mut comparison, setup, SAME, &model, &problem.operands[0]);
     let handout = Handout {
         kind: format!("{:?}", problem.kind),
         operands: &problem.operands,
         settings: Value::Null,
         onnx: Some(model.bytes()),
     };
-    python::add(&mut contest, setup, python::OF_CALLS, SAME, &handout);
-    Ok(contest)
+    python::add(&mut comparison, setup, python::OF_CALLS, SAME, &handout);
+    Ok(comparison)
 }
 
 fn meganeura(problem: &Problem, entrant: Entrant) -> Result<Box<dyn Peer>> {

@@ -14,7 +14,7 @@ use meganeura::nn::models::{KV_POS, LOGITS_ROW, LlamaConfig, LogitsOf, TARGETS, 
 use meganeura::{Adam, Mode, Session};
 use serde_json::json;
 
-use crate::contest::{Contest, Result};
+use crate::comparison::{Comparison, Result};
 use crate::problem::Handout;
 use crate::training::{self, RATE, STEPS, Training, Watched};
 use crate::{Setup, python};
@@ -128,17 +128,17 @@ fn reading(folder: &Path, prompt: &[u32], tokens: &[u32]) -> Handout<'static> {
     }
 }
 
-pub(crate) fn prefill(folder: &Path, setup: &Setup) -> Result<Contest<'static>> {
-    let mut contest = Contest::new(format!("SmolLM2-135M, a prompt of {PROMPT} tokens"));
+pub(crate) fn prefill(folder: &Path, setup: &Setup) -> Result<Comparison<'static>> {
+    let mut comparison = Comparison::new(format!("SmolLM2-135M, a prompt of {PROMPT} tokens"));
     let prompt = tokens(PROMPT);
     for weights in WeightStorage::ALL {
         let mut session = session(folder, setup.threads, weights, PROMPT)?;
         let prompt = prompt.clone();
-        let work = Box::new(move || read(&mut session, 0, &prompt));
-        contest.add(format!("meganeura {}", weights.name()), tolerance(weights), work);
+        let workload = Box::new(move || read(&mut session, 0, &prompt));
+        comparison.add(format!("meganeura {}", weights.name()), tolerance(weights), workload);
     }
     python::add(
-        &mut contest,
+        &mut comparison,
         setup,
         python::OF_MODELS,
         SAME,
@@ -146,39 +146,39 @@ pub(crate) fn prefill(folder: &Path, setup: &Setup) -> Result<Contest<'static>> 
     );
     if setup.wants("candle") {
         let (model, empty) = candle(folder)?;
-        let work = Box::new(move || read_with_candle(&model, &mut empty.clone(), 0, &prompt));
-        contest.add("candle f32", SAME, work);
+        let workload = Box::new(move || read_with_candle(&model, &mut empty.clone(), 0, &prompt));
+        comparison.add("candle f32", SAME, workload);
     }
-    Ok(contest)
+    Ok(comparison)
 }
 
-pub(crate) fn decode(folder: &Path, setup: &Setup) -> Result<Contest<'static>> {
+pub(crate) fn decode(folder: &Path, setup: &Setup) -> Result<Comparison<'static>> {
     const TOKEN: u32 = 7;
-    let mut contest = Contest::new(format!("SmolLM2-135M, a token behind {PROMPT} that are cached"));
+    let mut comparison = Comparison::new(format!("SmolLM2-135M, a token behind {PROMPT} that are cached"));
     let prompt = tokens(PROMPT);
     for weights in WeightStorage::ALL {
         let mut session = session(folder, setup.threads, weights, 1)?;
         for (position, &token) in prompt.iter().enumerate() {
             read(&mut session, position, &[token])?;
         }
-        let work = Box::new(move || read(&mut session, PROMPT, &[TOKEN]));
-        contest.add(format!("meganeura {}", weights.name()), tolerance(weights), work);
+        let workload = Box::new(move || read(&mut session, PROMPT, &[TOKEN]));
+        comparison.add(format!("meganeura {}", weights.name()), tolerance(weights), workload);
     }
     let handout = reading(folder, &prompt, &[TOKEN]);
-    python::add(&mut contest, setup, python::OF_MODELS, SAME, &handout);
+    python::add(&mut comparison, setup, python::OF_MODELS, SAME, &handout);
     if setup.wants("candle") {
         let (model, mut cached) = candle(folder)?;
         read_with_candle(&model, &mut cached, 0, &prompt)?;
-        let work = Box::new(move || read_with_candle(&model, &mut cached.clone(), PROMPT, &[TOKEN]));
-        contest.add("candle f32", SAME, work);
+        let workload = Box::new(move || read_with_candle(&model, &mut cached.clone(), PROMPT, &[TOKEN]));
+        comparison.add("candle f32", SAME, workload);
     }
-    Ok(contest)
+    Ok(comparison)
 }
 
 /// A training step with Adam. candle's model cannot be trained.
-pub(crate) fn train(folder: &Path, setup: &Setup) -> Result<Contest<'static>> {
+pub(crate) fn train(folder: &Path, setup: &Setup) -> Result<Comparison<'static>> {
     const WATCHED: &str = "model.norm.weight";
-    let mut contest = Contest::new(format!("SmolLM2-135M, training step of {PROMPT} tokens, Adam"));
+    let mut comparison = Comparison::new(format!("SmolLM2-135M, training step of {PROMPT} tokens, Adam"));
     let config = ModelConfig::open(folder)?.network;
     let graph = language_model(1, PROMPT, |g, tokens| config.build(g, "").forward(g, tokens));
     let device = Arc::new(CpuDevice::new(setup.threads));
@@ -187,7 +187,7 @@ pub(crate) fn train(folder: &Path, setup: &Setup) -> Result<Contest<'static>> {
     let text = tokens(PROMPT + 1);
     session.try_set_input_u32(TOKENS, &text[..PROMPT])?;
     session.try_set_input_u32(TARGETS, &text[1..])?;
-    contest.add("meganeura f32", 0.0, Box::new(Training(Watched(session, WATCHED))));
+    comparison.add("meganeura f32", 0.0, Box::new(Training(Watched(session, WATCHED))));
     let handout = Handout {
         kind: "LlamaStep".to_owned(),
         operands: &[],
@@ -201,14 +201,14 @@ pub(crate) fn train(folder: &Path, setup: &Setup) -> Result<Contest<'static>> {
         }),
         onnx: None,
     };
-    python::add(&mut contest, setup, python::OF_MODELS, training::SAME, &handout);
-    Ok(contest)
+    python::add(&mut comparison, setup, python::OF_MODELS, training::SAME, &handout);
+    Ok(comparison)
 }
 
 /// From opening the folder to the first token's logits.
-pub(crate) fn first_token<'a>(folder: &'a Path, setup: &'a Setup) -> Result<Contest<'a>> {
+pub(crate) fn first_token<'a>(folder: &'a Path, setup: &'a Setup) -> Result<Comparison<'a>> {
     const PROMPT: usize = 16;
-    let mut contest = Contest::new(format!(
+    let mut comparison = Comparison::new(format!(
         "SmolLM2-135M, from opening the checkpoint to the first token after {PROMPT}"
     ));
     let plans = Arc::new(tempfile::tempdir()?);
@@ -221,7 +221,7 @@ pub(crate) fn first_token<'a>(folder: &'a Path, setup: &'a Setup) -> Result<Cont
             ..GeneratorOptions::default()
         };
         let kept = plans.clone();
-        let work = move || {
+        let workload = move || {
             // The folder of plans lives as long as this.
             let _ = &kept;
             let device = Arc::new(CpuDevice::new(setup.threads));
@@ -235,16 +235,16 @@ pub(crate) fn first_token<'a>(folder: &'a Path, setup: &'a Setup) -> Result<Cont
             let token = text.next().ok_or("there is no token")??;
             Ok(vec![token as f32])
         };
-        contest.add(format!("meganeura {}", weights.name()), f32::INFINITY, Box::new(work));
+        comparison.add(format!("meganeura {}", weights.name()), f32::INFINITY, Box::new(workload));
     }
-    let work = move || {
+    let workload = move || {
         let (model, mut cache) = candle(folder)?;
         let logits = read_with_candle(&model, &mut cache, 0, &tokens(PROMPT))?;
         let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b]));
         Ok(vec![best.unwrap_or_default() as f32])
     };
     if setup.wants("candle") {
-        contest.add("candle f32", 0.0, Box::new(work));
+        comparison.add("candle f32", 0.0, Box::new(workload));
     }
-    Ok(contest)
+    Ok(comparison)
 }

@@ -1,7 +1,7 @@
-//! The same work in Meganeura and in other frameworks, in one run: contestants take turns, so that a machine that is
+//! The same workload in Meganeura and in other frameworks, in one run: candidates take turns, so that a machine that is
 //! shared is as slow for each. Nothing is timed before all of them have given the same results.
 
-mod contest;
+mod comparison;
 mod images;
 mod kernels;
 mod language;
@@ -31,7 +31,7 @@ use training::Network;
 
 /// What can be compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Work {
+enum Workload {
     /// Single calls: products, a perceptron, softmax, layer norm, GELU, a convolution.
     Kernels,
     /// Training steps of a perceptron, 784-128-10, with batches of 32 and of 512.
@@ -50,25 +50,25 @@ enum Work {
     FirstToken,
 }
 
-impl Work {
+impl Workload {
     /// Whether it reads the checkpoint.
     fn is_language(self) -> bool {
-        matches!(self, Work::Prefill | Work::Decode | Work::Train | Work::FirstToken)
+        matches!(self, Workload::Prefill | Workload::Decode | Workload::Train | Workload::FirstToken)
     }
 }
 
 /// Who takes part, and how.
 #[derive(Debug)]
 struct Setup {
-    /// Threads of every contestant.
+    /// Threads of every candidate.
     threads: usize,
     /// Devices of Meganeura beside its CPU backend.
     devices: Vec<String>,
-    /// Parts of the names of contestants; all of them if there are none.
+    /// Parts of the names of candidates; all of them if there are none.
     only: Vec<String>,
 }
 
-/// A device of Meganeura as a contestant.
+/// A device of Meganeura as a candidate.
 struct Entrant {
     name: String,
     tolerance: f32,
@@ -93,7 +93,7 @@ const ROUNDED: f32 = 10.0;
 impl Setup {
     /// Meganeura with its CPU backend, with which all others have to agree, and with the devices that are asked for, whose results
     /// may be off by `tolerance`; those that are faster in mixed precision once more in that.
-    fn meganeura(&self, tolerance: f32) -> contest::Result<Vec<Entrant>> {
+    fn meganeura(&self, tolerance: f32) -> comparison::Result<Vec<Entrant>> {
         let mut entrants = vec![Entrant {
             name: "meganeura cpu".to_owned(),
             tolerance: 0.0,
@@ -120,9 +120,9 @@ impl Setup {
         Ok(entrants)
     }
 
-    /// Whether a contestant other than Meganeura takes part.
-    fn wants(&self, contestant: &str) -> bool {
-        self.only.is_empty() || self.only.iter().any(|part| contestant.contains(part.as_str()))
+    /// Whether a candidate other than Meganeura takes part.
+    fn wants(&self, candidate: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|part| candidate.contains(part.as_str()))
     }
 }
 
@@ -133,17 +133,17 @@ impl Setup {
 struct Args {
     /// What to compare; everything by default.
     #[arg(value_enum)]
-    work: Vec<Work>,
+    workload: Vec<Workload>,
 
-    /// Threads of every contestant.
+    /// Threads of every candidate.
     #[arg(long, default_value_t = 2)]
     threads: usize,
 
-    /// How often each contestant gets its turn.
+    /// How often each candidate gets its turn.
     #[arg(long, default_value_t = 15)]
     turns: usize,
 
-    /// Devices of Meganeura that take part beside its CPU backend, but in works of language models.
+    /// Devices of Meganeura that take part beside its CPU backend, but in workloads of language models.
     #[arg(long, value_name = "SEL", value_delimiter = ',')]
     device: Vec<String>,
 
@@ -174,35 +174,35 @@ fn main() -> Result<(), Box<dyn Error>> {
             println!("{name:28} left out: built without --features {feature}");
         }
     }
-    let all = Work::value_variants();
-    let works = if args.work.is_empty() { all } else { &args.work };
+    let all = Workload::value_variants();
+    let workloads = if args.workload.is_empty() { all } else { &args.workload };
     // Of processors alone, none waits for a clock.
     let warms = !setup.devices.is_empty();
     let temporary = tempfile::tempdir()?;
     let folder = args.checkpoint.unwrap_or_else(|| temporary.path().join("model"));
-    if works.iter().any(|work| work.is_language()) {
+    if workloads.iter().any(|workload| workload.is_language()) {
         language::checkpoint(&folder)?;
     }
-    for work in works {
-        let contest = match work {
-            Work::Kernels => {
+    for workload in workloads {
+        let comparison = match workload {
+            Workload::Kernels => {
                 for problem in Problem::all() {
-                    kernels::contest(&problem, &setup)?.run(args.turns, warms);
+                    kernels::comparison(&problem, &setup)?.run(args.turns, warms);
                 }
                 continue;
             }
-            Work::Mlp => {
-                training::contest(Network::Mlp, 32, &setup)?.run(args.turns, warms);
-                training::contest(Network::Mlp, 512, &setup)?
+            Workload::Mlp => {
+                training::comparison(Network::Mlp, 32, &setup)?.run(args.turns, warms);
+                training::comparison(Network::Mlp, 512, &setup)?
             }
-            Work::Cnn => training::contest(Network::Cnn, 32, &setup)?,
-            Work::Resnet50 => images::contest(&setup)?,
-            Work::Prefill => language::prefill(&folder, &setup)?,
-            Work::Decode => language::decode(&folder, &setup)?,
-            Work::Train => language::train(&folder, &setup)?,
-            Work::FirstToken => language::first_token(&folder, &setup)?,
+            Workload::Cnn => training::comparison(Network::Cnn, 32, &setup)?,
+            Workload::Resnet50 => images::comparison(&setup)?,
+            Workload::Prefill => language::prefill(&folder, &setup)?,
+            Workload::Decode => language::decode(&folder, &setup)?,
+            Workload::Train => language::train(&folder, &setup)?,
+            Workload::FirstToken => language::first_token(&folder, &setup)?,
         };
-        contest.run(args.turns, warms);
+        comparison.run(args.turns, warms);
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Works as ONNX models, which tract and ONNX Runtime read. Messages are declared as far as they are used, with the numbers of
+//! Workloads as ONNX models, which tract and ONNX Runtime read. Messages are declared as far as they are used, with the numbers of
 //! fields of `onnx.proto`.
 
 use prost::Message;
@@ -178,7 +178,7 @@ impl Nodes {
         let (inputs, constants): (Vec<_>, Vec<_>) = operands.iter().partition(|o| o.name == "x");
         let graph = Graph {
             nodes: self.0,
-            name: "work".to_owned(),
+            name: "workload".to_owned(),
             constants: constants.into_iter().map(constant).collect(),
             inputs: inputs.iter().map(|o| value(&o.name, Some(&o.shape))).collect(),
             outputs: vec![value(result, None)],

@@ -7,7 +7,7 @@ use std::path::Path;
 use meganeura::bench::noise;
 use serde_json::{Value, json};
 
-use crate::contest::Result;
+use crate::comparison::Result;
 
 /// What is computed. Shapes are those of [`Problem::operands`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,12 +52,12 @@ impl Operand {
     }
 }
 
-/// What a program in another language is told: a kind of work, its operands and whatever else it has to know.
+/// What a program in another language is told: a kind of workload, its operands and whatever else it has to know.
 pub(crate) struct Handout<'a> {
     pub(crate) kind: String,
     pub(crate) operands: &'a [Operand],
     pub(crate) settings: Value,
-    /// The work as an ONNX model, if there is one.
+    /// The workload as an ONNX model, if there is one.
     pub(crate) onnx: Option<Vec<u8>>,
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use crate::Setup;
-use crate::contest::{Contest, Peer, Result};
+use crate::comparison::{Comparison, Peer, Result};
 use crate::problem::Handout;
 
 /// The interpreter, if it is not `python3`.
@@ -18,9 +18,9 @@ pub(crate) const OF_MODELS: &[&str] = &["torch eager", "torch compile"];
 /// For inference of ResNet-50.
 pub(crate) const OF_IMAGES: &[&str] = &["torch eager", "torch compile", "onnxruntime"];
 
-/// Adds frameworks to a contest; those that lack something are named and left out.
+/// Adds frameworks to a comparison; those that lack something are named and left out.
 pub(crate) fn add(
-    contest: &mut Contest<'_>,
+    comparison: &mut Comparison<'_>,
     setup: &Setup,
     frameworks: &[&str],
     tolerance: f32,
@@ -28,8 +28,8 @@ pub(crate) fn add(
 ) {
     for framework in frameworks.iter().filter(|name| setup.wants(name)) {
         match Python::start(framework, handout, setup.threads) {
-            Ok(python) => contest.add(*framework, tolerance, Box::new(python)),
-            Err(e) => contest.leave_out(*framework, &*e),
+            Ok(python) => comparison.add(*framework, tolerance, Box::new(python)),
+            Err(e) => comparison.leave_out(*framework, &*e),
         }
     }
 }

@@ -8,7 +8,7 @@ use meganeura::ops::Pool2dOptions;
 use meganeura::{Adam, Graph, Mode, Session};
 use serde_json::json;
 
-use crate::contest::{Contest, Peer, Result, timed};
+use crate::comparison::{Comparison, Peer, Result, timed};
 use crate::problem::{Handout, Operand};
 #[cfg(feature = "burn")]
 use crate::with_burn;
@@ -106,7 +106,7 @@ pub(crate) trait Trainer {
     fn watched(&mut self) -> Result<Vec<f32>>;
 }
 
-/// Steps of training as a work. The result are the losses of the first steps and, in learning rates, how far the parameter has
+/// Steps of training as a workload. The result are the losses of the first steps and, in learning rates, how far the parameter has
 /// come.
 pub(crate) struct Training<T>(pub(crate) T);
 
@@ -229,9 +229,9 @@ impl Trainer for Candle {
 /// The parameter that is compared: few numbers, of which none has a gradient so small that Adam would follow its noise.
 pub(crate) const WATCHED: &str = "fc2.bias";
 
-/// All contestants for the training step of a network.
-pub(crate) fn contest(network: Network, batch: usize, setup: &Setup) -> Result<Contest<'static>> {
-    let mut contest = Contest::new(network.title(batch));
+/// All candidates for the training step of a network.
+pub(crate) fn comparison(network: Network, batch: usize, setup: &Setup) -> Result<Comparison<'static>> {
+    let mut comparison = Comparison::new(network.title(batch));
     let mut shape = vec![batch];
     shape.extend(network.image());
     let x = Operand::random(FEATURES, &shape, 1.0, 0);
@@ -244,18 +244,18 @@ pub(crate) fn contest(network: Network, batch: usize, setup: &Setup) -> Result<C
         session.try_set_input(FEATURES, &x.data)?;
         session.try_set_input_u32(LABELS, &labels)?;
         set_parameters(&mut session, &mut operands)?;
-        contest.add(name, tolerance, Box::new(Training(Watched(session, WATCHED))));
+        comparison.add(name, tolerance, Box::new(Training(Watched(session, WATCHED))));
     }
     operands.push(x);
     if setup.wants("candle") {
-        contest.add(
+        comparison.add(
             "candle",
             SAME,
             Box::new(Training(Candle::new(network, &operands, &labels)?)),
         );
     }
     #[cfg(feature = "burn")]
-    with_burn::add(&mut contest, setup, SAME, |device| {
+    with_burn::add(&mut comparison, setup, SAME, |device| {
         with_burn::training(network, &operands, &labels, device)
     });
     let handout = Handout {
@@ -264,6 +264,6 @@ pub(crate) fn contest(network: Network, batch: usize, setup: &Setup) -> Result<C
         settings: json!({ "labels": labels, "rate": RATE, "steps": STEPS, "watched": WATCHED }),
         onnx: None,
     };
-    python::add(&mut contest, setup, python::OF_MODELS, SAME, &handout);
-    Ok(contest)
+    python::add(&mut comparison, setup, python::OF_MODELS, SAME, &handout);
+    Ok(comparison)
 }

@@ -1,4 +1,4 @@
-//! Works in burn, with its backend for processors and, if that is built, with the one for GPUs.
+//! Workloads in burn, with its backend for processors and, if that is built, with the one for GPUs.
 
 use std::collections::HashMap;
 
@@ -14,23 +14,23 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use meganeura::nn::models::FEATURES;
 
 use crate::Setup;
-use crate::contest::{Contest, Peer, Reading, Result};
+use crate::comparison::{Comparison, Peer, Reading, Result};
 use crate::images::{self, Calls};
 use crate::kernels::EPS;
 use crate::problem::{Kind, Operand, Problem};
 use crate::training::{Network, RATE, Trainer, Training, WATCHED};
 
-/// Adds burn to a contest, once for each of its devices.
+/// Adds burn to a comparison, once for each of its devices.
 pub(crate) fn add(
-    contest: &mut Contest<'_>,
+    comparison: &mut Comparison<'_>,
     setup: &Setup,
     tolerance: f32,
-    work: impl Fn(&Device) -> Result<Box<dyn Peer>>,
+    workload: impl Fn(&Device) -> Result<Box<dyn Peer>>,
 ) {
     for (name, device) in devices().into_iter().filter(|(name, _)| setup.wants(name)) {
-        match device.and_then(|device| work(&device)) {
-            Ok(work) => contest.add(name, tolerance, work),
-            Err(e) => contest.leave_out(name, &*e),
+        match device.and_then(|device| workload(&device)) {
+            Ok(workload) => comparison.add(name, tolerance, workload),
+            Err(e) => comparison.leave_out(name, &*e),
         }
     }
 }
@@ -72,11 +72,11 @@ fn tensor<const D: usize>(operand: &Operand, device: &Device) -> Tensor<D> {
     Tensor::from_data(TensorData::new(operand.data.clone(), operand.shape.clone()), device)
 }
 
-/// A work whose result is a tensor. It is over when the device has done it.
-fn reading<const D: usize>(device: &Device, mut work: impl FnMut() -> Tensor<D> + 'static) -> Box<dyn Peer> {
+/// A workload whose result is a tensor. It is over when the device has done it.
+fn reading<const D: usize>(device: &Device, mut workload: impl FnMut() -> Tensor<D> + 'static) -> Box<dyn Peer> {
     let device = device.clone();
     Box::new(Reading::new(move |read| {
-        let y = work();
+        let y = workload();
         device.sync()?;
         Ok(if read { y.try_into_vec_as()? } else { Vec::new() })
     }))
@@ -174,7 +174,7 @@ impl Calls for Parameters {
     }
 }
 
-/// The networks of the works `mlp`, which has no convolutions, and `cnn`.
+/// The networks of the workloads `mlp`, which has no convolutions, and `cnn`.
 #[derive(Module, Debug)]
 struct Classifier {
     convs: Vec<Conv2d>,

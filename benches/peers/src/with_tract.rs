@@ -1,26 +1,26 @@
-//! Works in tract, which reads ONNX models and has inference alone.
+//! Workloads in tract, which reads ONNX models and has inference alone.
 
 use tract_onnx::prelude::multithread::Executor;
 use tract_onnx::prelude::{Framework, InferenceModelExt, IntoTValue, RunOptions, Tensor, tvec};
 
 use crate::Setup;
-use crate::contest::{Contest, Peer, Reading, Result};
+use crate::comparison::{Comparison, Peer, Reading, Result};
 use crate::onnx::Model;
 use crate::problem::Operand;
 
-/// Adds tract to a contest, if it can do the work.
-pub(crate) fn add(contest: &mut Contest<'_>, setup: &Setup, tolerance: f32, model: &Model, x: &Operand) {
+/// Adds tract to a comparison, if it can do the workload.
+pub(crate) fn add(comparison: &mut Comparison<'_>, setup: &Setup, tolerance: f32, model: &Model, x: &Operand) {
     const NAME: &str = "tract";
     if !setup.wants(NAME) {
         return;
     }
-    match work(model, x, setup.threads) {
-        Ok(work) => contest.add(NAME, tolerance, work),
-        Err(e) => contest.leave_out(NAME, &*e),
+    match workload(model, x, setup.threads) {
+        Ok(workload) => comparison.add(NAME, tolerance, workload),
+        Err(e) => comparison.leave_out(NAME, &*e),
     }
 }
 
-fn work(model: &Model, x: &Operand, threads: usize) -> Result<Box<dyn Peer>> {
+fn workload(model: &Model, x: &Operand, threads: usize) -> Result<Box<dyn Peer>> {
     let options = RunOptions {
         executor: Some(Executor::multithread(threads)),
         ..RunOptions::default()

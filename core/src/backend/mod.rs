@@ -216,12 +216,12 @@ pub trait Backend: Send + Sync {
     fn open(&self, index: usize, config: &Config) -> Result<Arc<dyn Device>>;
 
     /// Why there are no devices, where [`Backend::devices`] lists none: no driver, for instance.
-    fn absence(&self) -> Option<String> {
+    fn unavailable_reason(&self) -> Option<String> {
         None
     }
 
     /// What it found around it that decides which devices there are: drivers, variables, versions.
-    fn surroundings(&self) -> Vec<Fact> {
+    fn environment(&self) -> Vec<Fact> {
         Vec::new()
     }
 
@@ -285,7 +285,7 @@ pub trait Device: Send + Sync {
     ///
     /// # Errors
     /// A kernel that cannot be made.
-    fn memory_beside(&self, plan: &ExecutionPlan) -> Result<u64> {
+    fn workspace_bytes(&self, plan: &ExecutionPlan) -> Result<u64> {
         let _ = plan;
         Ok(0)
     }
@@ -443,7 +443,7 @@ pub trait Executable: Send {
     ///
     /// A step that meets a fault (an index outside of its table) changes no parameter and no state: it is as if it had
     /// not been made. The same holds for steps that are submitted after it and before its error is told; so whoever
-    /// goes on after the error goes on from where the faulty step began. [`Executable::given_up`] counts these steps.
+    /// goes on after the error goes on from where the faulty step began. [`Executable::rolled_back`] counts these steps.
     /// What else they compute, results and gradients, is undefined.
     ///
     /// # Errors
@@ -457,13 +457,13 @@ pub trait Executable: Send {
     fn wait(&mut self, ticket: Ticket) -> Result<StepStats>;
 
     /// How many steps that [`Executable::run`] accepted may still turn out to have met a fault.
-    fn unsettled(&self) -> usize {
+    fn in_flight(&self) -> usize {
         0
     }
 
     /// How many steps that [`Executable::run`] accepted were given up so far, because of a fault in them or in one
     /// before. Steps for which it returned an error itself do not count.
-    fn given_up(&self) -> u64 {
+    fn rolled_back(&self) -> u64 {
         0
     }
 

@@ -207,8 +207,8 @@ impl Device for Measured {
         self.inner.launches(kernel)
     }
 
-    fn memory_beside(&self, plan: &ExecutionPlan) -> Result<u64> {
-        self.inner.memory_beside(plan)
+    fn workspace_bytes(&self, plan: &ExecutionPlan) -> Result<u64> {
+        self.inner.workspace_bytes(plan)
     }
 
     fn kernels(&self) -> String {

@@ -32,13 +32,13 @@ impl WithFallback {
     }
 
     /// Whether a dispatch runs on the other device.
-    fn is_elsewhere(&self, dispatch: &Dispatch) -> bool {
+    fn runs_on_fallback(&self, dispatch: &Dispatch) -> bool {
         self.first.supports(&dispatch.kernel_desc(&dispatch.types())) != Support::Yes
     }
 
     /// The device of each dispatch: 0 for the first.
     fn owners(&self, plan: &ExecutionPlan) -> Vec<usize> {
-        let owner = |d: &Dispatch| usize::from(self.is_elsewhere(d));
+        let owner = |d: &Dispatch| usize::from(self.runs_on_fallback(d));
         plan.dispatches.iter().map(owner).collect()
     }
 }
@@ -81,7 +81,7 @@ impl Device for WithFallback {
     /// Of the dispatches that are the first device's.
     fn finalize(&self, plan: &mut ExecutionPlan) -> Result<()> {
         let own: Vec<usize> = (0..plan.dispatches.len())
-            .filter(|&i| !self.is_elsewhere(&plan.dispatches[i]))
+            .filter(|&i| !self.runs_on_fallback(&plan.dispatches[i]))
             .collect();
         if own.len() == plan.dispatches.len() {
             return self.first.finalize(plan);
@@ -110,18 +110,22 @@ impl Device for WithFallback {
         Ok(sources)
     }
 
-    fn memory_beside(&self, plan: &ExecutionPlan) -> Result<u64> {
+    fn workspace_bytes(&self, plan: &ExecutionPlan) -> Result<u64> {
         let owners = self.owners(plan);
         if owners.iter().all(|owner| *owner == 0) {
-            return self.first.memory_beside(plan);
+            return self.first.workspace_bytes(plan);
         }
         // What the other device keeps is not in the first one's memory.
-        self.first.memory_beside(&split(plan, &owners).1[0])
+        self.first.workspace_bytes(&split(plan, &owners).1[0])
     }
 
     fn elsewhere(&self, plan: &ExecutionPlan) -> Vec<(usize, String)> {
         let name = &self.other.capabilities().name;
-        let there = plan.dispatches.iter().enumerate().filter(|(_, d)| self.is_elsewhere(d));
+        let there = plan
+            .dispatches
+            .iter()
+            .enumerate()
+            .filter(|(_, d)| self.runs_on_fallback(d));
         there.map(|(i, _)| (i, name.clone())).collect()
     }
 

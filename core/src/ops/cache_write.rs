@@ -3,7 +3,7 @@
 use super::positions::{checked, expect_positions, first_rows};
 use super::rope::RopeCacheWrite;
 use super::sample::{Sample, SampleInput, Sizes};
-use super::{Arity, Call, Cost, Doc, Gradient, Joined, OpRef, Operator, Semantics, expect_same_dtype};
+use super::{Arity, Call, Cost, Doc, FusedWrite, Gradient, OpRef, Operator, Semantics, expect_same_dtype};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::dtype::DType;
@@ -131,8 +131,8 @@ impl Operator for CacheWrite {
         &[(1, 0)]
     }
 
-    fn joined(&self) -> Option<Joined> {
-        Some(Joined {
+    fn fused_write(&self) -> Option<FusedWrite> {
+        Some(FusedWrite {
             producer: "core.rope_dynamic_offset",
             same: &[(1, 2)],
             op: OpRef::new(&RopeCacheWrite),

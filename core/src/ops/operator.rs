@@ -187,7 +187,7 @@ pub enum InferenceForm<'a> {
 
 /// An operator for two calls of which one makes what the other takes: see [`Operator::joined`].
 #[derive(Clone, Copy, Debug)]
-pub struct Joined {
+pub struct FusedWrite {
     /// Name of the operator that makes operand 0.
     pub producer: &'static str,
     /// Operands that both must have, as `(of the producer, of the call)`; the producer has no others but its first.
@@ -288,7 +288,7 @@ pub trait Operator: Send + Sync + 'static {
     }
     /// One operator for a call and for what makes its operand 0, for operators that write in place: rules leave those where
     /// they stand.
-    fn joined(&self) -> Option<Joined> {
+    fn fused_write(&self) -> Option<FusedWrite> {
         None
     }
     /// The operand that holds indices or class ids, and the number that they must be below: a larger one is

@@ -36,7 +36,7 @@ impl ExecutionPlan {
 
 /// Indices that a dispatch reads as the step is fed them: whether they are in range can be known before it runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FedIndices {
+pub struct HostIndices {
     /// Number of the dispatch.
     pub dispatch: usize,
     /// Their buffer, an input, which holds nothing else.
@@ -47,7 +47,7 @@ pub struct FedIndices {
     pub bound: usize,
 }
 
-impl FedIndices {
+impl HostIndices {
     /// The first of the indices, in their buffer's bytes, that is out of range.
     pub fn first_outside(&self, bytes: &[u8]) -> Option<u32> {
         let (words, _) = bytes.as_chunks::<4>();
@@ -59,12 +59,12 @@ impl FedIndices {
 impl ExecutionPlan {
     /// Indices that inputs hold, for backends that look at them before anything is written: such dispatches meet no
     /// fault, so the plan has fewer places that are [exposed](Self::exposed_to_faults) to one.
-    pub fn fed_indices(&self) -> Vec<FedIndices> {
+    pub fn host_indices(&self) -> Vec<HostIndices> {
         let is_input = |buffer| self.input_buffers.iter().any(|(_, b)| *b == buffer);
         let fed = |(dispatch, d): (usize, &Dispatch)| {
             let (operand, bound) = d.index_operand()?;
             let indices = d.inputs.get(operand).filter(|o| is_input(o.buffer))?;
-            Some(FedIndices {
+            Some(HostIndices {
                 dispatch,
                 buffer: indices.buffer,
                 count: indices.ty.numel(),

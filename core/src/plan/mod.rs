@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 
 pub use compile::{compile, compile_at, compile_for, try_compile};
 pub(crate) use compile::{is_widened, widen};
-pub use faults::FedIndices;
+pub use faults::HostIndices;
 pub use memory::{Lifetime, MemoryBudget, MemoryForecast, MemoryLayout, Recomputation, check_fit};
 pub use packed::{DerivedInfo, Part, TensorView};
 pub use source::SourceLine;

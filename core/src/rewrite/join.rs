@@ -76,7 +76,7 @@ pub(crate) fn join_writes(graph: &Graph, target: &dyn Target) -> Result<Option<(
     let joins = |id: &NodeId| {
         graph.nodes()[id.index()]
             .op()
-            .is_some_and(|(op, _)| op.joined().is_some())
+            .is_some_and(|(op, _)| op.fused_write().is_some())
     };
     let candidates: Vec<NodeId> = graph.node_ids().filter(joins).collect();
     if candidates.is_empty() {
@@ -112,7 +112,7 @@ pub(crate) fn join_writes(graph: &Graph, target: &dyn Target) -> Result<Option<(
 /// One call for a node and what makes its operand 0, if that pays, with the picoseconds that it saves.
 fn pair(graph: &Graph, id: NodeId, uses: &Uses, target: &dyn Target) -> Option<(Planned, i64)> {
     let call = Planned::of(graph, id)?;
-    let rule = call.op.joined()?;
+    let rule = call.op.fused_write()?;
     let between = *call.inputs.first()?;
     let producer = Planned::of(graph, between.node)?;
     let makes_one = graph.nodes()[between.node.index()].outputs.len() == 1;

@@ -49,7 +49,7 @@ pub use cost::{call_cost, graph_cost};
 pub use pack::{pack_calls, pack_parameters};
 pub use rule_set::{Applies, RuleSet};
 pub use saturate::Limits;
-pub use target::{Modelled, Target};
+pub use target::{Simulated, Target};
 
 use crate::build::Mode;
 use crate::error::{Error, Result};

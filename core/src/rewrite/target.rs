@@ -29,12 +29,12 @@ impl Target for Arc<dyn Device> {
 /// A device known by its rates alone, with a kernel for every operator: for reports about hardware that is not
 /// here, and for stages used without a device.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Modelled(pub CostModel);
+pub struct Simulated(pub CostModel);
 
-impl Modelled {
+impl Simulated {
     /// A discrete GPU: 5 us a launch, 500 GB/s, 20 TFLOP/s in `f32`.
     pub fn discrete_gpu() -> Self {
-        Modelled(CostModel {
+        Simulated(CostModel {
             launch: Duration::from_micros(5),
             bytes_per_second: 500e9,
             flops_per_second: 20e12,
@@ -44,7 +44,7 @@ impl Modelled {
     }
 }
 
-impl Target for Modelled {
+impl Target for Simulated {
     fn cost_model(&self) -> CostModel {
         self.0
     }

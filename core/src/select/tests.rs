@@ -16,7 +16,7 @@ impl Backend for Fake {
     fn open(&self, _: usize, _: &Config) -> Result<Arc<dyn Device>> {
         Err(Error::backend(self.0, "a fake"))
     }
-    fn absence(&self) -> Option<String> {
+    fn unavailable_reason(&self) -> Option<String> {
         self.1.is_empty().then(|| "its driver is missing".into())
     }
 }

@@ -25,32 +25,35 @@ pub(super) struct Unsettled {
     /// The counters before each, the last step's last.
     before: VecDeque<Counters>,
     /// Steps that the executable gave up, as far as they have been taken back.
-    given_up: u64,
+    rolled_back: u64,
 }
 
 impl Unsettled {
     /// Notes a step: the counters before it, and how many of the last steps may yet be given up.
-    fn push(&mut self, before: Counters, unsettled: usize) {
-        let unsettled = unsettled.min(MAX_IN_FLIGHT);
-        if unsettled > 0 {
+    fn push(&mut self, before: Counters, in_flight: usize) {
+        let in_flight = in_flight.min(MAX_IN_FLIGHT);
+        if in_flight > 0 {
             self.before.push_back(before);
         }
-        while self.before.len() > unsettled {
+        while self.before.len() > in_flight {
             self.before.pop_front();
         }
     }
 
     /// The counters before the oldest of the steps that the executable gave up, if it did, and forgets these.
-    fn take_back(&mut self, given_up: u64) -> Option<Counters> {
-        let counters = self.first_given_up(given_up)?;
-        let kept = self.before.len().saturating_sub((given_up - self.given_up) as usize);
+    fn take_back(&mut self, rolled_back: u64) -> Option<Counters> {
+        let counters = self.first_rolled_back(rolled_back)?;
+        let kept = self
+            .before
+            .len()
+            .saturating_sub((rolled_back - self.rolled_back) as usize);
         self.before.truncate(kept);
-        self.given_up = given_up;
+        self.rolled_back = rolled_back;
         Some(counters)
     }
 
-    fn first_given_up(&self, given_up: u64) -> Option<Counters> {
-        let count = given_up.checked_sub(self.given_up).filter(|&count| count > 0)?;
+    fn first_rolled_back(&self, rolled_back: u64) -> Option<Counters> {
+        let count = rolled_back.checked_sub(self.rolled_back).filter(|&count| count > 0)?;
         let at = self.before.len().saturating_sub(count as usize);
         self.before.get(at).copied()
     }
@@ -64,7 +67,7 @@ impl Unsettled {
 impl Session {
     /// The counters without the steps that were given up. Steps in flight count.
     pub(super) fn counters(&self) -> Counters {
-        let before = self.unsettled.first_given_up(self.executable.given_up());
+        let before = self.in_flight.first_rolled_back(self.executable.rolled_back());
         before.unwrap_or_else(|| self.counted())
     }
 
@@ -79,7 +82,7 @@ impl Session {
 
     /// Takes back the steps that were given up.
     pub(super) fn settle(&mut self) {
-        if let Some(before) = self.unsettled.take_back(self.executable.given_up()) {
+        if let Some(before) = self.in_flight.take_back(self.executable.rolled_back()) {
             self.steps = before.steps;
             if let Some(active) = &mut self.optimizer {
                 active.go_on(before.updates, before.accumulated);
@@ -88,13 +91,13 @@ impl Session {
     }
 
     /// Whether no more steps should be submitted before the last one was waited for.
-    pub(super) fn has_too_many_unsettled(&self) -> bool {
-        self.executable.unsettled() >= MAX_IN_FLIGHT
+    pub(super) fn has_too_many_in_flight(&self) -> bool {
+        self.executable.in_flight() >= MAX_IN_FLIGHT
     }
 
     /// Counts a step that was submitted.
     pub(super) fn count_step(&mut self) {
-        self.unsettled.push(self.counted(), self.executable.unsettled());
+        self.in_flight.push(self.counted(), self.executable.in_flight());
         self.steps += 1;
         if let Some(active) = self.optimizer.as_mut().filter(|active| !active.paused) {
             active.advance();
@@ -115,36 +118,36 @@ mod tests {
 
     #[test]
     fn steps_are_taken_back_to_the_first_that_was_given_up() {
-        let mut unsettled = Unsettled::default();
+        let mut in_flight = Unsettled::default();
         for step in 0..5 {
-            unsettled.push(at(step), 2);
+            in_flight.push(at(step), 2);
         }
-        assert_eq!(unsettled.first_given_up(0), None);
-        assert_eq!(unsettled.first_given_up(1), Some(at(4)));
-        assert_eq!(unsettled.take_back(2), Some(at(3)));
-        assert_eq!(unsettled.take_back(2), None, "once");
-        unsettled.push(at(3), 1);
-        assert_eq!(unsettled.take_back(3), Some(at(3)));
+        assert_eq!(in_flight.first_rolled_back(0), None);
+        assert_eq!(in_flight.first_rolled_back(1), Some(at(4)));
+        assert_eq!(in_flight.take_back(2), Some(at(3)));
+        assert_eq!(in_flight.take_back(2), None, "once");
+        in_flight.push(at(3), 1);
+        assert_eq!(in_flight.take_back(3), Some(at(3)));
     }
 
     #[test]
     fn what_is_kept_is_bounded() {
-        let mut unsettled = Unsettled::default();
-        (0..5000).for_each(|step| unsettled.push(at(step), usize::MAX));
-        assert_eq!(unsettled.before.len(), MAX_IN_FLIGHT);
+        let mut in_flight = Unsettled::default();
+        (0..5000).for_each(|step| in_flight.push(at(step), usize::MAX));
+        assert_eq!(in_flight.before.len(), MAX_IN_FLIGHT);
         // The latest ones are kept, and a count that makes no sense goes back to the oldest of these.
-        assert_eq!(unsettled.first_given_up(1), Some(at(4999)));
-        assert_eq!(unsettled.take_back(u64::MAX), Some(at(5000 - MAX_IN_FLIGHT as u64)));
-        assert!(unsettled.before.is_empty());
+        assert_eq!(in_flight.first_rolled_back(1), Some(at(4999)));
+        assert_eq!(in_flight.take_back(u64::MAX), Some(at(5000 - MAX_IN_FLIGHT as u64)));
+        assert!(in_flight.before.is_empty());
     }
 
     #[test]
     fn settled_steps_are_not_kept() {
-        let mut unsettled = Unsettled::default();
-        (0..9).for_each(|step| unsettled.push(at(step), 0));
-        assert_eq!(unsettled.before.capacity(), 0);
-        unsettled.push(at(9), 1);
-        unsettled.push(at(10), 0);
-        assert!(unsettled.before.is_empty());
+        let mut in_flight = Unsettled::default();
+        (0..9).for_each(|step| in_flight.push(at(step), 0));
+        assert_eq!(in_flight.before.capacity(), 0);
+        in_flight.push(at(9), 1);
+        in_flight.push(at(10), 0);
+        assert!(in_flight.before.is_empty());
     }
 }

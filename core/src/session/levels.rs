@@ -83,8 +83,8 @@ impl Session {
         let (plan, segments) = self.plan.by_levels();
         check_fit(&plan, 0, self.device.capabilities())?;
         let mut copy = self.device.compile(&plan)?;
-        let lasting: HashSet<BufferRef> = plan.lasting().collect();
-        copy_buffers(&mut *self.executable, &mut *copy, &plan, &lasting)?;
+        let persistent: HashSet<BufferRef> = plan.persistent().collect();
+        copy_buffers(&mut *self.executable, &mut *copy, &plan, &persistent)?;
         self.gather_scalars()?;
         let forward = forward_dispatches(&plan);
         let mut level = Level {
@@ -113,7 +113,7 @@ impl Session {
                 return Ok(());
             }
         }
-        copy_buffers(&mut *copy, &mut *self.executable, &plan, &lasting)?;
+        copy_buffers(&mut *copy, &mut *self.executable, &plan, &persistent)?;
         self.count_step();
         Ok(())
     }

@@ -55,7 +55,7 @@ pub struct Session {
     attached: Option<String>,
     seed: u32,
     steps: u64,
-    unsettled: Unsettled,
+    in_flight: Unsettled,
     scalars: Vec<(BufferRef, [u8; 4])>,
     user_scalars: HashMap<String, f64>,
     last_ticket: Option<Ticket>,
@@ -116,7 +116,7 @@ impl Session {
             attached,
             seed: 0,
             steps: 0,
-            unsettled: Unsettled::default(),
+            in_flight: Unsettled::default(),
             scalars: Vec::new(),
             user_scalars: HashMap::new(),
             last_ticket: None,
@@ -382,7 +382,7 @@ impl Session {
         drop(submit);
         self.last_ticket = Some(ticket);
         self.count_step();
-        if self.has_too_many_unsettled() {
+        if self.has_too_many_in_flight() {
             self.executable.wait(ticket)?;
         }
         self.collect_passes();

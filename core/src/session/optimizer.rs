@@ -127,7 +127,7 @@ impl Session {
         let goes_on = before.filter(|active| !rebuilt && active.update.accumulate == update.accumulate);
         let accumulated = goes_on.map_or(0, |active| active.accumulated);
         if goes_on.is_none() {
-            self.unsettled.forget_average();
+            self.in_flight.forget_average();
         }
         if rebuilt {
             self.rebuild_with(&update, keeps)?;
@@ -237,7 +237,7 @@ impl Session {
         }
         self.collect_passes();
         self.executable = executable;
-        self.unsettled = Unsettled::default();
+        self.in_flight = Unsettled::default();
         self.last_ticket = None;
         self.plan = plan;
         self.measure_anew();

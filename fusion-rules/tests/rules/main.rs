@@ -13,7 +13,7 @@ use meganeura_core::autodiff::try_differentiate;
 use meganeura_core::graph::{Graph, NodeKind, Value};
 use meganeura_core::random::SplitMix64;
 use meganeura_core::reference::{Evaluation, evaluate};
-use meganeura_core::rewrite::{Modelled, Pass, Request, RewriteConfig, rewrite};
+use meganeura_core::rewrite::{Pass, Request, RewriteConfig, Simulated, rewrite};
 
 /// A graph before and after, and what happened in between.
 pub(crate) struct Rewritten {
@@ -61,7 +61,7 @@ pub(crate) fn rewritten(before: Graph, pass: Pass) -> Rewritten {
     meganeura_core::link_plugins!(meganeura_rules).expect("the sets that ship are well formed");
     let request = Request {
         pass,
-        target: &Modelled::discrete_gpu(),
+        target: &Simulated::discrete_gpu(),
         config: &RewriteConfig {
             time_ms: 60_000,
             ..RewriteConfig::default()

@@ -397,8 +397,8 @@ fn new_progress() -> abi::Progress {
         struct_size: size_of::<abi::Progress>() as u32,
         reserved: 0,
         device_nanos: 0,
-        unsettled: 0,
-        given_up: 0,
+        in_flight: 0,
+        rolled_back: 0,
     }
 }
 
@@ -467,11 +467,11 @@ impl Executable for PluginExecutable {
         })
     }
 
-    fn unsettled(&self) -> usize {
-        self.progress().map_or(0, |p| usize::try_from(p.unsettled).unwrap_or(0))
+    fn in_flight(&self) -> usize {
+        self.progress().map_or(0, |p| usize::try_from(p.in_flight).unwrap_or(0))
     }
 
-    fn given_up(&self) -> u64 {
-        self.progress().map_or(0, |p| p.given_up)
+    fn rolled_back(&self) -> u64 {
+        self.progress().map_or(0, |p| p.rolled_back)
     }
 }

@@ -75,7 +75,7 @@ fn open(path: &Path, allow: Option<&[String]>) -> Result<Opened, Refusal> {
     let name = path.display();
     let of = |refusal: Refusal| Refusal {
         message: format!("the library {name}, which it is linked with: {}", refusal.message),
-        is_elsewhere: true,
+        runs_on_fallback: true,
         ..refusal
     };
     let library = file::open(path, file::LARGEST).map_err(of)?;

@@ -96,6 +96,6 @@ fn fault(fault: meganeura_plugin_data::Fault) -> Refusal {
     Refusal {
         message: fault.message,
         remedy: SEE.into(),
-        is_elsewhere: false,
+        runs_on_fallback: false,
     }
 }

@@ -18,14 +18,14 @@ pub(crate) struct Refusal {
     pub(crate) message: String,
     pub(crate) remedy: String,
     /// Whether it may be mended elsewhere than in the plugin, as where a library is missing.
-    pub(crate) is_elsewhere: bool,
+    pub(crate) runs_on_fallback: bool,
 }
 
 pub(crate) fn refuse<T>(message: impl Into<String>, remedy: &str) -> Result<T, Refusal> {
     Err(Refusal {
         message: message.into(),
         remedy: remedy.to_owned(),
-        is_elsewhere: false,
+        runs_on_fallback: false,
     })
 }
 
@@ -82,7 +82,7 @@ fn unreadable(error: std::io::Error) -> Refusal {
     Refusal {
         message: format!("it cannot be read: {error}"),
         remedy: "check the path in MEGANEURA_PLUGINS or in the configuration file".into(),
-        is_elsewhere: false,
+        runs_on_fallback: false,
     }
 }
 

@@ -165,7 +165,7 @@ fn try_one(path: &Path, allow: Option<&[String]>) -> Tried {
         true => data::load(path, allow, &mut report),
         false => try_open(path, allow, &mut report).and_then(register),
     };
-    let is_elsewhere = outcome.as_ref().is_err_and(|refusal| refusal.is_elsewhere);
+    let runs_on_fallback = outcome.as_ref().is_err_and(|refusal| refusal.runs_on_fallback);
     let problem = named(outcome, &report).err();
     if let Some(Error::Plugin { message, .. }) = &problem {
         report.refused = Some(message.clone());
@@ -173,7 +173,7 @@ fn try_one(path: &Path, allow: Option<&[String]>) -> Tried {
     Tried {
         report,
         problem,
-        seen: Some(seen).filter(|_| !is_elsewhere),
+        seen: Some(seen).filter(|_| !runs_on_fallback),
     }
 }
 

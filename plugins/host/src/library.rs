@@ -119,7 +119,7 @@ fn let_in(opened: Opened, beside: &Beside) -> Result<&'static Library, Refusal> 
         Refusal {
             message: format!("the system does not load it: {}", printable(&cause)),
             remedy: "check what it is linked with".into(),
-            is_elsewhere: true,
+            runs_on_fallback: true,
         }
     })?;
     // The file stays open, too: the loader tells libraries by their names, and that of an open file is its number.

@@ -50,23 +50,23 @@ impl<'a> Charts<'a> {
         self.colour(&Subject::of(measurement))
     }
 
-    /// How much of the limit each work of a suite reached; empty if it has no floors.
+    /// How much of the limit each workload of a suite reached; empty if it has no floors.
     pub(super) fn bars(&self, suite: Suite) -> String {
-        // Widths of the columns, height of a bar and what is left free after those of a work.
+        // Widths of the columns, height of a bar and what is left free after those of a workload.
         const NAMES: f64 = 430.0;
         const BARS: f64 = 480.0;
         const END: f64 = 190.0;
         const BAR: f64 = 13.0;
         const GAP: f64 = 7.0;
-        let of_suite = |m: &&Measurement| m.suite == suite && m.floor.is_some();
+        let of_suite = |m: &&Measurement| m.suite == suite && m.roofline.is_some();
         let results: Vec<&Measurement> = self.record.results.iter().filter(of_suite).collect();
-        let mut names: Vec<&str> = results.iter().map(|m| m.work.as_str()).collect();
+        let mut names: Vec<&str> = results.iter().map(|m| m.workload.as_str()).collect();
         names.dedup();
         if names.is_empty() {
             return String::new();
         }
         let height = 30.0 + results.len() as f64 * BAR + names.len() as f64 * GAP;
-        let shows = format!("Share of the limit that works of the suite {suite} reached");
+        let shows = format!("Share of the limit that workloads of the suite {suite} reached");
         let mut svg = Svg::new([NAMES + BARS + END, height], &shows);
         // To the limit and a half; what is beyond ends there.
         let x = |share: f64| NAMES + BARS * share.min(1.5) / 1.5;
@@ -77,7 +77,7 @@ impl<'a> Charts<'a> {
         }
         let mut y = 24.0;
         for name in names {
-            let own: Vec<&&Measurement> = results.iter().filter(|m| m.work == name).collect();
+            let own: Vec<&&Measurement> = results.iter().filter(|m| m.workload == name).collect();
             let middle = y + own.len() as f64 * BAR / 2.0;
             svg.text("", "end", [NAMES - 8.0, middle + 4.0], &shortened(name, 64));
             for m in own {
@@ -95,34 +95,34 @@ impl<'a> Charts<'a> {
 
     /// Operations a second over operations a byte, under the roofs of a device (Williams, Waterman and Patterson, 2009).
     pub(super) fn roofline(&self, device: &str) -> String {
-        let Some(ceilings) = self.record.device(device).map(|d| d.ceilings) else {
+        let Some(peak_rates) = self.record.device(device).map(|d| d.peak_rates) else {
             return String::new();
         };
-        let on = |m: &&Measurement| m.device == device && m.floor.is_some() && m.demand.flops > 0;
+        let on = |m: &&Measurement| m.device == device && m.roofline.is_some() && m.cost.flops > 0;
         let results: Vec<&Measurement> = self.record.results.iter().filter(on).collect();
         if results.is_empty() {
             return String::new();
         }
         let mut svg = Svg::new([640.0, 400.0], &format!("Roofline of {device}"));
-        let intensities = results.iter().map(|m| m.demand.intensity());
+        let intensities = results.iter().map(|m| m.cost.intensity());
         let x = LogAxis::around(intensities, [60.0, 620.0]);
         let [low, high] = x.ends();
-        let roof = |intensity: f64, rate: f64| (intensity * ceilings.bytes_per_second).min(rate);
-        let highest = ceilings
+        let roof = |intensity: f64, rate: f64| (intensity * peak_rates.bytes_per_second).min(rate);
+        let highest = peak_rates
             .product_rate(Precision::Mixed)
-            .min(high * ceilings.bytes_per_second);
+            .min(high * peak_rates.bytes_per_second);
         let rates = results.iter().filter_map(|m| m.flops_per_second());
         let y = LogAxis::around(rates.chain([highest, roof(low, f64::INFINITY)]), [350.0, 30.0]);
         svg.axes(&x, &y, ["operations a byte", "operations a second"]);
         for subject in self.subjects.iter().filter(|s| s.device == device) {
-            let rate = ceilings.product_rate(subject.precision);
-            let ridge = (rate / ceilings.bytes_per_second).clamp(low, high);
+            let rate = peak_rates.product_rate(subject.precision);
+            let ridge = (rate / peak_rates.bytes_per_second).clamp(low, high);
             let points = [low, ridge, high].map(|i| [x.at(i), y.at(roof(i, rate))]);
             svg.path(&format!("roof {}", self.colour(subject)), &points);
         }
         for m in results {
             if let Some(rate) = m.flops_per_second() {
-                let place = [x.at(m.demand.intensity()), y.at(rate)];
+                let place = [x.at(m.cost.intensity()), y.at(rate)];
                 svg.dot(&format!("dot {}", self.colour_of(m)), place, &described(m));
             }
         }
@@ -150,7 +150,7 @@ impl<'a> Charts<'a> {
         };
         // What the largest is bound by is what the series is about.
         type Value = fn(&Measurement) -> f64;
-        let (unit, value): (&str, Value) = match (largest.floor.map(|f| f.bound), largest.demand.bytes) {
+        let (unit, value): (&str, Value) = match (largest.roofline.map(|f| f.bound), largest.cost.bytes) {
             (Some(Bound::Arithmetic), _) => ("operations a second", |m| m.flops_per_second().unwrap_or(0.0)),
             (Some(Bound::Memory), _) | (None, 1..) => ("bytes a second", |m| m.bytes_per_second().unwrap_or(0.0)),
             _ => ("seconds", |m| m.seconds.median),
@@ -158,10 +158,10 @@ impl<'a> Charts<'a> {
         let mut svg = Svg::new([520.0, 320.0], &format!("{name}: {unit} by size"));
         let x = LogAxis::around(results.iter().map(|m| sized(m)), [60.0, 500.0]);
         let limit = |m: &Measurement| {
-            let floor = m.floor.map(|floor| floor.seconds)?;
+            let roofline = m.roofline.map(|roofline| roofline.seconds)?;
             let limited = Measurement {
                 seconds: crate::bench::Spread {
-                    median: floor,
+                    median: roofline,
                     ..m.seconds
                 },
                 ..m.clone()
@@ -196,14 +196,14 @@ impl<'a> Charts<'a> {
 /// A result in a sentence, which is shown where somebody points.
 fn described(m: &Measurement) -> String {
     let mut parts = vec![
-        format!("{}, {} in {}", m.work, m.device, m.precision),
+        format!("{}, {} in {}", m.workload, m.device, m.precision),
         format!("{}s, ± {:.0} %", metric(m.seconds.median), m.seconds.scatter() * 100.0),
     ];
     parts.extend(m.flops_per_second().map(|rate| format!("{}FLOP/s", metric(rate))));
     parts.extend(m.bytes_per_second().map(|rate| format!("{}B/s", metric(rate))));
     parts.extend(
-        m.floor
-            .map(|floor| format!("floor {}s, by {}", metric(floor.seconds), floor.bound)),
+        m.roofline
+            .map(|roofline| format!("roofline {}s, by {}", metric(roofline.seconds), roofline.bound)),
     );
     parts.join("; ")
 }

@@ -5,21 +5,21 @@ mod svg;
 
 use std::fmt::Write;
 
-use super::{Comparison, Measurement, Record, Suite, Verdict, metric};
+use super::{Measurement, Record, RecordComparison, Suite, Verdict, metric};
 use crate::report::escaped;
 use charts::Charts;
 
 impl Record {
     /// The record as HTML: shares of the limits, rooflines, series by size, all numbers, and the devices; with a comparison,
     /// what changed.
-    pub fn html(&self, comparison: Option<&Comparison>) -> String {
+    pub fn html(&self, comparison: Option<&RecordComparison>) -> String {
         let charts = Charts::new(self);
         let mut page = Page::default();
         page.key(&charts);
         page.section(
             "shares",
             "Of the limit",
-            "A bar is floor / time: how much of what the device can do was reached. The floor is the longer of operations \
+            "A bar is roofline / time: how much of what the device can do was reached. The roofline is the longer of operations \
              over the product rate and bytes over the copy rate, and the launches. Data that stay in a cache go beyond the \
              limit, which is that of memory.",
         );
@@ -32,7 +32,7 @@ impl Record {
         page.section(
             "roofline",
             "Rooflines",
-            "Each dot is a work; the lines are the measured copy and product rates, in each precision.",
+            "Each dot is a workload; the lines are the measured copy and product rates, in each precision.",
         );
         let rooflines = self
             .devices
@@ -50,7 +50,7 @@ impl Record {
         page.results(self, comparison);
         page.section("environment", "Devices", "");
         page.environment(self, comparison);
-        let title = format!("Benchmarks: {} works, Meganeura {}", self.sizes, self.meganeura);
+        let title = format!("Benchmarks: {} workloads, Meganeura {}", self.sizes, self.meganeura);
         let style = concat!(include_str!("../../report/page/page.css"), include_str!("bench.css"));
         format!(
             "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
@@ -109,10 +109,10 @@ impl Page {
         self.push(format_args!("<tr>{cells}</tr>"));
     }
 
-    fn results(&mut self, record: &Record, comparison: Option<&Comparison>) {
+    fn results(&mut self, record: &Record, comparison: Option<&RecordComparison>) {
         let mut head = vec![
             "suite",
-            "work",
+            "workload",
             "device",
             "precision",
             "time",
@@ -121,7 +121,7 @@ impl Page {
             "off",
             "FLOP/s",
             "B/s",
-            "floor",
+            "roofline",
             "of the limit",
             "by",
         ];
@@ -149,17 +149,22 @@ impl Page {
             self.push(format_args!("<tr>{cells}{change}</tr>"));
         }
         self.push(format_args!("</table>"));
-        if !record.left_out.is_empty() {
+        if !record.skipped.is_empty() {
             self.push(format_args!("<h3>Left out</h3>\n<table>"));
-            for l in &record.left_out {
-                let texts = [l.suite.to_string(), l.work.clone(), l.device.clone(), l.reason.clone()];
+            for l in &record.skipped {
+                let texts = [
+                    l.suite.to_string(),
+                    l.workload.clone(),
+                    l.device.clone(),
+                    l.reason.clone(),
+                ];
                 self.row("td", &texts.map(|text| escaped(&text)));
             }
             self.push(format_args!("</table>"));
         }
     }
 
-    fn environment(&mut self, record: &Record, comparison: Option<&Comparison>) {
+    fn environment(&mut self, record: &Record, comparison: Option<&RecordComparison>) {
         self.push(format_args!("<table>"));
         let threads = format!("{}, {} threads", record.system, record.host_threads);
         self.row("td", &["host".to_owned(), escaped(&threads), String::new()]);
@@ -168,11 +173,11 @@ impl Page {
             let driver = d.driver.iter().map(|driver| format!(", {driver}"));
             let plugin = d.plugin_sha256.iter().map(|sum| format!(", plugin sha256 {sum}"));
             about.extend(driver.chain(plugin));
-            let ceilings = d.ceilings.to_string();
-            self.row("td", &[&d.selector, &about, &ceilings].map(|text| escaped(text)));
+            let peak_rates = d.peak_rates.to_string();
+            self.row("td", &[&d.selector, &about, &peak_rates].map(|text| escaped(text)));
         }
         self.push(format_args!("</table>"));
-        for c in comparison.iter().flat_map(|c| &c.ceilings) {
+        for c in comparison.iter().flat_map(|c| &c.peak_rates) {
             let replaced = c
                 .replaced
                 .iter()
@@ -196,7 +201,7 @@ fn cells(m: &Measurement) -> Vec<String> {
     let or_none = |value: Option<String>| value.unwrap_or_default();
     vec![
         m.suite.to_string(),
-        m.work.clone(),
+        m.workload.clone(),
         m.device.clone(),
         m.precision.to_string(),
         seconds(m.seconds.median),
@@ -205,8 +210,8 @@ fn cells(m: &Measurement) -> Vec<String> {
         or_none(m.difference.map(|off| format!("{off:.0e}"))),
         or_none(m.flops_per_second().map(metric)),
         or_none(m.bytes_per_second().map(metric)),
-        or_none(m.floor.map(|floor| seconds(floor.seconds))),
+        or_none(m.roofline.map(|roofline| seconds(roofline.seconds))),
         or_none(m.share().map(|share| format!("{:.0} %", share * 100.0))),
-        or_none(m.floor.map(|floor| floor.bound.to_string())),
+        or_none(m.roofline.map(|roofline| roofline.bound.to_string())),
     ]
 }

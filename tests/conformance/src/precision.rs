@@ -22,7 +22,7 @@ const PERTURBATIONS: u64 = 4;
 /// How much more than the largest deviation that was seen is accepted.
 const FACTOR: f64 = 2.0;
 
-/// A device whose plans are all of one precision, whatever asks for them; it counts what uses matrix units.
+/// A device whose plans are all of one precision, whatever asks for them; it counts what uses cooperative matrices.
 pub(crate) struct AtPrecision {
     device: SharedDevice,
     precision: Precision,
@@ -38,7 +38,7 @@ impl AtPrecision {
         })
     }
 
-    /// Dispatches on matrix units, of all plans that were prepared.
+    /// Dispatches on cooperative matrices, of all plans that were prepared.
     pub(crate) fn on_units(&self) -> usize {
         self.on_units.load(Ordering::Relaxed)
     }
@@ -57,8 +57,8 @@ impl Device for AtPrecision {
         self.device.launches(kernel)
     }
 
-    fn memory_beside(&self, plan: &ExecutionPlan) -> Result<u64> {
-        self.device.memory_beside(plan)
+    fn workspace_bytes(&self, plan: &ExecutionPlan) -> Result<u64> {
+        self.device.workspace_bytes(plan)
     }
 
     fn kernels(&self) -> String {
@@ -84,7 +84,7 @@ impl Device for AtPrecision {
     }
 }
 
-/// Dispatches of a plan that use matrix units.
+/// Dispatches of a plan that use cooperative matrices.
 pub(crate) fn on_units(plan: &ExecutionPlan) -> usize {
     plan.dispatches.iter().filter(|d| d.use_coop).count()
 }
@@ -109,7 +109,7 @@ pub(crate) struct Deviations {
 }
 
 impl Deviations {
-    /// What may be off in a step of a graph with these contents of leaves, where the session's plan uses matrix units.
+    /// What may be off in a step of a graph with these contents of leaves, where the session's plan uses cooperative matrices.
     ///
     /// The bound of a product is `2^-10 sum |a| |b|`. How it goes on from there is found by trying: the oracle's products
     /// are changed by their bounds with random signs, several times.
@@ -120,7 +120,7 @@ impl Deviations {
         }
     }
 
-    /// What may be off in a step on matrix units.
+    /// What may be off in a step on cooperative matrices.
     pub(crate) fn tried(graph: &Graph, feeds: &Feeds) -> Result<Self> {
         let mut found = Deviations::default();
         let backend = || ReferenceBackend::new().primitives_only();

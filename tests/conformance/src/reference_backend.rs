@@ -69,7 +69,7 @@ impl ReferenceBackend {
         self
     }
 
-    /// The same, which in mixed precision rounds the operands of products to `f16`, as matrix units do: a value beyond
+    /// The same, which in mixed precision rounds the operands of products to `f16`, as cooperative matrices do: a value beyond
     /// 65,504 becomes infinite, and one below 2^-25 zero. Every product is a call of its own.
     #[must_use]
     pub fn rounding_products(self) -> Self {

@@ -116,7 +116,7 @@ pub struct Report {
     pub device: String,
     /// Precision of all plans.
     pub precision: Precision,
-    /// Dispatches on matrix units, of all plans that were prepared.
+    /// Dispatches on cooperative matrices, of all plans that were prepared.
     pub on_matrix_units: usize,
     /// The cases, in the order in which they ran.
     pub cases: Vec<CaseResult>,
@@ -153,7 +153,7 @@ impl Report {
         !self.cases.is_empty() && self.failed() == 0 && !self.lacks_units()
     }
 
-    /// Whether nothing used matrix units, although that was to be tested.
+    /// Whether nothing used cooperative matrices, although that was to be tested.
     fn lacks_units(&self) -> bool {
         self.precision == Precision::Mixed && self.on_matrix_units == 0
     }
@@ -259,12 +259,12 @@ impl fmt::Display for Report {
         if self.lacks_units() {
             writeln!(
                 f,
-                "\nFAILED: nothing used matrix units, so mixed precision was not tested"
+                "\nFAILED: nothing used cooperative matrices, so mixed precision was not tested"
             )?;
         }
         writeln!(
             f,
-            "\n{passed} passed, {failed} failed, {} skipped in {:.1} s; {} dispatches on matrix units",
+            "\n{passed} passed, {failed} failed, {} skipped in {:.1} s; {} dispatches on cooperative matrices",
             self.skipped,
             self.elapsed.as_secs_f64(),
             self.on_matrix_units

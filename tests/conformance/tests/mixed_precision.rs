@@ -1,4 +1,4 @@
-//! The suite in mixed precision: it passes a backend that rounds operands of products as matrix units do, and catches one
+//! The suite in mixed precision: it passes a backend that rounds operands of products as cooperative matrices do, and catches one
 //! that rounds more, and one that rounds nothing.
 
 use std::sync::Arc;

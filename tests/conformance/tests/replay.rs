@@ -57,7 +57,7 @@ fn the_first_difference_is_named() {
         found.to_string().contains("core.tanh") && found.to_string().contains("element 3"),
         "{found}"
     );
-    // What halves round is accepted of matrix units in mixed precision only.
+    // What halves round is accepted of cooperative matrices in mixed precision only.
     let mut mixed = plan.clone();
     mixed.dispatches.iter_mut().for_each(|d| d.use_coop = true);
     let agree = |plan: &ExecutionPlan| {

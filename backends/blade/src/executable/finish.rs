@@ -19,13 +19,13 @@ impl BladeExecutable {
         let Some(error) = fault_in(&report, &self.reporters) else {
             return Ok(());
         };
-        self.faults.given_up += 1;
+        self.faults.rolled_back += 1;
         // What was submitted since has seen the fault, and done nothing.
         for later in (1..FRAMES).map(|i| (at + i) % FRAMES) {
             if self.frames[later].ticket > self.frames[at].ticket {
                 self.wait_for(later)?;
                 let is_step = std::mem::take(&mut self.frames[later].unread_report);
-                self.faults.given_up += u64::from(is_step);
+                self.faults.rolled_back += u64::from(is_step);
             }
         }
         // Copied before it is undone.

@@ -3,27 +3,27 @@
 
 use std::collections::HashMap;
 
-use meganeura_core::plan::{BufferRef, ExecutionPlan, FedIndices};
+use meganeura_core::plan::{BufferRef, ExecutionPlan, HostIndices};
 use meganeura_core::{Error, Result};
 
 /// What is looked at, and what the inputs hold.
 pub(super) struct HostValidated {
     /// By segment, with the labels of the dispatches.
-    segments: Vec<Vec<(FedIndices, String)>>,
+    segments: Vec<Vec<(HostIndices, String)>>,
     contents: HashMap<BufferRef, Vec<u8>>,
 }
 
 impl HostValidated {
     pub(super) fn of(plan: &ExecutionPlan) -> Self {
-        let all = plan.fed_indices();
-        let zeros = |host_validated: &FedIndices| {
+        let all = plan.host_indices();
+        let zeros = |host_validated: &HostIndices| {
             (
                 host_validated.buffer,
                 vec![0; plan.buffers[host_validated.buffer.index()]],
             )
         };
         let labelled =
-            |host_validated: &FedIndices| (*host_validated, plan.dispatches[host_validated.dispatch].label.clone());
+            |host_validated: &HostIndices| (*host_validated, plan.dispatches[host_validated.dispatch].label.clone());
         let segments = plan.segments.iter().map(|segment| {
             let own = all
                 .iter()

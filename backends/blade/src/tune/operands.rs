@@ -39,11 +39,11 @@ pub(super) struct Operands {
 }
 
 impl Operands {
-    /// As a plan has those of a call, whose lasting data this is, and which has those buffers in `f16`.
-    pub(super) fn of(dispatch: &Dispatch, lasting: &Lasting, f16_storage: &HashSet<BufferRef>) -> Self {
+    /// As a plan has those of a call, whose persistent data this is, and which has those buffers in `f16`.
+    pub(super) fn of(dispatch: &Dispatch, persistent: &Persistent, f16_storage: &HashSet<BufferRef>) -> Self {
         let held = dispatch.inputs.iter().map(|operand| Held {
-            copies: match lasting.buffers.contains(&operand.buffer) {
-                true => (lasting.bytes / operand.ty.bytes().max(1)).max(1),
+            copies: match persistent.buffers.contains(&operand.buffer) {
+                true => (persistent.bytes / operand.ty.bytes().max(1)).max(1),
                 false => 1,
             },
             f16_storage: f16_storage.contains(&operand.buffer),
@@ -68,16 +68,16 @@ impl Operands {
 }
 
 /// Parameters and states of a plan.
-pub(super) struct Lasting {
+pub(super) struct Persistent {
     buffers: HashSet<BufferRef>,
     bytes: usize,
 }
 
-impl Lasting {
+impl Persistent {
     pub(super) fn of(plan: &ExecutionPlan) -> Self {
         let buffers: HashSet<BufferRef> = plan.persistent().collect();
         let bytes = buffers.iter().map(|buffer| plan.buffers[buffer.index()]).sum();
-        Lasting { buffers, bytes }
+        Persistent { buffers, bytes }
     }
 }
 
@@ -216,11 +216,11 @@ mod tests {
         g.set_outputs(vec![y]);
         let mut plan = try_compile(&g).expect("a plan");
         plan.place_buffers(None).expect("places");
-        let (lasting, f16_storage) = (
-            Lasting::of(&plan),
+        let (persistent, f16_storage) = (
+            Persistent::of(&plan),
             HashSet::from([plan.dispatches[0].outputs[0].buffer]),
         );
-        let of = |number: usize| Operands::of(&plan.dispatches[number], &lasting, &f16_storage);
+        let of = |number: usize| Operands::of(&plan.dispatches[number], &persistent, &f16_storage);
         let held = |number: usize| of(number).held;
         // Twice 2,048 bytes and 64.
         let weights = Held { copies: 2, ..Held::ONE };

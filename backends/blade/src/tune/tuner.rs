@@ -12,7 +12,7 @@ use meganeura_core::{Error, Result};
 
 use super::Entry;
 use super::comparison::{Decision, comparison};
-use super::operands::{Lasting, Operands};
+use super::operands::{Operands, Persistent};
 use super::trial::{Forced, Trial};
 use super::validate::text_hash;
 use crate::device::BladeDevice;
@@ -97,7 +97,7 @@ impl BladeDevice {
                 choices: Some(&asked),
                 f16_storage: F16Storage::No,
             };
-            let lasting = Lasting::of(plan);
+            let persistent = Persistent::of(plan);
             let f16_storage = match self.f16_storage() {
                 true => f16_storage::choose(plan, &facts::facts_of(plan, &With { choices: None, ..with })?),
                 false => HashSet::new(),
@@ -110,7 +110,7 @@ impl BladeDevice {
                             precision: plan.precision,
                             variants,
                             dispatch: dispatch.clone(),
-                            operands: Operands::of(dispatch, &lasting, &f16_storage),
+                            operands: Operands::of(dispatch, &persistent, &f16_storage),
                             calls: 0,
                         });
                         found.len() - 1

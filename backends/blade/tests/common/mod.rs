@@ -18,7 +18,7 @@ pub(crate) fn device() -> Option<Arc<dyn Device>> {
         return Some(BladeBackend.open(usable.index, &config).expect("it opens"));
     }
     let why = BladeBackend
-        .absence()
+        .unavailable_reason()
         .unwrap_or_else(|| format!("all are rejected: {devices:?}"));
     not_tested(REQUIRE, "NOT TESTED", &format!("Vulkan or Metal device: {why}"));
     None

@@ -145,7 +145,7 @@ impl Blocks {
                         base_row: c.row,
                         copy: std::ptr::null_mut(),
                         copy_row: 0,
-                        ahead: b.start,
+                        prefetch: b.start,
                         ahead_row: 0,
                     };
                     self.set.run(kernels, &tile);

@@ -346,7 +346,7 @@ impl MatrixPlan {
         } else {
             part.next
         };
-        let (ahead, ahead_row) = match next {
+        let (prefetch, ahead_row) = match next {
             Some((step, panel)) if self.reads_on() => {
                 let skipped = share(k, tiles, tile).start;
                 (in_place((step + skipped, panel)), step_row)
@@ -358,7 +358,7 @@ impl MatrixPlan {
             row,
             panel,
             first,
-            ahead,
+            prefetch,
             ahead_row,
         }
     }
@@ -433,7 +433,7 @@ impl MatrixPlan {
                     base_row,
                     copy: right.panel.cast_mut(),
                     copy_row: self.width,
-                    ahead: right.ahead,
+                    prefetch: right.prefetch,
                     ahead_row: right.ahead_row,
                 };
                 set.run(kernels, &tile);
@@ -451,7 +451,7 @@ struct Lines {
     panel: *const f32,
     first: bool,
     /// What to ask for meanwhile: a line, valid or not, and the distance to the next one.
-    ahead: *const f32,
+    prefetch: *const f32,
     ahead_row: usize,
 }
 

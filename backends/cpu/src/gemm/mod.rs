@@ -27,7 +27,7 @@ use matrix::MatrixPlan;
 pub(crate) use packed::{PackedGemm, Rows, Storage};
 use vector_plan::VectorPlan;
 
-use crate::order::Bands;
+use crate::order::Panels;
 
 /// Distances, in f32s, between neighbours in a matrix. Any will do; kernels are
 /// fast where at least one of the two is 1.
@@ -145,21 +145,21 @@ impl Gemm {
         Self::planned(spec, Kernel::detect(), true)
     }
 
-    /// The bands in which a matrix `B[k, n]` consists of the panels that tiles read, stored as `[k, n]` or transposed; `None`
+    /// The panels in which a matrix `B[k, n]` consists of the panels that tiles read, stored as `[k, n]` or transposed; `None`
     /// if these would not be full.
-    pub(crate) fn panels([k, n]: [usize; 2], transposed: bool) -> Option<Bands> {
+    pub(crate) fn panels([k, n]: [usize; 2], transposed: bool) -> Option<Panels> {
         Self::panels_for([k, n], transposed, Kernel::detect())
     }
 
-    fn panels_for([k, n]: [usize; 2], transposed: bool, kernel: Kernel) -> Option<Bands> {
+    fn panels_for([k, n]: [usize; 2], transposed: bool, kernel: Kernel) -> Option<Panels> {
         let (width, float) = (kernel.set().tile_cols, size_of::<f32>());
         if !n.is_multiple_of(width) {
             return None;
         }
         if transposed {
-            Bands::new(n, k * float, width, float)
+            Panels::new(n, k * float, width, float)
         } else {
-            Bands::new(k, n * float, k, width * float)
+            Panels::new(k, n * float, k, width * float)
         }
     }
 

@@ -36,7 +36,7 @@ pub(super) unsafe fn panels<V: Vector>(
     }
 }
 
-/// How many rows ahead those who copy B ask for memory. Rows are too short, and too far
+/// How many rows prefetch those who copy B ask for memory. Rows are too short, and too far
 /// apart, for the hardware to guess.
 pub(super) const AHEAD: usize = 8;
 

@@ -65,7 +65,7 @@ pub(crate) const LINE: usize = 64;
 
 /// Asks for the line of an address to come to the second-level cache, where the target has an instruction for that.
 #[inline(always)]
-pub(crate) fn ask(address: usize) {
+pub(crate) fn prefetch_line(address: usize) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};

@@ -1,7 +1,7 @@
 //! The innermost multiply: a few rows of A times a few vectors of B's columns.
 
 use super::pack::AHEAD;
-use super::simd::{Vector, ask};
+use super::simd::{Vector, prefetch_line};
 
 /// Operands of one tile: C[rows, cols] = A[rows, k] · B[k, cols], plus a base.
 ///
@@ -30,7 +30,7 @@ pub(super) struct Tile {
     pub copy: *mut f32,
     pub copy_row: usize,
     /// A line, not necessarily a valid one, that is asked for meanwhile, and the distance to the next one.
-    pub ahead: *const f32,
+    pub prefetch: *const f32,
     pub ahead_row: usize,
 }
 
@@ -92,7 +92,7 @@ pub(super) unsafe fn multiply<
                 V::prefetch(tile.base.wrapping_add(i * tile.base_row));
             }
         }
-        let mut ahead = tile.ahead;
+        let mut prefetch = tile.prefetch;
         let mut line = Line {
             b: tile.b,
             copy: tile.copy,
@@ -103,9 +103,9 @@ pub(super) unsafe fn multiply<
             }
             advance::<ROWS, BY_ROWS>(tile, &mut rows, V::STEPS);
             for j in 0..VECTORS {
-                ask(ahead.wrapping_add(j * V::LANES).addr());
+                prefetch_line(prefetch.wrapping_add(j * V::LANES).addr());
             }
-            ahead = ahead.wrapping_add(tile.ahead_row);
+            prefetch = prefetch.wrapping_add(tile.ahead_row);
         }
         for _ in 0..tile.k % V::STEPS {
             step::<V, ROWS, VECTORS, MASKED, BY_ROWS, COPY>(tile, mask, &rows, 0, &mut line, &mut sums);

@@ -38,7 +38,7 @@ pub(super) const KERNELS: &[KernelDef] = &[
     },
 ];
 
-/// Rows of a table are gathered from any bands of its elements.
+/// Rows of a table are gathered from any panels of its elements.
 pub(super) const ORDER: (&str, OrderFn) = ("core.gather", |call, i| match (i, around_axis_of(call)) {
     (1, Ok([1, _, width])) if width > 1 => Order::Any {
         unit: call.inputs[1].dtype.block().bytes,
@@ -61,7 +61,7 @@ pub(super) fn around_axis(shape: &Shape, axis: i64) -> Result<[usize; 3], String
 fn gather<T: Copy + Send + Sync + 'static>(cx: &CompileCx, missing: T) -> Result<Compiled, String> {
     let (indices, table, out) = (cx.input::<u32>(0), cx.input::<T>(1), cx.output::<T>(0));
     let [outer, rows, width] = around_axis_of(&cx.call())?;
-    let bands = cx.bands(1);
+    let panels = cx.panels(1);
     let (per_task, count) = (rows_per_task(width), indices.len());
     let dispatch = cx.index;
     Ok(Compiled::one(Task {
@@ -93,19 +93,19 @@ fn gather<T: Copy + Send + Sync + 'static>(cx: &CompileCx, missing: T) -> Result
                 }
                 if (id as usize) < rows {
                     let start = (source * rows + id as usize) * width;
-                    match bands {
+                    match panels {
                         // SAFETY: as above; the row exists.
                         None => target.copy_from_slice(unsafe { table.slice(start..start + width) }),
-                        Some(bands) => {
+                        Some(panels) => {
                             // SAFETY: as above.
                             let table = unsafe { table.all() };
-                            match bands.in_row(start, width) {
+                            match panels.in_row(start, width) {
                                 Some([first, step]) => {
                                     let row = table[first..].iter().step_by(step);
                                     target.iter_mut().zip(row).for_each(|(to, &from)| *to = from);
                                 }
                                 None => {
-                                    let row = (start..).map(|number| table[bands.place(number)]);
+                                    let row = (start..).map(|number| table[panels.place(number)]);
                                     target.iter_mut().zip(row).for_each(|(to, from)| *to = from);
                                 }
                             }

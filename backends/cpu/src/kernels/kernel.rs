@@ -6,10 +6,10 @@ use meganeura_core::ops::Call;
 use meganeura_core::plan::{BufferRef, Dispatch};
 use meganeura_core::{DType, TensorType};
 
-use crate::ahead::Ahead;
 use crate::executor::RunCx;
 use crate::memory::{Arena, View};
-use crate::order::{Bands, Order, Orders};
+use crate::order::{Order, Orders, Panels};
+use crate::prefetch::Prefetch;
 use crate::vmath;
 
 /// A phase of a compiled dispatch.
@@ -30,7 +30,7 @@ pub(crate) trait Kernel: Send + Sync {
     unsafe fn run(&self, task: usize, cx: &RunCx);
 
     /// Adds what a task reads from its begin to its end, once, if memory is what bounds it.
-    fn reads(&self, _task: usize, _ahead: &mut Ahead) {}
+    fn reads(&self, _task: usize, _ahead: &mut Prefetch) {}
 }
 
 /// A compiled dispatch.
@@ -135,8 +135,8 @@ impl<'a> CompileCx<'a> {
         &self.output_types[i]
     }
 
-    /// The bands that operand `i` lies in, if its kernel has said that it can read them.
-    pub(crate) fn bands(&self, i: usize) -> Option<Bands> {
+    /// The panels that operand `i` lies in, if its kernel has said that it can read them.
+    pub(crate) fn panels(&self, i: usize) -> Option<Panels> {
         self.orders.of(self.dispatch.inputs[i].buffer)
     }
 

@@ -43,7 +43,7 @@ pub(super) fn order(call: &Call, i: usize) -> Order {
         let is_one = call.inputs[1].numel() == dims.k * dims.n;
         Gemm::panels([dims.k, dims.n], dims.transpose_b).filter(|_| is_one)
     });
-    panels.map_or(Order::Plain, Order::Bands)
+    panels.map_or(Order::Plain, Order::Panels)
 }
 
 const NO_ADDEND: &str = "the CPU kernel adds rows as wide as the product's";
@@ -217,7 +217,7 @@ impl Kernel for Phase {
 fn compile(cx: &CompileCx) -> Result<Compiled, String> {
     let call = cx.call();
     let operands: Vec<View<f32>> = (0..call.inputs.len()).map(|i| cx.input(i)).collect();
-    let products = Products::new(&call, &operands, cx.output(0), cx.bands(1).is_some())?;
+    let products = Products::new(&call, &operands, cx.output(0), cx.panels(1).is_some())?;
     let phase = |phase| -> Box<dyn Kernel> {
         Box::new(Phase {
             products: products.clone(),

@@ -6,11 +6,11 @@ use meganeura_core::quantization::{BLOCK, BlockFormat};
 use meganeura_core::{DType, TensorType};
 
 use super::{CompileCx, Compiled, Kernel, KernelDef, OrderFn, Task, rows_per_task, stream_nanos};
-use crate::ahead::Ahead;
 use crate::executor::RunCx;
 use crate::gemm::{PackedGemm, Rows, Storage};
 use crate::memory::View;
 use crate::order::Order;
+use crate::prefetch::Prefetch;
 
 pub(super) const KERNELS: &[KernelDef] = &[
     KernelDef {
@@ -33,13 +33,13 @@ pub(super) const KERNELS: &[KernelDef] = &[
     },
 ];
 
-/// Numbers and scales lie in the bands in which products are fastest.
+/// Numbers and scales lie in the panels in which products are fastest.
 pub(super) const ORDER: (&str, OrderFn) = ("core.quantized_matmul", |call, i| {
-    let bands = QuantizedDims::of(call)
+    let panels = QuantizedDims::of(call)
         .ok()
-        .and_then(|d| PackedGemm::bands([d.n, d.k], Storage::Blocks(d.format?)));
-    let bands = bands.and_then(|bands| bands.get(i.checked_sub(1)?).copied());
-    bands.map_or(Order::Plain, Order::Bands)
+        .and_then(|d| PackedGemm::panels([d.n, d.k], Storage::Blocks(d.format?)));
+    let panels = panels.and_then(|panels| panels.get(i.checked_sub(1)?).copied());
+    panels.map_or(Order::Plain, Order::Panels)
 });
 
 /// Whether plain weights, or scales, are in `f16`.
@@ -56,8 +56,8 @@ const FLOPS_PER_NANO: u64 = 40;
 fn product(cx: &CompileCx) -> Result<Compiled, String> {
     let QuantizedDims { m, n, k, format } = QuantizedDims::of(&cx.call())?;
     let storage = format.map_or(Storage::Half, Storage::Blocks);
-    // Scales are in bands where the numbers are.
-    let gemm = PackedGemm::new([m, n, k], storage, cx.bands(1).is_some());
+    // Scales are in panels where the numbers are.
+    let gemm = PackedGemm::new([m, n, k], storage, cx.panels(1).is_some());
     let (x, y): (View<f32>, View<f32>) = (cx.input(0), cx.output(0));
     let (numbers, scales): (View<u8>, View<u16>) = match format {
         Some(_) => (cx.input(1), cx.input(2)),
@@ -128,8 +128,8 @@ impl Kernel for Product {
         unsafe { self.gemm.run(task, x, self.weights(), y, [run.shared, run.private]) };
     }
 
-    fn reads(&self, task: usize, ahead: &mut Ahead) {
-        self.gemm.reads(task, self.weights(), ahead);
+    fn reads(&self, task: usize, prefetch: &mut Prefetch) {
+        self.gemm.reads(task, self.weights(), prefetch);
     }
 }
 

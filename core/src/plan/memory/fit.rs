@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::plan::ExecutionPlan;
 
 /// Refuses a plan that needs more memory than the device has: for its buffers, and so many bytes
-/// [beside](crate::backend::Device::memory_beside) them. Backends call it before they allocate any.
+/// [beside](crate::backend::Device::workspace_bytes) them. Backends call it before they allocate any.
 ///
 /// # Errors
 /// [`Error::OutOfMemory`], with what would make it fit.
@@ -31,7 +31,7 @@ pub fn check_fit(plan: &ExecutionPlan, beside: u64, capabilities: &Capabilities)
 fn remedy(forecast: &MemoryForecast, beside: u64, available: u64) -> String {
     let mb = |bytes: usize| format!("{:.1} MB", bytes as f64 / 1e6);
     let available = available.saturating_sub(beside);
-    let lasting = forecast.planned - forecast.transient;
+    let persistent = forecast.planned - forecast.transient;
     let parts = format!(
         "parameters take {}, gradients {}, the optimizer {}, inputs and results {}, what a step computes on the way {}, \
          scratch and copies {}",
@@ -42,7 +42,7 @@ fn remedy(forecast: &MemoryForecast, beside: u64, available: u64) -> String {
         mb(forecast.transient),
         mb(usize::try_from(beside).unwrap_or(usize::MAX))
     );
-    let room = available.saturating_sub(lasting as u64);
+    let room = available.saturating_sub(persistent as u64);
     let advice = if room > 0 && forecast.transient > 0 {
         // What is computed on the way grows with the rows of a batch; the estimate leaves the rest as it is.
         let percent = (100.0 * room as f64 / forecast.transient as f64).floor();
@@ -50,7 +50,7 @@ fn remedy(forecast: &MemoryForecast, beside: u64, available: u64) -> String {
             "a batch of {percent:.0} % of this one's rows would fit, or a memory budget for which parts of the step run \
              twice may"
         )
-    } else if forecast.optimizer > 0 && available >= (lasting - forecast.optimizer) as u64 {
+    } else if forecast.optimizer > 0 && available >= (persistent - forecast.optimizer) as u64 {
         "no batch is small enough; an optimizer without moments (`Sgd` without momentum) and a smaller batch may be"
             .to_owned()
     } else {

@@ -6,7 +6,7 @@ use super::aligned;
 use crate::plan::{BufferRef, ExecutionPlan};
 
 /// Memory of a plan's buffers, in bytes. What a device has beside them (scratch of kernels, copies that undo a step that
-/// failed), [`Device::memory_beside`](crate::backend::Device::memory_beside) says.
+/// failed), [`Device::workspace_bytes`](crate::backend::Device::workspace_bytes) says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryForecast {
     /// What a device allocates.
@@ -44,7 +44,7 @@ impl ExecutionPlan {
         let optimizer = sum(&mut self.state_buffers.iter().filter(|s| s.optimizer).map(|s| s.buffer));
         let rest = (0..self.buffers.len()).filter(|i| lives[*i].is_none());
         let others = sum(&mut rest.map(|i| BufferRef(i as u32)));
-        let lasting = parameters + gradients + optimizer + others;
+        let persistent = parameters + gradients + optimizer + others;
         let unplanned = self
             .buffers
             .iter()
@@ -69,12 +69,12 @@ impl ExecutionPlan {
         MemoryForecast {
             planned,
             unplanned,
-            lower_bound: lasting + most,
+            lower_bound: persistent + most,
             parameters,
             gradients,
             optimizer,
             others,
-            transient: planned.saturating_sub(lasting),
+            transient: planned.saturating_sub(persistent),
         }
     }
 }

@@ -51,7 +51,7 @@ impl ExecutionPlan {
             }
             start += self.levels(&self.segments[segment]);
         }
-        for buffer in self.lasting() {
+        for buffer in self.external() {
             if let Some(slot) = uses.get_mut(buffer.index()) {
                 *slot = None;
             }
@@ -61,7 +61,7 @@ impl ExecutionPlan {
     }
 
     /// Buffers that somebody outside of the step fills or reads.
-    pub fn lasting(&self) -> impl Iterator<Item = BufferRef> + '_ {
+    pub fn external(&self) -> impl Iterator<Item = BufferRef> + '_ {
         let named = self.param_buffers.iter().chain(&self.input_buffers);
         let named = named.chain(&self.scalar_buffers).chain(&self.gradient_buffers);
         let constants = self.constant_buffers.iter().map(|(b, _)| *b);

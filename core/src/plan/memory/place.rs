@@ -38,7 +38,7 @@ pub(super) fn place(plan: &ExecutionPlan, slab: Option<usize>) -> Result<MemoryL
     let lives = plan.lifetimes();
     let mut offsets = vec![0; plan.buffers.len()];
     let mut blocks = Vec::new();
-    let mut lasting = 0;
+    let mut persistent = 0;
     for (i, &bytes) in plan.buffers.iter().enumerate() {
         match lives[i] {
             Some(life) => blocks.push(Block {
@@ -47,8 +47,8 @@ pub(super) fn place(plan: &ExecutionPlan, slab: Option<usize>) -> Result<MemoryL
                 life,
             }),
             None => {
-                offsets[i] = fitting(lasting, aligned(bytes), slab);
-                lasting = end(offsets[i], aligned(bytes))?;
+                offsets[i] = fitting(persistent, aligned(bytes), slab);
+                persistent = end(offsets[i], aligned(bytes))?;
             }
         }
     }
@@ -56,7 +56,7 @@ pub(super) fn place(plan: &ExecutionPlan, slab: Option<usize>) -> Result<MemoryL
     let mut best: Option<(usize, Vec<usize>)> = None;
     for order in ORDERS {
         blocks.sort_by_key(|b| (order(b), b.buffer));
-        let (found, bytes) = first_fit(&blocks, lasting, slab)?;
+        let (found, bytes) = first_fit(&blocks, persistent, slab)?;
         if best.as_ref().is_none_or(|(least, _)| bytes < *least) {
             for (block, offset) in blocks.iter().zip(&found) {
                 offsets[block.buffer] = *offset;
@@ -64,7 +64,7 @@ pub(super) fn place(plan: &ExecutionPlan, slab: Option<usize>) -> Result<MemoryL
             best = Some((bytes, offsets.clone()));
         }
     }
-    let (bytes, offsets) = best.unwrap_or((lasting, offsets));
+    let (bytes, offsets) = best.unwrap_or((persistent, offsets));
     Ok(MemoryLayout { bytes, slab, offsets })
 }
 
@@ -84,12 +84,12 @@ fn levels(block: &Block) -> usize {
 }
 
 /// Offsets of the blocks in their order, and the end of the arena that begins with so many bytes that last.
-fn first_fit(blocks: &[Block], lasting: usize, slab: Option<usize>) -> Result<(Vec<usize>, usize)> {
+fn first_fit(blocks: &[Block], persistent: usize, slab: Option<usize>) -> Result<(Vec<usize>, usize)> {
     let mut taken: Vec<Taken> = Vec::with_capacity(blocks.len());
     let mut offsets = Vec::with_capacity(blocks.len());
-    let mut arena = lasting;
+    let mut arena = persistent;
     for block in blocks {
-        let mut offset = fitting(lasting, block.bytes, slab);
+        let mut offset = fitting(persistent, block.bytes, slab);
         // By their starts, so that what lies before the offset is seen before what lies after it.
         for other in &taken {
             if end(offset, block.bytes)? <= other.start {

@@ -28,7 +28,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..))]
     seeds: u64,
 
-    /// Precision of all plans. In mixed precision a run fails if nothing used matrix units; small products do with
+    /// Precision of all plans. In mixed precision a run fails if nothing used cooperative matrices; small products do with
     /// `coop_min_workgroups = 0` in the section `[backend.blade]` of the configuration file.
     #[arg(long, value_enum, default_value_t = Choice::F32)]
     precision: Choice,

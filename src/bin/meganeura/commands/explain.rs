@@ -8,7 +8,7 @@ use meganeura::config::Config;
 use meganeura::nn::models::{PRESETS, preset};
 use meganeura::optimize::{Fusion, OptimizeReport};
 use meganeura::plan::MemoryBudget;
-use meganeura::rewrite::{Modelled, RewriteConfig, Target};
+use meganeura::rewrite::{RewriteConfig, Simulated, Target};
 use meganeura::{Mode, select};
 use serde_json::{Value, json};
 
@@ -27,13 +27,13 @@ pub(crate) struct Args {
     train: bool,
 
     /// Device to rewrite for; see `meganeura devices`.
-    #[arg(long, value_name = "SEL", conflicts_with = "modelled_gpu")]
+    #[arg(long, value_name = "SEL", conflicts_with = "simulated_gpu")]
     device: Option<String>,
 
     /// Rewrite for the rates of a discrete GPU (5 us a launch, 500 GB/s, 20 TFLOP/s, a kernel for everything)
     /// instead of a device that is here.
     #[arg(long)]
-    modelled_gpu: bool,
+    simulated_gpu: bool,
 
     /// Rows: tokens of a sequence, or examples of a batch.
     #[arg(long, value_name = "N")]
@@ -70,7 +70,7 @@ pub(crate) struct Args {
 
     /// With --html: run so many steps on the device, with random data, and show the measured times and what is in
     /// parameters, gradients and activations.
-    #[arg(long, value_name = "N", requires = "html", conflicts_with = "modelled_gpu")]
+    #[arg(long, value_name = "N", requires = "html", conflicts_with = "simulated_gpu")]
     profile: Option<usize>,
 
     #[command(flatten)]
@@ -89,14 +89,14 @@ pub(crate) fn run(args: &Args) -> Outcome {
         return Err(format!("there is no model '{name}'; there are: {}", known.join(", ")).into());
     };
     let settings = Config::load()?;
-    let modelled = Modelled::discrete_gpu();
-    let (opened, device) = if args.modelled_gpu {
-        (None, "a discrete GPU (modelled)".to_owned())
+    let simulated = Simulated::discrete_gpu();
+    let (opened, device) = if args.simulated_gpu {
+        (None, "a discrete GPU (simulated)".to_owned())
     } else {
         let selected = select::select(args.device.as_deref(), &settings)?;
         (Some(selected.open(&settings)?), selected.selector.clone())
     };
-    let target: &dyn Target = opened.as_ref().map_or(&modelled, |device| device);
+    let target: &dyn Target = opened.as_ref().map_or(&simulated, |device| device);
     let mut plain = settings.rewrite;
     plain.disable.extend(args.disable.iter().cloned());
     plain.memory_budget = args.memory_budget.or(plain.memory_budget);
@@ -111,7 +111,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let what = if args.train { "training step" } else { "inference" };
     let planned = match &opened {
         Some(device) => Planned::on(device, &graph, mode, &plain, args.cache.as_deref())?,
-        None => Planned::modelled(&modelled, &graph, mode, &plain, args.cache.as_deref())?,
+        None => Planned::simulated(&simulated, &graph, mode, &plain, args.cache.as_deref())?,
     };
     if let Some(file) = &args.html {
         let subject = page::Subject {

@@ -16,7 +16,7 @@ use crate::output::line;
 pub(super) struct KernelArgs {
     /// Print the source texts of the kernels that the device runs, and nothing else; equal texts are printed once, with
     /// the numbers of the dispatches that share them.
-    #[arg(long, conflicts_with_all = ["modelled_gpu", "program", "dot"])]
+    #[arg(long, conflicts_with_all = ["simulated_gpu", "program", "dot"])]
     pub(super) kernels: bool,
 
     /// With --kernels: print only the kernels of one dispatch, by its number in the plan; the first one has number 0.

@@ -17,7 +17,7 @@ pub(crate) mod plugins;
 mod precision;
 pub(crate) mod train;
 pub(crate) mod tune;
-mod work;
+mod workload;
 
 use std::error::Error;
 use std::process::ExitCode;

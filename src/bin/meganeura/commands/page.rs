@@ -17,7 +17,7 @@ use meganeura::{ExecutionPlan, Graph, Mode, Session, registry};
 /// What the page is about.
 pub(crate) struct Subject<'a> {
     pub(crate) title: String,
-    /// None where the device is only modelled.
+    /// None where the device is only simulated.
     pub(crate) device: Option<&'a Arc<dyn Device>>,
     pub(crate) target: &'a dyn Target,
     /// As the user built it.

@@ -11,7 +11,7 @@ use meganeura::build::{plan_for, prepare};
 use meganeura::compile::{FORWARD_BACKWARD, try_compile};
 use meganeura::plan::Recomputation;
 use meganeura::plan::memory::fit_to_budget;
-use meganeura::rewrite::{Modelled, RewriteConfig};
+use meganeura::rewrite::{RewriteConfig, Simulated};
 use meganeura::{ExecutionPlan, Graph, Mode, Result, cache};
 
 use crate::output::line;
@@ -21,7 +21,7 @@ pub(super) struct Planned {
     pub(super) plan: ExecutionPlan,
     pub(super) build_ms: f64,
     pub(super) cached_load_ms: Option<f64>,
-    /// Bytes that the device takes beside the plan's buffers; not known of a modelled one.
+    /// Bytes that the device takes beside the plan's buffers; not known of a simulated one.
     pub(super) beside: Option<u64>,
 }
 
@@ -35,13 +35,13 @@ impl Planned {
         file: Option<&Path>,
     ) -> Result<Self> {
         let mut planned = Planned::new(graph, file, || Ok(plan_for(graph, device, mode, None, config)?.0))?;
-        planned.beside = Some(device.memory_beside(&planned.plan)?);
+        planned.beside = Some(device.workspace_bytes(&planned.plan)?);
         Ok(planned)
     }
 
     /// The same for a model of a device, which has a kernel for everything.
-    pub(super) fn modelled(
-        rates: &Modelled,
+    pub(super) fn simulated(
+        rates: &Simulated,
         graph: &Graph,
         mode: Mode,
         config: &RewriteConfig,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use meganeura::backend::{Device, Tune, TuneOptions, Tuned};
-use meganeura::bench::{Sizes, Task, metric, works};
+use meganeura::bench::{Sizes, Task, metric, workloads};
 use meganeura::build::plan_for;
 use meganeura::config::Config;
 use meganeura::precision::Precision;
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use super::Outcome;
 use super::bench::suites;
 use super::precision::Choice;
-use super::work::ModelOptions;
+use super::workload::ModelOptions;
 use crate::output::{line, notice};
 
 /// Options of `tune`.
@@ -26,11 +26,11 @@ pub(crate) struct Args {
     /// Whose products, reductions and attention to measure: models of `meganeura explain`, and matrix products such as 4096x4096x4096 (rows, columns,
     /// terms of a sum).
     #[arg(value_name = "WORK")]
-    work: Vec<String>,
+    workload: Vec<String>,
 
-    /// The same of works that are listed in the program: matmul, attention, conv, models and others, or all. Several with
+    /// The same of workloads that are listed in the program: matmul, attention, conv, models and others, or all. Several with
     /// commas.
-    #[arg(long, value_name = "SUITE", value_delimiter = ',', value_parser = suites::suites, conflicts_with = "work")]
+    #[arg(long, value_name = "SUITE", value_delimiter = ',', value_parser = suites::suites, conflicts_with = "workload")]
     suite: Vec<suites::Suites>,
 
     /// Device to tune; see `meganeura devices`.
@@ -40,7 +40,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     models: ModelOptions,
 
-    /// In which precision of plans; by default that which each work has on the device.
+    /// In which precision of plans; by default that which each workload has on the device.
     #[arg(long, value_enum)]
     precision: Option<Choice>,
 
@@ -53,7 +53,7 @@ pub(crate) struct Args {
     dry_run: bool,
 
     /// Forget what was measured on the device: the default schedules are used again.
-    #[arg(long, conflicts_with_all = ["work", "suite", "dry_run", "precision"])]
+    #[arg(long, conflicts_with_all = ["workload", "suite", "dry_run", "precision"])]
     forget: bool,
 
     /// Print one JSON object.
@@ -62,7 +62,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {
-    if !args.forget && args.work.is_empty() && args.suite.is_empty() {
+    if !args.forget && args.workload.is_empty() && args.suite.is_empty() {
         return Err(
             "there is nothing to tune: name models or products, such as smollm2-135m or 512x512x512, or give --suite; \
              --forget deletes what was found before"
@@ -133,23 +133,29 @@ fn plans(
     let wanted = args.precision.map(Precision::from).or(config.rewrite.precision);
     let mut plans = Vec::new();
     let mut rewrite = config.rewrite.clone();
-    for name in &args.work {
-        let work = args.models.work(name)?;
-        let optimizer = (work.mode == Mode::Training).then(|| Sgd::new(1e-3).into());
+    for name in &args.workload {
+        let workload = args.models.workload(name)?;
+        let optimizer = (workload.mode == Mode::Training).then(|| Sgd::new(1e-3).into());
         rewrite.precision = wanted;
-        plans.push(plan_for(&work.graph, device, work.mode, optimizer.as_ref(), &rewrite)?.0);
+        plans.push(plan_for(&workload.graph, device, workload.mode, optimizer.as_ref(), &rewrite)?.0);
     }
     let listed = suites::distinct(&args.suite)
         .into_iter()
-        .flat_map(|suite| works(suite, Sizes::of(selected.info.kind)))
-        .filter(|work| work.task == Task::Step);
-    for work in listed {
-        for precision in work.precisions(wanted, &**device) {
+        .flat_map(|suite| workloads(suite, Sizes::of(selected.info.kind)))
+        .filter(|workload| workload.task == Task::Step);
+    for workload in listed {
+        for precision in workload.precisions(wanted, &**device) {
             rewrite.precision = Some(precision);
-            let plan = plan_for(&work.graph(), device, work.mode, work.update.as_ref(), &rewrite);
+            let plan = plan_for(
+                &workload.graph(),
+                device,
+                workload.mode,
+                workload.update.as_ref(),
+                &rewrite,
+            );
             match plan {
                 Ok((plan, _)) => plans.push(plan),
-                Err(error) => notice(format_args!("{} is left out: {error}", work.name))?,
+                Err(error) => notice(format_args!("{} is left out: {error}", workload.name))?,
             }
         }
     }
@@ -212,7 +218,7 @@ fn report(args: &Args, selected: &Selected, device: &dyn Tune, all: &[Tuned]) ->
         return Ok(());
     }
     let classes = match all.len() {
-        0 => "these works have no calls with several schedules; nothing was measured".to_owned(),
+        0 => "these workloads have no calls with several schedules; nothing was measured".to_owned(),
         count => format!("{winners} of {count} classes of calls have a faster schedule than the default"),
     };
     match file {

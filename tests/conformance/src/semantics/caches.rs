@@ -73,7 +73,7 @@ impl Rows {
         [0, 1, 2].map(|i| &self.0[i][rows.start * widths[i]..rows.end * widths[i]])
     }
 
-    /// What attention without a cache makes of them, by the oracle; and how much that may be off on matrix units.
+    /// What attention without a cache makes of them, by the oracle; and how much that may be off on cooperative matrices.
     fn expected(&self, count: usize) -> Result<(Vec<f64>, f64)> {
         let mut g = Graph::new();
         let [heads, kv_heads, width] = HEADS;

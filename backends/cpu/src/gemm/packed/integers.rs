@@ -1,5 +1,5 @@
 //! Products of one row with weights of few bits by integers: with Q4_0 for AVX2, and with both kinds of blocks for AVX-512's
-//! VNNI, if they lie in bands.
+//! VNNI, if they lie in panels.
 //!
 //! To make numbers of weights takes most of the time of such a product: a register of eight costs a shuffle and a
 //! conversion before its multiplication. Here the row is rounded once instead, to integers that the weights, as bytes,
@@ -28,7 +28,7 @@ pub(super) const DIGIT_BITS: u32 = 7;
 /// Bytes of a group's weights.
 const GROUP_BYTES: usize = GROUP_BLOCKS * BLOCK / 2;
 const Q4_0: Storage = Storage::Blocks(BlockFormat::Q4_0);
-/// `f32`s ahead that are asked for: 3 KiB. Lines at a distance of 4 KiB would be in each other's way.
+/// `f32`s prefetch that are asked for: 3 KiB. Lines at a distance of 4 KiB would be in each other's way.
 const AHEAD: usize = 768;
 /// Rows of weights that are multiplied together: as many as a group has pairs, whose scales those of the rows' last blocks take
 /// the places of.

@@ -31,18 +31,18 @@ pub(in crate::gemm) struct PackedKernels {
     pub(in crate::gemm) panels: unsafe fn(Rows, [usize; 2], [usize; 2], *mut f32),
 }
 
-/// Rows of a band, where rows lie in bands.
+/// Rows of a panel, where rows lie in panels.
 pub(super) const BAND: usize = 16;
-/// Bytes of a row that lie together in a band.
+/// Bytes of a row that lie together in a panel.
 pub(super) const UNIT: usize = 4;
 
-/// What there is for one storage in bands.
+/// What there is for one storage in panels.
 pub(super) struct BandKernels {
-    /// [`products`] of 1, 2 ... rows and whole bands.
+    /// [`products`] of 1, 2 ... rows and whole panels.
     pub(super) products: [ProductsFn; MAX_ROWS],
-    /// Numbers `[first, len]` of a band, as columns of a panel whose rows are so far apart.
+    /// Numbers `[first, len]` of a panel, as columns of a panel whose rows are so far apart.
     pub(super) panel: unsafe fn(Rows, [usize; 2], usize, *mut f32),
-    /// Products of a rounded row with whole bands.
+    /// Products of a rounded row with whole panels.
     pub(super) integers: Integers,
 }
 

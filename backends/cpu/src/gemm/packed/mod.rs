@@ -2,10 +2,10 @@
 //! operand, else a piece at a time as other right operands are packed. One row is rounded to integers instead, where there
 //! are kernels for it.
 
-#[cfg(target_arch = "x86_64")]
-mod bands;
 mod integers;
 mod kernels;
+#[cfg(target_arch = "x86_64")]
+mod panels;
 
 use std::ops::Range;
 
@@ -19,8 +19,8 @@ use kernels::{BAND, BandKernels, ProductsFn, UNIT};
 use super::kernels::KernelSet;
 use super::matrix::{MatrixPlan, Right};
 use super::{Addend, GemmSpec, Kernel, Operands, Strides, share};
-use crate::ahead::Ahead;
-use crate::order::Bands;
+use crate::order::Panels;
+use crate::prefetch::Prefetch;
 
 /// How the numbers of a matrix are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +49,7 @@ impl Storage {
     }
 }
 
-/// Rows of a stored matrix, which follow each other, or lie in [`PackedGemm::bands`].
+/// Rows of a stored matrix, which follow each other, or lie in [`PackedGemm::panels`].
 #[derive(Clone, Copy)]
 pub(crate) struct Rows {
     /// The first row's numbers.
@@ -61,7 +61,7 @@ pub(crate) struct Rows {
 }
 
 impl Rows {
-    /// The rows from one on, the first one of a band where there are bands.
+    /// The rows from one on, the first one of a panel where there are panels.
     ///
     /// # Safety
     ///
@@ -89,7 +89,7 @@ const INTEGER_TASK_NUMBERS: usize = 48 * 1024;
 const MAX_INTEGER_TASKS: usize = 64;
 /// Rows of the left operand up to which numbers are expanded in registers, for each few rows anew.
 const FEW_ROWS: usize = 2 * MAX_ROWS;
-/// Tasks have whole groups of so many columns, which is what inner loops like, or whole bands.
+/// Tasks have whole groups of so many columns, which is what inner loops like, or whole panels.
 const GROUP: usize = 4;
 
 /// `f32`s, a cache line, before a rounded row, of which the first says whether it can be used.
@@ -114,8 +114,8 @@ pub(crate) struct PackedGemm {
     k: usize,
     storage: Storage,
     set: &'static KernelSet,
-    /// The kernels for bands, if the weights lie in them.
-    bands: Option<&'static BandKernels>,
+    /// The kernels for panels, if the weights lie in them.
+    panels: Option<&'static BandKernels>,
     way: Way,
 }
 
@@ -130,10 +130,10 @@ fn integers_by_rows(kernel: Kernel, storage: Storage) -> Option<&'static Integer
     }
 }
 
-/// The kernels for a storage in bands, if a CPU is faster with them.
-fn band_kernels(kernel: Kernel, storage: Storage) -> Option<&'static BandKernels> {
+/// The kernels for a storage in panels, if a CPU is faster with them.
+fn panel_kernels(kernel: Kernel, storage: Storage) -> Option<&'static BandKernels> {
     #[cfg(target_arch = "x86_64")]
-    return bands::beside(kernel, storage);
+    return panels::beside(kernel, storage);
     #[cfg(not(target_arch = "x86_64"))]
     {
         let _ = (kernel, storage);
@@ -143,23 +143,23 @@ fn band_kernels(kernel: Kernel, storage: Storage) -> Option<&'static BandKernels
 
 impl PackedGemm {
     /// Plans a product with the fastest inner loops that this CPU can run, with weights that follow each other or lie in the
-    /// [`PackedGemm::bands`] that there are for them.
-    pub(crate) fn new([m, n, k]: [usize; 3], storage: Storage, in_bands: bool) -> Self {
-        PackedGemm::with_kernel([m, n, k], storage, in_bands, Kernel::detect())
+    /// [`PackedGemm::panels`] that there are for them.
+    pub(crate) fn new([m, n, k]: [usize; 3], storage: Storage, in_panels: bool) -> Self {
+        PackedGemm::with_kernel([m, n, k], storage, in_panels, Kernel::detect())
     }
 
-    /// The bands of numbers and of scales in which products by a matrix `[n, k]` are faster, if they are.
-    pub(crate) fn bands([n, k]: [usize; 2], storage: Storage) -> Option<[Bands; 2]> {
-        PackedGemm::bands_for([n, k], storage, Kernel::detect())
+    /// The panels of numbers and of scales in which products by a matrix `[n, k]` are faster, if they are.
+    pub(crate) fn panels([n, k]: [usize; 2], storage: Storage) -> Option<[Panels; 2]> {
+        PackedGemm::panels_for([n, k], storage, Kernel::detect())
     }
 
-    fn bands_for([n, k]: [usize; 2], storage: Storage, kernel: Kernel) -> Option<[Bands; 2]> {
-        band_kernels(kernel, storage)?;
+    fn panels_for([n, k]: [usize; 2], storage: Storage, kernel: Kernel) -> Option<[Panels; 2]> {
+        panel_kernels(kernel, storage)?;
         let scale = size_of::<u16>();
-        let numbers = Bands::new(n, storage.bytes(k), BAND, UNIT)?;
-        let scales = Bands::new(n, k / BLOCK * scale, BAND, scale);
-        // A block's scale of each row lies as it does in bands of one unit.
-        let one = Bands {
+        let numbers = Panels::new(n, storage.bytes(k), BAND, UNIT)?;
+        let scales = Panels::new(n, k / BLOCK * scale, BAND, scale);
+        // A block's scale of each row lies as it does in panels of one unit.
+        let one = Panels {
             rows: BAND,
             units: 1,
             unit: scale,
@@ -168,16 +168,16 @@ impl PackedGemm {
         Some([numbers, scales.unwrap_or(one)])
     }
 
-    fn with_kernel([m, n, k]: [usize; 3], storage: Storage, in_bands: bool, kernel: Kernel) -> Self {
+    fn with_kernel([m, n, k]: [usize; 3], storage: Storage, in_panels: bool, kernel: Kernel) -> Self {
         let set = kernel.set();
-        let bands = band_kernels(set.kernel, storage).filter(|_| in_bands);
-        let integers = match bands {
+        let panels = panel_kernels(set.kernel, storage).filter(|_| in_panels);
+        let integers = match panels {
             Some(kernels) => Some(&kernels.integers),
             None => integers_by_rows(set.kernel, storage),
         };
         let way = if m <= FEW_ROWS || n == 0 || k == 0 {
             let work = n.saturating_mul(k).saturating_mul(m.div_ceil(MAX_ROWS));
-            let groups = n.div_ceil(if bands.is_some() { BAND } else { GROUP });
+            let groups = n.div_ceil(if panels.is_some() { BAND } else { GROUP });
             match integers {
                 Some(kernels) if m == 1 && work > 0 => Way::Integers {
                     tasks: (work / INTEGER_TASK_NUMBERS).clamp(1, MAX_INTEGER_TASKS).min(groups),
@@ -208,7 +208,7 @@ impl PackedGemm {
             k,
             storage,
             set,
-            bands,
+            panels,
             way,
         }
     }
@@ -260,31 +260,31 @@ impl PackedGemm {
 
     /// Columns of a task, which are rows of the weights.
     fn columns(&self, tasks: usize, task: usize) -> Range<usize> {
-        let group = if self.bands.is_some() { BAND } else { GROUP };
+        let group = if self.panels.is_some() { BAND } else { GROUP };
         let groups = share(self.n.div_ceil(group), tasks, task);
         groups.start * group..(groups.end * group).min(self.n)
     }
 
-    /// How many of a range of columns, which begins with a band's first one, lie in bands.
+    /// How many of a range of columns, which begins with a panel's first one, lie in panels.
     fn banded(&self, cols: &Range<usize>) -> usize {
-        match self.bands {
+        match self.panels {
             Some(_) => (self.n / BAND * BAND).min(cols.end).saturating_sub(cols.start),
             None => 0,
         }
     }
 
     /// Adds the weights that a task reads, if memory bounds the product.
-    pub(crate) fn reads(&self, task: usize, weights: Rows, ahead: &mut Ahead) {
+    pub(crate) fn reads(&self, task: usize, weights: Rows, prefetch: &mut Prefetch) {
         let (Way::Registers { tasks } | Way::Integers { tasks, .. }) = &self.way else {
             return;
         };
         let cols = self.columns(*tasks, task);
         let row = self.storage.bytes(self.k);
-        ahead.push(weights.numbers.wrapping_add(cols.start * row), cols.len() * row);
+        prefetch.push(weights.numbers.wrapping_add(cols.start * row), cols.len() * row);
         if let Storage::Blocks(_) = self.storage {
             let blocks = self.k / BLOCK;
             let scales = weights.scales.wrapping_add(cols.start * blocks);
-            ahead.push(scales.cast(), cols.len() * blocks * size_of::<u16>());
+            prefetch.push(scales.cast(), cols.len() * blocks * size_of::<u16>());
         }
     }
 
@@ -311,7 +311,7 @@ impl PackedGemm {
             }
             Way::Integers { tasks, kernels } => {
                 let cols = self.columns(*tasks, task);
-                let with_integers = match self.bands {
+                let with_integers = match self.panels {
                     Some(_) => self.banded(&cols),
                     None => cols.len(),
                 };
@@ -359,14 +359,14 @@ impl PackedGemm {
                     kernels[rows - 1](x.add(row * self.k), weights, cols.len(), to, self.n);
                 }
             };
-            if let Some(bands) = self.bands {
-                products(&bands.products, cols.start..cols.start + banded);
+            if let Some(panels) = self.panels {
+                products(&panels.products, cols.start..cols.start + banded);
             }
             products(plain, cols.start + banded..cols.end);
         }
     }
 
-    /// Expands a row of weights that are not in bands.
+    /// Expands a row of weights that are not in panels.
     ///
     /// # Safety
     ///
@@ -391,16 +391,16 @@ impl Right for Expanded<'_> {
         let cols = panels.start * width..(panels.end * width).min(spec.n);
         let banded = self.gemm.banded(&cols);
         // SAFETY: rows and their numbers are within the weights; blocks along k are whole, but for the last. A panel has whole
-        // registers, and so many columns that a band is within one.
+        // registers, and so many columns that a panel is within one.
         unsafe {
-            if let Some(bands) = self.gemm.bands {
+            if let Some(panels) = self.gemm.panels {
                 for at in (0..banded).step_by(BAND) {
                     let rows = self.weights.from(storage, cols.start + at);
                     let to = to.add(at / width * width * steps.len() + at % width);
-                    (bands.panel)(rows, [steps.start, steps.len()], width, to);
+                    (panels.panel)(rows, [steps.start, steps.len()], width, to);
                 }
             }
-            // What is left of the panel in which bands end, and whole panels.
+            // What is left of the panel in which panels end, and whole panels.
             let inside = banded % width;
             let rest = cols.len() - banded;
             let rows = self.weights.from(storage, cols.start + banded);

@@ -15,7 +15,7 @@ fn scratch(len: usize) -> Vec<Line> {
 #[expect(dead_code, reason = "kernels read it through pointers")]
 struct Line([f32; 16]);
 
-/// Numbers and scales in the order of rows, and in bands if a kernel has some.
+/// Numbers and scales in the order of rows, and in panels if a kernel has some.
 fn orders(
     [n, k]: [usize; 2],
     storage: Storage,
@@ -24,13 +24,13 @@ fn orders(
     scales: &[u16],
 ) -> Vec<(bool, Vec<u8>, Vec<u16>)> {
     let mut orders = vec![(false, bytes.to_vec(), scales.to_vec())];
-    if let Some([of_numbers, of_scales]) = PackedGemm::bands_for([n, k], storage, kernel) {
+    if let Some([of_numbers, of_scales]) = PackedGemm::panels_for([n, k], storage, kernel) {
         let pool = ThreadPool::new(1);
-        let (mut numbers, mut in_bands) = (vec![0; bytes.len()], vec![0; 2 * scales.len()]);
+        let (mut numbers, mut in_panels) = (vec![0; bytes.len()], vec![0; 2 * scales.len()]);
         of_numbers.write(&pool, bytes, 0, &mut numbers);
         let plain: Vec<u8> = scales.iter().flat_map(|s| s.to_ne_bytes()).collect();
-        of_scales.write(&pool, &plain, 0, &mut in_bands);
-        let scales = in_bands.chunks_exact(2).map(|s| u16::from_ne_bytes([s[0], s[1]]));
+        of_scales.write(&pool, &plain, 0, &mut in_panels);
+        let scales = in_panels.chunks_exact(2).map(|s| u16::from_ne_bytes([s[0], s[1]]));
         orders.push((true, numbers, scales.collect()));
     }
     orders
@@ -91,13 +91,13 @@ fn products_of_every_storage() {
                     .into_iter()
                     .map(move |o| (kernel, o))
             };
-            for (kernel, (in_bands, bytes, scales)) in Kernel::available().flat_map(orders) {
+            for (kernel, (in_panels, bytes, scales)) in Kernel::available().flat_map(orders) {
                 let weights = Rows {
                     numbers: bytes.as_ptr(),
                     scales: scales.as_ptr(),
                     k,
                 };
-                let gemm = PackedGemm::with_kernel([m, n, k], storage, in_bands, kernel);
+                let gemm = PackedGemm::with_kernel([m, n, k], storage, in_panels, kernel);
                 let mut y = vec![f32::NAN; m * n];
                 let mut worker = vec![f32::NAN; gemm.worker_len()];
                 let mut row = vec![f32::NAN; k];
@@ -110,11 +110,11 @@ fn products_of_every_storage() {
                     unsafe { gemm.run(task, x.as_ptr(), weights, y.as_mut_ptr(), scratch) };
                 }
                 for j in 0..n {
-                    if !in_bands {
+                    if !in_panels {
                         // SAFETY: a row that there is, and room for it.
                         unsafe { gemm.expand(weights, j, row.as_mut_ptr()) };
                     }
-                    for (p, &found) in row.iter().enumerate().filter(|_| !in_bands) {
+                    for (p, &found) in row.iter().enumerate().filter(|_| !in_panels) {
                         let wanted = weight(j, p);
                         assert!(
                             (f64::from(found) - wanted).abs() <= 1e-6 * wanted.abs(),
@@ -127,7 +127,7 @@ fn products_of_every_storage() {
                         let error = (f64::from(y[i * n + j]) - sum).abs();
                         assert!(
                             error <= 1e-6 * size,
-                            "{storage:?} {kernel:?} {in_bands} {m} {n} {k} [{i}, {j}]: {error}"
+                            "{storage:?} {kernel:?} {in_panels} {m} {n} {k} [{i}, {j}]: {error}"
                         );
                     }
                 }
@@ -147,20 +147,20 @@ struct Weights<'a> {
 /// Instruction sets with the orders that rows can have for them.
 fn kernels_and_orders(format: BlockFormat) -> impl Iterator<Item = (Kernel, bool)> {
     Kernel::available().flat_map(move |kernel| {
-        let has_bands = band_kernels(kernel, Storage::Blocks(format)).is_some();
+        let has_panels = panel_kernels(kernel, Storage::Blocks(format)).is_some();
         [false, true]
             .into_iter()
-            .take(1 + usize::from(has_bands))
-            .map(move |in_bands| (kernel, in_bands))
+            .take(1 + usize::from(has_panels))
+            .map(move |in_panels| (kernel, in_panels))
     })
 }
 
 /// One row by weights, `y = x weights`, by the expansion in registers or as the kernel does it by itself.
-fn one_row(x: &[f32], weights: &Weights, (kernel, in_bands): (Kernel, bool), in_registers: bool) -> Vec<f32> {
+fn one_row(x: &[f32], weights: &Weights, (kernel, in_panels): (Kernel, bool), in_registers: bool) -> Vec<f32> {
     let (n, k, storage) = (weights.n, x.len(), Storage::Blocks(weights.format));
-    let gemm = PackedGemm::with_kernel([1, n, k], storage, in_bands, kernel);
+    let gemm = PackedGemm::with_kernel([1, n, k], storage, in_panels, kernel);
     let orders = orders([n, k], storage, kernel, weights.bytes, weights.scales);
-    let (_, bytes, scales) = &orders[usize::from(in_bands)];
+    let (_, bytes, scales) = &orders[usize::from(in_panels)];
     let weights = Rows {
         numbers: bytes.as_ptr(),
         scales: scales.as_ptr(),
@@ -280,11 +280,11 @@ fn tasks_say_what_they_read() {
             scales: scales.as_ptr(),
             k,
         };
-        let of = |m: usize, in_bands: bool| {
-            let gemm = PackedGemm::new([m, n, k], storage, in_bands);
-            let mut ahead = Ahead::default();
-            (0..gemm.tasks()).for_each(|task| gemm.reads(task, weights, &mut ahead));
-            ahead
+        let of = |m: usize, in_panels: bool| {
+            let gemm = PackedGemm::new([m, n, k], storage, in_panels);
+            let mut prefetch = Prefetch::default();
+            (0..gemm.tasks()).for_each(|task| gemm.reads(task, weights, &mut prefetch));
+            prefetch
         };
         let wanted = match storage {
             Storage::Half => vec![numbers.as_ptr_range()],
@@ -294,12 +294,12 @@ fn tasks_say_what_they_read() {
             }
         };
         let wanted: usize = wanted.iter().map(|r| r.end.addr() - r.start.addr()).sum();
-        for in_bands in [false, true] {
-            let found = of(1, in_bands);
-            assert_eq!(found.bytes(), wanted.min(Ahead::MAX), "{storage:?}");
+        for in_panels in [false, true] {
+            let found = of(1, in_panels);
+            assert_eq!(found.bytes(), wanted.min(Prefetch::MAX), "{storage:?}");
             assert!(found.ranges() <= 2, "{storage:?}");
             // Many rows are bound by arithmetic.
-            assert!(of(100, in_bands).is_empty(), "{storage:?}");
+            assert!(of(100, in_panels).is_empty(), "{storage:?}");
         }
     }
 }

@@ -279,7 +279,7 @@ impl Cached {
     /// Reads one number of every line of a tile's keys and values, from several places on.
     ///
     /// The products go over a head after the other, so over pieces of rows in an order that the hardware does not foresee, and each
-    /// piece would be waited for: caches of the keys are too large to stay near. Asking for lines ahead of their use does not
+    /// piece would be waited for: caches of the keys are too large to stay near. Asking for lines before their use does not
     /// help where their pages have to be looked up, too.
     fn touch(&self, unit: Unit, tile: Tile) {
         let heads = [self.k, self.v].map(|view| self.cached_head(view, unit, 0));

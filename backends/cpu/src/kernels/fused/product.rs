@@ -67,7 +67,7 @@ pub(super) fn compile(cx: &CompileCx, typed: &Typed, step: usize) -> Result<Comp
         &typed.call(step, &typed.inputs_of(step)),
         &plan.operands.iter().map(|&i| cx.input(i)).collect::<Vec<_>>(),
         cx.output(plan.place),
-        cx.bands(plan.operands[1]).is_some(),
+        cx.panels(plan.operands[1]).is_some(),
     )?;
     let product: View<u32> = cx.output(plan.place);
     let engine = Engine::new(cx, plan.lowered, Some(product))?;

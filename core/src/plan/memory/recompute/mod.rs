@@ -99,7 +99,7 @@ pub fn fit_to_budget(
     let fitting = Fitting {
         plan,
         start: Steps::new(plan, target)?,
-        lasting: lasting(&whole),
+        persistent: persistent(&whole),
         without: without.planned,
         finish,
     };
@@ -114,16 +114,16 @@ pub fn fit_to_budget(
 }
 
 /// Bytes that are not shared.
-fn lasting(plan: &ExecutionPlan) -> usize {
+fn persistent(plan: &ExecutionPlan) -> usize {
     let lives = plan.lifetimes();
-    let lasting = (0..plan.buffers.len()).filter(|i| lives[*i].is_none());
-    lasting.map(|i| aligned(plan.buffers[i])).sum()
+    let persistent = (0..plan.buffers.len()).filter(|i| lives[*i].is_none());
+    persistent.map(|i| aligned(plan.buffers[i])).sum()
 }
 
 struct Fitting<'a> {
     plan: &'a ExecutionPlan,
     start: Steps,
-    lasting: usize,
+    persistent: usize,
     without: usize,
     finish: &'a dyn Fn(&mut ExecutionPlan) -> Result<()>,
 }
@@ -157,7 +157,7 @@ impl Fitting<'_> {
 
     fn fit(&self, budget: usize) -> Result<Reached> {
         let mut steps = self.start.clone();
-        let mut limit = budget.saturating_sub(self.lasting);
+        let mut limit = budget.saturating_sub(self.persistent);
         let mut least = usize::MAX;
         loop {
             let mut stuck = false;

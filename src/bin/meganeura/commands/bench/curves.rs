@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::process::ExitCode;
 
-use meganeura::bench::{BenchDevice, LossCurve, LossCurves, Options, Suite, Work, adamw, loss_curves};
+use meganeura::bench::{BenchDevice, LossCurve, LossCurves, Options, Suite, Workload, adamw, loss_curves};
 use meganeura::config::Config;
 use meganeura::precision::Precision;
 use meganeura::{Graph, Mode};
@@ -24,7 +24,7 @@ pub(super) fn steps(text: &str) -> Result<usize, String> {
     }
 }
 
-/// Compares curves of so many steps of the works that are named, or of those of suites that train.
+/// Compares curves of so many steps of the workloads that are named, or of those of suites that train.
 pub(super) fn measure(args: &Args, steps: usize) -> Outcome {
     let config = Config::load()?;
     let precision = args.precision.map(Precision::from);
@@ -33,13 +33,13 @@ pub(super) fn measure(args: &Args, steps: usize) -> Outcome {
         false => None,
     };
     let devices = suites::open(&args.device, &config)?;
-    let works = match named {
-        Some(works) => works,
+    let workloads = match named {
+        Some(workloads) => workloads,
         None => of_suites(args, &devices)?,
     };
     let mut all = Vec::new();
-    for work in &works {
-        let curves = loss_curves(work, &devices, precision, steps)?;
+    for workload in &workloads {
+        let curves = loss_curves(workload, &devices, precision, steps)?;
         if !args.json {
             line(table(&curves))?;
         }
@@ -48,29 +48,29 @@ pub(super) fn measure(args: &Args, steps: usize) -> Outcome {
     if args.json {
         line(serde_json::to_string_pretty(&all)?)?;
     }
-    Ok(match all.iter().all(|curves| curves.left_out.is_empty()) {
+    Ok(match all.iter().all(|curves| curves.skipped.is_empty()) {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,
     })
 }
 
-/// The works that are named, in training.
-fn named(args: &Args) -> Result<Vec<Work>, Box<dyn Error>> {
+/// The workloads that are named, in training.
+fn named(args: &Args) -> Result<Vec<Workload>, Box<dyn Error>> {
     if !args.models.train {
-        return Err("a curve is one of losses: give --train with --curve, or a suite with works that train".into());
+        return Err("a curve is one of losses: give --train with --curve, or a suite with workloads that train".into());
     }
-    let mut works = Vec::new();
-    for name in &args.work {
-        let graph = args.models.work(name)?.graph;
+    let mut workloads = Vec::new();
+    for name in &args.workload {
+        let graph = args.models.workload(name)?.graph;
         let title = match args.models.seq {
             Some(rows) => format!("{name}, {rows} rows"),
             None => name.clone(),
         };
         let classes = classes(&graph);
-        let work = Work::of(Suite::Models, title, Mode::Training, move || graph.clone());
-        works.push(work.with_classes(classes).updating(adamw()));
+        let workload = Workload::of(Suite::Models, title, Mode::Training, move || graph.clone());
+        workloads.push(workload.with_classes(classes).updating(adamw()));
     }
-    Ok(works)
+    Ok(workloads)
 }
 
 /// Numbers of a row of the logits, which models give behind their loss: labels are below.
@@ -81,26 +81,30 @@ fn classes(graph: &Graph) -> u32 {
         .unwrap_or(super::CLASSES)
 }
 
-fn of_suites(args: &Args, devices: &[BenchDevice]) -> Result<Vec<Work>, Box<dyn Error>> {
+fn of_suites(args: &Args, devices: &[BenchDevice]) -> Result<Vec<Workload>, Box<dyn Error>> {
     let options = Options {
         suites: suites::distinct(&args.suite),
         only: args.only.clone(),
         sizes: args.sizes,
         ..Options::default()
     };
-    let mut works = options.works(devices)?;
-    works.retain(|work| work.mode == Mode::Training && work.update.is_some());
+    let mut workloads = options.workloads(devices)?;
+    workloads.retain(|workload| workload.mode == Mode::Training && workload.update.is_some());
     // Updates alone have no losses that fall.
-    works.retain(|work| work.suite == Suite::Models);
-    match works.is_empty() {
-        true => Err("no such work trains a model; `--suite models` has some".into()),
-        false => Ok(works),
+    workloads.retain(|workload| workload.suite == Suite::Models);
+    match workloads.is_empty() {
+        true => Err("no such workload trains a model; `--suite models` has some".into()),
+        false => Ok(workloads),
     }
 }
 
 fn table(found: &LossCurves) -> String {
-    let LossCurves { work, curves, left_out } = found;
-    let mut text = format!("{work}\n{:>6}", "step");
+    let LossCurves {
+        workload,
+        curves,
+        skipped,
+    } = found;
+    let mut text = format!("{workload}\n{:>6}", "step");
     for curve in curves {
         text += &format!(" {:>16}", heading(curve));
     }
@@ -123,7 +127,7 @@ fn table(found: &LossCurves) -> String {
         let [all, units] = curve.dispatches;
         text += &format!(
             "\n{}: off by {off:.1e} of the first loss at most, at step {}; {:.0e} is accepted; {units} of {all} dispatches on \
-             matrix units",
+             cooperative matrices",
             heading(curve),
             step + 1,
             curve.accepted()
@@ -132,7 +136,7 @@ fn table(found: &LossCurves) -> String {
     if others.is_empty() {
         text += "\nthere is nothing to compare with: the device has one precision; give more with --device";
     }
-    for left in left_out {
+    for left in skipped {
         text += &format!(
             "\n{} {}: NOT AS THE REFERENCE: {}",
             left.device, left.precision, left.reason

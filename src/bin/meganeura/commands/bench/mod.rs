@@ -1,4 +1,4 @@
-//! `meganeura bench`: single works here, suites and curves of losses in files of their own.
+//! `meganeura bench`: single workloads here, suites and curves of losses in files of their own.
 
 mod curves;
 pub(super) mod suites;
@@ -20,7 +20,7 @@ use serde_json::json;
 
 use super::Outcome;
 use super::precision::Choice;
-use super::work::ModelOptions;
+use super::workload::ModelOptions;
 use crate::output::line;
 
 /// Ids that are fed are below this: they are those of any vocabulary.
@@ -32,9 +32,9 @@ pub(crate) struct Args {
     /// What to run: models of `meganeura explain`, and matrix products such as 4096x4096x4096 (rows, columns, terms
     /// of a sum).
     #[arg(required_unless_present = "suite", conflicts_with = "suite", value_name = "WORK")]
-    work: Vec<String>,
+    workload: Vec<String>,
 
-    /// Run works that are listed in the program, each with its floor by the measured limits of the device: matmul, attention,
+    /// Run workloads that are listed in the program, each with its roofline by the measured limits of the device: matmul, attention,
     /// pointwise, norm, conv, optimizer, models, session, or all. Several with commas.
     #[arg(long, value_name = "SUITE", value_delimiter = ',', value_parser = suites::suites)]
     suite: Vec<suites::Suites>,
@@ -44,15 +44,15 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SEL", value_delimiter = ',')]
     device: Vec<String>,
 
-    /// How large the works of suites are: small, medium or large. By default what the slowest class of the devices is given.
+    /// How large the workloads of suites are: small, medium or large. By default what the slowest class of the devices is given.
     #[arg(long, value_name = "SIZES", value_parser = suites::sizes)]
     sizes: Option<Sizes>,
 
-    /// Of suites, run works alone whose names contain this.
+    /// Of suites, run workloads alone whose names contain this.
     #[arg(long, value_name = "PART")]
     only: Option<String>,
 
-    /// Samples of each work of suites and device; fewer of works that take long, but three.
+    /// Samples of each workload of suites and device; fewer of workloads that take long, but three.
     #[arg(long, value_name = "N", default_value = "11", value_parser = suites::samples)]
     samples: usize,
 
@@ -64,7 +64,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 
-    /// Instead of measuring times, train works for so many steps, of one batch, in f32 and in mixed precision where a device has
+    /// Instead of measuring times, train workloads for so many steps, of one batch, in f32 and in mixed precision where a device has
     /// it, and compare the losses with those in f32 of the first device. Needs --train, or a suite with models.
     #[arg(long, value_name = "STEPS", value_parser = curves::steps,
         conflicts_with_all = ["samples", "compare", "html", "steps", "passes", "cache", "operands"])]
@@ -98,7 +98,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     if !args.suite.is_empty() {
         return suites::measure(args);
     }
-    // Single works exclude suites, so the parser does not ask for these.
+    // Single workloads exclude suites, so the parser does not ask for these.
     let of_suites = [
         ("--sizes", args.sizes.is_some()),
         ("--only", args.only.is_some()),
@@ -108,7 +108,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     if let Some((option, _)) = of_suites.iter().find(|(_, is_given)| *is_given) {
         return Err(format!(
             "{option} is for suites: give --suite instead of {}",
-            args.work.join(" ")
+            args.workload.join(" ")
         )
         .into());
     }
@@ -122,16 +122,16 @@ pub(crate) fn run(args: &Args) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Measures the works that are named on one device.
+/// Measures the workloads that are named on one device.
 fn run_on(selector: Option<&str>, args: &Args, settings: &Config) -> Result<(), Box<dyn Error>> {
     let selected = select::select(selector, settings)?;
     let device = selected.open(settings)?;
     let mut rewrite = settings.rewrite.clone();
     rewrite.precision = args.precision.map(Precision::from).or(rewrite.precision);
-    for name in &args.work {
-        let work = args.models.work(name)?;
-        let optimizer = (work.mode == Mode::Training).then(|| Sgd::new(1e-3).into());
-        let (plan, _) = plan_for(&work.graph, &device, work.mode, optimizer.as_ref(), &rewrite)?;
+    for name in &args.workload {
+        let workload = args.models.workload(name)?;
+        let optimizer = (workload.mode == Mode::Training).then(|| Sgd::new(1e-3).into());
+        let (plan, _) = plan_for(&workload.graph, &device, workload.mode, optimizer.as_ref(), &rewrite)?;
         let (precision, dispatches) = (plan.precision, plan.dispatches.len());
         let units = plan.dispatches.iter().filter(|d| d.use_coop).count();
         let mut session = Session::on(device.clone(), plan)?;
@@ -144,11 +144,11 @@ fn run_on(selector: Option<&str>, args: &Args, settings: &Config) -> Result<(), 
         }
         let (step, waited) = measure(&mut session, args.steps, selected.info.kind)?;
         let seconds = step.as_secs_f64();
-        let rate = work.flops.map(|flops| flops / seconds * 1e-12);
+        let rate = workload.flops.map(|flops| flops / seconds * 1e-12);
         if args.json {
             line(json!({
-                "work": name,
-                "mode": if work.mode == Mode::Training { "training" } else { "inference" },
+                "workload": name,
+                "mode": if workload.mode == Mode::Training { "training" } else { "inference" },
                 "device": selected.selector,
                 "precision": precision.to_string(),
                 "dispatches": dispatches,
@@ -162,7 +162,7 @@ fn run_on(selector: Option<&str>, args: &Args, settings: &Config) -> Result<(), 
         let rate = rate.map_or(String::new(), |rate| format!(", {rate:.2} TFLOP/s"));
         line(format_args!(
             "{name}: {:.3} ms a step{rate}, {:.3} ms if each is waited for; {precision}, {units} of {dispatches} dispatches \
-             on matrix units, {}",
+             on cooperative matrices, {}",
             seconds * 1e3,
             waited.as_secs_f64() * 1e3,
             selected.selector

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use meganeura::bench::{
-    BenchDevice, Comparison, Measurement, Options, Progress, Record, Sizes, Suite, Verdict, metric, run,
+    BenchDevice, Measurement, Options, Progress, Record, RecordComparison, Sizes, Suite, Verdict, metric, run,
 };
 use meganeura::config::Config;
 use meganeura::files::write_atomically;
@@ -41,7 +41,7 @@ pub(crate) fn distinct(named: &[Suites]) -> Vec<Suite> {
     suites
 }
 
-/// How large works shall be.
+/// How large workloads shall be.
 pub(super) fn sizes(text: &str) -> Result<Sizes, String> {
     text.parse().map_err(|e: meganeura::Error| e.to_string())
 }
@@ -68,7 +68,10 @@ pub(super) fn measure(args: &Args) -> Outcome {
     };
     let devices = open(&args.device, &config)?;
     for d in &devices {
-        say(args, &format!("{} ({}): {}", d.label(), d.info.kind.name(), d.ceilings))?;
+        say(
+            args,
+            &format!("{} ({}): {}", d.label(), d.info.kind.name(), d.peak_rates),
+        )?;
     }
     say(args, &about_sizes(&options, &devices))?;
     // Whoever no longer reads waits for nothing.
@@ -76,14 +79,14 @@ pub(super) fn measure(args: &Args) -> Outcome {
     let mut suite = None;
     let record = run(&devices, &options, &mut |progress| {
         let told = match progress {
-            Progress::Begins(work) if suite.replace(work.suite) != Some(work.suite) => {
-                say(args, &format!("\n{}\n{}", work.suite, head()))
+            Progress::Begins(workload) if suite.replace(workload.suite) != Some(workload.suite) => {
+                say(args, &format!("\n{}\n{}", workload.suite, head()))
             }
             Progress::Begins(_) => Ok(()),
             Progress::Measured(measurement) => say(args, &row(measurement)),
-            Progress::LeftOut(left) => say(
+            Progress::Skipped(left) => say(
                 args,
-                &format!("{}: {} is left out: {}", left.work, left.device, left.reason),
+                &format!("{}: {} is left out: {}", left.workload, left.device, left.reason),
             ),
         };
         failure = told;
@@ -93,7 +96,9 @@ pub(super) fn measure(args: &Args) -> Outcome {
         }
     })?;
     failure?;
-    let comparison = before.map(|before| Comparison::new(&before, &record)).transpose()?;
+    let comparison = before
+        .map(|before| RecordComparison::new(&before, &record))
+        .transpose()?;
     if let Some(comparison) = &comparison {
         say(args, &compared(comparison))?;
     }
@@ -126,7 +131,7 @@ pub(super) fn open(named: &[String], config: &Config) -> Result<Vec<BenchDevice>
         let more = match selector.as_str() {
             ALL => {
                 let found = BenchDevice::open_all(config)?;
-                for (selector, reason) in found.left_out {
+                for (selector, reason) in found.skipped {
                     notice(format_args!("{selector} is left out: {reason}"))?;
                 }
                 found.opened
@@ -147,7 +152,7 @@ fn about_sizes(options: &Options, devices: &[BenchDevice]) -> String {
         .filter(|d| options.sizes.is_none() && Sizes::of(d.info.kind) > sizes)
         .map(|d| d.selector.as_str())
         .collect();
-    let mut text = format!("works are {sizes}");
+    let mut text = format!("workloads are {sizes}");
     if !smaller.is_empty() {
         text += &format!(
             ", as all devices do the same; {} alone would be given larger ones",
@@ -162,7 +167,7 @@ fn about_sizes(options: &Options, devices: &[BenchDevice]) -> String {
 fn head() -> String {
     format!(
         "{:<60} {:<10} {:<5} {:>8} {:>6} {:>9} {:>6} {:>12} {:>9} {:>7}  by",
-        "work", "device", "", "time", "±", "if waited", "off", "FLOP/s", "B/s", "limit"
+        "workload", "device", "", "time", "±", "if waited", "off", "FLOP/s", "B/s", "limit"
     )
 }
 
@@ -172,7 +177,7 @@ fn row(m: &Measurement) -> String {
     };
     format!(
         "{:<60} {:<10} {:<5} {:>8} {:>4.0} % {:>9} {:>6} {:>12} {:>9} {:>7}  {}",
-        m.work,
+        m.workload,
         m.device,
         m.precision.to_string(),
         with_unit(Some(m.seconds.median), "s"),
@@ -183,13 +188,15 @@ fn row(m: &Measurement) -> String {
         with_unit(m.bytes_per_second(), "B/s"),
         m.share()
             .map_or_else(|| "-".to_owned(), |share| format!("{:.0} %", share * 100.0)),
-        m.floor.map(|floor| floor.bound.to_string()).unwrap_or_default(),
+        m.roofline
+            .map(|roofline| roofline.bound.to_string())
+            .unwrap_or_default(),
     )
 }
 
-fn compared(comparison: &Comparison) -> String {
+fn compared(comparison: &RecordComparison) -> String {
     let mut text = String::from("\nnow, of what it was\n");
-    for c in &comparison.ceilings {
+    for c in &comparison.peak_rates {
         if let Some([then, now]) = &c.replaced {
             text += &format!("{}: it was {then}, and is {now}\n", c.device);
         }
@@ -206,7 +213,7 @@ fn compared(comparison: &Comparison) -> String {
         };
         text += &format!(
             "{:<58} {:<10} {:<5} {:>7.2} {mark}\n",
-            c.work,
+            c.workload,
             c.device,
             c.precision.to_string(),
             c.ratio()
@@ -227,7 +234,7 @@ fn compared(comparison: &Comparison) -> String {
     text
 }
 
-fn write_page(path: &Path, record: &Record, comparison: Option<&Comparison>) -> meganeura::Result<()> {
+fn write_page(path: &Path, record: &Record, comparison: Option<&RecordComparison>) -> meganeura::Result<()> {
     let html = record.html(comparison);
     write_atomically(path, |out| out.write_all(html.as_bytes()))
 }

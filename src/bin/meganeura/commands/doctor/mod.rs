@@ -150,7 +150,7 @@ fn choice(selected: &meganeura::Result<Selected>) -> Value {
 
 /// What was found of a backend.
 struct Findings {
-    surroundings: Vec<Fact>,
+    environment: Vec<Fact>,
     devices: Vec<Examined>,
 }
 
@@ -178,7 +178,7 @@ impl Findings {
             info: info.clone(),
         });
         Findings {
-            surroundings: entry.backend.surroundings(),
+            environment: entry.backend.environment(),
             devices: examined.collect(),
         }
     }
@@ -189,11 +189,14 @@ impl Findings {
             "\n{}, from {} {}",
             about.name, about.origin, about.version
         ))?;
-        show_facts(&self.surroundings, "  ")?;
+        show_facts(&self.environment, "  ")?;
         if let Err(error) = &entry.devices {
             line(format_args!("  failed: {error}"))?;
         } else if self.devices.is_empty() {
-            let why = entry.backend.absence().unwrap_or_else(|| "nobody knows why".into());
+            let why = entry
+                .backend
+                .unavailable_reason()
+                .unwrap_or_else(|| "nobody knows why".into());
             line(format_args!("  no devices: {why}"))?;
         }
         for device in &self.devices {
@@ -210,9 +213,9 @@ impl Findings {
             "name": about.name,
             "version": about.version,
             "origin": about.origin,
-            "surroundings": facts_object(&self.surroundings),
+            "environment": facts_object(&self.environment),
             "error": entry.devices.as_ref().err().map(ToString::to_string),
-            "absence": entry.backend.absence(),
+            "unavailable_reason": entry.backend.unavailable_reason(),
             "devices": self.devices.iter().map(|d| d.object(&entry.name)).collect::<Vec<_>>(),
         })
     }

@@ -1,8 +1,8 @@
-//! A work: a graph, how it is fed, and what of it is timed.
+//! A workload: a graph, how it is fed, and what of it is timed.
 
 use std::time::Instant;
 
-use super::{BenchDevice, Demand, Suite, feed, noise};
+use super::{BenchDevice, Suite, WorkloadCost, feed, noise};
 use crate::backend::Device;
 use crate::build::{plan_cached, plan_for};
 use crate::plan::optimizer::Update;
@@ -13,7 +13,7 @@ use crate::{DType, Graph, Mode, NodeId, Result, Session};
 /// Numbers of a result that devices are compared by, from its beginning.
 const COMPARED: usize = 1 << 20;
 
-/// What of a work is timed.
+/// What of a workload is timed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Task {
     /// A step.
@@ -30,7 +30,7 @@ pub enum Task {
     ReadBack,
 }
 
-/// Works that differ in their size alone.
+/// Workloads that differ in their size alone.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Series {
     /// What they have in common.
@@ -42,7 +42,7 @@ pub struct Series {
 }
 
 /// A graph with a name, and how it is run.
-pub struct Work {
+pub struct Workload {
     /// The suite that it belongs to.
     pub suite: Suite,
     /// Name, with all sizes; one of a kind within the suite.
@@ -64,10 +64,10 @@ pub struct Work {
     graph: Box<dyn Fn() -> Graph>,
 }
 
-impl Work {
+impl Workload {
     /// Runs forward: `build` gives the result.
     pub fn inference(suite: Suite, name: impl Into<String>, build: impl Fn(&mut Graph) -> NodeId + 'static) -> Self {
-        Work::of(suite, name, Mode::Inference, move || {
+        Workload::of(suite, name, Mode::Inference, move || {
             let mut graph = Graph::new();
             let result = build(&mut graph);
             graph.set_outputs(vec![result]);
@@ -77,7 +77,7 @@ impl Work {
 
     /// Runs forward and backward: the gradient of the sum of what `build` gives by every parameter.
     pub fn gradient(suite: Suite, name: impl Into<String>, build: impl Fn(&mut Graph) -> NodeId + 'static) -> Self {
-        Work::of(suite, name, Mode::Training, move || {
+        Workload::of(suite, name, Mode::Training, move || {
             let mut graph = Graph::new();
             let result = build(&mut graph);
             let loss = graph.sum_all(result);
@@ -88,7 +88,7 @@ impl Work {
 
     /// Any graph, in any mode.
     pub fn of(suite: Suite, name: impl Into<String>, mode: Mode, graph: impl Fn() -> Graph + 'static) -> Self {
-        Work {
+        Workload {
             suite,
             name: name.into(),
             series: None,
@@ -147,7 +147,7 @@ impl Work {
         (self.graph)()
     }
 
-    /// The precisions in which a device is measured: those asked for, else both where the work says so and the device has two.
+    /// The precisions in which a device is measured: those asked for, else both where the workload says so and the device has two.
     pub fn precisions(&self, wanted: Option<Precision>, device: &dyn Device) -> Vec<Precision> {
         if wanted.is_none() && self.both_precisions && device.has_mixed_precision() {
             return vec![Precision::F32, Precision::Mixed];
@@ -182,7 +182,7 @@ impl Work {
         let rewrite = rewriting(on, precision);
         let mut session = self.open(&graph, on, &rewrite)?;
         let kept = session.plan().clone();
-        let demand = Demand::of(&kept, &*on.device);
+        let cost = WorkloadCost::of(&kept, &*on.device);
         session.try_step()?;
         session.try_wait()?;
         let result = beginning(&mut session)?;
@@ -238,33 +238,33 @@ impl Work {
                 })
             }
         };
-        let has_floor = self.task == Task::Step;
-        let demand = match self.task {
-            Task::Step => demand,
-            Task::Upload | Task::ReadBack => Demand {
+        let has_roofline = self.task == Task::Step;
+        let cost = match self.task {
+            Task::Step => cost,
+            Task::Upload | Task::ReadBack => WorkloadCost {
                 bytes: 4 * transferred as u64,
-                ..Demand::default()
+                ..WorkloadCost::default()
             },
-            _ => Demand::default(),
+            _ => WorkloadCost::default(),
         };
         Ok(Prepared {
             precision,
-            demand,
-            has_floor,
+            cost,
+            has_roofline,
             result,
             run,
         })
     }
 }
 
-/// A work on a device, ready to be timed.
+/// A workload on a device, ready to be timed.
 pub struct Prepared {
     /// In which precision its plan is.
     pub precision: Precision,
     /// What a turn asks of the device.
-    pub demand: Demand,
-    /// Whether the demand puts a floor under its time; transfers and builds have none.
-    pub has_floor: bool,
+    pub cost: WorkloadCost,
+    /// Whether the cost puts a roofline under its time; transfers and builds have none.
+    pub has_roofline: bool,
     /// The first output of the first step; of a large one its beginning.
     pub result: Vec<f32>,
     run: Box<dyn FnMut(u32) -> Result<()>>,

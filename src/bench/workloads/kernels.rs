@@ -1,23 +1,23 @@
-//! Works that read and write more than they compute.
+//! Workloads that read and write more than they compute.
 
-use crate::bench::{Sizes, Suite, Work};
+use crate::bench::{Sizes, Suite, Workload};
 use crate::{Adam, Graph, Mode, NodeId, Sgd, Update};
 
-fn streaming(name: &str, shape: [usize; 2], build: impl Fn(&mut Graph, NodeId) -> NodeId + 'static) -> Work {
+fn streaming(name: &str, shape: [usize; 2], build: impl Fn(&mut Graph, NodeId) -> NodeId + 'static) -> Workload {
     let [rows, columns] = shape;
-    Work::inference(Suite::Pointwise, format!("{name}, {rows}x{columns}"), move |g| {
+    Workload::inference(Suite::Pointwise, format!("{name}, {rows}x{columns}"), move |g| {
         let x = g.input("x", &shape);
         build(g, x)
     })
 }
 
-pub(super) fn pointwise(sizes: Sizes) -> Vec<Work> {
+pub(super) fn pointwise(sizes: Sizes) -> Vec<Workload> {
     let lengths: &[u32] = sizes.pick(&[10, 14, 18], &[10, 14, 18, 20, 23], &[14, 18, 20, 22, 24, 26]);
-    let mut works: Vec<Work> = lengths
+    let mut workloads: Vec<Workload> = lengths
         .iter()
         .map(|&log| {
             let length = 1usize << log;
-            Work::inference(Suite::Pointwise, format!("relu of {length}"), move |g| {
+            Workload::inference(Suite::Pointwise, format!("relu of {length}"), move |g| {
                 let x = g.input("x", &[length]);
                 g.relu(x)
             })
@@ -26,7 +26,7 @@ pub(super) fn pointwise(sizes: Sizes) -> Vec<Work> {
         .collect();
     let shape = sizes.pick([256, 128], [8192, 1024], [16384, 4096]);
     let [rows, columns] = shape;
-    works.extend([
+    workloads.extend([
         streaming("add a row", shape, move |g, x| {
             let row = g.input("row", &[columns]);
             g.add(x, row)
@@ -55,8 +55,8 @@ pub(super) fn pointwise(sizes: Sizes) -> Vec<Work> {
         streaming("sum of columns", shape, |g, x| g.sum(x, &[0], false)),
         streaming("transposition", shape, |g, x| g.transpose(x)),
     ]);
-    works.push(
-        Work::inference(
+    workloads.push(
+        Workload::inference(
             Suite::Pointwise,
             format!("{rows} rows of a table {rows}x{columns}"),
             move |g| {
@@ -67,19 +67,19 @@ pub(super) fn pointwise(sizes: Sizes) -> Vec<Work> {
         )
         .with_classes(rows as u32),
     );
-    works
+    workloads
 }
 
-pub(super) fn norm(sizes: Sizes) -> Vec<Work> {
+pub(super) fn norm(sizes: Sizes) -> Vec<Workload> {
     let shape = sizes.pick([128, 128], [8192, 1024], [16384, 4096]);
     let [rows, columns] = shape;
     let of = |name: &str, build: fn(&mut Graph, NodeId, usize) -> NodeId| {
-        Work::inference(Suite::Norm, format!("{name}, {rows}x{columns}"), move |g| {
+        Workload::inference(Suite::Norm, format!("{name}, {rows}x{columns}"), move |g| {
             let x = g.input("x", &shape);
             build(g, x, columns)
         })
     };
-    let mut works = vec![
+    let mut workloads = vec![
         of("layer norm", |g, x, n| {
             let (weight, bias) = (g.parameter("weight", &[n]), g.parameter("bias", &[n]));
             g.layer_norm(x, weight, bias, 1e-5)
@@ -92,9 +92,9 @@ pub(super) fn norm(sizes: Sizes) -> Vec<Work> {
     ];
     let columns_of: &[usize] = sizes.pick(&[64, 256], &[128, 1024, 8192], &[256, 1024, 4096, 16384, 65536]);
     let numbers = rows * columns;
-    works.extend(columns_of.iter().map(|&columns| {
+    workloads.extend(columns_of.iter().map(|&columns| {
         let shape = [numbers / columns, columns];
-        Work::inference(Suite::Norm, format!("softmax, {}x{columns}", shape[0]), move |g| {
+        Workload::inference(Suite::Norm, format!("softmax, {}x{columns}", shape[0]), move |g| {
             let x = g.input("x", &shape);
             g.softmax(x, -1)
         })
@@ -102,7 +102,7 @@ pub(super) fn norm(sizes: Sizes) -> Vec<Work> {
     }));
     let image = sizes.pick([1, 8, 8, 8], [8, 64, 64, 64], [32, 64, 64, 64]);
     let [images, channels, side, _] = image;
-    works.push(Work::inference(
+    workloads.push(Workload::inference(
         Suite::Norm,
         format!("group norm, 8 groups, {images}x{channels}x{side}x{side}"),
         move |g| {
@@ -111,7 +111,7 @@ pub(super) fn norm(sizes: Sizes) -> Vec<Work> {
             g.group_norm(x, weight, bias, 8, 1e-5)
         },
     ));
-    works.push(Work::gradient(
+    workloads.push(Workload::gradient(
         Suite::Norm,
         format!("layer norm with gradients, {rows}x{columns}"),
         move |g| {
@@ -121,8 +121,8 @@ pub(super) fn norm(sizes: Sizes) -> Vec<Work> {
             g.mul(y, y)
         },
     ));
-    works.push(
-        Work::of(
+    workloads.push(
+        Workload::of(
             Suite::Norm,
             format!("cross-entropy with gradients, {rows}x{columns}"),
             Mode::Training,
@@ -137,10 +137,10 @@ pub(super) fn norm(sizes: Sizes) -> Vec<Work> {
         )
         .with_classes(columns as u32),
     );
-    works
+    workloads
 }
 
-pub(super) fn optimizer(sizes: Sizes) -> Vec<Work> {
+pub(super) fn optimizer(sizes: Sizes) -> Vec<Workload> {
     let length = sizes.pick(1usize << 14, 1 << 22, 1 << 26);
     let rules: [(&str, Update); 3] = [
         ("sgd", Sgd::new(1e-3).into()),
@@ -148,13 +148,13 @@ pub(super) fn optimizer(sizes: Sizes) -> Vec<Work> {
         ("adamw", Adam::adamw(1e-3, 0.01).into()),
     ];
     // The gradient is one more read, of a product of two vectors.
-    let works = rules.into_iter().map(|(name, update)| {
-        Work::gradient(Suite::Optimizer, format!("{name}, {length} parameters"), move |g| {
+    let workloads = rules.into_iter().map(|(name, update)| {
+        Workload::gradient(Suite::Optimizer, format!("{name}, {length} parameters"), move |g| {
             let w = g.parameter("w", &[length]);
             let x = g.input("x", &[length]);
             g.mul(w, x)
         })
         .updating(update)
     });
-    works.collect()
+    workloads.collect()
 }

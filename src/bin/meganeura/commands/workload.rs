@@ -1,4 +1,4 @@
-//! Works by their names on the command line: models, and matrix products.
+//! Workloads by their names on the command line: models, and matrix products.
 
 use meganeura::nn::layers::WeightStorage;
 use meganeura::nn::models::{LogitsOf, PRESETS, Preset, preset};
@@ -46,7 +46,7 @@ fn operands(text: &str) -> Result<DType, String> {
 }
 
 /// A graph to run, and the operations of a step if they are known.
-pub(super) struct Work {
+pub(super) struct Workload {
     pub(super) graph: Graph,
     pub(super) mode: Mode,
     pub(super) flops: Option<f64>,
@@ -57,7 +57,7 @@ impl ModelOptions {
     ///
     /// # Errors
     /// There is no such model, or options that it does not have.
-    pub(super) fn work(&self, name: &str) -> Result<Work, String> {
+    pub(super) fn workload(&self, name: &str) -> Result<Workload, String> {
         if let Some(model) = preset(name) {
             if self.operands != DType::F32 {
                 return Err(format!(
@@ -68,7 +68,7 @@ impl ModelOptions {
                 Some(capacity) => self.cached_graph(model, capacity)?,
                 None => model.graph(self.seq.unwrap_or(model.rows)),
             };
-            return Ok(Work {
+            return Ok(Workload {
                 graph,
                 mode: if self.train { Mode::Training } else { Mode::Inference },
                 flops: None,
@@ -99,7 +99,7 @@ impl ModelOptions {
         let (a, b) = (operand(&mut graph, "a", [m, k]), operand(&mut graph, "b", [k, n]));
         let product = graph.matmul(a, b);
         graph.set_outputs(vec![product]);
-        Ok(Work {
+        Ok(Workload {
             graph,
             mode: Mode::Inference,
             flops: Some(2.0 * m as f64 * n as f64 * k as f64),

@@ -1,11 +1,11 @@
-//! What a device can do at most, measured, and the floor that it puts under a work.
+//! What a device can do at most, measured, and the roofline that it puts under a workload.
 
 use std::fmt;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::Demand;
+use super::WorkloadCost;
 use crate::Result;
 use crate::backend::Device;
 use crate::calibration::Rates;
@@ -13,7 +13,7 @@ use crate::precision::Precision;
 
 /// Measured limits of a device; [`Rates`] as a file has them.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Ceilings {
+pub struct PeakRates {
     /// Seconds of a step of one small call, from submission to the end of the wait for it.
     pub step_seconds: f64,
     /// Seconds that another dependent call adds to a step.
@@ -26,9 +26,9 @@ pub struct Ceilings {
     pub mixed_flops_per_second: Option<f64>,
 }
 
-impl From<Rates> for Ceilings {
+impl From<Rates> for PeakRates {
     fn from(rates: Rates) -> Self {
-        Ceilings {
+        PeakRates {
             step_seconds: rates.step.as_secs_f64(),
             launch_seconds: rates.launch.as_secs_f64(),
             bytes_per_second: rates.bytes_per_second,
@@ -38,13 +38,13 @@ impl From<Rates> for Ceilings {
     }
 }
 
-impl Ceilings {
+impl PeakRates {
     /// Measures a device that nothing else uses, as `meganeura doctor` does; some seconds.
     ///
     /// # Errors
     /// What a session on it fails with.
     pub fn of(device: &Arc<dyn Device>) -> Result<Self> {
-        Rates::of(device).map(Ceilings::from)
+        Rates::of(device).map(PeakRates::from)
     }
 
     /// Operations a second of products in a precision. A device whose product in mixed precision is no faster has that of
@@ -57,26 +57,26 @@ impl Ceilings {
     }
 
     /// The time below which no step comes that does so much; see [`super`] for the formula.
-    pub fn floor(&self, demand: &Demand, precision: Precision) -> Floor {
-        let arithmetic = demand.flops as f64 / self.product_rate(precision);
-        let memory = demand.bytes as f64 / self.bytes_per_second;
-        let launches = demand.launches as f64 * self.launch_seconds;
-        let work = arithmetic.max(memory);
-        let bound = if launches > work {
+    pub fn floor(&self, cost: &WorkloadCost, precision: Precision) -> Roofline {
+        let arithmetic = cost.flops as f64 / self.product_rate(precision);
+        let memory = cost.bytes as f64 / self.bytes_per_second;
+        let launches = cost.launches as f64 * self.launch_seconds;
+        let workload = arithmetic.max(memory);
+        let bound = if launches > workload {
             Bound::Launches
         } else if arithmetic > memory {
             Bound::Arithmetic
         } else {
             Bound::Memory
         };
-        Floor {
-            seconds: work + launches,
+        Roofline {
+            seconds: workload + launches,
             bound,
         }
     }
 }
 
-impl fmt::Display for Ceilings {
+impl fmt::Display for PeakRates {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -93,16 +93,16 @@ impl fmt::Display for Ceilings {
     }
 }
 
-/// The least time of a work, and what it is due to.
+/// The least time of a workload, and what it is due to.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Floor {
+pub struct Roofline {
     /// Seconds.
     pub seconds: f64,
     /// The largest part of it.
     pub bound: Bound,
 }
 
-/// What keeps a work from being faster.
+/// What keeps a workload from being faster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Bound {
@@ -128,7 +128,7 @@ impl fmt::Display for Bound {
 mod tests {
     use super::*;
 
-    const CEILINGS: Ceilings = Ceilings {
+    const CEILINGS: PeakRates = PeakRates {
         step_seconds: 1e-4,
         launch_seconds: 1e-6,
         bytes_per_second: 1e9,
@@ -136,14 +136,14 @@ mod tests {
         mixed_flops_per_second: Some(1e11),
     };
 
-    fn floor(flops: u64, bytes: u64, launches: u64, precision: Precision) -> Floor {
-        let demand = Demand {
+    fn floor(flops: u64, bytes: u64, launches: u64, precision: Precision) -> Roofline {
+        let cost = WorkloadCost {
             flops,
             bytes,
             launches,
             dispatches: launches,
         };
-        CEILINGS.floor(&demand, precision)
+        CEILINGS.floor(&cost, precision)
     }
 
     #[test]
@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     fn mixed_precision_is_never_taken_for_slower() {
-        let slow = Ceilings {
+        let slow = PeakRates {
             mixed_flops_per_second: Some(1e9),
             ..CEILINGS
         };

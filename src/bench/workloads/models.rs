@@ -1,7 +1,7 @@
 //! Steps of whole models.
 
 use super::adamw;
-use crate::bench::{Sizes, Suite, Work};
+use crate::bench::{Sizes, Suite, Workload};
 use crate::nn::layers::WeightStorage;
 use crate::nn::models::{
     KV_POS, LOGITS_ROW, LlamaConfig, LogitsOf, ResNetConfig, classifier, cnn_classifier, language_model, mlp_classifier,
@@ -29,10 +29,10 @@ const SMOLLM2: Language = Language {
 
 impl Language {
     /// A prompt of so many tokens into an empty cache; logits are those of the last.
-    fn prefill(self, rows: usize, weights: WeightStorage) -> Work {
+    fn prefill(self, rows: usize, weights: WeightStorage) -> Workload {
         let config = self.stored(weights);
         let name = format!("{}, {}, reads {rows} tokens", self.name, weights.name());
-        Work::of(Suite::Models, name, Mode::Inference, move || {
+        Workload::of(Suite::Models, name, Mode::Inference, move || {
             config.decode_graph(&[], rows, 2 * rows, LogitsOf::OneRow)
         })
         .with_classes(self.vocab)
@@ -41,19 +41,19 @@ impl Language {
     }
 
     /// A token behind so many that are cached.
-    fn decode(self, cached: usize, weights: WeightStorage) -> Work {
+    fn decode(self, cached: usize, weights: WeightStorage) -> Workload {
         let config = self.stored(weights);
         let name = format!("{}, {}, a token behind {cached}", self.name, weights.name());
-        Work::of(Suite::Models, name, Mode::Inference, move || {
+        Workload::of(Suite::Models, name, Mode::Inference, move || {
             config.decode_graph(&[], 1, cached + 1, LogitsOf::AllRows)
         })
         .with_classes(self.vocab)
         .with_fixed(KV_POS, cached as u32)
     }
 
-    fn training(self, sequences: usize, rows: usize) -> Work {
+    fn training(self, sequences: usize, rows: usize) -> Workload {
         let name = format!("{}, training step of {sequences}x{rows} tokens", self.name);
-        Work::of(Suite::Models, name, Mode::Training, move || {
+        Workload::of(Suite::Models, name, Mode::Training, move || {
             let config = (self.config)();
             language_model(sequences, rows, |g, tokens| config.build(g, "").forward(g, tokens))
         })
@@ -69,18 +69,18 @@ impl Language {
 }
 
 /// Images through ResNet-50, as inference has it: batch norms folded into the convolutions.
-fn resnet50(batch: usize) -> Work {
+fn resnet50(batch: usize) -> Workload {
     let name = format!("resnet50, {batch} images of 224x224");
-    Work::inference(Suite::Models, name, move |g| {
+    Workload::inference(Suite::Models, name, move |g| {
         let x = g.input("x", &[batch, 3, 224, 224]);
         ResNetConfig::resnet50(1000).folded(true).build(g, "").forward(g, x)
     })
     .in_both_precisions()
 }
 
-fn resnet50_training(batch: usize, side: usize) -> Work {
+fn resnet50_training(batch: usize, side: usize) -> Workload {
     let name = format!("resnet50, training step of {batch} images of {side}x{side}");
-    Work::of(Suite::Models, name, Mode::Training, move || {
+    Workload::of(Suite::Models, name, Mode::Training, move || {
         let config = ResNetConfig::resnet50(1000);
         classifier(batch, &[3, side, side], |g, x| config.build(g, "").forward(g, x))
     })
@@ -89,14 +89,14 @@ fn resnet50_training(batch: usize, side: usize) -> Work {
 }
 
 /// A classifier of ten classes, in training.
-fn classifying(name: &str, graph: impl Fn() -> Graph + 'static) -> Work {
-    Work::of(Suite::Models, name, Mode::Training, graph)
+fn classifying(name: &str, graph: impl Fn() -> Graph + 'static) -> Workload {
+    Workload::of(Suite::Models, name, Mode::Training, graph)
         .with_classes(10)
         .updating(adamw())
 }
 
-pub(super) fn models(sizes: Sizes) -> Vec<Work> {
-    let mut works = vec![
+pub(super) fn models(sizes: Sizes) -> Vec<Workload> {
+    let mut workloads = vec![
         classifying("mlp 784-256-128-10, training step of 32", || {
             mlp_classifier(32, 784, 10)
         }),
@@ -106,23 +106,23 @@ pub(super) fn models(sizes: Sizes) -> Vec<Work> {
     ];
     let f32 = WeightStorage::F32;
     if sizes == Sizes::Small {
-        works.extend([SMALL.prefill(32, f32), SMALL.decode(31, f32), SMALL.training(1, 32)]);
-        return works;
+        workloads.extend([SMALL.prefill(32, f32), SMALL.decode(31, f32), SMALL.training(1, 32)]);
+        return workloads;
     }
-    works.extend([resnet50(1), SMALL.training(4, 128), SMOLLM2.prefill(128, f32)]);
+    workloads.extend([resnet50(1), SMALL.training(4, 128), SMOLLM2.prefill(128, f32)]);
     let storages = [f32, WeightStorage::F16, WeightStorage::Q8, WeightStorage::Q4];
-    works.extend(storages.map(|weights| SMOLLM2.decode(127, weights)));
-    works.push(SMOLLM2.training(1, 128));
-    works.push(match sizes {
+    workloads.extend(storages.map(|weights| SMOLLM2.decode(127, weights)));
+    workloads.push(SMOLLM2.training(1, 128));
+    workloads.push(match sizes {
         Sizes::Large => resnet50_training(32, 224),
         _ => resnet50_training(2, 128),
     });
     if sizes == Sizes::Large {
-        works.extend([
+        workloads.extend([
             resnet50(32),
             SMOLLM2.prefill(1024, WeightStorage::F16),
             SMOLLM2.training(4, 512),
         ]);
     }
-    works
+    workloads
 }

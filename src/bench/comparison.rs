@@ -1,4 +1,4 @@
-//! Devices that do the same work in turns.
+//! Devices that do the same workload in turns.
 
 use std::any::Any;
 use std::ops::ControlFlow;
@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::{BenchDevice, Floor, Measurement, Prepared, Record, Sizes, Spread, Suite, Task, Work, works};
+use super::{BenchDevice, Measurement, Prepared, Record, Roofline, Sizes, Spread, Suite, Task, Workload, workloads};
 use crate::calibration::warm_up;
 use crate::precision::Precision;
 use crate::{Error, Result};
 
 /// Seconds that a sample takes at least, where a turn is shorter.
 const SAMPLE: f64 = 0.02;
-/// Seconds for the samples of one device and work, but for the least number of samples.
+/// Seconds for the samples of one device and workload, but for the least number of samples.
 const PATIENCE: f64 = 1.0;
 const LEAST_SAMPLES: usize = 3;
 /// Pause after which a device may have lowered its clock.
@@ -25,13 +25,13 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub struct Options {
     /// Suites; all of them if the list is empty.
     pub suites: Vec<Suite>,
-    /// Only works whose names contain this.
+    /// Only workloads whose names contain this.
     pub only: Option<String>,
-    /// How large the works are, instead of what the slowest class of devices among those at hand is given.
+    /// How large the workloads are, instead of what the slowest class of devices among those at hand is given.
     pub sizes: Option<Sizes>,
     /// In which precision, instead of that of the configuration or the device.
     pub precision: Option<Precision>,
-    /// Samples of each device and work; fewer where they are long, but three at least.
+    /// Samples of each device and workload; fewer where they are long, but three at least.
     pub samples: usize,
 }
 
@@ -48,44 +48,44 @@ impl Default for Options {
 }
 
 impl Options {
-    /// How large works are for devices that are compared.
+    /// How large workloads are for devices that are compared.
     pub fn sizes(&self, devices: &[BenchDevice]) -> Sizes {
         let least = devices.iter().map(|d| Sizes::of(d.info.kind)).min();
         self.sizes.or(least).unwrap_or(Sizes::Medium)
     }
 
-    /// The works that are asked for.
+    /// The workloads that are asked for.
     ///
     /// # Errors
     /// There is none of such a name.
-    pub fn works(&self, devices: &[BenchDevice]) -> Result<Vec<Work>> {
+    pub fn workloads(&self, devices: &[BenchDevice]) -> Result<Vec<Workload>> {
         let suites = if self.suites.is_empty() {
             &Suite::ALL[..]
         } else {
             &self.suites
         };
         let sizes = self.sizes(devices);
-        let mut found: Vec<Work> = suites.iter().flat_map(|&suite| works(suite, sizes)).collect();
+        let mut found: Vec<Workload> = suites.iter().flat_map(|&suite| workloads(suite, sizes)).collect();
         let Some(only) = &self.only else { return Ok(found) };
-        let names: Vec<String> = found.iter().map(|work| work.name.clone()).collect();
-        found.retain(|work| work.name.contains(only.as_str()));
+        let names: Vec<String> = found.iter().map(|workload| workload.name.clone()).collect();
+        found.retain(|workload| workload.name.contains(only.as_str()));
         match found.is_empty() {
             true => Err(Error::misuse(
-                format!("no work has '{only}' in its name"),
-                format!("the works of these suites are: {}", names.join("; ")),
+                format!("no workload has '{only}' in its name"),
+                format!("the workloads of these suites are: {}", names.join("; ")),
             )),
             false => Ok(found),
         }
     }
 }
 
-/// A device that failed a work.
+/// A device that failed a workload.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LeftOut {
-    /// Suite of the work.
+pub struct Skipped {
+    /// Suite of the workload.
     pub suite: Suite,
     /// Its name.
-    pub work: String,
+    pub workload: String,
     /// Selector of the device.
     pub device: String,
     /// Precision.
@@ -94,16 +94,16 @@ pub struct LeftOut {
     pub reason: String,
 }
 
-/// A device that does a work in a precision.
-pub struct Contestant<'a> {
+/// A device that does a workload in a precision.
+pub struct Candidate<'a> {
     /// The device.
     pub on: &'a BenchDevice,
-    /// The work, ready.
+    /// The workload, ready.
     pub prepared: Prepared,
     /// How far its result is from the reference's, as a part of the largest number; `None` for the reference itself.
     pub difference: Option<f64>,
     /// Below which it cannot come; none for what has none.
-    pub floor: Option<Floor>,
+    pub roofline: Option<Roofline>,
     /// How often it is done in a sample.
     pub times: u32,
     /// What was measured, in seconds.
@@ -112,7 +112,7 @@ pub struct Contestant<'a> {
     warm: Option<Instant>,
 }
 
-impl Contestant<'_> {
+impl Candidate<'_> {
     /// Its id: device, precision, plugin and driver.
     pub fn label(&self) -> String {
         self.on.label_in(self.prepared.precision)
@@ -121,8 +121,8 @@ impl Contestant<'_> {
     /// Seconds of one time, in a sample. A GPU that has paused, for others or for the host, is brought to its full clock first.
     fn sample(&mut self) -> Result<f64> {
         let is_paused = self.warm.is_none_or(|warm| warm.elapsed() > PAUSE);
-        // What has no floor is work of the host, or of what is between both.
-        if is_paused && self.prepared.has_floor && !self.on.info.kind.is_host() {
+        // What has no roofline is work of the host.
+        if is_paused && self.prepared.has_roofline && !self.on.info.kind.is_host() {
             warm_up(|| -> Result<Duration> {
                 let seconds = self.prepared.time(self.times)? * f64::from(self.times);
                 Ok(Duration::from_secs_f64(seconds))
@@ -144,63 +144,63 @@ struct Reference {
     result: Vec<f32>,
 }
 
-/// A work, and the devices that do it and agree about its result.
-pub struct Contest<'a> {
-    work: &'a Work,
-    /// What results are compared with: the first contestant's, or, if that is in mixed precision, one in `f32` that its device
+/// A workload, and the devices that do it and agree about its result.
+pub struct Comparison<'a> {
+    workload: &'a Workload,
+    /// What results are compared with: the first candidate's, or, if that is in mixed precision, one in `f32` that its device
     /// makes for this alone.
     reference: Option<Reference>,
     /// Those that take part.
-    pub contestants: Vec<Contestant<'a>>,
+    pub candidates: Vec<Candidate<'a>>,
     /// Those that do not.
-    pub left_out: Vec<LeftOut>,
+    pub skipped: Vec<Skipped>,
 }
 
-impl<'a> Contest<'a> {
-    /// Makes the work ready on every device, and compares what each makes of it with what the first does, in `f32`. A device
+impl<'a> Comparison<'a> {
+    /// Makes the workload ready on every device, and compares what each makes of it with what the first does, in `f32`. A device
     /// that fails, or differs, is left out.
-    pub fn new(work: &'a Work, devices: &'a [BenchDevice], precision: Option<Precision>) -> Self {
-        let mut contest = Contest {
-            work,
+    pub fn new(workload: &'a Workload, devices: &'a [BenchDevice], precision: Option<Precision>) -> Self {
+        let mut comparison = Comparison {
+            workload,
             reference: None,
-            contestants: Vec::new(),
-            left_out: Vec::new(),
+            candidates: Vec::new(),
+            skipped: Vec::new(),
         };
         for on in devices {
-            for precision in work.precisions(precision.or(on.rewrite.precision), &*on.device) {
+            for precision in workload.precisions(precision.or(on.rewrite.precision), &*on.device) {
                 let ready = contained(|| {
-                    let mut prepared = work.prepare(on, precision)?;
+                    let mut prepared = workload.prepare(on, precision)?;
                     // Of the second time nothing is paid for that only the first one needs.
                     let seconds = prepared.time(1)?.min(prepared.time(1)?);
                     Ok((prepared, seconds))
                 });
                 let compared = ready.and_then(|(prepared, seconds)| {
-                    let difference = contest.compare(on, &prepared)?;
+                    let difference = comparison.compare(on, &prepared)?;
                     Ok((prepared, seconds, difference))
                 });
                 match compared {
-                    Ok((prepared, seconds, difference)) => contest.contestants.push(Contestant {
+                    Ok((prepared, seconds, difference)) => comparison.candidates.push(Candidate {
                         difference,
-                        floor: prepared
-                            .has_floor
-                            .then(|| on.ceilings.floor(&prepared.demand, prepared.precision)),
+                        roofline: prepared
+                            .has_roofline
+                            .then(|| on.peak_rates.floor(&prepared.cost, prepared.precision)),
                         on,
                         prepared,
                         times: times_of_a_sample(seconds),
                         samples: Vec::new(),
                         warm: None,
                     }),
-                    Err(reason) => contest.leave_out(on, precision, reason),
+                    Err(reason) => comparison.leave_out(on, precision, reason),
                 }
             }
         }
-        contest
+        comparison
     }
 
-    /// Adds a sample of every contestant, in an order that changes: each leaves its traces in the caches to the next.
+    /// Adds a sample of every candidate, in an order that changes: each leaves its traces in the caches to the next.
     pub fn turn(&mut self) {
-        let turn = self.contestants.first().map_or(0, |c| c.samples.len());
-        let count = self.contestants.len();
+        let turn = self.candidates.first().map_or(0, |c| c.samples.len());
+        let count = self.candidates.len();
         let mut failed = Vec::new();
         for place in 0..count {
             let at = if turn.is_multiple_of(2) {
@@ -208,15 +208,15 @@ impl<'a> Contest<'a> {
             } else {
                 count - 1 - place
             };
-            let contestant = &mut self.contestants[at];
-            match contained(|| contestant.sample()) {
-                Ok(seconds) => contestant.samples.push(seconds),
+            let candidate = &mut self.candidates[at];
+            match contained(|| candidate.sample()) {
+                Ok(seconds) => candidate.samples.push(seconds),
                 Err(reason) => failed.push((at, reason)),
             }
         }
         failed.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
         for (at, reason) in failed {
-            let gone = self.contestants.remove(at);
+            let gone = self.candidates.remove(at);
             self.leave_out(gone.on, gone.prepared.precision, reason);
         }
     }
@@ -224,35 +224,35 @@ impl<'a> Contest<'a> {
     /// Takes samples, and says what they are.
     pub fn measure(&mut self, samples: usize) -> Vec<Measurement> {
         let of_a_turn: f64 = self
-            .contestants
+            .candidates
             .iter_mut()
             .map(|c| contained(|| c.sample()).unwrap_or(0.0) * f64::from(c.times))
             .sum();
-        let affordable = (PATIENCE * self.contestants.len() as f64 / of_a_turn.max(1e-9)) as usize;
+        let affordable = (PATIENCE * self.candidates.len() as f64 / of_a_turn.max(1e-9)) as usize;
         let turns = affordable.max(LEAST_SAMPLES).min(samples.max(1));
         (0..turns).for_each(|_| self.turn());
-        let waited: Vec<Option<f64>> = self.contestants.iter_mut().map(waited_for).collect();
-        let measured = self.contestants.iter().zip(waited);
+        let waited: Vec<Option<f64>> = self.candidates.iter_mut().map(waited_for).collect();
+        let measured = self.candidates.iter().zip(waited);
         measured
             .map(|(c, waited_seconds)| Measurement {
-                suite: self.work.suite,
-                work: self.work.name.clone(),
-                series: self.work.series.clone(),
+                suite: self.workload.suite,
+                workload: self.workload.name.clone(),
+                series: self.workload.series.clone(),
                 device: c.on.selector.clone(),
                 precision: c.prepared.precision,
                 seconds: Spread::of(&c.samples),
                 waited_seconds,
-                demand: c.prepared.demand,
+                cost: c.prepared.cost,
                 difference: c.difference,
-                floor: c.floor,
+                roofline: c.roofline,
             })
             .collect()
     }
 
     fn leave_out(&mut self, on: &BenchDevice, precision: Precision, reason: String) {
-        self.left_out.push(LeftOut {
-            suite: self.work.suite,
-            work: self.work.name.clone(),
+        self.skipped.push(Skipped {
+            suite: self.workload.suite,
+            workload: self.workload.name.clone(),
             device: on.selector.clone(),
             precision,
             reason,
@@ -265,11 +265,11 @@ impl<'a> Contest<'a> {
             return Err("its result is not finite".into());
         }
         // What a device makes of transfers and builds is no product that is rounded.
-        let needs_reference = prepared.precision == Precision::Mixed && self.work.task == Task::Step;
+        let needs_reference = prepared.precision == Precision::Mixed && self.workload.task == Task::Step;
         let reference = match &self.reference {
             Some(reference) => reference,
             None if needs_reference => {
-                let exact = contained(|| self.work.prepare(on, Precision::F32))?;
+                let exact = contained(|| self.workload.prepare(on, Precision::F32))?;
                 self.reference.insert(Reference::of(on, &exact))
             }
             None => {
@@ -280,7 +280,7 @@ impl<'a> Contest<'a> {
         let off = distance(&prepared.result, &reference.result);
         let mixed = [prepared.precision, reference.precision].contains(&Precision::Mixed);
         // Models add up what their calls are off.
-        let accepted = match (self.work.suite, mixed) {
+        let accepted = match (self.workload.suite, mixed) {
             (Suite::Models, false) => 1e-3,
             (Suite::Models, true) => 5e-2,
             (_, false) => 1e-4,
@@ -306,19 +306,19 @@ impl Reference {
     }
 }
 
-/// How often a work that takes so many seconds is done in a sample.
+/// How often a workload that takes so many seconds is done in a sample.
 fn times_of_a_sample(seconds: f64) -> u32 {
     (SAMPLE / seconds.max(1e-9)).ceil().clamp(1.0, 1e6) as u32
 }
 
 /// Seconds of one time that is waited for, on average; less than a tenth of a second is spent on it.
-fn waited_for(contestant: &mut Contestant) -> Option<f64> {
-    let one = Spread::of(&contestant.samples).median;
+fn waited_for(candidate: &mut Candidate) -> Option<f64> {
+    let one = Spread::of(&candidate.samples).median;
     let times = (0.05 / one.max(1e-9)).ceil().clamp(1.0, 200.0) as u32;
     contained(|| {
         let mut total = 0.0;
         for _ in 0..times {
-            total += contestant.prepared.time(1)?;
+            total += candidate.prepared.time(1)?;
         }
         Ok(total / f64::from(times))
     })
@@ -336,13 +336,13 @@ fn distance(found: &[f32], wanted: &[f32]) -> f32 {
 }
 
 /// Errors and panics as text: a device may be as broken as it likes.
-pub(super) fn contained<T>(work: impl FnOnce() -> Result<T>) -> Result<T, String> {
+pub(super) fn contained<T>(workload: impl FnOnce() -> Result<T>) -> Result<T, String> {
     let text = |panic: Box<dyn Any + Send>| {
         let said = panic.downcast_ref::<String>().map(String::as_str);
         let said = said.or_else(|| panic.downcast_ref::<&str>().copied());
         format!("it panicked: {}", said.unwrap_or("without a word"))
     };
-    match catch_unwind(AssertUnwindSafe(work)) {
+    match catch_unwind(AssertUnwindSafe(workload)) {
         Ok(done) => done.map_err(|error| error.to_string()),
         Err(panic) => Err(text(panic)),
     }
@@ -350,35 +350,35 @@ pub(super) fn contained<T>(work: impl FnOnce() -> Result<T>) -> Result<T, String
 
 /// What [`run`] has just done.
 pub enum Progress<'a> {
-    /// A work is about to be made ready.
-    Begins(&'a Work),
+    /// A workload is about to be made ready.
+    Begins(&'a Workload),
     /// It was measured on a device.
     Measured(&'a Measurement),
     /// A device was left out of it.
-    LeftOut(&'a LeftOut),
+    Skipped(&'a Skipped),
 }
 
 /// Is told of progress, and says whether to go on.
-pub type Tell<'a> = dyn FnMut(Progress) -> ControlFlow<()> + 'a;
+pub type ProgressCallback<'a> = dyn FnMut(Progress) -> ControlFlow<()> + 'a;
 
-/// Measures works on devices, which take turns, until all are done or `tell` breaks off; the record holds what was measured.
+/// Measures workloads on devices, which take turns, until all are done or `tell` breaks off; the record holds what was measured.
 ///
 /// # Errors
-/// [`Error::InvalidUse`] where no work has the name that is asked for. Devices that fail are no error; they are in the record.
-pub fn run(devices: &[BenchDevice], options: &Options, tell: &mut Tell) -> Result<Record> {
-    let works = options.works(devices)?;
+/// [`Error::InvalidUse`] where no workload has the name that is asked for. Devices that fail are no error; they are in the record.
+pub fn run(devices: &[BenchDevice], options: &Options, tell: &mut ProgressCallback) -> Result<Record> {
+    let workloads = options.workloads(devices)?;
     let mut record = Record::new(devices, options.sizes(devices));
-    for work in &works {
-        if tell(Progress::Begins(work)).is_break() {
+    for workload in &workloads {
+        if tell(Progress::Begins(workload)).is_break() {
             break;
         }
-        let mut contest = Contest::new(work, devices, options.precision);
-        let measured = contest.measure(options.samples);
+        let mut comparison = Comparison::new(workload, devices, options.precision);
+        let measured = comparison.measure(options.samples);
         let told = measured.iter().map(Progress::Measured);
-        let mut told = told.chain(contest.left_out.iter().map(Progress::LeftOut));
+        let mut told = told.chain(comparison.skipped.iter().map(Progress::Skipped));
         let outcome = told.try_for_each(&mut *tell);
         record.results.extend(measured);
-        record.left_out.extend(contest.left_out);
+        record.skipped.extend(comparison.skipped);
         if outcome.is_break() {
             break;
         }

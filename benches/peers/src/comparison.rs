@@ -1,4 +1,4 @@
-//! Contestants that take turns.
+//! Candidates that take turns.
 
 use std::fmt::Display;
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use meganeura::calibration::warm_up;
 
 pub(crate) type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-/// Something that does a work.
+/// Something that does a workload.
 pub(crate) trait Peer {
     /// Does it once, and gives its result.
     fn result(&mut self) -> Result<Vec<f32>>;
@@ -18,29 +18,29 @@ pub(crate) trait Peer {
     }
 }
 
-/// Seconds of a work, of so many times that follow each other.
-pub(crate) fn timed<T>(times: u32, mut work: impl FnMut() -> Result<T>) -> Result<f64> {
+/// Seconds of a workload, of so many times that follow each other.
+pub(crate) fn timed<T>(times: u32, mut workload: impl FnMut() -> Result<T>) -> Result<f64> {
     let start = Instant::now();
     for _ in 0..times {
-        work()?;
+        workload()?;
     }
     Ok(start.elapsed().as_secs_f64() / f64::from(times))
 }
 
-/// What returns its result each time, which is part of the work.
+/// What returns its result each time, which is part of the workload.
 impl<F: FnMut() -> Result<Vec<f32>>> Peer for F {
     fn result(&mut self) -> Result<Vec<f32>> {
         self()
     }
 }
 
-/// A work whose result is read only where somebody asks for it.
+/// A workload whose result is read only where somebody asks for it.
 pub(crate) struct Reading<F>(F);
 
 impl<F: FnMut(bool) -> Result<Vec<f32>>> Reading<F> {
-    /// `work` is told whether its result is wanted.
-    pub(crate) fn new(work: F) -> Self {
-        Reading(work)
+    /// `workload` is told whether its result is wanted.
+    pub(crate) fn new(workload: F) -> Self {
+        Reading(workload)
     }
 }
 
@@ -57,64 +57,64 @@ impl<F: FnMut(bool) -> Result<Vec<f32>>> Peer for Reading<F> {
 /// Seconds that a turn takes at least.
 const TURN: f64 = 0.01;
 
-struct Contestant<'a> {
+struct Candidate<'a> {
     name: String,
-    /// Greatest difference from the first contestant's result that is accepted, relative to the greatest number there.
+    /// Greatest difference from the first candidate's result that is accepted, relative to the greatest number there.
     tolerance: f32,
-    work: Box<dyn Peer + 'a>,
-    /// How often a turn does the work.
+    workload: Box<dyn Peer + 'a>,
+    /// How often a turn does the workload.
     times: u32,
 }
 
-impl Contestant<'_> {
+impl Candidate<'_> {
     fn warm_up(&mut self) -> Result<()> {
         let times = self.times;
-        warm_up(|| Ok(Duration::from_secs_f64(self.work.time(times)? * f64::from(times)))).map(drop)
+        warm_up(|| Ok(Duration::from_secs_f64(self.workload.time(times)? * f64::from(times)))).map(drop)
     }
 }
 
-/// The same work in several ways.
-pub(crate) struct Contest<'a> {
+/// The same workload in several ways.
+pub(crate) struct Comparison<'a> {
     title: String,
-    contestants: Vec<Contestant<'a>>,
+    candidates: Vec<Candidate<'a>>,
     /// Those that cannot take part, and why.
-    left_out: Vec<(String, String)>,
+    skipped: Vec<(String, String)>,
 }
 
-impl<'a> Contest<'a> {
+impl<'a> Comparison<'a> {
     pub(crate) fn new(title: impl Into<String>) -> Self {
-        Contest {
+        Comparison {
             title: title.into(),
-            contestants: Vec::new(),
-            left_out: Vec::new(),
+            candidates: Vec::new(),
+            skipped: Vec::new(),
         }
     }
 
-    pub(crate) fn add(&mut self, name: impl Into<String>, tolerance: f32, work: Box<dyn Peer + 'a>) {
-        self.contestants.push(Contestant {
+    pub(crate) fn add(&mut self, name: impl Into<String>, tolerance: f32, workload: Box<dyn Peer + 'a>) {
+        self.candidates.push(Candidate {
             name: name.into(),
             tolerance,
-            work,
+            workload,
             times: 1,
         });
     }
 
     /// Names one that cannot take part.
     pub(crate) fn leave_out(&mut self, name: impl Into<String>, why: &(impl Display + ?Sized)) {
-        self.left_out.push((name.into(), why.to_string()));
+        self.skipped.push((name.into(), why.to_string()));
     }
 
-    /// Compares results, then times. With `warms`, each contestant warms its device up before every turn: a GPU lowers its
+    /// Compares results, then times. With `warms`, each candidate warms its device up before every turn: a GPU lowers its
     /// clock while others have theirs.
     pub(crate) fn run(mut self, turns: usize, warms: bool) {
         println!("\n{}", self.title);
-        for (name, why) in &self.left_out {
+        for (name, why) in &self.skipped {
             println!("{name:28} left out: {why}");
         }
         let mut reference: Option<Vec<f32>> = None;
         let mut errors = Vec::new();
-        self.contestants.retain_mut(|c| {
-            let result = match c.work.result() {
+        self.candidates.retain_mut(|c| {
+            let result = match c.workload.result() {
                 Ok(result) => result,
                 Err(e) => {
                     println!("{:28} left out: {e}", c.name);
@@ -137,16 +137,16 @@ impl<'a> Contest<'a> {
             }
             agrees
         });
-        for c in &mut self.contestants {
+        for c in &mut self.candidates {
             // What compiles at first has done so after the second time.
-            let once = (0..2).filter_map(|_| c.work.time(1).ok()).fold(f64::INFINITY, f64::min);
+            let once = (0..2).filter_map(|_| c.workload.time(1).ok()).fold(f64::INFINITY, f64::min);
             c.times = (TURN / once).ceil().clamp(1.0, 1e5) as u32;
         }
-        let mut times = vec![Vec::with_capacity(turns); self.contestants.len()];
+        let mut times = vec![Vec::with_capacity(turns); self.candidates.len()];
         for _ in 0..turns.max(1) {
-            for (c, times) in self.contestants.iter_mut().zip(&mut times) {
+            for (c, times) in self.candidates.iter_mut().zip(&mut times) {
                 let warm = if warms { c.warm_up() } else { Ok(()) };
-                match warm.and_then(|()| c.work.time(c.times)) {
+                match warm.and_then(|()| c.workload.time(c.times)) {
                     Ok(seconds) => times.push(seconds),
                     Err(e) => println!("{:28} failed: {e}", c.name),
                 }
@@ -155,7 +155,7 @@ impl<'a> Contest<'a> {
         let medians: Vec<f64> = times.into_iter().map(median).collect();
         let first = medians.first().copied().unwrap_or_default();
         println!("{:28} {:>10} {:>8} {:>10}", "", "ms", "ratio", "off by");
-        for ((c, time), error) in self.contestants.iter().zip(&medians).zip(&errors) {
+        for ((c, time), error) in self.candidates.iter().zip(&medians).zip(&errors) {
             println!(
                 "{:28} {:>10.3} {:>8.2} {:>10.1e}",
                 c.name,

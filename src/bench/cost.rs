@@ -7,7 +7,7 @@ use crate::{ExecutionPlan, registry};
 
 /// Operations, bytes and launches of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Demand {
+pub struct WorkloadCost {
     /// Operations; a multiplication and an addition are two.
     pub flops: u64,
     /// Bytes that are read and written at least once, by each dispatch for itself.
@@ -18,10 +18,10 @@ pub struct Demand {
     pub dispatches: u64,
 }
 
-impl Demand {
+impl WorkloadCost {
     /// What a step of a plan asks of a device, its update included.
     pub fn of(plan: &ExecutionPlan, device: &dyn Device) -> Self {
-        let mut demand = Demand::default();
+        let mut cost = WorkloadCost::default();
         for segment in &plan.segments {
             let mut chain = vec![0u64; plan.levels(segment)];
             for dispatch in &plan.dispatches[segment.range()] {
@@ -31,15 +31,15 @@ impl Demand {
                 let level = &mut chain[dispatch.level as usize];
                 *level = (*level).max(launches);
                 if let Some(op) = registry::op(&dispatch.kernel.name) {
-                    let cost = op.cost(&kernel.call());
-                    demand.flops = demand.flops.saturating_add(cost.flops);
-                    demand.bytes = demand.bytes.saturating_add(cost.bytes);
+                    let own = op.cost(&kernel.call());
+                    cost.flops = cost.flops.saturating_add(own.flops);
+                    cost.bytes = cost.bytes.saturating_add(own.bytes);
                 }
-                demand.dispatches += 1;
+                cost.dispatches += 1;
             }
-            demand.launches += chain.iter().sum::<u64>();
+            cost.launches += chain.iter().sum::<u64>();
         }
-        demand
+        cost
     }
 
     /// Operations a byte.

@@ -1,31 +1,35 @@
-//! Matrix products, attention and convolutions: works that are bound by arithmetic where they are large.
+//! Matrix products, attention and convolutions: workloads that are bound by arithmetic where they are large.
 
 use crate::DType;
-use crate::bench::{Sizes, Suite, Work};
+use crate::bench::{Sizes, Suite, Workload};
 use crate::ops::{AttentionOptions, Conv2dOptions, Pool2dOptions};
 
 /// `[m, k]` times `[k, n]`. Of one row nothing is rounded, whatever the precision.
-fn product([m, n, k]: [usize; 3]) -> Work {
-    let work = Work::inference(Suite::Matmul, format!("matmul {m}x{n}x{k}"), move |g| {
+fn product([m, n, k]: [usize; 3]) -> Workload {
+    let workload = Workload::inference(Suite::Matmul, format!("matmul {m}x{n}x{k}"), move |g| {
         let (a, b) = (g.input("a", &[m, k]), g.input("b", &[k, n]));
         g.matmul(a, b)
     });
-    if m == 1 { work } else { work.in_both_precisions() }
+    if m == 1 {
+        workload
+    } else {
+        workload.in_both_precisions()
+    }
 }
 
-pub(super) fn matmul(sizes: Sizes) -> Vec<Work> {
+pub(super) fn matmul(sizes: Sizes) -> Vec<Workload> {
     let edges: &[usize] = sizes.pick(
         &[32, 64, 128, 256],
         &[64, 128, 256, 512, 1024, 2048],
         &[128, 256, 512, 1024, 2048, 4096, 8192],
     );
-    let mut works: Vec<Work> = edges
+    let mut workloads: Vec<Workload> = edges
         .iter()
         .map(|&n| product([n, n, n]).in_series("square products", "rows", n))
         .collect();
     let edge = sizes.pick(128, 512, 2048);
-    works.push(
-        Work::inference(
+    workloads.push(
+        Workload::inference(
             Suite::Matmul,
             format!("matmul {edge}x{edge}x{edge}, A transposed"),
             move |g| {
@@ -35,8 +39,8 @@ pub(super) fn matmul(sizes: Sizes) -> Vec<Work> {
         )
         .in_both_precisions(),
     );
-    works.push(
-        Work::inference(
+    workloads.push(
+        Workload::inference(
             Suite::Matmul,
             format!("matmul {edge}x{edge}x{edge}, B transposed"),
             move |g| {
@@ -46,8 +50,8 @@ pub(super) fn matmul(sizes: Sizes) -> Vec<Work> {
         )
         .in_both_precisions(),
     );
-    works.push(
-        Work::inference(
+    workloads.push(
+        Workload::inference(
             Suite::Matmul,
             format!("matmul {edge}x{edge}x{edge}, operands in f16"),
             move |g| {
@@ -66,15 +70,15 @@ pub(super) fn matmul(sizes: Sizes) -> Vec<Work> {
         &[[128, 1536, 576], [64, 64, 16384], [32, 10, 1024]],
         &[[128, 1536, 576], [512, 8192, 2048], [64, 64, 65536], [32, 10, 1024]],
     );
-    works.extend(shapes.iter().map(|&shape| product(shape)));
+    workloads.extend(shapes.iter().map(|&shape| product(shape)));
     let lengths: &[usize] = sizes.pick(&[256, 512], &[512, 1024, 2048, 4096], &[1024, 2048, 4096, 8192, 16384]);
-    works.extend(
+    workloads.extend(
         lengths
             .iter()
             .map(|&n| product([1, n, n]).in_series("one row by a square matrix", "columns", n)),
     );
     let columns = sizes.pick(512, 4096, 8192);
-    works.push(Work::inference(
+    workloads.push(Workload::inference(
         Suite::Matmul,
         format!("matmul 1x{columns}x{columns}, B transposed"),
         move |g| {
@@ -82,14 +86,14 @@ pub(super) fn matmul(sizes: Sizes) -> Vec<Work> {
             g.matmul_bt(a, b)
         },
     ));
-    works
+    workloads
 }
 
-pub(super) fn attention(sizes: Sizes) -> Vec<Work> {
+pub(super) fn attention(sizes: Sizes) -> Vec<Workload> {
     let (heads, width) = sizes.pick((2, 32), (8, 64), (16, 64));
     let dim = heads as usize * width as usize;
     let causal = move |rows: usize| {
-        Work::inference(
+        Workload::inference(
             Suite::Attention,
             format!("causal, {heads} heads of {width}, {rows} rows"),
             move |g| {
@@ -105,11 +109,11 @@ pub(super) fn attention(sizes: Sizes) -> Vec<Work> {
         &[128, 256, 512, 1024, 2048],
         &[256, 512, 1024, 2048, 4096, 8192],
     );
-    let mut works: Vec<Work> = lengths.iter().map(|&rows| causal(rows)).collect();
+    let mut workloads: Vec<Workload> = lengths.iter().map(|&rows| causal(rows)).collect();
     let rows = sizes.pick(64, 512, 2048);
     let shared = heads / 2;
-    works.push(
-        Work::inference(
+    workloads.push(
+        Workload::inference(
             Suite::Attention,
             format!("full, {heads} heads of {width}, {rows} rows"),
             move |g| {
@@ -119,8 +123,8 @@ pub(super) fn attention(sizes: Sizes) -> Vec<Work> {
         )
         .in_both_precisions(),
     );
-    works.push(
-        Work::inference(
+    workloads.push(
+        Workload::inference(
             Suite::Attention,
             format!("causal, {heads} heads of {width} on {shared} of keys, {rows} rows"),
             move |g| {
@@ -131,8 +135,8 @@ pub(super) fn attention(sizes: Sizes) -> Vec<Work> {
         )
         .in_both_precisions(),
     );
-    works.push(
-        Work::gradient(
+    workloads.push(
+        Workload::gradient(
             Suite::Attention,
             format!("causal with gradients, {heads} heads of {width}, {rows} rows"),
             move |g| {
@@ -144,8 +148,8 @@ pub(super) fn attention(sizes: Sizes) -> Vec<Work> {
         .in_both_precisions(),
     );
     let cached: &[usize] = sizes.pick(&[64, 256], &[256, 1024, 4096], &[512, 2048, 8192]);
-    works.extend(cached.iter().map(|&capacity| {
-        Work::inference(
+    workloads.extend(cached.iter().map(|&capacity| {
+        Workload::inference(
             Suite::Attention,
             format!("one token to {capacity} cached, {heads} heads of {width} on {shared} of keys"),
             move |g| {
@@ -158,7 +162,7 @@ pub(super) fn attention(sizes: Sizes) -> Vec<Work> {
         .with_fixed("position", capacity as u32 - 1)
         .in_series("one token to a cache", "cached rows", capacity)
     }));
-    works
+    workloads
 }
 
 /// A convolution: channels in and out, side of the images, side of the kernel, stride.
@@ -204,7 +208,7 @@ impl Shape {
     }
 }
 
-pub(super) fn conv(sizes: Sizes) -> Vec<Work> {
+pub(super) fn conv(sizes: Sizes) -> Vec<Workload> {
     let shape = |channels, side, kernel, stride| Shape {
         channels,
         side,
@@ -222,21 +226,21 @@ pub(super) fn conv(sizes: Sizes) -> Vec<Work> {
         [shape([256, 64], 56, 1, 1), shape([3, 64], 224, 7, 2)],
     );
     let forward = |shape: Shape, batch: usize| {
-        Work::inference(Suite::Conv, shape.name(batch), move |g| {
+        Workload::inference(Suite::Conv, shape.name(batch), move |g| {
             let (x, w) = (g.input("x", &shape.images(batch)), g.input("w", &shape.weights()));
             g.conv2d(x, w, shape.options())
         })
         .in_both_precisions()
     };
     let batches: &[usize] = sizes.pick(&[1, 2, 4], &[1, 2, 4, 8], &[1, 4, 16, 64]);
-    let mut works: Vec<Work> = batches
+    let mut workloads: Vec<Workload> = batches
         .iter()
         .map(|&batch| forward(middle, batch).in_series("3x3 convolution", "images", batch))
         .collect();
     let batch = sizes.pick(1, 4, 32);
-    works.extend(others.iter().map(|&shape| forward(shape, batch)));
-    works.push(
-        Work::gradient(
+    workloads.extend(others.iter().map(|&shape| forward(shape, batch)));
+    workloads.push(
+        Workload::gradient(
             Suite::Conv,
             format!("{} with gradients", middle.name(batch)),
             move |g| {
@@ -251,7 +255,7 @@ pub(super) fn conv(sizes: Sizes) -> Vec<Work> {
         .in_both_precisions(),
     );
     let (channels, side) = sizes.pick((8, 14), (64, 56), (64, 56));
-    works.push(Work::inference(
+    workloads.push(Workload::inference(
         Suite::Conv,
         format!("depthwise 3x3, {channels} channels, {batch} of {side}x{side}"),
         move |g| {
@@ -260,7 +264,7 @@ pub(super) fn conv(sizes: Sizes) -> Vec<Work> {
             g.depthwise_conv2d(x, w, [1, 1], [1, 1], [1, 1])
         },
     ));
-    works.push(Work::inference(
+    workloads.push(Workload::inference(
         Suite::Conv,
         format!("max pool 2x2, {channels} channels, {batch} of {side}x{side}"),
         move |g| {
@@ -268,5 +272,5 @@ pub(super) fn conv(sizes: Sizes) -> Vec<Work> {
             g.max_pool2d(x, Pool2dOptions::square(2))
         },
     ));
-    works
+    workloads
 }

@@ -4,7 +4,7 @@
 //! short stage runs on one. A list says where the next such stage begins to read; asking for a line costs nothing that
 //! anybody waits for.
 
-use crate::gemm::simd::{LINE, ask};
+use crate::gemm::simd::{LINE, prefetch_line};
 
 /// Ranges that a list has room for: numbers and scales of four products that share a stage.
 const RANGES: usize = 8;
@@ -14,13 +14,13 @@ const LINES: usize = 4;
 /// Addresses, lowest first in each range. What lies there is not looked at, so that nothing has to: memory that was given
 /// back is asked for in vain.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Ahead {
+pub(crate) struct Prefetch {
     /// Where each range begins and ends.
     ranges: [[usize; 2]; RANGES],
     bytes: usize,
 }
 
-impl Ahead {
+impl Prefetch {
     /// Bytes that are asked for, at most. Threads wait for some microseconds, and a second-level cache has room for more.
     pub(crate) const MAX: usize = 96 << 10;
 
@@ -59,12 +59,12 @@ impl Ahead {
     }
 
     /// Asks for the next few lines; false if none is left.
-    pub(crate) fn ask(&mut self) -> bool {
+    pub(crate) fn prefetch_line(&mut self) -> bool {
         let Some(range) = self.ranges.iter_mut().find(|range| range[0] < range[1]) else {
             return false;
         };
         for line in 0..LINES {
-            ask(range[0].wrapping_add(line * LINE));
+            prefetch_line(range[0].wrapping_add(line * LINE));
         }
         range[0] = range[0].saturating_add(LINES * LINE).min(range[1]);
         true
@@ -79,38 +79,38 @@ mod tests {
     fn neighbours_are_one_range_and_there_is_a_limit() {
         let memory = vec![0u8; 4 << 10];
         let at = |offset: usize| memory.as_ptr().wrapping_add(offset);
-        let mut ahead = Ahead::default();
-        ahead.push(at(0), 512);
-        ahead.push(at(2048), 64);
-        ahead.push(at(512), 512);
-        ahead.push(at(2112), 64);
-        let asked = |mut ahead: Ahead| (0..).take_while(|_| ahead.ask()).count();
-        assert_eq!((ahead.bytes, asked(ahead)), (1152, 5));
-        ahead.push(at(3000), Ahead::MAX);
-        assert!(ahead.is_full());
-        assert_eq!(ahead.bytes, Ahead::MAX);
-        ahead.push(at(0), 64);
-        assert_eq!(ahead.bytes, Ahead::MAX);
-        assert_eq!(asked(Ahead::default()), 0);
+        let mut prefetch = Prefetch::default();
+        prefetch.push(at(0), 512);
+        prefetch.push(at(2048), 64);
+        prefetch.push(at(512), 512);
+        prefetch.push(at(2112), 64);
+        let asked = |mut prefetch: Prefetch| (0..).take_while(|_| prefetch.prefetch_line()).count();
+        assert_eq!((prefetch.bytes, asked(prefetch)), (1152, 5));
+        prefetch.push(at(3000), Prefetch::MAX);
+        assert!(prefetch.is_full());
+        assert_eq!(prefetch.bytes, Prefetch::MAX);
+        prefetch.push(at(0), 64);
+        assert_eq!(prefetch.bytes, Prefetch::MAX);
+        assert_eq!(asked(Prefetch::default()), 0);
     }
 
     #[test]
     fn more_ranges_than_there_is_room_for() {
         let memory = vec![0u8; 4 << 10];
-        let mut ahead = Ahead::default();
+        let mut prefetch = Prefetch::default();
         for i in 0..2 * RANGES {
-            ahead.push(memory.as_ptr().wrapping_add(200 * i), 100);
+            prefetch.push(memory.as_ptr().wrapping_add(200 * i), 100);
         }
-        assert_eq!(ahead.bytes, 100 * RANGES);
+        assert_eq!(prefetch.bytes, 100 * RANGES);
     }
 
     /// Nothing has to be there.
     #[test]
     fn memory_of_nobody() {
-        let mut ahead = Ahead::default();
-        ahead.push(std::ptr::without_provenance(64), 1024);
-        ahead.push(std::ptr::without_provenance(usize::MAX - 100), 100);
-        assert!((0..5).all(|_| ahead.ask()));
-        assert!(!ahead.ask());
+        let mut prefetch = Prefetch::default();
+        prefetch.push(std::ptr::without_provenance(64), 1024);
+        prefetch.push(std::ptr::without_provenance(usize::MAX - 100), 100);
+        assert!((0..5).all(|_| prefetch.prefetch_line()));
+        assert!(!prefetch.prefetch_line());
     }
 }

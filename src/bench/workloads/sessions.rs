@@ -1,14 +1,14 @@
 //! What sessions cost beside their kernels.
 
 use super::adamw;
-use crate::bench::{Sizes, Suite, Task, Work};
+use crate::bench::{Sizes, Suite, Task, Workload};
 use crate::nn::models::{LlamaConfig, language_model, mlp_classifier};
 use crate::{Graph, Mode};
 
 /// A model, by name and graph.
 type Model = (&'static str, fn() -> Graph);
 
-pub(super) fn session(sizes: Sizes) -> Vec<Work> {
+pub(super) fn session(sizes: Sizes) -> Vec<Workload> {
     let mlp: Model = ("mlp, training", || mlp_classifier(32, 784, 10));
     let small: Model = ("llama of 4 blocks, training", || {
         let config = LlamaConfig::small(1000);
@@ -24,19 +24,19 @@ pub(super) fn session(sizes: Sizes) -> Vec<Work> {
         ("plan is read from its file", Task::CachedBuild),
         ("session is opened for its plan", Task::Open),
     ];
-    let mut works: Vec<Work> = Vec::new();
+    let mut workloads: Vec<Workload> = Vec::new();
     for (name, graph) in models {
-        works.extend(tasks.map(|(what, task)| {
-            Work::of(Suite::Session, format!("{name}: {what}"), Mode::Training, graph)
+        workloads.extend(tasks.map(|(what, task)| {
+            Workload::of(Suite::Session, format!("{name}: {what}"), Mode::Training, graph)
                 .updating(adamw())
                 .timing(task)
         }));
     }
     let lengths: &[usize] = sizes.pick(&[1, 10, 100], &[1, 10, 100, 1000], &[1, 10, 100, 1000]);
-    works.extend(lengths.iter().map(|&calls| {
+    workloads.extend(lengths.iter().map(|&calls| {
         // Nothing but overhead: each waits for the one before, and products of products are not joined. This one swaps
         // columns, so that numbers stay as large as they are.
-        Work::inference(Suite::Session, format!("a step of {calls} products of 2x2"), move |g| {
+        Workload::inference(Suite::Session, format!("a step of {calls} products of 2x2"), move |g| {
             let x = g.input("x", &[2, 2]);
             let swap = g.constant(vec![0.0, 1.0, 1.0, 0.0], &[2, 2]);
             (0..calls).fold(x, |x, _| g.matmul(x, swap))
@@ -47,8 +47,8 @@ pub(super) fn session(sizes: Sizes) -> Vec<Work> {
     for &log in lengths {
         let length = 1usize << log;
         let kilobytes = length * 4 / 1024;
-        works.push(
-            Work::inference(Suite::Session, format!("upload of {kilobytes} KiB"), move |g| {
+        workloads.push(
+            Workload::inference(Suite::Session, format!("upload of {kilobytes} KiB"), move |g| {
                 let x = g.input("x", &[length]);
                 let some = g.slice(x, &[0], &[16]);
                 g.neg(some)
@@ -56,8 +56,8 @@ pub(super) fn session(sizes: Sizes) -> Vec<Work> {
             .timing(Task::Upload)
             .in_series("upload", "bytes", length * 4),
         );
-        works.push(
-            Work::inference(Suite::Session, format!("read-back of {kilobytes} KiB"), move |g| {
+        workloads.push(
+            Workload::inference(Suite::Session, format!("read-back of {kilobytes} KiB"), move |g| {
                 let x = g.input("x", &[length]);
                 g.neg(x)
             })
@@ -65,5 +65,5 @@ pub(super) fn session(sizes: Sizes) -> Vec<Work> {
             .in_series("read-back", "bytes", length * 4),
         );
     }
-    works
+    workloads
 }

@@ -1,4 +1,4 @@
-//! Rows in [`Bands`](crate::order::Bands) of sixteen, for AVX-512 with VNNI: a register has four neighbouring numbers of each
+//! Rows in [`Panels`](crate::order::Panels) of sixteen, for AVX-512 with VNNI: a register has four neighbouring numbers of each
 //! row, or their bytes. Sums and scales have a lane for each row, so that nothing is added across lanes, and scales are
 //! converted and multiplied sixteen at a time.
 //!
@@ -13,15 +13,15 @@ use super::integers::{DIGIT_BITS, DIGITS, Group, Integers};
 use super::kernels::{BAND, BandKernels, Bytes, HalfBytes, UNIT};
 use super::{BlockFormat, Rows, Storage};
 use crate::gemm::Kernel;
-use crate::gemm::simd::{LINE, ask};
+use crate::gemm::simd::{LINE, prefetch_line};
 
 /// Steps of a block, of four numbers each.
 const STEPS: usize = BLOCK / 4;
-/// Bytes ahead that are asked for, in the second-level cache: a band is read as one stream, and tasks of a thread follow each
+/// Bytes prefetch that are asked for, in the second-level cache: a panel is read as one stream, and tasks of a thread follow each
 /// other.
 const AHEAD: usize = 16 << 10;
 
-/// The kernels for a storage, where rows are better in bands.
+/// The kernels for a storage, where rows are better in panels.
 pub(super) fn beside(kernel: Kernel, storage: Storage) -> Option<&'static BandKernels> {
     static HALF_BYTES: BandKernels = kernels::<HalfBytes>();
     static BYTES: BandKernels = kernels::<Bytes>();
@@ -42,7 +42,7 @@ const fn kernels<F: Banded>() -> BandKernels {
     }
 }
 
-/// A storage in bands. Blocks are those of all rows of a band: as many units as one row's, each of a register.
+/// A storage in panels. Blocks are those of all rows of a panel: as many units as one row's, each of a register.
 trait Banded {
     /// Bytes of a row's block.
     const BYTES: usize;
@@ -131,15 +131,15 @@ impl Banded for Bytes {
 // SAFETY of the loads and intrinsics below: the CPU has AVX-512 with VNNI and BW, and the pointers are valid for what is read,
 // as the functions demand of their callers.
 
-/// Asks for what lies ahead of some bytes.
+/// Asks for what lies before some bytes.
 #[inline(always)]
 fn ask_ahead(at: *const u8, bytes: usize) {
     for line in (0..bytes).step_by(LINE) {
-        ask(at.addr().wrapping_add(AHEAD + line));
+        prefetch_line(at.addr().wrapping_add(AHEAD + line));
     }
 }
 
-/// Scales of a band's blocks of this number.
+/// Scales of a panel's blocks of this number.
 ///
 /// # Safety
 ///
@@ -152,15 +152,15 @@ unsafe fn scales_of(scales: *const u16, block: usize) -> __m512 {
 
 /// # Safety
 ///
-/// As for [`Integers::product`], with whole bands.
+/// As for [`Integers::product`], with whole panels.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni,f16c")]
 unsafe fn integers<F: Banded>(x: *const Group, weights: Rows, cols: usize, y: *mut f32) {
     let blocks = weights.k / BLOCK;
-    for band in (0..cols).step_by(BAND) {
-        // SAFETY: blocks of the band, groups of the row, and the band's results.
+    for panel in (0..cols).step_by(BAND) {
+        // SAFETY: blocks of the panel, groups of the row, and the panel's results.
         unsafe {
-            let numbers = weights.numbers.add(band * blocks * F::BYTES);
-            let scales = weights.scales.add(band * blocks);
+            let numbers = weights.numbers.add(panel * blocks * F::BYTES);
+            let scales = weights.scales.add(panel * blocks);
             let mut sum = _mm512_setzero_ps();
             for block in 0..blocks {
                 let at = numbers.add(block * F::BYTES * BAND);
@@ -191,7 +191,7 @@ unsafe fn integers<F: Banded>(x: *const Group, weights: Rows, cols: usize, y: *m
                 let scales = _mm512_mul_ps(scales_of(scales, block), _mm512_set1_ps(group.scale(index)));
                 sum = _mm512_fmadd_ps(product, scales, sum);
             }
-            _mm512_storeu_ps(y.add(band), sum);
+            _mm512_storeu_ps(y.add(panel), sum);
         }
     }
     const { assert!(DIGITS == 3) };
@@ -199,15 +199,15 @@ unsafe fn integers<F: Banded>(x: *const Group, weights: Rows, cols: usize, y: *m
 
 /// # Safety
 ///
-/// As for [`super::products`], with whole bands.
+/// As for [`super::products`], with whole panels.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni,f16c")]
 unsafe fn products<F: Banded, const M: usize>(x: *const f32, weights: Rows, cols: usize, y: *mut f32, y_row: usize) {
     let (k, blocks) = (weights.k, weights.k / BLOCK);
-    for band in (0..cols).step_by(BAND) {
-        // SAFETY: blocks of the band, numbers of each row, and the band's results.
+    for panel in (0..cols).step_by(BAND) {
+        // SAFETY: blocks of the panel, numbers of each row, and the panel's results.
         unsafe {
-            let numbers = weights.numbers.add(band * blocks * F::BYTES);
-            let scales = weights.scales.add(band * blocks);
+            let numbers = weights.numbers.add(panel * blocks * F::BYTES);
+            let scales = weights.scales.add(panel * blocks);
             let mut sums = [_mm512_setzero_ps(); M];
             for block in 0..blocks {
                 let at = numbers.add(block * F::BYTES * BAND);
@@ -229,7 +229,7 @@ unsafe fn products<F: Banded, const M: usize>(x: *const f32, weights: Rows, cols
                 }
             }
             for (i, sum) in sums.into_iter().enumerate() {
-                _mm512_storeu_ps(y.add(i * y_row + band), sum);
+                _mm512_storeu_ps(y.add(i * y_row + panel), sum);
             }
         }
     }
@@ -237,12 +237,12 @@ unsafe fn products<F: Banded, const M: usize>(x: *const f32, weights: Rows, cols
 
 /// # Safety
 ///
-/// As for [`super::panels`], with a band, and room for rows of the panel that are `width` apart.
+/// As for [`super::panels`], with a panel, and room for rows of the panel that are `width` apart.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni,f16c")]
 unsafe fn panel<F: Banded>(weights: Rows, [first, len]: [usize; 2], width: usize, to: *mut f32) {
     let blocks = first / BLOCK..(first + len) / BLOCK;
     for (to_block, block) in blocks.enumerate() {
-        // SAFETY: a block of the band, and rows of the panel for it.
+        // SAFETY: a block of the panel, and rows of the panel for it.
         unsafe {
             let at = weights.numbers.add(block * F::BYTES * BAND);
             ask_ahead(at, F::BYTES * BAND);
