@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Most files that may name each other in a circle: more can neither be read nor changed one by one.
-const MOST_IN_A_CIRCLE: usize = 5;
+const MAX_CIRCLE: usize = 5;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -161,7 +161,7 @@ fn files_name_each_other_in_small_circles_only() {
         for circle in circles::circles(&texts) {
             let names: Vec<String> = circle.iter().map(|module| module.join("/")).collect();
             assert!(
-                circle.len() <= MOST_IN_A_CIRCLE,
+                circle.len() <= MAX_CIRCLE,
                 "{} files of {folder} name each other in a circle: {}",
                 circle.len(),
                 names.join(", ")

@@ -88,7 +88,7 @@ impl LossScaling {
     /// What is wrong with them.
     pub fn check(self) -> Result<(), String> {
         // Counted in f32.
-        const MOST: u32 = 1 << 24;
+        const MAX: u32 = 1 << 24;
         let (scale, exponent_only) = (self.initial(), self.initial().to_bits() & 0x007f_ffff == 0);
         let in_range = (1.0 / MAX_SCALE..=MAX_SCALE).contains(&scale);
         if !in_range || !exponent_only {
@@ -97,8 +97,8 @@ impl LossScaling {
             ));
         }
         match self {
-            LossScaling::Dynamic { interval, .. } if interval == 0 || interval > MOST => Err(format!(
-                "the loss scale cannot grow every {interval} updates; use 1 to {MOST}, or a fixed scale"
+            LossScaling::Dynamic { interval, .. } if interval == 0 || interval > MAX => Err(format!(
+                "the loss scale cannot grow every {interval} updates; use 1 to {MAX}, or a fixed scale"
             )),
             _ => Ok(()),
         }

@@ -297,7 +297,7 @@ impl Generator {
     fn read(&mut self, prompt: &[u32], goes_on: bool) -> Result<Vec<f32>> {
         let rows = self.prefill_rows;
         // A few tokens are read before another plan would be made.
-        let in_pieces = rows > 1 && prompt.len() - self.cached.len() >= rows.min(FEWEST_FOR_PIECES);
+        let in_pieces = rows > 1 && prompt.len() - self.cached.len() >= rows.min(MIN_FOR_PIECES);
         let (logits, rows) = match in_pieces {
             true => (LogitsOf::OneRow, rows),
             false => (LogitsOf::AllRows, 1),
@@ -401,7 +401,7 @@ impl Generator {
 }
 
 /// Tokens from which on a prompt is read in pieces.
-const FEWEST_FOR_PIECES: usize = 16;
+const MIN_FOR_PIECES: usize = 16;
 /// A step that adds a token.
 const TOKEN: Shape = Shape {
     rows: 1,

@@ -50,7 +50,7 @@ struct Info {
 /// Versions of the format.
 const VERSIONS: std::ops::RangeInclusive<u32> = 2..=3;
 /// Most axes of a tensor.
-const MOST_AXES: u32 = 4;
+const MAX_AXES: u32 = 4;
 /// Where tensors begin, unless the file says otherwise: at multiples of this.
 const ALIGNMENT: usize = 32;
 
@@ -232,7 +232,7 @@ fn header(bytes: &[u8]) -> std::result::Result<Header, String> {
 
 fn tensor(reader: &mut Reader) -> std::result::Result<Info, String> {
     let axes = reader.u32()?;
-    if !(1..=MOST_AXES).contains(&axes) {
+    if !(1..=MAX_AXES).contains(&axes) {
         return Err(format!("it has {axes} axes"));
     }
     let mut shape = Vec::new();

@@ -16,13 +16,13 @@ use safetensors::tensor::{Dtype, TensorView};
 struct Counting;
 
 static NOW: AtomicUsize = AtomicUsize::new(0);
-static MOST: AtomicUsize = AtomicUsize::new(0);
+static MAX: AtomicUsize = AtomicUsize::new(0);
 
 // SAFETY: forwards to the system's allocator; counting has no other effect.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let now = NOW.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
-        MOST.fetch_max(now, Ordering::Relaxed);
+        MAX.fetch_max(now, Ordering::Relaxed);
         // SAFETY: forwarded.
         unsafe { System.alloc(layout) }
     }
@@ -136,10 +136,10 @@ fn generate(folder: &std::path::Path, storage: WeightStorage, weights: usize) {
     };
     let (tokens, _) = run();
     let before = NOW.load(Ordering::Relaxed);
-    MOST.store(before, Ordering::Relaxed);
+    MAX.store(before, Ordering::Relaxed);
     let (again, forecast) = run();
     assert_eq!(again, tokens);
-    let measured = MOST.load(Ordering::Relaxed) - before;
+    let measured = MAX.load(Ordering::Relaxed) - before;
     let wanted = weights + caches;
     println!(
         "{storage:?}: weights {weights}, caches {caches}, forecast {}, measured {measured}",

@@ -1,5 +1,6 @@
-// The place of the first element of each row that comes before all others, such as the largest. The LANES threads of a row look at
-// every LANES-th element, then halve the candidates in shared memory.
+// The location of the first element of each row that comes before all others, such as the largest. The LANES threads of a row look at
+// every LANES-th element, then halve the candidates in shared memory. A row may have several workgroups (PARTS):
+// arg_reduce_join.wgsl joins what they have found.
 //
 // Twin in the oracle: core/src/ops/arg_reduce.rs.
 
@@ -9,6 +10,7 @@ const LENGTH: u32 = 1000u; // elements of a row
 const INNER: u32 = 1u; // distance of neighbours in a row
 // Rows of a workgroup, and the threads of each (a power of two). Neighbouring threads have neighbouring rows where ROWS_FIRST.
 const WIDTH: u32 = 1u; const LANES: u32 = 256u; const ROWS_FIRST: bool = false;
+const PARTS: u32 = 1u; // workgroups that take turns along a row
 const THREADS: u32 = 256u;
 
 var<storage, read> x: array<Value>;
@@ -21,7 +23,7 @@ fn load(at: u32) -> Value {
     return x[at];
 }
 
-fn store(row: u32, best: u32) {
+fn store(row: u32, part: u32, best: u32) {
     out[row] = best;
 }
 
@@ -41,13 +43,15 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let lane = select(local % LANES, local / WIDTH, ROWS_FIRST);
     // @end
     // Threads without a row do the work of the last one, and store nothing.
-    let exists = group_number * WIDTH + row_here <= ROWS - 1u;
-    let row = min(group_number * WIDTH + row_here, ROWS - 1u);
+    let exists = group_number / PARTS * WIDTH + row_here <= ROWS - 1u;
+    let row = min(group_number / PARTS * WIDTH + row_here, ROWS - 1u);
+    let part = group_number % PARTS;
+    let first = part * LANES + lane;
     let start = row / INNER * (LENGTH * INNER) + row % INNER;
     let slot = lane * WIDTH + row_here;
-    var best = min(lane, LENGTH - 1u);
+    var best = min(first, LENGTH - 1u);
     var most = load(start + best * INNER);
-    for (var k = lane + LANES; k < LENGTH; k += LANES) {
+    for (var k = first + LANES * PARTS; k < LENGTH; k += LANES * PARTS) {
         let value = load(start + k * INNER);
         if (comes_before(value, most)) {
             best = k;
@@ -73,6 +77,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     }
     // @end
     if (exists && lane == 0u) {
-        store(row, best);
+        store(row, part, best);
     }
 }

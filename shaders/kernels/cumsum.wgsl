@@ -29,7 +29,7 @@ fn store(at: u32, sum: Value) {
 }
 
 // The number of the k-th element to add.
-fn place(start: u32, k: u32) -> u32 {
+fn location(start: u32, k: u32) -> u32 {
     if (REVERSE) {
         return start + (LENGTH - 1u - k) * INNER;
     }
@@ -58,7 +58,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         for (var j = 0u; j < EACH; j += 1u) {
             let k = first + lane * EACH + j;
             if (k < LENGTH) {
-                values[j] = load(place(start, k));
+                values[j] = load(location(start, k));
                 sum += values[j];
             }
         }
@@ -83,11 +83,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
                 let k = first + lane * EACH + j;
                 if (k < LENGTH) {
                     // @if EXCLUSIVE
-                    //# store(place(start, k), sum);
+                    //# store(location(start, k), sum);
                     // @end
                     sum += values[j];
                     // @if !EXCLUSIVE
-                    store(place(start, k), sum);
+                    store(location(start, k), sum);
                     // @end
                 }
             }

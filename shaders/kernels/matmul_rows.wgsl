@@ -26,8 +26,8 @@ const ACROSS: u32 = (N + COLUMNS - 1u) / COLUMNS;
 const LENGTH: u32 = (K + PARTS - 1u) / PARTS; // terms of a part
 // In as many rounds as are needed, of about the same length.
 const TERMS: u32 = max(LENGTH / LANES, 1u);
-const MOST: u32 = max(MAX_TOGETHER / M, MIN_TOGETHER);
-const TOGETHER: u32 = TERMS / ((TERMS + MOST - 1u) / MOST);
+const MAX: u32 = max(MAX_TOGETHER / M, MIN_TOGETHER);
+const TOGETHER: u32 = TERMS / ((TERMS + MAX - 1u) / MAX);
 
 // Indices of repeats.
 const r: u32 = 0u; const q: u32 = 0u;

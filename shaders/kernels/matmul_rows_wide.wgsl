@@ -73,7 +73,7 @@ fn finish(part: u32, i: u32, product: f32) {
     out[part * (BATCH * M * N) + i] = product;
 }
 
-// Of the sums of a column's threads, every ADDERS-th from a place on, as pairs of pairs.
+// Of the sums of a column's threads, every ADDERS-th from a location on, as pairs of pairs.
 fn add_lanes(at: u32) -> f32 {
     return sums[at] + sums[at + ADDERS];
 }

@@ -85,7 +85,7 @@ fn depth_of(number: u32, along_k: bool) -> u32 {
 
 // Where shared memory has a line at a depth. Vectors are shuffled from depth to depth, so that threads that store one line at
 // several depths do not wait for the same bank.
-fn place_of(depth: u32, line: u32) -> u32 {
+fn location_of(depth: u32, line: u32) -> u32 {
     return depth * (BLOCK / WIDTH) + (line / WIDTH ^ depth % 8u);
 }
 
@@ -130,10 +130,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             let depth = depth_of(local + u * THREADS, A_ALONG_K);
             // @if A_ALONG_K && WIDTH > 1
             // @repeat q < WIDTH
-            shared_a[place_of(depth + q, line)][line % WIDTH] = a_u[q];
+            shared_a[location_of(depth + q, line)][line % WIDTH] = a_u[q];
             // @end
             // @else
-            shared_a[place_of(depth, line)] = a_u;
+            shared_a[location_of(depth, line)] = a_u;
             // @end
         }
         // @end
@@ -143,10 +143,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             let depth = depth_of(local + u * THREADS, B_ALONG_K);
             // @if B_ALONG_K && WIDTH > 1
             // @repeat q < WIDTH
-            shared_b[place_of(depth + q, line)][line % WIDTH] = b_u[q];
+            shared_b[location_of(depth + q, line)][line % WIDTH] = b_u[q];
             // @end
             // @else
-            shared_b[place_of(depth, line)] = b_u;
+            shared_b[location_of(depth, line)] = b_u;
             // @end
         }
         // @end
@@ -163,10 +163,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         }
         for (var d = 0u; d < STEP; d += 1u) {
             // @repeat u < VECTORS
-            let own_a_u = shared_a[place_of(d, own_line(y, u * WIDTH))];
+            let own_a_u = shared_a[location_of(d, own_line(y, u * WIDTH))];
             // @end
             // @repeat v < VECTORS
-            let own_b_v = shared_b[place_of(d, own_line(x, v * WIDTH))];
+            let own_b_v = shared_b[location_of(d, own_line(x, v * WIDTH))];
             // @end
             // @repeat u < VECTORS, i in u * WIDTH..(u + 1) * WIDTH, v < VECTORS, j in v * WIDTH..(v + 1) * WIDTH
             // @if WIDTH > 1

@@ -14,7 +14,7 @@ const THREADS: u32 = 256u;
 
 var<storage, read> x: array<f32>;
 var<storage, read_write> out: array<f32>;
-var<storage, read_write> places: array<u32>;
+var<storage, read_write> locations: array<u32>;
 
 fn load(at: u32) -> f32 {
     return x[at];
@@ -22,7 +22,7 @@ fn load(at: u32) -> f32 {
 
 fn store(i: u32, most: f32, best: u32) {
     out[i] = most;
-    places[i] = best;
+    locations[i] = best;
 }
 
 // lib/math.wgsl

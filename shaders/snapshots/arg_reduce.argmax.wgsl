@@ -1,7 +1,8 @@
 var<storage, read> b0: array<f32>;
 var<storage, read_write> b1: array<u32>;
-// The place of the first element of each row that comes before all others, such as the largest. The LANES threads of a row look at
-// every LANES-th element, then halve the candidates in shared memory.
+// The location of the first element of each row that comes before all others, such as the largest. The LANES threads of a row look at
+// every LANES-th element, then halve the candidates in shared memory. A row may have several workgroups (PARTS):
+// arg_reduce_join.wgsl joins what they have found.
 //
 // Twin in the oracle: core/src/ops/arg_reduce.rs.
 alias Value = f32;
@@ -12,13 +13,14 @@ const INNER: u32 = 1u;
 const WIDTH: u32 = 16u;
 const LANES: u32 = 16u;
 const ROWS_FIRST: bool = false;
+const PARTS: u32 = 1u;
 const THREADS: u32 = 256u;
 var<workgroup> all_most: array<Value, THREADS>;
 var<workgroup> all_best: array<u32, THREADS>;
 fn load(at: u32) -> Value {
     return b0[at];
 }
-fn store(row: u32, best: u32) {
+fn store(row: u32, part: u32, best: u32) {
     b1[row] = best;
 }
 // Whether a comes before b.
@@ -31,13 +33,15 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let row_here = select(local / LANES, local % WIDTH, ROWS_FIRST);
     let lane = select(local % LANES, local / WIDTH, ROWS_FIRST);
     // Threads without a row do the work of the last one, and store nothing.
-    let exists = group_number * WIDTH + row_here <= ROWS - 1u;
-    let row = min(group_number * WIDTH + row_here, ROWS - 1u);
+    let exists = group_number / PARTS * WIDTH + row_here <= ROWS - 1u;
+    let row = min(group_number / PARTS * WIDTH + row_here, ROWS - 1u);
+    let part = group_number % PARTS;
+    let first = part * LANES + lane;
     let start = row / INNER * (LENGTH * INNER) + row % INNER;
     let slot = lane * WIDTH + row_here;
-    var best = min(lane, LENGTH - 1u);
+    var best = min(first, LENGTH - 1u);
     var most = load(start + best * INNER);
-    for (var k = lane + LANES; k < LENGTH; k += LANES) {
+    for (var k = first + LANES * PARTS; k < LENGTH; k += LANES * PARTS) {
         let value = load(start + k * INNER);
         if (comes_before(value, most)) {
             best = k;
@@ -61,7 +65,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         workgroupBarrier();
     }
     if (exists && lane == 0u) {
-        store(row, best);
+        store(row, part, best);
     }
 }
 fn is_nan(x: f32) -> bool {

@@ -23,7 +23,7 @@ fn store(at: u32, sum: Value) {
     b1[at] = sum;
 }
 // The number of the k-th element to add.
-fn place(start: u32, k: u32) -> u32 {
+fn location(start: u32, k: u32) -> u32 {
     if (REVERSE) {
         return start + (LENGTH - 1u - k) * INNER;
     }
@@ -46,7 +46,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         for (var j = 0u; j < EACH; j += 1u) {
             let k = first + lane * EACH + j;
             if (k < LENGTH) {
-                values[j] = load(place(start, k));
+                values[j] = load(location(start, k));
                 sum += values[j];
             }
         }
@@ -71,7 +71,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
                 let k = first + lane * EACH + j;
                 if (k < LENGTH) {
                     sum += values[j];
-                    store(place(start, k), sum);
+                    store(location(start, k), sum);
                 }
             }
         }

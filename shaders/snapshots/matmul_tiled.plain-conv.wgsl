@@ -118,7 +118,7 @@ fn depth_of(number: u32, along_k: bool) -> u32 {
 }
 // Where shared memory has a line at a depth. Vectors are shuffled from depth to depth, so that threads that store one line at
 // several depths do not wait for the same bank.
-fn place_of(depth: u32, line: u32) -> u32 {
+fn location_of(depth: u32, line: u32) -> u32 {
     return depth * (BLOCK / WIDTH) + (line / WIDTH ^ depth % 8u);
 }
 // Line `number` of a thread within the block: its lines lie together in vectors.
@@ -159,15 +159,15 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         {
             let line = line_of(local + 0u * THREADS, A_ALONG_K);
             let depth = depth_of(local + 0u * THREADS, A_ALONG_K);
-            shared_a[place_of(depth + 0u, line)][line % WIDTH] = a_0[0u];
-            shared_a[place_of(depth + 1u, line)][line % WIDTH] = a_0[1u];
-            shared_a[place_of(depth + 2u, line)][line % WIDTH] = a_0[2u];
-            shared_a[place_of(depth + 3u, line)][line % WIDTH] = a_0[3u];
+            shared_a[location_of(depth + 0u, line)][line % WIDTH] = a_0[0u];
+            shared_a[location_of(depth + 1u, line)][line % WIDTH] = a_0[1u];
+            shared_a[location_of(depth + 2u, line)][line % WIDTH] = a_0[2u];
+            shared_a[location_of(depth + 3u, line)][line % WIDTH] = a_0[3u];
         }
         {
             let line = line_of(local + 0u * THREADS, B_ALONG_K);
             let depth = depth_of(local + 0u * THREADS, B_ALONG_K);
-            shared_b[place_of(depth, line)] = b_0;
+            shared_b[location_of(depth, line)] = b_0;
         }
         workgroupBarrier();
         let next = done + STEP;
@@ -177,8 +177,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             b_0 = load_b(batch, first_column + line_of(local + 0u * THREADS, B_ALONG_K), next_k + depth_of(local + 0u * THREADS, B_ALONG_K));
         }
         for (var d = 0u; d < STEP; d += 1u) {
-            let own_a_0 = shared_a[place_of(d, own_line(y, 0u * WIDTH))];
-            let own_b_0 = shared_b[place_of(d, own_line(x, 0u * WIDTH))];
+            let own_a_0 = shared_a[location_of(d, own_line(y, 0u * WIDTH))];
+            let own_b_0 = shared_b[location_of(d, own_line(x, 0u * WIDTH))];
             sum_0_0 = fma(own_a_0[0u % WIDTH], own_b_0[0u % WIDTH], sum_0_0);
             sum_0_1 = fma(own_a_0[0u % WIDTH], own_b_0[1u % WIDTH], sum_0_1);
             sum_0_2 = fma(own_a_0[0u % WIDTH], own_b_0[2u % WIDTH], sum_0_2);

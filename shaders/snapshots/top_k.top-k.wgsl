@@ -1,7 +1,7 @@
 var<storage, read> b0: array<f32>;
 var<storage, read_write> b1: array<f32>;
 var<storage, read_write> b2: array<u32>;
-// The K largest elements along an axis, with their places, in descending order, NaN first: a thread for each element counts those
+// The K largest elements along an axis, with their locations, in descending order, NaN first: a thread for each element counts those
 // that come before it, and so knows its own rank. Of equal elements the first comes first.
 //
 // Twin in the oracle: core/src/ops/top_k.rs.
@@ -14,9 +14,9 @@ const THREADS: u32 = 256u;
 fn load(at: u32) -> Value {
     return b0[at];
 }
-fn store(at: u32, value: Value, place: u32) {
+fn store(at: u32, value: Value, location: u32) {
     b1[at] = value;
-    b2[at] = place;
+    b2[at] = location;
 }
 // Whether a comes before b.
 fn comes_before(a: Value, b: Value) -> bool {
@@ -30,18 +30,18 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         return;
     }
     let outer = i / (LENGTH * INNER);
-    let place = i / INNER % LENGTH;
+    let location = i / INNER % LENGTH;
     let start = outer * (LENGTH * INNER) + i % INNER;
     let own = load(i);
     var rank = 0u;
     for (var q = 0u; q < LENGTH; q += 1u) {
         let other = load(start + q * INNER);
-        if (comes_before(other, own) || q < place && !comes_before(own, other)) {
+        if (comes_before(other, own) || q < location && !comes_before(own, other)) {
             rank += 1u;
         }
     }
     if (rank < K) {
-        store((outer * K + rank) * INNER + i % INNER, own, place);
+        store((outer * K + rank) * INNER + i % INNER, own, location);
     }
 }
 fn is_nan(x: f32) -> bool {

@@ -15,11 +15,11 @@ use meganeura_core::{DType, TensorType, registry};
 use super::roles::{Role, role, stands_for};
 
 /// Most nodes of a body.
-const MOST_NODES: usize = 400;
+const MAX_NODES: usize = 400;
 /// Most elements of a table of constants.
-const MOST_CONSTANTS: usize = 4 << 20;
+const MAX_CONSTANTS: usize = 4 << 20;
 /// Deepest decomposition of decompositions.
-const MOST_DEPTH: usize = 12;
+const MAX_DEPTH: usize = 12;
 
 /// A value of a body, by its number.
 pub(crate) type Id = usize;
@@ -124,7 +124,7 @@ impl Body {
 
     /// Operands of the dispatch whose elements nothing uses but one call.
     pub(crate) fn only_used_by(&self, call: Id) -> Vec<usize> {
-        // Those whose elements a value is, at whatever places.
+        // Those whose elements a value is, at whatever locations.
         let mut operand_of: Vec<Option<usize>> = Vec::with_capacity(self.nodes.len());
         let mut used = Vec::new();
         for (id, node) in self.nodes.iter().enumerate() {
@@ -209,7 +209,7 @@ impl Builder {
         outputs: &[TensorType],
         depth: usize,
     ) -> Result<Vec<Id>, String> {
-        if depth > MOST_DEPTH || self.nodes.len() > MOST_NODES {
+        if depth > MAX_DEPTH || self.nodes.len() > MAX_NODES {
             return Err("it is too large for one kernel".into());
         }
         if let Some(operand) = stands_for(op.name()) {
@@ -303,7 +303,7 @@ fn constant_of(dtype: DType, bytes: &[u8]) -> Result<Constant, String> {
     if dtype != DType::F32 && words.iter().zip(0u32..).all(|(&w, i)| w == first.wrapping_add(i)) {
         return Ok(Constant::Count(first));
     }
-    match words.len() <= MOST_CONSTANTS {
+    match words.len() <= MAX_CONSTANTS {
         true => Ok(Constant::Table(words.into())),
         false => Err("its decomposition has a large table of constants".into()),
     }

@@ -1,4 +1,4 @@
-//! Key-value caches: rows written in place, as they are or turned on the way.
+//! Key-value caches: rows written in place, as they are or transposed.
 
 use meganeura_core::DType;
 use meganeura_core::backend::KernelDesc;
@@ -8,8 +8,8 @@ use super::body::{Body, Def, Node};
 use super::emit::Emitter;
 use super::files;
 use super::kernel::{CompileCx, Compiled, Launch};
+use super::location::{self, Base};
 use super::module::Module;
-use super::place::{self, Base};
 use super::template::Template;
 
 /// Operators of this file, with what the new rows and their positions become before they are written.
@@ -54,8 +54,8 @@ fn write(cx: &CompileCx, before: Option<&str>) -> Result<Vec<Launch>, String> {
     let body = new_rows(&kernel, before)?;
     let mut e = Emitter::new(&body, &rows_cx);
     let base = Base::new("i", types[0].numel());
-    let place = place::split(&base, 1, &types[0].shape);
-    let (code, value) = e.writing_block(&base, |e| e.value(body.results[0], &place))?;
+    let location = location::split(&base, 1, &types[0].shape);
+    let (code, value) = e.writing_block(&base, |e| e.value(body.results[0], &location))?;
     e.module.uses_faults();
     let template = Template::new(files::CACHE_WRITE)
         .returns("load_position", "", &e.module.load(1, "sequence"))

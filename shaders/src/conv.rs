@@ -1,14 +1,14 @@
-//! Convolutions and their derivatives as sums of products: patches of images are found as they are needed.
+//! Convolutions and their derivatives as contractions: patches of images are found as they are needed.
 
 use meganeura_core::TensorType;
 use meganeura_core::ops::{Call, Conv2dDims};
 
 use super::body::{Body, Def, Id};
+use super::contraction::{Contraction, Sizes};
 use super::emit::Emitter;
 use super::kernel::{CompileCx, Compiled};
 use super::library;
-use super::place::{self, Base};
-use super::products::{Products, Sizes};
+use super::location::{self, Base};
 use super::template::{Functions, Inlined, Template};
 use super::tiled;
 
@@ -104,7 +104,7 @@ impl Convolution {
         let id = self.operands[operand];
         let index = e.bind(&found.value)?;
         let shape = &e.body.ty(id).shape;
-        let value = e.value(id, &place::split(&Base::new(&index, shape.numel()), 1, shape))?;
+        let value = e.value(id, &location::split(&Base::new(&index, shape.numel()), 1, shape))?;
         match found.variable("inside") {
             Some(inside) => e.bind(&format!("select(0.0, {value}, {inside})")),
             None => Ok(value),
@@ -121,7 +121,7 @@ impl Convolution {
     }
 }
 
-impl Products for Convolution {
+impl Contraction for Convolution {
     fn sizes(&self) -> Sizes {
         let (d, [cg, og]) = (&self.dims, channels(&self.dims));
         let (input, output, taps) = (plane(d.input), plane(d.output), plane(d.kernel));

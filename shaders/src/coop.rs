@@ -1,47 +1,47 @@
-//! Sums of products on the matrix units of a GPU, through cooperative matrices: what `tiled.rs` does with
+//! Contractions on the cooperative matrices of a GPU, through cooperative matrices: what `tiled.rs` does with
 //! single threads, done by subgroups.
 //!
 //! A workgroup computes a block of the result, each of its subgroups a part of it, held as square tiles in registers.
 //! It goes over the summed dimension in steps: pieces of both operands are rounded to the units' input type and put
-//! into shared memory as they lie in memory, the next ones are on their way from memory meanwhile, and every subgroup
+//! into shared memory as they lie in memory, the next ones are prefetched meanwhile, and every subgroup
 //! multiplies tiles. In the end tiles are stored as they are, or go through shared memory to what follows the product.
 //!
-//! Products that are too small for many blocks are bound by waiting for memory: of few rows, which have but one row of tiles, and
-//! of few blocks. They have small blocks, whose subgroups share the terms of a step, and several steps on their way.
+//! Contraction that are too small for many blocks are bound by waiting for memory: of few rows, which have but one row of tiles, and
+//! of few blocks. They have small blocks, whose subgroups share the terms of a step, and several steps in flight.
 
 mod block;
 mod tail;
 
+use super::contraction::{Contraction, Sizes, contraction_of};
 use super::emit::Emitter;
+use super::epilogue::{self, Plain, Sink};
 use super::files;
 use super::fold::{pairwise, sum};
 use super::kernel::Launch;
 pub use super::limits::CoopConfig;
-use super::products::{Products, Sizes, product_of};
-use super::sums::{self, Plain, Sink};
 use super::template::Template;
 pub(super) use block::Block;
 use tail::Tail;
 
-/// Workgroups of two by two tiles from which on a product is given to the matrix units.
+/// Workgroups of two by two tiles from which on a product is given to the cooperative matrices.
 pub const MIN_COOP_WORKGROUPS: u32 = 128;
 /// The same of long sums.
 pub const MIN_COOP_WORKGROUPS_HIGH_K: usize = 32;
 /// Terms of a long sum.
 const HIGH_K: usize = 1024;
 /// Fewest steps of a part of the summed dimension: a launch that puts parts together takes as long as some.
-const FEWEST_STEPS: usize = 8;
+const MIN_STEPS: usize = 8;
 
 /// Most rows of a product with few.
 const FEW_ROWS: usize = 16;
 /// Elements of the matrix from which on it is worth the units.
-const FEWEST_ELEMENTS: usize = 1 << 16;
+const MIN_ELEMENTS: usize = 1 << 16;
 /// Multiplications from which on one of more rows is.
-const FEWEST_PRODUCTS: usize = 1 << 21;
+const MIN_MULTIPLICATIONS: usize = 1 << 21;
 /// Terms from which on products of few rows are worth the units, whose steps have at least twice as many.
-const FEWEST_TERMS: usize = 64;
+const MIN_TERMS: usize = 64;
 
-/// Whether matrix units are likely to be faster: whether there are enough tiles, by the number of workgroups of two by
+/// Whether cooperative matrices are likely to be faster: whether there are enough tiles, by the number of workgroups of two by
 /// two tiles each.
 pub fn prefers_coop(config: &CoopConfig, batch: usize, m: usize, n: usize, k: usize) -> bool {
     let side = 2 * config.tile_size as usize;
@@ -51,13 +51,13 @@ pub fn prefers_coop(config: &CoopConfig, batch: usize, m: usize, n: usize, k: us
 
 /// Whether a product has so few rows that large blocks are left out. What a convolution multiplies is computed element by
 /// element, which small blocks do more often.
-fn has_few_rows(products: &dyn Products) -> bool {
-    products.sizes().m <= FEW_ROWS && products.is_by_rows()
+fn has_few_rows(contraction: &dyn Contraction) -> bool {
+    contraction.sizes().m <= FEW_ROWS && contraction.is_by_rows()
 }
 
 /// A product cut into blocks.
 pub(super) struct Blocks<'a> {
-    products: &'a dyn Products,
+    contraction: &'a dyn Contraction,
     sizes: Sizes,
     config: CoopConfig,
     block: Block,
@@ -80,7 +80,7 @@ impl Cut {
     /// `k` terms in as many parts as are wanted, or fewer: each has some steps, and rounding up may leave fewer.
     fn new(k: usize, step: usize, wanted: usize) -> Self {
         let length = k
-            .div_ceil(wanted.min(k / (FEWEST_STEPS * step)).max(1))
+            .div_ceil(wanted.min(k / (MIN_STEPS * step)).max(1))
             .next_multiple_of(step);
         let parts = k.div_ceil(length);
         Cut {
@@ -92,33 +92,33 @@ impl Cut {
 
     /// The same, in parts of equal lengths if about as many have them, and in `most` parts at most.
     fn even(k: usize, step: usize, wanted: usize, most: usize) -> Self {
-        let most = most.min(k / (FEWEST_STEPS * step)).max(1);
-        Cut::new(k, step, sums::even_parts(k.div_ceil(step), wanted, most))
+        let most = most.min(k / (MIN_STEPS * step)).max(1);
+        Cut::new(k, step, epilogue::even_parts(k.div_ceil(step), wanted, most))
     }
 }
 
 impl<'a> Blocks<'a> {
     /// `None` where single threads are likely to be faster.
-    pub(super) fn new(products: &'a dyn Products, config: CoopConfig, total: usize) -> Option<Self> {
-        let sizes = products.sizes();
+    pub(super) fn new(contraction: &'a dyn Contraction, config: CoopConfig, total: usize) -> Option<Self> {
+        let sizes = contraction.sizes();
         let Sizes { batch, m, n, k } = sizes;
         let tile = config.tile_size as usize;
         let products_of = |m: usize| batch.saturating_mul(m).saturating_mul(n).saturating_mul(k);
         let prefers = prefers_coop(&config, batch, m, n, k);
-        let is_few = has_few_rows(products);
+        let is_few = has_few_rows(contraction);
         let is_large = match config.min_workgroups {
             0 => true,
             // Fewer were asked for.
             groups if groups > MIN_COOP_WORKGROUPS => prefers,
-            _ if is_few => (products_of(1) >= FEWEST_ELEMENTS && k >= FEWEST_TERMS) || prefers,
-            _ => (products_of(m) >= FEWEST_PRODUCTS && m > FEW_ROWS) || prefers,
+            _ if is_few => (products_of(1) >= MIN_ELEMENTS && k >= MIN_TERMS) || prefers,
+            _ => (products_of(m) >= MIN_MULTIPLICATIONS && m > FEW_ROWS) || prefers,
         };
         if k == 0 || !is_large || !matches!(tile, 8 | 16) {
             return None;
         }
         let block = Block::usual(&config, &sizes, is_few)?;
         let wanted = block.usual_parts(&sizes, is_few);
-        let blocks = Blocks::of(products, config, total, block, wanted)?;
+        let blocks = Blocks::of(contraction, config, total, block, wanted)?;
         // Of smaller ones it was not measured how many there are at a time.
         Some(match Block::largest(&config) == Some(block) {
             true => blocks.with_tail(),
@@ -126,17 +126,17 @@ impl<'a> Blocks<'a> {
         })
     }
 
-    /// All ways to cut it, as blocks and numbers of parts.
-    pub(super) fn all(products: &'a dyn Products, config: CoopConfig, total: usize) -> Vec<Self> {
-        let sizes = products.sizes();
+    /// All variants to cut it, as blocks and numbers of parts.
+    pub(super) fn all(contraction: &'a dyn Contraction, config: CoopConfig, total: usize) -> Vec<Self> {
+        let sizes = contraction.sizes();
         if sizes.k == 0 || !matches!(config.tile_size, 8 | 16) {
             return Vec::new();
         }
         let each = Block::all(&config, &sizes).into_iter().flat_map(|block| {
-            let usual = block.usual_parts(&sizes, has_few_rows(products));
+            let usual = block.usual_parts(&sizes, has_few_rows(contraction));
             let parts = [usual, 1, usual / 2, usual * 2];
-            let each = parts.map(|parts| Blocks::of(products, config, total, block, parts.max(1)));
-            let with_tail = Blocks::of(products, config, total, block, 1).map(Blocks::with_tail);
+            let each = parts.map(|parts| Blocks::of(contraction, config, total, block, parts.max(1)));
+            let with_tail = Blocks::of(contraction, config, total, block, 1).map(Blocks::with_tail);
             each.into_iter()
                 .chain([with_tail.filter(|blocks| blocks.tail.is_some())])
         });
@@ -146,19 +146,19 @@ impl<'a> Blocks<'a> {
     /// Blocks of this kind, and sums in as many parts as are wanted, or fewer; `None` where threads would not share evenly
     /// what they copy.
     fn of(
-        products: &'a dyn Products,
+        contraction: &'a dyn Contraction,
         config: CoopConfig,
         total: usize,
         mut block: Block,
         wanted: usize,
     ) -> Option<Self> {
-        let sizes = products.sizes();
+        let sizes = contraction.sizes();
         let k = sizes.k;
-        let cut = Cut::even(k, block.step, wanted, sums::most_parts(total));
+        let cut = Cut::even(k, block.step, wanted, epilogue::most_parts(total));
         // The first steps of the last part are fetched without looking for its end.
-        block.ahead = block.ahead.min(cut.last_steps);
+        block.prefetch = block.prefetch.min(cut.last_steps);
         let blocks = Blocks {
-            products,
+            contraction,
             sizes,
             config,
             block,
@@ -230,7 +230,7 @@ impl<'a> Blocks<'a> {
             }
             None => &self.cut,
         };
-        let last_is_short = sums::last_is_short(k, self.block.step, cut.length, cut.parts);
+        let last_is_short = epilogue::last_is_short(k, self.block.step, cut.length, cut.parts);
         let template = self.config.fragments(Template::new(files::MATMUL_COOP), &mut e.module);
         let template = self.schedule(template);
         let template = sink.finish_together(self.operands(&mut e, template)?);
@@ -254,7 +254,7 @@ impl<'a> Blocks<'a> {
             .returns("slab_sum", "", &pairwise(of_depths, sum))
             .sizes([("ROWS", block.rows), ("COLUMNS", block.columns), ("STEP", block.step)])
             .sizes([("SUB_ROWS", block.sub_rows), ("SUB_COLUMNS", block.sub_columns)])
-            .sizes([("DEPTHS", depths), ("PREFETCH", block.ahead)]);
+            .sizes([("DEPTHS", depths), ("PREFETCH", block.prefetch)]);
         match &self.tail {
             Some(tail) => template
                 .flag("TAIL", true)
@@ -266,9 +266,9 @@ impl<'a> Blocks<'a> {
     /// Gives the kernel file its product, and how operands lie in memory.
     fn operands(&self, e: &mut Emitter, template: Template) -> Result<Template, String> {
         let loads = [self.load(e, 0)?, self.load(e, 1)?];
-        Ok(product_of(e, template, self.products, loads)?
-            .flag("A_ALONG_K", self.products.is_along_k(0))
-            .flag("B_ALONG_K", self.products.is_along_k(1)))
+        Ok(contraction_of(e, template, self.contraction, loads)?
+            .flag("A_ALONG_K", self.contraction.is_along_k(0))
+            .flag("B_ALONG_K", self.contraction.is_along_k(1)))
     }
 
     /// Statements that load four elements of an operand that lie side by side in memory, and their value; those beyond the end of
@@ -277,7 +277,7 @@ impl<'a> Blocks<'a> {
         let Sizes { m, n, k, .. } = self.sizes;
         let count = if operand == 0 { m } else { n };
         let element = self.config.element();
-        let along_k = self.products.is_along_k(operand);
+        let along_k = self.contraction.is_along_k(operand);
         let whole_k = k.is_multiple_of(self.block.step);
         let whole_lines = count.is_multiple_of(self.lines(operand));
         let contiguous = if along_k { k } else { count };
@@ -285,17 +285,20 @@ impl<'a> Blocks<'a> {
             true => name.to_owned(),
             false => format!("min({name}, {}u)", size.saturating_sub(together)),
         };
-        let stored = self.products.stored(operand).filter(|_| contiguous.is_multiple_of(4));
+        let stored = self
+            .contraction
+            .stored(operand)
+            .filter(|_| contiguous.is_multiple_of(4));
         let vector = match stored {
             Some(stored) => {
                 let (line_step, k_step) = if along_k { (1, 4) } else { (4, 1) };
                 let (code, at) = e.block(|e| {
                     let line = e.bind(&below("line", whole_lines, count, line_step))?;
                     let k = e.bind(&below("k", whole_k, k, k_step))?;
-                    self.products.number_of(e, operand, &line, &k)
+                    self.contraction.number_of(e, operand, &line, &k)
                 })?;
                 let index = format!("({at}) / 4u");
-                let halves = e.module.load_halves(stored, &index).filter(|_| self.rounds());
+                let halves = e.module.load_f16(stored, &index).filter(|_| self.rounds());
                 let vector = halves.or_else(|| {
                     let vector = e.module.load_vector(stored, &index)?;
                     Some(format!("vec4<{element}>({vector})"))
@@ -324,7 +327,7 @@ impl<'a> Blocks<'a> {
                 let (line, k_at) = (of("line", !along_k), of("k", along_k));
                 let bound_line = e.bind(&below(&line, whole_lines, count, 1))?;
                 let bound_k = e.bind(&below(&k_at, whole_k, k, 1))?;
-                let value = self.products.load(e, operand, &bound_line, &bound_k)?;
+                let value = self.contraction.load(e, operand, &bound_line, &bound_k)?;
                 parts.push(match whole_k {
                     true => value,
                     false => format!("select(0.0, {value}, {k_at} < {k}u)"),

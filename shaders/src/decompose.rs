@@ -15,7 +15,7 @@ pub(super) fn compile_decomposed(cx: &CompileCx) -> Result<Compiled, String> {
     match compile_body(&body, cx) {
         Ok(compiled) => Ok(compiled),
         // One that is not to be cut is refused for the first reason.
-        Err(reason) => stages::compile(&body, cx).map_err(|cut| match body.calls(Role::Product).is_empty() {
+        Err(reason) => stages::compile(&body, cx).map_err(|cut| match body.calls(Role::Contraction).is_empty() {
             true if body.calls(Role::Reduction).is_empty() => reason,
             _ => format!("{reason}; in several kernels: {cut}"),
         }),

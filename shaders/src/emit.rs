@@ -8,16 +8,16 @@ use meganeura_core::{DType, Shape, TensorType};
 
 use super::body::{Body, Constant, Def, Id};
 use super::kernel::CompileCx;
+use super::location::{self, Base, Index, Location};
 use super::module::Module;
-use super::place::{self, Base, Index, Place};
 use super::roles::Role;
 use super::scalar::{self, literal, wgsl_type};
 use super::{pull, view};
 
 /// Most variables of a kernel.
-const MOST_VARIABLES: usize = 2_000;
+const MAX_VARIABLES: usize = 2_000;
 
-/// A place as [`place::terms`] has it.
+/// A location as [`location::terms`] has it.
 pub(crate) type Terms = Vec<(Index, usize)>;
 
 /// Writes the code that computes elements of values.
@@ -28,7 +28,7 @@ pub(crate) struct Emitter<'a> {
     /// Statements so far.
     pub(crate) code: String,
     /// Values that have a variable.
-    known: HashMap<(Id, Place), String>,
+    known: HashMap<(Id, Location), String>,
     /// Indices that have a variable.
     indices: HashMap<Index, String>,
     /// Values that have been computed for the row at hand, and where they are looked up then.
@@ -53,9 +53,9 @@ impl<'a> Emitter<'a> {
         }
     }
 
-    /// Sets what a value is at some places, the only ones where it is used.
-    pub(crate) fn fix_terms(&mut self, id: Id, variable: &str, places: Vec<Terms>) {
-        self.fixed.insert(id, (variable.to_owned(), places));
+    /// Sets what a value is at some locations, the only ones where it is used.
+    pub(crate) fn fix_terms(&mut self, id: Id, variable: &str, locations: Vec<Terms>) {
+        self.fixed.insert(id, (variable.to_owned(), locations));
     }
 
     /// The variable of a value for which [`Emitter::fix_terms`] has been called.
@@ -122,7 +122,7 @@ impl<'a> Emitter<'a> {
 
     /// A new variable with a value.
     pub(crate) fn bind(&mut self, value: &str) -> Result<String, String> {
-        if self.variables > MOST_VARIABLES {
+        if self.variables > MAX_VARIABLES {
             return Err("it is too large for one kernel".into());
         }
         let name = self.fresh();
@@ -156,43 +156,43 @@ impl<'a> Emitter<'a> {
         Ok(name)
     }
 
-    /// The number of the element at a place, with indices in variables.
-    pub(crate) fn linear(&mut self, place: &[Index], shape: &Shape) -> Result<String, String> {
-        let terms = place::terms(place, shape).into_iter();
+    /// The number of the element at a location, with indices in variables.
+    pub(crate) fn linear(&mut self, location: &[Index], shape: &Shape) -> Result<String, String> {
+        let terms = location::terms(location, shape).into_iter();
         let terms = terms.map(|(index, stride)| Ok((self.index(&index)?, stride)));
-        Ok(place::sum(terms.collect::<Result<Vec<_>, String>>()?.into_iter()))
+        Ok(location::sum(terms.collect::<Result<Vec<_>, String>>()?.into_iter()))
     }
 
-    /// The place in `to` of the element at a place of `from`.
-    pub(crate) fn reshape(&mut self, place: &[Index], from: &Shape, to: &Shape) -> Result<Place, String> {
-        if let Some(found) = place::reshape(place, from, to) {
+    /// The location in `to` of the element at a location of `from`.
+    pub(crate) fn reshape(&mut self, location: &[Index], from: &Shape, to: &Shape) -> Result<Location, String> {
+        if let Some(found) = location::reshape(location, from, to) {
             return Ok(found);
         }
-        let number = self.linear(place, from)?;
+        let number = self.linear(location, from)?;
         let name = self.bind(&number)?;
-        Ok(place::split(&Base::new(&name, from.numel()), 1, to))
+        Ok(location::split(&Base::new(&name, from.numel()), 1, to))
     }
 
-    /// A variable, or a literal, with the element of a value at a place.
-    pub(crate) fn value(&mut self, id: Id, place: &[Index]) -> Result<String, String> {
-        if let Some((variable, places)) = self.fixed.get(&id) {
-            let at = place::terms(place, &self.body.ty(id).shape);
-            return match places.contains(&at) {
+    /// A variable, or a literal, with the element of a value at a location.
+    pub(crate) fn value(&mut self, id: Id, location: &[Index]) -> Result<String, String> {
+        if let Some((variable, locations)) = self.fixed.get(&id) {
+            let at = location::terms(location, &self.body.ty(id).shape);
+            return match locations.contains(&at) {
                 true => Ok(variable.clone()),
                 false => Err("a result of a reduction is used elsewhere than in its row".into()),
             };
         }
         let node = &self.body.nodes[id];
         if let Def::Constant(constant) = &node.def {
-            return self.constant(constant, &node.ty, place);
+            return self.constant(constant, &node.ty, location);
         }
-        let key = (id, place.to_vec());
+        let key = (id, location.to_vec());
         if let Some(known) = self.known.get(&key) {
             return Ok(known.clone());
         }
         let name = match &node.def {
             Def::Operand(operand) => {
-                let at = self.linear(place, &node.ty.shape)?;
+                let at = self.linear(location, &node.ty.shape)?;
                 self.load(*operand, &at)?
             }
             Def::Call {
@@ -207,7 +207,7 @@ impl<'a> Emitter<'a> {
                     inputs: &types,
                     outputs: std::slice::from_ref(&node.ty),
                 };
-                self.call(op, *role, &call, inputs, place)?
+                self.call(op, *role, &call, inputs, location)?
             }
             Def::Constant(_) => return Err("a constant has no variable".into()),
         };
@@ -215,34 +215,34 @@ impl<'a> Emitter<'a> {
         Ok(name)
     }
 
-    fn call(&mut self, op: &str, role: Role, call: &Call, inputs: &[Id], place: &[Index]) -> Result<String, String> {
+    fn call(&mut self, op: &str, role: Role, call: &Call, inputs: &[Id], location: &[Index]) -> Result<String, String> {
         match role {
             Role::Pointwise => {
                 let mut x = Vec::with_capacity(inputs.len());
                 for (&input, ty) in inputs.iter().zip(call.inputs) {
-                    x.push(self.value(input, &place::broadcast(place, &ty.shape))?);
+                    x.push(self.value(input, &location::broadcast(location, &ty.shape))?);
                 }
                 let number = match scalar::counts(op) {
-                    true => self.linear(place, &call.outputs[0].shape)?,
+                    true => self.linear(location, &call.outputs[0].shape)?,
                     false => String::new(),
                 };
                 let text = scalar::expression(op, call, &x, &number)?;
                 self.bind(&text.ok_or_else(|| format!("there is no elementwise {op}"))?)
             }
             Role::View => {
-                let place = view::place(self, op, call, place)?;
-                self.value(inputs[0], &place)
+                let location = view::location(self, op, call, location)?;
+                self.value(inputs[0], &location)
             }
-            Role::Pull => pull::value(self, op, call, inputs, place),
-            Role::Reduction | Role::Product => Err(format!("{op} is used where it has not been computed")),
+            Role::Pull => pull::value(self, op, call, inputs, location),
+            Role::Reduction | Role::Contraction => Err(format!("{op} is used where it has not been computed")),
         }
     }
 
-    fn constant(&mut self, constant: &Constant, ty: &TensorType, place: &[Index]) -> Result<String, String> {
+    fn constant(&mut self, constant: &Constant, ty: &TensorType, location: &[Index]) -> Result<String, String> {
         Ok(match constant {
             Constant::Same(bits) => literal(ty.dtype, *bits),
             Constant::Count(first) => {
-                let number = self.linear(place, &ty.shape)?;
+                let number = self.linear(location, &ty.shape)?;
                 let number = match first {
                     0 => number,
                     _ => format!("{number} + {first}u"),
@@ -253,7 +253,7 @@ impl<'a> Emitter<'a> {
                 }
             }
             Constant::Table(words) => {
-                let number = self.linear(place, &ty.shape)?;
+                let number = self.linear(location, &ty.shape)?;
                 let table = self.module.table(words, ty.dtype);
                 self.bind(&format!("{table}[{number}]"))?
             }

@@ -7,8 +7,8 @@ use super::{conv, matmul, pointwise, rows};
 
 /// Compiles a body to one kernel, or to one whose parts a second puts together.
 pub(super) fn compile_body(body: &Body, cx: &CompileCx) -> Result<Compiled, String> {
-    let (products, reductions) = (body.calls(Role::Product), body.calls(Role::Reduction));
-    match (&products[..], &reductions[..]) {
+    let (contraction, reductions) = (body.calls(Role::Contraction), body.calls(Role::Reduction));
+    match (&contraction[..], &reductions[..]) {
         ([], []) => pointwise::compile(body, cx),
         ([], _) => rows::compile(body, cx),
         (&[product], _) if body.is_call(product, is_matmul) => matmul::compile(body, product, cx),

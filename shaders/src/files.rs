@@ -17,6 +17,7 @@ macro_rules! files {
 
 files! {
     ARG_REDUCE "arg_reduce";
+    ARG_REDUCE_JOIN "arg_reduce_join";
     ATTENTION_BACKWARD_JOIN "attention_backward_join";
     ATTENTION_BACKWARD_KEYS "attention_backward_keys";
     ATTENTION_BACKWARD_KEYS_COOP "attention_backward_keys_coop";

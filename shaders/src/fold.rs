@@ -57,7 +57,7 @@ impl Fold {
     }
 }
 
-/// What becomes of terms, as WGSL, in pairs of pairs: sums of many are as exact as the shortest way there is, and no
+/// What becomes of terms, as WGSL, in pairs of pairs: sums of many are as exact as the shortest order there is, and no
 /// operation waits for more than a few.
 pub(super) fn pairwise(terms: impl Iterator<Item = String>, join: impl Fn(&str, &str) -> String) -> String {
     let mut terms: Vec<String> = terms.collect();

@@ -1,11 +1,11 @@
 //! Fragments: the tiles of cooperative matrices that a subgroup holds in registers, and how what they are loaded from lies in
-//! shared memory, in one place for matrix products and attention.
+//! shared memory, in one location for matrix products and attention.
 //!
 //! They are aliases and constants of a kernel file rather than functions: WGSL cannot pass an array in shared memory to a
 //! function, so each file loads from its own.
 
 use super::limits::CoopConfig;
-use super::module::{COOP, HALF, Module};
+use super::module::{COOP, F16, Module};
 use super::template::Template;
 
 impl CoopConfig {
@@ -21,7 +21,7 @@ impl CoopConfig {
 
     /// The element type of tiles of the operands.
     pub(crate) fn element(&self) -> &'static str {
-        if self.use_f16_input { HALF } else { "f32" }
+        if self.use_f16_input { F16 } else { "f32" }
     }
 
     /// Bytes of a vector of four such elements.
@@ -39,7 +39,7 @@ impl CoopConfig {
     pub(crate) fn fragments(&self, template: Template, module: &mut Module) -> Template {
         module.enable(COOP);
         if self.use_f16_input {
-            module.enable(HALF);
+            module.enable(F16);
         }
         let (tile, element) = (self.tile(), self.element());
         let matrix = |element: &str, role: char| format!("coop_mat{tile}x{tile}<{element},{role}>");

@@ -78,9 +78,30 @@ impl ScheduleChooser for Chooser {
 #[cfg(test)]
 mod tests {
     use meganeura_core::attrs::Attrs;
-    use meganeura_core::{Shape, TensorType};
+    use meganeura_core::{DType, Shape, TensorType};
 
     use super::*;
+
+    #[test]
+    fn long_rows_in_which_an_extreme_is_looked_for_can_be_cut() {
+        let ty = |dims: &[usize]| TensorType::f32(Shape::new(dims).expect("a shape"));
+        let (inputs, outputs) = ([ty(&[3, 5000])], [TensorType::new(DType::U32, ty(&[3]).shape)]);
+        let attrs = Attrs::new().with("axis", 1i64);
+        let kernel = KernelDesc {
+            name: "core.argmax",
+            version: 1,
+            attrs: &attrs,
+            inputs: &inputs,
+            outputs: &outputs,
+        };
+        let limits = Limits::default();
+        let all = candidates(&kernel, &limits);
+        let names: Vec<String> = all.iter().map(Schedule::to_string).collect();
+        assert_eq!(names, ["arg_reduce.v1 split=1", "arg_reduce.v1 split=4"]);
+        let made = |i: usize| generate(&kernel, Some(&all[i]), &limits).expect("kernels");
+        assert_eq!([made(0).launches.len(), made(1).launches.len()], [1, 2]);
+        assert_eq!([made(0).scratch, made(1).scratch], [vec![], vec![4 * 3 * 4]]);
+    }
 
     #[test]
     fn every_candidate_of_a_product_has_kernels() {

@@ -30,7 +30,7 @@ pub enum Memory {
 pub enum Source {
     /// Every element has these bits, known when the kernel is made.
     Constant(u32),
-    /// A scalar of the session, at this place of their list.
+    /// A scalar of the session, at this location of their list.
     Scalar(usize),
     /// Its elements are here.
     Memory(Memory),
@@ -72,7 +72,7 @@ pub struct Launch {
     pub tables: Vec<Arc<[u32]>>,
     /// Workgroups along each axis.
     pub groups: [u32; 3],
-    /// Whether it uses matrix units.
+    /// Whether it uses cooperative matrices.
     pub coop: bool,
     /// How it computes its part of the call, where there are several schedules.
     pub schedule: Option<Arc<str>>,
@@ -131,6 +131,16 @@ pub struct Compiled {
     pub rounded: Vec<usize>,
 }
 
+impl From<Launch> for Compiled {
+    /// One launch, which keeps nothing on the variant.
+    fn from(launch: Launch) -> Self {
+        Compiled {
+            launches: vec![launch],
+            ..Compiled::default()
+        }
+    }
+}
+
 /// A custom kernel that a device has accepted for an operator.
 pub trait CustomKernel {
     /// The operator.
@@ -155,9 +165,9 @@ pub struct CompileCx<'a> {
     pub skip_if: Option<BufferRef>,
     /// Whether the host has looked at the indices among the operands.
     pub host_validated: bool,
-    /// The matrix units that products may use.
+    /// The cooperative matrices that products may use.
     pub coop: Option<CoopConfig>,
-    /// Ways to compute calls, where others than the usual ones may be better.
+    /// Variants to compute calls, where others than the default ones may be better.
     pub choices: Option<&'a dyn ScheduleChooser>,
     /// The kernel that somebody registered for the operator.
     pub custom: Option<&'a dyn CustomKernel>,

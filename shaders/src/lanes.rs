@@ -1,14 +1,18 @@
-//! Loops along an axis that the threads of a workgroup share: places of extremes, and running sums. A running sum may
+//! Loops along an axis that the threads of a workgroup share: locations of extremes, and running sums. A running sum may
 //! overwrite its operand: each element is written by the thread that has read it.
+
+mod schedules;
 
 use meganeura_core::Shape;
 
 use super::files;
-use super::kernel::{CompileCx, Launch};
+use super::kernel::{CompileCx, Compiled, Launch};
 use super::module::Module;
 use super::rows::{Layout, THREADS};
 use super::scalar::wgsl_type;
 use super::template::{KernelFile, Template};
+use super::variants;
+use schedules::Extremes;
 
 /// Consecutive elements of a thread in each round of a running sum.
 const EACH: usize = 8;
@@ -53,10 +57,13 @@ impl Rows {
             lanes,
             rows_first,
         } = self.layout;
-        Template::new(file)
-            .sizes([("ROWS", self.rows), ("LENGTH", self.len), ("INNER", self.inner)])
+        self.sized(file)
             .sizes([("WIDTH", width), ("LANES", lanes), ("THREADS", THREADS)])
             .flag("ROWS_FIRST", rows_first)
+    }
+
+    fn sized(&self, file: KernelFile) -> Template {
+        Template::new(file).sizes([("ROWS", self.rows), ("LENGTH", self.len), ("INNER", self.inner)])
     }
 
     fn finish(&self, module: Module, template: Template) -> Result<Launch, String> {
@@ -66,16 +73,16 @@ impl Rows {
 
 /// The index of the first element that comes before all others by a condition on two values, `a` and `b`. Of elements neither of
 /// which comes before the other, the first counts.
-pub(super) fn arg_reduce(cx: &CompileCx, comes_before: &str) -> Result<Launch, String> {
+pub(super) fn arg_reduce(cx: &CompileCx, comes_before: &str) -> Result<Compiled, String> {
     let rows = Rows::of(cx)?;
-    let mut module = Module::new(cx);
-    let template = rows
-        .template(files::ARG_REDUCE)
-        .alias("Value", wgsl_type(cx.kernel.inputs[0].dtype))
-        .returns("load", "", &module.load(0, "at"))
-        .returns("comes_before", "", comes_before)
-        .body("store", module.store(0, "row", "best"));
-    rows.finish(module, template)
+    let extremes = Extremes { cx, rows, comes_before };
+    variants::compile(
+        cx,
+        |precision| extremes.class(precision),
+        &extremes.usual(),
+        || extremes.all(),
+        |variant| extremes.compile(variant),
+    )
 }
 
 /// Running sums.

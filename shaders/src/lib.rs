@@ -6,22 +6,23 @@
 //! (`scalar.rs`), views (`view.rs`), operators that pick elements (`pull.rs`), reductions (`rows.rs`), and matrix products and
 //! convolutions (`matmul.rs`, `conv.rs`; by tiles `tiled.rs`, on cooperative matrices `coop.rs`, of few rows `vectors.rs`; `sums.rs`
 //! is what is done with their results). `families.rs` computes a body in one launch, `stages.rs` cuts it into several. So a norm, a
-//! loss or an update needs no kernel of its own. Operators with loops of their own have a table (`alone.rs`), attention has kernels
+//! loss or an update needs no kernel of its own. Operators with loops of their own have a table (`standalone.rs`), attention has kernels
 //! that keep its scores out of memory (`attention/`), key-value caches a file of theirs (`cache.rs`), and custom kernels come before
 //! all (`custom.rs`). Of several schedules of a call `variants.rs` takes the default one or one that was asked for.
 //!
 //! The kernels of representative calls lie in `snapshots/`, to be read and to show what a change does to them.
 
-mod alone;
 mod attention;
 mod body;
 mod cache;
 mod compile;
+mod contraction;
 mod conv;
 pub mod coop;
 mod custom;
 mod decompose;
 mod emit;
+mod epilogue;
 mod families;
 mod files;
 mod fold;
@@ -31,11 +32,10 @@ mod kernel;
 mod lanes;
 mod library;
 mod limits;
+mod location;
 mod matmul;
 mod module;
-mod place;
 mod pointwise;
-mod products;
 mod pull;
 mod roles;
 mod rows;
@@ -43,7 +43,7 @@ mod scalar;
 mod scatter;
 mod schedule;
 mod stages;
-mod sums;
+mod standalone;
 mod template;
 mod tiled;
 mod validate;

@@ -13,7 +13,7 @@ pub struct CoopConfig {
     /// [`MIN_COOP_WORKGROUPS`](super::coop::MIN_COOP_WORKGROUPS); with 0, every product is.
     pub min_workgroups: u32,
     /// Workgroups of large blocks that the device runs at a time; 0 if that is not known.
-    pub at_once: u32,
+    pub max_resident_workgroups: u32,
 }
 
 /// What a device has room for.

@@ -1,13 +1,13 @@
-//! Matrix products: plain, transposed, batched, with what is computed of the operands on the way.
+//! Matrix products: plain, transposed, batched, with what is computed from operands as they are loaded.
 
 use meganeura_core::ops::{Call, MatMulDims};
 use meganeura_core::{DType, Shape, TensorType};
 
 use super::body::{Body, Def, Id};
+use super::contraction::{Contraction, Sizes};
 use super::emit::Emitter;
 use super::kernel::{CompileCx, Compiled};
-use super::place::{self, Base, Index, Place};
-use super::products::{Products, Sizes};
+use super::location::{self, Base, Index, Location};
 use super::tiled;
 
 pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx) -> Result<Compiled, String> {
@@ -25,7 +25,7 @@ pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx) -> Result<Compiled, S
     })?;
     let [a, b] = [a, b].map(|id| uncast(body, id));
     let batches_of_b = &types[1].shape[..types[1].shape.rank() - 2];
-    let product = Product {
+    let product = MatMul {
         one_matrix: !dims.transpose_a && batches_of_b.iter().all(|&size| size == 1),
         stored: [a, b].map(|id| match body.nodes[id].def {
             Def::Operand(operand) => Some(operand),
@@ -60,7 +60,7 @@ fn uncast(body: &Body, id: Id) -> Id {
     }
 }
 
-struct Product {
+struct MatMul {
     dims: MatMulDims,
     batch: Shape,
     /// Whether a batch is but more rows, as all of it is multiplied with one matrix.
@@ -71,20 +71,20 @@ struct Product {
     stored: [Option<usize>; 2],
 }
 
-impl Product {
-    /// The place of an operand's element.
-    fn place(&self, operand: usize, line: &str, k: &str) -> Result<Place, String> {
+impl MatMul {
+    /// The location of an operand's element.
+    fn location(&self, operand: usize, line: &str, k: &str) -> Result<Location, String> {
         let shape = &self.shapes[operand];
         let of = |size: usize, text: &str| if size == 1 { Index::Zero } else { Index::text(text) };
         let lines = if operand == 0 { self.dims.m } else { self.dims.n };
-        let mut batch = place::split(&Base::new("batch", self.batch.numel()), 1, &self.batch);
+        let mut batch = location::split(&Base::new("batch", self.batch.numel()), 1, &self.batch);
         let mut index = of(lines, line);
         if self.one_matrix && operand == 0 {
             let rows = Shape::new(&[&self.batch[..], &[lines]].concat())?;
-            batch = place::split(&Base::new(line, rows.numel()), 1, &rows);
+            batch = location::split(&Base::new(line, rows.numel()), 1, &rows);
             index = batch.pop().unwrap_or(Index::Zero);
         }
-        let mut at = place::broadcast(&batch, &Shape::new(&shape[..shape.rank() - 2])?);
+        let mut at = location::broadcast(&batch, &Shape::new(&shape[..shape.rank() - 2])?);
         let k = of(self.dims.k, k);
         at.extend(if self.is_along_k(operand) {
             [index, k]
@@ -95,7 +95,7 @@ impl Product {
     }
 }
 
-impl Products for Product {
+impl Contraction for MatMul {
     fn sizes(&self) -> Sizes {
         let MatMulDims { m, n, k, .. } = self.dims;
         let (batch, m) = match self.one_matrix {
@@ -117,7 +117,7 @@ impl Products for Product {
     }
 
     fn load(&self, e: &mut Emitter, operand: usize, line: &str, k: &str) -> Result<String, String> {
-        let at = self.place(operand, line, k)?;
+        let at = self.location(operand, line, k)?;
         e.value(self.operands[operand], &at)
     }
 
@@ -130,7 +130,7 @@ impl Products for Product {
     }
 
     fn number_of(&self, e: &mut Emitter, operand: usize, line: &str, k: &str) -> Result<String, String> {
-        let at = self.place(operand, line, k)?;
+        let at = self.location(operand, line, k)?;
         e.linear(&at, &self.shapes[operand])
     }
 }

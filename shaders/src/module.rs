@@ -12,11 +12,11 @@ use super::scalar::{literal, wgsl_type};
 use super::template::{Expanded, Template, WORKGROUP, names};
 
 /// The type of WGSL for half precision, and the extension that it takes.
-pub(crate) const HALF: &str = "f16";
-/// The extension of WGSL for matrix units.
+pub(crate) const F16: &str = "f16";
+/// The extension of WGSL for cooperative matrices.
 pub(crate) const COOP: &str = "wgpu_cooperative_matrix";
 /// Largest number of workgroups along an axis that every device has.
-const MOST_GROUPS: usize = 65_535;
+const MAX_GROUPS: usize = 65_535;
 
 struct Slot {
     binding: Binding,
@@ -128,13 +128,13 @@ impl<'a> Module<'a> {
         let dtype = self.cx.kernel.inputs[operand].dtype;
         match self.cx.inputs[operand] {
             Source::Constant(bits) => literal(dtype, bits),
-            Source::Scalar(place) => {
-                let word = match place < INLINE_SCALARS {
+            Source::Scalar(location) => {
+                let word = match location < INLINE_SCALARS {
                     true => {
                         let name = self.slot(Binding::InlineScalars, "u32", false);
-                        format!("{name}[{}u][{}u]", place / 4, place % 4)
+                        format!("{name}[{}u][{}u]", location / 4, location % 4)
                     }
-                    false => format!("{}[{place}u]", self.slot(Binding::Scalars, "u32", false)),
+                    false => format!("{}[{location}u]", self.slot(Binding::Scalars, "u32", false)),
                 };
                 match dtype {
                     DType::U32 => word,
@@ -145,8 +145,8 @@ impl<'a> Module<'a> {
             }
             Source::Memory(memory) => {
                 let dtype = self.cx.stored_dtype(memory, dtype);
-                if dtype == DType::F16 && self.enabled.contains(&HALF) {
-                    return format!("f32({}[{index}])", self.slot(Binding::Memory(memory), HALF, false));
+                if dtype == DType::F16 && self.enabled.contains(&F16) {
+                    return format!("f32({}[{index}])", self.slot(Binding::Memory(memory), F16, false));
                 }
                 let name = self.array(memory, dtype, false);
                 match dtype {
@@ -163,7 +163,7 @@ impl<'a> Module<'a> {
     /// Four elements of a float operand, from one whose number is four times `index`; `None` for one without memory of
     /// its own, or a dtype without such vectors. Operands of which a kernel also reads single elements are bound twice.
     pub(crate) fn load_vector(&mut self, operand: usize, index: &str) -> Option<String> {
-        if let Some(halves) = self.load_halves(operand, index) {
+        if let Some(halves) = self.load_f16(operand, index) {
             return Some(format!("vec4<f32>({halves})"));
         }
         let (memory, dtype) = self.cx.stored_input(operand)?;
@@ -178,10 +178,10 @@ impl<'a> Module<'a> {
         }
     }
 
-    /// The same of an operand that is in `f16` in memory, as halves; `None` for another, or without [`HALF`].
-    pub(crate) fn load_halves(&mut self, operand: usize, index: &str) -> Option<String> {
+    /// The same of an operand that is in `f16` in memory, as halves; `None` for another, or without [`F16`].
+    pub(crate) fn load_f16(&mut self, operand: usize, index: &str) -> Option<String> {
         let (memory, dtype) = self.cx.stored_input(operand)?;
-        (dtype == DType::F16 && self.enabled.contains(&HALF))
+        (dtype == DType::F16 && self.enabled.contains(&F16))
             .then(|| format!("{}[{index}]", self.slot(Binding::Memory(memory), "vec4<f16>", false)))
     }
 
@@ -189,9 +189,9 @@ impl<'a> Module<'a> {
     pub(crate) fn store(&mut self, output: usize, index: &str, value: &str) -> String {
         let (memory, dtype) = (self.cx.outputs[output], self.cx.kernel.outputs[output].dtype);
         if self.cx.stored_output(output) != dtype {
-            self.enable(HALF);
-            let name = self.slot(Binding::Memory(memory), HALF, true);
-            return format!("{name}[{index}] = {HALF}({value});\n");
+            self.enable(F16);
+            let name = self.slot(Binding::Memory(memory), F16, true);
+            return format!("{name}[{index}] = {F16}({value});\n");
         }
         let name = self.array(memory, dtype, true);
         format!("{name}[{index}] = {value};\n")
@@ -204,7 +204,7 @@ impl<'a> Module<'a> {
         let element = match (dtype, self.cx.stored_output(output)) {
             (DType::F32, DType::F32) => "vec4<f32>",
             (DType::F32, DType::F16) => {
-                self.enable(HALF);
+                self.enable(F16);
                 "vec4<f16>"
             }
             _ => return None,
@@ -279,7 +279,7 @@ impl<'a> Module<'a> {
             });
         }
         let (begin, workgroups) = self.begin(groups)?;
-        for extension in [HALF, COOP] {
+        for extension in [F16, COOP] {
             if expanded.enables.contains(&extension) {
                 self.enable(extension);
             }
@@ -358,11 +358,11 @@ fn indented(code: &str) -> String {
 
 /// Workgroups in two dimensions, as few more as possible.
 fn fold(groups: usize) -> Result<[usize; 2], String> {
-    if groups <= MOST_GROUPS {
+    if groups <= MAX_GROUPS {
         return Ok([groups, 1]);
     }
-    let y = groups.div_ceil(MOST_GROUPS);
-    if y > MOST_GROUPS {
+    let y = groups.div_ceil(MAX_GROUPS);
+    if y > MAX_GROUPS {
         return Err(format!("it needs {groups} workgroups, more than a device launches"));
     }
     Ok([groups.div_ceil(y), y])
@@ -377,7 +377,7 @@ mod tests {
         assert_eq!(fold(65_535), Ok([65_535, 1]));
         assert_eq!(fold(65_536), Ok([32_768, 2]));
         let [x, y] = fold(1_000_000).expect("it fits");
-        assert!(x <= MOST_GROUPS && x * y >= 1_000_000);
+        assert!(x <= MAX_GROUPS && x * y >= 1_000_000);
         assert!(fold(usize::MAX / 2).is_err());
     }
 }

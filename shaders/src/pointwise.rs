@@ -7,15 +7,15 @@ use meganeura_core::TensorType;
 use super::body::Body;
 use super::emit::Emitter;
 use super::kernel::{CompileCx, Compiled, Launch};
-use super::place::{self, Base};
+use super::location::{self, Base};
 
 /// Elements of large results that a thread computes, a quarter of the result apart, so that threads beside each other still access
-/// neighbours. With one of four bytes, too few are on their way for the memory of large GPUs.
+/// neighbours. With one of four bytes, too few are in flight for the memory of large GPUs.
 const EACH: usize = 4;
 /// Results that are as large have enough threads with several elements each.
 const STREAM: usize = 1 << 19;
 /// Variables of an element up to which several of them are no burden for drivers, and have registers.
-const MOST_VARIABLES: usize = 64;
+const MAX_VARIABLES: usize = 64;
 
 /// Launches for a body without reductions: results of equally many elements are computed together.
 pub(super) fn compile(body: &Body, cx: &CompileCx) -> Result<Compiled, String> {
@@ -55,7 +55,7 @@ fn launch(body: &Body, cx: &CompileCx, numel: usize, outputs: &[usize]) -> Resul
     }
     let (code, stores, variables) = elements(&mut e, "i", numel, outputs)?;
     // Updates in place have accesses enough: gradient descent is slower with several elements, Adam no faster.
-    if numel < STREAM || !numel.is_multiple_of(EACH) || variables > MOST_VARIABLES || e.cx.overwrites() {
+    if numel < STREAM || !numel.is_multiple_of(EACH) || variables > MAX_VARIABLES || e.cx.overwrites() {
         return e.module.finish_elements(code + &stores, numel);
     }
     // All are read before the first is written: drivers do not read ahead of writes.
@@ -87,8 +87,8 @@ fn elements(e: &mut Emitter, name: &str, numel: usize, outputs: &[usize]) -> Res
 /// The element of a result that has the number of a base.
 fn element(e: &mut Emitter, base: &Base, output: usize) -> Result<String, String> {
     let id = e.body.results[output];
-    let place = place::split(base, 1, &e.body.ty(id).shape.clone());
-    e.value(id, &place)
+    let location = location::split(base, 1, &e.body.ty(id).shape.clone());
+    e.value(id, &location)
 }
 
 /// Two elements of a result of half precision, in one word.

@@ -4,10 +4,10 @@ use meganeura_core::ops::Call;
 
 use super::body::Id;
 use super::emit::Emitter;
-use super::place::{Index, Place, broadcast};
+use super::location::{Index, Location, broadcast};
 use super::scalar::{literal, number};
 
-/// A variable with the element at a place.
+/// A variable with the element at a location.
 pub(super) fn value(e: &mut Emitter, name: &str, call: &Call, inputs: &[Id], at: &[Index]) -> Result<String, String> {
     match name {
         "core.pad" => pad(e, call, inputs[0], at),
@@ -31,7 +31,7 @@ fn zero(call: &Call) -> String {
     literal(call.outputs[0].dtype, 0)
 }
 
-/// An element of the operand if it has any and the condition holds, else `other`. The element at the place must
+/// An element of the operand if it has any and the condition holds, else `other`. The element at the location must
 /// exist whatever the condition says.
 fn choose(e: &mut Emitter, input: Id, at: &[Index], conditions: &[String], other: &str) -> Result<String, String> {
     if e.body.ty(input).numel() == 0 {
@@ -49,7 +49,7 @@ fn pad(e: &mut Emitter, call: &Call, input: Id, at: &[Index]) -> Result<String, 
     let (low, high, interior) = (attr("low")?, attr("high")?, attr("interior")?);
     let dtype = call.outputs[0].dtype;
     let value = number(dtype, call.attrs.float("value")?);
-    let mut inner: Place = Vec::with_capacity(at.len());
+    let mut inner: Location = Vec::with_capacity(at.len());
     let mut conditions = Vec::new();
     for (axis, &size) in call.inputs[0].shape.iter().enumerate() {
         if (low[axis], high[axis]) == (0, 0) && (interior[axis] == 0 || size <= 1) {
@@ -80,12 +80,12 @@ fn concat(e: &mut Emitter, call: &Call, inputs: &[Id], at: &[Index]) -> Result<S
     for (&input, ty) in inputs.iter().zip(call.inputs) {
         let size = ty.shape[axis];
         if size > 0 {
-            let mut place = at.to_vec();
-            place[axis] = match size {
+            let mut location = at.to_vec();
+            location[axis] = match size {
                 1 => Index::Zero,
                 _ => Index::text(e.bind(&format!("clamp({index}, {start}u, {}u) - {start}u", start + size - 1))?),
             };
-            value = choose(e, input, &place, &[format!("{index} >= {start}u")], &value)?;
+            value = choose(e, input, &location, &[format!("{index} >= {start}u")], &value)?;
         }
         start += size;
     }
@@ -97,19 +97,19 @@ fn gather(e: &mut Emitter, call: &Call, inputs: &[Id], at: &[Index]) -> Result<S
     let axis = table.axis(call.attrs.int("axis")?)?;
     let end = axis + indices.rank();
     let index = e.value(inputs[0], &at[axis..end])?;
-    let mut place = at[..axis].to_vec();
-    place.push(row(e, &index, table[axis])?);
-    place.extend_from_slice(&at[end..]);
-    choose(e, inputs[1], &place, &[], &zero(call))
+    let mut location = at[..axis].to_vec();
+    location.push(row(e, &index, table[axis])?);
+    location.extend_from_slice(&at[end..]);
+    choose(e, inputs[1], &location, &[], &zero(call))
 }
 
 fn take_along_axis(e: &mut Emitter, call: &Call, inputs: &[Id], at: &[Index]) -> Result<String, String> {
     let table = &call.inputs[0].shape;
     let axis = table.axis(call.attrs.int("axis")?)?;
     let index = e.value(inputs[1], at)?;
-    let mut place = at.to_vec();
-    place[axis] = row(e, &index, table[axis])?;
-    choose(e, inputs[0], &place, &[], &zero(call))
+    let mut location = at.to_vec();
+    location[axis] = row(e, &index, table[axis])?;
+    choose(e, inputs[0], &location, &[], &zero(call))
 }
 
 /// An index that was read, once it has been checked.

@@ -6,21 +6,21 @@ use super::fold::Fold;
 use super::scalar;
 
 /// Most operands of a concatenation.
-const MOST_PARTS: usize = 8;
+const MAX_PARTS: usize = 8;
 
 /// What a call is to the generators.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Role {
-    /// An element of the result depends on the operands' elements at its place.
+    /// An element of the result depends on the operands' elements at its location.
     Pointwise,
-    /// Operand 0's elements at other places.
+    /// Operand 0's elements at other locations.
     View,
     /// Elements of the operands, chosen one by one.
     Pull,
     /// Operand 0 folded over axes.
     Reduction,
     /// A matrix product or a convolution.
-    Product,
+    Contraction,
 }
 
 /// The role of an operator, if it has one.
@@ -36,7 +36,7 @@ pub(super) fn role(name: &str, call: &Call) -> Result<Option<Role>, String> {
     }
     if is_matmul(name) || is_convolution(name) {
         return match call.inputs.iter().find(|t| scalar::wgsl_type(t.dtype) != "f32") {
-            None => Ok(Some(Role::Product)),
+            None => Ok(Some(Role::Contraction)),
             Some(ty) => Err(format!("there is no product of {ty}")),
         };
     }
@@ -68,7 +68,7 @@ fn is_view(name: &str) -> bool {
 fn is_pull(name: &str, call: &Call) -> bool {
     match name {
         "core.pad" | "core.gather" | "core.take_along_axis" | "core.random_bits" | "core.tril" | "core.triu" => true,
-        "core.concat" => call.inputs.len() <= MOST_PARTS,
+        "core.concat" => call.inputs.len() <= MAX_PARTS,
         _ => false,
     }
 }

@@ -6,7 +6,7 @@
 
 mod inserts;
 mod layout;
-mod ways;
+mod schedules;
 mod written;
 
 use meganeura_core::{Shape, TensorType};
@@ -15,23 +15,22 @@ use super::body::{Body, Def, Id};
 use super::emit::Emitter;
 use super::fold::Fold;
 use super::kernel::{CompileCx, Compiled};
-use super::place::{self, Base, Index, Place};
+use super::location::{self, Base, Index, Location};
 use super::pointwise::is_half;
 use super::roles::Role;
 use super::variants;
-use super::variants::Candidate as _;
 pub(super) use layout::Layout;
 
 /// Threads of a workgroup.
 pub(super) const THREADS: usize = 256;
 /// Threads that a device should have at least; below, reductions are cut into parts.
-const ENOUGH_THREADS: usize = 65_536;
+const THREADS_THRESHOLD: usize = 65_536;
 /// Fewest columns of a part.
-const SHORTEST_PART: usize = 2_048;
+const MIN_PART: usize = 2_048;
 /// Most parts of a row.
-const MOST_PARTS: usize = 256;
+const MAX_PARTS: usize = 256;
 /// Longest row that every workgroup of a product reduces again.
-const LONGEST_BEFORE_PRODUCT: usize = 16_384;
+const MAX_PROLOGUE_COLUMNS: usize = 16_384;
 
 /// A reduction of a body.
 #[derive(Clone, Debug)]
@@ -69,20 +68,18 @@ pub(super) fn compile(body: &Body, cx: &CompileCx) -> Result<Compiled, String> {
     if rows.rows == 0 {
         return Ok(Compiled::default());
     }
-    // A body that does not fit a kernel has no ways: it is cut.
-    let usual = rows.usual();
-    let compiled = variants::scheduled(rows.compile(cx, &usual)?, &usual.schedule());
-    let chosen = variants::chosen(
+    // A body that does not fit a kernel has no variants: it is cut.
+    variants::compile(
         cx,
         |precision| rows.class(cx, precision),
+        &rows.usual(),
         || rows.all(),
-        |way| rows.compile(cx, way),
-    );
-    Ok(chosen.unwrap_or(compiled))
+        |variant| rows.compile(cx, variant),
+    )
 }
 
 impl<'a> Rows<'a> {
-    /// The reductions of a body, none of whose results has a place yet.
+    /// The reductions of a body, none of whose results has a location yet.
     pub(super) fn of(body: &'a Body) -> Result<Self, String> {
         let mut levels = vec![0; body.nodes.len()];
         let mut reductions = Vec::new();
@@ -140,9 +137,9 @@ impl<'a> Rows<'a> {
 
     /// The reductions of one row that a product of that row depends on, which every workgroup of the product computes
     /// for itself; the given results are theirs.
-    pub(super) fn before_product(body: &'a Body, results: &[usize], cx: &CompileCx) -> Result<Self, String> {
+    pub(super) fn before_matmul(body: &'a Body, results: &[usize], cx: &CompileCx) -> Result<Self, String> {
         let mut rows = Rows::of(body)?;
-        if rows.rows != 1 || rows.columns > LONGEST_BEFORE_PRODUCT {
+        if rows.rows != 1 || rows.columns > MAX_PROLOGUE_COLUMNS {
             return Err("there is more to reduce before the product than every workgroup should".into());
         }
         for &output in results {
@@ -163,7 +160,7 @@ impl<'a> Rows<'a> {
             0 => {}
             n if n == self.rows => self.by_row.push(output),
             n if n == self.rows * self.columns => self.by_element.push(output),
-            _ => return Err("a result has neither a row's nor an element's place".into()),
+            _ => return Err("a result has neither a row's nor an element's location".into()),
         }
         Ok(())
     }
@@ -176,16 +173,16 @@ impl<'a> Rows<'a> {
     /// Parts into which rows are cut.
     fn parts(&self, layout: &Layout) -> usize {
         let threads = self.rows * layout.lanes;
-        if !self.can_be_cut() || threads >= ENOUGH_THREADS {
+        if !self.can_be_cut() || threads >= THREADS_THRESHOLD {
             return 1;
         }
-        let wanted = ENOUGH_THREADS.div_ceil(threads.max(1)).min(MOST_PARTS);
-        wanted.min(self.columns / SHORTEST_PART).max(1)
+        let wanted = THREADS_THRESHOLD.div_ceil(threads.max(1)).min(MAX_PARTS);
+        wanted.min(self.columns / MIN_PART).max(1)
     }
 
     /// Gives indices of the domain's elements the names of variables that have them.
-    fn name_indices(&self, e: &mut Emitter, base: &Base, known: Place) {
-        let whole = place::split(base, 1, &self.domain);
+    fn name_indices(&self, e: &mut Emitter, base: &Base, known: Location) {
+        let whole = location::split(base, 1, &self.domain);
         for (index, name) in whole.into_iter().zip(known) {
             if index != Index::Zero && !name.wgsl().contains(' ') {
                 e.name_index(index, &name.wgsl());
@@ -193,14 +190,14 @@ impl<'a> Rows<'a> {
         }
     }
 
-    /// The place of an element of the domain by the number of its row and the variable of its column.
-    fn place(&self, column: &str) -> Place {
+    /// The location of an element of the domain by the number of its row and the variable of its column.
+    fn location(&self, column: &str) -> Location {
         let dims = |of: bool| -> Vec<usize> { self.axes(of).map(|a| self.domain[a]).collect() };
-        let place = |name: &str, of: bool| {
+        let location = |name: &str, of: bool| {
             let shape = Shape::new(&dims(of)).unwrap_or_else(|_| Shape::scalar());
-            place::split(&Base::new(name, shape.numel()), 1, &shape).into_iter()
+            location::split(&Base::new(name, shape.numel()), 1, &shape).into_iter()
         };
-        let (mut rows, mut columns) = (place("row", false), place(column, true));
+        let (mut rows, mut columns) = (location("row", false), location(column, true));
         let mut next = |&reduced: &bool| if reduced { columns.next() } else { rows.next() };
         self.reduced.iter().map(|r| next(r).unwrap_or(Index::Zero)).collect()
     }
@@ -221,16 +218,18 @@ impl<'a> Rows<'a> {
     /// Fixes a value that has one element for each row.
     fn fix(&self, e: &mut Emitter, id: Id, variable: &str) {
         let shape = self.body.ty(id).shape.clone();
-        let by_row = place::split(&self.row(), 1, &shape);
+        let by_row = location::split(&self.row(), 1, &shape);
         // As it is met at an element of the domain: without the axes that were reduced.
         let dims: Vec<usize> = self.axes(false).map(|a| self.domain[a]).collect();
         let by_element = |base: Base| {
-            let whole = place::split(&base, 1, &self.domain);
-            let kept: Place = self.axes(false).map(|a| whole[a].clone()).collect();
-            Shape::new(&dims).map(|s| place::terms(&kept, &s)).unwrap_or_default()
+            let whole = location::split(&base, 1, &self.domain);
+            let kept: Location = self.axes(false).map(|a| whole[a].clone()).collect();
+            Shape::new(&dims)
+                .map(|s| location::terms(&kept, &s))
+                .unwrap_or_default()
         };
-        let mut places = vec![place::terms(&by_row, &shape), by_element(self.element())];
-        places.extend((0..self.written_out).map(|number| by_element(self.written_element(number))));
-        e.fix_terms(id, variable, places);
+        let mut locations = vec![location::terms(&by_row, &shape), by_element(self.element())];
+        locations.extend((0..self.written_out).map(|number| by_element(self.written_element(number))));
+        e.fix_terms(id, variable, locations);
     }
 }

@@ -81,7 +81,7 @@ pub(super) fn of_two(name: &str, dtype: DType, a: &str, b: &str) -> String {
     row.map_or_else(String::new, |row| row.2.replace("{a}", a).replace("{b}", b))
 }
 
-/// A text with the value of each `{hole}` in its place.
+/// A text with the value of each `{hole}` in its location.
 fn fill(text: &str, value: impl Fn(&str) -> Result<String, String>) -> Result<String, String> {
     let mut parts = text.split('{');
     let mut filled = parts.next().unwrap_or_default().to_owned();

@@ -1,6 +1,6 @@
 //! Scatters: elements that go to rows which indices name.
 //!
-//! Sums are the same at every run, so no two threads add to one place. Where there are few updates, every element of the
+//! Sums are the same at every run, so no two threads add to one location. Where there are few updates, every element of the
 //! result looks at all of them. Where there are many, the updates of each row are put into a list of its own first, whose
 //! order depends on the run; an element of the result goes through its list in the order of the updates.
 
@@ -64,10 +64,7 @@ impl Scatter {
     pub(super) fn compile(&self, cx: &CompileCx) -> Result<Compiled, String> {
         let nothing = cx.kernel.outputs[0].numel() == 0 || cx.kernel.inputs[self.updates].numel() == 0;
         if self.each || self.count <= FEW || nothing {
-            return Ok(Compiled {
-                launches: vec![self.scan(cx)?],
-                ..Compiled::default()
-            });
+            return Ok(self.scan(cx)?.into());
         }
         Ok(Compiled {
             launches: vec![self.clear_lists(cx)?, self.build_lists(cx)?, self.apply_lists(cx)?],

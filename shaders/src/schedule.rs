@@ -7,7 +7,7 @@ use meganeura_core::precision::Precision;
 
 /// Kernels that have several schedules for a call, each with its version, and the names of their settings. The version is raised
 /// when a kernel changes such that earlier measurements hold no more: schedules of another version cannot be parsed.
-const KERNELS: [(&str, &[&str]); 11] = [
+const KERNELS: &[(&str, &[&str])] = &[
     ("matmul_direct.v2", &[]),
     // Rows and columns of a thread, and parts of the summed dimension.
     ("matmul_tiled.v2", &["each", "split_k"]),
@@ -23,6 +23,8 @@ const KERNELS: [(&str, &[&str]); 11] = [
     ),
     // Threads of a row, its parts, and columns of a thread whose loop is unrolled.
     ("reduce.v2", &["lanes", "split", "unroll"]),
+    // Parts of a row.
+    ("arg_reduce.v1", &["split"]),
     ("attention_decomposed.v2", &[]),
     // Rows of a tile; of a gradient those of queries and of keys.
     ("attention_tiled.v2", &["rows", "queries", "keys"]),
@@ -166,6 +168,18 @@ mod tests {
             Schedule::of("matmul_direct").to_string().parse(),
             Ok(Schedule::of("matmul_direct"))
         );
+    }
+
+    #[test]
+    fn every_kernel_is_in_the_table_of_schedules() {
+        let page = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/tuning.md");
+        let page = std::fs::read_to_string(page).expect("the page");
+        for (kernel, _) in KERNELS {
+            assert!(
+                page.contains(&format!("| `{kernel}")),
+                "docs/tuning.md does not say what {kernel} is"
+            );
+        }
     }
 
     #[test]

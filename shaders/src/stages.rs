@@ -17,7 +17,7 @@ use super::pointwise::is_half;
 use super::roles::Role;
 
 /// Most stages of a dispatch.
-const MOST_STAGES: usize = 12;
+const MAX_STAGES: usize = 12;
 
 /// What the anchors of a stage have in common.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,7 +50,7 @@ pub(super) fn compile(body: &Body, cx: &CompileCx) -> Result<Compiled, String> {
             Ok(compiled) => return Ok(compiled),
             Err(failed) => failed,
         };
-        // Results at other places than the stage's own are computed at the end.
+        // Results at other locations than the stage's own are computed at the end.
         let last = stages.len() - 1;
         match stages.get_mut(at).map(|s| std::mem::take(&mut s.outputs)) {
             Some(outputs) if at < last && !outputs.is_empty() => stages[last].outputs.extend(outputs),
@@ -62,7 +62,7 @@ pub(super) fn compile(body: &Body, cx: &CompileCx) -> Result<Compiled, String> {
 /// Compiles all stages, of which the last is for what fits no other. An error comes with the number of its stage.
 fn compile_stages(body: &Body, cx: &CompileCx, stages: &[Stage]) -> Result<Compiled, (usize, String)> {
     let whole = |reason: String| (stages.len(), reason);
-    if stages.len() > MOST_STAGES {
+    if stages.len() > MAX_STAGES {
         return Err(whole("it needs too many kernels".into()));
     }
     let needed = kept(body, stages);
@@ -86,7 +86,7 @@ fn compile_stages(body: &Body, cx: &CompileCx, stages: &[Stage]) -> Result<Compi
 }
 
 fn is_anchor(body: &Body, id: Id) -> bool {
-    matches!(body.role(id), Some(Role::Reduction | Role::Product))
+    matches!(body.role(id), Some(Role::Reduction | Role::Contraction))
 }
 
 /// Anchors that are needed to compute a value, not looking behind them; of an anchor, those of its operands.

@@ -22,7 +22,7 @@
 //! `@repeat` writes lines once for each value of its indices: an index that is an identifier becomes a number, and so does one
 //! that is a part of an identifier behind an underscore. Its range (`i < N` or `i in N..M`), and the condition of `@if`, are expressions
 //! of constants. What stands behind `//#` is code only once directives are followed: the file has the other branch. `@insert` is
-//! a place for statements, and `@replace` has lines that are replaced where statements are given.
+//! a location for statements, and `@replace` has lines that are replaced where statements are given.
 //! As it stands, a file declares the indices as constants, and has one instance of everything. Only items that `main` reaches
 //! are kept, so defaults and their buffers are gone where they were replaced.
 
@@ -36,7 +36,7 @@ mod tests;
 use std::collections::{HashMap, HashSet};
 
 use super::library;
-use super::module::{COOP, HALF};
+use super::module::{COOP, F16};
 use expand::Expander;
 pub(crate) use inline::{Functions, Inlined};
 pub(crate) use items::{Item, Kind, names, parse};
@@ -139,9 +139,9 @@ impl Template {
         self.body(name, [statements, "return ", value, ";\n"].concat())
     }
 
-    /// Inserts statements at a place of the file, or replaces the lines there.
-    pub(crate) fn insert(mut self, place: impl Into<String>, statements: impl Into<String>) -> Self {
-        self.inserts.insert(place.into(), statements.into());
+    /// Inserts statements at a location of the file, or replaces the lines there.
+    pub(crate) fn insert(mut self, location: impl Into<String>, statements: impl Into<String>) -> Self {
+        self.inserts.insert(location.into(), statements.into());
         self
     }
 
@@ -208,7 +208,7 @@ impl Template {
             COOP => names.iter().any(|name| name.starts_with("coop")),
             _ => names.contains(&extension) || expanded.buffers.iter().any(|b| b.element.contains(extension)),
         };
-        expanded.enables = [HALF, COOP].into_iter().filter(|extension| uses(extension)).collect();
+        expanded.enables = [F16, COOP].into_iter().filter(|extension| uses(extension)).collect();
         Ok(expanded)
     }
 
@@ -252,8 +252,8 @@ impl Template {
         if let Some(name) = unknown {
             return Err(format!("there is no constant '{name}'"));
         }
-        match self.inserts.keys().find(|place| !expander.has_place(place)) {
-            Some(place) => Err(format!("there is no place '{place}' to insert at")),
+        match self.inserts.keys().find(|location| !expander.has_place(location)) {
+            Some(location) => Err(format!("there is no location '{location}' to insert at")),
             None => items::parse(&text),
         }
     }

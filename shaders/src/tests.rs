@@ -1,6 +1,6 @@
 //! Every kernel of every operator's samples, without a device: that it is valid, and translates.
 
-mod units;
+mod coop;
 
 use std::collections::HashSet;
 
@@ -48,7 +48,7 @@ fn launches() -> Vec<(String, Launch)> {
     launches_with(None)
 }
 
-/// The same on matrix units, where there are any.
+/// The same on cooperative matrices, where there are any.
 fn launches_with(coop: Option<CoopConfig>) -> Vec<(String, Launch)> {
     let mut all = Vec::new();
     let mut seen = HashSet::new();
@@ -336,7 +336,7 @@ fn attention(
     }
 }
 
-/// What an attention is compiled to, with matrix units or without, in the ways that are chosen.
+/// What an attention is compiled to, with cooperative matrices or without, in the variants that are chosen.
 fn try_attention(
     gradient: bool,
     rows: [usize; 2],
@@ -363,7 +363,7 @@ fn try_attention(
     })
 }
 
-/// The same in the usual way.
+/// The same in the default variant.
 fn compile_attention(gradient: bool, rows: [usize; 2], heads: [usize; 3], coop: Option<CoopConfig>) -> Compiled {
     try_attention(gradient, rows, heads, coop, None).expect("kernels")
 }
@@ -395,7 +395,7 @@ fn what_attention_keeps_grows_with_the_rows_only() {
 
 #[test]
 fn what_a_dispatch_keeps_on_the_way_fits_into_a_buffer() {
-    // Few queries of many keys are taken apart.
+    // Few queries of many keys are decomposed.
     let (attrs, inputs, outputs) = attention(false, [4, 2_500], [1, 1, 16]);
     let kernel = KernelDesc {
         name: "core.attention",

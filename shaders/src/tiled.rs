@@ -1,63 +1,68 @@
-//! Sums of products in tiles: what matrix products and convolutions have in common.
+//! Contractions in tiles: what matrix products and convolutions have in common.
 //!
 //! A workgroup computes a tile of `m` by `n` results of a batch. It goes over the summed dimension in steps, for which
 //! it copies a piece of both operands to shared memory; every thread sums up some elements of the tile. Where there
 //! are too few tiles for a device, the summed dimension is cut into parts, which a second launch puts together. Small
 //! products have a thread for each result, without any of this.
 
-mod ways;
+mod schedules;
 
 use meganeura_core::DType;
 use meganeura_core::ops::FUSED;
 
 use super::body::{Body, Def, Id};
+use super::contraction::{Contraction, Sizes, contraction_of};
 use super::emit::Emitter;
+use super::epilogue::{self, PARTIAL, Plain, Results, Sink, epilogue, join};
 use super::files;
 use super::kernel::{CompileCx, Compiled, Launch};
 use super::pointwise::is_half;
-use super::products::{Products, Sizes, product_of};
 use super::roles::Role;
-use super::sums::{self, PARTIAL, Plain, Results, Sink, epilogue, join};
 use super::template::Template;
 use super::variants::Candidate as _;
 use super::{variants, vectors};
-use ways::{Product, Tiles};
+use schedules::{MatMulCall, Tiles};
 
 /// Threads along each side of a tile.
 const SIDE: usize = 16;
 /// Length of a step along the summed dimension.
 const STEP: usize = 16;
 /// Workgroups from which on larger tiles are better.
-const ENOUGH_GROUPS: usize = 64;
+const GROUPS_THRESHOLD: usize = 64;
 /// Workgroups up to which the summed dimension is cut.
 const GROUPS_IN_PARTS: usize = 160;
 /// Elements along each side of the tile of one thread, the largest first, and workgroups from which on it is better than
 /// the next one.
-const TILES: [(usize, usize); 4] = [(8, 2 * ENOUGH_GROUPS), (4, ENOUGH_GROUPS), (2, ENOUGH_GROUPS), (1, 0)];
+const TILES: [(usize, usize); 4] = [
+    (8, 2 * GROUPS_THRESHOLD),
+    (4, GROUPS_THRESHOLD),
+    (2, GROUPS_THRESHOLD),
+    (1, 0),
+];
 /// Shortest part of the summed dimension.
-const SHORTEST_PART: usize = 8 * STEP;
-/// Columns up to which rows may be computed on the way: few workgroups share them.
+const MIN_PART: usize = 8 * STEP;
+/// Columns up to which rows may be computed as they are loaded: few workgroups share them.
 const COLUMNS_ON_THE_WAY: usize = 256;
 /// Most elements of the result that a thread computes together.
-const MOST_TOGETHER: usize = 8;
+const MAX_TOGETHER: usize = 8;
 /// Most values that it computes for them: their code is written out for each.
-const MOST_COMPUTED_TOGETHER: usize = 256;
+const MAX_VALUES_TOGETHER: usize = 256;
 
 impl Tiles<'_> {
     fn parts(&self) -> usize {
         match self {
             Tiles::Direct => 1,
             Tiles::Threads(tiling) => tiling.parts,
-            Tiles::Units(blocks) => blocks.parts(),
+            Tiles::Coop(blocks) => blocks.parts(),
             Tiles::Vectors(vectors) => vectors.parts(),
         }
     }
 
-    fn launch(&self, e: Emitter, product: &Product, sink: &Sink, plain: Option<&Plain>) -> Result<Launch, String> {
+    fn launch(&self, e: Emitter, product: &MatMulCall, sink: &Sink, plain: Option<&Plain>) -> Result<Launch, String> {
         match self {
-            Tiles::Direct => direct(e, product.products, product.total, sink),
+            Tiles::Direct => direct(e, product.contraction, product.total, sink),
             Tiles::Threads(tiling) => tiling.launch(e, sink),
-            Tiles::Units(blocks) => blocks.launch(e, sink, plain),
+            Tiles::Coop(blocks) => blocks.launch(e, sink, plain),
             Tiles::Vectors(vectors) => vectors.launch(e, sink),
         }
     }
@@ -65,14 +70,14 @@ impl Tiles<'_> {
     /// Most elements whose results it gives to a sink together.
     fn most_together(&self) -> usize {
         match self {
-            Tiles::Units(blocks) => blocks.elements_of_a_thread().min(MOST_TOGETHER),
+            Tiles::Coop(blocks) => blocks.elements_of_a_thread().min(MAX_TOGETHER),
             // Other threads run meanwhile.
             Tiles::Direct | Tiles::Threads(_) | Tiles::Vectors(_) => 1,
         }
     }
 }
 
-/// Whether an operand of a product may be computed on the way: every workgroup that reads rows of it computes them anew,
+/// Whether an operand of a product may be computed as they are loaded: every workgroup that reads rows of it computes them anew,
 /// once if they fit into its memory, whose `sizes` are given then. A program is cut otherwise, and so are operators with
 /// rows for many workgroups, computed from several operands: the first operand is computed once before the product.
 pub(super) fn check_prologue(body: &Body, cx: &CompileCx, operand: Id, sizes: Option<Sizes>) -> Result<(), String> {
@@ -90,12 +95,12 @@ pub(super) fn check_prologue(body: &Body, cx: &CompileCx, operand: Id, sizes: Op
     };
     match few {
         true => Ok(()),
-        false => Err("what is multiplied is computed on the way, for too many rows".into()),
+        false => Err("an operand would be computed as it is loaded, for too many rows".into()),
     }
 }
 
 /// Launches for a body whose only product is `id`.
-pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx, products: &dyn Products) -> Result<Compiled, String> {
+pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx, contraction: &dyn Contraction) -> Result<Compiled, String> {
     let total = body.ty(id).numel();
     if let Some(ty) = cx.kernel.outputs.iter().find(|ty| is_half(ty)) {
         return Err(format!("it has a result of {}", ty.dtype));
@@ -114,13 +119,13 @@ pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx, products: &dyn Produc
         return Ok(Compiled::default());
     }
     if reductions {
-        vectors::check(body, id, products)?;
+        vectors::check(body, id, contraction)?;
     }
-    let product = Product {
+    let product = MatMulCall {
         body,
         id,
         cx,
-        products,
+        contraction,
         total,
         reduces: reductions,
     };
@@ -140,12 +145,12 @@ pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx, products: &dyn Produc
 
 impl Tiles<'_> {
     /// Launches for a product.
-    fn compile(&self, product: &Product, results: &Results) -> Result<Compiled, String> {
-        let &Product {
+    fn compile(&self, product: &MatMulCall, results: &Results) -> Result<Compiled, String> {
+        let &MatMulCall {
             body,
             id,
             cx,
-            products,
+            contraction,
             total,
             ..
         } = product;
@@ -153,20 +158,18 @@ impl Tiles<'_> {
             return vectors.compile(body, id, cx, results);
         }
         let rounded = match self {
-            Tiles::Units(blocks) if blocks.rounds() => body.only_used_by(id),
+            Tiles::Coop(blocks) if blocks.rounds() => body.only_used_by(id),
             _ => Vec::new(),
         };
         if self.parts() == 1 {
             let mut e = Emitter::new(body, cx);
-            let by_rows = products.is_by_rows() && !matches!(self, Tiles::Direct);
+            let by_rows = contraction.is_by_rows() && !matches!(self, Tiles::Direct);
             let plain = by_rows && body.results == [id] && cx.stored_output(0) == DType::F32;
             let plain = plain.then(|| cx.outputs[0]);
             let together = match body.results == [id] {
                 // Nothing is read.
                 true => 1,
-                false => self
-                    .most_together()
-                    .min(MOST_COMPUTED_TOGETHER / body.nodes.len().max(1)),
+                false => self.most_together().min(MAX_VALUES_TOGETHER / body.nodes.len().max(1)),
             };
             // A power of two, as there are that many elements.
             let together = 1 << together.max(1).ilog2();
@@ -177,7 +180,7 @@ impl Tiles<'_> {
                 rounded,
                 ..Compiled::default()
             };
-            if let Tiles::Units(blocks) = self
+            if let Tiles::Coop(blocks) = self
                 && let Some(tail) = blocks.tail()
             {
                 let last = blocks.join(Emitter::new(body, cx), id, &results.of_product, &tail)?;
@@ -190,7 +193,7 @@ impl Tiles<'_> {
         let array = e.module.array(e.cx.scratch(0), PARTIAL, true);
         let plain = e.cx.scratch(0);
         let sink = Sink::Partial { array, total };
-        let first = self.launch(e, product, &sink, Some(&plain).filter(|_| products.is_by_rows()))?;
+        let first = self.launch(e, product, &sink, Some(&plain).filter(|_| contraction.is_by_rows()))?;
         Ok(Compiled {
             launches: vec![
                 first,
@@ -203,20 +206,20 @@ impl Tiles<'_> {
 }
 
 /// A thread for each result.
-fn direct(mut e: Emitter, products: &dyn Products, total: usize, sink: &Sink) -> Result<Launch, String> {
-    let a = e.block(|e| products.load(e, 0, "line", "k"))?;
-    let b = e.block(|e| products.load(e, 1, "line", "k"))?;
-    let template = product_of(
+fn direct(mut e: Emitter, contraction: &dyn Contraction, total: usize, sink: &Sink) -> Result<Launch, String> {
+    let a = e.block(|e| contraction.load(e, 0, "line", "k"))?;
+    let b = e.block(|e| contraction.load(e, 1, "line", "k"))?;
+    let template = contraction_of(
         &mut e,
         sink.finish(Template::new(files::MATMUL_DIRECT)),
-        products,
+        contraction,
         [a, b],
     )?;
     e.module.finish_template_elements(template, total)
 }
 
 pub(super) struct Tiling<'a> {
-    products: &'a dyn Products,
+    contraction: &'a dyn Contraction,
     sizes: Sizes,
     /// Rows, and columns, of the tile of one thread.
     pub(super) tile: usize,
@@ -225,34 +228,34 @@ pub(super) struct Tiling<'a> {
 
 impl<'a> Tiling<'a> {
     /// The tiles that are commonly the best.
-    pub(super) fn new(products: &'a dyn Products, total: usize) -> Self {
-        let sizes = products.sizes();
+    pub(super) fn new(contraction: &'a dyn Contraction, total: usize) -> Self {
+        let sizes = contraction.sizes();
         let best = TILES
             .into_iter()
             .find(|&(tile, enough)| Tiling::groups(&sizes, tile) >= enough);
         let tile = best.map_or(1, |(tile, _)| tile);
-        Tiling::of(products, total, tile, Tiling::usual_parts(&sizes, tile))
+        Tiling::of(contraction, total, tile, Tiling::usual_parts(&sizes, tile))
     }
 
     /// All tiles that there are, with fewer and more parts than usual.
-    pub(super) fn all(products: &'a dyn Products, total: usize) -> Vec<Self> {
-        let sizes = products.sizes();
+    pub(super) fn all(contraction: &'a dyn Contraction, total: usize) -> Vec<Self> {
+        let sizes = contraction.sizes();
         let each = TILES.into_iter().flat_map(|(tile, _)| {
             let usual = Tiling::usual_parts(&sizes, tile);
-            [usual, 1, usual / 2, usual * 2].map(|parts| Tiling::of(products, total, tile, parts.max(1)))
+            [usual, 1, usual / 2, usual * 2].map(|parts| Tiling::of(contraction, total, tile, parts.max(1)))
         });
         each.collect()
     }
 
     /// Tiles of this size, and sums in as many parts as are wanted, or fewer.
-    fn of(products: &'a dyn Products, total: usize, tile: usize, wanted: usize) -> Self {
-        let sizes = products.sizes();
-        let room = sums::most_parts(total);
-        let parts = wanted.min(sizes.k / SHORTEST_PART).min(room).max(1);
+    fn of(contraction: &'a dyn Contraction, total: usize, tile: usize, wanted: usize) -> Self {
+        let sizes = contraction.sizes();
+        let room = epilogue::most_parts(total);
+        let parts = wanted.min(sizes.k / MIN_PART).min(room).max(1);
         Tiling {
             // Rounding up may leave fewer.
             parts: sizes.k.div_ceil(Tiling::length(sizes.k, parts)).max(1),
-            products,
+            contraction,
             sizes,
             tile,
         }
@@ -294,13 +297,13 @@ impl<'a> Tiling<'a> {
             parts => Tiling::length(k, parts),
         };
         let template = sink.finish(Template::new(files::MATMUL_TILED));
-        let template = product_of(&mut e, template, self.products, loads)?
+        let template = contraction_of(&mut e, template, self.contraction, loads)?
             .alias("Vector", self.vector())
-            .flag("A_ALONG_K", self.products.is_along_k(0))
-            .flag("B_ALONG_K", self.products.is_along_k(1))
+            .flag("A_ALONG_K", self.contraction.is_along_k(0))
+            .flag("B_ALONG_K", self.contraction.is_along_k(1))
             .sizes([("EACH", self.tile), ("SIDE", SIDE), ("STEP", STEP)])
             .sizes([("PARTS", self.parts), ("PART_LENGTH", length)])
-            .flag("LAST_IS_SHORT", sums::last_is_short(k, STEP, length, self.parts));
+            .flag("LAST_IS_SHORT", epilogue::last_is_short(k, STEP, length, self.parts));
         e.module
             .finish_template(template, Tiling::groups(&self.sizes, self.tile) * self.parts)
     }
@@ -311,11 +314,11 @@ impl<'a> Tiling<'a> {
         let Sizes { m, n, k, .. } = self.sizes;
         let count = if operand == 0 { m } else { n };
         let (width, vector) = (self.width(), self.vector());
-        let along_k = self.products.is_along_k(operand);
+        let along_k = self.contraction.is_along_k(operand);
         let contiguous = if along_k { k } else { count };
         let last = |size: usize, together: usize| size.saturating_sub(together);
         let stored = self
-            .products
+            .contraction
             .stored(operand)
             .filter(|_| width == 4 && contiguous.is_multiple_of(4));
         if let Some(stored) = stored {
@@ -323,7 +326,7 @@ impl<'a> Tiling<'a> {
             let (code, at) = e.block(|e| {
                 let line = e.bind(&format!("min(line, {}u)", last(count, lines)))?;
                 let k = e.bind(&format!("min(k, {}u)", last(k, depths)))?;
-                self.products.number_of(e, operand, &line, &k)
+                self.contraction.number_of(e, operand, &line, &k)
             })?;
             if let Some(loaded) = e.module.load_vector(stored, &format!("({at}) / 4u")) {
                 return Ok((code, format!("select(vec4<f32>(), {loaded}, k < {k}u)")));
@@ -335,7 +338,7 @@ impl<'a> Tiling<'a> {
                 let (dk, dl) = if along_k { (q, 0) } else { (0, q) };
                 let line = e.bind(&format!("min(line + {dl}u, {}u)", last(count, 1)))?;
                 let bound = e.bind(&format!("min(k + {dk}u, {}u)", last(k, 1)))?;
-                let value = self.products.load(e, operand, &line, &bound)?;
+                let value = self.contraction.load(e, operand, &line, &bound)?;
                 parts.push(format!("select(0.0, {value}, k + {dk}u < {k}u)"));
             }
             Ok(parts)

@@ -2,7 +2,7 @@
 //!
 //! By default the limits of each family of kernels choose, which are constants beside it. Whoever measures can ask for another
 //! schedule ([`ScheduleChooser`](super::ScheduleChooser)): a call belongs to a [`Class`], and each [`Schedule`] can be printed and parsed. A family that has
-//! several schedules has a file `ways.rs` that lists them.
+//! several schedules has a file `schedules.rs` that lists them.
 
 use std::sync::Arc;
 
@@ -29,6 +29,19 @@ pub(super) fn range(size: usize) -> String {
 pub(super) trait Candidate {
     /// What tells it from all others for the call.
     fn schedule(&self) -> Schedule;
+}
+
+/// Compiles a call in the variant that a chooser asks for, or else in the default one, which is the first of `all`. Where the default one
+/// cannot be made, neither is another.
+pub(super) fn compile<C: Candidate>(
+    cx: &CompileCx,
+    class: impl FnOnce(Precision) -> Class,
+    usual: &C,
+    all: impl Fn() -> Vec<C>,
+    compile: impl Fn(&C) -> Result<Compiled, String>,
+) -> Result<Compiled, String> {
+    let compiled = scheduled(compile(usual)?, &usual.schedule());
+    Ok(chosen(cx, class, all, compile).unwrap_or(compiled))
 }
 
 /// What a chooser asks to compile a call to; `None` where it asks for nothing, or for what cannot be made. `all` lists the

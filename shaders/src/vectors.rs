@@ -1,4 +1,4 @@
-//! Products of few rows with a matrix, as in a language model that makes one token after the other: every element of
+//! Contraction of few rows with a matrix, as in a language model that makes one token after the other: every element of
 //! the matrix is read once, so that reading it is all that takes time.
 //!
 //! A workgroup has some columns of some threads each, its *lanes*, which share the sum of the column; neighbouring
@@ -7,37 +7,37 @@
 mod wide;
 
 use super::body::{Body, Id};
+use super::contraction::{Contraction, Sizes, contraction_of};
 use super::emit::Emitter;
+use super::epilogue::{self, Results, Sink};
 use super::files;
 use super::kernel::{CompileCx, Compiled, Launch};
 use super::pointwise::is_half;
-use super::products::{Products, Sizes, product_of};
 use super::roles::Role;
 use super::rows::Rows;
-use super::sums::{self, Results, Sink};
 use super::template::Template;
 use wide::Wide;
 
 /// Most rows.
-const MOST_ROWS: usize = 16;
-/// Most rows of products whose operands do not lie in rows, and of those that are left to matrix units otherwise.
+const MAX_ROWS: usize = 16;
+/// Most rows of products whose operands do not lie in rows, and of those that are left to cooperative matrices otherwise.
 pub(super) const FEW_ROWS: usize = 4;
 /// Threads of a workgroup.
 const THREADS: usize = 256;
 /// Most lanes: eight columns of them are a sector of memory where neighbours there are columns.
-const MOST_LANES: usize = 32;
+const MAX_LANES: usize = 32;
 /// Fewest lanes.
-const FEWEST_LANES: usize = 8;
+const MIN_LANES: usize = 8;
 /// Most terms, of all rows, that a thread reads before it adds them up.
-const MOST_TOGETHER: usize = 16;
+const MAX_TOGETHER: usize = 16;
 /// Terms of a row that it reads in any case.
 const TOGETHER: usize = 4;
 /// Most elements of rows that are computed once, for all columns of a workgroup.
-const MOST_STAGED: usize = 3072;
+const MAX_STAGED: usize = 3072;
 /// Terms of a part for each lane, at least: a launch that puts parts together takes longer than fewer terms.
-const SHORTEST_PART: usize = 32;
+const MIN_PART: usize = 32;
 /// Workgroups from which on a device has enough to do.
-const ENOUGH_GROUPS: usize = 256;
+const GROUPS_THRESHOLD: usize = 256;
 /// Workgroups from which on a second launch, which puts parts together, takes longer than it saves.
 const GROUPS_WITHOUT_PARTS: usize = 48;
 
@@ -46,8 +46,8 @@ const GROUPS_WITHOUT_PARTS: usize = 48;
 ///
 /// # Errors
 /// It is no such product.
-pub(super) fn check(body: &Body, id: Id, products: &dyn Products) -> Result<(), String> {
-    let (sizes, total) = (products.sizes(), body.ty(id).numel());
+pub(super) fn check(body: &Body, id: Id, contraction: &dyn Contraction) -> Result<(), String> {
+    let (sizes, total) = (contraction.sizes(), body.ty(id).numel());
     let reductions = body.calls(Role::Reduction);
     let fits = |&r: &Id| !body.depends_on(r, id) && !is_half(body.ty(r));
     match sizes.m != 1 || sizes.batch != 1 || sizes.k == 0 || total == 0 || !reductions.iter().all(fits) {
@@ -58,12 +58,12 @@ pub(super) fn check(body: &Body, id: Id, products: &dyn Products) -> Result<(), 
 
 /// Whether all rows fit into the memory of a workgroup.
 pub(super) fn can_stage(sizes: Sizes) -> bool {
-    sizes.m <= MOST_ROWS && sizes.batch * sizes.m * sizes.k <= MOST_STAGED
+    sizes.m <= MAX_ROWS && sizes.batch * sizes.m * sizes.k <= MAX_STAGED
 }
 
 /// A product of few rows.
 pub(super) struct Vectors<'a> {
-    products: &'a dyn Products,
+    contraction: &'a dyn Contraction,
     sizes: Sizes,
     lanes: usize,
     parts: usize,
@@ -73,50 +73,50 @@ pub(super) struct Vectors<'a> {
 
 impl<'a> Vectors<'a> {
     /// What is commonly the best; `None` for more rows.
-    pub(super) fn new(products: &'a dyn Products, total: usize, cx: &CompileCx) -> Option<Self> {
-        let sizes = products.sizes();
-        if sizes.m > Vectors::most_rows(products) {
+    pub(super) fn new(contraction: &'a dyn Contraction, total: usize, cx: &CompileCx) -> Option<Self> {
+        let sizes = contraction.sizes();
+        if sizes.m > Vectors::most_rows(contraction) {
             return None;
         }
-        let mut lanes = if products.is_along_k(1) {
-            MOST_LANES
+        let mut lanes = if contraction.is_along_k(1) {
+            MAX_LANES
         } else {
-            FEWEST_LANES
+            MIN_LANES
         };
-        while lanes < MOST_LANES && Vectors::groups(&sizes, lanes) < ENOUGH_GROUPS {
+        while lanes < MAX_LANES && Vectors::groups(&sizes, lanes) < GROUPS_THRESHOLD {
             lanes *= 2;
         }
         let parts = Vectors::usual_parts(&sizes, lanes);
-        let vectors = Vectors::of(products, total, lanes, parts);
+        let vectors = Vectors::of(contraction, total, lanes, parts);
         Some(Vectors {
-            wide: Wide::new(products, cx, Vectors::limited(&sizes, total, lanes, parts), None),
+            wide: Wide::new(contraction, cx, Vectors::limited(&sizes, total, lanes, parts), None),
             ..vectors
         })
     }
 
     /// All numbers of lanes, and of columns of a thread, with fewer and more parts than usual; none for more rows.
-    pub(super) fn all(products: &'a dyn Products, total: usize, cx: &CompileCx) -> Vec<Self> {
-        let sizes = products.sizes();
-        if sizes.m > Vectors::most_rows(products) {
+    pub(super) fn all(contraction: &'a dyn Contraction, total: usize, cx: &CompileCx) -> Vec<Self> {
+        let sizes = contraction.sizes();
+        if sizes.m > Vectors::most_rows(contraction) {
             return Vec::new();
         }
         let parts = |lanes: usize| {
             let (usual, many) = (
                 Vectors::usual_parts(&sizes, lanes),
-                ENOUGH_GROUPS.div_ceil(Vectors::groups(&sizes, lanes).max(1)),
+                GROUPS_THRESHOLD.div_ceil(Vectors::groups(&sizes, lanes).max(1)),
             );
             [usual, 1, many, many / 2].map(|parts| parts.max(1))
         };
         let mut all = Vec::new();
-        for lanes in [FEWEST_LANES, 2 * FEWEST_LANES, MOST_LANES] {
-            all.extend(parts(lanes).map(|parts| Vectors::of(products, total, lanes, parts)));
+        for lanes in [MIN_LANES, 2 * MIN_LANES, MAX_LANES] {
+            all.extend(parts(lanes).map(|parts| Vectors::of(contraction, total, lanes, parts)));
         }
-        for parts in parts(MOST_LANES) {
-            let parts = Vectors::limited(&sizes, total, MOST_LANES, parts);
+        for parts in parts(MAX_LANES) {
+            let parts = Vectors::limited(&sizes, total, MAX_LANES, parts);
             for columns in wide::COLUMNS {
-                all.extend(Wide::new(products, cx, parts, Some(columns)).map(|wide| Vectors {
+                all.extend(Wide::new(contraction, cx, parts, Some(columns)).map(|wide| Vectors {
                     wide: Some(wide),
-                    ..Vectors::of(products, total, MOST_LANES, parts)
+                    ..Vectors::of(contraction, total, MAX_LANES, parts)
                 }));
             }
         }
@@ -124,11 +124,11 @@ impl<'a> Vectors<'a> {
     }
 
     /// So many lanes, and sums in as many parts as are wanted, or fewer.
-    fn of(products: &'a dyn Products, total: usize, lanes: usize, wanted: usize) -> Self {
-        let sizes = products.sizes();
+    fn of(contraction: &'a dyn Contraction, total: usize, lanes: usize, wanted: usize) -> Self {
+        let sizes = contraction.sizes();
         let length = sizes.k.div_ceil(Vectors::limited(&sizes, total, lanes, wanted)).max(1);
         Vectors {
-            products,
+            contraction,
             sizes,
             lanes,
             wide: None,
@@ -137,8 +137,8 @@ impl<'a> Vectors<'a> {
         }
     }
 
-    fn most_rows(products: &dyn Products) -> usize {
-        if products.is_by_rows() { MOST_ROWS } else { FEW_ROWS }
+    fn most_rows(contraction: &dyn Contraction) -> usize {
+        if contraction.is_by_rows() { MAX_ROWS } else { FEW_ROWS }
     }
 
     fn groups(sizes: &Sizes, lanes: usize) -> usize {
@@ -148,38 +148,35 @@ impl<'a> Vectors<'a> {
     fn usual_parts(sizes: &Sizes, lanes: usize) -> usize {
         let groups = Vectors::groups(sizes, lanes);
         match groups < GROUPS_WITHOUT_PARTS {
-            true => ENOUGH_GROUPS.div_ceil(groups.max(1)),
+            true => GROUPS_THRESHOLD.div_ceil(groups.max(1)),
             false => 1,
         }
     }
 
     /// As many parts as are wanted, unless they were too short, or too many to keep.
     fn limited(sizes: &Sizes, total: usize, lanes: usize, wanted: usize) -> usize {
-        let room = sums::most_parts(total);
-        wanted.min(sizes.k / (lanes * SHORTEST_PART)).min(room).max(1)
+        let room = epilogue::most_parts(total);
+        wanted.min(sizes.k / (lanes * MIN_PART)).min(room).max(1)
     }
 
     /// Launches for a product that depends on reductions, which [`check`] has found to be possible.
     pub(super) fn compile(&self, body: &Body, id: Id, cx: &CompileCx, results: &Results) -> Result<Compiled, String> {
         let total = body.ty(id).numel();
-        let before = Rows::before_product(body, &results.before, cx)?;
+        let before = Rows::before_matmul(body, &results.before, cx)?;
         let mut e = Emitter::new(body, cx);
         if self.parts() == 1 {
             // Before the reductions have values: results may depend on these through the product only.
-            let sink = Sink::Finish(sums::epilogue(&mut e, id, &results.of_product, 1)?);
+            let sink = Sink::Finish(epilogue::epilogue(&mut e, id, &results.of_product, 1)?);
             before.begin(&mut e)?;
             e.share_fixed();
             let launch = self.launch(e, &sink)?;
-            return Ok(Compiled {
-                launches: vec![launch],
-                ..Compiled::default()
-            });
+            return Ok(launch.into());
         }
-        let array = e.module.array(cx.scratch(0), sums::PARTIAL, true);
+        let array = e.module.array(cx.scratch(0), epilogue::PARTIAL, true);
         before.begin(&mut e)?;
         e.share_fixed();
         let first = self.launch(e, &Sink::Partial { array, total })?;
-        let last = sums::join(Emitter::new(body, cx), id, &results.of_product, self.parts())?;
+        let last = epilogue::join(Emitter::new(body, cx), id, &results.of_product, self.parts())?;
         Ok(Compiled {
             launches: vec![first, last],
             scratch: vec![4 * total * self.parts()],
@@ -208,13 +205,13 @@ impl<'a> Vectors<'a> {
             return wide.launch(e, sink);
         }
         let before = std::mem::take(&mut e.code);
-        let a = e.block(|e| self.products.load(e, 0, "line", "k"))?;
-        let b = e.block(|e| self.products.load(e, 1, "line", "k"))?;
+        let a = e.block(|e| self.contraction.load(e, 0, "line", "k"))?;
+        let b = e.block(|e| self.contraction.load(e, 1, "line", "k"))?;
         let template = sink.finish(Template::new(files::MATMUL_ROWS)).insert("before", before);
-        let template = product_of(&mut e, template, self.products, [a, b])?
-            .flag("B_ALONG_K", self.products.is_along_k(1))
+        let template = contraction_of(&mut e, template, self.contraction, [a, b])?
+            .flag("B_ALONG_K", self.contraction.is_along_k(1))
             .sizes([("LANES", self.lanes), ("PARTS", self.parts), ("THREADS", THREADS)])
-            .sizes([("MAX_TOGETHER", MOST_TOGETHER), ("MIN_TOGETHER", TOGETHER)])
+            .sizes([("MAX_TOGETHER", MAX_TOGETHER), ("MIN_TOGETHER", TOGETHER)])
             .flag("STAGED", self.is_staged());
         e.module
             .finish_template(template, Vectors::groups(&self.sizes, self.lanes) * self.parts)
@@ -222,6 +219,6 @@ impl<'a> Vectors<'a> {
 
     /// Whether rows are computed before the sums, so that columns do not each do so.
     fn is_staged(&self) -> bool {
-        self.products.stored(0).is_none() && self.sizes.m * self.sizes.k.div_ceil(self.parts) <= MOST_STAGED
+        self.contraction.stored(0).is_none() && self.sizes.m * self.sizes.k.div_ceil(self.parts) <= MAX_STAGED
     }
 }

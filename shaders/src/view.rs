@@ -3,33 +3,33 @@
 use meganeura_core::ops::Call;
 
 use super::emit::Emitter;
-use super::place::{self, Index, Place};
+use super::location::{self, Index, Location};
 
-/// The place in operand 0 of what is at `place` of the result.
-pub(super) fn place(emitter: &mut Emitter, name: &str, call: &Call, place: &[Index]) -> Result<Place, String> {
+/// The location in operand 0 of what is at `location` of the result.
+pub(super) fn location(emitter: &mut Emitter, name: &str, call: &Call, location: &[Index]) -> Result<Location, String> {
     let shape = &call.inputs[0].shape;
     match name {
-        "core.reshape" => emitter.reshape(place, &call.outputs[0].shape, shape),
-        "core.expand" => Ok(place::broadcast(place, shape)),
+        "core.reshape" => emitter.reshape(location, &call.outputs[0].shape, shape),
+        "core.expand" => Ok(location::broadcast(location, shape)),
         "core.permute" => {
             let mut inner = vec![Index::Zero; shape.rank()];
-            for (index, &axis) in place.iter().zip(call.attrs.ints("axes")?) {
+            for (index, &axis) in location.iter().zip(call.attrs.ints("axes")?) {
                 inner[shape.axis(axis)?] = index.clone();
             }
             Ok(inner)
         }
         "core.slice" => {
             let (starts, steps) = (call.attrs.ints("starts")?, call.attrs.ints("steps")?);
-            let parts = place.iter().zip(starts.iter().zip(steps));
+            let parts = location.iter().zip(starts.iter().zip(steps));
             parts
                 .map(|(index, (&start, &step))| slice(emitter, index, start, step))
                 .collect()
         }
         "core.flip" => {
-            let mut inner = place.to_vec();
+            let mut inner = location.to_vec();
             for axis in shape.axes(call.attrs.ints("axes")?)? {
                 if shape[axis] > 1 {
-                    let index = emitter.index(&place[axis])?;
+                    let index = emitter.index(&location[axis])?;
                     let from_end = emitter.bind(&format!("{}u - {index}", shape[axis] - 1))?;
                     inner[axis] = Index::text(from_end);
                 }

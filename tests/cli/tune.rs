@@ -68,7 +68,7 @@ fn a_product_is_tuned_stored_told_and_forgotten() {
         let told = out.lines().find(|l| l.contains("tuned kernels")).expect("it is told");
         assert!(told.contains(expected), "{told}{err}");
     };
-    doctor(" of 1 classes have another way than usual");
+    doctor(" of 1 classes have another schedule than the default one");
     let (output, out, err) = tune(&["--forget"]);
     assert!(output.status.success() && out.contains("is deleted"), "{out}{err}");
     assert!(!file.exists());

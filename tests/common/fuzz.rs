@@ -10,7 +10,7 @@ pub(crate) struct Largest;
 
 static LARGEST: AtomicUsize = AtomicUsize::new(0);
 static NOW: AtomicUsize = AtomicUsize::new(0);
-static MOST: AtomicUsize = AtomicUsize::new(0);
+static MAX: AtomicUsize = AtomicUsize::new(0);
 /// What was there when counting began.
 static BEFORE: AtomicUsize = AtomicUsize::new(0);
 
@@ -19,7 +19,7 @@ unsafe impl GlobalAlloc for Largest {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         LARGEST.fetch_max(layout.size(), Ordering::Relaxed);
         let now = NOW.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
-        MOST.fetch_max(now, Ordering::Relaxed);
+        MAX.fetch_max(now, Ordering::Relaxed);
         // SAFETY: forwarded.
         unsafe { System.alloc(layout) }
     }
@@ -36,7 +36,7 @@ impl Largest {
         LARGEST.store(0, Ordering::Relaxed);
         let now = NOW.load(Ordering::Relaxed);
         BEFORE.store(now, Ordering::Relaxed);
-        MOST.store(now, Ordering::Relaxed);
+        MAX.store(now, Ordering::Relaxed);
     }
 
     /// Bytes of the largest allocation since then.
@@ -47,7 +47,7 @@ impl Largest {
     /// Most bytes at a time since then, beside those that were there before.
     #[allow(dead_code, reason = "not every test asks for it")]
     pub(crate) fn most() -> usize {
-        MOST.load(Ordering::Relaxed)
+        MAX.load(Ordering::Relaxed)
             .saturating_sub(BEFORE.load(Ordering::Relaxed))
     }
 }

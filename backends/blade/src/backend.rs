@@ -9,7 +9,7 @@ use meganeura_core::backend::{Backend, BackendInfo, Device, DeviceInfo, DeviceKi
 use meganeura_core::config::Config;
 use meganeura_core::{Error, Result};
 
-use crate::brought;
+use crate::custom;
 use crate::device::BladeDevice;
 use crate::gpu::NAME;
 use crate::probe::{self, Probed, yes_no};
@@ -57,7 +57,7 @@ impl Backend for BladeBackend {
     }
 
     fn problems(&self) -> Vec<Error> {
-        brought::problems()
+        custom::problems()
     }
 
     fn open(&self, index: usize, config: &Config) -> Result<Arc<dyn Device>> {

@@ -8,13 +8,13 @@ use meganeura_core::backend::shader::shader_kernels;
 use meganeura_core::backend::{Capabilities, Device, Executable, KernelDesc, KernelSource, Support, Tune};
 use meganeura_core::{ExecutionPlan, Result, Session};
 
-use crate::brought;
+use crate::custom;
 use crate::device::BladeDevice;
-use crate::dispatch::{Narrows, With};
+use crate::dispatch::{F16Storage, With};
 use crate::executable::BladeExecutable;
 use crate::facts;
 use crate::program::Draft;
-use crate::tune::qualify::qualify;
+use crate::tune::validate::validate;
 use meganeura_shaders::ScheduleChooser;
 use meganeura_shaders::coop::CoopConfig;
 
@@ -35,7 +35,7 @@ impl WithContext for Session {
 }
 
 impl BladeDevice {
-    /// The matrix units that a plan uses.
+    /// The cooperative matrices that a plan uses.
     fn coop_for(&self, plan: &ExecutionPlan) -> Option<CoopConfig> {
         let uses = plan.dispatches.iter().any(|d| d.use_coop);
         if uses { self.coop_config() } else { None }
@@ -43,13 +43,17 @@ impl BladeDevice {
 
     /// Does something with what the kernels of a plan are made with.
     fn with<T>(&self, plan: &ExecutionPlan, coop: Option<CoopConfig>, make: impl FnOnce(&With) -> T) -> T {
-        let brought = self.brought_for(plan);
+        let custom = self.custom_kernels_for(plan);
         let chosen = self.tuning().choices(plan.precision);
         make(&With {
             coop,
-            brought: &brought,
+            custom: &custom,
             choices: chosen.as_ref().map(|chosen| chosen as &dyn ScheduleChooser),
-            narrows: if self.narrows() { Narrows::Chosen } else { Narrows::No },
+            f16_storage: if self.f16_storage() {
+                F16Storage::Chosen
+            } else {
+                F16Storage::No
+            },
         })
     }
 }
@@ -71,11 +75,11 @@ impl Device for BladeDevice {
     }
 
     fn kernels(&self) -> String {
-        // Which products use matrix units is part of a plan.
+        // Which products use cooperative matrices is part of a plan.
         let mut kernels = format!("{:?}", self.wanted());
-        for brought in shader_kernels() {
-            let used = self.uses_brought(brought.op().name());
-            let _ = write!(kernels, ", {} {used}", brought.content());
+        for custom in shader_kernels() {
+            let used = self.uses_custom_kernel(custom.op().name());
+            let _ = write!(kernels, ", {} {used}", custom.content());
         }
         if let Some(tuned) = self.tuning().fingerprint() {
             let _ = write!(kernels, ", tuned {tuned}");
@@ -88,13 +92,13 @@ impl Device for BladeDevice {
     }
 
     fn finalize(&self, plan: &mut ExecutionPlan) -> Result<()> {
-        let brought = self.brought_for(plan);
+        let custom = self.custom_kernels_for(plan);
         let chosen = self.tuning().choices(plan.precision);
         let with = With {
             coop: self.coop_at(plan.precision),
-            brought: &brought,
+            custom: &custom,
             choices: chosen.as_ref().map(|chosen| chosen as &dyn ScheduleChooser),
-            narrows: Narrows::No,
+            f16_storage: F16Storage::No,
         };
         facts::choose_variants(plan, &with)
     }
@@ -114,10 +118,10 @@ impl Device for BladeDevice {
     fn compile(&self, plan: &ExecutionPlan) -> Result<Box<dyn Executable>> {
         plan.verify()?;
         if let Some(chosen) = self.tuning().choices(plan.precision) {
-            qualify(self.handle(), &chosen, self.coop_at(plan.precision), plan)?;
+            validate(self.handle(), &chosen, self.coop_at(plan.precision), plan)?;
         }
         let coop = self.coop_for(plan);
-        let brought = self.brought_for(plan);
+        let custom = self.custom_kernels_for(plan);
         let name = self.handle().name();
         let mut refusal = None;
         loop {
@@ -125,20 +129,20 @@ impl Device for BladeDevice {
                 Ok(executable) => return Ok(Box::new(executable)),
                 Err(unmade) => unmade,
             };
-            // There is always the usual way.
+            // There is always the default variant.
             if let Some(class) = &unmade.chosen {
                 self.tuning().refuse(class, &unmade.error);
                 continue;
             }
             // Only for a plan of another driver, say from a file: this one was asked while its plans were made.
-            let kernel = unmade.brought.as_ref().and_then(|(op, _)| brought.get(op));
-            match (kernel, unmade.brought.as_ref(), refusal) {
+            let kernel = unmade.custom.as_ref().and_then(|(op, _)| custom.get(op));
+            match (kernel, unmade.custom.as_ref(), refusal) {
                 (Some(kernel), Some((_, source)), _) => {
-                    brought::refuse(name, kernel, Some(source.clone()), &unmade.error);
+                    custom::refuse(name, kernel, Some(source.clone()), &unmade.error);
                     refusal = Some((kernel, *unmade.error));
                 }
                 (_, _, Some((kernel, refusal))) => {
-                    return Err(brought::irreplaceable(name, kernel, &refusal, &unmade.error));
+                    return Err(custom::irreplaceable(name, kernel, &refusal, &unmade.error));
                 }
                 _ => return Err(*unmade.error),
             }

@@ -9,12 +9,12 @@ use meganeura_core::backend::KernelDesc;
 use meganeura_core::precision::Precision;
 use meganeura_core::{ExecutionPlan, TensorType};
 
-use crate::brought::Brought;
-use crate::coop::{self, CoopConfig};
+use crate::coop_trial::{self, CoopConfig};
+use crate::custom::CustomKernels;
+use crate::custom_trial::Tried;
 use crate::handle::Handle;
 use crate::probe::{self, Probed};
 use crate::settings::Wanted;
-use crate::tried::Tried;
 use crate::tune::Tuning;
 use meganeura_shaders as kernels;
 
@@ -24,14 +24,14 @@ type Asked = (String, Attrs, Vec<TensorType>, Vec<TensorType>);
 /// A GPU, or software that acts as one.
 pub struct BladeDevice {
     handle: Handle,
-    /// What was asked for of matrix units.
+    /// What was asked for of cooperative matrices.
     wanted: Wanted,
-    /// The matrix units in use, once they have been tested.
+    /// The cooperative matrices in use, once they have been tested.
     coop: OnceLock<Option<CoopConfig>>,
     /// Ways to compute calls that were measured here.
     tuning: Tuning,
-    /// Kernels that others brought, as far as they were asked for.
-    brought: Tried,
+    /// Kernels that others custom, as far as they were asked for.
+    custom: Tried,
     /// Answers that were given, launches or the reason why there is no kernel, because the same calls are asked about again and again.
     answers: Mutex<HashMap<Asked, std::result::Result<u32, String>>>,
 }
@@ -57,7 +57,7 @@ impl BladeDevice {
             wanted,
             coop: OnceLock::new(),
             tuning,
-            brought: Tried::default(),
+            custom: Tried::default(),
             answers: Mutex::default(),
         }
     }
@@ -66,20 +66,20 @@ impl BladeDevice {
         &self.handle
     }
 
-    /// The matrix units that products may use: those that have passed their test, which is made when this is asked for
+    /// The cooperative matrices that products may use: those that have passed their test, which is made when this is asked for
     /// the first time.
     pub fn coop_config(&self) -> Option<CoopConfig> {
         let choose = || {
             let handle = &self.handle;
             let units = self.matrix_units().ok()?;
-            coop::choose(handle.name(), &units, handle.limits(), self.wanted, |config| {
-                coop::test_coop_matmul(handle, config)
+            coop_trial::choose(handle.name(), &units, handle.limits(), self.wanted, |config| {
+                coop_trial::test_coop_matmul(handle, config)
             })
         };
         *self.coop.get_or_init(choose)
     }
 
-    /// The matrix units that plans of a precision may use: those that round operands only where that is allowed.
+    /// The cooperative matrices that plans of a precision may use: those that round operands only where that is allowed.
     pub(crate) fn coop_at(&self, precision: Precision) -> Option<CoopConfig> {
         // Without units of f32 there is nothing to test.
         let rounds = self.matrix_units().is_ok_and(|units| units.f16_tile > 0);
@@ -89,19 +89,19 @@ impl BladeDevice {
         }
     }
 
-    /// The matrix units that its driver lists.
+    /// The cooperative matrices that its driver lists.
     fn matrix_units(&self) -> std::result::Result<bg::CooperativeMatrix, String> {
         let gpu = self.handle.gpu();
         gpu.attempt(|context| context.capabilities().cooperative_matrix)
     }
 
-    /// What was asked for of matrix units.
+    /// What was asked for of cooperative matrices.
     pub(crate) fn wanted(&self) -> &Wanted {
         &self.wanted
     }
 
     /// Whether results that are only read to be rounded are kept in `f16`.
-    pub(crate) fn narrows(&self) -> bool {
+    pub(crate) fn f16_storage(&self) -> bool {
         !self.wanted.wide_results
     }
 
@@ -109,14 +109,14 @@ impl BladeDevice {
         &self.tuning
     }
 
-    /// The kernels that others brought for a plan.
-    pub(crate) fn brought_for(&self, plan: &ExecutionPlan) -> Brought {
-        self.brought.of_plan(&self.handle, plan)
+    /// The custom kernels for a plan.
+    pub(crate) fn custom_kernels_for(&self, plan: &ExecutionPlan) -> CustomKernels {
+        self.custom.of_plan(&self.handle, plan)
     }
 
-    /// Whether a kernel that others brought for an operator is used.
-    pub(crate) fn uses_brought(&self, op: &str) -> bool {
-        self.brought.kernel(&self.handle, op).is_some()
+    /// Whether a custom kernels for an operator is used.
+    pub(crate) fn uses_custom_kernel(&self, op: &str) -> bool {
+        self.custom.kernel(&self.handle, op).is_some()
     }
 
     /// Launches of the kernel for a call, or the reason why there is none.
@@ -138,19 +138,19 @@ impl BladeDevice {
     }
 
     fn find_answer(&self, kernel: &KernelDesc) -> std::result::Result<u32, String> {
-        let brought = self.brought.kernel(&self.handle, kernel.name);
+        let custom = self.custom.kernel(&self.handle, kernel.name);
         let supports = || {
             kernels::supports(
                 kernel,
                 self.handle.limits().buffer_bytes,
-                brought.as_deref().map(|kernel| kernel as &dyn kernels::CustomKernel),
+                custom.as_deref().map(|kernel| kernel as &dyn kernels::CustomKernel),
             )
         };
         let mut compiled = supports()?;
-        // A driver may take a kernel of others for some sizes only. It is asked while a plan is made, when there is still
+        // A driver may take a custom kernel for some sizes only. It is asked while a plan is made, when there is still
         // something in its place.
-        if let Some(brought) = &brought
-            && !self.brought.takes(&self.handle, brought, &compiled)
+        if let Some(custom) = &custom
+            && !self.custom.takes(&self.handle, custom, &compiled)
         {
             compiled = supports()?;
         }

@@ -8,7 +8,7 @@ use meganeura_shaders::ScheduleChooser;
 use meganeura_shaders::coop::CoopConfig;
 use meganeura_shaders::{self as kernels, CompileCx, Compiled, CustomKernel, Memory, Source};
 
-use crate::brought::Brought;
+use crate::custom::CustomKernels;
 use crate::gpu::NAME;
 
 /// What is known of buffers when kernels are made.
@@ -72,19 +72,19 @@ impl Sources {
 /// What kernels are made with.
 #[derive(Clone, Copy)]
 pub(crate) struct With<'a> {
-    /// Matrix units, for dispatches of which the plan says that they use them.
+    /// Cooperative matrices, for dispatches of which the plan says that they use them.
     pub(crate) coop: Option<CoopConfig>,
     /// Kernels of others.
-    pub(crate) brought: &'a Brought,
+    pub(crate) custom: &'a CustomKernels,
     /// Ways to compute calls.
     pub(crate) choices: Option<&'a dyn ScheduleChooser>,
     /// Which buffers of `f32` are in `f16` in memory.
-    pub(crate) narrows: Narrows<'a>,
+    pub(crate) f16_storage: F16Storage<'a>,
 }
 
-/// Buffers of `f32` that are in `f16` in memory; see [`narrow`](crate::narrow).
+/// Buffers of `f32` that are in `f16` in memory; see [`f16_storage`](crate::f16_storage).
 #[derive(Clone, Copy)]
-pub(crate) enum Narrows<'a> {
+pub(crate) enum F16Storage<'a> {
     /// None.
     No,
     /// Results that are only read to be rounded.
@@ -99,9 +99,9 @@ pub(crate) struct Known<'a> {
     /// It writes nothing where this word is not 0.
     pub(crate) skip_if: Option<BufferRef>,
     /// The host looks at its indices.
-    pub(crate) fed: bool,
+    pub(crate) host_validated: bool,
     /// Buffers of `f32` that are in `f16` in memory.
-    pub(crate) narrow: Option<&'a HashSet<BufferRef>>,
+    pub(crate) f16_storage: Option<&'a HashSet<BufferRef>>,
 }
 
 /// Generates the kernels of a dispatch, or takes a custom one.
@@ -115,15 +115,15 @@ pub(crate) fn compile(dispatch: &Dispatch, sources: &Sources, known: Known, with
         inputs: dispatch.inputs.iter().map(|o| sources.source(o)).collect(),
         outputs: dispatch.outputs.iter().map(|o| Memory::Buffer(o.buffer)).collect(),
         skip_if: known.skip_if,
-        host_validated: known.fed,
+        host_validated: known.host_validated,
         coop: with.coop,
         choices: with.choices,
         custom: with
-            .brought
+            .custom
             .get(&dispatch.kernel.name)
             .map(|kernel| &**kernel as &dyn CustomKernel),
         first_scratch: 0,
-        f16_storage: known.narrow,
+        f16_storage: known.f16_storage,
     };
     kernels::compile(&cx).map_err(|why| refused(dispatch, &why))
 }

@@ -1,8 +1,8 @@
 //! Replays a plan: one submission for each step, which the host does not wait for.
 
-mod fed;
 mod finish;
 mod frame;
+mod host_validated;
 mod measured;
 mod record;
 #[cfg(test)]
@@ -25,8 +25,8 @@ use crate::memory::{Arena, Place};
 use crate::pipeline::Scalars;
 use crate::program::{Draft, Extra, FRAMES, Phase, Unmade};
 use crate::timing::{Measured, PassTag, Profile};
-use fed::Fed;
 use frame::{Copy, Frame, Patience};
+use host_validated::HostValidated;
 use meganeura_shaders::INLINE_SCALARS;
 
 /// Bytes that are copied between host and device at once. Writes are collected up to so many before they are submitted
@@ -55,7 +55,7 @@ pub(crate) struct BladeExecutable {
     measuring: bool,
     profile: Profile,
     reporters: Vec<Reporter>,
-    fed: Fed,
+    host_validated: HostValidated,
     /// Parameters and states that are written before the last fault can be found.
     exposed: Vec<BufferRef>,
     /// Where these are saved by the step of each frame.
@@ -76,11 +76,11 @@ pub(crate) struct BladeExecutable {
 }
 
 impl BladeExecutable {
-    /// An executable whose dispatches use matrix units where the plan says so, kernels that were brought, and ways to compute
+    /// An executable whose dispatches use cooperative matrices where the plan says so, custom kernels, and ways to compute
     /// products that were chosen.
     ///
     /// # Errors
-    /// What the device has no kernel or no memory for, and which kernel of others, or which chosen way, its driver refuses.
+    /// What the device has no kernel or no memory for, and which custom kernel, or which chosen way, its driver refuses.
     pub(crate) fn new(device: &Handle, plan: &ExecutionPlan, with: &With) -> Result<Self, Unmade> {
         BladeExecutable::of(device, plan, Draft::of(plan, with)?)
     }
@@ -111,7 +111,7 @@ impl BladeExecutable {
             inline_scalars: [[0; 4]; INLINE_SCALARS],
             segments,
             reporters: draft.reporters,
-            fed: Fed::of(plan),
+            host_validated: HostValidated::of(plan),
             exposed: draft.saved,
             faults: Faults::default(),
             staged: usize::try_from(limit).map_or(STAGED, |limit| limit.min(STAGED)),
@@ -279,7 +279,7 @@ impl Executable for BladeExecutable {
             word[offset as usize..][..bytes.len()].copy_from_slice(bytes);
             return Ok(());
         }
-        self.fed.write(buffer, offset, bytes);
+        self.host_validated.write(buffer, offset, bytes);
         if self.exposed.contains(&buffer) {
             // Undoing a step must not undo this.
             self.finish_all()?;
@@ -315,7 +315,7 @@ impl Executable for BladeExecutable {
         }
         self.finish(self.next())?;
         self.tell()?;
-        self.fed.check(args.segments)?;
+        self.host_validated.check(args.segments)?;
         let expected = self.expected_copies();
         self.measuring = self.profiling;
         let begun = self.begin();

@@ -86,7 +86,7 @@ fn facts_by<'a>(plan: &ExecutionPlan, with: impl Fn(&Dispatch) -> With<'a>) -> R
     facts.collect()
 }
 
-/// Generates the kernels of each dispatch, as if all could use matrix units, for what the choices are asked meanwhile;
+/// Generates the kernels of each dispatch, as if all could use cooperative matrices, for what the choices are asked meanwhile;
 /// `done` is called behind each.
 ///
 /// # Errors

@@ -29,7 +29,7 @@ pub(crate) struct Reporter {
     pub(crate) label: String,
     /// Number that indices must be below.
     pub(crate) rows: usize,
-    /// Who brought its kernel, if somebody did.
+    /// The plugin that its kernel is from, if it is a custom one.
     pub(crate) origin: Option<String>,
 }
 

@@ -71,7 +71,7 @@ impl Handle {
         &self.pipelines
     }
 
-    /// What kernels of others have to know of it.
+    /// What custom kernels have to know of it.
     pub(crate) fn shader_device(&self) -> ShaderDevice {
         ShaderDevice {
             most_rounds: self.software.then_some(SOFTWARE_ROUNDS),

@@ -15,32 +15,32 @@
 //! ```
 
 mod backend;
-mod brought;
 mod compile;
-mod coop;
+mod coop_trial;
+mod custom;
+mod custom_trial;
 mod device;
 mod dispatch;
 mod executable;
+mod f16_storage;
 mod facts;
 mod faults;
 mod gpu;
 mod handle;
 mod memory;
-mod narrow;
 mod once;
 mod pipeline;
 mod probe;
 mod program;
 mod settings;
 mod timing;
-mod tried;
 mod tune;
 
 use std::sync::Arc;
 
 pub use backend::BladeBackend;
 pub use compile::WithContext;
-pub use coop::{CoopConfig, MIN_COOP_WORKGROUPS, prefers_coop, select_coop_config};
+pub use coop_trial::{CoopConfig, MIN_COOP_WORKGROUPS, prefers_coop, select_coop_config};
 pub use device::BladeDevice;
 
 meganeura_core::register_plugin!(meganeura_core::registry::PluginManifest {

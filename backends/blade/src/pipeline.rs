@@ -86,7 +86,7 @@ impl Pipelines {
     }
 }
 
-/// Makes pipelines on several threads, with large stacks: kernels of others are nested as deeply as is allowed, and what
+/// Makes pipelines on several threads, with large stacks: custom kernels are nested as deeply as is allowed, and what
 /// compiles them is recursive.
 fn create_all(gpu: &Arc<Gpu>, launches: &[(&str, &Launch)]) -> Result<Vec<Arc<Pipeline>>, Refused> {
     const STACK: usize = 32 << 20;

@@ -9,15 +9,15 @@ use meganeura_core::{Error, Result};
 use meganeura_shaders::Class;
 use meganeura_shaders::{Binding, Compiled, Launch, Memory};
 
-use crate::dispatch::{Known, Narrows, Sources, With, compile, refused};
+use crate::dispatch::{F16Storage, Known, Sources, With, compile, refused};
+use crate::f16_storage;
 use crate::facts::facts_of;
 use crate::faults::{Reporter, Saved, joined, report_bytes};
 use crate::gpu::Gpu;
 use crate::memory::Arena;
-use crate::narrow;
 use crate::pipeline::{Bound, Pipeline, Pipelines};
 
-/// Submissions that may be on their way at the same time.
+/// Submissions that may be in flight at the same time.
 pub(crate) const FRAMES: usize = 2;
 
 /// A launch, ready to be recorded.
@@ -38,7 +38,7 @@ pub(crate) struct Extra {
     pub(crate) scalars: usize,
     /// Report of a fault.
     pub(crate) fault: usize,
-    /// First of the copies of what is saved, as many as [`Draft::saved`] for each submission on its way.
+    /// First of the copies of what is saved, as many as [`Draft::saved`] for each submission in flight.
     pub(crate) copies: usize,
     /// First of the tables of constants, as many as [`Draft::tables`].
     pub(crate) tables: usize,
@@ -50,8 +50,8 @@ pub(crate) struct Extra {
 #[derive(Debug)]
 pub(crate) struct Unmade {
     pub(crate) error: Box<Error>,
-    /// The operator whose kernel, which others brought, the driver refuses, and the kernel's text.
-    pub(crate) brought: Option<(String, String)>,
+    /// The operator whose custom kernel the driver refuses, and the kernel's text.
+    pub(crate) custom: Option<(String, String)>,
     /// The class of calls for which a way was chosen whose kernel the driver refuses.
     pub(crate) chosen: Option<Arc<Class>>,
 }
@@ -60,7 +60,7 @@ impl From<Error> for Unmade {
     fn from(error: Error) -> Self {
         Unmade {
             error: Box::new(error),
-            brought: None,
+            custom: None,
             chosen: None,
         }
     }
@@ -76,7 +76,7 @@ impl From<Unmade> for Error {
 pub(crate) struct Draft {
     /// For each dispatch.
     compiled: Vec<Compiled>,
-    /// What runs, for each dispatch, and whether on matrix units.
+    /// What runs, for each dispatch, and whether on cooperative matrices.
     pub(crate) titles: Vec<String>,
     /// Bytes of all buffers: the plan's, then [`Extra`].
     pub(crate) sizes: Vec<u64>,
@@ -99,7 +99,7 @@ impl Draft {
         self.sizes[self.extra.scalars..].iter().sum()
     }
 
-    /// Generates the kernels of a plan, or takes those that were brought.
+    /// Generates the kernels of a plan, or takes those that were custom.
     ///
     /// # Errors
     /// A dispatch for which there is none.
@@ -116,13 +116,13 @@ impl Draft {
             }
         }
         // The host looks at indices of inputs before a step.
-        let fed: HashSet<usize> = plan.fed_indices().iter().map(|f| f.dispatch).collect();
-        let narrow = match with.narrows {
-            Narrows::Chosen if with.coop.is_some_and(|config| config.use_f16_input) => {
-                narrow::choose(plan, &facts_of(plan, with)?)
+        let host_validated: HashSet<usize> = plan.fed_indices().iter().map(|f| f.dispatch).collect();
+        let f16_storage = match with.f16_storage {
+            F16Storage::Chosen if with.coop.is_some_and(|config| config.use_f16_input) => {
+                f16_storage::choose(plan, &facts_of(plan, with)?)
             }
-            Narrows::No | Narrows::Chosen => HashSet::new(),
-            Narrows::Given(buffers) => buffers.clone(),
+            F16Storage::No | F16Storage::Chosen => HashSet::new(),
+            F16Storage::Given(buffers) => buffers.clone(),
         };
         let compiled = plan.dispatches.iter().enumerate().map(|(i, dispatch)| {
             let with = With {
@@ -131,8 +131,8 @@ impl Draft {
             };
             let known = Known {
                 skip_if: skip_if[i],
-                fed: fed.contains(&i),
-                narrow: Some(&narrow),
+                host_validated: host_validated.contains(&i),
+                f16_storage: Some(&f16_storage),
             };
             compile(dispatch, &sources, known, &with)
         });
@@ -142,7 +142,7 @@ impl Draft {
             reporter.push(reporters.len());
             if reports(compiled) {
                 let is_custom = compiled.launches.iter().any(Launch::is_custom);
-                let kernel = with.brought.get(&dispatch.kernel.name).filter(|_| is_custom);
+                let kernel = with.custom.get(&dispatch.kernel.name).filter(|_| is_custom);
                 reporters.push(Reporter {
                     label: dispatch.label.clone(),
                     rows: dispatch.index_bound().unwrap_or_default(),
@@ -150,7 +150,7 @@ impl Draft {
                 });
             }
         }
-        let saved = plan.exposed_to_faults(&|i| may_fault(&compiled[i], fed.contains(&i)));
+        let saved = plan.exposed_to_faults(&|i| may_fault(&compiled[i], host_validated.contains(&i)));
         if !reporters.is_empty() {
             // What is written after the last fault can be found is not written after one.
             let mut guarded = persistent.clone();
@@ -214,7 +214,7 @@ impl Draft {
     /// Pipelines of all launches, in their order.
     ///
     /// # Errors
-    /// A kernel that the driver refuses, with the operator for which it was brought.
+    /// A kernel that the driver refuses, with the operator for which it was custom.
     pub(crate) fn pipelines(
         &self,
         plan: &ExecutionPlan,
@@ -230,13 +230,13 @@ impl Draft {
         pipelines.of(gpu, &launches).map_err(|refused| {
             let is_it = |launch: &&Launch| Some(&launch.source) == refused.source.as_ref();
             let own = |launch: &Launch| launch.is_custom() && is_it(&launch);
-            let brought = self.compiled.iter().position(|c| c.launches.iter().any(own));
-            let op = brought.map(|dispatch| plan.dispatches[dispatch].kernel.name.clone());
+            let custom = self.compiled.iter().position(|c| c.launches.iter().any(own));
+            let op = custom.map(|dispatch| plan.dispatches[dispatch].kernel.name.clone());
             let all = self.compiled.iter().flat_map(|c| &c.launches);
             let chosen = all.filter(is_it).find_map(|launch| launch.chosen.clone());
             Unmade {
                 error: refused.error,
-                brought: op.zip(refused.source),
+                custom: op.zip(refused.source),
                 chosen,
             }
         })
@@ -346,10 +346,10 @@ fn reports(compiled: &Compiled) -> bool {
     compiled.launches.iter().any(Launch::reports)
 }
 
-/// Whether a dispatch may meet a fault. The indices of one that is `fed` are seen by the host, but not what becomes of the
-/// loops of a kernel that was brought.
-fn may_fault(compiled: &Compiled, fed: bool) -> bool {
-    let found = |launch: &Launch| launch.reports() && (!fed || launch.is_custom());
+/// Whether a dispatch may meet a fault. The indices of one that is `host_validated` are seen by the host, but not what becomes of the
+/// loops of a kernel that was custom.
+fn may_fault(compiled: &Compiled, host_validated: bool) -> bool {
+    let found = |launch: &Launch| launch.reports() && (!host_validated || launch.is_custom());
     compiled.launches.iter().any(found)
 }
 
@@ -394,7 +394,7 @@ fn phases(plan: &ExecutionPlan, segment: &Segment, ready: &mut impl Iterator<Ite
     phases
 }
 
-/// What runs, for each dispatch, and whether on matrix units.
+/// What runs, for each dispatch, and whether on cooperative matrices.
 fn titles_of(plan: &ExecutionPlan, compiled: &[Compiled]) -> Vec<String> {
     let title = |(dispatch, compiled): (&Dispatch, &Compiled)| match compiled.launches.iter().any(|l| l.coop) {
         true => format!("{} (units)", dispatch.title()),

@@ -10,25 +10,25 @@ const TILE: &str = "coop_tile";
 /// The setting that says from how many workgroups on a product uses them.
 const MIN_WORKGROUPS: &str = "coop_min_workgroups";
 /// The setting that says how many workgroups run at a time.
-const AT_ONCE: &str = "coop_at_once";
-/// The setting that says in what results are kept that only matrix units read.
-const BETWEEN: &str = "coop_between";
+const MAX_RESIDENT: &str = "coop_max_resident_workgroups";
+/// The setting that says in what results are kept that only cooperative matrices read.
+const INTERMEDIATES: &str = "coop_intermediates";
 /// The setting that says whether times of passes can be measured.
 const TIMING: &str = "timing";
 
 /// All of them. Those of tuning are named there.
-pub(crate) const NAMES: [&str; 5] = [TILE, MIN_WORKGROUPS, AT_ONCE, BETWEEN, TIMING];
+pub(crate) const NAMES: [&str; 5] = [TILE, MIN_WORKGROUPS, MAX_RESIDENT, INTERMEDIATES, TIMING];
 
-/// What settings say of matrix units.
+/// What settings say of cooperative matrices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Wanted {
     /// The tile; 0 for none.
     pub(crate) tile: Option<u32>,
     /// [`meganeura_shaders::coop::CoopConfig::min_workgroups`].
     pub(crate) min_workgroups: Option<u32>,
-    /// [`meganeura_shaders::coop::CoopConfig::at_once`].
-    pub(crate) at_once: Option<u32>,
-    /// Whether results that they alone read stay in `f32`; see [`narrow`](crate::narrow).
+    /// [`meganeura_shaders::coop::CoopConfig::max_resident_workgroups`].
+    pub(crate) max_resident_workgroups: Option<u32>,
+    /// Whether results that they alone read stay in `f32`; see [`f16_storage`](crate::f16_storage).
     pub(crate) wide_results: bool,
 }
 
@@ -61,8 +61,8 @@ pub(crate) fn wanted(config: &Config) -> Result<Wanted> {
     Ok(Wanted {
         tile: tile.transpose()?,
         min_workgroups: groups(MIN_WORKGROUPS, "every product")?,
-        at_once: groups(AT_ONCE, "an unknown number")?,
-        wide_results: choice(config, BETWEEN, ["f16", "f32"])? == "f32",
+        max_resident_workgroups: groups(MAX_RESIDENT, "an unknown number")?,
+        wide_results: choice(config, INTERMEDIATES, ["f16", "f32"])? == "f32",
     })
 }
 

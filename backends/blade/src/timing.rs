@@ -1,7 +1,7 @@
 //! Times of passes, by the device's timestamps.
 //!
 //! blade has the device write the time where a pass begins and where a submission ends, for so many passes of one
-//! submission as [`MOST_PASSES`]. A measured step therefore has a pass of its own for every phase, and as many
+//! submission as [`MAX_PASSES`]. A measured step therefore has a pass of its own for every phase, and as many
 //! submissions as these need. A pass lasts until the next one begins, the barrier between them included.
 //!
 //! blade gives durations, not times by the host's clock. Passes are taken to follow each other without pause, from when
@@ -16,7 +16,7 @@ use meganeura_core::backend::{PassTiming, Ticket, pass_label};
 use crate::program::Phase;
 
 /// Passes of a submission that are measured.
-pub(crate) const MOST_PASSES: usize = bg::limits::PASS_COUNT;
+pub(crate) const MAX_PASSES: usize = bg::limits::PASS_COUNT;
 
 /// A pass as profiles name it.
 #[derive(Clone, Debug)]

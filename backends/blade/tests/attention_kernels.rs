@@ -128,7 +128,7 @@ fn assert_launches(device: &Arc<dyn Device>, plan: &ExecutionPlan, launches: usi
     assert_eq!(sources.len(), launches, "launches");
     assert!(
         sources.iter().any(|s| s.text.contains("numerators(")),
-        "it is taken apart"
+        "it is decomposed"
     );
 }
 
@@ -179,7 +179,7 @@ fn heads_of_all_widths() {
             .case(|_, _, value| value);
         case.check(session(&device, &case.graph), 1e-5);
     }
-    // Beyond the widest they are taken apart.
+    // Beyond the widest they are decomposed.
     let call = Call::new([1, 20, 30], [2, 1, 260]).causal();
     for case in [call.case(|_, _, value| value), call.gradient()] {
         let plan = compile_for(&case.graph, &*device).expect("a plan");
@@ -259,7 +259,7 @@ fn a_nan_stays_with_the_queries_that_see_it() {
     }
 }
 
-/// Few queries of many keys are taken apart.
+/// Few queries of many keys are decomposed.
 #[test]
 fn a_query_of_many_keys() {
     let Some(device) = common::device() else { return };

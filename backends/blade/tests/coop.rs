@@ -1,4 +1,4 @@
-//! Products on matrix units, on devices that have such: with every tile, odd sizes, transposed, batched, with what
+//! Products on cooperative matrices, on devices that have such: with every tile, odd sizes, transposed, batched, with what
 //! precedes and follows them.
 
 #[path = "coop/attention.rs"]
@@ -6,8 +6,8 @@ mod attention;
 #[path = "common/case.rs"]
 mod case;
 mod common;
-#[path = "coop/narrow.rs"]
-mod narrow;
+#[path = "coop/f16_storage.rs"]
+mod f16_storage;
 #[path = "coop/training.rs"]
 mod training;
 #[path = "coop/tuning.rs"]
@@ -25,7 +25,7 @@ use meganeura_core::plan::{compile_at, compile_for};
 use meganeura_core::precision::Precision;
 use meganeura_core::{DType, NodeId, Session};
 
-/// Variable that makes these tests fail where there are no matrix units, with the value 1.
+/// Variable that makes these tests fail where there are no cooperative matrices, with the value 1.
 const REQUIRE: &str = "MEGANEURA_REQUIRE_COOP";
 
 /// The first usable device with each tile that it can be made to use.
@@ -64,7 +64,7 @@ fn devices_with(settings: &str) -> Vec<Arc<dyn Device>> {
 }
 
 /// Runs a graph in mixed precision, and compares its outputs with the oracle's. `used` is how many dispatches use
-/// matrix units.
+/// cooperative matrices.
 fn check<V: Into<Value> + Copy>(shapes: &[&[usize]], used: usize, build: impl Fn(&mut Graph, &[NodeId]) -> Vec<V>) {
     check_from(None, shapes, used, build);
 }
@@ -111,7 +111,7 @@ fn transposed_and_batched_products() {
 #[test]
 fn long_sums_are_cut_into_parts() {
     check(&[&[200, 2060], &[2060, 200]], 1, |g, x| vec![g.matmul(x[0], x[1])]);
-    // The last part is shorter than what is on its way.
+    // The last part is shorter than what is in flight.
     check(&[&[16, 10_496], &[10_496, 56]], 1, |g, x| vec![g.matmul(x[0], x[1])]);
     check(&[&[203, 2061], &[2061, 199]], 1, |g, x| {
         let product = g.matmul(x[0], x[1]);
@@ -122,8 +122,8 @@ fn long_sums_are_cut_into_parts() {
 /// Blocks behind the last whole wave: of several lengths, with an epilogue, in batches, beyond the result's end.
 #[test]
 fn blocks_behind_the_last_wave_are_cut() {
-    for at_once in [70, 100, 41] {
-        let devices = devices_with(&format!("coop_at_once = {at_once}"));
+    for max_resident_workgroups in [70, 100, 41] {
+        let devices = devices_with(&format!("coop_max_resident_workgroups = {max_resident_workgroups}"));
         for [m, n, k] in [[384, 384, 2048], [385, 390, 2061], [512, 388, 2052]] {
             let case = Case::new(&[&[m, k], &[k, n], &[n]], |g, x| {
                 let product = g.matmul(x[0], x[1]);
@@ -245,7 +245,7 @@ fn settings_of_matrix_units_are_checked() {
         ("coop_tile = 7", "use 8 or 16"),
         ("coop_min_workgroups = -1", "non-negative"),
         ("coop_min_workgroups = 4294967296", "at most 4294967295"),
-        ("coop_between = \"half\"", "use 'f16' or 'f32'"),
+        ("coop_intermediates = \"half\"", "use 'f16' or 'f32'"),
     ] {
         let config: Config = toml::from_str(&format!("[backend.blade]\n{setting}")).expect("a configuration");
         let Some(device) = BladeBackend.devices(&config).expect("a listing").into_iter().next() else {

@@ -15,7 +15,7 @@ const BAD: [u32; 4] = [1, 7, 0, 9];
 /// Who computes the indices into the table: the caller, whose numbers the host looks at before a step, or the step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Indices {
-    Fed,
+    HostValidated,
     Computed,
 }
 
@@ -161,13 +161,13 @@ fn a_faulty_step_is_as_if_it_had_not_been_made() {
 fn fed_indices_are_looked_at_before_a_step() {
     let Some(device) = common::device() else { return };
     for update in updates() {
-        let mut sessions = [0, 1].map(|_| session(&device, &update, Indices::Fed));
+        let mut sessions = [0, 1].map(|_| session(&device, &update, Indices::HostValidated));
         let beside = |indices| {
             let graph = autodiff::differentiate(&classifier(indices));
             let plan = compile_for(&graph, &*device).expect("a plan");
             device.memory_beside(&plan).expect("kernels")
         };
-        assert!(beside(Indices::Fed) < beside(Indices::Computed));
+        assert!(beside(Indices::HostValidated) < beside(Indices::Computed));
         for step in 0..5 {
             let [good, other] = &mut sessions;
             other.set_input_u32("ids", &BAD);

@@ -59,7 +59,7 @@ fn products_expand_weights_themselves() {
             session.set_input("x", &x);
             session.step();
             let found = session.read_output(rows * COLUMNS);
-            // Devices with matrix units round both operands to f16.
+            // Devices with cooperative matrices round both operands to f16.
             let tolerance = if session.plan().dispatches[0].use_coop {
                 4e-3
             } else {

@@ -203,10 +203,10 @@ fn a_buffer_beyond_the_limit_is_an_error_with_its_size() {
     let x = g.input("wide", &[limit / 4 + 64]);
     let y = g.neg(x);
     g.set_outputs(vec![y]);
-    // Whether the plan is made for the device, or brought to it.
+    // Whether the plan is made for the device, or custom to it.
     let made = compile_for(&g, &*device).map(|_| ());
-    let brought = try_compile(&g).and_then(|plan| device.compile(&plan).map(|_| ()));
-    for outcome in [made, brought] {
+    let custom = try_compile(&g).and_then(|plan| device.compile(&plan).map(|_| ()));
+    for outcome in [made, custom] {
         match outcome {
             Err(Error::BufferTooLarge {
                 tensor,

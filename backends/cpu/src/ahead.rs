@@ -22,11 +22,11 @@ pub(crate) struct Ahead {
 
 impl Ahead {
     /// Bytes that are asked for, at most. Threads wait for some microseconds, and a second-level cache has room for more.
-    pub(crate) const MOST: usize = 96 << 10;
+    pub(crate) const MAX: usize = 96 << 10;
 
     /// Adds memory that follows what was added before, or lies elsewhere; what there is no room for is left out.
     pub(crate) fn push(&mut self, start: *const u8, bytes: usize) {
-        let bytes = bytes.min(Self::MOST - self.bytes);
+        let bytes = bytes.min(Self::MAX - self.bytes);
         let start = start.addr();
         let follows = |range: &&mut [usize; 2]| range[1] == start || range[0] == range[1];
         if let Some(range) = self.ranges.iter_mut().find(follows) {
@@ -45,7 +45,7 @@ impl Ahead {
 
     /// Whether nothing more can be added.
     pub(crate) fn is_full(&self) -> bool {
-        self.bytes == Self::MOST
+        self.bytes == Self::MAX
     }
 
     #[cfg(test)]
@@ -86,11 +86,11 @@ mod tests {
         ahead.push(at(2112), 64);
         let asked = |mut ahead: Ahead| (0..).take_while(|_| ahead.ask()).count();
         assert_eq!((ahead.bytes, asked(ahead)), (1152, 5));
-        ahead.push(at(3000), Ahead::MOST);
+        ahead.push(at(3000), Ahead::MAX);
         assert!(ahead.is_full());
-        assert_eq!(ahead.bytes, Ahead::MOST);
+        assert_eq!(ahead.bytes, Ahead::MAX);
         ahead.push(at(0), 64);
-        assert_eq!(ahead.bytes, Ahead::MOST);
+        assert_eq!(ahead.bytes, Ahead::MAX);
         assert_eq!(asked(Ahead::default()), 0);
     }
 

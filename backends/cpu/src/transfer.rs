@@ -1,4 +1,4 @@
-//! Tensors on their way into the memory of an executable, and out of it.
+//! Tensors in flight into the memory of an executable, and out of it.
 
 use std::ops::Range;
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 /// Load that a device has at least.
 const LEAST: Duration = Duration::from_millis(500);
 /// Load after which it is taken as it is.
-const MOST: Duration = Duration::from_secs(3);
+const MAX: Duration = Duration::from_secs(3);
 /// Times of such spans are compared with each other.
 const SPAN: Duration = Duration::from_millis(250);
 /// Part of the time by which a span is faster than the one before while the clock still rises.
@@ -42,7 +42,7 @@ pub fn warm_up<E>(mut batch: impl FnMut() -> Result<Duration, E>) -> Result<Dura
             continue;
         }
         let is_steady = best >= before * (1.0 - RISE);
-        if (total >= LEAST && is_steady) || total >= MOST {
+        if (total >= LEAST && is_steady) || total >= MAX {
             return Ok(total);
         }
         (before, best, span) = (best, f64::INFINITY, Duration::ZERO);

@@ -16,7 +16,7 @@ pub(super) struct UpsampleBilinear2d;
 pub(super) struct UpsampleBilinear2dGrad;
 
 /// Longest axis that is resized: tables have an entry for each of its elements.
-pub(super) const LONGEST_AXIS: usize = 1 << 24;
+pub(super) const MAX_AXIS: usize = 1 << 24;
 
 /// Which elements along an axis each result is a mix of: `lower (1 - fraction) + upper fraction`.
 #[derive(Clone, Debug, PartialEq)]
@@ -90,8 +90,8 @@ pub(super) fn image_sizes(call: &Call, attr: &str) -> Result<[[usize; 2]; 2], St
             to[0], to[1]
         ));
     }
-    if let Some(size) = [h, w, to[0], to[1]].into_iter().find(|&s| s > LONGEST_AXIS) {
-        return Err(format!("an axis of {size} elements is longer than {LONGEST_AXIS}"));
+    if let Some(size) = [h, w, to[0], to[1]].into_iter().find(|&s| s > MAX_AXIS) {
+        return Err(format!("an axis of {size} elements is longer than {MAX_AXIS}"));
     }
     Ok([[h, w], to])
 }

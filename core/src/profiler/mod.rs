@@ -33,7 +33,7 @@ use recorder::{Recorder, Store};
 /// Variable that names a file for a trace.
 pub const TRACE_VARIABLE: &str = "MEGANEURA_TRACE";
 /// Spans and passes that are kept; those after them are counted and dropped.
-pub const MOST_RECORDS: usize = 1 << 20;
+pub const MAX_RECORDS: usize = 1 << 20;
 
 static STORE: OnceLock<Arc<Store>> = OnceLock::new();
 
@@ -45,7 +45,7 @@ pub fn init() -> Result<()> {
     if STORE.get().is_some() {
         return Ok(());
     }
-    let store = Arc::new(Store::new(MOST_RECORDS));
+    let store = Arc::new(Store::new(MAX_RECORDS));
     if tracing::subscriber::set_global_default(Recorder(store.clone())).is_err() {
         // Of two calls at the same time, one is too late.
         return match STORE.get() {

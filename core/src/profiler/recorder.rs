@@ -15,7 +15,7 @@ use crate::backend::PassTiming;
 use crate::plan::{Dispatch, ExecutionPlan};
 
 /// Characters of a text that are kept.
-const MOST_CHARS: usize = 256;
+const MAX_CHARS: usize = 256;
 
 /// An argument of a span.
 #[derive(Clone, Debug, PartialEq)]
@@ -329,7 +329,7 @@ impl Visit for Collect<'_> {
     }
 
     fn record_str(&mut self, field: &Field, value: &str) {
-        self.set(field, Value::Text(value.chars().take(MOST_CHARS).collect()));
+        self.set(field, Value::Text(value.chars().take(MAX_CHARS).collect()));
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
@@ -376,7 +376,7 @@ mod tests {
             [("step", Value::Unsigned(3)), ("late", Value::Flag(true))]
         );
         assert_eq!(spans[1].fields[0], ("i", Value::Signed(1)));
-        assert_eq!(spans[1].fields[1], ("name", Value::Text("x".repeat(MOST_CHARS))));
+        assert_eq!(spans[1].fields[1], ("name", Value::Text("x".repeat(MAX_CHARS))));
         assert!(spans[3].start <= spans[0].start && spans[0].end <= spans[1].start && spans[1].end <= spans[3].end);
         assert!(lock(&store.held).is_empty(), "nothing is kept of spans that are over");
     }

@@ -50,7 +50,7 @@ pub(super) struct Greedy<'a> {
 }
 
 /// Most matches of a rule at one place that are tried.
-const MOST_MATCHES: usize = 64;
+const MAX_MATCHES: usize = 64;
 
 /// Rewrites a graph with rules while the cost falls.
 ///
@@ -174,7 +174,7 @@ impl Driver<'_, '_> {
             steps: self.steps,
             limit: self.budget.steps,
         };
-        let found = search.matches(plan, place, MOST_MATCHES);
+        let found = search.matches(plan, place, MAX_MATCHES);
         self.steps = search.steps + 1;
         found
     }

@@ -115,7 +115,7 @@ fn for_each_made(rule: &Rule, visit: &mut dyn FnMut(Shape)) {
 /// are kept.
 pub(super) fn dialect(rules: Vec<Arc<Rule>>) -> Result<Arc<Dialect>> {
     static KEPT: Mutex<VecDeque<Arc<Dialect>>> = Mutex::new(VecDeque::new());
-    const MOST: usize = 16;
+    const MAX: usize = 16;
     let same =
         |d: &Arc<Dialect>| d.rules.len() == rules.len() && d.rules.iter().zip(&rules).all(|(a, b)| Arc::ptr_eq(a, b));
     let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
@@ -125,7 +125,7 @@ pub(super) fn dialect(rules: Vec<Arc<Rule>>) -> Result<Arc<Dialect>> {
         None => Arc::new(Dialect::new(rules)?),
     };
     kept.push_back(dialect.clone());
-    if kept.len() > MOST {
+    if kept.len() > MAX {
         kept.pop_front();
     }
     Ok(dialect)

@@ -155,12 +155,12 @@ pub(super) fn size(body: &[Fact], head: &[Action]) -> Result<(), String> {
 /// # Errors
 /// A message when it is empty, too long or cannot be printed.
 pub(super) fn rule_name(name: &str) -> Result<(), String> {
-    const LONGEST: usize = 200;
+    const MAX_LENGTH: usize = 200;
     if name.trim().is_empty() || name.starts_with('#') {
         return Err("the rule has no :name".into());
     }
-    if name.len() > LONGEST {
-        return Err(format!("the rule's name is longer than {LONGEST} bytes"));
+    if name.len() > MAX_LENGTH {
+        return Err(format!("the rule's name is longer than {MAX_LENGTH} bytes"));
     }
     if name.chars().any(char::is_control) {
         return Err("the rule's name has control characters".into());

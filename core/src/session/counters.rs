@@ -6,7 +6,7 @@ use super::Session;
 
 /// Most steps whose outcome may be open. A device that lets more come together is waited for; so what is kept for them
 /// stays small, also where it says nonsense.
-pub(super) const MOST_UNSETTLED: usize = 1024;
+pub(super) const MAX_IN_FLIGHT: usize = 1024;
 
 /// Numbers that the next step depends on, beside what is in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub(super) struct Unsettled {
 impl Unsettled {
     /// Notes a step: the counters before it, and how many of the last steps may yet be given up.
     fn push(&mut self, before: Counters, unsettled: usize) {
-        let unsettled = unsettled.min(MOST_UNSETTLED);
+        let unsettled = unsettled.min(MAX_IN_FLIGHT);
         if unsettled > 0 {
             self.before.push_back(before);
         }
@@ -55,14 +55,14 @@ impl Unsettled {
         self.before.get(at).copied()
     }
 
-    /// Steps on their way were accumulated for an average that goes on no more.
+    /// Steps in flight were accumulated for an average that goes on no more.
     pub(super) fn forget_average(&mut self) {
         self.before.iter_mut().for_each(|counters| counters.accumulated = 0);
     }
 }
 
 impl Session {
-    /// The counters without the steps that were given up. Steps on their way count.
+    /// The counters without the steps that were given up. Steps in flight count.
     pub(super) fn counters(&self) -> Counters {
         let before = self.unsettled.first_given_up(self.executable.given_up());
         before.unwrap_or_else(|| self.counted())
@@ -89,7 +89,7 @@ impl Session {
 
     /// Whether no more steps should be submitted before the last one was waited for.
     pub(super) fn has_too_many_unsettled(&self) -> bool {
-        self.executable.unsettled() >= MOST_UNSETTLED
+        self.executable.unsettled() >= MAX_IN_FLIGHT
     }
 
     /// Counts a step that was submitted.
@@ -131,10 +131,10 @@ mod tests {
     fn what_is_kept_is_bounded() {
         let mut unsettled = Unsettled::default();
         (0..5000).for_each(|step| unsettled.push(at(step), usize::MAX));
-        assert_eq!(unsettled.before.len(), MOST_UNSETTLED);
+        assert_eq!(unsettled.before.len(), MAX_IN_FLIGHT);
         // The latest ones are kept, and a count that makes no sense goes back to the oldest of these.
         assert_eq!(unsettled.first_given_up(1), Some(at(4999)));
-        assert_eq!(unsettled.take_back(u64::MAX), Some(at(5000 - MOST_UNSETTLED as u64)));
+        assert_eq!(unsettled.take_back(u64::MAX), Some(at(5000 - MAX_IN_FLIGHT as u64)));
         assert!(unsettled.before.is_empty());
     }
 

@@ -17,7 +17,7 @@ const TOGETHER: usize = 32;
 /// Numbers that are worth a share of the work of their own.
 const SHARE: usize = 64 * 1024;
 /// Most threads: more wait for memory.
-const MOST_THREADS: usize = 8;
+const MAX_THREADS: usize = 8;
 
 /// Shares of `0..count`, of which each has so many numbers, that begin at multiples of `step`.
 fn shares(count: usize, numbers: usize, step: usize) -> Vec<Range<usize>> {
@@ -40,7 +40,7 @@ fn cut<'a, T>(mut memory: &'a mut [T], shares: &[Range<usize>], width: usize) ->
 /// Does all work, on several threads if there is much of it.
 fn work_on<T: Send>(shares: Vec<T>, work: impl Fn(T) + Sync) {
     let processors = thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let threads = processors.min(MOST_THREADS).min(shares.len());
+    let threads = processors.min(MAX_THREADS).min(shares.len());
     let left = Mutex::new(shares.into_iter());
     let next = || left.lock().unwrap_or_else(PoisonError::into_inner).next();
     let serve = || {

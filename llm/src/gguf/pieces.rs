@@ -22,9 +22,9 @@ pub(super) const KIND: &str = "llama";
 const SPACE: &str = "\u{2581}";
 /// Bytes of merges for each byte of a piece. Pieces of models have twice their length or so; a vocabulary that somebody
 /// made for it could have any multiple.
-const MOST: usize = 64;
+const MAX: usize = 64;
 /// Bytes of a piece. Those of models have a few dozen at most.
-const LONGEST: usize = 1024;
+const MAX_LENGTH: usize = 1024;
 
 impl Gguf {
     /// The `tokenizer.json` of pieces.
@@ -99,14 +99,14 @@ fn merges<'a>(vocabulary: &'a Vocabulary, scores: &[f64]) -> Result<Vec<Merge<'a
         .keys()
         .map(|piece| piece.len())
         .sum::<usize>()
-        .saturating_mul(MOST);
+        .saturating_mul(MAX);
     let (mut cuts, mut bytes) = (Vec::new(), 0);
     for (&piece, &id) in &pieces {
         let score = scores[id];
         if !score.is_finite() {
             return Err(format!("a score of the piece '{piece}' that is no number"));
         }
-        if piece.len() > LONGEST {
+        if piece.len() > MAX_LENGTH {
             return Err(format!("a piece of {} bytes", piece.len()));
         }
         for (at, _) in piece.char_indices().skip(1) {

@@ -385,17 +385,17 @@ pub enum DataError {
 
 /// The names with commas between them, unless they are too many to help.
 fn listed(names: &[String]) -> String {
-    const MOST: usize = 20;
+    const MAX: usize = 20;
     let mut text = names
         .iter()
-        .take(MOST)
+        .take(MAX)
         .map(|n| format!("'{n}'"))
         .collect::<Vec<_>>()
         .join(", ");
     if names.is_empty() {
         text.push_str("none");
-    } else if names.len() > MOST {
-        text.push_str(&format!(" and {} more", names.len() - MOST));
+    } else if names.len() > MAX {
+        text.push_str(&format!(" and {} more", names.len() - MAX));
     }
     text
 }

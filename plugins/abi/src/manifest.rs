@@ -3,7 +3,7 @@
 use crate::types::{ABI_MAJOR, ABI_MINOR};
 
 /// Most bytes of a backend's name.
-const LONGEST_NAME: usize = 32;
+const MAX_NAME: usize = 32;
 
 /// Whether selectors can have a backend of that name: up to 32 lower-case letters, digits, `-` and `_`, and not `auto`.
 pub const fn is_backend_name(name: &str) -> bool {
@@ -15,7 +15,7 @@ pub const fn is_backend_name(name: &str) -> bool {
         }
         i += 1;
     }
-    !bytes.is_empty() && bytes.len() <= LONGEST_NAME && !matches!(bytes, b"auto")
+    !bytes.is_empty() && bytes.len() <= MAX_NAME && !matches!(bytes, b"auto")
 }
 
 /// What a manifest says.

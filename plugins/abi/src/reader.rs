@@ -17,7 +17,7 @@ type Read<T> = Result<T, Failure>;
 
 /// Elements may be named more than once, as names that several dispatches have in common. Of a plan of so many bytes, at
 /// most so many times as many are read: else ranges within ranges would make much of little.
-const MOST_READINGS: u64 = 64;
+const MAX_READINGS: u64 = 64;
 
 /// Tables begin at multiples of this.
 const TABLE_ALIGNMENT: u64 = 8;
@@ -90,7 +90,7 @@ impl<'a> Reader<'a> {
             bytes,
             header,
             sizes: Vec::new(),
-            budget: Cell::new(len.saturating_mul(MOST_READINGS)),
+            budget: Cell::new(len.saturating_mul(MAX_READINGS)),
         };
         reader.check_tables()?;
         Ok(reader)

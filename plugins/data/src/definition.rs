@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use meganeura_core::attrs::{Attr, AttrKind, Attrs};
 use meganeura_core::{DType, TensorType};
 
-use crate::manifest::{Axis, MOST_AXES, MOST_VALUES, OpEntry};
+use crate::manifest::{Axis, MAX_AXES, MAX_VALUES, OpEntry};
 use crate::size::{NUMEL, Pattern, REST, Sizes, join_rests};
 use crate::term::Term;
 
@@ -246,7 +246,7 @@ fn pattern(axes: &[Axis]) -> Result<Pattern, String> {
             return Err(format!("'{name}' is no name of an axis"));
         }
     }
-    Pattern::parse(&terms, MOST_AXES)
+    Pattern::parse(&terms, MAX_AXES)
 }
 
 fn values(input: &crate::manifest::InputEntry) -> Result<Values, String> {
@@ -296,7 +296,7 @@ fn attr(kind: AttrKind, value: &toml::Value) -> Result<Attr, String> {
         AttrKind::Bool => value.as_bool().map(Attr::Bool),
         AttrKind::Ints => value
             .as_array()
-            .filter(|list| list.len() <= MOST_VALUES)
+            .filter(|list| list.len() <= MAX_VALUES)
             .and_then(|list| list.iter().map(int).collect::<Option<Vec<i64>>>())
             .map(Attr::Ints),
         _ => None,

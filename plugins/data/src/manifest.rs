@@ -14,19 +14,19 @@ pub(crate) const MANIFEST_BYTES: usize = 256 << 10;
 /// Largest other file, in bytes.
 pub(crate) const FILE_BYTES: usize = 128 << 10;
 /// Most operators.
-const MOST_OPS: usize = 64;
+const MAX_OPS: usize = 64;
 /// Most attributes, conditions and named values of an operator.
-const MOST_PARTS: usize = 64;
+const MAX_PARTS: usize = 64;
 /// Most operands, and most results.
-const MOST_TENSORS: usize = 12;
+const MAX_TENSORS: usize = 12;
 /// Most axes that a shape names.
-pub(crate) const MOST_AXES: usize = 8;
+pub(crate) const MAX_AXES: usize = 8;
 /// Most values of a list.
-pub(crate) const MOST_VALUES: usize = 16;
+pub(crate) const MAX_VALUES: usize = 16;
 /// Longest name, in bytes.
-const LONGEST_NAME: usize = 48;
+const MAX_NAME: usize = 48;
 /// Longest text that is only shown, in bytes.
-const LONGEST_TEXT: usize = 500;
+const MAX_TEXT: usize = 500;
 
 /// What a plugin says of itself.
 #[derive(Clone, Debug, Deserialize)]
@@ -167,7 +167,7 @@ impl Manifest {
         if self.version.is_empty() {
             return Err("its version is empty".into());
         }
-        most("operators", self.op.len(), MOST_OPS)?;
+        most("operators", self.op.len(), MAX_OPS)?;
         if self.rules.is_some() && self.rules_text.is_some() {
             return Err("it has rules in a file and as a text; give one of them".into());
         }
@@ -195,7 +195,7 @@ impl Manifest {
                 let valid = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
                 !part.is_empty() && !part.starts_with('.') && part.chars().all(valid)
             };
-            if !name.ends_with(end) || name.len() > LONGEST_TEXT || !name.split('/').all(part) {
+            if !name.ends_with(end) || name.len() > MAX_TEXT || !name.split('/').all(part) {
                 return Err(Fault::new(format!(
                     "'{}' is not the name of a file '*{end}' within its folder",
                     shortened(name)
@@ -242,25 +242,25 @@ impl OpEntry {
         if self.formula.is_empty() {
             return Err("its formula is empty".into());
         }
-        most("attributes", self.attributes.len(), MOST_PARTS)?;
-        most("conditions", self.conditions.len(), MOST_PARTS)?;
-        most("named values", self.steps.len(), MOST_PARTS)?;
+        most("attributes", self.attributes.len(), MAX_PARTS)?;
+        most("conditions", self.conditions.len(), MAX_PARTS)?;
+        most("named values", self.steps.len(), MAX_PARTS)?;
         for (what, count) in [("operands", self.inputs.len()), ("results", self.outputs.len())] {
-            most(what, count, MOST_TENSORS)?;
+            most(what, count, MAX_TENSORS)?;
             if count == 0 {
                 return Err(format!("it has no {what}"));
             }
         }
         for attribute in &self.attributes {
             identifier("an attribute", &attribute.name)?;
-            most("samples of an attribute", attribute.samples.len(), MOST_VALUES)?;
+            most("samples of an attribute", attribute.samples.len(), MAX_VALUES)?;
         }
         let named = self.inputs.iter().map(|i| &i.name);
         named
             .chain(self.steps.keys())
             .try_for_each(|name| identifier("a value", name))?;
         if let Some(wgsl) = &self.wgsl {
-            most("conditions of its kernel", wgsl.conditions.len(), MOST_PARTS)?;
+            most("conditions of its kernel", wgsl.conditions.len(), MAX_PARTS)?;
             if !(1..=3).contains(&wgsl.groups.len()) {
                 return Err("its kernel has no 'groups' along one, two or three axes".into());
             }
@@ -290,9 +290,9 @@ fn most(what: &str, count: usize, allowed: usize) -> Result<(), String> {
 fn identifier(what: &str, name: &str) -> Result<(), String> {
     let valid = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
     let starts = name.starts_with(|c: char| c.is_ascii_lowercase());
-    if !starts || name.len() > LONGEST_NAME || !name.chars().all(valid) || name.contains("__") {
+    if !starts || name.len() > MAX_NAME || !name.chars().all(valid) || name.contains("__") {
         return Err(format!(
-            "{what} is called '{}'; names are up to {LONGEST_NAME} lower-case letters, digits and single '_'",
+            "{what} is called '{}'; names are up to {MAX_NAME} lower-case letters, digits and single '_'",
             shortened(name)
         ));
     }
@@ -300,8 +300,8 @@ fn identifier(what: &str, name: &str) -> Result<(), String> {
 }
 
 fn printable(what: &str, text: &str) -> Result<(), String> {
-    if text.len() > LONGEST_TEXT || text.chars().any(char::is_control) {
-        return Err(format!("its {what} is not one line of up to {LONGEST_TEXT} bytes"));
+    if text.len() > MAX_TEXT || text.chars().any(char::is_control) {
+        return Err(format!("its {what} is not one line of up to {MAX_TEXT} bytes"));
     }
     Ok(())
 }

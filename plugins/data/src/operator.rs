@@ -16,15 +16,15 @@ use crate::builder::{Builder, base_name, is_form};
 use crate::definition::{Bound, Definition};
 
 /// Elements that a value of a decomposition may have for each element of operands and results.
-const MOST_GROWTH: usize = 4096;
+const MAX_GROWTH: usize = 4096;
 /// Operations that a decomposition may have for each element of operands and results.
-const MOST_WORK: u64 = 1 << 20;
+const MAX_OPERATIONS: u64 = 1 << 20;
 /// Operations that it may have in any case.
 const ANY_WORK: u64 = 1 << 26;
 /// Elements that it may have in any case.
 const ANY_SIZE: usize = 1 << 16;
 /// Calls that are remembered.
-const MOST_KNOWN: usize = 256;
+const MAX_REMEMBERED: usize = 256;
 
 type Asked = (Attrs, Vec<TensorType>);
 
@@ -112,7 +112,7 @@ impl DataOp {
         }
         let answer = self.check(attrs, inputs);
         let mut known = lock();
-        if known.len() >= MOST_KNOWN {
+        if known.len() >= MAX_REMEMBERED {
             known.clear();
         }
         known.insert(asked, answer.clone());
@@ -125,7 +125,7 @@ impl DataOp {
         let values = self.build(&mut graph, &operands, attrs, &bound)?;
         let all = inputs.iter().chain(&bound.outputs).map(TensorType::numel);
         let elements = all.fold(0, usize::saturating_add);
-        let most = elements.saturating_mul(MOST_GROWTH).max(ANY_SIZE);
+        let most = elements.saturating_mul(MAX_GROWTH).max(ANY_SIZE);
         for node in graph.nodes() {
             if let Some(ty) = node.outputs.iter().find(|ty| ty.numel() > most) {
                 return Err(format!(
@@ -134,7 +134,7 @@ impl DataOp {
             }
         }
         let flops = graph_flops(&graph);
-        if flops > (elements as u64).saturating_mul(MOST_WORK).max(ANY_WORK) {
+        if flops > (elements as u64).saturating_mul(MAX_OPERATIONS).max(ANY_WORK) {
             return Err(format!(
                 "its decomposition has {flops} operations, far more than go with {elements} elements"
             ));

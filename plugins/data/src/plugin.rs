@@ -131,11 +131,11 @@ fn content(manifest: &Manifest, files: &BTreeMap<String, String>) -> String {
 }
 
 /// Most calls that an operator comes down to, with the plugin's own taken apart: they multiply.
-const MOST_CALLS: usize = 1_000;
+const MAX_CALLS: usize = 1_000;
 
 /// Most operators of a plugin that are made of each other: each of them takes those before it apart twice, for its types
 /// and for its work.
-const MOST_DEPTH: usize = 8;
+const MAX_DEPTH: usize = 8;
 
 /// Operators of plugins like this one. Others cannot call them, so that nothing comes down to more calls than is counted.
 static REGISTERED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
@@ -180,14 +180,14 @@ fn operators(manifest: &Manifest, content: &str) -> Result<Vec<&'static DataOp>,
         let name = definition.name;
         let count = calls(&definition).map(|name| sizes.get(name).copied().unwrap_or(1));
         let count = count.fold(0, usize::saturating_add);
-        if count > MOST_CALLS {
-            return Err(of(format!("it comes down to {count} calls; {MOST_CALLS} are allowed")));
+        if count > MAX_CALLS {
+            return Err(of(format!("it comes down to {count} calls; {MAX_CALLS} are allowed")));
         }
         let depth = calls(&definition).filter_map(|name| depths.get(name)).max();
         let depth = depth.map_or(1, |depth| depth + 1);
-        if depth > MOST_DEPTH {
+        if depth > MAX_DEPTH {
             return Err(of(format!(
-                "it is made of operators made of others, {depth} deep; {MOST_DEPTH} are allowed"
+                "it is made of operators made of others, {depth} deep; {MAX_DEPTH} are allowed"
             )));
         }
         depths.insert(name, depth);

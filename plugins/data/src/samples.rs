@@ -13,7 +13,7 @@ use crate::size::Sizes;
 /// Calls that are looked for at least, of all and of those for which there is a kernel.
 const WANTED: usize = 8;
 /// Most combinations of attributes, each of which is tried.
-const MOST_COMBINATIONS: usize = 24;
+const MAX_COMBINATIONS: usize = 24;
 /// Sizes that are thrown for a call.
 const TRIES: usize = 60;
 /// Elements of the largest operand.
@@ -21,7 +21,7 @@ const LARGEST_OPERAND: usize = 1 << 16;
 /// Largest size that conditions give an idea of.
 const LARGEST_HINT: i64 = 4096;
 /// Most that evaluating the decomposition of a call may take: all are evaluated wherever a device tries the kernel.
-const MOST_EXTENT: Extent = Extent {
+const MAX_EXTENT: Extent = Extent {
     elements: 1 << 21,
     work: 1 << 24,
 };
@@ -178,7 +178,7 @@ impl DataOp {
             return Ok(());
         };
         let too_large = |e| format!("its decomposition is too large to be tried: {e}");
-        extent(&graph, MOST_EXTENT)
+        extent(&graph, MAX_EXTENT)
             .map(|_| ())
             .map_err(|e| too_large(e.to_string()))
     }
@@ -190,12 +190,12 @@ fn combinations(attributes: &[Attribute], dice: &mut Dice) -> Vec<Attrs> {
     let counts = attributes.iter().map(|a| a.samples.len());
     let all = counts.clone().fold(1, usize::saturating_mul);
     let longest = counts.max().unwrap_or(1);
-    let number = all.min(MOST_COMBINATIONS);
+    let number = all.min(MAX_COMBINATIONS);
     let choose = |number: usize, dice: &mut Dice| {
         let (mut rest, mut attrs) = (number, Attrs::new());
         for attribute in attributes {
             let count = attribute.samples.len();
-            let at = match (all <= MOST_COMBINATIONS, number < longest) {
+            let at = match (all <= MAX_COMBINATIONS, number < longest) {
                 (true, _) => rest % count,
                 (_, true) => number % count,
                 _ => dice.below(count),
@@ -234,7 +234,7 @@ mod tests {
 
         let many = attributes(&[17, 5, 4, 3]);
         let some = combinations(&many, &mut Dice::new(1));
-        assert_eq!(some.len(), MOST_COMBINATIONS);
+        assert_eq!(some.len(), MAX_COMBINATIONS);
         for attribute in &many {
             for value in &attribute.samples {
                 let has = |attrs: &Attrs| attrs.get(attribute.name) == Some(value);

@@ -6,7 +6,7 @@ use std::panic::catch_unwind;
 use egglog::ast::{Expr, Literal, Parser};
 
 /// Longest text of an expression, in bytes.
-const LONGEST: usize = 4096;
+const MAX_LENGTH: usize = 4096;
 /// Deepest nesting.
 const DEEPEST: usize = 32;
 
@@ -28,8 +28,8 @@ impl Term {
     /// # Errors
     /// What is wrong with the text.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
-        if text.len() > LONGEST {
-            return Err(format!("it has {} bytes; {LONGEST} are allowed", text.len()));
+        if text.len() > MAX_LENGTH {
+            return Err(format!("it has {} bytes; {MAX_LENGTH} are allowed", text.len()));
         }
         check_nesting(text)?;
         // The parser takes one expression and leaves the rest alone; a list shows what follows.

@@ -17,7 +17,7 @@ use crate::encode;
 use crate::library::{Failure, Plugin, array_text};
 
 /// More devices than this are a wrong number.
-const MOST_DEVICES: u32 = 256;
+const MAX_DEVICES: u32 = 256;
 
 /// The table has the function: that was checked when the plugin was loaded.
 macro_rules! call {
@@ -60,9 +60,9 @@ impl PluginBackend {
         let mut count = 0;
         let outcome = checked!(plugin, device_count(lend(settings.as_bytes()), &mut count));
         outcome.map_err(|failure| failure.plain(plugin))?;
-        if count > MOST_DEVICES {
+        if count > MAX_DEVICES {
             return Err(plugin.broken(format!(
-                "it says to have {count} devices; at most {MOST_DEVICES} make sense"
+                "it says to have {count} devices; at most {MAX_DEVICES} make sense"
             )));
         }
         Ok(count)

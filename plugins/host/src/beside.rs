@@ -14,7 +14,7 @@ use crate::file::{self, Identity, Opened, Refusal, refuse};
 use crate::library::printable;
 
 /// More libraries than this lie beside no plugin.
-const MOST_LIBRARIES: usize = 64;
+const MAX_LIBRARIES: usize = 64;
 const RELINK: &str = "link it with -Wl,-rpath,'$ORIGIN', or with full paths";
 
 /// What an object has the system look for.
@@ -55,8 +55,8 @@ pub(crate) fn check(opened: &Opened, allow: Option<&[String]>) -> Result<Beside,
             if !seen.insert(library.path.clone()) {
                 continue;
             }
-            if seen.len() > MOST_LIBRARIES {
-                return refuse(format!("more than {MOST_LIBRARIES} libraries lie beside it"), RELINK);
+            if seen.len() > MAX_LIBRARIES {
+                return refuse(format!("more than {MAX_LIBRARIES} libraries lie beside it"), RELINK);
             }
             let inherited = if linked.is_inherited {
                 folders.clone()

@@ -16,9 +16,9 @@ use crate::beside::Beside;
 use crate::file::{Identity, Manifest, Opened, Refusal, refuse};
 
 /// Most bytes of a message of a plugin.
-const LONGEST_MESSAGE: usize = 4096;
+const MAX_MESSAGE: usize = 4096;
 /// Longest chain of extensions.
-const MOST_EXTENSIONS: usize = 64;
+const MAX_EXTENSIONS: usize = 64;
 /// Largest table that makes sense.
 const LARGEST_TABLE: usize = 1 << 16;
 /// Bytes of the tables of the first version.
@@ -77,7 +77,7 @@ pub(crate) unsafe fn text(start: *const c_char) -> String {
     }
     let mut len = 0;
     // SAFETY: no byte behind the NUL is read.
-    while len < LONGEST_MESSAGE && unsafe { *start.add(len) } != 0 {
+    while len < MAX_MESSAGE && unsafe { *start.add(len) } != 0 {
         len += 1;
     }
     // SAFETY: these bytes were read just now.
@@ -370,7 +370,7 @@ unsafe fn check_table(table: *const abi::Plugin) -> Result<abi::Plugin, Refusal>
 /// # Safety
 /// Null, or the first link of a chain.
 unsafe fn check_extensions(mut link: *const abi::Extension) -> Result<(), Refusal> {
-    for _ in 0..MOST_EXTENSIONS {
+    for _ in 0..MAX_EXTENSIONS {
         if link.is_null() {
             return Ok(());
         }
@@ -381,7 +381,7 @@ unsafe fn check_extensions(mut link: *const abi::Extension) -> Result<(), Refusa
         link = unsafe { (*link).next };
     }
     refuse(
-        format!("its chain of extensions has more than {MOST_EXTENSIONS} links"),
+        format!("its chain of extensions has more than {MAX_EXTENSIONS} links"),
         "end the chain with null",
     )
 }

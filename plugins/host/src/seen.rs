@@ -4,7 +4,7 @@ use std::fs::Metadata;
 use std::path::Path;
 
 /// Entries of a plugin's folder that are looked at.
-const MOST_ENTRIES: usize = 4096;
+const MAX_ENTRIES: usize = 4096;
 
 /// A look at a plugin.
 #[derive(Debug, PartialEq, Eq)]
@@ -36,14 +36,14 @@ impl Seen {
 /// All that lies in a folder, in the order of names.
 fn within(folder: &Path, stamps: &mut Vec<Stamp>) {
     let entries = folder.read_dir().into_iter().flatten().flatten();
-    let mut paths: Vec<_> = entries.map(|entry| entry.path()).take(MOST_ENTRIES).collect();
+    let mut paths: Vec<_> = entries.map(|entry| entry.path()).take(MAX_ENTRIES).collect();
     paths.sort();
     for path in paths {
         let Ok(metadata) = path.symlink_metadata() else {
             continue;
         };
         stamps.push(stamp(&metadata));
-        if metadata.is_dir() && stamps.len() < MOST_ENTRIES {
+        if metadata.is_dir() && stamps.len() < MAX_ENTRIES {
             within(&path, stamps);
         }
     }

@@ -119,14 +119,14 @@ fn listen(mut from: impl Read + Send + 'static) -> Receiver<String> {
 
 /// The reason in what the command said of a plugin: `error: plugin 'name': reason (path)`, and perhaps a remedy.
 fn reason(said: &str, plugin: &Path) -> String {
-    const LONGEST: usize = 1000;
+    const MAX_LENGTH: usize = 1000;
     let error = said.rsplit_once("error: ").map_or(said, |(_, error)| error);
     let error = error.split("\n  help: ").next().unwrap_or_default().trim();
     let place = format!(" ({})", plugin.display());
     let error = error.strip_suffix(place.as_str()).unwrap_or(error);
     let named = error.starts_with("plugin '").then(|| error.split_once("': ")).flatten();
     let line = named.map_or(error, |(_, reason)| reason).chars();
-    let line: String = line.filter(|c| !c.is_control()).take(LONGEST).collect();
+    let line: String = line.filter(|c| !c.is_control()).take(MAX_LENGTH).collect();
     match line.is_empty() {
         true => "it does not say why".into(),
         false => line,

@@ -12,7 +12,7 @@ use super::heads::{Side, Target, load_body, store_body};
 use super::tiles;
 
 /// Most elements of a head, beyond which two results need too many registers.
-pub(super) const MOST_WIDTH: usize = 128;
+pub(super) const MAX_WIDTH: usize = 128;
 
 /// Where the gradients of keys and values go: where heads are in groups, what each head gives lies side by side in two scratch
 /// buffers, and is added up afterwards.

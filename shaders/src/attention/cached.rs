@@ -11,7 +11,7 @@ use super::super::kernel::{CompileCx, Compiled, Launch};
 use super::super::module::Module;
 use super::super::schedule::Schedule;
 use super::super::template::{KernelFile, Template};
-use super::heads::{MOST_WIDTH, POSITIONS, Target, scale, store_body, window};
+use super::heads::{MAX_WIDTH, POSITIONS, Target, scale, store_body, window};
 
 /// Threads that share a key: they read 64 bytes side by side.
 const SHARING: usize = 4;
@@ -24,11 +24,11 @@ const ALL_KEYS: [usize; 4] = [128, 256, 512, 1024];
 const MANY_KEYS: usize = 2048;
 const WANTED_GROUPS: usize = 200;
 /// Fewest keys of a workgroup, if all are valid, where several share them.
-const FEWEST_KEYS: usize = 128;
+const MIN_KEYS: usize = 128;
 /// Most elements of a head whose query is in shared memory.
-pub(super) const MOST_ELEMENTS: usize = 2048;
+pub(super) const MAX_ELEMENTS: usize = 2048;
 /// Most vectors of a key that a thread prefetches.
-const MOST_LOADS: usize = 16;
+const MAX_LOADS: usize = 16;
 
 /// How threads share the keys of a tile, and workgroups the tiles of a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +45,7 @@ impl Sharing {
     /// What is commonly the best; `None` for a call that has no vectors.
     pub(super) fn usual(cx: &CompileCx, dims: &AttentionDims) -> Option<Self> {
         let has_vectors = dims.head_dim.is_multiple_of(4) && (0..POSITIONS).all(|operand| cx.has_vectors(operand));
-        (has_vectors && dims.head_dim <= MOST_WIDTH).then_some(Sharing {
+        (has_vectors && dims.head_dim <= MAX_WIDTH).then_some(Sharing {
             keys: KEYS,
             threads: SHARING,
             workgroups: match most_seen(dims) {
@@ -62,11 +62,11 @@ impl Sharing {
         };
         let width = dims.head_dim / 4;
         let each = ALL_SHARING.into_iter().flat_map(|threads| {
-            let few_loads = threads <= width && width.div_ceil(threads) <= MOST_LOADS;
+            let few_loads = threads <= width && width.div_ceil(threads) <= MAX_LOADS;
             let sized = ALL_KEYS.into_iter().map(move |keys| Sharing { keys, threads, ..usual });
             sized.filter(move |s| few_loads && s.keys * s.threads <= KEYS * SHARING && s.keys < 2 * dims.rows_k)
         });
-        let most = (most_seen(dims) / FEWEST_KEYS).max(1);
+        let most = (most_seen(dims) / MIN_KEYS).max(1);
         let shared = [1, usual.workgroups / 2, usual.workgroups * 2];
         let shared = shared.map(|workgroups| Sharing {
             workgroups: workgroups.clamp(1, most),
@@ -141,10 +141,7 @@ pub(super) fn by_vectors(cx: &CompileCx, dims: AttentionDims, sharing: Sharing) 
     let groups = queries(&dims) * workgroups;
     if workgroups == 1 {
         let stored = store_body(&mut module, &dims, Target::Output(0));
-        return Ok(Compiled {
-            launches: vec![module.finish_template(template.body("store", stored), groups)?],
-            ..Compiled::default()
-        });
+        return Ok(module.finish_template(template.body("store", stored), groups)?.into());
     }
     bind_found(&mut module);
     Ok(Compiled {

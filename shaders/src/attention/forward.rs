@@ -20,8 +20,6 @@ pub(super) fn compile(cx: &CompileCx, dims: AttentionDims, rows: usize) -> Resul
     if positions(cx).is_none() {
         template = template.body("store_lse", module.store(1, "index", "value"));
     }
-    Ok(Compiled {
-        launches: vec![module.finish_template(template, tiles::groups(&dims, Side::Queries, rows))?],
-        ..Compiled::default()
-    })
+    let groups = tiles::groups(&dims, Side::Queries, rows);
+    Ok(module.finish_template(template, groups)?.into())
 }

@@ -11,7 +11,7 @@ use super::super::scalar::literal;
 use super::super::template::{KernelFile, Template};
 
 /// Most elements of a head, beyond which a thread's part of the results needs too many registers.
-pub(super) const MOST_WIDTH: usize = 256;
+pub(super) const MAX_WIDTH: usize = 256;
 
 /// What is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,11 +70,11 @@ pub(super) fn load_body(module: &mut Module, dims: &AttentionDims, operand: usiz
     };
     whole.unwrap_or_else(|| {
         let element = |c: usize| {
-            let place = format!("vector * 4u + {c}u");
-            let value = module.load(operand, &format!("start + min({place}, {}u)", width - 1));
+            let location = format!("vector * 4u + {c}u");
+            let value = module.load(operand, &format!("start + min({location}, {}u)", width - 1));
             match is_whole {
                 true => value,
-                false => format!("select(0.0, {value}, {place} < {width}u)"),
+                false => format!("select(0.0, {value}, {location} < {width}u)"),
             }
         };
         format!("vec4<f32>({})", [0, 1, 2, 3].map(element).join(", "))
@@ -85,7 +85,7 @@ pub(super) fn load_body(module: &mut Module, dims: &AttentionDims, operand: usiz
 /// module has such.
 pub(super) fn load_body_as_stored(module: &mut Module, dims: &AttentionDims, operand: usize) -> (&'static str, String) {
     let stored = match dims.head_dim.is_multiple_of(4) {
-        true => module.load_halves(operand, "start / 4u + vector"),
+        true => module.load_f16(operand, "start / 4u + vector"),
         false => None,
     };
     match stored {

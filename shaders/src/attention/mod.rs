@@ -1,24 +1,24 @@
 //! Attention in kernels of its own, whose scores never reach memory: softmax over tiles of keys, whose greatest score and
 //! sum are kept up to date (Milakov and Gimelshein, 2018; Dao et al., 2022). Calls that these refuse, or that are
-//! few queries of many keys, are taken apart like any other operator.
+//! few queries of many keys, are decomposed like any other operator.
 
 mod backward;
 mod cached;
 mod coop;
 mod forward;
 mod heads;
+mod schedules;
 mod tiles;
-mod ways;
 
 use meganeura_core::DType;
 use meganeura_core::ops::AttentionDims;
 
 use super::kernel::{CompileCx, Compiled};
 use super::variants::{self, Candidate as _};
-use heads::{Kind, MOST_WIDTH};
-use ways::{Attention, Way};
+use heads::{Kind, MAX_WIDTH};
+use schedules::{Attention, Variant};
 
-/// Launches for a call of this family; `None` for one that is to be taken apart.
+/// Launches for a call of this family; `None` for one that is to be decomposed.
 pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
     let Some(kind) = Kind::of(cx.kernel.name) else {
         return Ok(None);
@@ -28,14 +28,14 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
         Kind::Cached => {
             let dims = AttentionDims::of_cached(&call)?;
             let is_float = cx.kernel.outputs[0].dtype == DType::F32;
-            (dims, is_float && dims.head_dim <= cached::MOST_ELEMENTS)
+            (dims, is_float && dims.head_dim <= cached::MAX_ELEMENTS)
         }
         Kind::Forward | Kind::Gradient => {
             let dims = AttentionDims::of(&call)?;
             let most_width = if kind == Kind::Gradient {
-                backward::MOST_WIDTH
+                backward::MAX_WIDTH
             } else {
-                MOST_WIDTH
+                MAX_WIDTH
             };
             let is_float = cx.kernel.inputs[0].dtype == DType::F32;
             (dims, is_float && !cx.overwrites() && dims.head_dim <= most_width)
@@ -53,12 +53,12 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
         cx,
         |precision| attention.class(precision),
         || attention.all(),
-        |way| attention.compile(way),
+        |variant| attention.compile(variant),
     );
     match (chosen, attention.usual()) {
         (Some(compiled), _) => Ok(Some(compiled)),
-        // The products that it is taken apart to have choices of their own.
-        (None, Way::Apart) => Ok(None),
+        // The products that it is decomposed into have choices of their own.
+        (None, Variant::Decomposed) => Ok(None),
         (None, usual) => {
             let compiled = attention.compile(&usual)?;
             Ok(Some(variants::scheduled(compiled, &usual.schedule())))

@@ -1,10 +1,10 @@
-//! Blocks of products on matrix units: which there are, and which is commonly the best.
+//! Blocks of products on cooperative matrices: which there are, and which is commonly the best.
 
-use super::super::products::Sizes;
+use super::super::contraction::Sizes;
 use super::{CoopConfig, FEW_ROWS};
 
 /// Workgroups from which on the largest block is better, and below which the summed dimension is cut.
-const ENOUGH_GROUPS: usize = 100;
+const GROUPS_THRESHOLD: usize = 100;
 /// Workgroups that are wanted where it is cut, but for few rows. Measured for 72 blocks of sums of 1,536 terms: three
 /// parts are better than two.
 const GROUPS_OF_PARTS: usize = 200;
@@ -22,8 +22,8 @@ pub(crate) struct Block {
     pub(crate) sub_columns: usize,
     /// Subgroups that share the terms of a step.
     pub(crate) depths: usize,
-    /// Steps that are on their way from memory.
-    pub(crate) ahead: usize,
+    /// Steps that are in flight.
+    pub(crate) prefetch: usize,
     /// Workgroups from which on it is better than smaller ones.
     enough: usize,
 }
@@ -38,8 +38,8 @@ const BLOCKS_16: [Block; 2] = [
         sub_rows: 64,
         sub_columns: 64,
         depths: 1,
-        ahead: 1,
-        enough: ENOUGH_GROUPS,
+        prefetch: 1,
+        enough: GROUPS_THRESHOLD,
     },
     Block {
         rows: 64,
@@ -48,7 +48,7 @@ const BLOCKS_16: [Block; 2] = [
         sub_rows: 32,
         sub_columns: 16,
         depths: 1,
-        ahead: 2,
+        prefetch: 2,
         enough: FEWER_GROUPS,
     },
 ];
@@ -98,15 +98,15 @@ const BLOCKS_8: [Block; 1] = [Block {
     sub_rows: 16,
     sub_columns: 16,
     depths: 1,
-    ahead: 1,
+    prefetch: 1,
     enough: FEWER_GROUPS,
 }];
 
-/// Most steps on their way.
-const MOST_AHEAD: usize = 8;
+/// Most steps in flight.
+const MAX_PREFETCH: usize = 8;
 /// Threads of a small block, and most subgroups of them that share the terms of a step where there are few rows.
 const DEEP_THREADS: usize = 256;
-const MOST_DEPTHS: usize = 8;
+const MAX_DEPTHS: usize = 8;
 /// Threads of a subgroup below which each computes one tile: more would need too many registers, and software drivers
 /// minutes to compile.
 const SMALL_SUBGROUP: u32 = 16;
@@ -126,14 +126,14 @@ impl Block {
     /// Parts of the summed dimension that are commonly the best, if there are enough terms.
     pub(super) fn usual_parts(&self, sizes: &Sizes, is_few: bool) -> usize {
         let groups = self.groups(sizes).max(1);
-        match groups < ENOUGH_GROUPS {
-            true if is_few => ENOUGH_GROUPS.div_ceil(groups),
+        match groups < GROUPS_THRESHOLD {
+            true if is_few => GROUPS_THRESHOLD.div_ceil(groups),
             true => GROUPS_OF_PARTS.div_ceil(groups),
             false => 1,
         }
     }
 
-    /// All blocks that there are for a product, each with fewer and more steps on their way than usual.
+    /// All blocks that there are for a product, each with fewer and more steps in flight than usual.
     pub(super) fn all(config: &CoopConfig, sizes: &Sizes) -> Vec<Self> {
         let mut all = Block::large(config);
         if config.tile_size == 16 && config.subgroup_size >= SMALL_SUBGROUP {
@@ -142,16 +142,16 @@ impl Block {
         all.push(Block::deep(config, sizes.m, sizes.k));
         // That of many rows may be better for a few.
         all.push(Block::deep(config, FEW_ROWS + 1, sizes.k));
-        let with_ahead = |block: &Block| {
-            let ahead = [block.ahead, 1, 2, 4];
-            let most = sizes.k.div_ceil(block.step).min(MOST_AHEAD);
-            ahead
+        let with_prefetch = |block: &Block| {
+            let prefetch = [block.prefetch, 1, 2, 4];
+            let most = sizes.k.div_ceil(block.step).min(MAX_PREFETCH);
+            prefetch
                 .into_iter()
-                .filter(move |ahead| *ahead <= most)
+                .filter(move |prefetch| *prefetch <= most)
                 .map({
                     let block = *block;
-                    move |ahead| Block {
-                        ahead,
+                    move |prefetch| Block {
+                        prefetch,
                         enough: 0,
                         ..block
                     }
@@ -159,7 +159,7 @@ impl Block {
                 .collect::<Vec<_>>()
         };
         let mut each: Vec<Block> = Vec::new();
-        for block in all.iter().flat_map(with_ahead) {
+        for block in all.iter().flat_map(with_prefetch) {
             if !each.contains(&block) {
                 each.push(block);
             }
@@ -183,7 +183,7 @@ impl Block {
                 sub_rows: tile,
                 sub_columns: tile,
                 depths: 1,
-                ahead: 1,
+                prefetch: 1,
                 enough: FEWER_GROUPS,
             }],
             16 => BLOCKS_16.to_vec(),
@@ -194,11 +194,11 @@ impl Block {
     /// A small block whose subgroups share the terms of each step, for so many rows, or more, and sums of `k` terms.
     fn deep(config: &CoopConfig, m: usize, k: usize) -> Self {
         let tile = config.tile_size as usize;
-        let most_depths = (DEEP_THREADS / config.subgroup_size.max(1) as usize).clamp(1, MOST_DEPTHS);
+        let most_depths = (DEEP_THREADS / config.subgroup_size.max(1) as usize).clamp(1, MAX_DEPTHS);
         // Of about the same length, with tiles for each subgroup.
         let even = |longest: usize| k.div_ceil(k.div_ceil(longest)).next_multiple_of(tile * most_depths);
         let longest = if config.use_f16_input { 256 } else { 128 };
-        let (side, sub, depths, step, most_ahead) = match config.subgroup_size < SMALL_SUBGROUP {
+        let (side, sub, depths, step, max_prefetch) = match config.subgroup_size < SMALL_SUBGROUP {
             // As few as there can be of each without leaving one out.
             true => (tile, tile, 2, 2 * tile, 2),
             false if m <= FEW_ROWS => (16, 16, most_depths, even(longest), 6),
@@ -211,7 +211,7 @@ impl Block {
             sub_rows: sub,
             sub_columns: sub,
             depths,
-            ahead: k.div_ceil(step).min(most_ahead),
+            prefetch: k.div_ceil(step).min(max_prefetch),
             enough: 0,
         }
     }
@@ -244,7 +244,7 @@ mod tests {
         assert_eq!(parts(512, 576, false), 3, "72 blocks");
         assert_eq!(parts(512, 960, false), 1, "120 blocks");
         assert_eq!(parts(64, 64, false), GROUPS_OF_PARTS);
-        assert_eq!(parts(16, 576, true), ENOUGH_GROUPS.div_ceil(9));
+        assert_eq!(parts(16, 576, true), GROUPS_THRESHOLD.div_ceil(9));
         assert_eq!(parts(0, 576, false), GROUPS_OF_PARTS);
     }
 }

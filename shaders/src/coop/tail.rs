@@ -5,11 +5,11 @@
 //! Garland and Owens, 2023). The other blocks are computed as without; a second launch adds up the parts of these.
 
 use super::super::body::Id;
+use super::super::contraction::Sizes;
 use super::super::emit::Emitter;
+use super::super::epilogue::{self, PARTIAL, Sink};
 use super::super::files;
 use super::super::kernel::Launch;
-use super::super::products::Sizes;
-use super::super::sums::{self, PARTIAL, Sink};
 use super::super::template::Template;
 use super::{Blocks, Cut};
 
@@ -30,14 +30,20 @@ pub(crate) struct Tail {
 
 impl Tail {
     /// The blocks behind the last whole wave of `groups`, if they can be cut so that more of a wave is used.
-    pub(super) fn new(groups: usize, at_once: usize, k: usize, step: usize, ahead: usize) -> Option<Self> {
-        let blocks = groups.checked_rem(at_once)?;
-        if blocks == 0 || groups < at_once || k < LONG_SUM {
+    pub(super) fn new(
+        groups: usize,
+        max_resident_workgroups: usize,
+        k: usize,
+        step: usize,
+        prefetch: usize,
+    ) -> Option<Self> {
+        let blocks = groups.checked_rem(max_resident_workgroups)?;
+        if blocks == 0 || groups < max_resident_workgroups || k < LONG_SUM {
             return None;
         }
-        let cut = Cut::new(k, step, at_once / blocks);
+        let cut = Cut::new(k, step, max_resident_workgroups / blocks);
         // The first steps of the last part are fetched without looking for its end.
-        (cut.parts > 1 && cut.last_steps >= ahead).then_some(Tail {
+        (cut.parts > 1 && cut.last_steps >= prefetch).then_some(Tail {
             whole: groups - blocks,
             blocks,
             cut,
@@ -63,10 +69,10 @@ impl<'a> Blocks<'a> {
             let groups = block.groups(&self.sizes);
             self.tail = Tail::new(
                 groups,
-                self.config.at_once as usize,
+                self.config.max_resident_workgroups as usize,
                 self.sizes.k,
                 block.step,
-                block.ahead,
+                block.prefetch,
             );
         }
         self
@@ -91,7 +97,7 @@ impl<'a> Blocks<'a> {
     pub(crate) fn join(&self, mut e: Emitter, id: Id, outputs: &[usize], tail: &Tail) -> Result<Launch, String> {
         let Sizes { m, n, .. } = self.sizes;
         let template = self
-            .products
+            .contraction
             .element_number(&mut e, Template::new(files::SPLIT_K_JOIN))?;
         let template = template
             .flag("TAIL", true)
@@ -102,8 +108,8 @@ impl<'a> Blocks<'a> {
                 ("COLUMNS", self.block.columns),
             ])
             .size("TAIL_FIRST", tail.whole);
-        let sink = Sink::Finish(sums::epilogue(&mut e, id, outputs, 1)?);
-        sums::add_up(e, &sink, template, [tail.blocks * self.elements(), tail.parts()])
+        let sink = Sink::Finish(epilogue::epilogue(&mut e, id, outputs, 1)?);
+        epilogue::add_up(e, &sink, template, [tail.blocks * self.elements(), tail.parts()])
     }
 }
 
@@ -113,7 +119,9 @@ mod tests {
 
     #[test]
     fn what_fills_a_wave() {
-        let tail = |groups, at_once, k| Tail::new(groups, at_once, k, 32, 1).map(|t| (t.whole, t.blocks, t.parts()));
+        let tail = |groups, max_resident_workgroups, k| {
+            Tail::new(groups, max_resident_workgroups, k, 32, 1).map(|t| (t.whole, t.blocks, t.parts()))
+        };
         assert_eq!(tail(288, 264, 4096), Some((264, 24, 11)));
         assert_eq!(tail(352, 264, 4096), Some((264, 88, 3)));
         assert_eq!(tail(1024, 264, 4096), None, "most of a wave");
@@ -127,11 +135,11 @@ mod tests {
     #[test]
     fn parts_are_all_terms() {
         for k in [2048, 2049, 2500, 3001, 4097] {
-            for at_once in [2, 7, 40] {
-                if let Some(tail) = Tail::new(at_once + 1, at_once, k, 32, 1) {
+            for max_resident_workgroups in [2, 7, 40] {
+                if let Some(tail) = Tail::new(max_resident_workgroups + 1, max_resident_workgroups, k, 32, 1) {
                     let before = (tail.parts() - 1) * tail.cut.length;
                     assert!(before < k && k <= before + tail.cut.length, "{tail:?}");
-                    assert!(tail.blocks * tail.parts() <= at_once);
+                    assert!(tail.blocks * tail.parts() <= max_resident_workgroups);
                 }
             }
         }

@@ -6,7 +6,7 @@ use super::super::body::{Def, Id};
 use super::super::emit::Emitter;
 use super::super::files;
 use super::super::kernel::{CompileCx, Launch};
-use super::super::place::{self, Base};
+use super::super::location::{self, Base};
 use super::super::roles::Role;
 use super::super::scalar::{compute_type, wgsl_type};
 use super::super::template::Template;
@@ -141,7 +141,7 @@ impl Rows<'_> {
 
     /// A statement that gives a name to the number of the element in the column of a variable.
     pub(super) fn number(&self, name: &str, column: &str) -> String {
-        let number = place::linear(&self.place(column), &self.domain);
+        let number = location::linear(&self.location(column), &self.domain);
         format!("let {name} = {number};\n")
     }
 
@@ -153,7 +153,7 @@ impl Rows<'_> {
     ) -> Result<String, String> {
         let base = self.element();
         let (code, ()) = e.block(|e| {
-            self.name_indices(e, &base, self.place("column"));
+            self.name_indices(e, &base, self.location("column"));
             make(e, &base)
         })?;
         Ok(code)
@@ -180,7 +180,7 @@ impl Rows<'_> {
             let code = self.in_loop(e, |e, base| {
                 for (r, names) in &accumulators {
                     let ty = self.body.ty(r.input).clone();
-                    let value = e.value(r.input, &place::split(base, 1, &ty.shape))?;
+                    let value = e.value(r.input, &location::split(base, 1, &ty.shape))?;
                     assign(&mut e.code, &names[own], &r.fold.join(ty.dtype, &names[own], &value));
                 }
                 Ok(())
@@ -254,8 +254,8 @@ impl Rows<'_> {
             if is_reduction || !ready || self.body.role(id) != Some(Role::Pointwise) || !self.is_ready(e, id) {
                 continue;
             }
-            let place = place::split(&self.row(), 1, &self.body.ty(id).shape);
-            let value = e.value(id, &place)?;
+            let location = location::split(&self.row(), 1, &self.body.ty(id).shape);
+            let value = e.value(id, &location)?;
             self.fix(e, id, &value);
         }
         Ok(())
@@ -264,10 +264,10 @@ impl Rows<'_> {
     /// Whether all reductions that a value depends on have been computed.
     fn is_ready(&self, e: &Emitter, id: Id) -> bool {
         // A product that comes after the reductions has a variable, but only in what follows it.
-        if e.is_fixed(id) && self.body.role(id) != Some(Role::Product) {
+        if e.is_fixed(id) && self.body.role(id) != Some(Role::Contraction) {
             return true;
         }
-        !matches!(self.body.role(id), Some(Role::Reduction | Role::Product))
+        !matches!(self.body.role(id), Some(Role::Reduction | Role::Contraction))
             && self.body.inputs(id).iter().all(|&i| self.is_ready(e, i))
     }
 
@@ -276,8 +276,8 @@ impl Rows<'_> {
         let mut stores = String::new();
         for &output in outputs {
             let id = self.body.results[output];
-            let place = place::split(base, 1, &self.body.ty(id).shape);
-            let value = e.value(id, &place)?;
+            let location = location::split(base, 1, &self.body.ty(id).shape);
+            let value = e.value(id, &location)?;
             stores += &e.module.store(output, &base.name, &value);
         }
         e.code += &stores;
@@ -285,13 +285,13 @@ impl Rows<'_> {
     }
 
     /// Stores the results that have an element for each row.
-    fn store_rows(&self, e: &mut Emitter, place: &str, template: Template) -> Result<Template, String> {
+    fn store_rows(&self, e: &mut Emitter, location: &str, template: Template) -> Result<Template, String> {
         if self.by_row.is_empty() {
             return Ok(template);
         }
         let base = self.row();
         let (code, ()) = e.writing_block(&base, |e| self.stores(e, &base, &self.by_row))?;
-        Ok(template.insert(place, code))
+        Ok(template.insert(location, code))
     }
 
     /// Stores the results that have an element for each element of the domain.

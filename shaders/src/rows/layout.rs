@@ -1,11 +1,11 @@
 //! How the threads of a workgroup share rows and columns.
 
-use super::{ENOUGH_THREADS, Rows, THREADS};
+use super::{Rows, THREADS, THREADS_THRESHOLD};
 
 /// Rows side by side where neighbouring rows are neighbours in memory.
 const WIDE_ROWS: usize = 32;
 /// Fewest lanes of neighbouring columns: what they read together is a line of memory.
-const FEWEST_LANES: usize = 32;
+const MIN_LANES: usize = 32;
 /// Columns of a thread that are better than more threads, if there are enough of these.
 const FEW_COLUMNS: usize = 8;
 
@@ -27,9 +27,9 @@ impl Layout {
         let mut lanes = layout.lanes;
         // Where there are threads enough, several columns each: there is less to put together.
         while !layout.rows_first
-            && lanes > FEWEST_LANES
+            && lanes > MIN_LANES
             && rows.columns.div_ceil(lanes / 2) <= FEW_COLUMNS
-            && rows.rows * lanes / 2 >= ENOUGH_THREADS
+            && rows.rows * lanes / 2 >= THREADS_THRESHOLD
         {
             lanes /= 2;
         }

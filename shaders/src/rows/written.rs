@@ -1,22 +1,22 @@
-//! Rows so short that the few columns of a thread are written out: what it reads for them is on its way together, and is
+//! Rows so short that the few columns of a thread are written out: what it reads for them is in flight together, and is
 //! still there when results need it again.
 
 use super::super::emit::Emitter;
-use super::super::place::{self, Base};
+use super::super::location::{self, Base};
 use super::super::template::Template;
 use super::inserts::numbered;
 use super::{Layout, Reduction, Rows};
 
-/// Most columns of a thread whose code is written out, so that what it reads is on its way together and is read once; and most
+/// Most columns of a thread whose code is written out, so that what it reads is in flight together and is read once; and most
 /// values that are computed so.
-const MOST_WRITTEN_OUT: usize = 16;
-const MOST_VALUES: usize = 512;
+const MAX_UNROLLED: usize = 16;
+const MAX_VALUES: usize = 512;
 
 impl Rows<'_> {
     /// Columns of a thread that are written out: all of them, if they are few.
     pub(super) fn written(&self, layout: &Layout) -> usize {
         let columns = self.columns.div_ceil(layout.lanes);
-        let fits = columns <= MOST_WRITTEN_OUT && columns * self.body.nodes.len() <= MOST_VALUES;
+        let fits = columns <= MAX_UNROLLED && columns * self.body.nodes.len() <= MAX_VALUES;
         if fits { columns } else { 0 }
     }
 
@@ -34,7 +34,7 @@ impl Rows<'_> {
     pub(super) fn number_columns(&self, e: &mut Emitter, template: Template) -> Template {
         (0..self.written_out).fold(template, |template, number| {
             let (base, column) = (self.written_element(number), numbered("column", number));
-            self.name_indices(e, &base, self.place(&column));
+            self.name_indices(e, &base, self.location(&column));
             template.insert(&*base.name, self.number(&base.name, &column))
         })
     }
@@ -51,8 +51,8 @@ impl Rows<'_> {
             let ty = self.body.ty(r.input);
             let mut values = Vec::with_capacity(self.written_out);
             for number in 0..self.written_out {
-                let place = place::split(&self.written_element(number), 1, &ty.shape);
-                let value = e.value(r.input, &place)?;
+                let location = location::split(&self.written_element(number), 1, &ty.shape);
+                let value = e.value(r.input, &location)?;
                 values.push(match self.is_short(lanes, number) {
                     true => format!("select({}, {value}, within_{number})", r.fold.start(ty.dtype)),
                     false => value,

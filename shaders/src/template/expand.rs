@@ -5,12 +5,12 @@ use std::collections::HashMap;
 use super::expression::evaluate;
 
 /// Most lines that a file may become.
-const MOST_LINES: usize = 200_000;
+const MAX_LINES: usize = 200_000;
 
 /// Replaces constants and follows directives, line by line.
 pub(super) struct Expander<'a> {
     given: &'a HashMap<&'static str, String>,
-    /// Statements by the name of the place where they are inserted.
+    /// Statements by the name of the location where they are inserted.
     inserts: &'a HashMap<String, String>,
     /// Places of the file.
     inserted: Vec<String>,
@@ -40,7 +40,7 @@ impl<'a> Expander<'a> {
         self.known.iter().any(|known| known == name)
     }
 
-    /// Whether the text that was expanded has a place for insertion.
+    /// Whether the text that was expanded has a location for insertion.
     pub(super) fn has_place(&self, name: &str) -> bool {
         self.inserted.iter().any(|known| known == name)
     }
@@ -92,11 +92,11 @@ impl<'a> Expander<'a> {
         Ok(())
     }
 
-    /// The statements that are given for a place, whose name may have indices.
-    fn inserted_at(&mut self, place: &str, indices: &[(&str, u64)]) -> Option<&'a str> {
-        let place = substituted(place, indices);
-        let statements = self.inserts.get(&place).map(|text| &**text);
-        self.inserted.push(place);
+    /// The statements that are given for a location, whose name may have indices.
+    fn inserted_at(&mut self, location: &str, indices: &[(&str, u64)]) -> Option<&'a str> {
+        let location = substituted(location, indices);
+        let statements = self.inserts.get(&location).map(|text| &**text);
+        self.inserted.push(location);
         statements
     }
 
@@ -139,7 +139,7 @@ impl<'a> Expander<'a> {
         // What is a comment only as the file stands.
         let uncommented = line.trim_start().strip_prefix("//# ");
         let line = uncommented.unwrap_or(line);
-        if self.lines > MOST_LINES {
+        if self.lines > MAX_LINES {
             return Err("it becomes too long".into());
         }
         if line.starts_with("const ") {

@@ -155,13 +155,13 @@ pub(super) fn code_find(text: &str, wanted: char) -> Option<usize> {
     code(text).find_map(|(start, line)| line.find(wanted).map(|at| start + at))
 }
 
-/// Where code goes on from a place.
+/// Where code goes on from a location.
 fn code_start(text: &str, from: usize) -> Option<usize> {
     let rest = &text[from..];
     code(rest).find_map(|(start, line)| line.find(|c: char| !c.is_whitespace()).map(|at| from + start + at))
 }
 
-/// The end of the first block from a place on.
+/// The end of the first block from a location on.
 fn block_end(text: &str, from: usize) -> Option<usize> {
     let mut depth = 0_usize;
     for (start, line) in code(&text[from..]) {

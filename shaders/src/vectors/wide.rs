@@ -1,14 +1,14 @@
-//! Products of few rows whose operands lie along the summed dimension: threads read four terms at a time, and all that
+//! Contraction of few rows whose operands lie along the summed dimension: threads read four terms at a time, and all that
 //! they need of the matrix, if that is not too much, before they wait for anything else.
 
+use super::super::contraction::{Contraction, Sizes};
 use super::super::emit::Emitter;
+use super::super::epilogue::Sink;
 use super::super::files;
 use super::super::fold::{pairwise, sum};
 use super::super::kernel::{CompileCx, Launch};
-use super::super::products::{Products, Sizes};
-use super::super::sums::Sink;
 use super::super::template::Template;
-use super::{ENOUGH_GROUPS, MOST_STAGED, THREADS};
+use super::{GROUPS_THRESHOLD, MAX_STAGED, THREADS};
 
 /// Terms that are read together.
 pub(super) const WIDTH: usize = 4;
@@ -21,9 +21,9 @@ pub(super) const COLUMNS: [usize; 3] = [4, 2, 1];
 /// Rows from which on their vectors are not read all at once: there are too many for the registers.
 const SOME_ROWS: usize = 4;
 /// Most sums of a thread.
-const MOST_SUMS: usize = 32;
-/// Most vectors of the matrix that a thread has on their way.
-const MOST_LOADS: usize = 16;
+const MAX_SUMS: usize = 32;
+/// Most vectors of the matrix that a thread has in flight.
+const MAX_LOADS: usize = 16;
 /// Sums of each thread that are in shared memory together, if rows are not there too: all devices have 16 KB.
 const TOGETHER: usize = 8;
 /// Most threads that add up the sums of a column.
@@ -31,7 +31,7 @@ const MAX_ADDERS: usize = 8;
 
 /// A launch of such a product.
 pub(crate) struct Wide<'a> {
-    products: &'a dyn Products,
+    contraction: &'a dyn Contraction,
     sizes: Sizes,
     /// Columns of a thread.
     columns: usize,
@@ -44,30 +44,30 @@ impl<'a> Wide<'a> {
     /// So many columns of a thread, or as many as are commonly the best; `None` where operands have no such vectors, or there
     /// were too many sums.
     pub(super) fn new(
-        products: &'a dyn Products,
+        contraction: &'a dyn Contraction,
         cx: &CompileCx,
         parts: usize,
         columns: Option<usize>,
     ) -> Option<Self> {
-        let sizes = products.sizes();
+        let sizes = contraction.sizes();
         let Sizes { batch, m, n, k } = sizes;
         let has_vectors = |operand| {
-            let stored = products.stored(operand).filter(|_| products.is_along_k(operand));
+            let stored = contraction.stored(operand).filter(|_| contraction.is_along_k(operand));
             stored.is_some_and(|stored| cx.has_vectors(stored))
         };
         let length = k.div_ceil(parts.max(1)).next_multiple_of(WIDTH);
-        let staged = products.stored(0).is_none() && m * length <= MOST_STAGED;
+        let staged = contraction.stored(0).is_none() && m * length <= MAX_STAGED;
         if k == 0 || !k.is_multiple_of(WIDTH) || !has_vectors(1) || !(staged || has_vectors(0)) {
             return None;
         }
         let groups = |columns: &usize| batch * parts * n.div_ceil(columns * ACROSS);
-        let mut fitting = COLUMNS.into_iter().filter(|columns| m * columns <= MOST_SUMS);
+        let mut fitting = COLUMNS.into_iter().filter(|columns| m * columns <= MAX_SUMS);
         let columns = fitting.find(|fitting| match columns {
             Some(columns) => *fitting == columns,
-            None => *fitting == 1 || groups(fitting) >= ENOUGH_GROUPS,
+            None => *fitting == 1 || groups(fitting) >= GROUPS_THRESHOLD,
         })?;
         Some(Wide {
-            products,
+            contraction,
             sizes,
             columns,
             parts: k.div_ceil(length),
@@ -93,7 +93,7 @@ impl<'a> Wide<'a> {
         let [adders, last_adders] = [together, last].map(|sums| Wide::adders(sums * ACROSS));
         let template = sink.finish(Template::new(files::MATMUL_ROWS_WIDE));
         let mut template = self
-            .products
+            .contraction
             .element_number(&mut e, template)?
             .insert("before", before)
             .sizes([("BATCH", batch), ("M", m), ("N", n), ("K", k)])
@@ -114,7 +114,7 @@ impl<'a> Wide<'a> {
         template = template.returns("load_b", &b, &b_value);
         template = match self.is_staged() {
             true => {
-                let (a, value) = e.block(|e| self.products.load(e, 0, "line", "k"))?;
+                let (a, value) = e.block(|e| self.contraction.load(e, 0, "line", "k"))?;
                 template
                     .returns("compute_a", &a, &value)
                     .returns("load_a", "", "vec4<f32>()")
@@ -150,7 +150,7 @@ impl<'a> Wide<'a> {
 
     /// Rounds in which it reads them, each of about as many.
     fn rounds(&self) -> usize {
-        self.vectors().div_ceil(MOST_LOADS / self.columns).max(1)
+        self.vectors().div_ceil(MAX_LOADS / self.columns).max(1)
     }
 
     /// Sums of a thread: for each row, those of its columns.
@@ -168,16 +168,16 @@ impl<'a> Wide<'a> {
 
     /// Whether rows are computed before the sums.
     fn is_staged(&self) -> bool {
-        self.products.stored(0).is_none()
+        self.contraction.stored(0).is_none()
     }
 
     /// Statements that load the vector `k` of a line of an operand, and its value.
     fn vector(&self, e: &mut Emitter, operand: usize) -> Result<(String, String), String> {
         let (code, at) = e.block(|e| {
             let first = e.bind(&format!("k * {WIDTH}u"))?;
-            self.products.number_of(e, operand, "line", &first)
+            self.contraction.number_of(e, operand, "line", &first)
         })?;
-        let stored = self.products.stored(operand);
+        let stored = self.contraction.stored(operand);
         let vector = stored.and_then(|stored| e.module.load_vector(stored, &format!("({at}) / {WIDTH}u")));
         let vector = vector.ok_or("an operand of a product is not read by vectors")?;
         Ok((code, vector))

@@ -9,7 +9,7 @@ use meganeura_core::plan::BufferRef;
 use meganeura_core::program::{Program, Slot, Step};
 use meganeura_core::{DType, Graph, TensorType, Value, registry};
 use meganeura_shaders::coop::{CoopConfig, MIN_COOP_WORKGROUPS};
-use meganeura_shaders::{CompileCx, Launch, Memory, compile};
+use meganeura_shaders::{CompileCx, Launch, Limits, Memory, compile, generate};
 
 /// Rows of a product for which programs compute an operand on the way.
 const FEW_ROWS: usize = 1;
@@ -25,6 +25,8 @@ struct Call {
     halves: &'static [u32],
     /// The operand that the result overwrites.
     overwritten: Option<u32>,
+    /// Another schedule than the default one, as text.
+    schedule: Option<&'static str>,
 }
 
 impl Call {
@@ -37,6 +39,7 @@ impl Call {
             coop: None,
             halves: &[],
             overwritten: None,
+            schedule: None,
         }
     }
 
@@ -63,6 +66,12 @@ impl Call {
 
     fn over(mut self, operand: u32) -> Self {
         self.overwritten = Some(operand);
+        self
+    }
+
+    /// By a schedule, with the least that every device has.
+    fn by(mut self, schedule: &'static str) -> Self {
+        self.schedule = Some(schedule);
         self
     }
 
@@ -114,7 +123,12 @@ impl Call {
         if let Some(operand) = self.overwritten {
             cx.outputs = vec![Memory::Buffer(BufferRef(operand))];
         }
-        let made = compile(&cx).unwrap_or_else(|why| panic!("{}: {why}", self.op));
+        let schedule = self.schedule.map(|text| text.parse().expect("a schedule"));
+        let made = match &schedule {
+            Some(_) => generate(&cx.kernel, schedule.as_ref(), &Limits::default()),
+            None => compile(&cx),
+        };
+        let made = made.unwrap_or_else(|why| panic!("{}: {why}", self.op));
         made.launches
     }
 }
@@ -138,7 +152,7 @@ fn units(tile_size: u32, subgroup_size: u32) -> Option<CoopConfig> {
         use_f16_input: true,
         subgroup_size,
         min_workgroups: MIN_COOP_WORKGROUPS,
-        at_once: 0,
+        max_resident_workgroups: 0,
     })
 }
 
@@ -220,7 +234,7 @@ fn elementwise() -> Vec<(String, Call)> {
     .collect()
 }
 
-/// Products of a matrix of `m` rows and `k` columns with one of `n` columns, which is in memory as it is or turned.
+/// Contraction of a matrix of `m` rows and `k` columns with one of `n` columns, which is in memory as it is or turned.
 fn products([m, k, n]: [usize; 3], turned: bool) -> Vec<(&'static str, Call)> {
     let (a, b, c) = (Slot::Operand(0), Slot::Operand(1), Slot::Operand(2));
     let (none, step) = (Attrs::new, Slot::Step);
@@ -326,6 +340,10 @@ fn others() -> Vec<(&'static str, Call)> {
         ("cache-write", Call::sample("core.cache_write").over(1)),
         ("rope-cache-write", Call::sample("core.rope_cache_write").over(1)),
         ("argmax", Call::sample("core.argmax")),
+        (
+            "argmax-in-parts",
+            Call::new("core.argmax", Attrs::new().with("axis", 1i64), &[&[4, 100_000]]).by("arg_reduce.v1 split=16"),
+        ),
         ("cumsum", Call::sample("core.cumsum")),
         ("top-k", Call::sample("core.top_k")),
         ("avg-pool", Call::sample("core.avg_pool2d")),

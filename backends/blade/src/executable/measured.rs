@@ -8,10 +8,10 @@ use meganeura_core::backend::{StepArgs, Ticket};
 use super::BladeExecutable;
 use super::record::record_phase;
 use crate::program::FRAMES;
-use crate::timing::MOST_PASSES;
+use crate::timing::MAX_PASSES;
 
 /// Passes of a submission that are not the copies at its end.
-const MOST_PHASES: usize = MOST_PASSES - 1;
+const MAX_PHASES: usize = MAX_PASSES - 1;
 
 impl BladeExecutable {
     /// Records a step with a pass for each phase. Where these are more than a submission has times for, it is submitted
@@ -23,14 +23,14 @@ impl BladeExecutable {
             .flat_map(|&s| (0..self.segments[s].len()).map(move |p| (s, p)))
             .collect();
         let begun = self.frames[self.current].measured.as_ref().map_or(0, |m| m.tags.len());
-        let mut room = MOST_PHASES.saturating_sub(begun);
-        let parts = phases.len().saturating_sub(room).div_ceil(MOST_PHASES);
+        let mut room = MAX_PHASES.saturating_sub(begun);
+        let parts = phases.len().saturating_sub(room).div_ceil(MAX_PHASES);
         // That of the last part, which belongs to the step.
         let step = Ticket(self.submissions + 1 + parts as u64);
         for (segment, number) in phases {
             if room == 0 {
                 self.submit_part(step)?;
-                room = MOST_PHASES;
+                room = MAX_PHASES;
             }
             room -= 1;
             let (phase, tag) = (&self.segments[segment][number], &self.tags[segment][number]);

@@ -7,9 +7,9 @@ use meganeura_core::{ExecutionPlan, Graph};
 
 use super::BladeExecutable;
 use crate::backend::BladeBackend;
-use crate::brought::Brought;
+use crate::custom::CustomKernels;
 use crate::device::BladeDevice;
-use crate::dispatch::{Narrows, With};
+use crate::dispatch::{F16Storage, With};
 
 /// Bytes of the input of the plan.
 const BYTES: usize = 4 * 2_501;
@@ -29,9 +29,9 @@ fn executable(graph: &Graph) -> Option<(ExecutionPlan, BladeExecutable)> {
     let plan = compile_for(graph, &device).expect("a plan");
     let with = With {
         coop: None,
-        brought: &Brought::new(),
+        custom: &CustomKernels::new(),
         choices: None,
-        narrows: Narrows::No,
+        f16_storage: F16Storage::No,
     };
     let executable = BladeExecutable::new(device.handle(), &plan, &with).expect("an executable");
     Some((plan, executable))

@@ -9,7 +9,7 @@ use super::frame::Copy;
 use crate::timing::PassTag;
 
 /// Bytes of results that a step copies for the host because the last one was asked for them.
-const MOST_EXPECTED: u64 = 64 << 10;
+const MAX_EXPECTED: u64 = 64 << 10;
 
 impl BladeExecutable {
     /// Records copies to the host's memory of the current frame.
@@ -47,7 +47,7 @@ impl BladeExecutable {
         let mut next = self.report_bytes() as u64;
         let mut copies = Vec::new();
         for mut copy in self.expected.drain(..) {
-            if copies.iter().map(|c: &Copy| c.len).sum::<u64>() + copy.len <= MOST_EXPECTED {
+            if copies.iter().map(|c: &Copy| c.len).sum::<u64>() + copy.len <= MAX_EXPECTED {
                 copy.host = next;
                 next = (next + copy.len).next_multiple_of(4);
                 copies.push(copy);
@@ -93,7 +93,7 @@ impl BladeExecutable {
             len: bytes.len() as u64,
             host: 0,
         };
-        if wanted.len <= MOST_EXPECTED && !self.expected.iter().any(|c| c.is_same(&wanted)) {
+        if wanted.len <= MAX_EXPECTED && !self.expected.iter().any(|c| c.is_same(&wanted)) {
             self.expected.push(wanted);
         }
         let changed = self.copies.iter().any(|c| c.overlaps(&wanted));

@@ -1,21 +1,21 @@
-//! Choosing ways to compute calls by measuring them.
+//! Choosing variants to compute calls by measuring them.
 //!
 //! Commonly limits in the program choose (`kernels/variants.rs`). [`Tune::tune`](meganeura_core::backend::Tune::tune) has all
-//! ways of the calls of some plans take turns on the device at hand ([`contest`]), after each was compared with the usual
+//! variants of the calls of some plans take turns on the device at hand ([`comparison`]), after each was compared with the usual
 //! one ([`trial`]), and keeps what was found in a file ([`store`]). A device reads that file when it is opened, and its plans
-//! get the ways that were measured to be faster, once each was compared for the call at hand ([`qualify`]). What is wrong, or
-//! the driver no longer takes, is dropped, and the usual way is used.
+//! get the variants that were measured to be faster, once each was compared for the call at hand ([`validate`]). What is wrong, or
+//! the driver no longer takes, is dropped, and the default variant is used.
 
-mod contest;
+mod comparison;
 mod operands;
-pub(crate) mod qualify;
 mod store;
 #[cfg(test)]
 mod tests;
 mod trial;
 mod tuner;
+pub(crate) mod validate;
 #[cfg(test)]
-mod way_tests;
+mod variant_tests;
 
 use std::collections::{BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
@@ -34,12 +34,12 @@ use meganeura_shaders::{Class, ScheduleChooser};
 use store::Stored;
 pub(crate) use store::{Entry, Key};
 
-/// The setting that says whether stored ways are used.
+/// The setting that says whether stored variants are used.
 pub(crate) const TUNE: &str = "tune";
 /// The setting that names the folder that they are stored in.
 pub(crate) const FOLDER: &str = "tune_folder";
 
-/// The folder of stored ways, unless they are not to be used.
+/// The folder of stored variants, unless they are not to be used.
 ///
 /// # Errors
 /// A setting that is none.
@@ -57,7 +57,7 @@ pub(crate) fn folder(config: &Config) -> Result<Option<PathBuf>> {
     })
 }
 
-/// What a device knows of ways that were measured on it.
+/// What a device knows of variants that were measured on it.
 pub(crate) struct Tuning {
     /// Where it is stored; `None` where nothing is.
     path: Option<PathBuf>,
@@ -94,8 +94,8 @@ impl Tuning {
             stored: Mutex::new(stored),
         };
         let unknown = tuning.lock().unknown();
-        for (class, way) in unknown {
-            tuning.drop_way(&class, &way, "there is no such way in this version");
+        for (class, variant) in unknown {
+            tuning.drop_schedule(&class, &variant, "there is no such variant in this version");
         }
         tuning
     }
@@ -105,20 +105,20 @@ impl Tuning {
         self.stored.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What tells its ways from others; `None` where all are the usual ones.
+    /// What tells its variants from others; `None` where all are the default ones.
     pub(crate) fn fingerprint(&self) -> Option<String> {
         let stored = self.lock();
-        let ways: BTreeSet<String> = stored
+        let variants: BTreeSet<String> = stored
             .winners()
-            .map(|(class, way)| format!("{class}: {way}\n"))
+            .map(|(class, variant)| format!("{class}: {variant}\n"))
             .collect();
-        match ways.is_empty() {
+        match variants.is_empty() {
             true => None,
-            false => Some(sha256(ways.iter().map(|way| way.as_bytes()))[..16].to_owned()),
+            false => Some(sha256(variants.iter().map(|variant| variant.as_bytes()))[..16].to_owned()),
         }
     }
 
-    /// The ways for the calls of plans of a precision; `None` where all are the usual ones.
+    /// The variants for the calls of plans of a precision; `None` where all are the default ones.
     pub(crate) fn choices(&self, precision: Precision) -> Option<Chosen<'_>> {
         let any = self.lock().winners().next().is_some();
         any.then_some(Chosen {
@@ -127,29 +127,29 @@ impl Tuning {
         })
     }
 
-    /// Does no longer use the way of a class, and takes it out of the file.
+    /// Does no longer use the variant of a class, and takes it out of the file.
     pub(crate) fn refuse(&self, class: &Class, why: &Error) {
-        let way = self.lock().winner(&class.name).map(str::to_owned);
-        if let Some(way) = way {
-            self.drop_way(&class.name, &way, &why.to_string());
+        let variant = self.lock().winner(&class.name).map(str::to_owned);
+        if let Some(variant) = variant {
+            self.drop_schedule(&class.name, &variant, &why.to_string());
         }
     }
 
-    fn drop_way(&self, class: &str, way: &str, why: &str) {
+    fn drop_schedule(&self, class: &str, variant: &str, why: &str) {
         warn_once(&format!(
-            "{}: the stored way '{way}' for {class} is not used any more: {why}; the usual one is used instead, \
+            "{}: the stored variant '{variant}' for {class} is not used any more: {why}; the default one is used instead, \
              `meganeura tune` finds the best again",
             self.key.device
         ));
         self.lock().entries.remove(class);
         self.change_file(|stored| {
-            if stored.winner(class) == Some(way) {
+            if stored.winner(class) == Some(variant) {
                 stored.entries.remove(class);
             }
         });
     }
 
-    /// Whether the stored way of a class was compared with the usual one for a call with these kernels.
+    /// Whether the stored variant of a class was compared with the default one for a call with these kernels.
     pub(crate) fn is_qualified(&self, class: &Class, kernels: &str) -> bool {
         let stored = self.lock();
         let entry = stored.entries.get(&class.name);
@@ -158,15 +158,15 @@ impl Tuning {
 
     /// Remembers that it was, and right.
     pub(crate) fn qualified(&self, class: &Class, kernels: &str) {
-        let add = |stored: &mut Stored, way: Option<&str>| {
+        let add = |stored: &mut Stored, variant: Option<&str>| {
             let entry = stored.entries.get_mut(&class.name);
-            if let Some(entry) = entry.filter(|entry| way.is_none() || entry.winner.as_deref() == way) {
+            if let Some(entry) = entry.filter(|entry| variant.is_none() || entry.winner.as_deref() == variant) {
                 entry.qualified.insert(kernels.to_owned());
             }
         };
         add(&mut self.lock(), None);
-        let way = self.lock().winner(&class.name).map(str::to_owned);
-        self.change_file(|stored| add(stored, way.as_deref()));
+        let variant = self.lock().winner(&class.name).map(str::to_owned);
+        self.change_file(|stored| add(stored, variant.as_deref()));
     }
 
     /// Changes the file, which another process may have written meanwhile. Where it cannot be written, it stays as it is.
@@ -243,7 +243,7 @@ pub(crate) fn describe(folder: Option<&Path>, key: &Key) -> String {
     match Stored::read(&path, key) {
         Ok(None) => "none; `meganeura tune` measures".into(),
         Ok(Some(stored)) => format!(
-            "{} of {} classes have another way than usual, of {}, in {}",
+            "{} of {} classes have another schedule than the default one, of {}, in {}",
             stored.winners().count(),
             stored.entries.len(),
             stored.date(),
@@ -253,7 +253,7 @@ pub(crate) fn describe(folder: Option<&Path>, key: &Key) -> String {
     }
 }
 
-/// Ways for the calls of a plan, as they are stored.
+/// Variants for the calls of a plan, as they are stored.
 pub(crate) struct Chosen<'a> {
     tuning: &'a Tuning,
     precision: Precision,
@@ -269,7 +269,7 @@ impl ScheduleChooser for Chosen<'_> {
     }
 
     fn missing(&self, class: &Class, schedule: &Schedule) {
-        // Another number of rows of the class may have fewer ways, as may a call computed in place.
+        // Another number of rows of the class may have fewer variants, as may a call computed in place.
         log::info!(
             "{}: there is no schedule '{schedule}' for this call of {class}; the default one is used",
             self.tuning.key.device

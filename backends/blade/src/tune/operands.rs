@@ -20,14 +20,14 @@ pub(super) struct Held {
     /// other it is one: that is written shortly before it is read, and may be in a cache.
     pub(super) copies: usize,
     /// Whether it is in `f16` in memory if the kernel rounds it to that in any case.
-    pub(super) narrow: bool,
+    pub(super) f16_storage: bool,
 }
 
 impl Held {
     /// A tensor of the type that it has.
     pub(super) const ONE: Held = Held {
         copies: 1,
-        narrow: false,
+        f16_storage: false,
     };
 }
 
@@ -35,22 +35,26 @@ impl Held {
 pub(super) struct Operands {
     pub(super) held: Vec<Held>,
     /// Whether each result is in `f16` in memory.
-    pub(super) narrow_results: Vec<bool>,
+    pub(super) f16_results: Vec<bool>,
 }
 
 impl Operands {
     /// As a plan has those of a call, whose lasting data this is, and which has those buffers in `f16`.
-    pub(super) fn of(dispatch: &Dispatch, lasting: &Lasting, narrow: &HashSet<BufferRef>) -> Self {
+    pub(super) fn of(dispatch: &Dispatch, lasting: &Lasting, f16_storage: &HashSet<BufferRef>) -> Self {
         let held = dispatch.inputs.iter().map(|operand| Held {
             copies: match lasting.buffers.contains(&operand.buffer) {
                 true => (lasting.bytes / operand.ty.bytes().max(1)).max(1),
                 false => 1,
             },
-            narrow: narrow.contains(&operand.buffer),
+            f16_storage: f16_storage.contains(&operand.buffer),
         });
         Operands {
             held: held.collect(),
-            narrow_results: dispatch.outputs.iter().map(|o| narrow.contains(&o.buffer)).collect(),
+            f16_results: dispatch
+                .outputs
+                .iter()
+                .map(|o| f16_storage.contains(&o.buffer))
+                .collect(),
         }
     }
 
@@ -58,7 +62,7 @@ impl Operands {
     pub(super) fn plain(dispatch: &Dispatch) -> Self {
         Operands {
             held: vec![Held::ONE; dispatch.inputs.len()],
-            narrow_results: vec![false; dispatch.outputs.len()],
+            f16_results: vec![false; dispatch.outputs.len()],
         }
     }
 }
@@ -83,7 +87,7 @@ pub(super) struct Datum {
     /// Its elements, shared by those that have the same.
     pub(super) contents: Rc<Contents>,
     /// Whether it may be in `f16` though its type is `f32`.
-    pub(super) narrow: bool,
+    pub(super) f16_storage: bool,
 }
 
 /// Elements of an input.
@@ -109,14 +113,14 @@ pub(super) fn data_of(dispatch: &Dispatch, plan: &ExecutionPlan, held: &[Held], 
         let bound = indices.filter(|(index, _)| *index == i).map(|(_, bound)| bound);
         let count = operand.ty.numel();
         let held = held.get(i).copied().unwrap_or(Held::ONE);
-        let narrow = held.narrow && operand.ty.dtype == DType::F32;
+        let f16_storage = held.f16_storage && operand.ty.dtype == DType::F32;
         let (mut bytes, mut halves) = (Vec::new(), Vec::new());
         for at in 0..count {
             match (operand.ty.dtype.is_float(), bound) {
                 (true, _) => {
                     let number = rng.below(9) as i32 - 4;
                     bytes.extend(quarters(operand.ty.dtype, number));
-                    if narrow {
+                    if f16_storage {
                         halves.extend(quarters(DType::F16, number));
                     }
                 }
@@ -134,7 +138,7 @@ pub(super) fn data_of(dispatch: &Dispatch, plan: &ExecutionPlan, held: &[Held], 
             all.extend(buffers.map(|(_, buffer)| Datum {
                 buffer: *buffer,
                 contents: contents.clone(),
-                narrow,
+                f16_storage,
             }));
         }
     }
@@ -144,12 +148,12 @@ pub(super) fn data_of(dispatch: &Dispatch, plan: &ExecutionPlan, held: &[Held], 
 /// An executable that has some results in `f16` where its plan has `f32`, as if they were in `f32`.
 pub(super) struct Widened<'a> {
     pub(super) executable: &'a mut BladeExecutable,
-    pub(super) narrow: &'a HashSet<BufferRef>,
+    pub(super) f16_storage: &'a HashSet<BufferRef>,
 }
 
 impl Executable for Widened<'_> {
     fn write(&mut self, buffer: BufferRef, offset: u64, bytes: &[u8]) -> Result<()> {
-        if !self.narrow.contains(&buffer) {
+        if !self.f16_storage.contains(&buffer) {
             return self.executable.write(buffer, offset, bytes);
         }
         let numbers = bytes
@@ -160,7 +164,7 @@ impl Executable for Widened<'_> {
     }
 
     fn read(&mut self, buffer: BufferRef, offset: u64, bytes: &mut [u8]) -> Result<()> {
-        if !self.narrow.contains(&buffer) {
+        if !self.f16_storage.contains(&buffer) {
             return self.executable.read(buffer, offset, bytes);
         }
         let mut halves = vec![0; bytes.len() / 2];
@@ -212,21 +216,21 @@ mod tests {
         g.set_outputs(vec![y]);
         let mut plan = try_compile(&g).expect("a plan");
         plan.place_buffers(None).expect("places");
-        let (lasting, narrow) = (
+        let (lasting, f16_storage) = (
             Lasting::of(&plan),
             HashSet::from([plan.dispatches[0].outputs[0].buffer]),
         );
-        let of = |number: usize| Operands::of(&plan.dispatches[number], &lasting, &narrow);
+        let of = |number: usize| Operands::of(&plan.dispatches[number], &lasting, &f16_storage);
         let held = |number: usize| of(number).held;
         // Twice 2,048 bytes and 64.
         let weights = Held { copies: 2, ..Held::ONE };
         assert_eq!(held(0), [Held::ONE, weights]);
         let computed = Held {
-            narrow: true,
+            f16_storage: true,
             ..Held::ONE
         };
         assert_eq!(held(1), [computed, weights]);
         assert_eq!(held(2)[1].copies, 4160 / 64);
-        assert_eq!([0, 1].map(|number| of(number).narrow_results), [[true], [false]]);
+        assert_eq!([0, 1].map(|number| of(number).f16_results), [[true], [false]]);
     }
 }

@@ -1,4 +1,4 @@
-//! The file of ways that were measured on a device.
+//! The file of variants that were measured on a device.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -17,9 +17,9 @@ const MAGIC: &str = "// meganeura tuned kernels, format ";
 /// Version of the format.
 const VERSION: u32 = 2;
 /// Most bytes of a file.
-const MOST_BYTES: u64 = 1 << 24;
+const MAX_BYTES: u64 = 1 << 24;
 /// Most letters of a device's name in the name of its file.
-const MOST_LETTERS: usize = 40;
+const MAX_LETTERS: usize = 40;
 
 /// What measurements hold for.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,7 +30,7 @@ pub(crate) struct Key {
     pub(crate) driver: String,
     /// Version of the backend.
     pub(crate) backend: String,
-    /// Settings that decide which ways there are.
+    /// Settings that decide which variants there are.
     pub(crate) settings: String,
 }
 
@@ -45,7 +45,7 @@ impl Key {
                 '-'
             }
         };
-        let name: String = self.device.chars().map(letter).take(MOST_LETTERS).collect();
+        let name: String = self.device.chars().map(letter).take(MAX_LETTERS).collect();
         let hash = sha256([self.device.as_bytes(), b"\n", self.settings.as_bytes()]);
         format!("blade-{name}-{}.ron", &hash[..8])
     }
@@ -69,13 +69,13 @@ impl Key {
 pub(crate) struct Entry {
     /// Sizes of the call that was measured, in the order of the class's name.
     pub(crate) sizes: Vec<usize>,
-    /// The usual way then.
+    /// The default variant then.
     pub(crate) usual: String,
-    /// The way that was faster, if one was.
+    /// The variant that was faster, if one was.
     pub(crate) winner: Option<String>,
-    /// The usual way's time by that of the winner; 1 without one.
+    /// The default variant's time by that of the winner; 1 without one.
     pub(crate) gain: f64,
-    /// Hashes of the kernels of calls for which the winner was compared with the usual way.
+    /// Hashes of the kernels of calls for which the winner was compared with the default variant.
     pub(crate) qualified: BTreeSet<String>,
 }
 
@@ -115,7 +115,7 @@ impl Stored {
         };
         let mut text = String::new();
         // A device has no size, but an end comes after this many bytes.
-        if let Err(error) = file.take(MOST_BYTES).read_to_string(&mut text) {
+        if let Err(error) = file.take(MAX_BYTES).read_to_string(&mut text) {
             return Err(unusable(&format!("cannot be read ({error})")));
         }
         let body = match unseal(MAGIC, VERSION, &text) {
@@ -168,21 +168,25 @@ impl Stored {
         files::write_atomically(path, |w| w.write_all(text.as_bytes()))
     }
 
-    /// The way for a class, if it is not the usual one.
+    /// The variant for a class, if it is not the default one.
     pub(super) fn winner(&self, class: &str) -> Option<&str> {
         self.entries.get(class)?.winner.as_deref()
     }
 
-    /// Classes with another way than usual.
+    /// Classes with another schedule than the default one.
     pub(super) fn winners(&self) -> impl Iterator<Item = (&str, &str)> {
         let entries = self.entries.iter();
         entries.filter_map(|(class, entry)| Some((class.as_str(), entry.winner.as_deref()?)))
     }
 
-    /// Those whose ways this version does not have.
+    /// Those whose variants this version does not have.
     pub(super) fn unknown(&self) -> Vec<(String, String)> {
-        let unknown = self.winners().filter(|(_, way)| way.parse::<Schedule>().is_err());
-        unknown.map(|(class, way)| (class.to_owned(), way.to_owned())).collect()
+        let unknown = self
+            .winners()
+            .filter(|(_, variant)| variant.parse::<Schedule>().is_err());
+        unknown
+            .map(|(class, variant)| (class.to_owned(), variant.to_owned()))
+            .collect()
     }
 
     /// The day on which it was measured last, in UTC.

@@ -1,4 +1,4 @@
-//! Ways on a device: each is right, what is stored is used, and what cannot be used harms nothing.
+//! Variants on a device: each is right, what is stored is used, and what cannot be used harms nothing.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use meganeura_core::ops::Conv2dOptions;
 use meganeura_core::plan::compile_for;
 use meganeura_core::{DType, ExecutionPlan, NodeId, Result};
 
-use super::contest::{Subject, contest};
-use super::qualify::{Difference, qualify_by};
+use super::comparison::{Subject, comparison};
 use super::trial::Trial;
 use super::tuner::Found;
+use super::validate::{Difference, validate_by};
 use super::{Entry, Tuning};
 use crate::backend::BladeBackend;
 use crate::device::BladeDevice;
@@ -32,7 +32,7 @@ pub(super) fn device(folder: &Path) -> Option<Arc<BladeDevice>> {
     Some(BladeBackend.open_device(usable.index, &config).expect("it opens"))
 }
 
-/// Words of the fact that listings tell of stored ways.
+/// Words of the fact that listings tell of stored variants.
 fn fact(folder: &Path, more: &str) -> String {
     let text = format!("[backend.blade]\ntune_folder = '{}'\n{more}", folder.display());
     let config: Config = toml::from_str(&text).expect("a configuration");
@@ -67,22 +67,22 @@ pub(super) fn trial<'a>(device: &'a BladeDevice, found: &'a Found) -> Trial<'a> 
         &found.dispatch,
         &found.operands,
         (found.precision, device.coop_at(found.precision)),
-        (&found.class, &found.ways),
+        (&found.class, &found.variants),
         later(),
     );
     trial.expect("the call stands alone")
 }
 
-/// Every way of a class gives what the usual one does.
+/// Every variant of a class gives what the default one does.
 pub(super) fn check_ways(device: &BladeDevice, found: &Found) {
     let trial = trial(device, found);
-    let mut usual = trial.prepare(&found.ways[0]).expect("the usual way");
-    for way in &found.ways[1..] {
+    let mut usual = trial.prepare(&found.variants[0]).expect("the default variant");
+    for variant in &found.variants[1..] {
         let mut other = trial
-            .prepare(way)
-            .unwrap_or_else(|e| panic!("{}, {way}: {e}", found.class));
+            .prepare(variant)
+            .unwrap_or_else(|e| panic!("{}, {variant}: {e}", found.class));
         let difference = trial.difference(&mut usual, &mut other).expect("it runs");
-        assert_eq!(difference, None, "{}, {way}", found.class);
+        assert_eq!(difference, None, "{}, {variant}", found.class);
     }
 }
 
@@ -93,7 +93,7 @@ fn only_class(device: &BladeDevice, plan: &ExecutionPlan) -> Found {
     classes.remove(0)
 }
 
-/// Drivers without halves in shaders are left alone; those with matrix units have them, and run this too.
+/// Drivers without halves in shaders are left alone; those with cooperative matrices have them, and run this too.
 #[test]
 fn results_in_halves_are_compared_by_their_values() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -102,23 +102,23 @@ fn results_in_halves_are_compared_by_their_values() {
     let mut found = only_class(&device, &plan);
     let output = |found: &Found| {
         let trial = trial(&device, found);
-        let mut executable = trial.executable(&found.ways[0])?;
-        let mut spoiled = trial.executable(&found.ways[0])?;
+        let mut executable = trial.executable(&found.variants[0])?;
+        let mut spoiled = trial.executable(&found.variants[0])?;
         trial.spoil(&mut spoiled)?;
         let differs = trial.difference(&mut executable, &mut spoiled)?;
         assert!(differs.is_some_and(|text| text.contains("wrong")));
         trial.outputs(&mut executable)
     };
     let wide = output(&found).expect("it runs");
-    found.operands.narrow_results = vec![true];
-    let narrow = match output(&found) {
-        Ok(narrow) => narrow,
+    found.operands.f16_results = vec![true];
+    let f16_storage = match output(&found) {
+        Ok(f16_storage) => f16_storage,
         Err(error) => return eprintln!("NOT-TESTED: results in halves, which the driver refuses: {error}"),
     };
-    assert_eq!(wide.len(), narrow.len());
+    assert_eq!(wide.len(), f16_storage.len());
     assert!(wide.iter().any(|value| *value != 0.0));
-    for (wide, narrow) in wide.iter().zip(&narrow) {
-        assert!((wide - narrow).abs() <= 1e-3 * wide.abs(), "{wide} {narrow}");
+    for (wide, f16_storage) in wide.iter().zip(&f16_storage) {
+        assert!((wide - f16_storage).abs() <= 1e-3 * wide.abs(), "{wide} {f16_storage}");
     }
 }
 
@@ -128,14 +128,14 @@ fn code_of_their_own_changes_no_results() {
     let Some(device) = device(folder.path()) else { return };
     let found = only_class(&device, &product(&device));
     let mut trial = trial(&device, &found);
-    let mut shared = trial.prepare(&found.ways[0]).expect("one code");
+    let mut shared = trial.prepare(&found.variants[0]).expect("one code");
     trial.codes = 3;
-    let mut own = trial.prepare(&found.ways[0]).expect("three codes");
+    let mut own = trial.prepare(&found.variants[0]).expect("three codes");
     let difference = trial.difference(&mut shared, &mut own);
     assert_eq!(difference.expect("it runs"), None);
 }
 
-/// A trial with times that are told, and a way that computes something else.
+/// A trial with times that are told, and a variant that computes something else.
 struct Planted<'a> {
     trial: Trial<'a>,
     wrong: &'a str,
@@ -145,26 +145,26 @@ struct Planted<'a> {
 impl Subject for Planted<'_> {
     type Ready = (String, BladeExecutable);
 
-    fn ways(&self) -> &[String] {
-        self.trial.ways()
+    fn variants(&self) -> &[String] {
+        self.trial.variants()
     }
 
-    fn prepare(&self, way: &str) -> Result<Self::Ready> {
-        let mut executable = self.trial.executable(way)?;
-        if way == self.wrong {
+    fn prepare(&self, variant: &str) -> Result<Self::Ready> {
+        let mut executable = self.trial.executable(variant)?;
+        if variant == self.wrong {
             self.trial.spoil(&mut executable)?;
         }
-        Ok((way.to_owned(), executable))
+        Ok((variant.to_owned(), executable))
     }
 
     fn difference(&self, usual: &mut Self::Ready, other: &mut Self::Ready) -> Result<Option<String>> {
         self.trial.difference(&mut usual.1, &mut other.1)
     }
 
-    fn time(&self, (way, _): &mut Self::Ready, _: u32) -> Result<f64> {
-        Ok(match way {
-            way if way == self.fast => 0.5,
-            way if way == self.wrong => 0.1,
+    fn time(&self, (variant, _): &mut Self::Ready, _: u32) -> Result<f64> {
+        Ok(match variant {
+            variant if variant == self.fast => 0.5,
+            variant if variant == self.wrong => 0.1,
             _ => 1.0,
         })
     }
@@ -223,10 +223,10 @@ fn a_planted_way_wins_is_stored_and_used() {
         "{}",
         fact(folder.path(), "")
     );
-    let [_, wrong, .., fast] = &found.ways[..] else {
-        panic!("{:?}", found.ways)
+    let [_, wrong, .., fast] = &found.variants[..] else {
+        panic!("{:?}", found.variants)
     };
-    let decision = contest(&Planted {
+    let decision = comparison(&Planted {
         trial: trial(&first, &found),
         wrong,
         fast,
@@ -241,7 +241,7 @@ fn a_planted_way_wins_is_stored_and_used() {
 
     let entry = Entry {
         sizes: found.class.sizes.clone(),
-        usual: found.ways[0].clone(),
+        usual: found.variants[0].clone(),
         winner: decision.winner.clone(),
         gain: 2.0,
         qualified: Default::default(),
@@ -272,7 +272,7 @@ fn a_planted_way_wins_is_stored_and_used() {
     );
 }
 
-/// Stores a way for the class of the product, and opens the device with it.
+/// Stores a variant for the class of the product, and opens the device with it.
 fn with_winner(
     folder: &Path,
     choose: impl FnOnce(&Found) -> String,
@@ -282,7 +282,7 @@ fn with_winner(
     let found = only_class(&device, &plan);
     let entry = Entry {
         sizes: found.class.sizes.clone(),
-        usual: found.ways[0].clone(),
+        usual: found.variants[0].clone(),
         winner: Some(choose(&found)),
         gain: 2.0,
         qualified: Default::default(),
@@ -322,7 +322,7 @@ fn a_way_that_a_product_does_not_have_is_passed_over() {
 #[test]
 fn a_way_that_the_driver_refuses_is_dropped() {
     let folder = tempfile::tempdir().expect("a folder");
-    let last = |found: &Found| found.ways.last().expect("several").clone();
+    let last = |found: &Found| found.variants.last().expect("several").clone();
     let Some((device, plan, class)) = with_winner(folder.path(), last) else {
         return;
     };
@@ -335,15 +335,15 @@ fn a_way_that_the_driver_refuses_is_dropped() {
         .expect("no panic")
         .extend(chosen.clone());
     run_product(&device, &plan);
-    assert_ne!(sources(&device, &plan), chosen, "the usual way from now on");
+    assert_ne!(sources(&device, &plan), chosen, "the default variant from now on");
     let path = device.tuned_file().expect("a file");
     assert!(!std::fs::read_to_string(path).expect("it is there").contains(&class));
 }
 
-/// Compares the stored ways of a plan by a test's comparison.
+/// Compares the stored variants of a plan by a test's comparison.
 fn compare_stored(device: &BladeDevice, plan: &ExecutionPlan, difference: &Difference) -> Result<()> {
-    let chosen = device.tuning().choices(plan.precision).expect("a way is stored");
-    qualify_by(
+    let chosen = device.tuning().choices(plan.precision).expect("a variant is stored");
+    validate_by(
         device.handle(),
         &chosen,
         device.coop_at(plan.precision),
@@ -355,7 +355,7 @@ fn compare_stored(device: &BladeDevice, plan: &ExecutionPlan, difference: &Diffe
 #[test]
 fn stored_ways_are_compared_before_they_are_used() {
     let folder = tempfile::tempdir().expect("a folder");
-    let last = |found: &Found| found.ways.last().expect("several").clone();
+    let last = |found: &Found| found.variants.last().expect("several").clone();
     let Some((device, plan, class)) = with_winner(folder.path(), last) else {
         return;
     };
@@ -363,8 +363,8 @@ fn stored_ways_are_compared_before_they_are_used() {
     let file = || std::fs::read_to_string(&path).expect("it is there");
     let (chosen, before) = (sources(&device, &plan), file());
     let asked = std::cell::Cell::new(0);
-    let right = |_: &_, _: &_, ways: &[String; 2]| {
-        assert_ne!(ways[0], ways[1]);
+    let right = |_: &_, _: &_, variants: &[String; 2]| {
+        assert_ne!(variants[0], variants[1]);
         asked.set(asked.get() + 1);
         Ok(None)
     };
@@ -387,7 +387,7 @@ fn stored_ways_are_compared_before_they_are_used() {
 #[test]
 fn damaged_files_and_unwritable_folders_harm_nothing() {
     let folder = tempfile::tempdir().expect("a folder");
-    let last = |found: &Found| found.ways.last().expect("several").clone();
+    let last = |found: &Found| found.variants.last().expect("several").clone();
     let Some((first, plan, _)) = with_winner(folder.path(), last) else {
         return;
     };
@@ -414,7 +414,7 @@ fn damaged_files_and_unwritable_folders_harm_nothing() {
     let found = only_class(&third, &plan);
     let entry = Entry {
         sizes: found.class.sizes.clone(),
-        usual: found.ways[0].clone(),
+        usual: found.variants[0].clone(),
         winner: None,
         gain: 1.0,
         qualified: Default::default(),
@@ -447,7 +447,7 @@ fn wrong_settings_are_errors() {
     }
 }
 
-/// A measured tuning, of which only that it ends is known, and that no way is wrong.
+/// A measured tuning, of which only that it ends is known, and that no variant is wrong.
 #[test]
 fn tuning_measures_and_keeps() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -530,8 +530,8 @@ fn every_way_gives_what_the_usual_one_does() {
         let plan = plan(&device, build);
         for found in device.classes(&[plan]).expect("it has kernels") {
             check_ways(&device, &found);
-            let others = found.ways[1..].iter();
-            families.extend(others.filter_map(|way| way.split(' ').next().map(str::to_owned)));
+            let others = found.variants[1..].iter();
+            families.extend(others.filter_map(|variant| variant.split(' ').next().map(str::to_owned)));
         }
     }
     for family in [
@@ -544,7 +544,7 @@ fn every_way_gives_what_the_usual_one_does() {
     }
 }
 
-/// The usual ways of these calls are right, by the oracle: so all are.
+/// The usual variants of these calls are right, by the oracle: so all are.
 #[test]
 fn the_usual_ways_are_right() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -579,9 +579,9 @@ fn the_usual_ways_are_right() {
             .data;
         let with = crate::dispatch::With {
             coop: None,
-            brought: &Default::default(),
+            custom: &Default::default(),
             choices: None,
-            narrows: crate::dispatch::Narrows::No,
+            f16_storage: crate::dispatch::F16Storage::No,
         };
         let mut executable = BladeExecutable::new(device.handle(), &plan, &with).expect("it compiles");
         let words = |name: &str| {

@@ -1,4 +1,4 @@
-//! A call that has several ways, run in one and another.
+//! A call that has several variants, run in one and another.
 
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
@@ -12,10 +12,10 @@ use meganeura_core::precision::Precision;
 use meganeura_core::replay::{ReplayOptions, replay_on_executables};
 use meganeura_core::{Error, Result, registry};
 
-use super::contest::Subject;
+use super::comparison::Subject;
 use super::operands::{Datum, Held, Operands, Widened, data_of, name};
-use crate::brought::Brought;
-use crate::dispatch::{Narrows, With};
+use crate::custom::CustomKernels;
+use crate::dispatch::{F16Storage, With};
 use crate::executable::BladeExecutable;
 use crate::facts;
 use crate::gpu::NAME;
@@ -30,34 +30,34 @@ use meganeura_shaders::{Class, ScheduleChooser};
 const BYTES: usize = 256 << 20;
 const BYTES_EMULATED: usize = 4 << 20;
 /// Most calls of a plan.
-const MOST_CALLS: usize = 16;
+const MAX_CALLS: usize = 16;
 /// Codes of equal calls, in turns, on devices that are not emulated: in a step, other kernels run between two calls, and what a
 /// processor keeps of a kernel's code may be gone. On an H200, code that is not there costs some microseconds a call, more for
 /// long code, of which a call that only follows its like would show nothing.
 const CODES: usize = 8;
 /// Length of a batch of warming up from which on it is long enough, and most times of the plan that are tried.
 const SHORT_BATCH: Duration = Duration::from_millis(10);
-const MOST_TIMES: u32 = 512;
+const MAX_TIMES: u32 = 512;
 
 /// Some equal calls one after the other, with operands as a model has them.
 pub(super) struct Trial<'a> {
     device: &'a Handle,
     class: &'a Class,
-    ways: &'a [String],
+    variants: &'a [String],
     coop: Option<CoopConfig>,
     plan: ExecutionPlan,
     calls: u32,
     /// The inputs.
     data: Vec<Datum>,
     /// Results that are in `f16` though their type is `f32`.
-    narrow_results: HashSet<BufferRef>,
+    f16_results: HashSet<BufferRef>,
     /// Different codes of equal calls.
     pub(super) codes: usize,
     until: Instant,
 }
 
 impl<'a> Trial<'a> {
-    /// Calls as that of a dispatch, with operands as a model has them, in ways that there are for a class.
+    /// Calls as that of a dispatch, with operands as a model has them, in variants that there are for a class.
     ///
     /// # Errors
     /// A call that cannot stand alone.
@@ -66,7 +66,7 @@ impl<'a> Trial<'a> {
         dispatch: &Dispatch,
         operands: &Operands,
         (precision, coop): (Precision, Option<CoopConfig>),
-        (class, ways): (&'a Class, &'a [String]),
+        (class, variants): (&'a Class, &'a [String]),
         until: Instant,
     ) -> Result<Self> {
         let bytes: usize = dispatch
@@ -76,47 +76,44 @@ impl<'a> Trial<'a> {
             .map(|o| o.ty.bytes())
             .sum();
         let all = if device.is_software() { BYTES_EMULATED } else { BYTES };
-        let calls = (all / bytes.max(1)).clamp(1, MOST_CALLS);
-        let Operands { held, narrow_results } = operands;
+        let calls = (all / bytes.max(1)).clamp(1, MAX_CALLS);
+        let Operands { held, f16_results } = operands;
         let plan = plan_of(device, dispatch, held, precision, calls)?;
         let data = data_of(dispatch, &plan, held, calls);
-        let results = plan
-            .dispatches
-            .iter()
-            .flat_map(|d| d.outputs.iter().zip(narrow_results));
-        let narrow_results = results
-            .filter(|(_, narrow)| **narrow)
+        let results = plan.dispatches.iter().flat_map(|d| d.outputs.iter().zip(f16_results));
+        let f16_results = results
+            .filter(|(_, f16_storage)| **f16_storage)
             .map(|(result, _)| result.buffer)
             .collect();
         Ok(Trial {
             device,
             class,
-            ways,
+            variants,
             coop,
             plan,
             calls: calls as u32,
             data,
-            narrow_results,
+            f16_results,
             codes: if device.is_software() { 1 } else { CODES },
             until,
         })
     }
 
     /// An executable with its operands, none of whose results is a number yet.
-    pub(super) fn executable(&self, way: &str) -> Result<BladeExecutable> {
-        let usual = way == self.ways[0];
-        let forced = Forced::new(self.class, (!usual).then_some(way), self.plan.precision);
-        let brought = Brought::new();
+    pub(super) fn executable(&self, variant: &str) -> Result<BladeExecutable> {
+        let usual = variant == self.variants[0];
+        let forced = Forced::new(self.class, (!usual).then_some(variant), self.plan.precision);
+        let custom = CustomKernels::new();
         let with = With {
             coop: self.coop,
-            brought: &brought,
+            custom: &custom,
             choices: Some(&forced),
-            narrows: Narrows::No,
+            f16_storage: F16Storage::No,
         };
-        let mut narrow = self.narrow(&with)?;
-        narrow.extend(&self.narrow_results);
+        let mut f16_storage = self.f16_storage(&with)?;
+        f16_storage.extend(&self.f16_results);
         let with = With {
-            narrows: Narrows::Given(&narrow),
+            f16_storage: F16Storage::Given(&f16_storage),
             ..with
         };
         let mut draft = Draft::of(&self.plan, &with)?;
@@ -127,7 +124,7 @@ impl<'a> Trial<'a> {
             return Err(Error::backend(NAME, "no kernel can be made"));
         }
         for datum in &self.data {
-            let bytes = match narrow.contains(&datum.buffer) {
+            let bytes = match f16_storage.contains(&datum.buffer) {
                 true => &datum.contents.halves,
                 false => &datum.contents.bytes,
             };
@@ -140,20 +137,24 @@ impl<'a> Trial<'a> {
     }
 
     /// Which inputs are in `f16`: of those that are so in the model, all that every kernel rounds.
-    fn narrow(&self, with: &With) -> Result<HashSet<BufferRef>> {
-        let narrow = self.data.iter().filter(|datum| datum.narrow).map(|datum| datum.buffer);
-        let mut narrow: HashSet<BufferRef> = narrow.collect();
-        if narrow.is_empty() {
-            return Ok(narrow);
+    fn f16_storage(&self, with: &With) -> Result<HashSet<BufferRef>> {
+        let f16_storage = self
+            .data
+            .iter()
+            .filter(|datum| datum.f16_storage)
+            .map(|datum| datum.buffer);
+        let mut f16_storage: HashSet<BufferRef> = f16_storage.collect();
+        if f16_storage.is_empty() {
+            return Ok(f16_storage);
         }
         let kernels = facts::facts_of(&self.plan, with)?;
         for (dispatch, kernels) in self.plan.dispatches.iter().zip(&kernels) {
             let inputs = dispatch.inputs.iter().enumerate();
             inputs
                 .filter(|(i, _)| !kernels.rounded.contains(i))
-                .for_each(|(_, operand)| _ = narrow.remove(&operand.buffer));
+                .for_each(|(_, operand)| _ = f16_storage.remove(&operand.buffer));
         }
-        Ok(narrow)
+        Ok(f16_storage)
     }
 
     /// The first call's first result after a step, as numbers.
@@ -162,15 +163,19 @@ impl<'a> Trial<'a> {
         self.time(executable, 1)?;
         let result = &self.plan.dispatches[0].outputs[0];
         let mut bytes = vec![0; result.ty.bytes()];
-        let narrow = &self.narrow_results;
-        Widened { executable, narrow }.read(result.buffer, 0, &mut bytes)?;
+        let f16_storage = &self.f16_results;
+        Widened {
+            executable,
+            f16_storage,
+        }
+        .read(result.buffer, 0, &mut bytes)?;
         let words = bytes
             .chunks_exact(4)
             .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
         Ok(words.collect())
     }
 
-    /// Gives an executable other operands, as a way that computes something else would have.
+    /// Gives an executable other operands, as a variant that computes something else would have.
     #[cfg(test)]
     pub(super) fn spoil(&self, executable: &mut BladeExecutable) -> Result<()> {
         let datum = &self.data[0];
@@ -183,17 +188,20 @@ impl<'a> Trial<'a> {
 impl Subject for Trial<'_> {
     type Ready = BladeExecutable;
 
-    fn ways(&self) -> &[String] {
-        self.ways
+    fn variants(&self) -> &[String] {
+        self.variants
     }
 
-    fn prepare(&self, way: &str) -> Result<BladeExecutable> {
-        self.executable(way)
+    fn prepare(&self, variant: &str) -> Result<BladeExecutable> {
+        self.executable(variant)
     }
 
     fn difference(&self, usual: &mut BladeExecutable, other: &mut BladeExecutable) -> Result<Option<String>> {
-        let narrow = &self.narrow_results;
-        let [mut usual, mut other] = [usual, other].map(|executable| Widened { executable, narrow });
+        let f16_storage = &self.f16_results;
+        let [mut usual, mut other] = [usual, other].map(|executable| Widened {
+            executable,
+            f16_storage,
+        });
         let replay = replay_on_executables(&self.plan, [&mut usual, &mut other], &ReplayOptions::default())?;
         Ok(replay.divergence.map(|divergence| {
             let [usual, other] = divergence.values;
@@ -223,7 +231,7 @@ impl Subject for Trial<'_> {
         let mut times = 1;
         warm_up(|| {
             let took = Duration::from_secs_f64(self.time(ready, times)? * f64::from(times * self.calls));
-            if took < SHORT_BATCH && times < MOST_TIMES {
+            if took < SHORT_BATCH && times < MAX_TIMES {
                 times *= 2;
             }
             Ok(took)
@@ -236,20 +244,20 @@ impl Subject for Trial<'_> {
     }
 }
 
-/// The way of one class; other classes have their usual ones.
+/// The variant of one class; other classes have their usual ones.
 pub(super) struct Forced<'a> {
     class: &'a Class,
-    way: Option<&'a str>,
+    variant: Option<&'a str>,
     precision: Precision,
-    /// Whether a kernel was made in that way.
+    /// Whether a kernel was made in that variant.
     used: Cell<bool>,
 }
 
 impl<'a> Forced<'a> {
-    pub(super) fn new(class: &'a Class, way: Option<&'a str>, precision: Precision) -> Self {
+    pub(super) fn new(class: &'a Class, variant: Option<&'a str>, precision: Precision) -> Self {
         Forced {
             class,
-            way,
+            variant,
             precision,
             used: Cell::new(false),
         }
@@ -262,8 +270,8 @@ impl ScheduleChooser for Forced<'_> {
     }
 
     fn choose(&self, class: &Class, _: &dyn Fn() -> Vec<Schedule>) -> Option<Schedule> {
-        let way = self.way.filter(|_| class.name == self.class.name)?;
-        let schedule = way.parse().ok()?;
+        let variant = self.variant.filter(|_| class.name == self.class.name)?;
+        let schedule = variant.parse().ok()?;
         self.used.set(true);
         Some(schedule)
     }
@@ -318,7 +326,7 @@ fn plan_of(
     }
     for (level, dispatch) in (0..).zip(&mut plan.dispatches) {
         dispatch.level = level;
-        // Whether it does is decided by its way.
+        // Whether it does is decided by its variant.
         dispatch.use_coop = true;
     }
     plan.place_buffers(device.capabilities().max_buffer_bytes)?;

@@ -1,4 +1,4 @@
-//! Measuring the ways of the calls of plans on a device.
+//! Measuring the variants of the calls of plans on a device.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -11,14 +11,14 @@ use meganeura_core::precision::Precision;
 use meganeura_core::{Error, Result};
 
 use super::Entry;
-use super::contest::{Decision, contest};
+use super::comparison::{Decision, comparison};
 use super::operands::{Lasting, Operands};
-use super::qualify::text_hash;
 use super::trial::{Forced, Trial};
+use super::validate::text_hash;
 use crate::device::BladeDevice;
-use crate::dispatch::{Narrows, With};
+use crate::dispatch::{F16Storage, With};
+use crate::f16_storage;
 use crate::facts;
-use crate::narrow;
 use meganeura_shaders::Schedule;
 use meganeura_shaders::{Class, ScheduleChooser};
 
@@ -26,7 +26,7 @@ use meganeura_shaders::{Class, ScheduleChooser};
 pub(super) struct Found {
     pub(super) class: Class,
     pub(super) precision: Precision,
-    pub(super) ways: Vec<String>,
+    pub(super) variants: Vec<String>,
     /// One of these calls, with what is fused to it.
     pub(super) dispatch: Dispatch,
     /// How the plan has its operands and results.
@@ -90,27 +90,27 @@ impl BladeDevice {
                 precision: plan.precision,
                 found: RefCell::default(),
             };
-            let brought = self.brought_for(plan);
+            let custom = self.custom_kernels_for(plan);
             let with = With {
                 coop: self.coop_at(plan.precision),
-                brought: &brought,
+                custom: &custom,
                 choices: Some(&asked),
-                narrows: Narrows::No,
+                f16_storage: F16Storage::No,
             };
             let lasting = Lasting::of(plan);
-            let narrow = match self.narrows() {
-                true => narrow::choose(plan, &facts::facts_of(plan, &With { choices: None, ..with })?),
+            let f16_storage = match self.f16_storage() {
+                true => f16_storage::choose(plan, &facts::facts_of(plan, &With { choices: None, ..with })?),
                 false => HashSet::new(),
             };
             facts::ask(plan, &with, &mut |dispatch| {
-                for (class, ways) in asked.found.take() {
+                for (class, variants) in asked.found.take() {
                     let at = *known.entry(class.name.clone()).or_insert_with(|| {
                         found.push(Found {
                             class,
                             precision: plan.precision,
-                            ways,
+                            variants,
                             dispatch: dispatch.clone(),
-                            operands: Operands::of(dispatch, &lasting, &narrow),
+                            operands: Operands::of(dispatch, &lasting, &f16_storage),
                             calls: 0,
                         });
                         found.len() - 1
@@ -124,14 +124,17 @@ impl BladeDevice {
     }
 
     fn tune_class(&self, found: &Found, until: Instant) -> Result<Tuned> {
-        let ways = (&found.class, &*found.ways);
+        let variants = (&found.class, &*found.variants);
         let units = (found.precision, self.coop_at(found.precision));
-        let trial = Trial::new(self.handle(), &found.dispatch, &found.operands, units, ways, until);
-        let outcome = trial.and_then(|trial| contest(&trial));
+        let trial = Trial::new(self.handle(), &found.dispatch, &found.operands, units, variants, until);
+        let outcome = trial.and_then(|trial| comparison(&trial));
         match outcome {
             Ok(decision) => Ok(tuned(found, decision)),
             Err(error) if self.handle().gpu().is_lost() => Err(Error::misuse(
-                format!("the device failed while ways of {} were measured: {error}", found.class),
+                format!(
+                    "the device failed while variants of {} were measured: {error}",
+                    found.class
+                ),
                 "what was found before is kept; look at the driver, and tune other works",
             )),
             Err(error) => Ok(skipped(found, &error.to_string())),
@@ -158,7 +161,7 @@ fn tuned(found: &Found, decision: Decision) -> Tuned {
     Tuned {
         class: found.class.name.clone(),
         calls: found.calls,
-        default: found.ways.first().cloned().unwrap_or_default(),
+        default: found.variants.first().cloned().unwrap_or_default(),
         default_seconds: decision.usual,
         best_seconds: match decision.winner {
             Some(_) => decision.best,
@@ -178,7 +181,7 @@ fn skipped(found: &Found, why: &str) -> Tuned {
         usual: 0.0,
         best: 0.0,
         timed: 0,
-        untried: found.ways.len().saturating_sub(1),
+        untried: found.variants.len().saturating_sub(1),
         refused: Vec::new(),
     };
     Tuned {

@@ -1,4 +1,4 @@
-//! Attention and its gradients on matrix units.
+//! Attention and its gradients on cooperative matrices.
 
 use std::sync::Arc;
 
@@ -45,7 +45,7 @@ impl Call {
         });
     }
 
-    /// Compares the gradients on matrix units with the oracle's, row by row, for each of some sizes: see
+    /// Compares the gradients on cooperative matrices with the oracle's, row by row, for each of some sizes: see
     /// [`Call::gradients`].
     fn check_gradients(&self, sizes: &[&dyn Fn(usize, usize) -> f64]) {
         // Operands are rounded to 11 bits, and terms cancel, of `dout v^T - delta` and of sums.
@@ -71,7 +71,7 @@ impl Call {
         }
     }
 
-    /// A session for gradients, both of whose launches that multiply use matrix units.
+    /// A session for gradients, both of whose launches that multiply use cooperative matrices.
     fn session(&self, device: Arc<dyn Device>, case: &Case) -> Session {
         let plan = compile_at(&case.graph, &*device, Precision::Mixed).expect("a plan");
         assert!(plan.dispatches.iter().all(|d| d.use_coop), "{self:?}");

@@ -1,4 +1,4 @@
-//! Training on matrix units: losses as in full precision, updates left out where gradients overflow, and the conformance
+//! Training on cooperative matrices: losses as in full precision, updates left out where gradients overflow, and the conformance
 //! suite.
 
 use std::sync::Arc;

@@ -12,7 +12,7 @@ use meganeura_core::precision::Precision;
 
 use crate::devices;
 
-/// The second product reads what the first has written in `f16`, if it is on matrix units, and in `f32`, if not.
+/// The second product reads what the first has written in `f16`, if it is on cooperative matrices, and in `f32`, if not.
 #[test]
 fn ways_on_and_off_matrix_units_agree() {
     if devices().is_empty() {

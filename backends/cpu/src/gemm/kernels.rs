@@ -1,6 +1,6 @@
 //! The kernels by instruction set.
 
-use super::packed::{MOST_ROWS, PackedKernels, Rows};
+use super::packed::{MAX_ROWS, PackedKernels, Rows};
 use super::simd::Portable;
 #[cfg(target_arch = "x86_64")]
 use super::simd::{Avx2, Avx512};
@@ -179,7 +179,7 @@ macro_rules! kernel_set {
             }
 
             const fn packed_kernels<F: packed::Expand>() -> PackedKernels {
-                const { assert!(MOST_ROWS == 4) };
+                const { assert!(MAX_ROWS == 4) };
                 PackedKernels {
                     products: [
                         products::<F, 1, 4>,

@@ -147,7 +147,7 @@ fn scatter_add<T: Copy + Default + Send + Sync + 'static>(
         return Ok(scatter_add_slices(cx, [outer, rows, width], add));
     }
     // Every task scans all indices, so there should not be many.
-    const MOST_TASKS: usize = 8;
+    const MAX_TASKS: usize = 8;
     let by_columns = width >= 64;
     let extent = if by_columns { width } else { rows };
     let smallest = if by_columns {
@@ -155,7 +155,7 @@ fn scatter_add<T: Copy + Default + Send + Sync + 'static>(
     } else {
         (CHUNK / 4 / width.max(1)).max(1)
     };
-    let tasks = extent.div_ceil(smallest).clamp(1, MOST_TASKS);
+    let tasks = extent.div_ceil(smallest).clamp(1, MAX_TASKS);
     let step = extent.div_ceil(tasks).max(1);
     Ok(Compiled::one(Task {
         tasks,

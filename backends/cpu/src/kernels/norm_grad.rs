@@ -151,7 +151,7 @@ struct Statistics {
 }
 
 /// Partial sums of the parameters' gradients are kept for at most so many tasks.
-const MOST_TASKS: usize = 64;
+const MAX_TASKS: usize = 64;
 /// Columns of one task of the second phase.
 const STRIP: usize = 2048;
 
@@ -166,7 +166,7 @@ fn rows<F: Form>(
     let (count, period) = (statistics.rstd.len(), weight.len());
     let width = period / groups.max(1);
     let parameters = if F::CENTRED { 2 } else { 1 };
-    let per_task = rows_per_task(width).max(count.div_ceil(MOST_TASKS));
+    let per_task = rows_per_task(width).max(count.div_ceil(MAX_TASKS));
     let tasks = count.div_ceil(per_task);
     let first = Task {
         tasks,

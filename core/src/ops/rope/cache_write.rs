@@ -1,4 +1,4 @@
-//! Rows turned on their way into a cache: what a step of decoding does with its keys.
+//! Rows turned in flight into a cache: what a step of decoding does with its keys.
 
 use super::dynamic::{RopeDynamicOffset, attrs};
 use super::{RopeDims, RopeScaling};

@@ -19,9 +19,9 @@ use crate::rewrite::scalar::Scalar;
 use crate::rewrite::terms::Terms;
 
 /// Most elements of a value that the right-hand side makes.
-const MOST_ELEMENTS: usize = 1 << 16;
+const MAX_ELEMENTS: usize = 1 << 16;
 /// Most that evaluating both sides may take.
-const MOST_EXTENT: Extent = Extent {
+const MAX_EXTENT: Extent = Extent {
     elements: 1 << 23,
     work: 1 << 29,
 };
@@ -99,7 +99,7 @@ pub(super) fn check(
             return Ok(Finding::IllTyped(sides, format!("it equates {a} with {b}")));
         }
     }
-    if extent(&case.graph, MOST_EXTENT).is_err() {
+    if extent(&case.graph, MAX_EXTENT).is_err() {
         return Ok(Finding::Nothing);
     }
     let mut evidence = false;
@@ -204,7 +204,7 @@ impl<'p> Case<'p> {
                     .check(types.len())
                     .and_then(|()| op.infer(&call))
                     .map_err(|message| Refused::IllTyped(format!("{}: {message}", op.name())))?;
-                if results.iter().any(|t| t.numel() > MOST_ELEMENTS) {
+                if results.iter().any(|t| t.numel() > MAX_ELEMENTS) {
                     return Err(Refused::NoValue);
                 }
                 Ok(self.graph.call(op, attrs, operands).into())

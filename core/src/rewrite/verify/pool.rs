@@ -13,7 +13,7 @@ use crate::shape::{Shape, TensorType};
 /// Most elements of a leaf.
 const LEAF_ELEMENTS: usize = 1200;
 /// Most candidates for one choice.
-const MOST_TYPES: usize = 56;
+const MAX_TYPES: usize = 56;
 
 /// Numbers and words that a rule's text names.
 #[derive(Default)]
@@ -171,7 +171,7 @@ impl Pool {
                 kept.push(ty);
             }
         }
-        kept.truncate(MOST_TYPES);
+        kept.truncate(MAX_TYPES);
         kept
     }
 
@@ -186,7 +186,7 @@ impl Pool {
         if self.rng.below(3) == 0 {
             self.shuffle(&mut types);
         }
-        types.truncate(MOST_TYPES);
+        types.truncate(MAX_TYPES);
         types
     }
 

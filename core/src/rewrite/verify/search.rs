@@ -21,13 +21,13 @@ use crate::rewrite::terms::TermId;
 use crate::shape::{Shape as Dims, TensorType};
 
 /// Most elements of a value within a witness.
-const MOST_ELEMENTS: usize = 4096;
+const MAX_ELEMENTS: usize = 4096;
 /// Steps of one attempt that lead further.
 const ATTEMPT_STEPS: u64 = 1500;
 /// Attempts in vain after which sizes of samples are kept: they may depend on each other as only an operator knows.
 const FRUITLESS: u64 = 40;
 /// Most values of a constant that are tried with one type, of those that its own conditions accept.
-const MOST_VALUES: usize = 4;
+const MAX_VALUES: usize = 4;
 
 /// A leaf of a witness.
 #[derive(Clone, Debug)]
@@ -268,7 +268,7 @@ impl<'p> Search<'p> {
                 continue;
             }
             self.intern(&ty);
-            let mut open = values.len().min(MOST_VALUES);
+            let mut open = values.len().min(MAX_VALUES);
             for &value in &values {
                 let next = self.with_leaf(state, var, kind, &ty, value);
                 if kind == LeafKind::Constant {
@@ -407,7 +407,7 @@ impl<'p> Search<'p> {
                     dims.push(*sizes.entry(from).or_insert(fresh));
                 }
                 if let Ok(shape) = Dims::new(&dims)
-                    && shape.numel() <= MOST_ELEMENTS
+                    && shape.numel() <= MAX_ELEMENTS
                 {
                     types.push((child, TensorType::new(input.dtype, shape)));
                 }
@@ -460,7 +460,7 @@ impl<'p> Search<'p> {
             (Shape::Get, [Scalar::Int(port)]) => vec![operands.get(usize::try_from(*port).ok()?)?.clone()],
             _ => return None,
         };
-        if state.types[atom.root].is_some() || types.iter().any(|t| t.numel() > MOST_ELEMENTS) {
+        if state.types[atom.root].is_some() || types.iter().any(|t| t.numel() > MAX_ELEMENTS) {
             return None;
         }
         types.iter().for_each(|ty| self.intern(ty));

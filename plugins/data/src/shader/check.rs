@@ -10,13 +10,13 @@ use naga::{
 };
 
 /// Most threads of a workgroup.
-const MOST_THREADS: u32 = 256;
+const MAX_THREADS: u32 = 256;
 /// Most bytes that a workgroup shares; every device has as many.
 const SHARED_BYTES: u32 = 16 << 10;
 /// Most bytes that a thread has of its own.
 const OWN_BYTES: u32 = 4 << 10;
 /// Most statements and expressions, with those of functions counted as often as they are called.
-const MOST_PARTS: usize = 20_000;
+const MAX_PARTS: usize = 20_000;
 
 /// A buffer that a kernel declares.
 pub(super) struct Buffer {
@@ -46,9 +46,9 @@ pub(super) fn check(module: &Module, info: &ModuleInfo) -> Result<Vec<Buffer>, S
         return Err("its entry point is no compute shader with a constant size".into());
     }
     let threads = entry.workgroup_size.iter().try_fold(1u32, |a, &b| a.checked_mul(b));
-    if !threads.is_some_and(|threads| (1..=MOST_THREADS).contains(&threads)) {
+    if !threads.is_some_and(|threads| (1..=MAX_THREADS).contains(&threads)) {
         return Err(format!(
-            "its workgroups have {:?} threads; {MOST_THREADS} are allowed",
+            "its workgroups have {:?} threads; {MAX_THREADS} are allowed",
             entry.workgroup_size
         ));
     }
@@ -172,7 +172,7 @@ fn elements(module: &Module, ty: Handle<Type>) -> Option<(ScalarKind, u32)> {
 }
 
 /// Bounds what a thread keeps of its own: variables, and arrays and structures that are values, in all functions that may be
-/// on their way at the same time.
+/// in flight at the same time.
 fn memory_of_thread(module: &Module, info: &ModuleInfo) -> Result<(), String> {
     let mut known: Vec<u32> = Vec::new();
     for (handle, function) in module.functions.iter() {
@@ -230,13 +230,13 @@ fn parts(module: &Module) -> Result<(), String> {
         let mut count = function.expressions.len();
         statements(&function.body, &mut |statement| {
             count = count.saturating_add(match statement {
-                Statement::Call { function, .. } => known.get(function.index()).copied().unwrap_or(MOST_PARTS),
+                Statement::Call { function, .. } => known.get(function.index()).copied().unwrap_or(MAX_PARTS),
                 _ => 1,
             });
         });
-        if count > MOST_PARTS {
+        if count > MAX_PARTS {
             return Err(format!(
-                "it has more than {MOST_PARTS} statements and expressions, counted where they are called"
+                "it has more than {MAX_PARTS} statements and expressions, counted where they are called"
             ));
         }
         known.push(count);

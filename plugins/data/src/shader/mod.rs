@@ -27,7 +27,7 @@ use naga::valid::{Capabilities, ModuleInfo, ValidationFlags, Validator};
 use naga::{AddressSpace, GlobalVariable, Handle, Module, ScalarKind};
 
 use crate::definition::Bound;
-use crate::manifest::{MOST_VALUES, WgslEntry};
+use crate::manifest::{MAX_VALUES, WgslEntry};
 use crate::operator::DataOp;
 use crate::size::Sizes;
 use crate::term::{Term, shortened};
@@ -36,7 +36,7 @@ use limits::{Limit, Report};
 use work::{Cost, Work};
 
 /// Largest number of workgroups along an axis that every device has.
-const MOST_GROUPS: i64 = 65_535;
+const MAX_GROUPS: i64 = 65_535;
 /// Most workgroups for each element of operands and results, and so many more in any case.
 const GROUPS_OF_ELEMENT: i64 = 4;
 const ANY_GROUPS: i64 = 64;
@@ -44,11 +44,11 @@ const ANY_GROUPS: i64 = 64;
 /// element of operands and results, in any case, and at most.
 const PARTS_OF_OPERATION: u64 = 4096;
 const ANY_PARTS: u64 = 1 << 28;
-const MOST_PARTS: u64 = 1 << 46;
+const MAX_PARTS: u64 = 1 << 46;
 /// Those that one thread may evaluate.
 const PARTS_OF_THREAD: u64 = 1 << 26;
 /// Kernels that are remembered.
-const MOST_KNOWN: usize = 64;
+const MAX_REMEMBERED: usize = 64;
 /// Bytes of the stack on which naga works: what it reads is nested.
 const STACK: usize = 32 << 20;
 
@@ -173,7 +173,7 @@ impl ShaderKernel for DataShader {
         }
         let answer = self.make(kernel, device);
         let mut known = lock();
-        if known.len() >= MOST_KNOWN {
+        if known.len() >= MAX_REMEMBERED {
             known.clear();
         }
         known.insert(asked, answer.clone());
@@ -216,7 +216,7 @@ impl Allowed {
 /// Statements and expressions that all threads may evaluate for so many operations and elements.
 fn parts(flops: u64, elements: u64) -> u64 {
     let own = flops.saturating_add(elements).saturating_mul(PARTS_OF_OPERATION);
-    own.saturating_add(ANY_PARTS).min(MOST_PARTS)
+    own.saturating_add(ANY_PARTS).min(MAX_PARTS)
 }
 
 /// Workgroups along each axis, for a call of so many elements.
@@ -225,9 +225,9 @@ fn groups(terms: &[Term], sizes: &Sizes, elements: usize) -> Result<[u32; 3], St
     let mut all = 1i64;
     for (to, term) in groups.iter_mut().zip(terms) {
         let count = sizes.value(term)?;
-        if !(1..=MOST_GROUPS).contains(&count) {
+        if !(1..=MAX_GROUPS).contains(&count) {
             return Err(format!(
-                "'{term}' is {count}; there are 1 to {MOST_GROUPS} workgroups along an axis"
+                "'{term}' is {count}; there are 1 to {MAX_GROUPS} workgroups along an axis"
             ));
         }
         all *= count;
@@ -259,7 +259,7 @@ fn constants(bound: &Bound, attrs: &Attrs) -> Result<String, String> {
             Attr::Int(v) => writeln!(text, "const {name}: i32 = i32({});", int(v)?),
             Attr::Float(v) => writeln!(text, "const {name}: f32 = {:?}f;", *v as f32),
             Attr::Bool(v) => writeln!(text, "const {name}: bool = {v};"),
-            Attr::Ints(v) if !v.is_empty() && v.len() <= MOST_VALUES => {
+            Attr::Ints(v) if !v.is_empty() && v.len() <= MAX_VALUES => {
                 let list: Result<Vec<String>, String> = v.iter().map(|v| Ok(format!("i32({})", int(v)?))).collect();
                 let (n, list) = (v.len(), list?.join(", "));
                 writeln!(text, "const {name}: array<i32, {n}> = array<i32, {n}>({list});")

@@ -3,13 +3,13 @@
 use crate::term::shortened;
 
 /// Most elements of an array of a constant length: as many words as a workgroup may share.
-const LONGEST_ARRAY: u32 = 4_096;
+const MAX_ARRAY: u32 = 4_096;
 /// Deepest nesting of brackets.
 const DEEPEST: usize = 24;
 /// Most operators and brackets of a statement.
-const MOST_OPERATORS: usize = 150;
+const MAX_OPERATORS: usize = 150;
 /// Most alternatives of conditions.
-const MOST_BRANCHES: usize = 64;
+const MAX_BRANCHES: usize = 64;
 
 /// The text without comments.
 ///
@@ -112,9 +112,9 @@ fn elements(text: &str) -> Result<u32, String> {
     }
     let number = length.strip_suffix(['u', 'i']).unwrap_or(length).parse::<u32>().ok();
     let all = number.and_then(|n| n.checked_mul(each));
-    all.filter(|&n| n <= LONGEST_ARRAY).ok_or_else(|| {
+    all.filter(|&n| n <= MAX_ARRAY).ok_or_else(|| {
         format!(
-            "the length of an array is '{}'; it is to be a plain number, and all elements at most {LONGEST_ARRAY}",
+            "the length of an array is '{}'; it is to be a plain number, and all elements at most {MAX_ARRAY}",
             shortened(length)
         )
     })
@@ -164,16 +164,16 @@ fn check_statements(text: &str) -> Result<(), String> {
         if depth > DEEPEST {
             return Err(format!("brackets are nested deeper than {DEEPEST}"));
         }
-        if operators > MOST_OPERATORS {
+        if operators > MAX_OPERATORS {
             return Err(format!(
-                "a statement has more than {MOST_OPERATORS} operators and brackets"
+                "a statement has more than {MAX_OPERATORS} operators and brackets"
             ));
         }
     }
     let branches = text.matches("else").count();
-    match branches <= MOST_BRANCHES {
+    match branches <= MAX_BRANCHES {
         true => Ok(()),
-        false => Err(format!("it has {branches} times 'else'; {MOST_BRANCHES} are allowed")),
+        false => Err(format!("it has {branches} times 'else'; {MAX_BRANCHES} are allowed")),
     }
 }
 

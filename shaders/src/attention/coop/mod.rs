@@ -13,7 +13,7 @@ use super::super::template::{KernelFile, Template};
 use super::heads::template;
 
 /// Most threads of a workgroup that every device has.
-const MOST_THREADS: usize = 256;
+const MAX_THREADS: usize = 256;
 
 /// The subgroups of a workgroup, and the tiles that they multiply.
 #[derive(Clone, Copy)]
@@ -30,7 +30,7 @@ impl Subgroups {
     /// Whether tiles that take so many bytes of shared memory can be tried for a call.
     fn fits(&self, dims: &AttentionDims, bytes: Option<usize>) -> bool {
         let [_, most] = shared_limits(&self.config);
-        bytes.is_some_and(|bytes| bytes <= most) && self.threads() <= MOST_THREADS && dims.rows_q >= self.config.tile()
+        bytes.is_some_and(|bytes| bytes <= most) && self.threads() <= MAX_THREADS && dims.rows_q >= self.config.tile()
     }
 
     /// A kernel file with the fragments of matrices, for a module that has the extensions of the language.

@@ -228,7 +228,7 @@ fn left_out(device: &SharedDevice) -> CaseRun {
     let scale = session.try_loss_scale()?;
     ensure!(scale == Some(256.0), "the first scale is {scale:?}");
     let before = contents(&mut session)?;
-    // Several on their way: nobody waits in between.
+    // Several in flight: nobody waits in between.
     for number in 0..6 {
         step(&mut session, number, number % 2 == 1)?;
     }

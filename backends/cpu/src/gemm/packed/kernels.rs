@@ -8,12 +8,12 @@ use super::integers::Integers;
 use crate::gemm::simd::Vector;
 
 /// Most rows of the left operand that [`products`] takes at a time.
-pub(in crate::gemm) const MOST_ROWS: usize = 4;
+pub(in crate::gemm) const MAX_ROWS: usize = 4;
 /// Blocks whose scales are converted together.
 const TOGETHER: usize = 16;
 /// The widest register, and the widest panel.
-const MOST_LANES: usize = 16;
-const MOST_COLS: usize = 2 * MOST_LANES;
+const MAX_LANES: usize = 16;
+const MAX_COLS: usize = 2 * MAX_LANES;
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
@@ -24,7 +24,7 @@ pub(super) type ProductsFn = unsafe fn(*const f32, Rows, usize, *mut f32, usize)
 #[derive(Clone, Copy)]
 pub(in crate::gemm) struct PackedKernels {
     /// [`products`] of 1, 2 ... rows.
-    pub(in crate::gemm) products: [ProductsFn; MOST_ROWS],
+    pub(in crate::gemm) products: [ProductsFn; MAX_ROWS],
     /// [`expand`].
     pub(in crate::gemm) expand: unsafe fn(Rows, usize, usize, *mut f32),
     /// [`panels`].
@@ -39,7 +39,7 @@ pub(super) const UNIT: usize = 4;
 /// What there is for one storage in bands.
 pub(super) struct BandKernels {
     /// [`products`] of 1, 2 ... rows and whole bands.
-    pub(super) products: [ProductsFn; MOST_ROWS],
+    pub(super) products: [ProductsFn; MAX_ROWS],
     /// Numbers `[first, len]` of a band, as columns of a panel whose rows are so far apart.
     pub(super) panel: unsafe fn(Rows, [usize; 2], usize, *mut f32),
     /// Products of a rounded row with whole bands.
@@ -185,7 +185,7 @@ unsafe fn group<V: Vector, F: Expand, const M: usize, const C: usize>(
     // SAFETY: blocks and what is left of a row lie within it.
     unsafe {
         let mut sums = [[V::zero(); M]; C];
-        let mut scales = [[0.0f32; TOGETHER + MOST_LANES]; C];
+        let mut scales = [[0.0f32; TOGETHER + MAX_LANES]; C];
         let mut first = 0;
         while first < blocks {
             let some = TOGETHER.min(blocks - first);
@@ -225,7 +225,7 @@ unsafe fn group<V: Vector, F: Expand, const M: usize, const C: usize>(
 ///
 /// The CPU must have `V`'s instruction set, and the scales, at most [`TOGETHER`], be there.
 #[inline(always)]
-unsafe fn convert<V: Vector, F: Expand>(from: *const u16, count: usize, to: &mut [f32; TOGETHER + MOST_LANES]) {
+unsafe fn convert<V: Vector, F: Expand>(from: *const u16, count: usize, to: &mut [f32; TOGETHER + MAX_LANES]) {
     let unit = 1.0 / F::unit::<V>();
     let to = to.as_mut_ptr();
     // SAFETY: reads end at `count`; the last writes begin below it, and there is room for a register behind.
@@ -265,7 +265,7 @@ unsafe fn add_block<V: Vector, F: Expand, const M: usize, const C: usize>(
     x_row: usize,
     block: *const u8,
     pitch: usize,
-    scales: &[[f32; TOGETHER + MOST_LANES]; C],
+    scales: &[[f32; TOGETHER + MAX_LANES]; C],
     b: usize,
     sums: &mut [[V; M]; C],
 ) {
@@ -385,10 +385,10 @@ unsafe fn panel<V: Vector, F: Expand>(
     to: *mut f32,
 ) {
     // Rows that are not there are never written, and go where nobody reads.
-    let mut numbers = [0.0f32; MOST_COLS * BLOCK];
+    let mut numbers = [0.0f32; MAX_COLS * BLOCK];
     let numbers = numbers.as_mut_ptr();
     let blocks = len / BLOCK;
-    // SAFETY: blocks of rows below `cols`, squares of at most MOST_COLS rows and BLOCK columns, and steps below `len`.
+    // SAFETY: blocks of rows below `cols`, squares of at most MAX_COLS rows and BLOCK columns, and steps below `len`.
     unsafe {
         for b in 0..blocks {
             for j in 0..cols {

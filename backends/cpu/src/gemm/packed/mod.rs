@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use meganeura_core::quantization::{BLOCK, BlockFormat};
 
-pub(super) use kernels::{Bytes, Expand, Half, HalfBytes, MOST_ROWS, PackedKernels, expand, panels, products};
+pub(super) use kernels::{Bytes, Expand, Half, HalfBytes, MAX_ROWS, PackedKernels, expand, panels, products};
 
 use integers::{Group, Integers};
 use kernels::{BAND, BandKernels, ProductsFn, UNIT};
@@ -88,7 +88,7 @@ const MAX_TASKS: usize = 32;
 const INTEGER_TASK_NUMBERS: usize = 48 * 1024;
 const MAX_INTEGER_TASKS: usize = 64;
 /// Rows of the left operand up to which numbers are expanded in registers, for each few rows anew.
-const FEW_ROWS: usize = 2 * MOST_ROWS;
+const FEW_ROWS: usize = 2 * MAX_ROWS;
 /// Tasks have whole groups of so many columns, which is what inner loops like, or whole bands.
 const GROUP: usize = 4;
 
@@ -176,7 +176,7 @@ impl PackedGemm {
             None => integers_by_rows(set.kernel, storage),
         };
         let way = if m <= FEW_ROWS || n == 0 || k == 0 {
-            let work = n.saturating_mul(k).saturating_mul(m.div_ceil(MOST_ROWS));
+            let work = n.saturating_mul(k).saturating_mul(m.div_ceil(MAX_ROWS));
             let groups = n.div_ceil(if bands.is_some() { BAND } else { GROUP });
             match integers {
                 Some(kernels) if m == 1 && work > 0 => Way::Integers {
@@ -349,9 +349,9 @@ impl PackedGemm {
     unsafe fn in_registers(&self, cols: Range<usize>, x: *const f32, weights: Rows, y: *mut f32) {
         let plain = &self.storage.kernels(self.set).products;
         let banded = self.banded(&cols);
-        for row in (0..self.m).step_by(MOST_ROWS) {
-            let rows = MOST_ROWS.min(self.m - row);
-            let products = |kernels: &[ProductsFn; MOST_ROWS], cols: Range<usize>| {
+        for row in (0..self.m).step_by(MAX_ROWS) {
+            let rows = MAX_ROWS.min(self.m - row);
+            let products = |kernels: &[ProductsFn; MAX_ROWS], cols: Range<usize>| {
                 // SAFETY: `rows` rows from `row` on, and columns of the task.
                 unsafe {
                     let weights = weights.from(self.storage, cols.start);

@@ -296,7 +296,7 @@ fn tasks_say_what_they_read() {
         let wanted: usize = wanted.iter().map(|r| r.end.addr() - r.start.addr()).sum();
         for in_bands in [false, true] {
             let found = of(1, in_bands);
-            assert_eq!(found.bytes(), wanted.min(Ahead::MOST), "{storage:?}");
+            assert_eq!(found.bytes(), wanted.min(Ahead::MAX), "{storage:?}");
             assert!(found.ranges() <= 2, "{storage:?}");
             // Many rows are bound by arithmetic.
             assert!(of(100, in_bands).is_empty(), "{storage:?}");

@@ -28,7 +28,7 @@ const RUN: usize = 256;
 /// Places of keys, and as many of values, from which on they are read at the same time.
 const TOUCHES: usize = 4;
 /// Tasks that are enough for the keys not to be divided.
-const ENOUGH_TASKS: usize = 16;
+const TASKS_THRESHOLD: usize = 16;
 /// Keys that are worth a task, as each has to bring the queries and to be brought together with the others.
 const TASK_KEYS: usize = 32;
 
@@ -89,7 +89,7 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
     };
     let units = call.units();
     if units > 0 {
-        call.parts = ENOUGH_TASKS.div_ceil(units).min(dims.rows_k.div_ceil(KEYS)).max(1);
+        call.parts = TASKS_THRESHOLD.div_ceil(units).min(dims.rows_k.div_ceil(KEYS)).max(1);
     }
     let usual = AttentionDims {
         rows_k: dims.rows_k.min(USUAL_KEYS.max(dims.rows_q)),

@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use super::layout::Map;
-use super::lower::{Instruction, Lowered, MOST_LOADS, Origin, Src};
-use super::scalar::{MOST_OPERANDS, Source};
+use super::lower::{Instruction, Lowered, MAX_LOADS, Origin, Src};
+use super::scalar::{MAX_OPERANDS, Source};
 use crate::kernels::CompileCx;
 use crate::memory::View;
 use crate::vmath::Level;
@@ -138,7 +138,7 @@ impl Engine {
         debug_assert!(part.len() <= RUN && part.end <= self.len);
         let scratch: *mut u32 = scratch.cast();
         let buffer = |i: usize| scratch.wrapping_add(i * RUN);
-        let mut loaded = [Source::One(0); MOST_LOADS];
+        let mut loaded = [Source::One(0); MAX_LOADS];
         for (source, read) in loaded.iter_mut().zip(&self.reads) {
             // SAFETY: the operand is not written meanwhile, but for a product, which is copied; the buffer is
             // this read's own.
@@ -161,7 +161,7 @@ impl Engine {
             }
         };
         for (instruction, place) in &self.instructions {
-            let mut inputs = [Source::One(0); MOST_OPERANDS];
+            let mut inputs = [Source::One(0); MAX_OPERANDS];
             for (input, &src) in inputs.iter_mut().zip(&instruction.inputs[..instruction.count]) {
                 *input = source(src);
             }

@@ -120,12 +120,12 @@ impl Work {
 }
 
 /// Most parts of one result.
-const MOST_PARTS: usize = 16;
+const MAX_PARTS: usize = 16;
 
 /// Folds adjacent elements. Long rows are cut into parts, whose results are folded afterwards.
 fn last(work: Work) -> Compiled {
     let (kept, folded) = (work.kept, work.folded);
-    let parts = folded.div_ceil(FOLD_TASK).min(MOST_PARTS);
+    let parts = folded.div_ceil(FOLD_TASK).min(MAX_PARTS);
     let part_len = folded.div_ceil(parts);
     let rows = (FOLD_TASK / folded).max(1);
     let private = work.engine.scratch();
@@ -185,7 +185,7 @@ fn last(work: Work) -> Compiled {
 /// Folds rows onto each other. Parts of the rows are folded on their own at first.
 fn first(work: Work) -> Compiled {
     let (kept, folded) = (work.kept, work.folded);
-    let parts = (kept * folded).div_ceil(FOLD_TASK).min(MOST_PARTS);
+    let parts = (kept * folded).div_ceil(FOLD_TASK).min(MAX_PARTS);
     let part_len = folded.div_ceil(parts);
     // Empty parts would be folds of nothing.
     let parts = folded.div_ceil(part_len);

@@ -89,7 +89,7 @@ pub(super) fn is_whole(access: &Access, factors: &[usize]) -> bool {
 }
 
 /// Most dimensions of a map.
-const MOST_DIMS: usize = 12;
+const MAX_DIMS: usize = 12;
 
 /// Where the elements of a row-major array are found, in the order of the domain.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -115,7 +115,7 @@ impl Map {
                 _ => dims.push((size, stride)),
             }
         }
-        if dims.len() > MOST_DIMS {
+        if dims.len() > MAX_DIMS {
             return Stop::no("it has too many axes");
         }
         if dims.is_empty() {
@@ -139,7 +139,7 @@ impl Map {
     pub(super) fn for_runs(&self, range: std::ops::Range<usize>, mut visit: impl FnMut(usize, usize, isize, usize)) {
         let last = self.dims.len() - 1;
         let (inner, stride) = self.dims[last];
-        let mut index = [0usize; MOST_DIMS];
+        let mut index = [0usize; MAX_DIMS];
         let (mut offset, mut rest) = (0isize, range.start / inner);
         for axis in (0..last).rev() {
             let (size, step) = self.dims[axis];

@@ -7,14 +7,14 @@ use meganeura_core::program::{Program, Slot, Step};
 use meganeura_core::{DType, TensorType};
 
 use super::layout::{Access, Map, Stop, broadcast, is_whole, permute, regroup};
-use super::scalar::{MOST_OPERANDS, Scalar};
+use super::scalar::{MAX_OPERANDS, Scalar};
 
 /// Most operands that are read, each through one access.
-pub(super) const MOST_LOADS: usize = 24;
+pub(super) const MAX_LOADS: usize = 24;
 /// Most instructions.
-const MOST_INSTRUCTIONS: usize = 64;
+const MAX_INSTRUCTIONS: usize = 64;
 /// Most times that the analysis begins anew.
-const MOST_SPLITS: usize = 32;
+const MAX_SPLITS: usize = 32;
 
 /// A value that instructions read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +46,7 @@ pub(super) struct Load {
 pub(super) struct Instruction {
     pub(super) scalar: Scalar,
     /// The first `count` are meant.
-    pub(super) inputs: [Src; MOST_OPERANDS],
+    pub(super) inputs: [Src; MAX_OPERANDS],
     pub(super) count: usize,
     /// Whether one element stands for all.
     pub(super) one: bool,
@@ -180,7 +180,7 @@ pub(super) fn lower(typed: &Typed, part: &Part) -> Result<Lowered, String> {
         (None, None, None) => return Err("it has no result".into()),
     };
     let mut factors: Vec<usize> = domain.shape.iter().copied().filter(|&d| d != 1).collect();
-    for _ in 0..MOST_SPLITS {
+    for _ in 0..MAX_SPLITS {
         let mut lowering = Lowering {
             typed,
             factors: &factors,
@@ -284,7 +284,7 @@ impl Lowering<'_> {
         if at == next {
             self.loads.push(Load { origin, map });
         }
-        if self.loads.len() > MOST_LOADS {
+        if self.loads.len() > MAX_LOADS {
             return Stop::no("it has too many operands");
         }
         Ok(Src::Load(at))
@@ -313,18 +313,18 @@ impl Lowering<'_> {
             return Stop::no("a step has several results");
         };
         let scalar = Scalar::of(step.op.name(), &step.attrs, &types, result).map_err(Stop::No)?;
-        if step.inputs.is_empty() || step.inputs.len() > MOST_OPERANDS {
+        if step.inputs.is_empty() || step.inputs.len() > MAX_OPERANDS {
             return Stop::no("a step has too many operands");
         }
         let in_order = || access.iter().flatten().copied().eq(0..self.factors.len());
         if scalar.counts() && !in_order() {
             return Stop::no("numbered elements are not in order");
         }
-        let mut inputs = [Src::Load(0); MOST_OPERANDS];
+        let mut inputs = [Src::Load(0); MAX_OPERANDS];
         for ((input, &slot), ty) in inputs.iter_mut().zip(&step.inputs).zip(&types) {
             *input = self.value(slot, broadcast(access, &ty.shape))?;
         }
-        if self.instructions.len() == MOST_INSTRUCTIONS {
+        if self.instructions.len() == MAX_INSTRUCTIONS {
             return Stop::no("it has too many steps");
         }
         self.instructions.push(Instruction {

@@ -12,7 +12,7 @@ use crate::memory::View;
 use crate::vmath::{self, Level};
 
 /// Longest row that is computed before it is gone over: it is kept in scratch.
-const LONGEST: usize = 1 << 16;
+const MAX_LENGTH: usize = 1 << 16;
 
 /// How a program with a norm or softmax in it is run.
 pub(super) struct Plan {
@@ -49,7 +49,7 @@ pub(super) fn plan(typed: &Typed, step: usize) -> Result<Plan, String> {
                 folded: Some(input),
                 ..Part::default()
             };
-            if width > LONGEST {
+            if width > MAX_LENGTH {
                 return Err(format!(
                     "rows of {width} elements are too long to be computed on the way"
                 ));

@@ -51,7 +51,7 @@ pub(super) enum Source {
 }
 
 /// The longest list of operands.
-pub(super) const MOST_OPERANDS: usize = 3;
+pub(super) const MAX_OPERANDS: usize = 3;
 
 fn word(dtype: DType, value: f64) -> u32 {
     match dtype {
@@ -134,7 +134,7 @@ impl Scalar {
     /// # Safety
     /// Operands that are words are valid for `len` of them, `out` for writing as many, which overlap no operand;
     /// words have the types that the function was made for.
-    pub(super) unsafe fn run(self, level: Level, x: [Source; MOST_OPERANDS], out: *mut u32, len: usize, first: usize) {
+    pub(super) unsafe fn run(self, level: Level, x: [Source; MAX_OPERANDS], out: *mut u32, len: usize, first: usize) {
         // SAFETY: forwarded; every bit pattern is a word of each of the types.
         unsafe {
             match self {

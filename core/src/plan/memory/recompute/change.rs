@@ -3,7 +3,7 @@
 use super::steps::{Slot, Step, Steps};
 
 /// Copies that one change may make.
-const MOST_COPIES: usize = 48;
+const MAX_COPIES: usize = 48;
 
 /// A copy that is there anyway moves up so many levels rather than that another one is made.
 const HOIST: usize = 6;
@@ -167,7 +167,7 @@ impl Steps {
     /// Lets a dispatch run again at a level or before, with all that it needs for that.
     fn supply(&self, origin: usize, level: usize, small: usize, change: &mut Change) -> bool {
         let facts = &self.origins[origin];
-        if !facts.repeatable || level <= facts.level || change.copies.len() >= MOST_COPIES {
+        if !facts.repeatable || level <= facts.level || change.copies.len() >= MAX_COPIES {
             return false;
         }
         // Copies are listed by their origin, which is the step of that number.

@@ -127,14 +127,14 @@ pub(crate) fn run(args: &Args) -> Outcome {
 /// Says what is going to happen.
 fn introduce(args: &Args, loaded: &Loaded, trainer: &Trainer) -> std::io::Result<()> {
     if let Some(names) = &loaded.class_names {
-        const MOST: usize = 10;
-        let more = if names.len() > MOST { ", ..." } else { "" };
+        const MAX: usize = 10;
+        let more = if names.len() > MAX { ", ..." } else { "" };
         line(format_args!(
             "{}: examples of shape {:?}, {} classes: {}{more}",
             loaded.name,
             loaded.train.feature_shape(),
             names.len(),
-            names[..names.len().min(MOST)].join(", ")
+            names[..names.len().min(MAX)].join(", ")
         ))?;
     }
     line(format_args!(

@@ -14,8 +14,8 @@ use meganeura_core::random::SplitMix64;
 use meganeura_core::reference::{Evaluation, Extent, call_operands, evaluate, extent, operand_name};
 use meganeura_core::{DType, Error, ExecutionPlan, Result};
 
-use crate::brought::{Accepted, Brought, refuse, tell};
-use crate::dispatch::{Narrows, With};
+use crate::custom::{Accepted, CustomKernels, refuse, tell};
+use crate::dispatch::{F16Storage, With};
 use crate::executable::BladeExecutable;
 use crate::gpu::NAME;
 use crate::handle::Handle;
@@ -24,12 +24,12 @@ use crate::pipeline::Pipeline;
 use meganeura_shaders::{Compiled, CustomKernel, Launch};
 
 /// Most that the definition may take to evaluate for a call of the test.
-const MOST_EXTENT: Extent = Extent {
+const MAX_EXTENT: Extent = Extent {
     elements: 1 << 22,
     work: 1 << 26,
 };
 /// Calls of the test.
-const MOST_CALLS: usize = 40;
+const MAX_CALLS: usize = 40;
 /// Pipelines that are kept for the plans that are going to use them.
 const KEPT: usize = 64;
 
@@ -43,7 +43,7 @@ pub(crate) struct Tried {
 }
 
 impl Tried {
-    /// The kernel that was brought for an operator, if it has passed its test on the device, which is made when this is
+    /// The kernel that was custom for an operator, if it has passed its test on the device, which is made when this is
     /// asked for the first time.
     pub(crate) fn kernel(&self, device: &Handle, op: &str) -> Option<Arc<Accepted>> {
         let kernel = shader_kernel(op)?;
@@ -66,17 +66,17 @@ impl Tried {
     }
 
     /// The kernels for the operators of a plan.
-    pub(crate) fn of_plan(&self, device: &Handle, plan: &ExecutionPlan) -> Brought {
-        let mut brought = Brought::new();
+    pub(crate) fn of_plan(&self, device: &Handle, plan: &ExecutionPlan) -> CustomKernels {
+        let mut custom = CustomKernels::new();
         for dispatch in &plan.dispatches {
             let name = &dispatch.kernel.name;
-            if !brought.contains_key(name)
+            if !custom.contains_key(name)
                 && let Some(kernel) = self.kernel(device, name)
             {
-                brought.insert(name.clone(), kernel);
+                custom.insert(name.clone(), kernel);
             }
         }
-        brought
+        custom
     }
 
     /// Whether the driver takes a kernel as it is for a call. If not, there is none for this call from now on.
@@ -120,9 +120,9 @@ fn test(device: &Handle, kernel: &Arc<Accepted>) -> Result<()> {
     let mut tested: Vec<Tested> = Vec::new();
     let mut too_large = None;
     let samples = kernel.op().samples(&mut Sizes::new(29));
-    for sample in samples.into_iter().filter(|s| applies(kernel, s)).take(MOST_CALLS) {
+    for sample in samples.into_iter().filter(|s| applies(kernel, s)).take(MAX_CALLS) {
         // Before anything of that size is made.
-        if let Err(error) = definition(kernel.op(), &sample).and_then(|(g, _)| extent(&g, MOST_EXTENT)) {
+        if let Err(error) = definition(kernel.op(), &sample).and_then(|(g, _)| extent(&g, MAX_EXTENT)) {
             too_large = Some(error);
             continue;
         }
@@ -147,8 +147,8 @@ fn test(device: &Handle, kernel: &Arc<Accepted>) -> Result<()> {
         return Err(Error::backend(NAME, why));
     }
     graph.set_outputs(tested.iter().flat_map(|t| t.results.clone()).collect());
-    let brought = Brought::from([(kernel.op().name().to_owned(), kernel.clone())]);
-    let found = run(device, &graph, &feeds, &brought)?;
+    let custom = CustomKernels::from([(kernel.op().name().to_owned(), kernel.clone())]);
+    let found = run(device, &graph, &feeds, &custom)?;
     let mut found = found.iter();
     tested
         .iter()
@@ -197,14 +197,19 @@ fn applies(kernel: &Accepted, sample: &Sample) -> bool {
 }
 
 /// The words of all outputs.
-fn run(device: &Handle, graph: &Graph, feeds: &HashMap<String, Vec<f64>>, brought: &Brought) -> Result<Vec<Vec<Word>>> {
+fn run(
+    device: &Handle,
+    graph: &Graph,
+    feeds: &HashMap<String, Vec<f64>>,
+    custom: &CustomKernels,
+) -> Result<Vec<Vec<Word>>> {
     // Compiled for the device, it would ask for the kernel that is being tested.
     let plan = try_compile(graph)?;
     let with = With {
         coop: None,
-        brought,
+        custom,
         choices: None,
-        narrows: Narrows::No,
+        f16_storage: F16Storage::No,
     };
     let mut executable = BladeExecutable::new(device, &plan, &with)?;
     // What a kernel leaves out is no number that could be right, as it would be elsewhere.

@@ -163,8 +163,8 @@ fn numbers(n: usize) -> Vec<f32> {
     (0..n).map(|i| (i * 7919 % 1013) as f32 * 1e-3).collect()
 }
 
-/// Whether a kernel that was brought is part of a plan on the device.
-fn uses_brought(device: &dyn Device, plan: &meganeura_core::ExecutionPlan) -> bool {
+/// Whether a kernel that was custom is part of a plan on the device.
+fn uses_custom_kernel(device: &dyn Device, plan: &meganeura_core::ExecutionPlan) -> bool {
     let sources = device.kernel_sources(plan).expect("kernels");
     sources.iter().any(|s| s.text.contains("buffer_b"))
 }
@@ -172,9 +172,9 @@ fn uses_brought(device: &dyn Device, plan: &meganeura_core::ExecutionPlan) -> bo
 #[test]
 fn a_kernel_that_the_driver_refuses_for_some_sizes_is_decomposed_there() {
     let Some(device) = device() else { return };
-    for (elements, brought) in [(700, true), (REFUSED[0], false), (701, true)] {
+    for (elements, custom) in [(700, true), (REFUSED[0], false), (701, true)] {
         let plan = compile_for(&graph(&TWICE, &[elements]), &*device).expect("a plan");
-        assert_eq!(uses_brought(&*device, &plan), brought, "{elements}");
+        assert_eq!(uses_custom_kernel(&*device, &plan), custom, "{elements}");
         let mut session = Session::on(device.clone(), plan).expect("a session");
         let x = numbers(elements);
         session.set_input("x", &x);
@@ -229,7 +229,7 @@ fn a_plan_with_a_kernel_that_is_refused_runs_decomposed_or_names_the_plugin() {
         other => panic!("{other:?}"),
     }
     let plan = compile_for(&graph, &*device).expect("a plan");
-    assert!(!uses_brought(&*device, &plan));
+    assert!(!uses_custom_kernel(&*device, &plan));
     Session::on(device, plan).expect("a session");
 }
 
@@ -262,7 +262,7 @@ fn a_kernel_that_had_to_be_ended_is_an_error_of_the_step() {
         g.assign(after, y);
         g.set_outputs(vec![y]);
         let plan = compile_for(&g, &*device).expect("a plan");
-        assert!(uses_brought(&*device, &plan));
+        assert!(uses_custom_kernel(&*device, &plan));
         let mut session = Session::on(device.clone(), plan).expect("a session");
         session.set_input("x", &vec![1.0; elements]);
         session

@@ -1,4 +1,4 @@
-//! Ways to compute reductions: how many threads share a row, in how many parts it is cut, and whether the columns of a thread
+//! Variants to compute reductions: how many threads share a row, in how many parts it is cut, and whether the columns of a thread
 //! are written out.
 
 use meganeura_core::precision::Precision;
@@ -7,20 +7,20 @@ use super::super::body::Def;
 use super::super::schedule::Class;
 use super::super::schedule::Schedule;
 use super::super::variants::{Candidate, range};
-use super::{CompileCx, Compiled, Layout, MOST_PARTS, Rows, THREADS};
+use super::{CompileCx, Compiled, Layout, MAX_PARTS, Rows, THREADS};
 
-/// Multiplications that take as long as an element on its way from memory, roughly.
+/// Multiplications that take as long as an element in flight, roughly.
 const WORK_OF_ELEMENT: u128 = 64;
 /// Most columns of a thread that are tried: more are no work for a single one.
-const MOST_COLUMNS: usize = 4_096;
+const MAX_COLUMNS: usize = 4_096;
 /// Fewest columns of a part that are tried.
-const FEWEST_COLUMNS: usize = 512;
+const MIN_COLUMNS: usize = 512;
 /// Most threads for which rows are cut into parts.
-const MOST_THREADS: usize = 1 << 20;
+const MAX_THREADS: usize = 1 << 20;
 
-/// A way to compute reductions.
+/// A variant to compute reductions.
 #[derive(Clone, Debug)]
-pub(super) struct Way {
+pub(super) struct Variant {
     pub(super) layout: Layout,
     /// Parts that a row is cut into.
     pub(super) parts: usize,
@@ -28,7 +28,7 @@ pub(super) struct Way {
     pub(super) written: usize,
 }
 
-impl Candidate for Way {
+impl Candidate for Variant {
     fn schedule(&self) -> Schedule {
         Schedule::of("reduce")
             .with("lanes", [self.layout.lanes])
@@ -38,16 +38,16 @@ impl Candidate for Way {
 }
 
 impl Rows<'_> {
-    /// The way that limits choose, which were found by measuring some devices.
-    pub(super) fn usual(&self) -> Way {
+    /// The variant that limits choose, which were found by measuring some devices.
+    pub(super) fn usual(&self) -> Variant {
         let layout = Layout::of(self);
         let parts = self.parts(&layout);
         let written = if parts == 1 { self.written(&layout) } else { 0 };
-        Way { layout, parts, written }
+        Variant { layout, parts, written }
     }
 
-    /// All ways, the usual one first.
-    pub(super) fn all(&self) -> Vec<Way> {
+    /// All variants, the default one first.
+    pub(super) fn all(&self) -> Vec<Variant> {
         let usual = self.usual();
         let rows_first = usual.layout.rows_first;
         let most = Layout::most_lanes(rows_first).min(self.columns.next_power_of_two());
@@ -55,13 +55,13 @@ impl Rows<'_> {
         for lanes in powers_of_two(most) {
             let layout = Layout::of_lanes(lanes, rows_first);
             for parts in powers_of_two(self.most_parts(&layout)) {
-                if self.columns / (lanes * parts) > MOST_COLUMNS {
+                if self.columns / (lanes * parts) > MAX_COLUMNS {
                     continue;
                 }
                 let written = if parts == 1 { self.written(&layout) } else { 0 };
-                all.push(Way { layout, parts, written });
+                all.push(Variant { layout, parts, written });
                 if written > 0 {
-                    all.push(Way {
+                    all.push(Variant {
                         layout,
                         parts,
                         written: 0,
@@ -78,17 +78,17 @@ impl Rows<'_> {
             return 1;
         }
         let threads = (self.rows.div_ceil(layout.width) * THREADS).max(1);
-        let most = MOST_PARTS.min(self.columns / FEWEST_COLUMNS);
-        most.min(MOST_THREADS / threads).max(1)
+        let most = MAX_PARTS.min(self.columns / MIN_COLUMNS);
+        most.min(MAX_THREADS / threads).max(1)
     }
 
-    /// What decides which way is the best: what is reduced, what is read and stored, sizes, and how rows lie in memory.
+    /// What decides which variant is the best: what is reduced, what is read and stored, sizes, and how rows lie in memory.
     pub(super) fn class(&self, cx: &CompileCx, precision: Precision) -> Class {
         let Rows { rows, columns, .. } = *self;
         let all = self.reductions.iter();
         let all = all.map(|r| format!("{:?}.{}", r.fold, r.level).to_lowercase());
         // One for each element, for each row, or neither.
-        let place = |numel: usize| match numel {
+        let location = |numel: usize| match numel {
             numel if numel == rows * columns => 'e',
             numel if numel == rows => 'r',
             _ => 'o',
@@ -99,11 +99,11 @@ impl Rows<'_> {
             .iter()
             .filter(|node| matches!(node.def, Def::Operand(_)));
         let mut read: Vec<String> = operands
-            .map(|node| format!("{}.{}", node.ty.dtype, place(node.ty.numel())))
+            .map(|node| format!("{}.{}", node.ty.dtype, location(node.ty.numel())))
             .collect();
         read.sort_unstable();
         let stored = cx.kernel.outputs.iter();
-        let stored = stored.map(|ty| format!("{}.{}", ty.dtype, place(ty.numel())));
+        let stored = stored.map(|ty| format!("{}.{}", ty.dtype, location(ty.numel())));
         let along = if Layout::of(self).rows_first { "rows" } else { "columns" };
         Class {
             name: format!(
@@ -118,18 +118,15 @@ impl Rows<'_> {
         }
     }
 
-    /// Launches in a way.
-    pub(super) fn compile(&self, cx: &CompileCx, way: &Way) -> Result<Compiled, String> {
+    /// Launches in a variant.
+    pub(super) fn compile(&self, cx: &CompileCx, variant: &Variant) -> Result<Compiled, String> {
         let rows = Rows {
-            written_out: way.written,
+            written_out: variant.written,
             ..self.clone()
         };
-        let &Way { ref layout, parts, .. } = way;
+        let &Variant { ref layout, parts, .. } = variant;
         if parts <= 1 {
-            return Ok(Compiled {
-                launches: vec![rows.whole(cx, layout)?],
-                ..Compiled::default()
-            });
+            return Ok(rows.whole(cx, layout)?.into());
         }
         let bytes = 4 * rows.rows * parts;
         Ok(Compiled {

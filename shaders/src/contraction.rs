@@ -1,10 +1,10 @@
-//! Sums of products, as matrix products and convolutions describe them to whatever computes them: by tiles, by matrix units or
+//! Contractions, as matrix products and convolutions describe them to whatever computes them: by tiles, by cooperative matrices or
 //! by lanes.
 
 use super::emit::Emitter;
 use super::template::Template;
 
-/// Sizes of sums of products.
+/// Sizes of contractions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sizes {
     pub(super) batch: usize,
@@ -15,7 +15,7 @@ pub(super) struct Sizes {
 }
 
 /// What is summed up, and where the sum belongs. Numbers are WGSL variables; `batch` is one of them.
-pub(super) trait Products {
+pub(super) trait Contraction {
     fn sizes(&self) -> Sizes;
 
     /// What is computed, for the names of classes of products: a word, and what decides how elements are found.
@@ -45,24 +45,24 @@ pub(super) trait Products {
         None
     }
 
-    /// The number of the element that [`Products::load`] loads, of an operand that is [stored](Products::stored).
+    /// The number of the element that [`Contraction::load`] loads, of an operand that is [stored](Contraction::stored).
     fn number_of(&self, e: &mut Emitter, operand: usize, line: &str, k: &str) -> Result<String, String> {
         let _ = (e, operand, line, k);
-        Err("it is computed on the way".into())
+        Err("it is computed as it is loaded".into())
     }
 }
 
 /// Gives a kernel file its product: sizes, statements and values of both loads, and the order of results.
-pub(super) fn product_of(
+pub(super) fn contraction_of(
     e: &mut Emitter,
     template: Template,
-    products: &dyn Products,
+    contraction: &dyn Contraction,
     loads: [(String, String); 2],
 ) -> Result<Template, String> {
-    let (Sizes { batch, m, n, k }, [(a, a_value), (b, b_value)]) = (products.sizes(), loads);
+    let (Sizes { batch, m, n, k }, [(a, a_value), (b, b_value)]) = (contraction.sizes(), loads);
     let template = template
         .returns("load_a", &a, &a_value)
         .returns("load_b", &b, &b_value)
         .sizes([("BATCH", batch), ("M", m), ("N", n), ("K", k)]);
-    products.element_number(e, template)
+    contraction.element_number(e, template)
 }

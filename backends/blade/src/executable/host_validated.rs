@@ -7,22 +7,30 @@ use meganeura_core::plan::{BufferRef, ExecutionPlan, FedIndices};
 use meganeura_core::{Error, Result};
 
 /// What is looked at, and what the inputs hold.
-pub(super) struct Fed {
+pub(super) struct HostValidated {
     /// By segment, with the labels of the dispatches.
     segments: Vec<Vec<(FedIndices, String)>>,
     contents: HashMap<BufferRef, Vec<u8>>,
 }
 
-impl Fed {
+impl HostValidated {
     pub(super) fn of(plan: &ExecutionPlan) -> Self {
         let all = plan.fed_indices();
-        let zeros = |fed: &FedIndices| (fed.buffer, vec![0; plan.buffers[fed.buffer.index()]]);
-        let labelled = |fed: &FedIndices| (*fed, plan.dispatches[fed.dispatch].label.clone());
+        let zeros = |host_validated: &FedIndices| {
+            (
+                host_validated.buffer,
+                vec![0; plan.buffers[host_validated.buffer.index()]],
+            )
+        };
+        let labelled =
+            |host_validated: &FedIndices| (*host_validated, plan.dispatches[host_validated.dispatch].label.clone());
         let segments = plan.segments.iter().map(|segment| {
-            let own = all.iter().filter(|fed| segment.range().contains(&fed.dispatch));
+            let own = all
+                .iter()
+                .filter(|host_validated| segment.range().contains(&host_validated.dispatch));
             own.map(labelled).collect()
         });
-        Fed {
+        HostValidated {
             segments: segments.collect(),
             contents: all.iter().map(zeros).collect(),
         }
@@ -40,13 +48,13 @@ impl Fed {
     /// # Errors
     /// An index out of range.
     pub(super) fn check(&self, segments: &[usize]) -> Result<()> {
-        for (fed, label) in segments.iter().filter_map(|&s| self.segments.get(s)).flatten() {
-            let bytes = self.contents.get(&fed.buffer).map_or(&[][..], |bytes| bytes);
-            if let Some(index) = fed.first_outside(bytes) {
+        for (host_validated, label) in segments.iter().filter_map(|&s| self.segments.get(s)).flatten() {
+            let bytes = self.contents.get(&host_validated.buffer).map_or(&[][..], |bytes| bytes);
+            if let Some(index) = host_validated.first_outside(bytes) {
                 return Err(Error::IndexOutOfRange {
                     label: label.clone(),
                     index,
-                    rows: fed.bound,
+                    rows: host_validated.bound,
                 });
             }
         }

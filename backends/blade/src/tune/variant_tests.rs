@@ -1,4 +1,4 @@
-//! Ways to compute reductions and attention: each gives what the usual one does, and what was measured is used.
+//! Variants to compute reductions, extremes and attention: each gives what the default one does, and what was measured is used.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -83,6 +83,28 @@ fn reductions() -> Vec<Build> {
     ]
 }
 
+/// Extremes along either axis, of several types, of rows that are cut: the data of a trial have many ties.
+fn extremes() -> Vec<Build> {
+    vec![
+        |g| {
+            let x = g.input("x", &[3, 20_011]);
+            vec![g.argmax(x, -1).into()]
+        },
+        |g| {
+            let x = g.input("x", &[2, 4099, 7]);
+            vec![g.argmin(x, 1).into()]
+        },
+        |g| {
+            let x = g.input_typed("x", &[300, 5003], DType::I32);
+            vec![g.argmax(x, 1).into()]
+        },
+        |g| {
+            let x = g.input("x", &[37, 131]);
+            vec![g.argmin(x, -1).into()]
+        },
+    ]
+}
+
 fn attend(g: &mut Graph, [batch, rows_q, rows_k]: [usize; 3], options: AttentionOptions) -> Vec<Value> {
     let width = options.head_dim as usize;
     let q = g.input("q", &[batch, rows_q, options.num_heads as usize * width]);
@@ -104,7 +126,7 @@ fn attentions() -> Vec<Build> {
             };
             attend(g, [1, 67, 70], options)
         },
-        // Commonly taken apart.
+        // Commonly decomposed.
         |g| attend(g, [1, 3, 2_100], AttentionOptions::new(2, 1, 16)),
     ]
 }
@@ -159,7 +181,7 @@ fn caches() -> Vec<Build> {
     ]
 }
 
-/// Compares all ways of some calls, and gives the ways by family.
+/// Compares all variants of some calls, and gives the variants by family.
 fn compare(builds: Vec<Build>) -> Option<BTreeMap<String, BTreeSet<String>>> {
     let folder = tempfile::tempdir().expect("a folder");
     let device = device(folder.path())?;
@@ -174,20 +196,16 @@ fn compare(builds: Vec<Build>) -> Option<BTreeMap<String, BTreeSet<String>>> {
     });
     for plan in plans {
         let mut classes = device.classes(&[plan]).expect("it has kernels");
-        // Of what attention is taken apart to, products have tests of their own.
-        classes.retain(|found| {
-            ["reduction", "attention"]
-                .iter()
-                .any(|kind| found.class.name.starts_with(kind))
-        });
+        // Of what attention is decomposed into, products have tests of their own.
+        classes.retain(|found| !found.class.name.starts_with("product"));
         assert!(!classes.is_empty());
         for found in classes {
-            let names: BTreeSet<&String> = found.ways.iter().collect();
-            assert_eq!(names.len(), found.ways.len(), "{:?}", found.ways);
+            let names: BTreeSet<&String> = found.variants.iter().collect();
+            assert_eq!(names.len(), found.variants.len(), "{:?}", found.variants);
             assert!(found.class.work > 0, "{:?}", found.class);
-            for way in &found.ways {
-                assert!(way.parse::<Schedule>().is_ok(), "{way}");
-                let (family, rest) = way.split_once(' ').unwrap_or((way, ""));
+            for variant in &found.variants {
+                assert!(variant.parse::<Schedule>().is_ok(), "{variant}");
+                let (family, rest) = variant.split_once(' ').unwrap_or((variant, ""));
                 families.entry(family.to_owned()).or_default().insert(rest.to_owned());
             }
             check_ways(&device, &found);
@@ -212,7 +230,7 @@ fn every_way_to_reduce_gives_what_the_usual_one_does() {
     let Some(families) = check_families(reductions(), &["reduce.v2"]) else {
         return;
     };
-    let has = |part: &str| families["reduce.v2"].iter().any(|way| way.contains(part));
+    let has = |part: &str| families["reduce.v2"].iter().any(|variant| variant.contains(part));
     for part in [
         "lanes=1 ",
         "lanes=8 ",
@@ -225,6 +243,15 @@ fn every_way_to_reduce_gives_what_the_usual_one_does() {
     ] {
         assert!(has(part), "{part}: {families:?}");
     }
+}
+
+#[test]
+fn every_way_to_look_for_extremes_gives_what_the_usual_one_does() {
+    let Some(families) = check_families(extremes(), &["arg_reduce.v1"]) else {
+        return;
+    };
+    let expected = ["split=1", "split=4", "split=16"].map(str::to_owned);
+    assert_eq!(families["arg_reduce.v1"], BTreeSet::from(expected));
 }
 
 #[test]
@@ -276,7 +303,7 @@ fn ways_of_reductions_and_attention_are_measured_stored_and_used() {
         let found = classes.iter().find(|found| found.class.name.starts_with(kind));
         let found =
             found.unwrap_or_else(|| panic!("{kind}: {:?}", classes.iter().map(|f| &f.class).collect::<Vec<_>>()));
-        assert!(found.ways.len() > 1, "{:?}", found.ways);
+        assert!(found.variants.len() > 1, "{:?}", found.variants);
     }
     let options = TuneOptions {
         time: Duration::from_secs(30),
@@ -292,12 +319,16 @@ fn ways_of_reductions_and_attention_are_measured_stored_and_used() {
             "{tuned:?}"
         );
     }
-    // Which is the fastest is known by measuring only: the last ways are stored as if they were.
+    // Which is the fastest is known by measuring only: the last variants are stored as if they were.
     for found in &classes {
         let entry = Entry {
             sizes: found.class.sizes.clone(),
-            usual: found.ways[0].clone(),
-            winner: found.ways.iter().rfind(|way| !way.contains("decomposed")).cloned(),
+            usual: found.variants[0].clone(),
+            winner: found
+                .variants
+                .iter()
+                .rfind(|variant| !variant.contains("decomposed"))
+                .cloned(),
             gain: 2.0,
             qualified: Default::default(),
         };
@@ -307,10 +338,10 @@ fn ways_of_reductions_and_attention_are_measured_stored_and_used() {
     drop(first);
     let second = device(folder.path()).expect("as before");
     assert_eq!(sources(&second, &plan), chosen, "it is read when the device is opened");
-    second.compile(&plan).expect("every way is right");
+    second.compile(&plan).expect("every variant is right");
     assert_eq!(sources(&second, &plan), chosen, "none is dropped");
     second.forget_tuned().expect("it is deleted");
-    assert_ne!(sources(&second, &plan), chosen, "they are not the usual ones");
+    assert_ne!(sources(&second, &plan), chosen, "they are not the default ones");
 }
 
 #[test]

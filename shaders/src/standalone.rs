@@ -12,24 +12,22 @@ use super::scalar::wgsl_type;
 use super::scatter::Scatter;
 use super::template::{KernelFile, Template};
 
-/// Makes the launch of an operator.
-type Make = fn(&CompileCx) -> Result<Launch, String>;
-/// Makes the launches of an operator, and says what they keep on the way.
-type MakeSeveral = fn(&CompileCx) -> Result<Compiled, String>;
+/// Makes the launches of an operator, and says what they keep meanwhile.
+type Make = fn(&CompileCx) -> Result<Compiled, String>;
 
 /// Operators whose results are looked for, element by element.
 const LOOPS: &[(&str, Make)] = &[
     ("core.argmax", |cx| extreme(cx, ">")),
     ("core.argmin", |cx| extreme(cx, "<")),
-    ("core.avg_pool2d", avg_pool),
-    ("core.avg_pool2d_grad", avg_pool_grad),
-    ("core.cumsum", lanes::cumsum),
-    ("core.max_pool2d", max_pool),
-    ("core.top_k", top_k),
+    ("core.avg_pool2d", |cx| Ok(avg_pool(cx)?.into())),
+    ("core.avg_pool2d_grad", |cx| Ok(avg_pool_grad(cx)?.into())),
+    ("core.cumsum", |cx| Ok(lanes::cumsum(cx)?.into())),
+    ("core.max_pool2d", |cx| Ok(max_pool(cx)?.into())),
+    ("core.top_k", |cx| Ok(top_k(cx)?.into())),
 ];
 
 /// Operators that look at their indices even where there is no result.
-const SCATTERS: &[(&str, MakeSeveral)] = &[
+const SCATTERS: &[(&str, Make)] = &[
     ("core.put_along_axis", |cx| Scatter::add(cx, true)?.compile(cx)),
     ("core.scatter", |cx| Scatter::replace(cx)?.compile(cx)),
     ("core.scatter_add", |cx| Scatter::add(cx, false)?.compile(cx)),
@@ -46,14 +44,8 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
     if looping.is_some() && cx.kernel.outputs.iter().all(|t| t.numel() == 0) {
         return Ok(Some(Compiled::default()));
     }
-    match (looping, scattering) {
-        (Some((_, make)), _) => Ok(Some(Compiled {
-            launches: vec![make(cx)?],
-            ..Compiled::default()
-        })),
-        (None, Some((_, make))) => make(cx).map(Some),
-        (None, None) => Ok(None),
-    }
+    let make = looping.or(scattering).map(|(_, make)| make(cx));
+    make.transpose()
 }
 
 /// The condition that `a` comes before `b` by a comparison, NaN first, of elements of a type.
@@ -64,7 +56,7 @@ fn comes_before(dtype: DType, compare: &str) -> String {
     }
 }
 
-fn extreme(cx: &CompileCx, compare: &str) -> Result<Launch, String> {
+fn extreme(cx: &CompileCx, compare: &str) -> Result<Compiled, String> {
     lanes::arg_reduce(cx, &comes_before(cx.kernel.inputs[0].dtype, compare))
 }
 
@@ -78,7 +70,7 @@ fn top_k(cx: &CompileCx) -> Result<Launch, String> {
         .returns("comes_before", "", &comes_before(ty.dtype, ">"))
         .body(
             "store",
-            module.store(0, "at", "value") + &module.store(1, "at", "place"),
+            module.store(0, "at", "value") + &module.store(1, "at", "location"),
         )
         .sizes([("LENGTH", len), ("INNER", inner), ("K", cx.kernel.attrs.size("k")?)]);
     module.finish_template_elements(template, ty.numel())

@@ -1,4 +1,4 @@
-//! Results that only matrix units read: in `f16` they give the same bits as in `f32`.
+//! Results that only cooperative matrices read: in `f16` they give the same bits as in `f32`.
 
 use std::sync::Arc;
 
@@ -41,11 +41,11 @@ fn bits(outputs: &[Vec<f32>]) -> Vec<Vec<u32>> {
     outputs.iter().map(bits).collect()
 }
 
-/// Runs a graph both ways, with inputs of each of some sizes. `narrow` is how many kernels write elements in `f16`.
+/// Runs a graph both ways, with inputs of each of some sizes. `f16_storage` is how many kernels write elements in `f16`.
 fn compare<V: Into<Value> + Copy>(
     shapes: &[&[usize]],
     sizes: &[f64],
-    narrow: usize,
+    f16_storage: usize,
     build: impl Fn(&mut Graph, &[NodeId]) -> Vec<V>,
 ) {
     let Some(pair) = both() else { return };
@@ -61,7 +61,7 @@ fn compare<V: Into<Value> + Copy>(
         (writers(&device, &session), outputs)
     });
     let [(in_f16, f16), (in_f32, f32)] = found;
-    assert_eq!((in_f16, in_f32), (narrow, 0), "{shapes:?}");
+    assert_eq!((in_f16, in_f32), (f16_storage, 0), "{shapes:?}");
     assert!(f16 == f32, "{shapes:?}");
 }
 

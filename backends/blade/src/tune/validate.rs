@@ -1,6 +1,6 @@
-//! Stored ways are compared with the usual ones before a call uses them for the first time.
+//! Stored variants are compared with the default ones before a call uses them for the first time.
 //!
-//! A way is stored for a class of calls, and these differ: in rows, in what is computed along. What is
+//! A variant is stored for a class of calls, and these differ: in rows, in what is computed along. What is
 //! remembered of each is the text of its kernels, so that nothing is run twice that is known to be right with this driver.
 
 use std::cell::RefCell;
@@ -13,7 +13,7 @@ use meganeura_core::precision::Precision;
 use meganeura_core::{Error, Result};
 
 use super::Chosen;
-use super::contest::Subject as _;
+use super::comparison::Subject as _;
 use super::operands::Operands;
 use super::trial::Trial;
 use crate::gpu::NAME;
@@ -39,19 +39,19 @@ pub(super) fn text_hash(
     Some(sha256(compiled.launches.iter().map(|launch| launch.source.as_bytes())))
 }
 
-/// Compares the stored ways that a plan would use with the usual ones, unless that was done before. One that is wrong is
+/// Compares the stored variants that a plan would use with the default ones, unless that was done before. One that is wrong is
 /// not used any more.
 ///
 /// # Errors
 /// A device that fails.
-pub(crate) fn qualify(device: &Handle, chosen: &Chosen, coop: Option<CoopConfig>, plan: &ExecutionPlan) -> Result<()> {
-    qualify_by(device, chosen, coop, plan, &|dispatch, class, ways| {
-        first_difference(device, dispatch, (plan.precision, coop), class, ways)
+pub(crate) fn validate(device: &Handle, chosen: &Chosen, coop: Option<CoopConfig>, plan: &ExecutionPlan) -> Result<()> {
+    validate_by(device, chosen, coop, plan, &|dispatch, class, variants| {
+        first_difference(device, dispatch, (plan.precision, coop), class, variants)
     })
 }
 
-/// [`qualify`] with another comparison.
-pub(super) fn qualify_by(
+/// [`validate`] with another comparison.
+pub(super) fn validate_by(
     device: &Handle,
     chosen: &Chosen,
     coop: Option<CoopConfig>,
@@ -72,11 +72,11 @@ pub(super) fn qualify_by(
         let Some(hash) = text_hash(dispatch, coop.filter(|_| dispatch.use_coop), &noted) else {
             continue;
         };
-        for Noticed { class, ways } in noted.asked.take() {
+        for Noticed { class, variants } in noted.asked.take() {
             if tuning.is_qualified(&class, &hash) {
                 continue;
             }
-            match difference(dispatch, &class, &ways) {
+            match difference(dispatch, &class, &variants) {
                 Ok(None) => tuning.qualified(&class, &hash),
                 Ok(Some(difference)) => tuning.refuse(&class, &Error::backend(NAME, difference)),
                 Err(error) if device.gpu().is_lost() => return Err(error),
@@ -87,30 +87,30 @@ pub(super) fn qualify_by(
     Ok(())
 }
 
-/// How the second of two ways differs from the first.
+/// How the second of two variants differs from the first.
 fn first_difference(
     device: &Handle,
     dispatch: &Dispatch,
     units: (Precision, Option<CoopConfig>),
     class: &Class,
-    ways: &[String; 2],
+    variants: &[String; 2],
 ) -> Result<Option<String>> {
     let operands = Operands::plain(dispatch);
-    let trial = Trial::new(device, dispatch, &operands, units, (class, ways), Instant::now())?;
-    let (mut usual, mut other) = (trial.prepare(&ways[0])?, trial.prepare(&ways[1])?);
+    let trial = Trial::new(device, dispatch, &operands, units, (class, variants), Instant::now())?;
+    let (mut usual, mut other) = (trial.prepare(&variants[0])?, trial.prepare(&variants[1])?);
     trial.difference(&mut usual, &mut other)
 }
 
-/// How the second of two ways to compute a call differs from the first.
+/// How the second of two variants to compute a call differs from the first.
 pub(super) type Difference<'a> = dyn Fn(&Dispatch, &Class, &[String; 2]) -> Result<Option<String>> + 'a;
 
-/// A class for which a stored way is used, and the usual way with it.
+/// A class for which a stored variant is used, and the default variant with it.
 struct Noticed {
     class: Class,
-    ways: [String; 2],
+    variants: [String; 2],
 }
 
-/// Notes which stored ways are used.
+/// Notes which stored variants are used.
 struct Noted<'a> {
     choices: &'a dyn ScheduleChooser,
     asked: RefCell<Vec<Noticed>>,
@@ -122,15 +122,15 @@ impl ScheduleChooser for Noted<'_> {
     }
 
     fn choose(&self, class: &Class, candidates: &dyn Fn() -> Vec<Schedule>) -> Option<Schedule> {
-        let way = self.choices.choose(class, candidates)?;
+        let variant = self.choices.choose(class, candidates)?;
         let all = candidates();
-        if let Some(usual) = all.first().filter(|usual| **usual != way && all.contains(&way)) {
+        if let Some(usual) = all.first().filter(|usual| **usual != variant && all.contains(&variant)) {
             self.asked.borrow_mut().push(Noticed {
                 class: class.clone(),
-                ways: [usual.to_string(), way.to_string()],
+                variants: [usual.to_string(), variant.to_string()],
             });
         }
-        Some(way)
+        Some(variant)
     }
 
     fn missing(&self, class: &Class, schedule: &Schedule) {

@@ -1,4 +1,4 @@
-//! What is done with sums of products: they are stored as parts of sums, or what follows the product is computed of them.
+//! What is done with contractions: they are stored as parts of sums, or what follows the product is computed of them.
 
 use std::fmt::Write as _;
 
@@ -8,7 +8,7 @@ use super::body::Id;
 use super::emit::Emitter;
 use super::files;
 use super::kernel::{Launch, Memory};
-use super::place::{self, Base};
+use super::location::{self, Base};
 use super::template::Template;
 
 /// Type of partial sums: that of all sums, whatever the products are of.
@@ -16,10 +16,8 @@ pub(super) const PARTIAL: DType = DType::F32;
 
 /// Most parts that the sums of so many elements may be cut into: partial sums take memory.
 pub(super) fn most_parts(total: usize) -> usize {
-    const MOST_BYTES: usize = 16 << 20;
-    PARTIAL
-        .storage_bytes(total.max(1))
-        .map_or(1, |bytes| MOST_BYTES / bytes)
+    const MAX_BYTES: usize = 16 << 20;
+    PARTIAL.storage_bytes(total.max(1)).map_or(1, |bytes| MAX_BYTES / bytes)
 }
 
 /// Whether the last of the parts of a sum of `k` terms, which have `length` terms each, has fewer steps than the others. Where all
@@ -116,12 +114,16 @@ fn finished(e: &mut Emitter, id: Id, outputs: &[usize], i: &str, product: &str) 
     let body = e.body;
     let base = Base::new(i, body.ty(id).numel());
     let shape = &body.ty(id).shape;
-    e.fix_terms(id, product, vec![place::terms(&place::split(&base, 1, shape), shape)]);
+    e.fix_terms(
+        id,
+        product,
+        vec![location::terms(&location::split(&base, 1, shape), shape)],
+    );
     e.writing_block(&base, |e| {
         let mut stores = String::new();
         for &output in outputs {
             let id = body.results[output];
-            let value = e.value(id, &place::split(&base, 1, &body.ty(id).shape))?;
+            let value = e.value(id, &location::split(&base, 1, &body.ty(id).shape))?;
             stores.push_str(&e.module.store(output, i, &value));
         }
         Ok(stores)

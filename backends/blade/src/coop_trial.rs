@@ -1,4 +1,4 @@
-//! Which matrix units of a device are used: those that are there, and multiply right.
+//! Which cooperative matrices of a device are used: those that are there, and multiply right.
 //!
 //! Drivers that list cooperative matrices may still refuse kernels that use them, or compute something else; and what
 //! blade does not tell, such as the size of a subgroup, may be guessed wrongly. So whatever is chosen has to multiply
@@ -11,8 +11,8 @@ use meganeura_core::plan::try_compile;
 use meganeura_core::random::SplitMix64;
 use meganeura_core::{Error, Graph, Result};
 
-use crate::brought::Brought;
-use crate::dispatch::{Narrows, With};
+use crate::custom::CustomKernels;
+use crate::dispatch::{F16Storage, With};
 use crate::executable::BladeExecutable;
 use crate::gpu::NAME;
 use crate::handle::Handle;
@@ -25,7 +25,7 @@ pub use meganeura_shaders::coop::{CoopConfig, MIN_COOP_WORKGROUPS, prefers_coop}
 const USUAL_SUBGROUP: u32 = 32;
 /// Workgroups of large blocks on a multiprocessor at a time: as measured on an H200, where shared memory and registers
 /// have room for no more.
-const AT_ONCE: u32 = 2;
+const MAX_RESIDENT: u32 = 2;
 
 /// The configuration for what a device lists: tiles of `f16` if there are such, else of `f32`, else `None`.
 pub fn select_coop_config(units: &bg::CooperativeMatrix) -> Option<CoopConfig> {
@@ -34,7 +34,7 @@ pub fn select_coop_config(units: &bg::CooperativeMatrix) -> Option<CoopConfig> {
         use_f16_input,
         subgroup_size: USUAL_SUBGROUP,
         min_workgroups: MIN_COOP_WORKGROUPS,
-        at_once: 0,
+        max_resident_workgroups: 0,
     };
     match (units.f16_tile, units.f32_tile) {
         (0, 0) => None,
@@ -59,8 +59,8 @@ pub(crate) fn choose(
         None => {}
     }
     config.subgroup_size = limits.subgroup_size.unwrap_or(USUAL_SUBGROUP);
-    let at_once = limits.multiprocessors.map(|count| AT_ONCE.saturating_mul(count));
-    config.at_once = wanted.at_once.or(at_once).unwrap_or(0);
+    let max_resident_workgroups = limits.multiprocessors.map(|count| MAX_RESIDENT.saturating_mul(count));
+    config.max_resident_workgroups = wanted.max_resident_workgroups.or(max_resident_workgroups).unwrap_or(0);
     config.min_workgroups = wanted.min_workgroups.unwrap_or(MIN_COOP_WORKGROUPS);
     match multiplies(&config) {
         Ok(()) => {
@@ -137,9 +137,9 @@ pub(crate) fn test_coop_matmul(device: &Handle, config: &CoopConfig) -> Result<(
         plan.dispatches.iter_mut().for_each(|d| d.use_coop = true);
         let with = With {
             coop: Some(*config),
-            brought: &Brought::new(),
+            custom: &CustomKernels::new(),
             choices: None,
-            narrows: Narrows::No,
+            f16_storage: F16Storage::No,
         };
         let mut executable = BladeExecutable::new(device, &plan, &with)?;
         let words = |name: &str| operands[name].iter().map(|v| v.to_le_bytes()).collect();
@@ -265,7 +265,7 @@ mod tests {
                 wide_results: false,
                 tile,
                 min_workgroups: Some(7),
-                at_once: None,
+                max_resident_workgroups: None,
             };
             let limits = Limits {
                 multiprocessors: Some(3),
@@ -279,7 +279,10 @@ mod tests {
         assert_eq!(chosen(None, false), None);
         assert_eq!(chosen(Some(0), true), None);
         let config = chosen(Some(16), true).expect("it works");
-        assert_eq!((config.tile_size, config.min_workgroups, config.at_once), (16, 7, 6));
+        assert_eq!(
+            (config.tile_size, config.min_workgroups, config.max_resident_workgroups),
+            (16, 7, 6)
+        );
     }
 
     #[test]

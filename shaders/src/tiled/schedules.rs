@@ -1,58 +1,60 @@
-//! Ways to compute a product: by a thread for each result, by tiles, by lanes or wide columns, on matrix units.
+//! Variants to compute a product: by a thread for each result, by tiles, by lanes or wide columns, on cooperative matrices.
 
 use meganeura_core::precision::Precision;
 
 use super::super::body::{Body, Id};
+use super::super::contraction::{Contraction, Sizes};
 use super::super::coop::Blocks;
 use super::super::kernel::CompileCx;
-use super::super::products::{Products, Sizes};
 use super::super::schedule::Class;
 use super::super::schedule::Schedule;
 use super::super::variants::{Candidate, range};
 use super::super::vectors::{self, Vectors};
 use super::Tiling;
 
-/// Products up to which a thread for each result is as good, and simpler.
+/// Contraction up to which a thread for each result is as good, and simpler.
 const FEW_PRODUCTS: usize = 1 << 16;
 /// Longest sum of such a thread.
 const SHORT_SUM: usize = 256;
-/// Products up to which it is tried.
-const MOST_DIRECT: usize = 1 << 22;
+/// Contraction up to which it is tried.
+const MAX_DIRECT: usize = 1 << 22;
 
 /// A product cut into tiles of one kind or the other.
 pub(super) enum Tiles<'a> {
     /// A thread for each result.
     Direct,
     Threads(Tiling<'a>),
-    Units(Blocks<'a>),
+    Coop(Blocks<'a>),
     Vectors(Vectors<'a>),
 }
 
-/// A product as the ways to compute it see it.
+/// A product as the variants to compute it see it.
 #[derive(Clone, Copy)]
-pub(super) struct Product<'a> {
+pub(super) struct MatMulCall<'a> {
     pub(super) body: &'a Body,
     pub(super) id: Id,
     pub(super) cx: &'a CompileCx<'a>,
-    pub(super) products: &'a dyn Products,
+    pub(super) contraction: &'a dyn Contraction,
     /// Elements of the result.
     pub(super) total: usize,
     /// Whether reductions come before it, which only [`vectors`] can do.
     pub(super) reduces: bool,
 }
 
-impl Product<'_> {
-    /// What decides which way is the best: what is multiplied, how operands lie in memory, sizes, and whether anything is
+impl MatMulCall<'_> {
+    /// What decides which variant is the best: what is multiplied, how operands lie in memory, sizes, and whether anything is
     /// computed along with the product.
     pub(super) fn class(&self, precision: Precision) -> Class {
-        let &Product { body, id, products, .. } = self;
-        let Sizes { batch, m, n, k } = products.sizes();
+        let &MatMulCall {
+            body, id, contraction, ..
+        } = self;
+        let Sizes { batch, m, n, k } = contraction.sizes();
         let operand = |operand: usize| {
-            let dtype = products
+            let dtype = contraction
                 .stored(operand)
                 .map(|i| self.cx.kernel.inputs[i].dtype.to_string());
             let dtype = dtype.unwrap_or_else(|| "computed".into());
-            let along = match (products.is_along_k(operand), operand) {
+            let along = match (contraction.is_along_k(operand), operand) {
                 (true, _) => 'k',
                 (false, 0) => 'm',
                 (false, _) => 'n',
@@ -67,7 +69,7 @@ impl Product<'_> {
         Class {
             name: format!(
                 "{} {}*{} {}x{}x{n}x{k} {around} {precision}",
-                products.kind(),
+                contraction.kind(),
                 operand(0),
                 operand(1),
                 range(batch),
@@ -80,41 +82,41 @@ impl Product<'_> {
 }
 
 impl<'a> Tiles<'a> {
-    /// The way that limits choose, which were found by measuring some devices; `None` for many rows after reductions.
-    pub(super) fn usual(product: &Product<'a>) -> Option<Self> {
-        let Product {
-            cx, products, total, ..
+    /// The variant that limits choose, which were found by measuring some devices; `None` for many rows after reductions.
+    pub(super) fn usual(product: &MatMulCall<'a>) -> Option<Self> {
+        let MatMulCall {
+            cx, contraction, total, ..
         } = *product;
-        let sizes = products.sizes();
+        let sizes = contraction.sizes();
         if product.reduces {
-            return Vectors::new(products, total, cx).map(Tiles::Vectors);
+            return Vectors::new(contraction, total, cx).map(Tiles::Vectors);
         }
         let units_always = cx.coop.is_some_and(|config| config.min_workgroups == 0 && sizes.k > 0);
         if total.saturating_mul(sizes.k) <= FEW_PRODUCTS && sizes.k <= SHORT_SUM && !units_always {
             return Some(Tiles::Direct);
         }
-        let units = cx.coop.and_then(|config| Blocks::new(products, config, total));
+        let units = cx.coop.and_then(|config| Blocks::new(contraction, config, total));
         // Units compute whole tiles, however few rows there are: reading the matrix without them is faster then.
         let few = sizes.m <= vectors::FEW_ROWS;
-        Some(match (units, Vectors::new(products, total, cx)) {
-            (Some(blocks), vectors) if units_always || !few || vectors.is_none() => Tiles::Units(blocks),
+        Some(match (units, Vectors::new(contraction, total, cx)) {
+            (Some(blocks), vectors) if units_always || !few || vectors.is_none() => Tiles::Coop(blocks),
             (_, Some(vectors)) => Tiles::Vectors(vectors),
-            (_, None) => Tiles::Threads(Tiling::new(products, total)),
+            (_, None) => Tiles::Threads(Tiling::new(contraction, total)),
         })
     }
 
-    /// All ways, the usual one first.
-    pub(super) fn all(product: &Product<'a>) -> Vec<Self> {
-        let Product {
-            cx, products, total, ..
+    /// All variants, the default one first.
+    pub(super) fn all(product: &MatMulCall<'a>) -> Vec<Self> {
+        let MatMulCall {
+            cx, contraction, total, ..
         } = *product;
         let mut all: Vec<Self> = Tiles::usual(product).into_iter().collect();
-        all.extend(Vectors::all(products, total, cx).into_iter().map(Tiles::Vectors));
+        all.extend(Vectors::all(contraction, total, cx).into_iter().map(Tiles::Vectors));
         if !product.reduces {
-            all.extend(Tiling::all(products, total).into_iter().map(Tiles::Threads));
-            let units = cx.coop.map(|config| Blocks::all(products, config, total));
-            all.extend(units.unwrap_or_default().into_iter().map(Tiles::Units));
-            if total.saturating_mul(products.sizes().k) <= MOST_DIRECT {
+            all.extend(Tiling::all(contraction, total).into_iter().map(Tiles::Threads));
+            let units = cx.coop.map(|config| Blocks::all(contraction, config, total));
+            all.extend(units.unwrap_or_default().into_iter().map(Tiles::Coop));
+            if total.saturating_mul(contraction.sizes().k) <= MAX_DIRECT {
                 all.push(Tiles::Direct);
             }
         }
@@ -137,13 +139,13 @@ impl Candidate for Tiles<'_> {
                     .with("lanes", [vectors.lanes()])
                     .with("split_k", [vectors.parts()]),
             },
-            Tiles::Units(blocks) => {
+            Tiles::Coop(blocks) => {
                 let b = blocks.block();
                 let schedule = Schedule::of("matmul_coop")
                     .with("block", [b.rows, b.columns, b.step])
                     .with("subgroup", [b.sub_rows, b.sub_columns])
                     .with("sliced_k", [b.depths])
-                    .with("prefetch", [b.ahead])
+                    .with("prefetch", [b.prefetch])
                     .with("split_k", [blocks.parts()]);
                 match blocks.tail() {
                     Some(tail) => schedule.with("tail", [tail.blocks, tail.parts()]),

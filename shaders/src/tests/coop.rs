@@ -1,4 +1,4 @@
-//! Kernels for matrix units: valid, in the language of other devices too, and within the memory of a workgroup.
+//! Kernels for cooperative matrices: valid, in the language of other devices too, and within the memory of a workgroup.
 
 use std::cell::RefCell;
 
@@ -26,11 +26,11 @@ const fn kind(tile_size: u32, use_f16_input: bool, subgroup_size: u32) -> CoopCo
         use_f16_input,
         subgroup_size,
         min_workgroups: MIN_COOP_WORKGROUPS,
-        at_once: 0,
+        max_resident_workgroups: 0,
     }
 }
 
-/// Launches of large products on matrix units of every kind.
+/// Launches of large products on cooperative matrices of every kind.
 fn coop_launches() -> Vec<(String, Launch)> {
     let mut all = Vec::new();
     each_on_units(&[DType::F32, DType::F16], &mut |label, cx| {
@@ -73,7 +73,7 @@ fn each_on_units(floats: &[DType], each: &mut dyn FnMut(String, &CompileCx)) {
             transposed(false, false),
             vec![vec![512, 3000], vec![3000, 512], vec![512]],
         ),
-        // One step of blocks that have two on their way, and a last part with fewer steps than that.
+        // One step of blocks that have two in flight, and a last part with fewer steps than that.
         (
             "core.matmul",
             transposed(false, false),
@@ -123,10 +123,15 @@ fn each_on_units(floats: &[DType], each: &mut dyn FnMut(String, &CompileCx)) {
                 let wide = |ty: TensorType| TensorType::f32(ty.shape);
                 outputs.into_iter().map(wide).collect()
             };
-            let kinds = KINDS.into_iter().flat_map(|kind| [0, 3].map(|at_once| (kind, at_once)));
-            for (kind, at_once) in kinds {
+            let kinds = KINDS
+                .into_iter()
+                .flat_map(|kind| [0, 3].map(|max_resident_workgroups| (kind, max_resident_workgroups)));
+            for (kind, max_resident_workgroups) in kinds {
                 let cx = CompileCx {
-                    coop: Some(CoopConfig { at_once, ..kind }),
+                    coop: Some(CoopConfig {
+                        max_resident_workgroups,
+                        ..kind
+                    }),
                     ..CompileCx::standalone(KernelDesc {
                         name,
                         version: 1,
@@ -141,7 +146,9 @@ fn each_on_units(floats: &[DType], each: &mut dyn FnMut(String, &CompileCx)) {
                     subgroup_size,
                     ..
                 } = kind;
-                let label = format!("{name} {shapes:?} {float} {tile_size} {use_f16_input} {subgroup_size} {at_once}");
+                let label = format!(
+                    "{name} {shapes:?} {float} {tile_size} {use_f16_input} {subgroup_size} {max_resident_workgroups}"
+                );
                 each(label, &cx);
             }
         }
@@ -158,7 +165,7 @@ fn kernels_for_matrix_units_are_valid_and_translate() {
     }
 }
 
-/// Metal's devices have 32 KiB and tiles of 8, others with matrix units 48 or more.
+/// Metal's devices have 32 KiB and tiles of 8, others with cooperative matrices 48 or more.
 fn check_shared(label: &str, launch: &Launch) {
     let most = if launch.source.contains("coop_mat16x16") {
         40 << 10
@@ -169,14 +176,14 @@ fn check_shared(label: &str, launch: &Launch) {
     assert!(bytes <= most, "{label}: {bytes} bytes");
 }
 
-/// The ways that there are for a product, and the one to be used.
+/// The variants that there are for a product, and the one to be used.
 #[derive(Default)]
-struct Ways {
+struct Variants {
     offered: RefCell<Vec<Schedule>>,
     used: Option<Schedule>,
 }
 
-impl ScheduleChooser for Ways {
+impl ScheduleChooser for Variants {
     fn precision(&self) -> Precision {
         Precision::Mixed
     }
@@ -191,52 +198,56 @@ impl ScheduleChooser for Ways {
     }
 }
 
-/// Ways that are used only where they were measured to be faster are tested on few devices.
+/// Variants that are used only where they were measured to be faster are tested on few devices.
 #[test]
 fn every_way_on_matrix_units_is_valid() {
     let mut seen = HashSet::new();
-    let mut ways = HashSet::new();
+    let mut variants = HashSet::new();
     each_on_units(&[DType::F32], &mut |label, cx| {
-        let with = |choices: &Ways| {
+        let with = |choices: &Variants| {
             let made = compile(&CompileCx {
                 choices: Some(choices),
                 ..cx.part(cx.kernel, cx.inputs.clone(), cx.outputs.clone(), 0)
             });
             made.unwrap_or_else(|e| panic!("{label}, {:?}: {e}", choices.used))
         };
-        let asked = Ways::default();
+        let asked = Variants::default();
         with(&asked);
         let offered = asked.offered.take();
         let is_coop = |schedule: &Schedule| schedule.kernel().starts_with("matmul_coop");
         let units: Vec<Schedule> = offered.into_iter().filter(is_coop).collect();
         assert!(units.len() > 1, "{label}: {units:?}");
         let mut blocks = HashSet::new();
-        for way in units {
-            let text = way.to_string();
+        for variant in units {
+            let text = variant.to_string();
             let block = text.split(" split_k").next().unwrap_or_default().to_owned();
-            // Numbers of parts differ in what is stored alone, which is tested with the usual ones.
+            // Numbers of parts differ in what is stored alone, which is tested with the default ones.
             if !blocks.insert(block.clone()) {
                 continue;
             }
-            let launch = with(&Ways {
-                used: Some(way.clone()),
-                ..Ways::default()
+            let launch = with(&Variants {
+                used: Some(variant.clone()),
+                ..Variants::default()
             })
             .launches[0]
                 .clone();
-            assert!(launch.coop && launch.chosen.is_some(), "{label}, {way}");
+            assert!(launch.coop && launch.chosen.is_some(), "{label}, {variant}");
             // Most differ in sizes alone.
             if seen.insert(launch.source.clone()) {
-                let label = format!("{label}, {way}");
+                let label = format!("{label}, {variant}");
                 validated(&label, &launch, UNITS);
                 check_shared(&label, &launch);
             }
-            ways.insert(block);
+            variants.insert(block);
         }
     });
-    let block = |size: &str| ways.iter().any(|way| way.contains(&format!("block={size}x")));
+    let block = |size: &str| {
+        variants
+            .iter()
+            .any(|variant| variant.contains(&format!("block={size}x")))
+    };
     for size in ["128x128", "64x128", "128x64", "64x64", "32x32", "16x16", "8x8"] {
-        assert!(block(size), "{size}: {ways:?}");
+        assert!(block(size), "{size}: {variants:?}");
     }
 }
 
@@ -260,7 +271,7 @@ fn every_product_has_a_kernel_for_matrix_units() {
         use_f16_input: true,
         subgroup_size: 8,
         min_workgroups: 0,
-        at_once: 0,
+        max_resident_workgroups: 0,
     };
     let launches = launches_with(Some(config));
     let units: Vec<&(String, Launch)> = launches.iter().filter(|(_, l)| l.coop).collect();
@@ -277,7 +288,7 @@ fn every_product_has_a_kernel_for_matrix_units() {
         "core.attention_grad",
     ] {
         let used = units.iter().any(|(label, _)| label.starts_with(&format!("{name} ")));
-        assert!(used, "{name} uses no matrix units");
+        assert!(used, "{name} uses no cooperative matrices");
     }
 }
 
@@ -318,27 +329,27 @@ fn every_way_of_attention_on_matrix_units_is_valid() {
     ] {
         for config in KINDS {
             let label = format!("attention {gradient} of {heads:?} {config:?}");
-            let with = |choices: &Ways| {
+            let with = |choices: &Variants| {
                 try_attention(gradient, [50, 61], heads, Some(config), Some(choices))
                     .unwrap_or_else(|e| panic!("{label}, {:?}: {e}", choices.used))
             };
-            let asked = Ways::default();
+            let asked = Variants::default();
             with(&asked);
-            for way in asked.offered.take() {
-                if !way.kernel().starts_with("attention_coop") {
+            for variant in asked.offered.take() {
+                if !variant.kernel().starts_with("attention_coop") {
                     continue;
                 }
-                let made = with(&Ways {
-                    used: Some(way.clone()),
-                    ..Ways::default()
+                let made = with(&Variants {
+                    used: Some(variant.clone()),
+                    ..Variants::default()
                 });
                 for launch in made.launches.iter().filter(|launch| launch.coop) {
-                    let label = format!("{label}, {way}");
+                    let label = format!("{label}, {variant}");
                     assert!(launch.chosen.is_some(), "{label}");
                     validated(&label, launch, UNITS);
                     check_shared(&label, launch);
                 }
-                names.insert((gradient, config.tile_size, way));
+                names.insert((gradient, config.tile_size, variant));
             }
         }
     }

@@ -1,5 +1,5 @@
-//! Ways to compute attention: by tiles of queries or keys, on single threads or matrix units; over a cache also query by
-//! query; or taken apart to products and a softmax.
+//! Variants to compute attention: by tiles of queries or keys, on single threads or cooperative matrices; over a cache also query by
+//! query; or decomposed into products and a softmax.
 
 use meganeura_core::ops::AttentionDims;
 use meganeura_core::precision::Precision;
@@ -10,57 +10,57 @@ use super::super::schedule::Class;
 use super::super::schedule::Schedule;
 use super::super::variants::{Candidate, range};
 use super::cached::{self, Sharing};
-use super::coop::{backward as units_backward, forward as units_forward};
-use super::heads::{Kind, MOST_WIDTH, Side, vectors, window};
+use super::coop::{backward as coop_backward, forward as coop_forward};
+use super::heads::{Kind, MAX_WIDTH, Side, vectors, window};
 use super::{backward, forward, tiles};
 
-/// Most bytes of the scores of a call that is tried taken apart: a buffer that every device can bind.
-const MOST_SCORES: usize = 1 << 27;
+/// Most bytes of the scores of a call that is tried decomposed: a buffer that every device can bind.
+const MAX_SCORES: usize = 1 << 27;
 /// Fewest queries of a call with many keys: the rows of a tile that have no query are computed for nothing.
-const FEWEST_QUERIES: usize = 8;
+const MIN_QUERIES: usize = 8;
 /// Keys up to which any number of queries is right.
 const FEW_KEYS: usize = 256;
 /// Workgroups from which on any number of keys is right, since one workgroup goes over all keys that a tile sees.
-const ENOUGH_GROUPS: usize = 48;
+const GROUPS_THRESHOLD: usize = 48;
 /// Keys up to which any number of workgroups is right.
 const SHORT_ROW: usize = 2048;
 
-/// A way to compute attention.
+/// A variant to compute attention.
 #[derive(Clone, Copy)]
-pub(super) enum Way {
-    /// By kernels for what it is taken apart to.
-    Apart,
+pub(super) enum Variant {
+    /// By kernels for what it is decomposed into.
+    Decomposed,
     /// By single threads, with so many queries of a tile.
     Tiles(usize),
     /// The same of a gradient: so many queries, and so many keys.
     GradientTiles([usize; 2]),
-    Units(units_forward::Tiling),
-    GradientUnits([units_backward::Tiling; 2]),
+    Coop(coop_forward::Tiling),
+    GradientCoop([coop_backward::Tiling; 2]),
     /// A workgroup for each query of each head, whose threads share keys.
     Vectors(Sharing),
     /// The same with a thread for each key.
     Elements,
 }
 
-impl Candidate for Way {
+impl Candidate for Variant {
     fn schedule(&self) -> Schedule {
         match self {
-            Way::Apart => Schedule::of("attention_decomposed"),
-            Way::Tiles(rows) => Schedule::of("attention_tiled").with("rows", [*rows]),
-            Way::GradientTiles([queries, keys]) => Schedule::of("attention_tiled")
+            Variant::Decomposed => Schedule::of("attention_decomposed"),
+            Variant::Tiles(rows) => Schedule::of("attention_tiled").with("rows", [*rows]),
+            Variant::GradientTiles([queries, keys]) => Schedule::of("attention_tiled")
                 .with("queries", [*queries])
                 .with("keys", [*keys]),
-            Way::Units(tiling) => Schedule::of("attention_coop").with("keys", [tiling.keys()]),
-            Way::GradientUnits([queries, keys]) => Schedule::of("attention_coop")
+            Variant::Coop(tiling) => Schedule::of("attention_coop").with("keys", [tiling.keys()]),
+            Variant::GradientCoop([queries, keys]) => Schedule::of("attention_coop")
                 .with("queries", queries.setting())
                 .with("keys", keys.setting()),
-            Way::Vectors(sharing) => sharing.schedule(),
-            Way::Elements => Schedule::of("attention_cached_elements"),
+            Variant::Vectors(sharing) => sharing.schedule(),
+            Variant::Elements => Schedule::of("attention_cached_elements"),
         }
     }
 }
 
-/// A call that has several ways.
+/// A call that has several variants.
 #[derive(Clone, Copy)]
 pub(super) struct Attention<'a> {
     pub(super) cx: &'a CompileCx<'a>,
@@ -69,62 +69,65 @@ pub(super) struct Attention<'a> {
 }
 
 impl Attention<'_> {
-    /// The way that limits choose, which were found by measuring some devices.
-    pub(super) fn usual(&self) -> Way {
+    /// The variant that limits choose, which were found by measuring some devices.
+    pub(super) fn usual(&self) -> Variant {
         let Attention { cx, kind, dims } = *self;
         match kind {
             Kind::Gradient if pays(&dims) => {
-                let units = cx.coop.and_then(|config| units_backward::usual(&config, dims));
+                let units = cx.coop.and_then(|config| coop_backward::usual(&config, dims));
                 let rows = || [Side::Queries, Side::Keys].map(|side| tiles::usual_rows(&dims, side));
-                units.map_or_else(|| Way::GradientTiles(rows()), Way::GradientUnits)
+                units.map_or_else(|| Variant::GradientTiles(rows()), Variant::GradientCoop)
             }
             Kind::Forward if pays(&dims) => self.usual_tiles(),
-            Kind::Forward | Kind::Gradient => Way::Apart,
-            Kind::Cached if dims.rows_q >= FEWEST_QUERIES && self.has_tiles() => self.usual_tiles(),
-            Kind::Cached => Sharing::usual(cx, &dims).map_or(Way::Elements, Way::Vectors),
+            Kind::Forward | Kind::Gradient => Variant::Decomposed,
+            Kind::Cached if dims.rows_q >= MIN_QUERIES && self.has_tiles() => self.usual_tiles(),
+            Kind::Cached => Sharing::usual(cx, &dims).map_or(Variant::Elements, Variant::Vectors),
         }
     }
 
-    fn usual_tiles(&self) -> Way {
+    fn usual_tiles(&self) -> Variant {
         let Attention { cx, dims, .. } = *self;
-        let units = cx.coop.and_then(|config| units_forward::usual(&config, dims));
-        units.map_or_else(|| Way::Tiles(tiles::usual_rows(&dims, Side::Queries)), Way::Units)
+        let units = cx.coop.and_then(|config| coop_forward::usual(&config, dims));
+        units.map_or_else(
+            || Variant::Tiles(tiles::usual_rows(&dims, Side::Queries)),
+            Variant::Coop,
+        )
     }
 
     /// Whether its rows can be cut into tiles: workgroups read what others overwrite otherwise.
     fn has_tiles(&self) -> bool {
-        self.dims.head_dim <= MOST_WIDTH && !self.cx.overwrites()
+        self.dims.head_dim <= MAX_WIDTH && !self.cx.overwrites()
     }
 
-    /// All ways, the usual one first.
-    pub(super) fn all(&self) -> Vec<Way> {
+    /// All variants, the default one first.
+    pub(super) fn all(&self) -> Vec<Variant> {
         let Attention { cx, kind, dims } = *self;
         let mut all = vec![self.usual()];
         match kind {
             Kind::Gradient => {
                 let pairs = tiles::ROWS.into_iter().flat_map(|q| tiles::ROWS.map(|k| [q, k]));
-                all.extend(pairs.map(Way::GradientTiles));
-                let units = cx.coop.map(|config| units_backward::all(&config, dims));
-                all.extend(units.unwrap_or_default().into_iter().map(Way::GradientUnits));
+                all.extend(pairs.map(Variant::GradientTiles));
+                let units = cx.coop.map(|config| coop_backward::all(&config, dims));
+                all.extend(units.unwrap_or_default().into_iter().map(Variant::GradientCoop));
             }
             Kind::Forward | Kind::Cached if self.has_tiles() => {
-                all.extend(tiles::ROWS.map(Way::Tiles));
-                let units = cx.coop.map(|config| units_forward::all(&config, dims));
-                all.extend(units.unwrap_or_default().into_iter().map(Way::Units));
+                all.extend(tiles::ROWS.map(Variant::Tiles));
+                let units = cx.coop.map(|config| coop_forward::all(&config, dims));
+                all.extend(units.unwrap_or_default().into_iter().map(Variant::Coop));
             }
             Kind::Forward | Kind::Cached => {}
         }
         if kind == Kind::Cached {
-            all.extend(Sharing::all(cx, &dims).into_iter().map(Way::Vectors));
-            all.push(Way::Elements);
+            all.extend(Sharing::all(cx, &dims).into_iter().map(Variant::Vectors));
+            all.push(Variant::Elements);
         }
         if self.can_be_apart() {
-            all.push(Way::Apart);
+            all.push(Variant::Decomposed);
         }
         all
     }
 
-    /// Whether what it is taken apart to has kernels that keep little enough on the way.
+    /// Whether what it is decomposed into has kernels that keep little enough meanwhile.
     fn can_be_apart(&self) -> bool {
         let AttentionDims {
             batch,
@@ -136,35 +139,32 @@ impl Attention<'_> {
         let scores = [heads, rows_q, rows_k, 4]
             .into_iter()
             .fold(batch, usize::saturating_mul);
-        let fits = |compiled: Compiled| compiled.scratch.iter().all(|&bytes| bytes <= MOST_SCORES);
-        scores <= MOST_SCORES && self.apart().is_ok_and(fits)
+        let fits = |compiled: Compiled| compiled.scratch.iter().all(|&bytes| bytes <= MAX_SCORES);
+        scores <= MAX_SCORES && self.decomposed().is_ok_and(fits)
     }
 
-    /// Launches for what it is taken apart to, in their usual ways: as it is measured, so it is used.
-    fn apart(&self) -> Result<Compiled, String> {
+    /// Launches for what it is decomposed into, in their default variants: as it is measured, so it is used.
+    fn decomposed(&self) -> Result<Compiled, String> {
         let cx = self.cx;
         let part = cx.part(cx.kernel, cx.inputs.clone(), cx.outputs.clone(), cx.first_scratch);
         compile_decomposed(&CompileCx { choices: None, ..part })
     }
 
-    /// Launches in a way.
-    pub(super) fn compile(&self, way: &Way) -> Result<Compiled, String> {
+    /// Launches in a variant.
+    pub(super) fn compile(&self, variant: &Variant) -> Result<Compiled, String> {
         let Attention { cx, dims, .. } = *self;
-        match way {
-            Way::Apart => self.apart(),
-            &Way::Tiles(rows) => forward::compile(cx, dims, rows),
-            &Way::GradientTiles(rows) => backward::compile(cx, dims, rows),
-            Way::Units(tiling) => units_forward::compile(cx, tiling),
-            Way::GradientUnits(tilings) => units_backward::compile(cx, tilings),
-            &Way::Vectors(sharing) => cached::by_vectors(cx, dims, sharing),
-            Way::Elements => Ok(Compiled {
-                launches: vec![cached::by_elements(cx, dims)?],
-                ..Compiled::default()
-            }),
+        match variant {
+            Variant::Decomposed => self.decomposed(),
+            &Variant::Tiles(rows) => forward::compile(cx, dims, rows),
+            &Variant::GradientTiles(rows) => backward::compile(cx, dims, rows),
+            Variant::Coop(tiling) => coop_forward::compile(cx, tiling),
+            Variant::GradientCoop(tilings) => coop_backward::compile(cx, tilings),
+            &Variant::Vectors(sharing) => cached::by_vectors(cx, dims, sharing),
+            Variant::Elements => Ok(cached::by_elements(cx, dims)?.into()),
         }
     }
 
-    /// What decides which way is the best: what is computed, sizes, what is seen, and types.
+    /// What decides which variant is the best: what is computed, sizes, what is seen, and types.
     pub(super) fn class(&self, precision: Precision) -> Class {
         let Attention { cx, kind, dims } = *self;
         let AttentionDims {
@@ -185,13 +185,13 @@ impl Attention<'_> {
             (true, Some(window)) => format!("window {window}"),
         };
         let dtypes: Vec<String> = cx.kernel.inputs[..3].iter().map(|ty| ty.dtype.to_string()).collect();
-        // Products of queries and keys.
-        let products = match kind {
+        // Contraction of queries and keys.
+        let contraction = match kind {
             Kind::Forward | Kind::Cached => 2,
             Kind::Gradient => 7,
         };
         let sizes = vec![all_heads, group, rows_q, rows_k, head_dim];
-        let each = [all_heads, rows_q, rows_k, 4 * vectors(&dims), products];
+        let each = [all_heads, rows_q, rows_k, 4 * vectors(&dims), contraction];
         Class {
             name: format!(
                 "attention {kind_name} {} {}/{group}x{}x{rows_k}x{head_dim} {seen} {precision}",
@@ -208,6 +208,6 @@ impl Attention<'_> {
 /// Whether tiles of queries that each go over all of their keys are likely to be faster than products and a softmax.
 fn pays(dims: &AttentionDims) -> bool {
     let groups = dims.batch * dims.heads * dims.rows_q.div_ceil(tiles::FEW_ROWS);
-    let enough_queries = dims.rows_q >= FEWEST_QUERIES || dims.rows_k <= FEW_KEYS;
-    enough_queries && (groups >= ENOUGH_GROUPS || dims.rows_k <= SHORT_ROW)
+    let enough_queries = dims.rows_q >= MIN_QUERIES || dims.rows_k <= FEW_KEYS;
+    enough_queries && (groups >= GROUPS_THRESHOLD || dims.rows_k <= SHORT_ROW)
 }

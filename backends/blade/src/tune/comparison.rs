@@ -1,37 +1,37 @@
-//! Ways that take turns: which of them is right, and faster than the usual one by more than times scatter.
+//! Variants that take turns: which of them is right, and faster than the default one by more than times scatter.
 
 use meganeura_core::Result;
 use meganeura_core::backend::RefusedSchedule;
 
-/// Turns of a way and the usual one, from which the most promising is found.
+/// Turns of a variant and the default one, from which the most promising is found.
 const FIRST_TURNS: usize = 5;
-/// Turns after which a way that takes this many times longer is given up.
+/// Turns after which a variant that takes this many times longer is given up.
 const FEW_TURNS: usize = 2;
 const HOPELESS: f64 = 1.3;
 /// Turns that decide.
 const LAST_TURNS: usize = 15;
-/// Part of the usual way's time that has to be saved.
+/// Part of the default variant's time that has to be saved.
 const LEAST_GAIN: f64 = 0.03;
 /// Seconds of a turn, at least.
 const TURN: f64 = 0.005;
-/// Most times that a way is run in a turn.
-const MOST_TIMES: u32 = 512;
+/// Most times that a variant is run in a turn.
+const MAX_TIMES: u32 = 512;
 
-/// What is done in several ways.
+/// What is done in several variants.
 pub(super) trait Subject {
-    /// A way, ready to be run.
+    /// A variant, ready to be run.
     type Ready;
 
-    /// Names of the ways, the usual one first.
-    fn ways(&self) -> &[String];
+    /// Names of the variants, the default one first.
+    fn variants(&self) -> &[String];
 
-    /// Makes a way ready.
+    /// Makes a variant ready.
     ///
     /// # Errors
     /// No kernel, or one that the driver refuses.
-    fn prepare(&self, way: &str) -> Result<Self::Ready>;
+    fn prepare(&self, variant: &str) -> Result<Self::Ready>;
 
-    /// Compares a way's results with those of the usual one.
+    /// Compares a variant's results with those of the default one.
     ///
     /// # Errors
     /// The device fails. What differs is no error of the call, but its answer.
@@ -49,33 +49,36 @@ pub(super) trait Subject {
     /// The device fails.
     fn warm_up(&self, ready: &mut Self::Ready) -> Result<()>;
 
-    /// Whether no more ways shall be tried.
+    /// Whether no more variants shall be tried.
     fn is_over(&self) -> bool;
 }
 
-/// How a contest ended.
+/// How a comparison ended.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Decision {
-    /// The way that was faster, if one was.
+    /// The variant that was faster, if one was.
     pub(super) winner: Option<String>,
-    /// Median seconds of a run in the usual way.
+    /// Median seconds of a run in the default variant.
     pub(super) usual: f64,
     /// The same of the winner, if there is one.
     pub(super) best: f64,
-    /// Ways that were timed, beside the usual one.
+    /// Variants that were timed, beside the default one.
     pub(super) timed: usize,
-    /// Ways that were not tried, as the time was over.
+    /// Variants that were not tried, as the time was over.
     pub(super) untried: usize,
     pub(super) refused: Vec<RefusedSchedule>,
 }
 
-/// Lets the ways take turns.
+/// Lets the variants take turns.
 ///
 /// # Errors
-/// The usual way fails, or the device does.
-pub(super) fn contest<S: Subject>(subject: &S) -> Result<Decision> {
-    let [usual_name, others @ ..] = subject.ways() else {
-        return Err(meganeura_core::Error::misuse("there is no way to do it", "report this"));
+/// The default variant fails, or the device does.
+pub(super) fn comparison<S: Subject>(subject: &S) -> Result<Decision> {
+    let [usual_name, others @ ..] = subject.variants() else {
+        return Err(meganeura_core::Error::misuse(
+            "there is no variant to do it",
+            "report this",
+        ));
     };
     let mut usual = subject.prepare(usual_name)?;
     subject.warm_up(&mut usual)?;
@@ -89,17 +92,17 @@ pub(super) fn contest<S: Subject>(subject: &S) -> Result<Decision> {
         refused: Vec::new(),
     };
     let mut best: Option<(f64, &String, S::Ready)> = None;
-    for (number, way) in others.iter().enumerate() {
+    for (number, variant) in others.iter().enumerate() {
         if subject.is_over() {
             decision.untried = others.len() - number;
             break;
         }
         let refusal = |reason: String, wrong| RefusedSchedule {
-            schedule: way.clone(),
+            schedule: variant.clone(),
             reason,
             wrong,
         };
-        let mut other = match subject.prepare(way) {
+        let mut other = match subject.prepare(variant) {
             Ok(other) => other,
             Err(error) => {
                 decision.refused.push(refusal(error.to_string(), false));
@@ -115,11 +118,11 @@ pub(super) fn contest<S: Subject>(subject: &S) -> Result<Decision> {
         let [usual_time, time] = turns.medians();
         let ratio = time / usual_time;
         if best.as_ref().is_none_or(|(least, ..)| ratio < *least) {
-            best = Some((ratio, way, other));
+            best = Some((ratio, variant, other));
         }
     }
     // The least of several that scatter is likely to be too low, so it is measured again.
-    if let Some((ratio, way, mut other)) = best
+    if let Some((ratio, variant, mut other)) = best
         && ratio < 1.0 - LEAST_GAIN
     {
         // Kernels have been made meanwhile, for which the device waited.
@@ -128,33 +131,33 @@ pub(super) fn contest<S: Subject>(subject: &S) -> Result<Decision> {
         let [usual_time, time] = turns.medians();
         decision.usual = usual_time;
         if time < usual_time * (1.0 - LEAST_GAIN) && turns.are_apart() {
-            decision.winner = Some(way.clone());
+            decision.winner = Some(variant.clone());
             decision.best = time;
         }
     }
     Ok(decision)
 }
 
-/// How often a way is run in a turn.
+/// How often a variant is run in a turn.
 fn times_of_a_turn<S: Subject>(subject: &S, usual: &mut S::Ready) -> Result<u32> {
     let mut times = 1;
     // The first run pays for what the driver does once.
     subject.time(usual, 1)?;
-    while times < MOST_TIMES && subject.time(usual, times)? * f64::from(times) < TURN {
+    while times < MAX_TIMES && subject.time(usual, times)? * f64::from(times) < TURN {
         times *= 2;
     }
     Ok(times)
 }
 
-/// Times of the usual way and another, in ascending order.
+/// Times of the default variant and another, in ascending order.
 struct Turns([Vec<f64>; 2]);
 
 impl Turns {
-    fn of<S: Subject>(subject: &S, mut ways: [&mut S::Ready; 2], times: u32, turns: usize) -> Result<Self> {
+    fn of<S: Subject>(subject: &S, mut variants: [&mut S::Ready; 2], times: u32, turns: usize) -> Result<Self> {
         let mut found = [Vec::new(), Vec::new()];
         for turn in 0..turns {
-            for (found, way) in found.iter_mut().zip(&mut ways) {
-                found.push(subject.time(way, times)?);
+            for (found, variant) in found.iter_mut().zip(&mut variants) {
+                found.push(subject.time(variant, times)?);
             }
             let least = found
                 .each_ref()
@@ -171,7 +174,7 @@ impl Turns {
         self.0.each_ref().map(|times| times[times.len() / 2])
     }
 
-    /// Whether three quarters of the other way's times are below three quarters of the usual one's.
+    /// Whether three quarters of the other variant's times are below three quarters of the default one's.
     fn are_apart(&self) -> bool {
         let [usual, other] = &self.0;
         other[3 * (other.len() - 1) / 4] < usual[usual.len() / 4]
@@ -186,10 +189,10 @@ mod tests {
 
     use super::*;
 
-    /// Ways with times that are told, not measured.
+    /// Variants with times that are told, not measured.
     struct Told {
-        ways: Vec<String>,
-        /// Seconds of each way, one after the other, again and again.
+        variants: Vec<String>,
+        /// Seconds of each variant, one after the other, again and again.
         times: Vec<Vec<f64>>,
         /// How often each was timed.
         turns: RefCell<Vec<usize>>,
@@ -199,11 +202,11 @@ mod tests {
     const BROKEN: &str = "broken";
     const WRONG: &str = "wrong";
 
-    fn told(ways: &[(&str, &[f64])]) -> Told {
+    fn told(variants: &[(&str, &[f64])]) -> Told {
         Told {
-            ways: ways.iter().map(|(name, _)| (*name).to_owned()).collect(),
-            times: ways.iter().map(|(_, times)| times.to_vec()).collect(),
-            turns: RefCell::new(vec![0; ways.len()]),
+            variants: variants.iter().map(|(name, _)| (*name).to_owned()).collect(),
+            times: variants.iter().map(|(_, times)| times.to_vec()).collect(),
+            turns: RefCell::new(vec![0; variants.len()]),
             over: false,
         }
     }
@@ -211,20 +214,20 @@ mod tests {
     impl Subject for Told {
         type Ready = usize;
 
-        fn ways(&self) -> &[String] {
-            &self.ways
+        fn variants(&self) -> &[String] {
+            &self.variants
         }
 
-        fn prepare(&self, way: &str) -> Result<usize> {
-            match way {
+        fn prepare(&self, variant: &str) -> Result<usize> {
+            match variant {
                 BROKEN => Err(Error::misuse("the driver refuses it", "")),
-                _ => Ok(self.ways.iter().position(|w| w == way).expect("a way")),
+                _ => Ok(self.variants.iter().position(|w| w == variant).expect("a variant")),
             }
         }
 
         fn difference(&self, usual: &mut usize, other: &mut usize) -> Result<Option<String>> {
             assert_eq!(*usual, 0);
-            let is_wrong = self.ways[*other] == WRONG;
+            let is_wrong = self.variants[*other] == WRONG;
             Ok(is_wrong.then(|| "element 3 is 1, not 2".to_owned()))
         }
 
@@ -254,7 +257,7 @@ mod tests {
             ("faster", &[0.4]),
             ("less fast", &[0.6]),
         ]);
-        let decision = contest(&told).expect("it ends");
+        let decision = comparison(&told).expect("it ends");
         assert_eq!(decision.winner.as_deref(), Some("faster"));
         assert_eq!((decision.usual, decision.best), (1.0, 0.4));
         assert_eq!((decision.timed, decision.untried), (4, 0));
@@ -273,7 +276,7 @@ mod tests {
     fn a_gain_has_to_be_more_than_scatter() {
         let winner = |usual: &[f64], other: &[f64]| {
             let told = told(&[("usual", usual), ("other", other)]);
-            contest(&told).expect("it ends").winner
+            comparison(&told).expect("it ends").winner
         };
         assert_eq!(winner(&[1.0], &[0.98]), None, "too little");
         assert!(winner(&[1.0], &[0.95]).is_some());
@@ -285,13 +288,13 @@ mod tests {
     fn what_there_is_no_time_for_is_counted() {
         let mut told = told(&[("usual", &[1.0]), ("fast", &[0.5]), ("faster", &[0.4])]);
         told.over = true;
-        let decision = contest(&told).expect("it ends");
+        let decision = comparison(&told).expect("it ends");
         assert_eq!((decision.winner, decision.untried, decision.timed), (None, 2, 0));
     }
 
     #[test]
-    fn without_the_usual_way_there_is_no_contest() {
-        assert!(contest(&told(&[(BROKEN, &[1.0]), ("fast", &[0.5])])).is_err());
-        assert!(contest(&told(&[])).is_err());
+    fn without_the_default_variant_nothing_is_compared() {
+        assert!(comparison(&told(&[(BROKEN, &[1.0]), ("fast", &[0.5])])).is_err());
+        assert!(comparison(&told(&[])).is_err());
     }
 }

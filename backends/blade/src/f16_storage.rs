@@ -1,4 +1,4 @@
-//! Results in `f16`: those of which everything that reads them rounds every element to `f16` in any case, as matrix units
+//! Results in `f16`: those of which everything that reads them rounds every element to `f16` in any case, as cooperative matrices
 //! do. Rounding where they are written is the same arithmetic, of half as many bytes.
 //!
 //! The plan knows nothing of it: its buffers are of `f32`, and as large. Only kernels that are made for a plan know.

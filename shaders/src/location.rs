@@ -61,10 +61,10 @@ impl Index {
 }
 
 /// An index for each axis of a value.
-pub(crate) type Place = Vec<Index>;
+pub(crate) type Location = Vec<Index>;
 
-/// The place of element `base / div` of a shape.
-pub(crate) fn split(base: &Base, div: usize, shape: &Shape) -> Place {
+/// The location of element `base / div` of a shape.
+pub(crate) fn split(base: &Base, div: usize, shape: &Shape) -> Location {
     let strides = shape.strides();
     let part = |(&size, stride): (&usize, usize)| match size {
         0 | 1 => Index::Zero,
@@ -77,17 +77,17 @@ pub(crate) fn split(base: &Base, div: usize, shape: &Shape) -> Place {
     shape.iter().zip(strides).map(part).collect()
 }
 
-/// The place in an operand that is broadcast to what is read at `place`.
-pub(crate) fn broadcast(place: &[Index], operand: &Shape) -> Place {
-    let skip = place.len() - operand.rank();
+/// The location in an operand that is broadcast to what is read at `location`.
+pub(crate) fn broadcast(location: &[Index], operand: &Shape) -> Location {
+    let skip = location.len() - operand.rank();
     let index = |(&size, index): (&usize, &Index)| if size == 1 { Index::Zero } else { index.clone() };
-    operand.iter().zip(&place[skip..]).map(index).collect()
+    operand.iter().zip(&location[skip..]).map(index).collect()
 }
 
 /// A sum of indices times strides, neighbouring parts of one base put together.
-pub(crate) fn terms(place: &[Index], shape: &Shape) -> Vec<(Index, usize)> {
+pub(crate) fn terms(location: &[Index], shape: &Shape) -> Vec<(Index, usize)> {
     let mut terms: Vec<(Index, usize)> = Vec::new();
-    for (index, stride) in place.iter().zip(shape.strides()) {
+    for (index, stride) in location.iter().zip(shape.strides()) {
         if *index == Index::Zero {
             continue;
         }
@@ -124,9 +124,9 @@ fn join(outer: &Index, outer_stride: usize, inner: &Index, stride: usize) -> Opt
     })
 }
 
-/// The number of the element at a place, as WGSL.
-pub(crate) fn linear(place: &[Index], shape: &Shape) -> String {
-    sum(terms(place, shape)
+/// The number of the element at a location, as WGSL.
+pub(crate) fn linear(location: &[Index], shape: &Shape) -> String {
+    sum(terms(location, shape)
         .iter()
         .map(|(index, stride)| (index.wgsl(), *stride)))
 }
@@ -143,10 +143,10 @@ pub(crate) fn sum(terms: impl Iterator<Item = (String, usize)>) -> String {
     }
 }
 
-/// The place in `to` of the element that is at a place of `from`, if that is understood without a variable for its
+/// The location in `to` of the element that is at a location of `from`, if that is understood without a variable for its
 /// number.
-pub(crate) fn reshape(place: &[Index], from: &Shape, to: &Shape) -> Option<Place> {
-    match &terms(place, from)[..] {
+pub(crate) fn reshape(location: &[Index], from: &Shape, to: &Shape) -> Option<Location> {
+    match &terms(location, from)[..] {
         [] => Some(vec![Index::Zero; to.rank()]),
         [(Index::Part { base, div, size }, 1)] if *size == to.numel() => Some(split(base, *div, to)),
         _ => None,
@@ -164,28 +164,31 @@ mod tests {
     #[test]
     fn the_whole_is_its_base() {
         let s = shape(&[4, 5, 6]);
-        let place = split(&Base::new("i", 120), 1, &s);
-        assert_eq!(linear(&place, &s), "i");
-        let other = reshape(&place, &s, &shape(&[20, 6])).expect("regrouped");
+        let location = split(&Base::new("i", 120), 1, &s);
+        assert_eq!(linear(&location, &s), "i");
+        let other = reshape(&location, &s, &shape(&[20, 6])).expect("regrouped");
         assert_eq!(linear(&other, &shape(&[20, 6])), "i");
     }
 
     #[test]
     fn permuted_and_broadcast_indices_are_parts() {
         let s = shape(&[4, 5]);
-        let place = split(&Base::new("i", 20), 1, &s);
-        let turned = vec![place[1].clone(), place[0].clone()];
+        let location = split(&Base::new("i", 20), 1, &s);
+        let turned = vec![location[1].clone(), location[0].clone()];
         assert_eq!(linear(&turned, &shape(&[5, 4])), "(i % 5u) * 4u + (i / 5u)");
-        assert_eq!(linear(&broadcast(&place, &shape(&[5])), &shape(&[5])), "(i % 5u)");
-        assert_eq!(linear(&broadcast(&place, &shape(&[4, 1])), &shape(&[4, 1])), "(i / 5u)");
+        assert_eq!(linear(&broadcast(&location, &shape(&[5])), &shape(&[5])), "(i % 5u)");
+        assert_eq!(
+            linear(&broadcast(&location, &shape(&[4, 1])), &shape(&[4, 1])),
+            "(i / 5u)"
+        );
         assert!(reshape(&turned, &shape(&[5, 4]), &shape(&[20])).is_none());
     }
 
     #[test]
     fn axes_of_one_element_are_no_obstacle() {
         let s = shape(&[4, 1, 5]);
-        let place = split(&Base::new("i", 20), 1, &s);
-        assert_eq!(linear(&place, &s), "i");
-        assert_eq!(reshape(&place, &s, &shape(&[])), None);
+        let location = split(&Base::new("i", 20), 1, &s);
+        assert_eq!(linear(&location, &s), "i");
+        assert_eq!(reshape(&location, &s, &shape(&[])), None);
     }
 }

@@ -1,4 +1,4 @@
-//! Kernels that others bring and that plans may use, and why some are not used. [`tried`](crate::tried) decides which.
+//! Kernels that others bring and that plans may use, and why some are not used. [`tried`](crate::custom_trial) decides which.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,10 +10,10 @@ use meganeura_core::ops::OpRef;
 use meganeura_shaders::CustomKernel;
 
 /// Kernels that plans may use, by the names of their operators.
-pub(crate) type Brought = HashMap<String, Arc<Accepted>>;
+pub(crate) type CustomKernels = HashMap<String, Arc<Accepted>>;
 
 /// Problems that are remembered.
-const MOST_PROBLEMS: usize = 100;
+const MAX_PROBLEMS: usize = 100;
 
 /// A kernel that has passed its test, or is tested.
 pub(crate) struct Accepted {
@@ -37,7 +37,7 @@ impl Accepted {
         self.refused.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Who brought it.
+    /// The plugin that it is from.
     pub(crate) fn origin(&self) -> String {
         self.kernel.origin()
     }
@@ -102,7 +102,7 @@ fn note(known: &mut Vec<Error>, problem: Error) {
     let text = problem.to_string();
     if known.iter().all(|other| other.to_string() != text) {
         log::warn!("{text}");
-        if known.len() < MOST_PROBLEMS {
+        if known.len() < MAX_PROBLEMS {
             known.push(problem);
         }
     }
@@ -125,6 +125,6 @@ mod tests {
         for number in 0..200 {
             note(&mut known, Error::backend(NAME, format!("another {number}")));
         }
-        assert_eq!(known.len(), MOST_PROBLEMS);
+        assert_eq!(known.len(), MAX_PROBLEMS);
     }
 }

@@ -1,0 +1,102 @@
+//! Variants to look for extremes: in how many parts each row is cut.
+
+use meganeura_core::DType;
+use meganeura_core::precision::Precision;
+
+use super::super::files;
+use super::super::kernel::{CompileCx, Compiled, Launch};
+use super::super::module::Module;
+use super::super::scalar::wgsl_type;
+use super::super::schedule::{Class, Schedule};
+use super::super::template::Template;
+use super::super::variants::{Candidate, range};
+use super::{Rows, THREADS};
+
+/// Parts that are tried.
+const PARTS: [usize; 4] = [4, 16, 64, 256];
+/// Fewest elements of a part.
+const SHORTEST_PART: usize = 1024;
+
+/// A variant to look for extremes: so many parts of each row.
+pub(super) struct Parts(usize);
+
+impl Candidate for Parts {
+    fn schedule(&self) -> Schedule {
+        Schedule::of("arg_reduce").with("split", [self.0])
+    }
+}
+
+/// The first element of each row that comes before all others by a condition.
+pub(super) struct Extremes<'a> {
+    pub(super) cx: &'a CompileCx<'a>,
+    pub(super) rows: Rows,
+    pub(super) comes_before: &'a str,
+}
+
+impl Extremes<'_> {
+    /// Rows in one part: no device has been measured with several.
+    pub(super) fn usual(&self) -> Parts {
+        Parts(1)
+    }
+
+    /// All variants, the default one first.
+    pub(super) fn all(&self) -> Vec<Parts> {
+        let long = |parts: &usize| self.rows.len / parts >= SHORTEST_PART;
+        let several = PARTS.into_iter().filter(long).map(Parts);
+        std::iter::once(self.usual()).chain(several).collect()
+    }
+
+    /// What decides which variant is the best: the type of elements, sizes, and how rows lie in memory.
+    pub(super) fn class(&self, precision: Precision) -> Class {
+        let Rows { rows, len, .. } = self.rows;
+        let dtype = self.cx.kernel.inputs[0].dtype;
+        let along = if self.rows.layout.rows_first { "rows" } else { "columns" };
+        Class {
+            name: format!("extreme {dtype} {}x{len} by {along} {precision}", range(rows)),
+            sizes: vec![rows, len],
+            work: rows as u128 * len as u128,
+        }
+    }
+
+    /// Launches in a variant.
+    pub(super) fn compile(&self, &Parts(parts): &Parts) -> Result<Compiled, String> {
+        let Extremes { cx, rows, .. } = self;
+        let mut module = Module::new(cx);
+        let template = rows.template(files::ARG_REDUCE).size("PARTS", parts);
+        let template = self.reading(template, &mut module);
+        let store = match parts {
+            1 => module.store(0, "row", "best"),
+            _ => {
+                let found = module.array(cx.scratch(0), DType::U32, true);
+                format!("{found}[row * PARTS + part] = best;\n")
+            }
+        };
+        let groups = rows.rows.div_ceil(rows.layout.width) * parts;
+        let mut compiled = Compiled::from(module.finish_template(template.body("store", store), groups)?);
+        if parts > 1 {
+            compiled.launches.push(self.join(parts)?);
+            compiled.scratch.push(4 * rows.rows * parts);
+        }
+        Ok(compiled)
+    }
+
+    /// The first of what the parts of each row have found.
+    fn join(&self, parts: usize) -> Result<Launch, String> {
+        let Extremes { cx, rows, .. } = self;
+        let mut module = Module::new(cx);
+        module.bind("found", cx.scratch(0));
+        let template = rows.sized(files::ARG_REDUCE_JOIN).size("PARTS", parts);
+        let template = self
+            .reading(template, &mut module)
+            .size("THREADS", THREADS)
+            .body("store", module.store(0, "row", "best"));
+        module.finish_template(template, rows.rows.div_ceil(THREADS))
+    }
+
+    fn reading(&self, template: Template, module: &mut Module) -> Template {
+        template
+            .alias("Value", wgsl_type(self.cx.kernel.inputs[0].dtype))
+            .returns("load", "", &module.load(0, "at"))
+            .returns("comes_before", "", self.comes_before)
+    }
+}
