@@ -17,7 +17,7 @@ use crate::devices_with;
 /// The same device twice: with such results in `f16` and in `f32`. Of one tile, as software drivers compile for long.
 fn both() -> Option<[Arc<dyn Device>; 2]> {
     let of = |between: &str| {
-        let settings = format!("coop_min_workgroups = 0\ncoop_between = \"{between}\"");
+        let settings = format!("coop_min_workgroups = 0\ncoop_intermediates = \"{between}\"");
         devices_with(&settings).into_iter().next()
     };
     Some([of("f16")?, of("f32")?])
@@ -28,7 +28,8 @@ fn writers(device: &Arc<dyn Device>, session: &Session) -> usize {
     let sources = device.kernel_sources(session.plan()).expect("sources");
     // Buffers are b0, b1 and so on; what is in shared memory has other names.
     let is_buffer = |line: &str| {
-        line.strip_prefix('b')
+        line.trim_start()
+            .strip_prefix('b')
             .is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
     };
     let stores = |line: &str| ["] = f16(", "] = vec4<f16>("].iter().any(|store| line.contains(store));

@@ -11,7 +11,10 @@ use meganeura::rewrite::verify::{Outcome as Found, RuleVerdict, VerifyOptions, v
 use serde_json::json;
 
 use super::Outcome;
-use crate::output::line;
+use crate::output::{aligned, line};
+
+/// Names of operators in a row of a listing.
+const NAMES_IN_A_ROW: usize = 4;
 
 /// Options of `plugins`.
 #[derive(Debug, clap::Args)]
@@ -190,10 +193,18 @@ fn run_check(path: &Path, after: &[PathBuf], json: bool) -> Outcome {
 fn print_text(problems: &[String]) -> std::io::Result<()> {
     line("backends:")?;
     let backends = registry::backends();
-    for backend in &backends {
-        let info = backend.info();
-        line(format_args!("  {:<12} {:<8} {}", info.name, info.version, info.origin))?;
-    }
+    let rows: Vec<Vec<String>> = backends
+        .iter()
+        .map(|backend| backend.info())
+        .map(|info| {
+            [&info.name, &info.version, &info.origin]
+                .map(ToString::to_string)
+                .to_vec()
+        })
+        .collect();
+    aligned(&rows)
+        .iter()
+        .try_for_each(|row| line(format_args!("  {row}")))?;
     for known in registry::KNOWN_BACKENDS {
         if !backends.iter().any(|b| b.info().name == known.name) {
             line(format_args!("  {:<12} not linked: {}", known.name, known.how))?;
@@ -206,10 +217,13 @@ fn print_text(problems: &[String]) -> std::io::Result<()> {
     }
     for (origin, names) in by_origin {
         line(format_args!("operators of {origin} ({}):", names.len()))?;
-        for row in names.chunks(4) {
-            let cells: Vec<String> = row.iter().map(|n| format!("{n:<26}")).collect();
-            line(format_args!("  {}", cells.concat().trim_end()))?;
-        }
+        let rows: Vec<Vec<String>> = names
+            .chunks(NAMES_IN_A_ROW)
+            .map(|row| row.iter().map(ToString::to_string).collect())
+            .collect();
+        aligned(&rows)
+            .iter()
+            .try_for_each(|row| line(format_args!("  {row}")))?;
     }
     print_rule_sets()?;
     for problem in problems {
@@ -261,17 +275,22 @@ fn print_rule_sets() -> std::io::Result<()> {
     if sets.is_empty() {
         line("  none registered")?;
     }
-    for registered in sets {
+    let rows: Vec<Vec<String>> = sets
+        .iter()
+        .map(|registered| {
+            let set = &registered.set;
+            vec![
+                set.namespace.to_string(),
+                format!("v{}", set.version),
+                format!("{} rules", registered.rules.len()),
+                set.applies.name().to_string(),
+                origin_of_set(&set.namespace),
+            ]
+        })
+        .collect();
+    for (registered, row) in sets.iter().zip(aligned(&rows)) {
         let set = &registered.set;
-        let version = format!("v{}", set.version);
-        let rules = format!("{} rules", registered.rules.len());
-        let origin = origin_of_set(&set.namespace);
-        let row = format!(
-            "  {:<12} {version:<8} {rules:<10} {:<10} {origin}",
-            set.namespace,
-            set.applies.name()
-        );
-        line(row.trim_end())?;
+        line(format_args!("  {row}"))?;
         for op in set.ops.iter() {
             line(format_args!("    operator {}", op.name()))?;
         }
