@@ -3,14 +3,13 @@
 //! No operator is named here: each brings its own rule ([`Gradient`]).
 
 use std::collections::HashMap;
-use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-use crate::attrs::Attrs;
 use crate::dtype::DType;
 use crate::error::{Error, Result, unwrap_report};
 use crate::graph::{Graph, NodeId, NodeKind, Provenance, Value};
 use crate::loss_scaling::{INVERSE_STATE, LossScaling, RESERVED, SCALE_STATE};
+use crate::ops::gradient::{GradCall, GradCx};
 use crate::ops::{Gradient, OpRef};
 use crate::reference::expand_into;
 
@@ -247,16 +246,6 @@ fn check_gradient_type(graph: &Graph, op: OpRef, value: Value, gradient: Value) 
     }
 }
 
-/// A call to differentiate.
-#[derive(Clone, Debug)]
-struct GradCall<'a> {
-    attrs: &'a Attrs,
-    inputs: Vec<Value>,
-    outputs: Vec<Value>,
-    grads: Vec<Option<Value>>,
-    needs: Vec<bool>,
-}
-
 fn vector_jacobian_product(graph: &mut Graph, op: OpRef, call: &GradCall) -> Result<Vec<Option<Value>>, String> {
     match op.gradient() {
         Gradient::Rule(rule) => rule(&mut GradCx { graph, call }),
@@ -316,66 +305,4 @@ fn inner_needs(graph: &Graph, start: usize, operands: &HashMap<NodeId, bool>) ->
             .any(|v| needs[v.node.index()] && graph.dtype(*v).is_float());
     }
     needs
-}
-
-/// What a gradient rule works with: the graph (through deref), the call and the gradients of its
-/// results.
-pub struct GradCx<'a> {
-    graph: &'a mut Graph,
-    call: &'a GradCall<'a>,
-}
-
-impl GradCx<'_> {
-    /// Attributes of the call.
-    pub fn attrs(&self) -> &Attrs {
-        self.call.attrs
-    }
-
-    /// Operand `i` of the forward call.
-    pub fn operand(&self, i: usize) -> Value {
-        self.call.inputs[i]
-    }
-
-    /// Number of operands.
-    pub fn arity(&self) -> usize {
-        self.call.inputs.len()
-    }
-
-    /// Result `port` of the forward call.
-    pub fn result(&self, port: usize) -> Value {
-        self.call.outputs[port]
-    }
-
-    /// Whether the gradient of operand `i` will be used; others may be returned as `None`.
-    pub fn needs(&self, i: usize) -> bool {
-        self.call.needs[i]
-    }
-
-    /// Gradient of a result, `None` if the loss does not depend on it.
-    pub fn try_grad(&self, port: usize) -> Option<Value> {
-        self.call.grads[port]
-    }
-
-    /// Gradient of a result, zeros if the loss does not depend on it.
-    pub fn grad(&mut self, port: usize) -> Value {
-        if let Some(g) = self.call.grads[port] {
-            return g;
-        }
-        let result = self.result(port);
-        let (dtype, shape) = (self.graph.dtype(result), self.graph.shape(result).to_vec());
-        self.graph.full(dtype, 0.0, &shape).into()
-    }
-}
-
-impl Deref for GradCx<'_> {
-    type Target = Graph;
-    fn deref(&self) -> &Graph {
-        self.graph
-    }
-}
-
-impl DerefMut for GradCx<'_> {
-    fn deref_mut(&mut self) -> &mut Graph {
-        self.graph
-    }
 }

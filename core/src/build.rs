@@ -3,8 +3,6 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
-
 use crate::autodiff::{try_differentiate, try_differentiate_scaled};
 use crate::backend::Device;
 use crate::cache::{self, BuildKey, Loaded};
@@ -13,6 +11,7 @@ use crate::debug::DebugOptions;
 use crate::error::{Result, unwrap_report};
 use crate::graph::Graph;
 use crate::loss_scaling::LossScaling;
+pub use crate::mode::Mode;
 use crate::optimize::{OptimizeReport, for_inference, optimize_for};
 use crate::plan::memory::fit_to_budget;
 use crate::plan::optimizer::{Update, attach};
@@ -21,16 +20,6 @@ use crate::precision::Precision;
 use crate::rewrite::{Pass, Request, RewriteConfig, Target};
 use crate::select;
 use crate::session::Session;
-
-/// Whether a session trains.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Mode {
-    /// Forward, backward and parameter updates.
-    #[default]
-    Training,
-    /// Forward only, in every operator's inference form.
-    Inference,
-}
 
 /// Choices of [`build`]; `SessionConfig::default()` trains on the device that environment and configuration
 /// file select.

@@ -24,7 +24,9 @@ pub mod fallback;
 pub mod files;
 pub mod graph;
 pub mod init;
+pub mod kernel;
 pub mod loss_scaling;
+pub mod mode;
 pub mod ops;
 pub mod optimize;
 pub mod plan;
@@ -41,6 +43,7 @@ pub mod select;
 pub mod session;
 pub mod shape;
 pub mod statistics;
+mod storage;
 
 pub use plan as compile;
 pub use session as runtime;

@@ -5,8 +5,6 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::backend::Device;
-use crate::build::Mode;
 use crate::error::{Error, Result};
 
 /// How exactly products are computed; everything else, and everything that is stored, is as its type says.
@@ -20,22 +18,6 @@ pub enum Precision {
     /// 65,504, down to 6e-8) where the device is faster then. Sums are in `f32`. Parameters, their updates and everything
     /// else stay what they are, and training scales its loss ([`LossScaling`](crate::LossScaling)).
     Mixed,
-}
-
-impl Precision {
-    /// What a build uses unless it is told: [`Precision::Mixed`] for inference on devices that are faster with it, else
-    /// [`Precision::F32`].
-    pub fn default_for(mode: Mode, device: &dyn Device) -> Self {
-        match mode {
-            Mode::Inference if device.has_mixed_precision() => Precision::Mixed,
-            _ => Precision::F32,
-        }
-    }
-
-    /// A precision that was asked for, or the default.
-    pub fn resolve(wanted: Option<Self>, mode: Mode, device: &dyn Device) -> Self {
-        wanted.unwrap_or_else(|| Precision::default_for(mode, device))
-    }
 }
 
 impl fmt::Display for Precision {

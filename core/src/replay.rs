@@ -6,12 +6,12 @@ use std::sync::Arc;
 use crate::backend::{Device, Executable, StepArgs};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::graph::decode;
 use crate::plan::memory::check_fit;
 use crate::plan::{BufferRef, Dispatch, ExecutionPlan, Operand};
 use crate::precision::Precision;
 use crate::random::SplitMix64;
 use crate::session::check_kernels;
+use crate::storage::decode;
 
 /// Choices of [`replay_on_two`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -182,7 +182,7 @@ fn fill(plan: &ExecutionPlan, mut executables: [&mut dyn Executable; 2], seed: u
                 (false, _) => rng.below(bound.max(1)) as f64,
             });
             let width = ty.dtype.block().bytes;
-            let stored = values.flat_map(|v| crate::plan::scalar_bytes(ty.dtype, v).into_iter().take(width));
+            let stored = values.flat_map(|v| crate::storage::scalar_bytes(ty.dtype, v).into_iter().take(width));
             both(*buffer, &stored.collect::<Vec<u8>>())?;
         }
     }
@@ -209,7 +209,7 @@ fn scalars(plan: &ExecutionPlan) -> Vec<(BufferRef, [u8; 4])> {
     let value = |dtype: DType| if dtype.is_float() { 0.01 } else { 1.0 };
     let scalar = |buffer: &BufferRef| {
         let dtype = plan.buffer_types[buffer.index()].dtype;
-        (*buffer, crate::plan::scalar_bytes(dtype, value(dtype)))
+        (*buffer, crate::storage::scalar_bytes(dtype, value(dtype)))
     };
     plan.scalar_buffers.iter().map(|(_, buffer)| scalar(buffer)).collect()
 }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::dtype::DType;
 use crate::error::TensorKind;
-use crate::graph::decode;
+use crate::storage::decode;
 
 /// Bins of a histogram.
 const BINS: usize = 32;

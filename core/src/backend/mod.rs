@@ -4,19 +4,16 @@
 //! an [`Executable`], which a session feeds, runs and reads.
 
 pub mod shader;
+mod target;
 mod tune;
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::attrs::Attrs;
 use crate::config::Config;
-use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::ops::Call;
+pub use crate::kernel::{Capabilities, CostModel, KernelDesc, Support};
 use crate::plan::{BufferRef, ExecutionPlan, Part};
-use crate::shape::TensorType;
 pub use tune::{RefusedSchedule, Tune, TuneOptions, Tuned};
 
 /// Name, version and origin of a backend.
@@ -121,81 +118,6 @@ impl DeviceInfo {
             details: Vec::new(),
         }
     }
-}
-
-/// Rates by which costs are estimated; the device supplies them.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct CostModel {
-    /// Fixed cost of a dispatch.
-    pub launch: Duration,
-    /// Bytes a second that memory delivers.
-    pub bytes_per_second: f64,
-    /// `f32` operations a second of a large matrix product.
-    pub flops_per_second: f64,
-    /// The same of half-precision operands.
-    pub half_flops_per_second: f64,
-    /// Whether kernels read and write parts of wider rows in place, so that a part of the columns of a matrix
-    /// costs nothing.
-    pub free_views: bool,
-}
-
-/// What a device can do.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Capabilities {
-    /// Selector-like name, `cpu` or `blade:0`.
-    pub name: String,
-    /// Storage types of buffers.
-    pub dtypes: Vec<DType>,
-    /// Largest buffer in bytes, if limited: the least of what is allocated, and what a kernel binds, at once.
-    pub max_buffer_bytes: Option<u64>,
-    /// Memory in bytes, if known.
-    pub memory_bytes: Option<u64>,
-    /// Whether device and host share memory.
-    pub unified_memory: bool,
-    /// Rates.
-    pub cost: CostModel,
-}
-
-/// A kernel that a plan would like to use.
-#[derive(Clone, Copy, Debug)]
-pub struct KernelDesc<'a> {
-    /// Operator name.
-    pub name: &'a str,
-    /// Version of its meaning.
-    pub version: u32,
-    /// Attributes of the call.
-    pub attrs: &'a Attrs,
-    /// Operand types.
-    pub inputs: &'a [TensorType],
-    /// Result types.
-    pub outputs: &'a [TensorType],
-}
-
-impl KernelDesc<'_> {
-    /// The call as shape rules see it.
-    pub fn call(&self) -> Call<'_> {
-        Call {
-            attrs: self.attrs,
-            inputs: self.inputs,
-            outputs: self.outputs,
-        }
-    }
-}
-
-impl fmt::Display for KernelDesc<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let types: Vec<String> = self.inputs.iter().map(ToString::to_string).collect();
-        write!(f, "{}({})", self.name, types.join(", "))
-    }
-}
-
-/// Answer to whether a device has a kernel.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Support {
-    /// It has.
-    Yes,
-    /// It has not, for this reason.
-    No(String),
 }
 
 /// A family of devices.

@@ -1,37 +1,13 @@
 //! What a plan depends on beside its graph.
 
-use serde::{Deserialize, Serialize};
-
 use crate::backend::{Capabilities, Device};
-use crate::build::Mode;
 use crate::files::sha256;
-use crate::plan::MemoryBudget;
+use crate::mode::Mode;
 use crate::plan::optimizer::Update;
+use crate::plan::{BuildKey, MemoryBudget};
 use crate::precision::Precision;
 use crate::registry;
 use crate::rewrite::RewriteConfig;
-
-/// What a plan was built with. A plan from a file is used only where every part of this is the same; the parts are
-/// words, so that a file shows them and a log can say what differs.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BuildKey {
-    /// Version of this library, whose passes made it. Empty where the plan was compiled outside of a build.
-    pub program: String,
-    /// Training or inference.
-    pub mode: Mode,
-    /// The update that the plan holds; empty if it holds none.
-    pub update: String,
-    /// Settings of rewriting.
-    pub rewrite: String,
-    /// Rule sets in use: name, version, and the beginning of their text's hash.
-    pub rule_sets: Vec<String>,
-    /// Hash of the names and versions of all operators.
-    pub operators: String,
-    /// The device's capabilities and rates.
-    pub device: String,
-    /// Which kernels the device has.
-    pub kernels: String,
-}
 
 impl BuildKey {
     /// The key of a build.

@@ -26,9 +26,9 @@ mod key;
 
 use std::path::Path;
 
+pub use crate::plan::BuildKey;
 pub use file::MAX_FILE_BYTES;
 pub use fingerprint::graph_hash;
-pub use key::BuildKey;
 
 use crate::error::{Error, Result};
 use crate::graph::Graph;

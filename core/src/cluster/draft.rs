@@ -3,8 +3,8 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::attrs::Attrs;
-use crate::backend::KernelDesc;
 use crate::graph::{Graph, NodeId, NodeKind, Uses, Value};
+use crate::kernel::KernelDesc;
 use crate::ops::{FUSED, Fusing};
 use crate::program::{Program, Slot, Step};
 use crate::rewrite::Target;

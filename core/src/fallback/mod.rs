@@ -13,9 +13,10 @@ use std::sync::Arc;
 
 use crate::backend::{Capabilities, Device, Executable, KernelDesc, KernelSource, Support};
 use crate::error::Result;
+use crate::kernel::is_widened;
 use crate::ops::Semantics;
 use crate::plan::memory::MemoryLayout;
-use crate::plan::{BufferRef, Dispatch, ExecutionPlan, Segment, is_widened};
+use crate::plan::{BufferRef, Dispatch, ExecutionPlan, Segment};
 use crate::registry;
 use both::{Both, Part};
 

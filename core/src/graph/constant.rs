@@ -1,8 +1,7 @@
 //! Data of a constant, as little-endian words of its dtype.
 
-use half::{bf16, f16};
-
 use crate::dtype::DType;
+use crate::storage::decode;
 
 /// Elements of a constant; compared and hashed by bits.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -38,7 +37,7 @@ impl ConstantData {
         ConstantData {
             dtype,
             len: 1,
-            bytes: crate::plan::scalar_bytes(dtype, value)[..dtype.block().bytes].to_vec(),
+            bytes: crate::storage::scalar_bytes(dtype, value)[..dtype.block().bytes].to_vec(),
         }
     }
 
@@ -81,18 +80,5 @@ impl ConstantData {
     /// Elements as `f64`.
     pub fn to_f64(&self) -> Vec<f64> {
         decode(self.dtype, &self.bytes)
-    }
-}
-
-/// Decodes storage bytes to numbers.
-pub(crate) fn decode(dtype: DType, bytes: &[u8]) -> Vec<f64> {
-    let quads = || bytes.chunks_exact(4).map(|c| [c[0], c[1], c[2], c[3]]);
-    let pairs = || bytes.chunks_exact(2).map(|c| [c[0], c[1]]);
-    match dtype {
-        DType::F32 => quads().map(|b| f32::from_le_bytes(b).into()).collect(),
-        DType::U32 => quads().map(|b| u32::from_le_bytes(b).into()).collect(),
-        DType::I32 => quads().map(|b| i32::from_le_bytes(b).into()).collect(),
-        DType::F16 => pairs().map(|b| f16::from_le_bytes(b).into()).collect(),
-        DType::BF16 => pairs().map(|b| bf16::from_le_bytes(b).into()).collect(),
     }
 }

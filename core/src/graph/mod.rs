@@ -22,7 +22,6 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 pub use constant::ConstantData;
-pub(crate) use constant::decode;
 pub use packing::{PackedSource, Packing};
 pub(crate) use uses::Uses;
 

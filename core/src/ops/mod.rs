@@ -7,6 +7,7 @@
 //! [`register_op!`](crate::register_op) and is in no way different.
 
 pub mod document;
+pub(crate) mod gradient;
 mod operator;
 pub mod sample;
 

@@ -3,10 +3,10 @@
 use std::fmt;
 use std::ops::Deref;
 
+pub use super::gradient::GradCx;
 use super::sample::{Sample, Sizes};
 pub use crate::attrs::AttrKind;
 use crate::attrs::Attrs;
-pub use crate::autodiff::GradCx;
 use crate::graph::{Graph, Value};
 pub use crate::reference::{RefCall, RefTensor};
 use crate::shape::TensorType;

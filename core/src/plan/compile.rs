@@ -11,10 +11,11 @@ use super::{
     Segment, StateBuffer, call_title,
 };
 use crate::attrs::Attrs;
-use crate::backend::{Device, KernelDesc, Support};
+use crate::backend::Device;
 use crate::dtype::DType;
 use crate::error::{Error, MissingKernel, Result, unwrap_report};
 use crate::graph::{ConstantData, Graph, Node, NodeId, NodeKind, Value};
+use crate::kernel::{KernelDesc, Support, widen};
 use crate::ops::{COPY, OpRef, SNAPSHOT};
 use crate::precision::Precision;
 use crate::reference::{expand_call, operand_name};
@@ -535,57 +536,6 @@ impl Lowering<'_> {
             variant: None,
         });
     }
-}
-
-/// Whether a call for which a device has no kernel becomes one in `f32` between casts.
-pub(crate) fn is_widened(op: OpRef, desc: &KernelDesc) -> bool {
-    matches!(widen(op, desc), Ok(Some(_)))
-}
-
-/// The same call in `f32` between casts, for operands in a half-precision storage type that the device has
-/// no kernel for; `None` if there are none, or the call is such a cast itself.
-pub(crate) fn widen(op: OpRef, desc: &KernelDesc) -> Result<Option<(Graph, Vec<Value>)>> {
-    let is_half = |ty: &TensorType| ty.dtype.is_half();
-    if !desc.inputs.iter().any(is_half) {
-        return Ok(None);
-    }
-    let mut graph = Graph::new();
-    let operands: Vec<Value> = desc
-        .inputs
-        .iter()
-        .enumerate()
-        .map(|(i, ty)| {
-            let operand = graph.input_typed(&operand_name(i), &ty.shape, ty.dtype);
-            match is_half(ty) {
-                true => graph.cast(operand, DType::F32).into(),
-                false => operand.into(),
-            }
-        })
-        .collect();
-    let call = graph.call(op, desc.attrs.clone(), operands);
-    let results: Vec<Value> = desc
-        .outputs
-        .iter()
-        .enumerate()
-        .map(|(port, ty)| {
-            let result = graph.port(call, port as u32);
-            if port == 0 || graph.dtype(result) != ty.dtype {
-                graph.cast(result, ty.dtype).into()
-            } else {
-                result
-            }
-        })
-        .collect();
-    let repeats_itself = graph
-        .nodes()
-        .iter()
-        .any(|n| n.op().is_some_and(|(o, _)| o == op) && n.inputs.iter().any(|v| graph.ty(*v).is_some_and(is_half)));
-    if repeats_itself {
-        return Ok(None);
-    }
-    graph.set_outputs(results.clone());
-    graph.verify()?;
-    Ok(Some((graph, results)))
 }
 
 fn dispatch_label(node: &Node, id: NodeId, op: OpRef) -> String {

@@ -7,6 +7,7 @@
 mod compile;
 mod faults;
 mod join;
+mod key;
 mod levels;
 pub mod memory;
 pub mod optimizer;
@@ -20,19 +21,17 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 pub use compile::{compile, compile_at, compile_for, try_compile};
-pub(crate) use compile::{is_widened, widen};
 pub use faults::HostIndices;
+pub use key::BuildKey;
 pub use memory::{Lifetime, MemoryBudget, MemoryForecast, MemoryLayout, Recomputation, check_fit};
 pub use packed::{DerivedInfo, Part, TensorView};
 pub use source::SourceLine;
 
 use crate::attrs::{Attr, Attrs};
-use crate::backend::KernelDesc;
-use crate::cache::BuildKey;
-use crate::dtype::DType;
 use crate::error::TensorKind;
 use crate::graph::NodeId;
 use crate::init::Init;
+use crate::kernel::KernelDesc;
 use crate::loss_scaling::LossScaling;
 use crate::precision::Precision;
 use crate::shape::TensorType;
@@ -340,17 +339,5 @@ impl fmt::Display for ExecutionPlan {
             }
         }
         Ok(())
-    }
-}
-
-/// Encodes a scalar in the storage of its dtype, without allocation; two-byte types use the first half.
-pub(crate) fn scalar_bytes(dtype: DType, value: f64) -> [u8; 4] {
-    let pair = |b: [u8; 2]| [b[0], b[1], 0, 0];
-    match dtype {
-        DType::F32 => (value as f32).to_le_bytes(),
-        DType::U32 => (value as u32).to_le_bytes(),
-        DType::I32 => (value as i32).to_le_bytes(),
-        DType::F16 => pair(half::f16::from_f64(value).to_le_bytes()),
-        DType::BF16 => pair(half::bf16::from_f64(value).to_le_bytes()),
     }
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::saturate::Limits;
-use crate::build::Mode;
 use crate::loss_scaling::LossScaling;
+use crate::mode::Mode;
 use crate::plan::MemoryBudget;
 use crate::precision::Precision;
 

@@ -8,11 +8,10 @@ use rustc_hash::FxHashMap;
 use super::target::Target;
 use super::types::{LabelId, Labels, TypeId, Types};
 use crate::attrs::Attrs;
-use crate::backend::{CostModel, KernelDesc};
 use crate::error::Result;
 use crate::graph::Graph;
+use crate::kernel::{CostModel, KernelDesc, widen};
 use crate::ops::{Call, Cost, OpRef};
-use crate::plan::widen;
 use crate::reference::expand_call;
 use crate::shape::TensorType;
 

@@ -7,9 +7,9 @@
 use super::cost::call_cost;
 use super::target::Target;
 use crate::attrs::Attrs;
-use crate::backend::KernelDesc;
 use crate::error::Result;
 use crate::graph::{Graph, NodeId, NodeKind, Uses, Value};
+use crate::kernel::KernelDesc;
 use crate::ops::{Call, OpRef};
 use crate::optimize::{Fusion, clean};
 use crate::shape::TensorType;

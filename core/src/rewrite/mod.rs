@@ -51,9 +51,9 @@ pub use rule_set::{Applies, RuleSet};
 pub use saturate::Limits;
 pub use target::{Simulated, Target};
 
-use crate::build::Mode;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId, NodeKind};
+use crate::mode::Mode;
 use crate::optimize::{OptimizeReport, places};
 use cost::Costs;
 use extract::{Budget, extract};

@@ -13,9 +13,9 @@ use super::dialect::{Dialect, leaf_constructor};
 use super::pattern::{Build, Shape, Step};
 use super::rule::Rule;
 use super::{Applies, Request};
-use crate::build::Mode;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Node};
+use crate::mode::Mode;
 use crate::registry;
 
 /// An operator with a number of operands, or a kind of leaf.

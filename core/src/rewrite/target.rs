@@ -1,9 +1,8 @@
 //! What a rewrite is for: the device's rates and kernels.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use crate::backend::{CostModel, Device, KernelDesc, Support};
+use crate::kernel::{CostModel, KernelDesc};
 
 /// Rates and kernels of a device.
 pub trait Target {
@@ -11,19 +10,6 @@ pub trait Target {
     fn cost_model(&self) -> CostModel;
     /// Launches that wait for each other of the kernel for a call; `None` if there is no kernel.
     fn launches(&self, kernel: &KernelDesc) -> Option<u32>;
-}
-
-impl Target for Arc<dyn Device> {
-    fn cost_model(&self) -> CostModel {
-        self.capabilities().cost
-    }
-
-    fn launches(&self, kernel: &KernelDesc) -> Option<u32> {
-        match self.supports(kernel) {
-            Support::Yes => Some(Device::launches(&**self, kernel)),
-            Support::No(_) => None,
-        }
-    }
 }
 
 /// A device known by its rates alone, with a kernel for every operator: for reports about hardware that is not

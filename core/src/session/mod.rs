@@ -33,11 +33,10 @@ use crate::dtype::DType;
 use crate::error::{Error, Result, TensorKind, unwrap_report};
 use crate::ops::{SEED_SCALAR, STEP_SCALAR};
 use crate::plan::optimizer::Update;
-use crate::plan::{
-    ACCUMULATE, BufferRef, ExecutionPlan, FORWARD_BACKWARD, LOSS_SCALE, OWN_SEGMENTS, UPDATE, scalar_bytes,
-};
+use crate::plan::{ACCUMULATE, BufferRef, ExecutionPlan, FORWARD_BACKWARD, LOSS_SCALE, OWN_SEGMENTS, UPDATE};
 use crate::profiler::DeviceTrack;
 use crate::select;
+use crate::storage::scalar_bytes;
 use counters::Unsettled;
 use optimizer::ActiveOptimizer;
 pub(crate) use prepare::check_kernels;

@@ -1,8 +1,8 @@
 //! Whether a plan fits into a device.
 
 use super::MemoryForecast;
-use crate::backend::Capabilities;
 use crate::error::{Error, Result};
+use crate::kernel::Capabilities;
 use crate::plan::ExecutionPlan;
 
 /// Refuses a plan that needs more memory than the device has: for its buffers, and so many bytes

@@ -1,0 +1,138 @@
+//! The call of a kernel, as a device is asked for it, and what a device says of itself.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::attrs::Attrs;
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::graph::{Graph, Value};
+use crate::ops::{Call, OpRef};
+use crate::reference::operand_name;
+use crate::shape::TensorType;
+
+/// Rates by which costs are estimated; the device supplies them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CostModel {
+    /// Fixed cost of a dispatch.
+    pub launch: Duration,
+    /// Bytes a second that memory delivers.
+    pub bytes_per_second: f64,
+    /// `f32` operations a second of a large matrix product.
+    pub flops_per_second: f64,
+    /// The same of half-precision operands.
+    pub half_flops_per_second: f64,
+    /// Whether kernels read and write parts of wider rows in place, so that a part of the columns of a matrix
+    /// costs nothing.
+    pub free_views: bool,
+}
+
+/// What a device can do.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Capabilities {
+    /// Selector-like name, `cpu` or `blade:0`.
+    pub name: String,
+    /// Storage types of buffers.
+    pub dtypes: Vec<DType>,
+    /// Largest buffer in bytes, if limited: the least of what is allocated, and what a kernel binds, at once.
+    pub max_buffer_bytes: Option<u64>,
+    /// Memory in bytes, if known.
+    pub memory_bytes: Option<u64>,
+    /// Whether device and host share memory.
+    pub unified_memory: bool,
+    /// Rates.
+    pub cost: CostModel,
+}
+
+/// A kernel that a plan would like to use.
+#[derive(Clone, Copy, Debug)]
+pub struct KernelDesc<'a> {
+    /// Operator name.
+    pub name: &'a str,
+    /// Version of its meaning.
+    pub version: u32,
+    /// Attributes of the call.
+    pub attrs: &'a Attrs,
+    /// Operand types.
+    pub inputs: &'a [TensorType],
+    /// Result types.
+    pub outputs: &'a [TensorType],
+}
+
+impl KernelDesc<'_> {
+    /// The call as shape rules see it.
+    pub fn call(&self) -> Call<'_> {
+        Call {
+            attrs: self.attrs,
+            inputs: self.inputs,
+            outputs: self.outputs,
+        }
+    }
+}
+
+impl fmt::Display for KernelDesc<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let types: Vec<String> = self.inputs.iter().map(ToString::to_string).collect();
+        write!(f, "{}({})", self.name, types.join(", "))
+    }
+}
+
+/// Answer to whether a device has a kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Support {
+    /// It has.
+    Yes,
+    /// It has not, for this reason.
+    No(String),
+}
+
+/// Whether a call for which a device has no kernel becomes one in `f32` between casts.
+pub(crate) fn is_widened(op: OpRef, desc: &KernelDesc) -> bool {
+    matches!(widen(op, desc), Ok(Some(_)))
+}
+
+/// The same call in `f32` between casts, for operands in a half-precision storage type that the device has
+/// no kernel for; `None` if there are none, or the call is such a cast itself.
+pub(crate) fn widen(op: OpRef, desc: &KernelDesc) -> Result<Option<(Graph, Vec<Value>)>> {
+    let is_half = |ty: &TensorType| ty.dtype.is_half();
+    if !desc.inputs.iter().any(is_half) {
+        return Ok(None);
+    }
+    let mut graph = Graph::new();
+    let operands: Vec<Value> = desc
+        .inputs
+        .iter()
+        .enumerate()
+        .map(|(i, ty)| {
+            let operand = graph.input_typed(&operand_name(i), &ty.shape, ty.dtype);
+            match is_half(ty) {
+                true => graph.cast(operand, DType::F32).into(),
+                false => operand.into(),
+            }
+        })
+        .collect();
+    let call = graph.call(op, desc.attrs.clone(), operands);
+    let results: Vec<Value> = desc
+        .outputs
+        .iter()
+        .enumerate()
+        .map(|(port, ty)| {
+            let result = graph.port(call, port as u32);
+            if port == 0 || graph.dtype(result) != ty.dtype {
+                graph.cast(result, ty.dtype).into()
+            } else {
+                result
+            }
+        })
+        .collect();
+    let repeats_itself = graph
+        .nodes()
+        .iter()
+        .any(|n| n.op().is_some_and(|(o, _)| o == op) && n.inputs.iter().any(|v| graph.ty(*v).is_some_and(is_half)));
+    if repeats_itself {
+        return Ok(None);
+    }
+    graph.set_outputs(results.clone());
+    graph.verify()?;
+    Ok(Some((graph, results)))
+}
