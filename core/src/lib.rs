@@ -26,6 +26,8 @@ pub mod graph;
 pub mod init;
 pub mod kernel;
 pub mod loss_scaling;
+mod measure;
+pub mod memory_budget;
 pub mod mode;
 pub mod ops;
 pub mod optimize;

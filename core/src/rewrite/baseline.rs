@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::cost::{call_cost, graph_cost};
 use super::greedy::{Budget, greedy};
 use super::matcher::World;
+use super::outcome::Fusion;
 use super::pack::{kind_of, pack_calls_mapped};
 use super::rule::Rule;
 use super::terms::{Label, TermId, Terms};
@@ -17,7 +18,6 @@ use crate::attrs::Attrs;
 use crate::error::Result;
 use crate::graph::{Graph, NodeId, Value};
 use crate::ops::Call;
-use crate::optimize::Fusion;
 use crate::shape::TensorType;
 
 /// A greedily rewritten graph.

@@ -6,8 +6,8 @@ use serde::Deserialize;
 
 use super::saturate::Limits;
 use crate::loss_scaling::LossScaling;
+use crate::memory_budget::MemoryBudget;
 use crate::mode::Mode;
-use crate::plan::MemoryBudget;
 use crate::precision::Precision;
 
 /// Settings of what is done to a graph and its plan.

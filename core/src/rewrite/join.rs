@@ -4,14 +4,15 @@
 //! [joined](crate::ops::Operator::joined) with. A pair becomes one call where nothing else needs what lies between, the
 //! device has a kernel for the one, and that is no more expensive than the two.
 
+use super::clean::clean;
 use super::cost::call_cost;
+use super::outcome::Fusion;
 use super::target::Target;
 use crate::attrs::Attrs;
 use crate::error::Result;
 use crate::graph::{Graph, NodeId, NodeKind, Uses, Value};
 use crate::kernel::KernelDesc;
 use crate::ops::{Call, OpRef};
-use crate::optimize::{Fusion, clean};
 use crate::shape::TensorType;
 
 /// Name of the set under which reports list these.

@@ -10,6 +10,7 @@
 
 mod attr;
 mod baseline;
+pub(crate) mod clean;
 mod columns;
 mod config;
 mod cost;
@@ -21,6 +22,7 @@ mod facts;
 mod greedy;
 pub(crate) mod join;
 mod matcher;
+pub(crate) mod outcome;
 mod pack;
 mod pattern;
 pub mod problem;
@@ -46,6 +48,7 @@ use std::time::{Duration, Instant};
 
 pub use config::RewriteConfig;
 pub use cost::{call_cost, graph_cost};
+pub use outcome::{Fusion, OptimizeReport};
 pub use pack::{pack_calls, pack_parameters};
 pub use rule_set::{Applies, RuleSet};
 pub use saturate::Limits;
@@ -54,9 +57,9 @@ pub use target::{Simulated, Target};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId, NodeKind};
 use crate::mode::Mode;
-use crate::optimize::{OptimizeReport, places};
 use cost::Costs;
 use extract::{Budget, extract};
+use outcome::places;
 use rule::{Phase, Rule};
 use snapshot::Snapshot;
 use state::{Setting, State};

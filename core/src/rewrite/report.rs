@@ -4,13 +4,13 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::attr::Constructor;
 use super::decode::place;
+use super::outcome::Fusion;
 use super::problem::{Problem, Selection};
 use super::snapshot::{Node, Snapshot};
 use super::state::State;
 use super::types::Label;
 use crate::error::Result;
 use crate::graph::{Graph, NodeId, Value};
-use crate::optimize::Fusion;
 
 /// Collects the fusions of a selection.
 pub(super) struct Fusions<'a> {

@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-pub use budget::MemoryBudget;
+pub use crate::memory_budget::MemoryBudget;
 pub use fit::check_fit;
 pub use forecast::MemoryForecast;
 pub use life::Lifetime;
