@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::attrs::{Attr, Attrs};
 use crate::graph::{Graph, NodeId, Value};
+use crate::ops::registered;
 use crate::ops::{Call, OpRef};
-use crate::registry;
 use crate::shape::TensorType;
 
 /// Most operands of a program.
@@ -109,7 +109,7 @@ impl TryFrom<Stored> for Program {
 
     fn try_from(stored: Stored) -> Result<Self, String> {
         let steps = stored.steps.into_iter().map(|(name, attrs, inputs)| {
-            let op = registry::op(&name).ok_or_else(|| format!("a program calls '{name}', which does not exist"))?;
+            let op = registered::op(&name).ok_or_else(|| format!("a program calls '{name}', which does not exist"))?;
             Ok(Step { op, attrs, inputs })
         });
         Program::new(stored.operands, steps.collect::<Result<_, String>>()?, stored.results)

@@ -5,8 +5,8 @@ use super::sample::{Fill, Sample, SampleInput, Sizes};
 use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
 use crate::attrs::Attrs;
 use crate::dtype::DType;
+use crate::ops::registered;
 use crate::program::{Program, Slot, Step};
-use crate::registry;
 use crate::shape::TensorType;
 
 pub(super) struct Fused;
@@ -101,7 +101,7 @@ impl Draft {
     fn call(&mut self, name: &str, attrs: Attrs, inputs: &[Slot]) -> Slot {
         let at = self.steps.len() as u32;
         // All names below are of operators of this crate; one that were not would be missed by every test.
-        if let Some(op) = registry::op(name) {
+        if let Some(op) = registered::op(name) {
             self.steps.push(Step {
                 op,
                 attrs,

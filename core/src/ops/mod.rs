@@ -9,6 +9,7 @@
 pub mod document;
 pub(crate) mod gradient;
 mod operator;
+pub(crate) mod registered;
 pub mod sample;
 
 mod adaptive_pool2d;

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use super::{BufferRef, Dispatch, ExecutionPlan};
-use crate::registry;
+use crate::ops::registered;
 
 impl ExecutionPlan {
     /// Parameters and states that a step writes while it may still meet a fault: at the level of the last dispatch
@@ -84,7 +84,7 @@ impl Dispatch {
     /// The operand that holds indices, and the number that they must be below.
     pub fn index_operand(&self) -> Option<(usize, usize)> {
         let types = self.types();
-        registry::op(&self.kernel.name)?.index_bound(&self.kernel_desc(&types).call())
+        registered::op(&self.kernel.name)?.index_bound(&self.kernel_desc(&types).call())
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use super::{BufferRef, Dispatch, ExecutionPlan, Operand, PLAN_VERSION, levels};
 use crate::error::{Error, Result};
 use crate::ops::Call;
-use crate::registry;
+use crate::ops::registered;
 
 impl ExecutionPlan {
     /// Checks versions, indices, sizes, segment bounds, levels and hazards.
@@ -197,7 +197,7 @@ impl ExecutionPlan {
 /// Holds a dispatch against its operator: kernels rely on what is checked here, so that a plan from a file
 /// cannot make them leave their operands.
 fn verify_dispatch(d: &Dispatch) -> Result<(), String> {
-    let op = registry::op(&d.kernel.name).ok_or_else(|| format!("there is no operator '{}'", d.kernel.name))?;
+    let op = registered::op(&d.kernel.name).ok_or_else(|| format!("there is no operator '{}'", d.kernel.name))?;
     if op.version() != d.kernel.version {
         return Err(format!(
             "it was compiled for version {} of '{}', this program has {}",

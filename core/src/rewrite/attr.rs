@@ -9,8 +9,8 @@ use egglog::ast::Literal;
 
 use crate::attrs::{Attr, AttrKind, Attrs};
 use crate::dtype::DType;
+use crate::ops::registered;
 use crate::ops::{Arity, OpRef};
-use crate::registry;
 
 /// Sort of a tensor value.
 pub(super) const TENSOR: &str = "T";
@@ -150,8 +150,8 @@ impl Constructor {
             None => (name, None),
         };
         let found = own.iter().copied().find(|op| op.name() == base);
-        let Some(op) = found.or_else(|| registry::op(base)) else {
-            let known = registry::ops();
+        let Some(op) = found.or_else(|| registered::op(base)) else {
+            let known = registered::ops();
             let names = own.iter().chain(&known).map(|op| op.get().name());
             let closest = crate::error::closest(base, names);
             return Err(format!("there is no operator '{base}'; the closest are {closest}"));
@@ -238,7 +238,7 @@ mod tests {
 
     #[test]
     fn every_sample_of_every_operator_can_be_spelled() {
-        for op in registry::ops() {
+        for op in registered::ops() {
             for sample in op.samples(&mut crate::ops::sample::Sizes::new(1)) {
                 let Some(spelled) = literals(op, &sample.attrs) else {
                     assert!(has_program(op), "{}: {}", op.name(), sample.attrs);

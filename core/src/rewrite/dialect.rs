@@ -11,7 +11,7 @@ use super::attr::{Constructor, TENSOR, TUPLE};
 use super::rule::Rule;
 use crate::error::{Error, Result};
 use crate::graph::NodeKind;
-use crate::registry;
+use crate::ops::registered;
 
 /// Sorts, leaves and facts that every e-graph has.
 const PRELUDE: &str = r#"
@@ -126,7 +126,7 @@ impl Dialect {
                 // Facts and arithmetic have names too; looking for operators like them would take long.
                 let base = name.split('/').next().unwrap_or_default();
                 if !symbols.contains_key(&name)
-                    && registry::op(base).is_some()
+                    && registered::op(base).is_some()
                     && let Ok(symbol) = Constructor::resolve(&name, &[])
                 {
                     program += &declaration(&symbol);

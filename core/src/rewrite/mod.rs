@@ -26,6 +26,7 @@ pub(crate) mod outcome;
 mod pack;
 mod pattern;
 pub mod problem;
+pub(crate) mod registered;
 mod report;
 pub mod rule;
 mod rule_set;

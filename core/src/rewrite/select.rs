@@ -11,12 +11,12 @@ use rustc_hash::FxHashSet;
 
 use super::dialect::{Dialect, leaf_constructor};
 use super::pattern::{Build, Shape, Step};
+use super::registered;
 use super::rule::Rule;
 use super::{Applies, Request};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Node};
 use crate::mode::Mode;
-use crate::registry;
 
 /// An operator with a number of operands, or a kind of leaf.
 type Key = (&'static str, usize);
@@ -32,7 +32,7 @@ pub(super) fn rules(graph: &Graph, request: &Request) -> Result<Option<Vec<Arc<R
 
 /// The rules that the configuration and the pass select.
 fn requested(request: &Request) -> Result<Vec<Arc<Rule>>> {
-    let sets = registry::rule_sets();
+    let sets = registered::rule_sets();
     for name in &request.config.disable {
         if !sets.iter().any(|s| s.set.namespace == *name) {
             let known: Vec<&str> = sets.iter().map(|s| s.set.namespace.as_ref()).collect();

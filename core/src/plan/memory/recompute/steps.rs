@@ -4,11 +4,11 @@ use std::collections::HashMap;
 
 use crate::error::Result;
 use crate::graph::NodeKind;
+use crate::ops::registered;
 use crate::ops::{Call, OpRef};
 use crate::plan::memory::aligned;
 use crate::plan::{BufferRef, Dispatch, ExecutionPlan, MemoryLayout, Operand};
 use crate::reference::{expand_call, operand_name};
-use crate::registry;
 use crate::rewrite::{Target, call_cost};
 
 /// Where an operand comes from, or where a result goes.
@@ -330,7 +330,7 @@ fn origin(
 ) -> Result<Origin> {
     let d = &plan.dispatches[index];
     let types = d.types();
-    let op = registry::op(&d.kernel.name);
+    let op = registered::op(&d.kernel.name);
     let kernel = d.kernel_desc(&types);
     let call = kernel.call();
     let cost = op.map_or(0, |op| call_cost(target, op, &call));

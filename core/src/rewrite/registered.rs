@@ -2,11 +2,17 @@
 
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
-use super::{OpTable, RuleSetEntry, op_table};
+use super::RuleSet;
+use super::rule::{Rule, parse};
 use crate::error::{Error, Result};
 use crate::ops::OpRef;
-use crate::rewrite::RuleSet;
-use crate::rewrite::rule::{Rule, parse};
+use crate::ops::registered::{OpGroups, OpTable, op_table};
+
+/// Entry of the registry of rule sets.
+pub struct RuleSetEntry(pub fn() -> RuleSet);
+
+inventory::collect!(RuleSetEntry);
+inventory::submit! { OpGroups(|| linked().iter().map(|set| set.ops.to_vec()).collect()) }
 
 /// A rule set whose rules have been checked.
 #[derive(Debug)]
@@ -24,7 +30,7 @@ struct Table {
 }
 
 /// Sets that are linked into the program, by namespace; collected once.
-pub(super) fn linked() -> &'static [RuleSet] {
+fn linked() -> &'static [RuleSet] {
     static LINKED: OnceLock<Vec<RuleSet>> = OnceLock::new();
     LINKED.get_or_init(|| {
         let mut sets: Vec<RuleSet> = inventory::iter::<RuleSetEntry>.into_iter().map(|e| (e.0)()).collect();

@@ -4,18 +4,13 @@
 //! so that the linker keeps them, and checks that each is really there. Order never depends on the linker:
 //! everything is sorted by name.
 
-mod rule_sets;
-
-use std::collections::HashMap;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
-
-pub use rule_sets::{RegisteredSet, register_rule_set, rule_set_problems, rule_sets};
 
 use crate::backend::Backend;
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::ops::{OpRef, builtin};
-use crate::rewrite::RuleSet;
+pub use crate::ops::registered::{OpEntry, op, op_problems, ops};
+pub use crate::rewrite::registered::{RegisteredSet, RuleSetEntry, register_rule_set, rule_set_problems, rule_sets};
 
 /// A linked crate that brings backends, operators or rule sets. Announce it with
 /// [`register_plugin!`](crate::register_plugin).
@@ -37,10 +32,6 @@ pub struct PluginManifest {
 pub struct PluginEntry(pub &'static PluginManifest);
 /// Entry of the registry of backends.
 pub struct BackendEntry(pub fn() -> Arc<dyn Backend>);
-/// Entry of the registry of operators.
-pub struct OpEntry(pub OpRef);
-/// Entry of the registry of rule sets.
-pub struct RuleSetEntry(pub fn() -> RuleSet);
 /// Entry of the registry of what finds further backends at run time, by the configuration. It is called whenever
 /// devices are listed, and registers what is new.
 pub struct LoaderEntry(pub fn(&Config));
@@ -48,8 +39,6 @@ pub struct LoaderEntry(pub fn(&Config));
 inventory::collect!(LoaderEntry);
 inventory::collect!(PluginEntry);
 inventory::collect!(BackendEntry);
-inventory::collect!(OpEntry);
-inventory::collect!(RuleSetEntry);
 
 #[doc(hidden)]
 pub use inventory;
@@ -219,88 +208,6 @@ pub fn problems() -> Vec<Error> {
     };
     problems.extend(backends().iter().flat_map(|b| b.problems()));
     problems
-}
-
-/// The operators and what was wrong with some. What is linked is collected once; rule sets that are registered
-/// at run time add theirs.
-struct OpTable {
-    ops: Vec<OpRef>,
-    by_name: HashMap<&'static str, OpRef>,
-    /// Operators that linked rule sets bring, with the place of the set.
-    of_sets: HashMap<&'static str, usize>,
-    problems: Vec<Error>,
-}
-
-fn op_table() -> &'static RwLock<OpTable> {
-    static TABLE: OnceLock<RwLock<OpTable>> = OnceLock::new();
-    TABLE.get_or_init(|| RwLock::new(collect_ops()))
-}
-
-/// All operators by name: this crate's, the plugins' and those of rule sets. Of two with one name the first is
-/// kept and the other reported by [`op_problems`].
-pub fn ops() -> Vec<OpRef> {
-    op_table().read().unwrap_or_else(PoisonError::into_inner).ops.clone()
-}
-
-/// Operators that were rejected because their name is taken.
-pub fn op_problems() -> Vec<Error> {
-    let table = op_table().read().unwrap_or_else(PoisonError::into_inner);
-    table.problems.clone()
-}
-
-/// The operator of that name.
-pub fn op(name: &str) -> Option<OpRef> {
-    let table = op_table().read().unwrap_or_else(PoisonError::into_inner);
-    table.by_name.get(name).copied()
-}
-
-impl OpTable {
-    /// The place of the linked rule set that brought an operator.
-    fn of_linked_set(&self, name: &str) -> Option<usize> {
-        self.of_sets.get(name).copied()
-    }
-
-    /// Adds operators whose names are free.
-    fn extend(&mut self, ops: &[OpRef]) {
-        for op in ops {
-            self.by_name.insert(op.get().name(), *op);
-            self.ops.push(*op);
-        }
-        self.ops.sort_by_key(|op| op.get().name());
-    }
-}
-
-fn collect_ops() -> OpTable {
-    let mut table = OpTable {
-        ops: Vec::new(),
-        by_name: HashMap::new(),
-        of_sets: HashMap::new(),
-        problems: Vec::new(),
-    };
-    table.extend(&builtin());
-    let mut plugins: Vec<OpRef> = inventory::iter::<OpEntry>.into_iter().map(|e| e.0).collect();
-    plugins.sort_by_key(|op| op.name());
-    for op in plugins {
-        if table.by_name.contains_key(op.name()) {
-            table.problems.push(Error::Plugin {
-                plugin: op.name().to_owned(),
-                message: "an operator of that name exists already".into(),
-                remedy: "give it a namespace of its own".into(),
-            });
-        } else {
-            table.extend(&[op]);
-        }
-    }
-    // A name that is taken is a problem of the set, which is rejected as a whole.
-    for (place, set) in rule_sets::linked().iter().enumerate() {
-        for op in set.ops.iter() {
-            if !table.by_name.contains_key(op.name()) {
-                table.of_sets.insert(op.get().name(), place);
-                table.extend(&[*op]);
-            }
-        }
-    }
-    table
 }
 
 /// Manifests of all linked plugins, by name.

@@ -1,0 +1,98 @@
+//! All operators by name: the core's own, those that plugins announce, and those that rule sets bring.
+
+use std::collections::HashMap;
+use std::sync::{OnceLock, PoisonError, RwLock};
+
+use super::{OpRef, builtin};
+use crate::error::Error;
+
+/// Entry of the registry of operators.
+pub struct OpEntry(pub OpRef);
+/// Entry of what brings operators in groups: linked rule sets, each with its operators.
+pub(crate) struct OpGroups(pub(crate) fn() -> Vec<Vec<OpRef>>);
+
+inventory::collect!(OpEntry);
+inventory::collect!(OpGroups);
+
+/// The operators and what was wrong with some. What is linked is collected once; rule sets that are registered
+/// at run time add theirs.
+pub(crate) struct OpTable {
+    ops: Vec<OpRef>,
+    pub(crate) by_name: HashMap<&'static str, OpRef>,
+    /// Operators that linked rule sets bring, with the place of the set.
+    of_sets: HashMap<&'static str, usize>,
+    problems: Vec<Error>,
+}
+
+pub(crate) fn op_table() -> &'static RwLock<OpTable> {
+    static TABLE: OnceLock<RwLock<OpTable>> = OnceLock::new();
+    TABLE.get_or_init(|| RwLock::new(collect_ops()))
+}
+
+/// All operators by name: this crate's, the plugins' and those of rule sets. Of two with one name the first is
+/// kept and the other reported by [`op_problems`].
+pub fn ops() -> Vec<OpRef> {
+    op_table().read().unwrap_or_else(PoisonError::into_inner).ops.clone()
+}
+
+/// Operators that were rejected because their name is taken.
+pub fn op_problems() -> Vec<Error> {
+    let table = op_table().read().unwrap_or_else(PoisonError::into_inner);
+    table.problems.clone()
+}
+
+/// The operator of that name.
+pub fn op(name: &str) -> Option<OpRef> {
+    let table = op_table().read().unwrap_or_else(PoisonError::into_inner);
+    table.by_name.get(name).copied()
+}
+
+impl OpTable {
+    /// The place of the linked rule set that brought an operator.
+    pub(crate) fn of_linked_set(&self, name: &str) -> Option<usize> {
+        self.of_sets.get(name).copied()
+    }
+
+    /// Adds operators whose names are free.
+    pub(crate) fn extend(&mut self, ops: &[OpRef]) {
+        for op in ops {
+            self.by_name.insert(op.get().name(), *op);
+            self.ops.push(*op);
+        }
+        self.ops.sort_by_key(|op| op.get().name());
+    }
+}
+
+fn collect_ops() -> OpTable {
+    let mut table = OpTable {
+        ops: Vec::new(),
+        by_name: HashMap::new(),
+        of_sets: HashMap::new(),
+        problems: Vec::new(),
+    };
+    table.extend(&builtin());
+    let mut plugins: Vec<OpRef> = inventory::iter::<OpEntry>.into_iter().map(|e| e.0).collect();
+    plugins.sort_by_key(|op| op.name());
+    for op in plugins {
+        if table.by_name.contains_key(op.name()) {
+            table.problems.push(Error::Plugin {
+                plugin: op.name().to_owned(),
+                message: "an operator of that name exists already".into(),
+                remedy: "give it a namespace of its own".into(),
+            });
+        } else {
+            table.extend(&[op]);
+        }
+    }
+    // A name that is taken is a problem of the set, which is rejected as a whole.
+    let groups = inventory::iter::<OpGroups>.into_iter().flat_map(|groups| (groups.0)());
+    for (place, ops) in groups.enumerate() {
+        for op in ops {
+            if !table.by_name.contains_key(op.name()) {
+                table.of_sets.insert(op.get().name(), place);
+                table.extend(&[op]);
+            }
+        }
+    }
+    table
+}
