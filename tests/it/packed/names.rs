@@ -3,7 +3,7 @@
 use meganeura::plan::{BufferRef, compile};
 use meganeura::{Adam, Error, ExecutionPlan, ParameterGroup, Session, Update};
 
-use crate::models::{Model, Packed, device, feed, names, pack, session};
+use super::models::{Model, Packed, device, feed, names, pack, session};
 
 fn model() -> Model {
     Model::new(&[&[5, 3], &[5, 1]], 1)

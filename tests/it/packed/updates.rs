@@ -3,7 +3,7 @@
 use meganeura::plan::optimizer::{Optimizer, UpdateCx};
 use meganeura::{Adam, NodeId, ParameterGroup, Session, Sgd, Update, Value};
 
-use crate::models::{Model, Packed, check_equal, device, feed, session};
+use super::models::{Model, Packed, check_equal, device, feed, session};
 
 fn pair(model: &Model) -> [Session; 2] {
     let graph = model.graph();

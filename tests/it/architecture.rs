@@ -1,6 +1,5 @@
 //! The invariants of ARCHITECTURE.md, checked.
 
-#[path = "architecture/circles.rs"]
 mod circles;
 
 use std::collections::BTreeMap;

@@ -1,11 +1,9 @@
 //! Buffers share memory, and nobody notices but for the bytes.
 
-#[path = "common/plans.rs"]
-mod plans;
-
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use crate::plans::{Limited, cpu, lower_bound, trained_bits};
 use meganeura::backend::Device;
 use meganeura::build::{build_on, plan_for};
 use meganeura::cpu::CpuDevice;
@@ -16,7 +14,6 @@ use meganeura::ops::Fusing;
 use meganeura::plan::{Dispatch, MemoryBudget, Operand};
 use meganeura::rewrite::RewriteConfig;
 use meganeura::{Adam, Error, ExecutionPlan, GradientClip, Graph, Mode, Sgd, Update, registry};
-use plans::{Limited, cpu, lower_bound, trained_bits};
 
 fn plan(graph: &Graph, mode: Mode, update: Option<&Update>, device: &Arc<dyn Device>) -> ExecutionPlan {
     let (plan, _) = plan_for(graph, device, mode, update, &RewriteConfig::default()).expect("builds");

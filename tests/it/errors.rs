@@ -18,7 +18,7 @@ fn error_of(graph: &Graph) -> Error {
 
 /// The message names this file, so that a user finds the line.
 fn assert_located(error: &Error) {
-    assert!(error.to_string().contains("tests/errors.rs:"), "{error}");
+    assert!(error.to_string().contains("tests/it/errors.rs:"), "{error}");
 }
 
 #[test]

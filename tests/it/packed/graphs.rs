@@ -9,7 +9,7 @@ use meganeura::reference::evaluate;
 use meganeura::rewrite::pack_parameters;
 use meganeura::{Graph, NodeId};
 
-use crate::models::{Model, Packed, check_equal, feed, pack, session};
+use super::models::{Model, Packed, check_equal, feed, pack, session};
 
 /// Names of the parameters as stored.
 fn stored(graph: &Graph) -> Vec<String> {

@@ -2,7 +2,7 @@
 
 use meganeura::{Adam, GradientClip, ParameterGroup, Sgd, Update};
 
-use crate::models::{Model, Packed, check_equal, feed, session};
+use super::models::{Model, Packed, check_equal, feed, session};
 
 const STEPS: u64 = 20;
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::{json_lines, meganeura, run};
 use compile::{compile, set_mode};
 
-#[path = "../../plugins/host/tests/plugins/compile.rs"]
+#[path = "../../../plugins/host/tests/plugins/compile.rs"]
 mod compile;
 
 /// The example in C, in a folder of its own.

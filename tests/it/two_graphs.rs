@@ -1,6 +1,6 @@
 //! The example of two graphs, one for a prompt and one with a cache, as a test: it compares with reading everything anew.
 
-#[path = "../examples/two_graphs.rs"]
+#[path = "../../examples/two_graphs.rs"]
 mod example;
 
 #[test]

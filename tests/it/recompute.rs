@@ -1,11 +1,9 @@
 //! Steps that run parts of themselves twice to take less memory, and give the same bits.
 
-#[path = "common/plans.rs"]
-mod plans;
-
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use crate::plans::{Limited, cpu, lower_bound, trained_bits};
 use meganeura::backend::Device;
 use meganeura::build::plan_for;
 use meganeura::cpu::CpuDevice;
@@ -17,7 +15,6 @@ use meganeura::plan::{BufferRef, FORWARD_BACKWARD, MemoryBudget};
 use meganeura::random::SplitMix64;
 use meganeura::rewrite::{Modelled, RewriteConfig};
 use meganeura::{Adam, Error, ExecutionPlan, GradientClip, Graph, Mode, Result, SessionConfig, Sgd, Update};
-use plans::{Limited, cpu, lower_bound, trained_bits};
 
 fn budgeted(
     graph: &Graph,

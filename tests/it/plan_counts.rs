@@ -92,8 +92,7 @@ fn found() -> BTreeMap<String, Counts> {
 }
 
 fn written(counts: &BTreeMap<String, Counts>) -> String {
-    let mut text =
-        String::from("# Written by `MEGANEURA_UPDATE_COUNTS=1 cargo test --workspace --test plan_counts`.\n");
+    let mut text = String::from("# Written by `MEGANEURA_UPDATE_COUNTS=1 cargo test --test it plan_counts::`.\n");
     for (name, counts) in counts {
         text += &format!("\n[\"{name}\"]\n");
         text.extend(counts.iter().map(|(what, count)| format!("{what} = {count}\n")));
@@ -130,7 +129,7 @@ fn plans_are_as_short_as_they_were() {
     );
     assert!(
         differences.is_empty(),
-        "plans have changed:\n{}\nif that is meant: {VARIABLE}=1 cargo test --workspace --test plan_counts, and commit {FILE}",
+        "plans have changed:\n{}\nif that is meant: {VARIABLE}=1 cargo test --test it plan_counts::, and commit {FILE}",
         differences.join("\n")
     );
 }

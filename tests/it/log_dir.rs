@@ -1,11 +1,9 @@
 //! `meganeura train --log-dir`.
 
-mod common;
-
 use std::path::Path;
 use std::process::{Command, Output};
 
-use common::files;
+use crate::common::files;
 
 fn train(args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_meganeura"));

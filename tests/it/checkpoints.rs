@@ -1,13 +1,11 @@
 //! A run that was ended and goes on is the run that was not.
 
-mod common;
-
 use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::files;
+use crate::common::files;
 use meganeura::nn::data::{Augmentation, Dataset};
 use meganeura::nn::models::mlp_classifier;
 use meganeura::nn::trainer::{Checkpoints, EarlyStopping, Observer, OptimizerChoice, StepInfo, TrainBegin, TrainError};
@@ -489,7 +487,7 @@ fn a_killed_run_goes_on_as_if_it_had_not_been() {
     loop {
         let before = fs::read(&manifest).ok();
         let mut child = Command::new(std::env::current_exe().expect("this test"))
-            .args(["--exact", "a_killed_run_goes_on_as_if_it_had_not_been"])
+            .args(["--exact", "checkpoints::a_killed_run_goes_on_as_if_it_had_not_been"])
             .env(CHILD, folder.path())
             .stdout(std::process::Stdio::null())
             .spawn()
