@@ -1,7 +1,7 @@
 //! Calls changed at random, as far as they are accepted: kernels against definitions, on several numbers of threads.
 
 mod common;
-#[path = "../../../core/tests/common/hostile.rs"]
+#[path = "../../../core/tests/common/mutation.rs"]
 mod hostile;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,10 +1,8 @@
 //! Every decomposition against the operator's own definition, and down to the primitives.
 
-mod common;
-
 use std::collections::BTreeSet;
 
-use common::case;
+use crate::common::case;
 use meganeura_core::graph::Graph;
 use meganeura_core::ops::sample::Sizes;
 use meganeura_core::ops::{OpRef, Semantics};

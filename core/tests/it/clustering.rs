@@ -1,9 +1,6 @@
 //! Clustering: graphs mean what they meant, and what should become one call does.
 
-#[path = "common/dag.rs"]
-mod dag;
-
-use dag::dag;
+use crate::dag::dag;
 use meganeura_core::autodiff::try_differentiate;
 use meganeura_core::backend::KernelDesc;
 use meganeura_core::cluster::{ClusterReport, cluster};

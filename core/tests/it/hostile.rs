@@ -1,12 +1,9 @@
 //! No call makes a shape rule, a cost, a decomposition or a gradient rule panic, however little sense it makes.
 
-mod common;
-#[path = "common/hostile.rs"]
-mod hostile;
-
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use hostile::mutated;
+use crate::common;
+use crate::mutation::mutated;
 use meganeura_core::attrs::Attrs;
 use meganeura_core::autodiff::try_differentiate;
 use meganeura_core::graph::{Graph, Value};

@@ -1,8 +1,6 @@
 //! Every operator's gradient against central differences in `f64`.
 
-mod common;
-
-use common::{Case, case};
+use crate::common::{Case, case};
 use meganeura_core::autodiff::try_differentiate;
 use meganeura_core::error::Error;
 use meganeura_core::graph::{Graph, Value};
