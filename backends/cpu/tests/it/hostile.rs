@@ -1,13 +1,9 @@
 //! Calls changed at random, as far as they are accepted: kernels against definitions, on several numbers of threads.
 
-mod common;
-#[path = "../../../core/tests/common/mutation.rs"]
-mod hostile;
-
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use common::{check, op, sample};
-use hostile::mutated;
+use crate::common::{check, op, sample};
+use crate::mutation::mutated;
 use meganeura_core::attrs::{Attr, Attrs};
 use meganeura_core::backend::{Device, KernelDesc, Support};
 use meganeura_core::ops::sample::{Fill, Sample, SampleInput, Sizes};

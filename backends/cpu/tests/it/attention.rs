@@ -1,7 +1,5 @@
 //! Attention, rotary embedding and gated units at sizes and values where tiles and exponentials matter.
 
-mod common;
-
 use std::sync::Arc;
 
 use meganeura_core::attrs::Attrs;
@@ -11,7 +9,7 @@ use meganeura_core::ops::sample::{Sample, SampleInput};
 use meganeura_core::{DType, Graph, reference};
 use meganeura_cpu::CpuDevice;
 
-use common::{case, check, check_case, numbers, op, results, sample};
+use crate::common::{case, check, check_case, numbers, op, results, sample};
 
 /// Batch, queries, keys; query heads, key-value heads, width; causal, window.
 #[derive(Clone, Copy, Debug)]

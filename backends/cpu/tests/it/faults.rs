@@ -1,9 +1,8 @@
 //! Calls at the limits of what operators accept, and steps that fail.
 
-mod common;
-
 use std::sync::Arc;
 
+use crate::common;
 use meganeura_core::attrs::Attrs;
 use meganeura_core::backend::{Backend, Device, KernelDesc, Support};
 use meganeura_core::build::{Mode, build_on};
@@ -14,7 +13,7 @@ use meganeura_core::plan::{compile_for, try_compile};
 use meganeura_core::{DType, Error, Graph, Session, reference, registry};
 use meganeura_cpu::{CpuBackend, CpuDevice};
 
-use common::{check, sample};
+use crate::common::{check, sample};
 
 fn device(threads: usize) -> Arc<dyn Device> {
     Arc::new(CpuDevice::new(threads))

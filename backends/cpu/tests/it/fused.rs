@@ -1,14 +1,10 @@
 //! Programs on the CPU: sample cases, random clusters, and sizes that are cut into runs and tasks.
 
-#[allow(dead_code, reason = "a part of what tests share")]
-mod common;
-#[path = "../../../core/tests/common/dag.rs"]
-mod dag;
-
 use std::sync::Arc;
 
-use common::{check, op};
-use dag::{Dag, dag};
+use crate::common;
+use crate::common::{check, op};
+use crate::dag::{Dag, dag};
 use meganeura_core::backend::Device;
 use meganeura_core::cluster::cluster;
 use meganeura_core::graph::Graph;

@@ -1,8 +1,6 @@
 //! Kernels of running sums, selection, and writes by index, where samples do not look: sizes that are cut into
 //! tasks, ties, and bad indices.
 
-mod common;
-
 use std::sync::Arc;
 
 use meganeura_core::attrs::Attrs;
@@ -12,7 +10,7 @@ use meganeura_core::plan::compile_for;
 use meganeura_core::{DType, Error, Graph, NodeId, Session};
 use meganeura_cpu::CpuDevice;
 
-use common::{check, op, sample};
+use crate::common::{check, op, sample};
 
 fn open(graph: &mut Graph, output: impl Into<meganeura_core::graph::Value>) -> Session {
     graph.set_outputs(vec![output.into()]);
