@@ -1,8 +1,6 @@
 //! Training end to end on the CPU backend.
 
-mod common;
-
-use common::{config, flat_digits, head, linear_model};
+use crate::common::{config, flat_digits, head, linear_model};
 use meganeura_core::Graph;
 use meganeura_nn::data::{Dataset, digits_split};
 use meganeura_nn::layers::{BatchNorm, Linear};

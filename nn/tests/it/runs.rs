@@ -1,13 +1,11 @@
 //! What happens during a run: evaluation between steps, early stopping, several observers, the log,
 //! augmentation, prefetching.
 
-mod common;
-
 use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use common::{config, flat_digits, head, linear_model};
+use crate::common::{config, flat_digits, head, linear_model};
 use meganeura_nn::data::{Augmentation, DataError, Remainder, digits_split};
 use meganeura_nn::models::{CnnConfig, classifier};
 use meganeura_nn::trainer::{

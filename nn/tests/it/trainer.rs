@@ -1,10 +1,8 @@
 //! Observers of the trainer, and everything that it refuses.
 
-mod common;
-
 use std::ops::ControlFlow;
 
-use common::{config, flat_digits, head, linear_model};
+use crate::common::{config, flat_digits, head, linear_model};
 use meganeura_core::{Error, Graph};
 use meganeura_nn::data::{DataError, Dataset, Remainder, digits_split};
 use meganeura_nn::layers::Linear;
