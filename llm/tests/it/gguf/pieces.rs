@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use meganeura_llm::Tokenizer;
 use serde_json::Value;
 
-use crate::files::{file, replaced, says, text, with_kind, with_value};
+use super::files::{file, replaced, says, text, with_kind, with_value};
 
 const BOOL: u32 = 7;
 

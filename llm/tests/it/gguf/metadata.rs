@@ -3,7 +3,7 @@
 use meganeura_core::ops::RopeScaling;
 use meganeura_llm::{ModelConfig, Tokenizer};
 
-use crate::files::{TEXT, file, fixture, replaced, says, text, with_count, with_kind, with_value};
+use super::files::{TEXT, file, fixture, replaced, says, text, with_count, with_kind, with_value};
 
 const UINT16: u32 = 2;
 const INT32: u32 = 5;

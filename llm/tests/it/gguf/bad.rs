@@ -7,7 +7,7 @@ use meganeura_core::Error;
 use meganeura_core::random::SplitMix64;
 use meganeura_llm::{ChatTemplate, Checkpoint, ModelConfig, Tokenizer};
 
-use crate::files::{file, fixture, replaced, says, with_count};
+use super::files::{file, fixture, replaced, says, with_count};
 use crate::one_token::generate;
 
 #[test]

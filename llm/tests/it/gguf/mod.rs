@@ -3,8 +3,6 @@
 mod bad;
 mod files;
 mod metadata;
-#[path = "../../../tests/common/one_token.rs"]
-mod one_token;
 mod pieces;
 
 use std::path::PathBuf;
