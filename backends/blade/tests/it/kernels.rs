@@ -1,12 +1,9 @@
 //! Kernels at sizes that the conformance suite does not reach, where other variants are taken.
 
-#[path = "common/case.rs"]
-mod case;
-mod common;
-
 use std::collections::HashMap;
 
-use case::Case;
+use crate::case::Case;
+use crate::common;
 use half::f16;
 use meganeura_core::attrs::Attrs;
 use meganeura_core::build::{Mode, build_on};

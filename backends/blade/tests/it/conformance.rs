@@ -1,8 +1,7 @@
 //! Parts of the conformance suite. `meganeura conformance --device blade` runs all of it; the cases of the operators
 //! take minutes on a software device.
 
-mod common;
-
+use crate::common;
 use meganeura_blade::BladeBackend;
 use meganeura_conformance::{Section, run_on_backend};
 

@@ -1,9 +1,8 @@
 //! Steps that meet a fault are as if they had not been made.
 
-mod common;
-
 use std::sync::Arc;
 
+use crate::common;
 use meganeura_core::backend::Device;
 use meganeura_core::plan::optimizer::{GradientClip, Update};
 use meganeura_core::plan::{TensorView, compile_for};

@@ -1,9 +1,8 @@
 //! What sessions on a device do beyond the conformance suite.
 
-mod common;
-
 use std::sync::Arc;
 
+use crate::common;
 use blade_graphics as bg;
 use meganeura_blade::{BladeBackend, BladeDevice, WithContext};
 use meganeura_core::backend::{Backend, Device};

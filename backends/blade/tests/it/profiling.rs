@@ -1,11 +1,10 @@
 //! Times of passes, and what debug options do to a session.
 
-mod common;
-
 use std::fs;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::common;
 use meganeura_blade::BladeBackend;
 use meganeura_core::backend::{Backend as _, Device, Executable, PassTiming, StepArgs};
 use meganeura_core::config::Config;

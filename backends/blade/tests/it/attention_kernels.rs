@@ -1,13 +1,10 @@
 //! Attention in kernels of its own: masks, heads, sizes around those of tiles, and values that are hard.
 
-#[path = "common/case.rs"]
-mod case;
-mod common;
-
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use case::Case;
+use crate::case::Case;
+use crate::common;
 use meganeura_core::attrs::Attrs;
 use meganeura_core::backend::Device;
 use meganeura_core::graph::{Graph, Value};

@@ -1,7 +1,6 @@
 //! Weights of few bits on GPUs: expanded by the kernel of the product, whatever the number of rows.
 
-mod common;
-
+use crate::common;
 use half::f16;
 use meganeura_core::build::{Mode, build_on};
 use meganeura_core::quantization::{BLOCK, BlockFormat};
