@@ -18,7 +18,7 @@ fn golden_file(set: &RuleSet) -> PathBuf {
 fn golden_text(set: &RuleSet, verdicts: &[RuleVerdict]) -> String {
     let mut text = format!(
         "Rules of '{}' on the first graph that is found for each. Written by `{WRITE}=1 cargo test -p meganeura-rules \
-         --test verify`.\n",
+         --test it verify::`.\n",
         set.namespace
     );
     for verdict in verdicts {
@@ -66,7 +66,7 @@ fn verify(namespace: &str) {
     assert!(
         recorded == text,
         "{} line {} is '{}' but '{}' is made now; if that is intended, run\n  {WRITE}=1 cargo test -p meganeura-rules \
-         --test verify",
+         --test it verify::",
         file.display(),
         differs + 1,
         recorded.lines().nth(differs).unwrap_or_default(),
