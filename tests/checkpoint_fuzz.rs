@@ -1,4 +1,5 @@
 //! Checkpoints that were changed at random: never a crash, never more memory than they could be worth.
+// A binary of its own: its allocator notes the memory of the whole process.
 
 mod common;
 #[path = "common/fuzz.rs"]

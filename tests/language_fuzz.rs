@@ -1,4 +1,5 @@
 //! Files of language models that were changed at random: never a crash, never more memory than they could be worth.
+// A binary of its own: its allocator notes the memory of the whole process.
 
 #[path = "common/fuzz.rs"]
 mod fuzz;

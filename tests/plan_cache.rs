@@ -1,4 +1,5 @@
 //! Plans in files: made once, read later, and never trusted.
+// A binary of its own: it sets the logger of the process.
 
 mod common;
 

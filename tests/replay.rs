@@ -1,4 +1,5 @@
 //! Replaying a plan allocates nothing, and its results do not depend on the number of threads.
+// A binary of its own: its allocator counts the allocations of the whole process.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;

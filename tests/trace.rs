@@ -1,4 +1,5 @@
 //! Traces, decoded as Perfetto would.
+// A binary of its own: it sets the subscriber of the process, which keeps all of its spans.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,4 +1,5 @@
 //! Rule sets of strangers: wrong ones are found with the failing case, those that grow without end are stopped.
+// A binary of its own: its rule sets are registered for the whole process.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

@@ -1,4 +1,5 @@
 //! Operators made of a decomposition and nothing else.
+// A binary of its own: its operators are registered for the whole process.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,5 @@
 //! Registration of rule sets: linked ones, ones added while the program runs, and what is rejected.
+// A binary of its own: its rule sets are registered for the whole process, wrong ones among them.
 
 use meganeura_core::ops::{
     Arity, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics, sample::Sample, sample::Sizes,

@@ -1,4 +1,5 @@
 //! A generator has its weights and caches in memory once, and little beside them: by the forecast, and measured.
+// A binary of its own: its allocator notes the memory of the whole process.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::HashMap;

@@ -2,6 +2,7 @@
 //! asks the allocator for.
 //!
 //! One test only: the count is of the whole process.
+// A binary of its own: its allocator notes the memory of the whole process.
 
 #![allow(clippy::unwrap_used)]
 

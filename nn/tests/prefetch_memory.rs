@@ -2,6 +2,7 @@
 //! batches.
 //!
 //! One test only: the count is of the whole process.
+// A binary of its own: its allocator notes the memory of the whole process.
 
 mod common;
 

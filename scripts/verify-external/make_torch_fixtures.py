@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Write or check the fixtures of tests/external: tests/fixtures/torch/*.json and torch_training.json.
+"""Write or check the fixtures of tests/it/external: tests/fixtures/torch/*.json and torch_training.json.
 
 They hold numbers that PyTorch computed in float64 on the CPU: values and
 gradients of single operators, and training runs of small networks.
-`tests/external` compares Meganeura with them.
+`tests/it/external` compares Meganeura with them.
 
     make_torch_fixtures.py               write all files
     make_torch_fixtures.py losses        write one of them: torch/losses.json, from ops/losses.py

@@ -75,7 +75,7 @@ class Cases:
         """Evaluates `function` and its derivatives.
 
         op       registered name (`core.huber_loss`), or that of a method of `Graph` which
-                 `tests/external/builders.rs` calls
+                 `tests/it/external/builders.rs` calls
         attrs    attributes by name, in the types of `Attrs`: an axis is `1`, a factor `1.0`
         fixed    float operands whose gradient is not compared
         states   operands that the operator writes: states of the graph, without gradient

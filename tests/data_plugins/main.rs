@@ -1,4 +1,5 @@
 //! Plugins without native code in builds, on devices and as users meet them.
+// A binary of its own: plugins stay loaded in the process, for all of its tests.
 #![cfg(unix)]
 
 mod files;

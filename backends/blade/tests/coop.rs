@@ -1,5 +1,6 @@
 //! Products on cooperative matrices, on devices that have such: with every tile, odd sizes, transposed, batched, with what
 //! precedes and follows them.
+// A binary of its own: `.ci/run` copies it to a system with a newer driver.
 
 #[path = "coop/attention.rs"]
 mod attention;

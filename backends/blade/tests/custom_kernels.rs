@@ -1,4 +1,5 @@
 //! Kernels that others bring: which are used, and what happens where one is refused or does not come to an end.
+// A binary of its own: its operators and kernels are registered for the whole process.
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! Convolution, pooling, normalisation, softmax and optimizer kernels against the operators' definitions.
+// A binary of its own: `.ci/run` builds it with optimization, too.
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! Kernels of other crates: against the definition, beside kernels that are rejected, and where they do not fit.
+// A binary of its own: its operators and kernels are registered for the whole process.
 
 mod common;
 

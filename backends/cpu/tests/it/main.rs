@@ -1,0 +1,20 @@
+//! The tests of this crate that may share a process: one binary is linked once. Others say why they are not here.
+
+mod attention;
+mod cached;
+#[path = "../common/mod.rs"]
+mod common;
+mod conformance;
+#[path = "../../../../core/tests/common/dag.rs"]
+mod dag;
+mod faults;
+mod fused;
+mod hostile;
+mod joined_plans;
+mod kernels_basic;
+#[path = "../../../../core/tests/common/mutation.rs"]
+mod mutation;
+mod orders;
+mod parts;
+mod quantized;
+mod updates;

@@ -1,0 +1,23 @@
+//! The tests of this crate that may share a process: one binary is linked once. Others say why they are not here.
+
+mod attention;
+mod attributes;
+mod clustering;
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../common/dag.rs"]
+mod dag;
+mod decompositions;
+mod extraction;
+mod gradients;
+mod hostile;
+mod joined_writes;
+mod losses;
+mod meaning_basic;
+#[path = "../common/mutation.rs"]
+mod mutation;
+mod printing;
+mod quantized;
+mod rejections_attention;
+mod rejections_basic;
+mod rejections_nn;

@@ -1,0 +1,170 @@
+//! GGUF files that the package `gguf` wrote, against what Hugging Face's transformers makes of the same numbers.
+
+mod bad;
+mod files;
+mod metadata;
+mod pieces;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use meganeura_core::quantization::BlockFormat;
+use meganeura_cpu::CpuDevice;
+use meganeura_llm::{
+    ChatTemplate, Checkpoint, Generator, GeneratorOptions, Message, ModelConfig, Tokenizer, WeightStorage,
+};
+use safetensors::SafeTensors;
+use serde_json::Value;
+
+const FILES: [&str; 12] = [
+    "llama_f32",
+    "llama_f16",
+    "llama_bf16",
+    "llama_q8_0",
+    "llama_q4_0",
+    "llama_q4_k",
+    "llama_q6_k",
+    "llama_q4_0_mixed",
+    "llama3_q8_0",
+    "qwen2_q8_0",
+    "qwen3_q4_0",
+    "mistral_q8_0",
+];
+/// Of the largest logit, where the numbers of a file are kept.
+const TOLERANCE: f32 = 1e-4;
+/// Of the largest logit, where they are rounded to another storage.
+const ROUNDED: f32 = 0.03;
+
+fn folder() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/gguf")
+}
+
+fn path(name: &str) -> PathBuf {
+    folder().join(format!("{name}.gguf"))
+}
+
+fn expected() -> Value {
+    let text = std::fs::read_to_string(folder().join("expected.json")).expect("a fixture");
+    serde_json::from_str(&text).expect("json")
+}
+
+fn prompt() -> Vec<u32> {
+    let expected = expected();
+    let ids = expected["prompt_ids"].as_array().expect("a list").iter();
+    ids.map(|id| id.as_u64().expect("a token") as u32).collect()
+}
+
+fn wanted(name: &str) -> Vec<f32> {
+    let bytes = std::fs::read(folder().join(format!("{name}.safetensors"))).expect("a fixture");
+    let tensors = SafeTensors::deserialize(&bytes).expect("safetensors");
+    let (words, _) = tensors.tensor("logits").expect("logits").data().as_chunks::<4>();
+    words.iter().map(|&b| f32::from_le_bytes(b)).collect()
+}
+
+/// How far the logits of a file are off, of the largest one.
+fn error(name: &str, weights: Option<WeightStorage>, prefill_rows: usize) -> f32 {
+    let config = ModelConfig::open(&path(name)).expect("a configuration");
+    let checkpoint = Checkpoint::open(&path(name)).expect("weights");
+    let options = GeneratorOptions {
+        prefill_rows,
+        weights,
+        ..GeneratorOptions::default()
+    };
+    let mut generator = Generator::on(Arc::new(CpuDevice::new(2)), config, checkpoint, &options).expect("a generator");
+    let found = generator.prompt_logits(&prompt()).expect("logits");
+    let wanted = wanted(name);
+    assert_eq!(found.len(), wanted.len(), "{name}");
+    // The greatest of distances would pass over them.
+    assert!(found.iter().all(|x| x.is_finite()), "{found:?}");
+    let size = wanted.iter().fold(0.0f32, |a, x| a.max(x.abs()));
+    found.iter().zip(&wanted).fold(0.0f32, |a, (f, w)| a.max((f - w).abs())) / size
+}
+
+#[test]
+fn logits_agree_whatever_the_file_stores() {
+    for name in FILES {
+        for rows in [1, 5, 12] {
+            let error = error(name, Some(WeightStorage::F32), rows);
+            assert!(error <= TOLERANCE, "{name} by {rows}: off by {error}");
+        }
+    }
+}
+
+#[test]
+fn numbers_of_files_stay_as_they_are() {
+    for (name, storage, tolerance) in [
+        ("llama_f32", WeightStorage::F32, TOLERANCE),
+        ("llama_bf16", WeightStorage::F32, TOLERANCE),
+        ("llama_f16", WeightStorage::F16, TOLERANCE),
+        ("llama_q8_0", WeightStorage::Q8, TOLERANCE),
+        ("llama_q4_0", WeightStorage::Q4, TOLERANCE),
+        ("llama3_q8_0", WeightStorage::Q8, TOLERANCE),
+        ("qwen2_q8_0", WeightStorage::Q8, TOLERANCE),
+        ("qwen3_q4_0", WeightStorage::Q4, TOLERANCE),
+        ("mistral_q8_0", WeightStorage::Q8, TOLERANCE),
+        ("llama_q4_k", WeightStorage::Q8, ROUNDED),
+        ("llama_q6_k", WeightStorage::Q8, ROUNDED),
+        // Most is Q4_0, and the projection to logits Q6_K, as files of Q4_0 usually are.
+        ("llama_q4_0_mixed", WeightStorage::Q8, ROUNDED),
+    ] {
+        let checkpoint = Checkpoint::open(&path(name)).expect("weights");
+        assert_eq!(checkpoint.usual_storage(), storage, "{name}");
+        for rows in [1, 12] {
+            let error = error(name, None, rows);
+            assert!(error <= tolerance, "{name} by {rows}: off by {error}");
+        }
+    }
+}
+
+/// Bytes of blocks with their scales, as files have them.
+#[test]
+fn numbers_are_rounded_as_gguf_rounds_them() {
+    let expected = expected();
+    let rounding = &expected["rounding"];
+    let values = rounding["values"].as_array().expect("a list").iter();
+    let values: Vec<f32> = values.map(|v| v.as_f64().expect("a number") as f32).collect();
+    for (format, name) in [(BlockFormat::Q8_0, "Q8_0"), (BlockFormat::Q4_0, "Q4_0")] {
+        let (mut bytes, mut scales) = (Vec::new(), Vec::new());
+        format.quantize(&values, &mut bytes, &mut scales);
+        let blocks = scales.iter().zip(bytes.chunks(format.bytes()));
+        let stored = blocks.flat_map(|(scale, q)| [&scale.to_le_bytes()[..], q].concat());
+        let hex: String = stored.map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(hex, rounding[name].as_str().expect("bytes"), "{name}");
+    }
+}
+
+#[test]
+fn tokenizers_and_templates_of_files() {
+    let tokenizer = Tokenizer::open(&path("llama_q8_0")).expect("a tokenizer");
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let original = Tokenizer::open(&root.join("../tests/fixtures/transformers/llama")).expect("a tokenizer");
+    for text in [
+        "Alice was not a bit hurt, and she jumped up",
+        "“Curious”, and naïve: 好奇 🐇! It's 12345\n\n  done",
+        "<|im_start|>user\nhi<|im_end|>",
+    ] {
+        let ids = tokenizer.encode(text).expect("tokens");
+        assert_eq!(ids, original.encode(text).expect("tokens"), "{text}");
+        assert_eq!(
+            tokenizer.decode(&ids).expect("text"),
+            original.decode(&ids).expect("text")
+        );
+    }
+    tokenizer
+        .check(&ModelConfig::open(&path("llama_q8_0")).expect("a configuration"))
+        .expect("they belong together");
+    let template = ChatTemplate::open(&path("llama_q8_0")).expect("a template");
+    let chat = template.render(&[Message::new("user", "hi")]).expect("text");
+    assert_eq!(chat, "<|endoftext|>hi");
+}
+
+#[test]
+fn configurations_of_files() {
+    let llama = ModelConfig::open(&path("llama_f16")).expect("a configuration");
+    assert_eq!((llama.context, llama.stop.as_slice()), (128, &[2][..]));
+    assert!(!llama.network.tied_embeddings && llama.network.window.is_none());
+    let mistral = ModelConfig::open(&path("mistral_q8_0")).expect("a configuration");
+    assert_eq!((mistral.network.window, mistral.network.head_dim), (Some(5), Some(32)));
+    let qwen = ModelConfig::open(&path("qwen3_q4_0")).expect("a configuration");
+    assert!(qwen.network.head_norm && qwen.network.tied_embeddings);
+}

@@ -1,0 +1,8 @@
+//! The tests of this crate that may share a process: one binary is linked once. Others say why they are not here.
+
+mod bad_input;
+mod finetuning;
+mod gguf;
+#[path = "../../../tests/common/one_token.rs"]
+mod one_token;
+mod transformers;

@@ -1,0 +1,10 @@
+//! The tests of this crate that may share a process: one binary is linked once. Others say why they are not here.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod decode;
+mod hostile;
+mod layers;
+mod models;
+mod runs;
+mod trainer;

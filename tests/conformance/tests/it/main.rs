@@ -1,0 +1,7 @@
+//! The tests of this crate that may share a process: one binary is linked once. Others say why they are not here.
+
+mod fallback;
+mod fallback_steps;
+mod mixed_precision;
+mod reference_backend;
+mod replay;

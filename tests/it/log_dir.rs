@@ -1,0 +1,91 @@
+//! `meganeura train --log-dir`.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use crate::common::files;
+
+fn train(args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_meganeura"));
+    command
+        .args(["train", "digits", "--epochs", "2", "--device", "cpu"])
+        .args(args)
+        .env_remove("MEGANEURA_DEVICE_ID");
+    command.output().expect("the program runs")
+}
+
+#[test]
+fn a_folder_gets_all_three_logs() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("runs").join("first");
+    for run in 1..=2 {
+        let output = train(&["--log-dir", path.to_str().expect("a path")]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let events = files(&path)
+            .into_iter()
+            .filter(|n| n.starts_with("events.out.tfevents."))
+            .count();
+        assert_eq!(events, run, "event files are added, {:?}", files(&path));
+    }
+    let table = std::fs::read_to_string(path.join("metrics.csv")).expect("a table");
+    let header =
+        "event,epoch,step,loss,accuracy,gradient_norm,loss_scale,skipped_updates,lr,seconds,examples_per_second";
+    assert_eq!(table.lines().next(), Some(header));
+    let rows = |event: &str| table.lines().filter(|l| l.starts_with(event)).count();
+    assert_eq!((rows("epoch,"), rows("evaluation,")), (2, 2), "{table}");
+    let lines = std::fs::read_to_string(path.join("metrics.jsonl")).expect("lines");
+    let steps = lines.lines().filter(|l| l.contains(r#""event":"step""#)).count();
+    assert_eq!(rows("step,"), steps);
+    assert!(steps > 4, "the loss of every tenth step is read: {steps}");
+}
+
+#[test]
+fn a_resumed_run_goes_on_with_its_logs() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name).to_str().expect("a path").to_owned();
+    let (logs, log, saved) = (path("logs"), path("log.jsonl"), path("saved"));
+    for _ in 0..2 {
+        let args = ["--log-dir", &logs, "--log", &log, "--checkpoint", &saved, "--resume"];
+        let output = train(&args);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    let table = std::fs::read_to_string(Path::new(&logs).join("metrics.csv")).expect("a table");
+    assert_eq!(table.matches("event,epoch").count(), 1, "one header: {table}");
+    assert_eq!(table.lines().filter(|l| l.starts_with("epoch,")).count(), 2, "{table}");
+    let lines = std::fs::read_to_string(&log).expect("lines");
+    assert_eq!(lines.matches("\"train_begin\"").count(), 2, "{lines}");
+}
+
+#[test]
+fn statistics_go_to_a_table_and_to_the_lines() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().to_str().expect("a path");
+    let output = train(&["--log-dir", path, "--statistics", "40"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let table = std::fs::read_to_string(folder.path().join("statistics.csv")).expect("a table");
+    let mut rows = table.lines();
+    let header = "epoch,step,kind,name,len,nan,positive_infinities,negative_infinities,zeros,min,max,mean,deviation";
+    assert_eq!(rows.next(), Some(header));
+    let rows: Vec<&str> = rows.collect();
+    // 44 steps an epoch: after steps 40 and 80, parameters and their gradients.
+    let of = |start: &str| rows.iter().filter(|r| r.starts_with(start)).count();
+    let (parameters, gradients) = (of("1,40,parameter,"), of("1,40,gradient,"));
+    assert!(parameters >= 4 && parameters == gradients, "{table}");
+    assert_eq!(rows.len(), 4 * parameters, "{table}");
+    let lines = std::fs::read_to_string(folder.path().join("metrics.jsonl")).expect("lines");
+    assert_eq!(lines.matches(r#""event":"statistics""#).count(), rows.len());
+    let output = train(&["--statistics", "40"]);
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && err.contains("--log"), "{err}");
+}
+
+#[test]
+fn a_folder_that_cannot_be_made_is_an_error_at_once() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("file");
+    std::fs::write(&file, "").expect("a file");
+    let output = train(&["--log-dir", file.to_str().expect("a path")]);
+    assert!(!output.status.success());
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert!(err.contains("cannot write the log"), "{err}");
+}
