@@ -143,21 +143,79 @@ fn layers_and_models_bring_no_tokenizer() {
     assert!(found.is_none(), "{found:?}");
 }
 
+/// The code of the files of a crate without its tests, by module.
+fn texts(folder: &str) -> BTreeMap<circles::Module, String> {
+    let mut texts = BTreeMap::new();
+    for file in sources(folder) {
+        let path = file.strip_prefix(root().join(folder)).expect("it is in the folder");
+        let path = path.to_string_lossy().replace('\\', "/");
+        let is_test = path
+            .split('/')
+            .any(|part| part == "tests" || part.ends_with("tests.rs"));
+        if !is_test {
+            texts.insert(circles::module_of(&path), code(&file));
+        }
+    }
+    texts
+}
+
+/// Modules of the core, from those that know nothing of the others to those that know all; modules of one layer may know
+/// each other. Graphs hold operators, whose decompositions build graphs and are evaluated by the oracle; reports of rewriting
+/// hold those of clustering, which asks its target for costs; a plan is made for a device, which runs plans.
+const CORE_LAYERS: &[&[&str]] = &[
+    &["dtype"],
+    &["shape"],
+    &["error"],
+    &[
+        "files",
+        "random",
+        "mode",
+        "storage",
+        "memory_budget",
+        "quantization",
+        "loss_scaling",
+        "precision",
+    ],
+    &["init"],
+    &["attrs", "graph", "program", "ops", "reference"],
+    &["statistics", "autodiff", "kernel"],
+    &["rewrite", "cluster"],
+    &["config"],
+    &["plan", "backend"],
+    &["profiler", "registry"],
+    &["cache", "fallback", "debug", "calibration"],
+    &["select"],
+    &["session"],
+    &["optimize", "replay"],
+    &["build"],
+    &["measure"],
+];
+
+#[test]
+fn modules_of_the_core_know_those_beneath_them_only() {
+    let texts = texts("core/src");
+    let layer = |module: &str| CORE_LAYERS.iter().position(|layer| layer.contains(&module));
+    let mut seen = 0;
+    for (file, named) in circles::named(&texts) {
+        let Some(own) = file.first() else { continue };
+        let own_layer = layer(own).unwrap_or_else(|| panic!("core/src/{own} has no layer: add it to CORE_LAYERS"));
+        for other in named.iter().filter_map(|module| module.first()) {
+            seen += 1;
+            let other_layer = layer(other).unwrap_or_else(|| panic!("core/src/{other} has no layer"));
+            assert!(
+                own == other || other_layer <= own_layer,
+                "core/src/{} names {other}, which is of a higher layer",
+                file.join("/")
+            );
+        }
+    }
+    assert!(seen > 300, "{seen} paths");
+}
+
 #[test]
 fn files_name_each_other_in_small_circles_only() {
     for folder in ["backends/blade/src", "shaders/src"] {
-        let mut texts = BTreeMap::new();
-        for file in sources(folder) {
-            let path = file.strip_prefix(root().join(folder)).expect("it is in the folder");
-            let path = path.to_string_lossy().replace('\\', "/");
-            let is_test = path
-                .split('/')
-                .any(|part| part == "tests" || part.ends_with("tests.rs"));
-            if !is_test {
-                texts.insert(circles::module_of(&path), code(&file));
-            }
-        }
-        for circle in circles::circles(&texts) {
+        for circle in circles::circles(&texts(folder)) {
             let names: Vec<String> = circle.iter().map(|module| module.join("/")).collect();
             assert!(
                 circle.len() <= MAX_CIRCLE,

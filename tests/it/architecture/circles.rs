@@ -17,10 +17,7 @@ pub(crate) fn module_of(file: &str) -> Module {
 
 /// The circles among files with these texts: sets of several modules each of which leads to all others, the largest first.
 pub(crate) fn circles(texts: &BTreeMap<Module, String>) -> Vec<Vec<Module>> {
-    let named: BTreeMap<&Module, BTreeSet<&Module>> = texts
-        .iter()
-        .map(|(module, text)| (module, named_by(module, text, texts)))
-        .collect();
+    let named = named(texts);
     let reached: BTreeMap<&Module, BTreeSet<&Module>> = texts.keys().map(|m| (m, reached_from(m, &named))).collect();
     let mut circles = BTreeSet::new();
     for (&module, others) in &reached {
@@ -33,6 +30,14 @@ pub(crate) fn circles(texts: &BTreeMap<Module, String>) -> Vec<Vec<Module>> {
     let mut circles: Vec<Vec<Module>> = circles.into_iter().collect();
     circles.sort_by_key(|circle| std::cmp::Reverse(circle.len()));
     circles
+}
+
+/// Which modules each file names.
+pub(crate) fn named(texts: &BTreeMap<Module, String>) -> BTreeMap<&Module, BTreeSet<&Module>> {
+    let named = texts.iter();
+    named
+        .map(|(module, text)| (module, named_by(module, text, texts)))
+        .collect()
 }
 
 fn reached_from<'a>(module: &'a Module, named: &BTreeMap<&'a Module, BTreeSet<&'a Module>>) -> BTreeSet<&'a Module> {
