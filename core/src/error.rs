@@ -266,7 +266,7 @@ pub enum Error {
         limit: u64,
     },
     /// A budget that no recomputation reaches.
-    #[error("the memory budget of {} cannot be reached: this plan takes {} at least, and {} without recomputation{}", megabytes(*budget), megabytes(*least), megabytes(*without), help("give a larger budget, a smaller batch, or an optimizer with less state; parameters, gradients and the optimizer's state take the same whatever is computed again"))]
+    #[error("the memory budget of {} cannot be reached: the minimum possible is {}, and {} without recomputation{}", megabytes(*budget), megabytes(*least), megabytes(*without), help("give a larger budget, a smaller batch, or an optimizer with less state; recomputation does not reduce parameters, gradients and the optimizer's state"))]
     MemoryBudget {
         /// Bytes that were given.
         budget: usize,

@@ -126,7 +126,7 @@ impl<'a> Blocks<'a> {
         })
     }
 
-    /// All variants to cut it, as blocks and numbers of parts.
+    /// All splits, as blocks and numbers of parts.
     pub(super) fn all(contraction: &'a dyn Contraction, config: CoopConfig, total: usize) -> Vec<Self> {
         let sizes = contraction.sizes();
         if sizes.k == 0 || !matches!(config.tile_size, 8 | 16) {

@@ -51,7 +51,7 @@ pub(super) fn check(body: &Body, id: Id, contraction: &dyn Contraction) -> Resul
     let reductions = body.calls(Role::Reduction);
     let fits = |&r: &Id| !body.depends_on(r, id) && !is_half(body.ty(r));
     match sizes.m != 1 || sizes.batch != 1 || sizes.k == 0 || total == 0 || !reductions.iter().all(fits) {
-        true => Err("it has a product together with a reduction".into()),
+        true => Err("it has a contraction together with a reduction".into()),
         false => Ok(()),
     }
 }

@@ -198,7 +198,7 @@ pub struct ExecutionPlan {
     pub build_key: BuildKey,
     /// How exactly products are computed.
     pub precision: Precision,
-    /// The scale of the gradients in flight, if they have one.
+    /// The loss scale of the gradients during backpropagation, if they have one.
     pub loss_scaling: Option<LossScaling>,
     /// Bytes of each logical buffer.
     pub buffers: Vec<usize>,

@@ -1,4 +1,4 @@
-//! Variants to compute attention: by tiles of queries or keys, on single threads or cooperative matrices; over a cache also query by
+//! Variants of attention: by tiles of queries or keys, on single threads or cooperative matrices; over a cache also query by
 //! query; or decomposed into products and a softmax.
 
 use meganeura_core::ops::AttentionDims;

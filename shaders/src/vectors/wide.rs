@@ -179,7 +179,7 @@ impl<'a> Wide<'a> {
         })?;
         let stored = self.contraction.stored(operand);
         let vector = stored.and_then(|stored| e.module.load_vector(stored, &format!("({at}) / {WIDTH}u")));
-        let vector = vector.ok_or("an operand of a product is not read by vectors")?;
+        let vector = vector.ok_or("an operand of a contraction is not read by vectors")?;
         Ok((code, vector))
     }
 }

@@ -73,8 +73,8 @@ impl FromStr for MemoryBudget {
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = || {
             format!(
-                "'{text}' is no memory budget; give bytes such as 4GB or 800MiB, 50% of what the plan takes otherwise, \
-                 50%:step of what only a step needs, or 80%:device of the device's memory"
+                "'{text}' is no memory budget; give bytes such as 4GB or 800MiB, 50% of the plan's memory, 50%:step of \
+                 activation memory, or 80%:device of the device's memory"
             )
         };
         let lower = text.trim().to_ascii_lowercase();

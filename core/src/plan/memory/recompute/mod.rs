@@ -61,7 +61,7 @@ impl fmt::Display for Recomputation {
         let mb = |bytes: usize| bytes as f64 / 1e6;
         write!(
             f,
-            "{} dispatches run again, an estimated {:.3} ms or {:.1} % more; {:.1} MB instead of {:.1} MB",
+            "{} dispatches are recomputed, an estimated {:.3} ms or {:.1} % more; {:.1} MB instead of {:.1} MB",
             self.repeated.len(),
             self.extra_ps as f64 * 1e-9,
             (self.slow_down() - 1.0) * 100.0,
