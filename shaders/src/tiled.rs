@@ -1,4 +1,4 @@
-//! Contractions in tiles: what matrix products and convolutions have in common.
+//! Contractions in tiles, for matmuls and convolutions.
 //!
 //! A workgroup computes a tile of `m` by `n` results of a batch. It goes over the summed dimension in steps, for which
 //! it copies a piece of both operands to shared memory; every thread sums up some elements of the tile. Where there

@@ -195,7 +195,7 @@ impl Record {
                     "has version {} of the format, this program has {RECORD_VERSION}",
                     json["version"]
                 ),
-                "compare with the program that wrote it, or measure anew",
+                "compare with the program that wrote it, or measure again",
             ));
         }
         serde_json::from_value(json).map_err(|e| Error::file(path, format!("is a damaged record: {e}"), REMEDY))

@@ -138,7 +138,7 @@ fn a_record_is_compared_with_an_earlier_one() {
     let shown = page.to_string_lossy();
     let more = ["--only", "relu of", "--compare", &file, "--html", &shown];
     let (_, told) = measured("pointwise", &more);
-    for part in ["SLOWER", "0 faster and 1 slower", "2 in this one"] {
+    for part in ["SLOWER", "0 faster, 1 slower", "2 only in this one"] {
         assert!(told.contains(part), "{part} in {told}");
     }
     let page = std::fs::read_to_string(&page).expect("a page");

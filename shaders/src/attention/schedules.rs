@@ -185,7 +185,7 @@ impl Attention<'_> {
             (true, Some(window)) => format!("window {window}"),
         };
         let dtypes: Vec<String> = cx.kernel.inputs[..3].iter().map(|ty| ty.dtype.to_string()).collect();
-        // Contraction of queries and keys.
+        // Contractions over all pairs of queries and keys.
         let contraction = match kind {
             Kind::Forward | Kind::Cached => 2,
             Kind::Gradient => 7,

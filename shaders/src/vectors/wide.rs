@@ -1,5 +1,5 @@
-//! Contraction of few rows whose operands lie along the summed dimension: threads read four terms at a time, and all that
-//! they need of the matrix, if that is not too much, before they wait for anything else.
+//! Contractions of few rows whose operands are contiguous along the summed dimension: threads read four terms at a time, and
+//! all that they need of the matrix, if that is not too much, before they wait for anything else.
 
 use super::super::contraction::{Contraction, Sizes};
 use super::super::emit::Emitter;

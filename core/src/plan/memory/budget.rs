@@ -1,4 +1,4 @@
-//! How much memory a plan may take.
+//! Memory budgets of plans.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,20 +8,20 @@ use serde::Deserialize;
 use super::MemoryForecast;
 use crate::error::{Error, Result};
 
-/// Limit of the memory that a plan takes; where it takes more, parts of the step are computed twice instead of being
-/// kept. Shares are between 0 and 1.
+/// Memory limit of a plan; activations are recomputed (gradient checkpointing) to stay within it. Shares are between 0
+/// and 1.
 ///
-/// As a text: `4GB`, `1.5GiB`, `800000000`; `50%` of what the plan takes otherwise, `50%:step` of the part that only a
-/// step needs, `80%:device` of the device's memory.
+/// As a text: `4GB`, `1.5GiB`, `800000000`; `50%` of the plan's memory without recomputation, `50%:step` of activation
+/// memory, `80%:device` of the device's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(try_from = "String")]
 pub enum MemoryBudget {
-    /// So many bytes.
+    /// A number of bytes.
     Bytes(u64),
-    /// A share of what the plan takes if nothing is computed twice.
+    /// A share of the plan's memory without recomputation.
     OfPeak(f64),
-    /// All that lasts, and a share of what is needed within a step only ([`MemoryForecast::transient`]): parameters,
-    /// gradients and the optimizer's state take what they take.
+    /// All of the memory of parameters, gradients and the optimizer's state, and a share of the memory that is needed only
+    /// within a step ([`MemoryForecast::transient`]).
     OfStep(f64),
     /// A share of the device's memory.
     OfDevice(f64),
@@ -48,7 +48,7 @@ impl MemoryBudget {
         let share = |share: f64, whole: usize| match share > 0.0 && share <= 1.0 {
             true => Ok((share * whole as f64) as usize),
             false => Err(Error::misuse(
-                format!("a memory budget of {} % makes no sense", share * 100.0),
+                format!("a memory budget of {} % is out of range", share * 100.0),
                 "give a share above 0 %, and of at most 100 %",
             )),
         };

@@ -44,7 +44,7 @@ fn remedy(forecast: &MemoryForecast, beside: u64, available: u64) -> String {
     );
     let room = available.saturating_sub(persistent as u64);
     let advice = if room > 0 && forecast.transient > 0 {
-        // What is computed on the way grows with the rows of a batch; the estimate leaves the rest as it is.
+        // Activations grow with the rows of a batch; the estimate leaves the rest as it is.
         let percent = (100.0 * room as f64 / forecast.transient as f64).floor();
         format!(
             "a batch of {percent:.0} % of this one's rows would fit, or a memory budget, with which activations are \

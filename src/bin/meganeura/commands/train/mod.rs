@@ -176,7 +176,7 @@ fn conclude(args: &Args, report: &TrainReport, evaluation: &Evaluation) -> std::
     }
     if report.skipped_updates > 0 {
         line(format_args!(
-            "{} updates were left out, because a gradient was not finite",
+            "{} updates were skipped, because a gradient was not finite",
             report.skipped_updates
         ))?;
     }
