@@ -93,7 +93,7 @@ fn compare(criterion: &mut Criterion, workload: &Workload, devices: &[BenchDevic
         let spread = Spread::of(&candidate.samples);
         let roofline = candidate.roofline.map(|roofline| {
             format!(
-                ", {:.0} % of the limit by {}",
+                ", {:.0} % of peak ({} bound)",
                 100.0 * roofline.seconds / spread.median,
                 roofline.bound
             )

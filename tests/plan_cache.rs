@@ -279,7 +279,7 @@ fn damaged_files_are_errors_of_loading_and_replaced_by_building() {
         let error = load_plan(&graph, &path).expect_err("it is damaged").to_string();
         let foreign = (1..10).contains(&case.len());
         assert!(
-            foreign || error.contains("delete it, and the plan is made anew"),
+            foreign || error.contains("delete it, and the plan is built again"),
             "{i}: {error}"
         );
         assert!(!cached(&graph, &path).1, "{i}");

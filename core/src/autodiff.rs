@@ -35,7 +35,7 @@ pub fn try_differentiate(graph: &Graph) -> Result<Graph> {
     differentiate_from(graph, None)
 }
 
-/// [`try_differentiate`] for training in mixed precision: gradients are multiplied by the loss scale in flight, and
+/// [`try_differentiate`] for training in mixed precision: gradients are multiplied by the loss scale during backpropagation, and
 /// divided by it in the end ([`crate::loss_scaling`]). The scale and its inverse are states of the result.
 ///
 /// # Errors

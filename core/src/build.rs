@@ -35,10 +35,9 @@ pub struct SessionConfig {
     pub cache: Option<PathBuf>,
     /// Settings of rewriting instead of those of the configuration file.
     pub rewrite: Option<RewriteConfig>,
-    /// Memory that the plan may take, instead of [`RewriteConfig::memory_budget`]: where it takes more, parts of a step
-    /// run twice instead of being kept.
+    /// Memory limit of the plan, instead of [`RewriteConfig::memory_budget`]: activations are recomputed to stay within it.
     pub memory_budget: Option<MemoryBudget>,
-    /// How exactly products are computed, instead of [`RewriteConfig::precision`].
+    /// Precision of matmuls and convolutions, instead of [`RewriteConfig::precision`].
     pub precision: Option<Precision>,
     /// The scale of gradients in training in mixed precision, instead of [`RewriteConfig::loss_scale`].
     pub loss_scale: Option<LossScaling>,

@@ -234,10 +234,10 @@ pub enum Error {
         /// What is wrong.
         message: String,
     },
-    /// Plans that shall have tensors in common store them in different ways.
-    #[error("the plans store {} of their tensors in different ways:\n  {}{}", differences.len(), differences.join("\n  "), help("build both from graphs with the same parameters; where packing differs, without the rule sets that pack (`disable = [\"packing\"]`)"))]
+    /// Plans that share tensors store them with different layouts.
+    #[error("the plans store {} of their tensors with different layouts:\n  {}{}", differences.len(), differences.join("\n  "), help("build both from graphs with the same parameters; where packing differs, without the rule sets that pack (`disable = [\"packing\"]`)"))]
     ParametersDiffer {
-        /// Each with its name and both storages.
+        /// Each with its name and both layouts.
         differences: Vec<String>,
     },
     /// Not enough memory.
@@ -266,7 +266,7 @@ pub enum Error {
         limit: u64,
     },
     /// A budget that no recomputation reaches.
-    #[error("the memory budget of {} cannot be reached: this plan takes {} at least, and {} without recomputation{}", megabytes(*budget), megabytes(*least), megabytes(*without), help("give a larger budget, a smaller batch, or an optimizer with less state; parameters, gradients and the optimizer's state take the same whatever is computed again"))]
+    #[error("the memory budget of {} cannot be reached: the minimum possible is {}, and {} without recomputation{}", megabytes(*budget), megabytes(*least), megabytes(*without), help("give a larger budget, a smaller batch, or an optimizer with less state; recomputation does not reduce parameters, gradients and the optimizer's state"))]
     MemoryBudget {
         /// Bytes that were given.
         budget: usize,

@@ -5,20 +5,20 @@ use std::str::FromStr;
 
 use serde::Deserialize;
 
-/// Limit of the memory that a plan takes; where it takes more, parts of the step are computed twice instead of being
-/// kept. Shares are between 0 and 1.
+/// Memory limit of a plan; activations are recomputed (gradient checkpointing) to stay within it. Shares are between 0
+/// and 1.
 ///
-/// As a text: `4GB`, `1.5GiB`, `800000000`; `50%` of what the plan takes otherwise, `50%:step` of the part that only a
-/// step needs, `80%:device` of the device's memory.
+/// As a text: `4GB`, `1.5GiB`, `800000000`; `50%` of the plan's memory without recomputation, `50%:step` of activation
+/// memory, `80%:device` of the device's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(try_from = "String")]
 pub enum MemoryBudget {
-    /// So many bytes.
+    /// A number of bytes.
     Bytes(u64),
-    /// A share of what the plan takes if nothing is computed twice.
+    /// A share of the plan's memory without recomputation.
     OfPeak(f64),
-    /// All that lasts, and a share of what is needed within a step only ([`MemoryForecast::transient`](crate::plan::MemoryForecast::transient)): parameters,
-    /// gradients and the optimizer's state take what they take.
+    /// All of the memory of parameters, gradients and the optimizer's state, and a share of the memory that is needed only
+    /// within a step ([`MemoryForecast::transient`](crate::plan::MemoryForecast::transient)).
     OfStep(f64),
     /// A share of the device's memory.
     OfDevice(f64),
@@ -42,8 +42,8 @@ impl FromStr for MemoryBudget {
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = || {
             format!(
-                "'{text}' is no memory budget; give bytes such as 4GB or 800MiB, 50% of what the plan takes otherwise, \
-                 50%:step of what only a step needs, or 80%:device of the device's memory"
+                "'{text}' is no memory budget; give bytes such as 4GB or 800MiB, 50% of the plan's memory, 50%:step of \
+                 activation memory, or 80%:device of the device's memory"
             )
         };
         let lower = text.trim().to_ascii_lowercase();

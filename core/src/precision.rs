@@ -1,4 +1,4 @@
-//! How exactly products are computed.
+//! Precision of matmuls and convolutions.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-/// How exactly products are computed; everything else, and everything that is stored, is as its type says.
+/// Precision of matmuls and convolutions; everything else, and everything that is stored, is as its type says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {

@@ -151,8 +151,8 @@ fn evaluate_node(
     };
     if data.len() != ty.numel() {
         return Err(Error::graph(
-            format!("{} was fed {} elements", graph.label(id), data.len()),
-            "feed as many elements as the shape has",
+            format!("{} got {} elements", graph.label(id), data.len()),
+            "give as many elements as the shape has",
         ));
     }
     Ok(vec![RefTensor { ty, data }])
@@ -173,8 +173,8 @@ fn packed_values(graph: &Graph, id: NodeId, feeds: &HashMap<String, Vec<f64>>, f
         if let Some(values) = feeds.get(&*source.name) {
             if values.len() != outer * run {
                 return Err(Error::graph(
-                    format!("parameter '{}' was fed {} elements", source.name, values.len()),
-                    "feed as many elements as the shape has",
+                    format!("parameter '{}' got {} elements", source.name, values.len()),
+                    "give as many elements as the shape has",
                 ));
             }
             for row in 0..outer {
@@ -291,7 +291,7 @@ fn add_extent(graph: &Graph, most: &Extent, sum: &mut Extent) -> Result<()> {
             let (elements, work) = (all.elements, all.work);
             return Err(Error::graph(
                 format!(
-                    "{} takes evaluating it to {elements} elements and {work} operations; {} and {} are allowed",
+                    "{} needs {elements} elements and {work} operations to be evaluated; {} and {} are allowed",
                     graph.label(id),
                     most.elements,
                     most.work

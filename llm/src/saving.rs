@@ -27,7 +27,7 @@ const DESCRIPTIONS: [&str; 7] = [
     "vocab.json",
 ];
 
-/// A tensor in flight to a file.
+/// A tensor being written to a file.
 struct Stored {
     name: String,
     shape: Vec<usize>,

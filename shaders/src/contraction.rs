@@ -1,10 +1,10 @@
-//! Contractions, as matrix products and convolutions describe them to whatever computes them: by tiles, by cooperative matrices or
+//! Contractions, as matmuls and convolutions describe them to the code that computes them: by tiles, by cooperative matrices or
 //! by lanes.
 
 use super::emit::Emitter;
 use super::template::Template;
 
-/// Sizes of contractions.
+/// Sizes of a contraction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sizes {
     pub(super) batch: usize,

@@ -1,13 +1,13 @@
-//! Contractions on the cooperative matrices of a GPU, through cooperative matrices: what `tiled.rs` does with
-//! single threads, done by subgroups.
+//! Contractions on the cooperative matrices (tensor cores) of a GPU: as in `tiled.rs`, with subgroups instead of single
+//! threads.
 //!
 //! A workgroup computes a block of the result, each of its subgroups a part of it, held as square tiles in registers.
 //! It goes over the summed dimension in steps: pieces of both operands are rounded to the units' input type and put
 //! into shared memory as they lie in memory, the next ones are prefetched meanwhile, and every subgroup
 //! multiplies tiles. In the end tiles are stored as they are, or go through shared memory to what follows the product.
 //!
-//! Contraction that are too small for many blocks are bound by waiting for memory: of few rows, which have but one row of tiles, and
-//! of few blocks. They have small blocks, whose subgroups share the terms of a step, and several steps in flight.
+//! Contractions that are too small for many blocks are bound by memory latency: those of few rows, with only one row of tiles, and
+//! those of few blocks. They have small blocks, whose subgroups share the terms of a step, and several steps in flight.
 
 mod block;
 mod tail;
@@ -126,7 +126,7 @@ impl<'a> Blocks<'a> {
         })
     }
 
-    /// All variants to cut it, as blocks and numbers of parts.
+    /// All splits, as blocks and numbers of parts.
     pub(super) fn all(contraction: &'a dyn Contraction, config: CoopConfig, total: usize) -> Vec<Self> {
         let sizes = contraction.sizes();
         if sizes.k == 0 || !matches!(config.tile_size, 8 | 16) {

@@ -1,4 +1,4 @@
-//! What is done with contractions: they are stored as parts of sums, or what follows the product is computed of them.
+//! Epilogues of contractions: results are stored as parts of sums, or the following calls are computed from them.
 
 use std::fmt::Write as _;
 

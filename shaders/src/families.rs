@@ -13,6 +13,6 @@ pub(super) fn compile_body(body: &Body, cx: &CompileCx) -> Result<Compiled, Stri
         ([], _) => rows::compile(body, cx),
         (&[product], _) if body.is_call(product, is_matmul) => matmul::compile(body, product, cx),
         (&[product], []) => conv::compile(body, product, cx),
-        _ => Err("it has a product together with another one or with a reduction".into()),
+        _ => Err("it has a contraction together with another one or with a reduction".into()),
     }
 }

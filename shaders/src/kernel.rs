@@ -167,7 +167,7 @@ pub struct CompileCx<'a> {
     pub host_validated: bool,
     /// The cooperative matrices that products may use.
     pub coop: Option<CoopConfig>,
-    /// Variants to compute calls, where others than the default ones may be better.
+    /// Variants of calls, where others than the default ones may be faster.
     pub choices: Option<&'a dyn ScheduleChooser>,
     /// The kernel that somebody registered for the operator.
     pub custom: Option<&'a dyn CustomKernel>,

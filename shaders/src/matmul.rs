@@ -12,10 +12,10 @@ use super::tiled;
 
 pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx) -> Result<Compiled, String> {
     let Def::Call { attrs, inputs, .. } = &body.nodes[id].def else {
-        return Err("there is no product".into());
+        return Err("there is no matmul".into());
     };
     let &[a, b] = &inputs[..] else {
-        return Err("a product has two operands".into());
+        return Err("a matmul has two operands".into());
     };
     let types: Vec<TensorType> = inputs.iter().map(|&i| body.ty(i).clone()).collect();
     let dims = MatMulDims::of(&Call {

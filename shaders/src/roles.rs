@@ -37,7 +37,7 @@ pub(super) fn role(name: &str, call: &Call) -> Result<Option<Role>, String> {
     if is_matmul(name) || is_convolution(name) {
         return match call.inputs.iter().find(|t| scalar::wgsl_type(t.dtype) != "f32") {
             None => Ok(Some(Role::Contraction)),
-            Some(ty) => Err(format!("there is no product of {ty}")),
+            Some(ty) => Err(format!("there is no contraction of {ty}")),
         };
     }
     Ok(scalar::is_known(name, call)?.then_some(Role::Pointwise))

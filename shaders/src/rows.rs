@@ -140,7 +140,7 @@ impl<'a> Rows<'a> {
     pub(super) fn before_matmul(body: &'a Body, results: &[usize], cx: &CompileCx) -> Result<Self, String> {
         let mut rows = Rows::of(body)?;
         if rows.rows != 1 || rows.columns > MAX_PROLOGUE_COLUMNS {
-            return Err("there is more to reduce before the product than every workgroup should".into());
+            return Err("the reduction before the contraction is too long to repeat it in every workgroup".into());
         }
         for &output in results {
             rows.classify(output, &cx.kernel.outputs[output])?;

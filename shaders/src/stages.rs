@@ -113,7 +113,7 @@ fn stages(body: &Body) -> Result<Vec<Stage>, String> {
     let mut stage_of: HashMap<Id, usize> = HashMap::new();
     for id in (0..body.nodes.len()).filter(|&id| is_anchor(body, id)) {
         if is_half(body.ty(id)) {
-            return Err(format!("it has a reduction or product in {}", body.ty(id).dtype));
+            return Err(format!("it has a reduction or contraction in {}", body.ty(id).dtype));
         }
         let kind = kind(body, id)?;
         let after = |below: &Id| {

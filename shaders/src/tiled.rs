@@ -1,4 +1,4 @@
-//! Contractions in tiles: what matrix products and convolutions have in common.
+//! Contractions in tiles, for matmuls and convolutions.
 //!
 //! A workgroup computes a tile of `m` by `n` results of a batch. It goes over the summed dimension in steps, for which
 //! it copies a piece of both operands to shared memory; every thread sums up some elements of the tile. Where there
@@ -110,7 +110,7 @@ pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx, contraction: &dyn Con
     for (output, ty) in cx.kernel.outputs.iter().enumerate() {
         let of_product = body.depends_on(body.results[output], id);
         match of_product || !reductions {
-            true if ty.numel() != total => return Err("a result has other elements than the product".into()),
+            true if ty.numel() != total => return Err("a result has other elements than the contraction".into()),
             true => results.of_product.push(output),
             false => results.before.push(output),
         }
@@ -138,7 +138,7 @@ pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx, contraction: &dyn Con
     if let Some(compiled) = chosen {
         return Ok(compiled);
     }
-    let tiles = Tiles::usual(&product).ok_or("it has a product of many rows")?;
+    let tiles = Tiles::usual(&product).ok_or("it has a contraction of many rows")?;
     let compiled = tiles.compile(&product, &results)?;
     Ok(variants::scheduled(compiled, &tiles.schedule()))
 }

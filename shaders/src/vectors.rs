@@ -1,5 +1,5 @@
-//! Contraction of few rows with a matrix, as in a language model that makes one token after the other: every element of
-//! the matrix is read once, so that reading it is all that takes time.
+//! Contractions of few rows with a matrix, as in a language model that generates one token after the other: every element
+//! of the matrix is read once, and reading it bounds the time.
 //!
 //! A workgroup has some columns of some threads each, its *lanes*, which share the sum of the column; neighbouring
 //! threads read neighbours in memory. Where there are too few columns for a device, sums are cut into parts.
@@ -51,7 +51,7 @@ pub(super) fn check(body: &Body, id: Id, contraction: &dyn Contraction) -> Resul
     let reductions = body.calls(Role::Reduction);
     let fits = |&r: &Id| !body.depends_on(r, id) && !is_half(body.ty(r));
     match sizes.m != 1 || sizes.batch != 1 || sizes.k == 0 || total == 0 || !reductions.iter().all(fits) {
-        true => Err("it has a product together with a reduction".into()),
+        true => Err("it has a contraction together with a reduction".into()),
         false => Ok(()),
     }
 }

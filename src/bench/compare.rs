@@ -1,13 +1,13 @@
-//! Two records, side by side.
+//! Comparison of two records.
 
 use super::{Measurement, Record, Suite};
 use crate::precision::Precision;
 use crate::{Error, Result};
 
-/// Differences below this are none, however little samples scatter: between two runs machines differ by as much.
+/// Differences below this count as none, however little samples scatter: machines differ by as much between two runs.
 const LEAST_CHANGE: f64 = 0.02;
 
-/// Whether a workload changed by more than its samples scatter.
+/// Whether a workload changed by more than the scatter of its samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Nine of ten samples are below nine of ten of the earlier ones.
@@ -33,7 +33,7 @@ pub struct Change {
     pub before: f64,
     /// Median seconds now.
     pub after: f64,
-    /// What that means.
+    /// Verdict.
     pub verdict: Verdict,
 }
 
@@ -64,18 +64,18 @@ impl Change {
     }
 }
 
-/// What a device can do now, of what it could do then: if that changed, so does everything else.
+/// Peak rates of a device now, relative to those then: if they changed, all times change with them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PeakRateChange {
     /// Selector.
     pub device: String,
     /// Name and driver then and now, if they differ.
     pub replaced: Option<[String; 2]>,
-    /// Rate of copies now, of that then.
+    /// Copy rate, now / then.
     pub copies: f64,
-    /// Rate of products in `f32`.
+    /// Matmul rate in `f32`, now / then.
     pub products: f64,
-    /// Time of a launch.
+    /// Launch cost, now / then.
     pub launches: f64,
 }
 

@@ -1,4 +1,4 @@
-//! Devices that do the same workload in turns.
+//! Devices that run the same workload in turns.
 
 use std::any::Any;
 use std::ops::ControlFlow;
@@ -27,9 +27,9 @@ pub struct Options {
     pub suites: Vec<Suite>,
     /// Only workloads whose names contain this.
     pub only: Option<String>,
-    /// How large the workloads are, instead of what the slowest class of devices among those at hand is given.
+    /// Size of the workloads, instead of the one for the slowest class among the devices.
     pub sizes: Option<Sizes>,
-    /// In which precision, instead of that of the configuration or the device.
+    /// Precision, instead of that of the configuration or the device.
     pub precision: Option<Precision>,
     /// Samples of each device and workload; fewer where they are long, but three at least.
     pub samples: usize,
@@ -48,7 +48,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// How large workloads are for devices that are compared.
+    /// Size of the workloads for devices that are compared.
     pub fn sizes(&self, devices: &[BenchDevice]) -> Sizes {
         let least = devices.iter().map(|d| Sizes::of(d.info.kind)).min();
         self.sizes.or(least).unwrap_or(Sizes::Medium)
@@ -90,23 +90,23 @@ pub struct Skipped {
     pub device: String,
     /// Precision.
     pub precision: Precision,
-    /// What happened.
+    /// Error message.
     pub reason: String,
 }
 
-/// A device that does a workload in a precision.
+/// A device that runs a workload in a precision.
 pub struct Candidate<'a> {
     /// The device.
     pub on: &'a BenchDevice,
     /// The workload, ready.
     pub prepared: Prepared,
-    /// How far its result is from the reference's, as a part of the largest number; `None` for the reference itself.
+    /// Max. difference of its result from the reference's, relative to the largest number; `None` for the reference itself.
     pub difference: Option<f64>,
-    /// Below which it cannot come; none for what has none.
+    /// Roofline bound, if the workload has one.
     pub roofline: Option<Roofline>,
-    /// How often it is done in a sample.
+    /// Runs per sample.
     pub times: u32,
-    /// What was measured, in seconds.
+    /// Samples, in seconds.
     pub samples: Vec<f64>,
     /// When its device was last known to be at its full clock.
     warm: Option<Instant>,
@@ -118,10 +118,10 @@ impl Candidate<'_> {
         self.on.label_in(self.prepared.precision)
     }
 
-    /// Seconds of one time, in a sample. A GPU that has paused, for others or for the host, is brought to its full clock first.
+    /// Takes a sample: seconds per run. A GPU that has paused, for others or for the host, is warmed up first.
     fn sample(&mut self) -> Result<f64> {
         let is_paused = self.warm.is_none_or(|warm| warm.elapsed() > PAUSE);
-        // What has no roofline is work of the host.
+        // Workloads without a roofline bound run on the host.
         if is_paused && self.prepared.has_roofline && !self.on.info.kind.is_host() {
             warm_up(|| -> Result<Duration> {
                 let seconds = self.prepared.time(self.times)? * f64::from(self.times);
@@ -144,21 +144,21 @@ struct Reference {
     result: Vec<f32>,
 }
 
-/// A workload, and the devices that do it and agree about its result.
+/// A workload, and the devices that run it with the same result.
 pub struct Comparison<'a> {
     workload: &'a Workload,
-    /// What results are compared with: the first candidate's, or, if that is in mixed precision, one in `f32` that its device
-    /// makes for this alone.
+    /// The result to compare with: the first candidate's, or, if that is in mixed precision, one in `f32` that its device
+    /// computes only for this.
     reference: Option<Reference>,
-    /// Those that take part.
+    /// Devices that take part.
     pub candidates: Vec<Candidate<'a>>,
-    /// Those that do not.
+    /// Devices that do not.
     pub skipped: Vec<Skipped>,
 }
 
 impl<'a> Comparison<'a> {
-    /// Makes the workload ready on every device, and compares what each makes of it with what the first does, in `f32`. A device
-    /// that fails, or differs, is left out.
+    /// Prepares the workload on every device, and compares each result with that of the first device, in `f32`. A device that
+    /// fails, or differs, is left out.
     pub fn new(workload: &'a Workload, devices: &'a [BenchDevice], precision: Option<Precision>) -> Self {
         let mut comparison = Comparison {
             workload,
@@ -170,7 +170,7 @@ impl<'a> Comparison<'a> {
             for precision in workload.precisions(precision.or(on.rewrite.precision), &*on.device) {
                 let ready = contained(|| {
                     let mut prepared = workload.prepare(on, precision)?;
-                    // Of the second time nothing is paid for that only the first one needs.
+                    // The second run has no one-time costs.
                     let seconds = prepared.time(1)?.min(prepared.time(1)?);
                     Ok((prepared, seconds))
                 });
@@ -197,7 +197,7 @@ impl<'a> Comparison<'a> {
         comparison
     }
 
-    /// Adds a sample of every candidate, in an order that changes: each leaves its traces in the caches to the next.
+    /// Adds a sample of every candidate, in alternating order: each affects the caches for the next.
     pub fn turn(&mut self) {
         let turn = self.candidates.first().map_or(0, |c| c.samples.len());
         let count = self.candidates.len();
@@ -221,7 +221,7 @@ impl<'a> Comparison<'a> {
         }
     }
 
-    /// Takes samples, and says what they are.
+    /// Takes samples, and returns the measurements.
     pub fn measure(&mut self, samples: usize) -> Vec<Measurement> {
         let of_a_turn: f64 = self
             .candidates
@@ -259,12 +259,12 @@ impl<'a> Comparison<'a> {
         });
     }
 
-    /// How far a result is from the reference's, if that is not too far; `None` for what becomes the reference.
+    /// The difference of a result from the reference's, if it is accepted; `None` for the result that becomes the reference.
     fn compare(&mut self, on: &BenchDevice, prepared: &Prepared) -> Result<Option<f64>, String> {
         if prepared.result.iter().any(|x| !x.is_finite()) {
             return Err("its result is not finite".into());
         }
-        // What a device makes of transfers and builds is no product that is rounded.
+        // Transfers and builds do not round.
         let needs_reference = prepared.precision == Precision::Mixed && self.workload.task == Task::Step;
         let reference = match &self.reference {
             Some(reference) => reference,
@@ -279,7 +279,7 @@ impl<'a> Comparison<'a> {
         };
         let off = distance(&prepared.result, &reference.result);
         let mixed = [prepared.precision, reference.precision].contains(&Precision::Mixed);
-        // Models add up what their calls are off.
+        // Models accumulate the errors of their calls.
         let accepted = match (self.workload.suite, mixed) {
             (Suite::Models, false) => 1e-3,
             (Suite::Models, true) => 5e-2,
@@ -289,7 +289,7 @@ impl<'a> Comparison<'a> {
         match off <= accepted {
             true => Ok(Some(f64::from(off))),
             false => Err(format!(
-                "its result is off by {off:.1e} from that of {}, {accepted:.0e} is accepted",
+                "its result has a max. relative error of {off:.1e} against {}; {accepted:.0e} is accepted",
                 reference.label
             )),
         }
@@ -306,12 +306,12 @@ impl Reference {
     }
 }
 
-/// How often a workload that takes so many seconds is done in a sample.
+/// Runs per sample of a workload that takes this number of seconds.
 fn times_of_a_sample(seconds: f64) -> u32 {
     (SAMPLE / seconds.max(1e-9)).ceil().clamp(1.0, 1e6) as u32
 }
 
-/// Seconds of one time that is waited for, on average; less than a tenth of a second is spent on it.
+/// Mean seconds of a synchronized run; less than a tenth of a second is spent on it.
 fn waited_for(candidate: &mut Candidate) -> Option<f64> {
     let one = Spread::of(&candidate.samples).median;
     let times = (0.05 / one.max(1e-9)).ceil().clamp(1.0, 200.0) as u32;
@@ -325,7 +325,7 @@ fn waited_for(candidate: &mut Candidate) -> Option<f64> {
     .ok()
 }
 
-/// The largest distance of results, of the largest number; infinite where lengths differ.
+/// The largest difference of results, relative to the largest number; infinite where lengths differ.
 fn distance(found: &[f32], wanted: &[f32]) -> f32 {
     if found.len() != wanted.len() {
         return f32::INFINITY;
@@ -335,22 +335,22 @@ fn distance(found: &[f32], wanted: &[f32]) -> f32 {
     pairs.fold(0.0, |m, (f, w)| m.max((f - w).abs() / size))
 }
 
-/// Errors and panics as text: a device may be as broken as it likes.
-pub(super) fn contained<T>(workload: impl FnOnce() -> Result<T>) -> Result<T, String> {
+/// Errors and panics as text: a broken device must not end the run.
+pub(super) fn contained<T>(work: impl FnOnce() -> Result<T>) -> Result<T, String> {
     let text = |panic: Box<dyn Any + Send>| {
         let said = panic.downcast_ref::<String>().map(String::as_str);
         let said = said.or_else(|| panic.downcast_ref::<&str>().copied());
-        format!("it panicked: {}", said.unwrap_or("without a word"))
+        format!("it panicked: {}", said.unwrap_or("no message"))
     };
-    match catch_unwind(AssertUnwindSafe(workload)) {
+    match catch_unwind(AssertUnwindSafe(work)) {
         Ok(done) => done.map_err(|error| error.to_string()),
         Err(panic) => Err(text(panic)),
     }
 }
 
-/// What [`run`] has just done.
+/// Progress of [`run`].
 pub enum Progress<'a> {
-    /// A workload is about to be made ready.
+    /// A workload is about to be prepared.
     Begins(&'a Workload),
     /// It was measured on a device.
     Measured(&'a Measurement),
@@ -358,10 +358,10 @@ pub enum Progress<'a> {
     Skipped(&'a Skipped),
 }
 
-/// Is told of progress, and says whether to go on.
+/// Receives progress, and decides whether to continue.
 pub type ProgressCallback<'a> = dyn FnMut(Progress) -> ControlFlow<()> + 'a;
 
-/// Measures workloads on devices, which take turns, until all are done or `tell` breaks off; the record holds what was measured.
+/// Measures workloads on devices, which take turns, until all are done or `tell` breaks; the record holds the results so far.
 ///
 /// # Errors
 /// [`Error::InvalidUse`] where no workload has the name that is asked for. Devices that fail are no error; they are in the record.

@@ -1,25 +1,25 @@
-//! What a step has to do, as its operators declare it.
+//! FLOPs, bytes and launches of a step, as its operators declare them.
 
 use serde::{Deserialize, Serialize};
 
 use crate::backend::Device;
 use crate::{ExecutionPlan, registry};
 
-/// Operations, bytes and launches of a step.
+/// FLOPs, bytes and launches of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkloadCost {
-    /// Operations; a multiplication and an addition are two.
+    /// FLOPs; a multiplication and an addition are two.
     pub flops: u64,
-    /// Bytes that are read and written at least once, by each dispatch for itself.
+    /// Bytes that each dispatch reads and writes, counted once per dispatch.
     pub bytes: u64,
-    /// Launches on the longest chain of those that wait for each other.
+    /// Launches on the longest chain of dependent launches.
     pub launches: u64,
     /// Dispatches of the plan.
     pub dispatches: u64,
 }
 
 impl WorkloadCost {
-    /// What a step of a plan asks of a device, its update included.
+    /// The cost of a step of a plan on a device, its update included.
     pub fn of(plan: &ExecutionPlan, device: &dyn Device) -> Self {
         let mut cost = WorkloadCost::default();
         for segment in &plan.segments {
@@ -42,7 +42,7 @@ impl WorkloadCost {
         cost
     }
 
-    /// Operations a byte.
+    /// Arithmetic intensity: FLOPs per byte.
     pub fn intensity(&self) -> f64 {
         self.flops as f64 / self.bytes.max(1) as f64
     }

@@ -1,4 +1,4 @@
-//! Losses of the first steps of a training, on one device and another, in one precision and another.
+//! Losses of the first training steps, compared between devices and precisions.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,8 +10,7 @@ use crate::{Error, Result};
 /// How far losses of a curve in `f32` may be from the reference's, as a part of the first one: sums are added up in another
 /// order, and every step starts from what the last one made of it.
 const ACCEPTED: f64 = 1e-3;
-/// The same of one in mixed precision. Rounding to `f16` changes each of some ten products one after the other by 2^-10 at
-/// most.
+/// The same in mixed precision. Rounding to `f16` changes each of about ten consecutive matmuls by 2^-10 at most.
 const ACCEPTED_MIXED: f64 = 2e-2;
 
 /// Losses of a training on a device.
@@ -28,8 +27,8 @@ pub struct LossCurve {
 }
 
 impl LossCurve {
-    /// The step, from 0 on, where the curve is the farthest from another, and how far as a part of that one's first loss;
-    /// infinite where it is no number or there are fewer steps.
+    /// The step, from 0 on, with the largest deviation from another curve, and that deviation relative to the other curve's
+    /// first loss; infinite for NaN and for missing steps.
     pub fn farthest(&self, reference: &LossCurve) -> (usize, f64) {
         let first = reference.losses.first().map_or(0.0, |&loss| f64::from(loss.abs()));
         let off = |step: usize| match (self.losses.get(step), reference.losses.get(step)) {
@@ -45,7 +44,7 @@ impl LossCurve {
             .fold((0, 0.0), |worst, one| if one.1 > worst.1 { one } else { worst })
     }
 
-    /// How far it may be from a reference in `f32`.
+    /// Accepted deviation from a reference in `f32`.
     pub fn accepted(&self) -> f64 {
         match self.precision {
             Precision::Mixed => ACCEPTED_MIXED,
@@ -61,14 +60,13 @@ pub struct LossCurves {
     pub workload: String,
     /// The reference first, which is in `f32`.
     pub curves: Vec<LossCurve>,
-    /// Devices that failed, or took another way than the reference.
+    /// Devices that failed, or whose losses differ from the reference's.
     pub skipped: Vec<Skipped>,
 }
 
-/// Trains for so many steps, of one batch that is the same each time, on every device: in `f32`, and in mixed precision where
-/// the device has it, or in the precision that is wanted. The first curve, in `f32` on the first device, is what the others are
-/// compared with; those that are farther from it than [`LossCurve::accepted`] are among the curves, and
-/// [left out](LossCurves::skipped) with the reason.
+/// Trains for a number of steps, on one batch, on every device: in `f32`, and in mixed precision where the device has it, or
+/// only in the precision that is given. The first curve, in `f32` on the first device, is the reference. Curves that deviate
+/// from it by more than [`LossCurve::accepted`] are among the curves, and in [`LossCurves::skipped`] with the reason.
 ///
 /// # Errors
 /// [`Error::InvalidUse`] for a workload that does not train, and for no steps; what the reference fails with. Other devices that
@@ -81,13 +79,13 @@ pub fn loss_curves(
 ) -> Result<LossCurves> {
     if workload.update.is_none() {
         return Err(Error::misuse(
-            format!("'{}' has no losses: its steps do not train", workload.name),
+            format!("'{}' has no losses: it does not train", workload.name),
             "give workloads that train",
         ));
     }
     let Some(first) = devices.first().filter(|_| steps > 0) else {
         return Err(Error::misuse(
-            "there is nothing to compare without a device and a step",
+            "a comparison needs a device and at least one step",
             "give a device, and one step or more",
         ));
     };
@@ -113,7 +111,7 @@ pub fn loss_curves(
                     found.curves.push(curve);
                     (off > accepted).then(|| {
                         format!(
-                            "at step {} its loss is off by {off:.1e} of the first, {accepted:.0e} is accepted",
+                            "at step {} its loss deviates by {off:.1e} of the first loss; {accepted:.0e} is accepted",
                             step + 1
                         )
                     })

@@ -1,4 +1,4 @@
-//! Devices that take part.
+//! Devices to measure.
 
 use std::sync::Arc;
 
@@ -10,17 +10,17 @@ use crate::rewrite::RewriteConfig;
 use crate::select::{self, Selected};
 use crate::{Error, Result, plugins};
 
-/// An open device, what it is, and what it can do at most.
+/// An open device with its description and its measured peak rates.
 pub struct BenchDevice {
     /// Selector that names it.
     pub selector: String,
     /// Its backend's name.
     pub backend: String,
-    /// What the listing says of it.
+    /// Its entry in the listing.
     pub info: DeviceInfo,
     /// Hash of the plugin file that the backend is from, in hexadecimal; `None` if it is linked.
     pub plugin_sha256: Option<String>,
-    /// Measured limits.
+    /// Measured peak rates.
     pub peak_rates: PeakRates,
     /// The device.
     pub device: Arc<dyn Device>,
@@ -28,11 +28,11 @@ pub struct BenchDevice {
     pub rewrite: RewriteConfig,
 }
 
-/// What a search for devices gave.
+/// Devices that were found.
 pub struct Found {
-    /// Devices that can be measured; one at least.
+    /// Devices that can be measured; at least one.
     pub opened: Vec<BenchDevice>,
-    /// Selectors of the others, each with what is wrong.
+    /// Selectors of the others, each with the reason.
     pub skipped: Vec<(String, String)>,
 }
 
@@ -40,7 +40,7 @@ impl BenchDevice {
     /// Opens and measures the device that a selector names, or the one in force if there is none; some seconds.
     ///
     /// # Errors
-    /// [`Error::DeviceSelection`] with the listing; what opening or measuring fails with.
+    /// [`Error::DeviceSelection`] with the listing; errors of opening or measuring the device.
     pub fn open(selector: Option<&str>, config: &Config) -> Result<Self> {
         let selected = select::select(selector, config)?;
         let device = selected.open(config)?;
@@ -48,7 +48,7 @@ impl BenchDevice {
         Ok(Self::with(&selected, device, peak_rates, config))
     }
 
-    /// All devices that are found, but for those emulated in software.
+    /// All devices, except those emulated in software.
     ///
     /// # Errors
     /// None is left.
@@ -60,7 +60,7 @@ impl BenchDevice {
                 let reason = match (&info.rejected, info.kind) {
                     (Some(reason), _) => reason.clone(),
                     (None, DeviceKind::Software) => {
-                        "a device emulated in software takes part only if it is named".into()
+                        "devices emulated in software are used only if they are named".into()
                     }
                     (None, _) => match Self::open(Some(&selector), config) {
                         Ok(device) => {
@@ -98,12 +98,12 @@ impl BenchDevice {
         }
     }
 
-    /// What tells it from others: selector, the beginning of its plugin's hash, name, driver.
+    /// Its identity: selector, the beginning of its plugin's hash, name, driver.
     pub fn label(&self) -> String {
         [vec![self.selector.clone()], self.identity()].concat().join(", ")
     }
 
-    /// [`BenchDevice::label`] with a precision, what differs first: criterion cuts long names.
+    /// [`BenchDevice::label`] with a precision. What differs comes first, because criterion cuts long names.
     pub fn label_in(&self, precision: Precision) -> String {
         let first = vec![self.selector.clone(), precision.to_string()];
         [first, self.identity()].concat().join(", ")

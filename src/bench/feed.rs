@@ -1,11 +1,11 @@
-//! What is fed to a session that is measured.
+//! Data for sessions that are measured.
 
 use crate::plan::BufferRef;
 use crate::{DType, Result, Session, TensorType};
 
-/// Fills parameters and inputs of a session: parameters as their layers say, those of few bits with words of all kinds, inputs
-/// with [`noise`] or, in half precision, like parameters, and ids with numbers below `classes`, but those of `fixed` with one
-/// value each. Memory that nothing was written to would be read faster than any other.
+/// Fills parameters and inputs of a session: parameters by their initializers, quantized ones with arbitrary words, inputs
+/// with [`noise`] or, in half precision, like parameters, and ids with numbers below `classes`, except those of `fixed`, which
+/// get one value each. Memory that was never written would be read faster than other memory.
 ///
 /// # Errors
 /// What the session fails with.
@@ -35,7 +35,7 @@ pub fn feed(session: &mut Session, classes: u32, fixed: &[(&str, u32)]) -> Resul
     Ok(())
 }
 
-/// Numbers between -1 and 1, the same each time.
+/// Pseudo-random numbers between -1 and 1, the same each time.
 pub fn noise(len: usize) -> Vec<f32> {
     let mut state = 1u32;
     let next = || {
@@ -45,7 +45,7 @@ pub fn noise(len: usize) -> Vec<f32> {
     std::iter::repeat_with(next).take(len).collect()
 }
 
-/// Numbers of a tensor in few bits: halves near 0.01 in `f16`, and words of all kinds.
+/// Data of a tensor that is not `f32`: `f16` numbers near 0.01, and arbitrary words.
 fn packed(ty: &TensorType) -> Vec<u8> {
     match ty.dtype {
         dtype if dtype.is_half() => (0..ty.numel())

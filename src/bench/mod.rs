@@ -1,22 +1,22 @@
-//! The same workload on every device, and how far from the device's limits it stays.
+//! Benchmarks: the same workloads on every device, with their share of the device's peak.
 //!
-//! A [`Workload`] is a graph with a name and a way to run it; [`workloads`] lists those of a [`Suite`]. A [`BenchDevice`] is an open
-//! device with its measured [`PeakRates`]: what a launch costs, how fast memory is copied, how fast matrices are multiplied.
-//! What a plan has to do is its [`WorkloadCost`], as the operators declare it, and together they give the workload's roofline:
+//! A [`Workload`] is a graph with a name, a size and a mode; [`workloads`] lists those of a [`Suite`]. A [`BenchDevice`] is an
+//! open device with its measured [`PeakRates`]: launch cost, copy rate and matmul rate. The [`WorkloadCost`] of a plan is the sum
+//! of what its operators declare. Together they give the roofline bound of the workload:
 //!
 //! ```text
-//! roofline = max(operations / product rate, bytes / copy rate) + launches * cost of a launch
+//! roofline bound = max(FLOPs / matmul rate, bytes / copy rate) + launches * launch cost
 //! ```
 //!
-//! where the product rate is that of the plan's precision, and `launches` counts the longest chain of launches that wait for
-//! each other. The roofline is that of the plan: one that moves fewer bytes has a lower roofline. Rates are measured on data beyond
-//! most caches, so a workload whose data stay in a cache may be faster than its roofline.
+//! where the matmul rate is that of the plan's precision, and `launches` counts the longest chain of dependent launches. The
+//! bound is that of the plan: a plan that moves fewer bytes has a lower bound. Rates are measured on data that do not fit most
+//! caches, so a workload whose data stay in a cache may be faster than its bound.
 //!
-//! How fast a result is says little where it is wrong: results of devices are compared before they are timed, and of those in
-//! mixed precision a result in `f32` is made for that. [`loss_curves`] compares whole trainings.
+//! Results of devices are compared before they are timed; those in mixed precision are compared with a result in `f32`.
+//! [`loss_curves`] compares the losses of training steps.
 //!
-//! [`run`] measures and gives a [`Record`], which is written as JSON, [compared](RecordComparison) with an earlier one, and shown as
-//! a [page](Record::html). `meganeura bench --suite` and `cargo bench --bench devices` are both made of this module.
+//! [`run`] measures and returns a [`Record`], which can be written as JSON, [compared](RecordComparison) with an earlier one, and
+//! shown as a [page](Record::html). `meganeura bench --suite` and `cargo bench --bench devices` both use this module.
 //!
 //! ```
 //! use meganeura::bench::{BenchDevice, Options, Sizes, Suite, run};

@@ -1,4 +1,4 @@
-//! What a device can do at most, measured, and the roofline that it puts under a workload.
+//! Measured peak rates of a device, and the roofline bound that they give for a workload.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,16 +11,16 @@ use crate::backend::Device;
 use crate::calibration::Rates;
 use crate::precision::Precision;
 
-/// Measured limits of a device; [`Rates`] as a file has them.
+/// Measured peak rates of a device: [`Rates`] in a form that can be saved.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PeakRates {
     /// Seconds of a step of one small call, from submission to the end of the wait for it.
     pub step_seconds: f64,
-    /// Seconds that another dependent call adds to a step.
+    /// Seconds that one more dependent launch adds to a step.
     pub launch_seconds: f64,
-    /// Bytes a second, read and written, of copies of 64 MB.
+    /// Bytes per second, read and written, of copies of 64 MB.
     pub bytes_per_second: f64,
-    /// `f32` operations a second of a large matrix product.
+    /// FLOP/s of a large matmul in `f32`.
     pub flops_per_second: f64,
     /// The same in mixed precision, where the device has it.
     pub mixed_flops_per_second: Option<f64>,
@@ -47,8 +47,7 @@ impl PeakRates {
         Rates::of(device).map(PeakRates::from)
     }
 
-    /// Operations a second of products in a precision. A device whose product in mixed precision is no faster has that of
-    /// `f32`.
+    /// FLOP/s of matmuls in a precision. A device whose matmuls are no faster in mixed precision has the rate of `f32`.
     pub fn product_rate(&self, precision: Precision) -> f64 {
         match (precision, self.mixed_flops_per_second) {
             (Precision::Mixed, Some(mixed)) => mixed.max(self.flops_per_second),
@@ -56,13 +55,13 @@ impl PeakRates {
         }
     }
 
-    /// The time below which no step comes that does so much; see [`super`] for the formula.
+    /// The roofline bound of a step with this cost; see [`super`] for the formula.
     pub fn floor(&self, cost: &WorkloadCost, precision: Precision) -> Roofline {
         let arithmetic = cost.flops as f64 / self.product_rate(precision);
         let memory = cost.bytes as f64 / self.bytes_per_second;
         let launches = cost.launches as f64 * self.launch_seconds;
-        let workload = arithmetic.max(memory);
-        let bound = if launches > workload {
+        let work = arithmetic.max(memory);
+        let bound = if launches > work {
             Bound::Launches
         } else if arithmetic > memory {
             Bound::Arithmetic
@@ -70,7 +69,7 @@ impl PeakRates {
             Bound::Memory
         };
         Roofline {
-            seconds: workload + launches,
+            seconds: work + launches,
             bound,
         }
     }
@@ -80,7 +79,7 @@ impl fmt::Display for PeakRates {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "a step {:.1} us, a launch {:.2} us, copies {:.1} GB/s, products {:.1} GFLOP/s",
+            "a step {:.1} us, a launch {:.2} us, copies {:.1} GB/s, matmuls {:.1} GFLOP/s",
             self.step_seconds * 1e6,
             self.launch_seconds * 1e6,
             self.bytes_per_second * 1e-9,
@@ -93,24 +92,24 @@ impl fmt::Display for PeakRates {
     }
 }
 
-/// The least time of a workload, and what it is due to.
+/// The roofline bound of a workload: its least time, and what limits it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Roofline {
     /// Seconds.
     pub seconds: f64,
-    /// The largest part of it.
+    /// The largest term.
     pub bound: Bound,
 }
 
-/// What keeps a workload from being faster.
+/// The resource that limits a workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Bound {
-    /// Bytes.
+    /// Memory traffic.
     Memory,
-    /// Operations.
+    /// FLOPs.
     Arithmetic,
-    /// Launches that wait for each other.
+    /// Dependent launches.
     Launches,
 }
 

@@ -1,4 +1,4 @@
-//! What was measured, as a file.
+//! Measurements, as a file.
 
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -9,12 +9,12 @@ use super::{BenchDevice, PeakRates, Roofline, Series, Sizes, Skipped, Suite, Wor
 use crate::precision::Precision;
 use crate::{Error, Result};
 
-/// Version of the file's layout; raised with every change that readers have to know.
+/// Version of the file format; raised with every incompatible change.
 pub const RECORD_VERSION: u32 = 2;
 /// What such files say they are.
 const FORMAT: &str = "meganeura-bench";
 
-/// All that was measured at one time.
+/// The measurements of one run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     format: String,
@@ -27,13 +27,13 @@ pub struct Record {
     pub host_threads: usize,
     /// When it was taken: seconds since 1970, UTC.
     pub taken: u64,
-    /// How large the workloads were.
+    /// Size of the workloads.
     pub sizes: Sizes,
     /// The devices that took part.
     pub devices: Vec<RecordedDevice>,
     /// One for each workload, device and precision.
     pub results: Vec<Measurement>,
-    /// What failed.
+    /// Devices that failed a workload.
     pub skipped: Vec<Skipped>,
 }
 
@@ -52,7 +52,7 @@ pub struct RecordedDevice {
     pub driver: Option<String>,
     /// Hash of the plugin that its backend is from, if it is from one.
     pub plugin_sha256: Option<String>,
-    /// Measured limits.
+    /// Measured peak rates.
     pub peak_rates: PeakRates,
 }
 
@@ -63,53 +63,53 @@ pub struct Measurement {
     pub suite: Suite,
     /// Its name.
     pub workload: String,
-    /// The series that it is one of, if there is one.
+    /// The series that it belongs to, if there is one.
     pub series: Option<Series>,
     /// Selector of the device.
     pub device: String,
     /// Precision of the plan.
     pub precision: Precision,
-    /// Time of one step (or whatever the workload is), of steps that follow each other.
+    /// Time per step (or other task of the workload), with steps submitted back to back.
     pub seconds: Spread,
-    /// The same if each is waited for.
+    /// Time per step if the host synchronizes after each step.
     pub waited_seconds: Option<f64>,
-    /// How far its result is from a reference in `f32`, as a part of the largest number: that of the first device, of which
-    /// there is nothing to compare with, unless it is in mixed precision. Earlier records have none.
+    /// Max. difference of its result from a reference in `f32`, relative to the largest number. The reference is the first
+    /// device's result, which has no difference itself unless it is in mixed precision. Earlier records have none.
     #[serde(default)]
     pub difference: Option<f64>,
-    /// What it asks of the device. Of transfers, the bytes that cross; nothing of builds.
+    /// Its cost: of transfers, the bytes transferred; of builds, nothing.
     pub cost: WorkloadCost,
-    /// Below which the device cannot come; none of builds and transfers.
+    /// Roofline bound; builds and transfers have none.
     pub roofline: Option<Roofline>,
 }
 
 impl Measurement {
-    /// What part of the device's limit was reached: 1 is all of it, more is possible where data stay in a cache.
+    /// Share of peak: roofline bound / time. It can exceed 1 where data stay in a cache.
     pub fn share(&self) -> Option<f64> {
         self.roofline.map(|roofline| roofline.seconds / self.seconds.median)
     }
 
-    /// Operations a second, if it has some.
+    /// FLOP/s, if it has FLOPs.
     pub fn flops_per_second(&self) -> Option<f64> {
         (self.cost.flops > 0).then(|| self.cost.flops as f64 / self.seconds.median)
     }
 
-    /// Bytes a second, if it moves some.
+    /// Bytes per second, if it moves some.
     pub fn bytes_per_second(&self) -> Option<f64> {
         (self.cost.bytes > 0).then(|| self.cost.bytes as f64 / self.seconds.median)
     }
 }
 
-/// Samples, summed up; in seconds.
+/// Distribution of samples, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
-    /// The middle one.
+    /// Median.
     pub median: f64,
-    /// A tenth of the samples, but no less than the smallest, is below.
+    /// 10th percentile.
     pub low: f64,
-    /// A tenth of the samples, but no more than the largest, is above.
+    /// 90th percentile.
     pub high: f64,
-    /// How many there are.
+    /// Number of samples.
     pub samples: usize,
 }
 
@@ -192,10 +192,10 @@ impl Record {
             return Err(Error::file(
                 path,
                 format!(
-                    "has version {} of the layout, this program has {RECORD_VERSION}",
+                    "has version {} of the format, this program has {RECORD_VERSION}",
                     json["version"]
                 ),
-                "compare with the program that wrote it, or measure anew",
+                "compare with the program that wrote it, or measure again",
             ));
         }
         serde_json::from_value(json).map_err(|e| Error::file(path, format!("is a damaged record: {e}"), REMEDY))

@@ -13,7 +13,7 @@ use crate::backend::DeviceKind;
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum Suite {
-    /// Matrix products: sizes, layouts, few rows, both precisions.
+    /// Matmuls: sizes, layouts, few rows, both precisions.
     Matmul,
     /// Attention forwards and backwards, and of one token to a cache.
     Attention,
@@ -27,7 +27,7 @@ pub enum Suite {
     Optimizer,
     /// Steps of whole models.
     Models,
-    /// What a session costs beside its kernels.
+    /// Overhead of sessions: building, opening, replay and transfers.
     Session,
 }
 
@@ -80,7 +80,7 @@ impl FromStr for Suite {
     }
 }
 
-/// How large the workloads are. Devices that are compared do the same workload, which is that of the slowest class among them.
+/// Size of the workloads. Devices that are compared run the same workloads: those of the slowest class among them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Sizes {

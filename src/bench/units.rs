@@ -1,4 +1,4 @@
-//! Numbers for people.
+//! Numbers with metric prefixes.
 
 /// A number with three digits and a prefix: `12.3 G`.
 pub fn metric(value: f64) -> String {

@@ -1,4 +1,4 @@
-//! A workload: a graph, how it is fed, and what of it is timed.
+//! A workload: a graph, its inputs, and the task that is timed.
 
 use std::time::Instant;
 
@@ -10,19 +10,19 @@ use crate::precision::Precision;
 use crate::rewrite::RewriteConfig;
 use crate::{DType, Graph, Mode, NodeId, Result, Session};
 
-/// Numbers of a result that devices are compared by, from its beginning.
+/// Numbers of a result, from its beginning, that are compared between devices.
 const COMPARED: usize = 1 << 20;
 
-/// What of a workload is timed.
+/// The task of a workload that is timed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Task {
     /// A step.
     Step,
-    /// Making the plan of the graph.
+    /// Building the plan of the graph.
     Build,
     /// Reading the plan from its file.
     CachedBuild,
-    /// Opening a session for the plan: kernels are compiled, memory is taken.
+    /// Opening a session for the plan: kernels are compiled, memory is allocated.
     Open,
     /// Setting the input `x`, and a step that reads a little of it.
     Upload,
@@ -30,7 +30,7 @@ pub enum Task {
     ReadBack,
 }
 
-/// Workloads that differ in their size alone.
+/// Workloads that differ only in their size.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Series {
     /// What they have in common.
@@ -41,21 +41,21 @@ pub struct Series {
     pub size: u64,
 }
 
-/// A graph with a name, and how it is run.
+/// A graph with a name, a mode and a task.
 pub struct Workload {
     /// The suite that it belongs to.
     pub suite: Suite,
-    /// Name, with all sizes; one of a kind within the suite.
+    /// Name, with all sizes; unique within the suite.
     pub name: String,
-    /// The series that it is one of, if there is one.
+    /// The series that it belongs to, if there is one.
     pub series: Option<Series>,
-    /// What is timed.
+    /// The task that is timed.
     pub task: Task,
     /// Whether it trains.
     pub mode: Mode,
     /// The update of parameters, if steps have one.
     pub update: Option<Update>,
-    /// Whether it is measured in both precisions on devices that have two; else in the one that is the device's default.
+    /// Whether it is measured in both precisions on devices that have two; else only in the device's default.
     pub both_precisions: bool,
     /// Ids that are fed are below this.
     classes: u32,
@@ -102,7 +102,7 @@ impl Workload {
         }
     }
 
-    /// Makes it one of a series.
+    /// Adds it to a series.
     pub fn in_series(mut self, name: &str, unit: &str, size: usize) -> Self {
         self.series = Some(Series {
             name: name.to_owned(),
@@ -112,7 +112,7 @@ impl Workload {
         self
     }
 
-    /// Times something else than a step.
+    /// Sets the task that is timed; the default is a step.
     pub fn timing(mut self, task: Task) -> Self {
         self.task = task;
         self
@@ -142,12 +142,13 @@ impl Workload {
         self
     }
 
-    /// Its graph, made anew.
+    /// Builds its graph.
     pub fn graph(&self) -> Graph {
         (self.graph)()
     }
 
-    /// The precisions in which a device is measured: those asked for, else both where the workload says so and the device has two.
+    /// The precisions in which a device is measured: the one asked for, else both where the workload says so and the device has
+    /// two.
     pub fn precisions(&self, wanted: Option<Precision>, device: &dyn Device) -> Vec<Precision> {
         if wanted.is_none() && self.both_precisions && device.has_mixed_precision() {
             return vec![Precision::F32, Precision::Mixed];
@@ -155,10 +156,10 @@ impl Workload {
         vec![Precision::resolve(wanted, self.mode, device)]
     }
 
-    /// A session of its graph, fed with what it reads, before its first step.
+    /// A session of its graph with data in all inputs and parameters, before its first step.
     ///
     /// # Errors
-    /// What building it fails with.
+    /// Errors of the build.
     pub fn session(&self, on: &BenchDevice, precision: Precision) -> Result<Session> {
         self.open(&self.graph(), on, &rewriting(on, precision))
     }
@@ -173,10 +174,10 @@ impl Workload {
         Ok(session)
     }
 
-    /// Makes it ready to be timed on a device; it has run once then.
+    /// Prepares it to be timed on a device, and runs it once.
     ///
     /// # Errors
-    /// What building or running it fails with.
+    /// Errors of the build and of the step.
     pub fn prepare(&self, on: &BenchDevice, precision: Precision) -> Result<Prepared> {
         let graph = self.graph();
         let rewrite = rewriting(on, precision);
@@ -259,27 +260,27 @@ impl Workload {
 
 /// A workload on a device, ready to be timed.
 pub struct Prepared {
-    /// In which precision its plan is.
+    /// Precision of its plan.
     pub precision: Precision,
-    /// What a turn asks of the device.
+    /// Cost of a run.
     pub cost: WorkloadCost,
-    /// Whether the cost puts a roofline under its time; transfers and builds have none.
+    /// Whether the cost gives a roofline bound; transfers and builds have none.
     pub has_roofline: bool,
-    /// The first output of the first step; of a large one its beginning.
+    /// The first output of the first step; only its beginning if it is large.
     pub result: Vec<f32>,
     run: Box<dyn FnMut(u32) -> Result<()>>,
 }
 
 impl Prepared {
-    /// Does it so many times, the last of which is complete in the end; those before are not waited for one by one.
+    /// Runs it a number of times back to back, and synchronizes after the last.
     ///
     /// # Errors
-    /// What the steps fail with.
+    /// Errors of the steps.
     pub fn run(&mut self, times: u32) -> Result<()> {
         (self.run)(times)
     }
 
-    /// Seconds of one time, of so many that follow each other.
+    /// Mean seconds of a run, of a number of runs back to back.
     ///
     /// # Errors
     /// See [`Prepared::run`].

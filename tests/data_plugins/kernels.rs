@@ -183,7 +183,7 @@ fn a_kernel_with_a_loop_without_an_end_is_not_used() {
     let sources = run_between_canaries("endless");
     assert!(sources.iter().all(|s| !s.contains("buffer_b")), "{sources:?}");
     let said = problem("endless");
-    assert!(said.contains("did not come to an end within its limit"), "{said}");
+    assert!(said.contains("did not end within its limit"), "{said}");
 }
 
 /// A loop that ends for the numbers of tests, and does not for others.
@@ -220,7 +220,7 @@ fn a_loop_that_has_to_be_ended_is_an_error_of_the_step() {
             Ok(()) => assert!(value < 1e3, "{value}"),
             Err(Error::Plugin { plugin, message, .. }) => {
                 assert!(
-                    plugin.contains("'waits'") && message.contains("did not come to an end"),
+                    plugin.contains("'waits'") && message.contains("did not end within its limit"),
                     "{message}"
                 );
                 assert!(value.is_nan() || value > 1e3);

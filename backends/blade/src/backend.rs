@@ -82,8 +82,7 @@ impl BladeBackend {
         if let Some(reason) = describe(&reports, index, &probed).rejected {
             return Err(Error::backend(NAME, format!("device {index} was rejected: {reason}")));
         }
-        let known = [&settings::NAMES[..], &[tune::TUNE, tune::FOLDER]].concat();
-        config.check_backend(NAME, &known)?;
+        settings::check(config, &[tune::TUNE, tune::FOLDER])?;
         let (wanted, timed) = (settings::wanted(config)?, settings::timed(config)?);
         let tuned = (tune::folder(config)?, tuning_key(report, wanted));
         let limits = limits_of(report, &probed);

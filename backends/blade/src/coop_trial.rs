@@ -198,7 +198,7 @@ fn check_products(
             if (got - want).abs() > close || got.is_nan() {
                 return Err(Error::backend(
                     NAME,
-                    format!("element [{row}, {column}] of a product of {m}x{k} and {k}x{n} is {got}, not {want}"),
+                    format!("element [{row}, {column}] of a matmul of {m}x{k} and {k}x{n} is {got}, not {want}"),
                 ));
             }
         }

@@ -68,7 +68,7 @@ pub(crate) fn fault_in(report: &[u8], reporters: &[Reporter]) -> Option<Error> {
         (ENDED_LOOP, Some(origin)) => Error::Plugin {
             plugin: origin.clone(),
             message: format!(
-                "its kernel for {} did not come to an end within its limit, and the step was given up",
+                "its kernel for {} did not end within its limit; the step was rolled back",
                 reporter.label
             ),
             remedy: "use smaller shapes, or build without the plugin's rules, and tell its author".into(),

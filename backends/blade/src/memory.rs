@@ -89,7 +89,7 @@ impl Arena {
         let (slabs, places) = lay_out(sizes, &plan.memory, limit).map_err(|buffer| Error::BufferTooLarge {
             tensor: match plan.buffers.len() > buffer {
                 true => plan.describe(BufferRef(buffer as u32)),
-                false => "what a kernel keeps on the way".to_owned(),
+                false => "workspace of a kernel".to_owned(),
             },
             bytes: sizes[buffer],
             limit,

@@ -7,7 +7,7 @@ use crate::gpu::NAME;
 
 /// The setting that chooses the tile of cooperative matrices.
 const TILE: &str = "coop_tile";
-/// The setting that says from how many workgroups on a product uses them.
+/// The setting that says from how many workgroups on a matmul uses them.
 const MIN_WORKGROUPS: &str = "coop_min_workgroups";
 /// The setting that says how many workgroups run at a time.
 const MAX_RESIDENT: &str = "coop_max_resident_workgroups";
@@ -17,7 +17,25 @@ const INTERMEDIATES: &str = "coop_intermediates";
 const TIMING: &str = "timing";
 
 /// All of them. Those of tuning are named there.
-pub(crate) const NAMES: [&str; 5] = [TILE, MIN_WORKGROUPS, MAX_RESIDENT, INTERMEDIATES, TIMING];
+const NAMES: [&str; 5] = [TILE, MIN_WORKGROUPS, MAX_RESIDENT, INTERMEDIATES, TIMING];
+/// Former names of settings, each with the present one.
+const RENAMED: [(&str, &str); 2] = [("coop_at_once", MAX_RESIDENT), ("coop_between", INTERMEDIATES)];
+
+/// Checks that there are only known settings: those of this file and `others`.
+///
+/// # Errors
+/// One that is unknown, or has an old name.
+pub(crate) fn check(config: &Config, others: &[&str]) -> Result<()> {
+    let given = config.backend.get(NAME);
+    let is_given = |key: &str| given.is_some_and(|settings| settings.contains_key(key));
+    if let Some((old, new)) = RENAMED.into_iter().find(|(old, _)| is_given(old)) {
+        return Err(Error::Config {
+            origin: config.origin(),
+            message: format!("backend.{NAME}.{old} is now called backend.{NAME}.{new}; rename it"),
+        });
+    }
+    config.check_backend(NAME, &[&NAMES[..], others].concat())
+}
 
 /// What settings say of cooperative matrices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -60,7 +78,7 @@ pub(crate) fn wanted(config: &Config) -> Result<Wanted> {
     };
     Ok(Wanted {
         tile: tile.transpose()?,
-        min_workgroups: groups(MIN_WORKGROUPS, "every product")?,
+        min_workgroups: groups(MIN_WORKGROUPS, "every matmul")?,
         max_resident_workgroups: groups(MAX_RESIDENT, "an unknown number")?,
         wide_results: choice(config, INTERMEDIATES, ["f16", "f32"])? == "f32",
     })
@@ -89,4 +107,27 @@ pub(crate) fn choice(config: &Config, key: &str, words: [&'static str; 2]) -> Re
 /// Another word than 'on' and 'off', or no text.
 pub(crate) fn timed(config: &Config) -> Result<bool> {
     Ok(choice(config, TIMING, ["on", "off"])? == "on")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn old_names_of_settings_are_errors_that_name_the_new_ones() {
+        let checked = |settings: &str| {
+            let config: Config = toml::from_str(&format!("[backend.blade]\n{settings}")).expect("valid");
+            check(&config, &["tune"]).map_err(|e| e.to_string())
+        };
+        checked("coop_max_resident_workgroups = 8\ncoop_intermediates = 'f32'\ntune = 'off'").expect("known");
+        for (old, new) in [
+            ("coop_at_once = 8", "backend.blade.coop_max_resident_workgroups"),
+            ("coop_between = 'f32'", "backend.blade.coop_intermediates"),
+        ] {
+            let error = checked(old).expect_err("an old name");
+            assert!(error.contains(&old[..12]) && error.contains(new), "{error}");
+        }
+        let error = checked("coop_unknown = 1").expect_err("unknown");
+        assert!(error.contains("coop_unknown is no setting"), "{error}");
+    }
 }

@@ -277,7 +277,7 @@ fn a_kernel_that_had_to_be_ended_is_an_error_of_the_step() {
         match session.try_step().and_then(|()| session.try_wait().map(|_| ())) {
             Err(Error::Plugin { plugin, message, .. }) => {
                 assert_eq!(plugin, "the plugin of test.counted");
-                assert!(message.contains("did not come to an end"), "{message}");
+                assert!(message.contains("did not end within its limit"), "{message}");
             }
             other => panic!("{other:?}"),
         }

@@ -1,4 +1,4 @@
-//! Tensors in flight into the memory of an executable, and out of it.
+//! Transfers to and from the memory of an executable.
 
 use std::ops::Range;
 

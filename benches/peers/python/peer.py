@@ -1,4 +1,4 @@
-"""A framework of Python as a contestant of benches/peers: peer.py FRAMEWORK THREADS FOLDER.
+"""A Python framework that benches/peers compares: peer.py FRAMEWORK THREADS FOLDER.
 
 FOLDER has problem.json (kind, operands, settings), the numbers of each operand and, if there is one, model.onnx. Requests
 are lines on standard input: `result` writes the result to FOLDER/result.f32, `time N` answers with the seconds of doing it

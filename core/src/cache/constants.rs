@@ -91,7 +91,7 @@ pub(super) fn remove_others(plan: &Path, current: Option<&SideFile>) {
 /// Puts constants back. `false` when their file is not there.
 pub(super) fn put_back(plan: &mut ExecutionPlan, file: &SideFile, path: &Path) -> Result<bool> {
     let side = file.path(path);
-    let damaged = |message: String| Error::file(&side, message, "delete it, and the plan is made anew");
+    let damaged = |message: String| Error::file(&side, message, "delete it, and the plan is built again");
     let sizes = missing_sizes(plan);
     let total = sizes.iter().try_fold(0usize, |sum, size| sum.checked_add(*size));
     if total != Some(file.bytes) {

@@ -62,13 +62,13 @@ pub(super) fn load(graph_hash: Option<&str>, path: &Path) -> Result<Loaded> {
     let Some(text) = read(path)? else {
         return Ok(Loaded::Missing);
     };
-    let damaged = |message: &str| Error::file(path, message, "delete it, and the plan is made anew");
+    let damaged = |message: &str| Error::file(path, message, "delete it, and the plan is built again");
     let body = match unseal(MAGIC, PLAN_VERSION, &text) {
         Sealed::Foreign => {
             return Err(Error::file(
                 path,
                 "is not a file of a plan",
-                "name another file, or delete this one if nobody needs it",
+                "name another file, or delete this one if it is not needed",
             ));
         }
         Sealed::Damaged => {

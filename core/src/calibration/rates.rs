@@ -28,8 +28,8 @@ impl fmt::Display for Rates {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "a step of one call {:.1} us, every further one {:.2} us, copies {:.1} GB/s, f32 product of {edge}x{edge} \
-             matrices {:.1} GFLOP/s",
+            "a step of one call {:.1} us, every further call {:.2} us, copies {:.1} GB/s, f32 matmul of {edge}x{edge} \
+             {:.1} GFLOP/s",
             micros(self.step),
             micros(self.launch),
             self.bytes_per_second / 1e9,

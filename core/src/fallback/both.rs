@@ -85,7 +85,7 @@ impl Both {
         if let Some(why) = &self.unusable {
             return Err(Error::backend(
                 &self.name,
-                format!("this session is of no use any more: {why}"),
+                format!("this session cannot be used any more: {why}"),
             ));
         }
         let valid = self.valid.get(buffer.index()).copied();
@@ -241,7 +241,7 @@ impl Executable for Both {
         if let Err(error) = self.run_all(args) {
             if let Err(second) = self.put_back(before) {
                 self.unusable = Some(format!(
-                    "a step failed ({error}), and what it had changed could not be put back ({second})"
+                    "a step failed ({error}) and could not be rolled back ({second})"
                 ));
             }
             return Err(error);

@@ -334,7 +334,7 @@ impl Operator for SwigluConcatGrad {
     fn doc(&self) -> Doc {
         Doc {
             shapes: "packed [..., 2d], dy [..., d] -> dpacked [..., 2d]",
-            formula: "the results of core.swiglu_grad for the halves of packed, side by side",
+            formula: "the results of core.swiglu_grad for the gate and up parts of packed, concatenated",
             source: "derivative of core.swiglu_concat",
         }
     }

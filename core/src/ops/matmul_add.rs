@@ -45,7 +45,7 @@ impl Operator for MatMulAdd {
         match Shape::broadcast(&product.shape, &d.shape) {
             Ok(shape) if shape == product.shape => Ok(vec![product]),
             _ => Err(format!(
-                "the addend {d} does not broadcast to the product, which is {product}"
+                "the addend {d} does not broadcast to the matmul's result {product}"
             )),
         }
     }

@@ -185,7 +185,7 @@ pub enum InferenceForm<'a> {
     Rewrite(DecomposeRule<'a>),
 }
 
-/// An operator for two calls of which one makes what the other takes: see [`Operator::joined`].
+/// An operator that fuses a call with the call that computes its operand: see [`Operator::fused_write`].
 #[derive(Clone, Copy, Debug)]
 pub struct FusedWrite {
     /// Name of the operator that makes operand 0.
@@ -212,16 +212,16 @@ pub enum Fusing {
     /// Each element from a few elements of operand 0, at other places too, which may be a [`Fusing::Part`] of a larger
     /// value. It is merged with nothing else.
     OfPart,
-    /// Folds operand 0 over axes; what comes before may be computed on the way.
+    /// Folds operand 0 over axes; it may have a prologue.
     Reduction,
-    /// Each element from a few elements of the operands, at other places too: it may be computed on the way into a
-    /// product that reads few rows, and what comes after with it.
+    /// Computes each element from a few elements of the operands, also at other indices: it may be the prologue of a
+    /// contraction that reads few rows, together with the elementwise calls after it.
     Prologue,
-    /// A product that is long compared with its result; what comes after may be computed on the way, and what comes
-    /// before operand 0 where a device finds that worth it.
+    /// A contraction that is long compared with its result; it may have an epilogue, and a prologue for operand 0 where
+    /// that is faster on a device.
     Contraction,
-    /// Makes a value of operand 0's shape from whole rows of it, as softmax and the norms do; what comes before
-    /// operand 0 and what comes after port 0 may be computed on the way.
+    /// Computes a value of operand 0's shape from whole rows of it, as softmax and the norms do; it may have a prologue
+    /// for operand 0 and an epilogue for port 0.
     Rows,
 }
 
@@ -266,14 +266,14 @@ pub trait Operator: Send + Sync + 'static {
     fn ports(&self) -> &'static [&'static str] {
         &["out"]
     }
-    /// The axis along which the operands stand one after the other in the result, for the operator that does
-    /// nothing else: parameters that it joins may be stored so.
+    /// The axis along which the operands are concatenated, for the operator that does nothing else: parameters that it
+    /// concatenates may be stored packed.
     fn packs(&self, attrs: &Attrs) -> Option<i64> {
         let _ = attrs;
         None
     }
-    /// The axis and the first entry, for operators whose port 0 is consecutive entries of an axis of operand 0:
-    /// parts that stand one after the other are known again by it.
+    /// The axis and the first index, for operators whose port 0 is a contiguous slice of operand 0 along an axis: adjacent
+    /// slices are recognised by it.
     fn entries(&self, call: &Call) -> Option<(usize, usize)> {
         let _ = call;
         None
@@ -286,8 +286,8 @@ pub trait Operator: Send + Sync + 'static {
     fn writes(&self) -> &'static [(usize, usize)] {
         &[]
     }
-    /// One operator for a call and for what makes its operand 0, for operators that write in place: rules leave those where
-    /// they stand.
+    /// An operator that fuses this call with the call that computes its operand 0, for operators that write in place: rules
+    /// do not rewrite those.
     fn fused_write(&self) -> Option<FusedWrite> {
         None
     }

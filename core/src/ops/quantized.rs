@@ -200,8 +200,8 @@ impl Operator for QuantizedMatMul {
     fn doc(&self) -> Doc {
         Doc {
             shapes: "x [..., m, k], weight (any float) [n, k], or words [n, ...] and scales [n, k / 32] as core.dequantize has them -> f32 [..., m, n]",
-            formula: "core.matmul of x and the weight transposed, which is converted to f32 (core.cast), or expanded (core.dequantize), on the way",
-            source: "Dettmers et al., 2022 (LLM.int8()), with weights expanded instead of rows rounded",
+            formula: "core.matmul of x and the weight transposed, which is converted to f32, or dequantized, inside the kernel",
+            source: "Dettmers et al., 2022 (LLM.int8()), with weights dequantized instead of rows rounded",
         }
     }
 
@@ -294,7 +294,7 @@ impl Operator for QuantizedMatMul {
 /// The operands of the product in a call of [`QuantizedMatMulAdd`], and what is added.
 fn apart<T: Clone>(inputs: &[T]) -> Result<(Vec<T>, T), String> {
     let [x, addend, weight @ ..] = inputs else {
-        return Err("takes rows, what is added, and a weight, which may be words and scales".into());
+        return Err("takes rows, an addend, and a weight, which may be words and scales".into());
     };
     Ok(([std::slice::from_ref(x), weight].concat(), addend.clone()))
 }
@@ -308,7 +308,7 @@ impl Operator for QuantizedMatMulAdd {
         Doc {
             shapes: "x [..., m, k], addend f32 [..., m, n], then the weight of core.quantized_matmul -> f32 [..., m, n]",
             formula: "core.quantized_matmul of x and the weight, plus the addend",
-            source: "residual connections; a rewrite introduces it where a kernel makes that pay",
+            source: "residual connections; a rewrite introduces it where that is faster",
         }
     }
 
@@ -324,7 +324,7 @@ impl Operator for QuantizedMatMulAdd {
         })?;
         if types[0] != addend {
             return Err(format!(
-                "what is added, {addend}, is not like the product, {}",
+                "the addend {addend} does not have the type of the matmul's result, {}",
                 types[0]
             ));
         }

@@ -17,7 +17,7 @@ impl Operator for Tile {
     fn doc(&self) -> Doc {
         Doc {
             shapes: "x: any shape; repeats: one for each axis -> size * repeats on each axis",
-            formula: "y[i] = x[i mod size] on each axis: x beside itself so many times",
+            formula: "y[i] = x[i mod size] on each axis: repeated copies of x",
             source: "NumPy `tile`",
         }
     }

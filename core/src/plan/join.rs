@@ -47,14 +47,14 @@ impl ExecutionPlan {
         let trains = |plan: &ExecutionPlan| !plan.gradient_buffers.is_empty();
         if trains(self) || trains(other) || other.segments.iter().any(|s| s.name != FORWARD_BACKWARD) {
             return refuse(
-                "plans that train, or that were joined already, cannot be joined to others".into(),
-                "build both for inference, and join others to one of them",
+                "plans that train, or that were merged already, cannot be merged into one session with others".into(),
+                "build both for inference, and merge the others into one of them",
             );
         }
         if self.precision != other.precision {
             return refuse(
                 format!(
-                    "plans of the precisions {} and {} cannot be joined",
+                    "plans of the precisions {} and {} cannot be merged into one session",
                     self.precision, other.precision
                 ),
                 "build both with the same settings",
@@ -62,14 +62,14 @@ impl ExecutionPlan {
         }
         if OWN_SEGMENTS.contains(&segment) {
             return refuse(
-                format!("'{segment}' is the name of a segment that steps have themselves"),
-                "give every plan that is joined a name of its own",
+                format!("'{segment}' is the name of a built-in segment"),
+                "give every plan that is merged its own segment name",
             );
         }
         if self.segment(segment).is_some() {
             return refuse(
                 format!("the plan has a segment '{segment}' already"),
-                "give every plan that is joined a name of its own",
+                "give every plan that is merged its own segment name",
             );
         }
         // By its beginning, an input's name says which segment it is of.

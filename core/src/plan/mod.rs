@@ -195,9 +195,9 @@ pub struct ExecutionPlan {
     pub version: u32,
     /// What it was built with, beside the graph.
     pub build_key: BuildKey,
-    /// How exactly products are computed.
+    /// Precision of matmuls and convolutions.
     pub precision: Precision,
-    /// The scale of the gradients in flight, if they have one.
+    /// The loss scale of the gradients during backpropagation, if they have one.
     pub loss_scaling: Option<LossScaling>,
     /// Bytes of each logical buffer.
     pub buffers: Vec<usize>,
@@ -242,7 +242,7 @@ pub struct ExecutionPlan {
     pub derived_info: Vec<DerivedInfo>,
     /// Where the buffers lie.
     pub memory: MemoryLayout,
-    /// What runs twice to take less memory, if a budget was given.
+    /// The dispatches that are recomputed to need less memory, if a budget was given.
     pub recomputation: Option<Recomputation>,
     /// Lines of source that dispatches came from.
     pub sources: Vec<SourceLine>,

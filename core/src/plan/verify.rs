@@ -15,7 +15,7 @@ impl ExecutionPlan {
     pub fn verify(&self) -> Result<()> {
         if self.version != PLAN_VERSION {
             return Err(Error::plan(format!(
-                "it has format version {}, this build reads {PLAN_VERSION}; compile it anew",
+                "it has format version {}, this build reads {PLAN_VERSION}; compile it again",
                 self.version
             )));
         }

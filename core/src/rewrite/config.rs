@@ -41,7 +41,7 @@ pub struct RewriteConfig {
     pub baseline: bool,
     /// Memory that the plan may take; to take less, it runs parts of a step twice. No limit by default.
     pub memory_budget: Option<MemoryBudget>,
-    /// How exactly products are computed; [`Precision::default_for`] the device unless it is given.
+    /// Precision of matmuls and convolutions; [`Precision::default_for`] the device unless it is given.
     pub precision: Option<Precision>,
     /// The scale of gradients in training in mixed precision; [`LossScaling::default`] unless it is given.
     pub loss_scale: Option<LossScaling>,

@@ -1,7 +1,7 @@
 //! Writes that take what makes their operand along.
 //!
 //! Rules leave writes of persistent data where they stand, so operators that write say themselves what they can be
-//! [joined](crate::ops::Operator::joined) with. A pair becomes one call where nothing else needs what lies between, the
+//! [joined](crate::ops::Operator::fused_write) with. A pair becomes one call where nothing else needs what lies between, the
 //! device has a kernel for the one, and that is no more expensive than the two.
 
 use super::clean::clean;

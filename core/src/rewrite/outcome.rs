@@ -180,7 +180,7 @@ impl fmt::Display for OptimizeReport {
             writeln!(f, "Budget hit: {}", self.budget_hit.as_deref().unwrap_or("none"))?;
         }
         for (label, device) in &self.elsewhere {
-            writeln!(f, "Elsewhere: {label} on {device}")?;
+            writeln!(f, "On the fallback device {device}: {label}")?;
         }
         Ok(())
     }

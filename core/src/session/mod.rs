@@ -341,7 +341,7 @@ impl Session {
         self.submit(None)
     }
 
-    /// [`Session::try_step`] of a segment that a plan was joined as ([`ExecutionPlan::join`]): it runs alone. Inputs of
+    /// [`Session::try_step`] of the segment of a plan that was merged into this session ([`ExecutionPlan::join`]). Inputs of
     /// other segments need no data, and outputs of other segments keep what they hold.
     ///
     /// # Errors
@@ -352,7 +352,7 @@ impl Session {
             let known = self.plan.segments.iter().map(|s| s.name.as_str());
             let known: Vec<&str> = known.filter(|name| !OWN_SEGMENTS.contains(name)).collect();
             return Err(Error::misuse(
-                format!("no plan was joined as segment '{segment}'"),
+                format!("no plan was merged into this session as segment '{segment}'"),
                 format!("there are: {}", known.join(", ")),
             ));
         };

@@ -8,7 +8,7 @@ use crate::error::{Error, Result, TensorKind, unwrap_report};
 use crate::shape::TensorType;
 use crate::statistics::{NamedStatistics, TensorStatistics};
 
-/// Statistics of a result that a step computed in flight.
+/// Statistics of an intermediate result.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ResultStatistics {
     /// The call: name or number of its node, and the operator.

@@ -109,7 +109,7 @@ impl<'a> Reader<'a> {
         let room = (self.all.len() - self.position) / least.max(1);
         match usize::try_from(count) {
             Ok(count) if count <= room => Ok(count),
-            _ => Err(format!("it has room for {room} things, but announces {count}")),
+            _ => Err(format!("it has room for {room} elements, but announces {count}")),
         }
     }
 

@@ -166,7 +166,7 @@ pub(super) fn begin(
 }
 
 fn damaged(path: &Path, message: impl Into<String>) -> TrainError {
-    let remedy = "restore it from a copy, or begin anew in another folder; nothing was changed";
+    let remedy = "restore it from a copy, or start a new run in another folder; nothing was changed";
     Error::file(path, message, remedy).into()
 }
 

@@ -48,10 +48,10 @@ pub struct TrainConfig {
     pub remainder: Remainder,
     /// Device selector; without one, the environment and the configuration file decide.
     pub device: Option<String>,
-    /// Memory that a training step may take; where it takes more, parts of it run twice instead of being kept. Results
+    /// Memory limit of a training step; where it takes more, activations are recomputed instead of being kept. Results
     /// are the same. Without one, the configuration file decides.
     pub memory_budget: Option<MemoryBudget>,
-    /// How exactly products are computed. Without one, the configuration file decides, and else training is in `f32` and
+    /// Precision of matmuls and convolutions. Without one, the configuration file decides, and else training is in `f32` and
     /// evaluation in what the device is fast at.
     pub precision: Option<Precision>,
     /// The scale of gradients in mixed precision. Without one, the configuration file decides, and else

@@ -81,7 +81,7 @@ pub enum TrainError {
         found: usize,
     },
 
-    /// The loss became NaN or infinite; the weights are of no use any more.
+    /// The loss became NaN or infinite; the weights are unusable.
     #[error(
         "the loss is {loss} at step {step} of epoch {epoch}, with a learning rate of {learning_rate}\
          \n  help: lower the learning rate (a tenth is a good first try), and check that features are scaled to \

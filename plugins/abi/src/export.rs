@@ -186,7 +186,7 @@ unsafe fn with<E: Exported>(
     if guarded.poisoned {
         return status(&Failure::new(
             STATUS_PANIC,
-            "an earlier step panicked; the executable is of no use any more",
+            "an earlier step panicked; the executable cannot be used any more",
         ));
     }
     let outcome = catch_unwind(AssertUnwindSafe(|| run(&mut guarded.inner)));

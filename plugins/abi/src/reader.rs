@@ -124,13 +124,11 @@ impl<'a> Reader<'a> {
             // Lists and texts are read as one, so nothing is between their elements.
             let is_list = ["integers", "bytes"].contains(&name);
             if stride < size || (is_list && stride != size) || !stride.is_multiple_of(size.min(4)) {
-                return Err(wrong(format!(
-                    "the table of {name} has its elements {stride} bytes apart"
-                )));
+                return Err(wrong(format!("the table of {name} has a stride of {stride} bytes")));
             }
             let place = table.offset;
             if !place.is_multiple_of(TABLE_ALIGNMENT) || place < u64::from(h.header_size) {
-                return Err(wrong(format!("the table of {name} begins at {place}")));
+                return Err(wrong(format!("the table of {name} has the offset {place}")));
             }
             let len = u64::from(table.count) * u64::from(table.stride);
             self.slice(place, len, name)?;
@@ -145,7 +143,7 @@ impl<'a> Reader<'a> {
 
     fn slice(&self, offset: u64, len: u64, what: &str) -> Read<&'a [u8]> {
         let end = offset.checked_add(len).filter(|&end| end <= self.bytes.len() as u64);
-        let end = end.ok_or_else(|| wrong(format!("the place of {what} is not in the plan")))?;
+        let end = end.ok_or_else(|| wrong(format!("the offset of {what} is not in the plan")))?;
         Ok(&self.bytes[offset as usize..end as usize])
     }
 

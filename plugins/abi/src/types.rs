@@ -122,7 +122,7 @@ numbers! { NUMBERS;
     STATUS_INDEX_OUT_OF_RANGE: u32 = 5;
     /// A read or write outside of a buffer, or of no buffer.
     STATUS_OUT_OF_BOUNDS: u32 = 6;
-    /// The device is gone; the executable is of no use any more.
+    /// The device is gone; the executable cannot be used any more.
     STATUS_DEVICE_LOST: u32 = 7;
     /// The plugin panicked; the host uses the executable no more.
     STATUS_PANIC: u32 = 8;

@@ -568,7 +568,7 @@ static const char *missing(const MgnPlan *p, const MgnDispatch *d) {
     if (too_long(p, d->inputs) || too_long(p, d->outputs))
         return "loops go over 16 axes at most";
     if (kernel == MATMUL && mgn_operand(p, d->inputs, 0)->dtype != MGN_DTYPE_F32)
-        return "products are computed in f32";
+        return "matmuls are computed in f32";
     return NULL;
 }
 

@@ -1,4 +1,4 @@
-//! Variants to compute attention: by tiles of queries or keys, on single threads or cooperative matrices; over a cache also query by
+//! Variants of attention: by tiles of queries or keys, on single threads or cooperative matrices; over a cache also query by
 //! query; or decomposed into products and a softmax.
 
 use meganeura_core::ops::AttentionDims;
@@ -185,7 +185,7 @@ impl Attention<'_> {
             (true, Some(window)) => format!("window {window}"),
         };
         let dtypes: Vec<String> = cx.kernel.inputs[..3].iter().map(|ty| ty.dtype.to_string()).collect();
-        // Contraction of queries and keys.
+        // Contractions over all pairs of queries and keys.
         let contraction = match kind {
             Kind::Forward | Kind::Cached => 2,
             Kind::Gradient => 7,

@@ -1,4 +1,4 @@
-//! Variants to look for extremes: in how many parts each row is cut.
+//! Variants of extremes: in how many parts each row is cut.
 
 use meganeura_core::DType;
 use meganeura_core::precision::Precision;

@@ -1,4 +1,4 @@
-//! Variants to compute reductions: how many threads share a row, in how many parts it is cut, and whether the columns of a thread
+//! Variants of reductions: how many threads share a row, in how many parts it is cut, and whether the columns of a thread
 //! are written out.
 
 use meganeura_core::precision::Precision;
@@ -9,7 +9,7 @@ use super::super::schedule::Schedule;
 use super::super::variants::{Candidate, range};
 use super::{CompileCx, Compiled, Layout, MAX_PARTS, Rows, THREADS};
 
-/// Multiplications that take as long as an element in flight, roughly.
+/// Multiplications that take as long as loading an element, roughly.
 const WORK_OF_ELEMENT: u128 = 64;
 /// Most columns of a thread that are tried: more are no work for a single one.
 const MAX_COLUMNS: usize = 4_096;

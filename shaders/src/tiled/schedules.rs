@@ -1,4 +1,4 @@
-//! Variants to compute a product: by a thread for each result, by tiles, by lanes or wide columns, on cooperative matrices.
+//! Variants of contractions: a thread for each result, tiles, lanes or wide columns, cooperative matrices.
 
 use meganeura_core::precision::Precision;
 
@@ -12,11 +12,11 @@ use super::super::variants::{Candidate, range};
 use super::super::vectors::{self, Vectors};
 use super::Tiling;
 
-/// Contraction up to which a thread for each result is as good, and simpler.
+/// Number of multiplications up to which a thread for each result is as good, and simpler.
 const FEW_PRODUCTS: usize = 1 << 16;
 /// Longest sum of such a thread.
 const SHORT_SUM: usize = 256;
-/// Contraction up to which it is tried.
+/// Number of multiplications up to which it is tried.
 const MAX_DIRECT: usize = 1 << 22;
 
 /// A product cut into tiles of one kind or the other.
@@ -28,7 +28,7 @@ pub(super) enum Tiles<'a> {
     Vectors(Vectors<'a>),
 }
 
-/// A product as the variants to compute it see it.
+/// A contraction as its variants see it.
 #[derive(Clone, Copy)]
 pub(super) struct MatMulCall<'a> {
     pub(super) body: &'a Body,

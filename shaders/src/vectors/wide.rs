@@ -1,5 +1,5 @@
-//! Contraction of few rows whose operands lie along the summed dimension: threads read four terms at a time, and all that
-//! they need of the matrix, if that is not too much, before they wait for anything else.
+//! Contractions of few rows whose operands are contiguous along the summed dimension: threads read four terms at a time, and
+//! all that they need of the matrix, if that is not too much, before they wait for anything else.
 
 use super::super::contraction::{Contraction, Sizes};
 use super::super::emit::Emitter;
@@ -179,7 +179,7 @@ impl<'a> Wide<'a> {
         })?;
         let stored = self.contraction.stored(operand);
         let vector = stored.and_then(|stored| e.module.load_vector(stored, &format!("({at}) / {WIDTH}u")));
-        let vector = vector.ok_or("an operand of a product is not read by vectors")?;
+        let vector = vector.ok_or("an operand of a contraction is not read by vectors")?;
         Ok((code, vector))
     }
 }

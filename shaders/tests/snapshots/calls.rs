@@ -234,7 +234,7 @@ fn elementwise() -> Vec<(String, Call)> {
     .collect()
 }
 
-/// Contraction of a matrix of `m` rows and `k` columns with one of `n` columns, which is in memory as it is or turned.
+/// A matmul of a matrix of `m` rows and `k` columns with one of `n` columns, which is stored as it is or transposed.
 fn products([m, k, n]: [usize; 3], turned: bool) -> Vec<(&'static str, Call)> {
     let (a, b, c) = (Slot::Operand(0), Slot::Operand(1), Slot::Operand(2));
     let (none, step) = (Attrs::new, Slot::Step);

@@ -7,7 +7,7 @@ use crate::precision::Precision;
 /// Colours that there are.
 const COLOURS: usize = 8;
 
-/// A device in a precision: what has a colour.
+/// A device in a precision: it has one colour.
 #[derive(Clone, PartialEq)]
 pub(super) struct Subject {
     pub(super) device: String,
@@ -23,7 +23,7 @@ impl Subject {
     }
 }
 
-/// What is drawn, and who has which colour.
+/// The record to draw, and the subjects with their colours.
 pub(super) struct Charts<'a> {
     record: &'a Record,
     pub(super) subjects: Vec<Subject>,
@@ -50,7 +50,7 @@ impl<'a> Charts<'a> {
         self.colour(&Subject::of(measurement))
     }
 
-    /// How much of the limit each workload of a suite reached; empty if it has no floors.
+    /// The share of peak of each workload of a suite; empty if it has no roofline bounds.
     pub(super) fn bars(&self, suite: Suite) -> String {
         // Widths of the columns, height of a bar and what is left free after those of a workload.
         const NAMES: f64 = 430.0;
@@ -66,7 +66,7 @@ impl<'a> Charts<'a> {
             return String::new();
         }
         let height = 30.0 + results.len() as f64 * BAR + names.len() as f64 * GAP;
-        let shows = format!("Share of the limit that workloads of the suite {suite} reached");
+        let shows = format!("Share of peak of the workloads of the suite {suite}");
         let mut svg = Svg::new([NAMES + BARS + END, height], &shows);
         // To the limit and a half; what is beyond ends there.
         let x = |share: f64| NAMES + BARS * share.min(1.5) / 1.5;
@@ -93,7 +93,7 @@ impl<'a> Charts<'a> {
         svg.finish()
     }
 
-    /// Operations a second over operations a byte, under the roofs of a device (Williams, Waterman and Patterson, 2009).
+    /// FLOP/s over FLOP/byte, under the roofline of a device (Williams, Waterman and Patterson, 2009).
     pub(super) fn roofline(&self, device: &str) -> String {
         let Some(peak_rates) = self.record.device(device).map(|d| d.peak_rates) else {
             return String::new();
@@ -113,7 +113,7 @@ impl<'a> Charts<'a> {
             .min(high * peak_rates.bytes_per_second);
         let rates = results.iter().filter_map(|m| m.flops_per_second());
         let y = LogAxis::around(rates.chain([highest, roof(low, f64::INFINITY)]), [350.0, 30.0]);
-        svg.axes(&x, &y, ["operations a byte", "operations a second"]);
+        svg.axes(&x, &y, ["FLOP/byte", "FLOP/s"]);
         for subject in self.subjects.iter().filter(|s| s.device == device) {
             let rate = peak_rates.product_rate(subject.precision);
             let ridge = (rate / peak_rates.bytes_per_second).clamp(low, high);
@@ -148,11 +148,11 @@ impl<'a> Charts<'a> {
         let Some(largest) = results.iter().max_by(|a, b| sized(a).total_cmp(&sized(b))) else {
             return String::new();
         };
-        // What the largest is bound by is what the series is about.
+        // The bound of the largest decides the unit of the series.
         type Value = fn(&Measurement) -> f64;
         let (unit, value): (&str, Value) = match (largest.roofline.map(|f| f.bound), largest.cost.bytes) {
-            (Some(Bound::Arithmetic), _) => ("operations a second", |m| m.flops_per_second().unwrap_or(0.0)),
-            (Some(Bound::Memory), _) | (None, 1..) => ("bytes a second", |m| m.bytes_per_second().unwrap_or(0.0)),
+            (Some(Bound::Arithmetic), _) => ("FLOP/s", |m| m.flops_per_second().unwrap_or(0.0)),
+            (Some(Bound::Memory), _) | (None, 1..) => ("B/s", |m| m.bytes_per_second().unwrap_or(0.0)),
             _ => ("seconds", |m| m.seconds.median),
         };
         let mut svg = Svg::new([520.0, 320.0], &format!("{name}: {unit} by size"));
@@ -193,7 +193,7 @@ impl<'a> Charts<'a> {
     }
 }
 
-/// A result in a sentence, which is shown where somebody points.
+/// The tooltip of a result.
 fn described(m: &Measurement) -> String {
     let mut parts = vec![
         format!("{}, {} in {}", m.workload, m.device, m.precision),
@@ -203,7 +203,7 @@ fn described(m: &Measurement) -> String {
     parts.extend(m.bytes_per_second().map(|rate| format!("{}B/s", metric(rate))));
     parts.extend(
         m.roofline
-            .map(|roofline| format!("roofline {}s, by {}", metric(roofline.seconds), roofline.bound)),
+            .map(|roofline| format!("roofline bound {}s ({})", metric(roofline.seconds), roofline.bound)),
     );
     parts.join("; ")
 }

@@ -1,4 +1,4 @@
-//! A record as a page to look at: one file without scripts and without references to others.
+//! A record as an HTML page: one file without scripts and without references to others.
 
 mod charts;
 mod svg;
@@ -10,18 +10,17 @@ use crate::report::escaped;
 use charts::Charts;
 
 impl Record {
-    /// The record as HTML: shares of the limits, rooflines, series by size, all numbers, and the devices; with a comparison,
-    /// what changed.
+    /// The record as HTML: shares of peak, rooflines, series by size, all numbers, and the devices; with a comparison, also the
+    /// changes.
     pub fn html(&self, comparison: Option<&RecordComparison>) -> String {
         let charts = Charts::new(self);
         let mut page = Page::default();
         page.key(&charts);
         page.section(
             "shares",
-            "Of the limit",
-            "A bar is roofline / time: how much of what the device can do was reached. The roofline is the longer of operations \
-             over the product rate and bytes over the copy rate, and the launches. Data that stay in a cache go beyond the \
-             limit, which is that of memory.",
+            "Share of peak",
+            "A bar is roofline bound / time. The bound is the larger of FLOPs / matmul rate and bytes / copy rate, plus launch \
+             cost. Data in a cache can exceed 100 %.",
         );
         for suite in Suite::ALL {
             let bars = charts.bars(suite);
@@ -32,20 +31,20 @@ impl Record {
         page.section(
             "roofline",
             "Rooflines",
-            "Each dot is a workload; the lines are the measured copy and product rates, in each precision.",
+            "Each dot is a workload; the lines are the measured copy and matmul rates.",
         );
         let rooflines = self
             .devices
             .iter()
             .map(|d| (format!("{}: {}", d.selector, d.name), charts.roofline(&d.selector)));
         page.figures(rooflines);
-        page.section("scaling", "By size", "Dashed lines are the floors.");
+        page.section("scaling", "By size", "Dashed lines are roofline bounds.");
         let series = charts.series();
         page.figures(series.iter().map(|name| ((*name).to_owned(), charts.scaling(name))));
         page.section(
             "numbers",
             "All numbers",
-            "Medians; ± is half of what lies between the lowest and the highest tenth.",
+            "Medians; ± is half of the range from the 10th to the 90th percentile.",
         );
         page.results(self, comparison);
         page.section("environment", "Devices", "");
@@ -117,16 +116,16 @@ impl Page {
             "precision",
             "time",
             "±",
-            "if waited for",
-            "off",
+            "synchronized",
+            "max rel. error",
             "FLOP/s",
             "B/s",
-            "roofline",
-            "of the limit",
-            "by",
+            "roofline bound",
+            "share of peak",
+            "bound",
         ];
         if comparison.is_some() {
-            head.push("of the time before");
+            head.push("time / time before");
         }
         self.push(format_args!("<table>"));
         self.row("th", &head.into_iter().map(str::to_owned).collect::<Vec<_>>());
@@ -150,7 +149,7 @@ impl Page {
         }
         self.push(format_args!("</table>"));
         if !record.skipped.is_empty() {
-            self.push(format_args!("<h3>Left out</h3>\n<table>"));
+            self.push(format_args!("<h3>Skipped</h3>\n<table>"));
             for l in &record.skipped {
                 let texts = [
                     l.suite.to_string(),
@@ -181,9 +180,9 @@ impl Page {
             let replaced = c
                 .replaced
                 .iter()
-                .map(|[then, now]| format!(" It was {then} and is {now}."));
+                .map(|[then, now]| format!(" The device was {then} and is {now}."));
             let text = format!(
-                "{}: copies are {:.2} of what they were, products {:.2}, the time of a launch {:.2}.{}",
+                "{}, now / before: copy rate {:.2}, matmul rate {:.2}, launch cost {:.2}.{}",
                 c.device,
                 c.copies,
                 c.products,
@@ -195,7 +194,7 @@ impl Page {
     }
 }
 
-/// What the table says of a result.
+/// The cells of a result.
 fn cells(m: &Measurement) -> Vec<String> {
     let seconds = |value: f64| format!("{}s", metric(value));
     let or_none = |value: Option<String>| value.unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Workloads that read and write more than they compute.
+//! Memory-bound workloads.
 
 use crate::bench::{Sizes, Suite, Workload};
 use crate::{Adam, Graph, Mode, NodeId, Sgd, Update};
@@ -41,7 +41,7 @@ pub(super) fn pointwise(sizes: Sizes) -> Vec<Workload> {
             let up = g.input("up", &shape);
             g.swiglu(x, up)
         }),
-        // One kernel where neighbours are joined, five where they are not.
+        // One kernel with fusion, five without.
         streaming("relu(tanh(2 x + y)) y", shape, move |g, x| {
             let y = g.input("y", &shape);
             let two = g.add(x, x);

@@ -1,8 +1,8 @@
 //! The workloads of each suite.
 
+mod contraction;
 mod kernels;
 mod models;
-mod products;
 mod sessions;
 
 use super::{Sizes, Suite, Workload};
@@ -16,9 +16,9 @@ pub fn adamw() -> Adam {
 /// The workloads of a suite, for devices of a class. Names of workloads of one size are the same in every class that has it.
 pub fn workloads(suite: Suite, sizes: Sizes) -> Vec<Workload> {
     match suite {
-        Suite::Matmul => products::matmul(sizes),
-        Suite::Attention => products::attention(sizes),
-        Suite::Conv => products::conv(sizes),
+        Suite::Matmul => contraction::matmul(sizes),
+        Suite::Attention => contraction::attention(sizes),
+        Suite::Conv => contraction::conv(sizes),
         Suite::Pointwise => kernels::pointwise(sizes),
         Suite::Norm => kernels::norm(sizes),
         Suite::Optimizer => kernels::optimizer(sizes),

@@ -1,4 +1,4 @@
-//! What sessions cost beside their kernels.
+//! Overhead of sessions: building, opening, replay and transfers.
 
 use super::adamw;
 use crate::bench::{Sizes, Suite, Task, Workload};
@@ -34,14 +34,14 @@ pub(super) fn session(sizes: Sizes) -> Vec<Workload> {
     }
     let lengths: &[usize] = sizes.pick(&[1, 10, 100], &[1, 10, 100, 1000], &[1, 10, 100, 1000]);
     workloads.extend(lengths.iter().map(|&calls| {
-        // Nothing but overhead: each waits for the one before, and products of products are not joined. This one swaps
+        // Nothing but overhead: each depends on the one before, and matmuls of matmuls are not fused. This one swaps
         // columns, so that numbers stay as large as they are.
-        Workload::inference(Suite::Session, format!("a step of {calls} products of 2x2"), move |g| {
+        Workload::inference(Suite::Session, format!("a step of {calls} matmuls of 2x2"), move |g| {
             let x = g.input("x", &[2, 2]);
             let swap = g.constant(vec![0.0, 1.0, 1.0, 0.0], &[2, 2]);
             (0..calls).fold(x, |x, _| g.matmul(x, swap))
         })
-        .in_series("replay", "calls that wait for each other", calls)
+        .in_series("replay", "dependent calls", calls)
     }));
     let lengths: &[u32] = sizes.pick(&[12, 18], &[12, 18, 22], &[12, 18, 22, 24]);
     for &log in lengths {

@@ -16,7 +16,7 @@ use commands::{bench, chat, conformance, devices, diff, doctor, explain, generat
 #[derive(Debug, Parser)]
 #[command(name = "meganeura", version, about, after_help = AFTER_HELP)]
 struct Cli {
-    /// Show what is going on (device choice, timings); twice for more. MEGANEURA_LOG sets it in detail.
+    /// Log more (device choice, timings); give it twice for debug messages. MEGANEURA_LOG sets levels by module.
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     verbose: u8,
 
@@ -25,8 +25,9 @@ struct Cli {
 }
 
 const AFTER_HELP: &str = "\
-Devices: --device beats MEGANEURA_DEVICE_ID, which beats `device = ...` in meganeura.toml \
-(MEGANEURA_CONFIG names another file). MEGANEURA_PLUGINS loads backends from shared objects, and plugins without native code from folders, by absolute paths. A selector is auto, cpu, BACKEND, BACKEND:INDEX, \
+Devices: --device overrides MEGANEURA_DEVICE_ID, which overrides `device = ...` in meganeura.toml \
+(MEGANEURA_CONFIG names another file). MEGANEURA_PLUGINS is a list of absolute paths: shared objects with backends, and \
+folders of plugins without native code. A selector is auto, cpu, BACKEND, BACKEND:INDEX, \
 BACKEND:name=PART or BACKEND:id=NUMBER; `meganeura devices` lists them.
 
 MEGANEURA_TRACE=FILE writes a trace of the command, which https://ui.perfetto.dev shows.
@@ -43,17 +44,17 @@ enum Command {
     Chat(Box<chat::Args>),
     /// List the devices and the strings that select them.
     Devices(devices::Args),
-    /// Look at drivers and devices, test and measure each of them, and say what would be used.
+    /// List drivers and devices, test and measure each device, and show which one would be used.
     Doctor(doctor::Args),
     /// List backends, operators and rule sets, and where they come from; `plugins verify` checks rules.
     Plugins(plugins::Args),
     /// Look up operators: formula, shapes, element types, gradient, source.
     Ops(ops::Args),
-    /// Show how a model is rewritten for a device: which rules fire, where, and what each saves.
+    /// Show how a model is rewritten for a device: which rules fire, where, and how much time each saves.
     Explain(explain::Args),
-    /// Measure how long steps of models and matrix products take on a device.
+    /// Measure steps of models and matmuls on a device.
     Bench(bench::Args),
-    /// Measure which kernels for products, reductions and attention are the fastest on a device, and use them from then on.
+    /// Measure schedules of matmuls, reductions and attention on a device, and use the fastest from then on.
     Tune(tune::Args),
     /// Check a device against the reference implementation of every operator.
     Conformance(conformance::Args),
@@ -70,7 +71,7 @@ impl Command {
 fn main() -> ExitCode {
     let cli = Cli::parse();
     start_logging(cli.verbose);
-    // Plugins are tried by this program in another process, which is the one that tries them now if it was asked to.
+    // This program tries plugins in a child process; `plugins check` is that process.
     if let (false, Ok(program)) = (cli.command.checks_a_plugin(), std::env::current_exe()) {
         meganeura::plugins::try_plugins_with(program);
     }

@@ -30,7 +30,7 @@ class KernelCard {
 
   show(number) {
     const bar = this.bars.get(number);
-    const none = '<div class="hint">The device runs it without a kernel that has a text.</div>';
+    const none = '<div class="hint">The device has no kernel source code for it.</div>';
     byId("kernel").innerHTML = describeDispatch(bar) + (describeKernels(bar, this.texts) || none);
   }
 }

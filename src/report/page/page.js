@@ -43,7 +43,7 @@ views.forEach((view, side) => {
       const same = other.nodes.filter((n) => (node.name ? n.name === node.name : n.place && n.place === node.place));
       other.hits = new Set(same.map((n) => n.id));
       if (same.length) other.show(same[0]);
-      const count = `${same.length || "no"} node${same.length === 1 ? "" : "s"} of its name or place on the other side`;
+      const count = `${same.length || "no"} node${same.length === 1 ? "" : "s"} of its name or source line in the other graph`;
       byId("selected").innerHTML = describe(node) + `<div class="hint">${count}</div>`;
     } else {
       byId("selected").textContent = "No node is selected.";
@@ -90,8 +90,8 @@ else for (const id of ["kernel", "kernel-hint"]) byId(id).remove();
 
 if (data.timings) {
   const total = data.timings.reduce((sum, r) => sum + r.us, 0) || 1;
-  byId("measured").innerHTML = '<h2>Measured passes</h2><table id="passes"></table>';
-  table("passes", [["total", true], ["share", true], ["runs", true], ["mean", true], ["pass", false]],
+  byId("measured").innerHTML = '<h2>Measured dispatches</h2><table id="passes"></table>';
+  table("passes", [["total", true], ["share", true], ["runs", true], ["mean", true], ["dispatch", false]],
     data.timings.map((r) => [time(r.us * 1e6), `${(100 * r.us / total).toFixed(1)} %${share(r.us / total)}`, r.count,
       time(r.us * 1e6 / r.count), escapeHtml(r.label)]));
 }
@@ -115,7 +115,7 @@ table("facts", [["", false], ["", false]], data.environment.map(([k, v]) => [esc
 if (data.memory) {
   new MemoryMap(byId("map"), data.memory);
   const { peak, bound, unplanned } = data.memory;
-  byId("memory-facts").textContent = `${bytes(peak)} planned; ${bytes(unplanned)} if nothing shared memory; no plan needs less than ${bytes(bound)}.`;
+  byId("memory-facts").textContent = `${bytes(peak)} planned; ${bytes(unplanned)} without sharing; minimum ${bytes(bound)}.`;
 } else for (const id of ["memory", "memory-link"]) byId(id).remove();
 
 if (data.tensors.length) new TensorTable(data.tensors);

@@ -1,4 +1,4 @@
-// The plan on canvases: levels over time, and who lives where in memory.
+// The plan on canvases: levels over time, and the memory map.
 
 const KINDS = new Map();
 /** A colour for a kernel: the same for the same one. */

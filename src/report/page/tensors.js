@@ -36,7 +36,7 @@ class TensorTable {
     const kind = byId("tensor-kind").value, wanted = byId("tensor-search").value.trim().toLowerCase();
     const own = this.tensors.filter((t) => (kind === "all" || t.kind === kind) && t.name.toLowerCase().includes(wanted));
     byId("tensor-count").textContent = own.length > this.most ? `${this.most} of ${own.length} are shown` : `${own.length} tensors`;
-    table("tensor-rows", [["kind", false], ["name", false], ["from least to most", false], ["least", true], ["most", true],
+    table("tensor-rows", [["kind", false], ["name", false], ["histogram", false], ["min", true], ["max", true],
       ["mean", true], ["deviation", true], ["zeros", true], ["NaN", true], ["infinite", true]],
       own.slice(0, this.most).map((t) => {
         const f = t.finite, count = (n) => (n ? `<b class="bad">${n}</b>` : "");

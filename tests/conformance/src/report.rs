@@ -171,10 +171,10 @@ impl Report {
         let summary = json!({
             "device": self.device,
             "precision": self.precision.to_string(),
-            "on_matrix_units": self.on_matrix_units,
+            "on_tensor_cores": self.on_matrix_units,
             "passed": self.passed(),
             "failed": self.failed(),
-            "skipped": self.skipped,
+            "filtered_out": self.skipped,
             "seconds": self.elapsed.as_secs_f64(),
         });
         text += &summary.to_string();
@@ -259,12 +259,12 @@ impl fmt::Display for Report {
         if self.lacks_units() {
             writeln!(
                 f,
-                "\nFAILED: nothing used cooperative matrices, so mixed precision was not tested"
+                "\nFAILED: no dispatch used tensor cores, so mixed precision was not tested"
             )?;
         }
         writeln!(
             f,
-            "\n{passed} passed, {failed} failed, {} skipped in {:.1} s; {} dispatches on cooperative matrices",
+            "\n{passed} passed, {failed} failed, {} filtered out in {:.1} s; {} dispatches on tensor cores",
             self.skipped,
             self.elapsed.as_secs_f64(),
             self.on_matrix_units

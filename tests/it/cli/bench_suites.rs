@@ -88,7 +88,7 @@ fn every_result_has_its_time_and_its_floor() {
     assert!((roofline / expected - 1.0).abs() < 1e-9, "{roofline}, {expected}");
     let chain = results
         .iter()
-        .find(|r| r["workload"] == "a step of 100 products of 2x2")
+        .find(|r| r["workload"] == "a step of 100 matmuls of 2x2")
         .expect("a chain");
     assert_eq!(chain["cost"]["launches"], 100, "{chain}");
     // People are told the same, where it is not in the way of the record.
@@ -138,7 +138,7 @@ fn a_record_is_compared_with_an_earlier_one() {
     let shown = page.to_string_lossy();
     let more = ["--only", "relu of", "--compare", &file, "--html", &shown];
     let (_, told) = measured("pointwise", &more);
-    for part in ["SLOWER", "0 faster and 1 slower", "2 in this one"] {
+    for part in ["SLOWER", "0 faster, 1 slower", "2 only in this one"] {
         assert!(told.contains(part), "{part} in {told}");
     }
     let page = std::fs::read_to_string(&page).expect("a page");
@@ -183,7 +183,7 @@ fn what_cannot_be_measured_or_compared_is_said() {
         (vec!["mlp", "--html", "x.html"], "--suite"),
         (vec!["--compare", "x.json", "mlp"], "--suite"),
         (vec!["--suite", "matmul", "--samples", "0"], "without a sample"),
-        (vec![], "WORK"),
+        (vec![], "WORKLOAD"),
     ] {
         let err = failure(&args);
         assert!(err.contains(expected), "{args:?}: {err}");

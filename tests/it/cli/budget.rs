@@ -30,7 +30,7 @@ fn budgets_of_memory_are_kept_and_explained() {
     let (output, out, err) = run(&mut meganeura(&args));
     assert!(output.status.success(), "{err}");
     assert!(
-        out.contains("Recomputation: ") && out.contains("dispatches run again, an estimated"),
+        out.contains("Recomputation: ") && out.contains("dispatches are recomputed, an estimated"),
         "{out}"
     );
     for (budget, expected) in [

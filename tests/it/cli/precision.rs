@@ -37,7 +37,7 @@ fn conformance_in_mixed_precision_needs_matrix_units() {
     let (output, out, _) = run(&mut meganeura(&[&args[..], &["mixed"]].concat()));
     assert!(!output.status.success(), "{out}");
     assert!(
-        out.contains("nothing used cooperative matrices") && out.contains(" 0 failed"),
+        out.contains("no dispatch used tensor cores") && out.contains(" 0 failed"),
         "{out}"
     );
 }

@@ -76,7 +76,7 @@ fn plans_are_explained_from_files() {
     let (_, out, _) = run(&mut meganeura(&["explain", "mlp", "--device", "cpu", "--cache", path]));
     for part in [
         "Plan: ",
-        "Read from its file in",
+        "Loaded from its file in",
         "Memory: ",
         "without sharing",
         "at the same time",

@@ -17,7 +17,7 @@ const TURN: f64 = 0.005;
 /// Most times that a variant is run in a turn.
 const MAX_TIMES: u32 = 512;
 
-/// What is done in several variants.
+/// A computation with several variants.
 pub(super) trait Subject {
     /// A variant, ready to be run.
     type Ready;
@@ -75,10 +75,7 @@ pub(super) struct Decision {
 /// The default variant fails, or the device does.
 pub(super) fn comparison<S: Subject>(subject: &S) -> Result<Decision> {
     let [usual_name, others @ ..] = subject.variants() else {
-        return Err(meganeura_core::Error::misuse(
-            "there is no variant to do it",
-            "report this",
-        ));
+        return Err(meganeura_core::Error::misuse("it cannot be computed", "report this"));
     };
     let mut usual = subject.prepare(usual_name)?;
     subject.warm_up(&mut usual)?;

@@ -1,4 +1,4 @@
-//! Choosing variants to compute calls by measuring them.
+//! Choosing variants of calls by measuring them.
 //!
 //! Commonly limits in the program choose (`kernels/variants.rs`). [`Tune::tune`](meganeura_core::backend::Tune::tune) has all
 //! variants of the calls of some plans take turns on the device at hand ([`comparison`]), after each was compared with the usual

@@ -104,7 +104,7 @@ impl Stored {
     pub(super) fn read(path: &Path, key: &Key) -> std::result::Result<Option<Self>, String> {
         let unusable = |why: &str| {
             format!(
-                "{} {why}; the usual kernels are used; `meganeura tune` measures anew, `meganeura tune --forget` deletes the file",
+                "{} {why}; the default schedules are used; `meganeura tune` measures again, `meganeura tune --forget` deletes the file",
                 path.display()
             )
         };

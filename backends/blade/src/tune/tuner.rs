@@ -135,7 +135,7 @@ impl BladeDevice {
                     "the device failed while variants of {} were measured: {error}",
                     found.class
                 ),
-                "what was found before is kept; look at the driver, and tune other works",
+                "earlier results are kept; check the driver, and tune other workloads",
             )),
             Err(error) => Ok(skipped(found, &error.to_string())),
         }

@@ -101,7 +101,7 @@ fn first_difference(
     trial.difference(&mut usual, &mut other)
 }
 
-/// How the second of two variants to compute a call differs from the first.
+/// How the second of two variants of a call differs from the first.
 pub(super) type Difference<'a> = dyn Fn(&Dispatch, &Class, &[String; 2]) -> Result<Option<String>> + 'a;
 
 /// A class for which a stored variant is used, and the default variant with it.

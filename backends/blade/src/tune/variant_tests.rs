@@ -1,4 +1,4 @@
-//! Variants to compute reductions, extremes and attention: each gives what the default one does, and what was measured is used.
+//! Variants of reductions, extremes and attention: each gives what the default one does, and what was measured is used.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

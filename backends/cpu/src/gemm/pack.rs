@@ -36,8 +36,8 @@ pub(super) unsafe fn panels<V: Vector>(
     }
 }
 
-/// How many rows prefetch those who copy B ask for memory. Rows are too short, and too far
-/// apart, for the hardware to guess.
+/// How many rows ahead packing prefetches B. Rows are too short, and too far apart, for the
+/// hardware prefetcher.
 pub(super) const AHEAD: usize = 8;
 
 /// All panels of a B whose rows are contiguous. Row by row, for the sake of the

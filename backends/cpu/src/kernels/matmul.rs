@@ -46,7 +46,7 @@ pub(super) fn order(call: &Call, i: usize) -> Order {
     panels.map_or(Order::Plain, Order::Panels)
 }
 
-const NO_ADDEND: &str = "the CPU kernel adds rows as wide as the product's";
+const NO_ADDEND: &str = "the CPU kernel adds rows as wide as the matmul's";
 
 /// Distance between the rows of an addend, if they are as wide as the product's: 0 if all rows add the same.
 fn row_distance(d: &TensorType, product: &TensorType) -> Option<usize> {

@@ -1,5 +1,5 @@
 //! Rotary position embedding: with tables of all angles, or of those of one row at a time where positions are data; of
-//! keys in flight into a cache, too.
+//! keys while they are written to a cache, too.
 
 use meganeura_core::ops::{CacheDims, RopeDims};
 

@@ -195,7 +195,7 @@ fn what_cannot_be_joined_is_refused() {
     for reserved in ["forward_backward", "accumulate", "loss_scale", "update"] {
         let error = own.join(&other, reserved, None).expect_err("reserved").to_string();
         assert!(
-            error.contains(&format!("'{reserved}' is the name of a segment")),
+            error.contains(&format!("'{reserved}' is the name of a built-in segment")),
             "{error}"
         );
     }

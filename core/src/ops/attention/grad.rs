@@ -64,7 +64,7 @@ impl Operator for AttentionGrad {
         Doc {
             shapes: "q, k, v as for core.attention, lse, delta [batch..., num_heads, rows_q], dout as q -> dq, dk, dv as q, k, v",
             formula: "with p = e^(scale q k^T + mask - lse) and ds = p (dout v^T - delta): dq = scale ds k, dk = scale ds^T q, dv = p^T dout, where delta is the sum over a head of dout out, minus the gradient of lse; query heads that share a key-value head add up",
-            source: "derivative of softmax and product; recomputed from lse as in Dao et al., 2022",
+            source: "derivative of softmax and matmul; recomputed from lse as in Dao et al., 2022",
         }
     }
 

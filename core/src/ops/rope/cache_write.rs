@@ -1,4 +1,4 @@
-//! Rows turned in flight into a cache: what a step of decoding does with its keys.
+//! Rows rotated while they are written to a cache, as a decoding step does with its keys.
 
 use super::dynamic::{RopeDynamicOffset, attrs};
 use super::{RopeDims, RopeScaling};
@@ -18,7 +18,7 @@ impl Operator for RopeCacheWrite {
         Doc {
             shapes: "new rows [batch..., rows, heads * head_dim], cache [batch..., capacity, heads * head_dim], position (u32) [batch...], or [1] without batch -> as the cache",
             formula: "core.cache_write of core.rope_dynamic_offset(new rows, position), into the cache at the position",
-            source: "turned rows never reach memory but in the cache; takes the place of the two where a kernel makes that pay",
+            source: "rotated rows are written only to the cache; replaces the two calls where that is faster",
         }
     }
 

@@ -12,7 +12,7 @@ impl MemoryBudget {
         let share = |share: f64, whole: usize| match share > 0.0 && share <= 1.0 {
             true => Ok((share * whole as f64) as usize),
             false => Err(Error::misuse(
-                format!("a memory budget of {} % makes no sense", share * 100.0),
+                format!("a memory budget of {} % is out of range", share * 100.0),
                 "give a share above 0 %, and of at most 100 %",
             )),
         };

@@ -33,8 +33,8 @@ fn remedy(forecast: &MemoryForecast, beside: u64, available: u64) -> String {
     let available = available.saturating_sub(beside);
     let persistent = forecast.planned - forecast.transient;
     let parts = format!(
-        "parameters take {}, gradients {}, the optimizer {}, inputs and results {}, what a step computes on the way {}, \
-         scratch and copies {}",
+        "parameters take {}, gradients {}, the optimizer {}, inputs and results {}, activations {}, \
+         workspace {}",
         mb(forecast.parameters),
         mb(forecast.gradients),
         mb(forecast.optimizer),
@@ -44,11 +44,11 @@ fn remedy(forecast: &MemoryForecast, beside: u64, available: u64) -> String {
     );
     let room = available.saturating_sub(persistent as u64);
     let advice = if room > 0 && forecast.transient > 0 {
-        // What is computed on the way grows with the rows of a batch; the estimate leaves the rest as it is.
+        // Activations grow with the rows of a batch; the estimate leaves the rest as it is.
         let percent = (100.0 * room as f64 / forecast.transient as f64).floor();
         format!(
-            "a batch of {percent:.0} % of this one's rows would fit, or a memory budget for which parts of the step run \
-             twice may"
+            "a batch of {percent:.0} % of this one's rows would fit, or a memory budget, with which activations are \
+             recomputed, may"
         )
     } else if forecast.optimizer > 0 && available >= (persistent - forecast.optimizer) as u64 {
         "no batch is small enough; an optimizer without moments (`Sgd` without momentum) and a smaller batch may be"
@@ -86,6 +86,6 @@ mod tests {
     fn memory_beside_the_buffers_counts() {
         let text = remedy(&forecast(), 60_000_000, 760_000_000);
         assert!(text.starts_with("a batch of 50 % of this one"), "{text}");
-        assert!(text.ends_with("scratch and copies 60.0 MB"), "{text}");
+        assert!(text.ends_with("workspace 60.0 MB"), "{text}");
     }
 }

@@ -97,7 +97,7 @@ impl Outcome {
             Outcome::Sound { .. } => "sound",
             Outcome::Wrong { .. } => "wrong",
             Outcome::IllTyped { .. } => "ill-typed",
-            Outcome::NoWitness => "no-witness",
+            Outcome::NoWitness => "untested",
             Outcome::Failed { .. } => "failed",
         }
     }
@@ -125,7 +125,7 @@ impl fmt::Display for RuleVerdict {
             Outcome::IllTyped { case, message } => (case, message),
             Outcome::Failed { message } => return write!(f, "  {message}"),
             Outcome::Sound { .. } | Outcome::NoWitness => {
-                return write!(f, "  no graph was found on which it matches");
+                return write!(f, "  no matching graph found");
             }
         };
         for (title, text) in [("before", &case.before), ("after", &case.after)] {

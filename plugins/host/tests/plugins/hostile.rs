@@ -173,8 +173,8 @@ fn wrong_steps_are_errors_of_the_session() {
             let first = step(&mut s);
             if [22, 23].contains(case) {
                 // Nothing more is done with it, and another session is unharmed.
-                let second = step(&mut s).expect_err("it is of no use any more").to_string();
-                assert_names(&second, &name, &["of no use any more", words[0]]);
+                let second = step(&mut s).expect_err("it cannot be used any more").to_string();
+                assert_names(&second, &name, &["cannot be used any more", words[0]]);
                 assert!(session(&device).is_ok());
             }
             first

@@ -65,7 +65,7 @@ fn step(backend: &Arc<dyn Backend>, place: &str) -> Result<Vec<f32>> {
     if ["run", "read", "bomb in run"].contains(&place) {
         let again = session.try_step().expect_err("it panicked").to_string();
         assert!(
-            again.contains("of no use any more") && again.contains("panicking"),
+            again.contains("cannot be used any more") && again.contains("panicking"),
             "{again}"
         );
     }

@@ -16,7 +16,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
 
-    /// What the model is told to be.
+    /// System prompt.
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
 }
@@ -48,7 +48,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         messages.push(Message::new("user", said));
         let mut prompt = tokenizer.encode_plain(&template.render(&messages)?)?;
         while !args.model.fits(prompt.len(), generator.capacity()) && forget(&mut messages) {
-            notice("(the oldest turn does not fit into the model's memory any more and is forgotten)")?;
+            notice("(the oldest turn no longer fits into the context and is left out)")?;
             prompt = tokenizer.encode_plain(&template.render(&messages)?)?;
         }
         let answer = answer(args, &mut generator, &tokenizer, &prompt, turn)?;
@@ -57,7 +57,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     }
 }
 
-/// Leaves out the oldest turn but what the model is told to be; says whether there was one beside the last.
+/// Removes the oldest turn, but not the system prompt; returns whether there was a turn before the last.
 fn forget(messages: &mut Vec<Message>) -> bool {
     let first = usize::from(messages.first().is_some_and(|m| m.role == "system"));
     // What was said, and what was answered.

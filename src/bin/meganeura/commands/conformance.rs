@@ -28,17 +28,17 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..))]
     seeds: u64,
 
-    /// Precision of all plans. In mixed precision a run fails if nothing used cooperative matrices; small products do with
-    /// `coop_min_workgroups = 0` in the section `[backend.blade]` of the configuration file.
+    /// Precision of all plans. In mixed precision a run fails if no dispatch used cooperative matrices (tensor cores); small
+    /// matmuls use them with `coop_min_workgroups = 0` in the section `[backend.blade]` of the configuration file.
     #[arg(long, value_enum, default_value_t = Choice::F32)]
     precision: Choice,
 
-    /// A list of cases that the device is known to fail, with reasons: a TOML file with entries [[expected]] of `cases`,
-    /// in which * stands for any text, and `reason`. One that passes is a failure.
+    /// TOML file of expected failures: entries [[expected]] with `cases`, in which * stands for any text, and `reason`. An
+    /// expected failure that passes is a failure.
     #[arg(long, value_name = "FILE")]
     expected: Option<PathBuf>,
 
-    /// Write a page to publish.
+    /// Write an HTML page with all results.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 
@@ -48,7 +48,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {
-    // What the device lacks is to show, not to be done elsewhere.
+    // Missing kernels must show: no fallback.
     let config = Config {
         fallback: None,
         ..Config::load()?

@@ -24,12 +24,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SEL", required = true, num_args = 1)]
     device: Vec<String>,
 
-    /// Largest difference that is accepted, as a part of the largest magnitude in a result. Sums of many terms are
-    /// granted more.
-    #[arg(long, value_name = "PART", default_value_t = ReplayOptions::default().tolerance)]
+    /// Accepted difference, relative to the largest magnitude in a result. It is larger for sums of many terms.
+    #[arg(long, value_name = "X", default_value_t = ReplayOptions::default().tolerance)]
     tolerance: f64,
 
-    /// Where random inputs and parameters begin.
+    /// Seed of random inputs and parameters.
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
 
@@ -47,10 +46,10 @@ pub(crate) fn run(args: &Args) -> Outcome {
         .into());
     };
     if !(args.tolerance.is_finite() && args.tolerance > 0.0) {
-        return Err(format!("--tolerance is {}, but it is a number above 0", args.tolerance).into());
+        return Err(format!("--tolerance is {}, but it must be a number above 0", args.tolerance).into());
     }
     let plan = read_plan(&args.plan)?;
-    // What the device lacks is to show, not to be done elsewhere.
+    // Missing kernels must show: no fallback.
     let config = Config {
         fallback: None,
         ..Config::load()?

@@ -30,8 +30,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SEL", conflicts_with = "simulated_gpu")]
     device: Option<String>,
 
-    /// Rewrite for the rates of a discrete GPU (5 us a launch, 500 GB/s, 20 TFLOP/s, a kernel for everything)
-    /// instead of a device that is here.
+    /// Rewrite for a simulated discrete GPU (5 us per launch, 500 GB/s, 20 TFLOP/s, a kernel for every operator) instead of
+    /// a device of this machine.
     #[arg(long)]
     simulated_gpu: bool,
 
@@ -39,8 +39,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N")]
     seq: Option<usize>,
 
-    /// Memory that the plan may take, such as 4GB, 50% of what it takes otherwise, 50%:step of what only a step needs,
-    /// or 80%:device; parts of the step run twice to keep to it.
+    /// Memory limit of the plan: 4GB, 50% of the plan's memory, 50%:step of activation memory, or 80%:device; activations
+    /// are recomputed (gradient checkpointing) to stay within it.
     #[arg(long, value_name = "BUDGET")]
     memory_budget: Option<MemoryBudget>,
 
@@ -48,7 +48,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SET")]
     disable: Vec<String>,
 
-    /// File for the plan: it is saved there if it is not there yet, and the time of reading it is measured.
+    /// File for the plan: the plan is saved there if the file does not hold it yet, and the time to load it is measured.
     #[arg(long, value_name = "FILE")]
     cache: Option<PathBuf>,
 
@@ -60,16 +60,16 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with = "json")]
     program: bool,
 
-    /// Print the rewritten graph in the language of Graphviz, and nothing else.
+    /// Print the rewritten graph in the DOT language of Graphviz, and nothing else.
     #[arg(long, conflicts_with_all = ["json", "program"])]
     dot: bool,
 
-    /// Write a page that shows graphs, plan and costs, to be opened in a browser.
+    /// Write an HTML page that shows graphs, plan and costs.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 
-    /// With --html: run so many steps on the device, with random data, and show the measured times and what is in
-    /// parameters, gradients and activations.
+    /// With --html: run this number of steps on the device, with random data, and show the measured times and statistics
+    /// of parameters, gradients and activations.
     #[arg(long, value_name = "N", requires = "html", conflicts_with = "simulated_gpu")]
     profile: Option<usize>,
 
@@ -152,7 +152,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Fusions by rule: how often, what they save, and where the first ones are.
+/// Fusions by rule: how often, how much time they save, and the first nodes.
 fn places(report: &OptimizeReport) -> std::io::Result<()> {
     let mut rules: Vec<(&str, Vec<&Fusion>)> = Vec::new();
     for fusion in &report.fusions {
@@ -224,7 +224,7 @@ fn object(model: &str, mode: Mode, rows: usize, device: &str, report: &OptimizeR
         "peak_bytes_planned": forecast.planned,
         "peak_bytes_unplanned": forecast.unplanned,
         "peak_bytes_lower_bound": forecast.lower_bound,
-        "bytes_beside": planned.beside,
+        "workspace_bytes": planned.beside,
         "recomputation": planned.plan.recomputation.as_ref().map(|r| json!({
             "budget_bytes": r.budget,
             "peak_bytes_without": r.peak_without,

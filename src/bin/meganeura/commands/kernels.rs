@@ -14,7 +14,7 @@ use crate::output::line;
 /// Options of `explain` about kernels.
 #[derive(Debug, clap::Args)]
 pub(super) struct KernelArgs {
-    /// Print the source texts of the kernels that the device runs, and nothing else; equal texts are printed once, with
+    /// Print the source code of the kernels that the device runs, and nothing else; equal sources are printed once, with
     /// the numbers of the dispatches that share them.
     #[arg(long, conflicts_with_all = ["simulated_gpu", "program", "dot"])]
     pub(super) kernels: bool,
@@ -37,8 +37,8 @@ impl KernelArgs {
         let sources = device.kernel_sources(plan)?;
         if sources.is_empty() {
             return Err(format!(
-                "the kernels of {name} are not generated from text, so that there is none to print; those of GPUs are: \
-                 try --device blade, and see `meganeura devices`"
+                "the kernels of {name} have no generated source code to print; those of GPUs have: try --device blade, and \
+                 see `meganeura devices`"
             )
             .into());
         }

@@ -1,4 +1,4 @@
-//! What commands of language models share.
+//! Options and helpers shared by the commands of language models.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -8,11 +8,11 @@ use meganeura::llm::{Generator, GeneratorOptions, Sampling, Speed, WeightStorage
 
 use crate::output::text;
 
-/// Options of a model and of how it goes on.
+/// Options of a model and of sampling.
 #[derive(Debug, clap::Args)]
 pub(super) struct ModelArgs {
     /// Folder of a checkpoint in Hugging Face's layout (config.json, safetensors files and tokenizer.json), or a GGUF file.
-    /// With the feature `hub` also a name there, such as HuggingFaceTB/SmolLM2-135M, which is downloaded.
+    /// With the feature `hub` also a name on the Hugging Face hub, such as HuggingFaceTB/SmolLM2-135M, which is downloaded.
     #[arg(long, value_name = "DIR|FILE.gguf")]
     model: PathBuf,
 
@@ -20,27 +20,27 @@ pub(super) struct ModelArgs {
     #[arg(long, value_name = "DIR")]
     lora: Option<PathBuf>,
 
-    /// Most tokens to generate [default: 128, or as many as the model's context has room for]
+    /// Maximum number of tokens to generate [default: 128, or as many as the model's context has room for]
     #[arg(long, value_name = "N")]
     max_tokens: Option<usize>,
 
-    /// 0 takes the most likely token; higher ones make unlikely ones likelier.
+    /// Sampling temperature; with 0, decoding is greedy.
     #[arg(long, value_name = "T", default_value_t = 0.0)]
     temperature: f32,
 
-    /// Only so many of the most likely tokens.
+    /// Sample from this number of the most likely tokens.
     #[arg(long, value_name = "N")]
     top_k: Option<usize>,
 
-    /// Only the most likely tokens that have this probability together.
+    /// Sample from the most likely tokens whose total probability is P (nucleus sampling).
     #[arg(long, value_name = "P")]
     top_p: Option<f32>,
 
-    /// Only tokens that are at least this fraction as likely as the most likely one.
+    /// Sample from tokens whose probability is at least P times that of the most likely one.
     #[arg(long, value_name = "P")]
     min_p: Option<f32>,
 
-    /// Above 1 makes tokens that there are already less likely.
+    /// Repetition penalty: values above 1 make tokens that occurred already less likely.
     #[arg(long, value_name = "X", default_value_t = 1.0)]
     repetition_penalty: f32,
 
@@ -52,20 +52,20 @@ pub(super) struct ModelArgs {
     #[arg(long, value_name = "SEL")]
     device: Option<String>,
 
-    /// Rows of the key-value cache: a prompt and what follows it. What is needed, at least 512, by default.
+    /// Rows of the KV cache, for the prompt and the generated tokens [default: what is needed, at least 512]
     #[arg(long, value_name = "ROWS")]
     cache: Option<usize>,
 
-    /// Tokens of a piece in which prompts are read.
+    /// Tokens per prefill step; longer prompts are split.
     #[arg(long, value_name = "ROWS", default_value_t = 64)]
     prefill_rows: usize,
 
-    /// How weights are stored on the device: 32 or 16 bits, or 8 or 4 bits with a scale for 32 weights. As a GGUF file
-    /// stores most of them by default, else f32.
+    /// Storage type of the weights: f32, f16, or 8 or 4 bits with a scale per 32 weights [default: that of most weights of a
+    /// GGUF file, else f32]
     #[arg(long, value_name = "f32|f16|q8|q4", value_parser = storage)]
     weights: Option<WeightStorage>,
 
-    /// Make plans anew instead of keeping them in the user's cache folder.
+    /// Build plans each time instead of keeping them in the user's cache folder.
     #[arg(long)]
     no_plan_cache: bool,
 }

@@ -1,4 +1,4 @@
-//! The plan of an explained model: its size, its memory, and how long it takes to have it.
+//! The plan of an explained model: its size, its memory, and the time to build it.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -16,17 +16,17 @@ use meganeura::{ExecutionPlan, Graph, Mode, Result, cache};
 
 use crate::output::line;
 
-/// The plan of a model, and how long it took to have it.
+/// The plan of a model, and the time to build it.
 pub(super) struct Planned {
     pub(super) plan: ExecutionPlan,
     pub(super) build_ms: f64,
     pub(super) cached_load_ms: Option<f64>,
-    /// Bytes that the device takes beside the plan's buffers; not known of a simulated one.
+    /// Bytes of workspace that the device needs in addition to the plan's buffers; not known for a simulated device.
     pub(super) beside: Option<u64>,
 }
 
 impl Planned {
-    /// Makes the plan for a device, and keeps it in a file if there is one.
+    /// Builds the plan for a device, and saves it in a file if one is given.
     pub(super) fn on(
         device: &Arc<dyn Device>,
         graph: &Graph,
@@ -39,7 +39,7 @@ impl Planned {
         Ok(planned)
     }
 
-    /// The same for a model of a device, which has a kernel for everything.
+    /// The same for a simulated device, which has a kernel for every operator.
     pub(super) fn simulated(
         rates: &Simulated,
         graph: &Graph,
@@ -78,7 +78,7 @@ impl Planned {
         })
     }
 
-    /// Prints what runs twice: by kernel, the most frequent first.
+    /// Prints what is recomputed: by kernel, the most frequent first.
     fn show_repeated(&self, recomputation: &Recomputation) -> std::io::Result<()> {
         const SHOWN: usize = 8;
         line(format_args!("Recomputation: {recomputation}"))?;
@@ -107,22 +107,22 @@ impl Planned {
     pub(super) fn show(&self) -> std::io::Result<()> {
         let forecast = self.plan.memory_forecast();
         line(format_args!(
-            "\nPlan: {} dispatches in {} levels, made in {:.0} ms",
+            "\nPlan: {} dispatches in {} levels, built in {:.0} ms",
             self.plan.dispatches.len(),
             self.levels(),
             self.build_ms
         ))?;
         if let Some(ms) = self.cached_load_ms {
-            line(format_args!("Read from its file in {ms:.0} ms"))?;
+            line(format_args!("Loaded from its file in {ms:.0} ms"))?;
         }
         line(format_args!("Memory: {forecast}"))?;
         line(format_args!(
-            "  {:.1} MB are needed at the same time at the level that needs most",
+            "  minimum: {:.1} MB live at the peak level",
             forecast.lower_bound as f64 / 1e6
         ))?;
         if let Some(bytes) = self.beside {
             line(format_args!(
-                "  {:.1} MB are kept beside these: scratch of kernels, and copies that undo a step that fails",
+                "  workspace: {:.1} MB (scratch of kernels, copies for rolling back a failed step)",
                 bytes as f64 / 1e6
             ))?;
         }

@@ -29,17 +29,16 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
-    /// Check the rules of a rule set, or of all, on graphs that are found for them.
+    /// Check the rules of one rule set, or of all, on generated graphs.
     ///
-    /// For each rule graphs are searched on which its left-hand side matches. Both sides are computed by the
-    /// reference definitions of the operators and compared, for rules that take part before differentiation also
-    /// their gradients. A rule that differs, or for which no graph is found, is printed with the failing case, and the
-    /// command ends with code 1.
+    /// For each rule, graphs are searched that its left-hand side matches. Both sides are computed by the reference
+    /// definitions of the operators and compared; for rules that apply before differentiation also their gradients. A rule
+    /// whose sides differ, or for which no matching graph is found, is printed with the failing case, and the exit code is 1.
     Verify(VerifyArgs),
 
-    /// Check a plugin without native code as it is when it is loaded, and nothing else.
+    /// Check a plugin without native code, as loading it does.
     ///
-    /// It is tried in this process. The command ends with code 1 if it is refused.
+    /// It is loaded in this process. The exit code is 1 if it is refused.
     Check {
         /// Folder, or file `*.toml`.
         #[arg(value_name = "PATH")]
@@ -61,7 +60,7 @@ impl Args {
 /// Options of `plugins verify`.
 #[derive(Debug, clap::Args)]
 struct VerifyArgs {
-    /// Rule set to check; see `meganeura plugins`. All of them if it is left out.
+    /// Rule set to check; see `meganeura plugins` [default: all]
     #[arg(value_name = "SET")]
     set: Option<String>,
 
@@ -69,7 +68,7 @@ struct VerifyArgs {
     #[arg(long, value_name = "N", default_value_t = VerifyOptions::default().cases)]
     cases: usize,
 
-    /// Where random numbers begin.
+    /// Seed of the random graphs and data.
     #[arg(long, value_name = "N", default_value_t = VerifyOptions::default().seed)]
     seed: u64,
 }

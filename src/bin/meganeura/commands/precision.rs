@@ -3,12 +3,12 @@
 use clap::ValueEnum;
 use meganeura::precision::Precision;
 
-/// How exactly products are computed.
+/// Precision of matmuls and convolutions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Choice {
     /// Operands are never rounded.
     F32,
-    /// Operands of matrix products and convolutions may be rounded to f16 where the device is faster then.
+    /// Operands of matmuls and convolutions may be rounded to f16 where that is faster.
     Mixed,
 }
 

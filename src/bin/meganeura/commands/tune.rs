@@ -23,13 +23,13 @@ use crate::output::{line, notice};
 /// Options of `tune`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Whose products, reductions and attention to measure: models of `meganeura explain`, and matrix products such as 4096x4096x4096 (rows, columns,
-    /// terms of a sum).
-    #[arg(value_name = "WORK")]
+    /// Workloads whose matmuls, reductions and attention to tune: models of `meganeura explain`, and matmuls such as
+    /// 4096x4096x4096 (m, n, k).
+    #[arg(value_name = "WORKLOAD")]
     workload: Vec<String>,
 
-    /// The same of workloads that are listed in the program: matmul, attention, conv, models and others, or all. Several with
-    /// commas.
+    /// Workloads of a suite: matmul, attention, conv, models and others of `meganeura bench --suite`, or all. Separate
+    /// several with commas.
     #[arg(long, value_name = "SUITE", value_delimiter = ',', value_parser = suites::suites, conflicts_with = "workload")]
     suite: Vec<suites::Suites>,
 
@@ -40,7 +40,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     models: ModelOptions,
 
-    /// In which precision of plans; by default that which each workload has on the device.
+    /// Precision of the plans [default: that of each workload on the device]
     #[arg(long, value_enum)]
     precision: Option<Choice>,
 
@@ -48,11 +48,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
     seconds: u64,
 
-    /// Show what is found, and keep nothing.
+    /// Show the results, but do not save them.
     #[arg(long)]
     dry_run: bool,
 
-    /// Forget what was measured on the device: the default schedules are used again.
+    /// Delete the results of earlier runs on the device: the default schedules are used again.
     #[arg(long, conflicts_with_all = ["workload", "suite", "dry_run", "precision"])]
     forget: bool,
 
@@ -64,12 +64,12 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Outcome {
     if !args.forget && args.workload.is_empty() && args.suite.is_empty() {
         return Err(
-            "there is nothing to tune: name models or products, such as smollm2-135m or 512x512x512, or give --suite; \
+            "there is nothing to tune: name models or matmuls, such as smollm2-135m or 512x512x512, or give --suite; \
              --forget deletes what was found before"
                 .into(),
         );
     }
-    // Calls that run elsewhere are not tuned here.
+    // Calls that run on the fallback device are not tuned here.
     let config = Config {
         fallback: None,
         ..Config::load()?
@@ -123,7 +123,7 @@ fn forget(args: &Args, device: &dyn Tune) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The plans whose calls are measured, as anybody has them on the device.
+/// The plans whose calls are measured, as sessions on the device have them.
 fn plans(
     args: &Args,
     selected: &Selected,

@@ -1,4 +1,4 @@
-//! Workloads by their names on the command line: models, and matrix products.
+//! Workloads by their names on the command line: models and matmuls.
 
 use meganeura::nn::layers::WeightStorage;
 use meganeura::nn::models::{LogitsOf, PRESETS, Preset, preset};
@@ -17,24 +17,24 @@ pub(crate) struct ModelOptions {
     #[arg(long, value_name = "N", conflicts_with = "suite")]
     pub(super) seq: Option<usize>,
 
-    /// Run language models with a key-value cache of so many rows: `--seq` tokens, one by default, behind those that are
-    /// cached. Logits are those of the last.
+    /// Run language models with a KV cache of this number of rows: a step appends `--seq` tokens (1 by default) to the
+    /// cached ones, and computes the logits of the last.
     #[arg(long, value_name = "ROWS", conflicts_with_all = ["train", "suite"])]
     pub(super) cache: Option<usize>,
 
-    /// Tokens that are cached before a step.
+    /// Tokens in the cache before a step.
     #[arg(long, value_name = "N", requires = "cache", default_value_t = 0)]
     pub(super) cached: u32,
 
-    /// Sequences side by side, each with a cache of its own.
+    /// Number of sequences, each with its own cache.
     #[arg(long, value_name = "N", requires = "cache", default_value_t = 1)]
     pub(super) sequences: usize,
 
-    /// How weights of language models with a cache are stored on the device.
+    /// Storage type of the weights of language models with a cache.
     #[arg(long, value_name = "f32|f16|q8|q4", requires = "cache", value_parser = storage, default_value = "f32")]
     pub(super) weights: WeightStorage,
 
-    /// How operands of matrix products lie in memory.
+    /// Storage type of matmul operands.
     #[arg(long, value_name = "f32|f16|bf16", conflicts_with = "suite", value_parser = operands, default_value = "f32")]
     pub(super) operands: DType,
 }
@@ -45,7 +45,7 @@ fn operands(text: &str) -> Result<DType, String> {
     found.ok_or_else(|| format!("operands cannot be '{text}'; use f32, f16 or bf16"))
 }
 
-/// A graph to run, and the operations of a step if they are known.
+/// A graph to run, and the FLOPs of a step if they are known.
 pub(super) struct Workload {
     pub(super) graph: Graph,
     pub(super) mode: Mode,
@@ -61,7 +61,7 @@ impl ModelOptions {
         if let Some(model) = preset(name) {
             if self.operands != DType::F32 {
                 return Err(format!(
-                    "--operands is for matrix products, which '{name}' is not; see --weights"
+                    "--operands is for matmuls, which '{name}' is not; see --weights"
                 ));
             }
             let graph = match self.cache {
@@ -81,7 +81,7 @@ impl ModelOptions {
         let [Some(m), Some(n), Some(k)] = sizes[..] else {
             let known: Vec<&str> = PRESETS.iter().map(|p| p.name).collect();
             return Err(format!(
-                "there is no model '{name}', and it is no product such as 512x512x512; the models are: {}",
+                "there is no model '{name}', and it is no matmul such as 512x512x512; the models are: {}",
                 known.join(", ")
             ));
         };
@@ -106,7 +106,7 @@ impl ModelOptions {
         })
     }
 
-    /// A graph that reads some tokens of each sequence behind those that are cached.
+    /// A graph that appends some tokens of each sequence to those in the cache.
     fn cached_graph(&self, model: &Preset, capacity: usize) -> Result<Graph, String> {
         let Some(mut config) = model.language_model() else {
             return Err(format!("--cache is for language models, which '{}' is not", model.name));

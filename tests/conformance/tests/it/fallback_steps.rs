@@ -241,7 +241,7 @@ fn what_cannot_be_put_back_hides_no_error() {
                 .expect_err("it is gone")
                 .to_string(),
         ] {
-            for words in ["of no use any more", "the step went wrong", "it is gone"] {
+            for words in ["cannot be used any more", "the step went wrong", "it is gone"] {
                 assert!(error.contains(words), "half {half}: '{words}' in {error}");
             }
         }

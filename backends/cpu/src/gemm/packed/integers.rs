@@ -28,7 +28,7 @@ pub(super) const DIGIT_BITS: u32 = 7;
 /// Bytes of a group's weights.
 const GROUP_BYTES: usize = GROUP_BLOCKS * BLOCK / 2;
 const Q4_0: Storage = Storage::Blocks(BlockFormat::Q4_0);
-/// `f32`s prefetch that are asked for: 3 KiB. Lines at a distance of 4 KiB would be in each other's way.
+/// Prefetch distance in `f32`s: 3 KiB. Lines at a distance of 4 KiB would conflict in the cache.
 const AHEAD: usize = 768;
 /// Rows of weights that are multiplied together: as many as a group has pairs, whose scales those of the rows' last blocks take
 /// the places of.

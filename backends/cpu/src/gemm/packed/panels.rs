@@ -17,7 +17,7 @@ use crate::gemm::simd::{LINE, prefetch_line};
 
 /// Steps of a block, of four numbers each.
 const STEPS: usize = BLOCK / 4;
-/// Bytes prefetch that are asked for, in the second-level cache: a panel is read as one stream, and tasks of a thread follow each
+/// Prefetch distance in bytes, into the second-level cache: a panel is read as one stream, and tasks of a thread follow each
 /// other.
 const AHEAD: usize = 16 << 10;
 

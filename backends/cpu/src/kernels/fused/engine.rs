@@ -66,7 +66,7 @@ impl Engine {
         for load in &lowered.loads {
             let (view, copied) = match load.origin {
                 Origin::Operand(i) => (cx.input::<u32>(i), false),
-                Origin::Product => (product.ok_or("it has no product")?, true),
+                Origin::Product => (product.ok_or("it has no matmul")?, true),
             };
             let gathered = copied || !(load.map.is_dense() || load.map.is_one());
             reads.push(Read {

@@ -84,7 +84,7 @@ pub(super) fn plan(typed: &Typed, step: usize) -> Result<Plan, String> {
             folded,
             result,
         }),
-        None => Err("nobody needs what it folds".into()),
+        None => Err("the result of its reduction is not used".into()),
     }
 }
 

@@ -45,7 +45,7 @@ pub(super) fn regroup(
                 if outer * product == size && factors[atom].is_multiple_of(outer) {
                     return Err(Stop::Split(atom, outer));
                 }
-                return Stop::no("a reshape cuts axes at odd places");
+                return Stop::no("a reshape splits axes where no kernel can");
             }
             product = whole;
             group.push(atom);

@@ -277,7 +277,7 @@ impl Lowering<'_> {
     fn load(&mut self, origin: Origin, slot: Slot, access: Access) -> Result<Src, Stop> {
         let map = Map::new(self.factors, &access, &self.typed.ty(slot).shape)?;
         if origin == Origin::Product && !map.is_dense() && !map.is_one() {
-            return Stop::no("the elements of a product are used in its own order");
+            return Stop::no("the elements of a matmul are used in its own order");
         }
         let next = self.loads.len();
         let at = *self.loaded.entry((origin, access)).or_insert(next);

@@ -68,7 +68,7 @@ fn form(typed: &Typed) -> Result<Form, String> {
         (Some(i), None) if steps[i].op.fusing() == Fusing::Reduction => Ok(Form::Fold(i)),
         (Some(i), None) if steps[i].op.fusing() == Fusing::Contraction => Ok(Form::Product(i)),
         (Some(i), None) if steps[i].op.fusing() == Fusing::Rows => Ok(Form::Rows(i)),
-        _ => Err("the CPU kernel has one reduction, product or norm in a program".into()),
+        _ => Err("the CPU kernel has one reduction, matmul or norm in a program".into()),
     }
 }
 

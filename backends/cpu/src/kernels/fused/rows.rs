@@ -50,9 +50,7 @@ pub(super) fn plan(typed: &Typed, step: usize) -> Result<Plan, String> {
                 ..Part::default()
             };
             if width > MAX_LENGTH {
-                return Err(format!(
-                    "rows of {width} elements are too long to be computed on the way"
-                ));
+                return Err(format!("rows of {width} elements are too long for a prologue"));
             }
             Some(lower(typed, &part)?)
         }

@@ -56,12 +56,12 @@ impl Recomputation {
 }
 
 impl fmt::Display for Recomputation {
-    /// `85 dispatches run twice, an estimated 12.3 ms or 5.2 % more; 574.2 MB instead of 1148.4 MB`.
+    /// `85 dispatches are recomputed, an estimated 12.3 ms or 5.2 % more; 574.2 MB instead of 1148.4 MB`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mb = |bytes: usize| bytes as f64 / 1e6;
         write!(
             f,
-            "{} dispatches run again, an estimated {:.3} ms or {:.1} % more; {:.1} MB instead of {:.1} MB",
+            "{} dispatches are recomputed, an estimated {:.3} ms or {:.1} % more; {:.1} MB instead of {:.1} MB",
             self.repeated.len(),
             self.extra_ps as f64 * 1e-9,
             (self.slow_down() - 1.0) * 100.0,
@@ -74,7 +74,7 @@ impl fmt::Display for Recomputation {
 /// Makes a plan fit into a budget. The plan has no update yet; `finish` adds it, if there is one, and places the
 /// buffers. `target` is asked for times only, `device_memory` is that of the device in bytes, if known.
 ///
-/// Where the plan fits already, nothing runs twice.
+/// Where the plan fits already, nothing is recomputed.
 ///
 /// # Errors
 /// [`Error::MemoryBudget`] for a budget that cannot be reached; [`Error::InvalidUse`] for one that makes no sense, or a

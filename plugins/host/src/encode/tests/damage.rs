@@ -102,26 +102,24 @@ fn what_names_something_that_is_not_there_is_refused_by_name() {
         }),
         ("kind 2", &|b| set32(b, header!(kind), 2)),
         ("precision 7", &|b| set32(b, header!(precision), 7)),
-        ("buffers begins at 20", &|b| set64(b, header!(buffers.offset), 20)),
-        ("steps begins at 0", &|b| set64(b, header!(steps.offset), 0)),
+        ("buffers has the offset 20", &|b| set64(b, header!(buffers.offset), 20)),
+        ("steps has the offset 0", &|b| set64(b, header!(steps.offset), 0)),
         ("place of operands", &|b| set64(b, header!(operands.offset), far)),
         ("place of slots", &|b| set32(b, header!(slots.count), u32::MAX)),
         ("place of bytes", &|b| set32(b, header!(bytes.count), u32::MAX - 1)),
         ("place of dispatches", &|b| {
             set32(b, header!(dispatches.stride), u32::MAX - 3)
         }),
-        ("operands has its elements 12 bytes apart", &|b| {
+        ("operands has a stride of 12 bytes", &|b| {
             set32(b, header!(operands.stride), 12)
         }),
-        ("segments has its elements 26 bytes apart", &|b| {
+        ("segments has a stride of 26 bytes", &|b| {
             set32(b, header!(segments.stride), 26)
         }),
-        ("integers has its elements 16 bytes apart", &|b| {
+        ("integers has a stride of 16 bytes", &|b| {
             set32(b, header!(integers.stride), 16)
         }),
-        ("bytes has its elements 0 bytes apart", &|b| {
-            set32(b, header!(bytes.stride), 0)
-        }),
+        ("bytes has a stride of 0 bytes", &|b| set32(b, header!(bytes.stride), 0)),
         ("overlap", &|b| {
             let header: abi::Plan = plain::read(b, 0).expect("it is there");
             set64(b, header!(slots.offset), header.steps.offset);

@@ -15,12 +15,12 @@ use crate::output::line;
 /// Rows of a table, about.
 const ROWS: usize = 10;
 
-/// How many steps, one at least.
+/// A number of steps, at least one.
 pub(super) fn steps(text: &str) -> Result<usize, String> {
     match text.parse() {
-        Ok(0) => Err("a curve has one step or more".to_owned()),
+        Ok(0) => Err("a curve has at least one step".to_owned()),
         Ok(steps) => Ok(steps),
-        Err(_) => Err("it is no number of steps".to_owned()),
+        Err(_) => Err("it is not a number of steps".to_owned()),
     }
 }
 
@@ -57,7 +57,7 @@ pub(super) fn measure(args: &Args, steps: usize) -> Outcome {
 /// The workloads that are named, in training.
 fn named(args: &Args) -> Result<Vec<Workload>, Box<dyn Error>> {
     if !args.models.train {
-        return Err("a curve is one of losses: give --train with --curve, or a suite with workloads that train".into());
+        return Err("--curve compares training losses: give --train, or a suite with workloads that train".into());
     }
     let mut workloads = Vec::new();
     for name in &args.workload {
@@ -73,7 +73,7 @@ fn named(args: &Args) -> Result<Vec<Workload>, Box<dyn Error>> {
     Ok(workloads)
 }
 
-/// Numbers of a row of the logits, which models give behind their loss: labels are below.
+/// Columns of the logits, which are the output after the loss: labels are below this.
 fn classes(graph: &Graph) -> u32 {
     let logits = graph.outputs().get(1);
     let last = logits.and_then(|&logits| graph.shape(logits).last().copied());
@@ -90,7 +90,7 @@ fn of_suites(args: &Args, devices: &[BenchDevice]) -> Result<Vec<Workload>, Box<
     };
     let mut workloads = options.workloads(devices)?;
     workloads.retain(|workload| workload.mode == Mode::Training && workload.update.is_some());
-    // Updates alone have no losses that fall.
+    // Workloads that only update have no losses that fall.
     workloads.retain(|workload| workload.suite == Suite::Models);
     match workloads.is_empty() {
         true => Err("no such workload trains a model; `--suite models` has some".into()),
@@ -126,8 +126,8 @@ fn table(found: &LossCurves) -> String {
         let (step, off) = curve.farthest(reference);
         let [all, units] = curve.dispatches;
         text += &format!(
-            "\n{}: off by {off:.1e} of the first loss at most, at step {}; {:.0e} is accepted; {units} of {all} dispatches on \
-             cooperative matrices",
+            "\n{}: max. deviation {off:.1e} of the first loss, at step {}; {:.0e} is accepted; {units} of {all} dispatches on \
+             tensor cores",
             heading(curve),
             step + 1,
             curve.accepted()
@@ -138,7 +138,7 @@ fn table(found: &LossCurves) -> String {
     }
     for left in skipped {
         text += &format!(
-            "\n{} {}: NOT AS THE REFERENCE: {}",
+            "\n{} {}: DIFFERS FROM THE REFERENCE: {}",
             left.device, left.precision, left.reason
         );
     }

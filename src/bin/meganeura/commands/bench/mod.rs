@@ -29,43 +29,42 @@ const CLASSES: u32 = 2;
 /// Options of `bench`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// What to run: models of `meganeura explain`, and matrix products such as 4096x4096x4096 (rows, columns, terms
-    /// of a sum).
-    #[arg(required_unless_present = "suite", conflicts_with = "suite", value_name = "WORK")]
+    /// Workloads: models of `meganeura explain`, and matmuls such as 4096x4096x4096 (m, n, k).
+    #[arg(required_unless_present = "suite", conflicts_with = "suite", value_name = "WORKLOAD")]
     workload: Vec<String>,
 
-    /// Run workloads that are listed in the program, each with its roofline by the measured limits of the device: matmul, attention,
-    /// pointwise, norm, conv, optimizer, models, session, or all. Several with commas.
+    /// Run the workloads of a suite, each with its roofline bound: matmul, attention, pointwise, norm, conv, optimizer,
+    /// models, session, or all. Separate several with commas.
     #[arg(long, value_name = "SUITE", value_delimiter = ',', value_parser = suites::suites)]
     suite: Vec<suites::Suites>,
 
-    /// Device to run on; see `meganeura devices`. Several with commas: they take turns, and results are compared before
-    /// anything is timed. For suites, all stands for every device that is found, but for those emulated in software.
+    /// Device to run on; see `meganeura devices`. Separate several with commas: they take turns, and their results are
+    /// compared before anything is timed. For suites, `all` is every device except those emulated in software.
     #[arg(long, value_name = "SEL", value_delimiter = ',')]
     device: Vec<String>,
 
-    /// How large the workloads of suites are: small, medium or large. By default what the slowest class of the devices is given.
+    /// Size of the workloads: small, medium or large [default: chosen for the slowest device]
     #[arg(long, value_name = "SIZES", value_parser = suites::sizes)]
     sizes: Option<Sizes>,
 
-    /// Of suites, run workloads alone whose names contain this.
+    /// Run only workloads of the suites whose names contain this.
     #[arg(long, value_name = "PART")]
     only: Option<String>,
 
-    /// Samples of each workload of suites and device; fewer of workloads that take long, but three.
+    /// Samples per workload and device (at least 3); fewer for long workloads.
     #[arg(long, value_name = "N", default_value = "11", value_parser = suites::samples)]
     samples: usize,
 
-    /// Compare suites with an earlier record, which `--json` has written, and mark what changed beyond the scatter.
+    /// Compare with an earlier record that `--json` has written, and mark changes that are larger than the scatter.
     #[arg(long, value_name = "FILE")]
     compare: Option<PathBuf>,
 
-    /// Write suites as a page: shares of the limits, rooflines, series by size.
+    /// Write an HTML page: shares of peak, rooflines, series by size.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 
-    /// Instead of measuring times, train workloads for so many steps, of one batch, in f32 and in mixed precision where a device has
-    /// it, and compare the losses with those in f32 of the first device. Needs --train, or a suite with models.
+    /// Train the workloads for this number of steps instead, on one batch, in f32 and mixed precision, and compare the
+    /// losses with f32 on the first device; needs --train or a suite with models.
     #[arg(long, value_name = "STEPS", value_parser = curves::steps,
         conflicts_with_all = ["samples", "compare", "html", "steps", "passes", "cache", "operands"])]
     curve: Option<usize>,
@@ -73,20 +72,20 @@ pub(crate) struct Args {
     #[command(flatten)]
     models: ModelOptions,
 
-    /// How exactly products are computed; by default what the device does of itself.
+    /// Precision of matmuls and convolutions [default: that of the configuration file, or of the device]
     #[arg(long, value_enum)]
     precision: Option<Choice>,
 
-    /// Steps to measure, after a quarter as many that are not, and half a second of them on a GPU, whose clock has to rise first.
-    /// They are not waited for one by one.
+    /// Steps to measure, after steps/4 of warm-up (and half a second on a GPU, whose clock rises first); the host does not
+    /// wait for each step.
     #[arg(long, value_name = "N", default_value_t = 20, conflicts_with = "suite")]
     steps: u32,
 
-    /// Print one JSON object for each; of suites one for all, a record to compare with.
+    /// Print one JSON object for each workload; with --suite one for all, which --compare reads.
     #[arg(long)]
     json: bool,
 
-    /// Print how long each pass takes, too.
+    /// Print the time of each dispatch, too.
     #[arg(long, conflicts_with_all = ["json", "suite"])]
     passes: bool,
 }
@@ -152,17 +151,17 @@ fn run_on(selector: Option<&str>, args: &Args, settings: &Config) -> Result<(), 
                 "device": selected.selector,
                 "precision": precision.to_string(),
                 "dispatches": dispatches,
-                "on_matrix_units": units,
+                "on_tensor_cores": units,
                 "step_ms": seconds * 1e3,
-                "waited_step_ms": waited.as_secs_f64() * 1e3,
+                "synchronized_step_ms": waited.as_secs_f64() * 1e3,
                 "tflops": rate,
             }))?;
             continue;
         }
         let rate = rate.map_or(String::new(), |rate| format!(", {rate:.2} TFLOP/s"));
         line(format_args!(
-            "{name}: {:.3} ms a step{rate}, {:.3} ms if each is waited for; {precision}, {units} of {dispatches} dispatches \
-             on cooperative matrices, {}",
+            "{name}: {:.3} ms a step{rate}, {:.3} ms synchronized; {precision}, {units} of {dispatches} dispatches on tensor \
+             cores, {}",
             seconds * 1e3,
             waited.as_secs_f64() * 1e3,
             selected.selector
@@ -186,7 +185,7 @@ fn place(session: &mut Session, args: &ModelOptions) -> meganeura::Result<()> {
     }
 }
 
-/// The mean time of a step, of steps that follow each other without waiting and of steps that are waited for.
+/// The mean time of a step: first submitted back to back, then synchronized after each step.
 fn measure(session: &mut Session, steps: u32, kind: DeviceKind) -> meganeura::Result<(Duration, Duration)> {
     let steps = steps.max(1);
     let mut of = |steps: u32| -> meganeura::Result<Duration> {

@@ -15,7 +15,7 @@ use super::super::Outcome;
 use super::Args;
 use crate::output::{line, notice};
 
-/// What stands for every suite, and for every device that is found.
+/// Stands for every suite, and for every device that is found.
 const ALL: &str = "all";
 
 /// A suite, or all of them.
@@ -41,17 +41,17 @@ pub(crate) fn distinct(named: &[Suites]) -> Vec<Suite> {
     suites
 }
 
-/// How large workloads shall be.
+/// Size of the workloads.
 pub(super) fn sizes(text: &str) -> Result<Sizes, String> {
     text.parse().map_err(|e: meganeura::Error| e.to_string())
 }
 
-/// How many samples, one at least.
+/// A number of samples, at least one.
 pub(super) fn samples(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(0) => Err("nothing is measured without a sample".to_owned()),
         Ok(samples) => Ok(samples),
-        Err(_) => Err("it is no number of samples".to_owned()),
+        Err(_) => Err("it is not a number of samples".to_owned()),
     }
 }
 
@@ -155,19 +155,19 @@ fn about_sizes(options: &Options, devices: &[BenchDevice]) -> String {
     let mut text = format!("workloads are {sizes}");
     if !smaller.is_empty() {
         text += &format!(
-            ", as all devices do the same; {} alone would be given larger ones",
+            ", because all devices run the same; {} alone would get larger ones",
             smaller.join(" and ")
         );
     } else if sizes == Sizes::Small && options.sizes.is_none() {
-        text += ", as they are for devices emulated in software";
+        text += ", the default for devices emulated in software";
     }
     text
 }
 
 fn head() -> String {
     format!(
-        "{:<60} {:<10} {:<5} {:>8} {:>6} {:>9} {:>6} {:>12} {:>9} {:>7}  by",
-        "workload", "device", "", "time", "±", "if waited", "off", "FLOP/s", "B/s", "limit"
+        "{:<60} {:<10} {:<5} {:>8} {:>6} {:>12} {:>14} {:>12} {:>9} {:>7}  bound",
+        "workload", "device", "", "time", "±", "synchronized", "max rel. error", "FLOP/s", "B/s", "of peak"
     )
 }
 
@@ -176,7 +176,7 @@ fn row(m: &Measurement) -> String {
         value.map_or_else(|| "-".to_owned(), |value| format!("{}{unit}", metric(value)))
     };
     format!(
-        "{:<60} {:<10} {:<5} {:>8} {:>4.0} % {:>9} {:>6} {:>12} {:>9} {:>7}  {}",
+        "{:<60} {:<10} {:<5} {:>8} {:>4.0} % {:>12} {:>14} {:>12} {:>9} {:>7}  {}",
         m.workload,
         m.device,
         m.precision.to_string(),
@@ -195,13 +195,13 @@ fn row(m: &Measurement) -> String {
 }
 
 fn compared(comparison: &RecordComparison) -> String {
-    let mut text = String::from("\nnow, of what it was\n");
+    let mut text = String::from("\ntime now / time before\n");
     for c in &comparison.peak_rates {
         if let Some([then, now]) = &c.replaced {
-            text += &format!("{}: it was {then}, and is {now}\n", c.device);
+            text += &format!("{}: was {then}, is {now}\n", c.device);
         }
         text += &format!(
-            "{}: rate of copies {:.2}, of products {:.2}, time of a launch {:.2}\n",
+            "{}: copy rate {:.2}, matmul rate {:.2}, launch cost {:.2}\n",
             c.device, c.copies, c.products, c.launches
         );
     }
@@ -220,14 +220,14 @@ fn compared(comparison: &RecordComparison) -> String {
         );
     }
     text += &format!(
-        "{} faster and {} slower beyond the scatter of both, {} within",
+        "{} faster, {} slower, {} unchanged within the scatter of both",
         comparison.count(Verdict::Faster),
         comparison.count(Verdict::Slower),
         comparison.count(Verdict::Same)
     );
     if comparison.only_before + comparison.only_after > 0 {
         text += &format!(
-            "; {} results are in the earlier record alone, {} in this one",
+            "; {} results are only in the earlier record, {} only in this one",
             comparison.only_before, comparison.only_after
         );
     }

@@ -26,12 +26,12 @@ pub(crate) struct Args {
     #[arg(long)]
     json: bool,
 
-    /// Leave out self-test and measurements.
+    /// Skip self-test and measurements.
     #[arg(long)]
     list: bool,
 
-    /// Keep the measured rates in FILE, where other entries stay. With `MEGANEURA_CALIBRATION=FILE`, or `calibration =
-    /// "FILE"` in meganeura.toml, fusions are chosen by them
+    /// Save the measured rates in FILE; entries of other devices are kept. With `MEGANEURA_CALIBRATION=FILE`, or
+    /// `calibration = "FILE"` in meganeura.toml, rewriting uses them as its cost model
     #[arg(long, value_name = "FILE", conflicts_with = "list")]
     calibrate: Option<PathBuf>,
 }
@@ -88,7 +88,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         let count = calibrate(path, calibration, &listing, &found)?;
         if !args.json {
             line(format_args!(
-                "\nrates of {count} devices are kept in {}",
+                "\nrates of {count} devices are saved in {}",
                 path.display()
             ))?;
         }
@@ -196,7 +196,7 @@ impl Findings {
             let why = entry
                 .backend
                 .unavailable_reason()
-                .unwrap_or_else(|| "nobody knows why".into());
+                .unwrap_or_else(|| "unknown reason".into());
             line(format_args!("  no devices: {why}"))?;
         }
         for device in &self.devices {

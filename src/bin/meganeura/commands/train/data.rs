@@ -35,7 +35,7 @@ pub(super) struct FileOptions {
     #[arg(long, value_name = "COLUMN", conflicts_with_all = ["data_set", "npz"])]
     label: Option<String>,
 
-    /// Columns of the CSV file to leave out, such as a row number; names or numbers, with commas between.
+    /// Columns of the CSV file to leave out, such as a row number: names or numbers, separated by commas.
     #[arg(long, value_name = "COLUMNS", conflicts_with_all = ["data_set", "npz"], value_delimiter = ',')]
     ignore: Vec<String>,
 
@@ -47,7 +47,7 @@ pub(super) struct FileOptions {
     #[arg(long, value_name = "CHAR", default_value = ",", value_parser = delimiter, conflicts_with_all = ["data_set", "npz"])]
     delimiter: u8,
 
-    /// CSV file of test examples, instead of a part of the first one.
+    /// CSV file of test examples, instead of a fraction of the first file.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["data_set", "npz", "test_fraction"])]
     test_csv: Option<PathBuf>,
 
@@ -59,7 +59,7 @@ pub(super) struct FileOptions {
     #[arg(long, value_name = "NAME", default_value = "y", conflicts_with_all = ["data_set", "csv"])]
     y: String,
 
-    /// Array of the features of test examples, instead of a part of the others.
+    /// Array of the features of test examples, instead of a fraction of the others.
     #[arg(long, value_name = "NAME", requires = "test_y", conflicts_with_all = ["data_set", "csv", "test_fraction"])]
     test_x: Option<String>,
 
@@ -67,16 +67,16 @@ pub(super) struct FileOptions {
     #[arg(long, value_name = "NAME", requires = "test_x", conflicts_with_all = ["data_set", "csv"])]
     test_y: Option<String>,
 
-    /// Part of the examples that is held out for testing, between 0 and 1 [default: 0.2]
+    /// Fraction of the examples that is held out for testing, between 0 and 1 [default: 0.2]
     #[arg(long, value_name = "FRACTION", conflicts_with = "data_set")]
     test_fraction: Option<f64>,
 
-    /// Seed of the choice of test examples; `--seed` does not change it.
+    /// Seed of the split into training and test examples; `--seed` does not change it.
     #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "data_set")]
     split_seed: u64,
 
-    /// Scaling of the features, by the training examples: to mean 0 and deviation 1 for each feature or for
-    /// all together; auto: each for tables, all for images.
+    /// Standardise features to mean 0 and deviation 1 over the training examples, each feature by itself or all together;
+    /// auto: each by itself for tables, all together for images.
     #[arg(long, value_enum, default_value_t = Scale::Auto, conflicts_with = "data_set")]
     scale: Scale,
 }

@@ -42,7 +42,7 @@ impl Observer for Display {
     fn on_train_begin(&mut self, begin: &TrainBegin) -> ControlFlow<()> {
         let said = match begin.resumed_steps {
             0 => Ok(()),
-            steps => line(format_args!("going on after step {steps}")),
+            steps => line(format_args!("resumed after step {steps}")),
         };
         // Nobody reads any more.
         said.map_or(ControlFlow::Break(()), ControlFlow::Continue)

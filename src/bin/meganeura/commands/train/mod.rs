@@ -155,7 +155,7 @@ fn introduce_plan(trainer: &Trainer) -> std::io::Result<()> {
         let units = plan.dispatches.iter().filter(|d| d.use_coop).count();
         let precision = plan.precision;
         line(format_args!(
-            "precision {precision}, loss scale {scaling}; {units} of {} dispatches on cooperative matrices",
+            "precision {precision}, loss scale {scaling}; {units} of {} dispatches on tensor cores",
             plan.dispatches.len()
         ))?;
     }
@@ -176,7 +176,7 @@ fn conclude(args: &Args, report: &TrainReport, evaluation: &Evaluation) -> std::
     }
     if report.skipped_updates > 0 {
         line(format_args!(
-            "{} updates were left out, because a gradient was not finite",
+            "{} updates were skipped, because a gradient was not finite",
             report.skipped_updates
         ))?;
     }

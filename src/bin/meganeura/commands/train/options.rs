@@ -1,4 +1,4 @@
-//! Options that `meganeura train` has whatever it trains.
+//! Options of `meganeura train` for classifiers and language models.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use meganeura::{GradientClip, LossScaling, ParameterGroup};
 
 use crate::commands::precision::Choice;
 
-/// How to train, and what to keep of it.
+/// How to train, and what to save.
 #[derive(Debug, clap::Args)]
 #[command(group(ArgGroup::new("logs").args(["log", "log_dir"]).multiple(true)))]
 pub(super) struct RunOptions {
@@ -18,33 +18,34 @@ pub(super) struct RunOptions {
     #[arg(long, value_name = "SEL")]
     pub(super) device: Option<String>,
 
-    /// Memory that a training step may take, such as 4GB, 50% of what it takes otherwise, 50%:step of what it keeps on
-    /// the way, or 80%:device; parts of it run twice to keep to it, and results are the same.
+    /// Memory limit of the plan: 4GB, 50% of the plan's memory, 50%:step of activation memory, or 80%:device; activations
+    /// are recomputed (gradient checkpointing) to stay within it; results stay the same.
     #[arg(long, value_name = "BUDGET")]
     pub(super) memory_budget: Option<MemoryBudget>,
 
-    /// How exactly products are computed [default: that of the configuration file, or f32]
+    /// Precision of matmuls and convolutions [default: that of the configuration file, or f32]
     #[arg(long, value_enum)]
     pub(super) precision: Option<Choice>,
 
-    /// Scale of the gradients in mixed precision: dynamic, dynamic:START, dynamic:START:INTERVAL (updates from one doubling
-    /// to the next) or a fixed power of two [default: that of the configuration file, or dynamic:65536:2000]
+    /// Loss scale in mixed precision: dynamic, dynamic:START, dynamic:START:INTERVAL (updates until it is doubled) or a
+    /// fixed power of two [default: that of the configuration file, or dynamic:65536:2000]
     #[arg(long, value_name = "SCALE")]
     pub(super) loss_scale: Option<LossScaling>,
 
-    /// Passes over the training examples; with 0, only evaluates [default: depends on data and model]
+    /// Epochs; with 0, the model is only evaluated [default: depends on data and model]
     #[arg(long, value_name = "N")]
     pub(super) epochs: Option<usize>,
 
-    /// Examples in a step [default: 32, 8 of text, or all there are if they are fewer]
+    /// Batch size [default: 32 (`train text`: 8), or the number of examples if that is less]
     #[arg(long, value_name = "N")]
     pub(super) batch: Option<usize>,
 
-    /// Update rule: sgd, momentum, nesterov, adam or adamw.
-    #[arg(long, value_name = "RULE", default_value = "adamw")]
+    /// Optimizer: sgd, momentum, nesterov, adam or adamw.
+    #[arg(long, value_name = "OPTIMIZER", default_value = "adamw")]
     pub(super) optimizer: OptimizerChoice,
 
-    /// Highest learning rate of the run [default: depends on the rule; 3e-3, of text, for a new model, 1e-3 for adapters, 1e-4 for a checkpoint, all with adam and adamw]
+    /// Highest learning rate of the run [default: depends on the optimizer; for `train text` with adam and adamw: 3e-3 for a
+    /// new model, 1e-3 for adapters, 1e-4 for a checkpoint]
     #[arg(long, value_name = "RATE")]
     pub(super) lr: Option<f32>,
 
@@ -53,11 +54,12 @@ pub(super) struct RunOptions {
     #[arg(long, value_name = "SHAPE", default_value = "cosine")]
     pub(super) schedule: Schedule,
 
-    /// Let the learning rate rise over the first steps: their number, or a percentage of all steps like 5%.
+    /// Warm-up of the learning rate over the first steps: their number, or a percentage of all steps like 5%.
     #[arg(long, value_name = "STEPS", default_value = "0")]
     pub(super) warmup: Warmup,
 
-    /// Scale gradients down to this Euclidean norm where they are longer [default: does not; 1 of text, where a huge one does not]
+    /// Scale gradients down to this Euclidean norm where they are longer [default: off; `train text`: 1; pass a huge value to
+    /// disable]
     #[arg(long, value_name = "NORM")]
     pub(super) clip_norm: Option<f32>,
 
@@ -65,31 +67,31 @@ pub(super) struct RunOptions {
     #[arg(long, value_name = "VALUE", conflicts_with = "clip_norm")]
     pub(super) clip_value: Option<f32>,
 
-    /// Average the gradients of so many steps for each update.
+    /// Accumulate gradients: update after this number of steps, with their average.
     #[arg(long, value_name = "STEPS", default_value_t = 1)]
     pub(super) accumulate: u32,
 
-    /// Apply no weight decay to parameters with such names; `*` stands for any characters, as in `*.bias`.
+    /// Apply no weight decay to parameters whose names match; `*` stands for any characters, as in `*.bias`.
     #[arg(long, value_name = "PATTERN")]
     pub(super) no_decay: Vec<String>,
 
-    /// Stop after so many evaluations in a row without a better one, and keep the best weights.
+    /// Early stopping: stop after this number of evaluations in a row without improvement, and keep the best weights.
     #[arg(long, value_name = "N")]
     pub(super) patience: Option<usize>,
 
-    /// How much better an evaluation must be to count for --patience.
+    /// Least improvement that counts for --patience.
     #[arg(long, value_name = "DELTA", default_value_t = 0.0, requires = "patience")]
     pub(super) min_delta: f64,
 
-    /// What makes an evaluation better for --patience.
+    /// Metric that must improve for --patience.
     #[arg(long, value_enum, default_value_t = MetricChoice::Loss, requires = "patience")]
     pub(super) metric: MetricChoice,
 
-    /// Evaluate on the test examples also after every so many steps, not only after epochs.
+    /// Evaluate on the test examples every N steps, too, not only after epochs [0: off]
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(super) evaluate_every_steps: usize,
 
-    /// Batches to assemble ahead on a thread of their own; results are the same.
+    /// Batches to prefetch on a separate thread; results are the same.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(super) prefetch: usize,
 
@@ -97,15 +99,15 @@ pub(super) struct RunOptions {
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(super) seed: u64,
 
-    /// Folder in which the run is saved, to go on from there after it was ended in whatever way.
+    /// Folder of checkpoints; an interrupted run resumes from it with --resume.
     #[arg(long, value_name = "DIR")]
     pub(super) checkpoint: Option<PathBuf>,
 
-    /// Steps from one --checkpoint to the next.
+    /// Steps between checkpoints.
     #[arg(long, value_name = "STEPS", default_value_t = 100, requires = "checkpoint")]
     pub(super) every: usize,
 
-    /// Go on from the --checkpoint, if there is one: the result is that of a run that was never ended.
+    /// Resume from the --checkpoint, if there is one: the result is the same as that of an uninterrupted run.
     #[arg(long, requires = "checkpoint")]
     pub(super) resume: bool,
 
@@ -113,7 +115,7 @@ pub(super) struct RunOptions {
     #[arg(long)]
     pub(super) json: bool,
 
-    /// Write one JSON object a line to a file: begin, steps, evaluations, epochs and end of the run.
+    /// Write one JSON object a line to a file: start, steps, evaluations, epochs and end of the run.
     #[arg(long, value_name = "FILE")]
     pub(super) log: Option<PathBuf>,
 
@@ -121,8 +123,8 @@ pub(super) struct RunOptions {
     #[arg(long, value_name = "DIR")]
     pub(super) log_dir: Option<PathBuf>,
 
-    /// Log what is in parameters and gradients after every so many steps: range, mean, deviation, NaNs and infinities
-    /// to --log and statistics.csv of --log-dir, and histograms for TensorBoard.
+    /// Log statistics of parameters and gradients every N steps: range, mean, deviation, NaNs and infinities to --log and
+    /// statistics.csv of --log-dir, and histograms for TensorBoard [0: off]
     #[arg(long, value_name = "N", default_value_t = 0, requires = "logs")]
     pub(super) statistics: usize,
 }
@@ -136,7 +138,7 @@ pub(super) enum MetricChoice {
 }
 
 impl RunOptions {
-    /// The settings for batches of this size; the passes and the learning rate are those that are meant if none are given.
+    /// The settings for batches of this size; the learning rate is the default if none is given.
     pub(super) fn config(&self, batch_size: usize, epochs: usize, learning_rate: f32) -> TrainConfig {
         let early_stopping = self.patience.map(|patience| EarlyStopping {
             patience,

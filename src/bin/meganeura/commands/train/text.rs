@@ -37,8 +37,8 @@ pub(super) struct Args {
     #[arg(long, value_name = "FILE")]
     data: PathBuf,
 
-    /// Model to begin with: tiny, a small one with random weights, the folder of a checkpoint, or a GGUF file. With the feature
-    /// `hub` also a name there.
+    /// Initial model: tiny (a small one with random weights), the folder of a checkpoint, or a GGUF file. With the feature
+    /// `hub` also a name on the Hugging Face hub.
     #[arg(long, value_name = "tiny|DIR|FILE.gguf")]
     model: PathBuf,
 
@@ -46,23 +46,23 @@ pub(super) struct Args {
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
 
-    /// Tokens of the tokenizer that is learnt for tiny.
+    /// Vocabulary size of the tokenizer that is learnt for tiny.
     #[arg(long, value_name = "N", default_value_t = 512, conflicts_with = "tokenizer")]
     vocab: usize,
 
-    /// Tokens of an example [default: 64, or the model's context if that is less]
+    /// Tokens per example [default: 64, or the model's context if that is less]
     #[arg(long, value_name = "N")]
     seq: Option<usize>,
 
-    /// Steps, rounded up to whole passes over the text [default: 400 for tiny, 100 for a checkpoint]
+    /// Steps, rounded up to whole epochs [default: 400 for tiny, 100 for a checkpoint]
     #[arg(long, value_name = "N", conflicts_with = "epochs")]
     steps: Option<usize>,
 
-    /// Part of the text, its end, that is held out for testing, from 0 to below 1.
+    /// Fraction of the text, at its end, that is held out for testing, from 0 to below 1.
     #[arg(long, value_name = "FRACTION", default_value_t = 0.1)]
     test_fraction: f64,
 
-    /// Train adapters of this rank, and leave the model as it is (LoRA).
+    /// Train LoRA adapters of this rank, with the model frozen.
     #[arg(long, value_name = "RANK")]
     lora: Option<usize>,
 
@@ -70,11 +70,11 @@ pub(super) struct Args {
     #[arg(long, value_name = "ALPHA", requires = "lora")]
     lora_alpha: Option<f32>,
 
-    /// Layers with adapters: of q, k, v, o, gate, up and down those that the list names, or all.
+    /// Layers with adapters: a list of q, k, v, o, gate, up and down, or all.
     #[arg(long, value_name = "LIST", requires = "lora", default_value = "q,v")]
     lora_targets: LoraTargets,
 
-    /// Save a whole model with the adapters merged into it, instead of the adapters alone.
+    /// Save the whole model with the adapters merged into it, instead of only the adapters.
     #[arg(long, requires = "lora")]
     merge: bool,
 

@@ -1,10 +1,10 @@
-//! Matrix products, attention and convolutions: workloads that are bound by arithmetic where they are large.
+//! Matmuls, attention and convolutions: workloads that are compute-bound where they are large.
 
 use crate::DType;
 use crate::bench::{Sizes, Suite, Workload};
 use crate::ops::{AttentionOptions, Conv2dOptions, Pool2dOptions};
 
-/// `[m, k]` times `[k, n]`. Of one row nothing is rounded, whatever the precision.
+/// `[m, k]` times `[k, n]`. With one row nothing is rounded, whatever the precision.
 fn product([m, n, k]: [usize; 3]) -> Workload {
     let workload = Workload::inference(Suite::Matmul, format!("matmul {m}x{n}x{k}"), move |g| {
         let (a, b) = (g.input("a", &[m, k]), g.input("b", &[k, n]));
@@ -25,7 +25,7 @@ pub(super) fn matmul(sizes: Sizes) -> Vec<Workload> {
     );
     let mut workloads: Vec<Workload> = edges
         .iter()
-        .map(|&n| product([n, n, n]).in_series("square products", "rows", n))
+        .map(|&n| product([n, n, n]).in_series("square matmuls", "rows", n))
         .collect();
     let edge = sizes.pick(128, 512, 2048);
     workloads.push(
