@@ -1,7 +1,7 @@
-//! Graph optimization: what holds on every device.
+//! Graph optimization for every device.
 //!
-//! Removes what nothing needs and merges equal computations. Fusion rule sets and equality saturation
-//! build on the same entry points.
+//! Removes unused nodes and merges equal computations. Fusion rule sets and equality saturation build on the same entry
+//! points.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -17,15 +17,15 @@ use crate::rewrite::{Pass, Request, Simulated, graph_cost, join, rewrite};
 use crate::select;
 use crate::shape::TensorType;
 
-/// One use of a rule.
+/// One application of a rule.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Fusion {
     /// The rule.
     pub rule: String,
     /// Its rule set.
     pub rule_set: String,
-    /// The node of the final graph that it made, or that what it made became a part of. `None` if that cannot be told:
-    /// fusions before differentiation are found again by name, if what they made is still there.
+    /// The node of the final graph that it created, or that contains what it created. `None` if that is not known: fusions
+    /// before differentiation are identified by name, if their nodes still exist.
     pub node: Option<NodeId>,
     /// Whether its pass was the one before differentiation.
     pub before_autodiff: bool,
@@ -35,10 +35,10 @@ pub struct Fusion {
     pub saving_ps: i64,
 }
 
-/// What optimization did.
+/// Report of an optimization.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OptimizeReport {
-    /// Whether the plan came from a file, so that nothing was done and nothing else here is known.
+    /// Whether the plan came from a file; then nothing was optimized, and the other fields are empty.
     pub from_cache: bool,
     /// Rewrite program; empty while no rule set is registered.
     pub egglog_program: String,
@@ -60,19 +60,19 @@ pub struct OptimizeReport {
     pub cost_before_ps: u64,
     /// The same after rewriting.
     pub cost_after_ps: u64,
-    /// The same after gathering elementwise calls.
+    /// The same after clustering.
     pub clustered_cost_ps: u64,
-    /// Elementwise calls that became one, with their neighbours.
+    /// Clusters of elementwise calls that were fused, with their neighbours.
     pub clusters: Vec<Cluster>,
-    /// Time of gathering them.
+    /// Time of clustering.
     pub cluster_time: Duration,
-    /// What greedy rewriting with the same rules reaches, if it was asked for.
+    /// Estimated time of a step after greedy rewriting with the same rules, if it was requested.
     pub greedy_cost_ps: Option<u64>,
-    /// Whether the graph is the cheapest of all that the rules reach.
+    /// Whether the graph provably has the lowest cost of all that the rules reach.
     pub extraction_exact: bool,
     /// The budget that ended saturation, if one did.
     pub budget_hit: Option<String>,
-    /// Labels of calls that another device runs, with its name, where one was chosen as the fallback.
+    /// Labels of calls that run on the fallback device, with its name.
     pub elsewhere: Vec<(String, String)>,
     /// Time of saturation.
     pub egglog_time: Duration,
@@ -220,7 +220,7 @@ pub fn optimize(graph: &Graph) -> Graph {
     unwrap_report(try_optimize(graph)).0
 }
 
-/// [`optimize`], with what was done.
+/// [`optimize`], with a report.
 ///
 /// # Panics
 /// With the report of [`try_optimize`]'s error.
@@ -230,8 +230,8 @@ pub fn optimize_with_report(graph: &Graph) -> (Graph, OptimizeReport) {
     unwrap_report(try_optimize(graph))
 }
 
-/// [`optimize_with_report`] with errors as values. Where no device can be opened, the graph is optimized for a
-/// discrete GPU of which only the rates are known.
+/// [`optimize_with_report`] with errors as values. Where no device can be opened, the graph is optimized for a simulated
+/// discrete GPU.
 ///
 /// # Errors
 /// What [`Graph::verify`] finds; a configuration that cannot be read; an unsound rule.
@@ -254,7 +254,7 @@ pub fn try_optimize(graph: &Graph) -> Result<(Graph, OptimizeReport)> {
     }
 }
 
-/// Optimizes a graph: merges what is equal, removes what nothing needs, applies the rules of a pass, and gathers
+/// Optimizes a graph: merges equal computations, removes unused nodes, applies the rules of a pass, and clusters
 /// elementwise calls where no further pass follows.
 ///
 /// # Errors

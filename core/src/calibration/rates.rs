@@ -1,4 +1,4 @@
-//! Measuring a few rates of a device, to within what a fraction of a second shows.
+//! Measuring a few rates of a device, in a fraction of a second each.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,18 +21,18 @@ const COPIED: usize = 16 << 20;
 const LARGEST: usize = 4096;
 const LONG_ENOUGH: Duration = Duration::from_millis(4);
 
-/// What was measured of a device.
+/// Measured rates of a device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rates {
     /// A step of one small call, from submission to the end of the wait for it.
     pub step: Duration,
-    /// What another dependent call adds to a step.
+    /// Time that one more dependent launch adds to a step.
     pub launch: Duration,
     /// Bytes a second, read and written, of copies of 64 MB.
     pub bytes_per_second: f64,
-    /// Rows and columns of the matrices that were multiplied, as large as tells something new.
+    /// Rows and columns of the matrices that were multiplied: the largest size that was tried.
     pub edge: usize,
-    /// Operations a second of their product in `f32`, two for each multiplication and addition.
+    /// FLOP/s of their matmul in `f32`, two FLOPs for each multiplication and addition.
     pub flops_per_second: f64,
     /// The same with operands rounded to `f16`, where that is faster.
     pub mixed_flops_per_second: Option<f64>,
@@ -95,7 +95,7 @@ impl fmt::Display for Rates {
     }
 }
 
-/// So many negations of a vector, one after the other.
+/// A chain of negations of a vector.
 fn negations(elements: usize, calls: usize) -> Graph {
     let mut g = Graph::new();
     let mut x = g.input("x", &[elements]);
@@ -106,7 +106,7 @@ fn negations(elements: usize, calls: usize) -> Graph {
     g
 }
 
-/// So many products with a square matrix, one after the other.
+/// A chain of matmuls with a square matrix.
 fn products(edge: usize, calls: usize) -> Graph {
     let mut g = Graph::new();
     let (mut x, w) = (g.input("x", &[edge, edge]), g.input("w", &[edge, edge]));
