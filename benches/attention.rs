@@ -1,5 +1,5 @@
-//! Attention inside a plan against matrix products of the same number of operations by the same library, two
-//! threads each: how much of the rate of a multiply is left after softmax and masks. Gated units and rotary
+//! Attention inside a plan against matmuls of the same number of operations by the same library, two threads each: the
+//! share of the matmul rate that is left after softmax and masks. Gated units and rotary
 //! embedding against copies of the same number of bytes.
 //!
 //! The line after each case has the rate and, in parentheses, its ratio to the reference: 1 is as fast.
@@ -116,7 +116,7 @@ fn attention_rates(criterion: &mut Criterion) {
             let rate = |products: f64, seconds: f64| products * once / seconds;
             let report = |rate: f64| format!("{:.1} ({:.2})", rate / 1e9, rate / gemm);
             println!(
-                "{name} GFLOP/s: product {:.1}  forward {}  backward {}",
+                "{name} GFLOP/s: matmul {:.1}  forward {}  backward {}",
                 gemm / 1e9,
                 report(rate(2.0, forward)),
                 report(rate(5.0, both - forward)),

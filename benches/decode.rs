@@ -172,7 +172,7 @@ fn prefill(criterion: &mut Criterion) {
         measure(criterion, &name, &mut race);
         let once = 2.0 * (m * k * n) as f64;
         println!(
-            "prefill {PROMPT} {}: {:.0} tokens/s; products of {:.1} GFLOP at {:.1} GFLOP/s, roofline {:.1} ms ({:.2})",
+            "prefill {PROMPT} {}: {:.0} tokens/s; matmuls of {:.1} GFLOP at {:.1} GFLOP/s, roofline {:.1} ms ({:.2})",
             weights.name(),
             PROMPT as f64 / race.seconds(1),
             operations() / 1e9,

@@ -1,5 +1,5 @@
-//! The workloads of `meganeura bench --suite` under criterion: on the devices that `MEGANEURA_BENCH_DEVICES` names, selectors with
-//! commas between them, or on all that are found, but for those emulated in software, which take part if they are named.
+//! The workloads of `meganeura bench --suite` under criterion: on the devices that `MEGANEURA_BENCH_DEVICES` names (selectors,
+//! separated by commas), or on all devices except those emulated in software.
 //!
 //! ```text
 //! MEGANEURA_BENCH_DEVICES=cpu,blade:0 cargo bench --bench devices
@@ -7,10 +7,10 @@
 //! ```
 //!
 //! `-- matmul` runs the workloads whose suite and name (`matmul/matmul 64x64x64`) contain it; `MEGANEURA_BENCH_SIZES` is small,
-//! medium or large, by default what the slowest class of the devices is given. Devices take turns within every sample. Before
-//! a workload is timed, what each device makes of it is compared with what the first does; a device that differs, or cannot do
-//! it, is left out and named. Throughput is in operations and bytes, as operators declare them; the line after each workload has
-//! the share of the device's measured limit that was reached ([`meganeura::bench`]).
+//! medium or large, by default chosen for the slowest device. Devices take turns within every sample. Before a workload is
+//! timed, the results of all devices are compared with that of the first; a device that differs or fails is left out and named.
+//! Throughput is in FLOPs and bytes, as operators declare them; the line after each workload has its share of the device's
+//! peak ([`meganeura::bench`]).
 
 mod common;
 
@@ -22,9 +22,9 @@ use meganeura::Result;
 use meganeura::bench::{BenchDevice, Comparison, Options, Sizes, Spread, Workload, WorkloadCost};
 use meganeura::config::Config;
 
-/// Selectors with commas between them.
+/// Selectors, separated by commas.
 const DEVICES: &str = "MEGANEURA_BENCH_DEVICES";
-/// How large workloads are.
+/// Size of the workloads.
 const SIZES: &str = "MEGANEURA_BENCH_SIZES";
 
 /// The devices that are named; all that can be opened where none is.

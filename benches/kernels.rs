@@ -244,7 +244,7 @@ fn run(criterion: &mut Criterion, cases: Vec<Case>) {
         let rate = 2.0 * (SIDE * SIDE * SIDE) as f64 / race.seconds(2);
         let arithmetic = cost.flops as f64 / rate;
         println!(
-            "{}: {:.2} ms, {:.1} GB/s, {:.1} GFLOP/s; of the copy's bandwidth {:.2}, of the product's rate {:.2}",
+            "{}: {:.2} ms, {:.1} GB/s, {:.1} GFLOP/s; of the copy's bandwidth {:.2}, of the matmul rate {:.2}",
             case.name,
             race.seconds(0) * 1e3,
             cost.bytes as f64 / race.seconds(0) * 1e-9,

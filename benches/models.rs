@@ -43,7 +43,7 @@ fn bench(criterion: &mut Criterion, name: &str, mut session: Session) {
     group.finish();
     let rate = 2.0 * (SIDE * SIDE * SIDE) as f64 / race.seconds(1);
     println!(
-        "{name}: {:.2} ms, {dispatches} dispatches, {:.2} GFLOP, {:.1} GFLOP/s, {:.2} of the product's rate; {memory}",
+        "{name}: {:.2} ms, {dispatches} dispatches, {:.2} GFLOP, {:.1} GFLOP/s, {:.2} of the matmul rate; {memory}",
         race.seconds(0) * 1e3,
         flops * 1e-9,
         flops / race.seconds(0) * 1e-9,

@@ -35,8 +35,8 @@ pub const CONFIG_FILE: &str = "meganeura.toml";
 pub struct Config {
     /// Device selector, overridden by the environment and the API.
     pub device: Option<String>,
-    /// Selector of a device for what the chosen one lacks even in parts; see [`fallback`](crate::fallback). Without one, that
-    /// is an error.
+    /// Selector of the fallback device, for calls that the chosen device can neither run nor decompose; see
+    /// [`fallback`](crate::fallback). Without one, such calls are an error.
     pub fallback: Option<String>,
     /// File of measured rates of devices; see [`calibration`](crate::calibration).
     pub calibration: Option<PathBuf>,

@@ -11,30 +11,29 @@ use crate::ops::{Call, OpRef};
 use crate::reference::operand_name;
 use crate::shape::TensorType;
 
-/// Rates by which costs are estimated; the device supplies them.
+/// Rates for cost estimates; the device supplies them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CostModel {
     /// Fixed cost of a dispatch.
     pub launch: Duration,
-    /// Bytes a second that memory delivers.
+    /// Memory bandwidth in bytes per second.
     pub bytes_per_second: f64,
-    /// `f32` operations a second of a large matrix product.
+    /// FLOP/s of a large matmul in `f32`.
     pub flops_per_second: f64,
-    /// The same of half-precision operands.
+    /// FLOP/s of a large matmul with half-precision operands.
     pub half_flops_per_second: f64,
-    /// Whether kernels read and write parts of wider rows in place, so that a part of the columns of a matrix
-    /// costs nothing.
+    /// Whether kernels read and write slices of wider rows in place, so that slicing columns of a matrix costs nothing.
     pub free_views: bool,
 }
 
-/// What a device can do.
+/// Capabilities of a device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Capabilities {
     /// Selector-like name, `cpu` or `blade:0`.
     pub name: String,
     /// Storage types of buffers.
     pub dtypes: Vec<DType>,
-    /// Largest buffer in bytes, if limited: the least of what is allocated, and what a kernel binds, at once.
+    /// Largest buffer in bytes, if limited: the lesser of the largest allocation and the largest binding of a kernel.
     pub max_buffer_bytes: Option<u64>,
     /// Memory in bytes, if known.
     pub memory_bytes: Option<u64>,
@@ -44,12 +43,12 @@ pub struct Capabilities {
     pub cost: CostModel,
 }
 
-/// A kernel that a plan would like to use.
+/// A kernel that a plan needs.
 #[derive(Clone, Copy, Debug)]
 pub struct KernelDesc<'a> {
     /// Operator name.
     pub name: &'a str,
-    /// Version of its meaning.
+    /// Version of its semantics.
     pub version: u32,
     /// Attributes of the call.
     pub attrs: &'a Attrs,

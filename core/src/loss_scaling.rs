@@ -1,9 +1,9 @@
-//! Loss scaling: how small gradients survive products in mixed precision.
+//! Loss scaling: it prevents underflow of small gradients in mixed precision.
 //!
-//! Gradients are often far smaller than what `f16` holds. So the backward pass begins with a factor, the scale, instead
-//! of 1, which all gradients have then; they are divided by it before anybody sees them. Where that makes a gradient
-//! infinite on the way, the update is left out and the scale is halved; after enough updates in a row that were made, it
-//! is doubled (Micikevicius et al., 2018, section 3.2). The scale is a power of two, so that both factors are exact.
+//! Gradients are often far smaller than the smallest `f16`. So the backward pass begins with a factor, the loss scale,
+//! instead of 1; gradients are divided by it before they are used. Where a scaled gradient overflows, the update is skipped
+//! and the scale is halved; after a number of updates in a row without overflow, it is doubled (Micikevicius et al., 2018,
+//! section 3.2). The scale is a power of two, so that both factors are exact.
 //!
 //! All of it is part of the plan: the scale and its counters are states on the device, and no step waits for the host.
 
@@ -22,7 +22,7 @@ pub const SCALE_STATE: &str = "loss_scale.scale";
 pub const INVERSE_STATE: &str = "loss_scale.inverse";
 /// State `f32 []` of the optimizer: updates in a row that were made since the scale has changed.
 pub const GOOD_STATE: &str = "optimizer.good_updates";
-/// State `f32 []` of the optimizer: updates that were left out because a gradient was not finite.
+/// State `f32 []` of the optimizer: updates that were skipped because a gradient was not finite.
 pub const SKIPPED_STATE: &str = "optimizer.skipped_updates";
 /// State `f32 []` of the optimizer: elements of the last update's gradients that were not finite.
 pub const FOUND_STATE: &str = "optimizer.non_finite";
@@ -44,14 +44,14 @@ pub const MAX_SCALE: f32 = 16_777_216.0;
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum LossScaling {
-    /// Halved with each update that is left out, doubled after so many in a row that were made.
+    /// Halved with each update that is skipped, doubled after a number of updates in a row that were not.
     Dynamic {
         /// The first scale: a power of two from 2^-24 to 2^24.
         initial: f32,
         /// Updates from one doubling to the next, from 1 to 2^24.
         interval: u32,
     },
-    /// Always the same: a power of two from 2^-24 to 2^24. Updates whose gradients are not finite are left out, too.
+    /// Always the same: a power of two from 2^-24 to 2^24. Updates whose gradients are not finite are skipped, too.
     Fixed(f32),
 }
 

@@ -1,7 +1,7 @@
-//! Graph optimization: what holds on every device.
+//! Graph optimization for every device.
 //!
-//! Removes what nothing needs and merges equal computations. Fusion rule sets and equality saturation
-//! build on the same entry points.
+//! Removes unused nodes and merges equal computations. Fusion rule sets and equality saturation build on the same entry
+//! points.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -28,7 +28,7 @@ pub fn optimize(graph: &Graph) -> Graph {
     unwrap_report(try_optimize(graph)).0
 }
 
-/// [`optimize`], with what was done.
+/// [`optimize`], with a report.
 ///
 /// # Panics
 /// With the report of [`try_optimize`]'s error.
@@ -38,8 +38,8 @@ pub fn optimize_with_report(graph: &Graph) -> (Graph, OptimizeReport) {
     unwrap_report(try_optimize(graph))
 }
 
-/// [`optimize_with_report`] with errors as values. Where no device can be opened, the graph is optimized for a
-/// discrete GPU of which only the rates are known.
+/// [`optimize_with_report`] with errors as values. Where no device can be opened, the graph is optimized for a simulated
+/// discrete GPU.
 ///
 /// # Errors
 /// What [`Graph::verify`] finds; a configuration that cannot be read; an unsound rule.
@@ -62,7 +62,7 @@ pub fn try_optimize(graph: &Graph) -> Result<(Graph, OptimizeReport)> {
     }
 }
 
-/// Optimizes a graph: merges what is equal, removes what nothing needs, applies the rules of a pass, and gathers
+/// Optimizes a graph: merges equal computations, removes unused nodes, applies the rules of a pass, and clusters
 /// elementwise calls where no further pass follows.
 ///
 /// # Errors

@@ -14,7 +14,7 @@ pub enum Precision {
     /// Operands of `f32` are never rounded.
     #[default]
     F32,
-    /// Operands of matrix products and convolutions may be rounded to `f16` (relative error 2^-11; infinite beyond
+    /// Operands of matmuls and convolutions may be rounded to `f16` (relative error 2^-11; infinite beyond
     /// 65,504, down to 6e-8) where the device is faster then. Sums are in `f32`. Parameters, their updates and everything
     /// else stay what they are, and training scales its loss ([`LossScaling`](crate::LossScaling)).
     Mixed,

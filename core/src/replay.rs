@@ -1,4 +1,4 @@
-//! The same plan on two devices with the same data: where they begin to differ.
+//! Runs the same plan on two devices with the same data, and finds the first dispatch on which they differ.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ pub struct ReplayOptions {
     /// times `sqrt(1 + w / 64)`, where `w` is the number of operations for one element. It is no less than what storing
     /// results in 16 bits rounds, or operands, on the cooperative matrices of a plan in mixed precision.
     pub tolerance: f64,
-    /// Where random inputs and parameters begin.
+    /// Seed of random inputs and parameters.
     pub seed: u64,
 }
 
@@ -48,9 +48,9 @@ pub struct Divergence {
     pub result: usize,
     /// Number of the element that differs most.
     pub element: usize,
-    /// What the devices found there.
+    /// The values of both devices.
     pub values: [f64; 2],
-    /// What it may be off by.
+    /// Accepted difference.
     pub limit: f64,
 }
 
@@ -70,7 +70,7 @@ impl fmt::Display for Divergence {
     }
 }
 
-/// What came out of a replay.
+/// Result of a replay.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Replay {
     /// Dispatches that were compared.

@@ -1,4 +1,4 @@
-//! Prompts in, tokens out.
+//! Text generation.
 //!
 //! A [`Generator`] holds one session, whose plan has a segment for prompts in pieces of some rows and one for single tokens.
 //! Both use the same weights and caches ([`ExecutionPlan::join`](meganeura_core::ExecutionPlan::join)), so nothing is in
@@ -76,7 +76,7 @@ impl Default for Request {
     }
 }
 
-/// How long reading and generating took.
+/// Time of reading and generating.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Speed {
     /// Tokens of the prompt that were computed; those that were cached already are not.

@@ -1,6 +1,6 @@
-//! What became of a graph, as a page to look at: before and after rewriting, the plan, and what it costs.
+//! A graph as an HTML page: before and after rewriting, its plan, and costs.
 //!
-//! The page is one file without references to others, so that it opens anywhere and can be sent around.
+//! The page is one file without references to others.
 
 mod kernels;
 mod layout;
@@ -22,28 +22,28 @@ use layout::Layout;
 
 pub use tensors::{ReportTensor, tensors};
 
-/// What the page shows.
+/// Contents of the page.
 pub struct Report<'a> {
     /// Its heading: model and mode.
     pub title: String,
-    /// Device, versions, settings: what somebody needs to know who wants to repeat it.
+    /// Device, versions and settings.
     pub environment: Vec<(String, String)>,
     /// The graph with its gradients, not rewritten.
     pub before: &'a Graph,
     /// The graph that is compiled.
     pub after: &'a Graph,
-    /// What rewriting did.
+    /// The report of rewriting.
     pub optimization: &'a OptimizeReport,
     /// The compiled graph.
     pub plan: &'a ExecutionPlan,
-    /// Source texts of the plan's kernels ([`Device::kernel_sources`](crate::backend::Device::kernel_sources)); none
-    /// where they are not generated from text.
+    /// Source code of the plan's kernels ([`Device::kernel_sources`](crate::backend::Device::kernel_sources)); none where
+    /// kernels are not generated.
     pub kernels: &'a [KernelSource],
-    /// Rates and kernels by which dispatches are priced.
+    /// Cost model of the dispatches.
     pub target: &'a dyn Target,
-    /// Measured times of passes, if there are some.
+    /// Measured times of dispatches, if there are any.
     pub timings: Option<&'a Timings>,
-    /// What is in the tensors of a step, if somebody has looked ([`tensors`]).
+    /// Statistics of the tensors of a step, if they were taken ([`tensors`]).
     pub tensors: &'a [ReportTensor],
 }
 
@@ -74,7 +74,7 @@ impl Report<'_> {
             .replace("{{title}}", &escaped(&self.title)))
     }
 
-    /// What the page is made from.
+    /// The data of the page.
     ///
     /// # Errors
     /// A graph with a cycle.

@@ -1,4 +1,4 @@
-//! What is in the tensors of a step.
+//! Statistics of the tensors of a step.
 
 use meganeura_core::error::TensorKind;
 use meganeura_core::session::Stage;
@@ -15,12 +15,12 @@ pub struct ReportTensor {
     pub name: String,
     /// Dtype and shape, or where it came from.
     pub details: String,
-    /// What is in it.
+    /// Statistics.
     pub statistics: TensorStatistics,
 }
 
-/// Makes a step, and returns what is in all parameters, gradients and activations. Activations are results of the
-/// forward pass, as far as they leave a kernel; they are left out where the device has no room for keeping them all.
+/// Runs a step, and returns statistics of all parameters, gradients and activations. Activations are results of the forward
+/// pass that kernels write to memory; they are left out where the device does not have enough memory for all of them.
 ///
 /// # Errors
 /// Those of a step.

@@ -7,22 +7,22 @@ use meganeura::calibration::warm_up;
 
 pub(crate) type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-/// Something that does a workload.
+/// An implementation of a workload.
 pub(crate) trait Peer {
-    /// Does it once, and gives its result.
+    /// Runs it once, and returns its result.
     fn result(&mut self) -> Result<Vec<f32>>;
 
-    /// Seconds of doing it once, of so many times that follow each other.
+    /// Seconds per run, of a number of runs back to back.
     fn time(&mut self, times: u32) -> Result<f64> {
         timed(times, || self.result())
     }
 }
 
-/// Seconds of a workload, of so many times that follow each other.
-pub(crate) fn timed<T>(times: u32, mut workload: impl FnMut() -> Result<T>) -> Result<f64> {
+/// Seconds per run, of a number of runs back to back.
+pub(crate) fn timed<T>(times: u32, mut work: impl FnMut() -> Result<T>) -> Result<f64> {
     let start = Instant::now();
     for _ in 0..times {
-        workload()?;
+        work()?;
     }
     Ok(start.elapsed().as_secs_f64() / f64::from(times))
 }
@@ -62,7 +62,7 @@ struct Candidate<'a> {
     /// Greatest difference from the first candidate's result that is accepted, relative to the greatest number there.
     tolerance: f32,
     workload: Box<dyn Peer + 'a>,
-    /// How often a turn does the workload.
+    /// Runs per turn.
     times: u32,
 }
 
@@ -73,7 +73,7 @@ impl Candidate<'_> {
     }
 }
 
-/// The same workload in several ways.
+/// Several implementations of one workload.
 pub(crate) struct Comparison<'a> {
     title: String,
     candidates: Vec<Candidate<'a>>,
@@ -131,7 +131,7 @@ impl<'a> Comparison<'a> {
                 errors.push(error);
             } else {
                 println!(
-                    "{:28} left out: off by {error:.2e}, accepted are {:.0e}",
+                    "{:28} left out: max. relative error {error:.2e}, accepted is {:.0e}",
                     c.name, c.tolerance
                 );
             }
@@ -154,7 +154,7 @@ impl<'a> Comparison<'a> {
         }
         let medians: Vec<f64> = times.into_iter().map(median).collect();
         let first = medians.first().copied().unwrap_or_default();
-        println!("{:28} {:>10} {:>8} {:>10}", "", "ms", "ratio", "off by");
+        println!("{:28} {:>10} {:>8} {:>10}", "", "ms", "ratio", "error");
         for ((c, time), error) in self.candidates.iter().zip(&medians).zip(&errors) {
             println!(
                 "{:28} {:>10.3} {:>8.2} {:>10.1e}",

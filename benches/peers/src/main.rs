@@ -131,7 +131,7 @@ impl Setup {
 /// names, where they are installed. All of them run on the CPU; burn, with its features for that, on a GPU as well.
 #[derive(Debug, Parser)]
 struct Args {
-    /// What to compare; everything by default.
+    /// Workloads to compare [default: all]
     #[arg(value_enum)]
     workload: Vec<Workload>,
 
@@ -139,11 +139,11 @@ struct Args {
     #[arg(long, default_value_t = 2)]
     threads: usize,
 
-    /// How often each candidate gets its turn.
+    /// Turns of each candidate.
     #[arg(long, default_value_t = 15)]
     turns: usize,
 
-    /// Devices of Meganeura that take part beside its CPU backend, but in workloads of language models.
+    /// Devices of Meganeura to compare in addition to its CPU backend, except in workloads of language models.
     #[arg(long, value_name = "SEL", value_delimiter = ',')]
     device: Vec<String>,
 

@@ -27,7 +27,7 @@ pub struct BackendInfo {
     pub origin: String,
 }
 
-/// Class of a device, which the automatic choice goes by.
+/// Class of a device; the automatic choice is made by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DeviceKind {
@@ -78,23 +78,23 @@ pub struct DeviceInfo {
     pub driver: Option<String>,
     /// Why the device cannot be used, if it cannot.
     pub rejected: Option<String>,
-    /// Anything a user should know, such as that a second device cannot be told apart from it.
+    /// Anything a user should know, such as that it cannot be distinguished from a second device.
     pub note: Option<String>,
-    /// What it can do, in the backend's own terms, for those who look for a fault.
+    /// Properties in the backend's own terms, for diagnosis.
     pub details: Vec<Fact>,
 }
 
-/// Something to know of a device or of what is around it.
+/// A property of a device or of its environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fact {
-    /// What.
+    /// Name.
     pub name: String,
-    /// How it is.
+    /// Value.
     pub value: String,
 }
 
 impl Fact {
-    /// A fact.
+    /// A property with its value.
     pub fn new(name: impl Into<String>, value: impl Into<String>) -> Self {
         Fact {
             name: name.into(),
@@ -142,12 +142,12 @@ pub trait Backend: Send + Sync {
         None
     }
 
-    /// What it found around it that decides which devices there are: drivers, variables, versions.
+    /// Its environment, which determines the devices: drivers, variables, versions.
     fn environment(&self) -> Vec<Fact> {
         Vec::new()
     }
 
-    /// What of the kernels and the like that other crates brought to it was rejected, and why.
+    /// Kernels and the like of other crates that were rejected, and why.
     fn problems(&self) -> Vec<Error> {
         Vec::new()
     }
@@ -161,19 +161,19 @@ pub trait Device: Send + Sync {
     /// Whether it has a kernel for a call.
     fn supports(&self, kernel: &KernelDesc) -> Support;
 
-    /// How many launches that wait for each other a call takes for which it has a kernel; the price of a call counts them.
+    /// The number of dependent launches that a call takes for which it has a kernel; the cost of a call includes them.
     fn launches(&self, kernel: &KernelDesc) -> u32 {
         let _ = kernel;
         1
     }
 
-    /// What tells its kernels from those of another version or build. It is part of the key of cached plans, which
-    /// are made anew when it changes.
+    /// Identifies its kernels among those of other versions and builds. It is part of the key of cached plans, which are
+    /// built again when it changes.
     fn kernels(&self) -> String {
         String::new()
     }
 
-    /// Whether products are faster where their operands may be rounded to `f16`, and right within that.
+    /// Whether matmuls are faster where their operands may be rounded to `f16`, and accurate within that rounding.
     fn has_mixed_precision(&self) -> bool {
         false
     }
@@ -187,26 +187,26 @@ pub trait Device: Send + Sync {
         Ok(())
     }
 
-    /// Dispatches of a plan that another device runs, with its name; see [`fallback`](crate::fallback).
+    /// Dispatches of a plan that the fallback device runs, with its name; see [`fallback`](crate::fallback).
     fn elsewhere(&self, plan: &ExecutionPlan) -> Vec<(usize, String)> {
         let _ = plan;
         Vec::new()
     }
 
-    /// The generated sources of a plan's kernels, for people to read; none where kernels are not generated.
+    /// The generated source code of a plan's kernels; none where kernels are not generated.
     ///
     /// # Errors
-    /// A kernel that cannot be made.
+    /// A kernel that cannot be generated.
     fn kernel_sources(&self, plan: &ExecutionPlan) -> Result<Vec<KernelSource>> {
         let _ = plan;
         Ok(Vec::new())
     }
 
-    /// Bytes of memory that [`Device::compile`] takes beside the plan's buffers: scratch of kernels, tables, copies that
-    /// undo a step that failed. Making the kernels to know it may take as long as compiling.
+    /// Bytes of memory that [`Device::compile`] allocates in addition to the plan's buffers: scratch of kernels, tables,
+    /// copies for rolling back a failed step. It may generate the kernels, and take as long as compiling.
     ///
     /// # Errors
-    /// A kernel that cannot be made.
+    /// A kernel that cannot be generated.
     fn workspace_bytes(&self, plan: &ExecutionPlan) -> Result<u64> {
         let _ = plan;
         Ok(0)
@@ -221,7 +221,7 @@ pub trait Device: Send + Sync {
     /// state fills uploaded.
     ///
     /// # Errors
-    /// A plan that is not consistent, kernels that are missing, memory that is not there.
+    /// An inconsistent plan, missing kernels, not enough memory.
     fn compile(&self, plan: &ExecutionPlan) -> Result<Box<dyn Executable>>;
 }
 
@@ -232,17 +232,17 @@ pub struct KernelSource {
     pub dispatch: usize,
     /// Which of the dispatch's kernels, from 0.
     pub part: usize,
-    /// Language, as files of it end: `wgsl`.
+    /// Language, by its file extension: `wgsl`.
     pub language: &'static str,
     /// The text.
     pub text: String,
-    /// Name of the variant (the schedule) from which it was made, where the backend tells its variants apart.
+    /// Name of the variant (the schedule) that it was generated from, where the backend names its variants.
     pub variant: Option<String>,
-    /// One sentence why the backend chose that variant: by its default heuristic, or by tuning, and what that gained.
+    /// One sentence on why the backend chose that variant: its default heuristic, or tuning with the measured gain.
     pub why: Option<String>,
 }
 
-/// What one step shall do.
+/// Arguments of one step.
 #[derive(Clone, Copy, Debug)]
 pub struct StepArgs<'a> {
     /// Segments to run, as indices into [`ExecutionPlan::segments`], in order.
@@ -255,7 +255,7 @@ pub struct StepArgs<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
 
-/// What is known of a completed submission.
+/// Result of a completed submission.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepStats {
     /// Time that the device spent on it, if measured.
@@ -321,10 +321,10 @@ pub trait Executable: Send {
     /// Out of bounds; a lost device; an error of the step that was waited for.
     fn read(&mut self, buffer: BufferRef, offset: u64, bytes: &mut [u8]) -> Result<()>;
 
-    /// Writes a tensor that lies at a part of a buffer, before the next step; what is between the part's runs stays as it
-    /// is. `bytes` are those of all runs, one after the other.
+    /// Writes a strided part of a buffer, before the next step; bytes between the part's contiguous runs are unchanged.
+    /// `bytes` are those of all runs, concatenated.
     ///
-    /// Unless a device has a way of its own, a part of several runs is read with what is between them and written back.
+    /// By default, a part of several runs is read together with the bytes between them, and written back.
     ///
     /// # Errors
     /// As [`Executable::write`] and [`Executable::read`].
@@ -342,8 +342,7 @@ pub trait Executable: Send {
         self.write(buffer, offset, &span)
     }
 
-    /// Reads a tensor that lies at a part of a buffer, after all submitted steps. `bytes` are those of all runs, one after
-    /// the other.
+    /// Reads a strided part of a buffer, after all submitted steps. `bytes` are those of all runs, concatenated.
     ///
     /// # Errors
     /// As [`Executable::read`].
@@ -363,10 +362,9 @@ pub trait Executable: Send {
 
     /// Submits a step. It need not be complete on return.
     ///
-    /// A step that meets a fault (an index outside of its table) changes no parameter and no state: it is as if it had
-    /// not been made. The same holds for steps that are submitted after it and before its error is told; so whoever
-    /// goes on after the error goes on from where the faulty step began. [`Executable::rolled_back`] counts these steps.
-    /// What else they compute, results and gradients, is undefined.
+    /// A step with a fault (an index out of range) changes no parameter and no state: it is rolled back. So are steps that
+    /// are submitted after it and before its error is reported; training continues from the state before the faulty step.
+    /// [`Executable::rolled_back`] counts these steps. Their results and gradients are undefined.
     ///
     /// # Errors
     /// A lost device; errors of the step if it is complete already.
@@ -378,13 +376,13 @@ pub trait Executable: Send {
     /// Errors of that step, such as an index outside of a table.
     fn wait(&mut self, ticket: Ticket) -> Result<StepStats>;
 
-    /// How many steps that [`Executable::run`] accepted may still turn out to have met a fault.
+    /// The number of steps that [`Executable::run`] accepted whose faults are not known yet.
     fn in_flight(&self) -> usize {
         0
     }
 
-    /// How many steps that [`Executable::run`] accepted were given up so far, because of a fault in them or in one
-    /// before. Steps for which it returned an error itself do not count.
+    /// The number of steps that [`Executable::run`] accepted and that were rolled back so far, because of a fault in them
+    /// or in an earlier step. Steps for which it returned an error itself do not count.
     fn rolled_back(&self) -> u64 {
         0
     }
@@ -394,8 +392,8 @@ pub trait Executable: Send {
         let _ = on;
     }
 
-    /// Takes what was measured since the last call, in the order of execution. A device may deliver the times
-    /// of a step at the following one.
+    /// Takes the measurements since the last call, in the order of execution. A device may deliver the times of a step
+    /// at the following one.
     fn take_timings(&mut self) -> Vec<PassTiming> {
         Vec::new()
     }

@@ -25,34 +25,34 @@ pub trait Tune {
         progress: &mut dyn FnMut(usize, usize, &Tuned),
     ) -> Result<Vec<Tuned>>;
 
-    /// Forgets what was measured on this device. Returns whether there was anything.
+    /// Deletes the stored results for this device. Returns whether there were any.
     ///
     /// # Errors
-    /// A file that cannot be deleted, or settings by which there is none.
+    /// A file that cannot be deleted, or settings that disable the file.
     fn forget_tuned(&self) -> Result<bool>;
 
-    /// The file that keeps what was measured.
+    /// The file of stored results.
     ///
     /// # Errors
-    /// By the settings there is none.
+    /// Settings that disable the file.
     fn tuned_file(&self) -> Result<&Path>;
 }
 
-/// What is measured, and whether it is kept.
+/// Options of tuning.
 #[derive(Clone, Debug)]
 pub struct TuneOptions {
     /// Time for all classes together, shared evenly. Compiling one kernel, which nothing interrupts, may take longer.
     pub time: Duration,
-    /// Whether what is found is kept in the file.
+    /// Whether results are stored in the file.
     pub keep: bool,
 }
 
-/// What was measured of a class of calls.
+/// Result for a class of calls.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tuned {
     /// The class: what is computed, and its sizes.
     pub class: String,
-    /// Such calls in the plans.
+    /// Number of such calls in the plans.
     pub calls: usize,
     /// The default schedule.
     pub default: String,
@@ -64,9 +64,9 @@ pub struct Tuned {
     pub best_seconds: f64,
     /// Schedules that were timed, beside the default one.
     pub timed: usize,
-    /// Schedules that were not tried, as the time was over.
+    /// Schedules that were not tried, because the time was over.
     pub untried: usize,
-    /// Schedules that are wrong, or that the driver does not take.
+    /// Schedules with wrong results, or that the driver rejects.
     pub refused: Vec<RefusedSchedule>,
     /// Why the class was not measured, if it was not.
     pub skipped: Option<String>,

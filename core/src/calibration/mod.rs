@@ -1,4 +1,4 @@
-//! Measured rates of devices, kept in a file: rewriting prices calls by them instead of by those of a class of devices.
+//! Measured rates of devices, saved in a file: the cost model uses them instead of the defaults for a class of devices.
 //!
 //! `meganeura doctor --calibrate FILE` measures and writes; `MEGANEURA_CALIBRATION=FILE`, or `calibration = "FILE"` in the
 //! configuration, makes every device that the file has an entry for use it. An entry holds for one device with one
@@ -44,11 +44,11 @@ pub struct Calibrated {
     /// Its driver, as the listing has it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub driver: Option<String>,
-    /// What another dependent call adds to a step, in nanoseconds.
+    /// Time that one more dependent launch adds to a step, in nanoseconds.
     pub launch_ns: u64,
     /// Bytes a second, read and written.
     pub bytes_per_second: f64,
-    /// `f32` operations a second of a large matrix product.
+    /// FLOP/s of a large matmul in `f32`.
     pub flops_per_second: f64,
 }
 

@@ -3,18 +3,18 @@
 use std::fmt;
 use std::time::Duration;
 
-/// What was measured of a device.
+/// Measured rates of a device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rates {
     /// A step of one small call, from submission to the end of the wait for it.
     pub step: Duration,
-    /// What another dependent call adds to a step.
+    /// Time that one more dependent launch adds to a step.
     pub launch: Duration,
     /// Bytes a second, read and written, of copies of 64 MB.
     pub bytes_per_second: f64,
-    /// Rows and columns of the matrices that were multiplied, as large as tells something new.
+    /// Rows and columns of the matrices that were multiplied: the largest size that was tried.
     pub edge: usize,
-    /// Operations a second of their product in `f32`, two for each multiplication and addition.
+    /// FLOP/s of their matmul in `f32`, two FLOPs for each multiplication and addition.
     pub flops_per_second: f64,
     /// The same with operands rounded to `f16`, where that is faster.
     pub mixed_flops_per_second: Option<f64>,

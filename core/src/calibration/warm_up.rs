@@ -1,4 +1,4 @@
-//! Bringing a device to its full clock before anything is timed.
+//! Warming up a device to its full clock before anything is timed.
 
 use std::time::Duration;
 
@@ -16,8 +16,7 @@ const RISE: f64 = 0.03;
 ///
 /// GPUs lower their clock while a process mostly does other things than use them, and raise it only under load that lasts.
 /// An H200 was at 345 instead of 1,980 MHz some seconds after a Vulkan device was opened that was used for a tenth of the time:
-/// products took five times as long, and samples of 20 ms did not change it. Processors need no such thing: what computes on
-/// them is itself the load.
+/// matmuls took five times as long, and samples of 20 ms did not change it. CPUs need no warm-up.
 ///
 /// ```
 /// use std::time::Duration;

@@ -1,9 +1,9 @@
-//! A device whose missing primitives another one computes, where that was asked for.
+//! The fallback device: it runs the dispatches that the chosen device can neither run nor decompose.
 //!
-//! A device that lacks a kernel gets the decomposition. What even that does not cover is an error, unless the
-//! configuration names a device to leave it to (`fallback = "cpu"`): then dispatches without a decomposition run there,
-//! and what they read and write goes through the host. Both devices have all buffers, and no two share memory. Steps are
-//! waited for, part by part. The report of a build says what runs elsewhere ([`OptimizeReport::elsewhere`]).
+//! It is used only if the configuration names it (`fallback = "cpu"`); without one, such dispatches are an error. Their
+//! operands and results are copied through the host. Both devices have all buffers, and no two buffers share memory. The
+//! host synchronizes after each part of a step. The report of a build lists these dispatches
+//! ([`OptimizeReport::elsewhere`]).
 //!
 //! [`OptimizeReport::elsewhere`]: crate::OptimizeReport::elsewhere
 
@@ -20,14 +20,14 @@ use crate::plan::{BufferRef, Dispatch, ExecutionPlan, Segment};
 use crate::registry;
 use both::{Both, Part};
 
-/// A device, and the one that it leaves what it lacks to.
+/// A device with a fallback device.
 pub struct WithFallback {
     first: Arc<dyn Device>,
     other: Arc<dyn Device>,
 }
 
 impl WithFallback {
-    /// A device with another behind it.
+    /// Combines a device with a fallback device.
     pub fn new(first: Arc<dyn Device>, other: Arc<dyn Device>) -> Self {
         WithFallback { first, other }
     }

@@ -1,4 +1,4 @@
-//! What a step that meets a fault could have changed before.
+//! Parameters and states that a step with a fault may already have changed.
 
 use std::collections::HashSet;
 

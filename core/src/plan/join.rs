@@ -1,4 +1,4 @@
-//! Several plans in one, which have their parameters and states in common.
+//! Several plans merged into one session, with shared parameters and states.
 
 use std::collections::HashMap;
 
@@ -6,18 +6,18 @@ use super::{BufferRef, ExecutionPlan, FORWARD_BACKWARD, OWN_SEGMENTS, Segment, S
 use crate::error::{Error, Result};
 
 impl ExecutionPlan {
-    /// Adds the forward pass of another plan as a segment of that name, which `Session::try_step_of` runs alone. What the
-    /// other plan calls by the name of a parameter or state of this one is that one, so weights and caches are in memory
-    /// once; what is needed within a step only shares memory with that of the other segments. Inputs get the names
-    /// `{segment}.{input}`. Outputs come after those of this plan: returned is the number of the first.
+    /// Adds the forward pass of another plan as a segment, which `Session::try_step_of` runs. Parameters and states of
+    /// equal names are shared, so weights and caches are in memory once; intermediates of different segments share memory.
+    /// Inputs get the names `{segment}.{input}`. Outputs are appended to those of this plan; the index of the first is
+    /// returned.
     ///
-    /// Packed parameters are the same only if both plans pack the same ones: if they do not, building either without the
-    /// rules that pack makes them agree. On an error the plan stays as it was.
+    /// Packed parameters can be shared only if both plans pack the same ones; otherwise, build both without the rule sets
+    /// that pack. On an error the plan is unchanged.
     ///
     /// # Errors
-    /// [`Error::ParametersDiffer`] with all tensors that have one name, but not one type or packing;
-    /// [`Error::InvalidUse`] for a plan that trains, plans of different precision, a segment that there is already or that
-    /// a step has itself, and one that inputs' names begin with; a buffer that is larger than the device binds.
+    /// [`Error::ParametersDiffer`] with all tensors of equal names, but different types or packing; [`Error::InvalidUse`]
+    /// for a plan that trains, plans of different precision, the name of an existing or built-in segment, and one that is a
+    /// prefix of an input's name; a buffer that is larger than the device binds.
     pub fn join(&mut self, other: &ExecutionPlan, segment: &str, max_buffer_bytes: Option<u64>) -> Result<usize> {
         self.check_joint(other, segment)?;
         let differences = self.differences(other);

@@ -94,8 +94,8 @@ pub struct Dispatch {
     pub source: Option<u32>,
     /// Whether a cooperative-matrix variant was chosen (GPU backends).
     pub use_coop: bool,
-    /// Name of the kernel's variant (its schedule) that the backend chose, if it recorded one. It means something to
-    /// that backend alone.
+    /// Name of the kernel's variant (its schedule) that the backend chose, if it recorded one. Only that backend interprets
+    /// it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub variant: Option<String>,
 }
@@ -193,7 +193,7 @@ pub struct ParamInfo {
 pub struct ExecutionPlan {
     /// [`PLAN_VERSION`] at the time of compilation.
     pub version: u32,
-    /// What it was built with, beside the graph.
+    /// Everything but the graph that it was built from.
     pub build_key: BuildKey,
     /// Precision of matmuls and convolutions.
     pub precision: Precision,
@@ -204,7 +204,7 @@ pub struct ExecutionPlan {
     /// Dtype and shape in which each buffer was made.
     #[serde(with = "stored::buffer_types")]
     pub buffer_types: Vec<TensorType>,
-    /// Parameters by name. A packed one has a name of its own here, which is not for users: they speak of what
+    /// Parameters by name. A packed one has an internal name here; users refer to those that
     /// [`ExecutionPlan::parameters`] lists.
     pub param_buffers: Vec<(String, BufferRef)>,
     /// Facts about each parameter, in the same order.
@@ -240,7 +240,7 @@ pub struct ExecutionPlan {
     pub derived_params: Vec<(BufferRef, Vec<(String, usize)>)>,
     /// Facts about each packed parameter, in the same order.
     pub derived_info: Vec<DerivedInfo>,
-    /// Where the buffers lie.
+    /// Offsets of the buffers.
     pub memory: MemoryLayout,
     /// The dispatches that are recomputed to need less memory, if a budget was given.
     pub recomputation: Option<Recomputation>,

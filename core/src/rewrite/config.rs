@@ -10,7 +10,7 @@ use crate::memory_budget::MemoryBudget;
 use crate::mode::Mode;
 use crate::precision::Precision;
 
-/// Settings of what is done to a graph and its plan.
+/// Settings of rewriting and planning.
 ///
 /// ```toml
 /// [rewrite]
@@ -25,7 +25,7 @@ use crate::precision::Precision;
 pub struct RewriteConfig {
     /// Whether rules are applied at all. Equal computations are merged and unused ones removed in any case.
     pub enabled: bool,
-    /// Whether elementwise calls are gathered into fused ones.
+    /// Whether elementwise calls are clustered into fused ones.
     pub cluster: bool,
     /// Rule sets to leave out, by namespace.
     pub disable: Vec<String>,
@@ -37,9 +37,9 @@ pub struct RewriteConfig {
     pub time_ms: u64,
     /// Most steps of the exact search.
     pub steps: u64,
-    /// Whether to find the price that greedy rewriting reaches too, for comparison.
+    /// Whether to compute the cost that greedy rewriting reaches, too, for comparison.
     pub baseline: bool,
-    /// Memory that the plan may take; to take less, it runs parts of a step twice. No limit by default.
+    /// Memory limit of the plan; activations are recomputed to stay within it. No limit by default.
     pub memory_budget: Option<MemoryBudget>,
     /// Precision of matmuls and convolutions; [`Precision::default_for`] the device unless it is given.
     pub precision: Option<Precision>,

@@ -8,15 +8,15 @@ use super::join;
 use crate::cluster::Cluster;
 use crate::graph::{Graph, NodeId};
 
-/// One use of a rule.
+/// One application of a rule.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Fusion {
     /// The rule.
     pub rule: String,
     /// Its rule set.
     pub rule_set: String,
-    /// The node of the final graph that it made, or that what it made became a part of. `None` if that cannot be told:
-    /// fusions before differentiation are found again by name, if what they made is still there.
+    /// The node of the final graph that it created, or that contains what it created. `None` if that is not known: fusions
+    /// before differentiation are identified by name, if their nodes still exist.
     pub node: Option<NodeId>,
     /// Whether its pass was the one before differentiation.
     pub before_autodiff: bool,
@@ -26,10 +26,10 @@ pub struct Fusion {
     pub saving_ps: i64,
 }
 
-/// What optimization did.
+/// Report of an optimization.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OptimizeReport {
-    /// Whether the plan came from a file, so that nothing was done and nothing else here is known.
+    /// Whether the plan came from a file; then nothing was optimized, and the other fields are empty.
     pub from_cache: bool,
     /// Rewrite program; empty while no rule set is registered.
     pub egglog_program: String,
@@ -51,19 +51,19 @@ pub struct OptimizeReport {
     pub cost_before_ps: u64,
     /// The same after rewriting.
     pub cost_after_ps: u64,
-    /// The same after gathering elementwise calls.
+    /// The same after clustering.
     pub clustered_cost_ps: u64,
-    /// Elementwise calls that became one, with their neighbours.
+    /// Clusters of elementwise calls that were fused, with their neighbours.
     pub clusters: Vec<Cluster>,
-    /// Time of gathering them.
+    /// Time of clustering.
     pub cluster_time: Duration,
-    /// What greedy rewriting with the same rules reaches, if it was asked for.
+    /// Estimated time of a step after greedy rewriting with the same rules, if it was requested.
     pub greedy_cost_ps: Option<u64>,
-    /// Whether the graph is the cheapest of all that the rules reach.
+    /// Whether the graph provably has the lowest cost of all that the rules reach.
     pub extraction_exact: bool,
     /// The budget that ended saturation, if one did.
     pub budget_hit: Option<String>,
-    /// Labels of calls that another device runs, with its name, where one was chosen as the fallback.
+    /// Labels of calls that run on the fallback device, with its name.
     pub elsewhere: Vec<(String, String)>,
     /// Time of saturation.
     pub egglog_time: Duration,

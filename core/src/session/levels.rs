@@ -83,8 +83,8 @@ impl Session {
         let (plan, segments) = self.plan.by_levels();
         check_fit(&plan, 0, self.device.capabilities())?;
         let mut copy = self.device.compile(&plan)?;
-        let persistent: HashSet<BufferRef> = plan.persistent().collect();
-        copy_buffers(&mut *self.executable, &mut *copy, &plan, &persistent)?;
+        let external: HashSet<BufferRef> = plan.external().collect();
+        copy_buffers(&mut *self.executable, &mut *copy, &plan, &external)?;
         self.gather_scalars()?;
         let forward = forward_dispatches(&plan);
         let mut level = Level {

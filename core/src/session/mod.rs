@@ -82,7 +82,7 @@ impl Session {
     /// [`Session::new`] with errors as values.
     ///
     /// # Errors
-    /// No such device; kernels that it lacks; memory that is not there.
+    /// No such device; missing kernels; not enough memory.
     pub fn try_new(plan: ExecutionPlan) -> Result<Self> {
         let config = Config::load()?;
         let device = select::select(None, &config)?.open(&config)?;
@@ -92,7 +92,7 @@ impl Session {
     /// Prepares a plan on a device that is open already, with the debug options of the environment.
     ///
     /// # Errors
-    /// An inconsistent plan; kernels that the device lacks, all listed; memory that is not there; wrong debug options.
+    /// An inconsistent plan; missing kernels, all listed; not enough memory; wrong debug options.
     pub fn on(device: Arc<dyn Device>, plan: ExecutionPlan) -> Result<Self> {
         Session::debugged(device, plan, DebugOptions::from_environment()?)
     }
@@ -144,7 +144,7 @@ impl Session {
 
     // ---- data in ------------------------------------------------------------------------------
 
-    /// Uploads a parameter. One that is stored packed with others goes to its place among them.
+    /// Uploads a parameter, also one that is part of a packed parameter.
     ///
     /// # Errors
     /// Unknown name, one of packed storage, wrong number of elements, a parameter that is not `f32`; where its place is
@@ -331,8 +331,8 @@ impl Session {
 
     /// Submits forward, backward and, with an optimizer set, the update, as one submission.
     ///
-    /// A step that meets a fault, such as an index outside of its table, changes no parameter, no state and no counter.
-    /// Where its error comes out of a later call, the steps that were submitted in between are given up with it.
+    /// A step with a fault, such as an index out of range, changes no parameter, no state and no counter. Where its error is
+    /// returned by a later call, the steps that were submitted in between are rolled back, too.
     ///
     /// # Errors
     /// Inputs that were never set; a lost device; errors of the step's kernels (they may also come out of

@@ -19,65 +19,64 @@ const MAX_PREFETCH: usize = 1024;
 /// on small image data sets.
 #[derive(Clone, Debug)]
 pub struct TrainConfig {
-    /// Passes over the training data; with 0, `fit` only evaluates.
+    /// Number of epochs; with 0, `fit` only evaluates.
     pub epochs: usize,
-    /// Examples in a step, at least 1. The model's inputs have it as first axis.
+    /// Batch size, at least 1. It is the first axis of the model's inputs.
     pub batch_size: usize,
-    /// Rule of the updates.
+    /// Optimizer.
     pub optimizer: OptimizerChoice,
     /// Learning rate that the schedule scales: finite, at least 0. With 0, parameters stay as they are
     /// (running statistics of batch norms still move).
     pub learning_rate: f32,
     /// How the learning rate changes during training.
     pub schedule: Schedule,
-    /// Rise of the learning rate over the first steps, on top of the schedule; none by default.
+    /// Warm-up of the learning rate over the first steps, on top of the schedule; none by default.
     pub warmup: Warmup,
     /// Limit on the gradients; none by default.
     pub clip: Option<GradientClip>,
-    /// Steps whose gradients are averaged for one update, at least 1: as if the batch were so many times as
-    /// large, at the cost of memory of the parameters' size.
+    /// Gradient accumulation: steps whose gradients are averaged for one update, at least 1. It has the effect of a larger
+    /// batch, and needs memory of the parameters' size.
     pub accumulate: u32,
-    /// Parameters with a rate or weight decay of their own, by name.
+    /// Parameter groups, by name, with their own learning rates or weight decays.
     pub groups: Vec<ParameterGroup>,
-    /// Decides initial weights, order of the examples, augmentation and dropout. On one device, equal seeds give equal
+    /// Seed of initial weights, order of the examples, augmentation and dropout. On one device, equal seeds give equal
     /// results, bit for bit.
     pub seed: u64,
-    /// Whether every epoch has its own order; without, it is that of the data set.
+    /// Whether the examples are shuffled in every epoch.
     pub shuffle: bool,
-    /// What becomes of the examples left over when the batch size does not divide their number.
+    /// Handling of the last, incomplete batch.
     pub remainder: Remainder,
     /// Device selector; without one, the environment and the configuration file decide.
     pub device: Option<String>,
     /// Memory limit of a training step; where it takes more, activations are recomputed instead of being kept. Results
     /// are the same. Without one, the configuration file decides.
     pub memory_budget: Option<MemoryBudget>,
-    /// Precision of matmuls and convolutions. Without one, the configuration file decides, and else training is in `f32` and
-    /// evaluation in what the device is fast at.
+    /// Precision of matmuls and convolutions. Without one, the configuration file decides; by default training is in `f32`,
+    /// and evaluation in the device's default precision.
     pub precision: Option<Precision>,
-    /// The scale of gradients in mixed precision. Without one, the configuration file decides, and else
+    /// Loss scaling in mixed precision. Without one, the configuration file decides; the default is
     /// [`LossScaling::default`].
     pub loss_scale: Option<LossScaling>,
-    /// Evaluates after every so many epochs, and always after the last; with 0, only then.
+    /// Evaluates every N epochs, and always after the last; with 0, only then.
     pub evaluate_every: usize,
-    /// Evaluates also after every so many steps, counted over the whole run; with 0, after epochs only.
+    /// Evaluates every N steps, too, counted over the whole run; with 0, only after epochs.
     pub evaluate_every_steps: usize,
-    /// Ends the run when evaluations stop getting better; needs test data.
+    /// Early stopping; needs test data.
     pub early_stopping: Option<EarlyStopping>,
-    /// Reads the loss of every so many steps, for observers and to notice one that is not finite; with 0,
-    /// only the mean of each epoch. Reading makes the host wait for the device, which costs time on a GPU.
-    /// The mean loss of an epoch is that of all its steps, however many are read: the device sums it up.
+    /// Reads the loss every N steps, for observers and to detect losses that are not finite; with 0, only the mean of each
+    /// epoch. Reading synchronizes host and device, which costs time on a GPU. The mean loss of an epoch is over all its
+    /// steps in any case: the device sums it up.
     pub loss_every: usize,
-    /// Tells observers statistics of all parameters and gradients after every so many steps, counted over the whole run;
-    /// with 0, never. The host reads all of them for it.
+    /// Reports statistics of all parameters and gradients to observers every N steps, counted over the whole run; with 0,
+    /// never. The host reads all of these tensors.
     pub statistics_every: usize,
-    /// Random changes of the training examples; none by default. Evaluation sees the examples as they are.
+    /// Augmentation of the training examples; none by default. Evaluation uses the original examples.
     pub augmentation: Augmentation,
-    /// Batches that a thread of its own assembles ahead of the steps; with 0, they are assembled between the
-    /// steps. Results are the same bits. It pays where the device works on its own, and where augmentation
-    /// costs as much as a step; memory is that of `prefetch + 2` batches.
+    /// Batches to prefetch on a separate thread; with 0, they are assembled between the steps. Results are the same, bit for
+    /// bit. It helps on GPUs, and where augmentation takes as long as a step; it needs memory for `prefetch + 2` batches.
     pub prefetch: usize,
-    /// Saves the run, so that another one can go on from there; not by default. The other one then gives what this one
-    /// would have given, bit for bit on one device.
+    /// Checkpoints, from which an interrupted run resumes; none by default. The resumed run gives the same results as an
+    /// uninterrupted one, bit for bit on one device.
     pub checkpoints: Option<Checkpoints>,
     /// Name of the input for the features, `f32 [batch, ...]`.
     pub features: String,
@@ -125,7 +124,7 @@ impl TrainConfig {
         rate(self.learning_rate, self.schedule, self.warmup, at)
     }
 
-    /// The optimizer with everything around it.
+    /// The optimizer with clipping, accumulation and parameter groups.
     pub fn update(&self) -> Update {
         Update {
             clip: self.clip,
@@ -171,7 +170,7 @@ impl TrainConfig {
     }
 }
 
-/// Rule of the updates. The constants that are not given here are the published ones.
+/// Optimizers. Other constants are the published ones.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum OptimizerChoice {
@@ -185,10 +184,10 @@ pub enum OptimizerChoice {
     Adam,
     /// Adam with decoupled weight decay.
     AdamW {
-        /// Fraction of each parameter, times the learning rate, that a step takes away.
+        /// Weight decay: a step subtracts this fraction of each parameter, times the learning rate.
         weight_decay: f32,
     },
-    /// Any rule; its learning rate is replaced by the configured one.
+    /// Any optimizer; its learning rate is replaced by the configured one.
     Custom(Box<dyn Optimizer>),
 }
 

@@ -39,13 +39,13 @@
 //! |---|---|
 //! | learning rate | [`Schedule`] and [`Warmup`] |
 //! | evaluation between epochs or steps | [`TrainConfig::evaluate_every`], [`TrainConfig::evaluate_every_steps`] |
-//! | ending early, keeping the best weights | [`EarlyStopping`] |
-//! | watching and ending it, several at once | [`Observer`] |
+//! | early stopping, keeping the best weights | [`EarlyStopping`] |
+//! | callbacks, which may end the run | [`Observer`] |
 //! | a log file | [`JsonLinesLog`], [`CsvLog`], [`EventLog`] for TensorBoard, or all three in a [`LogFolder`] |
-//! | what is in parameters and gradients | [`TrainConfig::statistics_every`] |
-//! | random changes of the examples | [`TrainConfig::augmentation`] |
-//! | assembling batches on a thread | [`TrainConfig::prefetch`] |
-//! | saving the run and going on later | [`TrainConfig::checkpoints`] |
+//! | statistics of parameters and gradients | [`TrainConfig::statistics_every`] |
+//! | augmentation | [`TrainConfig::augmentation`] |
+//! | prefetching batches | [`TrainConfig::prefetch`] |
+//! | checkpoints and resuming | [`TrainConfig::checkpoints`] |
 //!
 //! # Reproducibility
 //!

@@ -108,7 +108,7 @@ extern "C" {
 #define MGN_STATUS_INDEX_OUT_OF_RANGE 5u
 /* A read or write outside of a buffer, or of no buffer. */
 #define MGN_STATUS_OUT_OF_BOUNDS 6u
-/* The device is gone; the executable is of no use any more. */
+/* The device is gone; the executable cannot be used any more. */
 #define MGN_STATUS_DEVICE_LOST 7u
 /* The plugin panicked; the host uses the executable no more. */
 #define MGN_STATUS_PANIC 8u
@@ -505,7 +505,7 @@ struct MgnDeviceInfo {
     uint64_t launch_nanos;
     /* Bytes a second that memory delivers. */
     double bytes_per_second;
-    /* `f32` operations a second of a large matrix product. */
+    /* FLOP/s of a large matmul in `f32`. */
     double flops_per_second;
     /* The same of half-precision operands. */
     double half_flops_per_second;

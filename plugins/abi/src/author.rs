@@ -91,7 +91,7 @@ pub struct DeviceDescription {
     pub launch_nanos: u64,
     /// Bytes a second that memory delivers.
     pub bytes_per_second: f64,
-    /// `f32` operations a second of a large matrix product.
+    /// FLOP/s of a large matmul in `f32`.
     pub flops_per_second: f64,
     /// Why it cannot be used, if it cannot.
     pub rejected: Option<String>,

@@ -394,7 +394,7 @@ structures! { STRUCTS;
         launch_nanos: u64,
         /// Bytes a second that memory delivers.
         bytes_per_second: f64,
-        /// `f32` operations a second of a large matrix product.
+        /// FLOP/s of a large matmul in `f32`.
         flops_per_second: f64,
         /// The same of half-precision operands.
         half_flops_per_second: f64,

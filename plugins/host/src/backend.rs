@@ -355,7 +355,7 @@ impl PluginExecutable {
             None => Ok(()),
             Some(why) => Err(Error::Plugin {
                 plugin: self.open.plugin.name().to_owned(),
-                message: format!("this session is of no use any more: {why}"),
+                message: format!("this session cannot be used any more: {why}"),
                 remedy: "build the session anew".into(),
             }),
         }
@@ -380,7 +380,7 @@ impl PluginExecutable {
     }
 
     fn progress(&self) -> Option<abi::Progress> {
-        // Of one that is of no use any more, nothing is called but what frees it.
+        // Of one that cannot be used any more, nothing is called but what frees it.
         if self.unusable.is_some() {
             return None;
         }

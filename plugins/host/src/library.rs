@@ -237,7 +237,7 @@ pub(crate) struct Failure {
     pub(crate) code: u32,
     pub(crate) message: String,
     pub(crate) detail: [u64; 3],
-    /// Whether the executable that it came from is of no use any more.
+    /// Whether the executable that it came from cannot be used any more.
     pub(crate) unusable: bool,
 }
 

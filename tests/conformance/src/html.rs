@@ -37,7 +37,7 @@ impl Report {
             page,
             "<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n<title>{title}</title>\n\
              <style>{STYLE}</style>\n<h1>{title}</h1>\n\
-             <p><span class=\"{class}\">{word}</span>: {} cases passed, {} failed, {} were left out, in {:.1} s.</p>",
+             <p><span class=\"{class}\">{word}</span>: {} cases passed, {} failed, {} filtered out, in {:.1} s.</p>",
             self.passed(),
             self.failed(),
             self.skipped(),
@@ -75,7 +75,7 @@ impl Report {
         writeln!(
             page,
             "<h2>Groups</h2>\n<table>\n<tr><th>group<th class=\"n\">cases<th class=\"n\">failed\
-             <th class=\"n\">expected to fail<th class=\"n\">worst error, of what is accepted</tr>"
+             <th class=\"n\">expected to fail<th class=\"n\">worst error / accepted</tr>"
         )?;
         for (group, (cases, failed, expected, worst)) in groups {
             let class = if failed > 0 { " class=\"bad\"" } else { "" };

@@ -34,10 +34,10 @@
 //!   five times as much. Half-precision operands accept at least two units in the last place of the type.
 //!   Whole training steps accept `5e-5` for what the graph computes, and `3e-6` for the update, which is
 //!   compared with the rule applied to the device's own gradients.
-//! - In mixed precision, plans that use cooperative matrices may be off by more. Each operand of a product is rounded by up to
-//!   2^-11 of it (of 2^-14, where it is smaller), so that a product is off by up to `2^-10 sum |a| |b|`. How far results
-//!   are off then is found by changing the oracle's products by as much, with random signs, four times: twice the
-//!   largest difference in a tensor is accepted on top.
+//! - In mixed precision, the tolerance is larger for plans that use cooperative matrices. Rounding changes each operand of a
+//!   matmul by up to 2^-11 of it (of 2^-14, where it is smaller), so the error of a matmul is up to `2^-10 sum |a| |b|`. The
+//!   oracle's matmuls are changed by as much, with random signs, four times: twice the largest difference in a tensor is
+//!   added to the tolerance.
 
 mod compare;
 mod errors;

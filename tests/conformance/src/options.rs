@@ -41,7 +41,7 @@ pub struct Options {
     pub seeds: Range<u64>,
     /// Largest work of an operator case, in operations of all its calls: the oracle is slow.
     pub max_work: u64,
-    /// Precision of all plans. In [`Precision::Mixed`] a run in which nothing used cooperative matrices has failed.
+    /// Precision of all plans. In [`Precision::Mixed`] a run fails if no dispatch used cooperative matrices.
     pub precision: Precision,
 }
 

@@ -1,4 +1,4 @@
-//! What came out of a run.
+//! The results of a run.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -61,7 +61,7 @@ impl Outcome {
         }
     }
 
-    /// What there is to say beyond the word.
+    /// The message, if there is one.
     pub fn detail(&self) -> &str {
         match self {
             Outcome::Pass { .. } => "",

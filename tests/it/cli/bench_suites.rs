@@ -42,7 +42,7 @@ fn every_result_has_its_time_and_its_floor() {
     let (record, told) = measured("matmul,norm,session", &[]);
     assert_eq!(
         (&record["format"], &record["version"]),
-        (&"meganeura-bench".into(), &1.into())
+        (&"meganeura-bench".into(), &2.into())
     );
     assert_eq!(
         (&record["sizes"], &record["skipped"]),
@@ -201,7 +201,7 @@ fn what_cannot_be_measured_or_compared_is_said() {
         ),
         (
             "cut.json",
-            "{\"format\": \"meganeura-bench\", \"version\": 1}",
+            "{\"format\": \"meganeura-bench\", \"version\": 2}",
             "damaged record",
         ),
     ] {

@@ -1,12 +1,12 @@
-//! Whether a plan fits into a device.
+//! Whether a plan fits into a device's memory.
 
 use super::MemoryForecast;
 use crate::error::{Error, Result};
 use crate::kernel::Capabilities;
 use crate::plan::ExecutionPlan;
 
-/// Refuses a plan that needs more memory than the device has: for its buffers, and so many bytes
-/// [beside](crate::backend::Device::workspace_bytes) them. Backends call it before they allocate any.
+/// Refuses a plan that needs more memory than the device has, for its buffers and its
+/// [workspace](crate::backend::Device::workspace_bytes). Backends call it before they allocate any.
 ///
 /// # Errors
 /// [`Error::OutOfMemory`], with what would make it fit.

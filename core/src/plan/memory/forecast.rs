@@ -1,30 +1,30 @@
-//! How much memory a plan takes, known before any is allocated.
+//! The memory of a plan, computed before any is allocated.
 
 use std::fmt;
 
 use super::aligned;
 use crate::plan::{BufferRef, ExecutionPlan};
 
-/// Memory of a plan's buffers, in bytes. What a device has beside them (scratch of kernels, copies that undo a step that
-/// failed), [`Device::workspace_bytes`](crate::backend::Device::workspace_bytes) says.
+/// Memory of a plan's buffers, in bytes. The workspace of a device (scratch of kernels, copies for rolling back a failed
+/// step) is not included; see [`Device::workspace_bytes`](crate::backend::Device::workspace_bytes).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryForecast {
     /// What a device allocates.
     pub planned: usize,
     /// The same if no two buffers shared memory.
     pub unplanned: usize,
-    /// What is needed at the same time, at the level where that is most: no placement takes less. A result is counted
-    /// beside the operands that it is computed from, as none is computed in their place.
+    /// Bytes that are live at the peak level: no placement needs less. A result is counted in addition to its operands,
+    /// because none is computed in place.
     pub lower_bound: usize,
     /// Parameters.
     pub parameters: usize,
     /// Gradients of parameters and inputs.
     pub gradients: usize,
-    /// State of the optimizer: moments, and what gradients add up in.
+    /// State of the optimizer: moments, and accumulated gradients.
     pub optimizer: usize,
     /// Inputs, outputs, constants, scalars and other states.
     pub others: usize,
-    /// The part of `planned` that buffers share which are needed within a step only.
+    /// The part of `planned` for buffers that are needed only within a step: activations and other intermediates.
     pub transient: usize,
 }
 

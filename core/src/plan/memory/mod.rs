@@ -1,8 +1,8 @@
-//! Where buffers lie in a device's memory.
+//! Memory planning: offsets of buffers in a device's memory.
 //!
-//! What a step computes on the way is needed for a part of it. Buffers whose times do not overlap share memory: all lie
-//! at offsets of one arena. Parameters, inputs, constants, states, scalars, results and gradients outlive the step, so
-//! each has a place of its own.
+//! Intermediates are live for a part of a step. Buffers whose lifetimes do not overlap share memory: all have offsets in one
+//! arena. Parameters, inputs, constants, states, scalars, results and gradients outlive the step, so they share memory with
+//! no other buffer.
 //!
 //! Time is counted in levels, since dispatches of one level run at the same time. A buffer takes its place from the level
 //! that writes it up to the last level that reads it, both included, so neighbours in memory are never in use in one

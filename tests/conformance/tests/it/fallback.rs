@@ -119,7 +119,7 @@ fn reports_say_what_runs_elsewhere() {
         report.elsewhere.iter().all(|(label, _)| !label.contains("tanh")),
         "{report}"
     );
-    assert!(report.to_string().contains("Elsewhere: "), "{report}");
+    assert!(report.to_string().contains("On the fallback device "), "{report}");
 }
 
 #[test]

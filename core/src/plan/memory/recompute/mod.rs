@@ -1,7 +1,8 @@
-//! Recomputation: values of a step that are computed again just before they are used late, instead of being kept.
+//! Recomputation (gradient checkpointing): values of a step that are computed again just before a late use, instead of being
+//! kept.
 //!
 //! It works on a plan, not on a graph, because only there everything that decides is known: which values share a buffer
-//! as views, what is written in place, into which dispatches calls were taken apart for the device, and at which levels
+//! as views, what is written in place, into which dispatches calls were decomposed for the device, and at which levels
 //! they run. Clusters are dispatches like others, and run again as a whole. A copy of a dispatch gets a level of its own
 //! directly before the first one that reads it; levels of a plan say when something runs, so nothing else is needed to
 //! keep it late. There are as many levels as before, with more dispatches in some.
@@ -31,16 +32,16 @@ use crate::plan::{ExecutionPlan, FORWARD_BACKWARD};
 use crate::rewrite::Target;
 use steps::Steps;
 
-/// What a plan computes again to take less memory.
+/// The recomputation in a plan with a memory budget.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Recomputation {
-    /// Bytes that the plan was to fit in, with the update that it was built with.
+    /// The budget in bytes, for the plan with its update.
     pub budget: usize,
-    /// Bytes that it takes otherwise.
+    /// Bytes of the plan without recomputation.
     pub peak_without: usize,
-    /// Bytes that it takes.
+    /// Bytes of the plan.
     pub peak: usize,
-    /// Indices of the dispatches that are second runs.
+    /// Indices of the dispatches that recompute values.
     pub repeated: Vec<u32>,
     /// Estimated time of these, in picoseconds.
     pub extra_ps: u64,
