@@ -113,7 +113,7 @@ impl Session {
                 return Ok(());
             }
         }
-        copy_buffers(&mut *copy, &mut *self.executable, &plan, &persistent)?;
+        copy_buffers(&mut *copy, &mut *self.executable, &plan, &external)?;
         self.count_step();
         Ok(())
     }
