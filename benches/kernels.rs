@@ -1,5 +1,5 @@
 //! A kernel of every family against its roofline: the time in which the same processors copy as many bytes as the
-//! kernel must read and write, or do as many operations in a large matrix product, whichever is longer.
+//! kernel must read and write, or do as many operations in a large matmul, whichever is longer.
 //!
 //! The line after each case has the roofline's share of the kernel's time: 1 is as fast as the hardware allows.
 //! `cargo bench --bench kernels -- norm` runs the cases whose names contain `norm`.
@@ -219,7 +219,7 @@ fn session(case: &Case) -> (Session, meganeura::ops::Cost) {
     (session, cost)
 }
 
-/// Side of the matrix product that stands for the rate of multiplications and additions.
+/// Size of the square matmul whose rate is the reference.
 const SIDE: usize = 768;
 
 fn run(criterion: &mut Criterion, cases: Vec<Case>) {

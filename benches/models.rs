@@ -1,6 +1,6 @@
 //! Whole models on the CPU: inference of ResNet-50, and a training step of each model.
 //!
-//! The line after each model has its share of the rate of a large matrix product, counting the operations that
+//! The line after each model has its share of the rate of a large matmul, counting the operations that
 //! its operators declare.
 
 mod common;
@@ -25,7 +25,7 @@ fn training(graph: &Graph, classes: u32) -> Session {
     session
 }
 
-/// Side of the matrix product that stands for the rate of multiplications and additions.
+/// Size of the square matmul whose rate is the reference.
 const SIDE: usize = 768;
 
 fn bench(criterion: &mut Criterion, name: &str, mut session: Session) {

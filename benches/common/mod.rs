@@ -65,7 +65,7 @@ pub fn copy(pool: &ThreadPool, from: &[f32], to: &mut [f32]) {
     });
 }
 
-/// A square matrix product of so many rows: the rate of multiplications and additions to compare with.
+/// A square matmul of this number of rows: its rate is the reference.
 pub fn product(size: usize) -> Session {
     let mut g = Graph::new();
     let [a, b] = ["a", "b"].map(|name| g.input(name, &[size, size]));

@@ -19,7 +19,7 @@ pub struct CoopConfig {
 /// What a device has room for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Cooperative matrices that kernels may use. With `use_f16_input`, operands of matrix products are rounded to `f16`.
+    /// Cooperative matrices that kernels may use. With `use_f16_input`, operands of matmuls are rounded to `f16`.
     pub coop: Option<CoopConfig>,
     /// Bytes of the largest buffer.
     pub max_buffer_bytes: u64,

@@ -19,7 +19,7 @@ pub(crate) enum Role {
     Pull,
     /// Operand 0 folded over axes.
     Reduction,
-    /// A matrix product or a convolution.
+    /// A matmul or a convolution.
     Contraction,
 }
 
@@ -43,7 +43,7 @@ pub(super) fn role(name: &str, call: &Call) -> Result<Option<Role>, String> {
     Ok(scalar::is_known(name, call)?.then_some(Role::Pointwise))
 }
 
-/// Whether an operator is a matrix product.
+/// Whether an operator is a matmul.
 pub(super) fn is_matmul(name: &str) -> bool {
     name == "core.matmul"
 }

@@ -193,7 +193,7 @@ mod tests {
         match device.compile(&plan) {
             Err(Error::OutOfMemory { requested, remedy, .. }) => {
                 assert_eq!(requested as u64, planned + beside);
-                assert!(remedy.contains("scratch and copies"), "{remedy}");
+                assert!(remedy.contains("workspace"), "{remedy}");
             }
             other => panic!("{:?}", other.map(|_| "compiled")),
         }

@@ -55,7 +55,7 @@ impl Operator for RmsNormMatMul {
         Doc {
             shapes: "x [..., m, k], weight [k], w [..., k, n] -> out [..., m, n], rstd [..., m, 1] as x",
             formula: "core.matmul of core.rms_norm(x, weight) and w; port 1 is the rstd of the normalisation",
-            source: "the normalised rows never leave the chip; a rewrite introduces it where a kernel makes that pay",
+            source: "the normalised rows are not written to memory; a rewrite introduces it where that is faster",
         }
     }
 

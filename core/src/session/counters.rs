@@ -58,7 +58,7 @@ impl Unsettled {
         self.before.get(at).copied()
     }
 
-    /// Steps in flight were accumulated for an average that goes on no more.
+    /// Discards the accumulation of the steps in flight: their average is not continued.
     pub(super) fn forget_average(&mut self) {
         self.before.iter_mut().for_each(|counters| counters.accumulated = 0);
     }

@@ -97,7 +97,7 @@ impl Session {
     }
 }
 
-/// Passes in flight into the trace of the program.
+/// Records measured passes in the trace of the program.
 impl Session {
     /// Follows what begins or ends: a trace, profiling.
     fn measure(&mut self) {

@@ -27,7 +27,7 @@ use crate::storage::{decode, encode};
 /// that it leaves out are not stored.
 pub type Hook = Arc<dyn Fn(&Dispatch, Result<Vec<RefTensor>>) -> Result<Vec<RefTensor>> + Send + Sync>;
 
-/// What becomes of matrix products and convolutions in plans of mixed precision, on this backend's loops.
+/// How matmuls and convolutions of plans in mixed precision are computed by this backend's loops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Products {
     /// Operands are rounded to `f16`.

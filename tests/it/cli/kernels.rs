@@ -120,7 +120,7 @@ fn one_dispatch_is_named_by_its_number() {
 fn what_cannot_be_printed_is_said() {
     for (args, expected) in [
         (&["--device", "cpu"][..], "try --device blade"),
-        (&["--device", "cpu", "--json"], "not generated from text"),
+        (&["--device", "cpu", "--json"], "no generated source code"),
         (
             &["--device", "cpu", "--dispatch", "9999"],
             "there is no dispatch 9999: the plan has ",

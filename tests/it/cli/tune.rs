@@ -24,7 +24,7 @@ fn help_and_wrong_uses() {
         assert!(out.contains(part), "{part} in {out}");
     }
     for (args, expected) in [
-        (&["tune"][..], "there is nothing to tune: name models or products"),
+        (&["tune"][..], "there is nothing to tune: name models or matmuls"),
         (&["tune", "mlp", "--device", "cpu"], "nothing to tune on cpu"),
         (&["tune", "mlp", "--seconds", "0"], "0 is not in 1.."),
         (&["tune", "mlp", "--suite", "matmul"], "cannot be used with"),

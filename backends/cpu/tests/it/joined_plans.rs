@@ -202,7 +202,7 @@ fn what_cannot_be_joined_is_refused() {
     // It begins like those, and is another one.
     own.join(&other, "forward_backward_2", None).expect("they fit");
     let error = other.clone().join(&own, "both", None).expect_err("joined").to_string();
-    assert!(error.contains("were joined already"), "{error}");
+    assert!(error.contains("were merged already"), "{error}");
     let mut g = model(2, 1.0, 2);
     let y = g.outputs()[0];
     let loss = g.mean_all(y);

@@ -171,8 +171,8 @@ fn elements(module: &Module, ty: Handle<Type>) -> Option<(ScalarKind, u32)> {
     known.then_some((scalar.kind, lanes))
 }
 
-/// Bounds what a thread keeps of its own: variables, and arrays and structures that are values, in all functions that may be
-/// in flight at the same time.
+/// Bounds the private memory of a thread: variables, and arrays and structures that are values, in all functions that may be
+/// on the call stack at the same time.
 fn memory_of_thread(module: &Module, info: &ModuleInfo) -> Result<(), String> {
     let mut known: Vec<u32> = Vec::new();
     for (handle, function) in module.functions.iter() {

@@ -54,7 +54,7 @@ const FLOPS_PER_NANO: u64 = 40;
 /// Matrix rows at a distance of a multiple of this, in `f32`s, share few cache sets.
 const CROWDING: usize = 256;
 
-/// Sizes of a convolution as matrix products, one for each image and group.
+/// Sizes of a convolution as matmuls, one for each image and group.
 #[derive(Clone, Copy)]
 struct Sizes {
     images: usize,
