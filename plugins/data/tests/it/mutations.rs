@@ -9,7 +9,7 @@ use meganeura_plugin_data::{Manifest, Plugin};
 const NAMES: [&str; 3] = ["plugin.toml", "router.egg", "choose.wgsl"];
 
 fn texts() -> Vec<String> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/router");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/router");
     let read = |name: &&str| std::fs::read_to_string(folder.join(name)).expect("it is there");
     NAMES.iter().map(read).collect()
 }

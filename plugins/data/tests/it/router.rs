@@ -8,7 +8,7 @@ use meganeura_core::registry;
 use meganeura_plugin_data::{Manifest, Plugin};
 
 fn router() -> (Manifest, BTreeMap<String, String>) {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/router");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/router");
     let read = |name: &str| std::fs::read_to_string(folder.join(name)).expect("it is there");
     let manifest = Manifest::parse(&read("plugin.toml")).expect("a manifest");
     let files = manifest.files().expect("files");
