@@ -42,7 +42,7 @@ fn every_result_has_its_time_and_its_floor() {
     let (record, told) = measured("matmul,norm,session", &[]);
     assert_eq!(
         (&record["format"], &record["version"]),
-        (&"meganeura-bench".into(), &1.into())
+        (&"meganeura-bench".into(), &2.into())
     );
     assert_eq!(
         (&record["sizes"], &record["skipped"]),
@@ -201,7 +201,7 @@ fn what_cannot_be_measured_or_compared_is_said() {
         ),
         (
             "cut.json",
-            "{\"format\": \"meganeura-bench\", \"version\": 1}",
+            "{\"format\": \"meganeura-bench\", \"version\": 2}",
             "damaged record",
         ),
     ] {
@@ -271,7 +271,7 @@ fn curves_of_losses_are_compared() {
     assert!((loss - 10f64.ln()).abs() < 1.0, "{out}");
     for (args, said) in [
         (&["--curve", "4", "mlp"][..], "give --train"),
-        (&["--curve", "0", "--train", "mlp"], "one step or more"),
+        (&["--curve", "0", "--train", "mlp"], "at least one step"),
         (
             &["--curve", "4", "--suite", "matmul", "--device", "cpu"],
             "--suite models",
