@@ -287,7 +287,7 @@ fn half_of_a_residual_network_costs_little() {
     assert!(
         error
             .to_string()
-            .contains(&format!("takes {:.1} MB at least", least as f64 / 1e6)),
+            .contains(&format!("the minimum possible is {:.1} MB", least as f64 / 1e6)),
         "{error}"
     );
 }

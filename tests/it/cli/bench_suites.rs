@@ -271,7 +271,7 @@ fn curves_of_losses_are_compared() {
     assert!((loss - 10f64.ln()).abs() < 1.0, "{out}");
     for (args, said) in [
         (&["--curve", "4", "mlp"][..], "give --train"),
-        (&["--curve", "0", "--train", "mlp"], "one step or more"),
+        (&["--curve", "0", "--train", "mlp"], "at least one step"),
         (
             &["--curve", "4", "--suite", "matmul", "--device", "cpu"],
             "--suite models",

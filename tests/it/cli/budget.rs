@@ -34,7 +34,7 @@ fn budgets_of_memory_are_kept_and_explained() {
         "{out}"
     );
     for (budget, expected) in [
-        ("1kB", "at least, and"),
+        ("1kB", "the minimum possible is"),
         ("lots", "is no memory budget"),
         ("150%", "at most 100 %"),
         ("50%:device", "size is not known"),

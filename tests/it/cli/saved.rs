@@ -79,7 +79,7 @@ fn plans_are_explained_from_files() {
         "Loaded from its file in",
         "Memory: ",
         "without sharing",
-        "at the same time",
+        "minimum: ",
     ] {
         assert!(out.contains(part), "{part} in {out}");
     }
