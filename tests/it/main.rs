@@ -21,6 +21,7 @@ mod plans;
 mod precision;
 mod recompute;
 mod report;
+mod retired_words;
 mod semantics;
 mod two_devices;
 mod two_graphs;

@@ -317,8 +317,8 @@ fn budgets_that_make_no_sense_are_errors() {
         );
     };
     for share in [0.0, -0.5, 1.01, f64::NAN, f64::INFINITY] {
-        refused(&cpu(), MemoryBudget::OfPeak(share), "makes no sense");
-        refused(&cpu(), MemoryBudget::OfStep(share), "makes no sense");
+        refused(&cpu(), MemoryBudget::OfPeak(share), "is out of range");
+        refused(&cpu(), MemoryBudget::OfStep(share), "is out of range");
     }
     refused(&cpu(), MemoryBudget::OfDevice(0.5), "its size is not known");
     // A share of the device is one of its memory.

@@ -443,9 +443,9 @@ structures! { STRUCTS;
         /// Time that the device spent on the step that was waited for; 0, if not measured.
         device_nanos: u64,
         /// Steps that were accepted and may still turn out to have met a fault.
-        in_flight: u64,
+        unsettled: u64,
         /// Steps that were accepted and given up, because of a fault in them or in one before.
-        rolled_back: u64,
+        given_up: u64,
     }
 
     /// What a plugin offers. Every function may be called from any thread; calls with one executable never overlap.

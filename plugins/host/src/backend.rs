@@ -397,8 +397,8 @@ fn new_progress() -> abi::Progress {
         struct_size: size_of::<abi::Progress>() as u32,
         reserved: 0,
         device_nanos: 0,
-        in_flight: 0,
-        rolled_back: 0,
+        unsettled: 0,
+        given_up: 0,
     }
 }
 
@@ -468,10 +468,10 @@ impl Executable for PluginExecutable {
     }
 
     fn in_flight(&self) -> usize {
-        self.progress().map_or(0, |p| usize::try_from(p.in_flight).unwrap_or(0))
+        self.progress().map_or(0, |p| usize::try_from(p.unsettled).unwrap_or(0))
     }
 
     fn rolled_back(&self) -> u64 {
-        self.progress().map_or(0, |p| p.rolled_back)
+        self.progress().map_or(0, |p| p.given_up)
     }
 }

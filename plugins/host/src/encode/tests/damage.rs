@@ -104,10 +104,10 @@ fn what_names_something_that_is_not_there_is_refused_by_name() {
         ("precision 7", &|b| set32(b, header!(precision), 7)),
         ("buffers has the offset 20", &|b| set64(b, header!(buffers.offset), 20)),
         ("steps has the offset 0", &|b| set64(b, header!(steps.offset), 0)),
-        ("place of operands", &|b| set64(b, header!(operands.offset), far)),
-        ("place of slots", &|b| set32(b, header!(slots.count), u32::MAX)),
-        ("place of bytes", &|b| set32(b, header!(bytes.count), u32::MAX - 1)),
-        ("place of dispatches", &|b| {
+        ("offset of operands", &|b| set64(b, header!(operands.offset), far)),
+        ("offset of slots", &|b| set32(b, header!(slots.count), u32::MAX)),
+        ("offset of bytes", &|b| set32(b, header!(bytes.count), u32::MAX - 1)),
+        ("offset of dispatches", &|b| {
             set32(b, header!(dispatches.stride), u32::MAX - 3)
         }),
         ("operands has a stride of 12 bytes", &|b| {
@@ -137,7 +137,7 @@ fn what_names_something_that_is_not_there_is_refused_by_name() {
             let place = element!(b, buffers[3]: Buffer.data_bytes);
             set64(b, place, 4);
         }),
-        ("place of a constant", &|b| {
+        ("offset of a constant", &|b| {
             let place = element!(b, buffers[3]: Buffer.data_offset);
             set64(b, place, far);
         }),
