@@ -59,13 +59,8 @@ impl<'a> Emitter<'a> {
     }
 
     /// The variable of a value for which [`Emitter::fix_terms`] has been called.
-    pub(crate) fn fixed(&self, id: Id) -> Option<String> {
-        self.fixed.get(&id).map(|(variable, _)| variable.clone())
-    }
-
-    /// Whether [`Emitter::fix_terms`] has been called for a value.
-    pub(crate) fn is_fixed(&self, id: Id) -> bool {
-        self.fixed.contains_key(&id)
+    pub(crate) fn fixed(&self, id: Id) -> Option<&str> {
+        self.fixed.get(&id).map(|(variable, _)| &**variable)
     }
 
     /// Gives an index the name of a variable that has it.

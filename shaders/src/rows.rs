@@ -35,6 +35,8 @@ const MAX_PROLOGUE_COLUMNS: usize = 16_384;
 /// A reduction of a body.
 #[derive(Clone, Debug)]
 struct Reduction {
+    /// Its place among those of the body, by which the kernel file has its array and functions.
+    number: usize,
     id: Id,
     input: Id,
     fold: Fold,
@@ -107,6 +109,7 @@ impl<'a> Rows<'a> {
                 return Err("its reductions are over different axes".into());
             }
             reductions.push(Reduction {
+                number: reductions.len(),
                 id,
                 input: inputs[0],
                 fold: Fold::of(op)?,

@@ -226,7 +226,7 @@ impl Template {
             .filter_map(|constant| Some((&*constant.name, constant.value()?)))
             .collect();
         let text = |of: &str| -> String {
-            let words = inline::words(of).into_iter();
+            let words = items::words(of).into_iter();
             words.map(|word| values.get(word).map_or(word, |value| value)).collect()
         };
         let (main, declared): (Vec<Item>, Vec<Item>) = others.into_iter().partition(|i| i.name == "main");

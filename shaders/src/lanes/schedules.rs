@@ -15,7 +15,7 @@ use super::{Rows, THREADS};
 /// Parts that are tried.
 const PARTS: [usize; 4] = [4, 16, 64, 256];
 /// Fewest elements of a part.
-const SHORTEST_PART: usize = 1024;
+const MIN_PART: usize = 1024;
 
 /// A variant to look for extremes: so many parts of each row.
 pub(super) struct Parts(usize);
@@ -41,7 +41,7 @@ impl Extremes<'_> {
 
     /// All variants, the default one first.
     pub(super) fn all(&self) -> Vec<Parts> {
-        let long = |parts: &usize| self.rows.len / parts >= SHORTEST_PART;
+        let long = |parts: &usize| self.rows.len / parts >= MIN_PART;
         let several = PARTS.into_iter().filter(long).map(Parts);
         std::iter::once(self.usual()).chain(several).collect()
     }

@@ -62,7 +62,7 @@ impl Rows<'_> {
                 .module
                 .array(cx.scratch(number), compute_type(self.body.ty(r.id).dtype), true);
             let value = e.fixed(r.id).ok_or("a reduction has no value")?;
-            assign(&mut stores, &format!("{array}[row * PARTS + part]"), &value);
+            assign(&mut stores, &format!("{array}[row * PARTS + part]"), value);
         }
         let template = template
             .sizes([("PARTS", parts), ("PART_LENGTH", self.columns.div_ceil(parts))])
@@ -214,7 +214,7 @@ impl Rows<'_> {
     ) -> Result<Template, String> {
         let (mut share, mut join) = (String::new(), String::new());
         for (r, accumulator) in accumulators {
-            let number = self.reductions.iter().position(|own| own.id == r.id).unwrap_or(0);
+            let number = r.number;
             assign(
                 &mut share,
                 &format!("shared_{number}[lane * WIDTH + row_here]"),
@@ -264,7 +264,7 @@ impl Rows<'_> {
     /// Whether all reductions that a value depends on have been computed.
     fn is_ready(&self, e: &Emitter, id: Id) -> bool {
         // A product that comes after the reductions has a variable, but only in what follows it.
-        if e.is_fixed(id) && self.body.role(id) != Some(Role::Contraction) {
+        if e.fixed(id).is_some() && self.body.role(id) != Some(Role::Contraction) {
             return true;
         }
         !matches!(self.body.role(id), Some(Role::Reduction | Role::Contraction))

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use super::expression::evaluate;
+use super::items::words;
 
 /// Most lines that a file may become.
 const MAX_LINES: usize = 200_000;
@@ -229,7 +230,6 @@ fn constant(text: &str) -> Option<(&str, &str, &str)> {
 
 /// A line with numbers for indices: where they are identifiers, and where they are parts of identifiers.
 fn substituted(line: &str, indices: &[(&str, u64)]) -> String {
-    let is_word = |c: char| c.is_alphanumeric() || c == '_';
     let value_of = |name: &str| {
         indices
             .iter()
@@ -238,30 +238,20 @@ fn substituted(line: &str, indices: &[(&str, u64)]) -> String {
             .map(|(_, value)| value)
     };
     let mut out = String::with_capacity(line.len() + 8);
-    let mut rest = line;
-    while !rest.is_empty() {
-        let length = rest.find(|c| !is_word(c)).unwrap_or(rest.len());
-        let (word, behind) = rest.split_at(length);
-        match value_of(word) {
-            Some(value) => {
-                out.push_str(&value.to_string());
-                out.push('u');
+    for word in words(line) {
+        if let Some(value) = value_of(word) {
+            out.extend([&*value.to_string(), "u"]);
+            continue;
+        }
+        for (number, part) in word.split('_').enumerate() {
+            if number > 0 {
+                out.push('_');
             }
-            None => {
-                for (number, part) in word.split('_').enumerate() {
-                    if number > 0 {
-                        out.push('_');
-                    }
-                    match value_of(part).filter(|_| number > 0) {
-                        Some(value) => out.push_str(&value.to_string()),
-                        None => out.push_str(part),
-                    }
-                }
+            match value_of(part).filter(|_| number > 0) {
+                Some(value) => out.push_str(&value.to_string()),
+                None => out.push_str(part),
             }
         }
-        let other = behind.find(is_word).unwrap_or(behind.len());
-        out.push_str(&behind[..other]);
-        rest = &behind[other..];
     }
     out
 }

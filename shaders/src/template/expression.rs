@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 
+use super::items::is_word;
+
 /// The value of an expression; truth is 1, falsehood 0.
 ///
 /// # Errors
@@ -121,7 +123,6 @@ fn number(token: &str) -> Option<u64> {
 }
 
 fn tokens(text: &str) -> Vec<&str> {
-    let is_word = |c: char| c.is_alphanumeric() || c == '_';
     let mut tokens = Vec::new();
     let mut rest = text.trim_start();
     while let Some(first) = rest.chars().next() {

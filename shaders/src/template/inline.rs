@@ -1,6 +1,6 @@
 //! Functions of a file whose statements become part of other functions.
 
-use super::items::{Item, Kind, code_find};
+use super::items::{self, Item, Kind, code_find};
 
 /// Functions and constants of a file.
 pub(crate) struct Functions {
@@ -61,7 +61,7 @@ impl Functions {
         let ends = || self.error(function, "it does not end with 'return'");
         let (statements, value) = code[begin..].rsplit_once("return ").ok_or_else(ends)?;
         let value = value.rsplit_once(';').ok_or_else(ends)?.0;
-        let words = words(statements);
+        let words = items::words(statements);
         let variables: Vec<(String, String)> = words
             .windows(3)
             .filter(|three| matches!(three[0], "let" | "var"))
@@ -77,7 +77,7 @@ impl Functions {
                     (None, None) => word,
                 }
             };
-            self::words(text).into_iter().map(of).collect()
+            items::words(text).into_iter().map(of).collect()
         };
         let lines = statements.lines().map(str::trim);
         let lines = lines.filter(|line| !line.is_empty() && !line.starts_with("//"));
@@ -91,20 +91,6 @@ impl Functions {
     fn error(&self, function: &str, what: &str) -> String {
         format!("{}.wgsl: {function}: {what}", self.file)
     }
-}
-
-/// A text cut where words begin and end.
-pub(super) fn words(text: &str) -> Vec<&str> {
-    let is_word = |c: char| c.is_alphanumeric() || c == '_';
-    let mut words = Vec::new();
-    let mut rest = text;
-    while let Some(first) = rest.chars().next() {
-        let end = rest.find(|c| is_word(c) != is_word(first)).unwrap_or(rest.len());
-        let (word, behind) = rest.split_at(end);
-        words.push(word);
-        rest = behind;
-    }
-    words
 }
 
 #[cfg(test)]
