@@ -14,7 +14,7 @@ use meganeura::select::{self, BackendListing, Selected};
 use serde_json::{Map, Value, json};
 
 use super::Outcome;
-use crate::output::line;
+use crate::output::{aligned, line};
 
 /// Cases of the conformance suite that the self-test runs: steps of small models against the reference.
 const SELF_TEST: &str = "training/mlp/";
@@ -222,11 +222,10 @@ impl Findings {
 }
 
 fn show_facts(facts: &[Fact], indent: &str) -> std::io::Result<()> {
-    let width = facts.iter().map(|f| f.name.chars().count()).max().unwrap_or(0);
-    for fact in facts {
-        line(format_args!("{indent}{:<width$}  {}", fact.name, fact.value))?;
-    }
-    Ok(())
+    let rows: Vec<Vec<String>> = facts.iter().map(|f| vec![f.name.clone(), f.value.clone()]).collect();
+    aligned(&rows)
+        .iter()
+        .try_for_each(|row| line(format_args!("{indent}{row}")))
 }
 
 fn facts_object(facts: &[Fact]) -> Map<String, Value> {
