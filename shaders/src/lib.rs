@@ -3,8 +3,8 @@
 //! A kernel is made from a call ([`CompileCx`]) by [`compile`]; what a host has to provide is in [`Launch`] and [`Compiled`].
 //!
 //! A dispatch is decomposed (`body.rs`) until all calls are of a role that is known here (`roles.rs`): elementwise operators
-//! (`scalar.rs`), views (`view.rs`), operators that pick elements (`pull.rs`), reductions (`rows.rs`), and matrix products and
-//! convolutions (`matmul.rs`, `conv.rs`; by tiles `tiled.rs`, on cooperative matrices `coop.rs`, of few rows `vectors.rs`; `sums.rs`
+//! (`scalar.rs`), views (`view.rs`), operators that pick elements (`pull.rs`), reductions (`rows`), and matrix products and
+//! convolutions (`matmul.rs`, `conv.rs`; by tiles `tiled`, on cooperative matrices `coop`, of few rows `vectors`; `sums.rs`
 //! is what is done with their results). `families.rs` computes a body in one launch, `stages.rs` cuts it into several. So a norm, a
 //! loss or an update needs no kernel of its own. Operators with loops of their own have a table (`standalone.rs`), attention has kernels
 //! that keep its scores out of memory (`attention/`), key-value caches a file of theirs (`cache.rs`), and custom kernels come before

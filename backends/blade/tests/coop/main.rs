@@ -2,16 +2,13 @@
 //! precedes and follows them.
 // A binary of its own: `.ci/run` copies it to a system with a newer driver.
 
-#[path = "coop/attention.rs"]
 mod attention;
-#[path = "common/case.rs"]
+#[path = "../common/case.rs"]
 mod case;
+#[path = "../common/mod.rs"]
 mod common;
-#[path = "coop/f16_storage.rs"]
 mod f16_storage;
-#[path = "coop/training.rs"]
 mod training;
-#[path = "coop/tuning.rs"]
 mod tuning;
 
 use std::sync::Arc;

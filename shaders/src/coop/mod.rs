@@ -1,4 +1,4 @@
-//! Contractions on the cooperative matrices (tensor cores) of a GPU: as in `tiled.rs`, with subgroups instead of single
+//! Contractions on the cooperative matrices (tensor cores) of a GPU: as in `tiled`, with subgroups instead of single
 //! threads.
 //!
 //! A workgroup computes a block of the result, each of its subgroups a part of it, held as square tiles in registers.
