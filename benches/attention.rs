@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use common::{Candidate, Race, THREADS, copy, cpu, inference, is_wanted, noise, product};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use meganeura::build::build_on;
+use meganeura::build::Builder;
 use meganeura::cpu::pool::ThreadPool;
-use meganeura::{Graph, Mode, Session};
+use meganeura::{Graph, Session};
 
 const HEAD_DIM: u32 = 64;
 
@@ -70,7 +70,7 @@ fn attention(case: Case, causal: bool, training: bool) -> Session {
         // The mean adds a few passes over the result.
         let loss = g.mean_all(y);
         g.set_outputs(vec![loss]);
-        match build_on(&g, cpu(), Mode::Training, None) {
+        match Builder::on(cpu()).build(&g) {
             Ok((session, _)) => session,
             Err(e) => panic!("{e}"),
         }

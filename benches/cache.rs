@@ -9,11 +9,10 @@ use std::time::Duration;
 
 use common::{cpu, is_wanted};
 use criterion::{Criterion, criterion_group, criterion_main};
-use meganeura::build::plan_for;
+use meganeura::Graph;
+use meganeura::build::Builder;
 use meganeura::cache::{load_plan, save_plan};
 use meganeura::nn::models::preset;
-use meganeura::rewrite::RewriteConfig;
-use meganeura::{Graph, Mode};
 
 /// A table of 256 MB, of which a step adds rows up.
 fn large_constant() -> Graph {
@@ -50,7 +49,7 @@ fn starts(criterion: &mut Criterion) {
     group.sample_size(10).warm_up_time(Duration::from_millis(300));
     for (name, build) in graphs.iter().filter(|(name, _)| is_wanted(name)) {
         let graph = build();
-        let make = || match plan_for(&graph, &cpu(), Mode::Training, None, &RewriteConfig::default()) {
+        let make = || match Builder::on(cpu()).plan(&graph) {
             Ok((plan, _)) => plan,
             Err(e) => panic!("{e}"),
         };

@@ -24,7 +24,7 @@ use meganeura::cpu::CpuDevice;
 use meganeura::nn::models::{LlamaConfig, language_model};
 use meganeura::precision::Precision;
 use meganeura::rewrite::RewriteConfig;
-use meganeura::{Adam, Graph, Mode, Session, build::plan_for};
+use meganeura::{Adam, Graph, Mode, Session, build::Builder};
 
 /// How much more is accepted: compilers and hash functions with seeds move it a little.
 const TOLERANCE: f64 = 0.05;
@@ -95,8 +95,13 @@ fn planning_phase() {
 
 fn opening_phase() {
     let (graph, device) = (model(), device());
-    let update = Adam::new(1e-3).into();
-    let (plan, _) = must(plan_for(&graph, &device, Mode::Training, Some(&update), &unhurried()));
+    let update = Adam::new(1e-3);
+    let (plan, _) = must(
+        Builder::on(device.clone())
+            .optimizer(update)
+            .rewrite(unhurried())
+            .plan(&graph),
+    );
     let mut session = None;
     counted(|| session = Some(must(Session::on(device, plan))));
 }
@@ -111,7 +116,7 @@ fn replay_phase() {
     let y = (0..CALLS).fold(x, |x, _| g.matmul(x, swap));
     g.set_outputs(vec![y]);
     let device = device();
-    let (plan, _) = must(plan_for(&g, &device, Mode::Inference, None, &RewriteConfig::default()));
+    let (plan, _) = must(Builder::on(device.clone()).inference().plan(&g));
     assert_eq!(plan.dispatches.len(), CALLS, "nothing is joined");
     let mut session = must(Session::on(device, plan));
     session.set_input("x", &[1.0, 2.0, 3.0, 4.0]);

@@ -11,11 +11,11 @@ use std::time::Duration;
 use common::{Candidate, Race, THREADS, copy, cpu, inference, noise, product};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use meganeura::attrs::Attrs;
-use meganeura::build::build_on;
+use meganeura::build::Builder;
 use meganeura::cpu::pool::ThreadPool;
 use meganeura::graph::{NodeKind, Value};
 use meganeura::ops::Call;
-use meganeura::{DType, Graph, Mode, Session, registry};
+use meganeura::{DType, Graph, Session, registry};
 
 /// A call of one operator.
 struct Case {
@@ -198,7 +198,7 @@ fn session(case: &Case) -> (Session, meganeura::ops::Cost) {
         inputs: &types,
         outputs: &g.nodes()[call.index()].outputs,
     });
-    let mut session = match build_on(&g, cpu(), Mode::Training, None) {
+    let mut session = match Builder::on(cpu()).build(&g) {
         Ok((session, _)) => session,
         Err(_) => inference(&g),
     };

@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use common::{Candidate, Entry, LLAMA, Race, VIT, cpu, feed, is_wanted};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use meganeura::build::{build_rewritten, plan_for};
+use meganeura::build::Builder;
 use meganeura::nn::models::{ResNetConfig, classifier, preset};
 use meganeura::rewrite::RewriteConfig;
-use meganeura::{Graph, Mode, Session};
+use meganeura::{Graph, Session};
 
 const BUDGETS: [&str; 4] = ["75%:step", "50%:step", "40%:step", "50%"];
 
@@ -32,7 +32,7 @@ fn forecasts() {
             continue;
         };
         let graph = preset.graph(rows);
-        match plan_for(&graph, &cpu(), Mode::Training, None, &config(None)) {
+        match Builder::on(cpu()).rewrite(config(None)).plan(&graph) {
             Ok((plan, _)) => {
                 let forecast = plan.memory_forecast();
                 println!(
@@ -43,7 +43,7 @@ fn forecasts() {
             Err(e) => panic!("{e}"),
         }
         for budget in BUDGETS {
-            match plan_for(&graph, &cpu(), Mode::Training, None, &config(Some(budget))) {
+            match Builder::on(cpu()).rewrite(config(Some(budget))).plan(&graph) {
                 Ok((plan, _)) => println!("  {budget}: {}", plan.recomputation.unwrap_or_default()),
                 Err(e) => println!("  {budget}: {e}"),
             }
@@ -65,7 +65,7 @@ const MODELS: &[Entry] = &[
 ];
 
 fn session(graph: &Graph, classes: u32, budget: Option<&str>) -> Option<Session> {
-    let built = build_rewritten(graph, cpu(), Mode::Training, None, &config(budget));
+    let built = Builder::on(cpu()).rewrite(config(budget)).build(graph);
     let (mut session, _) = match (built, budget) {
         (Ok(built), _) => built,
         (Err(e), Some(budget)) => {

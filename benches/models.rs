@@ -9,15 +9,15 @@ use std::time::Duration;
 
 use common::{Candidate, Race, cpu, feed, flops, inference, is_wanted, product};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use meganeura::build::build_on;
+use meganeura::build::Builder;
 use meganeura::nn::models::{
     LlamaConfig, ResNetConfig, UnetConfig, VitConfig, classifier, cnn_classifier, language_model, mlp_classifier,
     segmentation,
 };
-use meganeura::{Adam, Graph, Mode, Session};
+use meganeura::{Adam, Graph, Session};
 
 fn training(graph: &Graph, classes: u32) -> Session {
-    let mut session = match build_on(graph, cpu(), Mode::Training, Some(Adam::adamw(1e-3, 0.05).into())) {
+    let mut session = match Builder::on(cpu()).optimizer(Adam::adamw(1e-3, 0.05)).build(graph) {
         Ok((session, _)) => session,
         Err(e) => panic!("{e}"),
     };

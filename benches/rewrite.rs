@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use common::{Candidate, Entry, LLAMA, Race, VIT, cpu, feed, is_wanted};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use meganeura::build::{build_rewritten, prepare};
+use meganeura::build::{Builder, prepare};
 use meganeura::nn::models::{LlamaConfig, cnn_classifier, mlp_classifier};
 use meganeura::rewrite::{RewriteConfig, Simulated};
 use meganeura::{Adam, Graph, Mode, Session};
@@ -57,7 +57,11 @@ fn rewriting(criterion: &mut Criterion) {
 /// A session that trains a graph with AdamW, and a report of the passes.
 fn session(graph: &Graph, classes: u32, config: &RewriteConfig) -> (Session, String) {
     let optimizer = Some(Adam::adamw(1e-3, 0.05).into());
-    let (mut session, report) = match build_rewritten(graph, cpu(), Mode::Training, optimizer, config) {
+    let (mut session, report) = match Builder::on(cpu())
+        .maybe_optimizer(optimizer)
+        .rewrite(config.clone())
+        .build(graph)
+    {
         Ok((session, report)) => (session, report.to_string()),
         Err(e) => panic!("{e}"),
     };

@@ -8,9 +8,9 @@ use std::time::Duration;
 use common::{Candidate, Race, cpu, inference, noise};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use meganeura::backend::{Executable, StepArgs};
-use meganeura::build::build_on;
+use meganeura::build::Builder;
 use meganeura::plan::{ExecutionPlan, Segment};
-use meganeura::{Adam, Graph, Mode, Session, Sgd};
+use meganeura::{Adam, Graph, Session, Sgd};
 
 /// A chain of dispatches of one element each: nothing but overhead.
 fn chain(dispatches: usize) -> Session {
@@ -64,7 +64,7 @@ fn mlp() -> Session {
     let loss = g.cross_entropy_loss(logits, labels);
     g.set_outputs(vec![loss]);
     let optimizer = Sgd::new(0.01);
-    let mut session = match build_on(&g, cpu(), Mode::Training, Some(optimizer.into())) {
+    let mut session = match Builder::on(cpu()).optimizer(optimizer).build(&g) {
         Ok((session, _)) => session,
         Err(e) => panic!("{e}"),
     };
@@ -107,7 +107,7 @@ fn executable(plan: &ExecutionPlan) -> Box<dyn Executable> {
 fn cnn() -> Session {
     let graph = meganeura::nn::models::cnn_classifier(32, [1, 8, 8], 10);
     let optimizer = Adam::adamw(1e-3, 0.05);
-    let mut session = match build_on(&graph, cpu(), Mode::Training, Some(optimizer.into())) {
+    let mut session = match Builder::on(cpu()).optimizer(optimizer).build(&graph) {
         Ok((session, _)) => session,
         Err(e) => panic!("{e}"),
     };

@@ -58,6 +58,7 @@ pub use meganeura_blade as blade;
 /// Kernels of GPUs, and how cooperative matrices are used.
 #[cfg(feature = "blade")]
 pub use meganeura_blade as codegen;
+pub use meganeura_compiler::*;
 pub use meganeura_conformance as conformance;
 pub use meganeura_core::*;
 pub use meganeura_cpu as cpu;
@@ -66,6 +67,12 @@ pub use meganeura_nn as nn;
 pub use meganeura_nn::trainer::{TrainConfig, Trainer};
 pub use meganeura_plugin_host as plugins;
 pub use meganeura_rules as fusion_rules;
+
+/// Backends, operators and rule sets that are linked into the program.
+pub mod registry {
+    pub use meganeura_compiler::rewrite::{RegisteredSet, register_rule_set, rule_set_problems, rule_sets};
+    pub use meganeura_core::registry::*;
+}
 
 /// Checks that the plugins linked into this crate are registered (they are, unless a linker drops them).
 ///

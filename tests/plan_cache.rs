@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use common::files;
 use meganeura::backend::Device;
-use meganeura::build::{build_cached, plan_for};
+use meganeura::build::Builder;
 use meganeura::cache::{load_plan, save_plan};
 use meganeura::cpu::CpuDevice;
 use meganeura::nn::models::{cnn_classifier, mlp_classifier, preset};
@@ -56,15 +56,11 @@ fn device(threads: usize) -> Arc<dyn Device> {
 }
 
 fn cached(graph: &Graph, path: &Path) -> (Session, bool) {
-    let (session, report) = build_cached(
-        graph,
-        device(2),
-        Mode::Training,
-        Some(Adam::new(1e-3).into()),
-        &RewriteConfig::default(),
-        path,
-    )
-    .expect("builds");
+    let (session, report) = Builder::on(device(2))
+        .optimizer(Adam::new(1e-3))
+        .cache(path)
+        .build(graph)
+        .expect("builds");
     (session, report.from_cache)
 }
 
@@ -94,7 +90,11 @@ fn rich_graph(rows: usize) -> Graph {
 fn plan_of(graph: &Graph) -> ExecutionPlan {
     let update = Update::new(Adam::adamw(1e-3, 0.1)).group(ParameterGroup::new(["*"]).weight_decay(0.0));
     let mode = Mode::Training;
-    let (plan, _) = plan_for(graph, &device(2), mode, Some(&update), &RewriteConfig::default()).expect("builds");
+    let (plan, _) = Builder::on(device(2))
+        .mode(mode)
+        .optimizer(update.clone())
+        .plan(graph)
+        .expect("builds");
     plan
 }
 
@@ -206,7 +206,13 @@ fn everything_that_changes_a_plan_invalidates_it() {
         ("rule sets", rewrite(|c| c.disable = vec!["packing".into()])),
     ];
     let start = |(threads, mode, update, rewrite): &Build| {
-        let built = build_cached(&graph, device(*threads), *mode, update.clone(), rewrite, &path).expect("builds");
+        let built = Builder::on(device(*threads))
+            .mode(*mode)
+            .maybe_optimizer(update.clone())
+            .rewrite(rewrite.clone())
+            .cache(&path)
+            .build(&graph)
+            .expect("builds");
         (built.1.from_cache, logged())
     };
     for (what, change) in &changes {
@@ -231,14 +237,11 @@ fn everything_that_changes_a_plan_invalidates_it() {
     };
     start(&adam(0.1));
     assert!(start(&adam(0.2)).0);
-    let wrong = build_cached(
-        &graph,
-        device(2),
-        Mode::Training,
-        Some(Adam::new(f32::NAN).into()),
-        &base.3,
-        &path,
-    );
+    let wrong = Builder::on(device(2))
+        .optimizer(Adam::new(f32::NAN))
+        .rewrite(base.3.clone())
+        .cache(&path)
+        .build(&graph);
     assert!(matches!(wrong, Err(Error::InvalidUse { .. })));
 }
 

@@ -9,13 +9,13 @@ use std::sync::Arc;
 
 use fuzz::{Largest, mutate, runs};
 use meganeura::backend::Device;
-use meganeura::build::plan_for;
+use meganeura::build::Builder;
 use meganeura::cache::{load_plan, save_plan};
 use meganeura::cpu::CpuDevice;
 use meganeura::nn::models::{LlamaConfig, cnn_classifier, language_model, mlp_classifier};
 use meganeura::random::SplitMix64;
 use meganeura::rewrite::RewriteConfig;
-use meganeura::{Adam, ExecutionPlan, Graph, Mode, Session};
+use meganeura::{Adam, ExecutionPlan, Graph, Session};
 use sha2::{Digest, Sha256};
 
 #[global_allocator]
@@ -75,9 +75,13 @@ fn changed_files_are_refused_or_harmless() {
     let runs = runs(1200).div_ceil(models.len());
     let (mut loaded, mut refused) = (0, 0);
     for (m, graph) in models.iter().enumerate() {
-        let adam = Adam::new(1e-3).into();
+        let adam = Adam::new(1e-3);
         let rewrite = RewriteConfig::default();
-        let (plan, _) = plan_for(graph, &device, Mode::Training, Some(&adam), &rewrite).expect("builds");
+        let (plan, _) = Builder::on(device.clone())
+            .optimizer(adam)
+            .rewrite(rewrite.clone())
+            .plan(graph)
+            .expect("builds");
         save_plan(&plan, graph, &path).expect("saves");
         let good = fs::read(&path).expect("it was saved");
         let line = good.iter().position(|b| *b == b'\n').expect("a first line") + 1;

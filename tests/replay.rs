@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use meganeura::backend::Device;
-use meganeura::build::build_on;
+use meganeura::build::Builder;
 use meganeura::cpu::CpuDevice;
 use meganeura::nn::models::{cnn_classifier, mlp_classifier};
-use meganeura::{Adam, GradientClip, Graph, Mode, ParameterGroup, Session, Update};
+use meganeura::{Adam, GradientClip, Graph, ParameterGroup, Session, Update};
 
 /// Counts the allocations of the whole process.
 struct Counting;
@@ -43,7 +43,7 @@ fn session(graph: &Graph, threads: usize) -> Session {
         .clip(GradientClip::Norm(1.0))
         .accumulate(2)
         .group(ParameterGroup::new(["*.bias"]).weight_decay(0.0));
-    let (mut session, _) = build_on(graph, device, Mode::Training, Some(update)).expect("builds");
+    let (mut session, _) = Builder::on(device).optimizer(update).build(graph).expect("builds");
     session.initialize_parameters(3);
     session
 }

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use meganeura::backend::Device;
 use meganeura::bench::WorkloadCost;
 pub use meganeura::bench::noise;
-use meganeura::build::build_on;
+use meganeura::build::Builder;
 use meganeura::cpu::CpuDevice;
 use meganeura::cpu::pool::ThreadPool;
 use meganeura::nn::models::{LlamaConfig, VitConfig, classifier, language_model};
-use meganeura::{Graph, Mode, Session};
+use meganeura::{Graph, Session};
 
 /// Threads of every candidate.
 pub const THREADS: usize = 2;
@@ -24,7 +24,7 @@ pub fn cpu() -> Arc<dyn Device> {
 
 /// A forward-only session.
 pub fn inference(graph: &Graph) -> Session {
-    match build_on(graph, cpu(), Mode::Inference, None) {
+    match Builder::on(cpu()).inference().build(graph) {
         Ok((session, _)) => session,
         Err(e) => panic!("{e}"),
     }

@@ -1,7 +1,7 @@
 //! Backends, operators and rule sets that are linked into the program.
 //!
-//! Crates announce themselves through `inventory`; [`link_plugins!`](crate::link_plugins) names the crates
-//! so that the linker keeps them, and checks that each is really there. Order never depends on the linker:
+//! Crates announce themselves through `inventory`; `link_plugins!` of the crate `meganeura-compiler` names the crates so
+//! that the linker keeps them, and checks that each is really there. Order never depends on the linker:
 //! everything is sorted by name.
 
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
@@ -9,8 +9,8 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use crate::backend::Backend;
 use crate::config::Config;
 use crate::error::{Error, Result};
-pub use crate::ops::registered::{OpEntry, op, op_problems, ops};
-pub use crate::rewrite::registered::{RegisteredSet, RuleSetEntry, register_rule_set, rule_set_problems, rule_sets};
+pub use crate::ops::registered::{OpEntry, linked_set_of, op, op_problems, ops, register_ops};
+pub use crate::rule_set::{RuleSetEntry, linked_rule_sets};
 
 /// A linked crate that brings backends, operators or rule sets. Announce it with
 /// [`register_plugin!`](crate::register_plugin).
@@ -44,7 +44,7 @@ inventory::collect!(BackendEntry);
 pub use inventory;
 
 /// Announces a plugin crate: `register_plugin!(static PLUGIN = PluginManifest { .. });`. The static must be
-/// public and named `PLUGIN` for [`link_plugins!`](crate::link_plugins) to find it.
+/// public and named `PLUGIN` for `link_plugins!` to find it.
 #[macro_export]
 macro_rules! register_plugin {
     ($manifest:expr) => {
@@ -78,15 +78,6 @@ macro_rules! register_op {
 macro_rules! register_rule_set {
     ($make:expr) => {
         $crate::registry::inventory::submit! { $crate::registry::RuleSetEntry($make) }
-    };
-}
-
-/// Names plugin crates so that the linker keeps them, and checks that what they announce is registered:
-/// `link_plugins!(my_backend, my_ops)?;`
-#[macro_export]
-macro_rules! link_plugins {
-    ($($plugin:ident),* $(,)?) => {
-        $crate::registry::verify_linked(&[$(&$plugin::PLUGIN),*])
     };
 }
 
@@ -215,35 +206,4 @@ pub fn plugins() -> Vec<&'static PluginManifest> {
     let mut plugins: Vec<_> = inventory::iter::<PluginEntry>.into_iter().map(|p| p.0).collect();
     plugins.sort_by_key(|p| p.name);
     plugins
-}
-
-/// Checks that everything the plugins announce is registered: what [`link_plugins!`](crate::link_plugins)
-/// expands to.
-///
-/// # Errors
-/// [`Error::Plugin`] naming the plugin and what is absent.
-pub fn verify_linked(wanted: &[&'static PluginManifest]) -> Result<()> {
-    let backends: Vec<String> = backends().iter().map(|b| b.info().name).collect();
-    let sets = rule_sets();
-    for plugin in wanted {
-        let missing = |what: String| Error::Plugin {
-            plugin: plugin.name.to_owned(),
-            message: format!("{what} is not registered"),
-            remedy: "check that the crate is linked and its name is not taken".into(),
-        };
-        if let Some(b) = plugin.backends.iter().find(|b| !backends.iter().any(|n| n == *b)) {
-            return Err(missing(format!("its backend '{b}'")));
-        }
-        if let Some(o) = plugin.ops.iter().find(|o| op(o).is_none()) {
-            return Err(missing(format!("its operator '{o}'")));
-        }
-        if let Some(r) = plugin
-            .rule_sets
-            .iter()
-            .find(|r| !sets.iter().any(|s| s.set.namespace == **r))
-        {
-            return Err(missing(format!("its rule set '{r}'")));
-        }
-    }
-    Ok(())
 }

@@ -4,7 +4,7 @@
 //! checks that, and the tests of this crate compare values.
 
 use meganeura_core::registry::PluginManifest;
-use meganeura_core::rewrite::RuleSet;
+use meganeura_core::rule_set::RuleSet;
 
 macro_rules! rule_sets {
     ($($name:literal $version:literal,)*) => {
@@ -40,14 +40,14 @@ rule_sets! {
 
 #[cfg(test)]
 mod tests {
-    use meganeura_core::rewrite::rule::parse;
+    use meganeura_compiler::rewrite::rule::parse;
 
     use super::*;
 
     #[test]
     fn every_set_is_registered() {
-        meganeura_core::registry::verify_linked(&[&PLUGIN]).unwrap_or_else(|e| panic!("{e}"));
-        assert!(meganeura_core::registry::rule_set_problems().is_empty());
+        meganeura_compiler::link::verify_linked(&[&PLUGIN]).unwrap_or_else(|e| panic!("{e}"));
+        assert!(meganeura_compiler::rewrite::rule_set_problems().is_empty());
     }
 
     #[test]

@@ -9,6 +9,7 @@ use super::WorkloadCost;
 use crate::Result;
 use crate::backend::Device;
 use crate::calibration::Rates;
+use crate::measure_rates;
 use crate::precision::Precision;
 
 /// Measured peak rates of a device: [`Rates`] in a form that can be saved.
@@ -44,7 +45,7 @@ impl PeakRates {
     /// # Errors
     /// What a session on it fails with.
     pub fn of(device: &Arc<dyn Device>) -> Result<Self> {
-        Rates::of(device).map(PeakRates::from)
+        measure_rates(device).map(PeakRates::from)
     }
 
     /// FLOP/s of matmuls in a precision. A device whose matmuls are no faster in mixed precision has the rate of `f32`.

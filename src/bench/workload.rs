@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::{BenchDevice, Suite, WorkloadCost, feed, noise};
 use crate::backend::Device;
-use crate::build::{plan_cached, plan_for};
+use crate::build::Builder;
 use crate::plan::optimizer::Update;
 use crate::precision::Precision;
 use crate::rewrite::RewriteConfig;
@@ -165,7 +165,11 @@ impl Workload {
     }
 
     fn open(&self, graph: &Graph, on: &BenchDevice, rewrite: &RewriteConfig) -> Result<Session> {
-        let (plan, _) = plan_for(graph, &on.device, self.mode, self.update.as_ref(), rewrite)?;
+        let (plan, _) = Builder::on(on.device.clone())
+            .mode(self.mode)
+            .maybe_optimizer(self.update.clone())
+            .rewrite(rewrite.clone())
+            .plan(graph)?;
         let mut session = Session::on(on.device.clone(), plan)?;
         if let Some(update) = &self.update {
             session.try_set_optimizer(update.clone())?;
@@ -195,7 +199,14 @@ impl Workload {
                 session.try_wait().map(drop)
             }),
             Task::Build => Box::new(move |times| {
-                (0..times).try_for_each(|_| plan_for(&graph, &device, mode, update.as_ref(), &rewrite).map(drop))
+                (0..times).try_for_each(|_| {
+                    Builder::on(device.clone())
+                        .mode(mode)
+                        .maybe_optimizer(update.clone())
+                        .rewrite(rewrite.clone())
+                        .plan(&graph)
+                        .map(drop)
+                })
             }),
             Task::CachedBuild => {
                 let folder = tempfile::tempdir().map_err(|e| {
@@ -205,12 +216,23 @@ impl Workload {
                     )
                 })?;
                 let path = folder.path().join("plan.ron");
-                plan_cached(&graph, &device, mode, update.as_ref(), &rewrite, &path)?;
+                Builder::on(device.clone())
+                    .mode(mode)
+                    .maybe_optimizer(update.clone())
+                    .rewrite(rewrite.clone())
+                    .cache(&path)
+                    .plan(&graph)?;
                 Box::new(move |times| {
                     // Kept as long as it is read from.
                     let _folder = &folder;
                     (0..times).try_for_each(|_| {
-                        plan_cached(&graph, &device, mode, update.as_ref(), &rewrite, &path).map(drop)
+                        Builder::on(device.clone())
+                            .mode(mode)
+                            .maybe_optimizer(update.clone())
+                            .rewrite(rewrite.clone())
+                            .cache(&path)
+                            .plan(&graph)
+                            .map(drop)
                     })
                 })
             }

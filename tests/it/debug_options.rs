@@ -5,11 +5,11 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 
 use meganeura::backend::{Capabilities, Device, Executable, KernelDesc, KernelSource, Support};
-use meganeura::build::plan_for;
+use meganeura::build::Builder;
 use meganeura::cpu::CpuDevice;
 use meganeura::plan::ExecutionPlan;
 use meganeura::rewrite::RewriteConfig;
-use meganeura::{Adam, DebugOptions, Graph, Mode, Result, Session};
+use meganeura::{Adam, DebugOptions, Graph, Result, Session};
 
 /// The CPU, which keeps the plans that it compiles, and claims a source for each kernel.
 struct Spy {
@@ -58,7 +58,10 @@ fn train(options: &DebugOptions) -> (Vec<u32>, Vec<ExecutionPlan>) {
         seen: Mutex::default(),
     });
     let device: Arc<dyn Device> = spy.clone();
-    let (plan, _) = plan_for(&g, &device, Mode::Training, None, &RewriteConfig::off()).expect("a plan");
+    let (plan, _) = Builder::on(device.clone())
+        .rewrite(RewriteConfig::off())
+        .plan(&g)
+        .expect("a plan");
     let mut session = Session::debugged(device, plan.clone(), options.clone()).expect("a session");
     assert_eq!(session.plan(), &plan, "the session's plan stays what it was");
     session.set_optimizer(Adam::new(0.01));

@@ -3,17 +3,21 @@
 use std::sync::Arc;
 
 use meganeura::backend::Device;
-use meganeura::build::{build_cached, build_on};
+use meganeura::build::Builder;
 use meganeura::cpu::CpuDevice;
 use meganeura::error::TensorKind;
 use meganeura::nn::models::mlp_classifier;
 use meganeura::rewrite::RewriteConfig;
 use meganeura::runtime::{Defect, Stage};
-use meganeura::{Adam, GradientClip, Graph, Mode, Session, Sgd, Update};
+use meganeura::{Adam, GradientClip, Graph, Session, Sgd, Update};
 
 fn session(graph: &Graph, update: Option<Update>) -> Session {
     let device: Arc<dyn Device> = Arc::new(CpuDevice::new(2));
-    build_on(graph, device, Mode::Training, update).expect("builds").0
+    Builder::on(device)
+        .maybe_optimizer(update)
+        .build(graph)
+        .expect("builds")
+        .0
 }
 
 /// A product, and a logarithm on the line that is returned.
@@ -231,7 +235,11 @@ fn plans_from_files_know_the_present_lines() {
     for (i, (graph, line)) in [logarithm(), moved()].into_iter().enumerate() {
         let device: Arc<dyn Device> = Arc::new(CpuDevice::new(2));
         let rewrite = RewriteConfig::default();
-        let built = build_cached(&graph, device, Mode::Training, None, &rewrite, &path).expect("builds");
+        let built = Builder::on(device)
+            .rewrite(rewrite.clone())
+            .cache(&path)
+            .build(&graph)
+            .expect("builds");
         let (mut s, report) = built;
         assert_eq!(report.from_cache, i == 1);
         s.set_parameter("w", &[0.0; 6]);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::plans::{Limited, cpu, lower_bound, trained_bits};
 use meganeura::backend::Device;
-use meganeura::build::{build_on, plan_for};
+use meganeura::build::Builder;
 use meganeura::cpu::CpuDevice;
 use meganeura::nn::models::{
     LlamaConfig, VitConfig, classifier, cnn_classifier, language_model, mlp_classifier, preset,
@@ -16,7 +16,11 @@ use meganeura::rewrite::RewriteConfig;
 use meganeura::{Adam, Error, ExecutionPlan, GradientClip, Graph, Mode, Sgd, Update, registry};
 
 fn plan(graph: &Graph, mode: Mode, update: Option<&Update>, device: &Arc<dyn Device>) -> ExecutionPlan {
-    let (plan, _) = plan_for(graph, device, mode, update, &RewriteConfig::default()).expect("builds");
+    let (plan, _) = Builder::on(device.clone())
+        .mode(mode)
+        .maybe_optimizer(update.cloned())
+        .plan(graph)
+        .expect("builds");
     plan
 }
 
@@ -109,7 +113,11 @@ fn computing_in_place_would_save_nothing() {
                 ..RewriteConfig::default()
             };
             // Small models do not reach the budget.
-            let Ok((plan, _)) = plan_for(&graph, &device, mode, None, &config) else {
+            let Ok((plan, _)) = Builder::on(device.clone())
+                .mode(mode)
+                .rewrite(config.clone())
+                .plan(&graph)
+            else {
                 continue;
             };
             let (bound, in_place) = (lower_bound(&plan), bound_in_place(&plan));
@@ -163,7 +171,7 @@ fn a_plan_that_does_not_fit_says_what_would() {
     let needed = plan(&graph, Mode::Training, adam().as_ref(), &cpu()).memory_forecast();
     let start = |memory: usize, update| {
         let device = Limited::device(Some(memory as u64), None);
-        build_on(&graph, device, Mode::Training, update).map(drop)
+        Builder::on(device).maybe_optimizer(update).build(&graph).map(drop)
     };
     start(needed.planned, adam()).expect("it fits exactly");
     let persistent = needed.planned - needed.transient;
@@ -188,7 +196,7 @@ fn a_plan_that_does_not_fit_says_what_would() {
     let without = plan(&graph, Mode::Training, None, &cpu()).memory_forecast();
     // Room for the scalars of an update.
     let device = Limited::device(Some(without.planned as u64 + 4096), None);
-    let (mut session, _) = build_on(&graph, device, Mode::Training, None).expect("it fits");
+    let (mut session, _) = Builder::on(device).build(&graph).expect("it fits");
     let error = session
         .try_set_optimizer(Adam::new(1e-3))
         .expect_err("moments do not fit");
@@ -209,7 +217,7 @@ fn no_buffer_lies_in_two_slabs() {
         assert_eq!(offset / largest, (offset + bytes.saturating_sub(1)) / largest);
     }
     let small = Limited::device(None, Some(largest as u64 - 1));
-    let error = plan_for(&graph, &small, Mode::Training, None, &RewriteConfig::default()).expect_err("too small");
+    let error = Builder::on(small.clone()).plan(&graph).expect_err("too small");
     assert!(error.to_string().contains("the device binds at most"), "{error}");
 }
 

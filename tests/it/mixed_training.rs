@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use meganeura::backend::Device;
-use meganeura::build::build_rewritten;
+use meganeura::build::Builder;
 use meganeura::conformance::ReferenceBackend;
 use meganeura::cpu::CpuDevice;
 use meganeura::precision::Precision;
 use meganeura::rewrite::RewriteConfig;
-use meganeura::{Adam, GradientClip, Graph, LossScaling, Mode, ParameterGroup, Session, Sgd, Update};
+use meganeura::{Adam, GradientClip, Graph, LossScaling, ParameterGroup, Session, Sgd, Update};
 
 const ROWS: usize = 4;
 
@@ -55,7 +55,10 @@ fn session(device: Arc<dyn Device>, graph: &Graph, scaling: Option<&str>, update
         loss_scale: scaling.map(|text| text.parse().expect("a scale")),
         ..RewriteConfig::default()
     };
-    let built = build_rewritten(graph, device, Mode::Training, Some(update.into()), &rewrite);
+    let built = Builder::on(device)
+        .optimizer(update)
+        .rewrite(rewrite.clone())
+        .build(graph);
     let (mut session, _) = built.expect("a session");
     for (i, name) in ["w1", "b1", "w2"].into_iter().enumerate() {
         let len = session.read_parameter(name).len();
@@ -330,7 +333,7 @@ fn what_cannot_be_scaled_is_refused() {
         ..RewriteConfig::default()
     };
     let build = |graph: &Graph, rewrite: &RewriteConfig| {
-        let built = build_rewritten(graph, cpu(), Mode::Training, None, rewrite);
+        let built = Builder::on(cpu()).rewrite(rewrite.clone()).build(graph);
         built.map(|_| ()).map_err(|error| error.to_string())
     };
     let message = build(&perceptron(1.0), &rewrite).expect_err("no power of two");

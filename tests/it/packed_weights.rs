@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use meganeura::build::build_on;
+use meganeura::Session;
+use meganeura::build::Builder;
 use meganeura::cpu::CpuDevice;
 use meganeura::nn::layers::WeightStorage;
 use meganeura::nn::models::{LlamaConfig, LogitsOf};
-use meganeura::{Mode, Session};
 
 const LAYERS: usize = 2;
 const DIM: usize = 64;
@@ -22,7 +22,7 @@ fn prompt(weights: WeightStorage, rows: usize) -> Session {
         ..LlamaConfig::small(96)
     };
     let graph = config.decode_graph(&[], rows, 256, LogitsOf::OneRow);
-    match build_on(&graph, Arc::new(CpuDevice::new(2)), Mode::Inference, None) {
+    match Builder::on(Arc::new(CpuDevice::new(2))).inference().build(&graph) {
         Ok((session, _)) => session,
         Err(e) => panic!("{e}"),
     }

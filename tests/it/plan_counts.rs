@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use meganeura::backend::Device;
 use meganeura::bench::WorkloadCost;
-use meganeura::build::{plan_for, prepare};
+use meganeura::build::{Builder, prepare};
 use meganeura::compile::try_compile;
 use meganeura::cpu::CpuDevice;
 use meganeura::nn::layers::WeightStorage;
@@ -53,7 +53,11 @@ fn update(mode: Mode) -> Option<Update> {
 /// The plan for the CPU with two threads, which decide what calls are taken to cost.
 fn cpu_plan(device: &Arc<dyn Device>, graph: &Graph, mode: Mode) -> ExecutionPlan {
     let update = update(mode);
-    let (mut plan, _) = plan_for(graph, device, mode, update.as_ref(), &RewriteConfig::default()).expect("a plan");
+    let (mut plan, _) = Builder::on(device.clone())
+        .mode(mode)
+        .maybe_optimizer(update.clone())
+        .plan(graph)
+        .expect("a plan");
     if plan.memory.offsets.is_empty() {
         plan.place_buffers(None).expect("memory");
     }

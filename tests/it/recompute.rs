@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::plans::{Limited, cpu, lower_bound, trained_bits};
 use meganeura::backend::Device;
-use meganeura::build::plan_for;
+use meganeura::build::Builder;
 use meganeura::cpu::CpuDevice;
 use meganeura::graph::Value;
 use meganeura::init::Init;
@@ -14,7 +14,7 @@ use meganeura::plan::memory::fit_to_budget;
 use meganeura::plan::{BufferRef, FORWARD_BACKWARD, MemoryBudget};
 use meganeura::random::SplitMix64;
 use meganeura::rewrite::{RewriteConfig, Simulated};
-use meganeura::{Adam, Error, ExecutionPlan, GradientClip, Graph, Mode, Result, SessionConfig, Sgd, Update};
+use meganeura::{Adam, Error, ExecutionPlan, GradientClip, Graph, Result, SessionConfig, Sgd, Update};
 
 fn budgeted(
     graph: &Graph,
@@ -26,7 +26,11 @@ fn budgeted(
         memory_budget: budget,
         ..RewriteConfig::default()
     };
-    Ok(plan_for(graph, device, Mode::Training, update, &config)?.0)
+    Ok(Builder::on(device.clone())
+        .maybe_optimizer(update.cloned())
+        .rewrite(config.clone())
+        .plan(graph)?
+        .0)
 }
 
 /// The plan that takes least, and what it takes.

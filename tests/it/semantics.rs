@@ -3,22 +3,22 @@
 use std::sync::Arc;
 
 use meganeura::backend::Device;
-use meganeura::build::{build_on, build_rewritten};
+use meganeura::build::Builder;
 use meganeura::cpu::CpuDevice;
 use meganeura::plan::BufferRef;
 use meganeura::rewrite::RewriteConfig;
-use meganeura::{Adam, DType, Error, ExecutionPlan, Graph, Mode, Session, Sgd, compile, optimize};
+use meganeura::{Adam, DType, Error, ExecutionPlan, Graph, Session, Sgd, compile, optimize};
 
 fn device() -> Arc<dyn Device> {
     Arc::new(CpuDevice::new(2))
 }
 
 fn training(graph: &Graph) -> Session {
-    build_on(graph, device(), Mode::Training, None).expect("builds").0
+    Builder::on(device()).build(graph).expect("builds").0
 }
 
 fn inference(graph: &Graph) -> Session {
-    build_on(graph, device(), Mode::Inference, None).expect("builds").0
+    Builder::on(device()).inference().build(graph).expect("builds").0
 }
 
 /// A plan of one slice.
@@ -377,7 +377,7 @@ fn profiling_names_and_times_the_passes() {
     g.set_outputs(vec![loss]);
     // As it is written: rewritten, it would be one pass.
     let plain = RewriteConfig::off();
-    let built = build_rewritten(&g, device(), Mode::Training, None, &plain);
+    let built = Builder::on(device()).rewrite(plain.clone()).build(&g);
     let mut s = built.expect("builds").0;
     s.set_input("x", &[0.5; 128]);
     s.step();

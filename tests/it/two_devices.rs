@@ -3,10 +3,10 @@
 use std::sync::{Arc, Barrier};
 
 use meganeura::backend::Device;
-use meganeura::build::build_on;
+use meganeura::build::Builder;
 use meganeura::config::Config;
 use meganeura::cpu::CpuDevice;
-use meganeura::{Adam, Graph, Mode, select};
+use meganeura::{Adam, Graph, select};
 
 const STEPS: usize = 25;
 
@@ -30,7 +30,7 @@ fn spread(count: usize, seed: usize) -> Vec<f32> {
 
 /// Losses of a session that takes every step at the same time as the others.
 fn train(device: &Arc<dyn Device>, together: &Barrier) -> Vec<f32> {
-    let built = build_on(&graph(), device.clone(), Mode::Training, Some(Adam::new(0.01).into()));
+    let built = Builder::on(device.clone()).optimizer(Adam::new(0.01)).build(&graph());
     let (mut session, _) = built.expect("a session");
     session.set_parameter("w1", &spread(240, 1));
     session.set_parameter("w2", &spread(80, 2));

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use candle_transformers::models::llama::{Cache, Config, Llama};
-use meganeura::build::build_on;
+use meganeura::build::Builder;
 use meganeura::cpu::CpuDevice;
 use meganeura::llm::saving::{make_folder, save_config, save_weights};
 use meganeura::llm::{Checkpoint, Generator, GeneratorOptions, ModelConfig, Request, WeightStorage};
@@ -34,7 +34,7 @@ pub(crate) fn checkpoint(folder: &Path) -> Result<()> {
     let model = preset("smollm2-135m").ok_or("there is no such preset")?;
     let config = model.language_model().ok_or("it is no language model")?;
     let device = Arc::new(CpuDevice::new(2));
-    let (mut session, _) = build_on(&model.graph(1), device, Mode::Inference, None)?;
+    let (mut session, _) = Builder::on(device).inference().build(&model.graph(1))?;
     session.initialize_parameters(1);
     make_folder(folder)?;
     save_weights(folder, &mut session, None)?;
@@ -54,7 +54,7 @@ fn session(folder: &Path, threads: usize, weights: WeightStorage, rows: usize) -
     };
     let logits = if rows == 1 { LogitsOf::AllRows } else { LogitsOf::OneRow };
     let graph = config.decode_graph(&[], rows, CAPACITY, logits);
-    let (mut session, _) = build_on(&graph, Arc::new(CpuDevice::new(threads)), Mode::Inference, None)?;
+    let (mut session, _) = Builder::on(Arc::new(CpuDevice::new(threads))).inference().build(&graph)?;
     Checkpoint::open(folder)?.load_into(&mut session)?;
     if rows > 1 {
         session.try_set_input_u32(LOGITS_ROW, &[rows as u32 - 1])?;
@@ -182,7 +182,7 @@ pub(crate) fn train(folder: &Path, setup: &Setup) -> Result<Comparison<'static>>
     let config = ModelConfig::open(folder)?.network;
     let graph = language_model(1, PROMPT, |g, tokens| config.build(g, "").forward(g, tokens));
     let device = Arc::new(CpuDevice::new(setup.threads));
-    let (mut session, _) = build_on(&graph, device, Mode::Training, Some(Adam::new(RATE).into()))?;
+    let (mut session, _) = Builder::on(device).optimizer(Adam::new(RATE)).build(&graph)?;
     Checkpoint::open(folder)?.load_into(&mut session)?;
     let text = tokens(PROMPT + 1);
     session.try_set_input_u32(TOKENS, &text[..PROMPT])?;

@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use clap::{Parser, ValueEnum};
 use meganeura::backend::Device;
-use meganeura::build::build_rewritten;
+use meganeura::build::Builder;
 use meganeura::config::Config;
 use meganeura::cpu::CpuDevice;
 use meganeura::precision::Precision;
@@ -83,7 +83,7 @@ impl Entrant {
             precision: Some(self.precision),
             ..RewriteConfig::default()
         };
-        Ok(build_rewritten(graph, self.device, mode, update, &rewrite)?.0)
+        Ok(Builder::on(self.device).mode(mode).maybe_optimizer(update).rewrite(rewrite.clone()).build(graph)?.0)
     }
 }
 

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use super::Device;
+use crate::cost::Target;
 use crate::kernel::{CostModel, KernelDesc, Support};
 use crate::mode::Mode;
 use crate::precision::Precision;
-use crate::rewrite::Target;
 
 impl Target for Arc<dyn Device> {
     fn cost_model(&self) -> CostModel {

@@ -22,7 +22,6 @@
 mod constants;
 mod file;
 mod fingerprint;
-mod key;
 
 use std::path::Path;
 
@@ -35,7 +34,7 @@ use crate::graph::Graph;
 use crate::plan::ExecutionPlan;
 
 /// What a file gave.
-pub(crate) enum Loaded {
+pub enum Loaded {
     /// There is no file.
     Missing,
     /// It is whole, but not for this graph or this program.
@@ -84,12 +83,15 @@ pub fn read_plan(path: impl AsRef<Path>) -> Result<ExecutionPlan> {
 }
 
 /// Says in the log why a file is not used.
-pub(crate) fn log_invalidated(reason: &str) {
+pub fn log_invalidated(reason: &str) {
     log::info!("cache invalidated: {reason}");
 }
 
 /// [`load_plan`] with the reason where there is no plan.
-pub(crate) fn load(forward_graph: &Graph, path: &Path) -> Result<Loaded> {
+///
+/// # Errors
+/// As there.
+pub fn load(forward_graph: &Graph, path: &Path) -> Result<Loaded> {
     let mut loaded = file::load(Some(&graph_hash(forward_graph)), path)?;
     if let Loaded::Plan(plan) = &mut loaded {
         plan.renew_sources(forward_graph);
@@ -98,6 +100,6 @@ pub(crate) fn load(forward_graph: &Graph, path: &Path) -> Result<Loaded> {
 }
 
 /// Whether a file may be overwritten by a plan: it is one, or empty, or does not exist.
-pub(crate) fn may_replace(path: &Path) -> bool {
+pub fn may_replace(path: &Path) -> bool {
     file::may_replace(path)
 }

@@ -3,9 +3,7 @@
 //! It is used only if the configuration names it (`fallback = "cpu"`); without one, such dispatches are an error. Their
 //! operands and results are copied through the host. Both devices have all buffers, and no two buffers share memory. The
 //! host synchronizes after each part of a step. The report of a build lists these dispatches
-//! ([`OptimizeReport::elsewhere`]).
-//!
-//! [`OptimizeReport::elsewhere`]: crate::OptimizeReport::elsewhere
+//! (`OptimizeReport::elsewhere` in the crate `meganeura-compiler`).
 
 mod both;
 

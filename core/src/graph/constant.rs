@@ -42,7 +42,7 @@ impl ConstantData {
     }
 
     /// So many elements as [`ConstantData::splat`] rounds one.
-    pub(crate) fn repeated(dtype: DType, value: f64, len: usize) -> Self {
+    pub fn repeated(dtype: DType, value: f64, len: usize) -> Self {
         let one = ConstantData::splat(dtype, value);
         ConstantData {
             dtype,

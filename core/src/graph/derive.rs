@@ -30,14 +30,14 @@ impl Graph {
     }
 
     /// Makes a node another call with the same results, without any check until [`Graph::verify`].
-    pub(crate) fn replace_call(&mut self, id: NodeId, kind: NodeKind, inputs: Vec<Value>) {
+    pub fn replace_call(&mut self, id: NodeId, kind: NodeKind, inputs: Vec<Value>) {
         if let Some(node) = self.nodes.get_mut(id.index()) {
             (node.kind, node.inputs) = (kind, inputs);
         }
     }
 
     /// Copies a node with new operands, keeping name, location and effects; for passes.
-    pub(crate) fn copy_node(&mut self, source: &Graph, id: NodeId, inputs: Vec<Value>) -> NodeId {
+    pub fn copy_node(&mut self, source: &Graph, id: NodeId, inputs: Vec<Value>) -> NodeId {
         let node = &source.nodes[id.index()];
         let new = self.push_raw(Node { inputs, ..node.clone() });
         self.register_leaf(new);
@@ -45,7 +45,7 @@ impl Graph {
     }
 
     /// Gives a node without a name the name and place of an equal one.
-    pub(crate) fn name_if_unnamed(&mut self, id: NodeId, equal: &Node) {
+    pub fn name_if_unnamed(&mut self, id: NodeId, equal: &Node) {
         let node = &mut self.nodes[id.index()];
         if node.name.is_none() && node.is_op() && equal.name.is_some() {
             node.name.clone_from(&equal.name);
@@ -54,7 +54,7 @@ impl Graph {
     }
 
     /// Takes over everything that is not a node from the graph that this one is derived from.
-    pub(crate) fn adopt_roots(&mut self, source: &Graph, map: impl Fn(Value) -> Value) {
+    pub fn adopt_roots(&mut self, source: &Graph, map: impl Fn(Value) -> Value) {
         let leaf = |id: NodeId| map(id.into()).node;
         self.outputs = source.outputs.iter().map(|&v| map(v)).collect();
         self.gradients = source.gradients.iter().map(|&(l, v)| (leaf(l), map(v))).collect();
@@ -72,19 +72,31 @@ impl Graph {
         self.next_uid = self.next_uid.max(source.next_uid);
     }
 
+    /// Inputs and parameters whose gradients [`Graph::require_grad`] asked for.
+    pub fn wants_gradient(&self) -> &[NodeId] {
+        &self.wants_gradient
+    }
+
+    /// Replaces the gradients, `(parameter, gradient)`, and the list of [`wants_gradient`](Graph::wants_gradient), as a pass
+    /// that merges parameters does after [`adopt_roots`](Graph::adopt_roots).
+    pub fn replace_gradients(&mut self, gradients: Vec<(NodeId, Value)>, wanted: Vec<NodeId>) {
+        self.gradients = gradients;
+        self.wants_gradient = wanted;
+    }
+
     /// Drops effects that leave their target as it is.
-    pub(crate) fn drop_idle_effects(&mut self) {
+    pub fn drop_idle_effects(&mut self) {
         self.effects.retain(|e| e.value != e.target.into());
         self.thaw_writes();
     }
 
     /// Rewires reads of written leaves from now on, as while the graph was built.
-    pub(crate) fn thaw_writes(&mut self) {
+    pub fn thaw_writes(&mut self) {
         self.current = self.effects.iter().map(|e| (e.target, e.value)).collect();
     }
 
     /// Ends the rewiring of reads to written values: passes mean the exact value that they name.
-    pub(crate) fn freeze_writes(&mut self) {
+    pub fn freeze_writes(&mut self) {
         self.current.clear();
     }
 

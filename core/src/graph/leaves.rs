@@ -127,8 +127,9 @@ impl Graph {
         self.constant_data(ConstantData::splat(dtype, value), &[])
     }
 
+    /// A constant of any dtype and shape; as many elements as the shape has.
     #[track_caller]
-    pub(crate) fn constant_data(&mut self, data: ConstantData, shape: &[usize]) -> NodeId {
+    pub fn constant_data(&mut self, data: ConstantData, shape: &[usize]) -> NodeId {
         let location = Location::caller();
         let ty = match Shape::new(shape) {
             Ok(shape) => TensorType::new(data.dtype(), shape),

@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 
 pub use constant::ConstantData;
 pub use packing::{PackedSource, Packing};
-pub(crate) use uses::Uses;
+pub use uses::Uses;
 
 use crate::attrs::Attrs;
 use crate::dtype::DType;

@@ -65,7 +65,7 @@ impl Packing {
 
 impl Graph {
     /// Adds a parameter that holds others, under a name made of theirs that no leaf has.
-    pub(crate) fn packed_parameter(
+    pub fn packed_parameter(
         &mut self,
         ty: TensorType,
         trainable: bool,

@@ -5,15 +5,16 @@ use std::collections::HashSet;
 use super::{Graph, NodeId, Value};
 
 /// How the values of a graph are used.
-pub(crate) struct Uses {
+pub struct Uses {
     /// Users of each node's results, once for each operand.
-    pub(crate) users: Vec<Vec<NodeId>>,
+    pub users: Vec<Vec<NodeId>>,
     /// Values that are needed whatever uses them.
-    pub(crate) roots: HashSet<Value>,
+    pub roots: HashSet<Value>,
 }
 
 impl Uses {
-    pub(crate) fn of(graph: &Graph) -> Self {
+    /// The uses in a graph.
+    pub fn of(graph: &Graph) -> Self {
         let mut users = vec![Vec::new(); graph.nodes().len()];
         for id in graph.node_ids() {
             for v in &graph.nodes()[id.index()].inputs {
@@ -27,7 +28,7 @@ impl Uses {
     }
 
     /// Whether a node has one user and is nobody's result.
-    pub(crate) fn is_private(&self, id: NodeId) -> bool {
+    pub fn is_private(&self, id: NodeId) -> bool {
         self.users[id.index()].len() == 1 && !self.roots.contains(&id.into())
     }
 }

@@ -35,7 +35,7 @@ pub type Decompose = fn(&mut Graph, &[Value], &Attrs) -> Result<Vec<Value>, Stri
 /// ```
 ///
 /// Announce it with [`register_op!`](crate::register_op), or as an operator of a
-/// [`RuleSet`](crate::rewrite::RuleSet). On devices without a kernel for it the decomposition runs.
+/// [`RuleSet`](crate::rule_set::RuleSet). On devices without a kernel for it the decomposition runs.
 #[derive(Clone, Copy, Debug)]
 pub struct Composite {
     name: &'static str,

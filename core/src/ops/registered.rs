@@ -16,15 +16,15 @@ inventory::collect!(OpGroups);
 
 /// The operators and what was wrong with some. What is linked is collected once; rule sets that are registered
 /// at run time add theirs.
-pub(crate) struct OpTable {
+struct OpTable {
     ops: Vec<OpRef>,
-    pub(crate) by_name: HashMap<&'static str, OpRef>,
+    by_name: HashMap<&'static str, OpRef>,
     /// Operators that linked rule sets bring, with the place of the set.
     of_sets: HashMap<&'static str, usize>,
     problems: Vec<Error>,
 }
 
-pub(crate) fn op_table() -> &'static RwLock<OpTable> {
+fn op_table() -> &'static RwLock<OpTable> {
     static TABLE: OnceLock<RwLock<OpTable>> = OnceLock::new();
     TABLE.get_or_init(|| RwLock::new(collect_ops()))
 }
@@ -47,14 +47,28 @@ pub fn op(name: &str) -> Option<OpRef> {
     table.by_name.get(name).copied()
 }
 
-impl OpTable {
-    /// The place of the linked rule set that brought an operator.
-    pub(crate) fn of_linked_set(&self, name: &str) -> Option<usize> {
-        self.of_sets.get(name).copied()
-    }
+/// Index in [`linked_rule_sets`](crate::rule_set::linked_rule_sets) of the set that brought an operator.
+pub fn linked_set_of(name: &str) -> Option<usize> {
+    let table = op_table().read().unwrap_or_else(PoisonError::into_inner);
+    table.of_sets.get(name).copied()
+}
 
+/// Registers operators at run time: all, or none.
+///
+/// # Errors
+/// The first operator whose name is taken.
+pub fn register_ops(ops: &[OpRef]) -> Result<(), OpRef> {
+    let mut table = op_table().write().unwrap_or_else(PoisonError::into_inner);
+    if let Some(op) = ops.iter().find(|op| table.by_name.contains_key(op.get().name())) {
+        return Err(*op);
+    }
+    table.extend(ops);
+    Ok(())
+}
+
+impl OpTable {
     /// Adds operators whose names are free.
-    pub(crate) fn extend(&mut self, ops: &[OpRef]) {
+    fn extend(&mut self, ops: &[OpRef]) {
         for op in ops {
             self.by_name.insert(op.get().name(), *op);
             self.ops.push(*op);

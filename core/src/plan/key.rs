@@ -25,3 +25,21 @@ pub struct BuildKey {
     /// Which kernels the device has.
     pub kernels: String,
 }
+
+impl BuildKey {
+    /// Names of the parts in which another key differs.
+    pub fn differences(&self, other: &BuildKey) -> Vec<&'static str> {
+        let parts = [
+            ("program version", self.program != other.program),
+            ("mode", self.mode != other.mode),
+            ("optimizer", self.update != other.update),
+            ("rewrite settings", self.rewrite != other.rewrite),
+            ("rule sets", self.rule_sets != other.rule_sets),
+            ("operators", self.operators != other.operators),
+            ("device", self.device != other.device),
+            ("kernels", self.kernels != other.kernels),
+        ];
+        let differing = parts.into_iter().filter(|(_, differs)| *differs);
+        differing.map(|(name, _)| name).collect()
+    }
+}

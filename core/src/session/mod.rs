@@ -127,7 +127,7 @@ impl Session {
     }
 
     /// Takes an optimizer whose update the plan holds already.
-    pub(crate) fn adopt_optimizer(&mut self, update: Update) {
+    pub fn adopt_optimizer(&mut self, update: Update) {
         self.attached = Some(update.form());
         self.optimizer = Some(ActiveOptimizer::new(update));
     }

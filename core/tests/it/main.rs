@@ -2,16 +2,11 @@
 
 mod attention;
 mod attributes;
-mod clustering;
 #[path = "../common/mod.rs"]
 mod common;
-#[path = "../common/dag.rs"]
-mod dag;
 mod decompositions;
-mod extraction;
 mod gradients;
 mod hostile;
-mod joined_writes;
 mod losses;
 mod meaning_basic;
 #[path = "../common/mutation.rs"]

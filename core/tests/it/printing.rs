@@ -1,6 +1,7 @@
 //! Graphs and plans as text: what each stage makes of a small graph, in full.
 
-use meganeura_core::{Graph, autodiff, compile, optimize};
+use meganeura_compiler::optimize;
+use meganeura_core::{Graph, autodiff, compile};
 
 fn forward() -> Graph {
     let mut g = Graph::new();

@@ -1,8 +1,9 @@
 //! A whole language model: its training graph is rewritten exactly, within the budgets.
 
-use meganeura_core::build::prepare;
-use meganeura_core::rewrite::{RewriteConfig, Simulated};
-use meganeura_core::{Mode, link_plugins};
+use meganeura_compiler::build::prepare;
+use meganeura_compiler::link_plugins;
+use meganeura_compiler::rewrite::{RewriteConfig, Simulated};
+use meganeura_core::Mode;
 use meganeura_nn::models::preset;
 
 #[test]

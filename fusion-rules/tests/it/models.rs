@@ -3,14 +3,15 @@
 use std::collections::BTreeMap;
 use std::collections::HashMap;
 
+use meganeura_compiler::OptimizeReport;
+use meganeura_compiler::build::prepare;
+use meganeura_compiler::optimize::for_inference;
+use meganeura_compiler::rewrite::{RewriteConfig, Simulated};
+use meganeura_core::Mode;
 use meganeura_core::autodiff::try_differentiate;
-use meganeura_core::build::prepare;
 use meganeura_core::graph::{Graph, NodeKind};
-use meganeura_core::optimize::for_inference;
 use meganeura_core::random::SplitMix64;
 use meganeura_core::reference::evaluate;
-use meganeura_core::rewrite::{RewriteConfig, Simulated};
-use meganeura_core::{Mode, OptimizeReport};
 use meganeura_nn::models::{
     CnnConfig, LlamaConfig, MlpConfig, ResNetConfig, UnetConfig, VitConfig, classifier, language_model, preset,
     segmentation,

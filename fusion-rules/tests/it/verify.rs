@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use meganeura_core::rewrite::RuleSet;
-use meganeura_core::rewrite::verify::{Outcome, RuleVerdict, VerifyOptions, verify_rule_set};
+use meganeura_compiler::rewrite::RuleSet;
+use meganeura_compiler::rewrite::verify::{Outcome, RuleVerdict, VerifyOptions, verify_rule_set};
 
 /// Set this environment variable to write the golden files anew.
 const WRITE: &str = "MEGANEURA_WRITE_GOLDEN";

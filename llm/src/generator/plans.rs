@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use meganeura_compiler::build::Builder;
+use meganeura_compiler::rewrite::RewriteConfig;
 use meganeura_core::backend::Device;
-use meganeura_core::build::{Mode, plan_cached, plan_for};
-use meganeura_core::rewrite::RewriteConfig;
 use meganeura_core::{Error, ExecutionPlan, Result, Session};
 use meganeura_nn::models::{LlamaConfig, LogitsOf};
 
@@ -148,8 +148,15 @@ impl Plans {
             };
             let path = self.folder.as_ref().map(file);
             let (plan, _) = match &path {
-                Some(path) => plan_cached(&graph, &self.device, Mode::Inference, None, &self.rewrite, path)?,
-                None => plan_for(&graph, &self.device, Mode::Inference, None, &self.rewrite)?,
+                Some(path) => Builder::on(self.device.clone())
+                    .inference()
+                    .rewrite(self.rewrite.clone())
+                    .cache(path)
+                    .plan(&graph)?,
+                None => Builder::on(self.device.clone())
+                    .inference()
+                    .rewrite(self.rewrite.clone())
+                    .plan(&graph)?,
             };
             self.made.insert(shape, plan);
         }

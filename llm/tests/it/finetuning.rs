@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use meganeura_core::build::{Mode, build_on};
+use meganeura_compiler::build::Builder;
 use meganeura_core::{Adam, Session};
 use meganeura_cpu::CpuDevice;
 use meganeura_llm::{Adapters, Checkpoint, Generator, GeneratorOptions, ModelConfig, Request, saving};
@@ -47,7 +47,7 @@ fn training(lora: Option<LoraConfig>, batch: usize, rows: usize) -> Session {
     let network = network(lora);
     let graph = language_model(batch, rows, |g, tokens| network.build(g, "").forward(g, tokens));
     let device = Arc::new(CpuDevice::new(2));
-    let (mut session, _) = build_on(&graph, device, Mode::Training, None).expect("a session");
+    let (mut session, _) = Builder::on(device).build(&graph).expect("a session");
     let checkpoint = Checkpoint::open(&model()).expect("weights");
     checkpoint.load_into(&mut session).expect("they fit");
     session

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use half::{bf16, f16};
+use meganeura_compiler::build::Builder;
 use meganeura_core::backend::Device;
-use meganeura_core::build::{Mode, build_on};
 use meganeura_core::quantization::{BLOCK, BlockFormat};
 use meganeura_cpu::CpuDevice;
 use meganeura_llm::{
@@ -195,7 +195,7 @@ fn tied_embeddings_are_stored_once_and_packed() {
             ..config.network
         };
         let graph = network.decode_graph(&[], 1, 16, LogitsOf::AllRows);
-        let (session, _) = build_on(&graph, device(), Mode::Inference, None).expect("a session");
+        let (session, _) = Builder::on(device()).inference().build(&graph).expect("a session");
         let parameters = session.plan().parameters();
         let names = parameters.iter().filter(|view| view.name.contains("embed_tokens"));
         let matrices = parameters
@@ -276,7 +276,7 @@ fn a_step_of_training_is_the_same() {
         let config = ModelConfig::open(&folder(model)).expect("a configuration");
         let rows = prompt.len() - 1;
         let graph = language_model(1, rows, |g, tokens| config.network.build(g, "").forward(g, tokens));
-        let (mut session, _) = build_on(&graph, device(), Mode::Training, None).expect("a session");
+        let (mut session, _) = Builder::on(device()).build(&graph).expect("a session");
         let checkpoint = Checkpoint::open(&folder(model)).expect("weights");
         checkpoint.load_into(&mut session).expect("they fit");
         session.set_input_u32(TOKENS, &prompt[..rows]);

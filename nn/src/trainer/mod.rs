@@ -74,9 +74,10 @@ use std::panic::resume_unwind;
 use std::thread;
 use std::time::Instant;
 
-use meganeura_core::build::{build, build_rewritten};
-use meganeura_core::rewrite::RewriteConfig;
-use meganeura_core::{Graph, Mode, Session, SessionConfig};
+use meganeura_compiler::SessionConfig;
+use meganeura_compiler::build::{Builder, build};
+use meganeura_compiler::rewrite::RewriteConfig;
+use meganeura_core::{Graph, Mode, Session};
 
 pub use checkpoint::Checkpoints;
 pub use config::{OptimizerChoice, TrainConfig};
@@ -155,7 +156,7 @@ impl Trainer {
             ..RewriteConfig::default()
         };
         let graph = evaluation_graph(graph)?;
-        let (mut evaluation, _) = build_rewritten(&graph, device, Mode::Inference, None, &rewrite)?;
+        let (mut evaluation, _) = Builder::on(device).inference().rewrite(rewrite.clone()).build(&graph)?;
         feed.load_no_labels(&mut evaluation)?;
         Ok(Trainer {
             config,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use meganeura_core::build::{Mode, build_on};
+use meganeura_compiler::build::Builder;
 use meganeura_core::ops::RopeScaling;
 use meganeura_core::{Graph, Session};
 use meganeura_cpu::CpuDevice;
@@ -48,7 +48,10 @@ fn models() -> Vec<(&'static str, LlamaConfig)> {
 }
 
 fn session(graph: &Graph) -> Session {
-    let (mut session, _) = build_on(graph, Arc::new(CpuDevice::new(2)), Mode::Inference, None).expect("a session");
+    let (mut session, _) = Builder::on(Arc::new(CpuDevice::new(2)))
+        .inference()
+        .build(graph)
+        .expect("a session");
     session.initialize_parameters(7);
     // Biases and scales begin alike.
     for view in session.plan().parameters() {

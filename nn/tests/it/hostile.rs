@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use meganeura_core::build::{Mode, build_on};
+use meganeura_compiler::build::Builder;
 use meganeura_core::random::SplitMix64;
 use meganeura_core::{Graph, NodeId};
 use meganeura_cpu::CpuDevice;
@@ -89,7 +89,7 @@ fn folding_refuses_the_layers_of_another_model() {
     let loss = g.add(a, b);
     g.set_outputs(vec![loss]);
     let device = Arc::new(CpuDevice::new(1));
-    let (mut session, _) = build_on(&g, device, Mode::Training, None).expect("a session");
+    let (mut session, _) = Builder::on(device).build(&g).expect("a session");
     let folded = layer(&mut Graph::new(), 7, 7).folded(&mut session);
     let message = folded.expect_err("they do not fit").to_string();
     assert!(

@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 
+use meganeura_compiler::optimize::for_inference;
 use meganeura_core::autodiff::try_differentiate;
 use meganeura_core::graph::{NodeKind, Value};
-use meganeura_core::optimize::for_inference;
 use meganeura_core::reference::evaluate;
 use meganeura_core::{Graph, Init, NodeId};
 use meganeura_nn::layers::{

@@ -3,14 +3,14 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use meganeura_compiler::build::Builder;
 use meganeura_core::autodiff::try_differentiate;
 use meganeura_core::backend::Device;
-use meganeura_core::build::build_on;
 use meganeura_core::graph::NodeKind;
 use meganeura_core::ops::{SEED_SCALAR, STEP_SCALAR};
 use meganeura_core::random::SplitMix64;
 use meganeura_core::reference::evaluate;
-use meganeura_core::{DType, Graph, Mode, Session, Sgd};
+use meganeura_core::{DType, Graph, Session, Sgd};
 use meganeura_cpu::CpuDevice;
 use meganeura_nn::models::{
     CnnConfig, LlamaConfig, MlpConfig, ResNetConfig, UnetConfig, VitConfig, classifier, language_model, segmentation,
@@ -78,7 +78,10 @@ fn check(graph: &Graph, classes: usize, limit: f64) {
 /// [`check`] with other values in the parameters for which `fill` gives one.
 fn check_filled(graph: &Graph, classes: usize, limit: f64, fill: impl Fn(&str) -> Option<f32>) {
     graph.verify().expect("a valid graph");
-    let (mut session, _) = build_on(graph, device(), Mode::Training, Some(Sgd::new(RATE).into())).expect("builds");
+    let (mut session, _) = Builder::on(device())
+        .optimizer(Sgd::new(RATE))
+        .build(graph)
+        .expect("builds");
     session.initialize_parameters(SEED);
     session.set_seed(SEED);
     let mut feeds = feed(&mut session, graph, classes);
@@ -212,7 +215,10 @@ fn folding_changes_nothing_at_inference() {
     let shape = [4, 3, 16, 16];
     let model = config.build(&mut Graph::new(), "");
     let graph = classifier(4, &shape[1..], |g, x| config.build(g, "").forward(g, x));
-    let (mut training, _) = build_on(&graph, device(), Mode::Training, Some(Sgd::new(RATE).into())).expect("builds");
+    let (mut training, _) = Builder::on(device())
+        .optimizer(Sgd::new(RATE))
+        .build(&graph)
+        .expect("builds");
     training.initialize_parameters(SEED);
     feed(&mut training, &graph, 5);
     for _ in 0..5 {
@@ -223,7 +229,7 @@ fn folding_changes_nothing_at_inference() {
         let x = g.input("x", &shape);
         let y = config.build(&mut g, "").forward(&mut g, x);
         g.set_outputs(vec![y]);
-        let (session, _) = build_on(&g, device(), Mode::Inference, None).expect("builds");
+        let (session, _) = Builder::on(device()).inference().build(&g).expect("builds");
         session
     };
     let mut plain = logits(&config);

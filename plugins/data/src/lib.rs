@@ -12,7 +12,7 @@
 //! A device tries each kernel against the decomposition before it uses it for the first time. `docs/write-a-data-plugin.md`
 //! of the repository describes the format. Which files are read is the affair of the crate `meganeura-plugin-host`.
 //!
-//! [`verify_rule_set`]: meganeura_core::rewrite::verify::verify_rule_set
+//! [`verify_rule_set`]: meganeura_compiler::rewrite::verify::verify_rule_set
 
 mod builder;
 mod definition;

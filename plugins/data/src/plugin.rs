@@ -5,6 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use meganeura_compiler::rewrite::rule::parse;
+use meganeura_compiler::rewrite::verify::{RuleVerdict, VerifyOptions, verify_rule};
+use meganeura_compiler::rewrite::{Applies, RuleSet, register_rule_set, rule_sets};
 use meganeura_core::TensorType;
 use meganeura_core::backend::KernelDesc;
 use meganeura_core::backend::shader::{
@@ -14,9 +17,6 @@ use meganeura_core::files::sha256;
 use meganeura_core::ops::sample::{Sample, Sizes as Dice};
 use meganeura_core::ops::{Call, OpRef, Operator as _};
 use meganeura_core::registry;
-use meganeura_core::rewrite::rule::parse;
-use meganeura_core::rewrite::verify::{RuleVerdict, VerifyOptions, verify_rule};
-use meganeura_core::rewrite::{Applies, RuleSet};
 
 use crate::builder::{base_name, is_form};
 use crate::definition::{Definition, keep};
@@ -70,7 +70,7 @@ impl Plugin {
         let kernels = registered(self.shaders);
         register_shader_kernels(&kernels).map_err(|e| Fault::new(e.to_string()))?;
         let ops = self.set.ops.clone();
-        if let Err(error) = registry::register_rule_set(self.set) {
+        if let Err(error) = register_rule_set(self.set) {
             remove_shader_kernels(&ops);
             return Err(Fault::new(error.to_string()));
         }
@@ -87,7 +87,7 @@ fn build(manifest: &Manifest, files: &BTreeMap<String, String>) -> Result<Plugin
             "operators of the name '{name}.*' are there already; give it another name"
         ));
     }
-    if registry::rule_sets().iter().any(|s| s.set.namespace == name) {
+    if rule_sets().iter().any(|s| s.set.namespace == name) {
         return Err(format!(
             "a rule set of the name '{name}' is there already; give it another name"
         ));

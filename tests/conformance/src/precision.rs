@@ -4,12 +4,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use meganeura_compiler::rewrite::RewriteConfig;
 use meganeura_core::backend::{Capabilities, Device, Executable, KernelDesc, KernelSource, Support};
 use meganeura_core::error::Result;
 use meganeura_core::graph::Graph;
 use meganeura_core::plan::{ExecutionPlan, compile_at};
 use meganeura_core::precision::Precision;
-use meganeura_core::rewrite::RewriteConfig;
 use meganeura_core::{LossScaling, Session};
 
 use crate::ReferenceBackend;

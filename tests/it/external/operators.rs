@@ -6,7 +6,7 @@ use std::sync::Arc;
 use meganeura::attrs::Attrs;
 use meganeura::autodiff::try_differentiate;
 use meganeura::backend::Device;
-use meganeura::build::build_on;
+use meganeura::build::Builder;
 use meganeura::graph::Value;
 use meganeura::ops::OpRef;
 use meganeura::optimize::for_inference;
@@ -146,7 +146,7 @@ fn by_session(case: &Case, g: &Graph, device: &Arc<dyn Device>) -> meganeura::Re
     } else {
         Mode::Inference
     };
-    let (mut session, _) = build_on(g, device.clone(), mode, None)?;
+    let (mut session, _) = Builder::on(device.clone()).mode(mode).build(g)?;
     for (i, t) in case.inputs.iter().enumerate() {
         let name = format!("x{i}");
         if case.states.contains(&i) {

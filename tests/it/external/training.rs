@@ -5,13 +5,13 @@ use std::sync::Arc;
 use meganeura::attrs::Attrs;
 use meganeura::autodiff::try_differentiate;
 use meganeura::backend::Device;
-use meganeura::build::build_on;
+use meganeura::build::Builder;
 use meganeura::graph::NodeKind;
 use meganeura::nn::layers::{BatchNorm, Conv2dConfig, Linear};
 use meganeura::ops::Pool2dOptions;
 use meganeura::plan::optimizer::Update;
 use meganeura::reference::evaluate;
-use meganeura::{Graph, Mode, NodeId, Session, registry};
+use meganeura::{Graph, NodeId, Session, registry};
 
 use super::fixtures::{Model, Named, Run, model};
 use super::{CONSTANT_LIMIT, Feeds, ORACLE_LIMIT, bytes, device, differences, narrow, report, wide};
@@ -196,7 +196,7 @@ fn set_input(session: &mut Session, graph: &Graph, name: &str, data: &[f64]) -> 
 }
 
 fn train_by_session(graph: &Graph, model: &Model, run: &Run, device: &Arc<dyn Device>) -> meganeura::Result<Named> {
-    let (mut session, _) = build_on(graph, device.clone(), Mode::Training, None)?;
+    let (mut session, _) = Builder::on(device.clone()).build(graph)?;
     session.try_set_optimizer(run.update.clone())?;
     for (name, data) in &model.initial {
         if is_parameter(graph, name) {

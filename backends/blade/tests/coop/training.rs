@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
+use meganeura_compiler::build::Builder;
+use meganeura_compiler::rewrite::RewriteConfig;
 use meganeura_conformance::{Options, Section, run};
 use meganeura_core::backend::Device;
-use meganeura_core::build::build_rewritten;
 use meganeura_core::precision::Precision;
-use meganeura_core::rewrite::RewriteConfig;
-use meganeura_core::{Adam, Graph, Init, Mode, NodeId, Session};
+use meganeura_core::{Adam, Graph, Init, NodeId, Session};
 
 use super::devices_from;
 
@@ -109,7 +109,10 @@ pub(super) fn session(
         ..RewriteConfig::default()
     };
     let update = Some(Adam::new(5e-3).into());
-    let built = build_rewritten(graph, device.clone(), Mode::Training, update, &rewrite);
+    let built = Builder::on(device.clone())
+        .maybe_optimizer(update)
+        .rewrite(rewrite.clone())
+        .build(graph);
     let (mut session, _) = built.expect("a session");
     session.initialize_parameters(3);
     feed(&mut session);

@@ -5,9 +5,11 @@ use std::collections::HashMap;
 use crate::case::Case;
 use crate::common;
 use half::f16;
+use meganeura_compiler::build::Builder;
+use meganeura_compiler::cluster::cluster;
+use meganeura_compiler::optimize;
+use meganeura_compiler::rewrite::Simulated;
 use meganeura_core::attrs::Attrs;
-use meganeura_core::build::{Mode, build_on};
-use meganeura_core::cluster::cluster;
 use meganeura_core::graph::{Graph, Value};
 use meganeura_core::ops::Conv2dOptions;
 use meganeura_core::plan::compile_for;
@@ -15,8 +17,7 @@ use meganeura_core::plan::optimizer::Sgd;
 use meganeura_core::program::{Program, Slot, Step};
 use meganeura_core::random::SplitMix64;
 use meganeura_core::reference::evaluate;
-use meganeura_core::rewrite::Simulated;
-use meganeura_core::{DType, NodeId, Session, optimize, registry};
+use meganeura_core::{DType, NodeId, Session, registry};
 
 /// Runs a graph of inputs of these shapes on the device, and compares its outputs with the oracle's.
 fn check(shapes: &[&[usize]], tolerance: f64, build: impl Fn(&mut Graph, &[NodeId]) -> Vec<NodeId>) {
@@ -106,7 +107,7 @@ fn halves_are_multiplied_as_what_they_are() {
         let weight = g.input_typed("weight", &[NUMBERS, 4], DType::F16);
         let y = g.quantized_matmul(x, weight, None);
         g.set_outputs(vec![y]);
-        let (mut session, _) = build_on(&g, device.clone(), Mode::Inference, None).expect("a session");
+        let (mut session, _) = Builder::on(device.clone()).inference().build(&g).expect("a session");
         let mut bytes = vec![0; NUMBERS * 8];
         for half in 0..NUMBERS {
             let at = half * 8 + half % 4 * 2;
@@ -168,7 +169,7 @@ fn halves_become_what_they_are() {
     let x = g.input_typed("x", &[1 << 16], DType::F16);
     let y = g.cast(x, DType::F32);
     g.set_outputs(vec![y]);
-    let (mut session, _) = build_on(&g, device, Mode::Inference, None).expect("a session");
+    let (mut session, _) = Builder::on(device).inference().build(&g).expect("a session");
     let bytes: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
     session.try_set_input_bytes("x", &bytes).expect("an input");
     session.step();
@@ -427,7 +428,7 @@ fn updates_of_large_parameters() {
         momentum: 0.5,
         ..Sgd::new(0.5)
     };
-    let (mut session, _) = build_on(&g, device, Mode::Training, Some(update.into())).expect("a session");
+    let (mut session, _) = Builder::on(device).optimizer(update).build(&g).expect("a session");
     let before: Vec<f32> = (0..ROWS * WIDTH).map(|i| (i % 1_021) as f32).collect();
     let slopes: Vec<f32> = (0..ROWS).map(|i| (i % 13) as f32).collect();
     session.set_parameter("p", &before);

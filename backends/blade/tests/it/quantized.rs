@@ -2,7 +2,7 @@
 
 use crate::common;
 use half::f16;
-use meganeura_core::build::{Mode, build_on};
+use meganeura_compiler::build::Builder;
 use meganeura_core::quantization::{BLOCK, BlockFormat};
 use meganeura_core::{DType, Graph};
 
@@ -46,7 +46,7 @@ fn products_expand_weights_themselves() {
                 }
             };
             g.set_outputs(vec![y]);
-            let (mut session, _) = build_on(&g, device.clone(), Mode::Inference, None).expect("a session");
+            let (mut session, _) = Builder::on(device.clone()).inference().build(&g).expect("a session");
             let kernels: Vec<&str> = session.plan().dispatches.iter().map(|d| &*d.kernel.name).collect();
             assert_eq!(kernels, ["core.quantized_matmul"], "{format:?} by {rows}");
             session.try_set_parameter_bytes("weight", &bytes).expect("weights");

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use meganeura_compiler::build::Builder;
 use meganeura_core::attrs::Attrs;
 use meganeura_core::backend::Device;
-use meganeura_core::build::{Mode, build_on};
 use meganeura_core::ops::sample::{Sample, SampleInput};
 use meganeura_core::{DType, Graph, reference};
 use meganeura_cpu::CpuDevice;
@@ -174,7 +174,7 @@ fn a_training_step_of_attention() {
     let loss = g.add(first, second);
     g.set_outputs(vec![loss]);
     let device: Arc<dyn Device> = Arc::new(CpuDevice::new(2));
-    let (mut session, _) = build_on(&g, device, Mode::Training, None).expect("a session");
+    let (mut session, _) = Builder::on(device).build(&g).expect("a session");
     let mut feeds = std::collections::HashMap::new();
     for (name, shape) in ["q", "k", "v"].iter().zip(shapes) {
         let data: Vec<f32> = (0..shape[0] * shape[1])

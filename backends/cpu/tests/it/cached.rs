@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use meganeura_compiler::build::Builder;
 use meganeura_core::backend::Device;
-use meganeura_core::build::{Mode, build_on};
 use meganeura_core::{Error, Graph, Session};
 use meganeura_cpu::CpuDevice;
 
@@ -33,7 +33,7 @@ fn decoder(capacity: usize, computed: bool) -> Graph {
 fn session(capacity: usize, computed: bool) -> Session {
     let device: Arc<dyn Device> = Arc::new(CpuDevice::new(2));
     let graph = decoder(capacity, computed);
-    build_on(&graph, device, Mode::Inference, None).expect("a session").0
+    Builder::on(device).inference().build(&graph).expect("a session").0
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn turned_keys_go_straight_into_their_cache() {
     let written = g.cache_write(turned, cache, position);
     g.set_outputs(vec![written]);
     let device: Arc<dyn Device> = Arc::new(CpuDevice::new(2));
-    let session = build_on(&g, device, Mode::Inference, None).expect("a session").0;
+    let session = Builder::on(device).inference().build(&g).expect("a session").0;
     let plan = session.plan();
     let write = plan
         .dispatches

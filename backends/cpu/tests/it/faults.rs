@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use crate::common;
+use meganeura_compiler::build::Builder;
 use meganeura_core::attrs::Attrs;
 use meganeura_core::backend::{Backend, Device, KernelDesc, Support};
-use meganeura_core::build::{Mode, build_on};
 use meganeura_core::config::Config;
 use meganeura_core::ops::sample::{Fill, Sample, SampleInput, Sizes};
 use meganeura_core::ops::{Call, OpRef};
@@ -37,7 +37,7 @@ fn embedding_model() -> Session {
     let last = graph.state("last", &[]);
     graph.assign(last, loss);
     graph.set_outputs(vec![loss]);
-    let (mut session, _) = build_on(&graph, device(2), Mode::Training, None).expect("a session");
+    let (mut session, _) = Builder::on(device(2)).build(&graph).expect("a session");
     session.set_learning_rate(0.5);
     session.set_parameter("table", &[0.5; 12]);
     session.set_parameter("weight", &[0.25; 15]);
@@ -411,7 +411,7 @@ fn sessions_on_two_threads_share_a_pool() {
         let y = graph.tanh(y);
         let loss = graph.mean_all(y);
         graph.set_outputs(vec![loss]);
-        let (mut session, _) = build_on(&graph, device.clone(), Mode::Training, None).expect("a session");
+        let (mut session, _) = Builder::on(device.clone()).build(&graph).expect("a session");
         session.set_learning_rate(scale);
         session.initialize_parameters(3);
         session.set_parameter("w", &vec![scale / 100.0; 30_000]);

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use meganeura_compiler::build::Builder;
+use meganeura_compiler::rewrite::{RewriteConfig, pack_parameters};
 use meganeura_core::backend::Device;
-use meganeura_core::build::{Mode, build_on, plan_for};
-use meganeura_core::rewrite::{RewriteConfig, pack_parameters};
 use meganeura_core::{Error, ExecutionPlan, Graph, Session};
 use meganeura_cpu::CpuDevice;
 
@@ -14,7 +14,10 @@ fn device() -> Arc<dyn Device> {
 
 fn plan(graph: &Graph) -> ExecutionPlan {
     let config = RewriteConfig::default();
-    plan_for(graph, &device(), Mode::Inference, None, &config)
+    Builder::on(device())
+        .inference()
+        .rewrite(config.clone())
+        .plan(graph)
         .expect("a plan")
         .0
 }
@@ -207,7 +210,7 @@ fn what_cannot_be_joined_is_refused() {
     let y = g.outputs()[0];
     let loss = g.mean_all(y);
     g.set_outputs(vec![loss]);
-    let (training, _) = build_on(&g, device(), Mode::Training, None).expect("a session");
+    let (training, _) = Builder::on(device()).build(&g).expect("a session");
     let error = own
         .join(training.plan(), "training", None)
         .expect_err("it trains")

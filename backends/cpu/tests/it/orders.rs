@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use half::f16;
+use meganeura_compiler::build::Builder;
+use meganeura_compiler::rewrite::RewriteConfig;
 use meganeura_core::backend::Device;
-use meganeura_core::build::{Mode, build_on, plan_for};
 use meganeura_core::quantization::{BLOCK, BlockFormat};
-use meganeura_core::rewrite::RewriteConfig;
 use meganeura_core::{DType, Graph, NodeId, Session};
 use meganeura_cpu::CpuDevice;
 
@@ -15,7 +15,9 @@ const ROWS: usize = 53;
 const WIDTH: usize = 3 * BLOCK;
 
 fn session(g: &Graph) -> Session {
-    build_on(g, Arc::new(CpuDevice::new(2)), Mode::Inference, None)
+    Builder::on(Arc::new(CpuDevice::new(2)))
+        .inference()
+        .build(g)
         .expect("a session")
         .0
 }
@@ -106,7 +108,11 @@ fn segments_read_the_same_table() {
         let (bytes, scales, numbers) = numbers(format);
         let plan = |rows| {
             let rewrite = RewriteConfig::default();
-            let (plan, _) = plan_for(&tied(format, rows), &device, Mode::Inference, None, &rewrite).expect("a plan");
+            let (plan, _) = Builder::on(device.clone())
+                .inference()
+                .rewrite(rewrite.clone())
+                .plan(&tied(format, rows))
+                .expect("a plan");
             plan
         };
         let mut joined = plan(1);

@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
+use meganeura_compiler::build::Builder;
 use meganeura_core::backend::{Device, Executable, StepArgs, StepStats, Ticket};
-use meganeura_core::build::{Mode, plan_for};
 use meganeura_core::plan::{BufferRef, Part};
-use meganeura_core::rewrite::RewriteConfig;
 use meganeura_core::{Graph, Result, Shape, TensorType};
 use meganeura_cpu::CpuDevice;
 
@@ -37,7 +36,7 @@ fn pair(shape: &[usize]) -> ([Box<dyn Executable>; 2], BufferRef, TensorType) {
     let y = graph.neg(p);
     graph.set_outputs(vec![y]);
     let device: Arc<dyn Device> = Arc::new(CpuDevice::new(2));
-    let plan = plan_for(&graph, &device, Mode::Inference, None, &RewriteConfig::default());
+    let plan = Builder::on(device.clone()).inference().plan(&graph);
     let (plan, _) = plan.expect("a plan");
     let buffer = plan.param_buffers[0].1;
     let own = device.compile(&plan).expect("compiles");

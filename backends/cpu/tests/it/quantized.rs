@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use half::f16;
-use meganeura_core::build::{Mode, build_on};
+use meganeura_compiler::build::{Builder, Mode};
 use meganeura_core::quantization::{BLOCK, BlockFormat};
 use meganeura_core::{DType, Error, Graph, Session};
 use meganeura_cpu::CpuDevice;
@@ -12,7 +12,9 @@ const ROWS: usize = 6;
 const WIDTH: usize = 2 * BLOCK;
 
 fn session(g: &Graph, mode: Mode) -> Session {
-    build_on(g, Arc::new(CpuDevice::new(2)), mode, None)
+    Builder::on(Arc::new(CpuDevice::new(2)))
+        .mode(mode)
+        .build(g)
         .expect("a session")
         .0
 }

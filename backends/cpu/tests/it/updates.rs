@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use meganeura_core::build::{Mode, build_on};
+use meganeura_compiler::build::Builder;
 use meganeura_core::{Adam, GradientClip, Graph, ParameterGroup, Session, Sgd, Update};
 use meganeura_cpu::CpuDevice;
 
@@ -15,7 +15,7 @@ fn session(update: impl Into<Update>) -> Session {
     let loss = graph.sum_all(product);
     graph.set_outputs(vec![loss]);
     let device = Arc::new(CpuDevice::new(1));
-    let (mut session, _) = build_on(&graph, device, Mode::Training, Some(update.into())).expect("a session");
+    let (mut session, _) = Builder::on(device).optimizer(update).build(&graph).expect("a session");
     session.set_parameter("w", &[0.0; 3]);
     session
 }

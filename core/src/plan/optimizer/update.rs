@@ -206,7 +206,10 @@ impl Update {
     }
 
     /// [`Update::check`] as an error of the library.
-    pub(crate) fn checked(&self) -> Result<(), Error> {
+    ///
+    /// # Errors
+    /// [`Error::InvalidUse`] with what is wrong.
+    pub fn checked(&self) -> Result<(), Error> {
         self.check()
             .map_err(|message| Error::misuse(message, "correct the hyper-parameter"))
     }
@@ -263,7 +266,7 @@ impl Update {
     }
 
     /// Group of a parameter: 0 for those in none, else its position counted from 1.
-    pub(crate) fn group_of(&self, parameter: &str) -> usize {
+    pub fn group_of(&self, parameter: &str) -> usize {
         self.groups
             .iter()
             .position(|group| group.contains(parameter))
@@ -277,7 +280,7 @@ impl Update {
     }
 
     /// What the plan of the update depends on.
-    pub(crate) fn form(&self) -> String {
+    pub fn form(&self) -> String {
         let clip = self.clip.map_or("none", GradientClip::kind);
         let groups: Vec<&[String]> = self.groups.iter().map(|g| &g.patterns[..]).collect();
         let accumulates = self.accumulate > 1;

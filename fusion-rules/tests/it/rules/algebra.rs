@@ -1,8 +1,8 @@
 //! Identities and activations.
 
+use meganeura_compiler::rewrite::Pass::{Backward, Forward, Inference};
 use meganeura_core::DType;
 use meganeura_core::graph::{Graph, Value};
-use meganeura_core::rewrite::Pass::{Backward, Forward, Inference};
 
 use super::{of, of_gradients};
 

@@ -1,8 +1,8 @@
 //! Products, gated units and normalisations with what comes before and after.
 
+use meganeura_compiler::rewrite::Pass::{Backward, Forward, Inference};
 use meganeura_core::DType;
 use meganeura_core::graph::{Graph, Value};
-use meganeura_core::rewrite::Pass::{Backward, Forward, Inference};
 
 use meganeura_core::ops::Pool2dOptions;
 

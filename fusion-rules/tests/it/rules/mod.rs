@@ -9,11 +9,11 @@ mod recognition;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use meganeura_compiler::rewrite::{Pass, Request, RewriteConfig, Simulated, rewrite};
 use meganeura_core::autodiff::try_differentiate;
 use meganeura_core::graph::{Graph, NodeKind, Value};
 use meganeura_core::random::SplitMix64;
 use meganeura_core::reference::{Evaluation, evaluate};
-use meganeura_core::rewrite::{Pass, Request, RewriteConfig, Simulated, rewrite};
 
 /// A graph before and after, and what happened in between.
 pub(crate) struct Rewritten {
@@ -58,7 +58,7 @@ fn results(graph: &Graph, values: &Evaluation) -> BTreeMap<String, Vec<f64>> {
 
 /// Rewrites a graph for a device with kernels for everything.
 pub(crate) fn rewritten(before: Graph, pass: Pass) -> Rewritten {
-    meganeura_core::link_plugins!(meganeura_rules).expect("the sets that ship are well formed");
+    meganeura_compiler::link_plugins!(meganeura_rules).expect("the sets that ship are well formed");
     let request = Request {
         pass,
         target: &Simulated::discrete_gpu(),

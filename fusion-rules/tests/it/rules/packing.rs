@@ -1,7 +1,7 @@
 //! Packed projections, forwards and backwards.
 
+use meganeura_compiler::rewrite::Pass::{Forward, Inference};
 use meganeura_core::graph::{Graph, Value};
-use meganeura_core::rewrite::Pass::{Forward, Inference};
 
 use super::{of, of_gradients};
 

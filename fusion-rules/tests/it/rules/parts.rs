@@ -1,8 +1,8 @@
 //! Calls of which some rows are needed are made for these rows.
 
+use meganeura_compiler::rewrite::Pass::{Forward, Inference};
 use meganeura_core::graph::{Graph, Value};
 use meganeura_core::ops::AttentionOptions;
-use meganeura_core::rewrite::Pass::{Forward, Inference};
 
 use super::{of, of_gradients};
 

@@ -1,8 +1,8 @@
 //! Normalisations, softmax, losses, products and attention from their primitives.
 
+use meganeura_compiler::rewrite::Pass::{Forward, Inference};
 use meganeura_core::DType;
 use meganeura_core::graph::{Graph, Value};
-use meganeura_core::rewrite::Pass::{Forward, Inference};
 
 use super::of;
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use meganeura_compiler::rewrite::rule_sets;
 use meganeura_core::registry;
 use meganeura_plugin_data::{Fault, Manifest, Plugin};
 
@@ -37,7 +38,7 @@ fn refused(name: &str, text: &str, words: &[&str]) {
             .iter()
             .all(|op| !op.name().starts_with(&format!("{name}.")))
     );
-    assert!(registry::rule_sets().iter().all(|set| set.set.namespace != name));
+    assert!(rule_sets().iter().all(|set| set.set.namespace != name));
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use meganeura_compiler::rewrite::rule_sets;
 use meganeura_core::ops::sample::Sizes;
 use meganeura_core::registry;
 use meganeura_plugin_data::{Manifest, Plugin};
@@ -36,7 +37,7 @@ fn it_passes_its_checks_and_is_registered_once() {
         "{has_kernel} of {}",
         samples.len()
     );
-    let sets = registry::rule_sets();
+    let sets = rule_sets();
     assert!(sets.iter().any(|s| s.set.namespace == "router" && s.rules.len() == 2));
 
     let error = Plugin::new(&manifest, &files).err().expect("it is there already");

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use meganeura::backend::Device;
-use meganeura::build::{plan_for, prepare};
+use meganeura::build::{Builder, prepare};
 use meganeura::compile::{FORWARD_BACKWARD, try_compile};
 use meganeura::plan::Recomputation;
 use meganeura::plan::memory::fit_to_budget;
@@ -34,7 +34,13 @@ impl Planned {
         config: &RewriteConfig,
         file: Option<&Path>,
     ) -> Result<Self> {
-        let mut planned = Planned::new(graph, file, || Ok(plan_for(graph, device, mode, None, config)?.0))?;
+        let mut planned = Planned::new(graph, file, || {
+            Ok(Builder::on(device.clone())
+                .mode(mode)
+                .rewrite(config.clone())
+                .plan(graph)?
+                .0)
+        })?;
         planned.beside = Some(device.workspace_bytes(&planned.plan)?);
         Ok(planned)
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use meganeura::backend::{Device, Tune, TuneOptions, Tuned};
 use meganeura::bench::{Sizes, Task, metric, workloads};
-use meganeura::build::plan_for;
+use meganeura::build::Builder;
 use meganeura::config::Config;
 use meganeura::precision::Precision;
 use meganeura::select::{self, Selected};
@@ -137,7 +137,14 @@ fn plans(
         let workload = args.models.workload(name)?;
         let optimizer = (workload.mode == Mode::Training).then(|| Sgd::new(1e-3).into());
         rewrite.precision = wanted;
-        plans.push(plan_for(&workload.graph, device, workload.mode, optimizer.as_ref(), &rewrite)?.0);
+        plans.push(
+            Builder::on(device.clone())
+                .mode(workload.mode)
+                .maybe_optimizer(optimizer.clone())
+                .rewrite(rewrite.clone())
+                .plan(&workload.graph)?
+                .0,
+        );
     }
     let listed = suites::distinct(&args.suite)
         .into_iter()
@@ -146,13 +153,11 @@ fn plans(
     for workload in listed {
         for precision in workload.precisions(wanted, &**device) {
             rewrite.precision = Some(precision);
-            let plan = plan_for(
-                &workload.graph(),
-                device,
-                workload.mode,
-                workload.update.as_ref(),
-                &rewrite,
-            );
+            let plan = Builder::on(device.clone())
+                .mode(workload.mode)
+                .maybe_optimizer(workload.update.clone())
+                .rewrite(rewrite.clone())
+                .plan(&workload.graph());
             match plan {
                 Ok((plan, _)) => plans.push(plan),
                 Err(error) => notice(format_args!("{} is left out: {error}", workload.name))?,

@@ -5,12 +5,12 @@ mod special;
 
 use std::collections::BTreeSet;
 
+use meganeura_compiler::optimize::try_optimize;
 use meganeura_core::autodiff::try_differentiate;
 use meganeura_core::error::Error;
 use meganeura_core::graph::{Graph, NodeId, Value};
 use meganeura_core::ops::sample::{Sample, Sizes};
 use meganeura_core::ops::{Gradient, OpRef};
-use meganeura_core::optimize::try_optimize;
 use meganeura_core::random::SplitMix64;
 use meganeura_core::reference::{Evaluation, evaluate};
 use meganeura_core::{DType, registry};

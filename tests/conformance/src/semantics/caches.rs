@@ -1,6 +1,6 @@
 //! Key-value caches: rows written in place, attention to the valid ones, sequences at positions of their own.
 
-use meganeura_core::build::{Mode, build_on};
+use meganeura_compiler::build::Builder;
 use meganeura_core::error::{Error, Result};
 use meganeura_core::graph::Graph;
 use meganeura_core::reference::evaluate;
@@ -54,7 +54,7 @@ fn step_of(batch: &[usize], rows: usize, capacity: usize) -> Graph {
 }
 
 fn open(device: &SharedDevice, graph: &Graph) -> Result<Session> {
-    Ok(build_on(graph, device.clone(), Mode::Inference, None)?.0)
+    Ok(Builder::on(device.clone()).inference().build(graph)?.0)
 }
 
 /// Rows of queries, keys and values.

@@ -2,7 +2,7 @@
 
 use std::thread;
 
-use meganeura_core::build::{Mode, build_on};
+use meganeura_compiler::build::Builder;
 use meganeura_core::error::{Error, Result};
 use meganeura_core::graph::Graph;
 use meganeura_core::{Session, Sgd};
@@ -34,12 +34,9 @@ fn model(width: usize) -> Graph {
 }
 
 fn session(device: &SharedDevice, width: usize) -> Result<Session> {
-    let (mut session, _) = build_on(
-        &model(width),
-        device.clone(),
-        Mode::Training,
-        Some(Sgd::new(0.5).into()),
-    )?;
+    let (mut session, _) = Builder::on(device.clone())
+        .optimizer(Sgd::new(0.5))
+        .build(&model(width))?;
     session.try_set_input("x", &narrow(&numbers(16 * width, 1)))?;
     session.try_set_parameter("w", &narrow(&numbers(8 * width, 2)))?;
     Ok(session)
@@ -102,7 +99,7 @@ fn separate_memory(device: &SharedDevice) -> CaseRun {
 fn copied_weights(device: &SharedDevice) -> CaseRun {
     let mut training = session(device, 7)?;
     losses(&mut training)?;
-    let (mut inference, _) = build_on(&model(7), device.clone(), Mode::Inference, None)?;
+    let (mut inference, _) = Builder::on(device.clone()).inference().build(&model(7))?;
     inference.try_copy_weights_from(&mut training)?;
     let trained = training.try_read_parameter("w")?;
     same_f32("w", &inference.try_read_parameter("w")?, &trained)?;

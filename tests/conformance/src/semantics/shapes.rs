@@ -1,8 +1,8 @@
 //! Shapes and leaves at the edges: empty tensors, scalars, aliases, leaves that nothing uses.
 
+use meganeura_compiler::optimize::try_optimize;
 use meganeura_core::DType;
 use meganeura_core::graph::Graph;
-use meganeura_core::optimize::try_optimize;
 
 use super::{case, feeds, outputs, same, same_f32};
 use crate::harness::{open, run_once};

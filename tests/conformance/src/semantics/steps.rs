@@ -1,6 +1,6 @@
 //! Feeding, stepping, optimizers, random numbers, inference.
 
-use meganeura_core::build::{Mode, build_on};
+use meganeura_compiler::build::Builder;
 use meganeura_core::error::Result;
 use meganeura_core::graph::Graph;
 use meganeura_core::ops::random_word;
@@ -43,7 +43,7 @@ fn linear() -> Graph {
 
 /// A session of [`linear`] with data and weights.
 fn linear_session(device: &SharedDevice) -> Result<Session> {
-    let (mut session, _) = build_on(&linear(), device.clone(), Mode::Training, None)?;
+    let (mut session, _) = Builder::on(device.clone()).build(&linear())?;
     session.try_set_input("x", &narrow(&numbers(12, 1)))?;
     session.try_set_input("t", &narrow(&numbers(8, 2)))?;
     session.try_set_parameter("w", &narrow(&numbers(6, 3)))?;
@@ -119,7 +119,7 @@ fn deterministic(device: &SharedDevice) -> CaseRun {
     let loss = g.sum_all(y);
     g.set_outputs(vec![loss]);
     let run = || -> Result<Vec<u32>> {
-        let (mut session, _) = build_on(&g, device.clone(), Mode::Training, Some(Adam::new(0.1).into()))?;
+        let (mut session, _) = Builder::on(device.clone()).optimizer(Adam::new(0.1)).build(&g)?;
         session.set_seed(5);
         session.try_set_input("x", &narrow(&numbers(32 * 64, 1)))?;
         session.try_set_parameter("w", &narrow(&numbers(64 * 48, 2)))?;
@@ -235,7 +235,7 @@ fn frozen_and_unused(device: &SharedDevice) -> CaseRun {
     let y = g.mul(y, frozen);
     let loss = g.sum_all(y);
     g.set_outputs(vec![loss]);
-    let (mut session, _) = build_on(&g, device.clone(), Mode::Training, Some(Sgd::new(1.0).into()))?;
+    let (mut session, _) = Builder::on(device.clone()).optimizer(Sgd::new(1.0)).build(&g)?;
     session.try_set_input("x", &[1.0, 2.0])?;
     for name in ["used", "frozen", "unused"] {
         session.try_set_parameter(name, &[3.0, 4.0])?;
@@ -260,7 +260,7 @@ fn dropout_session(device: &SharedDevice) -> Result<Session> {
     let y = g.dropout(x, 0.25);
     let loss = g.sum_all(y);
     g.set_outputs(vec![loss, y]);
-    let (mut session, _) = build_on(&g, device.clone(), Mode::Training, None)?;
+    let (mut session, _) = Builder::on(device.clone()).build(&g)?;
     session.try_set_input("x", &[1.0; 2000])?;
     Ok(session)
 }
@@ -312,7 +312,7 @@ fn random_words(device: &SharedDevice) -> CaseRun {
     let a = g.random_bits(&[50]);
     let b = g.random_bits(&[50]);
     g.set_outputs(vec![a, b]);
-    let (mut session, _) = build_on(&g, device.clone(), Mode::Inference, None)?;
+    let (mut session, _) = Builder::on(device.clone()).inference().build(&g)?;
     let mut read = |index| -> Result<Vec<f64>> {
         if index == 0 {
             session.try_step()?;
@@ -336,7 +336,7 @@ fn inference(device: &SharedDevice) -> CaseRun {
     let y = g.batch_norm(x, scale, shift, mean, var, 0.5, 0.0);
     let y = g.dropout(y, 0.5);
     g.set_outputs(vec![y]);
-    let (mut session, _) = build_on(&g, device.clone(), Mode::Inference, None)?;
+    let (mut session, _) = Builder::on(device.clone()).inference().build(&g)?;
     session.try_set_parameter("scale", &[2.0, 1.0])?;
     session.try_set_parameter("shift", &[0.0, 1.0])?;
     session.try_set_state("mean", &[1.0, 2.0])?;

@@ -3,8 +3,8 @@
 
 use std::collections::HashMap;
 
+use meganeura_compiler::build::Builder;
 use meganeura_core::autodiff::try_differentiate;
-use meganeura_core::build::{Mode, build_on, build_rewritten};
 use meganeura_core::error::Result;
 use meganeura_core::graph::Graph;
 use meganeura_core::precision::Precision;
@@ -106,13 +106,10 @@ fn train(device: &SharedDevice, setting: &Setting, precision: Precision) -> Case
     let model = model();
     let update = (setting.update)(setting.rule.optimizer().into());
     let names = trained(&try_differentiate(&model.graph)?);
-    let (mut session, _) = build_rewritten(
-        &model.graph,
-        device.clone(),
-        Mode::Training,
-        Some(update.clone()),
-        &training(precision),
-    )?;
+    let (mut session, _) = Builder::on(device.clone())
+        .optimizer(update.clone())
+        .rewrite(training(precision))
+        .build(&model.graph)?;
     feed(&mut session, &model.graph, &model.initial)?;
     let mut parameters = HashMap::new();
     for name in &names {
@@ -200,7 +197,10 @@ fn left_out(device: &SharedDevice) -> CaseRun {
     let rule = Rule::Adam(Adam::adamw(0.02, 0.1));
     let update = Update::from(rule.optimizer()).accumulate(2);
     let settings = training(Precision::Mixed);
-    let (mut session, _) = build_rewritten(&model.graph, device.clone(), Mode::Training, Some(update), &settings)?;
+    let (mut session, _) = Builder::on(device.clone())
+        .optimizer(update)
+        .rewrite(settings.clone())
+        .build(&model.graph)?;
     feed(&mut session, &model.graph, &model.initial)?;
     let names = trained(&try_differentiate(&model.graph)?);
     let contents = |session: &mut Session| -> Result<Vec<Vec<f32>>> {
@@ -281,7 +281,10 @@ fn many_parameters(device: &SharedDevice) -> CaseRun {
     g.set_outputs(vec![loss]);
     let update = Update::from(Sgd::new(0.1)).clip(GradientClip::Norm(0.5));
     let settings = training(Precision::Mixed);
-    let (mut session, _) = build_rewritten(&g, device.clone(), Mode::Training, Some(update), &settings)?;
+    let (mut session, _) = Builder::on(device.clone())
+        .optimizer(update)
+        .rewrite(settings.clone())
+        .build(&g)?;
     session.try_set_input("x", &[1.0, -2.0, 0.5])?;
     session.try_step()?;
     let mut squares = 0.0;
@@ -302,7 +305,7 @@ fn many_parameters(device: &SharedDevice) -> CaseRun {
 fn changed_on_the_way(device: &SharedDevice) -> CaseRun {
     let model = model();
     let rule = Adam::new(0.02);
-    let (mut session, _) = build_on(&model.graph, device.clone(), Mode::Training, Some(rule.into()))?;
+    let (mut session, _) = Builder::on(device.clone()).optimizer(rule).build(&model.graph)?;
     feed(&mut session, &model.graph, &model.initial)?;
     feed(&mut session, &model.graph, &(model.inputs)(0))?;
     session.try_step()?;

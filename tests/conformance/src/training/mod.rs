@@ -8,8 +8,8 @@ mod around;
 mod models;
 mod rules;
 
+use meganeura_compiler::build::Builder;
 use meganeura_core::autodiff::try_differentiate;
-use meganeura_core::build::{Mode, build_rewritten};
 use meganeura_core::error::Result;
 use meganeura_core::graph::{Graph, NodeKind};
 use meganeura_core::ops::{SEED_SCALAR, STEP_SCALAR};
@@ -68,13 +68,10 @@ fn train(device: &SharedDevice, model: &Model, rule: Rule, precision: Precision)
     let gradients = full.gradients().iter().map(|&(_, v)| v);
     seen.set_outputs(std::iter::once(full.outputs()[0]).chain(gradients).collect());
     let limit = GRAPH_LIMIT * widening(&full);
-    let (mut session, _) = build_rewritten(
-        &model.graph,
-        device.clone(),
-        Mode::Training,
-        Some(rule.optimizer().into()),
-        &training(precision),
-    )?;
+    let (mut session, _) = Builder::on(device.clone())
+        .optimizer(rule.optimizer())
+        .rewrite(training(precision))
+        .build(&model.graph)?;
     feed(&mut session, &model.graph, &model.initial)?;
     session.set_seed(SEED);
     let mut check = Check::default();

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use meganeura_compiler::build::Builder;
 use meganeura_conformance::{Options, ReferenceBackend, Section, run};
 use meganeura_core::backend::{Capabilities, Device, Executable, KernelDesc, KernelSource, Support};
 use meganeura_core::error::{Error, Result};
 use meganeura_core::fallback::WithFallback;
 use meganeura_core::plan::ExecutionPlan;
-use meganeura_core::{DType, Graph, Mode, build::build_on};
+use meganeura_core::{DType, Graph};
 
 /// A device without some kernels, and without any in half precision.
 struct Lacking(Arc<dyn Device>, &'static [&'static str]);
@@ -106,7 +107,10 @@ fn two_devices_conform_together() {
 
 #[test]
 fn reports_say_what_runs_elsewhere() {
-    let (_, report) = build_on(&product(), with_fallback(), Mode::Inference, None).expect("it builds");
+    let (_, report) = Builder::on(with_fallback())
+        .inference()
+        .build(&product())
+        .expect("it builds");
     let name = ReferenceBackend::new().device().capabilities().name.clone();
     assert!(
         report
@@ -125,7 +129,10 @@ fn reports_say_what_runs_elsewhere() {
 #[test]
 fn texts_of_kernels_have_the_numbers_of_the_whole_plan() {
     let device = with_fallback();
-    let (session, _) = build_on(&product(), device.clone(), Mode::Inference, None).expect("it builds");
+    let (session, _) = Builder::on(device.clone())
+        .inference()
+        .build(&product())
+        .expect("it builds");
     let plan = session.plan();
     let elsewhere: Vec<usize> = device.elsewhere(plan).into_iter().map(|(i, _)| i).collect();
     let sources = device.kernel_sources(plan).expect("texts");
@@ -139,7 +146,10 @@ fn texts_of_kernels_have_the_numbers_of_the_whole_plan() {
 
 #[test]
 fn without_one_it_is_an_error_that_says_why() {
-    let error = build_on(&product(), lacking(), Mode::Inference, None).expect_err("there is no product");
+    let error = Builder::on(lacking())
+        .inference()
+        .build(&product())
+        .expect_err("there is no product");
     let text = error.to_string();
     assert!(matches!(error, Error::MissingKernels { .. }), "{text}");
     assert!(

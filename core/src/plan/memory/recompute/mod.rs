@@ -27,9 +27,9 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::{ALIGNMENT, MemoryBudget, aligned};
+use crate::cost::Target;
 use crate::error::{Error, Result};
 use crate::plan::{ExecutionPlan, FORWARD_BACKWARD};
-use crate::rewrite::Target;
 use steps::Steps;
 
 /// The recomputation in a plan with a memory budget.

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use crate::cost::{Target, call_cost};
 use crate::error::Result;
 use crate::graph::NodeKind;
 use crate::ops::registered;
@@ -9,7 +10,6 @@ use crate::ops::{Call, OpRef};
 use crate::plan::memory::aligned;
 use crate::plan::{BufferRef, Dispatch, ExecutionPlan, MemoryLayout, Operand};
 use crate::reference::{expand_call, operand_name};
-use crate::rewrite::{Target, call_cost};
 
 /// Where an operand comes from, or where a result goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use meganeura::backend::DeviceKind;
 use meganeura::bench::{Sizes, feed};
-use meganeura::build::plan_for;
+use meganeura::build::Builder;
 use meganeura::calibration::warm_up;
 use meganeura::config::Config;
 use meganeura::nn::models::{KV_POS, LOGITS_ROW};
@@ -130,7 +130,11 @@ fn run_on(selector: Option<&str>, args: &Args, settings: &Config) -> Result<(), 
     for name in &args.workload {
         let workload = args.models.workload(name)?;
         let optimizer = (workload.mode == Mode::Training).then(|| Sgd::new(1e-3).into());
-        let (plan, _) = plan_for(&workload.graph, &device, workload.mode, optimizer.as_ref(), &rewrite)?;
+        let (plan, _) = Builder::on(device.clone())
+            .mode(workload.mode)
+            .maybe_optimizer(optimizer.clone())
+            .rewrite(rewrite.clone())
+            .plan(&workload.graph)?;
         let (precision, dispatches) = (plan.precision, plan.dispatches.len());
         let units = plan.dispatches.iter().filter(|d| d.use_coop).count();
         let mut session = Session::on(device.clone(), plan)?;

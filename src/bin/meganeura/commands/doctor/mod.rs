@@ -9,6 +9,7 @@ use meganeura::backend::{Device, DeviceInfo, Fact};
 use meganeura::calibration::{Calibrated, Calibration, Rates};
 use meganeura::config::Config;
 use meganeura::conformance::{Options, Report, Section, run as run_cases};
+use meganeura::measure_rates;
 use meganeura::registry::KNOWN_BACKENDS;
 use meganeura::select::{self, BackendListing, Selected};
 use serde_json::{Map, Value, json};
@@ -295,7 +296,7 @@ impl Health {
         };
         let test = run_cases(device.clone(), &options);
         // A device may be as broken as it likes.
-        let rates = catch_unwind(AssertUnwindSafe(|| Rates::of(device)));
+        let rates = catch_unwind(AssertUnwindSafe(|| measure_rates(device)));
         let rates = match rates {
             Ok(rates) => rates.map_err(|e| e.to_string()),
             Err(_) => Err("the backend panicked".into()),

@@ -1,0 +1,383 @@
+//! Which calls become one.
+
+use std::collections::HashSet;
+
+use super::draft::{Draft, behind_views, fusing};
+use crate::rewrite::Target;
+use meganeura_core::dtype::DType;
+use meganeura_core::error::Result;
+use meganeura_core::graph::{Graph, NodeId, Uses, Value};
+use meganeura_core::ops::Fusing;
+
+/// Most calls of a cluster: programs stay short enough to be understood, and trying a merge takes bounded time.
+const MAX_MEMBERS: usize = 32;
+/// Most units that the search for a path visits before it takes one for granted.
+const MAX_VISITS: usize = 2048;
+
+/// Calls that become one.
+pub(super) struct Grown {
+    /// In topological order.
+    pub(super) members: Vec<NodeId>,
+    /// The call.
+    pub(super) draft: Draft,
+    /// Picoseconds saved.
+    pub(super) saving: u64,
+}
+
+/// A set of calls, of one at first.
+struct Unit {
+    /// In topological order.
+    members: Vec<NodeId>,
+    /// Elements that it goes over.
+    domain: usize,
+    /// The kind of the one member that is not elementwise, if there is one.
+    anchor: Option<Fusing>,
+    /// Estimated picoseconds.
+    cost: u64,
+    /// Estimated picoseconds of its calls on their own.
+    apart: u64,
+}
+
+struct Growth<'a> {
+    graph: &'a Graph,
+    target: &'a dyn Target,
+    uses: Uses,
+    /// Place of each node in the topological order.
+    place: Vec<usize>,
+    /// Unit of each node that may be merged.
+    unit_of: Vec<Option<usize>>,
+    units: Vec<Option<Unit>>,
+    launch_ps: f64,
+    ps_per_byte: f64,
+}
+
+/// Finds the clusters of a graph.
+///
+/// # Errors
+/// A cycle.
+pub(super) fn grow(graph: &Graph, target: &dyn Target) -> Result<Vec<Grown>> {
+    let order = graph.topological_order()?;
+    let mut place = vec![0; order.len()];
+    for (i, id) in order.iter().enumerate() {
+        place[id.index()] = i;
+    }
+    let model = target.cost_model();
+    let mut growth = Growth {
+        graph,
+        target,
+        uses: Uses::of(graph),
+        place,
+        unit_of: vec![None; order.len()],
+        units: Vec::new(),
+        launch_ps: model.launch.as_secs_f64() * 1e12,
+        ps_per_byte: 1e12 / model.bytes_per_second.max(1.0),
+    };
+    for &id in &order {
+        growth.add(id);
+        growth.merge_with_producers(id);
+    }
+    for &id in &order {
+        growth.merge_readers(id);
+        growth.give_to_reduction(id);
+    }
+    Ok(growth.finish())
+}
+
+impl Growth<'_> {
+    fn cost(&self, draft: &Draft) -> u64 {
+        (self.launch_ps + draft.bytes() as f64 * self.ps_per_byte) as u64
+    }
+
+    /// Makes a unit of a node that may be merged with others.
+    fn add(&mut self, id: NodeId) {
+        let kind = fusing(self.graph, id);
+        if matches!(kind, Fusing::Opaque | Fusing::View | Fusing::Part) {
+            return;
+        }
+        let Some(draft) = Draft::new(self.graph, &self.uses, &[id]) else {
+            return;
+        };
+        let node = &self.graph.nodes()[id.index()];
+        let read = node.inputs.first().and_then(|&v| self.graph.ty(v));
+        let domain = match (kind, read) {
+            (Fusing::Reduction, Some(ty)) => ty.numel(),
+            _ => node.outputs[0].numel(),
+        };
+        if domain == 0 {
+            return;
+        }
+        let cost = self.cost(&draft);
+        self.unit_of[id.index()] = Some(self.units.len());
+        self.units.push(Some(Unit {
+            members: vec![id],
+            domain,
+            anchor: (kind != Fusing::Pointwise).then_some(kind),
+            cost,
+            apart: cost,
+        }));
+    }
+
+    fn unit(&self, id: NodeId) -> Option<(usize, &Unit)> {
+        let index = self.unit_of[id.index()]?;
+        Some((index, self.units[index].as_ref()?))
+    }
+
+    /// Merges a node's unit with those that produce its operands, the latest first.
+    fn merge_with_producers(&mut self, id: NodeId) {
+        let Some((_, unit)) = self.unit(id) else { return };
+        let product = unit.anchor == Some(Fusing::Contraction);
+        let inputs = self.graph.nodes()[id.index()].inputs.iter().enumerate();
+        let producers = inputs.map(|(at, &v)| (at, behind_views(self.graph, v).0.node));
+        let taken = producers.filter(|&(at, producer)| !product || at == 0 || self.widens(producer));
+        let mut producers: Vec<NodeId> = taken.map(|(_, producer)| producer).collect();
+        producers.sort_by_key(|p| std::cmp::Reverse(self.place[p.index()]));
+        for producer in producers {
+            let (Some((a, _)), Some((b, _))) = (self.unit(producer), self.unit(id)) else {
+                continue;
+            };
+            if a != b && self.fits(a, b) && !self.leads_round(a, b) {
+                self.try_merge(a, b);
+            }
+        }
+    }
+
+    /// Whether a node is but what is in memory in half precision, in `f32`: products widen elements where they read them.
+    fn widens(&self, id: NodeId) -> bool {
+        let node = &self.graph.nodes()[id.index()];
+        let is_half = |value: &Value| self.graph.ty(*value).is_some_and(|ty| ty.dtype.is_half());
+        let is_wide = matches!(&node.outputs[..], [ty] if ty.dtype == DType::F32);
+        is_wide && matches!(&node.inputs[..], [x] if is_half(x))
+    }
+
+    /// Merges elementwise units that read one value.
+    fn merge_readers(&mut self, id: NodeId) {
+        let elements = self.graph.nodes()[id.index()].outputs.first().map_or(0, |t| t.numel());
+        let mut readers: Vec<NodeId> = self.uses.users[id.index()].clone();
+        readers.dedup();
+        readers.retain(|&r| fusing(self.graph, r) == Fusing::Pointwise);
+        for pair in readers.windows(2) {
+            let (Some((a, first)), Some((b, second))) = (self.unit(pair[0]), self.unit(pair[1])) else {
+                continue;
+            };
+            let whole = first.domain == elements && second.domain == elements;
+            if a == b || !whole || first.anchor.is_some() || second.anchor.is_some() {
+                continue;
+            }
+            if !self.leads_to(a, b) && !self.leads_to(b, a) {
+                self.try_merge(a, b);
+            }
+        }
+    }
+
+    /// Takes what a reduction alone reads out of the call of a product, where the reduction computes it with less traffic:
+    /// a product whose result others need writes one tensor then and not two. No path can lead back, as nothing else
+    /// depends on what is taken.
+    fn give_to_reduction(&mut self, id: NodeId) {
+        if fusing(self.graph, id) != Fusing::Reduction {
+            return;
+        }
+        let producer = behind_views(self.graph, self.graph.nodes()[id.index()].inputs[0])
+            .0
+            .node;
+        let (Some((from, product)), Some((to, reduction))) = (self.unit(producer), self.unit(id)) else {
+            return;
+        };
+        let is_taken = fusing(self.graph, producer) == Fusing::Pointwise && product.anchor == Some(Fusing::Contraction);
+        if !is_taken || reduction.members != [id] {
+            return;
+        }
+        let rest: Vec<NodeId> = product.members.iter().copied().filter(|&m| m != producer).collect();
+        let draft = |members: &[NodeId]| Draft::new(self.graph, &self.uses, members);
+        let (Some(left), Some(taken), Some(alone)) = (draft(&rest), draft(&[producer, id]), draft(&[producer])) else {
+            return;
+        };
+        let is_private = taken.results.iter().all(|r| r.node == id);
+        let costs = [self.cost(&left), self.cost(&taken)];
+        let is_cheaper = costs[0].saturating_add(costs[1]) < product.cost.saturating_add(reduction.cost);
+        let runs = taken.runs_on(self.target) && (rest.len() == 1 || left.runs_on(self.target));
+        if !(is_private && is_cheaper && runs) {
+            return;
+        }
+        let apart = self.cost(&alone);
+        let reduced = Unit {
+            members: vec![producer, id],
+            domain: reduction.domain,
+            anchor: reduction.anchor,
+            cost: costs[1],
+            apart: reduction.apart.saturating_add(apart),
+        };
+        let multiplied = Unit {
+            members: rest,
+            domain: product.domain,
+            anchor: product.anchor,
+            cost: costs[0],
+            apart: product.apart.saturating_sub(apart),
+        };
+        self.unit_of[producer.index()] = Some(to);
+        self.units[to] = Some(reduced);
+        self.units[from] = Some(multiplied);
+    }
+
+    /// Whether `b`, which reads results of `a`, may be one call with it as far as their kinds go.
+    fn fits(&self, a: usize, b: usize) -> bool {
+        let (Some(first), Some(second)) = (&self.units[a], &self.units[b]) else {
+            return false;
+        };
+        if first.members.len() + second.members.len() > MAX_MEMBERS {
+            return false;
+        }
+        // Nothing follows a reduction, and there is one of them, or one product, at most.
+        match (first.anchor, second.anchor) {
+            (Some(Fusing::OfPart), _) | (_, Some(Fusing::OfPart)) => false,
+            (None | Some(Fusing::Prologue), Some(Fusing::Contraction)) => true,
+            (Some(Fusing::Reduction), _) | (Some(_), Some(_)) => false,
+            _ => first.domain == second.domain || first.domain == 1,
+        }
+    }
+
+    /// Whether a path leads from `a` to `b` other than directly, or through views that `b` reads.
+    fn leads_round(&self, a: usize, b: usize) -> bool {
+        let direct = |v: Value| {
+            let (base, _) = behind_views(self.graph, v);
+            self.unit_of[base.node.index()] == Some(a)
+        };
+        let starts = self.operands(b).filter(|&v| !direct(v)).map(|v| v.node).collect();
+        self.reaches_back(starts, a, b)
+    }
+
+    /// Whether any path leads from `a` to `b`.
+    fn leads_to(&self, a: usize, b: usize) -> bool {
+        let starts = self.operands(b).map(|v| v.node).collect();
+        self.reaches_back(starts, a, b)
+    }
+
+    fn operands(&self, unit: usize) -> impl Iterator<Item = Value> + '_ {
+        let members = self.units[unit].iter().flat_map(|u| &u.members);
+        members.flat_map(|m| self.graph.nodes()[m.index()].inputs.iter().copied())
+    }
+
+    /// Whether what these nodes depend on includes unit `goal`, not looking through unit `from`.
+    fn reaches_back(&self, mut open: Vec<NodeId>, goal: usize, from: usize) -> bool {
+        let members = |unit: usize| self.units[unit].iter().flat_map(|u| &u.members);
+        let Some(first) = members(goal).map(|m| self.place[m.index()]).min() else {
+            return true;
+        };
+        let low = self.independent_below(first);
+        let mut seen_nodes: HashSet<NodeId> = HashSet::new();
+        let mut seen_units: HashSet<usize> = HashSet::from([from]);
+        let mut visits = 0;
+        while let Some(id) = open.pop() {
+            match self.unit_of[id.index()] {
+                Some(unit) if unit == goal => return true,
+                Some(unit) => {
+                    if !seen_units.insert(unit) {
+                        continue;
+                    }
+                    visits += members(unit).count();
+                    if members(unit).all(|m| self.place[m.index()] < low) {
+                        continue;
+                    }
+                    open.extend(self.operands(unit).map(|v| v.node));
+                }
+                None => {
+                    if self.place[id.index()] < low || !seen_nodes.insert(id) {
+                        continue;
+                    }
+                    visits += 1;
+                    open.extend(self.graph.nodes()[id.index()].inputs.iter().map(|v| v.node));
+                }
+            }
+            if visits > MAX_VISITS {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// The place below which nothing depends on what is at `place` or behind it. Operands come earlier, but a unit is
+    /// one call: what reads its first member waits for the operands of its last one too. So no unit may lie on both
+    /// sides.
+    fn independent_below(&self, place: usize) -> usize {
+        let mut low = place;
+        loop {
+            let across = self.units.iter().flatten().filter_map(|unit| {
+                // Members are in topological order.
+                let at = |m: Option<&NodeId>| m.map(|m| self.place[m.index()]);
+                let (first, last) = (at(unit.members.first())?, at(unit.members.last())?);
+                (first < low && last >= low).then_some(first)
+            });
+            match across.min() {
+                Some(first) => low = first,
+                None => return low,
+            }
+        }
+    }
+
+    /// Merges two units if the device can run the call and it is estimated to be faster.
+    fn try_merge(&mut self, a: usize, b: usize) {
+        let (Some(first), Some(second)) = (&self.units[a], &self.units[b]) else {
+            return;
+        };
+        let mut members: Vec<NodeId> = first.members.iter().chain(&second.members).copied().collect();
+        if members.len() > MAX_MEMBERS {
+            return;
+        }
+        members.sort_by_key(|m| self.place[m.index()]);
+        let Some(draft) = Draft::new(self.graph, &self.uses, &members) else {
+            return;
+        };
+        let product = second.anchor == Some(Fusing::Contraction);
+        // What others read is computed once, for all of them.
+        if product && draft.results.iter().any(|r| !second.members.contains(&r.node)) {
+            return;
+        }
+        let cost = self.cost(&draft);
+        if cost >= first.cost.saturating_add(second.cost) || !draft.runs_on(self.target) {
+            return;
+        }
+        let merged = Unit {
+            domain: if product {
+                second.domain
+            } else {
+                first.domain.max(second.domain)
+            },
+            anchor: if product {
+                second.anchor
+            } else {
+                first.anchor.or(second.anchor)
+            },
+            cost,
+            apart: first.apart.saturating_add(second.apart),
+            members,
+        };
+        for m in &merged.members {
+            self.unit_of[m.index()] = Some(a);
+        }
+        self.units[a] = Some(merged);
+        self.units[b] = None;
+    }
+
+    /// The units that are worth a call of their own.
+    fn finish(mut self) -> Vec<Grown> {
+        let units = std::mem::take(&mut self.units);
+        units
+            .into_iter()
+            .flatten()
+            .filter_map(|unit| self.finished(unit))
+            .collect()
+    }
+
+    /// A unit of several members, or one that reads through views or from a larger value, as a call.
+    fn finished(&self, unit: Unit) -> Option<Grown> {
+        let draft = Draft::new(self.graph, &self.uses, &unit.members)?;
+        if unit.members.len() == 1 && (draft.costly_views == 0 || !draft.runs_on(self.target)) {
+            return None;
+        }
+        let views = (draft.costly_views as f64 * self.launch_ps) as u64;
+        Some(Grown {
+            saving: unit.apart.saturating_add(views).saturating_sub(unit.cost),
+            members: unit.members,
+            draft,
+        })
+    }
+}

@@ -1,0 +1,29 @@
+//! From a graph to a session.
+//!
+//! ```text
+//! Graph -> optimize -> differentiate -> optimize -> plan -> Session
+//! ```
+//!
+//! | Module | What it has |
+//! |---|---|
+//! | [`rewrite`] | rule sets, equality saturation, extraction, verification of rules |
+//! | [`cluster`] | elementwise calls, merged into one kernel |
+//! | [`optimize`] | the passes over a graph in their order, each usable alone |
+//! | [`mod@build`] | all stages in one call |
+//!
+//! The graph, autodiff, plans and sessions are `meganeura-core`'s: backends and layers need nothing of this crate.
+
+pub mod build;
+pub mod cluster;
+pub mod link;
+mod measure;
+pub mod optimize;
+pub mod rewrite;
+
+pub use build::{
+    Builder, SessionConfig, build, build_inference_session, build_session, build_session_cached,
+    build_session_with_report,
+};
+pub use measure::measure_rates;
+pub use meganeura_core::mode::Mode;
+pub use optimize::OptimizeReport;

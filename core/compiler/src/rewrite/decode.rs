@@ -1,0 +1,196 @@
+//! The chosen e-nodes as a graph again.
+
+use std::sync::Arc;
+
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::problem::{Problem, Selection};
+use super::snapshot::Snapshot;
+use super::state::State;
+use super::types::Label;
+use meganeura_core::error::{Error, Result};
+use meganeura_core::graph::{Graph, NodeId, Provenance, Value};
+
+/// A rebuilt graph, and where its classes are in it.
+pub(super) struct Decoded {
+    pub(super) graph: Graph,
+    /// Values of single classes.
+    pub(super) values: FxHashMap<u32, Value>,
+    /// Calls whose results are stored packed.
+    pub(super) packed: FxHashSet<NodeId>,
+}
+
+struct Decoder<'a> {
+    graph: &'a Graph,
+    state: &'a State,
+    snapshot: &'a Snapshot,
+    problem: &'a Problem,
+    selection: &'a Selection,
+    /// Name and place of each class: those of the first node of the graph that it stands for, else those of
+    /// the class that first needed it.
+    provenance: Vec<Option<Provenance>>,
+    out: Graph,
+    /// Node of each class.
+    nodes: FxHashMap<u32, NodeId>,
+    /// Value of each class of single values.
+    values: FxHashMap<u32, Value>,
+    packed: FxHashSet<NodeId>,
+}
+
+/// Builds the graph of a selection. Leaves keep their order, names and places; calls inherit those of the nodes
+/// that they stand for.
+///
+/// # Errors
+/// When the selection lacks a class, or a chosen call is rejected (both would be faults of this module).
+pub(super) fn decode(
+    graph: &Graph,
+    state: &State,
+    snapshot: &Snapshot,
+    problem: &Problem,
+    selection: &Selection,
+) -> Result<Decoded> {
+    let mut decoder = Decoder {
+        graph,
+        state,
+        snapshot,
+        problem,
+        selection,
+        provenance: provenance(graph, snapshot),
+        out: Graph::new(),
+        nodes: FxHashMap::default(),
+        values: FxHashMap::default(),
+        packed: FxHashSet::default(),
+    };
+    decoder.leaves();
+    let mut roots: Vec<u32> = Vec::new();
+    for value in graph.roots() {
+        match snapshot.values.get(&value) {
+            Some(&class) => roots.push(class),
+            None => return Err(lost("a result")),
+        }
+    }
+    for root in roots {
+        decoder.build(root)?;
+    }
+    let Decoder {
+        mut out,
+        values,
+        packed,
+        ..
+    } = decoder;
+    let at = |v: Value| snapshot.values.get(&v).and_then(|class| values.get(class)).copied();
+    if graph.roots().any(|v| at(v).is_none()) {
+        return Err(lost("a result"));
+    }
+    out.adopt_roots(graph, |v| at(v).unwrap_or(v));
+    out.verify()?;
+    Ok(Decoded {
+        graph: out,
+        values,
+        packed,
+    })
+}
+
+fn lost(what: &str) -> Error {
+    Error::graph(format!("rewriting lost {what}"), "this is a fault of the rewriter")
+}
+
+/// Names and places of classes that stand for nodes of the graph: a named node's before others'.
+fn provenance(graph: &Graph, snapshot: &Snapshot) -> Vec<Option<Provenance>> {
+    let mut provenance: Vec<Option<Provenance>> = vec![None; snapshot.classes.len()];
+    let mut values: Vec<(&Value, &u32)> = snapshot.values.iter().collect();
+    values.sort_unstable();
+    for (value, &class) in values {
+        let slot = &mut provenance[class as usize];
+        let known = slot.as_ref().is_some_and(|p| p.name.is_some());
+        let found = graph.provenance(value.node);
+        if !known && (slot.is_none() || found.name.is_some()) {
+            *slot = Some(found);
+        }
+    }
+    provenance
+}
+
+impl Decoder<'_> {
+    /// Copies the leaves that users feed by name, in their order, used or not.
+    fn leaves(&mut self) {
+        for id in self.graph.node_ids() {
+            if !self.graph.nodes()[id.index()].is_named_leaf() {
+                continue;
+            }
+            let new = self.out.copy_node(self.graph, id, Vec::new());
+            if let Some(&class) = self.snapshot.values.get(&id.into()) {
+                self.nodes.insert(class, new);
+                self.values.insert(class, new.into());
+            }
+        }
+    }
+
+    /// Builds a class after everything that it needs; without recursion, because training graphs are deep.
+    fn build(&mut self, root: u32) -> Result<()> {
+        let mut stack = vec![(root, 0)];
+        while let Some((class, next)) = stack.pop() {
+            if self.nodes.contains_key(&class) {
+                continue;
+            }
+            let choice = self.selection[class as usize].ok_or_else(|| lost("a value"))?;
+            let (node, _) = self.snapshot.chosen(self.problem, class, choice);
+            if let Some(&child) = node.children.get(next) {
+                stack.push((class, next + 1));
+                if self.provenance[child as usize].is_none() {
+                    self.provenance[child as usize] = self.provenance[class as usize].clone();
+                }
+                stack.push((child, 0));
+                continue;
+            }
+            self.emit(class)?;
+        }
+        Ok(())
+    }
+
+    fn emit(&mut self, class: u32) -> Result<()> {
+        let choice = self.selection[class as usize].ok_or_else(|| lost("a value"))?;
+        let (node, is_packed) = self.snapshot.chosen(self.problem, class, choice);
+        let label = self.state.labels.get(node.label);
+        if let Label::Get(port) = label {
+            let tuple = self.nodes[&node.children[0]];
+            self.nodes.insert(class, tuple);
+            self.values.insert(
+                class,
+                Value {
+                    node: tuple,
+                    port: *port,
+                },
+            );
+            return Ok(());
+        }
+        let inputs: Vec<Value> = node.children.iter().map(|c| self.values[c]).collect();
+        let new = match (label, self.state.operator(node.label)) {
+            (Label::Leaf(id) | Label::Pinned(id), _) => self.out.copy_node(self.graph, *id, inputs),
+            (_, Some((op, attrs))) => {
+                let provenance = self.provenance[class as usize].clone().unwrap_or_default();
+                self.out
+                    .with_provenance(provenance, |out| out.call(op, attrs.clone(), inputs))
+            }
+            (_, None) => return Err(lost("an operator")),
+        };
+        if let Some(error) = self.out.errors().first() {
+            return Err(error.clone());
+        }
+        if is_packed {
+            self.packed.insert(new);
+        }
+        self.nodes.insert(class, new);
+        self.values.insert(class, new.into());
+        Ok(())
+    }
+}
+
+/// Name of a node for reports: its own, else its operator and number.
+pub(super) fn place(graph: &Graph, value: Value) -> Arc<str> {
+    let node = &graph.nodes()[value.node.index()];
+    match &node.name {
+        Some(name) => name.clone(),
+        None => format!("{}{}", node.kind.noun(), value.node).into(),
+    }
+}

@@ -1,0 +1,258 @@
+//! The e-graph's vocabulary: an e-graph with the declarations and rules loaded, made once for each selection of
+//! rules and copied for each graph.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use egglog::EGraph;
+use egglog::ast::{Action, Command, Expr, Fact, Literal};
+
+use super::attr::{Constructor, TENSOR, TUPLE};
+use super::rule::Rule;
+use meganeura_core::error::{Error, Result};
+use meganeura_core::graph::NodeKind;
+use meganeura_core::registry;
+
+/// Sorts, leaves and facts that every e-graph has.
+const PRELUDE: &str = r#"
+(sort T)
+(sort Tup)
+(constructor Input (i64) T)
+(constructor Parameter (i64) T)
+(constructor State (i64) T)
+(constructor Scalar (i64) T)
+(constructor Constant (i64) T)
+(constructor Get (i64 Tup) T)
+(function node (i64 i64) T :no-merge)
+(function tnode (i64) Tup :no-merge)
+(function type (T) i64 :merge (min old new))
+(function ord (T) i64 :merge (min old new))
+(function uniform (T) f64 :merge (min old new))
+(function pack-group (T) i64 :merge (min old new))
+(function rank (i64) i64 :no-merge)
+(function rows (i64) i64 :no-merge)
+(function cols (i64) i64 :no-merge)
+(function numel (i64) i64 :no-merge)
+(function dim (i64 i64) i64 :no-merge)
+(function dtype (i64) String :no-merge)
+(function last-axis (i64) String :no-merge)
+(function swap-last (i64) String :no-merge)
+(relation cap (String))
+(relation fired (i64 T))
+(relation fired-tup (i64 Tup))
+(ruleset rules)
+"#;
+
+/// Constructors of the leaves, by what [`NodeKind::noun`](meganeura_core::graph::NodeKind::noun) calls them.
+pub(super) const LEAVES: &[(&str, &str)] = &[
+    ("input", "Input"),
+    ("parameter", "Parameter"),
+    ("state", "State"),
+    ("scalar", "Scalar"),
+    ("constant", "Constant"),
+];
+
+/// Constructor of a leaf.
+pub(super) fn leaf_constructor(kind: &NodeKind) -> &'static str {
+    let noun = kind.noun();
+    LEAVES.iter().find(|(n, _)| *n == noun).map_or("Constant", |(_, c)| c)
+}
+
+/// Most operands of a call whose constructor is declared beforehand.
+const DECLARED_ARITY: usize = 8;
+
+/// Declarations and rules.
+pub(super) struct Dialect {
+    /// An e-graph with everything loaded and no values.
+    pub(super) template: EGraph,
+    /// Held while a copy of the template is in use: copies share egglog's counters, among them the time by which it
+    /// knows what is new, so that two copies at work at the same time lose matches and merges.
+    pub(super) in_use: Mutex<()>,
+    /// Operators that occur in rules, by their constructors.
+    pub(super) symbols: HashMap<String, Constructor>,
+    /// The rules, as the numbers of `fired` name them.
+    pub(super) rules: Vec<Arc<Rule>>,
+    /// Everything as text.
+    pub(super) program: String,
+}
+
+fn declaration(symbol: &Constructor) -> String {
+    let output = if symbol.is_tuple() { TUPLE } else { TENSOR };
+    format!(
+        "(constructor {} ({}) {output})\n",
+        symbol.name(),
+        symbol.argument_sorts().join(" ")
+    )
+}
+
+/// Name of the constructor for calls of operators that no rule mentions: a number for operator and attributes,
+/// and the operands.
+pub(super) fn opaque_name(operands: usize, tuple: bool) -> String {
+    match tuple {
+        false => format!("Call/{operands}"),
+        true => format!("CallTup/{operands}"),
+    }
+}
+
+/// The declaration of [`opaque_name`].
+pub(super) fn opaque_declaration(operands: usize, tuple: bool) -> String {
+    let output = if tuple { "Tup" } else { "T" };
+    let columns = " T".repeat(operands);
+    format!(
+        "(constructor {} (i64{columns}) {output})\n",
+        opaque_name(operands, tuple)
+    )
+}
+
+/// Whether the constructor for so many operands need not be declared.
+pub(super) fn opaque_is_declared(operands: usize) -> bool {
+    operands <= DECLARED_ARITY
+}
+
+impl Dialect {
+    /// Loads rules.
+    ///
+    /// # Errors
+    /// [`Error::RuleSet`] with the rule that does not type-check.
+    pub(super) fn new(rules: Vec<Arc<Rule>>) -> Result<Self> {
+        let mut program = PRELUDE.to_owned();
+        for operands in 0..=DECLARED_ARITY {
+            program += &opaque_declaration(operands, false);
+            program += &opaque_declaration(operands, true);
+        }
+        let mut symbols = HashMap::new();
+        for rule in &rules {
+            for name in names(rule) {
+                // Facts and arithmetic have names too; looking for operators like them would take long.
+                let base = name.split('/').next().unwrap_or_default();
+                if !symbols.contains_key(&name)
+                    && registry::op(base).is_some()
+                    && let Ok(symbol) = Constructor::resolve(&name, &[])
+                {
+                    program += &declaration(&symbol);
+                    symbols.insert(name, symbol);
+                }
+            }
+        }
+        let mut template = EGraph::default();
+        template
+            .parse_and_run_program(Some("prelude".into()), &program)
+            .map_err(|e| Error::graph(format!("the vocabulary of rewriting does not load: {e}"), ""))?;
+        for (number, rule) in rules.iter().enumerate() {
+            let command = with_provenance(rule, number as i64, &symbols);
+            program += &format!("{command}\n");
+            template.run_program(vec![command]).map_err(|e| Error::RuleSet {
+                set: rule.set.clone(),
+                rule: Some(rule.name.clone()),
+                span: Some(rule.span.to_string()),
+                message: e.to_string(),
+            })?;
+        }
+        Ok(Dialect {
+            template,
+            in_use: Mutex::new(()),
+            symbols,
+            rules,
+            program,
+        })
+    }
+}
+
+/// The rule with an action for each union that records that it fired.
+fn with_provenance(rule: &Rule, number: i64, symbols: &HashMap<String, Constructor>) -> Command {
+    let tuples = tuple_variables(rule, symbols);
+    let mut head = rule.head.clone();
+    for action in &rule.head {
+        if let Action::Union(span, target, _) = action {
+            let relation = match is_tuple(target, &tuples, symbols) {
+                true => "fired-tup",
+                false => "fired",
+            };
+            let number = Expr::Lit(span.clone(), Literal::Int(number));
+            let call = Expr::Call(span.clone(), relation.into(), vec![number, target.clone()]);
+            head.push(Action::Expr(span.clone(), call));
+        }
+    }
+    rule.command("rules", head)
+}
+
+fn is_tuple(expr: &Expr, tuples: &[String], symbols: &HashMap<String, Constructor>) -> bool {
+    match expr {
+        Expr::Var(_, name) => tuples.contains(name),
+        Expr::Call(_, name, _) => symbols.get(name).is_some_and(|s| s.is_tuple()),
+        Expr::Lit(..) => false,
+    }
+}
+
+/// Variables that stand for the results of a call with several.
+fn tuple_variables(rule: &Rule, symbols: &HashMap<String, Constructor>) -> Vec<String> {
+    let mut tuples = Vec::new();
+    let mut note = |expr: &Expr| {
+        if let Expr::Var(_, name) = expr {
+            tuples.push(name.clone());
+        }
+    };
+    let is_tuple_call =
+        |e: &Expr| matches!(e, Expr::Call(_, name, _) if symbols.get(name).is_some_and(|s| s.is_tuple()));
+    for fact in &rule.body {
+        if let Fact::Eq(_, a, b) = fact {
+            if is_tuple_call(b) {
+                note(a);
+            }
+            if is_tuple_call(a) {
+                note(b);
+            }
+        }
+    }
+    for action in &rule.head {
+        if let Action::Let(span, name, value) = action
+            && is_tuple_call(value)
+        {
+            note(&Expr::Var(span.clone(), name.clone()));
+        }
+    }
+    for_each_expr(rule, &mut |expr| {
+        if let Expr::Call(_, name, args) = expr
+            && name == "Get"
+        {
+            args.iter().skip(1).for_each(&mut note);
+        }
+    });
+    tuples
+}
+
+/// All names that a rule applies, in order of appearance.
+fn names(rule: &Rule) -> Vec<String> {
+    let mut names = Vec::new();
+    for_each_expr(rule, &mut |expr| {
+        if let Expr::Call(_, name, _) = expr {
+            names.push(name.clone());
+        }
+    });
+    names
+}
+
+/// Visits every expression of a rule with its parts.
+fn for_each_expr(rule: &Rule, visit: &mut dyn FnMut(&Expr)) {
+    fn walk(expr: &Expr, visit: &mut dyn FnMut(&Expr)) {
+        visit(expr);
+        if let Expr::Call(_, _, args) = expr {
+            args.iter().for_each(|a| walk(a, visit));
+        }
+    }
+    for fact in &rule.body {
+        match fact {
+            Fact::Eq(_, a, b) => [a, b].into_iter().for_each(|e| walk(e, visit)),
+            Fact::Fact(e) => walk(e, visit),
+        }
+    }
+    for action in &rule.head {
+        match action {
+            Action::Let(_, _, e) | Action::Expr(_, e) => walk(e, visit),
+            Action::Union(_, a, b) => [a, b].into_iter().for_each(|e| walk(e, visit)),
+            Action::Set(_, _, args, e) => args.iter().chain([e]).for_each(|e| walk(e, visit)),
+            Action::Change(_, _, _, args) => args.iter().for_each(|e| walk(e, visit)),
+            Action::Panic(..) => {}
+        }
+    }
+}

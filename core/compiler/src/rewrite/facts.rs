@@ -1,0 +1,157 @@
+//! Facts that rules may ask of values: types, constants, packing groups.
+
+use meganeura_core::dtype::DType;
+use meganeura_core::graph::ConstantData;
+use meganeura_core::shape::TensorType;
+
+use super::attr::ints_text;
+use super::scalar::{Scalar, Sort};
+
+/// A fact of the language of rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum FactName {
+    /// `(type x)`: an opaque number, equal for equal types.
+    Type,
+    /// `(uniform x)`: the value of a constant whose elements are all equal.
+    Uniform,
+    /// `(pack-group x)`: equal for parameters that may be stored together.
+    PackGroup,
+    /// `(ord x)`: a number of the value, to break symmetry.
+    Ord,
+    /// `(rank t)`.
+    Rank,
+    /// `(rows t)`: size of the last axis but one.
+    Rows,
+    /// `(cols t)`: size of the last axis.
+    Cols,
+    /// `(numel t)`.
+    Numel,
+    /// `(dim t axis)`: size of an axis, counted from the first.
+    Dim,
+    /// `(dtype t)`.
+    DType,
+    /// `(last-axis t)`: the list of the last axis alone.
+    LastAxis,
+    /// `(swap-last t)`: the permutation that swaps the last two axes.
+    SwapLast,
+    /// `(cap "training")`: something that holds of the whole build.
+    Cap,
+}
+
+/// Name, fact, sorts of the arguments and of the value.
+type Declaration = (&'static str, FactName, &'static [Sort], Sort);
+
+/// All facts.
+pub(super) const FACTS: &[Declaration] = &[
+    ("type", FactName::Type, &[Sort::Tensor], Sort::Int),
+    ("uniform", FactName::Uniform, &[Sort::Tensor], Sort::Float),
+    ("pack-group", FactName::PackGroup, &[Sort::Tensor], Sort::Int),
+    ("ord", FactName::Ord, &[Sort::Tensor], Sort::Int),
+    ("rank", FactName::Rank, &[Sort::Int], Sort::Int),
+    ("rows", FactName::Rows, &[Sort::Int], Sort::Int),
+    ("cols", FactName::Cols, &[Sort::Int], Sort::Int),
+    ("numel", FactName::Numel, &[Sort::Int], Sort::Int),
+    ("dim", FactName::Dim, &[Sort::Int, Sort::Int], Sort::Int),
+    ("dtype", FactName::DType, &[Sort::Int], Sort::Str),
+    ("last-axis", FactName::LastAxis, &[Sort::Int], Sort::Str),
+    ("swap-last", FactName::SwapLast, &[Sort::Int], Sort::Str),
+    ("cap", FactName::Cap, &[Sort::Str], Sort::Unit),
+];
+
+/// Facts of a type alone.
+pub(super) const OF_TYPE: &[(&str, FactName)] = &[
+    ("rank", FactName::Rank),
+    ("rows", FactName::Rows),
+    ("cols", FactName::Cols),
+    ("numel", FactName::Numel),
+    ("dtype", FactName::DType),
+    ("last-axis", FactName::LastAxis),
+    ("swap-last", FactName::SwapLast),
+];
+
+/// A fact about a type; `None` where the type has no such value (rows of a vector), so that a pattern that asks
+/// for it does not match. `axis` is the second argument of [`FactName::Dim`].
+pub(super) fn of_type(fact: FactName, ty: &TensorType, axis: Option<i64>) -> Option<Scalar> {
+    let dims = ty.shape.dims();
+    let rank = dims.len();
+    let from_last = |back: usize| dims.get(rank.checked_sub(back)?).map(|&d| d as i64);
+    let int = match fact {
+        FactName::Rank => Some(rank as i64),
+        FactName::Rows => from_last(2),
+        FactName::Cols => from_last(1),
+        FactName::Numel => Some(ty.numel() as i64),
+        FactName::Dim => dims.get(usize::try_from(axis?).ok()?).map(|&d| d as i64),
+        FactName::DType => return Some(Scalar::Str(ty.dtype.name().into())),
+        FactName::LastAxis => {
+            let last = rank.checked_sub(1)?;
+            return Some(Scalar::Str(ints_text(&[last as i64]).into()));
+        }
+        FactName::SwapLast => {
+            let first = rank.checked_sub(2)?;
+            let mut axes: Vec<i64> = (0..rank as i64).collect();
+            axes.swap(first, first + 1);
+            return Some(Scalar::Str(ints_text(&axes).into()));
+        }
+        FactName::Type | FactName::Uniform | FactName::PackGroup | FactName::Ord | FactName::Cap => None,
+    };
+    int.map(Scalar::Int)
+}
+
+/// The value of a constant whose elements are all equal, as the shortest decimal that gives the `f32`: 0.1 and not
+/// 0.100000001. Integers are exact. `None` for other constants and for NaN.
+pub(super) fn uniform(data: &ConstantData) -> Option<f64> {
+    let size = data.dtype().block().bytes;
+    let first = data.bytes().get(..size)?;
+    if data.bytes().chunks_exact(size).any(|element| element != first) {
+        return None;
+    }
+    let element = data.first()?;
+    let shortest = match data.dtype() {
+        // Every half-precision number is an f32.
+        DType::F32 | DType::F16 | DType::BF16 => (element as f32).to_string().parse().ok()?,
+        _ => element,
+    };
+    (!shortest.is_nan()).then_some(shortest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use meganeura_core::shape::Shape;
+
+    fn ty(dims: &[usize]) -> TensorType {
+        TensorType::f32(Shape::new(dims).unwrap())
+    }
+
+    #[test]
+    fn facts_of_types() {
+        let text = |s: &str| Some(Scalar::Str(s.into()));
+        let int = |v| Some(Scalar::Int(v));
+        let t = ty(&[2, 3, 5]);
+        assert_eq!(of_type(FactName::Rank, &t, None), int(3));
+        assert_eq!(of_type(FactName::Rows, &t, None), int(3));
+        assert_eq!(of_type(FactName::Cols, &t, None), int(5));
+        assert_eq!(of_type(FactName::Numel, &t, None), int(30));
+        assert_eq!(of_type(FactName::Dim, &t, Some(0)), int(2));
+        assert_eq!(of_type(FactName::Dim, &t, Some(3)), None);
+        assert_eq!(of_type(FactName::Dim, &t, Some(-1)), None);
+        assert_eq!(of_type(FactName::SwapLast, &t, None), text("[0, 2, 1]"));
+        assert_eq!(of_type(FactName::LastAxis, &t, None), text("[2]"));
+        assert_eq!(of_type(FactName::DType, &t, None), text("f32"));
+        assert_eq!(of_type(FactName::Rows, &ty(&[7]), None), None);
+        assert_eq!(of_type(FactName::Cols, &ty(&[]), None), None);
+        assert_eq!(of_type(FactName::SwapLast, &ty(&[7]), None), None);
+    }
+
+    #[test]
+    fn uniform_constants() {
+        let f32s = |v: &[f32]| uniform(&ConstantData::from_f32(v.to_vec()));
+        assert_eq!(f32s(&[0.1, 0.1]), Some(0.1));
+        assert_eq!(f32s(&[0.1, 0.2]), None);
+        assert_eq!(f32s(&[0.0, -0.0]), None);
+        assert_eq!(f32s(&[]), None);
+        assert_eq!(f32s(&[f32::NAN]), None);
+        assert_eq!(uniform(&ConstantData::from_u32(vec![4_000_000_000])), Some(4e9));
+        assert_eq!(uniform(&ConstantData::splat(DType::F16, 0.5)), Some(0.5));
+    }
+}

@@ -1,0 +1,177 @@
+//! A saturated e-graph as plain numbers for the extractor.
+
+use rustc_hash::FxHashMap;
+
+use super::cost::Costs;
+use super::problem::{Choice, Problem};
+use super::state::{ClassKey, State};
+use super::types::{ClassType, Label, LabelId, TypeId};
+use meganeura_core::error::Result;
+use meganeura_core::graph::{Graph, Value};
+
+/// An e-node.
+#[derive(Clone, Debug)]
+pub(super) struct Node {
+    pub(super) label: LabelId,
+    /// Classes of the operands, in order.
+    pub(super) children: Vec<u32>,
+    pub(super) cost: u64,
+}
+
+/// Classes with their e-nodes and types.
+pub(super) struct Snapshot {
+    pub(super) classes: Vec<Vec<Node>>,
+    pub(super) types: Vec<Option<ClassType>>,
+    pub(super) keys: Vec<ClassKey>,
+    /// Classes of the graph's values; those of calls with several results under port `u32::MAX`.
+    pub(super) values: FxHashMap<Value, u32>,
+    pub(super) num_enodes: usize,
+}
+
+/// Label in a [`Problem`] of what packs parameters.
+const PACKED: u32 = u32::MAX;
+
+impl Snapshot {
+    pub(super) fn new(state: &mut State, costs: &mut Costs) -> Result<Self> {
+        let rows = state.rows()?;
+        let mut index: FxHashMap<ClassKey, u32> = FxHashMap::default();
+        let mut snapshot = Snapshot {
+            classes: Vec::new(),
+            types: Vec::new(),
+            keys: Vec::new(),
+            values: FxHashMap::default(),
+            num_enodes: rows.len(),
+        };
+        let mut class_of = |snapshot: &mut Snapshot, key: ClassKey| {
+            *index.entry(key).or_insert_with(|| {
+                snapshot.classes.push(Vec::new());
+                snapshot.types.push(state.class_types.get(&key).cloned());
+                snapshot.keys.push(key);
+                (snapshot.classes.len() - 1) as u32
+            })
+        };
+        for row in &rows {
+            let class = class_of(&mut snapshot, row.class);
+            let children = row.children.iter().map(|&key| class_of(&mut snapshot, key)).collect();
+            let (label, cost) = (row.label, 0);
+            snapshot.classes[class as usize].push(Node { label, children, cost });
+        }
+        for (value, key) in state.classes_of_values()? {
+            let class = class_of(&mut snapshot, key);
+            snapshot.values.insert(value, class);
+        }
+        snapshot.price(state, costs);
+        Ok(snapshot)
+    }
+
+    fn price(&mut self, state: &State, costs: &mut Costs) {
+        for class in 0..self.classes.len() {
+            let results: Vec<TypeId> = self.types[class].as_ref().map_or(Vec::new(), |t| t.as_list().to_vec());
+            for at in 0..self.classes[class].len() {
+                let node = &self.classes[class][at];
+                let operands = node
+                    .children
+                    .iter()
+                    .filter_map(|&c| self.types[c as usize].as_ref())
+                    .flat_map(|t| t.as_list().iter().copied())
+                    .collect();
+                let cost = costs.call(&state.labels, &state.types, node.label, operands, &results);
+                self.classes[class][at].cost = cost;
+            }
+        }
+    }
+
+    /// The extractor's problem for the roots of a graph. Classes beyond those of the snapshot stand for packings.
+    pub(super) fn problem(&self, state: &State, graph: &Graph, packable: &dyn Fn(u32) -> bool) -> Problem {
+        let mut problem = Problem {
+            classes: self
+                .classes
+                .iter()
+                .map(|nodes| nodes.iter().map(choice).collect())
+                .collect(),
+            ..Problem::default()
+        };
+        let mut roots: Vec<u32> = graph.roots().filter_map(|v| self.values.get(&v)).copied().collect();
+        roots.sort_unstable();
+        roots.dedup();
+        problem.roots = roots;
+        let mut packings: FxHashMap<u32, Vec<u32>> = FxHashMap::default();
+        for class in 0..self.classes.len() {
+            for node in &self.classes[class] {
+                let packs = state
+                    .operator(node.label)
+                    .is_some_and(|(op, attrs)| op.packs(attrs).is_some());
+                if !packs || node.children.len() < 2 || !node.children.iter().all(|&c| packable(c)) {
+                    continue;
+                }
+                let packing = problem.classes.len() as u32;
+                problem.classes.push(vec![choice(&Node {
+                    cost: 0,
+                    ..node.clone()
+                })]);
+                problem.classes[class].push(Choice {
+                    label: PACKED,
+                    cost: 0,
+                    children: vec![packing],
+                });
+                for &source in &node.children {
+                    packings.entry(source).or_default().push(packing);
+                }
+            }
+        }
+        let mut sets: Vec<Vec<u32>> = packings.into_values().filter(|set| set.len() > 1).collect();
+        sets.sort_unstable();
+        problem.exclusive = sets;
+        problem
+    }
+
+    /// The e-node behind a choice of a problem made by [`Snapshot::problem`], and whether it is stored packed.
+    pub(super) fn chosen<'a>(&'a self, problem: &Problem, class: u32, choice: u32) -> (&'a Node, bool) {
+        let nodes = &self.classes[class as usize];
+        match nodes.get(choice as usize) {
+            Some(node) => (node, false),
+            // The packing's only choice has the operands of the e-node that it copies.
+            None => {
+                let packing = &problem.classes[class as usize][choice as usize].children;
+                let operands = &problem.classes[packing[0] as usize][0].children;
+                let same = |n: &&Node| choice_children(n) == *operands;
+                (nodes.iter().find(same).unwrap_or(&nodes[0]), true)
+            }
+        }
+    }
+
+    /// The e-node that stands for a node of the graph.
+    pub(super) fn original(&self, state: &State, graph: &Graph, value: Value) -> Option<u32> {
+        let class = *self.values.get(&value)?;
+        let node = &graph.nodes()[value.node.index()];
+        let nodes = &self.classes[class as usize];
+        let matches = |n: &&Node| match state.labels.get(n.label) {
+            Label::Leaf(id) | Label::Pinned(id) => *id == value.node,
+            Label::Get(port) => *port == value.port && node.outputs.len() > 1,
+            Label::Call(name, attrs) => {
+                node.op().is_some_and(|(op, a)| op.get().name() == *name && a == attrs)
+                    && n.children.len() == node.inputs.len()
+                    && n.children
+                        .iter()
+                        .zip(&node.inputs)
+                        .all(|(c, v)| self.values.get(v) == Some(c))
+            }
+        };
+        nodes.iter().position(|n| matches(&n)).map(|i| i as u32)
+    }
+}
+
+fn choice_children(node: &Node) -> Vec<u32> {
+    let mut children = node.children.clone();
+    children.sort_unstable();
+    children.dedup();
+    children
+}
+
+fn choice(node: &Node) -> Choice {
+    Choice {
+        label: node.label,
+        cost: node.cost,
+        children: choice_children(node),
+    }
+}

@@ -1,0 +1,205 @@
+//! Configuration: `meganeura.toml`, found in the working directory or named by `MEGANEURA_CONFIG`.
+//!
+//! ```toml
+//! device = "mine"
+//! fallback = "cpu"
+//! calibration = "rates.ron"
+//!
+//! [backend.cpu]
+//! threads = 4
+//!
+//! [rewrite]
+//! disable = ["packing"]
+//!
+//! # Only in a file that `MEGANEURA_CONFIG` names.
+//! [plugins]
+//! load = ["/opt/meganeura/libmine.so"]
+//! ```
+
+mod rewrite;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use crate::error::{Error, Result};
+pub use rewrite::RewriteConfig;
+
+/// Variable that names the configuration file.
+pub const CONFIG_VARIABLE: &str = "MEGANEURA_CONFIG";
+/// File that is read from the working directory.
+pub const CONFIG_FILE: &str = "meganeura.toml";
+
+/// Settings of the library and of backends.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Device selector, overridden by the environment and the API.
+    pub device: Option<String>,
+    /// Selector of the fallback device, for calls that the chosen device can neither run nor decompose; see
+    /// [`fallback`](crate::fallback). Without one, such calls are an error.
+    pub fallback: Option<String>,
+    /// File of measured rates of devices; see [`calibration`](crate::calibration).
+    pub calibration: Option<PathBuf>,
+    /// Settings of each backend by its name; their meaning is the backend's.
+    #[serde(default)]
+    pub backend: BTreeMap<String, BTreeMap<String, toml::Value>>,
+    /// Settings of rewriting.
+    #[serde(default)]
+    pub rewrite: RewriteConfig,
+    /// Plugins: shared objects, and folders or files of those without native code.
+    #[serde(default)]
+    pub plugins: PluginSettings,
+    /// The file that this was read from.
+    #[serde(skip)]
+    pub path: Option<PathBuf>,
+}
+
+/// Which plugins to load; see the crate `meganeura-plugin-host`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PluginSettings {
+    /// Absolute paths. Only a file that `MEGANEURA_CONFIG` names may list any: the one in the working directory may be
+    /// somebody else's, as that of a repository that was fetched.
+    #[serde(default)]
+    pub load: Vec<PathBuf>,
+    /// Where given, nothing is loaded but files with one of these SHA-256 sums, in hexadecimal digits.
+    pub allow_sha256: Option<Vec<String>>,
+}
+
+impl Config {
+    /// Reads the file that `MEGANEURA_CONFIG` names, else `meganeura.toml` in the working directory, else
+    /// gives the defaults.
+    ///
+    /// # Errors
+    /// [`Error::Config`] when a named file is missing, a file cannot be read or parsed, or one that nobody named lists
+    /// plugins to load.
+    pub fn load() -> Result<Self> {
+        match std::env::var_os(CONFIG_VARIABLE).filter(|path| !path.is_empty()) {
+            Some(path) => Config::read(Path::new(&path)),
+            None if Path::new(CONFIG_FILE).is_file() => {
+                let config = Config::read(Path::new(CONFIG_FILE))?;
+                match config.plugins.load.is_empty() {
+                    true => Ok(config),
+                    false => Err(Error::Config {
+                        origin: config.origin(),
+                        message: format!(
+                            "a file that is found in the working directory may not load plugins, whose code would run: \
+                             name it in {CONFIG_VARIABLE}, or the plugins in MEGANEURA_PLUGINS"
+                        ),
+                    }),
+                }
+            }
+            None => Ok(Config::default()),
+        }
+    }
+
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// [`Error::Config`] when it cannot be read or parsed.
+    pub fn read(path: &Path) -> Result<Self> {
+        let fail = |message: String| Error::Config {
+            origin: path.display().to_string(),
+            message,
+        };
+        let text = std::fs::read_to_string(path).map_err(|e| {
+            fail(format!(
+                "it cannot be read: {e}; {CONFIG_VARIABLE} names the file, {CONFIG_FILE} is the usual one"
+            ))
+        })?;
+        let mut config: Config = toml::from_str(&text).map_err(|e| fail(e.to_string()))?;
+        config.path = Some(path.to_owned());
+        Ok(config)
+    }
+
+    /// A non-negative integer setting of a backend.
+    ///
+    /// # Errors
+    /// [`Error::Config`] when the setting is something else.
+    pub fn backend_size(&self, backend: &str, key: &str) -> Result<Option<usize>> {
+        let Some(value) = self.backend.get(backend).and_then(|b| b.get(key)) else {
+            return Ok(None);
+        };
+        value
+            .as_integer()
+            .and_then(|v| usize::try_from(v).ok())
+            .map(Some)
+            .ok_or_else(|| Error::Config {
+                origin: self.origin(),
+                message: format!("backend.{backend}.{key} is {value:?}, but it is a non-negative integer"),
+            })
+    }
+
+    /// A setting of a backend that is a text.
+    ///
+    /// # Errors
+    /// [`Error::Config`] when the setting is something else.
+    pub fn backend_text(&self, backend: &str, key: &str) -> Result<Option<&str>> {
+        let Some(value) = self.backend.get(backend).and_then(|b| b.get(key)) else {
+            return Ok(None);
+        };
+        value.as_str().map(Some).ok_or_else(|| Error::Config {
+            origin: self.origin(),
+            message: format!("backend.{backend}.{key} is {value:?}, but it is a text in quotation marks"),
+        })
+    }
+
+    /// Checks that a backend is given no settings but those that it knows.
+    ///
+    /// # Errors
+    /// [`Error::Config`] when there is another.
+    pub fn check_backend(&self, backend: &str, known: &[&str]) -> Result<()> {
+        let given = self.backend.get(backend).into_iter().flat_map(BTreeMap::keys);
+        match given.into_iter().find(|key| !known.contains(&key.as_str())) {
+            None => Ok(()),
+            Some(key) => Err(Error::Config {
+                origin: self.origin(),
+                message: format!("backend.{backend}.{key} is no setting; there are {}", known.join(", ")),
+            }),
+        }
+    }
+
+    /// Where the settings came from, for messages.
+    pub fn origin(&self) -> String {
+        self.path
+            .as_ref()
+            .map_or_else(|| "(in code)".to_owned(), |p| p.display().to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_keys_are_errors() {
+        let error = toml::from_str::<Config>("devize = 'cpu'").map_err(|e| e.to_string());
+        assert!(error.is_err_and(|e| e.contains("devize")));
+    }
+
+    #[test]
+    fn backend_settings_are_typed() {
+        let config: Config = toml::from_str("[backend.cpu]\nthreads = 3\npin = 'x'").expect("valid");
+        assert_eq!(config.backend_size("cpu", "threads").expect("an integer"), Some(3));
+        assert_eq!(config.backend_size("cpu", "absent").expect("absent"), None);
+        let error = config.backend_size("cpu", "pin").expect_err("a string");
+        assert!(error.to_string().contains("backend.cpu.pin"), "{error}");
+        config
+            .check_backend("cpu", &["threads", "pin"])
+            .expect("both are known");
+        config.check_backend("gpu", &[]).expect("nothing is said of it");
+        let error = config.check_backend("cpu", &["threads"]).expect_err("unknown");
+        assert!(
+            error
+                .to_string()
+                .contains("backend.cpu.pin is no setting; there are threads"),
+            "{error}"
+        );
+        assert_eq!(config.backend_text("cpu", "pin").expect("a text"), Some("x"));
+        assert_eq!(config.backend_text("gpu", "pin").expect("absent"), None);
+        let error = config.backend_text("cpu", "threads").expect_err("a number");
+        assert!(error.to_string().contains("backend.cpu.threads"), "{error}");
+    }
+}

@@ -1,0 +1,80 @@
+//! Settings of rewriting: `[rewrite]` in `meganeura.toml`, or in code.
+
+use serde::Deserialize;
+
+use crate::loss_scaling::LossScaling;
+use crate::memory_budget::MemoryBudget;
+use crate::mode::Mode;
+use crate::precision::Precision;
+
+/// Settings of rewriting and planning.
+///
+/// ```toml
+/// [rewrite]
+/// disable = ["swiglu"]
+/// time_ms = 500
+/// memory_budget = "4GB"
+/// precision = "mixed"
+/// loss_scale = "dynamic"
+/// ```
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RewriteConfig {
+    /// Whether rules are applied at all. Equal computations are merged and unused ones removed in any case.
+    pub enabled: bool,
+    /// Whether elementwise calls are clustered into fused ones.
+    pub cluster: bool,
+    /// Rule sets to leave out, by namespace.
+    pub disable: Vec<String>,
+    /// Most rounds of saturation.
+    pub iterations: usize,
+    /// Most rows of the e-graph's tables.
+    pub tuples: usize,
+    /// Most milliseconds of saturation, and again of extraction.
+    pub time_ms: u64,
+    /// Most steps of the exact search.
+    pub steps: u64,
+    /// Whether to compute the cost that greedy rewriting reaches, too, for comparison.
+    pub baseline: bool,
+    /// Memory limit of the plan; activations are recomputed to stay within it. No limit by default.
+    pub memory_budget: Option<MemoryBudget>,
+    /// Precision of matmuls and convolutions; [`Precision::default_for`] the device unless it is given.
+    pub precision: Option<Precision>,
+    /// The scale of gradients in training in mixed precision; [`LossScaling::default`] unless it is given.
+    pub loss_scale: Option<LossScaling>,
+}
+
+impl Default for RewriteConfig {
+    fn default() -> Self {
+        RewriteConfig {
+            enabled: true,
+            cluster: true,
+            disable: Vec::new(),
+            iterations: 24,
+            tuples: 400_000,
+            time_ms: 2000,
+            steps: 5_000_000,
+            baseline: false,
+            memory_budget: None,
+            precision: None,
+            loss_scale: None,
+        }
+    }
+}
+
+impl RewriteConfig {
+    /// The scale of gradients in training, if they have one: in mixed precision, which training is only on request.
+    pub fn loss_scaling(&self, mode: Mode) -> Option<LossScaling> {
+        let scales = mode == Mode::Training && self.precision == Some(Precision::Mixed);
+        scales.then(|| self.loss_scale.unwrap_or_default())
+    }
+
+    /// No rewriting and no clustering.
+    pub fn off() -> Self {
+        RewriteConfig {
+            enabled: false,
+            cluster: false,
+            ..RewriteConfig::default()
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! Estimated cost of calls, in picoseconds, on a target: a device's rates and kernels.
+//!
+//! A call takes a launch, and the longer of moving its bytes and doing its arithmetic (the roofline model of
+//! Williams, Waterman and Patterson, 2009). A call without a kernel costs what its decomposition costs.
+
+use std::time::Duration;
+
+use crate::error::Result;
+use crate::graph::Graph;
+use crate::kernel::{CostModel, KernelDesc, widen};
+use crate::ops::{Call, Cost, OpRef};
+use crate::reference::expand_call;
+use crate::shape::TensorType;
+
+/// Rates and kernels of a device.
+pub trait Target {
+    /// Rates.
+    fn cost_model(&self) -> CostModel;
+    /// Launches that wait for each other of the kernel for a call; `None` if there is no kernel.
+    fn launches(&self, kernel: &KernelDesc) -> Option<u32>;
+}
+
+/// A device known by its rates alone, with a kernel for every operator: for reports about hardware that is not
+/// here, and for stages used without a device.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Simulated(pub CostModel);
+
+impl Simulated {
+    /// A discrete GPU: 5 us a launch, 500 GB/s, 20 TFLOP/s in `f32`.
+    pub fn discrete_gpu() -> Self {
+        Simulated(CostModel {
+            launch: Duration::from_micros(5),
+            bytes_per_second: 500e9,
+            flops_per_second: 20e12,
+            half_flops_per_second: 80e12,
+            free_views: true,
+        })
+    }
+}
+
+impl Target for Simulated {
+    fn cost_model(&self) -> CostModel {
+        self.0
+    }
+
+    fn launches(&self, _: &KernelDesc) -> Option<u32> {
+        Some(1)
+    }
+}
+
+/// Price of what cannot be computed: more than any graph, and small enough to be summed.
+pub const IMPOSSIBLE: u64 = u64::MAX >> 16;
+
+/// What decomposing costs beside the parts, so that of two equal ways the whole call is taken.
+const DECOMPOSING: u64 = 1;
+
+fn is_half(ty: &TensorType) -> bool {
+    ty.dtype.is_half()
+}
+
+/// Time of so many launches doing that work together.
+fn time(model: &CostModel, cost: Cost, half: bool, launches: u32) -> u64 {
+    let flops = if half {
+        model.half_flops_per_second
+    } else {
+        model.flops_per_second
+    };
+    let seconds = (cost.bytes as f64 / model.bytes_per_second).max(cost.flops as f64 / flops);
+    let picoseconds = f64::from(launches) * model.launch.as_nanos() as f64 * 1e3 + seconds * 1e12;
+    // The conversion saturates, also for rates of zero.
+    (picoseconds as u64).min(IMPOSSIBLE)
+}
+
+/// Price of a call on a device, in picoseconds: of its kernel, or of its decomposition where there is none.
+pub fn call_cost(target: &dyn Target, op: OpRef, call: &Call) -> u64 {
+    let model = target.cost_model();
+    if op.alias().is_some() || (model.free_views && op.entries(call).is_some()) {
+        return 0;
+    }
+    let desc = KernelDesc {
+        name: op.get().name(),
+        version: op.version(),
+        attrs: call.attrs,
+        inputs: call.inputs,
+        outputs: call.outputs,
+    };
+    let half = call.inputs.iter().any(is_half);
+    if let Some(launches) = target.launches(&desc) {
+        return time(&model, op.cost(call), half, launches);
+    }
+    // The planner casts, computes in f32 and casts back; for what has no kernel then either, that may be much.
+    if let Ok(Some((widened, _))) = widen(op, &desc) {
+        return graph_cost(&widened, target)
+            .unwrap_or(IMPOSSIBLE)
+            .saturating_add(DECOMPOSING)
+            .min(IMPOSSIBLE);
+    }
+    if half {
+        let cost = op.cost(call);
+        let bytes = 4 * cost.bytes;
+        let launches = model.launch.as_nanos() as u64 * 1000 * (call.inputs.len() + call.outputs.len()) as u64;
+        return time(&model, Cost { bytes, ..cost }, false, 1).saturating_add(launches);
+    }
+    match expand_call(op, call.attrs, call.inputs, call.outputs) {
+        Ok((graph, _)) => graph_cost(&graph, target)
+            .unwrap_or(IMPOSSIBLE)
+            .saturating_add(DECOMPOSING)
+            .min(IMPOSSIBLE),
+        Err(_) => IMPOSSIBLE,
+    }
+}
+
+/// Price of a graph: of every call that its results need.
+///
+/// # Errors
+/// A cycle.
+pub fn graph_cost(graph: &Graph, target: &dyn Target) -> Result<u64> {
+    let order = graph.topological_order()?;
+    let mut live = vec![false; graph.nodes().len()];
+    graph.roots().for_each(|root| live[root.node.index()] = true);
+    let mut total = 0u64;
+    for id in order.iter().rev() {
+        let node = &graph.nodes()[id.index()];
+        if !live[id.index()] {
+            continue;
+        }
+        node.inputs.iter().for_each(|v| live[v.node.index()] = true);
+        if let Some((op, attrs)) = node.op() {
+            let inputs: Vec<TensorType> = node.inputs.iter().filter_map(|&v| graph.ty(v).cloned()).collect();
+            let call = Call {
+                attrs,
+                inputs: &inputs,
+                outputs: &node.outputs,
+            };
+            total = total.saturating_add(call_cost(target, op, &call));
+        }
+    }
+    Ok(total)
+}
