@@ -57,6 +57,7 @@ pub use cost::WorkloadCost;
 pub use curve::{LossCurve, LossCurves, loss_curves};
 pub use device::{BenchDevice, Found};
 pub use feed::{feed, noise};
+pub use page::html;
 pub use peak_rates::{Bound, PeakRates, Roofline};
 pub use record::{Measurement, RECORD_VERSION, Record, RecordedDevice, Spread};
 pub use suite::{Sizes, Suite};

@@ -2,14 +2,12 @@
 
 mod architecture;
 mod checkpoints;
-mod cli;
 #[path = "../common/mod.rs"]
 mod common;
 mod debug_options;
 mod debug_step;
 mod errors;
 mod external;
-mod log_dir;
 mod memory;
 mod mixed_training;
 mod newcomer;
@@ -20,7 +18,8 @@ mod plan_counts;
 mod plans;
 mod precision;
 mod recompute;
-mod report;
+#[path = "../common/retired.rs"]
+mod retired;
 mod retired_words;
 mod semantics;
 mod two_devices;

@@ -1,13 +1,14 @@
 //! A record as an HTML page: one file without scripts and without references to others.
 
 mod charts;
+pub mod html;
 mod svg;
 
 use std::fmt::Write;
 
 use super::{Measurement, Record, RecordComparison, Suite, Verdict, metric};
-use crate::report::escaped;
 use charts::Charts;
+use html::{STYLE, escaped};
 
 impl Record {
     /// The record as HTML: shares of peak, rooflines, series by size, all numbers, and the devices; with a comparison, also the
@@ -50,7 +51,7 @@ impl Record {
         page.section("environment", "Devices", "");
         page.environment(self, comparison);
         let title = format!("Benchmarks: {} workloads, Meganeura {}", self.sizes, self.meganeura);
-        let style = concat!(include_str!("../../report/page/page.css"), include_str!("bench.css"));
+        let style = format!("{STYLE}{}", include_str!("bench.css"));
         format!(
             "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
              <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>{title}</title>\n\

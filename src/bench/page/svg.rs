@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
+use super::html::escaped;
 use crate::bench::metric;
-use crate::report::escaped;
 
 /// An axis of powers of ten.
 pub(super) struct LogAxis {

@@ -135,6 +135,17 @@ fn plugins_need_nothing_of_the_host() {
     assert!(own.iter().all(|l| known.iter().any(|k| l.starts_with(k))), "{own:?}");
 }
 
+/// Who uses the library does not build what only programs, benchmarks and tests need.
+#[test]
+fn the_library_needs_nothing_of_programs() {
+    let tree = dependencies("meganeura");
+    for banned in ["clap", "env_logger", "indicatif", "criterion", "meganeura-conformance"] {
+        let found = tree.lines().find(|l| l.starts_with(banned));
+        assert!(found.is_none(), "{found:?}");
+    }
+    assert!(tree.contains("meganeura-llm"), "the tree is the real one");
+}
+
 #[test]
 fn layers_and_models_bring_no_tokenizer() {
     let tree = dependencies("meganeura-nn");
@@ -271,6 +282,7 @@ fn files_stay_readable() {
     for folder in [
         "core",
         "backends",
+        "cli",
         "fusion-rules",
         "llm",
         "nn",
@@ -298,6 +310,7 @@ fn no_unfinished_code() {
     for folder in [
         "core/src",
         "backends",
+        "cli/src",
         "llm/src",
         "nn/src",
         "plugins",
@@ -322,6 +335,7 @@ fn every_variable_has_its_line_in_the_page_of_settings() {
         "core/src",
         "backends/cpu/src",
         "backends/blade/src",
+        "cli/src",
         "plugins/host/src",
         "shaders/src",
         "src",

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use meganeura::backend::{Device, DeviceInfo, Fact};
 use meganeura::calibration::{Calibrated, Calibration, Rates};
 use meganeura::config::Config;
-use meganeura::conformance::{Options, Report, Section, run as run_cases};
 use meganeura::registry::KNOWN_BACKENDS;
 use meganeura::select::{self, BackendListing, Selected};
+use meganeura_conformance::{Options, Report, Section, run as run_cases};
 use serde_json::{Map, Value, json};
 
 use super::Outcome;

@@ -9,10 +9,10 @@ use meganeura::bench::feed;
 use meganeura::build::prepare;
 use meganeura::files::write_atomically;
 use meganeura::optimize::OptimizeReport;
-use meganeura::report::{Report, ReportTensor, tensors};
 use meganeura::rewrite::{RewriteConfig, Target};
 use meganeura::session::Timings;
 use meganeura::{ExecutionPlan, Graph, Mode, Session, registry};
+use meganeura_cli::report::{Report, ReportTensor, tensors};
 
 /// What the page is about.
 pub(crate) struct Subject<'a> {

@@ -10,14 +10,16 @@ use std::collections::HashMap;
 
 use serde_json::{Value as Json, json};
 
-use crate::backend::KernelSource;
-use crate::graph::{Graph, Node, NodeId, NodeKind};
-use crate::optimize::OptimizeReport;
-use crate::plan::BufferRef;
-use crate::rewrite::{Target, call_cost};
-use crate::session::Timings;
-use crate::shape::TensorType;
-use crate::{ExecutionPlan, Result, registry};
+use meganeura::backend::KernelSource;
+use meganeura::bench::html::{STYLE, escaped};
+use meganeura::graph::{Graph, Node, NodeId, NodeKind};
+use meganeura::optimize::OptimizeReport;
+use meganeura::plan::BufferRef;
+use meganeura::rewrite::{Target, call_cost};
+use meganeura::session::Timings;
+use meganeura::shape::TensorType;
+use meganeura::{ExecutionPlan, Result, registry};
+
 use layout::Layout;
 
 pub use tensors::{ReportTensor, tensors};
@@ -36,7 +38,7 @@ pub struct Report<'a> {
     pub optimization: &'a OptimizeReport,
     /// The compiled graph.
     pub plan: &'a ExecutionPlan,
-    /// Source code of the plan's kernels ([`Device::kernel_sources`](crate::backend::Device::kernel_sources)); none where
+    /// Source code of the plan's kernels ([`Device::kernel_sources`](meganeura::backend::Device::kernel_sources)); none where
     /// kernels are not generated.
     pub kernels: &'a [KernelSource],
     /// Cost model of the dispatches.
@@ -68,7 +70,7 @@ impl Report<'_> {
             include_str!("page/page.js")
         );
         Ok(include_str!("page/page.html")
-            .replace("{{style}}", include_str!("page/page.css"))
+            .replace("{{style}}", STYLE)
             .replace("{{program}}", program)
             .replace("{{data}}", &data)
             .replace("{{title}}", &escaped(&self.title)))
@@ -275,9 +277,4 @@ impl Texts {
         self.numbers.insert(text.to_owned(), self.list.len() - 1);
         self.list.len() - 1
     }
-}
-
-/// Text as it may stand between tags.
-pub(crate) fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }

@@ -5,9 +5,9 @@ use std::process::ExitCode;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use meganeura::config::Config;
-use meganeura::conformance::{CaseResult, ExpectedFailure, Options, run_with};
 use meganeura::error::Error;
 use meganeura::select;
+use meganeura_conformance::{CaseResult, ExpectedFailure, Options, run_with};
 
 use super::Outcome;
 use super::precision::Choice;

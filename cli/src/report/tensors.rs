@@ -1,10 +1,10 @@
 //! Statistics of the tensors of a step.
 
-use meganeura_core::error::TensorKind;
-use meganeura_core::session::Stage;
+use meganeura::error::TensorKind;
+use meganeura::session::Stage;
 use serde_json::{Value as Json, json};
 
-use crate::{Error, Result, Session, TensorStatistics};
+use meganeura::{Error, Result, Session, TensorStatistics};
 
 /// A tensor of a step for the page.
 #[derive(Clone, Debug, PartialEq)]

@@ -3,7 +3,7 @@
 //! The layered drawing of Sugiyama, Tagawa and Toda (1981): layers by longest paths, an order within each layer by
 //! the mean place of the neighbours, and places that keep the order and come near that mean.
 
-use meganeura_core::graph::Graph;
+use meganeura::graph::Graph;
 
 /// Sweeps over all layers, down and up by turns: more change little.
 const SWEEPS: usize = 6;

@@ -10,7 +10,7 @@ mod compile;
 
 /// The example in C, in a folder of its own.
 fn loops(folder: &Path) -> PathBuf {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let file = folder.join("libloops.so");
     let source = root.join("plugins/examples/c-loops/loops.c");
     compile(&source, &root.join("plugins/abi/include"), &["-O2".into()], &file);
@@ -110,7 +110,7 @@ fn what_is_refused_is_named_where_it_is_missed() {
 #[test]
 fn a_plugin_without_native_code_is_listed_beside_one_that_is_refused() {
     let folder = tempfile::tempdir().expect("a folder");
-    let router = Path::new(env!("CARGO_MANIFEST_DIR")).join("plugins/examples/router");
+    let router = Path::new(env!("CARGO_MANIFEST_DIR")).join("../plugins/examples/router");
     let broken = folder.path().join("broken.toml");
     std::fs::write(&broken, "format = 1\nname = \"broken\"\nversion = \"1\"\n").expect("written");
     set_mode(&broken, 0o644);
@@ -220,7 +220,7 @@ fn diff_wants_a_plan_and_two_devices() {
             "not a file of a plan",
         ),
     ] {
-        let (output, _, err) = run(meganeura(&args).current_dir(env!("CARGO_MANIFEST_DIR")));
+        let (output, _, err) = run(meganeura(&args).current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/..")));
         assert!(!output.status.success() && err.contains(words), "{args:?}: {err}");
     }
 }

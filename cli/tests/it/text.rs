@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::{json_lines, meganeura, run};
 
 fn root(path: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(path)
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
 }
 
 /// `train text` on the text that ships, or another one.

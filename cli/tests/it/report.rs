@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use meganeura::backend::KernelSource;
-use meganeura::{ExecutionPlan, Graph, report};
+use meganeura::{ExecutionPlan, Graph};
+use meganeura_cli::report;
 use serde_json::Value;
 
 fn explain(args: &[&str]) -> Output {

@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::{json_lines, meganeura, run};
 
 fn model() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/transformers/llama")
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/transformers/llama")
 }
 
 fn expected() -> Value {
@@ -159,7 +159,7 @@ fn weights_of_fewer_bits_and_gguf_files() {
     ));
     assert!(!output.status.success() && err.contains("f32, f16, q8, q4"), "{err}");
 
-    let file = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/gguf/llama_q8_0.gguf");
+    let file = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/gguf/llama_q8_0.gguf");
     let mut command = meganeura(&[
         "generate",
         "--device",

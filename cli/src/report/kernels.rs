@@ -3,8 +3,8 @@
 use serde_json::{Value as Json, json};
 
 use super::Texts;
-use crate::ExecutionPlan;
-use crate::backend::KernelSource;
+use meganeura::ExecutionPlan;
+use meganeura::backend::KernelSource;
 
 /// The texts, and for each dispatch its kernels, which name their texts by number.
 pub(super) fn data(plan: &ExecutionPlan, sources: &[KernelSource]) -> (Vec<String>, Vec<Vec<Json>>) {
