@@ -50,8 +50,6 @@
 //! short forms such as [`build_session`] and [`Session::step`] panic with the full report; each has a form
 //! that returns [`Result`].
 
-pub mod bench;
-
 #[cfg(feature = "blade")]
 pub use meganeura_blade as blade;
 /// Kernels of GPUs, and how cooperative matrices are used.

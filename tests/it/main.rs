@@ -13,7 +13,6 @@ mod mixed_training;
 mod newcomer;
 mod packed;
 mod packed_weights;
-mod plan_counts;
 #[path = "../common/plans.rs"]
 mod plans;
 mod precision;

@@ -5,13 +5,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use meganeura::backend::Device;
-use meganeura::bench::feed;
 use meganeura::build::prepare;
 use meganeura::files::write_atomically;
 use meganeura::optimize::OptimizeReport;
 use meganeura::rewrite::{RewriteConfig, Target};
 use meganeura::session::Timings;
 use meganeura::{ExecutionPlan, Graph, Mode, Session, registry};
+use meganeura_bench::feed;
 use meganeura_cli::report::{Report, ReportTensor, tensors};
 
 /// What the page is about.

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use meganeura::backend::{Device, Tune, TuneOptions, Tuned};
-use meganeura::bench::{Sizes, Task, metric, workloads};
 use meganeura::build::plan_for;
 use meganeura::config::Config;
 use meganeura::precision::Precision;
 use meganeura::select::{self, Selected};
 use meganeura::{ExecutionPlan, Mode, Sgd};
+use meganeura_bench::{Sizes, Task, metric, workloads};
 use serde_json::{Value, json};
 
 use super::Outcome;

@@ -11,7 +11,6 @@ use std::collections::HashMap;
 use serde_json::{Value as Json, json};
 
 use meganeura::backend::KernelSource;
-use meganeura::bench::html::{STYLE, escaped};
 use meganeura::graph::{Graph, Node, NodeId, NodeKind};
 use meganeura::optimize::OptimizeReport;
 use meganeura::plan::BufferRef;
@@ -19,6 +18,7 @@ use meganeura::rewrite::{Target, call_cost};
 use meganeura::session::Timings;
 use meganeura::shape::TensorType;
 use meganeura::{ExecutionPlan, Result, registry};
+use meganeura_bench::html::{STYLE, escaped};
 
 use layout::Layout;
 

@@ -102,7 +102,7 @@ fn every_result_has_its_time_and_its_floor() {
 fn measuring_that_is_broken_off_gives_what_there_is() {
     use std::ops::ControlFlow;
 
-    use meganeura::bench::{BenchDevice, Options, Progress, Sizes, Suite, run};
+    use meganeura_bench::{BenchDevice, Options, Progress, Sizes, Suite, run};
 
     let device = BenchDevice::open(Some("cpu"), &meganeura::config::Config::default()).expect("the CPU");
     let options = Options {
@@ -288,10 +288,10 @@ fn curves_of_losses_are_compared() {
 
 #[test]
 fn results_of_other_devices_say_how_far_they_are_off() {
-    use meganeura::bench::{Comparison, Sizes, Suite, workloads};
+    use meganeura_bench::{Comparison, Sizes, Suite, workloads};
 
     let config = meganeura::config::Config::default();
-    let open = || meganeura::bench::BenchDevice::open(Some("cpu"), &config).expect("the processor");
+    let open = || meganeura_bench::BenchDevice::open(Some("cpu"), &config).expect("the processor");
     let devices = [open(), open()];
     let workloads = workloads(Suite::Norm, Sizes::Small);
     let mut comparison = Comparison::new(&workloads[0], &devices, None);

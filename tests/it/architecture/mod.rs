@@ -310,6 +310,7 @@ fn no_unfinished_code() {
     for folder in [
         "core/src",
         "backends",
+        "benches/src",
         "cli/src",
         "llm/src",
         "nn/src",
@@ -335,6 +336,7 @@ fn every_variable_has_its_line_in_the_page_of_settings() {
         "core/src",
         "backends/cpu/src",
         "backends/blade/src",
+        "benches/src",
         "cli/src",
         "plugins/host/src",
         "shaders/src",

@@ -3,10 +3,10 @@
 use std::error::Error;
 use std::process::ExitCode;
 
-use meganeura::bench::{BenchDevice, LossCurve, LossCurves, Options, Suite, Workload, adamw, loss_curves};
 use meganeura::config::Config;
 use meganeura::precision::Precision;
 use meganeura::{Graph, Mode};
+use meganeura_bench::{BenchDevice, LossCurve, LossCurves, Options, Suite, Workload, adamw, loss_curves};
 
 use super::super::Outcome;
 use super::{Args, suites};

@@ -9,13 +9,13 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use meganeura::backend::DeviceKind;
-use meganeura::bench::{Sizes, feed};
 use meganeura::build::plan_for;
 use meganeura::calibration::warm_up;
 use meganeura::config::Config;
 use meganeura::nn::models::{KV_POS, LOGITS_ROW};
 use meganeura::precision::Precision;
 use meganeura::{Mode, Session, Sgd, select};
+use meganeura_bench::{Sizes, feed};
 use serde_json::json;
 
 use super::Outcome;

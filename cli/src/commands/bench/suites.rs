@@ -4,12 +4,12 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::process::ExitCode;
 
-use meganeura::bench::{
-    BenchDevice, Measurement, Options, Progress, Record, RecordComparison, Sizes, Suite, Verdict, metric, run,
-};
 use meganeura::config::Config;
 use meganeura::files::write_atomically;
 use meganeura::precision::Precision;
+use meganeura_bench::{
+    BenchDevice, Measurement, Options, Progress, Record, RecordComparison, Sizes, Suite, Verdict, metric, run,
+};
 
 use super::super::Outcome;
 use super::Args;

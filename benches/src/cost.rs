@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::backend::Device;
-use crate::{ExecutionPlan, registry};
+use meganeura::backend::Device;
+use meganeura::{ExecutionPlan, registry};
 
 /// FLOPs, bytes and launches of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

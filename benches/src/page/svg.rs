@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::html::escaped;
-use crate::bench::metric;
+use crate::metric;
 
 /// An axis of powers of ten.
 pub(super) struct LogAxis {

@@ -1,8 +1,8 @@
 //! Comparison of two records.
 
 use super::{Measurement, Record, Suite};
-use crate::precision::Precision;
-use crate::{Error, Result};
+use meganeura::precision::Precision;
+use meganeura::{Error, Result};
 
 /// Differences below this count as none, however little samples scatter: machines differ by as much between two runs.
 const LEAST_CHANGE: f64 = 0.02;
@@ -158,7 +158,7 @@ impl RecordComparison {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::{Sizes, Spread, WorkloadCost};
+    use crate::{Sizes, Spread, WorkloadCost};
 
     fn record(times: &[(&str, [f64; 3])]) -> Record {
         let mut record = Record::new(&[], Sizes::Small);

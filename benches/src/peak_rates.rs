@@ -6,10 +6,10 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::WorkloadCost;
-use crate::Result;
-use crate::backend::Device;
-use crate::calibration::Rates;
-use crate::precision::Precision;
+use meganeura::Result;
+use meganeura::backend::Device;
+use meganeura::calibration::Rates;
+use meganeura::precision::Precision;
 
 /// Measured peak rates of a device: [`Rates`] in a form that can be saved.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

@@ -1,12 +1,12 @@
 //! Steps of whole models.
 
 use super::adamw;
-use crate::bench::{Sizes, Suite, Workload};
-use crate::nn::layers::WeightStorage;
-use crate::nn::models::{
+use crate::{Sizes, Suite, Workload};
+use meganeura::nn::layers::WeightStorage;
+use meganeura::nn::models::{
     KV_POS, LOGITS_ROW, LlamaConfig, LogitsOf, ResNetConfig, classifier, cnn_classifier, language_model, mlp_classifier,
 };
-use crate::{Graph, Mode};
+use meganeura::{Graph, Mode};
 
 /// A language model with the number of its tokens.
 #[derive(Clone, Copy)]

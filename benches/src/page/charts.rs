@@ -1,8 +1,8 @@
 //! The drawings of the page.
 
 use super::svg::{LogAxis, Svg};
-use crate::bench::{Bound, Measurement, Record, Suite, metric};
-use crate::precision::Precision;
+use crate::{Bound, Measurement, Record, Suite, metric};
+use meganeura::precision::Precision;
 
 /// Colours that there are.
 const COLOURS: usize = 8;
@@ -160,7 +160,7 @@ impl<'a> Charts<'a> {
         let limit = |m: &Measurement| {
             let roofline = m.roofline.map(|roofline| roofline.seconds)?;
             let limited = Measurement {
-                seconds: crate::bench::Spread {
+                seconds: crate::Spread {
                     median: roofline,
                     ..m.seconds
                 },

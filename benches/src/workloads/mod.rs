@@ -6,7 +6,7 @@ mod models;
 mod sessions;
 
 use super::{Sizes, Suite, Workload};
-use crate::Adam;
+use meganeura::Adam;
 
 /// The update of trainings that are measured: AdamW with a rate of 1e-4 and a weight decay of 0.05.
 pub fn adamw() -> Adam {
@@ -32,7 +32,7 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
-    use crate::bench::Task;
+    use crate::Task;
 
     #[test]
     fn every_work_is_a_graph_with_a_name_of_its_own() {
@@ -55,7 +55,7 @@ mod tests {
                         .graph()
                         .verify()
                         .unwrap_or_else(|e| panic!("{}: {e}", workload.name));
-                    assert!(workload.update.is_none() || workload.mode == crate::Mode::Training);
+                    assert!(workload.update.is_none() || workload.mode == meganeura::Mode::Training);
                 }
                 let steps = workloads.iter().filter(|workload| workload.task == Task::Step).count();
                 assert_eq!(steps == workloads.len(), suite != Suite::Session);

@@ -6,8 +6,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 
 use super::{BenchDevice, PeakRates, Roofline, Series, Sizes, Skipped, Suite, WorkloadCost};
-use crate::precision::Precision;
-use crate::{Error, Result};
+use meganeura::precision::Precision;
+use meganeura::{Error, Result};
 
 /// Version of the file format; raised with every incompatible change.
 pub const RECORD_VERSION: u32 = 2;

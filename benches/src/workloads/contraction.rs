@@ -1,8 +1,8 @@
 //! Matmuls, attention and convolutions: workloads that are compute-bound where they are large.
 
-use crate::DType;
-use crate::bench::{Sizes, Suite, Workload};
-use crate::ops::{AttentionOptions, Conv2dOptions, Pool2dOptions};
+use crate::{Sizes, Suite, Workload};
+use meganeura::DType;
+use meganeura::ops::{AttentionOptions, Conv2dOptions, Pool2dOptions};
 
 /// `[m, k]` times `[k, n]`. With one row nothing is rounded, whatever the precision.
 fn product([m, n, k]: [usize; 3]) -> Workload {

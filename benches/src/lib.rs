@@ -16,10 +16,10 @@
 //! [`loss_curves`] compares the losses of training steps.
 //!
 //! [`run`] measures and returns a [`Record`], which can be written as JSON, [compared](RecordComparison) with an earlier one, and
-//! shown as a [page](Record::html). `meganeura bench --suite` and `cargo bench --bench devices` both use this module.
+//! shown as a [page](Record::html). `meganeura bench --suite` and `cargo bench -p meganeura-bench --bench devices` both use this module.
 //!
 //! ```
-//! use meganeura::bench::{BenchDevice, Options, Sizes, Suite, run};
+//! use meganeura_bench::{BenchDevice, Options, Sizes, Suite, run};
 //! use meganeura::config::Config;
 //! use std::ops::ControlFlow;
 //!

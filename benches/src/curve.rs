@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use super::comparison::contained;
 use super::{BenchDevice, Skipped, Workload};
-use crate::precision::Precision;
-use crate::{Error, Result};
+use meganeura::precision::Precision;
+use meganeura::{Error, Result};
 
 /// How far losses of a curve in `f32` may be from the reference's, as a part of the first one: sums are added up in another
 /// order, and every step starts from what the last one made of it.

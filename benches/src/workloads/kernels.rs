@@ -1,7 +1,7 @@
 //! Memory-bound workloads.
 
-use crate::bench::{Sizes, Suite, Workload};
-use crate::{Adam, Graph, Mode, NodeId, Sgd, Update};
+use crate::{Sizes, Suite, Workload};
+use meganeura::{Adam, Graph, Mode, NodeId, Sgd, Update};
 
 fn streaming(name: &str, shape: [usize; 2], build: impl Fn(&mut Graph, NodeId) -> NodeId + 'static) -> Workload {
     let [rows, columns] = shape;

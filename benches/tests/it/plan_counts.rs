@@ -1,13 +1,12 @@
 //! What a step of each model comes to, as numbers that do not depend on the machine: dispatches, levels (a barrier between
 //! each two), operations, bytes that dispatches move, and bytes of planned memory. They are those of the file
-//! `tests/fixtures/plan_counts.toml`, which `MEGANEURA_UPDATE_COUNTS=1` writes anew: a change is either meant or a regression.
+//! `benches/tests/plan_counts.toml`, which `MEGANEURA_UPDATE_COUNTS=1` writes anew: a change is either meant or a regression.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
 use meganeura::backend::Device;
-use meganeura::bench::WorkloadCost;
 use meganeura::build::{plan_for, prepare};
 use meganeura::compile::try_compile;
 use meganeura::cpu::CpuDevice;
@@ -15,8 +14,9 @@ use meganeura::nn::layers::WeightStorage;
 use meganeura::nn::models::{LlamaConfig, LogitsOf, preset};
 use meganeura::rewrite::{RewriteConfig, Simulated};
 use meganeura::{Adam, ExecutionPlan, Graph, Mode, Update};
+use meganeura_bench::WorkloadCost;
 
-const FILE: &str = "tests/fixtures/plan_counts.toml";
+const FILE: &str = "benches/tests/plan_counts.toml";
 const VARIABLE: &str = "MEGANEURA_UPDATE_COUNTS";
 
 /// Counts by name.
@@ -92,7 +92,7 @@ fn found() -> BTreeMap<String, Counts> {
 }
 
 fn written(counts: &BTreeMap<String, Counts>) -> String {
-    let mut text = String::from("# Written by `MEGANEURA_UPDATE_COUNTS=1 cargo test --test it plan_counts::`.\n");
+    let mut text = String::from("# Written by `MEGANEURA_UPDATE_COUNTS=1 cargo test -p meganeura-bench --test it`.\n");
     for (name, counts) in counts {
         text += &format!("\n[\"{name}\"]\n");
         text.extend(counts.iter().map(|(what, count)| format!("{what} = {count}\n")));
@@ -102,7 +102,7 @@ fn written(counts: &BTreeMap<String, Counts>) -> String {
 
 #[test]
 fn plans_are_as_short_as_they_were() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(FILE);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(FILE);
     let found = found();
     if std::env::var_os(VARIABLE).is_some() {
         std::fs::write(&path, written(&found)).expect("written");
@@ -129,7 +129,7 @@ fn plans_are_as_short_as_they_were() {
     );
     assert!(
         differences.is_empty(),
-        "plans have changed:\n{}\nif that is meant: {VARIABLE}=1 cargo test --test it plan_counts::, and commit {FILE}",
+        "plans have changed:\n{}\nif that is meant: {VARIABLE}=1 cargo test -p meganeura-bench --test it, and commit {FILE}",
         differences.join("\n")
     );
 }

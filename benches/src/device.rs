@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use super::PeakRates;
-use crate::backend::{Device, DeviceInfo, DeviceKind};
-use crate::config::Config;
-use crate::precision::Precision;
-use crate::rewrite::RewriteConfig;
-use crate::select::{self, Selected};
-use crate::{Error, Result, plugins};
+use meganeura::backend::{Device, DeviceInfo, DeviceKind};
+use meganeura::config::Config;
+use meganeura::precision::Precision;
+use meganeura::rewrite::RewriteConfig;
+use meganeura::select::{self, Selected};
+use meganeura::{Error, Result, plugins};
 
 /// An open device with its description and its measured peak rates.
 pub struct BenchDevice {

@@ -1,7 +1,7 @@
 //! Data for sessions that are measured.
 
-use crate::plan::BufferRef;
-use crate::{DType, Result, Session, TensorType};
+use meganeura::plan::BufferRef;
+use meganeura::{DType, Result, Session, TensorType};
 
 /// Fills parameters and inputs of a session: parameters by their initializers, quantized ones with arbitrary words, inputs
 /// with [`noise`] or, in half precision, like parameters, and ids with numbers below `classes`, except those of `fixed`, which

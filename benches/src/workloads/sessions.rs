@@ -1,9 +1,9 @@
 //! Overhead of sessions: building, opening, replay and transfers.
 
 use super::adamw;
-use crate::bench::{Sizes, Suite, Task, Workload};
-use crate::nn::models::{LlamaConfig, language_model, mlp_classifier};
-use crate::{Graph, Mode};
+use crate::{Sizes, Suite, Task, Workload};
+use meganeura::nn::models::{LlamaConfig, language_model, mlp_classifier};
+use meganeura::{Graph, Mode};
 
 /// A model, by name and graph.
 type Model = (&'static str, fn() -> Graph);

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::{BenchDevice, Measurement, Prepared, Record, Roofline, Sizes, Spread, Suite, Task, Workload, workloads};
-use crate::calibration::warm_up;
-use crate::precision::Precision;
-use crate::{Error, Result};
+use meganeura::calibration::warm_up;
+use meganeura::precision::Precision;
+use meganeura::{Error, Result};
 
 /// Seconds that a sample takes at least, where a turn is shorter.
 const SAMPLE: f64 = 0.02;

@@ -3,12 +3,12 @@
 use std::time::Instant;
 
 use super::{BenchDevice, Suite, WorkloadCost, feed, noise};
-use crate::backend::Device;
-use crate::build::{plan_cached, plan_for};
-use crate::plan::optimizer::Update;
-use crate::precision::Precision;
-use crate::rewrite::RewriteConfig;
-use crate::{DType, Graph, Mode, NodeId, Result, Session};
+use meganeura::backend::Device;
+use meganeura::build::{plan_cached, plan_for};
+use meganeura::plan::optimizer::Update;
+use meganeura::precision::Precision;
+use meganeura::rewrite::RewriteConfig;
+use meganeura::{DType, Graph, Mode, NodeId, Result, Session};
 
 /// Numbers of a result, from its beginning, that are compared between devices.
 const COMPARED: usize = 1 << 20;
@@ -199,7 +199,7 @@ impl Workload {
             }),
             Task::CachedBuild => {
                 let folder = tempfile::tempdir().map_err(|e| {
-                    crate::Error::misuse(
+                    meganeura::Error::misuse(
                         format!("no folder for a plan can be made: {e}"),
                         "check that the folder for temporary files can be written",
                     )

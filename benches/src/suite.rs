@@ -5,8 +5,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::Error;
-use crate::backend::DeviceKind;
+use meganeura::Error;
+use meganeura::backend::DeviceKind;
 
 /// A group of workloads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
