@@ -2,15 +2,15 @@
 //! separated by commas), or on all devices except those emulated in software.
 //!
 //! ```text
-//! MEGANEURA_BENCH_DEVICES=cpu,blade:0 cargo bench --bench devices
-//! MEGANEURA_PLUGINS=/path/to/libmine.so MEGANEURA_BENCH_DEVICES=cpu,mine cargo bench --bench devices -- matmul
+//! MEGANEURA_BENCH_DEVICES=cpu,blade:0 cargo bench -p meganeura-bench --bench devices
+//! MEGANEURA_PLUGINS=/path/to/libmine.so MEGANEURA_BENCH_DEVICES=cpu,mine cargo bench -p meganeura-bench --bench devices -- matmul
 //! ```
 //!
 //! `-- matmul` runs the workloads whose suite and name (`matmul/matmul 64x64x64`) contain it; `MEGANEURA_BENCH_SIZES` is small,
 //! medium or large, by default chosen for the slowest device. Devices take turns within every sample. Before a workload is
 //! timed, the results of all devices are compared with that of the first; a device that differs or fails is left out and named.
 //! Throughput is in FLOPs and bytes, as operators declare them; the line after each workload has its share of the device's
-//! peak ([`meganeura::bench`]).
+//! peak ([`meganeura_bench`]).
 
 mod common;
 
@@ -19,8 +19,8 @@ use std::time::Duration;
 use common::is_wanted;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use meganeura::Result;
-use meganeura::bench::{BenchDevice, Comparison, Options, Sizes, Spread, Workload, WorkloadCost};
 use meganeura::config::Config;
+use meganeura_bench::{BenchDevice, Comparison, Options, Sizes, Spread, Workload, WorkloadCost};
 
 /// Selectors, separated by commas.
 const DEVICES: &str = "MEGANEURA_BENCH_DEVICES";

@@ -187,7 +187,7 @@ fn run() -> Result<bool, Box<dyn Error>> {
     for (phase, _) in PHASES {
         found.insert(*phase, instructions(phase)?);
     }
-    let file: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/instructions.toml");
+    let file: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("instructions.toml");
     if args.iter().any(|arg| arg == "--write") {
         let mut text = String::from("# Written by `cargo bench --workspace --bench instructions -- --write`.\n");
         text.extend(found.iter().map(|(phase, count)| format!("{phase} = {count}\n")));

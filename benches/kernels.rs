@@ -2,7 +2,7 @@
 //! kernel must read and write, or do as many operations in a large matmul, whichever is longer.
 //!
 //! The line after each case has the roofline's share of the kernel's time: 1 is as fast as the hardware allows.
-//! `cargo bench --bench kernels -- norm` runs the cases whose names contain `norm`.
+//! `cargo bench -p meganeura-bench --bench kernels -- norm` runs the cases whose names contain `norm`.
 
 mod common;
 

@@ -50,16 +50,12 @@
 //! short forms such as [`build_session`] and [`Session::step`] panic with the full report; each has a form
 //! that returns [`Result`].
 
-pub mod bench;
-pub mod report;
-
 #[cfg(feature = "blade")]
 pub use meganeura_blade as blade;
 /// Kernels of GPUs, and how cooperative matrices are used.
 #[cfg(feature = "blade")]
 pub use meganeura_blade as codegen;
 pub use meganeura_compiler::*;
-pub use meganeura_conformance as conformance;
 pub use meganeura_core::*;
 pub use meganeura_cpu as cpu;
 pub use meganeura_llm as llm;

@@ -6,9 +6,9 @@ mod example;
 
 use std::sync::Arc;
 
-use meganeura::conformance::{self, Options, Section};
 use meganeura::cpu::CpuDevice;
 use meganeura::registry;
+use meganeura_conformance::{Options, Section};
 
 #[test]
 fn it_runs() {
@@ -38,6 +38,6 @@ fn its_kernel_computes_what_its_decomposition_says() {
         sections: vec![Section::Operators],
         ..Options::default()
     };
-    let report = conformance::run(Arc::new(CpuDevice::new(2)), &options);
+    let report = meganeura_conformance::run(Arc::new(CpuDevice::new(2)), &options);
     assert!(report.is_ok() && report.passed() > 10, "{report}");
 }

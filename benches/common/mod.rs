@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use meganeura::backend::Device;
-use meganeura::bench::WorkloadCost;
-pub use meganeura::bench::noise;
 use meganeura::build::Builder;
 use meganeura::cpu::CpuDevice;
 use meganeura::cpu::pool::ThreadPool;
 use meganeura::nn::models::{LlamaConfig, VitConfig, classifier, language_model};
 use meganeura::{Graph, Session};
+use meganeura_bench::WorkloadCost;
+pub use meganeura_bench::noise;
 
 /// Threads of every candidate.
 pub const THREADS: usize = 2;
@@ -32,7 +32,7 @@ pub fn inference(graph: &Graph) -> Session {
 
 /// Feeds random inputs to a session; integers are below `classes`.
 pub fn feed(session: &mut Session, classes: u32) {
-    if let Err(e) = meganeura::bench::feed(session, classes, &[]) {
+    if let Err(e) = meganeura_bench::feed(session, classes, &[]) {
         panic!("{e}");
     }
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write or check data/digits/digits.csv.gz.
+"""Write or check nn/data/digits/digits.csv.gz.
 
 The source is the file `digits.csv.gz` (or the same text uncompressed) that
 scikit-learn distributes as `sklearn/datasets/data/digits.csv.gz`: the test
@@ -24,7 +24,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-TARGET = Path(__file__).resolve().parents[2] / "data" / "digits" / "digits.csv.gz"
+TARGET = Path(__file__).resolve().parents[2] / "nn" / "data" / "digits" / "digits.csv.gz"
 
 CSV_SHA256 = "6ebb3d2fee246a4e99363262ddf8a00a3c41bee6014c373ed9d9216ba7f651b8"
 ROWS = 1797

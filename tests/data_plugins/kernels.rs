@@ -6,10 +6,10 @@ use meganeura::attrs::Attrs;
 use meganeura::backend::{Backend, Device};
 use meganeura::blade::BladeBackend;
 use meganeura::config::Config;
-use meganeura::conformance::{self, Options, Section};
 use meganeura::plugins::open_data;
 use meganeura::reference::evaluate;
 use meganeura::{Error, Graph, Mode, SessionConfig, build, registry};
+use meganeura_conformance::{Options, Section};
 
 use super::models::{load_router, routed};
 use super::{folder, write};
@@ -53,7 +53,7 @@ fn conforms(device: Arc<dyn Device>, operator: &str) {
         sections: vec![Section::Operators],
         ..Options::default()
     };
-    let report = conformance::run(device, &options);
+    let report = meganeura_conformance::run(device, &options);
     assert!(report.is_ok() && report.passed() > 5, "{report}");
 }
 

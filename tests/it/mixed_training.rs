@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use meganeura::backend::Device;
 use meganeura::build::Builder;
-use meganeura::conformance::ReferenceBackend;
 use meganeura::cpu::CpuDevice;
 use meganeura::precision::Precision;
 use meganeura::rewrite::RewriteConfig;
 use meganeura::{Adam, GradientClip, Graph, LossScaling, ParameterGroup, Session, Sgd, Update};
+use meganeura_conformance::ReferenceBackend;
 
 const ROWS: usize = 4;
 

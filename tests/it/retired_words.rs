@@ -1,60 +1,10 @@
-//! Words that the documents no longer use are not in command help, public documents and names of public items. The
-//! standard terms are in docs/glossary.md.
+//! Words that the documents no longer use are not in public documents and names of public items. The standard terms are
+//! in docs/glossary.md. Those of the command's help are tested with the command.
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
-/// Retired words. In names they count as parts of an identifier, in texts as whole words.
-const RETIRED: [&str; 20] = [
-    "brought",
-    "contestant",
-    "contestants",
-    "coop_at_once",
-    "coop_between",
-    "ENOUGH_",
-    "fed_indices",
-    "FEWEST_",
-    "halves",
-    "lasting",
-    "LONGEST_",
-    "matrix units",
-    "matrix_units",
-    "memory_beside",
-    "modelled",
-    "MOST_",
-    "on its way",
-    "on their way",
-    "surroundings",
-    "taken apart",
-];
-
-/// Uses that are meant, by what they occur in.
-const ALLOWED: [&str; 2] = [
-    // A verb.
-    "`\"f16\"` halves the memory traffic",
-    // A field that is renamed with the API.
-    "pub on_matrix_units: usize",
-];
-
-const COMMANDS: [&[&str]; 16] = [
-    &[],
-    &["train"],
-    &["train", "text"],
-    &["generate"],
-    &["chat"],
-    &["devices"],
-    &["doctor"],
-    &["plugins"],
-    &["plugins", "verify"],
-    &["plugins", "check"],
-    &["ops"],
-    &["explain"],
-    &["bench"],
-    &["tune"],
-    &["conformance"],
-    &["diff"],
-];
+use crate::retired::{RETIRED, complaints, complaints_of_text, has_word};
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -80,50 +30,8 @@ fn files(ending: &str) -> Vec<PathBuf> {
     found
 }
 
-/// Whether a line has a word between characters that are not part of a word.
-fn has_word(line: &str, word: &str) -> bool {
-    let is_part = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric());
-    line.match_indices(word).any(|(at, _)| {
-        let (before, after) = (line[..at].chars().next_back(), line[at + word.len()..].chars().next());
-        !is_part(before) && (word.ends_with('_') || !is_part(after))
-    })
-}
-
-/// The retired words of a line, with where it is.
-fn complaints(place: &str, line: &str) -> Vec<String> {
-    if ALLOWED.iter().any(|allowed| line.contains(allowed)) {
-        return Vec::new();
-    }
-    let words = RETIRED.iter().filter(|word| has_word(line, word));
-    words
-        .map(|word| format!("{place}: '{word}' in: {}", line.trim()))
-        .collect()
-}
-
-fn complaints_of_text(place: &str, text: &str) -> Vec<String> {
-    let lines = text.lines().enumerate();
-    lines
-        .flat_map(|(i, line)| complaints(&format!("{place}:{}", i + 1), line))
-        .collect()
-}
-
 fn relative(path: &Path) -> String {
     path.strip_prefix(root()).unwrap_or(path).display().to_string()
-}
-
-#[test]
-fn command_help_has_no_retired_words() {
-    for command in COMMANDS {
-        let output = Command::new(env!("CARGO_BIN_EXE_meganeura"))
-            .args(command)
-            .arg("--help")
-            .output()
-            .expect("the program runs");
-        assert!(output.status.success(), "{command:?}");
-        let help = String::from_utf8_lossy(&output.stdout);
-        let found = complaints_of_text(&command.join(" "), &help);
-        assert!(found.is_empty(), "{}", found.join("\n"));
-    }
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::Path;
 
-use meganeura::bench::noise;
+use meganeura_bench::noise;
 use serde_json::{Value, json};
 
 use crate::comparison::Result;

@@ -1,13 +1,13 @@
 //! The handwritten digits that come with the crate.
 //!
 //! The test subset of the UCI "Optical Recognition of Handwritten Digits" data
-//! set; `data/digits/README.md` in the repository gives origin, citation and
+//! set; `data/digits/README.md` in this crate gives origin, citation and
 //! licence (CC BY 4.0).
 
 use super::{dataset::Dataset, error::DataError, stream::Stream};
 
 /// Embedded, so that an installed program needs no file beside it.
-const DIGITS_CSV_GZ: &[u8] = include_bytes!("../../../data/digits/digits.csv.gz");
+const DIGITS_CSV_GZ: &[u8] = include_bytes!("../../data/digits/digits.csv.gz");
 
 /// The file's name in errors.
 const NAME: &str = "digits.csv.gz (embedded)";

@@ -46,6 +46,11 @@ fn code(path: &Path) -> String {
 }
 
 fn dependencies(package: &str) -> String {
+    tree(package, &[])
+}
+
+/// The dependencies of a package, or what other options of `cargo tree` make of them.
+fn tree(package: &str, options: &[&str]) -> String {
     let output = Command::new(env!("CARGO"))
         .args([
             "tree",
@@ -57,6 +62,7 @@ fn dependencies(package: &str) -> String {
             "-p",
             package,
         ])
+        .args(options)
         .current_dir(root())
         .output()
         .expect("cargo runs");
@@ -136,6 +142,27 @@ fn plugins_need_nothing_of_the_host() {
         "meganeura-plugin-host",
     ];
     assert!(own.iter().all(|l| known.iter().any(|k| l.starts_with(k))), "{own:?}");
+}
+
+/// Who uses the library does not build what only programs, benchmarks and tests need.
+#[test]
+fn the_library_needs_nothing_of_programs() {
+    let all = dependencies("meganeura");
+    for banned in [
+        "env_logger",
+        "indicatif",
+        "criterion",
+        "meganeura-conformance",
+        "meganeura-bench",
+    ] {
+        let found = all.lines().find(|l| l.starts_with(banned));
+        assert!(found.is_none(), "{found:?}");
+    }
+    assert!(all.contains("meganeura-llm"), "the tree is the real one");
+    // Reports of egglog derive one of its traits, whatever the features; no crate of ours needs it.
+    let of_clap = tree("meganeura", &["--invert", "clap", "--depth", "1"]);
+    let others: Vec<&str> = of_clap.lines().filter(|l| !l.starts_with("clap ")).collect();
+    assert!(others.iter().all(|l| l.starts_with("egglog")), "{others:?}");
 }
 
 #[test]
@@ -280,6 +307,7 @@ fn files_stay_readable() {
     for folder in [
         "core",
         "backends",
+        "cli",
         "fusion-rules",
         "llm",
         "nn",
@@ -308,6 +336,8 @@ fn no_unfinished_code() {
         "core/src",
         "core/compiler/src",
         "backends",
+        "benches/src",
+        "cli/src",
         "llm/src",
         "nn/src",
         "plugins",
@@ -333,6 +363,8 @@ fn every_variable_has_its_line_in_the_page_of_settings() {
         "core/compiler/src",
         "backends/cpu/src",
         "backends/blade/src",
+        "benches/src",
+        "cli/src",
         "plugins/host/src",
         "shaders/src",
         "src",

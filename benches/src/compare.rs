@@ -1,0 +1,220 @@
+//! Comparison of two records.
+
+use super::{Measurement, Record, Suite};
+use meganeura::precision::Precision;
+use meganeura::{Error, Result};
+
+/// Differences below this count as none, however little samples scatter: machines differ by as much between two runs.
+const LEAST_CHANGE: f64 = 0.02;
+
+/// Whether a workload changed by more than the scatter of its samples.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Nine of ten samples are below nine of ten of the earlier ones.
+    Faster,
+    /// Above them.
+    Slower,
+    /// Neither.
+    Same,
+}
+
+/// A workload that both records have.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Change {
+    /// Suite.
+    pub suite: Suite,
+    /// Name of the workload.
+    pub workload: String,
+    /// Selector of the device.
+    pub device: String,
+    /// Precision.
+    pub precision: Precision,
+    /// Median seconds then.
+    pub before: f64,
+    /// Median seconds now.
+    pub after: f64,
+    /// Verdict.
+    pub verdict: Verdict,
+}
+
+impl Change {
+    /// `after / before`: below 1 it is faster now.
+    pub fn ratio(&self) -> f64 {
+        self.after / self.before
+    }
+
+    fn of(before: &Measurement, after: &Measurement) -> Self {
+        let (old, new) = (before.seconds, after.seconds);
+        let verdict = if new.high < old.low && new.median < old.median * (1.0 - LEAST_CHANGE) {
+            Verdict::Faster
+        } else if new.low > old.high && new.median > old.median * (1.0 + LEAST_CHANGE) {
+            Verdict::Slower
+        } else {
+            Verdict::Same
+        };
+        Change {
+            suite: after.suite,
+            workload: after.workload.clone(),
+            device: after.device.clone(),
+            precision: after.precision,
+            before: old.median,
+            after: new.median,
+            verdict,
+        }
+    }
+}
+
+/// Peak rates of a device now, relative to those then: if they changed, all times change with them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PeakRateChange {
+    /// Selector.
+    pub device: String,
+    /// Name and driver then and now, if they differ.
+    pub replaced: Option<[String; 2]>,
+    /// Copy rate, now / then.
+    pub copies: f64,
+    /// Matmul rate in `f32`, now / then.
+    pub products: f64,
+    /// Launch cost, now / then.
+    pub launches: f64,
+}
+
+/// Two records of the same workloads.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RecordComparison {
+    /// Devices that both have.
+    pub peak_rates: Vec<PeakRateChange>,
+    /// Workloads that both have, in the order of the later record.
+    pub changes: Vec<Change>,
+    /// Results that only the earlier record has.
+    pub only_before: usize,
+    /// Results that only the later record has.
+    pub only_after: usize,
+}
+
+impl RecordComparison {
+    /// Compares a record with an earlier one.
+    ///
+    /// # Errors
+    /// [`Error::InvalidUse`] where they have nothing in common.
+    pub fn new(before: &Record, after: &Record) -> Result<Self> {
+        let same = |a: &Measurement, b: &Measurement| {
+            (a.suite, &a.workload, &a.device, a.precision) == (b.suite, &b.workload, &b.device, b.precision)
+        };
+        let pairs = after.results.iter().filter_map(|new| {
+            let old = before.results.iter().find(|old| same(old, new))?;
+            Some(Change::of(old, new))
+        });
+        let changes: Vec<Change> = pairs.collect();
+        if changes.is_empty() {
+            let names = |record: &Record| {
+                let names: Vec<&str> = record.devices.iter().map(|d| d.selector.as_str()).collect();
+                format!("{} workloads on {}", record.sizes, names.join(", "))
+            };
+            return Err(Error::misuse(
+                format!(
+                    "the records have no result in common: there are {} in the earlier one, {} in this",
+                    names(before),
+                    names(after)
+                ),
+                "compare the same suites and sizes on the same devices",
+            ));
+        }
+        let peak_rates = after.devices.iter().filter_map(|new| {
+            let old = before.device(&new.selector)?;
+            let name = |d: &super::RecordedDevice| {
+                let driver = d.driver.as_deref().unwrap_or("no driver");
+                format!("{}, {driver}", d.name)
+            };
+            Some(PeakRateChange {
+                device: new.selector.clone(),
+                replaced: (name(old) != name(new)).then(|| [name(old), name(new)]),
+                copies: new.peak_rates.bytes_per_second / old.peak_rates.bytes_per_second,
+                products: new.peak_rates.flops_per_second / old.peak_rates.flops_per_second,
+                launches: new.peak_rates.launch_seconds / old.peak_rates.launch_seconds,
+            })
+        });
+        Ok(RecordComparison {
+            peak_rates: peak_rates.collect(),
+            only_before: before.results.len().saturating_sub(changes.len()),
+            only_after: after.results.len() - changes.len(),
+            changes,
+        })
+    }
+
+    /// The change of a result, if the earlier record has it.
+    pub fn change(&self, of: &Measurement) -> Option<&Change> {
+        let wanted = (of.suite, &of.workload, &of.device, of.precision);
+        let mut changes = self.changes.iter();
+        changes.find(|c| (c.suite, &c.workload, &c.device, c.precision) == wanted)
+    }
+
+    /// How many workloads have a verdict.
+    pub fn count(&self, verdict: Verdict) -> usize {
+        self.changes.iter().filter(|c| c.verdict == verdict).count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Sizes, Spread, WorkloadCost};
+
+    fn record(times: &[(&str, [f64; 3])]) -> Record {
+        let mut record = Record::new(&[], Sizes::Small);
+        record
+            .results
+            .extend(times.iter().map(|(workload, [low, median, high])| Measurement {
+                suite: Suite::Matmul,
+                workload: (*workload).to_owned(),
+                series: None,
+                device: "cpu".into(),
+                precision: Precision::F32,
+                seconds: Spread {
+                    low: *low,
+                    median: *median,
+                    high: *high,
+                    samples: 9,
+                },
+                waited_seconds: None,
+                difference: None,
+                cost: WorkloadCost::default(),
+                roofline: None,
+            }));
+        record
+    }
+
+    #[test]
+    fn changes_beyond_the_scatter_are_marked() {
+        let before = record(&[
+            ("much", [1.0, 1.1, 1.2]),
+            ("within", [1.0, 1.1, 1.3]),
+            ("little", [1.0, 1.0, 1.0]),
+            ("less", [1.0, 1.1, 1.2]),
+            ("gone", [1.0; 3]),
+        ]);
+        let after = record(&[
+            ("much", [1.3, 1.4, 1.5]),
+            ("within", [1.2, 1.4, 1.5]),
+            ("little", [1.01, 1.01, 1.01]),
+            ("less", [0.5, 0.6, 0.7]),
+            ("new", [1.0; 3]),
+        ]);
+        let comparison = RecordComparison::new(&before, &after).expect("four in common");
+        let verdicts: Vec<Verdict> = comparison.changes.iter().map(|c| c.verdict).collect();
+        assert_eq!(
+            verdicts,
+            [Verdict::Slower, Verdict::Same, Verdict::Same, Verdict::Faster]
+        );
+        assert!((comparison.changes[0].ratio() - 1.4 / 1.1).abs() < 1e-12);
+        assert_eq!((comparison.only_before, comparison.only_after), (1, 1));
+        assert_eq!(comparison.count(Verdict::Same), 2);
+        assert!(comparison.change(&after.results[4]).is_none());
+    }
+
+    #[test]
+    fn records_without_a_common_result_are_refused() {
+        let error = RecordComparison::new(&record(&[("a", [1.0; 3])]), &record(&[("b", [1.0; 3])]));
+        assert!(error.is_err_and(|e| e.to_string().contains("no result in common")));
+    }
+}

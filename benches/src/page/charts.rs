@@ -1,0 +1,216 @@
+//! The drawings of the page.
+
+use super::svg::{LogAxis, Svg};
+use crate::{Bound, Measurement, Record, Suite, metric};
+use meganeura::precision::Precision;
+
+/// Colours that there are.
+const COLOURS: usize = 8;
+
+/// A device in a precision: it has one colour.
+#[derive(Clone, PartialEq)]
+pub(super) struct Subject {
+    pub(super) device: String,
+    pub(super) precision: Precision,
+}
+
+impl Subject {
+    fn of(measurement: &Measurement) -> Self {
+        Subject {
+            device: measurement.device.clone(),
+            precision: measurement.precision,
+        }
+    }
+}
+
+/// The record to draw, and the subjects with their colours.
+pub(super) struct Charts<'a> {
+    record: &'a Record,
+    pub(super) subjects: Vec<Subject>,
+}
+
+impl<'a> Charts<'a> {
+    pub(super) fn new(record: &'a Record) -> Self {
+        let mut subjects: Vec<Subject> = Vec::new();
+        for subject in record.results.iter().map(Subject::of) {
+            if !subjects.contains(&subject) {
+                subjects.push(subject);
+            }
+        }
+        Charts { record, subjects }
+    }
+
+    /// Class of the colour.
+    pub(super) fn colour(&self, subject: &Subject) -> String {
+        let at = self.subjects.iter().position(|s| s == subject).unwrap_or(0);
+        format!("c{}", at % COLOURS)
+    }
+
+    fn colour_of(&self, measurement: &Measurement) -> String {
+        self.colour(&Subject::of(measurement))
+    }
+
+    /// The share of peak of each workload of a suite; empty if it has no roofline bounds.
+    pub(super) fn bars(&self, suite: Suite) -> String {
+        // Widths of the columns, height of a bar and what is left free after those of a workload.
+        const NAMES: f64 = 430.0;
+        const BARS: f64 = 480.0;
+        const END: f64 = 190.0;
+        const BAR: f64 = 13.0;
+        const GAP: f64 = 7.0;
+        let of_suite = |m: &&Measurement| m.suite == suite && m.roofline.is_some();
+        let results: Vec<&Measurement> = self.record.results.iter().filter(of_suite).collect();
+        let mut names: Vec<&str> = results.iter().map(|m| m.workload.as_str()).collect();
+        names.dedup();
+        if names.is_empty() {
+            return String::new();
+        }
+        let height = 30.0 + results.len() as f64 * BAR + names.len() as f64 * GAP;
+        let shows = format!("Share of peak of the workloads of the suite {suite}");
+        let mut svg = Svg::new([NAMES + BARS + END, height], &shows);
+        // To the limit and a half; what is beyond ends there.
+        let x = |share: f64| NAMES + BARS * share.min(1.5) / 1.5;
+        for (share, label) in [(0.0, "0"), (0.5, "50 %"), (1.0, "limit")] {
+            let class = if share == 1.0 { "limit" } else { "grid" };
+            svg.text("faint", "middle", [x(share), 12.0], label);
+            svg.path(class, &[[x(share), 18.0], [x(share), height - 4.0]]);
+        }
+        let mut y = 24.0;
+        for name in names {
+            let own: Vec<&&Measurement> = results.iter().filter(|m| m.workload == name).collect();
+            let middle = y + own.len() as f64 * BAR / 2.0;
+            svg.text("", "end", [NAMES - 8.0, middle + 4.0], &shortened(name, 64));
+            for m in own {
+                let share = m.share().unwrap_or(0.0);
+                let class = format!("bar {}", self.colour_of(m));
+                svg.rect(&class, [NAMES, y], [x(share) - NAMES, BAR - 2.0], &described(m));
+                let text = format!("{:.0} %, {}s", share * 100.0, metric(m.seconds.median));
+                svg.text("faint", "start", [NAMES + BARS + 8.0, y + BAR - 3.0], &text);
+                y += BAR;
+            }
+            y += GAP;
+        }
+        svg.finish()
+    }
+
+    /// FLOP/s over FLOP/byte, under the roofline of a device (Williams, Waterman and Patterson, 2009).
+    pub(super) fn roofline(&self, device: &str) -> String {
+        let Some(peak_rates) = self.record.device(device).map(|d| d.peak_rates) else {
+            return String::new();
+        };
+        let on = |m: &&Measurement| m.device == device && m.roofline.is_some() && m.cost.flops > 0;
+        let results: Vec<&Measurement> = self.record.results.iter().filter(on).collect();
+        if results.is_empty() {
+            return String::new();
+        }
+        let mut svg = Svg::new([640.0, 400.0], &format!("Roofline of {device}"));
+        let intensities = results.iter().map(|m| m.cost.intensity());
+        let x = LogAxis::around(intensities, [60.0, 620.0]);
+        let [low, high] = x.ends();
+        let roof = |intensity: f64, rate: f64| (intensity * peak_rates.bytes_per_second).min(rate);
+        let highest = peak_rates
+            .product_rate(Precision::Mixed)
+            .min(high * peak_rates.bytes_per_second);
+        let rates = results.iter().filter_map(|m| m.flops_per_second());
+        let y = LogAxis::around(rates.chain([highest, roof(low, f64::INFINITY)]), [350.0, 30.0]);
+        svg.axes(&x, &y, ["FLOP/byte", "FLOP/s"]);
+        for subject in self.subjects.iter().filter(|s| s.device == device) {
+            let rate = peak_rates.product_rate(subject.precision);
+            let ridge = (rate / peak_rates.bytes_per_second).clamp(low, high);
+            let points = [low, ridge, high].map(|i| [x.at(i), y.at(roof(i, rate))]);
+            svg.path(&format!("roof {}", self.colour(subject)), &points);
+        }
+        for m in results {
+            if let Some(rate) = m.flops_per_second() {
+                let place = [x.at(m.cost.intensity()), y.at(rate)];
+                svg.dot(&format!("dot {}", self.colour_of(m)), place, &described(m));
+            }
+        }
+        svg.finish()
+    }
+
+    /// Names of series, in order.
+    pub(super) fn series(&self) -> Vec<&'a str> {
+        let mut names: Vec<&str> = Vec::new();
+        for series in self.record.results.iter().filter_map(|m| m.series.as_ref()) {
+            if !names.contains(&series.name.as_str()) {
+                names.push(&series.name);
+            }
+        }
+        names
+    }
+
+    /// How a series goes with its size.
+    pub(super) fn scaling(&self, name: &str) -> String {
+        let of = |m: &&Measurement| m.series.as_ref().is_some_and(|s| s.name == name);
+        let results: Vec<&Measurement> = self.record.results.iter().filter(of).collect();
+        let sized = |m: &Measurement| m.series.as_ref().map_or(0.0, |s| s.size as f64);
+        let Some(largest) = results.iter().max_by(|a, b| sized(a).total_cmp(&sized(b))) else {
+            return String::new();
+        };
+        // The bound of the largest decides the unit of the series.
+        type Value = fn(&Measurement) -> f64;
+        let (unit, value): (&str, Value) = match (largest.roofline.map(|f| f.bound), largest.cost.bytes) {
+            (Some(Bound::Arithmetic), _) => ("FLOP/s", |m| m.flops_per_second().unwrap_or(0.0)),
+            (Some(Bound::Memory), _) | (None, 1..) => ("B/s", |m| m.bytes_per_second().unwrap_or(0.0)),
+            _ => ("seconds", |m| m.seconds.median),
+        };
+        let mut svg = Svg::new([520.0, 320.0], &format!("{name}: {unit} by size"));
+        let x = LogAxis::around(results.iter().map(|m| sized(m)), [60.0, 500.0]);
+        let limit = |m: &Measurement| {
+            let roofline = m.roofline.map(|roofline| roofline.seconds)?;
+            let limited = Measurement {
+                seconds: crate::Spread {
+                    median: roofline,
+                    ..m.seconds
+                },
+                ..m.clone()
+            };
+            Some(value(&limited))
+        };
+        let limits = results.iter().filter_map(|m| limit(m));
+        let y = LogAxis::around(results.iter().map(|m| value(m)).chain(limits), [270.0, 30.0]);
+        let counted = largest.series.as_ref().map_or("", |s| s.unit.as_str());
+        svg.axes(&x, &y, [counted, unit]);
+        for subject in &self.subjects {
+            let mut own: Vec<&&Measurement> = results.iter().filter(|m| Subject::of(m) == *subject).collect();
+            own.sort_by(|a, b| sized(a).total_cmp(&sized(b)));
+            let colour = self.colour(subject);
+            let at = |m: &Measurement, value: f64| [x.at(sized(m)), y.at(value)];
+            let roofs: Vec<[f64; 2]> = own.iter().filter_map(|m| limit(m).map(|v| at(m, v))).collect();
+            if roofs.len() > 1 {
+                svg.path(&format!("roof {colour}"), &roofs);
+            }
+            let points: Vec<[f64; 2]> = own.iter().map(|m| at(m, value(m))).collect();
+            if points.len() > 1 {
+                svg.path(&format!("line {colour}"), &points);
+            }
+            for (m, point) in own.iter().zip(points) {
+                svg.dot(&format!("dot {colour}"), point, &described(m));
+            }
+        }
+        svg.finish()
+    }
+}
+
+/// The tooltip of a result.
+fn described(m: &Measurement) -> String {
+    let mut parts = vec![
+        format!("{}, {} in {}", m.workload, m.device, m.precision),
+        format!("{}s, ± {:.0} %", metric(m.seconds.median), m.seconds.scatter() * 100.0),
+    ];
+    parts.extend(m.flops_per_second().map(|rate| format!("{}FLOP/s", metric(rate))));
+    parts.extend(m.bytes_per_second().map(|rate| format!("{}B/s", metric(rate))));
+    parts.extend(
+        m.roofline
+            .map(|roofline| format!("roofline bound {}s ({})", metric(roofline.seconds), roofline.bound)),
+    );
+    parts.join("; ")
+}
+
+fn shortened(text: &str, letters: usize) -> String {
+    match text.chars().count() <= letters {
+        true => text.to_owned(),
+        false => text.chars().take(letters - 1).chain(['…']).collect(),
+    }
+}

@@ -1,0 +1,217 @@
+//! A record as an HTML page: one file without scripts and without references to others.
+
+mod charts;
+pub mod html;
+mod svg;
+
+use std::fmt::Write;
+
+use super::{Measurement, Record, RecordComparison, Suite, Verdict, metric};
+use charts::Charts;
+use html::{STYLE, escaped};
+
+impl Record {
+    /// The record as HTML: shares of peak, rooflines, series by size, all numbers, and the devices; with a comparison, also the
+    /// changes.
+    pub fn html(&self, comparison: Option<&RecordComparison>) -> String {
+        let charts = Charts::new(self);
+        let mut page = Page::default();
+        page.key(&charts);
+        page.section(
+            "shares",
+            "Share of peak",
+            "A bar is roofline bound / time. The bound is the larger of FLOPs / matmul rate and bytes / copy rate, plus launch \
+             cost. Data in a cache can exceed 100 %.",
+        );
+        for suite in Suite::ALL {
+            let bars = charts.bars(suite);
+            if !bars.is_empty() {
+                page.push(format_args!("<h3>{suite}</h3>\n{bars}"));
+            }
+        }
+        page.section(
+            "roofline",
+            "Rooflines",
+            "Each dot is a workload; the lines are the measured copy and matmul rates.",
+        );
+        let rooflines = self
+            .devices
+            .iter()
+            .map(|d| (format!("{}: {}", d.selector, d.name), charts.roofline(&d.selector)));
+        page.figures(rooflines);
+        page.section("scaling", "By size", "Dashed lines are roofline bounds.");
+        let series = charts.series();
+        page.figures(series.iter().map(|name| ((*name).to_owned(), charts.scaling(name))));
+        page.section(
+            "numbers",
+            "All numbers",
+            "Medians; ± is half of the range from the 10th to the 90th percentile.",
+        );
+        page.results(self, comparison);
+        page.section("environment", "Devices", "");
+        page.environment(self, comparison);
+        let title = format!("Benchmarks: {} workloads, Meganeura {}", self.sizes, self.meganeura);
+        let style = format!("{STYLE}{}", include_str!("bench.css"));
+        format!(
+            "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+             <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>{title}</title>\n\
+             <style>\n{style}</style>\n</head>\n<body>\n<header><h1>{title}</h1>\n<nav>{}</nav></header>\n<main>\n{}</main>\n\
+             </body>\n</html>\n",
+            page.links, page.body
+        )
+    }
+}
+
+/// The page as far as it is written.
+#[derive(Default)]
+struct Page {
+    links: String,
+    body: String,
+}
+
+impl Page {
+    fn push(&mut self, text: std::fmt::Arguments) {
+        // Writing to a string cannot fail.
+        let _ = writeln!(self.body, "{text}");
+    }
+
+    fn section(&mut self, id: &str, title: &str, hint: &str) {
+        let _ = write!(self.links, "<a href=\"#{id}\">{title}</a>");
+        self.push(format_args!("<h2 id=\"{id}\">{title}</h2>"));
+        if !hint.is_empty() {
+            self.push(format_args!("<p class=\"hint\">{hint}</p>"));
+        }
+    }
+
+    fn key(&mut self, charts: &Charts) {
+        let entries = charts.subjects.iter().map(|subject| {
+            let colour = charts.colour(subject);
+            let device = escaped(&subject.device);
+            format!("<span><i class=\"{colour}\"></i>{device}, {}</span>", subject.precision)
+        });
+        let entries: String = entries.collect();
+        self.push(format_args!("<div class=\"key\">{entries}</div>"));
+    }
+
+    fn figures(&mut self, figures: impl Iterator<Item = (String, String)>) {
+        self.push(format_args!("<div class=\"charts\">"));
+        for (caption, drawing) in figures.filter(|(_, drawing)| !drawing.is_empty()) {
+            let caption = escaped(&caption);
+            self.push(format_args!(
+                "<figure><figcaption>{caption}</figcaption>{drawing}</figure>"
+            ));
+        }
+        self.push(format_args!("</div>"));
+    }
+
+    fn row(&mut self, cell: &str, texts: &[String]) {
+        let cells: String = texts.iter().map(|t| format!("<{cell}>{t}</{cell}>")).collect();
+        self.push(format_args!("<tr>{cells}</tr>"));
+    }
+
+    fn results(&mut self, record: &Record, comparison: Option<&RecordComparison>) {
+        let mut head = vec![
+            "suite",
+            "workload",
+            "device",
+            "precision",
+            "time",
+            "±",
+            "synchronized",
+            "max rel. error",
+            "FLOP/s",
+            "B/s",
+            "roofline bound",
+            "share of peak",
+            "bound",
+        ];
+        if comparison.is_some() {
+            head.push("time / time before");
+        }
+        self.push(format_args!("<table>"));
+        self.row("th", &head.into_iter().map(str::to_owned).collect::<Vec<_>>());
+        for m in &record.results {
+            let cells: String = cells(m)
+                .iter()
+                .map(|cell| format!("<td>{}</td>", escaped(cell)))
+                .collect();
+            let change = comparison.map_or(String::new(), |c| match c.change(m) {
+                None => "<td>new</td>".into(),
+                Some(change) => {
+                    let class = match change.verdict {
+                        Verdict::Faster => "faster",
+                        Verdict::Slower => "slower",
+                        Verdict::Same => "same",
+                    };
+                    format!("<td class=\"{class}\">{:.2}</td>", change.ratio())
+                }
+            });
+            self.push(format_args!("<tr>{cells}{change}</tr>"));
+        }
+        self.push(format_args!("</table>"));
+        if !record.skipped.is_empty() {
+            self.push(format_args!("<h3>Skipped</h3>\n<table>"));
+            for l in &record.skipped {
+                let texts = [
+                    l.suite.to_string(),
+                    l.workload.clone(),
+                    l.device.clone(),
+                    l.reason.clone(),
+                ];
+                self.row("td", &texts.map(|text| escaped(&text)));
+            }
+            self.push(format_args!("</table>"));
+        }
+    }
+
+    fn environment(&mut self, record: &Record, comparison: Option<&RecordComparison>) {
+        self.push(format_args!("<table>"));
+        let threads = format!("{}, {} threads", record.system, record.host_threads);
+        self.row("td", &["host".to_owned(), escaped(&threads), String::new()]);
+        for d in &record.devices {
+            let mut about = format!("{} ({})", d.name, d.kind);
+            let driver = d.driver.iter().map(|driver| format!(", {driver}"));
+            let plugin = d.plugin_sha256.iter().map(|sum| format!(", plugin sha256 {sum}"));
+            about.extend(driver.chain(plugin));
+            let peak_rates = d.peak_rates.to_string();
+            self.row("td", &[&d.selector, &about, &peak_rates].map(|text| escaped(text)));
+        }
+        self.push(format_args!("</table>"));
+        for c in comparison.iter().flat_map(|c| &c.peak_rates) {
+            let replaced = c
+                .replaced
+                .iter()
+                .map(|[then, now]| format!(" The device was {then} and is {now}."));
+            let text = format!(
+                "{}, now / before: copy rate {:.2}, matmul rate {:.2}, launch cost {:.2}.{}",
+                c.device,
+                c.copies,
+                c.products,
+                c.launches,
+                replaced.collect::<String>()
+            );
+            self.push(format_args!("<p>{}</p>", escaped(&text)));
+        }
+    }
+}
+
+/// The cells of a result.
+fn cells(m: &Measurement) -> Vec<String> {
+    let seconds = |value: f64| format!("{}s", metric(value));
+    let or_none = |value: Option<String>| value.unwrap_or_default();
+    vec![
+        m.suite.to_string(),
+        m.workload.clone(),
+        m.device.clone(),
+        m.precision.to_string(),
+        seconds(m.seconds.median),
+        format!("{:.1} %", m.seconds.scatter() * 100.0),
+        or_none(m.waited_seconds.map(seconds)),
+        or_none(m.difference.map(|off| format!("{off:.0e}"))),
+        or_none(m.flops_per_second().map(metric)),
+        or_none(m.bytes_per_second().map(metric)),
+        or_none(m.roofline.map(|roofline| seconds(roofline.seconds))),
+        or_none(m.share().map(|share| format!("{:.0} %", share * 100.0))),
+        or_none(m.roofline.map(|roofline| roofline.bound.to_string())),
+    ]
+}

@@ -1,0 +1,163 @@
+//! Suites by name, and how large their workloads are.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use meganeura::Error;
+use meganeura::backend::DeviceKind;
+
+/// A group of workloads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum Suite {
+    /// Matmuls: sizes, layouts, few rows, both precisions.
+    Matmul,
+    /// Attention forwards and backwards, and of one token to a cache.
+    Attention,
+    /// Elementwise calls, reductions and movement.
+    Pointwise,
+    /// Normalisations, softmax and cross-entropy.
+    Norm,
+    /// Convolutions forwards and backwards, and pooling.
+    Conv,
+    /// Updates of parameters.
+    Optimizer,
+    /// Steps of whole models.
+    Models,
+    /// Overhead of sessions: building, opening, replay and transfers.
+    Session,
+}
+
+impl Suite {
+    /// All suites, in the order in which they run.
+    pub const ALL: [Suite; 8] = [
+        Suite::Matmul,
+        Suite::Attention,
+        Suite::Pointwise,
+        Suite::Norm,
+        Suite::Conv,
+        Suite::Optimizer,
+        Suite::Models,
+        Suite::Session,
+    ];
+
+    /// Its name, as commands and files have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Suite::Matmul => "matmul",
+            Suite::Attention => "attention",
+            Suite::Pointwise => "pointwise",
+            Suite::Norm => "norm",
+            Suite::Conv => "conv",
+            Suite::Optimizer => "optimizer",
+            Suite::Models => "models",
+            Suite::Session => "session",
+        }
+    }
+}
+
+impl fmt::Display for Suite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Suite {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let found = Suite::ALL.into_iter().find(|suite| suite.name() == text);
+        found.ok_or_else(|| {
+            let known: Vec<&str> = Suite::ALL.iter().map(|suite| suite.name()).collect();
+            Error::misuse(
+                format!("there is no suite '{text}'"),
+                format!("the suites are: {}; 'all' stands for all of them", known.join(", ")),
+            )
+        })
+    }
+}
+
+/// Size of the workloads. Devices that are compared run the same workloads: those of the slowest class among them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Sizes {
+    /// For devices emulated in software, and for tests: a suite takes a minute at most there.
+    Small,
+    /// For processors.
+    Medium,
+    /// For GPUs and other accelerators.
+    Large,
+}
+
+impl Sizes {
+    /// What a device of a class is given.
+    pub fn of(kind: DeviceKind) -> Self {
+        match kind {
+            DeviceKind::Software => Sizes::Small,
+            DeviceKind::Cpu | DeviceKind::IntegratedGpu => Sizes::Medium,
+            _ => Sizes::Large,
+        }
+    }
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Sizes::Small => "small",
+            Sizes::Medium => "medium",
+            Sizes::Large => "large",
+        }
+    }
+
+    /// One of three.
+    pub(super) fn pick<T>(self, small: T, medium: T, large: T) -> T {
+        match self {
+            Sizes::Small => small,
+            Sizes::Medium => medium,
+            Sizes::Large => large,
+        }
+    }
+}
+
+impl fmt::Display for Sizes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Sizes {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let all = [Sizes::Small, Sizes::Medium, Sizes::Large];
+        let found = all.into_iter().find(|sizes| sizes.name() == text);
+        found.ok_or_else(|| {
+            Error::misuse(
+                format!("'{text}' is no size of workloads"),
+                "say small, medium or large",
+            )
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_as_they_are_written() {
+        for suite in Suite::ALL {
+            assert_eq!(suite.name().parse::<Suite>().ok(), Some(suite));
+            assert_eq!(serde_json::to_value(suite).ok(), Some(suite.name().into()));
+        }
+        let error = "matmuls".parse::<Suite>().expect_err("no suite").to_string();
+        assert!(
+            error.contains("'matmuls'") && error.contains("matmul, attention"),
+            "{error}"
+        );
+        assert!("huge".parse::<Sizes>().is_err());
+        assert_eq!("large".parse::<Sizes>().ok(), Some(Sizes::Large));
+    }
+}

@@ -1,0 +1,240 @@
+//! `meganeura bench --suite`.
+
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::process::ExitCode;
+
+use meganeura::config::Config;
+use meganeura::files::write_atomically;
+use meganeura::precision::Precision;
+use meganeura_bench::{
+    BenchDevice, Measurement, Options, Progress, Record, RecordComparison, Sizes, Suite, Verdict, metric, run,
+};
+
+use super::super::Outcome;
+use super::Args;
+use crate::output::{line, notice};
+
+/// Stands for every suite, and for every device that is found.
+const ALL: &str = "all";
+
+/// A suite, or all of them.
+pub(crate) fn suites(text: &str) -> Result<Suites, String> {
+    match text {
+        ALL => Ok(Suites(Suite::ALL.to_vec())),
+        one => one
+            .parse()
+            .map(|suite| Suites(vec![suite]))
+            .map_err(|e: meganeura::Error| e.to_string()),
+    }
+}
+
+/// What one value of `--suite` stands for.
+#[derive(Clone, Debug)]
+pub(crate) struct Suites(Vec<Suite>);
+
+/// The suites that several values of `--suite` stand for, each once.
+pub(crate) fn distinct(named: &[Suites]) -> Vec<Suite> {
+    let mut suites: Vec<Suite> = named.iter().flat_map(|s| s.0.clone()).collect();
+    suites.sort_unstable();
+    suites.dedup();
+    suites
+}
+
+/// Size of the workloads.
+pub(super) fn sizes(text: &str) -> Result<Sizes, String> {
+    text.parse().map_err(|e: meganeura::Error| e.to_string())
+}
+
+/// A number of samples, at least one.
+pub(super) fn samples(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("nothing is measured without a sample".to_owned()),
+        Ok(samples) => Ok(samples),
+        Err(_) => Err("it is not a number of samples".to_owned()),
+    }
+}
+
+pub(super) fn measure(args: &Args) -> Outcome {
+    let config = Config::load()?;
+    // What is wrong with files is said before minutes are spent.
+    let before = args.compare.as_deref().map(Record::read).transpose()?;
+    let options = Options {
+        suites: distinct(&args.suite),
+        only: args.only.clone(),
+        sizes: args.sizes,
+        precision: args.precision.map(Precision::from),
+        samples: args.samples,
+    };
+    let devices = open(&args.device, &config)?;
+    for d in &devices {
+        say(
+            args,
+            &format!("{} ({}): {}", d.label(), d.info.kind.name(), d.peak_rates),
+        )?;
+    }
+    say(args, &about_sizes(&options, &devices))?;
+    // Whoever no longer reads waits for nothing.
+    let mut failure = Ok(());
+    let mut suite = None;
+    let record = run(&devices, &options, &mut |progress| {
+        let told = match progress {
+            Progress::Begins(workload) if suite.replace(workload.suite) != Some(workload.suite) => {
+                say(args, &format!("\n{}\n{}", workload.suite, head()))
+            }
+            Progress::Begins(_) => Ok(()),
+            Progress::Measured(measurement) => say(args, &row(measurement)),
+            Progress::Skipped(left) => say(
+                args,
+                &format!("{}: {} is left out: {}", left.workload, left.device, left.reason),
+            ),
+        };
+        failure = told;
+        match failure {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(_) => ControlFlow::Break(()),
+        }
+    })?;
+    failure?;
+    let comparison = before
+        .map(|before| RecordComparison::new(&before, &record))
+        .transpose()?;
+    if let Some(comparison) = &comparison {
+        say(args, &compared(comparison))?;
+    }
+    // What cannot be written must not lose what was measured.
+    if args.json {
+        line(record.to_json()?)?;
+    }
+    if let Some(path) = &args.html {
+        write_page(path, &record, comparison.as_ref())?;
+        say(args, &format!("\nthe page is in {}", path.display()))?;
+    }
+    Ok(match record.results.is_empty() {
+        true => ExitCode::FAILURE,
+        false => ExitCode::SUCCESS,
+    })
+}
+
+/// Prints where nothing but JSON belongs to standard output, or there.
+fn say(args: &Args, text: &str) -> std::io::Result<()> {
+    if args.json { notice(text) } else { line(text) }
+}
+
+/// The devices that are named, each once; the one in force if none is.
+pub(super) fn open(named: &[String], config: &Config) -> Result<Vec<BenchDevice>, Box<dyn std::error::Error>> {
+    if named.is_empty() {
+        return Ok(vec![BenchDevice::open(None, config)?]);
+    }
+    let mut devices: Vec<BenchDevice> = Vec::new();
+    for selector in named {
+        let more = match selector.as_str() {
+            ALL => {
+                let found = BenchDevice::open_all(config)?;
+                for (selector, reason) in found.skipped {
+                    notice(format_args!("{selector} is left out: {reason}"))?;
+                }
+                found.opened
+            }
+            one => vec![BenchDevice::open(Some(one), config)?],
+        };
+        let new = |device: &BenchDevice| devices.iter().all(|d| d.selector != device.selector);
+        let more: Vec<BenchDevice> = more.into_iter().filter(new).collect();
+        devices.extend(more);
+    }
+    Ok(devices)
+}
+
+fn about_sizes(options: &Options, devices: &[BenchDevice]) -> String {
+    let sizes = options.sizes(devices);
+    let smaller: Vec<&str> = devices
+        .iter()
+        .filter(|d| options.sizes.is_none() && Sizes::of(d.info.kind) > sizes)
+        .map(|d| d.selector.as_str())
+        .collect();
+    let mut text = format!("workloads are {sizes}");
+    if !smaller.is_empty() {
+        text += &format!(
+            ", because all devices run the same; {} alone would get larger ones",
+            smaller.join(" and ")
+        );
+    } else if sizes == Sizes::Small && options.sizes.is_none() {
+        text += ", the default for devices emulated in software";
+    }
+    text
+}
+
+fn head() -> String {
+    format!(
+        "{:<60} {:<10} {:<5} {:>8} {:>6} {:>12} {:>14} {:>12} {:>9} {:>7}  bound",
+        "workload", "device", "", "time", "±", "synchronized", "max rel. error", "FLOP/s", "B/s", "of peak"
+    )
+}
+
+fn row(m: &Measurement) -> String {
+    let with_unit = |value: Option<f64>, unit: &str| {
+        value.map_or_else(|| "-".to_owned(), |value| format!("{}{unit}", metric(value)))
+    };
+    format!(
+        "{:<60} {:<10} {:<5} {:>8} {:>4.0} % {:>12} {:>14} {:>12} {:>9} {:>7}  {}",
+        m.workload,
+        m.device,
+        m.precision.to_string(),
+        with_unit(Some(m.seconds.median), "s"),
+        m.seconds.scatter() * 100.0,
+        with_unit(m.waited_seconds, "s"),
+        m.difference.map_or_else(|| "-".to_owned(), |off| format!("{off:.0e}")),
+        with_unit(m.flops_per_second(), "FLOP/s"),
+        with_unit(m.bytes_per_second(), "B/s"),
+        m.share()
+            .map_or_else(|| "-".to_owned(), |share| format!("{:.0} %", share * 100.0)),
+        m.roofline
+            .map(|roofline| roofline.bound.to_string())
+            .unwrap_or_default(),
+    )
+}
+
+fn compared(comparison: &RecordComparison) -> String {
+    let mut text = String::from("\ntime now / time before\n");
+    for c in &comparison.peak_rates {
+        if let Some([then, now]) = &c.replaced {
+            text += &format!("{}: was {then}, is {now}\n", c.device);
+        }
+        text += &format!(
+            "{}: copy rate {:.2}, matmul rate {:.2}, launch cost {:.2}\n",
+            c.device, c.copies, c.products, c.launches
+        );
+    }
+    for c in &comparison.changes {
+        let mark = match c.verdict {
+            Verdict::Faster => "faster",
+            Verdict::Slower => "SLOWER",
+            Verdict::Same => "",
+        };
+        text += &format!(
+            "{:<58} {:<10} {:<5} {:>7.2} {mark}\n",
+            c.workload,
+            c.device,
+            c.precision.to_string(),
+            c.ratio()
+        );
+    }
+    text += &format!(
+        "{} faster, {} slower, {} unchanged within the scatter of both",
+        comparison.count(Verdict::Faster),
+        comparison.count(Verdict::Slower),
+        comparison.count(Verdict::Same)
+    );
+    if comparison.only_before + comparison.only_after > 0 {
+        text += &format!(
+            "; {} results are only in the earlier record, {} only in this one",
+            comparison.only_before, comparison.only_after
+        );
+    }
+    text
+}
+
+fn write_page(path: &Path, record: &Record, comparison: Option<&RecordComparison>) -> meganeura::Result<()> {
+    let html = record.html(comparison);
+    write_atomically(path, |out| out.write_all(html.as_bytes()))
+}

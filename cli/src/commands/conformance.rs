@@ -1,0 +1,92 @@
+//! `meganeura conformance`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use meganeura::config::Config;
+use meganeura::error::Error;
+use meganeura::select;
+use meganeura_conformance::{CaseResult, ExpectedFailure, Options, run_with};
+
+use super::Outcome;
+use super::precision::Choice;
+use crate::output::line;
+
+/// Options of `conformance`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Device to check; see `meganeura devices`.
+    #[arg(long, value_name = "SEL")]
+    device: Option<String>,
+
+    /// Run only the cases whose name contains this text, such as `core.matmul` or `backward`.
+    #[arg(long, value_name = "TEXT")]
+    filter: Option<String>,
+
+    /// Number of different sets of random shapes.
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..))]
+    seeds: u64,
+
+    /// Precision of all plans. In mixed precision a run fails if no dispatch used cooperative matrices (tensor cores); small
+    /// matmuls use them with `coop_min_workgroups = 0` in the section `[backend.blade]` of the configuration file.
+    #[arg(long, value_enum, default_value_t = Choice::F32)]
+    precision: Choice,
+
+    /// TOML file of expected failures: entries [[expected]] with `cases`, in which * stands for any text, and `reason`. An
+    /// expected failure that passes is a failure.
+    #[arg(long, value_name = "FILE")]
+    expected: Option<PathBuf>,
+
+    /// Write an HTML page with all results.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+
+    /// Print one JSON object a line: the cases, then a summary.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Outcome {
+    // Missing kernels must show: no fallback.
+    let config = Config {
+        fallback: None,
+        ..Config::load()?
+    };
+    let device = select::select(args.device.as_deref(), &config)?.open(&config)?;
+    let expected = args.expected.as_deref().map(ExpectedFailure::read).transpose()?;
+    let options = Options {
+        filter: args.filter.clone(),
+        seeds: 0..args.seeds,
+        precision: args.precision.into(),
+        ..Options::default()
+    };
+    let progress = ProgressBar::new_spinner();
+    if let Ok(style) = ProgressStyle::with_template("{spinner} {pos} cases, {elapsed}: {msg}") {
+        progress.set_style(style);
+    }
+    let mut show = |case: &CaseResult| {
+        progress.inc(1);
+        progress.set_message(case.group().to_owned());
+    };
+    let report = run_with(device, &options, expected.as_deref().unwrap_or_default(), &mut show);
+    progress.finish_and_clear();
+    // What cannot be written must not lose what was found.
+    if args.json {
+        line(report.to_json_lines()?.trim_end())?;
+    } else {
+        line(&report)?;
+    }
+    if let Some(path) = &args.html {
+        std::fs::write(path, report.to_html())
+            .map_err(|e| Error::file(path, format!("cannot be written: {e}"), "check the path"))?;
+    }
+    if report.cases.is_empty() {
+        return Err("no case matches the filter".into());
+    }
+    Ok(if report.is_ok() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}

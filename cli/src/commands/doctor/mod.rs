@@ -1,0 +1,306 @@
+//! `meganeura doctor`.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use meganeura::backend::{Device, DeviceInfo, Fact};
+use meganeura::calibration::{Calibrated, Calibration, Rates};
+use meganeura::config::Config;
+use meganeura::measure_rates;
+use meganeura::registry::KNOWN_BACKENDS;
+use meganeura::select::{self, BackendListing, Selected};
+use meganeura_conformance::{Options, Report, Section, run as run_cases};
+use serde_json::{Map, Value, json};
+
+use super::Outcome;
+use crate::output::{aligned, line};
+
+/// Cases of the conformance suite that the self-test runs: steps of small models against the reference.
+const SELF_TEST: &str = "training/mlp/";
+
+/// Options of `doctor`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+
+    /// Skip self-test and measurements.
+    #[arg(long)]
+    list: bool,
+
+    /// Save the measured rates in FILE; entries of other devices are kept. With `MEGANEURA_CALIBRATION=FILE`, or
+    /// `calibration = "FILE"` in meganeura.toml, rewriting uses them as its cost model
+    #[arg(long, value_name = "FILE", conflicts_with = "list")]
+    calibrate: Option<PathBuf>,
+}
+
+pub(crate) fn run(args: &Args) -> Outcome {
+    let config = Config::load()?;
+    let listing = select::list(&config);
+    // A file that cannot be read is an error before anything is measured.
+    let calibration = args.calibrate.as_deref().map(kept).transpose()?;
+    let mut found: Vec<Findings> = Vec::new();
+    if !args.json {
+        let host = format!("{} {}", std::env::consts::OS, std::env::consts::ARCH);
+        line(format_args!("meganeura {} on {host}", env!("CARGO_PKG_VERSION")))?;
+    }
+    for entry in &listing {
+        let findings = Findings::of(entry, &config, !args.list);
+        if !args.json {
+            findings.show(entry)?;
+        }
+        found.push(findings);
+    }
+    let automatic = select::select(Some("auto"), &config);
+    let in_use = select::select(None, &config);
+    if args.json {
+        let backends: Vec<Value> = listing.iter().zip(&found).map(|(e, f)| f.object(e)).collect();
+        line(json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "os": std::env::consts::OS,
+            "arch": std::env::consts::ARCH,
+            "backends": backends,
+            "automatic": choice(&automatic),
+            "in_use": choice(&in_use),
+        }))?;
+    } else {
+        for known in KNOWN_BACKENDS {
+            if !listing.iter().any(|e| e.name == known.name) {
+                line(format_args!("\n{}: not linked: {}", known.name, known.how))?;
+            }
+        }
+        line("")?;
+        match &automatic {
+            Ok(s) => line(format_args!("automatic choice: {} ({})", s.selector, s.info.name))?,
+            Err(error) => line(format_args!("automatic choice: none: {error}"))?,
+        }
+        match &in_use {
+            Ok(s) => line(format_args!(
+                "in use: {} ({}), chosen by {}",
+                s.selector, s.info.name, s.source
+            ))?,
+            Err(error) => line(format_args!("in use: none: {error}"))?,
+        }
+    }
+    if let (Some(path), Some(calibration)) = (&args.calibrate, calibration) {
+        let count = calibrate(path, calibration, &listing, &found)?;
+        if !args.json {
+            line(format_args!(
+                "\nrates of {count} devices are saved in {}",
+                path.display()
+            ))?;
+        }
+    }
+    let ill = found.iter().flat_map(|f| &f.devices).any(Examined::is_ill);
+    Ok(if ill || in_use.is_err() {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    })
+}
+
+/// What is kept in a file already.
+fn kept(path: &Path) -> meganeura::Result<Calibration> {
+    match path.exists() {
+        true => Calibration::read(path),
+        false => Ok(Calibration::default()),
+    }
+}
+
+/// Writes what was measured to a file, beside what is kept there; returns the number of devices.
+fn calibrate(
+    path: &Path,
+    mut calibration: Calibration,
+    listing: &[BackendListing],
+    found: &[Findings],
+) -> meganeura::Result<usize> {
+    let mut count = 0;
+    for (entry, findings) in listing.iter().zip(found) {
+        for device in &findings.devices {
+            if let Some(Ok(Health { rates: Ok(rates), .. })) = &device.health {
+                calibration.set(Calibrated::new(&entry.name, &device.info, rates));
+                count += 1;
+            }
+        }
+    }
+    calibration.write(path)?;
+    Ok(count)
+}
+
+fn rates_object(rates: &Rates) -> Value {
+    let micros = |time: std::time::Duration| time.as_secs_f64() * 1e6;
+    json!({
+        "step_us": micros(rates.step),
+        "launch_us": micros(rates.launch),
+        "copy_bytes_per_second": rates.bytes_per_second,
+        "matmul_edge": rates.edge,
+        "matmul_flops_per_second": rates.flops_per_second,
+        "matmul_mixed_flops_per_second": rates.mixed_flops_per_second,
+    })
+}
+
+fn choice(selected: &meganeura::Result<Selected>) -> Value {
+    match selected {
+        Ok(s) => json!({ "selector": s.selector, "name": s.info.name, "chosen_by": s.source.to_string() }),
+        Err(error) => json!({ "error": error.to_string() }),
+    }
+}
+
+/// What was found of a backend.
+struct Findings {
+    environment: Vec<Fact>,
+    devices: Vec<Examined>,
+}
+
+/// A device and how it does.
+struct Examined {
+    info: DeviceInfo,
+    /// Nothing for a device that was rejected, or where nobody asked.
+    health: Option<Result<Health, String>>,
+}
+
+/// How a device does that could be opened.
+struct Health {
+    test: Report,
+    rates: Result<Rates, String>,
+}
+
+impl Findings {
+    fn of(entry: &BackendListing, config: &Config, examine: bool) -> Self {
+        let devices = entry.devices.as_deref().unwrap_or_default();
+        let examined = devices.iter().map(|info| Examined {
+            health: (examine && info.rejected.is_none()).then(|| {
+                let device = entry.backend.open(info.index, config).map_err(|e| e.to_string())?;
+                Ok(Health::of(&device))
+            }),
+            info: info.clone(),
+        });
+        Findings {
+            environment: entry.backend.environment(),
+            devices: examined.collect(),
+        }
+    }
+
+    fn show(&self, entry: &BackendListing) -> std::io::Result<()> {
+        let about = entry.backend.info();
+        line(format_args!(
+            "\n{}, from {} {}",
+            about.name, about.origin, about.version
+        ))?;
+        show_facts(&self.environment, "  ")?;
+        if let Err(error) = &entry.devices {
+            line(format_args!("  failed: {error}"))?;
+        } else if self.devices.is_empty() {
+            let why = entry
+                .backend
+                .unavailable_reason()
+                .unwrap_or_else(|| "unknown reason".into());
+            line(format_args!("  no devices: {why}"))?;
+        }
+        for device in &self.devices {
+            line(format_args!("  {}", select::format_device(&entry.name, &device.info)))?;
+            show_facts(&device.info.details, "    ")?;
+            device.show_health()?;
+        }
+        Ok(())
+    }
+
+    fn object(&self, entry: &BackendListing) -> Value {
+        let about = entry.backend.info();
+        json!({
+            "name": about.name,
+            "version": about.version,
+            "origin": about.origin,
+            "environment": facts_object(&self.environment),
+            "error": entry.devices.as_ref().err().map(ToString::to_string),
+            "unavailable_reason": entry.backend.unavailable_reason(),
+            "devices": self.devices.iter().map(|d| d.object(&entry.name)).collect::<Vec<_>>(),
+        })
+    }
+}
+
+fn show_facts(facts: &[Fact], indent: &str) -> std::io::Result<()> {
+    let rows: Vec<Vec<String>> = facts.iter().map(|f| vec![f.name.clone(), f.value.clone()]).collect();
+    aligned(&rows)
+        .iter()
+        .try_for_each(|row| line(format_args!("{indent}{row}")))
+}
+
+fn facts_object(facts: &[Fact]) -> Map<String, Value> {
+    facts.iter().map(|f| (f.name.clone(), json!(f.value))).collect()
+}
+
+impl Examined {
+    fn is_ill(&self) -> bool {
+        match &self.health {
+            None => false,
+            Some(Err(_)) => true,
+            Some(Ok(health)) => !health.test.is_ok() || health.rates.is_err(),
+        }
+    }
+
+    fn show_health(&self) -> std::io::Result<()> {
+        let health = match &self.health {
+            None => return Ok(()),
+            Some(Err(error)) => return line(format_args!("    cannot be opened: {error}")),
+            Some(Ok(health)) => health,
+        };
+        let (test, seconds) = (&health.test, health.test.elapsed.as_secs_f64());
+        line(format_args!(
+            "    self-test: {} of {} cases agree with the reference ({seconds:.1} s)",
+            test.passed(),
+            test.cases.len()
+        ))?;
+        for case in test.failures() {
+            line(format_args!("      {}: {}", case.id, case.outcome.detail()))?;
+        }
+        match &health.rates {
+            Ok(rates) => line(format_args!("    measured: {rates}")),
+            Err(error) => line(format_args!("    measuring failed: {error}")),
+        }
+    }
+
+    fn object(&self, backend: &str) -> Value {
+        let mut object = super::devices::object(backend, &self.info);
+        object["details"] = json!(facts_object(&self.info.details));
+        match &self.health {
+            None => {}
+            Some(Err(error)) => object["open_error"] = json!(error),
+            Some(Ok(health)) => {
+                let failures = health.test.failures();
+                let failures = failures.map(|c| json!({ "case": c.id, "message": c.outcome.detail() }));
+                object["self_test"] = json!({
+                    "passed": health.test.passed(),
+                    "cases": health.test.cases.len(),
+                    "failures": failures.collect::<Vec<_>>(),
+                });
+                object["measured"] = match &health.rates {
+                    Ok(rates) => rates_object(rates),
+                    Err(error) => json!({ "error": error }),
+                };
+            }
+        }
+        object
+    }
+}
+
+impl Health {
+    fn of(device: &Arc<dyn Device>) -> Self {
+        let options = Options {
+            filter: Some(SELF_TEST.into()),
+            sections: vec![Section::Training],
+            ..Options::default()
+        };
+        let test = run_cases(device.clone(), &options);
+        // A device may be as broken as it likes.
+        let rates = catch_unwind(AssertUnwindSafe(|| measure_rates(device)));
+        let rates = match rates {
+            Ok(rates) => rates.map_err(|e| e.to_string()),
+            Err(_) => Err("the backend panicked".into()),
+        };
+        Health { test, rates }
+    }
+}

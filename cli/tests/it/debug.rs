@@ -1,0 +1,23 @@
+//! Options for debugging in the environment.
+
+use std::fs;
+use std::process::Command;
+
+#[test]
+fn the_environment_sets_them_for_every_session() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let run = |value: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_meganeura"));
+        command.args(["train", "digits", "--epochs", "1", "--device", "cpu", "--json"]);
+        command.env("MEGANEURA_DEBUG", value).env_remove("MEGANEURA_DEVICE_ID");
+        command.output().expect("the program runs")
+    };
+    let output = run(&format!("serial,dump={}", folder.path().display()));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let plan = fs::read_to_string(folder.path().join("plan-0/plan.txt")).expect("a plan");
+    assert!(plan.contains("segment forward_backward"), "{plan}");
+    let output = run("parallel");
+    assert!(!output.status.success());
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert!(err.contains("MEGANEURA_DEBUG") && err.contains("no-aliasing"), "{err}");
+}

@@ -1,0 +1,209 @@
+//! `train text`, and `generate` from what it saves.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::{json_lines, meganeura, run};
+
+fn root(path: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
+}
+
+/// `train text` on the text that ships, or another one.
+fn train(data: &Path, model: &str, args: &[&str]) -> (bool, String, String) {
+    let mut command = meganeura(&["train", "text", "--device", "cpu", "--model", model, "--data"]);
+    let (output, out, err) = run(command.arg(data).args(args));
+    (output.status.success(), out, err)
+}
+
+fn trained(data: &Path, model: &str, args: &[&str]) -> Value {
+    let (success, out, err) = train(data, model, &[args, &["--json"]].concat());
+    assert!(success, "{err}");
+    json_lines(&out).pop().expect("a summary")
+}
+
+/// What a model goes on with after some words.
+fn generated(model: &str, args: &[&str]) -> Value {
+    let caches = tempfile::tempdir().expect("a folder");
+    let mut command = meganeura(&["generate", "--device", "cpu", "--json", "--max-tokens", "12"]);
+    command.args(["--prompt", "Alice was not", "--model", model]).args(args);
+    let (output, out, err) = run(command.env("XDG_CACHE_HOME", caches.path()));
+    assert!(output.status.success(), "{err}");
+    json_lines(&out).pop().expect("a line")
+}
+
+fn loss(summary: &Value) -> f64 {
+    summary["train_loss"].as_f64().expect("a loss")
+}
+
+/// What is saved is a checkpoint in Hugging Face's layout, whatever it came from.
+#[test]
+fn a_gguf_file_is_fine_tuned_to_a_checkpoint() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name).to_str().expect("text").to_owned();
+    let fixture = |name: &str| {
+        let path = root("tests/fixtures/gguf").join(name);
+        path.to_str().expect("text").to_owned()
+    };
+    let data = root("data/alice/alice.txt");
+    let args = ["--seq", "16", "--batch", "2", "--steps", "2"];
+    let out = path("model");
+    trained(
+        &data,
+        &fixture("llama_f32.gguf"),
+        &[&args[..], &["--out", &out]].concat(),
+    );
+    generated(&out, &["--temperature", "0"]);
+    // One that cannot be described so is refused before it is trained.
+    let (success, _, err) = train(
+        &data,
+        &fixture("qwen3_q4_0.gguf"),
+        &[&args[..], &["--out", &path("other")]].concat(),
+    );
+    assert!(!success && err.contains("is not of the type llama"), "{err}");
+}
+
+#[test]
+fn a_small_model_learns_the_text_that_ships_and_goes_on_with_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name).to_str().expect("text").to_owned();
+    // A few paragraphs, again and again: enough to learn them by heart in little time.
+    let whole = std::fs::read_to_string(root("data/alice/alice.txt")).expect("the text");
+    let text = folder.path().join("text.txt");
+    std::fs::write(&text, &whole[..1500]).expect("written");
+    let out = path("model");
+    let args = ["--vocab", "300", "--seq", "32", "--batch", "4", "--test-fraction", "0"];
+    let args = [&args[..], &["--steps", "300", "--out", &out]].concat();
+    let summary = trained(&text, "tiny", &args);
+    assert!(loss(&summary) < 0.5, "{summary}");
+    assert!(summary["test_loss"].is_null(), "{summary}");
+    assert!(summary["steps"].as_u64().is_some_and(|steps| steps >= 300), "{summary}");
+
+    // It was saved as what others open, too.
+    let config = std::fs::read_to_string(Path::new(&out).join("config.json")).expect("a configuration");
+    let config: Value = serde_json::from_str(&config).expect("json");
+    assert_eq!(
+        (&config["model_type"], &config["vocab_size"]),
+        (&"llama".into(), &300.into())
+    );
+    let text_of = |line: &Value| line["text"].as_str().expect("text").to_owned();
+    let before = generated(&out, &[]);
+    assert!(text_of(&before).chars().any(char::is_alphabetic), "{before}");
+
+    // Adapters learn another text; the model stays as it is, and is merged with them on request.
+    let other = folder.path().join("other.txt");
+    std::fs::write(&other, "The Queen said no. ".repeat(60)).expect("written");
+    let lora = path("lora");
+    let args = ["--seq", "16", "--lora", "4", "--lora-targets", "all", "--lr", "0.01"];
+    let args = [&args[..], &["--steps", "30", "--seed", "3"]].concat();
+    let summary = trained(&other, &out, &[&args[..], &["--out", &lora]].concat());
+    let merged = path("merged");
+    let again = trained(&other, &out, &[&args[..], &["--out", &merged, "--merge"]].concat());
+    assert_eq!(loss(&summary), loss(&again));
+    assert!(!Path::new(&lora).join("model.safetensors").exists());
+    assert_eq!(generated(&out, &[])["token_ids"], before["token_ids"]);
+    let adapted = generated(&out, &["--lora", &lora]);
+    assert_ne!(adapted["token_ids"], before["token_ids"]);
+    assert_eq!(generated(&merged, &[])["token_ids"], adapted["token_ids"]);
+}
+
+#[test]
+fn a_run_that_was_ended_goes_on_and_a_checkpoint_learns_as_a_whole() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let run = folder.path().join("run").to_str().expect("text").to_owned();
+    let model = root("tests/fixtures/transformers/llama");
+    let model = model.to_str().expect("text");
+    let data = root("data/alice/alice.txt");
+    let text = folder.path().join("text.txt");
+    let whole = std::fs::read_to_string(data).expect("the text");
+    std::fs::write(&text, &whole[..1200]).expect("written");
+    let args = ["--seq", "16", "--batch", "4", "--lr", "0.01", "--schedule", "constant"];
+    let through = trained(&text, model, &[&args[..], &["--epochs", "3"]].concat());
+    let saving = ["--checkpoint", &run, "--every", "3"];
+    trained(&text, model, &[&args[..], &saving, &["--epochs", "2"]].concat());
+    let rest = ["--epochs", "3", "--resume"];
+    let resumed = trained(&text, model, &[&args[..], &saving, &rest].concat());
+    assert_eq!(resumed["train_loss"], through["train_loss"]);
+    assert_eq!(resumed["test_loss"], through["test_loss"]);
+    // Of random weights, whose logits are large.
+    assert!(loss(&through) < 6.0, "{through}");
+}
+
+#[test]
+fn what_cannot_be_is_one_clear_error() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = |name: &str, contents: &[u8]| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, contents).expect("written");
+        path
+    };
+    let long = file("long.txt", "Down the rabbit hole. ".repeat(40).as_bytes());
+    let short = file("short.txt", b"Alice");
+    let empty = file("empty.txt", b"");
+    let binary = file("binary.txt", &[0xff, 0xfe, 0x00]);
+    let absent = folder.path().join("absent.txt");
+    let llama = root("tests/fixtures/transformers/llama");
+    let linear = root("tests/fixtures/transformers/llama_linear");
+    let (llama, linear) = (llama.to_str().expect("text"), linear.to_str().expect("text"));
+    let nowhere = folder.path().join("nowhere");
+    let nowhere = nowhere.to_str().expect("text");
+    let taken = short.join("model");
+    let taken = taken.to_str().expect("text");
+    let large = folder.path().join("large");
+    // A configuration with more layers than there is memory for.
+    let deep = folder.path().join("deep");
+    std::fs::create_dir(&deep).expect("made");
+    for name in ["model.safetensors", "tokenizer.json"] {
+        std::fs::copy(Path::new(llama).join(name), deep.join(name)).expect("copied");
+    }
+    let config = std::fs::read_to_string(Path::new(llama).join("config.json")).expect("a configuration");
+    let config = config.replace("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 2000000000");
+    std::fs::write(deep.join("config.json"), config).expect("written");
+    let deep = deep.to_str().expect("text");
+    // A tokenizer with more tokens than the model has.
+    let text = whole_tokenizer(&long, &large);
+    for (data, model, args, said) in [
+        (&absent, "tiny", &[][..], "absent.txt: the text cannot be read"),
+        (&binary, "tiny", &[], "not UTF-8"),
+        (&short, "tiny", &[], "tokens, but an example of 64"),
+        (&empty, "tiny", &[], "0 tokens"),
+        (&long, "tiny", &["--seq", "0"], "--seq 1"),
+        (&long, "tiny", &["--batch", "1000"], "larger than the data set"),
+        (&long, "tiny", &["--batch", "0"], "batch"),
+        (&long, "tiny", &["--vocab", "100"], "no room for every byte"),
+        (&long, "tiny", &["--test-fraction", "1"], "--test-fraction"),
+        (&long, "tiny", &["--lora", "4"], "adapters need a model"),
+        (&long, "tiny", &["--tokenizer", "no.json"], "no.json"),
+        (&long, "tiny", &["--out", taken], "could not be made"),
+        (&long, nowhere, &[], "config.json"),
+        (&long, "no-such-org/model", &[], "--features hub"),
+        (&long, linear, &[], "tokenizer.json"),
+        (&long, llama, &["--seq", "200"], "128 positions"),
+        (&long, llama, &["--tokenizer", &text], "the model only 320"),
+        (&long, deep, &[], "too few for the 2000000000 layers"),
+        (&long, llama, &["--lora", "0"], "--lora 1"),
+        (&long, llama, &["--lora", "2", "--lora-alpha", "inf"], "finite"),
+        (&long, llama, &["--lora", "2", "--lora-targets", "q,norm"], "'norm'"),
+        (&long, llama, &["--merge"], "--lora"),
+        (&long, llama, &["--steps", "1", "--epochs", "1"], "cannot be used with"),
+    ] {
+        let (success, _, err) = train(data, model, args);
+        assert!(!success && err.contains(said), "{args:?}: {err}");
+        assert_eq!(err.matches("error:").count(), 1, "{args:?}: {err}");
+    }
+    let (output, _, err) = run(&mut meganeura(&[
+        "generate", "--model", llama, "--prompt", "a", "--lora", nowhere,
+    ]));
+    assert!(!output.status.success() && err.contains("adapter_config.json"), "{err}");
+}
+
+/// The path of a tokenizer with 400 tokens, as `train text` saves one.
+fn whole_tokenizer(data: &Path, folder: &Path) -> String {
+    let whole = root("data/alice/alice.txt");
+    let out = folder.to_str().expect("text");
+    let args = ["--vocab", "400", "--seq", "16", "--epochs", "0", "--out", out];
+    let (success, _, err) = train(if whole.exists() { &whole } else { data }, "tiny", &args);
+    assert!(success, "{err}");
+    folder.join("tokenizer.json").to_str().expect("text").to_owned()
+}
