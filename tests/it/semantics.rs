@@ -416,3 +416,19 @@ fn profiles_say_what_is_in_a_fused_pass() {
     let label = &s.plan().dispatches[0].label;
     assert!(label.ends_with("(core.fused[tanh, exp, mul])"), "{label}");
 }
+
+#[test]
+fn plans_list_the_log_sum_exp_of_attention_alone() {
+    let mut g = Graph::new();
+    let [q, k, v] = ["q", "k", "v"].map(|name| g.parameter(name, &[4, 8]));
+    let attended = g.causal_attention(q, k, v, 2, 2, 4);
+    let labels = g.input_u32("labels", &[4]);
+    let loss = g.cross_entropy_loss(attended, labels);
+    g.set_outputs(vec![loss]);
+    let (plan, _) = Builder::on(device()).plan(&g).expect("a plan");
+    let [(_, buffer)] = plan.lse_buffers[..] else {
+        panic!("{:?}", plan.lse_buffers);
+    };
+    // [heads, rows].
+    assert_eq!(plan.buffers[buffer.index()], 4 * 2 * 4);
+}

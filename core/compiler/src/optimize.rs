@@ -10,7 +10,7 @@ use crate::cluster::cluster;
 use crate::rewrite::clean::clean;
 use crate::rewrite::outcome::places;
 pub use crate::rewrite::{Fusion, OptimizeReport};
-use crate::rewrite::{Pass, Request, Simulated, graph_cost, join, rewrite};
+use crate::rewrite::{Pass, Request, Simulated, apply_rules, graph_cost, join, rewrite};
 use meganeura_core::config::Config;
 use meganeura_core::error::{Result, unwrap_report};
 use meganeura_core::graph::{Graph, Value};
@@ -101,6 +101,31 @@ pub fn optimize_for(graph: &Graph, request: &Request) -> Result<(Graph, Optimize
     report.add_joined(joined, &optimized);
     optimized.verify()?;
     Ok((optimized, report))
+}
+
+/// Fuses a matmul with the RMS normalisation of its left operand wherever nothing else reads the normalised rows, also
+/// where the cost model would not, and returns the number of fusions.
+///
+/// # Panics
+/// With the report of an error: a graph that does not verify, or the rule set `norm` (crate `meganeura-rules`) not linked;
+/// [`apply_rules`](crate::rewrite::apply_rules) returns it instead.
+#[track_caller]
+pub fn apply_rms_norm_matmul_fusions(graph: &mut Graph) -> usize {
+    let titles = [
+        "MatMul(RmsNorm)→FusedRmsNormMatMul",
+        "QuantizedMatMul(RmsNorm)→FusedRmsNormQuantizedMatMul",
+    ];
+    unwrap_report(apply_rules(graph, &titles))
+}
+
+/// Fuses a group normalisation with the SiLU that alone reads its result, in a graph for inference, and returns the number
+/// of fusions. A graph with gradients is left as it is where they read the statistics.
+///
+/// # Panics
+/// As [`apply_rms_norm_matmul_fusions`].
+#[track_caller]
+pub fn apply_group_norm_silu_fusions(graph: &mut Graph) -> usize {
+    unwrap_report(apply_rules(graph, &["GroupNorm+Silu→GroupNormSilu"]))
 }
 
 /// The graph in the form for inference: every operator's own inference form (dropout disappears, batch

@@ -110,6 +110,10 @@ macro_rules! ops {
     ($($op:expr),* $(,)?) => { vec![$(OpRef::new(&$op)),*] };
 }
 
+/// Name of the result in which attention saves the log-sum-exp of its scores for the backward pass. No other operator's
+/// result has it: plans list these buffers ([`ExecutionPlan::lse_buffers`](crate::plan::ExecutionPlan::lse_buffers)).
+pub const ATTENTION_LSE: &str = "lse";
+
 /// The operator whose kernel copies operand 1 over operand 0: how the planner writes persistent data that
 /// could not be computed in place.
 pub(crate) const COPY: OpRef = OpRef::new(&write::Assign);

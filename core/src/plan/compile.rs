@@ -16,7 +16,7 @@ use crate::dtype::DType;
 use crate::error::{Error, MissingKernel, Result, unwrap_report};
 use crate::graph::{ConstantData, Graph, Node, NodeId, NodeKind, Value};
 use crate::kernel::{KernelDesc, Support, widen};
-use crate::ops::{COPY, OpRef, SNAPSHOT};
+use crate::ops::{ATTENTION_LSE, COPY, OpRef, SNAPSHOT};
 use crate::precision::Precision;
 use crate::reference::{expand_call, operand_name};
 use crate::shape::TensorType;
@@ -352,7 +352,7 @@ impl Lowering<'_> {
             let outputs = self.call(node, op, inputs, &targets, &label)?;
             values.extend(ports().zip(outputs.iter().copied()));
             let names = op.ports().iter().zip(&outputs);
-            let saved = names.filter(|(name, _)| **name == "lse");
+            let saved = names.filter(|(name, _)| **name == ATTENTION_LSE);
             self.plan.lse_buffers.extend(saved.map(|(_, &buffer)| (id, buffer)));
         }
         // Writes that could not happen in place: only the last one of each leaf counts.

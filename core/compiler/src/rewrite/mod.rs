@@ -8,6 +8,7 @@
 //! spelled ([`Operator::attributes`](meganeura_core::ops::Operator::attributes)), typed and priced. Nothing here knows an
 //! operator by name. `docs/rules.md` describes the language of rules.
 
+mod apply;
 mod attr;
 mod baseline;
 pub(crate) mod clean;
@@ -44,6 +45,7 @@ use std::hash::{Hash, Hasher};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
+pub use apply::apply_rules;
 pub use meganeura_core::config::RewriteConfig;
 pub use meganeura_core::cost::{Simulated, Target, call_cost, graph_cost};
 pub use meganeura_core::rule_set::{Applies, RuleSet};

@@ -148,7 +148,7 @@ impl Operator for Attention {
     }
 
     fn ports(&self) -> &'static [&'static str] {
-        &["out", "lse"]
+        &["out", super::ATTENTION_LSE]
     }
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {

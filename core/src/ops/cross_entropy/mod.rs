@@ -94,7 +94,7 @@ impl Operator for CrossEntropy {
 
     fn doc(&self) -> Doc {
         Doc {
-            shapes: "logits [rows..., classes], labels [rows..., classes] -> loss [], lse [rows...]",
+            shapes: "logits [rows..., classes], labels [rows..., classes] -> loss [], log_sum_exp [rows...]",
             formula: "-1/rows * sum over rows and classes of labels * log_softmax(logits); port 1 is ln(sum of e^logits) of each row",
             source: "cross-entropy with class probabilities",
         }
@@ -105,7 +105,7 @@ impl Operator for CrossEntropy {
     }
 
     fn ports(&self) -> &'static [&'static str] {
-        &["loss", "lse"]
+        &["loss", "log_sum_exp"]
     }
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
@@ -174,7 +174,7 @@ impl Operator for CrossEntropyIds {
 
     fn doc(&self) -> Doc {
         Doc {
-            shapes: "logits [rows..., classes], ids [rows...] -> loss [], lse [rows...]",
+            shapes: "logits [rows..., classes], ids [rows...] -> loss [], log_sum_exp [rows...]",
             formula: "-1/rows * sum over rows of log_softmax(logits)[id]; port 1 is ln(sum of e^logits) of each row; an id >= classes is an error of the step",
             source: "cross-entropy with class ids",
         }
@@ -185,7 +185,7 @@ impl Operator for CrossEntropyIds {
     }
 
     fn ports(&self) -> &'static [&'static str] {
-        &["loss", "lse"]
+        &["loss", "log_sum_exp"]
     }
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
