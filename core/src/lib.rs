@@ -56,6 +56,6 @@ pub use loss_scaling::LossScaling;
 pub use mode::Mode;
 pub use plan::ExecutionPlan;
 pub use plan::optimizer::{Adam, GradientClip, Optimizer, ParameterGroup, Sgd, Update};
-pub use session::{MemorySummary, NonFinite, Session};
+pub use session::{LoadOptions, LoadReport, MemorySummary, NonFinite, Session, Weight, Weights};
 pub use shape::{Shape, TensorType};
 pub use statistics::TensorStatistics;

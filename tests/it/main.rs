@@ -23,3 +23,4 @@ mod retired_words;
 mod semantics;
 mod two_devices;
 mod two_graphs;
+mod weights;

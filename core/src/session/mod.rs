@@ -15,6 +15,7 @@ mod read;
 mod statistics;
 mod summary;
 mod tensors;
+mod weights;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -25,6 +26,7 @@ pub use profile::{TimingRow, Timings};
 pub use progress::Progress;
 pub use statistics::ResultStatistics;
 pub use summary::MemorySummary;
+pub use weights::{LoadOptions, LoadReport, Rename, Weight, Weights};
 
 use crate::backend::{Device, Executable, PassTiming, StepArgs, StepStats, Ticket};
 use crate::config::Config;

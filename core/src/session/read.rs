@@ -1,9 +1,12 @@
 //! Results of a session, and its weights.
 
+use std::collections::BTreeSet;
+
+use super::weights::listed;
 use super::{Session, bytes_of_mut};
 use crate::dtype::DType;
 use crate::error::{Error, Result, TensorKind, unwrap_report};
-use crate::plan::{BufferRef, TensorView};
+use crate::plan::BufferRef;
 
 impl Session {
     /// The loss of the last step: the first output.
@@ -192,13 +195,26 @@ impl Session {
     /// such as from a training to an evaluation session.
     ///
     /// # Errors
-    /// A tensor of another size; errors of either device.
+    /// [`Error::InvalidUse`] with both lists of names where both have parameters and no name is in both; a tensor of another
+    /// size; errors of either device.
     pub fn try_copy_weights_from(&mut self, other: &mut Session) -> Result<()> {
-        for TensorView { name, .. } in self.plan.parameters() {
-            if other.tensors.find(TensorKind::Parameter, &name).is_ok() {
-                let bytes = other.try_read_parameter_bytes(&name)?;
-                self.try_set_parameter_bytes(&name, &bytes)?;
-            }
+        let names = |s: &Session| -> Vec<String> { s.plan.parameters().into_iter().map(|v| v.name).collect() };
+        let (ours, theirs) = (names(self), names(other));
+        let known: BTreeSet<&String> = theirs.iter().collect();
+        let common: Vec<&String> = ours.iter().filter(|name| known.contains(name)).collect();
+        if common.is_empty() && !ours.is_empty() && !theirs.is_empty() {
+            return Err(Error::misuse(
+                format!(
+                    "no parameter has the same name in both sessions: {} here, {} in the other one",
+                    listed(&ours),
+                    listed(&theirs)
+                ),
+                "name the layers of both models alike, or use `try_weights` and `try_load_weights` with names of your own",
+            ));
+        }
+        for name in common {
+            let bytes = other.try_read_parameter_bytes(name)?;
+            self.try_set_parameter_bytes(name, &bytes)?;
         }
         let own = |s: &Session| -> Vec<String> {
             let states = s.plan.state_buffers.iter().filter(|s| !s.optimizer);

@@ -1,0 +1,467 @@
+//! Weights of a session in memory and in files: parameters and states of the model, by name.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::fs;
+use std::path::Path;
+
+use safetensors::SafeTensors;
+use safetensors::tensor::{Dtype, TensorView as FileView};
+
+use super::Session;
+use crate::dtype::DType;
+use crate::error::{Error, Result, TensorKind, unwrap_report};
+use crate::files::write_atomically;
+use crate::shape::{Shape, TensorType};
+use crate::storage::{decode, scalar_bytes};
+
+/// Names that a message lists at most, of each kind.
+const MAX_LISTED: usize = 10;
+
+/// Tensors by name, as they are stored: little-endian, row-major.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Weights {
+    tensors: BTreeMap<String, Weight>,
+}
+
+/// A tensor of [`Weights`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Weight {
+    ty: TensorType,
+    bytes: Vec<u8>,
+}
+
+impl Weight {
+    /// A tensor of `f32`, row-major.
+    ///
+    /// # Errors
+    /// [`Error::InvalidUse`] if the shape has another number of elements, or more than can be counted.
+    pub fn f32(shape: &[usize], data: &[f32]) -> Result<Self> {
+        let shape = Shape::new(shape).map_err(|message| Error::misuse(message, "use a smaller shape"))?;
+        if shape.numel() != data.len() {
+            return Err(Error::misuse(
+                format!(
+                    "a tensor of the shape {shape} has {} elements, and the data {}",
+                    shape.numel(),
+                    data.len()
+                ),
+                "pass as many elements as the shape has",
+            ));
+        }
+        Ok(Weight {
+            ty: TensorType::f32(shape),
+            bytes: data.iter().flat_map(|v| v.to_le_bytes()).collect(),
+        })
+    }
+
+    /// Shape and element type.
+    pub fn ty(&self) -> &TensorType {
+        &self.ty
+    }
+
+    /// Little-endian, row-major.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// The elements as `f32`; those of integers beyond 2^24 are rounded.
+    pub fn to_f32(&self) -> Vec<f32> {
+        decode(self.ty.dtype, &self.bytes)
+            .into_iter()
+            .map(|v| v as f32)
+            .collect()
+    }
+
+    /// The same elements as another floating-point type.
+    fn converted(&self, dtype: DType) -> Option<Vec<u8>> {
+        if self.ty.dtype == dtype {
+            return Some(self.bytes.clone());
+        }
+        if !self.ty.dtype.is_float() || !dtype.is_float() {
+            return None;
+        }
+        let size = dtype.block().bytes;
+        let values = decode(self.ty.dtype, &self.bytes).into_iter();
+        Some(
+            values
+                .flat_map(|v| scalar_bytes(dtype, v).into_iter().take(size))
+                .collect(),
+        )
+    }
+
+    /// The transposed matrix; `None` for other ranks.
+    fn transposed(&self) -> Option<Weight> {
+        let &[rows, columns] = self.ty.shape.dims() else {
+            return None;
+        };
+        let size = self.ty.dtype.block().bytes;
+        let mut bytes = Vec::with_capacity(self.bytes.len());
+        for column in 0..columns {
+            for row in 0..rows {
+                let at = (row * columns + column) * size;
+                bytes.extend_from_slice(&self.bytes[at..at + size]);
+            }
+        }
+        let shape = Shape::new(&[columns, rows]).ok()?;
+        Some(Weight {
+            ty: TensorType::new(self.ty.dtype, shape),
+            bytes,
+        })
+    }
+}
+
+impl Weights {
+    /// The names, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    /// A tensor.
+    pub fn get(&self, name: &str) -> Option<&Weight> {
+        self.tensors.get(name)
+    }
+
+    /// Adds a tensor, or replaces the one of that name.
+    pub fn insert(&mut self, name: impl Into<String>, weight: Weight) {
+        self.tensors.insert(name.into(), weight);
+    }
+
+    /// Keeps the tensors whose names are wanted.
+    pub fn retain(&mut self, wanted: impl Fn(&str) -> bool) {
+        self.tensors.retain(|name, _| wanted(name));
+    }
+
+    /// Number of tensors.
+    pub fn len(&self) -> usize {
+        self.tensors.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.tensors.is_empty()
+    }
+
+    /// Reads a safetensors file: tensors of `F32`, `F16`, `BF16`, `F64` (narrowed to `f32`), `U32` and `I32`. The file is
+    /// read as a whole; its header is checked against its size before anything is taken from it.
+    ///
+    /// # Errors
+    /// [`Error::File`] for a file that cannot be read, is damaged, or has a tensor of another type.
+    pub fn read(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let bytes = fs::read(path)
+            .map_err(|e| Error::file(path, format!("cannot be read: {e}"), "name a .safetensors file"))?;
+        Weights::parse(path, &bytes)
+    }
+
+    /// [`Weights::read`] of bytes in memory; the path is for messages.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn parse(path: &Path, bytes: &[u8]) -> Result<Self> {
+        let damaged = |what: String| Error::file(path, what, "it is damaged, or no safetensors file; get it again");
+        let file = SafeTensors::deserialize(bytes).map_err(|e| damaged(format!("is no safetensors file: {e}")))?;
+        let mut weights = Weights::default();
+        for (name, view) in file.iter() {
+            let shape = Shape::new(view.shape()).map_err(|e| damaged(format!("the tensor '{name}': {e}")))?;
+            let (dtype, bytes) = match view.dtype() {
+                Dtype::F32 => (DType::F32, view.data().to_vec()),
+                Dtype::F16 => (DType::F16, view.data().to_vec()),
+                Dtype::BF16 => (DType::BF16, view.data().to_vec()),
+                Dtype::U32 => (DType::U32, view.data().to_vec()),
+                Dtype::I32 => (DType::I32, view.data().to_vec()),
+                Dtype::F64 => (DType::F32, narrowed(view.data())),
+                other => {
+                    return Err(Error::file(
+                        path,
+                        format!("the tensor '{name}' is of type {other:?}"),
+                        "store it as F32, F16, BF16, F64, U32 or I32",
+                    ));
+                }
+            };
+            let ty = TensorType::new(dtype, shape);
+            weights.insert(name, Weight { ty, bytes });
+        }
+        Ok(weights)
+    }
+
+    /// The bytes of a safetensors file.
+    ///
+    /// # Errors
+    /// [`Error::InvalidUse`] if the format cannot hold them.
+    pub fn to_bytes(&self) -> Result<Vec<u8>> {
+        let failed = |e: safetensors::SafeTensorError| {
+            Error::misuse(
+                format!("safetensors cannot hold these tensors: {e}"),
+                "save fewer of them",
+            )
+        };
+        let views = self.tensors.iter().map(|(name, weight)| {
+            let dtype = match weight.ty.dtype {
+                DType::F32 => Dtype::F32,
+                DType::F16 => Dtype::F16,
+                DType::BF16 => Dtype::BF16,
+                DType::U32 => Dtype::U32,
+                DType::I32 => Dtype::I32,
+            };
+            let view = FileView::new(dtype, weight.ty.shape.to_vec(), &weight.bytes);
+            view.map(|view| (name.as_str(), view))
+        });
+        let views = views.collect::<std::result::Result<Vec<_>, _>>().map_err(failed)?;
+        let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+        safetensors::serialize(views, Some(metadata)).map_err(failed)
+    }
+
+    /// Writes a safetensors file, as a whole or not at all.
+    ///
+    /// # Errors
+    /// [`Error::File`] if it cannot be written; an earlier file is as it was.
+    pub fn write(&self, path: impl AsRef<Path>) -> Result<()> {
+        let bytes = self.to_bytes()?;
+        write_atomically(path.as_ref(), |w| w.write_all(&bytes))
+    }
+}
+
+/// `f64` as `f32`.
+fn narrowed(bytes: &[u8]) -> Vec<u8> {
+    let values = bytes.chunks_exact(8).map(|c| {
+        let mut array = [0; 8];
+        array.copy_from_slice(c);
+        f64::from_le_bytes(array) as f32
+    });
+    values.flat_map(f32::to_le_bytes).collect()
+}
+
+/// New name of a tensor of a file; `None` leaves the tensor out.
+pub type Rename<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+/// How [`Session::try_load_weights`] matches tensors.
+#[derive(Clone, Copy)]
+pub struct LoadOptions<'a> {
+    /// Whether the names must be the same: a tensor that the session lacks, or that the file lacks, is an error. Otherwise
+    /// the [`LoadReport`] lists them. Shapes must fit in any case.
+    pub strict: bool,
+    /// The name in the session of a tensor of the file; `None` leaves the tensor out. By default names are the same.
+    pub rename: Option<Rename<'a>>,
+    /// Whether the matrix of that name (in the session) is stored transposed, as PyTorch's `Linear` stores its weight. By
+    /// default none is.
+    pub transpose: Option<&'a dyn Fn(&str) -> bool>,
+}
+
+impl Default for LoadOptions<'_> {
+    fn default() -> Self {
+        LoadOptions {
+            strict: true,
+            rename: None,
+            transpose: None,
+        }
+    }
+}
+
+/// What [`Session::try_load_weights`] matched.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LoadReport {
+    /// Tensors that were set, by the session's names.
+    pub loaded: Vec<String>,
+    /// Tensors of the session that the file lacks: they are as they were.
+    pub missing: Vec<String>,
+    /// Tensors of the file, by their new names, that the session lacks.
+    pub unexpected: Vec<String>,
+}
+
+impl fmt::Display for LoadReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} tensors loaded", self.loaded.len())?;
+        if !self.missing.is_empty() {
+            write!(f, "; the file lacks {}", listed(&self.missing))?;
+        }
+        if !self.unexpected.is_empty() {
+            write!(f, "; the model lacks {}", listed(&self.unexpected))?;
+        }
+        Ok(())
+    }
+}
+
+/// The first names of a list, and how many more there are.
+pub(super) fn listed(names: &[String]) -> String {
+    let first: Vec<String> = names.iter().take(MAX_LISTED).map(|n| format!("'{n}'")).collect();
+    match names.len().saturating_sub(MAX_LISTED) {
+        0 => first.join(", "),
+        more => format!("{} and {more} more", first.join(", ")),
+    }
+}
+
+impl Session {
+    /// Names of the model's tensors: parameters, and states that are not the optimizer's.
+    fn weight_names(&self) -> Vec<(TensorKind, String)> {
+        let parameters = self.plan.parameters().into_iter();
+        let parameters = parameters.map(|view| (TensorKind::Parameter, view.name));
+        let states = self.plan.state_buffers.iter().filter(|s| !s.optimizer);
+        let states = states.map(|s| (TensorKind::State, s.name.clone()));
+        parameters.chain(states).collect()
+    }
+
+    /// Reads parameters and states (not the optimizer's) by name.
+    ///
+    /// # Errors
+    /// Errors of the last step.
+    pub fn try_weights(&mut self) -> Result<Weights> {
+        self.try_wait()?;
+        let mut weights = Weights::default();
+        for (kind, name) in self.weight_names() {
+            let tensor = self.tensors.find(kind, &name)?;
+            let mut bytes = vec![0; tensor.ty.bytes()];
+            tensor.read(&mut *self.executable, &mut bytes)?;
+            let ty = tensor.ty.clone();
+            weights.insert(name, Weight { ty, bytes });
+        }
+        Ok(weights)
+    }
+
+    /// Sets parameters and states by name. Floating-point types are converted to those of the session. Everything is checked
+    /// before the first tensor is set, so that an error changes nothing.
+    ///
+    /// # Errors
+    /// [`Error::InvalidUse`] listing tensors that are missing or unexpected ([`LoadOptions::strict`]), that have another
+    /// shape (one that fits transposed is named) or a type that cannot be converted; none that match at all.
+    pub fn try_load_weights(&mut self, weights: &Weights, options: &LoadOptions) -> Result<LoadReport> {
+        let mut by_name: BTreeMap<String, (&str, &Weight)> = BTreeMap::new();
+        for (theirs, weight) in &weights.tensors {
+            let ours = options
+                .rename
+                .map_or_else(|| Some(theirs.clone()), |rename| rename(theirs));
+            let Some(ours) = ours else { continue };
+            if let Some((other, _)) = by_name.insert(ours.clone(), (theirs, weight)) {
+                return Err(Error::misuse(
+                    format!("'{other}' and '{theirs}' are both renamed to '{ours}'"),
+                    "give every tensor a name of its own",
+                ));
+            }
+        }
+        let mut report = LoadReport::default();
+        let (mut writes, mut wrong) = (Vec::new(), Vec::new());
+        for (kind, name) in self.weight_names() {
+            let Some((theirs, weight)) = by_name.remove(&name) else {
+                report.missing.push(name);
+                continue;
+            };
+            let wanted = &self.tensors.find(kind, &name)?.ty;
+            match fitted(
+                weight,
+                wanted,
+                options.transpose.is_some_and(|transpose| transpose(&name)),
+            ) {
+                Ok(bytes) => writes.push((kind, name, bytes)),
+                Err(problem) => wrong.push(format!("'{theirs}' for '{name}' {problem}")),
+            }
+        }
+        report.unexpected = by_name.into_keys().collect();
+        if !wrong.is_empty() {
+            let more = wrong.len().saturating_sub(MAX_LISTED);
+            let more = if more > 0 {
+                format!("; and {more} more")
+            } else {
+                String::new()
+            };
+            wrong.truncate(MAX_LISTED);
+            return Err(Error::misuse(
+                format!("weights do not fit the model: {}{more}", wrong.join("; ")),
+                "build the model that the weights belong to, or transpose or rename them",
+            ));
+        }
+        let differs = !report.missing.is_empty() || !report.unexpected.is_empty();
+        if (options.strict && differs) || (writes.is_empty() && !weights.is_empty()) {
+            return Err(Error::misuse(
+                mismatch(&report),
+                "rename the tensors, or load without `strict` what both have",
+            ));
+        }
+        for (kind, name, bytes) in writes {
+            let tensor = self.tensors.find(kind, &name)?;
+            tensor.write(&mut *self.executable, &bytes)?;
+            report.loaded.push(name);
+        }
+        Ok(report)
+    }
+
+    /// Saves parameters and states (not the optimizer's) to a safetensors file, as a whole or not at all. What trained on one
+    /// device can be loaded on any other, bit for bit.
+    ///
+    /// # Errors
+    /// [`Error::File`] if the file cannot be written; errors of the last step.
+    pub fn try_save(&mut self, path: impl AsRef<Path>) -> Result<()> {
+        self.try_weights()?.write(path)
+    }
+
+    /// [`Session::try_save`], panicking with its report.
+    #[track_caller]
+    pub fn save(&mut self, path: impl AsRef<Path>) {
+        unwrap_report(self.try_save(path));
+    }
+
+    /// Loads what [`Session::try_save`] saved, or any other safetensors file whose tensors have the names and shapes of the
+    /// session's; [`Session::try_load_weights`] can rename and transpose, and load a part.
+    ///
+    /// # Errors
+    /// Those of [`Weights::read`] and [`Session::try_load_weights`].
+    pub fn try_load(&mut self, path: impl AsRef<Path>) -> Result<LoadReport> {
+        let path = path.as_ref();
+        let weights = Weights::read(path)?;
+        self.try_load_weights(&weights, &LoadOptions::default())
+            .map_err(|error| match error {
+                Error::InvalidUse { message, remedy } => Error::file(path, message, remedy),
+                other => other,
+            })
+    }
+
+    /// [`Session::try_load`], panicking with its report.
+    #[track_caller]
+    pub fn load(&mut self, path: impl AsRef<Path>) {
+        unwrap_report(self.try_load(path).map(drop));
+    }
+}
+
+/// What a strict load says of tensors without a counterpart.
+fn mismatch(report: &LoadReport) -> String {
+    let mut parts = Vec::new();
+    if !report.missing.is_empty() {
+        parts.push(format!(
+            "the weights lack {} that the model has",
+            listed(&report.missing)
+        ));
+    }
+    if !report.unexpected.is_empty() {
+        parts.push(format!(
+            "the model lacks {} that the weights have",
+            listed(&report.unexpected)
+        ));
+    }
+    parts.join("; ")
+}
+
+/// The storage bytes of a tensor for a place of that type, or why it does not fit.
+fn fitted(weight: &Weight, wanted: &TensorType, transpose: bool) -> std::result::Result<Vec<u8>, String> {
+    let turned;
+    let weight = match transpose {
+        false => weight,
+        true => {
+            turned = weight
+                .transposed()
+                .ok_or_else(|| format!("is {} and cannot be transposed: it is no matrix", weight.ty))?;
+            &turned
+        }
+    };
+    if weight.ty.shape != wanted.shape {
+        let reversed: Vec<usize> = weight.ty.shape.dims().iter().rev().copied().collect();
+        let hint = match weight.ty.shape.dims().len() == 2 && reversed == wanted.shape.dims() {
+            true => " (it would fit transposed)",
+            false => "",
+        };
+        return Err(format!(
+            "has the shape {} instead of {}{hint}",
+            weight.ty.shape, wanted.shape
+        ));
+    }
+    weight
+        .converted(wanted.dtype)
+        .ok_or_else(|| format!("is {} instead of {}", weight.ty.dtype, wanted.dtype))
+}
