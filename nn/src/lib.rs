@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`data`] | data sets that ship with the crate or are read from CSV, NumPy and IDX files, augmentation, mini-batches |
 //! | [`layers`] | linear, convolution, embedding, self-attention, norms, dropout, activations |
+//! | [`model`] | trained classifiers as folders, and predictions |
 //! | [`models`] | multi-layer perceptron, convolutional and residual networks, vision transformer, U-Net, Llama family, as graph builders |
 //! | [`trainer`] | the training loop with evaluation, learning-rate schedules, early stopping, observers and a log |
 //!
@@ -12,6 +13,7 @@
 
 pub mod data;
 pub mod layers;
+pub mod model;
 pub mod models;
 pub mod trainer;
 

@@ -12,6 +12,7 @@
 //! | any pair of IDX files, plain or gzip | [`idx_dataset`] |
 //! | a single IDX array | [`read_idx`], [`parse_idx`] |
 //! | a table of numbers as CSV | [`read_csv`], [`parse_csv`] |
+//! | the feature columns of a trained model, by name | [`read_features`], [`parse_features`] |
 //! | arrays of NumPy, `.npz` or `.npy` | [`npz_dataset`], [`npy_dataset`] |
 //! | a single NumPy array | [`read_npy`], [`parse_npy`], [`read_npz`] |
 //! | your own vectors | [`Dataset::new`] |
@@ -62,7 +63,9 @@ mod stream;
 
 pub use augment::{Augmentation, Transform};
 pub use batches::{Batch, Batches, Remainder};
-pub use csv::{Column, CsvOptions, Header, Table, parse_csv, read_csv};
+pub use csv::{
+    Column, CsvOptions, FeatureOptions, FeatureTable, Header, Table, parse_csv, parse_features, read_csv, read_features,
+};
 pub use dataset::{Dataset, one_hot};
 pub use digits::{DIGITS_SPLIT_SEED, DIGITS_TEST_FRACTION, digits, digits_split};
 pub use error::DataError;

@@ -1,5 +1,7 @@
 //! Tables of numbers in CSV files.
 
+mod features;
+
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Read};
@@ -10,6 +12,8 @@ use csv::{ByteRecord, Reader, ReaderBuilder, Trim};
 use super::classes::Labels;
 use super::dataset::Dataset;
 use super::error::DataError;
+
+pub use features::{FeatureOptions, FeatureTable, parse_features, read_features};
 
 /// A column of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -132,17 +136,7 @@ pub fn read_csv(path: impl AsRef<Path>, options: &CsvOptions) -> Result<Table, D
 /// # }
 /// ```
 pub fn parse_csv(reader: impl Read, name: &str, options: &CsvOptions) -> Result<Table, DataError> {
-    let mut records = Records {
-        name,
-        reader: ReaderBuilder::new()
-            .has_headers(false)
-            .flexible(true)
-            .trim(Trim::All)
-            .delimiter(options.delimiter)
-            .from_reader(Newlines::of(reader)),
-        record: ByteRecord::new(),
-        lines: 0,
-    };
+    let mut records = Records::of(reader, name, options.delimiter);
     let Some(first) = records.next()? else {
         return Err(DataError::Empty { name: name.into() });
     };
@@ -194,7 +188,21 @@ struct Records<'n, R> {
     lines: usize,
 }
 
-impl<R: Read> Records<'_, R> {
+impl<'n, R: Read> Records<'n, R> {
+    fn of(reader: R, name: &'n str, delimiter: u8) -> Self {
+        Records {
+            name,
+            reader: ReaderBuilder::new()
+                .has_headers(false)
+                .flexible(true)
+                .trim(Trim::All)
+                .delimiter(delimiter)
+                .from_reader(Newlines::of(reader)),
+            record: ByteRecord::new(),
+            lines: 0,
+        }
+    }
+
     fn next(&mut self) -> Result<Option<Line<'_>>, DataError> {
         let more = self.reader.read_byte_record(&mut self.record);
         let more = more.map_err(|error| DataError::Io {
@@ -246,6 +254,21 @@ fn line<'r>(name: &str, number: usize, record: &'r ByteRecord) -> Result<Line<'r
     Ok(Line { number, fields })
 }
 
+/// Whether the first line is a header, and the names of the columns.
+fn first_fields(first: &Line, header: Header) -> (bool, Vec<String>) {
+    let is_number = |field: &&str| field.parse::<f64>().is_ok();
+    let header = match header {
+        Header::Auto => !first.fields.iter().any(is_number),
+        Header::Yes => true,
+        Header::No => false,
+    };
+    let columns = match header {
+        true => first.fields.iter().map(|&f| f.to_owned()).collect(),
+        false => (1..=first.fields.len()).map(|n| format!("column {n}")).collect(),
+    };
+    (header, columns)
+}
+
 /// The examples read so far.
 struct Rows<'o> {
     file: &'o str,
@@ -263,16 +286,7 @@ struct Rows<'o> {
 impl<'o> Rows<'o> {
     /// Finds out about the columns from the first line.
     fn of(file: &'o str, first: &Line, options: &CsvOptions) -> Result<Self, DataError> {
-        let is_number = |field: &&str| field.parse::<f64>().is_ok();
-        let header = match options.header {
-            Header::Auto => !first.fields.iter().any(is_number),
-            Header::Yes => true,
-            Header::No => false,
-        };
-        let columns: Vec<String> = match header {
-            true => first.fields.iter().map(|&f| f.to_owned()).collect(),
-            false => (1..=first.fields.len()).map(|n| format!("column {n}")).collect(),
-        };
+        let (header, columns) = first_fields(first, options.header);
         let find = |column: &Column| find(file, column, &columns, header);
         let label = find(&options.label)?;
         let mut is_feature = vec![true; columns.len()];
