@@ -10,7 +10,7 @@ use clap::{Parser, Subcommand};
 use meganeura::profiler::{self, TraceFile};
 
 use commands::tune;
-use commands::{bench, chat, conformance, devices, diff, doctor, explain, generate, ops, plugins, train};
+use commands::{bench, chat, conformance, devices, diff, doctor, explain, generate, ops, plugins, predict, train};
 
 /// Train and run neural networks on any hardware.
 #[derive(Debug, Parser)]
@@ -38,6 +38,10 @@ share memory, and writes generated kernels to a folder.";
 enum Command {
     /// Train a classifier on handwritten digits or your own data and report its accuracy on held-out examples.
     Train(Box<train::Args>),
+    /// Predict the classes of new examples with a model that `train --out` saved.
+    Predict(predict::PredictArgs),
+    /// Measure a saved model on labelled examples: accuracy, precision, recall, F1 and confusion matrix.
+    Evaluate(predict::EvaluateArgs),
     /// Continue a text with a language model.
     Generate(Box<generate::Args>),
     /// Talk to a language model that was made for it.
@@ -89,6 +93,8 @@ fn main() -> ExitCode {
 fn run(command: &Command) -> ExitCode {
     let outcome = match command {
         Command::Train(args) => train::run(args),
+        Command::Predict(args) => predict::predict(args),
+        Command::Evaluate(args) => predict::evaluate(args),
         Command::Generate(args) => generate::run(args),
         Command::Chat(args) => chat::run(args),
         Command::Devices(args) => devices::run(args),

@@ -15,6 +15,7 @@ mod page;
 mod planned;
 pub(crate) mod plugins;
 mod precision;
+pub(crate) mod predict;
 pub(crate) mod train;
 pub(crate) mod tune;
 mod workload;

@@ -16,6 +16,7 @@ mod options;
 #[cfg(unix)]
 mod plugins;
 mod precision;
+mod predict;
 mod report;
 #[path = "../../../tests/common/retired.rs"]
 mod retired;

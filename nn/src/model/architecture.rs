@@ -97,7 +97,7 @@ impl Architecture {
             }
             (_, shape) => g.report(
                 self.name(),
-                &format!("its examples are images, and these have the shape {shape:?}"),
+                format!("its examples are images, and these have the shape {shape:?}"),
                 "give it [channels, height, width], or use a perceptron",
             ),
         })

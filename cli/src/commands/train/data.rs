@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use meganeura::nn::data::{self, Column, CsvOptions, Dataset, Header, Standardiser, Table};
+use meganeura::nn::model::{Columns, Input, Scaling};
 
 use super::Model;
 
@@ -107,7 +108,7 @@ enum Scale {
     All,
 }
 
-fn delimiter(text: &str) -> std::result::Result<u8, String> {
+pub(crate) fn delimiter(text: &str) -> std::result::Result<u8, String> {
     match text.as_bytes() {
         b"tab" | b"\\t" => Ok(b'\t'),
         [byte] if byte.is_ascii() && !matches!(byte, b'"' | b'\n' | b'\r') => Ok(*byte),
@@ -122,6 +123,27 @@ pub(super) struct Loaded {
     pub(super) test: Dataset,
     /// Labels of the file by class id, if the file is the user's.
     pub(super) class_names: Option<Vec<String>>,
+    /// Columns of a table.
+    columns: Option<Columns>,
+    /// How the features were scaled.
+    scaling: Option<Scaling>,
+}
+
+impl Loaded {
+    /// What the model's examples are.
+    pub(super) fn input(&self) -> Input {
+        Input {
+            columns: self.columns.clone(),
+            scaling: self.scaling.clone(),
+            ..Input::of(&self.train)
+        }
+    }
+
+    /// Names of the classes; of data sets that ship, the digits.
+    pub(super) fn classes(&self) -> Vec<String> {
+        let numbers = || (0..self.train.classes()).map(|class| class.to_string()).collect();
+        self.class_names.clone().unwrap_or_else(numbers)
+    }
 }
 
 /// Loads the examples in the shape that the model takes. With `keep_shape`, images stay images also for a
@@ -155,6 +177,8 @@ fn shipped(data_set: DataSet, mnist: &Path) -> Result<Loaded> {
         train,
         test,
         class_names: None,
+        columns: None,
+        scaling: None,
     })
 }
 
@@ -172,6 +196,11 @@ fn csv(path: &Path, files: &FileOptions) -> Result<Loaded> {
     };
     let table = data::read_csv(path, &options)?;
     let class_names = Some(table.class_names.clone());
+    let columns = Columns {
+        features: table.feature_names.clone(),
+        label: table.label_name.clone(),
+        ignored: files.ignore.clone(),
+    };
     let (train, test) = match &files.test_csv {
         None => split(table.data, files)?,
         Some(test_path) => {
@@ -189,6 +218,8 @@ fn csv(path: &Path, files: &FileOptions) -> Result<Loaded> {
         train,
         test,
         class_names,
+        columns: Some(columns),
+        scaling: None,
     })
 }
 
@@ -220,6 +251,8 @@ fn npz(path: &Path, files: &FileOptions) -> Result<Loaded> {
         train,
         test,
         class_names: Some(arrays.class_names),
+        columns: None,
+        scaling: None,
     })
 }
 
@@ -235,6 +268,7 @@ fn scaled(loaded: Loaded, scale: Scale) -> Result<Loaded> {
         (Scale::All, _) | (Scale::Auto, true) => Standardiser::fit_global(&loaded.train),
     };
     Ok(Loaded {
+        scaling: Some(Scaling::from(&standardiser)),
         train: loaded.train.standardised(&standardiser)?,
         test: loaded.test.standardised(&standardiser)?,
         ..loaded
@@ -242,13 +276,17 @@ fn scaled(loaded: Loaded, scale: Scale) -> Result<Loaded> {
 }
 
 fn shaped(data: Dataset, model: Model, keep_shape: bool) -> Result<Dataset> {
+    let least = model.least_image();
     match (model, data.feature_shape()) {
-        (Model::Cnn, &[_, h, w]) if h >= 4 && w >= 4 => Ok(data),
-        (Model::Cnn, &[h, w]) if h >= 4 && w >= 4 => Ok(data.with_feature_shape(vec![1, h, w])?),
-        (Model::Cnn, shape) => Err(format!(
-            "{}: --model cnn needs images, [channels, height, width] or [height, width], of at least 4x4 pixels, but \
-             each example has the shape {shape:?}; train --model mlp",
-            data.name()
+        (Model::Cnn | Model::Resnet18, &[_, h, w]) if h >= least && w >= least => Ok(data),
+        (Model::Cnn | Model::Resnet18, &[h, w]) if h >= least && w >= least => {
+            Ok(data.with_feature_shape(vec![1, h, w])?)
+        }
+        (Model::Cnn | Model::Resnet18, shape) => Err(format!(
+            "{}: --model {} needs images, [channels, height, width] or [height, width], of at least {least}x{least} \
+             pixels, but each example has the shape {shape:?}; train --model mlp",
+            data.name(),
+            model.name()
         )
         .into()),
         (Model::Mlp, _) if keep_shape => Ok(data),

@@ -6,18 +6,19 @@ mod logs;
 mod options;
 mod text;
 
-use std::path::PathBuf;
+use std::error::Error;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::ValueEnum;
-use meganeura::Graph;
 use meganeura::nn::data::{Augmentation, Dataset};
-use meganeura::nn::models::{MlpConfig, classifier, cnn_classifier, mlp_classifier};
+use meganeura::nn::model::{Architecture, Description, Model as Trained};
 use meganeura::nn::trainer::{Evaluation, OptimizerChoice, TrainConfig, TrainReport, Trainer};
 use serde_json::{Value, json};
 
 use super::Outcome;
 use crate::output::line;
+pub(crate) use data::delimiter;
 use data::{DataSet, FileOptions, Loaded, Source, load};
 use logs::Logs;
 use options::RunOptions;
@@ -25,7 +26,7 @@ use options::RunOptions;
 const EXAMPLES: &str = "\
 Examples:
   meganeura train digits --model cnn
-  meganeura train --csv flowers.csv --label species --patience 20
+  meganeura train --csv flowers.csv --label species --patience 20 --out flowers
   meganeura train --npz images.npz --model cnn --augment flip,shift=2 --log run.jsonl
   meganeura train digits --epochs 100 --checkpoint run --every 200 --resume
   meganeura train text --data data/alice/alice.txt --model tiny --out alice";
@@ -50,6 +51,14 @@ pub(crate) struct Args {
     #[arg(long, value_enum, default_value_t = Model::Mlp)]
     model: Model,
 
+    /// Units of each hidden layer of the perceptron, or of the one of the cnn [default: 256,128; cnn: 64]
+    #[arg(long, value_name = "SIZES", value_delimiter = ',')]
+    hidden: Vec<usize>,
+
+    /// Folder for the trained model, from which `predict` and `evaluate` work; an earlier model in it is replaced.
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+
     /// Change training examples at random: flip, shift=PIXELS, cutout=PIXELS, erase for images; noise=DEVIATION,
     /// brightness=AMOUNT, contrast=AMOUNT for all; with commas between.
     #[arg(long, value_name = "LIST")]
@@ -70,8 +79,10 @@ pub(crate) struct Args {
 enum Model {
     /// Multi-layer perceptron.
     Mlp,
-    /// Convolutional network.
+    /// Convolutional network with three blocks, for small images.
     Cnn,
+    /// Residual network with 18 layers, for images.
+    Resnet18,
 }
 
 impl Model {
@@ -79,20 +90,38 @@ impl Model {
         match self {
             Model::Mlp => "mlp",
             Model::Cnn => "cnn",
+            Model::Resnet18 => "resnet18",
         }
     }
 
-    /// The graph for a batch of examples like those.
-    fn graph(self, batch: usize, like: &Dataset) -> Graph {
-        let classes = like.classes();
-        match (self, like.feature_shape()) {
-            (Model::Cnn, &[c, h, w]) => cnn_classifier(batch, [c, h, w], classes),
-            (_, &[features]) => mlp_classifier(batch, features, classes),
-            (_, shape) => classifier(batch, shape, |g, x| {
-                let x = g.flatten(x);
-                MlpConfig::new(like.feature_len(), classes).build(g, "").forward(g, x)
-            }),
+    /// Least height and width of the images that it takes.
+    fn least_image(self) -> usize {
+        match self {
+            Model::Mlp => 1,
+            Model::Cnn => 4,
+            Model::Resnet18 => 8,
         }
+    }
+}
+
+impl Args {
+    /// The network that was asked for.
+    fn architecture(&self) -> Result<Architecture, Box<dyn Error>> {
+        let mut architecture = match self.model {
+            Model::Mlp => Architecture::mlp(),
+            Model::Cnn => Architecture::cnn(),
+            Model::Resnet18 => Architecture::resnet18(),
+        };
+        match (&mut architecture, &self.hidden[..]) {
+            (_, []) => {}
+            (Architecture::Mlp { hidden, .. }, sizes) => *hidden = sizes.to_vec(),
+            (Architecture::Cnn { hidden, .. }, &[size]) => *hidden = size,
+            (Architecture::Cnn { .. }, sizes) => {
+                return Err(format!("--hidden {sizes:?}: the network cnn has one hidden layer").into());
+            }
+            (other, _) => return Err(format!("--hidden: the network {} has no hidden layers", other.name()).into()),
+        }
+        Ok(architecture)
     }
 }
 
@@ -110,18 +139,68 @@ pub(crate) fn run(args: &Args) -> Outcome {
         args.augment.is_some(),
     )?;
     let Loaded { train, test, .. } = &loaded;
-    let mut trainer = Trainer::new(|batch| args.model.graph(batch, train), config(args, train))?;
+    let description = Description::new(args.architecture()?, loaded.input(), loaded.classes());
+    description.check()?;
+    if let Some(folder) = &args.out {
+        Trained::prepare(folder)?;
+    }
+    let mut trainer = Trainer::new(|batch| description.graph(batch), config(args, train))?;
     if !args.run.json {
         introduce(args, &loaded, &trainer)?;
     }
     let report = logs.fit(&mut trainer, train, Some(test), args.run.json)?;
     let evaluation = report.evaluation.ok_or("the model was not evaluated")?;
+    if let Some(folder) = &args.out {
+        save(folder, description, args, &report, &evaluation, &mut trainer)?;
+    }
     if args.run.json {
         line(summary(args, &loaded, &report, &evaluation, &trainer))?;
     } else {
         conclude(args, &report, &evaluation)?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Writes the model with what is known of its training.
+fn save(
+    folder: &Path,
+    description: Description,
+    args: &Args,
+    report: &TrainReport,
+    evaluation: &Evaluation,
+    trainer: &mut Trainer,
+) -> meganeura::Result<()> {
+    let config = trainer.config();
+    let training = [
+        ("data", json!(source_name(args))),
+        ("seed", json!(config.seed)),
+        ("batch_size", json!(config.batch_size)),
+        ("learning_rate", json!(config.learning_rate)),
+        ("optimizer", json!(format!("{:?}", config.optimizer))),
+        ("schedule", json!(format!("{:?}", config.schedule))),
+        ("epochs", json!(report.epochs.len())),
+        ("best_epoch", json!(report.best.map(|best| best.epoch))),
+        ("device", json!(trainer.session().device().capabilities().name)),
+    ];
+    let mut model = Trained::trained(description, trainer)?;
+    let finished = model.description_mut();
+    finished.training = training.map(|(name, value)| (name.to_owned(), value)).into();
+    finished
+        .metrics
+        .insert("test_accuracy".to_owned(), evaluation.accuracy());
+    if evaluation.loss.is_finite() {
+        finished.metrics.insert("test_loss".to_owned(), evaluation.loss);
+    }
+    model.save(folder)
+}
+
+fn source_name(args: &Args) -> String {
+    let file = args.source.csv.as_ref().or(args.source.npz.as_ref());
+    match (file, args.source.data_set) {
+        (Some(path), _) => path.display().to_string(),
+        (None, Some(DataSet::Mnist)) => "mnist".to_owned(),
+        (None, _) => "digits".to_owned(),
+    }
 }
 
 /// Says what is going to happen.
@@ -189,7 +268,14 @@ fn conclude(args: &Args, report: &TrainReport, evaluation: &Evaluation) -> std::
         steps_per_second(report),
         report.compile_seconds,
         report.compile_seconds + report.seconds
-    ))
+    ))?;
+    match &args.out {
+        Some(folder) => line(format_args!(
+            "saved to {0}; `meganeura predict --model {0}` uses it",
+            folder.display()
+        )),
+        None => Ok(()),
+    }
 }
 
 /// Passes after which the accuracy does not grow any more; for data of the user, enough for a thousand steps,
@@ -198,7 +284,7 @@ fn default_epochs(args: &Args, batch: usize, examples: usize) -> usize {
     match (args.source.data_set, args.model) {
         (Some(DataSet::Digits), _) => TrainConfig::default().epochs,
         (Some(DataSet::Mnist), Model::Mlp) => 10,
-        (Some(DataSet::Mnist), Model::Cnn) => 3,
+        (Some(DataSet::Mnist), Model::Cnn | Model::Resnet18) => 3,
         (None, _) => 1000usize.div_ceil((examples / batch.max(1)).max(1)).clamp(20, 200),
     }
 }
@@ -257,6 +343,7 @@ fn summary(args: &Args, loaded: &Loaded, report: &TrainReport, evaluation: &Eval
         "epochs": report.epochs.len(),
         "early_stopped": report.early_stopped,
         "best_epoch": report.best.map(|b| b.epoch),
+        "out": args.out,
         "test_accuracy": evaluation.accuracy(),
         "test_loss": finite(evaluation.loss),
         "train_loss": finite(train_loss(report)),
