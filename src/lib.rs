@@ -55,6 +55,8 @@ pub use meganeura_blade as blade;
 /// Kernels of GPUs, and how cooperative matrices are used.
 #[cfg(feature = "blade")]
 pub use meganeura_blade as codegen;
+/// From an optimized graph to a plan.
+pub use meganeura_compiler::compile;
 pub use meganeura_compiler::*;
 pub use meganeura_core::*;
 pub use meganeura_cpu as cpu;

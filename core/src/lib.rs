@@ -44,7 +44,6 @@ pub mod shape;
 pub mod statistics;
 mod storage;
 
-pub use plan as compile;
 pub use session as runtime;
 
 pub use debug::DebugOptions;

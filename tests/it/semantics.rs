@@ -383,6 +383,7 @@ fn profiling_names_and_times_the_passes() {
     s.step();
     assert!(s.take_timings().rows.is_empty(), "nothing is measured unless asked for");
     s.set_profiling(true);
+    s.initialize_parameters(0);
     s.set_optimizer(Sgd::new(0.1));
     for _ in 0..3 {
         s.step();

@@ -222,3 +222,24 @@ fn copying_between_models_without_a_common_name_is_an_error_with_both_lists() {
         assert!(error.contains(name), "{error}");
     }
 }
+
+#[test]
+fn training_from_parameters_that_nobody_set_is_an_error_that_names_them() {
+    let mut s = session(&linear("", 3, 2));
+    s.set_input("x", &[1.0; 6]);
+    // Without an optimizer a step only computes gradients.
+    s.step();
+    s.set_learning_rate(0.1);
+    let error = s.try_step().unwrap_err().to_string();
+    assert!(error.contains("'w'") && error.contains("'b'"), "{error}");
+    // Zeros that were asked for are fine.
+    s.set_parameter("w", &[0.0; 6]);
+    s.step();
+}
+
+#[test]
+fn a_rate_without_an_optimizer_is_an_error() {
+    let mut s = session(&linear("", 3, 2));
+    let error = s.try_adjust_learning_rate(0.1).unwrap_err().to_string();
+    assert!(error.contains("no optimizer"), "{error}");
+}

@@ -9,12 +9,14 @@
 //! | [`rewrite`] | rule sets, equality saturation, extraction, verification of rules |
 //! | [`cluster`] | elementwise calls, merged into one kernel |
 //! | [`optimize`] | the passes over a graph in their order, each usable alone |
+//! | [`mod@compile`] | from an optimized graph to a plan |
 //! | [`mod@build`] | all stages in one call |
 //!
 //! The graph, autodiff, plans and sessions are `meganeura-core`'s: backends and layers need nothing of this crate.
 
 pub mod build;
 pub mod cluster;
+pub mod compile;
 pub mod link;
 mod measure;
 pub mod optimize;

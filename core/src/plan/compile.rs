@@ -21,8 +21,8 @@ use crate::precision::Precision;
 use crate::reference::{expand_call, operand_name};
 use crate::shape::TensorType;
 
-/// Compiles a graph to a plan in which every operator is one kernel, for a device that has them all (the
-/// CPU backend does).
+/// Compiles a graph to a plan in which every operator is one kernel, for a device that has them all. `meganeura::compile` has
+/// the stage for the device that is in use.
 ///
 /// # Panics
 /// With the report of [`try_compile`]'s error.

@@ -44,6 +44,7 @@ use optimizer::ActiveOptimizer;
 pub(crate) use prepare::check_kernels;
 use prepare::prepare;
 use tensors::Tensors;
+use weights::listed;
 
 /// A compiled plan with its memory on a device.
 pub struct Session {
@@ -62,6 +63,8 @@ pub struct Session {
     last_ticket: Option<Ticket>,
     debug: DebugOptions,
     profiling: bool,
+    /// Whether any parameter was ever set or initialized: without, all are zero.
+    parameters_set: bool,
     /// Times of passes that nobody has taken.
     passes: Vec<PassTiming>,
     /// Where passes go in the trace of the program, if there is one.
@@ -123,6 +126,7 @@ impl Session {
             last_ticket: None,
             debug,
             profiling: false,
+            parameters_set: false,
             passes: Vec::new(),
             track: None,
         })
@@ -154,6 +158,7 @@ impl Session {
     pub fn try_set_parameter(&mut self, name: &str, data: &[f32]) -> Result<()> {
         let tensor = self.tensors.find(TensorKind::Parameter, name)?;
         tensor.checked(DType::F32, data.len())?;
+        self.parameters_set = true;
         tensor.write(&mut *self.executable, bytes_of(data))
     }
 
@@ -170,6 +175,7 @@ impl Session {
     pub fn try_set_parameter_bytes(&mut self, name: &str, bytes: &[u8]) -> Result<()> {
         let tensor = self.tensors.find(TensorKind::Parameter, name)?;
         tensor.checked_bytes(bytes.len())?;
+        self.parameters_set = true;
         tensor.write(&mut *self.executable, bytes)
     }
 
@@ -193,6 +199,7 @@ impl Session {
     /// # Errors
     /// A lost device.
     pub fn try_initialize_parameters(&mut self, seed: u64) -> Result<()> {
+        self.parameters_set = true;
         for ((name, buffer), info) in self.plan.param_buffers.iter().zip(&self.plan.param_info) {
             let ty = &self.plan.buffer_types[buffer.index()];
             if ty.dtype != DType::F32 {
@@ -337,7 +344,7 @@ impl Session {
     /// returned by a later call, the steps that were submitted in between are rolled back, too.
     ///
     /// # Errors
-    /// Inputs that were never set; a lost device; errors of the step's kernels (they may also come out of
+    /// Inputs that were never set; a training step before any parameter was; a lost device; errors of the step's kernels (they may also come out of
     /// the next call that waits, or of one of the next steps, which is not made then).
     pub fn try_step(&mut self) -> Result<()> {
         self.submit(None)
@@ -373,6 +380,7 @@ impl Session {
         };
         let segments = &segments[..count];
         self.tensors.check_inputs_set(segments)?;
+        self.check_parameters_set()?;
         self.gather_scalars()?;
         let submit = tracing::debug_span!("submit", submission = tracing::field::Empty).entered();
         let ticket = self.executable.run(&StepArgs {
@@ -388,6 +396,26 @@ impl Session {
         }
         self.collect_passes();
         Ok(())
+    }
+
+    /// A training step from parameters that are all zero would mostly stay there, without a word.
+    fn check_parameters_set(&mut self) -> Result<()> {
+        if self.parameters_set || self.optimizer.is_none() || self.plan.param_grad_pairs.is_empty() {
+            return Ok(());
+        }
+        let parameters = self.plan.parameters();
+        // A sum of vectors may well begin at zero; a network does not learn from matrices of zeros.
+        if parameters.iter().all(|view| view.ty.shape.rank() < 2) {
+            return Ok(());
+        }
+        let names: Vec<String> = parameters.into_iter().map(|view| view.name).collect();
+        Err(Error::misuse(
+            format!(
+                "training begins, and no parameter was initialized or set: {} are all zero",
+                listed(&names)
+            ),
+            "call `initialize_parameters(seed)`, or set or load them; to train from zeros, set one to zeros",
+        ))
     }
 
     /// The segments of the next step, and how many there are.

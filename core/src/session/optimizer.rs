@@ -188,13 +188,16 @@ impl Session {
         }
     }
 
-    /// Changes the rate of the optimizer in force, whatever its rule. Without one, nothing.
+    /// Changes the rate of the optimizer in force, whatever its rule.
     ///
     /// # Errors
-    /// A rate that is not a finite number of at least 0.
+    /// A session without an optimizer; a rate that is not a finite number of at least 0.
     pub fn try_adjust_learning_rate(&mut self, lr: f32) -> Result<()> {
         let Some(active) = &mut self.optimizer else {
-            return Ok(());
+            return Err(Error::misuse(
+                "there is no optimizer whose learning rate could change",
+                "set one first, by `set_optimizer`, `set_adam` or `set_learning_rate`",
+            ));
         };
         active
             .set_learning_rate(lr)

@@ -375,6 +375,7 @@ impl Session {
                 "rename the tensors, or load without `strict` what both have",
             ));
         }
+        self.parameters_set = true;
         for (kind, name, bytes) in writes {
             let tensor = self.tensors.find(kind, &name)?;
             tensor.write(&mut *self.executable, &bytes)?;

@@ -1,7 +1,7 @@
 //! Graphs and plans as text: what each stage makes of a small graph, in full.
 
 use meganeura_compiler::optimize;
-use meganeura_core::{Graph, autodiff, compile};
+use meganeura_core::{Graph, autodiff, plan};
 
 fn forward() -> Graph {
     let mut g = Graph::new();
@@ -51,7 +51,7 @@ gradient of %1: %9";
 
 #[test]
 fn a_plan_reads_as_one_line_a_dispatch() {
-    let plan = compile::compile(&forward());
+    let plan = plan::compile(&forward());
     let expected = "
 plan: 4 buffers, 48 bytes, 2 dispatches
 segment forward_backward: 2 levels

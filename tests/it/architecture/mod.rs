@@ -219,7 +219,12 @@ const CORE_LAYERS: &[&[&str]] = &[
 ];
 
 /// The same of the compiler.
-const COMPILER_LAYERS: &[&[&str]] = &[&["rewrite", "cluster"], &["optimize", "link"], &["build"], &["measure"]];
+const COMPILER_LAYERS: &[&[&str]] = &[
+    &["rewrite", "cluster"],
+    &["optimize", "compile", "link"],
+    &["build"],
+    &["measure"],
+];
 
 fn assert_layers(folder: &str, layers: &[&[&str]], at_least: usize) {
     let texts = texts(folder);
