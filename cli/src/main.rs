@@ -5,12 +5,14 @@ mod output;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use meganeura::profiler::{self, TraceFile};
 
 use commands::tune;
-use commands::{bench, chat, conformance, devices, diff, doctor, explain, generate, ops, plugins, predict, train};
+use commands::{
+    bench, chat, completions, conformance, devices, diff, doctor, explain, generate, ops, plugins, predict, train,
+};
 
 /// Train and run neural networks on any hardware.
 #[derive(Debug, Parser)]
@@ -62,6 +64,8 @@ enum Command {
     Tune(tune::Args),
     /// Check a device against the reference implementation of every operator.
     Conformance(conformance::Args),
+    /// Print a script that completes the command's words in a shell, or its manual page.
+    Completions(completions::Args),
     /// Replay a plan on two devices with the same data, and name the first dispatch on which they differ.
     Diff(diff::Args),
 }
@@ -75,6 +79,7 @@ impl Command {
 fn main() -> ExitCode {
     let cli = Cli::parse();
     start_logging(cli.verbose);
+    meganeura::select::name_api_selectors("--device");
     // This program tries plugins in a child process; `plugins check` is that process.
     if let (false, Ok(program)) = (cli.command.checks_a_plugin(), std::env::current_exe()) {
         meganeura::plugins::try_plugins_with(program);
@@ -105,6 +110,7 @@ fn run(command: &Command) -> ExitCode {
         Command::Bench(args) => bench::run(args),
         Command::Tune(args) => tune::run(args),
         Command::Conformance(args) => conformance::run(args),
+        Command::Completions(args) => completions::run(args, &mut Cli::command()),
         Command::Diff(args) => diff::run(args),
     };
     match outcome {
@@ -122,7 +128,8 @@ fn start_logging(verbose: u8) {
     let default = match verbose {
         // A missing driver is no error of the program: `devices` and `doctor` say why a backend has no devices.
         0 => "warn,blade_graphics=off",
-        1 => "info",
+        // What the e-graph declares is for those who debug rules.
+        1 => "info,blade_graphics=warn,egglog=warn",
         _ => "debug",
     };
     let environment = env_logger::Env::new().filter_or("MEGANEURA_LOG", default);

@@ -3,11 +3,15 @@
 use std::process::Command;
 
 use crate::retired::complaints_of_text;
+use crate::{meganeura, run};
 
-const COMMANDS: [&[&str]; 16] = [
+const COMMANDS: [&[&str]; 19] = [
     &[],
     &["train"],
     &["train", "text"],
+    &["predict"],
+    &["evaluate"],
+    &["completions"],
     &["generate"],
     &["chat"],
     &["devices"],
@@ -36,4 +40,36 @@ fn command_help_has_no_retired_words() {
         let found = complaints_of_text(&command.join(" "), &help);
         assert!(found.is_empty(), "{}", found.join("\n"));
     }
+}
+
+#[test]
+fn completions_and_the_manual_know_every_command() {
+    for what in ["bash", "zsh", "fish", "powershell", "elvish", "man"] {
+        let (output, out, err) = run(&mut meganeura(&["completions", what]));
+        assert!(output.status.success(), "{what}: {err}");
+        for word in ["train", "predict", "evaluate", "completions"] {
+            assert!(out.to_lowercase().contains(word), "{word} for {what}");
+        }
+    }
+    let (output, _, err) = run(&mut meganeura(&["completions", "cmd.exe"]));
+    assert!(!output.status.success() && err.contains("possible values"), "{err}");
+}
+
+#[test]
+fn verbose_shows_device_and_times_and_not_the_rules() {
+    let args = ["-v", "train", "digits", "--epochs", "0", "--device", "cpu"];
+    let (output, _, err) = run(meganeura(&args).env_remove("MEGANEURA_LOG"));
+    assert!(output.status.success(), "{err}");
+    assert!(
+        err.contains("device cpu") && err.contains("chosen by --device"),
+        "{err}"
+    );
+    assert!(err.contains("built: device") && err.contains("dispatches"), "{err}");
+    assert!(err.lines().count() < 20, "{err}");
+}
+
+#[test]
+fn a_device_that_does_not_exist_is_blamed_on_the_option() {
+    let (output, _, err) = run(&mut meganeura(&["train", "digits", "--device", "cuda9"]));
+    assert!(!output.status.success() && err.contains("(from --device)"), "{err}");
 }

@@ -4,7 +4,7 @@
 //! falls back to another device by itself.
 
 use std::fmt::Write as _;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::backend::{Backend, Device, DeviceInfo, DeviceKind};
 use crate::calibration;
@@ -114,10 +114,19 @@ pub enum SelectorSource {
     Default,
 }
 
+/// How messages call a selector that the program passes; see [`name_api_selectors`].
+static API_NAME: OnceLock<&'static str> = OnceLock::new();
+
+/// Says how messages call the selectors that this program passes to the library: by the option of a command, such as
+/// `--device`, instead of "the API". The first call counts.
+pub fn name_api_selectors(name: &'static str) {
+    let _ = API_NAME.set(name);
+}
+
 impl std::fmt::Display for SelectorSource {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            SelectorSource::Api => f.write_str("the API"),
+            SelectorSource::Api => f.write_str(API_NAME.get().copied().unwrap_or("the API")),
             SelectorSource::Environment => write!(f, "the environment variable {DEVICE_VARIABLE}"),
             SelectorSource::File(path) => write!(f, "the configuration file {path}"),
             SelectorSource::Default => f.write_str("the default"),

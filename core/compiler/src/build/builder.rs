@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
 use meganeura_core::backend::Device;
 use meganeura_core::cache::{self, Loaded};
@@ -181,9 +182,18 @@ impl Builder {
         let debug = self.settings.debug.clone();
         let debug = debug.map_or_else(DebugOptions::from_environment, Ok)?;
         let optimizer = self.settings.optimizer.clone();
+        let start = Instant::now();
         let opened = self.open(graph)?;
+        let (opening, planned) = (start.elapsed(), Instant::now());
         let (plan, report) = opened.plan(graph)?;
+        let (planning, prepared, dispatches) = (planned.elapsed(), Instant::now(), plan.dispatches.len());
         let mut session = Session::debugged(opened.device, plan, debug)?;
+        log::info!(
+            "built: device {:.1} ms, plan of {dispatches} dispatches {:.1} ms, kernels and memory {:.1} ms",
+            1e3 * opening.as_secs_f64(),
+            1e3 * planning.as_secs_f64(),
+            1e3 * prepared.elapsed().as_secs_f64()
+        );
         if let Some(optimizer) = optimizer {
             session.adopt_optimizer(optimizer);
         }
