@@ -158,6 +158,22 @@ pub enum DataError {
         found: usize,
     },
 
+    /// The targets of regression cannot be used.
+    #[error("{name}: targets: {reason}")]
+    Targets {
+        /// The data set.
+        name: String,
+        /// What is wrong with them.
+        reason: String,
+    },
+
+    /// Means and deviations that a [`super::Standardiser`] cannot have.
+    #[error("standardiser: {reason}")]
+    Standardiser {
+        /// What is wrong with them.
+        reason: String,
+    },
+
     /// An array would not fit into memory.
     #[error("{name}: cannot allocate a [{rows}, {columns}] array of f32; ask for fewer rows")]
     OutOfMemory {

@@ -59,6 +59,7 @@ mod npz;
 mod prng;
 mod standardise;
 mod stream;
+mod table;
 
 pub use augment::{Augmentation, Transform};
 pub use batches::{Batch, Batches, Remainder};
@@ -71,3 +72,4 @@ pub use mnist::{idx_dataset, mnist};
 pub use npy::{NPY_MAX_BYTES, NpyArray, NpyType, parse_npy, read_npy, write_npy};
 pub use npz::{Arrays, npy_dataset, npz_dataset, npz_names, read_npz};
 pub use standardise::Standardiser;
+pub use table::{ColumnKind, FeatureColumn, TableSchema};

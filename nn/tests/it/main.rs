@@ -5,6 +5,7 @@ mod common;
 mod decode;
 mod hostile;
 mod layers;
+mod model;
 mod models;
 mod runs;
 mod trainer;

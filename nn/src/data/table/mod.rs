@@ -1,0 +1,5 @@
+//! Tables whose columns are numbers or texts.
+
+mod schema;
+
+pub use schema::{ColumnKind, FeatureColumn, TableSchema};

@@ -1,0 +1,250 @@
+//! Trained models in folders, and predictions from them.
+//!
+//! A [`Model`] is everything that is needed to use a trained model elsewhere: its [`Architecture`], its weights, what it
+//! predicts ([`Task`]) and what becomes of data before it takes them ([`Preprocessing`]). [`Model::save`] writes it as a
+//! folder, [`Model::load`] reads it, [`Model::predictor`] makes predictions.
+//!
+//! ```no_run
+//! use meganeura_nn::data::{Standardiser, digits_split};
+//! use meganeura_nn::model::{Architecture, Features, Loss, Model, PredictorOptions, Preprocessing, Task};
+//! use meganeura_nn::trainer::{Silent, TrainConfig, Trainer};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let (train, test) = digits_split()?;
+//! let scale = Standardiser::fit_global(&train);
+//! let architecture = Architecture::mlp([1, 8, 8], 10);
+//! let config = TrainConfig::default();
+//! let graph = architecture.training_graph(config.batch_size, Loss::Classes)?;
+//! let mut trainer = Trainer::from_graph(&graph, config)?;
+//! trainer.fit(&train.standardised(&scale)?, None, &mut Silent)?;
+//!
+//! let task = Task::Classification {
+//!     target: "digit".into(),
+//!     classes: (0..10).map(|digit| digit.to_string()).collect(),
+//! };
+//! let preprocessing = Preprocessing::Array { scale: Some(scale) };
+//! Model::from_trainer(&mut trainer, architecture, task, preprocessing)?.save("digits.model")?;
+//!
+//! let mut predictor = Model::load("digits.model")?.predictor(&PredictorOptions::default())?;
+//! let predictions = predictor.predict(&Features::from(&test))?;
+//! println!("{:?}", predictions[0]);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # The folder
+//!
+//! | File | What it has |
+//! |---|---|
+//! | `model.json` | version of the format, architecture, task, preprocessing, metrics, training settings, and the length and SHA-256 of the other file |
+//! | `model.safetensors` | parameters and states (such as the running statistics of batch norms) by name, `f32` |
+//!
+//! A folder is written whole or not at all: it is made under a temporary name beside its place, and then takes the
+//! place of the old one, in a single step where the system has one (Linux). Elsewhere the old folder is first renamed to
+//! `.NAME.old`; should the process be killed right then, [`Model::load`] takes that one, and the next save puts it back
+//! first.
+
+mod architecture;
+mod error;
+mod features;
+mod file;
+mod folder;
+mod predictor;
+mod task;
+
+use std::path::Path;
+
+use serde_json::Value;
+
+pub use architecture::{Architecture, Loss};
+pub use error::ModelError;
+pub use features::Features;
+pub use predictor::{Prediction, Predictor, PredictorOptions};
+pub use task::{Preprocessing, Task};
+
+use crate::trainer::Trainer;
+use architecture::Leaf;
+use meganeura_core::Session;
+
+/// A trained model; see the [module documentation](self).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Model {
+    architecture: Architecture,
+    task: Task,
+    preprocessing: Preprocessing,
+    tensors: Vec<Tensor>,
+    /// Results of evaluations: any JSON, for people and programs.
+    pub metrics: Value,
+    /// Settings of the training: any JSON, for people and programs.
+    pub training: Value,
+    program: String,
+}
+
+/// A parameter or state with its values.
+#[derive(Clone, Debug, PartialEq)]
+struct Tensor {
+    leaf: Leaf,
+    values: Vec<f32>,
+}
+
+impl Model {
+    /// The model with the present weights of a trainer, which trained the graph of the architecture
+    /// ([`Architecture::training_graph`]).
+    ///
+    /// # Errors
+    /// [`ModelError::Invalid`] for parts that do not fit together, or weights that are not finite;
+    /// [`ModelError::Core`] when the trainer trained another model, or its device fails.
+    pub fn from_trainer(
+        trainer: &mut Trainer,
+        architecture: Architecture,
+        task: Task,
+        preprocessing: Preprocessing,
+    ) -> Result<Self, ModelError> {
+        Model::from_session(trainer.session_mut(), architecture, task, preprocessing)
+    }
+
+    /// The model with the present weights of a session, which has the parameters and states of the architecture.
+    ///
+    /// # Errors
+    /// As for [`from_trainer`](Self::from_trainer).
+    pub fn from_session(
+        session: &mut Session,
+        architecture: Architecture,
+        task: Task,
+        preprocessing: Preprocessing,
+    ) -> Result<Self, ModelError> {
+        check(&architecture, &task, &preprocessing)
+            .map_err(|(field, message)| ModelError::Invalid { field, message })?;
+        let mut tensors = Vec::new();
+        for leaf in architecture.leaves()? {
+            let values = match leaf.is_state {
+                true => session.try_read_state(&leaf.name)?,
+                false => session.try_read_parameter(&leaf.name)?,
+            };
+            let message = match leaf.shape.iter().product::<usize>() {
+                len if len != values.len() => {
+                    format!(
+                        "'{}' has {} values, not those of {:?}",
+                        leaf.name,
+                        values.len(),
+                        leaf.shape
+                    )
+                }
+                _ if values.iter().any(|v| !v.is_finite()) => {
+                    format!("'{}' has values that are not finite; training diverged", leaf.name)
+                }
+                _ => {
+                    tensors.push(Tensor { leaf, values });
+                    continue;
+                }
+            };
+            return Err(ModelError::Invalid {
+                field: "weights",
+                message,
+            });
+        }
+        Ok(Model {
+            architecture,
+            task,
+            preprocessing,
+            tensors,
+            metrics: Value::Null,
+            training: Value::Null,
+            program: program(),
+        })
+    }
+
+    /// Reads the model in a folder.
+    ///
+    /// # Errors
+    /// [`ModelError::NotFound`] without a model; [`ModelError::Version`], [`ModelError::Field`],
+    /// [`ModelError::Tensor`] and [`ModelError::Damaged`] for files that are not what was written;
+    /// [`ModelError::Io`].
+    pub fn load(folder: impl AsRef<Path>) -> Result<Self, ModelError> {
+        file::load(folder.as_ref())
+    }
+
+    /// Writes the model as a folder, in place of the model that may be there; parents are made if need be. The folder
+    /// has the old or the new model if the process is killed meanwhile.
+    ///
+    /// # Errors
+    /// [`ModelError::NotReplaced`] for a folder that is there and has anything else in it; [`ModelError::Io`], with the
+    /// folder as it was.
+    pub fn save(&self, folder: impl AsRef<Path>) -> Result<(), ModelError> {
+        let folder = folder.as_ref();
+        let (json, weights) = file::encode(self, folder)?;
+        folder::replace(folder, &json, &weights)
+    }
+
+    /// The sizes of the model.
+    pub fn architecture(&self) -> &Architecture {
+        &self.architecture
+    }
+
+    /// What it predicts.
+    pub fn task(&self) -> &Task {
+        &self.task
+    }
+
+    /// What becomes of data before the model takes them.
+    pub fn preprocessing(&self) -> &Preprocessing {
+        &self.preprocessing
+    }
+
+    /// Name and version of the program that made the model.
+    pub fn program(&self) -> &str {
+        &self.program
+    }
+
+    /// Number of weights, states such as running statistics included.
+    pub fn weights(&self) -> usize {
+        self.tensors.iter().map(|t| t.values.len()).sum()
+    }
+
+    /// Parameters and states by name: name, shape, and values in row-major order.
+    pub fn tensors(&self) -> impl Iterator<Item = (&str, &[usize], &[f32])> {
+        let tensors = self.tensors.iter();
+        tensors.map(|t| (t.leaf.name.as_str(), &t.leaf.shape[..], &t.values[..]))
+    }
+
+    /// Gives a session of the architecture's graph, for training or inference, the weights of this model.
+    ///
+    /// # Errors
+    /// [`ModelError::Core`] when the session has no such tensors, or its device fails.
+    pub fn load_into(&self, session: &mut Session) -> Result<(), ModelError> {
+        for Tensor { leaf, values } in &self.tensors {
+            match leaf.is_state {
+                true => session.try_set_state(&leaf.name, values)?,
+                false => session.try_set_parameter(&leaf.name, values)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Builds a session for predictions.
+    ///
+    /// # Errors
+    /// [`ModelError::Core`] for a device that cannot be opened or lacks memory; [`ModelError::Invalid`] for a batch of
+    /// 0.
+    pub fn predictor(&self, options: &PredictorOptions) -> Result<Predictor, ModelError> {
+        Predictor::new(self, options)
+    }
+}
+
+/// Name and version of this program.
+fn program() -> String {
+    concat!("meganeura ", env!("CARGO_PKG_VERSION")).to_owned()
+}
+
+/// Checks that the parts of a model fit together; the error has the part and what is wrong.
+fn check(
+    architecture: &Architecture,
+    task: &Task,
+    preprocessing: &Preprocessing,
+) -> Result<(), (&'static str, String)> {
+    architecture.check().map_err(|message| ("architecture", message))?;
+    task.check(architecture).map_err(|message| ("task", message))?;
+    preprocessing
+        .check(architecture)
+        .map_err(|message| ("preprocessing", message))
+}

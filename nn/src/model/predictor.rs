@@ -1,0 +1,224 @@
+//! Predictions of a model.
+
+use meganeura_core::build::build;
+use meganeura_core::precision::Precision;
+use meganeura_core::{Mode, Session, SessionConfig};
+
+use super::{Features, Model, ModelError, Task};
+use crate::data::Standardiser;
+use crate::models::FEATURES;
+
+/// Settings of a [`Predictor`].
+#[derive(Clone, Debug)]
+pub struct PredictorOptions {
+    /// Device selector; without one, the environment and the configuration file decide.
+    pub device: Option<String>,
+    /// Examples in a batch, at least 1. Any number of examples can be predicted; results do not depend on it beyond
+    /// rounding.
+    pub batch: usize,
+    /// Precision of matmuls and convolutions. Without one, the configuration file decides.
+    pub precision: Option<Precision>,
+}
+
+impl Default for PredictorOptions {
+    /// Batches of 64.
+    fn default() -> Self {
+        PredictorOptions {
+            device: None,
+            batch: 64,
+            precision: None,
+        }
+    }
+}
+
+/// What a model predicts for one example.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Prediction {
+    /// Of classification.
+    Class {
+        /// Id of the most probable class; the first of equals.
+        class: usize,
+        /// Probabilities of all classes, by id; their sum is 1 but for rounding.
+        probabilities: Vec<f64>,
+    },
+    /// Of regression: the targets, in their original units.
+    Values(Vec<f64>),
+}
+
+impl Prediction {
+    /// Id of the most probable class; `None` for regression.
+    pub fn class(&self) -> Option<usize> {
+        match self {
+            Prediction::Class { class, .. } => Some(*class),
+            Prediction::Values(_) => None,
+        }
+    }
+
+    /// The targets, in their original units; none for classification.
+    pub fn values(&self) -> &[f64] {
+        match self {
+            Prediction::Class { .. } => &[],
+            Prediction::Values(values) => values,
+        }
+    }
+}
+
+/// A model that is ready to predict, in a session for inference.
+#[derive(Debug)]
+pub struct Predictor {
+    session: Session,
+    task: Task,
+    shape: Vec<usize>,
+    scale: Option<Standardiser>,
+    batch: usize,
+    /// `[batch, shape...]`.
+    inputs: Vec<f32>,
+    /// `[batch, outputs]`.
+    outputs: Vec<f32>,
+}
+
+impl Predictor {
+    pub(super) fn new(model: &Model, options: &PredictorOptions) -> Result<Self, ModelError> {
+        let batch = options.batch;
+        let (width, outputs) = (model.architecture.feature_len(), model.architecture.outputs());
+        let fits = |len: usize| batch.checked_mul(len).is_some_and(|n| n <= isize::MAX as usize / 4);
+        if batch == 0 || !fits(width) || !fits(outputs) {
+            return Err(ModelError::Invalid {
+                field: "batch",
+                message: format!("it is {batch}; use a number such as 64"),
+            });
+        }
+        let config = SessionConfig {
+            device: options.device.clone(),
+            mode: Mode::Inference,
+            precision: options.precision,
+            ..SessionConfig::default()
+        };
+        let (mut session, _) = build(&model.architecture.inference_graph(batch)?, config)?;
+        model.load_into(&mut session)?;
+        Ok(Predictor {
+            session,
+            task: model.task.clone(),
+            shape: model.architecture.feature_shape(),
+            scale: model.preprocessing.scale().cloned(),
+            batch,
+            inputs: Vec::new(),
+            outputs: vec![0.0; batch * outputs],
+        })
+    }
+
+    /// What the model predicts.
+    pub fn task(&self) -> &Task {
+        &self.task
+    }
+
+    /// The session, with one input, `x` (`f32 [batch, shape...]`, standardised), and one output, the logits or
+    /// standardised targets (`f32 [batch, outputs]`).
+    pub fn session_mut(&mut self) -> &mut Session {
+        &mut self.session
+    }
+
+    /// Outputs of the model for all examples, `[features.len(), outputs]`: logits, or standardised targets.
+    ///
+    /// # Errors
+    /// [`ModelError::Features`] for examples of another shape (one of as many values is taken), or values that overflow
+    /// when standardised; [`ModelError::NonFinite`]; [`ModelError::Core`] when a step fails.
+    pub fn outputs(&mut self, features: &Features) -> Result<Vec<f32>, ModelError> {
+        let width: usize = self.shape.iter().product();
+        let refuse = |message: String| ModelError::Features {
+            name: features.name().to_owned(),
+            message,
+        };
+        if features.width() != width {
+            let message = format!(
+                "the examples have shape {:?}, the model takes {:?}",
+                features.shape(),
+                self.shape
+            );
+            return Err(refuse(message));
+        }
+        let outputs = self.task.outputs();
+        let mut all = Vec::with_capacity(features.len() * outputs);
+        let mut done = 0;
+        for batch in features.values().chunks(self.batch * width) {
+            self.inputs.clear();
+            self.inputs.extend_from_slice(batch);
+            if let Some(scale) = &self.scale {
+                self.inputs.chunks_exact_mut(width).for_each(|row| scale.apply(row));
+                if let Some(at) = self.inputs.iter().position(|v| !v.is_finite()) {
+                    let (row, feature) = (done + at / width, at % width);
+                    return Err(refuse(format!(
+                        "feature {feature} of row {row} is {} when standardised; it is too far from the training data",
+                        self.inputs[at]
+                    )));
+                }
+            }
+            let rows = batch.len() / width;
+            // Fills the batch up; nothing looks at what becomes of these rows.
+            self.inputs.resize(self.batch * width, 0.0);
+            self.session.try_set_input(FEATURES, &self.inputs)?;
+            self.session.try_step()?;
+            self.session.try_read_output_by_index(0, &mut self.outputs)?;
+            let found = &self.outputs[..rows * outputs];
+            if let Some(at) = found.iter().position(|v| !v.is_finite()) {
+                return Err(ModelError::NonFinite {
+                    name: features.name().to_owned(),
+                    row: done + at / outputs,
+                });
+            }
+            all.extend_from_slice(found);
+            done += rows;
+        }
+        Ok(all)
+    }
+
+    /// Predictions for all examples, in their order.
+    ///
+    /// # Errors
+    /// As for [`outputs`](Self::outputs).
+    pub fn predict(&mut self, features: &Features) -> Result<Vec<Prediction>, ModelError> {
+        let outputs = self.outputs(features)?;
+        let rows = outputs.chunks_exact(self.task.outputs());
+        Ok(match &self.task {
+            Task::Classification { .. } => rows.map(class_of).collect(),
+            Task::Regression { scale, .. } => {
+                let restore = |(at, &value): (usize, &f32)| scale.restore(at, f64::from(value));
+                let values = |row: &[f32]| row.iter().enumerate().map(restore).collect();
+                rows.map(|row| Prediction::Values(values(row))).collect()
+            }
+        })
+    }
+}
+
+/// The class of finite logits.
+fn class_of(logits: &[f32]) -> Prediction {
+    let mut class = 0;
+    for (id, logit) in logits.iter().enumerate() {
+        if *logit > logits[class] {
+            class = id;
+        }
+    }
+    // Subtracting the largest logit keeps `exp` from overflowing.
+    let largest = f64::from(logits[class]);
+    let mut probabilities: Vec<f64> = logits.iter().map(|&v| (f64::from(v) - largest).exp()).collect();
+    let sum: f64 = probabilities.iter().sum();
+    probabilities.iter_mut().for_each(|p| *p /= sum);
+    Prediction::Class { class, probabilities }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn probabilities_are_the_softmax() {
+        let Prediction::Class { class, probabilities } = class_of(&[0.0, 3f32.ln(), f32::MIN]) else {
+            panic!("a class");
+        };
+        assert_eq!(class, 1);
+        assert!((probabilities[0] - 0.25).abs() < 1e-7 && (probabilities[1] - 0.75).abs() < 1e-7);
+        assert_eq!(probabilities[2], 0.0);
+        assert_eq!(class_of(&[2.0, 2.0]).class(), Some(0), "the first of equals");
+    }
+}
