@@ -221,6 +221,24 @@ pub enum DataError {
         reason: String,
     },
 
+    /// A table does not have the columns of the training data.
+    #[error(
+        "{name}: the columns are not those of the training data; missing: {}; unknown: {}; there twice: {}",
+        listed(missing),
+        listed(unknown),
+        listed(twice)
+    )]
+    Columns {
+        /// The file.
+        name: String,
+        /// Columns that it lacks.
+        missing: Vec<String>,
+        /// Columns that the training data did not have.
+        unknown: Vec<String>,
+        /// Names that several columns have.
+        twice: Vec<String>,
+    },
+
     /// A file has no column or array of that name.
     #[error("{name}: there is no {what} '{wanted}'; there are {}", listed(there))]
     NotFound {
@@ -400,7 +418,7 @@ pub enum DataError {
 }
 
 /// The names with commas between them, unless they are too many to help.
-fn listed(names: &[String]) -> String {
+pub(super) fn listed(names: &[String]) -> String {
     const MAX: usize = 20;
     let mut text = names
         .iter()

@@ -1,7 +1,8 @@
 //! Data sets: the shipped digits, files in the formats of MNIST, CSV and NumPy, and mini-batches.
 //!
 //! A [`Dataset`] holds labelled examples in memory: `f32` features of shape
-//! `[n, feature_shape...]` and one `u32` class label each. Every constructor
+//! `[n, feature_shape...]` and one `u32` class label each, or `f32` targets of
+//! regression. Every constructor
 //! checks its input, so code that is handed a `Dataset` can rely on matching
 //! lengths, labels below [`Dataset::classes`], and finite features.
 //!
@@ -12,9 +13,10 @@
 //! | any pair of IDX files, plain or gzip | [`idx_dataset`] |
 //! | a single IDX array | [`read_idx`], [`parse_idx`] |
 //! | a table of numbers as CSV | [`read_csv`], [`parse_csv`] |
+//! | a table of numbers and texts as CSV, for classification or regression | [`read_table`], [`parse_table`] |
 //! | arrays of NumPy, `.npz` or `.npy` | [`npz_dataset`], [`npy_dataset`] |
 //! | a single NumPy array | [`read_npy`], [`parse_npy`], [`read_npz`] |
-//! | your own vectors | [`Dataset::new`] |
+//! | your own vectors | [`Dataset::new`], [`Dataset::regression`] |
 //!
 //! [`Batches`] walks a data set in mini-batches of a fixed size, [`Standardiser`] scales features, and
 //! [`augment`] changes training examples at random.
@@ -72,4 +74,7 @@ pub use mnist::{idx_dataset, mnist};
 pub use npy::{NPY_MAX_BYTES, NpyArray, NpyType, parse_npy, read_npy, write_npy};
 pub use npz::{Arrays, npy_dataset, npz_dataset, npz_names, read_npz};
 pub use standardise::Standardiser;
-pub use table::{ColumnKind, FeatureColumn, TableSchema};
+pub use table::{
+    ColumnKind, FeatureColumn, Missing, RawTable, TableOptions, TableReadOptions, TableRows, TableSchema, TableTargets,
+    TaskChoice, TrainingTable, parse_table, read_table,
+};

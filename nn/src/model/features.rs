@@ -1,7 +1,7 @@
 //! Examples to predict for.
 
 use super::ModelError;
-use crate::data::Dataset;
+use crate::data::{Dataset, TableRows};
 
 /// Examples without labels, in the units of the training data before they were standardised: `f32`,
 /// `[len, shape...]`, row-major, all finite. There may be none.
@@ -49,7 +49,7 @@ impl Features {
 
     /// Number of examples.
     pub fn len(&self) -> usize {
-        self.values.len() / self.width()
+        self.values.len() / self.width().max(1)
     }
 
     /// Whether there are no examples.
@@ -81,6 +81,18 @@ impl From<&Dataset> for Features {
             name: data.name().to_owned(),
             values: data.features().to_vec(),
             shape: data.feature_shape().to_vec(),
+        }
+    }
+}
+
+/// The features of the rows of a table, in their order.
+impl From<&TableRows> for Features {
+    fn from(rows: &TableRows) -> Self {
+        // There is at least one row, and all its numbers are finite.
+        Features {
+            name: rows.name.clone(),
+            values: rows.features.clone(),
+            shape: vec![rows.features.len() / rows.rows.len().max(1)],
         }
     }
 }

@@ -62,6 +62,7 @@ pub use features::Features;
 pub use predictor::{Prediction, Predictor, PredictorOptions};
 pub use task::{Preprocessing, Task};
 
+use crate::data::{TableReadOptions, TableRows, TableSchema};
 use crate::trainer::Trainer;
 use architecture::Leaf;
 use meganeura_core::Session;
@@ -219,6 +220,32 @@ impl Model {
             }
         }
         Ok(())
+    }
+
+    /// Reads a CSV file with the columns of the table that the model was trained on: [`Features::from`] the rows are
+    /// for [`Predictor::predict`], and [`TableRows::dataset`] has them with their targets, if the file has them.
+    ///
+    /// # Errors
+    /// [`ModelError::Invalid`] for a model that takes no tables; [`ModelError::Data`] as for [`TableSchema::read`].
+    pub fn read_table(&self, path: impl AsRef<Path>, options: TableReadOptions) -> Result<TableRows, ModelError> {
+        Ok(self.schema()?.read(path, self.task.classes(), options)?)
+    }
+
+    /// The columns that the model takes.
+    ///
+    /// # Errors
+    /// [`ModelError::Invalid`] for a model that takes no tables.
+    pub fn schema(&self) -> Result<&TableSchema, ModelError> {
+        match &self.preprocessing {
+            Preprocessing::Table { schema, .. } => Ok(schema),
+            _ => Err(ModelError::Invalid {
+                field: "preprocessing",
+                message: format!(
+                    "it takes no tables, but examples of shape {:?}",
+                    self.architecture.feature_shape()
+                ),
+            }),
+        }
     }
 
     /// Builds a session for predictions.
