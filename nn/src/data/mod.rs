@@ -59,6 +59,7 @@ mod mnist;
 mod npy;
 mod npz;
 mod prng;
+mod split;
 mod standardise;
 mod stream;
 mod table;
@@ -73,6 +74,7 @@ pub use idx::{IDX_MAX_BYTES, IdxArray, IdxData, IdxType, parse_idx, read_idx};
 pub use mnist::{idx_dataset, mnist};
 pub use npy::{NPY_MAX_BYTES, NpyArray, NpyType, parse_npy, read_npy, write_npy};
 pub use npz::{Arrays, npy_dataset, npz_dataset, npz_names, read_npz};
+pub use split::{Parts, SplitOptions};
 pub use standardise::Standardiser;
 pub use table::{
     ColumnKind, FeatureColumn, Missing, RawTable, TableOptions, TableReadOptions, TableRows, TableSchema, TableTargets,

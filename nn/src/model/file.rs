@@ -120,8 +120,15 @@ fn read_json(folder: &Path) -> Result<Vec<u8>, ModelError> {
 
 /// A file of at most so many bytes.
 fn read(path: &Path, limit: u64) -> Result<Vec<u8>, ModelError> {
-    let file = File::open(path).map_err(ModelError::io(path, "read"))?;
-    let length = file.metadata().map_err(ModelError::io(path, "read"))?.len();
+    // Before it is opened, which waits for a writer where it is a pipe.
+    let found = fs::metadata(path).map_err(ModelError::io(path, "read"))?;
+    if !found.is_file() {
+        return Err(ModelError::Damaged {
+            file: path.to_owned(),
+            message: "it is not a regular file".into(),
+        });
+    }
+    let (file, length) = (File::open(path).map_err(ModelError::io(path, "read"))?, found.len());
     let mut bytes = Vec::new();
     // No more is read than was promised, however the file grows.
     file.take(limit.saturating_add(1))

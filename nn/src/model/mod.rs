@@ -59,7 +59,7 @@ use serde_json::Value;
 pub use architecture::{Architecture, Loss};
 pub use error::ModelError;
 pub use features::Features;
-pub use predictor::{Prediction, Predictor, PredictorOptions};
+pub use predictor::{Prediction, PredictionReport, Predictor, PredictorOptions};
 pub use task::{Preprocessing, Task};
 
 use crate::data::{TableReadOptions, TableRows, TableSchema};
@@ -90,7 +90,7 @@ struct Tensor {
 
 impl Model {
     /// The model with the present weights of a trainer, which trained the graph of the architecture
-    /// ([`Architecture::training_graph`]).
+    /// ([`Architecture::training_graph`]), and its settings ([`TrainConfig::to_json`](crate::TrainConfig::to_json)).
     ///
     /// # Errors
     /// [`ModelError::Invalid`] for parts that do not fit together, or weights that are not finite;
@@ -101,7 +101,9 @@ impl Model {
         task: Task,
         preprocessing: Preprocessing,
     ) -> Result<Self, ModelError> {
-        Model::from_session(trainer.session_mut(), architecture, task, preprocessing)
+        let training = trainer.config().to_json();
+        let model = Model::from_session(trainer.session_mut(), architecture, task, preprocessing)?;
+        Ok(Model { training, ..model })
     }
 
     /// The model with the present weights of a session, which has the parameters and states of the architecture.

@@ -1,12 +1,17 @@
 //! Predictions of a model.
 
+use std::fmt;
+
 use meganeura_core::build::build;
 use meganeura_core::precision::Precision;
 use meganeura_core::{Mode, Session, SessionConfig};
+use serde::{Deserialize, Serialize};
 
 use super::{Features, Model, ModelError, Task};
-use crate::data::Standardiser;
+use crate::data::{Dataset, Standardiser};
 use crate::models::FEATURES;
+use crate::trainer::evaluate::cross_entropy;
+use crate::trainer::{ClassificationReport, RegressionMetrics};
 
 /// Settings of a [`Predictor`].
 #[derive(Clone, Debug)]
@@ -173,21 +178,93 @@ impl Predictor {
         Ok(all)
     }
 
+    /// Quality of the predictions for a data set whose features and targets are not standardised.
+    ///
+    /// # Errors
+    /// As for [`outputs`](Self::outputs); [`ModelError::Features`] for data of another task, with more classes, another
+    /// number of targets, or standardised ones.
+    pub fn evaluate(&mut self, data: &Dataset) -> Result<PredictionReport, ModelError> {
+        let fits = match &self.task {
+            Task::Classification { classes, .. } => !data.is_regression() && data.classes() <= classes.len(),
+            Task::Regression { targets, .. } => data.outputs() == targets.len() && data.target_scale().is_none(),
+        };
+        if !fits {
+            return Err(ModelError::Features {
+                name: data.name().to_owned(),
+                message: "the labels or targets are not those that the model predicts, in their original units".into(),
+            });
+        }
+        let outputs = self.outputs(&Features::from(data))?;
+        let predictions = self.predictions(&outputs);
+        let Task::Classification { classes, .. } = &self.task else {
+            let predicted: Vec<f64> = predictions.iter().flat_map(Prediction::values).copied().collect();
+            let targets: Vec<f64> = data.targets().iter().copied().map(f64::from).collect();
+            return Ok(PredictionReport::Regression {
+                metrics: RegressionMetrics::of(&predicted, &targets, data.outputs()),
+                examples: data.len(),
+            });
+        };
+        let rows = outputs.chunks_exact(classes.len()).zip(data.labels());
+        let loss = rows
+            .map(|(row, &label)| cross_entropy(row, label as usize))
+            .sum::<f64>()
+            / data.len() as f64;
+        let predicted: Vec<usize> = predictions.iter().filter_map(Prediction::class).collect();
+        let report = ClassificationReport::of(classes, data.labels(), &predicted);
+        Ok(PredictionReport::Classification { loss, report })
+    }
+
     /// Predictions for all examples, in their order.
     ///
     /// # Errors
     /// As for [`outputs`](Self::outputs).
     pub fn predict(&mut self, features: &Features) -> Result<Vec<Prediction>, ModelError> {
         let outputs = self.outputs(features)?;
+        Ok(self.predictions(&outputs))
+    }
+
+    /// What outputs, `[n, outputs]`, mean.
+    fn predictions(&self, outputs: &[f32]) -> Vec<Prediction> {
         let rows = outputs.chunks_exact(self.task.outputs());
-        Ok(match &self.task {
+        match &self.task {
             Task::Classification { .. } => rows.map(class_of).collect(),
             Task::Regression { scale, .. } => {
                 let restore = |(at, &value): (usize, &f32)| scale.restore(at, f64::from(value));
                 let values = |row: &[f32]| row.iter().enumerate().map(restore).collect();
                 rows.map(|row| Prediction::Values(values(row))).collect()
             }
-        })
+        }
+    }
+}
+
+/// Quality of a model on a data set.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum PredictionReport {
+    /// Of classification.
+    Classification {
+        /// Mean cross-entropy in nats.
+        loss: f64,
+        /// Quality by class.
+        report: ClassificationReport,
+    },
+    /// Of regression.
+    Regression {
+        /// Errors in original units.
+        metrics: RegressionMetrics,
+        /// Number of examples.
+        examples: usize,
+    },
+}
+
+/// Plain text of at most 80 columns.
+impl fmt::Display for PredictionReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PredictionReport::Classification { loss, report } => write!(f, "{report}\nloss {loss:.4}"),
+            PredictionReport::Regression { metrics, examples } => write!(f, "{metrics} ({examples} examples)"),
+        }
     }
 }
 

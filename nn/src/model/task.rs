@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-use super::Architecture;
+use super::{Architecture, Loss};
 use crate::data::{Standardiser, TableSchema};
 
 /// What a model predicts.
@@ -35,6 +35,14 @@ impl Task {
         match self {
             Task::Classification { classes, .. } => classes.len(),
             Task::Regression { targets, .. } => targets.len(),
+        }
+    }
+
+    /// The loss that a model for this task is trained with.
+    pub fn loss(&self) -> Loss {
+        match self {
+            Task::Classification { .. } => Loss::Classes,
+            Task::Regression { .. } => Loss::Regression,
         }
     }
 

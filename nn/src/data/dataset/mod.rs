@@ -190,6 +190,18 @@ impl Dataset {
         counts.into_iter().collect()
     }
 
+    /// Weights of the classes, `[classes]`, by which all of them weigh as much in training, however many examples they
+    /// have: the number of examples divided by the classes that occur and by the class's own examples. Their mean over
+    /// the examples is 1. A class without examples gets 1.
+    pub fn balanced_class_weights(&self) -> Vec<f32> {
+        let counts = self.class_counts();
+        let mut weights = vec![1.0; self.classes];
+        for &(label, count) in &counts {
+            weights[label as usize] = (self.len() as f64 / (counts.len() * count) as f64) as f32;
+        }
+        weights
+    }
+
     /// The examples at `rows`, in that order; a row may be given repeatedly.
     ///
     /// # Errors

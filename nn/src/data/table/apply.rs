@@ -233,7 +233,7 @@ impl TableSchema {
         let width = self.width();
         let mut values: Vec<f32> = Vec::new();
         let size = rows.len().checked_mul(width);
-        if !size.is_some_and(|size| values.try_reserve_exact(size).is_ok()) {
+        if size.is_none_or(|size| values.try_reserve_exact(size).is_err()) {
             return Err(DataError::OutOfMemory {
                 name: raw.name().into(),
                 rows: rows.len(),
