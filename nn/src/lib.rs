@@ -4,8 +4,8 @@
 //! |---|---|
 //! | [`data`] | data sets that ship with the crate or are read from CSV, NumPy and IDX files, augmentation, mini-batches |
 //! | [`layers`] | linear, convolution, embedding, self-attention, norms, dropout, activations |
-//! | [`model`] | trained classifiers as folders, and predictions |
 //! | [`models`] | multi-layer perceptron, convolutional and residual networks, vision transformer, U-Net, Llama family, as graph builders |
+//! | [`model`] | trained models in folders, and predictions |
 //! | [`trainer`] | the training loop with evaluation, learning-rate schedules, early stopping, observers and a log |
 //!
 //! Everything here builds on the public interface of `meganeura-core` alone: a layer is a few calls of
@@ -17,4 +17,5 @@ pub mod model;
 pub mod models;
 pub mod trainer;
 
+pub use model::{Model, ModelError};
 pub use trainer::{TrainConfig, TrainError, Trainer};

@@ -6,12 +6,13 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use meganeura::files::write_atomically;
-use meganeura::nn::data::{self, FeatureOptions, Header};
-use meganeura::nn::model::{ClassificationReport, Description, Input, Model, Prediction, Predictor, PredictorOptions};
+use meganeura::nn::data::{self, Dataset, TableReadOptions};
+use meganeura::nn::model::{Features, Model, Prediction, PredictionReport, Predictor, PredictorOptions, Task};
 use serde_json::{Value, json};
 
 use super::Outcome;
 use super::precision::Choice;
+use super::train::targets;
 use crate::output::{line, notice};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -37,20 +38,20 @@ struct Shared {
     #[command(flatten)]
     source: Source,
 
-    /// Columns of the CSV file to leave out, besides those that training left out.
-    #[arg(long, value_name = "COLUMNS", value_delimiter = ',', conflicts_with = "npz")]
-    ignore: Vec<String>,
+    /// Take a word that training has not seen in its column as none of the known ones, instead of an error.
+    #[arg(long, conflicts_with = "npz")]
+    unknown_words: bool,
 
-    /// Character between the fields of the CSV file; `tab` for tabs.
-    #[arg(long, value_name = "CHAR", default_value = ",", value_parser = super::train::delimiter, conflicts_with = "npz")]
-    delimiter: u8,
+    /// Leave out rows with missing cells that training gave nothing to fill with, instead of an error.
+    #[arg(long, conflicts_with = "npz")]
+    drop_missing: bool,
 
     /// Array of the .npz file that holds the features.
     #[arg(long, value_name = "NAME", default_value = "x", conflicts_with = "csv")]
     x: String,
 
     /// Examples in a step of the device.
-    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     batch: u32,
 
     /// Device to use; `meganeura devices` lists them.
@@ -82,15 +83,16 @@ pub(crate) struct PredictArgs {
     #[command(flatten)]
     shared: Shared,
 
-    /// Classes to print of each example, the most probable first.
+    /// Classes to print of each example, the most probable first; numbers are printed as they are.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     top: u32,
 
-    /// Write a CSV file instead of printing: label, probability, and so on for --top.
+    /// Write a CSV file instead of printing: line of the input, label and probability (and so on for --top), or the predicted
+    /// numbers.
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 
-    /// Print one JSON object a line, with the probability of every class.
+    /// Print one JSON object a line, with the probability of every class or the predicted numbers.
     #[arg(long, conflicts_with = "output")]
     json: bool,
 }
@@ -102,7 +104,7 @@ pub(crate) struct EvaluateArgs {
     #[command(flatten)]
     shared: Shared,
 
-    /// Array of the .npz file that holds the labels.
+    /// Array of the .npz file that holds the labels, or the true numbers.
     #[arg(long, value_name = "NAME", default_value = "y", conflicts_with = "csv")]
     y: String,
 
@@ -113,68 +115,82 @@ pub(crate) struct EvaluateArgs {
 
 /// Examples as they are in a file.
 struct Examples {
-    name: String,
-    features: Vec<f32>,
-    /// Labels of the examples with their places in the file, where the file has them.
-    labels: Option<Vec<(usize, String)>>,
+    features: Features,
+    /// Number of each example for people: its line in a table, its place in an array, both from 1.
+    numbers: Vec<usize>,
+    /// With labels or true numbers, where the file has them.
+    labelled: Option<Dataset>,
 }
 
 pub(crate) fn predict(args: &PredictArgs) -> Outcome {
     let (mut predictor, examples) = open(&args.shared, None)?;
     let predictions = predictor.predict(&examples.features)?;
-    let classes = &predictor.description().classes;
+    let rows = || examples.numbers.iter().copied().zip(&predictions);
+    let (task, top) = (predictor.task(), args.top as usize);
     if let Some(path) = &args.output {
-        write_atomically(path, |file| write_csv(file, &predictions, classes, args.top as usize))?;
+        write_atomically(path, |file| write_csv(file, rows(), task, top))?;
         notice(format_args!("{} predictions in {}", predictions.len(), path.display()))?;
         return Ok(ExitCode::SUCCESS);
     }
-    for (row, prediction) in predictions.iter().enumerate() {
+    for (number, prediction) in rows() {
         if args.json {
-            line(object(row, prediction, classes))?;
-        } else {
-            let top = prediction.top(args.top as usize).into_iter();
-            let top: Vec<String> = top
-                .map(|(class, p)| format!("{} {:.1} %", printable(&classes[class]), 100.0 * p))
-                .collect();
-            line(format_args!("{}: {}", row + 1, top.join(", ")))?;
+            line(object(number, prediction, task))?;
+            continue;
         }
+        let text: Vec<String> = match (task, prediction) {
+            (Task::Classification { classes, .. }, Prediction::Class { probabilities, .. }) => best(probabilities, top)
+                .map(|(class, p)| format!("{} {:.1} %", printable(&classes[class]), 100.0 * p))
+                .collect(),
+            _ => prediction.values().iter().map(|v| format!("{v:.6}")).collect(),
+        };
+        line(format_args!("{number}: {}", text.join(", ")))?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
 pub(crate) fn evaluate(args: &EvaluateArgs) -> Outcome {
     let (mut predictor, examples) = open(&args.shared, Some(&args.y))?;
-    let classes = predictor.description().classes.clone();
-    let Some(labels) = &examples.labels else {
-        let column = predictor.description().input.columns.as_ref().map(|c| c.label.clone());
-        let column = column.unwrap_or_default();
-        return Err(format!(
-            "{}: there is no column '{column}' with the labels; `meganeura predict` needs none",
-            examples.name
-        )
-        .into());
+    let Some(labelled) = &examples.labelled else {
+        let name = match predictor.task() {
+            Task::Classification { target, .. } => target.clone(),
+            Task::Regression { targets, .. } => targets.join(", "),
+            _ => String::new(),
+        };
+        let file = printable(examples.features.name());
+        return Err(
+            format!("{file}: there is no column '{name}' to compare with; `meganeura predict` needs none").into(),
+        );
     };
-    let ids = ids(&examples.name, labels, &classes)?;
-    let predictions = predictor.predict(&examples.features)?;
-    let mut report = ClassificationReport::new(&classes);
-    for (prediction, &label) in predictions.iter().zip(&ids) {
-        report.add(label, prediction);
-    }
+    let report = predictor.evaluate(labelled)?;
     if args.json {
         line(report_object(&report))?;
-    } else {
-        line(report.to_string().trim_end())?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    match &report {
+        PredictionReport::Classification { loss, report } => {
+            line(format_args!(
+                "accuracy {:.2} % ({} of {}), loss {loss:.4}\n",
+                100.0 * report.accuracy(),
+                report.correct,
+                report.examples
+            ))?;
+            line(report.to_string().trim_end())?;
+        }
+        PredictionReport::Regression { metrics, examples } => {
+            line(format_args!("{metrics} of {examples} examples"))?;
+        }
+        other => line(format_args!("{other:?}"))?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// The model on its device, and the examples. `y` is the array of the labels, if they are wanted.
+/// The model on its device, and the examples. `y` is the array of labels, if they are wanted.
 fn open(args: &Shared, y: Option<&str>) -> Result<(Predictor, Examples)> {
     let model = Model::load(&args.model)?;
     // Files before devices: their errors come sooner.
     let examples = match (&args.source.csv, &args.source.npz) {
-        (Some(path), _) => csv(path, args, model.description())?,
-        (None, Some(path)) => npz(path, args, y, &model.description().input)?,
+        (Some(path), _) => csv(path, args, &model, y.is_some())?,
+        (None, Some(path)) => npz(path, args, y, &model)?,
         (None, None) => return Err("name a file of examples by --csv or --npz".into()),
     };
     let predictor = model.predictor(&PredictorOptions {
@@ -185,97 +201,55 @@ fn open(args: &Shared, y: Option<&str>) -> Result<(Predictor, Examples)> {
     Ok((predictor, examples))
 }
 
-fn csv(path: &Path, args: &Shared, model: &Description) -> Result<Examples> {
-    let Some(columns) = &model.input.columns else {
-        let shape = &model.input.shape;
-        return Err(format!(
-            "the model was not trained on a table: its examples have the shape {shape:?}; give them by --npz"
-        )
-        .into());
-    };
-    let ignored: Vec<String> = columns.ignored.iter().chain(&args.ignore).cloned().collect();
-    let table = data::read_features(
+fn csv(path: &Path, args: &Shared, model: &Model, labels: bool) -> Result<Examples> {
+    let rows = model.read_table(
         path,
-        &FeatureOptions {
-            columns: &columns.features,
-            label: &columns.label,
-            ignore: &ignored,
-            header: Header::Auto,
-            delimiter: args.delimiter,
+        TableReadOptions {
+            unknown_as_zeros: args.unknown_words,
+            drop_missing: args.drop_missing,
+            ignore_target: !labels,
         },
     )?;
-    Ok(Examples {
-        name: path.display().to_string(),
-        features: table.features,
-        labels: table.labels,
-    })
-}
-
-fn npz(path: &Path, args: &Shared, y: Option<&str>, input: &Input) -> Result<Examples> {
-    let array = data::read_npz(path, &args.x)?;
-    let fits = match array.shape() {
-        // A perceptron takes images as rows of numbers.
-        [_, shape @ ..] if input.shape.len() == 1 => shape.iter().product::<usize>() == input.len(),
-        [_, shape @ ..] => squeezed(shape) == squeezed(&input.shape),
-        [] => false,
-    };
-    if !fits {
-        return Err(format!(
-            "{}: the array '{}' has the shape {:?}; the model takes [examples, {}]",
-            path.display(),
-            args.x,
-            array.shape(),
-            input.shape.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
-        )
-        .into());
-    }
-    let labels = y.map(|y| -> Result<_> {
-        let labels = data::read_npz(path, y)?;
-        let examples = array.shape()[0];
-        if labels.shape() != [examples] && labels.shape() != [examples, 1] {
-            return Err(format!(
-                "{}: the labels '{y}' have the shape {:?}, and there are {examples} examples",
-                path.display(),
-                labels.shape()
-            )
-            .into());
+    for (count, what) in [
+        (rows.filled, "missing cells were filled as for training"),
+        (rows.dropped, "rows with missing cells were left out"),
+        (rows.unknown, "words were unknown to the model"),
+    ] {
+        if count > 0 {
+            notice(format_args!("{count} {what}"))?;
         }
-        let numbers = labels.to_i64()?.into_iter().enumerate();
-        Ok(numbers.map(|(i, number)| (i + 1, number.to_string())).collect())
-    });
+    }
     Ok(Examples {
-        name: path.display().to_string(),
-        features: array.to_f32(),
-        labels: labels.transpose()?,
+        labelled: rows.dataset(model.task().classes().len())?,
+        numbers: rows.lines.clone(),
+        features: Features::from(&rows),
     })
 }
 
-/// A shape without axes of length 1: images of one channel may have an axis for it or not.
-fn squeezed(shape: &[usize]) -> Vec<usize> {
-    shape.iter().copied().filter(|&size| size != 1).collect()
-}
-
-/// Class ids of labels.
-fn ids(file: &str, labels: &[(usize, String)], classes: &[String]) -> Result<Vec<usize>> {
-    let id = |(place, label): &(usize, String)| {
-        let same = |name: &String| name == label || is_same_number(name, label);
-        classes.iter().position(same).ok_or_else(|| {
-            let shown: Vec<String> = classes.iter().take(10).map(|c| printable(c)).collect();
-            let more = if classes.len() > shown.len() { ", ..." } else { "" };
-            format!(
-                "{file}, line {place}: '{}' is none of the model's classes: {}{more}",
-                printable(label),
-                shown.join(", ")
-            )
-            .into()
-        })
+fn npz(path: &Path, args: &Shared, y: Option<&str>, model: &Model) -> Result<Examples> {
+    let x = data::read_npz(path, &args.x)?;
+    let count = x.shape().first().copied().unwrap_or(0);
+    let labelled = match (y, model.task()) {
+        (None, _) => None,
+        (Some(y), Task::Regression { .. }) => Some(targets(&x, &data::read_npz(path, y)?)?),
+        (Some(y), task) => Some(data::npz_dataset(path, &args.x, y, Some(task.classes()))?.data),
     };
-    labels.iter().map(id).collect()
+    let shape: Vec<usize> = match x.shape() {
+        [_] => vec![1],
+        shape => shape.iter().skip(1).copied().collect(),
+    };
+    Ok(Examples {
+        features: Features::new(x.name(), x.to_f32(), shape)?,
+        numbers: (1..=count).collect(),
+        labelled,
+    })
 }
 
-/// Whether two labels are the same number in different spellings, as 1 and 1.0.
-fn is_same_number(a: &str, b: &str) -> bool {
-    matches!((a.parse::<f64>(), b.parse::<f64>()), (Ok(a), Ok(b)) if a == b)
+/// The most probable classes with their probabilities, the first of equals first.
+fn best(probabilities: &[f64], top: usize) -> impl Iterator<Item = (usize, f64)> {
+    let mut all: Vec<(usize, f64)> = probabilities.iter().copied().enumerate().collect();
+    all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    all.into_iter().take(top)
 }
 
 /// Text of a file for a terminal: without control characters.
@@ -283,49 +257,94 @@ fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-fn object(row: usize, prediction: &Prediction, classes: &[String]) -> Value {
-    let (best, probability) = prediction.best();
-    let all: serde_json::Map<String, Value> = classes
-        .iter()
-        .zip(prediction.probabilities())
-        .map(|(class, &p)| (class.clone(), json!(p)))
-        .collect();
-    json!({
-        "row": row + 1,
-        "label": classes[best],
-        "probability": probability,
-        "probabilities": all,
-    })
+fn object(number: usize, prediction: &Prediction, task: &Task) -> Value {
+    match (task, prediction) {
+        (Task::Classification { classes, .. }, Prediction::Class { class, probabilities }) => {
+            let all: serde_json::Map<String, Value> = classes
+                .iter()
+                .zip(probabilities)
+                .map(|(class, p)| (class.clone(), json!(p)))
+                .collect();
+            json!({
+                "row": number,
+                "label": classes[*class],
+                "probability": probabilities[*class],
+                "probabilities": all,
+            })
+        }
+        (Task::Regression { targets, .. }, prediction) => {
+            let values = targets.iter().zip(prediction.values());
+            let values: serde_json::Map<String, Value> = values.map(|(name, v)| (name.clone(), json!(v))).collect();
+            json!({"row": number, "values": values})
+        }
+        _ => json!({"row": number}),
+    }
 }
 
-fn report_object(report: &ClassificationReport) -> Value {
-    let metrics = |m: meganeura::nn::model::ClassMetrics| json!({"precision": m.precision, "recall": m.recall, "f1": m.f1, "examples": m.support});
-    let classes = report.classes().iter().enumerate();
-    let classes: serde_json::Map<String, Value> = classes
-        .map(|(class, name)| (name.clone(), metrics(report.class(class))))
-        .collect();
-    json!({
-        "examples": report.examples(),
-        "correct": report.correct(),
-        "accuracy": report.accuracy(),
-        "loss": report.loss(),
-        "macro_average": metrics(report.macro_average()),
-        "classes": classes,
-        "confusion": report.confusion(),
-    })
+fn report_object(report: &PredictionReport) -> Value {
+    match report {
+        PredictionReport::Classification { loss, report } => {
+            let count = report.classes.len();
+            let row = |class: usize| {
+                (0..count)
+                    .map(|predicted| report.count(class, predicted))
+                    .collect::<Vec<_>>()
+            };
+            let average = &report.macro_average;
+            let classes: serde_json::Map<String, Value> = report
+                .classes
+                .iter()
+                .map(|m| {
+                    let metrics =
+                        json!({"precision": m.precision, "recall": m.recall, "f1": m.f1, "examples": m.examples});
+                    (m.name.clone(), metrics)
+                })
+                .collect();
+            json!({
+                "examples": report.examples,
+                "correct": report.correct,
+                "accuracy": report.accuracy(),
+                "loss": loss,
+                "macro_average": {"precision": average.precision, "recall": average.recall, "f1": average.f1},
+                "classes": classes,
+                "confusion": (0..count).map(row).collect::<Vec<_>>(),
+            })
+        }
+        PredictionReport::Regression { metrics, examples } => json!({
+            "examples": examples,
+            "rmse": metrics.rmse,
+            "mae": metrics.mae,
+            "r2": metrics.r2,
+        }),
+        other => json!(format!("{other:?}")),
+    }
 }
 
-fn write_csv(file: &mut dyn Write, predictions: &[Prediction], classes: &[String], top: usize) -> io::Result<()> {
-    let top = top.min(classes.len());
-    let header = (1..=top).map(|n| match n {
-        1 => "label,probability".to_owned(),
-        n => format!("label_{n},probability_{n}"),
-    });
-    writeln!(file, "{}", header.collect::<Vec<_>>().join(","))?;
-    for prediction in predictions {
-        let fields = prediction.top(top).into_iter();
-        let fields = fields.map(|(class, p)| format!("{},{p}", quoted(&classes[class])));
-        writeln!(file, "{}", fields.collect::<Vec<_>>().join(","))?;
+fn write_csv<'p>(
+    file: &mut dyn Write,
+    rows: impl Iterator<Item = (usize, &'p Prediction)>,
+    task: &Task,
+    top: usize,
+) -> io::Result<()> {
+    let header: Vec<String> = match task {
+        Task::Classification { classes, .. } => (1..=top.min(classes.len()))
+            .map(|n| match n {
+                1 => "label,probability".to_owned(),
+                n => format!("label_{n},probability_{n}"),
+            })
+            .collect(),
+        Task::Regression { targets, .. } => targets.iter().map(|name| quoted(name)).collect(),
+        _ => Vec::new(),
+    };
+    writeln!(file, "row,{}", header.join(","))?;
+    for (number, prediction) in rows {
+        let fields: Vec<String> = match (task, prediction) {
+            (Task::Classification { classes, .. }, Prediction::Class { probabilities, .. }) => best(probabilities, top)
+                .map(|(class, p)| format!("{},{p}", quoted(&classes[class])))
+                .collect(),
+            _ => prediction.values().iter().map(f64::to_string).collect(),
+        };
+        writeln!(file, "{number},{}", fields.join(","))?;
     }
     Ok(())
 }
@@ -349,13 +368,8 @@ mod tests {
     }
 
     #[test]
-    fn labels_are_found_by_text_and_by_number() {
-        let classes = ["1".to_owned(), "2".to_owned()];
-        let labels = [(2, "2".to_owned()), (3, "1.0".to_owned())];
-        assert_eq!(ids("f", &labels, &classes).unwrap(), [1, 0]);
-        let error = ids("f.csv", &[(7, "x\u{1b}[2J".to_owned())], &classes)
-            .unwrap_err()
-            .to_string();
-        assert!(error.contains("f.csv, line 7: 'x?[2J'"), "{error}");
+    fn the_most_probable_come_first() {
+        let top: Vec<usize> = best(&[0.2, 0.5, 0.2, 0.1], 3).map(|(class, _)| class).collect();
+        assert_eq!(top, [1, 0, 2]);
     }
 }

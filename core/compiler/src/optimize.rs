@@ -108,7 +108,7 @@ pub fn optimize_for(graph: &Graph, request: &Request) -> Result<(Graph, Optimize
 ///
 /// # Panics
 /// With the report of an error: a graph that does not verify, or the rule set `norm` (crate `meganeura-rules`) not linked;
-/// [`apply_rules`](crate::rewrite::apply_rules) returns it instead.
+/// [`apply_rules`] returns it instead.
 #[track_caller]
 pub fn apply_rms_norm_matmul_fusions(graph: &mut Graph) -> usize {
     let titles = [

@@ -145,6 +145,16 @@ impl<'a> Batches<'a> {
         Some(self.batch_size.min(self.order.len() - start))
     }
 
+    /// Writes the targets of the last batch into `targets`, `[batch_size, outputs]`, for a data set of regression.
+    /// Former content is replaced; it is empty before the first batch, and for classification.
+    pub fn targets_into(&self, targets: &mut Vec<f32>) {
+        targets.clear();
+        if self.data.is_regression() {
+            targets.reserve(self.batch_size * self.data.outputs());
+            targets.extend(self.rows().filter_map(|row| self.data.target(row)).flatten());
+        }
+    }
+
     /// The rows of the data set that the last batch holds, `[batch_size]`; none
     /// before the first batch.
     pub fn rows(&self) -> impl Iterator<Item = usize> + '_ {

@@ -158,6 +158,22 @@ pub enum DataError {
         found: usize,
     },
 
+    /// The targets of regression cannot be used.
+    #[error("{name}: targets: {reason}")]
+    Targets {
+        /// The data set.
+        name: String,
+        /// What is wrong with them.
+        reason: String,
+    },
+
+    /// Means and deviations that a [`super::Standardiser`] cannot have.
+    #[error("standardiser: {reason}")]
+    Standardiser {
+        /// What is wrong with them.
+        reason: String,
+    },
+
     /// An array would not fit into memory.
     #[error("{name}: cannot allocate a [{rows}, {columns}] array of f32; ask for fewer rows")]
     OutOfMemory {
@@ -203,6 +219,24 @@ pub enum DataError {
         column: usize,
         /// What was expected and found.
         reason: String,
+    },
+
+    /// A table does not have the columns of the training data.
+    #[error(
+        "{name}: the columns are not those of the training data; missing: {}; unknown: {}; there twice: {}",
+        listed(missing),
+        listed(unknown),
+        listed(twice)
+    )]
+    Columns {
+        /// The file.
+        name: String,
+        /// Columns that it lacks.
+        missing: Vec<String>,
+        /// Columns that the training data did not have.
+        unknown: Vec<String>,
+        /// Names that several columns have.
+        twice: Vec<String>,
     },
 
     /// A file has no column or array of that name.
@@ -384,7 +418,7 @@ pub enum DataError {
 }
 
 /// The names with commas between them, unless they are too many to help.
-fn listed(names: &[String]) -> String {
+pub(super) fn listed(names: &[String]) -> String {
     const MAX: usize = 20;
     let mut text = names
         .iter()

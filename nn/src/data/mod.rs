@@ -1,7 +1,8 @@
 //! Data sets: the shipped digits, files in the formats of MNIST, CSV and NumPy, and mini-batches.
 //!
 //! A [`Dataset`] holds labelled examples in memory: `f32` features of shape
-//! `[n, feature_shape...]` and one `u32` class label each. Every constructor
+//! `[n, feature_shape...]` and one `u32` class label each, or `f32` targets of
+//! regression. Every constructor
 //! checks its input, so code that is handed a `Dataset` can rely on matching
 //! lengths, labels below [`Dataset::classes`], and finite features.
 //!
@@ -12,10 +13,10 @@
 //! | any pair of IDX files, plain or gzip | [`idx_dataset`] |
 //! | a single IDX array | [`read_idx`], [`parse_idx`] |
 //! | a table of numbers as CSV | [`read_csv`], [`parse_csv`] |
-//! | the feature columns of a trained model, by name | [`read_features`], [`parse_features`] |
+//! | a table of numbers and texts as CSV, for classification or regression | [`read_table`], [`parse_table`] |
 //! | arrays of NumPy, `.npz` or `.npy` | [`npz_dataset`], [`npy_dataset`] |
 //! | a single NumPy array | [`read_npy`], [`parse_npy`], [`read_npz`] |
-//! | your own vectors | [`Dataset::new`] |
+//! | your own vectors | [`Dataset::new`], [`Dataset::regression`] |
 //!
 //! [`Batches`] walks a data set in mini-batches of a fixed size, [`Standardiser`] scales features, and
 //! [`augment`] changes training examples at random.
@@ -58,14 +59,14 @@ mod mnist;
 mod npy;
 mod npz;
 mod prng;
+mod split;
 mod standardise;
 mod stream;
+mod table;
 
 pub use augment::{Augmentation, Transform};
 pub use batches::{Batch, Batches, Remainder};
-pub use csv::{
-    Column, CsvOptions, FeatureOptions, FeatureTable, Header, Table, parse_csv, parse_features, read_csv, read_features,
-};
+pub use csv::{Column, CsvOptions, Header, Table, parse_csv, read_csv};
 pub use dataset::{Dataset, one_hot};
 pub use digits::{DIGITS_SPLIT_SEED, DIGITS_TEST_FRACTION, digits, digits_split};
 pub use error::DataError;
@@ -73,4 +74,9 @@ pub use idx::{IDX_MAX_BYTES, IdxArray, IdxData, IdxType, parse_idx, read_idx};
 pub use mnist::{idx_dataset, mnist};
 pub use npy::{NPY_MAX_BYTES, NpyArray, NpyType, parse_npy, read_npy, write_npy};
 pub use npz::{Arrays, npy_dataset, npz_dataset, npz_names, read_npz};
+pub use split::{Parts, SplitOptions};
 pub use standardise::Standardiser;
+pub use table::{
+    ColumnKind, FeatureColumn, Missing, RawTable, TableOptions, TableReadOptions, TableRows, TableSchema, TableTargets,
+    TaskChoice, TrainingTable, parse_table, read_table,
+};

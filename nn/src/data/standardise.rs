@@ -1,6 +1,8 @@
 //! Features with mean 0 and standard deviation 1.
 
-use super::dataset::Dataset;
+use serde::{Deserialize, Serialize};
+
+use super::{dataset::Dataset, error::DataError};
 
 /// The mean and standard deviation of the features of a training set.
 ///
@@ -19,14 +21,75 @@ use super::dataset::Dataset;
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "Values", into = "Values")]
 pub struct Standardiser {
     // Both hold one value (global) or one per feature. `std` is never 0.
     mean: Vec<f32>,
     std: Vec<f32>,
 }
 
+/// A [`Standardiser`] in a file.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Values {
+    mean: Vec<f32>,
+    std: Vec<f32>,
+}
+
+impl TryFrom<Values> for Standardiser {
+    type Error = DataError;
+
+    fn try_from(values: Values) -> Result<Self, DataError> {
+        Standardiser::new(values.mean, values.std)
+    }
+}
+
+impl From<Standardiser> for Values {
+    fn from(Standardiser { mean, std }: Standardiser) -> Self {
+        Values { mean, std }
+    }
+}
+
 impl Standardiser {
+    /// From known means and standard deviations: one of each, or one per feature.
+    ///
+    /// # Errors
+    ///
+    /// [`DataError::Standardiser`] when there are none, not as many of either, a mean is not finite, or a deviation
+    /// is not a finite number above 0.
+    pub fn new(mean: Vec<f32>, std: Vec<f32>) -> Result<Self, DataError> {
+        let refuse = |reason: String| Err(DataError::Standardiser { reason });
+        if mean.is_empty() || mean.len() != std.len() {
+            return refuse(format!("{} means and {} deviations", mean.len(), std.len()));
+        }
+        if let Some(at) = mean.iter().position(|v| !v.is_finite()) {
+            return refuse(format!("mean {at} is {}, not a finite number", mean[at]));
+        }
+        if let Some(at) = std.iter().position(|v| !v.is_finite() || *v <= 0.0) {
+            return refuse(format!("deviation {at} is {}, not a finite number above 0", std[at]));
+        }
+        Ok(Self { mean, std })
+    }
+
+    /// A mean and deviation for each target of a data set for regression, over its targets as they are. Of a data
+    /// set for classification, which has none, those that change nothing.
+    pub fn fit_targets(data: &Dataset) -> Self {
+        match data.outputs() {
+            0 => Self {
+                mean: vec![0.0],
+                std: vec![1.0],
+            },
+            outputs => Self::fit(data.targets(), outputs),
+        }
+    }
+
+    /// The inverse for the value of one feature or target: from standardised to original units.
+    pub fn restore(&self, feature: usize, value: f64) -> f64 {
+        let at = feature % self.mean.len();
+        value * f64::from(self.std[at]) + f64::from(self.mean[at])
+    }
+
     /// One mean and deviation over all features of all examples.
     ///
     /// The usual choice for images, whose border pixels hardly ever vary and
@@ -55,12 +118,12 @@ impl Standardiser {
     }
 
     /// Whether examples of `width` features can be transformed.
-    pub(super) fn accepts(&self, width: usize) -> bool {
+    pub(crate) fn accepts(&self, width: usize) -> bool {
         self.mean.len() == 1 || self.mean.len() == width
     }
 
     /// Transforms one example in place.
-    pub(super) fn apply(&self, row: &mut [f32]) {
+    pub(crate) fn apply(&self, row: &mut [f32]) {
         // `cycle` repeats the single global pair, and is a no-op otherwise.
         let pairs = self.mean.iter().zip(&self.std).cycle();
         for (value, (&mean, &std)) in row.iter_mut().zip(pairs) {

@@ -5,9 +5,11 @@ use std::str::FromStr;
 
 use meganeura_core::graph::Value;
 use meganeura_core::{Graph, Init, NodeId};
+use serde::{Deserialize, Serialize};
 
 /// An elementwise non-linearity; shapes and dtypes stay as they are.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Activation {
     /// `max(x, 0)`.

@@ -1,154 +1,357 @@
-//! Networks by a small description that builds the same graph each time.
+//! Architectures as data, which build the same graph wherever they are read.
 
-use meganeura_core::Graph;
+use meganeura_core::graph::NodeKind;
+use meganeura_core::{DType, Graph, NodeId};
 use serde::{Deserialize, Serialize};
 
-use crate::models::{CnnConfig, MlpConfig, ResNetConfig, classifier};
+use super::ModelError;
+use crate::layers::Activation;
+use crate::models::{CnnConfig, FEATURES, MlpConfig, ResNetConfig, VitConfig, classifier, regressor, soft_classifier};
 
-/// Most units of a layer, and most layers, that a description may ask for: a file may say anything.
-const MAX_SIZE: usize = 1 << 20;
-const MAX_LAYERS: usize = 1 << 10;
+/// The largest size of anything: more would only be a damaged file.
+const MAX_SIZE: usize = 1 << 24;
+/// The most layers of one kind.
+const MAX_LAYERS: usize = 1024;
+/// The most values of one example.
+const MAX_FEATURES: usize = 1 << 26;
 
-/// A network of a kind that is known by name.
+/// A model as its sizes, from features to outputs: logits of classes, or predicted numbers.
+///
+/// It builds the same layers for training ([`training_graph`](Self::training_graph)) and for inference at any batch
+/// size ([`inference_graph`](Self::inference_graph)).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+#[non_exhaustive]
 pub enum Architecture {
-    /// Multi-layer perceptron, [`MlpConfig`]; examples of any shape are flattened.
+    /// Multi-layer perceptron ([`MlpConfig`]).
     Mlp {
-        /// Units of each hidden layer.
+        /// Shape of one example, which is flattened.
+        features: Vec<usize>,
+        /// Sizes of the hidden layers; none makes a linear model.
         hidden: Vec<usize>,
-        /// Probability of dropout behind each hidden layer.
+        /// Activation after each hidden layer.
+        activation: Activation,
+        /// Probability of dropout after each hidden layer.
         dropout: f32,
+        /// Logits or predicted numbers.
+        outputs: usize,
     },
-    /// Small convolutional network, [`CnnConfig`], for images `[channels, height, width]` of at least 4x4.
+    /// Small convolutional network ([`CnnConfig`]).
     Cnn {
-        /// Channels of the three blocks.
+        /// Channels, height and width of an image.
+        image: [usize; 3],
+        /// Channels after each convolution.
         channels: [usize; 3],
-        /// Units of the hidden layer.
+        /// Size of the hidden fully connected layer.
         hidden: usize,
-        /// Probability of dropout.
+        /// Probability of dropout in front of each fully connected layer.
         dropout: f32,
+        /// Logits or predicted numbers.
+        outputs: usize,
     },
-    /// Residual network with 18 layers, [`ResNetConfig::resnet18`], for images `[channels, height, width]`; those of less than
-    /// 64x64 begin with a 3x3 convolution instead of the 7x7 one of stride 2 and the pooling.
-    Resnet18 {
-        /// Channels of the first stage, 64 in the published network.
+    /// Residual network ([`ResNetConfig`]).
+    ResNet {
+        /// Channels, height and width of an image.
+        image: [usize; 3],
+        /// Whether the blocks are those of ResNet-50 instead of those of ResNet-18.
+        bottleneck: bool,
+        /// Blocks of each stage.
+        depths: [usize; 4],
+        /// Channels of the first stage.
         width: usize,
+        /// Whether it starts for images of 32x32 or so.
+        small_images: bool,
+        /// Logits or predicted numbers.
+        outputs: usize,
+    },
+    /// Vision transformer ([`VitConfig`]).
+    Vit {
+        /// Channels, height and width of an image.
+        image: [usize; 3],
+        /// Height and width of a patch, which divides the image.
+        patch: usize,
+        /// Features of a patch.
+        dim: usize,
+        /// Blocks.
+        layers: usize,
+        /// Attention heads.
+        heads: usize,
+        /// Features inside the feed-forward layers.
+        hidden: usize,
+        /// Logits or predicted numbers.
+        outputs: usize,
     },
 }
 
+/// What a model is trained to do, as far as its graph depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Loss {
+    /// Cross-entropy with class ids, `u32 [batch]`.
+    Classes,
+    /// Cross-entropy with rows of class weights, `f32 [batch, outputs]`: for label smoothing and class weights.
+    SoftClasses,
+    /// Mean squared error with targets, `f32 [batch, outputs]`.
+    Regression,
+}
+
+/// A tensor of a model: its name, whether it is a state (such as running statistics), and its shape.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Leaf {
+    pub(super) name: String,
+    pub(super) is_state: bool,
+    pub(super) shape: Vec<usize>,
+}
+
 impl Architecture {
-    /// The default perceptron: hidden layers of 256 and 128 units.
-    pub fn mlp() -> Self {
+    /// An [`Architecture::Mlp`] with the defaults of [`MlpConfig`]: hidden layers of 256 and 128, ReLU, dropout of 0.2.
+    pub fn mlp(features: impl Into<Vec<usize>>, outputs: usize) -> Self {
         Architecture::Mlp {
+            features: features.into(),
             hidden: vec![256, 128],
+            activation: Activation::Relu,
             dropout: 0.2,
+            outputs,
         }
     }
 
-    /// The default convolutional network.
-    pub fn cnn() -> Self {
+    /// An [`Architecture::Cnn`] with the defaults of [`CnnConfig`].
+    pub fn cnn(image: [usize; 3], outputs: usize) -> Self {
         Architecture::Cnn {
+            image,
             channels: [16, 32, 64],
             hidden: 64,
             dropout: 0.25,
+            outputs,
         }
     }
 
-    /// The published residual network.
-    pub fn resnet18() -> Self {
-        Architecture::Resnet18 { width: 64 }
+    /// ResNet-18; `small_images` for 32x32 or so.
+    pub fn resnet18(image: [usize; 3], small_images: bool, outputs: usize) -> Self {
+        Architecture::ResNet {
+            image,
+            bottleneck: false,
+            depths: [2, 2, 2, 2],
+            width: 64,
+            small_images,
+            outputs,
+        }
     }
 
-    /// Its name, as `model.json` and the command have it.
-    pub fn name(&self) -> &'static str {
+    /// An [`Architecture::Vit`] with the defaults of [`VitConfig`].
+    pub fn vit(image: [usize; 3], patch: usize, outputs: usize) -> Self {
+        Architecture::Vit {
+            image,
+            patch,
+            dim: 64,
+            layers: 4,
+            heads: 4,
+            hidden: 128,
+            outputs,
+        }
+    }
+
+    /// Shape of one example, without the batch axis.
+    pub fn feature_shape(&self) -> Vec<usize> {
         match self {
-            Architecture::Mlp { .. } => "mlp",
-            Architecture::Cnn { .. } => "cnn",
-            Architecture::Resnet18 { .. } => "resnet18",
+            Architecture::Mlp { features, .. } => features.clone(),
+            Architecture::Cnn { image, .. } | Architecture::ResNet { image, .. } | Architecture::Vit { image, .. } => {
+                image.to_vec()
+            }
         }
     }
 
-    /// A classifier around the network, as [`classifier`] makes it, for examples of that shape.
-    #[track_caller]
-    pub fn graph(&self, batch: usize, shape: &[usize], classes: usize) -> Graph {
-        classifier(batch, shape, |g, x| match (self, shape) {
-            (Architecture::Mlp { hidden, dropout }, shape) => {
-                let x = if shape.len() > 1 { g.flatten(x) } else { x };
-                let config = MlpConfig::new(shape.iter().product(), classes);
-                let config = config.hidden(hidden.clone()).dropout(*dropout);
-                config.build(g, "").forward(g, x)
-            }
-            (
-                Architecture::Cnn {
-                    channels,
-                    hidden,
-                    dropout,
-                },
-                &[c, h, w],
-            ) => {
-                let config = CnnConfig::new([c, h, w], classes);
-                let config = config.channels(*channels).hidden(*hidden).dropout(*dropout);
-                config.build(g, "").forward(g, x)
-            }
-            (Architecture::Resnet18 { width }, &[c, h, w]) => {
-                let config = ResNetConfig::resnet18(classes).channels(c).width(*width);
-                config.small_images(h.min(w) < 64).build(g, "").forward(g, x)
-            }
-            (_, shape) => g.report(
-                self.name(),
-                format!("its examples are images, and these have the shape {shape:?}"),
-                "give it [channels, height, width], or use a perceptron",
-            ),
-        })
+    /// Values of one example.
+    pub fn feature_len(&self) -> usize {
+        self.feature_shape().into_iter().fold(1, usize::saturating_mul)
     }
 
-    /// Checks the sizes, and that the network takes examples of that shape.
+    /// Number of outputs of an example.
+    pub fn outputs(&self) -> usize {
+        match self {
+            Architecture::Mlp { outputs, .. }
+            | Architecture::Cnn { outputs, .. }
+            | Architecture::ResNet { outputs, .. }
+            | Architecture::Vit { outputs, .. } => *outputs,
+        }
+    }
+
+    /// The graph that the trainer takes: [`classifier`], [`soft_classifier`] or [`regressor`] around the model.
     ///
     /// # Errors
-    /// What is wrong.
-    pub fn check(&self, shape: &[usize]) -> Result<(), String> {
-        let size = |what: &str, value: usize| match value {
+    /// [`ModelError::Invalid`] for sizes that make no sense, [`ModelError::Core`] for a graph that is not valid.
+    pub fn training_graph(&self, batch: usize, loss: Loss) -> Result<Graph, ModelError> {
+        self.check().map_err(invalid)?;
+        let shape = self.feature_shape();
+        let model = |g: &mut Graph, x: NodeId| self.outputs_of(g, x);
+        let graph = match loss {
+            Loss::Classes => classifier(batch, &shape, model),
+            Loss::SoftClasses => soft_classifier(batch, &shape, model),
+            Loss::Regression => regressor(batch, &shape, model),
+        };
+        graph.verify()?;
+        Ok(graph)
+    }
+
+    /// The graph of inference: one input, `x` (`f32 [batch, feature_shape...]`), and one output, `f32 [batch, outputs]`.
+    ///
+    /// # Errors
+    /// As for [`training_graph`](Self::training_graph).
+    pub fn inference_graph(&self, batch: usize) -> Result<Graph, ModelError> {
+        self.check().map_err(invalid)?;
+        let mut graph = Graph::new();
+        let mut shape = vec![batch];
+        shape.extend(self.feature_shape());
+        let x = graph.input(FEATURES, &shape);
+        let y = self.outputs_of(&mut graph, x);
+        graph.set_outputs(vec![y]);
+        graph.verify()?;
+        Ok(graph)
+    }
+
+    /// Parameters and states, in the order of the graph.
+    pub(super) fn leaves(&self) -> Result<Vec<Leaf>, ModelError> {
+        let graph = self.inference_graph(1)?;
+        let mut leaves = Vec::new();
+        for (node, id) in graph.nodes().iter().zip(graph.node_ids()) {
+            let is_state = match node.kind {
+                NodeKind::Parameter { .. } => false,
+                NodeKind::State { .. } => true,
+                _ => continue,
+            };
+            if let (Some(name), DType::F32) = (&node.name, graph.dtype(id)) {
+                leaves.push(Leaf {
+                    name: name.to_string(),
+                    is_state,
+                    shape: graph.shape(id).to_vec(),
+                });
+            }
+        }
+        Ok(leaves)
+    }
+
+    /// Registers the layers and adds their computation.
+    fn outputs_of(&self, g: &mut Graph, x: NodeId) -> NodeId {
+        match self {
+            Architecture::Mlp {
+                hidden,
+                activation,
+                dropout,
+                outputs,
+                ..
+            } => {
+                let config = MlpConfig::new(self.feature_len(), *outputs)
+                    .hidden(hidden.clone())
+                    .activation(*activation)
+                    .dropout(*dropout);
+                let x = match g.shape(x).len() {
+                    2 => x,
+                    _ => g.flatten(x),
+                };
+                config.build(g, "").forward(g, x)
+            }
+            &Architecture::Cnn {
+                image,
+                channels,
+                hidden,
+                dropout,
+                outputs,
+            } => {
+                let config = CnnConfig::new(image, outputs).channels(channels).hidden(hidden);
+                config.dropout(dropout).build(g, "").forward(g, x)
+            }
+            &Architecture::ResNet {
+                image,
+                bottleneck,
+                depths,
+                width,
+                small_images,
+                outputs,
+            } => {
+                let config = match bottleneck {
+                    true => ResNetConfig::resnet50(outputs),
+                    false => ResNetConfig::resnet18(outputs),
+                };
+                let config = config.channels(image[0]).width(width).depths(depths);
+                config.small_images(small_images).build(g, "").forward(g, x)
+            }
+            &Architecture::Vit {
+                image,
+                patch,
+                dim,
+                layers,
+                heads,
+                hidden,
+                outputs,
+            } => {
+                let config = VitConfig::new(image, patch, outputs).size(dim, layers, heads, hidden);
+                config.build(g, "").forward(g, x)
+            }
+        }
+    }
+
+    /// Checks sizes that may come from a damaged file, so that building the graph takes neither long nor much memory.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let size = |what: &str, size: usize| match size {
             1..=MAX_SIZE => Ok(()),
-            _ => Err(format!("architecture.{what} is {value}; it is from 1 to {MAX_SIZE}")),
+            _ => Err(format!("{what} is {size}; it has to be from 1 to {MAX_SIZE}")),
+        };
+        let sizes = |what: &str, all: &[usize]| all.iter().try_for_each(|&s| size(what, s));
+        let count = |what: &str, number: usize| match number {
+            0..=MAX_LAYERS => Ok(()),
+            _ => Err(format!("{what} is {number}; it may be up to {MAX_LAYERS}")),
         };
         let probability = |p: f32| match (0.0..1.0).contains(&p) {
             true => Ok(()),
-            false => Err(format!("architecture.dropout is {p}; it is from 0 to below 1")),
+            false => Err(format!("dropout is {p}; it has to be at least 0 and less than 1")),
         };
-        let image = |least: usize| match shape {
-            &[_, h, w] if h >= least && w >= least => Ok(()),
-            _ => Err(format!(
-                "the network {} needs images [channels, height, width] of at least {least}x{least}, and input.shape is \
-                 {shape:?}",
-                self.name()
-            )),
-        };
+        let shape = self.feature_shape();
+        if shape.is_empty() || shape.len() > 8 {
+            return Err(format!("the shape of an example has {} dimensions", shape.len()));
+        }
+        sizes("a size of an example", &shape)?;
+        if self.feature_len() > MAX_FEATURES {
+            return Err(format!("an example of {shape:?} is too large"));
+        }
+        size("outputs", self.outputs())?;
         match self {
-            Architecture::Mlp { hidden, dropout } => {
-                if hidden.len() > MAX_LAYERS {
-                    return Err(format!(
-                        "architecture.hidden has {} layers; at most {MAX_LAYERS}",
-                        hidden.len()
-                    ));
-                }
-                hidden.iter().try_for_each(|&units| size("hidden", units))?;
+            Architecture::Mlp { hidden, dropout, .. } => {
+                count("the number of hidden layers", hidden.len())?;
+                sizes("a hidden layer", hidden)?;
                 probability(*dropout)
             }
             Architecture::Cnn {
                 channels,
                 hidden,
                 dropout,
+                ..
             } => {
-                channels.iter().try_for_each(|&c| size("channels", c))?;
+                sizes("a number of channels", channels)?;
                 size("hidden", *hidden)?;
-                probability(*dropout)?;
-                image(4)
+                probability(*dropout)
             }
-            Architecture::Resnet18 { width } => {
-                size("width", *width)?;
-                image(8)
+            Architecture::ResNet { depths, width, .. } => {
+                depths.iter().try_for_each(|&d| count("a depth", d))?;
+                size("width", *width)
+            }
+            Architecture::Vit {
+                patch,
+                dim,
+                layers,
+                heads,
+                hidden,
+                ..
+            } => {
+                sizes("patch, dim, heads or hidden", &[*patch, *dim, *heads, *hidden])?;
+                count("layers", *layers)
             }
         }
+    }
+}
+
+fn invalid(message: String) -> ModelError {
+    ModelError::Invalid {
+        field: "architecture",
+        message,
     }
 }

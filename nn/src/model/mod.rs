@@ -1,281 +1,287 @@
-//! Trained classifiers as folders: architecture, preprocessing, class names and weights, ready to predict.
+//! Trained models in folders, and predictions from them.
 //!
-//! A folder has two files. `model.json` describes the model ([`Description`]) and names the file of the weights
-//! (safetensors) with its hash. [`Model::save`] writes the weights under a new name first and replaces `model.json` last, so
-//! that whoever opens the folder sees the old model or the new one, also when the process is killed at any moment.
+//! A [`Model`] is everything that is needed to use a trained model elsewhere: its [`Architecture`], its weights, what it
+//! predicts ([`Task`]) and what becomes of data before it takes them ([`Preprocessing`]). [`Model::save`] writes it as a
+//! folder, [`Model::load`] reads it, [`Model::predictor`] makes predictions.
 //!
 //! ```no_run
-//! use meganeura_nn::model::{Architecture, Description, Input, Model, PredictorOptions};
+//! use meganeura_nn::data::{Standardiser, digits_split};
+//! use meganeura_nn::model::{Architecture, Features, Loss, Model, PredictorOptions, Preprocessing, Task};
 //! use meganeura_nn::trainer::{Silent, TrainConfig, Trainer};
-//! use meganeura_nn::data::digits_split;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let (train, test) = digits_split()?;
-//! let classes = (0..10).map(|digit| digit.to_string()).collect();
-//! let description = Description::new(Architecture::cnn(), Input::of(&train), classes);
-//! let mut trainer = Trainer::new(|batch| description.graph(batch), TrainConfig::default())?;
-//! trainer.fit(&train, Some(&test), &mut Silent)?;
-//! Model::trained(description, &mut trainer)?.save("digits")?;
+//! let scale = Standardiser::fit_global(&train);
+//! let architecture = Architecture::mlp([1, 8, 8], 10);
+//! let config = TrainConfig::default();
+//! let graph = architecture.training_graph(config.batch_size, Loss::Classes)?;
+//! let mut trainer = Trainer::from_graph(&graph, config)?;
+//! trainer.fit(&train.standardised(&scale)?, None, &mut Silent)?;
 //!
-//! let mut predictor = Model::load("digits")?.predictor(&PredictorOptions::default())?;
-//! for prediction in predictor.predict(test.features())? {
-//!     let (class, probability) = prediction.best();
-//!     println!("{class} {probability}");
-//! }
+//! let task = Task::Classification {
+//!     target: "digit".into(),
+//!     classes: (0..10).map(|digit| digit.to_string()).collect(),
+//! };
+//! let preprocessing = Preprocessing::Array { scale: Some(scale) };
+//! Model::from_trainer(&mut trainer, architecture, task, preprocessing)?.save("digits.model")?;
+//!
+//! let mut predictor = Model::load("digits.model")?.predictor(&PredictorOptions::default())?;
+//! let predictions = predictor.predict(&Features::from(&test))?;
+//! println!("{:?}", predictions[0]);
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! # The folder
+//!
+//! | File | What it has |
+//! |---|---|
+//! | `model.json` | version of the format, architecture, task, preprocessing, metrics, training settings, and the length and SHA-256 of the other file |
+//! | `model.safetensors` | parameters and states (such as the running statistics of batch norms) by name, `f32` |
+//!
+//! A folder is written whole or not at all: it is made under a temporary name beside its place, and then takes the
+//! place of the old one, in a single step where the system has one (Linux). Elsewhere the old folder is first renamed to
+//! `.NAME.old`; should the process be killed right then, [`Model::load`] takes that one, and the next save puts it back
+//! first.
 
 mod architecture;
+mod error;
+mod features;
+mod file;
 mod folder;
-mod metrics;
 mod predictor;
+mod task;
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use meganeura_core::graph::NodeKind;
-use meganeura_core::{Error, Graph, Result, Weights};
-use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
-pub use architecture::Architecture;
-pub use metrics::{ClassMetrics, ClassificationReport};
-pub use predictor::{Prediction, Predictor, PredictorOptions};
+pub use architecture::{Architecture, Loss};
+pub use error::ModelError;
+pub use features::Features;
+pub use predictor::{Prediction, PredictionReport, Predictor, PredictorOptions};
+pub use task::{Preprocessing, Task};
 
-use crate::data::{Dataset, Standardiser};
+use crate::data::{TableReadOptions, TableRows, TableSchema};
 use crate::trainer::Trainer;
+use architecture::Leaf;
+use meganeura_core::Session;
 
-/// What a model computes and from what: all of a model but its weights.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Description {
-    /// Version of the program that trained it.
-    pub program: String,
-    /// The network.
-    pub architecture: Architecture,
-    /// What an example is.
-    pub input: Input,
-    /// Names of the classes, in the order of the logits.
-    pub classes: Vec<String>,
-    /// Results on data that were not trained on, by name.
-    #[serde(default)]
-    pub metrics: BTreeMap<String, f64>,
-    /// Settings of the training, for the reader; nothing depends on them.
-    #[serde(default)]
-    pub training: BTreeMap<String, serde_json::Value>,
-}
-
-/// What an example is, and how it is scaled.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Input {
-    /// Shape of an example.
-    pub shape: Vec<usize>,
-    /// Names of the columns of a table, one for each feature.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub columns: Option<Columns>,
-    /// Features are `(x - mean) / std`; as they are without.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub scaling: Option<Scaling>,
-}
-
-/// The columns of a table.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Columns {
-    /// The features, in order.
-    pub features: Vec<String>,
-    /// The column of the label.
-    pub label: String,
-    /// Columns that were left out.
-    #[serde(default)]
-    pub ignored: Vec<String>,
-}
-
-/// A mean and a standard deviation of all features, or of each.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Scaling {
-    /// Means.
-    pub mean: Vec<f32>,
-    /// Standard deviations, none of them 0.
-    pub std: Vec<f32>,
-}
-
-impl From<&Standardiser> for Scaling {
-    fn from(standardiser: &Standardiser) -> Self {
-        Scaling {
-            mean: standardiser.mean().to_vec(),
-            std: standardiser.std().to_vec(),
-        }
-    }
-}
-
-impl Input {
-    /// Examples like those of a data set, as they are.
-    pub fn of(data: &Dataset) -> Self {
-        Input {
-            shape: data.feature_shape().to_vec(),
-            columns: None,
-            scaling: None,
-        }
-    }
-
-    /// Features of an example.
-    pub fn len(&self) -> usize {
-        self.shape.iter().product()
-    }
-
-    /// Whether an example has no features, which no model takes.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    fn check(&self) -> std::result::Result<(), String> {
-        let len = self.shape.iter().try_fold(1usize, |len, &size| len.checked_mul(size));
-        let len = len.filter(|&len| len > 0 && len <= u32::MAX as usize);
-        let Some(len) = len.filter(|_| !self.shape.is_empty()) else {
-            return Err(format!("input.shape is {:?}; examples have features", self.shape));
-        };
-        if let Some(columns) = self.columns.as_ref().filter(|c| c.features.len() != len) {
-            let count = columns.features.len();
-            return Err(format!("input.columns has {count} features, the shape {len}"));
-        }
-        let Some(Scaling { mean, std }) = &self.scaling else {
-            return Ok(());
-        };
-        if mean.len() != std.len() || ![1, len].contains(&mean.len()) {
-            let (means, deviations) = (mean.len(), std.len());
-            return Err(format!(
-                "input.scaling has {means} means and {deviations} deviations; it takes one, or {len}, of each"
-            ));
-        }
-        if !mean.iter().all(|m| m.is_finite()) || !std.iter().all(|&s| s.is_finite() && s > 0.0) {
-            return Err("input.scaling has a mean that is not finite, or a deviation that is not above 0".into());
-        }
-        Ok(())
-    }
-}
-
-impl Description {
-    /// A description without metrics and settings of the training.
-    pub fn new(architecture: Architecture, input: Input, classes: Vec<String>) -> Self {
-        Description {
-            program: env!("CARGO_PKG_VERSION").to_owned(),
-            architecture,
-            input,
-            classes,
-            metrics: BTreeMap::new(),
-            training: BTreeMap::new(),
-        }
-    }
-
-    /// The classifier for a batch of examples: what the trainer takes. Wrong sizes reject the graph.
-    #[track_caller]
-    pub fn graph(&self, batch: usize) -> Graph {
-        self.architecture.graph(batch, &self.input.shape, self.classes.len())
-    }
-
-    /// Checks everything that can be checked without weights.
-    ///
-    /// # Errors
-    /// What is wrong, and in which field.
-    pub fn check(&self) -> std::result::Result<(), String> {
-        if self.classes.is_empty() || self.classes.len() > u32::MAX as usize {
-            return Err("classes is empty; a classifier has at least one class".into());
-        }
-        self.input.check()?;
-        self.architecture.check(&self.input.shape)
-    }
-}
-
-/// A trained model: description and weights.
+/// A trained model; see the [module documentation](self).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Model {
-    description: Description,
-    weights: Weights,
+    architecture: Architecture,
+    task: Task,
+    preprocessing: Preprocessing,
+    tensors: Vec<Tensor>,
+    /// Results of evaluations: any JSON, for people and programs.
+    pub metrics: Value,
+    /// Settings of the training: any JSON, for people and programs.
+    pub training: Value,
+    program: String,
+}
+
+/// A parameter or state with its values.
+#[derive(Clone, Debug, PartialEq)]
+struct Tensor {
+    leaf: Leaf,
+    values: Vec<f32>,
 }
 
 impl Model {
-    /// A model of weights by the names of the description's graph.
+    /// The model with the present weights of a trainer, which trained the graph of the architecture
+    /// ([`Architecture::training_graph`]), and its settings ([`TrainConfig::to_json`](crate::TrainConfig::to_json)).
     ///
     /// # Errors
-    /// [`Error::InvalidUse`] for a description that makes no sense; weights are compared with it when they are used.
-    pub fn new(description: Description, weights: Weights) -> Result<Self> {
-        let remedy = "correct the description";
-        description.check().map_err(|message| Error::misuse(message, remedy))?;
-        Ok(Model { description, weights })
+    /// [`ModelError::Invalid`] for parts that do not fit together, or weights that are not finite;
+    /// [`ModelError::Core`] when the trainer trained another model, or its device fails.
+    pub fn from_trainer(
+        trainer: &mut Trainer,
+        architecture: Architecture,
+        task: Task,
+        preprocessing: Preprocessing,
+    ) -> Result<Self, ModelError> {
+        let training = trainer.config().to_json();
+        let model = Model::from_session(trainer.session_mut(), architecture, task, preprocessing)?;
+        Ok(Model { training, ..model })
     }
 
-    /// The model that a trainer has at present.
+    /// The model with the present weights of a session, which has the parameters and states of the architecture.
     ///
     /// # Errors
-    /// Those of [`Model::new`]; a graph of the trainer that is not the description's; errors of the device.
-    pub fn trained(description: Description, trainer: &mut Trainer) -> Result<Self> {
-        let names = weight_names(&description.graph(1));
-        let mut weights = trainer.session_mut().try_weights()?;
-        weights.retain(|name| names.contains(name));
-        if weights.len() != names.len() {
-            return Err(Error::misuse(
-                "the trainer's model is not the one of the description",
-                "build the trainer by `Trainer::new(|batch| description.graph(batch), ..)`",
-            ));
+    /// As for [`from_trainer`](Self::from_trainer).
+    pub fn from_session(
+        session: &mut Session,
+        architecture: Architecture,
+        task: Task,
+        preprocessing: Preprocessing,
+    ) -> Result<Self, ModelError> {
+        check(&architecture, &task, &preprocessing)
+            .map_err(|(field, message)| ModelError::Invalid { field, message })?;
+        let mut tensors = Vec::new();
+        for leaf in architecture.leaves()? {
+            let values = match leaf.is_state {
+                true => session.try_read_state(&leaf.name)?,
+                false => session.try_read_parameter(&leaf.name)?,
+            };
+            let message = match leaf.shape.iter().product::<usize>() {
+                len if len != values.len() => {
+                    format!(
+                        "'{}' has {} values, not those of {:?}",
+                        leaf.name,
+                        values.len(),
+                        leaf.shape
+                    )
+                }
+                _ if values.iter().any(|v| !v.is_finite()) => {
+                    format!("'{}' has values that are not finite; training diverged", leaf.name)
+                }
+                _ => {
+                    tensors.push(Tensor { leaf, values });
+                    continue;
+                }
+            };
+            return Err(ModelError::Invalid {
+                field: "weights",
+                message,
+            });
         }
-        Model::new(description, weights)
+        Ok(Model {
+            architecture,
+            task,
+            preprocessing,
+            tensors,
+            metrics: Value::Null,
+            training: Value::Null,
+            program: program(),
+        })
     }
 
-    /// All but the weights.
-    pub fn description(&self) -> &Description {
-        &self.description
-    }
-
-    /// All but the weights, to add metrics or settings of the training.
-    pub fn description_mut(&mut self) -> &mut Description {
-        &mut self.description
-    }
-
-    /// The weights.
-    pub fn weights(&self) -> &Weights {
-        &self.weights
-    }
-
-    /// Writes the model into a folder, which is made if it is not there. An earlier model in it is replaced as a whole.
+    /// Reads the model in a folder.
     ///
     /// # Errors
-    /// [`Error::File`] for a folder that cannot be written, or has files but no model; an earlier model is as it was.
-    pub fn save(&self, folder: impl AsRef<Path>) -> Result<()> {
-        folder::save(self, folder.as_ref())
+    /// [`ModelError::NotFound`] without a model; [`ModelError::Version`], [`ModelError::Field`],
+    /// [`ModelError::Tensor`] and [`ModelError::Damaged`] for files that are not what was written;
+    /// [`ModelError::Io`].
+    pub fn load(folder: impl AsRef<Path>) -> Result<Self, ModelError> {
+        file::load(folder.as_ref())
     }
 
-    /// Checks that [`Model::save`] can write into a folder, and makes it.
+    /// Writes the model as a folder, in place of the model that may be there; parents are made if need be. The folder
+    /// has the old or the new model if the process is killed meanwhile.
+    ///
+    /// # Errors
+    /// [`ModelError::NotReplaced`] for a folder that is there and has anything else in it; [`ModelError::Io`], with the
+    /// folder as it was.
+    pub fn save(&self, folder: impl AsRef<Path>) -> Result<(), ModelError> {
+        let folder = folder.as_ref();
+        let (json, weights) = file::encode(self, folder)?;
+        folder::replace(folder, &json, &weights)
+    }
+
+    /// Checks that [`save`](Self::save) can write a folder, so that a long training does not end with an error.
     ///
     /// # Errors
     /// As there.
-    pub fn prepare(folder: impl AsRef<Path>) -> Result<()> {
+    pub fn prepare(folder: impl AsRef<Path>) -> Result<(), ModelError> {
         folder::prepare(folder.as_ref())
     }
 
-    /// Reads what [`Model::save`] wrote.
-    ///
-    /// # Errors
-    /// [`Error::File`] for a folder without a model, a file that is missing, damaged or of another version, a description
-    /// that makes no sense.
-    pub fn load(folder: impl AsRef<Path>) -> Result<Self> {
-        folder::load(folder.as_ref())
+    /// The sizes of the model.
+    pub fn architecture(&self) -> &Architecture {
+        &self.architecture
     }
 
-    /// Builds the model for inference.
+    /// What it predicts.
+    pub fn task(&self) -> &Task {
+        &self.task
+    }
+
+    /// What becomes of data before the model takes them.
+    pub fn preprocessing(&self) -> &Preprocessing {
+        &self.preprocessing
+    }
+
+    /// Name and version of the program that made the model.
+    pub fn program(&self) -> &str {
+        &self.program
+    }
+
+    /// Number of weights, states such as running statistics included.
+    pub fn weights(&self) -> usize {
+        self.tensors.iter().map(|t| t.values.len()).sum()
+    }
+
+    /// Parameters and states by name: name, shape, and values in row-major order.
+    pub fn tensors(&self) -> impl Iterator<Item = (&str, &[usize], &[f32])> {
+        let tensors = self.tensors.iter();
+        tensors.map(|t| (t.leaf.name.as_str(), &t.leaf.shape[..], &t.values[..]))
+    }
+
+    /// Gives a session of the architecture's graph, for training or inference, the weights of this model.
     ///
     /// # Errors
-    /// A device that cannot be selected; weights that do not fit the description.
-    pub fn predictor(&self, options: &PredictorOptions) -> Result<Predictor> {
+    /// [`ModelError::Core`] when the session has no such tensors, or its device fails.
+    pub fn load_into(&self, session: &mut Session) -> Result<(), ModelError> {
+        for Tensor { leaf, values } in &self.tensors {
+            match leaf.is_state {
+                true => session.try_set_state(&leaf.name, values)?,
+                false => session.try_set_parameter(&leaf.name, values)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads a CSV file with the columns of the table that the model was trained on: [`Features::from`] the rows are
+    /// for [`Predictor::predict`], and [`TableRows::dataset`] has them with their targets, if the file has them.
+    ///
+    /// # Errors
+    /// [`ModelError::Invalid`] for a model that takes no tables; [`ModelError::Data`] as for [`TableSchema::read`].
+    pub fn read_table(&self, path: impl AsRef<Path>, options: TableReadOptions) -> Result<TableRows, ModelError> {
+        Ok(self.schema()?.read(path, self.task.classes(), options)?)
+    }
+
+    /// The columns that the model takes.
+    ///
+    /// # Errors
+    /// [`ModelError::Invalid`] for a model that takes no tables.
+    pub fn schema(&self) -> Result<&TableSchema, ModelError> {
+        match &self.preprocessing {
+            Preprocessing::Table { schema, .. } => Ok(schema),
+            _ => Err(ModelError::Invalid {
+                field: "preprocessing",
+                message: format!(
+                    "it takes no tables, but examples of shape {:?}",
+                    self.architecture.feature_shape()
+                ),
+            }),
+        }
+    }
+
+    /// Builds a session for predictions.
+    ///
+    /// # Errors
+    /// [`ModelError::Core`] for a device that cannot be opened or lacks memory; [`ModelError::Invalid`] for a batch of
+    /// 0.
+    pub fn predictor(&self, options: &PredictorOptions) -> Result<Predictor, ModelError> {
         Predictor::new(self, options)
     }
 }
 
-/// Names of the parameters and states of a model's graph.
-fn weight_names(graph: &Graph) -> BTreeSet<String> {
-    let is_weight = |kind: &NodeKind| matches!(kind, NodeKind::Parameter { .. } | NodeKind::State { .. });
-    let leaves = graph.nodes().iter().filter(|n| is_weight(&n.kind));
-    leaves.filter_map(|n| n.name.as_deref().map(str::to_owned)).collect()
+/// Name and version of this program.
+fn program() -> String {
+    concat!("meganeura ", env!("CARGO_PKG_VERSION")).to_owned()
+}
+
+/// Checks that the parts of a model fit together; the error has the part and what is wrong.
+fn check(
+    architecture: &Architecture,
+    task: &Task,
+    preprocessing: &Preprocessing,
+) -> Result<(), (&'static str, String)> {
+    architecture.check().map_err(|message| ("architecture", message))?;
+    task.check(architecture).map_err(|message| ("task", message))?;
+    preprocessing
+        .check(architecture)
+        .map_err(|message| ("preprocessing", message))
 }

@@ -1,168 +1,287 @@
-//! A model that is ready to predict.
+//! Predictions of a model.
 
-use meganeura_compiler::Builder;
+use std::fmt;
+
+use meganeura_compiler::{SessionConfig, build};
 use meganeura_core::precision::Precision;
-use meganeura_core::{Error, LoadOptions, Result, Session};
+use meganeura_core::{Mode, Session};
+use serde::{Deserialize, Serialize};
 
-use super::{Description, Model, Scaling};
+use super::{Features, Model, ModelError, Task};
+use crate::data::{Dataset, Standardiser};
 use crate::models::FEATURES;
+use crate::trainer::evaluate::cross_entropy;
+use crate::trainer::{ClassificationReport, RegressionMetrics};
 
-/// How to run a [`Predictor`].
-#[derive(Clone, Debug, PartialEq)]
+/// Settings of a [`Predictor`].
+#[derive(Clone, Debug)]
 pub struct PredictorOptions {
     /// Device selector; without one, the environment and the configuration file decide.
     pub device: Option<String>,
-    /// Examples in a step, at least 1. Any number of examples can be predicted.
+    /// Examples in a batch, at least 1. Any number of examples can be predicted; results do not depend on it beyond
+    /// rounding.
     pub batch: usize,
-    /// Precision of matmuls and convolutions; the device's default without.
+    /// Precision of matmuls and convolutions. Without one, the configuration file decides.
     pub precision: Option<Precision>,
 }
 
 impl Default for PredictorOptions {
+    /// Batches of 64.
     fn default() -> Self {
         PredictorOptions {
             device: None,
-            batch: 32,
+            batch: 64,
             precision: None,
         }
     }
 }
 
-/// Predicts classes of examples; made by [`Model::predictor`].
-#[derive(Debug)]
-pub struct Predictor {
-    description: Description,
-    session: Session,
-    batch: usize,
-    /// Features and logits of one batch.
-    features: Vec<f32>,
-    logits: Vec<f32>,
-}
-
-/// The probability of each class for one example.
+/// What a model predicts for one example.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Prediction {
-    probabilities: Vec<f32>,
+#[non_exhaustive]
+pub enum Prediction {
+    /// Of classification.
+    Class {
+        /// Id of the most probable class; the first of equals.
+        class: usize,
+        /// Probabilities of all classes, by id; their sum is 1 but for rounding.
+        probabilities: Vec<f64>,
+    },
+    /// Of regression: the targets, in their original units.
+    Values(Vec<f64>),
 }
 
 impl Prediction {
-    /// Softmax of the logits, in `f64`. Logits that are not finite give NaN.
-    pub(super) fn of(logits: &[f32]) -> Self {
-        let max = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-        let powers: Vec<f64> = logits.iter().map(|&v| (f64::from(v) - max).exp()).collect();
-        let sum: f64 = powers.iter().sum();
-        Prediction {
-            probabilities: powers.iter().map(|p| (p / sum) as f32).collect(),
+    /// Id of the most probable class; `None` for regression.
+    pub fn class(&self) -> Option<usize> {
+        match self {
+            Prediction::Class { class, .. } => Some(*class),
+            Prediction::Values(_) => None,
         }
     }
 
-    /// Probability of each class, in the order of the classes; they add up to 1.
-    pub fn probabilities(&self) -> &[f32] {
-        &self.probabilities
+    /// The targets, in their original units; none for classification.
+    pub fn values(&self) -> &[f64] {
+        match self {
+            Prediction::Class { .. } => &[],
+            Prediction::Values(values) => values,
+        }
     }
+}
 
-    /// Index and probability of the most probable class, the first of equals.
-    pub fn best(&self) -> (usize, f32) {
-        self.top(1).first().copied().unwrap_or((0, f32::NAN))
-    }
-
-    /// Indices and probabilities of the most probable classes, in order.
-    pub fn top(&self, count: usize) -> Vec<(usize, f32)> {
-        let mut all: Vec<(usize, f32)> = self.probabilities.iter().copied().enumerate().collect();
-        all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-        all.truncate(count);
-        all
-    }
+/// A model that is ready to predict, in a session for inference.
+#[derive(Debug)]
+pub struct Predictor {
+    session: Session,
+    task: Task,
+    shape: Vec<usize>,
+    scale: Option<Standardiser>,
+    batch: usize,
+    /// `[batch, shape...]`.
+    inputs: Vec<f32>,
+    /// `[batch, outputs]`.
+    outputs: Vec<f32>,
 }
 
 impl Predictor {
-    pub(super) fn new(model: &Model, options: &PredictorOptions) -> Result<Self> {
-        let description = model.description.clone();
-        if options.batch == 0 {
-            return Err(Error::misuse("the batch size is 0", "use at least 1"));
+    pub(super) fn new(model: &Model, options: &PredictorOptions) -> Result<Self, ModelError> {
+        let batch = options.batch;
+        let (width, outputs) = (model.architecture.feature_len(), model.architecture.outputs());
+        let fits = |len: usize| batch.checked_mul(len).is_some_and(|n| n <= isize::MAX as usize / 4);
+        if batch == 0 || !fits(width) || !fits(outputs) {
+            return Err(ModelError::Invalid {
+                field: "batch",
+                message: format!("it is {batch}; use a number such as 64"),
+            });
         }
-        let mut graph = description.graph(options.batch);
-        let logits = graph.outputs().get(1).copied();
-        graph.set_outputs(logits.into_iter().collect::<Vec<_>>());
-        let mut builder = Builder::new().inference();
-        if let Some(device) = &options.device {
-            builder = builder.device(device);
-        }
-        if let Some(precision) = options.precision {
-            builder = builder.precision(precision);
-        }
-        let (mut session, _) = builder.build(&graph)?;
-        session.try_load_weights(&model.weights, &LoadOptions::default())?;
+        let config = SessionConfig {
+            device: options.device.clone(),
+            mode: Mode::Inference,
+            precision: options.precision,
+            ..SessionConfig::default()
+        };
+        let (mut session, _) = build(&model.architecture.inference_graph(batch)?, config)?;
+        model.load_into(&mut session)?;
         Ok(Predictor {
-            features: vec![0.0; options.batch * description.input.len()],
-            logits: vec![0.0; options.batch * description.classes.len()],
-            batch: options.batch,
             session,
-            description,
+            task: model.task.clone(),
+            shape: model.architecture.feature_shape(),
+            scale: model.preprocessing.scale().cloned(),
+            batch,
+            inputs: Vec::new(),
+            outputs: vec![0.0; batch * outputs],
         })
     }
 
-    /// What the model is.
-    pub fn description(&self) -> &Description {
-        &self.description
+    /// What the model predicts.
+    pub fn task(&self) -> &Task {
+        &self.task
     }
 
-    /// The session that computes the logits.
-    pub fn session(&self) -> &Session {
-        &self.session
+    /// The session, with one input, `x` (`f32 [batch, shape...]`, standardised), and one output, the logits or
+    /// standardised targets (`f32 [batch, outputs]`).
+    pub fn session_mut(&mut self) -> &mut Session {
+        &mut self.session
     }
 
-    /// Predicts examples `[n, shape...]` with features as they are in the data: they are scaled here. Any number of examples,
-    /// also none.
+    /// Outputs of the model for all examples, `[features.len(), outputs]`: logits, or standardised targets.
     ///
     /// # Errors
-    /// [`Error::InvalidUse`] for a length that is no multiple of an example's, or features that are not finite; errors of the
-    /// device.
-    pub fn predict(&mut self, features: &[f32]) -> Result<Vec<Prediction>> {
-        let Description { input, classes, .. } = &self.description;
-        let (len, classes) = (input.len(), classes.len());
-        if !features.len().is_multiple_of(len) {
-            return Err(Error::misuse(
-                format!(
-                    "there are {} features, and an example of the shape {:?} has {len}",
-                    features.len(),
-                    input.shape
-                ),
-                "pass whole examples",
-            ));
+    /// [`ModelError::Features`] for examples of another shape (one of as many values is taken), or values that overflow
+    /// when standardised; [`ModelError::NonFinite`]; [`ModelError::Core`] when a step fails.
+    pub fn outputs(&mut self, features: &Features) -> Result<Vec<f32>, ModelError> {
+        let width: usize = self.shape.iter().product();
+        let refuse = |message: String| ModelError::Features {
+            name: features.name().to_owned(),
+            message,
+        };
+        if features.width() != width {
+            let message = format!(
+                "the examples have shape {:?}, the model takes {:?}",
+                features.shape(),
+                self.shape
+            );
+            return Err(refuse(message));
         }
-        if let Some(at) = features.iter().position(|v| !v.is_finite()) {
-            return Err(Error::misuse(
-                format!("feature {} of example {} is {}", at % len, at / len, features[at]),
-                "pass finite features",
-            ));
-        }
-        let mut predictions = Vec::with_capacity(features.len() / len);
-        for chunk in features.chunks(self.batch * len) {
-            // The rest of an incomplete batch is of no interest; zeros are valid features.
-            self.features.fill(0.0);
-            self.features[..chunk.len()].copy_from_slice(chunk);
-            if let Some(scaling) = &input.scaling {
-                scaling.apply(&mut self.features[..chunk.len()]);
+        let outputs = self.task.outputs();
+        let mut all = Vec::with_capacity(features.len() * outputs);
+        let mut done = 0;
+        for batch in features.values().chunks(self.batch * width) {
+            self.inputs.clear();
+            self.inputs.extend_from_slice(batch);
+            if let Some(scale) = &self.scale {
+                self.inputs.chunks_exact_mut(width).for_each(|row| scale.apply(row));
+                if let Some(at) = self.inputs.iter().position(|v| !v.is_finite()) {
+                    let (row, feature) = (done + at / width, at % width);
+                    return Err(refuse(format!(
+                        "feature {feature} of row {row} is {} when standardised; it is too far from the training data",
+                        self.inputs[at]
+                    )));
+                }
             }
-            self.session.try_set_input(FEATURES, &self.features)?;
+            let rows = batch.len() / width;
+            // Fills the batch up; nothing looks at what becomes of these rows.
+            self.inputs.resize(self.batch * width, 0.0);
+            self.session.try_set_input(FEATURES, &self.inputs)?;
             self.session.try_step()?;
-            self.session.try_read_output_by_index(0, &mut self.logits)?;
-            let rows = self.logits.chunks_exact(classes).take(chunk.len() / len);
-            predictions.extend(rows.map(Prediction::of));
+            self.session.try_read_output_by_index(0, &mut self.outputs)?;
+            let found = &self.outputs[..rows * outputs];
+            if let Some(at) = found.iter().position(|v| !v.is_finite()) {
+                return Err(ModelError::NonFinite {
+                    name: features.name().to_owned(),
+                    row: done + at / outputs,
+                });
+            }
+            all.extend_from_slice(found);
+            done += rows;
         }
-        Ok(predictions)
+        Ok(all)
+    }
+
+    /// Quality of the predictions for a data set whose features and targets are not standardised.
+    ///
+    /// # Errors
+    /// As for [`outputs`](Self::outputs); [`ModelError::Features`] for data of another task, with more classes, another
+    /// number of targets, or standardised ones.
+    pub fn evaluate(&mut self, data: &Dataset) -> Result<PredictionReport, ModelError> {
+        let fits = match &self.task {
+            Task::Classification { classes, .. } => !data.is_regression() && data.classes() <= classes.len(),
+            Task::Regression { targets, .. } => data.outputs() == targets.len() && data.target_scale().is_none(),
+        };
+        if !fits {
+            return Err(ModelError::Features {
+                name: data.name().to_owned(),
+                message: "the labels or targets are not those that the model predicts, in their original units".into(),
+            });
+        }
+        let outputs = self.outputs(&Features::from(data))?;
+        let predictions = self.predictions(&outputs);
+        let Task::Classification { classes, .. } = &self.task else {
+            let predicted: Vec<f64> = predictions.iter().flat_map(Prediction::values).copied().collect();
+            let targets: Vec<f64> = data.targets().iter().copied().map(f64::from).collect();
+            return Ok(PredictionReport::Regression {
+                metrics: RegressionMetrics::of(&predicted, &targets, data.outputs()),
+                examples: data.len(),
+            });
+        };
+        let rows = outputs.chunks_exact(classes.len()).zip(data.labels());
+        let loss = rows
+            .map(|(row, &label)| cross_entropy(row, label as usize))
+            .sum::<f64>()
+            / data.len() as f64;
+        let predicted: Vec<usize> = predictions.iter().filter_map(Prediction::class).collect();
+        let report = ClassificationReport::of(classes, data.labels(), &predicted);
+        Ok(PredictionReport::Classification { loss, report })
+    }
+
+    /// Predictions for all examples, in their order.
+    ///
+    /// # Errors
+    /// As for [`outputs`](Self::outputs).
+    pub fn predict(&mut self, features: &Features) -> Result<Vec<Prediction>, ModelError> {
+        let outputs = self.outputs(features)?;
+        Ok(self.predictions(&outputs))
+    }
+
+    /// What outputs, `[n, outputs]`, mean.
+    fn predictions(&self, outputs: &[f32]) -> Vec<Prediction> {
+        let rows = outputs.chunks_exact(self.task.outputs());
+        match &self.task {
+            Task::Classification { .. } => rows.map(class_of).collect(),
+            Task::Regression { scale, .. } => {
+                let restore = |(at, &value): (usize, &f32)| scale.restore(at, f64::from(value));
+                let values = |row: &[f32]| row.iter().enumerate().map(restore).collect();
+                rows.map(|row| Prediction::Values(values(row))).collect()
+            }
+        }
     }
 }
 
-impl Scaling {
-    /// Scales examples in place, as the data set was for training.
-    fn apply(&self, examples: &mut [f32]) {
-        let pairs = self.mean.iter().zip(&self.std).cycle();
-        for (value, (&mean, &std)) in examples.iter_mut().zip(pairs) {
-            *value = ((f64::from(*value) - f64::from(mean)) / f64::from(std)) as f32;
+/// Quality of a model on a data set.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum PredictionReport {
+    /// Of classification.
+    Classification {
+        /// Mean cross-entropy in nats.
+        loss: f64,
+        /// Quality by class.
+        report: ClassificationReport,
+    },
+    /// Of regression.
+    Regression {
+        /// Errors in original units.
+        metrics: RegressionMetrics,
+        /// Number of examples.
+        examples: usize,
+    },
+}
+
+/// Plain text of at most 80 columns.
+impl fmt::Display for PredictionReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PredictionReport::Classification { loss, report } => write!(f, "{report}\nloss {loss:.4}"),
+            PredictionReport::Regression { metrics, examples } => write!(f, "{metrics} ({examples} examples)"),
         }
     }
+}
+
+/// The class of finite logits.
+fn class_of(logits: &[f32]) -> Prediction {
+    let mut class = 0;
+    for (id, logit) in logits.iter().enumerate() {
+        if *logit > logits[class] {
+            class = id;
+        }
+    }
+    // Subtracting the largest logit keeps `exp` from overflowing.
+    let largest = f64::from(logits[class]);
+    let mut probabilities: Vec<f64> = logits.iter().map(|&v| (f64::from(v) - largest).exp()).collect();
+    let sum: f64 = probabilities.iter().sum();
+    probabilities.iter_mut().for_each(|p| *p /= sum);
+    Prediction::Class { class, probabilities }
 }
 
 #[cfg(test)]
@@ -170,13 +289,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn probabilities_are_those_of_the_softmax() {
-        let prediction = Prediction::of(&[0.0, 3f32.ln(), f32::NEG_INFINITY]);
-        assert_eq!(prediction.probabilities(), [0.25, 0.75, 0.0]);
-        assert_eq!(prediction.best(), (1, 0.75));
-        assert_eq!(prediction.top(2), [(1, 0.75), (0, 0.25)]);
-        assert_eq!(prediction.top(9).len(), 3);
-        // The first of equals, and large logits.
-        assert_eq!(Prediction::of(&[1e38, 1e38]).best(), (0, 0.5));
+    fn probabilities_are_the_softmax() {
+        let Prediction::Class { class, probabilities } = class_of(&[0.0, 3f32.ln(), f32::MIN]) else {
+            panic!("a class");
+        };
+        assert_eq!(class, 1);
+        assert!((probabilities[0] - 0.25).abs() < 1e-7 && (probabilities[1] - 0.75).abs() < 1e-7);
+        assert_eq!(probabilities[2], 0.0);
+        assert_eq!(class_of(&[2.0, 2.0]).class(), Some(0), "the first of equals");
     }
 }

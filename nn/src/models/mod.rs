@@ -49,6 +49,8 @@ use meganeura_core::{Graph, NodeId};
 pub const FEATURES: &str = "x";
 /// Name of the input that holds the labels.
 pub const LABELS: &str = "labels";
+/// Name of the input that holds the targets of regression.
+pub const TARGET: &str = "target";
 
 /// A classifier for the trainer around the model that `logits` builds.
 ///
@@ -65,6 +67,57 @@ pub fn classifier(batch: usize, feature_shape: &[usize], logits: impl FnOnce(&mu
     let loss = g.cross_entropy_loss(logits, labels);
     g.named(loss, "loss");
     g.set_outputs(vec![loss, logits]);
+    g
+}
+
+/// [`classifier`] whose labels are rows of class probabilities or weights, `f32 [batch, classes]`, as label smoothing
+/// and class weights of the trainer need them.
+#[track_caller]
+pub fn soft_classifier(
+    batch: usize,
+    feature_shape: &[usize],
+    logits: impl FnOnce(&mut Graph, NodeId) -> NodeId,
+) -> Graph {
+    supervised(batch, feature_shape, logits, |g, logits| {
+        let shape = g.shape(logits).to_vec();
+        let labels = g.input(LABELS, &shape);
+        g.cross_entropy_loss(logits, labels)
+    })
+}
+
+/// A model for regression around the one that `prediction` builds.
+///
+/// Inputs: `x`, `f32 [batch, feature_shape...]`, and `target`, `f32 [batch, outputs]`. Outputs: the mean squared
+/// error, `f32 []`, and the prediction, `f32 [batch, outputs]`. Wrong sizes reject the graph.
+#[track_caller]
+pub fn regressor(
+    batch: usize,
+    feature_shape: &[usize],
+    prediction: impl FnOnce(&mut Graph, NodeId) -> NodeId,
+) -> Graph {
+    supervised(batch, feature_shape, prediction, |g, prediction| {
+        let shape = g.shape(prediction).to_vec();
+        let target = g.input(TARGET, &shape);
+        g.mse_loss(prediction, target)
+    })
+}
+
+/// A graph whose outputs are a loss and the model's output.
+#[track_caller]
+fn supervised(
+    batch: usize,
+    feature_shape: &[usize],
+    model: impl FnOnce(&mut Graph, NodeId) -> NodeId,
+    loss: impl FnOnce(&mut Graph, NodeId) -> NodeId,
+) -> Graph {
+    let mut g = Graph::new();
+    let mut shape = vec![batch];
+    shape.extend_from_slice(feature_shape);
+    let x = g.input(FEATURES, &shape);
+    let output = model(&mut g, x);
+    let loss = loss(&mut g, output);
+    g.named(loss, "loss");
+    g.set_outputs(vec![loss, output]);
     g
 }
 

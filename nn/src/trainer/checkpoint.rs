@@ -100,7 +100,15 @@ pub(super) fn settings(trainer: &Trainer, data: &Dataset, test: Option<&Dataset>
             plan.loss_scaling.map_or_else(|| "none".into(), |s| s.to_string()),
         ),
     ];
-    pairs.map(|(name, value)| (name.to_owned(), value)).to_vec()
+    let mut pairs = pairs.map(|(name, value)| (name.to_owned(), value)).to_vec();
+    // Only where they are set: runs from before there were such settings go on.
+    if let Some(weights) = &config.class_weights {
+        pairs.push(("class weights".into(), format!("{weights:?}")));
+    }
+    if config.label_smoothing != 0.0 {
+        pairs.push(("label smoothing".into(), config.label_smoothing.to_string()));
+    }
+    pairs
 }
 
 fn shapes(data: &Dataset) -> String {
@@ -109,7 +117,8 @@ fn shapes(data: &Dataset) -> String {
 
 fn hash_of_labels(data: &Dataset) -> String {
     let labels = data.labels().iter().map(|label| label.to_le_bytes());
-    sha256([&labels.flatten().collect::<Vec<u8>>()[..]])
+    let targets = data.targets().iter().map(|target| target.to_le_bytes());
+    sha256([&labels.chain(targets).flatten().collect::<Vec<u8>>()[..]])
 }
 
 /// The settings of early stopping, with the evaluations that it counts. Runs that nothing ends may evaluate otherwise
@@ -227,6 +236,10 @@ fn restore(
         if now != then {
             return Err(differs(format!("{name} was {then}, and is {now}")));
         }
+    }
+    let is_gone = |name: &String| !settings.iter().any(|(now, _)| now == name);
+    if let Some((name, then)) = state.settings.iter().find(|(name, _)| is_gone(name)) {
+        return Err(differs(format!("{name} was {then}, and is not set")));
     }
     if state.in_epoch.is_some_and(|step| step > steps) || state.in_epoch.is_some() && state.epochs_begun == 0 {
         return Err(fail("they are at a step that there is not".into()));

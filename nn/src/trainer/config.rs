@@ -1,11 +1,13 @@
 //! Settings of the trainer.
 
+use std::fmt;
 use std::str::FromStr;
 
 use meganeura_core::LossScaling;
 use meganeura_core::plan::MemoryBudget;
 use meganeura_core::plan::optimizer::{Adam, GradientClip, Optimizer, ParameterGroup, Sgd, Update};
 use meganeura_core::precision::Precision;
+use serde_json::{Value, json};
 
 use super::schedule::rate;
 use super::{Checkpoints, EarlyStopping, Position, Schedule, TrainError, Warmup};
@@ -72,6 +74,14 @@ pub struct TrainConfig {
     pub statistics_every: usize,
     /// Augmentation of the training examples; none by default. Evaluation uses the original examples.
     pub augmentation: Augmentation,
+    /// Weights of the classes in the loss, one for each, at least 0; all 1 by default. They multiply the loss of the
+    /// class's examples, whose mean is over all examples of a batch, so weights with a mean of 1 over the training data
+    /// ([`Dataset::balanced_class_weights`](crate::data::Dataset::balanced_class_weights)) keep the scale of the loss.
+    /// The model has to take rows of class weights ([`crate::models::soft_classifier`]).
+    pub class_weights: Option<Vec<f32>>,
+    /// Label smoothing: the share of each label that is spread over all classes, at least 0 and less than 1; 0 by
+    /// default. The model has to take rows of class weights ([`crate::models::soft_classifier`]).
+    pub label_smoothing: f32,
     /// Batches to prefetch on a separate thread; with 0, they are assembled between the steps. Results are the same, bit for
     /// bit. It helps on GPUs, and where augmentation takes as long as a step; it needs memory for `prefetch + 2` batches.
     pub prefetch: usize,
@@ -110,6 +120,8 @@ impl Default for TrainConfig {
             loss_every: 10,
             statistics_every: 0,
             augmentation: Augmentation::default(),
+            class_weights: None,
+            label_smoothing: 0.0,
             prefetch: 0,
             checkpoints: None,
             features: FEATURES.to_owned(),
@@ -132,6 +144,32 @@ impl TrainConfig {
             groups: self.groups.clone(),
             ..self.optimizer.rule(self.learning_rate).into()
         }
+    }
+
+    /// The settings that decide what is learned, as JSON, to be kept with a model. Those with several parts are texts.
+    pub fn to_json(&self) -> Value {
+        let text = |value: &dyn fmt::Debug| Value::String(format!("{value:?}"));
+        let optional = |value: Option<&dyn fmt::Debug>| value.map_or(Value::Null, text);
+        json!({
+            "epochs": self.epochs,
+            "batch_size": self.batch_size,
+            "optimizer": self.optimizer.rule(self.learning_rate).kind().as_str(),
+            "optimizer_settings": text(&self.optimizer),
+            "learning_rate": self.learning_rate,
+            "schedule": text(&self.schedule),
+            "warmup": text(&self.warmup),
+            "clip": optional(self.clip.as_ref().map(|c| c as _)),
+            "accumulate": self.accumulate,
+            "groups": self.groups.iter().map(|group| text(group)).collect::<Vec<_>>(),
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "remainder": text(&self.remainder),
+            "precision": self.precision.map(|precision| precision.to_string()),
+            "early_stopping": optional(self.early_stopping.as_ref().map(|s| s as _)),
+            "augmentation": text(&self.augmentation),
+            "class_weights": self.class_weights,
+            "label_smoothing": self.label_smoothing,
+        })
     }
 
     /// Checks every setting that can be checked without a model.
@@ -159,6 +197,17 @@ impl TrainConfig {
         if self.prefetch > MAX_PREFETCH {
             let message = format!("{} batches are too many; use at most {MAX_PREFETCH}", self.prefetch);
             return refuse("prefetch", message);
+        }
+        if !(0.0..1.0).contains(&self.label_smoothing) {
+            let message = format!("{} is not at least 0 and less than 1", self.label_smoothing);
+            return refuse("label_smoothing", message);
+        }
+        let weights = self.class_weights.as_deref().unwrap_or_default();
+        if let Some(weight) = weights.iter().find(|w| !w.is_finite() || **w < 0.0) {
+            return refuse(
+                "class_weights",
+                format!("{weight} is not a finite number of at least 0"),
+            );
         }
         if let Err(message) = self.optimizer.rule(self.learning_rate).check() {
             return refuse("optimizer", message);
@@ -242,6 +291,22 @@ mod tests {
     }
 
     #[test]
+    fn settings_become_json() {
+        let json = TrainConfig {
+            clip: Some(GradientClip::Norm(1.0)),
+            seed: u64::MAX,
+            ..TrainConfig::default()
+        };
+        let json = json.to_json();
+        assert_eq!((&json["optimizer"], &json["batch_size"]), (&json!("adamw"), &json!(32)));
+        assert_eq!(
+            (&json["seed"], &json["early_stopping"]),
+            (&json!(u64::MAX), &Value::Null)
+        );
+        assert!(json["clip"].as_str().is_some_and(|text| text.contains("Norm")));
+    }
+
+    #[test]
     fn wrong_settings_name_their_field() {
         let base = TrainConfig::default;
         let nan_decay = OptimizerChoice::AdamW { weight_decay: f32::NAN };
@@ -257,7 +322,7 @@ mod tests {
             })
         };
         type Change<'c> = Box<dyn Fn(&mut TrainConfig) + 'c>;
-        let cases: [(&str, Change); 11] = [
+        let cases: [(&str, Change); 15] = [
             ("batch_size", Box::new(|c| c.batch_size = 0)),
             ("learning_rate", Box::new(|c| c.learning_rate = f32::NAN)),
             ("learning_rate", Box::new(|c| c.learning_rate = -1.0)),
@@ -268,6 +333,10 @@ mod tests {
             ("early_stopping", Box::new(|c| c.early_stopping = stopping(0, 0.0))),
             ("early_stopping", Box::new(|c| c.early_stopping = stopping(3, -0.1))),
             ("early_stopping", Box::new(|c| c.early_stopping = stopping(3, f64::NAN))),
+            ("label_smoothing", Box::new(|c| c.label_smoothing = 1.0)),
+            ("label_smoothing", Box::new(|c| c.label_smoothing = f32::NAN)),
+            ("class_weights", Box::new(|c| c.class_weights = Some(vec![1.0, -1.0]))),
+            ("class_weights", Box::new(|c| c.class_weights = Some(vec![f32::NAN]))),
             ("prefetch", Box::new(|c| c.prefetch = usize::MAX)),
         ];
         for (expected, change) in cases {

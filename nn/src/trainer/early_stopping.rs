@@ -215,6 +215,7 @@ mod tests {
             loss,
             correct,
             examples: 100,
+            regression: None,
         }
     }
 

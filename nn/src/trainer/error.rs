@@ -81,6 +81,15 @@ pub enum TrainError {
         found: usize,
     },
 
+    /// Data of another task than the model's, or targets that do not fit.
+    #[error("{data}: the targets do not fit: {message}")]
+    Targets {
+        /// The data set.
+        data: String,
+        /// What is wrong with them.
+        message: String,
+    },
+
     /// The loss became NaN or infinite; the weights are unusable.
     #[error(
         "the loss is {loss} at step {step} of epoch {epoch}, with a learning rate of {learning_rate}\

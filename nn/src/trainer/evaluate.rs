@@ -5,10 +5,11 @@ use std::borrow::Cow;
 use meganeura_core::Session;
 
 use super::feed::Feed;
+use super::regression::Errors;
 use super::{Evaluation, TrainError};
 use crate::data::{Batches, Dataset, Remainder};
 
-/// Evaluates the model of an inference session whose only output is the logits.
+/// Evaluates the model of an inference session whose only output is the logits, or the prediction of regression.
 ///
 /// The loss is computed from them here, not read from the graph: the mean of a batch would count the
 /// repeated rows that fill up the last one.
@@ -26,14 +27,37 @@ pub(super) fn evaluate(
     let mut batches = Batches::sequential(&padded, batch_size, Remainder::Wrap)?;
     logits.resize(batch_size * predictions * classes, 0.0);
     let (mut loss, mut correct, mut left) = (0.0, 0, data.len());
+    let original = |(at, &value): (usize, &f32)| match data.target_scale() {
+        Some(scale) => scale.restore(at, f64::from(value)),
+        None => f64::from(value),
+    };
+    let mut errors = data.is_regression().then(|| {
+        let rows = data.targets().chunks_exact(classes);
+        Errors::new(rows.flat_map(|row| row.iter().enumerate()).map(original), classes)
+    });
     loop {
         let buffer = feed.buffer();
         let Some(fresh) = batches.next_into(&mut buffer.features, &mut buffer.labels) else {
             break;
         };
+        batches.targets_into(&mut buffer.targets);
         feed.upload(session)?;
         session.try_step()?;
         session.try_read_output_by_index(0, logits)?;
+        if let Some(errors) = &mut errors {
+            let rows = logits.chunks_exact(classes).zip(feed.targets().chunks_exact(classes));
+            for (row, target) in rows.take(fresh.min(left)) {
+                let squares = row
+                    .iter()
+                    .zip(target)
+                    .map(|(p, t)| (f64::from(*p) - f64::from(*t)).powi(2));
+                loss += squares.sum::<f64>() / classes as f64;
+                let predicted = row.iter().enumerate().map(original);
+                errors.add(predicted.zip(target.iter().enumerate().map(original)));
+            }
+            left = left.saturating_sub(fresh);
+            continue;
+        }
         let rows = logits.chunks_exact(classes).zip(feed.labels());
         for (row, &label) in rows.take(fresh.min(left) * predictions) {
             loss += cross_entropy(row, label as usize);
@@ -45,6 +69,7 @@ pub(super) fn evaluate(
         loss: loss / all as f64,
         correct,
         examples: all,
+        regression: errors.map(|errors| errors.finish()),
     })
 }
 
@@ -58,7 +83,7 @@ fn pad(data: &Dataset, batch_size: usize) -> Result<Cow<'_, Dataset>, TrainError
 }
 
 /// `-ln softmax(row)[label]`.
-fn cross_entropy(row: &[f32], label: usize) -> f64 {
+pub(crate) fn cross_entropy(row: &[f32], label: usize) -> f64 {
     // Subtracting the largest logit keeps `exp` from overflowing.
     let max = f64::from(row.iter().copied().fold(f32::NEG_INFINITY, f32::max));
     let sum: f64 = row.iter().map(|&v| (f64::from(v) - max).exp()).sum();

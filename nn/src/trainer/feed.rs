@@ -8,6 +8,7 @@ use meganeura_core::{DType, Error, Graph, Session};
 use super::source::BatchBuffer;
 use super::{TrainConfig, TrainError};
 use crate::data::{Dataset, one_hot};
+use crate::models::TARGET;
 
 /// Form in which the model takes labels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,6 +17,8 @@ enum LabelForm {
     Ids,
     /// `f32 [batch, classes]`.
     OneHot,
+    /// `f32 [batch, outputs]`, the targets of regression.
+    Targets,
     /// `u32 [batch, rows]`, of tokens `u32 [batch, rows]`: at each position the token that follows.
     NextTokens,
 }
@@ -30,6 +33,8 @@ pub(super) struct Feed {
     form: LabelForm,
     batch_size: usize,
     classes: usize,
+    class_weights: Option<Vec<f32>>,
+    label_smoothing: f32,
     buffer: BatchBuffer,
     one_hot: Vec<f32>,
     /// Of a batch of tokens: these, and at each position the one that follows.
@@ -62,8 +67,21 @@ impl Feed {
             &x.shape.dims()[..1]
         };
         let classes = classes(graph, leading)?;
-        let labels = input(graph, &config.labels)?;
+        let is_input = |name: &str| input(graph, name).is_ok();
+        let is_regression = !is_input(&config.labels) && is_input(TARGET);
+        let labels_name = if is_regression { TARGET } else { &config.labels };
+        let labels = input(graph, labels_name)?;
         let form = match (labels.dtype, labels.shape.dims()) {
+            (DType::F32, dims) if is_regression && *dims == [config.batch_size, classes] => LabelForm::Targets,
+            _ if is_regression => {
+                return Err(TrainError::Model {
+                    message: format!(
+                        "input '{TARGET}' is {labels}; with this batch size and the model's prediction it would be f32[{}, {classes}]",
+                        config.batch_size
+                    ),
+                    remedy: "take targets of the shape of the prediction, the second output",
+                });
+            }
             (DType::U32, dims) if are_tokens && dims == leading => LabelForm::NextTokens,
             (DType::U32, dims) if !are_tokens && *dims == [config.batch_size] => LabelForm::Ids,
             (DType::F32, dims) if !are_tokens && *dims == [config.batch_size, classes] => LabelForm::OneHot,
@@ -77,13 +95,30 @@ impl Feed {
                 });
             }
         };
+        let is_weighted = config.class_weights.is_some() || config.label_smoothing != 0.0;
+        if is_weighted && form != LabelForm::OneHot {
+            return Err(TrainError::Model {
+                message: format!(
+                    "class weights and label smoothing need rows of class weights; its '{labels_name}' are {labels}"
+                ),
+                remedy: "build the model with `soft_classifier`",
+            });
+        }
+        if let Some(weights) = config.class_weights.as_ref().filter(|w| w.len() != classes) {
+            return Err(TrainError::Config {
+                field: "class_weights",
+                message: format!("there are {} of them, and {classes} classes", weights.len()),
+            });
+        }
         Ok(Feed {
             features_name: config.features.clone(),
             feature_shape: x.shape[1..].to_vec(),
-            labels_name: config.labels.clone(),
+            labels_name: labels_name.to_owned(),
             form,
             batch_size: config.batch_size,
             classes,
+            class_weights: config.class_weights.clone(),
+            label_smoothing: config.label_smoothing,
             buffer: BatchBuffer::default(),
             one_hot: Vec::new(),
             tokens: Vec::new(),
@@ -110,7 +145,7 @@ impl Feed {
     pub(super) fn predictions(&self) -> usize {
         match self.form {
             LabelForm::NextTokens => self.feature_shape.iter().product(),
-            LabelForm::Ids | LabelForm::OneHot => 1,
+            LabelForm::Ids | LabelForm::OneHot | LabelForm::Targets => 1,
         }
     }
 
@@ -118,8 +153,13 @@ impl Feed {
     pub(super) fn labels(&self) -> &[u32] {
         match self.form {
             LabelForm::NextTokens => &self.next_tokens,
-            LabelForm::Ids | LabelForm::OneHot => &self.buffer.labels,
+            LabelForm::Ids | LabelForm::OneHot | LabelForm::Targets => &self.buffer.labels,
         }
+    }
+
+    /// Targets of the batch in the buffer; none for classification.
+    pub(super) fn targets(&self) -> &[f32] {
+        &self.buffer.targets
     }
 
     /// Checks that the model can take the examples and labels of a data set.
@@ -131,6 +171,25 @@ impl Feed {
                 expected: self.feature_shape.clone(),
                 found: data.feature_shape().to_vec(),
             });
+        }
+        let wants_targets = self.form == LabelForm::Targets;
+        let refuse = |message: &str| {
+            Err(TrainError::Targets {
+                data: data.name().to_owned(),
+                message: message.to_owned(),
+            })
+        };
+        match (wants_targets, data.is_regression()) {
+            (true, false) => return refuse("the model is for regression, the data have classes"),
+            (false, true) => return refuse("the model is for classification, the data have targets of regression"),
+            (true, true) if data.outputs() != self.classes => {
+                return refuse(&format!(
+                    "the model has {} outputs, the data have {}",
+                    self.classes,
+                    data.outputs()
+                ));
+            }
+            _ => {}
         }
         if data.classes() > self.classes {
             return Err(TrainError::Classes {
@@ -166,8 +225,15 @@ impl Feed {
         match self.form {
             LabelForm::Ids => session.try_set_input_u32(&self.labels_name, labels)?,
             LabelForm::NextTokens => session.try_set_input_u32(&self.labels_name, &self.next_tokens)?,
+            LabelForm::Targets => session.try_set_input(&self.labels_name, &self.buffer.targets)?,
             LabelForm::OneHot => {
                 one_hot(labels, self.classes, &mut self.one_hot)?;
+                soften(
+                    labels,
+                    self.class_weights.as_deref(),
+                    self.label_smoothing,
+                    &mut self.one_hot,
+                );
                 session.try_set_input(&self.labels_name, &self.one_hot)?;
             }
         }
@@ -183,6 +249,20 @@ impl Feed {
             session.try_set_input_bytes(&self.labels_name, &zeros)?;
         }
         Ok(())
+    }
+}
+
+/// Spreads a share of each label over all classes, and weighs the rows, `[labels.len(), classes]`, by their class.
+fn soften(labels: &[u32], weights: Option<&[f32]>, smoothing: f32, rows: &mut [f32]) {
+    if labels.is_empty() || weights.is_none() && smoothing == 0.0 {
+        return;
+    }
+    let classes = rows.len() / labels.len();
+    let spread = smoothing / classes as f32;
+    for (row, &label) in rows.chunks_exact_mut(classes).zip(labels) {
+        let weight = weights.and_then(|w| w.get(label as usize)).copied().unwrap_or(1.0);
+        row.iter_mut()
+            .for_each(|value| *value = weight * ((1.0 - smoothing) * *value + spread));
     }
 }
 
@@ -219,5 +299,27 @@ fn classes(graph: &Graph, leading: &[usize]) -> Result<usize, TrainError> {
             },
             remedy: "the second output is the logits, f32[batch, classes], or f32[batch, rows, vocab] of tokens",
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_are_softened_as_by_hand() {
+        let soft = |weights: Option<&[f32]>, smoothing| {
+            let mut rows = vec![0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0];
+            soften(&[1, 0], weights, smoothing, &mut rows);
+            rows
+        };
+        assert_eq!(soft(None, 0.0), [0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]);
+        // A tenth is spread over four classes.
+        let row = [0.025, 0.925, 0.025, 0.025];
+        let close = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-6);
+        assert!(close(&soft(None, 0.1)[..4], &row));
+        let weights = Some(&[0.5, 2.0, 1.0, 1.0][..]);
+        assert_eq!(soft(weights, 0.0), [0.0, 2.0, 0.0, 0.0, 0.5, 0.0, 0.0, 0.0]);
+        assert!(close(&soft(weights, 0.1)[..4], &row.map(|v| 2.0 * v)));
     }
 }

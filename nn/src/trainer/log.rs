@@ -9,7 +9,9 @@ use serde::Serialize;
 
 use super::sink::{Sink, open_at_end};
 use super::statistics::StatisticsRow;
-use super::{EpochReport, EvaluationInfo, Observer, StatisticsInfo, StepInfo, TrainBegin, TrainReport};
+use super::{
+    EpochReport, EvaluationInfo, Observer, RegressionMetrics, StatisticsInfo, StepInfo, TrainBegin, TrainReport,
+};
 
 /// Writes one JSON object a line for every event of a run.
 ///
@@ -126,9 +128,11 @@ enum Event<'a> {
         epoch: usize,
         step: u64,
         loss: f64,
-        accuracy: f64,
+        accuracy: Option<f64>,
         correct: usize,
         examples: usize,
+        #[serde(flatten)]
+        regression: Option<RegressionMetrics>,
         best: bool,
         lr: f32,
         seconds: f64,
@@ -200,9 +204,10 @@ impl<W: Write> Observer for JsonLinesLog<W> {
             epoch: info.epoch,
             step: info.total_step,
             loss: info.evaluation.loss,
-            accuracy: info.evaluation.accuracy(),
+            accuracy: info.evaluation.class_accuracy(),
             correct: info.evaluation.correct,
             examples: info.evaluation.examples,
+            regression: info.evaluation.regression,
             best: info.best,
             lr: info.learning_rate,
             seconds: info.seconds,
@@ -229,7 +234,7 @@ impl<W: Write> Observer for JsonLinesLog<W> {
             epochs: report.epochs.len(),
             step: report.total_steps,
             loss: report.evaluation.map(|e| e.loss),
-            accuracy: report.evaluation.map(|e| e.accuracy()),
+            accuracy: report.evaluation.and_then(|e| e.class_accuracy()),
             best_epoch: report.best.map(|b| b.epoch),
             best_step: report.best.map(|b| b.total_step),
             stopped: report.stopped,

@@ -98,7 +98,7 @@ impl<W: Write> Observer for CsvLog<W> {
             epoch: info.epoch,
             step: info.total_step,
             loss: info.evaluation.loss,
-            accuracy: Some(info.evaluation.accuracy()),
+            accuracy: info.evaluation.class_accuracy(),
             lr: info.learning_rate,
             seconds: info.seconds,
             ..Row::default()

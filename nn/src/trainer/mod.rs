@@ -1,4 +1,4 @@
-//! The training loop for classifiers and language models.
+//! The training loop for classifiers, regression and language models.
 //!
 //! [`Trainer::new`] builds a model twice: for training, with gradients and the optimizer's update, and for
 //! evaluation, where dropout is off and batch norms use their running statistics. [`Trainer::fit`] then
@@ -30,6 +30,10 @@
 //! (`f32 [batch, classes]`). [`crate::models::classifier`] makes one of any function from features to
 //! logits. Outputs after these are ignored.
 //!
+//! Or a regression ([`crate::models::regressor`]), for data sets with targets ([`Dataset::regression`]): instead of
+//! `labels` it has the input `target`, `f32 [batch, outputs]`, and its second output is the prediction, of the same
+//! shape. [`Dataset::standardised_targets`] scales the targets for training; evaluations are in original units.
+//!
 //! Or a language model ([`crate::models::language_model`]): tokens and labels `u32 [batch, rows]`, logits
 //! `f32 [batch, rows, vocab]`. Its examples are pieces of text ([`Dataset::from_tokens`]).
 //!
@@ -43,6 +47,7 @@
 //! | callbacks, which may end the run | [`Observer`] |
 //! | a log file | [`JsonLinesLog`], [`CsvLog`], [`EventLog`] for TensorBoard, or all three in a [`LogFolder`] |
 //! | statistics of parameters and gradients | [`TrainConfig::statistics_every`] |
+//! | class weights, label smoothing | [`TrainConfig::class_weights`], [`TrainConfig::label_smoothing`] |
 //! | augmentation | [`TrainConfig::augmentation`] |
 //! | prefetching batches | [`TrainConfig::prefetch`] |
 //! | checkpoints and resuming | [`TrainConfig::checkpoints`] |
@@ -53,15 +58,17 @@
 //! [`TrainConfig::seed`]; equal seeds give equal results on a device whose kernels are deterministic.
 
 mod checkpoint;
+mod classification;
 mod config;
 mod early_stopping;
 mod error;
-mod evaluate;
+pub(crate) mod evaluate;
 mod feed;
 mod log;
 mod log_folder;
 mod metrics;
 mod observer;
+mod regression;
 mod report;
 mod run;
 mod schedule;
@@ -80,6 +87,7 @@ use meganeura_compiler::rewrite::RewriteConfig;
 use meganeura_core::{Graph, Mode, Session};
 
 pub use checkpoint::Checkpoints;
+pub use classification::{Averages, ClassMetrics, ClassificationReport, Confusion};
 pub use config::{OptimizerChoice, TrainConfig};
 pub use early_stopping::{EarlyStopping, Metric};
 pub use error::TrainError;
@@ -87,12 +95,13 @@ pub use log::JsonLinesLog;
 pub use log_folder::LogFolder;
 pub use metrics::CsvLog;
 pub use observer::{EpochBegin, EvaluationInfo, Observer, Silent, StatisticsInfo, StepInfo, TrainBegin};
-pub use report::{Best, EpochReport, Evaluation, TrainReport};
+pub use regression::RegressionMetrics;
+pub use report::{Best, EpochReport, Evaluation, PartsReport, TrainReport};
 pub use schedule::{Position, Schedule, Warmup};
 pub use statistics::StatisticsLog;
 pub use tensorboard::EventLog;
 
-use crate::data::Dataset;
+use crate::data::{Dataset, Parts};
 use early_stopping::Tracker;
 use feed::Feed;
 use run::{Begin, Run};
@@ -205,7 +214,7 @@ impl Trainer {
         if let Some(test) = test {
             self.feed.check(test)?;
         }
-        self.check_run(test)?;
+        self.check_run(train, test)?;
         let epochs = self.config.epochs;
         let steps = match epochs {
             0 => 0,
@@ -243,8 +252,34 @@ impl Trainer {
         }
     }
 
+    /// Trains on the training part as [`fit`](Self::fit) does, with the validation part for evaluations and early
+    /// stopping, and then measures the final weights on the test part, which decided nothing.
+    ///
+    /// # Errors
+    /// As there; [`TrainError::Config`] for early stopping without a validation part.
+    pub fn fit_parts(&mut self, parts: &Parts, observer: &mut dyn Observer) -> Result<PartsReport, TrainError> {
+        if let Some(test) = &parts.test {
+            // What does not fit is an error now, not after hours.
+            self.feed.check(test)?;
+            check_scales(&parts.train, test)?;
+        }
+        let training = self.fit(&parts.train, parts.validation.as_ref(), observer)?;
+        let test = parts.test.as_ref().map(|test| self.evaluate(test)).transpose()?;
+        Ok(PartsReport { training, test })
+    }
+
     /// Checks the settings that depend on whether there is test data.
-    fn check_run(&self, test: Option<&Dataset>) -> Result<(), TrainError> {
+    fn check_run(&self, train: &Dataset, test: Option<&Dataset>) -> Result<(), TrainError> {
+        if let Some(test) = test {
+            check_scales(train, test)?;
+        }
+        let metric = self.config.early_stopping.map(|stopping| stopping.metric);
+        if train.is_regression() && metric == Some(Metric::Accuracy) {
+            return Err(TrainError::Config {
+                field: "early_stopping",
+                message: "regression has no accuracy; use the loss".into(),
+            });
+        }
         match (self.config.early_stopping, test) {
             (Some(_), None) => Err(TrainError::Config {
                 field: "early_stopping",
@@ -262,6 +297,17 @@ impl Trainer {
     pub fn evaluate(&mut self, data: &Dataset) -> Result<Evaluation, TrainError> {
         self.evaluation.try_copy_weights_from(&mut self.training)?;
         evaluate::evaluate(&mut self.evaluation, &mut self.feed, &mut self.logits, data)
+    }
+}
+
+/// Checks that the targets of both are in the same units.
+fn check_scales(train: &Dataset, test: &Dataset) -> Result<(), TrainError> {
+    match test.target_scale() == train.target_scale() {
+        true => Ok(()),
+        false => Err(TrainError::Targets {
+            data: test.name().to_owned(),
+            message: "they are not standardised as those of the training data".into(),
+        }),
     }
 }
 

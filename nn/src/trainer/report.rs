@@ -4,21 +4,32 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Quality of a classifier on a data set, every example counted once; of a language model, every token.
+use super::RegressionMetrics;
+
+/// Quality of a classifier or a regression on a data set, every example counted once; of a language model, every token.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Evaluation {
-    /// Mean cross-entropy in nats.
+    /// Mean cross-entropy in nats, without class weights or label smoothing. Of regression, the mean squared error in
+    /// the units that the targets were standardised to.
     pub loss: f64,
-    /// Examples whose largest logit is that of their label.
+    /// Examples whose largest logit is that of their label; 0 for regression.
     pub correct: usize,
     /// All examples.
     pub examples: usize,
+    /// Errors of a regression, in original units.
+    #[serde(default)]
+    pub regression: Option<RegressionMetrics>,
 }
 
 impl Evaluation {
-    /// Share of correct examples, 0 to 1.
+    /// Share of correct examples, 0 to 1; 0 for regression.
     pub fn accuracy(&self) -> f64 {
         self.correct as f64 / self.examples.max(1) as f64
+    }
+
+    /// [`accuracy`](Self::accuracy) of classification; `None` for regression.
+    pub fn class_accuracy(&self) -> Option<f64> {
+        self.regression.is_none().then(|| self.accuracy())
     }
 }
 
@@ -29,7 +40,11 @@ impl fmt::Display for Evaluation {
             loss,
             correct,
             examples,
+            regression,
         } = self;
+        if let Some(metrics) = regression {
+            return write!(f, "test loss {loss:.4}, {metrics} ({examples} examples)");
+        }
         write!(
             f,
             "test loss {loss:.4}, accuracy {percent:.2} % ({correct} of {examples})"
@@ -100,12 +115,22 @@ pub struct Best {
     pub evaluation: Evaluation,
 }
 
+/// A training run on parts of a data set ([`Trainer::fit_parts`](super::Trainer::fit_parts)).
+#[derive(Clone, Debug, PartialEq)]
+pub struct PartsReport {
+    /// The run; its evaluations are on the validation part, which early stopping may have used.
+    pub training: TrainReport,
+    /// Quality of the final weights on the test part, which nothing else used.
+    pub test: Option<Evaluation>,
+}
+
 /// A whole training run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainReport {
     /// The completed epochs, first to last.
     pub epochs: Vec<EpochReport>,
-    /// Quality of the final weights on the test data, if there were any.
+    /// Quality of the final weights on the test data, if there were any. Where early stopping used them, this is better
+    /// than what is to be expected of other data; [`PartsReport::test`] is not.
     pub evaluation: Option<Evaluation>,
     /// Seconds that building both sessions took, when the trainer was made.
     pub compile_seconds: f64,

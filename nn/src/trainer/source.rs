@@ -15,6 +15,8 @@ pub(super) struct BatchBuffer {
     pub(super) features: Vec<f32>,
     /// `[batch]`.
     pub(super) labels: Vec<u32>,
+    /// `[batch, outputs]` of regression.
+    pub(super) targets: Vec<f32>,
 }
 
 /// Assembles the batches of one epoch after the other.
@@ -73,6 +75,7 @@ impl<'d> Maker<'d> {
         if batches.next_into(&mut buffer.features, &mut buffer.labels).is_none() {
             return false;
         }
+        batches.targets_into(&mut buffer.targets);
         if !self.augmentation.is_empty() {
             let examples = buffer.features.chunks_exact_mut(self.data.feature_len());
             for (row, example) in batches.rows().zip(examples) {

@@ -15,7 +15,7 @@ use meganeura_core::statistics::FiniteStatistics;
 use prost::Message;
 
 use super::sink::Sink;
-use super::{EpochReport, EvaluationInfo, Observer, StatisticsInfo, StepInfo, TrainBegin};
+use super::{EpochReport, EvaluationInfo, Observer, RegressionMetrics, StatisticsInfo, StepInfo, TrainBegin};
 
 /// Writes an event file for TensorBoard: `tensorboard --logdir DIR` shows what it is told while the run goes on.
 ///
@@ -148,11 +148,22 @@ impl<W: Write> Observer for EventLog<W> {
     }
 
     fn on_evaluation(&mut self, info: &EvaluationInfo) -> ControlFlow<()> {
-        let values = [
-            ("test/loss", info.evaluation.loss as f32),
-            ("test/accuracy", info.evaluation.accuracy() as f32),
-        ];
-        self.scalars(info.total_step, &values)
+        let evaluation = &info.evaluation;
+        let loss = ("test/loss", evaluation.loss as f32);
+        match evaluation.regression {
+            None => self.scalars(
+                info.total_step,
+                &[loss, ("test/accuracy", evaluation.accuracy() as f32)],
+            ),
+            Some(RegressionMetrics { rmse, mae, r2 }) => {
+                let errors = [
+                    ("test/rmse", rmse as f32),
+                    ("test/mae", mae as f32),
+                    ("test/r2", r2 as f32),
+                ];
+                self.scalars(info.total_step, &[&[loss], &errors[..]].concat())
+            }
+        }
     }
 
     fn on_epoch_end(&mut self, report: &EpochReport) -> ControlFlow<()> {
@@ -346,6 +357,7 @@ mod tests {
                 loss: 0.5,
                 correct: 3,
                 examples: 4,
+                regression: None,
             },
             best: true,
             learning_rate: 0.125,

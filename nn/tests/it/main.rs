@@ -8,4 +8,5 @@ mod layers;
 mod model;
 mod models;
 mod runs;
+mod tables;
 mod trainer;

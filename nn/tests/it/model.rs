@@ -1,275 +1,446 @@
-//! Models in folders: what is saved comes back, whatever happens meanwhile, and what is damaged is refused.
+//! Trained models: saved, loaded, used, and everything that a damaged folder is refused for.
 
-use std::collections::BTreeMap;
-use std::env;
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Stdio};
-use std::thread;
-use std::time::Duration;
 
-use meganeura_core::{Weight, Weights};
+use crate::common::{config, head};
+use meganeura_core::files::sha256;
 use meganeura_nn::data::{Dataset, Standardiser, digits_split};
-use meganeura_nn::model::{Architecture, ClassificationReport, Description, Input, Model, PredictorOptions, Scaling};
+use meganeura_nn::layers::Activation;
+use meganeura_nn::model::{
+    Architecture, Features, Loss, Model, ModelError, Prediction, PredictorOptions, Preprocessing, Task,
+};
 use meganeura_nn::trainer::{Silent, TrainConfig, Trainer};
+use safetensors::tensor::{Dtype, TensorView};
+use serde_json::{Value, json};
 
-/// Folder in which a child process saves models until it is killed.
-const SAVE_INTO: &str = "MEGANEURA_TEST_SAVE_INTO";
-
-fn cpu() -> Option<String> {
-    Some("cpu".to_owned())
-}
-
-fn options() -> PredictorOptions {
+fn options(batch: usize) -> PredictorOptions {
     PredictorOptions {
-        device: cpu(),
+        device: Some("cpu".into()),
+        batch,
         ..PredictorOptions::default()
     }
 }
 
-/// A perceptron without hidden layers for 2 features and 2 classes, whose first class is probable where `x > y`.
-fn small(scale: f32) -> Model {
-    let architecture = Architecture::Mlp {
-        hidden: vec![],
-        dropout: 0.0,
-    };
-    let input = Input {
-        shape: vec![2],
-        columns: None,
-        scaling: None,
-    };
-    let description = Description::new(architecture, input, vec!["right".into(), "above".into()]);
-    let mut weights = Weights::default();
-    weights.insert(
-        "fc1.weight",
-        Weight::f32(&[2, 2], &[scale, -scale, -scale, scale]).expect("fits"),
-    );
-    weights.insert("fc1.bias", Weight::f32(&[2], &[0.0; 2]).expect("fits"));
-    Model::new(description, weights).expect("a model")
+fn classes(n: usize) -> Task {
+    Task::Classification {
+        target: "digit".into(),
+        classes: (0..n).map(|i| format!("class {i}")).collect(),
+    }
 }
 
-fn trained(architecture: Architecture, train: &Dataset, input: Input) -> (Model, Trainer) {
-    let classes = (0..train.classes()).map(|c| format!("digit {c}")).collect();
-    let description = Description::new(architecture, input, classes);
-    let config = TrainConfig {
-        epochs: 2,
-        device: cpu(),
-        ..TrainConfig::default()
+/// Trains that architecture on some of the digits: the model, the trainer, and raw and standardised test data.
+fn trained(architecture: Architecture, examples: usize, epochs: usize) -> (Model, Trainer, [Dataset; 2]) {
+    let (train, test) = digits_split().expect("embedded");
+    let scale = Standardiser::fit_global(&train);
+    let train = head(&train, examples).standardised(&scale).expect("scales");
+    let config = TrainConfig { epochs, ..config() };
+    let graph = architecture
+        .training_graph(config.batch_size, Loss::Classes)
+        .expect("valid");
+    let mut trainer = Trainer::from_graph(&graph, config).expect("builds");
+    trainer.fit(&train, None, &mut Silent).expect("trains");
+    let preprocessing = Preprocessing::Array {
+        scale: Some(scale.clone()),
     };
-    let mut trainer = Trainer::new(|batch| description.graph(batch), config).expect("builds");
-    trainer.fit(train, None, &mut Silent).expect("trains");
-    (Model::trained(description, &mut trainer).expect("a model"), trainer)
+    let model = Model::from_trainer(&mut trainer, architecture, classes(10), preprocessing).expect("fits");
+    let scaled = test.clone().standardised(&scale).expect("scales");
+    (model, trainer, [test, scaled])
 }
+
+fn small() -> Architecture {
+    Architecture::Mlp {
+        features: vec![1, 8, 8],
+        hidden: vec![16],
+        activation: Activation::Gelu,
+        dropout: 0.1,
+        outputs: 10,
+    }
+}
+
+fn correct(predictions: &[Prediction], data: &Dataset) -> usize {
+    let pairs = predictions.iter().zip(data.labels());
+    pairs.filter(|(p, l)| p.class() == Some(**l as usize)).count()
+}
+
+// ---- there and back --------------------------------------------------------------------------------------
 
 #[test]
-fn a_saved_network_predicts_what_the_trainer_evaluates() {
-    let (raw_train, raw_test) = digits_split().expect("ships");
-    let scale = Standardiser::fit_global(&raw_train);
-    let train = raw_train.clone().standardised(&scale).expect("scales");
-    let test = raw_test.clone().standardised(&scale).expect("scales");
-    for architecture in [Architecture::mlp(), Architecture::cnn()] {
-        let input = Input {
-            scaling: Some(Scaling::from(&scale)),
-            ..Input::of(&train)
-        };
-        let (model, mut trainer) = trained(architecture, &train, input);
-        let folder = tempfile::tempdir().expect("a folder");
-        model.save(folder.path().join("digits")).expect("saves");
-        let loaded = Model::load(folder.path().join("digits")).expect("loads");
+fn a_loaded_model_predicts_what_the_trainer_measured() {
+    let home = tempfile::tempdir().expect("a folder");
+    for (name, architecture, examples) in [
+        ("mlp", Architecture::mlp([1, 8, 8], 10), 1437),
+        ("cnn", Architecture::cnn([1, 8, 8], 10), 320),
+    ] {
+        let (mut model, mut trainer, [raw, scaled]) = trained(architecture, examples, 2);
+        model.metrics = json!({"accuracy": 0.5});
+        model.training = json!({"epochs": 2, "note": "first try"});
+        let folder = home.path().join(name);
+        model.save(&folder).expect("saves");
+        let loaded = Model::load(&folder).expect("loads");
         assert_eq!(loaded, model);
-        // Raw features, in batches that the number of examples is no multiple of.
-        let mut predictor = loaded.predictor(&options()).expect("builds");
-        let predictions = predictor.predict(raw_test.features()).expect("predicts");
-        assert_eq!(predictions.len(), test.len());
-        let mut report = ClassificationReport::new(&loaded.description().classes);
-        for (prediction, &label) in predictions.iter().zip(test.labels()) {
-            report.add(label as usize, prediction);
+        assert!(loaded.program().starts_with("meganeura "));
+
+        let expected = trainer.evaluate(&scaled).expect("evaluates");
+        let mut predictor = loaded.predictor(&options(32)).expect("builds");
+        let predictions = predictor.predict(&Features::from(&raw)).expect("predicts");
+        assert_eq!(predictions.len(), raw.len());
+        assert_eq!(correct(&predictions, &raw), expected.correct, "{name}");
+        for prediction in &predictions {
+            let Prediction::Class { class, probabilities } = prediction else {
+                panic!("a class");
+            };
+            assert!((probabilities.iter().sum::<f64>() - 1.0).abs() < 1e-12);
+            assert!(probabilities.iter().all(|p| *p <= probabilities[*class]));
         }
-        let evaluation = trainer.evaluate(&test).expect("evaluates");
-        assert_eq!(report.correct(), evaluation.correct);
-        assert!(
-            (report.loss() - evaluation.loss).abs() < 1e-4,
-            "{} {}",
-            report.loss(),
-            evaluation.loss
-        );
-        assert!(report.accuracy() > 0.8, "{}", report.accuracy());
-        // The batch size changes nothing.
-        let one = PredictorOptions { batch: 7, ..options() };
-        let mut predictor = loaded.predictor(&one).expect("builds");
-        let again = predictor.predict(raw_test.features()).expect("predicts");
-        for (a, b) in predictions.iter().zip(&again) {
-            assert_eq!(a.best().0, b.best().0);
-        }
-        assert!(predictor.predict(&[]).expect("nothing").is_empty());
+        // The mean of -ln p is the loss.
+        let loss = predictions.iter().zip(raw.labels()).map(|(p, label)| match p {
+            Prediction::Class { probabilities, .. } => -probabilities[*label as usize].ln(),
+            _ => f64::NAN,
+        });
+        let loss = loss.sum::<f64>() / raw.len() as f64;
+        assert!((loss - expected.loss).abs() < 1e-5, "{loss} {}", expected.loss);
     }
 }
 
 #[test]
-fn examples_that_are_not_whole_or_not_finite_are_refused() {
-    let mut predictor = small(1.0).predictor(&options()).expect("builds");
-    let error = predictor.predict(&[1.0, 2.0, 3.0]).unwrap_err().to_string();
-    assert!(error.contains("3 features"), "{error}");
-    let error = predictor.predict(&[0.0, 1.0, f32::NAN, 2.0]).unwrap_err().to_string();
-    assert!(error.contains("feature 0 of example 1 is NaN"), "{error}");
-    let batch = PredictorOptions { batch: 0, ..options() };
-    assert!(small(1.0).predictor(&batch).is_err());
+fn predictions_do_not_depend_on_the_batch() {
+    let (model, _, [raw, _]) = trained(small(), 320, 1);
+    let raw = head(&raw, 37);
+    let mut all = Vec::new();
+    for batch in [1, 5, 37, 64] {
+        let mut predictor = model.predictor(&options(batch)).expect("builds");
+        all.push(predictor.outputs(&Features::from(&raw)).expect("predicts"));
+    }
+    for outputs in &all {
+        assert_eq!(outputs.len(), 370);
+        assert!(outputs.iter().zip(&all[0]).all(|(a, b)| (a - b).abs() < 1e-5));
+    }
+    let mut predictor = model.predictor(&options(8)).expect("builds");
+    let none = Features::new("none", vec![], [64]).expect("valid");
+    assert_eq!(predictor.predict(&none).expect("nothing to do"), []);
+    // Another shape of as many values is the same example.
+    let flat = Features::new("flat", raw.features().to_vec(), [64]).expect("valid");
+    assert_eq!(predictor.predict(&flat).expect("predicts").len(), 37);
 }
 
 #[test]
-fn the_folder_of_something_else_is_not_touched() {
-    let folder = tempfile::tempdir().expect("a folder");
-    fs::write(folder.path().join("thesis.txt"), "years of work").expect("writable");
-    let error = small(1.0).save(folder.path()).unwrap_err().to_string();
-    assert!(error.contains("model.json"), "{error}");
-    assert_eq!(fs::read_dir(folder.path()).expect("readable").count(), 1);
-    let error = Model::load(folder.path()).unwrap_err().to_string();
-    assert!(error.contains("no model"), "{error}");
-}
-
-/// The text of `model.json`, after a change.
-fn changed(folder: &Path, from: &str, to: &str) {
-    let path = folder.join("model.json");
-    let text = fs::read_to_string(&path).expect("readable");
-    assert!(text.contains(from), "{text}");
-    fs::write(path, text.replacen(from, to, 1)).expect("writable");
-}
-
-#[test]
-fn descriptions_that_lie_are_refused_with_the_field() {
-    let mut model = small(1.0);
-    model.description_mut().metrics = BTreeMap::from([("accuracy".to_owned(), 0.5)]);
-    let folder = tempfile::tempdir().expect("a folder");
-    let cases = [
-        ("\"format\": 1", "\"format\": 2", "format 2"),
-        ("\"format\": 1", "\"format\": \"x\"", "no format"),
-        ("\"kind\": \"mlp\"", "\"kind\": \"transformer9\"", "transformer9"),
-        ("\"hidden\": []", "\"hidden\": [0]", "architecture.hidden"),
-        ("\"hidden\": []", "\"hidden\": [99999999999]", "architecture.hidden"),
-        ("\"dropout\": 0.0", "\"dropout\": 1.5", "architecture.dropout"),
-        ("\"dropout\": 0.0", "\"dropout\": 0.0, \"extra\": 1", "extra"),
-        ("\"right\",", "", "shape"),
-        ("\"file\": \"weights-", "\"file\": \"../weights-", "../weights-"),
-    ];
-    for (from, to, expected) in cases {
-        model.save(folder.path()).expect("saves");
-        changed(folder.path(), from, to);
-        let error = match Model::load(folder.path()) {
-            Err(error) => error.to_string(),
-            // Weights are compared with the description when they are used.
-            Ok(model) => model.predictor(&options()).map(drop).expect_err(to).to_string(),
+fn every_architecture_survives_the_folder() {
+    let home = tempfile::tempdir().expect("a folder");
+    let images = [3, 16, 16];
+    let resnet = Architecture::ResNet {
+        image: images,
+        bottleneck: true,
+        depths: [1, 1, 0, 1],
+        width: 4,
+        small_images: true,
+        outputs: 3,
+    };
+    for architecture in [
+        Architecture::mlp([7], 3),
+        Architecture::cnn(images, 3),
+        resnet,
+        Architecture::vit(images, 4, 3),
+    ] {
+        let shape = architecture.feature_shape();
+        let graph = architecture.training_graph(4, Loss::Classes).expect("valid");
+        let config = TrainConfig {
+            batch_size: 4,
+            ..config()
         };
-        assert!(error.contains(expected), "{to}: {error}");
+        let mut trainer = Trainer::from_graph(&graph, config).expect("builds");
+        let preprocessing = Preprocessing::Array { scale: None };
+        let model = Model::from_trainer(&mut trainer, architecture, classes(3), preprocessing).expect("fits");
+        model.save(home.path().join("model")).expect("saves");
+        let loaded = Model::load(home.path().join("model")).expect("loads");
+        assert_eq!(loaded, model);
+        let len: usize = shape.iter().product();
+        let values = (0..2 * len).map(|i| (i % 7) as f32 * 0.1).collect();
+        let features = Features::new("two", values, shape).expect("valid");
+        let mut predictor = loaded.predictor(&options(3)).expect("builds");
+        assert_eq!(predictor.predict(&features).expect("predicts").len(), 2);
+        // More training goes on from the loaded weights.
+        loaded.load_into(trainer.session_mut()).expect("the same tensors");
     }
-    for (shape, expected) in [
-        ("[]", "input.shape"),
-        ("[0]", "input.shape"),
-        ("[4294967296, 4294967296]", "input.shape"),
+}
+
+// ---- what does not fit -----------------------------------------------------------------------------------
+
+#[test]
+fn parts_that_do_not_fit_are_refused() {
+    let graph = small().training_graph(32, Loss::Classes).expect("valid");
+    let mut trainer = Trainer::from_graph(&graph, config()).expect("builds");
+    let array = |scale| Preprocessing::Array { scale };
+    let scale = |n| Some(Standardiser::new(vec![0.0; n], vec![1.0; n]).expect("valid"));
+    let twice = Task::Classification {
+        target: "t".into(),
+        classes: vec!["a".into(); 10],
+    };
+    let images = Preprocessing::Images {
+        size: [3, 8, 8],
+        scale: None,
+    };
+    for (architecture, task, preprocessing, field) in [
+        (small(), classes(9), array(None), "task"),
+        (small(), twice, array(None), "task"),
+        (small(), classes(10), array(scale(63)), "preprocessing"),
+        (small(), classes(10), images, "preprocessing"),
+        (Architecture::mlp([0], 10), classes(10), array(None), "architecture"),
     ] {
-        model.save(folder.path()).expect("saves");
-        let text = fs::read_to_string(folder.path().join("model.json")).expect("readable");
-        let start = text.find("\"shape\": [").expect("there") + "\"shape\": ".len();
-        let end = start + text[start..].find(']').expect("there") + 1;
-        let text = format!("{}{shape}{}", &text[..start], &text[end..]);
-        fs::write(folder.path().join("model.json"), text).expect("writable");
-        let error = Model::load(folder.path()).unwrap_err().to_string();
-        assert!(error.contains(expected), "{error}");
+        let error = Model::from_trainer(&mut trainer, architecture, task, preprocessing).expect_err("refused");
+        assert!(
+            matches!(&error, ModelError::Invalid { field: f, .. } if *f == field),
+            "{error}"
+        );
     }
-    let mut model = small(1.0);
-    for (mean, std) in [
-        (vec![0.0; 3], vec![1.0; 3]),
-        (vec![0.0], vec![0.0]),
-        (vec![f32::NAN], vec![1.0]),
+    let other = Model::from_trainer(&mut trainer, Architecture::mlp([64], 10), classes(10), array(None));
+    assert!(matches!(
+        other,
+        Err(ModelError::Core(_) | ModelError::Invalid { field: "weights", .. })
+    ));
+    let len = trainer.session_mut().read_parameter("fc1.bias").len();
+    trainer.session_mut().set_parameter("fc1.bias", &vec![f32::NAN; len]);
+    let diverged = Model::from_trainer(&mut trainer, small(), classes(10), array(None)).expect_err("NaN");
+    assert!(diverged.to_string().contains("'fc1.bias'"), "{diverged}");
+}
+
+#[test]
+fn features_that_do_not_fit_are_refused() {
+    let (model, _, _) = trained(small(), 32, 0);
+    assert!(matches!(
+        model.predictor(&options(0)),
+        Err(ModelError::Invalid { field: "batch", .. })
+    ));
+    assert!(model.predictor(&options(usize::MAX / 2)).is_err());
+    let mut predictor = model.predictor(&options(4)).expect("builds");
+    let wide = Features::new("wide.npy", vec![0.0; 65], [65]).expect("valid");
+    let error = predictor.predict(&wide).expect_err("65 values").to_string();
+    assert!(
+        error.contains("wide.npy") && error.contains("[65]") && error.contains("[1, 8, 8]"),
+        "{error}"
+    );
+    let far = Features::new("far", vec![f32::MAX; 64], [64]).expect("finite");
+    assert!(predictor.predict(&far).is_err());
+    for (values, shape) in [
+        (vec![f32::NAN], vec![1]),
+        (vec![1.0; 3], vec![2]),
+        (vec![], vec![0]),
+        (vec![], vec![]),
     ] {
-        model.description_mut().input.scaling = Some(Scaling { mean, std });
-        assert!(Model::new(model.description().clone(), model.weights().clone()).is_err());
+        assert!(Features::new("f", values, shape).is_err());
+    }
+}
+
+// ---- damaged folders -------------------------------------------------------------------------------------
+
+/// A saved model, to be damaged.
+fn saved(home: &Path) -> std::path::PathBuf {
+    let (model, _, _) = trained(small(), 32, 0);
+    let folder = home.join("model");
+    model.save(&folder).expect("saves");
+    folder
+}
+
+/// Writes `model.json` after a change, and loads.
+fn with_json(folder: &Path, change: impl FnOnce(&mut Value)) -> Result<Model, ModelError> {
+    let path = folder.join("model.json");
+    let old = fs::read(&path).expect("it is there");
+    let mut value: Value = serde_json::from_slice(&old).expect("JSON");
+    change(&mut value);
+    fs::write(&path, value.to_string()).expect("writes");
+    let result = Model::load(folder);
+    fs::write(&path, old).expect("writes");
+    result
+}
+
+#[track_caller]
+fn refused(result: Result<Model, ModelError>, parts: &[&str]) {
+    let message = result.expect_err("refused").to_string();
+    for part in parts {
+        assert!(message.contains(part), "'{part}' in: {message}");
     }
 }
 
 #[test]
-fn files_that_are_cut_off_or_changed_are_refused() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let model = small(1.0);
-    model.save(folder.path()).expect("saves");
-    let files: Vec<_> = fs::read_dir(folder.path())
-        .expect("readable")
-        .map(|e| e.expect("entry").path())
-        .collect();
-    assert_eq!(files.len(), 2);
-    for file in &files {
-        let whole = fs::read(file).expect("readable");
-        for cut in [0, 1, whole.len() / 2, whole.len() - 2] {
-            fs::write(file, &whole[..cut]).expect("writable");
-            let error = Model::load(folder.path()).unwrap_err().to_string();
+fn fields_that_are_wrong_are_named() {
+    let home = tempfile::tempdir().expect("a folder");
+    let folder = &saved(home.path());
+    assert!(with_json(folder, |_| {}).is_ok());
+    assert!(with_json(folder, |j| j["metrics"] = Value::Null).is_ok());
+    let newer = with_json(folder, |j| j["format"] = json!(2));
+    assert!(matches!(newer, Err(ModelError::Version { found: 2, .. })));
+    type Change = fn(&mut Value);
+    let cases: &[(&str, &str, Change)] = &[
+        ("'format'", "whole number", |j| j["format"] = json!("1")),
+        ("'format'", "missing", |j| *j = json!({"a": 1})),
+        ("'architecture'", "missing", |j| {
+            drop(j.as_object_mut().map(|o| o.remove("architecture")))
+        }),
+        ("'architecture'", "unknown variant", |j| {
+            j["architecture"]["kind"] = json!("gan")
+        }),
+        ("'architecture'", "hidden", |j| j["architecture"]["hidden"] = json!([0])),
+        ("'architecture'", "hidden", |j| {
+            j["architecture"]["hidden"] = json!([u64::MAX])
+        }),
+        ("'architecture'", "hidden layers", |j| {
+            j["architecture"]["hidden"] = json!(vec![1; 5000])
+        }),
+        ("'architecture'", "invalid", |j| {
+            j["architecture"]["hidden"] = json!([-1])
+        }),
+        ("'architecture'", "too large", |j| {
+            j["architecture"]["features"] = json!([1 << 20, 1 << 20])
+        }),
+        ("'architecture'", "dimensions", |j| {
+            j["architecture"]["features"] = json!([])
+        }),
+        ("'architecture'", "dropout", |j| {
+            j["architecture"]["dropout"] = json!(1.0)
+        }),
+        ("'architecture'", "unknown field", |j| {
+            j["architecture"]["depth"] = json!(1)
+        }),
+        ("'task'", "10", |j| j["task"]["classes"] = json!(["a", "b"])),
+        ("'task'", "classes", |j| j["task"]["classes"] = json!([])),
+        ("'preprocessing'", "deviation 0 is 0", |j| {
+            j["preprocessing"]["scale"]["std"] = json!([0.0])
+        }),
+        ("'preprocessing'", "deviation 0 is inf", |j| {
+            j["preprocessing"]["scale"]["std"] = json!([1e300])
+        }),
+        ("'preprocessing'", "null", |j| {
+            j["preprocessing"]["scale"]["mean"] = json!([null])
+        }),
+        ("'preprocessing'", "2 means", |j| {
+            j["preprocessing"]["scale"]["mean"] = json!([1, 2])
+        }),
+        ("'preprocessing'", "2 features", |j| {
+            j["preprocessing"]["scale"] = json!({"mean": [1, 2], "std": [1, 2]});
+        }),
+        ("'weights'", "missing", |j| {
+            drop(j.as_object_mut().map(|o| o.remove("weights")))
+        }),
+        ("'weights'", "../", |j| j["weights"]["file"] = json!("../secret")),
+        ("model.safetensors", "bytes", |j| j["weights"]["bytes"] = json!(7)),
+        ("model.safetensors", "bytes", |j| {
+            j["weights"]["bytes"] = json!(u64::MAX)
+        }),
+        ("model.safetensors", "SHA-256", |j| j["weights"]["sha256"] = json!("00")),
+        ("tensor 'fc1.weight'", "[64, 17]", |j| {
+            j["architecture"]["hidden"] = json!([17])
+        }),
+        ("tensor 'fc3.weight'", "missing", |j| {
+            j["architecture"]["hidden"] = json!([16, 10])
+        }),
+        ("tensor 'fc1.weight'", "[8, 16]", |j| {
+            j["architecture"]["features"] = json!([8]);
+        }),
+    ];
+    for (field, part, change) in cases {
+        refused(with_json(folder, change), &[field, part]);
+    }
+}
+
+#[test]
+fn tensors_that_are_wrong_are_named() {
+    let home = tempfile::tempdir().expect("a folder");
+    let folder = &saved(home.path());
+    let original = fs::read(folder.join("model.safetensors")).expect("it is there");
+    /// Name, dtype, shape and bytes.
+    type Tensors = Vec<(String, Dtype, Vec<usize>, Vec<u8>)>;
+    let with_tensors = |change: &dyn Fn(&mut Tensors)| {
+        let file = safetensors::SafeTensors::deserialize(&original).expect("whole");
+        let mut tensors: Tensors = file
+            .iter()
+            .map(|(name, t)| (name.to_owned(), t.dtype(), t.shape().to_vec(), t.data().to_vec()))
+            .collect();
+        tensors.sort();
+        change(&mut tensors);
+        let views = tensors
+            .iter()
+            .map(|(name, dtype, shape, bytes)| (name, TensorView::new(*dtype, shape.clone(), bytes).expect("valid")));
+        let bytes = safetensors::serialize(views, None).expect("valid");
+        load_with_weights(folder, &bytes)
+    };
+    assert!(with_tensors(&|_| {}).is_ok());
+    refused(with_tensors(&|t| drop(t.remove(0))), &["tensor 'fc1.bias'", "missing"]);
+    refused(
+        with_tensors(&|t| t[0].0 = "extra".into()),
+        &["tensor 'fc1.bias'", "missing"],
+    );
+    let extra = |t: &mut Tensors| t.push(("extra".into(), Dtype::F32, vec![0], vec![]));
+    refused(with_tensors(&extra), &["tensor 'extra'", "no such tensor"]);
+    refused(
+        with_tensors(&|t| t[0].2 = vec![4, 4]),
+        &["'fc1.bias'", "[4, 4]", "[16]"],
+    );
+    refused(with_tensors(&|t| t[0].1 = Dtype::I32), &["'fc1.bias'", "I32"]);
+    let nan = |t: &mut Tensors| t[0].3[4..8].copy_from_slice(&f32::NAN.to_le_bytes());
+    refused(with_tensors(&nan), &["'fc1.bias'", "value 1 is NaN"]);
+    refused(load_with_weights(folder, b""), &["safetensors"]);
+    // A header that promises more than there is.
+    let mut huge = u64::MAX.to_le_bytes().to_vec();
+    huge.extend_from_slice(b"{}");
+    refused(load_with_weights(folder, &huge), &["not a safetensors file"]);
+}
+
+/// Replaces the weights, with length and hash in `model.json`, and loads.
+fn load_with_weights(folder: &Path, bytes: &[u8]) -> Result<Model, ModelError> {
+    fs::write(folder.join("model.safetensors"), bytes).expect("writes");
+    with_json(folder, |j| {
+        j["weights"]["bytes"] = json!(bytes.len());
+        j["weights"]["sha256"] = json!(sha256([bytes]));
+    })
+}
+
+#[test]
+fn no_damage_panics() {
+    let home = tempfile::tempdir().expect("a folder");
+    let folder = &saved(home.path());
+    for (file, step) in [("model.json", 3), ("model.safetensors", 97)] {
+        let path = folder.join(file);
+        let original = fs::read(&path).expect("it is there");
+        for end in (0..original.len()).step_by(step) {
+            fs::write(&path, &original[..end]).expect("writes");
+            // Without its last line end it is whole.
             assert!(
-                error.contains(&*file.file_name().expect("a name").to_string_lossy()),
-                "{error}"
+                Model::load(folder).is_err() || end + 1 == original.len(),
+                "{file} cut at {end}"
             );
         }
-        fs::remove_file(file).expect("removable");
-        assert!(Model::load(folder.path()).is_err());
-        fs::write(file, &whole).expect("writable");
+        for at in (0..original.len()).step_by(step) {
+            let mut damaged = original.clone();
+            damaged[at] ^= 1 << (at % 8);
+            fs::write(&path, &damaged).expect("writes");
+            let result = Model::load(folder);
+            assert!(file == "model.json" || result.is_err(), "{file} flipped at {at}");
+        }
+        fs::write(&path, original).expect("writes");
     }
-    // One bit of the weights.
-    let weights = files
-        .iter()
-        .find(|f| f.extension().is_some_and(|e| e == "safetensors"))
-        .expect("there");
-    let mut bytes = fs::read(weights).expect("readable");
-    let last = bytes.len() - 1;
-    bytes[last] ^= 1;
-    fs::write(weights, bytes).expect("writable");
-    let error = Model::load(folder.path()).unwrap_err().to_string();
-    assert!(error.contains("hash"), "{error}");
-    // A new save repairs it, and leaves nothing else behind.
-    small(2.0).save(folder.path()).expect("saves");
-    assert_eq!(Model::load(folder.path()).expect("loads"), small(2.0));
-    assert_eq!(fs::read_dir(folder.path()).expect("readable").count(), 2);
-}
-
-/// The child process of the next test; without the variable, it has nothing to do.
-#[test]
-fn a_child_saves_models_until_it_is_killed() {
-    let Some(folder) = env::var_os(SAVE_INTO) else { return };
-    for i in 0.. {
-        small((i % 50) as f32).save(&folder).expect("saves");
-    }
+    assert!(Model::load(folder).is_ok());
 }
 
 #[test]
-fn a_process_that_is_killed_leaves_a_whole_model() {
-    const KILLS: u64 = 200;
-    let folder = tempfile::tempdir().expect("a folder");
-    small(0.0).save(folder.path()).expect("saves");
-    let mut different = 0;
-    let mut last = small(0.0);
-    for kill in 0..KILLS {
-        let mut child = Command::new(env::current_exe().expect("known"))
-            .args([
-                "--exact",
-                "model::a_child_saves_models_until_it_is_killed",
-                "--nocapture",
-            ])
-            .env(SAVE_INTO, folder.path())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("starts");
-        // Long enough for some saves, at another moment each time.
-        thread::sleep(Duration::from_micros(12_000 + 137 * (kill % 83)));
-        child.kill().expect("kills");
-        child.wait().expect("ends");
-        let model = Model::load(folder.path()).unwrap_or_else(|e| panic!("kill {kill}: {e}"));
-        different += usize::from(model != last);
-        last = model;
+fn folders_without_a_model_are_told_from_damaged_ones() {
+    let home = tempfile::tempdir().expect("a folder");
+    let missing = Model::load(home.path().join("nothing"));
+    assert!(matches!(missing, Err(ModelError::NotFound { .. })));
+    assert!(matches!(Model::load(home.path()), Err(ModelError::NotFound { .. })));
+    let file = home.path().join("file");
+    fs::write(&file, "x").expect("writes");
+    assert!(matches!(Model::load(&file), Err(ModelError::NotFound { .. })));
+    for text in ["", "[]", "null", "{", "\u{feff}{}", &"[".repeat(100_000)] {
+        fs::write(home.path().join("model.json"), text).expect("writes");
+        let error = Model::load(home.path()).expect_err("no model").to_string();
+        assert!(error.contains("model.json"), "{error}");
     }
-    assert!(
-        different > KILLS as usize / 4,
-        "only {different} kills came after a save"
-    );
-    // Files of killed saves are removed by the next one, but for those that were never given their name.
-    small(1.0).save(folder.path()).expect("saves");
-    let named = fs::read_dir(folder.path()).expect("readable").flatten();
-    let named = named.filter(|e| !e.file_name().to_string_lossy().starts_with('.'));
-    assert_eq!(named.count(), 2);
+    let folder = saved(home.path());
+    fs::remove_file(folder.join("model.safetensors")).expect("removes");
+    assert!(matches!(Model::load(&folder), Err(ModelError::Io { .. })));
+    // One that was being replaced is found under its other name.
+    let (model, _, _) = trained(small(), 32, 0);
+    model.save(&folder).expect("replaces what is damaged");
+    fs::rename(&folder, home.path().join(".model.old")).expect("renames");
+    assert_eq!(Model::load(&folder).expect("it is there"), model);
 }

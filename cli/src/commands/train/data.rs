@@ -4,8 +4,11 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
-use meganeura::nn::data::{self, Column, CsvOptions, Dataset, Header, Standardiser, Table};
-use meganeura::nn::model::{Columns, Input, Scaling};
+use meganeura::nn::data::{
+    self, Column, Dataset, Header, Missing, NpyArray, Parts, SplitOptions, Standardiser, TableOptions,
+    TableReadOptions, TableSchema, TaskChoice,
+};
+use meganeura::nn::model::{Preprocessing, Task};
 
 use super::Model;
 
@@ -18,11 +21,11 @@ pub(super) struct Source {
     /// Data set: digits ships with the program; mnist is read from a folder.
     pub(super) data_set: Option<DataSet>,
 
-    /// Train on a CSV file: one example a line, one column the class, all others numbers.
+    /// Train on a CSV file: one example a line, one column the class or number to predict, others numbers or words.
     #[arg(long, value_name = "FILE", help_heading = "Your own data")]
     pub(super) csv: Option<PathBuf>,
 
-    /// Train on a .npz file of NumPy with features [examples, ...] and labels [examples].
+    /// Train on a .npz file of NumPy with features [examples, ...] and class labels [examples], or numbers to predict.
     #[arg(long, value_name = "FILE", help_heading = "Your own data")]
     pub(super) npz: Option<PathBuf>,
 }
@@ -32,13 +35,26 @@ pub(super) struct Source {
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Your own data")]
 pub(super) struct FileOptions {
-    /// Column of the class in the CSV file, by its name or its number from 1 [default: the last one]
-    #[arg(long, value_name = "COLUMN", conflicts_with_all = ["data_set", "npz"])]
-    label: Option<String>,
+    /// Column of the CSV file to predict, by its name or its number from 1 [default: the last one]
+    #[arg(long, visible_alias = "label", value_name = "COLUMN", conflicts_with_all = ["data_set", "npz"])]
+    target: Option<String>,
+
+    /// What the target is; guess: classes if it has words or few different whole numbers, else numbers.
+    #[arg(long, value_enum, default_value_t = TaskOption::Guess, conflicts_with = "data_set")]
+    task: TaskOption,
 
     /// Columns of the CSV file to leave out, such as a row number: names or numbers, separated by commas.
     #[arg(long, value_name = "COLUMNS", conflicts_with_all = ["data_set", "npz"], value_delimiter = ',')]
     ignore: Vec<String>,
+
+    /// Columns of numbers in the CSV file that are categories, such as postal codes; columns of words are anyway.
+    #[arg(long, value_name = "COLUMNS", conflicts_with_all = ["data_set", "npz"], value_delimiter = ',')]
+    categorical: Vec<String>,
+
+    /// What becomes of missing cells (empty, NA, NaN, ?): an error, the mean of the column (of words the most frequent one), or
+    /// rows with any are dropped.
+    #[arg(long, value_enum, default_value_t = MissingOption::Refuse, conflicts_with_all = ["data_set", "npz"])]
+    missing: MissingOption,
 
     /// Whether the first line of the CSV file names the columns; auto: if none of its fields is a number.
     #[arg(long, value_enum, default_value_t = HeaderChoice::Auto, conflicts_with_all = ["data_set", "npz"])]
@@ -56,7 +72,7 @@ pub(super) struct FileOptions {
     #[arg(long, value_name = "NAME", default_value = "x", conflicts_with_all = ["data_set", "csv"])]
     x: String,
 
-    /// Array of the .npz file that holds the labels.
+    /// Array of the .npz file that holds the labels, or the numbers to predict.
     #[arg(long, value_name = "NAME", default_value = "y", conflicts_with_all = ["data_set", "csv"])]
     y: String,
 
@@ -72,14 +88,53 @@ pub(super) struct FileOptions {
     #[arg(long, value_name = "FRACTION", conflicts_with = "data_set")]
     test_fraction: Option<f64>,
 
-    /// Seed of the split into training and test examples; `--seed` does not change it.
-    #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "data_set")]
+    /// Fraction of the examples that is held out for validation: early stopping looks at these, and the test examples are for
+    /// the result alone [default: 0; 0.1 with --patience]
+    #[arg(long, value_name = "FRACTION")]
+    validation: Option<f64>,
+
+    /// Seed of the split into training, validation and test examples; `--seed` does not change it.
+    #[arg(long, value_name = "N", default_value_t = 0)]
     split_seed: u64,
 
     /// Standardise features to mean 0 and deviation 1 over the training examples, each feature by itself or all together;
     /// auto: each by itself for tables, all together for images.
     #[arg(long, value_enum, default_value_t = Scale::Auto, conflicts_with = "data_set")]
     scale: Scale,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum TaskOption {
+    Guess,
+    Classification,
+    Regression,
+}
+
+impl From<TaskOption> for TaskChoice {
+    fn from(option: TaskOption) -> Self {
+        match option {
+            TaskOption::Guess => TaskChoice::Guess,
+            TaskOption::Classification => TaskChoice::Classification,
+            TaskOption::Regression => TaskChoice::Regression,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum MissingOption {
+    Refuse,
+    Mean,
+    Drop,
+}
+
+impl From<MissingOption> for Missing {
+    fn from(option: MissingOption) -> Self {
+        match option {
+            MissingOption::Refuse => Missing::Refuse,
+            MissingOption::Mean => Missing::Mean,
+            MissingOption::Drop => Missing::Drop,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -108,7 +163,7 @@ enum Scale {
     All,
 }
 
-pub(crate) fn delimiter(text: &str) -> std::result::Result<u8, String> {
+fn delimiter(text: &str) -> std::result::Result<u8, String> {
     match text.as_bytes() {
         b"tab" | b"\\t" => Ok(b'\t'),
         [byte] if byte.is_ascii() && !matches!(byte, b'"' | b'\n' | b'\r') => Ok(*byte),
@@ -119,170 +174,266 @@ pub(crate) fn delimiter(text: &str) -> std::result::Result<u8, String> {
 /// The examples, and what to call them.
 pub(super) struct Loaded {
     pub(super) name: String,
-    pub(super) train: Dataset,
-    pub(super) test: Dataset,
-    /// Labels of the file by class id, if the file is the user's.
-    pub(super) class_names: Option<Vec<String>>,
-    /// Columns of a table.
-    columns: Option<Columns>,
-    /// How the features were scaled.
-    scaling: Option<Scaling>,
+    /// Scaled, in the shape that the model takes.
+    pub(super) parts: Parts,
+    pub(super) task: Task,
+    pub(super) preprocessing: Preprocessing,
+    /// What the user should know of how the file was read.
+    pub(super) notes: Vec<String>,
+    /// Whether the data set ships with the program.
+    pub(super) ships: bool,
 }
 
-impl Loaded {
-    /// What the model's examples are.
-    pub(super) fn input(&self) -> Input {
-        Input {
-            columns: self.columns.clone(),
-            scaling: self.scaling.clone(),
-            ..Input::of(&self.train)
-        }
-    }
-
-    /// Names of the classes; of data sets that ship, the digits.
-    pub(super) fn classes(&self) -> Vec<String> {
-        let numbers = || (0..self.train.classes()).map(|class| class.to_string()).collect();
-        self.class_names.clone().unwrap_or_else(numbers)
-    }
+/// Examples as they are in a file, in parts.
+struct Raw {
+    name: String,
+    parts: Parts,
+    /// Names of the classes; none for regression.
+    classes: Vec<String>,
+    target: String,
+    schema: Option<TableSchema>,
+    notes: Vec<String>,
 }
 
-/// Loads the examples in the shape that the model takes. With `keep_shape`, images stay images also for a
-/// perceptron.
+/// Loads the examples in the shape that the model takes. With `keep_shape`, images stay images also for a perceptron.
+/// `validation` is the fraction for validation if the options give none.
 pub(super) fn load(
     source: &Source,
     files: &FileOptions,
     mnist: &Path,
     model: Model,
     keep_shape: bool,
+    validation: f64,
 ) -> Result<Loaded> {
-    let loaded = match source {
-        Source { csv: Some(path), .. } => scaled(csv(path, files)?, files.scale)?,
-        Source { npz: Some(path), .. } => scaled(npz(path, files)?, files.scale)?,
-        Source { data_set, .. } => shipped(data_set.unwrap_or(DataSet::Digits), mnist)?,
+    let validation = files.validation.unwrap_or(validation);
+    let (raw, ships) = match source {
+        Source { csv: Some(path), .. } => (csv(path, files, validation)?, false),
+        Source { npz: Some(path), .. } => (npz(path, files, validation)?, false),
+        Source { data_set, .. } => {
+            let data_set = data_set.unwrap_or(DataSet::Digits);
+            (shipped(data_set, mnist, validation, files.split_seed)?, true)
+        }
     };
+    let scale = match ships {
+        true => None,
+        false => standardiser(&raw, files.scale),
+    };
+    let mut parts = raw.parts;
+    if let Some(scale) = &scale {
+        parts = parts.standardised(scale)?;
+    }
+    let task = if parts.train.is_regression() {
+        let scale = Standardiser::fit_targets(&parts.train);
+        parts = parts.standardised_targets(&scale)?;
+        let targets = match parts.train.outputs() {
+            1 => vec![raw.target],
+            outputs => (1..=outputs).map(|n| format!("{}[{n}]", raw.target)).collect(),
+        };
+        Task::Regression { targets, scale }
+    } else {
+        Task::Classification {
+            target: raw.target,
+            classes: raw.classes,
+        }
+    };
+    let shape = |data: Dataset| shaped(data, model, keep_shape);
     Ok(Loaded {
-        train: shaped(loaded.train, model, keep_shape)?,
-        test: shaped(loaded.test, model, keep_shape)?,
-        ..loaded
+        name: raw.name,
+        parts: Parts {
+            train: shape(parts.train)?,
+            validation: parts.validation.map(shape).transpose()?,
+            test: parts.test.map(shape).transpose()?,
+        },
+        task,
+        preprocessing: match raw.schema {
+            Some(schema) => Preprocessing::Table { schema, scale },
+            None => Preprocessing::Array { scale },
+        },
+        notes: raw.notes,
+        ships,
     })
 }
 
-fn shipped(data_set: DataSet, mnist: &Path) -> Result<Loaded> {
+fn shipped(data_set: DataSet, mnist: &Path, validation: f64, seed: u64) -> Result<Raw> {
     let (name, (train, test)) = match data_set {
         DataSet::Digits => ("digits", data::digits_split()?),
         DataSet::Mnist => ("mnist", data::mnist(mnist)?),
     };
-    Ok(Loaded {
+    Ok(Raw {
         name: name.into(),
-        train,
-        test,
-        class_names: None,
-        columns: None,
-        scaling: None,
+        classes: (0..train.classes()).map(|class| class.to_string()).collect(),
+        parts: with_test(train, test, validation, seed)?,
+        target: "digit".into(),
+        schema: None,
+        notes: Vec::new(),
     })
 }
 
-fn csv(path: &Path, files: &FileOptions) -> Result<Loaded> {
-    let options = CsvOptions {
-        label: files.label.as_ref().map_or(Column::Last, Column::name),
-        header: match files.header {
-            HeaderChoice::Auto => Header::Auto,
-            HeaderChoice::Yes => Header::Yes,
-            HeaderChoice::No => Header::No,
-        },
-        delimiter: files.delimiter,
-        ignore: files.ignore.iter().map(Column::name).collect(),
-        classes: None,
-    };
-    let table = data::read_csv(path, &options)?;
-    let class_names = Some(table.class_names.clone());
-    let columns = Columns {
-        features: table.feature_names.clone(),
-        label: table.label_name.clone(),
-        ignored: files.ignore.clone(),
-    };
-    let (train, test) = match &files.test_csv {
-        None => split(table.data, files)?,
-        Some(test_path) => {
-            let options = CsvOptions {
-                classes: class_names.clone(),
-                ..options
-            };
-            let test = data::read_csv(test_path, &options)?;
-            same_columns(&table, &test)?;
-            (table.data, test.data)
-        }
-    };
-    Ok(Loaded {
-        name: path.display().to_string(),
-        train,
-        test,
-        class_names,
-        columns: Some(columns),
-        scaling: None,
-    })
-}
-
-/// Columns in another order would be trained on as if they were each other.
-fn same_columns(train: &Table, test: &Table) -> Result<()> {
-    if train.feature_names == test.feature_names {
-        return Ok(());
+/// Parts of which the test examples are given.
+fn with_test(train: Dataset, test: Dataset, validation: f64, seed: u64) -> Result<Parts> {
+    if validation == 0.0 {
+        return Ok(Parts {
+            train,
+            validation: None,
+            test: Some(test),
+        });
     }
-    let (a, b) = (train.data.name(), test.data.name());
-    let (ours, theirs) = (train.feature_names.join(", "), test.feature_names.join(", "));
-    Err(format!(
-        "{b}: the feature columns are not those of {a}: {theirs} instead of {ours}; both files need the same \
-         columns in the same order"
-    )
-    .into())
+    let parts = train.split_parts(SplitOptions {
+        validation,
+        test: 0.0,
+        seed,
+        stratify: true,
+    })?;
+    Ok(Parts {
+        test: Some(test),
+        ..parts
+    })
 }
 
-fn npz(path: &Path, files: &FileOptions) -> Result<Loaded> {
-    let arrays = data::npz_dataset(path, &files.x, &files.y, None)?;
-    let (train, test) = match (&files.test_x, &files.test_y) {
-        (Some(x), Some(y)) => {
-            let test = data::npz_dataset(path, x, y, Some(&arrays.class_names))?;
-            (arrays.data, test.data)
+fn split(data: &Dataset, files: &FileOptions, validation: f64) -> Result<Parts> {
+    Ok(data.split_parts(SplitOptions {
+        validation,
+        test: files.test_fraction.unwrap_or(0.2),
+        seed: files.split_seed,
+        stratify: true,
+    })?)
+}
+
+fn csv(path: &Path, files: &FileOptions, validation: f64) -> Result<Raw> {
+    let columns = |names: &[String]| names.iter().map(Column::name).collect();
+    let table = data::read_table(
+        path,
+        &TableOptions {
+            target: files.target.as_ref().map_or(Column::Last, Column::name),
+            task: files.task.into(),
+            header: match files.header {
+                HeaderChoice::Auto => Header::Auto,
+                HeaderChoice::Yes => Header::Yes,
+                HeaderChoice::No => Header::No,
+            },
+            delimiter: files.delimiter,
+            ignore: columns(&files.ignore),
+            categorical: columns(&files.categorical),
+            missing: files.missing.into(),
+        },
+    )?;
+    let mut notes: Vec<String> = table.guess.into_iter().collect();
+    if table.filled > 0 {
+        notes.push(format!("{} missing cells were filled", table.filled));
+    }
+    if table.dropped > 0 {
+        notes.push(format!("{} rows with missing cells were left out", table.dropped));
+    }
+    let parts = match &files.test_csv {
+        None => split(&table.data, files, validation)?,
+        Some(test) => {
+            let options = TableReadOptions {
+                drop_missing: files.missing == MissingOption::Drop,
+                ..TableReadOptions::default()
+            };
+            let rows = table.schema.read(test, &table.class_names, options)?;
+            let test = rows.dataset(table.class_names.len())?.ok_or_else(|| {
+                let target = &table.schema.target;
+                format!("{}: there is no column '{target}' to test against", test.display())
+            })?;
+            with_test(table.data, test, validation, files.split_seed)?
         }
-        _ => split(arrays.data, files)?,
     };
-    Ok(Loaded {
+    Ok(Raw {
         name: path.display().to_string(),
-        train,
-        test,
-        class_names: Some(arrays.class_names),
-        columns: None,
-        scaling: None,
+        parts,
+        classes: table.class_names,
+        target: table.schema.target.clone(),
+        schema: Some(table.schema),
+        notes,
     })
 }
 
-fn split(data: Dataset, files: &FileOptions) -> Result<(Dataset, Dataset)> {
-    Ok(data.split(files.test_fraction.unwrap_or(0.2), files.split_seed)?)
-}
-
-fn scaled(loaded: Loaded, scale: Scale) -> Result<Loaded> {
-    let image = loaded.train.feature_shape().len() > 1;
-    let standardiser = match (scale, image) {
-        (Scale::None, _) => return Ok(loaded),
-        (Scale::Feature, _) | (Scale::Auto, false) => Standardiser::fit_per_feature(&loaded.train),
-        (Scale::All, _) | (Scale::Auto, true) => Standardiser::fit_global(&loaded.train),
+fn npz(path: &Path, files: &FileOptions, validation: f64) -> Result<Raw> {
+    let y = data::read_npz(path, &files.y)?;
+    let is_regression = match files.task {
+        TaskOption::Regression => true,
+        TaskOption::Classification => false,
+        TaskOption::Guess => y.to_i64().is_err(),
     };
-    Ok(Loaded {
-        scaling: Some(Scaling::from(&standardiser)),
-        train: loaded.train.standardised(&standardiser)?,
-        test: loaded.test.standardised(&standardiser)?,
-        ..loaded
+    let mut notes = Vec::new();
+    if is_regression && files.task == TaskOption::Guess {
+        notes.push(format!(
+            "'{}' has numbers that are not whole, so they are predicted (regression); --task changes that",
+            files.y
+        ));
+    }
+    let (data, classes) = match is_regression {
+        true => (targets(&data::read_npz(path, &files.x)?, &y)?, Vec::new()),
+        false => {
+            let arrays = data::npz_dataset(path, &files.x, &files.y, None)?;
+            (arrays.data, arrays.class_names)
+        }
+    };
+    let parts = match (&files.test_x, &files.test_y) {
+        (Some(x), Some(y)) => {
+            let test = match is_regression {
+                true => targets(&data::read_npz(path, x)?, &data::read_npz(path, y)?)?,
+                false => data::npz_dataset(path, x, y, Some(&classes))?.data,
+            };
+            with_test(data, test, validation, files.split_seed)?
+        }
+        _ => split(&data, files, validation)?,
+    };
+    Ok(Raw {
+        name: path.display().to_string(),
+        parts,
+        classes,
+        target: files.y.clone(),
+        schema: None,
+        notes,
     })
+}
+
+/// Arrays `[n, ...]` and `[n]` or `[n, outputs]` as a data set for regression.
+pub(crate) fn targets(x: &NpyArray, y: &NpyArray) -> Result<Dataset> {
+    let wrong = || {
+        let (x_shape, y_shape) = (x.shape(), y.shape());
+        format!(
+            "{} has the shape {x_shape:?}, and {} the shape {y_shape:?}; features are [examples, ...], numbers to predict \
+             [examples] or [examples, outputs]",
+            x.name(),
+            y.name()
+        )
+    };
+    let (outputs, rows) = match *y.shape() {
+        [rows] => (1, rows),
+        [rows, outputs] => (outputs, rows),
+        _ => return Err(wrong().into()),
+    };
+    let shape = match x.shape() {
+        [count] if *count == rows => vec![1],
+        [count, shape @ ..] if *count == rows => shape.to_vec(),
+        _ => return Err(wrong().into()),
+    };
+    Ok(Dataset::regression(x.name(), x.to_f32(), shape, y.to_f32(), outputs)?)
+}
+
+/// What the features of the training examples are standardised with.
+fn standardiser(raw: &Raw, scale: Scale) -> Option<Standardiser> {
+    let train = &raw.parts.train;
+    let image = train.feature_shape().len() > 1;
+    match (scale, image, &raw.schema) {
+        (Scale::None, ..) => None,
+        (Scale::All, ..) | (Scale::Auto, true, _) => Some(Standardiser::fit_global(train)),
+        (_, _, Some(schema)) => Some(schema.standardiser(train)),
+        (_, _, None) => Some(Standardiser::fit_per_feature(train)),
+    }
 }
 
 fn shaped(data: Dataset, model: Model, keep_shape: bool) -> Result<Dataset> {
     let least = model.least_image();
     match (model, data.feature_shape()) {
-        (Model::Cnn | Model::Resnet18, &[_, h, w]) if h >= least && w >= least => Ok(data),
-        (Model::Cnn | Model::Resnet18, &[h, w]) if h >= least && w >= least => {
+        (Model::Cnn | Model::Resnet18 | Model::Vit, &[_, h, w]) if h >= least && w >= least => Ok(data),
+        (Model::Cnn | Model::Resnet18 | Model::Vit, &[h, w]) if h >= least && w >= least => {
             Ok(data.with_feature_shape(vec![1, h, w])?)
         }
-        (Model::Cnn | Model::Resnet18, shape) => Err(format!(
+        (Model::Cnn | Model::Resnet18 | Model::Vit, shape) => Err(format!(
             "{}: --model {} needs images, [channels, height, width] or [height, width], of at least {least}x{least} \
              pixels, but each example has the shape {shape:?}; train --model mlp",
             data.name(),

@@ -3,25 +3,45 @@
 use std::ops::ControlFlow;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use meganeura::nn::trainer::{EpochBegin, EpochReport, Observer, StepInfo, TrainBegin};
-use serde_json::json;
+use meganeura::nn::trainer::{EpochBegin, EpochReport, Evaluation, Observer, StepInfo, TrainBegin};
+use serde_json::{Value, json};
 
 use super::finite;
 use crate::output::line;
 
+/// Adds the quality to an object under names that begin with the name of the examples: accuracy, or errors of regression.
+pub(super) fn add_quality(object: &mut Value, examples: &str, evaluation: &Evaluation) {
+    match &evaluation.regression {
+        None => object[format!("{examples}_accuracy")] = json!(evaluation.accuracy()),
+        Some(regression) => {
+            object[format!("{examples}_rmse")] = finite(regression.rmse);
+            object[format!("{examples}_mae")] = finite(regression.mae);
+            object[format!("{examples}_r2")] = finite(regression.r2);
+        }
+    }
+}
+
 /// Prints each epoch as a JSON object.
-pub(super) struct JsonLines;
+pub(super) struct JsonLines {
+    /// Name of the examples that are evaluated: validation or test.
+    pub(super) examples: &'static str,
+}
 
 impl Observer for JsonLines {
     fn on_epoch_end(&mut self, report: &EpochReport) -> ControlFlow<()> {
-        let printed = line(json!({
+        let mut object = json!({
             "epoch": report.epoch,
             "train_loss": finite(report.train_loss),
-            "test_loss": report.evaluation.map(|e| finite(e.loss)),
-            "test_accuracy": report.evaluation.map(|e| e.accuracy()),
             "learning_rate": report.learning_rate,
             "steps_per_second": report.steps_per_second(),
-        }));
+        });
+        let examples = self.examples;
+        object[format!("{examples}_loss")] = report.evaluation.map_or(Value::Null, |e| finite(e.loss));
+        match &report.evaluation {
+            Some(evaluation) => add_quality(&mut object, examples, evaluation),
+            None => object[format!("{examples}_accuracy")] = Value::Null,
+        }
+        let printed = line(object);
         // Nobody reads any more: stop training for nobody.
         if printed.is_err() {
             ControlFlow::Break(())
@@ -32,10 +52,21 @@ impl Observer for JsonLines {
 }
 
 /// A progress bar for each epoch, and a line after it.
-#[derive(Default)]
 pub(super) struct Display {
     bar: Option<ProgressBar>,
     epochs: usize,
+    /// Name of the examples that are evaluated: validation or test.
+    examples: &'static str,
+}
+
+impl Display {
+    pub(super) fn of(examples: &'static str) -> Self {
+        Display {
+            bar: None,
+            epochs: 0,
+            examples,
+        }
+    }
 }
 
 impl Observer for Display {
@@ -74,8 +105,13 @@ impl Observer for Display {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();
         }
-        let test = report.evaluation.map_or_else(String::new, |e| {
-            format!("  test loss {:.4}  test accuracy {:.2} %", e.loss, 100.0 * e.accuracy())
+        let what = self.examples;
+        let test = report.evaluation.map_or_else(String::new, |e| match e.regression {
+            Some(regression) => format!("  {what} {regression}"),
+            None => {
+                let percent = 100.0 * e.accuracy();
+                format!("  {what} loss {:.4}  {what} accuracy {percent:.2} %", e.loss)
+            }
         });
         let width = self.epochs.to_string().len();
         let printed = line(format_args!(

@@ -26,13 +26,14 @@ impl<'a> Logs<'a> {
         Ok(Logs { options })
     }
 
-    /// Trains, prints how it goes, and ends the logs.
+    /// Trains, prints how it goes, and ends the logs. `examples` is the name of what `test` has: validation or test examples.
     pub(super) fn fit(
         self,
         trainer: &mut Trainer,
         train: &Dataset,
         test: Option<&Dataset>,
         json: bool,
+        examples: &'static str,
     ) -> Result<TrainReport, Box<dyn Error>> {
         let options = self.options;
         let mut log = options
@@ -42,8 +43,8 @@ impl<'a> Logs<'a> {
             .transpose()?;
         let folder = options.log_dir.as_deref().map(|path| open_folder(path, options));
         let mut folder = folder.transpose()?;
-        let mut display = Display::default();
-        let printing: &mut dyn Observer = if json { &mut JsonLines } else { &mut display };
+        let (mut display, mut lines) = (Display::of(examples), JsonLines { examples });
+        let printing: &mut dyn Observer = if json { &mut lines } else { &mut display };
         let report = trainer.fit(train, test, &mut (printing, log.as_mut(), folder.as_mut()))?;
         if let (Some(log), Some(path)) = (log, &options.log) {
             log.finish().map_err(|e| unwritable(path, &e))?;

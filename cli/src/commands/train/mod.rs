@@ -7,18 +7,18 @@ mod options;
 mod text;
 
 use std::error::Error;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::ValueEnum;
 use meganeura::nn::data::{Augmentation, Dataset};
-use meganeura::nn::model::{Architecture, Description, Model as Trained};
+use meganeura::nn::model::{Architecture, Loss, Model as Trained, Task};
 use meganeura::nn::trainer::{Evaluation, OptimizerChoice, TrainConfig, TrainReport, Trainer};
 use serde_json::{Value, json};
 
 use super::Outcome;
 use crate::output::line;
-pub(crate) use data::delimiter;
+pub(crate) use data::targets;
 use data::{DataSet, FileOptions, Loaded, Source, load};
 use logs::Logs;
 use options::RunOptions;
@@ -27,6 +27,7 @@ const EXAMPLES: &str = "\
 Examples:
   meganeura train digits --model cnn
   meganeura train --csv flowers.csv --label species --patience 20 --out flowers
+  meganeura train --csv houses.csv --target price --missing mean --out houses
   meganeura train --npz images.npz --model cnn --augment flip,shift=2 --log run.jsonl
   meganeura train digits --epochs 100 --checkpoint run --every 200 --resume
   meganeura train text --data data/alice/alice.txt --model tiny --out alice";
@@ -59,6 +60,14 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 
+    /// Weigh classes by the inverse of their frequency, so that rare ones count as much as frequent ones.
+    #[arg(long)]
+    balance: bool,
+
+    /// Label smoothing: the share of each label that is spread over all classes, from 0 to below 1.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
+    label_smoothing: f32,
+
     /// Change training examples at random: flip, shift=PIXELS, cutout=PIXELS, erase for images; noise=DEVIATION,
     /// brightness=AMOUNT, contrast=AMOUNT for all; with commas between.
     #[arg(long, value_name = "LIST")]
@@ -83,6 +92,8 @@ enum Model {
     Cnn,
     /// Residual network with 18 layers, for images.
     Resnet18,
+    /// Small vision transformer, for images.
+    Vit,
 }
 
 impl Model {
@@ -91,6 +102,7 @@ impl Model {
             Model::Mlp => "mlp",
             Model::Cnn => "cnn",
             Model::Resnet18 => "resnet18",
+            Model::Vit => "vit",
         }
     }
 
@@ -98,19 +110,29 @@ impl Model {
     fn least_image(self) -> usize {
         match self {
             Model::Mlp => 1,
-            Model::Cnn => 4,
+            Model::Cnn | Model::Vit => 4,
             Model::Resnet18 => 8,
         }
     }
 }
 
+/// The largest of these that divides height and width of an image is the patch of a vision transformer.
+const PATCHES: [usize; 5] = [16, 8, 4, 2, 1];
+/// So many patches an image has at least in each direction, if it can.
+const MIN_PATCHES: usize = 4;
+
 impl Args {
-    /// The network that was asked for.
-    fn architecture(&self) -> Result<Architecture, Box<dyn Error>> {
-        let mut architecture = match self.model {
-            Model::Mlp => Architecture::mlp(),
-            Model::Cnn => Architecture::cnn(),
-            Model::Resnet18 => Architecture::resnet18(),
+    /// The network that was asked for, for examples of that shape.
+    fn architecture(&self, shape: &[usize], outputs: usize) -> Result<Architecture, Box<dyn Error>> {
+        let mut architecture = match (self.model, shape) {
+            (Model::Cnn, &[c, h, w]) => Architecture::cnn([c, h, w], outputs),
+            (Model::Resnet18, &[c, h, w]) => Architecture::resnet18([c, h, w], h.min(w) < 64, outputs),
+            (Model::Vit, &[c, h, w]) => {
+                let fits = |p: &&usize| h.is_multiple_of(**p) && w.is_multiple_of(**p) && h.min(w) / **p >= MIN_PATCHES;
+                let patch = PATCHES.iter().find(fits).copied().unwrap_or(1);
+                Architecture::vit([c, h, w], patch, outputs)
+            }
+            _ => Architecture::mlp(shape, outputs),
         };
         match (&mut architecture, &self.hidden[..]) {
             (_, []) => {}
@@ -119,9 +141,36 @@ impl Args {
             (Architecture::Cnn { .. }, sizes) => {
                 return Err(format!("--hidden {sizes:?}: the network cnn has one hidden layer").into());
             }
-            (other, _) => return Err(format!("--hidden: the network {} has no hidden layers", other.name()).into()),
+            _ => return Err(format!("--hidden: not for the network {}", self.model.name()).into()),
         }
         Ok(architecture)
+    }
+
+    /// The loss that the task and the options ask for.
+    fn loss(&self, task: &Task) -> Result<Loss, Box<dyn Error>> {
+        let soft = self.balance || self.label_smoothing != 0.0;
+        match (task.loss(), soft) {
+            (Loss::Regression, true) => Err("--balance and --label-smoothing are for classes, not for numbers".into()),
+            (Loss::Classes, true) => Ok(Loss::SoftClasses),
+            (loss, _) => Ok(loss),
+        }
+    }
+}
+
+/// What came out of a run.
+struct Results {
+    report: TrainReport,
+    /// On the examples that early stopping looked at, if there are such.
+    validation: Option<Evaluation>,
+    test: Evaluation,
+}
+
+impl Results {
+    /// Loss on the training examples in the epoch whose weights were kept.
+    fn train_loss(&self, kept_best: bool) -> f64 {
+        let best = self.report.best.filter(|_| kept_best).map(|best| best.epoch);
+        let kept = best.and_then(|epoch| self.report.epochs.iter().find(|e| e.epoch == epoch));
+        kept.or(self.report.epochs.last()).map_or(f64::NAN, |e| e.train_loss)
     }
 }
 
@@ -131,97 +180,132 @@ pub(crate) fn run(args: &Args) -> Outcome {
     }
     // Before anything that takes time: a path that cannot be written is an error at once.
     let logs = Logs::try_paths(&args.run)?;
+    if let Some(folder) = &args.out {
+        Trained::prepare(folder)?;
+    }
+    let validation = if args.run.patience.is_some() { 0.1 } else { 0.0 };
     let loaded = load(
         &args.source,
         &args.files,
         &args.data,
         args.model,
         args.augment.is_some(),
+        validation,
     )?;
-    let Loaded { train, test, .. } = &loaded;
-    let description = Description::new(args.architecture()?, loaded.input(), loaded.classes());
-    description.check()?;
-    if let Some(folder) = &args.out {
-        Trained::prepare(folder)?;
+    let train = &loaded.parts.train;
+    let architecture = args.architecture(train.feature_shape(), loaded.task.outputs())?;
+    let config = config(args, train);
+    if config.batch_size == 0 {
+        return Err("--batch 0: a batch has at least one example".into());
     }
-    let mut trainer = Trainer::new(|batch| description.graph(batch), config(args, train))?;
+    let graph = architecture.training_graph(config.batch_size, args.loss(&loaded.task)?)?;
+    let mut trainer = Trainer::from_graph(&graph, config)?;
     if !args.run.json {
         introduce(args, &loaded, &trainer)?;
     }
-    let report = logs.fit(&mut trainer, train, Some(test), args.run.json)?;
-    let evaluation = report.evaluation.ok_or("the model was not evaluated")?;
+    let results = fit(args, logs, &loaded, &mut trainer)?;
     if let Some(folder) = &args.out {
-        save(folder, description, args, &report, &evaluation, &mut trainer)?;
+        let (task, preprocessing) = (loaded.task.clone(), loaded.preprocessing.clone());
+        let mut model = Trained::from_trainer(&mut trainer, architecture, task, preprocessing)?;
+        model.metrics = metrics(&results);
+        model.save(folder)?;
     }
     if args.run.json {
-        line(summary(args, &loaded, &report, &evaluation, &trainer))?;
+        line(summary(args, &loaded, &results, &trainer))?;
     } else {
-        conclude(args, &report, &evaluation)?;
+        conclude(args, &results)?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes the model with what is known of its training.
-fn save(
-    folder: &Path,
-    description: Description,
-    args: &Args,
-    report: &TrainReport,
-    evaluation: &Evaluation,
-    trainer: &mut Trainer,
-) -> meganeura::Result<()> {
-    let config = trainer.config();
-    let training = [
-        ("data", json!(source_name(args))),
-        ("seed", json!(config.seed)),
-        ("batch_size", json!(config.batch_size)),
-        ("learning_rate", json!(config.learning_rate)),
-        ("optimizer", json!(format!("{:?}", config.optimizer))),
-        ("schedule", json!(format!("{:?}", config.schedule))),
-        ("epochs", json!(report.epochs.len())),
-        ("best_epoch", json!(report.best.map(|best| best.epoch))),
-        ("device", json!(trainer.session().device().capabilities().name)),
-    ];
-    let mut model = Trained::trained(description, trainer)?;
-    let finished = model.description_mut();
-    finished.training = training.map(|(name, value)| (name.to_owned(), value)).into();
-    finished
-        .metrics
-        .insert("test_accuracy".to_owned(), evaluation.accuracy());
-    if evaluation.loss.is_finite() {
-        finished.metrics.insert("test_loss".to_owned(), evaluation.loss);
-    }
-    model.save(folder)
+/// Trains, and evaluates on the test examples, which nothing else looked at if there are validation examples.
+fn fit(args: &Args, logs: Logs, loaded: &Loaded, trainer: &mut Trainer) -> Result<Results, Box<dyn Error>> {
+    let parts = &loaded.parts;
+    let watched = parts.validation.as_ref().or(parts.test.as_ref());
+    let what = if parts.validation.is_some() {
+        "validation"
+    } else {
+        "test"
+    };
+    let report = logs.fit(trainer, &parts.train, watched, args.run.json, what)?;
+    let missing = "the model was not evaluated";
+    Ok(match (&parts.validation, &parts.test) {
+        (Some(_), Some(test)) => Results {
+            validation: report.evaluation,
+            test: trainer.evaluate(test)?,
+            report,
+        },
+        _ => Results {
+            validation: None,
+            test: report.evaluation.ok_or(missing)?,
+            report,
+        },
+    })
 }
 
-fn source_name(args: &Args) -> String {
-    let file = args.source.csv.as_ref().or(args.source.npz.as_ref());
-    match (file, args.source.data_set) {
-        (Some(path), _) => path.display().to_string(),
-        (None, Some(DataSet::Mnist)) => "mnist".to_owned(),
-        (None, _) => "digits".to_owned(),
+/// What the model's folder says of its quality.
+fn metrics(results: &Results) -> Value {
+    let mut metrics = json!({"test": evaluation_object(&results.test)});
+    if let Some(validation) = &results.validation {
+        metrics["validation"] = evaluation_object(validation);
+    }
+    metrics
+}
+
+fn evaluation_object(evaluation: &Evaluation) -> Value {
+    match &evaluation.regression {
+        Some(regression) => json!({
+            "examples": evaluation.examples,
+            "loss": finite(evaluation.loss),
+            "rmse": finite(regression.rmse),
+            "mae": finite(regression.mae),
+            "r2": finite(regression.r2),
+        }),
+        None => json!({
+            "examples": evaluation.examples,
+            "loss": finite(evaluation.loss),
+            "accuracy": evaluation.accuracy(),
+        }),
     }
 }
 
 /// Says what is going to happen.
 fn introduce(args: &Args, loaded: &Loaded, trainer: &Trainer) -> std::io::Result<()> {
-    if let Some(names) = &loaded.class_names {
+    let parts = &loaded.parts;
+    if !loaded.ships {
         const MAX: usize = 10;
-        let more = if names.len() > MAX { ", ..." } else { "" };
-        line(format_args!(
-            "{}: examples of shape {:?}, {} classes: {}{more}",
-            loaded.name,
-            loaded.train.feature_shape(),
-            names.len(),
-            names[..names.len().min(MAX)].join(", ")
-        ))?;
+        let shape = parts.train.feature_shape();
+        match &loaded.task {
+            Task::Regression { targets, .. } => line(format_args!(
+                "{}: examples of shape {shape:?}, numbers to predict: {}",
+                loaded.name,
+                targets.join(", ")
+            ))?,
+            task => {
+                let names = task.classes();
+                let more = if names.len() > MAX { ", ..." } else { "" };
+                line(format_args!(
+                    "{}: examples of shape {shape:?}, {} classes: {}{more}",
+                    loaded.name,
+                    names.len(),
+                    names[..names.len().min(MAX)].join(", ")
+                ))?;
+            }
+        }
     }
+    for note in &loaded.notes {
+        line(note)?;
+    }
+    let validation = parts
+        .validation
+        .as_ref()
+        .map_or_else(String::new, |v| format!("{} to validate, ", v.len()));
     line(format_args!(
-        "{} on {}: {} examples to train, {} to test, {} parameters",
+        "{} on {}: {} examples to train, {validation}{} to test, {} parameters",
         args.model.name(),
         trainer.session().device().capabilities().name,
-        loaded.train.len(),
-        loaded.test.len(),
+        parts.train.len(),
+        parts.test.as_ref().map_or(0, Dataset::len),
         parameters(trainer)
     ))?;
     introduce_plan(trainer)
@@ -245,8 +329,10 @@ fn introduce_plan(trainer: &Trainer) -> std::io::Result<()> {
 }
 
 /// Says what came out.
-fn conclude(args: &Args, report: &TrainReport, evaluation: &Evaluation) -> std::io::Result<()> {
-    if let (true, Some(best)) = (args.run.patience.is_some(), report.best) {
+fn conclude(args: &Args, results: &Results) -> std::io::Result<()> {
+    let report = &results.report;
+    let kept_best = args.run.patience.is_some();
+    if let (true, Some(best)) = (kept_best, report.best) {
         let early = if report.early_stopped { "stopped early, " } else { "" };
         line(format_args!(
             "{early}best weights are those of epoch {}, step {}",
@@ -259,12 +345,18 @@ fn conclude(args: &Args, report: &TrainReport, evaluation: &Evaluation) -> std::
             report.skipped_updates
         ))?;
     }
+    let quality = match &results.test.regression {
+        Some(regression) => format!("test {regression} of {} examples", results.test.examples),
+        None => format!(
+            "test accuracy {:.2} % ({} of {})",
+            100.0 * results.test.accuracy(),
+            results.test.correct,
+            results.test.examples
+        ),
+    };
     line(format_args!(
-        "test accuracy {:.2} % ({} of {}), train loss {:.4}, {:.0} steps/s, compiled in {:.3} s, {:.1} s in all",
-        100.0 * evaluation.accuracy(),
-        evaluation.correct,
-        evaluation.examples,
-        train_loss(report),
+        "{quality}, train loss {:.4}, {:.0} steps/s, compiled in {:.3} s, {:.1} s in all",
+        results.train_loss(kept_best),
         steps_per_second(report),
         report.compile_seconds,
         report.compile_seconds + report.seconds
@@ -284,7 +376,7 @@ fn default_epochs(args: &Args, batch: usize, examples: usize) -> usize {
     match (args.source.data_set, args.model) {
         (Some(DataSet::Digits), _) => TrainConfig::default().epochs,
         (Some(DataSet::Mnist), Model::Mlp) => 10,
-        (Some(DataSet::Mnist), Model::Cnn | Model::Resnet18) => 3,
+        (Some(DataSet::Mnist), Model::Cnn | Model::Resnet18 | Model::Vit) => 3,
         (None, _) => 1000usize.div_ceil((examples / batch.max(1)).max(1)).clamp(20, 200),
     }
 }
@@ -305,6 +397,8 @@ fn config(args: &Args, train: &Dataset) -> TrainConfig {
     let epochs = epochs.unwrap_or_else(|| default_epochs(args, batch_size, train.len()));
     TrainConfig {
         augmentation: args.augment.clone().unwrap_or_default(),
+        class_weights: args.balance.then(|| train.balanced_class_weights()),
+        label_smoothing: args.label_smoothing,
         ..args.run.config(batch_size, epochs, default_rate(&args.run.optimizer))
     }
 }
@@ -313,10 +407,6 @@ fn parameters(trainer: &Trainer) -> usize {
     let plan = trainer.session().plan();
     let sizes = plan.param_buffers.iter();
     sizes.map(|(_, b)| plan.buffer_types[b.index()].numel()).sum()
-}
-
-fn train_loss(report: &TrainReport) -> f64 {
-    report.epochs.last().map_or(f64::NAN, |e| e.train_loss)
 }
 
 fn steps_per_second(report: &TrainReport) -> f64 {
@@ -331,12 +421,14 @@ fn finite(value: f64) -> Value {
     serde_json::Number::from_f64(value).map_or(Value::Null, Value::Number)
 }
 
-fn summary(args: &Args, loaded: &Loaded, report: &TrainReport, evaluation: &Evaluation, trainer: &Trainer) -> Value {
+fn summary(args: &Args, loaded: &Loaded, results: &Results, trainer: &Trainer) -> Value {
     let device = &trainer.session().device().capabilities().name;
     let precision = trainer.session().plan().precision.to_string();
-    json!({
+    let report = &results.report;
+    let classes = (!loaded.ships && !loaded.task.classes().is_empty()).then(|| loaded.task.classes());
+    let mut summary = json!({
         "data": loaded.name,
-        "classes": loaded.class_names,
+        "classes": classes,
         "model": args.model.name(),
         "seed": args.run.seed,
         "device": device,
@@ -344,13 +436,18 @@ fn summary(args: &Args, loaded: &Loaded, report: &TrainReport, evaluation: &Eval
         "early_stopped": report.early_stopped,
         "best_epoch": report.best.map(|b| b.epoch),
         "out": args.out,
-        "test_accuracy": evaluation.accuracy(),
-        "test_loss": finite(evaluation.loss),
-        "train_loss": finite(train_loss(report)),
+        "test_loss": finite(results.test.loss),
+        "train_loss": finite(results.train_loss(args.run.patience.is_some())),
         "precision": precision,
         "skipped_updates": report.skipped_updates,
         "steps_per_second": steps_per_second(report),
         "compile_seconds": report.compile_seconds,
         "seconds": report.seconds,
-    })
+    });
+    display::add_quality(&mut summary, "test", &results.test);
+    if let Some(validation) = &results.validation {
+        summary["validation_loss"] = finite(validation.loss);
+        display::add_quality(&mut summary, "validation", validation);
+    }
+    summary
 }

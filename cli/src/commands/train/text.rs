@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::logs::Logs;
 use super::options::RunOptions;
-use super::{default_rate, finite, introduce_plan, parameters, steps_per_second, train_loss};
+use super::{default_rate, finite, introduce_plan, parameters, steps_per_second};
 use crate::commands::Outcome;
 use crate::output::line;
 
@@ -127,7 +127,7 @@ pub(super) fn run(args: &Args) -> Outcome {
     if !args.run.json {
         introduce(args, &trainer, &train, tokens.len(), rows)?;
     }
-    let report = logs.fit(&mut trainer, &train, test.as_ref(), args.run.json)?;
+    let report = logs.fit(&mut trainer, &train, test.as_ref(), args.run.json, "test")?;
     if let Some(out) = &args.out {
         save(args, &model, lora.as_ref(), &mut trainer, out)?;
     }
@@ -319,7 +319,7 @@ fn conclude(args: &Args, report: &TrainReport, trainer: &Trainer, tokens: usize)
             "device": trainer.session().device().capabilities().name,
             "epochs": report.epochs.len(),
             "steps": report.total_steps,
-            "train_loss": finite(train_loss(report)),
+            "train_loss": finite(report.epochs.last().map_or(f64::NAN, |e| e.train_loss)),
             "test_loss": evaluation.map_or(Value::Null, |e| finite(e.loss)),
             "test_accuracy": evaluation.map(|e| e.accuracy()),
             "precision": trainer.session().plan().precision.to_string(),
@@ -339,7 +339,7 @@ fn conclude(args: &Args, report: &TrainReport, trainer: &Trainer, tokens: usize)
     });
     line(format_args!(
         "train loss {:.4}{test}, {:.0} steps/s, compiled in {:.1} s, {:.1} s in all",
-        train_loss(report),
+        report.epochs.last().map_or(f64::NAN, |e| e.train_loss),
         steps_per_second(report),
         report.compile_seconds,
         report.compile_seconds + report.seconds

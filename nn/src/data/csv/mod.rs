@@ -1,19 +1,16 @@
 //! Tables of numbers in CSV files.
 
-mod features;
+mod records;
 
-use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::Read;
 use std::path::Path;
 
-use csv::{ByteRecord, Reader, ReaderBuilder, Trim};
+pub(super) use records::{Line, Records, length_error, number};
 
 use super::classes::Labels;
 use super::dataset::Dataset;
 use super::error::DataError;
-
-pub use features::{FeatureOptions, FeatureTable, parse_features, read_features};
 
 /// A column of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -150,125 +147,6 @@ pub fn parse_csv(reader: impl Read, name: &str, options: &CsvOptions) -> Result<
     rows.finish()
 }
 
-/// Passes bytes on, and keeps the places of line ends among them. The `csv` crate counts lines as well, but
-/// its number of a record is that of the first empty line in front of it.
-struct Newlines<R> {
-    reader: R,
-    read: u64,
-    places: VecDeque<u64>,
-}
-
-impl<R> Newlines<R> {
-    fn of(reader: R) -> Self {
-        Newlines {
-            reader,
-            read: 0,
-            places: VecDeque::new(),
-        }
-    }
-}
-
-impl<R: Read> Read for Newlines<R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let count = self.reader.read(buffer)?;
-        let bytes = (self.read..).zip(&buffer[..count]);
-        self.places
-            .extend(bytes.filter(|&(_, &b)| b == b'\n').map(|(place, _)| place));
-        self.read += count as u64;
-        Ok(count)
-    }
-}
-
-/// The records of a file, in memory that is reused.
-struct Records<'n, R> {
-    name: &'n str,
-    reader: Reader<Newlines<R>>,
-    record: ByteRecord,
-    /// Line ends up to the end of the last record.
-    lines: usize,
-}
-
-impl<'n, R: Read> Records<'n, R> {
-    fn of(reader: R, name: &'n str, delimiter: u8) -> Self {
-        Records {
-            name,
-            reader: ReaderBuilder::new()
-                .has_headers(false)
-                .flexible(true)
-                .trim(Trim::All)
-                .delimiter(delimiter)
-                .from_reader(Newlines::of(reader)),
-            record: ByteRecord::new(),
-            lines: 0,
-        }
-    }
-
-    fn next(&mut self) -> Result<Option<Line<'_>>, DataError> {
-        let more = self.reader.read_byte_record(&mut self.record);
-        let more = more.map_err(|error| DataError::Io {
-            name: self.name.into(),
-            source: error.into(),
-        })?;
-        if !more {
-            return Ok(None);
-        }
-        let end = self.reader.position().byte();
-        let places = &mut self.reader.get_mut().places;
-        let mut last = None;
-        while let Some(&place) = places.front().filter(|&&place| place < end) {
-            places.pop_front();
-            self.lines += 1;
-            last = Some(place);
-        }
-        // Its own line end, if it was read already, and those in quotes come after its first line.
-        let own = usize::from(last.is_some_and(|place| place + 1 == end));
-        let quoted = self.record.as_slice().iter().filter(|&&b| b == b'\n').count();
-        line(self.name, (1 + self.lines).saturating_sub(own + quoted), &self.record).map(Some)
-    }
-}
-
-/// One line: its number, and its fields.
-struct Line<'r> {
-    number: usize,
-    fields: Vec<&'r str>,
-}
-
-/// The fields of a record, which must be UTF-8.
-fn line<'r>(name: &str, number: usize, record: &'r ByteRecord) -> Result<Line<'r>, DataError> {
-    let mut fields = Vec::with_capacity(record.len());
-    for (i, bytes) in record.iter().enumerate() {
-        let field = std::str::from_utf8(bytes).map_err(|_| DataError::Csv {
-            name: name.into(),
-            line: number,
-            column: i + 1,
-            reason: format!(
-                "'{}' is not UTF-8; save the file in that encoding",
-                String::from_utf8_lossy(bytes)
-            ),
-        })?;
-        fields.push(field);
-    }
-    if let (1, Some(field)) = (number, fields.first_mut()) {
-        *field = field.trim_start_matches('\u{feff}').trim();
-    }
-    Ok(Line { number, fields })
-}
-
-/// Whether the first line is a header, and the names of the columns.
-fn first_fields(first: &Line, header: Header) -> (bool, Vec<String>) {
-    let is_number = |field: &&str| field.parse::<f64>().is_ok();
-    let header = match header {
-        Header::Auto => !first.fields.iter().any(is_number),
-        Header::Yes => true,
-        Header::No => false,
-    };
-    let columns = match header {
-        true => first.fields.iter().map(|&f| f.to_owned()).collect(),
-        false => (1..=first.fields.len()).map(|n| format!("column {n}")).collect(),
-    };
-    (header, columns)
-}
-
 /// The examples read so far.
 struct Rows<'o> {
     file: &'o str,
@@ -286,7 +164,7 @@ struct Rows<'o> {
 impl<'o> Rows<'o> {
     /// Finds out about the columns from the first line.
     fn of(file: &'o str, first: &Line, options: &CsvOptions) -> Result<Self, DataError> {
-        let (header, columns) = first_fields(first, options.header);
+        let (header, columns) = names(first, options.header);
         let find = |column: &Column| find(file, column, &columns, header);
         let label = find(&options.label)?;
         let mut is_feature = vec![true; columns.len()];
@@ -323,12 +201,7 @@ impl<'o> Rows<'o> {
     fn push(&mut self, line: &Line) -> Result<(), DataError> {
         let (found, expected) = (line.fields.len(), self.columns.len());
         if found != expected {
-            let reason = format!(
-                "the line has {found} fields, the first one {expected}; separate them by '{}', and quote a field \
-                 that contains it",
-                char::from(self.delimiter)
-            );
-            return Err(self.refuse(line, found.min(expected), reason));
+            return Err(length_error(self.file, line, expected, self.delimiter));
         }
         if self.features.try_reserve(expected).is_err() {
             return Err(DataError::OutOfMemory {
@@ -383,8 +256,23 @@ impl<'o> Rows<'o> {
     }
 }
 
+/// Whether the first line is a header, and the names of the columns.
+pub(super) fn names(first: &Line, header: Header) -> (bool, Vec<String>) {
+    let is_number = |field: &&str| field.parse::<f64>().is_ok();
+    let header = match header {
+        Header::Auto => !first.fields.iter().any(is_number),
+        Header::Yes => true,
+        Header::No => false,
+    };
+    let columns = match header {
+        true => first.fields.iter().map(|&f| f.to_owned()).collect(),
+        false => (1..=first.fields.len()).map(|n| format!("column {n}")).collect(),
+    };
+    (header, columns)
+}
+
 /// Position of a column.
-fn find(file: &str, column: &Column, columns: &[String], header: bool) -> Result<usize, DataError> {
+pub(super) fn find(file: &str, column: &Column, columns: &[String], header: bool) -> Result<usize, DataError> {
     let by_number = |number: usize| number.checked_sub(1).filter(|&at| at < columns.len());
     let (wanted, found) = match column {
         Column::Last => ("last".to_owned(), columns.len().checked_sub(1)),
@@ -409,18 +297,6 @@ fn find(file: &str, column: &Column, columns: &[String], header: bool) -> Result
         wanted,
         there: columns.to_vec(),
     })
-}
-
-/// A finite number, or what is there instead.
-fn number(field: &str) -> Result<f32, String> {
-    if field.is_empty() {
-        return Err("there is nothing".into());
-    }
-    match field.parse::<f32>() {
-        Ok(value) if value.is_finite() => Ok(value),
-        Ok(_) => Err(format!("'{field}' is not a finite f32")),
-        Err(_) => Err(format!("'{field}' is not a number")),
-    }
 }
 
 #[cfg(test)]

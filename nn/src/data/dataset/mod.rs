@@ -2,16 +2,21 @@
 
 use std::{collections::BTreeMap, fmt};
 
+mod targets;
+
 use super::{
     error::DataError,
     prng::{SPLIT_DOMAIN, Shuffler},
     standardise::Standardiser,
 };
 
+use targets::Targets;
+
 /// Labelled examples in memory, checked when built and immutable after.
 ///
 /// * features: `f32`, `[n, feature_shape...]`, row-major, all finite
 /// * labels: `u32`, `[n]`, each below [`classes`](Self::classes)
+/// * or, for regression ([`regression`](Self::regression)), targets: `f32`, `[n, outputs]`, all finite
 /// * `n >= 1`, and `feature_shape` has at least one dimension, none of size 0
 ///
 /// Methods that change a data set consume it, so that a large one is never
@@ -23,6 +28,8 @@ pub struct Dataset {
     feature_shape: Vec<usize>,
     labels: Vec<u32>,
     classes: usize,
+    /// Of regression, which has no labels and 0 classes.
+    targets: Option<Targets>,
 }
 
 impl Dataset {
@@ -68,6 +75,7 @@ impl Dataset {
             feature_shape,
             labels,
             classes,
+            targets: None,
         })
     }
 
@@ -122,7 +130,10 @@ impl Dataset {
 
     /// The number of examples, at least 1.
     pub fn len(&self) -> usize {
-        self.labels.len()
+        match &self.targets {
+            Some(targets) => targets.len(),
+            None => self.labels.len(),
+        }
     }
 
     /// Always `false`: a data set holds at least one example.
@@ -148,20 +159,23 @@ impl Dataset {
         &self.features
     }
 
-    /// All labels, `[len]`.
+    /// All labels, `[len]`; none for regression.
     pub fn labels(&self) -> &[u32] {
         &self.labels
     }
 
-    /// The number of classes; every label is below it.
+    /// The number of classes; every label is below it. 0 for regression.
     pub fn classes(&self) -> usize {
         self.classes
     }
 
     /// The features, `[feature_shape...]`, and label of one example, or `None`
-    /// past the end.
+    /// past the end. The label is 0 for regression.
     pub fn example(&self, row: usize) -> Option<(&[f32], u32)> {
-        let label = *self.labels.get(row)?;
+        let label = match &self.targets {
+            Some(_) if row < self.len() => 0,
+            _ => *self.labels.get(row)?,
+        };
         let width = self.feature_len();
         let features = self.features.get(row * width..(row + 1) * width)?;
         Some((features, label))
@@ -174,6 +188,18 @@ impl Dataset {
             *counts.entry(label).or_insert(0) += 1;
         }
         counts.into_iter().collect()
+    }
+
+    /// Weights of the classes, `[classes]`, by which all of them weigh as much in training, however many examples they
+    /// have: the number of examples divided by the classes that occur and by the class's own examples. Their mean over
+    /// the examples is 1. A class without examples gets 1.
+    pub fn balanced_class_weights(&self) -> Vec<f32> {
+        let counts = self.class_counts();
+        let mut weights = vec![1.0; self.classes];
+        for &(label, count) in &counts {
+            weights[label as usize] = (self.len() as f64 / (counts.len() * count) as f64) as f32;
+        }
+        weights
     }
 
     /// The examples at `rows`, in that order; a row may be given repeatedly.
@@ -195,12 +221,17 @@ impl Dataset {
             features.extend_from_slice(values);
             labels.push(label);
         }
+        let targets = self.targets.as_ref().map(|targets| targets.subset(rows));
+        if targets.is_some() {
+            labels.clear();
+        }
         Ok(Self {
             name: self.name.clone(),
             features,
             feature_shape: self.feature_shape.clone(),
             labels,
             classes: self.classes,
+            targets,
         })
     }
 
@@ -318,8 +349,9 @@ impl Dataset {
     ///
     /// # Errors
     ///
-    /// [`DataError::RowOutOfRange`] or [`DataError::OutOfMemory`].
+    /// [`DataError::RowOutOfRange`] or [`DataError::OutOfMemory`]; [`DataError::NoClasses`] for regression.
     pub fn one_hot(&self, rows: &[usize]) -> Result<Vec<f32>, DataError> {
+        check_labels(&self.name, &[], self.classes)?;
         let mut labels = Vec::with_capacity(rows.len());
         for &row in rows {
             let label = self.labels.get(row).ok_or_else(|| self.row_out_of_range(row))?;
@@ -352,6 +384,7 @@ impl fmt::Debug for Dataset {
             .field("len", &self.len())
             .field("feature_shape", &self.feature_shape)
             .field("classes", &self.classes)
+            .field("outputs", &self.outputs())
             .finish_non_exhaustive()
     }
 }

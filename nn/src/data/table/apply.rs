@@ -1,0 +1,305 @@
+//! Tables for a trained model.
+
+use std::collections::HashMap;
+use std::io::Read;
+use std::path::Path;
+
+use super::fit::{known_classes, missing_cell, numbers, some_of};
+use super::{ColumnKind, RawTable, TableSchema};
+use crate::data::csv::number;
+use crate::data::{DataError, Dataset, Header};
+
+/// Position of a row in a [`RawTable`].
+pub(super) type Row = usize;
+
+/// How to read a table for a trained model. The default refuses whatever the training data did not have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TableReadOptions {
+    /// Whether a category that the training data did not have is taken as none of them, with features that are all 0,
+    /// instead of an error.
+    pub unknown_as_zeros: bool,
+    /// Whether rows with missing cells are left out where the training data gave nothing to fill them with, instead of
+    /// an error. Rows without a target are left out as well.
+    pub drop_missing: bool,
+    /// Whether a column of the target is not looked at.
+    pub ignore_target: bool,
+}
+
+/// The rows of a table for a trained model.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct TableRows {
+    /// The file.
+    pub name: String,
+    /// Features, `[rows, width]`, not standardised.
+    pub features: Vec<f32>,
+    /// Position in the table of each row that was read.
+    pub rows: Vec<usize>,
+    /// Line in the file of each row that was read, from 1.
+    pub lines: Vec<usize>,
+    /// What the table says about the target.
+    pub targets: TableTargets,
+    /// Missing cells that were filled.
+    pub filled: usize,
+    /// Rows that were left out because of missing cells.
+    pub dropped: usize,
+    /// Cells with a category that the training data did not have.
+    pub unknown: usize,
+}
+
+impl TableRows {
+    /// The rows with their targets, for an evaluation; `None` without targets. `classes` is the number of classes, for
+    /// classification.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Dataset::new`] and [`Dataset::regression`].
+    pub fn dataset(&self, classes: usize) -> Result<Option<Dataset>, DataError> {
+        let (name, features) = (self.name.clone(), || self.features.clone());
+        let shape = vec![self.features.len() / self.rows.len().max(1)];
+        match &self.targets {
+            TableTargets::None => Ok(None),
+            TableTargets::Classes(labels) => Dataset::new(name, features(), shape, labels.clone(), classes).map(Some),
+            TableTargets::Numbers(values) => Dataset::regression(name, features(), shape, values.clone(), 1).map(Some),
+        }
+    }
+}
+
+/// What a table says about the target.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum TableTargets {
+    /// Nothing: there is no such column, or it is empty, or was not to be looked at.
+    None,
+    /// Class ids of all rows.
+    Classes(Vec<u32>),
+    /// Numbers of all rows.
+    Numbers(Vec<f32>),
+}
+
+/// Features of some rows.
+pub(super) struct Encoded {
+    /// `[rows, width]`.
+    pub(super) values: Vec<f32>,
+    pub(super) filled: usize,
+    unknown: usize,
+}
+
+impl TableSchema {
+    /// Reads the CSV file at `path` for the trained model. Columns are found by their names, in any order; the target's
+    /// may be missing. `classes` are the names of the classes by id, or none for regression.
+    ///
+    /// Without a header in the training data, columns are found by their numbers; the target's may be missing.
+    ///
+    /// # Errors
+    ///
+    /// [`DataError::Io`], and those of [`parse`](Self::parse).
+    pub fn read(
+        &self,
+        path: impl AsRef<Path>,
+        classes: &[String],
+        options: TableReadOptions,
+    ) -> Result<TableRows, DataError> {
+        self.apply(
+            &RawTable::read(path, self.header_kind(), self.delimiter)?,
+            classes,
+            options,
+        )
+    }
+
+    /// [`read`](Self::read) from any reader; `name` appears in errors.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`RawTable::parse`] and [`apply`](Self::apply).
+    pub fn parse(
+        &self,
+        reader: impl Read,
+        name: &str,
+        classes: &[String],
+        options: TableReadOptions,
+    ) -> Result<TableRows, DataError> {
+        let raw = RawTable::parse(reader, name, self.header_kind(), self.delimiter)?;
+        self.apply(&raw, classes, options)
+    }
+
+    fn header_kind(&self) -> Header {
+        match self.header {
+            true => Header::Yes,
+            false => Header::No,
+        }
+    }
+
+    /// [`read`](Self::read) of a table in memory.
+    ///
+    /// # Errors
+    ///
+    /// [`DataError::Columns`] for columns that are missing, there twice, or unknown; [`DataError::Csv`], with line and
+    /// column, for cells that are missing, not finite numbers or unknown categories, and targets that are none of the
+    /// classes or no numbers; [`DataError::Empty`] when no row is left; [`DataError::OutOfMemory`].
+    pub fn apply(&self, raw: &RawTable, classes: &[String], options: TableReadOptions) -> Result<TableRows, DataError> {
+        let names = self.names_of(raw);
+        let columns = self.find(raw, &names)?;
+        let target = names.iter().position(|name| *name == self.target);
+        let target = target
+            .filter(|&target| !options.ignore_target && (0..raw.len()).any(|row| raw.value(row, target).is_some()));
+        let is_whole = |row: Row| {
+            let mut features = columns.iter().zip(&self.columns);
+            features.all(|(&at, column)| raw.value(row, at).is_some() || column.kind.has_fill())
+                && target.is_none_or(|target| raw.value(row, target).is_some())
+        };
+        let rows: Vec<Row> = match options.drop_missing {
+            true => (0..raw.len()).filter(|&row| is_whole(row)).collect(),
+            false => (0..raw.len()).collect(),
+        };
+        if rows.is_empty() {
+            return Err(DataError::Empty {
+                name: raw.name().into(),
+            });
+        }
+        let read = self.features(raw, &columns, &rows, options)?;
+        let targets = match target {
+            None => TableTargets::None,
+            Some(target) if classes.is_empty() => TableTargets::Numbers(numbers(raw, target, &rows)?),
+            Some(target) => TableTargets::Classes(known_classes(raw, target, &rows, classes)?),
+        };
+        Ok(TableRows {
+            name: raw.name().to_owned(),
+            features: read.values,
+            lines: rows.iter().map(|&row| raw.line(row)).collect(),
+            targets,
+            filled: read.filled,
+            dropped: raw.len() - rows.len(),
+            unknown: read.unknown,
+            rows,
+        })
+    }
+
+    /// Names of the columns of a table, in its order.
+    fn names_of(&self, raw: &RawTable) -> Vec<String> {
+        let all = self.columns.len() + self.ignored.len() + 1;
+        let number = self
+            .target
+            .strip_prefix("column ")
+            .and_then(|n| n.parse::<usize>().ok());
+        match number {
+            // Without a header, and without the target: the columns behind it have moved.
+            Some(target) if !self.header && raw.columns().len() + 1 == all => {
+                let moved = |n: usize| if n < target { n } else { n + 1 };
+                (1..all).map(|n| format!("column {}", moved(n))).collect()
+            }
+            _ => raw.columns().to_vec(),
+        }
+    }
+
+    /// Positions of the feature columns among these names.
+    fn find(&self, raw: &RawTable, names: &[String]) -> Result<Vec<usize>, DataError> {
+        let mut places: HashMap<&str, usize> = HashMap::new();
+        let is_ignored = |name: &String| self.ignored.contains(name) && !self.columns.iter().any(|c| c.name == *name);
+        let mut twice = Vec::new();
+        for (at, name) in names.iter().enumerate() {
+            if places.insert(name, at).is_some() && !is_ignored(name) {
+                twice.push(name.clone());
+            }
+        }
+        let wanted = self.columns.iter();
+        let missing: Vec<String> = wanted
+            .clone()
+            .filter(|c| !places.contains_key(c.name.as_str()))
+            .map(|c| c.name.clone())
+            .collect();
+        let is_known =
+            |name: &&String| **name == self.target || is_ignored(name) || self.columns.iter().any(|c| c.name == **name);
+        let unknown: Vec<String> = names.iter().filter(|name| !is_known(name)).cloned().collect();
+        if !missing.is_empty() || !unknown.is_empty() || !twice.is_empty() {
+            return Err(DataError::Columns {
+                name: raw.name().into(),
+                missing,
+                unknown,
+                twice,
+            });
+        }
+        Ok(wanted.filter_map(|c| places.get(c.name.as_str()).copied()).collect())
+    }
+
+    /// Features of those rows, from the columns at those positions.
+    pub(super) fn features(
+        &self,
+        raw: &RawTable,
+        places: &[usize],
+        rows: &[Row],
+        options: TableReadOptions,
+    ) -> Result<Encoded, DataError> {
+        let width = self.width();
+        let mut values: Vec<f32> = Vec::new();
+        let size = rows.len().checked_mul(width);
+        if size.is_none_or(|size| values.try_reserve_exact(size).is_err()) {
+            return Err(DataError::OutOfMemory {
+                name: raw.name().into(),
+                rows: rows.len(),
+                columns: width,
+            });
+        }
+        let ids: Vec<HashMap<&str, usize>> = self.columns.iter().map(|c| c.kind.ids()).collect();
+        let (mut filled, mut unknown) = (0, 0);
+        for &row in rows {
+            for ((column, &at), ids) in self.columns.iter().zip(places).zip(&ids) {
+                let cell = raw.value(row, at);
+                match &column.kind {
+                    ColumnKind::Number { fill } => {
+                        values.push(match (cell, fill) {
+                            (Some(cell), _) => number(cell).map_err(|what| {
+                                raw.refuse(row, at, format!("{what} in '{}', a column of numbers", column.name))
+                            })?,
+                            (None, Some(fill)) => {
+                                filled += 1;
+                                *fill
+                            }
+                            (None, None) => return Err(missing_cell(raw, row, at)),
+                        });
+                    }
+                    ColumnKind::Categorical { categories, fill } => {
+                        filled += usize::from(cell.is_none());
+                        let text = cell.or(fill.as_deref()).ok_or_else(|| missing_cell(raw, row, at))?;
+                        let id = ids.get(text).copied();
+                        if id.is_none() && !options.unknown_as_zeros {
+                            let reason = format!(
+                                "'{text}' in '{}' is no category of the training data; there are {}",
+                                column.name,
+                                some_of(categories)
+                            );
+                            return Err(raw.refuse(row, at, reason));
+                        }
+                        unknown += usize::from(id.is_none());
+                        values.extend((0..categories.len()).map(|i| f32::from(u8::from(Some(i) == id))));
+                    }
+                }
+            }
+        }
+        Ok(Encoded {
+            values,
+            filled,
+            unknown,
+        })
+    }
+}
+
+impl ColumnKind {
+    fn has_fill(&self) -> bool {
+        match self {
+            ColumnKind::Number { fill } => fill.is_some(),
+            ColumnKind::Categorical { fill, .. } => fill.is_some(),
+        }
+    }
+
+    /// Ids of the categories.
+    fn ids(&self) -> HashMap<&str, usize> {
+        match self {
+            ColumnKind::Number { .. } => HashMap::new(),
+            ColumnKind::Categorical { categories, .. } => {
+                let ids = categories.iter().enumerate();
+                ids.map(|(id, text)| (text.as_str(), id)).collect()
+            }
+        }
+    }
+}

@@ -1,0 +1,436 @@
+//! Tables of training data.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Read;
+use std::path::Path;
+
+use super::apply::{Row, TableReadOptions};
+use super::{ColumnKind, FeatureColumn, RawTable, TableSchema};
+use crate::data::classes::Labels;
+use crate::data::csv::{find, number};
+use crate::data::{Column, DataError, Dataset, Header};
+
+/// More texts than this in a column are no categories.
+const MAX_CATEGORIES: usize = 1000;
+/// Up to so many different whole numbers are guessed to be classes.
+const MAX_NUMBERED_CLASSES: usize = 20;
+
+/// What a table's target is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TaskChoice {
+    /// Words are classes. Whole numbers are if there are few different ones: at most 20, and at most a tenth of the rows
+    /// (three may always be). Other numbers are targets of regression.
+    #[default]
+    Guess,
+    /// Classes: words, or whole numbers.
+    Classification,
+    /// Numbers to predict.
+    Regression,
+}
+
+/// What becomes of missing cells of training data.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Missing {
+    /// They are errors, also when the model is used.
+    #[default]
+    Refuse,
+    /// Numbers get the mean of their column, texts its most frequent one; the same ones when the model is used. A
+    /// missing target is an error.
+    Mean,
+    /// Rows with missing cells are left out, also those without a target. When the model is used, missing cells are
+    /// errors.
+    Drop,
+}
+
+/// How to read a table of training data. The default takes the last column for the target and all others for features.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TableOptions {
+    /// The column of the target.
+    pub target: Column,
+    /// What the target is.
+    pub task: TaskChoice,
+    /// Whether there is a header.
+    pub header: Header,
+    /// What stands between fields; a comma unless given.
+    pub delimiter: u8,
+    /// Columns that are neither target nor features; they may hold anything.
+    pub ignore: Vec<Column>,
+    /// Columns of numbers that are categories, such as postal codes.
+    pub categorical: Vec<Column>,
+    /// What becomes of missing cells.
+    pub missing: Missing,
+}
+
+impl Default for TableOptions {
+    fn default() -> Self {
+        TableOptions {
+            target: Column::Last,
+            task: TaskChoice::Guess,
+            header: Header::Auto,
+            delimiter: b',',
+            ignore: Vec::new(),
+            categorical: Vec::new(),
+            missing: Missing::Refuse,
+        }
+    }
+}
+
+/// Training data from a table.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TrainingTable {
+    /// The examples, with features `[width]` as [`TableSchema::feature_names`] lists them, not standardised: classes, or
+    /// one target of regression.
+    pub data: Dataset,
+    /// The columns, to read tables for the trained model.
+    pub schema: TableSchema,
+    /// Names of the classes, by id; none for regression. Numbers are in their shortest form.
+    pub class_names: Vec<String>,
+    /// Why the task was guessed as it was, in words; `None` if it was given.
+    pub guess: Option<String>,
+    /// Missing cells that were filled.
+    pub filled: usize,
+    /// Rows that were left out because of missing cells.
+    pub dropped: usize,
+}
+
+/// Reads the CSV file at `path` for training: columns of numbers and texts, one of them the target.
+///
+/// A column is categorical if less than half of its cells are numbers, or if the options say so.
+///
+/// # Errors
+///
+/// [`DataError::Io`], and those of [`parse_table`].
+pub fn read_table(path: impl AsRef<Path>, options: &TableOptions) -> Result<TrainingTable, DataError> {
+    fit(&RawTable::read(path, options.header, options.delimiter)?, options)
+}
+
+/// [`read_table`] from any reader; `name` appears in errors.
+///
+/// # Errors
+///
+/// Those of [`RawTable::parse`]; [`DataError::NotFound`] when there is no such column; [`DataError::Csv`], with line and
+/// column, for missing cells as [`Missing`] says, a number that is not finite, a text among numbers, a column without
+/// values or with more than 1000 categories, two columns of the same name, targets of regression that are no numbers,
+/// and a target with one class only; [`DataError::OutOfMemory`].
+///
+/// # Example
+///
+/// ```
+/// use meganeura_nn::data::{Column, Missing, TableOptions, parse_table};
+///
+/// # fn main() -> Result<(), meganeura_nn::data::DataError> {
+/// let text = "rooms,district,price\n3,north,250.5\n2,south,180\n1,north,?\n";
+/// let options = TableOptions {
+///     target: Column::name("rooms"),
+///     missing: Missing::Drop,
+///     ..TableOptions::default()
+/// };
+/// let table = parse_table(text.as_bytes(), "t.csv", &options)?;
+/// assert_eq!(table.schema.feature_names(), ["district=north", "district=south", "price"]);
+/// assert_eq!(table.data.features(), [1.0, 0.0, 250.5, 0.0, 1.0, 180.0]);
+/// assert_eq!((table.dropped, table.class_names.join(" ")), (1, "2 3".into()));
+/// # Ok(())
+/// # }
+/// ```
+pub fn parse_table(reader: impl Read, name: &str, options: &TableOptions) -> Result<TrainingTable, DataError> {
+    fit(
+        &RawTable::parse(reader, name, options.header, options.delimiter)?,
+        options,
+    )
+}
+
+fn fit(raw: &RawTable, options: &TableOptions) -> Result<TrainingTable, DataError> {
+    let roles = Roles::of(raw, options)?;
+    let (rows, dropped) = roles.rows(raw, options.missing)?;
+    let target = roles.target;
+    let (is_regression, guess) = match options.task {
+        TaskChoice::Classification => (false, None),
+        TaskChoice::Regression => (true, None),
+        TaskChoice::Guess => {
+            let (is_regression, why) = guess(raw, target, &rows)?;
+            (is_regression, Some(why))
+        }
+    };
+    let mut columns = Vec::new();
+    for &column in &roles.features {
+        columns.push(FeatureColumn {
+            name: raw.columns()[column].clone(),
+            kind: kind(raw, column, &rows, roles.categorical.contains(&column), options.missing)?,
+        });
+    }
+    let schema = TableSchema {
+        header: raw.header(),
+        delimiter: raw.delimiter(),
+        columns,
+        target: raw.columns()[target].clone(),
+        ignored: roles
+            .ignored
+            .iter()
+            .map(|&column| raw.columns()[column].clone())
+            .collect(),
+    };
+    schema
+        .check()
+        .map_err(|reason| raw.refuse(rows[0], roles.features[0], reason))?;
+    let read = schema.features(raw, &roles.features, &rows, TableReadOptions::default())?;
+    let (name, shape) = (raw.name(), vec![schema.width()]);
+    let (data, class_names) = match is_regression {
+        true => {
+            let targets = numbers(raw, target, &rows)?;
+            (Dataset::regression(name, read.values, shape, targets, 1)?, Vec::new())
+        }
+        false => {
+            let (labels, names) = classes(raw, target, &rows)?;
+            (Dataset::new(name, read.values, shape, labels, names.len())?, names)
+        }
+    };
+    Ok(TrainingTable {
+        data,
+        schema,
+        class_names,
+        guess,
+        filled: read.filled,
+        dropped,
+    })
+}
+
+/// Positions of the columns by what they are.
+struct Roles {
+    target: usize,
+    features: Vec<usize>,
+    ignored: BTreeSet<usize>,
+    categorical: BTreeSet<usize>,
+}
+
+impl Roles {
+    fn of(raw: &RawTable, options: &TableOptions) -> Result<Self, DataError> {
+        let find = |column: &Column| find(raw.name(), column, raw.columns(), raw.header());
+        let target = find(&options.target)?;
+        let mut ignored = options.ignore.iter().map(find).collect::<Result<BTreeSet<_>, _>>()?;
+        ignored.remove(&target);
+        let categorical = options.categorical.iter().map(find).collect::<Result<_, _>>()?;
+        let all = 0..raw.columns().len();
+        let features: Vec<usize> = all.filter(|c| *c != target && !ignored.contains(c)).collect();
+        if features.is_empty() {
+            let reason = format!(
+                "of the {} columns none is left for features; is '{}' what stands between the fields?",
+                raw.columns().len(),
+                char::from(raw.delimiter())
+            );
+            return Err(raw.refuse(0, 0, reason));
+        }
+        // Columns are found again by their names.
+        let mut seen = BTreeMap::from([(&raw.columns()[target], target)]);
+        for &column in &features {
+            if let Some(first) = seen.insert(&raw.columns()[column], column) {
+                return Err(DataError::Csv {
+                    name: raw.name().into(),
+                    line: 1,
+                    column: column + 1,
+                    reason: format!(
+                        "column {} is called '{}', too; rename one of them, or ignore one by its number",
+                        first + 1,
+                        raw.columns()[column]
+                    ),
+                });
+            }
+        }
+        Ok(Roles {
+            target,
+            features,
+            ignored,
+            categorical,
+        })
+    }
+
+    /// The rows to train on, and how many others there are.
+    fn rows(&self, raw: &RawTable, missing: Missing) -> Result<(Vec<usize>, usize), DataError> {
+        let mut rows = Vec::with_capacity(raw.len());
+        for row in 0..raw.len() {
+            let is_missing = |column: &&usize| raw.value(row, **column).is_none();
+            let feature = self.features.iter().find(is_missing);
+            let target = Some(&self.target).filter(is_missing);
+            match (missing, feature, target) {
+                (Missing::Drop, None, None) | (Missing::Mean, _, None) | (Missing::Refuse, None, None) => {
+                    rows.push(row)
+                }
+                (Missing::Drop, ..) => {}
+                (Missing::Refuse, Some(&column), _) => return Err(missing_cell(raw, row, column)),
+                (_, _, Some(&column)) => {
+                    let reason = format!(
+                        "the target '{}' is missing; fill it in, or leave out such rows",
+                        raw.columns()[column]
+                    );
+                    return Err(raw.refuse(row, column, reason));
+                }
+            }
+        }
+        if rows.is_empty() {
+            return Err(raw.refuse(0, 0, "every row has a missing value; none is left"));
+        }
+        let dropped = raw.len() - rows.len();
+        Ok((rows, dropped))
+    }
+}
+
+/// The error at a missing cell.
+pub(super) fn missing_cell(raw: &RawTable, row: usize, column: usize) -> DataError {
+    let reason = format!(
+        "the value of '{}' is missing; fill it in, or choose what becomes of missing values: the mean, or dropping the row",
+        raw.columns()[column]
+    );
+    raw.refuse(row, column, reason)
+}
+
+/// What the cells of a column become.
+fn kind(
+    raw: &RawTable,
+    column: usize,
+    rows: &[usize],
+    is_categorical: bool,
+    missing: Missing,
+) -> Result<ColumnKind, DataError> {
+    let name = &raw.columns()[column];
+    let cells = || rows.iter().filter_map(|&row| Some((row, raw.value(row, column)?)));
+    let all = cells().count();
+    if all == 0 {
+        return Err(raw.refuse(
+            rows[0],
+            column,
+            format!("'{name}' has no values at all; ignore the column"),
+        ));
+    }
+    let fill = missing == Missing::Mean;
+    let numbers = cells().filter(|(_, cell)| cell.parse::<f32>().is_ok()).count();
+    if is_categorical || numbers * 2 < all {
+        let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+        for (row, cell) in cells() {
+            *counts.entry(cell).or_default() += 1;
+            if counts.len() > MAX_CATEGORIES {
+                let reason = format!(
+                    "'{name}' has more than {MAX_CATEGORIES} different texts, which is too many for categories; ignore \
+                     the column"
+                );
+                return Err(raw.refuse(row, column, reason));
+            }
+        }
+        // The first of the most frequent ones.
+        let frequent = counts.iter().rev().max_by_key(|(_, count)| **count);
+        return Ok(ColumnKind::Categorical {
+            fill: frequent.filter(|_| fill).map(|(text, _)| (*text).to_owned()),
+            categories: counts.keys().map(|&text| text.to_owned()).collect(),
+        });
+    }
+    let mut sum = 0.0;
+    for (row, cell) in cells() {
+        let value = number(cell).map_err(|what| {
+            let reason = format!(
+                "{what} in '{name}', most of whose cells are numbers; correct it, ignore the column, or read it as \
+                 categories"
+            );
+            raw.refuse(row, column, reason)
+        })?;
+        sum += f64::from(value);
+    }
+    Ok(ColumnKind::Number {
+        fill: fill.then_some((sum / all as f64) as f32),
+    })
+}
+
+/// Whether the target is one of regression, and why.
+fn guess(raw: &RawTable, target: usize, rows: &[usize]) -> Result<(bool, String), DataError> {
+    let name = &raw.columns()[target];
+    let mut different = BTreeSet::new();
+    let (mut numbers, mut fractions, mut word) = (0, 0, None);
+    for &row in rows {
+        let cell = raw.cell(row, target);
+        different.insert(cell);
+        match cell.parse::<f64>() {
+            Ok(value) => {
+                numbers += 1;
+                fractions += usize::from(value.fract() != 0.0);
+            }
+            Err(_) => word = word.or(Some(row)),
+        }
+    }
+    let count = different.len();
+    if let Some(row) = word {
+        if numbers * 2 > rows.len() && count > MAX_NUMBERED_CLASSES {
+            let reason = format!(
+                "'{}' is not a number, as most targets in '{name}' are; correct it, or say that these are classes",
+                raw.cell(row, target)
+            );
+            return Err(raw.refuse(row, target, reason));
+        }
+        return Ok((
+            false,
+            format!("classification, as '{name}' has words, {count} different ones"),
+        ));
+    }
+    if fractions > 0 {
+        return Ok((true, format!("regression, as '{name}' has numbers with fractions")));
+    }
+    let limit = MAX_NUMBERED_CLASSES.min((rows.len() / 10).max(3));
+    let numbers = format!("'{name}' has {count} different whole numbers in {} rows", rows.len());
+    Ok(match count <= limit {
+        true => (false, format!("classification, as {numbers}")),
+        false => (true, format!("regression, as {numbers}")),
+    })
+}
+
+/// Targets of regression.
+pub(super) fn numbers(raw: &RawTable, target: usize, rows: &[usize]) -> Result<Vec<f32>, DataError> {
+    let value = |&row: &usize| {
+        number(raw.cell(row, target)).map_err(|what| {
+            let reason = format!(
+                "{what}; the targets of regression in '{}' are finite numbers",
+                raw.columns()[target]
+            );
+            raw.refuse(row, target, reason)
+        })
+    };
+    rows.iter().map(value).collect()
+}
+
+/// Class ids, and the names of the classes.
+fn classes(raw: &RawTable, target: usize, rows: &[usize]) -> Result<(Vec<u32>, Vec<String>), DataError> {
+    let name = &raw.columns()[target];
+    let mut labels = Labels::default();
+    for &row in rows {
+        let pushed = labels.push(raw.cell(row, target));
+        pushed.map_err(|reason| raw.refuse(row, target, reason))?;
+    }
+    let (labels, names) = labels.finish().map_err(|fraction| {
+        let row = rows.iter().find(|&&row| raw.cell(row, target) == fraction);
+        let reason = format!(
+            "{fraction} in '{name}' has a fraction; class labels are words or whole numbers: is this regression?"
+        );
+        raw.refuse(row.copied().unwrap_or(rows[0]), target, reason)
+    })?;
+    if let [only] = &names[..] {
+        let reason = format!("'{name}' is '{only}' in every row; there is nothing to tell apart");
+        return Err(raw.refuse(rows[0], target, reason));
+    }
+    Ok((labels, names))
+}
+
+/// Class ids among known classes.
+pub(super) fn known_classes(
+    raw: &RawTable,
+    target: usize,
+    rows: &[Row],
+    classes: &[String],
+) -> Result<Vec<u32>, DataError> {
+    let mut labels = Labels::of(classes);
+    for &row in rows {
+        let pushed = labels.push(raw.cell(row, target));
+        pushed.map_err(|reason| raw.refuse(row, target, format!("{reason}: {}", some_of(classes))))?;
+    }
+    // Known classes are never fractions.
+    Ok(labels.finish().map(|(labels, _)| labels).unwrap_or_default())
+}
+
+/// Names with commas between them, unless they are too many to help.
+pub(super) fn some_of(names: &[String]) -> String {
+    crate::data::error::listed(names)
+}

@@ -1,0 +1,14 @@
+//! Tables whose columns are numbers or texts: [`read_table`] for training, [`TableSchema::read`] for the trained model.
+
+mod apply;
+mod cells;
+mod fit;
+mod schema;
+
+pub use apply::{TableReadOptions, TableRows, TableTargets};
+pub use cells::RawTable;
+pub use fit::{Missing, TableOptions, TaskChoice, TrainingTable, parse_table, read_table};
+pub use schema::{ColumnKind, FeatureColumn, TableSchema};
+
+#[cfg(test)]
+mod tests;

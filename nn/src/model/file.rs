@@ -1,0 +1,281 @@
+//! The files of a model folder.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::Path;
+
+use meganeura_core::files::sha256;
+use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use super::architecture::Leaf;
+use super::folder::{JSON, WEIGHTS, old_of};
+use super::{Model, ModelError, Tensor, check};
+
+/// Version of what is written.
+const FORMAT: u64 = 1;
+/// The longest `model.json` that is read: class names and categories are the most of it.
+const MAX_JSON_BYTES: u64 = 1 << 26;
+/// Times that a folder is read again because a program replaced it meanwhile.
+const ATTEMPTS: usize = 10;
+
+/// What `model.json` says of the weights.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WeightsFile {
+    file: String,
+    bytes: u64,
+    sha256: String,
+}
+
+/// The contents of both files; `folder` is where they are to be written.
+pub(super) fn encode(model: &Model, folder: &Path) -> Result<(Vec<u8>, Vec<u8>), ModelError> {
+    let bytes: Vec<Vec<u8>> = model
+        .tensors
+        .iter()
+        .map(|t| t.values.iter().flat_map(|v| v.to_le_bytes()).collect())
+        .collect();
+    let unwritable = |field: &'static str, message: String| ModelError::Invalid { field, message };
+    let mut views = Vec::new();
+    for (tensor, bytes) in model.tensors.iter().zip(&bytes) {
+        let view = TensorView::new(Dtype::F32, tensor.leaf.shape.clone(), bytes)
+            .map_err(|e| unwritable("weights", format!("'{}': {e}", tensor.leaf.name)))?;
+        views.push((&tensor.leaf.name, view));
+    }
+    let weights = safetensors::serialize(views, None).map_err(|e| unwritable("weights", e.to_string()))?;
+    let value = |field: &'static str, value: Result<Value, serde_json::Error>| {
+        value.map_err(|e| unwritable(field, format!("{e}; it was for {}", folder.display())))
+    };
+    let contents = json!({
+        "format": FORMAT,
+        "program": super::program(),
+        "architecture": value("architecture", serde_json::to_value(&model.architecture))?,
+        "task": value("task", serde_json::to_value(&model.task))?,
+        "preprocessing": value("preprocessing", serde_json::to_value(&model.preprocessing))?,
+        "metrics": &model.metrics,
+        "training": &model.training,
+        "weights": value("weights", serde_json::to_value(WeightsFile {
+            file: WEIGHTS.to_owned(),
+            bytes: weights.len() as u64,
+            sha256: sha256([&weights[..]]),
+        }))?,
+    });
+    let mut text = serde_json::to_vec_pretty(&contents).map_err(|e| unwritable("model.json", e.to_string()))?;
+    text.push(b'\n');
+    Ok((text, weights))
+}
+
+/// Reads a folder, again if another program replaces it meanwhile.
+pub(super) fn load(folder: &Path) -> Result<Model, ModelError> {
+    let mut last = None;
+    for _ in 0..ATTEMPTS {
+        // Saving where there is no exchange has an instant in which the old folder has this name.
+        let place = match (folder.exists(), old_of(folder)) {
+            (false, Some(old)) if old.is_dir() => old,
+            _ => folder.to_owned(),
+        };
+        let json = match read_json(&place) {
+            Ok(json) => json,
+            // A name that is there again, or another one, is worth another look.
+            Err(_) if place != folder => continue,
+            Err(_) if !folder.exists() && old_of(folder).is_some_and(|old| old.is_dir()) => continue,
+            Err(error) => return Err(error),
+        };
+        match parse(&place, &json) {
+            Ok(model) => return Ok(model),
+            // Both files have to be of the same save.
+            Err(error) if read_json(&place).ok().as_ref() == Some(&json) => return Err(error),
+            Err(error) => last = Some(error),
+        }
+    }
+    Err(last.unwrap_or_else(|| ModelError::NotFound {
+        folder: folder.to_owned(),
+        message: "it is being replaced again and again".into(),
+    }))
+}
+
+/// The contents of `model.json`.
+fn read_json(folder: &Path) -> Result<Vec<u8>, ModelError> {
+    let missing = |message: &str| ModelError::NotFound {
+        folder: folder.to_owned(),
+        message: message.to_owned(),
+    };
+    match fs::metadata(folder) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(missing("there is no such folder")),
+        Err(e) => return Err(ModelError::io(folder, "read")(e)),
+        Ok(found) if !found.is_dir() => return Err(missing("it is a file")),
+        Ok(_) => {}
+    }
+    let path = folder.join(JSON);
+    match read(&path, MAX_JSON_BYTES) {
+        Err(ModelError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+            Err(missing("the folder has no model.json"))
+        }
+        read => read,
+    }
+}
+
+/// A file of at most so many bytes.
+fn read(path: &Path, limit: u64) -> Result<Vec<u8>, ModelError> {
+    // Before it is opened, which waits for a writer where it is a pipe.
+    let found = fs::metadata(path).map_err(ModelError::io(path, "read"))?;
+    if !found.is_file() {
+        return Err(ModelError::Damaged {
+            file: path.to_owned(),
+            message: "it is not a regular file".into(),
+        });
+    }
+    let (file, length) = (File::open(path).map_err(ModelError::io(path, "read"))?, found.len());
+    let mut bytes = Vec::new();
+    // No more is read than was promised, however the file grows.
+    file.take(limit.saturating_add(1))
+        .read_to_end(&mut bytes)
+        .map_err(ModelError::io(path, "read"))?;
+    match length.max(bytes.len() as u64) {
+        found if found > limit => Err(ModelError::Damaged {
+            file: path.to_owned(),
+            message: format!("it has {found} bytes, and may have {limit}"),
+        }),
+        _ => Ok(bytes),
+    }
+}
+
+/// The model of a folder whose `model.json` was read.
+fn parse(folder: &Path, json: &[u8]) -> Result<Model, ModelError> {
+    let path = folder.join(JSON);
+    let fields = Fields::of(&path, json)?;
+    fields.check_format()?;
+    let architecture = fields.get("architecture")?;
+    let task = fields.get("task")?;
+    let preprocessing = fields.get("preprocessing")?;
+    let program = fields.get("program")?;
+    let weights: WeightsFile = fields.get("weights")?;
+    check(&architecture, &task, &preprocessing).map_err(|(field, message)| fields.wrong(field, message))?;
+    if weights.file != WEIGHTS {
+        let message = format!("the file is '{}', not '{WEIGHTS}'", weights.file);
+        return Err(fields.wrong("weights", message));
+    }
+    let leaves = architecture
+        .leaves()
+        .map_err(|e| fields.wrong("architecture", e.to_string()))?;
+    let tensors = read_weights(&folder.join(WEIGHTS), &weights, leaves)?;
+    Ok(Model {
+        architecture,
+        task,
+        preprocessing,
+        tensors,
+        metrics: fields.any("metrics"),
+        training: fields.any("training"),
+        program,
+    })
+}
+
+/// The fields of `model.json`.
+struct Fields<'f> {
+    file: &'f Path,
+    fields: Map<String, Value>,
+}
+
+impl<'f> Fields<'f> {
+    fn of(file: &'f Path, json: &[u8]) -> Result<Self, ModelError> {
+        let damaged = |message: String| ModelError::Damaged {
+            file: file.to_owned(),
+            message,
+        };
+        match serde_json::from_slice(json) {
+            Ok(Value::Object(fields)) => Ok(Fields { file, fields }),
+            Ok(_) => Err(damaged("it is JSON, but no object".into())),
+            Err(error) => Err(damaged(format!("it is no JSON: {error}"))),
+        }
+    }
+
+    fn wrong(&self, field: &str, message: impl Into<String>) -> ModelError {
+        ModelError::Field {
+            file: self.file.to_owned(),
+            field: field.to_owned(),
+            message: message.into(),
+        }
+    }
+
+    /// Before all other fields, whose form depends on it.
+    fn check_format(&self) -> Result<(), ModelError> {
+        match self.fields.get("format").map(Value::as_u64) {
+            Some(Some(FORMAT)) => Ok(()),
+            Some(Some(found)) => Err(ModelError::Version {
+                file: self.file.to_owned(),
+                found,
+                supported: FORMAT,
+            }),
+            Some(None) => Err(self.wrong("format", "it is not a whole number")),
+            None => Err(self.wrong("format", "it is missing; this is not the model.json of a model")),
+        }
+    }
+
+    fn get<T: DeserializeOwned>(&self, field: &str) -> Result<T, ModelError> {
+        let value = self
+            .fields
+            .get(field)
+            .ok_or_else(|| self.wrong(field, "it is missing"))?;
+        T::deserialize(value).map_err(|e| self.wrong(field, e.to_string()))
+    }
+
+    fn any(&self, field: &str) -> Value {
+        self.fields.get(field).cloned().unwrap_or_default()
+    }
+}
+
+/// The tensors of a file, if they are as they were written and those that the model needs.
+fn read_weights(path: &Path, expected: &WeightsFile, leaves: Vec<Leaf>) -> Result<Vec<Tensor>, ModelError> {
+    let damaged = |message: String| ModelError::Damaged {
+        file: path.to_owned(),
+        message,
+    };
+    let bytes = read(path, expected.bytes)?;
+    if bytes.len() as u64 != expected.bytes {
+        let message = format!("it has {} bytes, model.json says {}", bytes.len(), expected.bytes);
+        return Err(damaged(message));
+    }
+    if sha256([&bytes[..]]) != expected.sha256 {
+        return Err(damaged(
+            "its contents are not what was written (SHA-256 in model.json)".into(),
+        ));
+    }
+    let file = SafeTensors::deserialize(&bytes).map_err(|e| damaged(format!("it is not a safetensors file: {e}")))?;
+    let wrong = |tensor: &str, message: String| ModelError::Tensor {
+        file: path.to_owned(),
+        tensor: tensor.to_owned(),
+        message,
+    };
+    let mut found: BTreeMap<String, TensorView> = file.tensors().into_iter().collect();
+    let mut tensors = Vec::with_capacity(leaves.len());
+    for leaf in leaves {
+        let tensor = found.remove(&leaf.name).ok_or_else(|| {
+            wrong(
+                &leaf.name,
+                format!("it is missing; the architecture needs it as {:?}", leaf.shape),
+            )
+        })?;
+        if tensor.dtype() != Dtype::F32 || tensor.shape() != leaf.shape {
+            let message = format!(
+                "it is {:?} {:?}, the architecture needs F32 {:?}",
+                tensor.dtype(),
+                tensor.shape(),
+                leaf.shape
+            );
+            return Err(wrong(&leaf.name, message));
+        }
+        let words = tensor.data().chunks_exact(4);
+        let values: Vec<f32> = words.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+        if let Some(at) = values.iter().position(|v| !v.is_finite()) {
+            return Err(wrong(&leaf.name, format!("value {at} is {}", values[at])));
+        }
+        tensors.push(Tensor { leaf, values });
+    }
+    match found.keys().next() {
+        None => Ok(tensors),
+        Some(extra) => Err(wrong(extra, "the architecture has no such tensor".into())),
+    }
+}
