@@ -444,3 +444,31 @@ fn folders_without_a_model_are_told_from_damaged_ones() {
     fs::rename(&folder, home.path().join(".model.old")).expect("renames");
     assert_eq!(Model::load(&folder).expect("it is there"), model);
 }
+
+/// Whoever loads while another thread saves gets one of the models.
+#[test]
+fn loads_during_saves_find_a_whole_model() {
+    let home = tempfile::tempdir().expect("a folder");
+    let folder = home.path().join("model");
+    let (mut model, _, _) = trained(small(), 32, 0);
+    model.save(&folder).expect("saves");
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let loader = scope.spawn(|| {
+            let mut loads = 0;
+            while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                let loaded = Model::load(&folder).expect("whole");
+                assert!(loaded.metrics.is_null() || loaded.metrics["round"].is_u64());
+                loads += 1;
+            }
+            loads
+        });
+        for round in 0..200 {
+            model.metrics = json!({"round": round});
+            model.save(&folder).expect("saves");
+        }
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert!(loader.join().expect("no panic") > 0);
+    });
+    assert_eq!(Model::load(&folder).expect("loads"), model);
+}
