@@ -472,3 +472,77 @@ fn loads_during_saves_find_a_whole_model() {
     });
     assert_eq!(Model::load(&folder).expect("loads"), model);
 }
+
+/// Whatever sizes a damaged file has, building the graph answers at once, with a graph or an error.
+#[test]
+fn no_sizes_of_an_architecture_panic() {
+    let sizes = [
+        0,
+        1,
+        2,
+        3,
+        4,
+        7,
+        16,
+        1000,
+        1 << 12,
+        1 << 20,
+        1 << 24,
+        1 << 40,
+        usize::MAX,
+    ];
+    let mut state = 1_u64;
+    let mut any = || {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize
+    };
+    let mut built = 0;
+    for round in 0..4000 {
+        // Mostly small, or hardly any would be valid.
+        let mut size = |most: usize| match any() % 8 {
+            0 => sizes[any() % sizes.len()],
+            _ => 1 + any() % most,
+        };
+        let image = [size(3), size(16), size(16)];
+        let outputs = size(5);
+        let architecture = match round % 4 {
+            0 => Architecture::Mlp {
+                features: (0..round % 5).map(|_| size(9)).collect(),
+                hidden: (0..round % 3).map(|_| size(9)).collect(),
+                activation: Activation::Relu,
+                dropout: [0.0, 0.5, 1.0, f32::NAN][size(4) % 4],
+                outputs,
+            },
+            1 => Architecture::Cnn {
+                image,
+                channels: [size(4), size(4), size(4)],
+                hidden: size(4),
+                dropout: 0.5,
+                outputs,
+            },
+            2 => Architecture::ResNet {
+                image,
+                bottleneck: round % 8 < 4,
+                depths: [size(3) % 3, 1, 1, size(2)],
+                width: size(4),
+                small_images: round % 3 == 0,
+                outputs,
+            },
+            _ => Architecture::Vit {
+                image,
+                patch: size(4),
+                dim: size(8),
+                layers: size(2),
+                heads: size(4),
+                hidden: size(8),
+                outputs,
+            },
+        };
+        let batch = size(3);
+        built += usize::from(architecture.inference_graph(batch).is_ok());
+        let _ = architecture.training_graph(batch, Loss::Regression);
+    }
+    assert!(built > 300, "{built}");
+}
