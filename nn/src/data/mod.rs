@@ -81,5 +81,5 @@ pub use split::{Parts, SplitOptions};
 pub use standardise::Standardiser;
 pub use table::{
     ColumnKind, FeatureColumn, Missing, RawTable, TableOptions, TableReadOptions, TableRows, TableSchema, TableTargets,
-    TaskChoice, TrainingTable, parse_table, read_table,
+    TaskChoice, TrainingTable, fit_table, parse_table, read_table,
 };
