@@ -221,6 +221,15 @@ pub enum DataError {
         reason: String,
     },
 
+    /// Images cannot be read.
+    #[error("{}: {message}", path.display())]
+    Images {
+        /// The file or folder.
+        path: PathBuf,
+        /// What is wrong with it.
+        message: String,
+    },
+
     /// A table does not have the columns of the training data.
     #[error(
         "{name}: the columns are not those of the training data; missing: {}; unknown: {}; there twice: {}",

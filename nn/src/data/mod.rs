@@ -14,6 +14,7 @@
 //! | a single IDX array | [`read_idx`], [`parse_idx`] |
 //! | a table of numbers as CSV | [`read_csv`], [`parse_csv`] |
 //! | a table of numbers and texts as CSV, for classification or regression | [`read_table`], [`parse_table`] |
+//! | folders of images in PNG, JPEG or BMP, one for each class | [`image_folder`] |
 //! | arrays of NumPy, `.npz` or `.npy` | [`npz_dataset`], [`npy_dataset`] |
 //! | a single NumPy array | [`read_npy`], [`parse_npy`], [`read_npz`] |
 //! | your own vectors | [`Dataset::new`], [`Dataset::regression`] |
@@ -55,6 +56,7 @@ mod dataset;
 mod digits;
 mod error;
 mod idx;
+mod images;
 mod mnist;
 mod npy;
 mod npz;
@@ -71,6 +73,7 @@ pub use dataset::{Dataset, one_hot};
 pub use digits::{DIGITS_SPLIT_SEED, DIGITS_TEST_FRACTION, digits, digits_split};
 pub use error::DataError;
 pub use idx::{IDX_MAX_BYTES, IdxArray, IdxData, IdxType, parse_idx, read_idx};
+pub use images::{ImageFolder, image_files, image_folder, read_images};
 pub use mnist::{idx_dataset, mnist};
 pub use npy::{NPY_MAX_BYTES, NpyArray, NpyType, parse_npy, read_npy, write_npy};
 pub use npz::{Arrays, npy_dataset, npz_dataset, npz_names, read_npz};
@@ -78,5 +81,5 @@ pub use split::{Parts, SplitOptions};
 pub use standardise::Standardiser;
 pub use table::{
     ColumnKind, FeatureColumn, Missing, RawTable, TableOptions, TableReadOptions, TableRows, TableSchema, TableTargets,
-    TaskChoice, TrainingTable, parse_table, read_table,
+    TaskChoice, TrainingTable, fit_table, parse_table, read_table,
 };

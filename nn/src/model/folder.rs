@@ -172,8 +172,10 @@ fn put(new: &Path, place: &Path, old: &Path, swap: Swap) -> io::Result<()> {
         match fs::rename(place, old) {
             Ok(()) => {}
             Err(e) => {
-                // Another program's, which is at the same.
-                remove(old);
+                // Where the folder is there, the old one is not needed. Where it is not, another program is at the same.
+                if e.kind() != io::ErrorKind::NotFound {
+                    remove(old);
+                }
                 last = Some(e);
                 continue;
             }
@@ -350,6 +352,24 @@ mod tests {
             (number_of(&folder), names(home.path())),
             (Some(3), vec!["model".to_owned()])
         );
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn what_killed_programs_left_is_removed_after_an_hour() {
+        let home = tempfile::tempdir().expect("a folder");
+        for (name, age) in [
+            (".model.new-1-0", 2 * STALE),
+            (".model.new-2-0", STALE / 2),
+            (".other.new-1-0", 2 * STALE),
+        ] {
+            let left = home.path().join(name);
+            write(&left, &files(1).0, &files(1).1).expect("writes");
+            let folder = File::open(&left).expect("opens");
+            folder.set_modified(SystemTime::now() - age).expect("its own folder");
+        }
+        replace(&home.path().join("model"), &files(2).0, &files(2).1).expect("saves");
+        assert_eq!(names(home.path()), [".model.new-2-0", ".other.new-1-0", "model"]);
     }
 
     #[cfg(unix)]

@@ -52,7 +52,7 @@ mod folder;
 mod predictor;
 mod task;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
@@ -62,7 +62,7 @@ pub use features::Features;
 pub use predictor::{Prediction, PredictionReport, Predictor, PredictorOptions};
 pub use task::{Preprocessing, Task};
 
-use crate::data::{TableReadOptions, TableRows, TableSchema};
+use crate::data::{TableReadOptions, TableRows, TableSchema, read_images};
 use crate::trainer::Trainer;
 use architecture::Leaf;
 use meganeura_core::Session;
@@ -239,6 +239,21 @@ impl Model {
     /// [`ModelError::Invalid`] for a model that takes no tables; [`ModelError::Data`] as for [`TableSchema::read`].
     pub fn read_table(&self, path: impl AsRef<Path>, options: TableReadOptions) -> Result<TableRows, ModelError> {
         Ok(self.schema()?.read(path, self.task.classes(), options)?)
+    }
+
+    /// Reads files of images as the model takes them, for [`Predictor::predict`]. For an evaluation there is
+    /// [`image_folder`](crate::data::image_folder).
+    ///
+    /// # Errors
+    /// [`ModelError::Invalid`] for a model that takes no images; [`ModelError::Data`] as for [`read_images`].
+    pub fn read_images(&self, files: &[PathBuf]) -> Result<Features, ModelError> {
+        let Preprocessing::Images { size, .. } = self.preprocessing else {
+            return Err(ModelError::Invalid {
+                field: "preprocessing",
+                message: "it takes no files of images".into(),
+            });
+        };
+        Features::new("images", read_images(files, size)?, size)
     }
 
     /// The columns that the model takes.

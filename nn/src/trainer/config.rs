@@ -91,7 +91,7 @@ pub struct TrainConfig {
     /// Name of the input for the features, `f32 [batch, ...]`.
     pub features: String,
     /// Name of the input for the labels, either `u32 [batch]` for class ids or `f32 [batch, classes]` for
-    /// one-hot rows.
+    /// one-hot rows. A model without this input, but with one named [`TARGET`](crate::models::TARGET), is for regression.
     pub labels: String,
 }
 

@@ -4,6 +4,7 @@
 mod common;
 mod decode;
 mod hostile;
+mod images;
 mod layers;
 mod model;
 mod models;

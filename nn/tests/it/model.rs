@@ -444,3 +444,105 @@ fn folders_without_a_model_are_told_from_damaged_ones() {
     fs::rename(&folder, home.path().join(".model.old")).expect("renames");
     assert_eq!(Model::load(&folder).expect("it is there"), model);
 }
+
+/// Whoever loads while another thread saves gets one of the models.
+#[test]
+fn loads_during_saves_find_a_whole_model() {
+    let home = tempfile::tempdir().expect("a folder");
+    let folder = home.path().join("model");
+    let (mut model, _, _) = trained(small(), 32, 0);
+    model.save(&folder).expect("saves");
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let loader = scope.spawn(|| {
+            let mut loads = 0;
+            while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                let loaded = Model::load(&folder).expect("whole");
+                assert!(loaded.metrics.is_null() || loaded.metrics["round"].is_u64());
+                loads += 1;
+            }
+            loads
+        });
+        for round in 0..200 {
+            model.metrics = json!({"round": round});
+            model.save(&folder).expect("saves");
+        }
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert!(loader.join().expect("no panic") > 0);
+    });
+    assert_eq!(Model::load(&folder).expect("loads"), model);
+}
+
+/// Whatever sizes a damaged file has, building the graph answers at once, with a graph or an error.
+#[test]
+fn no_sizes_of_an_architecture_panic() {
+    let sizes = [
+        0,
+        1,
+        2,
+        3,
+        4,
+        7,
+        16,
+        1000,
+        1 << 12,
+        1 << 20,
+        1 << 24,
+        1 << 40,
+        usize::MAX,
+    ];
+    let mut state = 1_u64;
+    let mut any = || {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize
+    };
+    let mut built = 0;
+    for round in 0..4000 {
+        // Mostly small, or hardly any would be valid.
+        let mut size = |most: usize| match any() % 8 {
+            0 => sizes[any() % sizes.len()],
+            _ => 1 + any() % most,
+        };
+        let image = [size(3), size(16), size(16)];
+        let outputs = size(5);
+        let architecture = match round % 4 {
+            0 => Architecture::Mlp {
+                features: (0..round % 5).map(|_| size(9)).collect(),
+                hidden: (0..round % 3).map(|_| size(9)).collect(),
+                activation: Activation::Relu,
+                dropout: [0.0, 0.5, 1.0, f32::NAN][size(4) % 4],
+                outputs,
+            },
+            1 => Architecture::Cnn {
+                image,
+                channels: [size(4), size(4), size(4)],
+                hidden: size(4),
+                dropout: 0.5,
+                outputs,
+            },
+            2 => Architecture::ResNet {
+                image,
+                bottleneck: round % 8 < 4,
+                depths: [size(3) % 3, 1, 1, size(2)],
+                width: size(4),
+                small_images: round % 3 == 0,
+                outputs,
+            },
+            _ => Architecture::Vit {
+                image,
+                patch: size(4),
+                dim: size(8),
+                layers: size(2),
+                heads: size(4),
+                hidden: size(8),
+                outputs,
+            },
+        };
+        let batch = size(3);
+        built += usize::from(architecture.inference_graph(batch).is_ok());
+        let _ = architecture.training_graph(batch, Loss::Regression);
+    }
+    assert!(built > 300, "{built}");
+}

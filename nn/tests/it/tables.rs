@@ -15,8 +15,8 @@ use meganeura_nn::model::{
 };
 use meganeura_nn::models::{MlpConfig, classifier, regressor, soft_classifier};
 use meganeura_nn::trainer::{
-    EarlyStopping, JsonLinesLog, Metric, OptimizerChoice, PartsReport, Schedule, Silent, TrainConfig, TrainError,
-    Trainer,
+    Checkpoints, EarlyStopping, JsonLinesLog, Metric, OptimizerChoice, PartsReport, Schedule, Silent, TrainConfig,
+    TrainError, Trainer,
 };
 
 /// Houses whose price is `50 rooms + 100 (in the north) + 0.5 area`, and whether they are large.
@@ -257,6 +257,54 @@ fn a_linear_regression_is_found_and_reported_in_original_units() {
     let few = scaled.subset(&[0, 1, 2]).expect("in range");
     let few = trainer.evaluate(&few).expect("evaluates");
     assert!(few.examples == 3 && few.regression.expect("regression").rmse < 5.0);
+}
+
+#[test]
+fn a_regression_goes_on_from_a_checkpoint() {
+    let home = tempfile::tempdir().expect("a folder");
+    let data = targets(96);
+    let config = |epochs, folder: Option<&str>| TrainConfig {
+        epochs,
+        schedule: Schedule::Constant,
+        checkpoints: folder.map(|name| Checkpoints {
+            folder: home.path().join(name),
+            every: 2,
+            resume: true,
+        }),
+        ..config()
+    };
+    let run = |config, data: &Dataset| {
+        let mut trainer = Trainer::new(|batch| linear(batch, Loss::Regression), config).expect("builds");
+        let report = trainer.fit(data, Some(data), &mut Silent)?;
+        Ok::<_, TrainError>((trainer.session_mut().read_parameter("fc1.weight"), report.evaluation))
+    };
+    let whole = run(config(4, None), &data).expect("trains");
+    run(config(2, Some("run")), &data).expect("trains");
+    assert_eq!(run(config(4, Some("run")), &data).expect("goes on"), whole);
+    // Other targets are another run.
+    let scaled = data
+        .clone()
+        .standardised_targets(&Standardiser::fit_targets(&data))
+        .expect("scales");
+    let error = run(config(5, Some("run")), &scaled)
+        .expect_err("other targets")
+        .to_string();
+    assert!(error.contains("labels of the training data"), "{error}");
+    // So are a setting that is new, and one that is gone.
+    let soft = |label_smoothing| {
+        let config = TrainConfig {
+            label_smoothing,
+            ..config(1, Some("soft"))
+        };
+        let data = Dataset::new("c", vec![0.0; 192], vec![3], vec![1; 64], 2).expect("valid");
+        let mut trainer = Trainer::new(|batch| linear(batch, Loss::SoftClasses), config).expect("builds");
+        trainer.fit(&data, None, &mut Silent).map(|_| ())
+    };
+    soft(0.1).expect("trains");
+    let error = soft(0.0).expect_err("no smoothing").to_string();
+    assert!(error.contains("label smoothing was 0.1, and is not set"), "{error}");
+    let error = soft(0.2).expect_err("more").to_string();
+    assert!(error.contains("label smoothing was 0.1, and is 0.2"), "{error}");
 }
 
 #[test]

@@ -468,7 +468,7 @@ fn shape_len(name: &str, shape: &[usize]) -> Result<usize, DataError> {
 
 /// An empty vector with room for `[rows, columns]`, without aborting the
 /// process when that is more memory than there is.
-fn reserve(name: &str, rows: usize, columns: usize) -> Result<Vec<f32>, DataError> {
+pub(super) fn reserve(name: &str, rows: usize, columns: usize) -> Result<Vec<f32>, DataError> {
     let mut out = Vec::new();
     match rows.checked_mul(columns).map(|size| out.try_reserve_exact(size)) {
         Some(Ok(())) => Ok(out),

@@ -95,13 +95,15 @@ pub struct TrainingTable {
 
 /// Reads the CSV file at `path` for training: columns of numbers and texts, one of them the target.
 ///
-/// A column is categorical if less than half of its cells are numbers, or if the options say so.
+/// A column is categorical if less than half of its cells are numbers, or if the options say so. Categories, and what
+/// missing cells are filled with, are those of the whole file. A file whose columns all hold words needs
+/// [`Header::Yes`] or [`Header::No`]: otherwise its first line is taken for the header.
 ///
 /// # Errors
 ///
 /// [`DataError::Io`], and those of [`parse_table`].
 pub fn read_table(path: impl AsRef<Path>, options: &TableOptions) -> Result<TrainingTable, DataError> {
-    fit(&RawTable::read(path, options.header, options.delimiter)?, options)
+    fit_table(&RawTable::read(path, options.header, options.delimiter)?, options)
 }
 
 /// [`read_table`] from any reader; `name` appears in errors.
@@ -133,13 +135,18 @@ pub fn read_table(path: impl AsRef<Path>, options: &TableOptions) -> Result<Trai
 /// # }
 /// ```
 pub fn parse_table(reader: impl Read, name: &str, options: &TableOptions) -> Result<TrainingTable, DataError> {
-    fit(
+    fit_table(
         &RawTable::parse(reader, name, options.header, options.delimiter)?,
         options,
     )
 }
 
-fn fit(raw: &RawTable, options: &TableOptions) -> Result<TrainingTable, DataError> {
+/// [`parse_table`] of a table in memory; header and delimiter are as it was read.
+///
+/// # Errors
+///
+/// As there, but for those of [`RawTable::parse`].
+pub fn fit_table(raw: &RawTable, options: &TableOptions) -> Result<TrainingTable, DataError> {
     let roles = Roles::of(raw, options)?;
     let (rows, dropped) = roles.rows(raw, options.missing)?;
     let target = roles.target;

@@ -7,7 +7,7 @@ mod schema;
 
 pub use apply::{TableReadOptions, TableRows, TableTargets};
 pub use cells::RawTable;
-pub use fit::{Missing, TableOptions, TaskChoice, TrainingTable, parse_table, read_table};
+pub use fit::{Missing, TableOptions, TaskChoice, TrainingTable, fit_table, parse_table, read_table};
 pub use schema::{ColumnKind, FeatureColumn, TableSchema};
 
 #[cfg(test)]

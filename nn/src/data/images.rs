@@ -1,0 +1,319 @@
+//! Images in files.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use image::imageops::FilterType;
+use image::{DynamicImage, ImageDecoder, ImageReader, Limits};
+
+use super::dataset::{Dataset, reserve};
+use super::error::DataError;
+
+/// Ends of the names of files that are read, in any case.
+const ENDS: [&str; 4] = ["png", "jpg", "jpeg", "bmp"];
+/// The largest width and height that are decoded.
+const MAX_SIDE: u32 = 1 << 15;
+/// The most memory that a decoder may take.
+const MAX_DECODED_BYTES: u64 = 1 << 30;
+
+/// Images of a folder, with a folder in it for each class.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ImageFolder {
+    /// The images, `[channels, height, width]` each, with values from 0 to 1.
+    pub data: Dataset,
+    /// Names of the classes by id: those of the folders, sorted unless they were given.
+    pub class_names: Vec<String>,
+    /// File of each image.
+    pub files: Vec<PathBuf>,
+    /// Entries of the class folders that were left out, as their names do not end like those of images.
+    pub skipped: usize,
+}
+
+/// Reads a folder of images in PNG, JPEG or BMP, one folder in it for each class, named like it. All become
+/// `size`, which is channels (1 for grey, 3 for red, green and blue), height and width, whatever shape they had.
+///
+/// Classes are the folders, sorted by name, or those that are given, such as the ones of the training data; then other
+/// folders are errors, and a class may have none. Folders whose names begin with `.` do not count.
+///
+/// # Errors
+///
+/// [`DataError::Images`], with the folder or file, for a size that is none, a folder without folders, with one class only or
+/// with another class than the given ones, a class without images, and a file that is no image or damaged;
+/// [`DataError::OutOfMemory`]; [`DataError::Io`].
+pub fn image_folder(
+    folder: impl AsRef<Path>,
+    size: [usize; 3],
+    classes: Option<&[String]>,
+) -> Result<ImageFolder, DataError> {
+    let folder = folder.as_ref();
+    let mut found = Vec::new();
+    for path in entries(folder)? {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if path.is_dir() && !name.starts_with('.') {
+            found.push((name, path));
+        }
+    }
+    let class_names: Vec<String> = match classes {
+        Some(classes) => classes.to_vec(),
+        None => found.iter().map(|(name, _)| name.clone()).collect(),
+    };
+    if found.is_empty() {
+        return Err(refuse(
+            folder,
+            "there are no folders in it; each class has a folder with its images",
+        ));
+    }
+    if let [only] = &class_names[..] {
+        return Err(refuse(
+            folder,
+            format!("'{only}' is the only class; there is nothing to tell apart"),
+        ));
+    }
+    let (mut files, mut labels, mut skipped) = (Vec::new(), Vec::new(), 0);
+    for (name, path) in &found {
+        let Some(label) = class_names.iter().position(|class| class == name) else {
+            let known = super::error::listed(&class_names);
+            return Err(refuse(
+                path,
+                format!("'{name}' is none of the known classes; there are {known}"),
+            ));
+        };
+        let all = entries(path)?;
+        let images: Vec<PathBuf> = all.iter().filter(|path| is_image(path)).cloned().collect();
+        if images.is_empty() {
+            return Err(refuse(
+                path,
+                "there are no images (PNG, JPEG, BMP) in it; add some, or remove the folder",
+            ));
+        }
+        skipped += all.len() - images.len();
+        labels.resize(labels.len() + images.len(), label as u32);
+        files.extend(images);
+    }
+    let values = read_images(&files, size)?;
+    let name = folder.display().to_string();
+    Ok(ImageFolder {
+        data: Dataset::new(name, values, size.to_vec(), labels, class_names.len())?,
+        class_names,
+        files,
+        skipped,
+    })
+}
+
+/// Files in a folder whose names end like those of images, sorted; folders in it are not looked into.
+///
+/// # Errors
+///
+/// [`DataError::Io`].
+pub fn image_files(folder: impl AsRef<Path>) -> Result<Vec<PathBuf>, DataError> {
+    let mut files = entries(folder.as_ref())?;
+    files.retain(|path| is_image(path));
+    Ok(files)
+}
+
+/// Reads images, `[files.len(), channels, height, width]`, with values from 0 to 1; `size` is channels, height and width,
+/// to which all are resized, whatever shape they had. The orientation that cameras note is heeded, transparency is not.
+///
+/// # Errors
+///
+/// [`DataError::Images`], with the file, for a size that is none, and a file that is no image or damaged;
+/// [`DataError::OutOfMemory`]; [`DataError::Io`].
+pub fn read_images(files: &[PathBuf], size: [usize; 3]) -> Result<Vec<f32>, DataError> {
+    let [channels, height, width] = size;
+    let side = |n: usize| u32::try_from(n).ok().filter(|n| (1..=MAX_SIDE).contains(n));
+    let (Some(height), Some(width), 1 | 3) = (side(height), side(width), channels) else {
+        let first = files.first().map(PathBuf::as_path).unwrap_or(Path::new("images"));
+        let message =
+            format!("images cannot become {size:?}: channels are 1 or 3, height and width from 1 to {MAX_SIDE}");
+        return Err(refuse(first, message));
+    };
+    let pixels = height as usize * width as usize;
+    let mut values = reserve("images", files.len(), channels.saturating_mul(pixels))?;
+    for path in files {
+        let image = decode(path)?.resize_exact(width, height, FilterType::Triangle);
+        let bytes = match channels {
+            1 => image.into_luma8().into_raw(),
+            _ => image.into_rgb8().into_raw(),
+        };
+        // From channels last to channels first.
+        for channel in 0..channels {
+            let of_channel = bytes.iter().skip(channel).step_by(channels);
+            values.extend(of_channel.map(|&byte| f32::from(byte) / 255.0));
+        }
+    }
+    Ok(values)
+}
+
+/// The image of a file, the right way up.
+fn decode(path: &Path) -> Result<DynamicImage, DataError> {
+    let unreadable = |source| DataError::Io {
+        name: path.display().to_string(),
+        source,
+    };
+    if !fs::metadata(path).map_err(unreadable)?.is_file() {
+        return Err(refuse(path, "it is not a regular file"));
+    }
+    let damaged = |error: image::ImageError| refuse(path, format!("it is no image that can be read: {error}"));
+    // By what is in it: names are wrong at times.
+    let reader = ImageReader::open(path).map_err(unreadable)?;
+    let mut reader = reader.with_guessed_format().map_err(unreadable)?;
+    let mut limits = Limits::default();
+    limits.max_image_width = Some(MAX_SIDE);
+    limits.max_image_height = Some(MAX_SIDE);
+    limits.max_alloc = Some(MAX_DECODED_BYTES);
+    reader.limits(limits);
+    let mut decoder = reader.into_decoder().map_err(damaged)?;
+    let orientation = decoder.orientation().map_err(damaged)?;
+    let mut image = DynamicImage::from_decoder(decoder).map_err(damaged)?;
+    image.apply_orientation(orientation);
+    Ok(image)
+}
+
+fn is_image(path: &Path) -> bool {
+    let end = path.extension().unwrap_or_default().to_string_lossy();
+    let hidden = path
+        .file_name()
+        .is_some_and(|name| name.to_string_lossy().starts_with('.'));
+    !hidden && ENDS.iter().any(|known| end.eq_ignore_ascii_case(known)) && !path.is_dir()
+}
+
+/// What is in a folder, sorted.
+fn entries(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
+    let unreadable = |source: io::Error| DataError::Io {
+        name: folder.display().to_string(),
+        source,
+    };
+    let mut paths = Vec::new();
+    for entry in fs::read_dir(folder).map_err(unreadable)? {
+        paths.push(entry.map_err(unreadable)?.path());
+    }
+    paths.sort();
+    Ok(paths)
+}
+
+fn refuse(path: &Path, message: impl Into<String>) -> DataError {
+    DataError::Images {
+        path: path.to_owned(),
+        message: message.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use image::{GrayImage, Luma, Rgb, RgbImage, Rgba, RgbaImage};
+
+    use super::*;
+
+    /// Two classes, each in another format.
+    fn folder() -> tempfile::TempDir {
+        let home = tempfile::tempdir().unwrap();
+        for (class, value) in [("dark", 0_u8), ("light", 255)] {
+            let folder = home.path().join(class);
+            fs::create_dir(&folder).unwrap();
+            RgbImage::from_pixel(20, 10, Rgb([value; 3]))
+                .save(folder.join("a.png"))
+                .unwrap();
+            RgbImage::from_pixel(7, 9, Rgb([value; 3]))
+                .save(folder.join("b.JPG"))
+                .unwrap();
+            GrayImage::from_pixel(4, 4, Luma([value]))
+                .save(folder.join("c.bmp"))
+                .unwrap();
+            fs::write(folder.join("notes.txt"), "not an image").unwrap();
+        }
+        fs::create_dir(home.path().join(".cache")).unwrap();
+        fs::write(home.path().join("readme.md"), "text").unwrap();
+        home
+    }
+
+    #[track_caller]
+    fn refused<T: std::fmt::Debug>(result: Result<T, DataError>, parts: &[&str]) {
+        let message = result.expect_err("refused").to_string();
+        for part in parts {
+            assert!(message.contains(part), "'{part}' in: {message}");
+        }
+    }
+
+    #[test]
+    fn folders_are_classes() {
+        let home = folder();
+        for channels in [1, 3] {
+            let images = image_folder(home.path(), [channels, 6, 5], None).unwrap();
+            assert_eq!((images.class_names.join(" "), images.skipped), ("dark light".into(), 2));
+            assert_eq!(images.data.labels(), [0, 0, 0, 1, 1, 1]);
+            assert_eq!(images.data.feature_shape(), [channels, 6, 5]);
+            let (dark, light) = images.data.features().split_at(3 * channels * 30);
+            assert!(dark.iter().all(|v| *v < 0.02) && light.iter().all(|v| *v > 0.98));
+            assert!(images.files[4].ends_with("light/b.JPG"));
+        }
+        // Known classes keep their ids, and one may have no folder.
+        let known = ["light".to_owned(), "grey".into(), "dark".into()];
+        let images = image_folder(home.path(), [1, 2, 2], Some(&known)).unwrap();
+        assert_eq!(
+            (images.data.labels(), images.data.classes()),
+            (&[2, 2, 2, 0, 0, 0][..], 3)
+        );
+        assert_eq!(image_files(home.path().join("dark")).unwrap().len(), 3);
+    }
+
+    #[test]
+    fn channels_come_first() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("x.png");
+        let image = RgbaImage::from_fn(2, 1, |x, _| Rgba([if x == 0 { 255 } else { 0 }, 51, 102, 10]));
+        image.save(&path).unwrap();
+        let values = read_images(&[path], [3, 1, 2]).unwrap();
+        assert_eq!(values, [1.0, 0.0, 0.2, 0.2, 0.4, 0.4]);
+    }
+
+    #[test]
+    fn folders_and_files_that_cannot_be_used_are_named() {
+        let home = folder();
+        let read = |classes: Option<&[String]>| image_folder(home.path(), [1, 4, 4], classes);
+        refused(
+            read(Some(&["light".into(), "grey".into()])),
+            &["dark", "'light', 'grey'"],
+        );
+        for size in [[2, 4, 4], [1, 0, 4], [3, 4, usize::MAX], [1, 1 << 20, 1 << 20]] {
+            refused(image_folder(home.path(), size, None), &["channels are 1 or 3"]);
+        }
+        refused(
+            image_folder(home.path().join("dark"), [1, 4, 4], None),
+            &["no folders in it"],
+        );
+        let missing = image_folder(home.path().join("nothing"), [1, 4, 4], None);
+        assert!(matches!(missing, Err(DataError::Io { .. })));
+        let empty = home.path().join("empty");
+        fs::create_dir(&empty).unwrap();
+        refused(read(None), &["empty", "no images"]);
+        fs::write(empty.join("x.png"), "text").unwrap();
+        refused(read(None), &["x.png", "no image that can be read"]);
+        fs::remove_dir_all(&empty).unwrap();
+        fs::remove_dir_all(home.path().join("dark")).unwrap();
+        refused(read(None), &["'light' is the only class"]);
+        let gone = read_images(&[home.path().join("gone.png")], [1, 4, 4]);
+        assert!(matches!(gone, Err(DataError::Io { .. })));
+        refused(read_images(&[home.path().to_owned()], [1, 4, 4]), &["regular file"]);
+    }
+
+    /// Whatever is cut off or flipped, there is an answer and no panic.
+    #[test]
+    fn no_damage_panics() {
+        let home = folder();
+        let path = home.path().join("damaged");
+        for file in image_files(home.path().join("light")).unwrap() {
+            let bytes = fs::read(file).unwrap();
+            for end in 0..bytes.len().min(200) {
+                fs::write(&path, &bytes[..end]).unwrap();
+                let _ = read_images(std::slice::from_ref(&path), [1, 2, 2]);
+            }
+            for bit in 0..8 * bytes.len().min(150) {
+                let mut damaged = bytes.clone();
+                damaged[bit / 8] ^= 1 << (bit % 8);
+                fs::write(&path, &damaged).unwrap();
+                let _ = read_images(std::slice::from_ref(&path), [1, 2, 2]);
+            }
+        }
+    }
+}
