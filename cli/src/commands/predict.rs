@@ -1,13 +1,16 @@
 //! `meganeura predict` and `meganeura evaluate`: a model that `train --out` saved, on new examples.
 
 use std::error::Error;
+use std::fmt;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use meganeura::files::write_atomically;
 use meganeura::nn::data::{self, Dataset, TableReadOptions};
-use meganeura::nn::model::{Features, Model, Prediction, PredictionReport, Predictor, PredictorOptions, Task};
+use meganeura::nn::model::{
+    Features, Model, Prediction, PredictionReport, Predictor, PredictorOptions, Preprocessing, Task,
+};
 use serde_json::{Value, json};
 
 use super::Outcome;
@@ -21,11 +24,13 @@ const PREDICT_EXAMPLES: &str = "\
 Examples:
   meganeura train --csv flowers.csv --label species --out flowers
   meganeura predict --model flowers --csv new.csv
-  meganeura predict --model flowers --csv new.csv --top 3 --output classes.csv";
+  meganeura predict --model flowers --csv new.csv --top 3 --output classes.csv
+  meganeura predict --model photos-model --image cat.jpg dog.png --top 2";
 
 const EVALUATE_EXAMPLES: &str = "\
 Examples:
   meganeura evaluate --model flowers --csv labelled.csv
+  meganeura evaluate --model photos-model --images more-photos
   meganeura evaluate --model digits --npz test.npz --json";
 
 /// The model and its examples.
@@ -74,6 +79,14 @@ struct Source {
     /// File of NumPy (.npz) with features [examples, ...].
     #[arg(long, value_name = "FILE")]
     npz: Option<PathBuf>,
+
+    /// Files of images (PNG, JPEG, BMP).
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    image: Vec<PathBuf>,
+
+    /// Folder of images; for `evaluate` with a folder in it for each class.
+    #[arg(long, value_name = "DIR")]
+    images: Option<PathBuf>,
 }
 
 /// Options of `predict`.
@@ -87,7 +100,7 @@ pub(crate) struct PredictArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     top: u32,
 
-    /// Write a CSV file instead of printing: line of the input, label and probability (and so on for --top), or the predicted
+    /// Write a CSV file instead of printing: line or file of the input, label and probability (and so on for --top), or the predicted
     /// numbers.
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -113,11 +126,26 @@ pub(crate) struct EvaluateArgs {
     json: bool,
 }
 
+/// What an example is called.
+enum Name {
+    Row(usize),
+    File(String),
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Name::Row(number) => number.fmt(f),
+            Name::File(path) => f.write_str(&printable(path)),
+        }
+    }
+}
+
 /// Examples as they are in a file.
 struct Examples {
     features: Features,
-    /// Number of each example for people: its line in a table, its place in an array, both from 1.
-    numbers: Vec<usize>,
+    /// What each example is called: its line in a table or its place in an array, both from 1, or its file.
+    names: Vec<Name>,
     /// With labels or true numbers, where the file has them.
     labelled: Option<Dataset>,
 }
@@ -125,16 +153,16 @@ struct Examples {
 pub(crate) fn predict(args: &PredictArgs) -> Outcome {
     let (mut predictor, examples) = open(&args.shared, None)?;
     let predictions = predictor.predict(&examples.features)?;
-    let rows = || examples.numbers.iter().copied().zip(&predictions);
+    let rows = || examples.names.iter().zip(&predictions);
     let (task, top) = (predictor.task(), args.top as usize);
     if let Some(path) = &args.output {
         write_atomically(path, |file| write_csv(file, rows(), task, top))?;
         notice(format_args!("{} predictions in {}", predictions.len(), path.display()))?;
         return Ok(ExitCode::SUCCESS);
     }
-    for (number, prediction) in rows() {
+    for (name, prediction) in rows() {
         if args.json {
-            line(object(number, prediction, task))?;
+            line(object(name, prediction, task))?;
             continue;
         }
         let text: Vec<String> = match (task, prediction) {
@@ -143,7 +171,7 @@ pub(crate) fn predict(args: &PredictArgs) -> Outcome {
                 .collect(),
             _ => prediction.values().iter().map(|v| format!("{v:.6}")).collect(),
         };
-        line(format_args!("{number}: {}", text.join(", ")))?;
+        line(format_args!("{name}: {}", text.join(", ")))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -151,15 +179,17 @@ pub(crate) fn predict(args: &PredictArgs) -> Outcome {
 pub(crate) fn evaluate(args: &EvaluateArgs) -> Outcome {
     let (mut predictor, examples) = open(&args.shared, Some(&args.y))?;
     let Some(labelled) = &examples.labelled else {
+        let file = printable(examples.features.name());
         let name = match predictor.task() {
             Task::Classification { target, .. } => target.clone(),
             Task::Regression { targets, .. } => targets.join(", "),
             _ => String::new(),
         };
-        let file = printable(examples.features.name());
-        return Err(
-            format!("{file}: there is no column '{name}' to compare with; `meganeura predict` needs none").into(),
-        );
+        return Err(match args.shared.source.csv {
+            Some(_) => format!("{file}: there is no column '{name}' to compare with; `meganeura predict` needs none"),
+            None => "single images have no labels; give --images DIR with a folder for each class".to_owned(),
+        }
+        .into());
     };
     let report = predictor.evaluate(labelled)?;
     if args.json {
@@ -188,10 +218,11 @@ pub(crate) fn evaluate(args: &EvaluateArgs) -> Outcome {
 fn open(args: &Shared, y: Option<&str>) -> Result<(Predictor, Examples)> {
     let model = Model::load(&args.model)?;
     // Files before devices: their errors come sooner.
-    let examples = match (&args.source.csv, &args.source.npz) {
-        (Some(path), _) => csv(path, args, &model, y.is_some())?,
-        (None, Some(path)) => npz(path, args, y, &model)?,
-        (None, None) => return Err("name a file of examples by --csv or --npz".into()),
+    let examples = match &args.source {
+        Source { csv: Some(path), .. } => csv(path, args, &model, y.is_some())?,
+        Source { npz: Some(path), .. } => npz(path, args, y, &model)?,
+        Source { images: Some(path), .. } => image_folder(path, y.is_some(), &model)?,
+        Source { image, .. } => images(image.clone(), &model)?,
     };
     let predictor = model.predictor(&PredictorOptions {
         device: args.device.clone(),
@@ -221,7 +252,7 @@ fn csv(path: &Path, args: &Shared, model: &Model, labels: bool) -> Result<Exampl
     }
     Ok(Examples {
         labelled: rows.dataset(model.task().classes().len())?,
-        numbers: rows.lines.clone(),
+        names: rows.lines.iter().copied().map(Name::Row).collect(),
         features: Features::from(&rows),
     })
 }
@@ -240,8 +271,40 @@ fn npz(path: &Path, args: &Shared, y: Option<&str>, model: &Model) -> Result<Exa
     };
     Ok(Examples {
         features: Features::new(x.name(), x.to_f32(), shape)?,
-        numbers: (1..=count).collect(),
+        names: (1..=count).map(Name::Row).collect(),
         labelled,
+    })
+}
+
+fn images(files: Vec<PathBuf>, model: &Model) -> Result<Examples> {
+    Ok(Examples {
+        features: model.read_images(&files)?,
+        names: files.iter().map(|f| Name::File(f.display().to_string())).collect(),
+        labelled: None,
+    })
+}
+
+/// A folder of images, or, with labels, of folders of images.
+fn image_folder(path: &Path, labels: bool, model: &Model) -> Result<Examples> {
+    if !labels {
+        let files = data::image_files(path)?;
+        if files.is_empty() {
+            return Err(format!("{}: there are no images (PNG, JPEG, BMP) in it", path.display()).into());
+        }
+        return images(files, model);
+    }
+    let Preprocessing::Images { size, .. } = *model.preprocessing() else {
+        return Err("the model was not trained on files of images; give its examples by --csv or --npz".into());
+    };
+    let folder = data::image_folder(path, size, Some(model.task().classes()))?;
+    Ok(Examples {
+        features: Features::from(&folder.data),
+        names: folder
+            .files
+            .iter()
+            .map(|f| Name::File(f.display().to_string()))
+            .collect(),
+        labelled: Some(folder.data),
     })
 }
 
@@ -257,28 +320,27 @@ fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-fn object(number: usize, prediction: &Prediction, task: &Task) -> Value {
+fn object(name: &Name, prediction: &Prediction, task: &Task) -> Value {
+    let mut object = match name {
+        Name::Row(number) => json!({"row": number}),
+        Name::File(path) => json!({"file": path}),
+    };
     match (task, prediction) {
         (Task::Classification { classes, .. }, Prediction::Class { class, probabilities }) => {
-            let all: serde_json::Map<String, Value> = classes
-                .iter()
-                .zip(probabilities)
-                .map(|(class, p)| (class.clone(), json!(p)))
-                .collect();
-            json!({
-                "row": number,
-                "label": classes[*class],
-                "probability": probabilities[*class],
-                "probabilities": all,
-            })
+            let all = classes.iter().zip(probabilities);
+            let all: serde_json::Map<String, Value> = all.map(|(class, p)| (class.clone(), json!(p))).collect();
+            object["label"] = json!(classes[*class]);
+            object["probability"] = json!(probabilities[*class]);
+            object["probabilities"] = all.into();
         }
         (Task::Regression { targets, .. }, prediction) => {
             let values = targets.iter().zip(prediction.values());
             let values: serde_json::Map<String, Value> = values.map(|(name, v)| (name.clone(), json!(v))).collect();
-            json!({"row": number, "values": values})
+            object["values"] = values.into();
         }
-        _ => json!({"row": number}),
+        _ => {}
     }
+    object
 }
 
 fn report_object(report: &PredictionReport) -> Value {
@@ -322,7 +384,7 @@ fn report_object(report: &PredictionReport) -> Value {
 
 fn write_csv<'p>(
     file: &mut dyn Write,
-    rows: impl Iterator<Item = (usize, &'p Prediction)>,
+    rows: impl Iterator<Item = (&'p Name, &'p Prediction)>,
     task: &Task,
     top: usize,
 ) -> io::Result<()> {
@@ -336,15 +398,24 @@ fn write_csv<'p>(
         Task::Regression { targets, .. } => targets.iter().map(|name| quoted(name)).collect(),
         _ => Vec::new(),
     };
-    writeln!(file, "row,{}", header.join(","))?;
-    for (number, prediction) in rows {
+    let mut rows = rows.peekable();
+    let first = match rows.peek() {
+        Some((Name::File(_), _)) => "file",
+        _ => "row",
+    };
+    writeln!(file, "{first},{}", header.join(","))?;
+    for (name, prediction) in rows {
         let fields: Vec<String> = match (task, prediction) {
             (Task::Classification { classes, .. }, Prediction::Class { probabilities, .. }) => best(probabilities, top)
                 .map(|(class, p)| format!("{},{p}", quoted(&classes[class])))
                 .collect(),
             _ => prediction.values().iter().map(f64::to_string).collect(),
         };
-        writeln!(file, "{number},{}", fields.join(","))?;
+        let name = match name {
+            Name::Row(number) => number.to_string(),
+            Name::File(path) => quoted(path),
+        };
+        writeln!(file, "{name},{}", fields.join(","))?;
     }
     Ok(())
 }

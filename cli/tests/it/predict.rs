@@ -315,3 +315,111 @@ fn early_stopping_looks_at_examples_of_its_own() {
         "{out}"
     );
 }
+
+/// A BMP image of 10x12 pixels in one colour, a bit different at each place.
+fn bmp(path: &Path, [red, green, blue]: [u8; 3], seed: usize) {
+    const WIDTH: usize = 10;
+    const HEIGHT: usize = 12;
+    // Rows are padded to four bytes.
+    let row = (3 * WIDTH).next_multiple_of(4);
+    let mut bytes = b"BM".to_vec();
+    let word = |n: usize| (n as u32).to_le_bytes();
+    for field in [
+        54 + row * HEIGHT,
+        0,
+        54,
+        40,
+        WIDTH,
+        HEIGHT,
+        1 | 24 << 16,
+        0,
+        row * HEIGHT,
+        0,
+        0,
+        0,
+        0,
+    ] {
+        bytes.extend(word(field));
+    }
+    for y in 0..HEIGHT {
+        let start = bytes.len();
+        for x in 0..WIDTH {
+            let noise = ((x * 31 + y * 17 + seed * 13) % 40) as u8;
+            bytes.extend([blue, green, red].map(|c| c.saturating_add(noise)));
+        }
+        bytes.resize(start + row, 0);
+    }
+    fs::write(path, bytes).expect("writable");
+}
+
+#[test]
+fn photos_in_folders_are_learned_and_files_are_named() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path();
+    for (class, colour) in [("sky", [20, 60, 200]), ("rose", [200, 30, 40])] {
+        fs::create_dir_all(path.join("photos").join(class)).expect("makes");
+        for i in 0..30 {
+            bmp(&path.join(format!("photos/{class}/{i}.bmp")), colour, i);
+        }
+    }
+    let train = "train --images photos --image-size 8 --model cnn --epochs 10 --batch 8 --out p --device cpu";
+    let (ok, out, err) = run_in(path, &train.split(' ').collect::<Vec<_>>());
+    assert!(ok && out.contains("2 classes: rose, sky"), "{out}{err}");
+    bmp(&path.join("new.bmp"), [190, 20, 50], 99);
+    let args = [
+        "predict",
+        "--model",
+        "p",
+        "--image",
+        "new.bmp",
+        "photos/sky/1.bmp",
+        "--device",
+        "cpu",
+    ];
+    let (ok, out, err) = run_in(path, &args);
+    assert!(
+        ok && out.starts_with("new.bmp: rose ") && out.contains("photos/sky/1.bmp: sky "),
+        "{out}{err}"
+    );
+    let (ok, out, _) = run_in(
+        path,
+        &[
+            "predict",
+            "--model",
+            "p",
+            "--images",
+            "photos/sky",
+            "--json",
+            "--device",
+            "cpu",
+        ],
+    );
+    assert!(
+        ok && out.lines().count() == 30 && out.contains("\"file\":\"photos/sky/0.bmp\""),
+        "{out}"
+    );
+    let (ok, out, err) = run_in(
+        path,
+        &["evaluate", "--model", "p", "--images", "photos", "--device", "cpu"],
+    );
+    assert!(ok && out.contains("(60 of 60)"), "{out}{err}");
+    // What is no image, and what has no labels.
+    fs::write(path.join("text.png"), "not a picture").expect("writable");
+    let (ok, _, err) = run_in(
+        path,
+        &["predict", "--model", "p", "--image", "text.png", "--device", "cpu"],
+    );
+    assert!(!ok && err.contains("text.png"), "{err}");
+    let (ok, _, err) = run_in(
+        path,
+        &["evaluate", "--model", "p", "--image", "new.bmp", "--device", "cpu"],
+    );
+    assert!(!ok && err.contains("--images DIR"), "{err}");
+    let (ok, _, err) = run_in(path, &["train", "--images", "photos/sky", "--device", "cpu"]);
+    assert!(!ok && err.contains("photos/sky"), "{err}");
+    let (ok, _, err) = run_in(
+        path,
+        &["train", "--images", "photos", "--image-size", "0x4", "--device", "cpu"],
+    );
+    assert!(!ok && err.contains("HEIGHTxWIDTH"), "{err}");
+}

@@ -14,9 +14,9 @@ use super::Model;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Where the examples come from; one of the first three is given.
+/// Where the examples come from; one of them is given.
 #[derive(Debug, clap::Args)]
-#[group(id = "source", required = true, multiple = false, args = ["data_set", "csv", "npz"])]
+#[group(id = "source", required = true, multiple = false, args = ["data_set", "csv", "npz", "images"])]
 pub(super) struct Source {
     /// Data set: digits ships with the program; mnist is read from a folder.
     pub(super) data_set: Option<DataSet>,
@@ -28,6 +28,10 @@ pub(super) struct Source {
     /// Train on a .npz file of NumPy with features [examples, ...] and class labels [examples], or numbers to predict.
     #[arg(long, value_name = "FILE", help_heading = "Your own data")]
     pub(super) npz: Option<PathBuf>,
+
+    /// Train on a folder of images (PNG, JPEG, BMP), with a folder in it for each class.
+    #[arg(long, value_name = "DIR", help_heading = "Your own data")]
+    pub(super) images: Option<PathBuf>,
 }
 
 /// Options for files of the user. Those for one kind of file conflict with the other kinds: clap does not look
@@ -36,53 +40,65 @@ pub(super) struct Source {
 #[command(next_help_heading = "Your own data")]
 pub(super) struct FileOptions {
     /// Column of the CSV file to predict, by its name or its number from 1 [default: the last one]
-    #[arg(long, visible_alias = "label", value_name = "COLUMN", conflicts_with_all = ["data_set", "npz"])]
+    #[arg(long, visible_alias = "label", value_name = "COLUMN", conflicts_with_all = ["data_set", "npz", "images"])]
     target: Option<String>,
 
     /// What the target is; guess: classes if it has words or few different whole numbers, else numbers.
-    #[arg(long, value_enum, default_value_t = TaskOption::Guess, conflicts_with = "data_set")]
+    #[arg(long, value_enum, default_value_t = TaskOption::Guess, conflicts_with_all = ["data_set", "images"])]
     task: TaskOption,
 
     /// Columns of the CSV file to leave out, such as a row number: names or numbers, separated by commas.
-    #[arg(long, value_name = "COLUMNS", conflicts_with_all = ["data_set", "npz"], value_delimiter = ',')]
+    #[arg(long, value_name = "COLUMNS", conflicts_with_all = ["data_set", "npz", "images"], value_delimiter = ',')]
     ignore: Vec<String>,
 
     /// Columns of numbers in the CSV file that are categories, such as postal codes; columns of words are anyway.
-    #[arg(long, value_name = "COLUMNS", conflicts_with_all = ["data_set", "npz"], value_delimiter = ',')]
+    #[arg(long, value_name = "COLUMNS", conflicts_with_all = ["data_set", "npz", "images"], value_delimiter = ',')]
     categorical: Vec<String>,
 
     /// What becomes of missing cells (empty, NA, NaN, ?): an error, the mean of the column (of words the most frequent one), or
     /// rows with any are dropped.
-    #[arg(long, value_enum, default_value_t = MissingOption::Refuse, conflicts_with_all = ["data_set", "npz"])]
+    #[arg(long, value_enum, default_value_t = MissingOption::Refuse, conflicts_with_all = ["data_set", "npz", "images"])]
     missing: MissingOption,
 
     /// Whether the first line of the CSV file names the columns; auto: if none of its fields is a number.
-    #[arg(long, value_enum, default_value_t = HeaderChoice::Auto, conflicts_with_all = ["data_set", "npz"])]
+    #[arg(long, value_enum, default_value_t = HeaderChoice::Auto, conflicts_with_all = ["data_set", "npz", "images"])]
     header: HeaderChoice,
 
     /// Character between the fields of the CSV file; `tab` for tabs.
-    #[arg(long, value_name = "CHAR", default_value = ",", value_parser = delimiter, conflicts_with_all = ["data_set", "npz"])]
+    #[arg(long, value_name = "CHAR", default_value = ",", value_parser = delimiter, conflicts_with_all = ["data_set", "npz", "images"])]
     delimiter: u8,
 
     /// CSV file of test examples, instead of a fraction of the first file.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["data_set", "npz", "test_fraction"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["data_set", "npz", "images", "test_fraction"])]
     test_csv: Option<PathBuf>,
 
     /// Array of the .npz file that holds the features.
-    #[arg(long, value_name = "NAME", default_value = "x", conflicts_with_all = ["data_set", "csv"])]
+    #[arg(long, value_name = "NAME", default_value = "x", conflicts_with_all = ["data_set", "csv", "images"])]
     x: String,
 
     /// Array of the .npz file that holds the labels, or the numbers to predict.
-    #[arg(long, value_name = "NAME", default_value = "y", conflicts_with_all = ["data_set", "csv"])]
+    #[arg(long, value_name = "NAME", default_value = "y", conflicts_with_all = ["data_set", "csv", "images"])]
     y: String,
 
     /// Array of the features of test examples, instead of a fraction of the others.
-    #[arg(long, value_name = "NAME", requires = "test_y", conflicts_with_all = ["data_set", "csv", "test_fraction"])]
+    #[arg(long, value_name = "NAME", requires = "test_y", conflicts_with_all = ["data_set", "csv", "images", "test_fraction"])]
     test_x: Option<String>,
 
     /// Array of the labels of test examples.
-    #[arg(long, value_name = "NAME", requires = "test_x", conflicts_with_all = ["data_set", "csv"])]
+    #[arg(long, value_name = "NAME", requires = "test_x", conflicts_with_all = ["data_set", "csv", "images"])]
     test_y: Option<String>,
+
+    /// Height and width that images are resized to: one number, or HEIGHTxWIDTH.
+    #[arg(long, value_name = "SIZE", default_value = "32", value_parser = image_size, conflicts_with_all = ["data_set", "csv", "npz"])]
+    image_size: [usize; 2],
+
+    /// Turn images grey: one channel instead of three.
+    #[arg(long, conflicts_with_all = ["data_set", "csv", "npz"])]
+    grey: bool,
+
+    /// Folder of test images, like --images, instead of a fraction of them.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["data_set", "csv", "npz", "test_fraction"])]
+    test_images: Option<PathBuf>,
 
     /// Fraction of the examples that is held out for testing, between 0 and 1 [default: 0.2]
     #[arg(long, value_name = "FRACTION", conflicts_with = "data_set")]
@@ -171,6 +187,16 @@ fn delimiter(text: &str) -> std::result::Result<u8, String> {
     }
 }
 
+fn image_size(text: &str) -> std::result::Result<[usize; 2], String> {
+    let number = |part: &str| part.trim().parse::<usize>().ok().filter(|&n| n > 0);
+    let size = match text.split_once(['x', 'X']) {
+        Some((height, width)) => number(height).zip(number(width)),
+        None => number(text).zip(number(text)),
+    };
+    size.map(<[usize; 2]>::from)
+        .ok_or_else(|| "give a number such as 32, or HEIGHTxWIDTH such as 48x64".to_owned())
+}
+
 /// The examples, and what to call them.
 pub(super) struct Loaded {
     pub(super) name: String,
@@ -192,6 +218,8 @@ struct Raw {
     classes: Vec<String>,
     target: String,
     schema: Option<TableSchema>,
+    /// What files of images become.
+    image: Option<[usize; 3]>,
     notes: Vec<String>,
 }
 
@@ -209,6 +237,7 @@ pub(super) fn load(
     let (raw, ships) = match source {
         Source { csv: Some(path), .. } => (csv(path, files, validation)?, false),
         Source { npz: Some(path), .. } => (npz(path, files, validation)?, false),
+        Source { images: Some(path), .. } => (images(path, files, validation)?, false),
         Source { data_set, .. } => {
             let data_set = data_set.unwrap_or(DataSet::Digits);
             (shipped(data_set, mnist, validation, files.split_seed)?, true)
@@ -236,6 +265,7 @@ pub(super) fn load(
             classes: raw.classes,
         }
     };
+    let keep_shape = keep_shape || raw.image.is_some();
     let shape = |data: Dataset| shaped(data, model, keep_shape);
     Ok(Loaded {
         name: raw.name,
@@ -245,9 +275,10 @@ pub(super) fn load(
             test: parts.test.map(shape).transpose()?,
         },
         task,
-        preprocessing: match raw.schema {
-            Some(schema) => Preprocessing::Table { schema, scale },
-            None => Preprocessing::Array { scale },
+        preprocessing: match (raw.schema, raw.image) {
+            (Some(schema), _) => Preprocessing::Table { schema, scale },
+            (None, Some(size)) => Preprocessing::Images { size, scale },
+            (None, None) => Preprocessing::Array { scale },
         },
         notes: raw.notes,
         ships,
@@ -265,6 +296,7 @@ fn shipped(data_set: DataSet, mnist: &Path, validation: f64, seed: u64) -> Resul
         parts: with_test(train, test, validation, seed)?,
         target: "digit".into(),
         schema: None,
+        image: None,
         notes: Vec::new(),
     })
 }
@@ -345,6 +377,7 @@ fn csv(path: &Path, files: &FileOptions, validation: f64) -> Result<Raw> {
         classes: table.class_names,
         target: table.schema.target.clone(),
         schema: Some(table.schema),
+        image: None,
         notes,
     })
 }
@@ -386,6 +419,33 @@ fn npz(path: &Path, files: &FileOptions, validation: f64) -> Result<Raw> {
         classes,
         target: files.y.clone(),
         schema: None,
+        image: None,
+        notes,
+    })
+}
+
+fn images(path: &Path, files: &FileOptions, validation: f64) -> Result<Raw> {
+    let [height, width] = files.image_size;
+    let size = [if files.grey { 1 } else { 3 }, height, width];
+    let folder = data::image_folder(path, size, None)?;
+    let mut notes = Vec::new();
+    if folder.skipped > 0 {
+        notes.push(format!("{} files that are no images were left out", folder.skipped));
+    }
+    let parts = match &files.test_images {
+        None => split(&folder.data, files, validation)?,
+        Some(test) => {
+            let test = data::image_folder(test, size, Some(&folder.class_names))?;
+            with_test(folder.data, test.data, validation, files.split_seed)?
+        }
+    };
+    Ok(Raw {
+        name: path.display().to_string(),
+        parts,
+        classes: folder.class_names,
+        target: "class".into(),
+        schema: None,
+        image: Some(size),
         notes,
     })
 }
@@ -440,6 +500,7 @@ fn shaped(data: Dataset, model: Model, keep_shape: bool) -> Result<Dataset> {
             model.name()
         )
         .into()),
+        // A folder's model is told images, not vectors.
         (Model::Mlp, _) if keep_shape => Ok(data),
         (Model::Mlp, _) => {
             let len = data.feature_len();

@@ -28,6 +28,7 @@ Examples:
   meganeura train digits --model cnn
   meganeura train --csv flowers.csv --label species --patience 20 --out flowers
   meganeura train --csv houses.csv --target price --missing mean --out houses
+  meganeura train --images photos --image-size 64 --model resnet18 --augment flip --out photos-model
   meganeura train --npz images.npz --model cnn --augment flip,shift=2 --log run.jsonl
   meganeura train digits --epochs 100 --checkpoint run --every 200 --resume
   meganeura train text --data data/alice/alice.txt --model tiny --out alice";
