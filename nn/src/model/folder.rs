@@ -455,6 +455,7 @@ mod tests {
             // Until it is at work, so that the kill comes into a save and not into the start.
             let start = SystemTime::now();
             while fs::read(folder.join(JSON)).ok() == before && start.elapsed().is_ok_and(|e| e.as_secs() < 5) {
+                assert!(child.try_wait().expect("a child").is_none(), "a save failed");
                 thread::sleep(Duration::from_micros(200));
             }
             thread::sleep(Duration::from_micros(round * 7919 % 3000));
