@@ -84,10 +84,35 @@ impl Dataset {
     /// [`DataError::Split`] for shares that are negative, or 1 or more together, or a part that would be empty;
     /// [`DataError::OutOfMemory`].
     pub fn split_parts(&self, options: SplitOptions) -> Result<Parts, DataError> {
-        let len = self.len();
+        let rows = SplitRows::of(self.name(), self.len(), self.labels(), options)?;
+        let part = |rows: &[usize], suffix: &str| match rows {
+            [] => Ok(None),
+            rows => {
+                let part = self.subset(rows)?;
+                Ok::<_, DataError>(Some(part.with_name(format!("{} ({suffix})", self.name()))))
+            }
+        };
+        Ok(Parts {
+            train: self.subset(&rows.train)?.with_name(format!("{} (train)", self.name())),
+            validation: part(&rows.validation, "validation")?,
+            test: part(&rows.test, "test")?,
+        })
+    }
+}
+
+/// Rows of the parts, in shuffled order.
+pub(super) struct SplitRows {
+    pub(super) train: Vec<usize>,
+    pub(super) validation: Vec<usize>,
+    pub(super) test: Vec<usize>,
+}
+
+impl SplitRows {
+    /// Of `len` examples with these labels, if they have any.
+    pub(super) fn of(name: &str, len: usize, labels: &[u32], options: SplitOptions) -> Result<Self, DataError> {
         let shares = [options.test, options.validation];
         let refuse = |fraction: f64| DataError::Split {
-            name: self.name().into(),
+            name: name.into(),
             fraction,
             len,
         };
@@ -98,7 +123,7 @@ impl Dataset {
             return Err(refuse(shares[0] + shares[1]));
         }
         let group = |row: usize| match options.stratify {
-            true => self.labels().get(row).copied().unwrap_or(0),
+            true => labels.get(row).copied().unwrap_or(0),
             false => 0,
         };
         let mut left: BTreeMap<u32, usize> = BTreeMap::new();
@@ -131,17 +156,12 @@ impl Dataset {
         if train.is_empty() {
             return Err(refuse(shares[0] + shares[1]));
         }
-        let part = |rows: Vec<usize>, share: f64, suffix: &str| match (rows.is_empty(), share > 0.0) {
-            (true, true) => Err(refuse(share)),
-            (true, false) => Ok(None),
-            _ => Ok(Some(
-                self.subset(&rows)?.with_name(format!("{} ({suffix})", self.name())),
-            )),
-        };
-        let test = part(test, options.test, "test")?;
-        let validation = part(validation, options.validation, "validation")?;
-        let train = self.subset(&train)?.with_name(format!("{} (train)", self.name()));
-        Ok(Parts {
+        for (rows, share) in [(&test, options.test), (&validation, options.validation)] {
+            if rows.is_empty() && share > 0.0 {
+                return Err(refuse(share));
+            }
+        }
+        Ok(SplitRows {
             train,
             validation,
             test,

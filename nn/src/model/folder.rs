@@ -64,7 +64,7 @@ fn replace_by(folder: &Path, json: &[u8], weights: &[u8], swap: Swap) -> Result<
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
     let temporary = parent.join(format!("{prefix}{}-{count}", std::process::id()));
-    let result = write(&temporary, json, weights)
+    let result = write(&temporary, json, weights, folder)
         .map_err(ModelError::io(&temporary, "write"))
         .and_then(|()| put(&temporary, folder, &old, swap).map_err(ModelError::io(folder, "replace")));
     // It has the old files now, or the new ones that are not wanted.
@@ -127,11 +127,18 @@ fn check_replaceable(folder: &Path) -> Result<(), ModelError> {
     }
 }
 
-/// A new folder with both files, on the disk.
-fn write(folder: &Path, json: &[u8], weights: &[u8]) -> io::Result<()> {
+/// A new folder with both files, on the disk. What `old` has already keeps its permissions.
+fn write(folder: &Path, json: &[u8], weights: &[u8], old: &Path) -> io::Result<()> {
     fs::create_dir(folder)?;
+    // Before there is anything in it to read.
+    if let Ok(found) = fs::metadata(old) {
+        fs::set_permissions(folder, found.permissions())?;
+    }
     for (name, bytes) in [(WEIGHTS, weights), (JSON, json)] {
         let mut file = File::create_new(folder.join(name))?;
+        if let Ok(found) = fs::metadata(old.join(name)) {
+            file.set_permissions(found.permissions())?;
+        }
         file.write_all(bytes)?;
         // Without this, a crash of the machine could leave the new names with no contents.
         file.sync_all()?;
@@ -364,7 +371,7 @@ mod tests {
             (".other.new-1-0", 2 * STALE),
         ] {
             let left = home.path().join(name);
-            write(&left, &files(1).0, &files(1).1).expect("writes");
+            write(&left, &files(1).0, &files(1).1, &left).expect("writes");
             let folder = File::open(&left).expect("opens");
             folder.set_modified(SystemTime::now() - age).expect("its own folder");
         }
@@ -382,6 +389,24 @@ mod tests {
         replace(&link, &files(2).0, &files(2).1).expect("saves");
         assert_eq!(number_of(&folder), Some(2));
         assert!(fs::symlink_metadata(&link).expect("it is there").is_symlink());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn permissions_stay() {
+        use std::os::unix::fs::PermissionsExt;
+        let home = tempfile::tempdir().expect("a folder");
+        let folder = home.path().join("model");
+        replace(&folder, &files(1).0, &files(1).1).expect("saves");
+        let paths = [(folder.clone(), 0o700), (folder.join(WEIGHTS), 0o600)];
+        for (path, mode) in &paths {
+            fs::set_permissions(path, fs::Permissions::from_mode(*mode)).expect("its own");
+        }
+        replace(&folder, &files(2).0, &files(2).1).expect("saves");
+        for (path, mode) in &paths {
+            let found = fs::metadata(path).expect("it is there").permissions().mode();
+            assert_eq!(found & 0o777, *mode, "{}", path.display());
+        }
     }
 
     #[test]
@@ -440,7 +465,8 @@ mod tests {
             let mut child = child.spawn().expect("starts");
             // Until it is at work, so that the kill comes into a save and not into the start.
             let start = SystemTime::now();
-            while fs::read(folder.join(JSON)).ok() == before && start.elapsed().is_ok_and(|e| e.as_millis() < 500) {
+            while fs::read(folder.join(JSON)).ok() == before && start.elapsed().is_ok_and(|e| e.as_secs() < 5) {
+                assert!(child.try_wait().expect("a child").is_none(), "a save failed");
                 thread::sleep(Duration::from_micros(200));
             }
             thread::sleep(Duration::from_micros(round * 7919 % 3000));

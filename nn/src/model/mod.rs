@@ -32,6 +32,51 @@
 //! # }
 //! ```
 //!
+//! A table, from the file to predictions for another one:
+//!
+//! ```no_run
+//! use meganeura_nn::data::{SplitOptions, Standardiser, TableOptions, TableReadOptions, read_table_parts};
+//! use meganeura_nn::model::{Architecture, Features, Model, PredictorOptions, Preprocessing, Task};
+//! use meganeura_nn::trainer::{EarlyStopping, Silent, TrainConfig, Trainer};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let split = SplitOptions { validation: 0.1, test: 0.2, ..SplitOptions::default() };
+//! let table = read_table_parts("houses.csv", &TableOptions::default(), split)?;
+//! let scale = table.schema.standardiser(&table.parts.train);
+//! let mut parts = table.parts.clone().standardised(&scale)?;
+//! let target = table.schema.target.clone();
+//! let task = if parts.train.is_regression() {
+//!     let scale = Standardiser::fit_targets(&parts.train);
+//!     parts = parts.standardised_targets(&scale)?;
+//!     Task::Regression { targets: vec![target], scale }
+//! } else {
+//!     Task::Classification { target, classes: table.class_names.clone() }
+//! };
+//!
+//! let architecture = Architecture::mlp([table.schema.width()], task.outputs());
+//! let config = TrainConfig { early_stopping: Some(EarlyStopping::default()), ..TrainConfig::default() };
+//! let graph = architecture.training_graph(config.batch_size, task.loss())?;
+//! let mut trainer = Trainer::from_graph(&graph, config)?;
+//! let report = trainer.fit_parts(&parts, &mut Silent)?;
+//!
+//! let preprocessing = Preprocessing::Table { schema: table.schema, scale: Some(scale) };
+//! let mut model = Model::from_trainer(&mut trainer, architecture, task, preprocessing)?;
+//! model.metrics = serde_json::to_value(report.test)?;
+//! model.save("houses.model")?;
+//!
+//! let rows = model.read_table("new-houses.csv", TableReadOptions::default())?;
+//! let mut predictor = model.predictor(&PredictorOptions::default())?;
+//! for (line, prediction) in rows.lines.iter().zip(predictor.predict(&Features::from(&rows))?) {
+//!     println!("line {line}: {prediction:?}");
+//! }
+//! // If the file has the target, too: how good the model is.
+//! if let Some(data) = rows.dataset(model.task().classes().len())? {
+//!     println!("{}", predictor.evaluate(&data)?);
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! # The folder
 //!
 //! | File | What it has |

@@ -6,8 +6,8 @@ use std::path::Path;
 use crate::common::config;
 use meganeura_core::Graph;
 use meganeura_nn::data::{
-    Column, Dataset, Missing, Parts, Remainder, SplitOptions, Standardiser, TableOptions, TableReadOptions,
-    TrainingTable, read_table,
+    Column, ColumnKind, Dataset, FeatureColumn, Missing, Parts, Remainder, SplitOptions, Standardiser, TableOptions,
+    TableReadOptions, TrainingTable, read_table, read_table_parts,
 };
 use meganeura_nn::layers::Activation;
 use meganeura_nn::model::{
@@ -145,6 +145,19 @@ fn regression_from_a_table_and_back() {
     assert!(matches!(predictor.evaluate(&classes), Err(ModelError::Features { .. })));
 }
 
+/// Columns of a table, as they are where nothing is filled.
+fn without_fill(table: &TrainingTable) -> Vec<FeatureColumn> {
+    let mut columns = table.schema.columns.clone();
+    for column in &mut columns {
+        match &mut column.kind {
+            ColumnKind::Number { fill } => *fill = None,
+            ColumnKind::Categorical { fill, .. } => *fill = None,
+            _ => {}
+        }
+    }
+    columns
+}
+
 #[test]
 fn classification_from_a_table_and_back() {
     let home = tempfile::tempdir().expect("a folder");
@@ -172,6 +185,16 @@ fn classification_from_a_table_and_back() {
     let rows = model.read_table(&csv, TableReadOptions::default()).expect("reads");
     let data = rows.dataset(2).expect("valid").expect("it has targets");
     assert_eq!(data.labels(), table.data.labels());
+    // The columns by the training part alone.
+    let options = TableOptions {
+        target: Column::name("size"),
+        ignore: vec![Column::name("id"), Column::name("price")],
+        missing: Missing::Drop,
+        ..TableOptions::default()
+    };
+    let parts = read_table_parts(&csv, &options, SplitOptions::default()).expect("reads");
+    assert_eq!((parts.dropped, parts.unknown, parts.parts.train.len()), (1, 0, 239));
+    assert_eq!(parts.schema.columns, without_fill(&table));
     // Errors of the file are those of the table.
     std::fs::write(&csv, "district,area\nwest,60\n").expect("writes");
     let error = model

@@ -82,7 +82,7 @@ pub(super) struct Encoded {
     /// `[rows, width]`.
     pub(super) values: Vec<f32>,
     pub(super) filled: usize,
-    unknown: usize,
+    pub(super) unknown: usize,
 }
 
 impl TableSchema {

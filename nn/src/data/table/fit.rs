@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::path::Path;
 
-use super::apply::{Row, TableReadOptions};
+use super::apply::{Encoded, Row, TableReadOptions};
 use super::{ColumnKind, FeatureColumn, RawTable, TableSchema};
 use crate::data::classes::Labels;
 use crate::data::csv::{find, number};
@@ -96,7 +96,8 @@ pub struct TrainingTable {
 /// Reads the CSV file at `path` for training: columns of numbers and texts, one of them the target.
 ///
 /// A column is categorical if less than half of its cells are numbers, or if the options say so. Categories, and what
-/// missing cells are filled with, are those of the whole file. A file whose columns all hold words needs
+/// missing cells are filled with, are those of the whole file
+/// ([`read_table_parts`](super::read_table_parts) takes them from the training part alone). A file whose columns all hold words needs
 /// [`Header::Yes`] or [`Header::No`]: otherwise its first line is taken for the header.
 ///
 /// # Errors
@@ -147,58 +148,134 @@ pub fn parse_table(reader: impl Read, name: &str, options: &TableOptions) -> Res
 ///
 /// As there, but for those of [`RawTable::parse`].
 pub fn fit_table(raw: &RawTable, options: &TableOptions) -> Result<TrainingTable, DataError> {
-    let roles = Roles::of(raw, options)?;
-    let (rows, dropped) = roles.rows(raw, options.missing)?;
-    let target = roles.target;
-    let (is_regression, guess) = match options.task {
-        TaskChoice::Classification => (false, None),
-        TaskChoice::Regression => (true, None),
-        TaskChoice::Guess => {
-            let (is_regression, why) = guess(raw, target, &rows)?;
-            (is_regression, Some(why))
-        }
-    };
-    let mut columns = Vec::new();
-    for &column in &roles.features {
-        columns.push(FeatureColumn {
-            name: raw.columns()[column].clone(),
-            kind: kind(raw, column, &rows, roles.categorical.contains(&column), options.missing)?,
-        });
-    }
-    let schema = TableSchema {
-        header: raw.header(),
-        delimiter: raw.delimiter(),
-        columns,
-        target: raw.columns()[target].clone(),
-        ignored: roles
-            .ignored
-            .iter()
-            .map(|&column| raw.columns()[column].clone())
-            .collect(),
-    };
-    schema
-        .check()
-        .map_err(|reason| raw.refuse(rows[0], roles.features[0], reason))?;
-    let read = schema.features(raw, &roles.features, &rows, TableReadOptions::default())?;
-    let (name, shape) = (raw.name(), vec![schema.width()]);
-    let (data, class_names) = match is_regression {
-        true => {
-            let targets = numbers(raw, target, &rows)?;
-            (Dataset::regression(name, read.values, shape, targets, 1)?, Vec::new())
-        }
-        false => {
-            let (labels, names) = classes(raw, target, &rows)?;
-            (Dataset::new(name, read.values, shape, labels, names.len())?, names)
-        }
-    };
+    let begun = Begun::of(raw, options)?;
+    let schema = begun.schema(raw, options, &begun.rows)?;
+    let all: Vec<usize> = (0..begun.rows.len()).collect();
+    let (data, read) = begun.data(raw, &schema, &all, TableReadOptions::default())?;
     Ok(TrainingTable {
         data,
         schema,
-        class_names,
-        guess,
         filled: read.filled,
-        dropped,
+        dropped: begun.dropped,
+        class_names: begun.targets.into_names(),
+        guess: begun.guess,
     })
+}
+
+/// What the target column holds.
+pub(super) enum Targets {
+    /// Class ids, and names of the classes.
+    Classes(Vec<u32>, Vec<String>),
+    Numbers(Vec<f32>),
+}
+
+impl Targets {
+    /// Class ids; none for regression.
+    pub(super) fn labels(&self) -> &[u32] {
+        match self {
+            Targets::Classes(labels, _) => labels,
+            Targets::Numbers(_) => &[],
+        }
+    }
+
+    pub(super) fn into_names(self) -> Vec<String> {
+        match self {
+            Targets::Classes(_, names) => names,
+            Targets::Numbers(_) => Vec::new(),
+        }
+    }
+}
+
+/// A table whose rows and targets are known, and whose features are not yet.
+pub(super) struct Begun {
+    roles: Roles,
+    pub(super) rows: Vec<Row>,
+    pub(super) dropped: usize,
+    pub(super) guess: Option<String>,
+    /// Of the rows.
+    pub(super) targets: Targets,
+}
+
+impl Begun {
+    pub(super) fn of(raw: &RawTable, options: &TableOptions) -> Result<Self, DataError> {
+        let roles = Roles::of(raw, options)?;
+        let (rows, dropped) = roles.rows(raw, options.missing)?;
+        let (is_regression, guess) = match options.task {
+            TaskChoice::Classification => (false, None),
+            TaskChoice::Regression => (true, None),
+            TaskChoice::Guess => {
+                let (is_regression, why) = guess(raw, roles.target, &rows)?;
+                (is_regression, Some(why))
+            }
+        };
+        let targets = match is_regression {
+            true => Targets::Numbers(numbers(raw, roles.target, &rows)?),
+            false => {
+                let (labels, names) = classes(raw, roles.target, &rows)?;
+                Targets::Classes(labels, names)
+            }
+        };
+        Ok(Begun {
+            roles,
+            rows,
+            dropped,
+            guess,
+            targets,
+        })
+    }
+
+    /// What the columns become, by those rows.
+    pub(super) fn schema(
+        &self,
+        raw: &RawTable,
+        options: &TableOptions,
+        rows: &[Row],
+    ) -> Result<TableSchema, DataError> {
+        let roles = &self.roles;
+        let name = |&column: &usize| raw.columns()[column].clone();
+        let mut columns = Vec::new();
+        for column in &roles.features {
+            columns.push(FeatureColumn {
+                name: name(column),
+                kind: kind(raw, *column, rows, roles.categorical.contains(column), options.missing)?,
+            });
+        }
+        let schema = TableSchema {
+            header: raw.header(),
+            delimiter: raw.delimiter(),
+            columns,
+            target: name(&roles.target),
+            ignored: roles.ignored.iter().map(name).collect(),
+        };
+        match schema.check() {
+            Ok(()) => Ok(schema),
+            Err(reason) => Err(raw.refuse(rows[0], roles.features[0], reason)),
+        }
+    }
+
+    /// The examples at those positions of the rows.
+    pub(super) fn data(
+        &self,
+        raw: &RawTable,
+        schema: &TableSchema,
+        positions: &[usize],
+        options: TableReadOptions,
+    ) -> Result<(Dataset, Encoded), DataError> {
+        let rows: Vec<Row> = positions.iter().map(|&at| self.rows[at]).collect();
+        let mut read = schema.features(raw, &self.roles.features, &rows, options)?;
+        let (name, shape, values) = (raw.name(), vec![schema.width()], std::mem::take(&mut read.values));
+        let data = match &self.targets {
+            Targets::Numbers(all) => {
+                let targets = positions.iter().map(|&at| all[at]).collect();
+                Dataset::regression(name, values, shape, targets, 1)?
+            }
+            Targets::Classes(all, names) => {
+                let labels = positions.iter().map(|&at| all[at]).collect();
+                Dataset::new(name, values, shape, labels, names.len())?
+            }
+        };
+        Ok((data, read))
+    }
 }
 
 /// Positions of the columns by what they are.

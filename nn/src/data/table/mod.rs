@@ -3,11 +3,13 @@
 mod apply;
 mod cells;
 mod fit;
+mod parts;
 mod schema;
 
 pub use apply::{TableReadOptions, TableRows, TableTargets};
 pub use cells::RawTable;
 pub use fit::{Missing, TableOptions, TaskChoice, TrainingTable, fit_table, parse_table, read_table};
+pub use parts::{TableParts, fit_table_parts, read_table_parts};
 pub use schema::{ColumnKind, FeatureColumn, TableSchema};
 
 #[cfg(test)]

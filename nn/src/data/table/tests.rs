@@ -1,5 +1,5 @@
 use super::*;
-use crate::data::{Column, DataError, Header};
+use crate::data::{Column, DataError, Header, SplitOptions};
 
 const HOUSES: &str = "id,rooms,district,price\na1,3,north,250.5\na2,2,south,180\na3,4,north,310\na4,1,east,95.25\n";
 
@@ -180,6 +180,58 @@ fn columns_that_cannot_be_features_are_refused() {
     };
     let table = parse("zip,y\n01067,a\n80331,b\n", &postal).unwrap();
     assert_eq!(table.schema.feature_names(), ["zip=01067", "zip=80331"]);
+}
+
+#[test]
+fn parts_are_fitted_on_the_training_part_alone() {
+    let mut text = "n,c,y\n".to_owned();
+    // Every row has a category and a number of its own; some numbers are missing.
+    (0..40).for_each(|i| {
+        let n = if i % 4 == 0 { "?".to_owned() } else { i.to_string() };
+        text.push_str(&format!("{n},c{i:02},{}\n", i % 2));
+    });
+    let options = TableOptions {
+        missing: Missing::Mean,
+        ..TableOptions::default()
+    };
+    let split = SplitOptions {
+        validation: 0.1,
+        test: 0.2,
+        ..SplitOptions::default()
+    };
+    let raw = RawTable::parse(text.as_bytes(), "t.csv", Header::Auto, b',').unwrap();
+    let table = fit_table_parts(&raw, &options, split).unwrap();
+    let (train, test) = (&table.parts.train, table.parts.test.as_ref().unwrap());
+    let sizes = (train.len(), table.parts.validation.as_ref().unwrap().len(), test.len());
+    assert_eq!((sizes, table.unknown, table.filled), ((28, 4, 8), 12, 10));
+    assert_eq!(table.schema.width(), 1 + 28, "categories of the training part");
+    assert!(test.features().chunks(29).all(|row| row[1..].iter().all(|v| *v == 0.0)));
+    // The mean is over the numbers of the training part, which stay as they are.
+    let ColumnKind::Number { fill: Some(mean) } = table.schema.columns[0].kind else {
+        panic!("filled");
+    };
+    let rows: Vec<(f32, usize)> = train
+        .features()
+        .chunks(29)
+        .map(|row| (row[0], row[1..].iter().position(|v| *v == 1.0).unwrap()))
+        .collect();
+    let own = |category: usize| match &table.schema.columns[1].kind {
+        ColumnKind::Categorical { categories, .. } => categories[category][1..].parse::<u32>().unwrap(),
+        _ => panic!("categories"),
+    };
+    let known: Vec<f32> = rows.iter().filter(|(_, c)| own(*c) % 4 != 0).map(|(n, _)| *n).collect();
+    assert!((known.iter().sum::<f32>() / known.len() as f32 - mean).abs() < 1e-4);
+    assert_eq!(test.class_counts(), [(0, 4), (1, 4)]);
+    assert!(table.guess.is_some() && table.class_names == ["0", "1"]);
+    assert_eq!(table.parts.train.name(), "t.csv (train)");
+    // The same rows as those of the split data set.
+    let whole = fit_table(&raw, &options).unwrap().data.split_parts(split).unwrap();
+    assert_eq!(whole.test.unwrap().labels(), test.labels());
+    let too_much = SplitOptions { test: 1.0, ..split };
+    assert!(matches!(
+        fit_table_parts(&raw, &options, too_much),
+        Err(DataError::Split { .. })
+    ));
 }
 
 // ---- for the trained model -------------------------------------------------------------------------------

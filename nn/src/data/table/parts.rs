@@ -1,0 +1,93 @@
+//! Tables of training data in parts.
+
+use std::path::Path;
+
+use super::apply::TableReadOptions;
+use super::fit::{Begun, TableOptions};
+use super::{RawTable, TableSchema};
+use crate::data::split::SplitRows;
+use crate::data::{DataError, Parts, SplitOptions};
+
+/// Parts of a table for training, validation and test.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TableParts {
+    /// The parts, with features `[width]` as [`TableSchema::feature_names`] lists them, not standardised: classes, or one
+    /// target of regression.
+    pub parts: Parts,
+    /// The columns, with the categories and fill values of the training part.
+    pub schema: TableSchema,
+    /// Names of the classes, by id; none for regression. Numbers are in their shortest form.
+    pub class_names: Vec<String>,
+    /// Why the task was guessed as it was, in words; `None` if it was given.
+    pub guess: Option<String>,
+    /// Missing cells that were filled.
+    pub filled: usize,
+    /// Rows that were left out because of missing cells.
+    pub dropped: usize,
+    /// Cells of the validation and test parts with a category that the training part does not have. Their features are
+    /// all 0.
+    pub unknown: usize,
+}
+
+/// Reads the CSV file at `path` and splits it, as [`read_table`](super::read_table) and
+/// [`Dataset::split_parts`](crate::data::Dataset::split_parts) do, but what the columns become (whether they are
+/// categorical, their categories, and what missing cells are filled with) is decided by the training part alone. So the
+/// other parts say how good a model is for data that it has not seen in any way.
+///
+/// # Errors
+///
+/// [`DataError::Io`], and those of both functions.
+pub fn read_table_parts(
+    path: impl AsRef<Path>,
+    options: &TableOptions,
+    split: SplitOptions,
+) -> Result<TableParts, DataError> {
+    fit_table_parts(
+        &RawTable::read(path, options.header, options.delimiter)?,
+        options,
+        split,
+    )
+}
+
+/// [`read_table_parts`] of a table in memory; header and delimiter are as it was read.
+///
+/// # Errors
+///
+/// As there, but for those of [`RawTable::parse`].
+pub fn fit_table_parts(raw: &RawTable, options: &TableOptions, split: SplitOptions) -> Result<TableParts, DataError> {
+    let begun = Begun::of(raw, options)?;
+    let rows = SplitRows::of(raw.name(), begun.rows.len(), begun.targets.labels(), split)?;
+    let train: Vec<usize> = rows.train.iter().map(|&at| begun.rows[at]).collect();
+    let schema = begun.schema(raw, options, &train)?;
+    let unseen = TableReadOptions {
+        unknown_as_zeros: true,
+        ..TableReadOptions::default()
+    };
+    let (mut filled, mut unknown) = (0, 0);
+    let mut part = |positions: &[usize], suffix: &str| {
+        if positions.is_empty() {
+            return Ok(None);
+        }
+        let (data, read) = begun.data(raw, &schema, positions, unseen)?;
+        filled += read.filled;
+        unknown += read.unknown;
+        Ok::<_, DataError>(Some(data.with_name(format!("{} ({suffix})", raw.name()))))
+    };
+    let train = part(&rows.train, "train")?.ok_or_else(|| DataError::Empty {
+        name: raw.name().into(),
+    })?;
+    let parts = Parts {
+        train,
+        validation: part(&rows.validation, "validation")?,
+        test: part(&rows.test, "test")?,
+    };
+    Ok(TableParts {
+        parts,
+        schema,
+        filled,
+        unknown,
+        dropped: begun.dropped,
+        class_names: begun.targets.into_names(),
+        guess: begun.guess,
+    })
+}
