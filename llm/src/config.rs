@@ -9,8 +9,8 @@ use meganeura_nn::models::LlamaConfig;
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::files::{damaged, read_text};
 use crate::gguf::{self, Gguf};
-use crate::{damaged, read_text};
 
 /// Families that are known, by the `model_type` of their configurations.
 pub const FAMILIES: &[&str] = &["llama", "mistral", "qwen2", "qwen3"];
@@ -139,7 +139,8 @@ impl ModelConfig {
     /// [`Error::File`]: a file that cannot be read or parsed, a family or an option that is not supported.
     pub fn open(folder: &Path) -> Result<Self> {
         if gguf::is_one(folder) {
-            return Gguf::open(folder)?.config();
+            let text = Gguf::open(folder)?.config(FAMILIES)?;
+            return ModelConfig::parse(&text, folder);
         }
         let path = folder.join("config.json");
         let mut config = ModelConfig::parse(&read_text(&path)?, &path)?;

@@ -1,11 +1,11 @@
 //! The kernels by instruction set.
 
 use super::packed::{MAX_ROWS, PackedKernels, Rows};
-use super::simd::Portable;
-#[cfg(target_arch = "x86_64")]
-use super::simd::{Avx2, Avx512};
+use super::spec::{Kernel, Strides};
 use super::tile::{Tile, TileRow};
-use super::{Kernel, Strides};
+use crate::simd::Portable;
+#[cfg(target_arch = "x86_64")]
+use crate::simd::{Avx2, Avx512};
 
 /// [`super::pack::panels`] for one instruction set.
 pub(super) type PanelsFn = unsafe fn(*const f32, Strides, usize, usize, usize, *mut f32);
@@ -65,7 +65,8 @@ macro_rules! kernel_set {
     ($module:ident, $kernel:expr, $vector:ty, [$(#[$feature:meta])?], [$($rows:literal)+]) => {
         pub(super) mod $module {
             use super::*;
-            use crate::gemm::{pack, packed, simd::Vector, tile, vector};
+            use crate::gemm::{pack, packed, tile, vector};
+            use crate::simd::Vector;
 
             $(#[$feature])?
             /// # Safety

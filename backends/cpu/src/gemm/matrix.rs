@@ -3,8 +3,10 @@
 use std::ops::Range;
 
 use super::kernels::KernelSet;
+use super::pack;
+use super::spec::{GemmSpec, Operands, Strides};
 use super::tile::Tile;
-use super::{GemmSpec, Operands, Strides, pack, share};
+use crate::share::share;
 
 /// Steps along k in a block, at most. A panel of B then has 32 KiB with AVX2 and
 /// comes in part from the second-level cache, which is fast enough; each tile

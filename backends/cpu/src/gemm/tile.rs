@@ -1,7 +1,7 @@
 //! The innermost multiply: a few rows of A times a few vectors of B's columns.
 
 use super::pack::AHEAD;
-use super::simd::{Vector, prefetch_line};
+use crate::simd::{Vector, prefetch_line};
 
 /// Operands of one tile: C[rows, cols] = A[rows, k] · B[k, cols], plus a base.
 ///

@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use super::kernels::KernelSet;
-use super::{GemmSpec, Operands, share};
+use super::spec::{GemmSpec, Operands};
+use crate::share::share;
 
 /// Matrix elements that are worth a task of their own: 128 KiB, some
 /// microseconds of reading.

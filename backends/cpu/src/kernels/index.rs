@@ -3,10 +3,10 @@
 use meganeura_core::ops::Call;
 use meganeura_core::{DType, Shape};
 
-use super::{
-    CHUNK, CompileCx, Compiled, KernelDef, OrderFn, Task, any_dtype, f32_or_integers, rows_per_task, stream_nanos,
+use crate::kernel::{
+    CHUNK, CompileCx, Compiled, KernelDef, OrderFn, RunCx, Task, any_dtype, f32_or_integers, rows_per_task,
+    stream_nanos,
 };
-use crate::executor::RunCx;
 use crate::memory::View;
 use crate::order::Order;
 use crate::vmath;

@@ -6,9 +6,8 @@ use meganeura_core::TensorType;
 use meganeura_core::ops::{Call, MatMulDims};
 
 use super::strided::{broadcast_strides, row_major};
-use super::{CompileCx, Compiled, Kernel, KernelDef, OrderFn, f32_only};
-use crate::executor::RunCx;
 use crate::gemm::{Addend, Gemm, GemmSpec, Operands, Strides};
+use crate::kernel::{CompileCx, Compiled, Kernel, KernelDef, OrderFn, RunCx, f32_only};
 use crate::memory::{ALIGNMENT, View};
 use crate::order::Order;
 

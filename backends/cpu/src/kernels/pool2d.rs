@@ -6,8 +6,7 @@ use meganeura_core::DType;
 use meganeura_core::ops::Pool2dDims;
 
 use super::conv::plane::{Axis, LANES, Plane, lanes};
-use super::{CompileCx, Compiled, KernelDef, Task, f32_only, f32_or_integers, rows_per_task};
-use crate::executor::RunCx;
+use crate::kernel::{CompileCx, Compiled, KernelDef, RunCx, Task, f32_only, f32_or_integers, rows_per_task};
 use crate::vmath::{Isa, Level, multiversion};
 
 pub(super) const KERNELS: &[KernelDef] = &[

@@ -5,9 +5,8 @@ use meganeura_core::ops::{Call, QuantizedDims};
 use meganeura_core::quantization::{BLOCK, BlockFormat};
 use meganeura_core::{DType, TensorType};
 
-use super::{CompileCx, Compiled, Kernel, KernelDef, OrderFn, Task, rows_per_task, stream_nanos};
-use crate::executor::RunCx;
 use crate::gemm::{PackedGemm, Rows, Storage};
+use crate::kernel::{CompileCx, Compiled, Kernel, KernelDef, OrderFn, RunCx, Task, rows_per_task, stream_nanos};
 use crate::memory::View;
 use crate::order::Order;
 use crate::prefetch::Prefetch;

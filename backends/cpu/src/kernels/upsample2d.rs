@@ -2,8 +2,7 @@
 
 use meganeura_core::ops::AxisTaps;
 
-use super::{CompileCx, Compiled, KernelDef, Task, f32_only, rows_per_task, stream_nanos};
-use crate::executor::RunCx;
+use crate::kernel::{CompileCx, Compiled, KernelDef, RunCx, Task, f32_only, rows_per_task, stream_nanos};
 use crate::vmath::{self, Isa, Level, multiversion};
 
 pub(super) const KERNELS: &[KernelDef] = &[

@@ -3,9 +3,9 @@
 use half::f16;
 use meganeura_core::quantization::BLOCK;
 
-use super::Rows;
 use super::integers::Integers;
-use crate::gemm::simd::Vector;
+use super::rows::Rows;
+use crate::simd::Vector;
 
 /// Most rows of the left operand that [`products`] takes at a time.
 pub(in crate::gemm) const MAX_ROWS: usize = 4;

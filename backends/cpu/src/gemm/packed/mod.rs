@@ -6,30 +6,24 @@ mod integers;
 mod kernels;
 #[cfg(target_arch = "x86_64")]
 mod panels;
+mod rows;
 
 use std::ops::Range;
 
 use meganeura_core::quantization::{BLOCK, BlockFormat};
 
 pub(super) use kernels::{Bytes, Expand, Half, HalfBytes, MAX_ROWS, PackedKernels, expand, panels, products};
+pub(crate) use rows::{Rows, Storage};
 
 use integers::{Group, Integers};
 use kernels::{BAND, BandKernels, ProductsFn, UNIT};
 
 use super::kernels::KernelSet;
 use super::matrix::{MatrixPlan, Right};
-use super::{Addend, GemmSpec, Kernel, Operands, Strides, share};
+use super::spec::{Addend, GemmSpec, Kernel, Operands, Strides};
 use crate::order::Panels;
 use crate::prefetch::Prefetch;
-
-/// How the numbers of a matrix are stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Storage {
-    /// IEEE 754 binary16.
-    Half,
-    /// Blocks of integers with a scale each.
-    Blocks(BlockFormat),
-}
+use crate::share::share;
 
 impl Storage {
     fn kernels(self, set: &KernelSet) -> &PackedKernels {
@@ -38,46 +32,6 @@ impl Storage {
             Storage::Blocks(BlockFormat::Q8_0) => 1,
             Storage::Blocks(BlockFormat::Q4_0) => 2,
         }]
-    }
-
-    /// Bytes of so many numbers without scales, whole blocks where there are blocks.
-    pub(crate) fn bytes(self, count: usize) -> usize {
-        match self {
-            Storage::Half => 2 * count,
-            Storage::Blocks(format) => count / BLOCK * format.bytes(),
-        }
-    }
-}
-
-/// Rows of a stored matrix, which follow each other, or lie in [`PackedGemm::panels`].
-#[derive(Clone, Copy)]
-pub(crate) struct Rows {
-    /// The first row's numbers.
-    pub(crate) numbers: *const u8,
-    /// The first row's scales.
-    pub(crate) scales: *const u16,
-    /// Numbers of a row.
-    pub(crate) k: usize,
-}
-
-impl Rows {
-    /// The rows from one on, the first one of a panel where there are panels.
-    ///
-    /// # Safety
-    ///
-    /// There are so many rows.
-    unsafe fn from(self, storage: Storage, row: usize) -> Rows {
-        // SAFETY: passed on to the caller.
-        unsafe {
-            Rows {
-                numbers: self.numbers.add(row * storage.bytes(self.k)),
-                scales: match storage {
-                    Storage::Half => self.scales,
-                    Storage::Blocks(_) => self.scales.add(row * (self.k / BLOCK)),
-                },
-                k: self.k,
-            }
-        }
     }
 }
 

@@ -11,9 +11,10 @@ use meganeura_core::quantization::BLOCK;
 
 use super::integers::{DIGIT_BITS, DIGITS, Group, Integers};
 use super::kernels::{BAND, BandKernels, Bytes, HalfBytes, UNIT};
-use super::{BlockFormat, Rows, Storage};
-use crate::gemm::Kernel;
-use crate::gemm::simd::{LINE, prefetch_line};
+use super::rows::{Rows, Storage};
+use crate::gemm::spec::Kernel;
+use crate::simd::{LINE, prefetch_line};
+use meganeura_core::quantization::BlockFormat;
 
 /// Steps of a block, of four numbers each.
 const STEPS: usize = BLOCK / 4;

@@ -4,11 +4,10 @@ use std::ops::Range;
 
 use meganeura_core::ops::AttentionDims;
 
-use super::super::{CompileCx, Compiled, Task, stream_nanos};
 use super::tile::{Tile, gradient_step, scaled_sum};
 use super::{Head, KEYS, QUERIES, columns, nanos, rows, scratch, scratch_len, target};
-use crate::executor::RunCx;
 use crate::gemm::Blocks;
+use crate::kernel::{CompileCx, Compiled, RunCx, Task, stream_nanos};
 use crate::memory::View;
 use crate::vmath::Level;
 

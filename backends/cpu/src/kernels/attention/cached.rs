@@ -10,13 +10,13 @@ use std::ops::Range;
 
 use meganeura_core::ops::AttentionDims;
 
-use super::super::{CompileCx, Compiled, Kernel, Task, stream_nanos};
 use super::tile::{Tile, softmax_step};
 use super::{Head, KEYS, nanos, rows, scratch, scratch_len, target};
-use crate::executor::RunCx;
-use crate::gemm::simd::LINE;
-use crate::gemm::{Blocks, share};
+use crate::gemm::Blocks;
+use crate::kernel::{CompileCx, Compiled, Kernel, RunCx, Task, stream_nanos};
 use crate::memory::View;
+use crate::share::share;
+use crate::simd::LINE;
 use crate::vmath::{self, Isa, Level, multiversion};
 
 /// Rows of queries of a task.

@@ -2,11 +2,10 @@
 
 use meganeura_core::ops::AttentionDims;
 
-use super::super::{CompileCx, Compiled, Task, stream_nanos};
 use super::tile::{Tile, logarithms, softmax_step};
 use super::{Head, KEYS, QUERIES, aligned, nanos, rows, scratch, scratch_len, target};
-use crate::executor::RunCx;
 use crate::gemm::Blocks;
+use crate::kernel::{CompileCx, Compiled, RunCx, Task, stream_nanos};
 use crate::memory::View;
 use crate::vmath::Level;
 

@@ -11,8 +11,8 @@ mod tile;
 
 use meganeura_core::ops::AttentionDims;
 
-use super::{KernelDef, f32_only, f32_or_integers};
 use crate::gemm::{Left, Strides, Target};
+use crate::kernel::{KernelDef, f32_only, f32_or_integers};
 use crate::memory::{ALIGNMENT, View};
 
 pub(super) const KERNELS: &[KernelDef] = &[

@@ -3,8 +3,7 @@
 use meganeura_core::ops::Conv2dDims;
 
 use super::plane::{Axis, LANES, Plane, lanes};
-use crate::executor::RunCx;
-use crate::kernels::{CompileCx, Compiled, Task, rows_per_task};
+use crate::kernel::{CompileCx, Compiled, RunCx, Task, rows_per_task};
 use crate::vmath::{Isa, Level, mul_add, multiversion};
 
 /// Products and sums a nanosecond that one thread is expected to do.

@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use meganeura_core::ops::Conv2dDims;
 
+use super::depthwise;
 use super::serial::StripProduct;
-use super::{CROWDING, STRIP_LEN, Sizes, Strips, Window, aligned, depthwise};
-use crate::executor::RunCx;
+use super::sizes::{CROWDING, STRIP_LEN, Sizes, Strips, aligned, block};
+use super::window::Window;
 use crate::gemm::{Gemm, GemmSpec, Strides};
-use crate::kernels::{CHUNK, CompileCx, Compiled, Kernel, Task, stream_nanos};
+use crate::kernel::{CHUNK, CompileCx, Compiled, Kernel, RunCx, Task, stream_nanos};
 use crate::memory::View;
 
 /// Operations of a convolution that is worth cutting within a strip.
@@ -131,7 +132,7 @@ fn together(operands: Operands, window: Window) -> Compiled {
             nanos: stream_nanos(8 * sizes.products() * patches_len),
             body: move |task: usize, cx: &RunCx| {
                 let image = task / blocks;
-                for channel in super::block(sizes.inputs, per_task, task % blocks) {
+                for channel in block(sizes.inputs, per_task, task % blocks) {
                     let from = sizes.input_at(image) + channel * sizes.plane;
                     // SAFETY: the operand is not written by this dispatch; this task alone writes its channels
                     // in the shared scratch, which has room for all.

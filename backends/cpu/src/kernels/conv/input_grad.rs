@@ -2,11 +2,12 @@
 
 use meganeura_core::ops::Conv2dDims;
 
+use super::depthwise;
 use super::serial::StripProduct;
-use super::{STRIP_LEN, Sizes, Strips, Window, aligned, block, depthwise};
-use crate::executor::RunCx;
+use super::sizes::{STRIP_LEN, Sizes, Strips, aligned, block};
+use super::window::Window;
 use crate::gemm::{GemmSpec, Strides};
-use crate::kernels::{CompileCx, Compiled, Task};
+use crate::kernel::{CompileCx, Compiled, RunCx, Task};
 
 /// Rows of a block's product, at least and at most, where channels allow.
 const MIN_ROWS: usize = 48;

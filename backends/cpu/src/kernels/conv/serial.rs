@@ -2,7 +2,7 @@
 
 use crate::gemm::{Gemm, GemmSpec};
 
-use super::{Strips, aligned};
+use super::sizes::{Strips, aligned};
 
 /// A product whose tasks all run one after the other on the calling thread.
 struct Serial {

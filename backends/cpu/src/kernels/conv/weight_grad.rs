@@ -6,12 +6,13 @@
 
 use meganeura_core::ops::Conv2dDims;
 
+use super::depthwise;
 use super::input_grad::channels_per_task;
 use super::serial::StripProduct;
-use super::{STRIP_LEN, Sizes, Strips, TILE, Window, aligned, block, depthwise};
-use crate::executor::RunCx;
+use super::sizes::{STRIP_LEN, Sizes, Strips, TILE, aligned, block};
+use super::window::Window;
 use crate::gemm::{GemmSpec, Strides};
-use crate::kernels::{CompileCx, Compiled, Kernel, Task, stream_nanos};
+use crate::kernel::{CompileCx, Compiled, Kernel, RunCx, Task, stream_nanos};
 use crate::memory::View;
 
 /// Partial sums, at most, and their size in `f32`s.

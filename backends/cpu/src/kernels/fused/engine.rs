@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::layout::Map;
 use super::lower::{Instruction, Lowered, MAX_LOADS, Origin, Src};
 use super::scalar::{MAX_OPERANDS, Source};
-use crate::kernels::CompileCx;
+use crate::kernel::CompileCx;
 use crate::memory::View;
 use crate::vmath::Level;
 

@@ -16,8 +16,9 @@ use meganeura_core::DType;
 use meganeura_core::backend::KernelDesc;
 use meganeura_core::ops::Fusing;
 
-use super::{CHUNK, CompileCx, Compiled, KernelDef, OrderFn, Task, chunk, chunks, f32_or_integers, stream_nanos};
-use crate::executor::RunCx;
+use crate::kernel::{
+    CHUNK, CompileCx, Compiled, KernelDef, OrderFn, RunCx, Task, chunk, chunks, f32_or_integers, stream_nanos,
+};
 use crate::order::Order;
 use engine::{Engine, RUN};
 use lower::{Part, Typed, lower};

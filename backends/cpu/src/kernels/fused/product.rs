@@ -6,9 +6,8 @@ use meganeura_core::program::Slot;
 use super::engine::{Engine, RUN};
 use super::lower::{Lowered, Part, Typed, lower};
 use super::pointwise;
-use crate::executor::RunCx;
+use crate::kernel::{CompileCx, Compiled, Kernel, RunCx};
 use crate::kernels::matmul::{self, Phase, Products, addend_of};
-use crate::kernels::{CompileCx, Compiled, Kernel};
 use crate::memory::{ALIGNMENT, View};
 use crate::order::Order;
 

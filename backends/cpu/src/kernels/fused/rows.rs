@@ -5,9 +5,8 @@ use meganeura_core::program::Slot;
 
 use super::engine::{Engine, RUN};
 use super::lower::{Lowered, Part, Typed, lower, step_of};
-use crate::executor::RunCx;
+use crate::kernel::{CompileCx, Compiled, RunCx, Task, rows_per_task, stream_nanos};
 use crate::kernels::norm::{layer_norm_row, rms_norm_row};
-use crate::kernels::{CompileCx, Compiled, Task, rows_per_task, stream_nanos};
 use crate::memory::View;
 use crate::vmath::{self, Level};
 

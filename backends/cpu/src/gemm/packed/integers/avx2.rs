@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::*;
-use crate::gemm::simd::prefetch;
+use crate::simd::prefetch;
 
 /// The largest integer: its third digit is the largest that a byte has room for.
 const LARGEST: f32 = (127 << 14) as f32;

@@ -17,8 +17,8 @@ mod avx2;
 
 use meganeura_core::quantization::{BLOCK, BlockFormat};
 
-use super::{Rows, Storage};
-use crate::gemm::Kernel;
+use super::rows::{Rows, Storage};
+use crate::gemm::spec::Kernel;
 
 /// Blocks of a [`Group`].
 const GROUP_BLOCKS: usize = 8;

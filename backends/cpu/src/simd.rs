@@ -94,7 +94,7 @@ const PORTABLE: usize = 4;
 
 /// Plain arrays, which the compiler maps to whatever registers there are.
 #[derive(Clone, Copy)]
-pub(super) struct Portable([f32; PORTABLE]);
+pub(crate) struct Portable([f32; PORTABLE]);
 
 impl Vector for Portable {
     const LANES: usize = PORTABLE;
@@ -238,7 +238,7 @@ pub(crate) use x86::{Avx2, Avx512};
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::Vector;
+    use crate::simd::Vector;
     use std::arch::x86_64::*;
 
     /// AVX2 with fused multiply-add and conversion of binary16.
