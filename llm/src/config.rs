@@ -245,7 +245,7 @@ impl Raw {
 }
 
 /// Larger than any size of a model; a product of two is a number still.
-const LARGEST: usize = i32::MAX as usize;
+const MAX_SIZE: usize = i32::MAX as usize;
 
 impl ModelConfig {
     /// Whether there can be such a model, whatever its weights are.
@@ -261,10 +261,10 @@ impl ModelConfig {
             ("head_dim", network.head_dim()),
             ("max_position_embeddings", self.context),
         ] {
-            if !(1..=LARGEST).contains(&size) {
+            if !(1..=MAX_SIZE).contains(&size) {
                 return Err(damaged(
                     path,
-                    format!("{name} is {size}, and has to be from 1 to {LARGEST}"),
+                    format!("{name} is {size}, and has to be from 1 to {MAX_SIZE}"),
                 ));
             }
         }

@@ -137,7 +137,7 @@ impl Program {
     }
 
     /// Bytes that so many threads need beside the plan's buffers.
-    pub(crate) fn beside(&self, plan: &ExecutionPlan, threads: usize) -> u64 {
+    pub(crate) fn workspace_bytes(&self, plan: &ExecutionPlan, threads: usize) -> u64 {
         let floats = self.scratch.shared + aligned(self.scratch.private) * threads;
         let copies: usize = self.exposed.iter().map(|buffer| plan.buffers[buffer.index()]).sum();
         (floats * size_of::<f32>() + copies) as u64
@@ -149,7 +149,7 @@ impl CpuExecutable {
         let mut arena = Arena::new(plan).map_err(out_of_memory)?;
         // No page of it has been touched.
         let program = Program::new(plan, &arena)?;
-        check_fit(plan, program.beside(plan, pool.threads()), capabilities)?;
+        check_fit(plan, program.workspace_bytes(plan, pool.threads()), capabilities)?;
         for (buffer, data) in plan.constants() {
             overwrite(&mut arena, buffer, &data)?;
         }

@@ -1,4 +1,4 @@
-//! Products of blocks that fit the cache, for kernels that multiply as a part of something larger.
+//! Matmuls of blocks that fit the cache, for kernels that multiply as a part of something larger.
 
 use super::kernels::KernelSet;
 use super::spec::{Kernel, Strides};

@@ -144,8 +144,8 @@ macro_rules! kernel_set {
             $(#[$feature])?
             /// # Safety
             ///
-            /// As for [`packed::products`].
-            unsafe fn products<F: packed::Expand, const M: usize, const C: usize>(
+            /// As for [`packed::matmul`].
+            unsafe fn matmul<F: packed::Expand, const M: usize, const C: usize>(
                 x: *const f32,
                 weights: Rows,
                 cols: usize,
@@ -153,7 +153,7 @@ macro_rules! kernel_set {
                 y_row: usize,
             ) {
                 // SAFETY: passed on to the caller.
-                unsafe { packed::products::<$vector, F, M, C>(x, weights, cols, y, y_row) }
+                unsafe { packed::matmul::<$vector, F, M, C>(x, weights, cols, y, y_row) }
             }
 
             $(#[$feature])?
@@ -182,11 +182,11 @@ macro_rules! kernel_set {
             const fn packed_kernels<F: packed::Expand>() -> PackedKernels {
                 const { assert!(MAX_ROWS == 4) };
                 PackedKernels {
-                    products: [
-                        products::<F, 1, 4>,
-                        products::<F, 2, 2>,
-                        products::<F, 3, 1>,
-                        products::<F, 4, 1>,
+                    matmul: [
+                        matmul::<F, 1, 4>,
+                        matmul::<F, 2, 2>,
+                        matmul::<F, 3, 1>,
+                        matmul::<F, 4, 1>,
                     ],
                     expand: expand::<F>,
                     panels: expanded::<F>,
@@ -204,9 +204,9 @@ macro_rules! kernel_set {
                 stream,
                 dots: [dots::<1, 4>, dots::<2, 2>, dots::<3, 2>, dots::<4, 2>],
                 packed: [
-                    packed_kernels::<packed::Half>(),
+                    packed_kernels::<packed::F16>(),
                     packed_kernels::<packed::Bytes>(),
-                    packed_kernels::<packed::HalfBytes>(),
+                    packed_kernels::<packed::Nibbles>(),
                 ],
             };
         }

@@ -30,7 +30,7 @@ use vector_plan::VectorPlan;
 
 use crate::order::Panels;
 
-/// How the product is computed.
+/// How the matmul is computed.
 #[derive(Clone, Debug)]
 enum Plan {
     /// There is nothing to do.
@@ -160,7 +160,7 @@ impl Gemm {
         }
     }
 
-    /// Floating-point operations of the product: 2 m n k.
+    /// Floating-point operations of the matmul: 2 m n k.
     pub fn flops(&self) -> u64 {
         2 * self.spec.m as u64 * self.spec.n as u64 * self.spec.k as u64
     }

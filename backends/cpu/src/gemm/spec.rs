@@ -17,7 +17,7 @@ pub struct GemmSpec {
     pub m: usize,
     /// Columns of B and C.
     pub n: usize,
-    /// Columns of A, rows of B. With none, the product is all zeros.
+    /// Columns of A, rows of B. With none, the result is all zeros.
     pub k: usize,
     /// Strides of A.
     pub a: Strides,
@@ -40,7 +40,7 @@ pub enum Kernel {
     Portable,
 }
 
-/// What a call adds to the product: element (i, j) lies `i * row + j` behind `start`.
+/// What a call adds to the result: element (i, j) lies `i * row + j` behind `start`.
 #[derive(Clone, Copy, Debug)]
 pub struct Addend {
     /// Element (0, 0); null to add nothing.
@@ -71,7 +71,7 @@ pub struct Operands {
     pub b: *const f32,
     /// C.
     pub c: *mut f32,
-    /// Added to the product, in the pass that writes C. With [`GemmSpec::accumulate`] it is not looked at.
+    /// Added to the result, in the pass that writes C. With [`GemmSpec::accumulate`] it is not looked at.
     pub addend: Addend,
     /// Scratch of all tasks.
     pub shared: *mut f32,

@@ -22,7 +22,7 @@ pub(super) struct Tile {
     pub k: usize,
     /// Columns of B and C.
     pub cols: usize,
-    /// Added to the product: element (0, 0), or null; it may be C's own. And the
+    /// Added to the result: element (0, 0), or null; it may be C's own. And the
     /// distance between its rows.
     pub base: *const f32,
     pub base_row: usize,

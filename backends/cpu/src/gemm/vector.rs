@@ -1,4 +1,4 @@
-//! Products of a vector, or of a few rows, with a matrix. Each element of the matrix is
+//! Matmuls of a vector, or of a few rows, with a matrix. Each element of the matrix is
 //! read once, so all that counts is to read it at the speed of memory.
 
 use crate::simd::Vector;

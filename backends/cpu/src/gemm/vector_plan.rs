@@ -1,4 +1,4 @@
-//! The cut of a product of a vector with a matrix.
+//! The cut of a matmul of a vector with a matrix.
 
 use std::ops::Range;
 

@@ -105,7 +105,7 @@ fn gather<T: Copy + Send + Sync + 'static>(cx: &CompileCx, missing: T) -> Result
                                     target.iter_mut().zip(row).for_each(|(to, &from)| *to = from);
                                 }
                                 None => {
-                                    let row = (start..).map(|number| table[panels.place(number)]);
+                                    let row = (start..).map(|number| table[panels.offset(number)]);
                                     target.iter_mut().zip(row).for_each(|(to, from)| *to = from);
                                 }
                             }

@@ -10,7 +10,7 @@ use super::built_in;
 use crate::kernel::{CompileCx, Compiled, KernelDef, RunCx, Task, chunk, chunks, f32_only, stream_nanos};
 
 /// What a kernel does with a piece of its call: from the attributes and the elements of every operand to the elements
-/// of the result at the same places. All slices have one length.
+/// of the result at the same indices. All slices have one length.
 pub type Elementwise = fn(&Attrs, &[&[f32]], &mut [f32]);
 
 /// Most operands of a registered kernel: their slices are collected without allocating.

@@ -6,7 +6,7 @@ use meganeura_core::quantization::{BLOCK, BlockFormat};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Storage {
     /// IEEE 754 binary16.
-    Half,
+    F16,
     /// Blocks of integers with a scale each.
     Blocks(BlockFormat),
 }
@@ -15,7 +15,7 @@ impl Storage {
     /// Bytes of so many numbers without scales, whole blocks where there are blocks.
     pub(crate) fn bytes(self, count: usize) -> usize {
         match self {
-            Storage::Half => 2 * count,
+            Storage::F16 => 2 * count,
             Storage::Blocks(format) => count / BLOCK * format.bytes(),
         }
     }
@@ -44,7 +44,7 @@ impl Rows {
             Rows {
                 numbers: self.numbers.add(row * storage.bytes(self.k)),
                 scales: match storage {
-                    Storage::Half => self.scales,
+                    Storage::F16 => self.scales,
                     Storage::Blocks(_) => self.scales.add(row * (self.k / BLOCK)),
                 },
                 k: self.k,

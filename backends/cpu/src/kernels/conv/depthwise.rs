@@ -1,4 +1,4 @@
-//! Convolutions with one input channel per group: no product of matrices, but windows over planes.
+//! Convolutions with one input channel per group: no matmul, but windows over planes.
 
 use meganeura_core::ops::Conv2dDims;
 

@@ -1,9 +1,9 @@
-//! Convolution as matrix products over columns of input patches.
+//! Convolution as matmuls over columns of input patches.
 //!
 //! The windows of an image are cut into strips whose patches fit into the second-level cache. A task
 //! unfolds a strip to a matrix with a row for each channel and tap and a column for each window, and
 //! multiplies at once, so that patches never travel to memory. Convolutions with one input channel per
-//! group have no product worth the name and go their own way ([`depthwise`]).
+//! group have no matmul worth the name and go their own way ([`depthwise`]).
 
 mod depthwise;
 mod forward;

@@ -8,7 +8,7 @@ use crate::memory::ALIGNMENT;
 
 /// `f32`s of a strip's patches: half of a 1 MiB second-level cache.
 pub(super) const STRIP_LEN: usize = 128 * 1024;
-/// Windows of a strip, at least: a narrow product reads its left operand too often.
+/// Windows of a strip, at least: a narrow matmul reads its left operand too often.
 pub(super) const MIN_WINDOWS: usize = 64;
 /// Strips are multiples of this, the width of a tile of the multiplication.
 pub(super) const TILE: usize = 16;
@@ -59,24 +59,24 @@ impl Sizes {
         self.inputs * self.taps
     }
 
-    /// Products, one for each image and group.
-    pub(super) fn products(&self) -> usize {
+    /// Matmuls, one for each image and group.
+    pub(super) fn matmuls(&self) -> usize {
         self.images * self.groups
     }
 
-    /// Offset of the input of a product.
-    pub(super) fn input_at(&self, product: usize) -> usize {
-        product * self.inputs * self.plane
+    /// Offset of the input of a matmul.
+    pub(super) fn input_at(&self, matmul: usize) -> usize {
+        matmul * self.inputs * self.plane
     }
 
-    /// Offset of the output of a product.
-    pub(super) fn output_at(&self, product: usize) -> usize {
-        product * self.outputs * self.windows
+    /// Offset of the output of a matmul.
+    pub(super) fn output_at(&self, matmul: usize) -> usize {
+        matmul * self.outputs * self.windows
     }
 
-    /// Offset of the weights of a product.
-    pub(super) fn weight_at(&self, product: usize) -> usize {
-        product % self.groups * self.outputs * self.patch()
+    /// Offset of the weights of a matmul.
+    pub(super) fn weight_at(&self, matmul: usize) -> usize {
+        matmul % self.groups * self.outputs * self.patch()
     }
 
     /// Tasks that the work is worth.
