@@ -5,7 +5,7 @@ use meganeura::precision::Precision;
 use meganeura::{Error, Result};
 
 /// Differences below this count as none, however little samples scatter: machines differ by as much between two runs.
-const LEAST_CHANGE: f64 = 0.02;
+const MIN_CHANGE: f64 = 0.02;
 
 /// Whether a workload changed by more than the scatter of its samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,9 +45,9 @@ impl Change {
 
     fn of(before: &Measurement, after: &Measurement) -> Self {
         let (old, new) = (before.seconds, after.seconds);
-        let verdict = if new.high < old.low && new.median < old.median * (1.0 - LEAST_CHANGE) {
+        let verdict = if new.high < old.low && new.median < old.median * (1.0 - MIN_CHANGE) {
             Verdict::Faster
-        } else if new.low > old.high && new.median > old.median * (1.0 + LEAST_CHANGE) {
+        } else if new.low > old.high && new.median > old.median * (1.0 + MIN_CHANGE) {
             Verdict::Slower
         } else {
             Verdict::Same
@@ -74,7 +74,7 @@ pub struct PeakRateChange {
     /// Copy rate, now / then.
     pub copies: f64,
     /// Matmul rate in `f32`, now / then.
-    pub products: f64,
+    pub matmuls: f64,
     /// Launch cost, now / then.
     pub launches: f64,
 }
@@ -130,7 +130,7 @@ impl RecordComparison {
                 device: new.selector.clone(),
                 replaced: (name(old) != name(new)).then(|| [name(old), name(new)]),
                 copies: new.peak_rates.bytes_per_second / old.peak_rates.bytes_per_second,
-                products: new.peak_rates.flops_per_second / old.peak_rates.flops_per_second,
+                matmuls: new.peak_rates.flops_per_second / old.peak_rates.flops_per_second,
                 launches: new.peak_rates.launch_seconds / old.peak_rates.launch_seconds,
             })
         });
@@ -176,7 +176,7 @@ mod tests {
                     high: *high,
                     samples: 9,
                 },
-                waited_seconds: None,
+                synchronized_seconds: None,
                 difference: None,
                 cost: WorkloadCost::default(),
                 roofline: None,

@@ -15,8 +15,8 @@ use meganeura::{Error, Result};
 /// Seconds that a sample takes at least, where a turn is shorter.
 const SAMPLE: f64 = 0.02;
 /// Seconds for the samples of one device and workload, but for the least number of samples.
-const PATIENCE: f64 = 1.0;
-const LEAST_SAMPLES: usize = 3;
+const MAX_SECONDS: f64 = 1.0;
+const MIN_SAMPLES: usize = 3;
 /// Pause after which a device may have lowered its clock.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -228,20 +228,20 @@ impl<'a> Comparison<'a> {
             .iter_mut()
             .map(|c| contained(|| c.sample()).unwrap_or(0.0) * f64::from(c.times))
             .sum();
-        let affordable = (PATIENCE * self.candidates.len() as f64 / of_a_turn.max(1e-9)) as usize;
-        let turns = affordable.max(LEAST_SAMPLES).min(samples.max(1));
+        let affordable = (MAX_SECONDS * self.candidates.len() as f64 / of_a_turn.max(1e-9)) as usize;
+        let turns = affordable.max(MIN_SAMPLES).min(samples.max(1));
         (0..turns).for_each(|_| self.turn());
-        let waited: Vec<Option<f64>> = self.candidates.iter_mut().map(waited_for).collect();
-        let measured = self.candidates.iter().zip(waited);
+        let synchronized: Vec<Option<f64>> = self.candidates.iter_mut().map(synchronized_seconds).collect();
+        let measured = self.candidates.iter().zip(synchronized);
         measured
-            .map(|(c, waited_seconds)| Measurement {
+            .map(|(c, synchronized_seconds)| Measurement {
                 suite: self.workload.suite,
                 workload: self.workload.name.clone(),
                 series: self.workload.series.clone(),
                 device: c.on.selector.clone(),
                 precision: c.prepared.precision,
                 seconds: Spread::of(&c.samples),
-                waited_seconds,
+                synchronized_seconds,
                 cost: c.prepared.cost,
                 difference: c.difference,
                 roofline: c.roofline,
@@ -312,7 +312,7 @@ fn times_of_a_sample(seconds: f64) -> u32 {
 }
 
 /// Mean seconds of a synchronized run; less than a tenth of a second is spent on it.
-fn waited_for(candidate: &mut Candidate) -> Option<f64> {
+fn synchronized_seconds(candidate: &mut Candidate) -> Option<f64> {
     let one = Spread::of(&candidate.samples).median;
     let times = (0.05 / one.max(1e-9)).ceil().clamp(1.0, 200.0) as u32;
     contained(|| {

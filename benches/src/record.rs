@@ -72,7 +72,8 @@ pub struct Measurement {
     /// Time per step (or other task of the workload), with steps submitted back to back.
     pub seconds: Spread,
     /// Time per step if the host synchronizes after each step.
-    pub waited_seconds: Option<f64>,
+    #[serde(rename = "waited_seconds")]
+    pub synchronized_seconds: Option<f64>,
     /// Max. difference of its result from a reference in `f32`, relative to the largest number. The reference is the first
     /// device's result, which has no difference itself unless it is in mixed precision. Earlier records have none.
     #[serde(default)]

@@ -13,10 +13,10 @@ use safetensors::SafeTensors;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::checkpoint::element::Element;
-use crate::checkpoint::shard::Tensor;
-use crate::checkpoint::{ADAPTERS, convert};
-use crate::{damaged, read_text};
+use crate::files::{damaged, read_text};
+use crate::tensors::convert;
+use crate::tensors::element::Element;
+use crate::tensors::shard::Tensor;
 
 /// The settings.
 pub(crate) const CONFIG: &str = "adapter_config.json";
@@ -24,6 +24,8 @@ pub(crate) const CONFIG: &str = "adapter_config.json";
 pub(crate) const MATRICES: &str = "adapter_model.safetensors";
 /// Begins the names of tensors.
 pub(crate) const PREFIX: &str = "base_model.model.";
+/// In the names of adapters, which are not part of a checkpoint.
+pub(crate) const ADAPTERS: &str = ".lora_";
 
 /// Adapters of a model.
 #[derive(Debug)]

@@ -8,8 +8,8 @@ use minijinja::value::Value;
 use minijinja::{Environment, ErrorKind, context};
 use serde::Deserialize;
 
+use crate::files::{damaged, read_text};
 use crate::gguf::{self, Gguf};
-use crate::{damaged, read_text};
 
 /// One message of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -9,8 +9,8 @@ use meganeura_nn::models::LlamaConfig;
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::files::{damaged, read_text};
 use crate::gguf::{self, Gguf};
-use crate::{damaged, read_text};
 
 /// Families that are known, by the `model_type` of their configurations.
 pub const FAMILIES: &[&str] = &["llama", "mistral", "qwen2", "qwen3"];
@@ -139,7 +139,8 @@ impl ModelConfig {
     /// [`Error::File`]: a file that cannot be read or parsed, a family or an option that is not supported.
     pub fn open(folder: &Path) -> Result<Self> {
         if gguf::is_one(folder) {
-            return Gguf::open(folder)?.config();
+            let text = Gguf::open(folder)?.config(FAMILIES)?;
+            return ModelConfig::parse(&text, folder);
         }
         let path = folder.join("config.json");
         let mut config = ModelConfig::parse(&read_text(&path)?, &path)?;
@@ -244,7 +245,7 @@ impl Raw {
 }
 
 /// Larger than any size of a model; a product of two is a number still.
-const LARGEST: usize = i32::MAX as usize;
+const MAX_SIZE: usize = i32::MAX as usize;
 
 impl ModelConfig {
     /// Whether there can be such a model, whatever its weights are.
@@ -260,10 +261,10 @@ impl ModelConfig {
             ("head_dim", network.head_dim()),
             ("max_position_embeddings", self.context),
         ] {
-            if !(1..=LARGEST).contains(&size) {
+            if !(1..=MAX_SIZE).contains(&size) {
                 return Err(damaged(
                     path,
-                    format!("{name} is {size}, and has to be from 1 to {LARGEST}"),
+                    format!("{name} is {size}, and has to be from 1 to {MAX_SIZE}"),
                 ));
             }
         }

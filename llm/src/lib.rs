@@ -31,11 +31,13 @@ pub mod adapters;
 pub mod chat;
 pub mod checkpoint;
 pub mod config;
+mod files;
 pub mod generator;
 mod gguf;
 pub mod hub;
 pub mod sampling;
 pub mod saving;
+mod tensors;
 pub mod tokenizer;
 
 pub use adapters::Adapters;
@@ -46,25 +48,3 @@ pub use generator::{Generation, Generator, GeneratorOptions, Request, Speed};
 pub use meganeura_nn::layers::WeightStorage;
 pub use sampling::{Sampler, Sampling};
 pub use tokenizer::{TextStream, Tokenizer};
-
-use std::fs;
-use std::path::Path;
-
-use meganeura_core::{Error, Result};
-
-/// The text of a file of a checkpoint.
-fn read_text(path: &Path) -> Result<String> {
-    fs::read_to_string(path).map_err(|e| {
-        let remedy = "give the folder of a checkpoint: config.json, *.safetensors and tokenizer.json";
-        Error::file(path, format!("cannot be read: {e}"), remedy)
-    })
-}
-
-/// A file of a checkpoint that holds something else than it should.
-fn damaged(path: &Path, message: impl std::fmt::Display) -> Error {
-    Error::file(
-        path,
-        format!("is not what it should be: {message}"),
-        "fetch the file anew",
-    )
-}

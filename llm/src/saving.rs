@@ -13,8 +13,8 @@ use meganeura_nn::models::LlamaConfig;
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
 
-use crate::adapters::{CONFIG, MATRICES, PREFIX, add_product};
-use crate::checkpoint::{ADAPTERS, transposed};
+use crate::adapters::{ADAPTERS, CONFIG, MATRICES, PREFIX, add_product};
+use crate::checkpoint::transposed;
 
 /// Files that describe a checkpoint beside its weights.
 const DESCRIPTIONS: [&str; 7] = [

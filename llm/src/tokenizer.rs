@@ -9,7 +9,7 @@ use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 
 use crate::config::ModelConfig;
-use crate::damaged;
+use crate::files::damaged;
 use crate::gguf::{self, Gguf};
 
 /// The mark that tokenizers of [`Tokenizer::train`] have.
@@ -44,7 +44,7 @@ impl Tokenizer {
     /// # Errors
     /// As [`Tokenizer::open`].
     pub fn read(path: &Path) -> Result<Self> {
-        Tokenizer::parse(path, &crate::read_text(path)?)
+        Tokenizer::parse(path, &crate::files::read_text(path)?)
     }
 
     /// What a file has said.

@@ -106,7 +106,7 @@ impl Contraction for MatMul {
     }
 
     fn kind(&self) -> String {
-        "product".into()
+        "matmul".into()
     }
 
     fn is_along_k(&self, operand: usize) -> bool {

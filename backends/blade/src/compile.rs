@@ -108,7 +108,9 @@ impl Device for BladeDevice {
     }
 
     fn workspace_bytes(&self, plan: &ExecutionPlan) -> Result<u64> {
-        self.with(plan, self.coop_for(plan), |with| Ok(Draft::of(plan, with)?.beside()))
+        self.with(plan, self.coop_for(plan), |with| {
+            Ok(Draft::of(plan, with)?.workspace_bytes())
+        })
     }
 
     fn tunable(&self) -> Option<&dyn Tune> {

@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use meganeura_core::backend::Fact;
 
 /// Bytes of a storage buffer that every Vulkan device allocates and binds.
-const LEAST_BUFFER: u64 = 128 << 20;
+const MIN_BUFFER: u64 = 128 << 20;
 /// Bytes beyond which numbers of elements do not fit 32 bits.
 const MAX_BUFFER: u64 = 4 << 30;
 /// Sizes are multiples of this, so that an allocation is not rounded up beyond the limit.
@@ -35,7 +35,7 @@ pub(crate) struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Limits {
-            buffer_bytes: LEAST_BUFFER,
+            buffer_bytes: MIN_BUFFER,
             memory_bytes: None,
             subgroup_size: None,
             multiprocessors: None,
@@ -237,8 +237,8 @@ fn describe(instance: &ash::Instance, device: ash::vk::PhysicalDevice) -> Probed
 
 /// The largest buffer within these limits, none of which may be below what every device has.
 fn largest_buffer(limits: &[u64]) -> u64 {
-    let least = limits.iter().copied().min().unwrap_or(LEAST_BUFFER);
-    least.clamp(LEAST_BUFFER, MAX_BUFFER) / GRAIN * GRAIN
+    let least = limits.iter().copied().min().unwrap_or(MIN_BUFFER);
+    least.clamp(MIN_BUFFER, MAX_BUFFER) / GRAIN * GRAIN
 }
 
 /// Most bytes of an allocation and of a buffer, as far as a device of this version says.
@@ -271,7 +271,7 @@ mod tests {
         assert_eq!(largest_buffer(&[u64::MAX, 1 << 30, 2 << 30]), 1 << 30);
         assert_eq!(largest_buffer(&[u64::from(u32::MAX), 1 << 40]), (4 << 30) - GRAIN);
         assert_eq!(largest_buffer(&[1 << 33]), MAX_BUFFER);
-        assert_eq!(largest_buffer(&[3]), LEAST_BUFFER, "a driver's mistake");
-        assert_eq!(largest_buffer(&[]), LEAST_BUFFER);
+        assert_eq!(largest_buffer(&[3]), MIN_BUFFER, "a driver's mistake");
+        assert_eq!(largest_buffer(&[]), MIN_BUFFER);
     }
 }

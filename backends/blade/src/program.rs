@@ -95,7 +95,7 @@ pub(crate) struct Draft {
 
 impl Draft {
     /// Bytes of all buffers that are not the plan's.
-    pub(crate) fn beside(&self) -> u64 {
+    pub(crate) fn workspace_bytes(&self) -> u64 {
         self.sizes[self.extra.scalars..].iter().sum()
     }
 

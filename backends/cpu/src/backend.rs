@@ -42,7 +42,7 @@ impl CpuDevice {
                     launch: Duration::from_nanos(200),
                     bytes_per_second: 10e9 * threads.clamp(1, 8) as f64,
                     flops_per_second: 50e9 * threads.max(1) as f64,
-                    // Kernels expand half precision on the way, which takes little of a product.
+                    // Kernels expand half precision on the way, which takes little of a matmul.
                     half_flops_per_second: 50e9 * threads.max(1) as f64,
                     free_views: false,
                 },
@@ -158,7 +158,7 @@ impl Device for CpuDevice {
         plan.verify()?;
         // Of its memory no page is touched.
         let arena = Arena::new(plan).map_err(out_of_memory)?;
-        Ok(Program::new(plan, &arena)?.beside(plan, self.pool.threads()))
+        Ok(Program::new(plan, &arena)?.workspace_bytes(plan, self.pool.threads()))
     }
 
     fn compile(&self, plan: &ExecutionPlan) -> Result<Box<dyn Executable>> {
@@ -177,7 +177,7 @@ mod tests {
 
     /// Scratch of kernels is refused before it is allocated, too.
     #[test]
-    fn memory_beside_the_buffers_has_to_fit() {
+    fn workspace_beside_the_buffers_has_to_fit() {
         let mut g = meganeura_core::Graph::new();
         let x = g.input("x", &[64, 64]);
         let y = g.causal_attention(x, x, x, 4, 4, 16);
@@ -185,14 +185,14 @@ mod tests {
         let mut device = CpuDevice::new(2);
         let plan = meganeura_core::plan::compile_for(&g, &device).expect("a plan");
         let planned = plan.memory_forecast().planned as u64;
-        let beside = device.workspace_bytes(&plan).expect("kernels");
-        assert!(beside > 0);
-        device.capabilities.memory_bytes = Some(planned + beside);
+        let workspace = device.workspace_bytes(&plan).expect("kernels");
+        assert!(workspace > 0);
+        device.capabilities.memory_bytes = Some(planned + workspace);
         assert!(device.compile(&plan).is_ok());
-        device.capabilities.memory_bytes = Some(planned + beside - 1);
+        device.capabilities.memory_bytes = Some(planned + workspace - 1);
         match device.compile(&plan) {
             Err(Error::OutOfMemory { requested, remedy, .. }) => {
-                assert_eq!(requested as u64, planned + beside);
+                assert_eq!(requested as u64, planned + workspace);
                 assert!(remedy.contains("workspace"), "{remedy}");
             }
             other => panic!("{:?}", other.map(|_| "compiled")),

@@ -2,7 +2,6 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use meganeura_core::backend::{Capabilities, Executable, PassTiming, StepArgs, StepStats, Ticket, pass_label};
@@ -10,69 +9,19 @@ use meganeura_core::ops::Call;
 use meganeura_core::plan::{BufferRef, ExecutionPlan, HostIndices, Part as Place, Segment, check_fit};
 use meganeura_core::{Error, Result};
 
-use crate::gemm::share;
-use crate::kernels::{self, CompileCx, Kernel};
+use crate::faults::Faults;
+use crate::kernel::{CompileCx, Kernel, RunCx};
+use crate::kernels;
 use crate::memory::{ALIGNMENT, Arena, Block};
 use crate::order::Orders;
 use crate::pool::ThreadPool;
 use crate::prefetch::Prefetch;
+use crate::share::share;
 use crate::transfer::{each_run, one_run, overwrite, place, scatter, whole};
 use crate::vmath;
 
 /// Stages that take less than this on one thread are not worth waking others for.
 const PARALLEL_NANOS: u64 = 6_000;
-
-/// What a task works with beside its operands.
-pub(crate) struct RunCx<'a> {
-    /// Scratch of the dispatch, shared by its tasks.
-    pub(crate) shared: *mut f32,
-    /// Scratch of the thread.
-    pub(crate) private: *mut f32,
-    faults: &'a Faults,
-}
-
-impl RunCx<'_> {
-    /// Reports an index outside of a table of so many rows, met by the dispatch at that position. The
-    /// first report of a step is kept.
-    pub(crate) fn index_out_of_range(&self, dispatch: usize, index: u32, rows: usize) {
-        self.faults.report(dispatch, index, rows);
-    }
-}
-
-/// The first fault of a step.
-#[derive(Debug, Default)]
-struct Faults {
-    /// Dispatch plus one in the upper half, index in the lower; 0 if there is none.
-    first: AtomicU64,
-    rows: AtomicU64,
-}
-
-impl Faults {
-    fn report(&self, dispatch: usize, index: u32, rows: usize) {
-        let word = ((dispatch as u64 + 1) << 32) | u64::from(index);
-        let stored = self
-            .first
-            .compare_exchange(0, word, Ordering::AcqRel, Ordering::Relaxed);
-        if stored.is_ok() {
-            self.rows.store(rows as u64, Ordering::Release);
-        }
-    }
-
-    /// Whether there was one. The tasks that may have reported it are over: the pool has waited for them.
-    fn any(&self) -> bool {
-        self.first.load(Ordering::Relaxed) != 0
-    }
-
-    fn take(&self) -> Option<(usize, u32, usize)> {
-        let word = self.first.swap(0, Ordering::AcqRel);
-        let dispatch = (word >> 32).checked_sub(1)?;
-        Some((
-            dispatch as usize,
-            word as u32,
-            self.rows.load(Ordering::Acquire) as usize,
-        ))
-    }
-}
 
 /// A phase of a dispatch and its shared scratch.
 struct Entry {
@@ -188,7 +137,7 @@ impl Program {
     }
 
     /// Bytes that so many threads need beside the plan's buffers.
-    pub(crate) fn beside(&self, plan: &ExecutionPlan, threads: usize) -> u64 {
+    pub(crate) fn workspace_bytes(&self, plan: &ExecutionPlan, threads: usize) -> u64 {
         let floats = self.scratch.shared + aligned(self.scratch.private) * threads;
         let copies: usize = self.exposed.iter().map(|buffer| plan.buffers[buffer.index()]).sum();
         (floats * size_of::<f32>() + copies) as u64
@@ -200,7 +149,7 @@ impl CpuExecutable {
         let mut arena = Arena::new(plan).map_err(out_of_memory)?;
         // No page of it has been touched.
         let program = Program::new(plan, &arena)?;
-        check_fit(plan, program.beside(plan, pool.threads()), capabilities)?;
+        check_fit(plan, program.workspace_bytes(plan, pool.threads()), capabilities)?;
         for (buffer, data) in plan.constants() {
             overwrite(&mut arena, buffer, &data)?;
         }

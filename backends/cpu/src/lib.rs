@@ -8,12 +8,16 @@
 
 mod backend;
 mod executor;
+mod faults;
 pub mod gemm;
+mod kernel;
 mod kernels;
 mod memory;
 mod order;
 pub mod pool;
 mod prefetch;
+mod share;
+mod simd;
 mod transfer;
 mod vmath;
 
@@ -27,6 +31,14 @@ pub use kernels::{CpuKernel, Elementwise, register_kernel, registered_kernels};
 pub use kernels::KernelEntry;
 #[doc(hidden)]
 pub use meganeura_core::registry::inventory;
+
+/// Announces a kernel for an operator of another crate: `register_kernel!(CpuKernel::elementwise(..));`
+#[macro_export]
+macro_rules! register_kernel {
+    ($kernel:expr) => {
+        $crate::inventory::submit! { $crate::KernelEntry($kernel) }
+    };
+}
 
 meganeura_core::register_plugin!(meganeura_core::registry::PluginManifest {
     name: env!("CARGO_PKG_NAME"),

@@ -50,7 +50,7 @@ impl Panels {
     }
 
     /// Where the unit lies that has this number in the order of rows.
-    pub(crate) fn place(&self, number: usize) -> usize {
+    pub(crate) fn offset(&self, number: usize) -> usize {
         let panel = self.rows * self.units;
         if number >= self.count * panel {
             return number;
@@ -62,10 +62,10 @@ impl Panels {
     /// Where units lie that follow each other in the order of rows: the first one, and the distance to each next one. `None`
     /// if they are not in one row.
     pub(crate) fn in_row(&self, first: usize, count: usize) -> Option<[usize; 2]> {
-        let banded = self.count * self.rows * self.units;
+        let units_in_panels = self.count * self.rows * self.units;
         match first {
-            _ if first >= banded => Some([first, 1]),
-            _ if first % self.units + count <= self.units => Some([self.place(first), self.rows]),
+            _ if first >= units_in_panels => Some([first, 1]),
+            _ if first % self.units + count <= self.units => Some([self.offset(first), self.rows]),
             _ => None,
         }
     }
@@ -73,18 +73,18 @@ impl Panels {
     /// Calls with pieces of a range of bytes in the order of rows, each within one unit, and where they lie.
     fn pieces(&self, range: Range<usize>, mut each: impl FnMut(Range<usize>, usize)) {
         let mut at = range.start;
-        let banded = self.count * self.rows * self.units * self.unit;
+        let bytes_in_panels = self.count * self.rows * self.units * self.unit;
         // Units of one row are `rows` units apart from each other.
         let step = self.rows * self.unit;
-        while at < range.end.min(banded) {
+        while at < range.end.min(bytes_in_panels) {
             let row_end = (at / (self.units * self.unit) + 1) * self.units * self.unit;
-            let mut place = self.place(at / self.unit) * self.unit;
+            let mut to = self.offset(at / self.unit) * self.unit;
             while at < range.end.min(row_end) {
                 let within = at % self.unit;
                 let end = range.end.min(at - within + self.unit);
-                each(at..end, place + within);
+                each(at..end, to + within);
                 at = end;
-                place += step;
+                to += step;
             }
         }
         if at < range.end {
@@ -92,24 +92,24 @@ impl Panels {
         }
     }
 
-    /// Writes bytes to a place that they have in the order of rows.
+    /// Writes bytes to the offset that they have in the order of rows.
     pub(crate) fn write(&self, pool: &ThreadPool, bytes: &[u8], offset: usize, matrix: &mut [u8]) {
         let matrix: View<u8> = View::new(matrix.as_mut_ptr(), matrix.len());
         pool.run(bytes.len().div_ceil(TOGETHER), &|task, _| {
             let own = task * TOGETHER..bytes.len().min((task + 1) * TOGETHER);
-            self.pieces(offset + own.start..offset + own.end, |piece, place| {
+            self.pieces(offset + own.start..offset + own.end, |piece, to| {
                 let from = &bytes[piece.start - offset..piece.end - offset];
-                // SAFETY: the exclusive borrow lasts until all tasks are over; places of different bytes are different.
-                unsafe { matrix.slice_mut(place..place + from.len()) }.copy_from_slice(from);
+                // SAFETY: the exclusive borrow lasts until all tasks are over; offsets of different bytes are different.
+                unsafe { matrix.slice_mut(to..to + from.len()) }.copy_from_slice(from);
             });
         });
     }
 
-    /// Reads bytes from a place that they have in the order of rows.
+    /// Reads bytes from the offset that they have in the order of rows.
     pub(crate) fn read(&self, matrix: &[u8], offset: usize, bytes: &mut [u8]) {
-        self.pieces(offset..offset + bytes.len(), |piece, place| {
+        self.pieces(offset..offset + bytes.len(), |piece, to| {
             let len = piece.len();
-            bytes[piece.start - offset..piece.end - offset].copy_from_slice(&matrix[place..place + len]);
+            bytes[piece.start - offset..piece.end - offset].copy_from_slice(&matrix[to..to + len]);
         });
     }
 }
@@ -210,15 +210,15 @@ mod tests {
     fn places_are_a_permutation() {
         for (rows, width, panel, unit) in [(5, 12, 2, 4), (32, 576 / 2, 16, 4), (16, 6, 16, 2), (37, 64, 16, 4)] {
             let panels = Panels::new(rows, width, panel, unit).expect("panels");
-            let mut places: Vec<usize> = (0..rows * width / unit).map(|u| panels.place(u)).collect();
-            assert!(places[rows / panel * panel * width / unit..].iter().is_sorted());
-            places.sort_unstable();
-            assert!(places.iter().enumerate().all(|(i, &p)| i == p));
+            let mut offsets: Vec<usize> = (0..rows * width / unit).map(|u| panels.offset(u)).collect();
+            assert!(offsets[rows / panel * panel * width / unit..].iter().is_sorted());
+            offsets.sort_unstable();
+            assert!(offsets.iter().enumerate().all(|(i, &p)| i == p));
             let units = width / unit;
             for (first, count) in [(0, units), (2, units - 2), (panel * units, units), (1, units)] {
-                let places = (first..first + count).map(|u| panels.place(u));
+                let offsets = (first..first + count).map(|u| panels.offset(u));
                 match panels.in_row(first, count) {
-                    Some([place, step]) => assert!(places.eq((0..count).map(|i| place + i * step))),
+                    Some([start, step]) => assert!(offsets.eq((0..count).map(|i| start + i * step))),
                     None => assert_eq!(first, 1),
                 }
             }
@@ -239,7 +239,7 @@ mod tests {
             let mut whole = vec![0u8; bytes.len()];
             panels.write(&pool, &bytes, 0, &mut whole);
             for (at, &byte) in bytes.iter().enumerate().step_by(7) {
-                assert_eq!(whole[panels.place(at / unit) * unit + at % unit], byte);
+                assert_eq!(whole[panels.offset(at / unit) * unit + at % unit], byte);
             }
             let mut parts = vec![0u8; bytes.len()];
             let mut at = 0;

@@ -16,8 +16,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::gemm::share;
 use crate::prefetch::Prefetch;
+use crate::share::share;
 
 /// How long an idle worker polls for the next job before it sleeps, and how long
 /// a caller polls for the last worker. Longer than the gaps between the launches

@@ -4,7 +4,7 @@
 //! short stage runs on one. A list says where the next such stage begins to read; asking for a line costs nothing that
 //! anybody waits for.
 
-use crate::gemm::simd::{LINE, prefetch_line};
+use crate::simd::{LINE, prefetch_line};
 
 /// Ranges that a list has room for: numbers and scales of four products that share a stage.
 const RANGES: usize = 8;

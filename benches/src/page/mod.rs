@@ -186,7 +186,7 @@ impl Page {
                 "{}, now / before: copy rate {:.2}, matmul rate {:.2}, launch cost {:.2}.{}",
                 c.device,
                 c.copies,
-                c.products,
+                c.matmuls,
                 c.launches,
                 replaced.collect::<String>()
             );
@@ -206,7 +206,7 @@ fn cells(m: &Measurement) -> Vec<String> {
         m.precision.to_string(),
         seconds(m.seconds.median),
         format!("{:.1} %", m.seconds.scatter() * 100.0),
-        or_none(m.waited_seconds.map(seconds)),
+        or_none(m.synchronized_seconds.map(seconds)),
         or_none(m.difference.map(|off| format!("{off:.0e}"))),
         or_none(m.flops_per_second().map(metric)),
         or_none(m.bytes_per_second().map(metric)),

@@ -224,7 +224,7 @@ fn object(model: &str, mode: Mode, rows: usize, device: &str, report: &OptimizeR
         "peak_bytes_planned": forecast.planned,
         "peak_bytes_unplanned": forecast.unplanned,
         "peak_bytes_lower_bound": forecast.lower_bound,
-        "workspace_bytes": planned.beside,
+        "workspace_bytes": planned.workspace_bytes,
         "recomputation": planned.plan.recomputation.as_ref().map(|r| json!({
             "budget_bytes": r.budget,
             "peak_bytes_without": r.peak_without,

@@ -65,8 +65,8 @@ impl KernelArgs {
 /// Why there is no text of a dispatch, though there are texts of others.
 fn without_text(device: &dyn Device, name: &str, plan: &ExecutionPlan, number: usize) -> String {
     let label = &plan.dispatches[number].label;
-    let elsewhere = device.elsewhere(plan);
-    match elsewhere.iter().find(|(dispatch, _)| *dispatch == number) {
+    let fallback_dispatches = device.fallback_dispatches(plan);
+    match fallback_dispatches.iter().find(|(dispatch, _)| *dispatch == number) {
         Some((_, other)) => {
             format!("dispatch {number} ({label}) has no kernel text: {other} runs it, for which {name} has no kernel")
         }

@@ -22,7 +22,7 @@ pub(super) struct Planned {
     pub(super) build_ms: f64,
     pub(super) cached_load_ms: Option<f64>,
     /// Bytes of workspace that the device needs in addition to the plan's buffers; not known for a simulated device.
-    pub(super) beside: Option<u64>,
+    pub(super) workspace_bytes: Option<u64>,
 }
 
 impl Planned {
@@ -41,7 +41,7 @@ impl Planned {
                 .plan(graph)?
                 .0)
         })?;
-        planned.beside = Some(device.workspace_bytes(&planned.plan)?);
+        planned.workspace_bytes = Some(device.workspace_bytes(&planned.plan)?);
         Ok(planned)
     }
 
@@ -80,7 +80,7 @@ impl Planned {
             plan,
             build_ms,
             cached_load_ms,
-            beside: None,
+            workspace_bytes: None,
         })
     }
 
@@ -126,7 +126,7 @@ impl Planned {
             "  minimum: {:.1} MB live at the peak level",
             forecast.lower_bound as f64 / 1e6
         ))?;
-        if let Some(bytes) = self.beside {
+        if let Some(bytes) = self.workspace_bytes {
             line(format_args!(
                 "  workspace: {:.1} MB (scratch of kernels, copies for rolling back a failed step)",
                 bytes as f64 / 1e6

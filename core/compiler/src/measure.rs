@@ -12,14 +12,14 @@ use meganeura_core::graph::Graph;
 use meganeura_core::precision::Precision;
 use meganeura_core::session::Session;
 
-/// Time that a measurement takes at most, but for its least number of steps.
-const PATIENCE: Duration = Duration::from_millis(150);
-const LEAST_STEPS: usize = 3;
+/// Time that a measurement takes at most, but for its minimum number of steps.
+const MAX_TIME: Duration = Duration::from_millis(150);
+const MIN_STEPS: usize = 3;
 /// Elements of the vectors that are copied: 64 MB, beyond most caches.
-const COPIED: usize = 16 << 20;
-/// Largest matrices, and the time of a product from which on larger ones tell nothing new.
-const LARGEST: usize = 4096;
-const LONG_ENOUGH: Duration = Duration::from_millis(4);
+const COPY_LEN: usize = 16 << 20;
+/// Largest matrices, and the time of a matmul from which on larger ones tell nothing new.
+const MAX_EDGE: usize = 4096;
+const MIN_MATMUL_TIME: Duration = Duration::from_millis(4);
 
 /// Measures a device that nothing else uses; some seconds.
 ///
@@ -28,27 +28,27 @@ const LONG_ENOUGH: Duration = Duration::from_millis(4);
 pub fn measure_rates(device: &Arc<dyn Device>) -> Result<Rates> {
     let step = time(device, &negations(64, 1), Precision::F32)?;
     let launch = per_call(device, &|calls| negations(64, calls), [8, 72], Precision::F32)?;
-    let copy = per_call(device, &|calls| negations(COPIED, calls), [1, 5], Precision::F32)?;
+    let copy = per_call(device, &|calls| negations(COPY_LEN, calls), [1, 5], Precision::F32)?;
     let mut edge = 128;
-    let product = loop {
-        let product = per_call(device, &|calls| products(edge, calls), [1, 5], Precision::F32)?;
-        if product >= LONG_ENOUGH || edge == LARGEST {
-            break product;
+    let matmul = loop {
+        let matmul = per_call(device, &|calls| matmuls(edge, calls), [1, 5], Precision::F32)?;
+        if matmul >= MIN_MATMUL_TIME || edge == MAX_EDGE {
+            break matmul;
         }
         edge *= 2;
     };
     let rate = |work: usize, time: Duration| work as f64 / time.as_secs_f64().max(1e-9);
-    let product_at = |precision| per_call(device, &|calls| products(edge, calls), [1, 5], precision);
+    let matmul_at = |precision| per_call(device, &|calls| matmuls(edge, calls), [1, 5], precision);
     let mixed = device
         .has_mixed_precision()
-        .then(|| product_at(Precision::Mixed))
+        .then(|| matmul_at(Precision::Mixed))
         .transpose()?;
     Ok(Rates {
         step,
         launch,
-        bytes_per_second: rate(2 * size_of::<f32>() * COPIED, copy),
+        bytes_per_second: rate(2 * size_of::<f32>() * COPY_LEN, copy),
         edge,
-        flops_per_second: rate(2 * edge.pow(3), product),
+        flops_per_second: rate(2 * edge.pow(3), matmul),
         mixed_flops_per_second: mixed.map(|time| rate(2 * edge.pow(3), time)),
     })
 }
@@ -64,8 +64,8 @@ fn negations(elements: usize, calls: usize) -> Graph {
     g
 }
 
-/// So many products with a square matrix, one after the other.
-fn products(edge: usize, calls: usize) -> Graph {
+/// So many matmuls with a square matrix, one after the other.
+fn matmuls(edge: usize, calls: usize) -> Graph {
     let mut g = Graph::new();
     let (mut x, w) = (g.input("x", &[edge, edge]), g.input("w", &[edge, edge]));
     for _ in 0..calls {
@@ -101,7 +101,7 @@ fn time(device: &Arc<dyn Device>, graph: &Graph, precision: Precision) -> Result
     let mut session = Session::on(device.clone(), plan)?;
     for (name, buffer) in session.plan().input_buffers.clone() {
         let shape = session.plan().buffer_types[buffer.index()].shape.clone();
-        // Products of such matrices neither grow nor vanish.
+        // Matmuls of such matrices neither grow nor vanish.
         let scale = (shape.dims()[0] as f32).sqrt().recip();
         let data: Vec<f32> = (0..shape.numel())
             .map(|i| (i * 31 % 101) as f32 / 50.0 - 1.0)
@@ -118,7 +118,7 @@ fn time(device: &Arc<dyn Device>, graph: &Graph, precision: Precision) -> Result
     // The first one pays for pages that are touched for the first time.
     step()?;
     let (start, mut steps, mut best) = (Instant::now(), 0, Duration::MAX);
-    while steps < LEAST_STEPS || start.elapsed() < PATIENCE {
+    while steps < MIN_STEPS || start.elapsed() < MAX_TIME {
         best = best.min(step()?);
         steps += 1;
     }

@@ -188,7 +188,7 @@ pub trait Device: Send + Sync {
     }
 
     /// Dispatches of a plan that the fallback device runs, with its name; see [`fallback`](crate::fallback).
-    fn elsewhere(&self, plan: &ExecutionPlan) -> Vec<(usize, String)> {
+    fn fallback_dispatches(&self, plan: &ExecutionPlan) -> Vec<(usize, String)> {
         let _ = plan;
         Vec::new()
     }

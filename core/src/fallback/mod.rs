@@ -3,7 +3,7 @@
 //! It is used only if the configuration names it (`fallback = "cpu"`); without one, such dispatches are an error. Their
 //! operands and results are copied through the host. Both devices have all buffers, and no two buffers share memory. The
 //! host synchronizes after each part of a step. The report of a build lists these dispatches
-//! (`OptimizeReport::elsewhere` in the crate `meganeura-compiler`).
+//! (`OptimizeReport::fallback_dispatches` in the crate `meganeura-compiler`).
 
 mod both;
 
@@ -118,7 +118,7 @@ impl Device for WithFallback {
         self.first.workspace_bytes(&split(plan, &owners).1[0])
     }
 
-    fn elsewhere(&self, plan: &ExecutionPlan) -> Vec<(usize, String)> {
+    fn fallback_dispatches(&self, plan: &ExecutionPlan) -> Vec<(usize, String)> {
         let name = &self.other.capabilities().name;
         let there = plan
             .dispatches

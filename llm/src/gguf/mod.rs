@@ -18,9 +18,9 @@ use meganeura_core::quantization::BlockFormat;
 use meganeura_core::{Error, Result};
 use memmap2::Mmap;
 
-use crate::checkpoint::element::Element;
-use crate::checkpoint::shard::{Entry, Shard, map};
-use crate::damaged;
+use crate::files::damaged;
+use crate::tensors::element::Element;
+use crate::tensors::shard::{Entry, Shard, map};
 use read::{List, Reader, Value};
 
 /// Whether a path is that of such a file.

@@ -4,8 +4,7 @@ use meganeura_core::{Error, Result};
 use serde_json::json;
 
 use super::{Gguf, names};
-use crate::checkpoint::element::Element;
-use crate::config::{FAMILIES, ModelConfig};
+use crate::tensors::element::Element;
 
 impl Gguf {
     /// The architecture, which is also the prefix of its keys.
@@ -62,16 +61,16 @@ impl Gguf {
         }
     }
 
-    /// The configuration.
+    /// The text of the `config.json` that says the same of a model of one of these families.
     ///
     /// # Errors
     /// [`Error::File`]: an architecture or an option that is not supported, numbers that are missing or belong to other
     /// tensors than there are.
-    pub(crate) fn config(&self) -> Result<ModelConfig> {
+    pub(crate) fn config(&self, families: &[&str]) -> Result<String> {
         let architecture = self.architecture()?;
-        if !FAMILIES.contains(&architecture) {
+        if !families.contains(&architecture) {
             let what = format!("a model of architecture '{architecture}'");
-            return Err(self.unsupported(what, &format!("supported are {}", FAMILIES.join(", "))));
+            return Err(self.unsupported(what, &format!("supported are {}", families.join(", "))));
         }
         let dim = self.needed("embedding_length")?;
         let [heads, kv_heads] = self.heads()?;
@@ -131,7 +130,7 @@ impl Gguf {
             "sliding_window": window,
             "eos_token_id": stop,
         });
-        ModelConfig::parse(&fields.to_string(), &self.path)
+        Ok(fields.to_string())
     }
 
     /// Sizes are those of the first block's tensors, and there are tensors for every block: a graph is built of them.

@@ -7,8 +7,8 @@ use meganeura_core::ops::RopeScaling;
 use serde_json::{Value as Json, json};
 
 use super::{Gguf, names};
-use crate::checkpoint::convert;
-use crate::checkpoint::shard::Tensor;
+use crate::tensors::convert;
+use crate::tensors::shard::Tensor;
 
 /// Of the speed: how far Llama 3.1's rule may be from a stored factor, which programs compute in `f32`.
 const TOLERANCE: f64 = 1e-5;

@@ -283,10 +283,10 @@ fn attribute(entry: &crate::manifest::AttributeEntry) -> Result<Attribute, Strin
 }
 
 /// Numbers that are larger are of no use as sizes.
-const LARGEST: i64 = 1 << 31;
+const MAX_INT: i64 = 1 << 31;
 
 fn attr(kind: AttrKind, value: &toml::Value) -> Result<Attr, String> {
-    let int = |v: &toml::Value| v.as_integer().filter(|v| v.abs() <= LARGEST);
+    let int = |v: &toml::Value| v.as_integer().filter(|v| v.abs() <= MAX_INT);
     let found = match kind {
         AttrKind::Int => int(value).map(Attr::Int),
         AttrKind::Float => {

@@ -78,7 +78,7 @@ fn open(path: &Path, allow: Option<&[String]>) -> Result<Opened, Refusal> {
         runs_on_fallback: true,
         ..refusal
     };
-    let library = file::open(path, file::LARGEST).map_err(of)?;
+    let library = file::open(path, file::MAX_BYTES).map_err(of)?;
     crate::check_allowed(allow, &library.sha256).map_err(of)?;
     Ok(library)
 }

@@ -13,7 +13,7 @@ use crate::{Report, check_allowed, trial};
 /// The manifest of a folder.
 const MANIFEST: &str = "plugin.toml";
 /// Larger files belong to no plugin of this kind.
-const LARGEST: u64 = 256 << 10;
+const MAX_BYTES: u64 = 256 << 10;
 const SEE: &str = "see docs/write-a-data-plugin.md";
 
 /// Whether a path stands for a plugin without native code.
@@ -28,7 +28,7 @@ pub(crate) fn load(path: &Path, allow: Option<&[String]>, report: &mut Report) -
     let folder = real.is_dir().then_some(real.as_path());
     let opened = match folder {
         Some(folder) => open_within(folder, MANIFEST)?,
-        None => file::open(&real, LARGEST)?,
+        None => file::open(&real, MAX_BYTES)?,
     };
     let mut sums = format!("{}  {MANIFEST}\n", opened.sha256);
     report.sha256 = Some(opened.sha256);
@@ -82,7 +82,7 @@ fn open_within(folder: &Path, name: &str) -> Result<file::Opened, Refusal> {
             "put the file itself into the folder",
         );
     }
-    file::open(&wanted, LARGEST).map_err(of)
+    file::open(&wanted, MAX_BYTES).map_err(of)
 }
 
 fn text(name: &str, contents: Vec<u8>) -> Result<String, Refusal> {

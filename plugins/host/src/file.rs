@@ -10,7 +10,7 @@ use object::{Architecture, BinaryFormat, Object, ObjectSection, ObjectSymbol};
 use serde::Deserialize;
 
 /// Larger files are no shared objects of plugins.
-pub(crate) const LARGEST: u64 = 1 << 30;
+pub(crate) const MAX_BYTES: u64 = 1 << 30;
 
 /// What is wrong, and what to do about it.
 #[derive(Clone, Debug)]

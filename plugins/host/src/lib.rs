@@ -260,7 +260,7 @@ fn check_allowed(allow: Option<&[String]>, sum: &str) -> std::result::Result<(),
 }
 
 fn try_open(path: &Path, allow: Option<&[String]>, report: &mut Report) -> std::result::Result<PluginBackend, Refusal> {
-    let opened = file::open(path, file::LARGEST)?;
+    let opened = file::open(path, file::MAX_BYTES)?;
     report.sha256 = Some(opened.sha256.clone());
     let manifest = file::manifest(&opened.contents);
     if let Ok(manifest) = &manifest {

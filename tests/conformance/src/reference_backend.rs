@@ -37,7 +37,7 @@ enum Products {
 }
 
 /// Below this, what is rounded away is no smaller.
-const LEAST_NORMAL: f64 = 1.0 / 16_384.0;
+const MIN_NORMAL: f64 = 1.0 / 16_384.0;
 
 /// The operators that [`Products`] is about.
 const PRODUCTS: [&str; 4] = [
@@ -281,9 +281,7 @@ impl ReferenceExecutable {
         let mut results = evaluate(&inputs);
         if let (Some(Products::Perturbed(seed)), Ok(results)) = (products, &mut results) {
             let values = inputs.iter_mut().flat_map(|tensor| &mut tensor.data);
-            values
-                .filter(|v| **v != 0.0)
-                .for_each(|v| *v = v.abs().max(LEAST_NORMAL));
+            values.filter(|v| **v != 0.0).for_each(|v| *v = v.abs().max(MIN_NORMAL));
             perturb(results, &evaluate(&inputs)?, &mut SplitMix64::new(seed ^ index as u64));
         }
         if let Some(hook) = &self.hook {

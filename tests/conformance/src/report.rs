@@ -117,7 +117,7 @@ pub struct Report {
     /// Precision of all plans.
     pub precision: Precision,
     /// Dispatches on cooperative matrices, of all plans that were prepared.
-    pub on_matrix_units: usize,
+    pub on_tensor_cores: usize,
     /// The cases, in the order in which they ran.
     pub cases: Vec<CaseResult>,
     /// Number of cases that the filter left out.
@@ -155,7 +155,7 @@ impl Report {
 
     /// Whether nothing used cooperative matrices, although that was to be tested.
     fn lacks_units(&self) -> bool {
-        self.precision == Precision::Mixed && self.on_matrix_units == 0
+        self.precision == Precision::Mixed && self.on_tensor_cores == 0
     }
 
     /// One JSON object a line: the cases, then a summary.
@@ -171,7 +171,7 @@ impl Report {
         let summary = json!({
             "device": self.device,
             "precision": self.precision.to_string(),
-            "on_tensor_cores": self.on_matrix_units,
+            "on_tensor_cores": self.on_tensor_cores,
             "passed": self.passed(),
             "failed": self.failed(),
             "filtered_out": self.skipped,
@@ -267,7 +267,7 @@ impl fmt::Display for Report {
             "\n{passed} passed, {failed} failed, {} filtered out in {:.1} s; {} dispatches on tensor cores",
             self.skipped,
             self.elapsed.as_secs_f64(),
-            self.on_matrix_units
+            self.on_tensor_cores
         )
     }
 }

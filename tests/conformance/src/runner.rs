@@ -104,7 +104,7 @@ pub fn run_with(
     let mut report = Report {
         device: device.capabilities().name.clone(),
         precision: options.precision,
-        on_matrix_units: 0,
+        on_tensor_cores: 0,
         cases: Vec::new(),
         skipped: 0,
         elapsed: start.elapsed(),
@@ -133,7 +133,7 @@ pub fn run_with(
             report.cases.push(result);
         }
     }
-    report.on_matrix_units = counting.on_units();
+    report.on_tensor_cores = counting.on_units();
     report.elapsed = start.elapsed();
     report
 }

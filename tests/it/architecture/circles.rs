@@ -109,6 +109,8 @@ fn read_paths<'a>(tokens: &'a [String], at: &mut usize, mut path: Vec<&'a str>, 
                 *at += 1;
                 return;
             }
+            // Between names in braces.
+            "," => return,
             name if is_name(name) => {
                 path.push(name);
                 if tokens.get(*at).is_none_or(|token| token != "::") {

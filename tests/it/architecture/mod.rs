@@ -226,6 +226,28 @@ const COMPILER_LAYERS: &[&[&str]] = &[
     &["measure"],
 ];
 
+/// The same of the CPU backend: what kernels compute with, what a kernel is, the kernels, what runs them.
+const CPU_LAYERS: &[&[&str]] = &[
+    &["faults", "memory", "share", "simd", "vmath"],
+    &["prefetch"],
+    &["pool"],
+    &["order", "transfer"],
+    &["gemm"],
+    &["kernel"],
+    &["kernels"],
+    &["executor"],
+    &["backend"],
+];
+
+/// The same of language models: files, what is in them, a model with its weights, text.
+const LLM_LAYERS: &[&[&str]] = &[
+    &["files", "sampling"],
+    &["tensors"],
+    &["adapters", "gguf"],
+    &["checkpoint", "config", "chat"],
+    &["generator", "hub", "saving", "tokenizer"],
+];
+
 fn assert_layers(folder: &str, layers: &[&[&str]], at_least: usize) {
     let texts = texts(folder);
     let layer = |module: &str| layers.iter().position(|layer| layer.contains(&module));
@@ -247,14 +269,16 @@ fn assert_layers(folder: &str, layers: &[&[&str]], at_least: usize) {
 }
 
 #[test]
-fn modules_of_the_core_know_those_beneath_them_only() {
+fn modules_know_those_beneath_them_only() {
     assert_layers("core/src", CORE_LAYERS, 300);
     assert_layers("core/compiler/src", COMPILER_LAYERS, 50);
+    assert_layers("backends/cpu/src", CPU_LAYERS, 250);
+    assert_layers("llm/src", LLM_LAYERS, 40);
 }
 
 #[test]
 fn files_name_each_other_in_small_circles_only() {
-    for folder in ["backends/blade/src", "shaders/src"] {
+    for folder in ["backends/blade/src", "backends/cpu/src", "llm/src", "shaders/src"] {
         for circle in circles::circles(&texts(folder)) {
             let names: Vec<String> = circle.iter().map(|module| module.join("/")).collect();
             assert!(

@@ -91,7 +91,7 @@ impl BladeExecutable {
     /// As those of [`BladeExecutable::new`].
     pub(crate) fn of(device: &Handle, plan: &ExecutionPlan, draft: Draft) -> Result<Self, Unmade> {
         let gpu = device.gpu();
-        check_fit(plan, draft.beside(), device.capabilities())?;
+        check_fit(plan, draft.workspace_bytes(), device.capabilities())?;
         let pipelines = draft.pipelines(plan, gpu, device.pipelines())?;
         let limit = device.limits().buffer_bytes;
         let arena = Arena::new(gpu, device.name(), &draft.sizes, plan, limit)?;

@@ -11,7 +11,7 @@ const HOPELESS: f64 = 1.3;
 /// Turns that decide.
 const LAST_TURNS: usize = 15;
 /// Part of the default variant's time that has to be saved.
-const LEAST_GAIN: f64 = 0.03;
+const MIN_GAIN: f64 = 0.03;
 /// Seconds of a turn, at least.
 const TURN: f64 = 0.005;
 /// Most times that a variant is run in a turn.
@@ -120,14 +120,14 @@ pub(super) fn comparison<S: Subject>(subject: &S) -> Result<Decision> {
     }
     // The least of several that scatter is likely to be too low, so it is measured again.
     if let Some((ratio, variant, mut other)) = best
-        && ratio < 1.0 - LEAST_GAIN
+        && ratio < 1.0 - MIN_GAIN
     {
         // Kernels have been made meanwhile, for which the device waited.
         subject.warm_up(&mut usual)?;
         let turns = Turns::of(subject, [&mut usual, &mut other], times, LAST_TURNS)?;
         let [usual_time, time] = turns.medians();
         decision.usual = usual_time;
-        if time < usual_time * (1.0 - LEAST_GAIN) && turns.are_apart() {
+        if time < usual_time * (1.0 - MIN_GAIN) && turns.are_apart() {
             decision.winner = Some(variant.clone());
             decision.best = time;
         }

@@ -15,7 +15,7 @@ use meganeura_shaders::Schedule;
 /// First words of every file.
 const MAGIC: &str = "// meganeura tuned kernels, format ";
 /// Version of the format.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 /// Most bytes of a file.
 const MAX_BYTES: u64 = 1 << 24;
 /// Most letters of a device's name in the name of its file.
@@ -283,7 +283,7 @@ mod tests {
             (whole[..whole.len() / 2].to_owned(), "is damaged"),
             (String::new(), "is damaged"),
             ("something else\n".to_owned(), "is no file of tuned kernels"),
-            (whole.replace("format 2", "format 77"), "has format version 77"),
+            (whole.replace("format 3", "format 77"), "has format version 77"),
             (seal(MAGIC, VERSION, "(key: 3)"), "does not hold what it should"),
         ] {
             fs::write(&path, &text).expect("writes");

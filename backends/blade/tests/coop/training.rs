@@ -188,6 +188,6 @@ fn training_steps_conform_with_every_product_on_matrix_units() {
         };
         let report = run(device, &options);
         assert!(report.is_ok(), "{report}");
-        assert!(report.on_matrix_units >= 20, "{report}");
+        assert!(report.on_tensor_cores >= 20, "{report}");
     }
 }

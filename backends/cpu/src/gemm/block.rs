@@ -1,8 +1,9 @@
-//! Products of blocks that fit the cache, for kernels that multiply as a part of something larger.
+//! Matmuls of blocks that fit the cache, for kernels that multiply as a part of something larger.
 
 use super::kernels::KernelSet;
+use super::spec::{Kernel, Strides};
 use super::tile::Tile;
-use super::{Kernel, Strides, share};
+use crate::share::share;
 
 /// The inner loops of one instruction set, called block by block.
 #[derive(Clone, Copy)]

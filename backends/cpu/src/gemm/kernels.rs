@@ -1,11 +1,11 @@
 //! The kernels by instruction set.
 
 use super::packed::{MAX_ROWS, PackedKernels, Rows};
-use super::simd::Portable;
-#[cfg(target_arch = "x86_64")]
-use super::simd::{Avx2, Avx512};
+use super::spec::{Kernel, Strides};
 use super::tile::{Tile, TileRow};
-use super::{Kernel, Strides};
+use crate::simd::Portable;
+#[cfg(target_arch = "x86_64")]
+use crate::simd::{Avx2, Avx512};
 
 /// [`super::pack::panels`] for one instruction set.
 pub(super) type PanelsFn = unsafe fn(*const f32, Strides, usize, usize, usize, *mut f32);
@@ -65,7 +65,8 @@ macro_rules! kernel_set {
     ($module:ident, $kernel:expr, $vector:ty, [$(#[$feature:meta])?], [$($rows:literal)+]) => {
         pub(super) mod $module {
             use super::*;
-            use crate::gemm::{pack, packed, simd::Vector, tile, vector};
+            use crate::gemm::{pack, packed, tile, vector};
+            use crate::simd::Vector;
 
             $(#[$feature])?
             /// # Safety
@@ -143,8 +144,8 @@ macro_rules! kernel_set {
             $(#[$feature])?
             /// # Safety
             ///
-            /// As for [`packed::products`].
-            unsafe fn products<F: packed::Expand, const M: usize, const C: usize>(
+            /// As for [`packed::matmul`].
+            unsafe fn matmul<F: packed::Expand, const M: usize, const C: usize>(
                 x: *const f32,
                 weights: Rows,
                 cols: usize,
@@ -152,7 +153,7 @@ macro_rules! kernel_set {
                 y_row: usize,
             ) {
                 // SAFETY: passed on to the caller.
-                unsafe { packed::products::<$vector, F, M, C>(x, weights, cols, y, y_row) }
+                unsafe { packed::matmul::<$vector, F, M, C>(x, weights, cols, y, y_row) }
             }
 
             $(#[$feature])?
@@ -181,11 +182,11 @@ macro_rules! kernel_set {
             const fn packed_kernels<F: packed::Expand>() -> PackedKernels {
                 const { assert!(MAX_ROWS == 4) };
                 PackedKernels {
-                    products: [
-                        products::<F, 1, 4>,
-                        products::<F, 2, 2>,
-                        products::<F, 3, 1>,
-                        products::<F, 4, 1>,
+                    matmul: [
+                        matmul::<F, 1, 4>,
+                        matmul::<F, 2, 2>,
+                        matmul::<F, 3, 1>,
+                        matmul::<F, 4, 1>,
                     ],
                     expand: expand::<F>,
                     panels: expanded::<F>,
@@ -203,9 +204,9 @@ macro_rules! kernel_set {
                 stream,
                 dots: [dots::<1, 4>, dots::<2, 2>, dots::<3, 2>, dots::<4, 2>],
                 packed: [
-                    packed_kernels::<packed::Half>(),
+                    packed_kernels::<packed::F16>(),
                     packed_kernels::<packed::Bytes>(),
-                    packed_kernels::<packed::HalfBytes>(),
+                    packed_kernels::<packed::Nibbles>(),
                 ],
             };
         }

@@ -1,10 +1,12 @@
-//! The cut of a product of two matrices.
+//! The cut of a matmul.
 
 use std::ops::Range;
 
 use super::kernels::KernelSet;
+use super::pack;
+use super::spec::{GemmSpec, Operands, Strides};
 use super::tile::Tile;
-use super::{GemmSpec, Operands, Strides, pack, share};
+use crate::share::share;
 
 /// Steps along k in a block, at most. A panel of B then has 32 KiB with AVX2 and
 /// comes in part from the second-level cache, which is fast enough; each tile
@@ -18,7 +20,7 @@ const COL_BLOCK: usize = 256;
 
 /// Operations that are worth a task of their own: some microseconds.
 const TASK_FLOPS: u64 = 400_000;
-/// The most tasks of a product of medium size, and how many operations make it
+/// The most tasks of a matmul of medium size, and how many operations make it
 /// one more in a large one, where the threads may be many.
 const MEDIUM_TASKS: u64 = 16;
 const LARGE_TASK_FLOPS: u64 = 100_000_000;
@@ -31,7 +33,7 @@ const WIDE_ROWS: usize = 128;
 const TASK_ROWS: usize = 48;
 const TASK_PANELS: usize = 4;
 
-/// B is not packed up to so many f32s (half of a 1 MiB second-level cache), unless C is tall and the product at least so large:
+/// B is not packed up to so many f32s (half of a 1 MiB second-level cache), unless C is tall and the matmul at least so large:
 /// rows of B that are no whole cache lines, or far apart, keep its panels out of the first-level cache, for which many rows of C
 /// pay.
 const OPERAND_LEN: usize = 128 * 1024;
@@ -61,7 +63,7 @@ enum Source {
     Shared,
 }
 
-/// How to compute a product of two matrices.
+/// How to compute a matmul.
 ///
 /// C is cut into a grid of tasks. Within its part, a task goes over blocks of k,
 /// blocks of columns (where it packs B for itself), blocks of rows, and then over
@@ -90,7 +92,7 @@ pub(super) struct MatrixPlan {
     pack_tasks: usize,
 }
 
-/// The right operand of a product.
+/// The right operand of a matmul.
 pub(super) trait Right {
     /// Packs some panels for some steps along k, in the order of [`pack::panels`].
     ///
@@ -455,7 +457,7 @@ struct Lines {
     ahead_row: usize,
 }
 
-/// Floating-point operations of a product, or as many as there are numbers for.
+/// Floating-point operations of a matmul, or as many as there are numbers for.
 fn flops(spec: &GemmSpec) -> u64 {
     let lengths = [spec.m, spec.n, spec.k];
     lengths
@@ -463,7 +465,7 @@ fn flops(spec: &GemmSpec) -> u64 {
         .fold(2, |product, len| product.saturating_mul(*len as u64))
 }
 
-/// How many tasks a product is worth.
+/// How many tasks a matmul is worth.
 fn wanted_tasks(spec: &GemmSpec) -> usize {
     let flops = flops(spec);
     let most = (MEDIUM_TASKS + flops / LARGE_TASK_FLOPS).min(MAX_TASKS);
@@ -471,7 +473,7 @@ fn wanted_tasks(spec: &GemmSpec) -> usize {
     (flops / TASK_FLOPS).clamp(1, most) as usize
 }
 
-/// A block of the product.
+/// A block of the matmul.
 struct Part {
     rows: Range<usize>,
     panels: Range<usize>,

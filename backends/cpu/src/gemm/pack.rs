@@ -1,7 +1,7 @@
 //! Copies of operand blocks in the order in which the tiles read them.
 
-use super::Strides;
-use super::simd::Vector;
+use super::spec::Strides;
+use crate::simd::Vector;
 
 /// Copies B[k, cols] into panels of `width` columns: element (p, j) goes to
 /// `to[(j / width) * k * width + p * width + j % width]`. What the last panel

@@ -1,4 +1,4 @@
-//! Products compared with a plain loop, for all kernels that the CPU has.
+//! Matmuls compared with a plain loop, for all kernels that the CPU has.
 
 use super::*;
 use crate::pool::ThreadPool;
@@ -70,7 +70,7 @@ struct Pointers<'a>(&'a Operands, &'a [*mut f32]);
 // worker has scratch of its own.
 unsafe impl Sync for Pointers<'_> {}
 
-/// The product in a fresh C that holds 0.5 before.
+/// The matmul in a fresh C that holds 0.5 before.
 fn product(gemm: &Gemm, a: &[f32], b: &[f32], addend: Addend, pool: &ThreadPool) -> Vec<f32> {
     let spec = gemm.spec();
     let mut c = vec![UNTOUCHED; spec.m * spec.ldc + 3];
@@ -108,7 +108,7 @@ fn product(gemm: &Gemm, a: &[f32], b: &[f32], addend: Addend, pool: &ThreadPool)
     c
 }
 
-/// The product, summed up in f64.
+/// The result, summed up in f64.
 fn expected(spec: &GemmSpec, a: &[f32], b: &[f32]) -> Vec<f64> {
     let mut c = vec![if spec.accumulate { 0.5 } else { 0.0 }; spec.m * spec.n];
     for i in 0..spec.m {
@@ -151,8 +151,8 @@ fn ways(spec: &GemmSpec, b: &[f32]) -> Vec<(Kernel, Gemm, Vec<f32>)> {
         if let Some(panels) = Gemm::panels_for([spec.k, spec.n], transposed, kernel).filter(|_| is_dense) {
             let mut stored = vec![0.0f32; b.len()];
             for (number, chunk) in b.chunks(panels.unit / size_of::<f32>()).enumerate() {
-                let place = panels.place(number) * chunk.len();
-                stored[place..place + chunk.len()].copy_from_slice(chunk);
+                let start = panels.offset(number) * chunk.len();
+                stored[start..start + chunk.len()].copy_from_slice(chunk);
             }
             ways.push((kernel, Gemm::planned(*spec, kernel, true), stored));
         }

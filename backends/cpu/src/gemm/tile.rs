@@ -1,7 +1,7 @@
 //! The innermost multiply: a few rows of A times a few vectors of B's columns.
 
 use super::pack::AHEAD;
-use super::simd::{Vector, prefetch_line};
+use crate::simd::{Vector, prefetch_line};
 
 /// Operands of one tile: C[rows, cols] = A[rows, k] · B[k, cols], plus a base.
 ///
@@ -22,7 +22,7 @@ pub(super) struct Tile {
     pub k: usize,
     /// Columns of B and C.
     pub cols: usize,
-    /// Added to the product: element (0, 0), or null; it may be C's own. And the
+    /// Added to the result: element (0, 0), or null; it may be C's own. And the
     /// distance between its rows.
     pub base: *const f32,
     pub base_row: usize,

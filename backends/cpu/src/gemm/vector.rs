@@ -1,7 +1,7 @@
-//! Products of a vector, or of a few rows, with a matrix. Each element of the matrix is
+//! Matmuls of a vector, or of a few rows, with a matrix. Each element of the matrix is
 //! read once, so all that counts is to read it at the speed of memory.
 
-use super::simd::Vector;
+use crate::simd::Vector;
 
 /// Matrix rows that [`stream`] adds up at once.
 const ROWS: usize = 8;

@@ -1,9 +1,10 @@
-//! The cut of a product of a vector with a matrix.
+//! The cut of a matmul of a vector with a matrix.
 
 use std::ops::Range;
 
 use super::kernels::KernelSet;
-use super::{GemmSpec, Operands, share};
+use super::spec::{GemmSpec, Operands};
+use crate::share::share;
 
 /// Matrix elements that are worth a task of their own: 128 KiB, some
 /// microseconds of reading.

@@ -5,8 +5,9 @@ use std::ops::Range;
 use meganeura_core::DType;
 
 use super::index::around_axis;
-use super::{CHUNK, CompileCx, Compiled, KernelDef, Task, any_dtype, f32_or_integers, rows_per_task, stream_nanos};
-use crate::executor::RunCx;
+use crate::kernel::{
+    CHUNK, CompileCx, Compiled, KernelDef, RunCx, Task, any_dtype, f32_or_integers, rows_per_task, stream_nanos,
+};
 use crate::memory::View;
 
 pub(super) const KERNELS: &[KernelDef] = &[

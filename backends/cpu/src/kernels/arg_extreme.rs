@@ -5,8 +5,7 @@ use std::marker::PhantomData;
 use meganeura_core::DType;
 
 use super::index::around_axis;
-use super::{CompileCx, Compiled, KernelDef, Task, f32_or_integers, rows_per_task};
-use crate::executor::RunCx;
+use crate::kernel::{CompileCx, Compiled, KernelDef, RunCx, Task, f32_or_integers, rows_per_task};
 use crate::memory::View;
 use crate::vmath::{Isa, Level, multiversion};
 

@@ -1,8 +1,9 @@
 //! Batch normalisation: over all images, channel by channel.
 
 use super::norm::{add_squares, scale_channel, scale_columns, sum_squares};
-use super::{CHUNK, CompileCx, Compiled, Kernel, KernelDef, Task, f32_only, rows_per_task, stream_nanos};
-use crate::executor::RunCx;
+use crate::kernel::{
+    CHUNK, CompileCx, Compiled, Kernel, KernelDef, RunCx, Task, f32_only, rows_per_task, stream_nanos,
+};
 use crate::memory::View;
 use crate::vmath::{self, Level};
 

@@ -2,8 +2,7 @@
 
 use meganeura_core::ops::CacheDims;
 
-use super::{CompileCx, Compiled, KernelDef, Task, f32_or_integers, stream_nanos};
-use crate::executor::RunCx;
+use crate::kernel::{CompileCx, Compiled, KernelDef, RunCx, Task, f32_or_integers, stream_nanos};
 
 pub(super) const KERNELS: &[KernelDef] = &[KernelDef {
     name: "core.cache_write",

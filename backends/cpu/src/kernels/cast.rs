@@ -3,8 +3,7 @@
 use half::{bf16, f16};
 use meganeura_core::DType;
 
-use super::{CompileCx, Compiled, KernelDef, Task, any_dtype, chunk, chunks, stream_nanos};
-use crate::executor::RunCx;
+use crate::kernel::{CompileCx, Compiled, KernelDef, RunCx, Task, any_dtype, chunk, chunks, stream_nanos};
 
 pub(super) const KERNELS: &[KernelDef] = &[KernelDef {
     name: "core.cast",

@@ -8,8 +8,7 @@ use std::ops::Range;
 use meganeura_core::ops::GroupDims;
 
 use super::norm_grad::group_rows;
-use super::{CompileCx, Compiled, Kernel, KernelDef, Task, f32_only, rows_per_task, stream_nanos};
-use crate::executor::RunCx;
+use crate::kernel::{CompileCx, Compiled, Kernel, KernelDef, RunCx, Task, f32_only, rows_per_task, stream_nanos};
 use crate::memory::View;
 use crate::vmath::{self, Isa, Level, multiversion};
 

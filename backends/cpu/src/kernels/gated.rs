@@ -1,7 +1,8 @@
 //! Gated linear units in one pass, forwards and backwards.
 
-use super::{CHUNK, CompileCx, Compiled, KernelDef, Task, chunk, chunks, f32_only, rows_per_task, stream_nanos};
-use crate::executor::RunCx;
+use crate::kernel::{
+    CHUNK, CompileCx, Compiled, KernelDef, RunCx, Task, chunk, chunks, f32_only, rows_per_task, stream_nanos,
+};
 use crate::vmath::{self, Level};
 
 pub(super) const KERNELS: &[KernelDef] = &[

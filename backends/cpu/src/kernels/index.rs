@@ -3,10 +3,10 @@
 use meganeura_core::ops::Call;
 use meganeura_core::{DType, Shape};
 
-use super::{
-    CHUNK, CompileCx, Compiled, KernelDef, OrderFn, Task, any_dtype, f32_or_integers, rows_per_task, stream_nanos,
+use crate::kernel::{
+    CHUNK, CompileCx, Compiled, KernelDef, OrderFn, RunCx, Task, any_dtype, f32_or_integers, rows_per_task,
+    stream_nanos,
 };
-use crate::executor::RunCx;
 use crate::memory::View;
 use crate::order::Order;
 use crate::vmath;
@@ -105,7 +105,7 @@ fn gather<T: Copy + Send + Sync + 'static>(cx: &CompileCx, missing: T) -> Result
                                     target.iter_mut().zip(row).for_each(|(to, &from)| *to = from);
                                 }
                                 None => {
-                                    let row = (start..).map(|number| table[panels.place(number)]);
+                                    let row = (start..).map(|number| table[panels.offset(number)]);
                                     target.iter_mut().zip(row).for_each(|(to, from)| *to = from);
                                 }
                             }

@@ -1,4 +1,4 @@
-//! Matrix products by the blocked multiplication of [`crate::gemm`].
+//! Matmuls by the blocked multiplication of [`crate::gemm`].
 
 use std::sync::Arc;
 
@@ -6,9 +6,8 @@ use meganeura_core::TensorType;
 use meganeura_core::ops::{Call, MatMulDims};
 
 use super::strided::{broadcast_strides, row_major};
-use super::{CompileCx, Compiled, Kernel, KernelDef, OrderFn, f32_only};
-use crate::executor::RunCx;
 use crate::gemm::{Addend, Gemm, GemmSpec, Operands, Strides};
+use crate::kernel::{CompileCx, Compiled, Kernel, KernelDef, OrderFn, RunCx, f32_only};
 use crate::memory::{ALIGNMENT, View};
 use crate::order::Order;
 
@@ -23,7 +22,7 @@ pub(super) const KERNELS: &[KernelDef] = &[
         supports: |k| {
             f32_only(k)?;
             match k.outputs {
-                [product] => addend_of(k.inputs, product).map(|_| ()),
+                [matmul] => addend_of(k.inputs, matmul).map(|_| ()),
                 _ => Err("has one result".into()),
             }
         },
@@ -34,7 +33,7 @@ pub(super) const KERNELS: &[KernelDef] = &[
 /// Right operands are read best as the panels of which tiles multiply.
 pub(super) const ORDERS: [(&str, OrderFn); 2] = [("core.matmul", order), ("core.matmul_add", order)];
 
-/// In which orders a product reads operand `i`.
+/// In which orders a matmul reads operand `i`.
 pub(super) fn order(call: &Call, i: usize) -> Order {
     if i != 1 {
         return Order::Plain;
@@ -48,9 +47,9 @@ pub(super) fn order(call: &Call, i: usize) -> Order {
 
 const NO_ADDEND: &str = "the CPU kernel adds rows as wide as the matmul's";
 
-/// Distance between the rows of an addend, if they are as wide as the product's: 0 if all rows add the same.
-fn row_distance(d: &TensorType, product: &TensorType) -> Option<usize> {
-    let [.., m, n] = product.shape.dims() else {
+/// Distance between the rows of an addend, if they are as wide as the matmul's: 0 if all rows add the same.
+fn row_distance(d: &TensorType, matmul: &TensorType) -> Option<usize> {
+    let [.., m, n] = matmul.shape.dims() else {
         return None;
     };
     match d.shape.dims() {
@@ -63,20 +62,20 @@ fn row_distance(d: &TensorType, product: &TensorType) -> Option<usize> {
 /// Floating-point operations a nanosecond that one thread is expected to do.
 const FLOPS_PER_NANO: u64 = 40;
 
-/// A batch of products of one shape.
+/// A batch of matmuls of one shape.
 #[derive(Clone)]
-pub(super) struct Products {
+pub(super) struct Batch {
     pub(super) gemm: Arc<Gemm>,
     a: View<f32>,
     b: View<f32>,
     c: View<f32>,
     /// What is added, with the distance between its rows.
     addend: Option<(View<f32>, usize)>,
-    /// Element offsets of the operands and the addend of each product.
+    /// Element offsets of the operands and the addend of each matmul.
     offsets: Arc<Vec<[usize; 3]>>,
-    /// `f32`s of shared scratch of one product.
+    /// `f32`s of shared scratch of one matmul.
     shared: usize,
-    /// Elements of one product.
+    /// Elements of one matmul.
     pub(super) c_len: usize,
 }
 
@@ -84,13 +83,13 @@ pub(super) struct Products {
 ///
 /// # Errors
 /// When it is none that the kernel adds.
-pub(super) fn addend_of(inputs: &[TensorType], product: &TensorType) -> Result<Option<usize>, String> {
-    let distance = |d| row_distance(d, product).ok_or_else(|| NO_ADDEND.to_owned());
+pub(super) fn addend_of(inputs: &[TensorType], matmul: &TensorType) -> Result<Option<usize>, String> {
+    let distance = |d| row_distance(d, matmul).ok_or_else(|| NO_ADDEND.to_owned());
     inputs.get(2).map(distance).transpose()
 }
 
-impl Products {
-    /// The products of a call, on its two or three operands and its result. `in_panels` says that the second one lies as
+impl Batch {
+    /// The matmuls of a call, on its two or three operands and its result. `in_panels` says that the second one lies as
     /// [`order`] would have it.
     pub(super) fn new(call: &Call, operands: &[View<f32>], c: View<f32>, in_panels: bool) -> Result<Self, String> {
         let mut dims = MatMulDims::of(call)?;
@@ -100,7 +99,7 @@ impl Products {
         let row = addend_of(call.inputs, &call.outputs[0])?;
         let addend = addend.first().copied().zip(row);
         let mut offsets = product_offsets(&dims, call.inputs);
-        // One right operand for the whole batch: the rows of all products are one matrix.
+        // One right operand for the whole batch: the rows of all matmuls are one matrix.
         let shares_b = b.len() == dims.k * dims.n && !dims.transpose_a && a.len() == offsets.len() * dims.m * dims.k;
         // An addend has to go on in the same way: one row for all, or one for each.
         let goes_on = addend.is_none_or(|(d, row)| d.len() == if row == 0 { dims.n } else { c.len() });
@@ -131,7 +130,7 @@ impl Products {
             ldc: dims.n,
             accumulate: false,
         }));
-        Ok(Products {
+        Ok(Batch {
             shared: gemm.shared_len().next_multiple_of(ALIGNMENT / size_of::<f32>()),
             gemm,
             a,
@@ -148,14 +147,14 @@ impl Products {
         self.shared * self.offsets.len()
     }
 
-    /// Runs a task of a phase, and returns the number of its product and its number within that product's.
+    /// Runs a task of a phase, and returns the number of its matmul and its number within that matmul's.
     ///
     /// # Safety
     /// As [`Kernel::run`].
     unsafe fn run(&self, phase: usize, task: usize, cx: &RunCx) -> (usize, usize) {
         let tasks = self.gemm.tasks(phase);
-        let (product, task) = (task / tasks, task % tasks);
-        let [a, b, d] = self.offsets[product];
+        let (matmul, task) = (task / tasks, task % tasks);
+        let [a, b, d] = self.offsets[matmul];
         // SAFETY: offsets and sizes come from the operands' shapes; tasks of a phase write disjoint parts of
         // the result and of the scratch, as the multiplication promises; scratch is as long as it asked.
         unsafe {
@@ -169,42 +168,42 @@ impl Products {
             let operands = Operands {
                 a: self.a.as_ptr().add(a),
                 b: self.b.as_ptr().add(b),
-                c: self.c.as_ptr().add(product * self.c_len),
+                c: self.c.as_ptr().add(matmul * self.c_len),
                 addend,
-                shared: cx.shared.add(product * self.shared),
+                shared: cx.shared.add(matmul * self.shared),
                 worker: cx.private,
             };
             self.gemm.run_task_on(phase, task, operands);
         }
-        (product, task)
+        (matmul, task)
     }
 }
 
-/// One phase of a batch of products.
+/// One phase of a batch of matmuls.
 pub(super) struct Phase {
-    pub(super) products: Products,
+    pub(super) batch: Batch,
     pub(super) phase: usize,
 }
 
 impl Phase {
-    /// Runs a task; returns the number of its product and its number within that product's.
+    /// Runs a task; returns the number of its matmul and its number within that matmul's.
     ///
     /// # Safety
     /// As [`Kernel::run`].
     pub(super) unsafe fn run_task(&self, task: usize, cx: &RunCx) -> (usize, usize) {
         // SAFETY: forwarded.
-        unsafe { self.products.run(self.phase, task, cx) }
+        unsafe { self.batch.run(self.phase, task, cx) }
     }
 }
 
 impl Kernel for Phase {
     fn tasks(&self) -> usize {
-        self.products.gemm.tasks(self.phase) * self.products.offsets.len()
+        self.batch.gemm.tasks(self.phase) * self.batch.offsets.len()
     }
 
     fn nanos(&self) -> u64 {
-        let gemm = &self.products.gemm;
-        let flops = gemm.flops() * self.products.offsets.len() as u64 / FLOPS_PER_NANO;
+        let gemm = &self.batch.gemm;
+        let flops = gemm.flops() * self.batch.offsets.len() as u64 / FLOPS_PER_NANO;
         flops / gemm.phases() as u64
     }
 
@@ -217,21 +216,21 @@ impl Kernel for Phase {
 fn compile(cx: &CompileCx) -> Result<Compiled, String> {
     let call = cx.call();
     let operands: Vec<View<f32>> = (0..call.inputs.len()).map(|i| cx.input(i)).collect();
-    let products = Products::new(&call, &operands, cx.output(0), cx.panels(1).is_some())?;
+    let batch = Batch::new(&call, &operands, cx.output(0), cx.panels(1).is_some())?;
     let phase = |phase| -> Box<dyn Kernel> {
         Box::new(Phase {
-            products: products.clone(),
+            batch: batch.clone(),
             phase,
         })
     };
     Ok(Compiled {
-        phases: (0..products.gemm.phases()).map(phase).collect(),
-        shared: products.shared_len(),
-        private: products.gemm.worker_len(),
+        phases: (0..batch.gemm.phases()).map(phase).collect(),
+        shared: batch.shared_len(),
+        private: batch.gemm.worker_len(),
     })
 }
 
-/// Where each product's operands start, and its addend if there is one, with batch axes broadcast.
+/// Where each matmul's operands start, and its addend if there is one, with batch axes broadcast.
 fn product_offsets(dims: &MatMulDims, operands: &[TensorType]) -> Vec<[usize; 3]> {
     let mut strides = [const { Vec::new() }; 3];
     let mut sizes = [0; 3];
@@ -243,10 +242,10 @@ fn product_offsets(dims: &MatMulDims, operands: &[TensorType]) -> Vec<[usize; 3]
     let own = row_major(&dims.batch);
     let count: usize = dims.batch.iter().product();
     (0..count)
-        .map(|product| {
+        .map(|matmul| {
             let mut offset = [0; 3];
             for (axis, &size) in dims.batch.iter().enumerate() {
-                let index = product / own[axis] as usize % size;
+                let index = matmul / own[axis] as usize % size;
                 for (offset, strides) in offset.iter_mut().zip(&strides) {
                     *offset += index * strides.get(axis).map_or(0, |&s| s as usize);
                 }

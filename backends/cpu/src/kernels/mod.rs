@@ -15,7 +15,6 @@ mod conv;
 mod fused;
 mod gated;
 mod index;
-mod kernel;
 mod matmul;
 mod movement;
 mod norm;
@@ -41,9 +40,9 @@ mod variance;
 
 use meganeura_core::ops::Call;
 
+use crate::kernel::{KernelDef, OrderFn};
 use crate::order::Order;
 
-pub(crate) use kernel::*;
 pub(crate) use registered::problems;
 pub use registered::{CpuKernel, Elementwise, KernelEntry, register_kernel, registered_kernels};
 

@@ -5,8 +5,7 @@ use meganeura_core::DType;
 
 use super::strided::{Nest, Split, broadcast_strides, row_major};
 use super::transpose::{Word, transpose};
-use super::{CompileCx, Compiled, Kernel, KernelDef, Task, any_dtype, chunk, chunks, stream_nanos};
-use crate::executor::RunCx;
+use crate::kernel::{CompileCx, Compiled, Kernel, KernelDef, RunCx, Task, any_dtype, chunk, chunks, stream_nanos};
 use crate::memory::View;
 
 macro_rules! by_size {

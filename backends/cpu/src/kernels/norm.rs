@@ -2,8 +2,7 @@
 
 use meganeura_core::ops::GroupDims;
 
-use super::{CHUNK, CompileCx, Compiled, KernelDef, Task, f32_only, rows_per_task, stream_nanos};
-use crate::executor::RunCx;
+use crate::kernel::{CHUNK, CompileCx, Compiled, KernelDef, RunCx, Task, f32_only, rows_per_task, stream_nanos};
 use crate::memory::View;
 use crate::vmath::{self, Isa, Level, multiversion};
 

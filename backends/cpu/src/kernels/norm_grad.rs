@@ -3,8 +3,7 @@
 //! A row is read twice, the second time from the cache. Each task adds up what its rows give to the
 //! parameters' gradients; a second phase adds up the tasks' sums in order.
 
-use super::{CompileCx, Compiled, Kernel, KernelDef, Task, f32_only, rows_per_task, stream_nanos};
-use crate::executor::RunCx;
+use crate::kernel::{CompileCx, Compiled, Kernel, KernelDef, RunCx, Task, f32_only, rows_per_task, stream_nanos};
 use crate::memory::View;
 use crate::vmath::{self, Isa, Level, multiversion};
 

@@ -2,8 +2,7 @@
 
 use meganeura_core::loss_scaling::MAX_SCALE;
 
-use super::{CHUNK, CompileCx, Compiled, KernelDef, Task, chunk, chunks, f32_only, stream_nanos};
-use crate::executor::RunCx;
+use crate::kernel::{CHUNK, CompileCx, Compiled, KernelDef, RunCx, Task, chunk, chunks, f32_only, stream_nanos};
 use crate::memory::View;
 use crate::vmath::{Isa, Level, multiversion};
 

@@ -4,8 +4,7 @@ use meganeura_core::DType;
 use meganeura_core::attrs::Attrs;
 
 use super::strided::{Nest, Split, broadcast_strides};
-use super::{CompileCx, Compiled, KernelDef, Task, f32_only, f32_or_integers, stream_nanos};
-use crate::executor::RunCx;
+use crate::kernel::{CompileCx, Compiled, KernelDef, RunCx, Task, f32_only, f32_or_integers, stream_nanos};
 use crate::memory::View;
 use crate::vmath::{self, Binary, Bits, Compare, Element, Int, IntBinary, Level, Operand, Unary};
 

@@ -6,8 +6,7 @@ use meganeura_core::DType;
 use meganeura_core::ops::Pool2dDims;
 
 use super::conv::plane::{Axis, LANES, Plane, lanes};
-use super::{CompileCx, Compiled, KernelDef, Task, f32_only, f32_or_integers, rows_per_task};
-use crate::executor::RunCx;
+use crate::kernel::{CompileCx, Compiled, KernelDef, RunCx, Task, f32_only, f32_or_integers, rows_per_task};
 use crate::vmath::{Isa, Level, multiversion};
 
 pub(super) const KERNELS: &[KernelDef] = &[
@@ -161,7 +160,7 @@ multiversion! {
     fn largest_of_row(
         x: &[f32],
         taps: [&[usize]; 2],
-        places: [u32; 2],
+        indices: [u32; 2],
         best: &mut [f32],
         chosen: &mut [u32],
     ) = largest_of_row_body;
@@ -177,7 +176,7 @@ fn largest_of_row_body<const FMA: bool>(
 ) {
     let blocks = best.chunks_mut(LANES).zip(chosen.chunks_mut(LANES));
     for (block, (best, chosen)) in blocks.enumerate() {
-        let (mut values, mut places) = ([f32::NEG_INFINITY; LANES], [NO_TAP; LANES]);
+        let (mut values, mut indices) = ([f32::NEG_INFINITY; LANES], [NO_TAP; LANES]);
         for (&tap, &step) in taps.iter().zip(steps) {
             let (x, step) = (lanes(x, tap + block * LANES), step as u32);
             for i in 0..LANES {
@@ -185,20 +184,20 @@ fn largest_of_row_body<const FMA: bool>(
                 // choice between the two, which random data mispredicts.
                 let better = (x[i] > values[i]) | (x[i].is_nan() & !values[i].is_nan());
                 let mask = u32::from(better).wrapping_neg();
-                places[i] = (step & mask) | (places[i] & !mask);
+                indices[i] = (step & mask) | (indices[i] & !mask);
                 values[i] = f32::from_bits((x[i].to_bits() & mask) | (values[i].to_bits() & !mask));
             }
         }
         if let (Some(best), Some(chosen)) = (best.first_chunk_mut(), chosen.first_chunk_mut()) {
-            (*best, *chosen) = (values, places);
+            (*best, *chosen) = (values, indices);
         } else {
             best.copy_from_slice(&values[..best.len()]);
-            chosen.copy_from_slice(&places[..chosen.len()]);
+            chosen.copy_from_slice(&indices[..chosen.len()]);
         }
     }
     for (i, chosen) in chosen.iter_mut().enumerate() {
-        let place = (i as u32).wrapping_mul(stride).wrapping_add(base).wrapping_add(*chosen);
-        *chosen = if *chosen == NO_TAP { NO_TAP } else { place };
+        let index = (i as u32).wrapping_mul(stride).wrapping_add(base).wrapping_add(*chosen);
+        *chosen = if *chosen == NO_TAP { NO_TAP } else { index };
     }
 }
 

@@ -1,13 +1,12 @@
-//! Products with weights of few bits, and their expansion.
+//! Matmuls with weights of few bits, and their expansion.
 
 use meganeura_core::backend::KernelDesc;
 use meganeura_core::ops::{Call, QuantizedDims};
 use meganeura_core::quantization::{BLOCK, BlockFormat};
 use meganeura_core::{DType, TensorType};
 
-use super::{CompileCx, Compiled, Kernel, KernelDef, OrderFn, Task, rows_per_task, stream_nanos};
-use crate::executor::RunCx;
 use crate::gemm::{PackedGemm, Rows, Storage};
+use crate::kernel::{CompileCx, Compiled, Kernel, KernelDef, OrderFn, RunCx, Task, rows_per_task, stream_nanos};
 use crate::memory::View;
 use crate::order::Order;
 use crate::prefetch::Prefetch;
@@ -29,11 +28,11 @@ pub(super) const KERNELS: &[KernelDef] = &[
             let weight = QuantizedDims::of(&call)?.format.map_or(1, |_| 2);
             has_halves(&k.inputs[weight])
         },
-        compile: product,
+        compile: matmul,
     },
 ];
 
-/// Numbers and scales lie in the panels in which products are fastest.
+/// Numbers and scales lie in the panels in which matmuls are fastest.
 pub(super) const ORDER: (&str, OrderFn) = ("core.quantized_matmul", |call, i| {
     let panels = QuantizedDims::of(call)
         .ok()
@@ -53,9 +52,9 @@ fn has_halves(ty: &TensorType) -> Result<(), String> {
 /// Operations a nanosecond that one thread is expected to do.
 const FLOPS_PER_NANO: u64 = 40;
 
-fn product(cx: &CompileCx) -> Result<Compiled, String> {
+fn matmul(cx: &CompileCx) -> Result<Compiled, String> {
     let QuantizedDims { m, n, k, format } = QuantizedDims::of(&cx.call())?;
-    let storage = format.map_or(Storage::Half, Storage::Blocks);
+    let storage = format.map_or(Storage::F16, Storage::Blocks);
     // Scales are in panels where the numbers are.
     let gemm = PackedGemm::new([m, n, k], storage, cx.panels(1).is_some());
     let (x, y): (View<f32>, View<f32>) = (cx.input(0), cx.output(0));
@@ -75,7 +74,7 @@ fn product(cx: &CompileCx) -> Result<Compiled, String> {
             body: move |_: usize, run: &RunCx| unsafe { gemm.prepare(x.as_ptr(), run.shared) },
         }));
     }
-    phases.push(Box::new(Product {
+    phases.push(Box::new(Matmul {
         nanos: stream_nanos(bytes).max(gemm.flops() / FLOPS_PER_NANO),
         gemm,
         x,
@@ -91,8 +90,8 @@ fn product(cx: &CompileCx) -> Result<Compiled, String> {
     })
 }
 
-/// The product itself.
-struct Product {
+/// The matmul itself.
+struct Matmul {
     gemm: PackedGemm,
     nanos: u64,
     x: View<f32>,
@@ -102,7 +101,7 @@ struct Product {
     y: View<f32>,
 }
 
-impl Product {
+impl Matmul {
     fn weights(&self) -> Rows {
         Rows {
             numbers: self.numbers.as_ptr(),
@@ -112,7 +111,7 @@ impl Product {
     }
 }
 
-impl Kernel for Product {
+impl Kernel for Matmul {
     fn tasks(&self) -> usize {
         self.gemm.tasks()
     }

@@ -2,8 +2,7 @@
 
 use meganeura_core::ops::{drop_threshold, random_word};
 
-use super::{CompileCx, Compiled, KernelDef, Task, chunk, chunks, f32_or_integers};
-use crate::executor::RunCx;
+use crate::kernel::{CompileCx, Compiled, KernelDef, RunCx, Task, chunk, chunks, f32_or_integers};
 use crate::vmath::{Isa, Level, multiversion};
 
 pub(super) const KERNELS: &[KernelDef] = &[

@@ -3,8 +3,9 @@
 use meganeura_core::DType;
 
 use super::strided::{Nest, row_major};
-use super::{CHUNK, CompileCx, Compiled, Kernel, KernelDef, Task, f32_only, f32_or_integers, stream_nanos};
-use crate::executor::RunCx;
+use crate::kernel::{
+    CHUNK, CompileCx, Compiled, Kernel, KernelDef, RunCx, Task, f32_only, f32_or_integers, stream_nanos,
+};
 use crate::memory::View;
 use crate::vmath::{self, Level};
 
@@ -176,7 +177,7 @@ fn whole(x: View<f32>, out: View<f32>, fold: Fold, level: Level) -> Compiled {
         tasks: parts,
         nanos: stream_nanos(4 * x.len()),
         body: move |task: usize, cx: &RunCx| {
-            let range = super::chunk(x.len(), task);
+            let range = crate::kernel::chunk(x.len(), task);
             // SAFETY: the operand is not written; slot `task` of the shared scratch is this task's own.
             unsafe { *cx.shared.add(task) = fold.slice(level, x.slice(range)) };
         },
@@ -227,7 +228,7 @@ fn join(out: View<f32>, parts: usize, fold: impl Fn(&[f32], &mut [f32]) + Send +
 /// Folds runs of contiguous elements, one result at a time.
 fn contiguous(x: View<f32>, out: View<f32>, axes: Axes, fold: Fold, level: Level) -> Compiled {
     let per_result = axes.reduced.inner() * axes.reduced.rows();
-    let per_task = super::rows_per_task(per_result);
+    let per_task = crate::kernel::rows_per_task(per_result);
     let (kept_inner, run) = (axes.kept.inner(), axes.reduced.inner());
     Compiled::one(Task {
         tasks: out.len().div_ceil(per_task),

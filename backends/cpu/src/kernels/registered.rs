@@ -6,11 +6,11 @@ use meganeura_core::attrs::Attrs;
 use meganeura_core::backend::KernelDesc;
 use meganeura_core::{Error, Result, registry};
 
-use super::{CompileCx, Compiled, KernelDef, Task, built_in, chunk, chunks, f32_only, stream_nanos};
-use crate::executor::RunCx;
+use super::built_in;
+use crate::kernel::{CompileCx, Compiled, KernelDef, RunCx, Task, chunk, chunks, f32_only, stream_nanos};
 
 /// What a kernel does with a piece of its call: from the attributes and the elements of every operand to the elements
-/// of the result at the same places. All slices have one length.
+/// of the result at the same indices. All slices have one length.
 pub type Elementwise = fn(&Attrs, &[&[f32]], &mut [f32]);
 
 /// Most operands of a registered kernel: their slices are collected without allocating.
@@ -69,14 +69,6 @@ impl CpuKernel {
 pub struct KernelEntry(pub CpuKernel);
 
 registry::inventory::collect!(KernelEntry);
-
-/// Announces a kernel for an operator of another crate: `register_kernel!(CpuKernel::elementwise(..));`
-#[macro_export]
-macro_rules! register_kernel {
-    ($kernel:expr) => {
-        $crate::inventory::submit! { $crate::KernelEntry($kernel) }
-    };
-}
 
 #[derive(Default)]
 struct Table {

@@ -3,8 +3,9 @@
 
 use meganeura_core::ops::{CacheDims, RopeDims};
 
-use super::{CompileCx, Compiled, KernelDef, Task, f32_only, f32_or_integers, rows_per_task, stream_nanos};
-use crate::executor::RunCx;
+use crate::kernel::{
+    CompileCx, Compiled, KernelDef, RunCx, Task, f32_only, f32_or_integers, rows_per_task, stream_nanos,
+};
 use crate::vmath::{self, Isa, Level, Unary, multiversion};
 
 pub(super) const KERNELS: &[KernelDef] = &[

@@ -3,8 +3,7 @@
 use meganeura_core::DType;
 
 use super::index::around_axis;
-use super::{CHUNK, CompileCx, Compiled, KernelDef, Task, f32_or_integers, rows_per_task, stream_nanos};
-use crate::executor::RunCx;
+use crate::kernel::{CHUNK, CompileCx, Compiled, KernelDef, RunCx, Task, f32_or_integers, rows_per_task, stream_nanos};
 use crate::memory::View;
 use crate::vmath::{self, Isa, Level, multiversion};
 

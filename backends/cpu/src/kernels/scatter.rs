@@ -1,8 +1,9 @@
 //! Replacement of parts of a tensor by index.
 
 use super::index::around_axis;
-use super::{CompileCx, Compiled, KernelDef, Task, any_dtype, chunk, chunks, rows_per_task, stream_nanos};
-use crate::executor::RunCx;
+use crate::kernel::{
+    CompileCx, Compiled, KernelDef, RunCx, Task, any_dtype, chunk, chunks, rows_per_task, stream_nanos,
+};
 
 pub(super) const KERNELS: &[KernelDef] = &[KernelDef {
     name: "core.scatter",

@@ -1,7 +1,6 @@
 //! Softmax, its logarithm, and cross-entropy.
 
-use super::{CompileCx, Compiled, KernelDef, Task, f32_only, f32_or_integers, rows_per_task};
-use crate::executor::RunCx;
+use crate::kernel::{CompileCx, Compiled, KernelDef, RunCx, Task, f32_only, f32_or_integers, rows_per_task};
 use crate::memory::View;
 use crate::vmath::{self, Level, Unary};
 

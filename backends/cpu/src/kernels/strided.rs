@@ -1,6 +1,6 @@
 //! Index arithmetic of broadcasting and permuting kernels, done once when a plan is compiled.
 
-use super::CHUNK;
+use crate::kernel::CHUNK;
 
 /// Outer dimensions, innermost first, whose indices are counted up from row to row: real plans have one or
 /// two after collapsing. Any further out are resolved by division, once for all rows below them.
@@ -140,7 +140,7 @@ impl Split {
         Split {
             inner,
             rows: nest.rows(),
-            rows_per_task: super::rows_per_task(inner),
+            rows_per_task: crate::kernel::rows_per_task(inner),
             pieces: inner.div_ceil(CHUNK),
         }
     }

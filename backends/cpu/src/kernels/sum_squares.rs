@@ -1,8 +1,7 @@
 //! Sums over all elements, of their squares or of those that are not finite: chunks first, then the chunks' results in
 //! order.
 
-use super::{CompileCx, Compiled, KernelDef, Task, chunk, chunks, f32_only, stream_nanos};
-use crate::executor::RunCx;
+use crate::kernel::{CompileCx, Compiled, KernelDef, RunCx, Task, chunk, chunks, f32_only, stream_nanos};
 use crate::vmath::{Isa, Level, multiversion};
 
 pub(super) const KERNELS: &[KernelDef] = &[

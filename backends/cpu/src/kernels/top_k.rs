@@ -3,8 +3,7 @@
 use meganeura_core::DType;
 
 use super::index::around_axis;
-use super::{CompileCx, Compiled, KernelDef, Task, f32_or_integers, rows_per_task};
-use crate::executor::RunCx;
+use crate::kernel::{CompileCx, Compiled, KernelDef, RunCx, Task, f32_or_integers, rows_per_task};
 use crate::vmath::{Isa, Level, multiversion};
 
 pub(super) const KERNELS: &[KernelDef] = &[KernelDef {

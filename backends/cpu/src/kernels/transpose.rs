@@ -8,11 +8,10 @@
 use std::mem::MaybeUninit;
 
 use super::strided::Nest;
-use super::{CHUNK, Compiled, Task, rows_per_task, stream_nanos};
-use crate::executor::RunCx;
-#[cfg(target_arch = "x86_64")]
-use crate::gemm::simd::{Avx2, Vector};
+use crate::kernel::{CHUNK, Compiled, RunCx, Task, rows_per_task, stream_nanos};
 use crate::memory::View;
+#[cfg(target_arch = "x86_64")]
+use crate::simd::{Avx2, Vector};
 use crate::vmath::Level;
 
 /// A word of an element's size.

@@ -1,7 +1,6 @@
 //! Triangular parts of matrices.
 
-use super::{CompileCx, Compiled, KernelDef, Task, any_dtype, rows_per_task, stream_nanos};
-use crate::executor::RunCx;
+use crate::kernel::{CompileCx, Compiled, KernelDef, RunCx, Task, any_dtype, rows_per_task, stream_nanos};
 
 macro_rules! triangle {
     ($name:literal, $lower:literal) => {

@@ -2,8 +2,7 @@
 
 use meganeura_core::ops::AxisTaps;
 
-use super::{CompileCx, Compiled, KernelDef, Task, f32_only, rows_per_task, stream_nanos};
-use crate::executor::RunCx;
+use crate::kernel::{CompileCx, Compiled, KernelDef, RunCx, Task, f32_only, rows_per_task, stream_nanos};
 use crate::vmath::{self, Isa, Level, multiversion};
 
 pub(super) const KERNELS: &[KernelDef] = &[
@@ -186,11 +185,11 @@ fn bilinear(cx: &CompileCx, image: Image) -> Compiled {
 }
 
 /// What each element along an axis gives to the results, seen from the element. All elements have equally
-/// many receivers, `[receivers, elements]`; those that are missing are the place behind the last result, with
+/// many receivers, `[receivers, elements]`; those that are missing are the index behind the last result, with
 /// no share.
 struct Receivers {
     elements: usize,
-    places: Vec<u32>,
+    indices: Vec<u32>,
     shares: Vec<f32>,
 }
 
@@ -208,18 +207,18 @@ impl Receivers {
         let most = lists.iter().map(Vec::len).max().unwrap_or(0);
         let nobody = (taps.fraction.len() as u32, 0.0);
         let column = |k: usize| lists.iter().map(move |list| list.get(k).copied().unwrap_or(nobody));
-        let (places, shares) = (0..most).flat_map(column).unzip();
+        let (indices, shares) = (0..most).flat_map(column).unzip();
         Receivers {
             elements,
-            places,
+            indices,
             shares,
         }
     }
 
     /// Receivers and shares, one of each element at a time.
     fn turns(&self) -> impl Iterator<Item = (&[u32], &[f32])> {
-        let places = self.places.chunks_exact(self.elements);
-        places.zip(self.shares.chunks_exact(self.elements))
+        let indices = self.indices.chunks_exact(self.elements);
+        indices.zip(self.shares.chunks_exact(self.elements))
     }
 }
 
@@ -246,10 +245,10 @@ fn transposed(cx: &CompileCx, image: Image, bilinear: bool) -> Compiled {
             for (row, dx) in own.zip(dx.chunks_exact_mut(w)) {
                 let (plane, row) = (row / h, row % h);
                 sum.fill(0.0);
-                for (places, shares) in rows.turns() {
-                    let (place, share) = (places[row] as usize, shares[row]);
-                    if place < rows_after {
-                        let start = plane * after + place * width;
+                for (indices, shares) in rows.turns() {
+                    let (index, share) = (indices[row] as usize, shares[row]);
+                    if index < rows_after {
+                        let start = plane * after + index * width;
                         add_scaled(image.level, &mut sum[..width], &dy[start..start + width], share);
                     }
                 }
@@ -258,9 +257,9 @@ fn transposed(cx: &CompileCx, image: Image, bilinear: bool) -> Compiled {
                     continue;
                 }
                 dx.fill(0.0);
-                for (places, shares) in columns.turns() {
-                    for ((dx, &place), &share) in dx.iter_mut().zip(places).zip(shares) {
-                        *dx += sum[place as usize] * share;
+                for (indices, shares) in columns.turns() {
+                    for ((dx, &index), &share) in dx.iter_mut().zip(indices).zip(shares) {
+                        *dx += sum[index as usize] * share;
                     }
                 }
             }

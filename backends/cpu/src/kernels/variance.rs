@@ -3,8 +3,7 @@
 use meganeura_core::backend::KernelDesc;
 
 use super::norm::sum_squares;
-use super::{CHUNK, CompileCx, Compiled, KernelDef, Task, f32_only, rows_per_task, stream_nanos};
-use crate::executor::RunCx;
+use crate::kernel::{CHUNK, CompileCx, Compiled, KernelDef, RunCx, Task, f32_only, rows_per_task, stream_nanos};
 use crate::vmath;
 
 pub(super) const KERNELS: &[KernelDef] = &[KernelDef {

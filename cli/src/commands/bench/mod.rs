@@ -145,7 +145,7 @@ fn run_on(selector: Option<&str>, args: &Args, settings: &Config) -> Result<(), 
         if args.models.cache.is_some() {
             place(&mut session, &args.models)?;
         }
-        let (step, waited) = measure(&mut session, args.steps, selected.info.kind)?;
+        let (step, synchronized) = measure(&mut session, args.steps, selected.info.kind)?;
         let seconds = step.as_secs_f64();
         let rate = workload.flops.map(|flops| flops / seconds * 1e-12);
         if args.json {
@@ -157,7 +157,7 @@ fn run_on(selector: Option<&str>, args: &Args, settings: &Config) -> Result<(), 
                 "dispatches": dispatches,
                 "on_tensor_cores": units,
                 "step_ms": seconds * 1e3,
-                "synchronized_step_ms": waited.as_secs_f64() * 1e3,
+                "synchronized_step_ms": synchronized.as_secs_f64() * 1e3,
                 "tflops": rate,
             }))?;
             continue;
@@ -167,7 +167,7 @@ fn run_on(selector: Option<&str>, args: &Args, settings: &Config) -> Result<(), 
             "{name}: {:.3} ms a step{rate}, {:.3} ms synchronized; {precision}, {units} of {dispatches} dispatches on tensor \
              cores, {}",
             seconds * 1e3,
-            waited.as_secs_f64() * 1e3,
+            synchronized.as_secs_f64() * 1e3,
             selected.selector
         ))?;
         if args.passes {

@@ -182,7 +182,7 @@ fn row(m: &Measurement) -> String {
         m.precision.to_string(),
         with_unit(Some(m.seconds.median), "s"),
         m.seconds.scatter() * 100.0,
-        with_unit(m.waited_seconds, "s"),
+        with_unit(m.synchronized_seconds, "s"),
         m.difference.map_or_else(|| "-".to_owned(), |off| format!("{off:.0e}")),
         with_unit(m.flops_per_second(), "FLOP/s"),
         with_unit(m.bytes_per_second(), "B/s"),
@@ -202,7 +202,7 @@ fn compared(comparison: &RecordComparison) -> String {
         }
         text += &format!(
             "{}: copy rate {:.2}, matmul rate {:.2}, launch cost {:.2}\n",
-            c.device, c.copies, c.products, c.launches
+            c.device, c.copies, c.matmuls, c.launches
         );
     }
     for c in &comparison.changes {

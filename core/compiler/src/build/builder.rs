@@ -300,8 +300,8 @@ impl Opened {
             attach(&mut plan, optimizer, &**device)?;
         }
         plan.build_key = self.key();
-        let elsewhere = device.elsewhere(&plan).into_iter();
-        report.elsewhere = elsewhere
+        let fallback_dispatches = device.fallback_dispatches(&plan).into_iter();
+        report.fallback_dispatches = fallback_dispatches
             .map(|(i, name)| (plan.dispatches[i].label.clone(), name))
             .collect();
         Ok((plan, report))

@@ -64,7 +64,7 @@ pub struct OptimizeReport {
     /// The budget that ended saturation, if one did.
     pub budget_hit: Option<String>,
     /// Labels of calls that run on the fallback device, with its name.
-    pub elsewhere: Vec<(String, String)>,
+    pub fallback_dispatches: Vec<(String, String)>,
     /// Time of saturation.
     pub egglog_time: Duration,
     /// Time of choosing and rebuilding the graph.
@@ -179,7 +179,7 @@ impl fmt::Display for OptimizeReport {
             )?;
             writeln!(f, "Budget hit: {}", self.budget_hit.as_deref().unwrap_or("none"))?;
         }
-        for (label, device) in &self.elsewhere {
+        for (label, device) in &self.fallback_dispatches {
             writeln!(f, "On the fallback device {device}: {label}")?;
         }
         Ok(())

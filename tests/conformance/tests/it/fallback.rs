@@ -114,13 +114,16 @@ fn reports_say_what_runs_elsewhere() {
     let name = ReferenceBackend::new().device().capabilities().name.clone();
     assert!(
         report
-            .elsewhere
+            .fallback_dispatches
             .iter()
             .any(|(label, device)| label.contains("matmul") && *device == name)
     );
     // The hyperbolic tangent has a decomposition, which comes first.
     assert!(
-        report.elsewhere.iter().all(|(label, _)| !label.contains("tanh")),
+        report
+            .fallback_dispatches
+            .iter()
+            .all(|(label, _)| !label.contains("tanh")),
         "{report}"
     );
     assert!(report.to_string().contains("On the fallback device "), "{report}");
@@ -134,14 +137,14 @@ fn texts_of_kernels_have_the_numbers_of_the_whole_plan() {
         .build(&product())
         .expect("it builds");
     let plan = session.plan();
-    let elsewhere: Vec<usize> = device.elsewhere(plan).into_iter().map(|(i, _)| i).collect();
+    let fallback_dispatches: Vec<usize> = device.fallback_dispatches(plan).into_iter().map(|(i, _)| i).collect();
     let sources = device.kernel_sources(plan).expect("texts");
-    assert!(!elsewhere.is_empty() && !sources.is_empty());
+    assert!(!fallback_dispatches.is_empty() && !sources.is_empty());
     for source in &sources {
         assert_eq!(source.text, plan.dispatches[source.dispatch].kernel.name);
-        assert!(!elsewhere.contains(&source.dispatch), "{source:?}");
+        assert!(!fallback_dispatches.contains(&source.dispatch), "{source:?}");
     }
-    assert_eq!(sources.len() + elsewhere.len(), plan.dispatches.len());
+    assert_eq!(sources.len() + fallback_dispatches.len(), plan.dispatches.len());
 }
 
 #[test]

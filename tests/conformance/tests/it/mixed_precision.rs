@@ -28,11 +28,11 @@ fn rounded_operands_pass() {
     for section in [Section::Training, Section::Semantics, Section::Errors] {
         let report = run_at(&rounding(), Precision::Mixed, section, None);
         assert!(report.failures().next().is_none(), "{report}");
-        assert!(report.on_matrix_units > 0 || section == Section::Errors, "{report}");
+        assert!(report.on_tensor_cores > 0 || section == Section::Errors, "{report}");
     }
     for filter in ["matmul", "conv", "attention"] {
         let report = run_at(&rounding(), Precision::Mixed, Section::Operators, Some(filter));
-        assert!(report.is_ok() && report.on_matrix_units > 0, "{report}");
+        assert!(report.is_ok() && report.on_tensor_cores > 0, "{report}");
     }
 }
 
@@ -65,7 +65,7 @@ fn more_rounding_than_that_fails() {
 fn full_precision_rounds_nothing() {
     let report = run_at(&rounding(), Precision::F32, Section::Training, Some("training/mlp/"));
     assert!(report.is_ok(), "{report}");
-    assert_eq!(report.on_matrix_units, 0);
+    assert_eq!(report.on_tensor_cores, 0);
 }
 
 #[test]

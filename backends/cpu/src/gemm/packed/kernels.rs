@@ -3,11 +3,11 @@
 use half::f16;
 use meganeura_core::quantization::BLOCK;
 
-use super::Rows;
 use super::integers::Integers;
-use crate::gemm::simd::Vector;
+use super::rows::Rows;
+use crate::simd::Vector;
 
-/// Most rows of the left operand that [`products`] takes at a time.
+/// Most rows of the left operand that [`matmul`] takes at a time.
 pub(in crate::gemm) const MAX_ROWS: usize = 4;
 /// Blocks whose scales are converted together.
 const TOGETHER: usize = 16;
@@ -18,13 +18,13 @@ const MAX_COLS: usize = 2 * MAX_LANES;
 const LINE: usize = 64;
 
 /// Some rows of `x` by rows of a matrix.
-pub(super) type ProductsFn = unsafe fn(*const f32, Rows, usize, *mut f32, usize);
+pub(super) type MatmulFn = unsafe fn(*const f32, Rows, usize, *mut f32, usize);
 
 /// What one instruction set has for one storage.
 #[derive(Clone, Copy)]
 pub(in crate::gemm) struct PackedKernels {
-    /// [`products`] of 1, 2 ... rows.
-    pub(in crate::gemm) products: [ProductsFn; MAX_ROWS],
+    /// [`matmul`] of 1, 2 ... rows.
+    pub(in crate::gemm) matmul: [MatmulFn; MAX_ROWS],
     /// [`expand`].
     pub(in crate::gemm) expand: unsafe fn(Rows, usize, usize, *mut f32),
     /// [`panels`].
@@ -32,17 +32,17 @@ pub(in crate::gemm) struct PackedKernels {
 }
 
 /// Rows of a panel, where rows lie in panels.
-pub(super) const BAND: usize = 16;
+pub(super) const PANEL_ROWS: usize = 16;
 /// Bytes of a row that lie together in a panel.
 pub(super) const UNIT: usize = 4;
 
 /// What there is for one storage in panels.
-pub(super) struct BandKernels {
-    /// [`products`] of 1, 2 ... rows and whole panels.
-    pub(super) products: [ProductsFn; MAX_ROWS],
+pub(super) struct PanelKernels {
+    /// [`matmul`] of 1, 2 ... rows and whole panels.
+    pub(super) matmul: [MatmulFn; MAX_ROWS],
     /// Numbers `[first, len]` of a panel, as columns of a panel whose rows are so far apart.
     pub(super) panel: unsafe fn(Rows, [usize; 2], usize, *mut f32),
-    /// Products of a rounded row with whole panels.
+    /// Matmuls of a rounded row with whole panels.
     pub(super) integers: Integers,
 }
 
@@ -64,11 +64,11 @@ pub(in crate::gemm) trait Expand {
     unsafe fn part<V: Vector>(block: *const u8, part: usize) -> V;
 }
 
-pub(in crate::gemm) enum Half {}
+pub(in crate::gemm) enum F16 {}
 pub(in crate::gemm) enum Bytes {}
-pub(in crate::gemm) enum HalfBytes {}
+pub(in crate::gemm) enum Nibbles {}
 
-impl Expand for Half {
+impl Expand for F16 {
     const BYTES: usize = 2 * BLOCK;
     const SCALED: bool = false;
 
@@ -98,18 +98,18 @@ impl Expand for Bytes {
     }
 }
 
-impl Expand for HalfBytes {
+impl Expand for Nibbles {
     const BYTES: usize = BLOCK / 2;
     const SCALED: bool = true;
 
     fn unit<V: Vector>() -> f32 {
-        V::HALF_BYTE_UNIT
+        V::NIBBLE_UNIT
     }
 
     #[inline(always)]
     unsafe fn part<V: Vector>(block: *const u8, part: usize) -> V {
         // SAFETY: 16 bytes; a block has as many registers as this is called for.
-        unsafe { V::half_bytes(block, part) }
+        unsafe { V::nibbles(block, part) }
     }
 }
 
@@ -121,7 +121,7 @@ impl Expand for HalfBytes {
 /// The CPU must have `V`'s instruction set, the pointers must be valid for these sizes (whole blocks where there are
 /// scales), and nobody else may access `y` meanwhile.
 #[inline(always)]
-pub(in crate::gemm) unsafe fn products<V: Vector, F: Expand, const M: usize, const C: usize>(
+pub(in crate::gemm) unsafe fn matmul<V: Vector, F: Expand, const M: usize, const C: usize>(
     x: *const f32,
     weights: Rows,
     cols: usize,
@@ -169,7 +169,7 @@ unsafe fn row_of<F: Expand>(weights: Rows, row: usize) -> Rows {
     }
 }
 
-/// [`products`] for `C` columns.
+/// [`matmul`] for `C` columns.
 ///
 /// # Safety
 ///
@@ -258,7 +258,7 @@ unsafe fn half_at(numbers: *const u8, index: usize) -> f32 {
 ///
 /// # Safety
 ///
-/// As for [`products`].
+/// As for [`matmul`].
 #[inline(always)]
 unsafe fn add_block<V: Vector, F: Expand, const M: usize, const C: usize>(
     x: *const f32,

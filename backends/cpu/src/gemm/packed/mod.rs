@@ -1,4 +1,4 @@
-//! Products with the rows of a matrix in few bits, expanded where they are used: in registers for few rows of the left
+//! Matmuls with the rows of a matrix in few bits, expanded where they are used: in registers for few rows of the left
 //! operand, else a piece at a time as other right operands are packed. One row is rounded to integers instead, where there
 //! are kernels for it.
 
@@ -6,85 +6,39 @@ mod integers;
 mod kernels;
 #[cfg(target_arch = "x86_64")]
 mod panels;
+mod rows;
 
 use std::ops::Range;
 
 use meganeura_core::quantization::{BLOCK, BlockFormat};
 
-pub(super) use kernels::{Bytes, Expand, Half, HalfBytes, MAX_ROWS, PackedKernels, expand, panels, products};
+pub(super) use kernels::{Bytes, Expand, F16, MAX_ROWS, Nibbles, PackedKernels, expand, matmul, panels};
+pub(crate) use rows::{Rows, Storage};
 
 use integers::{Group, Integers};
-use kernels::{BAND, BandKernels, ProductsFn, UNIT};
+use kernels::{MatmulFn, PANEL_ROWS, PanelKernels, UNIT};
 
 use super::kernels::KernelSet;
 use super::matrix::{MatrixPlan, Right};
-use super::{Addend, GemmSpec, Kernel, Operands, Strides, share};
+use super::spec::{Addend, GemmSpec, Kernel, Operands, Strides};
 use crate::order::Panels;
 use crate::prefetch::Prefetch;
-
-/// How the numbers of a matrix are stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Storage {
-    /// IEEE 754 binary16.
-    Half,
-    /// Blocks of integers with a scale each.
-    Blocks(BlockFormat),
-}
+use crate::share::share;
 
 impl Storage {
     fn kernels(self, set: &KernelSet) -> &PackedKernels {
         &set.packed[match self {
-            Storage::Half => 0,
+            Storage::F16 => 0,
             Storage::Blocks(BlockFormat::Q8_0) => 1,
             Storage::Blocks(BlockFormat::Q4_0) => 2,
         }]
-    }
-
-    /// Bytes of so many numbers without scales, whole blocks where there are blocks.
-    pub(crate) fn bytes(self, count: usize) -> usize {
-        match self {
-            Storage::Half => 2 * count,
-            Storage::Blocks(format) => count / BLOCK * format.bytes(),
-        }
-    }
-}
-
-/// Rows of a stored matrix, which follow each other, or lie in [`PackedGemm::panels`].
-#[derive(Clone, Copy)]
-pub(crate) struct Rows {
-    /// The first row's numbers.
-    pub(crate) numbers: *const u8,
-    /// The first row's scales.
-    pub(crate) scales: *const u16,
-    /// Numbers of a row.
-    pub(crate) k: usize,
-}
-
-impl Rows {
-    /// The rows from one on, the first one of a panel where there are panels.
-    ///
-    /// # Safety
-    ///
-    /// There are so many rows.
-    unsafe fn from(self, storage: Storage, row: usize) -> Rows {
-        // SAFETY: passed on to the caller.
-        unsafe {
-            Rows {
-                numbers: self.numbers.add(row * storage.bytes(self.k)),
-                scales: match storage {
-                    Storage::Half => self.scales,
-                    Storage::Blocks(_) => self.scales.add(row * (self.k / BLOCK)),
-                },
-                k: self.k,
-            }
-        }
     }
 }
 
 /// Stored numbers that are worth a task, and the most tasks.
 const TASK_NUMBERS: usize = 64 * 1024;
 const MAX_TASKS: usize = 32;
-/// The same of products in integers. Matrices of 576 by 192 are two tasks, which two threads can share.
+/// The same of matmuls in integers. Matrices of 576 by 192 are two tasks, which two threads can share.
 const INTEGER_TASK_NUMBERS: usize = 48 * 1024;
 const MAX_INTEGER_TASKS: usize = 64;
 /// Rows of the left operand up to which numbers are expanded in registers, for each few rows anew.
@@ -95,18 +49,18 @@ const GROUP: usize = 4;
 /// `f32`s, a cache line, before a rounded row, of which the first says whether it can be used.
 const HEADER: usize = 16;
 
-/// How a product is computed.
+/// How a matmul is computed.
 #[derive(Clone)]
 enum Way {
     /// Numbers are expanded in registers. So are those of sums of nothing, which have to be written, too.
     Registers { tasks: usize },
     /// The row is rounded to integers, which [`PackedGemm::prepare`] does, unless its numbers forbid it.
     Integers { tasks: usize, kernels: &'static Integers },
-    /// Numbers are expanded as the right operand of a product of matrices is packed.
+    /// Numbers are expanded as the right operand of a matmul is packed.
     Panels(GemmSpec, MatrixPlan),
 }
 
-/// A planned product `y[m, n] = x[m, k] · weights[n, k]` transposed.
+/// A planned matmul `y[m, n] = x[m, k] · weights[n, k]` transposed.
 #[derive(Clone)]
 pub(crate) struct PackedGemm {
     m: usize,
@@ -115,14 +69,14 @@ pub(crate) struct PackedGemm {
     storage: Storage,
     set: &'static KernelSet,
     /// The kernels for panels, if the weights lie in them.
-    panels: Option<&'static BandKernels>,
+    panels: Option<&'static PanelKernels>,
     way: Way,
 }
 
 /// The kernels for a rounded row and weights that follow each other, if a CPU is faster with them.
 fn integers_by_rows(kernel: Kernel, storage: Storage) -> Option<&'static Integers> {
     #[cfg(target_arch = "x86_64")]
-    return Integers::beside(kernel, storage);
+    return Integers::fastest(kernel, storage);
     #[cfg(not(target_arch = "x86_64"))]
     {
         let _ = (kernel, storage);
@@ -131,9 +85,9 @@ fn integers_by_rows(kernel: Kernel, storage: Storage) -> Option<&'static Integer
 }
 
 /// The kernels for a storage in panels, if a CPU is faster with them.
-fn panel_kernels(kernel: Kernel, storage: Storage) -> Option<&'static BandKernels> {
+fn panel_kernels(kernel: Kernel, storage: Storage) -> Option<&'static PanelKernels> {
     #[cfg(target_arch = "x86_64")]
-    return panels::beside(kernel, storage);
+    return panels::fastest(kernel, storage);
     #[cfg(not(target_arch = "x86_64"))]
     {
         let _ = (kernel, storage);
@@ -142,13 +96,13 @@ fn panel_kernels(kernel: Kernel, storage: Storage) -> Option<&'static BandKernel
 }
 
 impl PackedGemm {
-    /// Plans a product with the fastest inner loops that this CPU can run, with weights that follow each other or lie in the
+    /// Plans a matmul with the fastest inner loops that this CPU can run, with weights that follow each other or lie in the
     /// [`PackedGemm::panels`] that there are for them.
     pub(crate) fn new([m, n, k]: [usize; 3], storage: Storage, in_panels: bool) -> Self {
         PackedGemm::with_kernel([m, n, k], storage, in_panels, Kernel::detect())
     }
 
-    /// The panels of numbers and of scales in which products by a matrix `[n, k]` are faster, if they are.
+    /// The panels of numbers and of scales in which matmuls by a matrix `[n, k]` are faster, if they are.
     pub(crate) fn panels([n, k]: [usize; 2], storage: Storage) -> Option<[Panels; 2]> {
         PackedGemm::panels_for([n, k], storage, Kernel::detect())
     }
@@ -156,14 +110,14 @@ impl PackedGemm {
     fn panels_for([n, k]: [usize; 2], storage: Storage, kernel: Kernel) -> Option<[Panels; 2]> {
         panel_kernels(kernel, storage)?;
         let scale = size_of::<u16>();
-        let numbers = Panels::new(n, storage.bytes(k), BAND, UNIT)?;
-        let scales = Panels::new(n, k / BLOCK * scale, BAND, scale);
+        let numbers = Panels::new(n, storage.bytes(k), PANEL_ROWS, UNIT)?;
+        let scales = Panels::new(n, k / BLOCK * scale, PANEL_ROWS, scale);
         // A block's scale of each row lies as it does in panels of one unit.
         let one = Panels {
-            rows: BAND,
+            rows: PANEL_ROWS,
             units: 1,
             unit: scale,
-            count: n / BAND,
+            count: n / PANEL_ROWS,
         };
         Some([numbers, scales.unwrap_or(one)])
     }
@@ -177,7 +131,7 @@ impl PackedGemm {
         };
         let way = if m <= FEW_ROWS || n == 0 || k == 0 {
             let work = n.saturating_mul(k).saturating_mul(m.div_ceil(MAX_ROWS));
-            let groups = n.div_ceil(if panels.is_some() { BAND } else { GROUP });
+            let groups = n.div_ceil(if panels.is_some() { PANEL_ROWS } else { GROUP });
             match integers {
                 Some(kernels) if m == 1 && work > 0 => Way::Integers {
                     tasks: (work / INTEGER_TASK_NUMBERS).clamp(1, MAX_INTEGER_TASKS).min(groups),
@@ -260,20 +214,22 @@ impl PackedGemm {
 
     /// Columns of a task, which are rows of the weights.
     fn columns(&self, tasks: usize, task: usize) -> Range<usize> {
-        let group = if self.panels.is_some() { BAND } else { GROUP };
+        let group = if self.panels.is_some() { PANEL_ROWS } else { GROUP };
         let groups = share(self.n.div_ceil(group), tasks, task);
         groups.start * group..(groups.end * group).min(self.n)
     }
 
     /// How many of a range of columns, which begins with a panel's first one, lie in panels.
-    fn banded(&self, cols: &Range<usize>) -> usize {
+    fn in_panels(&self, cols: &Range<usize>) -> usize {
         match self.panels {
-            Some(_) => (self.n / BAND * BAND).min(cols.end).saturating_sub(cols.start),
+            Some(_) => (self.n / PANEL_ROWS * PANEL_ROWS)
+                .min(cols.end)
+                .saturating_sub(cols.start),
             None => 0,
         }
     }
 
-    /// Adds the weights that a task reads, if memory bounds the product.
+    /// Adds the weights that a task reads, if memory bounds the matmul.
     pub(crate) fn reads(&self, task: usize, weights: Rows, prefetch: &mut Prefetch) {
         let (Way::Registers { tasks } | Way::Integers { tasks, .. }) = &self.way else {
             return;
@@ -312,7 +268,7 @@ impl PackedGemm {
             Way::Integers { tasks, kernels } => {
                 let cols = self.columns(*tasks, task);
                 let with_integers = match self.panels {
-                    Some(_) => self.banded(&cols),
+                    Some(_) => self.in_panels(&cols),
                     None => cols.len(),
                 };
                 let rest = cols.start + with_integers..cols.end;
@@ -323,7 +279,7 @@ impl PackedGemm {
                     }
                     let weights_of_task = weights.from(self.storage, cols.start);
                     let row = shared.add(HEADER).cast();
-                    (kernels.product)(row, weights_of_task, with_integers, y.add(cols.start));
+                    (kernels.matvec)(row, weights_of_task, with_integers, y.add(cols.start));
                     self.in_registers(rest, x, weights, y);
                 }
             }
@@ -347,11 +303,11 @@ impl PackedGemm {
     ///
     /// As for [`PackedGemm::run`].
     unsafe fn in_registers(&self, cols: Range<usize>, x: *const f32, weights: Rows, y: *mut f32) {
-        let plain = &self.storage.kernels(self.set).products;
-        let banded = self.banded(&cols);
+        let plain = &self.storage.kernels(self.set).matmul;
+        let in_panels = self.in_panels(&cols);
         for row in (0..self.m).step_by(MAX_ROWS) {
             let rows = MAX_ROWS.min(self.m - row);
-            let products = |kernels: &[ProductsFn; MAX_ROWS], cols: Range<usize>| {
+            let matmul = |kernels: &[MatmulFn; MAX_ROWS], cols: Range<usize>| {
                 // SAFETY: `rows` rows from `row` on, and columns of the task.
                 unsafe {
                     let weights = weights.from(self.storage, cols.start);
@@ -360,9 +316,9 @@ impl PackedGemm {
                 }
             };
             if let Some(panels) = self.panels {
-                products(&panels.products, cols.start..cols.start + banded);
+                matmul(&panels.matmul, cols.start..cols.start + in_panels);
             }
-            products(plain, cols.start + banded..cols.end);
+            matmul(plain, cols.start + in_panels..cols.end);
         }
     }
 
@@ -389,22 +345,22 @@ impl Right for Expanded<'_> {
         let (width, storage) = (set.tile_cols, self.gemm.storage);
         let plain = storage.kernels(set).panels;
         let cols = panels.start * width..(panels.end * width).min(spec.n);
-        let banded = self.gemm.banded(&cols);
+        let in_panels = self.gemm.in_panels(&cols);
         // SAFETY: rows and their numbers are within the weights; blocks along k are whole, but for the last. A panel has whole
         // registers, and so many columns that a panel is within one.
         unsafe {
             if let Some(panels) = self.gemm.panels {
-                for at in (0..banded).step_by(BAND) {
+                for at in (0..in_panels).step_by(PANEL_ROWS) {
                     let rows = self.weights.from(storage, cols.start + at);
                     let to = to.add(at / width * width * steps.len() + at % width);
                     (panels.panel)(rows, [steps.start, steps.len()], width, to);
                 }
             }
             // What is left of the panel in which panels end, and whole panels.
-            let inside = banded % width;
-            let rest = cols.len() - banded;
-            let rows = self.weights.from(storage, cols.start + banded);
-            let to = to.add((banded - inside) * steps.len() + inside);
+            let inside = in_panels % width;
+            let rest = cols.len() - in_panels;
+            let rows = self.weights.from(storage, cols.start + in_panels);
+            let to = to.add((in_panels - inside) * steps.len() + inside);
             plain(rows, [steps.start, steps.len()], [rest, width], to);
         }
     }

@@ -10,10 +10,11 @@ use std::arch::x86_64::*;
 use meganeura_core::quantization::BLOCK;
 
 use super::integers::{DIGIT_BITS, DIGITS, Group, Integers};
-use super::kernels::{BAND, BandKernels, Bytes, HalfBytes, UNIT};
-use super::{BlockFormat, Rows, Storage};
-use crate::gemm::Kernel;
-use crate::gemm::simd::{LINE, prefetch_line};
+use super::kernels::{Bytes, Nibbles, PANEL_ROWS, PanelKernels, UNIT};
+use super::rows::{Rows, Storage};
+use crate::gemm::spec::Kernel;
+use crate::simd::{LINE, prefetch_line};
+use meganeura_core::quantization::BlockFormat;
 
 /// Steps of a block, of four numbers each.
 const STEPS: usize = BLOCK / 4;
@@ -22,31 +23,31 @@ const STEPS: usize = BLOCK / 4;
 const AHEAD: usize = 16 << 10;
 
 /// The kernels for a storage, where rows are better in panels.
-pub(super) fn beside(kernel: Kernel, storage: Storage) -> Option<&'static BandKernels> {
-    static HALF_BYTES: BandKernels = kernels::<HalfBytes>();
-    static BYTES: BandKernels = kernels::<Bytes>();
+pub(super) fn fastest(kernel: Kernel, storage: Storage) -> Option<&'static PanelKernels> {
+    static NIBBLES: PanelKernels = kernels::<Nibbles>();
+    static BYTES: PanelKernels = kernels::<Bytes>();
     let has_vnni = || is_x86_feature_detected!("avx512vnni") && is_x86_feature_detected!("avx512bw");
     match storage {
-        Storage::Half => None,
+        Storage::F16 => None,
         Storage::Blocks(_) if kernel != Kernel::Avx512 || !has_vnni() => None,
-        Storage::Blocks(BlockFormat::Q4_0) => Some(&HALF_BYTES),
+        Storage::Blocks(BlockFormat::Q4_0) => Some(&NIBBLES),
         Storage::Blocks(BlockFormat::Q8_0) => Some(&BYTES),
     }
 }
 
-const fn kernels<F: Banded>() -> BandKernels {
-    BandKernels {
-        products: [products::<F, 1>, products::<F, 2>, products::<F, 3>, products::<F, 4>],
+const fn kernels<F: PanelFormat>() -> PanelKernels {
+    PanelKernels {
+        matmul: [matmul::<F, 1>, matmul::<F, 2>, matmul::<F, 3>, matmul::<F, 4>],
         panel: panel::<F>,
         integers: Integers::of(integers::<F>),
     }
 }
 
 /// A storage in panels. Blocks are those of all rows of a panel: as many units as one row's, each of a register.
-trait Banded {
+trait PanelFormat {
     /// Bytes of a row's block.
     const BYTES: usize;
-    /// The offset of [`Banded::bytes`] is 2 to this power.
+    /// The offset of [`PanelFormat::bytes`] is 2 to this power.
     const OFFSET_BITS: u32;
     /// Whether sums of a block's digits may need more than 32 bits.
     const WIDE: bool;
@@ -62,7 +63,7 @@ trait Banded {
     ///
     /// # Safety
     ///
-    /// As for [`Banded::bytes`].
+    /// As for [`PanelFormat::bytes`].
     unsafe fn number(block: *const u8, step: usize, e: usize) -> __m512;
 }
 
@@ -72,7 +73,7 @@ static NUMBERS: [f32; 16] = [
 ];
 
 // Bytes have number i of a block and number i + 16.
-impl Banded for HalfBytes {
+impl PanelFormat for Nibbles {
     const BYTES: usize = BLOCK / 2;
     const OFFSET_BITS: u32 = 3;
     const WIDE: bool = false;
@@ -81,7 +82,7 @@ impl Banded for HalfBytes {
     unsafe fn bytes(block: *const u8, step: usize) -> __m512i {
         // SAFETY: a unit of each row.
         unsafe {
-            let both = _mm512_loadu_si512(block.add(step % (STEPS / 2) * UNIT * BAND).cast());
+            let both = _mm512_loadu_si512(block.add(step % (STEPS / 2) * UNIT * PANEL_ROWS).cast());
             let own = if step < STEPS / 2 {
                 both
             } else {
@@ -95,7 +96,7 @@ impl Banded for HalfBytes {
     unsafe fn number(block: *const u8, step: usize, e: usize) -> __m512 {
         // SAFETY: a unit of each row. A permutation looks at the lowest four bits of an index.
         unsafe {
-            let both = _mm512_loadu_si512(block.add(step % (STEPS / 2) * UNIT * BAND).cast());
+            let both = _mm512_loadu_si512(block.add(step % (STEPS / 2) * UNIT * PANEL_ROWS).cast());
             let bit = 8 * e + 4 * (step / (STEPS / 2));
             let own = _mm512_srlv_epi32(both, _mm512_set1_epi32(bit as i32));
             _mm512_permutexvar_ps(own, _mm512_loadu_ps(NUMBERS.as_ptr()))
@@ -103,7 +104,7 @@ impl Banded for HalfBytes {
     }
 }
 
-impl Banded for Bytes {
+impl PanelFormat for Bytes {
     const BYTES: usize = BLOCK;
     const OFFSET_BITS: u32 = 7;
     const WIDE: bool = true;
@@ -112,7 +113,7 @@ impl Banded for Bytes {
     unsafe fn bytes(block: *const u8, step: usize) -> __m512i {
         // SAFETY: a unit of each row.
         unsafe {
-            let signed = _mm512_loadu_si512(block.add(step * UNIT * BAND).cast());
+            let signed = _mm512_loadu_si512(block.add(step * UNIT * PANEL_ROWS).cast());
             _mm512_xor_si512(signed, _mm512_set1_epi8(i8::MIN))
         }
     }
@@ -121,7 +122,7 @@ impl Banded for Bytes {
     unsafe fn number(block: *const u8, step: usize, e: usize) -> __m512 {
         // SAFETY: a unit of each row.
         unsafe {
-            let signed = _mm512_loadu_si512(block.add(step * UNIT * BAND).cast());
+            let signed = _mm512_loadu_si512(block.add(step * UNIT * PANEL_ROWS).cast());
             let highest = _mm512_sllv_epi32(signed, _mm512_set1_epi32(24 - 8 * e as i32));
             _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(highest))
         }
@@ -147,23 +148,23 @@ fn ask_ahead(at: *const u8, bytes: usize) {
 #[inline(always)]
 unsafe fn scales_of(scales: *const u16, block: usize) -> __m512 {
     // SAFETY: passed on to the caller.
-    unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(scales.add(block * BAND).cast())) }
+    unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(scales.add(block * PANEL_ROWS).cast())) }
 }
 
 /// # Safety
 ///
-/// As for [`Integers::product`], with whole panels.
+/// As for [`Integers::matvec`], with whole panels.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni,f16c")]
-unsafe fn integers<F: Banded>(x: *const Group, weights: Rows, cols: usize, y: *mut f32) {
+unsafe fn integers<F: PanelFormat>(x: *const Group, weights: Rows, cols: usize, y: *mut f32) {
     let blocks = weights.k / BLOCK;
-    for panel in (0..cols).step_by(BAND) {
+    for panel in (0..cols).step_by(PANEL_ROWS) {
         // SAFETY: blocks of the panel, groups of the row, and the panel's results.
         unsafe {
             let numbers = weights.numbers.add(panel * blocks * F::BYTES);
             let scales = weights.scales.add(panel * blocks);
             let mut sum = _mm512_setzero_ps();
             for block in 0..blocks {
-                let at = numbers.add(block * F::BYTES * BAND);
+                let at = numbers.add(block * F::BYTES * PANEL_ROWS);
                 let (group, index) = (&*x.add(block / Group::BLOCKS), block % Group::BLOCKS);
                 let [low, high] = group
                     .sums(index)
@@ -171,7 +172,7 @@ unsafe fn integers<F: Banded>(x: *const Group, weights: Rows, cols: usize, y: *m
                 let mut digits = [low, _mm512_setzero_si512(), high];
                 for step in 0..STEPS {
                     if step * UNIT < F::BYTES {
-                        ask_ahead(at.wrapping_add(step * UNIT * BAND), UNIT * BAND);
+                        ask_ahead(at.wrapping_add(step * UNIT * PANEL_ROWS), UNIT * PANEL_ROWS);
                     }
                     let bytes = F::bytes(at, step);
                     for (digit, sum) in digits.iter_mut().enumerate() {
@@ -199,19 +200,19 @@ unsafe fn integers<F: Banded>(x: *const Group, weights: Rows, cols: usize, y: *m
 
 /// # Safety
 ///
-/// As for [`super::products`], with whole panels.
+/// As for [`super::matmul`], with whole panels.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni,f16c")]
-unsafe fn products<F: Banded, const M: usize>(x: *const f32, weights: Rows, cols: usize, y: *mut f32, y_row: usize) {
+unsafe fn matmul<F: PanelFormat, const M: usize>(x: *const f32, weights: Rows, cols: usize, y: *mut f32, y_row: usize) {
     let (k, blocks) = (weights.k, weights.k / BLOCK);
-    for panel in (0..cols).step_by(BAND) {
+    for panel in (0..cols).step_by(PANEL_ROWS) {
         // SAFETY: blocks of the panel, numbers of each row, and the panel's results.
         unsafe {
             let numbers = weights.numbers.add(panel * blocks * F::BYTES);
             let scales = weights.scales.add(panel * blocks);
             let mut sums = [_mm512_setzero_ps(); M];
             for block in 0..blocks {
-                let at = numbers.add(block * F::BYTES * BAND);
-                ask_ahead(at, F::BYTES * BAND);
+                let at = numbers.add(block * F::BYTES * PANEL_ROWS);
+                ask_ahead(at, F::BYTES * PANEL_ROWS);
                 // Two sums of each, as an addition has to wait for the one before.
                 let mut of_block = [[_mm512_setzero_ps(); M]; 2];
                 for step in 0..STEPS {
@@ -239,13 +240,13 @@ unsafe fn products<F: Banded, const M: usize>(x: *const f32, weights: Rows, cols
 ///
 /// As for [`super::panels`], with a panel, and room for rows of the panel that are `width` apart.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni,f16c")]
-unsafe fn panel<F: Banded>(weights: Rows, [first, len]: [usize; 2], width: usize, to: *mut f32) {
+unsafe fn panel<F: PanelFormat>(weights: Rows, [first, len]: [usize; 2], width: usize, to: *mut f32) {
     let blocks = first / BLOCK..(first + len) / BLOCK;
     for (to_block, block) in blocks.enumerate() {
         // SAFETY: a block of the panel, and rows of the panel for it.
         unsafe {
-            let at = weights.numbers.add(block * F::BYTES * BAND);
-            ask_ahead(at, F::BYTES * BAND);
+            let at = weights.numbers.add(block * F::BYTES * PANEL_ROWS);
+            ask_ahead(at, F::BYTES * PANEL_ROWS);
             let scales = scales_of(weights.scales, block);
             let to = to.add(to_block * BLOCK * width);
             for step in 0..STEPS {

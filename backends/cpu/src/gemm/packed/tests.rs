@@ -1,4 +1,4 @@
-//! Every way of computing a product with packed weights, against sums in f64.
+//! Every way of computing a matmul with packed weights, against sums in f64.
 
 use half::f16;
 
@@ -39,7 +39,7 @@ fn orders(
 /// Every instruction set, storage, order and way against sums in f64 of numbers that are read one by one.
 #[test]
 fn products_of_every_storage() {
-    let storages = [Storage::Half].into_iter().chain(BlockFormat::ALL.map(Storage::Blocks));
+    let storages = [Storage::F16].into_iter().chain(BlockFormat::ALL.map(Storage::Blocks));
     for storage in storages {
         for (m, n, k) in [
             (1, 1, 32usize),
@@ -60,13 +60,13 @@ fn products_of_every_storage() {
             (3, 16, 32),
             (2, 31, 96),
         ] {
-            let k = if storage == Storage::Half {
+            let k = if storage == Storage::F16 {
                 k.saturating_sub(5)
             } else {
                 k
             };
             let bytes: Vec<u8> = match storage {
-                Storage::Half => (0..n * k)
+                Storage::F16 => (0..n * k)
                     .flat_map(|i| f16::from_f32((i * 7 % 33) as f32 * 0.3 - 4.0).to_le_bytes())
                     .collect(),
                 Storage::Blocks(_) => (0..storage.bytes(n * k)).map(|i| (i * 31 % 251) as u8).collect(),
@@ -76,7 +76,7 @@ fn products_of_every_storage() {
                 .collect();
             let x: Vec<f32> = (0..m * k).map(|i| (i * 5 % 17) as f32 * 0.1 - 0.8).collect();
             let weight = |j: usize, p: usize| match storage {
-                Storage::Half => {
+                Storage::F16 => {
                     let at = 2 * (j * k + p);
                     f64::from(f16::from_le_bytes([bytes[at], bytes[at + 1]]))
                 }
@@ -272,7 +272,7 @@ fn ends_of_integers() {
 #[test]
 fn tasks_say_what_they_read() {
     let (n, k) = (96, 576);
-    for storage in [Storage::Half].into_iter().chain(BlockFormat::ALL.map(Storage::Blocks)) {
+    for storage in [Storage::F16].into_iter().chain(BlockFormat::ALL.map(Storage::Blocks)) {
         let numbers = vec![0u8; storage.bytes(n * k)];
         let scales = vec![0u16; n * k / BLOCK];
         let weights = Rows {
@@ -287,7 +287,7 @@ fn tasks_say_what_they_read() {
             prefetch
         };
         let wanted = match storage {
-            Storage::Half => vec![numbers.as_ptr_range()],
+            Storage::F16 => vec![numbers.as_ptr_range()],
             Storage::Blocks(_) => {
                 let scales = scales.as_ptr_range();
                 vec![numbers.as_ptr_range(), scales.start.cast()..scales.end.cast()]

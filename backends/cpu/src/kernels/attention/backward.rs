@@ -4,11 +4,10 @@ use std::ops::Range;
 
 use meganeura_core::ops::AttentionDims;
 
-use super::super::{CompileCx, Compiled, Task, stream_nanos};
 use super::tile::{Tile, gradient_step, scaled_sum};
 use super::{Head, KEYS, QUERIES, columns, nanos, rows, scratch, scratch_len, target};
-use crate::executor::RunCx;
 use crate::gemm::Blocks;
+use crate::kernel::{CompileCx, Compiled, RunCx, Task, stream_nanos};
 use crate::memory::View;
 use crate::vmath::Level;
 
@@ -148,9 +147,9 @@ impl Backward {
         let heads = d.batch * d.kv_heads;
         let (part, index) = (task / heads, task % heads);
         let (entry, kv_head) = (index / d.kv_heads, index % d.kv_heads);
-        let place = [entry, kv_head, d.kv_heads];
-        let [_, k, v, ..] = self.inputs.map(|view| Head::of(view, d.rows_k, place, width));
-        let [_, dk_out, dv_out] = self.outputs.map(|view| Head::of(view, d.rows_k, place, width));
+        let at = [entry, kv_head, d.kv_heads];
+        let [_, k, v, ..] = self.inputs.map(|view| Head::of(view, d.rows_k, at, width));
+        let [_, dk_out, dv_out] = self.outputs.map(|view| Head::of(view, d.rows_k, at, width));
         let own_heads = kv_head * d.group()..(kv_head + 1) * d.group();
         for head in own_heads.clone() {
             // SAFETY: this task alone uses the sums of its heads in its part.
@@ -202,10 +201,10 @@ impl Backward {
         sums: &mut [f32],
     ) {
         let (d, width, blocks) = (&self.dims, self.dims.head_dim, &self.blocks);
-        let place = [entry, head, d.heads];
+        let at = [entry, head, d.heads];
         let (all_q, all_dout) = (
-            Head::of(self.inputs[0], d.rows_q, place, width),
-            Head::of(self.inputs[5], d.rows_q, place, width),
+            Head::of(self.inputs[0], d.rows_q, at, width),
+            Head::of(self.inputs[5], d.rows_q, at, width),
         );
         let queries = d.queries_of(tile.keys.clone());
         let cols = tile.keys.len();

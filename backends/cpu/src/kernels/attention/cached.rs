@@ -10,13 +10,13 @@ use std::ops::Range;
 
 use meganeura_core::ops::AttentionDims;
 
-use super::super::{CompileCx, Compiled, Kernel, Task, stream_nanos};
 use super::tile::{Tile, softmax_step};
 use super::{Head, KEYS, nanos, rows, scratch, scratch_len, target};
-use crate::executor::RunCx;
-use crate::gemm::simd::LINE;
-use crate::gemm::{Blocks, share};
+use crate::gemm::Blocks;
+use crate::kernel::{CompileCx, Compiled, Kernel, RunCx, Task, stream_nanos};
 use crate::memory::View;
+use crate::share::share;
+use crate::simd::LINE;
 use crate::vmath::{self, Isa, Level, multiversion};
 
 /// Rows of queries of a task.
@@ -187,8 +187,8 @@ impl Cached {
 
     /// The rows of one of a unit's heads in queries or results.
     fn head(&self, view: View<f32>, unit: Unit, h: usize) -> Head {
-        let place = [unit.entry, unit.kv_head * self.dims.group() + h, self.dims.heads];
-        Head::of(view, self.dims.rows_q, place, self.dims.head_dim)
+        let at = [unit.entry, unit.kv_head * self.dims.group() + h, self.dims.heads];
+        Head::of(view, self.dims.rows_q, at, self.dims.head_dim)
     }
 
     /// The call as if the cache ended behind the last query.
@@ -272,13 +272,13 @@ impl Cached {
 
     /// One of a unit's key-value heads in a cache.
     fn cached_head(&self, view: View<f32>, unit: Unit, index: usize) -> Head {
-        let place = [unit.entry, unit.kv_head + index, self.dims.kv_heads];
-        Head::of(view, self.dims.rows_k, place, self.dims.head_dim)
+        let at = [unit.entry, unit.kv_head + index, self.dims.kv_heads];
+        Head::of(view, self.dims.rows_k, at, self.dims.head_dim)
     }
 
     /// Reads one number of every line of a tile's keys and values, from several places on.
     ///
-    /// The products go over a head after the other, so over pieces of rows in an order that the hardware does not foresee, and each
+    /// The matmuls go over a head after the other, so over pieces of rows in an order that the hardware does not foresee, and each
     /// piece would be waited for: caches of the keys are too large to stay near. Asking for lines before their use does not
     /// help where their pages have to be looked up, too.
     fn touch(&self, unit: Unit, tile: Tile) {

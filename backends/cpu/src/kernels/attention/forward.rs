@@ -2,15 +2,14 @@
 
 use meganeura_core::ops::AttentionDims;
 
-use super::super::{CompileCx, Compiled, Task, stream_nanos};
 use super::tile::{Tile, logarithms, softmax_step};
 use super::{Head, KEYS, QUERIES, aligned, nanos, rows, scratch, scratch_len, target};
-use crate::executor::RunCx;
 use crate::gemm::Blocks;
+use crate::kernel::{CompileCx, Compiled, RunCx, Task, stream_nanos};
 use crate::memory::View;
 use crate::vmath::Level;
 
-/// A call: keys and values are packed for the products once, then tiles of queries are independent.
+/// A call: keys and values are packed for the matmuls once, then tiles of queries are independent.
 #[derive(Clone, Copy)]
 struct Forward {
     dims: AttentionDims,
@@ -130,8 +129,8 @@ impl Forward {
     unsafe fn pack(&self, task: usize, cx: &RunCx) {
         let dims = &self.dims;
         let (index, tile) = (task / self.key_tiles(), task % self.key_tiles());
-        let place = [index / dims.kv_heads, index % dims.kv_heads, dims.kv_heads];
-        let [k, v] = [self.k, self.v].map(|view| Head::of(view, dims.rows_k, place, dims.head_dim));
+        let at = [index / dims.kv_heads, index % dims.kv_heads, dims.kv_heads];
+        let [k, v] = [self.k, self.v].map(|view| Head::of(view, dims.rows_k, at, dims.head_dim));
         let first = tile * KEYS;
         let keys = KEYS.min(dims.rows_k - first);
         // SAFETY: rows of the operands; this task alone writes this part of the scratch.
@@ -158,10 +157,10 @@ impl Forward {
         let first = tile * QUERIES;
         let count = QUERIES.min(dims.rows_q - first);
         let width = dims.head_dim;
-        let place = [entry, head, dims.heads];
+        let at = [entry, head, dims.heads];
         let (q, result) = (
-            Head::of(self.q, dims.rows_q, place, width),
-            Head::of(self.out, dims.rows_q, place, width),
+            Head::of(self.q, dims.rows_q, at, width),
+            Head::of(self.out, dims.rows_q, at, width),
         );
         // SAFETY: private scratch is as long as asked for; operands are not written by this dispatch.
         let [queries, scores, out, greatest, sums] = unsafe { scratch(cx.private, self.private_lens()) };

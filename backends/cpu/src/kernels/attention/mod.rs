@@ -11,8 +11,8 @@ mod tile;
 
 use meganeura_core::ops::AttentionDims;
 
-use super::{KernelDef, f32_only, f32_or_integers};
 use crate::gemm::{Left, Strides, Target};
+use crate::kernel::{KernelDef, f32_only, f32_or_integers};
 use crate::memory::{ALIGNMENT, View};
 
 pub(super) const KERNELS: &[KernelDef] = &[
@@ -42,7 +42,7 @@ const KEYS: usize = 96;
 /// Floating-point operations a nanosecond that one thread is expected to do, exponentials counted apart.
 const FLOPS_PER_NANO: u64 = 30;
 
-/// Nanoseconds of so many products over all pairs.
+/// Nanoseconds of so many matmuls over all pairs.
 fn nanos(dims: &AttentionDims, products: u64) -> u64 {
     let pairs = dims.pairs().saturating_mul((dims.batch * dims.heads) as u64);
     pairs.saturating_mul(2 * products * dims.head_dim as u64 + 100) / FLOPS_PER_NANO
@@ -156,7 +156,7 @@ unsafe fn scratch<'a, const N: usize>(start: *mut f32, lens: [usize; N]) -> [&'a
     })
 }
 
-/// A block with contiguous rows as the left operand of a product.
+/// A block with contiguous rows as the left operand of a matmul.
 fn rows(block: &[f32], row: usize) -> Left {
     Left {
         start: block.as_ptr(),
@@ -172,7 +172,7 @@ fn columns(block: &[f32], row: usize) -> Left {
     }
 }
 
-/// A block as the result of a product.
+/// A block as the result of a matmul.
 fn target(block: &mut [f32], row: usize, add: bool) -> Target {
     Target {
         start: block.as_mut_ptr(),

@@ -1,4 +1,4 @@
-//! What happens to a tile between its products, row by row.
+//! What happens to a tile between its matmuls, row by row.
 
 use std::ops::Range;
 

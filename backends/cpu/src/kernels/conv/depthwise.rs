@@ -1,10 +1,9 @@
-//! Convolutions with one input channel per group: no product of matrices, but windows over planes.
+//! Convolutions with one input channel per group: no matmul, but windows over planes.
 
 use meganeura_core::ops::Conv2dDims;
 
 use super::plane::{Axis, LANES, Plane, lanes};
-use crate::executor::RunCx;
-use crate::kernels::{CompileCx, Compiled, Task, rows_per_task};
+use crate::kernel::{CompileCx, Compiled, RunCx, Task, rows_per_task};
 use crate::vmath::{Isa, Level, mul_add, multiversion};
 
 /// Products and sums a nanosecond that one thread is expected to do.

@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use meganeura_core::ops::Conv2dDims;
 
-use super::serial::StripProduct;
-use super::{CROWDING, STRIP_LEN, Sizes, Strips, Window, aligned, depthwise};
-use crate::executor::RunCx;
+use super::depthwise;
+use super::serial::StripMatmul;
+use super::sizes::{CROWDING, STRIP_LEN, Sizes, Strips, aligned, block};
+use super::window::Window;
 use crate::gemm::{Gemm, GemmSpec, Strides};
-use crate::kernels::{CHUNK, CompileCx, Compiled, Kernel, Task, stream_nanos};
+use crate::kernel::{CHUNK, CompileCx, Compiled, Kernel, RunCx, Task, stream_nanos};
 use crate::memory::View;
 
 /// Operations of a convolution that is worth cutting within a strip.
@@ -28,10 +29,10 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
         y: cx.output(0),
     };
     let sizes = &operands.sizes;
-    let wanted = sizes.wanted_tasks().div_ceil(sizes.products().max(1));
+    let wanted = sizes.wanted_tasks().div_ceil(sizes.matmuls().max(1));
     let strips = Strips::new(sizes.windows, wanted, STRIP_LEN / sizes.patch().max(1));
-    let patches = sizes.products() * sizes.patch() * sizes.windows;
-    if sizes.products() * strips.count() < 4 && sizes.flops >= LARGE_FLOPS && patches <= MAX_SHARED {
+    let patches = sizes.matmuls() * sizes.patch() * sizes.windows;
+    if sizes.matmuls() * strips.count() < 4 && sizes.flops >= LARGE_FLOPS && patches <= MAX_SHARED {
         return Ok(together(operands, Window::new(&dims)));
     }
     Ok(by_strips(operands, Window::new(&dims), strips))
@@ -45,7 +46,7 @@ struct Operands {
 }
 
 impl Sizes {
-    /// The product for some windows, whose patches have rows of some length.
+    /// The matmul for some windows, whose patches have rows of some length.
     fn forward_spec(&self, windows: usize, row_len: usize) -> GemmSpec {
         GemmSpec {
             m: self.outputs,
@@ -68,9 +69,9 @@ fn by_strips(operands: Operands, window: Window, strips: Strips) -> Compiled {
     // Rows of pointwise patches can be read where they are, unless they would share too few cache sets.
     let direct = sizes.pointwise && !sizes.windows.is_multiple_of(CROWDING);
     let row_len = if direct { sizes.windows } else { strips.row_len() };
-    let product = StripProduct::new(strips, |len| sizes.forward_spec(len, row_len));
+    let matmul = StripMatmul::new(strips, |len| sizes.forward_spec(len, row_len));
     let patches_len = if direct { 0 } else { aligned(sizes.patch() * row_len) };
-    let private = patches_len + product.scratch_len();
+    let private = patches_len + matmul.scratch_len();
     let body = move |task: usize, cx: &RunCx| {
         let (image, strip) = (task / strips.count(), task % strips.count());
         let range = strips.range(strip);
@@ -91,11 +92,11 @@ fn by_strips(operands: Operands, window: Window, strips: Strips) -> Compiled {
             };
             let weights = w.as_ptr().add(sizes.weight_at(image));
             let out = y.as_ptr().add(sizes.output_at(image) + range.start);
-            product.run(strip, weights, patches, out, cx.private.add(patches_len));
+            matmul.run(strip, weights, patches, out, cx.private.add(patches_len));
         }
     };
     let task = Task {
-        tasks: sizes.products() * strips.count(),
+        tasks: sizes.matmuls() * strips.count(),
         nanos: sizes.nanos(),
         body,
     };
@@ -106,7 +107,7 @@ fn by_strips(operands: Operands, window: Window, strips: Strips) -> Compiled {
     }
 }
 
-/// For few small images with many channels: all threads unfold, then they share the products.
+/// For few small images with many channels: all threads unfold, then they share the matmuls.
 fn together(operands: Operands, window: Window) -> Compiled {
     let Operands { sizes, x, w, y } = operands;
     let row_len = if sizes.pointwise {
@@ -121,22 +122,22 @@ fn together(operands: Operands, window: Window) -> Compiled {
     } else {
         aligned(sizes.patch() * row_len)
     };
-    let product_len = patches_len + aligned(gemm.shared_len());
+    let matmul_len = patches_len + aligned(gemm.shared_len());
     let mut phases: Vec<Box<dyn Kernel>> = Vec::new();
     if !sizes.pointwise {
         let per_task = (CHUNK / channel_len.max(1)).max(1);
         let blocks = sizes.inputs.div_ceil(per_task);
         phases.push(Box::new(Task {
-            tasks: sizes.products() * blocks,
-            nanos: stream_nanos(8 * sizes.products() * patches_len),
+            tasks: sizes.matmuls() * blocks,
+            nanos: stream_nanos(8 * sizes.matmuls() * patches_len),
             body: move |task: usize, cx: &RunCx| {
                 let image = task / blocks;
-                for channel in super::block(sizes.inputs, per_task, task % blocks) {
+                for channel in block(sizes.inputs, per_task, task % blocks) {
                     let from = sizes.input_at(image) + channel * sizes.plane;
                     // SAFETY: the operand is not written by this dispatch; this task alone writes its channels
                     // in the shared scratch, which has room for all.
                     let (plane, patches) = unsafe {
-                        let to = cx.shared.add(image * product_len + channel * channel_len);
+                        let to = cx.shared.add(image * matmul_len + channel * channel_len);
                         (
                             x.slice(from..from + sizes.plane),
                             std::slice::from_raw_parts_mut(to, channel_len),
@@ -150,14 +151,14 @@ fn together(operands: Operands, window: Window) -> Compiled {
     for phase in 0..gemm.phases() {
         let (gemm, tasks) = (gemm.clone(), gemm.tasks(phase));
         phases.push(Box::new(Task {
-            tasks: sizes.products() * tasks,
+            tasks: sizes.matmuls() * tasks,
             nanos: sizes.nanos() / gemm.phases() as u64,
             body: move |task: usize, cx: &RunCx| {
                 let image = task / tasks;
-                // SAFETY: operands of this product, in part in the shared scratch that the first phase filled;
-                // tasks of the product write disjoint parts of the result and of their scratch.
+                // SAFETY: operands of this matmul, in part in the shared scratch that the first phase filled;
+                // tasks of the matmul write disjoint parts of the result and of their scratch.
                 unsafe {
-                    let own = cx.shared.add(image * product_len);
+                    let own = cx.shared.add(image * matmul_len);
                     let patches = if sizes.pointwise {
                         x.as_ptr().add(sizes.input_at(image))
                     } else {
@@ -180,7 +181,7 @@ fn together(operands: Operands, window: Window) -> Compiled {
     }
     Compiled {
         phases,
-        shared: sizes.products() * product_len,
+        shared: sizes.matmuls() * matmul_len,
         private: gemm.worker_len(),
     }
 }

@@ -2,13 +2,14 @@
 
 use meganeura_core::ops::Conv2dDims;
 
-use super::serial::StripProduct;
-use super::{STRIP_LEN, Sizes, Strips, Window, aligned, block, depthwise};
-use crate::executor::RunCx;
+use super::depthwise;
+use super::serial::StripMatmul;
+use super::sizes::{STRIP_LEN, Sizes, Strips, aligned, block};
+use super::window::Window;
 use crate::gemm::{GemmSpec, Strides};
-use crate::kernels::{CompileCx, Compiled, Task};
+use crate::kernel::{CompileCx, Compiled, RunCx, Task};
 
-/// Rows of a block's product, at least and at most, where channels allow.
+/// Rows of a block's matmul, at least and at most, where channels allow.
 const MIN_ROWS: usize = 48;
 const MAX_ROWS: usize = 512;
 
@@ -20,7 +21,7 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
     let (sizes, window) = (Sizes::new(&dims), Window::new(&dims));
     let (dy, w, dx) = (cx.input::<f32>(0), cx.input::<f32>(1), cx.output::<f32>(0));
     // Patches of one channel overlap, those of two do not: tasks share an image by channels.
-    let channels = channels_per_task(&sizes, sizes.products());
+    let channels = channels_per_task(&sizes, sizes.matmuls());
     let blocks = sizes.inputs.div_ceil(channels);
     let rows = channels * sizes.taps;
     let strips = Strips::new(sizes.windows, 1, STRIP_LEN / rows.max(sizes.outputs).max(1));
@@ -47,13 +48,13 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
         }
     };
     let last_rows = block(sizes.inputs, channels, blocks.saturating_sub(1)).len() * sizes.taps;
-    let products = [spec(rows), spec(last_rows)].map(|spec| StripProduct::new(strips, spec));
+    let matmuls = [spec(rows), spec(last_rows)].map(|spec| StripMatmul::new(strips, spec));
     let patches_len = if sizes.pointwise { 0 } else { aligned(rows * row_len) };
-    let private = patches_len + products.iter().map(StripProduct::scratch_len).max().unwrap_or(0);
+    let private = patches_len + matmuls.iter().map(StripMatmul::scratch_len).max().unwrap_or(0);
     let body = move |task: usize, cx: &RunCx| {
         let (image, index) = (task / blocks, task % blocks);
         let own = block(sizes.inputs, channels, index);
-        let product = &products[usize::from(index + 1 == blocks)];
+        let matmul = &matmuls[usize::from(index + 1 == blocks)];
         let start = sizes.input_at(image) + own.start * sizes.plane;
         let planes = start..start + own.len() * sizes.plane;
         // SAFETY: no operand is written by this dispatch, and this task alone touches its channels of the
@@ -69,10 +70,10 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
                 let grads = dy.as_ptr().add(sizes.output_at(image) + range.start);
                 let scratch = cx.private.add(patches_len);
                 if sizes.pointwise {
-                    product.run(strip, weights, grads, dx.as_ptr().add(start + range.start), scratch);
+                    matmul.run(strip, weights, grads, dx.as_ptr().add(start + range.start), scratch);
                     continue;
                 }
-                product.run(strip, weights, grads, cx.private, scratch);
+                matmul.run(strip, weights, grads, cx.private, scratch);
                 let patches = std::slice::from_raw_parts(cx.private, own.len() * sizes.taps * row_len);
                 let channels = dx.slice_mut(planes.clone()).chunks_exact_mut(sizes.plane.max(1));
                 for (plane, patches) in channels.zip(patches.chunks_exact(sizes.taps * row_len)) {
@@ -82,7 +83,7 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
         }
     };
     let task = Task {
-        tasks: sizes.products() * blocks,
+        tasks: sizes.matmuls() * blocks,
         nanos: sizes.nanos(),
         body,
     };

@@ -1,25 +1,20 @@
-//! Convolution as matrix products over columns of input patches.
+//! Convolution as matmuls over columns of input patches.
 //!
 //! The windows of an image are cut into strips whose patches fit into the second-level cache. A task
 //! unfolds a strip to a matrix with a row for each channel and tap and a column for each window, and
 //! multiplies at once, so that patches never travel to memory. Convolutions with one input channel per
-//! group have no product worth the name and go their own way ([`depthwise`]).
+//! group have no matmul worth the name and go their own way ([`depthwise`]).
 
 mod depthwise;
 mod forward;
 mod input_grad;
 pub(super) mod plane;
 mod serial;
+mod sizes;
 mod weight_grad;
 mod window;
 
-use std::ops::Range;
-
-use meganeura_core::ops::Conv2dDims;
-
-use super::{KernelDef, f32_only};
-use crate::memory::ALIGNMENT;
-use window::Window;
+use crate::kernel::{KernelDef, f32_only};
 
 pub(super) const KERNELS: &[KernelDef] = &[
     KernelDef {
@@ -38,139 +33,3 @@ pub(super) const KERNELS: &[KernelDef] = &[
         compile: weight_grad::compile,
     },
 ];
-
-/// `f32`s of a strip's patches: half of a 1 MiB second-level cache.
-const STRIP_LEN: usize = 128 * 1024;
-/// Windows of a strip, at least: a narrow product reads its left operand too often.
-const MIN_WINDOWS: usize = 64;
-/// Strips are multiples of this, the width of a tile of the multiplication.
-const TILE: usize = 16;
-/// Tasks that a large convolution is cut into if its batch does not yield as many.
-const WANTED_TASKS: usize = 16;
-/// Operations that are worth a task of their own.
-const TASK_FLOPS: u64 = 400_000;
-/// Floating-point operations a nanosecond that one thread is expected to do.
-const FLOPS_PER_NANO: u64 = 40;
-/// Matrix rows at a distance of a multiple of this, in `f32`s, share few cache sets.
-const CROWDING: usize = 256;
-
-/// Sizes of a convolution as matmuls, one for each image and group.
-#[derive(Clone, Copy)]
-struct Sizes {
-    images: usize,
-    groups: usize,
-    /// Input and output channels of a group.
-    inputs: usize,
-    outputs: usize,
-    /// Elements of an input channel, of a kernel, of an output channel.
-    plane: usize,
-    taps: usize,
-    windows: usize,
-    /// A patch is one element, so that the input is its own patch matrix.
-    pointwise: bool,
-    flops: u64,
-}
-
-impl Sizes {
-    fn new(dims: &Conv2dDims) -> Self {
-        let area = |[height, width]: [usize; 2]| height * width;
-        Sizes {
-            images: dims.n,
-            groups: dims.groups,
-            inputs: dims.c / dims.groups,
-            outputs: dims.o / dims.groups,
-            plane: area(dims.input),
-            taps: area(dims.kernel),
-            windows: area(dims.output),
-            pointwise: dims.kernel == [1, 1] && dims.stride == [1, 1] && dims.padding == [0, 0],
-            flops: dims.flops(),
-        }
-    }
-
-    /// Elements of a patch.
-    fn patch(&self) -> usize {
-        self.inputs * self.taps
-    }
-
-    /// Products, one for each image and group.
-    fn products(&self) -> usize {
-        self.images * self.groups
-    }
-
-    /// Offset of the input of a product.
-    fn input_at(&self, product: usize) -> usize {
-        product * self.inputs * self.plane
-    }
-
-    /// Offset of the output of a product.
-    fn output_at(&self, product: usize) -> usize {
-        product * self.outputs * self.windows
-    }
-
-    /// Offset of the weights of a product.
-    fn weight_at(&self, product: usize) -> usize {
-        product % self.groups * self.outputs * self.patch()
-    }
-
-    /// Tasks that the work is worth.
-    fn wanted_tasks(&self) -> usize {
-        (self.flops / TASK_FLOPS).clamp(1, WANTED_TASKS as u64) as usize
-    }
-
-    /// Estimated duration.
-    fn nanos(&self) -> u64 {
-        self.flops / FLOPS_PER_NANO
-    }
-}
-
-/// A division of the windows of an image into strips of one length, of which the last may be shorter.
-#[derive(Clone, Copy, Debug)]
-struct Strips {
-    windows: usize,
-    len: usize,
-}
-
-impl Strips {
-    /// At least so many strips if they do not become too short, with a limited length.
-    fn new(windows: usize, at_least: usize, limit: usize) -> Self {
-        let shortest = MIN_WINDOWS.min(windows);
-        let count = windows
-            .div_ceil(limit.max(shortest).max(1))
-            .max(at_least.min(windows / MIN_WINDOWS))
-            .max(1);
-        Strips {
-            windows,
-            len: windows.div_ceil(count).next_multiple_of(TILE).clamp(1, windows.max(1)),
-        }
-    }
-
-    fn count(&self) -> usize {
-        self.windows.div_ceil(self.len)
-    }
-
-    fn range(&self, strip: usize) -> Range<usize> {
-        let start = strip * self.len;
-        start..(start + self.len).min(self.windows)
-    }
-
-    /// Length of the last strip.
-    fn last_len(&self) -> usize {
-        self.range(self.count().saturating_sub(1)).len()
-    }
-
-    /// Row length of the matrix of a strip's patches in scratch.
-    fn row_len(&self) -> usize {
-        let len = aligned(self.len);
-        if len.is_multiple_of(CROWDING) { len + TILE } else { len }
-    }
-}
-
-/// The `index`-th of the channel blocks of some length.
-fn block(channels: usize, len: usize, index: usize) -> Range<usize> {
-    index * len..(index * len + len).min(channels)
-}
-
-/// Rounds up to whole cache lines.
-fn aligned(floats: usize) -> usize {
-    floats.next_multiple_of(ALIGNMENT / size_of::<f32>())
-}

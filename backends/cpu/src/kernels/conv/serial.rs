@@ -1,10 +1,10 @@
-//! Matrix products within a task.
+//! Matmuls within a task.
 
 use crate::gemm::{Gemm, GemmSpec};
 
-use super::{Strips, aligned};
+use super::sizes::{Strips, aligned};
 
-/// A product whose tasks all run one after the other on the calling thread.
+/// A matmul whose tasks all run one after the other on the calling thread.
 struct Serial {
     gemm: Gemm,
     /// Where the worker's scratch begins, behind what the phases share.
@@ -25,17 +25,17 @@ impl Serial {
     }
 }
 
-/// Products over strips: those of the last strip may be smaller.
-pub(super) struct StripProduct {
+/// Matmuls over strips: those of the last strip may be smaller.
+pub(super) struct StripMatmul {
     strips: usize,
     full: Serial,
     last: Serial,
 }
 
-impl StripProduct {
-    /// Plans a product for each length of a strip.
+impl StripMatmul {
+    /// Plans a matmul for each length of a strip.
     pub(super) fn new(strips: Strips, spec: impl Fn(usize) -> GemmSpec) -> Self {
-        StripProduct {
+        StripMatmul {
             strips: strips.count(),
             full: Serial::new(spec(strips.len)),
             last: Serial::new(spec(strips.last_len())),
@@ -51,7 +51,7 @@ impl StripProduct {
     ///
     /// # Safety
     /// The operands are valid for the spec of the strip's length, and the scratch for
-    /// [`StripProduct::scratch_len`]; nobody else touches `c` or the scratch meanwhile.
+    /// [`StripMatmul::scratch_len`]; nobody else touches `c` or the scratch meanwhile.
     pub(super) unsafe fn run(&self, strip: usize, a: *const f32, b: *const f32, c: *mut f32, scratch: *mut f32) {
         let Serial { gemm, worker_at } = if strip + 1 == self.strips {
             &self.last

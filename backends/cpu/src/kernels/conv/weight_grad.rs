@@ -6,12 +6,13 @@
 
 use meganeura_core::ops::Conv2dDims;
 
+use super::depthwise;
 use super::input_grad::channels_per_task;
-use super::serial::StripProduct;
-use super::{STRIP_LEN, Sizes, Strips, TILE, Window, aligned, block, depthwise};
-use crate::executor::RunCx;
+use super::serial::StripMatmul;
+use super::sizes::{STRIP_LEN, Sizes, Strips, TILE, aligned, block};
+use super::window::Window;
 use crate::gemm::{GemmSpec, Strides};
-use crate::kernels::{CompileCx, Compiled, Kernel, Task, stream_nanos};
+use crate::kernel::{CompileCx, Compiled, Kernel, RunCx, Task, stream_nanos};
 use crate::memory::View;
 
 /// Partial sums, at most, and their size in `f32`s.
@@ -30,7 +31,7 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
         .clamp(1, MAX_PARTS);
     let plan = Plan::new(sizes, most);
     let shared = plan.parts * dw.len();
-    let private = plan.patches_len() + plan.products.iter().map(StripProduct::scratch_len).max().unwrap_or(0);
+    let private = plan.patches_len() + plan.matmuls.iter().map(StripMatmul::scratch_len).max().unwrap_or(0);
     let sum = sum_parts(sizes, plan.parts, dw);
     Ok(Compiled {
         phases: vec![Box::new(partial_sums(plan, window, x, dy)), sum],
@@ -48,8 +49,8 @@ struct Plan {
     /// Channels of a task.
     channels: usize,
     row_len: usize,
-    /// Products for a block of channels, and for the last one.
-    products: [StripProduct; 2],
+    /// Matmuls for a block of channels, and for the last one.
+    matmuls: [StripMatmul; 2],
 }
 
 impl Plan {
@@ -67,8 +68,8 @@ impl Plan {
         };
         let blocks = sizes.inputs.div_ceil(channels);
         let last = block(sizes.inputs, channels, blocks.saturating_sub(1)).len() * sizes.taps;
-        let products = [rows, last].map(|rows| {
-            StripProduct::new(strips, |len| GemmSpec {
+        let matmuls = [rows, last].map(|rows| {
+            StripMatmul::new(strips, |len| GemmSpec {
                 m: rows,
                 n: sizes.outputs,
                 k: len,
@@ -88,7 +89,7 @@ impl Plan {
             parts: most_parts.min(units).max(1),
             channels,
             row_len,
-            products,
+            matmuls,
         }
     }
 
@@ -114,7 +115,7 @@ fn partial_sums(plan: Plan, window: Window, x: View<f32>, dy: View<f32>) -> impl
         let (index, rest) = (task % blocks, task / blocks);
         let (group, part) = (rest % sizes.groups, rest / sizes.groups);
         let own = block(sizes.inputs, plan.channels, index);
-        let product = &plan.products[usize::from(index + 1 == blocks)];
+        let matmul = &plan.matmuls[usize::from(index + 1 == blocks)];
         let first_row = (part * sizes.groups + group) * sizes.patch() + own.start * sizes.taps;
         let sum_len = own.len() * sizes.taps * sizes.outputs;
         let units = part * plan.units / plan.parts..(part + 1) * plan.units / plan.parts;
@@ -142,7 +143,7 @@ fn partial_sums(plan: Plan, window: Window, x: View<f32>, dy: View<f32>) -> impl
                     cx.private.cast_const()
                 };
                 let grads = dy.as_ptr().add(sizes.output_at(image) + range.start);
-                product.run(strip, patches, grads, sum, cx.private.add(plan.patches_len()));
+                matmul.run(strip, patches, grads, sum, cx.private.add(plan.patches_len()));
             }
         }
     };

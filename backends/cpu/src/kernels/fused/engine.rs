@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::layout::Map;
 use super::lower::{Instruction, Lowered, MAX_LOADS, Origin, Src};
 use super::scalar::{MAX_OPERANDS, Source};
-use crate::kernels::CompileCx;
+use crate::kernel::CompileCx;
 use crate::memory::View;
 use crate::vmath::Level;
 
@@ -55,8 +55,8 @@ pub(super) struct Engine {
 }
 
 impl Engine {
-    /// `product` is where the product lies that the program begins with.
-    pub(super) fn new(cx: &CompileCx, lowered: Lowered, product: Option<View<u32>>) -> Result<Self, String> {
+    /// `head` is the result of the matmul or norm that the program begins with.
+    pub(super) fn new(cx: &CompileCx, lowered: Lowered, head: Option<View<u32>>) -> Result<Self, String> {
         let mut buffers = 0;
         let mut next = || {
             buffers += 1;
@@ -66,7 +66,7 @@ impl Engine {
         for load in &lowered.loads {
             let (view, copied) = match load.origin {
                 Origin::Operand(i) => (cx.input::<u32>(i), false),
-                Origin::Product => (product.ok_or("it has no matmul")?, true),
+                Origin::Head => (head.ok_or("it has no matmul")?, true),
             };
             let gathered = copied || !(load.map.is_dense() || load.map.is_one());
             reads.push(Read {
@@ -140,7 +140,7 @@ impl Engine {
         let buffer = |i: usize| scratch.wrapping_add(i * RUN);
         let mut loaded = [Source::One(0); MAX_LOADS];
         for (source, read) in loaded.iter_mut().zip(&self.reads) {
-            // SAFETY: the operand is not written meanwhile, but for a product, which is copied; the buffer is
+            // SAFETY: the operand is not written meanwhile, but for a head, which is copied; the buffer is
             // this read's own.
             *source = unsafe { load(read, &part, buffer(read.buffer)) };
         }

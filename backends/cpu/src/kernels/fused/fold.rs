@@ -6,9 +6,8 @@ use meganeura_core::program::Slot;
 use super::FOLD_TASK;
 use super::engine::{Engine, RUN};
 use super::lower::{Lowered, Part, Typed, lower};
-use crate::executor::RunCx;
+use crate::kernel::{CompileCx, Compiled, Kernel, RunCx, Task, stream_nanos};
 use crate::kernels::reduce::{Fold, join_adjacent, join_rows};
-use crate::kernels::{CompileCx, Compiled, Kernel, Task, stream_nanos};
 use crate::memory::View;
 use crate::vmath::Level;
 

@@ -30,8 +30,8 @@ pub(super) enum Src {
 pub(super) enum Origin {
     /// An operand of the call.
     Operand(usize),
-    /// The result of the product that the program begins with.
-    Product,
+    /// The result of the matmul or norm that the program begins with.
+    Head,
 }
 
 /// An operand read through one access.
@@ -84,7 +84,7 @@ impl Lowered {
     }
 
     /// The result that holds what step `step` computes, for good or until these instructions overwrite it.
-    pub(super) fn place_of(&self, typed: &Typed, step: usize) -> Result<usize, String> {
+    pub(super) fn output_of(&self, typed: &Typed, step: usize) -> Result<usize, String> {
         let slots = typed.program.results();
         if let Some(result) = slots.iter().position(|&r| r == Slot::Step(step as u32)) {
             return Ok(result);
@@ -164,17 +164,17 @@ pub(super) struct Part {
     /// Numbers of the results.
     pub(super) results: Vec<usize>,
     /// A step that something else has computed, and whose result is read.
-    pub(super) product: Option<usize>,
+    pub(super) head: Option<usize>,
     /// A value that something else goes on with; the domain is that of its elements.
     pub(super) folded: Option<Slot>,
 }
 
 /// Lowers a part of a program.
 pub(super) fn lower(typed: &Typed, part: &Part) -> Result<Lowered, String> {
-    let Part { product, folded, .. } = *part;
+    let Part { head, folded, .. } = *part;
     let slots = typed.program.results();
     let results: Vec<(usize, Slot)> = part.results.iter().map(|&i| (i, slots[i])).collect();
-    let domain = match (folded, product, results.first()) {
+    let domain = match (folded, head, results.first()) {
         (Some(slot), ..) | (None, None, Some(&(_, slot))) => typed.ty(slot),
         (None, Some(step), _) => &typed.steps[step][0],
         (None, None, None) => return Err("it has no result".into()),
@@ -184,7 +184,7 @@ pub(super) fn lower(typed: &Typed, part: &Part) -> Result<Lowered, String> {
         let mut lowering = Lowering {
             typed,
             factors: &factors,
-            product,
+            head,
             loads: Vec::new(),
             loaded: HashMap::new(),
             instructions: Vec::new(),
@@ -214,7 +214,7 @@ pub(super) fn lower(typed: &Typed, part: &Part) -> Result<Lowered, String> {
 struct Lowering<'a> {
     typed: &'a Typed<'a>,
     factors: &'a [usize],
-    product: Option<usize>,
+    head: Option<usize>,
     loads: Vec<Load>,
     loaded: HashMap<(Origin, Access), usize>,
     instructions: Vec<Instruction>,
@@ -257,7 +257,7 @@ impl Lowering<'_> {
         }
         let index = match slot {
             Slot::Operand(i) => return self.load(Origin::Operand(i as usize), slot, access),
-            Slot::Step(i) if self.product == Some(i as usize) => return self.load(Origin::Product, slot, access),
+            Slot::Step(i) if self.head == Some(i as usize) => return self.load(Origin::Head, slot, access),
             Slot::Step(i) => i,
             Slot::Port { .. } => return Stop::no("it uses a further result of a step"),
         };
@@ -276,7 +276,7 @@ impl Lowering<'_> {
 
     fn load(&mut self, origin: Origin, slot: Slot, access: Access) -> Result<Src, Stop> {
         let map = Map::new(self.factors, &access, &self.typed.ty(slot).shape)?;
-        if origin == Origin::Product && !map.is_dense() && !map.is_one() {
+        if origin == Origin::Head && !map.is_dense() && !map.is_one() {
             return Stop::no("the elements of a matmul are used in its own order");
         }
         let next = self.loads.len();

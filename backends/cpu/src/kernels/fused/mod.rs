@@ -1,4 +1,4 @@
-//! Programs: elementwise steps as one pass, what they feed into a reduction, what follows a product, and what
+//! Programs: elementwise steps as one pass, what they feed into a reduction, what follows a matmul, and what
 //! stands around a norm or softmax.
 //!
 //! A pass goes over its elements in runs that fit the first-level cache ([`engine`]): each step of the program is a
@@ -8,7 +8,7 @@ mod engine;
 mod fold;
 mod layout;
 mod lower;
-mod product;
+mod matmul;
 mod rows;
 mod scalar;
 
@@ -16,8 +16,9 @@ use meganeura_core::DType;
 use meganeura_core::backend::KernelDesc;
 use meganeura_core::ops::Fusing;
 
-use super::{CHUNK, CompileCx, Compiled, KernelDef, OrderFn, Task, chunk, chunks, f32_or_integers, stream_nanos};
-use crate::executor::RunCx;
+use crate::kernel::{
+    CHUNK, CompileCx, Compiled, KernelDef, OrderFn, RunCx, Task, chunk, chunks, f32_or_integers, stream_nanos,
+};
 use crate::order::Order;
 use engine::{Engine, RUN};
 use lower::{Part, Typed, lower};
@@ -28,14 +29,14 @@ pub(super) const KERNELS: &[KernelDef] = &[KernelDef {
     compile,
 }];
 
-/// Products read their right operands as they do alone.
+/// Matmuls read their right operands as they do alone.
 pub(super) const ORDER: (&str, OrderFn) = ("core.fused", |call, i| {
     let typed = call
         .attrs
         .program("program")
         .and_then(|program| Typed::new(program, call.inputs));
     match typed.as_ref().map(|typed| (typed, form(typed))) {
-        Ok((typed, Ok(Form::Product(step)))) => product::order(typed, step, i),
+        Ok((typed, Ok(Form::Product(step)))) => matmul::order(typed, step, i),
         _ => Order::Plain,
     }
 });
@@ -78,7 +79,7 @@ fn supports(k: &KernelDesc) -> Result<(), String> {
     match form(&typed)? {
         Form::Pointwise => lower(&typed, &whole(&typed)).map(|_| ()),
         Form::Fold(step) => fold::plan(&typed, step).map(|_| ()),
-        Form::Product(step) => product::plan(&typed, step).map(|_| ()),
+        Form::Product(step) => matmul::plan(&typed, step).map(|_| ()),
         Form::Rows(step) => rows::plan(&typed, step).map(|_| ()),
     }
 }
@@ -92,7 +93,7 @@ fn compile(cx: &CompileCx) -> Result<Compiled, String> {
             Ok(pointwise(engine))
         }
         Form::Fold(step) => fold::compile(cx, &typed, step),
-        Form::Product(step) => product::compile(cx, &typed, step),
+        Form::Product(step) => matmul::compile(cx, &typed, step),
         Form::Rows(step) => rows::compile(cx, &typed, step),
     }
 }

@@ -5,9 +5,8 @@ use meganeura_core::program::Slot;
 
 use super::engine::{Engine, RUN};
 use super::lower::{Lowered, Part, Typed, lower, step_of};
-use crate::executor::RunCx;
+use crate::kernel::{CompileCx, Compiled, RunCx, Task, rows_per_task, stream_nanos};
 use crate::kernels::norm::{layer_norm_row, rms_norm_row};
-use crate::kernels::{CompileCx, Compiled, Task, rows_per_task, stream_nanos};
 use crate::memory::View;
 use crate::vmath::{self, Level};
 
@@ -21,7 +20,7 @@ pub(super) struct Plan {
     /// What follows, if anything does.
     after: Option<Lowered>,
     /// The result that holds the rows, for good or until what follows overwrites it.
-    place: usize,
+    output: usize,
     width: usize,
 }
 
@@ -57,13 +56,13 @@ pub(super) fn plan(typed: &Typed, step: usize) -> Result<Plan, String> {
     };
     let part = Part {
         results: follows,
-        product: Some(step),
+        head: Some(step),
         ..Part::default()
     };
     let lowered = lower(typed, &part)?;
     Ok(Plan {
         before,
-        place: lowered.place_of(typed, step)?,
+        output: lowered.output_of(typed, step)?,
         after: (!part.results.is_empty()).then_some(lowered),
         width,
     })
@@ -173,14 +172,14 @@ enum Input {
 
 pub(super) fn compile(cx: &CompileCx, typed: &Typed, step: usize) -> Result<Compiled, String> {
     let plan = plan(typed, step)?;
-    let out = cx.output::<f32>(plan.place);
+    let out = cx.output::<f32>(plan.output);
     let input = match (plan.before, typed.program.steps()[step].inputs[0]) {
         (Some(before), _) => Input::Computed(Engine::new(cx, before, None)?),
         (None, Slot::Operand(i)) => Input::Operand(cx.input(i as usize)),
         (None, _) => return Err("there is nothing to normalise".into()),
     };
-    let product: View<u32> = cx.output(plan.place);
-    let after = plan.after.map(|lowered| Engine::new(cx, lowered, Some(product)));
+    let head: View<u32> = cx.output(plan.output);
+    let after = plan.after.map(|lowered| Engine::new(cx, lowered, Some(head)));
     let rows = Rows {
         function: Function::new(cx, typed, step)?,
         level: cx.level,

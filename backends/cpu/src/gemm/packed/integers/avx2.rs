@@ -3,10 +3,10 @@
 use std::arch::x86_64::*;
 
 use super::*;
-use crate::gemm::simd::prefetch;
+use crate::simd::prefetch;
 
 /// The largest integer: its third digit is the largest that a byte has room for.
-const LARGEST: f32 = (127 << 14) as f32;
+const MAX_INTEGER: f32 = (127 << 14) as f32;
 /// Bits of the least and of the first too large magnitude that a block may have as its largest: 2^-60 and 2^60.
 const MAGNITUDES: std::ops::Range<i32> = (127 - 60) << 23..(127 + 60) << 23;
 /// Controls of a shuffle that brings eight scales to the order of [`Group::scales`].
@@ -55,7 +55,7 @@ unsafe fn round_block(x: *const f32, to: *mut Group, index: usize) -> (f32, bool
             0 => (0.0, 0.0),
             bits => {
                 let largest = f32::from_bits(bits.cast_unsigned());
-                (largest / LARGEST, LARGEST / largest)
+                (largest / MAX_INTEGER, MAX_INTEGER / largest)
             }
         };
         let mut v = x.map(|x| _mm256_cvtps_epi32(_mm256_mul_ps(x, _mm256_set1_ps(inverse))));
@@ -107,9 +107,9 @@ fn largest_magnitude(x: [__m256; 4]) -> i32 {
 
 /// # Safety
 ///
-/// As for [`Integers::product`].
+/// As for [`Integers::matvec`].
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn product(x: *const Group, weights: Rows, cols: usize, y: *mut f32) {
+pub(super) unsafe fn matvec(x: *const Group, weights: Rows, cols: usize, y: *mut f32) {
     // SAFETY: passed on to the caller.
     unsafe {
         by_rows(
@@ -126,7 +126,7 @@ pub(super) unsafe fn product(x: *const Group, weights: Rows, cols: usize, y: *mu
 ///
 /// # Safety
 ///
-/// As for [`Integers::product`], with so many columns, [`ROWS`] at most.
+/// As for [`Integers::matvec`], with so many columns, [`ROWS`] at most.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn some_rows<const N: usize>(x: *const Group, weights: Rows, y: *mut f32) {
@@ -164,7 +164,7 @@ fn add_up(sums: [__m256; ROWS]) -> __m128 {
 ///
 /// # Safety
 ///
-/// As for [`Integers::product`].
+/// As for [`Integers::matvec`].
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn whole_groups(x: *const Group, weights: Rows, count: usize) -> __m256 {
@@ -195,26 +195,26 @@ unsafe fn whole_groups(x: *const Group, weights: Rows, count: usize) -> __m256 {
 ///
 /// # Safety
 ///
-/// As for [`Integers::product`], with a row for each sum.
+/// As for [`Integers::matvec`], with a row for each sum.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn add_last(x: &Group, weights: Rows, first: usize, sums: &mut [__m256]) {
     let blocks = weights.k / BLOCK;
     let is_pair = first + 1 < blocks;
     let index = first % GROUP_BLOCKS / 2;
-    let mut halves = [0u32; ROWS];
+    let mut scales = [0u32; ROWS];
     // SAFETY: the blocks of each row and their scales; there are as many controls as pairs.
     unsafe {
-        for (row, halves) in halves.iter_mut().enumerate().take(sums.len()) {
-            let scale = weights.scales.add(row * blocks + first);
-            *halves = match is_pair {
-                true => scale.cast::<u32>().read_unaligned(),
-                false => u32::from(*scale),
+        for (row, scale) in scales.iter_mut().enumerate().take(sums.len()) {
+            let at = weights.scales.add(row * blocks + first);
+            *scale = match is_pair {
+                true => at.cast::<u32>().read_unaligned(),
+                false => u32::from(*at),
             };
         }
         let control = _mm256_loadu_si256(SPREAD[index].as_ptr().cast());
         let own = _mm256_permutevar_ps(_mm256_load_ps(x.scales.as_ptr()), control);
-        let scales = scales_of(_mm_loadu_si128(halves.as_ptr().cast()), own);
+        let scales = scales_of(_mm_loadu_si128(scales.as_ptr().cast()), own);
         for (row, sum) in sums.iter_mut().enumerate() {
             let at = weights.numbers.add((row * blocks + first) * (BLOCK / 2));
             prefetch(at.cast::<f32>().wrapping_add(AHEAD), BLOCK / size_of::<f32>());
@@ -230,19 +230,19 @@ unsafe fn add_last(x: &Group, weights: Rows, first: usize, sums: &mut [__m256]) 
 /// Scales of products: those of the weights, in [`ORDER`], times the row's own.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn scales_of(halves: __m128i, own: __m256) -> __m256 {
+pub(super) fn scales_of(f16: __m128i, own: __m256) -> __m256 {
     // SAFETY: a table of a register's size.
     let order = unsafe { _mm_loadu_si128(ORDER.as_ptr().cast()) };
-    _mm256_mul_ps(_mm256_cvtph_ps(_mm_shuffle_epi8(halves, order)), own)
+    _mm256_mul_ps(_mm256_cvtph_ps(_mm_shuffle_epi8(f16, order)), own)
 }
 
 /// Adds the products of a pair of blocks to a sum. Their scales are at `index` of both halves.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn add_pair(x: &Group, pair: usize, packed: __m256i, [scales, sum]: [__m256; 2], index: usize) -> __m256 {
-    let halves = _mm256_set1_epi8(15);
-    let low = _mm256_and_si256(packed, halves);
-    let high = _mm256_and_si256(_mm256_srli_epi16::<4>(packed), halves);
+    let mask = _mm256_set1_epi8(15);
+    let low = _mm256_and_si256(packed, mask);
+    let high = _mm256_and_si256(_mm256_srli_epi16::<4>(packed), mask);
     let mut digits = [_mm256_setzero_si256(); DIGITS];
     for (sums, parts) in digits.iter_mut().zip(&x.digits) {
         // SAFETY: the pair's parts are as long as a register, and aligned like one.

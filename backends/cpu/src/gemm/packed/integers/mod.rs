@@ -1,7 +1,7 @@
-//! Products of one row with weights of few bits by integers: with Q4_0 for AVX2, and with both kinds of blocks for AVX-512's
+//! Matmuls of one row with weights of few bits by integers: with Q4_0 for AVX2, and with both kinds of blocks for AVX-512's
 //! VNNI, if they lie in panels.
 //!
-//! To make numbers of weights takes most of the time of such a product: a register of eight costs a shuffle and a
+//! To make numbers of weights takes most of the time of such a matmul: a register of eight costs a shuffle and a
 //! conversion before its multiplication. Here the row is rounded once instead, to integers that the weights, as bytes,
 //! are multiplied with. The integers have 21 bits and a sign, with a scale for each block, so that a product is off by
 //! what rounding in `f32` costs: at most 2^-22 of the block's largest magnitude for each element of the row (what few
@@ -17,8 +17,8 @@ mod avx2;
 
 use meganeura_core::quantization::{BLOCK, BlockFormat};
 
-use super::{Rows, Storage};
-use crate::gemm::Kernel;
+use super::rows::{Rows, Storage};
+use crate::gemm::spec::Kernel;
 
 /// Blocks of a [`Group`].
 const GROUP_BLOCKS: usize = 8;
@@ -54,7 +54,7 @@ pub(in crate::gemm) fn groups(k: usize) -> usize {
     (k / BLOCK).div_ceil(GROUP_BLOCKS)
 }
 
-/// What an instruction set has for such products.
+/// What an instruction set has for such matvecs.
 pub(in crate::gemm) struct Integers {
     /// Rounds a row of whole blocks. Gives false if a number is not finite, or so large or small that scales could be: then
     /// nobody may use the groups.
@@ -69,12 +69,12 @@ pub(in crate::gemm) struct Integers {
     ///
     /// The CPU must have the instruction set, the groups of a row as long as those of the weights and the rows be there, and
     /// nobody else access `y` meanwhile.
-    pub(in crate::gemm) product: ProductFn,
+    pub(in crate::gemm) matvec: MatvecFn,
 }
 
-type ProductFn = unsafe fn(*const Group, Rows, usize, *mut f32);
+type MatvecFn = unsafe fn(*const Group, Rows, usize, *mut f32);
 
-/// Goes over the first `cols` rows of weights and the places of their products: [`ROWS`] together, and what is left one by one.
+/// Goes over the first `cols` rows of weights and their results: [`ROWS`] together, and what is left one by one.
 ///
 /// # Safety
 ///
@@ -130,16 +130,16 @@ impl Group {
 #[cfg(target_arch = "x86_64")]
 impl Integers {
     /// Rounded by AVX2's instructions.
-    pub(super) const fn of(product: ProductFn) -> Self {
+    pub(super) const fn of(matvec: MatvecFn) -> Self {
         Integers {
             round: avx2::round,
-            product,
+            matvec,
         }
     }
 
     /// What is faster than a kernel's own loops, for weights by rows.
-    pub(super) fn beside(kernel: Kernel, storage: Storage) -> Option<&'static Integers> {
-        static AVX2: Integers = Integers::of(avx2::product);
+    pub(super) fn fastest(kernel: Kernel, storage: Storage) -> Option<&'static Integers> {
+        static AVX2: Integers = Integers::of(avx2::matvec);
         (storage == Q4_0 && kernel != Kernel::Portable).then_some(&AVX2)
     }
 }

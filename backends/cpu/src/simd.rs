@@ -32,11 +32,11 @@ pub(crate) trait Vector: Copy {
     unsafe fn mask(lanes: usize) -> Self::Mask;
     /// Reads as many signed bytes as there are lanes.
     unsafe fn load_i8(from: *const i8) -> Self;
-    /// What [`Vector::half_bytes`] makes of 1, a power of two.
-    const HALF_BYTE_UNIT: f32;
-    /// Numbers of register `part` of 32: the lower halves of 16 bytes minus 8, then their upper halves minus 8, times
-    /// [`Vector::HALF_BYTE_UNIT`].
-    unsafe fn half_bytes(from: *const u8, part: usize) -> Self;
+    /// What [`Vector::nibbles`] makes of 1, a power of two.
+    const NIBBLE_UNIT: f32;
+    /// Numbers of register `part` of 32: the lower nibbles of 16 bytes minus 8, then their upper nibbles minus 8, times
+    /// [`Vector::NIBBLE_UNIT`].
+    unsafe fn nibbles(from: *const u8, part: usize) -> Self;
     /// Reads as many IEEE 754 binary16 numbers as there are lanes.
     unsafe fn load_f16(from: *const u16) -> Self;
     /// All lanes the binary16 number `*from`.
@@ -94,7 +94,7 @@ const PORTABLE: usize = 4;
 
 /// Plain arrays, which the compiler maps to whatever registers there are.
 #[derive(Clone, Copy)]
-pub(super) struct Portable([f32; PORTABLE]);
+pub(crate) struct Portable([f32; PORTABLE]);
 
 impl Vector for Portable {
     const LANES: usize = PORTABLE;
@@ -134,10 +134,10 @@ impl Vector for Portable {
         Self(unsafe { from.cast::<[i8; PORTABLE]>().read_unaligned() }.map(f32::from))
     }
 
-    const HALF_BYTE_UNIT: f32 = 1.0;
+    const NIBBLE_UNIT: f32 = 1.0;
 
     #[inline(always)]
-    unsafe fn half_bytes(from: *const u8, part: usize) -> Self {
+    unsafe fn nibbles(from: *const u8, part: usize) -> Self {
         let parts = 16 / PORTABLE;
         // SAFETY: the caller's pointer is valid for 16 bytes.
         let bytes = unsafe {
@@ -147,8 +147,8 @@ impl Vector for Portable {
         };
         let mut numbers = [0.0; PORTABLE];
         for (x, byte) in numbers.iter_mut().zip(bytes) {
-            let half = if part < parts { byte & 15 } else { byte >> 4 };
-            *x = f32::from(half) - 8.0;
+            let nibble = if part < parts { byte & 15 } else { byte >> 4 };
+            *x = f32::from(nibble) - 8.0;
         }
         Self(numbers)
     }
@@ -238,7 +238,7 @@ pub(crate) use x86::{Avx2, Avx512};
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::Vector;
+    use crate::simd::Vector;
     use std::arch::x86_64::*;
 
     /// AVX2 with fused multiply-add and conversion of binary16.
@@ -305,20 +305,20 @@ mod x86 {
             Self(unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast()))) })
         }
 
-        const HALF_BYTE_UNIT: f32 = (1u32 << 28) as f32;
+        const NIBBLE_UNIT: f32 = (1u32 << 28) as f32;
 
         #[inline(always)]
-        unsafe fn half_bytes(from: *const u8, part: usize) -> Self {
+        unsafe fn nibbles(from: *const u8, part: usize) -> Self {
             // SAFETY: see above; there are 16 bytes, and two controls.
             unsafe {
                 let bytes = _mm256_broadcastsi128_si256(_mm_loadu_si128(from.cast()));
-                // With the highest bit flipped the halves are numbers in two's complement. They go to the highest bits of
+                // With the highest bit flipped the nibbles are numbers in two's complement. They go to the highest bits of
                 // their lane, where conversion takes their sign into account.
                 let bytes = _mm256_xor_si256(bytes, _mm256_set1_epi8(0x88u8.cast_signed()));
                 let bytes = if part < 2 { _mm256_slli_epi16::<4>(bytes) } else { bytes };
-                let halves = _mm256_and_si256(bytes, _mm256_set1_epi8(0xf0u8.cast_signed()));
+                let nibbles = _mm256_and_si256(bytes, _mm256_set1_epi8(0xf0u8.cast_signed()));
                 let control = _mm256_loadu_si256(HIGHEST.as_ptr().add(part % 2).cast());
-                Self(_mm256_cvtepi32_ps(_mm256_shuffle_epi8(halves, control)))
+                Self(_mm256_cvtepi32_ps(_mm256_shuffle_epi8(nibbles, control)))
             }
         }
 
@@ -406,8 +406,8 @@ mod x86 {
         }
     }
 
-    /// What the half of a byte stands for.
-    static HALVES: [f32; 16] = [
+    /// What a nibble stands for.
+    static NIBBLE_VALUES: [f32; 16] = [
         -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0,
     ];
 
@@ -458,20 +458,20 @@ mod x86 {
             Self(unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))) })
         }
 
-        const HALF_BYTE_UNIT: f32 = 1.0;
+        const NIBBLE_UNIT: f32 = 1.0;
 
         #[inline(always)]
-        unsafe fn half_bytes(from: *const u8, part: usize) -> Self {
+        unsafe fn nibbles(from: *const u8, part: usize) -> Self {
             // SAFETY: see above. A permutation looks at the lowest four bits of an index.
             unsafe {
                 let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast()));
-                let numbers = _mm512_loadu_ps(HALVES.as_ptr());
-                let halves = if part == 0 {
+                let numbers = _mm512_loadu_ps(NIBBLE_VALUES.as_ptr());
+                let nibbles = if part == 0 {
                     bytes
                 } else {
                     _mm512_srli_epi32::<4>(bytes)
                 };
-                Self(_mm512_permutexvar_ps(halves, numbers))
+                Self(_mm512_permutexvar_ps(nibbles, numbers))
             }
         }
 

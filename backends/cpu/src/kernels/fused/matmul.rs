@@ -1,4 +1,4 @@
-//! A matrix product, and elementwise steps on its result while that is in the cache.
+//! A matmul, and elementwise steps on its result while that is in the cache.
 
 use meganeura_core::DType;
 use meganeura_core::program::Slot;
@@ -6,22 +6,21 @@ use meganeura_core::program::Slot;
 use super::engine::{Engine, RUN};
 use super::lower::{Lowered, Part, Typed, lower};
 use super::pointwise;
-use crate::executor::RunCx;
-use crate::kernels::matmul::{self, Phase, Products, addend_of};
-use crate::kernels::{CompileCx, Compiled, Kernel};
+use crate::kernel::{CompileCx, Compiled, Kernel, RunCx};
+use crate::kernels::matmul::{self, Batch, Phase, addend_of};
 use crate::memory::{ALIGNMENT, View};
 use crate::order::Order;
 
-/// How a program that begins with a product is run.
+/// How a program that begins with a matmul is run.
 pub(super) struct Plan {
     lowered: Lowered,
     /// Numbers of the operands that are multiplied, and of what is added if there is such a one.
     operands: Vec<usize>,
-    /// The result that holds the product, for good or until what follows overwrites it.
-    place: usize,
+    /// The result of the matmul, for good or until what follows overwrites it.
+    output: usize,
 }
 
-/// The plan of a program in which step `step` is a product.
+/// The plan of a program in which step `step` is a matmul.
 pub(super) fn plan(typed: &Typed, step: usize) -> Result<Plan, String> {
     let call = &typed.program.steps()[step];
     if !["core.matmul", "core.matmul_add"].contains(&call.op.name()) {
@@ -35,18 +34,18 @@ pub(super) fn plan(typed: &Typed, step: usize) -> Result<Plan, String> {
     addend_of(&typed.inputs_of(step), &typed.steps[step][0])?;
     let part = Part {
         results: typed.results(|r| r != Slot::Step(step as u32)),
-        product: Some(step),
+        head: Some(step),
         ..Part::default()
     };
     let lowered = lower(typed, &part)?;
     Ok(Plan {
-        place: lowered.place_of(typed, step)?,
+        output: lowered.output_of(typed, step)?,
         lowered,
         operands,
     })
 }
 
-/// In which orders a program that begins with a product reads operand `i`.
+/// In which orders a program that begins with a matmul reads operand `i`.
 pub(super) fn order(typed: &Typed, step: usize, i: usize) -> Order {
     let own = Slot::Operand(i as u32);
     let steps = typed.program.steps();
@@ -63,41 +62,38 @@ const WIDE: usize = 128;
 
 pub(super) fn compile(cx: &CompileCx, typed: &Typed, step: usize) -> Result<Compiled, String> {
     let plan = plan(typed, step)?;
-    let products = Products::new(
+    let batch = Batch::new(
         &typed.call(step, &typed.inputs_of(step)),
         &plan.operands.iter().map(|&i| cx.input(i)).collect::<Vec<_>>(),
-        cx.output(plan.place),
+        cx.output(plan.output),
         cx.panels(plan.operands[1]).is_some(),
     )?;
-    let product: View<u32> = cx.output(plan.place);
-    let engine = Engine::new(cx, plan.lowered, Some(product))?;
-    let phases = products.gemm.phases();
-    let worker = products
-        .gemm
-        .worker_len()
-        .next_multiple_of(ALIGNMENT / size_of::<f32>());
-    let (shared, scratch) = (products.shared_len(), engine.scratch());
-    let n = products.gemm.spec().n;
+    let matmul: View<u32> = cx.output(plan.output);
+    let engine = Engine::new(cx, plan.lowered, Some(matmul))?;
+    let phases = batch.gemm.phases();
+    let worker = batch.gemm.worker_len().next_multiple_of(ALIGNMENT / size_of::<f32>());
+    let (shared, scratch) = (batch.shared_len(), engine.scratch());
+    let n = batch.gemm.spec().n;
     let at_once = |task| {
-        let part = products.gemm.part(task);
+        let part = batch.gemm.part(task);
         part.is_some_and(|(_, columns)| columns.len() == n || columns.len() >= WIDE)
     };
-    let whole = (0..products.gemm.tasks(phases - 1)).all(at_once);
+    let whole = (0..batch.gemm.tasks(phases - 1)).all(at_once);
     let mut kernels: Vec<Box<dyn Kernel>> = Vec::new();
     for phase in 0..phases - 1 {
-        let products = products.clone();
-        kernels.push(Box::new(Phase { products, phase }));
+        let batch = batch.clone();
+        kernels.push(Box::new(Phase { batch, phase }));
     }
     if whole {
         let phase = phases - 1;
         kernels.push(Box::new(WithRest {
-            phase: Phase { products, phase },
+            phase: Phase { batch, phase },
             engine,
             worker,
         }));
     } else {
         let phase = phases - 1;
-        kernels.push(Box::new(Phase { products, phase }));
+        kernels.push(Box::new(Phase { batch, phase }));
         kernels.extend(pointwise(engine).phases);
     }
     Ok(Compiled {
@@ -107,11 +103,11 @@ pub(super) fn compile(cx: &CompileCx, typed: &Typed, step: usize) -> Result<Comp
     })
 }
 
-/// The last phase of a product, each task of which goes on with its part of the result.
+/// The last phase of a matmul, each task of which goes on with its part of the result.
 struct WithRest {
     phase: Phase,
     engine: Engine,
-    /// `f32`s of private scratch that the product needs.
+    /// `f32`s of private scratch that the matmul needs.
     worker: usize,
 }
 
@@ -125,19 +121,19 @@ impl Kernel for WithRest {
     }
 
     unsafe fn run(&self, task: usize, cx: &RunCx) {
-        let products = &self.phase.products;
+        let batch = &self.phase.batch;
         // SAFETY: forwarded.
-        let (product, task) = unsafe { self.phase.run_task(task, cx) };
-        let Some((rows, columns)) = products.gemm.part(task) else {
+        let (matmul, task) = unsafe { self.phase.run_task(task, cx) };
+        let Some((rows, columns)) = batch.gemm.part(task) else {
             return;
         };
-        let n = products.gemm.spec().n;
-        let base = product * products.c_len;
+        let n = batch.gemm.spec().n;
+        let base = matmul * batch.c_len;
         let scratch = cx.private.wrapping_add(self.worker);
         let go_over = |from: usize, to: usize| {
             for start in (from..to).step_by(RUN) {
-                // SAFETY: this task alone computes these elements, and has computed the product's; the scratch
-                // is behind the product's own.
+                // SAFETY: this task alone computes these elements, and has computed the matmul's; the scratch
+                // is behind the matmul's own.
                 unsafe { self.engine.run(start..(start + RUN).min(to), scratch) };
             }
         };

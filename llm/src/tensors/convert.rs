@@ -9,8 +9,8 @@ use half::f16;
 use half::slice::HalfFloatSliceExt;
 use meganeura_core::quantization::{BLOCK, BlockFormat};
 
-use super::Tensor;
 use super::element::{Element, split_scale};
+use super::shard::Tensor;
 
 /// Rows that are moved together: their cache lines stay in the first-level cache.
 const TOGETHER: usize = 32;
@@ -106,7 +106,7 @@ fn transpose(tensor: &Tensor, columns: Range<usize>, out: &mut [f32]) {
 ///
 /// # Errors
 /// The number of a row with a number that is too large.
-pub(super) fn to_f16(tensor: &Tensor, out: &mut Vec<u8>) -> Result<(), usize> {
+pub(crate) fn to_f16(tensor: &Tensor, out: &mut Vec<u8>) -> Result<(), usize> {
     let [rows, width] = tensor.rows();
     let size = width * size_of::<f16>();
     out.resize(rows * size, 0);
@@ -153,7 +153,7 @@ fn first_broken(broken: &AtomicUsize) -> Result<(), usize> {
 ///
 /// # Errors
 /// The number of a row that has no finite scale.
-pub(super) fn to_blocks(
+pub(crate) fn to_blocks(
     tensor: &Tensor,
     format: BlockFormat,
     out: &mut Vec<u8>,

@@ -3,10 +3,6 @@
 //! A file is never read as a whole: each tensor is converted into memory of its own size, which the next one reuses,
 //! and goes to the session from there. What is stored as the session has it goes there directly.
 
-pub(crate) mod convert;
-pub(crate) mod element;
-pub(crate) mod shard;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -17,15 +13,15 @@ use meganeura_nn::layers::WeightStorage;
 use meganeura_nn::models::{LlamaConfig, LogitsOf};
 use serde::Deserialize;
 
-use crate::adapters::Adapters;
-use crate::{damaged, gguf, read_text};
-use element::Element;
-use shard::{Shard, Tensor};
+use crate::adapters::{ADAPTERS, Adapters};
+use crate::files::{damaged, read_text};
+use crate::gguf;
+use crate::tensors::convert;
+use crate::tensors::element::Element;
+use crate::tensors::shard::{Shard, Tensor};
 
 /// Begins the names of caches, which are parameters of a graph, but not of a checkpoint.
 const CACHES: &str = "kv_cache.";
-/// In the names of adapters, which are not part of a checkpoint, either.
-pub(crate) const ADAPTERS: &str = ".lora_";
 /// The projection to logits, which some checkpoints hold though it is the table of embeddings.
 const HEAD: &str = "lm_head.weight";
 /// Ends the names of tables that older programs stored, and that follow from the configuration.

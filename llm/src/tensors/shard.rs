@@ -10,7 +10,7 @@ use memmap2::Mmap;
 use safetensors::SafeTensors;
 
 use super::element::Element;
-use crate::damaged;
+use crate::files::damaged;
 
 /// A file and what is in it.
 #[derive(Debug)]
@@ -100,7 +100,7 @@ pub(crate) fn map(path: &Path, remedy: &str) -> Result<Mmap> {
 
 impl Shard {
     /// A safetensors file.
-    pub(super) fn open(path: PathBuf) -> Result<Self> {
+    pub(crate) fn open(path: PathBuf) -> Result<Self> {
         let remedy = "give the folder of a checkpoint with model.safetensors, or with all files that its index lists";
         let map = map(&path, remedy)?;
         let (header, metadata) = SafeTensors::read_metadata(&map).map_err(|e| damaged(&path, e))?;
@@ -121,7 +121,7 @@ impl Shard {
     }
 
     /// A tensor that can be read and is all there.
-    pub(super) fn tensor(&self, name: &str) -> Option<Tensor<'_>> {
+    pub(crate) fn tensor(&self, name: &str) -> Option<Tensor<'_>> {
         let entry = self.tensors.get(name)?;
         let (element, bytes) = (entry.element?, self.map.get(entry.range.clone())?);
         let rows: usize = entry.shape.iter().product();

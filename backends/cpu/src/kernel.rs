@@ -6,11 +6,28 @@ use meganeura_core::ops::Call;
 use meganeura_core::plan::{BufferRef, Dispatch};
 use meganeura_core::{DType, TensorType};
 
-use crate::executor::RunCx;
+use crate::faults::Faults;
 use crate::memory::{Arena, View};
 use crate::order::{Order, Orders, Panels};
 use crate::prefetch::Prefetch;
 use crate::vmath;
+
+/// What a task works with beside its operands.
+pub(crate) struct RunCx<'a> {
+    /// Scratch of the dispatch, shared by its tasks.
+    pub(crate) shared: *mut f32,
+    /// Scratch of the thread.
+    pub(crate) private: *mut f32,
+    pub(crate) faults: &'a Faults,
+}
+
+impl RunCx<'_> {
+    /// Reports an index outside of a table of so many rows, met by the dispatch at that position. The
+    /// first report of a step is kept.
+    pub(crate) fn index_out_of_range(&self, dispatch: usize, index: u32, rows: usize) {
+        self.faults.report(dispatch, index, rows);
+    }
+}
 
 /// A phase of a compiled dispatch.
 pub(crate) trait Kernel: Send + Sync {
@@ -176,8 +193,8 @@ pub(crate) struct KernelDef {
     pub(crate) supports: fn(&KernelDesc) -> Result<(), String>,
     /// Compiles a dispatch that `supports` accepted, of a plan that was verified: its types follow from the
     /// operator's shape rule, its results are different buffers, and an operand that shares its buffer with
-    /// a result shares it with one that the operator updates in place.
-    pub(super) compile: fn(&CompileCx) -> Result<Compiled, String>,
+    /// a result shares it with one that the operator updates in place. Called by [`KernelDef::compile_checked`] alone.
+    pub(crate) compile: fn(&CompileCx) -> Result<Compiled, String>,
 }
 
 impl KernelDef {

@@ -1,0 +1,5 @@
+//! Tensors as files store them, whatever the format of the file, and as parameters of a session.
+
+pub(crate) mod convert;
+pub(crate) mod element;
+pub(crate) mod shard;
