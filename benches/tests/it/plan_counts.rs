@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use meganeura::backend::Device;
 use meganeura::build::{Builder, prepare};
-use meganeura::compile::try_compile;
 use meganeura::cpu::CpuDevice;
 use meganeura::nn::layers::WeightStorage;
 use meganeura::nn::models::{LlamaConfig, LogitsOf, preset};
+use meganeura::plan::try_compile;
 use meganeura::rewrite::{RewriteConfig, Simulated};
 use meganeura::{Adam, ExecutionPlan, Graph, Mode, Update};
 use meganeura_bench::WorkloadCost;

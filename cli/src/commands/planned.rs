@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use meganeura::backend::Device;
 use meganeura::build::{Builder, prepare};
-use meganeura::compile::{FORWARD_BACKWARD, try_compile};
+use meganeura::plan::{FORWARD_BACKWARD, try_compile};
 use meganeura::plan::Recomputation;
 use meganeura::plan::memory::fit_to_budget;
 use meganeura::rewrite::{RewriteConfig, Simulated};
