@@ -8,9 +8,9 @@ use std::time::Instant;
 
 use meganeura::backend::Device;
 use meganeura::build::{Builder, prepare};
-use meganeura::plan::{FORWARD_BACKWARD, try_compile};
 use meganeura::plan::Recomputation;
 use meganeura::plan::memory::fit_to_budget;
+use meganeura::plan::{FORWARD_BACKWARD, try_compile};
 use meganeura::rewrite::{RewriteConfig, Simulated};
 use meganeura::{ExecutionPlan, Graph, Mode, Result, cache};
 
