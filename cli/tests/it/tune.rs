@@ -38,7 +38,7 @@ fn help_and_wrong_uses() {
 }
 
 #[test]
-fn a_product_is_tuned_stored_told_and_forgotten() {
+fn a_matmul_is_tuned_stored_told_and_forgotten() {
     let folder = tempfile::tempdir().expect("a folder");
     let config = configured(folder.path());
     let tune = |args: &[&str]| {
@@ -59,7 +59,7 @@ fn a_product_is_tuned_stored_told_and_forgotten() {
     assert!(class["class"].as_str().is_some_and(|c| c.contains("60x50")), "{class}");
     assert!(class["default_seconds"].as_f64().is_some_and(|s| s > 0.0), "{class}");
     assert_eq!(class["refused"], serde_json::json!([]), "{class}");
-    assert!(err.contains("[1/1] product"), "{err}");
+    assert!(err.contains("[1/1] matmul"), "{err}");
     let file = std::path::PathBuf::from(report["file"].as_str().expect("a path"));
     assert!(file.starts_with(folder.path()) && file.exists(), "{}", file.display());
 

@@ -13,6 +13,7 @@ use meganeura_core::{DType, ExecutionPlan, registry};
 
 use super::Entry;
 use super::tests::{check_ways, device, sources};
+use super::tuner::Found;
 use crate::device::BladeDevice;
 use meganeura_core::backend::{Tune, TuneOptions};
 use meganeura_shaders::Schedule;
@@ -27,8 +28,8 @@ fn plan(device: &BladeDevice, build: Build) -> ExecutionPlan {
     compile_for(&graph, device).expect("a plan")
 }
 
-/// Reductions of one column, of primes, of long rows, along either axis, and with several results.
-fn reductions() -> Vec<Build> {
+/// Softmaxes and norms of one column, of primes, along either axis.
+fn rows() -> Vec<Build> {
     vec![
         |g| {
             let x = g.input("x", &[37, 131]);
@@ -51,7 +52,12 @@ fn reductions() -> Vec<Build> {
             let (x, w) = (g.input("x", &[300, 96]), g.input("w", &[96]));
             vec![g.rms_norm(x, w, 1e-5).into()]
         },
-        // In parts.
+    ]
+}
+
+/// Reductions of long rows, which are cut, of several types.
+fn long_rows() -> Vec<Build> {
+    vec![
         |g| {
             let x = g.input("x", &[3, 10_007]);
             vec![g.sum(x, &[1], false).into()]
@@ -69,7 +75,12 @@ fn reductions() -> Vec<Build> {
             let x = g.cast(x, DType::F32);
             vec![g.mean(x, &[0, 1], false).into()]
         },
-        // Of labels, and of probabilities, with both results.
+    ]
+}
+
+/// Of labels, and of probabilities, with both results.
+fn losses() -> Vec<Build> {
+    vec![
         |g| {
             let (x, labels) = (g.input("x", &[19, 203]), g.input_u32("labels", &[19]));
             let loss = g.cross_entropy_loss(x, labels);
@@ -181,8 +192,8 @@ fn caches() -> Vec<Build> {
     ]
 }
 
-/// Compares all variants of some calls, and gives the variants by family.
-fn compare(builds: Vec<Build>) -> Option<BTreeMap<String, BTreeSet<String>>> {
+/// Gives the variants of some calls by family, and passes each class to `check`.
+fn families(builds: Vec<Build>, check: fn(&BladeDevice, &Found)) -> Option<BTreeMap<String, BTreeSet<String>>> {
     let folder = tempfile::tempdir().expect("a folder");
     let device = device(folder.path())?;
     let mut families: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
@@ -208,7 +219,7 @@ fn compare(builds: Vec<Build>) -> Option<BTreeMap<String, BTreeSet<String>>> {
                 let (family, rest) = variant.split_once(' ').unwrap_or((variant, ""));
                 families.entry(family.to_owned()).or_default().insert(rest.to_owned());
             }
-            check_ways(&device, &found);
+            check(&device, &found);
         }
     }
     if device.coop_at(Precision::Mixed).is_some() && families.contains_key("attention_tiled.v2") {
@@ -218,7 +229,7 @@ fn compare(builds: Vec<Build>) -> Option<BTreeMap<String, BTreeSet<String>>> {
 }
 
 fn check_families(builds: Vec<Build>, expected: &[&str]) -> Option<BTreeMap<String, BTreeSet<String>>> {
-    let families = compare(builds)?;
+    let families = families(builds, check_ways)?;
     for family in expected {
         assert!(families.contains_key(*family), "{family}: {families:?}");
     }
@@ -226,8 +237,24 @@ fn check_families(builds: Vec<Build>, expected: &[&str]) -> Option<BTreeMap<Stri
 }
 
 #[test]
-fn every_way_to_reduce_gives_what_the_usual_one_does() {
-    let Some(families) = check_families(reductions(), &["reduce.v2"]) else {
+fn every_way_to_reduce_rows_gives_what_the_usual_one_does() {
+    check_families(rows(), &["reduce.v2"]);
+}
+
+#[test]
+fn every_way_to_reduce_long_rows_gives_what_the_usual_one_does() {
+    check_families(long_rows(), &["reduce.v2"]);
+}
+
+#[test]
+fn every_way_to_compute_losses_gives_what_the_usual_one_does() {
+    check_families(losses(), &["reduce.v2"]);
+}
+
+#[test]
+fn reductions_have_all_ways() {
+    let all = [rows(), long_rows(), losses()].concat();
+    let Some(families) = families(all, |_, _| {}) else {
         return;
     };
     let has = |part: &str| families["reduce.v2"].iter().any(|variant| variant.contains(part));

@@ -139,11 +139,11 @@ fn possible(op: OpRef, sample: &Sample, device: &CpuDevice) -> bool {
     matches!(device.supports(&desc), Support::Yes)
 }
 
-#[test]
-fn every_kernel_takes_tensors_without_elements() {
+/// Every second operator, beginning with one, of which so many have to take tensors without elements.
+fn takes_tensors_without_elements(first: usize, wanted: usize) {
     let device = CpuDevice::new(1);
     let mut empty_calls = Vec::new();
-    for op in registry::ops() {
+    for op in registry::ops().into_iter().skip(first).step_by(2) {
         let mut count = 0;
         for sample in (0..3).flat_map(|seed| op.samples(&mut Sizes::new(seed))) {
             let mut sizes: Vec<usize> = sample.inputs.iter().flat_map(|i| i.shape.iter().copied()).collect();
@@ -163,7 +163,20 @@ fn every_kernel_takes_tensors_without_elements() {
         empty_calls.push((op.name(), count));
     }
     let covered = empty_calls.iter().filter(|(_, calls)| *calls > 0).count();
-    assert!(covered > 60, "few operators take empty tensors: {empty_calls:?}");
+    assert!(
+        covered > wanted,
+        "{covered} operators take empty tensors: {empty_calls:?}"
+    );
+}
+
+#[test]
+fn every_kernel_takes_tensors_without_elements() {
+    takes_tensors_without_elements(0, 30);
+}
+
+#[test]
+fn every_other_kernel_takes_tensors_without_elements() {
+    takes_tensors_without_elements(1, 30);
 }
 
 /// The operators whose attributes say that there are no elements.
