@@ -1,16 +1,13 @@
 //! Trained models and adapters, in the layouts that they are opened in.
 
-use std::collections::HashMap;
 use std::fs;
-use std::io;
 use std::path::Path;
 
 use meganeura_core::files::write_atomically;
 use meganeura_core::ops::RopeScaling;
-use meganeura_core::{Error, Result, Session};
+use meganeura_core::{Error, Result, Session, Weight, Weights};
 use meganeura_nn::layers::LoraConfig;
 use meganeura_nn::models::LlamaConfig;
-use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
 
 use crate::adapters::{ADAPTERS, CONFIG, MATRICES, PREFIX, add_product};
@@ -26,13 +23,6 @@ const DESCRIPTIONS: [&str; 7] = [
     "chat_template.jinja",
     "vocab.json",
 ];
-
-/// A tensor being written to a file.
-struct Stored {
-    name: String,
-    shape: Vec<usize>,
-    bytes: Vec<u8>,
-}
 
 /// Makes a folder for a model, if it does not exist.
 ///
@@ -51,7 +41,7 @@ pub fn make_folder(folder: &Path) -> Result<()> {
 /// # Errors
 /// [`Error::File`] if the file cannot be written; errors of the session.
 pub fn save_weights(folder: &Path, session: &mut Session, lora: Option<&LoraConfig>) -> Result<()> {
-    let mut tensors = Vec::new();
+    let mut weights = Weights::default();
     for (name, shape) in parameters(session, |name| !name.contains(ADAPTERS)) {
         let mut values = session.try_read_parameter(&name)?;
         if let (Some(lora), Some(layer)) = (lora.filter(|_| shape.len() == 2), name.strip_suffix(".weight"))
@@ -61,9 +51,10 @@ pub fn save_weights(folder: &Path, session: &mut Session, lora: Option<&LoraConf
             let b = session.try_read_parameter(&format!("{layer}.lora_B.weight"))?;
             add_product(&mut values, &a, &b, lora);
         }
-        tensors.push(stored(name, shape, &values));
+        let weight = stored(&name, &shape, &values)?;
+        weights.insert(name, weight);
     }
-    write(&folder.join("model.safetensors"), &tensors)
+    weights.write(folder.join("model.safetensors"))
 }
 
 /// Writes the adapters of a session in PEFT's layout; `base` is what the settings call the model.
@@ -71,14 +62,13 @@ pub fn save_weights(folder: &Path, session: &mut Session, lora: Option<&LoraConf
 /// # Errors
 /// [`Error::File`] if a file cannot be written; errors of the session.
 pub fn save_adapters(folder: &Path, session: &mut Session, lora: &LoraConfig, base: &str) -> Result<()> {
-    let mut tensors = Vec::new();
+    let mut weights = Weights::default();
     for (name, shape) in parameters(session, |name| name.contains(ADAPTERS)) {
         let values = session.try_read_parameter(&name)?;
-        let mut tensor = stored(name, shape, &values);
-        tensor.name.insert_str(0, PREFIX);
-        tensors.push(tensor);
+        let weight = stored(&name, &shape, &values)?;
+        weights.insert(format!("{PREFIX}{name}"), weight);
     }
-    write(&folder.join(MATRICES), &tensors)?;
+    weights.write(folder.join(MATRICES))?;
     let config = json!({
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -164,38 +154,14 @@ fn parameters(session: &Session, wanted: impl Fn(&str) -> bool) -> Vec<(String, 
 }
 
 /// A tensor as checkpoints have it.
-fn stored(name: String, mut shape: Vec<usize>, values: &[f32]) -> Stored {
-    let bytes = match transposed(&name, &shape) {
-        None => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
-        Some([rows, columns]) => {
-            shape.reverse();
-            let turned = (0..columns).flat_map(|c| (0..rows).map(move |r| values[r * columns + c]));
-            turned.flat_map(f32::to_le_bytes).collect()
-        }
-    };
-    Stored { name, shape, bytes }
-}
-
-fn write(path: &Path, tensors: &[Stored]) -> Result<()> {
-    let failed = |e: safetensors::SafeTensorError| unwritable(path, &io::Error::other(e.to_string()));
-    let views = tensors.iter().map(|t| {
-        let view = TensorView::new(Dtype::F32, t.shape.clone(), &t.bytes);
-        view.map(|view| (t.name.as_str(), view))
-    });
-    let views = views.collect::<std::result::Result<Vec<_>, _>>().map_err(failed)?;
-    let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-    let bytes = safetensors::serialize(views, Some(metadata)).map_err(failed)?;
-    write_atomically(path, |w| w.write_all(&bytes))
+fn stored(name: &str, shape: &[usize], values: &[f32]) -> Result<Weight> {
+    let weight = Weight::f32(shape, values)?;
+    Ok(match transposed(name, shape) {
+        None => weight,
+        Some(_) => weight.transposed().unwrap_or(weight),
+    })
 }
 
 fn write_json(path: &Path, value: &Value) -> Result<()> {
     write_atomically(path, |w| writeln!(w, "{value:#}"))
-}
-
-fn unwritable(path: &Path, error: &io::Error) -> Error {
-    Error::file(
-        path,
-        format!("cannot be written: {error}"),
-        "look at the folder's permissions and its disk",
-    )
 }

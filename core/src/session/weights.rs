@@ -90,7 +90,7 @@ impl Weight {
     }
 
     /// The transposed matrix; `None` for other ranks.
-    fn transposed(&self) -> Option<Weight> {
+    pub fn transposed(&self) -> Option<Weight> {
         let &[rows, columns] = self.ty.shape.dims() else {
             return None;
         };
