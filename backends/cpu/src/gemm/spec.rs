@@ -62,7 +62,7 @@ impl Addend {
     }
 }
 
-/// The operands of a call, which are what [`Gemm::run_task`] says.
+/// The operands of a call, which are what [`super::Gemm::run_task`] says.
 #[derive(Clone, Copy)]
 pub struct Operands {
     /// A.
