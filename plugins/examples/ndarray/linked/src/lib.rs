@@ -1,7 +1,7 @@
 //! The backend on ndarray, linked into the program: the same engine behind the traits of the core.
 //!
 //! ```no_run
-//! meganeura_compiler::link_plugins!(meganeura_ndarray).expect("it is linked");
+//! meganeura::link_plugins!(meganeura_ndarray).expect("it is linked");
 //! ```
 
 use std::sync::Arc;
