@@ -32,6 +32,16 @@ impl ConstantData {
         }
     }
 
+    /// From storage bytes, little-endian; `None` if they are not whole elements.
+    pub fn from_bytes(dtype: DType, bytes: Vec<u8>) -> Option<Self> {
+        let size = dtype.block().bytes;
+        bytes.len().is_multiple_of(size).then(|| ConstantData {
+            dtype,
+            len: bytes.len() / size,
+            bytes,
+        })
+    }
+
     /// One element, rounded (floats) or saturated (integers) to the dtype.
     pub fn splat(dtype: DType, value: f64) -> Self {
         ConstantData {

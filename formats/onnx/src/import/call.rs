@@ -1,0 +1,373 @@
+//! One node as an operator's importer sees it: operands, attributes, and the graph that it builds in.
+
+use std::borrow::Cow;
+
+use meganeura_core::DType;
+use meganeura_core::graph::{Graph, NodeId, Value};
+
+use super::{Importer, Operand, node_place};
+use crate::attributes::Attributes;
+use crate::element::ElementType;
+use crate::ops::OnnxOp;
+use crate::preflight::DEPENDS_ON_DATA;
+use crate::proto::{GraphProto, NodeProto, TensorProto};
+use crate::read::read_tensor;
+use crate::tensor::{Tensor, element_count};
+
+/// A node that is being imported.
+pub struct Call<'c, 'm> {
+    importer: &'c mut Importer<'m>,
+    node: &'m NodeProto,
+    op: &'static OnnxOp,
+    attributes: Attributes<'m>,
+    inputs: Vec<Option<Operand>>,
+    /// Version of the operators of the node's domain.
+    pub opset: i64,
+}
+
+impl<'c, 'm> Call<'c, 'm> {
+    pub(super) fn new(
+        importer: &'c mut Importer<'m>,
+        node: &'m NodeProto,
+        op: &'static OnnxOp,
+        attributes: Attributes<'m>,
+        inputs: Vec<Option<Operand>>,
+        opset: i64,
+    ) -> Self {
+        Call {
+            importer,
+            node,
+            op,
+            attributes,
+            inputs,
+            opset,
+        }
+    }
+
+    /// The node's results: computed now if everything is known, and built otherwise.
+    pub(super) fn build(&mut self) -> Result<Vec<Operand>, String> {
+        if self.opset < self.op.since {
+            let (since, opset) = (self.op.since, self.opset);
+            return Err(format!("version {opset} of its domain is older than {since}, the first that is supported"));
+        }
+        if let Some(results) = self.fold()? {
+            return Ok(results);
+        }
+        let errors = self.importer.graph.errors().len();
+        let nodes = self.importer.graph.nodes().len();
+        let results = (self.op.build)(self)?;
+        if let Some(error) = self.importer.graph.errors().get(errors) {
+            return Err(error.to_string());
+        }
+        self.name_nodes(nodes);
+        Ok(results)
+    }
+
+    /// Gives the nodes that were made since there were `first` of them the name of this node.
+    fn name_nodes(&mut self, first: usize) {
+        let name = self.importer.full_name(node_place(self.node));
+        let graph = &mut self.importer.graph;
+        let made: Vec<NodeId> = graph.node_ids().skip(first).collect();
+        for id in made {
+            let node = &graph.nodes()[id.index()];
+            if node.name.is_none() && node.is_op() {
+                graph.named(id, &name);
+            }
+        }
+    }
+
+    fn fold(&self) -> Result<Option<Vec<Operand>>, String> {
+        let Some(fold) = self.op.fold else {
+            return Ok(None);
+        };
+        let all: Option<Vec<Option<&Tensor>>> = self
+            .inputs
+            .iter()
+            .map(|input| match input {
+                None => Some(None),
+                Some(operand) => operand.foldable().map(Some),
+            })
+            .collect();
+        let Some(tensors) = all else { return Ok(None) };
+        let Some(results) = fold(self, &tensors)? else {
+            return Ok(None);
+        };
+        Ok(Some(results.into_iter().enumerate().map(|(i, t)| self.known_result(i, t)).collect()))
+    }
+
+    /// The graph, to build in.
+    pub fn graph(&mut self) -> &mut Graph {
+        &mut self.importer.graph
+    }
+
+    /// Number of operands, with those left out in between.
+    pub fn arity(&self) -> usize {
+        self.inputs.len()
+    }
+
+    /// Number of results that the node names.
+    pub fn result_count(&self) -> usize {
+        self.node.output.len()
+    }
+
+    /// Whether something uses result `i`.
+    pub fn wants(&self, i: usize) -> bool {
+        self.node.output.get(i).is_some_and(|name| !name.is_empty())
+    }
+
+    /// Whether operand `i` is there.
+    pub fn has_input(&self, i: usize) -> bool {
+        matches!(self.inputs.get(i), Some(Some(_)))
+    }
+
+    pub(crate) fn operand(&self, i: usize) -> Result<&Operand, String> {
+        match self.inputs.get(i) {
+            Some(Some(operand)) => Ok(operand),
+            _ => Err(format!("operand {i} is missing")),
+        }
+    }
+
+    /// Operand `i` in the graph.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn value(&mut self, i: usize) -> Result<Value, String> {
+        let operand = self.operand(i)?.clone();
+        self.importer.value(&operand)
+    }
+
+    /// Operand `i` in the graph, or `None` if it is left out.
+    pub fn optional(&mut self, i: usize) -> Result<Option<Value>, String> {
+        match self.has_input(i) {
+            true => self.value(i).map(Some),
+            false => Ok(None),
+        }
+    }
+
+    pub(crate) fn value_of(&mut self, operand: &Operand) -> Result<Value, String> {
+        self.importer.value(operand)
+    }
+
+    /// Dimensions of operand `i`.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn dims(&self, i: usize) -> Result<Vec<usize>, String> {
+        Ok(self.operand(i)?.dims.clone())
+    }
+
+    /// Element type of operand `i`.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn element(&self, i: usize) -> Result<ElementType, String> {
+        Ok(self.operand(i)?.element)
+    }
+
+    /// Operand `i`, if it is known when importing.
+    pub fn tensor(&self, i: usize) -> Option<&Tensor> {
+        self.inputs.get(i)?.as_ref()?.tensor()
+    }
+
+    /// The integers of operand `i`, which must be known when importing; `None` if it is left out.
+    pub(crate) fn known_ints(&self, i: usize, what: &str) -> Result<Option<Vec<i64>>, String> {
+        if !self.has_input(i) {
+            return Ok(None);
+        }
+        match self.tensor(i) {
+            Some(tensor) => Ok(Some(tensor.to_i64())),
+            None => Err(self.not_known(i, what)),
+        }
+    }
+
+    /// The numbers of operand `i`, which must be known when importing; `None` if it is left out.
+    pub(crate) fn known_floats(&self, i: usize, what: &str) -> Result<Option<Vec<f64>>, String> {
+        if !self.has_input(i) {
+            return Ok(None);
+        }
+        match self.tensor(i) {
+            Some(tensor) => Ok(Some(tensor.to_f64())),
+            None => Err(self.not_known(i, what)),
+        }
+    }
+
+    /// A single number, which must be known when importing.
+    pub(crate) fn known_scalar(&self, i: usize, what: &str) -> Result<Option<f64>, String> {
+        match self.known_floats(i, what)? {
+            None => Ok(None),
+            Some(list) => match list.as_slice() {
+                [one] => Ok(Some(*one)),
+                list => Err(format!("{what} has {} elements instead of one", list.len())),
+            },
+        }
+    }
+
+    pub(crate) fn not_known(&self, i: usize, what: &str) -> String {
+        let name = self.node.input.get(i).map_or("", String::as_str);
+        format!("{what} (operand {i}, `{name}`) {DEPENDS_ON_DATA}, and shapes must be known when importing")
+    }
+
+    /// Integers from an attribute, or since some version from an operand.
+    pub(crate) fn attribute_or_operand(&self, name: &str, i: usize) -> Result<Option<Vec<i64>>, String> {
+        match self.attributes.ints(name)? {
+            Some(list) => Ok(Some(list.to_vec())),
+            None => self.known_ints(i, name),
+        }
+    }
+
+    pub(crate) fn attributes(&self) -> &Attributes<'m> {
+        &self.attributes
+    }
+
+    /// An integer attribute, or its default.
+    ///
+    /// # Errors
+    /// If the attribute has another type.
+    pub fn int(&self, name: &str, default: i64) -> Result<i64, String> {
+        Ok(self.attributes.int(name)?.unwrap_or(default))
+    }
+
+    /// A real attribute, or its default.
+    ///
+    /// # Errors
+    /// If the attribute has another type.
+    pub fn float(&self, name: &str, default: f32) -> Result<f32, String> {
+        Ok(self.attributes.float(name)?.unwrap_or(default))
+    }
+
+    /// A list of integers, if it is given.
+    ///
+    /// # Errors
+    /// If the attribute has another type.
+    pub fn ints(&self, name: &str) -> Result<Option<Vec<i64>>, String> {
+        Ok(self.attributes.ints(name)?.map(<[i64]>::to_vec))
+    }
+
+    /// A string, or its default.
+    ///
+    /// # Errors
+    /// If the attribute has another type.
+    pub fn string<'a>(&self, name: &str, default: &'a str) -> Result<Cow<'a, str>, String> {
+        Ok(match self.attributes.string(name)? {
+            Some(s) => Cow::Owned(s.to_owned()),
+            None => Cow::Borrowed(default),
+        })
+    }
+
+    pub(crate) fn subgraph(&self, name: &str) -> Result<&'m GraphProto, String> {
+        self.attributes.graph(name)?.ok_or_else(|| format!("attribute `{name}` is missing"))
+    }
+
+    pub(crate) fn read(&self, proto: &TensorProto) -> Result<Tensor, String> {
+        read_tensor(proto, self.importer.model.folder()).map_err(|e| e.message().to_owned())
+    }
+
+    /// Imports a branch or body with these values for its inputs.
+    pub(crate) fn body(
+        &mut self,
+        graph: &'m GraphProto,
+        prefix: &str,
+        inputs: Vec<Operand>,
+    ) -> Result<Vec<Operand>, String> {
+        let prefix = format!("{}.{prefix}", node_place(self.node));
+        let issues = self.importer.issues.len();
+        match self.importer.body(graph, &prefix, inputs)? {
+            Some(results) => Ok(results),
+            None if self.importer.issues.len() > issues => Err("its branch or body cannot be imported".into()),
+            None => Err("its branch or body has operators that are not supported".into()),
+        }
+    }
+
+    /// An axis as a file gives it, counted from the front.
+    pub(crate) fn axis(&self, axis: i64, rank: usize) -> Result<usize, String> {
+        normalize_axis(axis, rank)
+    }
+
+    /// A result in the graph.
+    pub fn result(&self, value: impl Into<Value>, element: ElementType) -> Operand {
+        let value = value.into();
+        Operand::node(value, element, self.importer.graph.shape(value))
+    }
+
+    /// One result in the graph.
+    pub(crate) fn one(&self, value: impl Into<Value>, element: ElementType) -> Result<Vec<Operand>, String> {
+        Ok(vec![self.result(value, element)])
+    }
+
+    /// A result that is known now.
+    pub(crate) fn known_result(&self, i: usize, tensor: Tensor) -> Operand {
+        let name = self.node.output.get(i).map_or("", String::as_str);
+        let parameter = tensor.element().is_float() && !tensor.dims().is_empty() && tensor.len() > 1;
+        Operand::known(tensor, self.importer.full_name(name), parameter)
+    }
+
+    /// A scalar constant of a type.
+    pub(crate) fn scalar(&mut self, element: ElementType, value: f64) -> Value {
+        self.importer.graph.scalar_of(element.dtype(), value).into()
+    }
+
+    /// `value` in `f32`, if it is of another type.
+    pub(crate) fn as_f32(&mut self, value: Value) -> Value {
+        match self.importer.graph.dtype(value) {
+            DType::F32 => value,
+            _ => self.importer.graph.cast(value, DType::F32).into(),
+        }
+    }
+
+    /// `value` in the type that a graph has for `element`.
+    pub(crate) fn as_element(&mut self, value: Value, element: ElementType) -> Value {
+        match self.importer.graph.dtype(value) == element.dtype() {
+            true => value,
+            false => self.importer.graph.cast(value, element.dtype()).into(),
+        }
+    }
+
+    /// Leaves an integer result as arithmetic of its type does: wrapped to 8 or 16 bits.
+    pub(crate) fn wrap(&mut self, value: Value, element: ElementType) -> Value {
+        use ElementType::*;
+        let bits = element.bits();
+        match element {
+            U4 | U8 | U16 => {
+                let mask = self.scalar(element, ((1u64 << bits) - 1) as f64);
+                self.importer.graph.bit_and(value, mask).into()
+            }
+            I4 | I8 | I16 => {
+                // ((x + half) mod 2^bits) - half
+                let half = (1u64 << (bits - 1)) as f64;
+                let graph = &mut self.importer.graph;
+                let unsigned = graph.cast(value, DType::U32);
+                let up = graph.scalar_of(DType::U32, half);
+                let mask = graph.scalar_of(DType::U32, half * 2.0 - 1.0);
+                let down = graph.scalar_of(DType::I32, half);
+                let moved = graph.add(unsigned, up);
+                let kept = graph.bit_and(moved, mask);
+                let signed = graph.cast(kept, DType::I32);
+                graph.sub(signed, down).into()
+            }
+            _ => value,
+        }
+    }
+
+    /// A short description of a node's operands, for messages.
+    pub(crate) fn types(&self) -> String {
+        let types = self.inputs.iter().map(|input| match input {
+            Some(operand) => format!("{}{:?}", operand.element, operand.dims),
+            None => "none".into(),
+        });
+        types.collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// An axis as a file gives it, counted from the front.
+pub(crate) fn normalize_axis(axis: i64, rank: usize) -> Result<usize, String> {
+    let at = if axis < 0 { axis + rank as i64 } else { axis };
+    match usize::try_from(at) {
+        Ok(at) if at < rank => Ok(at),
+        _ => Err(format!("axis {axis} does not exist in {rank} dimensions")),
+    }
+}
+
+/// Checks that a tensor of these dimensions can exist.
+pub(crate) fn check_size(dims: &[usize]) -> Result<usize, String> {
+    element_count(dims).ok_or_else(|| format!("a tensor of {dims:?} is larger than any memory"))
+}

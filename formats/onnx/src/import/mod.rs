@@ -1,0 +1,655 @@
+//! From the nodes of a file to a graph: one pass in the order of the file, in which what is known is computed and the rest
+//! built. A node that fails makes the values behind it unavailable, and the pass goes on, so that all problems come out.
+
+mod call;
+mod operand;
+
+use std::collections::{BTreeSet, HashMap};
+
+use meganeura_core::Session;
+use meganeura_core::graph::{Graph, Value};
+
+use crate::attributes::Attributes;
+use crate::element::ElementType;
+use crate::error::{Error, Issue, IssueKind, Result};
+use crate::model::{Dim, Dims, Model, domain};
+use crate::ops::{self, OnnxOp};
+use crate::preflight::Report;
+use crate::proto::{FunctionProto, GraphProto, NodeProto, OperatorSetIdProto, TensorProto};
+use crate::read::{ReadError, read_tensor};
+use crate::tensor::Tensor;
+
+pub use call::Call;
+pub(crate) use call::normalize_axis;
+pub use operand::Operand;
+pub(crate) use operand::{Known, Source};
+
+/// Functions and branches inside of one another.
+const MAX_DEPTH: usize = 64;
+
+/// Nodes after functions are expanded and loops unrolled.
+pub(crate) const MAX_NODES: usize = 1 << 20;
+
+/// How a model is imported.
+#[derive(Clone, Debug, Default)]
+pub struct ImportOptions {
+    /// Sizes of the dimensions that the model leaves open.
+    pub dims: Dims,
+    /// Parameters whose names match one of these patterns are not trained; `*` stands for any characters.
+    pub freeze: Vec<String>,
+    /// Inputs that are constants, by name; the graph does not have them as inputs.
+    pub constants: HashMap<String, Tensor>,
+}
+
+impl ImportOptions {
+    /// With these dimensions, and everything else as the model says.
+    pub fn new(dims: Dims) -> Self {
+        ImportOptions {
+            dims,
+            ..ImportOptions::default()
+        }
+    }
+}
+
+/// An input or result of an imported graph.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorInfo {
+    /// Its name in the model and, if it is an input, in the graph.
+    pub name: String,
+    /// Element type in the model; the graph's is [`ElementType::dtype`].
+    pub element: ElementType,
+    /// Dimensions.
+    pub dims: Vec<usize>,
+}
+
+/// A parameter of an imported graph with its value.
+#[derive(Clone, Debug)]
+pub struct Parameter {
+    /// Its name in the graph, which is that of the file.
+    pub name: String,
+    /// Its value.
+    pub tensor: std::sync::Arc<Tensor>,
+}
+
+/// A model as a graph.
+#[derive(Clone, Debug)]
+pub struct Import {
+    /// The graph. Result `i` is output `i` of the model.
+    pub graph: Graph,
+    /// Its inputs, in the order of the model.
+    pub inputs: Vec<TensorInfo>,
+    /// Its results.
+    pub outputs: Vec<TensorInfo>,
+    /// Its parameters, which are zero until [`Import::set_parameters`] sets them.
+    pub parameters: Vec<Parameter>,
+    /// What is not computed exactly as the model says, such as `f64` in `f32`.
+    pub notes: Vec<String>,
+}
+
+impl Import {
+    /// Sets the parameters of a session of the graph.
+    ///
+    /// # Errors
+    /// As [`Session::try_set_parameter_bytes`]. A parameter that rewriting left out of the plan is none.
+    pub fn set_parameters(&self, session: &mut Session) -> Result<()> {
+        let planned: BTreeSet<String> = session.plan().parameters().into_iter().map(|p| p.name.clone()).collect();
+        for parameter in self.parameters.iter().filter(|p| planned.contains(&p.name)) {
+            let bytes = parameter.tensor.graph_bytes().map_err(Error::Input)?;
+            session.try_set_parameter_bytes(&parameter.name, &bytes)?;
+        }
+        Ok(())
+    }
+}
+
+/// Imports a model, or reports everything that is in the way.
+pub(crate) fn import(model: &Model, options: &ImportOptions) -> Result<Import> {
+    let (import, issues) = try_import(model, options);
+    match import {
+        Some(import) if issues.is_empty() => Ok(import),
+        _ => Err(Error::Unsupported(Box::new(Report::of_issues(model, options, issues)))),
+    }
+}
+
+/// The import, if there is one, and all that was in the way.
+pub(crate) fn try_import(model: &Model, options: &ImportOptions) -> (Option<Import>, Vec<Issue>) {
+    let mut importer = Importer {
+        model,
+        options,
+        graph: Graph::new(),
+        frames: Vec::new(),
+        leaves: HashMap::new(),
+        parameters: Vec::new(),
+        notes: BTreeSet::new(),
+        issues: Vec::new(),
+        visited: 0,
+        functions: Vec::new(),
+    };
+    let import = importer.run();
+    let mut issues = importer.issues;
+    issues.sort_by(|a, b| (a.kind, &a.place, &a.message).cmp(&(b.kind, &b.place, &b.message)));
+    issues.dedup();
+    (import, issues)
+}
+
+/// A problem of a node's import: what kind it is, and the message.
+pub(crate) type Failure = (IssueKind, String);
+
+/// The values of a graph or function. Those of a branch see the values around it, those of a function do not.
+struct Frame<'m> {
+    /// `None` for a value whose node failed.
+    values: HashMap<&'m str, Option<Operand>>,
+    sees_parent: bool,
+    /// Before the names of leaves and nodes.
+    prefix: String,
+    /// Attributes of the call of a function.
+    attributes: Attributes<'m>,
+    opsets: &'m [OperatorSetIdProto],
+}
+
+pub(crate) struct Importer<'m> {
+    model: &'m Model,
+    options: &'m ImportOptions,
+    pub(crate) graph: Graph,
+    frames: Vec<Frame<'m>>,
+    /// Known tensors that are in the graph, by name.
+    leaves: HashMap<String, Value>,
+    parameters: Vec<Parameter>,
+    notes: BTreeSet<String>,
+    issues: Vec<Issue>,
+    visited: usize,
+    /// Functions that are being expanded.
+    functions: Vec<&'m FunctionProto>,
+}
+
+impl<'m> Importer<'m> {
+    fn run(&mut self) -> Option<Import> {
+        let graph = self.model.graph_proto()?;
+        let opsets = self.model.proto.opset_import.as_slice();
+        self.frames.push(Frame {
+            values: HashMap::new(),
+            sees_parent: false,
+            prefix: String::new(),
+            attributes: Attributes::default(),
+            opsets,
+        });
+        let inputs = self.declare_inputs(graph);
+        self.import_nodes(graph);
+        let outputs: Vec<Option<(TensorInfo, Value)>> = graph.output.iter().map(|o| self.output(&o.name)).collect();
+        if !self.issues.is_empty() {
+            return None;
+        }
+        let (outputs, values) = outputs.into_iter().collect::<Option<Vec<_>>>()?.into_iter().unzip();
+        let values: Vec<Value> = values;
+        self.graph.set_outputs(values);
+        if let Err(error) = self.graph.verify() {
+            self.issue(IssueKind::Unsupported, "the graph", "", error.to_string());
+            return None;
+        }
+        for info in inputs.iter().chain(&outputs) {
+            self.note_element(info.element);
+        }
+        Some(Import {
+            graph: std::mem::take(&mut self.graph),
+            inputs,
+            outputs,
+            parameters: std::mem::take(&mut self.parameters),
+            notes: std::mem::take(&mut self.notes).into_iter().collect(),
+        })
+    }
+
+    /// Makes the model's inputs, once all their dimensions have numbers.
+    fn declare_inputs(&mut self, graph: &'m GraphProto) -> Vec<TensorInfo> {
+        let mut inputs = Vec::new();
+        for port in self.model.inputs() {
+            let name = port.name.as_str();
+            let Some(proto) = graph.input.iter().find(|i| i.name == name) else { continue };
+            let operand = match self.options.constants.get(name) {
+                Some(tensor) => self.constant_input(tensor, port),
+                None => self.input(port, &mut inputs),
+            };
+            if self.define(&proto.name, operand).is_err() {
+                self.issue(IssueKind::Broken, name, "", "two inputs have this name".into());
+            }
+        }
+        let names: BTreeSet<&str> = self.model.inputs().iter().map(|p| p.name.as_str()).collect();
+        for name in self.options.constants.keys().filter(|name| !names.contains(name.as_str())) {
+            self.issue(IssueKind::Broken, name, "", "the model has no input of this name".into());
+        }
+        inputs
+    }
+
+    fn constant_input(&mut self, tensor: &Tensor, port: &crate::model::Port) -> Option<Operand> {
+        let fits = tensor.element() == port.element
+            && port.dims.as_ref().is_none_or(|dims| {
+                dims.len() == tensor.dims().len()
+                    && dims.iter().zip(tensor.dims()).all(|(d, &size)| match d {
+                        Dim::Size(s) => *s == size,
+                        Dim::Name(_) => true,
+                    })
+            });
+        if !fits {
+            let found = format!("{}{:?}", tensor.element(), tensor.dims());
+            self.issue(
+                IssueKind::Broken,
+                &port.name,
+                "",
+                format!("the constant {found} is given for {port}"),
+            );
+            return None;
+        }
+        Some(Operand::known(tensor.clone(), port.name.clone(), false))
+    }
+
+    fn input(&mut self, port: &crate::model::Port, inputs: &mut Vec<TensorInfo>) -> Option<Operand> {
+        let name = port.name.as_str();
+        let dims = match &port.dims {
+            Some(dims) => dims.clone(),
+            None => {
+                let rank = self.options.dims.get(&format!("{name}.rank"));
+                let Some(rank) = rank else {
+                    let message = format!("its number of dimensions is open: bind `{name}.rank`, and `{name}.0` and so on");
+                    self.issue(IssueKind::UnboundDimension, name, "", message);
+                    return None;
+                };
+                (0..rank.min(64)).map(|axis| Dim::Name(format!("{name}.{axis}"))).collect()
+            }
+        };
+        let mut sizes = Vec::new();
+        for (axis, dim) in dims.iter().enumerate() {
+            match self.options.dims.resolve(dim, &format!("{name}.{axis}")) {
+                Some(size) => sizes.push(size),
+                None => self.issue(
+                    IssueKind::UnboundDimension,
+                    &dim.to_string(),
+                    "",
+                    format!("dimension {axis} of input `{name}` is open: bind `{dim}` to a size"),
+                ),
+            }
+        }
+        if sizes.len() != dims.len() {
+            return None;
+        }
+        let before = self.graph.errors().len();
+        let node = self.graph.input_typed(name, &sizes, port.element.dtype());
+        if let Some(error) = self.graph.errors().get(before) {
+            let message = error.to_string();
+            self.issue(IssueKind::Broken, name, "", message);
+            return None;
+        }
+        inputs.push(TensorInfo {
+            name: name.to_owned(),
+            element: port.element,
+            dims: sizes.clone(),
+        });
+        Some(Operand::node(node.into(), port.element, &sizes))
+    }
+
+    /// The initializers and nodes of a graph, into the innermost frame.
+    fn import_nodes(&mut self, graph: &'m GraphProto) {
+        for proto in &graph.initializer {
+            let operand = self.initializer(proto, &proto.name);
+            let taken = self.define(&proto.name, operand.clone()).is_err();
+            // Before version 4 of the format, parameters were inputs too, which the model's list leaves out.
+            if taken {
+                self.issue(IssueKind::Broken, &proto.name, "", "two values have this name".into());
+            }
+        }
+        if let Some(sparse) = graph.sparse_initializer.first() {
+            let name = sparse.values.as_ref().map_or("", |v| v.name.as_str());
+            self.issue(IssueKind::Unsupported, name, "", "sparse initializers are not supported".into());
+        }
+        for node in &graph.node {
+            self.node(node);
+        }
+    }
+
+    fn initializer(&mut self, proto: &'m TensorProto, name: &str) -> Option<Operand> {
+        match read_tensor(proto, self.model.folder()) {
+            Ok(tensor) => {
+                let parameter = tensor.element().is_float() && !tensor.dims().is_empty();
+                Some(Operand::known(tensor, self.full_name(name), parameter))
+            }
+            Err(error) => {
+                let kind = match error {
+                    ReadError::Broken(_) => IssueKind::Broken,
+                    ReadError::Missing(_) => IssueKind::MissingData,
+                    ReadError::Unsupported(_) => IssueKind::Unsupported,
+                };
+                self.issue(kind, name, "", error.message().to_owned());
+                None
+            }
+        }
+    }
+
+    fn full_name(&self, name: &str) -> String {
+        match self.frames.last() {
+            Some(frame) => format!("{}{name}", frame.prefix),
+            None => name.to_owned(),
+        }
+    }
+
+    /// Gives a value a name in the innermost frame; `Err` if there is one already.
+    fn define(&mut self, name: &'m str, operand: Option<Operand>) -> Result<(), ()> {
+        match self.frames.last_mut() {
+            Some(frame) if !name.is_empty() => match frame.values.insert(name, operand) {
+                None => Ok(()),
+                Some(_) => Err(()),
+            },
+            _ => Ok(()),
+        }
+    }
+
+    /// The value of that name: `None` if there is none, `Some(None)` if its node failed.
+    fn lookup(&self, name: &str) -> Option<Option<Operand>> {
+        for frame in self.frames.iter().rev() {
+            if let Some(operand) = frame.values.get(name) {
+                return Some(operand.clone());
+            }
+            if !frame.sees_parent {
+                return None;
+            }
+        }
+        None
+    }
+
+    fn issue(&mut self, kind: IssueKind, place: &str, operator: &str, message: String) {
+        self.issues.push(Issue {
+            kind,
+            place: place.to_owned(),
+            operator: operator.to_owned(),
+            message,
+        });
+    }
+
+    /// Imports one node; its results are defined in any case.
+    fn node(&mut self, node: &'m NodeProto) {
+        let outputs = match self.try_node(node) {
+            Ok(outputs) => outputs,
+            Err((kind, message)) => {
+                self.issue(kind, node_place(node), &operator_name(node), message);
+                None
+            }
+        };
+        let mut outputs = outputs.map(Vec::into_iter);
+        for name in &node.output {
+            let operand = outputs.as_mut().and_then(Iterator::next);
+            if self.define(name, operand).is_err() {
+                let message = format!("another value has the name of its result `{name}`");
+                self.issue(IssueKind::Broken, node_place(node), &operator_name(node), message);
+            }
+        }
+    }
+
+    /// The results of a node; `None` if it cannot be imported for a reason that another issue gives.
+    fn try_node(&mut self, node: &'m NodeProto) -> Result<Option<Vec<Operand>>, Failure> {
+        self.visited += 1;
+        if self.visited > MAX_NODES {
+            return match self.visited == MAX_NODES + 1 {
+                true => Err((IssueKind::Unsupported, format!("there are more than {MAX_NODES} nodes"))),
+                false => Ok(None),
+            };
+        }
+        let op = self.check_operator(node)?;
+        let mut inputs = Vec::with_capacity(node.input.len());
+        for name in &node.input {
+            inputs.push(match name.as_str() {
+                "" => None,
+                name => match self.lookup(name) {
+                    Some(Some(operand)) => Some(operand),
+                    Some(None) => {
+                        self.check_bodies(node);
+                        return Ok(None);
+                    }
+                    None => {
+                        let message = format!("its input `{name}` is made by no node before it");
+                        return Err((IssueKind::Broken, message));
+                    }
+                },
+            });
+        }
+        let attributes = Attributes::of(node, self.frames.last().map(|f| &f.attributes));
+        if let Some(function) = self.function(node) {
+            return self.expand(node, function, attributes, inputs);
+        }
+        let opset = self.opset(&node.domain);
+        let Some(op) = op else { return Ok(None) };
+        let mut call = Call::new(self, node, op, attributes, inputs, opset);
+        call.build().map(Some).map_err(|message| (IssueKind::Unsupported, message))
+    }
+
+    /// The row of a node's operator; `None` for a function.
+    fn check_operator(&self, node: &NodeProto) -> Result<Option<&'static OnnxOp>, Failure> {
+        if self.function(node).is_some() {
+            return Ok(None);
+        }
+        match ops::find(domain(&node.domain), &node.op_type) {
+            Some(op) => Ok(Some(op)),
+            None => Err((IssueKind::Unsupported, "the operator is not supported".into())),
+        }
+    }
+
+    /// Looks for unsupported operators in the bodies of a node that the pass does not come into.
+    fn check_bodies(&mut self, node: &'m NodeProto) {
+        for graph in node.attribute.iter().filter_map(|a| a.g.as_deref()) {
+            for inner in &graph.node {
+                if let Err((kind, message)) = self.check_operator(inner) {
+                    self.issue(kind, node_place(inner), &operator_name(inner), message);
+                }
+                self.check_bodies(inner);
+            }
+        }
+    }
+
+    /// Version of a domain's operators; 1 where the model does not say.
+    fn opset(&self, name: &str) -> i64 {
+        let opsets = self.frames.last().map_or(&[][..], |f| f.opsets);
+        let found = opsets.iter().find(|o| domain(&o.domain) == domain(name));
+        found.map_or(1, |o| o.version)
+    }
+
+    fn function(&self, node: &NodeProto) -> Option<&'m FunctionProto> {
+        find_function(self.model, node)
+    }
+
+    /// Imports a function's nodes in the place of its call.
+    fn expand(
+        &mut self,
+        node: &'m NodeProto,
+        function: &'m FunctionProto,
+        mut attributes: Attributes<'m>,
+        inputs: Vec<Option<Operand>>,
+    ) -> Result<Option<Vec<Operand>>, Failure> {
+        if self.functions.iter().any(|f| std::ptr::eq(*f, function)) {
+            return Err((IssueKind::Broken, "the function calls itself".into()));
+        }
+        if self.functions.len() >= MAX_DEPTH {
+            return Err((IssueKind::Unsupported, "functions call each other too deeply".into()));
+        }
+        attributes.add_defaults(&function.attribute_proto);
+        let prefix = format!("{}{}.", self.full_name(""), node_place(node));
+        let mut values = HashMap::new();
+        for (name, operand) in function.input.iter().zip(inputs) {
+            // An operand that the call leaves out is an empty name inside.
+            values.insert(name.as_str(), operand);
+        }
+        self.functions.push(function);
+        self.frames.push(Frame {
+            values,
+            sees_parent: false,
+            prefix,
+            attributes,
+            opsets: &function.opset_import,
+        });
+        for inner in &function.node {
+            self.node(inner);
+        }
+        let results: Vec<_> = function.output.iter().map(|name| self.lookup(name)).collect();
+        self.frames.pop();
+        self.functions.pop();
+        let mut outputs = Vec::new();
+        for (name, result) in function.output.iter().zip(results) {
+            match result {
+                Some(Some(operand)) => outputs.push(operand),
+                Some(None) => return Ok(None),
+                None => return Err((IssueKind::Broken, format!("no node of the function makes `{name}`"))),
+            }
+        }
+        Ok(Some(outputs))
+    }
+
+    /// Imports a branch or body, which sees the values around it, with values for its inputs.
+    pub(crate) fn body(
+        &mut self,
+        graph: &'m GraphProto,
+        prefix: &str,
+        inputs: Vec<Operand>,
+    ) -> Result<Option<Vec<Operand>>, String> {
+        if self.frames.len() >= MAX_DEPTH {
+            return Err("branches and bodies are nested too deeply".into());
+        }
+        if graph.input.len() != inputs.len() {
+            let (takes, given) = (graph.input.len(), inputs.len());
+            return Err(format!("its body takes {takes} values, and {given} are given"));
+        }
+        let prefix = format!("{}{prefix}.", self.full_name(""));
+        let opsets = self.frames.last().map_or(&[][..], |f| f.opsets);
+        let attributes = self.frames.last().map(|f| f.attributes.clone()).unwrap_or_default();
+        let names = graph.input.iter().map(|i| i.name.as_str());
+        self.frames.push(Frame {
+            values: names.zip(inputs.into_iter().map(Some)).collect(),
+            sees_parent: true,
+            prefix,
+            attributes,
+            opsets,
+        });
+        self.import_nodes(graph);
+        let results: Vec<_> = graph.output.iter().map(|o| self.lookup(&o.name)).collect();
+        self.frames.pop();
+        let mut outputs = Vec::new();
+        for (output, result) in graph.output.iter().zip(results) {
+            match result {
+                Some(Some(operand)) => outputs.push(operand),
+                Some(None) => return Ok(None),
+                None => return Err(format!("no node of its body makes `{}`", output.name)),
+            }
+        }
+        Ok(Some(outputs))
+    }
+
+    /// The value of an operand in the graph; known tensors become leaves.
+    pub(crate) fn value(&mut self, operand: &Operand) -> Result<Value, String> {
+        match &operand.source {
+            Source::Node(value) => Ok(*value),
+            Source::Known(known) => self.leaf(known),
+        }
+    }
+
+    fn leaf(&mut self, known: &Known) -> Result<Value, String> {
+        if let Some(value) = self.leaves.get(&known.name) {
+            return Ok(*value);
+        }
+        let tensor = &known.tensor;
+        let dtype = tensor.element().dtype();
+        let before = self.graph.errors().len();
+        let node = if known.parameter {
+            let node = match dtype {
+                meganeura_core::DType::F32 => self.graph.parameter(&known.name, tensor.dims()),
+                _ => self.graph.parameter_typed(&known.name, tensor.dims(), dtype),
+            };
+            if dtype == meganeura_core::DType::F32 && self.options.freeze.iter().any(|p| matches(p, &known.name)) {
+                self.graph.trainable(node, false);
+            }
+            self.parameters.push(Parameter {
+                name: known.name.clone(),
+                tensor: std::sync::Arc::new(tensor.clone()),
+            });
+            node
+        } else {
+            let data = tensor.to_constant().ok_or("a constant cannot be converted")?;
+            self.graph.constant_data(data, tensor.dims())
+        };
+        if let Some(error) = self.graph.errors().get(before) {
+            return Err(error.to_string());
+        }
+        self.note_element(tensor.element());
+        self.leaves.insert(known.name.clone(), node.into());
+        Ok(node.into())
+    }
+
+    /// Notes what a graph computes in another type than the model says.
+    fn note_element(&mut self, element: ElementType) {
+        let note = match element {
+            ElementType::F64 => "float64 is computed in float32",
+            ElementType::I64 | ElementType::U64 => "64-bit integers are computed with 32 bits",
+            _ => return,
+        };
+        self.notes.insert(note.to_owned());
+    }
+
+    fn output(&mut self, name: &str) -> Option<(TensorInfo, Value)> {
+        let operand = match self.lookup(name) {
+            Some(found) => found?,
+            None => {
+                self.issue(IssueKind::Broken, name, "", "no node makes this output".into());
+                return None;
+            }
+        };
+        let info = TensorInfo {
+            name: name.to_owned(),
+            element: operand.element,
+            dims: operand.dims.clone(),
+        };
+        match self.value(&operand) {
+            Ok(value) => Some((info, value)),
+            Err(message) => {
+                self.issue(IssueKind::Unsupported, name, "", message);
+                None
+            }
+        }
+    }
+}
+
+/// The function of the model that a node calls.
+pub(crate) fn find_function<'m>(model: &'m Model, node: &NodeProto) -> Option<&'m FunctionProto> {
+    let functions = model.proto.functions.iter();
+    let mut same = functions.filter(|f| {
+        f.name == node.op_type && domain(&f.domain) == domain(&node.domain) && f.overload == node.overload
+    });
+    same.next()
+}
+
+/// What an issue calls a node: its name, or that of its first result.
+pub(crate) fn node_place(node: &NodeProto) -> &str {
+    match node.name.as_str() {
+        "" => node.output.iter().find(|o| !o.is_empty()).map_or("", String::as_str),
+        name => name,
+    }
+}
+
+/// Operator of a node, with its domain if that is not the standard's.
+pub(crate) fn operator_name(node: &NodeProto) -> String {
+    match domain(&node.domain) {
+        "" => node.op_type.clone(),
+        domain => format!("{domain}.{}", node.op_type),
+    }
+}
+
+/// Whether a name matches a pattern in which `*` stands for any characters.
+pub(crate) fn matches(pattern: &str, name: &str) -> bool {
+    let mut parts = pattern.split('*');
+    let first = parts.next().unwrap_or("");
+    let Some(mut rest) = name.strip_prefix(first) else {
+        return false;
+    };
+    let mut parts: Vec<&str> = parts.collect();
+    let Some(last) = parts.pop() else {
+        return rest.is_empty();
+    };
+    for part in parts {
+        match rest.find(part) {
+            Some(at) => rest = &rest[at + part.len()..],
+            None => return false,
+        }
+    }
+    rest.ends_with(last)
+}

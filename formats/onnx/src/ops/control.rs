@@ -1,0 +1,178 @@
+//! Branches and loops.
+
+use meganeura_core::graph::Value;
+
+use super::{OnnxOp, op};
+use crate::import::{Call, Operand};
+use crate::tensor::Tensor;
+
+type Built = Result<Vec<Operand>, String>;
+
+/// Loops with more rounds are not unrolled.
+const MAX_ROUNDS: usize = 256;
+
+pub(super) const OPS: &[OnnxOp] = &[
+    op("If", 1, branch).partly("branches of different shapes under a condition that depends on the data of an input"),
+    op("Loop", 1, repeat).partly("a number of rounds that depends on the data of an input, or is over 256"),
+    op("Scan", 9, scan).partly("more than 256 rounds"),
+];
+
+fn branch(call: &mut Call) -> Built {
+    let (then, otherwise) = (call.subgraph("then_branch")?, call.subgraph("else_branch")?);
+    if let Some(condition) = call.tensor(0) {
+        return match condition.to_i64().first() {
+            Some(0) => call.body(otherwise, "else", Vec::new()),
+            Some(_) => call.body(then, "then", Vec::new()),
+            None => Err("its condition has no elements".into()),
+        };
+    }
+    let condition = call.value(0)?;
+    let condition = call.graph().reshape(condition, &[]);
+    let a = call.body(then, "then", Vec::new())?;
+    let b = call.body(otherwise, "else", Vec::new())?;
+    let mut results = Vec::new();
+    for (a, b) in a.iter().zip(&b) {
+        if a.dims != b.dims || a.element != b.element {
+            return Err(format!(
+                "its condition depends on the data of an input, and the branches give {}{:?} and {}{:?}",
+                a.element, a.dims, b.element, b.dims
+            ));
+        }
+        let (left, right) = (call.value_of(a)?, call.value_of(b)?);
+        let y = call.graph().select(condition, left, right);
+        results.push(call.result(y, a.element));
+    }
+    Ok(results)
+}
+
+/// Results of all rounds along a new first axis.
+fn stacked(call: &mut Call, rounds: &[Operand], axis: usize, reverse: bool) -> Result<Operand, String> {
+    let first = rounds.first().ok_or("a loop without rounds gives no shape for what it collects")?;
+    let element = first.element;
+    let mut parts: Vec<Value> = Vec::new();
+    for round in rounds {
+        if round.dims != first.dims {
+            return Err("what it collects changes its shape from round to round".into());
+        }
+        let value = call.value_of(round)?;
+        let mut dims = round.dims.clone();
+        dims.insert(axis.min(dims.len()), 1);
+        parts.push(call.graph().reshape(value, &dims).into());
+    }
+    if reverse {
+        parts.reverse();
+    }
+    let y = call.graph().concat(&parts, axis as i32);
+    Ok(call.result(y, element))
+}
+
+/// A loop whose rounds are known when importing: after each of them the condition must be known to go on or to stop.
+fn repeat(call: &mut Call) -> Built {
+    let body = call.subgraph("body")?;
+    let limit = match call.has_input(0) {
+        true => call.known_scalar(0, "the number of rounds")?.map(|n| n.max(0.0) as usize),
+        false => None,
+    };
+    let mut going = match call.has_input(1) {
+        true => call.known_scalar(1, "the condition")?.is_none_or(|c| c != 0.0),
+        false => true,
+    };
+    let mut carried: Vec<Operand> = Vec::new();
+    for i in 2..call.arity() {
+        carried.push(call.operand(i)?.clone());
+    }
+    let collected = body.output.len().checked_sub(1 + carried.len()).ok_or("its body gives too few values")?;
+    let mut rounds: Vec<Vec<Operand>> = vec![Vec::new(); collected];
+    let mut round = 0;
+    while going && limit.is_none_or(|limit| round < limit) {
+        if round >= MAX_ROUNDS {
+            return Err(format!("more than {MAX_ROUNDS} rounds are not unrolled"));
+        }
+        let prefix = format!("round{round}");
+        let number = Operand::known(Tensor::scalar_i64(round as i64), format!("{prefix}.number"), false);
+        let condition = Tensor::integers(crate::ElementType::Bool, &[], vec![1]);
+        let condition = Operand::known(condition, format!("{prefix}.condition"), false);
+        let inputs = [vec![number, condition], carried.clone()].concat();
+        let results = call.body(body, &prefix, inputs)?;
+        let mut results = results.into_iter();
+        let next = results.next().ok_or("its body gives no condition")?;
+        going = match next.tensor() {
+            Some(tensor) => tensor.to_i64().first() != Some(&0),
+            None if limit.is_some() && !call.has_input(1) => true,
+            None => return Err("whether it goes on depends on the data of an input".into()),
+        };
+        carried = results.by_ref().take(carried.len()).collect();
+        for (list, result) in rounds.iter_mut().zip(results) {
+            list.push(result);
+        }
+        round += 1;
+    }
+    let mut outputs = carried;
+    for list in &rounds {
+        outputs.push(stacked(call, list, 0, false)?);
+    }
+    Ok(outputs)
+}
+
+fn flags(call: &Call, name: &str, count: usize) -> Result<Vec<i64>, String> {
+    let list = call.ints(name)?.unwrap_or_else(|| vec![0; count]);
+    match list.len() == count {
+        true => Ok(list),
+        false => Err(format!("{name} has {} entries instead of {count}", list.len())),
+    }
+}
+
+/// A loop over the elements of an axis.
+fn scan(call: &mut Call) -> Built {
+    let body = call.subgraph("body")?;
+    let scanned = usize::try_from(call.int("num_scan_inputs", 0)?).map_err(|_| "num_scan_inputs is negative")?;
+    let states = call.arity().checked_sub(scanned).ok_or("it has fewer operands than num_scan_inputs")?;
+    let collected = body.output.len().checked_sub(states).ok_or("its body gives too few values")?;
+    let (axes, directions) = (flags(call, "scan_input_axes", scanned)?, flags(call, "scan_input_directions", scanned)?);
+    let (out_axes, out_directions) =
+        (flags(call, "scan_output_axes", collected)?, flags(call, "scan_output_directions", collected)?);
+    let mut carried = Vec::new();
+    for i in 0..states {
+        carried.push(call.operand(i)?.clone());
+    }
+    let mut sources = Vec::new();
+    let mut count = None;
+    for i in 0..scanned {
+        let operand = call.operand(states + i)?.clone();
+        let axis = call.axis(axes[i], operand.dims.len())?;
+        if count.replace(operand.dims[axis]).is_some_and(|n| n != operand.dims[axis]) {
+            return Err("its operands differ in length".into());
+        }
+        sources.push((operand, axis));
+    }
+    let count = count.unwrap_or(0);
+    if count > MAX_ROUNDS {
+        return Err(format!("{count} rounds are more than the {MAX_ROUNDS} that are unrolled"));
+    }
+    let mut rounds: Vec<Vec<Operand>> = vec![Vec::new(); collected];
+    for round in 0..count {
+        let mut inputs = carried.clone();
+        for ((operand, axis), direction) in sources.iter().zip(&directions) {
+            let at = if *direction != 0 { count - 1 - round } else { round };
+            let value = call.value_of(operand)?;
+            let graph = call.graph();
+            let part = graph.slice_axis(value, *axis as i32, at, at + 1);
+            let mut dims = operand.dims.clone();
+            dims.remove(*axis);
+            let part = graph.reshape(part, &dims);
+            inputs.push(call.result(part, operand.element));
+        }
+        let mut results = call.body(body, &format!("round{round}"), inputs)?.into_iter();
+        carried = results.by_ref().take(states).collect();
+        for (list, result) in rounds.iter_mut().zip(results) {
+            list.push(result);
+        }
+    }
+    let mut outputs = carried;
+    for (i, list) in rounds.iter().enumerate() {
+        let rank = list.first().map_or(0, |o| o.dims.len());
+        let axis = call.axis(out_axes[i], rank + 1)?;
+        outputs.push(stacked(call, list, axis, out_directions[i] != 0)?);
+    }
+    Ok(outputs)
+}

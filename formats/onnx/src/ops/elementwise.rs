@@ -1,0 +1,724 @@
+//! Functions of single elements: arithmetic, comparisons, logic, casts and activations.
+
+use meganeura_core::DType;
+use meganeura_core::graph::{Graph, NodeId, Value};
+
+use super::{OnnxOp, fold, op, ms};
+use crate::element::ElementType;
+use crate::import::{Call, Operand};
+use crate::tensor::{Data, Tensor};
+
+type Built = Result<Vec<Operand>, String>;
+type Folded = Result<Option<Vec<Tensor>>, String>;
+
+pub(super) const OPS: &[OnnxOp] = &[
+    op("Abs", 1, abs).folding(|_, x| fold::unary(x, Some(i64::wrapping_abs), f64::abs)),
+    op("Acos", 7, |c| float(c, acos)),
+    op("Acosh", 9, |c| float(c, acosh)),
+    op("Add", 7, |c| arithmetic(c, |g, a, b| g.add(a, b)))
+        .folding(|_, x| fold::binary(x, i64::checked_add, |a, b| a + b)),
+    op("And", 7, |c| logical(c, |g, a, b| g.logical_and(a, b)))
+        .folding(|_, x| fold::binary(x, |a, b| Some(a & b), |a, _| a)),
+    op("Asin", 7, |c| float(c, asin)),
+    op("Asinh", 9, |c| float(c, asinh)),
+    op("Atan", 7, |c| float(c, atan)),
+    op("Atanh", 9, |c| float(c, atanh)),
+    op("BitShift", 11, bit_shift),
+    op("BitwiseAnd", 18, |c| bitwise(c, |g, a, b| g.bit_and(a, b))),
+    op("BitwiseNot", 18, bitwise_not),
+    op("BitwiseOr", 18, |c| bitwise(c, |g, a, b| g.bit_or(a, b))),
+    op("BitwiseXor", 18, |c| bitwise(c, |g, a, b| g.bit_xor(a, b))),
+    op("Cast", 6, cast).folding(fold_cast).partly("strings and floats of 8 and 4 bits"),
+    op("CastLike", 15, cast_like).folding(fold_cast_like).partly("strings and floats of 8 and 4 bits"),
+    op("Ceil", 6, |c| float(c, |g, x| g.ceil(x))).folding(|_, x| fold::unary(x, None, f64::ceil)),
+    op("Celu", 12, celu),
+    op("Clip", 6, clip).folding(fold_clip),
+    op("Cos", 7, |c| float(c, |g, x| g.cos(x))),
+    op("Cosh", 9, |c| float(c, cosh)),
+    op("Div", 7, |c| arithmetic(c, |g, a, b| g.div(a, b)))
+        .folding(|_, x| fold::binary(x, i64::checked_div, |a, b| a / b)),
+    op("Elu", 6, elu),
+    op("Equal", 7, |c| comparison(c, |g, a, b| g.equal(a, b)))
+        .folding(|_, x| fold::compare(x, |a, b| a == b, |a, b| a == b))
+        .partly("strings"),
+    op("Erf", 9, |c| float(c, |g, x| g.erf(x))),
+    op("Exp", 6, |c| float(c, |g, x| g.exp(x))).folding(|_, x| fold::unary(x, None, f64::exp)),
+    op("Floor", 6, |c| float(c, |g, x| g.floor(x))).folding(|_, x| fold::unary(x, None, f64::floor)),
+    op("Gelu", 20, gelu),
+    op("Greater", 7, |c| comparison(c, |g, a, b| g.greater_than(a, b)))
+        .folding(|_, x| fold::compare(x, |a, b| a > b, |a, b| a > b)),
+    op("GreaterOrEqual", 12, |c| comparison(c, |g, a, b| g.greater_equal(a, b)))
+        .folding(|_, x| fold::compare(x, |a, b| a >= b, |a, b| a >= b)),
+    op("HardSigmoid", 6, hard_sigmoid),
+    op("HardSwish", 14, |c| float(c, |g, x| g.hard_swish(x))),
+    op("Identity", 1, identity).folding(fold::first).partly("sequences and optional values"),
+    op("IsInf", 10, is_inf),
+    op("IsNaN", 9, is_nan),
+    op("LeakyRelu", 6, leaky_relu),
+    op("Less", 7, |c| comparison(c, |g, a, b| g.less_than(a, b)))
+        .folding(|_, x| fold::compare(x, |a, b| a < b, |a, b| a < b)),
+    op("LessOrEqual", 12, |c| comparison(c, |g, a, b| g.less_equal(a, b)))
+        .folding(|_, x| fold::compare(x, |a, b| a <= b, |a, b| a <= b)),
+    op("Log", 6, |c| float(c, |g, x| g.log(x))).folding(|_, x| fold::unary(x, None, f64::ln)),
+    op("Max", 6, |c| variadic(c, |g, a, b| g.max(a, b))).folding(|_, x| fold::binary(x, |a, b| Some(a.max(b)), nan_max)),
+    op("Mean", 6, mean),
+    op("Min", 6, |c| variadic(c, |g, a, b| g.min(a, b))).folding(|_, x| fold::binary(x, |a, b| Some(a.min(b)), nan_min)),
+    op("Mish", 18, |c| float(c, mish)),
+    op("Mod", 10, modulo).folding(fold_mod),
+    op("Mul", 7, |c| arithmetic(c, |g, a, b| g.mul(a, b)))
+        .folding(|_, x| fold::binary(x, i64::checked_mul, |a, b| a * b)),
+    op("Neg", 6, negate).folding(|_, x| fold::unary(x, Some(i64::wrapping_neg), |v| -v)),
+    op("Not", 1, not).folding(|_, x| fold::unary(x, Some(|v| i64::from(v == 0)), |v| v)),
+    op("Or", 7, |c| logical(c, |g, a, b| g.logical_or(a, b)))
+        .folding(|_, x| fold::binary(x, |a, b| Some(a | b), |a, _| a)),
+    op("PRelu", 7, prelu),
+    op("Pow", 7, pow).folding(fold_pow),
+    op("Reciprocal", 6, |c| float(c, |g, x| g.reciprocal(x))).folding(|_, x| fold::unary(x, None, f64::recip)),
+    op("Relu", 6, relu).folding(|_, x| fold::unary(x, Some(|v| v.max(0)), |v| v.max(0.0))),
+    op("Round", 11, |c| float(c, |g, x| g.round(x))).folding(|_, x| fold::unary(x, None, f64::round_ties_even)),
+    op("Selu", 6, selu),
+    op("Shrink", 9, shrink),
+    op("Sigmoid", 6, |c| float(c, |g, x| g.sigmoid(x))),
+    op("Sign", 9, sign).folding(|_, x| fold::unary(x, Some(i64::signum), sign_of)),
+    op("Sin", 7, |c| float(c, |g, x| g.sin(x))),
+    op("Sinh", 9, |c| float(c, sinh)),
+    op("Softplus", 1, |c| float(c, |g, x| g.softplus(x))),
+    op("Softsign", 1, |c| float(c, softsign)),
+    op("Sqrt", 6, |c| float(c, |g, x| g.sqrt(x))).folding(|_, x| fold::unary(x, None, f64::sqrt)),
+    op("Sub", 7, |c| arithmetic(c, |g, a, b| g.sub(a, b)))
+        .folding(|_, x| fold::binary(x, i64::checked_sub, |a, b| a - b)),
+    op("Sum", 6, |c| variadic(c, |g, a, b| g.add(a, b))).folding(|_, x| fold::binary(x, i64::checked_add, |a, b| a + b)),
+    op("Swish", 24, swish),
+    op("Tan", 7, |c| float(c, tan)),
+    op("Tanh", 6, |c| float(c, |g, x| g.tanh(x))),
+    op("ThresholdedRelu", 10, thresholded_relu),
+    op("Where", 9, where_).folding(fold_where),
+    op("Xor", 7, |c| logical(c, |g, a, b| g.logical_xor(a, b)))
+        .folding(|_, x| fold::binary(x, |a, b| Some(a ^ b), |a, _| a)),
+    ms("BiasGelu", bias_gelu),
+    ms("FastGelu", fast_gelu),
+    ms("Gelu", |c| float(c, |g, x| g.gelu_erf(x))),
+    ms("QuickGelu", quick_gelu),
+];
+
+fn nan_max(a: f64, b: f64) -> f64 {
+    if a.is_nan() || b.is_nan() { f64::NAN } else { a.max(b) }
+}
+
+fn nan_min(a: f64, b: f64) -> f64 {
+    if a.is_nan() || b.is_nan() { f64::NAN } else { a.min(b) }
+}
+
+fn sign_of(x: f64) -> f64 {
+    if x > 0.0 {
+        1.0
+    } else if x < 0.0 {
+        -1.0
+    } else {
+        x
+    }
+}
+
+/// A function of a floating-point operand.
+fn float(call: &mut Call, f: fn(&mut Graph, Value) -> NodeId) -> Built {
+    let x = call.value(0)?;
+    let element = call.element(0)?;
+    if !element.is_float() {
+        return Err(format!("{element} is not a floating-point type"));
+    }
+    let y = f(call.graph(), x);
+    call.one(y, element)
+}
+
+/// An operator of two numbers.
+fn arithmetic(call: &mut Call, f: fn(&mut Graph, Value, Value) -> NodeId) -> Built {
+    let (a, b) = (call.value(0)?, call.value(1)?);
+    let element = call.element(0)?;
+    let y = f(call.graph(), a, b);
+    let y = call.wrap(y.into(), element);
+    call.one(y, element)
+}
+
+/// An operator of one or more numbers, from the left.
+fn variadic(call: &mut Call, f: fn(&mut Graph, Value, Value) -> NodeId) -> Built {
+    let element = call.element(0)?;
+    let mut y = call.value(0)?;
+    for i in 1..call.arity() {
+        let x = call.value(i)?;
+        y = f(call.graph(), y, x).into();
+    }
+    let y = call.wrap(y, element);
+    call.one(y, element)
+}
+
+fn mean(call: &mut Call) -> Built {
+    let count = call.arity() as f64;
+    let sum = variadic(call, |g, a, b| g.add(a, b))?;
+    let [sum] = sum.as_slice() else { return Ok(sum) };
+    let element = sum.element;
+    let sum = call.value_of(sum)?;
+    let factor = call.scalar(element, 1.0 / count);
+    let y = call.graph().mul(sum, factor);
+    call.one(y, element)
+}
+
+fn comparison(call: &mut Call, f: fn(&mut Graph, Value, Value) -> NodeId) -> Built {
+    let (a, b) = (call.value(0)?, call.value(1)?);
+    let y = f(call.graph(), a, b);
+    call.one(y, ElementType::Bool)
+}
+
+fn logical(call: &mut Call, f: fn(&mut Graph, Value, Value) -> NodeId) -> Built {
+    comparison(call, f)
+}
+
+fn not(call: &mut Call) -> Built {
+    let x = call.value(0)?;
+    let y = call.graph().logical_not(x);
+    call.one(y, ElementType::Bool)
+}
+
+/// An operator on bits: signed integers go through the unsigned ones of as many bits.
+fn bitwise(call: &mut Call, f: fn(&mut Graph, Value, Value) -> NodeId) -> Built {
+    let element = call.element(0)?;
+    let (a, b) = (call.value(0)?, call.value(1)?);
+    let graph = call.graph();
+    let (a, b) = (graph.cast(a, DType::U32), graph.cast(b, DType::U32));
+    let y = f(graph, a.into(), b.into());
+    let y = graph.cast(y, element.dtype());
+    call.one(y, element)
+}
+
+fn bitwise_not(call: &mut Call) -> Built {
+    let element = call.element(0)?;
+    let x = call.value(0)?;
+    let graph = call.graph();
+    let x = graph.cast(x, DType::U32);
+    let y = graph.bit_not(x);
+    let y = graph.cast(y, element.dtype());
+    let y = call.wrap(y.into(), element);
+    call.one(y, element)
+}
+
+fn bit_shift(call: &mut Call) -> Built {
+    let element = call.element(0)?;
+    let (x, by) = (call.value(0)?, call.value(1)?);
+    let y = match &*call.string("direction", "")? {
+        "LEFT" => call.graph().shift_left(x, by),
+        "RIGHT" => call.graph().shift_right(x, by),
+        other => return Err(format!("direction `{other}` is neither LEFT nor RIGHT")),
+    };
+    let y = call.wrap(y.into(), element);
+    call.one(y, element)
+}
+
+fn abs(call: &mut Call) -> Built {
+    let element = call.element(0)?;
+    let x = call.value(0)?;
+    let y = match element.is_float() || element.is_signed() {
+        true => call.graph().abs(x).into(),
+        false => x,
+    };
+    let y = call.wrap(y, element);
+    call.one(y, element)
+}
+
+fn negate(call: &mut Call) -> Built {
+    let element = call.element(0)?;
+    let x = call.value(0)?;
+    let y = call.graph().neg(x);
+    let y = call.wrap(y.into(), element);
+    call.one(y, element)
+}
+
+fn sign(call: &mut Call) -> Built {
+    let element = call.element(0)?;
+    let x = call.value(0)?;
+    if element.is_float() || element.is_signed() {
+        let y = call.graph().sign(x);
+        return call.one(y, element);
+    }
+    let zero = call.scalar(element, 0.0);
+    let y = call.graph().greater_than(x, zero);
+    call.one(y, element)
+}
+
+fn relu(call: &mut Call) -> Built {
+    let element = call.element(0)?;
+    let x = call.value(0)?;
+    if element.is_float() {
+        let y = call.graph().relu(x);
+        return call.one(y, element);
+    }
+    let zero = call.scalar(element, 0.0);
+    let y = call.graph().max(x, zero);
+    call.one(y, element)
+}
+
+fn identity(call: &mut Call) -> Built {
+    Ok(vec![call.operand(0)?.clone()])
+}
+
+/// The type that attribute `to` names.
+fn target(call: &Call) -> Result<ElementType, String> {
+    ElementType::from_number(call.int("to", 0)?)
+}
+
+fn cast(call: &mut Call) -> Built {
+    let to = target(call)?;
+    cast_to(call, to)
+}
+
+fn cast_like(call: &mut Call) -> Built {
+    let to = call.element(1)?;
+    cast_to(call, to)
+}
+
+fn fold_cast(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
+    let [Some(x)] = operands else { return Ok(None) };
+    Ok(Some(vec![x.cast(target(call)?)]))
+}
+
+fn fold_cast_like(_: &Call, operands: &[Option<&Tensor>]) -> Folded {
+    let [Some(x), Some(like)] = operands else { return Ok(None) };
+    Ok(Some(vec![x.cast(like.element())]))
+}
+
+fn cast_to(call: &mut Call, to: ElementType) -> Built {
+    let from = call.element(0)?;
+    let x = call.value(0)?;
+    let y = convert(call, x, from, to);
+    call.one(y, to)
+}
+
+/// A value as another element type: floats to integers truncate, integers wrap, and everything but 0 is true.
+pub(super) fn convert(call: &mut Call, x: Value, from: ElementType, to: ElementType) -> Value {
+    if from == to {
+        return x;
+    }
+    if to == ElementType::Bool {
+        let zero = call.scalar(from, 0.0);
+        return call.graph().not_equal(x, zero).into();
+    }
+    if to.is_float() || (to.bits() >= 32 && !(from.is_float() && to.dtype() == DType::U32)) {
+        return call.as_element(x, to);
+    }
+    if from.is_float() && to.bits() >= 32 {
+        return call.graph().cast(x, DType::U32).into();
+    }
+    // Floats go through the signed type, which keeps what is below 0 until it wraps.
+    let x = if from.is_float() { call.graph().cast(x, DType::I32).into() } else { x };
+    let x = call.as_element(x, to);
+    call.wrap(x, to)
+}
+
+/// Lower and upper bound: attributes before version 11, operands since.
+fn clip_bounds(call: &mut Call, element: ElementType) -> Result<[Option<Value>; 2], String> {
+    if call.opset >= 11 {
+        return Ok([call.optional(1)?, call.optional(2)?]);
+    }
+    let mut bounds = [None; 2];
+    for (bound, name) in bounds.iter_mut().zip(["min", "max"]) {
+        if call.attributes().has(name) {
+            let value = call.float(name, 0.0)?;
+            *bound = Some(call.scalar(element, value.into()));
+        }
+    }
+    Ok(bounds)
+}
+
+fn clip(call: &mut Call) -> Built {
+    let element = call.element(0)?;
+    let x = call.value(0)?;
+    // One node where both bounds are known, which rules recognise.
+    let known = |call: &Call, i: usize, name: &str| -> Option<f32> {
+        match call.opset >= 11 {
+            true => call.tensor(i).filter(|t| t.len() == 1).map(|t| t.to_f32()[0]),
+            false => call.float(name, 0.0).ok().filter(|_| call.attributes().has(name)),
+        }
+    };
+    if let (true, Some(low), Some(high)) = (element.is_float(), known(call, 1, "min"), known(call, 2, "max"))
+        && low <= high
+    {
+        let y = call.graph().clamp(x, low, high);
+        return call.one(y, element);
+    }
+    let [low, high] = clip_bounds(call, element)?;
+    let mut y = x;
+    if let Some(low) = low {
+        y = call.graph().max(y, low).into();
+    }
+    if let Some(high) = high {
+        y = call.graph().min(y, high).into();
+    }
+    call.one(y, element)
+}
+
+fn fold_clip(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
+    let Some(Some(x)) = operands.first() else { return Ok(None) };
+    let Data::Int(data) = &x.data else { return Ok(None) };
+    if call.opset < 11 {
+        return Ok(None);
+    }
+    let bound = |i: usize| operands.get(i).copied().flatten().and_then(|t| t.to_i64().first().copied());
+    let low = bound(1).unwrap_or(i64::MIN);
+    let high = bound(2).unwrap_or(i64::MAX);
+    let clipped = data.iter().map(|&v| v.max(low).min(high)).collect();
+    Ok(Some(vec![Tensor::integers(x.element(), x.dims(), clipped)]))
+}
+
+fn modulo(call: &mut Call) -> Built {
+    let element = call.element(0)?;
+    let (a, b) = (call.value(0)?, call.value(1)?);
+    if call.int("fmod", 0)? == 0 {
+        let y = call.graph().modulo(a, b);
+        return call.one(y, element);
+    }
+    // Of the sign of a: a - b trunc(a / b).
+    let graph = call.graph();
+    let y: Value = if element.is_float() {
+        let (size_a, size_b) = (graph.abs(a), graph.abs(b));
+        let rest = graph.modulo(size_a, size_b);
+        let sign = graph.sign(a);
+        graph.mul(rest, sign).into()
+    } else {
+        let quotient = graph.div(a, b);
+        let whole = graph.mul(quotient, b);
+        graph.sub(a, whole).into()
+    };
+    call.one(y, element)
+}
+
+fn fold_mod(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
+    fn floored(a: i64, b: i64) -> Option<i64> {
+        let rest = a.checked_rem(b)?;
+        Some(if rest != 0 && (rest < 0) != (b < 0) { rest + b } else { rest })
+    }
+    match call.int("fmod", 0)? {
+        0 => fold::binary(operands, floored, |a, b| a - b * (a / b).floor()),
+        _ => fold::binary(operands, i64::checked_rem, |a, b| a % b),
+    }
+}
+
+fn pow(call: &mut Call) -> Built {
+    let (element, exponent_type) = (call.element(0)?, call.element(1)?);
+    let exponent = call.tensor(1).filter(|t| t.len() == 1).map(|t| t.to_f64()[0]);
+    let (x, by) = (call.value(0)?, call.value(1)?);
+    if element.is_float() {
+        let same_rank = call.dims(1)?.len() <= call.dims(0)?.len();
+        if exponent == Some(2.0) && same_rank {
+            let y = call.graph().square(x);
+            return call.one(y, element);
+        }
+        if exponent == Some(0.5) && same_rank {
+            let y = call.graph().sqrt(x);
+            return call.one(y, element);
+        }
+        let by = convert(call, by, exponent_type, element);
+        let y = power(call.graph(), x, by);
+        return call.one(y, element);
+    }
+    let (x, by) = (call.as_f32(x), call.as_f32(by));
+    let graph = call.graph();
+    let y = power(graph, x, by);
+    let y = graph.round(y);
+    let y = call.as_element(y.into(), element);
+    call.one(y, element)
+}
+
+/// `x ^ y`, also of negative x where y is whole.
+fn power(g: &mut Graph, x: Value, y: Value) -> NodeId {
+    g.pow(x, y)
+}
+
+fn fold_pow(_: &Call, operands: &[Option<&Tensor>]) -> Folded {
+    let [Some(x), Some(by)] = operands else { return Ok(None) };
+    let by = by.cast(x.element());
+    let of_ints = |a: i64, b: i64| u32::try_from(b).ok().and_then(|b| a.checked_pow(b));
+    fold::binary(&[Some(x), Some(&by)], of_ints, f64::powf)
+}
+
+fn where_(call: &mut Call) -> Built {
+    let (condition, a, b) = (call.value(0)?, call.value(1)?, call.value(2)?);
+    let element = call.element(1)?;
+    let y = call.graph().select(condition, a, b);
+    call.one(y, element)
+}
+
+fn fold_where(_: &Call, operands: &[Option<&Tensor>]) -> Folded {
+    let [Some(condition), Some(a), Some(b)] = operands else { return Ok(None) };
+    let shape = fold::broadcast(&[condition.dims(), a.dims(), b.dims()])?;
+    let all = (fold::expand(condition, &shape), fold::expand(a, &shape), fold::expand(b, &shape));
+    let (Some(condition), Some(a), Some(b)) = all else { return Ok(None) };
+    let chosen = condition.to_i64();
+    Ok(match (&a.data, &b.data) {
+        (Data::Int(a_data), Data::Int(b_data)) => {
+            let pairs = a_data.iter().zip(b_data).zip(&chosen);
+            let data = pairs.map(|((&a, &b), &c)| if c != 0 { a } else { b }).collect();
+            Some(vec![Tensor::integers(a.element(), &shape, data)])
+        }
+        _ if a.element().is_float() => {
+            let (a_data, b_data) = (a.to_f64(), b.to_f64());
+            let pairs = a_data.iter().zip(&b_data).zip(&chosen);
+            let data = pairs.map(|((&a, &b), &c)| if c != 0 { a } else { b }).collect();
+            Some(vec![Tensor::floats(a.element(), &shape, data)])
+        }
+        _ => None,
+    })
+}
+
+/// `sign(x) 2 atan(...)` would need another primitive; `atan x = asin(x / sqrt(1 + x^2))`.
+fn atan(g: &mut Graph, x: Value) -> NodeId {
+    super::signal::atan(g, x)
+}
+
+/// `asin x = atan(x / sqrt(1 - x^2))`.
+fn asin(g: &mut Graph, x: Value) -> NodeId {
+    let one = g.scalar_of(g.dtype(x), 1.0);
+    // (1 - x)(1 + x) keeps its bits near 1.
+    let (below, above) = (g.sub(one, x), g.add(one, x));
+    let rest = g.mul(below, above);
+    let root = g.sqrt(rest);
+    super::signal::angle(g, x, root.into())
+}
+
+/// `acos x = pi / 2 - asin x`, as an angle between two sides, which keeps its bits near 1.
+fn acos(g: &mut Graph, x: Value) -> NodeId {
+    let one = g.scalar_of(g.dtype(x), 1.0);
+    let (below, above) = (g.sub(one, x), g.add(one, x));
+    let rest = g.mul(below, above);
+    let root = g.sqrt(rest);
+    super::signal::angle(g, root.into(), x)
+}
+
+/// `ln(x + sqrt(x^2 - 1))`.
+fn acosh(g: &mut Graph, x: Value) -> NodeId {
+    let one = g.scalar_of(g.dtype(x), 1.0);
+    let (below, above) = (g.sub(x, one), g.add(x, one));
+    let rest = g.mul(below, above);
+    let root = g.sqrt(rest);
+    let sum = g.add(below, root);
+    g.log1p(sum)
+}
+
+/// `sign(x) ln(|x| + sqrt(x^2 + 1))`.
+fn asinh(g: &mut Graph, x: Value) -> NodeId {
+    let one = g.scalar_of(g.dtype(x), 1.0);
+    let size = g.abs(x);
+    let square = g.square(x);
+    let above = g.add(square, one);
+    let root = g.sqrt(above);
+    // |x| + sqrt(x^2 + 1) - 1 = |x| + x^2 / (1 + sqrt(x^2 + 1))
+    let divisor = g.add(root, one);
+    let rest = g.div(square, divisor);
+    let sum = g.add(size, rest);
+    let value = g.log1p(sum);
+    let sign = g.sign(x);
+    g.mul(sign, value)
+}
+
+/// `ln((1 + x) / (1 - x)) / 2`.
+fn atanh(g: &mut Graph, x: Value) -> NodeId {
+    let negative = g.neg(x);
+    let (above, below) = (g.log1p(x), g.log1p(negative));
+    let difference = g.sub(above, below);
+    let half = g.scalar_of(g.dtype(x), 0.5);
+    g.mul(difference, half)
+}
+
+/// `(e^x + e^-x) / 2`.
+fn cosh(g: &mut Graph, x: Value) -> NodeId {
+    let negative = g.neg(x);
+    let (up, down) = (g.exp(x), g.exp(negative));
+    let sum = g.add(up, down);
+    let half = g.scalar_of(g.dtype(x), 0.5);
+    g.mul(sum, half)
+}
+
+/// `(e^x - e^-x) / 2`, by `expm1`, which keeps its bits near 0.
+fn sinh(g: &mut Graph, x: Value) -> NodeId {
+    let negative = g.neg(x);
+    let (up, down) = (g.expm1(x), g.expm1(negative));
+    let difference = g.sub(up, down);
+    let half = g.scalar_of(g.dtype(x), 0.5);
+    g.mul(difference, half)
+}
+
+fn tan(g: &mut Graph, x: Value) -> NodeId {
+    let (sin, cos) = (g.sin(x), g.cos(x));
+    g.div(sin, cos)
+}
+
+fn mish(g: &mut Graph, x: Value) -> NodeId {
+    let softplus = g.softplus(x);
+    let tanh = g.tanh(softplus);
+    g.mul(x, tanh)
+}
+
+fn softsign(g: &mut Graph, x: Value) -> NodeId {
+    let one = g.scalar_of(g.dtype(x), 1.0);
+    let size = g.abs(x);
+    let divisor = g.add(size, one);
+    g.div(x, divisor)
+}
+
+fn elu(call: &mut Call) -> Built {
+    let (x, element, alpha) = (call.value(0)?, call.element(0)?, call.float("alpha", 1.0)?);
+    let y = call.graph().elu(x, alpha);
+    call.one(y, element)
+}
+
+/// `max(0, x) + min(0, alpha (e^(x / alpha) - 1))`.
+fn celu(call: &mut Call) -> Built {
+    let (x, element, alpha) = (call.value(0)?, call.element(0)?, call.float("alpha", 1.0)?);
+    let factor = call.scalar(element, alpha.into());
+    let graph = call.graph();
+    let scaled = graph.div(x, factor);
+    let unit = graph.elu(scaled, 1.0);
+    let y = graph.mul(unit, factor);
+    call.one(y, element)
+}
+
+fn leaky_relu(call: &mut Call) -> Built {
+    let (x, element, alpha) = (call.value(0)?, call.element(0)?, call.float("alpha", 0.01)?);
+    let y = call.graph().leaky_relu(x, alpha);
+    call.one(y, element)
+}
+
+fn selu(call: &mut Call) -> Built {
+    let (x, element) = (call.value(0)?, call.element(0)?);
+    let alpha = call.float("alpha", 1.673_263_2)?;
+    let gamma = call.float("gamma", 1.050_701)?;
+    let factor = call.scalar(element, gamma.into());
+    let graph = call.graph();
+    let unit = graph.elu(x, alpha);
+    let y = graph.mul(unit, factor);
+    call.one(y, element)
+}
+
+fn thresholded_relu(call: &mut Call) -> Built {
+    let (x, element, alpha) = (call.value(0)?, call.element(0)?, call.float("alpha", 1.0)?);
+    let (threshold, zero) = (call.scalar(element, alpha.into()), call.scalar(element, 0.0));
+    let graph = call.graph();
+    let above = graph.greater_than(x, threshold);
+    let y = graph.select(above, x, zero);
+    call.one(y, element)
+}
+
+fn shrink(call: &mut Call) -> Built {
+    let (x, element) = (call.value(0)?, call.element(0)?);
+    let (bias, lambda) = (call.float("bias", 0.0)?, call.float("lambd", 0.5)?);
+    let x = if element.is_float() { x } else { call.as_f32(x) };
+    let float = if element.is_float() { element } else { ElementType::F32 };
+    let low = call.scalar(float, (-lambda).into());
+    let high = call.scalar(float, lambda.into());
+    let bias = call.scalar(float, bias.into());
+    let zero = call.scalar(float, 0.0);
+    let graph = call.graph();
+    let (is_low, is_high) = (graph.less_than(x, low), graph.greater_than(x, high));
+    let (up, down) = (graph.add(x, bias), graph.sub(x, bias));
+    let inner = graph.select(is_high, down, zero);
+    let y = graph.select(is_low, up, inner);
+    let y = call.as_element(y.into(), element);
+    call.one(y, element)
+}
+
+fn hard_sigmoid(call: &mut Call) -> Built {
+    let (x, element) = (call.value(0)?, call.element(0)?);
+    let (alpha, beta) = (call.float("alpha", 0.2)?, call.float("beta", 0.5)?);
+    if (alpha - 1.0 / 6.0).abs() < 1e-6 && beta == 0.5 {
+        let y = call.graph().hard_sigmoid(x);
+        return call.one(y, element);
+    }
+    let (alpha, beta) = (call.scalar(element, alpha.into()), call.scalar(element, beta.into()));
+    let graph = call.graph();
+    let scaled = graph.mul(x, alpha);
+    let moved = graph.add(scaled, beta);
+    let y = graph.clamp(moved, 0.0, 1.0);
+    call.one(y, element)
+}
+
+fn prelu(call: &mut Call) -> Built {
+    let (x, slope, element) = (call.value(0)?, call.value(1)?, call.element(0)?);
+    let zero = call.scalar(element, 0.0);
+    let graph = call.graph();
+    let scaled = graph.mul(x, slope);
+    let negative = graph.less_than(x, zero);
+    let y = graph.select(negative, scaled, x);
+    call.one(y, element)
+}
+
+fn gelu(call: &mut Call) -> Built {
+    match &*call.string("approximate", "none")? {
+        "none" => float(call, |g, x| g.gelu_erf(x)),
+        "tanh" => float(call, |g, x| g.gelu_tanh(x)),
+        other => Err(format!("approximate = `{other}` is neither none nor tanh")),
+    }
+}
+
+fn swish(call: &mut Call) -> Built {
+    let (x, element, alpha) = (call.value(0)?, call.element(0)?, call.float("alpha", 1.0)?);
+    if alpha == 1.0 {
+        let y = call.graph().silu(x);
+        return call.one(y, element);
+    }
+    let y = scaled_swish(call, x, element, alpha);
+    call.one(y, element)
+}
+
+/// `x sigmoid(alpha x)`.
+fn scaled_swish(call: &mut Call, x: Value, element: ElementType, alpha: f32) -> Value {
+    let alpha = call.scalar(element, alpha.into());
+    let graph = call.graph();
+    let scaled = graph.mul(x, alpha);
+    let gate = graph.sigmoid(scaled);
+    graph.mul(x, gate).into()
+}
+
+fn quick_gelu(call: &mut Call) -> Built {
+    let (x, element, alpha) = (call.value(0)?, call.element(0)?, call.float("alpha", 1.702)?);
+    let y = scaled_swish(call, x, element, alpha);
+    call.one(y, element)
+}
+
+
+fn bias_gelu(call: &mut Call) -> Built {
+    let (x, bias, element) = (call.value(0)?, call.value(1)?, call.element(0)?);
+    let graph = call.graph();
+    let sum = graph.add(x, bias);
+    let y = graph.gelu_erf(sum);
+    call.one(y, element)
+}
+
+fn fast_gelu(call: &mut Call) -> Built {
+    let (mut x, element) = (call.value(0)?, call.element(0)?);
+    if let Some(bias) = call.optional(1)? {
+        x = call.graph().add(x, bias).into();
+    }
+    let y = call.graph().gelu_tanh(x);
+    call.one(y, element)
+}
+
+fn is_nan(call: &mut Call) -> Built {
+    let x = call.value(0)?;
+    let y = call.graph().not_equal(x, x);
+    call.one(y, ElementType::Bool)
+}
+
+fn is_inf(call: &mut Call) -> Built {
+    let (x, element) = (call.value(0)?, call.element(0)?);
+    let positive = call.int("detect_positive", 1)? != 0;
+    let negative = call.int("detect_negative", 1)? != 0;
+    let (high, low) = (call.scalar(element, f64::INFINITY), call.scalar(element, f64::NEG_INFINITY));
+    let graph = call.graph();
+    let y = match (positive, negative) {
+        (true, true) => {
+            let size = graph.abs(x);
+            graph.equal(size, high)
+        }
+        (true, false) => graph.equal(x, high),
+        (false, true) => graph.equal(x, low),
+        (false, false) => graph.not_equal(x, x),
+    };
+    call.one(y, ElementType::Bool)
+}

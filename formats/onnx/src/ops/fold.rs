@@ -1,0 +1,144 @@
+//! Arithmetic on tensors that are known when importing: mostly that of shapes.
+
+use crate::element::ElementType;
+use crate::import::Call;
+use crate::tensor::{Data, Tensor, element_count};
+
+/// Results with more elements are built in the graph instead.
+pub(super) const MAX_FOLDED: usize = 1 << 16;
+
+/// The shape that all of these broadcast to.
+pub(super) fn broadcast(shapes: &[&[usize]]) -> Result<Vec<usize>, String> {
+    let rank = shapes.iter().map(|s| s.len()).max().unwrap_or(0);
+    let mut result = vec![1; rank];
+    for shape in shapes {
+        for (size, &s) in result[rank - shape.len()..].iter_mut().zip(*shape) {
+            match (*size, s) {
+                (a, b) if a == b || b == 1 => {}
+                (1, b) => *size = b,
+                _ => return Err(format!("shapes {shapes:?} do not broadcast")),
+            }
+        }
+    }
+    Ok(result)
+}
+
+/// Row-major strides.
+pub(super) fn strides(dims: &[usize]) -> Vec<usize> {
+    let mut strides = vec![1; dims.len()];
+    for i in (1..dims.len()).rev() {
+        strides[i - 1] = strides[i] * dims[i];
+    }
+    strides
+}
+
+/// All index tuples of a shape, in row-major order.
+pub(super) fn indices(dims: &[usize]) -> impl Iterator<Item = Vec<usize>> + use<> {
+    let dims = dims.to_vec();
+    let count = element_count(&dims).unwrap_or(0);
+    (0..count).map(move |mut flat| {
+        let mut index = vec![0; dims.len()];
+        for (at, &size) in index.iter_mut().zip(&dims).rev() {
+            *at = flat % size;
+            flat /= size;
+        }
+        index
+    })
+}
+
+/// `x` repeated to a shape that it broadcasts to; `None` if that is too large.
+pub(super) fn expand(x: &Tensor, shape: &[usize]) -> Option<Tensor> {
+    if x.dims() == shape {
+        return Some(x.clone());
+    }
+    if element_count(shape)? > MAX_FOLDED {
+        return None;
+    }
+    let skipped = shape.len() - x.dims().len();
+    let strides = strides(x.dims());
+    let positions = indices(shape).map(|index| {
+        let axes = index[skipped..].iter().zip(x.dims()).zip(&strides);
+        axes.map(|((&i, &size), stride)| if size == 1 { 0 } else { i * stride }).sum()
+    });
+    Some(x.pick(shape, positions))
+}
+
+/// Elements of operands of one type, broadcast to one shape.
+fn aligned(operands: &[Option<&Tensor>]) -> Result<Option<(ElementType, Vec<usize>, Vec<Tensor>)>, String> {
+    let present: Vec<&Tensor> = operands.iter().filter_map(|t| *t).collect();
+    let Some(first) = present.first() else { return Ok(None) };
+    let shape = broadcast(&present.iter().map(|t| t.dims()).collect::<Vec<_>>())?;
+    let expanded: Option<Vec<Tensor>> = present.iter().map(|t| expand(t, &shape)).collect();
+    Ok(expanded.map(|tensors| (first.element(), shape, tensors)))
+}
+
+/// `a op b`, of integers or floats.
+pub(super) fn binary(
+    operands: &[Option<&Tensor>],
+    of_ints: fn(i64, i64) -> Option<i64>,
+    of_floats: fn(f64, f64) -> f64,
+) -> Result<Option<Vec<Tensor>>, String> {
+    let Some((element, shape, tensors)) = aligned(operands)? else { return Ok(None) };
+    let mut tensors = tensors.into_iter();
+    let Some(mut result) = tensors.next() else { return Ok(None) };
+    for other in tensors {
+        result = match (&result.data, &other.data) {
+            (Data::Int(a), Data::Int(b)) => {
+                let values: Option<Vec<i64>> = a.iter().zip(b).map(|(&a, &b)| of_ints(a, b)).collect();
+                match values {
+                    Some(values) => Tensor::integers(element, &shape, values),
+                    None => return Err("arithmetic on shapes overflows or divides by 0".into()),
+                }
+            }
+            _ if element.is_float() => {
+                let (a, b) = (result.to_f64(), other.to_f64());
+                Tensor::floats(element, &shape, a.iter().zip(&b).map(|(&a, &b)| of_floats(a, b)).collect())
+            }
+            _ => return Ok(None),
+        };
+    }
+    Ok(Some(vec![result]))
+}
+
+/// Whether a relation holds between two operands.
+pub(super) fn compare(
+    operands: &[Option<&Tensor>],
+    of_ints: fn(i64, i64) -> bool,
+    of_floats: fn(f64, f64) -> bool,
+) -> Result<Option<Vec<Tensor>>, String> {
+    let Some((_, shape, tensors)) = aligned(operands)? else { return Ok(None) };
+    let [a, b] = tensors.as_slice() else { return Ok(None) };
+    let values = match (&a.data, &b.data) {
+        (Data::Int(a), Data::Int(b)) => a.iter().zip(b).map(|(&a, &b)| of_ints(a, b).into()).collect(),
+        _ => {
+            let (a, b) = (a.to_f64(), b.to_f64());
+            a.iter().zip(&b).map(|(&a, &b)| of_floats(a, b).into()).collect()
+        }
+    };
+    Ok(Some(vec![Tensor::integers(ElementType::Bool, &shape, values)]))
+}
+
+/// A function of each element.
+pub(super) fn unary(
+    operands: &[Option<&Tensor>],
+    of_ints: Option<fn(i64) -> i64>,
+    of_floats: fn(f64) -> f64,
+) -> Result<Option<Vec<Tensor>>, String> {
+    let [Some(x)] = operands else { return Ok(None) };
+    Ok(match (&x.data, of_ints) {
+        (Data::Int(data), Some(f)) => {
+            let data = data.iter().map(|&v| f(v)).collect();
+            Some(vec![Tensor::integers(x.element(), x.dims(), data)])
+        }
+        (Data::Int(_), None) => None,
+        _ => {
+            let data = x.to_f64().into_iter().map(of_floats).collect();
+            Some(vec![Tensor::floats(x.element(), x.dims(), data)])
+        }
+    })
+}
+
+/// The first operand as it is, if it is known.
+pub(super) fn first(_: &Call, operands: &[Option<&Tensor>]) -> Result<Option<Vec<Tensor>>, String> {
+    Ok(operands.first().copied().flatten().map(|t| vec![t.clone()]))
+}

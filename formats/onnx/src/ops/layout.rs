@@ -1,0 +1,747 @@
+//! Shapes and the order of elements: nothing here computes with them.
+
+use meganeura_core::DType;
+use meganeura_core::graph::Value;
+
+use super::fold::{self, MAX_FOLDED, indices, strides};
+use super::{OnnxOp, op};
+use crate::element::ElementType;
+use crate::import::{Call, Operand};
+use crate::read::dimensions;
+use crate::tensor::{Tensor, element_count};
+
+type Built = Result<Vec<Operand>, String>;
+type Folded = Result<Option<Vec<Tensor>>, String>;
+
+const KNOWN_SHAPE: &str = "a shape that depends on the data of an input";
+
+pub(super) const OPS: &[OnnxOp] = &[
+    op("CenterCropPad", 18, center_crop_pad).partly(KNOWN_SHAPE),
+    op("Concat", 4, concat).folding(fold_concat),
+    op("Constant", 1, constant).partly("strings and sparse tensors"),
+    op("ConstantOfShape", 9, constant_of_shape).partly(KNOWN_SHAPE),
+    op("DepthToSpace", 1, depth_to_space),
+    op("Dropout", 7, dropout).partly("training mode, in which it is as in inference"),
+    op("Expand", 8, expand).folding(fold_expand).partly(KNOWN_SHAPE),
+    op("EyeLike", 9, eye_like),
+    op("Flatten", 1, flatten),
+    op("Pad", 2, pad).partly("widths that depend on the data of an input"),
+    op("Range", 11, range).partly("bounds that depend on the data of an input"),
+    op("Reshape", 5, reshape).folding(fold_reshape).partly(KNOWN_SHAPE),
+    op("ReverseSequence", 10, reverse_sequence).partly("lengths that depend on the data of an input"),
+    op("Shape", 1, shape),
+    op("Size", 1, size),
+    op("Slice", 1, slice).folding(fold_slice).partly("bounds that depend on the data of an input"),
+    op("SpaceToDepth", 1, space_to_depth),
+    op("Split", 2, split).folding(fold_split),
+    op("Squeeze", 1, squeeze).folding(fold_squeeze),
+    op("Tile", 6, tile).folding(fold_tile).partly("repeats that depend on the data of an input"),
+    op("Transpose", 1, transpose).folding(fold_transpose),
+    op("Trilu", 14, trilu).partly("a diagonal that depends on the data of an input"),
+    op("Unsqueeze", 1, unsqueeze).folding(fold_unsqueeze),
+];
+
+/// Operand `i` in another shape; a known tensor stays known.
+fn reshaped(call: &mut Call, i: usize, dims: &[usize]) -> Built {
+    let element = call.element(i)?;
+    let x = call.value(i)?;
+    let y = call.graph().reshape(x, dims);
+    call.one(y, element)
+}
+
+fn fold_to(x: &Tensor, dims: &[usize]) -> Folded {
+    match element_count(dims) == Some(x.len()) {
+        true => Ok(Some(vec![x.reshaped(dims)])),
+        false => Err(format!("{:?} cannot have the shape {dims:?}", x.dims())),
+    }
+}
+
+/// Shape for Reshape: 0 copies a size, -1 takes what is left.
+fn target_shape(call: &Call, from: &[usize], wanted: &[i64]) -> Result<Vec<usize>, String> {
+    let keep_zeros = call.int("allowzero", 0)? != 0;
+    let mut dims = Vec::with_capacity(wanted.len());
+    let mut open = None;
+    for (i, &size) in wanted.iter().enumerate() {
+        dims.push(match size {
+            0 if !keep_zeros => *from.get(i).ok_or_else(|| format!("shape {wanted:?} copies dimension {i} of {from:?}"))?,
+            -1 if open.replace(i).is_some() => return Err(format!("shape {wanted:?} has more than one -1")),
+            -1 => 1,
+            size => usize::try_from(size).map_err(|_| format!("shape {wanted:?} has a negative size"))?,
+        });
+    }
+    if let Some(open) = open {
+        let total: usize = from.iter().product();
+        let known = element_count(&dims).filter(|&n| n > 0 && total.is_multiple_of(n));
+        dims[open] = total / known.ok_or_else(|| format!("{from:?} cannot have the shape {wanted:?}"))?;
+    }
+    Ok(dims)
+}
+
+fn reshape(call: &mut Call) -> Built {
+    let wanted = call.known_ints(1, "the shape")?.ok_or("the shape is missing")?;
+    let dims = target_shape(call, &call.dims(0)?, &wanted)?;
+    reshaped(call, 0, &dims)
+}
+
+fn fold_reshape(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
+    let [Some(x), Some(shape)] = operands else { return Ok(None) };
+    fold_to(x, &target_shape(call, x.dims(), &shape.to_i64())?)
+}
+
+fn flatten(call: &mut Call) -> Built {
+    let dims = call.dims(0)?;
+    let axis = call.int("axis", 1)?;
+    let axis = if axis == dims.len() as i64 { dims.len() } else { call.axis(axis, dims.len())? };
+    let (rows, columns) = (dims[..axis].iter().product(), dims[axis..].iter().product());
+    reshaped(call, 0, &[rows, columns])
+}
+
+/// Dimensions without those of size 1 at the axes, or without all such.
+fn squeezed(dims: &[usize], axes: Option<&[i64]>) -> Result<Vec<usize>, String> {
+    let Some(axes) = axes else {
+        return Ok(dims.iter().copied().filter(|&d| d != 1).collect());
+    };
+    let mut gone = vec![false; dims.len()];
+    for &axis in axes {
+        let axis = crate::import::normalize_axis(axis, dims.len())?;
+        if dims[axis] != 1 {
+            return Err(format!("axis {axis} of {dims:?} is not of size 1"));
+        }
+        gone[axis] = true;
+    }
+    Ok(dims.iter().zip(&gone).filter(|(_, gone)| !**gone).map(|(&d, _)| d).collect())
+}
+
+fn squeeze(call: &mut Call) -> Built {
+    let axes = call.attribute_or_operand("axes", 1)?;
+    let dims = squeezed(&call.dims(0)?, axes.as_deref())?;
+    reshaped(call, 0, &dims)
+}
+
+fn fold_squeeze(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
+    let Some(Some(x)) = operands.first() else { return Ok(None) };
+    let axes = call.attribute_or_operand("axes", 1)?;
+    fold_to(x, &squeezed(x.dims(), axes.as_deref())?)
+}
+
+/// Dimensions with new ones of size 1, whose axes count in the result.
+fn unsqueezed(dims: &[usize], axes: &[i64]) -> Result<Vec<usize>, String> {
+    let rank = dims.len() + axes.len();
+    let mut new = vec![false; rank];
+    for &axis in axes {
+        let axis = crate::import::normalize_axis(axis, rank)?;
+        if std::mem::replace(&mut new[axis], true) {
+            return Err(format!("axes {axes:?} name one twice"));
+        }
+    }
+    let mut old = dims.iter();
+    Ok(new.iter().map(|&new| if new { 1 } else { old.next().copied().unwrap_or(1) }).collect())
+}
+
+fn unsqueeze(call: &mut Call) -> Built {
+    let axes = call.attribute_or_operand("axes", 1)?.ok_or("the axes are missing")?;
+    let dims = unsqueezed(&call.dims(0)?, &axes)?;
+    reshaped(call, 0, &dims)
+}
+
+fn fold_unsqueeze(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
+    let Some(Some(x)) = operands.first() else { return Ok(None) };
+    let axes = call.attribute_or_operand("axes", 1)?.ok_or("the axes are missing")?;
+    fold_to(x, &unsqueezed(x.dims(), &axes)?)
+}
+
+fn permutation(call: &Call, rank: usize) -> Result<Vec<usize>, String> {
+    let Some(perm) = call.ints("perm")? else {
+        return Ok((0..rank).rev().collect());
+    };
+    let mut seen = vec![false; rank];
+    let valid = perm.len() == rank
+        && perm.iter().all(|&p| usize::try_from(p).is_ok_and(|p| p < rank && !std::mem::replace(&mut seen[p], true)));
+    match valid {
+        true => Ok(perm.iter().map(|&p| p as usize).collect()),
+        false => Err(format!("perm = {perm:?} is no order of {rank} axes")),
+    }
+}
+
+fn transpose(call: &mut Call) -> Built {
+    let (x, element) = (call.value(0)?, call.element(0)?);
+    let axes: Vec<u32> = permutation(call, call.dims(0)?.len())?.iter().map(|&p| p as u32).collect();
+    let y = call.graph().permute(x, &axes);
+    call.one(y, element)
+}
+
+fn fold_transpose(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
+    let [Some(x)] = operands else { return Ok(None) };
+    let perm = permutation(call, x.dims().len())?;
+    let dims: Vec<usize> = perm.iter().map(|&p| x.dims()[p]).collect();
+    let from = strides(x.dims());
+    let positions = indices(&dims).map(|index| index.iter().zip(&perm).map(|(i, &p)| i * from[p]).sum());
+    Ok(Some(vec![x.pick(&dims, positions)]))
+}
+
+fn shape(call: &mut Call) -> Built {
+    let dims = call.dims(0)?;
+    let rank = dims.len() as i64;
+    let clamp = |at: i64| (if at < 0 { at.saturating_add(rank) } else { at }).clamp(0, rank) as usize;
+    let (start, end) = (clamp(call.int("start", 0)?), clamp(call.int("end", rank)?));
+    let sizes: Vec<i64> = dims.get(start..end).unwrap_or(&[]).iter().map(|&d| d as i64).collect();
+    Ok(vec![call.known_result(0, Tensor::i64(&[sizes.len()], sizes))])
+}
+
+fn size(call: &mut Call) -> Built {
+    let count = call.operand(0)?.elements() as i64;
+    Ok(vec![call.known_result(0, Tensor::scalar_i64(count))])
+}
+
+fn constant(call: &mut Call) -> Built {
+    let attributes = call.attributes();
+    let tensor = if let Some(proto) = attributes.tensor("value")? {
+        call.read(proto)?
+    } else if let Some(value) = attributes.float("value_float")? {
+        Tensor::f32(&[], vec![value])
+    } else if let Some(value) = attributes.int("value_int")? {
+        Tensor::scalar_i64(value)
+    } else if let Some(values) = attributes.floats("value_floats")? {
+        Tensor::f32(&[values.len()], values.to_vec())
+    } else if let Some(values) = attributes.ints("value_ints")? {
+        Tensor::i64(&[values.len()], values.to_vec())
+    } else {
+        return Err("it has no value that is a tensor or numbers".into());
+    };
+    Ok(vec![call.known_result(0, tensor)])
+}
+
+/// One value in every element: a known tensor if that is small.
+fn filled(call: &mut Call, value: &Tensor, dims: &[usize]) -> Built {
+    if let Some(tensor) = fold::expand(value, dims) {
+        return Ok(vec![call.known_result(0, tensor)]);
+    }
+    let element = value.element();
+    let scalar = call.scalar(element, value.to_f64()[0]);
+    let y = call.graph().expand(scalar, dims);
+    call.one(y, element)
+}
+
+fn constant_of_shape(call: &mut Call) -> Built {
+    let wanted = call.known_ints(0, "the shape")?.ok_or("the shape is missing")?;
+    let dims = dimensions(&wanted)?;
+    let value = match call.attributes().tensor("value")? {
+        Some(proto) => call.read(proto)?,
+        None => Tensor::f32(&[1], vec![0.0]),
+    };
+    if value.len() != 1 {
+        return Err(format!("its value has {} elements instead of one", value.len()));
+    }
+    filled(call, &value.reshaped(&[]), &dims)
+}
+
+fn expand(call: &mut Call) -> Built {
+    let wanted = call.known_ints(1, "the shape")?.ok_or("the shape is missing")?;
+    let dims = fold::broadcast(&[&call.dims(0)?, &dimensions(&wanted)?])?;
+    let (x, element) = (call.value(0)?, call.element(0)?);
+    let y = call.graph().expand(x, &dims);
+    call.one(y, element)
+}
+
+fn fold_expand(_: &Call, operands: &[Option<&Tensor>]) -> Folded {
+    let [Some(x), Some(shape)] = operands else { return Ok(None) };
+    let dims = fold::broadcast(&[x.dims(), &dimensions(&shape.to_i64())?])?;
+    Ok(fold::expand(x, &dims).map(|t| vec![t]))
+}
+
+fn tile(call: &mut Call) -> Built {
+    let repeats = call.known_ints(1, "the repeats")?.ok_or("the repeats are missing")?;
+    let (x, element) = (call.value(0)?, call.element(0)?);
+    let repeats = dimensions(&repeats)?;
+    let y = call.graph().tile(x, &repeats);
+    call.one(y, element)
+}
+
+fn fold_tile(_: &Call, operands: &[Option<&Tensor>]) -> Folded {
+    let [Some(x), Some(repeats)] = operands else { return Ok(None) };
+    let repeats = dimensions(&repeats.to_i64())?;
+    if repeats.len() != x.dims().len() {
+        return Err(format!("{} repeats for {} dimensions", repeats.len(), x.dims().len()));
+    }
+    let dims: Option<Vec<usize>> = x.dims().iter().zip(&repeats).map(|(&d, &r)| d.checked_mul(r)).collect();
+    let Some(dims) = dims.filter(|d| element_count(d).is_some_and(|n| n <= MAX_FOLDED)) else {
+        return Ok(None);
+    };
+    let from = strides(x.dims());
+    let positions = indices(&dims).map(|index| index.iter().zip(x.dims()).zip(&from).map(|((i, d), s)| i % d * s).sum());
+    Ok(Some(vec![x.pick(&dims, positions)]))
+}
+
+fn concat(call: &mut Call) -> Built {
+    let element = call.element(0)?;
+    let axis = call.axis(call.int("axis", 1)?, call.dims(0)?.len())?;
+    let mut parts = Vec::new();
+    for i in 0..call.arity() {
+        // Exporters join caches that begin with nothing.
+        if call.dims(i)?.get(axis) != Some(&0) {
+            parts.push(call.value(i)?);
+        }
+    }
+    let y = match parts.as_slice() {
+        [] => call.value(0)?,
+        [one] => *one,
+        parts => call.graph().concat(parts, axis as i32).into(),
+    };
+    call.one(y, element)
+}
+
+fn fold_concat(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
+    let tensors: Option<Vec<&Tensor>> = operands.iter().copied().collect();
+    let Some(tensors) = tensors else { return Ok(None) };
+    let Some(first) = tensors.first() else { return Ok(None) };
+    let axis = call.axis(call.int("axis", 1)?, first.dims().len())?;
+    let mut dims = first.dims().to_vec();
+    dims[axis] = 0;
+    for tensor in &tensors {
+        let mut other = tensor.dims().to_vec();
+        if other.len() != dims.len() || tensor.element() != first.element() {
+            return Err(format!("operands {} cannot be joined", call.types()));
+        }
+        dims[axis] += std::mem::take(&mut other[axis]);
+        let same = other.iter().enumerate().all(|(i, &d)| i == axis || d == dims[i]);
+        if !same {
+            return Err(format!("operands {} cannot be joined", call.types()));
+        }
+    }
+    if element_count(&dims).is_none_or(|n| n > MAX_FOLDED) {
+        return Ok(None);
+    }
+    // Where along the axis each operand begins.
+    let pick = |index: &[usize]| -> (usize, usize) {
+        let mut along = index[axis];
+        for (part, tensor) in tensors.iter().enumerate() {
+            if along < tensor.dims()[axis] {
+                let steps = strides(tensor.dims());
+                let at = index.iter().zip(&steps).enumerate();
+                return (part, at.map(|(i, (&x, s))| if i == axis { along * s } else { x * s }).sum());
+            }
+            along -= tensor.dims()[axis];
+        }
+        (0, 0)
+    };
+    let places: Vec<(usize, usize)> = indices(&dims).map(|index| pick(&index)).collect();
+    let element = first.element();
+    Ok(Some(vec![if element.is_float() {
+        let data: Vec<Vec<f64>> = tensors.iter().map(|t| t.to_f64()).collect();
+        Tensor::floats(element, &dims, places.iter().map(|&(part, at)| data[part][at]).collect())
+    } else {
+        let data: Vec<Vec<i64>> = tensors.iter().map(|t| t.to_i64()).collect();
+        Tensor::integers(element, &dims, places.iter().map(|&(part, at)| data[part][at]).collect())
+    }]))
+}
+
+/// Sizes of the parts of Split.
+fn parts(call: &Call, size: usize) -> Result<Vec<usize>, String> {
+    if let Some(sizes) = call.attribute_or_operand("split", 1)? {
+        let sizes = dimensions(&sizes)?;
+        return match sizes.iter().sum::<usize>() == size {
+            true => Ok(sizes),
+            false => Err(format!("parts {sizes:?} do not add up to {size}")),
+        };
+    }
+    let count = usize::try_from(call.int("num_outputs", call.result_count() as i64)?).unwrap_or(0);
+    if count == 0 || count > size.max(1) {
+        return Err(format!("{size} elements cannot be split into {count} parts"));
+    }
+    let each = size.div_ceil(count);
+    Ok((0..count).map(|i| each.min(size.saturating_sub(i * each))).collect())
+}
+
+fn split(call: &mut Call) -> Built {
+    let dims = call.dims(0)?;
+    let axis = call.axis(call.int("axis", 0)?, dims.len())?;
+    let sizes = parts(call, dims[axis])?;
+    let (x, element) = (call.value(0)?, call.element(0)?);
+    let parts = call.graph().split(x, &sizes, axis as i32);
+    Ok(parts.into_iter().map(|part| call.result(part, element)).collect())
+}
+
+fn fold_split(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
+    let Some(Some(x)) = operands.first() else { return Ok(None) };
+    let axis = call.axis(call.int("axis", 0)?, x.dims().len())?;
+    let mut results = Vec::new();
+    let mut start = 0;
+    for size in parts(call, x.dims()[axis])? {
+        let mut dims = x.dims().to_vec();
+        dims[axis] = size;
+        let mut starts = vec![0; dims.len()];
+        starts[axis] = start as i64;
+        results.push(slice_tensor(x, &starts, &vec![1; dims.len()], &dims));
+        start += size;
+    }
+    Ok(Some(results))
+}
+
+/// A part of a tensor: along each axis `size` elements from `start` on, `step` apart.
+fn slice_tensor(x: &Tensor, starts: &[i64], steps: &[i64], sizes: &[usize]) -> Tensor {
+    let from = strides(x.dims());
+    let positions = indices(sizes).map(|index| {
+        let axes = index.iter().zip(starts).zip(steps).zip(&from);
+        axes.map(|(((&i, &start), &step), &stride)| (start + i as i64 * step) as usize * stride).sum()
+    });
+    x.pick(sizes, positions)
+}
+
+/// First element, step and number of elements along each axis.
+struct Bounds {
+    starts: Vec<i64>,
+    steps: Vec<i64>,
+    sizes: Vec<usize>,
+}
+
+fn bounds(call: &Call, dims: &[usize]) -> Result<Bounds, String> {
+    let list = |name: &str, i: usize| match call.opset < 10 {
+        true => call.ints(name),
+        false => call.known_ints(i, name),
+    };
+    let starts = list("starts", 1)?.ok_or("the starts are missing")?;
+    let ends = list("ends", 2)?.ok_or("the ends are missing")?;
+    let axes = list("axes", 3)?.unwrap_or_else(|| (0..starts.len() as i64).collect());
+    let steps = if call.opset < 10 { None } else { call.known_ints(4, "steps")? };
+    let steps = steps.unwrap_or_else(|| vec![1; starts.len()]);
+    if ends.len() != starts.len() || axes.len() != starts.len() || steps.len() != starts.len() {
+        return Err("starts, ends, axes and steps differ in length".into());
+    }
+    let mut result = Bounds {
+        starts: vec![0; dims.len()],
+        steps: vec![1; dims.len()],
+        sizes: dims.to_vec(),
+    };
+    for (((&start, &end), &axis), &step) in starts.iter().zip(&ends).zip(&axes).zip(&steps) {
+        let axis = call.axis(axis, dims.len())?;
+        let size = dims[axis] as i64;
+        let from_front = |at: i64| if at < 0 { at.saturating_add(size) } else { at };
+        let (start, end) = match step {
+            0 => return Err("a step is 0".into()),
+            1.. => (from_front(start).clamp(0, size), from_front(end).clamp(0, size)),
+            _ => (from_front(start).clamp(0, size - 1), from_front(end).clamp(-1, size - 1)),
+        };
+        let count = match step {
+            1.. => (end - start).max(0).div_euclid(step) + i64::from((end - start).max(0).rem_euclid(step) != 0),
+            _ => {
+                let back = step.checked_neg().ok_or("a step is too small")?;
+                (start - end).max(0).div_euclid(back) + i64::from((start - end).max(0).rem_euclid(back) != 0)
+            }
+        };
+        result.starts[axis] = start;
+        result.steps[axis] = step;
+        result.sizes[axis] = count as usize;
+    }
+    Ok(result)
+}
+
+fn slice(call: &mut Call) -> Built {
+    let dims = call.dims(0)?;
+    let Bounds { starts, steps, sizes } = bounds(call, &dims)?;
+    let (mut x, element) = (call.value(0)?, call.element(0)?);
+    if sizes.contains(&0) {
+        let empty = Tensor::new(element, &sizes, empty_data(element));
+        return Ok(vec![call.known_result(0, empty)]);
+    }
+    let backward: Vec<i32> = (0..dims.len()).filter(|&i| steps[i] < 0).map(|i| i as i32).collect();
+    if !backward.is_empty() {
+        x = call.graph().flip(x, &backward).into();
+    }
+    let mut from = Vec::new();
+    let mut to = Vec::new();
+    let mut by = Vec::new();
+    for i in 0..dims.len() {
+        let start = if steps[i] < 0 { dims[i] as i64 - 1 - starts[i] } else { starts[i] } as usize;
+        let step = usize::try_from(steps[i].unsigned_abs()).unwrap_or(usize::MAX);
+        from.push(start);
+        to.push(start + (sizes[i] - 1) * if sizes[i] > 1 { step } else { 1 } + 1);
+        by.push(if sizes[i] > 1 { step } else { 1 });
+    }
+    let y = match by.iter().all(|&s| s == 1) {
+        true => call.graph().slice(x, &from, &to),
+        false => call.graph().slice_strided(x, &from, &to, &by),
+    };
+    call.one(y, element)
+}
+
+/// No elements of a type.
+pub(super) fn empty_data(element: ElementType) -> crate::tensor::Data {
+    use crate::tensor::Data;
+    match element {
+        ElementType::F64 => Data::F64(Vec::new()),
+        e if e.is_float() => Data::F32(Vec::new()),
+        _ => Data::Int(Vec::new()),
+    }
+}
+
+fn fold_slice(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
+    let Some(Some(x)) = operands.first() else { return Ok(None) };
+    let Bounds { starts, steps, sizes } = bounds(call, x.dims())?;
+    Ok(Some(vec![slice_tensor(x, &starts, &steps, &sizes)]))
+}
+
+/// Widths before and after each axis.
+fn pad_widths(call: &Call, rank: usize) -> Result<Vec<(i64, i64)>, String> {
+    let pads = match call.opset < 11 {
+        true => call.ints("pads")?,
+        false => call.known_ints(1, "the widths")?,
+    };
+    let pads = pads.ok_or("the widths are missing")?;
+    let axes = match call.opset >= 18 {
+        true => call.known_ints(3, "the axes")?,
+        false => None,
+    };
+    let axes = axes.unwrap_or_else(|| (0..rank as i64).collect());
+    if pads.len() != 2 * axes.len() {
+        return Err(format!("{} widths for {} axes", pads.len(), axes.len()));
+    }
+    let mut widths = vec![(0, 0); rank];
+    for (i, &axis) in axes.iter().enumerate() {
+        widths[call.axis(axis, rank)?] = (pads[i], pads[axes.len() + i]);
+    }
+    Ok(widths)
+}
+
+fn pad(call: &mut Call) -> Built {
+    let dims = call.dims(0)?;
+    let element = call.element(0)?;
+    let widths = pad_widths(call, dims.len())?;
+    let mut x = call.value(0)?;
+    // Negative widths cut off.
+    if widths.iter().any(|w| w.0 < 0 || w.1 < 0) {
+        let cut = |w: i64| (-w).max(0) as usize;
+        let starts: Vec<usize> = widths.iter().map(|w| cut(w.0)).collect();
+        let ends: Vec<usize> = dims.iter().zip(&widths).map(|(&d, w)| d.saturating_sub(cut(w.1))).collect();
+        x = call.graph().slice(x, &starts, &ends).into();
+    }
+    let widths: Vec<(usize, usize)> = widths.iter().map(|w| (w.0.max(0) as usize, w.1.max(0) as usize)).collect();
+    let y = match &*call.string("mode", "constant")? {
+        "constant" => constant_pad(call, x, element, &widths)?,
+        mode @ ("reflect" | "edge" | "wrap") => {
+            let mode = mode.to_owned();
+            for (axis, &width) in widths.iter().enumerate().filter(|(_, w)| **w != (0, 0)) {
+                x = mirrored_pad(call, x, axis, width, &mode)?;
+            }
+            x
+        }
+        other => return Err(format!("mode `{other}` is not supported")),
+    };
+    call.one(y, element)
+}
+
+fn constant_pad(call: &mut Call, x: Value, element: ElementType, widths: &[(usize, usize)]) -> Result<Value, String> {
+    let (low, high): (Vec<usize>, Vec<usize>) = widths.iter().copied().unzip();
+    let known = match call.opset < 11 {
+        true => Some(call.float("value", 0.0)?.into()),
+        false if !call.has_input(2) => Some(0.0),
+        false => call.tensor(2).and_then(|t| t.to_f64().first().copied()),
+    };
+    if let (Some(value), true) = (known, element.is_float() || known == Some(0.0)) {
+        return Ok(call.graph().pad(x, &low, &high, value as f32).into());
+    }
+    // Any other value: zeros there, and the value where the pad of ones has zeros.
+    let value = call.value(2)?;
+    let dims = call.graph().shape(x).to_vec();
+    let graph = call.graph();
+    let padded = graph.pad(x, &low, &high, 0.0);
+    let one = graph.scalar_of(DType::U32, 1.0);
+    let ones = graph.expand(one, &dims);
+    let inside = graph.pad(ones, &low, &high, 0.0);
+    let value = graph.reshape(value, &[]);
+    Ok(graph.select(inside, padded, value).into())
+}
+
+/// Padding along one axis with elements of the tensor itself.
+fn mirrored_pad(call: &mut Call, x: Value, axis: usize, (low, high): (usize, usize), mode: &str) -> Result<Value, String> {
+    let size = call.graph().shape(x).get(axis).copied().unwrap_or(0) as i64;
+    if size == 0 {
+        return Err("an axis without elements cannot be padded with them".into());
+    }
+    let total = size as usize + low + high;
+    if total > 1 << 24 {
+        return Err(format!("an axis of {total} elements is too long for mode `{mode}`"));
+    }
+    let source = |i: usize| -> u32 {
+        let at = i as i64 - low as i64;
+        let at = match mode {
+            "edge" => at.clamp(0, size - 1),
+            "wrap" => at.rem_euclid(size),
+            _ if size == 1 => 0,
+            _ => {
+                let period = 2 * (size - 1);
+                let at = at.rem_euclid(period);
+                if at < size { at } else { period - at }
+            }
+        };
+        at as u32
+    };
+    let positions: Vec<u32> = (0..total).map(source).collect();
+    let graph = call.graph();
+    let positions = graph.constant_u32(positions, &[total]);
+    Ok(graph.gather_axis(positions, x, axis as i32).into())
+}
+
+fn center_crop_pad(call: &mut Call) -> Built {
+    let dims = call.dims(0)?;
+    let element = call.element(0)?;
+    let sizes = call.known_ints(1, "the shape")?.ok_or("the shape is missing")?;
+    let axes = call.ints("axes")?.unwrap_or_else(|| (0..dims.len() as i64).collect());
+    if axes.len() != sizes.len() {
+        return Err(format!("{} sizes for {} axes", sizes.len(), axes.len()));
+    }
+    let (mut starts, mut ends) = (vec![0; dims.len()], dims.clone());
+    let (mut low, mut high) = (vec![0; dims.len()], vec![0; dims.len()]);
+    for (&axis, &size) in axes.iter().zip(&sizes) {
+        let axis = call.axis(axis, dims.len())?;
+        let size = usize::try_from(size).map_err(|_| format!("size {size} is negative"))?;
+        if size < dims[axis] {
+            starts[axis] = (dims[axis] - size) / 2;
+            ends[axis] = starts[axis] + size;
+        } else {
+            low[axis] = (size - dims[axis]) / 2;
+            high[axis] = size - dims[axis] - low[axis];
+        }
+    }
+    let x = call.value(0)?;
+    let graph = call.graph();
+    let cut = graph.slice(x, &starts, &ends);
+    let y = graph.pad(cut, &low, &high, 0.0);
+    call.one(y, element)
+}
+
+fn range(call: &mut Call) -> Built {
+    let element = call.element(0)?;
+    let bound = |i: usize, what: &str| call.known_scalar(i, what)?.ok_or_else(|| format!("{what} is missing"));
+    let (start, limit, step) = (bound(0, "the start")?, bound(1, "the limit")?, bound(2, "the step")?);
+    let count = ((limit - start) / step).ceil().max(0.0);
+    if step == 0.0 || !count.is_finite() || count > (1 << 24) as f64 {
+        return Err(format!("a range from {start} to {limit} by {step} has too many elements"));
+    }
+    let values = (0..count as usize).map(|i| start + i as f64 * step);
+    let tensor = match element.is_float() {
+        true => Tensor::floats(element, &[count as usize], values.collect()),
+        false => Tensor::integers(element, &[count as usize], values.map(|v| v as i64).collect()),
+    };
+    Ok(vec![call.known_result(0, tensor)])
+}
+
+fn eye_like(call: &mut Call) -> Built {
+    let dims = call.dims(0)?;
+    let element = match call.attributes().int("dtype")? {
+        Some(number) => ElementType::from_number(number)?,
+        None => call.element(0)?,
+    };
+    let [rows, columns] = dims.as_slice() else {
+        return Err(format!("{dims:?} is no matrix"));
+    };
+    if element_count(&dims).is_none_or(|n| n > 1 << 24) {
+        return Err(format!("a matrix of {dims:?} is too large"));
+    }
+    let k = call.int("k", 0)?;
+    let ones = (0..*rows as i64).flat_map(|i| (0..*columns as i64).map(move |j| i64::from(j - i == k)));
+    let tensor = match element.is_float() {
+        true => Tensor::floats(element, &dims, ones.map(|v| v as f64).collect()),
+        false => Tensor::integers(element, &dims, ones.collect()),
+    };
+    Ok(vec![call.known_result(0, tensor)])
+}
+
+fn dropout(call: &mut Call) -> Built {
+    let x = call.operand(0)?.clone();
+    let mask = filled_mask(call, &x.dims)?;
+    Ok(vec![x, mask])
+}
+
+/// The mask of a Dropout that drops nothing.
+fn filled_mask(call: &mut Call, dims: &[usize]) -> Result<Operand, String> {
+    if !call.wants(1) {
+        return Ok(call.known_result(1, Tensor::integers(ElementType::Bool, &[], vec![1])));
+    }
+    let one = call.scalar(ElementType::Bool, 1.0);
+    let ones = call.graph().expand(one, dims);
+    Ok(call.result(ones, ElementType::Bool))
+}
+
+fn trilu(call: &mut Call) -> Built {
+    let (x, element) = (call.value(0)?, call.element(0)?);
+    let diagonal = call.known_scalar(1, "the diagonal")?.unwrap_or(0.0);
+    let diagonal = diagonal.clamp(-1e9, 1e9) as i32;
+    let y = match call.int("upper", 1)? != 0 {
+        true => call.graph().triu(x, diagonal),
+        false => call.graph().tril(x, diagonal),
+    };
+    call.one(y, element)
+}
+
+/// Batch, channels, height and width.
+fn image(call: &Call, i: usize) -> Result<[usize; 4], String> {
+    let dims = call.dims(i)?;
+    <[usize; 4]>::try_from(dims.as_slice()).map_err(|_| format!("{dims:?} is not [batch, channels, height, width]"))
+}
+
+fn block_size(call: &Call) -> Result<usize, String> {
+    let size = call.int("blocksize", 0)?;
+    usize::try_from(size).ok().filter(|&s| s > 0).ok_or_else(|| format!("blocksize = {size} is not positive"))
+}
+
+fn depth_to_space(call: &mut Call) -> Built {
+    let [n, c, h, w] = image(call, 0)?;
+    let b = block_size(call)?;
+    if !c.is_multiple_of(b * b) {
+        return Err(format!("{c} channels are no multiple of {b} x {b}"));
+    }
+    let (x, element) = (call.value(0)?, call.element(0)?);
+    let (split, order): ([usize; 6], [u32; 6]) = match &*call.string("mode", "DCR")? {
+        "DCR" => ([n, b, b, c / (b * b), h, w], [0, 3, 4, 1, 5, 2]),
+        "CRD" => ([n, c / (b * b), b, b, h, w], [0, 1, 4, 2, 5, 3]),
+        other => return Err(format!("mode `{other}` is neither DCR nor CRD")),
+    };
+    let graph = call.graph();
+    let blocks = graph.reshape(x, &split);
+    let placed = graph.permute(blocks, &order);
+    let y = graph.reshape(placed, &[n, c / (b * b), h * b, w * b]);
+    call.one(y, element)
+}
+
+fn space_to_depth(call: &mut Call) -> Built {
+    let [n, c, h, w] = image(call, 0)?;
+    let b = block_size(call)?;
+    if !h.is_multiple_of(b) || !w.is_multiple_of(b) {
+        return Err(format!("{h} x {w} is no multiple of {b}"));
+    }
+    let (x, element) = (call.value(0)?, call.element(0)?);
+    let order: &[u32] = match &*call.string("mode", "DCR")? {
+        "DCR" => &[0, 3, 5, 1, 2, 4],
+        "CRD" => &[0, 1, 3, 5, 2, 4],
+        other => return Err(format!("mode `{other}` is neither DCR nor CRD")),
+    };
+    let graph = call.graph();
+    let blocks = graph.reshape(x, &[n, c, h / b, b, w / b, b]);
+    let placed = graph.permute(blocks, order);
+    let y = graph.reshape(placed, &[n, c * b * b, h / b, w / b]);
+    call.one(y, element)
+}
+
+fn reverse_sequence(call: &mut Call) -> Built {
+    let dims = call.dims(0)?;
+    let element = call.element(0)?;
+    let lengths = call.known_ints(1, "the lengths")?.ok_or("the lengths are missing")?;
+    let (batch, time) = (call.axis(call.int("batch_axis", 1)?, dims.len())?, call.axis(call.int("time_axis", 0)?, dims.len())?);
+    if batch == time || lengths.len() != dims[batch] {
+        return Err(format!("{} lengths for a batch of {}", lengths.len(), dims[batch]));
+    }
+    if element_count(&dims).is_none_or(|n| n > 1 << 24) {
+        return Err(format!("{dims:?} is too large"));
+    }
+    let sources: Vec<u32> = indices(&dims)
+        .map(|index| {
+            let (length, at) = (lengths[index[batch]].max(0) as usize, index[time]);
+            (if at < length { length - 1 - at } else { at }) as u32
+        })
+        .collect();
+    let x = call.value(0)?;
+    let graph = call.graph();
+    let sources = graph.constant_u32(sources, &dims);
+    let y = graph.take_along_axis(x, sources, time as i32);
+    call.one(y, element)
+}

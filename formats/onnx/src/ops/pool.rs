@@ -1,0 +1,244 @@
+//! Pooling over windows and over whole images.
+
+use meganeura_core::DType;
+use meganeura_core::ops::Pool2dOptions;
+use meganeura_core::graph::{Graph, NodeId, Value};
+
+use super::window::Windows;
+use super::{OnnxOp, op};
+use crate::element::ElementType;
+use crate::import::{Call, Operand};
+use crate::read::dimensions;
+
+type Built = Result<Vec<Operand>, String>;
+
+/// Windows of more elements are not taken apart.
+const MAX_TAPS: usize = 1 << 10;
+
+pub(super) const OPS: &[OnnxOp] = &[
+    op("AveragePool", 1, average_pool),
+    op("GlobalAveragePool", 1, |c| global(c, |g, x, axes| g.mean(x, axes, true))),
+    op("GlobalLpPool", 2, global_lp_pool),
+    op("GlobalMaxPool", 1, |c| global(c, |g, x, axes| g.max_reduce(x, axes, true))),
+    op("LpPool", 2, lp_pool),
+    op("MaxPool", 1, max_pool).partly("positions of windows that are padded unevenly, dilated, or not of two axes"),
+];
+
+/// The axes behind batch and channels.
+fn spatial(call: &Call) -> Result<Vec<i32>, String> {
+    let rank = call.dims(0)?.len();
+    match rank {
+        0..=2 => Err(format!("operands {} have no axes to pool", call.types())),
+        rank => Ok((2..rank as i32).collect()),
+    }
+}
+
+fn global(call: &mut Call, f: fn(&mut Graph, Value, &[i32]) -> NodeId) -> Built {
+    let axes = spatial(call)?;
+    let (x, element) = (call.value(0)?, call.element(0)?);
+    let y = f(call.graph(), x, &axes);
+    call.one(y, element)
+}
+
+fn windows(call: &Call) -> Result<Windows, String> {
+    let dims = call.dims(0)?;
+    spatial(call)?;
+    let kernel = call.ints("kernel_shape")?.ok_or("kernel_shape is missing")?;
+    let round_up = call.int("ceil_mode", 0)? != 0;
+    Windows::of(call, &dims[2..], &dimensions(&kernel)?, round_up)
+}
+
+/// Every element of the windows on its own: for each tap of the kernel the elements that it meets, in one tensor.
+fn taps(graph: &mut Graph, x: Value, windows: &Windows) -> Result<Vec<Value>, String> {
+    let count: usize = windows.kernel.iter().product();
+    if count > MAX_TAPS {
+        return Err(format!("windows of {:?} are too large", windows.kernel));
+    }
+    let dims = graph.shape(x).to_vec();
+    let found = super::fold::indices(&windows.kernel).map(|tap| {
+        let (mut starts, mut ends, mut steps) = (vec![0; dims.len()], dims.clone(), vec![1; dims.len()]);
+        for (i, &at) in tap.iter().enumerate() {
+            starts[i + 2] = at * windows.dilations[i];
+            steps[i + 2] = windows.strides[i];
+            ends[i + 2] = starts[i + 2] + (windows.out[i] - 1) * windows.strides[i] + 1;
+        }
+        graph.slice_strided(x, &starts, &ends, &steps).into()
+    });
+    Ok(found.collect())
+}
+
+fn options(windows: &Windows, padding: [usize; 2]) -> Pool2dOptions {
+    Pool2dOptions {
+        kernel: [windows.kernel[0] as u32, windows.kernel[1] as u32],
+        stride: [windows.strides[0] as u32, windows.strides[1] as u32],
+        padding: padding.map(|p| p as u32),
+    }
+}
+
+/// Whether the graph's own pooling has these windows; their padding need not be of it.
+fn is_plain(windows: &Windows) -> bool {
+    windows.kernel.len() == 2 && windows.dilations == [1, 1]
+}
+
+/// Padding that the graph's own pooling can do.
+fn own_padding(windows: &Windows) -> Option<[usize; 2]> {
+    let small = windows.low.iter().zip(&windows.kernel).all(|(p, k)| 2 * p <= *k);
+    (is_plain(windows) && windows.is_symmetric() && small).then(|| [windows.low[0], windows.low[1]])
+}
+
+fn max_pool(call: &mut Call) -> Built {
+    let windows = windows(call)?;
+    let element = call.element(0)?;
+    let x = call.value(0)?;
+    if !element.is_float() {
+        // Integers of 8 bits are exact in f32.
+        let x = call.as_f32(x);
+        let y = max_of_windows(call, x, &windows)?;
+        let y = call.as_element(y, element);
+        return call.one(y, element);
+    }
+    if call.wants(1) {
+        let padding = own_padding(&windows).filter(|_| call.int("storage_order", 0) == Ok(0));
+        let padding = padding.ok_or("the positions of these windows are not supported")?;
+        let graph = call.graph();
+        let y = graph.max_pool2d(x, options(&windows, padding));
+        let at = graph.port(y, 1);
+        let at = graph.cast(at, DType::I32);
+        return Ok(vec![call.result(y, element), call.result(at, ElementType::I64)]);
+    }
+    let y = max_of_windows(call, x, &windows)?;
+    call.one(y, element)
+}
+
+fn max_of_windows(call: &mut Call, x: Value, windows: &Windows) -> Result<Value, String> {
+    let graph = call.graph();
+    if let Some(padding) = own_padding(windows) {
+        return Ok(graph.max_pool2d(x, options(windows, padding)).into());
+    }
+    let (low, high) = windows.pad_widths();
+    let padded = graph.pad(x, &low, &high, f32::NEG_INFINITY);
+    if is_plain(windows) {
+        return Ok(graph.max_pool2d(padded, options(windows, [0, 0])).into());
+    }
+    let taps = taps(graph, padded.into(), windows)?;
+    let largest = taps.into_iter().reduce(|a, b| graph.max(a, b).into());
+    largest.ok_or_else(|| "windows without elements".into())
+}
+
+/// Sums over windows, with zeros beyond the image.
+fn sum_of_windows(call: &mut Call, x: Value, windows: &Windows) -> Result<Value, String> {
+    let graph = call.graph();
+    let area: usize = windows.kernel.iter().product();
+    let (low, high) = windows.pad_widths();
+    if is_plain(windows) {
+        let padding = own_padding(windows);
+        let padded = match padding {
+            Some(_) => x,
+            None => graph.pad(x, &low, &high, 0.0).into(),
+        };
+        let mean = graph.avg_pool2d(padded, options(windows, padding.unwrap_or([0, 0])));
+        let factor = graph.scalar_of(graph.dtype(x), area as f64);
+        return Ok(graph.mul(mean, factor).into());
+    }
+    let padded = graph.pad(x, &low, &high, 0.0);
+    let taps = taps(graph, padded.into(), windows)?;
+    taps.into_iter().reduce(|a, b| graph.add(a, b).into()).ok_or_else(|| "windows without elements".into())
+}
+
+/// How many elements of each window along one axis count: those of the image, and with `padding` those added to it.
+fn counts(windows: &Windows, size: usize, i: usize, padding: bool) -> Vec<f64> {
+    let (first, end) = match padding {
+        true => (0, windows.low[i] + size + windows.declared_high[i]),
+        false => (windows.low[i], windows.low[i] + size),
+    };
+    let of_window = |o: usize| {
+        let taps = (0..windows.kernel[i]).map(|k| o * windows.strides[i] + k * windows.dilations[i]);
+        taps.filter(|at| (first..end).contains(at)).count() as f64
+    };
+    (0..windows.out[i]).map(of_window).collect()
+}
+
+fn average_pool(call: &mut Call) -> Built {
+    let windows = windows(call)?;
+    let dims = call.dims(0)?;
+    let element = call.element(0)?;
+    let padding = call.int("count_include_pad", 0)? != 0;
+    let x = call.value(0)?;
+    let area: usize = windows.kernel.iter().product();
+    let per_axis: Vec<Vec<f64>> = (0..windows.out.len()).map(|i| counts(&windows, dims[i + 2], i, padding)).collect();
+    let all_full = per_axis.iter().zip(&windows.kernel).all(|(c, &k)| c.iter().all(|&c| c == k as f64));
+    if let (true, Some(padding)) = (all_full, own_padding(&windows)) {
+        let y = call.graph().avg_pool2d(x, options(&windows, padding));
+        return call.one(y, element);
+    }
+    let sum = sum_of_windows(call, x, &windows)?;
+    if all_full {
+        let factor = call.scalar(element, 1.0 / area as f64);
+        let y = call.graph().mul(sum, factor);
+        return call.one(y, element);
+    }
+    let count = super::fold::indices(&windows.out).map(|at| {
+        let product: f64 = at.iter().zip(&per_axis).map(|(&i, axis)| axis[i]).product();
+        product.max(1.0) as f32
+    });
+    let count: Vec<f32> = count.collect();
+    let graph = call.graph();
+    let count = graph.constant(count, &windows.out);
+    let count = graph.cast(count, element.dtype());
+    let y = graph.div(sum, count);
+    call.one(y, element)
+}
+
+/// `|x|^p`.
+fn to_power(call: &mut Call, x: Value, element: ElementType, p: i64) -> Value {
+    let graph = call.graph();
+    match p {
+        1 => graph.abs(x).into(),
+        2 => graph.square(x).into(),
+        p => {
+            let size = graph.abs(x);
+            let p = call.scalar(element, p as f64);
+            call.graph().pow(size, p).into()
+        }
+    }
+}
+
+/// `x^(1/p)`.
+fn to_root(call: &mut Call, x: Value, element: ElementType, p: i64) -> Value {
+    match p {
+        1 => x,
+        2 => call.graph().sqrt(x).into(),
+        p => {
+            let p = call.scalar(element, 1.0 / p as f64);
+            call.graph().pow(x, p).into()
+        }
+    }
+}
+
+fn lp_pool(call: &mut Call) -> Built {
+    let windows = windows(call)?;
+    let element = call.element(0)?;
+    let p = call.int("p", 2)?;
+    if p < 1 {
+        return Err(format!("p = {p} is not positive"));
+    }
+    let x = call.value(0)?;
+    let powers = to_power(call, x, element, p);
+    let sum = sum_of_windows(call, powers, &windows)?;
+    let y = to_root(call, sum, element, p);
+    call.one(y, element)
+}
+
+fn global_lp_pool(call: &mut Call) -> Built {
+    let axes = spatial(call)?;
+    let element = call.element(0)?;
+    let p = call.int("p", 2)?;
+    if p < 1 {
+        return Err(format!("p = {p} is not positive"));
+    }
+    let x = call.value(0)?;
+    let powers = to_power(call, x, element, p);
+    let sum = call.graph().sum(powers, &axes, true);
+    let y = to_root(call, sum.into(), element, p);
+    call.one(y, element)
+}

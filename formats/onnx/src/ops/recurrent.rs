@@ -1,0 +1,3 @@
+//! TODO
+use super::OnnxOp;
+pub(super) const OPS: &[OnnxOp] = &[];

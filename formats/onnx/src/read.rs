@@ -1,0 +1,203 @@
+//! Elements of a tensor of a file, in the file or in one beside it.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Component, Path, PathBuf};
+
+use half::{bf16, f16};
+
+use crate::element::ElementType;
+use crate::proto::TensorProto;
+use crate::tensor::{Data, Tensor, element_count};
+
+/// Why a tensor cannot be read.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum ReadError {
+    /// The message contradicts itself.
+    Broken(String),
+    /// Data in another file cannot be had.
+    Missing(String),
+    /// An element type that no graph has.
+    Unsupported(String),
+}
+
+impl ReadError {
+    pub(crate) fn message(&self) -> &str {
+        match self {
+            ReadError::Broken(message) | ReadError::Missing(message) | ReadError::Unsupported(message) => message,
+        }
+    }
+}
+
+/// Element type and dimensions, which must be numbers whose product an allocation can hold.
+pub(crate) fn tensor_type(proto: &TensorProto) -> Result<(ElementType, Vec<usize>), ReadError> {
+    let element = ElementType::from_number(proto.data_type.into()).map_err(ReadError::Unsupported)?;
+    let dims = dimensions(&proto.dims).map_err(ReadError::Broken)?;
+    Ok((element, dims))
+}
+
+/// Dimensions from a file as sizes.
+pub(crate) fn dimensions(dims: &[i64]) -> Result<Vec<usize>, String> {
+    let sizes: Option<Vec<usize>> = dims.iter().map(|&d| usize::try_from(d).ok()).collect();
+    let sizes = sizes.ok_or_else(|| format!("dimensions {dims:?} have a negative size"))?;
+    match element_count(&sizes) {
+        Some(_) => Ok(sizes),
+        None => Err(format!("a tensor of {dims:?} is larger than any memory")),
+    }
+}
+
+/// The tensor with its elements. `folder` is where files with external data may be.
+pub(crate) fn read_tensor(proto: &TensorProto, folder: Option<&Path>) -> Result<Tensor, ReadError> {
+    let (element, dims) = tensor_type(proto)?;
+    let count = element_count(&dims).unwrap_or(0);
+    let bytes = (count * element.bits()).div_ceil(8);
+    let data = if proto.data_location == 1 {
+        let data = read_external(proto, folder, bytes)?;
+        from_bytes(element, count, &data)
+    } else if !proto.raw_data.is_empty() {
+        let found = proto.raw_data.len();
+        if found != bytes {
+            return Err(ReadError::Broken(format!(
+                "{element} {dims:?} takes {bytes} bytes, and the file has {found}"
+            )));
+        }
+        from_bytes(element, count, &proto.raw_data)
+    } else {
+        let data = from_fields(element, proto).map_err(ReadError::Broken)?;
+        if data.len() != count {
+            let found = data.len();
+            return Err(ReadError::Broken(format!(
+                "{element} {dims:?} has {count} elements, and the file gives {found}"
+            )));
+        }
+        data
+    };
+    Ok(Tensor::new(element, &dims, data))
+}
+
+/// Elements in their bytes, little-endian; as many bytes as they take.
+fn from_bytes(element: ElementType, count: usize, bytes: &[u8]) -> Data {
+    use ElementType::*;
+    let nibble = |i: usize| i64::from((bytes[i / 2] >> (4 * (i % 2))) & 15);
+    match element {
+        F32 => Data::F32(bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()),
+        F64 => Data::F64(bytes.as_chunks::<8>().0.iter().map(|b| f64::from_le_bytes(*b)).collect()),
+        F16 => Data::F32(bytes.as_chunks::<2>().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect()),
+        BF16 => Data::F32(bytes.as_chunks::<2>().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()).collect()),
+        U4 | I4 => Data::Int((0..count).map(|i| element.wrap(nibble(i))).collect()),
+        U8 | I8 | Bool => Data::Int(bytes.iter().map(|&b| element.wrap(b.into())).collect()),
+        U16 | I16 => {
+            let words = bytes.as_chunks::<2>().0.iter().map(|b| u16::from_le_bytes(*b));
+            Data::Int(words.map(|w| element.wrap(w.into())).collect())
+        }
+        U32 | I32 => {
+            let words = bytes.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b));
+            Data::Int(words.map(|w| element.wrap(w.into())).collect())
+        }
+        U64 | I64 => Data::Int(bytes.as_chunks::<8>().0.iter().map(|b| i64::from_le_bytes(*b)).collect()),
+    }
+}
+
+/// Elements in the fields that the format has for each element type.
+fn from_fields(element: ElementType, proto: &TensorProto) -> Result<Data, String> {
+    use ElementType::*;
+    let of_int32 = |wrap: &dyn Fn(i32) -> i64| Data::Int(proto.int32_data.iter().map(|&v| wrap(v)).collect());
+    Ok(match element {
+        F32 => Data::F32(proto.float_data.clone()),
+        F64 => Data::F64(proto.double_data.clone()),
+        F16 => Data::F32(proto.int32_data.iter().map(|&v| f16::from_bits(v as u16).to_f32()).collect()),
+        BF16 => Data::F32(proto.int32_data.iter().map(|&v| bf16::from_bits(v as u16).to_f32()).collect()),
+        U8 | I8 | U16 | I16 | I32 | Bool => of_int32(&|v| element.wrap(v.into())),
+        U4 | I4 => {
+            let nibbles = proto.int32_data.iter().flat_map(|&v| [v & 15, (v >> 4) & 15]);
+            let count: i64 = proto.dims.iter().product();
+            Data::Int(nibbles.take(count.max(0) as usize).map(|v| element.wrap(v.into())).collect())
+        }
+        I64 => Data::Int(proto.int64_data.clone()),
+        U32 | U64 => Data::Int(proto.uint64_data.iter().map(|&v| element.wrap(v as i64)).collect()),
+    })
+}
+
+/// Where a tensor's external data are.
+#[derive(Debug)]
+pub(crate) struct Location {
+    pub(crate) file: PathBuf,
+    offset: u64,
+    length: Option<u64>,
+}
+
+/// The place of external data: a file in the model's folder and nowhere else, so that a model cannot read files of its user.
+pub(crate) fn location(proto: &TensorProto, folder: Option<&Path>) -> Result<Location, ReadError> {
+    let entry = |key: &str| proto.external_data.iter().find(|e| e.key == key).map(|e| e.value.as_str());
+    let number = |key: &str| match entry(key).map(str::parse::<u64>) {
+        None => Ok(None),
+        Some(Ok(n)) => Ok(Some(n)),
+        Some(Err(_)) => Err(ReadError::Broken(format!("{key} of its external data is no number"))),
+    };
+    let name = entry("location").ok_or_else(|| ReadError::Broken("its external data have no location".into()))?;
+    let folder = folder.ok_or_else(|| {
+        ReadError::Missing(format!(
+            "its data are in the file `{name}`, and a model from memory has no folder"
+        ))
+    })?;
+    let path = Path::new(name);
+    let inside = path.components().all(|c| matches!(c, Component::Normal(_) | Component::CurDir));
+    if !inside || name.is_empty() {
+        return Err(ReadError::Broken(format!(
+            "its external data are in `{name}`, which is not in the model's folder"
+        )));
+    }
+    let file = folder.join(path);
+    // A symbolic link may lead out of the folder.
+    let resolved = file
+        .canonicalize()
+        .map_err(|e| ReadError::Missing(format!("its data are in {}, which cannot be read: {e}", file.display())))?;
+    let root = folder.canonicalize().map_err(|e| ReadError::Missing(e.to_string()))?;
+    if !resolved.starts_with(&root) {
+        return Err(ReadError::Broken(format!(
+            "its external data are in `{name}`, a link out of the model's folder"
+        )));
+    }
+    Ok(Location {
+        file: resolved,
+        offset: number("offset")?.unwrap_or(0),
+        length: number("length")?,
+    })
+}
+
+/// Checks that the file has the bytes, without reading them.
+pub(crate) fn check_external(proto: &TensorProto, folder: Option<&Path>) -> Result<(), ReadError> {
+    let (element, dims) = tensor_type(proto)?;
+    let bytes = (element_count(&dims).unwrap_or(0) * element.bits()).div_ceil(8);
+    open_external(&location(proto, folder)?, bytes).map(drop)
+}
+
+fn open_external(place: &Location, bytes: usize) -> Result<File, ReadError> {
+    let failed = |e: std::io::Error| ReadError::Missing(format!("{}: {e}", place.file.display()));
+    let file = File::open(&place.file).map_err(failed)?;
+    let size = file.metadata().map_err(failed)?.len();
+    if place.length.is_some_and(|length| length != bytes as u64) {
+        let length = place.length.unwrap_or(0);
+        return Err(ReadError::Broken(format!(
+            "it takes {bytes} bytes, and its external data have {length}"
+        )));
+    }
+    if place.offset.checked_add(bytes as u64).is_none_or(|end| end > size) {
+        return Err(ReadError::Missing(format!(
+            "{} has {size} bytes, and the data are {bytes} bytes from {} on",
+            place.file.display(),
+            place.offset
+        )));
+    }
+    Ok(file)
+}
+
+fn read_external(proto: &TensorProto, folder: Option<&Path>, bytes: usize) -> Result<Vec<u8>, ReadError> {
+    let place = location(proto, folder)?;
+    let mut file = open_external(&place, bytes)?;
+    let failed = |e: std::io::Error| ReadError::Missing(format!("{}: {e}", place.file.display()));
+    file.seek(SeekFrom::Start(place.offset)).map_err(failed)?;
+    let mut data = vec![0; bytes];
+    file.read_exact(&mut data).map_err(failed)?;
+    Ok(data)
+}

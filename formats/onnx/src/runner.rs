@@ -1,0 +1,214 @@
+//! A model that is ready to run.
+
+use std::sync::Arc;
+
+use meganeura_compiler::{Builder, OptimizeReport};
+use meganeura_core::Session;
+use meganeura_core::backend::Device;
+
+use crate::error::{Error, Result};
+use crate::import::{Import, ImportOptions, TensorInfo};
+use crate::model::{Dims, Model};
+use crate::tensor::Tensor;
+
+/// Where and how a [`Runner`] runs.
+#[derive(Clone, Default)]
+pub struct RunnerOptions {
+    /// A device that is open; otherwise the one that environment and configuration file select.
+    pub device: Option<Arc<dyn Device>>,
+    /// How the session is built, beyond the device.
+    pub builder: Option<Builder>,
+}
+
+impl std::fmt::Debug for RunnerOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let device = self.device.as_ref().map(|d| d.capabilities().name.clone());
+        f.debug_struct("RunnerOptions").field("device", &device).finish_non_exhaustive()
+    }
+}
+
+/// A model in a session, with its weights.
+#[derive(Debug)]
+pub struct Runner {
+    session: Session,
+    inputs: Vec<TensorInfo>,
+    outputs: Vec<TensorInfo>,
+    report: OptimizeReport,
+    /// Position among the inputs and value of those that became constants.
+    constants: Vec<(usize, Tensor)>,
+}
+
+/// Inputs with at most that many elements become constants if shapes depend on them.
+const MAX_CONSTANT_INPUT: usize = 64;
+
+impl Runner {
+    /// A runner for inputs like these, in the order of [`Model::inputs`]: they give the open dimensions their sizes.
+    ///
+    /// Where shapes in the model depend on the data of its inputs (a target shape, a number of elements), small inputs and
+    /// those of integers become constants, and [`Runner::run`] refuses other values for them.
+    ///
+    /// # Errors
+    /// As [`Runner::new`] and [`Model::dims_of`].
+    pub fn for_inputs(model: &Model, inputs: &[Tensor], options: &RunnerOptions) -> Result<Self> {
+        let ports = model.inputs();
+        if ports.len() != inputs.len() {
+            let names: Vec<&str> = ports.iter().map(|p| p.name.as_str()).collect();
+            return Err(wrong_count(inputs.len(), &names));
+        }
+        let shapes = ports.iter().zip(inputs).map(|(p, t)| (p.name.as_str(), t.dims()));
+        let mut import_options = ImportOptions::new(model.dims_of(shapes)?);
+        let first = model.import(&import_options);
+        let (import, constants) = match first {
+            Err(Error::Unsupported(report)) if report.depends_on_data() => {
+                let small = |t: &Tensor| t.len() <= MAX_CONSTANT_INPUT || t.ints().is_some();
+                let small: Vec<(usize, Tensor)> = inputs
+                    .iter()
+                    .enumerate()
+                    .filter(|(_, t)| small(t))
+                    .map(|(i, t)| (i, t.clone()))
+                    .collect();
+                for (i, tensor) in &small {
+                    import_options.constants.insert(ports[*i].name.clone(), tensor.clone());
+                }
+                (model.import(&import_options)?, small)
+            }
+            other => (other?, Vec::new()),
+        };
+        let mut runner = Runner::of_import(&import, options)?;
+        runner.constants = constants;
+        Ok(runner)
+    }
+
+    /// Imports a model for these dimensions, builds it for inference and sets its weights.
+    ///
+    /// # Errors
+    /// As [`Model::import`], and those of building a session.
+    pub fn new(model: &Model, dims: &Dims, options: &RunnerOptions) -> Result<Self> {
+        Runner::of_import(&model.import(&ImportOptions::new(dims.clone()))?, options)
+    }
+
+    /// The same of a model that is imported.
+    ///
+    /// # Errors
+    /// Those of building a session.
+    pub fn of_import(import: &Import, options: &RunnerOptions) -> Result<Self> {
+        let builder = match (&options.builder, &options.device) {
+            (Some(builder), _) => builder.clone(),
+            (None, Some(device)) => Builder::on(device.clone()),
+            (None, None) => Builder::new(),
+        };
+        let (mut session, report) = builder.inference().build(&import.graph)?;
+        import.set_parameters(&mut session)?;
+        Ok(Runner {
+            session,
+            inputs: import.inputs.clone(),
+            outputs: import.outputs.clone(),
+            report,
+            constants: Vec::new(),
+        })
+    }
+
+    /// What the model takes.
+    pub fn inputs(&self) -> &[TensorInfo] {
+        &self.inputs
+    }
+
+    /// What the model gives.
+    pub fn outputs(&self) -> &[TensorInfo] {
+        &self.outputs
+    }
+
+    /// How the graph was rewritten.
+    pub fn report(&self) -> &OptimizeReport {
+        &self.report
+    }
+
+    /// The session, for profiles and statistics.
+    pub fn session(&mut self) -> &mut Session {
+        &mut self.session
+    }
+
+    /// Runs the model on inputs in the order of [`Runner::inputs`], or of [`Model::inputs`] if [`Runner::for_inputs`] made it.
+    ///
+    /// # Errors
+    /// [`Error::Input`] if number, element types or shapes of the inputs differ, or an integer does not fit into 32 bits.
+    pub fn run(&mut self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+        self.set_inputs(inputs)?;
+        self.session.try_step()?;
+        self.session.try_wait()?;
+        self.results()
+    }
+
+    /// Gives the inputs of the next step.
+    ///
+    /// # Errors
+    /// As [`Runner::run`].
+    pub fn set_inputs(&mut self, inputs: &[Tensor]) -> Result<()> {
+        let mut constants = self.constants.iter().peekable();
+        let mut given = Vec::with_capacity(self.inputs.len());
+        for (i, tensor) in inputs.iter().enumerate() {
+            match constants.next_if(|(at, _)| *at == i) {
+                Some((_, constant)) if constant == tensor => {}
+                Some(_) => {
+                    let message = format!("input {i} has another value than the shapes of the model were computed from");
+                    return Err(Error::Input(message));
+                }
+                None => given.push(tensor),
+            }
+        }
+        if given.len() != self.inputs.len() {
+            let names: Vec<&str> = self.inputs.iter().map(|i| i.name.as_str()).collect();
+            return Err(wrong_count(inputs.len(), &names));
+        }
+        for (info, tensor) in self.inputs.iter().zip(given) {
+            let converted;
+            let tensor = match tensor.element() == info.element {
+                true => tensor,
+                // The float types of an array library are not always those of a model.
+                false if tensor.element().is_float() && info.element.is_float() => {
+                    converted = tensor.cast(info.element);
+                    &converted
+                }
+                false if tensor.ints().is_some() && !info.element.is_float() && fits(tensor, info.element) => {
+                    converted = tensor.cast(info.element);
+                    &converted
+                }
+                false => {
+                    let (name, wanted, found) = (&info.name, info.element, tensor.element());
+                    return Err(Error::Input(format!("input `{name}` is {wanted}, and {found} is given")));
+                }
+            };
+            if tensor.dims() != info.dims {
+                let (name, wanted, found) = (&info.name, &info.dims, tensor.dims());
+                return Err(Error::Input(format!("input `{name}` has the shape {wanted:?}, and {found:?} is given")));
+            }
+            let bytes = tensor.graph_bytes().map_err(|e| Error::Input(format!("input `{}`: {e}", info.name)))?;
+            self.session.try_set_input_bytes(&info.name, &bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Results of the last step.
+    ///
+    /// # Errors
+    /// Those of reading from the device.
+    pub fn results(&mut self) -> Result<Vec<Tensor>> {
+        let mut results = Vec::with_capacity(self.outputs.len());
+        for (i, info) in self.outputs.iter().enumerate() {
+            let bytes = self.session.try_read_output_bytes(i)?;
+            results.push(Tensor::from_graph_bytes(info.element, &info.dims, &bytes));
+        }
+        Ok(results)
+    }
+}
+
+/// Whether all integers are in the range of the type.
+fn fits(tensor: &Tensor, element: crate::ElementType) -> bool {
+    let (low, high) = element.range();
+    tensor.ints().is_some_and(|data| data.iter().all(|v| (low..=high).contains(v)))
+}
+
+fn wrong_count(given: usize, names: &[&str]) -> Error {
+    let count = names.len();
+    Error::Input(format!("{given} inputs are given, and the model takes {count}: {}", names.join(", ")))
+}

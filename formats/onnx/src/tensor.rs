@@ -1,0 +1,240 @@
+//! Tensors on the host: weights, inputs, results, and what an import knows beforehand.
+
+use half::{bf16, f16};
+use meganeura_core::DType;
+use meganeura_core::graph::ConstantData;
+
+use crate::element::ElementType;
+
+/// A tensor in row-major order.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tensor {
+    element: ElementType,
+    dims: Vec<usize>,
+    pub(crate) data: Data,
+}
+
+/// Elements; all integers and booleans share a form, `f16` and `bf16` are widened.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Data {
+    F32(Vec<f32>),
+    F64(Vec<f64>),
+    Int(Vec<i64>),
+}
+
+/// Number of elements, if a `usize` and an allocation can hold it.
+pub(crate) fn element_count(dims: &[usize]) -> Option<usize> {
+    let count = dims.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
+    count.filter(|&n| n <= isize::MAX as usize / 8)
+}
+
+impl Tensor {
+    /// From `f32` elements. Panics if there are not as many as the dimensions say.
+    pub fn f32(dims: &[usize], data: Vec<f32>) -> Self {
+        Tensor::new(ElementType::F32, dims, Data::F32(data))
+    }
+
+    /// From `i64` elements. Panics like [`Tensor::f32`].
+    pub fn i64(dims: &[usize], data: Vec<i64>) -> Self {
+        Tensor::new(ElementType::I64, dims, Data::Int(data))
+    }
+
+    /// From integers of any of the integer types or booleans, wrapped to the type. Panics like [`Tensor::f32`], and for a
+    /// floating-point type.
+    pub fn integers(element: ElementType, dims: &[usize], mut data: Vec<i64>) -> Self {
+        assert!(!element.is_float(), "{element} is not an integer type");
+        data.iter_mut().for_each(|v| *v = element.wrap(*v));
+        Tensor::new(element, dims, Data::Int(data))
+    }
+
+    /// From `f64` elements, rounded to a floating-point type. Panics like [`Tensor::f32`], and for an integer type.
+    pub fn floats(element: ElementType, dims: &[usize], data: Vec<f64>) -> Self {
+        let data = match element {
+            ElementType::F64 => Data::F64(data),
+            ElementType::F32 => Data::F32(data.into_iter().map(|v| v as f32).collect()),
+            ElementType::F16 => Data::F32(data.into_iter().map(|v| f16::from_f64(v).to_f32()).collect()),
+            ElementType::BF16 => Data::F32(data.into_iter().map(|v| bf16::from_f64(v).to_f32()).collect()),
+            _ => panic!("{element} is not a floating-point type"),
+        };
+        Tensor::new(element, dims, data)
+    }
+
+    /// From a `TensorProto` message on its own, as the data of ONNX's test cases are (`input_0.pb`).
+    ///
+    /// # Errors
+    /// [`crate::Error::Broken`] if the bytes are none, or of a type that is not supported.
+    pub fn from_proto(bytes: &[u8]) -> crate::Result<Self> {
+        use prost::Message;
+        let proto = crate::proto::TensorProto::decode(bytes).map_err(|e| crate::Error::broken(format!("no tensor: {e}")))?;
+        crate::read::read_tensor(&proto, None).map_err(|e| crate::Error::broken(e.message()))
+    }
+
+    /// A scalar integer.
+    pub(crate) fn scalar_i64(value: i64) -> Self {
+        Tensor::i64(&[], vec![value])
+    }
+
+    pub(crate) fn new(element: ElementType, dims: &[usize], data: Data) -> Self {
+        let found = data.len();
+        assert_eq!(Some(found), element_count(dims), "elements of a tensor {dims:?}");
+        Tensor {
+            element,
+            dims: dims.to_vec(),
+            data,
+        }
+    }
+
+    /// Element type.
+    pub fn element(&self) -> ElementType {
+        self.element
+    }
+
+    /// Dimensions.
+    pub fn dims(&self) -> &[usize] {
+        &self.dims
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.data.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// All elements as `f32`, rounded.
+    pub fn to_f32(&self) -> Vec<f32> {
+        match &self.data {
+            Data::F32(data) => data.clone(),
+            Data::F64(data) => data.iter().map(|&v| v as f32).collect(),
+            Data::Int(data) => data.iter().map(|&v| v as f32).collect(),
+        }
+    }
+
+    /// All elements as `f64`.
+    pub fn to_f64(&self) -> Vec<f64> {
+        match &self.data {
+            Data::F32(data) => data.iter().map(|&v| v.into()).collect(),
+            Data::F64(data) => data.clone(),
+            Data::Int(data) => data.iter().map(|&v| v as f64).collect(),
+        }
+    }
+
+    /// All elements as `i64`; floats are truncated.
+    pub fn to_i64(&self) -> Vec<i64> {
+        match &self.data {
+            Data::F32(data) => data.iter().map(|&v| v as i64).collect(),
+            Data::F64(data) => data.iter().map(|&v| v as i64).collect(),
+            Data::Int(data) => data.clone(),
+        }
+    }
+
+    /// The integers of an integer or boolean tensor.
+    pub(crate) fn ints(&self) -> Option<&[i64]> {
+        match &self.data {
+            Data::Int(data) => Some(data),
+            _ => None,
+        }
+    }
+
+    /// The same elements in another shape, with as many elements.
+    pub(crate) fn reshaped(&self, dims: &[usize]) -> Self {
+        Tensor::new(self.element, dims, self.data.clone())
+    }
+
+    /// The elements at these positions, in a new shape.
+    pub(crate) fn pick(&self, dims: &[usize], positions: impl Iterator<Item = usize>) -> Self {
+        let data = match &self.data {
+            Data::F32(data) => Data::F32(positions.map(|i| data[i]).collect()),
+            Data::F64(data) => Data::F64(positions.map(|i| data[i]).collect()),
+            Data::Int(data) => Data::Int(positions.map(|i| data[i]).collect()),
+        };
+        Tensor::new(self.element, dims, data)
+    }
+
+    /// As another element type, by the rules of ONNX's Cast: floats to integers truncate, and integers wrap.
+    pub(crate) fn cast(&self, to: ElementType) -> Self {
+        if to.is_float() {
+            return Tensor::floats(to, &self.dims, self.to_f64());
+        }
+        let data = match (&self.data, to) {
+            (Data::Int(data), _) => data.clone(),
+            (_, ElementType::Bool) => self.to_f64().iter().map(|&v| (v != 0.0) as i64).collect(),
+            _ => self.to_i64(),
+        };
+        Tensor::integers(to, &self.dims, data)
+    }
+
+    /// Bytes of the elements in the type that a graph has for them; an error names an integer that does not fit.
+    pub(crate) fn graph_bytes(&self) -> Result<Vec<u8>, String> {
+        let out_of_range = |v: &i64| {
+            format!(
+                "{v} does not fit into {}, the type for {} in a graph",
+                self.element.dtype().name(),
+                self.element
+            )
+        };
+        let mut bytes = Vec::with_capacity(self.len() * 4);
+        match (&self.data, self.element.dtype()) {
+            (Data::Int(data), DType::I32) => {
+                for v in data {
+                    bytes.extend(i32::try_from(*v).map_err(|_| out_of_range(v))?.to_le_bytes());
+                }
+            }
+            (Data::Int(data), _) => {
+                for v in data {
+                    bytes.extend(u32::try_from(*v).map_err(|_| out_of_range(v))?.to_le_bytes());
+                }
+            }
+            (_, DType::F16) => self
+                .to_f32()
+                .iter()
+                .for_each(|&v| bytes.extend(f16::from_f32(v).to_le_bytes())),
+            (_, DType::BF16) => self
+                .to_f32()
+                .iter()
+                .for_each(|&v| bytes.extend(bf16::from_f32(v).to_le_bytes())),
+            _ => self.to_f32().iter().for_each(|&v| bytes.extend(v.to_le_bytes())),
+        }
+        Ok(bytes)
+    }
+
+    /// The elements as a graph's constant. Integers beyond 32 bits, which stand for "to the end", saturate.
+    pub(crate) fn to_constant(&self) -> Option<ConstantData> {
+        let (low, high) = match self.element.dtype() {
+            DType::U32 => (0, i64::from(u32::MAX)),
+            _ => (i64::from(i32::MIN), i64::from(i32::MAX)),
+        };
+        let saturated = self.ints().map(|data| data.iter().map(|v| (*v).clamp(low, high)).collect());
+        let bytes = match saturated {
+            Some(data) => Tensor::new(self.element, &self.dims, Data::Int(data)).graph_bytes(),
+            None => self.graph_bytes(),
+        };
+        ConstantData::from_bytes(self.element.dtype(), bytes.ok()?)
+    }
+
+    /// From bytes that a graph's result has, as the type of the model.
+    pub(crate) fn from_graph_bytes(element: ElementType, dims: &[usize], bytes: &[u8]) -> Self {
+        let words = || bytes.as_chunks::<4>().0.iter();
+        let halves = || bytes.as_chunks::<2>().0.iter();
+        match element.dtype() {
+            DType::I32 => Tensor::integers(element, dims, words().map(|b| i32::from_le_bytes(*b).into()).collect()),
+            DType::U32 => Tensor::integers(element, dims, words().map(|b| u32::from_le_bytes(*b).into()).collect()),
+            DType::F16 => Tensor::floats(element, dims, halves().map(|b| f16::from_le_bytes(*b).to_f64()).collect()),
+            DType::BF16 => Tensor::floats(element, dims, halves().map(|b| bf16::from_le_bytes(*b).to_f64()).collect()),
+            _ => Tensor::floats(element, dims, words().map(|b| f32::from_le_bytes(*b).into()).collect()),
+        }
+    }
+}
+
+impl Data {
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Data::F32(data) => data.len(),
+            Data::F64(data) => data.len(),
+            Data::Int(data) => data.len(),
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! The backend test cases of the `onnx` package: models of one operator or a few, with inputs and results that were
+//! computed by somebody else.
+//!
+//! `scripts/verify-external/write_onnx_cases.py FOLDER` writes them; MEGANEURA_ONNX_CASES names the folder, and
+//! MEGANEURA_REQUIRE_ONNX=1 makes it an error that there is none. MEGANEURA_ONNX_FILTER runs cases whose names contain it.
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use meganeura_core::backend::Device;
+use meganeura_onnx::{Error, Model, Runner, RunnerOptions, Tensor};
+
+/// What became of a case.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Outcome {
+    Passed,
+    /// The importer says that it does not support it.
+    Refused(String),
+    Failed(String),
+}
+
+fn device() -> Arc<dyn Device> {
+    meganeura_compiler::link_plugins!(meganeura_cpu, meganeura_rules).expect("they are linked");
+    Arc::new(meganeura_cpu::CpuDevice::new(2))
+}
+
+fn folder() -> Option<PathBuf> {
+    let found = std::env::var_os("MEGANEURA_ONNX_CASES").map(PathBuf::from);
+    if found.is_none() {
+        println!("ONNX-NOT-TESTED: MEGANEURA_ONNX_CASES names no folder of cases");
+        assert_ne!(std::env::var("MEGANEURA_REQUIRE_ONNX").as_deref(), Ok("1"), "the cases of ONNX are required");
+    }
+    found
+}
+
+/// Cases in a folder, by name.
+fn cases(folder: &Path) -> Vec<(String, PathBuf)> {
+    let filter = std::env::var("MEGANEURA_ONNX_FILTER").unwrap_or_default();
+    let mut found = Vec::new();
+    for kind in ["node", "simple", "pytorch-converted", "pytorch-operator"] {
+        for entry in std::fs::read_dir(folder.join(kind)).expect("a folder of cases") {
+            let path = entry.expect("an entry").path();
+            let name = path.file_name().expect("a name").to_string_lossy().into_owned();
+            if name.contains(&filter) {
+                found.push((format!("{kind}/{name}"), path));
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+/// `PREFIX_0.pb`, `PREFIX_1.pb`... in a folder.
+fn tensors(folder: &Path, prefix: &str) -> Result<Vec<Tensor>, String> {
+    let mut found = Vec::new();
+    loop {
+        let path = folder.join(format!("{prefix}_{}.pb", found.len()));
+        if !path.exists() {
+            return Ok(found);
+        }
+        let bytes = std::fs::read(&path).expect("a file of data");
+        found.push(Tensor::from_proto(&bytes).map_err(|e| format!("{prefix} {}: {e}", found.len()))?);
+    }
+}
+
+/// Relative and absolute tolerance of a case.
+fn tolerance(case: &Path) -> (f64, f64) {
+    let Ok(text) = std::fs::read_to_string(case.join("tolerance.json")) else {
+        return (1e-3, 1e-7);
+    };
+    let values: BTreeMap<String, f64> = serde_json::from_str(&text).expect("tolerances");
+    (values["rtol"], values["atol"])
+}
+
+fn differs(found: &Tensor, wanted: &Tensor, (rtol, atol): (f64, f64)) -> Option<String> {
+    if found.dims() != wanted.dims() {
+        return Some(format!("shape {:?} instead of {:?}", found.dims(), wanted.dims()));
+    }
+    if found.element() != wanted.element() {
+        return Some(format!("{} instead of {}", found.element(), wanted.element()));
+    }
+    // Sums in f32 that cancel are not exact to a part of their result.
+    let floor = if found.element().is_float() { atol.max(1e-6) } else { 0.0 };
+    let (a, b) = (found.to_f64(), wanted.to_f64());
+    let wrong = a.iter().zip(&b).position(|(&a, &b)| {
+        let same = a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= floor + rtol * b.abs();
+        !same
+    })?;
+    Some(format!("element {wrong} is {} instead of {}", a[wrong], b[wrong]))
+}
+
+fn run(case: &Path, device: &Arc<dyn Device>) -> Outcome {
+    let model = match Model::open(case.join("model.onnx")) {
+        Ok(model) => model,
+        Err(e) if e.to_string().contains("not supported") => return Outcome::Refused(e.to_string()),
+        Err(e) => return Outcome::Failed(e.to_string()),
+    };
+    let options = RunnerOptions {
+        device: Some(device.clone()),
+        ..RunnerOptions::default()
+    };
+    let tolerance = tolerance(case);
+    for set in 0.. {
+        let data = case.join(format!("test_data_set_{set}"));
+        if !data.exists() {
+            break;
+        }
+        let (inputs, wanted) = match (tensors(&data, "input"), tensors(&data, "output")) {
+            (Ok(inputs), Ok(wanted)) => (inputs, wanted),
+            (Err(e), _) | (_, Err(e)) => return Outcome::Refused(e),
+        };
+        let mut runner = match Runner::for_inputs(&model, &inputs, &options) {
+            Ok(runner) => runner,
+            Err(Error::Unsupported(report)) => {
+                let issues: Vec<String> = report.issues.iter().map(|i| i.to_string()).collect();
+                return Outcome::Refused(issues.join("; "));
+            }
+            Err(e) => return Outcome::Failed(e.to_string()),
+        };
+        let found = match runner.run(&inputs) {
+            Ok(found) => found,
+            Err(e) => return Outcome::Failed(e.to_string()),
+        };
+        for (i, (found, wanted)) in found.iter().zip(&wanted).enumerate() {
+            if let Some(message) = differs(found, wanted, tolerance) {
+                return Outcome::Failed(format!("output {i}: {message}"));
+            }
+        }
+    }
+    Outcome::Passed
+}
+
+#[test]
+fn cases_of_the_onnx_package_pass() {
+    let Some(folder) = folder() else { return };
+    let device = device();
+    let mut failures = Vec::new();
+    let mut counts: BTreeMap<&str, [usize; 3]> = BTreeMap::new();
+    for (name, path) in cases(&folder) {
+        let outcome = catch_unwind(AssertUnwindSafe(|| run(&path, &device)));
+        let outcome = outcome.unwrap_or_else(|_| Outcome::Failed("it panicked".into()));
+        let kind = ["node", "simple", "pytorch-converted", "pytorch-operator"]
+            .into_iter()
+            .find(|kind| name.starts_with(&format!("{kind}/")))
+            .expect("a kind");
+        let count = counts.entry(kind).or_default();
+        match outcome {
+            Outcome::Passed => count[0] += 1,
+            Outcome::Refused(reason) => {
+                count[1] += 1;
+                println!("REFUSED {name}: {reason}");
+            }
+            Outcome::Failed(reason) => {
+                count[2] += 1;
+                println!("FAILED {name}: {reason}");
+                failures.push(name);
+            }
+        }
+    }
+    for (kind, [passed, refused, failed]) in &counts {
+        println!("{kind}: {passed} passed, {refused} refused, {failed} failed");
+    }
+    assert!(failures.is_empty(), "{} cases failed: {failures:?}", failures.len());
+}

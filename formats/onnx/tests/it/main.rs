@@ -1,0 +1,3 @@
+//! Integration tests of `meganeura-onnx`.
+
+mod cases;
