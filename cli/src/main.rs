@@ -11,7 +11,7 @@ use meganeura::profiler::{self, TraceFile};
 
 use commands::tune;
 use commands::{
-    bench, chat, completions, conformance, devices, diff, doctor, explain, generate, ops, plugins, predict, train,
+    bench, chat, completions, conformance, devices, diff, doctor, explain, generate, onnx, ops, plugins, predict, train,
 };
 
 /// Train and run neural networks on any hardware.
@@ -44,6 +44,10 @@ enum Command {
     Predict(predict::PredictArgs),
     /// Measure a saved model on labelled examples: accuracy, precision, recall, F1 and confusion matrix.
     Evaluate(predict::EvaluateArgs),
+    /// Say whether an ONNX model can be run: its inputs, what is not supported, and what a run takes.
+    Check(onnx::CheckArgs),
+    /// Run an ONNX model on arrays of NumPy.
+    Run(onnx::RunArgs),
     /// Continue a text with a language model.
     Generate(Box<generate::Args>),
     /// Talk to a language model that was made for it.
@@ -100,6 +104,8 @@ fn run(command: &Command) -> ExitCode {
         Command::Train(args) => train::run(args),
         Command::Predict(args) => predict::predict(args),
         Command::Evaluate(args) => predict::evaluate(args),
+        Command::Check(args) => onnx::check(args),
+        Command::Run(args) => onnx::run(args),
         Command::Generate(args) => generate::run(args),
         Command::Chat(args) => chat::run(args),
         Command::Devices(args) => devices::run(args),

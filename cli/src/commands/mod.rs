@@ -11,6 +11,7 @@ pub(crate) mod explain;
 pub(crate) mod generate;
 mod kernels;
 mod language;
+pub(crate) mod onnx;
 pub(crate) mod ops;
 mod page;
 mod planned;

@@ -34,10 +34,6 @@ impl<'m> Attributes<'m> {
         }
     }
 
-    pub(crate) fn names(&self) -> impl Iterator<Item = &'m str> + '_ {
-        self.by_name.keys().copied()
-    }
-
     pub(crate) fn has(&self, name: &str) -> bool {
         self.by_name.contains_key(name)
     }

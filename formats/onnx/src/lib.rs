@@ -20,6 +20,7 @@
 //! shapes is computed while importing.
 
 mod attributes;
+mod document;
 mod element;
 mod error;
 mod import;
@@ -31,6 +32,7 @@ mod read;
 mod runner;
 mod tensor;
 
+pub use document::markdown;
 pub use element::ElementType;
 pub use error::{Error, Issue, IssueKind, Result};
 pub use import::{Call, Import, ImportOptions, Operand, Parameter, TensorInfo};

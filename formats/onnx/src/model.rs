@@ -16,7 +16,7 @@ use crate::preflight::Report;
 use crate::proto::{GraphProto, ModelProto, ValueInfoProto, dimension_proto, type_proto};
 
 /// Versions of the intermediate representation that are read.
-const IR_VERSIONS: std::ops::RangeInclusive<i64> = 3..=13;
+const IR_VERSIONS: std::ops::RangeInclusive<i64> = 3..=14;
 
 /// A dimension of an input or result.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -165,13 +165,6 @@ pub(crate) fn location(proto: &TensorProto, folder: Option<&Path>) -> Result<Loc
     })
 }
 
-/// Checks that the file has the bytes, without reading them.
-pub(crate) fn check_external(proto: &TensorProto, folder: Option<&Path>) -> Result<(), ReadError> {
-    let (element, dims) = tensor_type(proto)?;
-    let bytes = (element_count(&dims).unwrap_or(0) * element.bits()).div_ceil(8);
-    open_external(&location(proto, folder)?, bytes).map(drop)
-}
-
 fn open_external(place: &Location, bytes: usize) -> Result<File, ReadError> {
     let failed = |e: std::io::Error| ReadError::Missing(format!("{}: {e}", place.file.display()));
     let file = File::open(&place.file).map_err(failed)?;

@@ -131,6 +131,11 @@ impl Tensor {
         }
     }
 
+    /// All elements as the bits of `f16`, rounded.
+    pub fn f16_bits(&self) -> Vec<u16> {
+        self.to_f32().iter().map(|&v| f16::from_f32(v).to_bits()).collect()
+    }
+
     /// The integers of an integer or boolean tensor.
     pub(crate) fn ints(&self) -> Option<&[i64]> {
         match &self.data {

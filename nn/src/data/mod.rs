@@ -75,7 +75,7 @@ pub use error::DataError;
 pub use idx::{IDX_MAX_BYTES, IdxArray, IdxData, IdxType, parse_idx, read_idx};
 pub use images::{ImageFolder, image_files, image_folder, read_images};
 pub use mnist::{idx_dataset, mnist};
-pub use npy::{NPY_MAX_BYTES, NpyArray, NpyType, parse_npy, read_npy, write_npy};
+pub use npy::{NPY_MAX_BYTES, NpyArray, NpyType, parse_npy, read_npy, write_npy, write_npy_bytes};
 pub use npz::{Arrays, npy_dataset, npz_dataset, npz_names, read_npz};
 pub use split::{Parts, SplitOptions};
 pub use standardise::Standardiser;

@@ -12,7 +12,7 @@ use crate::ops::OnnxOp;
 use crate::preflight::DEPENDS_ON_DATA;
 use crate::proto::{GraphProto, NodeProto, TensorProto};
 use crate::read::read_tensor;
-use crate::tensor::{Tensor, element_count};
+use crate::tensor::Tensor;
 
 /// A node that is being imported.
 pub struct Call<'c, 'm> {
@@ -301,6 +301,12 @@ impl<'c, 'm> Call<'c, 'm> {
         Operand::known(tensor, self.importer.full_name(name), parameter)
     }
 
+    /// A parameter that is computed from others when importing, named after the node.
+    pub(crate) fn derived(&self, what: &str, tensor: Tensor) -> Operand {
+        let name = format!("{}.{what}", node_place(self.node));
+        Operand::known(tensor, self.importer.full_name(&name), true)
+    }
+
     /// A scalar constant of a type.
     pub(crate) fn scalar(&mut self, element: ElementType, value: f64) -> Value {
         self.importer.graph.scalar_of(element.dtype(), value).into()
@@ -365,9 +371,4 @@ pub(crate) fn normalize_axis(axis: i64, rank: usize) -> Result<usize, String> {
         Ok(at) if at < rank => Ok(at),
         _ => Err(format!("axis {axis} does not exist in {rank} dimensions")),
     }
-}
-
-/// Checks that a tensor of these dimensions can exist.
-pub(crate) fn check_size(dims: &[usize]) -> Result<usize, String> {
-    element_count(dims).ok_or_else(|| format!("a tensor of {dims:?} is larger than any memory"))
 }

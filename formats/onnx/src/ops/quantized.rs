@@ -1,3 +1,359 @@
-//! TODO
-use super::OnnxOp;
-pub(super) const OPS: &[OnnxOp] = &[];
+//! Quantised tensors: integers with a scale and a zero point.
+
+use meganeura_core::DType;
+use meganeura_core::graph::Value;
+
+use super::{OnnxOp, conv, fold, ms, op};
+use crate::element::ElementType;
+use crate::import::{Call, Operand};
+use crate::tensor::Tensor;
+
+type Built = Result<Vec<Operand>, String>;
+type Folded = Result<Option<Vec<Tensor>>, String>;
+
+pub(super) const OPS: &[OnnxOp] = &[
+    op("DequantizeLinear", 10, dequantize).folding(fold_dequantize).partly("floats of 8 and 4 bits"),
+    op("DynamicQuantizeLinear", 11, dynamic_quantize),
+    op("QLinearConv", 10, qlinear_conv),
+    op("QLinearMatMul", 10, qlinear_matmul),
+    op("QuantizeLinear", 10, quantize).partly("floats of 8 and 4 bits"),
+    ms("DequantizeLinear", dequantize).folding(fold_dequantize),
+    ms("DynamicQuantizeMatMul", dynamic_quantize_matmul),
+    ms("MatMulIntegerToFloat", matmul_integer_to_float),
+    ms("MatMulNBits", matmul_nbits).partly("weights of other than 4 and 8 bits, zero points in floating point, g_idx"),
+    ms("QLinearAdd", |c| qlinear_binary(c, |g, a, b| g.add(a, b).into())),
+    ms("QLinearMul", |c| qlinear_binary(c, |g, a, b| g.mul(a, b).into())),
+    ms("QuantizeLinear", quantize),
+];
+
+/// Scale or zero point `i` in a shape that meets a tensor of `dims`: a number, one for each index of the axis, or one for
+/// each block of it.
+fn spread(call: &mut Call, i: usize, dims: &[usize]) -> Result<Value, String> {
+    let value = call.value(i)?;
+    let value = call.as_f32(value);
+    let own = call.dims(i)?;
+    let axis = call.int("axis", 1)?;
+    let block = call.int("block_size", 0)?;
+    let graph = call.graph();
+    if own.iter().product::<usize>() == 1 {
+        return Ok(graph.reshape(value, &[]).into());
+    }
+    let axis = crate::import::normalize_axis(axis, dims.len())?;
+    if own.len() == 1 && own[0] == dims[axis] && block == 0 {
+        let mut shape = vec![1; dims.len()];
+        shape[axis] = own[0];
+        return Ok(graph.reshape(value, &shape).into());
+    }
+    let block = usize::try_from(block).ok().filter(|&b| b > 0 && own.len() == dims.len());
+    let block = block.ok_or_else(|| format!("a scale of {own:?} does not fit {dims:?}"))?;
+    if own[axis] != dims[axis].div_ceil(block) {
+        return Err(format!("a scale of {own:?} does not fit {dims:?} in blocks of {block}"));
+    }
+    let mut split = own.clone();
+    split.insert(axis + 1, 1);
+    let mut repeated = own.clone();
+    repeated.insert(axis + 1, block);
+    let mut joined = own.clone();
+    joined[axis] *= block;
+    let column = graph.reshape(value, &split);
+    let column = graph.expand(column, &repeated);
+    let all = graph.reshape(column, &joined);
+    Ok(graph.slice_axis(all, axis as i32, 0, dims[axis]).into())
+}
+
+/// `(x - zero) scale`.
+fn dequantize(call: &mut Call) -> Built {
+    let dims = call.dims(0)?;
+    let element = call.element(1)?;
+    let element = match call.attributes().int("output_dtype")? {
+        Some(number) if number != 0 => ElementType::from_number(number)?,
+        _ => element,
+    };
+    let x = call.value(0)?;
+    let mut x = call.as_f32(x);
+    if call.has_input(2) {
+        let zero = spread(call, 2, &dims)?;
+        x = call.graph().sub(x, zero).into();
+    }
+    let scale = spread(call, 1, &dims)?;
+    let y = call.graph().mul(x, scale);
+    let y = call.as_element(y.into(), element);
+    call.one(y, element)
+}
+
+/// Weights are dequantised once, and are parameters then.
+fn fold_dequantize(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
+    let (Some(Some(x)), Some(Some(scale))) = (operands.first(), operands.get(1)) else { return Ok(None) };
+    let zero = operands.get(2).copied().flatten();
+    let dims = x.dims();
+    if call.int("block_size", 0)? != 0 {
+        return Ok(None);
+    }
+    let axis = match scale.len() {
+        1 => 0,
+        _ => crate::import::normalize_axis(call.int("axis", 1)?, dims.len())?,
+    };
+    if scale.len() != 1 && scale.len() != dims[axis] || zero.is_some_and(|z| z.len() != scale.len()) {
+        return Err(format!("a scale of {:?} does not fit {dims:?}", scale.dims()));
+    }
+    let step = fold::strides(dims).get(axis).copied().unwrap_or(1);
+    let (scales, zeros) = (scale.to_f64(), zero.map(|z| z.to_f64()));
+    let elements = x.to_f64();
+    let data = elements.iter().enumerate().map(|(i, &v)| {
+        let at = if scales.len() == 1 { 0 } else { i / step % dims[axis] };
+        (v - zeros.as_ref().map_or(0.0, |z| z[at])) * scales[at]
+    });
+    let data = data.collect();
+    Ok(Some(vec![Tensor::floats(scale.element(), dims, data)]))
+}
+
+/// `round(x) + zero`, saturated to the integers of a type.
+fn saturated(call: &mut Call, scaled: Value, zero: Option<Value>, element: ElementType) -> Value {
+    let (low, high) = element.range();
+    let graph = call.graph();
+    let mut y: Value = graph.round(scaled).into();
+    if let Some(zero) = zero {
+        y = graph.add(y, zero).into();
+    }
+    let y = graph.clamp(y, low as f32, high as f32);
+    let y = graph.cast(y, DType::I32);
+    call.as_element(y.into(), element)
+}
+
+fn quantize(call: &mut Call) -> Built {
+    let dims = call.dims(0)?;
+    let element = match (call.has_input(2), call.attributes().int("output_dtype")?) {
+        (true, _) => call.element(2)?,
+        (false, Some(number)) if number != 0 => ElementType::from_number(number)?,
+        _ => ElementType::U8,
+    };
+    if element.is_float() {
+        return Err(format!("{element} is no integer type"));
+    }
+    let x = call.value(0)?;
+    let x = call.as_f32(x);
+    let scale = spread(call, 1, &dims)?;
+    let zero = match call.has_input(2) {
+        true => Some(spread(call, 2, &dims)?),
+        false => None,
+    };
+    let scaled = call.graph().div(x, scale);
+    let y = saturated(call, scaled.into(), zero, element);
+    call.one(y, element)
+}
+
+/// Scale and zero point for `uint8` from the range of a tensor, which is made to contain 0.
+fn dynamic(call: &mut Call, x: Value) -> (Value, Value, Value) {
+    let graph = call.graph();
+    let rank = graph.shape(x).len() as i32;
+    let axes: Vec<i32> = (0..rank).collect();
+    let zero = graph.scalar_of(DType::F32, 0.0);
+    let (low, high) = (graph.min_reduce(x, &axes, false), graph.max_reduce(x, &axes, false));
+    let (low, high) = (graph.min(low, zero), graph.max(high, zero));
+    let range = graph.sub(high, low);
+    let steps = graph.scalar_of(DType::F32, 255.0);
+    let scale = graph.div(range, steps);
+    let negative = graph.neg(low);
+    let at = graph.div(negative, scale);
+    let at = graph.round(at);
+    let at = graph.clamp(at, 0.0, 255.0);
+    let scaled = graph.div(x, scale);
+    let y = saturated(call, scaled.into(), Some(at.into()), ElementType::U8);
+    (y, scale.into(), at.into())
+}
+
+fn dynamic_quantize(call: &mut Call) -> Built {
+    let x = call.value(0)?;
+    let (y, scale, zero) = dynamic(call, x);
+    let zero = call.graph().cast(zero, DType::U32);
+    Ok(vec![
+        call.result(y, ElementType::U8),
+        call.result(scale, ElementType::F32),
+        call.result(zero, ElementType::U8),
+    ])
+}
+
+/// Operand `i` less its zero point, as `i32`.
+fn centred_matrix(call: &mut Call, i: usize, zero: usize, rows: bool) -> Result<Value, String> {
+    let x = call.value(i)?;
+    let x = call.as_element(x, ElementType::I32);
+    let Some(zero) = call.optional(zero)? else { return Ok(x) };
+    let zero = call.as_element(zero, ElementType::I32);
+    let graph = call.graph();
+    let dims = graph.shape(zero).to_vec();
+    let zero: Value = match dims.as_slice() {
+        [n] if *n > 1 && rows => graph.reshape(zero, &[*n, 1]).into(),
+        [1] => graph.reshape(zero, &[]).into(),
+        _ => zero,
+    };
+    Ok(graph.sub(x, zero).into())
+}
+
+/// A scale for rows or columns of a matrix.
+fn matrix_scale(call: &mut Call, i: usize, rows: bool) -> Result<Value, String> {
+    let scale = call.value(i)?;
+    let scale = call.as_f32(scale);
+    let graph = call.graph();
+    let dims = graph.shape(scale).to_vec();
+    Ok(match dims.as_slice() {
+        [n] if *n > 1 && rows => graph.reshape(scale, &[*n, 1]).into(),
+        [1] => graph.reshape(scale, &[]).into(),
+        _ => scale,
+    })
+}
+
+fn qlinear_matmul(call: &mut Call) -> Built {
+    let element = call.element(7)?;
+    let a = centred_matrix(call, 0, 2, true)?;
+    let b = centred_matrix(call, 3, 5, false)?;
+    let product = super::matmul::integer_product(call, a, b)?;
+    let product = call.as_f32(product);
+    let (a_scale, b_scale) = (matrix_scale(call, 1, true)?, matrix_scale(call, 4, false)?);
+    let (y_scale, y_zero) = (matrix_scale(call, 6, true)?, matrix_scale(call, 7, true)?);
+    let graph = call.graph();
+    let factor = graph.mul(a_scale, b_scale);
+    let factor = graph.div(factor, y_scale);
+    let scaled = graph.mul(product, factor);
+    let y = saturated(call, scaled.into(), Some(y_zero), element);
+    call.one(y, element)
+}
+
+fn qlinear_conv(call: &mut Call) -> Built {
+    let element = call.element(7)?;
+    let x = conv::centred(call, 0, 2)?;
+    let w = conv::centred(call, 3, 5)?;
+    let mut y = conv::convolve(call, x, w)?;
+    if let Some(bias) = call.optional(8)? {
+        let bias = call.as_f32(bias);
+        y = conv::add_channels(call, y, bias);
+    }
+    let (x_scale, y_scale, y_zero) = (matrix_scale(call, 1, false)?, matrix_scale(call, 6, false)?, matrix_scale(call, 7, false)?);
+    let w_scale = call.value(4)?;
+    let graph = call.graph();
+    let count: usize = graph.shape(w_scale).iter().product();
+    let rank = graph.shape(y).len();
+    let w_scale = match count {
+        1 => graph.reshape(w_scale, &[]),
+        count => {
+            let mut shape = vec![1; rank];
+            shape[1] = count;
+            graph.reshape(w_scale, &shape)
+        }
+    };
+    let factor = graph.mul(x_scale, w_scale);
+    let factor = graph.div(factor, y_scale);
+    let scaled = graph.mul(y, factor);
+    let y = saturated(call, scaled.into(), Some(y_zero), element);
+    call.one(y, element)
+}
+
+fn qlinear_binary(call: &mut Call, f: fn(&mut meganeura_core::Graph, Value, Value) -> Value) -> Built {
+    let element = call.element(0)?;
+    let mut operands = Vec::new();
+    for i in [0, 3] {
+        let x = conv::centred(call, i, i + 2)?;
+        let scale = matrix_scale(call, i + 1, false)?;
+        operands.push(call.graph().mul(x, scale));
+    }
+    let y = f(call.graph(), operands[0].into(), operands[1].into());
+    let y_scale = matrix_scale(call, 6, false)?;
+    let y_zero = match call.has_input(7) {
+        true => Some(matrix_scale(call, 7, false)?),
+        false => None,
+    };
+    let scaled = call.graph().div(y, y_scale);
+    let y = saturated(call, scaled.into(), y_zero, element);
+    call.one(y, element)
+}
+
+/// `a_scale b_scale (a - a_zero) (b - b_zero) + bias`.
+fn matmul_integer_to_float(call: &mut Call) -> Built {
+    let a = centred_matrix(call, 0, 4, true)?;
+    let b = centred_matrix(call, 1, 5, false)?;
+    let product = super::matmul::integer_product(call, a, b)?;
+    let product = call.as_f32(product);
+    let (a_scale, b_scale) = (matrix_scale(call, 2, true)?, matrix_scale(call, 3, false)?);
+    let graph = call.graph();
+    let factor = graph.mul(a_scale, b_scale);
+    let mut y: Value = graph.mul(product, factor).into();
+    if let Some(bias) = call.optional(6)? {
+        y = call.graph().add(y, bias).into();
+    }
+    call.one(y, ElementType::F32)
+}
+
+/// The first operand is quantised, and the product is in floats again.
+fn dynamic_quantize_matmul(call: &mut Call) -> Built {
+    let x = call.value(0)?;
+    let (a, a_scale, a_zero) = dynamic(call, x);
+    let a = call.as_element(a, ElementType::I32);
+    let a_zero = call.as_element(a_zero, ElementType::I32);
+    let a = call.graph().sub(a, a_zero);
+    let b = centred_matrix(call, 1, 3, false)?;
+    let product = super::matmul::integer_product(call, a.into(), b)?;
+    let product = call.as_f32(product);
+    let b_scale = matrix_scale(call, 2, false)?;
+    let graph = call.graph();
+    let factor = graph.mul(a_scale, b_scale);
+    let mut y: Value = graph.mul(product, factor).into();
+    if let Some(bias) = call.optional(4)? {
+        y = call.graph().add(y, bias).into();
+    }
+    call.one(y, ElementType::F32)
+}
+
+/// Weights of 4 or 8 bits in blocks along the summed axis, which are dequantised when importing.
+fn matmul_nbits(call: &mut Call) -> Built {
+    let element = call.element(0)?;
+    let size = |name: &str| -> Result<usize, String> {
+        usize::try_from(call.int(name, 0)?).ok().filter(|&n| n > 0).ok_or_else(|| format!("{name} is not positive"))
+    };
+    let (k, n, block) = (size("K")?, size("N")?, size("block_size")?);
+    let bits = call.int("bits", 4)?;
+    if !matches!(bits, 4 | 8) || call.has_input(4) {
+        return Err(format!("weights of {bits} bits, or with g_idx, are not supported"));
+    }
+    let per_byte = 8 / bits as usize;
+    let blocks = k.div_ceil(block);
+    let known = "the weights";
+    let words = call.known_ints(1, known)?.ok_or("the weights are missing")?;
+    let scales = call.known_floats(2, "the scales")?.ok_or("the scales are missing")?;
+    let row = blocks * block / per_byte;
+    if words.len() != n.saturating_mul(row) || scales.len() != n.saturating_mul(blocks) {
+        return Err(format!("operands {} do not fit {n} columns of {k}", call.types()));
+    }
+    let zeros = match call.has_input(3) {
+        false => None,
+        true if call.element(3)?.is_float() => return Err("zero points in floating point are not supported".into()),
+        true => call.known_ints(3, "the zero points")?,
+    };
+    let zero_row = blocks.div_ceil(per_byte);
+    if zeros.as_ref().is_some_and(|z| z.len() != n * zero_row) {
+        return Err(format!("operands {} do not fit {n} columns of {k}", call.types()));
+    }
+    let mask = (1i64 << bits) - 1;
+    let unpack = |list: &[i64], start: usize, i: usize| (list[start + i / per_byte] >> (bits as usize * (i % per_byte))) & mask;
+    let mut data = Vec::with_capacity(n * k);
+    for column in 0..n {
+        for i in 0..k {
+            let at = i / block;
+            let zero = match &zeros {
+                Some(zeros) => unpack(zeros, column * zero_row, at),
+                None => 1 << (bits - 1),
+            };
+            data.push((unpack(&words, column * row, i) - zero) as f32 * scales[column * blocks + at] as f32);
+        }
+    }
+    // [n, k]: the product reads it transposed.
+    let weights = Tensor::f32(&[n, k], data);
+    let weights = call.derived("dequantized", weights);
+    let weights = call.value_of(&weights)?;
+    let x = call.value(0)?;
+    let x = call.as_f32(x);
+    let y = call.graph().matmul_bt(x, weights);
+    let mut y = call.as_element(y.into(), element);
+    if let Some(bias) = call.optional(5)? {
+        y = call.graph().add(y, bias).into();
+    }
+    call.one(y, element)
+}

@@ -13,7 +13,7 @@
 
 mod write;
 
-pub use write::write_npy;
+pub use write::{write_npy, write_npy_bytes};
 
 use std::{fmt, path::Path};
 
@@ -79,6 +79,24 @@ impl NpyType {
             "f8" => Self::F64,
             _ => return None,
         })
+    }
+
+    /// Its description without the byte order.
+    fn code(self) -> &'static str {
+        match self {
+            Self::Bool => "b1",
+            Self::I8 => "i1",
+            Self::I16 => "i2",
+            Self::I32 => "i4",
+            Self::I64 => "i8",
+            Self::U8 => "u1",
+            Self::U16 => "u2",
+            Self::U32 => "u4",
+            Self::U64 => "u8",
+            Self::F16 => "f2",
+            Self::F32 => "f4",
+            Self::F64 => "f8",
+        }
     }
 
     /// Bytes per element.
@@ -175,6 +193,11 @@ impl NpyArray {
     /// beyond its range becomes infinite.
     pub fn to_f32(&self) -> Vec<f32> {
         self.elements().map(|e| self.dtype.to_f64(e) as f32).collect()
+    }
+
+    /// The elements as `f64`, row-major; whole numbers of 64 bits are rounded above 2^53.
+    pub fn to_f64(&self) -> Vec<f64> {
+        self.elements().map(|e| self.dtype.to_f64(e)).collect()
     }
 
     /// The elements as whole numbers, row-major.

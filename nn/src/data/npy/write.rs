@@ -5,22 +5,38 @@ use std::path::Path;
 use meganeura_core::files::write_atomically;
 use meganeura_core::{Error, Result};
 
+use super::NpyType;
+
 /// Writes an array of `f32` in row-major order to a `.npy` file, which replaces what was at `path` as a whole.
 ///
 /// # Errors
 /// [`Error::InvalidUse`] when the shape has another number of elements; [`Error::File`] when the file cannot be written.
 pub fn write_npy(path: impl AsRef<Path>, shape: &[usize], values: &[f32]) -> Result<()> {
-    let count = shape.iter().try_fold(1usize, |product, &dim| product.checked_mul(dim));
-    if count != Some(values.len()) {
+    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    write_npy_bytes(path, NpyType::F32, shape, &bytes)
+}
+
+/// Writes an array of any type, given as its little-endian elements in row-major order, like [`write_npy`].
+///
+/// # Errors
+/// As [`write_npy`].
+pub fn write_npy_bytes(path: impl AsRef<Path>, dtype: NpyType, shape: &[usize], bytes: &[u8]) -> Result<()> {
+    let count = shape.iter().try_fold(dtype.size(), |product, &dim| product.checked_mul(dim));
+    if count != Some(bytes.len()) {
         return Err(Error::misuse(
-            format!("{} numbers are no array of the shape {shape:?}", values.len()),
+            format!(
+                "{} numbers are no array of the shape {shape:?}",
+                bytes.len() / dtype.size()
+            ),
             "give as many numbers as the shape has elements",
         ));
     }
     // Tuples of one element end in a comma.
     let dims: String = shape.iter().map(|dim| format!("{dim}, ")).collect();
+    let order = if dtype.size() == 1 { '|' } else { '<' };
     let mut header = format!(
-        "{{'descr': '<f4', 'fortran_order': False, 'shape': ({}), }}",
+        "{{'descr': '{order}{}', 'fortran_order': False, 'shape': ({}), }}",
+        dtype.code(),
         dims.trim_end()
     );
     // The elements begin at a multiple of 64 bytes.
@@ -32,7 +48,7 @@ pub fn write_npy(path: impl AsRef<Path>, shape: &[usize], values: &[f32]) -> Res
         file.write_all(b"\x93NUMPY\x01\x00")?;
         file.write_all(&(header.len() as u16).to_le_bytes())?;
         file.write_all(header.as_bytes())?;
-        values.iter().try_for_each(|value| file.write_all(&value.to_le_bytes()))
+        file.write_all(bytes)
     })
 }
 
@@ -53,6 +69,13 @@ mod tests {
             assert!(std::fs::metadata(&path).expect("a file").len() % 64 == (4 * found.to_f32().len() as u64) % 64);
         }
         assert!(write_npy(&path, &[2], &[1.0]).is_err());
+        for dtype in [NpyType::Bool, NpyType::U8, NpyType::I64, NpyType::F64] {
+            let bytes = [1, 0, 0, 0, 0, 0, 0, 0];
+            write_npy_bytes(&path, dtype, &[8 / dtype.size()], &bytes).expect("written");
+            let found = read_npy(&path).expect("an array");
+            assert_eq!((found.dtype(), found.shape()), (dtype, &[8 / dtype.size()][..]));
+        }
+        assert_eq!(read_npy(&path).expect("an array").to_f64(), [f64::from_bits(1)]);
         assert!(write_npy(folder.path().join("no/a.npy"), &[1], &[1.0]).is_err());
     }
 }

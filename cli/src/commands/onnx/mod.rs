@@ -1,0 +1,119 @@
+//! `meganeura check` and `meganeura run`: ONNX models.
+
+mod arrays;
+mod check;
+mod run;
+
+pub(crate) use check::{Args as CheckArgs, run as check};
+pub(crate) use run::{Args as RunArgs, run};
+
+use std::error::Error;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use meganeura::backend::Device;
+use meganeura::config::Config;
+use meganeura::onnx::{self, Dims, Model};
+use meganeura::{Builder, select};
+
+use super::precision::Choice;
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+/// Ends a command whose model cannot be imported.
+const UNSUPPORTED: u8 = 3;
+
+/// Ends a command whose file is broken.
+const BROKEN: u8 = 2;
+
+/// Sizes of a model's open dimensions.
+#[derive(Debug, clap::Args)]
+struct DimOptions {
+    /// Size of a dimension that the model leaves open, by its name; one without a name is INPUT.AXIS (`x.0`). May be repeated.
+    #[arg(long = "dim", value_name = "NAME=SIZE", value_parser = dim)]
+    dims: Vec<(String, usize)>,
+}
+
+fn dim(text: &str) -> std::result::Result<(String, usize), String> {
+    let wrong = || format!("'{text}' is not NAME=SIZE, such as batch=4");
+    let (name, size) = text.rsplit_once('=').ok_or_else(wrong)?;
+    let size = size.parse().map_err(|_| wrong())?;
+    if name.is_empty() {
+        return Err(wrong());
+    }
+    Ok((name.to_owned(), size))
+}
+
+impl DimOptions {
+    fn dims(&self) -> Dims {
+        self.dims.iter().fold(Dims::new(), |dims, (name, size)| dims.bind(name, *size))
+    }
+
+    /// Refuses names that the model does not have.
+    fn check(&self, model: &Model) -> Result<()> {
+        let mut known: Vec<String> = Vec::new();
+        for input in model.inputs() {
+            let Some(dims) = &input.dims else { return Ok(()) };
+            for (axis, dim) in dims.iter().enumerate() {
+                if let onnx::Dim::Name(name) = dim {
+                    known.extend([name.clone(), format!("{}.{axis}", input.name)]);
+                }
+            }
+        }
+        known.sort();
+        known.dedup();
+        for (name, _) in &self.dims {
+            if !known.contains(name) {
+                return Err(match known.is_empty() {
+                    true => format!("the model has no open dimension, and --dim names `{name}`").into(),
+                    false => format!("the model has no open dimension `{name}`; it has {}", known.join(", ")).into(),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Where a model runs.
+#[derive(Debug, clap::Args)]
+struct DeviceOptions {
+    /// Device to use; `meganeura devices` lists them.
+    #[arg(long, value_name = "SELECTOR")]
+    device: Option<String>,
+
+    /// Precision of matmuls and convolutions [default: the device's]
+    #[arg(long, value_enum)]
+    precision: Option<Choice>,
+
+    /// Keep the plan in this file, and take it from there the next time.
+    #[arg(long, value_name = "FILE")]
+    cache: Option<std::path::PathBuf>,
+}
+
+impl DeviceOptions {
+    /// How a runner is built.
+    fn builder(&self) -> Result<Builder> {
+        let config = Config::load()?;
+        let device: Arc<dyn Device> = select::select(self.device.as_deref(), &config)?.open(&config)?;
+        let mut builder = Builder::on(device).config(config);
+        if let Some(precision) = self.precision {
+            builder = builder.precision(precision.into());
+        }
+        if let Some(path) = &self.cache {
+            builder = builder.cache(path);
+        }
+        Ok(builder)
+    }
+}
+
+/// Reports an error of a model with the exit code of its kind.
+fn failed(error: onnx::Error) -> super::Outcome {
+    let code = match &error {
+        onnx::Error::Unsupported(report) if report.is_broken() => BROKEN,
+        onnx::Error::Unsupported(_) => UNSUPPORTED,
+        onnx::Error::Broken { .. } | onnx::Error::Io { .. } => BROKEN,
+        _ => return Err(error.into()),
+    };
+    crate::output::report(&error);
+    Ok(ExitCode::from(code))
+}

@@ -1,0 +1,169 @@
+//! `meganeura run`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use meganeura::onnx::{Model, Runner, RunnerOptions, Tensor, TensorInfo};
+use serde_json::json;
+
+use super::{DeviceOptions, DimOptions, Result, arrays, failed};
+use crate::commands::Outcome;
+use crate::output::line;
+
+const EXAMPLES: &str = "\
+Examples:
+  meganeura run classifier.onnx --input x=image.npy
+  meganeura run detector.onnx --inputs-dir inputs --output-dir results --device cpu
+
+A folder of inputs has `NAME.npy` for each of the model's inputs, or `input_0.npy`, `input_1.npy` and so on in the order of
+`meganeura check MODEL.onnx`. Results are `output_0.npy`, `output_1.npy` and so on.
+
+Exit code: 0 if the model ran, 2 if its file is broken, 3 if it is not supported, 1 otherwise.";
+
+/// Options of `run`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// ONNX file.
+    model: PathBuf,
+
+    /// File of an input, as NumPy writes it (.npy). May be repeated.
+    #[arg(long = "input", value_name = "NAME=FILE", value_parser = input, conflicts_with = "inputs_dir")]
+    inputs: Vec<(String, PathBuf)>,
+
+    /// Folder of all inputs.
+    #[arg(long, value_name = "DIR")]
+    inputs_dir: Option<PathBuf>,
+
+    /// Folder for the results, which is made if it is not there.
+    #[arg(long, value_name = "DIR")]
+    output_dir: Option<PathBuf>,
+
+    #[command(flatten)]
+    dims: DimOptions,
+
+    #[command(flatten)]
+    device: DeviceOptions,
+
+    /// Print a JSON object with shapes, types and times; results only go to --output-dir.
+    #[arg(long)]
+    json: bool,
+}
+
+fn input(text: &str) -> std::result::Result<(String, PathBuf), String> {
+    match text.split_once('=') {
+        Some((name, path)) if !name.is_empty() && !path.is_empty() => Ok((name.to_owned(), path.into())),
+        _ => Err(format!("'{text}' is not NAME=FILE, such as x=image.npy")),
+    }
+}
+
+/// All inputs, in the order of the model.
+fn tensors(args: &Args, model: &Model) -> Result<Vec<Tensor>> {
+    let ports = model.inputs();
+    if let Some(folder) = &args.inputs_dir {
+        return arrays::inputs_of(folder, ports);
+    }
+    let names: Vec<&str> = ports.iter().map(|p| p.name.as_str()).collect();
+    if let Some((name, _)) = args.inputs.iter().find(|(name, _)| !names.contains(&name.as_str())) {
+        return Err(format!("the model has no input `{name}`; it has {}", names.join(", ")).into());
+    }
+    let mut tensors = Vec::with_capacity(ports.len());
+    for port in ports {
+        let mut given = args.inputs.iter().filter(|(name, _)| *name == port.name);
+        let Some((_, path)) = given.next() else {
+            return Err(format!("no file for the input {port}: add --input {}=FILE.npy", port.name).into());
+        };
+        if given.next().is_some() {
+            return Err(format!("--input gives `{}` twice", port.name).into());
+        }
+        tensors.push(arrays::read(path)?);
+    }
+    Ok(tensors)
+}
+
+pub(crate) fn run(args: &Args) -> Outcome {
+    let model = match Model::open(&args.model) {
+        Ok(model) => model,
+        Err(e) => return failed(e),
+    };
+    args.dims.check(&model)?;
+    let inputs = tensors(args, &model)?;
+    let mut dims = args.dims.dims();
+    // What the inputs say must agree with --dim.
+    let shapes = model.inputs().iter().zip(&inputs).map(|(p, t)| (p.name.as_str(), t.dims()));
+    let found = match model.dims_of(shapes) {
+        Ok(found) => found,
+        Err(e) => return Err(e.into()),
+    };
+    for (name, size) in found.iter() {
+        if dims.get(name).is_some_and(|given| given != size) {
+            let given = dims.get(name).unwrap_or(0);
+            return Err(format!("--dim says that `{name}` is {given}, and the inputs say {size}").into());
+        }
+        dims = dims.bind(name, size);
+    }
+    let builder = args.device.builder()?;
+    let begin = Instant::now();
+    let options = RunnerOptions {
+        builder: Some(builder),
+        ..RunnerOptions::default()
+    };
+    let mut runner = match Runner::for_inputs(&model, &inputs, &options) {
+        Ok(runner) => runner,
+        Err(e) => return failed(e),
+    };
+    let build = begin.elapsed();
+    let begin = Instant::now();
+    let results = runner.run(&inputs)?;
+    let step = begin.elapsed();
+    if let Some(folder) = &args.output_dir {
+        std::fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+        for (i, tensor) in results.iter().enumerate() {
+            arrays::write(&folder.join(format!("output_{i}.npy")), tensor)?;
+        }
+    }
+    let device = runner.session().device().capabilities().name.clone();
+    if args.json {
+        let outputs: Vec<_> = runner.outputs().iter().map(|info| json!({"name": info.name, "type": info.element.name(), "shape": info.dims})).collect();
+        let report = json!({
+            "device": device,
+            "outputs": outputs,
+            "build_ms": build.as_secs_f64() * 1e3,
+            "first_run_ms": step.as_secs_f64() * 1e3,
+        });
+        line(report)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    line(format_args!(
+        "ran on {device}: built in {:.0} ms, first run {:.1} ms",
+        build.as_secs_f64() * 1e3,
+        step.as_secs_f64() * 1e3
+    ))?;
+    for (i, (info, tensor)) in runner.outputs().iter().zip(&results).enumerate() {
+        line(summary(i, info, tensor))?;
+    }
+    if let Some(folder) = &args.output_dir {
+        line(format_args!("results are in {}", folder.display()))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Elements that are printed of each result.
+const SHOWN: usize = 8;
+
+/// Type, shape, range and first elements of a result.
+fn summary(i: usize, info: &TensorInfo, tensor: &Tensor) -> String {
+    let data = tensor.to_f64();
+    let mut text = format!("output {i} {}: {}{:?}", info.name, info.element, info.dims);
+    if data.is_empty() {
+        return text;
+    }
+    let least = data.iter().copied().fold(f64::INFINITY, f64::min);
+    let most = data.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let digits = |v: f64| if info.element.is_float() { format!("{v:.6}") } else { format!("{v}") };
+    let first: Vec<String> = data.iter().take(SHOWN).map(|&v| digits(v)).collect();
+    let more = if data.len() > SHOWN { ", ..." } else { "" };
+    text.push_str(&format!(" from {} to {}: {}{more}", digits(least), digits(most), first.join(", ")));
+    text
+}
