@@ -46,6 +46,10 @@ pub(crate) struct Args {
     #[command(flatten)]
     device: DeviceOptions,
 
+    /// Then run it again for this many seconds, and report the median time of a run.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
+    repeat: Option<u32>,
+
     /// Print a JSON object with shapes, types and times; results only go to --output-dir.
     #[arg(long)]
     json: bool,
@@ -123,6 +127,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
             arrays::write(&folder.join(format!("output_{i}.npy")), tensor)?;
         }
     }
+    let median = args.repeat.map(|seconds| repeated(&mut runner, &inputs, seconds)).transpose()?;
     let device = runner.session().device().capabilities().name.clone();
     if args.json {
         let outputs: Vec<_> = runner.outputs().iter().map(|info| json!({"name": info.name, "type": info.element.name(), "shape": info.dims})).collect();
@@ -131,6 +136,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
             "outputs": outputs,
             "build_ms": build.as_secs_f64() * 1e3,
             "first_run_ms": step.as_secs_f64() * 1e3,
+            "run_ms": median,
         });
         line(report)?;
         return Ok(ExitCode::SUCCESS);
@@ -140,6 +146,9 @@ pub(crate) fn run(args: &Args) -> Outcome {
         build.as_secs_f64() * 1e3,
         step.as_secs_f64() * 1e3
     ))?;
+    if let Some(median) = median {
+        line(format_args!("median of a run: {median:.3} ms"))?;
+    }
     for (i, (info, tensor)) in runner.outputs().iter().zip(&results).enumerate() {
         line(summary(i, info, tensor))?;
     }
@@ -147,6 +156,19 @@ pub(crate) fn run(args: &Args) -> Outcome {
         line(format_args!("results are in {}", folder.display()))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Median time of a run in milliseconds: inputs in, results out.
+fn repeated(runner: &mut Runner, inputs: &[Tensor], seconds: u32) -> Result<f64> {
+    let begin = Instant::now();
+    let mut times = Vec::new();
+    while times.len() < 3 || begin.elapsed().as_secs() < u64::from(seconds) {
+        let start = Instant::now();
+        runner.run(inputs)?;
+        times.push(start.elapsed().as_secs_f64() * 1e3);
+    }
+    times.sort_by(f64::total_cmp);
+    Ok(times[times.len() / 2])
 }
 
 /// Elements that are printed of each result.

@@ -14,6 +14,9 @@ use crate::proto::{GraphProto, NodeProto, TensorProto};
 use crate::read::read_tensor;
 use crate::tensor::Tensor;
 
+/// The message of a node that cannot be imported for a reason that another issue gives.
+pub(super) const UNAVAILABLE: &str = "unavailable";
+
 /// A node that is being imported.
 pub struct Call<'c, 'm> {
     importer: &'c mut Importer<'m>,
@@ -270,12 +273,8 @@ impl<'c, 'm> Call<'c, 'm> {
         inputs: Vec<Operand>,
     ) -> Result<Vec<Operand>, String> {
         let prefix = format!("{}.{prefix}", node_place(self.node));
-        let issues = self.importer.issues.len();
-        match self.importer.body(graph, &prefix, inputs)? {
-            Some(results) => Ok(results),
-            None if self.importer.issues.len() > issues => Err("its branch or body cannot be imported".into()),
-            None => Err("its branch or body has operators that are not supported".into()),
-        }
+        // What a node in it lacks is an issue of its own.
+        self.importer.body(graph, &prefix, inputs)?.ok_or_else(|| UNAVAILABLE.into())
     }
 
     /// An axis as a file gives it, counted from the front.

@@ -414,7 +414,11 @@ impl<'m> Importer<'m> {
         let opset = self.opset(&node.domain);
         let Some(op) = op else { return Ok(None) };
         let mut call = Call::new(self, node, op, attributes, inputs, opset);
-        call.build().map(Some).map_err(|message| (IssueKind::Unsupported, message))
+        match call.build() {
+            Ok(results) => Ok(Some(results)),
+            Err(message) if message == call::UNAVAILABLE => Ok(None),
+            Err(message) => Err((IssueKind::Unsupported, message)),
+        }
     }
 
     /// The row of a node's operator; `None` for a function.

@@ -1,3 +1,486 @@
-//! TODO
-use super::OnnxOp;
-pub(super) const OPS: &[OnnxOp] = &[];
+//! Attention and what belongs to it.
+
+use meganeura_core::DType;
+use meganeura_core::graph::Value;
+
+use super::matmul::swap_last;
+use super::{OnnxOp, ms, op};
+use crate::element::ElementType;
+use crate::import::{Call, Operand};
+
+type Built = Result<Vec<Operand>, String>;
+
+pub(super) const OPS: &[OnnxOp] = &[
+    op("Attention", 23, attention).partly("windows, intermediate results other than scores and probabilities"),
+    op("RotaryEmbedding", 23, rotary).partly("sequences longer than the tables"),
+    ms("Attention", packed_attention).partly("past, relative positions, other masks than [batch, keys] and lengths"),
+    ms("EmbedLayerNormalization", embed_layer_norm),
+    ms("MultiHeadAttention", multi_head_attention).partly("packed operands, past, beams"),
+    ms("RotaryEmbedding", contrib_rotary).partly("packed batches"),
+];
+
+/// `[batch, rows, heads * width]` as `[batch, heads, rows, width]`.
+fn split_heads(call: &mut Call, x: Value, heads: usize) -> Result<Value, String> {
+    let graph = call.graph();
+    let dims = graph.shape(x).to_vec();
+    let [batch, rows, width] = dims.as_slice() else { return Err(format!("{dims:?} is not [batch, rows, width]")) };
+    if heads == 0 || !width.is_multiple_of(heads) {
+        return Err(format!("{width} values cannot be divided into {heads} heads"));
+    }
+    let x = graph.reshape(x, &[*batch, *rows, heads, width / heads]);
+    Ok(graph.permute(x, &[0, 2, 1, 3]).into())
+}
+
+/// The inverse of [`split_heads`].
+fn join_heads(call: &mut Call, x: Value) -> Value {
+    let graph = call.graph();
+    let dims = graph.shape(x).to_vec();
+    let [batch, heads, rows, width] = dims.as_slice() else { return x };
+    let x = graph.permute(x, &[0, 2, 1, 3]);
+    graph.reshape(x, &[*batch, *rows, heads * width]).into()
+}
+
+/// Each head of the keys repeated for the heads of the queries that share it.
+fn repeat_heads(call: &mut Call, x: Value, heads: usize) -> Result<Value, String> {
+    let graph = call.graph();
+    let dims = graph.shape(x).to_vec();
+    let [batch, own, rows, width] = dims.as_slice() else { return Err(format!("{dims:?} has no heads")) };
+    if *own == heads {
+        return Ok(x);
+    }
+    if *own == 0 || !heads.is_multiple_of(*own) {
+        return Err(format!("{heads} heads of queries cannot share {own} heads of keys"));
+    }
+    let column = graph.reshape(x, &[*batch, *own, 1, *rows, *width]);
+    let all = graph.expand(column, &[*batch, *own, heads / own, *rows, *width]);
+    Ok(graph.reshape(all, &[*batch, heads, *rows, *width]).into())
+}
+
+/// What is added to scores `[batch, heads, rows, keys]`: nothing, or a mask that broadcasts to them.
+fn additive(call: &mut Call, mask: Value, element: ElementType, out: ElementType) -> Value {
+    if element != ElementType::Bool {
+        return call.as_element(mask, out);
+    }
+    let (zero, low) = (call.scalar(out, 0.0), call.scalar(out, f64::NEG_INFINITY));
+    call.graph().select(mask, zero, low).into()
+}
+
+/// Softmax over the keys, 0 in rows that see none.
+fn probabilities(call: &mut Call, scores: Value) -> Value {
+    let graph = call.graph();
+    let dtype = graph.dtype(scores);
+    let rank = graph.shape(scores).len() as i32;
+    let largest = graph.max_reduce(scores, &[rank - 1], true);
+    let low = graph.scalar_of(dtype, f64::NEG_INFINITY);
+    let empty = graph.equal(largest, low);
+    let zero = graph.scalar_of(dtype, 0.0);
+    let scores = graph.select(empty, zero, scores);
+    let soft = graph.softmax(scores, rank - 1);
+    graph.select(empty, zero, soft).into()
+}
+
+/// A constant mask `[rows, keys]` or `[batch, 1, rows, keys]`: 0 where a row sees a key.
+fn seen(call: &mut Call, dims: &[usize], element: ElementType, sees: impl Fn(usize, usize, usize) -> bool) -> Result<Value, String> {
+    let (batch, rows, keys) = match dims {
+        [rows, keys] => (1, *rows, *keys),
+        [batch, _, rows, keys] => (*batch, *rows, *keys),
+        _ => return Err("a mask has two or four dimensions".into()),
+    };
+    if batch.saturating_mul(rows).saturating_mul(keys) > 1 << 24 {
+        return Err(format!("a mask of {dims:?} is too large"));
+    }
+    let mut data = Vec::with_capacity(batch * rows * keys);
+    for b in 0..batch {
+        for i in 0..rows {
+            data.extend((0..keys).map(|j| if sees(b, i, j) { 0.0 } else { f32::NEG_INFINITY }));
+        }
+    }
+    let mask = call.graph().constant(data, dims);
+    Ok(call.as_element(mask.into(), element))
+}
+
+fn attention(call: &mut Call) -> Built {
+    let element = call.element(0)?;
+    let flat = call.dims(0)?.len() == 3;
+    let (mut q, mut k, mut v) = (call.value(0)?, call.value(1)?, call.value(2)?);
+    if call.attributes().has("window_size") || call.attributes().has("left_window_size") || call.attributes().has("right_window_size") {
+        return Err("windows are not supported".into());
+    }
+    if flat {
+        let heads = |name: &str| call.int(name, 0).map(|n| usize::try_from(n).unwrap_or(0));
+        let (q_heads, kv_heads) = (heads("q_num_heads")?, heads("kv_num_heads")?);
+        q = split_heads(call, q, q_heads)?;
+        k = split_heads(call, k, kv_heads)?;
+        v = split_heads(call, v, kv_heads)?;
+    }
+    let mut past = 0;
+    if call.has_input(4) && call.has_input(5) {
+        past = *call.dims(4)?.get(2).ok_or("the past has no rows")?;
+        let (old_k, old_v) = (call.value(4)?, call.value(5)?);
+        if past > 0 {
+            k = call.graph().concat(&[old_k, k], 2).into();
+            v = call.graph().concat(&[old_v, v], 2).into();
+        }
+    }
+    let (present_k, present_v) = (k, v);
+    let dims = call.graph().shape(q).to_vec();
+    let [batch, heads, rows, width] = <[usize; 4]>::try_from(dims.as_slice()).map_err(|_| format!("operands {} are not supported", call.types()))?;
+    let keys = *call.graph().shape(k).get(2).ok_or("the keys have no rows")?;
+    let k = repeat_heads(call, k, heads)?;
+    let v = repeat_heads(call, v, heads)?;
+    // Both operands get the root of the scale, so that neither grows in f16.
+    let scale = call.float("scale", 1.0 / (width as f32).sqrt())?;
+    let root = call.scalar(element, f64::from(scale).sqrt());
+    let graph = call.graph();
+    let (q, k) = (graph.mul(q, root), graph.mul(k, root));
+    let k = swap_last(call, k.into());
+    let raw: Value = call.graph().matmul(q, k).into();
+    let mut scores = raw;
+    let softcap = call.float("softcap", 0.0)?;
+    // Before version 24 the mask came first.
+    let mut capped = raw;
+    if softcap != 0.0 {
+        let cap = call.scalar(element, softcap.into());
+        let graph = call.graph();
+        let part = graph.div(raw, cap);
+        let tanh = graph.tanh(part);
+        capped = graph.mul(tanh, cap).into();
+        scores = capped;
+    }
+    let mut bias: Option<Value> = None;
+    let join = |call: &mut Call, bias: Option<Value>, part: Value| -> Option<Value> {
+        Some(match bias {
+            None => part,
+            Some(bias) => call.graph().add(bias, part).into(),
+        })
+    };
+    if call.has_input(3) {
+        let kind = call.element(3)?;
+        let mask = call.value(3)?;
+        let mask = additive(call, mask, kind, element);
+        let graph = call.graph();
+        let shape = graph.shape(mask).to_vec();
+        let last = shape.last().copied().unwrap_or(keys);
+        let mask = match keys.checked_sub(last) {
+            // Keys beyond the mask are not seen.
+            Some(missing) if missing > 0 && last > 1 => {
+                let mut high = vec![0; shape.len()];
+                if let Some(last) = high.last_mut() {
+                    *last = missing;
+                }
+                graph.pad(mask, &vec![0; shape.len()], &high, f32::NEG_INFINITY).into()
+            }
+            _ => mask,
+        };
+        bias = join(call, bias, mask);
+    }
+    let lengths = match call.has_input(6) {
+        true => call.known_ints(6, "the lengths")?,
+        false => None,
+    };
+    if call.int("is_causal", 0)? != 0 {
+        let part = match &lengths {
+            Some(lengths) => {
+                let lengths = lengths.clone();
+                seen(call, &[batch, 1, rows, keys], element, |b, i, j| {
+                    let offset = lengths.get(b).copied().unwrap_or(0) - rows as i64;
+                    (j as i64) <= i as i64 + offset
+                })?
+            }
+            None => seen(call, &[rows, keys], element, |_, i, j| j <= i + past)?,
+        };
+        bias = join(call, bias, part);
+    }
+    if let Some(lengths) = &lengths {
+        let part = seen(call, &[batch, 1, rows, keys], element, |b, _, j| (j as i64) < lengths.get(b).copied().unwrap_or(0))?;
+        bias = join(call, bias, part);
+    }
+    if let Some(bias) = bias {
+        scores = call.graph().add(scores, bias).into();
+    }
+    let biased = scores;
+    let wide = call.as_f32(scores);
+    let precise = match call.attributes().int("softmax_precision")? {
+        Some(1 | 11) => wide,
+        _ => scores,
+    };
+    let soft = probabilities(call, precise);
+    let soft = call.as_element(soft, element);
+    let y: Value = call.graph().matmul(soft, v).into();
+    let y = if flat { join_heads(call, y) } else { y };
+    let shown = match call.int("qk_matmul_output_mode", 0)? {
+        0 => raw,
+        1 => capped,
+        2 => biased,
+        3 => soft,
+        other => return Err(format!("qk_matmul_output_mode = {other} is not known")),
+    };
+    Ok(vec![
+        call.result(y, element),
+        call.result(present_k, element),
+        call.result(present_v, element),
+        call.result(shown, element),
+    ])
+}
+
+/// Rotates pairs of the first `rotated` values of each head `[batch, heads, rows, width]` by angles whose cosines and sines
+/// are `[batch, 1, rows, rotated / 2]`.
+fn rotate(call: &mut Call, x: Value, cos: Value, sin: Value, rotated: usize, interleaved: bool) -> Result<Value, String> {
+    let graph = call.graph();
+    let dims = graph.shape(x).to_vec();
+    let [batch, heads, rows, width] = dims.as_slice() else { return Err(format!("{dims:?} has no heads")) };
+    let (half, axis) = (rotated / 2, 3);
+    let part = graph.slice_axis(x, axis, 0, rotated);
+    let (a, b) = if interleaved {
+        let pairs = graph.reshape(part, &[*batch, *heads, *rows, half, 2]);
+        let a = graph.slice_axis(pairs, 4, 0, 1);
+        let b = graph.slice_axis(pairs, 4, 1, 2);
+        (graph.reshape(a, &[*batch, *heads, *rows, half]), graph.reshape(b, &[*batch, *heads, *rows, half]))
+    } else {
+        (graph.slice_axis(part, axis, 0, half), graph.slice_axis(part, axis, half, rotated))
+    };
+    let (ac, bs) = (graph.mul(a, cos), graph.mul(b, sin));
+    let (as_, bc) = (graph.mul(a, sin), graph.mul(b, cos));
+    let (first, second) = (graph.sub(ac, bs), graph.add(as_, bc));
+    let turned: Value = if interleaved {
+        let column = [*batch, *heads, *rows, half, 1];
+        let (first, second) = (graph.reshape(first, &column), graph.reshape(second, &column));
+        let pairs = graph.concat(&[first, second], 4);
+        graph.reshape(pairs, &[*batch, *heads, *rows, rotated]).into()
+    } else {
+        graph.concat(&[first, second], axis).into()
+    };
+    if rotated == *width {
+        return Ok(turned);
+    }
+    let rest = graph.slice_axis(x, axis, rotated, *width);
+    Ok(graph.concat(&[turned, rest.into()], axis).into())
+}
+
+/// Rotary positions of operands: x, tables of cosines and sines, and positions, if they are there.
+fn rotary_of(call: &mut Call, tables: (usize, usize), positions: Option<usize>, heads: &str, rotated: &str) -> Built {
+    let element = call.element(0)?;
+    let flat = call.dims(0)?.len() == 3;
+    let mut x = call.value(0)?;
+    if flat {
+        let heads = usize::try_from(call.int(heads, 0)?).unwrap_or(0);
+        let half = *call.dims(tables.0)?.last().ok_or("a table has no dimensions")?;
+        let width = *call.dims(0)?.last().unwrap_or(&0);
+        // Without a number of heads the tables tell the width of one.
+        let heads = if heads == 0 && half > 0 { width / (2 * half) } else { heads };
+        x = split_heads(call, x, heads)?;
+    }
+    let dims = call.graph().shape(x).to_vec();
+    let [batch, _, rows, width] = <[usize; 4]>::try_from(dims.as_slice()).map_err(|_| format!("operands {} are not supported", call.types()))?;
+    let rotated = match usize::try_from(call.int(rotated, 0)?).unwrap_or(0) {
+        0 => width,
+        some => some,
+    };
+    if !rotated.is_multiple_of(2) || rotated > width {
+        return Err(format!("{rotated} of {width} values cannot be rotated in pairs"));
+    }
+    let interleaved = call.int("interleaved", 0)? != 0;
+    let mut angles = Vec::new();
+    for table in [tables.0, tables.1] {
+        let value = call.value(table)?;
+        let list = match positions {
+            Some(i) if call.has_input(i) => {
+                let at = call.value(i)?;
+                let at = call.graph().cast(at, DType::U32);
+                let at_dims = call.graph().shape(at).to_vec();
+                let graph = call.graph();
+                // A single number is where all sequences begin.
+                let at: Value = match at_dims.iter().product::<usize>() {
+                    1 if batch * rows > 1 => {
+                        let counting = graph.constant_u32((0..rows as u32).collect(), &[rows]);
+                        let first = graph.reshape(at, &[1]);
+                        let one = graph.add(counting, first);
+                        let one = graph.reshape(one, &[1, rows]);
+                        graph.expand(one, &[batch, rows]).into()
+                    }
+                    _ => at.into(),
+                };
+                graph.gather_axis(at, value, 0).into()
+            }
+            _ => value,
+        };
+        let graph = call.graph();
+        let half = graph.shape(list).last().copied().unwrap_or(0);
+        let list = match half.cmp(&(rotated / 2)) {
+            std::cmp::Ordering::Greater => graph.slice_axis(list, -1, 0, rotated / 2).into(),
+            _ => list,
+        };
+        angles.push(graph.reshape(list, &[batch, 1, rows, rotated / 2]));
+    }
+    let y = rotate(call, x, angles[0].into(), angles[1].into(), rotated, interleaved)?;
+    let y = if flat { join_heads(call, y) } else { y };
+    call.one(y, element)
+}
+
+fn rotary(call: &mut Call) -> Built {
+    rotary_of(call, (1, 2), Some(3), "num_heads", "rotary_embedding_dim")
+}
+
+fn contrib_rotary(call: &mut Call) -> Built {
+    rotary_of(call, (2, 3), Some(1), "num_heads", "rotary_embedding_dim")
+}
+
+/// Scores, mask, probabilities and values of heads `[batch, heads, rows, width]`.
+fn plain_attention(call: &mut Call, [q, k, v]: [Value; 3], scale: Option<f32>, bias: &[Value]) -> Result<Value, String> {
+    let graph = call.graph();
+    let width = graph.shape(q).last().copied().unwrap_or(1);
+    let scale = scale.filter(|s| *s != 0.0).unwrap_or(1.0 / (width as f32).sqrt());
+    let factor = graph.scalar_of(graph.dtype(q), scale.into());
+    let k = swap_last(call, k);
+    let graph = call.graph();
+    let scores = graph.matmul(q, k);
+    let mut scores: Value = graph.mul(scores, factor).into();
+    for part in bias {
+        scores = graph.add(scores, *part).into();
+    }
+    let soft = probabilities(call, scores);
+    let y = call.graph().matmul(soft, v);
+    Ok(join_heads(call, y.into()))
+}
+
+/// A mask of integers, 1 for keys that are seen: `[batch, keys]`, or `[batch]` lengths.
+fn key_mask(call: &mut Call, i: usize, keys: usize, element: ElementType, low: f32) -> Result<Value, String> {
+    let dims = call.dims(i)?;
+    let mask = call.value(i)?;
+    let graph = call.graph();
+    let kept: Value = match dims.as_slice() {
+        [batch, n] if *n == keys => graph.reshape(mask, &[*batch, 1, 1, keys]).into(),
+        [batch] => {
+            let counting = graph.constant_u32((0..keys as u32).collect(), &[1, 1, 1, keys]);
+            let lengths = graph.cast(mask, DType::U32);
+            let lengths = graph.reshape(lengths, &[*batch, 1, 1, 1]);
+            graph.less_than(counting, lengths).into()
+        }
+        [batch, rows, n] if *n == keys => graph.reshape(mask, &[*batch, 1, *rows, keys]).into(),
+        _ => return Err(format!("a mask of {dims:?} is not supported")),
+    };
+    let (zero, low) = (call.scalar(element, 0.0), call.scalar(element, low.into()));
+    Ok(call.graph().select(kept, zero, low).into())
+}
+
+fn heads_of(call: &Call) -> Result<usize, String> {
+    usize::try_from(call.int("num_heads", 0)?).ok().filter(|&n| n > 0).ok_or_else(|| "num_heads is not positive".into())
+}
+
+fn multi_head_attention(call: &mut Call) -> Built {
+    let element = call.element(0)?;
+    let heads = heads_of(call)?;
+    if (6..call.arity()).any(|i| call.has_input(i)) || call.dims(0)?.len() != 3 || !call.has_input(1) || !call.has_input(2) {
+        return Err(format!("operands {} are not supported", call.types()));
+    }
+    let mut parts = [call.value(0)?, call.value(1)?, call.value(2)?];
+    if let Some(bias) = call.optional(3)? {
+        let mut start = 0;
+        for part in &mut parts {
+            let graph = call.graph();
+            let width = graph.shape(*part).last().copied().unwrap_or(0);
+            let own = graph.slice(bias, &[start], &[start + width]);
+            *part = graph.add(*part, own).into();
+            start += width;
+        }
+    }
+    for part in &mut parts {
+        *part = split_heads(call, *part, heads)?;
+    }
+    let dims = call.graph().shape(parts[1]).to_vec();
+    let keys = dims.get(2).copied().unwrap_or(0);
+    let mut bias = Vec::new();
+    if call.has_input(4) {
+        let low = call.float("mask_filter_value", -10000.0)?;
+        bias.push(key_mask(call, 4, keys, element, low)?);
+    }
+    if let Some(extra) = call.optional(5)? {
+        bias.push(extra);
+    }
+    if call.int("unidirectional", 0)? != 0 {
+        let rows = call.dims(0)?[1];
+        bias.push(seen(call, &[rows, keys], element, |_, i, j| j <= i + keys.saturating_sub(rows))?);
+    }
+    let scale = call.attributes().float("scale")?;
+    let y = plain_attention(call, parts, scale, &bias)?;
+    call.one(y, element)
+}
+
+/// Projections to queries, keys and values in one, and attention over them.
+fn packed_attention(call: &mut Call) -> Built {
+    let element = call.element(0)?;
+    let heads = heads_of(call)?;
+    if (4..call.arity()).any(|i| call.has_input(i)) || call.int("do_rotary", 0)? != 0 {
+        return Err(format!("operands {} are not supported", call.types()));
+    }
+    let (x, w) = (call.value(0)?, call.value(1)?);
+    let packed = super::matmul::product(call, x, w)?;
+    let packed = match call.optional(2)? {
+        Some(bias) => call.graph().add(packed, bias).into(),
+        None => packed,
+    };
+    let total = call.graph().shape(packed).last().copied().unwrap_or(0);
+    let sizes: Vec<usize> = match call.ints("qkv_hidden_sizes")?.filter(|s| !s.is_empty()) {
+        Some(sizes) => sizes.iter().map(|&s| usize::try_from(s).unwrap_or(0)).collect(),
+        None => vec![total / 3; 3],
+    };
+    if sizes.len() != 3 || sizes.iter().sum::<usize>() != total {
+        return Err(format!("{total} values are not divided into {sizes:?}"));
+    }
+    let split = call.graph().split(packed, &sizes, 2);
+    let [q, k, v] = <[Value; 3]>::try_from(split).map_err(|_| "three parts are needed")?;
+    let parts = [split_heads(call, q, heads)?, split_heads(call, k, heads)?, split_heads(call, v, heads)?];
+    let rows = call.dims(0)?[1];
+    let mut bias = Vec::new();
+    if call.has_input(3) {
+        let low = call.float("mask_filter_value", -10000.0)?;
+        bias.push(key_mask(call, 3, rows, element, low)?);
+    }
+    if call.int("unidirectional", 0)? != 0 {
+        bias.push(seen(call, &[rows, rows], element, |_, i, j| j <= i)?);
+    }
+    let scale = call.attributes().float("scale")?;
+    let y = plain_attention(call, parts, scale, &bias)?;
+    call.one(y, element)
+}
+
+/// The sum of embeddings of words, positions and segments, normalised.
+fn embed_layer_norm(call: &mut Call) -> Built {
+    let element = call.element(2)?;
+    let eps = call.float("epsilon", 1e-12)?;
+    let dims = call.dims(0)?;
+    let [batch, rows] = dims.as_slice() else { return Err(format!("{dims:?} is not [batch, rows]")) };
+    let words = call.value(0)?;
+    let table = call.value(2)?;
+    let graph = call.graph();
+    let words = graph.cast(words, DType::U32);
+    let mut sum: Value = graph.gather_axis(words, table, 0).into();
+    let positions = match call.optional(8)? {
+        Some(given) => call.graph().cast(given, DType::U32),
+        None => call.graph().constant_u32((0..*rows as u32).collect(), &[1, *rows]),
+    };
+    let table = call.value(3)?;
+    let graph = call.graph();
+    let part = graph.gather_axis(positions, table, 0);
+    sum = graph.add(sum, part).into();
+    if let (Some(segments), Some(table)) = (call.optional(1)?, call.optional(4)?) {
+        let graph = call.graph();
+        let segments = graph.cast(segments, DType::U32);
+        let part = graph.gather_axis(segments, table, 0);
+        sum = graph.add(sum, part).into();
+    }
+    let (weight, bias) = (call.value(5)?, call.value(6)?);
+    let y = call.graph().layer_norm(sum, weight, bias, eps);
+    let count: Value = match call.optional(7)? {
+        Some(mask) => {
+            let graph = call.graph();
+            let mask = graph.cast(mask, DType::I32);
+            graph.sum(mask, &[1], false).into()
+        }
+        None => {
+            let zero = call.scalar(ElementType::I32, 0.0);
+            call.graph().expand(zero, &[*batch]).into()
+        }
+    };
+    Ok(vec![call.result(y, element), call.result(count, ElementType::I32), call.result(sum, element)])
+}

@@ -4,6 +4,7 @@ use meganeura_core::graph::Value;
 
 use super::{OnnxOp, op};
 use crate::import::{Call, Operand};
+use crate::preflight::DEPENDS_ON_DATA;
 use crate::tensor::Tensor;
 
 type Built = Result<Vec<Operand>, String>;
@@ -28,13 +29,16 @@ fn branch(call: &mut Call) -> Built {
     }
     let condition = call.value(0)?;
     let condition = call.graph().reshape(condition, &[]);
-    let a = call.body(then, "then", Vec::new())?;
-    let b = call.body(otherwise, "else", Vec::new())?;
+    // Often one branch fits the shapes of the inputs, and the value of an input says which.
+    let both = (call.body(then, "then", Vec::new()), call.body(otherwise, "else", Vec::new()));
+    let (Ok(a), Ok(b)) = both else {
+        return Err(format!("its condition {DEPENDS_ON_DATA}, and not both branches can be imported"));
+    };
     let mut results = Vec::new();
     for (a, b) in a.iter().zip(&b) {
         if a.dims != b.dims || a.element != b.element {
             return Err(format!(
-                "its condition depends on the data of an input, and the branches give {}{:?} and {}{:?}",
+                "its condition {DEPENDS_ON_DATA}, and the branches give {}{:?} and {}{:?}",
                 a.element, a.dims, b.element, b.dims
             ));
         }
@@ -99,7 +103,7 @@ fn repeat(call: &mut Call) -> Built {
         going = match next.tensor() {
             Some(tensor) => tensor.to_i64().first() != Some(&0),
             None if limit.is_some() && !call.has_input(1) => true,
-            None => return Err("whether it goes on depends on the data of an input".into()),
+            None => return Err(format!("whether it goes on {DEPENDS_ON_DATA}")),
         };
         carried = results.by_ref().take(carried.len()).collect();
         for (list, result) in rounds.iter_mut().zip(results) {

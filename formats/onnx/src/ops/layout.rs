@@ -21,7 +21,7 @@ pub(super) const OPS: &[OnnxOp] = &[
     op("Constant", 1, constant).partly("strings and sparse tensors"),
     op("ConstantOfShape", 9, constant_of_shape).partly(KNOWN_SHAPE),
     op("DepthToSpace", 1, depth_to_space),
-    op("Dropout", 7, dropout).partly("training mode, in which it is as in inference"),
+    op("Dropout", 7, dropout).partly("training mode"),
     op("Expand", 8, expand).folding(fold_expand).partly(KNOWN_SHAPE),
     op("EyeLike", 9, eye_like),
     op("Flatten", 1, flatten),
@@ -647,6 +647,10 @@ fn eye_like(call: &mut Call) -> Built {
 }
 
 fn dropout(call: &mut Call) -> Built {
+    let training = call.known_scalar(2, "the training mode")?.unwrap_or(0.0) != 0.0;
+    if training && call.known_scalar(1, "the ratio")?.unwrap_or(0.5) != 0.0 {
+        return Err("dropping elements (training_mode) is not supported".into());
+    }
     let x = call.operand(0)?.clone();
     let mask = filled_mask(call, &x.dims)?;
     Ok(vec![x, mask])

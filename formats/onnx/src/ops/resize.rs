@@ -210,7 +210,7 @@ fn terms(mode: &Mode, axis: &Axis, i: usize) -> Result<Terms, String> {
             continue;
         }
         let inside = (0..axis.from as i64).contains(&k);
-        if (mode.exclude_outside || mode.antialias) && !inside {
+        if mode.exclude_outside && !inside {
             continue;
         }
         total += value;
