@@ -62,9 +62,9 @@ pub use meganeura_core::*;
 pub use meganeura_cpu as cpu;
 pub use meganeura_llm as llm;
 pub use meganeura_nn as nn;
+pub use meganeura_nn::trainer::{TrainConfig, Trainer};
 /// ONNX models: import, preflight, runners.
 pub use meganeura_onnx as onnx;
-pub use meganeura_nn::trainer::{TrainConfig, Trainer};
 pub use meganeura_plugin_host as plugins;
 pub use meganeura_rules as fusion_rules;
 

@@ -82,7 +82,9 @@ impl<'m> Attributes<'m> {
             None => Ok(None),
             Some(a) => {
                 let strings: Result<Vec<_>, _> = a.strings.iter().map(|s| std::str::from_utf8(s)).collect();
-                strings.map(Some).map_err(|_| format!("attribute `{name}` is not UTF-8"))
+                strings
+                    .map(Some)
+                    .map_err(|_| format!("attribute `{name}` is not UTF-8"))
             }
         }
     }

@@ -15,7 +15,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// A file cannot be read or written.
-    #[error("{path}: {source}", path = path.display())]
+    #[error("{path} cannot be read", path = path.display())]
     Io {
         /// The file.
         path: PathBuf,

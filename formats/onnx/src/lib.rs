@@ -23,6 +23,7 @@ mod attributes;
 mod document;
 mod element;
 mod error;
+mod export;
 mod import;
 mod model;
 mod ops;
@@ -31,10 +32,13 @@ mod proto;
 mod read;
 mod runner;
 mod tensor;
+#[cfg(test)]
+mod tests;
 
 pub use document::markdown;
 pub use element::ElementType;
 pub use error::{Error, Issue, IssueKind, Result};
+pub use export::{ExportOptions, export};
 pub use import::{Call, Import, ImportOptions, Operand, Parameter, TensorInfo};
 pub use model::{Dim, Dims, Model, Port};
 pub use ops::{Build, Fold, OnnxOp, Registration, Support, operators};

@@ -272,7 +272,11 @@ impl Model {
 
     pub(crate) fn folder(&self) -> Option<&Path> {
         let parent = self.path.as_deref()?.parent()?;
-        Some(if parent.as_os_str().is_empty() { Path::new(".") } else { parent })
+        Some(if parent.as_os_str().is_empty() {
+            Path::new(".")
+        } else {
+            parent
+        })
     }
 }
 
@@ -286,7 +290,11 @@ fn port(info: &ValueInfoProto) -> Result<Port> {
     let fail = |message: &str| Error::broken(format!("`{}`: {message}", info.name));
     let tensor = match info.r#type.as_ref().and_then(|t| t.value.as_ref()) {
         Some(type_proto::Value::Tensor(tensor)) => tensor,
-        Some(_) => return Err(fail("sequences, maps, optional values and sparse tensors are not supported")),
+        Some(_) => {
+            return Err(fail(
+                "sequences, maps, optional values and sparse tensors are not supported",
+            ));
+        }
         None => return Err(fail("it has no type")),
     };
     let element = ElementType::from_number(tensor.elem_type.into()).map_err(|e| fail(&e))?;

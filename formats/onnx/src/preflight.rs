@@ -96,7 +96,10 @@ impl Report {
         Report {
             inputs: model.inputs().to_vec(),
             outputs: model.outputs().to_vec(),
-            opsets: model.opsets().map(|(name, version)| (name.to_owned(), version)).collect(),
+            opsets: model
+                .opsets()
+                .map(|(name, version)| (name.to_owned(), version))
+                .collect(),
             nodes: model.graph_proto().map_or(0, |g| g.node.len()),
             issues,
             notes: Vec::new(),
@@ -116,7 +119,9 @@ impl Report {
 
     /// Whether the file itself is at fault, rather than what is supported.
     pub fn is_broken(&self) -> bool {
-        self.issues.iter().any(|issue| matches!(issue.kind, IssueKind::Broken | IssueKind::MissingData))
+        self.issues
+            .iter()
+            .any(|issue| matches!(issue.kind, IssueKind::Broken | IssueKind::MissingData))
     }
 }
 
@@ -156,7 +161,12 @@ impl fmt::Display for Report {
         if self.issues.is_empty() {
             return write!(f, "supported");
         }
-        for kind in [IssueKind::Broken, IssueKind::MissingData, IssueKind::UnboundDimension, IssueKind::Unsupported] {
+        for kind in [
+            IssueKind::Broken,
+            IssueKind::MissingData,
+            IssueKind::UnboundDimension,
+            IssueKind::Unsupported,
+        ] {
             let of_kind: Vec<&Issue> = self.issues.iter().filter(|i| i.kind == kind).collect();
             if of_kind.is_empty() {
                 continue;

@@ -80,10 +80,38 @@ fn from_bytes(element: ElementType, count: usize, bytes: &[u8]) -> Data {
     use ElementType::*;
     let nibble = |i: usize| i64::from((bytes[i / 2] >> (4 * (i % 2))) & 15);
     match element {
-        F32 => Data::F32(bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()),
-        F64 => Data::F64(bytes.as_chunks::<8>().0.iter().map(|b| f64::from_le_bytes(*b)).collect()),
-        F16 => Data::F32(bytes.as_chunks::<2>().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect()),
-        BF16 => Data::F32(bytes.as_chunks::<2>().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()).collect()),
+        F32 => Data::F32(
+            bytes
+                .as_chunks::<4>()
+                .0
+                .iter()
+                .map(|b| f32::from_le_bytes(*b))
+                .collect(),
+        ),
+        F64 => Data::F64(
+            bytes
+                .as_chunks::<8>()
+                .0
+                .iter()
+                .map(|b| f64::from_le_bytes(*b))
+                .collect(),
+        ),
+        F16 => Data::F32(
+            bytes
+                .as_chunks::<2>()
+                .0
+                .iter()
+                .map(|b| f16::from_le_bytes(*b).to_f32())
+                .collect(),
+        ),
+        BF16 => Data::F32(
+            bytes
+                .as_chunks::<2>()
+                .0
+                .iter()
+                .map(|b| bf16::from_le_bytes(*b).to_f32())
+                .collect(),
+        ),
         U4 | I4 => Data::Int((0..count).map(|i| element.wrap(nibble(i))).collect()),
         U8 | I8 | Bool => Data::Int(bytes.iter().map(|&b| element.wrap(b.into())).collect()),
         U16 | I16 => {
@@ -94,7 +122,14 @@ fn from_bytes(element: ElementType, count: usize, bytes: &[u8]) -> Data {
             let words = bytes.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b));
             Data::Int(words.map(|w| element.wrap(w.into())).collect())
         }
-        U64 | I64 => Data::Int(bytes.as_chunks::<8>().0.iter().map(|b| i64::from_le_bytes(*b)).collect()),
+        U64 | I64 => Data::Int(
+            bytes
+                .as_chunks::<8>()
+                .0
+                .iter()
+                .map(|b| i64::from_le_bytes(*b))
+                .collect(),
+        ),
     }
 }
 
@@ -105,13 +140,30 @@ fn from_fields(element: ElementType, proto: &TensorProto) -> Result<Data, String
     Ok(match element {
         F32 => Data::F32(proto.float_data.clone()),
         F64 => Data::F64(proto.double_data.clone()),
-        F16 => Data::F32(proto.int32_data.iter().map(|&v| f16::from_bits(v as u16).to_f32()).collect()),
-        BF16 => Data::F32(proto.int32_data.iter().map(|&v| bf16::from_bits(v as u16).to_f32()).collect()),
+        F16 => Data::F32(
+            proto
+                .int32_data
+                .iter()
+                .map(|&v| f16::from_bits(v as u16).to_f32())
+                .collect(),
+        ),
+        BF16 => Data::F32(
+            proto
+                .int32_data
+                .iter()
+                .map(|&v| bf16::from_bits(v as u16).to_f32())
+                .collect(),
+        ),
         U8 | I8 | U16 | I16 | I32 | Bool => of_int32(&|v| element.wrap(v.into())),
         U4 | I4 => {
             let nibbles = proto.int32_data.iter().flat_map(|&v| [v & 15, (v >> 4) & 15]);
             let count: i64 = proto.dims.iter().product();
-            Data::Int(nibbles.take(count.max(0) as usize).map(|v| element.wrap(v.into())).collect())
+            Data::Int(
+                nibbles
+                    .take(count.max(0) as usize)
+                    .map(|v| element.wrap(v.into()))
+                    .collect(),
+            )
         }
         I64 => Data::Int(proto.int64_data.clone()),
         U32 | U64 => Data::Int(proto.uint64_data.iter().map(|&v| element.wrap(v as i64)).collect()),
@@ -128,7 +180,13 @@ pub(crate) struct Location {
 
 /// The place of external data: a file in the model's folder and nowhere else, so that a model cannot read files of its user.
 pub(crate) fn location(proto: &TensorProto, folder: Option<&Path>) -> Result<Location, ReadError> {
-    let entry = |key: &str| proto.external_data.iter().find(|e| e.key == key).map(|e| e.value.as_str());
+    let entry = |key: &str| {
+        proto
+            .external_data
+            .iter()
+            .find(|e| e.key == key)
+            .map(|e| e.value.as_str())
+    };
     let number = |key: &str| match entry(key).map(str::parse::<u64>) {
         None => Ok(None),
         Some(Ok(n)) => Ok(Some(n)),
@@ -141,7 +199,9 @@ pub(crate) fn location(proto: &TensorProto, folder: Option<&Path>) -> Result<Loc
         ))
     })?;
     let path = Path::new(name);
-    let inside = path.components().all(|c| matches!(c, Component::Normal(_) | Component::CurDir));
+    let inside = path
+        .components()
+        .all(|c| matches!(c, Component::Normal(_) | Component::CurDir));
     if !inside || name.is_empty() {
         return Err(ReadError::Broken(format!(
             "its external data are in `{name}`, which is not in the model's folder"

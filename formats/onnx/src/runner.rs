@@ -23,7 +23,9 @@ pub struct RunnerOptions {
 impl std::fmt::Debug for RunnerOptions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let device = self.device.as_ref().map(|d| d.capabilities().name.clone());
-        f.debug_struct("RunnerOptions").field("device", &device).finish_non_exhaustive()
+        f.debug_struct("RunnerOptions")
+            .field("device", &device)
+            .finish_non_exhaustive()
     }
 }
 
@@ -150,7 +152,8 @@ impl Runner {
             match constants.next_if(|(at, _)| *at == i) {
                 Some((_, constant)) if constant == tensor => {}
                 Some(_) => {
-                    let message = format!("input {i} has another value than the shapes of the model were computed from");
+                    let message =
+                        format!("input {i} has another value than the shapes of the model were computed from");
                     return Err(Error::Input(message));
                 }
                 None => given.push(tensor),
@@ -175,14 +178,20 @@ impl Runner {
                 }
                 false => {
                     let (name, wanted, found) = (&info.name, info.element, tensor.element());
-                    return Err(Error::Input(format!("input `{name}` is {wanted}, and {found} is given")));
+                    return Err(Error::Input(format!(
+                        "input `{name}` is {wanted}, and {found} is given"
+                    )));
                 }
             };
             if tensor.dims() != info.dims {
                 let (name, wanted, found) = (&info.name, &info.dims, tensor.dims());
-                return Err(Error::Input(format!("input `{name}` has the shape {wanted:?}, and {found:?} is given")));
+                return Err(Error::Input(format!(
+                    "input `{name}` has the shape {wanted:?}, and {found:?} is given"
+                )));
             }
-            let bytes = tensor.graph_bytes().map_err(|e| Error::Input(format!("input `{}`: {e}", info.name)))?;
+            let bytes = tensor
+                .graph_bytes()
+                .map_err(|e| Error::Input(format!("input `{}`: {e}", info.name)))?;
             self.session.try_set_input_bytes(&info.name, &bytes)?;
         }
         Ok(())
@@ -205,10 +214,15 @@ impl Runner {
 /// Whether all integers are in the range of the type.
 fn fits(tensor: &Tensor, element: crate::ElementType) -> bool {
     let (low, high) = element.range();
-    tensor.ints().is_some_and(|data| data.iter().all(|v| (low..=high).contains(v)))
+    tensor
+        .ints()
+        .is_some_and(|data| data.iter().all(|v| (low..=high).contains(v)))
 }
 
 fn wrong_count(given: usize, names: &[&str]) -> Error {
     let count = names.len();
-    Error::Input(format!("{given} inputs are given, and the model takes {count}: {}", names.join(", ")))
+    Error::Input(format!(
+        "{given} inputs are given, and the model takes {count}: {}",
+        names.join(", ")
+    ))
 }

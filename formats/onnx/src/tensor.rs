@@ -65,7 +65,8 @@ impl Tensor {
     /// [`crate::Error::Broken`] if the bytes are none, or of a type that is not supported.
     pub fn from_proto(bytes: &[u8]) -> crate::Result<Self> {
         use prost::Message;
-        let proto = crate::proto::TensorProto::decode(bytes).map_err(|e| crate::Error::broken(format!("no tensor: {e}")))?;
+        let proto =
+            crate::proto::TensorProto::decode(bytes).map_err(|e| crate::Error::broken(format!("no tensor: {e}")))?;
         crate::read::read_tensor(&proto, None).map_err(|e| crate::Error::broken(e.message()))
     }
 
@@ -212,7 +213,9 @@ impl Tensor {
             DType::U32 => (0, i64::from(u32::MAX)),
             _ => (i64::from(i32::MIN), i64::from(i32::MAX)),
         };
-        let saturated = self.ints().map(|data| data.iter().map(|v| (*v).clamp(low, high)).collect());
+        let saturated = self
+            .ints()
+            .map(|data| data.iter().map(|v| (*v).clamp(low, high)).collect());
         let bytes = match saturated {
             Some(data) => Tensor::new(self.element, &self.dims, Data::Int(data)).graph_bytes(),
             None => self.graph_bytes(),
@@ -227,8 +230,16 @@ impl Tensor {
         match element.dtype() {
             DType::I32 => Tensor::integers(element, dims, words().map(|b| i32::from_le_bytes(*b).into()).collect()),
             DType::U32 => Tensor::integers(element, dims, words().map(|b| u32::from_le_bytes(*b).into()).collect()),
-            DType::F16 => Tensor::floats(element, dims, halves().map(|b| f16::from_le_bytes(*b).to_f64()).collect()),
-            DType::BF16 => Tensor::floats(element, dims, halves().map(|b| bf16::from_le_bytes(*b).to_f64()).collect()),
+            DType::F16 => Tensor::floats(
+                element,
+                dims,
+                halves().map(|b| f16::from_le_bytes(*b).to_f64()).collect(),
+            ),
+            DType::BF16 => Tensor::floats(
+                element,
+                dims,
+                halves().map(|b| bf16::from_le_bytes(*b).to_f64()).collect(),
+            ),
             _ => Tensor::floats(element, dims, words().map(|b| f32::from_le_bytes(*b).into()).collect()),
         }
     }

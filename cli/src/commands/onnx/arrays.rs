@@ -42,14 +42,21 @@ pub(super) fn write(path: &Path, tensor: &Tensor) -> Result<()> {
         ElementType::BF16 => NpyType::F32,
         ElementType::U4 => NpyType::U8,
         ElementType::I4 => NpyType::I8,
-        element => TYPES.iter().find(|(_, e)| *e == element).map_or(NpyType::F32, |(npy, _)| *npy),
+        element => TYPES
+            .iter()
+            .find(|(_, e)| *e == element)
+            .map_or(NpyType::F32, |(npy, _)| *npy),
     };
     let bytes: Vec<u8> = match dtype {
         NpyType::F64 => tensor.to_f64().iter().flat_map(|v| v.to_le_bytes()).collect(),
         NpyType::F32 => tensor.to_f32().iter().flat_map(|v| v.to_le_bytes()).collect(),
         NpyType::F16 => tensor.f16_bits().iter().flat_map(|v| v.to_le_bytes()).collect(),
         // The low bytes of a 64-bit integer are those of a smaller one.
-        dtype => tensor.to_i64().iter().flat_map(|v| v.to_le_bytes().into_iter().take(dtype.size())).collect(),
+        dtype => tensor
+            .to_i64()
+            .iter()
+            .flat_map(|v| v.to_le_bytes().into_iter().take(dtype.size()))
+            .collect(),
     };
     Ok(write_npy_bytes(path, dtype, tensor.dims(), &bytes)?)
 }

@@ -57,7 +57,9 @@ pub(crate) fn run(args: &Args) -> Outcome {
         line(meganeura::onnx::markdown(operators()).trim_end())?;
         return Ok(ExitCode::SUCCESS);
     }
-    let Some(path) = &args.model else { return Err("name an ONNX file".into()) };
+    let Some(path) = &args.model else {
+        return Err("name an ONNX file".into());
+    };
     let model = match Model::open(path) {
         Ok(model) => model,
         Err(e) => return failed(e),
@@ -101,7 +103,11 @@ fn difference(name: &str, found: &Tensor, wanted: &Tensor) -> Difference {
         };
     }
     let (a, b) = (found.to_f64(), wanted.to_f64());
-    let scale = b.iter().filter(|v| v.is_finite()).fold(0.0f64, |m, v| m.max(v.abs())).max(f64::MIN_POSITIVE);
+    let scale = b
+        .iter()
+        .filter(|v| v.is_finite())
+        .fold(0.0f64, |m, v| m.max(v.abs()))
+        .max(f64::MIN_POSITIVE);
     let apart = |a: f64, b: f64| match a == b || (a.is_nan() && b.is_nan()) {
         true => 0.0,
         false if a.is_finite() && b.is_finite() => (a - b).abs(),
@@ -111,13 +117,20 @@ fn difference(name: &str, found: &Tensor, wanted: &Tensor) -> Difference {
     Difference {
         name,
         relative: Some(largest / scale),
-        message: format!("largest difference {largest:.3e}, {:.3e} of the largest magnitude {scale:.3e}", largest / scale),
+        message: format!(
+            "largest difference {largest:.3e}, {:.3e} of the largest magnitude {scale:.3e}",
+            largest / scale
+        ),
     }
 }
 
 fn against(args: &Args, model: &Model, folder: &std::path::Path) -> Outcome {
     if !(args.tolerance.is_finite() && args.tolerance >= 0.0) {
-        return Err(format!("--tolerance is {}, but it must be a number of at least 0", args.tolerance).into());
+        return Err(format!(
+            "--tolerance is {}, but it must be a number of at least 0",
+            args.tolerance
+        )
+        .into());
     }
     let inputs = arrays::inputs_of(folder, model.inputs())?;
     let options = RunnerOptions {
@@ -154,7 +167,11 @@ fn against(args: &Args, model: &Model, folder: &std::path::Path) -> Outcome {
 
 fn reference(folder: &std::path::Path, name: &str, i: usize, element: ElementType) -> Result<Tensor> {
     let Some(path) = arrays::file_of(folder, name, "output", i) else {
-        return Err(format!("{} has no `output_{i}.npy`, for the result `{name}`: {element}", folder.display()).into());
+        return Err(format!(
+            "{} has no `output_{i}.npy`, for the result `{name}`: {element}",
+            folder.display()
+        )
+        .into());
     };
     arrays::read(&path)
 }

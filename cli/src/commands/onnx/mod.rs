@@ -46,7 +46,9 @@ fn dim(text: &str) -> std::result::Result<(String, usize), String> {
 
 impl DimOptions {
     fn dims(&self) -> Dims {
-        self.dims.iter().fold(Dims::new(), |dims, (name, size)| dims.bind(name, *size))
+        self.dims
+            .iter()
+            .fold(Dims::new(), |dims, (name, size)| dims.bind(name, *size))
     }
 
     /// Refuses names that the model does not have.

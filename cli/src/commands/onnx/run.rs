@@ -95,7 +95,11 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let inputs = tensors(args, &model)?;
     let mut dims = args.dims.dims();
     // What the inputs say must agree with --dim.
-    let shapes = model.inputs().iter().zip(&inputs).map(|(p, t)| (p.name.as_str(), t.dims()));
+    let shapes = model
+        .inputs()
+        .iter()
+        .zip(&inputs)
+        .map(|(p, t)| (p.name.as_str(), t.dims()));
     let found = match model.dims_of(shapes) {
         Ok(found) => found,
         Err(e) => return Err(e.into()),
@@ -127,10 +131,17 @@ pub(crate) fn run(args: &Args) -> Outcome {
             arrays::write(&folder.join(format!("output_{i}.npy")), tensor)?;
         }
     }
-    let median = args.repeat.map(|seconds| repeated(&mut runner, &inputs, seconds)).transpose()?;
+    let median = args
+        .repeat
+        .map(|seconds| repeated(&mut runner, &inputs, seconds))
+        .transpose()?;
     let device = runner.session().device().capabilities().name.clone();
     if args.json {
-        let outputs: Vec<_> = runner.outputs().iter().map(|info| json!({"name": info.name, "type": info.element.name(), "shape": info.dims})).collect();
+        let outputs: Vec<_> = runner
+            .outputs()
+            .iter()
+            .map(|info| json!({"name": info.name, "type": info.element.name(), "shape": info.dims}))
+            .collect();
         let report = json!({
             "device": device,
             "outputs": outputs,
@@ -183,9 +194,20 @@ fn summary(i: usize, info: &TensorInfo, tensor: &Tensor) -> String {
     }
     let least = data.iter().copied().fold(f64::INFINITY, f64::min);
     let most = data.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let digits = |v: f64| if info.element.is_float() { format!("{v:.6}") } else { format!("{v}") };
+    let digits = |v: f64| {
+        if info.element.is_float() {
+            format!("{v:.6}")
+        } else {
+            format!("{v}")
+        }
+    };
     let first: Vec<String> = data.iter().take(SHOWN).map(|&v| digits(v)).collect();
     let more = if data.len() > SHOWN { ", ..." } else { "" };
-    text.push_str(&format!(" from {} to {}: {}{more}", digits(least), digits(most), first.join(", ")));
+    text.push_str(&format!(
+        " from {} to {}: {}{more}",
+        digits(least),
+        digits(most),
+        first.join(", ")
+    ));
     text
 }

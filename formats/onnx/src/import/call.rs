@@ -51,7 +51,9 @@ impl<'c, 'm> Call<'c, 'm> {
     pub(super) fn build(&mut self) -> Result<Vec<Operand>, String> {
         if self.opset < self.op.since {
             let (since, opset) = (self.op.since, self.opset);
-            return Err(format!("version {opset} of its domain is older than {since}, the first that is supported"));
+            return Err(format!(
+                "version {opset} of its domain is older than {since}, the first that is supported"
+            ));
         }
         if let Some(results) = self.fold()? {
             return Ok(results);
@@ -95,7 +97,13 @@ impl<'c, 'm> Call<'c, 'm> {
         let Some(results) = fold(self, &tensors)? else {
             return Ok(None);
         };
-        Ok(Some(results.into_iter().enumerate().map(|(i, t)| self.known_result(i, t)).collect()))
+        Ok(Some(
+            results
+                .into_iter()
+                .enumerate()
+                .map(|(i, t)| self.known_result(i, t))
+                .collect(),
+        ))
     }
 
     /// The graph, to build in.
@@ -258,7 +266,9 @@ impl<'c, 'm> Call<'c, 'm> {
     }
 
     pub(crate) fn subgraph(&self, name: &str) -> Result<&'m GraphProto, String> {
-        self.attributes.graph(name)?.ok_or_else(|| format!("attribute `{name}` is missing"))
+        self.attributes
+            .graph(name)?
+            .ok_or_else(|| format!("attribute `{name}` is missing"))
     }
 
     pub(crate) fn read(&self, proto: &TensorProto) -> Result<Tensor, String> {
@@ -274,7 +284,9 @@ impl<'c, 'm> Call<'c, 'm> {
     ) -> Result<Vec<Operand>, String> {
         let prefix = format!("{}.{prefix}", node_place(self.node));
         // What a node in it lacks is an issue of its own.
-        self.importer.body(graph, &prefix, inputs)?.ok_or_else(|| UNAVAILABLE.into())
+        self.importer
+            .body(graph, &prefix, inputs)?
+            .ok_or_else(|| UNAVAILABLE.into())
     }
 
     /// An axis as a file gives it, counted from the front.

@@ -92,7 +92,12 @@ impl Import {
     /// # Errors
     /// As [`Session::try_set_parameter_bytes`]. A parameter that rewriting left out of the plan is none.
     pub fn set_parameters(&self, session: &mut Session) -> Result<()> {
-        let planned: BTreeSet<String> = session.plan().parameters().into_iter().map(|p| p.name.clone()).collect();
+        let planned: BTreeSet<String> = session
+            .plan()
+            .parameters()
+            .into_iter()
+            .map(|p| p.name.clone())
+            .collect();
         for parameter in self.parameters.iter().filter(|p| planned.contains(&p.name)) {
             let bytes = parameter.tensor.graph_bytes().map_err(Error::Input)?;
             session.try_set_parameter_bytes(&parameter.name, &bytes)?;
@@ -202,7 +207,9 @@ impl<'m> Importer<'m> {
         let mut inputs = Vec::new();
         for port in self.model.inputs() {
             let name = port.name.as_str();
-            let Some(proto) = graph.input.iter().find(|i| i.name == name) else { continue };
+            let Some(proto) = graph.input.iter().find(|i| i.name == name) else {
+                continue;
+            };
             let operand = match self.options.constants.get(name) {
                 Some(tensor) => self.constant_input(tensor, port),
                 None => self.input(port, &mut inputs),
@@ -212,8 +219,18 @@ impl<'m> Importer<'m> {
             }
         }
         let names: BTreeSet<&str> = self.model.inputs().iter().map(|p| p.name.as_str()).collect();
-        for name in self.options.constants.keys().filter(|name| !names.contains(name.as_str())) {
-            self.issue(IssueKind::Broken, name, "", "the model has no input of this name".into());
+        for name in self
+            .options
+            .constants
+            .keys()
+            .filter(|name| !names.contains(name.as_str()))
+        {
+            self.issue(
+                IssueKind::Broken,
+                name,
+                "",
+                "the model has no input of this name".into(),
+            );
         }
         inputs
     }
@@ -247,11 +264,14 @@ impl<'m> Importer<'m> {
             None => {
                 let rank = self.options.dims.get(&format!("{name}.rank"));
                 let Some(rank) = rank else {
-                    let message = format!("its number of dimensions is open: bind `{name}.rank`, and `{name}.0` and so on");
+                    let message =
+                        format!("its number of dimensions is open: bind `{name}.rank`, and `{name}.0` and so on");
                     self.issue(IssueKind::UnboundDimension, name, "", message);
                     return None;
                 };
-                (0..rank.min(64)).map(|axis| Dim::Name(format!("{name}.{axis}"))).collect()
+                (0..rank.min(64))
+                    .map(|axis| Dim::Name(format!("{name}.{axis}")))
+                    .collect()
             }
         };
         let mut sizes = Vec::new();
@@ -296,7 +316,12 @@ impl<'m> Importer<'m> {
         }
         if let Some(sparse) = graph.sparse_initializer.first() {
             let name = sparse.values.as_ref().map_or("", |v| v.name.as_str());
-            self.issue(IssueKind::Unsupported, name, "", "sparse initializers are not supported".into());
+            self.issue(
+                IssueKind::Unsupported,
+                name,
+                "",
+                "sparse initializers are not supported".into(),
+            );
         }
         for node in &graph.node {
             self.node(node);
@@ -616,9 +641,8 @@ impl<'m> Importer<'m> {
 /// The function of the model that a node calls.
 pub(crate) fn find_function<'m>(model: &'m Model, node: &NodeProto) -> Option<&'m FunctionProto> {
     let functions = model.proto.functions.iter();
-    let mut same = functions.filter(|f| {
-        f.name == node.op_type && domain(&f.domain) == domain(&node.domain) && f.overload == node.overload
-    });
+    let mut same = functions
+        .filter(|f| f.name == node.op_type && domain(&f.domain) == domain(&node.domain) && f.overload == node.overload);
     same.next()
 }
 

@@ -74,7 +74,11 @@ impl Operand {
     pub(crate) fn foldable(&self) -> Option<&Tensor> {
         match &self.source {
             Source::Known(known) => {
-                let most = if known.parameter { MAX_FOLDED_PARAMETER } else { MAX_FOLDED };
+                let most = if known.parameter {
+                    MAX_FOLDED_PARAMETER
+                } else {
+                    MAX_FOLDED
+                };
                 Some(&known.tensor).filter(|t| t.len() <= most)
             }
             Source::Node(_) => None,

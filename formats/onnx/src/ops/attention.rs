@@ -23,7 +23,9 @@ pub(super) const OPS: &[OnnxOp] = &[
 fn split_heads(call: &mut Call, x: Value, heads: usize) -> Result<Value, String> {
     let graph = call.graph();
     let dims = graph.shape(x).to_vec();
-    let [batch, rows, width] = dims.as_slice() else { return Err(format!("{dims:?} is not [batch, rows, width]")) };
+    let [batch, rows, width] = dims.as_slice() else {
+        return Err(format!("{dims:?} is not [batch, rows, width]"));
+    };
     if heads == 0 || !width.is_multiple_of(heads) {
         return Err(format!("{width} values cannot be divided into {heads} heads"));
     }
@@ -35,7 +37,9 @@ fn split_heads(call: &mut Call, x: Value, heads: usize) -> Result<Value, String>
 fn join_heads(call: &mut Call, x: Value) -> Value {
     let graph = call.graph();
     let dims = graph.shape(x).to_vec();
-    let [batch, heads, rows, width] = dims.as_slice() else { return x };
+    let [batch, heads, rows, width] = dims.as_slice() else {
+        return x;
+    };
     let x = graph.permute(x, &[0, 2, 1, 3]);
     graph.reshape(x, &[*batch, *rows, heads * width]).into()
 }
@@ -44,7 +48,9 @@ fn join_heads(call: &mut Call, x: Value) -> Value {
 fn repeat_heads(call: &mut Call, x: Value, heads: usize) -> Result<Value, String> {
     let graph = call.graph();
     let dims = graph.shape(x).to_vec();
-    let [batch, own, rows, width] = dims.as_slice() else { return Err(format!("{dims:?} has no heads")) };
+    let [batch, own, rows, width] = dims.as_slice() else {
+        return Err(format!("{dims:?} has no heads"));
+    };
     if *own == heads {
         return Ok(x);
     }
@@ -80,7 +86,12 @@ fn probabilities(call: &mut Call, scores: Value) -> Value {
 }
 
 /// A constant mask `[rows, keys]` or `[batch, 1, rows, keys]`: 0 where a row sees a key.
-fn seen(call: &mut Call, dims: &[usize], element: ElementType, sees: impl Fn(usize, usize, usize) -> bool) -> Result<Value, String> {
+fn seen(
+    call: &mut Call,
+    dims: &[usize],
+    element: ElementType,
+    sees: impl Fn(usize, usize, usize) -> bool,
+) -> Result<Value, String> {
     let (batch, rows, keys) = match dims {
         [rows, keys] => (1, *rows, *keys),
         [batch, _, rows, keys] => (*batch, *rows, *keys),
@@ -103,7 +114,10 @@ fn attention(call: &mut Call) -> Built {
     let element = call.element(0)?;
     let flat = call.dims(0)?.len() == 3;
     let (mut q, mut k, mut v) = (call.value(0)?, call.value(1)?, call.value(2)?);
-    if call.attributes().has("window_size") || call.attributes().has("left_window_size") || call.attributes().has("right_window_size") {
+    if call.attributes().has("window_size")
+        || call.attributes().has("left_window_size")
+        || call.attributes().has("right_window_size")
+    {
         return Err("windows are not supported".into());
     }
     if flat {
@@ -124,7 +138,8 @@ fn attention(call: &mut Call) -> Built {
     }
     let (present_k, present_v) = (k, v);
     let dims = call.graph().shape(q).to_vec();
-    let [batch, heads, rows, width] = <[usize; 4]>::try_from(dims.as_slice()).map_err(|_| format!("operands {} are not supported", call.types()))?;
+    let [batch, heads, rows, width] =
+        <[usize; 4]>::try_from(dims.as_slice()).map_err(|_| format!("operands {} are not supported", call.types()))?;
     let keys = *call.graph().shape(k).get(2).ok_or("the keys have no rows")?;
     let k = repeat_heads(call, k, heads)?;
     let v = repeat_heads(call, v, heads)?;
@@ -192,7 +207,9 @@ fn attention(call: &mut Call) -> Built {
         bias = join(call, bias, part);
     }
     if let Some(lengths) = &lengths {
-        let part = seen(call, &[batch, 1, rows, keys], element, |b, _, j| (j as i64) < lengths.get(b).copied().unwrap_or(0))?;
+        let part = seen(call, &[batch, 1, rows, keys], element, |b, _, j| {
+            (j as i64) < lengths.get(b).copied().unwrap_or(0)
+        })?;
         bias = join(call, bias, part);
     }
     if let Some(bias) = bias {
@@ -225,19 +242,34 @@ fn attention(call: &mut Call) -> Built {
 
 /// Rotates pairs of the first `rotated` values of each head `[batch, heads, rows, width]` by angles whose cosines and sines
 /// are `[batch, 1, rows, rotated / 2]`.
-fn rotate(call: &mut Call, x: Value, cos: Value, sin: Value, rotated: usize, interleaved: bool) -> Result<Value, String> {
+fn rotate(
+    call: &mut Call,
+    x: Value,
+    cos: Value,
+    sin: Value,
+    rotated: usize,
+    interleaved: bool,
+) -> Result<Value, String> {
     let graph = call.graph();
     let dims = graph.shape(x).to_vec();
-    let [batch, heads, rows, width] = dims.as_slice() else { return Err(format!("{dims:?} has no heads")) };
+    let [batch, heads, rows, width] = dims.as_slice() else {
+        return Err(format!("{dims:?} has no heads"));
+    };
     let (half, axis) = (rotated / 2, 3);
     let part = graph.slice_axis(x, axis, 0, rotated);
     let (a, b) = if interleaved {
         let pairs = graph.reshape(part, &[*batch, *heads, *rows, half, 2]);
         let a = graph.slice_axis(pairs, 4, 0, 1);
         let b = graph.slice_axis(pairs, 4, 1, 2);
-        (graph.reshape(a, &[*batch, *heads, *rows, half]), graph.reshape(b, &[*batch, *heads, *rows, half]))
+        (
+            graph.reshape(a, &[*batch, *heads, *rows, half]),
+            graph.reshape(b, &[*batch, *heads, *rows, half]),
+        )
     } else {
-        (graph.slice_axis(part, axis, 0, half), graph.slice_axis(part, axis, half, rotated))
+        (
+            graph.slice_axis(part, axis, 0, half),
+            graph.slice_axis(part, axis, half, rotated),
+        )
     };
     let (ac, bs) = (graph.mul(a, cos), graph.mul(b, sin));
     let (as_, bc) = (graph.mul(a, sin), graph.mul(b, cos));
@@ -267,11 +299,16 @@ fn rotary_of(call: &mut Call, tables: (usize, usize), positions: Option<usize>, 
         let half = *call.dims(tables.0)?.last().ok_or("a table has no dimensions")?;
         let width = *call.dims(0)?.last().unwrap_or(&0);
         // Without a number of heads the tables tell the width of one.
-        let heads = if heads == 0 && half > 0 { width / (2 * half) } else { heads };
+        let heads = if heads == 0 && half > 0 {
+            width / (2 * half)
+        } else {
+            heads
+        };
         x = split_heads(call, x, heads)?;
     }
     let dims = call.graph().shape(x).to_vec();
-    let [batch, _, rows, width] = <[usize; 4]>::try_from(dims.as_slice()).map_err(|_| format!("operands {} are not supported", call.types()))?;
+    let [batch, _, rows, width] =
+        <[usize; 4]>::try_from(dims.as_slice()).map_err(|_| format!("operands {} are not supported", call.types()))?;
     let rotated = match usize::try_from(call.int(rotated, 0)?).unwrap_or(0) {
         0 => width,
         some => some,
@@ -326,7 +363,12 @@ fn contrib_rotary(call: &mut Call) -> Built {
 }
 
 /// Scores, mask, probabilities and values of heads `[batch, heads, rows, width]`.
-fn plain_attention(call: &mut Call, [q, k, v]: [Value; 3], scale: Option<f32>, bias: &[Value]) -> Result<Value, String> {
+fn plain_attention(
+    call: &mut Call,
+    [q, k, v]: [Value; 3],
+    scale: Option<f32>,
+    bias: &[Value],
+) -> Result<Value, String> {
     let graph = call.graph();
     let width = graph.shape(q).last().copied().unwrap_or(1);
     let scale = scale.filter(|s| *s != 0.0).unwrap_or(1.0 / (width as f32).sqrt());
@@ -364,13 +406,20 @@ fn key_mask(call: &mut Call, i: usize, keys: usize, element: ElementType, low: f
 }
 
 fn heads_of(call: &Call) -> Result<usize, String> {
-    usize::try_from(call.int("num_heads", 0)?).ok().filter(|&n| n > 0).ok_or_else(|| "num_heads is not positive".into())
+    usize::try_from(call.int("num_heads", 0)?)
+        .ok()
+        .filter(|&n| n > 0)
+        .ok_or_else(|| "num_heads is not positive".into())
 }
 
 fn multi_head_attention(call: &mut Call) -> Built {
     let element = call.element(0)?;
     let heads = heads_of(call)?;
-    if (6..call.arity()).any(|i| call.has_input(i)) || call.dims(0)?.len() != 3 || !call.has_input(1) || !call.has_input(2) {
+    if (6..call.arity()).any(|i| call.has_input(i))
+        || call.dims(0)?.len() != 3
+        || !call.has_input(1)
+        || !call.has_input(2)
+    {
         return Err(format!("operands {} are not supported", call.types()));
     }
     let mut parts = [call.value(0)?, call.value(1)?, call.value(2)?];
@@ -399,7 +448,9 @@ fn multi_head_attention(call: &mut Call) -> Built {
     }
     if call.int("unidirectional", 0)? != 0 {
         let rows = call.dims(0)?[1];
-        bias.push(seen(call, &[rows, keys], element, |_, i, j| j <= i + keys.saturating_sub(rows))?);
+        bias.push(seen(call, &[rows, keys], element, |_, i, j| {
+            j <= i + keys.saturating_sub(rows)
+        })?);
     }
     let scale = call.attributes().float("scale")?;
     let y = plain_attention(call, parts, scale, &bias)?;
@@ -429,7 +480,11 @@ fn packed_attention(call: &mut Call) -> Built {
     }
     let split = call.graph().split(packed, &sizes, 2);
     let [q, k, v] = <[Value; 3]>::try_from(split).map_err(|_| "three parts are needed")?;
-    let parts = [split_heads(call, q, heads)?, split_heads(call, k, heads)?, split_heads(call, v, heads)?];
+    let parts = [
+        split_heads(call, q, heads)?,
+        split_heads(call, k, heads)?,
+        split_heads(call, v, heads)?,
+    ];
     let rows = call.dims(0)?[1];
     let mut bias = Vec::new();
     if call.has_input(3) {
@@ -449,7 +504,9 @@ fn embed_layer_norm(call: &mut Call) -> Built {
     let element = call.element(2)?;
     let eps = call.float("epsilon", 1e-12)?;
     let dims = call.dims(0)?;
-    let [batch, rows] = dims.as_slice() else { return Err(format!("{dims:?} is not [batch, rows]")) };
+    let [batch, rows] = dims.as_slice() else {
+        return Err(format!("{dims:?} is not [batch, rows]"));
+    };
     let words = call.value(0)?;
     let table = call.value(2)?;
     let graph = call.graph();
@@ -482,5 +539,9 @@ fn embed_layer_norm(call: &mut Call) -> Built {
             call.graph().expand(zero, &[*batch]).into()
         }
     };
-    Ok(vec![call.result(y, element), call.result(count, ElementType::I32), call.result(sum, element)])
+    Ok(vec![
+        call.result(y, element),
+        call.result(count, ElementType::I32),
+        call.result(sum, element),
+    ])
 }

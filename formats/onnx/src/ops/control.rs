@@ -30,9 +30,14 @@ fn branch(call: &mut Call) -> Built {
     let condition = call.value(0)?;
     let condition = call.graph().reshape(condition, &[]);
     // Often one branch fits the shapes of the inputs, and the value of an input says which.
-    let both = (call.body(then, "then", Vec::new()), call.body(otherwise, "else", Vec::new()));
+    let both = (
+        call.body(then, "then", Vec::new()),
+        call.body(otherwise, "else", Vec::new()),
+    );
     let (Ok(a), Ok(b)) = both else {
-        return Err(format!("its condition {DEPENDS_ON_DATA}, and not both branches can be imported"));
+        return Err(format!(
+            "its condition {DEPENDS_ON_DATA}, and not both branches can be imported"
+        ));
     };
     let mut results = Vec::new();
     for (a, b) in a.iter().zip(&b) {
@@ -51,7 +56,9 @@ fn branch(call: &mut Call) -> Built {
 
 /// Results of all rounds along a new first axis.
 fn stacked(call: &mut Call, rounds: &[Operand], axis: usize, reverse: bool) -> Result<Operand, String> {
-    let first = rounds.first().ok_or("a loop without rounds gives no shape for what it collects")?;
+    let first = rounds
+        .first()
+        .ok_or("a loop without rounds gives no shape for what it collects")?;
     let element = first.element;
     let mut parts: Vec<Value> = Vec::new();
     for round in rounds {
@@ -74,7 +81,9 @@ fn stacked(call: &mut Call, rounds: &[Operand], axis: usize, reverse: bool) -> R
 fn repeat(call: &mut Call) -> Built {
     let body = call.subgraph("body")?;
     let limit = match call.has_input(0) {
-        true => call.known_scalar(0, "the number of rounds")?.map(|n| n.max(0.0) as usize),
+        true => call
+            .known_scalar(0, "the number of rounds")?
+            .map(|n| n.max(0.0) as usize),
         false => None,
     };
     let mut going = match call.has_input(1) {
@@ -85,7 +94,11 @@ fn repeat(call: &mut Call) -> Built {
     for i in 2..call.arity() {
         carried.push(call.operand(i)?.clone());
     }
-    let collected = body.output.len().checked_sub(1 + carried.len()).ok_or("its body gives too few values")?;
+    let collected = body
+        .output
+        .len()
+        .checked_sub(1 + carried.len())
+        .ok_or("its body gives too few values")?;
     let mut rounds: Vec<Vec<Operand>> = vec![Vec::new(); collected];
     let mut round = 0;
     while going && limit.is_none_or(|limit| round < limit) {
@@ -130,28 +143,45 @@ fn flags(call: &Call, name: &str, count: usize) -> Result<Vec<i64>, String> {
 fn scan(call: &mut Call) -> Built {
     let body = call.subgraph("body")?;
     let scanned = usize::try_from(call.int("num_scan_inputs", 0)?).map_err(|_| "num_scan_inputs is negative")?;
-    let states = call.arity().checked_sub(scanned).ok_or("it has fewer operands than num_scan_inputs")?;
-    let collected = body.output.len().checked_sub(states).ok_or("its body gives too few values")?;
-    let (axes, directions) = (flags(call, "scan_input_axes", scanned)?, flags(call, "scan_input_directions", scanned)?);
-    let (out_axes, out_directions) =
-        (flags(call, "scan_output_axes", collected)?, flags(call, "scan_output_directions", collected)?);
+    let states = call
+        .arity()
+        .checked_sub(scanned)
+        .ok_or("it has fewer operands than num_scan_inputs")?;
+    let collected = body
+        .output
+        .len()
+        .checked_sub(states)
+        .ok_or("its body gives too few values")?;
+    let (axes, directions) = (
+        flags(call, "scan_input_axes", scanned)?,
+        flags(call, "scan_input_directions", scanned)?,
+    );
+    let (out_axes, out_directions) = (
+        flags(call, "scan_output_axes", collected)?,
+        flags(call, "scan_output_directions", collected)?,
+    );
     let mut carried = Vec::new();
     for i in 0..states {
         carried.push(call.operand(i)?.clone());
     }
     let mut sources = Vec::new();
     let mut count = None;
-    for i in 0..scanned {
+    for (i, axis) in axes.iter().enumerate() {
         let operand = call.operand(states + i)?.clone();
-        let axis = call.axis(axes[i], operand.dims.len())?;
-        if count.replace(operand.dims[axis]).is_some_and(|n| n != operand.dims[axis]) {
+        let axis = call.axis(*axis, operand.dims.len())?;
+        if count
+            .replace(operand.dims[axis])
+            .is_some_and(|n| n != operand.dims[axis])
+        {
             return Err("its operands differ in length".into());
         }
         sources.push((operand, axis));
     }
     let count = count.unwrap_or(0);
     if count > MAX_ROUNDS {
-        return Err(format!("{count} rounds are more than the {MAX_ROUNDS} that are unrolled"));
+        return Err(format!(
+            "{count} rounds are more than the {MAX_ROUNDS} that are unrolled"
+        ));
     }
     let mut rounds: Vec<Vec<Operand>> = vec![Vec::new(); collected];
     for round in 0..count {

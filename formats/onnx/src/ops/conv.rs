@@ -1,8 +1,8 @@
 //! Convolutions over one, two and three axes.
 
+use meganeura_core::DType;
 use meganeura_core::graph::Value;
 use meganeura_core::ops::{Conv1dOptions, Conv2dOptions, ConvTranspose2dOptions};
-use meganeura_core::DType;
 
 use super::window::{Windows, declared_pads};
 use super::{OnnxOp, op};
@@ -32,7 +32,10 @@ pub(super) fn add_channels(call: &mut Call, y: Value, bias: Value) -> Value {
 
 fn groups(call: &Call) -> Result<u32, String> {
     let groups = call.int("group", 1)?;
-    u32::try_from(groups).ok().filter(|&g| g > 0).ok_or_else(|| format!("group = {groups} is not positive"))
+    u32::try_from(groups)
+        .ok()
+        .filter(|&g| g > 0)
+        .ok_or_else(|| format!("group = {groups} is not positive"))
 }
 
 fn conv(call: &mut Call) -> Built {
@@ -90,7 +93,12 @@ pub(super) fn convolve(call: &mut Call, x: Value, w: Value) -> Result<Value, Str
             for tap in 0..windows.kernel[0] {
                 let start = tap * windows.dilations[0];
                 let end = start + (depth - 1) * windows.strides[0] + 1;
-                let slices = graph.slice_strided(x, &[0, 0, start, 0, 0], &[n, c, end, height, width], &[1, 1, windows.strides[0], 1, 1]);
+                let slices = graph.slice_strided(
+                    x,
+                    &[0, 0, start, 0, 0],
+                    &[n, c, end, height, width],
+                    &[1, 1, windows.strides[0], 1, 1],
+                );
                 let slices = graph.permute(slices, &[0, 2, 1, 3, 4]);
                 let slices = graph.reshape(slices, &[n * depth, c, height, width]);
                 let kernel = graph.slice_axis(w, 2, tap, tap + 1);
@@ -138,7 +146,13 @@ pub(super) fn centred(call: &mut Call, i: usize, zero: usize) -> Result<Value, S
 }
 
 /// Widths that a transposed convolution removes on both sides, and what it adds at the end.
-fn removed(call: &Call, sizes: &[usize], kernel: &[usize], strides: &[usize], dilations: &[usize]) -> Result<Vec<(i64, i64)>, String> {
+fn removed(
+    call: &Call,
+    sizes: &[usize],
+    kernel: &[usize],
+    strides: &[usize],
+    dilations: &[usize],
+) -> Result<Vec<(i64, i64)>, String> {
     let count = sizes.len();
     let extra = call.ints("output_padding")?.unwrap_or_else(|| vec![0; count]);
     let full = |i: usize| ((sizes[i] - 1) * strides[i] + (kernel[i] - 1) * dilations[i] + 1) as i64;
@@ -164,7 +178,11 @@ fn removed(call: &Call, sizes: &[usize], kernel: &[usize], strides: &[usize], di
     let mut widths = Vec::new();
     for i in 0..count {
         let total = full(i).saturating_add(extra[i]).saturating_sub(wanted[i]);
-        let low = if mode == "SAME_UPPER" { total.div_euclid(2) } else { total - total.div_euclid(2) };
+        let low = if mode == "SAME_UPPER" {
+            total.div_euclid(2)
+        } else {
+            total - total.div_euclid(2)
+        };
         let low = if total < 0 { 0 } else { low };
         widths.push((low, total - low - extra[i]));
     }
@@ -181,8 +199,13 @@ fn conv_transpose(call: &mut Call) -> Built {
     }
     let list = |name: &str| -> Result<Vec<usize>, String> {
         let list = call.ints(name)?.unwrap_or_else(|| vec![1; axes]);
-        let sizes: Option<Vec<usize>> = list.iter().map(|&v| usize::try_from(v).ok().filter(|&v| v > 0 && v < 1 << 16)).collect();
-        sizes.filter(|s| s.len() == axes).ok_or_else(|| format!("{name} = {list:?} does not fit"))
+        let sizes: Option<Vec<usize>> = list
+            .iter()
+            .map(|&v| usize::try_from(v).ok().filter(|&v| v > 0 && v < 1 << 16))
+            .collect();
+        sizes
+            .filter(|s| s.len() == axes)
+            .ok_or_else(|| format!("{name} = {list:?} does not fit"))
     };
     let (strides, dilations) = (list("strides")?, list("dilations")?);
     let widths = removed(call, &x_dims[2..], &w_dims[2..], &strides, &dilations)?;

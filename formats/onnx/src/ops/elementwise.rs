@@ -3,7 +3,7 @@
 use meganeura_core::DType;
 use meganeura_core::graph::{Graph, NodeId, Value};
 
-use super::{OnnxOp, fold, op, ms};
+use super::{OnnxOp, fold, ms, op};
 use crate::element::ElementType;
 use crate::import::{Call, Operand};
 use crate::tensor::{Data, Tensor};
@@ -28,8 +28,12 @@ pub(super) const OPS: &[OnnxOp] = &[
     op("BitwiseNot", 18, bitwise_not),
     op("BitwiseOr", 18, |c| bitwise(c, |g, a, b| g.bit_or(a, b))),
     op("BitwiseXor", 18, |c| bitwise(c, |g, a, b| g.bit_xor(a, b))),
-    op("Cast", 6, cast).folding(fold_cast).partly("strings and floats of 8 and 4 bits"),
-    op("CastLike", 15, cast_like).folding(fold_cast_like).partly("strings and floats of 8 and 4 bits"),
+    op("Cast", 6, cast)
+        .folding(fold_cast)
+        .partly("strings and floats of 8 and 4 bits"),
+    op("CastLike", 15, cast_like)
+        .folding(fold_cast_like)
+        .partly("strings and floats of 8 and 4 bits"),
     op("Ceil", 6, |c| float(c, |g, x| g.ceil(x))).folding(|_, x| fold::unary(x, None, f64::ceil)),
     op("Celu", 12, celu),
     op("Clip", 6, clip).folding(fold_clip),
@@ -51,7 +55,9 @@ pub(super) const OPS: &[OnnxOp] = &[
         .folding(|_, x| fold::compare(x, |a, b| a >= b, |a, b| a >= b)),
     op("HardSigmoid", 6, hard_sigmoid),
     op("HardSwish", 14, |c| float(c, |g, x| g.hard_swish(x))),
-    op("Identity", 1, identity).folding(fold::first).partly("sequences and optional values"),
+    op("Identity", 1, identity)
+        .folding(fold::first)
+        .partly("sequences and optional values"),
     op("IsInf", 10, is_inf),
     op("IsNaN", 9, is_nan),
     op("LeakyRelu", 6, leaky_relu),
@@ -60,9 +66,11 @@ pub(super) const OPS: &[OnnxOp] = &[
     op("LessOrEqual", 12, |c| comparison(c, |g, a, b| g.less_equal(a, b)))
         .folding(|_, x| fold::compare(x, |a, b| a <= b, |a, b| a <= b)),
     op("Log", 6, |c| float(c, |g, x| g.log(x))).folding(|_, x| fold::unary(x, None, f64::ln)),
-    op("Max", 6, |c| variadic(c, |g, a, b| g.max(a, b))).folding(|_, x| fold::binary(x, |a, b| Some(a.max(b)), nan_max)),
+    op("Max", 6, |c| variadic(c, |g, a, b| g.max(a, b)))
+        .folding(|_, x| fold::binary(x, |a, b| Some(a.max(b)), nan_max)),
     op("Mean", 6, mean),
-    op("Min", 6, |c| variadic(c, |g, a, b| g.min(a, b))).folding(|_, x| fold::binary(x, |a, b| Some(a.min(b)), nan_min)),
+    op("Min", 6, |c| variadic(c, |g, a, b| g.min(a, b)))
+        .folding(|_, x| fold::binary(x, |a, b| Some(a.min(b)), nan_min)),
     op("Mish", 18, |c| float(c, mish)),
     op("Mod", 10, modulo).folding(fold_mod),
     op("Mul", 7, |c| arithmetic(c, |g, a, b| g.mul(a, b)))
@@ -87,7 +95,8 @@ pub(super) const OPS: &[OnnxOp] = &[
     op("Sqrt", 6, |c| float(c, |g, x| g.sqrt(x))).folding(|_, x| fold::unary(x, None, f64::sqrt)),
     op("Sub", 7, |c| arithmetic(c, |g, a, b| g.sub(a, b)))
         .folding(|_, x| fold::binary(x, i64::checked_sub, |a, b| a - b)),
-    op("Sum", 6, |c| variadic(c, |g, a, b| g.add(a, b))).folding(|_, x| fold::binary(x, i64::checked_add, |a, b| a + b)),
+    op("Sum", 6, |c| variadic(c, |g, a, b| g.add(a, b)))
+        .folding(|_, x| fold::binary(x, i64::checked_add, |a, b| a + b)),
     op("Swish", 24, swish),
     op("Tan", 7, |c| float(c, tan)),
     op("Tanh", 6, |c| float(c, |g, x| g.tanh(x))),
@@ -280,7 +289,9 @@ fn fold_cast(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
 }
 
 fn fold_cast_like(_: &Call, operands: &[Option<&Tensor>]) -> Folded {
-    let [Some(x), Some(like)] = operands else { return Ok(None) };
+    let [Some(x), Some(like)] = operands else {
+        return Ok(None);
+    };
     Ok(Some(vec![x.cast(like.element())]))
 }
 
@@ -307,7 +318,11 @@ pub(super) fn convert(call: &mut Call, x: Value, from: ElementType, to: ElementT
         return call.graph().cast(x, DType::U32).into();
     }
     // Floats go through the signed type, which keeps what is below 0 until it wraps.
-    let x = if from.is_float() { call.graph().cast(x, DType::I32).into() } else { x };
+    let x = if from.is_float() {
+        call.graph().cast(x, DType::I32).into()
+    } else {
+        x
+    };
     let x = call.as_element(x, to);
     call.wrap(x, to)
 }
@@ -355,12 +370,20 @@ fn clip(call: &mut Call) -> Built {
 }
 
 fn fold_clip(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
-    let Some(Some(x)) = operands.first() else { return Ok(None) };
+    let Some(Some(x)) = operands.first() else {
+        return Ok(None);
+    };
     let Data::Int(data) = &x.data else { return Ok(None) };
     if call.opset < 11 {
         return Ok(None);
     }
-    let bound = |i: usize| operands.get(i).copied().flatten().and_then(|t| t.to_i64().first().copied());
+    let bound = |i: usize| {
+        operands
+            .get(i)
+            .copied()
+            .flatten()
+            .and_then(|t| t.to_i64().first().copied())
+    };
     let low = bound(1).unwrap_or(i64::MIN);
     let high = bound(2).unwrap_or(i64::MAX);
     let clipped = data.iter().map(|&v| v.max(low).min(high)).collect();
@@ -392,7 +415,11 @@ fn modulo(call: &mut Call) -> Built {
 fn fold_mod(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
     fn floored(a: i64, b: i64) -> Option<i64> {
         let rest = a.checked_rem(b)?;
-        Some(if rest != 0 && (rest < 0) != (b < 0) { rest + b } else { rest })
+        Some(if rest != 0 && (rest < 0) != (b < 0) {
+            rest + b
+        } else {
+            rest
+        })
     }
     match call.int("fmod", 0)? {
         0 => fold::binary(operands, floored, |a, b| a - b * (a / b).floor()),
@@ -446,10 +473,18 @@ fn where_(call: &mut Call) -> Built {
 }
 
 fn fold_where(_: &Call, operands: &[Option<&Tensor>]) -> Folded {
-    let [Some(condition), Some(a), Some(b)] = operands else { return Ok(None) };
+    let [Some(condition), Some(a), Some(b)] = operands else {
+        return Ok(None);
+    };
     let shape = fold::broadcast(&[condition.dims(), a.dims(), b.dims()])?;
-    let all = (fold::expand(condition, &shape), fold::expand(a, &shape), fold::expand(b, &shape));
-    let (Some(condition), Some(a), Some(b)) = all else { return Ok(None) };
+    let all = (
+        fold::expand(condition, &shape),
+        fold::expand(a, &shape),
+        fold::expand(b, &shape),
+    );
+    let (Some(condition), Some(a), Some(b)) = all else {
+        return Ok(None);
+    };
     let chosen = condition.to_i64();
     Ok(match (&a.data, &b.data) {
         (Data::Int(a_data), Data::Int(b_data)) => {
@@ -681,7 +716,6 @@ fn quick_gelu(call: &mut Call) -> Built {
     call.one(y, element)
 }
 
-
 fn bias_gelu(call: &mut Call) -> Built {
     let (x, bias, element) = (call.value(0)?, call.value(1)?, call.element(0)?);
     let graph = call.graph();
@@ -709,7 +743,10 @@ fn is_inf(call: &mut Call) -> Built {
     let (x, element) = (call.value(0)?, call.element(0)?);
     let positive = call.int("detect_positive", 1)? != 0;
     let negative = call.int("detect_negative", 1)? != 0;
-    let (high, low) = (call.scalar(element, f64::INFINITY), call.scalar(element, f64::NEG_INFINITY));
+    let (high, low) = (
+        call.scalar(element, f64::INFINITY),
+        call.scalar(element, f64::NEG_INFINITY),
+    );
     let graph = call.graph();
     let y = match (positive, negative) {
         (true, true) => {

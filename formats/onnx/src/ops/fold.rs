@@ -58,13 +58,17 @@ pub(super) fn expand(x: &Tensor, shape: &[usize]) -> Option<Tensor> {
     let strides = strides(x.dims());
     let positions = indices(shape).map(|index| {
         let axes = index[skipped..].iter().zip(x.dims()).zip(&strides);
-        axes.map(|((&i, &size), stride)| if size == 1 { 0 } else { i * stride }).sum()
+        axes.map(|((&i, &size), stride)| if size == 1 { 0 } else { i * stride })
+            .sum()
     });
     Some(x.pick(shape, positions))
 }
 
-/// Elements of operands of one type, broadcast to one shape.
-fn aligned(operands: &[Option<&Tensor>]) -> Result<Option<(ElementType, Vec<usize>, Vec<Tensor>)>, String> {
+/// Type, shape and elements of operands that were broadcast.
+type Aligned = (ElementType, Vec<usize>, Vec<Tensor>);
+
+/// Elements of operands of one type, broadcast to one shape; `None` if they are too many.
+fn aligned(operands: &[Option<&Tensor>]) -> Result<Option<Aligned>, String> {
     let present: Vec<&Tensor> = operands.iter().filter_map(|t| *t).collect();
     let Some(first) = present.first() else { return Ok(None) };
     let shape = broadcast(&present.iter().map(|t| t.dims()).collect::<Vec<_>>())?;
@@ -78,9 +82,13 @@ pub(super) fn binary(
     of_ints: fn(i64, i64) -> Option<i64>,
     of_floats: fn(f64, f64) -> f64,
 ) -> Result<Option<Vec<Tensor>>, String> {
-    let Some((element, shape, tensors)) = aligned(operands)? else { return Ok(None) };
+    let Some((element, shape, tensors)) = aligned(operands)? else {
+        return Ok(None);
+    };
     let mut tensors = tensors.into_iter();
-    let Some(mut result) = tensors.next() else { return Ok(None) };
+    let Some(mut result) = tensors.next() else {
+        return Ok(None);
+    };
     for other in tensors {
         result = match (&result.data, &other.data) {
             (Data::Int(a), Data::Int(b)) => {
@@ -92,7 +100,11 @@ pub(super) fn binary(
             }
             _ if element.is_float() => {
                 let (a, b) = (result.to_f64(), other.to_f64());
-                Tensor::floats(element, &shape, a.iter().zip(&b).map(|(&a, &b)| of_floats(a, b)).collect())
+                Tensor::floats(
+                    element,
+                    &shape,
+                    a.iter().zip(&b).map(|(&a, &b)| of_floats(a, b)).collect(),
+                )
             }
             _ => return Ok(None),
         };
@@ -106,7 +118,9 @@ pub(super) fn compare(
     of_ints: fn(i64, i64) -> bool,
     of_floats: fn(f64, f64) -> bool,
 ) -> Result<Option<Vec<Tensor>>, String> {
-    let Some((_, shape, tensors)) = aligned(operands)? else { return Ok(None) };
+    let Some((_, shape, tensors)) = aligned(operands)? else {
+        return Ok(None);
+    };
     let [a, b] = tensors.as_slice() else { return Ok(None) };
     let values = match (&a.data, &b.data) {
         (Data::Int(a), Data::Int(b)) => a.iter().zip(b).map(|(&a, &b)| of_ints(a, b).into()).collect(),

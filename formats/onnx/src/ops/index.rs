@@ -19,7 +19,9 @@ pub(super) const OPS: &[OnnxOp] = &[
     op("Gather", 1, gather).folding(fold_gather),
     op("GatherElements", 11, gather_elements),
     op("GatherND", 11, gather_nd),
-    op("NonZero", 9, non_zero).folding(fold_non_zero).partly("operands that are not known when importing"),
+    op("NonZero", 9, non_zero)
+        .folding(fold_non_zero)
+        .partly("operands that are not known when importing"),
     op("OneHot", 9, one_hot).partly("a depth that depends on the data of an input"),
     op("Scatter", 9, scatter_elements),
     op("ScatterElements", 11, scatter_elements).partly("max, min, mul, and add with repeated indices in integer types"),
@@ -171,7 +173,9 @@ fn row_offsets(call: &mut Call, i: usize, dims: &[usize], batch: usize) -> Resul
         let per_batch: usize = chosen.iter().product();
         let batches: usize = dims[..batch].iter().product();
         let starts: Vec<i32> = (0..batches).map(|b| (b * per_batch) as i32).collect();
-        let Some(starts) = vector(graph, &starts) else { return Err("indices cannot be made".into()) };
+        let Some(starts) = vector(graph, &starts) else {
+            return Err("indices cannot be made".into());
+        };
         let shape: Vec<usize> = (0..last).map(|i| if i < batch { dims[i] } else { 1 }).collect();
         let starts = graph.reshape(starts, &shape);
         offsets = graph.add(offsets, starts).into();
@@ -221,7 +225,13 @@ fn scatter_elements(call: &mut Call) -> Built {
     let reduction = call.string("reduction", "none")?.into_owned();
     let at = positions(call, 1, dims[axis])?;
     let wanted = call.dims(1)?;
-    if wanted.len() != dims.len() || wanted.iter().zip(&dims).enumerate().any(|(i, (w, d))| i != axis && w > d) {
+    if wanted.len() != dims.len()
+        || wanted
+            .iter()
+            .zip(&dims)
+            .enumerate()
+            .any(|(i, (w, d))| i != axis && w > d)
+    {
         return Err(format!("operands {} do not fit", call.types()));
     }
     if element_count(&wanted).is_none_or(|n| n > 1 << 24) {
@@ -230,7 +240,14 @@ fn scatter_elements(call: &mut Call) -> Built {
     // Offset of each update in the flattened result: what its own place gives, and the index along the axis.
     let steps = strides(&dims);
     let own: Vec<u32> = indices(&wanted)
-        .map(|index| index.iter().zip(&steps).enumerate().map(|(i, (&x, &s))| if i == axis { 0 } else { x * s }).sum::<usize>() as u32)
+        .map(|index| {
+            index
+                .iter()
+                .zip(&steps)
+                .enumerate()
+                .map(|(i, (&x, &s))| if i == axis { 0 } else { x * s })
+                .sum::<usize>() as u32
+        })
         .collect();
     let count = own.len();
     let total: usize = dims.iter().product();
@@ -282,7 +299,9 @@ fn tensor_scatter(call: &mut Call) -> Built {
         }
         let along = position(at, dims[axis])? as usize;
         let place = index.iter().zip(&steps).enumerate();
-        let offset: usize = place.map(|(i, (&x, &s))| if i == axis { along * s } else { x * s }).sum();
+        let offset: usize = place
+            .map(|(i, (&x, &s))| if i == axis { along * s } else { x * s })
+            .sum();
         offsets.push(offset as u32);
     }
     let (x, updates) = (call.value(0)?, call.value(1)?);
@@ -374,7 +393,10 @@ fn one_hot(call: &mut Call) -> Built {
         return Err("classes cannot be counted".into());
     };
     let graph = call.graph();
-    let (size, zero) = (graph.scalar_of(DType::I32, depth as f64), graph.scalar_of(DType::I32, 0.0));
+    let (size, zero) = (
+        graph.scalar_of(DType::I32, depth as f64),
+        graph.scalar_of(DType::I32, 0.0),
+    );
     let negative = graph.less_than(at, zero);
     let from_end = graph.add(at, size);
     let at = graph.select(negative, from_end, at);
@@ -405,7 +427,11 @@ fn compress(call: &mut Call) -> Built {
             0
         }
     };
-    let at = chosen.iter().enumerate().filter(|(_, c)| **c != 0).map(|(i, _)| i as u32);
+    let at = chosen
+        .iter()
+        .enumerate()
+        .filter(|(_, c)| **c != 0)
+        .map(|(i, _)| i as u32);
     let at: Vec<u32> = at.filter(|&i| (i as usize) < dims[axis]).collect();
     let count = at.len();
     if count == 0 {
@@ -431,6 +457,8 @@ fn fold_non_zero(_: &Call, operands: &[Option<&Tensor>]) -> Folded {
         .filter(|(_, v)| *v != 0.0)
         .map(|(index, _)| index)
         .collect();
-    let data = (0..rank).flat_map(|axis| hits.iter().map(move |hit| hit[axis] as i64)).collect();
+    let data = (0..rank)
+        .flat_map(|axis| hits.iter().map(move |hit| hit[axis] as i64))
+        .collect();
     Ok(Some(vec![Tensor::i64(&[rank, hits.len()], data)]))
 }

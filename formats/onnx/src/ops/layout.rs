@@ -31,11 +31,15 @@ pub(super) const OPS: &[OnnxOp] = &[
     op("ReverseSequence", 10, reverse_sequence).partly("lengths that depend on the data of an input"),
     op("Shape", 1, shape),
     op("Size", 1, size),
-    op("Slice", 1, slice).folding(fold_slice).partly("bounds that depend on the data of an input"),
+    op("Slice", 1, slice)
+        .folding(fold_slice)
+        .partly("bounds that depend on the data of an input"),
     op("SpaceToDepth", 1, space_to_depth),
     op("Split", 2, split).folding(fold_split),
     op("Squeeze", 1, squeeze).folding(fold_squeeze),
-    op("Tile", 6, tile).folding(fold_tile).partly("repeats that depend on the data of an input"),
+    op("Tile", 6, tile)
+        .folding(fold_tile)
+        .partly("repeats that depend on the data of an input"),
     op("Transpose", 1, transpose).folding(fold_transpose),
     op("Trilu", 14, trilu).partly("a diagonal that depends on the data of an input"),
     op("Unsqueeze", 1, unsqueeze).folding(fold_unsqueeze),
@@ -63,7 +67,9 @@ fn target_shape(call: &Call, from: &[usize], wanted: &[i64]) -> Result<Vec<usize
     let mut open = None;
     for (i, &size) in wanted.iter().enumerate() {
         dims.push(match size {
-            0 if !keep_zeros => *from.get(i).ok_or_else(|| format!("shape {wanted:?} copies dimension {i} of {from:?}"))?,
+            0 if !keep_zeros => *from
+                .get(i)
+                .ok_or_else(|| format!("shape {wanted:?} copies dimension {i} of {from:?}"))?,
             -1 if open.replace(i).is_some() => return Err(format!("shape {wanted:?} has more than one -1")),
             -1 => 1,
             size => usize::try_from(size).map_err(|_| format!("shape {wanted:?} has a negative size"))?,
@@ -84,14 +90,20 @@ fn reshape(call: &mut Call) -> Built {
 }
 
 fn fold_reshape(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
-    let [Some(x), Some(shape)] = operands else { return Ok(None) };
+    let [Some(x), Some(shape)] = operands else {
+        return Ok(None);
+    };
     fold_to(x, &target_shape(call, x.dims(), &shape.to_i64())?)
 }
 
 fn flatten(call: &mut Call) -> Built {
     let dims = call.dims(0)?;
     let axis = call.int("axis", 1)?;
-    let axis = if axis == dims.len() as i64 { dims.len() } else { call.axis(axis, dims.len())? };
+    let axis = if axis == dims.len() as i64 {
+        dims.len()
+    } else {
+        call.axis(axis, dims.len())?
+    };
     let (rows, columns) = (dims[..axis].iter().product(), dims[axis..].iter().product());
     reshaped(call, 0, &[rows, columns])
 }
@@ -109,7 +121,12 @@ fn squeezed(dims: &[usize], axes: Option<&[i64]>) -> Result<Vec<usize>, String> 
         }
         gone[axis] = true;
     }
-    Ok(dims.iter().zip(&gone).filter(|(_, gone)| !**gone).map(|(&d, _)| d).collect())
+    Ok(dims
+        .iter()
+        .zip(&gone)
+        .filter(|(_, gone)| !**gone)
+        .map(|(&d, _)| d)
+        .collect())
 }
 
 fn squeeze(call: &mut Call) -> Built {
@@ -119,7 +136,9 @@ fn squeeze(call: &mut Call) -> Built {
 }
 
 fn fold_squeeze(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
-    let Some(Some(x)) = operands.first() else { return Ok(None) };
+    let Some(Some(x)) = operands.first() else {
+        return Ok(None);
+    };
     let axes = call.attribute_or_operand("axes", 1)?;
     fold_to(x, &squeezed(x.dims(), axes.as_deref())?)
 }
@@ -135,7 +154,10 @@ fn unsqueezed(dims: &[usize], axes: &[i64]) -> Result<Vec<usize>, String> {
         }
     }
     let mut old = dims.iter();
-    Ok(new.iter().map(|&new| if new { 1 } else { old.next().copied().unwrap_or(1) }).collect())
+    Ok(new
+        .iter()
+        .map(|&new| if new { 1 } else { old.next().copied().unwrap_or(1) })
+        .collect())
 }
 
 fn unsqueeze(call: &mut Call) -> Built {
@@ -145,7 +167,9 @@ fn unsqueeze(call: &mut Call) -> Built {
 }
 
 fn fold_unsqueeze(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
-    let Some(Some(x)) = operands.first() else { return Ok(None) };
+    let Some(Some(x)) = operands.first() else {
+        return Ok(None);
+    };
     let axes = call.attribute_or_operand("axes", 1)?.ok_or("the axes are missing")?;
     fold_to(x, &unsqueezed(x.dims(), &axes)?)
 }
@@ -156,7 +180,9 @@ fn permutation(call: &Call, rank: usize) -> Result<Vec<usize>, String> {
     };
     let mut seen = vec![false; rank];
     let valid = perm.len() == rank
-        && perm.iter().all(|&p| usize::try_from(p).is_ok_and(|p| p < rank && !std::mem::replace(&mut seen[p], true)));
+        && perm
+            .iter()
+            .all(|&p| usize::try_from(p).is_ok_and(|p| p < rank && !std::mem::replace(&mut seen[p], true)));
     match valid {
         true => Ok(perm.iter().map(|&p| p as usize).collect()),
         false => Err(format!("perm = {perm:?} is no order of {rank} axes")),
@@ -165,7 +191,10 @@ fn permutation(call: &Call, rank: usize) -> Result<Vec<usize>, String> {
 
 fn transpose(call: &mut Call) -> Built {
     let (x, element) = (call.value(0)?, call.element(0)?);
-    let axes: Vec<u32> = permutation(call, call.dims(0)?.len())?.iter().map(|&p| p as u32).collect();
+    let axes: Vec<u32> = permutation(call, call.dims(0)?.len())?
+        .iter()
+        .map(|&p| p as u32)
+        .collect();
     let y = call.graph().permute(x, &axes);
     call.one(y, element)
 }
@@ -244,7 +273,9 @@ fn expand(call: &mut Call) -> Built {
 }
 
 fn fold_expand(_: &Call, operands: &[Option<&Tensor>]) -> Folded {
-    let [Some(x), Some(shape)] = operands else { return Ok(None) };
+    let [Some(x), Some(shape)] = operands else {
+        return Ok(None);
+    };
     let dims = fold::broadcast(&[x.dims(), &dimensions(&shape.to_i64())?])?;
     Ok(fold::expand(x, &dims).map(|t| vec![t]))
 }
@@ -258,7 +289,9 @@ fn tile(call: &mut Call) -> Built {
 }
 
 fn fold_tile(_: &Call, operands: &[Option<&Tensor>]) -> Folded {
-    let [Some(x), Some(repeats)] = operands else { return Ok(None) };
+    let [Some(x), Some(repeats)] = operands else {
+        return Ok(None);
+    };
     let repeats = dimensions(&repeats.to_i64())?;
     if repeats.len() != x.dims().len() {
         return Err(format!("{} repeats for {} dimensions", repeats.len(), x.dims().len()));
@@ -268,7 +301,8 @@ fn fold_tile(_: &Call, operands: &[Option<&Tensor>]) -> Folded {
         return Ok(None);
     };
     let from = strides(x.dims());
-    let positions = indices(&dims).map(|index| index.iter().zip(x.dims()).zip(&from).map(|((i, d), s)| i % d * s).sum());
+    let positions =
+        indices(&dims).map(|index| index.iter().zip(x.dims()).zip(&from).map(|((i, d), s)| i % d * s).sum());
     Ok(Some(vec![x.pick(&dims, positions)]))
 }
 
@@ -318,7 +352,10 @@ fn fold_concat(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
             if along < tensor.dims()[axis] {
                 let steps = strides(tensor.dims());
                 let at = index.iter().zip(&steps).enumerate();
-                return (part, at.map(|(i, (&x, s))| if i == axis { along * s } else { x * s }).sum());
+                return (
+                    part,
+                    at.map(|(i, (&x, s))| if i == axis { along * s } else { x * s }).sum(),
+                );
             }
             along -= tensor.dims()[axis];
         }
@@ -328,10 +365,18 @@ fn fold_concat(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
     let element = first.element();
     Ok(Some(vec![if element.is_float() {
         let data: Vec<Vec<f64>> = tensors.iter().map(|t| t.to_f64()).collect();
-        Tensor::floats(element, &dims, places.iter().map(|&(part, at)| data[part][at]).collect())
+        Tensor::floats(
+            element,
+            &dims,
+            places.iter().map(|&(part, at)| data[part][at]).collect(),
+        )
     } else {
         let data: Vec<Vec<i64>> = tensors.iter().map(|t| t.to_i64()).collect();
-        Tensor::integers(element, &dims, places.iter().map(|&(part, at)| data[part][at]).collect())
+        Tensor::integers(
+            element,
+            &dims,
+            places.iter().map(|&(part, at)| data[part][at]).collect(),
+        )
     }]))
 }
 
@@ -362,7 +407,9 @@ fn split(call: &mut Call) -> Built {
 }
 
 fn fold_split(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
-    let Some(Some(x)) = operands.first() else { return Ok(None) };
+    let Some(Some(x)) = operands.first() else {
+        return Ok(None);
+    };
     let axis = call.axis(call.int("axis", 0)?, x.dims().len())?;
     let mut results = Vec::new();
     let mut start = 0;
@@ -382,7 +429,8 @@ fn slice_tensor(x: &Tensor, starts: &[i64], steps: &[i64], sizes: &[usize]) -> T
     let from = strides(x.dims());
     let positions = indices(sizes).map(|index| {
         let axes = index.iter().zip(starts).zip(steps).zip(&from);
-        axes.map(|(((&i, &start), &step), &stride)| (start + i as i64 * step) as usize * stride).sum()
+        axes.map(|(((&i, &start), &step), &stride)| (start + i as i64 * step) as usize * stride)
+            .sum()
     });
     x.pick(sizes, positions)
 }
@@ -402,7 +450,11 @@ fn bounds(call: &Call, dims: &[usize]) -> Result<Bounds, String> {
     let starts = list("starts", 1)?.ok_or("the starts are missing")?;
     let ends = list("ends", 2)?.ok_or("the ends are missing")?;
     let axes = list("axes", 3)?.unwrap_or_else(|| (0..starts.len() as i64).collect());
-    let steps = if call.opset < 10 { None } else { call.known_ints(4, "steps")? };
+    let steps = if call.opset < 10 {
+        None
+    } else {
+        call.known_ints(4, "steps")?
+    };
     let steps = steps.unwrap_or_else(|| vec![1; starts.len()]);
     if ends.len() != starts.len() || axes.len() != starts.len() || steps.len() != starts.len() {
         return Err("starts, ends, axes and steps differ in length".into());
@@ -419,7 +471,10 @@ fn bounds(call: &Call, dims: &[usize]) -> Result<Bounds, String> {
         let (start, end) = match step {
             0 => return Err("a step is 0".into()),
             1.. => (from_front(start).clamp(0, size), from_front(end).clamp(0, size)),
-            _ => (from_front(start).clamp(0, size - 1), from_front(end).clamp(-1, size - 1)),
+            _ => (
+                from_front(start).clamp(0, size - 1),
+                from_front(end).clamp(-1, size - 1),
+            ),
         };
         let count = match step {
             1.. => (end - start).max(0).div_euclid(step) + i64::from((end - start).max(0).rem_euclid(step) != 0),
@@ -451,7 +506,11 @@ fn slice(call: &mut Call) -> Built {
     let mut to = Vec::new();
     let mut by = Vec::new();
     for i in 0..dims.len() {
-        let start = if steps[i] < 0 { dims[i] as i64 - 1 - starts[i] } else { starts[i] } as usize;
+        let start = if steps[i] < 0 {
+            dims[i] as i64 - 1 - starts[i]
+        } else {
+            starts[i]
+        } as usize;
         let step = usize::try_from(steps[i].unsigned_abs()).unwrap_or(usize::MAX);
         from.push(start);
         to.push(start + (sizes[i] - 1) * if sizes[i] > 1 { step } else { 1 } + 1);
@@ -475,7 +534,9 @@ pub(super) fn empty_data(element: ElementType) -> crate::tensor::Data {
 }
 
 fn fold_slice(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
-    let Some(Some(x)) = operands.first() else { return Ok(None) };
+    let Some(Some(x)) = operands.first() else {
+        return Ok(None);
+    };
     let Bounds { starts, steps, sizes } = bounds(call, x.dims())?;
     Ok(Some(vec![slice_tensor(x, &starts, &steps, &sizes)]))
 }
@@ -511,10 +572,17 @@ fn pad(call: &mut Call) -> Built {
     if widths.iter().any(|w| w.0 < 0 || w.1 < 0) {
         let cut = |w: i64| (-w).max(0) as usize;
         let starts: Vec<usize> = widths.iter().map(|w| cut(w.0)).collect();
-        let ends: Vec<usize> = dims.iter().zip(&widths).map(|(&d, w)| d.saturating_sub(cut(w.1))).collect();
+        let ends: Vec<usize> = dims
+            .iter()
+            .zip(&widths)
+            .map(|(&d, w)| d.saturating_sub(cut(w.1)))
+            .collect();
         x = call.graph().slice(x, &starts, &ends).into();
     }
-    let widths: Vec<(usize, usize)> = widths.iter().map(|w| (w.0.max(0) as usize, w.1.max(0) as usize)).collect();
+    let widths: Vec<(usize, usize)> = widths
+        .iter()
+        .map(|w| (w.0.max(0) as usize, w.1.max(0) as usize))
+        .collect();
     let y = match &*call.string("mode", "constant")? {
         "constant" => constant_pad(call, x, element, &widths)?,
         mode @ ("reflect" | "edge" | "wrap") => {
@@ -552,7 +620,13 @@ fn constant_pad(call: &mut Call, x: Value, element: ElementType, widths: &[(usiz
 }
 
 /// Padding along one axis with elements of the tensor itself.
-fn mirrored_pad(call: &mut Call, x: Value, axis: usize, (low, high): (usize, usize), mode: &str) -> Result<Value, String> {
+fn mirrored_pad(
+    call: &mut Call,
+    x: Value,
+    axis: usize,
+    (low, high): (usize, usize),
+    mode: &str,
+) -> Result<Value, String> {
     let size = call.graph().shape(x).get(axis).copied().unwrap_or(0) as i64;
     if size == 0 {
         return Err("an axis without elements cannot be padded with them".into());
@@ -615,7 +689,9 @@ fn range(call: &mut Call) -> Built {
     let (start, limit, step) = (bound(0, "the start")?, bound(1, "the limit")?, bound(2, "the step")?);
     let count = ((limit - start) / step).ceil().max(0.0);
     if step == 0.0 || !count.is_finite() || count > (1 << 24) as f64 {
-        return Err(format!("a range from {start} to {limit} by {step} has too many elements"));
+        return Err(format!(
+            "a range from {start} to {limit} by {step} has too many elements"
+        ));
     }
     let values = (0..count as usize).map(|i| start + i as f64 * step);
     let tensor = match element.is_float() {
@@ -685,7 +761,10 @@ fn image(call: &Call, i: usize) -> Result<[usize; 4], String> {
 
 fn block_size(call: &Call) -> Result<usize, String> {
     let size = call.int("blocksize", 0)?;
-    usize::try_from(size).ok().filter(|&s| s > 0).ok_or_else(|| format!("blocksize = {size} is not positive"))
+    usize::try_from(size)
+        .ok()
+        .filter(|&s| s > 0)
+        .ok_or_else(|| format!("blocksize = {size} is not positive"))
 }
 
 fn depth_to_space(call: &mut Call) -> Built {
@@ -730,7 +809,10 @@ fn reverse_sequence(call: &mut Call) -> Built {
     let dims = call.dims(0)?;
     let element = call.element(0)?;
     let lengths = call.known_ints(1, "the lengths")?.ok_or("the lengths are missing")?;
-    let (batch, time) = (call.axis(call.int("batch_axis", 1)?, dims.len())?, call.axis(call.int("time_axis", 0)?, dims.len())?);
+    let (batch, time) = (
+        call.axis(call.int("batch_axis", 1)?, dims.len())?,
+        call.axis(call.int("time_axis", 0)?, dims.len())?,
+    );
     if batch == time || lengths.len() != dims[batch] {
         return Err(format!("{} lengths for a batch of {}", lengths.len(), dims[batch]));
     }

@@ -3,7 +3,7 @@
 use meganeura_core::DType;
 use meganeura_core::graph::Value;
 
-use super::{OnnxOp, op, ms};
+use super::{OnnxOp, ms, op};
 use crate::element::ElementType;
 use crate::import::{Call, Operand};
 
@@ -30,13 +30,25 @@ pub(super) fn product(call: &mut Call, a: Value, b: Value) -> Result<Value, Stri
     }
     let a_row = a_dims.len() == 1;
     let b_column = b_dims.len() == 1;
-    let a = if a_row { graph.reshape(a, &[1, a_dims[0]]).into() } else { a };
-    let b = if b_column { graph.reshape(b, &[b_dims[0], 1]).into() } else { b };
+    let a = if a_row {
+        graph.reshape(a, &[1, a_dims[0]]).into()
+    } else {
+        a
+    };
+    let b = if b_column {
+        graph.reshape(b, &[b_dims[0], 1]).into()
+    } else {
+        b
+    };
     let y = graph.matmul(a, b);
     if !a_row && !b_column {
         return Ok(y.into());
     }
     let mut dims = graph.shape(y).to_vec();
+    // Operands that do not fit have been reported, and give no shape.
+    if dims.len() < 2 {
+        return Ok(y.into());
+    }
     if b_column {
         dims.pop();
     }
@@ -90,7 +102,10 @@ fn matmul(call: &mut Call) -> Built {
 
 fn matmul_integer(call: &mut Call) -> Built {
     let (a, b) = (call.value(0)?, call.value(1)?);
-    let (a, b) = (call.as_element(a, ElementType::I32), call.as_element(b, ElementType::I32));
+    let (a, b) = (
+        call.as_element(a, ElementType::I32),
+        call.as_element(b, ElementType::I32),
+    );
     let a = match call.optional(2)? {
         None => a,
         Some(zero) => {
@@ -192,12 +207,24 @@ fn letters(equation: &str, ranks: &[usize]) -> Result<(Vec<Vec<u32>>, Vec<u32>),
     };
     let terms: Vec<&str> = left.split(',').collect();
     if terms.len() != ranks.len() {
-        return Err(format!("the equation has {} operands, and {} are given", terms.len(), ranks.len()));
+        return Err(format!(
+            "the equation has {} operands, and {} are given",
+            terms.len(),
+            ranks.len()
+        ));
     }
     let named = |term: &str| term.replace("...", "").chars().count();
-    let dots = terms.iter().zip(ranks).filter(|(t, _)| t.contains("...")).map(|(t, &r)| r.checked_sub(named(t)));
+    let dots = terms
+        .iter()
+        .zip(ranks)
+        .filter(|(t, _)| t.contains("..."))
+        .map(|(t, &r)| r.checked_sub(named(t)));
     let dots: Option<Vec<usize>> = dots.collect();
-    let most = dots.ok_or("an operand has fewer dimensions than the equation names")?.into_iter().max().unwrap_or(0);
+    let most = dots
+        .ok_or("an operand has fewer dimensions than the equation names")?
+        .into_iter()
+        .max()
+        .unwrap_or(0);
     let open = |count: usize| ((most - count) as u32..most as u32).map(|i| 0x11_0000 + i);
     let parse = |term: &str, rank: Option<usize>| -> Result<Vec<u32>, String> {
         let count = rank.map_or(most, |r| r.saturating_sub(named(term)));
@@ -219,13 +246,21 @@ fn letters(equation: &str, ranks: &[usize]) -> Result<(Vec<Vec<u32>>, Vec<u32>),
             _ => Ok(result),
         }
     };
-    let inputs: Vec<Vec<u32>> = terms.iter().zip(ranks).map(|(t, &r)| parse(t, Some(r))).collect::<Result<_, _>>()?;
+    let inputs: Vec<Vec<u32>> = terms
+        .iter()
+        .zip(ranks)
+        .map(|(t, &r)| parse(t, Some(r)))
+        .collect::<Result<_, _>>()?;
     let output = match right {
         Some(right) => parse(&right, None)?,
         None => {
             // All letters that occur once, in alphabetical order, behind those of the dots.
             let all: Vec<u32> = inputs.iter().flatten().copied().collect();
-            let mut once: Vec<u32> = all.iter().copied().filter(|l| *l < 0x11_0000 && all.iter().filter(|o| *o == l).count() == 1).collect();
+            let mut once: Vec<u32> = all
+                .iter()
+                .copied()
+                .filter(|l| *l < 0x11_0000 && all.iter().filter(|o| *o == l).count() == 1)
+                .collect();
             once.sort_unstable();
             open(most).chain(once).collect()
         }
@@ -243,7 +278,10 @@ struct Lettered {
 fn arranged(call: &mut Call, x: &Lettered, order: &[u32]) -> Value {
     let graph = call.graph();
     let dims = graph.shape(x.value).to_vec();
-    let kept: Vec<usize> = order.iter().filter_map(|l| x.letters.iter().position(|o| o == l)).collect();
+    let kept: Vec<usize> = order
+        .iter()
+        .filter_map(|l| x.letters.iter().position(|o| o == l))
+        .collect();
     let permuted: Value = match kept.iter().enumerate().all(|(i, &k)| i == k) {
         true => x.value,
         false => {
@@ -253,7 +291,12 @@ fn arranged(call: &mut Call, x: &Lettered, order: &[u32]) -> Value {
     };
     let spread: Vec<usize> = order
         .iter()
-        .map(|l| x.letters.iter().position(|o| o == l).map_or(1, |i| dims[i]))
+        .map(|l| {
+            x.letters
+                .iter()
+                .position(|o| o == l)
+                .map_or(1, |i| dims.get(i).copied().unwrap_or(1))
+        })
         .collect();
     match graph.shape(permuted) == spread.as_slice() {
         true => permuted,
@@ -263,7 +306,10 @@ fn arranged(call: &mut Call, x: &Lettered, order: &[u32]) -> Value {
 
 /// Sums over the letters that nothing else needs.
 fn summed(call: &mut Call, x: Lettered, needed: &[u32]) -> Lettered {
-    let axes: Vec<i32> = (0..x.letters.len()).filter(|&i| !needed.contains(&x.letters[i])).map(|i| i as i32).collect();
+    let axes: Vec<i32> = (0..x.letters.len())
+        .filter(|&i| !needed.contains(&x.letters[i]))
+        .map(|i| i as i32)
+        .collect();
     if axes.is_empty() {
         return x;
     }
@@ -282,6 +328,10 @@ fn contract(call: &mut Call, a: Lettered, b: Lettered, needed: &[u32]) -> Result
     let right = arranged(call, &b, &[batch.as_slice(), &inner, &columns].concat());
     let letters = [batch.as_slice(), &rows, &columns].concat();
     let (l, r) = (call.graph().shape(left).to_vec(), call.graph().shape(right).to_vec());
+    // What does not fit has been reported, and gives no shape.
+    if l.len() != batch.len() + rows.len() + inner.len() || r.len() != batch.len() + inner.len() + columns.len() {
+        return Err(format!("operands {} do not fit the equation", call.types()));
+    }
     let (nb, nr, ni) = (batch.len(), rows.len(), inner.len());
     let product_of = |dims: &[usize]| dims.iter().product::<usize>();
     let (m, k) = (product_of(&l[nb..nb + nr]), product_of(&l[nb + nr..]));
@@ -301,7 +351,9 @@ fn contract(call: &mut Call, a: Lettered, b: Lettered, needed: &[u32]) -> Result
 
 fn einsum(call: &mut Call) -> Built {
     let element = call.element(0)?;
-    let ranks: Vec<usize> = (0..call.arity()).map(|i| call.dims(i).map(|d| d.len())).collect::<Result<_, _>>()?;
+    let ranks: Vec<usize> = (0..call.arity())
+        .map(|i| call.dims(i).map(|d| d.len()))
+        .collect::<Result<_, _>>()?;
     let (inputs, output) = letters(&call.string("equation", "")?, &ranks)?;
     let repeated = |list: &[u32]| list.iter().enumerate().any(|(i, l)| list[..i].contains(l));
     if inputs.iter().any(|l| repeated(l)) || repeated(&output) {
@@ -310,7 +362,10 @@ fn einsum(call: &mut Call) -> Built {
     let mut operands = Vec::new();
     for (i, letters) in inputs.iter().enumerate() {
         let value = call.value(i)?;
-        operands.push(Lettered { value, letters: letters.clone() });
+        operands.push(Lettered {
+            value,
+            letters: letters.clone(),
+        });
     }
     let mut operands = operands.into_iter();
     let mut result = operands.next().ok_or("it has no operands")?;
@@ -340,7 +395,9 @@ fn einsum(call: &mut Call) -> Built {
 fn det(call: &mut Call) -> Built {
     let dims = call.dims(0)?;
     let element = call.element(0)?;
-    let [.., rows, columns] = dims.as_slice() else { return Err(format!("{dims:?} is no matrix")) };
+    let [.., rows, columns] = dims.as_slice() else {
+        return Err(format!("{dims:?} is no matrix"));
+    };
     if rows != columns || *rows == 0 || *rows > 8 {
         return Err(format!("a matrix of {rows} x {columns} is not supported"));
     }

@@ -3,7 +3,7 @@
 use meganeura_core::DType;
 use meganeura_core::graph::Value;
 
-use super::{OnnxOp, op, ms};
+use super::{OnnxOp, ms, op};
 use crate::element::ElementType;
 use crate::import::{Call, Operand};
 
@@ -57,7 +57,11 @@ fn batch_norm(call: &mut Call) -> Built {
         let new = graph.mul(new, take);
         mixed.push(graph.add(old, new));
     }
-    Ok(vec![call.result(y, element), call.result(mixed[0], element), call.result(mixed[1], element)])
+    Ok(vec![
+        call.result(y, element),
+        call.result(mixed[0], element),
+        call.result(mixed[1], element),
+    ])
 }
 
 fn instance_norm(call: &mut Call) -> Built {
@@ -74,7 +78,9 @@ fn group_norm(call: &mut Call) -> Built {
     let eps = call.float("epsilon", 1e-5)?;
     let groups = call.int("num_groups", 0)?;
     let channels = *call.dims(0)?.get(1).ok_or("operand 0 has no channels")?;
-    let groups = u32::try_from(groups).ok().filter(|&g| g > 0 && channels.is_multiple_of(g as usize));
+    let groups = u32::try_from(groups)
+        .ok()
+        .filter(|&g| g > 0 && channels.is_multiple_of(g as usize));
     let groups = groups.ok_or_else(|| format!("num_groups does not divide {channels} channels"))?;
     let [x, mut weight, mut bias] = [call.value(0)?, call.value(1)?, call.value(2)?];
     if call.opset < 21 {
@@ -129,7 +135,11 @@ fn layer_norm(call: &mut Call) -> Built {
     let (mean, rstd) = (graph.port(y, 1), graph.port(y, 2));
     let y = graph.reshape(y, &dims);
     let mut results = vec![call.result(y, element)];
-    let kept: Vec<usize> = dims.iter().enumerate().map(|(i, &d)| if i < axis { d } else { 1 }).collect();
+    let kept: Vec<usize> = dims
+        .iter()
+        .enumerate()
+        .map(|(i, &d)| if i < axis { d } else { 1 })
+        .collect();
     for statistic in [mean, rstd] {
         let graph = call.graph();
         let statistic = graph.reshape(statistic, &kept);
@@ -207,9 +217,16 @@ fn skip_simplified_layer_norm(call: &mut Call) -> Built {
 fn lrn(call: &mut Call) -> Built {
     let element = call.element(0)?;
     let dims = call.dims(0)?;
-    let size = usize::try_from(call.int("size", 0)?).ok().filter(|&s| s > 0).ok_or("size is not positive")?;
+    let size = usize::try_from(call.int("size", 0)?)
+        .ok()
+        .filter(|&s| s > 0)
+        .ok_or("size is not positive")?;
     let channels = *dims.get(1).ok_or("operand 0 has no channels")?;
-    let (alpha, beta, bias) = (call.float("alpha", 1e-4)?, call.float("beta", 0.75)?, call.float("bias", 1.0)?);
+    let (alpha, beta, bias) = (
+        call.float("alpha", 1e-4)?,
+        call.float("beta", 0.75)?,
+        call.float("bias", 1.0)?,
+    );
     let factor = call.scalar(element, f64::from(alpha) / size as f64);
     let (bias, power) = (call.scalar(element, bias.into()), call.scalar(element, (-beta).into()));
     let x = call.value(0)?;
@@ -239,7 +256,10 @@ fn mean_variance_norm(call: &mut Call) -> Built {
     let element = call.element(0)?;
     let dims = call.dims(0)?;
     let axes = call.ints("axes")?.unwrap_or_else(|| vec![0, 2, 3]);
-    let axes: Vec<i32> = axes.iter().map(|&a| Ok(call.axis(a, dims.len())? as i32)).collect::<Result<_, String>>()?;
+    let axes: Vec<i32> = axes
+        .iter()
+        .map(|&a| Ok(call.axis(a, dims.len())? as i32))
+        .collect::<Result<_, String>>()?;
     let x = call.value(0)?;
     let x = widened(call, x);
     let graph = call.graph();

@@ -1,8 +1,8 @@
 //! Pooling over windows and over whole images.
 
 use meganeura_core::DType;
-use meganeura_core::ops::Pool2dOptions;
 use meganeura_core::graph::{Graph, NodeId, Value};
+use meganeura_core::ops::Pool2dOptions;
 
 use super::window::Windows;
 use super::{OnnxOp, op};
@@ -17,9 +17,13 @@ const MAX_TAPS: usize = 1 << 10;
 
 pub(super) const OPS: &[OnnxOp] = &[
     op("AveragePool", 1, average_pool),
-    op("GlobalAveragePool", 1, |c| global(c, |g, x, axes| g.mean(x, axes, true))),
+    op("GlobalAveragePool", 1, |c| {
+        global(c, |g, x, axes| g.mean(x, axes, true))
+    }),
     op("GlobalLpPool", 2, global_lp_pool),
-    op("GlobalMaxPool", 1, |c| global(c, |g, x, axes| g.max_reduce(x, axes, true))),
+    op("GlobalMaxPool", 1, |c| {
+        global(c, |g, x, axes| g.max_reduce(x, axes, true))
+    }),
     op("LpPool", 2, lp_pool),
     op("MaxPool", 1, max_pool).partly("positions of windows that are padded unevenly, dilated, or not of two axes"),
 ];
@@ -55,6 +59,9 @@ fn taps(graph: &mut Graph, x: Value, windows: &Windows) -> Result<Vec<Value>, St
         return Err(format!("windows of {:?} are too large", windows.kernel));
     }
     let dims = graph.shape(x).to_vec();
+    if dims.len() != windows.kernel.len() + 2 {
+        return Err(format!("windows of {:?} do not fit {dims:?}", windows.kernel));
+    }
     let found = super::fold::indices(&windows.kernel).map(|tap| {
         let (mut starts, mut ends, mut steps) = (vec![0; dims.len()], dims.clone(), vec![1; dims.len()]);
         for (i, &at) in tap.iter().enumerate() {
@@ -142,7 +149,9 @@ fn sum_of_windows(call: &mut Call, x: Value, windows: &Windows) -> Result<Value,
     }
     let padded = graph.pad(x, &low, &high, 0.0);
     let taps = taps(graph, padded.into(), windows)?;
-    taps.into_iter().reduce(|a, b| graph.add(a, b).into()).ok_or_else(|| "windows without elements".into())
+    taps.into_iter()
+        .reduce(|a, b| graph.add(a, b).into())
+        .ok_or_else(|| "windows without elements".into())
 }
 
 /// How many elements of each window along one axis count: those of the image, and with `padding` those added to it.
@@ -165,8 +174,13 @@ fn average_pool(call: &mut Call) -> Built {
     let padding = call.int("count_include_pad", 0)? != 0;
     let x = call.value(0)?;
     let area: usize = windows.kernel.iter().product();
-    let per_axis: Vec<Vec<f64>> = (0..windows.out.len()).map(|i| counts(&windows, dims[i + 2], i, padding)).collect();
-    let all_full = per_axis.iter().zip(&windows.kernel).all(|(c, &k)| c.iter().all(|&c| c == k as f64));
+    let per_axis: Vec<Vec<f64>> = (0..windows.out.len())
+        .map(|i| counts(&windows, dims[i + 2], i, padding))
+        .collect();
+    let all_full = per_axis
+        .iter()
+        .zip(&windows.kernel)
+        .all(|(c, &k)| c.iter().all(|&c| c == k as f64));
     if let (true, Some(padding)) = (all_full, own_padding(&windows)) {
         let y = call.graph().avg_pool2d(x, options(&windows, padding));
         return call.one(y, element);

@@ -12,7 +12,9 @@ type Built = Result<Vec<Operand>, String>;
 type Folded = Result<Option<Vec<Tensor>>, String>;
 
 pub(super) const OPS: &[OnnxOp] = &[
-    op("DequantizeLinear", 10, dequantize).folding(fold_dequantize).partly("floats of 8 and 4 bits"),
+    op("DequantizeLinear", 10, dequantize)
+        .folding(fold_dequantize)
+        .partly("floats of 8 and 4 bits"),
     op("DynamicQuantizeLinear", 11, dynamic_quantize),
     op("QLinearConv", 10, qlinear_conv),
     op("QLinearMatMul", 10, qlinear_matmul),
@@ -44,7 +46,9 @@ fn spread(call: &mut Call, i: usize, dims: &[usize]) -> Result<Value, String> {
         shape[axis] = own[0];
         return Ok(graph.reshape(value, &shape).into());
     }
-    let block = usize::try_from(block).ok().filter(|&b| b > 0 && own.len() == dims.len());
+    let block = usize::try_from(block)
+        .ok()
+        .filter(|&b| b > 0 && own.len() == dims.len());
     let block = block.ok_or_else(|| format!("a scale of {own:?} does not fit {dims:?}"))?;
     if own[axis] != dims[axis].div_ceil(block) {
         return Err(format!("a scale of {own:?} does not fit {dims:?} in blocks of {block}"));
@@ -83,7 +87,9 @@ fn dequantize(call: &mut Call) -> Built {
 
 /// Weights are dequantised once, and are parameters then.
 fn fold_dequantize(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
-    let (Some(Some(x)), Some(Some(scale))) = (operands.first(), operands.get(1)) else { return Ok(None) };
+    let (Some(Some(x)), Some(Some(scale))) = (operands.first(), operands.get(1)) else {
+        return Ok(None);
+    };
     let zero = operands.get(2).copied().flatten();
     let dims = x.dims();
     if call.int("block_size", 0)? != 0 {
@@ -227,7 +233,11 @@ fn qlinear_conv(call: &mut Call) -> Built {
         let bias = call.as_f32(bias);
         y = conv::add_channels(call, y, bias);
     }
-    let (x_scale, y_scale, y_zero) = (matrix_scale(call, 1, false)?, matrix_scale(call, 6, false)?, matrix_scale(call, 7, false)?);
+    let (x_scale, y_scale, y_zero) = (
+        matrix_scale(call, 1, false)?,
+        matrix_scale(call, 6, false)?,
+        matrix_scale(call, 7, false)?,
+    );
     let w_scale = call.value(4)?;
     let graph = call.graph();
     let count: usize = graph.shape(w_scale).iter().product();
@@ -306,7 +316,10 @@ fn dynamic_quantize_matmul(call: &mut Call) -> Built {
 fn matmul_nbits(call: &mut Call) -> Built {
     let element = call.element(0)?;
     let size = |name: &str| -> Result<usize, String> {
-        usize::try_from(call.int(name, 0)?).ok().filter(|&n| n > 0).ok_or_else(|| format!("{name} is not positive"))
+        usize::try_from(call.int(name, 0)?)
+            .ok()
+            .filter(|&n| n > 0)
+            .ok_or_else(|| format!("{name} is not positive"))
     };
     let (k, n, block) = (size("K")?, size("N")?, size("block_size")?);
     let bits = call.int("bits", 4)?;
@@ -332,7 +345,8 @@ fn matmul_nbits(call: &mut Call) -> Built {
         return Err(format!("operands {} do not fit {n} columns of {k}", call.types()));
     }
     let mask = (1i64 << bits) - 1;
-    let unpack = |list: &[i64], start: usize, i: usize| (list[start + i / per_byte] >> (bits as usize * (i % per_byte))) & mask;
+    let unpack =
+        |list: &[i64], start: usize, i: usize| (list[start + i / per_byte] >> (bits as usize * (i % per_byte))) & mask;
     let mut data = Vec::with_capacity(n * k);
     for column in 0..n {
         for i in 0..k {

@@ -131,15 +131,34 @@ struct Direction {
 fn activations(call: &Call, kind: Kind, directions: usize) -> Result<Vec<Vec<Activation>>, String> {
     let names: Vec<String> = match call.attributes().strings("activations")? {
         Some(names) => names.into_iter().map(str::to_owned).collect(),
-        None => kind.defaults().iter().cycle().take(kind.defaults().len() * directions).map(|s| (*s).to_owned()).collect(),
+        None => kind
+            .defaults()
+            .iter()
+            .cycle()
+            .take(kind.defaults().len() * directions)
+            .map(|s| (*s).to_owned())
+            .collect(),
     };
     let each = kind.defaults().len();
     if names.len() != each * directions {
-        return Err(format!("{} activations for {directions} directions of {each}", names.len()));
+        return Err(format!(
+            "{} activations for {directions} directions of {each}",
+            names.len()
+        ));
     }
     // Parameters are listed for those activations alone that have any.
-    let mut alphas = call.attributes().floats("activation_alpha")?.unwrap_or(&[]).iter().copied();
-    let mut betas = call.attributes().floats("activation_beta")?.unwrap_or(&[]).iter().copied();
+    let mut alphas = call
+        .attributes()
+        .floats("activation_alpha")?
+        .unwrap_or(&[])
+        .iter()
+        .copied();
+    let mut betas = call
+        .attributes()
+        .floats("activation_beta")?
+        .unwrap_or(&[])
+        .iter()
+        .copied();
     let all: Vec<Activation> = names
         .into_iter()
         .map(|name| {
@@ -230,10 +249,19 @@ fn layer(call: &mut Call, kind: Kind) -> Built {
     Ok(results)
 }
 
-fn direction(call: &mut Call, layer: &Layer, d: usize, reverse: bool, activations: Vec<Activation>, by_batch: bool) -> Result<Direction, String> {
+fn direction(
+    call: &mut Call,
+    layer: &Layer,
+    d: usize,
+    reverse: bool,
+    activations: Vec<Activation>,
+    by_batch: bool,
+) -> Result<Direction, String> {
     let (hidden, gates) = (layer.hidden, layer.kind.gates());
     let part = |call: &mut Call, i: usize| -> Result<Option<Value>, String> {
-        let Some(value) = call.optional(i)? else { return Ok(None) };
+        let Some(value) = call.optional(i)? else {
+            return Ok(None);
+        };
         let graph = call.graph();
         let dims = graph.shape(value).to_vec();
         let one = graph.slice_axis(value, 0, d, d + 1);
@@ -359,7 +387,14 @@ fn plain(g: &mut Graph, layer: &Layer, d: &Direction, x: Value, h: Value) -> Res
 }
 
 /// Gates z and r, and the candidate: `(1 - z) candidate + z h`.
-fn gru(g: &mut Graph, layer: &Layer, d: &Direction, x: Value, h: Value, recurrent_bias: Option<Value>) -> Result<Value, String> {
+fn gru(
+    g: &mut Graph,
+    layer: &Layer,
+    d: &Direction,
+    x: Value,
+    h: Value,
+    recurrent_bias: Option<Value>,
+) -> Result<Value, String> {
     let hidden = layer.hidden;
     let rows = |g: &mut Graph, from: usize, to: usize| g.slice_axis(d.r, 0, from * hidden, to * hidden);
     let r_gates = rows(g, 0, 2);

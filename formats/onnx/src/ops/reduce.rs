@@ -33,11 +33,19 @@ pub(super) const OPS: &[OnnxOp] = &[
         })
     }),
     op("ReduceLogSumExp", 1, |c| reduce(c, log_sum_exp)),
-    op("ReduceMax", 1, |c| reduce(c, |g, x, axes, keep| g.max_reduce(x, axes, keep))).folding(|c, x| fold_ints(c, x, i64::MIN, |a, b| Some(a.max(b)))),
+    op("ReduceMax", 1, |c| {
+        reduce(c, |g, x, axes, keep| g.max_reduce(x, axes, keep))
+    })
+    .folding(|c, x| fold_ints(c, x, i64::MIN, |a, b| Some(a.max(b)))),
     op("ReduceMean", 1, |c| reduce(c, mean)),
-    op("ReduceMin", 1, |c| reduce(c, |g, x, axes, keep| g.min_reduce(x, axes, keep))).folding(|c, x| fold_ints(c, x, i64::MAX, |a, b| Some(a.min(b)))),
-    op("ReduceProd", 1, |c| reduce(c, |g, x, axes, keep| g.prod(x, axes, keep))).folding(|c, x| fold_ints(c, x, 1, i64::checked_mul)),
-    op("ReduceSum", 1, |c| reduce(c, |g, x, axes, keep| g.sum(x, axes, keep))).folding(|c, x| fold_ints(c, x, 0, i64::checked_add)),
+    op("ReduceMin", 1, |c| {
+        reduce(c, |g, x, axes, keep| g.min_reduce(x, axes, keep))
+    })
+    .folding(|c, x| fold_ints(c, x, i64::MAX, |a, b| Some(a.min(b)))),
+    op("ReduceProd", 1, |c| reduce(c, |g, x, axes, keep| g.prod(x, axes, keep)))
+        .folding(|c, x| fold_ints(c, x, 1, i64::checked_mul)),
+    op("ReduceSum", 1, |c| reduce(c, |g, x, axes, keep| g.sum(x, axes, keep)))
+        .folding(|c, x| fold_ints(c, x, 0, i64::checked_add)),
     op("ReduceSumSquare", 1, |c| {
         reduce(c, |g, x, axes, keep| {
             let squares = g.mul(x, x);
@@ -109,20 +117,32 @@ fn log_sum_exp(g: &mut Graph, x: Value, axes: &[i32], keep: bool) -> NodeId {
     let shape = g.shape(y).to_vec();
     let rank = shape.len() as i32;
     let gone = |i: usize| axes.iter().any(|&a| (if a < 0 { a + rank } else { a }) == i as i32);
-    let dims: Vec<usize> = shape.iter().enumerate().filter(|(i, _)| !gone(*i)).map(|(_, &d)| d).collect();
+    let dims: Vec<usize> = shape
+        .iter()
+        .enumerate()
+        .filter(|(i, _)| !gone(*i))
+        .map(|(_, &d)| d)
+        .collect();
     g.reshape(y, &dims)
 }
 
 /// A reduction of known integers.
 fn fold_ints(call: &Call, operands: &[Option<&Tensor>], start: i64, f: fn(i64, i64) -> Option<i64>) -> Folded {
-    let Some(Some(x)) = operands.first() else { return Ok(None) };
+    let Some(Some(x)) = operands.first() else {
+        return Ok(None);
+    };
     let Some(data) = x.ints() else { return Ok(None) };
     if x.is_empty() {
         return Ok(None);
     }
     let axes = axes(call, x.dims().len())?;
     let keep = call.int("keepdims", 1)? != 0;
-    let kept: Vec<usize> = x.dims().iter().enumerate().map(|(i, &d)| if axes.contains(&i) { 1 } else { d }).collect();
+    let kept: Vec<usize> = x
+        .dims()
+        .iter()
+        .enumerate()
+        .map(|(i, &d)| if axes.contains(&i) { 1 } else { d })
+        .collect();
     let steps = super::fold::strides(&kept);
     let mut sums = vec![start; kept.iter().product()];
     for (index, &value) in indices(x.dims()).zip(data) {
@@ -132,7 +152,12 @@ fn fold_ints(call: &Call, operands: &[Option<&Tensor>], start: i64, f: fn(i64, i
     }
     let dims = match keep {
         true => kept,
-        false => kept.iter().enumerate().filter(|(i, _)| !axes.contains(i)).map(|(_, &d)| d).collect(),
+        false => kept
+            .iter()
+            .enumerate()
+            .filter(|(i, _)| !axes.contains(i))
+            .map(|(_, &d)| d)
+            .collect(),
     };
     Ok(Some(vec![Tensor::integers(x.element(), &dims, sums)]))
 }
@@ -194,4 +219,3 @@ fn cum_prod(call: &mut Call) -> Built {
     let y = call.wrap(y, element);
     call.one(y, element)
 }
-

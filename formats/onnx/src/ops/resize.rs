@@ -48,8 +48,16 @@ fn mode(call: &Call) -> Result<Mode, String> {
     };
     Ok(Mode {
         kind: kind.into(),
-        coordinates: if old { "asymmetric".into() } else { or("coordinate_transformation_mode", "half_pixel")? },
-        nearest: if old { "floor".into() } else { or("nearest_mode", "round_prefer_floor")? },
+        coordinates: if old {
+            "asymmetric".into()
+        } else {
+            or("coordinate_transformation_mode", "half_pixel")?
+        },
+        nearest: if old {
+            "floor".into()
+        } else {
+            or("nearest_mode", "round_prefer_floor")?
+        },
         cubic_a: call.float("cubic_coeff_a", -0.75)?.into(),
         exclude_outside: call.int("exclude_outside", 0)? != 0,
         antialias: call.int("antialias", 0)? != 0,
@@ -70,17 +78,27 @@ fn axes(call: &Call) -> Result<Vec<Axis>, String> {
         })
         .collect();
     let named: Vec<usize> = match call.ints("axes")? {
-        Some(list) => list.iter().map(|&a| call.axis(a, dims.len())).collect::<Result<_, _>>()?,
+        Some(list) => list
+            .iter()
+            .map(|&a| call.axis(a, dims.len()))
+            .collect::<Result<_, _>>()?,
         None => (0..dims.len()).collect(),
     };
     let old = call.opset < 11;
     let scales_at = if old { 1 } else { 2 };
-    let from_attribute = call.attributes().floats("scales")?.map(|s| s.iter().map(|&v| v.into()).collect::<Vec<f64>>());
+    let from_attribute = call
+        .attributes()
+        .floats("scales")?
+        .map(|s| s.iter().map(|&v| v.into()).collect::<Vec<f64>>());
     let scales = match from_attribute {
         Some(scales) => Some(scales),
         None => call.known_floats(scales_at, "the scales")?.filter(|s| !s.is_empty()),
     };
-    let sizes = if old { None } else { call.known_ints(3, "the sizes")?.filter(|s| !s.is_empty()) };
+    let sizes = if old {
+        None
+    } else {
+        call.known_ints(3, "the sizes")?.filter(|s| !s.is_empty())
+    };
     if !old && call.string("coordinate_transformation_mode", "")? == "tf_crop_and_resize" {
         let region = call.known_floats(1, "the region")?.ok_or("the region is missing")?;
         if region.len() != 2 * named.len() {
@@ -102,7 +120,10 @@ fn axes(call: &Call) -> Result<Vec<Axis>, String> {
                 return Err(format!("{} sizes for {} axes", sizes.len(), named.len()));
             }
             let policy = call.string("keep_aspect_ratio_policy", "stretch")?.into_owned();
-            let ratios = named.iter().zip(&sizes).map(|(&axis, &size)| size as f64 / dims[axis] as f64);
+            let ratios = named
+                .iter()
+                .zip(&sizes)
+                .map(|(&axis, &size)| size as f64 / dims[axis] as f64);
             let common = match policy.as_str() {
                 "stretch" => None,
                 "not_larger" => ratios.reduce(f64::min),
@@ -198,7 +219,11 @@ fn terms(mode: &Mode, axis: &Axis, i: usize) -> Result<Terms, String> {
         return Ok(Some(vec![(nearest(mode, at, axis.from)?, 1.0)]));
     }
     // Smaller images with antialiasing: the function is stretched to what an element of the result covers.
-    let stretch = if mode.antialias && axis.scale < 1.0 { axis.scale } else { 1.0 };
+    let stretch = if mode.antialias && axis.scale < 1.0 {
+        axis.scale
+    } else {
+        1.0
+    };
     let radius = if mode.kind == "linear" { 1.0 } else { 2.0 } / stretch;
     let (first, end) = ((at - radius).floor() as i64 + 1, (at + radius).ceil() as i64);
     let (first, end) = (first - 1, end + 1);
@@ -221,7 +246,10 @@ fn terms(mode: &Mode, axis: &Axis, i: usize) -> Result<Terms, String> {
         }
     }
     if found.len() > MAX_TERMS {
-        return Err(format!("{} elements make one of the result, more than {MAX_TERMS}", found.len()));
+        return Err(format!(
+            "{} elements make one of the result, more than {MAX_TERMS}",
+            found.len()
+        ));
     }
     if total != 0.0 {
         found.iter_mut().for_each(|(_, w)| *w /= total);
@@ -279,7 +307,9 @@ fn own_kernel(graph: &mut Graph, x: Value, axes: &[Axis], mode: &Mode) -> Option
     let size = [h.to, w.to];
     match (mode.kind.as_str(), mode.coordinates.as_str(), mode.nearest.as_str()) {
         ("nearest", "asymmetric", "floor") if whole(h) && whole(w) => Some(graph.upsample_nearest2d(x, size).into()),
-        ("nearest", "half_pixel" | "pytorch_half_pixel", "round_prefer_floor" | "round_prefer_ceil") if whole(h) && whole(w) => {
+        ("nearest", "half_pixel" | "pytorch_half_pixel", "round_prefer_floor" | "round_prefer_ceil")
+            if whole(h) && whole(w) =>
+        {
             Some(graph.upsample_nearest2d(x, size).into())
         }
         ("linear", "half_pixel" | "pytorch_half_pixel", _) if exact(h) && exact(w) && h.to > 1 && w.to > 1 => {

@@ -11,7 +11,8 @@ type Built = Result<Vec<Operand>, String>;
 
 pub(super) const OPS: &[OnnxOp] = &[
     op("BlackmanWindow", 17, |c| window(c, &[0.42, -0.5, 0.08])).partly("a size that depends on the data of an input"),
-    op("HammingWindow", 17, |c| window(c, &[25.0 / 46.0, -21.0 / 46.0])).partly("a size that depends on the data of an input"),
+    op("HammingWindow", 17, |c| window(c, &[25.0 / 46.0, -21.0 / 46.0]))
+        .partly("a size that depends on the data of an input"),
     op("HannWindow", 17, |c| window(c, &[0.5, -0.5])).partly("a size that depends on the data of an input"),
     op("MelWeightMatrix", 17, mel_weights).partly("sizes that depend on the data of an input"),
 ];
@@ -75,10 +76,16 @@ fn window(call: &mut Call, factors: &[f64]) -> Built {
         return Err(format!("a window of {size} elements cannot be made"));
     }
     let count = size as usize;
-    let period = if call.int("periodic", 1)? != 0 { size } else { size - 1.0 };
+    let period = if call.int("periodic", 1)? != 0 {
+        size
+    } else {
+        size - 1.0
+    };
     let value = |n: usize| -> f64 {
         let terms = factors.iter().enumerate();
-        terms.map(|(k, a)| a * (2.0 * std::f64::consts::PI * k as f64 * n as f64 / period).cos()).sum()
+        terms
+            .map(|(k, a)| a * (2.0 * std::f64::consts::PI * k as f64 * n as f64 / period).cos())
+            .sum()
     };
     let data: Vec<f64> = (0..count).map(value).collect();
     let tensor = match element.is_float() {
@@ -91,10 +98,18 @@ fn window(call: &mut Call, factors: &[f64]) -> Built {
 /// Triangles on the mel scale over the bins of a spectrum.
 fn mel_weights(call: &mut Call) -> Built {
     let element = ElementType::from_number(call.int("output_datatype", 1)?)?;
-    let names = ["num_mel_bins", "dft_length", "sample_rate", "lower_edge_hertz", "upper_edge_hertz"];
+    let names = [
+        "num_mel_bins",
+        "dft_length",
+        "sample_rate",
+        "lower_edge_hertz",
+        "upper_edge_hertz",
+    ];
     let mut numbers = [0.0; 5];
     for (i, name) in names.iter().enumerate() {
-        numbers[i] = call.known_scalar(i, name)?.ok_or_else(|| format!("{name} is missing"))?;
+        numbers[i] = call
+            .known_scalar(i, name)?
+            .ok_or_else(|| format!("{name} is missing"))?;
     }
     let [bins, length, rate, low, high] = numbers;
     if !(1.0..=65536.0).contains(&bins) || !(1.0..=65536.0).contains(&length) || !element.is_float() {
@@ -123,5 +138,7 @@ fn mel_weights(call: &mut Call) -> Built {
             data[row * columns + column] = value;
         }
     }
-    Ok(vec![call.known_result(0, Tensor::floats(element, &[rows, columns], data))])
+    Ok(vec![
+        call.known_result(0, Tensor::floats(element, &[rows, columns], data)),
+    ])
 }

@@ -20,7 +20,10 @@ pub(super) struct Windows {
 
 fn positive(list: Option<Vec<i64>>, count: usize, what: &str) -> Result<Vec<usize>, String> {
     let list = list.unwrap_or_else(|| vec![1; count]);
-    let sizes: Option<Vec<usize>> = list.iter().map(|&v| usize::try_from(v).ok().filter(|&v| v > 0 && v < 1 << 31)).collect();
+    let sizes: Option<Vec<usize>> = list
+        .iter()
+        .map(|&v| usize::try_from(v).ok().filter(|&v| v > 0 && v < 1 << 31))
+        .collect();
     match sizes {
         Some(sizes) if sizes.len() == count => Ok(sizes),
         _ => Err(format!("{what} = {list:?} are not {count} positive sizes")),
@@ -32,7 +35,10 @@ pub(super) fn declared_pads(call: &Call, count: usize) -> Result<(Vec<usize>, Ve
     let Some(pads) = call.ints("pads")? else {
         return Ok((vec![0; count], vec![0; count]));
     };
-    let sizes: Option<Vec<usize>> = pads.iter().map(|&v| usize::try_from(v).ok().filter(|&v| v < 1 << 31)).collect();
+    let sizes: Option<Vec<usize>> = pads
+        .iter()
+        .map(|&v| usize::try_from(v).ok().filter(|&v| v < 1 << 31))
+        .collect();
     match sizes {
         Some(sizes) if sizes.len() == 2 * count => Ok((sizes[..count].to_vec(), sizes[count..].to_vec())),
         _ => Err(format!("pads = {pads:?} are not {} widths", 2 * count)),
@@ -57,8 +63,16 @@ impl Windows {
                 let (mut low, mut high) = (vec![0; count], vec![0; count]);
                 for i in 0..count {
                     let out = sizes[i].div_ceil(strides[i]);
-                    let total = (out.saturating_sub(1).saturating_mul(strides[i]).saturating_add(reach(i))).saturating_sub(sizes[i]);
-                    low[i] = if mode == "SAME_UPPER" { total / 2 } else { total.div_ceil(2) };
+                    let total = (out
+                        .saturating_sub(1)
+                        .saturating_mul(strides[i])
+                        .saturating_add(reach(i)))
+                    .saturating_sub(sizes[i]);
+                    low[i] = if mode == "SAME_UPPER" {
+                        total / 2
+                    } else {
+                        total.div_ceil(2)
+                    };
                     high[i] = total - low[i];
                 }
                 (low, high)
@@ -70,13 +84,18 @@ impl Windows {
         for i in 0..count {
             let padded = sizes[i] + low[i] + declared[i];
             let free = padded.checked_sub(reach(i)).ok_or_else(|| {
-                format!("a window of {} does not fit into axis {i} of {padded} with padding", reach(i))
+                format!(
+                    "a window of {} does not fit into axis {i} of {padded} with padding",
+                    reach(i)
+                )
             })?;
             let mut windows = free / strides[i] + 1;
             if round_up && !free.is_multiple_of(strides[i]) && windows * strides[i] < sizes[i] + low[i] {
                 windows += 1;
             }
-            high[i] = ((windows - 1) * strides[i] + reach(i)).saturating_sub(sizes[i] + low[i]).max(if round_up { 0 } else { declared[i] });
+            high[i] = ((windows - 1) * strides[i] + reach(i))
+                .saturating_sub(sizes[i] + low[i])
+                .max(if round_up { 0 } else { declared[i] });
             out.push(windows);
         }
         Ok(Windows {
@@ -97,6 +116,9 @@ impl Windows {
 
     /// Widths for all axes of a tensor, batch and channels first.
     pub(super) fn pad_widths(&self) -> (Vec<usize>, Vec<usize>) {
-        ([&[0, 0], self.low.as_slice()].concat(), [&[0, 0], self.high.as_slice()].concat())
+        (
+            [&[0, 0], self.low.as_slice()].concat(),
+            [&[0, 0], self.high.as_slice()].concat(),
+        )
     }
 }

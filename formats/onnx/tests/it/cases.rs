@@ -30,7 +30,11 @@ fn folder() -> Option<PathBuf> {
     let found = std::env::var_os("MEGANEURA_ONNX_CASES").map(PathBuf::from);
     if found.is_none() {
         println!("ONNX-NOT-TESTED: MEGANEURA_ONNX_CASES names no folder of cases");
-        assert_ne!(std::env::var("MEGANEURA_REQUIRE_ONNX").as_deref(), Ok("1"), "the cases of ONNX are required");
+        assert_ne!(
+            std::env::var("MEGANEURA_REQUIRE_ONNX").as_deref(),
+            Ok("1"),
+            "the cases of ONNX are required"
+        );
     }
     found
 }

@@ -1,3 +1,4 @@
 //! Integration tests of `meganeura-onnx`.
 
 mod cases;
+mod document;

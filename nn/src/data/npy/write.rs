@@ -21,7 +21,9 @@ pub fn write_npy(path: impl AsRef<Path>, shape: &[usize], values: &[f32]) -> Res
 /// # Errors
 /// As [`write_npy`].
 pub fn write_npy_bytes(path: impl AsRef<Path>, dtype: NpyType, shape: &[usize], bytes: &[u8]) -> Result<()> {
-    let count = shape.iter().try_fold(dtype.size(), |product, &dim| product.checked_mul(dim));
+    let count = shape
+        .iter()
+        .try_fold(dtype.size(), |product, &dim| product.checked_mul(dim));
     if count != Some(bytes.len()) {
         return Err(Error::misuse(
             format!(

@@ -1,0 +1,443 @@
+//! From a graph to a file: an operator has a row that writes nodes of ONNX, or its decomposition is written.
+
+mod rows;
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+
+use bytes::Bytes;
+use meganeura_core::DType;
+use meganeura_core::attrs::Attrs;
+use meganeura_core::graph::{ConstantData, Graph, NodeKind, Value};
+use meganeura_core::ops::OpRef;
+use meganeura_core::reference::{expand_call, operand_name};
+use meganeura_core::shape::TensorType;
+use prost::Message;
+
+use crate::element::ElementType;
+use crate::error::{Error, Result};
+use crate::proto::{
+    AttributeProto, DimensionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, StringStringEntryProto,
+    TensorProto, TensorShapeProto, TensorTypeProto, TypeProto, ValueInfoProto, attribute_type, dimension_proto,
+    type_proto,
+};
+
+/// Version of the operators that are written.
+const OPSET: i64 = 21;
+
+/// Version of the format that belongs to it.
+const IR_VERSION: i64 = 10;
+
+/// Weights of a file that are larger go into another one beside it: a message has at most 2 GB.
+const MAX_INLINE: u64 = 1_900_000_000;
+
+/// Decompositions inside of one another.
+const MAX_DEPTH: usize = 32;
+
+/// How a graph is exported.
+#[derive(Clone, Debug)]
+pub struct ExportOptions {
+    /// Name of the graph in the file.
+    pub name: String,
+    /// Names of the results, in their order; `output_0`, `output_1` and so on for those that have none here.
+    pub outputs: Vec<String>,
+    /// Weights of more bytes in all are written to `FILE.data` beside the file.
+    pub max_inline_bytes: u64,
+}
+
+impl Default for ExportOptions {
+    fn default() -> Self {
+        ExportOptions {
+            name: "graph".into(),
+            outputs: Vec::new(),
+            max_inline_bytes: MAX_INLINE,
+        }
+    }
+}
+
+/// Writes a forward graph as an ONNX file (opset 21), with the values that `parameter` gives for its parameters by name.
+///
+/// Inputs and parameters keep their names. `u32` and `i32` stay what they are; results of comparisons are `uint32` 0 or 1.
+///
+/// # Errors
+/// [`Error::Input`] if a parameter has no value or one of another size, or for a node that a file cannot hold: state that
+/// a step changes, gradients, random numbers. [`Error::Io`] if the file cannot be written.
+pub fn export(
+    graph: &Graph,
+    parameter: &mut dyn FnMut(&str) -> Option<Vec<f32>>,
+    options: &ExportOptions,
+    path: impl AsRef<Path>,
+) -> Result<()> {
+    let path = path.as_ref();
+    let mut model = to_proto(graph, parameter, options)?;
+    let io = |source| Error::Io {
+        path: path.to_owned(),
+        source,
+    };
+    let total: u64 = model
+        .graph
+        .iter()
+        .flat_map(|g| &g.initializer)
+        .map(|t| t.raw_data.len() as u64)
+        .sum();
+    if total > options.max_inline_bytes {
+        move_data(&mut model, path)?;
+    }
+    let bytes = model.encode_to_vec();
+    meganeura_core::files::write_atomically(path, |file| file.write_all(&bytes))?;
+    File::open(path).map(drop).map_err(io)
+}
+
+/// Writes large tensors to a file beside the model, and leaves their places in it.
+fn move_data(model: &mut ModelProto, path: &Path) -> Result<()> {
+    let name = path.file_name().map(|n| format!("{}.data", n.to_string_lossy()));
+    let name = name.ok_or_else(|| Error::Input(format!("{} is no name of a file", path.display())))?;
+    let beside = path.with_file_name(&name);
+    let io = |source| Error::Io {
+        path: beside.clone(),
+        source,
+    };
+    let mut file = BufWriter::new(File::create(&beside).map_err(io)?);
+    let mut offset = 0u64;
+    for tensor in model.graph.iter_mut().flat_map(|g| &mut g.initializer) {
+        let data = std::mem::take(&mut tensor.raw_data);
+        // Readers map the file to memory, page by page.
+        let start = offset.next_multiple_of(4096);
+        file.write_all(&vec![0; (start - offset) as usize]).map_err(io)?;
+        file.write_all(&data).map_err(io)?;
+        let entry = |key: &str, value: String| StringStringEntryProto { key: key.into(), value };
+        tensor.external_data = vec![
+            entry("location", name.clone()),
+            entry("offset", start.to_string()),
+            entry("length", data.len().to_string()),
+        ];
+        tensor.data_location = 1;
+        offset = start + data.len() as u64;
+    }
+    file.flush().map_err(io)
+}
+
+/// The message of a graph.
+pub(crate) fn to_proto(
+    graph: &Graph,
+    parameter: &mut dyn FnMut(&str) -> Option<Vec<f32>>,
+    options: &ExportOptions,
+) -> Result<ModelProto> {
+    graph.verify()?;
+    if !graph.effects().is_empty() {
+        return Err(Error::Input(
+            "a graph that changes its state or parameters cannot be exported".into(),
+        ));
+    }
+    let mut writer = Writer::default();
+    let mut inputs = Vec::new();
+    let mut names: HashMap<Value, String> = HashMap::new();
+    for id in graph.node_ids() {
+        let node = &graph.nodes()[id.index()];
+        let Some(ty) = node.outputs.first() else { continue };
+        let name = node.name.as_deref().unwrap_or("").to_owned();
+        match &node.kind {
+            NodeKind::Input | NodeKind::Scalar => {
+                inputs.push(value_info(&name, ty));
+                names.insert(id.into(), name);
+            }
+            NodeKind::Parameter { .. } => {
+                let data = parameter(&name).ok_or_else(|| Error::Input(format!("parameter `{name}` has no value")))?;
+                if data.len() != ty.numel() {
+                    let (found, wanted) = (data.len(), ty.numel());
+                    return Err(Error::Input(format!(
+                        "parameter `{name}` has {wanted} elements, and {found} are given"
+                    )));
+                }
+                let tensor = crate::Tensor::f32(ty.shape.dims(), data).cast(element_of(ty.dtype));
+                writer.initializer(&name, ty, tensor.graph_bytes().map_err(Error::Input)?);
+                names.insert(id.into(), name);
+            }
+            NodeKind::State { fill } => {
+                let data = ConstantData::repeated(ty.dtype, (*fill).into(), ty.numel());
+                writer.initializer(&name, ty, data.bytes().to_vec());
+                names.insert(id.into(), name);
+            }
+            _ => {}
+        }
+    }
+    writer.used.extend(names.values().cloned());
+    let results = writer.graph(graph, names, graph.outputs(), 0)?;
+    let mut outputs = Vec::new();
+    for (i, (value, result)) in graph.outputs().iter().zip(results).enumerate() {
+        let name = options.outputs.get(i).cloned().unwrap_or_else(|| format!("output_{i}"));
+        if !writer.used.insert(name.clone()) && name != result {
+            return Err(Error::Input(format!(
+                "result {i} has the name `{name}`, which something else has"
+            )));
+        }
+        writer.node("Identity", &[&result], &[&name], Vec::new());
+        if let Some(ty) = graph.ty(*value) {
+            outputs.push(value_info(&name, ty));
+        }
+    }
+    Ok(ModelProto {
+        ir_version: IR_VERSION,
+        producer_name: "meganeura".into(),
+        producer_version: env!("CARGO_PKG_VERSION").into(),
+        opset_import: vec![OperatorSetIdProto {
+            domain: String::new(),
+            version: OPSET,
+        }],
+        graph: Some(Box::new(GraphProto {
+            name: options.name.clone(),
+            node: writer.nodes,
+            initializer: writer.initializers,
+            input: inputs,
+            output: outputs,
+            ..GraphProto::default()
+        })),
+        ..ModelProto::default()
+    })
+}
+
+/// The element type that a file has for one of a graph.
+fn element_of(dtype: DType) -> ElementType {
+    match dtype {
+        DType::F16 => ElementType::F16,
+        DType::BF16 => ElementType::BF16,
+        DType::U32 => ElementType::U32,
+        DType::I32 => ElementType::I32,
+        _ => ElementType::F32,
+    }
+}
+
+fn value_info(name: &str, ty: &TensorType) -> ValueInfoProto {
+    let dim = ty.shape.dims().iter().map(|&size| DimensionProto {
+        value: Some(dimension_proto::Value::DimValue(size as i64)),
+    });
+    let tensor = TensorTypeProto {
+        elem_type: element_of(ty.dtype).number(),
+        shape: Some(TensorShapeProto { dim: dim.collect() }),
+    };
+    ValueInfoProto {
+        name: name.into(),
+        r#type: Some(TypeProto {
+            value: Some(type_proto::Value::Tensor(tensor)),
+        }),
+    }
+}
+
+/// An operand with its type.
+#[derive(Clone, Copy)]
+pub(crate) struct Operand<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) ty: &'a TensorType,
+}
+
+/// A call of an operator that is being written.
+pub(crate) struct ExportCall<'a> {
+    pub(crate) attrs: &'a Attrs,
+    pub(crate) inputs: Vec<Operand<'a>>,
+    pub(crate) outputs: &'a [TensorType],
+}
+
+/// The nodes and constants of a file.
+#[derive(Default)]
+pub(crate) struct Writer {
+    nodes: Vec<NodeProto>,
+    initializers: Vec<TensorProto>,
+    used: std::collections::HashSet<String>,
+    /// Constants by their type and bytes.
+    constants: HashMap<(i32, Vec<i64>, Vec<u8>), String>,
+    count: usize,
+}
+
+impl Writer {
+    /// A name that nothing has.
+    pub(crate) fn fresh(&mut self) -> String {
+        loop {
+            self.count += 1;
+            let name = format!("t{}", self.count);
+            if self.used.insert(name.clone()) {
+                return name;
+            }
+        }
+    }
+
+    fn initializer(&mut self, name: &str, ty: &TensorType, bytes: Vec<u8>) {
+        self.initializers.push(TensorProto {
+            name: name.into(),
+            dims: ty.shape.dims().iter().map(|&d| d as i64).collect(),
+            data_type: element_of(ty.dtype).number(),
+            raw_data: Bytes::from(bytes),
+            ..TensorProto::default()
+        });
+    }
+
+    /// A constant; equal ones are written once.
+    fn constant(&mut self, number: i32, dims: &[i64], bytes: Vec<u8>) -> String {
+        let key = (number, dims.to_vec(), bytes);
+        if let Some(name) = self.constants.get(&key) {
+            return name.clone();
+        }
+        let name = self.fresh();
+        self.initializers.push(TensorProto {
+            name: name.clone(),
+            dims: dims.to_vec(),
+            data_type: number,
+            raw_data: Bytes::from(key.2.clone()),
+            ..TensorProto::default()
+        });
+        self.constants.insert(key, name.clone());
+        name
+    }
+
+    /// A list of `int64`.
+    pub(crate) fn int_list(&mut self, list: &[i64]) -> String {
+        let bytes = list.iter().flat_map(|v| v.to_le_bytes()).collect();
+        self.constant(ElementType::I64.number(), &[list.len() as i64], bytes)
+    }
+
+    /// A number of a graph's element type, without dimensions.
+    pub(crate) fn number(&mut self, dtype: DType, value: f64) -> String {
+        let data = ConstantData::splat(dtype, value);
+        self.constant(element_of(dtype).number(), &[], data.bytes().to_vec())
+    }
+
+    pub(crate) fn node(&mut self, op: &str, inputs: &[&str], outputs: &[&str], attributes: Vec<AttributeProto>) {
+        self.nodes.push(NodeProto {
+            op_type: op.into(),
+            name: format!("n{}", self.nodes.len()),
+            input: inputs.iter().map(|s| (*s).to_owned()).collect(),
+            output: outputs.iter().map(|s| (*s).to_owned()).collect(),
+            attribute: attributes,
+            ..NodeProto::default()
+        });
+    }
+
+    /// A node with one result, whose name it makes.
+    pub(crate) fn call(&mut self, op: &str, inputs: &[&str], attributes: Vec<AttributeProto>) -> String {
+        let name = self.fresh();
+        self.node(op, inputs, &[&name], attributes);
+        name
+    }
+
+    pub(crate) fn cast(&mut self, x: &str, to: ElementType) -> String {
+        self.call("Cast", &[x], vec![int("to", to.number().into())])
+    }
+
+    /// Writes what the wanted values of a graph need; `names` has those that are there.
+    fn graph(
+        &mut self,
+        graph: &Graph,
+        mut names: HashMap<Value, String>,
+        wanted: &[Value],
+        depth: usize,
+    ) -> Result<Vec<String>> {
+        if depth > MAX_DEPTH {
+            return Err(Error::Input("decompositions are nested too deeply".into()));
+        }
+        for id in graph.topological_order()? {
+            let node = &graph.nodes()[id.index()];
+            if names.contains_key(&id.into()) {
+                continue;
+            }
+            match &node.kind {
+                NodeKind::Constant(data) => {
+                    let Some(ty) = node.outputs.first() else { continue };
+                    let dims: Vec<i64> = ty.shape.dims().iter().map(|&d| d as i64).collect();
+                    let name = self.constant(element_of(ty.dtype).number(), &dims, data.bytes().to_vec());
+                    names.insert(id.into(), name);
+                }
+                NodeKind::Op { op, attrs } => {
+                    let types: Option<Vec<&TensorType>> = node.inputs.iter().map(|&v| graph.ty(v)).collect();
+                    let operands: Option<Vec<&String>> = node.inputs.iter().map(|v| names.get(v)).collect();
+                    let (Some(types), Some(operands)) = (types, operands) else {
+                        return Err(Error::Input(format!(
+                            "{} has an operand that cannot be exported",
+                            graph.label(id)
+                        )));
+                    };
+                    let inputs = types.iter().zip(&operands).map(|(ty, name)| Operand { name, ty });
+                    let call = ExportCall {
+                        attrs,
+                        inputs: inputs.collect(),
+                        outputs: &node.outputs,
+                    };
+                    let results = self.operator(*op, &call, depth).map_err(|e| match e {
+                        Error::Input(message) => Error::Input(format!("{}: {message}", graph.label(id))),
+                        other => other,
+                    })?;
+                    for (value, result) in graph.values(id).zip(results) {
+                        names.insert(value, result);
+                    }
+                }
+                kind => {
+                    let _ = kind;
+                    return Err(Error::Input(format!("{} cannot be exported", graph.label(id))));
+                }
+            }
+        }
+        let found: Option<Vec<String>> = wanted.iter().map(|v| names.get(v).cloned()).collect();
+        found.ok_or_else(|| Error::Input("a result of the graph is computed by nothing".into()))
+    }
+
+    /// The results of a call, by its row or its decomposition.
+    fn operator(&mut self, op: OpRef, call: &ExportCall, depth: usize) -> Result<Vec<String>> {
+        if let Some(row) = rows::find(op.name()) {
+            if let Some(results) = row(self, call).map_err(Error::Input)? {
+                return Ok(results);
+            }
+        }
+        if op.semantics().decomposition().is_none() {
+            return Err(Error::Input(format!("{} has no counterpart in ONNX", op.name())));
+        }
+        let types: Vec<TensorType> = call.inputs.iter().map(|o| o.ty.clone()).collect();
+        let (graph, results) = expand_call(op, call.attrs, &types, call.outputs)?;
+        let mut names = HashMap::new();
+        for (i, operand) in call.inputs.iter().enumerate() {
+            if let Some(leaf) = graph.leaf_named(&operand_name(i)) {
+                names.insert(leaf.into(), operand.name.to_owned());
+            }
+        }
+        self.graph(&graph, names, &results, depth + 1)
+    }
+}
+
+/// An integer attribute.
+pub(crate) fn int(name: &str, value: i64) -> AttributeProto {
+    AttributeProto {
+        name: name.into(),
+        i: value,
+        r#type: attribute_type::INT,
+        ..AttributeProto::default()
+    }
+}
+
+/// A list of integers as an attribute.
+pub(crate) fn ints(name: &str, values: impl IntoIterator<Item = i64>) -> AttributeProto {
+    AttributeProto {
+        name: name.into(),
+        ints: values.into_iter().collect(),
+        r#type: attribute_type::INTS,
+        ..AttributeProto::default()
+    }
+}
+
+/// A real attribute.
+pub(crate) fn float(name: &str, value: f64) -> AttributeProto {
+    AttributeProto {
+        name: name.into(),
+        f: value as f32,
+        r#type: attribute_type::FLOAT,
+        ..AttributeProto::default()
+    }
+}
+
+/// A string as an attribute.
+pub(crate) fn string(name: &str, value: &str) -> AttributeProto {
+    AttributeProto {
+        name: name.into(),
+        s: Bytes::copy_from_slice(value.as_bytes()),
+        r#type: attribute_type::STRING,
+        ..AttributeProto::default()
+    }
+}

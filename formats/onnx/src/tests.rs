@@ -1,0 +1,458 @@
+//! Models that are made here, most of them wrong in one way.
+
+use std::fs;
+use std::path::Path;
+
+use prost::Message;
+
+use crate::proto::{
+    AttributeProto, DimensionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, StringStringEntryProto,
+    TensorProto, TensorShapeProto, TensorTypeProto, TypeProto, ValueInfoProto, attribute_type, dimension_proto,
+    type_proto,
+};
+use crate::{Dims, Error, IssueKind, Model, Report};
+
+fn value(name: &str, dims: &[i64]) -> ValueInfoProto {
+    let dim = dims.iter().map(|&size| DimensionProto {
+        value: Some(dimension_proto::Value::DimValue(size)),
+    });
+    let tensor = TensorTypeProto {
+        elem_type: 1,
+        shape: Some(TensorShapeProto { dim: dim.collect() }),
+    };
+    ValueInfoProto {
+        name: name.into(),
+        r#type: Some(TypeProto {
+            value: Some(type_proto::Value::Tensor(tensor)),
+        }),
+    }
+}
+
+fn node(op: &str, name: &str, inputs: &[&str], outputs: &[&str]) -> NodeProto {
+    NodeProto {
+        op_type: op.into(),
+        name: name.into(),
+        input: inputs.iter().map(|s| (*s).to_owned()).collect(),
+        output: outputs.iter().map(|s| (*s).to_owned()).collect(),
+        ..NodeProto::default()
+    }
+}
+
+fn floats(name: &str, dims: &[i64], data: &[f32]) -> TensorProto {
+    TensorProto {
+        name: name.into(),
+        dims: dims.to_vec(),
+        data_type: 1,
+        float_data: data.to_vec(),
+        ..TensorProto::default()
+    }
+}
+
+fn ints(name: &str, data: &[i64]) -> TensorProto {
+    TensorProto {
+        name: name.into(),
+        dims: vec![data.len() as i64],
+        data_type: 7,
+        int64_data: data.to_vec(),
+        ..TensorProto::default()
+    }
+}
+
+fn int_attribute(name: &str, i: i64) -> AttributeProto {
+    AttributeProto {
+        name: name.into(),
+        i,
+        r#type: attribute_type::INT,
+        ..AttributeProto::default()
+    }
+}
+
+fn graph_attribute(name: &str, graph: GraphProto) -> AttributeProto {
+    AttributeProto {
+        name: name.into(),
+        g: Some(Box::new(graph)),
+        r#type: attribute_type::GRAPH,
+        ..AttributeProto::default()
+    }
+}
+
+/// `y = relu(x w)` with `x [2, 3]`.
+fn small() -> ModelProto {
+    ModelProto {
+        ir_version: 8,
+        opset_import: vec![OperatorSetIdProto {
+            domain: String::new(),
+            version: 17,
+        }],
+        graph: Some(Box::new(GraphProto {
+            node: vec![
+                node("MatMul", "product", &["x", "w"], &["p"]),
+                node("Relu", "relu", &["p"], &["y"]),
+            ],
+            initializer: vec![floats("w", &[3, 2], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0])],
+            input: vec![value("x", &[2, 3])],
+            output: vec![value("y", &[2, 2])],
+            ..GraphProto::default()
+        })),
+        ..ModelProto::default()
+    }
+}
+
+fn changed(change: impl FnOnce(&mut GraphProto)) -> Model {
+    let mut model = small();
+    change(model.graph.as_mut().expect("a graph"));
+    Model::from_bytes(model.encode_to_vec()).expect("a model")
+}
+
+fn report(change: impl FnOnce(&mut GraphProto)) -> Report {
+    changed(change).preflight(&Dims::new())
+}
+
+/// The only issue of a model.
+fn issue(change: impl FnOnce(&mut GraphProto)) -> (IssueKind, String) {
+    let report = report(change);
+    let [issue] = report.issues.as_slice() else {
+        panic!("{report}")
+    };
+    (issue.kind, issue.to_string())
+}
+
+#[test]
+fn a_model_is_imported_with_the_names_of_its_file() {
+    let model = changed(|_| {});
+    let import = model.import(&crate::ImportOptions::default()).expect("supported");
+    assert_eq!(
+        import.graph.leaf_named("w").map(|id| import.graph.shape(id).to_vec()),
+        Some(vec![3, 2])
+    );
+    assert_eq!(
+        (import.inputs[0].name.as_str(), import.outputs[0].dims.as_slice()),
+        ("x", &[2, 2][..])
+    );
+    let names: Vec<_> = import
+        .graph
+        .nodes()
+        .iter()
+        .filter(|n| n.is_op())
+        .map(|n| n.name.clone())
+        .collect();
+    assert_eq!(names, [Some("product".into()), Some("relu".into())]);
+}
+
+#[test]
+fn what_contradicts_itself_is_named() {
+    let (kind, message) = issue(|g| g.node[0].input[0] = "nothing".into());
+    assert_eq!(kind, IssueKind::Broken);
+    assert!(
+        message.contains("MatMul `product`") && message.contains("`nothing`"),
+        "{message}"
+    );
+
+    // A cycle: nothing that a node needs comes before it.
+    let (_, message) = issue(|g| g.node[0].input[0] = "y".into());
+    assert!(message.contains("`y` is made by no node before it"), "{message}");
+
+    let twice = report(|g| g.node[1].output[0] = "p".into()).to_string();
+    assert!(
+        twice.contains("Relu `relu`: another value has the name of its result `p`"),
+        "{twice}"
+    );
+
+    let report = report(|g| {
+        g.initializer.push(floats("w", &[3, 2], &[0.0; 6]));
+        g.output[0].name = "z".into();
+    });
+    assert!(report.is_broken(), "{report}");
+    assert_eq!(report.issues.len(), 2, "{report}");
+}
+
+#[test]
+fn data_that_do_not_fit_are_named() {
+    let (kind, message) = issue(|g| g.initializer[0].dims = vec![3, 3]);
+    assert_eq!(kind, IssueKind::Broken);
+    assert!(message.contains("`w`") && message.contains("9 elements"), "{message}");
+    let (_, message) = issue(|g| g.initializer[0].dims = vec![1 << 62, 4]);
+    assert!(message.contains("larger than any memory"), "{message}");
+    let (_, message) = issue(|g| g.initializer[0].dims = vec![-1, 4]);
+    assert!(message.contains("negative"), "{message}");
+    let (kind, message) = issue(|g| g.initializer[0].data_type = 8);
+    assert_eq!(kind, IssueKind::Unsupported);
+    assert!(message.contains("strings"), "{message}");
+    let (_, message) = issue(|g| g.input[0] = value("x", &[1 << 31, 1 << 31, 1 << 31]));
+    assert!(message.contains("`x`"), "{message}");
+}
+
+#[test]
+fn everything_that_is_missing_is_named_at_once() {
+    let report = report(|g| {
+        g.node.insert(0, node("Wobble", "first", &["x"], &["a"]));
+        g.node.insert(1, node("Relu", "skipped", &["a"], &["b"]));
+        let mut foreign = node("Relu", "second", &["b"], &["c"]);
+        foreign.domain = "com.example".into();
+        g.node.insert(2, foreign);
+        let branch = GraphProto {
+            node: vec![node("Wibble", "inner", &["a"], &["r"])],
+            output: vec![value("r", &[])],
+            ..GraphProto::default()
+        };
+        let mut choose = node("If", "choose", &["b"], &["d"]);
+        choose.attribute = vec![
+            graph_attribute("then_branch", branch.clone()),
+            graph_attribute("else_branch", branch),
+        ];
+        g.node.insert(3, choose);
+    });
+    let named: Vec<&str> = report.issues.iter().map(|i| i.place.as_str()).collect();
+    assert_eq!(named, ["first", "inner", "second"], "{report}");
+    assert!(!report.is_broken() && !report.is_supported());
+    let text = report.to_string();
+    assert!(text.contains("com.example.Relu `second`"), "{text}");
+}
+
+#[test]
+fn shapes_that_depend_on_data_are_refused_with_the_operand() {
+    let (kind, message) = issue(|g| {
+        g.input.push(ValueInfoProto {
+            name: "shape".into(),
+            ..value("shape", &[1])
+        });
+        g.node[1] = node("Reshape", "reshape", &["p", "shape"], &["y"]);
+    });
+    assert_eq!(kind, IssueKind::Unsupported);
+    assert!(
+        message.contains("`reshape`") && message.contains("`shape`") && message.contains("depends on the data"),
+        "{message}"
+    );
+}
+
+#[test]
+fn sizes_that_overflow_are_errors() {
+    for list in [[i64::MAX, i64::MAX], [1 << 40, 1 << 40], [-5, 2]] {
+        let (_, message) = issue(|g| {
+            g.initializer.push(ints("shape", &list));
+            g.node[1] = node("Expand", "grow", &["p", "shape"], &["y"]);
+        });
+        assert!(message.contains("`grow`"), "{message}");
+    }
+    // Large, but possible: nothing is computed when importing.
+    let report = report(|g| {
+        g.initializer.push(ints("shape", &[1 << 20, 2, 2]));
+        g.node[1] = node("Expand", "grow", &["p", "shape"], &["y"]);
+    });
+    assert!(report.is_supported(), "{report}");
+}
+
+#[test]
+fn deep_nesting_and_endless_functions_end() {
+    let mut inner = GraphProto {
+        node: vec![node("Relu", "leaf", &["p"], &["r"])],
+        output: vec![value("r", &[])],
+        ..GraphProto::default()
+    };
+    for depth in 0..20 {
+        let mut choose = node("If", &format!("if{depth}"), &["condition"], &["r"]);
+        choose.attribute = vec![
+            graph_attribute("then_branch", inner.clone()),
+            graph_attribute("else_branch", inner.clone()),
+        ];
+        inner = GraphProto {
+            node: vec![choose],
+            output: vec![value("r", &[])],
+            ..GraphProto::default()
+        };
+        // A graph of 2^20 leaves would be too large to write.
+        if depth > 6 {
+            inner.node[0].attribute[1].g = Some(Box::new(GraphProto {
+                node: vec![node("Relu", "leaf", &["p"], &["r"])],
+                output: vec![value("r", &[])],
+                ..GraphProto::default()
+            }));
+        }
+    }
+    let report = report(|g| {
+        let condition = TensorProto {
+            name: "condition".into(),
+            data_type: 9,
+            int32_data: vec![1],
+            ..TensorProto::default()
+        };
+        g.initializer.push(condition);
+        let mut choose = node("If", "outer", &["condition"], &["y"]);
+        choose.attribute = vec![
+            graph_attribute("then_branch", inner.clone()),
+            graph_attribute("else_branch", inner),
+        ];
+        g.node[1] = choose;
+    });
+    assert!(report.is_supported(), "{report}");
+
+    let mut model = small();
+    model.functions = vec![crate::proto::FunctionProto {
+        name: "Again".into(),
+        domain: "local".into(),
+        input: vec!["a".into()],
+        output: vec!["b".into()],
+        node: vec![NodeProto {
+            domain: "local".into(),
+            ..node("Again", "again", &["a"], &["b"])
+        }],
+        ..crate::proto::FunctionProto::default()
+    }];
+    let graph = model.graph.as_mut().expect("a graph");
+    graph.node[1] = NodeProto {
+        domain: "local".into(),
+        ..node("Again", "call", &["p"], &["y"])
+    };
+    let model = Model::from_bytes(model.encode_to_vec()).expect("a model");
+    let report = model.preflight(&Dims::new());
+    assert!(report.to_string().contains("calls itself"), "{report}");
+}
+
+/// A model in a folder whose weights are in another file.
+fn external(folder: &Path, location: &str, length: Option<&str>) -> Report {
+    let mut model = small();
+    let graph = model.graph.as_mut().expect("a graph");
+    let entry = |key: &str, value: &str| StringStringEntryProto {
+        key: key.into(),
+        value: value.into(),
+    };
+    graph.initializer[0] = TensorProto {
+        name: "w".into(),
+        dims: vec![3, 2],
+        data_type: 1,
+        data_location: 1,
+        external_data: vec![entry("location", location), entry("offset", "4")],
+        ..TensorProto::default()
+    };
+    if let Some(length) = length {
+        graph.initializer[0].external_data.push(entry("length", length));
+    }
+    let path = folder.join("model.onnx");
+    fs::write(&path, model.encode_to_vec()).expect("writable");
+    Model::open(path).expect("a model").preflight(&Dims::new())
+}
+
+#[test]
+fn external_data_come_from_the_folder_of_the_model_alone() {
+    let outer = tempfile::tempdir().expect("a folder");
+    let folder = outer.path().join("model");
+    fs::create_dir(&folder).expect("writable");
+    fs::write(outer.path().join("secret"), [0; 64]).expect("writable");
+    fs::write(folder.join("weights"), [0; 28]).expect("writable");
+    assert!(external(&folder, "weights", None).is_supported());
+    assert!(external(&folder, "./weights", Some("24")).is_supported());
+
+    for location in ["../secret", "/etc/passwd", "a/../../secret", ""] {
+        let report = external(&folder, location, None);
+        assert!(report.is_broken(), "{location}: {report}");
+        assert!(report.to_string().contains("not in the model's folder"), "{report}");
+    }
+    #[cfg(unix)]
+    {
+        std::os::unix::fs::symlink(outer.path().join("secret"), folder.join("link")).expect("writable");
+        let report = external(&folder, "link", None);
+        assert!(report.to_string().contains("out of the model's folder"), "{report}");
+    }
+    let report = external(&folder, "absent", None);
+    assert_eq!(report.issues[0].kind, IssueKind::MissingData, "{report}");
+    // Shorter than it takes, and another length than the shape says.
+    fs::write(folder.join("short"), [0; 27]).expect("writable");
+    assert_eq!(external(&folder, "short", None).issues[0].kind, IssueKind::MissingData);
+    assert!(
+        external(&folder, "weights", Some("20"))
+            .to_string()
+            .contains("takes 24 bytes")
+    );
+}
+
+#[test]
+fn files_that_are_no_models_are_said_to_be_none() {
+    for bytes in [&b""[..], b"not a model", b"\xff\xff\xff\xff\xff\xff"] {
+        let error = Model::from_bytes(bytes).expect_err("no model");
+        assert!(matches!(error, Error::Broken { .. }), "{error}");
+    }
+    let mut old = small();
+    old.ir_version = 2;
+    let error = Model::from_bytes(old.encode_to_vec()).expect_err("too old");
+    assert!(error.to_string().contains("version 2"), "{error}");
+    assert!(matches!(Model::open("/nowhere/model.onnx"), Err(Error::Io { .. })));
+}
+
+#[test]
+fn attributes_of_another_type_are_named() {
+    let (_, message) = issue(|g| {
+        let mut softmax = node("Softmax", "soft", &["p"], &["y"]);
+        softmax.attribute = vec![AttributeProto {
+            r#type: attribute_type::STRING,
+            ..int_attribute("axis", 1)
+        }];
+        g.node[1] = softmax;
+    });
+    assert!(message.contains("attribute `axis` is not an integer"), "{message}");
+    let (_, message) = issue(|g| {
+        let mut softmax = node("Softmax", "soft", &["p"], &["y"]);
+        softmax.attribute = vec![int_attribute("axis", 7)];
+        g.node[1] = softmax;
+    });
+    assert!(message.contains("axis 7 does not exist in 2 dimensions"), "{message}");
+}
+
+/// The next number of a sequence that is the same each time.
+fn next(state: &mut u64) -> usize {
+    *state = state
+        .wrapping_mul(6364136223846793005)
+        .wrapping_add(1442695040888963407);
+    (*state >> 33) as usize
+}
+
+/// Files with changed, removed, doubled and inserted bytes are refused or imported, and nothing else.
+///
+/// MEGANEURA_ONNX_MUTATIONS says how many of each of four models, or as many in all if there are more.
+#[test]
+fn mutated_models_neither_panic_nor_hang() {
+    let count: usize = std::env::var("MEGANEURA_ONNX_MUTATIONS")
+        .ok()
+        .and_then(|n| n.parse().ok())
+        .unwrap_or(2000);
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+    let mut seeds = vec![small().encode_to_vec()];
+    for name in ["convnet", "sequence", "function"] {
+        seeds.push(fs::read(folder.join(name).join("model.onnx")).expect("a model"));
+    }
+    // With the cases of the `onnx` package every operator is met.
+    if let Some(cases) = std::env::var_os("MEGANEURA_ONNX_CASES") {
+        let cases = fs::read_dir(Path::new(&cases).join("node")).expect("a folder of cases");
+        for case in cases {
+            let path = case.expect("an entry").path().join("model.onnx");
+            seeds.push(fs::read(path).expect("a model"));
+        }
+    }
+    let dims = Dims::new().bind("batch", 2).bind("rounds", 3);
+    let mut state = 1;
+    let (mut refused, mut supported) = (0, 0);
+    for seed in &seeds {
+        for _ in 0..count.min(4 * count / seeds.len() + 1) {
+            let mut bytes = seed.clone();
+            for _ in 0..1 + next(&mut state) % 4 {
+                let at = next(&mut state) % bytes.len();
+                match next(&mut state) % 5 {
+                    0 => bytes[at] = next(&mut state) as u8,
+                    1 => bytes[at] ^= 1 << (next(&mut state) % 8),
+                    2 => drop(bytes.remove(at)),
+                    3 => bytes.insert(at, next(&mut state) as u8),
+                    _ => {
+                        let end = (at + next(&mut state) % 32).min(bytes.len());
+                        let part = bytes[at..end].to_vec();
+                        bytes.splice(at..at, part);
+                    }
+                }
+            }
+            match Model::from_bytes(bytes) {
+                Ok(model) if model.preflight(&dims).is_supported() => supported += 1,
+                _ => refused += 1,
+            }
+        }
+    }
+    // Both occur: most changes hit a number of a weight.
+    assert!(refused > 0 && supported > 0, "{refused} refused, {supported} supported");
+}

@@ -1,0 +1,131 @@
+#!/usr/bin/env python3
+"""Makes the small models of formats/onnx/tests/data, with results by ONNX Runtime.
+
+    python scripts/verify-external/make_onnx_fixtures.py formats/onnx/tests/data
+
+Each folder has `model.onnx`, `input_0.npy`... and `output_0.npy`... Needs the packages `numpy`, `onnx` and `onnxruntime`.
+"""
+
+import pathlib
+import sys
+
+import numpy
+import onnx
+import onnxruntime
+from onnx import TensorProto, helper, numpy_helper
+
+FLOAT = TensorProto.FLOAT
+
+
+def weights(random, **shapes):
+    """Initializers of normal numbers."""
+    return [numpy_helper.from_array((0.3 * random.standard_normal(shape)).astype(numpy.float32), name) for name, shape in shapes.items()]
+
+
+def model(name, nodes, inputs, outputs, initializers, opset=17, functions=(), imports=()):
+    graph = helper.make_graph(nodes, name, inputs, outputs, initializers)
+    opsets = [helper.make_opsetid("", opset), *imports]
+    made = helper.make_model(graph, opset_imports=opsets, ir_version=8, functions=list(functions), producer_name="fixtures")
+    return made
+
+
+def convnet(random):
+    """A convolutional classifier with a batch of any size; the variance is positive."""
+    initializers = weights(random, **{"conv.weight": (8, 1, 3, 3), "conv.bias": (8,), "scale": (8,), "shift": (8,), "mean": (8,)})
+    initializers += [numpy_helper.from_array(numpy.full(8, 0.5, numpy.float32), "variance")]
+    initializers += weights(random, **{"fc.weight": (10, 8 * 4 * 4), "fc.bias": (10,)})
+    nodes = [
+        helper.make_node("Conv", ["x", "conv.weight", "conv.bias"], ["c"], "conv", pads=[1, 1, 1, 1]),
+        helper.make_node("BatchNormalization", ["c", "scale", "shift", "mean", "variance"], ["n"], "norm"),
+        helper.make_node("Relu", ["n"], ["r"], "relu"),
+        helper.make_node("MaxPool", ["r"], ["p"], "pool", kernel_shape=[2, 2], strides=[2, 2]),
+        helper.make_node("Flatten", ["p"], ["f"], "flatten"),
+        helper.make_node("Gemm", ["f", "fc.weight", "fc.bias"], ["logits"], "fc", transB=1),
+        helper.make_node("Softmax", ["logits"], ["probabilities"], "softmax"),
+    ]
+    inputs = [helper.make_tensor_value_info("x", FLOAT, ["batch", 1, 8, 8])]
+    outputs = [helper.make_tensor_value_info(name, FLOAT, ["batch", 10]) for name in ("logits", "probabilities")]
+    feeds = {"x": random.standard_normal((3, 1, 8, 8)).astype(numpy.float32)}
+    return model("convnet", nodes, inputs, outputs, initializers), feeds
+
+
+def sequence(random):
+    """Token ids, an embedding, an LSTM in both directions, and a reshape by arithmetic on shapes."""
+    initializers = weights(random, **{"table": (11, 6), "w": (2, 20, 6), "r": (2, 20, 5), "b": (2, 40)})
+    initializers += [
+        numpy_helper.from_array(numpy.array([1], numpy.int64), "one"),
+        numpy_helper.from_array(numpy.array([-1], numpy.int64), "rest"),
+    ]
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["e"], "embed"),
+        helper.make_node("LSTM", ["e", "w", "r", "b"], ["y", "h", ""], "lstm", hidden_size=5, direction="bidirectional"),
+        helper.make_node("Transpose", ["y"], ["t"], "transpose", perm=[2, 0, 1, 3]),
+        helper.make_node("Shape", ["ids"], ["s"], "shape"),
+        helper.make_node("Gather", ["s", "one"], ["batch_size"], "batch", axis=0),
+        helper.make_node("Concat", ["batch_size", "rest"], ["target"], "target", axis=0),
+        helper.make_node("Reshape", ["t", "target"], ["flat"], "flat"),
+    ]
+    inputs = [helper.make_tensor_value_info("ids", TensorProto.INT64, ["rounds", "batch"])]
+    outputs = [helper.make_tensor_value_info("flat", FLOAT, ["batch", None]), helper.make_tensor_value_info("h", FLOAT, [2, "batch", 5])]
+    feeds = {"ids": random.integers(-11, 11, (4, 2)).astype(numpy.int64)}
+    return model("sequence", nodes, inputs, outputs, initializers), feeds
+
+
+def function(random):
+    """A function of the model with an attribute, and a branch that a constant chooses."""
+    body = [
+        helper.make_node("Constant", [], ["slope"]),
+        helper.make_node("Mul", ["a", "slope"], ["scaled"]),
+        helper.make_node("Max", ["a", "scaled"], ["result"]),
+    ]
+    reference = helper.make_attribute("value_float", 0.0)
+    reference.ClearField("f")
+    reference.ref_attr_name = "slope"
+    body[0].attribute.append(reference)
+    leaky = helper.make_function("local", "Leaky", ["a"], ["result"], body, [helper.make_opsetid("", 17)], ["slope"])
+    branch = lambda op: helper.make_graph([helper.make_node(op, ["l"], ["b"], op.lower())], op, [], [helper.make_tensor_value_info("b", FLOAT, None)])
+    nodes = [
+        helper.make_node("Leaky", ["x"], ["l"], "leaky", domain="local", slope=0.25),
+        helper.make_node("If", ["condition"], ["y"], "choose", then_branch=branch("Exp"), else_branch=branch("Neg")),
+    ]
+    initializers = [numpy_helper.from_array(numpy.array(True), "condition")]
+    inputs = [helper.make_tensor_value_info("x", FLOAT, [2, 3])]
+    outputs = [helper.make_tensor_value_info("y", FLOAT, [2, 3])]
+    feeds = {"x": random.standard_normal((2, 3)).astype(numpy.float32)}
+    imports = [helper.make_opsetid("local", 1)]
+    return model("function", nodes, inputs, outputs, initializers, functions=[leaky], imports=imports), feeds
+
+
+def unsupported():
+    """Operators that nobody has, and open dimensions."""
+    nodes = [
+        helper.make_node("Wobble", ["x"], ["a"], "first", domain="com.example"),
+        helper.make_node("Relu", ["a"], ["b"], "relu"),
+        helper.make_node("StringNormalizer", ["b"], ["c"], "second"),
+        helper.make_node("Wobble", ["x"], ["y"], "third", domain="com.example"),
+    ]
+    inputs = [helper.make_tensor_value_info("x", FLOAT, ["batch", 4])]
+    outputs = [helper.make_tensor_value_info("y", FLOAT, None)]
+    return model("unsupported", nodes, inputs, outputs, [], imports=[helper.make_opsetid("com.example", 1)])
+
+
+def main():
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    root = pathlib.Path(sys.argv[1])
+    for make in (convnet, sequence, function):
+        made, feeds = make(numpy.random.default_rng(7))
+        onnx.checker.check_model(made)
+        folder = root / make.__name__
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "model.onnx").write_bytes(made.SerializeToString())
+        session = onnxruntime.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
+        for index, value in enumerate(feeds.values()):
+            numpy.save(folder / f"input_{index}.npy", value)
+        for index, value in enumerate(session.run(None, feeds)):
+            numpy.save(folder / f"output_{index}.npy", value)
+    (root / "unsupported.onnx").write_bytes(unsupported().SerializeToString())
+
+
+if __name__ == "__main__":
+    main()
