@@ -35,7 +35,7 @@ pub(crate) fn lines(text: impl Display, indent: usize) -> io::Result<()> {
 }
 
 /// Lines of at most so many characters where spaces allow it.
-fn wrapped(text: &str, columns: Option<usize>, indent: usize) -> String {
+pub(crate) fn wrapped(text: &str, columns: Option<usize>, indent: usize) -> String {
     let Some(columns) = columns else {
         return text.to_owned();
     };

@@ -12,7 +12,7 @@ use meganeura_bench::{BenchDevice, Options, Progress, Record, RecordComparison, 
 use super::super::Outcome;
 use super::Args;
 use super::table::Table;
-use crate::output::{columns, line, notice, shortened};
+use crate::output::{columns, line, notice, shortened, wrapped};
 
 /// Stands for every suite, and for every device that is found.
 const ALL: &str = "all";
@@ -67,10 +67,8 @@ pub(super) fn measure(args: &Args) -> Outcome {
     };
     let devices = open(&args.device, &config)?;
     for d in &devices {
-        say(
-            args,
-            &format!("{} ({}): {}", d.label(), d.info.kind.name(), d.peak_rates),
-        )?;
+        let rates = format!("{} ({}): {}", d.label(), d.info.kind.name(), d.peak_rates);
+        say(args, &wrapped(&rates, columns(args.json), 2))?;
     }
     say(args, &about_sizes(&options, &devices))?;
     let table = Table::new(columns(args.json), devices.len() > 1);
