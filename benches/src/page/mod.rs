@@ -97,8 +97,7 @@ impl Page {
     /// What the marks of bars mean, if there are any.
     fn marks(&mut self, results: &[Measurement]) {
         let highest = results.iter().filter_map(Measurement::share).fold(0.0, f64::max);
-        let beyond =
-            "<span class=\"meaning\"><i class=\"beyond\"></i>beyond the limit: data in a cache, or only read</span>";
+        let beyond = "<span class=\"meaning\"><i class=\"beyond\"></i>beyond the limit: data in a cache or only read, or a limit measured under load</span>";
         let clipped = "<span class=\"meaning\"><b>»</b>longer than drawn; the number is exact</span>";
         let entries = match highest {
             share if share > charts::MAX_SHARE => [beyond, clipped].concat(),

@@ -52,7 +52,8 @@ impl LogAxis {
 /// The same without digits that say nothing, for the ends of axes. Small numbers have no prefix: 10 m would be metres.
 fn tick(value: f64) -> String {
     if (1e-3..1.0).contains(&value) {
-        return value.to_string();
+        // Powers of ten may be off in the last digit.
+        return format!("{value:.3}").trim_end_matches('0').to_owned();
     }
     let text = metric(value);
     match text.split_once(' ') {
