@@ -7,8 +7,8 @@ use crate::report::{CaseResult, Outcome, Report};
 
 const STYLE: &str = "\
 body{font:15px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a;background:#fff}
-table{border-collapse:collapse;width:100%}h1,h3,pre,td{overflow-wrap:anywhere}th,td{padding:.2rem .6rem;text-align:left;border-bottom:1px solid #ddd}
-td.n,th.n{text-align:right;overflow-wrap:normal;font-variant-numeric:tabular-nums}pre{white-space:pre-wrap;background:#f6f6f6;padding:.6rem}
+table{border-collapse:collapse;width:100%}h1,h3,pre{overflow-wrap:anywhere}th,td{padding:.2rem .6rem;text-align:left;border-bottom:1px solid #ddd}
+td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}pre{white-space:pre-wrap;background:#f6f6f6;padding:.6rem}
 .bad{color:#a00000;font-weight:600}.good{color:#006000;font-weight:600}.known{color:#7a5000}
 @media(prefers-color-scheme:dark){body{background:#161616;color:#eee}pre{background:#222}th,td{border-color:#444}
 .bad{color:#ff8080}.good{color:#80e080}.known{color:#e0b060}}";
