@@ -5,6 +5,8 @@ use std::error::Error;
 use std::fmt::Display;
 use std::io::{self, Write};
 
+use console::Term;
+
 /// Prints to standard output and ends the line.
 pub(crate) fn line(text: impl Display) -> io::Result<()> {
     self::text(format_args!("{text}\n"))
@@ -13,6 +15,57 @@ pub(crate) fn line(text: impl Display) -> io::Result<()> {
 /// Prints to standard output as it is.
 pub(crate) fn text(text: impl Display) -> io::Result<()> {
     write!(io::stdout(), "{text}")
+}
+
+/// Characters of a line of standard output, or of standard error: COLUMNS, otherwise those of the terminal; none where a
+/// file or a program reads.
+pub(crate) fn columns(of_errors: bool) -> Option<usize> {
+    let wanted = std::env::var("COLUMNS").ok().and_then(|text| text.parse().ok());
+    let terminal = match of_errors {
+        true => Term::stderr(),
+        false => Term::stdout(),
+    };
+    let measured = || terminal.size_checked().map(|(_, columns)| usize::from(columns));
+    wanted.filter(|&columns| columns > 0).or_else(measured)
+}
+
+/// Prints lines to standard output, broken at spaces where the terminal ends; what follows is indented.
+pub(crate) fn lines(text: impl Display, indent: usize) -> io::Result<()> {
+    line(wrapped(&text.to_string(), columns(false), indent))
+}
+
+/// Lines of at most so many characters where spaces allow it.
+pub(crate) fn wrapped(text: &str, columns: Option<usize>, indent: usize) -> String {
+    let Some(columns) = columns else {
+        return text.to_owned();
+    };
+    let indent = indent.min(columns / 2);
+    let lines: Vec<String> = text.split('\n').map(|line| broken(line, columns, indent)).collect();
+    lines.join("\n")
+}
+
+fn broken(line: &str, columns: usize, indent: usize) -> String {
+    let (mut text, mut rest, mut room) = (String::new(), line, columns);
+    while rest.chars().count() > room {
+        let begin = rest.len() - rest.trim_start().len();
+        let end = rest.char_indices().nth(room + 1).map_or(rest.len(), |(at, _)| at);
+        let within = rest[..end].rfind(' ').filter(|&at| at > begin);
+        let Some(at) = within.or_else(|| rest[end..].find(' ').map(|at| end + at)) else {
+            break;
+        };
+        text += rest[..at].trim_end();
+        text += &format!("\n{:indent$}", "");
+        (rest, room) = (rest[at..].trim_start(), columns - indent);
+    }
+    text + rest
+}
+
+/// A text of at most so many characters, with an ellipsis where it is cut.
+pub(crate) fn shortened(text: &str, most: usize) -> String {
+    match text.chars().count() <= most {
+        true => text.to_owned(),
+        false => text.chars().take(most.saturating_sub(1)).chain(['…']).collect(),
+    }
 }
 
 /// Rows of a table whose columns are as wide as their widest cell, two spaces apart.
@@ -55,7 +108,26 @@ pub(crate) fn report(error: &dyn Error) {
 
 #[cfg(test)]
 mod tests {
-    use super::aligned;
+    use super::{aligned, shortened, wrapped};
+
+    #[test]
+    fn lines_are_broken_at_spaces() {
+        let text = "name   first second third\n  short";
+        assert_eq!(wrapped(text, None, 7), text);
+        assert_eq!(wrapped(text, Some(20), 7), "name   first second\n       third\n  short");
+        // Neither words nor lines without spaces are broken, and an indent leaves room.
+        assert_eq!(
+            wrapped("/a/very/long/path and", Some(8), 30),
+            "/a/very/long/path\n    and"
+        );
+        assert_eq!(wrapped("/a/very/long/path", Some(8), 2), "/a/very/long/path");
+        assert_eq!(wrapped("µs µs µs", Some(5), 0), "µs µs\nµs");
+    }
+
+    #[test]
+    fn what_is_cut_has_an_ellipsis() {
+        assert_eq!([shortened("matmul", 6), shortened("matmul", 4)], ["matmul", "mat…"]);
+    }
 
     #[test]
     fn columns_are_as_wide_as_their_widest_cell() {

@@ -13,6 +13,9 @@ use crate::ops::gradient::{GradCall, GradCx};
 use crate::ops::{Gradient, OpRef};
 use crate::reference::expand_into;
 
+/// Ends the names of calls that compute gradients: those of `fc1` are named `fc1.grad`.
+pub const GRADIENT_SUFFIX: &str = ".grad";
+
 /// Adds to a forward graph the gradients of its first output with respect to every trainable
 /// parameter and every input marked by `require_grad`.
 ///
@@ -180,7 +183,7 @@ fn gradient_provenance(graph: &Graph, id: NodeId) -> Provenance {
     let Provenance { name, location } = graph.provenance(id);
     let name = name.unwrap_or_else(|| graph.nodes()[id.index()].kind.noun().into());
     Provenance {
-        name: Some(Arc::from(format!("{name}.grad"))),
+        name: Some(Arc::from(format!("{name}{GRADIENT_SUFFIX}"))),
         location,
     }
 }

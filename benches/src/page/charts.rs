@@ -1,11 +1,20 @@
 //! The drawings of the page.
 
+use super::html::escaped;
 use super::svg::{LogAxis, Svg};
 use crate::{Bound, Measurement, Record, Suite, metric};
 use meganeura::precision::Precision;
 
 /// Colours that there are.
 const COLOURS: usize = 8;
+
+/// The share of peak at which bars end.
+pub(super) const MAX_SHARE: f64 = 1.5;
+
+/// Where a share is drawn, in percent of the width.
+fn along(share: f64) -> f64 {
+    100.0 * share.clamp(0.0, MAX_SHARE) / MAX_SHARE
+}
 
 /// A device in a precision: it has one colour.
 #[derive(Clone, PartialEq)]
@@ -50,14 +59,8 @@ impl<'a> Charts<'a> {
         self.colour(&Subject::of(measurement))
     }
 
-    /// The share of peak of each workload of a suite; empty if it has no roofline bounds.
+    /// The share of peak of each workload of a suite, as HTML; empty if it has no roofline bounds.
     pub(super) fn bars(&self, suite: Suite) -> String {
-        // Widths of the columns, height of a bar and what is left free after those of a workload.
-        const NAMES: f64 = 430.0;
-        const BARS: f64 = 480.0;
-        const END: f64 = 190.0;
-        const BAR: f64 = 13.0;
-        const GAP: f64 = 7.0;
         let of_suite = |m: &&Measurement| m.suite == suite && m.roofline.is_some();
         let results: Vec<&Measurement> = self.record.results.iter().filter(of_suite).collect();
         let mut names: Vec<&str> = results.iter().map(|m| m.workload.as_str()).collect();
@@ -65,32 +68,46 @@ impl<'a> Charts<'a> {
         if names.is_empty() {
             return String::new();
         }
-        let height = 30.0 + results.len() as f64 * BAR + names.len() as f64 * GAP;
         let shows = format!("Share of peak of the workloads of the suite {suite}");
-        let mut svg = Svg::new([NAMES + BARS + END, height], &shows);
-        // To the limit and a half; what is beyond ends there.
-        let x = |share: f64| NAMES + BARS * share.min(1.5) / 1.5;
-        for (share, label) in [(0.0, "0"), (0.5, "50 %"), (1.0, "limit")] {
-            let class = if share == 1.0 { "limit" } else { "grid" };
-            svg.text("faint", "middle", [x(share), 12.0], label);
-            svg.path(class, &[[x(share), 18.0], [x(share), height - 4.0]]);
-        }
-        let mut y = 24.0;
+        let mut html = format!("<div class=\"shares\" role=\"group\" aria-label=\"{shows}\">\n");
+        let ticks: String = [(0.0, "0"), (0.5, "50 %"), (1.0, "limit")]
+            .map(|(share, label)| format!("<span style=\"left:{:.1}%\">{label}</span>", along(share)))
+            .concat();
+        html += &format!("<div class=\"axis\">{ticks}</div>\n");
         for name in names {
-            let own: Vec<&&Measurement> = results.iter().filter(|m| m.workload == name).collect();
-            let middle = y + own.len() as f64 * BAR / 2.0;
-            svg.text("", "end", [NAMES - 8.0, middle + 4.0], &shortened(name, 64));
-            for m in own {
-                let share = m.share().unwrap_or(0.0);
-                let class = format!("bar {}", self.colour_of(m));
-                svg.rect(&class, [NAMES, y], [x(share) - NAMES, BAR - 2.0], &described(m));
-                let text = format!("{:.0} %, {}s", share * 100.0, metric(m.seconds.median));
-                svg.text("faint", "start", [NAMES + BARS + 8.0, y + BAR - 3.0], &text);
-                y += BAR;
-            }
-            y += GAP;
+            let own = results.iter().filter(|m| m.workload == name);
+            let bars: String = own.map(|m| self.bar(m)).collect();
+            html += &format!(
+                "<div class=\"work\"><span class=\"name\">{}</span>{bars}</div>\n",
+                escaped(name)
+            );
         }
-        svg.finish()
+        html + "</div>"
+    }
+
+    /// One bar and its numbers. What is beyond the limit has a mark, and so has a bar that is longer than there is room.
+    fn bar(&self, m: &Measurement) -> String {
+        let share = m.share().unwrap_or(0.0);
+        let beyond = match share > 1.0 {
+            true => {
+                let class = if share > MAX_SHARE { "beyond clipped" } else { "beyond" };
+                let width = along(share) - along(1.0);
+                format!(
+                    "<i class=\"{class}\" style=\"left:{:.1}%;width:{width:.1}%\"></i>",
+                    along(1.0)
+                )
+            }
+            false => String::new(),
+        };
+        format!(
+            "<span class=\"track {}\" title=\"{}\"><i class=\"bar\" style=\"width:{:.1}%\"></i>{beyond}</span>\
+             <span class=\"value\">{:.0} %, {}s</span>",
+            self.colour_of(m),
+            escaped(&described(m)).replace('"', "&quot;"),
+            along(share.min(1.0)),
+            share * 100.0,
+            metric(m.seconds.median)
+        )
     }
 
     /// FLOP/s over FLOP/byte, under the roofline of a device (Williams, Waterman and Patterson, 2009).
@@ -103,16 +120,16 @@ impl<'a> Charts<'a> {
         if results.is_empty() {
             return String::new();
         }
-        let mut svg = Svg::new([640.0, 400.0], &format!("Roofline of {device}"));
+        let mut svg = Svg::new([480.0, 320.0], &format!("Roofline of {device}"));
         let intensities = results.iter().map(|m| m.cost.intensity());
-        let x = LogAxis::around(intensities, [60.0, 620.0]);
+        let x = LogAxis::around(intensities, [60.0, 460.0]);
         let [low, high] = x.ends();
         let roof = |intensity: f64, rate: f64| (intensity * peak_rates.bytes_per_second).min(rate);
         let highest = peak_rates
             .product_rate(Precision::Mixed)
             .min(high * peak_rates.bytes_per_second);
         let rates = results.iter().filter_map(|m| m.flops_per_second());
-        let y = LogAxis::around(rates.chain([highest, roof(low, f64::INFINITY)]), [350.0, 30.0]);
+        let y = LogAxis::around(rates.chain([highest, roof(low, f64::INFINITY)]), [270.0, 30.0]);
         svg.axes(&x, &y, ["FLOP/byte", "FLOP/s"]);
         for subject in self.subjects.iter().filter(|s| s.device == device) {
             let rate = peak_rates.product_rate(subject.precision);
@@ -155,8 +172,8 @@ impl<'a> Charts<'a> {
             (Some(Bound::Memory), _) | (None, 1..) => ("B/s", |m| m.bytes_per_second().unwrap_or(0.0)),
             _ => ("seconds", |m| m.seconds.median),
         };
-        let mut svg = Svg::new([520.0, 320.0], &format!("{name}: {unit} by size"));
-        let x = LogAxis::around(results.iter().map(|m| sized(m)), [60.0, 500.0]);
+        let mut svg = Svg::new([480.0, 320.0], &format!("{name}: {unit} by size"));
+        let x = LogAxis::around(results.iter().map(|m| sized(m)), [60.0, 460.0]);
         let limit = |m: &Measurement| {
             let roofline = m.roofline.map(|roofline| roofline.seconds)?;
             let limited = Measurement {
@@ -206,11 +223,4 @@ fn described(m: &Measurement) -> String {
             .map(|roofline| format!("roofline bound {}s ({})", metric(roofline.seconds), roofline.bound)),
     );
     parts.join("; ")
-}
-
-fn shortened(text: &str, letters: usize) -> String {
-    match text.chars().count() <= letters {
-        true => text.to_owned(),
-        false => text.chars().take(letters - 1).chain(['…']).collect(),
-    }
 }

@@ -21,8 +21,9 @@ impl Record {
             "shares",
             "Share of peak",
             "A bar is roofline bound / time. The bound is the larger of FLOPs / matmul rate and bytes / copy rate, plus launch \
-             cost. Data in a cache can exceed 100 %.",
+             cost. Kernels whose data stay in a cache can exceed the limit (100 %), and so can those that only read.",
         );
+        page.marks(&self.results);
         for suite in Suite::ALL {
             let bars = charts.bars(suite);
             if !bars.is_empty() {
@@ -93,6 +94,19 @@ impl Page {
         self.push(format_args!("<div class=\"key\">{entries}</div>"));
     }
 
+    /// What the marks of bars mean, if there are any.
+    fn marks(&mut self, results: &[Measurement]) {
+        let highest = results.iter().filter_map(Measurement::share).fold(0.0, f64::max);
+        let beyond = "<span class=\"meaning\"><i class=\"beyond\"></i>beyond the limit: data in a cache or only read, or a limit measured under load</span>";
+        let clipped = "<span class=\"meaning\"><b>»</b>longer than drawn; the number is exact</span>";
+        let entries = match highest {
+            share if share > charts::MAX_SHARE => [beyond, clipped].concat(),
+            share if share > 1.0 => beyond.to_owned(),
+            _ => return,
+        };
+        self.push(format_args!("<div class=\"key\">{entries}</div>"));
+    }
+
     fn figures(&mut self, figures: impl Iterator<Item = (String, String)>) {
         self.push(format_args!("<div class=\"charts\">"));
         for (caption, drawing) in figures.filter(|(_, drawing)| !drawing.is_empty()) {
@@ -110,31 +124,36 @@ impl Page {
     }
 
     fn results(&mut self, record: &Record, comparison: Option<&RecordComparison>) {
-        let mut head = vec![
-            "suite",
-            "workload",
-            "device",
-            "precision",
-            "time",
-            "±",
-            "synchronized",
-            "max rel. error",
-            "FLOP/s",
-            "B/s",
-            "roofline bound",
-            "share of peak",
-            "bound",
-        ];
+        let mut head = COLUMNS.to_vec();
         if comparison.is_some() {
             head.push("time / time before");
         }
-        self.push(format_args!("<table>"));
-        self.row("th", &head.into_iter().map(str::to_owned).collect::<Vec<_>>());
+        // Wide tables scroll on their own, and names of workloads stay in sight.
+        self.push(format_args!("<div class=\"scroll\"><table class=\"numbers\">"));
+        let cell = |tag: &str, column: usize, text: &str| {
+            let class = match column {
+                0 => "name",
+                1 | 2 | BOUND => "text",
+                _ => "number",
+            };
+            format!("<{tag} class=\"{class}\">{}</{tag}>", escaped(text))
+        };
+        let row = |tag: &str, texts: &[&str]| -> String {
+            let texts = texts.iter().enumerate();
+            texts.map(|(column, text)| cell(tag, column, text)).collect()
+        };
+        self.push(format_args!("<tr>{}</tr>", row("th", &head)));
+        let mut suite = None;
         for m in &record.results {
-            let cells: String = cells(m)
-                .iter()
-                .map(|cell| format!("<td>{}</td>", escaped(cell)))
-                .collect();
+            if suite.replace(m.suite) != Some(m.suite) {
+                let rest = head.len() - 1;
+                self.push(format_args!(
+                    "<tr class=\"suite\"><th class=\"name\">{}</th><th colspan=\"{rest}\"></th></tr>",
+                    m.suite
+                ));
+            }
+            let texts = cells(m);
+            let cells = row("td", &texts.iter().map(String::as_str).collect::<Vec<_>>());
             let change = comparison.map_or(String::new(), |c| match c.change(m) {
                 None => "<td>new</td>".into(),
                 Some(change) => {
@@ -148,7 +167,7 @@ impl Page {
             });
             self.push(format_args!("<tr>{cells}{change}</tr>"));
         }
-        self.push(format_args!("</table>"));
+        self.push(format_args!("</table></div>"));
         if !record.skipped.is_empty() {
             self.push(format_args!("<h3>Skipped</h3>\n<table>"));
             for l in &record.skipped {
@@ -195,12 +214,30 @@ impl Page {
     }
 }
 
+/// Heads of the table of results.
+const COLUMNS: [&str; 12] = [
+    "workload",
+    "device",
+    "precision",
+    "time",
+    "±",
+    "synchronized",
+    "max rel. error",
+    "FLOP/s",
+    "B/s",
+    "roofline bound",
+    "share of peak",
+    "bound",
+];
+
+/// The column that says which rate bounds; like the first three it holds text.
+const BOUND: usize = COLUMNS.len() - 1;
+
 /// The cells of a result.
 fn cells(m: &Measurement) -> Vec<String> {
     let seconds = |value: f64| format!("{}s", metric(value));
     let or_none = |value: Option<String>| value.unwrap_or_default();
     vec![
-        m.suite.to_string(),
         m.workload.clone(),
         m.device.clone(),
         m.precision.to_string(),

@@ -49,8 +49,12 @@ impl LogAxis {
     }
 }
 
-/// The same without digits that say nothing, for the ends of axes.
+/// The same without digits that say nothing, for the ends of axes. Small numbers have no prefix: 10 m would be metres.
 fn tick(value: f64) -> String {
+    if (1e-3..1.0).contains(&value) {
+        // Powers of ten may be off in the last digit.
+        return format!("{value:.3}").trim_end_matches('0').to_owned();
+    }
     let text = metric(value);
     match text.split_once(' ') {
         Some((number, prefix)) if number.contains('.') => {
@@ -77,14 +81,6 @@ impl Svg {
     fn push(&mut self, element: std::fmt::Arguments) {
         // Writing to a string cannot fail.
         let _ = writeln!(self.text, "{element}");
-    }
-
-    pub(super) fn rect(&mut self, class: &str, [x, y]: [f64; 2], [width, height]: [f64; 2], tip: &str) {
-        let tip = escaped(tip);
-        self.push(format_args!(
-            r#"<rect class="{class}" x="{x:.1}" y="{y:.1}" width="{:.1}" height="{height:.1}" rx="2"><title>{tip}</title></rect>"#,
-            width.max(0.0)
-        ));
     }
 
     pub(super) fn dot(&mut self, class: &str, [x, y]: [f64; 2], tip: &str) {
@@ -119,14 +115,14 @@ impl Svg {
         };
         for value in x.ticks().step_by(every(x)) {
             self.path("grid", &[[x.at(value), bottom], [x.at(value), top]]);
-            self.text("faint", "middle", [x.at(value), bottom + 16.0], &tick(value));
+            self.text("faint", "middle", [x.at(value), bottom + 18.0], &tick(value));
         }
         for value in y.ticks().step_by(every(y)) {
             self.path("grid", &[[left, y.at(value)], [right, y.at(value)]]);
             self.text("faint", "end", [left - 6.0, y.at(value) + 4.0], &tick(value));
         }
-        self.text("faint", "end", [right, bottom + 32.0], names[0]);
-        self.text("faint", "start", [8.0, top - 10.0], names[1]);
+        self.text("faint", "end", [right, bottom + 36.0], names[0]);
+        self.text("faint", "start", [8.0, top - 16.0], names[1]);
     }
 
     /// The element.
@@ -144,6 +140,7 @@ mod tests {
     fn numbers_of_axes_are_short() {
         assert_eq!(tick(1e4), "10 k");
         assert_eq!(tick(100.0), "100 ");
+        assert_eq!([tick(0.1), tick(0.001)], ["0.1", "0.001"]);
     }
 
     #[test]

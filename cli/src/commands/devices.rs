@@ -8,7 +8,7 @@ use meganeura::select::{self, BackendListing};
 use serde_json::{Value, json};
 
 use super::Outcome;
-use crate::output::line;
+use crate::output::{line, lines};
 
 /// Options of `devices`.
 #[derive(Debug, clap::Args)]
@@ -27,7 +27,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         }
         return Ok(ExitCode::SUCCESS);
     }
-    line(select::format_listing(&listing))?;
+    lines(select::format_listing(&listing), 15)?;
     // A wrong selector in the environment is an error here as anywhere, after the listing that helps.
     let selected = select::select(None, &config)?;
     line(format_args!(

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::planned::Planned;
 use super::{Outcome, kernels, page};
-use crate::output::line;
+use crate::output::{line, lines};
 
 /// Options of `explain`.
 #[derive(Debug, clap::Args)]
@@ -80,7 +80,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Outcome {
     let Some(name) = &args.model else {
         for p in PRESETS {
-            line(format_args!("{:14} {} ({} rows)", p.name, p.about, p.rows))?;
+            lines(format_args!("{:14} {} ({} rows)", p.name, p.about, p.rows), 15)?;
         }
         return Ok(ExitCode::SUCCESS);
     };
@@ -142,7 +142,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         line(object(name, mode, rows, &device, &report, &planned))?;
     } else {
         line(format_args!("{name}, {what}, {rows} rows, for {device}\n"))?;
-        line(report.to_string().trim_end())?;
+        lines(report.to_string().trim_end(), 4)?;
         planned.show()?;
         places(&report)?;
         if let Some(file) = &args.html {
@@ -173,12 +173,13 @@ fn places(report: &OptimizeReport) -> std::io::Result<()> {
             0 => String::new(),
             n => format!(" and {n} more"),
         };
-        line(format_args!(
-            "  {:>10.1} us  {rule}  x{}  at {}{rest}",
-            saving(&list) as f64 * 1e-6,
+        let saved = saving(&list) as f64 * 1e-6;
+        let text = format!(
+            "  {saved:>10.1} us  {rule}  x{}  at {}{rest}",
             list.len(),
             names.join(", ")
-        ))?;
+        );
+        lines(text, 17)?;
     }
     Ok(())
 }

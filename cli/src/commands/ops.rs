@@ -6,7 +6,7 @@ use meganeura::ops::{OpRef, document};
 use meganeura::registry;
 
 use super::Outcome;
-use crate::output::line;
+use crate::output::{line, lines};
 
 /// Options of `ops`.
 #[derive(Debug, clap::Args)]
@@ -29,7 +29,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     }
     let Some(part) = &args.name else {
         for op in ops {
-            line(format_args!("{:<32} {}", op.name(), op.doc().formula))?;
+            lines(format_args!("{:<32} {}", op.name(), op.doc().formula), 33)?;
         }
         return Ok(ExitCode::SUCCESS);
     };

@@ -14,7 +14,7 @@ use meganeura::plan::{FORWARD_BACKWARD, try_compile};
 use meganeura::rewrite::{RewriteConfig, Simulated};
 use meganeura::{ExecutionPlan, Graph, Mode, Result, cache};
 
-use crate::output::line;
+use crate::output::{line, lines};
 
 /// The plan of a model, and the time to build it.
 pub(super) struct Planned {
@@ -121,16 +121,14 @@ impl Planned {
         if let Some(ms) = self.cached_load_ms {
             line(format_args!("Loaded from its file in {ms:.0} ms"))?;
         }
-        line(format_args!("Memory: {forecast}"))?;
+        lines(format_args!("Memory: {forecast}"), 4)?;
         line(format_args!(
             "  minimum: {:.1} MB live at the peak level",
             forecast.lower_bound as f64 / 1e6
         ))?;
         if let Some(bytes) = self.workspace_bytes {
-            line(format_args!(
-                "  workspace: {:.1} MB (scratch of kernels, copies for rolling back a failed step)",
-                bytes as f64 / 1e6
-            ))?;
+            let text = "(scratch of kernels, copies for rolling back a failed step)";
+            lines(format_args!("  workspace: {:.1} MB {text}", bytes as f64 / 1e6), 4)?;
         }
         self.plan
             .recomputation

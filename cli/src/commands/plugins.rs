@@ -11,9 +11,9 @@ use meganeura::rewrite::verify::{Outcome as Found, RuleVerdict, VerifyOptions, v
 use serde_json::json;
 
 use super::Outcome;
-use crate::output::{aligned, line};
+use crate::output::{aligned, columns, line, lines};
 
-/// Names of operators in a row of a listing.
+/// Names of operators in a row of a listing, where there is room.
 const NAMES_IN_A_ROW: usize = 4;
 
 /// Options of `plugins`.
@@ -216,11 +216,7 @@ fn print_text(problems: &[String]) -> std::io::Result<()> {
     }
     for (origin, names) in by_origin {
         line(format_args!("operators of {origin} ({}):", names.len()))?;
-        let rows: Vec<Vec<String>> = names
-            .chunks(NAMES_IN_A_ROW)
-            .map(|row| row.iter().map(ToString::to_string).collect())
-            .collect();
-        aligned(&rows)
+        in_rows(&names)
             .iter()
             .try_for_each(|row| line(format_args!("  {row}")))?;
     }
@@ -229,6 +225,19 @@ fn print_text(problems: &[String]) -> std::io::Result<()> {
         line(format_args!("problem: {problem}"))?;
     }
     Ok(())
+}
+
+/// Names in as many columns as the terminal has room for.
+fn in_rows(names: &[&str]) -> Vec<String> {
+    let rows = |count: usize| -> Vec<String> {
+        let rows = names.chunks(count);
+        let rows: Vec<Vec<String>> = rows.map(|row| row.iter().map(ToString::to_string).collect()).collect();
+        aligned(&rows)
+    };
+    let room = columns(false).map_or(usize::MAX, |columns| columns.saturating_sub(2));
+    let fits = |rows: &Vec<String>| rows.iter().all(|row| row.chars().count() <= room);
+    let mut most = (2..=NAMES_IN_A_ROW).rev().map(rows);
+    most.find(fits).unwrap_or_else(|| rows(1))
 }
 
 fn print_plugin(report: &Report) -> std::io::Result<()> {
@@ -245,7 +254,7 @@ fn print_plugin(report: &Report) -> std::io::Result<()> {
     ];
     for (what, value) in rows {
         if let Some(value) = value {
-            line(format_args!("  {what:<12} {value}"))?;
+            lines(format_args!("  {what:<12} {value}"), 15)?;
         }
     }
     Ok(())

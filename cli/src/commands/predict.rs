@@ -14,6 +14,7 @@ use meganeura::nn::model::{
 use serde_json::{Value, json};
 
 use super::Outcome;
+use super::evaluation::evaluation_page;
 use super::precision::Choice;
 use super::train::targets;
 use crate::output::{line, notice};
@@ -31,7 +32,8 @@ const EVALUATE_EXAMPLES: &str = "\
 Examples:
   meganeura evaluate --model flowers --csv labelled.csv
   meganeura evaluate --model photos-model --images more-photos
-  meganeura evaluate --model digits --npz test.npz --json";
+  meganeura evaluate --model digits --npz test.npz --json
+  meganeura evaluate --model digits --npz test.npz --html digits.html";
 
 /// The model and its examples.
 #[derive(Debug, clap::Args)]
@@ -121,6 +123,10 @@ pub(crate) struct EvaluateArgs {
     #[arg(long, value_name = "NAME", default_value = "y", conflicts_with = "csv")]
     y: String,
 
+    /// Write an HTML page: precision, recall and F1 of each class, and the confusion matrix; only of classifiers.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -191,7 +197,16 @@ pub(crate) fn evaluate(args: &EvaluateArgs) -> Outcome {
         }
         .into());
     };
+    if args.html.is_some() && !matches!(predictor.task(), Task::Classification { .. }) {
+        return Err("--html shows classes, but the model predicts numbers; --json has its errors".into());
+    }
     let report = predictor.evaluate(labelled)?;
+    if let (Some(path), PredictionReport::Classification { loss, report }) = (&args.html, &report) {
+        let title = format!("{} on {}", args.shared.model.display(), examples.features.name());
+        let page = evaluation_page(&title, *loss, report);
+        write_atomically(path, |file| file.write_all(page.as_bytes()))?;
+        notice(format_args!("The page is in {}", path.display()))?;
+    }
     if args.json {
         line(report_object(&report))?;
         return Ok(ExitCode::SUCCESS);

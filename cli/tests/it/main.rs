@@ -34,6 +34,7 @@ fn meganeura(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_meganeura"));
     command
         .args(args)
+        .env_remove("COLUMNS")
         .env_remove("MEGANEURA_DEVICE_ID")
         .env_remove("MEGANEURA_CONFIG")
         .env_remove("MEGANEURA_PLUGINS");

@@ -107,6 +107,28 @@ fn a_table_of_flowers_is_learned_and_new_flowers_are_named() {
     assert_eq!(report["confusion"], serde_json::json!([[40, 0], [0, 40]]));
     assert_eq!(report["classes"]["setosa"]["f1"], 1.0);
 
+    let args = "evaluate --model m --csv flowers.csv --device cpu --html m.html";
+    let (ok, out, err) = run_in(path, &args.split(' ').collect::<Vec<_>>());
+    assert!(
+        ok && out.contains("accuracy 100.00 %") && err.contains("m.html"),
+        "{out}{err}"
+    );
+    let page = fs::read_to_string(path.join("m.html")).expect("written");
+    for part in [
+        "name=\"viewport\"",
+        "@media (max-width: 640px)",
+        "<b>100.00\u{a0}%</b>",
+        "accuracy: 80 of 80",
+        "<td>setosa</td>",
+        "title=\"40 of 40 examples of virginica: virginica\">40</td>",
+        "title=\"0 of 40 examples of virginica: setosa\">0</td>",
+    ] {
+        assert!(page.contains(part), "{part} in {page}");
+    }
+    for part in ["http:", "https:", "src=", "<script", "NaN"] {
+        assert!(!page.contains(part), "{part}");
+    }
+
     // What the folder says of itself.
     let model = Model::load(path.join("m")).expect("loads");
     assert_eq!(model.task().classes(), ["setosa", "virginica"]);
@@ -249,6 +271,9 @@ fn prices_are_predicted_from_numbers_and_words() {
     assert!(ok && err.contains("left out"), "{err}");
     let report: serde_json::Value = serde_json::from_str(&out).expect("JSON");
     assert!(report["r2"].as_f64().expect("a number") > 0.95, "{out}");
+    let args = "evaluate --model h --csv houses.csv --drop-missing --device cpu --html h.html";
+    let (ok, _, err) = run_in(path, &args.split(' ').collect::<Vec<_>>());
+    assert!(!ok && err.contains("predicts numbers"), "{err}");
 
     fs::write(path.join("new.csv"), "district,rooms\nnorth,3\nwest,3\n").expect("writable");
     let (ok, _, err) = run_in(

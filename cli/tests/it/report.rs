@@ -96,6 +96,21 @@ fn the_page_holds_both_graphs_and_the_plan() {
         }
     }
     assert!(page.contains("class TensorTable"));
+    // Kernels of the forward pass are not named after the comparison that they keep for the gradient.
+    let labels = dispatches.iter().map(|d| d["label"].as_str().expect("a label"));
+    let forward: Vec<&str> = labels.take_while(|label| !label.starts_with("loss.grad")).collect();
+    assert!(forward.len() >= 3 && forward.len() < dispatches.len(), "{forward:?}");
+    assert!(forward.iter().all(|label| !label.contains(".grad")), "{forward:?}");
+    // Narrow pages have their own layout, and the wheel scrolls.
+    for part in [
+        "name=\"viewport\"",
+        "@media (max-width: 640px)",
+        "Ctrl (or ⌘) and the wheel",
+        "if (!e.ctrlKey && !e.metaKey) return;",
+        "id=\"map-legend\"",
+    ] {
+        assert!(page.contains(part), "{part}");
+    }
     // Somebody wants to know where it came from.
     let facts = data["environment"].to_string();
     assert!(

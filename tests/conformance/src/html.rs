@@ -7,7 +7,7 @@ use crate::report::{CaseResult, Outcome, Report};
 
 const STYLE: &str = "\
 body{font:15px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a;background:#fff}
-table{border-collapse:collapse;width:100%}th,td{padding:.2rem .6rem;text-align:left;border-bottom:1px solid #ddd}
+table{border-collapse:collapse;width:100%}h1,h3,pre{overflow-wrap:anywhere}th,td{padding:.2rem .6rem;text-align:left;border-bottom:1px solid #ddd}
 td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}pre{white-space:pre-wrap;background:#f6f6f6;padding:.6rem}
 .bad{color:#a00000;font-weight:600}.good{color:#006000;font-weight:600}.known{color:#7a5000}
 @media(prefers-color-scheme:dark){body{background:#161616;color:#eee}pre{background:#222}th,td{border-color:#444}
@@ -35,7 +35,8 @@ impl Report {
         };
         writeln!(
             page,
-            "<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n<title>{title}</title>\n\
+            "<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n\
+             <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>{title}</title>\n\
              <style>{STYLE}</style>\n<h1>{title}</h1>\n\
              <p><span class=\"{class}\">{word}</span>: {} cases passed, {} failed, {} filtered out, in {:.1} s.</p>",
             self.passed(),

@@ -1,7 +1,9 @@
-//! `meganeura bench`: single workloads here, suites and curves of losses in files of their own.
+//! `meganeura bench`: single workloads here, suites, their table and curves of losses in files of their
+//! own.
 
 mod curves;
 pub(super) mod suites;
+mod table;
 
 use std::error::Error;
 use std::path::PathBuf;

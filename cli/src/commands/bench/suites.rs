@@ -7,13 +7,12 @@ use std::process::ExitCode;
 use meganeura::config::Config;
 use meganeura::files::write_atomically;
 use meganeura::precision::Precision;
-use meganeura_bench::{
-    BenchDevice, Measurement, Options, Progress, Record, RecordComparison, Sizes, Suite, Verdict, metric, run,
-};
+use meganeura_bench::{BenchDevice, Options, Progress, Record, RecordComparison, Sizes, Suite, Verdict, run};
 
 use super::super::Outcome;
 use super::Args;
-use crate::output::{line, notice};
+use super::table::Table;
+use crate::output::{columns, line, notice, shortened, wrapped};
 
 /// Stands for every suite, and for every device that is found.
 const ALL: &str = "all";
@@ -68,22 +67,24 @@ pub(super) fn measure(args: &Args) -> Outcome {
     };
     let devices = open(&args.device, &config)?;
     for d in &devices {
-        say(
-            args,
-            &format!("{} ({}): {}", d.label(), d.info.kind.name(), d.peak_rates),
-        )?;
+        let rates = format!("{} ({}): {}", d.label(), d.info.kind.name(), d.peak_rates);
+        say(args, &wrapped(&rates, columns(args.json), 2))?;
     }
     say(args, &about_sizes(&options, &devices))?;
+    let table = Table::new(columns(args.json), devices.len() > 1);
+    if let Some(note) = table.left_out() {
+        say(args, &note)?;
+    }
     // Whoever no longer reads waits for nothing.
     let mut failure = Ok(());
     let mut suite = None;
     let record = run(&devices, &options, &mut |progress| {
         let told = match progress {
             Progress::Begins(workload) if suite.replace(workload.suite) != Some(workload.suite) => {
-                say(args, &format!("\n{}\n{}", workload.suite, head()))
+                say(args, &format!("\n{}\n{}", workload.suite, table.head()))
             }
             Progress::Begins(_) => Ok(()),
-            Progress::Measured(measurement) => say(args, &row(measurement)),
+            Progress::Measured(measurement) => say(args, &table.row(measurement)),
             Progress::Skipped(left) => say(
                 args,
                 &format!("{}: {} is left out: {}", left.workload, left.device, left.reason),
@@ -100,7 +101,7 @@ pub(super) fn measure(args: &Args) -> Outcome {
         .map(|before| RecordComparison::new(&before, &record))
         .transpose()?;
     if let Some(comparison) = &comparison {
-        say(args, &compared(comparison))?;
+        say(args, &compared(comparison, columns(args.json)))?;
     }
     // What cannot be written must not lose what was measured.
     if args.json {
@@ -164,37 +165,9 @@ fn about_sizes(options: &Options, devices: &[BenchDevice]) -> String {
     text
 }
 
-fn head() -> String {
-    format!(
-        "{:<60} {:<10} {:<5} {:>8} {:>6} {:>12} {:>14} {:>12} {:>9} {:>7}  bound",
-        "workload", "device", "", "time", "±", "synchronized", "max rel. error", "FLOP/s", "B/s", "of peak"
-    )
-}
-
-fn row(m: &Measurement) -> String {
-    let with_unit = |value: Option<f64>, unit: &str| {
-        value.map_or_else(|| "-".to_owned(), |value| format!("{}{unit}", metric(value)))
-    };
-    format!(
-        "{:<60} {:<10} {:<5} {:>8} {:>4.0} % {:>12} {:>14} {:>12} {:>9} {:>7}  {}",
-        m.workload,
-        m.device,
-        m.precision.to_string(),
-        with_unit(Some(m.seconds.median), "s"),
-        m.seconds.scatter() * 100.0,
-        with_unit(m.synchronized_seconds, "s"),
-        m.difference.map_or_else(|| "-".to_owned(), |off| format!("{off:.0e}")),
-        with_unit(m.flops_per_second(), "FLOP/s"),
-        with_unit(m.bytes_per_second(), "B/s"),
-        m.share()
-            .map_or_else(|| "-".to_owned(), |share| format!("{:.0} %", share * 100.0)),
-        m.roofline
-            .map(|roofline| roofline.bound.to_string())
-            .unwrap_or_default(),
-    )
-}
-
-fn compared(comparison: &RecordComparison) -> String {
+fn compared(comparison: &RecordComparison, columns: Option<usize>) -> String {
+    // What is left beside device, precision, ratio and mark.
+    let name = columns.map_or(58, |columns| columns.saturating_sub(32).clamp(16, 58));
     let mut text = String::from("\ntime now / time before\n");
     for c in &comparison.peak_rates {
         if let Some([then, now]) = &c.replaced {
@@ -212,8 +185,8 @@ fn compared(comparison: &RecordComparison) -> String {
             Verdict::Same => "",
         };
         text += &format!(
-            "{:<58} {:<10} {:<5} {:>7.2} {mark}\n",
-            c.workload,
+            "{:<name$} {:<10} {:<5} {:>7.2} {mark}\n",
+            shortened(&c.workload, name),
             c.device,
             c.precision.to_string(),
             c.ratio()

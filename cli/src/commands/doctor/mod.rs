@@ -15,7 +15,7 @@ use meganeura_conformance::{Options, Report, Section, run as run_cases};
 use serde_json::{Map, Value, json};
 
 use super::Outcome;
-use crate::output::{aligned, line};
+use crate::output::{aligned, line, lines};
 
 /// Cases of the conformance suite that the self-test runs: steps of small models against the reference.
 const SELF_TEST: &str = "training/mlp/";
@@ -201,7 +201,10 @@ impl Findings {
             line(format_args!("  no devices: {why}"))?;
         }
         for device in &self.devices {
-            line(format_args!("  {}", select::format_device(&entry.name, &device.info)))?;
+            lines(
+                format_args!("  {}", select::format_device(&entry.name, &device.info)),
+                15,
+            )?;
             show_facts(&device.info.details, "    ")?;
             device.show_health()?;
         }
@@ -224,9 +227,10 @@ impl Findings {
 
 fn show_facts(facts: &[Fact], indent: &str) -> std::io::Result<()> {
     let rows: Vec<Vec<String>> = facts.iter().map(|f| vec![f.name.clone(), f.value.clone()]).collect();
+    let name = facts.iter().map(|f| f.name.chars().count()).max().unwrap_or(0);
     aligned(&rows)
         .iter()
-        .try_for_each(|row| line(format_args!("{indent}{row}")))
+        .try_for_each(|row| lines(format_args!("{indent}{row}"), indent.len() + name + 2))
 }
 
 fn facts_object(facts: &[Fact]) -> Map<String, Value> {
@@ -258,7 +262,7 @@ impl Examined {
             line(format_args!("      {}: {}", case.id, case.outcome.detail()))?;
         }
         match &health.rates {
-            Ok(rates) => line(format_args!("    measured: {rates}")),
+            Ok(rates) => lines(format_args!("    measured: {rates}"), 6),
             Err(error) => line(format_args!("    measuring failed: {error}")),
         }
     }

@@ -12,7 +12,7 @@ function describeKernels(d, texts) {
 
 /** The name of a dispatch's kernel; it links to the text where there is one. */
 function kernelLink(d) {
-  const name = escapeHtml(d.kernel);
+  const name = soft(d.kernel);
   return d.kernels.length ? `<a href="#kernel" data-dispatch="${d.number}">${name}</a>` : name;
 }
 

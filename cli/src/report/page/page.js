@@ -20,7 +20,7 @@ byId("after-count").textContent = `${after.length} nodes`;
 
 for (const [mark, count] of marks.ranked) {
   const button = document.createElement("button");
-  button.innerHTML = `<i style="background:${marks.colours.get(mark)}"></i>${escapeHtml(mark)} ×${count}`;
+  button.innerHTML = `<i style="background:${marks.colours.get(mark)}"></i>${soft(mark)} ×${count}`;
   button.title = "Click to fade";
   button.onclick = () => {
     const hidden = views[1].hidden;
@@ -67,33 +67,45 @@ byId("search").addEventListener("keydown", (e) => { if (e.key === "Enter") searc
 
 // ---- tables ------------------------------------------------------------------------------------------
 
-/** Fills a table: heads as [text, whether it holds numbers], cells as HTML. */
+/** Fills a table: heads as [text, whether it holds numbers, or "short" for short texts], cells as HTML. Cells know their
+    heads: narrow pages show them there. */
 function table(id, heads, rows) {
-  const cell = (tag, [text, number]) => `<${tag}${number ? ' class="number"' : ""}>${text}</${tag}>`;
-  const head = heads.map((h) => cell("th", h)).join("");
-  const body = rows.map((r) => `<tr>${r.map((text, i) => cell("td", [text, heads[i][1]])).join("")}</tr>`).join("");
+  const kind = (i) => (heads[i][1] ? ` class="${heads[i][1] === "short" ? "short" : "number"}"` : "");
+  const label = (i) => (heads[i][0] ? ` data-label="${heads[i][0]}"` : "");
+  const head = heads.map(([text], i) => `<th${kind(i)}>${text}</th>`).join("");
+  const body = rows.map((r) => `<tr>${r.map((text, i) => `<td${kind(i)}${label(i)}>${text}</td>`).join("")}</tr>`).join("");
   const empty = rows.length ? "" : `<tr><td colspan="${heads.length}">none</td></tr>`;
-  byId(id).innerHTML = `<thead><tr>${head}</tr></thead><tbody>${body}${empty}</tbody>`;
+  byId(id).innerHTML = `${heads.some(([text]) => text) ? `<thead><tr>${head}</tr></thead>` : ""}<tbody>${body}${empty}</tbody>`;
 }
-const share = (part) => `<span class="share" style="width:${Math.min(100, part * 100).toFixed(1)}%"></span>`;
+const percent = (part) => `${(100 * part).toFixed(1)}\u00a0%`;
+const share = (part) => `${percent(part)}<span class="share" style="--share:${Math.min(1, part).toFixed(3)}"></span>`;
 
 const timeline = new Timeline(byId("timeline"), data.plan);
 const whole = timeline.bars.reduce((sum, b) => sum + b.ps, 0) || 1;
 byId("time-source").textContent = "estimated by the device's cost model";
+const cost = data.cost, last = cost.clustered || cost.rewritten;
+// Plans with recomputation have dispatches that rewriting did not count.
+const isWhole = Math.abs(whole - last) <= 0.005 * whole;
+byId("time-sum").textContent = `All dispatches together take ${time(whole)}, `
+  + (isWhole ? "the estimated step" : `more than the estimated step of ${time(last)}, which has no recomputation`)
+  + (timeline.end < 0.999 * whole
+    ? `; the timeline ends at ${time(timeline.end)}, because the dispatches of a level are drawn as if they ran at the same time.` : ".")
+  + (timeline.lanes > LANES ? ` Dispatches after the first ${LANES - 1} of a level share the last line.` : "");
 table("dispatches", [["estimated", true], ["share", true], ["kernel", false], ["from", false], ["reads → writes", false], ["traffic", true]],
   [...timeline.bars].sort((a, b) => b.ps - a.ps).slice(0, 40).map((b) => [
-    time(b.ps), `${(100 * b.ps / whole).toFixed(1)} %${share(b.ps / whole)}`, kernelLink(b), escapeHtml(b.label),
-    escapeHtml(`${b.in.join(", ")} → ${b.out.join(", ")}`), bytes(b.bytes)]));
+    time(b.ps), share(b.ps / whole), kernelLink(b), soft(origin(b)), escapeHtml(`${b.in.join(", ")} → ${b.out.join(", ")}`),
+    bytes(b.bytes)]));
 
 if (data.kernels.length) new KernelCard(timeline, data.kernels);
 else for (const id of ["kernel", "kernel-hint"]) byId(id).remove();
 
 if (data.timings) {
   const total = data.timings.reduce((sum, r) => sum + r.us, 0) || 1;
-  byId("measured").innerHTML = '<h2>Measured dispatches</h2><table id="passes"></table>';
+  byId("measured").innerHTML = `<h2>Measured dispatches</h2><p class="hint">Times of the profiled steps; dispatches that run in one go
+    are one row. The other times of this page are estimates.</p><table id="passes" class="stack"></table>`;
   table("passes", [["total", true], ["share", true], ["runs", true], ["mean", true], ["dispatch", false]],
-    data.timings.map((r) => [time(r.us * 1e6), `${(100 * r.us / total).toFixed(1)} %${share(r.us / total)}`, r.count,
-      time(r.us * 1e6 / r.count), escapeHtml(r.label)]));
+    data.timings.map((r) => [time(r.us * 1e6), share(r.us / total), r.count,
+      time(r.us * 1e6 / r.count), soft(r.label)]));
 }
 
 const rules = new Map();
@@ -103,13 +115,13 @@ for (const f of data.fusions) {
   entry.names.push(f.name);
   rules.set(f.rule, entry);
 }
-table("fusions", [["saves a step", true], ["times", true], ["rule", false], ["set", false], ["at", false]],
+table("fusions", [["saves a step", true], ["times", true], ["rule", false], ["set", "short"], ["at", false]],
   [...rules].sort((a, b) => b[1].ps - a[1].ps).map(([rule, r]) => [
-    time(r.ps), r.names.length, escapeHtml(rule), escapeHtml(r.set),
-    escapeHtml(r.names.slice(0, 4).join(", ")) + (r.names.length > 4 ? ` and ${r.names.length - 4} more` : "")]));
+    time(r.ps), r.names.length, soft(rule), escapeHtml(r.set),
+    soft(r.names.slice(0, 4).join(", ")) + (r.names.length > 4 ? ` and ${r.names.length - 4} more` : "")]));
 table("clusters", [["saves a step", true], ["calls", true], ["name", false], ["program", false]],
   [...data.clusters].sort((a, b) => b.ps - a.ps).slice(0, 40).map((c) => [
-    time(c.ps), c.calls, escapeHtml(c.name), `<code>${escapeHtml(c.program)}</code>`]));
+    time(c.ps), c.calls, soft(c.name), `<code>${escapeHtml(c.program)}</code>`]));
 table("facts", [["", false], ["", false]], data.environment.map(([k, v]) => [escapeHtml(k), escapeHtml(v)]));
 
 if (data.memory) {
@@ -123,12 +135,11 @@ else for (const id of ["tensors", "tensors-link"]) byId(id).remove();
 
 // ---- tiles -------------------------------------------------------------------------------------------
 
-const saved = (from, to) => (from > 0 ? ` (${to <= from ? "−" : "+"}${Math.abs(100 * (1 - to / from)).toFixed(1)} %)` : "");
+const saved = (from, to) => (from > 0 ? ` (${to <= from ? "−" : "+"}${Math.abs(100 * (1 - to / from)).toFixed(1)}\u00a0%)` : "");
 const levels = data.plan.segments.map((s) => (s.count ? data.plan.dispatches[s.first + s.count - 1].level + 1 : 0));
-const cost = data.cost, last = cost.clustered || cost.rewritten;
 const tiles = [
-  [`${before.length} → ${after.length}`, "nodes"],
-  [`${time(cost.before)} → ${time(last)}`, `estimated step${saved(cost.before, last)}`],
+  [`${before.length}\u00a0→ ${after.length}`, "nodes"],
+  [`${time(cost.before)}\u00a0→ ${time(last)}`, `estimated step, the sum of its dispatches${isWhole ? "" : " without recomputation"}${saved(cost.before, last)}`],
   [cost.greedy ? time(cost.greedy) : "–", "greedy rewriting, for comparison"],
   [cost.exact ? "exact" : "not exact", cost.budget ? `extraction; budget hit: ${cost.budget}` : "extraction; no budget hit"],
   [`${data.plan.dispatches.length} in ${levels.reduce((a, b) => a + b, 0)}`, "dispatches in levels"],

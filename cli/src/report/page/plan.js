@@ -11,11 +11,12 @@ function kernelColour(kernel) {
 const micro = (ps) => ps * 1e-6;
 function time(ps) {
   const us = micro(ps);
-  return us >= 1e3 ? `${(us / 1e3).toFixed(2)} ms` : us >= 1 ? `${us.toFixed(1)} µs` : `${(us * 1e3).toFixed(0)} ns`;
+  // No line break before the unit.
+  return us >= 1e3 ? `${(us / 1e3).toFixed(2)}\u00a0ms` : us >= 1 ? `${us.toFixed(1)}\u00a0µs` : `${(us * 1e3).toFixed(0)}\u00a0ns`;
 }
 function bytes(n) {
-  for (const [unit, size] of [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]) if (n >= size) return `${(n / size).toFixed(1)} ${unit}`;
-  return `${n} B`;
+  for (const [unit, size] of [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]) if (n >= size) return `${(n / size).toFixed(1)}\u00a0${unit}`;
+  return `${n}\u00a0B`;
 }
 
 /** Dispatches with where they start: levels one after the other, the dispatches of one side by side. */
@@ -39,12 +40,16 @@ function timelineOf(plan) {
   return { bars, end: start, lanes };
 }
 
+// Lines of the timeline; the last one takes all further dispatches of a level.
+const LANES = 12;
+
 class Timeline extends Board {
   constructor(canvas, plan) {
     super(canvas, (c, w, h) => this.drawBars(c, w, h));
     Object.assign(this, timelineOf(plan));
     this.axes.y = false;
     this.most = 1e6;
+    canvas.style.height = `${34 + 26 * Math.max(2, this.shownLanes())}px`;
     this.hover = (x, y, e) => {
       const bar = this.at(x, y);
       bar ? showTip(e, describeDispatch(bar)) : hideTip();
@@ -58,12 +63,12 @@ class Timeline extends Board {
   }
 
   lane() { return Math.min(26, (this.canvas.clientHeight - 34) / this.shownLanes()); }
-  shownLanes() { return Math.max(1, Math.min(this.lanes, 12)); }
+  shownLanes() { return Math.max(1, Math.min(this.lanes, LANES)); }
   x(ps) { return this.left + micro(ps) * this.scale; }
 
   at(px, py) {
     const lane = Math.floor((py - 24) / this.lane());
-    return this.bars.find((b) => Math.min(b.lane, 11) === lane && px >= this.x(b.start) && px <= this.x(b.start + b.ps));
+    return this.bars.find((b) => Math.min(b.lane, LANES - 1) === lane && px >= this.x(b.start) && px <= this.x(b.start + b.ps));
   }
 
   drawBars(c, w, h) {
@@ -81,22 +86,19 @@ class Timeline extends Board {
       c.moveTo(x, 18);
       c.lineTo(x, h);
       c.stroke();
-      c.fillText(time(us * 1e6), x + 3, 10);
+      const label = time(us * 1e6);
+      if (x + 3 + c.measureText(label).width <= w) c.fillText(label, x + 3, 10);
     }
     for (const bar of this.bars) {
       const x = this.x(bar.start), width = Math.max(micro(bar.ps) * this.scale, 0.5);
       if (x > w || x + width < 0) continue;
-      const y = 24 + Math.min(bar.lane, 11) * lane;
+      const y = 24 + Math.min(bar.lane, LANES - 1) * lane;
       c.fillStyle = kernelColour(bar.kernel);
       c.fillRect(x, y, Math.max(width - (width > 3 ? 1 : 0), 0.5), lane - 2);
-      if (width > 48) {
-        c.save();
-        c.beginPath();
-        c.rect(x, y, width - 3, lane);
-        c.clip();
+      const from = Math.max(x, 0), room = Math.min(x + width, w) - from - 9;
+      if (room > 24) {
         c.fillStyle = "#10131a";
-        c.fillText(short(bar.kernel), x + 4, y + lane / 2 - 1);
-        c.restore();
+        c.fillText(fitted(c, short(bar.kernel), room), from + 4, y + lane / 2 - 1);
       }
     }
   }
@@ -107,9 +109,13 @@ function niceStep(whole, parts) {
   return [1, 2, 5, 10].map((f) => f * power).find((s) => s >= raw) || 1;
 }
 
+/** The node that a dispatch is from; its label names the kernel as well. */
+const origin = (d) => (d.label.endsWith(` (${d.kernel})`) ? d.label.slice(0, -d.kernel.length - 3) : d.label);
+
 function describeDispatch(d) {
   return `<b>${escapeHtml(d.kernel)}</b>` + facts([
-    ["dispatch", d.number], ["from", d.label], ["segment", d.segment], ["level", d.level], ["time", `${time(d.ps)} (estimated)`],
+    ["dispatch", d.number], ["from", origin(d)], ["segment", d.segment], ["level", d.level],
+    ["time", `${time(d.ps)} (estimated), ${percent(d.ps / whole)} of the step`],
     ["reads", d.in.join(", ")], ["writes", d.out.join(", ")], ["traffic", bytes(d.bytes)],
     ["cooperative matrices", d.coop ? "yes" : ""],
   ]);
@@ -124,6 +130,7 @@ class MemoryMap extends Board {
     this.most = 2000;
     this.levels = Math.max(1, memory.levels);
     this.kinds = new Map([...new Set(memory.slots.map((s) => s.kind))].sort().map((kind, i) => [kind, PALETTE[i % PALETTE.length]]));
+    byId("map-legend").innerHTML = [...this.kinds].map(([kind, colour]) => `<span><i style="background:${colour}"></i>${escapeHtml(kind)}</span>`).join("");
     this.peak = this.busiest();
     this.hover = (x, y, e) => {
       const slot = this.at(x, y);
@@ -178,13 +185,5 @@ class MemoryMap extends Board {
     c.setLineDash([]);
     const note = `${bytes(this.peak.bytes)} in use at level ${this.peak.level}`;
     c.fillText(note, Math.min(Math.max(4, peak - 60), w - c.measureText(note).width - 4), 10);
-    let x = 12;
-    for (const [kind, colour] of this.kinds) {
-      c.fillStyle = colour;
-      c.fillRect(x, 22, 10, 10);
-      c.fillStyle = css("--ink");
-      c.fillText(kind, x + 14, 27);
-      x += c.measureText(kind).width + 30;
-    }
   }
 }

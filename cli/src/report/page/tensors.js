@@ -36,13 +36,13 @@ class TensorTable {
     const kind = byId("tensor-kind").value, wanted = byId("tensor-search").value.trim().toLowerCase();
     const own = this.tensors.filter((t) => (kind === "all" || t.kind === kind) && t.name.toLowerCase().includes(wanted));
     byId("tensor-count").textContent = own.length > this.most ? `${this.most} of ${own.length} are shown` : `${own.length} tensors`;
-    table("tensor-rows", [["kind", false], ["name", false], ["histogram", false], ["min", true], ["max", true],
+    table("tensor-rows", [["kind", "short"], ["name", false], ["histogram", false], ["min", true], ["max", true],
       ["mean", true], ["deviation", true], ["zeros", true], ["NaN", true], ["infinite", true]],
       own.slice(0, this.most).map((t) => {
         const f = t.finite, count = (n) => (n ? `<b class="bad">${n}</b>` : "");
         const numbers = f ? [f.min, f.max, f.mean, f.deviation].map(brief) : ["", "", "", ""];
-        const zeros = t.zeros ? `${(100 * t.zeros / t.len).toFixed(1)} %` : "";
-        return [escapeHtml(t.kind), `${escapeHtml(t.name)}<br><span class="hint">${escapeHtml(t.details)}</span>`,
+        const zeros = t.zeros ? percent(t.zeros / t.len) : "";
+        return [escapeHtml(t.kind), `${soft(t.name)}<br><span class="hint">${soft(t.details)}</span>`,
           f ? histogramOf(f) : "", ...numbers, zeros, count(t.nan), count(t.infinite)];
       }));
   }

@@ -4,8 +4,9 @@ use std::collections::{HashMap, HashSet};
 
 use super::Cluster;
 use super::grow::Grown;
+use meganeura_core::autodiff::GRADIENT_SUFFIX;
 use meganeura_core::error::{Error, Result};
-use meganeura_core::graph::{Graph, NodeId, NodeKind, Value};
+use meganeura_core::graph::{Graph, NodeId, NodeKind, Provenance, Value};
 use meganeura_core::ops::FUSED;
 
 /// A graph with its clusters.
@@ -49,9 +50,7 @@ pub(super) fn emit(graph: &Graph, grown: Vec<Grown>) -> Result<Emitted> {
             Unit::Cluster(index) => {
                 let Grown { members, draft, .. } = &grown[index];
                 let operands = mapped(&draft.operands);
-                // A cluster has members.
-                let last = members.last().copied().unwrap_or(NodeId(0));
-                let provenance = graph.provenance(last);
+                let provenance = provenance(graph, members);
                 let new = out.with_provenance(provenance, |out| out.call(FUSED, draft.attrs(), operands));
                 let ports = draft.results.iter().zip(0u32..);
                 map.extend(ports.map(|(&value, port)| (value, Value { node: new, port })));
@@ -83,6 +82,19 @@ pub(super) fn emit(graph: &Graph, grown: Vec<Grown>) -> Result<Emitted> {
         clusters,
         moved,
     })
+}
+
+/// Name and location of a cluster: those of its last call. Where that is a part of the gradient beside calls of the
+/// forward pass, such as the comparison of a ReLU, they are those of the last named forward call.
+fn provenance(graph: &Graph, members: &[NodeId]) -> Provenance {
+    let of_gradient = |p: &Provenance| p.name.as_deref().is_some_and(|name| name.ends_with(GRADIENT_SUFFIX));
+    let all = || members.iter().rev().map(|&id| graph.provenance(id));
+    let forward = || all().filter(|p| !of_gradient(p));
+    let last = all().next().filter(|p| !of_gradient(p));
+    last.or_else(|| forward().find(|p| p.name.is_some()))
+        .or_else(|| forward().next())
+        .or_else(|| all().next())
+        .unwrap_or_default()
 }
 
 /// What becomes one node.
