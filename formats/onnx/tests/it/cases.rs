@@ -21,7 +21,7 @@ enum Outcome {
     Failed(String),
 }
 
-fn device() -> Arc<dyn Device> {
+pub(super) fn device() -> Arc<dyn Device> {
     meganeura_compiler::link_plugins!(meganeura_cpu, meganeura_rules).expect("they are linked");
     Arc::new(meganeura_cpu::CpuDevice::new(2))
 }
