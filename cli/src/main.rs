@@ -48,6 +48,8 @@ enum Command {
     Check(onnx::CheckArgs),
     /// Run an ONNX model on arrays of NumPy.
     Run(onnx::RunArgs),
+    /// Write a trained model as an ONNX file.
+    Export(onnx::ExportArgs),
     /// Continue a text with a language model.
     Generate(Box<generate::Args>),
     /// Talk to a language model that was made for it.
@@ -106,6 +108,7 @@ fn run(command: &Command) -> ExitCode {
         Command::Evaluate(args) => predict::evaluate(args),
         Command::Check(args) => onnx::check(args),
         Command::Run(args) => onnx::run(args),
+        Command::Export(args) => onnx::export(args),
         Command::Generate(args) => generate::run(args),
         Command::Chat(args) => chat::run(args),
         Command::Devices(args) => devices::run(args),

@@ -12,6 +12,7 @@ mod help;
 mod kept;
 mod kernels;
 mod log_dir;
+mod onnx;
 mod options;
 #[cfg(unix)]
 mod plugins;

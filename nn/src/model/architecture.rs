@@ -4,7 +4,8 @@ use meganeura_core::graph::NodeKind;
 use meganeura_core::{DType, Graph, NodeId};
 use serde::{Deserialize, Serialize};
 
-use super::ModelError;
+use super::{ModelError, Task};
+use crate::data::Standardiser;
 use crate::layers::Activation;
 use crate::models::{CnnConfig, FEATURES, MlpConfig, ResNetConfig, VitConfig, classifier, regressor, soft_classifier};
 
@@ -204,6 +205,55 @@ impl Architecture {
         shape.extend(self.feature_shape());
         let x = graph.input(FEATURES, &shape);
         let y = self.outputs_of(&mut graph, x);
+        graph.set_outputs(vec![y]);
+        graph.verify()?;
+        Ok(graph)
+    }
+
+    /// A graph from features as they are before standardisation to predictions: `x` (`f32 [batch, feature_shape...]`) to
+    /// probabilities of classes, or to numbers on the scale of the targets.
+    pub(super) fn prediction_graph(
+        &self,
+        batch: usize,
+        scale: Option<&Standardiser>,
+        task: &Task,
+    ) -> Result<Graph, ModelError> {
+        self.check().map_err(invalid)?;
+        let mut graph = Graph::new();
+        let example = self.feature_shape();
+        let mut shape = vec![batch];
+        shape.extend(&example);
+        let mut x = graph.input(FEATURES, &shape);
+        if let Some(scale) = scale {
+            let place = if scale.mean().len() == 1 {
+                &[][..]
+            } else {
+                example.as_slice()
+            };
+            let (mean, std) = (
+                graph.constant(scale.mean().to_vec(), place),
+                graph.constant(scale.std().to_vec(), place),
+            );
+            x = graph.sub(x, mean);
+            x = graph.div(x, std);
+        }
+        let outputs = self.outputs_of(&mut graph, x);
+        let y = match task {
+            Task::Classification { .. } => graph.softmax(outputs, -1),
+            Task::Regression { scale, .. } => {
+                let place = if scale.mean().len() == 1 {
+                    vec![]
+                } else {
+                    vec![scale.mean().len()]
+                };
+                let (mean, std) = (
+                    graph.constant(scale.mean().to_vec(), &place),
+                    graph.constant(scale.std().to_vec(), &place),
+                );
+                let scaled = graph.mul(outputs, std);
+                graph.add(scaled, mean)
+            }
+        };
         graph.set_outputs(vec![y]);
         graph.verify()?;
         Ok(graph)

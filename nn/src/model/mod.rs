@@ -110,7 +110,7 @@ pub use task::{Preprocessing, Task};
 use crate::data::{TableReadOptions, TableRows, TableSchema, read_images};
 use crate::trainer::Trainer;
 use architecture::Leaf;
-use meganeura_core::Session;
+use meganeura_core::{Graph, Session};
 
 /// A trained model; see the [module documentation](self).
 #[derive(Clone, Debug, PartialEq)]
@@ -230,6 +230,17 @@ impl Model {
     /// As there.
     pub fn prepare(folder: impl AsRef<Path>) -> Result<(), ModelError> {
         folder::prepare(folder.as_ref())
+    }
+
+    /// The whole model as a graph: one input, `x` (`f32 [batch, feature_shape...]`, not yet standardised), and one result,
+    /// probabilities of the classes (`f32 [batch, classes]`) or numbers on the scale of the targets. Its parameters and
+    /// states have the names and values of [`Model::tensors`].
+    ///
+    /// # Errors
+    /// As for [`Architecture::inference_graph`].
+    pub fn graph(&self, batch: usize) -> Result<Graph, ModelError> {
+        self.architecture
+            .prediction_graph(batch, self.preprocessing.scale(), &self.task)
     }
 
     /// The sizes of the model.

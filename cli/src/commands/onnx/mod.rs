@@ -1,10 +1,12 @@
-//! `meganeura check` and `meganeura run`: ONNX models.
+//! `meganeura check`, `meganeura run` and `meganeura export`: ONNX models.
 
 mod arrays;
 mod check;
+mod export;
 mod run;
 
 pub(crate) use check::{Args as CheckArgs, run as check};
+pub(crate) use export::{Args as ExportArgs, run as export};
 pub(crate) use run::{Args as RunArgs, run};
 
 use std::error::Error;

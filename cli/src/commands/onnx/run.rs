@@ -100,10 +100,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         .iter()
         .zip(&inputs)
         .map(|(p, t)| (p.name.as_str(), t.dims()));
-    let found = match model.dims_of(shapes) {
-        Ok(found) => found,
-        Err(e) => return Err(e.into()),
-    };
+    let found = model.dims_of(shapes)?;
     for (name, size) in found.iter() {
         if dims.get(name).is_some_and(|given| given != size) {
             let given = dims.get(name).unwrap_or(0);

@@ -57,7 +57,8 @@ impl Default for ExportOptions {
     }
 }
 
-/// Writes a forward graph as an ONNX file (opset 21), with the values that `parameter` gives for its parameters by name.
+/// Writes a graph in its form for inference as an ONNX file (opset 21), with the values that `parameter` gives for its
+/// parameters and states by name; a state without one has its initial value.
 ///
 /// Inputs and parameters keep their names. `u32` and `i32` stay what they are; results of comparisons are `uint32` 0 or 1.
 ///
@@ -125,7 +126,7 @@ pub(crate) fn to_proto(
     parameter: &mut dyn FnMut(&str) -> Option<Vec<f32>>,
     options: &ExportOptions,
 ) -> Result<ModelProto> {
-    graph.verify()?;
+    let graph = &meganeura_compiler::optimize::for_inference(graph)?;
     if !graph.effects().is_empty() {
         return Err(Error::Input(
             "a graph that changes its state or parameters cannot be exported".into(),
@@ -156,8 +157,13 @@ pub(crate) fn to_proto(
                 names.insert(id.into(), name);
             }
             NodeKind::State { fill } => {
-                let data = ConstantData::repeated(ty.dtype, (*fill).into(), ty.numel());
-                writer.initializer(&name, ty, data.bytes().to_vec());
+                let data = match parameter(&name) {
+                    Some(data) if data.len() == ty.numel() => crate::Tensor::f32(ty.shape.dims(), data).graph_bytes(),
+                    _ => Ok(ConstantData::repeated(ty.dtype, (*fill).into(), ty.numel())
+                        .bytes()
+                        .to_vec()),
+                };
+                writer.initializer(&name, ty, data.map_err(Error::Input)?);
                 names.insert(id.into(), name);
             }
             _ => {}
@@ -382,10 +388,14 @@ impl Writer {
 
     /// The results of a call, by its row or its decomposition.
     fn operator(&mut self, op: OpRef, call: &ExportCall, depth: usize) -> Result<Vec<String>> {
-        if let Some(row) = rows::find(op.name()) {
-            if let Some(results) = row(self, call).map_err(Error::Input)? {
-                return Ok(results);
-            }
+        let row = rows::find(op.name());
+        if let Some(results) = row
+            .map(|row| row(self, call))
+            .transpose()
+            .map_err(Error::Input)?
+            .flatten()
+        {
+            return Ok(results);
         }
         if op.semantics().decomposition().is_none() {
             return Err(Error::Input(format!("{} has no counterpart in ONNX", op.name())));

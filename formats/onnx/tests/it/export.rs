@@ -20,12 +20,17 @@ fn options() -> RunnerOptions {
 
 /// Numbers between -1 and 1, the same each time.
 fn numbers(count: usize) -> Vec<f32> {
-    (0..count).map(|i| ((i * 7919 + 13) % 2003) as f32 / 1001.5 - 1.0).collect()
+    (0..count)
+        .map(|i| ((i * 7919 + 13) % 2003) as f32 / 1001.5 - 1.0)
+        .collect()
 }
 
 /// Results of a graph in a session, and those of the file that it is exported to.
 fn both(graph: &Graph, folder: &Path, limit: u64) -> (Vec<Vec<f32>>, Vec<Vec<f32>>) {
-    let (mut session, _) = meganeura_compiler::Builder::on(device()).inference().build(graph).expect("a session");
+    let (mut session, _) = meganeura_compiler::Builder::on(device())
+        .inference()
+        .build(graph)
+        .expect("a session");
     let names: Vec<(String, usize)> = leaves(graph, true);
     for (name, count) in &names {
         session.set_parameter(name, &numbers(*count));
@@ -60,14 +65,26 @@ fn both(graph: &Graph, folder: &Path, limit: u64) -> (Vec<Vec<f32>>, Vec<Vec<f32
         })
         .collect();
     let mut runner = Runner::for_inputs(&model, &tensors, &options()).expect("imported");
-    let theirs = runner.run(&tensors).expect("it runs").iter().map(Tensor::to_f32).collect();
+    let theirs = runner
+        .run(&tensors)
+        .expect("it runs")
+        .iter()
+        .map(Tensor::to_f32)
+        .collect();
     (ours, theirs)
 }
 
 /// Names and sizes of parameters, or of inputs.
 fn leaves(graph: &Graph, parameters: bool) -> Vec<(String, usize)> {
-    let kind = |id: NodeId| matches!(graph.nodes()[id.index()].kind, meganeura_core::graph::NodeKind::Parameter { .. });
-    let named = graph.node_ids().filter(|id| graph.nodes()[id.index()].is_named_leaf() && kind(*id) == parameters);
+    let kind = |id: NodeId| {
+        matches!(
+            graph.nodes()[id.index()].kind,
+            meganeura_core::graph::NodeKind::Parameter { .. }
+        )
+    };
+    let named = graph
+        .node_ids()
+        .filter(|id| graph.nodes()[id.index()].is_named_leaf() && kind(*id) == parameters);
     named
         .map(|id| {
             let name = graph.nodes()[id.index()].name.as_deref().expect("a name").to_owned();
@@ -120,7 +137,8 @@ fn large_weights_go_to_a_file_beside_the_model() {
     let folder = tempfile::tempdir().expect("a folder");
     let (ours, theirs) = both(&block(), folder.path(), 0);
     assert_close(&ours, &theirs);
-    let sizes = ["graph.onnx", "graph.onnx.data"].map(|name| folder.path().join(name).metadata().expect("a file").len());
+    let sizes =
+        ["graph.onnx", "graph.onnx.data"].map(|name| folder.path().join(name).metadata().expect("a file").len());
     assert!(sizes[1] > 4 * 16 * 16 * 4, "{sizes:?}");
 }
 
@@ -130,13 +148,19 @@ fn what_cannot_be_exported_is_named() {
     let path = folder.path().join("graph.onnx");
     let mut none = |_: &str| None;
     let error = export(&block(), &mut none, &ExportOptions::default(), &path).expect_err("no values");
-    assert!(matches!(&error, Error::Input(m) if m.contains("`norm.weight` has no value")), "{error}");
+    assert!(
+        matches!(&error, Error::Input(m) if m.contains("`norm.weight` has no value")),
+        "{error}"
+    );
 
     let mut g = Graph::new();
     let bits = g.random_bits(&[4]);
     g.set_outputs(vec![bits]);
     let error = export(&g, &mut none, &ExportOptions::default(), &path).expect_err("random");
-    assert!(error.to_string().contains("core.random_bits has no counterpart"), "{error}");
+    assert!(
+        error.to_string().contains("core.random_bits has no counterpart"),
+        "{error}"
+    );
     assert!(!path.exists());
 }
 
@@ -144,13 +168,24 @@ fn what_cannot_be_exported_is_named() {
 #[test]
 fn imported_models_are_exported() {
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
-    for (name, dims) in [("convnet", [("batch", 3), ("rounds", 1)]), ("sequence", [("batch", 2), ("rounds", 4)])] {
+    for (name, dims) in [
+        ("convnet", [("batch", 3), ("rounds", 1)]),
+        ("sequence", [("batch", 2), ("rounds", 4)]),
+    ] {
         let model = Model::open(data.join(name).join("model.onnx")).expect("a model");
-        let dims = dims.into_iter().fold(meganeura_onnx::Dims::new(), |d, (n, s)| d.bind(n, s));
+        let dims = dims
+            .into_iter()
+            .fold(meganeura_onnx::Dims::new(), |d, (n, s)| d.bind(n, s));
         let import = model.import(&ImportOptions::new(dims)).expect("supported");
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("again.onnx");
-        let mut values = |name: &str| import.parameters.iter().find(|p| p.name == name).map(|p| p.tensor.to_f32());
+        let mut values = |name: &str| {
+            import
+                .parameters
+                .iter()
+                .find(|p| p.name == name)
+                .map(|p| p.tensor.to_f32())
+        };
         export(&import.graph, &mut values, &ExportOptions::default(), &path).expect("exported");
         let again = Model::open(&path).expect("a model");
         let again = again.import(&ImportOptions::default()).expect("supported");
@@ -166,7 +201,12 @@ fn imported_models_are_exported() {
         };
         let run = |import: &meganeura_onnx::Import| -> Vec<Vec<f32>> {
             let mut runner = Runner::of_import(import, &options()).expect("a runner");
-            runner.run(std::slice::from_ref(&tensor)).expect("it runs").iter().map(Tensor::to_f32).collect()
+            runner
+                .run(std::slice::from_ref(&tensor))
+                .expect("it runs")
+                .iter()
+                .map(Tensor::to_f32)
+                .collect()
         };
         assert_close(&run(&import), &run(&again));
     }

@@ -1,0 +1,93 @@
+//! `meganeura export`.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use meganeura::nn::model::{self, Task};
+use meganeura::onnx::{self, ExportOptions, ImportOptions};
+
+use super::{DimOptions, Result, failed};
+use crate::commands::Outcome;
+use crate::output::line;
+
+const EXAMPLES: &str = "\
+Examples:
+  meganeura train --csv flowers.csv --label species --out flowers
+  meganeura export flowers --out flowers.onnx --batch 1
+  meganeura export open.onnx --dim batch=8 --out batch8.onnx
+
+A model folder becomes a file from features to probabilities of the classes, or to numbers: what features are standardised
+with is part of it; words of a table's columns are numbers already, in the order of the folder's model.json.";
+
+/// Options of `export`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Folder that `train --out` wrote, or an ONNX file, which is written again as the graph that is made of it.
+    model: PathBuf,
+
+    /// File to write (.onnx).
+    #[arg(long, value_name = "FILE")]
+    out: PathBuf,
+
+    /// Examples in a batch, for a model folder.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    batch: u32,
+
+    #[command(flatten)]
+    dims: DimOptions,
+}
+
+pub(crate) fn run(args: &Args) -> Outcome {
+    match args.model.is_dir() {
+        true => folder(args)?,
+        false => {
+            if let Err(error) = file(args) {
+                return match error.downcast::<onnx::Error>() {
+                    Ok(error) => failed(*error),
+                    Err(other) => Err(other),
+                };
+            }
+        }
+    }
+    line(format_args!("exported to {}", args.out.display()))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn folder(args: &Args) -> Result<()> {
+    if let Some((name, _)) = args.dims.dims.first() {
+        return Err(format!("--dim {name} is for ONNX files; give --batch for a model folder").into());
+    }
+    let model = model::Model::load(&args.model)?;
+    let graph = model.graph(args.batch as usize)?;
+    let values: HashMap<&str, &[f32]> = model.tensors().map(|(name, _, values)| (name, values)).collect();
+    let output = match model.task() {
+        Task::Classification { .. } => "probabilities",
+        _ => "predictions",
+    };
+    let options = ExportOptions {
+        name: "model".into(),
+        outputs: vec![output.into()],
+        ..ExportOptions::default()
+    };
+    let mut value = |name: &str| values.get(name).map(|v| v.to_vec());
+    Ok(onnx::export(&graph, &mut value, &options, &args.out)?)
+}
+
+fn file(args: &Args) -> Result<()> {
+    let model = onnx::Model::open(&args.model)?;
+    args.dims.check(&model)?;
+    let import = model.import(&ImportOptions::new(args.dims.dims()))?;
+    let values: HashMap<&str, &onnx::Tensor> = import
+        .parameters
+        .iter()
+        .map(|p| (p.name.as_str(), &*p.tensor))
+        .collect();
+    let options = ExportOptions {
+        outputs: import.outputs.iter().map(|o| o.name.clone()).collect(),
+        ..ExportOptions::default()
+    };
+    let mut value = |name: &str| values.get(name).map(|t| t.to_f32());
+    Ok(onnx::export(&import.graph, &mut value, &options, &args.out)?)
+}

@@ -1,0 +1,154 @@
+//! ONNX models are checked, run and exported.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::{meganeura, run};
+
+/// Models with inputs, and results by ONNX Runtime.
+fn data() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../formats/onnx/tests/data")
+}
+
+fn model(name: &str) -> String {
+    data().join(name).join("model.onnx").display().to_string()
+}
+
+/// Exit code and what was printed to both streams.
+fn call(args: &[&str]) -> (Option<i32>, String, String) {
+    let (output, out, err) = run(&mut meganeura(args));
+    (output.status.code(), out, err)
+}
+
+#[test]
+fn results_agree_with_those_of_onnx_runtime() {
+    for name in ["convnet", "sequence", "function"] {
+        let folder = data().join(name).display().to_string();
+        let (code, out, err) = call(&["check", &model(name), "--against", &folder, "--device", "cpu"]);
+        assert_eq!(code, Some(0), "{out}{err}");
+        assert!(out.lines().all(|line| line.contains(": agrees, ")), "{out}");
+    }
+}
+
+#[test]
+fn a_difference_from_the_reference_is_an_error() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for file in ["input_0.npy", "output_0.npy"] {
+        fs::copy(data().join("function").join(file), folder.path().join(file)).expect("copied");
+    }
+    let path = folder.path().join("output_0.npy");
+    let mut bytes = fs::read(&path).expect("readable");
+    // The sign of the last element.
+    *bytes.last_mut().expect("elements") ^= 0x80;
+    fs::write(&path, bytes).expect("writable");
+    let folder = folder.path().display().to_string();
+    let (code, out, _) = call(&["check", &model("function"), "--against", &folder, "--device", "cpu"]);
+    assert_eq!(code, Some(1), "{out}");
+    assert!(out.contains("output 0 y: DIFFERS"), "{out}");
+}
+
+#[test]
+fn everything_that_is_in_the_way_is_reported_at_once() {
+    let path = data().join("unsupported.onnx").display().to_string();
+    let (code, out, err) = call(&["check", &path]);
+    assert_eq!(code, Some(3), "{err}");
+    for wanted in ["`batch`: dimension 0 of input `x` is open", "com.example.Wobble `first`", "StringNormalizer `second`", "com.example.Wobble `third`"] {
+        assert!(out.contains(wanted), "{out}");
+    }
+    let (code, out, _) = call(&["check", &path, "--dim", "batch=2", "--json"]);
+    assert_eq!(code, Some(3));
+    assert!(out.contains("\"kind\":\"unsupported\"") && !out.contains("unbound"), "{out}");
+}
+
+#[test]
+fn files_that_are_no_models_end_with_their_own_code() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("text.onnx");
+    fs::write(&path, "this is not a model").expect("writable");
+    let path = path.display().to_string();
+    for command in ["check", "run"] {
+        let (code, _, err) = call(&[command, &path]);
+        assert_eq!(code, Some(2), "{err}");
+        assert!(err.contains("text.onnx") && err.contains("no ONNX model"), "{err}");
+    }
+    let (code, _, err) = call(&["check", "/nowhere.onnx"]);
+    assert_eq!(code, Some(2), "{err}");
+}
+
+#[test]
+fn sizes_come_from_the_inputs_or_are_asked_for() {
+    let (code, out, _) = call(&["check", &model("convnet")]);
+    assert_eq!(code, Some(3));
+    assert!(out.contains("bind `batch`"), "{out}");
+    let (code, out, _) = call(&["check", &model("convnet"), "--dim", "batch=4"]);
+    assert_eq!(code, Some(0));
+    assert!(out.trim_end().ends_with("supported"), "{out}");
+    let (code, _, err) = call(&["check", &model("convnet"), "--dim", "bach=4"]);
+    assert_eq!(code, Some(1));
+    assert!(err.contains("no open dimension `bach`") && err.contains("batch"), "{err}");
+
+    let input = data().join("convnet/input_0.npy").display().to_string();
+    let given = format!("x={input}");
+    let results = tempfile::tempdir().expect("a folder");
+    let out_dir = results.path().join("results").display().to_string();
+    let (code, out, err) =
+        call(&["run", &model("convnet"), "--input", &given, "--output-dir", &out_dir, "--device", "cpu"]);
+    assert_eq!(code, Some(0), "{err}");
+    assert!(out.contains("output 1 probabilities: float32[3, 10]"), "{out}");
+    let size = fs::metadata(results.path().join("results/output_1.npy")).expect("a file").len();
+    assert_eq!(size, 128 + 3 * 10 * 4);
+
+    let (code, _, err) = call(&["run", &model("convnet"), "--input", &given, "--dim", "batch=2", "--device", "cpu"]);
+    assert_eq!(code, Some(1));
+    assert!(err.contains("`batch` is 2, and the inputs say 3"), "{err}");
+}
+
+#[test]
+fn missing_and_unknown_inputs_are_named() {
+    let (code, _, err) = call(&["run", &model("convnet")]);
+    assert_eq!(code, Some(1));
+    assert!(err.contains("no file for the input x: float32[batch, 1, 8, 8]"), "{err}");
+    let (_, _, err) = call(&["run", &model("convnet"), "--input", "y=a.npy"]);
+    assert!(err.contains("no input `y`; it has x"), "{err}");
+    // Of another type.
+    let ids = data().join("sequence/input_0.npy").display().to_string();
+    let (_, _, err) = call(&["run", &model("convnet"), "--input", &format!("x={ids}")]);
+    assert!(err.contains("an input of shape [4, 2] is given for x"), "{err}");
+}
+
+#[test]
+fn a_trained_classifier_is_exported_and_predicts_the_same() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path();
+    let mut rows = String::from("a,b,kind\n");
+    for i in 0..60 {
+        let (x, kind) = if i % 2 == 0 { (1.0, "low") } else { (3.0, "high") };
+        rows += &format!("{},{},{kind}\n", x + f64::from(i % 7) * 0.1, f64::from(i % 5));
+    }
+    fs::write(path.join("rows.csv"), rows).expect("writable");
+    let at = |name: &str| path.join(name).display().to_string();
+    let train = ["train", "--csv", &at("rows.csv"), "--label", "kind", "--out", &at("m"), "--epochs", "30", "--device", "cpu"];
+    let (code, _, err) = call(&train);
+    assert_eq!(code, Some(0), "{err}");
+    let (code, out, err) = call(&["export", &at("m"), "--out", &at("m.onnx"), "--batch", "2"]);
+    assert_eq!(code, Some(0), "{err}");
+    assert!(out.contains("exported to"), "{out}");
+
+    fs::write(path.join("new.csv"), "a,b\n1.1,2\n3.2,1\n").expect("writable");
+    let (code, predicted, err) = call(&["predict", "--model", &at("m"), "--csv", &at("new.csv"), "--json", "--device", "cpu"]);
+    assert_eq!(code, Some(0), "{err}");
+    meganeura::nn::data::write_npy(path.join("x.npy"), &[2, 2], &[1.1, 2.0, 3.2, 1.0]).expect("writable");
+    let run = ["run", &at("m.onnx"), "--input", &format!("x={}", at("x.npy")), "--output-dir", &at("r"), "--device", "cpu"];
+    let (code, _, err) = call(&run);
+    assert_eq!(code, Some(0), "{err}");
+    let ours = meganeura::nn::data::read_npy(path.join("r/output_0.npy")).expect("results").to_f32();
+    for (i, line) in predicted.lines().enumerate() {
+        let value: serde_json::Value = serde_json::from_str(line).expect("JSON");
+        let probabilities = value["probabilities"].as_object().expect("probabilities");
+        // Classes are in the order of their names.
+        for (p, (_, wanted)) in ours[2 * i..].iter().zip(probabilities) {
+            let wanted = wanted.as_f64().expect("a number") as f32;
+            assert!((p - wanted).abs() < 1e-5, "{line} and {ours:?}");
+        }
+    }
+}
