@@ -165,6 +165,7 @@ def main():
 
         reference = arguments.folder / "references" / path.parent.name / path.stem
         reference.mkdir(parents=True, exist_ok=True)
+        (reference / "tolerance").write_text(str(tolerance))
         for index, port in enumerate(plain.get_inputs()):
             numpy.save(reference / f"input_{index}.npy", inputs[port.name])
         for index, result in enumerate(wanted):

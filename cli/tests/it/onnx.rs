@@ -52,12 +52,20 @@ fn everything_that_is_in_the_way_is_reported_at_once() {
     let path = data().join("unsupported.onnx").display().to_string();
     let (code, out, err) = call(&["check", &path]);
     assert_eq!(code, Some(3), "{err}");
-    for wanted in ["`batch`: dimension 0 of input `x` is open", "com.example.Wobble `first`", "StringNormalizer `second`", "com.example.Wobble `third`"] {
+    for wanted in [
+        "`batch`: dimension 0 of input `x` is open",
+        "com.example.Wobble `first`",
+        "StringNormalizer `second`",
+        "com.example.Wobble `third`",
+    ] {
         assert!(out.contains(wanted), "{out}");
     }
     let (code, out, _) = call(&["check", &path, "--dim", "batch=2", "--json"]);
     assert_eq!(code, Some(3));
-    assert!(out.contains("\"kind\":\"unsupported\"") && !out.contains("unbound"), "{out}");
+    assert!(
+        out.contains("\"kind\":\"unsupported\"") && !out.contains("unbound"),
+        "{out}"
+    );
 }
 
 #[test]
@@ -85,20 +93,42 @@ fn sizes_come_from_the_inputs_or_are_asked_for() {
     assert!(out.trim_end().ends_with("supported"), "{out}");
     let (code, _, err) = call(&["check", &model("convnet"), "--dim", "bach=4"]);
     assert_eq!(code, Some(1));
-    assert!(err.contains("no open dimension `bach`") && err.contains("batch"), "{err}");
+    assert!(
+        err.contains("no open dimension `bach`") && err.contains("batch"),
+        "{err}"
+    );
 
     let input = data().join("convnet/input_0.npy").display().to_string();
     let given = format!("x={input}");
     let results = tempfile::tempdir().expect("a folder");
     let out_dir = results.path().join("results").display().to_string();
-    let (code, out, err) =
-        call(&["run", &model("convnet"), "--input", &given, "--output-dir", &out_dir, "--device", "cpu"]);
+    let (code, out, err) = call(&[
+        "run",
+        &model("convnet"),
+        "--input",
+        &given,
+        "--output-dir",
+        &out_dir,
+        "--device",
+        "cpu",
+    ]);
     assert_eq!(code, Some(0), "{err}");
     assert!(out.contains("output 1 probabilities: float32[3, 10]"), "{out}");
-    let size = fs::metadata(results.path().join("results/output_1.npy")).expect("a file").len();
+    let size = fs::metadata(results.path().join("results/output_1.npy"))
+        .expect("a file")
+        .len();
     assert_eq!(size, 128 + 3 * 10 * 4);
 
-    let (code, _, err) = call(&["run", &model("convnet"), "--input", &given, "--dim", "batch=2", "--device", "cpu"]);
+    let (code, _, err) = call(&[
+        "run",
+        &model("convnet"),
+        "--input",
+        &given,
+        "--dim",
+        "batch=2",
+        "--device",
+        "cpu",
+    ]);
     assert_eq!(code, Some(1));
     assert!(err.contains("`batch` is 2, and the inputs say 3"), "{err}");
 }
@@ -107,7 +137,10 @@ fn sizes_come_from_the_inputs_or_are_asked_for() {
 fn missing_and_unknown_inputs_are_named() {
     let (code, _, err) = call(&["run", &model("convnet")]);
     assert_eq!(code, Some(1));
-    assert!(err.contains("no file for the input x: float32[batch, 1, 8, 8]"), "{err}");
+    assert!(
+        err.contains("no file for the input x: float32[batch, 1, 8, 8]"),
+        "{err}"
+    );
     let (_, _, err) = call(&["run", &model("convnet"), "--input", "y=a.npy"]);
     assert!(err.contains("no input `y`; it has x"), "{err}");
     // Of another type.
@@ -127,7 +160,19 @@ fn a_trained_classifier_is_exported_and_predicts_the_same() {
     }
     fs::write(path.join("rows.csv"), rows).expect("writable");
     let at = |name: &str| path.join(name).display().to_string();
-    let train = ["train", "--csv", &at("rows.csv"), "--label", "kind", "--out", &at("m"), "--epochs", "30", "--device", "cpu"];
+    let train = [
+        "train",
+        "--csv",
+        &at("rows.csv"),
+        "--label",
+        "kind",
+        "--out",
+        &at("m"),
+        "--epochs",
+        "30",
+        "--device",
+        "cpu",
+    ];
     let (code, _, err) = call(&train);
     assert_eq!(code, Some(0), "{err}");
     let (code, out, err) = call(&["export", &at("m"), "--out", &at("m.onnx"), "--batch", "2"]);
@@ -135,13 +180,33 @@ fn a_trained_classifier_is_exported_and_predicts_the_same() {
     assert!(out.contains("exported to"), "{out}");
 
     fs::write(path.join("new.csv"), "a,b\n1.1,2\n3.2,1\n").expect("writable");
-    let (code, predicted, err) = call(&["predict", "--model", &at("m"), "--csv", &at("new.csv"), "--json", "--device", "cpu"]);
+    let (code, predicted, err) = call(&[
+        "predict",
+        "--model",
+        &at("m"),
+        "--csv",
+        &at("new.csv"),
+        "--json",
+        "--device",
+        "cpu",
+    ]);
     assert_eq!(code, Some(0), "{err}");
     meganeura::nn::data::write_npy(path.join("x.npy"), &[2, 2], &[1.1, 2.0, 3.2, 1.0]).expect("writable");
-    let run = ["run", &at("m.onnx"), "--input", &format!("x={}", at("x.npy")), "--output-dir", &at("r"), "--device", "cpu"];
+    let run = [
+        "run",
+        &at("m.onnx"),
+        "--input",
+        &format!("x={}", at("x.npy")),
+        "--output-dir",
+        &at("r"),
+        "--device",
+        "cpu",
+    ];
     let (code, _, err) = call(&run);
     assert_eq!(code, Some(0), "{err}");
-    let ours = meganeura::nn::data::read_npy(path.join("r/output_0.npy")).expect("results").to_f32();
+    let ours = meganeura::nn::data::read_npy(path.join("r/output_0.npy"))
+        .expect("results")
+        .to_f32();
     for (i, line) in predicted.lines().enumerate() {
         let value: serde_json::Value = serde_json::from_str(line).expect("JSON");
         let probabilities = value["probabilities"].as_object().expect("probabilities");

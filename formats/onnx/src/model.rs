@@ -221,7 +221,12 @@ impl Model {
     /// What importing the model would meet, all at once: operators that are not supported, dimensions without a number,
     /// missing data, and how much memory and arithmetic it would take.
     pub fn preflight(&self, dims: &Dims) -> Report {
-        crate::preflight::preflight(self, &ImportOptions::new(dims.clone()))
+        self.preflight_with(&ImportOptions::new(dims.clone()))
+    }
+
+    /// [`Model::preflight`] of an import with other options.
+    pub fn preflight_with(&self, options: &ImportOptions) -> Report {
+        crate::preflight::preflight(self, options)
     }
 
     /// The numbers that inputs of these shapes give the model's open dimensions.

@@ -14,6 +14,7 @@ const EXAMPLES: &str = "\
 Examples:
   meganeura check detector.onnx
   meganeura check detector.onnx --dim batch=1 --dim x.2=640 --dim x.3=640
+  meganeura check speech.onnx --dim input.0=1 --dim input.1=512 --dim state.1=1 --set sr=16000
   meganeura check detector.onnx --against reference --device cpu
   meganeura check --operators > onnx.md
 
@@ -68,7 +69,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     if let Some(folder) = &args.against {
         return against(args, &model, folder);
     }
-    let report = model.preflight(&args.dims.dims());
+    let report = model.preflight_with(&args.dims.import_options(&model)?);
     match args.json {
         true => line(serde_json::to_string(&report)?)?,
         false => line(&report)?,

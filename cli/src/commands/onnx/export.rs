@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use meganeura::nn::model::{self, Task};
-use meganeura::onnx::{self, ExportOptions, ImportOptions};
+use meganeura::onnx::{self, ExportOptions};
 
 use super::{DimOptions, Result, failed};
 use crate::commands::Outcome;
@@ -59,6 +59,9 @@ fn folder(args: &Args) -> Result<()> {
     if let Some((name, _)) = args.dims.dims.first() {
         return Err(format!("--dim {name} is for ONNX files; give --batch for a model folder").into());
     }
+    if let Some((name, _)) = args.dims.constants.first() {
+        return Err(format!("--set {name} is for ONNX files").into());
+    }
     let model = model::Model::load(&args.model)?;
     let graph = model.graph(args.batch as usize)?;
     let values: HashMap<&str, &[f32]> = model.tensors().map(|(name, _, values)| (name, values)).collect();
@@ -78,7 +81,7 @@ fn folder(args: &Args) -> Result<()> {
 fn file(args: &Args) -> Result<()> {
     let model = onnx::Model::open(&args.model)?;
     args.dims.check(&model)?;
-    let import = model.import(&ImportOptions::new(args.dims.dims()))?;
+    let import = model.import(&args.dims.import_options(&model)?)?;
     let values: HashMap<&str, &onnx::Tensor> = import
         .parameters
         .iter()

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use meganeura::backend::Device;
 use meganeura::config::Config;
-use meganeura::onnx::{self, Dims, Model};
+use meganeura::onnx::{self, Dims, ImportOptions, Model, Tensor};
 use meganeura::{Builder, select};
 
 use super::precision::Choice;
@@ -34,6 +34,19 @@ struct DimOptions {
     /// Size of a dimension that the model leaves open, by its name; one without a name is INPUT.AXIS (`x.0`). May be repeated.
     #[arg(long = "dim", value_name = "NAME=SIZE", value_parser = dim)]
     dims: Vec<(String, usize)>,
+
+    /// Value of an input with one element, which becomes a constant: branches and shapes can depend on it. May be repeated.
+    #[arg(long = "set", value_name = "NAME=VALUE", value_parser = set)]
+    constants: Vec<(String, f64)>,
+}
+
+fn set(text: &str) -> std::result::Result<(String, f64), String> {
+    let wrong = || format!("'{text}' is not NAME=VALUE, such as rate=16000");
+    let (name, value) = text.rsplit_once('=').ok_or_else(wrong)?;
+    match value.parse() {
+        Ok(value) if !name.is_empty() => Ok((name.to_owned(), value)),
+        _ => Err(wrong()),
+    }
 }
 
 fn dim(text: &str) -> std::result::Result<(String, usize), String> {
@@ -51,6 +64,25 @@ impl DimOptions {
         self.dims
             .iter()
             .fold(Dims::new(), |dims, (name, size)| dims.bind(name, *size))
+    }
+
+    /// Dimensions and constants.
+    fn import_options(&self, model: &Model) -> Result<ImportOptions> {
+        let mut options = ImportOptions::new(self.dims());
+        for (name, value) in &self.constants {
+            let Some(port) = model.inputs().iter().find(|p| p.name == *name) else {
+                let names: Vec<&str> = model.inputs().iter().map(|p| p.name.as_str()).collect();
+                return Err(format!("the model has no input `{name}`; it has {}", names.join(", ")).into());
+            };
+            let rank = port.dims.as_ref().map_or(0, Vec::len);
+            let tensor = match port.element.is_float() {
+                true => Tensor::floats(port.element, &vec![1; rank], vec![*value]),
+                false if value.fract() != 0.0 => return Err(format!("input {port} cannot be {value}").into()),
+                false => Tensor::integers(port.element, &vec![1; rank], vec![*value as i64]),
+            };
+            options.constants.insert(name.clone(), tensor);
+        }
+        Ok(options)
     }
 
     /// Refuses names that the model does not have.

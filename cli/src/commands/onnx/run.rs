@@ -92,6 +92,9 @@ pub(crate) fn run(args: &Args) -> Outcome {
         Err(e) => return failed(e),
     };
     args.dims.check(&model)?;
+    if let Some((name, _)) = args.dims.constants.first() {
+        return Err(format!("--set {name}: give the input's file, as for the others").into());
+    }
     let inputs = tensors(args, &model)?;
     let mut dims = args.dims.dims();
     // What the inputs say must agree with --dim.

@@ -2,6 +2,7 @@
 //! built. A node that fails makes the values behind it unavailable, and the pass goes on, so that all problems come out.
 
 mod call;
+mod inputs;
 mod operand;
 
 use std::collections::{BTreeSet, HashMap};
@@ -12,7 +13,7 @@ use meganeura_core::graph::{Graph, Value};
 use crate::attributes::Attributes;
 use crate::element::ElementType;
 use crate::error::{Error, Issue, IssueKind, Result};
-use crate::model::{Dim, Dims, Model, domain};
+use crate::model::{Dims, Model, domain};
 use crate::ops::{self, OnnxOp};
 use crate::preflight::Report;
 use crate::proto::{FunctionProto, GraphProto, NodeProto, OperatorSetIdProto, TensorProto};
@@ -200,108 +201,6 @@ impl<'m> Importer<'m> {
             parameters: std::mem::take(&mut self.parameters),
             notes: std::mem::take(&mut self.notes).into_iter().collect(),
         })
-    }
-
-    /// Makes the model's inputs, once all their dimensions have numbers.
-    fn declare_inputs(&mut self, graph: &'m GraphProto) -> Vec<TensorInfo> {
-        let mut inputs = Vec::new();
-        for port in self.model.inputs() {
-            let name = port.name.as_str();
-            let Some(proto) = graph.input.iter().find(|i| i.name == name) else {
-                continue;
-            };
-            let operand = match self.options.constants.get(name) {
-                Some(tensor) => self.constant_input(tensor, port),
-                None => self.input(port, &mut inputs),
-            };
-            if self.define(&proto.name, operand).is_err() {
-                self.issue(IssueKind::Broken, name, "", "two inputs have this name".into());
-            }
-        }
-        let names: BTreeSet<&str> = self.model.inputs().iter().map(|p| p.name.as_str()).collect();
-        for name in self
-            .options
-            .constants
-            .keys()
-            .filter(|name| !names.contains(name.as_str()))
-        {
-            self.issue(
-                IssueKind::Broken,
-                name,
-                "",
-                "the model has no input of this name".into(),
-            );
-        }
-        inputs
-    }
-
-    fn constant_input(&mut self, tensor: &Tensor, port: &crate::model::Port) -> Option<Operand> {
-        let fits = tensor.element() == port.element
-            && port.dims.as_ref().is_none_or(|dims| {
-                dims.len() == tensor.dims().len()
-                    && dims.iter().zip(tensor.dims()).all(|(d, &size)| match d {
-                        Dim::Size(s) => *s == size,
-                        Dim::Name(_) => true,
-                    })
-            });
-        if !fits {
-            let found = format!("{}{:?}", tensor.element(), tensor.dims());
-            self.issue(
-                IssueKind::Broken,
-                &port.name,
-                "",
-                format!("the constant {found} is given for {port}"),
-            );
-            return None;
-        }
-        Some(Operand::known(tensor.clone(), port.name.clone(), false))
-    }
-
-    fn input(&mut self, port: &crate::model::Port, inputs: &mut Vec<TensorInfo>) -> Option<Operand> {
-        let name = port.name.as_str();
-        let dims = match &port.dims {
-            Some(dims) => dims.clone(),
-            None => {
-                let rank = self.options.dims.get(&format!("{name}.rank"));
-                let Some(rank) = rank else {
-                    let message =
-                        format!("its number of dimensions is open: bind `{name}.rank`, and `{name}.0` and so on");
-                    self.issue(IssueKind::UnboundDimension, name, "", message);
-                    return None;
-                };
-                (0..rank.min(64))
-                    .map(|axis| Dim::Name(format!("{name}.{axis}")))
-                    .collect()
-            }
-        };
-        let mut sizes = Vec::new();
-        for (axis, dim) in dims.iter().enumerate() {
-            match self.options.dims.resolve(dim, &format!("{name}.{axis}")) {
-                Some(size) => sizes.push(size),
-                None => self.issue(
-                    IssueKind::UnboundDimension,
-                    &dim.to_string(),
-                    "",
-                    format!("dimension {axis} of input `{name}` is open: bind `{dim}` to a size"),
-                ),
-            }
-        }
-        if sizes.len() != dims.len() {
-            return None;
-        }
-        let before = self.graph.errors().len();
-        let node = self.graph.input_typed(name, &sizes, port.element.dtype());
-        if let Some(error) = self.graph.errors().get(before) {
-            let message = error.to_string();
-            self.issue(IssueKind::Broken, name, "", message);
-            return None;
-        }
-        inputs.push(TensorInfo {
-            name: name.to_owned(),
-            element: port.element,
-            dims: sizes.clone(),
-        });
-        Some(Operand::node(node.into(), port.element, &sizes))
     }
 
     /// The initializers and nodes of a graph, into the innermost frame.

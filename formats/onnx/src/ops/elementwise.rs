@@ -3,7 +3,7 @@
 use meganeura_core::DType;
 use meganeura_core::graph::{Graph, NodeId, Value};
 
-use super::{OnnxOp, fold, ms, op};
+use super::{OnnxOp, fold, op};
 use crate::element::ElementType;
 use crate::import::{Call, Operand};
 use crate::tensor::{Data, Tensor};
@@ -13,16 +13,10 @@ type Folded = Result<Option<Vec<Tensor>>, String>;
 
 pub(super) const OPS: &[OnnxOp] = &[
     op("Abs", 1, abs).folding(|_, x| fold::unary(x, Some(i64::wrapping_abs), f64::abs)),
-    op("Acos", 7, |c| float(c, acos)),
-    op("Acosh", 9, |c| float(c, acosh)),
     op("Add", 7, |c| arithmetic(c, |g, a, b| g.add(a, b)))
         .folding(|_, x| fold::binary(x, i64::checked_add, |a, b| a + b)),
     op("And", 7, |c| logical(c, |g, a, b| g.logical_and(a, b)))
         .folding(|_, x| fold::binary(x, |a, b| Some(a & b), |a, _| a)),
-    op("Asin", 7, |c| float(c, asin)),
-    op("Asinh", 9, |c| float(c, asinh)),
-    op("Atan", 7, |c| float(c, atan)),
-    op("Atanh", 9, |c| float(c, atanh)),
     op("BitShift", 11, bit_shift),
     op("BitwiseAnd", 18, |c| bitwise(c, |g, a, b| g.bit_and(a, b))),
     op("BitwiseNot", 18, bitwise_not),
@@ -35,32 +29,23 @@ pub(super) const OPS: &[OnnxOp] = &[
         .folding(fold_cast_like)
         .partly("strings and floats of 8 and 4 bits"),
     op("Ceil", 6, |c| float(c, |g, x| g.ceil(x))).folding(|_, x| fold::unary(x, None, f64::ceil)),
-    op("Celu", 12, celu),
     op("Clip", 6, clip).folding(fold_clip),
-    op("Cos", 7, |c| float(c, |g, x| g.cos(x))),
-    op("Cosh", 9, |c| float(c, cosh)),
     op("Div", 7, |c| arithmetic(c, |g, a, b| g.div(a, b)))
         .folding(|_, x| fold::binary(x, i64::checked_div, |a, b| a / b)),
-    op("Elu", 6, elu),
     op("Equal", 7, |c| comparison(c, |g, a, b| g.equal(a, b)))
         .folding(|_, x| fold::compare(x, |a, b| a == b, |a, b| a == b))
         .partly("strings"),
-    op("Erf", 9, |c| float(c, |g, x| g.erf(x))),
     op("Exp", 6, |c| float(c, |g, x| g.exp(x))).folding(|_, x| fold::unary(x, None, f64::exp)),
     op("Floor", 6, |c| float(c, |g, x| g.floor(x))).folding(|_, x| fold::unary(x, None, f64::floor)),
-    op("Gelu", 20, gelu),
     op("Greater", 7, |c| comparison(c, |g, a, b| g.greater_than(a, b)))
         .folding(|_, x| fold::compare(x, |a, b| a > b, |a, b| a > b)),
     op("GreaterOrEqual", 12, |c| comparison(c, |g, a, b| g.greater_equal(a, b)))
         .folding(|_, x| fold::compare(x, |a, b| a >= b, |a, b| a >= b)),
-    op("HardSigmoid", 6, hard_sigmoid),
-    op("HardSwish", 14, |c| float(c, |g, x| g.hard_swish(x))),
     op("Identity", 1, identity)
         .folding(fold::first)
         .partly("sequences and optional values"),
     op("IsInf", 10, is_inf),
     op("IsNaN", 9, is_nan),
-    op("LeakyRelu", 6, leaky_relu),
     op("Less", 7, |c| comparison(c, |g, a, b| g.less_than(a, b)))
         .folding(|_, x| fold::compare(x, |a, b| a < b, |a, b| a < b)),
     op("LessOrEqual", 12, |c| comparison(c, |g, a, b| g.less_equal(a, b)))
@@ -71,7 +56,6 @@ pub(super) const OPS: &[OnnxOp] = &[
     op("Mean", 6, mean),
     op("Min", 6, |c| variadic(c, |g, a, b| g.min(a, b)))
         .folding(|_, x| fold::binary(x, |a, b| Some(a.min(b)), nan_min)),
-    op("Mish", 18, |c| float(c, mish)),
     op("Mod", 10, modulo).folding(fold_mod),
     op("Mul", 7, |c| arithmetic(c, |g, a, b| g.mul(a, b)))
         .folding(|_, x| fold::binary(x, i64::checked_mul, |a, b| a * b)),
@@ -79,35 +63,19 @@ pub(super) const OPS: &[OnnxOp] = &[
     op("Not", 1, not).folding(|_, x| fold::unary(x, Some(|v| i64::from(v == 0)), |v| v)),
     op("Or", 7, |c| logical(c, |g, a, b| g.logical_or(a, b)))
         .folding(|_, x| fold::binary(x, |a, b| Some(a | b), |a, _| a)),
-    op("PRelu", 7, prelu),
     op("Pow", 7, pow).folding(fold_pow),
     op("Reciprocal", 6, |c| float(c, |g, x| g.reciprocal(x))).folding(|_, x| fold::unary(x, None, f64::recip)),
     op("Relu", 6, relu).folding(|_, x| fold::unary(x, Some(|v| v.max(0)), |v| v.max(0.0))),
     op("Round", 11, |c| float(c, |g, x| g.round(x))).folding(|_, x| fold::unary(x, None, f64::round_ties_even)),
-    op("Selu", 6, selu),
-    op("Shrink", 9, shrink),
-    op("Sigmoid", 6, |c| float(c, |g, x| g.sigmoid(x))),
     op("Sign", 9, sign).folding(|_, x| fold::unary(x, Some(i64::signum), sign_of)),
-    op("Sin", 7, |c| float(c, |g, x| g.sin(x))),
-    op("Sinh", 9, |c| float(c, sinh)),
-    op("Softplus", 1, |c| float(c, |g, x| g.softplus(x))),
-    op("Softsign", 1, |c| float(c, softsign)),
     op("Sqrt", 6, |c| float(c, |g, x| g.sqrt(x))).folding(|_, x| fold::unary(x, None, f64::sqrt)),
     op("Sub", 7, |c| arithmetic(c, |g, a, b| g.sub(a, b)))
         .folding(|_, x| fold::binary(x, i64::checked_sub, |a, b| a - b)),
     op("Sum", 6, |c| variadic(c, |g, a, b| g.add(a, b)))
         .folding(|_, x| fold::binary(x, i64::checked_add, |a, b| a + b)),
-    op("Swish", 24, swish),
-    op("Tan", 7, |c| float(c, tan)),
-    op("Tanh", 6, |c| float(c, |g, x| g.tanh(x))),
-    op("ThresholdedRelu", 10, thresholded_relu),
     op("Where", 9, where_).folding(fold_where),
     op("Xor", 7, |c| logical(c, |g, a, b| g.logical_xor(a, b)))
         .folding(|_, x| fold::binary(x, |a, b| Some(a ^ b), |a, _| a)),
-    ms("BiasGelu", bias_gelu),
-    ms("FastGelu", fast_gelu),
-    ms("Gelu", |c| float(c, |g, x| g.gelu_erf(x))),
-    ms("QuickGelu", quick_gelu),
 ];
 
 fn nan_max(a: f64, b: f64) -> f64 {
@@ -129,7 +97,7 @@ fn sign_of(x: f64) -> f64 {
 }
 
 /// A function of a floating-point operand.
-fn float(call: &mut Call, f: fn(&mut Graph, Value) -> NodeId) -> Built {
+pub(super) fn float(call: &mut Call, f: fn(&mut Graph, Value) -> NodeId) -> Built {
     let x = call.value(0)?;
     let element = call.element(0)?;
     if !element.is_float() {
@@ -503,236 +471,15 @@ fn fold_where(_: &Call, operands: &[Option<&Tensor>]) -> Folded {
 }
 
 /// `sign(x) 2 atan(...)` would need another primitive; `atan x = asin(x / sqrt(1 + x^2))`.
-fn atan(g: &mut Graph, x: Value) -> NodeId {
-    super::signal::atan(g, x)
-}
-
 /// `asin x = atan(x / sqrt(1 - x^2))`.
-fn asin(g: &mut Graph, x: Value) -> NodeId {
-    let one = g.scalar_of(g.dtype(x), 1.0);
-    // (1 - x)(1 + x) keeps its bits near 1.
-    let (below, above) = (g.sub(one, x), g.add(one, x));
-    let rest = g.mul(below, above);
-    let root = g.sqrt(rest);
-    super::signal::angle(g, x, root.into())
-}
-
 /// `acos x = pi / 2 - asin x`, as an angle between two sides, which keeps its bits near 1.
-fn acos(g: &mut Graph, x: Value) -> NodeId {
-    let one = g.scalar_of(g.dtype(x), 1.0);
-    let (below, above) = (g.sub(one, x), g.add(one, x));
-    let rest = g.mul(below, above);
-    let root = g.sqrt(rest);
-    super::signal::angle(g, root.into(), x)
-}
-
 /// `ln(x + sqrt(x^2 - 1))`.
-fn acosh(g: &mut Graph, x: Value) -> NodeId {
-    let one = g.scalar_of(g.dtype(x), 1.0);
-    let (below, above) = (g.sub(x, one), g.add(x, one));
-    let rest = g.mul(below, above);
-    let root = g.sqrt(rest);
-    let sum = g.add(below, root);
-    g.log1p(sum)
-}
-
 /// `sign(x) ln(|x| + sqrt(x^2 + 1))`.
-fn asinh(g: &mut Graph, x: Value) -> NodeId {
-    let one = g.scalar_of(g.dtype(x), 1.0);
-    let size = g.abs(x);
-    let square = g.square(x);
-    let above = g.add(square, one);
-    let root = g.sqrt(above);
-    // |x| + sqrt(x^2 + 1) - 1 = |x| + x^2 / (1 + sqrt(x^2 + 1))
-    let divisor = g.add(root, one);
-    let rest = g.div(square, divisor);
-    let sum = g.add(size, rest);
-    let value = g.log1p(sum);
-    let sign = g.sign(x);
-    g.mul(sign, value)
-}
-
 /// `ln((1 + x) / (1 - x)) / 2`.
-fn atanh(g: &mut Graph, x: Value) -> NodeId {
-    let negative = g.neg(x);
-    let (above, below) = (g.log1p(x), g.log1p(negative));
-    let difference = g.sub(above, below);
-    let half = g.scalar_of(g.dtype(x), 0.5);
-    g.mul(difference, half)
-}
-
 /// `(e^x + e^-x) / 2`.
-fn cosh(g: &mut Graph, x: Value) -> NodeId {
-    let negative = g.neg(x);
-    let (up, down) = (g.exp(x), g.exp(negative));
-    let sum = g.add(up, down);
-    let half = g.scalar_of(g.dtype(x), 0.5);
-    g.mul(sum, half)
-}
-
 /// `(e^x - e^-x) / 2`, by `expm1`, which keeps its bits near 0.
-fn sinh(g: &mut Graph, x: Value) -> NodeId {
-    let negative = g.neg(x);
-    let (up, down) = (g.expm1(x), g.expm1(negative));
-    let difference = g.sub(up, down);
-    let half = g.scalar_of(g.dtype(x), 0.5);
-    g.mul(difference, half)
-}
-
-fn tan(g: &mut Graph, x: Value) -> NodeId {
-    let (sin, cos) = (g.sin(x), g.cos(x));
-    g.div(sin, cos)
-}
-
-fn mish(g: &mut Graph, x: Value) -> NodeId {
-    let softplus = g.softplus(x);
-    let tanh = g.tanh(softplus);
-    g.mul(x, tanh)
-}
-
-fn softsign(g: &mut Graph, x: Value) -> NodeId {
-    let one = g.scalar_of(g.dtype(x), 1.0);
-    let size = g.abs(x);
-    let divisor = g.add(size, one);
-    g.div(x, divisor)
-}
-
-fn elu(call: &mut Call) -> Built {
-    let (x, element, alpha) = (call.value(0)?, call.element(0)?, call.float("alpha", 1.0)?);
-    let y = call.graph().elu(x, alpha);
-    call.one(y, element)
-}
-
 /// `max(0, x) + min(0, alpha (e^(x / alpha) - 1))`.
-fn celu(call: &mut Call) -> Built {
-    let (x, element, alpha) = (call.value(0)?, call.element(0)?, call.float("alpha", 1.0)?);
-    let factor = call.scalar(element, alpha.into());
-    let graph = call.graph();
-    let scaled = graph.div(x, factor);
-    let unit = graph.elu(scaled, 1.0);
-    let y = graph.mul(unit, factor);
-    call.one(y, element)
-}
-
-fn leaky_relu(call: &mut Call) -> Built {
-    let (x, element, alpha) = (call.value(0)?, call.element(0)?, call.float("alpha", 0.01)?);
-    let y = call.graph().leaky_relu(x, alpha);
-    call.one(y, element)
-}
-
-fn selu(call: &mut Call) -> Built {
-    let (x, element) = (call.value(0)?, call.element(0)?);
-    let alpha = call.float("alpha", 1.673_263_2)?;
-    let gamma = call.float("gamma", 1.050_701)?;
-    let factor = call.scalar(element, gamma.into());
-    let graph = call.graph();
-    let unit = graph.elu(x, alpha);
-    let y = graph.mul(unit, factor);
-    call.one(y, element)
-}
-
-fn thresholded_relu(call: &mut Call) -> Built {
-    let (x, element, alpha) = (call.value(0)?, call.element(0)?, call.float("alpha", 1.0)?);
-    let (threshold, zero) = (call.scalar(element, alpha.into()), call.scalar(element, 0.0));
-    let graph = call.graph();
-    let above = graph.greater_than(x, threshold);
-    let y = graph.select(above, x, zero);
-    call.one(y, element)
-}
-
-fn shrink(call: &mut Call) -> Built {
-    let (x, element) = (call.value(0)?, call.element(0)?);
-    let (bias, lambda) = (call.float("bias", 0.0)?, call.float("lambd", 0.5)?);
-    let x = if element.is_float() { x } else { call.as_f32(x) };
-    let float = if element.is_float() { element } else { ElementType::F32 };
-    let low = call.scalar(float, (-lambda).into());
-    let high = call.scalar(float, lambda.into());
-    let bias = call.scalar(float, bias.into());
-    let zero = call.scalar(float, 0.0);
-    let graph = call.graph();
-    let (is_low, is_high) = (graph.less_than(x, low), graph.greater_than(x, high));
-    let (up, down) = (graph.add(x, bias), graph.sub(x, bias));
-    let inner = graph.select(is_high, down, zero);
-    let y = graph.select(is_low, up, inner);
-    let y = call.as_element(y.into(), element);
-    call.one(y, element)
-}
-
-fn hard_sigmoid(call: &mut Call) -> Built {
-    let (x, element) = (call.value(0)?, call.element(0)?);
-    let (alpha, beta) = (call.float("alpha", 0.2)?, call.float("beta", 0.5)?);
-    if (alpha - 1.0 / 6.0).abs() < 1e-6 && beta == 0.5 {
-        let y = call.graph().hard_sigmoid(x);
-        return call.one(y, element);
-    }
-    let (alpha, beta) = (call.scalar(element, alpha.into()), call.scalar(element, beta.into()));
-    let graph = call.graph();
-    let scaled = graph.mul(x, alpha);
-    let moved = graph.add(scaled, beta);
-    let y = graph.clamp(moved, 0.0, 1.0);
-    call.one(y, element)
-}
-
-fn prelu(call: &mut Call) -> Built {
-    let (x, slope, element) = (call.value(0)?, call.value(1)?, call.element(0)?);
-    let zero = call.scalar(element, 0.0);
-    let graph = call.graph();
-    let scaled = graph.mul(x, slope);
-    let negative = graph.less_than(x, zero);
-    let y = graph.select(negative, scaled, x);
-    call.one(y, element)
-}
-
-fn gelu(call: &mut Call) -> Built {
-    match &*call.string("approximate", "none")? {
-        "none" => float(call, |g, x| g.gelu_erf(x)),
-        "tanh" => float(call, |g, x| g.gelu_tanh(x)),
-        other => Err(format!("approximate = `{other}` is neither none nor tanh")),
-    }
-}
-
-fn swish(call: &mut Call) -> Built {
-    let (x, element, alpha) = (call.value(0)?, call.element(0)?, call.float("alpha", 1.0)?);
-    if alpha == 1.0 {
-        let y = call.graph().silu(x);
-        return call.one(y, element);
-    }
-    let y = scaled_swish(call, x, element, alpha);
-    call.one(y, element)
-}
-
 /// `x sigmoid(alpha x)`.
-fn scaled_swish(call: &mut Call, x: Value, element: ElementType, alpha: f32) -> Value {
-    let alpha = call.scalar(element, alpha.into());
-    let graph = call.graph();
-    let scaled = graph.mul(x, alpha);
-    let gate = graph.sigmoid(scaled);
-    graph.mul(x, gate).into()
-}
-
-fn quick_gelu(call: &mut Call) -> Built {
-    let (x, element, alpha) = (call.value(0)?, call.element(0)?, call.float("alpha", 1.702)?);
-    let y = scaled_swish(call, x, element, alpha);
-    call.one(y, element)
-}
-
-fn bias_gelu(call: &mut Call) -> Built {
-    let (x, bias, element) = (call.value(0)?, call.value(1)?, call.element(0)?);
-    let graph = call.graph();
-    let sum = graph.add(x, bias);
-    let y = graph.gelu_erf(sum);
-    call.one(y, element)
-}
-
-fn fast_gelu(call: &mut Call) -> Built {
-    let (mut x, element) = (call.value(0)?, call.element(0)?);
-    if let Some(bias) = call.optional(1)? {
-        x = call.graph().add(x, bias).into();
-    }
-    let y = call.graph().gelu_tanh(x);
-    call.one(y, element)
-}
-
 fn is_nan(call: &mut Call) -> Built {
     let x = call.value(0)?;
     let y = call.graph().not_equal(x, x);

@@ -436,7 +436,7 @@ fn compress(call: &mut Call) -> Built {
     let count = at.len();
     if count == 0 {
         dims[axis] = 0;
-        let empty = Tensor::new(element, &dims, super::layout::empty_data(element));
+        let empty = Tensor::new(element, &dims, super::slice::empty_data(element));
         return Ok(vec![call.known_result(0, empty)]);
     }
     let graph = call.graph();

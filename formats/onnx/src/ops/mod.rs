@@ -1,5 +1,6 @@
 //! The operators of ONNX: one file a family, one function an operator, and the table of all.
 
+mod activation;
 mod attention;
 mod control;
 mod conv;
@@ -16,6 +17,7 @@ mod recurrent;
 mod reduce;
 mod resize;
 mod signal;
+mod slice;
 mod softmax;
 mod window;
 
@@ -115,7 +117,8 @@ const fn ms(name: &'static str, build: Build) -> OnnxOp {
 }
 
 /// This crate's tables.
-const FAMILIES: [&[OnnxOp]; 16] = [
+const FAMILIES: [&[OnnxOp]; 18] = [
+    activation::OPS,
     attention::OPS,
     control::OPS,
     conv::OPS,
@@ -131,6 +134,7 @@ const FAMILIES: [&[OnnxOp]; 16] = [
     reduce::OPS,
     resize::OPS,
     signal::OPS,
+    slice::OPS,
     softmax::OPS,
 ];
 

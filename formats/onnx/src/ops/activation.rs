@@ -1,0 +1,266 @@
+//! Activations and other functions of one number.
+
+use meganeura_core::graph::{Graph, NodeId, Value};
+
+use super::elementwise::float;
+use super::{OnnxOp, ms, op};
+use crate::element::ElementType;
+use crate::import::{Call, Operand};
+
+type Built = Result<Vec<Operand>, String>;
+
+pub(super) const OPS: &[OnnxOp] = &[
+    op("Acos", 7, |c| float(c, acos)),
+    op("Acosh", 9, |c| float(c, acosh)),
+    op("Asin", 7, |c| float(c, asin)),
+    op("Asinh", 9, |c| float(c, asinh)),
+    op("Atan", 7, |c| float(c, atan)),
+    op("Atanh", 9, |c| float(c, atanh)),
+    op("Celu", 12, celu),
+    op("Cos", 7, |c| float(c, |g, x| g.cos(x))),
+    op("Cosh", 9, |c| float(c, cosh)),
+    op("Elu", 6, elu),
+    op("Erf", 9, |c| float(c, |g, x| g.erf(x))),
+    op("Gelu", 20, gelu),
+    op("HardSigmoid", 6, hard_sigmoid),
+    op("HardSwish", 14, |c| float(c, |g, x| g.hard_swish(x))),
+    op("LeakyRelu", 6, leaky_relu),
+    op("Mish", 18, |c| float(c, mish)),
+    op("PRelu", 7, prelu),
+    op("Selu", 6, selu),
+    op("Shrink", 9, shrink),
+    op("Sigmoid", 6, |c| float(c, |g, x| g.sigmoid(x))),
+    op("Sin", 7, |c| float(c, |g, x| g.sin(x))),
+    op("Sinh", 9, |c| float(c, sinh)),
+    op("Softplus", 1, |c| float(c, |g, x| g.softplus(x))),
+    op("Softsign", 1, |c| float(c, softsign)),
+    op("Swish", 24, swish),
+    op("Tan", 7, |c| float(c, tan)),
+    op("Tanh", 6, |c| float(c, |g, x| g.tanh(x))),
+    op("ThresholdedRelu", 10, thresholded_relu),
+    ms("BiasGelu", bias_gelu),
+    ms("FastGelu", fast_gelu),
+    ms("Gelu", |c| float(c, |g, x| g.gelu_erf(x))),
+    ms("QuickGelu", quick_gelu),
+];
+
+fn atan(g: &mut Graph, x: Value) -> NodeId {
+    super::signal::atan(g, x)
+}
+
+fn asin(g: &mut Graph, x: Value) -> NodeId {
+    let one = g.scalar_of(g.dtype(x), 1.0);
+    // (1 - x)(1 + x) keeps its bits near 1.
+    let (below, above) = (g.sub(one, x), g.add(one, x));
+    let rest = g.mul(below, above);
+    let root = g.sqrt(rest);
+    super::signal::angle(g, x, root.into())
+}
+
+fn acos(g: &mut Graph, x: Value) -> NodeId {
+    let one = g.scalar_of(g.dtype(x), 1.0);
+    let (below, above) = (g.sub(one, x), g.add(one, x));
+    let rest = g.mul(below, above);
+    let root = g.sqrt(rest);
+    super::signal::angle(g, root.into(), x)
+}
+
+fn acosh(g: &mut Graph, x: Value) -> NodeId {
+    let one = g.scalar_of(g.dtype(x), 1.0);
+    let (below, above) = (g.sub(x, one), g.add(x, one));
+    let rest = g.mul(below, above);
+    let root = g.sqrt(rest);
+    let sum = g.add(below, root);
+    g.log1p(sum)
+}
+
+fn asinh(g: &mut Graph, x: Value) -> NodeId {
+    let one = g.scalar_of(g.dtype(x), 1.0);
+    let size = g.abs(x);
+    let square = g.square(x);
+    let above = g.add(square, one);
+    let root = g.sqrt(above);
+    // |x| + sqrt(x^2 + 1) - 1 = |x| + x^2 / (1 + sqrt(x^2 + 1))
+    let divisor = g.add(root, one);
+    let rest = g.div(square, divisor);
+    let sum = g.add(size, rest);
+    let value = g.log1p(sum);
+    let sign = g.sign(x);
+    g.mul(sign, value)
+}
+
+fn atanh(g: &mut Graph, x: Value) -> NodeId {
+    let negative = g.neg(x);
+    let (above, below) = (g.log1p(x), g.log1p(negative));
+    let difference = g.sub(above, below);
+    let half = g.scalar_of(g.dtype(x), 0.5);
+    g.mul(difference, half)
+}
+
+fn cosh(g: &mut Graph, x: Value) -> NodeId {
+    let negative = g.neg(x);
+    let (up, down) = (g.exp(x), g.exp(negative));
+    let sum = g.add(up, down);
+    let half = g.scalar_of(g.dtype(x), 0.5);
+    g.mul(sum, half)
+}
+
+fn sinh(g: &mut Graph, x: Value) -> NodeId {
+    let negative = g.neg(x);
+    let (up, down) = (g.expm1(x), g.expm1(negative));
+    let difference = g.sub(up, down);
+    let half = g.scalar_of(g.dtype(x), 0.5);
+    g.mul(difference, half)
+}
+
+fn tan(g: &mut Graph, x: Value) -> NodeId {
+    let (sin, cos) = (g.sin(x), g.cos(x));
+    g.div(sin, cos)
+}
+
+fn mish(g: &mut Graph, x: Value) -> NodeId {
+    let softplus = g.softplus(x);
+    let tanh = g.tanh(softplus);
+    g.mul(x, tanh)
+}
+
+fn softsign(g: &mut Graph, x: Value) -> NodeId {
+    let one = g.scalar_of(g.dtype(x), 1.0);
+    let size = g.abs(x);
+    let divisor = g.add(size, one);
+    g.div(x, divisor)
+}
+
+fn elu(call: &mut Call) -> Built {
+    let (x, element, alpha) = (call.value(0)?, call.element(0)?, call.float("alpha", 1.0)?);
+    let y = call.graph().elu(x, alpha);
+    call.one(y, element)
+}
+
+fn celu(call: &mut Call) -> Built {
+    let (x, element, alpha) = (call.value(0)?, call.element(0)?, call.float("alpha", 1.0)?);
+    let factor = call.scalar(element, alpha.into());
+    let graph = call.graph();
+    let scaled = graph.div(x, factor);
+    let unit = graph.elu(scaled, 1.0);
+    let y = graph.mul(unit, factor);
+    call.one(y, element)
+}
+
+fn leaky_relu(call: &mut Call) -> Built {
+    let (x, element, alpha) = (call.value(0)?, call.element(0)?, call.float("alpha", 0.01)?);
+    let y = call.graph().leaky_relu(x, alpha);
+    call.one(y, element)
+}
+
+fn selu(call: &mut Call) -> Built {
+    let (x, element) = (call.value(0)?, call.element(0)?);
+    let alpha = call.float("alpha", 1.673_263_2)?;
+    let gamma = call.float("gamma", 1.050_701)?;
+    let factor = call.scalar(element, gamma.into());
+    let graph = call.graph();
+    let unit = graph.elu(x, alpha);
+    let y = graph.mul(unit, factor);
+    call.one(y, element)
+}
+
+fn thresholded_relu(call: &mut Call) -> Built {
+    let (x, element, alpha) = (call.value(0)?, call.element(0)?, call.float("alpha", 1.0)?);
+    let (threshold, zero) = (call.scalar(element, alpha.into()), call.scalar(element, 0.0));
+    let graph = call.graph();
+    let above = graph.greater_than(x, threshold);
+    let y = graph.select(above, x, zero);
+    call.one(y, element)
+}
+
+fn shrink(call: &mut Call) -> Built {
+    let (x, element) = (call.value(0)?, call.element(0)?);
+    let (bias, lambda) = (call.float("bias", 0.0)?, call.float("lambd", 0.5)?);
+    let x = if element.is_float() { x } else { call.as_f32(x) };
+    let float = if element.is_float() { element } else { ElementType::F32 };
+    let low = call.scalar(float, (-lambda).into());
+    let high = call.scalar(float, lambda.into());
+    let bias = call.scalar(float, bias.into());
+    let zero = call.scalar(float, 0.0);
+    let graph = call.graph();
+    let (is_low, is_high) = (graph.less_than(x, low), graph.greater_than(x, high));
+    let (up, down) = (graph.add(x, bias), graph.sub(x, bias));
+    let inner = graph.select(is_high, down, zero);
+    let y = graph.select(is_low, up, inner);
+    let y = call.as_element(y.into(), element);
+    call.one(y, element)
+}
+
+fn hard_sigmoid(call: &mut Call) -> Built {
+    let (x, element) = (call.value(0)?, call.element(0)?);
+    let (alpha, beta) = (call.float("alpha", 0.2)?, call.float("beta", 0.5)?);
+    if (alpha - 1.0 / 6.0).abs() < 1e-6 && beta == 0.5 {
+        let y = call.graph().hard_sigmoid(x);
+        return call.one(y, element);
+    }
+    let (alpha, beta) = (call.scalar(element, alpha.into()), call.scalar(element, beta.into()));
+    let graph = call.graph();
+    let scaled = graph.mul(x, alpha);
+    let moved = graph.add(scaled, beta);
+    let y = graph.clamp(moved, 0.0, 1.0);
+    call.one(y, element)
+}
+
+fn prelu(call: &mut Call) -> Built {
+    let (x, slope, element) = (call.value(0)?, call.value(1)?, call.element(0)?);
+    let zero = call.scalar(element, 0.0);
+    let graph = call.graph();
+    let scaled = graph.mul(x, slope);
+    let negative = graph.less_than(x, zero);
+    let y = graph.select(negative, scaled, x);
+    call.one(y, element)
+}
+
+fn gelu(call: &mut Call) -> Built {
+    match &*call.string("approximate", "none")? {
+        "none" => float(call, |g, x| g.gelu_erf(x)),
+        "tanh" => float(call, |g, x| g.gelu_tanh(x)),
+        other => Err(format!("approximate = `{other}` is neither none nor tanh")),
+    }
+}
+
+fn swish(call: &mut Call) -> Built {
+    let (x, element, alpha) = (call.value(0)?, call.element(0)?, call.float("alpha", 1.0)?);
+    if alpha == 1.0 {
+        let y = call.graph().silu(x);
+        return call.one(y, element);
+    }
+    let y = scaled_swish(call, x, element, alpha);
+    call.one(y, element)
+}
+
+fn scaled_swish(call: &mut Call, x: Value, element: ElementType, alpha: f32) -> Value {
+    let alpha = call.scalar(element, alpha.into());
+    let graph = call.graph();
+    let scaled = graph.mul(x, alpha);
+    let gate = graph.sigmoid(scaled);
+    graph.mul(x, gate).into()
+}
+
+fn quick_gelu(call: &mut Call) -> Built {
+    let (x, element, alpha) = (call.value(0)?, call.element(0)?, call.float("alpha", 1.702)?);
+    let y = scaled_swish(call, x, element, alpha);
+    call.one(y, element)
+}
+
+fn bias_gelu(call: &mut Call) -> Built {
+    let (x, bias, element) = (call.value(0)?, call.value(1)?, call.element(0)?);
+    let graph = call.graph();
+    let sum = graph.add(x, bias);
+    let y = graph.gelu_erf(sum);
+    call.one(y, element)
+}
+
+fn fast_gelu(call: &mut Call) -> Built {
+    let (mut x, element) = (call.value(0)?, call.element(0)?);
+    if let Some(bias) = call.optional(1)? {
+        x = call.graph().add(x, bias).into();
+    }
+    let y = call.graph().gelu_tanh(x);
+    call.one(y, element)
+}
