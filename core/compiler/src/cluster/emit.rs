@@ -50,7 +50,7 @@ pub(super) fn emit(graph: &Graph, grown: Vec<Grown>) -> Result<Emitted> {
                 let Grown { members, draft, .. } = &grown[index];
                 let operands = mapped(&draft.operands);
                 // A cluster has members.
-                let last = members.last().copied().unwrap_or(NodeId(0));
+                let last = members.last().copied().unwrap_or(NodeId::new(0));
                 let provenance = graph.provenance(last);
                 let new = out.with_provenance(provenance, |out| out.call(FUSED, draft.attrs(), operands));
                 let ports = draft.results.iter().zip(0u32..);
