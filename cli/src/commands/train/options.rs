@@ -46,7 +46,7 @@ pub(super) struct RunOptions {
 
     /// Highest learning rate of the run [default: depends on the optimizer; for `train text` with adam and adamw: 3e-3 for a
     /// new model, 1e-3 for adapters, 1e-4 for a checkpoint]
-    #[arg(long, value_name = "RATE")]
+    #[arg(long, value_name = "RATE", value_parser = rate)]
     pub(super) lr: Option<f32>,
 
     /// How the learning rate changes: constant, cosine (falls to 0), step (a tenth every 10 epochs) or onecycle
@@ -127,6 +127,21 @@ pub(super) struct RunOptions {
     /// statistics.csv of --log-dir, and histograms for TensorBoard [0: off]
     #[arg(long, value_name = "N", default_value_t = 0, requires = "logs")]
     pub(super) statistics: usize,
+}
+
+/// A learning rate that trains something; which others there are, the trainer knows.
+fn rate(text: &str) -> Result<f32, String> {
+    let rate: f32 = text
+        .parse()
+        .map_err(|_| format!("'{text}' is no number; a rate is written like 0.002 or 2e-3"))?;
+    if rate == 0.0 {
+        return Err(
+            "with a rate of 0 every update is 0, so nothing is learned; give a rate above 0 (leave --lr out for the \
+             default), or --epochs 0 to evaluate alone"
+                .into(),
+        );
+    }
+    Ok(rate)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
