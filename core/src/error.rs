@@ -154,7 +154,7 @@ pub enum Error {
         reason: String,
     },
     /// The session has no tensor of that name.
-    #[error("there is no {kind} named '{name}'{}", known(candidates))]
+    #[error("there is no {kind} named '{name}'{}", known(name, candidates))]
     UnknownTensor {
         /// What was looked for.
         kind: TensorKind,
@@ -164,7 +164,7 @@ pub enum Error {
         candidates: Vec<String>,
     },
     /// Data of the wrong number of elements.
-    #[error("{kind} '{name}' has shape {shape}, that is {} elements, but {found} were given{}", shape.numel(), help("give every element, in row-major order"))]
+    #[error("{kind} '{name}' has shape {shape}, that is {} elements, but {found} were {}", shape.numel(), length_help(*kind, shape.numel()))]
     WrongLength {
         /// Kind of tensor.
         kind: TensorKind,
@@ -386,13 +386,40 @@ impl Error {
     }
 }
 
-/// The known names that are most like the one given, as a list for a message.
+/// The known names that may have been meant, as a list for a message; empty if none is like the one given.
 pub fn closest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> String {
     const SHOWN: usize = 5;
-    let mut known: Vec<&str> = known.collect();
-    known.sort_by_key(|k| (edit_distance(k, name), *k));
+    let mut known: Vec<&str> = known.filter(|k| is_close(name, k)).collect();
+    known.sort_by_key(|k| (distance(name, k), *k));
     known.truncate(SHOWN);
     known.join(", ")
+}
+
+/// What a message says of the names that there are: all of them if they are few, those that may have been meant if they
+/// are many. It is a part of a sentence such as `there are a, b`, or empty.
+pub fn names_there_are<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> String {
+    const FEW: usize = 12;
+    let known: Vec<&str> = known.collect();
+    match (known.len(), closest(name, known.iter().copied())) {
+        (0, _) => "there are none".into(),
+        (..=FEW, _) => format!("there are {}", known.join(", ")),
+        (_, close) if close.is_empty() => String::new(),
+        (_, close) => format!("the closest are {close}"),
+    }
+}
+
+/// Whether one name may be a slip for another: a third of it differs at most, or one is a part of the other.
+fn is_close(name: &str, known: &str) -> bool {
+    const LEAST_PART: usize = 3;
+    let part = |a: &str, b: &str| a.len() >= LEAST_PART && b.contains(a);
+    let allowed = (name.chars().count() / 3).max(1);
+    distance(name, known) <= allowed || part(name, known) || part(known, name)
+}
+
+/// How much a name differs from another one, or from its last part if it has parts itself (`core.matmul`).
+fn distance(name: &str, known: &str) -> usize {
+    let last = known.rsplit('.').next().unwrap_or(known);
+    edit_distance(known, name).min(edit_distance(last, name))
 }
 
 /// Panics with the full report of an error: what the plain form of a `try_` method does.
@@ -418,19 +445,38 @@ fn quoted(names: &[String]) -> String {
     quoted.join(", ")
 }
 
-fn known(candidates: &[String]) -> String {
+fn known(name: &str, candidates: &[String]) -> String {
     const SHOWN: usize = 8;
     if candidates.is_empty() {
         return "; there are none of that kind".to_owned();
     }
-    let shown = &candidates[..candidates.len().min(SHOWN)];
-    let rest = candidates.len() - shown.len();
-    let more = if rest > 0 {
-        format!(" and {rest} more")
-    } else {
-        String::new()
-    };
-    format!("; there are {}{more}", quoted(shown))
+    if candidates.len() <= SHOWN {
+        return format!("; there are {}", quoted(candidates));
+    }
+    let close: Vec<String> = candidates.iter().filter(|c| is_close(name, c)).take(SHOWN).cloned().collect();
+    match close.is_empty() {
+        false => format!("; of {} the closest are {}", candidates.len(), quoted(&close)),
+        true => format!(
+            "; none of {} is like it: there are {} and {} more",
+            candidates.len(),
+            quoted(&candidates[..SHOWN]),
+            candidates.len() - SHOWN
+        ),
+    }
+}
+
+/// Outputs are read, everything else is given.
+fn length_help(kind: TensorKind, elements: usize) -> String {
+    match kind {
+        TensorKind::Output => format!(
+            "asked for{}",
+            help(&format!(
+                "read it into a buffer of {elements} elements; `read_output` and `try_read_output_start` read fewer, from the \
+                 first on"
+            ))
+        ),
+        _ => format!("given{}", help("give every element, in row-major order")),
+    }
 }
 
 fn list_missing(missing: &[MissingKernel]) -> String {
@@ -481,6 +527,45 @@ mod tests {
     fn the_closest_name_comes_first() {
         let e = Error::unknown_tensor(TensorKind::Parameter, "w2", ["bias", "w1", "loss"].into_iter());
         assert!(e.to_string().contains("there are 'w1'"), "{e}");
+    }
+
+    #[test]
+    fn only_close_names_are_called_close() {
+        let known = ["core.matmul", "core.matmul_bt", "core.relu", "core.softmax"];
+        let closest = |name: &str| closest(name, known.into_iter());
+        assert_eq!(closest("matmull"), "core.matmul");
+        assert_eq!(closest("core.rellu"), "core.relu");
+        assert_eq!(closest("lstm"), "", "nothing is like it");
+        assert_eq!(closest(""), "");
+    }
+
+    #[test]
+    fn few_names_are_all_listed_and_many_are_not() {
+        let few = ["sgd", "adam"];
+        assert_eq!(names_there_are("lion", few.into_iter()), "there are sgd, adam");
+        assert_eq!(names_there_are("lion", std::iter::empty()), "there are none");
+        let many: Vec<String> = (0..20).map(|i| format!("layers.{i}.weight")).collect();
+        let of = |name: &str| names_there_are(name, many.iter().map(String::as_str));
+        assert_eq!(of("layer.7.weight").split(", ").next(), Some("the closest are layers.7.weight"));
+        assert_eq!(of("optimizer"), "");
+        let error = |name| Error::unknown_tensor(TensorKind::Parameter, name, many.iter().map(String::as_str)).to_string();
+        assert!(error("layer.7.weight").contains("of 20 the closest are 'layers.7.weight'"));
+        assert!(error("zzz").contains("none of 20 is like it"), "{}", error("zzz"));
+    }
+
+    #[test]
+    fn a_length_that_is_wrong_for_reading_speaks_of_reading() {
+        let of = |kind| Error::WrongLength {
+            kind,
+            name: "0".into(),
+            shape: Shape::new(&[4, 3]).expect("small"),
+            found: 5,
+        };
+        let read = of(TensorKind::Output).to_string();
+        assert!(read.contains("12 elements, but 5 were asked for"), "{read}");
+        assert!(read.contains("read it into a buffer of 12 elements") && !read.contains("give"), "{read}");
+        let write = of(TensorKind::Input).to_string();
+        assert!(write.contains("5 were given") && write.contains("give every element"), "{write}");
     }
 
     #[test]
