@@ -453,7 +453,12 @@ fn known(name: &str, candidates: &[String]) -> String {
     if candidates.len() <= SHOWN {
         return format!("; there are {}", quoted(candidates));
     }
-    let close: Vec<String> = candidates.iter().filter(|c| is_close(name, c)).take(SHOWN).cloned().collect();
+    let close: Vec<String> = candidates
+        .iter()
+        .filter(|c| is_close(name, c))
+        .take(SHOWN)
+        .cloned()
+        .collect();
     match close.is_empty() {
         false => format!("; of {} the closest are {}", candidates.len(), quoted(&close)),
         true => format!(
@@ -546,9 +551,13 @@ mod tests {
         assert_eq!(names_there_are("lion", std::iter::empty()), "there are none");
         let many: Vec<String> = (0..20).map(|i| format!("layers.{i}.weight")).collect();
         let of = |name: &str| names_there_are(name, many.iter().map(String::as_str));
-        assert_eq!(of("layer.7.weight").split(", ").next(), Some("the closest are layers.7.weight"));
+        assert_eq!(
+            of("layer.7.weight").split(", ").next(),
+            Some("the closest are layers.7.weight")
+        );
         assert_eq!(of("optimizer"), "");
-        let error = |name| Error::unknown_tensor(TensorKind::Parameter, name, many.iter().map(String::as_str)).to_string();
+        let error =
+            |name| Error::unknown_tensor(TensorKind::Parameter, name, many.iter().map(String::as_str)).to_string();
         assert!(error("layer.7.weight").contains("of 20 the closest are 'layers.7.weight'"));
         assert!(error("zzz").contains("none of 20 is like it"), "{}", error("zzz"));
     }
@@ -563,9 +572,15 @@ mod tests {
         };
         let read = of(TensorKind::Output).to_string();
         assert!(read.contains("12 elements, but 5 were asked for"), "{read}");
-        assert!(read.contains("read it into a buffer of 12 elements") && !read.contains("give"), "{read}");
+        assert!(
+            read.contains("read it into a buffer of 12 elements") && !read.contains("give"),
+            "{read}"
+        );
         let write = of(TensorKind::Input).to_string();
-        assert!(write.contains("5 were given") && write.contains("give every element"), "{write}");
+        assert!(
+            write.contains("5 were given") && write.contains("give every element"),
+            "{write}"
+        );
     }
 
     #[test]

@@ -194,7 +194,11 @@ fn conformance_fails_where_the_kernel_was_refused() {
     }
     let place = folder();
     let wrong = RIGHT.replace("2.0 *", "3.0 *");
-    open_data(&write(place.path(), &[("plugin.toml", &doubling("triples", &wrong))]), None).expect("it can be bounded");
+    open_data(
+        &write(place.path(), &[("plugin.toml", &doubling("triples", &wrong))]),
+        None,
+    )
+    .expect("it can be bounded");
     let options = Options {
         filter: Some("triples.twice/".into()),
         sections: vec![Section::Operators],
@@ -207,12 +211,18 @@ fn conformance_fails_where_the_kernel_was_refused() {
     assert!(!forward.is_empty() && !report.is_ok(), "{report}");
     for case in forward {
         let said = case.outcome.detail();
-        assert!(case.outcome.is_failure() && said.contains("the kernel did not run"), "{case}");
+        assert!(
+            case.outcome.is_failure() && said.contains("the kernel did not run"),
+            "{case}"
+        );
         assert!(said.contains("'triples'") && said.contains("element 0"), "why: {said}");
     }
     let refused = device.refused_kernel("triples.twice").expect("it was tried");
     assert!(refused.to_string().contains("triples.twice"), "{refused}");
-    assert!(device.refused_kernel("core.matmul").is_none(), "its own kernels are not asked about");
+    assert!(
+        device.refused_kernel("core.matmul").is_none(),
+        "its own kernels are not asked about"
+    );
 }
 
 /// A loop that ends for the numbers of tests, and does not for others.

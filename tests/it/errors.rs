@@ -230,7 +230,12 @@ fn a_node_of_another_graph_is_refused_although_its_number_exists() {
     g.assign(count, more);
     let y = g.relu(same_number);
     g.set_outputs(vec![y]);
-    assert!(g.verify().unwrap_err().to_string().contains("%2 is a node of another graph"));
+    assert!(
+        g.verify()
+            .unwrap_err()
+            .to_string()
+            .contains("%2 is a node of another graph")
+    );
     assert_eq!(g.shape(foreign), &[] as &[usize], "a foreign value has no shape here");
 }
 

@@ -40,7 +40,9 @@ pub(crate) fn run(args: &Args) -> Outcome {
             true => String::new(),
             false => format!("; the closest are {closest}"),
         };
-        return Err(format!("no operator's name contains '{part}'\n  help: `meganeura ops` lists them{closest}").into());
+        return Err(
+            format!("no operator's name contains '{part}'\n  help: `meganeura ops` lists them{closest}").into(),
+        );
     }
     for op in found {
         line(document::section(op).trim_end())?;

@@ -153,6 +153,8 @@ pub struct Graph {
     errors: Vec<Error>,
     next_uid: u32,
     provenance: Option<Provenance>,
+    /// What errors of builder calls are said to be in.
+    within: Option<String>,
     /// What its ids carry, so that those of another graph are noticed.
     owner: Owner,
 }
@@ -444,8 +446,12 @@ impl Graph {
             Some(Provenance { location: Some(l), .. }) => *l,
             _ => at.into(),
         };
+        let within = self
+            .within
+            .as_ref()
+            .map_or_else(String::new, |within| format!("{within}: "));
         self.errors.push(Error::InvalidOp {
-            node: NodeLabel(format!("{what} at {location}")),
+            node: NodeLabel(format!("{within}{what} at {location}")),
             message,
             remedy: help.to_owned(),
         });

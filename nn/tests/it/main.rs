@@ -5,6 +5,7 @@ mod common;
 mod decode;
 mod hostile;
 mod images;
+mod layer_errors;
 mod layers;
 mod model;
 mod models;

@@ -267,7 +267,10 @@ mod tests {
         let message = Constructor::resolve("core.matmull", &[]).unwrap_err();
         assert!(message.contains("the closest are core.matmul"), "{message}");
         let message = Constructor::resolve("core.lstm", &[]).unwrap_err();
-        assert!(message.contains("`meganeura ops` lists") && !message.contains("closest"), "{message}");
+        assert!(
+            message.contains("`meganeura ops` lists") && !message.contains("closest"),
+            "{message}"
+        );
         for (name, expected) in [
             ("core.concat", "say how many"),
             ("core.matmul/2", "carries none"),

@@ -187,7 +187,11 @@ mod tests {
     fn comments_go_and_the_rest_stays() {
         let text = "a /* b /* c */ */ d // e\nf /* \u{e4} */";
         assert_eq!(prepare(text).expect("fine"), "a   d \nf  ");
-        assert_eq!(prepare("a /* b\n /* c\n */\n */ d\ne").expect("fine"), "a \n\n\n  d\ne", "lines stay");
+        assert_eq!(
+            prepare("a /* b\n /* c\n */\n */ d\ne").expect("fine"),
+            "a \n\n\n  d\ne",
+            "lines stay"
+        );
         assert!(prepare("a /* b").is_err());
         assert!(prepare("\u{e4}").is_err());
     }
