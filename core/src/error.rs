@@ -3,11 +3,16 @@
 //! Every message says what went wrong, with which node, tensor or file, and what to do about it
 //! (the `help:` line).
 
+mod names;
+
 use std::fmt;
 use std::panic::Location;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+
+pub use names::{closest, names_there_are};
+use names::{edit_distance, known};
 
 use crate::shape::Shape;
 
@@ -174,6 +179,18 @@ pub enum Error {
         shape: Shape,
         /// Elements given or asked for.
         found: usize,
+    },
+    /// An array of another shape than the tensor's.
+    #[error("{kind} '{name}' has shape {shape}, but an array of shape {found:?} was given{}", shape_help(shape.dims(), found))]
+    WrongShape {
+        /// Kind of tensor.
+        kind: TensorKind,
+        /// Its name.
+        name: String,
+        /// Its shape.
+        shape: Shape,
+        /// Shape of the array.
+        found: Vec<usize>,
     },
     /// Data of the wrong element type.
     #[error("{kind} '{name}' holds {expected}, but {found} was given{}", help(remedy))]
@@ -386,42 +403,6 @@ impl Error {
     }
 }
 
-/// The known names that may have been meant, as a list for a message; empty if none is like the one given.
-pub fn closest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> String {
-    const SHOWN: usize = 5;
-    let mut known: Vec<&str> = known.filter(|k| is_close(name, k)).collect();
-    known.sort_by_key(|k| (distance(name, k), *k));
-    known.truncate(SHOWN);
-    known.join(", ")
-}
-
-/// What a message says of the names that there are: all of them if they are few, those that may have been meant if they
-/// are many. It is a part of a sentence such as `there are a, b`, or empty.
-pub fn names_there_are<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> String {
-    const FEW: usize = 12;
-    let known: Vec<&str> = known.collect();
-    match (known.len(), closest(name, known.iter().copied())) {
-        (0, _) => "there are none".into(),
-        (..=FEW, _) => format!("there are {}", known.join(", ")),
-        (_, close) if close.is_empty() => String::new(),
-        (_, close) => format!("the closest are {close}"),
-    }
-}
-
-/// Whether one name may be a slip for another: a third of it differs at most, or one is a part of the other.
-fn is_close(name: &str, known: &str) -> bool {
-    const LEAST_PART: usize = 3;
-    let part = |a: &str, b: &str| a.len() >= LEAST_PART && b.contains(a);
-    let allowed = (name.chars().count() / 3).max(1);
-    distance(name, known) <= allowed || part(name, known) || part(known, name)
-}
-
-/// How much a name differs from another one, or from its last part if it has parts itself (`core.matmul`).
-fn distance(name: &str, known: &str) -> usize {
-    let last = known.rsplit('.').next().unwrap_or(known);
-    edit_distance(known, name).min(edit_distance(last, name))
-}
-
 /// Panics with the full report of an error: what the plain form of a `try_` method does.
 #[track_caller]
 pub fn unwrap_report<T>(result: Result<T>) -> T {
@@ -445,31 +426,6 @@ fn quoted(names: &[String]) -> String {
     quoted.join(", ")
 }
 
-fn known(name: &str, candidates: &[String]) -> String {
-    const SHOWN: usize = 8;
-    if candidates.is_empty() {
-        return "; there are none of that kind".to_owned();
-    }
-    if candidates.len() <= SHOWN {
-        return format!("; there are {}", quoted(candidates));
-    }
-    let close: Vec<String> = candidates
-        .iter()
-        .filter(|c| is_close(name, c))
-        .take(SHOWN)
-        .cloned()
-        .collect();
-    match close.is_empty() {
-        false => format!("; of {} the closest are {}", candidates.len(), quoted(&close)),
-        true => format!(
-            "; none of {} is like it: there are {} and {} more",
-            candidates.len(),
-            quoted(&candidates[..SHOWN]),
-            candidates.len() - SHOWN
-        ),
-    }
-}
-
 /// Outputs are read, everything else is given.
 fn length_help(kind: TensorKind, elements: usize) -> String {
     match kind {
@@ -482,6 +438,19 @@ fn length_help(kind: TensorKind, elements: usize) -> String {
         ),
         _ => format!("given{}", help("give every element, in row-major order")),
     }
+}
+
+fn shape_help(shape: &[usize], found: &[usize]) -> String {
+    let reversed = found.iter().rev().eq(shape);
+    help(match (reversed, found.len()) {
+        (true, 2) => {
+            "transpose it: the weights of linear layers are [inputs, outputs] here, [outputs, inputs] in PyTorch; \
+             `try_load_weights` does that by name"
+        }
+        _ => {
+            "give an array of that shape; where the order of the elements is right, `set_parameter` takes them without one"
+        }
+    })
 }
 
 fn list_missing(missing: &[MissingKernel]) -> String {
@@ -508,22 +477,6 @@ fn megabytes(bytes: usize) -> String {
     format!("{:.1} MB", bytes as f64 / 1e6)
 }
 
-/// Levenshtein distance, to propose the name that was meant.
-fn edit_distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, ca) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, cb) in b.iter().enumerate() {
-            let substituted = diagonal + usize::from(ca != *cb);
-            diagonal = row[j + 1];
-            row[j + 1] = substituted.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -532,34 +485,6 @@ mod tests {
     fn the_closest_name_comes_first() {
         let e = Error::unknown_tensor(TensorKind::Parameter, "w2", ["bias", "w1", "loss"].into_iter());
         assert!(e.to_string().contains("there are 'w1'"), "{e}");
-    }
-
-    #[test]
-    fn only_close_names_are_called_close() {
-        let known = ["core.matmul", "core.matmul_bt", "core.relu", "core.softmax"];
-        let closest = |name: &str| closest(name, known.into_iter());
-        assert_eq!(closest("matmull"), "core.matmul");
-        assert_eq!(closest("core.rellu"), "core.relu");
-        assert_eq!(closest("lstm"), "", "nothing is like it");
-        assert_eq!(closest(""), "");
-    }
-
-    #[test]
-    fn few_names_are_all_listed_and_many_are_not() {
-        let few = ["sgd", "adam"];
-        assert_eq!(names_there_are("lion", few.into_iter()), "there are sgd, adam");
-        assert_eq!(names_there_are("lion", std::iter::empty()), "there are none");
-        let many: Vec<String> = (0..20).map(|i| format!("layers.{i}.weight")).collect();
-        let of = |name: &str| names_there_are(name, many.iter().map(String::as_str));
-        assert_eq!(
-            of("layer.7.weight").split(", ").next(),
-            Some("the closest are layers.7.weight")
-        );
-        assert_eq!(of("optimizer"), "");
-        let error =
-            |name| Error::unknown_tensor(TensorKind::Parameter, name, many.iter().map(String::as_str)).to_string();
-        assert!(error("layer.7.weight").contains("of 20 the closest are 'layers.7.weight'"));
-        assert!(error("zzz").contains("none of 20 is like it"), "{}", error("zzz"));
     }
 
     #[test]

@@ -83,6 +83,7 @@ impl Graph {
     pub fn adopt_roots(&mut self, source: &Graph, map: impl Fn(Value) -> Value) {
         let leaf = |id: NodeId| map(id.into()).node;
         self.outputs = source.outputs.iter().map(|&v| map(v)).collect();
+        self.output_names.clone_from(&source.output_names);
         self.gradients = source.gradients.iter().map(|&(l, v)| (leaf(l), map(v))).collect();
         self.wants_gradient = source.wants_gradient.iter().map(|&l| leaf(l)).collect();
         self.effects = source

@@ -144,6 +144,8 @@ pub struct Provenance {
 pub struct Graph {
     pub(crate) nodes: Vec<Node>,
     pub(crate) outputs: Vec<Value>,
+    /// Their names, or none at all.
+    pub(crate) output_names: Vec<Arc<str>>,
     pub(crate) gradients: Vec<(NodeId, Value)>,
     pub(crate) wants_gradient: Vec<NodeId>,
     pub(crate) effects: Vec<Effect>,
@@ -313,6 +315,34 @@ impl Graph {
             }
         }
         self.outputs = outputs.into_iter().map(|v| self.current_value(v)).collect();
+        self.output_names.clear();
+    }
+
+    /// [`Graph::set_outputs`] with names, by which a session reads the results: `set_named_outputs([("loss", loss),
+    /// ("logits", logits)])`, then `session.read_output_named("logits")`. The order counts as well: the first is the loss
+    /// when training.
+    ///
+    /// An empty name, and one that two outputs have, are errors of [`verify`](Graph::verify), and of every build.
+    #[track_caller]
+    pub fn set_named_outputs<'n, V: Into<Value>>(&mut self, outputs: impl IntoIterator<Item = (&'n str, V)>) {
+        let location = Location::caller();
+        let (names, values): (Vec<&str>, Vec<V>) = outputs.into_iter().unzip();
+        for (i, name) in names.iter().enumerate() {
+            if name.is_empty() || names[..i].contains(name) {
+                let message = match name.is_empty() {
+                    true => format!("output {i} has an empty name"),
+                    false => format!("two outputs are called '{name}'"),
+                };
+                self.reject(
+                    "set_named_outputs",
+                    location,
+                    message,
+                    "give every output a name of its own",
+                );
+            }
+        }
+        self.set_outputs(values);
+        self.output_names = names.into_iter().map(Arc::from).collect();
     }
 
     /// A number that no other call of this method on this graph returns: it keeps random and
@@ -338,6 +368,11 @@ impl Graph {
     /// The results.
     pub fn outputs(&self) -> &[Value] {
         &self.outputs
+    }
+
+    /// Names of the results, in their order; none if [`Graph::set_outputs`] set them.
+    pub fn output_names(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.output_names.iter().map(|name| &**name)
     }
 
     /// Leaf and its gradient, after differentiation.
