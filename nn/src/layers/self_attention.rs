@@ -250,6 +250,19 @@ impl SelfAttention {
         })
     }
 
+    /// [`SelfAttention::forward`] with a mask that broadcasts to `[..., heads, rows, rows]`: an additive `f32` one, or a `u32`
+    /// one that is not 0 where a row sees another; see [`Graph::masked_attention`]. [`Graph::key_padding_mask`] makes one
+    /// from `u32 [..., rows]` that is 1 for real rows and 0 for padding. The mask is in addition to a causal layer's own.
+    #[track_caller]
+    pub fn forward_masked(&self, g: &mut Graph, x: impl Into<Value>, mask: impl Into<Value>) -> NodeId {
+        let (x, mask) = (x.into(), mask.into());
+        g.within(self.config.description(&self.name), |g| {
+            let [q, k, v] = self.heads(g, x, None);
+            let y = g.masked_attention(q, k, v, mask, self.options());
+            self.finish(g, y)
+        })
+    }
+
     /// A step of decoding: `x [..., rows, dim] -> [..., rows, dim]` for rows that follow `kv_pos` cached ones. Their keys
     /// and values are written into `cache`, the keys and the values `[..., capacity, kv_heads * head_dim]`, states or
     /// parameters. `kv_pos` is `u32 [...]`, one number for each sequence, or `[1]`. A row sees itself and earlier ones.

@@ -136,7 +136,7 @@ impl Block {
         let x = g.add(x, y);
         let y = self.norm2.forward(g, x);
         let y = self.fc1.forward(g, y);
-        let y = Activation::Gelu.forward(g, y);
+        let y = Activation::GeluTanh.forward(g, y);
         let y = self.fc2.forward(g, y);
         g.add(x, y)
     }

@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod decode;
+mod encoder;
 mod hostile;
 mod images;
 mod layer_errors;

@@ -3,6 +3,7 @@
 mod cached;
 mod dims;
 mod grad;
+mod masked;
 
 pub(super) use cached::CachedAttention;
 pub use dims::AttentionDims;
