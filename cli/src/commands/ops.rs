@@ -29,7 +29,11 @@ pub(crate) fn run(args: &Args) -> Outcome {
     }
     let Some(part) = &args.name else {
         for op in ops {
-            line(format_args!("{:<32} {}", op.name(), op.doc().formula))?;
+            let call = match op.signature() {
+                method if method.is_empty() => "(no method)".into(),
+                method => method,
+            };
+            line(format_args!("{:<32} {call:<44} {}", op.name(), op.doc().formula))?;
         }
         return Ok(ExitCode::SUCCESS);
     };

@@ -142,6 +142,10 @@ impl Operator for MatMul {
         "core.matmul"
     }
 
+    fn signature(&self) -> String {
+        "g.matmul(a, b)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "A [..., m, k], B [..., k, n] (either with its last axes swapped if transposed); leading axes broadcast -> [..., m, n]",

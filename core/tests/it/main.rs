@@ -17,3 +17,4 @@ mod quantized;
 mod rejections_attention;
 mod rejections_basic;
 mod rejections_nn;
+mod signatures;

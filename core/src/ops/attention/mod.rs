@@ -125,6 +125,10 @@ impl Operator for Attention {
         "core.attention"
     }
 
+    fn signature(&self) -> String {
+        "g.attention(q, k, v, options)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "q [batch..., rows_q, num_heads * head_dim], k, v [batch..., rows_k, num_kv_heads * head_dim] -> out as q, lse [batch..., num_heads, rows_q]",
