@@ -160,7 +160,7 @@ fn positions_are_added_to_their_rows() {
     assert_eq!(s.read_output(12), expected);
 }
 
-/// A block, positions and a mask learn something: which of two halves of a sequence has the larger sum.
+/// A block, positions and a mask learn labels by heart.
 #[test]
 fn a_masked_encoder_trains() {
     let mut g = Graph::new();
