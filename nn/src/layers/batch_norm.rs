@@ -52,29 +52,31 @@ impl BatchNormConfig {
     /// `{name}.running_mean` (zeros) and `{name}.running_var` (ones), all `[channels]`.
     #[track_caller]
     pub fn build(self, g: &mut Graph, name: &str) -> BatchNorm {
-        let channels = &[self.channels];
-        let layer = format!("batch_norm '{name}'");
-        let poison = reject_zero_sizes(g, &layer, &[("channels", self.channels)]);
-        let poison = poison.or_else(|| reject(g, &layer, self.check()));
-        let [weight, bias, running_mean, running_var] = match poison {
-            Some(poison) => [poison; 4],
-            None => [
-                g.parameter_with(&scoped(name, "weight"), channels, Init::Ones),
-                g.parameter(&scoped(name, "bias"), channels),
-                g.state(&scoped(name, "running_mean"), channels),
-                g.state_filled(&scoped(name, "running_var"), channels, 1.0),
-            ],
-        };
-        BatchNorm {
-            name: name.to_owned(),
-            channels: self.channels,
-            weight,
-            bias,
-            running_mean,
-            running_var,
-            momentum: self.momentum,
-            eps: self.eps,
-        }
+        g.at_caller(|g| {
+            let channels = &[self.channels];
+            let layer = format!("batch_norm '{name}'");
+            let poison = reject_zero_sizes(g, &layer, &[("channels", self.channels)]);
+            let poison = poison.or_else(|| reject(g, &layer, self.check()));
+            let [weight, bias, running_mean, running_var] = match poison {
+                Some(poison) => [poison; 4],
+                None => [
+                    g.parameter_with(&scoped(name, "weight"), channels, Init::Ones),
+                    g.parameter(&scoped(name, "bias"), channels),
+                    g.state(&scoped(name, "running_mean"), channels),
+                    g.state_filled(&scoped(name, "running_var"), channels, 1.0),
+                ],
+            };
+            BatchNorm {
+                name: name.to_owned(),
+                channels: self.channels,
+                weight,
+                bias,
+                running_mean,
+                running_var,
+                momentum: self.momentum,
+                eps: self.eps,
+            }
+        })
     }
 }
 

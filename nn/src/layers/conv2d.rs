@@ -78,30 +78,32 @@ impl Conv2dConfig {
     /// `{name}.bias [outputs]` (zeros).
     #[track_caller]
     pub fn build(self, g: &mut Graph, name: &str) -> Conv2d {
-        if let Some(poison) = self.reject(g, name) {
-            return Conv2d {
+        g.at_caller(|g| {
+            if let Some(poison) = self.reject(g, name) {
+                return Conv2d {
+                    name: name.to_owned(),
+                    sizes: [self.inputs, self.outputs],
+                    kernel: self.kernel,
+                    weight: poison,
+                    bias: None,
+                    geometry: self.geometry,
+                };
+            }
+            let [height, width] = self.kernel;
+            let inputs = self.inputs / self.geometry.groups as usize;
+            // Saturation only decides a distribution; `parameter_with` refuses shapes of that size.
+            let fan_in = inputs.saturating_mul(height).saturating_mul(width);
+            let init = self.init.unwrap_or_else(|| Init::kaiming_uniform(fan_in));
+            let shape = [self.outputs, inputs, height, width];
+            Conv2d {
                 name: name.to_owned(),
                 sizes: [self.inputs, self.outputs],
                 kernel: self.kernel,
-                weight: poison,
-                bias: None,
+                weight: g.parameter_with(&scoped(name, "weight"), &shape, init),
+                bias: self.bias.then(|| g.parameter(&scoped(name, "bias"), &[self.outputs])),
                 geometry: self.geometry,
-            };
-        }
-        let [height, width] = self.kernel;
-        let inputs = self.inputs / self.geometry.groups as usize;
-        // Saturation only decides a distribution; `parameter_with` refuses shapes of that size.
-        let fan_in = inputs.saturating_mul(height).saturating_mul(width);
-        let init = self.init.unwrap_or_else(|| Init::kaiming_uniform(fan_in));
-        let shape = [self.outputs, inputs, height, width];
-        Conv2d {
-            name: name.to_owned(),
-            sizes: [self.inputs, self.outputs],
-            kernel: self.kernel,
-            weight: g.parameter_with(&scoped(name, "weight"), &shape, init),
-            bias: self.bias.then(|| g.parameter(&scoped(name, "bias"), &[self.outputs])),
-            geometry: self.geometry,
-        }
+            }
+        })
     }
 
     /// What would give a weight without a shape, or windows that go nowhere.

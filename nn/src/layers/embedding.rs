@@ -43,23 +43,25 @@ impl EmbeddingConfig {
     /// Registers `{name}.weight [rows, dim]`, in fewer bits as [`LinearConfig::build`](super::LinearConfig::build) does.
     #[track_caller]
     pub fn build(self, g: &mut Graph, name: &str) -> Embedding {
-        let sizes = [("rows", self.rows), ("elements of a row", self.dim)];
-        let poison = reject_zero_sizes(g, &format!("embedding '{name}'"), &sizes);
-        let stored = match poison {
-            Some(_) => None,
-            None => StoredMatrix::build(g, name, [self.rows, self.dim], self.storage),
-        };
-        let weight = match (poison, &stored) {
-            (Some(poison), _) => poison,
-            (None, Some(stored)) => stored.weight,
-            (None, None) => g.parameter_with(&scoped(name, "weight"), &[self.rows, self.dim], self.init),
-        };
-        Embedding {
-            name: name.to_owned(),
-            sizes: [self.rows, self.dim],
-            weight,
-            stored,
-        }
+        g.at_caller(|g| {
+            let sizes = [("rows", self.rows), ("elements of a row", self.dim)];
+            let poison = reject_zero_sizes(g, &format!("embedding '{name}'"), &sizes);
+            let stored = match poison {
+                Some(_) => None,
+                None => StoredMatrix::build(g, name, [self.rows, self.dim], self.storage),
+            };
+            let weight = match (poison, &stored) {
+                (Some(poison), _) => poison,
+                (None, Some(stored)) => stored.weight,
+                (None, None) => g.parameter_with(&scoped(name, "weight"), &[self.rows, self.dim], self.init),
+            };
+            Embedding {
+                name: name.to_owned(),
+                sizes: [self.rows, self.dim],
+                weight,
+                stored,
+            }
+        })
     }
 }
 

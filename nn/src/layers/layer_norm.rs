@@ -28,23 +28,25 @@ impl LayerNormConfig {
     /// Registers `{name}.weight [dim]` (ones) and `{name}.bias [dim]` (zeros).
     #[track_caller]
     pub fn build(self, g: &mut Graph, name: &str) -> LayerNorm {
-        let layer = format!("layer_norm '{name}'");
-        let poison = reject_zero_sizes(g, &layer, &[("features", self.dim)]);
-        let poison = poison.or_else(|| reject(g, &layer, check_eps(self.eps)));
-        let (weight, bias) = match poison {
-            Some(poison) => (poison, poison),
-            None => (
-                g.parameter_with(&scoped(name, "weight"), &[self.dim], Init::Ones),
-                g.parameter(&scoped(name, "bias"), &[self.dim]),
-            ),
-        };
-        LayerNorm {
-            name: name.to_owned(),
-            dim: self.dim,
-            weight,
-            bias,
-            eps: self.eps,
-        }
+        g.at_caller(|g| {
+            let layer = format!("layer_norm '{name}'");
+            let poison = reject_zero_sizes(g, &layer, &[("features", self.dim)]);
+            let poison = poison.or_else(|| reject(g, &layer, check_eps(self.eps)));
+            let (weight, bias) = match poison {
+                Some(poison) => (poison, poison),
+                None => (
+                    g.parameter_with(&scoped(name, "weight"), &[self.dim], Init::Ones),
+                    g.parameter(&scoped(name, "bias"), &[self.dim]),
+                ),
+            };
+            LayerNorm {
+                name: name.to_owned(),
+                dim: self.dim,
+                weight,
+                bias,
+                eps: self.eps,
+            }
+        })
     }
 }
 

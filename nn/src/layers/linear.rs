@@ -65,37 +65,39 @@ impl LinearConfig {
     /// `{name}.weight_scales`.
     #[track_caller]
     pub fn build(self, g: &mut Graph, name: &str) -> Linear {
-        let sizes = [("inputs", self.inputs), ("outputs", self.outputs)];
-        let layer = format!("linear '{name}'");
-        let lora = self
-            .lora
-            .filter(|lora| lora.has(name))
-            .map_or(Ok(()), |lora| lora.check());
-        if let Some(poison) = reject_zero_sizes(g, &layer, &sizes).or_else(|| reject(g, &layer, lora)) {
-            return Linear {
+        g.at_caller(|g| {
+            let sizes = [("inputs", self.inputs), ("outputs", self.outputs)];
+            let layer = format!("linear '{name}'");
+            let lora = self
+                .lora
+                .filter(|lora| lora.has(name))
+                .map_or(Ok(()), |lora| lora.check());
+            if let Some(poison) = reject_zero_sizes(g, &layer, &sizes).or_else(|| reject(g, &layer, lora)) {
+                return Linear {
+                    name: name.to_owned(),
+                    sizes: [self.inputs, self.outputs],
+                    weight: poison,
+                    stored: None,
+                    bias: None,
+                    adapter: None,
+                };
+            }
+            let init = self.init.unwrap_or_else(|| Init::kaiming_uniform(self.inputs));
+            let stored = StoredMatrix::build(g, name, [self.outputs, self.inputs], self.storage);
+            let weight = match &stored {
+                Some(stored) => stored.weight,
+                None => g.parameter_with(&scoped(name, "weight"), &[self.inputs, self.outputs], init),
+            };
+            let bias = self.bias.then(|| g.parameter(&scoped(name, "bias"), &[self.outputs]));
+            Linear {
                 name: name.to_owned(),
                 sizes: [self.inputs, self.outputs],
-                weight: poison,
-                stored: None,
-                bias: None,
-                adapter: None,
-            };
-        }
-        let init = self.init.unwrap_or_else(|| Init::kaiming_uniform(self.inputs));
-        let stored = StoredMatrix::build(g, name, [self.outputs, self.inputs], self.storage);
-        let weight = match &stored {
-            Some(stored) => stored.weight,
-            None => g.parameter_with(&scoped(name, "weight"), &[self.inputs, self.outputs], init),
-        };
-        let bias = self.bias.then(|| g.parameter(&scoped(name, "bias"), &[self.outputs]));
-        Linear {
-            name: name.to_owned(),
-            sizes: [self.inputs, self.outputs],
-            weight,
-            stored,
-            bias,
-            adapter: Adapter::of(g, name, self.lora, [self.inputs, self.outputs]),
-        }
+                weight,
+                stored,
+                bias,
+                adapter: Adapter::of(g, name, self.lora, [self.inputs, self.outputs]),
+            }
+        })
     }
 }
 

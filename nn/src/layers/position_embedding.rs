@@ -20,15 +20,16 @@ impl PositionEmbedding {
     /// normal distribution with standard deviation 0.02.
     #[track_caller]
     pub fn new(g: &mut Graph, name: &str, rows: usize, dim: usize) -> Self {
-        let layer = format!("position_embedding '{name}'");
-        let poison = reject_zero_sizes(g, &layer, &[("positions", rows), ("features", dim)]);
-        PositionEmbedding {
-            name: name.to_owned(),
-            sizes: [rows, dim],
-            weight: poison.unwrap_or_else(|| {
-                g.at_caller(|g| g.parameter_with(&scoped(name, "weight"), &[rows, dim], Init::Normal { std: 0.02 }))
-            }),
-        }
+        g.at_caller(|g| {
+            let layer = format!("position_embedding '{name}'");
+            let poison = reject_zero_sizes(g, &layer, &[("positions", rows), ("features", dim)]);
+            let init = Init::Normal { std: 0.02 };
+            PositionEmbedding {
+                name: name.to_owned(),
+                sizes: [rows, dim],
+                weight: poison.unwrap_or_else(|| g.parameter_with(&scoped(name, "weight"), &[rows, dim], init)),
+            }
+        })
     }
 
     /// `x [..., rows, dim] -> [..., rows, dim]`, each row with its position's vector added; the first row is position 0. `x`

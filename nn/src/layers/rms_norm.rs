@@ -21,15 +21,17 @@ impl RmsNorm {
     /// square, 1e-5 or 1e-6 in published models.
     #[track_caller]
     pub fn new(g: &mut Graph, name: &str, dim: usize, eps: f32) -> Self {
-        let layer = format!("rms_norm '{name}'");
-        let poison = reject_zero_sizes(g, &layer, &[("features", dim)]);
-        let poison = poison.or_else(|| reject(g, &layer, check_eps(eps)));
-        RmsNorm {
-            name: name.to_owned(),
-            dim,
-            weight: poison.unwrap_or_else(|| g.parameter_with(&scoped(name, "weight"), &[dim], Init::Ones)),
-            eps,
-        }
+        g.at_caller(|g| {
+            let layer = format!("rms_norm '{name}'");
+            let poison = reject_zero_sizes(g, &layer, &[("features", dim)]);
+            let poison = poison.or_else(|| reject(g, &layer, check_eps(eps)));
+            RmsNorm {
+                name: name.to_owned(),
+                dim,
+                weight: poison.unwrap_or_else(|| g.parameter_with(&scoped(name, "weight"), &[dim], Init::Ones)),
+                eps,
+            }
+        })
     }
 
     /// `x [..., dim] -> [..., dim]`.
