@@ -198,3 +198,19 @@ impl RunOptions {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_that_train_nothing_are_refused() {
+        assert_eq!(rate("2e-3"), Ok(0.002));
+        for zero in ["0", "-0.0", "0e5", "1e-60"] {
+            assert!(rate(zero).is_err_and(|e| e.contains("nothing is learned")), "{zero}");
+        }
+        assert!(rate("fast").is_err_and(|e| e.contains("a rate is written like")));
+        // Which others are wrong, the trainer says of its field.
+        assert!(rate("NaN").is_ok_and(f32::is_nan) && rate("-1").is_ok());
+    }
+}
