@@ -24,11 +24,13 @@ pub fn names_there_are<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> 
     }
 }
 
-/// Whether one name may be a slip for another: a third of it differs at most, or one is a part of the other.
+/// Whether one name may be a slip for another: a third of its last part differs at most, or one is a part of the other.
 fn is_close(name: &str, known: &str) -> bool {
     const LEAST_PART: usize = 3;
     let part = |a: &str, b: &str| a.len() >= LEAST_PART && b.contains(a);
-    let allowed = (name.chars().count() / 3).max(1);
+    // What all names begin with, such as `core.`, makes none of them alike.
+    let last = name.rsplit('.').next().unwrap_or(name);
+    let allowed = (last.chars().count() / 3).max(1);
     distance(name, known) <= allowed || part(name, known) || part(known, name)
 }
 
@@ -91,6 +93,7 @@ mod tests {
         assert_eq!(closest("matmull"), "core.matmul");
         assert_eq!(closest("core.rellu"), "core.relu");
         assert_eq!(closest("lstm"), "", "nothing is like it");
+        assert_eq!(closest("core.lstm"), "");
         assert_eq!(closest(""), "");
     }
 
