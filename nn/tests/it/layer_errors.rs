@@ -175,10 +175,10 @@ fn an_operand_that_does_not_fit_names_the_layer_its_sizes_and_the_line() {
         (
             &["self_attention 'a' (dim 8, 2 heads of 4 features, 1 key-value heads)"],
             |g| {
-                let x = g.input("x", &[8]);
+                let x = g.input("x", &[2, 3, 8]);
+                let mask = g.input("mask", &[3, 4]);
                 let layer = SelfAttentionConfig::new(8, 2).kv_heads(1).build(g, "a");
-                // A vector has no rows.
-                layer.forward(g, x);
+                layer.forward_masked(g, x, mask);
                 line!() - 1
             },
         ),
